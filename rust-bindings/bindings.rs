@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! What bindgen makes of [`peermem.h`](peermem.h), fenced in: only the abstractions `ib`, `nv` and
+//! `sys` may use it.
+//!
+//! Types of the kernel itself come from the `kernel` crate, so that both sides mean the same ones.
+
+mod generated {
+    #![allow(
+        clippy::all,
+        dead_code,
+        clippy::undocumented_unsafe_blocks,
+        improper_ctypes,
+        missing_docs,
+        non_camel_case_types,
+        non_snake_case,
+        non_upper_case_globals,
+        unreachable_pub,
+        unused_imports,
+        unsafe_op_in_unsafe_fn,
+        reason = "generated: which of these apply depends on the headers"
+    )]
+
+    use kernel::bindings::*;
+    use kernel::ffi;
+
+    include!(concat!(env!("PEERMEM_GENERATED"), "/generated.rs"));
+}
+
+pub(crate) use generated::*;
+
+/// The same numbers as in `layout.c`.
+const _: () = {
+    use core::mem::offset_of;
+    use core::mem::size_of;
+
+    assert!(offset_of!(peer_memory_client, version) == 64);
+    assert!(offset_of!(peer_memory_client, acquire) == 80);
+    assert!(offset_of!(peer_memory_client, get_pages) == 88);
+    assert!(offset_of!(peer_memory_client, dma_map) == 96);
+    assert!(offset_of!(peer_memory_client, dma_unmap) == 104);
+    assert!(offset_of!(peer_memory_client, put_pages) == 112);
+    assert!(offset_of!(peer_memory_client, get_page_size) == 120);
+    assert!(offset_of!(peer_memory_client, release) == 128);
+
+    assert!(offset_of!(peermem_page_table, pages) == 8);
+    assert!(offset_of!(peermem_page_table, entries) == 16);
+    assert!(offset_of!(peermem_page_table, gpu_uuid) == 24);
+    assert!(offset_of!(peermem_page_table, flags) == 32);
+    assert!(size_of::<peermem_page_table>() == 40);
+
+    assert!(offset_of!(nvidia_p2p_page, physical_address) == 0);
+
+    assert!(offset_of!(nvidia_p2p_dma_mapping, page_size_type) == 4);
+    assert!(offset_of!(nvidia_p2p_dma_mapping, entries) == 8);
+    assert!(offset_of!(nvidia_p2p_dma_mapping, dma_addresses) == 16);
+    assert!(size_of::<nvidia_p2p_dma_mapping>() == 40);
+};

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
+/*
+ * The peer-memory interface of ib_core: how a driver whose memory has no
+ * struct page lends it to RDMA devices.
+ *
+ * Mainline never had this interface. It comes with MLNX_OFED and DOCA-OFED,
+ * and with some distribution kernels. The declarations below describe the
+ * binary interface of OFED >= 5.4; a build prefers the header that the
+ * installed ib_core was built with (see Kbuild), and uses this one where
+ * there is none. rust-bindings/layout.c holds either to the same layout.
+ */
+#ifndef RDMA_PEER_MEM_H
+#define RDMA_PEER_MEM_H
+
+#include <linux/types.h>
+
+struct device;
+struct sg_table;
+
+#define IB_PEER_MEMORY_NAME_MAX	64
+#define IB_PEER_MEMORY_VER_MAX	16
+
+/* Tickets (core_context) are u64 and not pointers. */
+#define PEER_MEM_U64_CORE_CONTEXT
+
+/**
+ * struct peer_memory_client - what a client gives to ib_core
+ * @name: unique name, NUL-terminated
+ * @version: version string, NUL-terminated. A non-zero last byte says that
+ *	the structure is the first member of a &struct peer_memory_client_ex.
+ * @acquire: does [@addr, @addr + @size) belong to this client? 1 and
+ *	*@client_context if so, 0 otherwise. Called in the context of the
+ *	process that registers, under ib_core's global client mutex.
+ * @get_pages: pin. @core_context is the ticket for an invalidation. Called
+ *	with the registration's mapping_lock held. 0 or a negative errno.
+ * @dma_map: map the pages for @dma_device, fill @sg_head with DMA addresses
+ *	and lengths and *@nmap with the number of mapped entries. Called with
+ *	mapping_lock held. 0 or a negative errno.
+ * @dma_unmap: undo @dma_map. The return value is ignored.
+ * @put_pages: undo @get_pages.
+ * @get_page_size: size in bytes of the client's pages. Called after
+ *	@dma_map; ib_core trims the first and the last entry of the table from
+ *	this size to its own PAGE_SIZE, and restores both before @dma_unmap.
+ * @release: undo @acquire; the last call for @client_context.
+ *
+ * ib_core keeps the pointer that it was registered with.
+ */
+struct peer_memory_client {
+	char	name[IB_PEER_MEMORY_NAME_MAX];
+	char	version[IB_PEER_MEMORY_VER_MAX];
+	int (*acquire)(unsigned long addr, size_t size,
+		       void *peer_mem_private_data, char *peer_mem_name,
+		       void **client_context);
+	int (*get_pages)(unsigned long addr, size_t size, int write, int force,
+			 struct sg_table *sg_head, void *client_context,
+			 u64 core_context);
+	int (*dma_map)(struct sg_table *sg_head, void *client_context,
+		       struct device *dma_device, int dmasync, int *nmap);
+	int (*dma_unmap)(struct sg_table *sg_head, void *client_context,
+			 struct device *dma_device);
+	void (*put_pages)(struct sg_table *sg_head, void *client_context);
+	unsigned long (*get_page_size)(void *client_context);
+	void (*release)(void *client_context);
+};
+
+enum {
+	/*
+	 * The client unmaps and unpins by itself when it invalidates: ib_core
+	 * calls neither dma_unmap nor put_pages on that path, and may call
+	 * dma_unmap and release while an invalidation is in progress.
+	 */
+	PEER_MEM_INVALIDATE_UNMAPS = 1 << 0,
+};
+
+/**
+ * struct peer_memory_client_ex - a client with flags
+ * @client: with @client.version[IB_PEER_MEMORY_VER_MAX - 1] != 0
+ * @ex_size: size of this structure as the client knows it; ib_core ignores
+ *	what lies beyond it. 0 switches @flags off.
+ * @flags: PEER_MEM_INVALIDATE_UNMAPS or 0
+ */
+struct peer_memory_client_ex {
+	struct peer_memory_client client;
+	size_t ex_size;
+	u32 flags;
+};
+
+/*
+ * Revokes the registration that has the ticket @core_context. Always returns
+ * 0, also for a ticket that is not (or no longer) known.
+ */
+typedef int (*invalidate_peer_memory)(void *reg_handle, u64 core_context);
+
+/*
+ * Returns an opaque handle, or NULL on failure. With a non-NULL
+ * @invalidate_callback the client may revoke: *@invalidate_callback is set to
+ * ib_core's function, and only devices that can lose a registration are
+ * served by it.
+ */
+void *ib_register_peer_memory_client(const struct peer_memory_client *peer_client,
+				     invalidate_peer_memory *invalidate_callback);
+
+/* Sleeps until the last registration of the client is gone. */
+void ib_unregister_peer_memory_client(void *reg_handle);
+
+#endif /* RDMA_PEER_MEM_H */

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+/*
+ * Holds the headers that this build uses to the layouts that the module relies
+ * on. bindings.rs holds bindgen's translation of them to the same numbers.
+ */
+
+#include <linux/build_bug.h>
+#include <linux/stddef.h>
+
+#include "peermem.h"
+
+#define AT(type, member, offset) \
+	static_assert(offsetof(struct type, member) == (offset))
+#define SIZE(type, size) \
+	static_assert(sizeof(struct type) == (size))
+
+AT(peer_memory_client, name, 0);
+AT(peer_memory_client, version, 64);
+AT(peer_memory_client, acquire, 80);
+AT(peer_memory_client, get_pages, 88);
+AT(peer_memory_client, dma_map, 96);
+AT(peer_memory_client, dma_unmap, 104);
+AT(peer_memory_client, put_pages, 112);
+AT(peer_memory_client, get_page_size, 120);
+AT(peer_memory_client, release, 128);
+
+#define SAME(member) \
+	static_assert(offsetof(struct peermem_page_table, member) == \
+		      offsetof(struct nvidia_p2p_page_table, member))
+
+SAME(version);
+SAME(page_size);
+SAME(pages);
+SAME(entries);
+SAME(gpu_uuid);
+#if NVIDIA_P2P_PAGE_TABLE_VERSION >= 0x00020000
+SAME(flags);
+#endif
+AT(peermem_page_table, flags, 32);
+SIZE(peermem_page_table, 40);
+
+AT(nvidia_p2p_page, physical_address, 0);
+
+AT(nvidia_p2p_dma_mapping, version, 0);
+AT(nvidia_p2p_dma_mapping, page_size_type, 4);
+AT(nvidia_p2p_dma_mapping, entries, 8);
+AT(nvidia_p2p_dma_mapping, dma_addresses, 16);
+SIZE(nvidia_p2p_dma_mapping, 40);
+
+static_assert(NVIDIA_P2P_PAGE_SIZE_4KB == 0);
+static_assert(NVIDIA_P2P_PAGE_SIZE_64KB == 1);
+static_assert(NVIDIA_P2P_PAGE_SIZE_128KB == 2);

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
+/*
+ * All that bindgen reads. The two interface headers are those of the host
+ * that the module is built for, or our own (see Kbuild).
+ */
+#ifndef PEERMEM_BINDINGS_H
+#define PEERMEM_BINDINGS_H
+
+#include <linux/types.h>
+#include <linux/pci.h>
+#include <linux/scatterlist.h>
+
+#include <nv-p2p.h>
+#include <rdma/peer_mem.h>
+
+#include "../src/sys.h"
+
+#ifndef NVIDIA_P2P_CAP_GET_PAGES_PERSISTENT_API
+#error "nv-p2p.h has no nvidia_p2p_get_pages_persistent(): NVIDIA's driver must be 535 or newer"
+#endif
+#ifndef PEER_MEM_U64_CORE_CONTEXT
+#error "rdma/peer_mem.h has pointers for tickets: MLNX_OFED must be 4.9 or newer"
+#endif
+
+/*
+ * The page table as it is since driver 580. Before, the structure ended with
+ * gpu_uuid; version tells at run time. Drivers and headers are updated
+ * separately, so the header of the build must not decide. layout.c compares.
+ */
+struct peermem_page_table {
+	uint32_t version;
+	uint32_t page_size;
+	struct nvidia_p2p_page **pages;
+	uint32_t entries;
+	uint8_t *gpu_uuid;
+	uint32_t flags;
+};
+
+#define PEERMEM_PAGE_TABLE_CPU_CACHEABLE	0x1
+
+#endif /* PEERMEM_BINDINGS_H */

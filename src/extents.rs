@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! Page arithmetic: from a requested range to GPU pages, and from their addresses to the entries of
+//! a scatter list.
+//!
+//! Uses `core` alone, so that the lines that run in the kernel are also compiled by cargo on the
+//! host (`tests/host`). Every page size is a value: the provider's comes with each page table, and
+//! kernels with pages of 4, 16 and 64 KiB are all real.
+
+use core::num::NonZeroU32;
+
+/// Where a scatter-list entry ends at the latest: at a multiple of this virtual address.
+///
+/// The length of an entry is 32 bits wide. Cut at 2 GiB, and not at the largest multiple of a page
+/// below 4 GiB, because `ib_umem_find_best_pgsz()` of older kernels takes the end of each entry for
+/// a border of the HCA's pages.
+pub(crate) const MAX_ENTRY: u64 = 1 << 31;
+
+/// Size of a provider's page in bytes: a power of two of at most [`MAX_ENTRY`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct PageSize(NonZeroU32);
+
+impl PageSize {
+    /// What nvidia.ko wants a pinned range to be aligned to.
+    pub(crate) const KIB_64: PageSize = PageSize::of_shift(16);
+    /// The larger page that the interface knows.
+    pub(crate) const KIB_128: PageSize = PageSize::of_shift(17);
+
+    /// The page of `1 << shift` bytes, for constants.
+    pub(crate) const fn of_shift(shift: u32) -> PageSize {
+        assert!(shift <= 31);
+        match NonZeroU32::new(1 << shift) {
+            Some(bytes) => PageSize(bytes),
+            None => unreachable!(),
+        }
+    }
+
+    /// In bytes.
+    pub(crate) fn bytes(self) -> u64 {
+        u64::from(self.0.get())
+    }
+
+    fn mask(self) -> u64 {
+        self.bytes() - 1
+    }
+}
+
+/// A range of GPU virtual addresses, in whole pages.
+///
+/// # Invariants
+///
+/// `len` is not zero, and `start + len` does not overflow.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Span {
+    start: u64,
+    len: u64,
+}
+
+/// Why a requested range is not a [`Span`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum SpanError {
+    /// It has no bytes.
+    Empty,
+    /// Its end, rounded up to whole pages, lies beyond the end of the address space.
+    Wraps,
+    /// It is longer than any GPU's memory.
+    TooLong,
+}
+
+impl Span {
+    /// The whole pages that `[addr, addr + len)` touches; `max` bounds their bytes.
+    pub(crate) fn covering(
+        addr: u64,
+        len: u64,
+        page: PageSize,
+        max: u64,
+    ) -> Result<Span, SpanError> {
+        if len == 0 {
+            return Err(SpanError::Empty);
+        }
+        let start = addr & !page.mask();
+        let end = addr
+            .checked_add(len)
+            .and_then(|end| end.checked_add(page.mask()))
+            .ok_or(SpanError::Wraps)?
+            & !page.mask();
+        // INVARIANT: `end > addr >= start`, for `len` is not zero and rounding up did not wrap.
+        let len = end - start;
+        if len > max {
+            return Err(SpanError::TooLong);
+        }
+        Ok(Span { start, len })
+    }
+
+    /// First address.
+    pub(crate) fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// Bytes.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// The number of `page`s; `None` if the span does not consist of whole ones.
+    pub(crate) fn pages(&self, page: PageSize) -> Option<u64> {
+        ((self.start | self.len) & page.mask() == 0).then(|| self.len / page.bytes())
+    }
+}
+
+/// A contiguous range of physical or DMA addresses.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Run {
+    /// First address.
+    pub(crate) addr: u64,
+    /// Bytes.
+    pub(crate) len: u64,
+}
+
+/// The runs of the pages at `addrs`, each of which stands for one `page`.
+pub(crate) fn page_runs(
+    addrs: impl Iterator<Item = u64> + Clone,
+    page: PageSize,
+) -> impl Iterator<Item = Run> + Clone {
+    join(addrs.map(move |addr| Run {
+        addr,
+        len: page.bytes(),
+    }))
+}
+
+/// Joins runs that continue each other.
+pub(crate) fn join<I: Iterator<Item = Run> + Clone>(runs: I) -> impl Iterator<Item = Run> + Clone {
+    Join {
+        runs,
+        current: None,
+    }
+}
+
+#[derive(Clone)]
+struct Join<I> {
+    runs: I,
+    current: Option<Run>,
+}
+
+impl<I: Iterator<Item = Run>> Iterator for Join<I> {
+    type Item = Run;
+
+    fn next(&mut self) -> Option<Run> {
+        let mut joined = self.current.take().or_else(|| self.runs.next())?;
+        for run in self.runs.by_ref() {
+            let total = joined.len.checked_add(run.len);
+            match total {
+                Some(len) if joined.addr.checked_add(joined.len) == Some(run.addr) => {
+                    joined.len = len;
+                }
+                _ => {
+                    self.current = Some(run);
+                    break;
+                }
+            }
+        }
+        Some(joined)
+    }
+}
+
+/// One entry of a scatter list.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Entry {
+    /// DMA address.
+    pub(crate) addr: u64,
+    /// Bytes.
+    pub(crate) len: u32,
+}
+
+/// Cuts `runs`, which back the virtual addresses from `va` on, into entries for a device that takes
+/// segments of at most `max_segment` bytes.
+///
+/// An entry ends at a multiple of a window: [`MAX_ENTRY`], or the largest power of two that the
+/// device takes where that is less. Borders at round virtual addresses leave the HCA the largest
+/// page size that there is. A window is never smaller than `page`, whatever the device says: ib_core
+/// trims the first entry by up to a page, and NVIDIA's module too hands out whole pages.
+pub(crate) fn entries<I: Iterator<Item = Run> + Clone>(
+    runs: I,
+    va: u64,
+    page: PageSize,
+    max_segment: u32,
+) -> impl Iterator<Item = Entry> + Clone {
+    let segment = match max_segment.checked_ilog2() {
+        Some(shift) => 1 << shift,
+        None => 0,
+    };
+    Entries {
+        runs,
+        va,
+        window: page.bytes().max(segment).min(MAX_ENTRY),
+        rest: Run { addr: 0, len: 0 },
+    }
+}
+
+#[derive(Clone)]
+struct Entries<I> {
+    runs: I,
+    va: u64,
+    /// A power of two of at most [`MAX_ENTRY`].
+    window: u64,
+    rest: Run,
+}
+
+impl<I: Iterator<Item = Run>> Iterator for Entries<I> {
+    type Item = Entry;
+
+    fn next(&mut self) -> Option<Entry> {
+        while self.rest.len == 0 {
+            self.rest = self.runs.next()?;
+        }
+        let to_border = self.window - (self.va & (self.window - 1));
+        let len = self.rest.len.min(to_border);
+        let entry = Entry {
+            addr: self.rest.addr,
+            // At most `MAX_ENTRY`, hence never `None`; ends the list rather than cut a length.
+            len: u32::try_from(len).ok()?,
+        };
+        // The address after the last run may be the end of the address space.
+        self.va = self.va.wrapping_add(len);
+        self.rest = Run {
+            addr: self.rest.addr.wrapping_add(len),
+            len: self.rest.len - len,
+        };
+        Some(entry)
+    }
+}

@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! Abstractions for ib_core's peer-memory interface.
+//!
+//! C header: `rdma/peer_mem.h` of the kernel, or of MLNX_OFED or DOCA-OFED.
+//!
+//! Knows nothing of NVIDIA. A [`Client`] answers for memory that has no `struct page`;
+//! [`Registration`] makes it known to ib_core.
+
+use core::marker::PhantomData;
+use core::ptr;
+use core::ptr::NonNull;
+
+use kernel::bindings;
+use kernel::error::from_result;
+use kernel::prelude::*;
+use kernel::str::CStr;
+use kernel::sync::SetOnce;
+use kernel::types::ForeignOwnable;
+
+use crate::c;
+use crate::sys::LentTable;
+use crate::sys::ModuleHold;
+use crate::sys::PciDevice;
+
+/// A peer-memory client of ib_core's: whom it asks about an address that `get_user_pages()` refused.
+///
+/// For one registration ib_core calls [`acquire`](Client::acquire), [`get_pages`](Client::get_pages),
+/// [`dma_map`](Client::dma_map), [`page_size`](Client::page_size), later
+/// [`dma_unmap`](Client::dma_unmap), and at last drops the region, which is `release`. Where a step
+/// fails, the steps before it are undone. `put_pages` has no counterpart: what is pinned belongs to
+/// the region.
+///
+/// All calls are made in process context, and may sleep.
+pub(crate) trait Client: 'static {
+    /// One registration, from `acquire` to `release`.
+    type Region: Send + Sync;
+
+    /// Takes the range, or answers that it is not this client's. Called in the context of the
+    /// process that registers, under ib_core's global mutex: every registration of every process
+    /// waits for it.
+    fn acquire(addr: u64, size: u64) -> Option<Self::Region>;
+
+    /// Learns ib_core's name for the registration. Called with ib_core's `mapping_lock` held, like
+    /// `dma_map`: must not wait for anything that an invalidation holds.
+    fn get_pages(region: &Self::Region, ticket: Ticket) -> Result;
+
+    /// Maps the region for `device`, which is `None` unless the HCA does its DMA through a PCI
+    /// device. Every entry but the first and the last is a multiple of the page size.
+    fn dma_map(region: &Self::Region, device: Option<&PciDevice>) -> Result<LentTable>;
+
+    /// Undoes `dma_map`, but leaves the entries of its table: ib_core may write to them until
+    /// `release`. May be called while an invalidation is under way, on another thread or on its own.
+    fn dma_unmap(region: &Self::Region);
+
+    /// The page size in bytes.
+    fn page_size(region: &Self::Region) -> usize;
+
+    /// A static of this client's own, if it revokes: then only HCAs that can lose a registration are
+    /// served by it.
+    fn revoker() -> Option<&'static RevokerCell> {
+        None
+    }
+}
+
+/// ib_core's name for one registration, valid from `get_pages` until `release` has returned.
+pub(crate) struct Ticket {
+    number: u64,
+    revoker: Option<Revoker>,
+}
+
+/// ib_core's function for revoking, and the client it is for.
+#[derive(Clone, Copy)]
+struct Revoker {
+    invalidate: unsafe extern "C" fn(*mut c_void, u64) -> c_int,
+    handle: NonNull<c_void>,
+}
+
+// SAFETY: ib_core takes its handle from any thread.
+unsafe impl Send for Revoker {}
+// SAFETY: As above.
+unsafe impl Sync for Revoker {}
+
+impl Ticket {
+    /// Has ib_core revoke the registration; when this returns, no HCA uses its memory. Takes ib_core's
+    /// `mapping_lock`, and may call [`Client::dma_unmap`] on this thread.
+    ///
+    /// Does nothing for a client that does not revoke.
+    pub(crate) fn revoke(self) {
+        let Some(revoker) = self.revoker else {
+            return;
+        };
+        // SAFETY: The handle is valid until the client is unregistered, which waits until every
+        // region is released. The region of this ticket is not, or its release is waiting for this
+        // call to return. An old number is no danger to memory: ib_core looks it up.
+        unsafe { (revoker.invalidate)(revoker.handle.as_ptr(), self.number) };
+    }
+}
+
+/// What ib_core's `client_context` points to.
+///
+/// The order of the fields is the order in which they are dropped.
+struct Context<C: Client> {
+    region: C::Region,
+    _module: ModuleHold,
+}
+
+/// Where the [`Ticket`]s of a client get the means to revoke.
+pub(crate) struct RevokerCell(SetOnce<Revoker>);
+
+impl RevokerCell {
+    /// An empty cell; [`Registration::new`] fills it.
+    pub(crate) const fn new() -> Self {
+        RevokerCell(SetOnce::new())
+    }
+}
+
+/// How a client that revokes shares the work with ib_core.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Invalidation {
+    /// ib_core calls `dma_unmap` and `put_pages` inside [`Ticket::revoke`].
+    CoreUnmaps,
+    /// The client unmaps by itself: `PEER_MEM_INVALIDATE_UNMAPS`.
+    ClientUnmaps,
+}
+
+/// A client that ib_core knows.
+///
+/// # Invariants
+///
+/// `handle` is what ib_core gave for `client`, which stays where it is: ib_core keeps the pointer.
+pub(crate) struct Registration<C: Client> {
+    handle: NonNull<c_void>,
+    _client: KBox<c::peer_memory_client_ex>,
+    _calls: PhantomData<C>,
+}
+
+// SAFETY: ib_core takes its handle from any thread.
+unsafe impl<C: Client> Send for Registration<C> {}
+// SAFETY: A shared registration can do nothing.
+unsafe impl<C: Client> Sync for Registration<C> {}
+
+impl<C: Client> Registration<C> {
+    /// Registers `C` as `name`. From then on ib_core may call it, also before this returns.
+    ///
+    /// `invalidation` counts for a client that revokes alone.
+    pub(crate) fn new(name: &CStr, version: &CStr, invalidation: Invalidation) -> Result<Self> {
+        let mut client = c::peer_memory_client_ex {
+            client: VTable::<C>::CLIENT,
+            ..Default::default()
+        };
+        copy_str(&mut client.client.name, name)?;
+        // The last byte of the version is not part of the string: see below.
+        let (flag, text) = client.client.version.split_last_mut().ok_or(EINVAL)?;
+        copy_str(text, version)?;
+        let revoker = C::revoker();
+        if revoker.is_some() {
+            // Tells ib_core that there is something after the `peer_memory_client`. `ex_size` then
+            // says how much of it counts. MLNX_OFED 4.9 has two pointers in that place: both zero
+            // keeps it from calling them.
+            *flag = 1;
+            if invalidation == Invalidation::ClientUnmaps {
+                client.ex_size = size_of::<c::peer_memory_client_ex>();
+                client.flags = c::PEER_MEM_INVALIDATE_UNMAPS;
+            }
+        }
+        let client = KBox::new(client, GFP_KERNEL)?;
+
+        let mut invalidate: c::invalidate_peer_memory = None;
+        let callback = match revoker {
+            Some(_) => ptr::from_mut(&mut invalidate),
+            None => ptr::null_mut(),
+        };
+        // SAFETY: The client is complete, and lives until it is unregistered in the drop below.
+        let handle = unsafe { c::ib_register_peer_memory_client(&client.client, callback) };
+        // INVARIANT: ib_core's handle for this client.
+        let registration = Registration {
+            handle: NonNull::new(handle).ok_or(EINVAL)?,
+            _client: client,
+            _calls: PhantomData,
+        };
+        if let Some(cell) = revoker {
+            cell.0.populate(Revoker {
+                invalidate: invalidate.ok_or(EINVAL)?,
+                handle: registration.handle,
+            });
+        }
+        Ok(registration)
+    }
+}
+
+impl<C: Client> Drop for Registration<C> {
+    /// Sleeps until the last region of the client is released.
+    fn drop(&mut self) {
+        // SAFETY: The handle is ib_core's by the type invariant, and unregistered once. When the
+        // function returns, ib_core makes no call to the client any more: the memory may go.
+        unsafe { c::ib_unregister_peer_memory_client(self.handle.as_ptr()) };
+    }
+}
+
+/// Copies `from` with its NUL into `to`.
+fn copy_str(to: &mut [c_char], from: &CStr) -> Result {
+    let from = from.to_bytes_with_nul();
+    let to = to.get_mut(..from.len()).ok_or(EINVAL)?;
+    for (to, from) in to.iter_mut().zip(from) {
+        // CAST: Both are bytes.
+        *to = *from as c_char;
+    }
+    Ok(())
+}
+
+/// The C functions of a client.
+struct VTable<C: Client>(PhantomData<C>);
+
+impl<C: Client> VTable<C> {
+    const CLIENT: c::peer_memory_client = c::peer_memory_client {
+        name: [0; c::IB_PEER_MEMORY_NAME_MAX as usize],
+        version: [0; c::IB_PEER_MEMORY_VER_MAX as usize],
+        acquire: Some(Self::acquire_callback),
+        get_pages: Some(Self::get_pages_callback),
+        dma_map: Some(Self::dma_map_callback),
+        dma_unmap: Some(Self::dma_unmap_callback),
+        put_pages: Some(Self::put_pages_callback),
+        get_page_size: Some(Self::get_page_size_callback),
+        release: Some(Self::release_callback),
+    };
+
+    /// # Safety
+    ///
+    /// `context` is what [`Self::acquire_callback`] stored, and `release` has not been called for it,
+    /// nor is until the borrow ends.
+    unsafe fn region<'a>(context: *mut c_void) -> &'a C::Region {
+        // SAFETY: As promised by the caller; `into_foreign` made the pointer.
+        let context: &Context<C> = unsafe { <KBox<Context<C>>>::borrow(context) };
+        &context.region
+    }
+
+    /// 1 for mine, 0 for not mine; ib_core knows no errors here.
+    ///
+    /// # Safety
+    ///
+    /// Called by ib_core with `client_context` valid for writes.
+    unsafe extern "C" fn acquire_callback(
+        addr: c_ulong,
+        size: usize,
+        _peer_mem_private_data: *mut c_void,
+        _peer_mem_name: *mut c_char,
+        client_context: *mut *mut c_void,
+    ) -> c_int {
+        let Some(module) = ModuleHold::try_new() else {
+            return 0;
+        };
+        // CAST: Both are 64 bits wide wherever there is such a driver, and never wider.
+        let Some(region) = C::acquire(addr as u64, size as u64) else {
+            return 0;
+        };
+        let context = Context::<C> {
+            region,
+            _module: module,
+        };
+        let Ok(context) = KBox::new(context, GFP_KERNEL) else {
+            return 0;
+        };
+        // SAFETY: Valid for writes as promised by the caller.
+        unsafe { *client_context = context.into_foreign() };
+        1
+    }
+
+    /// # Safety
+    ///
+    /// Called by ib_core once after a successful `acquire`, with its context.
+    unsafe extern "C" fn get_pages_callback(
+        _addr: c_ulong,
+        _size: usize,
+        _write: c_int,
+        _force: c_int,
+        _sg_head: *mut bindings::sg_table,
+        client_context: *mut c_void,
+        core_context: u64,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: `release` comes later.
+            let region = unsafe { Self::region(client_context) };
+            let revoker = C::revoker().and_then(|cell| cell.0.copy());
+            C::get_pages(
+                region,
+                Ticket {
+                    number: core_context,
+                    revoker,
+                },
+            )?;
+            Ok(0)
+        })
+    }
+
+    /// # Safety
+    ///
+    /// Called by ib_core after a successful `get_pages`, with the context of `acquire`, with `sg_head`
+    /// and `nmap` valid for writes, and with `dma_device` either NULL or alive.
+    unsafe extern "C" fn dma_map_callback(
+        sg_head: *mut bindings::sg_table,
+        client_context: *mut c_void,
+        dma_device: *mut bindings::device,
+        _dmasync: c_int,
+        nmap: *mut c_int,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: `release` comes later.
+            let region = unsafe { Self::region(client_context) };
+            // SAFETY: As promised by the caller.
+            let device = unsafe { PciDevice::from_device(dma_device) };
+            let table = C::dma_map(region, device.as_ref())?;
+            let entries = c_int::try_from(table.0.nents)?;
+            // SAFETY: Both are valid for writes as promised by the caller.
+            unsafe {
+                *sg_head = table.0;
+                *nmap = entries;
+            }
+            Ok(0)
+        })
+    }
+
+    /// # Safety
+    ///
+    /// Called by ib_core after a successful `dma_map`, with the context of `acquire`.
+    unsafe extern "C" fn dma_unmap_callback(
+        _sg_head: *mut bindings::sg_table,
+        client_context: *mut c_void,
+        _dma_device: *mut bindings::device,
+    ) -> c_int {
+        // SAFETY: `release` comes later, or, inside an invalidation by MLNX_OFED 4.9, on this thread.
+        C::dma_unmap(unsafe { Self::region(client_context) });
+        0
+    }
+
+    /// What is pinned belongs to the region: nothing to do.
+    ///
+    /// # Safety
+    ///
+    /// Has no requirements; the type is the C interface's.
+    unsafe extern "C" fn put_pages_callback(
+        _sg_head: *mut bindings::sg_table,
+        _client_context: *mut c_void,
+    ) {
+    }
+
+    /// # Safety
+    ///
+    /// Called by ib_core between `acquire` and `release`, with the context of `acquire`.
+    unsafe extern "C" fn get_page_size_callback(client_context: *mut c_void) -> c_ulong {
+        // SAFETY: `release` comes later.
+        let region = unsafe { Self::region(client_context) };
+        // CAST: Both are as wide as a pointer.
+        C::page_size(region) as c_ulong
+    }
+
+    /// # Safety
+    ///
+    /// Called by ib_core once for each successful `acquire`, with its context, as the last call.
+    unsafe extern "C" fn release_callback(client_context: *mut c_void) {
+        // SAFETY: `into_foreign` made the pointer, and no call follows that could borrow it.
+        drop(unsafe { <KBox<Context<C>>>::from_foreign(client_context) });
+    }
+}

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! The life of one registration whose pages nobody takes away: the persistent flavour.
+//!
+//! ```text
+//! acquire    Region::pin     one pin, kept
+//! get_pages  (nothing: the pin is there, and no one will need the ticket)
+//! dma_map    Region::map     one mapping, one scatter list
+//! dma_unmap  Region::unmap
+//! put_pages  (nothing)
+//! release    drop(Region)    unpins, frees the scatter list
+//! ```
+//!
+//! NVIDIA's module pins twice, in `acquire` and again in `get_pages`. One pin from `acquire` on costs
+//! half, and takes the provider's lock out from under ib_core's `mapping_lock`.
+//!
+//! What is freed follows from what the region itself holds, never from what ib_core hands back.
+//!
+//! Uses `core` alone, and names its neighbours by the traits below, so that the very lines that run
+//! in the kernel are compiled by cargo on the host (`tests/host`).
+
+use core::ops::DerefMut;
+
+use super::extents;
+use super::extents::Entry;
+use super::extents::PageSize;
+use super::extents::Run;
+use super::extents::Span;
+use super::refusal::Refusal;
+
+/// The longest range that is handed to the provider, in bytes.
+///
+/// nvidia.ko allocates a record for each page *before* it looks at the address: a range of 16 TiB
+/// costs it 4 GiB of kernel memory only to be refused. No GPU has 1 TiB of memory.
+pub(crate) const MAX_LEN: u64 = 1 << 40;
+
+/// What surrounds a region, in the kernel or in a test.
+pub(crate) trait Env: Sized + 'static {
+    /// A sleeping lock.
+    type Lock<T: Send + Unpin>: Lock<T>;
+    /// A growing list.
+    type List<T: Send>: List<T>;
+    /// The device that does the HCA's DMA.
+    type Device: Device;
+    /// A scatter list for ib_core.
+    type Table: Table;
+    /// Memory that the provider has pinned until it is dropped.
+    type Pin: Pinned<Mapping = Self::Mapping, Device = Self::Device>;
+    /// A [`Env::Pin`] mapped for a device, until dropped.
+    type Mapping: Mapping;
+}
+
+/// A sleeping lock around `T`. Process context only.
+pub(crate) trait Lock<T>: Sized + Send + Sync {
+    /// A lock around `value`.
+    fn new(value: T) -> Result<Self, Refusal>;
+
+    /// Runs `f` with the lock held.
+    fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R;
+}
+
+/// A growing list that says so when memory is short.
+pub(crate) trait List<T>: Default + DerefMut<Target = [T]> + Send {
+    /// Appends `value`.
+    fn push(&mut self, value: T) -> Result<(), Refusal>;
+}
+
+/// The device that does the HCA's DMA.
+pub(crate) trait Device: Sync {
+    /// The longest segment that it takes, in bytes.
+    fn max_segment(&self) -> u32;
+}
+
+/// A scatter list in the making for ib_core, which may write to its first and last entry until
+/// `release`.
+pub(crate) trait Table: Sized + Send {
+    /// What ib_core gets to see of it.
+    type Lent;
+
+    /// Allocates exactly as many entries as `entries` has, and fills them.
+    fn build(entries: impl Iterator<Item = Entry> + Clone) -> Result<Self, Refusal>;
+
+    /// A copy of the head for ib_core; the entries stay ours.
+    fn lend(&self) -> Self::Lent;
+}
+
+/// Memory that the provider has pinned, until dropped.
+pub(crate) trait Pinned: Sized + Send {
+    /// The device to map for.
+    type Device;
+    /// The pin mapped for a device.
+    type Mapping;
+
+    /// Pins `span` in the calling process. May sleep.
+    fn pin(span: Span) -> Result<Self, Refusal>;
+
+    /// The size of its pages.
+    fn page_size(&self) -> PageSize;
+
+    /// Maps every page for `device`. May sleep.
+    fn map(&self, device: &Self::Device) -> Result<Self::Mapping, Refusal>;
+}
+
+/// A pin mapped for a device, until dropped.
+pub(crate) trait Mapping: Send {
+    /// The DMA address of each page, in the order of virtual addresses.
+    fn addresses(&self) -> &[u64];
+}
+
+/// One allocation's part of a region.
+///
+/// The order of the fields is the order in which they are dropped.
+struct Piece<E: Env> {
+    mapping: Option<E::Mapping>,
+    pin: E::Pin,
+}
+
+impl<E: Env> Piece<E> {
+    fn runs(&self, page: PageSize) -> impl Iterator<Item = Run> + Clone + '_ {
+        let addresses = self
+            .mapping
+            .iter()
+            .flat_map(|m| m.addresses().iter().copied());
+        extents::page_runs(addresses, page)
+    }
+}
+
+/// The order of the fields is the order in which they are dropped.
+struct State<E: Env> {
+    pieces: E::List<Piece<E>>,
+    /// Present from the first `map` on. ib_core writes to its first and last entry before it calls
+    /// `dma_unmap`, and may do so after an invalidation: it stays until `release`.
+    table: Option<E::Table>,
+}
+
+// A state is moved in and out of its lock, and nothing points into it.
+impl<E: Env> Unpin for State<E> {}
+
+/// A registration that holds its memory until `release`.
+///
+/// ib_core makes the calls for one region one after another. The lock spares the C border an
+/// argument about that; it is held across calls to the provider, which never calls back here.
+pub(crate) struct Region<E: Env> {
+    span: Span,
+    page: PageSize,
+    state: E::Lock<State<E>>,
+}
+
+impl<E: Env> Region<E> {
+    /// `acquire`: pins the pages of `[addr, addr + len)`, once. May sleep.
+    pub(crate) fn pin(addr: u64, len: u64) -> Result<Self, Refusal> {
+        let span = Span::covering(addr, len, PageSize::KIB_64, MAX_LEN)?;
+        let pin = E::Pin::pin(span)?;
+        let page = pin.page_size();
+        let mut pieces = E::List::default();
+        pieces.push(Piece { mapping: None, pin })?;
+        Ok(Region {
+            span,
+            page,
+            state: E::Lock::new(State {
+                pieces,
+                table: None,
+            })?,
+        })
+    }
+
+    /// The pinned range of virtual addresses.
+    pub(crate) fn span(&self) -> &Span {
+        &self.span
+    }
+
+    /// `get_page_size`.
+    pub(crate) fn page_size(&self) -> PageSize {
+        self.page
+    }
+
+    /// `dma_map`: maps every piece for `device`, or none. May sleep.
+    pub(crate) fn map(&self, device: &E::Device) -> Result<<E::Table as Table>::Lent, Refusal> {
+        self.state.with(|state| {
+            if state.table.is_some() {
+                return Err(Refusal::MappedTwice);
+            }
+            let table = self
+                .build(&mut state.pieces, device)
+                .inspect_err(|_| unmap_all(&mut state.pieces))?;
+            Ok(state.table.insert(table).lend())
+        })
+    }
+
+    fn build(&self, pieces: &mut [Piece<E>], device: &E::Device) -> Result<E::Table, Refusal> {
+        for piece in pieces.iter_mut() {
+            piece.mapping = Some(piece.pin.map(device)?);
+        }
+        let runs = extents::join(pieces.iter().flat_map(|piece| piece.runs(self.page)));
+        E::Table::build(extents::entries(
+            runs,
+            self.span.start(),
+            self.page,
+            device.max_segment(),
+        ))
+    }
+
+    /// `dma_unmap`: undoes [`Region::map`]; the scatter list stays. May sleep.
+    pub(crate) fn unmap(&self) {
+        self.state.with(|state| unmap_all(&mut state.pieces));
+    }
+}
+
+fn unmap_all<E: Env>(pieces: &mut [Piece<E>]) {
+    for piece in pieces {
+        piece.mapping = None;
+    }
+}

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
+/*
+ * What Rust cannot do by itself: module parameters that show in sysfs, the
+ * module's version, and kernel functions that are inline or macros. sys.rs
+ * wraps all of it.
+ */
+#ifndef PEERMEM_SYS_H
+#define PEERMEM_SYS_H
+
+#include <linux/pci.h>
+#include <linux/scatterlist.h>
+#include <linux/types.h>
+
+int peermem_peerdirect_support(void);
+int peermem_persistent_api_support(void);
+const char *peermem_version(void);
+
+time64_t peermem_seconds(void);
+
+bool peermem_module_hold(void);
+void peermem_module_release(void);
+
+void peermem_gate_read(void);
+void peermem_gate_read_end(void);
+void peermem_gate_write(void);
+void peermem_gate_write_end(void);
+
+struct pci_dev *peermem_pci_dev_get(struct device *dev);
+unsigned int peermem_max_segment(struct pci_dev *pdev);
+
+int peermem_sg_alloc(struct sg_table *table, unsigned int entries);
+struct scatterlist *peermem_sg_fill(struct scatterlist *sg, u64 addr,
+				    unsigned int len);
+
+bool peermem_bar_of(u64 addr, u64 *start, u64 *len);
+bool peermem_has_struct_page(u64 addr, u64 len);
+int peermem_bar_map(struct pci_dev *pdev, u64 addr, size_t len, u64 *dma);
+void peermem_bar_unmap(struct pci_dev *pdev, u64 dma, size_t len);
+
+#endif /* PEERMEM_SYS_H */

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! The arithmetic of `extents`.
+
+use proptest::prelude::*;
+
+use crate::core_trim::trim;
+use crate::extents::entries;
+use crate::extents::join;
+use crate::extents::page_runs;
+use crate::extents::Entry;
+use crate::extents::PageSize;
+use crate::extents::Run;
+use crate::extents::Span;
+use crate::extents::SpanError;
+use crate::extents::MAX_ENTRY;
+
+const KIB: u64 = 1 << 10;
+const GIB: u64 = 1 << 30;
+const KERNEL_PAGES: [u64; 3] = [4 * KIB, 16 * KIB, 64 * KIB];
+
+fn span(addr: u64, len: u64) -> Result<Span, SpanError> {
+    Span::covering(addr, len, PageSize::KIB_64, 1 << 40)
+}
+
+fn list(addrs: &[u64], va: u64, page: PageSize, max_segment: u32) -> Vec<Entry> {
+    entries(
+        page_runs(addrs.iter().copied(), page),
+        va,
+        page,
+        max_segment,
+    )
+    .collect()
+}
+
+/// The address behind each `step` of the entries.
+fn expand(entries: &[Entry], step: u64) -> Vec<u64> {
+    entries
+        .iter()
+        .flat_map(|e| (0..u64::from(e.len) / step).map(move |i| e.addr + i * step))
+        .collect()
+}
+
+#[test]
+fn a_span_covers_whole_pages() {
+    let covers = |addr, len| span(addr, len).map(|s| (s.start(), s.len()));
+    assert_eq!(covers(0x10000, 0x10000), Ok((0x10000, 0x10000)));
+    assert_eq!(covers(0x1ffff, 1), Ok((0x10000, 0x10000)));
+    assert_eq!(covers(0x1ffff, 2), Ok((0x10000, 0x20000)));
+    assert_eq!(covers(0x20000, 1), Ok((0x20000, 0x10000)));
+}
+
+#[test]
+fn a_span_refuses_what_wraps() {
+    assert_eq!(span(0x1000, 0), Err(SpanError::Empty));
+    assert_eq!(span(u64::MAX, 1), Err(SpanError::Wraps));
+    assert_eq!(span(u64::MAX - 0xffff, 0xffff), Err(SpanError::Wraps));
+    assert_eq!(span(0x1000, u64::MAX), Err(SpanError::Wraps));
+    assert_eq!(span(0, (1 << 40) + 1), Err(SpanError::TooLong));
+    assert_eq!(span(0, 1 << 40).map(|s| s.len()), Ok(1 << 40));
+}
+
+#[test]
+fn a_span_counts_pages_of_its_own_alignment_alone() {
+    let s = span(0x10000, 0x30000);
+    assert_eq!(s.map(|s| s.pages(PageSize::KIB_64)), Ok(Some(3)));
+    assert_eq!(s.map(|s| s.pages(PageSize::KIB_128)), Ok(None));
+    let s = span(0x20000, 0x40000);
+    assert_eq!(s.map(|s| s.pages(PageSize::KIB_128)), Ok(Some(2)));
+}
+
+#[test]
+fn contiguous_memory_is_one_entry_per_window() {
+    for (gib, want) in [(1, 1), (2, 1), (4, 2), (80, 40)] {
+        let pages: Vec<u64> = (0..gib * GIB / (64 * KIB)).map(|i| i * 64 * KIB).collect();
+        let got = list(&pages, 0x7f00_0000_0000, PageSize::KIB_64, 1 << 31);
+        println!("{gib} GiB contiguous, aligned: {} entries", got.len());
+        assert_eq!(got.len(), want);
+    }
+}
+
+#[test]
+fn entries_end_at_two_gib_of_virtual_addresses() {
+    let page = PageSize::KIB_64;
+    let pages: Vec<u64> = (0..3 * GIB / page.bytes())
+        .map(|i| i * page.bytes())
+        .collect();
+    let got = list(&pages, 0x7f00_4000_0000, page, u32::MAX);
+    let lens: Vec<u64> = got.iter().map(|e| u64::from(e.len)).collect();
+    assert_eq!(lens, [GIB, 2 * GIB]);
+}
+
+#[test]
+fn a_small_segment_limit_is_kept_down_to_a_page() {
+    let page = PageSize::KIB_64;
+    let pages: Vec<u64> = (0..64).map(|i| i * page.bytes()).collect();
+    for (max, want) in [
+        (65536, 64),
+        (131_071, 64),
+        (131_072, 32),
+        (65535, 64),
+        (0, 64),
+    ] {
+        assert_eq!(list(&pages, 0, page, max).len(), want, "max_segment {max}");
+    }
+}
+
+#[test]
+fn descending_and_scattered_pages_stay_apart() {
+    let page = PageSize::KIB_64;
+    let descending: Vec<u64> = (0..100).rev().map(|i| i * page.bytes()).collect();
+    assert_eq!(list(&descending, 0, page, 1 << 31).len(), 100);
+    let same = vec![7 * page.bytes(); 10];
+    assert_eq!(list(&same, 0, page, 1 << 31).len(), 10);
+}
+
+#[test]
+fn runs_join_across_pieces() {
+    let runs = [(0, 10), (10, 5), (20, 1), (21, 9)].map(|(addr, len)| Run { addr, len });
+    let joined: Vec<_> = join(runs.into_iter()).map(|r| (r.addr, r.len)).collect();
+    assert_eq!(joined, [(0, 15), (20, 10)]);
+}
+
+#[test]
+fn the_end_of_the_address_space_is_no_trouble() {
+    let page = PageSize::KIB_64;
+    let last = 0u64.wrapping_sub(page.bytes());
+    assert_eq!(list(&[last, 0], 0, page, 1 << 31).len(), 2);
+    assert_eq!(list(&[last], last, page, 1 << 31).len(), 1);
+}
+
+/// Every placement of up to six pages on up to seven places, at every start within two windows, for
+/// small pages and windows: the entries are the pages, as long as can be, and cut where they must.
+#[test]
+fn small_scopes_exhaustively() {
+    const PAGE: PageSize = PageSize::of_shift(2);
+    let mut cases = 0u64;
+    for pages in 1..=6u32 {
+        for code in 0..7u64.pow(pages) {
+            let addrs: Vec<u64> = (0..pages).map(|i| code / 7u64.pow(i) % 7 * 4).collect();
+            for window in [4u64, 8, 16] {
+                for start in (0..2 * window).step_by(4) {
+                    let got = list(&addrs, start, PAGE, window as u32);
+                    check(&got, &addrs, start, PAGE, window);
+                    cases += 1;
+                }
+            }
+        }
+    }
+    println!("{cases} cases");
+}
+
+fn check(got: &[Entry], addrs: &[u64], start: u64, page: PageSize, window: u64) {
+    assert_eq!(expand(got, page.bytes()), addrs);
+    let mut va = start;
+    for (i, entry) in got.iter().enumerate() {
+        let end = va + u64::from(entry.len);
+        assert!(
+            entry.len > 0 && va / window == (end - 1) / window,
+            "crosses a window"
+        );
+        if let Some(next) = got.get(i + 1) {
+            let breaks = entry.addr + u64::from(entry.len) != next.addr;
+            assert!(breaks || end % window == 0, "ends without a reason");
+        }
+        va = end;
+    }
+}
+
+proptest! {
+    /// At real sizes, with ib_core's trimming on kernels of each page size.
+    #[test]
+    fn real_sizes(
+        start in (0u64..1 << 30).prop_map(|n| 0x7f00_0000_0000u64 + n * 512),
+        len in 1u64..(24 << 20),
+        breaks in proptest::collection::vec(any::<bool>(), 400),
+        shift in 16u32..=31,
+        page in prop_oneof![Just(PageSize::KIB_64), Just(PageSize::KIB_128)],
+        kernel in prop::sample::select(&KERNEL_PAGES[..]),
+    ) {
+        let span = Span::covering(start, len, page, 1 << 40).expect("in range");
+        let pages = span.pages(page).expect("whole pages");
+        let mut next = 0x38_0000_0000;
+        let addrs: Vec<u64> = (0..pages as usize)
+            .map(|i| {
+                next += if breaks[i % breaks.len()] { 5 * page.bytes() } else { page.bytes() };
+                next
+            })
+            .collect();
+        let mut got = list(&addrs, span.start(), page, 1 << shift);
+        check(&got, &addrs, span.start(), page, (1u64 << shift).max(page.bytes()));
+
+        trim(&mut got, start, len, page.bytes(), kernel).expect("can be trimmed");
+        let first = start / kernel * kernel;
+        let end = (start + len).div_ceil(kernel) * kernel;
+        let total: u64 = got.iter().map(|e| u64::from(e.len)).sum();
+        prop_assert_eq!(total, end - first);
+        let whole = expand(&list(&addrs, span.start(), page, 1 << shift), kernel);
+        let skip = ((first - span.start()) / kernel) as usize;
+        let want = &whole[skip..skip + (total / kernel) as usize];
+        prop_assert_eq!(&expand(&got, kernel)[..], want);
+    }
+
+    #[test]
+    fn no_input_makes_a_span_wrong(addr: u64, len: u64, max: u64, shift in 12u32..=31) {
+        let page = [
+            PageSize::of_shift(12), PageSize::of_shift(14), PageSize::KIB_64, PageSize::KIB_128,
+        ][shift as usize % 4];
+        match Span::covering(addr, len, page, max) {
+            Ok(span) => {
+                let end = addr.checked_add(len).expect("was checked");
+                prop_assert!(span.start() <= addr && addr - span.start() < page.bytes());
+                let span_end = span.start().checked_add(span.len()).expect("an invariant");
+                prop_assert!(span_end >= end && span_end - end < page.bytes());
+                prop_assert!(span.len() > 0 && span.len() <= max);
+                prop_assert_eq!(span.pages(page), Some(span.len() / page.bytes()));
+            }
+            Err(SpanError::Empty) => prop_assert_eq!(len, 0),
+            Err(SpanError::Wraps) => {
+                prop_assert!(u128::from(addr) + u128::from(len) + u128::from(page.bytes() - 1)
+                    > u128::from(u64::MAX));
+            }
+            Err(SpanError::TooLong) => {
+                prop_assert!(u128::from(len) + 2 * u128::from(page.bytes()) > u128::from(max));
+            }
+        }
+    }
+
+    #[test]
+    fn no_entry_is_longer_than_its_field(
+        runs in proptest::collection::vec((any::<u64>(), 1u64..1 << 36), 1..20),
+        va: u64,
+        max_segment: u32,
+    ) {
+        let runs = runs.into_iter().map(|(addr, len)| Run { addr, len });
+        let want: u128 = runs.clone().map(|r| u128::from(r.len)).sum();
+        let got: Vec<Entry> = entries(join(runs), va, PageSize::KIB_64, max_segment.max(1 << 25))
+            .collect();
+        prop_assert!(got.iter().all(|e| u64::from(e.len) <= MAX_ENTRY && e.len > 0));
+        prop_assert_eq!(got.iter().map(|e| u128::from(e.len)).sum::<u128>(), want);
+    }
+}

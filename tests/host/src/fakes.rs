@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! Both neighbours of a region as fakes that record what is done to them, in order.
+//!
+//! A test owns a [`World`] and reaches it through the address that it registers, for the calls of a
+//! region carry nothing else: each test has addresses of its own.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::Condvar;
+use std::sync::LazyLock;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::thread;
+use std::thread::ThreadId;
+
+use crate::extents::Entry;
+use crate::extents::PageSize;
+use crate::extents::Run;
+use crate::extents::Span;
+use crate::refusal::Refusal;
+use crate::region;
+use crate::revocable;
+use crate::revocable::Revoke;
+
+/// Where the fake BAR begins, as seen by DMA.
+pub(crate) const DMA_BASE: u64 = 0x38_0000_0000;
+/// How far DMA addresses are from physical ones in the revocable flavour.
+pub(crate) const IOMMU_OFFSET: u64 = 0x100_0000_0000;
+
+static WORLDS: LazyLock<Mutex<HashMap<u64, Arc<World>>>> = LazyLock::new(Mutex::default);
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("no test panics with a lock held")
+}
+
+type Hook = Box<dyn FnMut(&World) + Send>;
+
+/// What surrounds the registrations of one test.
+#[derive(Default)]
+pub(crate) struct World {
+    log: Mutex<Vec<&'static str>>,
+    /// The region that the provider would call back.
+    region: Mutex<Option<Arc<revocable::Region<Fake>>>>,
+    /// Has the callback come?
+    dead: Mutex<bool>,
+    /// Steps that fail.
+    pub(crate) failing: Mutex<Vec<&'static str>>,
+    /// Run at the end of the provider's pin, before it returns.
+    pub(crate) on_pin: Mutex<Option<Hook>>,
+    /// Run while ib_core revokes.
+    pub(crate) on_revoke: Mutex<Option<Hook>>,
+}
+
+impl World {
+    pub(crate) fn at(start: u64) -> Arc<World> {
+        let world = Arc::new(World::default());
+        let old = lock(&WORLDS).insert(start, world.clone());
+        assert!(old.is_none(), "each test has addresses of its own");
+        world
+    }
+
+    fn of(span: &Span) -> Arc<World> {
+        lock(&WORLDS)
+            .get(&span.start())
+            .cloned()
+            .expect("registered by the test")
+    }
+
+    pub(crate) fn record(&self, what: &'static str) {
+        lock(&self.log).push(what);
+    }
+
+    /// What was done since the last call, in order.
+    pub(crate) fn take_log(&self) -> Vec<&'static str> {
+        std::mem::take(&mut *lock(&self.log))
+    }
+
+    pub(crate) fn fail(&self, what: &'static str) {
+        lock(&self.failing).push(what);
+    }
+
+    fn fails(&self, what: &str) -> bool {
+        lock(&self.failing).contains(&what)
+    }
+
+    /// The provider frees the memory: one callback.
+    pub(crate) fn free(&self) {
+        *lock(&self.dead) = true;
+        let region = lock(&self.region).take();
+        if let Some(region) = region {
+            self.record("callback");
+            region.revoke();
+            self.record("callback returns");
+        }
+    }
+
+    fn run(&self, hook: &Mutex<Option<Hook>>) {
+        let taken = lock(hook).take();
+        if let Some(mut hook) = taken {
+            hook(self);
+        }
+    }
+}
+
+pub(crate) struct Fake;
+
+impl region::Env for Fake {
+    type Lock<T: Send + Unpin> = FakeLock<T>;
+    type List<T: Send> = FakeList<T>;
+    type Device = FakeDevice;
+    type Table = FakeTable;
+    type Pin = FakePin;
+    type Mapping = FakeMapping;
+}
+
+impl revocable::Env for Fake {
+    type Monitor<T: Send + Unpin> = FakeLock<T>;
+    type Shared<T: Send + Sync + 'static> = Arc<T>;
+    type Ticket = FakeTicket;
+    type RevocablePin = FakeRevocablePin;
+    type BarMapping = FakeBarMapping;
+    type Thread = ThreadId;
+
+    fn share<T: Send + Sync + 'static>(value: T) -> Result<Arc<T>, Refusal> {
+        Ok(Arc::new(value))
+    }
+
+    fn thread() -> ThreadId {
+        thread::current().id()
+    }
+}
+
+pub(crate) struct FakeLock<T> {
+    value: Mutex<T>,
+    changed: Condvar,
+}
+
+impl<T: Send> region::Lock<T> for FakeLock<T> {
+    fn new(value: T) -> Result<Self, Refusal> {
+        Ok(FakeLock {
+            value: Mutex::new(value),
+            changed: Condvar::new(),
+        })
+    }
+
+    fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+        f(&mut lock(&self.value))
+    }
+}
+
+impl<T: Send> revocable::Monitor<T> for FakeLock<T> {
+    fn wait_while(&self, condition: impl FnMut(&mut T) -> bool) {
+        let guard = self.changed.wait_while(lock(&self.value), condition);
+        drop(guard.expect("no test panics with a lock held"));
+    }
+
+    fn notify_all(&self) {
+        self.changed.notify_all();
+    }
+}
+
+pub(crate) struct FakeList<T>(Vec<T>);
+
+impl<T> Default for FakeList<T> {
+    fn default() -> Self {
+        FakeList(Vec::new())
+    }
+}
+
+impl<T> std::ops::Deref for FakeList<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &self.0
+    }
+}
+
+impl<T> std::ops::DerefMut for FakeList<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.0
+    }
+}
+
+impl<T: Send> region::List<T> for FakeList<T> {
+    fn push(&mut self, value: T) -> Result<(), Refusal> {
+        self.0.push(value);
+        Ok(())
+    }
+}
+
+pub(crate) struct FakeDevice {
+    pub(crate) world: Arc<World>,
+}
+
+impl region::Device for FakeDevice {
+    fn max_segment(&self) -> u32 {
+        1 << 31
+    }
+}
+
+/// Records its end, so that a test sees when the entries go. Tables are told by their world through
+/// the test's thread: the builder of a table knows no span.
+pub(crate) struct FakeTable {
+    entries: Vec<Entry>,
+    world: Option<Arc<World>>,
+}
+
+thread_local! {
+    static TABLES_GO_TO: std::cell::RefCell<Option<Arc<World>>> = const {
+        std::cell::RefCell::new(None)
+    };
+}
+
+impl region::Table for FakeTable {
+    type Lent = Vec<Entry>;
+
+    fn build(entries: impl Iterator<Item = Entry> + Clone) -> Result<Self, Refusal> {
+        let world = TABLES_GO_TO.with_borrow(Clone::clone);
+        if world.as_ref().is_some_and(|w| w.fails("table")) {
+            return Err(Refusal::NoMemory);
+        }
+        Ok(FakeTable {
+            entries: entries.collect(),
+            world,
+        })
+    }
+
+    fn lend(&self) -> Vec<Entry> {
+        self.entries.clone()
+    }
+}
+
+impl Drop for FakeTable {
+    fn drop(&mut self) {
+        if let Some(world) = &self.world {
+            world.record("table freed");
+        }
+    }
+}
+
+fn pages(span: &Span) -> Vec<u64> {
+    let count = span.pages(PageSize::KIB_64).expect("whole pages");
+    (0..count)
+        .map(|i| DMA_BASE + i * PageSize::KIB_64.bytes())
+        .collect()
+}
+
+pub(crate) struct FakePin {
+    span: Span,
+    world: Arc<World>,
+}
+
+impl region::Pinned for FakePin {
+    type Device = FakeDevice;
+    type Mapping = FakeMapping;
+
+    fn pin(span: Span) -> Result<Self, Refusal> {
+        let world = World::of(&span);
+        world.record("pin");
+        if world.fails("pin") {
+            return Err(Refusal::Pin(crate::refusal::ENOMEM));
+        }
+        Ok(FakePin { span, world })
+    }
+
+    fn page_size(&self) -> PageSize {
+        PageSize::KIB_64
+    }
+
+    fn map(&self, device: &FakeDevice) -> Result<FakeMapping, Refusal> {
+        device.world.record("map");
+        TABLES_GO_TO.set(Some(device.world.clone()));
+        if device.world.fails("map") {
+            return Err(Refusal::Map(-5));
+        }
+        Ok(FakeMapping {
+            addresses: pages(&self.span),
+            world: self.world.clone(),
+        })
+    }
+}
+
+impl Drop for FakePin {
+    fn drop(&mut self) {
+        self.world.record("unpin");
+    }
+}
+
+pub(crate) struct FakeMapping {
+    addresses: Vec<u64>,
+    world: Arc<World>,
+}
+
+impl region::Mapping for FakeMapping {
+    fn addresses(&self) -> &[u64] {
+        &self.addresses
+    }
+}
+
+impl Drop for FakeMapping {
+    fn drop(&mut self) {
+        self.world.record("unmap");
+    }
+}
+
+/// ib_core's side of a ticket.
+pub(crate) struct FakeTicket(pub(crate) Arc<World>);
+
+impl revocable::Ticket for FakeTicket {
+    fn revoke(self) {
+        self.0.record("ib_core revokes");
+        self.0.run(&self.0.on_revoke);
+        self.0.record("ib_core revoked");
+    }
+}
+
+pub(crate) struct FakeRevocablePin {
+    runs: Vec<Run>,
+    world: Arc<World>,
+}
+
+impl revocable::RevocablePin<Fake> for FakeRevocablePin {
+    fn pin(span: Span, region: Arc<revocable::Region<Fake>>) -> Result<Self, Refusal> {
+        let world = World::of(&span);
+        world.record("pin");
+        if world.fails("pin") {
+            return Err(Refusal::Pin(crate::refusal::ENOMEM));
+        }
+        *lock(&world.region) = Some(region);
+        let runs = crate::extents::page_runs(pages(&span).into_iter(), PageSize::KIB_64).collect();
+        world.run(&world.on_pin);
+        Ok(FakeRevocablePin { runs, world })
+    }
+
+    fn page_size(&self) -> PageSize {
+        PageSize::KIB_64
+    }
+
+    fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+}
+
+impl Drop for FakeRevocablePin {
+    fn drop(&mut self) {
+        if *lock(&self.world.dead) {
+            return self.world.record("no unpin");
+        }
+        if self.world.fails("unpin") {
+            // The callback may still come.
+            return self.world.record("unpin by a stranger");
+        }
+        self.world.record("unpin");
+        *lock(&self.world.region) = None;
+    }
+}
+
+pub(crate) struct FakeBarMapping {
+    runs: Vec<Run>,
+    world: Arc<World>,
+}
+
+impl revocable::BarMapping for FakeBarMapping {
+    type Device = FakeDevice;
+
+    fn map<'a>(device: &FakeDevice, runs: impl Iterator<Item = &'a Run>) -> Result<Self, Refusal> {
+        device.world.record("map");
+        TABLES_GO_TO.set(Some(device.world.clone()));
+        if device.world.fails("map") {
+            return Err(Refusal::MapResource);
+        }
+        Ok(FakeBarMapping {
+            runs: runs
+                .map(|run| Run {
+                    addr: run.addr + IOMMU_OFFSET,
+                    len: run.len,
+                })
+                .collect(),
+            world: device.world.clone(),
+        })
+    }
+
+    fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+}
+
+impl Drop for FakeBarMapping {
+    fn drop(&mut self) {
+        self.world.record("unmap");
+    }
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! The life of a persistent registration.
+
+use std::sync::Arc;
+
+use crate::extents::PageSize;
+use crate::fakes::Fake;
+use crate::fakes::FakeDevice;
+use crate::fakes::World;
+use crate::fakes::DMA_BASE;
+use crate::refusal::Refusal;
+use crate::region::Region;
+
+const MIB: u64 = 1 << 20;
+
+fn device(world: &Arc<World>) -> FakeDevice {
+    FakeDevice {
+        world: world.clone(),
+    }
+}
+
+#[test]
+fn one_pin_one_map_one_unmap_one_unpin() {
+    let world = World::at(0x1_0000_0000);
+    let region = Region::<Fake>::pin(0x1_0000_1234, 2 * MIB).expect("pinned");
+    assert_eq!(region.page_size(), PageSize::KIB_64);
+    assert_eq!(
+        (region.span().start(), region.span().len()),
+        (0x1_0000_0000, 2 * MIB + 0x10000)
+    );
+    let table = region.map(&device(&world)).expect("mapped");
+    assert_eq!(table.len(), 1);
+    assert_eq!(
+        (table[0].addr, table[0].len),
+        (DMA_BASE, (2 * MIB + 0x10000) as u32)
+    );
+    assert_eq!(world.take_log(), ["pin", "map"]);
+    region.unmap();
+    assert_eq!(world.take_log(), ["unmap"]);
+    drop(region);
+    assert_eq!(world.take_log(), ["unpin", "table freed"]);
+}
+
+#[test]
+fn release_without_unmap_unmaps_first() {
+    let world = World::at(0x2_0000_0000);
+    let region = Region::<Fake>::pin(0x2_0000_0000, MIB).expect("pinned");
+    region.map(&device(&world)).expect("mapped");
+    drop(region);
+    assert_eq!(
+        world.take_log(),
+        ["pin", "map", "unmap", "unpin", "table freed"]
+    );
+}
+
+#[test]
+fn the_table_outlives_unmap() {
+    let world = World::at(0x3_0000_0000);
+    let region = Region::<Fake>::pin(0x3_0000_0000, MIB).expect("pinned");
+    region.map(&device(&world)).expect("mapped");
+    region.unmap();
+    region.unmap();
+    assert_eq!(world.take_log(), ["pin", "map", "unmap"]);
+    assert_eq!(
+        region.map(&device(&world)).err(),
+        Some(Refusal::MappedTwice)
+    );
+    drop(region);
+    assert_eq!(world.take_log(), ["unpin", "table freed"]);
+}
+
+#[test]
+fn a_refused_pin_leaves_nothing() {
+    let world = World::at(0x4_0000_0000);
+    world.fail("pin");
+    let refusal = Region::<Fake>::pin(0x4_0000_0000, MIB).err();
+    assert_eq!(refusal, Some(Refusal::Pin(crate::refusal::ENOMEM)));
+    assert_eq!(world.take_log(), ["pin"]);
+}
+
+#[test]
+fn a_failed_map_leaves_the_pin_alone() {
+    let world = World::at(0x5_0000_0000);
+    let region = Region::<Fake>::pin(0x5_0000_0000, MIB).expect("pinned");
+    world.fail("map");
+    assert_eq!(region.map(&device(&world)).err(), Some(Refusal::Map(-5)));
+    region.unmap();
+    drop(region);
+    assert_eq!(world.take_log(), ["pin", "map", "unpin"]);
+}
+
+#[test]
+fn a_table_that_cannot_be_built_undoes_the_mapping() {
+    let world = World::at(0x6_0000_0000);
+    let region = Region::<Fake>::pin(0x6_0000_0000, MIB).expect("pinned");
+    world.fail("table");
+    assert_eq!(region.map(&device(&world)).err(), Some(Refusal::NoMemory));
+    assert_eq!(world.take_log(), ["pin", "map", "unmap"]);
+    drop(region);
+    assert_eq!(world.take_log(), ["unpin"]);
+}
+
+#[test]
+fn absurd_ranges_never_reach_the_provider() {
+    let world = World::at(0x7_0000_0000);
+    for (addr, len) in [
+        (0x7_0000_0000, 0),
+        (0x7_0000_0000, 16 << 40),
+        (0x7_0000_0000, u64::MAX),
+        (u64::MAX, 1),
+    ] {
+        let refusal = Region::<Fake>::pin(addr, len).err();
+        assert!(
+            matches!(refusal, Some(Refusal::Range(_))),
+            "{addr:#x}+{len:#x}: {refusal:?}"
+        );
+    }
+    assert!(world.take_log().is_empty());
+}

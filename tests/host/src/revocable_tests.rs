@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! The life of a revocable registration, with the callback at every place. Schedules are made by
+//! hooks and channels, not by chance.
+
+use std::sync::mpsc;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use crate::extents::PageSize;
+use crate::fakes::lock;
+use crate::fakes::Fake;
+use crate::fakes::FakeDevice;
+use crate::fakes::FakeTicket;
+use crate::fakes::World;
+use crate::fakes::DMA_BASE;
+use crate::fakes::IOMMU_OFFSET;
+use crate::refusal::Refusal;
+use crate::revocable::Lease;
+
+const MIB: u64 = 1 << 20;
+
+struct Registration {
+    world: Arc<World>,
+    lease: Lease<Fake>,
+}
+
+impl Registration {
+    fn at(start: u64) -> Registration {
+        let world = World::at(start);
+        let lease = Lease::pin(start, MIB).expect("pinned");
+        Registration { world, lease }
+    }
+
+    fn admit(&self) -> Result<(), Refusal> {
+        self.lease.admit(FakeTicket(self.world.clone()))
+    }
+
+    fn map(&self) -> Result<usize, Refusal> {
+        let world = self.world.clone();
+        self.lease
+            .map(&FakeDevice { world })
+            .map(|table| table.len())
+    }
+
+    fn up(start: u64) -> Registration {
+        let this = Registration::at(start);
+        this.admit().expect("admitted");
+        this.map().expect("mapped");
+        assert_eq!(this.world.take_log(), ["pin", "map"]);
+        this
+    }
+}
+
+#[test]
+fn without_a_callback() {
+    let r = Registration::at(0x11_0000_0000);
+    r.admit().expect("admitted");
+    assert_eq!(r.lease.page_size(), PageSize::KIB_64);
+    assert_eq!(
+        (r.lease.span().start(), r.lease.span().len()),
+        (0x11_0000_0000, MIB)
+    );
+    let world = r.world.clone();
+    let table = r.lease.map(&FakeDevice { world }).expect("mapped");
+    assert_eq!(table[0].addr, DMA_BASE + IOMMU_OFFSET);
+    assert_eq!(r.map().err(), Some(Refusal::MappedTwice));
+    r.lease.unmap();
+    let world = r.world.clone();
+    drop(r);
+    assert_eq!(
+        world.take_log(),
+        ["pin", "map", "unmap", "unpin", "table freed"]
+    );
+}
+
+#[test]
+fn callback_before_the_pin_returns() {
+    let world = World::at(0x12_0000_0000);
+    *lock(&world.on_pin) = Some(Box::new(|world| world.free()));
+    let refusal = Lease::<Fake>::pin(0x12_0000_0000, MIB).err();
+    assert_eq!(refusal, Some(Refusal::Revoked));
+    assert_eq!(
+        world.take_log(),
+        ["pin", "callback", "callback returns", "no unpin"]
+    );
+}
+
+#[test]
+fn callback_before_the_ticket() {
+    let r = Registration::at(0x13_0000_0000);
+    r.world.free();
+    assert_eq!(r.admit().err(), Some(Refusal::Revoked));
+    assert_eq!(r.map().err(), Some(Refusal::Revoked));
+    let world = r.world.clone();
+    drop(r);
+    assert_eq!(
+        world.take_log(),
+        ["pin", "callback", "callback returns", "no unpin"]
+    );
+}
+
+#[test]
+fn callback_between_ticket_and_map() {
+    let r = Registration::at(0x14_0000_0000);
+    r.admit().expect("admitted");
+    r.world.free();
+    assert_eq!(r.map().err(), Some(Refusal::Revoked));
+    let world = r.world.clone();
+    drop(r);
+    let want = [
+        "pin",
+        "callback",
+        "ib_core revokes",
+        "ib_core revoked",
+        "callback returns",
+        "no unpin",
+    ];
+    assert_eq!(world.take_log(), want);
+}
+
+#[test]
+fn callback_stops_the_hca_before_it_unmaps_and_leaves_the_table() {
+    let r = Registration::up(0x15_0000_0000);
+    r.world.free();
+    let want = [
+        "callback",
+        "ib_core revokes",
+        "ib_core revoked",
+        "unmap",
+        "callback returns",
+    ];
+    assert_eq!(r.world.take_log(), want);
+    // ib_core calls this after an invalidation too.
+    r.lease.unmap();
+    assert!(r.world.take_log().is_empty());
+    let world = r.world.clone();
+    drop(r);
+    assert_eq!(world.take_log(), ["no unpin", "table freed"]);
+}
+
+#[test]
+fn ib_core_may_unmap_inside_its_revocation() {
+    let r = Registration::up(0x16_0000_0000);
+    let world = r.world.clone();
+    let lease = Arc::new(r.lease);
+    let inner = lease.clone();
+    *lock(&world.on_revoke) = Some(Box::new(move |_| inner.unmap()));
+    world.free();
+    let want = [
+        "callback",
+        "ib_core revokes",
+        "unmap",
+        "ib_core revoked",
+        "callback returns",
+    ];
+    assert_eq!(world.take_log(), want);
+    drop(lease);
+    assert_eq!(world.take_log(), ["no unpin", "table freed"]);
+}
+
+#[test]
+fn release_on_the_callbacks_own_thread() {
+    let r = Registration::up(0x17_0000_0000);
+    let world = r.world.clone();
+    let mut lease = Some(r.lease);
+    *lock(&world.on_revoke) = Some(Box::new(move |_| drop(lease.take())));
+    world.free();
+    let want = [
+        "callback",
+        "ib_core revokes",
+        "no unpin",
+        "unmap",
+        "table freed",
+        "ib_core revoked",
+        "callback returns",
+    ];
+    assert_eq!(world.take_log(), want);
+}
+
+#[test]
+fn release_waits_for_a_callback_in_ib_core() {
+    let r = Registration::up(0x18_0000_0000);
+    let world = r.world.clone();
+    let (in_core, is_in_core) = mpsc::channel();
+    let (let_go, may_go) = mpsc::channel::<()>();
+    *lock(&world.on_revoke) = Some(Box::new(move |_| {
+        in_core.send(()).expect("the test waits");
+        may_go.recv().expect("the test lets go");
+    }));
+    thread::scope(|s| {
+        let callback = s.spawn(|| world.free());
+        is_in_core.recv().expect("the callback comes to ib_core");
+        let (released, is_released) = mpsc::channel();
+        let record = world.clone();
+        s.spawn(move || {
+            drop(r.lease);
+            record.record("released");
+            released.send(()).expect("the test waits");
+        });
+        let early = is_released.recv_timeout(Duration::from_millis(200));
+        assert!(
+            early.is_err(),
+            "release returned with its callback in ib_core"
+        );
+        let_go.send(()).expect("the callback waits");
+        is_released.recv().expect("release returns");
+        callback.join().expect("the callback returns");
+    });
+    let log = world.take_log();
+    let place = |what| log.iter().position(|&w| w == what).expect(what);
+    assert!(place("ib_core revoked") < place("released"), "{log:?}");
+    assert!(place("unmap") < place("table freed"), "{log:?}");
+    assert_eq!(log.iter().filter(|&&w| w == "unmap").count(), 1, "{log:?}");
+}
+
+#[test]
+fn a_callback_after_release_calls_nobody() {
+    let r = Registration::up(0x19_0000_0000);
+    r.lease.unmap();
+    // Another process releases: the provider keeps the pin.
+    r.world.fail("unpin");
+    let world = r.world.clone();
+    drop(r);
+    assert_eq!(
+        world.take_log(),
+        ["unmap", "unpin by a stranger", "table freed"]
+    );
+    world.free();
+    assert_eq!(world.take_log(), ["callback", "callback returns"]);
+}
+
+#[test]
+fn what_cannot_be_built_is_undone() {
+    let r = Registration::at(0x1a_0000_0000);
+    r.admit().expect("admitted");
+    r.world.fail("table");
+    assert_eq!(r.map().err(), Some(Refusal::NoMemory));
+    assert_eq!(r.world.take_log(), ["pin", "map", "unmap"]);
+    r.world.fail("map");
+    assert_eq!(r.map().err(), Some(Refusal::MapResource));
+    let world = r.world.clone();
+    drop(r);
+    assert_eq!(world.take_log(), ["map", "unpin"]);
+}
+
+/// Free against release, both at once: whoever is first, one unmaps, and nobody hangs.
+#[test]
+fn free_beside_release_at_random() {
+    for round in 0..2000u64 {
+        let r = Registration::up(0x20_0000_0000 + round * 0x100_0000);
+        let world = r.world.clone();
+        thread::scope(|s| {
+            s.spawn(|| world.free());
+            s.spawn(move || drop(r.lease));
+        });
+        let log = world.take_log();
+        let count = |what| log.iter().filter(|&&w| w == what).count();
+        assert_eq!(
+            (count("unmap"), count("table freed")),
+            (1, 1),
+            "round {round}: {log:?}"
+        );
+        assert_eq!(
+            count("unpin") + count("no unpin"),
+            1,
+            "round {round}: {log:?}"
+        );
+    }
+}
