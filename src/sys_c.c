@@ -24,6 +24,8 @@ MODULE_PARM_DESC(persistent_api_support,
 
 /* Rust's module! has no key for it, and every consumer looks at it. */
 MODULE_VERSION(PEERMEM_VERSION);
+/* ib_core keeps 16 bytes of it, of which the last is a flag. */
+static_assert(sizeof(PEERMEM_VERSION) <= 15);
 
 int peermem_peerdirect_support(void)
 {
