@@ -1,0 +1,887 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+/*
+ * Peer memory: umems whose memory belongs to another driver.
+ *
+ * A process registers an address that get_user_pages() cannot pin, since no
+ * struct page stands behind it: memory of a GPU, mapped through a PCI BAR. If
+ * the RDMA driver allows it, ib_core then asks the peer-memory clients, in
+ * the order of their registration, whose address this is, and has the one
+ * that answers pin the memory and map it for the RDMA device.
+ *
+ *	acquire -> get_pages -> dma_map		ib_umem_get_peer()
+ *	dma_unmap -> put_pages			ib_umem_stop_invalidation_notifier()
+ *	release					ib_umem_release()
+ *
+ * This is a test fixture. It gives mainline, which never had the interface,
+ * the behaviour of MLNX_OFED and DOCA-OFED from 25.04 on, as clients see it
+ * there, including what is awkward for them: a client that only works with a
+ * better ib_core than the one it will meet is of no use. Such places are
+ * marked "as OFED". A test can stop threads at the places marked
+ * test_hold_here().
+ *
+ * Lock order
+ *
+ *	mmap_lock (a provider may revoke from munmap())
+ *	  locks of the provider that it holds when it revokes
+ *	    ib_umem_peer::mapping_lock
+ *	      locks of the RDMA driver, and the client's own
+ *	      ib_peer_client::umems.xa_lock
+ *
+ *	peer_memory_mutex
+ *	  what acquire() takes: locks of the client and of the provider
+ *
+ * peer_memory_mutex and mapping_lock never nest in either order.
+ *
+ * What follows for the three parties:
+ *
+ * - A client that revokes must not wait, in get_pages() and dma_map(), for a
+ *   lock that is held around its call of the invalidation function: ib_core
+ *   calls them with mapping_lock held, and the invalidation takes that.
+ *   The same holds for dma_unmap() and put_pages(), unless the client has set
+ *   PEER_MEM_INVALIDATE_UNMAPS; and for put_pages() after a dma_map() that
+ *   has failed in any case.
+ * - An RDMA driver that has been given a umem with IB_PEER_MEM_INVAL_SUPP
+ *   holds mapping_lock without seeing it. It must not fault in user memory
+ *   before ib_umem_activate_invalidation_notifier().
+ * - Umems of clients that do not revoke have a lock class of their own. No
+ *   invalidation takes their mapping_lock, so theirs may be taken outside
+ *   the provider's locks, and lockdep need not hear of it.
+ *
+ * mapping_lock is locked in one function and unlocked in another, but always
+ * by the task that runs the verb, as mutexes demand.
+ */
+
+#include <linux/completion.h>
+#include <linux/debugfs.h>
+#include <linux/device.h>
+#include <linux/kobject.h>
+#include <linux/kref.h>
+#include <linux/list.h>
+#include <linux/module.h>
+#include <linux/mutex.h>
+#include <linux/refcount.h>
+#include <linux/sched/mm.h>
+#include <linux/slab.h>
+#include <linux/sysfs.h>
+#include <linux/test_hold.h>
+#include <linux/xarray.h>
+#include <rdma/ib_umem.h>
+#include <rdma/ib_verbs.h>
+#include <rdma/peer_mem.h>
+
+#include "core_priv.h"
+
+/* The ticket of a umem that cannot be invalidated. */
+#define PEER_NO_TICKET		U32_MAX
+
+static bool peer_mem_sysfs = true;
+module_param(peer_mem_sysfs, bool, 0444);
+MODULE_PARM_DESC(peer_mem_sysfs,
+		 "Show peer-memory clients in /sys/kernel/mm/memory_peers; N is what kernels since 6.4 look like, which do not export mm_kobj (default: Y)");
+
+/*
+ * Tickets are handed out in a circle. With all 32 bits of it no test lives to
+ * see a number come round and stand for somebody else's umem. A test that has
+ * made the circle small must not register from other threads meanwhile: a
+ * ticket is free for the next umem before release() has told its client, and
+ * no client can be right about it in between.
+ */
+static u32 peer_tickets = PEER_NO_TICKET;
+
+/*
+ * Where a test can stop a thread; in the order in which a umem gets there.
+ * before_dma_unmap and before_put_pages are passed with mapping_lock held
+ * unless the client is one with PEER_MEM_INVALIDATE_UNMAPS.
+ */
+TEST_HOLD(before_get_pages);	/* acquired, mapping_lock held, no ticket */
+TEST_HOLD(before_dma_map);	/* pinned, ticket known, mapping_lock held */
+TEST_HOLD(before_activate);	/* mapped, mapping_lock held */
+TEST_HOLD(invalidate_got_ref);	/* umem found and referenced, no lock held */
+TEST_HOLD(invalidate_locked);	/* umem is mapped, mapping_lock held */
+TEST_HOLD(invalidate_unlocked);	/* umem is dealt with, no lock held */
+TEST_HOLD(before_dma_unmap);	/* notifier stopped, table not yet restored */
+TEST_HOLD(before_put_pages);	/* between dma_unmap() and put_pages() */
+TEST_HOLD(before_release);	/* ticket forgotten, no lock held */
+TEST_HOLD(after_release);	/* released and uncounted, pointer not cleared */
+
+static struct test_hold *const peer_holds[] = {
+	&before_get_pages,
+	&before_dma_map,
+	&before_activate,
+	&invalidate_got_ref,
+	&invalidate_locked,
+	&invalidate_unlocked,
+	&before_dma_unmap,
+	&before_put_pages,
+	&before_release,
+	&after_release,
+};
+
+enum peer_stat {
+	PEER_ALLOC_MRS,
+	PEER_DEALLOC_MRS,
+	PEER_REG_PAGES,
+	PEER_DEREG_PAGES,
+	PEER_REG_BYTES,
+	PEER_DEREG_BYTES,
+	PEER_FREE_CALLBACKS,
+	PEER_STATS
+};
+
+/**
+ * struct ib_peer_client - a registered client
+ * @kobj: its directory under memory_peers, and what frees this structure
+ * @ops: what it gave us; its property, valid until it has unregistered
+ * @entry: in peer_clients
+ * @usecnt: one for the registration and one for every acquired context
+ * @unused: completed when @usecnt is zero
+ * @can_revoke: it took the invalidation function, so only drivers that can
+ *	lose a umem may have its memory
+ * @umems: ticket to &struct ib_umem_peer
+ * @next_ticket: where the search for a free ticket goes on
+ * @stats: what memory_peers shows
+ */
+struct ib_peer_client {
+	struct kobject kobj;
+	const struct peer_memory_client *ops;
+	struct list_head entry;
+	refcount_t usecnt;
+	struct completion unused;
+	bool can_revoke;
+	struct xarray umems;
+	u32 next_ticket;
+	atomic64_t stats[PEER_STATS];
+};
+
+enum peer_state {
+	PEER_UNMAPPED,		/* not yet, no longer, or never mapped */
+	PEER_MAPPED,
+	PEER_INVALIDATED,	/* client has revoked and unmaps by itself */
+};
+
+/* An entry of the client's table as it was before it was trimmed. */
+struct peer_sg_save {
+	struct scatterlist *sg;
+	dma_addr_t dma_address;
+	unsigned int dma_length;
+	unsigned int length;
+};
+
+/**
+ * struct ib_umem_peer - a umem of a client's memory
+ * @umem: what the RDMA driver sees; its table is the client's, with pages NULL
+ * @kref: one for the RDMA driver, one for each invalidation under way
+ * @client: whose memory this is; NULL from the end of the release on
+ * @context: the client's name for it
+ * @dma_device: the device that it is mapped for, or NULL
+ * @mapping_lock: guards @state and @func, and keeps an invalidation out while
+ *	they change
+ * @pending: mapping_lock has been held since ib_umem_get_peer(). For the
+ *	driver's thread alone.
+ * @stopped: no invalidation acts any more. For the driver's thread alone.
+ * @state: who has to unmap, if any
+ * @ticket: the number by which the client invalidates, or PEER_NO_TICKET
+ * @func: stops the RDMA driver's use of the umem
+ * @priv: argument of @func
+ * @first: first entry of the table
+ * @last: last entry of the table, which may be the first
+ */
+struct ib_umem_peer {
+	struct ib_umem umem;
+	struct kref kref;
+	struct ib_peer_client *client;
+	void *context;
+	struct device *dma_device;
+	struct mutex mapping_lock;
+	bool pending;
+	bool stopped;
+	enum peer_state state;
+	u32 ticket;
+	umem_invalidate_func_t func;
+	void *priv;
+	struct peer_sg_save first;
+	struct peer_sg_save last;
+};
+
+/* Guards what follows, and is held while a client's acquire() runs. */
+static DEFINE_MUTEX(peer_memory_mutex);
+static LIST_HEAD(peer_clients);
+static struct kobject *peers_kobj;
+/* Directories in peers_kobj; a client keeps its own until it is unused. */
+static unsigned int peers_kobj_users;
+
+static struct dentry *peer_debugfs;
+
+static inline struct ib_umem_peer *to_ib_umem_peer(struct ib_umem *umem)
+{
+	return container_of(umem, struct ib_umem_peer, umem);
+}
+
+static void peer_count(struct ib_peer_client *client, enum peer_stat stat,
+		       u64 n)
+{
+	atomic64_add(n, &client->stats[stat]);
+}
+
+/*
+ * Whether the client unmaps and unpins by itself after an invalidation. The
+ * last byte of the version says that flags follow the structure.
+ */
+static bool peer_invalidate_unmaps(const struct peer_memory_client *ops)
+{
+	const struct peer_memory_client_ex *ex;
+
+	if (!ops->version[IB_PEER_MEMORY_VER_MAX - 1])
+		return false;
+
+	ex = container_of(ops, const struct peer_memory_client_ex, client);
+	if (ex->ex_size < offsetofend(struct peer_memory_client_ex, flags))
+		return false;
+
+	return ex->flags & PEER_MEM_INVALIDATE_UNMAPS;
+}
+
+/* memory_peers */
+
+struct peer_attribute {
+	struct attribute attr;
+	enum peer_stat stat;
+};
+
+#define PEER_ATTR(_name, _stat)						\
+	static struct peer_attribute peer_attr_##_name = {		\
+		.attr = { .name = #_name, .mode = 0444 },		\
+		.stat = _stat,						\
+	}
+
+/* PEER_STATS is no counter: the attribute shows the version instead. */
+PEER_ATTR(version, PEER_STATS);
+PEER_ATTR(num_alloc_mrs, PEER_ALLOC_MRS);
+PEER_ATTR(num_dealloc_mrs, PEER_DEALLOC_MRS);
+PEER_ATTR(num_reg_pages, PEER_REG_PAGES);
+PEER_ATTR(num_dereg_pages, PEER_DEREG_PAGES);
+PEER_ATTR(num_reg_bytes, PEER_REG_BYTES);
+PEER_ATTR(num_dereg_bytes, PEER_DEREG_BYTES);
+PEER_ATTR(num_free_callbacks, PEER_FREE_CALLBACKS);
+
+static struct attribute *peer_attrs[] = {
+	&peer_attr_version.attr,
+	&peer_attr_num_alloc_mrs.attr,
+	&peer_attr_num_dealloc_mrs.attr,
+	&peer_attr_num_reg_pages.attr,
+	&peer_attr_num_dereg_pages.attr,
+	&peer_attr_num_reg_bytes.attr,
+	&peer_attr_num_dereg_bytes.attr,
+	&peer_attr_num_free_callbacks.attr,
+	NULL
+};
+ATTRIBUTE_GROUPS(peer);
+
+static ssize_t peer_attr_show(struct kobject *kobj, struct attribute *attr,
+			      char *buf)
+{
+	struct ib_peer_client *client =
+		container_of(kobj, struct ib_peer_client, kobj);
+	enum peer_stat stat =
+		container_of(attr, struct peer_attribute, attr)->stat;
+
+	if (stat == PEER_STATS)
+		return sysfs_emit(buf, "%.*s\n", IB_PEER_MEMORY_VER_MAX - 1,
+				  client->ops->version);
+
+	return sysfs_emit(buf, "%lld\n", atomic64_read(&client->stats[stat]));
+}
+
+static const struct sysfs_ops peer_sysfs_ops = {
+	.show = peer_attr_show,
+};
+
+static void peer_client_free(struct kobject *kobj)
+{
+	struct ib_peer_client *client =
+		container_of(kobj, struct ib_peer_client, kobj);
+
+	xa_destroy(&client->umems);
+	kfree(client);
+}
+
+static const struct kobj_type peer_client_type = {
+	.release = peer_client_free,
+	.sysfs_ops = &peer_sysfs_ops,
+	.default_groups = peer_groups,
+};
+
+/* Caller holds peer_memory_mutex. */
+static int peer_sysfs_add(struct ib_peer_client *client)
+{
+	int ret;
+
+	if (!peer_mem_sysfs)
+		return 0;
+
+	if (!peers_kobj) {
+		peers_kobj = kobject_create_and_add("memory_peers", mm_kobj);
+		if (!peers_kobj)
+			return -ENOMEM;
+	}
+
+	/* This is what makes names unique, and nothing else does (as OFED). */
+	ret = kobject_add(&client->kobj, peers_kobj, "%s", client->ops->name);
+	if (!ret) {
+		peers_kobj_users++;
+	} else if (!peers_kobj_users) {
+		kobject_put(peers_kobj);
+		peers_kobj = NULL;
+	}
+	return ret;
+}
+
+/* Caller holds peer_memory_mutex. */
+static void peer_sysfs_del(struct ib_peer_client *client)
+{
+	if (!peer_mem_sysfs)
+		return;
+
+	kobject_del(&client->kobj);
+	if (!--peers_kobj_users) {
+		kobject_put(peers_kobj);
+		peers_kobj = NULL;
+	}
+}
+
+/* Clients */
+
+static void peer_client_put(struct ib_peer_client *client)
+{
+	if (refcount_dec_and_test(&client->usecnt))
+		complete(&client->unused);
+}
+
+static bool peer_client_valid(const struct peer_memory_client *ops)
+{
+	/*
+	 * get_page_size() is not asked for, though it is called without a
+	 * check (as OFED): mandatory for all that succeed in mapping.
+	 */
+	if (ops->acquire && ops->get_pages && ops->put_pages && ops->dma_map &&
+	    ops->dma_unmap)
+		return true;
+
+	pr_err("peer memory: client %s lacks a mandatory function\n",
+	       ops->name);
+	return false;
+}
+
+static int ib_invalidate_peer_memory(void *reg_handle, u64 core_context);
+
+/**
+ * ib_register_peer_memory_client - offer memory to RDMA devices
+ * @peer_client: the client; must stay as it is until it has unregistered
+ * @invalidate_callback: where to store the function by which the client
+ *	revokes, or NULL if it never does
+ *
+ * Return: a handle, or NULL. Never an ERR_PTR().
+ */
+void *ib_register_peer_memory_client(const struct peer_memory_client *peer_client,
+				     invalidate_peer_memory *invalidate_callback)
+{
+	struct ib_peer_client *client;
+
+	if (!peer_client_valid(peer_client))
+		return NULL;
+
+	client = kzalloc_obj(*client);
+	if (!client)
+		return NULL;
+
+	kobject_init(&client->kobj, &peer_client_type);
+	client->ops = peer_client;
+	refcount_set(&client->usecnt, 1);
+	init_completion(&client->unused);
+	xa_init_flags(&client->umems, XA_FLAGS_ALLOC);
+	if (invalidate_callback) {
+		client->can_revoke = true;
+		*invalidate_callback = ib_invalidate_peer_memory;
+	}
+
+	mutex_lock(&peer_memory_mutex);
+	if (peer_sysfs_add(client)) {
+		mutex_unlock(&peer_memory_mutex);
+		kobject_put(&client->kobj);
+		return NULL;
+	}
+	list_add_tail(&client->entry, &peer_clients);
+	mutex_unlock(&peer_memory_mutex);
+
+	return client;
+}
+EXPORT_SYMBOL(ib_register_peer_memory_client);
+
+/**
+ * ib_unregister_peer_memory_client - take the offer back
+ * @reg_handle: what ib_register_peer_memory_client() returned
+ *
+ * Returns when the last umem of the client is gone, however long that takes;
+ * no signal ends the wait. No function of the client is called afterwards.
+ */
+void ib_unregister_peer_memory_client(void *reg_handle)
+{
+	struct ib_peer_client *client = reg_handle;
+
+	mutex_lock(&peer_memory_mutex);
+	list_del(&client->entry);
+	mutex_unlock(&peer_memory_mutex);
+
+	peer_client_put(client);
+	wait_for_completion(&client->unused);
+
+	mutex_lock(&peer_memory_mutex);
+	peer_sysfs_del(client);
+	mutex_unlock(&peer_memory_mutex);
+	kobject_put(&client->kobj);
+}
+EXPORT_SYMBOL(ib_unregister_peer_memory_client);
+
+/*
+ * The mutex is held while clients make up their minds, so that one that is
+ * about to unregister is either not asked or waited for. That all
+ * registrations of a machine queue up here is as OFED.
+ */
+static struct ib_peer_client *peer_client_acquire(unsigned long addr,
+						  size_t size,
+						  unsigned long peer_mem_flags,
+						  void **context)
+{
+	struct ib_peer_client *client;
+
+	mutex_lock(&peer_memory_mutex);
+	list_for_each_entry(client, &peer_clients, entry) {
+		if (client->can_revoke &&
+		    !(peer_mem_flags & IB_PEER_MEM_INVAL_SUPP))
+			continue;
+
+		/* An error is "not mine" like any other no (as OFED). */
+		if (client->ops->acquire(addr, size, NULL, NULL, context) > 0) {
+			refcount_inc(&client->usecnt);
+			mutex_unlock(&peer_memory_mutex);
+			return client;
+		}
+	}
+	mutex_unlock(&peer_memory_mutex);
+	return NULL;
+}
+
+static void peer_client_release(struct ib_peer_client *client, void *context)
+{
+	if (client->ops->release)
+		client->ops->release(context);
+	peer_client_put(client);
+}
+
+/* Umems */
+
+static void peer_umem_free(struct kref *kref)
+{
+	struct ib_umem_peer *peer =
+		container_of(kref, struct ib_umem_peer, kref);
+
+	put_device(peer->dma_device);
+	mutex_destroy(&peer->mapping_lock);
+	kfree(peer);
+}
+
+static void peer_umem_put(struct ib_umem_peer *peer)
+{
+	kref_put(&peer->kref, peer_umem_free);
+}
+
+static void peer_sg_trim(struct peer_sg_save *save, struct scatterlist *sg,
+			 unsigned long head, unsigned long tail)
+{
+	save->sg = sg;
+	save->dma_address = sg_dma_address(sg);
+	save->dma_length = sg_dma_len(sg);
+	save->length = sg->length;
+
+	sg_dma_address(sg) += head;
+	sg_dma_len(sg) -= head + tail;
+	/* Elsewhere the two lengths are one, and have been trimmed already. */
+	if (IS_ENABLED(CONFIG_NEED_SG_DMA_LENGTH))
+		sg->length -= head + tail;
+}
+
+static void peer_sg_restore(const struct peer_sg_save *save)
+{
+	if (!save->sg)
+		return;
+
+	sg_dma_address(save->sg) = save->dma_address;
+	sg_dma_len(save->sg) = save->dma_length;
+	save->sg->length = save->length;
+}
+
+/*
+ * The client's table covers whole pages of the client. RDMA drivers expect
+ * one that begins and ends with the pages of the CPU in which the umem begins
+ * and ends: they find the place of the first byte by ib_umem_offset().
+ */
+static void peer_trim(struct ib_umem_peer *peer, unsigned long peer_page_size)
+{
+	struct sg_table *sgt = &peer->umem.sgt_append.sgt;
+	unsigned long start = peer->umem.address;
+	unsigned long end = start + peer->umem.length;
+	struct scatterlist *sg;
+	int i;
+
+	for_each_sgtable_dma_sg(sgt, sg, i) {
+		if (i == 0)
+			peer_sg_trim(&peer->first, sg,
+				     ALIGN_DOWN(start, PAGE_SIZE) -
+				     ALIGN_DOWN(start, peer_page_size), 0);
+		if (i == sgt->nents - 1)
+			peer_sg_trim(&peer->last, sg, 0,
+				     ALIGN(end, peer_page_size) -
+				     ALIGN(end, PAGE_SIZE));
+	}
+}
+
+/* The other way round: a single entry has been trimmed twice. */
+static void peer_untrim(struct ib_umem_peer *peer)
+{
+	peer_sg_restore(&peer->last);
+	peer_sg_restore(&peer->first);
+}
+
+/*
+ * End the mapping, after @peer->state has been changed from @from to @to under
+ * mapping_lock. This itself may run without that lock.
+ */
+static void peer_unmap(struct ib_umem_peer *peer, enum peer_state from,
+		       enum peer_state to)
+{
+	struct ib_peer_client *client = peer->client;
+	struct sg_table *sgt = &peer->umem.sgt_append.sgt;
+
+	if (from == PEER_MAPPED) {
+		/*
+		 * A write to the client's memory: it has to keep the table
+		 * until release(), also when it has revoked (as OFED).
+		 */
+		peer_untrim(peer);
+
+		if (to == PEER_UNMAPPED) {
+			client->ops->dma_unmap(sgt, peer->context,
+					       peer->dma_device);
+			test_hold_here(&before_put_pages);
+			client->ops->put_pages(sgt, peer->context);
+		}
+
+		/* From here on it is the client's alone. */
+		memset(&peer->umem.sgt_append, 0,
+		       sizeof(peer->umem.sgt_append));
+		peer_count(client, PEER_DEALLOC_MRS, 1);
+	}
+
+	if (from != PEER_UNMAPPED && to == PEER_UNMAPPED) {
+		/* The table is gone by now, so this adds 0 (as OFED). */
+		peer_count(client, PEER_DEREG_PAGES, sgt->nents);
+		peer_count(client, PEER_DEREG_BYTES, peer->umem.length);
+	}
+}
+
+/*
+ * What a client calls to revoke a umem, from any context that may sleep. It
+ * may hold locks of its own.
+ */
+static int ib_invalidate_peer_memory(void *reg_handle, u64 core_context)
+{
+	struct ib_peer_client *client = reg_handle;
+	struct ib_umem_peer *peer;
+	bool unmaps;
+
+	peer_count(client, PEER_FREE_CALLBACKS, 1);
+
+	/*
+	 * The umem may be on its way out. While its ticket is known, though,
+	 * the driver's reference has not been dropped.
+	 */
+	xa_lock(&client->umems);
+	peer = xa_load(&client->umems, core_context);
+	if (peer)
+		kref_get(&peer->kref);
+	xa_unlock(&client->umems);
+	if (!peer)
+		return 0;
+
+	test_hold_here(&invalidate_got_ref);
+
+	mutex_lock(&peer->mapping_lock);
+	/*
+	 * Not @client, which is the same but for one case: after release()
+	 * the pointer is NULL, and this the end of a client that lets
+	 * release() return while it is in here (as OFED).
+	 */
+	unmaps = peer_invalidate_unmaps(READ_ONCE(peer->client)->ops);
+
+	if (peer->state == PEER_MAPPED) {
+		test_hold_here(&invalidate_locked);
+		if (peer->func)
+			peer->func(&peer->umem, peer->priv);
+
+		peer->state = unmaps ? PEER_INVALIDATED : PEER_UNMAPPED;
+		peer_unmap(peer, PEER_MAPPED, peer->state);
+	}
+	mutex_unlock(&peer->mapping_lock);
+
+	test_hold_here(&invalidate_unlocked);
+	peer_umem_put(peer);
+	return 0;
+}
+
+/**
+ * ib_umem_activate_invalidation_notifier - be told when a umem is revoked
+ * @umem: a umem from ib_umem_get_peer()
+ * @func: called at most once, with a lock of ib_core held; when it returns the
+ *	device does not access the memory any more
+ * @priv: its argument
+ *
+ * A umem whose client may revoke cannot do so before this call, which comes
+ * when the driver has read the table for the last time. @func may run before
+ * this function returns. Nothing happens for any other umem.
+ */
+void ib_umem_activate_invalidation_notifier(struct ib_umem *umem,
+					    umem_invalidate_func_t func,
+					    void *priv)
+{
+	struct ib_umem_peer *peer = to_ib_umem_peer(umem);
+
+	if (!umem->is_peer || !peer->pending)
+		return;
+
+	test_hold_here(&before_activate);
+	peer->func = func;
+	peer->priv = priv;
+	peer->pending = false;
+	/* Locked by ib_peer_umem_get(). */
+	mutex_unlock(&peer->mapping_lock);
+}
+EXPORT_SYMBOL(ib_umem_activate_invalidation_notifier);
+
+/**
+ * ib_umem_stop_invalidation_notifier - unmap a peer umem
+ * @umem: any umem
+ *
+ * The caller has made sure that the device does not access the memory any
+ * more. The function that was given to
+ * ib_umem_activate_invalidation_notifier(), if any, does not run and will not
+ * run when this returns. The umem has no table afterwards; all that is left
+ * to do with it is ib_umem_release(). Nothing happens for a umem that is not
+ * a peer's.
+ */
+void ib_umem_stop_invalidation_notifier(struct ib_umem *umem)
+{
+	struct ib_umem_peer *peer = to_ib_umem_peer(umem);
+	enum peer_state from;
+	bool unmaps;
+
+	if (!umem->is_peer || peer->stopped)
+		return;
+
+	unmaps = peer_invalidate_unmaps(peer->client->ops);
+
+	if (peer->pending)
+		peer->pending = false;	/* never activated, still locked */
+	else
+		mutex_lock(&peer->mapping_lock);
+
+	peer->stopped = true;
+	peer->func = NULL;
+	from = peer->state;
+	peer->state = PEER_UNMAPPED;
+
+	/*
+	 * A client that unmaps by itself synchronises that with dma_unmap() by
+	 * a lock that it holds when it invalidates. For that client an
+	 * invalidation from here on does nothing in ib_core, and the client's
+	 * part runs beside what follows (as OFED). Other clients are called
+	 * under mapping_lock, and must not need such a lock.
+	 */
+	if (unmaps)
+		mutex_unlock(&peer->mapping_lock);
+
+	if (from == PEER_MAPPED)
+		test_hold_here(&before_dma_unmap);
+	peer_unmap(peer, from, PEER_UNMAPPED);
+
+	if (!unmaps)
+		mutex_unlock(&peer->mapping_lock);
+}
+EXPORT_SYMBOL(ib_umem_stop_invalidation_notifier);
+
+/**
+ * ib_peer_umem_get - turn a umem that could not be pinned into a peer's
+ * @old_umem: says what is wanted, and has no pages; freed on success
+ * @old_ret: why it could not be pinned
+ * @peer_mem_flags: &enum ib_peer_mem_flags
+ * @dma_device: to map for; NULL goes to the client as it is
+ *
+ * Where the client may revoke, the umem's mapping_lock is held on success.
+ *
+ * Return: the new umem, or an ERR_PTR() of @old_ret if no client wants the
+ * address, or of what the client returned.
+ */
+struct ib_umem *ib_peer_umem_get(struct ib_umem *old_umem, int old_ret,
+				 unsigned long peer_mem_flags,
+				 struct device *dma_device)
+{
+	static struct lock_class_key never_revoked_key;
+	const struct peer_memory_client *ops;
+	struct ib_peer_client *client;
+	struct ib_umem_peer *peer;
+	unsigned long page_size;
+	struct sg_table *sgt;
+	void *context;
+	int ret;
+
+	client = peer_client_acquire(old_umem->address, old_umem->length,
+				     peer_mem_flags, &context);
+	if (!client)
+		return ERR_PTR(old_ret);
+	ops = client->ops;
+
+	peer = kzalloc_obj(*peer);
+	if (!peer) {
+		ret = -ENOMEM;
+		goto err_release;
+	}
+
+	kref_init(&peer->kref);
+	peer->umem = *old_umem;
+	memset(&peer->umem.sgt_append, 0, sizeof(peer->umem.sgt_append));
+	peer->umem.is_peer = 1;
+	peer->client = client;
+	peer->context = context;
+	peer->dma_device = get_device(dma_device);
+	peer->ticket = PEER_NO_TICKET;
+	mutex_init(&peer->mapping_lock);
+	if (!client->can_revoke)
+		lockdep_set_class_and_name(&peer->mapping_lock,
+					   &never_revoked_key,
+					   "mapping_lock/never_revoked");
+	sgt = &peer->umem.sgt_append.sgt;
+
+	mutex_lock(&peer->mapping_lock);
+	test_hold_here(&before_get_pages);
+
+	if (client->can_revoke) {
+		u32 tickets = max(READ_ONCE(peer_tickets), 1);
+
+		ret = xa_alloc_cyclic(&client->umems, &peer->ticket, peer,
+				      XA_LIMIT(0, tickets - 1),
+				      &client->next_ticket, GFP_KERNEL);
+		if (ret < 0)
+			goto err_unlock;
+	}
+
+	/*
+	 * Always for writing, so that copy-on-write is broken now and not
+	 * under the device. @force tells the client not to insist on write
+	 * permission when the device will only read.
+	 */
+	ret = ops->get_pages(peer->umem.address, peer->umem.length, 1,
+			     !peer->umem.writable, NULL, context,
+			     peer->ticket);
+	if (ret)
+		goto err_ticket;
+
+	test_hold_here(&before_dma_map);
+
+	ret = ops->dma_map(sgt, context, dma_device, 0, (int *)&sgt->nents);
+	if (ret)
+		goto err_pages;
+
+	page_size = ops->get_page_size(context);
+	if (page_size != PAGE_SIZE)
+		peer_trim(peer, page_size);
+
+	peer->state = PEER_MAPPED;
+	peer_count(client, PEER_ALLOC_MRS, 1);
+	/* Entries of the table, whatever their size (as OFED). */
+	peer_count(client, PEER_REG_PAGES, sgt->nents);
+	peer_count(client, PEER_REG_BYTES, peer->umem.length);
+
+	if (client->can_revoke)
+		peer->pending = true;
+	else
+		mutex_unlock(&peer->mapping_lock);
+
+	kfree(old_umem);
+	return &peer->umem;
+
+err_pages:
+	/* Under mapping_lock for every kind of client (as OFED). */
+	ops->put_pages(sgt, context);
+err_ticket:
+	if (client->can_revoke)
+		xa_erase(&client->umems, peer->ticket);
+err_unlock:
+	mutex_unlock(&peer->mapping_lock);
+	peer_umem_put(peer);
+err_release:
+	peer_client_release(client, context);
+	/*
+	 * Passed on as it is. A client that returns a positive number has its
+	 * registration go on with a wild pointer (as OFED).
+	 */
+	return ERR_PTR(ret);
+}
+
+/**
+ * ib_peer_umem_release - release a peer umem
+ * @umem: a umem from ib_peer_umem_get()
+ */
+void ib_peer_umem_release(struct ib_umem *umem)
+{
+	struct ib_umem_peer *peer = to_ib_umem_peer(umem);
+	struct ib_peer_client *client = peer->client;
+
+	/* Without a stop, @func may have run on what the driver has freed. */
+	WARN_ON(peer->func);
+	ib_umem_stop_invalidation_notifier(umem);
+
+	if (peer->ticket != PEER_NO_TICKET)
+		xa_erase(&client->umems, peer->ticket);
+
+	test_hold_here(&before_release);
+	peer_client_release(client, peer->context);
+	test_hold_here(&after_release);
+
+	/*
+	 * After release() and without a lock (as OFED). An invalidation that
+	 * took its reference before the ticket was erased will follow this
+	 * pointer: the client has to keep release() from returning while it
+	 * is inside the invalidation function.
+	 */
+	WRITE_ONCE(peer->client, NULL);
+
+	atomic64_sub(ib_umem_num_pages(umem), &umem->owning_mm->pinned_vm);
+	mmdrop(umem->owning_mm);
+	peer_umem_put(peer);
+}
+
+void ib_peer_mem_init(void)
+{
+	struct dentry *hold;
+	int i;
+
+	peer_debugfs = debugfs_create_dir("ib_peer_mem", NULL);
+	debugfs_create_u32("tickets", 0600, peer_debugfs, &peer_tickets);
+	hold = debugfs_create_dir("hold", peer_debugfs);
+	for (i = 0; i < ARRAY_SIZE(peer_holds); i++)
+		test_hold_debugfs(hold, peer_holds[i]);
+}
+
+void ib_peer_mem_exit(void)
+{
+	debugfs_remove_recursive(peer_debugfs);
+}

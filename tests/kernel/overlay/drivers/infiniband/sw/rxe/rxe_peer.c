@@ -1,0 +1,869 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+/*
+ * Memory regions over peer memory.
+ *
+ * A network card given such a region would put its DMA addresses on the bus.
+ * This one is software, so it follows each DMA address to the physical address
+ * that the bus would have delivered it to, through the IOMMU's own tables where
+ * an IOMMU stands between, and maps that into the kernel. A DMA address that
+ * leads nowhere fails the registration, as the card's access would have failed.
+ *
+ * A region is kept as runs: stretches that are contiguous physically. Their
+ * number depends on how the memory is laid out and not on its size.
+ *
+ * Revoking. The bytes of a region are touched only with &rxe_peer.lock held for
+ * reading and only after a look at &rxe_peer.revoked. Whoever takes the region
+ * away (ib_core's notifier, or the end of the region) sets the flag with the
+ * lock held for writing, so that no access is in flight then and none starts
+ * later, and unmaps the runs while still there: should an access ever slip
+ * through, it faults instead of reaching what has become somebody else's
+ * memory. A reader sleeps at most for the time that unmapping takes. All of
+ * rxe's data path runs from a work queue, where that is allowed; regions on
+ * demand take a mutex at the same places.
+ *
+ * Order of locks: ib_core's mapping_lock of the umem, then &rxe_peer.lock.
+ */
+
+#include <linux/debugfs.h>
+#include <linux/dma-mapping.h>
+#include <linux/io.h>
+#include <linux/iommu.h>
+#include <linux/overflow.h>
+#include <linux/pci.h>
+#include <linux/platform_device.h>
+#include <linux/sched/signal.h>
+#include <linux/seq_file.h>
+
+#include "rxe.h"
+#include "rxe_loc.h"
+
+/* Pages to translate between two looks at signals and the scheduler. */
+#define RXE_PEER_BATCH		4096
+#define RXE_PEER_MIN_RUNS	4
+
+static bool peer_inval = true;
+module_param(peer_inval, bool, 0644);
+MODULE_PARM_DESC(peer_inval, "Take peer memory that can be revoked (IB_PEER_MEM_INVAL_SUPP)");
+
+static unsigned long peer_max_seg = SZ_2G;
+module_param(peer_max_seg, ulong, 0644);
+MODULE_PARM_DESC(peer_max_seg, "max_seg_size in bytes for the network card's PCI device, set when an rxe device is created; 0 leaves its own");
+
+enum rxe_peer_dma {
+	RXE_PEER_DMA_ANCESTOR,
+	RXE_PEER_DMA_NONE,
+	RXE_PEER_DMA_NONPCI,
+	RXE_PEER_DMA_PCI,
+};
+
+/* Guarded by kernel_param_lock(). */
+static struct {
+	enum rxe_peer_dma kind;
+	unsigned int domain, bus, slot, func;
+} rxe_peer_dma;
+
+static int rxe_peer_dma_set(const char *val, const struct kernel_param *kp)
+{
+	unsigned int domain, bus, slot, func;
+	char end;
+
+	if (sysfs_streq(val, "")) {
+		rxe_peer_dma.kind = RXE_PEER_DMA_ANCESTOR;
+		return 0;
+	}
+	if (sysfs_streq(val, "none")) {
+		rxe_peer_dma.kind = RXE_PEER_DMA_NONE;
+		return 0;
+	}
+	if (sysfs_streq(val, "nonpci")) {
+		rxe_peer_dma.kind = RXE_PEER_DMA_NONPCI;
+		return 0;
+	}
+
+	if (sscanf(val, "%x:%x:%x.%x %c", &domain, &bus, &slot, &func, &end) != 4) {
+		domain = 0;
+		if (sscanf(val, "%x:%x.%x %c", &bus, &slot, &func, &end) != 3)
+			return -EINVAL;
+	}
+	if (domain > INT_MAX || bus > 0xff || slot > 0x1f || func > 7)
+		return -EINVAL;
+
+	rxe_peer_dma.kind = RXE_PEER_DMA_PCI;
+	rxe_peer_dma.domain = domain;
+	rxe_peer_dma.bus = bus;
+	rxe_peer_dma.slot = slot;
+	rxe_peer_dma.func = func;
+	return 0;
+}
+
+static int rxe_peer_dma_get(char *buf, const struct kernel_param *kp)
+{
+	switch (rxe_peer_dma.kind) {
+	case RXE_PEER_DMA_NONE:
+		return sysfs_emit(buf, "none\n");
+	case RXE_PEER_DMA_NONPCI:
+		return sysfs_emit(buf, "nonpci\n");
+	case RXE_PEER_DMA_PCI:
+		return sysfs_emit(buf, "%04x:%02x:%02x.%u\n",
+				  rxe_peer_dma.domain, rxe_peer_dma.bus,
+				  rxe_peer_dma.slot, rxe_peer_dma.func);
+	default:
+		return sysfs_emit(buf, "\n");
+	}
+}
+
+static const struct kernel_param_ops rxe_peer_dma_ops = {
+	.set = rxe_peer_dma_set,
+	.get = rxe_peer_dma_get,
+};
+
+module_param_cb(peer_dma_dev, &rxe_peer_dma_ops, NULL, 0644);
+MODULE_PARM_DESC(peer_dma_dev, "DMA device of peer memory: empty for the network card's PCI device, none, nonpci, or [domain:]bus:slot.func");
+
+/**
+ * struct rxe_peer_dev - what an rxe device has for peer memory
+ * @lock: guards @regions
+ * @regions: the live regions, for debugfs
+ * @pci: the network card, NULL if no PCI device is behind the netdev
+ * @own_max_seg: the max_seg_size that @pci had
+ * @set_max_seg: the one that it was given, 0 if none
+ * @dir: debugfs directory
+ */
+struct rxe_peer_dev {
+	struct mutex		lock;	/* guards regions */
+	struct list_head	regions;
+	struct device		*pci;
+	unsigned int		own_max_seg;
+	unsigned int		set_max_seg;
+	struct dentry		*dir;
+};
+
+/**
+ * struct rxe_peer_run - a physically contiguous stretch of a region
+ * @offset: where in the region it begins; it ends where the next begins
+ * @phys: where it is
+ * @va: where it is mapped, in the place of @phys
+ */
+struct rxe_peer_run {
+	u64			offset;
+	union {
+		phys_addr_t	phys;
+		void __iomem	*va;
+	};
+};
+
+/**
+ * struct rxe_peer - the memory of a region
+ * @list: in &rxe_peer_dev.regions
+ * @mr: the region
+ * @dma_dev: the device that the client mapped for, NULL if it was given none
+ * @nents: entries of the client's scatter list
+ * @lock: held for reading while bytes are moved, for writing to revoke
+ * @revoked: the runs are gone for good
+ * @head: offset of the region's first byte in the first run
+ * @size: length of all runs
+ * @nruns: number of runs
+ * @max_runs: room in @runs
+ * @runs: the runs, by offset
+ */
+struct rxe_peer {
+	struct list_head	list;
+	struct rxe_mr		*mr;
+	struct device		*dma_dev;
+	unsigned int		nents;
+	struct rw_semaphore	lock;
+	bool			revoked;
+	unsigned int		head;
+	u64			size;
+	size_t			nruns;
+	size_t			max_runs;
+	struct rxe_peer_run	*runs;
+};
+
+static struct dentry *rxe_peer_root;
+static struct platform_device *rxe_peer_nonpci;
+
+/* The device to map for, with a reference. */
+static int rxe_peer_dma_dev(struct rxe_dev *rxe, struct device **dma_dev)
+{
+	struct pci_dev *pdev;
+	int err = 0;
+
+	*dma_dev = NULL;
+	kernel_param_lock(THIS_MODULE);
+	switch (rxe_peer_dma.kind) {
+	case RXE_PEER_DMA_ANCESTOR:
+		*dma_dev = get_device(rxe->peer->pci);
+		break;
+	case RXE_PEER_DMA_NONE:
+		break;
+	case RXE_PEER_DMA_NONPCI:
+		*dma_dev = get_device(&rxe_peer_nonpci->dev);
+		break;
+	case RXE_PEER_DMA_PCI:
+		pdev = pci_get_domain_bus_and_slot(rxe_peer_dma.domain,
+						   rxe_peer_dma.bus,
+						   PCI_DEVFN(rxe_peer_dma.slot,
+							     rxe_peer_dma.func));
+		if (pdev)
+			*dma_dev = &pdev->dev;
+		else
+			err = -ENODEV;
+		break;
+	}
+	kernel_param_unlock(THIS_MODULE);
+
+	if (err)
+		rxe_err_dev(rxe, "no PCI device at peer_dma_dev\n");
+	return err;
+}
+
+/* The domain that translates DMA addresses of @dev, NULL if nothing does. */
+static struct iommu_domain *rxe_peer_domain(struct device *dev)
+{
+#ifdef CONFIG_IOMMU_API
+	struct iommu_domain *domain = dev ? iommu_get_domain_for_dev(dev) : NULL;
+
+	if (domain && domain->type != IOMMU_DOMAIN_IDENTITY)
+		return domain;
+#endif
+	return NULL;
+}
+
+/* Append @len bytes at @phys. The region's size is always a whole of pages. */
+static int rxe_peer_add(struct rxe_peer *peer, phys_addr_t phys, u64 len)
+{
+	struct rxe_peer_run *run;
+
+	if (peer->nruns) {
+		run = &peer->runs[peer->nruns - 1];
+		if (run->phys + (peer->size - run->offset) == phys)
+			goto out;
+	}
+
+	if (peer->nruns == peer->max_runs) {
+		size_t max = max(2 * peer->max_runs, RXE_PEER_MIN_RUNS);
+
+		/* 16 bytes a run; a fragmented region may need many megabytes. */
+		run = kvrealloc(peer->runs, size_mul(max, sizeof(*run)), GFP_KERNEL);
+		if (!run)
+			return -ENOMEM;
+		peer->runs = run;
+		peer->max_runs = max;
+	}
+
+	run = &peer->runs[peer->nruns++];
+	run->offset = peer->size;
+	run->phys = phys;
+out:
+	peer->size += len;
+	return 0;
+}
+
+/* Append what the DMA addresses [@dma, @dma + @len) lead to. */
+static int rxe_peer_add_dma(struct rxe_peer *peer, struct iommu_domain *domain,
+			    dma_addr_t dma, u64 len)
+{
+	u64 step = domain ? PAGE_SIZE : len;
+	unsigned int batch = 0;
+	dma_addr_t last;
+	int err;
+
+	if (!len || !IS_ALIGNED(dma, PAGE_SIZE) || !IS_ALIGNED(len, PAGE_SIZE) ||
+	    check_add_overflow(dma, (dma_addr_t)(len - 1), &last)) {
+		rxe_err_mr(peer->mr, "bad scatter list entry: %pad + %#llx\n",
+			   &dma, len);
+		return -EINVAL;
+	}
+
+	for (; len; dma += step, len -= step) {
+		phys_addr_t phys = domain ? iommu_iova_to_phys(domain, dma) : dma;
+
+		if (!phys) {
+			rxe_err_mr(peer->mr, "DMA address %pad is not mapped\n",
+				   &dma);
+			return -EFAULT;
+		}
+
+		err = rxe_peer_add(peer, phys, step);
+		if (err)
+			return err;
+
+		if (++batch % RXE_PEER_BATCH == 0) {
+			if (fatal_signal_pending(current))
+				return -EINTR;
+			cond_resched();
+		}
+	}
+
+	return 0;
+}
+
+static int rxe_peer_collect(struct rxe_peer *peer, struct ib_umem *umem)
+{
+	struct iommu_domain *domain = rxe_peer_domain(peer->dma_dev);
+	struct sg_table *sgt = &umem->sgt_append.sgt;
+	struct scatterlist *sg;
+	unsigned int i;
+	u64 pages;
+	int err;
+
+	for_each_sgtable_dma_sg(sgt, sg, i) {
+		err = rxe_peer_add_dma(peer, domain, sg_dma_address(sg),
+				       sg_dma_len(sg));
+		if (err)
+			return err;
+
+		/* Without an IOMMU each entry is one step above. */
+		if (i % RXE_PEER_BATCH == RXE_PEER_BATCH - 1) {
+			if (fatal_signal_pending(current))
+				return -EINTR;
+			cond_resched();
+		}
+	}
+
+	/*
+	 * ib_core has trimmed both ends to the pages that the region touches.
+	 * A table that says otherwise would shift every byte behind the flaw.
+	 */
+	pages = ib_umem_num_pages(umem);
+	if (peer->size != pages << PAGE_SHIFT) {
+		rxe_err_mr(peer->mr, "scatter list of %#llx bytes for %#llx pages\n",
+			   peer->size, pages);
+		return -EINVAL;
+	}
+
+	return 0;
+}
+
+static u64 rxe_peer_run_end(const struct rxe_peer *peer, size_t i)
+{
+	return i + 1 < peer->nruns ? peer->runs[i + 1].offset : peer->size;
+}
+
+/* Unmap the first @n runs. */
+static void rxe_peer_unmap(struct rxe_peer *peer, size_t n)
+{
+	size_t i;
+
+	for (i = 0; i < n; i++) {
+		iounmap(peer->runs[i].va);
+		cond_resched();
+	}
+}
+
+/*
+ * Write-combining, since that is what a BAR of memory is: posted writes, no
+ * side effects of reads, and no cache in which the peer's own writes would go
+ * unseen. It is device memory all the same, hence memcpy_toio() and
+ * memcpy_fromio(): a plain memcpy() may access it in ways that not every
+ * architecture allows there. memremap() would be no gain; it ends in the same
+ * mapping and hides what it is.
+ */
+static int rxe_peer_map(struct rxe_peer *peer)
+{
+	size_t i;
+	int err;
+
+	for (i = 0; i < peer->nruns; i++) {
+		struct rxe_peer_run *run = &peer->runs[i];
+		u64 len = rxe_peer_run_end(peer, i) - run->offset;
+		phys_addr_t phys = run->phys;
+
+		/* Asked here because ioremap() of system RAM splats. */
+		if (region_intersects(phys, len, IORESOURCE_SYSTEM_RAM,
+				      IORES_DESC_NONE) != REGION_DISJOINT) {
+			rxe_err_mr(peer->mr, "%pap + %#llx is system RAM\n",
+				   &phys, len);
+			err = -EFAULT;
+			goto err_unmap;
+		}
+
+		if (fatal_signal_pending(current)) {
+			err = -EINTR;
+			goto err_unmap;
+		}
+
+		run->va = ioremap_wc(phys, len);
+		if (!run->va) {
+			rxe_err_mr(peer->mr, "cannot map %pap + %#llx\n",
+				   &phys, len);
+			err = -ENOMEM;
+			goto err_unmap;
+		}
+
+		cond_resched();
+	}
+
+	return 0;
+
+err_unmap:
+	rxe_peer_unmap(peer, i);
+	return err;
+}
+
+/* No access is in flight when this returns, and none will start. */
+static void rxe_peer_revoke(struct rxe_peer *peer)
+{
+	/* Refuse by rkey at once; who has looked it up already meets @revoked. */
+	WRITE_ONCE(peer->mr->state, RXE_MR_STATE_INVALID);
+
+	down_write(&peer->lock);
+	if (!peer->revoked) {
+		WRITE_ONCE(peer->revoked, true);
+		rxe_peer_unmap(peer, peer->nruns);
+	}
+	up_write(&peer->lock);
+}
+
+/* ib_core's notifier. Sleepable; the umem's mapping_lock is held. */
+static void rxe_peer_invalidate(struct ib_umem *umem, void *priv)
+{
+	rxe_peer_revoke(priv);
+}
+
+static void rxe_peer_free(struct rxe_peer *peer)
+{
+	kvfree(peer->runs);
+	kfree(peer);
+}
+
+static struct rxe_peer *rxe_peer_create(struct rxe_mr *mr, struct ib_umem *umem,
+					struct device *dma_dev)
+{
+	struct rxe_peer *peer;
+	int err;
+
+	/* Refused as any memory is that is not persistent. */
+	if (mr->access & IB_ACCESS_FLUSH_PERSISTENT) {
+		rxe_dbg_mr(mr, "peer memory can't be persistent\n");
+		return ERR_PTR(-EINVAL);
+	}
+
+	peer = kzalloc_obj(*peer);
+	if (!peer)
+		return ERR_PTR(-ENOMEM);
+
+	init_rwsem(&peer->lock);
+	INIT_LIST_HEAD(&peer->list);
+	peer->mr = mr;
+	peer->dma_dev = dma_dev;
+	peer->nents = umem->sgt_append.sgt.nents;
+	peer->head = ib_umem_offset(umem);
+
+	err = rxe_peer_collect(peer, umem);
+	if (!err)
+		err = rxe_peer_map(peer);
+	if (err) {
+		rxe_peer_free(peer);
+		return ERR_PTR(err);
+	}
+
+	return peer;
+}
+
+/**
+ * rxe_peer_umem_get - get the memory of a region, host's or a peer's
+ * @rxe: the rxe device
+ * @mr: the region
+ * @start: user virtual address
+ * @length: length in bytes
+ * @access: IB access flags
+ *
+ * Host memory is the caller's to deal with. A region over peer memory is
+ * complete on return, and may have been revoked already.
+ *
+ * Return: the umem, or an ERR_PTR().
+ */
+struct ib_umem *rxe_peer_umem_get(struct rxe_dev *rxe, struct rxe_mr *mr,
+				  u64 start, u64 length, int access)
+{
+	unsigned long flags = IB_PEER_MEM_ALLOW;
+	struct device *dma_dev;
+	struct rxe_peer *peer;
+	struct ib_umem *umem;
+	int err;
+
+	err = rxe_peer_dma_dev(rxe, &dma_dev);
+	if (err)
+		return ERR_PTR(err);
+
+	if (READ_ONCE(peer_inval))
+		flags |= IB_PEER_MEM_INVAL_SUPP;
+
+	umem = ib_umem_get_peer_with_dma_device(&rxe->ib_dev, dma_dev, start,
+						length, access, flags);
+	if (IS_ERR(umem) || !umem->is_peer)
+		goto put_dev;
+
+	/*
+	 * The umem of a client that revokes comes with its mapping_lock held,
+	 * until the notifier is activated: what is mapped here stays mapped
+	 * until then. ib_umem_release() lets go of it on the way out.
+	 */
+	peer = rxe_peer_create(mr, umem, dma_dev);
+	if (IS_ERR(peer)) {
+		ib_umem_release(umem);
+		umem = ERR_CAST(peer);
+		goto put_dev;
+	}
+
+	/* All in place before the notifier may come. */
+	mr->umem = umem;
+	mr->peer = peer;
+	mr->ibmr.type = IB_MR_TYPE_USER;
+	mr->state = RXE_MR_STATE_VALID;
+	ib_umem_activate_invalidation_notifier(umem, rxe_peer_invalidate, peer);
+
+	mutex_lock(&rxe->peer->lock);
+	list_add_tail(&peer->list, &rxe->peer->regions);
+	mutex_unlock(&rxe->peer->lock);
+
+	return umem;
+
+put_dev:
+	put_device(dma_dev);
+	return umem;
+}
+
+/**
+ * rxe_peer_mr_cleanup - end of a region; nothing for one over host memory
+ * @mr: the region, which nobody can look up any more
+ *
+ * Revoked first, since the next step undoes the DMA mapping. The notifier may
+ * run beside this until ib_umem_stop_invalidation_notifier() has returned;
+ * whichever comes second finds the region revoked.
+ */
+void rxe_peer_mr_cleanup(struct rxe_mr *mr)
+{
+	struct rxe_dev *rxe = to_rdev(mr->ibmr.device);
+	struct rxe_peer *peer = mr->peer;
+
+	if (!peer)
+		return;
+
+	mutex_lock(&rxe->peer->lock);
+	list_del(&peer->list);
+	mutex_unlock(&rxe->peer->lock);
+
+	rxe_peer_revoke(peer);
+	ib_umem_stop_invalidation_notifier(mr->umem);
+	ib_umem_release(mr->umem);
+	mr->umem = NULL;
+
+	put_device(peer->dma_dev);
+	mr->peer = NULL;
+	rxe_peer_free(peer);
+}
+
+/**
+ * rxe_peer_check_rereg - may a region over peer memory change?
+ * @mr: the region
+ * @flags: what is to change, IB_MR_REREG_PD or IB_MR_REREG_ACCESS or both
+ * @access: new IB access flags
+ *
+ * ib_umem_check_rereg() refuses all of them, for cards that have to set up the
+ * region anew. Here the runs serve any domain and any access that the memory
+ * was mapped for, and so does the notifier.
+ *
+ * Return: 0 or a negative errno; -EFAULT if the memory is gone, as setting up
+ * the region anew would have it.
+ */
+int rxe_peer_check_rereg(struct rxe_mr *mr, int flags, int access)
+{
+	if (flags & IB_MR_REREG_ACCESS) {
+		if (access & IB_ACCESS_FLUSH_PERSISTENT)
+			return -EINVAL;
+		if (ib_access_writable(access) && !mr->umem->writable)
+			return -EACCES;
+	}
+
+	return rxe_peer_is_revoked(mr) ? -EFAULT : 0;
+}
+
+/*
+ * Begin an access to [@iova, @iova + @length), which is inside the region as
+ * the user knows it. Every success is followed by rxe_peer_end().
+ */
+static int rxe_peer_begin(struct rxe_mr *mr, u64 iova, u64 length, u64 *offset)
+{
+	struct rxe_peer *peer = mr->peer;
+
+	/* The region starts at @head of the first page, not at the page. */
+	*offset = iova - mr->ibmr.iova + peer->head;
+	if (unlikely(length > peer->size || *offset > peer->size - length))
+		return -EFAULT;
+
+	down_read(&peer->lock);
+	if (unlikely(peer->revoked)) {
+		up_read(&peer->lock);
+		rxe_dbg_mr(mr, "region was revoked\n");
+		return -EKEYREVOKED;
+	}
+
+	return 0;
+}
+
+static void rxe_peer_end(struct rxe_mr *mr)
+{
+	up_read(&mr->peer->lock);
+}
+
+/* Where @offset is mapped; *@length is cut to the end of its run. */
+static void __iomem *rxe_peer_at(const struct rxe_peer *peer, u64 offset,
+				 u64 *length)
+{
+	size_t lo = 0, hi = peer->nruns;
+
+	while (hi - lo > 1) {
+		size_t mid = lo + (hi - lo) / 2;
+
+		if (peer->runs[mid].offset <= offset)
+			lo = mid;
+		else
+			hi = mid;
+	}
+
+	*length = min(*length, rxe_peer_run_end(peer, lo) - offset);
+	return peer->runs[lo].va + (offset - peer->runs[lo].offset);
+}
+
+/**
+ * rxe_peer_copy - move bytes into or out of a region
+ * @mr: the region
+ * @iova: address in the region, checked by the caller
+ * @addr: the other side
+ * @length: number of bytes, checked by the caller
+ * @dir: direction
+ *
+ * Return: 0, or -EKEYREVOKED if the region was revoked.
+ */
+int rxe_peer_copy(struct rxe_mr *mr, u64 iova, void *addr, unsigned int length,
+		  enum rxe_mr_copy_dir dir)
+{
+	u64 offset, left = length;
+	int err;
+
+	err = rxe_peer_begin(mr, iova, length, &offset);
+	if (err)
+		return err;
+
+	while (left) {
+		u64 bytes = left;
+		void __iomem *va = rxe_peer_at(mr->peer, offset, &bytes);
+
+		if (dir == RXE_TO_MR_OBJ)
+			memcpy_toio(va, addr, bytes);
+		else
+			memcpy_fromio(addr, va, bytes);
+
+		offset += bytes;
+		addr += bytes;
+		left -= bytes;
+	}
+
+	if (dir == RXE_TO_MR_OBJ) {
+		/* Leave the combining buffers before a completion is seen. */
+		wmb();
+	}
+
+	rxe_peer_end(mr);
+	return 0;
+}
+
+/* As rxe_peer_begin() for the 8 bytes of an atomic operation. */
+static enum resp_states rxe_peer_begin_atomic(struct rxe_mr *mr, u64 iova,
+					      u64 __iomem **va)
+{
+	u64 offset, bytes = sizeof(u64);
+
+	if (mr_check_range(mr, iova, sizeof(u64))) {
+		rxe_dbg_mr(mr, "iova out of range\n");
+		return RESPST_ERR_RKEY_VIOLATION;
+	}
+
+	if (rxe_peer_begin(mr, iova, sizeof(u64), &offset))
+		return RESPST_ERR_RKEY_VIOLATION;
+
+	if (unlikely(offset & 7)) {
+		rxe_peer_end(mr);
+		rxe_dbg_mr(mr, "iova not aligned\n");
+		return RESPST_ERR_MISALIGNED_ATOMIC;
+	}
+
+	/* Runs are whole pages, so an aligned word lies in one. */
+	*va = rxe_peer_at(mr->peer, offset, &bytes);
+	return RESPST_NONE;
+}
+
+/**
+ * rxe_peer_atomic_op - FETCH & ADD, COMPARE & SWAP
+ * @mr: the region
+ * @iova: address in the region
+ * @opcode: IB_OPCODE_RC_COMPARE_SWAP or IB_OPCODE_RC_FETCH_ADD
+ * @compare: to compare with
+ * @swap_add: to swap in or to add
+ * @orig_val: what was there
+ *
+ * Atomic against the others of rxe, as for host memory.
+ *
+ * Return: RESPST_NONE, or the error state.
+ */
+enum resp_states rxe_peer_atomic_op(struct rxe_mr *mr, u64 iova, int opcode,
+				    u64 compare, u64 swap_add, u64 *orig_val)
+{
+	enum resp_states state;
+	u64 __iomem *va;
+	u64 value;
+
+	state = rxe_peer_begin_atomic(mr, iova, &va);
+	if (state != RESPST_NONE)
+		return state;
+
+	spin_lock_bh(&atomic_ops_lock);
+	value = __raw_readq(va);
+	*orig_val = value;
+
+	if (opcode != IB_OPCODE_RC_COMPARE_SWAP)
+		__raw_writeq(value + swap_add, va);
+	else if (value == compare)
+		__raw_writeq(swap_add, va);
+
+	/* The next to take the lock must not read past a combining buffer. */
+	wmb();
+	spin_unlock_bh(&atomic_ops_lock);
+
+	rxe_peer_end(mr);
+	return RESPST_NONE;
+}
+
+/**
+ * rxe_peer_atomic_write - ATOMIC WRITE
+ * @mr: the region
+ * @iova: address in the region
+ * @value: 8 bytes
+ *
+ * Return: RESPST_NONE, or the error state.
+ */
+enum resp_states rxe_peer_atomic_write(struct rxe_mr *mr, u64 iova, u64 value)
+{
+	enum resp_states state;
+	u64 __iomem *va;
+
+	state = rxe_peer_begin_atomic(mr, iova, &va);
+	if (state != RESPST_NONE)
+		return state;
+
+	/* After all that came before it. */
+	wmb();
+	__raw_writeq(value, va);
+	/* Before its completion. */
+	wmb();
+
+	rxe_peer_end(mr);
+	return RESPST_NONE;
+}
+
+static int rxe_peer_mrs_show(struct seq_file *m, void *unused)
+{
+	struct rxe_peer_dev *dev = m->private;
+	struct rxe_peer *peer;
+
+	mutex_lock(&dev->lock);
+	list_for_each_entry(peer, &dev->regions, list)
+		seq_printf(m, "lkey=%#x addr=%#lx len=%zu nents=%u runs=%zu state=%s\n",
+			   peer->mr->lkey, peer->mr->umem->address,
+			   peer->mr->umem->length, peer->nents, peer->nruns,
+			   READ_ONCE(peer->revoked) ? "revoked" : "valid");
+	mutex_unlock(&dev->lock);
+
+	return 0;
+}
+DEFINE_SHOW_ATTRIBUTE(rxe_peer_mrs);
+
+/**
+ * rxe_peer_dev_add - an rxe device comes up
+ * @rxe: the rxe device; again when it moves to another network namespace
+ * @ndev: its network device
+ *
+ * Return: 0 or a negative errno.
+ */
+int rxe_peer_dev_add(struct rxe_dev *rxe, struct net_device *ndev)
+{
+	struct rxe_peer_dev *dev = rxe->peer;
+	unsigned int max_seg;
+	struct device *pci;
+
+	if (dev) {
+		debugfs_change_name(dev->dir, "%s", dev_name(&rxe->ib_dev.dev));
+		return 0;
+	}
+
+	dev = kzalloc_obj(*dev);
+	if (!dev)
+		return -ENOMEM;
+
+	mutex_init(&dev->lock);
+	INIT_LIST_HEAD(&dev->regions);
+
+	/* One step up from an e1000e, two from a virtio-net. */
+	for (pci = ndev->dev.parent; pci && !dev_is_pci(pci); pci = pci->parent)
+		;
+	dev->pci = get_device(pci);
+
+	max_seg = min_t(unsigned long, READ_ONCE(peer_max_seg), UINT_MAX);
+	if (pci && max_seg) {
+		dev->own_max_seg = dma_get_max_seg_size(pci);
+		dev->set_max_seg = max_seg;
+		dma_set_max_seg_size(pci, max_seg);
+	}
+
+	dev->dir = debugfs_create_dir(dev_name(&rxe->ib_dev.dev), rxe_peer_root);
+	debugfs_create_file("mrs", 0444, dev->dir, dev, &rxe_peer_mrs_fops);
+
+	rxe->peer = dev;
+	return 0;
+}
+
+/**
+ * rxe_peer_dev_remove - an rxe device goes, and has no region left
+ * @rxe: the rxe device
+ */
+void rxe_peer_dev_remove(struct rxe_dev *rxe)
+{
+	struct rxe_peer_dev *dev = rxe->peer;
+
+	if (!dev)
+		return;
+
+	debugfs_remove_recursive(dev->dir);
+	WARN_ON(!list_empty(&dev->regions));
+
+	/* The next rxe device over this card may want the card's own. */
+	if (dev->set_max_seg &&
+	    dma_get_max_seg_size(dev->pci) == dev->set_max_seg)
+		dma_set_max_seg_size(dev->pci, dev->own_max_seg);
+	put_device(dev->pci);
+
+	mutex_destroy(&dev->lock);
+	rxe->peer = NULL;
+	kfree(dev);
+}
+
+int rxe_peer_init(void)
+{
+	rxe_peer_nonpci = platform_device_register_simple("rxe-peer-nonpci",
+							  PLATFORM_DEVID_NONE,
+							  NULL, 0);
+	if (IS_ERR(rxe_peer_nonpci))
+		return PTR_ERR(rxe_peer_nonpci);
+
+	rxe_peer_root = debugfs_create_dir("rxe_peer", NULL);
+	return 0;
+}
+
+void rxe_peer_exit(void)
+{
+	debugfs_remove_recursive(rxe_peer_root);
+	platform_device_unregister(rxe_peer_nonpci);
+}

@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
+/*
+ * Hold points: named places in kernel code where a test can stop threads.
+ *
+ * A race test needs one thread to be inside a window of a few instructions
+ * while another one runs. Sleeps make that likely, never certain. A hold
+ * point makes it certain: the test arms it, waits until a thread is counted
+ * there, does what is to happen meanwhile, and lets go.
+ *
+ *	TEST_HOLD(before_frob);
+ *	...
+ *	test_hold_here(&before_frob);			in the code under test
+ *	...
+ *	test_hold_debugfs(dir, &before_frob);		once, at start-up
+ *
+ * The file of that name in @dir then takes "1" (arm) and "0" (disarm, and
+ * release every thread that waits), and reads as
+ *
+ *	armed=<0|1> waiting=<n> passed=<n>
+ *
+ * "passed" counts the threads that have left the place since it was last
+ * armed, whether they had to wait or not.
+ *
+ * Everything is in this header, so that a module outside the tree that the
+ * header was laid over can use it, too.
+ */
+#ifndef _LINUX_TEST_HOLD_H
+#define _LINUX_TEST_HOLD_H
+
+#include <linux/bug.h>
+#include <linux/debugfs.h>
+#include <linux/fs.h>
+#include <linux/jiffies.h>
+#include <linux/kernel.h>
+#include <linux/module.h>
+#include <linux/spinlock.h>
+#include <linux/wait.h>
+
+/*
+ * A thread that nobody releases is a bug of the test. It goes on after this
+ * time, so that the machine can still be shut down and its log be read.
+ */
+#define TEST_HOLD_TIMEOUT	(30 * HZ)
+
+/**
+ * struct test_hold - a place where threads can be stopped
+ * @name: name of the file
+ * @lock: guards all that follows; taken from process context alone
+ * @armed: whether a thread that arrives now has to wait
+ * @generation: incremented by every disarming. A waiter waits for the change
+ *	of this number, not for @armed to be false: were the point armed again
+ *	at once, a waiter that had not run in between would sleep on.
+ * @waiting: threads that sleep here
+ * @passed: threads that have left since the last arming
+ * @wait: where they sleep
+ */
+struct test_hold {
+	const char *name;
+	spinlock_t lock;
+	bool armed;
+	unsigned long generation;
+	unsigned int waiting;
+	unsigned int passed;
+	wait_queue_head_t wait;
+};
+
+/**
+ * TEST_HOLD - define a hold point that is not armed
+ * @_name: name of the variable and of its file
+ */
+#define TEST_HOLD(_name)						\
+	static struct test_hold _name = {				\
+		.name = #_name,						\
+		.lock = __SPIN_LOCK_UNLOCKED(_name.lock),		\
+		.wait = __WAIT_QUEUE_HEAD_INITIALIZER(_name.wait),	\
+	}
+
+/* Caller holds @hold->lock. */
+static inline void __test_hold_disarm(struct test_hold *hold)
+{
+	hold->armed = false;
+	WRITE_ONCE(hold->generation, hold->generation + 1);
+	wake_up_all(&hold->wait);
+}
+
+/**
+ * test_hold_here - stop here if a test wants it
+ * @hold: the place
+ *
+ * May sleep, also with mutexes held: being there is the purpose. The sleep is
+ * not interruptible, since a thread that a signal lets go would make the test
+ * pass or fail by luck.
+ */
+static inline void test_hold_here(struct test_hold *hold)
+{
+	unsigned long generation;
+	bool timed_out = false;
+
+	might_sleep();
+
+	spin_lock(&hold->lock);
+	if (hold->armed) {
+		hold->waiting++;
+		generation = hold->generation;
+		spin_unlock(&hold->lock);
+
+		timed_out = !wait_event_timeout(hold->wait,
+						READ_ONCE(hold->generation) != generation,
+						TEST_HOLD_TIMEOUT);
+
+		spin_lock(&hold->lock);
+		hold->waiting--;
+		if (timed_out && hold->generation == generation)
+			__test_hold_disarm(hold);
+	}
+	hold->passed++;
+	spin_unlock(&hold->lock);
+
+	WARN_ONCE(timed_out, "hold point %s: nobody released it\n", hold->name);
+}
+
+static inline void test_hold_set(struct test_hold *hold, bool armed)
+{
+	spin_lock(&hold->lock);
+	if (armed && !hold->armed) {
+		hold->armed = true;
+		hold->passed = 0;
+	} else if (!armed) {
+		__test_hold_disarm(hold);
+	}
+	spin_unlock(&hold->lock);
+}
+
+static inline ssize_t test_hold_read(struct file *file, char __user *buf,
+				     size_t len, loff_t *pos)
+{
+	struct test_hold *hold = file->private_data;
+	char text[64];
+	int n;
+
+	spin_lock(&hold->lock);
+	n = scnprintf(text, sizeof(text), "armed=%d waiting=%u passed=%u\n",
+		      hold->armed, hold->waiting, hold->passed);
+	spin_unlock(&hold->lock);
+
+	return simple_read_from_buffer(buf, len, pos, text, n);
+}
+
+static inline ssize_t test_hold_write(struct file *file, const char __user *buf,
+				      size_t len, loff_t *pos)
+{
+	bool armed;
+	int ret;
+
+	ret = kstrtobool_from_user(buf, len, &armed);
+	if (ret)
+		return ret;
+
+	test_hold_set(file->private_data, armed);
+	return len;
+}
+
+static const struct file_operations test_hold_fops __maybe_unused = {
+	.owner	= THIS_MODULE,
+	.open	= simple_open,
+	.read	= test_hold_read,
+	.write	= test_hold_write,
+	.llseek	= default_llseek,
+};
+
+/**
+ * test_hold_debugfs - give a hold point its file
+ * @dir: debugfs directory, by custom one named "hold"
+ * @hold: the place
+ *
+ * The file goes away with its directory; the owner removes that before the
+ * module that defines @hold is unloaded.
+ */
+static inline void test_hold_debugfs(struct dentry *dir, struct test_hold *hold)
+{
+	debugfs_create_file(hold->name, 0600, dir, hold, &test_hold_fops);
+}
+
+#endif /* _LINUX_TEST_HOLD_H */

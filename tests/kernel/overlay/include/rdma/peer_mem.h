@@ -1,0 +1,1 @@
+../../../../../rust-bindings/include/rdma/peer_mem.h
