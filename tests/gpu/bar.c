@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/*
+ * The BAR: which pages of it are memory of whom, in which order (the layout),
+ * and how much of it is pinned.
+ *
+ * The stand-in has no memory but its BAR, so an allocation has its place in
+ * the BAR from the start, where a real GPU chooses one when it pins. Pinning
+ * is accounted for as on a real GPU. Nothing is ever cleared: as on a GPU,
+ * new memory may hold what its last owner left there.
+ */
+#include <linux/bitmap.h>
+#include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/prandom.h>
+#include <linux/slab.h>
+#include <linux/string.h>
+
+#include "nvidia.h"
+
+#define PAGES_PER_GRANULE	(STANDIN_GRANULE / STANDIN_PAGE_SIZE)
+
+/* The driver keeps this much of BAR1 for itself, whatever its size. */
+static ulong bar1_reserve_mib = 36;
+module_param(bar1_reserve_mib, ulong, 0644);
+MODULE_PARM_DESC(bar1_reserve_mib, "MiB of each BAR that cannot be pinned");
+
+enum layout {
+	LAYOUT_CONTIGUOUS,
+	LAYOUT_64K,
+	LAYOUT_2M,
+	LAYOUT_DESCENDING,
+	LAYOUT_RANDOM,
+	LAYOUT_RUN,
+	NR_LAYOUTS,
+};
+
+static const char * const layout_names[NR_LAYOUTS] = {
+	[LAYOUT_CONTIGUOUS]	= "contiguous",
+	[LAYOUT_64K]		= "64k",
+	[LAYOUT_2M]		= "2m",
+	[LAYOUT_DESCENDING]	= "descending",
+	[LAYOUT_RANDOM]		= "random",
+	[LAYOUT_RUN]		= "run",
+};
+
+static enum layout layout;
+
+static int layout_set(const char *val, const struct kernel_param *kp)
+{
+	int ret = sysfs_match_string(layout_names, val);
+
+	if (ret < 0)
+		return ret;
+	WRITE_ONCE(layout, ret);
+	return 0;
+}
+
+static int layout_get(char *buf, const struct kernel_param *kp)
+{
+	return sysfs_emit(buf, "%s\n", layout_names[layout]);
+}
+
+static const struct kernel_param_ops layout_ops = {
+	.set = layout_set,
+	.get = layout_get,
+};
+
+module_param_cb(layout, &layout_ops, NULL, 0644);
+MODULE_PARM_DESC(layout, "order of an allocation's pages in the BAR: contiguous, 64k (every page apart), 2m (every granule apart), descending, random (runs of 1 to 64 pages), run (all but the first and last 2 MiB in one)");
+
+static struct rnd_state random_state;
+static uint layout_seed;
+
+static int layout_seed_set(const char *val, const struct kernel_param *kp)
+{
+	int ret = param_set_uint(val, kp);
+
+	if (!ret)
+		prandom_seed_state(&random_state, layout_seed);
+	return ret;
+}
+
+static const struct kernel_param_ops layout_seed_ops = {
+	.set = layout_seed_set,
+	.get = param_get_uint,
+};
+
+module_param_cb(layout_seed, &layout_seed_ops, &layout_seed, 0644);
+MODULE_PARM_DESC(layout_seed, "starts the sequence that the random layout draws from");
+
+/* An unseeded generator draws zeros for ever. */
+void bar_init(void)
+{
+	prandom_seed_state(&random_state, layout_seed);
+}
+
+/**
+ * bar_add_gpu - take stock of a GPU's BAR
+ * @gpu: with bar_start and bar_end set
+ *
+ * Return: 0 or -ENOMEM.
+ */
+int bar_add_gpu(struct gpu *gpu)
+{
+	gpu->granules = (gpu->bar_end - gpu->bar_start + 1) / STANDIN_GRANULE;
+	gpu->used = bitmap_zalloc(gpu->granules, GFP_KERNEL);
+	return gpu->used ? 0 : -ENOMEM;
+}
+
+void bar_release_gpu(struct gpu *gpu)
+{
+	bitmap_free(gpu->used);
+}
+
+/**
+ * vidmem_phys - bus address of a page
+ * @mem: the memory
+ * @page: which of its pages of 64 KiB
+ *
+ * Return: the address.
+ */
+phys_addr_t vidmem_phys(const struct vidmem *mem, u32 page)
+{
+	return mem->gpu->bar_start + (u64)mem->page[page] * STANDIN_PAGE_SIZE;
+}
+
+/* Lists the pages of free granules in ascending order, and marks them used. */
+static int take_granules(struct vidmem *mem, unsigned long granules)
+{
+	struct gpu *gpu = mem->gpu;
+	unsigned long i, g;
+	u32 p, *page = mem->page;
+
+	lockdep_assert_held(&mem_lock);
+
+	if (gpu->granules - bitmap_weight(gpu->used, gpu->granules) < granules)
+		return -ENOMEM;
+
+	/* Where no hole is large enough, the memory comes in pieces. */
+	g = bitmap_find_next_zero_area(gpu->used, gpu->granules, 0, granules, 0);
+	if (g >= gpu->granules)
+		g = 0;
+
+	for (i = 0; i < granules; i++, g++) {
+		g = find_next_zero_bit(gpu->used, gpu->granules, g);
+		__set_bit(g, gpu->used);
+		for (p = 0; p < PAGES_PER_GRANULE; p++)
+			*page++ = g * PAGES_PER_GRANULE + p;
+	}
+	return 0;
+}
+
+/*
+ * The layouts. Each permutes a list of pages that ascends, in pieces of
+ * @piece pages.
+ */
+
+/*
+ * First every second piece from the second on, then those from the first on:
+ * no piece is followed by its neighbour.
+ */
+static void interleave(u32 *to, const u32 *from, u32 pages, u32 piece)
+{
+	u32 start, i;
+
+	for (start = piece; ; start = 0) {
+		for (i = start; i < pages; i += 2 * piece, to += piece)
+			memcpy(to, from + i, piece * sizeof(*to));
+		if (!start)
+			return;
+	}
+}
+
+/* Cuts the list into runs of 1 to 64 pages and draws them in random order. */
+static int shuffle(u32 *to, const u32 *from, u32 pages)
+{
+	struct run {
+		u32 start;
+		u32 length;
+	} *runs, *run;
+	u32 nr = 0, at;
+
+	runs = kvmalloc_objs(*runs, pages);
+	if (!runs)
+		return -ENOMEM;
+
+	for (at = 0; at < pages; at += run->length) {
+		run = &runs[nr++];
+		run->start = at;
+		run->length = min(1 + prandom_u32_state(&random_state) % 64,
+				  pages - at);
+	}
+
+	while (nr) {
+		run = &runs[prandom_u32_state(&random_state) % nr];
+		memcpy(to, from + run->start, run->length * sizeof(*to));
+		to += run->length;
+		*run = runs[--nr];
+	}
+
+	kvfree(runs);
+	return 0;
+}
+
+static int apply_layout(struct vidmem *mem)
+{
+	enum layout order = READ_ONCE(layout);
+	u32 *from = mem->page, *to, i;
+	int ret = 0;
+
+	if (order == LAYOUT_CONTIGUOUS)
+		return 0;
+
+	to = kvmalloc_objs(*to, mem->pages);
+	if (!to)
+		return -ENOMEM;
+
+	switch (order) {
+	case LAYOUT_64K:
+		interleave(to, from, mem->pages, 1);
+		break;
+	case LAYOUT_2M:
+		interleave(to, from, mem->pages, PAGES_PER_GRANULE);
+		break;
+	case LAYOUT_RANDOM:
+		ret = shuffle(to, from, mem->pages);
+		break;
+	case LAYOUT_RUN:
+		memcpy(to, from, mem->pages * sizeof(*to));
+		for (i = 0; i < PAGES_PER_GRANULE; i++)
+			swap(to[i], to[mem->pages - PAGES_PER_GRANULE + i]);
+		break;
+	default:
+		for (i = 0; i < mem->pages; i++)
+			to[i] = from[mem->pages - 1 - i];
+		break;
+	}
+
+	if (ret) {
+		kvfree(to);
+		return ret;
+	}
+	mem->page = to;
+	kvfree(from);
+	return 0;
+}
+
+static void give_back(struct vidmem *mem)
+{
+	u32 i;
+
+	/* A layout moves pages about, but never into another granule's set. */
+	for (i = 0; i < mem->pages; i++)
+		__clear_bit(mem->page[i] / PAGES_PER_GRANULE, mem->gpu->used);
+}
+
+/**
+ * vidmem_alloc - take memory from the BAR
+ * @gpu: whose
+ * @length: a multiple of STANDIN_GRANULE, not 0
+ *
+ * Return: the memory with one reference, or an ERR_PTR().
+ */
+struct vidmem *vidmem_alloc(struct gpu *gpu, u64 length)
+{
+	struct vidmem *mem;
+	int ret;
+
+	lockdep_assert_held(&mem_lock);
+
+	if (length > gpu->bar_end - gpu->bar_start + 1)
+		return ERR_PTR(-ENOMEM);
+
+	mem = kzalloc_obj(*mem);
+	if (!mem)
+		return ERR_PTR(-ENOMEM);
+	kref_init(&mem->kref);
+	mem->gpu = gpu;
+	mem->pages = length / STANDIN_PAGE_SIZE;
+	mem->page = kvmalloc_objs(*mem->page, mem->pages);
+	if (!mem->page) {
+		ret = -ENOMEM;
+		goto free_mem;
+	}
+
+	ret = take_granules(mem, length / STANDIN_GRANULE);
+	if (ret)
+		goto free_pages;
+	ret = apply_layout(mem);
+	if (ret)
+		goto free_granules;
+
+	gpu_get(gpu);
+	return mem;
+
+free_granules:
+	give_back(mem);
+free_pages:
+	kvfree(mem->page);
+free_mem:
+	kfree(mem);
+	return ERR_PTR(ret);
+}
+
+struct vidmem *vidmem_get(struct vidmem *mem)
+{
+	kref_get(&mem->kref);
+	return mem;
+}
+
+static void vidmem_release(struct kref *kref)
+{
+	struct vidmem *mem = container_of(kref, struct vidmem, kref);
+	struct gpu *gpu = mem->gpu;
+
+	give_back(mem);
+	mutex_unlock(&mem_lock);
+
+	kvfree(mem->pins);
+	kvfree(mem->page);
+	kfree(mem);
+	gpu_put(gpu);
+}
+
+void vidmem_put(struct vidmem *mem)
+{
+	kref_put_mutex(&mem->kref, vidmem_release, &mem_lock);
+}
+
+/**
+ * vidmem_pin - keep pages behind the BAR
+ * @mem: the memory
+ * @first: first page
+ * @pages: how many
+ *
+ * Pages that are pinned already count once.
+ *
+ * Return: 0, or -ENOMEM when the BAR has no room for the others.
+ */
+int vidmem_pin(struct vidmem *mem, u32 first, u32 pages)
+{
+	struct gpu *gpu = mem->gpu;
+	u64 room, more = 0;
+	int ret = 0;
+	u32 i;
+
+	mutex_lock(&mem_lock);
+	if (!mem->pins)
+		mem->pins = kvzalloc_objs(*mem->pins, mem->pages);
+	if (!mem->pins) {
+		ret = -ENOMEM;
+		goto unlock;
+	}
+
+	for (i = first; i < first + pages; i++)
+		more += !mem->pins[i];
+
+	room = gpu->bar_end - gpu->bar_start + 1;
+	room -= min(room, (u64)READ_ONCE(bar1_reserve_mib) << 20);
+	if (more && (gpu->pinned + more) * STANDIN_PAGE_SIZE > room) {
+		ret = -ENOMEM;
+		goto unlock;
+	}
+
+	for (i = first; i < first + pages; i++)
+		mem->pins[i]++;
+	gpu->pinned += more;
+	count_add(BAR_BYTES_PINNED, more * STANDIN_PAGE_SIZE);
+unlock:
+	mutex_unlock(&mem_lock);
+	return ret;
+}
+
+void vidmem_unpin(struct vidmem *mem, u32 first, u32 pages)
+{
+	u64 less = 0;
+	u32 i;
+
+	mutex_lock(&mem_lock);
+	for (i = first; i < first + pages; i++)
+		less += !--mem->pins[i];
+	mem->gpu->pinned -= less;
+	count_add(BAR_BYTES_PINNED, -(s64)(less * STANDIN_PAGE_SIZE));
+	mutex_unlock(&mem_lock);
+}

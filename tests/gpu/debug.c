@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/*
+ * What tests read and turn, under /sys/kernel/debug/nvidia: counters, the log
+ * of events, failures on request, hold points.
+ */
+#include <linux/atomic.h>
+#include <linux/debugfs.h>
+#include <linux/seq_file.h>
+#include <linux/sched.h>
+#include <linux/spinlock.h>
+#include <linux/uaccess.h>
+#include <linux/vmalloc.h>
+
+#include "nvidia.h"
+
+#define EVENTS		8192
+#define EVENT_DETAIL	96
+
+static struct dentry *root;
+
+/* Counters */
+
+static const char * const counter_names[NR_COUNTERS] = {
+	[PINS_LIVE]			= "pins_live",
+	[PINS_PERSISTENT_LIVE]		= "pins_persistent_live",
+	[MAPPINGS_LIVE]			= "mappings_live",
+	[DEVICE_REFS]			= "device_refs",
+	[BAR_BYTES_PINNED]		= "bar_bytes_pinned",
+	[ALLOCS_LIVE]			= "allocs_live",
+	[GET_PAGES]			= "get_pages",
+	[GET_PAGES_OK]			= "get_pages_ok",
+	[GET_PAGES_PERSISTENT]		= "get_pages_persistent",
+	[GET_PAGES_PERSISTENT_OK]	= "get_pages_persistent_ok",
+	[PUT_PAGES]			= "put_pages",
+	[PUT_PAGES_FOUND]		= "put_pages_found",
+	[PUT_PAGES_NOTFOUND]		= "put_pages_notfound",
+	[PUT_PAGES_FOREIGN]		= "put_pages_foreign",
+	[PUT_PAGES_PERSISTENT]		= "put_pages_persistent",
+	[DMA_MAP]			= "dma_map",
+	[DMA_MAP_OK]			= "dma_map_ok",
+	[DMA_MAP_FAIL]			= "dma_map_fail",
+	[DMA_UNMAP]			= "dma_unmap",
+	[DMA_UNMAP_NOTFOUND]		= "dma_unmap_notfound",
+	[CALLBACKS]			= "callbacks",
+	[CALLBACKS_AFTER_PUT]		= "callbacks_after_put",
+	[MISUSE]			= "misuse",
+	[PAGE_OBJECTS]			= "page_objects",
+};
+
+static atomic64_t counters[NR_COUNTERS];
+
+void count_add(enum counter counter, s64 n)
+{
+	atomic64_add(n, &counters[counter]);
+}
+
+static int counters_show(struct seq_file *m, void *unused)
+{
+	int i;
+
+	for (i = 0; i < NR_COUNTERS; i++)
+		seq_printf(m, "%s %lld\n", counter_names[i],
+			   atomic64_read(&counters[i]));
+	return 0;
+}
+
+static int counters_open(struct inode *inode, struct file *file)
+{
+	return single_open(file, counters_show, NULL);
+}
+
+static ssize_t counters_write(struct file *file, const char __user *buf,
+			      size_t len, loff_t *pos)
+{
+	int i;
+
+	for (i = FIRST_EVENT_COUNTER; i < NR_COUNTERS; i++)
+		atomic64_set(&counters[i], 0);
+	return len;
+}
+
+static const struct file_operations counters_fops = {
+	.owner		= THIS_MODULE,
+	.open		= counters_open,
+	.read		= seq_read,
+	.write		= counters_write,
+	.llseek		= seq_lseek,
+	.release	= single_release,
+};
+
+/* The log of events: a ring, the oldest are overwritten. */
+
+struct event {
+	u64 seq;
+	pid_t tgid;
+	pid_t tid;
+	const char *op;
+	int ret;
+	char detail[EVENT_DETAIL];
+};
+
+static struct event *events;
+static u64 first_event;		/* oldest that is kept */
+static u64 next_event;
+static DEFINE_SPINLOCK(events_lock);
+
+/**
+ * event - append to the log
+ * @op: what happened, a string that outlives the module's use
+ * @ret: its result
+ * @fmt: key=value pairs
+ */
+void event(const char *op, int ret, const char *fmt, ...)
+{
+	char detail[EVENT_DETAIL];
+	struct event *e;
+	va_list args;
+
+	va_start(args, fmt);
+	vsnprintf(detail, sizeof(detail), fmt, args);
+	va_end(args);
+
+	spin_lock(&events_lock);
+	e = &events[next_event % EVENTS];
+	e->seq = next_event++;
+	if (next_event - first_event > EVENTS)
+		first_event = next_event - EVENTS;
+	e->tgid = current->tgid;
+	e->tid = current->pid;
+	e->op = op;
+	e->ret = ret;
+	strscpy(e->detail, detail);
+	spin_unlock(&events_lock);
+}
+
+/* The position is the sequence number + 1; 0 is the oldest that there is. */
+static void *log_start(struct seq_file *m, loff_t *pos)
+{
+	void *found = NULL;
+
+	spin_lock(&events_lock);
+	if (*pos <= first_event)
+		*pos = first_event + 1;
+	if (*pos - 1 < next_event)
+		found = pos;
+	spin_unlock(&events_lock);
+	return found;
+}
+
+static void *log_next(struct seq_file *m, void *v, loff_t *pos)
+{
+	++*pos;
+	return log_start(m, pos);
+}
+
+static void log_stop(struct seq_file *m, void *v)
+{
+}
+
+static int log_show(struct seq_file *m, void *v)
+{
+	u64 seq = *(loff_t *)v - 1;
+	struct event e;
+
+	spin_lock(&events_lock);
+	e = events[seq % EVENTS];
+	spin_unlock(&events_lock);
+
+	seq_printf(m, "%llu %d %d %s %d%s%s\n", e.seq, e.tgid, e.tid, e.op,
+		   e.ret, e.detail[0] ? " " : "", e.detail);
+	return 0;
+}
+
+static const struct seq_operations log_ops = {
+	.start	= log_start,
+	.next	= log_next,
+	.stop	= log_stop,
+	.show	= log_show,
+};
+
+static int log_open(struct inode *inode, struct file *file)
+{
+	return seq_open(file, &log_ops);
+}
+
+static ssize_t log_write(struct file *file, const char __user *buf, size_t len,
+			 loff_t *pos)
+{
+	spin_lock(&events_lock);
+	first_event = next_event;
+	spin_unlock(&events_lock);
+	return len;
+}
+
+static const struct file_operations log_fops = {
+	.owner		= THIS_MODULE,
+	.open		= log_open,
+	.read		= seq_read,
+	.write		= log_write,
+	.llseek		= seq_lseek,
+	.release	= seq_release,
+};
+
+/*
+ * Failures on request. "N errno" lets the Nth call from now fail, once;
+ * "0" lets none. What the failure leaves behind is the caller's to imitate.
+ */
+struct fail {
+	const char *name;
+	unsigned int left;	/* calls until it fails; 0: disarmed */
+	int error;		/* negative */
+	unsigned int hits;
+};
+
+static struct fail fails[NR_FAIL_SITES] = {
+	[FAIL_GET_PAGES]		= { "get_pages" },
+	[FAIL_GET_PAGES_REGISTER]	= { "get_pages_register" },
+	[FAIL_GET_PAGES_PERSISTENT]	= { "get_pages_persistent" },
+	[FAIL_PUT_PAGES]		= { "put_pages" },
+	[FAIL_PUT_PAGES_PERSISTENT]	= { "put_pages_persistent" },
+	[FAIL_DMA_MAP]			= { "dma_map" },
+	[FAIL_DMA_MAP_PAGE]		= { "dma_map_page" },
+	[FAIL_DMA_UNMAP]		= { "dma_unmap" },
+	[FAIL_FREE_PAGE_TABLE]		= { "free_page_table" },
+	[FAIL_FREE_DMA_MAPPING]		= { "free_dma_mapping" },
+};
+
+static DEFINE_SPINLOCK(fails_lock);
+
+/**
+ * fail_here - is this the call that is to fail?
+ * @site: which of the places
+ *
+ * Return: 0 or the negative errno to fail with.
+ */
+int fail_here(enum fail_site site)
+{
+	struct fail *f = &fails[site];
+	int ret = 0;
+
+	/* Arming beside a call decides nothing about that call. */
+	if (!READ_ONCE(f->left))
+		return 0;
+
+	spin_lock(&fails_lock);
+	if (f->left && !--f->left) {
+		ret = f->error;
+		f->hits++;
+	}
+	spin_unlock(&fails_lock);
+
+	if (ret)
+		event("fail", ret, "site=%s", f->name);
+	return ret;
+}
+
+static ssize_t fail_read(struct file *file, char __user *buf, size_t len,
+			 loff_t *pos)
+{
+	struct fail *f = file->private_data;
+	char text[64];
+	int n;
+
+	spin_lock(&fails_lock);
+	n = scnprintf(text, sizeof(text), "left=%u errno=%d hits=%u\n",
+		      f->left, -f->error, f->hits);
+	spin_unlock(&fails_lock);
+	return simple_read_from_buffer(buf, len, pos, text, n);
+}
+
+static ssize_t fail_write(struct file *file, const char __user *buf,
+			  size_t len, loff_t *pos)
+{
+	struct fail *f = file->private_data;
+	unsigned int left;
+	int fields, error = EIO;
+	char text[32];
+
+	if (len >= sizeof(text))
+		return -EINVAL;
+	if (copy_from_user(text, buf, len))
+		return -EFAULT;
+	text[len] = '\0';
+
+	fields = sscanf(text, "%u %d", &left, &error);
+	error = abs(error);
+	if (fields < 1 || (left && fields < 2) || !error || error > MAX_ERRNO)
+		return -EINVAL;
+
+	spin_lock(&fails_lock);
+	f->error = -error;
+	f->hits = 0;
+	WRITE_ONCE(f->left, left);
+	spin_unlock(&fails_lock);
+	return len;
+}
+
+static const struct file_operations fail_fops = {
+	.owner	= THIS_MODULE,
+	.open	= simple_open,
+	.read	= fail_read,
+	.write	= fail_write,
+	.llseek	= default_llseek,
+};
+
+int debug_init(void)
+{
+	struct dentry *dir;
+	int i;
+
+	events = vcalloc(EVENTS, sizeof(*events));
+	if (!events)
+		return -ENOMEM;
+
+	root = debugfs_create_dir("nvidia", NULL);
+	debugfs_create_file("counters", 0600, root, NULL, &counters_fops);
+	debugfs_create_file("log", 0600, root, NULL, &log_fops);
+
+	dir = debugfs_create_dir("fail", root);
+	for (i = 0; i < NR_FAIL_SITES; i++)
+		debugfs_create_file(fails[i].name, 0600, dir, &fails[i],
+				    &fail_fops);
+
+	dir = debugfs_create_dir("hold", root);
+	memory_hold_points(dir);
+	p2p_hold_points(dir);
+	dma_hold_points(dir);
+	return 0;
+}
+
+void debug_exit(void)
+{
+	int i;
+
+	debugfs_remove(root);
+	vfree(events);
+
+	for (i = 0; i < FIRST_EVENT_COUNTER; i++)
+		WARN(atomic64_read(&counters[i]), "%s: %lld left\n",
+		     counter_names[i], atomic64_read(&counters[i]));
+}

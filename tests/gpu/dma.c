@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/*
+ * DMA mappings: nvidia_p2p_dma_map_pages() and nvidia_p2p_dma_unmap_pages().
+ *
+ * A page table may be mapped any number of times, for one device or several;
+ * the mappings have nothing to do with each other, and end with the table.
+ */
+#include <linux/dma-mapping.h>
+#include <linux/module.h>
+#include <linux/overflow.h>
+#include <linux/poison.h>
+#include <linux/sched.h>
+#include <linux/slab.h>
+#include <linux/string.h>
+#include <linux/test_hold.h>
+
+#include "nvidia.h"
+
+TEST_HOLD(dma_map_before_lock);
+TEST_HOLD(dma_map_before_insert);
+TEST_HOLD(dma_unmap_before_lock);
+TEST_HOLD(dma_unmap_after_unlink);
+
+static uint dma_mapping_version = NVIDIA_P2P_DMA_MAPPING_VERSION;
+module_param(dma_mapping_version, uint, 0644);
+MODULE_PARM_DESC(dma_mapping_version, "version of DMA mappings");
+
+static int dma_entries_delta;
+module_param(dma_entries_delta, int, 0644);
+MODULE_PARM_DESC(dma_entries_delta, "how many entries more than there are DMA mappings claim");
+
+static bool topology_deny;
+module_param(topology_deny, bool, 0644);
+MODULE_PARM_DESC(topology_deny, "no device can reach the GPU");
+
+/**
+ * struct mapping - a page table mapped for one device
+ * @node: in pin->mappings
+ * @id: names the mapping in the event log
+ * @pages: how many pages of 64 KiB are mapped
+ * @dma: what the client sees
+ */
+struct mapping {
+	struct list_head node;
+	u64 id;
+	u32 pages;
+	struct nvidia_p2p_dma_mapping dma;
+};
+
+static atomic64_t last_id = ATOMIC64_INIT(0);
+
+/* The caller may hold on to a table that is gone; so says what is left of it. */
+static bool is_live(const struct pin *pin, const char *who)
+{
+	if (!WARN(pin->magic != PIN_MAGIC,
+		  "nvidia: %s of a page table that is gone\n", who))
+		return true;
+	count(MISUSE);
+	return false;
+}
+
+static struct mapping *mapping_alloc(struct pci_dev *peer, u32 pages)
+{
+	struct mapping *map;
+
+	map = kzalloc_obj(*map);
+	if (!map)
+		return NULL;
+	/* One more than needed, for who believes a count that is too high. */
+	map->dma.dma_addresses = kvmalloc_array(pages + 1UL, sizeof(u64),
+						GFP_KERNEL);
+	if (!map->dma.dma_addresses) {
+		kfree(map);
+		return NULL;
+	}
+	map->dma.dma_addresses[pages] = DMA_MAPPING_ERROR;
+
+	map->id = atomic64_inc_return(&last_id);
+	map->dma.version = READ_ONCE(dma_mapping_version);
+	map->dma.page_size_type = NVIDIA_P2P_PAGE_SIZE_64KB;
+	map->dma.entries = pages + READ_ONCE(dma_entries_delta);
+	map->dma.private = map;
+	map->dma.pci_dev = pci_dev_get(peer);
+	return map;
+}
+
+/* Unmaps what is mapped, and frees. */
+static void mapping_free(struct mapping *map)
+{
+	u64 *addresses = map->dma.dma_addresses;
+	u32 i;
+
+	for (i = 0; i < map->pages; i++) {
+		dma_unmap_resource(&map->dma.pci_dev->dev, addresses[i],
+				   STANDIN_PAGE_SIZE, DMA_BIDIRECTIONAL, 0);
+		if (i % 1024 == 1023)
+			cond_resched();
+	}
+	pci_dev_put(map->dma.pci_dev);
+	memset(addresses, POISON_FREE, array_size(map->pages, sizeof(u64)));
+	kvfree(addresses);
+	memset(map, POISON_FREE, sizeof(*map));
+	kfree(map);
+}
+
+static int map_page(struct mapping *map, const struct gpu *gpu, u64 phys)
+{
+	dma_addr_t addr;
+	int ret;
+
+	ret = fail_here(FAIL_DMA_MAP_PAGE);
+	if (ret)
+		return ret;
+
+	/*
+	 * The real driver takes the last byte of the BAR for the first one
+	 * behind it. So the last page of a BAR cannot be mapped.
+	 */
+	if (phys < gpu->bar_start || phys + STANDIN_PAGE_SIZE > gpu->bar_end)
+		return -EIO;
+
+	addr = dma_map_resource(&map->dma.pci_dev->dev, phys, STANDIN_PAGE_SIZE,
+				DMA_BIDIRECTIONAL, 0);
+	if (dma_mapping_error(&map->dma.pci_dev->dev, addr))
+		return -EIO;
+	map->dma.dma_addresses[map->pages++] = addr;
+	return 0;
+}
+
+static int dma_map(struct pci_dev *peer, struct nvidia_p2p_page_table *table,
+		   struct nvidia_p2p_dma_mapping **dma_mapping, u64 *pin_id,
+		   u64 *id)
+{
+	struct mapping *map;
+	struct pin *pin;
+	struct gpu *gpu;
+	u32 i;
+	int ret;
+
+	if (!peer || !table || !dma_mapping)
+		return -EINVAL;
+
+	/* No lock is held while the table is looked at. */
+	pin = container_of(table, struct pin, table);
+	if (!is_live(pin, "dma_map"))
+		return -EINVAL;
+	if (!table->gpu_uuid)
+		return -EINVAL;
+	*pin_id = pin->id;
+	gpu = gpu_get_by_uuid(table->gpu_uuid);
+	if (!gpu)
+		return -EINVAL;
+
+	map = mapping_alloc(peer, pin->pages);
+	if (!map) {
+		ret = -ENOMEM;
+		goto put_gpu;
+	}
+	*id = map->id;
+
+	test_hold_here(&dma_map_before_lock);
+
+	ret = api_lock();
+	if (ret)
+		goto free_mapping;
+	ret = topology_deny ? -ENOTSUPP : 0;
+	/* A callback may have been here while the lock was waited for. */
+	if (!is_live(pin, "dma_map"))
+		ret = -EIO;
+	for (i = 0; !ret && i < pin->pages; i++)
+		ret = map_page(map, gpu, table->pages[i]->physical_address);
+	api_unlock();
+	if (ret)
+		goto free_mapping;
+
+	/* Or be here now. */
+	test_hold_here(&dma_map_before_insert);
+	if (!is_live(pin, "dma_map")) {
+		ret = -EIO;
+		goto free_mapping;
+	}
+
+	mutex_lock(&pin->lock);
+	list_add_tail(&map->node, &pin->mappings);
+	count(MAPPINGS_LIVE);
+	*dma_mapping = &map->dma;
+	mutex_unlock(&pin->lock);
+	gpu_put(gpu);
+	return 0;
+
+free_mapping:
+	mapping_free(map);
+put_gpu:
+	gpu_put(gpu);
+	return ret;
+}
+
+/**
+ * nvidia_p2p_dma_map_pages - map pinned pages for a device
+ * @peer: the device
+ * @page_table: the pinned pages, of whatever process
+ * @dma_mapping: (out) their DMA addresses
+ *
+ * Return: 0, -EINVAL, -ENOMEM, -ENOTSUPP, or -EIO.
+ */
+int nvidia_p2p_dma_map_pages(struct pci_dev *peer,
+			     struct nvidia_p2p_page_table *page_table,
+			     struct nvidia_p2p_dma_mapping **dma_mapping)
+{
+	u64 pin_id = 0, id = 0;
+	int ret;
+
+	might_sleep();
+	count(DMA_MAP);
+
+	ret = fail_here(FAIL_DMA_MAP);
+	if (!ret)
+		ret = dma_map(peer, page_table, dma_mapping, &pin_id, &id);
+	count(ret ? DMA_MAP_FAIL : DMA_MAP_OK);
+	event("dma_map", ret, "pin=%llu map=%llu peer=%s", pin_id, id,
+	      peer ? pci_name(peer) : "none");
+	return ret;
+}
+EXPORT_SYMBOL_GPL(nvidia_p2p_dma_map_pages);
+
+static struct mapping *unlink_mapping(struct pin *pin,
+				      const struct nvidia_p2p_dma_mapping *dma)
+{
+	struct mapping *map;
+
+	guard(mutex)(&pin->lock);
+	list_for_each_entry(map, &pin->mappings, node) {
+		if (&map->dma == dma) {
+			list_del(&map->node);
+			uncount(MAPPINGS_LIVE);
+			return map;
+		}
+	}
+	return NULL;
+}
+
+/**
+ * nvidia_p2p_dma_unmap_pages - undo nvidia_p2p_dma_map_pages()
+ * @peer: the device
+ * @page_table: the table
+ * @dma_mapping: the mapping; one that the table does not have is left alone
+ *
+ * Does not take the API lock, so it can be called from a free callback, and
+ * runs beside one.
+ *
+ * Return: 0, or -EINVAL for a NULL argument.
+ */
+int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
+			       struct nvidia_p2p_page_table *page_table,
+			       struct nvidia_p2p_dma_mapping *dma_mapping)
+{
+	u64 pin_id = 0, id = 0;
+	struct mapping *map;
+	struct pin *pin;
+	int ret;
+
+	might_sleep();
+	count(DMA_UNMAP);
+
+	ret = fail_here(FAIL_DMA_UNMAP);
+	if (!ret && (!peer || !page_table || !dma_mapping))
+		ret = -EINVAL;
+	if (ret)
+		goto log;
+
+	test_hold_here(&dma_unmap_before_lock);
+
+	pin = container_of(page_table, struct pin, table);
+	if (!is_live(pin, "dma_unmap"))
+		goto log;
+	pin_id = pin->id;
+	map = unlink_mapping(pin, dma_mapping);
+	if (!map) {
+		count(DMA_UNMAP_NOTFOUND);
+		goto log;
+	}
+	id = map->id;
+	WARN(map->dma.pci_dev != peer, "nvidia: dma_unmap for another device\n");
+
+	/* The table may go while this goes on. */
+	test_hold_here(&dma_unmap_after_unlink);
+	mapping_free(map);
+log:
+	event("dma_unmap", ret, "pin=%llu map=%llu", pin_id, id);
+	return ret;
+}
+EXPORT_SYMBOL_GPL(nvidia_p2p_dma_unmap_pages);
+
+/**
+ * nvidia_p2p_free_dma_mapping - nothing
+ * @dma_mapping: freed by dma_unmap, or with its table
+ *
+ * Return: 0.
+ */
+int nvidia_p2p_free_dma_mapping(struct nvidia_p2p_dma_mapping *dma_mapping)
+{
+	might_sleep();
+	return fail_here(FAIL_FREE_DMA_MAPPING);
+}
+EXPORT_SYMBOL_GPL(nvidia_p2p_free_dma_mapping);
+
+/**
+ * dma_unmap_all - end the mappings of a table that goes away
+ * @pin: the table
+ */
+void dma_unmap_all(struct pin *pin)
+{
+	struct mapping *map, *next;
+
+	guard(mutex)(&pin->lock);
+	list_for_each_entry_safe(map, next, &pin->mappings, node) {
+		list_del(&map->node);
+		uncount(MAPPINGS_LIVE);
+		event("dma_unmap_table", 0, "pin=%llu map=%llu", pin->id, map->id);
+		mapping_free(map);
+	}
+}
+
+void dma_hold_points(struct dentry *dir)
+{
+	test_hold_debugfs(dir, &dma_map_before_lock);
+	test_hold_debugfs(dir, &dma_map_before_insert);
+	test_hold_debugfs(dir, &dma_unmap_before_lock);
+	test_hold_debugfs(dir, &dma_unmap_after_unlink);
+}

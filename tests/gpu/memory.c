@@ -1,0 +1,479 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/*
+ * GPU memory in a process: allocated by mmap() of /dev/nvidia<N>, reached by
+ * the CPU through page faults, freed by munmap() of its last piece, by the end
+ * of the process, and by an ioctl.
+ *
+ * The mapping has no struct page behind it, so that get_user_pages() refuses
+ * it. A child does not inherit it, as a child inherits no CUDA context. The
+ * pieces into which madvise() or mprotect() may split it are one allocation.
+ */
+#include <linux/file.h>
+#include <linux/mm.h>
+#include <linux/mman.h>
+#include <linux/module.h>
+#include <linux/sched.h>
+#include <linux/sched/mm.h>
+#include <linux/slab.h>
+#include <linux/string.h>
+#include <linux/test_hold.h>
+#include <linux/uaccess.h>
+
+#include "nvidia.h"
+
+TEST_HOLD(free_before_lock);
+TEST_HOLD(free_before_callbacks);
+TEST_HOLD(free_before_unmap);
+
+/* Who runs the callbacks when a mapping goes. */
+static const char * const context_names[] = { "caller", "kthread" };
+static int free_context;
+
+static int free_context_set(const char *val, const struct kernel_param *kp)
+{
+	int ret = sysfs_match_string(context_names, val);
+
+	if (ret < 0)
+		return ret;
+	free_context = ret;
+	return 0;
+}
+
+static int free_context_get(char *buf, const struct kernel_param *kp)
+{
+	return sysfs_emit(buf, "%s\n", context_names[free_context]);
+}
+
+static const struct kernel_param_ops free_context_ops = {
+	.set = free_context_set,
+	.get = free_context_get,
+};
+
+module_param_cb(free_context, &free_context_ops, NULL, 0644);
+MODULE_PARM_DESC(free_context, "who frees what munmap and exit give back: caller or kthread");
+
+/* Who has which memory, and how much of a BAR is free and pinned. */
+DEFINE_MUTEX(mem_lock);
+
+/* Registered allocations; mem_lock. */
+static LIST_HEAD(allocs);
+
+static struct workqueue_struct *free_wq;
+
+/* Each allocation has a range of its own in its file's address space; mem_lock. */
+static loff_t next_offset;
+
+static void alloc_release(struct kref *kref)
+{
+	struct alloc *alloc = container_of(kref, struct alloc, kref);
+
+	fput(alloc->file);
+	kfree(alloc);
+}
+
+static void alloc_put(struct alloc *alloc)
+{
+	kref_put(&alloc->kref, alloc_release);
+}
+
+/* The end of an allocation; the second of two that try waits for the first. */
+static void alloc_free(struct alloc *alloc)
+{
+	struct vidmem *mem;
+
+	test_hold_here(&free_before_lock);
+
+	/* No client can get here from its callback. */
+	if (WARN_ON(api_lock()))
+		return;
+	if (!alloc->registered) {
+		api_unlock();
+		return;
+	}
+
+	event("free_begin", 0, "va=%#llx length=%#llx owner=%d", alloc->va,
+	      alloc->length, alloc->tgid);
+	test_hold_here(&free_before_callbacks);
+	p2p_revoke(alloc);
+	test_hold_here(&free_before_unmap);
+
+	mutex_lock(&mem_lock);
+	list_del(&alloc->node);
+	alloc->registered = false;
+	mem = alloc->vidmem;
+	mutex_unlock(&mem_lock);
+
+	/* Once no fault can add any, take away what the CPU has mapped. */
+	down_write(&alloc->sem);
+	alloc->gone = true;
+	up_write(&alloc->sem);
+	unmap_mapping_range(alloc->file->f_mapping, alloc->offset,
+			    alloc->length, 1);
+
+	vidmem_put(mem);
+	uncount(ALLOCS_LIVE);
+	event("free_end", 0, "va=%#llx", alloc->va);
+	api_unlock();
+
+	alloc_put(alloc);
+}
+
+static void alloc_free_work(struct work_struct *work)
+{
+	struct alloc *alloc = container_of(work, struct alloc, work);
+
+	alloc_free(alloc);
+	alloc_put(alloc);
+}
+
+static void alloc_free_in(struct alloc *alloc, bool kthread)
+{
+	if (!kthread) {
+		alloc_free(alloc);
+		return;
+	}
+
+	kref_get(&alloc->kref);
+	if (!queue_work(free_wq, &alloc->work))
+		alloc_put(alloc);
+	flush_work(&alloc->work);
+}
+
+/**
+ * memory_find - the allocation of a process at an address
+ * @tgid: the process
+ * @va: the address
+ *
+ * Caller holds mem_lock. The allocation stays registered while the caller
+ * holds this or the API lock.
+ *
+ * Return: the allocation or NULL.
+ */
+struct alloc *memory_find(pid_t tgid, u64 va)
+{
+	struct alloc *alloc;
+
+	lockdep_assert_held(&mem_lock);
+
+	list_for_each_entry(alloc, &allocs, node)
+		if (alloc->tgid == tgid && va >= alloc->va &&
+		    va - alloc->va < alloc->length)
+			return alloc;
+	return NULL;
+}
+
+static struct alloc *first_of(struct gpu *gpu)
+{
+	struct alloc *alloc;
+
+	guard(mutex)(&mem_lock);
+	list_for_each_entry(alloc, &allocs, node) {
+		if (alloc->gpu == gpu) {
+			kref_get(&alloc->kref);
+			return alloc;
+		}
+	}
+	return NULL;
+}
+
+/**
+ * memory_free_all - free whatever lies on a GPU that goes away
+ * @gpu: with gpu->removing set, so that nothing is added
+ */
+void memory_free_all(struct gpu *gpu)
+{
+	struct alloc *alloc;
+
+	while ((alloc = first_of(gpu))) {
+		alloc_free(alloc);
+		alloc_put(alloc);
+	}
+}
+
+/* The mapping */
+
+static void memory_open(struct vm_area_struct *vma)
+{
+	struct alloc *alloc = vma->vm_private_data;
+
+	kref_get(&alloc->kref);
+	atomic_inc(&alloc->vmas);
+}
+
+static void memory_close(struct vm_area_struct *vma)
+{
+	struct alloc *alloc = vma->vm_private_data;
+
+	if (atomic_dec_and_test(&alloc->vmas))
+		alloc_free_in(alloc, READ_ONCE(free_context));
+	alloc_put(alloc);
+}
+
+/* GPU memory has one address for life. */
+static int memory_mremap(struct vm_area_struct *vma)
+{
+	return -EINVAL;
+}
+
+static vm_fault_t memory_fault(struct vm_fault *vmf)
+{
+	struct vm_area_struct *vma = vmf->vma;
+	struct alloc *alloc = vma->vm_private_data;
+	vm_fault_t ret = VM_FAULT_SIGBUS;
+	u64 page, va, end;
+	phys_addr_t phys;
+
+	down_read(&alloc->sem);
+	if (alloc->gone)
+		goto unlock;
+
+	/* All of the 64 KiB page that lies in this piece of the mapping. */
+	page = (vmf->address - alloc->va) / STANDIN_PAGE_SIZE;
+	phys = vidmem_phys(alloc->vidmem, page);
+	page = alloc->va + page * STANDIN_PAGE_SIZE;
+	end = min(page + STANDIN_PAGE_SIZE, vma->vm_end);
+	for (va = max(page, vma->vm_start); va < end; va += PAGE_SIZE) {
+		ret = vmf_insert_pfn(vma, va, PHYS_PFN(phys + (va - page)));
+		if (ret != VM_FAULT_NOPAGE)
+			break;
+	}
+unlock:
+	up_read(&alloc->sem);
+	return ret;
+}
+
+static const struct vm_operations_struct memory_vm_ops = {
+	.open	= memory_open,
+	.close	= memory_close,
+	.mremap	= memory_mremap,
+	.fault	= memory_fault,
+};
+
+static bool overlaps(const struct alloc *new)
+{
+	const struct alloc *alloc;
+
+	list_for_each_entry(alloc, &allocs, node)
+		if (alloc->tgid == new->tgid &&
+		    alloc->va < new->va + new->length &&
+		    new->va < alloc->va + alloc->length)
+			return true;
+	return false;
+}
+
+static int memory_mmap(struct file *file, struct vm_area_struct *vma)
+{
+	struct gpu *gpu = file->private_data;
+	struct alloc *alloc;
+	int ret;
+
+	if (!(vma->vm_flags & VM_SHARED) || vma->vm_pgoff ||
+	    !IS_ALIGNED(vma->vm_start, STANDIN_GRANULE))
+		return -EINVAL;
+
+	alloc = kzalloc_obj(*alloc);
+	if (!alloc)
+		return -ENOMEM;
+
+	kref_init(&alloc->kref);
+	alloc->gpu = gpu;
+	alloc->tgid = current->tgid;
+	alloc->va = vma->vm_start;
+	alloc->length = round_up(vma->vm_end - vma->vm_start, STANDIN_GRANULE);
+	alloc->file = get_file(file);
+	atomic_set(&alloc->vmas, 1);
+	init_rwsem(&alloc->sem);
+	INIT_LIST_HEAD(&alloc->pins);
+	INIT_WORK(&alloc->work, alloc_free_work);
+
+	mutex_lock(&mem_lock);
+	if (gpu->removing) {
+		ret = -ENODEV;
+		goto unlock;
+	}
+	/* The rest of an allocation of which a piece has been unmapped. */
+	if (overlaps(alloc)) {
+		ret = -EBUSY;
+		goto unlock;
+	}
+	alloc->vidmem = vidmem_alloc(gpu, alloc->length);
+	ret = PTR_ERR_OR_ZERO(alloc->vidmem);
+	if (ret)
+		goto unlock;
+
+	alloc->offset = next_offset;
+	next_offset += alloc->length;
+
+	/* One reference for the VMA, one for being registered. */
+	kref_get(&alloc->kref);
+	alloc->registered = true;
+	list_add_tail(&alloc->node, &allocs);
+unlock:
+	mutex_unlock(&mem_lock);
+	event("alloc", ret, "va=%#llx length=%#llx gpu=%u", alloc->va,
+	      alloc->length, gpu->minor);
+	if (ret) {
+		alloc_put(alloc);
+		return ret;
+	}
+	count(ALLOCS_LIVE);
+
+	vma->vm_pgoff = alloc->offset >> PAGE_SHIFT;
+	vma->vm_page_prot = pgprot_writecombine(vma->vm_page_prot);
+	vm_flags_set(vma, VM_IO | VM_PFNMAP | VM_DONTEXPAND | VM_DONTDUMP |
+			  VM_DONTCOPY);
+	vma->vm_ops = &memory_vm_ops;
+	vma->vm_private_data = alloc;
+	return 0;
+}
+
+static unsigned long memory_get_unmapped_area(struct file *file,
+					      unsigned long addr,
+					      unsigned long len,
+					      unsigned long pgoff,
+					      unsigned long flags)
+{
+	/* Refused here, since mmap() would first unmap what is in the way. */
+	if (flags & MAP_FIXED)
+		return IS_ALIGNED(addr, STANDIN_GRANULE) ? addr : -EINVAL;
+
+	if (len > TASK_SIZE - 2 * STANDIN_GRANULE)
+		return -ENOMEM;
+	addr = mm_get_unmapped_area(file, round_up(addr, STANDIN_GRANULE),
+				    round_up(len, STANDIN_GRANULE) + STANDIN_GRANULE,
+				    0, flags);
+	if (IS_ERR_VALUE(addr))
+		return addr;
+	return round_up(addr, STANDIN_GRANULE);
+}
+
+/* The calls of user space */
+
+static long memory_ioctl_free(struct gpu *gpu, void __user *argp)
+{
+	struct standin_free arg;
+	struct alloc *alloc;
+
+	if (copy_from_user(&arg, argp, sizeof(arg)))
+		return -EFAULT;
+	if (arg.flags & ~STANDIN_FREE_KTHREAD || arg.reserved)
+		return -EINVAL;
+
+	scoped_guard(mutex, &mem_lock) {
+		alloc = memory_find(current->tgid, arg.va);
+		if (!alloc || alloc->va != arg.va || alloc->gpu != gpu)
+			return -EINVAL;
+		kref_get(&alloc->kref);
+	}
+	alloc_free_in(alloc, arg.flags & STANDIN_FREE_KTHREAD);
+	alloc_put(alloc);
+	return 0;
+}
+
+static int info_of(struct standin_info *arg, struct gpu *gpu)
+{
+	struct alloc *alloc;
+	u32 page, next;
+
+	alloc = memory_find(current->tgid, arg->va);
+	if (!alloc || alloc->gpu != gpu)
+		return -EINVAL;
+
+	page = (arg->va - alloc->va) / STANDIN_PAGE_SIZE;
+	for (next = page + 1; next < alloc->vidmem->pages; next++)
+		if (vidmem_phys(alloc->vidmem, next) !=
+		    vidmem_phys(alloc->vidmem, next - 1) + STANDIN_PAGE_SIZE)
+			break;
+
+	arg->start = alloc->va;
+	arg->length = alloc->length;
+	arg->phys = vidmem_phys(alloc->vidmem, page) +
+		    arg->va % STANDIN_PAGE_SIZE;
+	arg->run = alloc->va + (u64)next * STANDIN_PAGE_SIZE - arg->va;
+	return 0;
+}
+
+static long memory_ioctl_info(struct gpu *gpu, void __user *argp)
+{
+	struct standin_info arg, out = {};
+	int ret = 0;
+
+	if (copy_from_user(&arg, argp, sizeof(arg)))
+		return -EFAULT;
+
+	out.va = arg.va;
+	out.gpu = gpu->minor;
+	out.bar_start = gpu->bar_start;
+	out.bar_length = gpu->bar_end - gpu->bar_start + 1;
+	memcpy(out.uuid, gpu->uuid, sizeof(out.uuid));
+	strscpy(out.pci, gpu->pci);
+
+	mutex_lock(&mem_lock);
+	out.bar_pinned = gpu->pinned * STANDIN_PAGE_SIZE;
+	if (out.va)
+		ret = info_of(&out, gpu);
+	mutex_unlock(&mem_lock);
+	if (ret)
+		return ret;
+
+	return copy_to_user(argp, &out, sizeof(out)) ? -EFAULT : 0;
+}
+
+static long memory_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
+{
+	struct gpu *gpu = file->private_data;
+
+	switch (cmd) {
+	case STANDIN_IOC_FREE:
+		return memory_ioctl_free(gpu, (void __user *)arg);
+	case STANDIN_IOC_INFO:
+		return memory_ioctl_info(gpu, (void __user *)arg);
+	default:
+		return -ENOTTY;
+	}
+}
+
+static int memory_file_open(struct inode *inode, struct file *file)
+{
+	struct gpu *gpu = container_of(inode->i_cdev, struct gpu, cdev);
+
+	if (READ_ONCE(gpu->removing))
+		return -ENODEV;
+	file->private_data = gpu_get(gpu);
+	return 0;
+}
+
+static int memory_file_release(struct inode *inode, struct file *file)
+{
+	gpu_put(file->private_data);
+	return 0;
+}
+
+const struct file_operations memory_fops = {
+	.owner			= THIS_MODULE,
+	.open			= memory_file_open,
+	.release		= memory_file_release,
+	.mmap			= memory_mmap,
+	.get_unmapped_area	= memory_get_unmapped_area,
+	.unlocked_ioctl		= memory_ioctl,
+	.compat_ioctl		= compat_ptr_ioctl,
+	.llseek			= noop_llseek,
+};
+
+void memory_hold_points(struct dentry *dir)
+{
+	test_hold_debugfs(dir, &free_before_lock);
+	test_hold_debugfs(dir, &free_before_callbacks);
+	test_hold_debugfs(dir, &free_before_unmap);
+}
+
+int memory_init(void)
+{
+	free_wq = alloc_workqueue("nvidia_close", WQ_UNBOUND, 0);
+	return free_wq ? 0 : -ENOMEM;
+}
+
+void memory_exit(void)
+{
+	destroy_workqueue(free_wq);
+}

@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/*
+ * What the files of the stand-in GPU share.
+ *
+ * Lock order, outermost first:
+ *
+ *	mmap_lock of a process	held by the kernel around mmap, munmap, faults
+ *	API lock		api_lock() in p2p.c
+ *	pin->lock		the DMA mappings of one page table
+ *	alloc->sem		a fault beside the end of its allocation
+ *	mem_lock		allocations, the BAR and its accounts
+ *	gpus_lock		the list of GPUs
+ *
+ * Free callbacks run with the API lock held, so everything that a client
+ * locks in its callback comes after it. User memory is never touched with any
+ * of these held, since the API lock is taken under mmap_lock by munmap and
+ * exit.
+ */
+#ifndef _STANDIN_NVIDIA_H_
+#define _STANDIN_NVIDIA_H_
+
+#include <linux/cdev.h>
+#include <linux/device.h>
+#include <linux/fs.h>
+#include <linux/kref.h>
+#include <linux/list.h>
+#include <linux/mutex.h>
+#include <linux/pci.h>
+#include <linux/rwsem.h>
+#include <linux/types.h>
+#include <linux/wait.h>
+#include <linux/workqueue.h>
+
+#include <nv-p2p.h>
+
+#include "standin.h"
+
+#define STANDIN_VERSION		"595.45.04"
+#define STANDIN_MAX_GPUS	8
+
+struct dentry;
+struct proc_dir_entry;
+struct seq_file;
+
+/**
+ * struct gpu - one PCI function and its BAR (pci.c)
+ * @dev: /dev/nvidia<N>; its reference count is that of this structure
+ * @cdev: the file operations behind it
+ * @pdev: the PCI function; valid until remove() returns
+ * @pci: its address as text
+ * @minor: N
+ * @uuid: derived from the PCI address, so the same after every boot
+ * @bar_start: bus address of the BAR
+ * @bar_end: its last byte, inclusive as in struct resource
+ * @node: in the list of GPUs
+ * @proc: /proc/driver/nvidia/gpus/<address>
+ * @removing: no new pins and allocations; written under mem_lock and API lock
+ * @used: a bit for each granule of the BAR; mem_lock
+ * @granules: their number
+ * @pinned: pages of 64 KiB that have at least one pin; mem_lock
+ * @refs: persistent pins; mem_lock
+ * @idle: woken when @refs falls to 0
+ * @lost: persistent pins whose put was made to fail; API lock
+ */
+struct gpu {
+	struct device dev;
+	struct cdev cdev;
+	struct pci_dev *pdev;
+	char pci[16];
+	unsigned int minor;
+	u8 uuid[NVIDIA_P2P_GPU_UUID_LEN];
+	phys_addr_t bar_start;
+	phys_addr_t bar_end;
+	struct list_head node;
+	struct proc_dir_entry *proc;
+
+	bool removing;
+	unsigned long *used;
+	unsigned long granules;
+	u64 pinned;
+	unsigned int refs;
+	wait_queue_head_t idle;
+	struct list_head lost;
+};
+
+/**
+ * struct vidmem - physical memory, a set of pages of the BAR (bar.c)
+ * @kref: held by the allocation and by each pin
+ * @gpu: whose; referenced
+ * @pages: how many pages of 64 KiB
+ * @page: number in the BAR of each
+ * @pins: how many pins each page has, or NULL before the first pin; mem_lock
+ */
+struct vidmem {
+	struct kref kref;
+	struct gpu *gpu;
+	u32 pages;
+	u32 *page;
+	u32 *pins;
+};
+
+/**
+ * struct alloc - memory at an address of a process (memory.c)
+ * @kref: held by the registration, each piece of the VMA, and users
+ * @node: in the list of allocations while registered; mem_lock
+ * @gpu: whose; @file keeps it
+ * @vidmem: the memory; valid while registered
+ * @tgid: the owner
+ * @va: start address
+ * @length: a multiple of the granule
+ * @file: opened device; its address space holds the VMA's pieces
+ * @offset: where in that address space
+ * @vmas: pieces of the VMA
+ * @sem: guards @gone against faults
+ * @gone: nothing may be mapped any more
+ * @registered: written under mem_lock and API lock
+ * @pins: revocable pins, oldest first; API lock
+ * @work: frees from a kernel thread
+ */
+struct alloc {
+	struct kref kref;
+	struct list_head node;
+	struct gpu *gpu;
+	struct vidmem *vidmem;
+	pid_t tgid;
+	u64 va;
+	u64 length;
+	struct file *file;
+	loff_t offset;
+	atomic_t vmas;
+	struct rw_semaphore sem;
+	bool gone;
+	bool registered;
+	struct list_head pins;
+	struct work_struct work;
+};
+
+/* What tells a page table that lives from the remains of one. */
+#define PIN_MAGIC	0x70696e6e65642121ULL
+
+/**
+ * struct pin - a page table and what is behind it (p2p.c)
+ * @magic: PIN_MAGIC while it lives
+ * @size: of the allocation that this structure begins
+ * @id: names the pin in the event log
+ * @node: in the list of pins of its flavour; API lock
+ * @of_alloc: in alloc->pins; API lock
+ * @alloc: NULL for a persistent pin, and once the memory has been freed
+ * @vidmem: referenced, NULL once detached
+ * @first: first page in @vidmem
+ * @pages: number of pages
+ * @tgid: who pinned
+ * @persistent: the flavour
+ * @foreign_put: another process has tried to put it
+ * @free_callback: NULL until registered
+ * @data: its argument
+ * @lock: guards @mappings
+ * @mappings: DMA mappings of the table
+ * @table: what the client sees. Last, since the older layout ends earlier.
+ */
+struct pin {
+	u64 magic;
+	size_t size;
+	u64 id;
+	struct list_head node;
+	struct list_head of_alloc;
+	struct alloc *alloc;
+	struct vidmem *vidmem;
+	u32 first;
+	u32 pages;
+	pid_t tgid;
+	bool persistent;
+	bool foreign_put;
+	void (*free_callback)(void *data);
+	void *data;
+	struct mutex lock;
+	struct list_head mappings;
+	struct nvidia_p2p_page_table table;
+};
+
+/* pci.c */
+struct gpu *gpu_get_by_uuid(const u8 *uuid);
+
+static inline struct gpu *gpu_get(struct gpu *gpu)
+{
+	get_device(&gpu->dev);
+	return gpu;
+}
+
+static inline void gpu_put(struct gpu *gpu)
+{
+	put_device(&gpu->dev);
+}
+
+/* memory.c */
+extern struct mutex mem_lock;
+extern const struct file_operations memory_fops;
+
+struct alloc *memory_find(pid_t tgid, u64 va);
+void memory_free_all(struct gpu *gpu);
+void memory_hold_points(struct dentry *dir);
+int memory_init(void);
+void memory_exit(void);
+
+/* bar.c */
+void bar_init(void);
+int bar_add_gpu(struct gpu *gpu);
+void bar_release_gpu(struct gpu *gpu);
+struct vidmem *vidmem_alloc(struct gpu *gpu, u64 length);
+struct vidmem *vidmem_get(struct vidmem *mem);
+void vidmem_put(struct vidmem *mem);
+int vidmem_pin(struct vidmem *mem, u32 first, u32 pages);
+void vidmem_unpin(struct vidmem *mem, u32 first, u32 pages);
+phys_addr_t vidmem_phys(const struct vidmem *mem, u32 page);
+
+/* p2p.c */
+int __must_check api_lock(void);
+void api_unlock(void);
+void p2p_revoke(struct alloc *alloc);
+void p2p_free_lost(struct gpu *gpu);
+void p2p_hold_points(struct dentry *dir);
+int p2p_init(void);
+void p2p_exit(void);
+
+/* dma.c */
+void dma_unmap_all(struct pin *pin);
+void dma_hold_points(struct dentry *dir);
+
+/* proc.c */
+int proc_init(void);
+void proc_exit(void);
+void proc_add_gpu(struct gpu *gpu);
+
+/* debug.c */
+
+/* State first, then events; writing to the file resets only the latter. */
+enum counter {
+	PINS_LIVE,
+	PINS_PERSISTENT_LIVE,
+	MAPPINGS_LIVE,
+	DEVICE_REFS,
+	BAR_BYTES_PINNED,
+	ALLOCS_LIVE,
+	GET_PAGES,
+	GET_PAGES_OK,
+	GET_PAGES_PERSISTENT,
+	GET_PAGES_PERSISTENT_OK,
+	PUT_PAGES,
+	PUT_PAGES_FOUND,
+	PUT_PAGES_NOTFOUND,
+	PUT_PAGES_FOREIGN,
+	PUT_PAGES_PERSISTENT,
+	DMA_MAP,
+	DMA_MAP_OK,
+	DMA_MAP_FAIL,
+	DMA_UNMAP,
+	DMA_UNMAP_NOTFOUND,
+	CALLBACKS,
+	CALLBACKS_AFTER_PUT,
+	MISUSE,
+	PAGE_OBJECTS,
+	NR_COUNTERS,
+};
+
+#define FIRST_EVENT_COUNTER	GET_PAGES
+
+/* The places that can be made to fail. */
+enum fail_site {
+	FAIL_GET_PAGES,
+	FAIL_GET_PAGES_REGISTER,
+	FAIL_GET_PAGES_PERSISTENT,
+	FAIL_PUT_PAGES,
+	FAIL_PUT_PAGES_PERSISTENT,
+	FAIL_DMA_MAP,
+	FAIL_DMA_MAP_PAGE,
+	FAIL_DMA_UNMAP,
+	FAIL_FREE_PAGE_TABLE,
+	FAIL_FREE_DMA_MAPPING,
+	NR_FAIL_SITES,
+};
+
+void count_add(enum counter counter, s64 n);
+
+static inline void count(enum counter counter)
+{
+	count_add(counter, 1);
+}
+
+static inline void uncount(enum counter counter)
+{
+	count_add(counter, -1);
+}
+
+__printf(3, 4) void event(const char *op, int ret, const char *fmt, ...);
+int fail_here(enum fail_site site);
+int debug_init(void);
+void debug_exit(void);
+
+#endif /* _STANDIN_NVIDIA_H_ */

@@ -1,0 +1,752 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/*
+ * Pins: nvidia_p2p_get_pages(), nvidia_p2p_put_pages(), their persistent
+ * counterparts, and what becomes of a pin when its memory is freed first.
+ *
+ * All of it is as awkward as the real driver, on purpose: see README.md.
+ */
+#include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/poison.h>
+#include <linux/sched.h>
+#include <linux/slab.h>
+#include <linux/string.h>
+#include <linux/test_hold.h>
+
+#include "nvidia.h"
+
+/* The only flag that get_pages_persistent knows; needs a coherent GPU. */
+#define FLAGS_FORCE_BAR1	BIT(0)
+
+/* What a failed get may leave in the caller's pointer. */
+#define STALE_TABLE		((void *)0x6e766964006964ULL + POISON_POINTER_DELTA)
+
+TEST_HOLD(get_before_register);
+TEST_HOLD(get_after_register);
+TEST_HOLD(put_before_lock);
+TEST_HOLD(put_persistent_before_lock);
+TEST_HOLD(callback_entry);
+TEST_HOLD(callback_exit);
+
+/* What the tables say of themselves. */
+static uint table_version = NVIDIA_P2P_PAGE_TABLE_VERSION;
+module_param(table_version, uint, 0644);
+MODULE_PARM_DESC(table_version, "version of page tables; below 0x00020000 they have no flags");
+
+static uint table_page_size = NVIDIA_P2P_PAGE_SIZE_64KB;
+module_param(table_page_size, uint, 0644);
+MODULE_PARM_DESC(table_page_size, "what page tables name as their page size: 0, 1 or 2");
+
+static uint table_flags;
+module_param(table_flags, uint, 0644);
+MODULE_PARM_DESC(table_flags, "flags of page tables");
+
+static int table_entries_delta;
+module_param(table_entries_delta, int, 0644);
+MODULE_PARM_DESC(table_entries_delta, "how many entries more than there are page tables claim");
+
+/*
+ * The API lock. A thread that has it and comes back is refused, not
+ * deadlocked: that is what a client gets that calls in from its callback.
+ */
+static DECLARE_RWSEM(api_sem);
+static struct task_struct *api_owner;
+
+int api_lock(void)
+{
+	/* Nobody but current can make this equal to current. */
+	if (READ_ONCE(api_owner) == current)
+		return -EIO;
+	down_write(&api_sem);
+	WRITE_ONCE(api_owner, current);
+	return 0;
+}
+
+void api_unlock(void)
+{
+	WRITE_ONCE(api_owner, NULL);
+	up_write(&api_sem);
+}
+
+/* Registered pins of each flavour; API lock. */
+static LIST_HEAD(revocable_pins);
+static LIST_HEAD(persistent_pins);
+static u64 last_id;
+
+static struct kmem_cache *page_cache;
+
+/* What the resource manager says about each page, in 16 bytes. */
+struct page_info {
+	u64 physical_address;
+	u32 wreqmb_h;
+	u32 rreqmb_h;
+};
+
+/* Objects are allocated this many at a time. */
+#define BATCH	256
+
+static void pages_free(struct nvidia_p2p_page **pages, u32 n)
+{
+	u32 i;
+
+	for (i = 0; i < n; i++)
+		memset(pages[i], POISON_FREE, sizeof(*pages[i]));
+	for (i = 0; i < n; i += BATCH) {
+		kmem_cache_free_bulk(page_cache, min(n - i, BATCH),
+				     (void **)pages + i);
+		cond_resched();
+	}
+	memset(pages, POISON_FREE, n * sizeof(*pages));
+	kvfree(pages);
+}
+
+/*
+ * One entry more than needed, NULL, for who believes a count that is too high.
+ */
+static struct nvidia_p2p_page **pages_alloc(u32 n)
+{
+	struct nvidia_p2p_page **pages;
+	u32 i;
+
+	pages = kvmalloc_array(n + 1UL, sizeof(*pages), GFP_KERNEL | __GFP_NOWARN);
+	if (!pages)
+		return NULL;
+
+	for (i = 0; i < n; i += BATCH) {
+		u32 batch = min(n - i, BATCH);
+
+		if (!kmem_cache_alloc_bulk(page_cache, GFP_KERNEL | __GFP_NOWARN,
+					   batch, (void **)pages + i)) {
+			pages_free(pages, i);
+			return NULL;
+		}
+		count_add(PAGE_OBJECTS, batch);
+		cond_resched();
+	}
+	pages[n] = NULL;
+	return pages;
+}
+
+/*
+ * A version without flags ends before them. KASAN sees an access beyond; for
+ * kernels without it there are bytes that no client can take for flags.
+ */
+static size_t pin_size(bool has_flags)
+{
+	if (has_flags)
+		return sizeof(struct pin);
+	return offsetof(struct pin, table.flags) +
+	       (IS_ENABLED(CONFIG_KASAN) ? 0 : sizeof(u64));
+}
+
+static void pin_free(struct pin *pin)
+{
+	dma_unmap_all(pin);
+	mutex_destroy(&pin->lock);
+	pages_free(pin->table.pages, pin->pages);
+	memset(pin->table.gpu_uuid, POISON_FREE, NVIDIA_P2P_GPU_UUID_LEN);
+	kfree(pin->table.gpu_uuid);
+	memset(pin, POISON_FREE, pin->size);
+	kfree(pin);
+}
+
+/*
+ * Everything that a pin needs is allocated before anybody looks at the
+ * address, as in the real driver: an absurd length costs memory, not just an
+ * error. It is not allowed to cost the machine: where the real driver would
+ * send the out-of-memory killer out, this fails.
+ */
+static struct pin *pin_alloc(u64 length, struct page_info **info)
+{
+	u64 pages = length / STANDIN_PAGE_SIZE;
+	uint version = READ_ONCE(table_version);
+	size_t size = pin_size(version >= 0x00020000);
+	u64 cost = pages * (sizeof(void *) + sizeof(struct nvidia_p2p_page) +
+			    sizeof(struct page_info));
+	struct pin *pin;
+
+	if (pages >= U32_MAX ||
+	    cost / PAGE_SIZE > max(si_mem_available(), 0L) / 2)
+		return NULL;
+
+	pin = kzalloc(size, GFP_KERNEL);
+	if (!pin)
+		return NULL;
+	/* What is not set below, flags that are not there above all. */
+	memset(&pin->table, 0xa5, size - offsetof(struct pin, table));
+
+	pin->table.gpu_uuid = kzalloc(NVIDIA_P2P_GPU_UUID_LEN, GFP_KERNEL);
+	if (!pin->table.gpu_uuid)
+		goto free_pin;
+	*info = kvmalloc_array(pages, sizeof(**info), GFP_KERNEL | __GFP_NOWARN);
+	if (!*info)
+		goto free_uuid;
+	pin->table.pages = pages_alloc(pages);
+	if (!pin->table.pages)
+		goto free_info;
+
+	pin->magic = PIN_MAGIC;
+	pin->size = size;
+	pin->pages = pages;
+	pin->tgid = current->tgid;
+	INIT_LIST_HEAD(&pin->node);
+	INIT_LIST_HEAD(&pin->of_alloc);
+	INIT_LIST_HEAD(&pin->mappings);
+	mutex_init(&pin->lock);
+
+	pin->table.version = version;
+	pin->table.page_size = READ_ONCE(table_page_size);
+	pin->table.entries = pages + READ_ONCE(table_entries_delta);
+	if (version >= 0x00020000)
+		pin->table.flags = READ_ONCE(table_flags);
+	return pin;
+
+free_info:
+	kvfree(*info);
+free_uuid:
+	kfree(pin->table.gpu_uuid);
+free_pin:
+	kfree(pin);
+	return NULL;
+}
+
+/*
+ * Ties a pin to the memory behind [@va, @va + @length), which must lie in one
+ * allocation of the calling process.
+ */
+static int pin_attach(struct pin *pin, u64 va, u64 length,
+		      struct page_info *info)
+{
+	struct alloc *alloc;
+	u32 i;
+	int ret;
+
+	mutex_lock(&mem_lock);
+	alloc = memory_find(current->tgid, va);
+	if (alloc && alloc->gpu->removing)
+		alloc = NULL;
+	mutex_unlock(&mem_lock);
+	if (!alloc || !length || length > alloc->length - (va - alloc->va))
+		return -EINVAL;
+
+	pin->first = (va - alloc->va) / STANDIN_PAGE_SIZE;
+	ret = vidmem_pin(alloc->vidmem, pin->first, pin->pages);
+	if (ret)
+		return ret;
+
+	pin->id = ++last_id;
+	pin->vidmem = vidmem_get(alloc->vidmem);
+	memcpy(pin->table.gpu_uuid, alloc->gpu->uuid, NVIDIA_P2P_GPU_UUID_LEN);
+	for (i = 0; i < pin->pages; i++) {
+		info[i].physical_address = vidmem_phys(pin->vidmem, pin->first + i);
+		info[i].wreqmb_h = 0;
+		info[i].rreqmb_h = 0;
+	}
+
+	/* Its end revokes the one flavour and passes the other by. */
+	if (!pin->persistent) {
+		pin->alloc = alloc;
+		list_add_tail(&pin->of_alloc, &alloc->pins);
+	}
+	return 0;
+}
+
+static void pin_detach(struct pin *pin)
+{
+	vidmem_unpin(pin->vidmem, pin->first, pin->pages);
+	vidmem_put(pin->vidmem);
+	pin->vidmem = NULL;
+}
+
+static void pin_fill(struct pin *pin, const struct page_info *info)
+{
+	struct nvidia_p2p_page *page;
+	u32 i;
+
+	for (i = 0; i < pin->pages; i++) {
+		page = pin->table.pages[i];
+		memset(page, 0, sizeof(*page));
+		page->physical_address = info[i].physical_address;
+		page->registers.fermi.wreqmb_h = info[i].wreqmb_h;
+		page->registers.fermi.rreqmb_h = info[i].rreqmb_h;
+	}
+}
+
+/* The list is walked by the value of the pointer, which may be anything. */
+static struct pin *find_pin(struct list_head *pins,
+			    const struct nvidia_p2p_page_table *table)
+{
+	struct pin *pin;
+
+	list_for_each_entry(pin, pins, node)
+		if (&pin->table == table)
+			return pin;
+	return NULL;
+}
+
+static int get_table(u64 va, u64 length,
+		     struct nvidia_p2p_page_table **page_table,
+		     void (*free_callback)(void *data), void *data, u64 *id)
+{
+	struct page_info *info;
+	struct pin *pin;
+	int ret;
+
+	if (!free_callback || !page_table)
+		return -EINVAL;
+	if ((va | length) % STANDIN_PAGE_SIZE)
+		return -EINVAL;
+
+	pin = pin_alloc(length, &info);
+	if (!pin)
+		return -ENOMEM;
+
+	ret = api_lock();
+	if (!ret) {
+		ret = pin_attach(pin, va, length, info);
+		api_unlock();
+	}
+	if (ret) {
+		kvfree(info);
+		pin_free(pin);
+		return ret;
+	}
+
+	*id = pin->id;
+	pin_fill(pin, info);
+	kvfree(info);
+	*page_table = &pin->table;
+
+	/* The memory may be freed here: nobody would be told. */
+	test_hold_here(&get_before_register);
+
+	ret = fail_here(FAIL_GET_PAGES_REGISTER);
+	if (WARN_ON(api_lock()))
+		return -EIO;
+	if (!ret && !pin->alloc)
+		ret = -EINVAL;
+	if (!ret) {
+		pin->free_callback = free_callback;
+		pin->data = data;
+		list_add_tail(&pin->node, &revocable_pins);
+		count(PINS_LIVE);
+		event("register", 0, "pin=%llu", pin->id);
+	} else if (pin->alloc) {
+		list_del_init(&pin->of_alloc);
+		pin_detach(pin);
+	}
+	api_unlock();
+
+	if (ret) {
+		pin_free(pin);
+		*page_table = STALE_TABLE;
+		return ret;
+	}
+
+	/* From here on the callback may run, and the pin be gone. */
+	test_hold_here(&get_after_register);
+	return 0;
+}
+
+/**
+ * nvidia_p2p_get_pages - pin GPU memory until put or freed
+ * @p2p_token: 0
+ * @va_space: 0
+ * @virtual_address: start, in the calling process
+ * @length: in bytes
+ * @page_table: (out) the pinned pages
+ * @free_callback: called when the memory is freed first
+ * @data: argument of @free_callback
+ *
+ * Return: 0, or -EINVAL, -ENOMEM, -EIO; *@page_table may be set then, too.
+ */
+int nvidia_p2p_get_pages(u64 p2p_token, u32 va_space,
+			 u64 virtual_address, u64 length,
+			 struct nvidia_p2p_page_table **page_table,
+			 void (*free_callback)(void *data), void *data)
+{
+	u64 id = 0;
+	int ret;
+
+	might_sleep();
+	count(GET_PAGES);
+
+	ret = fail_here(FAIL_GET_PAGES);
+	if (!ret)
+		ret = get_table(virtual_address, length, page_table,
+				free_callback, data, &id);
+	if (!ret)
+		count(GET_PAGES_OK);
+	event("get_pages", ret, "pin=%llu va=%#llx length=%#llx", id,
+	      virtual_address, length);
+	return ret;
+}
+EXPORT_SYMBOL_GPL(nvidia_p2p_get_pages);
+
+static int get_table_persistent(u64 va, u64 length,
+				struct nvidia_p2p_page_table **page_table,
+				u32 flags, u64 *id)
+{
+	struct page_info *info;
+	struct pin *pin;
+	int ret;
+
+	if (!page_table || (va | length) % STANDIN_PAGE_SIZE)
+		return -EINVAL;
+	if (flags & FLAGS_FORCE_BAR1)
+		return -ENOTSUPP;
+
+	pin = pin_alloc(length, &info);
+	if (!pin)
+		return -ENOMEM;
+	pin->persistent = true;
+
+	ret = api_lock();
+	if (ret)
+		goto free;
+	ret = pin_attach(pin, va, length, info);
+	if (!ret) {
+		mutex_lock(&mem_lock);
+		WRITE_ONCE(pin->vidmem->gpu->refs, pin->vidmem->gpu->refs + 1);
+		mutex_unlock(&mem_lock);
+		count(DEVICE_REFS);
+		count(PINS_PERSISTENT_LIVE);
+		/* Nobody knows the table yet, so nobody can put it. */
+		list_add_tail(&pin->node, &persistent_pins);
+		*id = pin->id;
+	}
+	api_unlock();
+	if (ret)
+		goto free;
+
+	pin_fill(pin, info);
+	kvfree(info);
+	*page_table = &pin->table;
+	return 0;
+
+free:
+	kvfree(info);
+	pin_free(pin);
+	return ret;
+}
+
+/**
+ * nvidia_p2p_get_pages_persistent - pin GPU memory until put
+ * @virtual_address: start, in the calling process
+ * @length: in bytes
+ * @page_table: (out) the pinned pages
+ * @flags: only bit 0 means anything, and this GPU does not support it
+ *
+ * Return: 0, or -EINVAL, -ENOTSUPP, -ENOMEM, -EIO.
+ */
+int nvidia_p2p_get_pages_persistent(u64 virtual_address, u64 length,
+				    struct nvidia_p2p_page_table **page_table,
+				    u32 flags)
+{
+	u64 id = 0;
+	int ret;
+
+	might_sleep();
+	count(GET_PAGES_PERSISTENT);
+
+	ret = fail_here(FAIL_GET_PAGES_PERSISTENT);
+	if (!ret)
+		ret = get_table_persistent(virtual_address, length, page_table,
+					   flags, &id);
+	if (!ret)
+		count(GET_PAGES_PERSISTENT_OK);
+	event("get_pages_persistent", ret, "pin=%llu va=%#llx length=%#llx",
+	      id, virtual_address, length);
+	return ret;
+}
+EXPORT_SYMBOL_GPL(nvidia_p2p_get_pages_persistent);
+
+static int put_table(struct nvidia_p2p_page_table *table)
+{
+	const char *result = "notfound";
+	struct pin *pin;
+	bool mine;
+	u64 id = 0;
+	int ret;
+
+	test_hold_here(&put_before_lock);
+
+	/* A put while a callback runs waits here for its end. */
+	ret = api_lock();
+	if (WARN(ret, "nvidia: put_pages from inside a free callback\n"))
+		return ret;
+
+	pin = find_pin(&revocable_pins, table);
+	mine = pin && pin->tgid == current->tgid;
+	if (mine) {
+		result = "found";
+		id = pin->id;
+		count(PUT_PAGES_FOUND);
+		uncount(PINS_LIVE);
+		list_del(&pin->node);
+		list_del(&pin->of_alloc);
+		pin_detach(pin);
+	} else if (pin) {
+		result = "foreign";
+		id = pin->id;
+		count(PUT_PAGES_FOREIGN);
+		pin->foreign_put = true;
+	} else {
+		count(PUT_PAGES_NOTFOUND);
+		pin = find_pin(&persistent_pins, table);
+		if (WARN(pin, "nvidia: put_pages of a persistent page table\n")) {
+			result = "persistent";
+			id = pin->id;
+			count(MISUSE);
+		}
+	}
+	event("put_pages", 0, "pin=%llu result=%s", id, result);
+	api_unlock();
+
+	if (mine)
+		pin_free(pin);
+	return 0;
+}
+
+/**
+ * nvidia_p2p_put_pages - unpin what nvidia_p2p_get_pages() has pinned
+ * @p2p_token: 0
+ * @va_space: 0
+ * @virtual_address: not looked at
+ * @page_table: looked up by its address among the pins of the calling process
+ *
+ * Return: 0, also when there is no such table.
+ */
+int nvidia_p2p_put_pages(u64 p2p_token, u32 va_space,
+			 u64 virtual_address,
+			 struct nvidia_p2p_page_table *page_table)
+{
+	int ret;
+
+	might_sleep();
+	count(PUT_PAGES);
+
+	ret = fail_here(FAIL_PUT_PAGES);
+	if (!ret && page_table)
+		ret = put_table(page_table);
+	if (ret || !page_table)
+		event("put_pages", ret, "pin=0 result=none");
+	return ret;
+}
+EXPORT_SYMBOL_GPL(nvidia_p2p_put_pages);
+
+static void drop_device_ref(struct gpu *gpu)
+{
+	mutex_lock(&mem_lock);
+	WRITE_ONCE(gpu->refs, gpu->refs - 1);
+	if (!gpu->refs)
+		wake_up_all(&gpu->idle);
+	mutex_unlock(&mem_lock);
+	uncount(DEVICE_REFS);
+}
+
+static int put_table_persistent(struct nvidia_p2p_page_table *table, u32 flags,
+				int fail, u64 *id)
+{
+	struct pin *pin;
+	struct gpu *gpu;
+	int ret;
+
+	if (flags)
+		return -EINVAL;
+	if (!table)
+		return 0;
+
+	test_hold_here(&put_persistent_before_lock);
+
+	ret = api_lock();
+	if (WARN(ret, "nvidia: put_pages_persistent from inside a free callback\n"))
+		return ret;
+
+	pin = find_pin(&persistent_pins, table);
+	if (!pin) {
+		/* The real driver goes on with whatever is there now. */
+		count(MISUSE);
+		pin = find_pin(&revocable_pins, table);
+		WARN(1, "nvidia: put_pages_persistent of a table that is %s\n",
+		     pin ? "not persistent" : "not there");
+		api_unlock();
+		return -EINVAL;
+	}
+
+	*id = pin->id;
+	gpu = gpu_get(pin->vidmem->gpu);
+	list_del(&pin->node);
+	if (fail) {
+		list_add_tail(&pin->node, &gpu->lost);
+	} else {
+		pin_detach(pin);
+		uncount(PINS_PERSISTENT_LIVE);
+	}
+	api_unlock();
+
+	if (!fail)
+		pin_free(pin);
+	drop_device_ref(gpu);
+	gpu_put(gpu);
+	return fail;
+}
+
+/**
+ * nvidia_p2p_put_pages_persistent - unpin a persistent pin
+ * @virtual_address: not looked at
+ * @page_table: the table, of whatever process
+ * @flags: 0
+ *
+ * Return: 0, or -EINVAL, -EIO.
+ */
+int nvidia_p2p_put_pages_persistent(u64 virtual_address,
+				    struct nvidia_p2p_page_table *page_table,
+				    u32 flags)
+{
+	u64 id = 0;
+	int ret;
+
+	might_sleep();
+	count(PUT_PAGES_PERSISTENT);
+
+	/*
+	 * Out of memory, the real driver has done nothing yet. Any other
+	 * failure comes after it has let go of the GPU, and loses the pages.
+	 */
+	ret = fail_here(FAIL_PUT_PAGES_PERSISTENT);
+	if (ret != -ENOMEM)
+		ret = put_table_persistent(page_table, flags, ret, &id);
+	event("put_pages_persistent", ret, "pin=%llu", id);
+	return ret;
+}
+EXPORT_SYMBOL_GPL(nvidia_p2p_put_pages_persistent);
+
+/**
+ * p2p_revoke - take the pins off memory that is being freed
+ * @alloc: the memory; the caller holds the API lock
+ *
+ * One after the other, in the calling thread: callback, DMA mappings, tables,
+ * BAR. Nothing keeps the module that the callback lies in.
+ */
+void p2p_revoke(struct alloc *alloc)
+{
+	struct pin *pin;
+	u64 id;
+
+	while (!list_empty(&alloc->pins)) {
+		pin = list_first_entry(&alloc->pins, struct pin, of_alloc);
+		list_del_init(&pin->of_alloc);
+		pin->alloc = NULL;
+
+		if (!pin->free_callback) {
+			/* Its getter finds out when it comes to register. */
+			pin_detach(pin);
+			continue;
+		}
+
+		id = pin->id;
+		list_del(&pin->node);
+		count(CALLBACKS);
+		if (pin->foreign_put)
+			count(CALLBACKS_AFTER_PUT);
+		event("callback_begin", 0, "pin=%llu owner=%d", id, pin->tgid);
+		test_hold_here(&callback_entry);
+		pin->free_callback(pin->data);
+		test_hold_here(&callback_exit);
+		event("callback_end", 0, "pin=%llu", id);
+
+		pin_detach(pin);
+		pin_free(pin);
+		uncount(PINS_LIVE);
+	}
+}
+
+/**
+ * p2p_free_lost - give back what failing puts have lost
+ * @gpu: the GPU, which goes away
+ */
+void p2p_free_lost(struct gpu *gpu)
+{
+	struct pin *pin, *next;
+	LIST_HEAD(lost);
+
+	if (WARN_ON(api_lock()))
+		return;
+	list_splice_init(&gpu->lost, &lost);
+	api_unlock();
+
+	list_for_each_entry_safe(pin, next, &lost, node) {
+		pin_detach(pin);
+		pin_free(pin);
+		uncount(PINS_PERSISTENT_LIVE);
+	}
+}
+
+/**
+ * nvidia_p2p_free_page_table - nothing
+ * @page_table: freed by put, or after the callback
+ *
+ * Return: 0.
+ */
+int nvidia_p2p_free_page_table(struct nvidia_p2p_page_table *page_table)
+{
+	might_sleep();
+	return fail_here(FAIL_FREE_PAGE_TABLE);
+}
+EXPORT_SYMBOL_GPL(nvidia_p2p_free_page_table);
+
+/**
+ * nvidia_p2p_init_mapping - not supported
+ * @p2p_token: any
+ * @params: any
+ * @destroy_callback: any
+ * @data: any
+ *
+ * Return: -ENOTSUPP.
+ */
+int nvidia_p2p_init_mapping(u64 p2p_token,
+			    struct nvidia_p2p_params *params,
+			    void (*destroy_callback)(void *data), void *data)
+{
+	might_sleep();
+	return -ENOTSUPP;
+}
+EXPORT_SYMBOL_GPL(nvidia_p2p_init_mapping);
+
+/**
+ * nvidia_p2p_destroy_mapping - not supported
+ * @p2p_token: any
+ *
+ * Return: -ENOTSUPP.
+ */
+int nvidia_p2p_destroy_mapping(u64 p2p_token)
+{
+	might_sleep();
+	return -ENOTSUPP;
+}
+EXPORT_SYMBOL_GPL(nvidia_p2p_destroy_mapping);
+
+void p2p_hold_points(struct dentry *dir)
+{
+	test_hold_debugfs(dir, &get_before_register);
+	test_hold_debugfs(dir, &get_after_register);
+	test_hold_debugfs(dir, &put_before_lock);
+	test_hold_debugfs(dir, &put_persistent_before_lock);
+	test_hold_debugfs(dir, &callback_entry);
+	test_hold_debugfs(dir, &callback_exit);
+}
+
+int p2p_init(void)
+{
+	/* A cache of its own, so that a stale page is not somebody else's. */
+	page_cache = kmem_cache_create("nvidia_p2p_page",
+				       sizeof(struct nvidia_p2p_page), 0,
+				       SLAB_NO_MERGE, NULL);
+	return page_cache ? 0 : -ENOMEM;
+}
+
+void p2p_exit(void)
+{
+	kmem_cache_destroy(page_cache);
+}

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/*
+ * The root of the stand-in GPU: a PCI driver for the BAR of QEMU's
+ * ivshmem-plain device, a character device for each, and the order in which
+ * everything starts and stops.
+ */
+#include <linux/io.h>
+#include <linux/idr.h>
+#include <linux/module.h>
+#include <linux/pci.h>
+#include <linux/proc_fs.h>
+#include <linux/slab.h>
+#include <linux/string.h>
+#include <linux/unaligned.h>
+
+#include "nvidia.h"
+
+#define NVIDIA_MAJOR	195
+#define BAR		2
+
+static LIST_HEAD(gpus);
+static DEFINE_MUTEX(gpus_lock);
+static DEFINE_IDA(minors);
+
+/**
+ * gpu_get_by_uuid - find a GPU
+ * @uuid: its 16 bytes
+ *
+ * Return: the GPU, referenced, or NULL.
+ */
+struct gpu *gpu_get_by_uuid(const u8 *uuid)
+{
+	struct gpu *gpu;
+
+	guard(mutex)(&gpus_lock);
+	list_for_each_entry(gpu, &gpus, node)
+		if (!memcmp(gpu->uuid, uuid, sizeof(gpu->uuid)))
+			return gpu_get(gpu);
+	return NULL;
+}
+
+/* As with the real driver, whoever can open the device may use it. */
+static char *devnode(const struct device *dev, umode_t *mode)
+{
+	if (mode)
+		*mode = 0666;
+	return NULL;
+}
+
+static const struct class gpu_class = {
+	.name		= "nvidia",
+	.devnode	= devnode,
+};
+
+static void gpu_release(struct device *dev)
+{
+	struct gpu *gpu = container_of(dev, struct gpu, dev);
+
+	bar_release_gpu(gpu);
+	kfree(gpu);
+}
+
+static void make_uuid(struct gpu *gpu)
+{
+	static const u8 prefix[12] = "stand-in GPU";
+	u32 where = pci_domain_nr(gpu->pdev->bus) << 16 | pci_dev_id(gpu->pdev);
+
+	memcpy(gpu->uuid, prefix, sizeof(prefix));
+	put_unaligned_be32(where, gpu->uuid + sizeof(prefix));
+}
+
+static int probe(struct pci_dev *pdev, const struct pci_device_id *id)
+{
+	u64 length = pci_resource_len(pdev, BAR);
+	struct gpu *gpu;
+	int ret;
+
+	/* Shorter BARs are ivshmem devices that serve another purpose. */
+	if (length < STANDIN_GRANULE)
+		return -ENODEV;
+
+	gpu = kzalloc_obj(*gpu);
+	if (!gpu)
+		return -ENOMEM;
+	gpu->pdev = pdev;
+	gpu->bar_start = pci_resource_start(pdev, BAR);
+	gpu->bar_end = pci_resource_end(pdev, BAR);
+	strscpy(gpu->pci, pci_name(pdev));
+	make_uuid(gpu);
+	init_waitqueue_head(&gpu->idle);
+	INIT_LIST_HEAD(&gpu->lost);
+
+	device_initialize(&gpu->dev);
+	gpu->dev.class = &gpu_class;
+	gpu->dev.parent = &pdev->dev;
+	gpu->dev.release = gpu_release;
+
+	ret = bar_add_gpu(gpu);
+	if (ret)
+		goto put_gpu;
+
+	ret = ida_alloc_max(&minors, STANDIN_MAX_GPUS - 1, GFP_KERNEL);
+	if (ret < 0)
+		goto put_gpu;
+	gpu->minor = ret;
+	gpu->dev.devt = MKDEV(NVIDIA_MAJOR, gpu->minor);
+	ret = dev_set_name(&gpu->dev, "nvidia%u", gpu->minor);
+	if (ret)
+		goto free_minor;
+
+	ret = pci_enable_device_mem(pdev);
+	if (ret)
+		goto free_minor;
+	ret = pci_request_region(pdev, BAR, "nvidia");
+	if (ret)
+		goto disable;
+
+	/*
+	 * Whoever maps the BAR gets it write-combined, CPU mappings of user
+	 * space among them, so that no two of them differ in memory type.
+	 */
+	ret = arch_io_reserve_memtype_wc(gpu->bar_start, length);
+	if (ret)
+		goto release_region;
+
+	pci_set_drvdata(pdev, gpu);
+	proc_add_gpu(gpu);
+	mutex_lock(&gpus_lock);
+	list_add_tail(&gpu->node, &gpus);
+	mutex_unlock(&gpus_lock);
+
+	cdev_init(&gpu->cdev, &memory_fops);
+	gpu->cdev.owner = THIS_MODULE;
+	ret = cdev_device_add(&gpu->cdev, &gpu->dev);
+	if (ret)
+		goto unlist;
+
+	dev_info(&pdev->dev, "GPU-%pUb, BAR of %llu MiB, /dev/nvidia%u\n",
+		 gpu->uuid, length >> 20, gpu->minor);
+	return 0;
+
+unlist:
+	mutex_lock(&gpus_lock);
+	list_del(&gpu->node);
+	mutex_unlock(&gpus_lock);
+	proc_remove(gpu->proc);
+	arch_io_free_memtype_wc(gpu->bar_start, length);
+release_region:
+	pci_release_region(pdev, BAR);
+disable:
+	pci_disable_device(pdev);
+free_minor:
+	ida_free(&minors, gpu->minor);
+put_gpu:
+	gpu_put(gpu);
+	return ret;
+}
+
+/*
+ * Memory that is in use is taken away, with callbacks; persistent pins are
+ * waited for, however long that takes. Nothing new is let in meanwhile, so
+ * that the wait ends.
+ */
+static void remove(struct pci_dev *pdev)
+{
+	struct gpu *gpu = pci_get_drvdata(pdev);
+
+	cdev_device_del(&gpu->cdev, &gpu->dev);
+
+	if (!WARN_ON(api_lock())) {
+		mutex_lock(&mem_lock);
+		gpu->removing = true;
+		mutex_unlock(&mem_lock);
+		api_unlock();
+	}
+	event("remove_begin", 0, "gpu=%u", gpu->minor);
+	memory_free_all(gpu);
+	wait_event_idle(gpu->idle, !READ_ONCE(gpu->refs));
+	p2p_free_lost(gpu);
+	event("remove_end", 0, "gpu=%u", gpu->minor);
+
+	mutex_lock(&gpus_lock);
+	list_del(&gpu->node);
+	mutex_unlock(&gpus_lock);
+	proc_remove(gpu->proc);
+	arch_io_free_memtype_wc(gpu->bar_start,
+				gpu->bar_end - gpu->bar_start + 1);
+	pci_release_region(pdev, BAR);
+	pci_disable_device(pdev);
+	ida_free(&minors, gpu->minor);
+	gpu_put(gpu);
+}
+
+static const struct pci_device_id ids[] = {
+	{ PCI_DEVICE(PCI_VENDOR_ID_REDHAT_QUMRANET, 0x1110) },
+	{ }
+};
+MODULE_DEVICE_TABLE(pci, ids);
+
+static struct pci_driver driver = {
+	.name		= "nvidia",
+	.id_table	= ids,
+	.probe		= probe,
+	.remove		= remove,
+};
+
+static int __init nvidia_init(void)
+{
+	int ret;
+
+	bar_init();
+	ret = p2p_init();
+	if (ret)
+		return ret;
+	ret = memory_init();
+	if (ret)
+		goto exit_p2p;
+	ret = debug_init();
+	if (ret)
+		goto exit_memory;
+	ret = proc_init();
+	if (ret)
+		goto exit_debug;
+	ret = class_register(&gpu_class);
+	if (ret)
+		goto exit_proc;
+	ret = register_chrdev_region(MKDEV(NVIDIA_MAJOR, 0), STANDIN_MAX_GPUS,
+				     "nvidia");
+	if (ret)
+		goto unregister_class;
+	ret = pci_register_driver(&driver);
+	if (ret)
+		goto unregister_region;
+	return 0;
+
+unregister_region:
+	unregister_chrdev_region(MKDEV(NVIDIA_MAJOR, 0), STANDIN_MAX_GPUS);
+unregister_class:
+	class_unregister(&gpu_class);
+exit_proc:
+	proc_exit();
+exit_debug:
+	debug_exit();
+exit_memory:
+	memory_exit();
+exit_p2p:
+	p2p_exit();
+	return ret;
+}
+
+static void __exit nvidia_exit(void)
+{
+	pci_unregister_driver(&driver);
+	unregister_chrdev_region(MKDEV(NVIDIA_MAJOR, 0), STANDIN_MAX_GPUS);
+	class_unregister(&gpu_class);
+	proc_exit();
+	debug_exit();
+	memory_exit();
+	p2p_exit();
+}
+
+module_init(nvidia_init);
+module_exit(nvidia_exit);
+MODULE_DESCRIPTION("Stand-in for NVIDIA's driver, over a PCI BAR, for tests");
+MODULE_LICENSE("Dual MIT/GPL");
+MODULE_VERSION(STANDIN_VERSION);
