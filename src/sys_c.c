@@ -144,10 +144,20 @@ bool peermem_has_struct_page(u64 addr, u64 len)
 	return len && pfn_valid(PHYS_PFN(addr + len - 1));
 }
 
+/*
+ * Any number of registrations may have the same memory, each with a mapping of
+ * its own. CONFIG_DMA_API_DEBUG takes more than eight for a leak unless told.
+ */
+#ifdef DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
+#define BAR_ATTRS	DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
+#else
+#define BAR_ATTRS	0
+#endif
+
 int peermem_bar_map(struct pci_dev *pdev, u64 addr, size_t len, u64 *dma)
 {
 	dma_addr_t mapped = dma_map_resource(&pdev->dev, addr, len,
-					     DMA_BIDIRECTIONAL, 0);
+					     DMA_BIDIRECTIONAL, BAR_ATTRS);
 
 	if (dma_mapping_error(&pdev->dev, mapped))
 		return -EIO;
@@ -157,5 +167,5 @@ int peermem_bar_map(struct pci_dev *pdev, u64 addr, size_t len, u64 *dma)
 
 void peermem_bar_unmap(struct pci_dev *pdev, u64 dma, size_t len)
 {
-	dma_unmap_resource(&pdev->dev, dma, len, DMA_BIDIRECTIONAL, 0);
+	dma_unmap_resource(&pdev->dev, dma, len, DMA_BIDIRECTIONAL, BAR_ATTRS);
 }

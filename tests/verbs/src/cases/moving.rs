@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Bytes move between host and GPU memory, and no others change.
+
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+
+use crate::arena::Arena;
+use crate::ktap::note;
+use crate::ktap::Case;
+use crate::lab::Lab;
+use crate::lab::Where;
+use crate::pattern::Choice;
+use crate::pattern::Pattern;
+use crate::rdma;
+use crate::rdma::Op;
+use crate::rdma::Status;
+
+const K4: usize = 4 << 10;
+const K64: usize = 64 << 10;
+const M2: usize = 2 << 20;
+const M64: usize = 64 << 20;
+
+const LENGTHS: [usize; 9] = [1, 7, 8, K4 - 1, K4, K4 + 1, K64 - 1, K64, K64 + 1];
+const LONG_LENGTHS: [usize; 3] = [M2 - 1, M2, M2 + 1];
+/// Around every boundary that a page size, of the kernel or the GPU, can bring about.
+const OFFSETS: [usize; 11] = [
+    0,
+    1,
+    K4 - 1,
+    K4,
+    K4 + 1,
+    K64 - 1,
+    K64,
+    K64 + 1,
+    M2 - 1,
+    M2,
+    M2 + 1,
+];
+/// Room for the largest offset, the largest of the lengths, and a guard behind.
+const ROOM: usize = 3 * M2;
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "move.write_host_to_gpu",
+        run: |lab| sweep(lab, Op::Write, Where::Host, Where::Gpu(0)),
+    },
+    Case {
+        name: "move.write_gpu_to_host",
+        run: |lab| sweep(lab, Op::Write, Where::Gpu(0), Where::Host),
+    },
+    Case {
+        name: "move.write_gpu_to_gpu",
+        run: |lab| sweep(lab, Op::Write, Where::Gpu(0), Where::Gpu(1)),
+    },
+    Case {
+        name: "move.read_host_to_gpu",
+        run: |lab| sweep(lab, Op::Read, Where::Host, Where::Gpu(0)),
+    },
+    Case {
+        name: "move.read_gpu_to_host",
+        run: |lab| sweep(lab, Op::Read, Where::Gpu(0), Where::Host),
+    },
+    Case {
+        name: "move.read_gpu_to_gpu",
+        run: |lab| sweep(lab, Op::Read, Where::Gpu(0), Where::Gpu(1)),
+    },
+    Case {
+        name: "move.send_host_to_gpu",
+        run: |lab| sweep(lab, Op::Send, Where::Host, Where::Gpu(0)),
+    },
+    Case {
+        name: "move.send_gpu_to_host",
+        run: |lab| sweep(lab, Op::Send, Where::Gpu(0), Where::Host),
+    },
+    Case {
+        name: "move.send_gpu_to_gpu",
+        run: |lab| sweep(lab, Op::Send, Where::Gpu(0), Where::Gpu(1)),
+    },
+    Case {
+        name: "move.write_64m_host_to_gpu",
+        run: |lab| large(lab, Op::Write, Where::Host, Where::Gpu(0)),
+    },
+    Case {
+        name: "move.read_64m_gpu_to_host",
+        run: |lab| large(lab, Op::Read, Where::Gpu(0), Where::Host),
+    },
+    Case {
+        name: "move.send_64m_gpu_to_gpu",
+        run: |lab| large(lab, Op::Send, Where::Gpu(0), Where::Gpu(1)),
+    },
+    Case {
+        name: "move.atomics_on_gpu_result_in_host",
+        run: |lab| atomics(lab, Where::Gpu(0), Where::Host),
+    },
+    Case {
+        name: "move.atomics_on_host_result_in_gpu",
+        run: |lab| atomics(lab, Where::Host, Where::Gpu(0)),
+    },
+    Case {
+        name: "move.atomics_on_gpu_result_in_gpu",
+        run: |lab| atomics(lab, Where::Gpu(0), Where::Gpu(1)),
+    },
+    Case {
+        name: "move.unaligned_regions",
+        run: unaligned_regions,
+    },
+    Case {
+        name: "move.outside_the_region_is_refused",
+        run: outside,
+    },
+    Case {
+        name: "move.neighbours_stay",
+        run: neighbours,
+    },
+];
+
+/// One transfer: fresh bytes at the source, the same bytes at the target, nothing else changed.
+struct Mover<'lab> {
+    lab: &'lab Lab,
+    connection: rdma::Connection,
+    op: Op,
+    transfers: u64,
+    bytes: u64,
+}
+
+impl<'lab> Mover<'lab> {
+    fn new(lab: &'lab Lab, op: Op) -> Result<Self> {
+        Ok(Self {
+            lab,
+            connection: rdma::connect(&lab.near, &lab.far)?,
+            op,
+            transfers: 0,
+            bytes: 0,
+        })
+    }
+
+    /// The arenas' device sides: READ pulls to the near device what the others push from it.
+    fn arena(
+        &self,
+        is_source: bool,
+        place: Where,
+        room: usize,
+        offset: usize,
+        len: usize,
+    ) -> Result<Arena> {
+        let near = is_source != (self.op == Op::Read);
+        let hca = if near { &self.lab.near } else { &self.lab.far };
+        let key = 1_000_000 + u64::from(is_source);
+        let memory = self.lab.allocate(place, room)?;
+        Arena::new(
+            hca,
+            memory,
+            offset,
+            len,
+            Pattern::new(self.lab.setup.seed, key),
+        )
+        .with_context(|| format!("register {place} memory on {}", hca.name()))
+    }
+
+    fn run(
+        &mut self,
+        source: &mut Arena,
+        from: usize,
+        target: &mut Arena,
+        to: usize,
+        len: usize,
+    ) -> Result<()> {
+        self.transfers += 1;
+        self.bytes += len as u64;
+        let data = Pattern::new(self.lab.setup.seed, self.transfers).bytes(0, len);
+        source.put(from, &data)?;
+        let (source_part, target_part) = (source.part(from, len)?, target.part(to, len)?);
+        match self.op {
+            Op::Read => self
+                .connection
+                .near
+                .transfer(self.op, target_part, source_part)?,
+            Op::Send => {
+                let (sent, received) = self.connection.send(source_part, target_part)?;
+                sent.expect(Status::Success).context("SEND")?;
+                received.expect(Status::Success).context("RECEIVE")?;
+                ensure!(
+                    received.byte_len as usize == len,
+                    "{} bytes arrived of {len}",
+                    received.byte_len
+                );
+            }
+            _ => self
+                .connection
+                .near
+                .transfer(self.op, source_part, target_part)?,
+        }
+        target.expect(to, &data)?;
+        let what = || {
+            format!(
+                "{} of {len} bytes from offset {from:#x} to {to:#x}",
+                self.op
+            )
+        };
+        target.check_around(to, len).with_context(what)?;
+        source.check_around(from, len).with_context(what)
+    }
+
+    fn finish(&self, source: &Arena, target: &Arena) -> Result<()> {
+        target.check().context("target at the end")?;
+        source.check().context("source at the end")?;
+        note("transfers", self.transfers);
+        note("bytes", self.bytes);
+        note("differing_bytes", 0);
+        Ok(())
+    }
+}
+
+fn sweep(lab: &Lab, op: Op, from: Where, to: Where) -> Result<()> {
+    let mut mover = Mover::new(lab, op)?;
+    let mut source = mover.arena(true, from, ROOM, 0, ROOM)?;
+    let mut target = mover.arena(false, to, ROOM, 0, ROOM)?;
+    for (row, len) in LENGTHS.into_iter().enumerate() {
+        for (column, source_offset) in OFFSETS.into_iter().enumerate() {
+            // Each length meets every offset on both sides, and each pair of offsets comes at some length.
+            let target_offset = OFFSETS[(column + row) % OFFSETS.len()];
+            mover.run(&mut source, source_offset, &mut target, target_offset, len)?;
+        }
+    }
+    for (len, (source_offset, target_offset)) in
+        LONG_LENGTHS
+            .into_iter()
+            .zip([(0, K4 + 1), (K64 - 1, M2), (M2 + 1, 0)])
+    {
+        mover.run(&mut source, source_offset, &mut target, target_offset, len)?;
+    }
+    mover.finish(&source, &target)
+}
+
+/// One message of 64 MiB from an odd place to another.
+fn large(lab: &Lab, op: Op, from: Where, to: Where) -> Result<()> {
+    let mut mover = Mover::new(lab, op)?;
+    let mut source = mover.arena(true, from, M64 + M2, 0, M64 + M2)?;
+    let mut target = mover.arena(false, to, M64 + M2, 0, M64 + M2)?;
+    mover.run(&mut source, K4 + 1, &mut target, K64 - 1, M64)?;
+    mover.finish(&source, &target)
+}
+
+/// Regions that start and end anywhere: the trimming of the first and the last entry decides which bytes they reach.
+fn unaligned_regions(lab: &Lab) -> Result<()> {
+    let mut choice = Choice::new(lab.setup.seed);
+    let edges = [1, K4 - 1, K4 + 1, K64 - 1, K64, K64 + 1, M2 - 1, M2 + 1];
+    for op in [Op::Write, Op::Read, Op::Send] {
+        for start in edges {
+            let len = edges[choice.below(edges.len() as u64) as usize] + 7;
+            let other = edges[choice.below(edges.len() as u64) as usize];
+            let mut mover = Mover::new(lab, op)?;
+            let mut source = mover.arena(true, Where::Gpu(0), ROOM, other, len)?;
+            let mut target = mover.arena(false, Where::Gpu(1), ROOM, start, len)?;
+            mover
+                .run(&mut source, 0, &mut target, 0, len)
+                .with_context(|| format!("region {start:#x}+{len:#x}"))?;
+            mover.run(&mut source, len - 1, &mut target, len - 1, 1)?;
+            target.check()?;
+            source.check()?;
+        }
+    }
+    note("regions", 2 * 3 * edges.len());
+    Ok(())
+}
+
+/// One byte before, one byte behind: the device refuses, and nothing changes.
+fn outside(lab: &Lab) -> Result<()> {
+    let (start, len) = (K64 + 5, M2 + K4 + 3);
+    let mut refused = 0;
+    for place in [Where::Gpu(0), Where::Host] {
+        for (at, size) in [
+            (-1i64, 1usize),
+            (-1, 2),
+            (len as i64, 1),
+            (len as i64 - 1, 2),
+        ] {
+            for op in [Op::Write, Op::Read] {
+                let mover = Mover::new(lab, Op::Write)?;
+                let source = mover.arena(true, Where::Host, ROOM, 0, ROOM)?;
+                let target = mover.arena(false, place, ROOM, start, len)?;
+                let beyond = target.region().part(at as u64, size as u64)?;
+                // A queue pair is of no use after an error, so each attempt has its own.
+                let mut connection = rdma::connect(&lab.near, &lab.far)?;
+                connection
+                    .near
+                    .run(op, source.part(0, size)?, beyond)?
+                    .expect(Status::RemoteAccessError)
+                    .with_context(|| {
+                        format!("{op} of {size} bytes at {at} of a region of {len} in {place}")
+                    })?;
+                target.check()?;
+                source.check()?;
+                refused += 1;
+            }
+        }
+    }
+    note("refused", refused);
+    Ok(())
+}
+
+/// Allocations before and behind the target keep their bytes.
+fn neighbours(lab: &Lab) -> Result<()> {
+    let mut mover = Mover::new(lab, Op::Write)?;
+    let guard = |key| -> Result<Arena> {
+        Arena::whole(
+            &lab.far,
+            lab.allocate(Where::Gpu(1), M2)?,
+            Pattern::new(lab.setup.seed, key),
+        )
+    };
+    let before = guard(2_000_000)?;
+    let mut target = mover.arena(false, Where::Gpu(1), M2, 0, M2)?;
+    let behind = guard(2_000_001)?;
+    let mut source = mover.arena(true, Where::Host, M2, 0, M2)?;
+    mover.run(&mut source, 0, &mut target, 0, M2)?;
+    for at in [0, 1, M2 - 1] {
+        mover.run(&mut source, 0, &mut target, at, 1)?;
+    }
+    before.check().context("allocation before the target")?;
+    behind.check().context("allocation behind the target")?;
+    mover.finish(&source, &target)
+}
+
+fn atomics(lab: &Lab, target_place: Where, result_place: Where) -> Result<()> {
+    let seed = lab.setup.seed;
+    let mut choice = Choice::new(seed);
+    let mut target = Arena::whole(
+        &lab.far,
+        lab.allocate(target_place, ROOM)?,
+        Pattern::new(seed, 1),
+    )?;
+    let mut result = Arena::whole(
+        &lab.near,
+        lab.allocate(result_place, ROOM)?,
+        Pattern::new(seed, 2),
+    )?;
+    let mut connection = rdma::connect(&lab.near, &lab.far)?;
+    let mut done = 0;
+    for at in [0, 8, K4 - 8, K4, K64 - 8, K64, M2 - 8, M2, M2 + 8] {
+        for kind in 0..3 {
+            let old_bytes: [u8; 8] = target.expected(at, 8)?.try_into()?;
+            let old = u64::from_le_bytes(old_bytes);
+            let operand = choice.next();
+            let (op, new) = match kind {
+                0 => (Op::FetchAdd { add: operand }, old.wrapping_add(operand)),
+                1 => (
+                    Op::CompareSwap {
+                        compare: old,
+                        swap: operand,
+                    },
+                    operand,
+                ),
+                // A comparison that fails changes nothing.
+                _ => (
+                    Op::CompareSwap {
+                        compare: !old,
+                        swap: operand,
+                    },
+                    old,
+                ),
+            };
+            connection
+                .near
+                .transfer(op, result.part(at, 8)?, target.part(at, 8)?)?;
+            target.expect(at, &new.to_le_bytes())?;
+            result.expect(at, &old_bytes)?;
+            target
+                .check_around(at, 8)
+                .with_context(|| format!("{op} at {at:#x}: target"))?;
+            result
+                .check_around(at, 8)
+                .with_context(|| format!("{op} at {at:#x}: result"))?;
+            done += 1;
+        }
+    }
+    target.check()?;
+    result.check()?;
+    note("atomics", done);
+    Ok(())
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Memory freed under a live region, where nobody revokes: its pages stay until the region goes.
+
+use anyhow::ensure;
+use anyhow::Result;
+
+use crate::arena::Arena;
+use crate::counters::Counters;
+use crate::gpu::GRANULE;
+use crate::ktap::note;
+use crate::ktap::Case;
+use crate::lab::Flavour;
+use crate::lab::Lab;
+use crate::lab::Where;
+use crate::pattern::Pattern;
+use crate::rdma;
+use crate::rdma::full_access;
+use crate::rdma::Op;
+use crate::sys;
+use crate::sys::Placement;
+
+const M2: usize = GRANULE as usize;
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "persist.pages_outlive_the_free",
+        run: outlive,
+    },
+    Case {
+        name: "persist.reused_addresses_are_other_pages",
+        run: reused,
+    },
+];
+
+/// Traffic goes on into pages that have no addresses any more; deregistration gives them back.
+fn outlive(lab: &Lab) -> Result<()> {
+    lab.needs_flavour(Flavour::Persistent)?;
+    let local = Arena::whole(
+        &lab.near,
+        lab.allocate(Where::Host, M2)?,
+        Pattern::new(lab.setup.seed, 1),
+    )?;
+    for by_ioctl in [true, false] {
+        let mut memory = lab.allocate_gpu(M2)?;
+        let view = memory.bar_view()?;
+        let region = lab.far.register(memory.span(0, M2)?, full_access())?;
+        let before = Counters::read()?;
+        if by_ioctl {
+            memory.free()?;
+        }
+        drop(memory);
+        let after = Counters::read()?;
+        let callbacks = after.activity(&before)?.callbacks;
+        let live = after.get("pins_persistent_live")?;
+        note("callbacks", callbacks);
+        note("pins_persistent_live", live);
+        ensure!(callbacks == 0, "{callbacks} callbacks");
+        ensure!(live == 1, "{live} pins are live under one region");
+        ensure!(
+            after.get("device_refs")? == 1,
+            "the region holds no reference on the GPU"
+        );
+
+        let mut connection = rdma::connect(&lab.near, &lab.far)?;
+        connection
+            .near
+            .transfer(Op::Write, local.part(0, M2)?, region.part(0, M2 as u64)?)?;
+        let mut found = vec![0; M2];
+        view.read(0, &mut found)?;
+        ensure!(
+            found == local.expected(0, M2)?,
+            "the bytes behind the BAR are not those that were written"
+        );
+        drop(region);
+        let live = Counters::read()?.get("pins_persistent_live")?;
+        ensure!(live == 0, "{live} pins are live after deregistration");
+    }
+    Ok(())
+}
+
+/// A new allocation at the old addresses gets other pages, and the old region does not reach them.
+fn reused(lab: &Lab) -> Result<()> {
+    lab.needs_flavour(Flavour::Persistent)?;
+    let seed = lab.setup.seed;
+    let addr = sys::free_address(GRANULE, GRANULE)?;
+    let local = Arena::whole(
+        &lab.near,
+        lab.allocate(Where::Host, M2)?,
+        Pattern::new(seed, 1),
+    )?;
+    let gpu = lab.gpu(0)?;
+
+    let first = gpu.allocate(M2, Placement::At(addr))?;
+    let (first_place, first_view) = (first.bar_address(), first.bar_view()?);
+    let first_region = lab.far.register(first.span(0, M2)?, full_access())?;
+    drop(first);
+    let second = gpu.allocate(M2, Placement::At(addr))?;
+    note("old_page", format_args!("{first_place:#x}"));
+    note("new_page", format_args!("{:#x}", second.bar_address()));
+    ensure!(
+        second.bar_address() != first_place,
+        "pages that are pinned were handed out again"
+    );
+    let kept = Pattern::new(seed, 2).bytes(0, M2);
+    second.write(0, &kept)?;
+
+    let mut connection = rdma::connect(&lab.near, &lab.far)?;
+    connection.near.transfer(
+        Op::Write,
+        local.part(0, 65537)?,
+        first_region.part(4097, 65537)?,
+    )?;
+    let mut found = vec![0; M2];
+    second.read(0, &mut found)?;
+    ensure!(found == kept, "the old region wrote to the new allocation");
+    let mut old = vec![0; 65537];
+    first_view.read(4097, &mut old)?;
+    ensure!(
+        old == local.expected(0, 65537)?,
+        "the old region lost its bytes"
+    );
+
+    // Both regions of the one address range side by side.
+    let second_region = lab.far.register(second.span(0, M2)?, full_access())?;
+    connection.near.transfer(
+        Op::Write,
+        local.part(1, 4096)?,
+        second_region.part(0, 4096)?,
+    )?;
+    second.read(0, &mut found)?;
+    ensure!(
+        found[..4096] == *local.expected(1, 4096)?,
+        "the new region's bytes"
+    );
+    ensure!(
+        found[4096..] == kept[4096..],
+        "bytes behind the new region's write"
+    );
+    first_view.read(4097, &mut old)?;
+    ensure!(
+        old == local.expected(0, 65537)?,
+        "the new region wrote to the old pages"
+    );
+    Ok(())
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Several processes, and processes that do not clean up.
+
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+
+use crate::child::Process;
+use crate::counters::Counters;
+use crate::gpu::GRANULE;
+use crate::ktap;
+use crate::ktap::note;
+use crate::ktap::Case;
+use crate::lab::Flavour;
+use crate::lab::Lab;
+use crate::rdma::full_access;
+use crate::rdma::Hca;
+use crate::sys;
+use crate::sys::Span;
+
+const M2: usize = GRANULE as usize;
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "process.side_by_side",
+        run: side_by_side,
+    },
+    Case {
+        name: "process.exit_with_live_regions",
+        run: exit_with_regions,
+    },
+    Case {
+        name: "process.killed_with_live_regions",
+        run: killed,
+    },
+    Case {
+        name: "process.killed_in_traffic",
+        run: killed_in_traffic,
+    },
+    Case {
+        name: "process.one_dies_others_go_on",
+        run: one_dies,
+    },
+    Case {
+        name: "process.forked_child_is_refused",
+        run: forked,
+    },
+];
+
+fn side_by_side(lab: &Lab) -> Result<()> {
+    lab.needs_working_memory()?;
+    const COUNT: u64 = 4;
+    let mut children = (0..COUNT)
+        .map(|index| Process::start(&lab.setup, lab.setup.seed + index, &["exercise", "4"]))
+        .collect::<Result<Vec<_>>>()?;
+    children.iter_mut().for_each(Process::go);
+    for child in children {
+        child.join()?;
+    }
+    note("processes", COUNT);
+    Ok(())
+}
+
+/// The pins that are live, of both flavours.
+fn live_pins() -> Result<u64> {
+    let counters = Counters::read()?;
+    Ok(counters.get("pins_live")? + counters.get("pins_persistent_live")?)
+}
+
+/// The end of a process takes back what it registered: as callbacks where the memory goes first and can say so.
+fn ends(lab: &Lab, regions: u64, end: impl FnOnce(Process) -> Result<()>) -> Result<()> {
+    lab.needs_module()?;
+    let before = Counters::read()?;
+    let child = Process::start(&lab.setup, lab.setup.seed, &["hold", &regions.to_string()])?;
+    let live = live_pins()?;
+    ensure!(
+        live == regions,
+        "{live} pins are live under {regions} regions of the child"
+    );
+    end(child)?;
+    // What is left is caught after the case as well; here it is told apart from what this case itself holds.
+    ktap::check_rest(&before)?;
+    let activity = Counters::read()?.activity(&before)?;
+    note("callbacks", activity.callbacks);
+    note("unpins", activity.unpins);
+    let expected = if lab.setup.flavour() == Flavour::Revocable {
+        regions
+    } else {
+        0
+    };
+    ensure!(
+        activity.callbacks == expected,
+        "{} callbacks where {expected} were expected",
+        activity.callbacks
+    );
+    Ok(())
+}
+
+fn exit_with_regions(lab: &Lab) -> Result<()> {
+    ends(lab, 8, |child| {
+        let status = child.wait()?;
+        ensure!(status.success(), "the child ended with {status}");
+        Ok(())
+    })
+}
+
+fn killed(lab: &Lab) -> Result<()> {
+    for _ in 0..3 {
+        ends(lab, 8, Process::kill)?;
+    }
+    Ok(())
+}
+
+fn killed_in_traffic(lab: &Lab) -> Result<()> {
+    lab.needs_module()?;
+    let before = Counters::read()?;
+    for delay in [5, 40, 160] {
+        let child = Process::start(&lab.setup, lab.setup.seed, &["busy", "3"])?;
+        std::thread::sleep(std::time::Duration::from_millis(delay));
+        child.kill()?;
+        ktap::check_rest(&before).with_context(|| format!("killed after {delay} ms of traffic"))?;
+    }
+    Ok(())
+}
+
+fn one_dies(lab: &Lab) -> Result<()> {
+    lab.needs_module()?;
+    let mut worker = Process::start(&lab.setup, lab.setup.seed, &["exercise", "6"])?;
+    let held = Process::start(&lab.setup, lab.setup.seed + 1, &["hold", "4"])?;
+    let busy = Process::start(&lab.setup, lab.setup.seed + 2, &["busy", "2"])?;
+    worker.go();
+    held.kill()?;
+    busy.kill()?;
+    worker.join()
+}
+
+/// GPU memory belongs to the process that allocated it, and fork makes another process.
+fn forked(lab: &Lab) -> Result<()> {
+    lab.needs_module()?;
+    const REFUSED: i32 = 0;
+    let memory = lab.allocate_gpu(M2)?;
+    let region = lab.near.register(memory.span(0, M2)?, full_access())?;
+    let before = live_pins()?;
+    let addr = memory.mapping().addr();
+    let name = lab.near.name().to_owned();
+    let status = sys::in_forked_child(move || {
+        let attempt = || -> Result<i32> {
+            let hca = Hca::open(&name)?;
+            Ok(
+                match hca.register(Span::anywhere(addr, GRANULE)?, full_access()) {
+                    Ok(_) => 1,
+                    Err(refused) if refused.errno() == libc::EFAULT => REFUSED,
+                    Err(refused) => {
+                        eprintln!("{refused}");
+                        2
+                    }
+                },
+            )
+        };
+        attempt().unwrap_or_else(|error| {
+            eprintln!("forked child: {error:#}");
+            3
+        })
+    })?;
+    ensure!(
+        status == REFUSED,
+        "the forked child ended with {status} (1: it registered, 2: another errno, 3: an error)"
+    );
+    let after = live_pins()?;
+    ensure!(
+        before == after,
+        "{after} pins are live where {before} were before the fork"
+    );
+    drop(region);
+    Ok(())
+}

@@ -1,0 +1,678 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What a registration costs, how large it may be, and what is refused.
+
+use std::ops::RangeInclusive;
+
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+
+use crate::arena::Arena;
+use crate::counters;
+use crate::counters::Counters;
+use crate::counters::PeerRegion;
+use crate::gpu;
+use crate::gpu::Allocation;
+use crate::gpu::GRANULE;
+use crate::ktap;
+use crate::ktap::note;
+use crate::ktap::Case;
+use crate::lab::Lab;
+use crate::lab::Memory;
+use crate::lab::Peermem;
+use crate::lab::Where;
+use crate::pattern::Pattern;
+use crate::rdma;
+use crate::rdma::full_access;
+use crate::rdma::AccessFlags;
+use crate::rdma::Hca;
+use crate::rdma::Op;
+use crate::rdma::Region;
+use crate::rdma::Status;
+use crate::sys;
+use crate::sys::Placement;
+use crate::sys::Span;
+
+const M2: usize = GRANULE as usize;
+const GIB: u64 = 1 << 30;
+/// A scatter-list entry's length is 32 bits wide, so ours end at addresses that are multiples of this.
+const ENTRY_BOUNDARY: u64 = 2 * GIB;
+/// What the provider keeps of the BAR for itself.
+const RESERVE: u64 = 36 << 20;
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "register.one_pin_one_unpin",
+        run: one_pin,
+    },
+    Case {
+        name: "register.1gib_aligned",
+        run: |lab| sized(lab, GIB),
+    },
+    Case {
+        name: "register.3gib",
+        run: |lab| sized(lab, 3 * GIB),
+    },
+    Case {
+        name: "register.16gib",
+        run: |lab| sized(lab, 16 * GIB),
+    },
+    Case {
+        name: "register.64gib",
+        run: |lab| sized(lab, 64 * GIB),
+    },
+    Case {
+        name: "register.entry_boundary",
+        run: entry_boundary,
+    },
+    Case {
+        name: "register.unaligned_entries",
+        run: unaligned,
+    },
+    Case {
+        name: "register.rounded_allocation",
+        run: rounded_allocation,
+    },
+    Case {
+        name: "register.overlapping",
+        run: overlapping,
+    },
+    Case {
+        name: "register.many_on_one_allocation",
+        run: many,
+    },
+    Case {
+        name: "register.several_gpus",
+        run: several_gpus,
+    },
+    Case {
+        name: "register.no_module_refuses",
+        run: no_module,
+    },
+    Case {
+        name: "register.two_allocations_refused",
+        run: two_allocations,
+    },
+    Case {
+        name: "register.over_the_end_refused",
+        run: over_the_end,
+    },
+    Case {
+        name: "register.zero_length",
+        run: zero_length,
+    },
+    Case {
+        name: "register.wrapping_refused",
+        run: wrapping,
+    },
+    Case {
+        name: "register.unmapped_refused",
+        run: unmapped,
+    },
+    Case {
+        name: "register.freed_refused",
+        run: freed,
+    },
+    Case {
+        name: "register.cpu_memory_takes_no_pin",
+        run: cpu_memory,
+    },
+    Case {
+        name: "register.rights_hold",
+        run: rights,
+    },
+    Case {
+        name: "register.rereg_changes_rights",
+        run: rereg,
+    },
+];
+
+/// What rxe says of a region.
+pub(crate) fn peer_region(hca: &Hca, region: &Region) -> Result<PeerRegion> {
+    counters::peer_regions(hca.name())?
+        .into_iter()
+        .find(|found| found.lkey == u64::from(region.lkey()))
+        .with_context(|| {
+            format!(
+                "{} has no peer region with key {:#x}",
+                hca.name(),
+                region.lkey()
+            )
+        })
+}
+
+/// How many entries the module under test makes of contiguous memory: exactly, unless an IOMMU chose the addresses.
+pub(crate) fn expected_entries(lab: &Lab, addr: u64, len: u64) -> RangeInclusive<u64> {
+    let first = addr / gpu::PAGE * gpu::PAGE;
+    let end = (addr + len).next_multiple_of(gpu::PAGE);
+    let pages = (end - first) / gpu::PAGE;
+    if lab.setup.peermem == Peermem::Nvidia {
+        return pages..=pages;
+    }
+    let limit = lab.setup.entry_limit() / gpu::PAGE * gpu::PAGE;
+    let mut entries = 0;
+    let mut at = first;
+    while at < end {
+        let boundary = (at / ENTRY_BOUNDARY + 1) * ENTRY_BOUNDARY;
+        at = end.min(boundary).min(at + limit);
+        entries += 1;
+    }
+    // Behind a translating IOMMU every provider page has an address of its own, adjacent to the last or not.
+    if lab.setup.translating_iommu {
+        entries..=pages
+    } else {
+        entries..=entries
+    }
+}
+
+/// Provider pins that one registration takes.
+pub(crate) fn expected_pins(peermem: Peermem) -> u64 {
+    match peermem {
+        Peermem::Ours => 1,
+        Peermem::Nvidia => 2,
+        Peermem::None => 0,
+    }
+}
+
+/// `len` bytes at an address that is a multiple of `align`; skips where the BAR is too small.
+pub(crate) fn allocate_aligned(lab: &Lab, len: u64, align: u64) -> Result<Allocation> {
+    let gpu = lab.gpu(0)?;
+    if len + RESERVE > gpu.bar_len() {
+        return ktap::skip(format_args!(
+            "the BAR of {} MiB has no room for {} MiB",
+            gpu.bar_len() >> 20,
+            len >> 20
+        ));
+    }
+    let addr = sys::free_address(len, align)?;
+    gpu.allocate(usize::try_from(len)?, Placement::At(addr))
+}
+
+fn one_pin(lab: &Lab) -> Result<()> {
+    lab.needs_module()?;
+    let memory = lab.allocate_gpu(M2)?;
+    for _ in 0..3 {
+        let before = Counters::read()?;
+        let region = lab.near.register(memory.span(0, M2)?, full_access())?;
+        let registered = Counters::read()?;
+        let entries = peer_region(&lab.near, &region)?.entries;
+        drop(region);
+        let after = Counters::read()?;
+
+        let (on, off) = (registered.activity(&before)?, after.activity(&registered)?);
+        let live = registered.get("pins_live")? + registered.get("pins_persistent_live")?;
+        note("pins", on.pins);
+        note("unpins", on.unpins + off.unpins);
+        note("live_while_registered", live);
+        note("entries", entries);
+        let pins = expected_pins(lab.setup.peermem);
+        ensure!(
+            on.pins == pins,
+            "{} pins where {pins} were expected",
+            on.pins
+        );
+        ensure!(
+            on.unpins + off.unpins == pins,
+            "{} unpins where {pins} were expected",
+            on.unpins + off.unpins
+        );
+        ensure!(off.unpins == 1 && off.pins == 0, "deregistration: {off:?}");
+        ensure!(live == 1, "{live} pins are live under one region");
+        let expected = expected_entries(lab, memory.mapping().addr(), M2 as u64);
+        ensure!(
+            expected.contains(&entries),
+            "{entries} entries where {expected:?} were expected"
+        );
+    }
+    Ok(())
+}
+
+/// A large contiguous region: its entries, and bytes at its ends and around every place where an entry may end.
+fn sized(lab: &Lab, len: u64) -> Result<()> {
+    lab.needs_module()?;
+    let align = if len == GIB { GIB } else { ENTRY_BOUNDARY };
+    let memory = allocate_aligned(lab, len, align)?;
+    ensure!(memory.is_contiguous(), "the stand-in's memory is in pieces");
+    let size = usize::try_from(len)?;
+    let started = std::time::Instant::now();
+    let region = lab.far.register(memory.span(0, size)?, full_access())?;
+    note("milliseconds", started.elapsed().as_millis());
+    let entries = peer_region(&lab.far, &region)?.entries;
+    let expected = expected_entries(lab, region.addr(), len);
+    note("entries", entries);
+    ensure!(
+        expected.contains(&entries),
+        "{entries} entries where {expected:?} were expected"
+    );
+
+    let source = lab.allocate(Where::Host, M2)?;
+    let mut source = Arena::whole(&lab.near, source, Pattern::new(lab.setup.seed, 1))?;
+    let mut connection = rdma::connect(&lab.near, &lab.far)?;
+    let mut places: Vec<usize> = vec![0, size - 4097];
+    // 4 GiB - 64 KiB: the last place that 32 bits reach.
+    places.extend((1..len / GIB).map(|gib| (gib * GIB) as usize - 2048));
+    for (index, at) in places.iter().copied().enumerate() {
+        let data = Pattern::new(lab.setup.seed, 10 + index as u64).bytes(0, 4097);
+        source.put(0, &data)?;
+        connection.near.transfer(
+            Op::Write,
+            source.part(0, data.len())?,
+            region.part(at as u64, data.len() as u64)?,
+        )?;
+        let mut found = vec![0; data.len()];
+        memory.read(at, &mut found)?;
+        ensure!(
+            found == data,
+            "the bytes at {at:#x} of {len:#x} are not those that were written"
+        );
+        connection.near.transfer(
+            Op::Read,
+            source.part(8192, data.len())?,
+            region.part(at as u64, data.len() as u64)?,
+        )?;
+        source.expect(8192, &data)?;
+        source.check_around(8192, data.len())?;
+    }
+    note("places_written_and_read", places.len());
+    Ok(())
+}
+
+/// A region that lies across a multiple of 2 GiB has an entry on each side of it.
+fn entry_boundary(lab: &Lab) -> Result<()> {
+    lab.needs_module()?;
+    let gpu = lab.gpu(0)?;
+    let boundary = sys::free_address(2 * ENTRY_BOUNDARY, ENTRY_BOUNDARY)? + ENTRY_BOUNDARY;
+    let len = 4 * M2;
+    let memory = Memory::Gpu(gpu.allocate(len, Placement::At(boundary - 2 * GRANULE))?);
+    let mut target = Arena::whole(&lab.far, memory, Pattern::new(lab.setup.seed, 1))?;
+    let entries = peer_region(&lab.far, target.region())?.entries;
+    let expected = expected_entries(lab, target.region().addr(), len as u64);
+    note("entries", entries);
+    ensure!(
+        expected.contains(&entries),
+        "{entries} entries where {expected:?} were expected"
+    );
+
+    let source = Arena::whole(
+        &lab.near,
+        lab.allocate(Where::Host, len)?,
+        Pattern::new(lab.setup.seed, 2),
+    )?;
+    let mut connection = rdma::connect(&lab.near, &lab.far)?;
+    for (at, size) in [(2 * M2 - 1, 2), (2 * M2 - 4096, 8192), (M2 + 1, 2 * M2 + 1)] {
+        let data = source.expected(at, size)?.to_vec();
+        connection
+            .near
+            .transfer(Op::Write, source.part(at, size)?, target.part(at, size)?)?;
+        target.expect(at, &data)?;
+    }
+    target.check()
+}
+
+fn unaligned(lab: &Lab) -> Result<()> {
+    lab.needs_module()?;
+    let memory = lab.allocate_gpu(2 * M2)?;
+    for (offset, len) in [
+        (1, 1),
+        (4095, 2),
+        (65535, 2),
+        (65536, 65537),
+        (4097, M2),
+        (M2 - 1, M2 + 1),
+    ] {
+        let region = lab
+            .near
+            .register(memory.span(offset, len)?, full_access())?;
+        let entries = peer_region(&lab.near, &region)?.entries;
+        let expected = expected_entries(lab, region.addr(), len as u64);
+        note(&format!("entries_{offset}_{len}"), entries);
+        ensure!(
+            expected.contains(&entries),
+            "{offset}+{len}: {entries} entries where {expected:?} were expected"
+        );
+    }
+    Ok(())
+}
+
+/// Regions over each other: each its own pin, each usable whatever becomes of the others.
+fn overlapping(lab: &Lab) -> Result<()> {
+    let seed = lab.setup.seed;
+    let memory = lab.allocate(Where::Gpu(0), 3 * M2)?;
+    let source = Arena::whole(
+        &lab.near,
+        lab.allocate(Where::Host, M2)?,
+        Pattern::new(seed, 1),
+    )?;
+    let ranges = [
+        (0, 3 * M2),
+        (M2 / 2, M2),
+        (M2 - 1, M2 + 2),
+        (0, 3 * M2),
+        (2 * M2 - 65537, 65537),
+    ];
+    let mut regions = Vec::new();
+    for (offset, len) in ranges {
+        regions.push(Some((
+            offset,
+            lab.far.register(memory.span(offset, len)?, full_access())?,
+        )));
+    }
+    let mut connection = rdma::connect(&lab.near, &lab.far)?;
+    // Deregistered from the middle outwards.
+    for gone in [2, 0, 4, 1, 3] {
+        for (offset, region) in regions.iter().flatten() {
+            for at in [0, region.len() - 5] {
+                connection.near.transfer(
+                    Op::Write,
+                    source.part(at as usize % 4096, 5)?,
+                    region.part(at, 5)?,
+                )?;
+                let mut found = [0; 5];
+                memory.read(offset + at as usize, &mut found)?;
+                ensure!(
+                    found == *source.expected(at as usize % 4096, 5)?,
+                    "region at {offset:#x}, offset {at:#x}"
+                );
+            }
+        }
+        regions[gone] = None;
+    }
+    note("regions", ranges.len());
+    Ok(())
+}
+
+fn many(lab: &Lab) -> Result<()> {
+    const COUNT: usize = 256;
+    let memory = lab.allocate(Where::Gpu(0), 2 * M2)?;
+    let before = if Counters::available() {
+        Some(Counters::read()?)
+    } else {
+        None
+    };
+    let mut regions = Vec::new();
+    for index in 0..COUNT {
+        regions.push(
+            lab.near
+                .register(memory.span(index * 4099, 65537)?, full_access())?,
+        );
+    }
+    let keys: std::collections::BTreeSet<_> = regions.iter().map(Region::lkey).collect();
+    ensure!(
+        keys.len() == COUNT,
+        "{} keys for {COUNT} regions",
+        keys.len()
+    );
+    if let Some(before) = before {
+        let now = Counters::read()?;
+        let live = now.get("pins_live")? + now.get("pins_persistent_live")?;
+        let pins = now.activity(&before)?.pins;
+        note("pins", pins);
+        if !lab.setup.host_memory {
+            ensure!(
+                live == COUNT as u64,
+                "{live} pins are live under {COUNT} regions"
+            );
+            ensure!(
+                pins == COUNT as u64 * expected_pins(lab.setup.peermem),
+                "{pins} pins"
+            );
+        }
+    }
+    Ok(())
+}
+
+fn several_gpus(lab: &Lab) -> Result<()> {
+    let seed = lab.setup.seed;
+    let count = lab.gpus().len();
+    if count < 2 {
+        return ktap::skip(format_args!("needs two GPUs, {count} here"));
+    }
+    let mut transfers = 0;
+    for from in 0..count {
+        for to in 0..count {
+            let source = Arena::whole(
+                &lab.near,
+                lab.allocate(Where::Gpu(from), M2)?,
+                Pattern::new(seed, from as u64),
+            )?;
+            let target = lab.allocate(Where::Gpu(to), M2)?;
+            let mut target = Arena::whole(&lab.far, target, Pattern::new(seed, 100 + to as u64))?;
+            let mut connection = rdma::connect(&lab.near, &lab.far)?;
+            let (at, len) = (4097, 65537);
+            connection
+                .near
+                .transfer(Op::Write, source.part(at, len)?, target.part(at, len)?)?;
+            let data = source.expected(at, len)?.to_vec();
+            target.expect(at, &data)?;
+            target
+                .check()
+                .with_context(|| format!("GPU {from} to GPU {to}"))?;
+            source.check()?;
+            transfers += 1;
+        }
+    }
+    note("gpus", count);
+    note("transfers", transfers);
+    Ok(())
+}
+
+/// The registration must fail with `errno`, and no pin may come of it.
+fn refused(lab: &Lab, span: Span, errnos: &[i32]) -> Result<()> {
+    let before = Counters::read()?;
+    match lab.near.register(span, full_access()) {
+        Ok(_) => anyhow::bail!("{:#x}+{:#x} registered", span.addr(), span.len()),
+        Err(error) => {
+            note("errno", error.errno());
+            ensure!(
+                errnos.contains(&error.errno()),
+                "{error} where errno {errnos:?} was expected"
+            );
+        }
+    }
+    let after = Counters::read()?;
+    let live = after.get("pins_live")? + after.get("pins_persistent_live")?;
+    ensure!(live == 0, "a refused registration left {live} pins");
+    let activity = after.activity(&before)?;
+    ensure!(
+        activity.pins == activity.unpins,
+        "a refused registration: {activity:?}"
+    );
+    Ok(())
+}
+
+fn no_module(lab: &Lab) -> Result<()> {
+    if lab.setup.peermem != Peermem::None {
+        return ktap::skip(format_args!("a module is loaded: {}", lab.setup.peermem));
+    }
+    let memory = lab.allocate_gpu(8 * M2)?;
+    for (offset, len) in [(0, 1), (0, 4096), (4097, 65537), (0, M2), (M2 - 1, 6 * M2)] {
+        refused(lab, memory.span(offset, len)?, &[libc::EFAULT])?;
+    }
+    Ok(())
+}
+
+/// An allocation is longer than its mapping where that was short: the provider's pages around a small buffer are there.
+fn rounded_allocation(lab: &Lab) -> Result<()> {
+    lab.needs_module()?;
+    for len in [4096, 65536, M2 + 4096] {
+        let memory = lab.allocate_gpu(len)?;
+        let rounded = memory.rounded_len();
+        ensure!(
+            rounded == (len as u64).next_multiple_of(GRANULE),
+            "{len} bytes were rounded to {rounded}"
+        );
+        lab.near.register(memory.span(0, len)?, full_access())?;
+        lab.near.register(memory.span(len - 1, 1)?, full_access())?;
+    }
+    Ok(())
+}
+
+/// Two allocations side by side are two registrations and never one.
+fn two_allocations(lab: &Lab) -> Result<()> {
+    lab.needs_module()?;
+    let addr = sys::free_address(2 * GRANULE, GRANULE)?;
+    let gpu = lab.gpu(0)?;
+    let first = gpu.allocate(M2, Placement::At(addr))?;
+    let second = gpu.allocate(M2, Placement::At(addr + GRANULE))?;
+    refused(lab, Span::anywhere(addr, 2 * GRANULE)?, &[libc::EFAULT])?;
+    refused(lab, Span::anywhere(addr + GRANULE - 1, 2)?, &[libc::EFAULT])?;
+    for memory in [&first, &second] {
+        lab.near.register(memory.span(0, M2)?, full_access())?;
+    }
+    Ok(())
+}
+
+fn over_the_end(lab: &Lab) -> Result<()> {
+    lab.needs_module()?;
+    // Address space behind the allocation that is surely nobody's.
+    let addr = sys::free_address(3 * GRANULE, GRANULE)?;
+    let memory = lab.gpu(0)?.allocate(M2, Placement::At(addr))?;
+    refused(lab, Span::anywhere(addr, GRANULE + 1)?, &[libc::EFAULT])?;
+    refused(lab, Span::anywhere(addr + GRANULE - 1, 2)?, &[libc::EFAULT])?;
+    refused(lab, Span::anywhere(addr, 2 * GRANULE)?, &[libc::EFAULT])?;
+    lab.near.register(memory.span(M2 - 1, 1)?, full_access())?;
+    Ok(())
+}
+
+fn zero_length(lab: &Lab) -> Result<()> {
+    lab.needs_module()?;
+    let memory = lab.allocate_gpu(M2)?;
+    refused(lab, memory.span(0, 0)?, &[libc::EINVAL])
+}
+
+/// Ranges that end at or beyond the end of all addresses, the kernel's half, and no address at all.
+fn wrapping(lab: &Lab) -> Result<()> {
+    lab.needs_module()?;
+    for (addr, len, errnos) in [
+        (u64::MAX - 4095, 4096, &[libc::EINVAL][..]),
+        (u64::MAX - 4095, 8192, &[libc::EINVAL][..]),
+        (u64::MAX - 65535, 65535, &[libc::EINVAL][..]),
+        (0xffff_8880_0000_0000, GRANULE, &[libc::EFAULT][..]),
+        (0x8000_0000_0000_0000, GRANULE, &[libc::EFAULT][..]),
+    ] {
+        refused(lab, Span::anywhere(addr, len)?, errnos)
+            .with_context(|| format!("{addr:#x}+{len:#x}"))?;
+    }
+    Ok(())
+}
+
+fn unmapped(lab: &Lab) -> Result<()> {
+    lab.needs_module()?;
+    let addr = sys::free_address(4 * GRANULE, GRANULE)?;
+    refused(lab, Span::anywhere(addr, GRANULE)?, &[libc::EFAULT])?;
+    refused(lab, Span::anywhere(addr + 4097, 1)?, &[libc::EFAULT])
+}
+
+fn freed(lab: &Lab) -> Result<()> {
+    lab.needs_module()?;
+    let mut memory = lab.allocate_gpu(M2)?;
+    lab.near.register(memory.span(0, M2)?, full_access())?;
+    memory.free()?;
+    refused(lab, memory.span(0, M2)?, &[libc::EFAULT])?;
+    let span = memory.span(0, M2)?;
+    drop(memory);
+    refused(
+        lab,
+        Span::anywhere(span.addr(), span.len())?,
+        &[libc::EFAULT],
+    )
+}
+
+/// Host memory never reaches the peer clients.
+fn cpu_memory(lab: &Lab) -> Result<()> {
+    let before = if Counters::available() {
+        Some(Counters::read()?)
+    } else {
+        None
+    };
+    let arena = Arena::whole(
+        &lab.near,
+        lab.allocate(Where::Host, M2)?,
+        Pattern::new(lab.setup.seed, 1),
+    )?;
+    arena.check()?;
+    if let Some(before) = before {
+        let activity = Counters::read()?.activity(&before)?;
+        note("provider_calls", activity.attempts);
+        ensure!(
+            activity.attempts == 0,
+            "the provider was asked: {activity:?}"
+        );
+    }
+    Ok(())
+}
+
+/// One access that the region's rights forbid, on a connection of its own.
+fn attempt(lab: &Lab, op: Op, source: &Arena, region: &Region) -> Result<Status> {
+    let mut connection = rdma::connect(&lab.near, &lab.far)?;
+    Ok(connection
+        .near
+        .run(op, source.part(0, 8)?, region.part(0, 8)?)?
+        .status)
+}
+
+fn rights(lab: &Lab) -> Result<()> {
+    let memory = lab.allocate(Where::Gpu(0), M2)?;
+    let local = Arena::whole(
+        &lab.near,
+        lab.allocate(Where::Host, M2)?,
+        Pattern::new(lab.setup.seed, 1),
+    )?;
+    let all = [Op::Write, Op::Read, Op::FetchAdd { add: 1 }];
+    let none = AccessFlags::none();
+    let combinations = [
+        (none, [false, false, false]),
+        (AccessFlags::RemoteRead, [false, true, false]),
+        (
+            AccessFlags::LocalWrite | AccessFlags::RemoteWrite,
+            [true, false, false],
+        ),
+        (
+            AccessFlags::LocalWrite | AccessFlags::RemoteAtomic,
+            [false, false, true],
+        ),
+        (full_access(), [true, true, true]),
+    ];
+    for (access, allowed) in combinations {
+        let region = lab.far.register(memory.span(0, M2)?, access)?;
+        for (op, allowed) in all.into_iter().zip(allowed) {
+            let status = attempt(lab, op, &local, &region)?;
+            let expected = if allowed {
+                Status::Success
+            } else {
+                Status::RemoteAccessError
+            };
+            ensure!(
+                status == expected,
+                "{op} with rights {access:?}: {status:?} where {expected:?} was expected"
+            );
+        }
+    }
+    note("combinations", combinations.len());
+    Ok(())
+}
+
+fn rereg(lab: &Lab) -> Result<()> {
+    let memory = lab.allocate(Where::Gpu(0), M2)?;
+    let local = Arena::whole(
+        &lab.near,
+        lab.allocate(Where::Host, M2)?,
+        Pattern::new(lab.setup.seed, 1),
+    )?;
+    let region = lab.far.register(memory.span(0, M2)?, full_access())?;
+    ensure!(
+        attempt(lab, Op::Write, &local, &region)? == Status::Success,
+        "WRITE before"
+    );
+    region.change_access(AccessFlags::LocalWrite | AccessFlags::RemoteRead)?;
+    let status = attempt(lab, Op::Write, &local, &region)?;
+    ensure!(
+        status == Status::RemoteAccessError,
+        "WRITE after its right was taken: {status:?}"
+    );
+    ensure!(
+        attempt(lab, Op::Read, &local, &region)? == Status::Success,
+        "READ after"
+    );
+    Ok(())
+}

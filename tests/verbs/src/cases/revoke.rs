@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Memory freed under a live region, where the provider calls back: the region refuses traffic from then on, for good.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+
+use crate::arena::Arena;
+use crate::cases::register::peer_region;
+use crate::counters::Counters;
+use crate::gpu::Allocation;
+use crate::gpu::Freer;
+use crate::gpu::GRANULE;
+use crate::ktap;
+use crate::ktap::note;
+use crate::ktap::Case;
+use crate::lab::Flavour;
+use crate::lab::Lab;
+use crate::lab::Memory;
+use crate::lab::Where;
+use crate::pattern::Pattern;
+use crate::rdma;
+use crate::rdma::full_access;
+use crate::rdma::Op;
+use crate::rdma::Region;
+use crate::rdma::Status;
+
+const M2: usize = GRANULE as usize;
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "revoke.free_by_ioctl",
+        run: |lab| freed_under_region(lab, FreeBy::Ioctl),
+    },
+    Case {
+        name: "revoke.free_by_munmap",
+        run: |lab| freed_under_region(lab, FreeBy::Unmap),
+    },
+    Case {
+        name: "revoke.free_by_kernel_thread",
+        run: |lab| freed_under_region(lab, FreeBy::KernelThread),
+    },
+    Case {
+        name: "revoke.under_traffic",
+        run: under_traffic,
+    },
+    Case {
+        name: "revoke.local_use_refused",
+        run: local_use,
+    },
+    Case {
+        name: "revoke.receive_refused",
+        run: receive,
+    },
+    Case {
+        name: "revoke.all_regions_of_the_allocation",
+        run: several_regions,
+    },
+    Case {
+        name: "revoke.others_go_on",
+        run: others,
+    },
+    Case {
+        name: "revoke.new_owner_keeps_his_bytes",
+        run: new_owner,
+    },
+    Case {
+        name: "revoke.registers_again",
+        run: again,
+    },
+];
+
+#[derive(Debug, Clone, Copy)]
+enum FreeBy {
+    Ioctl,
+    KernelThread,
+    Unmap,
+}
+
+fn region_over(lab: &Lab, memory: &Allocation) -> Result<Region> {
+    Ok(lab.far.register(memory.span(0, M2)?, full_access())?)
+}
+
+fn near_arena(lab: &Lab) -> Result<Arena> {
+    Arena::whole(
+        &lab.near,
+        lab.allocate(Where::Host, M2)?,
+        Pattern::new(lab.setup.seed, 1),
+    )
+}
+
+/// What remote accesses to `region` end with, each on a connection of its own.
+fn remote_statuses(lab: &Lab, local: &Arena, region: &Region) -> Result<Vec<(Op, Status)>> {
+    [
+        Op::Write,
+        Op::Read,
+        Op::FetchAdd { add: 1 },
+        Op::CompareSwap {
+            compare: 0,
+            swap: 1,
+        },
+    ]
+    .into_iter()
+    .map(|op| {
+        let mut connection = rdma::connect(&lab.near, &lab.far)?;
+        Ok((
+            op,
+            connection
+                .near
+                .run(op, local.part(0, 8)?, region.part(0, 8)?)?
+                .status,
+        ))
+    })
+    .collect()
+}
+
+fn all_refused(lab: &Lab, local: &Arena, region: &Region) -> Result<()> {
+    for (op, status) in remote_statuses(lab, local, region)? {
+        ensure!(
+            status == Status::RemoteAccessError,
+            "{op} to a revoked region: {status:?}"
+        );
+    }
+    Ok(())
+}
+
+fn freed_under_region(lab: &Lab, by: FreeBy) -> Result<()> {
+    lab.needs_flavour(Flavour::Revocable)?;
+    let mut memory = lab.allocate_gpu(M2)?;
+    let local = near_arena(lab)?;
+    let region = region_over(lab, &memory)?;
+    let mut connection = rdma::connect(&lab.near, &lab.far)?;
+    connection
+        .near
+        .transfer(Op::Write, local.part(0, 4096)?, region.part(0, 4096)?)?;
+
+    let before = Counters::read()?;
+    match by {
+        FreeBy::Ioctl => memory.free()?,
+        FreeBy::KernelThread => memory.free_by(Freer::KernelThread)?,
+        FreeBy::Unmap => drop(memory),
+    }
+    let after = Counters::read()?;
+    let callbacks = after.activity(&before)?.callbacks;
+    note("callbacks", callbacks);
+    ensure!(
+        callbacks == 1,
+        "{callbacks} callbacks where one was expected"
+    );
+    for name in [
+        "pins_live",
+        "pins_persistent_live",
+        "mappings_live",
+        "bar_bytes_pinned",
+    ] {
+        let value = after.get(name)?;
+        ensure!(value == 0, "{name} is {value} after the free returned");
+    }
+    let state = peer_region(&lab.far, &region)?.state;
+    ensure!(state == "revoked", "rxe holds the region as {state}");
+
+    // The connection that has worked before, and fresh ones.
+    connection
+        .near
+        .run(Op::Write, local.part(0, 4096)?, region.part(0, 4096)?)?
+        .expect(Status::RemoteAccessError)
+        .context("WRITE to a revoked region")?;
+    all_refused(lab, &local, &region)?;
+    drop(region);
+    Ok(())
+}
+
+/// The owner's own requests with the revoked key.
+fn local_use(lab: &Lab) -> Result<()> {
+    lab.needs_flavour(Flavour::Revocable)?;
+    let mut memory = lab.allocate_gpu(M2)?;
+    let remote = near_arena(lab)?;
+    let region = region_over(lab, &memory)?;
+    memory.free()?;
+    for op in [Op::Write, Op::Send] {
+        let mut connection = rdma::connect(&lab.far, &lab.near)?;
+        if op == Op::Send {
+            connection.far.post_receive(remote.part(0, 4096)?)?;
+        }
+        let status = connection
+            .near
+            .run(op, region.part(0, 4096)?, remote.part(0, 4096)?)?
+            .status;
+        note(&format!("status_{op}"), format_args!("{status:?}"));
+        ensure!(
+            status == Status::LocalProtectionError,
+            "{op} out of a revoked region: {status:?}"
+        );
+    }
+    let mut connection = rdma::connect(&lab.far, &lab.near)?;
+    let status = connection
+        .near
+        .run(Op::Read, region.part(0, 4096)?, remote.part(0, 4096)?)?
+        .status;
+    note("status_READ", format_args!("{status:?}"));
+    ensure!(
+        status == Status::LocalProtectionError,
+        "READ into a revoked region: {status:?}"
+    );
+    remote.check()
+}
+
+/// A SEND into a receive buffer that was revoked after it was posted.
+fn receive(lab: &Lab) -> Result<()> {
+    lab.needs_flavour(Flavour::Revocable)?;
+    let mut memory = lab.allocate_gpu(M2)?;
+    let local = near_arena(lab)?;
+    let region = region_over(lab, &memory)?;
+    let mut connection = rdma::connect(&lab.near, &lab.far)?;
+    connection.far.post_receive(region.part(0, 4096)?)?;
+    memory.free()?;
+    connection
+        .near
+        .post(Op::Send, local.part(0, 4096)?, region.part(0, 4096)?)?;
+    let sent = connection.near.sent()?.status;
+    let received = connection.far.received()?.status;
+    note("status_sender", format_args!("{sent:?}"));
+    note("status_receiver", format_args!("{received:?}"));
+    ensure!(
+        sent == Status::RemoteOperationError,
+        "the sender got {sent:?}"
+    );
+    ensure!(
+        received == Status::LocalProtectionError,
+        "the receiver got {received:?}"
+    );
+    Ok(())
+}
+
+fn several_regions(lab: &Lab) -> Result<()> {
+    const COUNT: usize = 16;
+    lab.needs_flavour(Flavour::Revocable)?;
+    let mut memory = lab.allocate_gpu(M2)?;
+    let local = near_arena(lab)?;
+    let regions = (0..COUNT)
+        .map(|index| {
+            Ok(lab
+                .far
+                .register(memory.span(index * 65536, 131_072)?, full_access())?)
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let before = Counters::read()?;
+    memory.free()?;
+    let callbacks = Counters::read()?.activity(&before)?.callbacks;
+    note("callbacks", callbacks);
+    ensure!(
+        callbacks == COUNT as u64,
+        "{callbacks} callbacks for {COUNT} regions"
+    );
+    for region in &regions {
+        all_refused(lab, &local, region)?;
+    }
+    Ok(())
+}
+
+fn others(lab: &Lab) -> Result<()> {
+    lab.needs_flavour(Flavour::Revocable)?;
+    let mut memory = lab.allocate_gpu(M2)?;
+    let local = near_arena(lab)?;
+    let gone = region_over(lab, &memory)?;
+    let mut stays = Arena::whole(
+        &lab.far,
+        Memory::Gpu(lab.allocate_gpu(M2)?),
+        Pattern::new(lab.setup.seed, 2),
+    )?;
+    let mut connection = rdma::connect(&lab.near, &lab.far)?;
+    memory.free()?;
+    for at in [0, 4097, M2 - 65537] {
+        connection
+            .near
+            .transfer(Op::Write, local.part(at, 65537)?, stays.part(at, 65537)?)?;
+        stays.expect(at, local.expected(at, 65537)?)?;
+    }
+    all_refused(lab, &local, &gone)?;
+    stays.check()?;
+    local.check()
+}
+
+/// The freed memory is handed to somebody else while the old region is still registered.
+fn new_owner(lab: &Lab) -> Result<()> {
+    lab.needs_flavour(Flavour::Revocable)?;
+    let mut memory = lab.allocate_gpu(M2)?;
+    let old_place = memory.bar_address();
+    let local = near_arena(lab)?;
+    let region = region_over(lab, &memory)?;
+    memory.free()?;
+    let mut held = Vec::new();
+    for _ in 0..64 {
+        let next = lab.allocate_gpu(M2)?;
+        if next.bar_address() == old_place {
+            let view = next.bar_view()?;
+            let pattern = Pattern::new(lab.setup.seed, 3).bytes(0, M2);
+            next.write(0, &pattern)?;
+            all_refused(lab, &local, &region)?;
+            let mut found = vec![0; M2];
+            view.read(0, &mut found)?;
+            ensure!(found == pattern, "the new owner's bytes changed");
+            note("differing_bytes", 0);
+            return Ok(());
+        }
+        held.push(next);
+    }
+    ktap::skip("the stand-in did not hand the place out again")
+}
+
+/// After a revocation the same addresses register again and work.
+fn again(lab: &Lab) -> Result<()> {
+    lab.needs_flavour(Flavour::Revocable)?;
+    let local = near_arena(lab)?;
+    let addr = crate::sys::free_address(GRANULE, GRANULE)?;
+    let mut old = Vec::new();
+    for round in 0..4 {
+        let memory = lab.gpu(0)?.allocate(M2, crate::sys::Placement::At(addr))?;
+        let region = region_over(lab, &memory)?;
+        let mut connection = rdma::connect(&lab.near, &lab.far)?;
+        connection
+            .near
+            .transfer(Op::Write, local.part(round, 4096)?, region.part(0, 4096)?)?;
+        let mut found = vec![0; 4096];
+        memory.read(0, &mut found)?;
+        ensure!(found == local.expected(round, 4096)?, "round {round}");
+        old.push(region);
+        drop(memory);
+    }
+    for region in &old {
+        all_refused(lab, &local, region)?;
+    }
+    Ok(())
+}
+
+/// Freed while WRITEs and READs are under way: they end, and once the free has returned no byte changes any more.
+fn under_traffic(lab: &Lab) -> Result<()> {
+    const REQUESTS: usize = 16;
+    lab.needs_flavour(Flavour::Revocable)?;
+    let mut refused = 0;
+    for round in 0..6u64 {
+        for op in [Op::Write, Op::Read] {
+            let mut memory = lab.allocate_gpu(M2)?;
+            let view = memory.bar_view()?;
+            let local = near_arena(lab)?;
+            let region = region_over(lab, &memory)?;
+            let mut connection = rdma::connect(&lab.near, &lab.far)?;
+            for _ in 0..REQUESTS {
+                connection
+                    .near
+                    .post(op, local.part(0, M2)?, region.part(0, M2 as u64)?)?;
+            }
+            std::thread::sleep(Duration::from_millis(10 * round));
+            memory.free()?;
+            let mut after_free = vec![0; M2];
+            view.read(0, &mut after_free)?;
+
+            let mut seen = Vec::new();
+            for _ in 0..REQUESTS {
+                seen.push(connection.near.sent()?.status);
+            }
+            // In order: those that were done, the one that met the revocation, and those behind it.
+            let failing = seen.iter().skip_while(|&&status| status == Status::Success);
+            for (index, &status) in failing.enumerate() {
+                // A READ's answer that stops in the middle looks like a lost packet to the one who asked.
+                let first = status == Status::RemoteAccessError
+                    || (op == Op::Read && status == Status::RetryCounterExceededError);
+                ensure!(
+                    if index == 0 {
+                        first
+                    } else {
+                        status == Status::WorkRequestFlushedError
+                    },
+                    "{op} under way at the free: {seen:?}"
+                );
+            }
+            refused += usize::from(seen.last() != Some(&Status::Success));
+            let mut at_last = vec![0; M2];
+            view.read(0, &mut at_last)?;
+            ensure!(
+                after_free == at_last,
+                "bytes changed after the free had returned"
+            );
+            all_refused(lab, &local, &region)?;
+        }
+    }
+    note("rounds_that_met_the_revocation", refused);
+    ensure!(
+        refused > 0,
+        "all transfers were over before the free: nothing was tested"
+    );
+    Ok(())
+}

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What the program does as a process of its own, for cases with several processes.
+//!
+//! A child says `ready` on standard output and waits for standard input to end; then it does what its role says.
+
+use std::io;
+use std::io::BufRead;
+use std::io::BufReader;
+use std::io::Read;
+use std::io::Write;
+use std::process::Child;
+use std::process::ChildStdin;
+use std::process::Command;
+use std::process::ExitStatus;
+use std::process::Stdio;
+
+use anyhow::bail;
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+use clap::Subcommand;
+
+use crate::arena::Arena;
+use crate::gpu::GRANULE;
+use crate::lab::Lab;
+use crate::lab::Setup;
+use crate::lab::Where;
+use crate::pattern::Choice;
+use crate::pattern::Pattern;
+use crate::rdma;
+use crate::rdma::full_access;
+use crate::rdma::Op;
+
+const M2: usize = GRANULE as usize;
+
+#[derive(Debug, Clone, Subcommand)]
+pub(crate) enum Role {
+    /// Register, transfer, verify and deregister, so many times
+    Exercise { rounds: u64 },
+    /// Hold so many regions and end without deregistering
+    Hold { regions: usize },
+    /// As hold, with transfers going on until killed
+    Busy { regions: usize },
+}
+
+/// The body of a child.
+pub(crate) fn run(role: &Role, setup: &Setup) -> Result<()> {
+    let lab = Lab::open(setup)?;
+    match role {
+        Role::Exercise { rounds } => {
+            announce()?;
+            exercise(&lab, *rounds)
+        }
+        Role::Hold { regions } => {
+            let memory = lab.allocate(Where::Gpu(0), M2 * regions.max(&1))?;
+            let held = (0..*regions)
+                .map(|index| {
+                    Ok(lab
+                        .near
+                        .register(memory.span(index * M2, M2)?, full_access())?)
+                })
+                .collect::<Result<Vec<_>>>()?;
+            announce()?;
+            // Nothing is dropped: that is the point.
+            std::mem::forget((held, memory, lab));
+            std::process::exit(0);
+        }
+        Role::Busy { regions } => {
+            let seed = setup.seed;
+            let source = Arena::whole(
+                &lab.near,
+                lab.allocate(Where::Gpu(0), M2)?,
+                Pattern::new(seed, 1),
+            )?;
+            let targets = (0..*regions)
+                .map(|_| {
+                    Arena::whole(
+                        &lab.far,
+                        lab.allocate(Where::Gpu(1), M2)?,
+                        Pattern::new(seed, 2),
+                    )
+                })
+                .collect::<Result<Vec<_>>>()?;
+            let mut connection = rdma::connect(&lab.near, &lab.far)?;
+            say_ready()?;
+            loop {
+                for target in &targets {
+                    connection.near.transfer(
+                        Op::Write,
+                        source.part(0, M2)?,
+                        target.part(0, M2)?,
+                    )?;
+                }
+            }
+        }
+    }
+}
+
+fn say_ready() -> Result<()> {
+    println!("ready");
+    Ok(io::stdout().flush()?)
+}
+
+/// Says that all is set up and waits for the parent's word.
+fn announce() -> Result<()> {
+    say_ready()?;
+    io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}
+
+fn exercise(lab: &Lab, rounds: u64) -> Result<()> {
+    let seed = lab.setup.seed;
+    let mut choice = Choice::new(seed);
+    for round in 0..rounds {
+        let mut source = Arena::whole(
+            &lab.near,
+            lab.allocate(Where::Gpu(0), M2)?,
+            Pattern::new(seed, 3 * round),
+        )?;
+        let mut target = Arena::whole(
+            &lab.far,
+            lab.allocate(Where::Gpu(1), M2)?,
+            Pattern::new(seed, 3 * round + 1),
+        )?;
+        let mut connection = rdma::connect(&lab.near, &lab.far)?;
+        for _ in 0..4 {
+            let len = 1 + choice.below(100_000) as usize;
+            let (from, to) = (
+                choice.below((M2 - len) as u64) as usize,
+                choice.below((M2 - len) as u64) as usize,
+            );
+            connection
+                .near
+                .transfer(Op::Write, source.part(from, len)?, target.part(to, len)?)?;
+            let data = source.expected(from, len)?.to_vec();
+            target.expect(to, &data)?;
+            let back = choice.below((M2 - len) as u64) as usize;
+            connection
+                .near
+                .transfer(Op::Read, source.part(back, len)?, target.part(to, len)?)?;
+            source.expect(back, &data)?;
+        }
+        source.check().context("source")?;
+        target.check().context("target")?;
+    }
+    Ok(())
+}
+
+/// A child from the parent's side. Killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Process {
+    child: Child,
+    stdin: Option<ChildStdin>,
+}
+
+impl Process {
+    /// Starts the program again in a role and waits until it is ready.
+    pub(crate) fn start(setup: &Setup, seed: u64, role: &[&str]) -> Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .args([
+                "--peermem",
+                &setup.peermem.to_string(),
+                "--seed",
+                &seed.to_string(),
+            ])
+            .args([
+                "--near",
+                &setup.devices[0],
+                "--far",
+                &setup.devices[1],
+                "child",
+            ])
+            .args(setup.host_memory.then_some("--host-memory"))
+            .args(role)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut child = command.spawn().context("start a child")?;
+        let stdin = child.stdin.take();
+        let stdout = child.stdout.take().context("no pipe")?;
+        let process = Self { child, stdin };
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line)?;
+        ensure!(
+            line == "ready\n",
+            "the child did not get ready (role {role:?}): {line:?}"
+        );
+        Ok(process)
+    }
+
+    /// Gives the word to go on.
+    pub(crate) fn go(&mut self) {
+        self.stdin = None;
+    }
+
+    pub(crate) fn wait(mut self) -> Result<ExitStatus> {
+        self.go();
+        Ok(self.child.wait()?)
+    }
+
+    /// As wait, and it must have ended well.
+    pub(crate) fn join(self) -> Result<()> {
+        let status = self.wait()?;
+        if !status.success() {
+            bail!("a child failed: {status}");
+        }
+        Ok(())
+    }
+
+    /// SIGKILL, and waits until it is gone.
+    pub(crate) fn kill(mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Errors mean that it has ended and was waited for.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What the kernel's side says: the stand-in GPU's counters, rxe's list of peer regions, ib_core's statistics, modules.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::Context;
+use anyhow::Result;
+
+use crate::sys;
+
+const COUNTERS: &str = "/sys/kernel/debug/nvidia/counters";
+
+/// What must be zero when nobody holds anything.
+const LIVE: [&str; 6] = [
+    "pins_live",
+    "pins_persistent_live",
+    "mappings_live",
+    "device_refs",
+    "bar_bytes_pinned",
+    "allocs_live",
+];
+/// What must never be counted at all.
+const NEVER: [&str; 2] = ["misuse", "callbacks_after_put"];
+
+/// One reading of the stand-in GPU's counters.
+#[derive(Debug, Clone)]
+pub(crate) struct Counters(BTreeMap<String, u64>);
+
+impl Counters {
+    pub(crate) fn available() -> bool {
+        Path::new(COUNTERS).exists()
+    }
+
+    pub(crate) fn read() -> Result<Self> {
+        Self::parse(&fs::read_to_string(COUNTERS).context(COUNTERS)?)
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        let mut map = BTreeMap::new();
+        for line in text.lines() {
+            let (name, value) = line
+                .split_once(' ')
+                .with_context(|| format!("counters: {line:?}"))?;
+            map.insert(
+                name.to_owned(),
+                value
+                    .trim()
+                    .parse()
+                    .with_context(|| format!("counters: {line:?}"))?,
+            );
+        }
+        Ok(Self(map))
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Result<u64> {
+        self.0
+            .get(name)
+            .copied()
+            .with_context(|| format!("the stand-in GPU has no counter {name}"))
+    }
+
+    fn since(&self, before: &Self, name: &str) -> Result<u64> {
+        self.get(name)?
+            .checked_sub(before.get(name)?)
+            .with_context(|| format!("counter {name} ran backwards"))
+    }
+
+    /// Everything that is not as it must be at rest.
+    pub(crate) fn leftovers(&self, before: &Self) -> Result<Vec<String>> {
+        let mut found = Vec::new();
+        for name in LIVE {
+            let value = self.get(name)?;
+            if value != 0 {
+                found.push(format!("{name}={value}"));
+            }
+        }
+        for name in NEVER {
+            let value = self.since(before, name)?;
+            if value != 0 {
+                found.push(format!("{name}+={value}"));
+            }
+        }
+        Ok(found)
+    }
+
+    /// What happened between `before` and this reading.
+    pub(crate) fn activity(&self, before: &Self) -> Result<Activity> {
+        let since = |name| self.since(before, name);
+        Ok(Activity {
+            pins: since("get_pages_ok")? + since("get_pages_persistent_ok")?,
+            unpins: since("put_pages_found")? + since("put_pages_persistent")?,
+            attempts: since("get_pages")? + since("get_pages_persistent")?,
+            maps: since("dma_map_ok")?,
+            unmaps: since("dma_unmap")?,
+            callbacks: since("callbacks")?,
+        })
+    }
+}
+
+/// Provider calls that succeeded, both flavours together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Activity {
+    pub(crate) pins: u64,
+    pub(crate) unpins: u64,
+    /// Calls that asked for a pin, the refused ones included.
+    pub(crate) attempts: u64,
+    pub(crate) maps: u64,
+    pub(crate) unmaps: u64,
+    pub(crate) callbacks: u64,
+}
+
+/// A peer region as rxe holds it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PeerRegion {
+    pub(crate) lkey: u64,
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+    /// Scatter-list entries that the peer client returned.
+    pub(crate) entries: u64,
+    pub(crate) state: String,
+}
+
+/// The peer regions of an RDMA device.
+pub(crate) fn peer_regions(device: &str) -> Result<Vec<PeerRegion>> {
+    let path = format!("/sys/kernel/debug/rxe_peer/{device}/mrs");
+    fs::read_to_string(&path)
+        .context(path)?
+        .lines()
+        .map(parse_peer_region)
+        .collect()
+}
+
+fn parse_peer_region(line: &str) -> Result<PeerRegion> {
+    let fields: BTreeMap<_, _> = line
+        .split_whitespace()
+        .filter_map(|field| field.split_once('='))
+        .collect();
+    let field = |name| {
+        fields
+            .get(name)
+            .copied()
+            .with_context(|| format!("no {name} in {line:?}"))
+    };
+    Ok(PeerRegion {
+        lkey: number(field("lkey")?)?,
+        addr: number(field("addr")?)?,
+        len: number(field("len")?)?,
+        entries: number(field("nents")?)?,
+        state: field("state")?.to_owned(),
+    })
+}
+
+fn number(text: &str) -> Result<u64> {
+    let parsed = match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    parsed.with_context(|| format!("not a number: {text:?}"))
+}
+
+/// A parameter of a loaded module, None where the module or the parameter is not there.
+pub(crate) fn module_parameter(module: &str, name: &str) -> Option<String> {
+    sys::read_line(&format!("/sys/module/{module}/parameters/{name}")).ok()
+}
+
+pub(crate) fn module_references(module: &str) -> Result<u64> {
+    Ok(sys::read_line(&format!("/sys/module/{module}/refcnt"))?.parse()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_parse_and_compare() {
+        let text = |pins: u64, misuse: u64| {
+            let mut text: String = LIVE.iter().map(|name| format!("{name} 0\n")).collect();
+            text += &format!("get_pages {pins}\nget_pages_ok {pins}\nget_pages_persistent 0\n");
+            text += "get_pages_persistent_ok 0\nput_pages_found 1\nput_pages_persistent 0\ndma_map_ok 1\n";
+            text += &format!("dma_unmap 1\ncallbacks 0\ncallbacks_after_put 0\nmisuse {misuse}\n");
+            text
+        };
+        let before = Counters::parse(&text(1, 0)).expect("before");
+        let after = Counters::parse(&text(3, 1)).expect("after");
+        assert_eq!(after.activity(&before).expect("all there").pins, 2);
+        assert_eq!(after.leftovers(&before).expect("all there"), ["misuse+=1"]);
+        assert!(before.activity(&after).is_err());
+        assert!(Counters::parse("nonsense").is_err());
+    }
+
+    #[test]
+    fn peer_region_line() {
+        let region =
+            parse_peer_region("lkey=0x1f2 addr=0x7f0000000000 len=4096 nents=1 runs=1 state=valid")
+                .expect("a region");
+        assert_eq!(region.lkey, 0x1f2);
+        assert_eq!(
+            (region.len, region.entries, region.state.as_str()),
+            (4096, 1, "valid")
+        );
+        assert!(parse_peer_region("lkey=1").is_err());
+    }
+}

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The story told to a newcomer: a registration, a write, a read, a free, and nothing left.
+
+use std::env;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::bail;
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+
+use crate::arena::Arena;
+use crate::counters::Counters;
+use crate::gpu::Allocation;
+use crate::gpu::GRANULE;
+use crate::ktap;
+use crate::lab::Flavour;
+use crate::lab::Lab;
+use crate::lab::Setup;
+use crate::lab::Where;
+use crate::measure;
+use crate::measure::Measurement;
+use crate::module;
+use crate::module::Replaced;
+use crate::pattern::difference;
+use crate::pattern::Pattern;
+use crate::rdma;
+use crate::rdma::full_access;
+use crate::rdma::Op;
+use crate::rdma::Region;
+use crate::rdma::Status;
+use crate::sys;
+use crate::sys::Running;
+
+/// Where the runner has laid NVIDIA's own module, if it has.
+const CONTROL: &str = "RIG_CONTROL_KO";
+/// What is written and read: not aligned to anything, and longer than any page.
+const BYTES: usize = (1 << 20) + 4097;
+const OFFSET: usize = 65_536 + 123;
+
+/// Tells it; an error where something did not hold.
+pub(crate) fn run(setup: &Setup) -> Result<()> {
+    let before = Counters::read()?;
+    let flavour = setup.flavour();
+    ensure!(
+        flavour == Flavour::Persistent,
+        "the demo begins with the module's default parameters, this is {flavour}"
+    );
+    let control = control(setup).context("NVIDIA's module")?;
+
+    introduce(&Lab::open(setup)?)?;
+    registration(&Lab::open(setup)?, control.as_ref())?;
+    write_and_read(&Lab::open(setup)?)?;
+    println!("\n4. Freed under a live registration");
+    freed_persistent(&Lab::open(setup)?)?;
+    freed_revocable(setup)?;
+
+    ktap::check_rest(&before)?;
+    let now = Counters::read()?;
+    println!(
+        "\n5. What is left: {} pins, {} DMA mappings, {} references on a GPU, {} bytes pinned in a BAR",
+        now.get("pins_live")? + now.get("pins_persistent_live")?,
+        now.get("mappings_live")?,
+        now.get("device_refs")?,
+        now.get("bar_bytes_pinned")?
+    );
+    println!("demo: ok");
+    Ok(())
+}
+
+/// The figures of NVIDIA's module for the same registration, taken in its turn on the same machine.
+fn control(setup: &Setup) -> Result<Option<Measurement>> {
+    if let Ok(json) = env::var("GDR_CONTROL_JSON") {
+        return Ok(Some(serde_json::from_str(&json)?));
+    }
+    let Some(file) = env::var_os(CONTROL).map(PathBuf::from) else {
+        return Ok(None);
+    };
+    let replaced = Replaced::begin()?;
+    module::load_file(&file)?;
+    let mut command = Command::new(env::current_exe()?);
+    command.args([
+        "--peermem",
+        "nvidia",
+        "--near",
+        &setup.devices[0],
+        "--far",
+        &setup.devices[1],
+        "measure",
+    ]);
+    let finished = Running::start(&mut command)?.finish(Duration::from_secs(60))?;
+    ensure!(finished.success(), "gdr measure: {}", finished.tail(5));
+    replaced.end()?;
+    Ok(Some(
+        serde_json::from_str(&finished.output).with_context(|| finished.output.clone())?,
+    ))
+}
+
+fn introduce(lab: &Lab) -> Result<()> {
+    let gpu = lab.gpu(0)?;
+    let information = fs::read_to_string(format!(
+        "/proc/driver/nvidia/gpus/{}/information",
+        gpu.bdf()
+    ))?;
+    let uuid = information
+        .lines()
+        .find_map(|line| line.strip_prefix("GPU UUID:"))
+        .context("no UUID")?
+        .trim();
+    println!(
+        "The machine: Linux {}, emulated.",
+        sys::read_line("/proc/sys/kernel/osrelease")?
+    );
+    println!(
+        "  {} stand-in GPU(s), first at {}, {uuid}, BAR1 of {} MiB",
+        lab.gpus().len(),
+        gpu.bdf(),
+        gpu.bar_len() >> 20
+    );
+    println!(
+        "  RDMA devices {} and {}, each on a network card of its own",
+        lab.near.name(),
+        lab.far.name()
+    );
+    println!(
+        "  peer-memory module: {} {}",
+        module::NAME,
+        module::version()?
+    );
+    Ok(())
+}
+
+fn registration(lab: &Lab, control: Option<&Measurement>) -> Result<()> {
+    let ours = measure::measure(lab, measure::usual_length(lab)?)?;
+    if let Some(control) = control {
+        ensure!(
+            control.bytes == ours.bytes,
+            "the control registered {} bytes, ours {}",
+            control.bytes,
+            ours.bytes
+        );
+    }
+    println!(
+        "\n1. ibv_reg_mr of {} MiB of contiguous GPU memory at {:#x}",
+        ours.bytes >> 20,
+        ours.address
+    );
+    println!("   No CPU page is there, so ib_core asked its peer-memory clients, and the module answered.");
+    let other = |value: fn(&Measurement) -> String| control.map_or("-".to_owned(), value);
+    println!("   {:24}{:>18}{:>22}", "", "ours", "NVIDIA's");
+    for (name, value) in [
+        (
+            "version",
+            (|m| m.version.clone()) as fn(&Measurement) -> String,
+        ),
+        ("pins by the GPU's driver", |m| m.pins.to_string()),
+        ("unpins", |m| m.unpins.to_string()),
+        ("scatter-list entries", |m| m.entries.to_string()),
+    ] {
+        println!("   {name:24}{:>18}{:>22}", value(&ours), other(value));
+    }
+    ensure!(
+        ours.pins == 1 && ours.unpins == 1,
+        "{} pins and {} unpins",
+        ours.pins,
+        ours.unpins
+    );
+    ensure!(ours.entries == 1, "{} entries", ours.entries);
+    if let Some(control) = control {
+        ensure!(
+            control.pins == 2 && control.unpins == 2,
+            "the control: {} pins, {} unpins",
+            control.pins,
+            control.unpins
+        );
+        ensure!(
+            control.entries == control.bytes >> 16,
+            "the control: {} entries",
+            control.entries
+        );
+    }
+    Ok(())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// As the bus sees it: through the BAR in sysfs, not through anything that took part.
+fn behind_the_bar(memory: &Allocation, offset: usize, len: usize) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; len];
+    memory.bar_view()?.read(offset, &mut bytes)?;
+    Ok(bytes)
+}
+
+fn count_differing(expected: &[u8], found: &[u8]) -> usize {
+    difference(expected, found).map_or(0, |difference| difference.count)
+}
+
+fn write_and_read(lab: &Lab) -> Result<()> {
+    let seed = lab.setup.seed;
+    let room = 2 * GRANULE as usize;
+    let memory = lab.allocate_gpu(room)?;
+    let background = Pattern::new(seed, 1).bytes(0, room);
+    memory.write(0, &background)?;
+    let region = lab.far.register(memory.span(0, room)?, full_access())?;
+    let mut host = Arena::whole(
+        &lab.near,
+        lab.allocate(Where::Host, room)?,
+        Pattern::new(seed, 2),
+    )?;
+    let mut connection = rdma::connect(&lab.near, &lab.far)?;
+    let remote = region.part(OFFSET as u64, BYTES as u64)?;
+
+    println!(
+        "\n2. RDMA WRITE of {BYTES} bytes from host memory on {} to GPU memory on {}",
+        lab.near.name(),
+        lab.far.name()
+    );
+    let data = host.expected(0, BYTES)?.to_vec();
+    let bar_address = memory.bar_address() + OFFSET as u64;
+    let width = format!("in the BAR at {bar_address:#x}, before").len();
+    println!(
+        "   in the BAR at {bar_address:#x}, before  {}",
+        hex(&behind_the_bar(&memory, OFFSET, 12)?)
+    );
+    println!("   {:>width$}  {}", "what is written", hex(&data[..12]));
+    connection
+        .near
+        .transfer(Op::Write, host.part(0, BYTES)?, remote)?;
+    let now = behind_the_bar(&memory, 0, room)?;
+    println!(
+        "   in the BAR at {bar_address:#x}, after   {}",
+        hex(&now[OFFSET..OFFSET + 12])
+    );
+    let wrong = count_differing(&data, &now[OFFSET..OFFSET + BYTES]);
+    let outside = count_differing(&background[..OFFSET], &now[..OFFSET])
+        + count_differing(&background[OFFSET + BYTES..], &now[OFFSET + BYTES..]);
+    println!(
+        "   differing bytes: {wrong} of {BYTES}; changed outside: {outside} of {}",
+        room - BYTES
+    );
+    ensure!(wrong == 0 && outside == 0, "the WRITE went wrong");
+
+    println!("\n3. RDMA READ of the same {BYTES} bytes back into other host memory");
+    let back = room - BYTES;
+    connection
+        .near
+        .transfer(Op::Read, host.part(back, BYTES)?, remote)?;
+    let found = host.bytes(back, BYTES)?;
+    let wrong = count_differing(&data, &found);
+    println!(
+        "   first bytes {}, differing bytes: {wrong} of {BYTES}",
+        hex(&found[..12])
+    );
+    ensure!(wrong == 0, "the READ went wrong");
+    host.expect(back, &data)?;
+    host.check()
+}
+
+/// What a WRITE to the region ends with.
+fn write_status(lab: &Lab, host: &Arena, region: &Region) -> Result<Status> {
+    let mut connection = rdma::connect(&lab.near, &lab.far)?;
+    Ok(connection
+        .near
+        .run(Op::Write, host.part(0, 4096)?, region.part(0, 4096)?)?
+        .status)
+}
+
+fn live_pins() -> Result<u64> {
+    let counters = Counters::read()?;
+    Ok(counters.get("pins_live")? + counters.get("pins_persistent_live")?)
+}
+
+fn freed(lab: &Lab) -> Result<(Status, u64, u64)> {
+    let room = GRANULE as usize;
+    let mut memory = lab.allocate_gpu(room)?;
+    let host = Arena::whole(
+        &lab.near,
+        lab.allocate(Where::Host, room)?,
+        Pattern::new(lab.setup.seed, 3),
+    )?;
+    let region = lab.far.register(memory.span(0, room)?, full_access())?;
+    let status = write_status(lab, &host, &region)?;
+    ensure!(
+        status == Status::Success,
+        "WRITE before the free: {status:?}"
+    );
+    memory.free()?;
+    let status = write_status(lab, &host, &region)?;
+    let live = live_pins()?;
+    drop(region);
+    Ok((status, live, live_pins()?))
+}
+
+fn freed_persistent(lab: &Lab) -> Result<()> {
+    let (status, live, after) = freed(lab)?;
+    println!("   persistent (default): {live} pin keeps the pages, a WRITE ends with {status:?}; after ibv_dereg_mr {after} pins");
+    ensure!(
+        status == Status::Success && live == 1 && after == 0,
+        "the persistent flavour does not hold"
+    );
+    Ok(())
+}
+
+/// The other flavour is a parameter of the module, so the module is loaded anew for it.
+fn freed_revocable(setup: &Setup) -> Result<()> {
+    let replaced = Replaced::begin()?;
+    module::load(&["persistent_api_support=0".to_owned()])?;
+    let lab = Lab::open(setup)?;
+    let flavour = lab.setup.flavour();
+    if flavour != Flavour::Revocable {
+        bail!("persistent_api_support=0 gives {flavour} registrations");
+    }
+    let (status, live, after) = freed(&lab)?;
+    println!("   revocable (persistent_api_support=0): {live} pins, a WRITE ends with {status:?}; after ibv_dereg_mr {after} pins");
+    ensure!(
+        status == Status::RemoteAccessError && live == 0 && after == 0,
+        "the revocable flavour does not hold"
+    );
+    drop(lab);
+    replaced.end()
+}

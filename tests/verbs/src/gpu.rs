@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The stand-in GPU: allocations through its character devices, their place behind the BAR, and the BAR itself, read by a way
+//! that does not go through the stand-in's driver.
+//!
+//! The ioctls are those of `tests/gpu/standin.h`.
+
+use std::fs;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+
+use crate::sys;
+use crate::sys::Mapping;
+use crate::sys::Placement;
+use crate::sys::Span;
+
+/// What an allocation's address and length are rounded to.
+pub(crate) const GRANULE: u64 = 2 << 20;
+/// The provider's page.
+pub(crate) const PAGE: u64 = 64 << 10;
+
+/// `struct standin_info`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy)]
+struct RawInfo {
+    va: u64,
+    start: u64,
+    length: u64,
+    phys: u64,
+    run: u64,
+    bar_start: u64,
+    bar_length: u64,
+    bar_pinned: u64,
+    gpu: u32,
+    reserved: u32,
+    uuid: [u8; 16],
+    pci: [u8; 16],
+}
+
+/// `struct standin_free`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy)]
+struct RawFree {
+    va: u64,
+    flags: u32,
+    reserved: u32,
+}
+
+const FREE_KTHREAD: u32 = 1;
+
+/// Whose thread frees memory and with it makes the provider's callbacks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Freer {
+    Caller,
+    KernelThread,
+}
+
+const IOC_FREE: libc::c_ulong = write_ioctl::<RawFree>(1);
+const IOC_INFO: libc::c_ulong = read_write_ioctl::<RawInfo>(2);
+
+const fn ioctl_number<T>(direction: u64, number: u64) -> libc::c_ulong {
+    const TYPE: u64 = b'G' as u64;
+    (direction << 30) | ((size_of::<T>() as u64) << 16) | (TYPE << 8) | number
+}
+
+const fn write_ioctl<T>(number: u64) -> libc::c_ulong {
+    ioctl_number::<T>(1, number)
+}
+
+const fn read_write_ioctl<T>(number: u64) -> libc::c_ulong {
+    ioctl_number::<T>(3, number)
+}
+
+/// One stand-in GPU.
+#[derive(Debug)]
+pub(crate) struct Gpu {
+    index: usize,
+    bdf: String,
+    bar_start: u64,
+    bar_len: u64,
+    device: File,
+}
+
+impl Gpu {
+    /// All of them, in the order of their character devices.
+    pub(crate) fn all() -> Result<Vec<Arc<Self>>> {
+        const DRIVER: &str = "/sys/bus/pci/drivers/nvidia";
+        let mut bdfs = Vec::new();
+        for entry in fs::read_dir(DRIVER).context("the stand-in GPU's driver is not loaded")? {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            // 0000:00:04.0, among bind, module, new_id, …
+            if name.len() == 12 && name.bytes().filter(|&byte| byte == b':').count() == 2 {
+                bdfs.push(name);
+            }
+        }
+        bdfs.sort();
+        bdfs.into_iter()
+            .enumerate()
+            .map(|(index, bdf)| Self::open(index, bdf).map(Arc::new))
+            .collect()
+    }
+
+    fn open(index: usize, bdf: String) -> Result<Self> {
+        let (bar_start, bar_len) = bar(&bdf)?;
+        let device = sys::open_rw(&format!("/dev/nvidia{index}"))?;
+        Ok(Self {
+            index,
+            bdf,
+            bar_start,
+            bar_len,
+            device,
+        })
+    }
+
+    pub(crate) fn bdf(&self) -> &str {
+        &self.bdf
+    }
+
+    pub(crate) fn bar_len(&self) -> u64 {
+        self.bar_len
+    }
+
+    pub(crate) fn device_path(&self) -> String {
+        format!("/dev/nvidia{}", self.index)
+    }
+
+    /// Allocates GPU memory.
+    pub(crate) fn allocate(
+        self: &Arc<Self>,
+        len: usize,
+        placement: Placement,
+    ) -> Result<Allocation> {
+        let mapping =
+            Mapping::shared(self.device.as_fd(), 0, len, placement).with_context(|| {
+                format!(
+                    "allocate {len} bytes of {} at {placement:x?}",
+                    self.device_path()
+                )
+            })?;
+        let mut allocation = Allocation {
+            gpu: Arc::clone(self),
+            mapping,
+            place: Place::default(),
+            freed: false,
+        };
+        allocation.place = self.place_of(allocation.mapping.addr())?;
+        ensure!(
+            allocation.place.start == allocation.mapping.addr(),
+            "the allocation starts elsewhere: {allocation:x?}"
+        );
+        Ok(allocation)
+    }
+
+    /// Where an address of this process lies. ENOENT and the like are errors.
+    pub(crate) fn place_of(&self, va: u64) -> Result<Place> {
+        let mut info = RawInfo {
+            va,
+            ..RawInfo::default()
+        };
+        // SAFETY: The ioctl reads and writes exactly this structure.
+        let ret = unsafe { libc::ioctl(self.device.as_raw_fd(), IOC_INFO, &mut info) };
+        ensure!(
+            ret == 0,
+            "STANDIN_IOC_INFO {va:#x}: {}",
+            io::Error::last_os_error()
+        );
+        Ok(Place {
+            start: info.start,
+            len: info.length,
+            bar_address: info.phys,
+            run: info.run,
+        })
+    }
+
+    /// Frees the allocation that starts at `va`; its mapping stays.
+    pub(crate) fn free(&self, va: u64, by: Freer) -> io::Result<()> {
+        let flags = match by {
+            Freer::Caller => 0,
+            Freer::KernelThread => FREE_KTHREAD,
+        };
+        let request = RawFree {
+            va,
+            flags,
+            reserved: 0,
+        };
+        // SAFETY: The ioctl reads exactly this structure.
+        match unsafe { libc::ioctl(self.device.as_raw_fd(), IOC_FREE, &request) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// The BAR as the bus sees it, `len` bytes from the bus address `from` on: through sysfs, not through the driver.
+    pub(crate) fn bar_view(&self, from: u64, len: usize) -> Result<BarView> {
+        let offset = from
+            .checked_sub(self.bar_start)
+            .context("address below the BAR")?;
+        let inside = offset
+            .checked_add(len as u64)
+            .is_some_and(|end| end <= self.bar_len);
+        ensure!(
+            inside,
+            "{from:#x}+{len:#x} is not in the BAR of {}",
+            self.bdf
+        );
+        // mmap wants pages.
+        let skip = offset % 4096;
+        let mapping = sys::map_file(
+            &format!("/sys/bus/pci/devices/{}/resource2", self.bdf),
+            offset - skip,
+            len + usize::try_from(skip)?,
+        )?;
+        Ok(BarView {
+            mapping,
+            skip: usize::try_from(skip)?,
+        })
+    }
+}
+
+/// The third line of `resource` is BAR2: first address, last address, flags.
+fn bar(bdf: &str) -> Result<(u64, u64)> {
+    let text = fs::read_to_string(format!("/sys/bus/pci/devices/{bdf}/resource"))?;
+    let line = text
+        .lines()
+        .nth(2)
+        .with_context(|| format!("{bdf} has no BAR2"))?;
+    let mut numbers = line
+        .split_whitespace()
+        .map(|field| u64::from_str_radix(field.trim_start_matches("0x"), 16));
+    let (first, last) = (
+        numbers.next().context("BAR start")??,
+        numbers.next().context("BAR end")??,
+    );
+    ensure!(first < last, "{bdf}: BAR2 is empty");
+    Ok((first, last - first + 1))
+}
+
+/// Where an allocation lies.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) start: u64,
+    pub(crate) len: u64,
+    /// The bus address of the byte that was asked for.
+    pub(crate) bar_address: u64,
+    /// How many bytes from there on lie in one run.
+    pub(crate) run: u64,
+}
+
+/// A piece of the BAR.
+#[derive(Debug)]
+pub(crate) struct BarView {
+    mapping: Mapping,
+    skip: usize,
+}
+
+impl BarView {
+    pub(crate) fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+        self.mapping.read(self.skip + offset, out)
+    }
+}
+
+/// GPU memory of this process. Freed when dropped, unless it was before.
+#[derive(Debug)]
+pub(crate) struct Allocation {
+    gpu: Arc<Gpu>,
+    mapping: Mapping,
+    place: Place,
+    freed: bool,
+}
+
+impl Allocation {
+    pub(crate) fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    /// Bus address of its first byte.
+    pub(crate) fn bar_address(&self) -> u64 {
+        self.place.bar_address
+    }
+
+    /// The range as far as the GPU rounded it up.
+    pub(crate) fn rounded_len(&self) -> u64 {
+        self.place.len
+    }
+
+    pub(crate) fn span(&self, offset: usize, len: usize) -> Result<Span> {
+        self.mapping.span(offset, len)
+    }
+
+    pub(crate) fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+        ensure!(!self.freed, "read of freed GPU memory");
+        self.mapping.read(offset, out)
+    }
+
+    pub(crate) fn write(&self, offset: usize, data: &[u8]) -> Result<()> {
+        ensure!(!self.freed, "write to freed GPU memory");
+        self.mapping.write(offset, data)
+    }
+
+    /// Frees the memory and keeps the addresses occupied.
+    pub(crate) fn free(&mut self) -> Result<()> {
+        self.free_by(Freer::Caller)
+    }
+
+    pub(crate) fn free_by(&mut self, by: Freer) -> Result<()> {
+        self.gpu
+            .free(self.mapping.addr(), by)
+            .context("STANDIN_IOC_FREE")?;
+        self.freed = true;
+        Ok(())
+    }
+
+    /// The whole of it, through the BAR.
+    pub(crate) fn bar_view(&self) -> Result<BarView> {
+        self.gpu
+            .bar_view(self.place.bar_address, self.mapping.len())
+    }
+
+    /// Whether it lies in one run of bus addresses.
+    pub(crate) fn is_contiguous(&self) -> bool {
+        self.place.run >= self.mapping.len() as u64
+    }
+}

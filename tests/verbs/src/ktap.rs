@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Cases, and their results in KTAP.
+
+use std::fmt::Display;
+use std::panic;
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+use std::time::Instant;
+
+use anyhow::anyhow;
+use anyhow::bail;
+use anyhow::Result;
+
+use crate::counters::Counters;
+use crate::lab::Lab;
+use crate::lab::Setup;
+use crate::sys;
+
+/// A test case: its group and name joined by a dot, and what it does.
+#[derive(Clone, Copy)]
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    pub(crate) run: fn(&Lab) -> Result<()>,
+}
+
+/// Why a case does not apply here.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Skip(String);
+
+/// Ends the case as skipped.
+pub(crate) fn skip<T>(reason: impl Display) -> Result<T> {
+    Err(Skip(reason.to_string()).into())
+}
+
+/// A figure that the case measured.
+pub(crate) fn note(name: &str, value: impl Display) {
+    println!("# {name} {value}");
+}
+
+/// How long the kernel gets to finish what a closed descriptor set off.
+const SETTLE: Duration = Duration::from_secs(5);
+
+/// Runs the cases one after another; true when none failed.
+pub(crate) fn run(cases: &[Case], setup: &Setup) -> Result<bool> {
+    println!("KTAP version 1");
+    println!("# seed {}", setup.seed);
+    println!("1..{}", cases.len());
+    let (mut passed, mut failed, mut skipped) = (0, 0, 0);
+    for (index, case) in cases.iter().enumerate() {
+        let number = index + 1;
+        let start = Instant::now();
+        let result = run_one(*case, setup);
+        note(
+            "seconds",
+            format_args!("{:.2}", start.elapsed().as_secs_f64()),
+        );
+        match result {
+            Ok(()) => {
+                println!("ok {number} {}", case.name);
+                passed += 1;
+            }
+            Err(error) => match error.downcast_ref::<Skip>() {
+                Some(reason) => {
+                    println!("ok {number} {} # SKIP {reason}", case.name);
+                    skipped += 1;
+                }
+                None => {
+                    for line in format!("{error:#}").lines() {
+                        println!("# failure: {line}");
+                    }
+                    for line in sys::kernel_log_tail(5) {
+                        println!("# kernel: {line}");
+                    }
+                    println!("not ok {number} {}", case.name);
+                    failed += 1;
+                }
+            },
+        }
+    }
+    println!("# Totals: pass:{passed} fail:{failed} skip:{skipped}");
+    Ok(failed == 0)
+}
+
+fn run_one(case: Case, setup: &Setup) -> Result<()> {
+    let before = if Counters::available() {
+        Some(Counters::read()?)
+    } else {
+        None
+    };
+    // sideway asserts in its destructors; such a panic fails the case and not the run.
+    let result = panic::catch_unwind(AssertUnwindSafe(|| {
+        let lab = Lab::open(setup)?;
+        (case.run)(&lab)
+    }))
+    .unwrap_or_else(|_| Err(anyhow!("panicked")));
+    // A leak is reported even where the case failed or was skipped, since it spoils those that follow.
+    let at_rest = before.map_or(Ok(()), |before| check_rest(&before));
+    match (result, at_rest) {
+        (result, Ok(())) => result,
+        (Ok(()), Err(leak)) => Err(leak),
+        (Err(error), Err(leak)) => Err(anyhow!("{error:#}\nand {leak:#}")),
+    }
+}
+
+/// Nothing may be left of a case.
+pub(crate) fn check_rest(before: &Counters) -> Result<()> {
+    let mut found = Vec::new();
+    let clean = sys::wait_until(SETTLE, || {
+        found = Counters::read()?.leftovers(before)?;
+        Ok(found.is_empty())
+    })?;
+    if !clean {
+        bail!("left behind: {}", found.join(" "));
+    }
+    Ok(())
+}

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What a case works with: two RDMA devices, the GPUs, and the knowledge of what is being tested.
+
+use std::fmt;
+use std::fs;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use anyhow::bail;
+use anyhow::Context;
+use anyhow::Result;
+
+use crate::counters;
+use crate::gpu::Allocation;
+use crate::gpu::Gpu;
+use crate::ktap;
+use crate::rdma::Hca;
+use crate::sys::Mapping;
+use crate::sys::Placement;
+use crate::sys::Span;
+
+/// The peermem module under test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Peermem {
+    Ours,
+    Nvidia,
+    None,
+}
+
+impl FromStr for Peermem {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "ours" => Ok(Self::Ours),
+            "nvidia" => Ok(Self::Nvidia),
+            "none" => Ok(Self::None),
+            _ => bail!("{text:?} is not one of ours, nvidia, none"),
+        }
+    }
+}
+
+impl fmt::Display for Peermem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ours => "ours",
+            Self::Nvidia => "nvidia",
+            Self::None => "none",
+        })
+    }
+}
+
+/// What the registrations of this boot are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Flavour {
+    /// Nobody revokes; the pages live until the region goes.
+    Persistent,
+    /// The provider calls back when the memory goes.
+    Revocable,
+}
+
+impl fmt::Display for Flavour {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Persistent => "persistent",
+            Self::Revocable => "revocable",
+        })
+    }
+}
+
+/// The circumstances of a run.
+#[derive(Debug, Clone)]
+pub(crate) struct Setup {
+    pub(crate) peermem: Peermem,
+    pub(crate) seed: u64,
+    /// Everything on host memory: checks the devices without GPU or peer memory.
+    pub(crate) host_memory: bool,
+    pub(crate) devices: [String; 2],
+    /// DMA addresses are an IOMMU's choice.
+    pub(crate) translating_iommu: bool,
+}
+
+/// The PCI default, where a device says nothing of its longest DMA segment.
+const DEFAULT_SEGMENT: u64 = 64 << 10;
+
+/// Whether any device's DMA is translated.
+pub(crate) fn translating_iommu() -> bool {
+    let Ok(groups) = fs::read_dir("/sys/kernel/iommu_groups") else {
+        return false;
+    };
+    groups.flatten().any(|group| {
+        fs::read_to_string(group.path().join("type")).is_ok_and(|text| text.starts_with("DMA"))
+    })
+}
+
+impl Setup {
+    /// The longest scatter-list entry that rxe's DMA device takes.
+    pub(crate) fn entry_limit(&self) -> u64 {
+        let set = counters::module_parameter("rdma_rxe", "peer_max_seg")
+            .and_then(|text| text.parse().ok());
+        match set {
+            None | Some(0) => DEFAULT_SEGMENT,
+            Some(limit) => limit,
+        }
+    }
+
+    /// Which flavour the loaded module gives to rxe.
+    pub(crate) fn flavour(&self) -> Flavour {
+        let offered = counters::module_parameter("rdma_rxe", "peer_inval").as_deref() == Some("Y");
+        let persistent = match self.peermem {
+            // 550 has no parameter: its callback client is asked first, and its other client where the device cannot revoke.
+            Peermem::Nvidia => {
+                match counters::module_parameter("nvidia_peermem", "persistent_api_support")
+                    .as_deref()
+                {
+                    None | Some("0") => !offered,
+                    Some(_) => true,
+                }
+            }
+            _ => {
+                counters::module_parameter("nvidia_peermem", "persistent_api_support").as_deref()
+                    != Some("0")
+                    || !offered
+            }
+        };
+        if persistent {
+            Flavour::Persistent
+        } else {
+            Flavour::Revocable
+        }
+    }
+}
+
+/// Where memory lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Where {
+    Host,
+    Gpu(usize),
+}
+
+impl fmt::Display for Where {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.write_str("host"),
+            Self::Gpu(index) => write!(f, "gpu{index}"),
+        }
+    }
+}
+
+/// Opened afresh for each case, so that a queue pair in error or a device's state is not handed on.
+#[derive(Debug)]
+pub(crate) struct Lab {
+    pub(crate) setup: Setup,
+    pub(crate) near: Hca,
+    pub(crate) far: Hca,
+    gpus: Vec<Arc<Gpu>>,
+}
+
+impl Lab {
+    pub(crate) fn open(setup: &Setup) -> Result<Self> {
+        let gpus = if setup.host_memory {
+            Vec::new()
+        } else {
+            Gpu::all()?
+        };
+        let [near, far] = &setup.devices;
+        Ok(Self {
+            setup: setup.clone(),
+            near: Hca::open(near)?,
+            far: Hca::open(far)?,
+            gpus,
+        })
+    }
+
+    pub(crate) fn gpus(&self) -> &[Arc<Gpu>] {
+        &self.gpus
+    }
+
+    /// GPU number `index`, or the last there is: two places on one GPU are as good as two GPUs for moving bytes.
+    pub(crate) fn gpu(&self, index: usize) -> Result<&Arc<Gpu>> {
+        match self.gpus.get(index).or(self.gpus.last()) {
+            Some(gpu) => Ok(gpu),
+            None if self.setup.host_memory => ktap::skip("needs GPU memory"),
+            None => bail!("no GPU"),
+        }
+    }
+
+    /// Memory that can be registered; with --host-memory all of it is the host's.
+    pub(crate) fn allocate(&self, place: Where, len: usize) -> Result<Memory> {
+        match place {
+            Where::Gpu(index) if !self.setup.host_memory => {
+                self.needs_module()?;
+                Ok(Memory::Gpu(self.gpu(index)?.allocate(len, Placement::Any)?))
+            }
+            _ => Ok(Memory::Host(
+                Mapping::anonymous(len).context("host memory")?,
+            )),
+        }
+    }
+
+    /// GPU memory, where the case means nothing without.
+    pub(crate) fn allocate_gpu(&self, len: usize) -> Result<Allocation> {
+        self.gpu(0)?.allocate(len, Placement::Any)
+    }
+
+    /// For cases about what a peermem module does.
+    pub(crate) fn needs_module(&self) -> Result<()> {
+        if self.setup.host_memory {
+            return ktap::skip("needs GPU memory");
+        }
+        if self.setup.peermem == Peermem::None {
+            return ktap::skip("no peermem module is loaded");
+        }
+        Ok(())
+    }
+
+    /// For cases that need registrations to succeed and not more: a module, or host memory.
+    pub(crate) fn needs_working_memory(&self) -> Result<()> {
+        if self.setup.host_memory {
+            return Ok(());
+        }
+        self.needs_module()
+    }
+
+    pub(crate) fn needs_flavour(&self, flavour: Flavour) -> Result<()> {
+        self.needs_module()?;
+        let found = self.setup.flavour();
+        if found != flavour {
+            return ktap::skip(format_args!("registrations are {found} here"));
+        }
+        Ok(())
+    }
+}
+
+/// Host or GPU memory.
+#[derive(Debug)]
+pub(crate) enum Memory {
+    Host(Mapping),
+    Gpu(Allocation),
+}
+
+impl Memory {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Host(mapping) => mapping.len(),
+            Self::Gpu(allocation) => allocation.mapping().len(),
+        }
+    }
+
+    pub(crate) fn span(&self, offset: usize, len: usize) -> Result<Span> {
+        match self {
+            Self::Host(mapping) => mapping.span(offset, len),
+            Self::Gpu(allocation) => allocation.span(offset, len),
+        }
+    }
+
+    pub(crate) fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+        match self {
+            Self::Host(mapping) => mapping.read(offset, out),
+            Self::Gpu(allocation) => allocation.read(offset, out),
+        }
+    }
+
+    pub(crate) fn write(&self, offset: usize, data: &[u8]) -> Result<()> {
+        match self {
+            Self::Host(mapping) => mapping.write(offset, data),
+            Self::Gpu(allocation) => allocation.write(offset, data),
+        }
+    }
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! `gdr`: what runs in the guest, against two RDMA devices, the stand-in GPU and a peermem module.
+
+mod arena;
+mod cases;
+mod child;
+mod counters;
+mod demo;
+mod gpu;
+mod ktap;
+mod lab;
+mod measure;
+mod module;
+mod pattern;
+mod rdma;
+mod sys;
+
+use std::process::ExitCode;
+
+use anyhow::ensure;
+use anyhow::Result;
+use clap::Parser;
+use clap::Subcommand;
+
+use lab::Lab;
+use lab::Peermem;
+use lab::Setup;
+
+#[derive(Debug, Parser)]
+#[command(version, about)]
+struct Arguments {
+    /// The peermem module under test: ours, nvidia or none
+    #[arg(long, env = "PEERMEM", default_value = "ours", global = true)]
+    peermem: Peermem,
+    /// What all choices and all bytes are drawn from
+    #[arg(
+        long,
+        env = "GDR_SEED",
+        default_value_t = 0x7065_6572_6d65_6d00,
+        global = true
+    )]
+    seed: u64,
+    /// The device at this end
+    #[arg(long, default_value = "rxe0", global = true)]
+    near: String,
+    /// The device at the other end
+    #[arg(long, default_value = "rxe1", global = true)]
+    far: String,
+    #[command(subcommand)]
+    command: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Show a registration, a write, a read and a free, step by step
+    Demo,
+    /// Register once and print what it cost, in JSON
+    Measure {
+        /// How much: 1GiB, 512M, …; as much as the BAR allows, up to 1 GiB, if not given
+        #[arg(long, value_parser = measure::parse_length)]
+        len: Option<u64>,
+    },
+    /// Run the cases whose name contains FILTER, results in KTAP
+    Test {
+        filter: Option<String>,
+        /// Print their names only
+        #[arg(long)]
+        list: bool,
+        /// Use host memory throughout: checks the RDMA devices alone
+        #[arg(long)]
+        host_memory: bool,
+    },
+    #[command(hide = true)]
+    Child {
+        #[arg(long)]
+        host_memory: bool,
+        #[command(subcommand)]
+        role: child::Role,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("gdr: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<bool> {
+    let setup = |host_memory| Setup {
+        peermem: arguments.peermem,
+        seed: arguments.seed,
+        host_memory,
+        translating_iommu: lab::translating_iommu(),
+        devices: [arguments.near.clone(), arguments.far.clone()],
+    };
+    match &arguments.command {
+        Verb::Demo => demo::run(&setup(false)).map(|()| true),
+        Verb::Measure { len } => {
+            let lab = Lab::open(&setup(false))?;
+            let length = len.map_or_else(|| measure::usual_length(&lab), Ok)?;
+            println!(
+                "{}",
+                serde_json::to_string(&measure::measure(&lab, length)?)?
+            );
+            Ok(true)
+        }
+        Verb::Test {
+            filter,
+            list,
+            host_memory,
+        } => {
+            let filter = filter.as_deref().unwrap_or("");
+            let cases: Vec<_> = cases::all()
+                .into_iter()
+                .filter(|case| case.name.contains(filter))
+                .collect();
+            ensure!(
+                !cases.is_empty(),
+                "no case has {filter:?} in its name (see --list)"
+            );
+            if *list {
+                for case in cases {
+                    println!("{}", case.name);
+                }
+                return Ok(true);
+            }
+            ktap::run(&cases, &setup(*host_memory))
+        }
+        Verb::Child { host_memory, role } => child::run(role, &setup(*host_memory)).map(|()| true),
+    }
+}

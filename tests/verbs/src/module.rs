@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The peermem module as a thing that is loaded, asked and unloaded.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::ensure;
+use anyhow::Result;
+
+use crate::counters;
+use crate::sys;
+use crate::sys::Running;
+
+pub(crate) const NAME: &str = "nvidia_peermem";
+/// The parameters that NVIDIA's module has, the second since 560.
+pub(crate) const PARAMETERS: [&str; 2] = ["peerdirect_support", "persistent_api_support"];
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+pub(crate) fn is_loaded() -> bool {
+    Path::new("/sys/module").join(NAME).exists()
+}
+
+pub(crate) fn version() -> Result<String> {
+    sys::read_line(&format!("/sys/module/{NAME}/version"))
+}
+
+/// The parameters as they are set, ready to be given again.
+pub(crate) fn parameters() -> Vec<String> {
+    PARAMETERS
+        .into_iter()
+        .filter_map(|name| {
+            counters::module_parameter(NAME, name).map(|value| format!("{name}={value}"))
+        })
+        .collect()
+}
+
+pub(crate) fn unload() -> Result<()> {
+    succeed(Command::new("rmmod").arg(NAME))
+}
+
+/// Loads the module that is installed.
+pub(crate) fn load(parameters: &[String]) -> Result<()> {
+    succeed(Command::new("modprobe").arg(NAME).args(parameters))
+}
+
+/// Loads a module from a file.
+pub(crate) fn load_file(file: &Path) -> Result<()> {
+    succeed(Command::new("insmod").arg(file))
+}
+
+fn succeed(command: &mut Command) -> Result<()> {
+    let finished = Running::start(command)?.finish(TIMEOUT)?;
+    ensure!(
+        finished.success(),
+        "{command:?}: {:?}: {}",
+        finished.status,
+        finished.tail(5)
+    );
+    Ok(())
+}
+
+/// Another module, or none, in the place of the one that is loaded; that one comes back when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Replaced {
+    parameters: Vec<String>,
+    is_back: bool,
+}
+
+impl Replaced {
+    /// Unloads the module; what is to stand in its place is loaded by the caller.
+    pub(crate) fn begin() -> Result<Self> {
+        let parameters = parameters();
+        unload()?;
+        Ok(Self {
+            parameters,
+            is_back: false,
+        })
+    }
+
+    /// Brings it back, with its errors.
+    pub(crate) fn end(mut self) -> Result<()> {
+        self.restore()
+    }
+
+    fn restore(&mut self) -> Result<()> {
+        self.is_back = true;
+        if is_loaded() {
+            unload()?;
+        }
+        load(&self.parameters)
+    }
+}
+
+impl Drop for Replaced {
+    fn drop(&mut self) {
+        if self.is_back {
+            return;
+        }
+        if let Err(error) = self.restore() {
+            eprintln!("the module under test could not be loaded again: {error:#}");
+        }
+    }
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Bytes that say where they belong.
+//!
+//! Every byte depends on a key and on its position, so that data moved to the wrong place, or left over from an earlier
+//! transfer, differs from what is expected. A key is drawn per transfer from the run's seed.
+
+/// One stream of bytes; equal keys give equal streams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Pattern(u64);
+
+/// The finaliser of SplitMix64: a bijection on 64 bits whose output bits all depend on all input bits.
+fn mix(value: u64) -> u64 {
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+impl Pattern {
+    /// The stream number `id` of a run with `seed`.
+    pub(crate) fn new(seed: u64, id: u64) -> Self {
+        Self(mix(seed ^ mix(id.wrapping_add(0x9e37_79b9_7f4a_7c15))))
+    }
+
+    fn word(self, index: u64) -> [u8; 8] {
+        mix(self.0 ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes()
+    }
+
+    /// Writes the stream's bytes from `position` on into `out`.
+    pub(crate) fn fill(self, position: u64, out: &mut [u8]) {
+        let mut at = position;
+        let mut rest = out;
+        while !rest.is_empty() {
+            let word = self.word(at / 8);
+            let skip = (at % 8) as usize;
+            let take = (8 - skip).min(rest.len());
+            let (head, tail) = rest.split_at_mut(take);
+            head.copy_from_slice(&word[skip..skip + take]);
+            rest = tail;
+            at += take as u64;
+        }
+    }
+
+    /// `len` bytes of the stream from `position` on.
+    pub(crate) fn bytes(self, position: u64, len: usize) -> Vec<u8> {
+        let mut out = vec![0; len];
+        self.fill(position, &mut out);
+        out
+    }
+}
+
+/// A small generator for choices that must repeat with the seed.
+#[derive(Debug, Clone)]
+pub(crate) struct Choice(u64);
+
+impl Choice {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next number.
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    /// The next number below `bound`, which must not be zero.
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound.max(1)
+    }
+}
+
+/// Where two byte strings first differ, and in how many places.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Difference {
+    pub(crate) first: usize,
+    pub(crate) count: usize,
+}
+
+/// Compares byte strings of equal length.
+pub(crate) fn difference(expected: &[u8], found: &[u8]) -> Option<Difference> {
+    if expected == found {
+        return None;
+    }
+    let mut differing = expected
+        .iter()
+        .zip(found)
+        .enumerate()
+        .filter(|(_, (a, b))| a != b)
+        .map(|(at, _)| at);
+    let first = differing.next().unwrap_or(expected.len().min(found.len()));
+    Some(Difference {
+        first,
+        count: 1 + differing.count(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn position_decides_and_pieces_join() {
+        let pattern = Pattern::new(7, 1);
+        let whole = pattern.bytes(0, 100);
+        for cut in 0..100 {
+            assert_eq!(pattern.bytes(cut as u64, 100 - cut), whole[cut..]);
+        }
+        assert_ne!(Pattern::new(7, 2).bytes(0, 100), whole);
+        assert_ne!(Pattern::new(8, 1).bytes(0, 100), whole);
+    }
+
+    #[test]
+    fn shifted_data_differs() {
+        let whole = Pattern::new(1, 1).bytes(0, 4096);
+        for shift in [1, 8, 64, 1024] {
+            let found = difference(&whole[shift..], &whole[..4096 - shift]).map_or(0, |d| d.count);
+            assert!(
+                found > (4096 - shift) * 9 / 10,
+                "{found} bytes differ at shift {shift}"
+            );
+        }
+    }
+
+    #[test]
+    fn difference_counts() {
+        assert_eq!(difference(b"abc", b"abc"), None);
+        assert_eq!(
+            difference(b"abcd", b"aXcX"),
+            Some(Difference { first: 1, count: 2 })
+        );
+    }
+}

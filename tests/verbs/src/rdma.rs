@@ -1,0 +1,545 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Verbs: devices, memory regions, reliable-connected queue pairs and their completions, on the sideway crate. The one file
+//! with `unsafe` for it.
+//!
+//! Why posting is safe here: a device reaches memory through a region's key alone, regions are made over a [`Span`], and no
+//! Rust object lies in one.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::net::Ipv4Addr;
+use std::net::Ipv6Addr;
+use std::sync::Arc;
+use std::time::Duration;
+use std::time::Instant;
+
+use anyhow::bail;
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+use sideway::ibverbs::address::AddressHandleAttribute;
+use sideway::ibverbs::address::Gid;
+use sideway::ibverbs::address::GidType;
+use sideway::ibverbs::completion::BasicCompletionQueue;
+use sideway::ibverbs::completion::PollCompletionQueueError;
+use sideway::ibverbs::completion::WorkCompletionStatus;
+use sideway::ibverbs::device::DeviceInfo;
+use sideway::ibverbs::device::DeviceList;
+use sideway::ibverbs::device_context::DeviceContext;
+use sideway::ibverbs::device_context::Mtu;
+use sideway::ibverbs::memory_region::MemoryRegion;
+use sideway::ibverbs::memory_region::RegisterMemoryRegionErrorKind;
+use sideway::ibverbs::protection_domain::ProtectionDomain;
+use sideway::ibverbs::queue_pair::BasicQueuePair;
+use sideway::ibverbs::queue_pair::PostSendGuard;
+use sideway::ibverbs::queue_pair::QueuePair;
+use sideway::ibverbs::queue_pair::QueuePairAttribute;
+use sideway::ibverbs::queue_pair::QueuePairState;
+use sideway::ibverbs::queue_pair::SetScatterGatherEntry;
+use sideway::ibverbs::queue_pair::WorkRequestFlags;
+pub(crate) use sideway::ibverbs::AccessFlags;
+
+use crate::sys::Span;
+
+const PORT: u8 = 1;
+/// Long enough for 64 MiB on an emulated processor.
+const COMPLETION_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Everything that a region can be allowed.
+pub(crate) fn full_access() -> AccessFlags {
+    AccessFlags::LocalWrite
+        | AccessFlags::RemoteWrite
+        | AccessFlags::RemoteRead
+        | AccessFlags::RemoteAtomic
+}
+
+/// A registration that was refused, with the errno that the application sees.
+#[derive(Debug, thiserror::Error)]
+#[error("ibv_reg_mr: {0}")]
+pub(crate) struct Refused(#[from] io::Error);
+
+impl Refused {
+    pub(crate) fn errno(&self) -> i32 {
+        self.0.raw_os_error().unwrap_or(0)
+    }
+}
+
+/// An opened device with a protection domain and the GID that packets leave from.
+#[derive(Debug)]
+pub(crate) struct Hca {
+    name: String,
+    context: Arc<DeviceContext>,
+    domain: Arc<ProtectionDomain>,
+    gid: Gid,
+    gid_index: u8,
+}
+
+impl Hca {
+    pub(crate) fn open(name: &str) -> Result<Self> {
+        let list = DeviceList::new().context("ibv_get_device_list")?;
+        let device = list
+            .iter()
+            .find(|device| device.name() == name)
+            .with_context(|| format!("no RDMA device {name}"))?;
+        let context = device.open().with_context(|| format!("open {name}"))?;
+        let domain = context
+            .alloc_pd()
+            .with_context(|| format!("{name}: protection domain"))?;
+        let (gid, gid_index) = roce_v2_gid(&context).with_context(|| format!("{name}: GID"))?;
+        Ok(Self {
+            name: name.to_owned(),
+            context,
+            domain,
+            gid,
+            gid_index,
+        })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn register(
+        &self,
+        span: Span,
+        access: AccessFlags,
+    ) -> std::result::Result<Region, Refused> {
+        let len = usize::try_from(span.len())
+            .map_err(|_| Refused(io::Error::from_raw_os_error(libc::EINVAL)))?;
+        // A 64-bit program: every address is a usize.
+        let addr = span.addr() as usize;
+        // SAFETY: No Rust object lies in a span, whatever of it is mapped.
+        match unsafe { self.domain.reg_mr(addr, len, access) } {
+            Ok(mr) => Ok(Region { mr, span }),
+            Err(error) => match error.0 {
+                RegisterMemoryRegionErrorKind::Ibverbs(error) => Err(Refused(error)),
+                other => Err(Refused(io::Error::other(other.to_string()))),
+            },
+        }
+    }
+}
+
+fn roce_v2_gid(context: &Arc<DeviceContext>) -> Result<(Gid, u8)> {
+    for entry in context.query_gid_table()? {
+        let address = Ipv6Addr::from(entry.gid());
+        if entry.gid_type() == GidType::RoceV2
+            && address
+                .to_ipv4_mapped()
+                .is_some_and(|ip| ip != Ipv4Addr::UNSPECIFIED)
+        {
+            return Ok((entry.gid(), u8::try_from(entry.gid_index())?));
+        }
+    }
+    bail!("no RoCE v2 GID of an IPv4 address: has the network device one?")
+}
+
+/// A registered memory region. Deregistered when dropped.
+#[derive(Debug)]
+pub(crate) struct Region {
+    mr: Arc<MemoryRegion>,
+    span: Span,
+}
+
+impl Region {
+    pub(crate) fn lkey(&self) -> u32 {
+        self.mr.lkey()
+    }
+
+    pub(crate) fn rkey(&self) -> u32 {
+        self.mr.rkey()
+    }
+
+    pub(crate) fn addr(&self) -> u64 {
+        self.span.addr()
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.span.len()
+    }
+
+    /// A piece of it for a work request; it may lie outside, so that the device's refusal can be seen.
+    pub(crate) fn part(&self, offset: u64, len: u64) -> Result<Part> {
+        let addr = self.addr().wrapping_add(offset);
+        Ok(Part {
+            addr,
+            len: u32::try_from(len)?,
+            lkey: self.lkey(),
+            rkey: self.rkey(),
+        })
+    }
+
+    /// Changes the access rights of the live region. By the kernel's own interface: Debian's rxe provider has no
+    /// `ibv_rereg_mr`.
+    pub(crate) fn change_access(&self, access: AccessFlags) -> Result<()> {
+        let mut answer = ReregAnswer::default();
+        // SAFETY: The region and with it its context live as long as `self`; two plain fields are read.
+        let (file, handle) = unsafe {
+            let mr = self.mr.mr();
+            ((*mr.as_ref().context).cmd_fd, mr.as_ref().handle)
+        };
+        let request = ReregRequest {
+            command: REREG_MR,
+            in_words: words::<ReregRequest>(),
+            out_words: words::<ReregAnswer>(),
+            response: std::ptr::from_mut(&mut answer) as u64,
+            mr_handle: handle,
+            flags: rdma_mummy_sys::ibv_rereg_mr_flags::IBV_REREG_MR_CHANGE_ACCESS.0,
+            access_flags: u32::try_from(access.bits())?,
+            ..ReregRequest::default()
+        };
+        let size = size_of::<ReregRequest>();
+        // SAFETY: The kernel reads the request and writes the answer, both of which live here and have the sizes given.
+        let written = unsafe { libc::write(file, std::ptr::from_ref(&request).cast(), size) };
+        ensure!(
+            usize::try_from(written) == Ok(size),
+            "REREG_MR: {}",
+            io::Error::last_os_error()
+        );
+        Ok(())
+    }
+}
+
+/// `IB_USER_VERBS_CMD_REREG_MR`.
+const REREG_MR: u32 = 11;
+
+const fn words<T>() -> u16 {
+    (size_of::<T>() / 4) as u16
+}
+
+/// `struct ib_uverbs_cmd_hdr` and `struct ib_uverbs_rereg_mr`.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct ReregRequest {
+    command: u32,
+    in_words: u16,
+    out_words: u16,
+    response: u64,
+    mr_handle: u32,
+    flags: u32,
+    start: u64,
+    length: u64,
+    hca_va: u64,
+    pd_handle: u32,
+    access_flags: u32,
+}
+
+/// `struct ib_uverbs_rereg_mr_resp`.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct ReregAnswer {
+    lkey: u32,
+    rkey: u32,
+}
+
+/// A piece of a region, as work requests name it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Part {
+    addr: u64,
+    len: u32,
+    lkey: u32,
+    rkey: u32,
+}
+
+/// What a send queue is asked to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Op {
+    Write,
+    Read,
+    Send,
+    CompareSwap { compare: u64, swap: u64 },
+    FetchAdd { add: u64 },
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Op::Write => "WRITE",
+            Op::Read => "READ",
+            Op::Send => "SEND",
+            Op::CompareSwap { .. } => "CMP_SWAP",
+            Op::FetchAdd { .. } => "FETCH_ADD",
+        })
+    }
+}
+
+/// How a work request ended.
+pub(crate) type Status = WorkCompletionStatus;
+
+/// A completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Completion {
+    pub(crate) id: u64,
+    pub(crate) status: Status,
+    pub(crate) byte_len: u32,
+}
+
+impl Completion {
+    pub(crate) fn expect(self, status: Status) -> Result<()> {
+        ensure!(
+            self.status == status,
+            "completion status {:?} where {status:?} was expected",
+            self.status
+        );
+        Ok(())
+    }
+}
+
+/// One end of a connected pair.
+#[derive(Debug)]
+pub(crate) struct Endpoint {
+    qp: BasicQueuePair,
+    send_queue: Completions,
+    receive_queue: Completions,
+    next_id: u64,
+}
+
+impl Endpoint {
+    fn new(hca: &Hca) -> Result<Self> {
+        let queue = || hca.context.create_cq_builder().setup_cqe(256).build();
+        let send_queue = Completions::of(queue().context("send completion queue")?);
+        let receive_queue = Completions::of(queue().context("receive completion queue")?);
+        let qp = hca
+            .domain
+            .create_qp_builder()
+            .setup_max_send_wr(64)
+            .setup_max_recv_wr(64)
+            .setup_send_cq(Arc::clone(&send_queue.queue))
+            .setup_recv_cq(Arc::clone(&receive_queue.queue))
+            .build()
+            .context("queue pair")?;
+        Ok(Self {
+            qp,
+            send_queue,
+            receive_queue,
+            next_id: 1,
+        })
+    }
+
+    fn bring_up(&mut self, hca: &Hca, peer: &Hca, peer_number: u32) -> Result<()> {
+        const PACKET_NUMBER: u32 = 0x1234;
+        let mut init = QueuePairAttribute::new();
+        init.setup_state(QueuePairState::Init)
+            .setup_pkey_index(0)
+            .setup_port(PORT)
+            .setup_access_flags(full_access());
+        self.qp.modify(&init).context("queue pair to INIT")?;
+
+        let mut address = AddressHandleAttribute::new();
+        address
+            .setup_port(PORT)
+            .setup_service_level(0)
+            .setup_grh_src_gid_index(hca.gid_index)
+            .setup_grh_dest_gid(&peer.gid)
+            .setup_grh_hop_limit(64);
+        let mut receive = QueuePairAttribute::new();
+        receive
+            .setup_state(QueuePairState::ReadyToReceive)
+            .setup_path_mtu(
+                hca.context
+                    .query_port(PORT)?
+                    .active_mtu()
+                    .min_of(peer.context.query_port(PORT)?.active_mtu()),
+            )
+            .setup_dest_qp_num(peer_number)
+            .setup_rq_psn(PACKET_NUMBER)
+            .setup_max_dest_read_atomic(16)
+            .setup_min_rnr_timer(1)
+            .setup_address_vector(&address);
+        self.qp.modify(&receive).context("queue pair to RTR")?;
+
+        let mut send = QueuePairAttribute::new();
+        // Timeout 17: 0.5 s. An emulated peer is slow, and a lost packet on the virtual wire is rare. A retry count of 7 would
+        // be for ever with rxe.
+        send.setup_state(QueuePairState::ReadyToSend)
+            .setup_sq_psn(PACKET_NUMBER)
+            .setup_timeout(17)
+            .setup_retry_cnt(6)
+            .setup_rnr_retry(7)
+            .setup_max_read_atomic(16);
+        self.qp.modify(&send).context("queue pair to RTS")
+    }
+
+    /// Posts a signalled request; `remote` is not used by SEND.
+    pub(crate) fn post(&mut self, op: Op, local: Part, remote: Part) -> Result<u64> {
+        let id = self.next_id;
+        self.next_id += 1;
+        let mut guard = self.qp.start_post_send();
+        let request = guard.construct_wr(id, WorkRequestFlags::Signaled);
+        let buffer = match op {
+            Op::Write => request.setup_write(remote.rkey, remote.addr),
+            Op::Read => request.setup_read(remote.rkey, remote.addr),
+            Op::Send => request.setup_send(),
+            Op::CompareSwap { compare, swap } => {
+                request.setup_atomic_compare_swap(remote.rkey, remote.addr, compare, swap)
+            }
+            Op::FetchAdd { add } => request.setup_atomic_fetch_add(remote.rkey, remote.addr, add),
+        };
+        // SAFETY: The key decides what the device reaches (see the head of this file).
+        unsafe { buffer.setup_sge(local.lkey, local.addr, local.len) };
+        guard.post().with_context(|| format!("post {op}"))?;
+        Ok(id)
+    }
+
+    pub(crate) fn post_receive(&mut self, local: Part) -> Result<u64> {
+        let id = self.next_id;
+        self.next_id += 1;
+        let mut guard = self.qp.start_post_recv();
+        // SAFETY: The key decides what the device reaches (see the head of this file).
+        unsafe {
+            guard
+                .construct_wr(id)
+                .setup_sge(local.lkey, local.addr, local.len);
+        }
+        guard.post().context("post receive")?;
+        Ok(id)
+    }
+
+    /// The next completion of the send queue.
+    pub(crate) fn sent(&mut self) -> Result<Completion> {
+        self.send_queue.next().context("send completion")
+    }
+
+    /// The next completion of the receive queue.
+    pub(crate) fn received(&mut self) -> Result<Completion> {
+        self.receive_queue.next().context("receive completion")
+    }
+
+    /// Posts a request and waits for its completion, whatever its status.
+    pub(crate) fn run(&mut self, op: Op, local: Part, remote: Part) -> Result<Completion> {
+        let id = self.post(op, local, remote)?;
+        let completion = self.sent()?;
+        ensure!(
+            completion.id == id,
+            "completion of request {} where {id} was posted",
+            completion.id
+        );
+        Ok(completion)
+    }
+
+    /// As `run`, and it must succeed.
+    pub(crate) fn transfer(&mut self, op: Op, local: Part, remote: Part) -> Result<()> {
+        self.run(op, local, remote)?
+            .expect(Status::Success)
+            .with_context(|| {
+                format!(
+                    "{op} of {} bytes, {:#x} and {:#x}",
+                    local.len, local.addr, remote.addr
+                )
+            })
+    }
+}
+
+/// A completion queue, and what was taken from it before anybody asked.
+#[derive(Debug)]
+struct Completions {
+    queue: Arc<BasicCompletionQueue>,
+    taken: VecDeque<Completion>,
+}
+
+impl Completions {
+    fn of(queue: Arc<BasicCompletionQueue>) -> Self {
+        Self {
+            queue,
+            taken: VecDeque::new(),
+        }
+    }
+
+    fn next(&mut self) -> Result<Completion> {
+        let deadline = Instant::now() + COMPLETION_TIMEOUT;
+        let mut idle = 0u32;
+        loop {
+            if let Some(completion) = self.taken.pop_front() {
+                return Ok(completion);
+            }
+            match self.queue.start_poll() {
+                Ok(batch) => {
+                    for found in batch {
+                        let status = status(found.status())?;
+                        let (id, byte_len) = (found.wr_id(), found.byte_len());
+                        self.taken.push_back(Completion {
+                            id,
+                            status,
+                            byte_len,
+                        });
+                    }
+                    continue;
+                }
+                Err(PollCompletionQueueError::CompletionQueueEmpty) => {}
+                Err(error) => return Err(error.into()),
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "none within {} s",
+                COMPLETION_TIMEOUT.as_secs()
+            );
+            idle += 1;
+            if idle < 50 {
+                std::thread::yield_now();
+            } else {
+                // The device's work runs on the same few processors.
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+    }
+}
+
+/// sideway's conversion panics on a number that it does not know.
+fn status(raw: u32) -> Result<Status> {
+    ensure!(
+        raw <= Status::TagMatchingRendezvousIncomplete as u32,
+        "unknown completion status {raw}"
+    );
+    Ok(Status::from(raw))
+}
+
+trait MinMtu {
+    fn min_of(self, other: Self) -> Self;
+}
+
+impl MinMtu for Mtu {
+    fn min_of(self, other: Self) -> Self {
+        if (self as u32) < (other as u32) {
+            self
+        } else {
+            other
+        }
+    }
+}
+
+/// A reliable connection between two devices.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) near: Endpoint,
+    pub(crate) far: Endpoint,
+}
+
+/// Connects `near` with `far`, which may be one device.
+pub(crate) fn connect(near: &Hca, far: &Hca) -> Result<Connection> {
+    let mut connection = Connection {
+        near: Endpoint::new(near)?,
+        far: Endpoint::new(far)?,
+    };
+    let (near_number, far_number) = (
+        connection.near.qp.qp_number(),
+        connection.far.qp.qp_number(),
+    );
+    connection
+        .near
+        .bring_up(near, far, far_number)
+        .with_context(|| near.name.clone())?;
+    connection
+        .far
+        .bring_up(far, near, near_number)
+        .with_context(|| far.name.clone())?;
+    Ok(connection)
+}
+
+impl Connection {
+    /// SENDs from near's part into far's; both completions are returned, whatever they say.
+    pub(crate) fn send(&mut self, from: Part, into: Part) -> Result<(Completion, Completion)> {
+        self.far.post_receive(into)?;
+        self.near.post(Op::Send, from, into)?;
+        Ok((self.near.sent()?, self.far.received()?))
+    }
+}
