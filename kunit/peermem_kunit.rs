@@ -16,6 +16,10 @@ mod c;
 mod extents;
 #[path = "../src/refusal.rs"]
 mod refusal;
+#[path = "../src/region.rs"]
+mod region;
+#[path = "../src/revocable.rs"]
+mod revocable;
 #[path = "../src/sys.rs"]
 mod sys;
 
@@ -47,7 +51,11 @@ mod tests {
     use super::extents::Run;
     use super::extents::Span;
     use super::extents::SpanError;
-    use super::sys::Bar;
+    use super::refusal::Refusal;
+    use super::region::Lock as _;
+    use super::region::Table as _;
+    use super::revocable::Monitor as _;
+    use super::sys::BarFinder;
     use super::sys::Lock;
     use super::sys::ModuleHold;
     use super::sys::Monitor;
@@ -90,9 +98,7 @@ mod tests {
             assert!(lent.0.nents == lent.0.orig_nents);
             // SAFETY: `lent` is the head of `table`, which outlives the borrow.
             let list = unsafe { SGTable::from_raw(&mut lent.0) };
-            let got = list
-                .iter()
-                .map(|sg| (sg.dma_address(), sg.dma_len() as u64));
+            let got = list.iter().map(|sg| (sg.dma_address(), sg.dma_len()));
             assert!(got.eq(want.map(|Entry { addr, len }| (addr, u64::from(len)))));
         }
         Ok(())
@@ -111,20 +117,20 @@ mod tests {
 
     #[test]
     fn ram_is_no_bar() {
-        // The first megabyte of RAM, below which no BAR lies on any machine.
-        assert!(Bar::of(0x1000).is_none());
-        assert!(super::sys::has_struct_page(&Run {
+        // The first megabyte of RAM, where no BAR lies on any machine.
+        let run = Run {
             addr: 0x1000,
-            len: 1
-        }));
+            len: 1,
+        };
+        assert!(BarFinder::default().find(run).err() == Some(Refusal::NotInBar));
     }
 
     #[test]
     fn locks_guard_and_monitors_wait_no_longer_than_they_must() -> Result {
-        let lock = Lock::new(1)?;
+        let lock = Lock::new(1).map_err(|_| ENOMEM)?;
         lock.with(|n| *n += 1);
         assert!(lock.with(|n| *n) == 2);
-        let monitor = Monitor::new(false)?;
+        let monitor = Monitor::new(false).map_err(|_| ENOMEM)?;
         monitor.with(|done| *done = true);
         monitor.wait_while(|done| !*done);
         monitor.notify_all();

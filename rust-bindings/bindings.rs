@@ -34,6 +34,7 @@ const _: () = {
     use core::mem::offset_of;
     use core::mem::size_of;
 
+    assert!(offset_of!(peer_memory_client, name) == 0);
     assert!(offset_of!(peer_memory_client, version) == 64);
     assert!(offset_of!(peer_memory_client, acquire) == 80);
     assert!(offset_of!(peer_memory_client, get_pages) == 88);
@@ -42,7 +43,14 @@ const _: () = {
     assert!(offset_of!(peer_memory_client, put_pages) == 112);
     assert!(offset_of!(peer_memory_client, get_page_size) == 120);
     assert!(offset_of!(peer_memory_client, release) == 128);
+    assert!(size_of::<peer_memory_client>() == 136);
+    assert!(offset_of!(peer_memory_client_ex, client) == 0);
+    assert!(offset_of!(peer_memory_client_ex, ex_size) == 136);
+    assert!(offset_of!(peer_memory_client_ex, flags) == 144);
+    assert!(PEER_MEM_INVALIDATE_UNMAPS == 1);
 
+    assert!(offset_of!(peermem_page_table, version) == 0);
+    assert!(offset_of!(peermem_page_table, page_size) == 4);
     assert!(offset_of!(peermem_page_table, pages) == 8);
     assert!(offset_of!(peermem_page_table, entries) == 16);
     assert!(offset_of!(peermem_page_table, gpu_uuid) == 24);
@@ -51,6 +59,7 @@ const _: () = {
 
     assert!(offset_of!(nvidia_p2p_page, physical_address) == 0);
 
+    assert!(offset_of!(nvidia_p2p_dma_mapping, version) == 0);
     assert!(offset_of!(nvidia_p2p_dma_mapping, page_size_type) == 4);
     assert!(offset_of!(nvidia_p2p_dma_mapping, entries) == 8);
     assert!(offset_of!(nvidia_p2p_dma_mapping, dma_addresses) == 16);

@@ -10,8 +10,8 @@
 #include <linux/pci.h>
 #include <linux/scatterlist.h>
 
-#include <nv-p2p.h>
-#include <rdma/peer_mem.h>
+#include PEERMEM_NV_HEADER
+#include PEERMEM_IB_HEADER
 
 #include "../src/sys.h"
 
@@ -19,7 +19,7 @@
 #error "nv-p2p.h has no nvidia_p2p_get_pages_persistent(): NVIDIA's driver must be 535 or newer"
 #endif
 #ifndef PEER_MEM_U64_CORE_CONTEXT
-#error "rdma/peer_mem.h has pointers for tickets: MLNX_OFED must be 4.9 or newer"
+#error "rdma/peer_mem.h has pointers for tickets: MLNX_OFED must be 5.4-3.0.3.0 or newer"
 #endif
 
 /*

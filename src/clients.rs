@@ -2,9 +2,6 @@
 
 //! The two clients that ib_core sees: each joins a flavour of region to the kernel.
 
-use core::ops::Deref;
-use core::ops::DerefMut;
-
 use kernel::prelude::*;
 use kernel::sync::atomic::Acquire;
 use kernel::sync::atomic::Atomic;
@@ -12,9 +9,7 @@ use kernel::sync::atomic::Release;
 use kernel::sync::Arc;
 use kernel::task::Task;
 
-use crate::extents::Entry;
 use crate::extents::PageSize;
-use crate::extents::Run;
 use crate::extents::Span;
 use crate::ib;
 use crate::ib::RevokerCell;
@@ -27,6 +22,7 @@ use crate::region::Region;
 use crate::revocable;
 use crate::revocable::Lease;
 use crate::sys;
+use crate::sys::BarRun;
 use crate::sys::LentTable;
 use crate::sys::PciDevice;
 
@@ -68,9 +64,13 @@ fn step<R>(name: &str, span: &Span, result: Result<R, Refusal>) -> Result<R> {
     })
 }
 
-/// CAST: A page is at most 2 GiB.
-fn bytes(page: PageSize) -> usize {
-    page.bytes() as usize
+/// Maps with `map`, if there is a device to map for.
+fn dma_map(
+    span: &Span,
+    device: Option<&PciDevice>,
+    map: impl FnOnce(&PciDevice) -> Result<LentTable, Refusal>,
+) -> Result<LentTable> {
+    step("dma_map", span, device.ok_or(Refusal::NotPci).and_then(map))
 }
 
 /// The client whose pins nobody takes away.
@@ -88,16 +88,15 @@ impl ib::Client for Persistent {
     }
 
     fn dma_map(region: &Self::Region, device: Option<&PciDevice>) -> Result<LentTable> {
-        let table = device.ok_or(Refusal::NotPci).and_then(|d| region.map(d));
-        step("dma_map", region.span(), table)
+        dma_map(region.span(), device, |device| region.map(device))
     }
 
     fn dma_unmap(region: &Self::Region) {
         region.unmap();
     }
 
-    fn page_size(region: &Self::Region) -> usize {
-        bytes(region.page_size())
+    fn page_size(region: &Self::Region) -> PageSize {
+        region.page_size()
     }
 }
 
@@ -116,16 +115,15 @@ impl ib::Client for Revocable {
     }
 
     fn dma_map(region: &Self::Region, device: Option<&PciDevice>) -> Result<LentTable> {
-        let table = device.ok_or(Refusal::NotPci).and_then(|d| region.map(d));
-        step("dma_map", region.span(), table)
+        dma_map(region.span(), device, |device| region.map(device))
     }
 
     fn dma_unmap(region: &Self::Region) {
         region.unmap();
     }
 
-    fn page_size(region: &Self::Region) -> usize {
-        bytes(region.page_size())
+    fn page_size(region: &Self::Region) -> PageSize {
+        region.page_size()
     }
 
     fn revoker() -> Option<&'static RevokerCell> {
@@ -139,7 +137,7 @@ pub(crate) struct Kernel;
 
 impl region::Env for Kernel {
     type Lock<T: Send + Unpin> = sys::Lock<T>;
-    type List<T: Send> = List<T>;
+    type List<T: Send> = sys::List<T>;
     type Device = PciDevice;
     type Table = sys::Table;
     type Pin = nv::PersistentPin;
@@ -152,6 +150,7 @@ impl revocable::Env for Kernel {
     type Ticket = Ticket;
     type RevocablePin = nv::RevocablePin;
     type BarMapping = sys::BarMapping;
+    type BarRun = BarRun;
     type Thread = Thread;
 
     fn share<T: Send + Sync + 'static>(value: T) -> Result<Arc<T>, Refusal> {
@@ -159,117 +158,13 @@ impl revocable::Env for Kernel {
     }
 
     fn thread() -> Thread {
-        // A number, to compare with: a task that ended and one in its place are never in a
-        // callback of one region at once.
         Thread(Task::current_raw().addr())
     }
 }
 
-/// The address of a task, to compare with others.
+/// The address of a task, to compare with that of another that is alive.
 #[derive(Clone, Copy, Eq, PartialEq)]
 pub(crate) struct Thread(usize);
-
-impl<T: Send + Unpin> region::Lock<T> for sys::Lock<T> {
-    fn new(value: T) -> Result<Self, Refusal> {
-        sys::Lock::new(value).map_err(|_| Refusal::NoMemory)
-    }
-
-    fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
-        self.with(f)
-    }
-}
-
-impl<T: Send + Unpin> region::Lock<T> for sys::Monitor<T> {
-    fn new(value: T) -> Result<Self, Refusal> {
-        sys::Monitor::new(value).map_err(|_| Refusal::NoMemory)
-    }
-
-    fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
-        self.with(f)
-    }
-}
-
-impl<T: Send + Unpin> revocable::Monitor<T> for sys::Monitor<T> {
-    fn wait_while(&self, condition: impl FnMut(&mut T) -> bool) {
-        self.wait_while(condition);
-    }
-
-    fn notify_all(&self) {
-        self.notify_all();
-    }
-}
-
-/// [`KVec`] as a [`region::List`].
-pub(crate) struct List<T>(KVec<T>);
-
-impl<T> Default for List<T> {
-    fn default() -> Self {
-        List(KVec::new())
-    }
-}
-
-impl<T> Deref for List<T> {
-    type Target = [T];
-
-    fn deref(&self) -> &[T] {
-        &self.0
-    }
-}
-
-impl<T> DerefMut for List<T> {
-    fn deref_mut(&mut self) -> &mut [T] {
-        &mut self.0
-    }
-}
-
-impl<T: Send> region::List<T> for List<T> {
-    fn push(&mut self, value: T) -> Result<(), Refusal> {
-        self.0
-            .push(value, GFP_KERNEL)
-            .map_err(|_| Refusal::NoMemory)
-    }
-}
-
-impl region::Device for PciDevice {
-    fn max_segment(&self) -> u32 {
-        self.max_segment()
-    }
-}
-
-impl region::Table for sys::Table {
-    type Lent = LentTable;
-
-    fn build(entries: impl Iterator<Item = Entry> + Clone) -> Result<Self, Refusal> {
-        sys::Table::build(entries)
-    }
-
-    fn lend(&self) -> LentTable {
-        self.lend()
-    }
-}
-
-impl region::Pinned for nv::PersistentPin {
-    type Device = PciDevice;
-    type Mapping = nv::DmaMapping;
-
-    fn pin(span: Span) -> Result<Self, Refusal> {
-        nv::PersistentPin::pin(span)
-    }
-
-    fn page_size(&self) -> PageSize {
-        self.page_size()
-    }
-
-    fn map(&self, device: &PciDevice) -> Result<nv::DmaMapping, Refusal> {
-        self.map(device)
-    }
-}
-
-impl region::Mapping for nv::DmaMapping {
-    fn addresses(&self) -> &[u64] {
-        self.addresses()
-    }
-}
 
 impl revocable::Ticket for Ticket {
     fn revoke(self) {
@@ -286,19 +181,7 @@ impl revocable::RevocablePin<Kernel> for nv::RevocablePin {
         self.page_size()
     }
 
-    fn runs(&self) -> &[Run] {
-        self.runs()
-    }
-}
-
-impl revocable::BarMapping for sys::BarMapping {
-    type Device = PciDevice;
-
-    fn map<'a>(device: &PciDevice, runs: impl Iterator<Item = &'a Run>) -> Result<Self, Refusal> {
-        sys::BarMapping::map(device, runs)
-    }
-
-    fn runs(&self) -> &[Run] {
+    fn runs(&self) -> &[BarRun] {
         self.runs()
     }
 }

@@ -15,10 +15,16 @@ use kernel::bindings;
 use kernel::error::from_result;
 use kernel::prelude::*;
 use kernel::str::CStr;
+use kernel::sync::atomic::Acquire;
+use kernel::sync::atomic::Atomic;
+use kernel::sync::atomic::Full;
 use kernel::sync::SetOnce;
+use kernel::time::delay::fsleep;
+use kernel::time::Delta;
 use kernel::types::ForeignOwnable;
 
 use crate::c;
+use crate::extents::PageSize;
 use crate::sys::LentTable;
 use crate::sys::ModuleHold;
 use crate::sys::PciDevice;
@@ -46,15 +52,16 @@ pub(crate) trait Client: 'static {
     fn get_pages(region: &Self::Region, ticket: Ticket) -> Result;
 
     /// Maps the region for `device`, which is `None` unless the HCA does its DMA through a PCI
-    /// device. Every entry but the first and the last is a multiple of the page size.
+    /// device. Every entry is a multiple of the page size; ib_core trims the first and the last to
+    /// what was asked for.
     fn dma_map(region: &Self::Region, device: Option<&PciDevice>) -> Result<LentTable>;
 
     /// Undoes `dma_map`, but leaves the entries of its table: ib_core may write to them until
     /// `release`. May be called while an invalidation is under way, on another thread or on its own.
     fn dma_unmap(region: &Self::Region);
 
-    /// The page size in bytes.
-    fn page_size(region: &Self::Region) -> usize;
+    /// The size of its pages.
+    fn page_size(region: &Self::Region) -> PageSize;
 
     /// A static of this client's own, if it revokes: then only HCAs that can lose a registration are
     /// served by it.
@@ -63,10 +70,24 @@ pub(crate) trait Client: 'static {
     }
 }
 
-/// ib_core's name for one registration, valid from `get_pages` until `release` has returned.
+/// ib_core's name for one registration, from `get_pages` until `release`.
 pub(crate) struct Ticket {
     number: u64,
-    revoker: Option<Revoker>,
+    revoker: Option<&'static RevokerCell>,
+}
+
+impl Ticket {
+    /// Has ib_core revoke the registration; when this returns, no HCA uses its memory. Takes ib_core's
+    /// `mapping_lock`, and may call [`Client::dma_unmap`] on this thread.
+    ///
+    /// Does nothing for a client that does not revoke, and after the client's [`Registration`] is
+    /// gone. Not to be called after `release` has returned: numbers come back, and the next
+    /// registration that has this one would be revoked.
+    pub(crate) fn revoke(self) {
+        if let Some(revoker) = self.revoker {
+            revoker.revoke(self.number);
+        }
+    }
 }
 
 /// ib_core's function for revoking, and the client it is for.
@@ -81,19 +102,47 @@ unsafe impl Send for Revoker {}
 // SAFETY: As above.
 unsafe impl Sync for Revoker {}
 
-impl Ticket {
-    /// Has ib_core revoke the registration; when this returns, no HCA uses its memory. Takes ib_core's
-    /// `mapping_lock`, and may call [`Client::dma_unmap`] on this thread.
-    ///
-    /// Does nothing for a client that does not revoke.
-    pub(crate) fn revoke(self) {
-        let Some(revoker) = self.revoker else {
-            return;
-        };
-        // SAFETY: The handle is valid until the client is unregistered, which waits until every
-        // region is released. The region of this ticket is not, or its release is waiting for this
-        // call to return. An old number is no danger to memory: ib_core looks it up.
-        unsafe { (revoker.invalidate)(revoker.handle.as_ptr(), self.number) };
+/// Where the [`Ticket`]s of a client get the means to revoke: a static of the client's own.
+///
+/// # Invariants
+///
+/// The handle of `revoker` is valid while `closed` is not set, and until `calls` is zero.
+pub(crate) struct RevokerCell {
+    revoker: SetOnce<Revoker>,
+    closed: Atomic<bool>,
+    calls: Atomic<u64>,
+}
+
+impl RevokerCell {
+    /// An empty cell; [`Registration::new`] fills it, once.
+    pub(crate) const fn new() -> Self {
+        RevokerCell {
+            revoker: SetOnce::new(),
+            closed: Atomic::new(false),
+            calls: Atomic::new(0),
+        }
+    }
+
+    fn revoke(&self, number: u64) {
+        // Counted first, then looked at; `close` does the opposite. One of the two sees the other.
+        self.calls.fetch_add(1, Full);
+        let open = !self.closed.load(Acquire);
+        if let Some(revoker) = self.revoker.copy().filter(|_| open) {
+            // SAFETY: The handle is valid by the type invariant. ib_core looks the number up: one that
+            // is not known does nothing.
+            unsafe { (revoker.invalidate)(revoker.handle.as_ptr(), number) };
+        }
+        self.calls.fetch_sub(1, Full);
+    }
+
+    /// When this returns, the handle is not used any more.
+    fn close(&self) {
+        self.closed.xchg(true, Full);
+        // Every region, and with it every ticket, keeps the module loaded. So this waits for nothing
+        // but a ticket that outlived its region.
+        while self.calls.load(Acquire) != 0 {
+            fsleep(Delta::from_millis(1));
+        }
     }
 }
 
@@ -103,16 +152,6 @@ impl Ticket {
 struct Context<C: Client> {
     region: C::Region,
     _module: ModuleHold,
-}
-
-/// Where the [`Ticket`]s of a client get the means to revoke.
-pub(crate) struct RevokerCell(SetOnce<Revoker>);
-
-impl RevokerCell {
-    /// An empty cell; [`Registration::new`] fills it.
-    pub(crate) const fn new() -> Self {
-        RevokerCell(SetOnce::new())
-    }
 }
 
 /// How a client that revokes shares the work with ib_core.
@@ -143,7 +182,8 @@ unsafe impl<C: Client> Sync for Registration<C> {}
 impl<C: Client> Registration<C> {
     /// Registers `C` as `name`. From then on ib_core may call it, also before this returns.
     ///
-    /// `invalidation` counts for a client that revokes alone.
+    /// Only a client that revokes looks at `invalidation`. Such a client can be registered once, for
+    /// tickets may be left of the first time: `EBUSY`.
     pub(crate) fn new(name: &CStr, version: &CStr, invalidation: Invalidation) -> Result<Self> {
         let mut client = c::peer_memory_client_ex {
             client: VTable::<C>::CLIENT,
@@ -154,7 +194,10 @@ impl<C: Client> Registration<C> {
         let (flag, text) = client.client.version.split_last_mut().ok_or(EINVAL)?;
         copy_str(text, version)?;
         let revoker = C::revoker();
-        if revoker.is_some() {
+        if let Some(cell) = revoker {
+            if cell.revoker.as_ref().is_some() {
+                return Err(EBUSY);
+            }
             // Tells ib_core that there is something after the `peer_memory_client`. `ex_size` then
             // says how much of it counts. MLNX_OFED 4.9 has two pointers in that place: both zero
             // keeps it from calling them.
@@ -180,10 +223,13 @@ impl<C: Client> Registration<C> {
             _calls: PhantomData,
         };
         if let Some(cell) = revoker {
-            cell.0.populate(Revoker {
+            let filled = cell.revoker.populate(Revoker {
                 invalidate: invalidate.ok_or(EINVAL)?,
                 handle: registration.handle,
             });
+            if !filled {
+                return Err(EBUSY);
+            }
         }
         Ok(registration)
     }
@@ -192,6 +238,9 @@ impl<C: Client> Registration<C> {
 impl<C: Client> Drop for Registration<C> {
     /// Sleeps until the last region of the client is released.
     fn drop(&mut self) {
+        if let Some(cell) = C::revoker() {
+            cell.close();
+        }
         // SAFETY: The handle is ib_core's by the type invariant, and unregistered once. When the
         // function returns, ib_core makes no call to the client any more: the memory may go.
         unsafe { c::ib_unregister_peer_memory_client(self.handle.as_ptr()) };
@@ -250,17 +299,21 @@ impl<C: Client> VTable<C> {
         let Some(module) = ModuleHold::try_new() else {
             return 0;
         };
+        // First the place, then the region: when there is one, it is kept.
+        let Ok(place) = KBox::<Context<C>>::new_uninit(GFP_KERNEL) else {
+            return 0;
+        };
         // CAST: Both are 64 bits wide wherever there is such a driver, and never wider.
         let Some(region) = C::acquire(addr as u64, size as u64) else {
             return 0;
         };
-        let context = Context::<C> {
-            region,
-            _module: module,
-        };
-        let Ok(context) = KBox::new(context, GFP_KERNEL) else {
-            return 0;
-        };
+        let context = KBox::write(
+            place,
+            Context {
+                region,
+                _module: module,
+            },
+        );
         // SAFETY: Valid for writes as promised by the caller.
         unsafe { *client_context = context.into_foreign() };
         1
@@ -281,14 +334,11 @@ impl<C: Client> VTable<C> {
         from_result(|| {
             // SAFETY: `release` comes later.
             let region = unsafe { Self::region(client_context) };
-            let revoker = C::revoker().and_then(|cell| cell.0.copy());
-            C::get_pages(
-                region,
-                Ticket {
-                    number: core_context,
-                    revoker,
-                },
-            )?;
+            let ticket = Ticket {
+                number: core_context,
+                revoker: C::revoker(),
+            };
+            C::get_pages(region, ticket)?;
             Ok(0)
         })
     }
@@ -350,8 +400,8 @@ impl<C: Client> VTable<C> {
     unsafe extern "C" fn get_page_size_callback(client_context: *mut c_void) -> c_ulong {
         // SAFETY: `release` comes later.
         let region = unsafe { Self::region(client_context) };
-        // CAST: Both are as wide as a pointer.
-        C::page_size(region) as c_ulong
+        // CAST: At most 2 GiB.
+        C::page_size(region).bytes() as c_ulong
     }
 
     /// # Safety

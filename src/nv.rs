@@ -32,9 +32,11 @@ use crate::extents::Span;
 use crate::observe;
 use crate::refusal;
 use crate::refusal::Refusal;
+use crate::region;
 use crate::revocable::Revoke;
 use crate::sys;
-use crate::sys::Bar;
+use crate::sys::BarFinder;
+use crate::sys::BarRun;
 use crate::sys::ModuleHold;
 use crate::sys::PciDevice;
 
@@ -44,8 +46,21 @@ const TABLE_2: u32 = 0x0002_0000;
 /// `NVIDIA_P2P_DMA_MAPPING_VERSION`: 2.3.
 const MAPPING_2: u32 = 0x0002_0003;
 
-/// How often an unpin that failed for want of memory is tried again, 10 ms apart.
-const UNPIN_RETRIES: u32 = 100;
+/// How often a put that failed for want of memory is tried again, 10 ms apart.
+const PUT_RETRIES: u32 = 100;
+
+/// Calls `put` until it returns anything but -ENOMEM, which says that nothing was done; gives up after
+/// a second.
+fn retry(mut put: impl FnMut() -> c_int) -> c_int {
+    for _ in 0..PUT_RETRIES {
+        let ret = put();
+        if ret != refusal::ENOMEM {
+            return ret;
+        }
+        fsleep(Delta::from_millis(10));
+    }
+    put()
+}
 
 /// `NVIDIA_P2P_VERSION_COMPATIBLE()`: the same major number, and at least the minor one.
 fn compatible(version: u32, known: u32) -> bool {
@@ -67,17 +82,6 @@ unsafe impl Send for TablePtr {}
 unsafe impl Sync for TablePtr {}
 
 impl TablePtr {
-    /// The pointer that `get` stored, if it returned 0.
-    ///
-    /// nvidia.ko leaves garbage behind a failure.
-    fn of(ret: c_int, table: *mut c::nvidia_p2p_page_table) -> Result<Self, Refusal> {
-        if ret != 0 {
-            return Err(Refusal::Pin(ret));
-        }
-        // INVARIANT: `get` was successful.
-        NonNull::new(table).map(TablePtr).ok_or(Refusal::Pin(0))
-    }
-
     fn as_raw(self) -> *mut c::nvidia_p2p_page_table {
         self.0.as_ptr()
     }
@@ -120,6 +124,7 @@ impl TablePtr {
             let flags = unsafe { (*raw).flags };
             flags & c::PEERMEM_PAGE_TABLE_CPU_CACHEABLE != 0
         };
+        // INVARIANT: As the table is alive, so are its pages.
         Ok(Checked {
             // SAFETY: `pages` points to `entries` pointers that live as long as the table.
             pages: unsafe { slice::from_raw_parts(pages, entries as usize) },
@@ -170,16 +175,25 @@ struct Persistent {
     size: u32,
 }
 
-impl PersistentPin {
+impl region::Pinned for PersistentPin {
+    type Device = PciDevice;
+    type Mapping = DmaMapping;
+
     /// `nvidia_p2p_get_pages_persistent()`. Takes nvidia.ko's API lock.
-    pub(crate) fn pin(span: Span) -> Result<Self, Refusal> {
+    fn pin(span: Span) -> Result<Self, Refusal> {
         let mut table = ptr::null_mut();
-        // SAFETY: `table` is valid for writes; the function checks the range.
-        let ret =
-            unsafe { c::nvidia_p2p_get_pages_persistent(span.start(), span.len(), &mut table, 0) };
+        // The gate: see `RevocablePin`. A put of one flavour must not meet a new pin of the other.
+        let ret = sys::gate_read(|| {
+            // SAFETY: `table` is valid for writes; the function checks the range.
+            unsafe { c::nvidia_p2p_get_pages_persistent(span.start(), span.len(), &mut table, 0) }
+        });
+        // nvidia.ko leaves garbage in `table` when it fails.
+        if ret != 0 {
+            return Err(Refusal::Pin(ret));
+        }
         // INVARIANT: The pin is new, and nobody has put it.
         let mut pin = Persistent {
-            table: TablePtr::of(ret, table)?,
+            table: NonNull::new(table).map(TablePtr).ok_or(Refusal::Pin(0))?,
             span,
             page: PageSize::KIB_64,
             size: 0,
@@ -191,13 +205,12 @@ impl PersistentPin {
         Ok(PersistentPin(pin))
     }
 
-    /// The size of its pages.
-    pub(crate) fn page_size(&self) -> PageSize {
+    fn page_size(&self) -> PageSize {
         self.0.page
     }
 
     /// `nvidia_p2p_dma_map_pages()`. Takes nvidia.ko's API lock.
-    pub(crate) fn map(&self, device: &PciDevice) -> Result<DmaMapping, Refusal> {
+    fn map(&self, device: &PciDevice) -> Result<DmaMapping, Refusal> {
         let mut raw = ptr::null_mut();
         // SAFETY: The device is alive, the table too by the type invariant, and `raw` is valid for
         // writes.
@@ -221,21 +234,13 @@ impl PersistentPin {
 impl Drop for Persistent {
     /// `nvidia_p2p_put_pages_persistent()`. Takes nvidia.ko's API lock.
     fn drop(&mut self) {
-        let mut retries = 0;
-        loop {
+        let ret = retry(|| {
             // SAFETY: The table is alive by the type invariant, and put once: -ENOMEM alone says
             // that nothing was done.
-            let ret = unsafe {
-                c::nvidia_p2p_put_pages_persistent(self.span.start(), self.table.as_raw(), 0)
-            };
-            match ret {
-                0 => return,
-                refusal::ENOMEM if retries < UNPIN_RETRIES => {
-                    retries += 1;
-                    fsleep(Delta::from_millis(10));
-                }
-                _ => return observe::leaked(&self.span, ret),
-            }
+            unsafe { c::nvidia_p2p_put_pages_persistent(self.span.start(), self.table.as_raw(), 0) }
+        });
+        if ret != 0 {
+            observe::leaked(&self.span, ret);
         }
     }
 }
@@ -283,9 +288,10 @@ impl DmaMapping {
         }
         Ok(())
     }
+}
 
-    /// The DMA address of each page.
-    pub(crate) fn addresses(&self) -> &[u64] {
+impl region::Mapping for DmaMapping {
+    fn addresses(&self) -> &[u64] {
         let raw = self.raw();
         // SAFETY: `dma_addresses` points to `entries` addresses that live as long as the mapping.
         // It is not NULL: `check` was the first to look at a new mapping.
@@ -322,9 +328,10 @@ impl Drop for DmaMapping {
 ///   locked and alive. The callback waits for that lock before it returns, and the table dies with
 ///   its return. Later the pointer is no more than a key.
 /// - A pin whose callback has come is never put: its table's address may belong to another pin by now.
-///   Between the look and the put no new pin of ours can be made: pins are made beside each other
-///   ([`sys::gate_read`]), look and put are alone ([`sys::gate_write`]). The gate lies outside the API
-///   lock, and the callback never takes it.
+///   Between the look and the put no new pin of ours can be made, of either flavour: pins are made
+///   beside each other ([`sys::gate_read`]), look and put are alone ([`sys::gate_write`]). The gate lies
+///   outside the API lock, and the callback never takes it. Against pins that another module makes for
+///   the same process there is no such help.
 /// - nvidia.ko looks for a pin to put among those of the calling process. From another process it
 ///   does nothing and says 0. Then the slot, and with it the module, stays until the callback comes.
 pub(crate) struct RevocablePin {
@@ -334,7 +341,7 @@ pub(crate) struct RevocablePin {
     table: TablePtr,
     span: Span,
     page: PageSize,
-    runs: KVVec<Run>,
+    runs: KVVec<BarRun>,
     /// The process that nvidia.ko knows as the owner.
     owner: kernel::task::Pid,
 }
@@ -375,7 +382,7 @@ impl Callbacks {
         if CALLED.xchg(true, Full) {
             return Err(EBUSY);
         }
-        // SAFETY: Comes by here once.
+        // SAFETY: The exchange lets one caller by, and users wait for `CALLBACKS`.
         unsafe { DIRECTORY.init() };
         CALLBACKS.populate(());
         Ok(Callbacks(()))
@@ -391,7 +398,10 @@ impl Drop for Callbacks {
         let mut never_given = c::peermem_page_table::default();
         let table = ptr::from_mut(&mut never_given).cast();
         // SAFETY: The function does not dereference the table, and does not find it.
-        unsafe { c::nvidia_p2p_put_pages(0, 0, 0, table) };
+        let ret = retry(|| unsafe { c::nvidia_p2p_put_pages(0, 0, 0, table) });
+        if ret != 0 {
+            observe::not_fenced(ret);
+        }
     }
 }
 
@@ -453,8 +463,13 @@ impl RevocablePin {
                 )
             }
         });
-        // After a failure no callback comes.
-        let table = TablePtr::of(ret, table).inspect_err(|_| directory_remove(id))?;
+        if ret != 0 {
+            // No callback comes, and nvidia.ko leaves garbage in `table`.
+            directory_remove(id);
+            return Err(Refusal::Pin(ret));
+        }
+        // Pinned, but nothing to put it by: what the callback looks for stays.
+        let table = NonNull::new(table).map(TablePtr).ok_or(Refusal::Pin(0))?;
         // From here on the drop unpins.
         let mut pin = RevocablePin {
             id,
@@ -484,17 +499,11 @@ impl RevocablePin {
         self.runs
             .reserve(count, GFP_KERNEL)
             .map_err(|_| Refusal::NoMemory)?;
-        let mut bar: Option<Bar> = None;
+        // Tables before 2.0 do not say what kind of memory they are for.
+        let mut bars = BarFinder::default();
         for run in checked.runs() {
-            bar = bar
-                .filter(|bar| bar.contains(&run))
-                .or_else(|| Bar::of(run.addr).filter(|bar| bar.contains(&run)));
-            // Tables before 2.0 do not say what kind of memory they are for.
-            if bar.is_none() || sys::has_struct_page(&run) {
-                return Err(Refusal::NotInBar);
-            }
             self.runs
-                .push_within_capacity(run)
+                .push_within_capacity(bars.find(run)?)
                 .map_err(|_| Refusal::NoMemory)?;
         }
         self.page = checked.page;
@@ -506,8 +515,8 @@ impl RevocablePin {
         self.page
     }
 
-    /// Where the pages are, in physical addresses.
-    pub(crate) fn runs(&self) -> &[Run] {
+    /// Where the pages are, in the order of virtual addresses.
+    pub(crate) fn runs(&self) -> &[BarRun] {
         &self.runs
     }
 }
@@ -523,19 +532,22 @@ impl Drop for RevocablePin {
         if current!().tgid() != self.owner {
             return observe::orphaned(&self.span);
         }
-        let ret = sys::gate_write(|| {
-            if !*self.slot.alive.lock() {
-                return 0;
-            }
-            // SAFETY: The function does not dereference the table; it looks for the pointer among
-            // the pins of this process.
-            unsafe { c::nvidia_p2p_put_pages(0, 0, self.span.start(), self.table.as_raw()) }
+        // Each try looks again; between tries the gate is open.
+        let ret = retry(|| {
+            sys::gate_write(|| {
+                if !*self.slot.alive.lock() {
+                    return 0;
+                }
+                // SAFETY: The function does not dereference the table; it looks for the pointer
+                // among the pins of this process.
+                unsafe { c::nvidia_p2p_put_pages(0, 0, self.span.start(), self.table.as_raw()) }
+            })
         });
         if ret == 0 {
             // Found and put, or waited for the callback: either way none will come.
             directory_remove(self.id);
         } else {
-            observe::leaked(&self.span, ret);
+            observe::not_unpinned(&self.span, ret);
         }
     }
 }

@@ -13,13 +13,15 @@ use super::extents::SpanError;
 
 /// `ENOMEM`, as a negative number.
 pub(crate) const ENOMEM: i32 = -12;
+/// `EOPNOTSUPP`, as a negative number.
+pub(crate) const EOPNOTSUPP: i32 = -95;
 /// `EBUSY`, as a negative number.
 pub(crate) const EBUSY: i32 = -16;
 /// `ENODEV`, as a negative number.
 pub(crate) const ENODEV: i32 = -19;
 /// `EINVAL`, as a negative number.
 pub(crate) const EINVAL: i32 = -22;
-/// The kernel's own `ENOTSUPP`, as a negative number.
+/// The kernel's own `ENOTSUPP`, as a negative number. Applications have no word for it.
 pub(crate) const ENOTSUPP: i32 = -524;
 
 /// A reason not to register, or not to go on registering.
@@ -99,6 +101,7 @@ impl Refusal {
     /// The negative errno that goes to ib_core, where a step may return one.
     pub(crate) fn errno(&self) -> i32 {
         match self {
+            Refusal::Pin(ENOTSUPP) | Refusal::Map(ENOTSUPP) => EOPNOTSUPP,
             // Nothing that ib_core could take for success, or for a pointer.
             Refusal::Pin(code) | Refusal::Map(code) if (-4095..0).contains(code) => *code,
             Refusal::NoMemory => ENOMEM,

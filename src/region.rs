@@ -138,8 +138,8 @@ impl<E: Env> Unpin for State<E> {}
 
 /// A registration that holds its memory until `release`.
 ///
-/// ib_core makes the calls for one region one after another. The lock spares the C border an
-/// argument about that; it is held across calls to the provider, which never calls back here.
+/// ib_core makes the calls for one region one after another, so the lock is never waited for. It is
+/// held across calls to the provider, which never calls back here.
 pub(crate) struct Region<E: Env> {
     span: Span,
     page: PageSize,

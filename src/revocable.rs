@@ -71,7 +71,9 @@ pub(crate) trait Env: region::Env {
     /// Memory that the provider has pinned, and may take away.
     type RevocablePin: RevocablePin<Self>;
     /// Ranges of a BAR mapped for a device, until dropped.
-    type BarMapping: BarMapping<Device = Self::Device>;
+    type BarMapping: BarMapping<Device = Self::Device, BarRun = Self::BarRun>;
+    /// A range of physical addresses that can be mapped.
+    type BarRun: Send + 'static;
     /// What tells one thread from another.
     type Thread: Copy + Eq + Send;
 
@@ -117,18 +119,22 @@ pub(crate) trait RevocablePin<E: Env>: Sized + Send {
     /// The size of its pages.
     fn page_size(&self) -> PageSize;
 
-    /// The physical addresses, in the order of virtual addresses.
-    fn runs(&self) -> &[Run];
+    /// Where the pages are, in the order of virtual addresses.
+    fn runs(&self) -> &[E::BarRun];
 }
 
 /// Ranges of a BAR mapped for a device, until dropped. Takes no lock of the provider's.
 pub(crate) trait BarMapping: Sized + Send {
     /// The device to map for.
     type Device;
+    /// A range of physical addresses that can be mapped.
+    type BarRun: 'static;
 
     /// Maps each of `runs` for `device`.
-    fn map<'a>(device: &Self::Device, runs: impl Iterator<Item = &'a Run>)
-        -> Result<Self, Refusal>;
+    fn map<'a>(
+        device: &Self::Device,
+        runs: impl Iterator<Item = &'a Self::BarRun>,
+    ) -> Result<Self, Refusal>;
 
     /// The DMA addresses, in the order of `runs`.
     fn runs(&self) -> &[Run];

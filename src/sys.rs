@@ -9,6 +9,8 @@
 //!
 //! Knows neither NVIDIA's interface nor ib_core's.
 
+use core::ops::Deref;
+use core::ops::DerefMut;
 use core::ptr::NonNull;
 
 use kernel::bindings;
@@ -23,6 +25,8 @@ use crate::c;
 use crate::extents::Entry;
 use crate::extents::Run;
 use crate::refusal::Refusal;
+use crate::region;
+use crate::revocable;
 
 /// The parameter `peerdirect_support`.
 pub(crate) fn peerdirect_support() -> c_int {
@@ -66,9 +70,11 @@ impl Drop for ModuleHold {
     }
 }
 
-/// Runs `f` beside other [`gate_read`]s, and beside no [`gate_write`]. May sleep; not re-entrant.
+/// Runs `f` beside other [`gate_read`]s, and beside no [`gate_write`]. Process context; not
+/// re-entrant.
 pub(crate) fn gate_read<R>(f: impl FnOnce() -> R) -> R {
-    // SAFETY: Process context, as all of this module.
+    // SAFETY: `down_read()` wants a context that may sleep, which every caller of this module is in:
+    // ib_core and nvidia.ko call it in process context alone, and no spinlock of ours is ever held.
     unsafe { c::peermem_gate_read() };
     let result = f();
     // SAFETY: Taken above, by this thread.
@@ -76,9 +82,9 @@ pub(crate) fn gate_read<R>(f: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Runs `f` beside no other [`gate_read`] or [`gate_write`]. May sleep; not re-entrant.
+/// Runs `f` beside no other [`gate_read`] or [`gate_write`]. Process context; not re-entrant.
 pub(crate) fn gate_write<R>(f: impl FnOnce() -> R) -> R {
-    // SAFETY: Process context, as all of this module.
+    // SAFETY: As in `gate_read`.
     unsafe { c::peermem_gate_write() };
     let result = f();
     // SAFETY: Taken above, by this thread.
@@ -86,7 +92,23 @@ pub(crate) fn gate_write<R>(f: impl FnOnce() -> R) -> R {
     result
 }
 
-/// A [`Mutex`] with a place to wait, in memory of its own.
+/// A [`Mutex`] in memory of its own, for what the persistent flavour guards.
+pub(crate) struct Lock<T>(Pin<KBox<Mutex<T>>>);
+
+impl<T: Send + Unpin> region::Lock<T> for Lock<T> {
+    fn new(value: T) -> Result<Self, Refusal> {
+        // A lock class of its own: it is held across calls to nvidia.ko, a `Monitor` never is.
+        let init = new_mutex!(value, "peermem_persistent");
+        let lock = KBox::pin_init(init, GFP_KERNEL).map_err(|_| Refusal::NoMemory)?;
+        Ok(Lock(lock))
+    }
+
+    fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+        f(&mut *self.0.lock())
+    }
+}
+
+/// A [`Mutex`] with a place to wait, in memory of its own, for what the revocable flavour guards.
 pub(crate) struct Monitor<T>(Pin<KBox<Guarded<T>>>);
 
 #[pin_data]
@@ -97,51 +119,62 @@ struct Guarded<T> {
     changed: CondVar,
 }
 
-impl<T> Monitor<T> {
-    pub(crate) fn new(value: T) -> Result<Self> {
+impl<T: Send + Unpin> region::Lock<T> for Monitor<T> {
+    fn new(value: T) -> Result<Self, Refusal> {
         let init = pin_init!(Guarded {
-            value <- new_mutex!(value, "peermem_monitor"),
-            changed <- new_condvar!("peermem_monitor"),
+            value <- new_mutex!(value, "peermem_revocable"),
+            changed <- new_condvar!("peermem_revocable"),
         });
-        Ok(Monitor(KBox::pin_init(init, GFP_KERNEL)?))
+        let guarded = KBox::pin_init(init, GFP_KERNEL).map_err(|_| Refusal::NoMemory)?;
+        Ok(Monitor(guarded))
     }
 
-    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R
-    where
-        T: Unpin,
-    {
+    fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         f(&mut *self.0.value.lock())
     }
+}
 
-    pub(crate) fn wait_while(&self, mut condition: impl FnMut(&mut T) -> bool)
-    where
-        T: Unpin,
-    {
+impl<T: Send + Unpin> revocable::Monitor<T> for Monitor<T> {
+    fn wait_while(&self, mut condition: impl FnMut(&mut T) -> bool) {
         let mut guard = self.0.value.lock();
         while condition(&mut *guard) {
             self.0.changed.wait(&mut guard);
         }
     }
 
-    pub(crate) fn notify_all(&self) {
+    fn notify_all(&self) {
         self.0.changed.notify_all();
     }
 }
 
-/// A [`Mutex`] in memory of its own, of another lock class than a [`Monitor`]'s.
-pub(crate) struct Lock<T>(Pin<KBox<Mutex<T>>>);
+/// [`KVec`] as a [`region::List`].
+pub(crate) struct List<T>(KVec<T>);
 
-impl<T> Lock<T> {
-    pub(crate) fn new(value: T) -> Result<Self> {
-        let init = new_mutex!(value, "peermem_lock");
-        Ok(Lock(KBox::pin_init(init, GFP_KERNEL)?))
+impl<T> Default for List<T> {
+    fn default() -> Self {
+        List(KVec::new())
     }
+}
 
-    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R
-    where
-        T: Unpin,
-    {
-        f(&mut *self.0.lock())
+impl<T> Deref for List<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for List<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.0
+    }
+}
+
+impl<T: Send> region::List<T> for List<T> {
+    fn push(&mut self, value: T) -> Result<(), Refusal> {
+        self.0
+            .push(value, GFP_KERNEL)
+            .map_err(|_| Refusal::NoMemory)
     }
 }
 
@@ -174,9 +207,10 @@ impl PciDevice {
     pub(crate) fn as_raw(&self) -> *mut bindings::pci_dev {
         self.0.as_ptr()
     }
+}
 
-    /// The longest segment that the device takes, in bytes.
-    pub(crate) fn max_segment(&self) -> u32 {
+impl region::Device for PciDevice {
+    fn max_segment(&self) -> u32 {
         // SAFETY: The device is alive by the type invariant.
         unsafe { c::peermem_max_segment(self.as_raw()) }
     }
@@ -212,9 +246,10 @@ unsafe impl Send for Table {}
 /// The head of a [`Table`], for C code that reads its entries, or writes to them.
 pub(crate) struct LentTable(pub(crate) bindings::sg_table);
 
-impl Table {
-    /// Allocates exactly as many entries as `entries` has, and fills them.
-    pub(crate) fn build(entries: impl Iterator<Item = Entry> + Clone) -> Result<Self, Refusal> {
+impl region::Table for Table {
+    type Lent = LentTable;
+
+    fn build(entries: impl Iterator<Item = Entry> + Clone) -> Result<Self, Refusal> {
         let count = u32::try_from(entries.clone().count()).map_err(|_| Refusal::NoMemory)?;
         let mut table = bindings::sg_table::default();
         // SAFETY: `table` is an empty table. On failure the function has freed what it allocated,
@@ -233,8 +268,7 @@ impl Table {
         Ok(table)
     }
 
-    /// A copy of the head; the entries stay here.
-    pub(crate) fn lend(&self) -> LentTable {
+    fn lend(&self) -> LentTable {
         LentTable(self.0)
     }
 }
@@ -246,32 +280,38 @@ impl Drop for Table {
     }
 }
 
-/// A memory BAR of a PCI device, as a range of physical addresses.
+/// A range of physical addresses in one PCI BAR, with no `struct page` for any part of it.
 #[derive(Clone, Copy)]
-pub(crate) struct Bar(Run);
+pub(crate) struct BarRun(Run);
 
-impl Bar {
-    /// The BAR that has `addr` in it.
-    pub(crate) fn of(addr: u64) -> Option<Bar> {
-        let mut bar = Run { addr: 0, len: 0 };
-        // SAFETY: Both pointers are valid for writes.
-        let found = unsafe { c::peermem_bar_of(addr, &mut bar.addr, &mut bar.len) };
-        found.then_some(Bar(bar))
-    }
+/// Turns runs of physical addresses into [`BarRun`]s; remembers the BAR, for the next run tends to lie
+/// in the same one.
+#[derive(Default)]
+pub(crate) struct BarFinder(Option<Run>);
 
-    /// Does all of `run` lie in this BAR?
-    pub(crate) fn contains(&self, run: &Run) -> bool {
-        run.addr
-            .checked_sub(self.0.addr)
-            .and_then(|offset| offset.checked_add(run.len))
-            .is_some_and(|end| end <= self.0.len)
+impl BarFinder {
+    /// `run`, if it lies in a BAR.
+    pub(crate) fn find(&mut self, run: Run) -> Result<BarRun, Refusal> {
+        if !self.0.is_some_and(|bar| contains(&bar, &run)) {
+            let mut bar = Run { addr: 0, len: 0 };
+            // SAFETY: Both pointers are valid for writes.
+            let found = unsafe { c::peermem_bar_of(run.addr, &mut bar.addr, &mut bar.len) };
+            self.0 = (found && contains(&bar, &run)).then_some(bar);
+        }
+        // SAFETY: Has no preconditions.
+        if self.0.is_none() || unsafe { c::peermem_has_struct_page(run.addr, run.len) } {
+            return Err(Refusal::NotInBar);
+        }
+        Ok(BarRun(run))
     }
 }
 
-/// Is there a `struct page` for any part of the physical range `run`?
-pub(crate) fn has_struct_page(run: &Run) -> bool {
-    // SAFETY: Has no preconditions.
-    unsafe { c::peermem_has_struct_page(run.addr, run.len) }
+/// Does all of `run` lie in `bar`?
+fn contains(bar: &Run, run: &Run) -> bool {
+    run.addr
+        .checked_sub(bar.addr)
+        .and_then(|offset| offset.checked_add(run.len))
+        .is_some_and(|end| end <= bar.len)
 }
 
 /// Ranges of a BAR mapped for a device, until dropped.
@@ -286,24 +326,27 @@ pub(crate) struct BarMapping {
     runs: KVVec<Run>,
 }
 
-impl BarMapping {
-    /// Maps each of `runs`, which are physical addresses in a BAR, for `device`.
-    pub(crate) fn map<'a>(
+impl revocable::BarMapping for BarMapping {
+    type Device = PciDevice;
+    type BarRun = BarRun;
+
+    fn map<'a>(
         device: &PciDevice,
-        runs: impl Iterator<Item = &'a Run>,
+        runs: impl Iterator<Item = &'a BarRun>,
     ) -> Result<Self, Refusal> {
         let mut mapping = BarMapping {
             device: device.clone(),
             runs: KVVec::new(),
         };
-        for run in runs {
+        for BarRun(run) in runs {
             // First the place, then the mapping: nothing can fail between it and its record.
             if mapping.runs.reserve(1, GFP_KERNEL).is_err() {
                 return Err(Refusal::NoMemory);
             }
             let len = usize::try_from(run.len).map_err(|_| Refusal::MapResource)?;
             let mut addr = 0;
-            // SAFETY: The device is alive, and `addr` valid for writes.
+            // SAFETY: `dma_map_resource()` wants a device that is alive, and memory of an I/O device
+            // that has no `struct page`, which a `BarRun` is. `addr` is valid for writes.
             let ret = unsafe { c::peermem_bar_map(device.as_raw(), run.addr, len, &mut addr) };
             if ret != 0 {
                 return Err(Refusal::MapResource);
@@ -316,8 +359,7 @@ impl BarMapping {
         Ok(mapping)
     }
 
-    /// The DMA addresses.
-    pub(crate) fn runs(&self) -> &[Run] {
+    fn runs(&self) -> &[Run] {
         &self.runs
     }
 }

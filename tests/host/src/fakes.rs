@@ -120,6 +120,7 @@ impl revocable::Env for Fake {
     type Ticket = FakeTicket;
     type RevocablePin = FakeRevocablePin;
     type BarMapping = FakeBarMapping;
+    type BarRun = Run;
     type Thread = ThreadId;
 
     fn share<T: Send + Sync + 'static>(value: T) -> Result<Arc<T>, Refusal> {
@@ -363,6 +364,7 @@ pub(crate) struct FakeBarMapping {
 
 impl revocable::BarMapping for FakeBarMapping {
     type Device = FakeDevice;
+    type BarRun = Run;
 
     fn map<'a>(device: &FakeDevice, runs: impl Iterator<Item = &'a Run>) -> Result<Self, Refusal> {
         device.world.record("map");

@@ -2,9 +2,10 @@
 
 //! The part of the kernel module that uses `core` alone, compiled by cargo: the very files.
 //!
-//! - `extents`: the arithmetic, exhaustively at small sizes and at random at real ones, for kernels
+//! - `extents_tests`: the arithmetic, exhaustively at small sizes and at random at real ones, for kernels
 //!   with pages of 4, 16 and 64 KiB.
-//! - `life`: both flavours of a registration on fakes of their neighbours.
+//! - `persistent_tests`, `revocable_tests`: both flavours of a registration on fakes of their
+//!   neighbours.
 
 #![cfg(test)]
 
