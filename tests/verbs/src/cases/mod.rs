@@ -5,6 +5,7 @@ mod identity;
 mod moving;
 mod persist;
 mod process;
+mod provider;
 pub(crate) mod register;
 mod revoke;
 
@@ -15,6 +16,7 @@ pub(crate) fn all() -> Vec<Case> {
     [
         moving::CASES,
         register::CASES,
+        provider::CASES,
         process::CASES,
         persist::CASES,
         revoke::CASES,

@@ -457,7 +457,7 @@ fn several_gpus(lab: &Lab) -> Result<()> {
 }
 
 /// The registration must fail with `errno`, and no pin may come of it.
-fn refused(lab: &Lab, span: Span, errnos: &[i32]) -> Result<()> {
+pub(crate) fn refused(lab: &Lab, span: Span, errnos: &[i32]) -> Result<()> {
     let before = Counters::read()?;
     match lab.near.register(span, full_access()) {
         Ok(_) => anyhow::bail!("{:#x}+{:#x} registered", span.addr(), span.len()),
