@@ -1,0 +1,702 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The kernels that the rig boots: which there are, and how one is made from Debian's source.
+//!
+//! A kernel's source tree is unpacked once and kept. What we change in it (patches, and whole files of the overlay) is laid
+//! over it by contents, so that a changed patch touches only the files that it changes and make compiles only those.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Command;
+use std::process::Stdio;
+
+use anyhow::anyhow;
+use anyhow::bail;
+use anyhow::Context as _;
+use anyhow::Result;
+
+use crate::apt;
+use crate::modules::Index;
+use crate::paths::Paths;
+use crate::progress::Stage;
+use crate::stamp;
+use crate::stamp::Key;
+use crate::toolchain::Toolchain;
+
+/// One kernel of the rig.
+pub(crate) struct Flavour {
+    /// What `--kernel` calls it; its directory in the cache.
+    pub(crate) name: &'static str,
+    /// Debian's package of its source.
+    package: &'static str,
+    /// Packages of the same kind to try, newest first, when that has vanished from the archive.
+    instead: Option<&'static str>,
+    /// Configuration fragments in `tests/kernel/config`.
+    config: &'static [&'static str],
+    /// Directory in `tests/kernel/patches`.
+    patches: &'static str,
+    /// More variables for make.
+    make: &'static [&'static str],
+}
+
+pub(crate) const DEFAULT: &str = "7.3";
+
+const FLAVOURS: &[Flavour] = &[Flavour {
+    name: DEFAULT,
+    package: "linux-source-7.3",
+    instead: Some("linux-source-7."),
+    config: &["rig.config"],
+    patches: "7.3",
+    make: &[],
+}];
+
+/// Suites that carry kernel sources. The machine's own need not be among them.
+const SUITES: &[&str] = &["trixie-backports", "forky", "sid"];
+
+/// What of the source no kernel of the rig compiles: two thirds of it. Descriptions for Kconfig and make stay.
+const NOT_UNPACKED: &[&str] = &[
+    "Documentation/*.rst",
+    "Documentation/devicetree/*.yaml",
+    "arch/[!x]*.[chS]",
+    "arch/[!x]*.dts*",
+    "drivers/gpu/drm/*/*.[ch]",
+    "drivers/media/*.[ch]",
+    "drivers/net/ethernet/*.[ch]",
+    "drivers/net/wireless/*.[ch]",
+    "drivers/scsi/*/*.[ch]",
+    "drivers/staging/*.[ch]",
+    "sound/*.[ch]",
+    "tools/perf/*",
+    "tools/testing/selftests/*",
+];
+
+/// Files that stay as in the pristine source while the stock modules are built.
+const RDMA: &[&str] = &["drivers/infiniband/", "include/rdma/", "include/uapi/rdma/"];
+
+pub(crate) fn flavour(name: &str) -> Option<&'static Flavour> {
+    FLAVOURS.iter().find(|flavour| flavour.name == name)
+}
+
+/// A kernel that is there.
+pub(crate) struct Kernel {
+    pub(crate) image: PathBuf,
+    pub(crate) release: String,
+    /// For building modules: make's output directory.
+    pub(crate) build: PathBuf,
+    /// Its own modules.
+    pub(crate) modules: PathBuf,
+    /// Its RDMA modules as the pristine source has them.
+    pub(crate) stock: Option<PathBuf>,
+    /// Changes with anything that it was made from.
+    pub(crate) key: String,
+    /// Where the products of modules built for it go.
+    pub(crate) products: PathBuf,
+    pub(crate) make: &'static [&'static str],
+}
+
+impl Kernel {
+    /// Its source, which the build tree names.
+    pub(crate) fn source(&self) -> PathBuf {
+        let link = self.build.join("source");
+        if link.exists() {
+            link
+        } else {
+            self.build.clone()
+        }
+    }
+
+    /// Its modules, the stock RDMA ones first if so wanted.
+    pub(crate) fn index(&self, stock: bool) -> Result<Index> {
+        let mut index = Index::default();
+        if stock {
+            let stock = self
+                .stock
+                .as_ref()
+                .ok_or_else(|| anyhow!("this kernel has no stock RDMA modules"))?;
+            index.add_tree(stock)?;
+            // Names that only the patched ones have must not be found by accident.
+            let known: BTreeSet<String> = index.names().map(str::to_owned).collect();
+            let mut rest = Index::default();
+            rest.add_tree(&self.modules)?;
+            for file in rest.files() {
+                let name = crate::modules::name_of(file);
+                if !known.contains(&name) {
+                    index.add(file.clone());
+                }
+            }
+        } else {
+            index.add_tree(&self.modules)?;
+        }
+        Ok(index)
+    }
+}
+
+/// The release that a kernel image names in its header.
+pub(crate) fn release_of(image: &Path) -> Result<String> {
+    let bytes = fs::read(image).with_context(|| format!("cannot read {}", image.display()))?;
+    release_in(&bytes).ok_or_else(|| anyhow!("{} is no x86 kernel image", image.display()))
+}
+
+/// Offset 0x20e of the boot protocol's header: where the version string lies, less 0x200.
+fn release_in(bytes: &[u8]) -> Option<String> {
+    if bytes.get(0x202..0x206)? != b"HdrS" {
+        return None;
+    }
+    let low = usize::from(*bytes.get(0x20e)?);
+    let high = usize::from(*bytes.get(0x20f)?);
+    let text = bytes.get(((high << 8) | low) + 0x200..)?;
+    let end = text.iter().position(|byte| matches!(byte, 0 | b' '))?;
+    Some(String::from_utf8_lossy(&text[..end]).into_owned())
+}
+
+/// A kernel that somebody else built: its build tree, or the image in one.
+pub(crate) fn by_path(paths: &Paths, path: &Path) -> Result<Kernel> {
+    let path =
+        fs::canonicalize(path).with_context(|| format!("there is no kernel {}", path.display()))?;
+    let image = if path.is_dir() {
+        path.join("arch/x86/boot/bzImage")
+    } else {
+        path
+    };
+    if !image.is_file() {
+        bail!("{} does not exist", image.display());
+    }
+    let build = image
+        .ancestors()
+        .nth(4)
+        .filter(|tree| tree.join("include/config/kernel.release").is_file())
+        .ok_or_else(|| anyhow!("{} does not lie in a build tree", image.display()))?
+        .to_path_buf();
+    let release = release_of(&image)?;
+    let mut key = Key::default();
+    key.bytes("image", &fs::read(&image)?);
+    key.bytes(
+        "symbols",
+        &fs::read(build.join("Module.symvers")).unwrap_or_default(),
+    );
+    let mut name = Key::default();
+    name.text("tree", &build.to_string_lossy());
+    Ok(Kernel {
+        image,
+        release,
+        modules: build.clone(),
+        stock: None,
+        key: key.finish(),
+        products: paths.cache.join("modules").join(name.finish()),
+        build,
+        make: &[],
+    })
+}
+
+/// One flavour's directory in the cache.
+struct Tree<'a> {
+    paths: &'a Paths,
+    flavour: &'static Flavour,
+    directory: PathBuf,
+    toolchain: &'a Toolchain,
+}
+
+/// Contents of the files that we change, by path: none for a file that is not to be there.
+type Files = BTreeMap<String, Option<Vec<u8>>>;
+
+/// Makes a kernel, or as much of it as is not made yet. With `frozen`, one that is there is taken for what it is.
+pub(crate) fn ensure(
+    paths: &Paths,
+    toolchain: &Toolchain,
+    flavour: &'static Flavour,
+    frozen: bool,
+) -> Result<Kernel> {
+    let tree = Tree {
+        paths,
+        flavour,
+        directory: paths.cache.join("kernel").join(flavour.name),
+        toolchain,
+    };
+    fs::create_dir_all(&tree.directory)?;
+    if tree.source_name().is_none() {
+        tree.fetch()?;
+    }
+    let source = tree
+        .source_name()
+        .context("the kernel's source was fetched and is not there")?;
+    let key = tree.key(&source)?;
+    let there = frozen && tree.at("stamp").exists();
+    if !there && !stamp::is_fresh(&tree.at("stamp"), &key) {
+        tree.build(&source, &key)?;
+    }
+    let image = tree.at("bzImage");
+    Ok(Kernel {
+        release: release_of(&image)?,
+        image,
+        build: tree.at("build"),
+        modules: tree.at("modules"),
+        stock: Some(tree.at("stock")),
+        key,
+        products: paths.cache.join("modules").join(flavour.name),
+        make: flavour.make,
+    })
+}
+
+impl Tree<'_> {
+    fn at(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    fn log(&self) -> PathBuf {
+        self.paths
+            .cache
+            .join("logs")
+            .join(format!("kernel-{}.txt", self.flavour.name))
+    }
+
+    fn title(&self, what: &str) -> String {
+        format!("kernel {}: {what}", self.flavour.name)
+    }
+
+    fn ours(&self, name: &str) -> PathBuf {
+        self.paths.repo.join("tests/kernel").join(name)
+    }
+
+    /// Package and version of the unpacked source.
+    fn source_name(&self) -> Option<String> {
+        let text = fs::read_to_string(self.at("source.name")).ok()?;
+        Some(text.trim().to_owned()).filter(|name| !name.is_empty())
+    }
+
+    fn key(&self, source: &str) -> Result<String> {
+        let mut key = Key::default();
+        key.text("source", source);
+        key.text("tools", &self.toolchain.versions()?);
+        key.text("make", &self.flavour.make.join(" "));
+        for fragment in self.flavour.config {
+            key.path(&self.paths.repo, &self.ours("config").join(fragment))?;
+        }
+        key.path(
+            &self.paths.repo,
+            &self.ours("patches").join(self.flavour.patches),
+        )?;
+        key.path(&self.paths.repo, &self.ours("overlay"))?;
+        Ok(key.finish())
+    }
+
+    /// Downloads and unpacks the source: the wanted series, or the newest other one that the patches fit.
+    fn fetch(&self) -> Result<()> {
+        let mut stage = Stage::begin(self.title("looking for its source in Debian's archive"));
+        let mut candidates = apt::search(self.paths, &mut stage, SUITES, self.flavour.package)?;
+        candidates.retain(|candidate| candidate.package == self.flavour.package);
+        let found = !candidates.is_empty();
+        if let (false, Some(prefix)) = (found, self.flavour.instead) {
+            candidates = apt::search(self.paths, &mut stage, SUITES, prefix)?;
+        }
+        let first = candidates.first().ok_or_else(|| {
+            anyhow!(
+                "{} is in no suite of Debian's archive",
+                self.flavour.package
+            )
+        })?;
+        stage.done(&format!("{} {}", first.package, first.version));
+        if !found {
+            eprintln!(
+                "  {} has vanished from the archive; trying others",
+                self.flavour.package
+            );
+        }
+        let mut misfits = Vec::new();
+        for candidate in &candidates {
+            match self.try_source(candidate) {
+                Ok(()) => return Ok(()),
+                // The wanted series must fit: a change in it is ours to follow.
+                Err(error) if found => return Err(error),
+                Err(error) => misfits.push(format!(
+                    "{} {}: {error:#}",
+                    candidate.package, candidate.version
+                )),
+            }
+        }
+        bail!(
+            "no kernel source in the archive fits:\n{}",
+            misfits.join("\n")
+        );
+    }
+
+    fn try_source(&self, candidate: &apt::Candidate) -> Result<()> {
+        let download = self.at("download");
+        let _ = fs::remove_dir_all(&download);
+        let mut stage = Stage::begin(self.title(&format!("downloading {}", candidate.package)));
+        let package = apt::download(self.paths, &mut stage, candidate, &download)?;
+        let size = fs::metadata(&package)?.len() >> 20;
+        stage.done(&format!("{size} MiB"));
+
+        let mut stage = Stage::begin(self.title("unpacking"));
+        for stale in ["source", "build", "pristine"] {
+            let _ = fs::remove_dir_all(self.at(stale));
+        }
+        let _ = fs::remove_file(self.at("stamp.stock"));
+        stage.run(
+            Command::new("dpkg-deb")
+                .arg("-x")
+                .arg(&package)
+                .arg(&download),
+            &self.log(),
+            "",
+            |_| false,
+        )?;
+        let archive = stamp::files(&download.join("usr/src"))?
+            .into_iter()
+            .find(|file| file.to_string_lossy().contains(".tar."))
+            .ok_or_else(|| anyhow!("{} has no source archive", package.display()))?;
+        let source = self.at("source");
+        fs::create_dir_all(&source)?;
+        let files = stage.run(
+            Command::new("tar")
+                .arg("-xvf")
+                .arg(&archive)
+                .arg("-C")
+                .arg(&source)
+                .args(["--strip-components=1", "--no-same-owner"])
+                .arg("--anchored")
+                .args(
+                    NOT_UNPACKED
+                        .iter()
+                        .map(|pattern| format!("--exclude={}/{pattern}", candidate.package)),
+                )
+                .env("XZ_OPT", "-T0"),
+            &self.log(),
+            "files",
+            |_| true,
+        )?;
+        stage.done(&format!("{files} files"));
+        self.changed()?;
+        let _ = fs::remove_dir_all(&download);
+        stamp::set(
+            &self.at("source.name"),
+            &format!("{} {}", candidate.package, candidate.version),
+        )
+    }
+
+    /// Patches in the order of their series file.
+    fn patches(&self) -> Result<Vec<PathBuf>> {
+        let directory = self.ours("patches").join(self.flavour.patches);
+        let series = fs::read_to_string(directory.join("series"))
+            .with_context(|| format!("{}/series", directory.display()))?;
+        Ok(series
+            .lines()
+            .map(|line| line.split('#').next().unwrap_or_default().trim())
+            .filter(|line| !line.is_empty())
+            .map(|name| directory.join(name))
+            .collect())
+    }
+
+    /// Keeps the pristine contents of a file before we change it for the first time.
+    fn keep_pristine(&self, path: &str) -> Result<()> {
+        let kept = self.at("pristine").join(path);
+        let absent = self.at("pristine").join(format!("{path}.absent"));
+        if kept.exists() || absent.exists() {
+            return Ok(());
+        }
+        if let Some(parent) = kept.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        match fs::read(self.at("source").join(path)) {
+            Ok(contents) => stamp::replace(&kept, &contents),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                stamp::replace(&absent, b"")
+            }
+            Err(error) => Err(error).with_context(|| path.to_owned()),
+        }
+    }
+
+    /// All files that we ever changed, pristine.
+    fn pristine(&self) -> Result<Files> {
+        let base = self.at("pristine");
+        let mut files = Files::new();
+        for file in stamp::files(&base)? {
+            let path = file.strip_prefix(&base)?.to_string_lossy().into_owned();
+            match path.strip_suffix(".absent") {
+                Some(path) => files.insert(path.to_owned(), None),
+                None => files.insert(path, Some(fs::read(&file)?)),
+            };
+        }
+        Ok(files)
+    }
+
+    /// All files that we change or ever changed, as they are to be.
+    fn changed(&self) -> Result<Files> {
+        let patches = self.patches()?;
+        for patch in &patches {
+            let text = fs::read(patch).with_context(|| patch.display().to_string())?;
+            for path in patched_files(&String::from_utf8_lossy(&text)) {
+                self.keep_pristine(&path)?;
+            }
+        }
+        let overlay = self.ours("overlay");
+        let overlaid = stamp::files(&overlay)?;
+        for file in &overlaid {
+            self.keep_pristine(&file.strip_prefix(&overlay)?.to_string_lossy())?;
+        }
+
+        let work = self.at("patching");
+        let _ = fs::remove_dir_all(&work);
+        let pristine = self.pristine()?;
+        for (path, contents) in &pristine {
+            let target = work.join(path);
+            if let Some(parent) = target.parent() {
+                fs::create_dir_all(parent)?;
+            }
+            if let Some(contents) = contents {
+                fs::write(&target, contents)?;
+            }
+        }
+        for patch in &patches {
+            let output = Command::new("patch")
+                .args(["-p1", "--batch", "--forward", "--no-backup-if-mismatch"])
+                .args(["--reject-file=-", "-d"])
+                .arg(&work)
+                .arg("-i")
+                .arg(patch)
+                .stdin(Stdio::null())
+                .output()
+                .context("cannot start patch")?;
+            if !output.status.success() {
+                bail!(
+                    "{} does not fit:\n{}",
+                    patch.display(),
+                    String::from_utf8_lossy(&output.stdout).trim()
+                );
+            }
+        }
+        for file in &overlaid {
+            let target = work.join(file.strip_prefix(&overlay)?);
+            fs::write(&target, fs::read(file)?)?;
+        }
+        let mut files = Files::new();
+        for path in pristine.into_keys() {
+            let contents = fs::read(work.join(&path)).ok();
+            files.insert(path, contents);
+        }
+        let _ = fs::remove_dir_all(&work);
+        Ok(files)
+    }
+
+    /// Writes files into the source tree, those alone that differ. Returns how many did.
+    fn lay(&self, files: &Files) -> Result<usize> {
+        let source = self.at("source");
+        let mut count = 0;
+        for (path, contents) in files {
+            let target = source.join(path);
+            let present = fs::read(&target).ok();
+            if present == *contents {
+                continue;
+            }
+            count += 1;
+            if let Some(parent) = target.parent() {
+                fs::create_dir_all(parent)?;
+            }
+            match contents {
+                Some(contents) => stamp::replace(&target, contents)?,
+                None => fs::remove_file(&target)?,
+            }
+        }
+        Ok(count)
+    }
+
+    fn make(&self, arguments: &[&str]) -> Command {
+        let mut command = self.toolchain.make();
+        command
+            .arg("-C")
+            .arg(self.at("source"))
+            .arg(format!("O={}", self.at("build").display()))
+            .args(self.flavour.make)
+            .args(arguments);
+        command
+    }
+
+    fn build(&self, source: &str, key: &str) -> Result<()> {
+        let changed = self.changed()?;
+        let pristine = self.pristine()?;
+        let is_rdma = |path: &str| RDMA.iter().any(|prefix| path.starts_with(prefix));
+
+        // The stock RDMA modules, from the same kernel, before the tree gets ours.
+        let mut without: Files = changed.clone();
+        for (path, contents) in &mut without {
+            if is_rdma(path) {
+                *contents = pristine.get(path).cloned().flatten();
+            }
+        }
+        let mut stock_key = Key::default();
+        stock_key.text("source", source);
+        stock_key.text("tools", &self.toolchain.versions()?);
+        stock_key.text("make", &self.flavour.make.join(" "));
+        for fragment in self.flavour.config {
+            stock_key.path(&self.paths.repo, &self.ours("config").join(fragment))?;
+        }
+        for (path, contents) in &without {
+            if !is_rdma(path) {
+                stock_key.text("path", path);
+                stock_key.bytes("contents", contents.as_deref().unwrap_or_default());
+            }
+        }
+        let stock_key = stock_key.finish();
+        if !stamp::is_fresh(&self.at("stamp.stock"), &stock_key) {
+            self.lay(&without)?;
+            self.configure()?;
+            let whole = !self.at("bzImage").exists();
+            self.compile(if whole {
+                "compiling (six minutes on two cores)"
+            } else {
+                "compiling what has changed"
+            })?;
+            collect_modules(&self.at("build/drivers/infiniband"), &self.at("stock"))?;
+            stamp::set(&self.at("stamp.stock"), &stock_key)?;
+        }
+
+        let count = self.lay(&changed)?;
+        self.configure()?;
+        self.compile(&format!(
+            "compiling with peer memory ({count} files changed)"
+        ))?;
+        collect_modules(&self.at("build"), &self.at("modules"))?;
+        stamp::replace(
+            &self.at("bzImage"),
+            &fs::read(self.at("build/arch/x86/boot/bzImage"))?,
+        )?;
+        stamp::set(&self.at("stamp"), key)
+    }
+
+    fn configure(&self) -> Result<()> {
+        let build = self.at("build");
+        fs::create_dir_all(&build)?;
+        let mut wanted = String::new();
+        for fragment in self.flavour.config {
+            let path = self.ours("config").join(fragment);
+            wanted
+                .push_str(&fs::read_to_string(&path).with_context(|| path.display().to_string())?);
+        }
+        let fragment = self.at("config");
+        fs::write(&fragment, &wanted)?;
+        let mut stage = Stage::begin(self.title("configuring"));
+        stage.run(
+            self.make(&["allnoconfig"])
+                .env("KCONFIG_ALLCONFIG", &fragment),
+            &self.log(),
+            "",
+            |_| false,
+        )?;
+        let result = fs::read_to_string(build.join(".config"))?;
+        let lost = lost_options(&wanted, &result);
+        if !lost.is_empty() {
+            bail!(
+                "the kernel's configuration did not take: {}",
+                lost.join(", ")
+            );
+        }
+        stage.done("");
+        Ok(())
+    }
+
+    fn compile(&self, what: &str) -> Result<()> {
+        let mut stage = Stage::begin(self.title(what));
+        let jobs = std::thread::available_parallelism().map_or(2, usize::from);
+        let count = stage.run(
+            &mut self.make(&[&format!("-j{jobs}"), "bzImage", "modules"]),
+            &self.log(),
+            "steps",
+            |line| line.starts_with("  "),
+        )?;
+        stage.done(&format!("{count} steps"));
+        Ok(())
+    }
+}
+
+/// Files that a patch changes, makes or removes, by their names below the source tree.
+fn patched_files(patch: &str) -> BTreeSet<String> {
+    patch
+        .lines()
+        .filter_map(|line| {
+            line.strip_prefix("+++ b/")
+                .or_else(|| line.strip_prefix("--- a/"))
+        })
+        .filter_map(|name| name.split('\t').next())
+        .map(|name| name.trim_end().to_owned())
+        .collect()
+}
+
+/// Options of a fragment that a configuration does not have as asked.
+fn lost_options(wanted: &str, result: &str) -> Vec<String> {
+    let set: BTreeSet<&str> = result
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .collect();
+    let mut lost = Vec::new();
+    for line in wanted.lines().map(str::trim) {
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let kept = match line.strip_suffix("=n") {
+            Some(name) => {
+                let prefix = format!("{name}=");
+                !set.iter().any(|line| line.starts_with(&prefix))
+            }
+            None => set.contains(line),
+        };
+        if !kept {
+            lost.push(line.to_owned());
+        }
+    }
+    lost
+}
+
+/// Copies all modules below one directory into another, flat. Others may have the old copies open.
+fn collect_modules(from: &Path, to: &Path) -> Result<()> {
+    let mut index = Index::default();
+    index.add_tree(from)?;
+    fs::create_dir_all(to)?;
+    let mut names = BTreeSet::new();
+    for file in index.files() {
+        let name = file.file_name().context("a module without a name")?;
+        stamp::replace(&to.join(name), &fs::read(file)?)?;
+        names.insert(name.to_owned());
+    }
+    for entry in fs::read_dir(to)? {
+        let entry = entry?;
+        if !names.contains(&entry.file_name()) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_that_were_not_kept_are_named() {
+        let wanted = "# comment\nCONFIG_A=y\nCONFIG_B=m\nCONFIG_C=n\nCONFIG_D=n\nCONFIG_E=16000\n";
+        let result = "CONFIG_A=y\n# CONFIG_B is not set\n# CONFIG_C is not set\nCONFIG_D=y\nCONFIG_E=16000\n";
+        assert_eq!(lost_options(wanted, result), ["CONFIG_B=m", "CONFIG_D=n"]);
+    }
+
+    #[test]
+    fn files_of_a_patch() {
+        let patch = "text\n--- a/mm/x.c\t2026\n+++ b/mm/x.c\n@@ -1 +1 @@\n-a\n+b\n--- /dev/null\n+++ b/new.h\n\
+            --- a/old.h\n+++ /dev/null\n";
+        let files: Vec<String> = patched_files(patch).into_iter().collect();
+        assert_eq!(files, ["mm/x.c", "new.h", "old.h"]);
+    }
+
+    #[test]
+    fn release_from_an_image() {
+        let mut image = vec![0; 0x400];
+        image[0x202..0x206].copy_from_slice(b"HdrS");
+        image[0x20e] = 0x10;
+        image[0x20f] = 0x01;
+        image[0x310..0x310 + 12].copy_from_slice(b"7.3.4 (rig@a");
+        assert_eq!(release_in(&image).as_deref(), Some("7.3.4"));
+        assert_eq!(release_in(b"short"), None);
+        image[0x202] = b'x';
+        assert_eq!(release_in(&image), None);
+    }
+}

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Looks at the form of the code: formatting, lints, licences.
+
+use std::fs;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Command;
+use std::process::Stdio;
+
+use anyhow::bail;
+use anyhow::Context as _;
+use anyhow::Result;
+
+use crate::modules::Builder;
+use crate::paths::Paths;
+use crate::progress::output;
+use crate::toolchain::Toolchain;
+
+/// Files that need no licence line: licences themselves, what a program writes, and patches, which are their file's.
+fn is_exempt(name: &str) -> bool {
+    name.starts_with("LICENSES/")
+        || name == "Cargo.lock"
+        || name.starts_with("tests/kernel/patches/")
+}
+
+/// checkpatch's remarks that do not apply outside the kernel's own tree or are matters of taste there.
+const CHECKPATCH_IGNORED: &str =
+    "FILE_PATH_CHANGES,MISSING_SIGN_OFF,SPDX_LICENSE_TAG,COMMIT_LOG_LONG_LINE,LINUX_VERSION_CODE";
+
+pub(crate) struct Linter<'a> {
+    pub(crate) paths: &'a Paths,
+    pub(crate) toolchain: &'a Toolchain,
+    pub(crate) builder: &'a Builder<'a>,
+    /// Has `scripts/checkpatch.pl`.
+    pub(crate) kernel_source: PathBuf,
+}
+
+/// A check: its name, and what does it. The error is what it has to say.
+type Check = (&'static str, fn(&Linter<'_>) -> Result<()>);
+
+pub(crate) const CHECKS: &[Check] = &[
+    ("licence lines", licences),
+    ("rustfmt, host", format_host),
+    ("rustfmt, kernel", format_kernel),
+    ("clippy, host", clippy_host),
+    ("clippy, kernel", clippy_kernel),
+    ("no panic in the module", no_panic),
+    ("checkpatch", checkpatch),
+    ("shellcheck", shellcheck),
+];
+
+/// All files of the repository that git does not ignore, as names.
+fn tracked(linter: &Linter<'_>) -> Result<Vec<String>> {
+    let list = output(
+        Command::new("git")
+            .args(["ls-files", "--cached", "--others", "--exclude-standard"])
+            .current_dir(&linter.paths.repo),
+    )?;
+    Ok(list
+        .lines()
+        .filter(|name| {
+            fs::symlink_metadata(linter.paths.repo.join(name))
+                .is_ok_and(|metadata| metadata.is_file())
+        })
+        .map(str::to_owned)
+        .collect())
+}
+
+fn licences(linter: &Linter<'_>) -> Result<()> {
+    let mut without = Vec::new();
+    for name in tracked(linter)? {
+        if is_exempt(&name) {
+            continue;
+        }
+        let text = fs::read(linter.paths.repo.join(&name)).with_context(|| name.clone())?;
+        let text = String::from_utf8_lossy(&text);
+        let has_line = text
+            .lines()
+            .take(3)
+            .any(|line| line.contains("SPDX-License-Identifier:"));
+        if !has_line {
+            without.push(name);
+        }
+    }
+    if !without.is_empty() {
+        bail!("no SPDX line at the top of:\n{}", without.join("\n"));
+    }
+    Ok(())
+}
+
+/// Runs a command that must succeed and say nothing of the kind that `complains` knows.
+fn quiet(command: &mut Command, complains: impl Fn(&str) -> bool) -> Result<()> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot start {program}"))?;
+    let said = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    if !output.status.success() || said.lines().any(complains) {
+        bail!("{}", said.trim());
+    }
+    Ok(())
+}
+
+fn format_host(linter: &Linter<'_>) -> Result<()> {
+    quiet(
+        linter
+            .toolchain
+            .cargo(linter.paths)
+            .args(["fmt", "--all", "--check"])
+            .current_dir(&linter.paths.repo),
+        |_| false,
+    )
+}
+
+fn is_kernel_rust(name: &str) -> bool {
+    ["src/", "kunit/", "rust-bindings/"]
+        .iter()
+        .any(|directory| name.starts_with(directory))
+        && name.ends_with(".rs")
+}
+
+fn format_kernel(linter: &Linter<'_>) -> Result<()> {
+    let files: Vec<String> = tracked(linter)?
+        .into_iter()
+        .filter(|name| is_kernel_rust(name))
+        .collect();
+    if files.is_empty() {
+        bail!("no kernel Rust found");
+    }
+    quiet(
+        Command::new("/usr/bin/rustfmt")
+            .args(["--check", "--edition", "2021"])
+            .args(&files)
+            .current_dir(&linter.paths.repo),
+        |_| false,
+    )
+}
+
+fn clippy_host(linter: &Linter<'_>) -> Result<()> {
+    quiet(
+        linter
+            .toolchain
+            .cargo(linter.paths)
+            .args([
+                "clippy",
+                "--release",
+                "--locked",
+                "--workspace",
+                "--all-targets",
+                "--",
+            ])
+            .args(["-D", "warnings"])
+            .current_dir(&linter.paths.repo),
+        |_| false,
+    )
+}
+
+fn clippy_kernel(linter: &Linter<'_>) -> Result<()> {
+    linter.builder.clippy()
+}
+
+/// A check that the compiler could not leave out would call one of the panicking functions of `core`.
+fn no_panic(linter: &Linter<'_>) -> Result<()> {
+    let calls = linter.builder.calls()?;
+    if !calls.iter().any(|name| name == "nvidia_p2p_put_pages") {
+        bail!("the module's calls were not read: {} names", calls.len());
+    }
+    let panics: Vec<String> = calls
+        .into_iter()
+        .filter(|name| name.contains("panic"))
+        .collect();
+    if !panics.is_empty() {
+        bail!("the module can panic: {}", panics.join(", "));
+    }
+    Ok(())
+}
+
+/// C files, and patches: what the kernel's maintainers would look at.
+fn checkpatch(linter: &Linter<'_>) -> Result<()> {
+    let script = linter.kernel_source.join("scripts/checkpatch.pl");
+    let names = tracked(linter)?;
+    let mut problems = Vec::new();
+    let mut run = |options: &[&str], files: &[&String]| -> Result<()> {
+        if files.is_empty() {
+            return Ok(());
+        }
+        let result = quiet(
+            Command::new("perl")
+                .arg(&script)
+                .args([
+                    "--no-tree",
+                    "--terse",
+                    "--quiet",
+                    "--no-summary",
+                    "--show-types",
+                ])
+                .args(["--max-line-length=100", "--ignore", CHECKPATCH_IGNORED])
+                .args(options)
+                .args(files.iter().map(|name| linter.paths.repo.join(name)))
+                // In a git work tree it would take every tracked file for a source.
+                .current_dir("/"),
+            |line| !line.trim().is_empty(),
+        );
+        if let Err(error) = result {
+            problems.push(error.to_string());
+        }
+        Ok(())
+    };
+    let sources: Vec<&String> = names
+        .iter()
+        .filter(|name| name.ends_with(".c") || name.ends_with(".h"))
+        .collect();
+    if sources.is_empty() {
+        bail!("no C found");
+    }
+    run(&["--file"], &sources)?;
+    let patches: Vec<&String> = names
+        .iter()
+        .filter(|name| name.ends_with(".patch"))
+        .collect();
+    run(&["--no-signoff"], &patches)?;
+    if !problems.is_empty() {
+        bail!("{}", problems.join("\n"));
+    }
+    Ok(())
+}
+
+fn shellcheck(linter: &Linter<'_>) -> Result<()> {
+    let scripts: Vec<String> = tracked(linter)?
+        .into_iter()
+        .filter(|name| is_shell(&linter.paths.repo.join(name)))
+        .collect();
+    if scripts.is_empty() {
+        bail!("no shell scripts found");
+    }
+    quiet(
+        Command::new("shellcheck")
+            .args(&scripts)
+            .current_dir(&linter.paths.repo),
+        |_| false,
+    )
+}
+
+fn is_shell(file: &Path) -> bool {
+    let Ok(contents) = fs::read(file) else {
+        return false;
+    };
+    let first = contents
+        .split(|byte| *byte == b'\n')
+        .next()
+        .unwrap_or_default();
+    let first = String::from_utf8_lossy(first);
+    first.starts_with("#!")
+        && first
+            .split(['/', ' '])
+            .any(|word| matches!(word, "sh" | "bash"))
+}

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! `rig`: the test rig's one program. It makes what the tests need, boots virtual machines, and runs the tests in them.
+
+mod apt;
+mod cpio;
+mod kernel;
+mod klog;
+mod lint;
+mod modules;
+mod paths;
+mod programs;
+mod progress;
+mod results;
+mod setup;
+mod stamp;
+mod suite;
+mod terminal;
+mod test;
+mod toolchain;
+mod vm;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Parser;
+use clap::Subcommand;
+
+use crate::paths::Paths;
+use crate::vm::Channels;
+
+#[derive(Parser)]
+#[command(about, version)]
+struct Arguments {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Makes all that the tests need: packages, kernel, modules, programs
+    Setup,
+    /// Makes a kernel and prints where its build tree lies
+    Kernel {
+        #[arg(default_value = kernel::DEFAULT)]
+        flavour: String,
+    },
+    /// Makes the modules and prints where they lie
+    Modules {
+        #[arg(long, default_value = kernel::DEFAULT)]
+        kernel: String,
+    },
+    /// Boots a virtual machine and runs a command in it, or a shell
+    Vm {
+        #[command(flatten)]
+        options: Box<vm::Options>,
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<String>,
+    },
+    /// Runs the tests; the last line is "N passed, M failed"
+    Test(test::Selection),
+    /// Shows what the module does; the last line is "demo: ok"
+    Demo,
+    /// Looks at the form of the code
+    Lint,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match act(arguments.action) {
+        Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
+        Err(error) => {
+            eprintln!("rig: {error:#}");
+            ExitCode::from(125)
+        }
+    }
+}
+
+fn act(action: Action) -> Result<i32> {
+    let paths = Paths::find()?;
+    match action {
+        Action::Setup => setup::all(&paths, kernel::DEFAULT),
+        Action::Kernel { flavour } => setup::kernel(&paths, &flavour),
+        Action::Modules { kernel } => setup::modules(&paths, &kernel),
+        Action::Vm { options, command } => run_vm(&paths, &options, &command),
+        Action::Test(selection) => test::suite(&paths, &selection),
+        Action::Demo => test::demo(&paths),
+        Action::Lint => test::lint(&paths),
+    }
+}
+
+fn run_vm(paths: &Paths, options: &vm::Options, command: &[String]) -> Result<i32> {
+    let boot = setup::boot(paths, options)?;
+    let outcome = vm::run(paths, options, &boot, command, Channels::Caller)?;
+    for failure in &outcome.failures {
+        eprintln!("rig: {}", failure.trim_end());
+    }
+    let code = outcome.exit_code();
+    if code != 0 || !outcome.failures.is_empty() {
+        eprintln!("rig: kernel log: {}", outcome.log.display());
+    }
+    Ok(code)
+}

@@ -1,0 +1,444 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Kernel modules: finding them, ordering them, building those of this repository.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::path::PathBuf;
+
+use anyhow::anyhow;
+use anyhow::bail;
+use anyhow::Context as _;
+use anyhow::Result;
+
+use crate::apt;
+use crate::kernel::Kernel;
+use crate::paths::Paths;
+use crate::progress::Stage;
+use crate::stamp;
+use crate::stamp::Key;
+use crate::toolchain::Toolchain;
+
+/// A module's name as the kernel has it.
+pub(crate) fn name_of(file: &Path) -> String {
+    file.file_stem()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .replace('-', "_")
+}
+
+/// Modules by name. The first of a name stays.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Index(BTreeMap<String, PathBuf>);
+
+impl Index {
+    pub(crate) fn add(&mut self, file: PathBuf) {
+        self.0.entry(name_of(&file)).or_insert(file);
+    }
+
+    /// All modules below a directory.
+    pub(crate) fn add_tree(&mut self, directory: &Path) -> Result<()> {
+        let entries = fs::read_dir(directory)
+            .with_context(|| format!("cannot read {}", directory.display()))?;
+        for entry in entries {
+            let entry = entry?;
+            let path = entry.path();
+            let kind = entry.file_type()?;
+            if kind.is_dir() {
+                self.add_tree(&path)?;
+            } else if kind.is_file() && path.extension().is_some_and(|suffix| suffix == "ko") {
+                self.add(path);
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn contains(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<&PathBuf> {
+        self.0.get(name)
+    }
+
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+
+    pub(crate) fn files(&self) -> impl Iterator<Item = &PathBuf> {
+        self.0.values()
+    }
+
+    /// The named modules and all they need, each after what it needs.
+    pub(crate) fn closure(&self, names: &[&str]) -> Result<Vec<PathBuf>> {
+        let mut order = Vec::new();
+        for name in names {
+            self.visit(name, &mut order, 0)?;
+        }
+        Ok(order)
+    }
+
+    /// As `closure`, for those of the names that are modules in this kernel.
+    pub(crate) fn closure_of_present(&self, names: &[&str]) -> Result<Vec<PathBuf>> {
+        let present: Vec<&str> = names
+            .iter()
+            .copied()
+            .filter(|name| self.contains(name))
+            .collect();
+        self.closure(&present)
+    }
+
+    fn visit(&self, name: &str, order: &mut Vec<PathBuf>, depth: usize) -> Result<()> {
+        let path = self
+            .get(name)
+            .ok_or_else(|| anyhow!("there is no module {name}"))?;
+        if order.contains(path) {
+            return Ok(());
+        }
+        if depth > 32 {
+            bail!("the modules' dependencies go round in a circle at {name}");
+        }
+        for needed in info(path, "depends")?.split(',') {
+            if !needed.is_empty() {
+                let needed = needed.replace('-', "_");
+                self.visit(&needed, order, depth + 1)
+                    .with_context(|| format!("needed by {name}"))?;
+            }
+        }
+        order.push(path.clone());
+        Ok(())
+    }
+}
+
+/// One field of a module's information, empty if it has none.
+pub(crate) fn info(file: &Path, field: &str) -> Result<String> {
+    let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    Ok(info_in(&bytes, field))
+}
+
+/// The fields are strings `name=value` in a section of their own, each ended by a zero byte.
+fn info_in(bytes: &[u8], field: &str) -> String {
+    let key = format!("\0{field}=");
+    let found = bytes
+        .windows(key.len())
+        .position(|window| window == key.as_bytes());
+    let Some(at) = found else {
+        return String::new();
+    };
+    let value = &bytes[at + key.len()..];
+    let end = value.iter().position(|byte| *byte == 0).unwrap_or(0);
+    String::from_utf8_lossy(&value[..end]).into_owned()
+}
+
+/// The driver of which the control is a part: its package and the series wanted.
+const CONTROL_PACKAGE: &str = "nvidia-open-kernel-source";
+const CONTROL_SERIES: &str = "550.";
+const CONTROL_SUITES: &[&str] = &["trixie", "forky"];
+const CONTROL_FILES: &[&str] = &["nvidia-peermem.c", "nv-p2p.h", "peer_mem.h"];
+
+/// One module that the rig builds: from what, and with which variables for make.
+struct Recipe<'a> {
+    /// Directory of its products, and its name in messages.
+    name: &'a str,
+    /// File that comes out.
+    product: &'a str,
+    /// Where its Kbuild lies.
+    source: PathBuf,
+    /// All that goes into it.
+    inputs: Vec<PathBuf>,
+    variables: Vec<String>,
+}
+
+/// Builds modules for one kernel.
+pub(crate) struct Builder<'a> {
+    pub(crate) paths: &'a Paths,
+    pub(crate) toolchain: &'a Toolchain,
+    pub(crate) kernel: &'a Kernel,
+    /// Takes a product that is there for what it is.
+    pub(crate) frozen: bool,
+}
+
+impl Builder<'_> {
+    /// The stand-in GPU's driver.
+    pub(crate) fn gpu(&self) -> Result<PathBuf> {
+        let source = self.paths.repo.join("tests/gpu");
+        self.build(&Recipe {
+            name: "gpu",
+            product: "nvidia.ko",
+            inputs: vec![
+                source.clone(),
+                self.repo("rust-bindings/include"),
+                self.repo("tests/kernel/overlay/include"),
+            ],
+            source,
+            variables: Vec::new(),
+        })
+    }
+
+    /// The module of this repository.
+    pub(crate) fn ours(&self) -> Result<PathBuf> {
+        self.build(&self.our_recipe())
+    }
+
+    /// Its KUnit tests.
+    pub(crate) fn kunit(&self) -> Result<PathBuf> {
+        let mut recipe = self.our_recipe();
+        recipe.name = "kunit";
+        recipe.product = "nvidia-peermem-kunit.ko";
+        recipe.inputs.push(self.repo("kunit"));
+        recipe.variables.push("PEERMEM_KUNIT=1".to_owned());
+        self.build(&recipe)
+    }
+
+    /// The functions of other modules, and of the kernel, that our module calls.
+    pub(crate) fn calls(&self) -> Result<Vec<String>> {
+        let output = std::process::Command::new("nm")
+            .args(["--undefined-only", "--just-symbols"])
+            .arg(self.ours()?)
+            .output()
+            .context("cannot start nm")?;
+        if !output.status.success() {
+            bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        let names = String::from_utf8_lossy(&output.stdout).into_owned();
+        Ok(names.lines().map(str::to_owned).collect())
+    }
+
+    /// Has clippy look at our module's Rust, and its tests'.
+    pub(crate) fn clippy(&self) -> Result<()> {
+        let mut recipe = self.our_recipe();
+        recipe.variables.push("PEERMEM_KUNIT=1".to_owned());
+        // Its own directory, made anew: kbuild shows a warning only when it compiles.
+        let output = self.kernel.products.join("clippy.build");
+        let _ = fs::remove_dir_all(&output);
+        fs::create_dir_all(&output)?;
+        let result = self
+            .kbuild(&recipe, &output)
+            .arg("CLIPPY=1")
+            .stdin(std::process::Stdio::null())
+            .output()
+            .context("cannot start make")?;
+        let said = String::from_utf8_lossy(&result.stderr).into_owned();
+        if !result.status.success() || said.contains("warning: ") {
+            bail!("{}", said.trim());
+        }
+        Ok(())
+    }
+
+    fn our_recipe(&self) -> Recipe<'_> {
+        Recipe {
+            name: "ours",
+            product: "nvidia-peermem.ko",
+            inputs: vec![
+                self.repo("Kbuild"),
+                self.repo("src"),
+                self.repo("rust-bindings"),
+            ],
+            source: self.paths.repo.clone(),
+            variables: vec![
+                // What this machine may have installed for its own kernel is not for this one. With no symbols of the
+                // driver's the build makes do, as beside a driver that DKMS has built.
+                "NV_P2P_INCLUDE=".to_owned(),
+                "PEER_MEM_INCLUDE=".to_owned(),
+            ],
+        }
+    }
+
+    fn kbuild(&self, recipe: &Recipe<'_>, output: &Path) -> std::process::Command {
+        let mut command = self.toolchain.make();
+        command
+            .arg("-C")
+            .arg(&self.kernel.build)
+            .arg(format!("M={}", recipe.source.display()))
+            .arg(format!("MO={}", output.display()))
+            .args(self.kernel.make)
+            .args(&recipe.variables)
+            .arg("modules");
+        command
+    }
+
+    /// NVIDIA's own module, unchanged, with a Kbuild of ours beside it.
+    pub(crate) fn control(&self) -> Result<PathBuf> {
+        let (files, version) = self.control_source()?;
+        let symbols = self.gpu_symbols()?;
+        let source = self.kernel.products.join("nvidia.source");
+        let mut inputs = vec![symbols.clone()];
+        fs::create_dir_all(&source)?;
+        let own = stamp::files(&self.repo("tests/control"))?;
+        for file in own.iter().chain(&files) {
+            let target = source.join(file.file_name().context("a file without a name")?);
+            let contents = fs::read(file).with_context(|| file.display().to_string())?;
+            if fs::read(&target).ok().as_ref() != Some(&contents) {
+                stamp::replace(&target, &contents)?;
+            }
+            inputs.push(target);
+        }
+        self.build(&Recipe {
+            name: "nvidia",
+            product: "nvidia-peermem.ko",
+            inputs,
+            source,
+            variables: vec![
+                format!("CONTROL_VERSION={version}"),
+                format!("KBUILD_EXTRA_SYMBOLS={}", symbols.display()),
+            ],
+        })
+    }
+
+    fn repo(&self, path: &str) -> PathBuf {
+        self.paths.repo.join(path)
+    }
+
+    fn gpu_symbols(&self) -> Result<PathBuf> {
+        self.gpu()?;
+        Ok(self.kernel.products.join("gpu.build/Module.symvers"))
+    }
+
+    /// The control's files in the cache, downloaded when they are not there, and the driver's version.
+    fn control_source(&self) -> Result<(Vec<PathBuf>, String)> {
+        let directory = self.paths.cache.join("control");
+        let version = directory.join("version");
+        let files: Vec<PathBuf> = CONTROL_FILES
+            .iter()
+            .map(|name| directory.join(name))
+            .collect();
+        if !version.exists() {
+            self.fetch_control(&directory, &files)?;
+        }
+        Ok((files, fs::read_to_string(version)?.trim().to_owned()))
+    }
+
+    fn fetch_control(&self, directory: &Path, files: &[PathBuf]) -> Result<()> {
+        let mut stage =
+            Stage::begin("control: fetching NVIDIA's nvidia-peermem from Debian's archive");
+        let mut found = apt::search(self.paths, &mut stage, CONTROL_SUITES, CONTROL_PACKAGE)?;
+        found.retain(|candidate| candidate.package == CONTROL_PACKAGE);
+        let candidate = found
+            .iter()
+            .find(|candidate| candidate.version.starts_with(CONTROL_SERIES))
+            .or(found.first())
+            .ok_or_else(|| anyhow!("{CONTROL_PACKAGE} is in no suite of Debian's archive"))?;
+        let download = directory.join("download");
+        let _ = fs::remove_dir_all(&download);
+        let package = apt::download(self.paths, &mut stage, candidate, &download)?;
+        let log = self.paths.cache.join("logs/control.txt");
+        stage.run(
+            std::process::Command::new("dpkg-deb")
+                .arg("-x")
+                .arg(&package)
+                .arg(&download),
+            &log,
+            "",
+            |_| false,
+        )?;
+        for archive in stamp::files(&download)? {
+            if archive.to_string_lossy().contains(".tar.") {
+                stage.run(
+                    std::process::Command::new("tar")
+                        .arg("-xf")
+                        .arg(&archive)
+                        .arg("-C")
+                        .arg(&download),
+                    &log,
+                    "",
+                    |_| false,
+                )?;
+            }
+        }
+        let unpacked = stamp::files(&download)?;
+        for file in files {
+            let tail = Path::new("nvidia-peermem").join(file.file_name().unwrap_or_default());
+            let source = unpacked
+                .iter()
+                .find(|path| path.ends_with(&tail))
+                .ok_or_else(|| anyhow!("{} has no {}", package.display(), tail.display()))?;
+            stamp::replace(file, &fs::read(source)?)?;
+        }
+        let _ = fs::remove_dir_all(&download);
+        let upstream = candidate.version.split('-').next().unwrap_or_default();
+        stamp::set(&directory.join("version"), upstream)?;
+        stage.done(upstream);
+        Ok(())
+    }
+
+    fn build(&self, recipe: &Recipe<'_>) -> Result<PathBuf> {
+        let product = self.kernel.products.join(recipe.name).join(recipe.product);
+        if self.frozen && product.exists() {
+            return Ok(product);
+        }
+        let stamp = self.kernel.products.join(format!("{}.stamp", recipe.name));
+        let mut key = Key::default();
+        key.text("kernel", &self.kernel.key);
+        key.text("variables", &recipe.variables.join(" "));
+        for input in &recipe.inputs {
+            key.path(&self.paths.repo, input)?;
+        }
+        let key = key.finish();
+        if product.exists() && stamp::is_fresh(&stamp, &key) {
+            return Ok(product);
+        }
+        let output = self.kernel.products.join(format!("{}.build", recipe.name));
+        fs::create_dir_all(&output)?;
+        let mut stage = Stage::begin(format!(
+            "module {} ({}): compiling",
+            recipe.product, recipe.name
+        ));
+        stage.run(
+            &mut self.kbuild(recipe, &output),
+            &self.paths.cache.join("logs/modules.txt"),
+            "steps",
+            |line| line.starts_with("  "),
+        )?;
+        let built = output.join(recipe.product);
+        if let Some(parent) = product.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        let contents =
+            fs::read(&built).with_context(|| format!("{} was not made", built.display()))?;
+        stamp::replace(&product, &contents)?;
+        stamp::set(&stamp, &key)?;
+        stage.done("");
+        Ok(product)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_of_a_module() {
+        let bytes =
+            b"\x7fELF\0\0license=GPL\0depends=ib_core,nvidia\0version=550.1\0srcversion=AB\0";
+        assert_eq!(info_in(bytes, "depends"), "ib_core,nvidia");
+        assert_eq!(info_in(bytes, "version"), "550.1");
+        assert_eq!(info_in(bytes, "nothing"), "");
+    }
+
+    #[test]
+    fn modules_come_after_what_they_need() {
+        let directory = std::env::temp_dir().join(format!("rig-modules-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let write = |name: &str, depends: &str| {
+            let text = format!("x\0depends={depends}\0y=z\0");
+            fs::write(directory.join(name), text).unwrap();
+        };
+        write("a.ko", "b-one,c");
+        write("b-one.ko", "c");
+        write("c.ko", "");
+        write("d.ko", "e");
+        let mut index = Index::default();
+        index.add_tree(&directory).unwrap();
+        let names = |wanted: &[&str]| -> Vec<String> {
+            index
+                .closure(wanted)
+                .unwrap()
+                .iter()
+                .map(|path| name_of(path))
+                .collect()
+        };
+        assert_eq!(names(&["a"]), ["c", "b_one", "a"]);
+        assert!(index.closure(&["d"]).is_err());
+        fs::remove_dir_all(&directory).unwrap();
+    }
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Programs that run in the machine: our verbs program, and rdma-core's Python tests.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::anyhow;
+use anyhow::bail;
+use anyhow::Context as _;
+use anyhow::Result;
+
+use crate::paths::Paths;
+use crate::progress::output;
+use crate::progress::Stage;
+use crate::stamp;
+use crate::stamp::Key;
+use crate::toolchain::Toolchain;
+
+/// Where Debian's rdma-core puts its tests.
+const PYVERBS: &str = "/usr/share/doc/rdma-core/tests";
+
+/// The tests that the suite runs; loading the others takes longer in the machine than running these.
+const PYVERBS_TESTS: &[&str] = &[
+    "test_addr",
+    "test_atomic",
+    "test_fork",
+    "test_mr",
+    "test_odp",
+    "test_pd",
+    "test_qp",
+    "test_qpex",
+    "test_shared_pd",
+];
+
+/// Where the verbs program lies once it is compiled.
+pub(crate) fn gdr(paths: &Paths) -> PathBuf {
+    paths.cache.join("programs/gdr")
+}
+
+/// Compiles the verbs program if it has not been from this source.
+pub(crate) fn build(paths: &Paths, toolchain: &Toolchain) -> Result<()> {
+    let product = gdr(paths);
+    let stamp = paths.cache.join("programs/stamp");
+    let mut key = Key::default();
+    key.text("tools", &toolchain.versions()?);
+    for input in [
+        "Cargo.toml",
+        "Cargo.lock",
+        "tests/verbs",
+        "tests/gpu/standin.h",
+    ] {
+        key.path(&paths.repo, &paths.repo.join(input))?;
+    }
+    let key = key.finish();
+    if product.exists() && stamp::is_fresh(&stamp, &key) {
+        return Ok(());
+    }
+    let title = if product.exists() {
+        "programs: compiling what has changed"
+    } else {
+        "programs: compiling (a minute on two cores)"
+    };
+    let mut stage = Stage::begin(title);
+    let crates = stage.run(
+        toolchain
+            .cargo(paths)
+            .args(["build", "--release", "--locked", "-p", "gdr"])
+            .current_dir(&paths.repo),
+        &paths.cache.join("logs/programs.txt"),
+        "crates",
+        |line| line.trim_start().starts_with("Compiling"),
+    )?;
+    // A copy: a machine may have the old one open, and cargo writes where it was.
+    fs::create_dir_all(paths.cache.join("programs"))?;
+    let built = paths.cache.join("target/release/gdr");
+    let contents = fs::read(&built).with_context(|| format!("{} was not made", built.display()))?;
+    stamp::replace(&product, &contents)?;
+    fs::set_permissions(&product, fs::Permissions::from_mode(0o755))?;
+    stamp::set(&stamp, &key)?;
+    stage.done(&format!("{crates} crates"));
+    Ok(())
+}
+
+/// rdma-core's tests, unpacked in the cache.
+pub(crate) fn pyverbs(paths: &Paths) -> Result<PathBuf> {
+    let target = paths.cache.join("pyverbs");
+    fs::create_dir_all(&target)?;
+    for entry in fs::read_dir(&target)? {
+        let file = entry?.path();
+        let stem = file
+            .file_stem()
+            .and_then(|stem| stem.to_str())
+            .unwrap_or_default();
+        if stem.starts_with("test_") && !PYVERBS_TESTS.contains(&stem) {
+            fs::remove_file(&file)?;
+        }
+    }
+    let entries =
+        fs::read_dir(PYVERBS).with_context(|| format!("{PYVERBS} (package rdma-core)"))?;
+    let mut found = 0;
+    for entry in entries {
+        let source = entry?.path();
+        let name = source
+            .file_name()
+            .and_then(|name| name.to_str())
+            .ok_or_else(|| anyhow!("a strange name in {PYVERBS}"))?;
+        let plain = name.strip_suffix(".gz").unwrap_or(name);
+        let stem = plain.strip_suffix(".py").unwrap_or(plain);
+        if !plain.ends_with(".py") || (stem.starts_with("test_") && !PYVERBS_TESTS.contains(&stem))
+        {
+            continue;
+        }
+        found += usize::from(stem.starts_with("test_"));
+        let file = target.join(plain);
+        let is_newer = |source: &Path| -> Result<bool> {
+            Ok(fs::metadata(source)?.modified()? > fs::metadata(&file)?.modified()?)
+        };
+        if file.exists() && !is_newer(&source)? {
+            continue;
+        }
+        let contents = if name.ends_with(".gz") {
+            let mut text = output(Command::new("gzip").arg("-dc").arg(&source))?;
+            text.push('\n');
+            text.into_bytes()
+        } else {
+            fs::read(&source)?
+        };
+        stamp::replace(&file, &contents)?;
+    }
+    if found != PYVERBS_TESTS.len() {
+        bail!("{PYVERBS} has not all of: {}", PYVERBS_TESTS.join(", "));
+    }
+    Ok(target)
+}

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What a person sees while something long is made: one line a stage, with a running count.
+
+use std::fs;
+use std::io::stderr;
+use std::io::BufRead as _;
+use std::io::BufReader;
+use std::io::IsTerminal as _;
+use std::io::Read;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::Command;
+use std::process::Stdio;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+use std::time::Instant;
+
+use anyhow::bail;
+use anyhow::Context as _;
+use anyhow::Result;
+
+/// How many of a failed command's last lines are shown.
+const TAIL: usize = 40;
+
+/// "1 min 05 s", "3.2 s".
+pub(crate) fn duration(elapsed: Duration) -> String {
+    let seconds = elapsed.as_secs();
+    if seconds >= 60 {
+        format!("{} min {:02} s", seconds / 60, seconds % 60)
+    } else if seconds >= 10 {
+        format!("{seconds} s")
+    } else {
+        format!("{:.1} s", elapsed.as_secs_f64())
+    }
+}
+
+/// One stage of the work: what it is, since when.
+pub(crate) struct Stage {
+    title: String,
+    started: Instant,
+    shown: Instant,
+    live: bool,
+}
+
+impl Stage {
+    pub(crate) fn begin(title: impl Into<String>) -> Self {
+        let stage = Self {
+            title: title.into(),
+            started: Instant::now(),
+            shown: Instant::now(),
+            live: stderr().is_terminal(),
+        };
+        if stage.live {
+            eprint!("\r\x1b[K  {} …", stage.title);
+        } else {
+            eprintln!("  {} …", stage.title);
+        }
+        stage
+    }
+
+    /// Shows how far the stage is, not more often than anyone wants to read it.
+    pub(crate) fn show(&mut self, state: &str) {
+        let pause = if self.live {
+            Duration::from_millis(500)
+        } else {
+            Duration::from_secs(30)
+        };
+        if self.shown.elapsed() < pause {
+            return;
+        }
+        self.shown = Instant::now();
+        let line = format!(
+            "  {} … {state}, {}",
+            self.title,
+            duration(self.started.elapsed())
+        );
+        if self.live {
+            eprint!("\r\x1b[K{line}");
+            let _ = stderr().flush();
+        } else {
+            eprintln!("{line}");
+        }
+    }
+
+    pub(crate) fn done(self, result: &str) {
+        let lead = if self.live { "\r\x1b[K" } else { "" };
+        let separator = if result.is_empty() { "" } else { ": " };
+        eprintln!(
+            "{lead}  {}{separator}{result} ({})",
+            self.title,
+            duration(self.started.elapsed())
+        );
+    }
+
+    /// Ends the line, so that what follows stands on its own.
+    fn broken(&self) {
+        if self.live {
+            eprintln!();
+        }
+    }
+
+    /// Runs a command with its output in a log, counting the lines that `counts` accepts as `unit`.
+    pub(crate) fn run(
+        &mut self,
+        command: &mut Command,
+        log: &Path,
+        unit: &str,
+        counts: impl Fn(&str) -> bool,
+    ) -> Result<usize> {
+        if let Some(parent) = log.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        let mut file = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(log)
+            .with_context(|| format!("cannot write {}", log.display()))?;
+        writeln!(file, "$ {command:?}")?;
+        let program = command.get_program().to_string_lossy().into_owned();
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {program}"))?;
+        let (sender, lines) = mpsc::channel::<String>();
+        let outputs: [Option<Box<dyn Read + Send>>; 2] = [
+            child
+                .stdout
+                .take()
+                .map(|pipe| Box::new(pipe) as Box<dyn Read + Send>),
+            child
+                .stderr
+                .take()
+                .map(|pipe| Box::new(pipe) as Box<dyn Read + Send>),
+        ];
+        for output in outputs.into_iter().flatten() {
+            let sender = sender.clone();
+            thread::spawn(move || {
+                let mut reader = BufReader::new(output);
+                let mut line = Vec::new();
+                while reader
+                    .read_until(b'\n', &mut line)
+                    .is_ok_and(|count| count > 0)
+                {
+                    let text = String::from_utf8_lossy(&line).trim_end().to_owned();
+                    if sender.send(text).is_err() {
+                        break;
+                    }
+                    line.clear();
+                }
+            });
+        }
+        drop(sender);
+        let mut count = 0;
+        let mut tail: Vec<String> = Vec::new();
+        loop {
+            match lines.recv_timeout(Duration::from_millis(250)) {
+                Ok(line) => {
+                    writeln!(file, "{line}")?;
+                    if counts(&line) {
+                        count += 1;
+                    }
+                    if tail.len() == TAIL {
+                        tail.remove(0);
+                    }
+                    tail.push(line);
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Err(mpsc::RecvTimeoutError::Disconnected) => break,
+            }
+            self.show(&if count > 0 {
+                format!("{count} {unit}")
+            } else {
+                "running".to_owned()
+            });
+        }
+        let status = child.wait()?;
+        if !status.success() {
+            self.broken();
+            for line in &tail {
+                eprintln!("    {line}");
+            }
+            bail!(
+                "{}: {program} failed ({status}); all output: {}",
+                self.title,
+                log.display()
+            );
+        }
+        Ok(count)
+    }
+}
+
+/// A command's standard output, trimmed.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .output()
+        .with_context(|| format!("cannot start {program}"))?;
+    if !output.status.success() {
+        bail!(
+            "{program} failed ({}): {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}

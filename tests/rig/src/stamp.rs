@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! When something must be made anew: a hash of all that it was made from, kept beside it.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use anyhow::Result;
+use sha2::Digest as _;
+use sha2::Sha256;
+
+/// A hash of named things.
+#[derive(Clone, Default)]
+pub(crate) struct Key(Sha256);
+
+impl Key {
+    pub(crate) fn text(&mut self, name: &str, value: &str) {
+        self.bytes(name, value.as_bytes());
+    }
+
+    /// Names and lengths go in too, so that nothing can be shifted from one thing to the next.
+    pub(crate) fn bytes(&mut self, name: &str, value: &[u8]) {
+        self.0.update(format!("{name}\0{}\0", value.len()));
+        self.0.update(value);
+    }
+
+    /// A file, or all files of a directory in the order of their names.
+    pub(crate) fn path(&mut self, base: &Path, path: &Path) -> Result<()> {
+        for file in files(path)? {
+            let name = file.strip_prefix(base).unwrap_or(&file);
+            let contents =
+                fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+            self.bytes(&name.to_string_lossy(), &contents);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn finish(self) -> String {
+        self.0.finalize()[..16]
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
+    }
+}
+
+/// All files at or below a path, links followed, sorted. A path that does not exist has none.
+pub(crate) fn files(path: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    match fs::metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(found),
+        Err(error) => return Err(error).with_context(|| path.display().to_string()),
+        Ok(metadata) if metadata.is_file() => {
+            found.push(path.to_path_buf());
+            return Ok(found);
+        }
+        Ok(_) => {}
+    }
+    let mut entries: Vec<PathBuf> = fs::read_dir(path)
+        .with_context(|| format!("cannot read {}", path.display()))?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<_>>()?;
+    entries.sort();
+    for entry in entries {
+        found.extend(files(&entry)?);
+    }
+    Ok(found)
+}
+
+/// Whether the stamp says that this key's product is there.
+pub(crate) fn is_fresh(stamp: &Path, key: &str) -> bool {
+    fs::read_to_string(stamp).is_ok_and(|text| text.trim() == key)
+}
+
+/// Says so, after the product is complete.
+pub(crate) fn set(stamp: &Path, key: &str) -> Result<()> {
+    replace(stamp, key.as_bytes())
+}
+
+/// Writes a file that is never seen half written, nor changed under one who has the old one open.
+pub(crate) fn replace(path: &Path, contents: &[u8]) -> Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.new", std::process::id()));
+    let new = path.with_file_name(name);
+    fs::write(&new, contents).with_context(|| format!("cannot write {}", new.display()))?;
+    fs::rename(&new, path).with_context(|| format!("cannot replace {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_depends_on_where_its_parts_begin() {
+        let key = |parts: &[(&str, &str)]| {
+            let mut key = Key::default();
+            for (name, value) in parts {
+                key.text(name, value);
+            }
+            key.finish()
+        };
+        assert_eq!(key(&[("a", "b")]), key(&[("a", "b")]));
+        assert_ne!(key(&[("a", "bc")]), key(&[("ab", "c")]));
+        assert_ne!(key(&[("a", "b"), ("c", "")]), key(&[("a", ""), ("c", "b")]));
+    }
+}

@@ -1,0 +1,943 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Boots a virtual machine, runs one command in it, and tells how both fared.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Child;
+use std::process::Command;
+use std::process::Stdio;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+use std::time::Instant;
+
+use anyhow::anyhow;
+use anyhow::bail;
+use anyhow::Context as _;
+use anyhow::Result;
+use clap::Args;
+use clap::ValueEnum;
+
+use crate::cpio::Archive;
+use crate::klog;
+use crate::modules;
+use crate::modules::Index;
+use crate::paths::Paths;
+use crate::terminal;
+
+/// Exit statuses of the runner's own, as `timeout(1)` and `xargs(1)` have them.
+pub(crate) const TIMED_OUT: i32 = 124;
+pub(crate) const RUN_FAILED: i32 = 125;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Peermem {
+    /// The module of this repository
+    Ours,
+    /// NVIDIA's own C module, the control
+    Nvidia,
+    /// No peer-memory client at all
+    None,
+}
+
+impl Peermem {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Ours => "ours",
+            Self::Nvidia => "nvidia",
+            Self::None => "none",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Rdma {
+    /// ib_core and rxe with peer memory
+    Patched,
+    /// As the kernel's source has them
+    Stock,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Iommu {
+    /// No IOMMU in the machine
+    Off,
+    /// In the machine, passing addresses through
+    Pt,
+    /// Translating, unmapped lazily
+    On,
+    /// Translating, unmapped at once
+    Strict,
+}
+
+/// How the machine is to be.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Options {
+    /// Which peer-memory client answers for GPU memory
+    #[arg(long, value_enum, default_value = "ours")]
+    pub(crate) peermem: Peermem,
+    /// Which RDMA modules are loaded
+    #[arg(long, value_enum, default_value = "patched")]
+    pub(crate) rdma: Rdma,
+    /// Parameter of the peer-memory module
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub(crate) param: Vec<String>,
+    /// Parameter of rdma_rxe
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub(crate) rxe_param: Vec<String>,
+    /// Parameter of the stand-in GPU's driver
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub(crate) gpu_param: Vec<String>,
+    /// Parameter of ib_core
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub(crate) ib_param: Vec<String>,
+    /// Memory of the machine
+    #[arg(long, value_name = "MIB", default_value_t = 2048)]
+    pub(crate) mem: u32,
+    /// Processors of the machine
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub(crate) smp: u32,
+    /// Model of the processors
+    #[arg(long, value_name = "MODEL", default_value = "max")]
+    pub(crate) cpu: String,
+    /// How many GPUs, 0 to 8
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=8))]
+    pub(crate) gpus: u32,
+    /// Size of each GPU's BAR, a power of two
+    #[arg(long, value_name = "MIB", default_value_t = 256)]
+    pub(crate) bar: u64,
+    #[arg(long, value_enum, default_value = "off")]
+    pub(crate) iommu: Iommu,
+    /// Adds an NVMe controller with a disk of this size
+    #[arg(long, value_name = "MIB")]
+    pub(crate) nvme: Option<u64>,
+    /// A kernel of the rig by name, or a kernel image or build tree by path
+    #[arg(long, value_name = "FLAVOUR|PATH", default_value = crate::kernel::DEFAULT)]
+    pub(crate) kernel: String,
+    /// Directory that becomes the machine's root, read-only; its own files lie under /host then
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    pub(crate) root: PathBuf,
+    /// More arguments for the kernel
+    #[arg(long, value_name = "STR", allow_hyphen_values = true)]
+    pub(crate) append: Vec<String>,
+    /// One more argument for QEMU
+    #[arg(long, value_name = "STR", allow_hyphen_values = true)]
+    pub(crate) qemu_arg: Vec<String>,
+    /// Ends the run as failed; 0 waits for ever [default: 900 with a command, 0 without]
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) timeout: Option<u64>,
+    /// A report in the kernel log that must come so often and does not fail the run then
+    #[arg(long, value_name = "REGEX=COUNT")]
+    pub(crate) expect: Vec<klog::Expectation>,
+    /// Where the kernel log goes [default: in the cache]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) log: Option<PathBuf>,
+    /// Variable in the command's environment
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub(crate) env: Vec<String>,
+    /// This file in place of the peer-memory module
+    #[arg(long, value_name = "FILE")]
+    pub(crate) peermem_ko: Option<PathBuf>,
+    /// This file in place of the stand-in GPU's driver
+    #[arg(long, value_name = "FILE")]
+    pub(crate) gpu_ko: Option<PathBuf>,
+    /// One more module, loaded last, with its parameters
+    #[arg(long, value_name = "FILE[ PARAMETERS]")]
+    pub(crate) load: Vec<String>,
+    /// Gives the command a terminal
+    #[arg(long, short = 't')]
+    pub(crate) tty: bool,
+    /// Lays NVIDIA's module beside ours and names it in RIG_CONTROL_KO
+    #[arg(long)]
+    pub(crate) with_control: bool,
+    /// Takes what was built before, whatever has changed since: all runs of a suite test the same
+    #[arg(skip)]
+    pub(crate) frozen: bool,
+    /// Prints QEMU's command line
+    #[arg(long)]
+    pub(crate) verbose: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        #[derive(clap::Parser)]
+        struct Bare {
+            #[command(flatten)]
+            options: Options,
+        }
+        <Bare as clap::Parser>::parse_from(["rig"]).options
+    }
+}
+
+/// Takes a line of output and whether it is one of standard error.
+pub(crate) type LineSink = Box<dyn FnMut(&str, bool) + Send>;
+
+/// Where a command's input comes from and its output goes to.
+pub(crate) enum Channels {
+    /// To the caller's own.
+    Caller,
+    /// No input; each line of output to this.
+    Lines(LineSink),
+}
+
+/// How a run ended.
+pub(crate) struct Outcome {
+    /// The command's own status, if it came to have one.
+    pub(crate) status: Option<i32>,
+    /// Why the run failed whatever the command says: time-out, a dead machine, a report in the log.
+    pub(crate) failures: Vec<String>,
+    pub(crate) timed_out: bool,
+    pub(crate) log: PathBuf,
+    pub(crate) elapsed: Duration,
+}
+
+impl Outcome {
+    /// The status that a program which ran this machine exits with.
+    pub(crate) fn exit_code(&self) -> i32 {
+        match self.status {
+            _ if self.timed_out => TIMED_OUT,
+            Some(status) if self.failures.is_empty() => status,
+            _ => RUN_FAILED,
+        }
+    }
+}
+
+/// What a machine boots and what it finds its modules in.
+pub(crate) struct Boot {
+    pub(crate) image: PathBuf,
+    pub(crate) release: String,
+    /// Modules by name; what was put in first wins.
+    pub(crate) modules: Index,
+    /// Version of the peer-memory module, for the command's environment.
+    pub(crate) peermem_version: String,
+    /// NVIDIA's module, to be had in the machine though not loaded.
+    pub(crate) control: Option<PathBuf>,
+}
+
+/// A file of parameters for one module: `name` to `a=1 b=2`.
+type Parameters = BTreeMap<String, String>;
+
+/// Which modules are loaded, in which order, and which parameters each gets.
+struct Plan {
+    early: Vec<PathBuf>,
+    modules: Vec<(PathBuf, String)>,
+    rdma: bool,
+}
+
+fn plan(options: &Options, boot: &Boot) -> Result<Plan> {
+    let mut parameters = Parameters::new();
+    let mut add = |module: &str, values: &[String]| {
+        if !values.is_empty() {
+            parameters.insert(module.to_owned(), values.join(" "));
+        }
+    };
+    add("rdma_rxe", &options.rxe_param);
+    add("nvidia", &options.gpu_param);
+    add("ib_core", &options.ib_param);
+    add("nvidia_peermem", &options.param);
+
+    let early =
+        boot.modules
+            .closure_of_present(&["virtio_pci", "9pnet_virtio", "9p", "overlay"])?;
+    let rest = boot.modules.closure_of_present(&[
+        "virtio_net",
+        "virtio_console",
+        "udp_tunnel",
+        "ip6_udp_tunnel",
+        "nvme",
+    ])?;
+    let rdma = boot.modules.contains("rdma_rxe");
+    let mut wanted = Vec::new();
+    if rdma {
+        wanted.extend(["ib_uverbs", "rdma_ucm", "rdma_rxe"]);
+    }
+    if options.gpus > 0 {
+        if boot.modules.contains("nvidia") {
+            wanted.push("nvidia");
+        } else if options.peermem != Peermem::None {
+            bail!("the stand-in GPU's driver (nvidia.ko) is not built");
+        }
+    }
+    if options.peermem != Peermem::None {
+        wanted.push("nvidia_peermem");
+    }
+    let mut order = rest;
+    for path in boot.modules.closure(&wanted)? {
+        if !order.contains(&path) {
+            order.push(path);
+        }
+    }
+    order.retain(|path| !early.contains(path));
+    let mut modules: Vec<(PathBuf, String)> = order
+        .into_iter()
+        .map(|path| {
+            let values = parameters.remove(&modules::name_of(&path));
+            (path, values.unwrap_or_default())
+        })
+        .collect();
+    if let Some((module, values)) = parameters.into_iter().next() {
+        bail!("{module} gets the parameters '{values}' and is not loaded");
+    }
+    for extra in &options.load {
+        let (file, values) = extra.split_once(' ').unwrap_or((extra, ""));
+        modules.push((fs::canonicalize(file)?, values.to_owned()));
+    }
+    Ok(Plan {
+        early,
+        modules,
+        rdma,
+    })
+}
+
+/// Quotes for the shell.
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+fn command_script(options: &Options, boot: &Boot, command: &[String], tty: bool) -> Result<String> {
+    let mut script = String::new();
+    let mut export = |name: &str, value: &str| {
+        script.push_str(&format!("export {name}={}\n", quoted(value)));
+    };
+    for name in [
+        "PATH",
+        "HOME",
+        "LANG",
+        "LC_ALL",
+        "RUST_BACKTRACE",
+        "PYTHONPATH",
+    ] {
+        if let Ok(value) = std::env::var(name) {
+            export(name, &value);
+        }
+    }
+    if tty {
+        export("TERM", &std::env::var("TERM").unwrap_or("linux".into()));
+    }
+    export("PEERMEM", options.peermem.name());
+    export("PEERMEM_VERSION", &boot.peermem_version);
+    export("RIG_KERNEL", &boot.release);
+    if boot.control.is_some() {
+        let directory = format!("/lib/modules/{}/control", boot.release);
+        export("RIG_CONTROL_KO", &format!("{directory}/nvidia-peermem.ko"));
+    }
+    export("RIG_GPUS", &options.gpus.to_string());
+    export("RIG_BAR_MIB", &options.bar.to_string());
+    for variable in &options.env {
+        let (name, value) = variable
+            .split_once('=')
+            .ok_or_else(|| anyhow!("'{variable}' is not NAME=VALUE"))?;
+        export(name, value);
+    }
+    if tty {
+        if let Some((rows, columns)) = terminal::size() {
+            script.push_str(&format!(
+                "/run/rig/bin/busybox stty rows {rows} cols {columns}\n"
+            ));
+        }
+    }
+    let here = std::env::current_dir()?;
+    let here = here.to_str().context("the working directory's name")?;
+    let elsewhere = if options.root == Path::new("/") {
+        "|| exit 126"
+    } else {
+        "2>/dev/null || cd /"
+    };
+    script.push_str(&format!("cd {} {elsewhere}\n", quoted(here)));
+    let words: Vec<String> = if command.is_empty() && tty {
+        script.push_str("PS1='vm:\\w# '; export PS1\n");
+        vec!["command -v bash >/dev/null && exec bash --norc; exec sh".into()]
+    } else if command.is_empty() {
+        vec!["exec sh -s".into()]
+    } else {
+        let mut words = vec!["exec".to_owned()];
+        words.extend(command.iter().map(|word| quoted(word)));
+        words
+    };
+    script.push_str(&words.join(" "));
+    script.push('\n');
+    Ok(script)
+}
+
+/// One directory for a run's own files, gone when the run is.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Puts the modules where the machine will find them, with the tables that modprobe reads.
+fn lay_modules(root: &Path, plan: &Plan, boot: &Boot) -> Result<PathBuf> {
+    let (release, index) = (&boot.release, &boot.modules);
+    let tree = root.join("lib/modules").join(release);
+    let files = tree.join("rig");
+    fs::create_dir_all(&files)?;
+    for path in index
+        .files()
+        .chain(plan.modules.iter().map(|(path, _)| path))
+    {
+        let target = files.join(path.file_name().context("module without a name")?);
+        if target.exists() {
+            continue;
+        }
+        if fs::hard_link(path, &target).is_err() {
+            fs::copy(path, &target).with_context(|| format!("cannot copy {}", path.display()))?;
+        }
+    }
+    for empty in ["modules.order", "modules.builtin"] {
+        fs::write(tree.join(empty), "")?;
+    }
+    let status = Command::new("depmod")
+        .env("PATH", system_path())
+        .arg("-b")
+        .arg(root)
+        .arg(release)
+        .stderr(Stdio::null())
+        .status()
+        .context("depmod (package kmod)")?;
+    if !status.success() {
+        bail!("depmod failed");
+    }
+    if let Some(control) = &boot.control {
+        // After depmod, since modprobe must not find it: it has the name of ours.
+        fs::create_dir_all(tree.join("control"))?;
+        fs::copy(control, tree.join("control/nvidia-peermem.ko"))?;
+    }
+    Ok(tree)
+}
+
+/// The caller's PATH with the places of system programs, which an ordinary user's lacks.
+pub(crate) fn system_path() -> String {
+    let path = std::env::var("PATH").unwrap_or_default();
+    format!("{path}:/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin")
+}
+
+fn initramfs(
+    paths: &Paths,
+    options: &Options,
+    plan: &Plan,
+    module_root: &Path,
+    script: &str,
+    tty: bool,
+) -> Result<Vec<u8>> {
+    let mut archive = Archive::default();
+    for directory in [
+        "bin",
+        "dev",
+        "proc",
+        "sys",
+        "job",
+        "job/early.d",
+        "host",
+        "lower",
+        "layer",
+        "new",
+    ] {
+        archive.directory(directory);
+    }
+    let busybox = find_program("busybox").context("busybox (package busybox-static)")?;
+    archive.copy("bin/busybox", 0o755, &busybox)?;
+    archive.symlink("bin/sh", "busybox");
+    archive.copy("init", 0o755, &paths.repo.join("tests/vm/init"))?;
+    archive.copy("job/guest", 0o644, &paths.repo.join("tests/vm/guest"))?;
+
+    let mut early = String::new();
+    for path in &plan.early {
+        let name = format!("early.d/{}.ko", modules::name_of(path));
+        archive.copy(&format!("job/{name}"), 0o644, path)?;
+        early.push_str(&name);
+        early.push('\n');
+    }
+    archive.file("job/early", 0o644, early.as_bytes());
+
+    let mut load = String::new();
+    let mut unload: Vec<String> = Vec::new();
+    for (path, values) in &plan.modules {
+        let file = path.file_name().context("module without a name")?;
+        load.push_str(&format!("{} {values}\n", file.to_string_lossy()));
+        unload.insert(0, modules::name_of(path));
+    }
+    archive.file("job/modules", 0o644, load.as_bytes());
+    unload.retain(|name| !name.contains("virtio"));
+
+    let vars = [
+        (
+            "ROOT_SHARE",
+            if options.root == Path::new("/") {
+                "host"
+            } else {
+                "root"
+            },
+        ),
+        ("MODULE_ROOT", module_root.to_str().context("module path")?),
+        ("RXE", if plan.rdma { "1" } else { "" }),
+        ("CONSOLE", if tty { "1" } else { "" }),
+        ("UNLOAD", &unload.join(" ")),
+    ];
+    let mut text = String::new();
+    for (name, value) in vars {
+        text.push_str(&format!("{name}={}\n", quoted(value)));
+    }
+    archive.file("job/vars", 0o644, text.as_bytes());
+    archive.file("job/run", 0o644, script.as_bytes());
+    Ok(archive.finish())
+}
+
+fn find_program(name: &str) -> Option<PathBuf> {
+    std::env::split_paths(&system_path())
+        .map(|directory| directory.join(name))
+        .find(|path| path.is_file())
+}
+
+/// The host's ends of the machine's ports.
+struct Ports {
+    control: UnixStream,
+    streams: Vec<(&'static str, UnixStream)>,
+    console: Option<UnixStream>,
+    /// QEMU's ends, closed here once it runs.
+    remote: Vec<UnixStream>,
+}
+
+fn qemu_arguments(options: &Options, kernel_args: &str, log: &Path, scratch: &Path) -> Vec<String> {
+    let mut arguments: Vec<String> = Vec::new();
+    let mut add = |words: &[&str]| arguments.extend(words.iter().map(|word| (*word).to_owned()));
+    let gpu_bytes = u64::from(options.gpus) * options.bar;
+    let accel = "tcg,thread=multi";
+    // Room for the BARs above memory, and addresses for that room.
+    let hole = (2 * gpu_bytes).next_power_of_two().max(32 * 1024);
+    let machine = match options.iommu {
+        Iommu::Off => "q35",
+        _ => "q35,kernel-irqchip=split",
+    };
+    let cpu = if hole > 256 * 1024 {
+        format!("{},phys-bits=46", options.cpu)
+    } else {
+        options.cpu.clone()
+    };
+    add(&[
+        "-nodefaults",
+        "-no-user-config",
+        "-no-reboot",
+        "-display",
+        "none",
+    ]);
+    add(&["-machine", machine, "-accel", accel, "-cpu", &cpu]);
+    add(&["-global", &format!("q35-pcihost.pci-hole64-size={hole}M")]);
+    add(&[
+        "-smp",
+        &options.smp.to_string(),
+        "-m",
+        &options.mem.to_string(),
+    ]);
+    add(&["-chardev", &format!("file,id=log,path={}", log.display())]);
+    add(&["-serial", "chardev:log", "-monitor", "none"]);
+    if options.iommu != Iommu::Off {
+        add(&["-device", "intel-iommu,aw-bits=48,caching-mode=on"]);
+    }
+    add(&["-append", kernel_args]);
+    let share = |id: &str, path: &Path| {
+        format!(
+            "local,id={id},path={},security_model=none,readonly=on,multidevs=remap",
+            path.display().to_string().replace(',', ",,")
+        )
+    };
+    add(&["-fsdev", &share("host", Path::new("/"))]);
+    add(&["-device", "virtio-9p-pci,fsdev=host,mount_tag=host"]);
+    if options.root != Path::new("/") {
+        add(&["-fsdev", &share("root", &options.root)]);
+        add(&["-device", "virtio-9p-pci,fsdev=root,mount_tag=root"]);
+    }
+    // A wire between the two cards. UNIX datagrams stay in order and push back when the receiver is full; QEMU's hub
+    // lets later packets overtake those it holds, and RDMA READ does not get over that.
+    let end = |card: u32| scratch.join(format!("wire{card}")).display().to_string();
+    for (card, peer) in [(1, 2), (2, 1)] {
+        add(&[
+            "-netdev",
+            &format!(
+                "dgram,id=net{card},local.type=unix,local.path={},remote.type=unix,remote.path={}",
+                end(card),
+                end(peer)
+            ),
+        ]);
+        // With mergeable buffers, and an IOMMU that translates, the cards were seen to write to address 0.
+        add(&[
+            "-device",
+            &format!(
+                "virtio-net-pci,netdev=net{card},mac=52:54:00:77:00:0{card},host_mtu=4500,\
+                 mrg_rxbuf=off,romfile="
+            ),
+        ]);
+    }
+    for gpu in 0..options.gpus {
+        // Sparse and never reserved: a BAR may be larger than the host's memory.
+        add(&[
+            "-object",
+            &format!(
+                "memory-backend-memfd,id=bar{gpu},size={}M,share=on,reserve=off",
+                options.bar
+            ),
+        ]);
+        add(&["-device", &format!("ivshmem-plain,memdev=bar{gpu}")]);
+    }
+    arguments
+}
+
+/// Boots, runs, waits. An error is one of the host's; whatever the machine does is an outcome.
+pub(crate) fn run(
+    paths: &Paths,
+    options: &Options,
+    boot: &Boot,
+    command: &[String],
+    channels: Channels,
+) -> Result<Outcome> {
+    let started = Instant::now();
+    let interactive = matches!(channels, Channels::Caller) && terminal::is_terminal();
+    let tty = options.tty || (command.is_empty() && interactive);
+    let timeout = match options.timeout {
+        Some(0) => None,
+        Some(seconds) => Some(Duration::from_secs(seconds)),
+        None if command.is_empty() => None,
+        None => Some(Duration::from_secs(900)),
+    };
+
+    if !options.bar.is_power_of_two() {
+        bail!(
+            "a BAR of {} MiB: its size must be a power of two",
+            options.bar
+        );
+    }
+    let scratch = Scratch(paths.run_directory()?);
+    let log = match &options.log {
+        Some(file) => std::path::absolute(file)?,
+        None => paths.new_log()?,
+    };
+    fs::write(&log, "")?;
+
+    let mut options = options.clone();
+    options.root = fs::canonicalize(&options.root)
+        .with_context(|| format!("no root directory {}", options.root.display()))?;
+    let plan = plan(&options, boot)?;
+    let module_root = lay_modules(&scratch.0, &plan, boot)?;
+    let script = command_script(&options, boot, command, tty)?;
+    let ramfs = scratch.0.join("initramfs");
+    fs::write(
+        &ramfs,
+        initramfs(paths, &options, &plan, &module_root, &script, tty)?,
+    )?;
+
+    let mut kernel_args = vec![
+        "console=ttyS0 loglevel=7 panic=-1 printk.devkmsg=on no_timer_check".to_owned(),
+        "nokaslr tsc=reliable".to_owned(),
+    ];
+    kernel_args.push(
+        match options.iommu {
+            Iommu::Off => "",
+            Iommu::Pt => "intel_iommu=on iommu=pt",
+            Iommu::On => "intel_iommu=on iommu.passthrough=0 iommu.strict=0",
+            Iommu::Strict => "intel_iommu=on iommu.passthrough=0 iommu.strict=1",
+        }
+        .to_owned(),
+    );
+    kernel_args.extend(options.append.iter().cloned());
+    let mut arguments = qemu_arguments(&options, &kernel_args.join(" "), &log, &scratch.0);
+    let mut add = |words: &[&str]| arguments.extend(words.iter().map(|word| (*word).to_owned()));
+    add(&["-kernel", &boot.image.display().to_string()]);
+    add(&["-initrd", &ramfs.display().to_string()]);
+    if let Some(size) = options.nvme {
+        let disk = scratch.0.join("nvme");
+        fs::File::create(&disk)?.set_len(size << 20)?;
+        add(&[
+            "-drive",
+            &format!("file={},if=none,id=nvme,format=raw", disk.display()),
+            "-device",
+            "nvme,drive=nvme,serial=rig",
+        ]);
+    }
+    add(&["-device", "virtio-serial-pci,max_ports=8"]);
+    let mut ports = open_ports(&mut arguments, tty)?;
+    arguments.extend(options.qemu_arg.iter().cloned());
+
+    if options.verbose {
+        eprintln!("rig: qemu-system-x86_64 {}", arguments.join(" "));
+    }
+    let errors = scratch.0.join("qemu.err");
+    let qemu = Command::new("setpriv")
+        .args(["--pdeathsig", "KILL", "qemu-system-x86_64"])
+        .args(&arguments)
+        .env("PATH", system_path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(fs::File::create(&errors)?)
+        .spawn()
+        .context("cannot start qemu-system-x86_64 (package qemu-system-x86)")?;
+    let mut qemu = Machine(qemu);
+    ports.remote.clear();
+
+    let raw = if tty { terminal::Raw::enter()? } else { None };
+    let (status, timed_out, mut failures) = attend(&mut qemu, ports, channels, timeout, started)?;
+    drop(raw);
+
+    let qemu_says = fs::read_to_string(&errors).unwrap_or_default();
+    let text = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
+    if status.is_none() && failures.is_empty() {
+        let tail: Vec<&str> = text.lines().rev().take(15).collect();
+        let tail: String = tail
+            .iter()
+            .rev()
+            .map(|line| format!("\n    {line}"))
+            .collect();
+        failures.push(format!(
+            "the machine ended without a word from the command{}{tail}",
+            indented(&qemu_says)
+        ));
+    }
+    let verdict = klog::judge(&text, &options.expect);
+    if !verdict.is_clean() {
+        for report in &verdict.undeclared {
+            failures.push(format!(
+                "the kernel reports (line {} of the log):\n{report}",
+                report.line
+            ));
+        }
+        failures.extend(verdict.miscounted);
+    }
+    Ok(Outcome {
+        status,
+        failures,
+        timed_out,
+        log,
+        elapsed: started.elapsed(),
+    })
+}
+
+fn indented(text: &str) -> String {
+    text.lines().map(|line| format!("\n    {line}")).collect()
+}
+
+fn open_ports(arguments: &mut Vec<String>, tty: bool) -> Result<Ports> {
+    let mut remote = Vec::new();
+    let mut open = |name: &str, device: &str| -> Result<UnixStream> {
+        let (ours, theirs) = UnixStream::pair()?;
+        // The one descriptor that QEMU is to inherit.
+        rustix::io::fcntl_setfd(theirs.as_fd(), rustix::io::FdFlags::empty())?;
+        arguments.extend([
+            "-chardev".to_owned(),
+            format!("socket,id={name},fd={}", theirs.as_raw_fd()),
+            "-device".to_owned(),
+            format!("{device},chardev={name},name=rig.{name}"),
+        ]);
+        remote.push(theirs);
+        Ok(ours)
+    };
+    let mut console = None;
+    if tty {
+        console = Some(open("console", "virtconsole")?);
+    }
+    let control = open("control", "virtserialport")?;
+    let mut streams = Vec::new();
+    if !tty {
+        for name in ["in", "out", "err"] {
+            streams.push((name, open(name, "virtserialport")?));
+        }
+    }
+    Ok(Ports {
+        control,
+        streams,
+        console,
+        remote,
+    })
+}
+
+/// Ends the machine with the run, whatever ends the run.
+struct Machine(Child);
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Lets a reader take all that comes at once, so that the machine never waits for a slow consumer of its output.
+fn pump(
+    mut from: impl Read + Send + 'static,
+    mut to: impl FnMut(&[u8]) + Send + 'static,
+) -> thread::JoinHandle<()> {
+    let (sender, receiver) = mpsc::channel::<Vec<u8>>();
+    thread::spawn(move || {
+        let mut buffer = vec![0; 64 * 1024];
+        while let Ok(count) = from.read(&mut buffer) {
+            if count == 0 || sender.send(buffer[..count].to_vec()).is_err() {
+                break;
+            }
+        }
+    });
+    thread::spawn(move || {
+        for chunk in receiver {
+            to(&chunk);
+        }
+    })
+}
+
+/// Passes input on, and its end. The stream must not be dropped before the machine has gone: QEMU throws away what it has
+/// not read yet once the other end is closed, but not when it is merely shut down for writing.
+fn feed(mut from: impl Read + Send + 'static, to: &UnixStream) -> Result<()> {
+    let mut to = to.try_clone()?;
+    thread::spawn(move || {
+        let mut buffer = vec![0; 64 * 1024];
+        while let Ok(count) = from.read(&mut buffer) {
+            if count == 0 || to.write_all(&buffer[..count]).is_err() {
+                break;
+            }
+        }
+        let _ = to.shutdown(std::net::Shutdown::Write);
+    });
+    Ok(())
+}
+
+type Attended = (Option<i32>, bool, Vec<String>);
+
+fn attend(
+    qemu: &mut Machine,
+    ports: Ports,
+    channels: Channels,
+    timeout: Option<Duration>,
+    started: Instant,
+) -> Result<Attended> {
+    let mut consumers = Vec::new();
+    if let Some(console) = ports.console {
+        feed(std::io::stdin(), &console)?;
+        consumers.push(pump(console, |bytes| {
+            let mut out = std::io::stdout().lock();
+            let _ = out.write_all(bytes).and_then(|()| out.flush());
+        }));
+    }
+    let mut input = None;
+    let lines = match channels {
+        Channels::Caller => None,
+        Channels::Lines(function) => Some(std::sync::Arc::new(std::sync::Mutex::new(function))),
+    };
+    for (name, mut stream) in ports.streams {
+        match (name, &lines) {
+            ("in", lines) => {
+                stream.write_all(b"go\n")?;
+                match lines {
+                    None => feed(std::io::stdin(), &stream)?,
+                    Some(_) => feed(std::io::empty(), &stream)?,
+                }
+                input = Some(stream);
+            }
+            (name, None) => {
+                let to_error = name == "err";
+                consumers.push(pump(stream, move |bytes| {
+                    let _ = if to_error {
+                        std::io::stderr().write_all(bytes)
+                    } else {
+                        let mut out = std::io::stdout().lock();
+                        out.write_all(bytes).and_then(|()| out.flush())
+                    };
+                }));
+            }
+            (name, Some(function)) => {
+                let is_error = name == "err";
+                let function = function.clone();
+                let mut rest = Vec::new();
+                let mut pass = move |bytes: &[u8], end: bool| {
+                    rest.extend_from_slice(bytes);
+                    while let Some(at) = rest.iter().position(|byte| *byte == b'\n') {
+                        let line: Vec<u8> = rest.drain(..=at).collect();
+                        let line = String::from_utf8_lossy(&line[..at]).into_owned();
+                        if let Ok(mut function) = function.lock() {
+                            function(&line, is_error);
+                        }
+                    }
+                    if end && !rest.is_empty() {
+                        let line = String::from_utf8_lossy(&rest).into_owned();
+                        if let Ok(mut function) = function.lock() {
+                            function(&line, is_error);
+                        }
+                    }
+                };
+                let (sender, receiver) = mpsc::channel::<Vec<u8>>();
+                pump(stream, move |bytes| {
+                    let _ = sender.send(bytes.to_vec());
+                });
+                consumers.push(thread::spawn(move || {
+                    for chunk in receiver {
+                        pass(&chunk, false);
+                    }
+                    pass(b"", true);
+                }));
+            }
+        }
+    }
+
+    let (sender, control) = mpsc::channel::<String>();
+    let reader = ports.control;
+    thread::spawn(move || {
+        use std::io::BufRead as _;
+        for line in std::io::BufReader::new(reader)
+            .lines()
+            .map_while(Result::ok)
+        {
+            if sender.send(line).is_err() {
+                break;
+            }
+        }
+    });
+
+    let mut status = None;
+    let mut timed_out = false;
+    let mut failures = Vec::new();
+    let mut deadline = timeout.map(|timeout| started + timeout);
+    loop {
+        match control.recv_timeout(Duration::from_millis(50)) {
+            Ok(line) => {
+                if let Some(text) = line.strip_prefix("exit ") {
+                    status = text.trim().parse().ok();
+                    // The command is done; what is left is a second's work.
+                    deadline = Some(Instant::now() + Duration::from_secs(60));
+                } else if let Some(text) = line.strip_prefix("setup ") {
+                    failures.push(format!("the machine could not be set up: {text}"));
+                }
+                continue;
+            }
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Err(mpsc::RecvTimeoutError::Disconnected) => thread::sleep(Duration::from_millis(10)),
+        }
+        if qemu.0.try_wait()?.is_some() {
+            break;
+        }
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            if status.is_some() {
+                failures.push("the machine did not switch itself off".to_owned());
+            } else {
+                timed_out = true;
+                let seconds = timeout.unwrap_or_default().as_secs();
+                failures.push(format!("timed out after {seconds} s"));
+            }
+            qemu.0.kill()?;
+            qemu.0.wait()?;
+            break;
+        }
+    }
+    // What the machine said in its last moment.
+    for line in control.iter() {
+        if let Some(text) = line.strip_prefix("exit ") {
+            status = text.trim().parse().ok();
+        }
+    }
+    for consumer in consumers {
+        let _ = consumer.join();
+    }
+    drop(input);
+    Ok((status, timed_out, failures))
+}
