@@ -53,12 +53,15 @@ lint: ## Looks at the form of the code: rustfmt, clippy, checkpatch, shellcheck,
 module: ## Compiles the module for this machine's kernel (or KVER=…, KDIR=…)
 	$(MAKE) $(KBUILD_ARGS) modules
 
+# NVIDIA's file of the same name stays where it is, and comes second.
 install: module ## Installs it for this machine's kernel, as root
-	$(MAKE) $(KBUILD_ARGS) INSTALL_MOD_DIR=updates modules_install
+	$(MAKE) $(KBUILD_ARGS) INSTALL_MOD_DIR=updates/peermem-rs modules_install
+	echo 'override nvidia-peermem * updates/peermem-rs' > /etc/depmod.d/peermem-rs.conf
 	depmod $(KVER)
 
 uninstall: ## Removes it again, as root
-	rm -f /lib/modules/$(KVER)/updates/nvidia-peermem.ko*
+	rm -rf /lib/modules/$(KVER)/updates/peermem-rs
+	rm -f /etc/depmod.d/peermem-rs.conf
 	depmod $(KVER)
 
 clean: ## Removes what `make module` left here; the rig's products lie in the user's cache
