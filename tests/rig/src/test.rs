@@ -590,14 +590,14 @@ fn list_skipped(reports: &[Report]) -> usize {
         println!("    in {}", runs.join("; "));
         let mut line = String::new();
         for name in names {
-            if line.len() + name.len() > 100 {
-                println!("      {line}");
+            if !line.is_empty() && line.len() + name.len() > 100 {
+                println!("     {line}");
                 line.clear();
             }
-            line.push_str(name);
             line.push(' ');
+            line.push_str(name);
         }
-        println!("      {line}");
+        println!("     {line}");
     }
     count
 }
