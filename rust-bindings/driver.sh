@@ -1,15 +1,18 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-# Prints the folder under /usr/src with the nv-p2p.h of NVIDIA's driver: of the version that is installed for kernel $1, or
-# else of the newest. Prints nothing where there is none.
+# Prints the folder under /usr/src with the nv-p2p.h of NVIDIA's driver: of version $2, by default the one that is installed
+# for kernel $1, or else of the newest. Prints nothing where there is none. PROBE_ROOT is a root other than the host's.
 set -eu
 
-installed=$(modinfo -k "$1" -F version nvidia 2>/dev/null || true)
+root=${PROBE_ROOT:-}
+# Where modinfo is, which not every user's PATH has.
+PATH=$PATH:$root/usr/sbin:$root/sbin
+installed=${2-$(modinfo -k "$1" -F version nvidia 2>/dev/null || true)}
 newest=
-for header in /usr/src/nvidia-*/nvidia/nv-p2p.h; do
+for header in "$root"/usr/src/nvidia-*/nvidia/nv-p2p.h; do
 	[ -e "$header" ] || continue
 	folder=${header%/nv-p2p.h}
-	version=${folder#/usr/src/nvidia-}
+	version=${folder#"$root"/usr/src/nvidia-}
 	version=$(printf %s "${version%/nvidia}" | sed 's/^[^0-9]*//')
 	if [ -n "$installed" ] && [ "$version" = "$installed" ]; then
 		echo "$folder"

@@ -13,6 +13,8 @@
 #include PEERMEM_NV_HEADER
 #include PEERMEM_IB_HEADER
 
+#include "../src/memory_peers.h"
+#include "../src/missing.h"
 #include "../src/sys.h"
 
 #ifndef NVIDIA_P2P_CAP_GET_PAGES_PERSISTENT_API

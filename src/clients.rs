@@ -2,13 +2,17 @@
 
 //! The two clients that ib_core sees: each joins a flavour of region to the kernel.
 
+use core::ops::DerefMut;
+
 use kernel::prelude::*;
 use kernel::sync::atomic::Acquire;
 use kernel::sync::atomic::Atomic;
 use kernel::sync::atomic::Release;
 use kernel::sync::Arc;
-use kernel::task::Task;
+use kernel::task::Kuid;
 
+use crate::account::Account;
+use crate::account::Ledger;
 use crate::extents::PageSize;
 use crate::extents::Span;
 use crate::ib;
@@ -16,6 +20,8 @@ use crate::ib::RevokerCell;
 use crate::ib::Ticket;
 use crate::nv;
 use crate::observe;
+use crate::record::Flavour;
+use crate::record::Step;
 use crate::refusal::Refusal;
 use crate::region;
 use crate::region::Region;
@@ -25,6 +31,8 @@ use crate::sys;
 use crate::sys::BarRun;
 use crate::sys::LentTable;
 use crate::sys::PciDevice;
+use crate::sys::Thread;
+use crate::tally::Statistics;
 
 /// Until this exists, and after its drop, no range is taken: `acquire` says "not mine".
 ///
@@ -46,31 +54,31 @@ impl Drop for Ready {
     }
 }
 
-/// Takes the range with `pin`, or says why not.
-fn acquire<R>(addr: u64, size: u64, pin: impl FnOnce() -> Result<R, Refusal>) -> Option<R> {
-    if !READY.load(Acquire) {
-        return None;
+/// Takes a range with `pin`, once the module is complete.
+fn acquire<R>(pin: impl FnOnce() -> Result<R, Refusal>) -> Result<R, Refusal> {
+    match READY.load(Acquire) {
+        true => pin(),
+        false => Err(Refusal::Unloading),
     }
-    pin()
-        .inspect_err(|refusal| observe::refused("acquire", addr, size, refusal))
-        .ok()
 }
 
 /// Turns the refusal of a later step into what ib_core returns to the application.
-fn step<R>(name: &str, span: &Span, result: Result<R, Refusal>) -> Result<R> {
+fn step<R>(flavour: Flavour, step: Step, span: &Span, result: Result<R, Refusal>) -> Result<R> {
     result.map_err(|refusal| {
-        observe::refused(name, span.start(), span.len(), &refusal);
+        observe::refused(flavour, step, span.start(), span.len(), refusal);
         Error::from_errno(refusal.errno())
     })
 }
 
 /// Maps with `map`, if there is a device to map for.
 fn dma_map(
+    flavour: Flavour,
     span: &Span,
     device: Option<&PciDevice>,
     map: impl FnOnce(&PciDevice) -> Result<LentTable, Refusal>,
 ) -> Result<LentTable> {
-    step("dma_map", span, device.ok_or(Refusal::NotPci).and_then(map))
+    let result = device.ok_or(Refusal::NotPci).and_then(map);
+    step(flavour, Step::DmaMap, span, result)
 }
 
 /// The client whose pins nobody takes away.
@@ -79,8 +87,12 @@ pub(crate) struct Persistent;
 impl ib::Client for Persistent {
     type Region = Region<Kernel>;
 
-    fn acquire(addr: u64, size: u64) -> Option<Self::Region> {
-        acquire(addr, size, || Region::pin(addr, size))
+    fn acquire(addr: u64, size: u64) -> Result<Self::Region, Refusal> {
+        acquire(|| Region::pin(addr, size))
+    }
+
+    fn refused(addr: u64, size: u64, refusal: Refusal) {
+        observe::refused(Flavour::Persistent, Step::Acquire, addr, size, refusal);
     }
 
     fn get_pages(_region: &Self::Region, _ticket: Ticket) -> Result {
@@ -88,7 +100,9 @@ impl ib::Client for Persistent {
     }
 
     fn dma_map(region: &Self::Region, device: Option<&PciDevice>) -> Result<LentTable> {
-        dma_map(region.span(), device, |device| region.map(device))
+        dma_map(Flavour::Persistent, region.span(), device, |device| {
+            region.map(device)
+        })
     }
 
     fn dma_unmap(region: &Self::Region) {
@@ -97,6 +111,11 @@ impl ib::Client for Persistent {
 
     fn page_size(region: &Self::Region) -> PageSize {
         region.page_size()
+    }
+
+    fn statistics() -> &'static Statistics {
+        static STATISTICS: Statistics = Statistics::new();
+        &STATISTICS
     }
 }
 
@@ -106,16 +125,23 @@ pub(crate) struct Revocable;
 impl ib::Client for Revocable {
     type Region = Lease<Kernel>;
 
-    fn acquire(addr: u64, size: u64) -> Option<Self::Region> {
-        acquire(addr, size, || Lease::pin(addr, size))
+    fn acquire(addr: u64, size: u64) -> Result<Self::Region, Refusal> {
+        acquire(|| Lease::pin(addr, size))
+    }
+
+    fn refused(addr: u64, size: u64, refusal: Refusal) {
+        observe::refused(Flavour::Revocable, Step::Acquire, addr, size, refusal);
     }
 
     fn get_pages(region: &Self::Region, ticket: Ticket) -> Result {
-        step("get_pages", region.span(), region.admit(ticket))
+        let result = region.admit(ticket);
+        step(Flavour::Revocable, Step::GetPages, region.span(), result)
     }
 
     fn dma_map(region: &Self::Region, device: Option<&PciDevice>) -> Result<LentTable> {
-        dma_map(region.span(), device, |device| region.map(device))
+        dma_map(Flavour::Revocable, region.span(), device, |device| {
+            region.map(device)
+        })
     }
 
     fn dma_unmap(region: &Self::Region) {
@@ -124,6 +150,11 @@ impl ib::Client for Revocable {
 
     fn page_size(region: &Self::Region) -> PageSize {
         region.page_size()
+    }
+
+    fn statistics() -> &'static Statistics {
+        static STATISTICS: Statistics = Statistics::new();
+        &STATISTICS
     }
 
     fn revoker() -> Option<&'static RevokerCell> {
@@ -144,6 +175,19 @@ impl region::Env for Kernel {
     type Mapping = nv::DmaMapping;
 }
 
+impl Ledger for Kernel {
+    type User = Kuid;
+    type Accounts = sys::List<Account<Kuid>>;
+
+    fn user() -> Kuid {
+        current!().uid()
+    }
+
+    fn open() -> Option<(u64, impl DerefMut<Target = Self::Accounts>)> {
+        sys::Accounts::open()
+    }
+}
+
 impl revocable::Env for Kernel {
     type Monitor<T: Send + Unpin> = sys::Monitor<T>;
     type Shared<T: Send + Sync + 'static> = Arc<T>;
@@ -158,13 +202,9 @@ impl revocable::Env for Kernel {
     }
 
     fn thread() -> Thread {
-        Thread(Task::current_raw().addr())
+        Thread::current()
     }
 }
-
-/// The address of a task, to compare with that of another that is alive.
-#[derive(Clone, Copy, Eq, PartialEq)]
-pub(crate) struct Thread(usize);
 
 impl revocable::Ticket for Ticket {
     fn revoke(self) {

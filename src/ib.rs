@@ -8,6 +8,7 @@
 //! [`Registration`] makes it known to ib_core.
 
 use core::marker::PhantomData;
+use core::mem::offset_of;
 use core::ptr;
 use core::ptr::NonNull;
 
@@ -18,16 +19,53 @@ use kernel::str::CStr;
 use kernel::sync::atomic::Acquire;
 use kernel::sync::atomic::Atomic;
 use kernel::sync::atomic::Full;
+use kernel::sync::Arc;
 use kernel::sync::SetOnce;
 use kernel::time::delay::fsleep;
 use kernel::time::Delta;
 use kernel::types::ForeignOwnable;
 
 use crate::c;
+use crate::compat;
 use crate::extents::PageSize;
+use crate::refusal::Refusal;
 use crate::sys::LentTable;
 use crate::sys::ModuleHold;
+use crate::sys::Neighbour;
 use crate::sys::PciDevice;
+use crate::tally::Statistics;
+use crate::tally::Tally;
+
+// Weak, so that the module gets as far as `check()` where they are missing: `missing.c` has the
+// argument. Rust has no stable way to say it.
+#[cfg(not(peermem_kunit))]
+core::arch::global_asm!(
+    ".weak ib_register_peer_memory_client",
+    ".weak ib_unregister_peer_memory_client",
+);
+
+/// Says in the log what ib_core lacks. Before it has succeeded nothing else of this file may be used.
+pub(crate) fn check() -> Result {
+    // SAFETY: Has no preconditions.
+    let Some(missing) = NonNull::new(unsafe { c::peermem_missing_ib() }.cast_mut()) else {
+        return Ok(());
+    };
+    // SAFETY: A string literal of the module's.
+    let missing = unsafe { CStr::from_char_ptr(missing.as_ptr()) };
+    if Neighbour::look(c"ib_core").is_none() {
+        pr_err!(
+            "not loaded: no ib_core is, and so there is no {}: modprobe loads it first, insmod does not\n",
+            missing
+        );
+    } else {
+        pr_err!(
+            "not loaded: the ib_core that is loaded has no peer memory (no {}): load that of MLNX_OFED or DOCA-OFED; or do without this module, with software that registers GPU memory by dma-buf\n",
+            missing
+        );
+    }
+    // kmod then points to the log.
+    Err(ENOENT)
+}
 
 /// A peer-memory client of ib_core's: whom it asks about an address that `get_user_pages()` refused.
 ///
@@ -42,10 +80,12 @@ pub(crate) trait Client: 'static {
     /// One registration, from `acquire` to `release`.
     type Region: Send + Sync;
 
-    /// Takes the range, or answers that it is not this client's. Called in the context of the
-    /// process that registers, under ib_core's global mutex: every registration of every process
-    /// waits for it.
-    fn acquire(addr: u64, size: u64) -> Option<Self::Region>;
+    /// Takes the range. Called in the context of the process that registers, under ib_core's global
+    /// mutex: every registration of every process waits for it.
+    fn acquire(addr: u64, size: u64) -> Result<Self::Region, Refusal>;
+
+    /// Learns why ib_core was told that a range is not this client's.
+    fn refused(addr: u64, size: u64, refusal: Refusal);
 
     /// Learns ib_core's name for the registration. Called with ib_core's `mapping_lock` held, like
     /// `dma_map`: must not wait for anything that an invalidation holds.
@@ -63,6 +103,9 @@ pub(crate) trait Client: 'static {
     /// The size of its pages.
     fn page_size(region: &Self::Region) -> PageSize;
 
+    /// A static of this client's own, in which its registrations are counted.
+    fn statistics() -> &'static Statistics;
+
     /// A static of this client's own, if it revokes: then only HCAs that can lose a registration are
     /// served by it.
     fn revoker() -> Option<&'static RevokerCell> {
@@ -73,7 +116,7 @@ pub(crate) trait Client: 'static {
 /// ib_core's name for one registration, from `get_pages` until `release`.
 pub(crate) struct Ticket {
     number: u64,
-    revoker: Option<&'static RevokerCell>,
+    revoker: Option<(&'static RevokerCell, Arc<Tally>)>,
 }
 
 impl Ticket {
@@ -84,8 +127,8 @@ impl Ticket {
     /// gone. Not to be called after `release` has returned: numbers come back, and the next
     /// registration that has this one would be revoked.
     pub(crate) fn revoke(self) {
-        if let Some(revoker) = self.revoker {
-            revoker.revoke(self.number);
+        if let Some((revoker, tally)) = self.revoker {
+            revoker.revoke(self.number, &tally);
         }
     }
 }
@@ -123,16 +166,18 @@ impl RevokerCell {
         }
     }
 
-    fn revoke(&self, number: u64) {
+    fn revoke(&self, number: u64, tally: &Tally) {
         // Counted first, then looked at; `close` does the opposite. One of the two sees the other.
         self.calls.fetch_add(1, Full);
         let open = !self.closed.load(Acquire);
         if let Some(revoker) = self.revoker.copy().filter(|_| open) {
+            tally.revoking();
             // SAFETY: The handle is valid by the type invariant. ib_core looks the number up: one that
             // is not known does nothing.
             unsafe { (revoker.invalidate)(revoker.handle.as_ptr(), number) };
+            tally.revoked();
         }
-        self.calls.fetch_sub(1, Full);
+        compat::count_down(&self.calls);
     }
 
     /// When this returns, the handle is not used any more.
@@ -151,7 +196,27 @@ impl RevokerCell {
 /// The order of the fields is the order in which they are dropped.
 struct Context<C: Client> {
     region: C::Region,
+    tally: Arc<Tally>,
     _module: ModuleHold,
+}
+
+impl<C: Client> Context<C> {
+    fn new(addr: u64, size: u64) -> Result<KBox<Self>, Refusal> {
+        let module = ModuleHold::try_new().ok_or(Refusal::Unloading)?;
+        // First the places, then the region: when there is one, it is kept.
+        let place = KBox::new_uninit(GFP_KERNEL).map_err(|_| Refusal::NoMemory)?;
+        let tally = Arc::new(Tally::new(C::statistics(), size), GFP_KERNEL)
+            .map_err(|_| Refusal::NoMemory)?;
+        let region = C::acquire(addr, size)?;
+        Ok(KBox::write(
+            place,
+            Context {
+                region,
+                tally,
+                _module: module,
+            },
+        ))
+    }
 }
 
 /// How a client that revokes shares the work with ib_core.
@@ -163,6 +228,23 @@ pub(crate) enum Invalidation {
     ClientUnmaps,
 }
 
+/// `struct peer_memory_client_ex`, with a name for its last four bytes: MLNX_OFED 4.9 reads them, as
+/// half of a pointer, and what has no name need not be zero.
+#[derive(Default)]
+#[repr(C)]
+struct ClientEx {
+    client: c::peer_memory_client,
+    ex_size: usize,
+    flags: u32,
+    _zero: u32,
+}
+
+const _: () = {
+    assert!(size_of::<ClientEx>() == size_of::<c::peer_memory_client_ex>());
+    assert!(offset_of!(ClientEx, ex_size) == offset_of!(c::peer_memory_client_ex, ex_size));
+    assert!(offset_of!(ClientEx, flags) == offset_of!(c::peer_memory_client_ex, flags));
+};
+
 /// A client that ib_core knows.
 ///
 /// # Invariants
@@ -170,7 +252,7 @@ pub(crate) enum Invalidation {
 /// `handle` is what ib_core gave for `client`, which stays where it is: ib_core keeps the pointer.
 pub(crate) struct Registration<C: Client> {
     handle: NonNull<c_void>,
-    _client: KBox<c::peer_memory_client_ex>,
+    _client: KBox<ClientEx>,
     _calls: PhantomData<C>,
 }
 
@@ -185,7 +267,7 @@ impl<C: Client> Registration<C> {
     /// Only a client that revokes looks at `invalidation`. Such a client can be registered once, for
     /// tickets may be left of the first time: `EBUSY`.
     pub(crate) fn new(name: &CStr, version: &CStr, invalidation: Invalidation) -> Result<Self> {
-        let mut client = c::peer_memory_client_ex {
+        let mut client = ClientEx {
             client: VTable::<C>::CLIENT,
             ..Default::default()
         };
@@ -203,7 +285,7 @@ impl<C: Client> Registration<C> {
             // keeps it from calling them.
             *flag = 1;
             if invalidation == Invalidation::ClientUnmaps {
-                client.ex_size = size_of::<c::peer_memory_client_ex>();
+                client.ex_size = size_of::<ClientEx>();
                 client.flags = c::PEER_MEM_INVALIDATE_UNMAPS;
             }
         }
@@ -214,8 +296,10 @@ impl<C: Client> Registration<C> {
             Some(_) => ptr::from_mut(&mut invalidate),
             None => ptr::null_mut(),
         };
+        // All of it: ib_core looks behind the first member.
+        let whole = ptr::from_ref(&*client).cast::<c::peer_memory_client>();
         // SAFETY: The client is complete, and lives until it is unregistered in the drop below.
-        let handle = unsafe { c::ib_register_peer_memory_client(&client.client, callback) };
+        let handle = unsafe { c::ib_register_peer_memory_client(whole, callback) };
         // INVARIANT: ib_core's handle for this client.
         let registration = Registration {
             handle: NonNull::new(handle).ok_or(EINVAL)?,
@@ -278,10 +362,9 @@ impl<C: Client> VTable<C> {
     ///
     /// `context` is what [`Self::acquire_callback`] stored, and `release` has not been called for it,
     /// nor is until the borrow ends.
-    unsafe fn region<'a>(context: *mut c_void) -> &'a C::Region {
+    unsafe fn context<'a>(context: *mut c_void) -> &'a Context<C> {
         // SAFETY: As promised by the caller; `into_foreign` made the pointer.
-        let context: &Context<C> = unsafe { <KBox<Context<C>>>::borrow(context) };
-        &context.region
+        unsafe { <KBox<Context<C>>>::borrow(context) }
     }
 
     /// 1 for mine, 0 for not mine; ib_core knows no errors here.
@@ -296,24 +379,15 @@ impl<C: Client> VTable<C> {
         _peer_mem_name: *mut c_char,
         client_context: *mut *mut c_void,
     ) -> c_int {
-        let Some(module) = ModuleHold::try_new() else {
-            return 0;
-        };
-        // First the place, then the region: when there is one, it is kept.
-        let Ok(place) = KBox::<Context<C>>::new_uninit(GFP_KERNEL) else {
-            return 0;
-        };
         // CAST: Both are 64 bits wide wherever there is such a driver, and never wider.
-        let Some(region) = C::acquire(addr as u64, size as u64) else {
-            return 0;
+        let (addr, size) = (addr as u64, size as u64);
+        let context = match Context::<C>::new(addr, size) {
+            Ok(context) => context,
+            Err(refusal) => {
+                C::refused(addr, size, refusal);
+                return 0;
+            }
         };
-        let context = KBox::write(
-            place,
-            Context {
-                region,
-                _module: module,
-            },
-        );
         // SAFETY: Valid for writes as promised by the caller.
         unsafe { *client_context = context.into_foreign() };
         1
@@ -333,12 +407,12 @@ impl<C: Client> VTable<C> {
     ) -> c_int {
         from_result(|| {
             // SAFETY: `release` comes later.
-            let region = unsafe { Self::region(client_context) };
+            let context = unsafe { Self::context(client_context) };
             let ticket = Ticket {
                 number: core_context,
-                revoker: C::revoker(),
+                revoker: C::revoker().map(|revoker| (revoker, context.tally.clone())),
             };
-            C::get_pages(region, ticket)?;
+            C::get_pages(&context.region, ticket)?;
             Ok(0)
         })
     }
@@ -356,16 +430,17 @@ impl<C: Client> VTable<C> {
     ) -> c_int {
         from_result(|| {
             // SAFETY: `release` comes later.
-            let region = unsafe { Self::region(client_context) };
+            let context = unsafe { Self::context(client_context) };
             // SAFETY: As promised by the caller.
             let device = unsafe { PciDevice::from_device(dma_device) };
-            let table = C::dma_map(region, device.as_ref())?;
+            let table = C::dma_map(&context.region, device.as_ref())?;
             let entries = c_int::try_from(table.0.nents)?;
             // SAFETY: Both are valid for writes as promised by the caller.
             unsafe {
                 *sg_head = table.0;
                 *nmap = entries;
             }
+            context.tally.mapped(u64::from(table.0.nents));
             Ok(0)
         })
     }
@@ -379,7 +454,9 @@ impl<C: Client> VTable<C> {
         _dma_device: *mut bindings::device,
     ) -> c_int {
         // SAFETY: `release` comes later, or, inside an invalidation by MLNX_OFED 4.9, on this thread.
-        C::dma_unmap(unsafe { Self::region(client_context) });
+        let context = unsafe { Self::context(client_context) };
+        C::dma_unmap(&context.region);
+        context.tally.unmapped();
         0
     }
 
@@ -399,9 +476,9 @@ impl<C: Client> VTable<C> {
     /// Called by ib_core between `acquire` and `release`, with the context of `acquire`.
     unsafe extern "C" fn get_page_size_callback(client_context: *mut c_void) -> c_ulong {
         // SAFETY: `release` comes later.
-        let region = unsafe { Self::region(client_context) };
+        let context = unsafe { Self::context(client_context) };
         // CAST: At most 2 GiB.
-        C::page_size(region).bytes() as c_ulong
+        C::page_size(&context.region).bytes() as c_ulong
     }
 
     /// # Safety
@@ -409,6 +486,9 @@ impl<C: Client> VTable<C> {
     /// Called by ib_core once for each successful `acquire`, with its context, as the last call.
     unsafe extern "C" fn release_callback(client_context: *mut c_void) {
         // SAFETY: `into_foreign` made the pointer, and no call follows that could borrow it.
-        drop(unsafe { <KBox<Context<C>>>::from_foreign(client_context) });
+        let context = unsafe { <KBox<Context<C>>>::from_foreign(client_context) };
+        // ib_core does not unmap what a client has revoked that unmaps by itself.
+        context.tally.unmapped();
+        drop(context);
     }
 }

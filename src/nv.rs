@@ -15,21 +15,28 @@ use kernel::prelude::*;
 use kernel::rbtree::RBTree;
 use kernel::sync::atomic::Atomic;
 use kernel::sync::atomic::Full;
-use kernel::sync::atomic::Relaxed;
 use kernel::sync::global_lock;
 use kernel::sync::new_mutex;
 use kernel::sync::Arc;
 use kernel::sync::Mutex;
 use kernel::sync::SetOnce;
+use kernel::task::Pid;
 use kernel::time::delay::fsleep;
 use kernel::time::Delta;
 
 use crate::c;
+use crate::compat;
 use crate::extents;
 use crate::extents::PageSize;
 use crate::extents::Run;
 use crate::extents::Span;
 use crate::observe;
+use crate::pin;
+use crate::pin::Alive;
+use crate::pin::Directory;
+use crate::pin::Held;
+use crate::pin::Kept;
+use crate::pin::Slot;
 use crate::refusal;
 use crate::refusal::Refusal;
 use crate::region;
@@ -39,6 +46,46 @@ use crate::sys::BarFinder;
 use crate::sys::BarRun;
 use crate::sys::ModuleHold;
 use crate::sys::PciDevice;
+use crate::sys::Thread;
+
+// As in `ib.rs`: weak, until `check()` has seen that they are there.
+#[cfg(not(peermem_kunit))]
+core::arch::global_asm!(
+    ".weak nvidia_p2p_get_pages",
+    ".weak nvidia_p2p_put_pages",
+    ".weak nvidia_p2p_dma_map_pages",
+    ".weak nvidia_p2p_dma_unmap_pages",
+    ".weak nvidia_p2p_get_pages_persistent",
+    ".weak nvidia_p2p_put_pages_persistent",
+);
+
+/// Says in the log what nvidia.ko lacks, or that it is not the flavour for this module. Before it has
+/// succeeded nothing else of this file may be used.
+pub(crate) fn check() -> Result {
+    // SAFETY: Has no preconditions.
+    let Some(missing) = NonNull::new(unsafe { c::peermem_missing_nv() }.cast_mut()) else {
+        return Ok(());
+    };
+    // SAFETY: A string literal of the module's.
+    let missing = unsafe { CStr::from_char_ptr(missing.as_ptr()) };
+    match sys::Neighbour::look(c"nvidia") {
+        None => pr_err!(
+            "not loaded: no nvidia.ko is, and so there is no {}: modprobe loads it first, insmod does not\n",
+            missing
+        ),
+        Some(driver) if driver.is_proprietary => pr_err!(
+            "not loaded: nvidia.ko {} is the proprietary flavour, and Linux gives none of its functions to a module in Rust: install NVIDIA's open kernel modules (nvidia-open), or use NVIDIA's own nvidia-peermem\n",
+            driver.version()
+        ),
+        Some(driver) => pr_err!(
+            "not loaded: nvidia.ko {} has no {}: install driver 535 or newer\n",
+            driver.version(),
+            missing
+        ),
+    }
+    // kmod then points to the log.
+    Err(ENOENT)
+}
 
 /// The versions of `struct nvidia_p2p_page_table` that are known: 1.2 (to 575), 2.x (from 580).
 const TABLE_1: u32 = 0x0001_0002;
@@ -182,7 +229,7 @@ impl region::Pinned for PersistentPin {
     /// `nvidia_p2p_get_pages_persistent()`. Takes nvidia.ko's API lock.
     fn pin(span: Span) -> Result<Self, Refusal> {
         let mut table = ptr::null_mut();
-        // The gate: see `RevocablePin`. A put of one flavour must not meet a new pin of the other.
+        // The gate: see `pin`. A put of one flavour must not meet a new pin of the other.
         let ret = sys::gate_read(|| {
             // SAFETY: `table` is valid for writes; the function checks the range.
             unsafe { c::nvidia_p2p_get_pages_persistent(span.start(), span.len(), &mut table, 0) }
@@ -317,53 +364,62 @@ impl Drop for DmaMapping {
     }
 }
 
-/// GPU memory that is pinned until this is dropped, or until it is freed.
-///
-/// # Rules, and what fails without them
-///
-/// - What nvidia.ko holds of ours is a number, never a pointer: [`free_callback`] looks it up under a
-///   lock, and holds a reference while it works. A callback can come long after the drop below, when
-///   nvidia.ko did not unpin.
-/// - The page table is read only where it is known to live: in [`RevocablePin::pin`], with the slot
-///   locked and alive. The callback waits for that lock before it returns, and the table dies with
-///   its return. Later the pointer is no more than a key.
-/// - A pin whose callback has come is never put: its table's address may belong to another pin by now.
-///   Between the look and the put no new pin of ours can be made, of either flavour: pins are made
-///   beside each other ([`sys::gate_read`]), look and put are alone ([`sys::gate_write`]). The gate lies
-///   outside the API lock, and the callback never takes it. Against pins that another module makes for
-///   the same process there is no such help.
-/// - nvidia.ko looks for a pin to put among those of the calling process. From another process it
-///   does nothing and says 0. Then the slot, and with it the module, stays until the callback comes.
+/// GPU memory that is pinned until this is dropped, or until it is freed: see [`pin`].
 pub(crate) struct RevocablePin {
-    id: usize,
-    slot: Arc<Slot>,
-    /// A key; never dereferenced.
-    table: TablePtr,
-    span: Span,
+    /// Unpins.
+    _held: Held<Nv>,
     page: PageSize,
     runs: KVVec<BarRun>,
-    /// The process that nvidia.ko knows as the owner.
-    owner: kernel::task::Pid,
 }
 
-/// What a callback finds by its number.
-#[pin_data]
-struct Slot {
-    /// Cleared by the callback, before it does anything else.
-    #[pin]
-    alive: Mutex<bool>,
-    region: Arc<dyn Revoke>,
-    /// The callback may come after everything else of the registration is gone.
-    _module: ModuleHold,
+impl RevocablePin {
+    /// `nvidia_p2p_get_pages()`. Takes nvidia.ko's API lock. `region` may be revoked before this
+    /// returns.
+    pub(crate) fn pin(span: Span, region: Arc<dyn Revoke>) -> Result<Self, Refusal> {
+        let module = ModuleHold::try_new().ok_or(Refusal::Unloading)?;
+        let held = Held::<Nv>::new(span, region, module)?;
+        let (page, runs) = held.read(|table| copy(&table, span))?;
+        Ok(RevocablePin {
+            _held: held,
+            page,
+            runs,
+        })
+    }
+
+    /// The size of its pages.
+    pub(crate) fn page_size(&self) -> PageSize {
+        self.page
+    }
+
+    /// Where the pages are, in the order of virtual addresses.
+    pub(crate) fn runs(&self) -> &[BarRun] {
+        &self.runs
+    }
+}
+
+/// The page size of `table`, and where its pages are.
+fn copy(table: &Alive<'_, TablePtr>, span: Span) -> Result<(PageSize, KVVec<BarRun>), Refusal> {
+    // SAFETY: The table lives until `free_callback` returns for it, and that call does not return
+    // while there is an `Alive`. The borrow ends with this function.
+    let checked = unsafe { table.table().check(span) }?;
+    if checked.cacheable {
+        return Err(Refusal::CpuCacheable);
+    }
+    let mut runs =
+        KVVec::with_capacity(checked.runs().count(), GFP_KERNEL).map_err(|_| Refusal::NoMemory)?;
+    // Tables before 2.0 do not say what kind of memory they are for.
+    let mut bars = BarFinder::default();
+    for run in checked.runs() {
+        runs.push_within_capacity(bars.find(run)?)
+            .map_err(|_| Refusal::NoMemory)?;
+    }
+    Ok((checked.page, runs))
 }
 
 global_lock! {
-    // SAFETY: Used only behind `Callbacks::ready`, which follows its initialization.
-    unsafe(uninit) static DIRECTORY: Mutex<Option<RBTree<usize, Arc<Slot>>>> = None;
+    // SAFETY: Used only behind `CALLBACKS`, which is set after its initialization.
+    unsafe(uninit) static DIRECTORY: Mutex<Option<Directory<Nv>>> = None;
 }
-
-/// Numbers are not used twice: 64 bits do not come round.
-static NEXT_ID: Atomic<usize> = Atomic::new(1);
 
 /// Callbacks can be made for as long as this exists; its drop waits until none is running.
 ///
@@ -387,10 +443,6 @@ impl Callbacks {
         CALLBACKS.populate(());
         Ok(Callbacks(()))
     }
-
-    fn ready() -> bool {
-        CALLBACKS.as_ref().is_some()
-    }
 }
 
 impl Drop for Callbacks {
@@ -405,150 +457,82 @@ impl Drop for Callbacks {
     }
 }
 
-fn directory_insert(id: usize, slot: Arc<Slot>) -> Result<(), Refusal> {
-    if !Callbacks::ready() {
-        return Err(Refusal::Unloading);
+/// nvidia.ko, as the provider of revocable pins.
+struct Nv;
+
+impl pin::Provider for Nv {
+    type Lock = SlotLock;
+    type Shared<T: Send + Sync + 'static> = Arc<T>;
+    type Slots = Slots;
+    type Region = Arc<dyn Revoke>;
+    type Hold = ModuleHold;
+    type Table = TablePtr;
+    type Process = Pid;
+    type Thread = Thread;
+
+    fn share<T: Send + Sync + 'static>(value: T) -> Result<Arc<T>, Refusal> {
+        Arc::new(value, GFP_KERNEL).map_err(|_| Refusal::NoMemory)
     }
-    DIRECTORY
-        .lock()
-        .get_or_insert_with(RBTree::new)
-        .try_create_and_insert(id, slot, GFP_KERNEL)
-        .map(|_| ())
-        .map_err(|_| Refusal::NoMemory)
-}
 
-/// Only with a number that [`directory_insert`] has taken.
-fn directory_get(id: usize) -> Option<Arc<Slot>> {
-    DIRECTORY.lock().as_ref()?.get(&id).cloned()
-}
+    fn directory<R>(f: impl FnOnce(&mut Directory<Nv>) -> R) -> Result<R, Refusal> {
+        CALLBACKS.as_ref().ok_or(Refusal::Unloading)?;
+        Ok(f(DIRECTORY.lock().get_or_insert_with(Directory::default)))
+    }
 
-/// Only with a number that [`directory_insert`] has taken.
-fn directory_remove(id: usize) {
-    let slot = DIRECTORY.lock().as_mut().and_then(|tree| tree.remove(&id));
-    // The last reference to a region may go here: not under the lock.
-    drop(slot);
-}
+    fn gate_read<R>(f: impl FnOnce() -> R) -> R {
+        sys::gate_read(f)
+    }
 
-impl RevocablePin {
-    /// `nvidia_p2p_get_pages()`. Takes nvidia.ko's API lock. `region` may be revoked before this
-    /// returns.
-    pub(crate) fn pin(span: Span, region: Arc<dyn Revoke>) -> Result<Self, Refusal> {
-        let module = ModuleHold::try_new().ok_or(Refusal::Unloading)?;
-        let slot = Arc::pin_init(
-            pin_init!(Slot {
-                alive <- new_mutex!(true, "peermem_slot"),
-                region,
-                _module: module,
-            }),
-            GFP_KERNEL,
-        )
-        .map_err(|_| Refusal::NoMemory)?;
-        let id = NEXT_ID.fetch_add(1, Relaxed);
-        directory_insert(id, slot.clone())?;
+    fn gate_write<R>(f: impl FnOnce() -> R) -> R {
+        sys::gate_write(f)
+    }
 
+    fn get(span: &Span, number: usize) -> Result<Option<TablePtr>, Refusal> {
         let mut table = ptr::null_mut();
-        let ret = sys::gate_read(|| {
-            // SAFETY: `table` is valid for writes, and the function checks the range. The callback
-            // takes any number for its data, and is not unloaded before it has returned: see
-            // `Callbacks`.
-            unsafe {
-                c::nvidia_p2p_get_pages(
-                    0,
-                    0,
-                    span.start(),
-                    span.len(),
-                    &mut table,
-                    Some(free_callback),
-                    ptr::without_provenance_mut(id),
-                )
-            }
-        });
-        if ret != 0 {
-            // No callback comes, and nvidia.ko leaves garbage in `table`.
-            directory_remove(id);
-            return Err(Refusal::Pin(ret));
-        }
-        // Pinned, but nothing to put it by: what the callback looks for stays.
-        let table = NonNull::new(table).map(TablePtr).ok_or(Refusal::Pin(0))?;
-        // From here on the drop unpins.
-        let mut pin = RevocablePin {
-            id,
-            slot,
-            table,
-            span,
-            page: PageSize::KIB_64,
-            runs: KVVec::new(),
-            owner: current!().tgid(),
+        // SAFETY: `table` is valid for writes, and the function checks the range. The callback takes
+        // any number for its data, and is not unloaded before it has returned: see `Callbacks`.
+        let ret = unsafe {
+            c::nvidia_p2p_get_pages(
+                0,
+                0,
+                span.start(),
+                span.len(),
+                &mut table,
+                Some(free_callback),
+                ptr::without_provenance_mut(number),
+            )
         };
-        pin.copy_table()?;
-        Ok(pin)
+        match ret {
+            0 => Ok(NonNull::new(table).map(TablePtr)),
+            // nvidia.ko leaves garbage in `table`.
+            ret => Err(Refusal::Pin(ret)),
+        }
     }
 
-    fn copy_table(&mut self) -> Result<(), Refusal> {
-        let alive = self.slot.alive.lock();
-        if !*alive {
-            return Err(Refusal::Revoked);
-        }
-        // SAFETY: The table lives until the callback returns, and the callback has not come, or
-        // waits for the lock held here. The borrow ends with this function.
-        let checked = unsafe { self.table.check(self.span) }?;
-        if checked.cacheable {
-            return Err(Refusal::CpuCacheable);
-        }
-        let count = checked.runs().count();
-        self.runs
-            .reserve(count, GFP_KERNEL)
-            .map_err(|_| Refusal::NoMemory)?;
-        // Tables before 2.0 do not say what kind of memory they are for.
-        let mut bars = BarFinder::default();
-        for run in checked.runs() {
-            self.runs
-                .push_within_capacity(bars.find(run)?)
-                .map_err(|_| Refusal::NoMemory)?;
-        }
-        self.page = checked.page;
-        Ok(())
+    fn put(span: &Span, table: TablePtr) -> c_int {
+        // SAFETY: The function does not dereference the table; it looks for the pointer among the
+        // pins of this process.
+        unsafe { c::nvidia_p2p_put_pages(0, 0, span.start(), table.as_raw()) }
     }
 
-    /// The size of its pages.
-    pub(crate) fn page_size(&self) -> PageSize {
-        self.page
+    fn retry(put: impl FnMut() -> c_int) -> c_int {
+        retry(put)
     }
 
-    /// Where the pages are, in the order of virtual addresses.
-    pub(crate) fn runs(&self) -> &[BarRun] {
-        &self.runs
+    fn process() -> Pid {
+        compat::process()
     }
-}
 
-impl Drop for RevocablePin {
-    /// `nvidia_p2p_put_pages()`, unless the callback has come. Takes nvidia.ko's API lock.
-    fn drop(&mut self) {
-        // The callback removes its number itself, so this asks no more than it must. In particular
-        // it takes no gate on the callback's own thread, where OFED 4.9 releases.
-        if !*self.slot.alive.lock() {
-            return;
-        }
-        if current!().tgid() != self.owner {
-            return observe::orphaned(&self.span);
-        }
-        // Each try looks again; between tries the gate is open.
-        let ret = retry(|| {
-            sys::gate_write(|| {
-                if !*self.slot.alive.lock() {
-                    return 0;
-                }
-                // SAFETY: The function does not dereference the table; it looks for the pointer
-                // among the pins of this process.
-                unsafe { c::nvidia_p2p_put_pages(0, 0, self.span.start(), self.table.as_raw()) }
-            })
-        });
-        if ret == 0 {
-            // Found and put, or waited for the callback: either way none will come.
-            directory_remove(self.id);
-        } else {
-            observe::not_unpinned(&self.span, ret);
-        }
+    fn thread() -> Thread {
+        Thread::current()
+    }
+
+    fn kept(span: &Span, why: Kept) {
+        observe::kept(span, why);
+    }
+
+    fn stray() {
+        observe::stray_callback();
     }
 }
 
@@ -558,12 +542,47 @@ impl Drop for RevocablePin {
 ///
 /// For nvidia.ko alone: called at most once for each pin, in process context, with the API lock held.
 unsafe extern "C" fn free_callback(data: *mut c_void) {
-    let id = data.addr();
-    // A pin that was put has no callback, and any other has its slot.
-    let Some(slot) = directory_get(id) else {
-        return observe::stray_callback();
-    };
-    *slot.alive.lock() = false;
-    slot.region.revoke();
-    directory_remove(id);
+    pin::freed::<Nv>(data.addr());
+}
+
+/// A [`Mutex`] in memory of its own. Another lock class than those of [`sys`]: it is taken inside
+/// nvidia.ko's callback.
+struct SlotLock(core::pin::Pin<KBox<Mutex<bool>>>);
+
+impl region::Lock<bool> for SlotLock {
+    fn new(value: bool) -> Result<Self, Refusal> {
+        let init = new_mutex!(value, "peermem_slot");
+        let lock = KBox::pin_init(init, GFP_KERNEL).map_err(|_| Refusal::NoMemory)?;
+        Ok(SlotLock(lock))
+    }
+
+    fn with<R>(&self, f: impl FnOnce(&mut bool) -> R) -> R {
+        f(&mut self.0.lock())
+    }
+}
+
+/// An [`RBTree`] as [`pin::Slots`].
+struct Slots(RBTree<usize, Arc<Slot<Nv>>>);
+
+impl Default for Slots {
+    fn default() -> Self {
+        Slots(RBTree::new())
+    }
+}
+
+impl pin::Slots<Arc<Slot<Nv>>> for Slots {
+    fn insert(&mut self, number: usize, slot: Arc<Slot<Nv>>) -> Result<(), Refusal> {
+        self.0
+            .try_create_and_insert(number, slot, GFP_KERNEL)
+            .map(drop)
+            .map_err(|_| Refusal::NoMemory)
+    }
+
+    fn get(&self, number: usize) -> Option<&Arc<Slot<Nv>>> {
+        self.0.get(&number)
+    }
+
+    fn remove(&mut self, number: usize) -> Option<Arc<Slot<Nv>>> {
+        self.0.remove(&number)
+    }
 }

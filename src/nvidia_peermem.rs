@@ -8,31 +8,42 @@
 //!
 //! Where to find what:
 //! - [`region`] and [`revocable`]: the life of one registration, in its two flavours.
+//! - [`pin`]: the pins of the revocable flavour, between their release and the provider's callback.
+//! - [`account`]: what each user has pinned, and the limit on it.
 //! - [`extents`]: from pages to scatter-list entries.
 //! - [`clients`]: joins a flavour to the kernel, as a client of ib_core's.
 //! - [`ib`], [`nv`], [`sys`]: abstractions over ib_core, nvidia.ko, and the rest of the kernel. All
 //!   `unsafe` code is there.
-//! - [`refusal`], [`observe`]: why something was refused, and how that is told.
+//! - [`compat`]: what differs from kernel to kernel.
+//! - [`refusal`], [`record`], [`observe`]: why something was refused, and how that is kept and told.
+//! - [`tally`]: what is counted of each client.
 
 use kernel::prelude::*;
 
-mod clients;
-mod extents;
-mod ib;
-mod nv;
-mod observe;
-mod refusal;
-mod region;
-mod revocable;
-mod sys;
+pub(crate) mod account;
+pub(crate) mod clients;
+pub(crate) mod compat;
+pub(crate) mod extents;
+pub(crate) mod ib;
+pub(crate) mod nv;
+pub(crate) mod observe;
+pub(crate) mod pin;
+pub(crate) mod record;
+pub(crate) mod refusal;
+pub(crate) mod region;
+pub(crate) mod revocable;
+pub(crate) mod sys;
+pub(crate) mod tally;
 
 #[path = "../rust-bindings/bindings.rs"]
-mod c;
+pub(crate) mod c;
 
 use clients::Ready;
+use ib::Client;
 use ib::Invalidation;
 use ib::Registration;
 
+#[cfg(not(peermem_kunit))]
 module! {
     type: PeerMem,
     name: "nvidia-peermem",
@@ -44,45 +55,81 @@ module! {
 /// The loaded module.
 ///
 /// The order of the fields is the order in which they are dropped: first no new range is taken, then
-/// the clients go, each of which waits for its last region, then the last callback is waited for.
-struct PeerMem {
+/// nobody is shown the clients any more, then they go, each of which waits for its last region, then the
+/// last callback is waited for, and with it the last charge. What there is to read can be read to the
+/// end.
+pub(crate) struct PeerMem {
     _ready: Ready,
+    _memory_peers: sys::MemoryPeers,
     _persistent: Registration<clients::Persistent>,
     _revocable: Option<Registration<clients::Revocable>>,
     _callbacks: Option<nv::Callbacks>,
+    _accounts: sys::Accounts,
+    _files: observe::Files,
 }
 
 impl kernel::Module for PeerMem {
     fn init(_module: &'static ThisModule) -> Result<Self> {
+        // Nothing of theirs may be called before.
+        ib::check()?;
+        nv::check()?;
+        // Whatever is refused from here on is kept.
+        let files = observe::Files::new();
         let invalidation = match sys::peerdirect_support() {
             0 => Invalidation::ClientUnmaps,
             1 => Invalidation::CoreUnmaps,
             other => return invalid("peerdirect_support", other),
         };
+        let accounts = sys::Accounts::new()?;
+        // The module before NVIDIA's: with it one name has two clients.
+        let rival = sys::Neighbour::look(c"nv_peer_mem").is_some();
+        // Consumers look for this name.
+        let first = c"nv_mem";
+        let memory_peers = sys::MemoryPeers::look(first)?;
         // With both flavours the revocable client goes first: ib_core asks in this order, and skips
-        // it for HCAs that cannot lose a registration. Consumers look for the name `nv_mem`.
+        // it for HCAs that cannot lose a registration.
         let (callbacks, revocable, name) = match sys::persistent_api_support() {
-            1 => (None, None, c"nv_mem"),
+            1 => (None, None, first),
             0 => {
                 let callbacks = nv::Callbacks::new()?;
-                let client = register(c"nv_mem", invalidation)?;
+                let client = register(first, invalidation, rival)?;
                 (Some(callbacks), Some(client), c"nv_mem_nc")
             }
             other => return invalid("persistent_api_support", other),
         };
+        let persistent = register(name, invalidation, rival)?;
+        if rival {
+            pr_warn!("nv_peer_mem is loaded, too, and its client nv_mem is asked before this module's: rmmod nv_peer_mem, and remove its package (nvidia-peer-memory)\n");
+        }
+        let last = (name, clients::Persistent::statistics());
+        let memory_peers = match &revocable {
+            Some(_) => memory_peers.show(&[(first, clients::Revocable::statistics()), last]),
+            None => memory_peers.show(&[last]),
+        };
         Ok(PeerMem {
+            _files: files,
+            _accounts: accounts,
             _callbacks: callbacks,
             _revocable: revocable,
-            _persistent: register(name, invalidation)?,
+            _persistent: persistent,
+            _memory_peers: memory_peers,
             // Last: from here on ranges are taken.
             _ready: Ready::new(),
         })
     }
 }
 
-fn register<C: ib::Client>(name: &CStr, invalidation: Invalidation) -> Result<Registration<C>> {
+fn register<C: ib::Client>(
+    name: &CStr,
+    invalidation: Invalidation,
+    rival: bool,
+) -> Result<Registration<C>> {
     Registration::new(name, sys::version(), invalidation).inspect_err(|_| {
-        pr_err!("ib_core does not accept the peer-memory client {}\n", name);
+        if rival {
+            pr_err!("not loaded: nv_peer_mem is, and ib_core takes no second client {}: rmmod nv_peer_mem, and remove its package (nvidia-peer-memory)\n", name);
+        } else {
+            pr_err!("not loaded: ib_core does not accept the peer-memory client {}: is there another module's of that name in /sys/kernel/mm/memory_peers?\n", name);
+        }
     })
 }
 

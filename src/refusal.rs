@@ -2,17 +2,21 @@
 
 //! Why a registration was refused, in words that an operator can act on.
 //!
-//! ib_core turns every refusal of `acquire` into `EFAULT`, so this text in the kernel log is the
-//! only place where the reason survives.
+//! ib_core turns every refusal of `acquire` into `EFAULT`: the reason survives here alone. Where there
+//! is something to do about it, the words say what; where nvidia.ko has one code for several causes,
+//! they name them all and choose none.
 //!
 //! Uses `core` alone: see `extents`.
 
+use core::ffi::CStr;
 use core::fmt;
 
 use super::extents::SpanError;
 
 /// `ENOMEM`, as a negative number.
 pub(crate) const ENOMEM: i32 = -12;
+/// `EIO`, as a negative number. nvidia.ko has it for all that it has no other code for.
+pub(crate) const EIO: i32 = -5;
 /// `EOPNOTSUPP`, as a negative number.
 pub(crate) const EOPNOTSUPP: i32 = -95;
 /// `EBUSY`, as a negative number.
@@ -24,6 +28,18 @@ pub(crate) const EINVAL: i32 = -22;
 /// The kernel's own `ENOTSUPP`, as a negative number. Applications have no word for it.
 pub(crate) const ENOTSUPP: i32 = -524;
 
+/// What the process itself has at an address that nvidia.ko knows nothing of, where that shows that it
+/// was never meant for a GPU.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Place {
+    /// Processes have no such addresses.
+    Beyond,
+    /// Nothing is mapped there.
+    Nothing,
+    /// Memory of the CPU.
+    Cpu,
+}
+
 /// A reason not to register, or not to go on registering.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Refusal {
@@ -31,6 +47,8 @@ pub(crate) enum Refusal {
     Range(SpanError),
     /// nvidia.ko did not pin the range; its code.
     Pin(i32),
+    /// The same for -EINVAL, where the process's own mappings say more.
+    Foreign(Place),
     /// A page table of a version that this module does not know.
     TableVersion(u32),
     /// A page table with pages of a size (`enum nvidia_p2p_page_size_type`) that cannot be mapped.
@@ -64,11 +82,48 @@ pub(crate) enum Refusal {
     NoMemory,
     /// The module is not up yet, or on its way out.
     Unloading,
+    /// The user would have more pinned than the parameter `user_limit_mib` allows.
+    UserLimit {
+        /// What the user has pinned already, in bytes.
+        pinned: u64,
+        /// What the user may have, in bytes.
+        limit: u64,
+    },
 }
 
 impl Refusal {
     /// Number of values that [`Refusal::kind`] can have.
-    pub(crate) const KINDS: usize = 22;
+    pub(crate) const KINDS: usize = 26;
+
+    /// A word for each kind, in their order. Programs read them: one that has been in a release stays.
+    pub(crate) const NAMES: [&'static CStr; Refusal::KINDS] = [
+        c"empty",
+        c"wraps",
+        c"too_long",
+        c"not_gpu_memory",
+        c"no_room",
+        c"pin_unsupported",
+        c"pin_failed",
+        c"table_version",
+        c"table_page_size",
+        c"page_count",
+        c"not_pci",
+        c"unreachable",
+        c"map_failed",
+        c"mapping_version",
+        c"mapping_page_size",
+        c"not_in_bar",
+        c"cpu_cacheable",
+        c"map_resource",
+        c"revoked",
+        c"mapped_twice",
+        c"no_memory",
+        c"unloading",
+        c"user_limit",
+        c"foreign_beyond",
+        c"foreign_unmapped",
+        c"foreign_cpu",
+    ];
 
     /// A small number that is equal for refusals of one cause.
     pub(crate) fn kind(&self) -> usize {
@@ -95,6 +150,41 @@ impl Refusal {
             Refusal::MappedTwice => 19,
             Refusal::NoMemory => 20,
             Refusal::Unloading => 21,
+            Refusal::UserLimit { .. } => 22,
+            Refusal::Foreign(Place::Beyond) => 23,
+            Refusal::Foreign(Place::Nothing) => 24,
+            Refusal::Foreign(Place::Cpu) => 25,
+        }
+    }
+
+    /// The word of its kind.
+    pub(crate) fn name(&self) -> &'static CStr {
+        Refusal::NAMES
+            .get(self.kind())
+            .copied()
+            .unwrap_or(c"unknown")
+    }
+
+    /// nvidia.ko's code; 0 where it was not nvidia.ko that refused.
+    pub(crate) fn code(&self) -> i32 {
+        match self {
+            Refusal::Pin(code) | Refusal::Map(code) => *code,
+            Refusal::Foreign(_) => EINVAL,
+            _ => 0,
+        }
+    }
+
+    /// The range was never meant for a GPU: ib_core asks about whatever is not the memory of a
+    /// process, and any process can ask it at any time.
+    pub(crate) fn is_foreign(&self) -> bool {
+        matches!(self, Refusal::Foreign(_))
+    }
+
+    /// The same, knowing what `look` finds where the range begins. It is called where that matters.
+    pub(crate) fn seen(self, look: impl FnOnce() -> Option<Place>) -> Refusal {
+        match self {
+            Refusal::Pin(EINVAL) => look().map_or(self, Refusal::Foreign),
+            _ => self,
         }
     }
 
@@ -104,7 +194,7 @@ impl Refusal {
             Refusal::Pin(ENOTSUPP) | Refusal::Map(ENOTSUPP) => EOPNOTSUPP,
             // Nothing that ib_core could take for success, or for a pointer.
             Refusal::Pin(code) | Refusal::Map(code) if (-4095..0).contains(code) => *code,
-            Refusal::NoMemory => ENOMEM,
+            Refusal::NoMemory | Refusal::UserLimit { .. } => ENOMEM,
             Refusal::NotPci | Refusal::Unloading => ENODEV,
             Refusal::MappedTwice => EBUSY,
             _ => EINVAL,
@@ -126,22 +216,45 @@ impl fmt::Display for Refusal {
                 f.write_str("the range ends beyond the address space")
             }
             Refusal::Range(SpanError::TooLong) => {
-                f.write_str("the range is longer than the memory of any GPU")
+                f.write_str("the range is longer than the memory of any GPU (1 TiB at most)")
             }
             Refusal::Pin(EINVAL) => f.write_str(
-                "not one allocation of GPU memory of this process: CPU or managed memory, another \
-                 process's, freed, or a range over several allocations (nvidia.ko: -EINVAL)",
+                "not one allocation of GPU memory of this process: managed memory, another \
+                 process's or its parent's, freed, or a range over several allocations, each of \
+                 which registers by itself (PyTorch: no expandable_segments); nvidia.ko does not \
+                 say which (nvidia.ko: -EINVAL)",
             ),
-            Refusal::Pin(ENOMEM) => {
-                f.write_str("no room in the GPU's BAR1, or no kernel memory (nvidia.ko: -ENOMEM)")
-            }
+            Refusal::Pin(ENOMEM) => f.write_str(
+                "no room in the GPU's BAR1, or no kernel memory (nvidia.ko: -ENOMEM); deregister \
+                 or register less, see BAR1 in nvidia-smi -q -d MEMORY",
+            ),
             Refusal::Pin(ENOTSUPP) => f.write_str(
-                "the GPU or its virtual function does not support this pin (nvidia.ko: -ENOTSUPP)",
+                "the GPU or its virtual function does not support this pin (nvidia.ko: -ENOTSUPP); \
+                 a vGPU needs RDMA, and persistent pins, which some vGPUs and MIG instances lack: \
+                 persistent_api_support=0 tries the others first",
+            ),
+            Refusal::Pin(EIO) => f.write_str(
+                "nvidia.ko could not pin (error -5), which is all that it has no other code for: a \
+                 GPU not at full power, memory that it could not keep, an address that is there \
+                 twice; its own lines in the log may say more",
             ),
             Refusal::Pin(code) => write!(f, "nvidia.ko could not pin (error {code})"),
+            Refusal::Foreign(Place::Beyond) => {
+                f.write_str("not GPU memory: no process has such addresses")
+            }
+            Refusal::Foreign(Place::Nothing) => f.write_str(
+                "not GPU memory of this process: it has nothing at that address (freed and \
+                 unmapped, or another process's)",
+            ),
+            Refusal::Foreign(Place::Cpu) => f.write_str(
+                "not GPU memory: the range begins in memory of the CPU, and ib_core could not take \
+                 all of it (such as what may not be written, lies behind the end of a file, or \
+                 goes on as something else)",
+            ),
             Refusal::TableVersion(version) => write!(
                 f,
-                "nvidia.ko's page table has version {version:#010x}; this module knows 1.2 and 2.x"
+                "nvidia.ko's page table has version {version:#010x}; this module knows 1.2 and \
+                 2.x: a driver of another time needs another module"
             ),
             Refusal::TablePageSize(code) => write!(
                 f,
@@ -156,7 +269,13 @@ impl fmt::Display for Refusal {
             }
             Refusal::NotPci => f.write_str("the RDMA device does its DMA through no PCI device"),
             Refusal::Map(ENOTSUPP) => f.write_str(
-                "the RDMA device cannot reach this GPU's memory over PCIe (nvidia.ko: -ENOTSUPP)",
+                "the RDMA device cannot reach this GPU's memory over PCIe (nvidia.ko: -ENOTSUPP); \
+                 use one behind the same PCIe switch as the GPU (nvidia-smi topo -m), or, at your \
+                 risk, nvidia.ko's NVreg_GrdmaPciTopoCheckOverride=1",
+            ),
+            Refusal::Map(EIO) => f.write_str(
+                "nvidia.ko could not map for the RDMA device (error -5): the DMA layer or an IOMMU \
+                 refused, or the memory touches the last 64 KiB of BAR1",
             ),
             Refusal::Map(code) => {
                 write!(
@@ -166,21 +285,36 @@ impl fmt::Display for Refusal {
             }
             Refusal::MappingVersion(version) => write!(
                 f,
-                "nvidia.ko's DMA mapping has version {version:#010x}; this module knows 2.3"
+                "nvidia.ko's DMA mapping has version {version:#010x}; this module knows 2.3: a \
+                 driver of another time needs another module"
             ),
             Refusal::MappingPageSize(code) => write!(
                 f,
                 "nvidia.ko's DMA mapping has pages of size code {code}, its page table another"
             ),
-            Refusal::NotInBar => f.write_str("the memory does not lie in a PCI BAR"),
-            Refusal::CpuCacheable => f.write_str("the memory is cached by CPUs"),
-            Refusal::MapResource => {
-                f.write_str("the kernel could not map the BAR for the RDMA device")
-            }
+            Refusal::NotInBar => f.write_str(
+                "the memory does not lie in a PCI BAR, or has a struct page; the persistent client, \
+                 which is asked next, may take it",
+            ),
+            Refusal::CpuCacheable => f.write_str(
+                "the memory is cached by CPUs; the persistent client, which is asked next, may \
+                 take it",
+            ),
+            Refusal::MapResource => f.write_str(
+                "the kernel could not map the BAR for the RDMA device: an IOMMU refused, or the \
+                 device cannot address it",
+            ),
             Refusal::Revoked => f.write_str("the memory was freed during its registration"),
             Refusal::MappedTwice => f.write_str("ib_core mapped the registration twice"),
             Refusal::NoMemory => f.write_str("out of kernel memory"),
             Refusal::Unloading => f.write_str("the module is being loaded or unloaded"),
+            Refusal::UserLimit { pinned, limit } => write!(
+                f,
+                "the user has {} MiB of GPU memory pinned, and may have no more than {} \
+                 (user_limit_mib)",
+                pinned >> 20,
+                limit >> 20
+            ),
         }
     }
 }

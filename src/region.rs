@@ -21,6 +21,8 @@
 
 use core::ops::DerefMut;
 
+use super::account::Charge;
+use super::account::Ledger;
 use super::extents;
 use super::extents::Entry;
 use super::extents::PageSize;
@@ -35,7 +37,7 @@ use super::refusal::Refusal;
 pub(crate) const MAX_LEN: u64 = 1 << 40;
 
 /// What surrounds a region, in the kernel or in a test.
-pub(crate) trait Env: Sized + 'static {
+pub(crate) trait Env: Ledger + Sized {
     /// A sleeping lock.
     type Lock<T: Send + Unpin>: Lock<T>;
     /// A growing list.
@@ -144,12 +146,15 @@ pub(crate) struct Region<E: Env> {
     span: Span,
     page: PageSize,
     state: E::Lock<State<E>>,
+    /// After the pins: they are dropped before.
+    _charge: Charge<E>,
 }
 
 impl<E: Env> Region<E> {
     /// `acquire`: pins the pages of `[addr, addr + len)`, once. May sleep.
     pub(crate) fn pin(addr: u64, len: u64) -> Result<Self, Refusal> {
         let span = Span::covering(addr, len, PageSize::KIB_64, MAX_LEN)?;
+        let charge = Charge::new(span.len())?;
         let pin = E::Pin::pin(span)?;
         let page = pin.page_size();
         let mut pieces = E::List::default();
@@ -161,6 +166,7 @@ impl<E: Env> Region<E> {
                 pieces,
                 table: None,
             })?,
+            _charge: charge,
         })
     }
 

@@ -48,6 +48,7 @@
 
 use core::ops::Deref;
 
+use super::account::Charge;
 use super::extents;
 use super::extents::PageSize;
 use super::extents::Run;
@@ -163,6 +164,8 @@ impl<E: Env> Unpin for State<E> {}
 pub(crate) struct Region<E: Env> {
     span: Span,
     state: E::Monitor<State<E>>,
+    /// For as long as a callback may come, for so long the memory may be pinned.
+    _charge: Charge<E>,
 }
 
 /// ib_core's hold on a region, from `acquire` to `release`, which is its drop.
@@ -180,12 +183,14 @@ impl<E: Env> Lease<E> {
         let region = E::share(Region {
             span,
             state: E::Monitor::new(State::new())?,
+            _charge: Charge::new(span.len())?,
         })?;
         let pin = E::RevocablePin::pin(span, region.clone())?;
         let page = pin.page_size();
         let mut pins = E::List::default();
         pins.push(pin)?;
-        // From here on an early return is a release.
+        // From here on an early return is a release. It may wait for a callback with ib_core's global
+        // mutex held: a callback for a region without a ticket calls nobody.
         let lease = Self { region, page };
         lease.region.state.with(|state| {
             state.pins = pins;
@@ -244,7 +249,7 @@ impl<E: Env> Lease<E> {
 }
 
 impl<E: Env> Drop for Lease<E> {
-    /// `release`.
+    /// `release`. ib_core holds no lock here that an invalidation takes.
     fn drop(&mut self) {
         let state = &self.region.state;
         let pins = state.with(|state| {
@@ -277,6 +282,7 @@ impl<E: Env> Revoke for Region<E> {
             state.mapping = None;
             state.callback = None;
         });
+        // `release` may have returned by now: the callback's reference to its slot keeps the region.
         self.state.notify_all();
     }
 }

@@ -9,13 +9,33 @@
 
 #include <linux/pci.h>
 #include <linux/scatterlist.h>
+#include <linux/sched.h>
+#include <linux/seq_file.h>
 #include <linux/types.h>
 
 int peermem_peerdirect_support(void);
 int peermem_persistent_api_support(void);
+unsigned int peermem_user_limit_mib(void);
 const char *peermem_version(void);
 
-time64_t peermem_seconds(void);
+/* A loaded module, as it can be seen. */
+#define PEERMEM_LOADED		1
+#define PEERMEM_PROPRIETARY	2
+int peermem_look_at_module(const char *name, char *version, size_t len);
+
+s64 peermem_microseconds(void);
+
+void peermem_comm(char comm[TASK_COMM_LEN]);
+bool peermem_is_user_address(unsigned long addr);
+
+void peermem_trace_refused(const char *flavour, const char *step,
+			   const char *reason, int code, u64 addr, u64 len,
+			   pid_t tgid);
+
+struct dentry *peermem_debugfs_dir(void);
+void peermem_debugfs_file(struct dentry *dir, const char *name, umode_t mode,
+			  int (*show)(struct seq_file *seq, void *unused));
+void peermem_debugfs_remove(struct dentry *dir);
 
 bool peermem_module_hold(void);
 void peermem_module_release(void);

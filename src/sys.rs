@@ -5,28 +5,52 @@
 //! C headers: [`include/linux/scatterlist.h`](srctree/include/linux/scatterlist.h),
 //! [`include/linux/dma-mapping.h`](srctree/include/linux/dma-mapping.h),
 //! [`include/linux/pci.h`](srctree/include/linux/pci.h),
-//! [`include/linux/module.h`](srctree/include/linux/module.h); C side: [`sys_c.c`](sys_c.c).
+//! [`include/linux/module.h`](srctree/include/linux/module.h),
+//! [`include/linux/debugfs.h`](srctree/include/linux/debugfs.h),
+//! [`include/linux/tracepoint.h`](srctree/include/linux/tracepoint.h); C side: [`sys_c.c`](sys_c.c),
+//! [`memory_peers.c`](memory_peers.c).
 //!
 //! Knows neither NVIDIA's interface nor ib_core's.
 
+use core::marker::PhantomData;
+use core::mem::offset_of;
 use core::ops::Deref;
 use core::ops::DerefMut;
+use core::ptr;
 use core::ptr::NonNull;
 
 use kernel::bindings;
+use kernel::fmt;
+use kernel::mm::virt::flags;
 use kernel::prelude::*;
+use kernel::seq_file::SeqFile;
+use kernel::seq_print;
 use kernel::str::CStr;
+use kernel::sync::atomic::Atomic;
+use kernel::sync::atomic::Full;
+use kernel::sync::atomic::Release;
+use kernel::sync::global_lock;
 use kernel::sync::new_condvar;
 use kernel::sync::new_mutex;
 use kernel::sync::CondVar;
 use kernel::sync::Mutex;
+use kernel::sync::SetOnce;
+use kernel::task::Kuid;
+use kernel::task::Task;
 
+use crate::account::Account;
 use crate::c;
+use crate::compat;
 use crate::extents::Entry;
 use crate::extents::Run;
+use crate::record;
+use crate::record::Journal;
+use crate::record::Refused;
+use crate::refusal::Place;
 use crate::refusal::Refusal;
 use crate::region;
 use crate::revocable;
+use crate::tally::Statistics;
 
 /// The parameter `peerdirect_support`.
 pub(crate) fn peerdirect_support() -> c_int {
@@ -40,16 +64,55 @@ pub(crate) fn persistent_api_support() -> c_int {
     unsafe { c::peermem_persistent_api_support() }
 }
 
+/// The parameter `user_limit_mib`.
+fn user_limit_mib() -> u32 {
+    // SAFETY: Has no preconditions.
+    unsafe { c::peermem_user_limit_mib() }
+}
+
 /// The module's version, as in `/sys/module`.
 pub(crate) fn version() -> &'static CStr {
     // SAFETY: Returns a string literal of the module.
     unsafe { CStr::from_char_ptr(c::peermem_version()) }
 }
 
-/// Monotonic time in seconds.
-pub(crate) fn seconds() -> i64 {
+/// A module that is loaded.
+pub(crate) struct Neighbour {
+    version: [u8; 32],
+    /// Its licence is none that Linux takes for a free one.
+    pub(crate) is_proprietary: bool,
+}
+
+impl Neighbour {
+    /// `None` if no module of that name is loaded.
+    pub(crate) fn look(name: &CStr) -> Option<Self> {
+        let mut version = [0; 32];
+        // SAFETY: Both are strings, or room for one, during the call.
+        let found = unsafe {
+            c::peermem_look_at_module(
+                name.as_char_ptr(),
+                version.as_mut_ptr().cast(),
+                version.len(),
+            )
+        };
+        // CAST: Two small numbers.
+        let has = |flag: u32| found as u32 & flag != 0;
+        has(c::PEERMEM_LOADED).then(|| Neighbour {
+            version,
+            is_proprietary: has(c::PEERMEM_PROPRIETARY),
+        })
+    }
+
+    /// Its version; empty where it does not say.
+    pub(crate) fn version(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.version).unwrap_or_default()
+    }
+}
+
+/// Monotonic time in microseconds.
+pub(crate) fn microseconds() -> i64 {
     // SAFETY: Has no preconditions.
-    unsafe { c::peermem_seconds() }
+    unsafe { c::peermem_microseconds() }
 }
 
 /// Keeps the module loaded until dropped.
@@ -59,7 +122,7 @@ impl ModuleHold {
     /// `None` once the module is on its way out.
     pub(crate) fn try_new() -> Option<Self> {
         // SAFETY: Has no preconditions.
-        unsafe { c::peermem_module_hold() }.then_some(ModuleHold(()))
+        unsafe { c::peermem_module_hold() }.then(|| ModuleHold(()))
     }
 }
 
@@ -67,6 +130,17 @@ impl Drop for ModuleHold {
     fn drop(&mut self) {
         // SAFETY: `self` is a hold that `peermem_module_hold` gave, and is given back once.
         unsafe { c::peermem_module_release() };
+    }
+}
+
+/// The address of a task, to compare with that of another that is alive.
+#[derive(Clone, Copy, Eq, PartialEq)]
+pub(crate) struct Thread(usize);
+
+impl Thread {
+    /// The calling thread.
+    pub(crate) fn current() -> Self {
+        Thread(Task::current_raw().addr())
     }
 }
 
@@ -177,6 +251,254 @@ impl<T: Send> region::List<T> for List<T> {
             .map_err(|_| Refusal::NoMemory)
     }
 }
+
+global_lock! {
+    // SAFETY: Used only behind `USER_LIMIT`, which is set after its initialization.
+    unsafe(uninit) static ACCOUNTS: Mutex<List<Account<Kuid>>> = List(KVec::new());
+}
+
+/// The limit in bytes, if there is one.
+static USER_LIMIT: SetOnce<u64> = SetOnce::new();
+
+/// The accounts of [`account`](crate::account) can be used for as long as this exists, if the
+/// parameter `user_limit_mib` asks for them.
+pub(crate) struct Accounts(());
+
+impl Accounts {
+    /// To be called once, before the first charge.
+    pub(crate) fn new() -> Result<Self> {
+        static CALLED: Atomic<bool> = Atomic::new(false);
+
+        if CALLED.xchg(true, Full) {
+            return Err(EBUSY);
+        }
+        let limit = u64::from(user_limit_mib()) << 20;
+        if limit > 0 {
+            // SAFETY: The exchange lets one caller by.
+            unsafe { ACCOUNTS.init() };
+            USER_LIMIT.populate(limit);
+        }
+        Ok(Accounts(()))
+    }
+
+    /// The limit in bytes, and the accounts, locked; `None` if there is no limit. Sleeps.
+    pub(crate) fn open() -> Option<(u64, impl DerefMut<Target = List<Account<Kuid>>>)> {
+        Some((USER_LIMIT.copy()?, ACCOUNTS.lock()))
+    }
+}
+
+impl Drop for Accounts {
+    fn drop(&mut self) {
+        if let Some((_, mut accounts)) = Accounts::open() {
+            // A static is not dropped with its module.
+            *accounts = List::default();
+        }
+    }
+}
+
+/// The calling thread, as a record has it.
+pub(crate) fn task() -> record::Task {
+    const _: () = assert!(record::COMM_LEN == bindings::TASK_COMM_LEN as usize);
+
+    let mut comm = [0; record::COMM_LEN];
+    // SAFETY: `comm` has as many bytes as the function writes.
+    unsafe { c::peermem_comm(comm.as_mut_ptr().cast()) };
+    record::Task {
+        tgid: compat::process(),
+        pid: current!().pid(),
+        comm,
+    }
+}
+
+/// What the calling process has at `addr`, if that shows that no GPU's driver put it there. `None`:
+/// memory of a device, addresses that are only reserved, or another thread is changing them.
+pub(crate) fn place(addr: u64) -> Option<Place> {
+    let addr = usize::try_from(addr).ok()?;
+    // SAFETY: Has no preconditions.
+    if !unsafe { c::peermem_is_user_address(addr) } {
+        return Some(Place::Beyond);
+    }
+    let current = current!();
+    // Not waited for: ib_core's mutex for the whole machine is held, and who has this lock may have
+    // arranged to keep it.
+    let mappings = current.mm()?.mmap_read_trylock()?;
+    let Some(mapping) = mappings.vma_lookup(addr) else {
+        return Some(Place::Nothing);
+    };
+    let of_cpu = mapping.flags() & (flags::READ | flags::WRITE | flags::EXEC) != 0;
+    let of_device = mapping.flags() & (flags::IO | flags::PFNMAP | flags::MIXEDMAP) != 0;
+    (of_cpu && !of_device).then_some(Place::Cpu)
+}
+
+/// The tracepoint `nvidia_peermem:refused`.
+pub(crate) fn trace_refused(refused: &Refused) {
+    // SAFETY: The strings are NUL-terminated, and read during the call alone.
+    unsafe {
+        c::peermem_trace_refused(
+            refused.flavour.name().as_char_ptr(),
+            refused.step.name().as_char_ptr(),
+            refused.refusal.name().as_char_ptr(),
+            refused.refusal.code(),
+            refused.addr,
+            refused.len,
+            refused.task.tgid,
+        );
+    }
+}
+
+global_lock! {
+    // SAFETY: Used only behind `JOURNAL_READY`, which is set after its initialization.
+    unsafe(uninit) static JOURNAL: SpinLock<Journal> = Journal::new();
+}
+
+static JOURNAL_READY: SetOnce<()> = SetOnce::new();
+
+/// Makes [`journal`] work.
+pub(crate) fn begin_journal() {
+    static CALLED: Atomic<bool> = Atomic::new(false);
+
+    if !CALLED.xchg(true, Full) {
+        // SAFETY: The exchange lets one caller by.
+        unsafe { JOURNAL.init() };
+        JOURNAL_READY.populate(());
+    }
+}
+
+/// Runs `f` on the journal, locked by a spinlock; not before [`begin_journal`]. `f` does not sleep and
+/// calls nobody.
+pub(crate) fn journal<R>(f: impl FnOnce(&mut Journal) -> R) -> Option<R> {
+    JOURNAL_READY.copy()?;
+    Some(f(&mut JOURNAL.lock()))
+}
+
+/// What a file of debugfs has to say.
+pub(crate) trait Contents {
+    /// Writes it; anew when it did not fit. May sleep.
+    fn write(f: &mut fmt::Formatter<'_>) -> fmt::Result;
+}
+
+/// [`Contents`] for the kernel's formatting.
+struct Written<T>(PhantomData<T>);
+
+impl<T: Contents> fmt::Display for Written<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        T::write(f)
+    }
+}
+
+/// # Safety
+///
+/// `seq` points to a `seq_file` that nobody else uses during the call.
+unsafe extern "C" fn show_callback<T: Contents>(
+    seq: *mut bindings::seq_file,
+    _unused: *mut c_void,
+) -> c_int {
+    // SAFETY: As promised by the caller.
+    let seq = unsafe { SeqFile::from_raw(seq) };
+    seq_print!(seq, "{}", Written::<T>(PhantomData));
+    0
+}
+
+/// The module's directory of debugfs, with its files, until dropped. Where the kernel has no debugfs, or
+/// does not make one, nothing is there, and nothing is missed.
+///
+/// # Invariants
+///
+/// The directory is this module's own, or what debugfs takes for none.
+pub(crate) struct Debugfs(*mut bindings::dentry);
+
+// SAFETY: debugfs locks its directories itself.
+unsafe impl Send for Debugfs {}
+// SAFETY: As above.
+unsafe impl Sync for Debugfs {}
+
+impl Debugfs {
+    /// An empty directory.
+    pub(crate) fn new() -> Self {
+        // SAFETY: Has no preconditions.
+        // INVARIANT: A new directory, or an error.
+        Debugfs(unsafe { c::peermem_debugfs_dir() })
+    }
+
+    /// Adds a file. The module stays loaded as long as anybody has it open.
+    pub(crate) fn file<T: Contents>(&self, name: &'static CStr, mode: u16) {
+        // SAFETY: The directory is as debugfs wants it by the type invariant. The name is copied, and the
+        // function is there for as long as the module.
+        unsafe {
+            c::peermem_debugfs_file(self.0, name.as_char_ptr(), mode, Some(show_callback::<T>));
+        }
+    }
+}
+
+impl Drop for Debugfs {
+    /// Waits for who reads at the moment.
+    fn drop(&mut self) {
+        // SAFETY: The directory is as debugfs wants it by the type invariant, and used no more.
+        unsafe { c::peermem_debugfs_remove(self.0) };
+    }
+}
+
+// `peermem_memory_peers_show()` reads one as the other.
+const _: () = {
+    assert!(size_of::<Statistics>() == size_of::<c::peermem_stats>());
+    assert!(offset_of!(Statistics, alloc_mrs) == offset_of!(c::peermem_stats, alloc_mrs));
+    assert!(offset_of!(Statistics, dealloc_mrs) == offset_of!(c::peermem_stats, dealloc_mrs));
+    assert!(offset_of!(Statistics, reg_pages) == offset_of!(c::peermem_stats, reg_pages));
+    assert!(offset_of!(Statistics, dereg_pages) == offset_of!(c::peermem_stats, dereg_pages));
+    assert!(offset_of!(Statistics, reg_bytes) == offset_of!(c::peermem_stats, reg_bytes));
+    assert!(offset_of!(Statistics, dereg_bytes) == offset_of!(c::peermem_stats, dereg_bytes));
+    assert!(offset_of!(Statistics, free_callbacks) == offset_of!(c::peermem_stats, free_callbacks));
+};
+
+/// The directory `/sys/kernel/mm/memory_peers`, from the look whether ib_core has it. Nobody sees it
+/// any more, and nobody is in it, after the drop.
+///
+/// # Invariants
+///
+/// There is one at a time.
+pub(crate) struct MemoryPeers(());
+
+impl MemoryPeers {
+    /// To be called before ib_core knows the first client, whose name is `name`. `EBUSY` if there is
+    /// one already.
+    pub(crate) fn look(name: &CStr) -> Result<Self> {
+        if MEMORY_PEERS.xchg(true, Full) {
+            return Err(EBUSY);
+        }
+        // INVARIANT: The exchange lets nobody by until the drop.
+        let this = MemoryPeers(());
+        // SAFETY: A string with its NUL, which is used during the call alone. No other of the functions
+        // runs: they are called by the one value of this type.
+        unsafe { c::peermem_memory_peers_look(name.as_char_ptr()) };
+        Ok(this)
+    }
+
+    /// Shows the clients, if ib_core does not. To be called when it knows all of them.
+    pub(crate) fn show(self, clients: &[(&CStr, &'static Statistics)]) -> Self {
+        let mut peers = [c::peermem_peer::default(); c::PEERMEM_PEERS as usize];
+        let mut count = 0;
+        for (peer, (name, statistics)) in peers.iter_mut().zip(clients) {
+            peer.name = name.as_char_ptr();
+            peer.stats = ptr::from_ref(*statistics).cast();
+            count += 1;
+        }
+        // SAFETY: The first `count` are filled in. The names are used during the call alone. The
+        // statistics live as long as the module does, have the layout that C takes them for, and are
+        // atomic. No other of the functions runs, as in `look`.
+        unsafe { c::peermem_memory_peers_show(peers.as_ptr(), count) };
+        self
+    }
+}
+
+impl Drop for MemoryPeers {
+    fn drop(&mut self) {
+        // SAFETY: No other of the functions runs, as in `look`.
+        unsafe { c::peermem_memory_peers_hide() };
+        MEMORY_PEERS.store(false, Release);
+    }
+}
+
+static MEMORY_PEERS: Atomic<bool> = Atomic::new(false);
 
 /// A counted reference to a PCI device.
 ///

@@ -3,15 +3,26 @@
  * The C side of sys.rs: see sys.h.
  */
 
+#include <linux/bitops.h>
+#include <linux/container_of.h>
+#include <linux/debugfs.h>
 #include <linux/dma-mapping.h>
+#include <linux/fs.h>
+#include <linux/kobject.h>
 #include <linux/mm.h>
 #include <linux/module.h>
+#include <linux/panic.h>
 #include <linux/rwsem.h>
+#include <linux/string.h>
 #include <linux/timekeeping.h>
+#include <linux/uaccess.h>
 
 #include "sys.h"
 
-/* Names, types, values and modes are those of NVIDIA's module. */
+#define CREATE_TRACE_POINTS
+#include "trace.h"
+
+/* Names, types, values and modes of the first two are those of NVIDIA's module. */
 static int peerdirect_support;
 module_param(peerdirect_support, int, 0444);
 MODULE_PARM_DESC(peerdirect_support,
@@ -21,6 +32,11 @@ static int persistent_api_support = 1;
 module_param(persistent_api_support, int, 0444);
 MODULE_PARM_DESC(persistent_api_support,
 		 "Clients: 1 [default] persistent pins only, 0 revocable pins first");
+
+static unsigned int user_limit_mib;
+module_param(user_limit_mib, uint, 0444);
+MODULE_PARM_DESC(user_limit_mib,
+		 "MiB of GPU memory that one user may have pinned: 0 [default] no limit");
 
 /* Rust's module! has no key for it, and every consumer looks at it. */
 MODULE_VERSION(PEERMEM_VERSION);
@@ -37,14 +53,99 @@ int peermem_persistent_api_support(void)
 	return persistent_api_support;
 }
 
+unsigned int peermem_user_limit_mib(void)
+{
+	return user_limit_mib;
+}
+
 const char *peermem_version(void)
 {
 	return PEERMEM_VERSION;
 }
 
-time64_t peermem_seconds(void)
+/*
+ * Is there a module @name in /sys/module? Copies its version, which may be
+ * empty. Its kobject keeps it: a module that goes waits for that.
+ */
+int peermem_look_at_module(const char *name, char *version, size_t len)
 {
-	return ktime_get_seconds();
+	struct kobject *kobj;
+	struct module *module;
+	int found = PEERMEM_LOADED;
+
+	version[0] = '\0';
+	kobj = kset_find_obj(THIS_MODULE->mkobj.kobj.kset, name);
+	if (!kobj)
+		return 0;
+	/* None: a part of the kernel itself that has parameters. */
+	module = container_of(kobj, struct module_kobject, kobj)->mod;
+	if (module) {
+		if (module->version)
+			strscpy(version, module->version, len);
+		if (test_bit(TAINT_PROPRIETARY_MODULE, &module->taints))
+			found |= PEERMEM_PROPRIETARY;
+	}
+	kobject_put(kobj);
+	return found;
+}
+
+s64 peermem_microseconds(void)
+{
+	return ktime_to_us(ktime_get());
+}
+
+/* The calling thread's name. */
+void peermem_comm(char comm[TASK_COMM_LEN])
+{
+	strscpy_pad(comm, current->comm, TASK_COMM_LEN);
+}
+
+bool peermem_is_user_address(unsigned long addr)
+{
+	return access_ok((const void __user *)addr, 1);
+}
+
+void peermem_trace_refused(const char *flavour, const char *step,
+			   const char *reason, int code, u64 addr, u64 len,
+			   pid_t tgid)
+{
+	trace_refused(flavour, step, reason, code, addr, len, tgid);
+}
+
+static int peermem_open(struct inode *inode, struct file *file)
+{
+	int (*show)(struct seq_file *seq, void *unused) = inode->i_private;
+
+	return single_open(file, show, NULL);
+}
+
+/*
+ * The kernel crate's files have no owner: closing one that was open while its
+ * module went calls what is there no more. These keep the module.
+ */
+static const struct file_operations peermem_file_ops = {
+	.owner = THIS_MODULE,
+	.open = peermem_open,
+	.read = seq_read,
+	.llseek = seq_lseek,
+	.release = single_release,
+};
+
+/* Of these, nothing needs to succeed: without debugfs there are no files. */
+struct dentry *peermem_debugfs_dir(void)
+{
+	return debugfs_create_dir(KBUILD_MODNAME, NULL);
+}
+
+void peermem_debugfs_file(struct dentry *dir, const char *name, umode_t mode,
+			  int (*show)(struct seq_file *seq, void *unused))
+{
+	debugfs_create_file(name, mode, dir, show, &peermem_file_ops);
+}
+
+void peermem_debugfs_remove(struct dentry *dir)
+{
+	debugfs_remove(dir);
 }
 
 /* Fails once the module is going away. */

@@ -1,0 +1,953 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! ib_core as a peer-memory client meets it: MLNX_OFED and DOCA-OFED from 25.04 on, in the order and with
+//! the awkwardness that the rig's `peer_mem.c` describes, and in one place OFED 4.9.
+//!
+//! Calls the functions that the module has registered, by the pointers that it gave, and looks at all
+//! that comes back: who breaks the contract fails the test that is running, whatever that is about.
+
+use core::mem::offset_of;
+use core::ptr;
+use core::ptr::NonNull;
+
+use kernel::bindings;
+use kernel::page::PAGE_SIZE;
+use kernel::prelude::*;
+use kernel::static_lock_class;
+use kernel::sync::atomic::Acquire;
+use kernel::sync::atomic::Atomic;
+use kernel::sync::atomic::Full;
+use kernel::sync::atomic::Relaxed;
+use kernel::sync::atomic::Release;
+use kernel::sync::lock::mutex::MutexBackend;
+use kernel::sync::lock::Guard;
+use kernel::sync::Arc;
+use kernel::sync::Completion;
+use kernel::sync::Mutex;
+
+use crate::c;
+use crate::compat;
+use crate::extents::Entry;
+use crate::fakes;
+use crate::fakes::at;
+use crate::fakes::check;
+use crate::fakes::failing;
+use crate::fakes::fails;
+use crate::fakes::reach;
+use crate::fakes::record;
+use crate::fakes::same;
+use crate::fakes::Call;
+use crate::fakes::Event;
+use crate::fakes::Name;
+use crate::fakes::Point;
+use crate::fakes::Thread;
+use crate::sys::PciDevice;
+
+/// The ticket of a registration that cannot be revoked.
+const NO_TICKET: u64 = u32::MAX as u64;
+
+/// What a client that says "not mine" must leave as it is.
+const NOT_MINE: usize = 0x07_3e11;
+
+/// Of `fakes.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+struct SgEntry {
+    dma_address: u64,
+    dma_length: u32,
+    length: u32,
+}
+
+extern "C" {
+    fn fake_sg_read(
+        sg: *mut bindings::scatterlist,
+        entry: *mut SgEntry,
+    ) -> *mut bindings::scatterlist;
+    fn fake_sg_write(
+        sg: *mut bindings::scatterlist,
+        entry: *const SgEntry,
+    ) -> *mut bindings::scatterlist;
+    fn fake_sg_has_page(sg: *mut bindings::scatterlist) -> bool;
+}
+
+/// A device to map for.
+#[derive(Clone, Copy)]
+pub(crate) struct Device(*mut bindings::device);
+
+// SAFETY: The device is alive for as long as a test, and nothing is done with it here.
+unsafe impl Send for Device {}
+// SAFETY: As above.
+unsafe impl Sync for Device {}
+
+impl Device {
+    pub(crate) const NULL: Device = Device(ptr::null_mut());
+
+    pub(crate) fn new(raw: *mut bindings::device) -> Self {
+        Device(raw)
+    }
+
+    /// As the module has it, if it is one on the PCI bus.
+    pub(crate) fn as_pci(self) -> Option<PciDevice> {
+        // SAFETY: NULL, or alive for as long as a test.
+        unsafe { PciDevice::from_device(self.0) }
+    }
+}
+
+/// What a client tells of itself.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Description {
+    pub(crate) name: Name,
+    /// Length of the version's string.
+    pub(crate) version_len: Option<usize>,
+    /// The last byte of the version: there is more after the structure.
+    pub(crate) flag: bool,
+    /// What is there, if so; 0 otherwise.
+    pub(crate) ex_size: usize,
+    pub(crate) flags: u32,
+    /// What MLNX_OFED 4.9 has there.
+    pub(crate) pointers: [usize; 2],
+    /// All functions are there.
+    pub(crate) complete: bool,
+    pub(crate) can_revoke: bool,
+}
+
+/// A registered client.
+#[pin_data]
+struct Client {
+    ops: NonNull<c::peer_memory_client>,
+    handle: usize,
+    can_revoke: bool,
+    description: Description,
+    /// One for the registration, one for each region.
+    users: Atomic<u64>,
+    #[pin]
+    unused: Completion,
+}
+
+// SAFETY: The client's structure is read alone.
+unsafe impl Send for Client {}
+// SAFETY: As above.
+unsafe impl Sync for Client {}
+
+impl Client {
+    /// Its functions; read anew each time, as ib_core does: the client keeps the structure.
+    fn ops(&self) -> c::peer_memory_client {
+        // SAFETY: The client keeps the structure until it has unregistered, which waits for all users.
+        unsafe { *self.ops.as_ptr() }
+    }
+
+    fn put(&self) {
+        if compat::count_down(&self.users) == 1 {
+            self.unused.complete_all();
+        }
+    }
+
+    fn invalidate_unmaps(&self) -> bool {
+        // SAFETY: As in `ops`; what the flag promises is looked at behind it alone.
+        let seen = unsafe { describe(self.ops, self.can_revoke) };
+        seen.flag
+            && seen.ex_size >= offset_of!(c::peer_memory_client_ex, flags) + size_of::<u32>()
+            && seen.flags & c::PEER_MEM_INVALIDATE_UNMAPS != 0
+    }
+}
+
+/// # Safety
+///
+/// `ops` is a client as `ib_register_peer_memory_client()` wants it.
+unsafe fn describe(ops: NonNull<c::peer_memory_client>, can_revoke: bool) -> Description {
+    // SAFETY: As promised by the caller.
+    let client = unsafe { *ops.as_ptr() };
+    let [text @ .., flag] = client.version;
+    let (ex_size, flags, pointers) = if flag != 0 {
+        let ex = ops.as_ptr().cast::<c::peer_memory_client_ex>();
+        let behind = ops.as_ptr().wrapping_add(1).cast::<[usize; 2]>();
+        // SAFETY: The flag says that there is this structure. What is behind the flags is of no
+        // meaning to those who know them, but to MLNX_OFED 4.9.
+        unsafe { ((*ex).ex_size, (*ex).flags, behind.read_volatile()) }
+    } else {
+        (0, 0, [0; 2])
+    };
+    let named = |name: &CStr| {
+        let bytes = name.to_bytes_with_nul();
+        client.name.iter().zip(bytes).all(|(a, b)| a == b)
+    };
+    Description {
+        name: if named(c"nv_mem") {
+            Name::NvMem
+        } else if named(c"nv_mem_nc") {
+            Name::NvMemNc
+        } else {
+            Name::Other
+        },
+        version_len: text.iter().position(|byte| *byte == 0),
+        flag: flag != 0,
+        ex_size,
+        flags,
+        pointers,
+        complete: client.acquire.is_some()
+            && client.get_pages.is_some()
+            && client.dma_map.is_some()
+            && client.dma_unmap.is_some()
+            && client.put_pages.is_some()
+            && client.get_page_size.is_some()
+            && client.release.is_some(),
+        can_revoke,
+    }
+}
+
+/// ib_core's part of the world.
+pub(crate) struct Core {
+    clients: KVec<Arc<Client>>,
+    /// By ticket.
+    peers: KVec<Arc<Peer>>,
+    /// Who holds the `mapping_lock` of a region that can be revoked.
+    holders: KVec<usize>,
+    next_handle: usize,
+    next_ticket: u64,
+}
+
+impl Core {
+    pub(crate) const fn new() -> Self {
+        Core {
+            clients: KVec::new(),
+            peers: KVec::new(),
+            holders: KVec::new(),
+            next_handle: 0x1000,
+            next_ticket: 7,
+        }
+    }
+
+    /// Does this task hold the `mapping_lock` of a region that can be revoked?
+    pub(crate) fn has_mapping_lock(&self, task: usize) -> bool {
+        self.holders.contains(&task)
+    }
+
+    /// How many clients and tickets there are.
+    pub(crate) fn left(&self) -> (usize, usize) {
+        (self.clients.len(), self.peers.len())
+    }
+}
+
+fn core<R>(f: impl FnOnce(&mut Core) -> R) -> R {
+    fakes::with(|world| f(&mut world.core))
+}
+
+/// The clients that are registered, in order.
+pub(crate) fn descriptions() -> KVec<Description> {
+    core(|core| {
+        let mut all = KVec::new();
+        for client in core.clients.iter() {
+            if all.push(client.description, GFP_KERNEL).is_err() {
+                break;
+            }
+        }
+        all
+    })
+}
+
+/// # Safety
+///
+/// As `ib_register_peer_memory_client()`.
+pub(crate) unsafe extern "C" fn ib_register_peer_memory_client(
+    client: *const c::peer_memory_client,
+    invalidate_callback: *mut c::invalidate_peer_memory,
+) -> *mut c_void {
+    let Some(ops) = NonNull::new(client.cast_mut()) else {
+        return ptr::null_mut();
+    };
+    // SAFETY: As promised by the caller.
+    let description = unsafe { describe(ops, !invalidate_callback.is_null()) };
+    record(Event::Register(description.name));
+    if failing(Call::Register).is_some() {
+        return ptr::null_mut();
+    }
+    let handle = core(|core| {
+        core.next_handle += 0x100;
+        core.next_handle
+    });
+    let client = Arc::pin_init(
+        pin_init!(Client {
+            ops,
+            handle,
+            can_revoke: description.can_revoke,
+            description,
+            users: Atomic::new(1),
+            unused <- Completion::new(),
+        }),
+        GFP_KERNEL,
+    );
+    let Ok(client) = client else {
+        return ptr::null_mut();
+    };
+    if description.can_revoke {
+        // SAFETY: Valid for writes as promised by the caller.
+        unsafe { *invalidate_callback = Some(ib_invalidate_peer_memory) };
+    }
+    if core(|core| core.clients.push(client, GFP_KERNEL)).is_err() {
+        return ptr::null_mut();
+    }
+    reach(Point::Registering);
+    ptr::without_provenance_mut(handle)
+}
+
+/// # Safety
+///
+/// As `ib_unregister_peer_memory_client()`.
+pub(crate) unsafe extern "C" fn ib_unregister_peer_memory_client(reg_handle: *mut c_void) {
+    let handle = reg_handle.addr();
+    let client = core(|core| {
+        let mut clients = core.clients.iter();
+        let index = clients.position(|client| client.handle == handle)?;
+        core.clients.remove(index).ok()
+    });
+    let Some(client) = client else {
+        return fails(c"ib_core", 0, fmt!("unregistered what is not registered"));
+    };
+    record(Event::Unregister(client.description.name));
+    client.put();
+    client.unused.wait_for_completion();
+    // The structure is the client's, and ib_core keeps the pointer: it must still be what it was.
+    // SAFETY: The client keeps it until this function returns.
+    let description = unsafe { describe(client.ops, client.can_revoke) };
+    same!(description, client.description);
+}
+
+/// # Safety
+///
+/// As the `invalidate_peer_memory` of ib_core.
+unsafe extern "C" fn ib_invalidate_peer_memory(reg_handle: *mut c_void, ticket: u64) -> c_int {
+    record(Event::Invalidate(ticket));
+    let handle = reg_handle.addr();
+    let (known, peer) = core(|core| {
+        let known = core.clients.iter().any(|client| client.handle == handle);
+        let mut peers = core.peers.iter();
+        let peer = peers.find(|peer| peer.client.handle == handle && peer.ticket == ticket);
+        (known || peer.is_some(), peer.cloned())
+    });
+    if !known {
+        fails(c"ib_core", 0, fmt!("a handle that is no more was used"));
+    }
+    // A ticket that is not known, or not any more.
+    let Some(peer) = peer else {
+        return 0;
+    };
+    reach(Point::InvalidateGotRef);
+    peer.invalidate();
+    reach(Point::InvalidateUnlocked);
+    0
+}
+
+// The fakes have the types of what they stand for.
+const _: () = {
+    use crate::root::c as real;
+
+    let _ = [
+        real::ib_register_peer_memory_client,
+        ib_register_peer_memory_client,
+    ];
+    let _ = [
+        real::ib_unregister_peer_memory_client,
+        ib_unregister_peer_memory_client,
+    ];
+};
+
+/// How an RDMA driver and ib_core deal with a revocation.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Form {
+    /// The driver stops the card, ib_core does the rest.
+    Modern,
+    /// OFED 4.9: the driver deregisters the region inside the invalidation, `release` included.
+    Ofed49,
+}
+
+/// What an application and its RDMA driver want.
+#[derive(Clone, Copy)]
+pub(crate) struct Request {
+    pub(crate) addr: u64,
+    pub(crate) len: usize,
+    pub(crate) device: Device,
+    /// The driver can lose the region: `IB_PEER_MEM_INVAL_SUPP`.
+    pub(crate) can_lose: bool,
+    /// The ticket, where it is to be a certain one.
+    pub(crate) ticket: Option<u64>,
+    /// Not for writing.
+    pub(crate) read_only: bool,
+    pub(crate) form: Form,
+}
+
+impl Request {
+    /// A range for a card that can lose it.
+    pub(crate) fn new(addr: u64, len: usize) -> Self {
+        Request {
+            addr,
+            len,
+            device: fakes::nic(),
+            can_lose: true,
+            ticket: None,
+            read_only: false,
+            form: Form::Modern,
+        }
+    }
+
+    fn end(&self) -> u64 {
+        // CAST: 64 bits are not less.
+        self.addr.wrapping_add(self.len as u64)
+    }
+}
+
+/// `ALIGN_DOWN()`.
+fn down(value: u64, to: u64) -> u64 {
+    value & !to.wrapping_sub(1)
+}
+
+/// `ALIGN()`.
+fn up(value: u64, to: u64) -> u64 {
+    down(value.wrapping_add(to.wrapping_sub(1)), to)
+}
+
+/// The step at which a registration failed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Failed {
+    /// No client took the range.
+    NotMine,
+    GetPages(c_int),
+    DmaMap(c_int),
+    /// The fake had no memory.
+    Fake,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum State {
+    Unmapped,
+    Mapped,
+    Invalidated,
+}
+
+/// An entry as it was before it was trimmed.
+struct Saved {
+    sg: *mut bindings::scatterlist,
+    entry: SgEntry,
+    trimmed: SgEntry,
+}
+
+impl Saved {
+    fn trim(sg: *mut bindings::scatterlist, head: u64, tail: u64) -> Self {
+        let mut entry = SgEntry::default();
+        // SAFETY: An entry of the client's, which keeps the table until `release`.
+        unsafe { fake_sg_read(sg, &mut entry) };
+        // ib_core's arithmetic would wrap.
+        check!(head + tail < u64::from(entry.dma_length));
+        // CAST: Less than a length, as was just seen.
+        let len = entry.dma_length.wrapping_sub((head + tail) as u32);
+        let trimmed = SgEntry {
+            dma_address: entry.dma_address + head,
+            dma_length: len,
+            length: len,
+        };
+        // SAFETY: As above.
+        unsafe { fake_sg_write(sg, &trimmed) };
+        Saved { sg, entry, trimmed }
+    }
+
+    fn restore(&self) {
+        let mut now = SgEntry::default();
+        // SAFETY: As in `trim`.
+        unsafe { fake_sg_read(self.sg, &mut now) };
+        // Anything else, and the table is gone.
+        same!(now, self.trimmed);
+        // SAFETY: As in `trim`.
+        unsafe { fake_sg_write(self.sg, &self.entry) };
+    }
+}
+
+struct Mapping {
+    state: State,
+    table: bindings::sg_table,
+    first: Option<Saved>,
+    last: Option<Saved>,
+    stopped: bool,
+}
+
+// SAFETY: The table's entries are the client's, and reached under the lock alone.
+unsafe impl Send for Mapping {}
+
+/// A region of a client's memory, as ib_core has it: `struct ib_umem_peer`.
+#[pin_data]
+struct Peer {
+    client: Arc<Client>,
+    context: usize,
+    request: Request,
+    ticket: u64,
+    /// `umem_p->ib_peer_client` is NULL.
+    client_gone: Atomic<bool>,
+    #[pin]
+    mapping: Mutex<Mapping>,
+}
+
+/// Such a region, for a test.
+#[derive(Clone)]
+pub(crate) struct Umem {
+    peer: Arc<Peer>,
+    /// The client's entries, before they were trimmed.
+    entries: Arc<KVec<Entry>>,
+}
+
+/// Asks the clients in the order of their registration.
+fn acquire(request: &Request) -> Option<(Arc<Client>, *mut c_void)> {
+    let mut index = 0;
+    loop {
+        let client = core(|core| core.clients.get(index).cloned())?;
+        index += 1;
+        if client.can_revoke && !request.can_lose {
+            continue;
+        }
+        let mut context = ptr::without_provenance_mut(NOT_MINE);
+        record(Event::Acquire);
+        // Counted before, as no test unregisters beside it.
+        client.users.fetch_add(1, Full);
+        // CAST: Addresses of the kernel's width.
+        // SAFETY: The client's function, as the contract has it.
+        let ret = client.ops().acquire.map_or(0, |acquire| unsafe {
+            acquire(
+                request.addr as usize,
+                request.len,
+                ptr::null_mut(),
+                ptr::null_mut(),
+                &mut context,
+            )
+        });
+        if ret > 0 {
+            return Some((client, context));
+        }
+        client.put();
+        // An error is "not mine" like any other no.
+        same!(ret, 0);
+        check!(context.addr() == NOT_MINE);
+    }
+}
+
+/// 0, or an errno that ib_core may make a pointer of.
+fn proper(ret: c_int) -> bool {
+    (-4095..=0).contains(&ret)
+}
+
+/// `ib_umem_get_peer()` and `ib_umem_activate_invalidation_notifier()`.
+pub(crate) fn get(request: Request) -> Result<Umem, Failed> {
+    let Some((client, context)) = acquire(&request) else {
+        return Err(Failed::NotMine);
+    };
+    let ticket = if client.can_revoke {
+        request.ticket.unwrap_or_else(|| {
+            core(|core| {
+                core.next_ticket += 1;
+                core.next_ticket
+            })
+        })
+    } else {
+        NO_TICKET
+    };
+    // Two classes for lockdep: a region that nobody revokes is mapped by nvidia.ko, under this lock, and no callback ever
+    // waits for it.
+    let [revocable, persistent] = [static_lock_class!(), static_lock_class!()];
+    let class = if client.can_revoke {
+        revocable
+    } else {
+        persistent
+    };
+    let peer = Arc::pin_init(
+        pin_init!(Peer {
+            client: client.clone(),
+            context: context.expose_provenance(),
+            request,
+            ticket,
+            client_gone: Atomic::new(false),
+            mapping <- Mutex::new(
+                Mapping {
+                    state: State::Unmapped,
+                    table: bindings::sg_table::default(),
+                    first: None,
+                    last: None,
+                    stopped: false,
+                },
+                c"mapping_lock",
+                class,
+            ),
+        }),
+        GFP_KERNEL,
+    );
+    let Ok(peer) = peer else {
+        return Err(Failed::Fake);
+    };
+    let mapped = peer.map();
+    let entries = match mapped {
+        Ok(entries) => Arc::new(entries, GFP_KERNEL).map_err(|_| Failed::Fake)?,
+        Err(failed) => {
+            peer.release_context();
+            return Err(failed);
+        }
+    };
+    Ok(Umem { peer, entries })
+}
+
+/// `mapping_lock`, held.
+struct Held<'a> {
+    /// Of a region that can be revoked.
+    task: Option<usize>,
+    guard: Guard<'a, Mapping, MutexBackend>,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if let Some(task) = self.task {
+            core(|core| {
+                let at = core.holders.iter().position(|holder| *holder == task);
+                at.map(|at| core.holders.remove(at))
+            });
+        }
+    }
+}
+
+/// Where a registration fails; one that does not is released again.
+pub(crate) fn failure(request: Request) -> Option<Failed> {
+    get(request).inspect(Umem::release).err()
+}
+
+/// Does no client take the range?
+pub(crate) fn not_mine(request: Request) -> bool {
+    failure(request) == Some(Failed::NotMine)
+}
+
+impl Peer {
+    fn context(&self) -> *mut c_void {
+        ptr::with_exposed_provenance_mut(self.context)
+    }
+
+    fn lock(&self) -> Held<'_> {
+        let guard = self.mapping.lock();
+        let task = self.client.can_revoke.then(fakes::this_task);
+        if let Some(task) = task {
+            if core(|core| core.holders.push(task, GFP_KERNEL)).is_err() {
+                fails(c"ib_core", 0, fmt!("no memory"));
+            }
+        }
+        Held { task, guard }
+    }
+
+    /// get_pages, dma_map, get_page_size, with `mapping_lock` held.
+    fn map(self: &Arc<Self>) -> Result<KVec<Entry>, Failed> {
+        let mut held = self.lock();
+        let mapping = &mut *held.guard;
+        reach(Point::BeforeGetPages);
+        if self.client.can_revoke {
+            core(|core| core.peers.push(self.clone(), GFP_KERNEL)).map_err(|_| Failed::Fake)?;
+        }
+        let ops = self.client.ops();
+        record(Event::GetPages);
+        // CAST: As in `acquire`.
+        // SAFETY: The client's function, as the contract has it: the context is its own.
+        let ret = ops.get_pages.map_or(0, |get_pages| unsafe {
+            get_pages(
+                self.request.addr as usize,
+                self.request.len,
+                1,
+                self.request.read_only.into(),
+                ptr::null_mut(),
+                self.context(),
+                self.ticket,
+            )
+        });
+        check!(proper(ret));
+        if ret != 0 {
+            self.forget_ticket();
+            return Err(Failed::GetPages(ret));
+        }
+        reach(Point::BeforeDmaMap);
+        let ret = self.dma_map(mapping);
+        check!(proper(ret));
+        if ret != 0 {
+            self.put_pages(mapping);
+            self.forget_ticket();
+            return Err(Failed::DmaMap(ret));
+        }
+        mapping.state = State::Mapped;
+        let entries = self.look(mapping).map_err(|_| Failed::Fake)?;
+        record(Event::PageSize);
+        // SAFETY: As above.
+        let page_size = ops
+            .get_page_size
+            .map_or(0, |get| unsafe { get(self.context()) });
+        check!(page_size.is_power_of_two() && page_size >= PAGE_SIZE);
+        // CAST: As above.
+        let page_size = page_size as u64;
+        if page_size != PAGE_SIZE as u64 {
+            self.trim(mapping, page_size);
+        }
+        reach(Point::BeforeActivate);
+        Ok(entries)
+    }
+
+    fn dma_map(&self, mapping: &mut Mapping) -> c_int {
+        let table = ptr::from_mut(&mut mapping.table);
+        // As OFED: the number goes where the table has its own.
+        // SAFETY: A place inside the table.
+        let nmap = unsafe { ptr::addr_of_mut!((*table).nents) }.cast();
+        record(Event::DmaMap);
+        // SAFETY: The client's function, as the contract has it; both pointers are valid for writes, and
+        // the device is NULL or alive for as long as the test.
+        self.client.ops().dma_map.map_or(0, |dma_map| unsafe {
+            dma_map(table, self.context(), self.request.device.0, 0, nmap)
+        })
+    }
+
+    fn put_pages(&self, mapping: &mut Mapping) {
+        record(Event::PutPages);
+        if let Some(put_pages) = self.client.ops().put_pages {
+            // SAFETY: The client's function, as the contract has it.
+            unsafe { put_pages(&mut mapping.table, self.context()) };
+        }
+    }
+
+    /// The client's entries, which must be all that were allocated, have no pages, and cover the range.
+    fn look(&self, mapping: &Mapping) -> Result<KVec<Entry>> {
+        let table = &mapping.table;
+        same!(table.nents, table.orig_nents);
+        let mut entries = KVec::new();
+        let mut sg = table.sgl;
+        let mut total = 0;
+        while !sg.is_null() {
+            let mut entry = SgEntry::default();
+            // SAFETY: An entry of the client's, which keeps the table until `release`.
+            check!(!unsafe { fake_sg_has_page(sg) });
+            // SAFETY: As above.
+            sg = unsafe { fake_sg_read(sg, &mut entry) };
+            same!(entry.dma_length, entry.length);
+            check!(entry.dma_length != 0);
+            total += u64::from(entry.dma_length);
+            let entry = Entry {
+                addr: entry.dma_address,
+                len: entry.dma_length,
+            };
+            entries.push(entry, GFP_KERNEL)?;
+        }
+        same!(entries.len(), table.nents as usize);
+        let start = down(self.request.addr, fakes::KIB_64);
+        same!(total, up(self.request.end(), fakes::KIB_64) - start);
+        Ok(entries)
+    }
+
+    /// `fix_peer_sgls()`: the first and the last entry shrink from the client's pages to the kernel's.
+    fn trim(&self, mapping: &mut Mapping, peer_page: u64) {
+        let page = PAGE_SIZE as u64;
+        let start = self.request.addr;
+        let end = self.request.end();
+        let head = down(start, page) - down(start, peer_page);
+        let tail = up(end, peer_page) - up(end, page);
+        let first = mapping.table.sgl;
+        let mut last = first;
+        for _ in 1..mapping.table.nents {
+            let mut entry = SgEntry::default();
+            // SAFETY: One of the table's entries, and not the last.
+            last = unsafe { fake_sg_read(last, &mut entry) };
+        }
+        mapping.first = Some(Saved::trim(first, head, 0));
+        mapping.last = Some(Saved::trim(last, 0, tail));
+    }
+
+    /// `peer_unmap()`; the state is the caller's to change.
+    fn unmap(&self, mapping: &mut Mapping, call_client: bool) {
+        if call_client {
+            reach(Point::BeforeDmaUnmap);
+        }
+        // A write to the client's memory: it has to keep the table until `release`, also when it has
+        // revoked. The other way round: a single entry has been trimmed twice.
+        for saved in [mapping.last.take(), mapping.first.take()]
+            .into_iter()
+            .flatten()
+        {
+            saved.restore();
+        }
+        if call_client {
+            record(Event::DmaUnmap);
+            if let Some(dma_unmap) = self.client.ops().dma_unmap {
+                // What it returns is ignored.
+                // SAFETY: The client's function, as the contract has it.
+                unsafe { dma_unmap(&mut mapping.table, self.context(), self.request.device.0) };
+            }
+            reach(Point::BeforePutPages);
+            self.put_pages(mapping);
+        }
+        mapping.table = bindings::sg_table::default();
+    }
+
+    /// What an invalidation does once it has found the region.
+    fn invalidate(&self) {
+        let mut held = self.lock();
+        let mapping = &mut *held.guard;
+        // `unmaps = peer_invalidate_unmaps(umem_p->ib_peer_client->ops)`.
+        if self.client_gone.load(Acquire) {
+            return fails(
+                c"ib_core",
+                0,
+                fmt!("an invalidation under way when release() returned"),
+            );
+        }
+        if mapping.state != State::Mapped {
+            return;
+        }
+        record(Event::CardStops);
+        reach(Point::InvalidateLocked);
+        if self.request.form == Form::Ofed49 {
+            mapping.state = State::Unmapped;
+            mapping.stopped = true;
+            self.unmap(mapping, true);
+            return self.release_context();
+        }
+        let unmaps = self.client.invalidate_unmaps();
+        mapping.state = if unmaps {
+            State::Invalidated
+        } else {
+            State::Unmapped
+        };
+        self.unmap(mapping, !unmaps);
+    }
+
+    fn forget_ticket(&self) {
+        let forgotten = core(|core| {
+            let mut peers = core.peers.iter();
+            let index = peers.position(|peer| ptr::eq(&**peer, self))?;
+            core.peers.remove(index).ok()
+        });
+        drop(forgotten);
+    }
+
+    /// The client's `release`, and the end of it.
+    fn release_context(&self) {
+        self.forget_ticket();
+        reach(Point::BeforeRelease);
+        record(Event::Release);
+        if let Some(release) = self.client.ops().release {
+            // SAFETY: The client's function, as the contract has it: the last call for this context.
+            unsafe { release(self.context()) };
+        }
+        self.client.put();
+        reach(Point::AfterRelease);
+        self.client_gone.store(true, Release);
+    }
+}
+
+impl Umem {
+    /// The client's entries, as they were before ib_core trimmed them.
+    pub(crate) fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// What the RDMA driver sees: the entries as they are now.
+    pub(crate) fn seen(&self) -> Result<KVec<Entry>> {
+        let guard = self.peer.mapping.lock();
+        let mut seen = KVec::new();
+        let mut sg = guard.table.sgl;
+        while !sg.is_null() {
+            let mut entry = SgEntry::default();
+            // SAFETY: An entry of the client's, which keeps the table until `release`.
+            sg = unsafe { fake_sg_read(sg, &mut entry) };
+            let entry = Entry {
+                addr: entry.dma_address,
+                len: entry.dma_length,
+            };
+            seen.push(entry, GFP_KERNEL)?;
+        }
+        Ok(seen)
+    }
+
+    pub(crate) fn ticket(&self) -> u64 {
+        self.peer.ticket
+    }
+
+    /// The client's name for it.
+    pub(crate) fn page_size(&self) -> u64 {
+        let get = self.peer.client.ops().get_page_size;
+        // CAST: As in `map`.
+        // SAFETY: The client's function, as the contract has it.
+        get.map_or(0, |get| unsafe { get(self.peer.context()) } as u64)
+    }
+
+    /// As no ib_core does: maps a region that is mapped.
+    pub(crate) fn map_again(&self) -> c_int {
+        let mut mapping = Mapping {
+            state: State::Unmapped,
+            table: bindings::sg_table::default(),
+            first: None,
+            last: None,
+            stopped: false,
+        };
+        self.peer.dma_map(&mut mapping)
+    }
+
+    /// `ib_umem_stop_invalidation_notifier()`: after this no invalidation does anything.
+    pub(crate) fn stop(&self) {
+        let peer = &self.peer;
+        let unmaps = peer.client.invalidate_unmaps();
+        let mut held = peer.lock();
+        let guard = &mut *held.guard;
+        if guard.stopped {
+            return;
+        }
+        guard.stopped = true;
+        let from = guard.state;
+        guard.state = State::Unmapped;
+        if from != State::Mapped {
+            return;
+        }
+        if !unmaps {
+            return peer.unmap(guard, true);
+        }
+        // A client that unmaps by itself is called without the lock, beside an invalidation.
+        let mut outside = Mapping {
+            state: State::Unmapped,
+            table: core::mem::take(&mut guard.table),
+            first: guard.first.take(),
+            last: guard.last.take(),
+            stopped: true,
+        };
+        drop(held);
+        peer.unmap(&mut outside, true);
+    }
+
+    /// `ib_umem_release()`.
+    pub(crate) fn release(&self) {
+        self.stop();
+        self.peer.release_context();
+    }
+
+    /// As `stop` and `release`; dma_unmap is called after an invalidation, too, with no table. The contract
+    /// allows it, and OFED did so.
+    pub(crate) fn release_with_late_unmap(&self) {
+        self.stop();
+        let mut nothing = Mapping {
+            state: State::Unmapped,
+            table: bindings::sg_table::default(),
+            first: None,
+            last: None,
+            stopped: true,
+        };
+        self.peer.unmap(&mut nothing, true);
+        self.peer.release_context();
+    }
+}
+
+/// Has the memory freed at `point`, which goes on when that is done: by another thread, for the one that gets there may
+/// hold a lock that comes after nvidia.ko's.
+pub(crate) fn free_at(point: Point) -> Result {
+    at(point, || match Thread::start(fakes::free_memory) {
+        Ok(thread) => thread.join(),
+        Err(_) => fails(c"threads", 0, fmt!("no memory")),
+    })
+}
+
+/// The number of users of all clients that is not theirs alone.
+pub(crate) fn regions() -> u64 {
+    core(|core| {
+        let users = core.clients.iter().map(|c| c.users.load(Relaxed) - 1);
+        users.sum()
+    })
+}

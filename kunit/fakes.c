@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+/*
+ * The C side of fakes.rs: devices that are on no bus, threads, and the few
+ * macros of the kernel that Rust cannot use.
+ */
+
+#include <kunit/test.h>
+#include <kunit/test-bug.h>
+#include <linux/device.h>
+#include <linux/kthread.h>
+#include <linux/pci.h>
+#include <linux/scatterlist.h>
+#include <linux/sched/task.h>
+#include <linux/slab.h>
+#include <linux/string.h>
+
+#include "fakes.h"
+
+/* --- devices ---------------------------------------------------------------- */
+
+static struct pci_dev *nic;
+static struct pci_dev *gpu;
+static struct device *plain;
+/* What an assigned BAR has for a parent. */
+static struct resource window;
+
+static void pci_free(struct device *dev)
+{
+	kfree(to_pci_dev(dev));
+}
+
+static void plain_free(struct device *dev)
+{
+	kfree(dev);
+}
+
+static struct pci_dev *pci_new(const char *name)
+{
+	struct pci_dev *pdev = kzalloc_obj(*pdev);
+
+	if (!pdev)
+		return NULL;
+	device_initialize(&pdev->dev);
+	pdev->dev.bus = &pci_bus_type;
+	pdev->dev.release = pci_free;
+	pdev->dev.dma_parms = &pdev->dma_parms;
+	if (dev_set_name(&pdev->dev, "%s", name)) {
+		put_device(&pdev->dev);
+		return NULL;
+	}
+	return pdev;
+}
+
+static void bar(int index, u64 start, u64 len, unsigned long flags,
+		struct resource *parent)
+{
+	gpu->resource[index].start = start;
+	gpu->resource[index].end = start + len - 1;
+	gpu->resource[index].flags = flags;
+	gpu->resource[index].parent = parent;
+}
+
+int fake_machine_new(void)
+{
+	nic = pci_new("fake-nic");
+	gpu = pci_new("fake-gpu");
+	plain = kzalloc_obj(*plain);
+	if (plain) {
+		device_initialize(plain);
+		plain->release = plain_free;
+	}
+	if (!nic || !gpu || !plain || dev_set_name(plain, "fake-plain")) {
+		fake_machine_free();
+		return -ENOMEM;
+	}
+	fake_nic_max_segment(1U << 31);
+	bar(0, FAKE_IO_START, FAKE_SMALL_LEN, IORESOURCE_IO, &window);
+	bar(1, FAKE_BAR_START, FAKE_BAR_LEN, IORESOURCE_MEM, &window);
+	bar(2, FAKE_UNASSIGNED_START, FAKE_SMALL_LEN, IORESOURCE_MEM, NULL);
+	bar(3, FAKE_RAM_START, FAKE_SMALL_LEN, IORESOURCE_MEM, &window);
+	return 0;
+}
+
+void fake_machine_free(void)
+{
+	if (nic)
+		put_device(&nic->dev);
+	if (gpu)
+		put_device(&gpu->dev);
+	if (plain)
+		put_device(plain);
+	nic = NULL;
+	gpu = NULL;
+	plain = NULL;
+}
+
+struct device *fake_nic(void)
+{
+	return &nic->dev;
+}
+
+void fake_nic_max_segment(unsigned int bytes)
+{
+	nic->dma_parms.max_segment_size = bytes;
+}
+
+struct device *fake_plain_device(void)
+{
+	return plain;
+}
+
+unsigned int fake_device_refs(void)
+{
+	return kref_read(&nic->dev.kobj.kref) - 1 +
+	       kref_read(&gpu->dev.kobj.kref) - 1 +
+	       kref_read(&plain->kobj.kref) - 1;
+}
+
+/* As pci_get_device(): gives back @from, takes the next. */
+struct pci_dev *fake_pci_get(unsigned int vendor, unsigned int device,
+			     struct pci_dev *from)
+{
+	struct pci_dev *next = !from ? nic : from == nic ? gpu : NULL;
+
+	pci_dev_get(next);
+	pci_dev_put(from);
+	return next;
+}
+
+/* --- failures --------------------------------------------------------------- */
+
+static struct kunit *current_test;
+
+void fake_test_begins(void)
+{
+	WRITE_ONCE(current_test, kunit_get_current_test());
+}
+
+void fake_test_fails(const char *file, int line, const char *text)
+{
+	struct kunit_loc loc = { .file = kbasename(file), .line = line };
+	struct kunit *test = READ_ONCE(current_test);
+	struct kunit_assert none = {};
+
+	if (test)
+		__kunit_do_failed_assertion(test, &loc, KUNIT_EXPECTATION, &none,
+					    kunit_fail_assert_format,
+					    "    %s", text);
+}
+
+/* --- scatter lists ------------------------------------------------------------ */
+
+struct scatterlist *fake_sg_read(struct scatterlist *sg, struct sg_entry *entry)
+{
+	entry->dma_address = sg_dma_address(sg);
+	entry->dma_length = sg_dma_len(sg);
+	entry->length = sg->length;
+	return sg_next(sg);
+}
+
+struct scatterlist *fake_sg_write(struct scatterlist *sg,
+				  const struct sg_entry *entry)
+{
+	sg_dma_address(sg) = entry->dma_address;
+	sg_dma_len(sg) = entry->dma_length;
+	sg->length = entry->length;
+	return sg_next(sg);
+}
+
+bool fake_sg_has_page(struct scatterlist *sg)
+{
+	return sg_page(sg);
+}
+
+/* --- threads ------------------------------------------------------------------ */
+
+struct task_struct *fake_thread_start(int (*run)(void *data), void *data)
+{
+	struct task_struct *task;
+
+	task = kthread_create(run, data, "peermem-kunit");
+	if (IS_ERR(task))
+		return NULL;
+	get_task_struct(task);
+	wake_up_process(task);
+	return task;
+}
+
+/*
+ * Does it sleep for a lock or an event? It has to be asleep at three looks, a
+ * tick apart, without having run in between.
+ */
+bool fake_thread_sleeps(struct task_struct *task)
+{
+	unsigned long switches = READ_ONCE(task->nvcsw);
+	int look;
+
+	for (look = 0; look < 3; look++) {
+		if (!(READ_ONCE(task->__state) & TASK_UNINTERRUPTIBLE))
+			return false;
+		schedule_timeout_uninterruptible(1);
+	}
+	return switches == READ_ONCE(task->nvcsw);
+}
+
+/* For a thread whose function is at its end: no line of it runs afterwards. */
+void fake_thread_join(struct task_struct *task)
+{
+	kthread_stop(task);
+	put_task_struct(task);
+}

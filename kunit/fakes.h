@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
+/*
+ * The C side of the fakes (fakes.c), and what sys_c.c and memory_peers.c call in
+ * place of the kernel: fakes.rs defines that.
+ */
+#ifndef PEERMEM_KUNIT_FAKES_H
+#define PEERMEM_KUNIT_FAKES_H
+
+#include <linux/bits.h>
+#include <linux/pci.h>
+#include <linux/scatterlist.h>
+#include <linux/types.h>
+
+/* Where the fake GPU's BARs are: no machine of the rig has RAM there. */
+#define FAKE_BAR_START		BIT_ULL(44)
+#define FAKE_BAR_LEN		BIT_ULL(36)
+/* An I/O range, and a BAR without an address of its own. */
+#define FAKE_IO_START		(FAKE_BAR_START + BIT_ULL(40))
+#define FAKE_UNASSIGNED_START	(FAKE_BAR_START + BIT_ULL(41))
+/* Memory with a struct page that claims to be a BAR. */
+#define FAKE_RAM_START		BIT_ULL(20)
+#define FAKE_SMALL_LEN		BIT_ULL(24)
+
+/* In place of the kernel's functions of these names: fakes.rs. */
+bool fake_module_get(struct module *module);
+void fake_module_put(struct module *module);
+int fake_sg_alloc(struct sg_table *table, unsigned int entries, gfp_t gfp);
+u64 fake_dma_map(struct device *dev, u64 addr, size_t len, int dir,
+		 unsigned long attrs);
+void fake_dma_unmap(struct device *dev, u64 dma, size_t len, int dir,
+		    unsigned long attrs);
+
+/* Of the machine. The list has the fake NIC first, then the fake GPU. */
+struct pci_dev *fake_pci_get(unsigned int vendor, unsigned int device,
+			     struct pci_dev *from);
+int fake_machine_new(void);
+void fake_machine_free(void);
+struct device *fake_nic(void);
+void fake_nic_max_segment(unsigned int bytes);
+struct device *fake_plain_device(void);
+/* References to all fake devices that are not their maker's. */
+unsigned int fake_device_refs(void);
+
+/* sys_c.c: the module's parameters. */
+void fake_parameters(int peerdirect_support, int persistent_api_support);
+/* As this module was loaded; the last is its own. */
+void fake_loaded_with(int *peerdirect_support, int *persistent_api_support,
+		      unsigned int *fail_registration);
+
+/* In memory_peers.c: what fails, and when its directory comes and goes. */
+bool fake_kobject_fails(void);
+bool fake_group_fails(void);
+void fake_directory(bool made);
+
+/* memory_peers.c: a place in sysfs, the parameter, and what there is. */
+int fake_sysfs_new(void);
+void fake_sysfs_free(void);
+void fake_sysfs_parameter(bool memory_peers);
+void fake_sysfs_without_mm(void);
+void fake_sysfs_occupy(const char *client);
+int fake_sysfs_refs(void);
+bool fake_sysfs_has(const char *client, const char *file);
+ssize_t fake_sysfs_read(const char *client, const char *file, char *to,
+			size_t size);
+
+/* A test's failure; from any thread, as long as the test runs. */
+void fake_test_begins(void);
+void fake_test_fails(const char *file, int line, const char *text);
+
+/* An entry of a scatter list; each returns the next. */
+struct sg_entry {
+	u64 dma_address;
+	u32 dma_length;
+	u32 length;
+};
+
+struct scatterlist *fake_sg_read(struct scatterlist *sg, struct sg_entry *entry);
+struct scatterlist *fake_sg_write(struct scatterlist *sg,
+				  const struct sg_entry *entry);
+bool fake_sg_has_page(struct scatterlist *sg);
+
+/* Kernel threads. */
+struct task_struct *fake_thread_start(int (*run)(void *data), void *data);
+bool fake_thread_sleeps(struct task_struct *task);
+void fake_thread_join(struct task_struct *task);
+
+#endif /* PEERMEM_KUNIT_FAKES_H */

@@ -1,0 +1,1362 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! Both neighbours of the module as fakes, and the few kernel functions that a test wants to see: what
+//! they were called for, in order; which call is to fail; what happens in the middle of one.
+//!
+//! nvidia.ko is here as it is where it is awkward: its API lock, a put that finds nothing and says 0,
+//! garbage in the page table's pointer after a failure, a callback before the pin has returned, a table
+//! that is gone with the return of the callback. How ib_core uses a client is in `ib_core`.
+//!
+//! There is one [`World`] at a time, for the C functions carry nothing that could name one. KUnit runs
+//! its tests one after another, each inside [`test`].
+
+use core::mem;
+use core::ptr;
+use core::ptr::NonNull;
+
+use kernel::bindings;
+use kernel::error::to_result;
+use kernel::fmt;
+use kernel::prelude::*;
+use kernel::str::CStr;
+use kernel::str::CString;
+use kernel::sync::atomic::Acquire;
+use kernel::sync::atomic::Atomic;
+use kernel::sync::atomic::Relaxed;
+use kernel::sync::atomic::Release;
+use kernel::sync::global_lock;
+use kernel::sync::Arc;
+use kernel::sync::Completion;
+use kernel::task::Pid;
+use kernel::task::Task;
+use kernel::time::delay::fsleep;
+use kernel::time::Delta;
+
+use crate::c;
+use crate::compat;
+use crate::ib_core;
+use crate::life::Life;
+
+/// First address of the fake GPU's BAR, as `FAKE_BAR_START` of `fakes.h`.
+pub(crate) const BAR: u64 = 1 << 44;
+/// Its length.
+pub(crate) const BAR_LEN: u64 = 1 << 36;
+/// A range of I/O ports' numbers.
+pub(crate) const IO: u64 = BAR + (1 << 40);
+/// A BAR that was given no address.
+pub(crate) const UNASSIGNED: u64 = BAR + (2 << 40);
+/// Memory with a `struct page` that claims to be a BAR.
+pub(crate) const RAM: u64 = 1 << 20;
+/// How far DMA addresses are from physical ones.
+pub(crate) const DMA_OFFSET: u64 = 1 << 50;
+/// A page of nvidia.ko's.
+pub(crate) const KIB_64: u64 = 64 << 10;
+/// `NVIDIA_P2P_PAGE_SIZE_64KB`.
+const SIZE_64: u32 = 1;
+/// What nvidia.ko leaves in the pointer to a page table when it fails.
+const GARBAGE: usize = 0xdead_4000;
+
+/// `FAKE_…` of `fakes.h`, and the rest of it.
+mod helpers {
+    use kernel::prelude::*;
+
+    extern "C" {
+        pub(super) fn fake_machine_new() -> c_int;
+        pub(super) fn fake_machine_free();
+        pub(super) fn fake_nic() -> *mut c_void;
+        pub(super) fn fake_nic_max_segment(bytes: c_uint);
+        pub(super) fn fake_plain_device() -> *mut c_void;
+        pub(super) fn fake_device_refs() -> c_uint;
+        pub(super) fn fake_parameters(peerdirect_support: c_int, persistent_api_support: c_int);
+        pub(super) fn fake_loaded_with(
+            peerdirect_support: *mut c_int,
+            persistent_api_support: *mut c_int,
+            fail_registration: *mut c_uint,
+        );
+        pub(super) fn fake_sysfs_new() -> c_int;
+        pub(super) fn fake_sysfs_free();
+        pub(super) fn fake_sysfs_parameter(memory_peers: bool);
+        pub(super) fn fake_sysfs_without_mm();
+        pub(super) fn fake_sysfs_occupy(client: *const c_char);
+        pub(super) fn fake_sysfs_refs() -> c_int;
+        pub(super) fn fake_sysfs_has(client: *const c_char, file: *const c_char) -> bool;
+        pub(super) fn fake_sysfs_read(
+            client: *const c_char,
+            file: *const c_char,
+            to: *mut u8,
+            size: usize,
+        ) -> isize;
+        pub(super) fn fake_test_begins();
+        pub(super) fn fake_test_fails(file: *const c_char, line: c_int, text: *const c_char);
+        pub(super) fn fake_thread_start(
+            run: unsafe extern "C" fn(*mut c_void) -> c_int,
+            data: *mut c_void,
+        ) -> *mut c_void;
+        pub(super) fn fake_thread_sleeps(task: *mut c_void) -> bool;
+        pub(super) fn fake_thread_join(task: *mut c_void);
+    }
+}
+
+/// What was called, in order.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Event {
+    // The module calls ib_core.
+    Register(Name),
+    Unregister(Name),
+    Invalidate(u64),
+    // ib_core calls the module.
+    Acquire,
+    GetPages,
+    DmaMap,
+    PageSize,
+    DmaUnmap,
+    PutPages,
+    Release,
+    // ib_core has the RDMA driver stop the card.
+    CardStops,
+    // The module calls nvidia.ko.
+    Pin,
+    Put,
+    /// A put that finds no pin of the caller's with this table.
+    PutNothing,
+    PinPersistent,
+    PutPersistent,
+    Map,
+    Unmap,
+    // nvidia.ko calls the module.
+    Callback,
+    CallbackReturns,
+    // The module calls the kernel.
+    BarMap,
+    BarUnmap,
+    /// The module makes `memory_peers`.
+    Shows,
+    /// It is gone, and nobody is in it.
+    Hides,
+    /// The test's own.
+    Mark(&'static str),
+}
+
+/// A client's name.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Name {
+    NvMem,
+    NvMemNc,
+    Other,
+}
+
+/// A function that can be made to fail.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Call {
+    Register,
+    Pin,
+    Put,
+    PinPersistent,
+    PutPersistent,
+    Map,
+    Unmap,
+    BarMap,
+    SgAlloc,
+    /// `kobject_create_and_add()`.
+    Kobject,
+    /// `sysfs_create_group()`.
+    Group,
+}
+
+/// Where something can be made to happen: on the thread that gets there, which holds what is said.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Point {
+    /// ib_core knows the client, and has not returned.
+    Registering,
+    /// Pinned, callback possible, not returned. Nothing held.
+    Pinning,
+    /// Before a put takes the API lock.
+    Putting,
+    /// Before the callback is made. The API lock is held.
+    CallingBack,
+    /// The callback has returned and its table is gone. The API lock is held.
+    CalledBack,
+    /// A put has failed, and let the API lock go.
+    PutFailed,
+    /// In nvidia.ko's `dma_map_pages()`. The API lock is held.
+    Mapping,
+    /// In `dma_map_resource()`.
+    BarMapping,
+    /// In `dma_unmap_resource()`.
+    BarUnmapping,
+    // Those of ib_core are the rig's: `peer_holds` of its peer_mem.c.
+    /// `mapping_lock` is held.
+    BeforeGetPages,
+    /// `mapping_lock` is held.
+    BeforeDmaMap,
+    /// `mapping_lock` is held.
+    BeforeActivate,
+    /// ib_core has found the registration. Nothing of ib_core's is held.
+    InvalidateGotRef,
+    /// The card is being stopped. `mapping_lock` is held.
+    InvalidateLocked,
+    /// Done, about to return. Nothing of ib_core's is held.
+    InvalidateUnlocked,
+    BeforeDmaUnmap,
+    BeforePutPages,
+    BeforeRelease,
+    AfterRelease,
+}
+
+struct Failure {
+    call: Call,
+    /// Calls that pass before.
+    skip: u32,
+    times: u32,
+    code: c_int,
+}
+
+/// What nvidia.ko says of pinned pages.
+#[derive(Clone, Copy)]
+pub(crate) struct TableForm {
+    pub(crate) version: u32,
+    pub(crate) page_size: u32,
+    /// Entries too many, or too few.
+    pub(crate) surplus: i32,
+    pub(crate) flags: u32,
+    /// No list of pages.
+    pub(crate) no_pages: bool,
+    /// Success, and no table.
+    pub(crate) no_table: bool,
+    /// Where each page is, by its number.
+    pub(crate) address: fn(u64) -> u64,
+}
+
+impl TableForm {
+    const fn new() -> Self {
+        TableForm {
+            version: 0x0002_0000,
+            page_size: SIZE_64,
+            surplus: 0,
+            flags: 0,
+            no_pages: false,
+            no_table: false,
+            address: |page| BAR + page * KIB_64,
+        }
+    }
+}
+
+/// What nvidia.ko says of mapped pages.
+#[derive(Clone, Copy)]
+pub(crate) struct MappingForm {
+    pub(crate) version: u32,
+    pub(crate) page_size: u32,
+    pub(crate) surplus: i32,
+    pub(crate) no_addresses: bool,
+    /// Success, and no mapping.
+    pub(crate) no_mapping: bool,
+}
+
+impl MappingForm {
+    const fn new() -> Self {
+        MappingForm {
+            version: 0x0002_0003,
+            page_size: SIZE_64,
+            surplus: 0,
+            no_addresses: false,
+            no_mapping: false,
+        }
+    }
+}
+
+type FreeCallback = unsafe extern "C" fn(*mut c_void);
+
+/// A page table's memory. `list` points into `pages`, and `table` to `list`.
+struct TableMemory {
+    table: c::peermem_page_table,
+    pages: KVVec<c::nvidia_p2p_page>,
+    list: KVVec<*mut c::nvidia_p2p_page>,
+}
+
+// SAFETY: The pointers are into memory of its own.
+unsafe impl Send for TableMemory {}
+
+struct Pinned {
+    memory: KBox<TableMemory>,
+    va: u64,
+    persistent: bool,
+    /// The process that pinned.
+    owner: Pid,
+    callback: Option<FreeCallback>,
+    /// Opaque, and a number for that.
+    data: usize,
+}
+
+impl Pinned {
+    fn table(&self) -> usize {
+        ptr::from_ref(&self.memory.table).addr()
+    }
+}
+
+/// A mapping's memory.
+struct MappingMemory {
+    raw: c::nvidia_p2p_dma_mapping,
+    addresses: KVVec<u64>,
+}
+
+// SAFETY: The pointers are into memory of its own, or to a device that nobody reaches by them.
+unsafe impl Send for MappingMemory {}
+
+struct Mapped {
+    memory: KBox<MappingMemory>,
+    table: usize,
+    device: usize,
+}
+
+/// A range of the BAR mapped by `dma_map_resource()`.
+#[derive(PartialEq)]
+struct BarRange {
+    device: usize,
+    dma: u64,
+    len: usize,
+}
+
+type Hook = KBox<dyn FnMut() + Send>;
+
+/// What surrounds the module in one test.
+pub(crate) struct World {
+    log: KVec<Event>,
+    failures: KVec<Failure>,
+    hooks: KVec<(Point, Hook)>,
+    pub(crate) table: TableForm,
+    pub(crate) mapping: MappingForm,
+    /// `try_module_get()` says no.
+    pub(crate) going: bool,
+    /// What the module has of `try_module_get()` and has not given back.
+    pub(crate) holds: i64,
+    pins: KVec<Pinned>,
+    mappings: KVec<Mapped>,
+    bar: KVec<BarRange>,
+    threads: KVec<Thread>,
+    pub(crate) core: ib_core::Core,
+}
+
+impl World {
+    const fn new() -> Self {
+        World {
+            log: KVec::new(),
+            failures: KVec::new(),
+            hooks: KVec::new(),
+            table: TableForm::new(),
+            mapping: MappingForm::new(),
+            going: false,
+            holds: 0,
+            pins: KVec::new(),
+            mappings: KVec::new(),
+            bar: KVec::new(),
+            threads: KVec::new(),
+            core: ib_core::Core::new(),
+        }
+    }
+
+    /// From now on no call fails.
+    pub(crate) fn nothing_fails(&mut self) {
+        self.failures.clear();
+    }
+
+    fn pin_of(&self, table: usize) -> Option<usize> {
+        self.pins.iter().position(|pin| pin.table() == table)
+    }
+}
+
+global_lock! {
+    // SAFETY: `init` comes before every use.
+    unsafe(uninit) static WORLD: Mutex<World> = World::new();
+}
+
+global_lock! {
+    // SAFETY: As above.
+    unsafe(uninit) static API: Mutex<()> = ();
+}
+
+global_lock! {
+    // SAFETY: As above.
+    unsafe(uninit) static LIFE: Mutex<Option<Life>> = None;
+}
+
+/// The task that holds nvidia.ko's API lock, or 0.
+static API_OWNER: Atomic<usize> = Atomic::new(0);
+
+/// The fakes can be used for as long as this exists.
+pub(crate) struct Fakes(());
+
+impl Fakes {
+    /// To be called once.
+    pub(crate) fn new() -> Self {
+        // SAFETY: Called once, before every use.
+        unsafe {
+            WORLD.init();
+            API.init();
+            LIFE.init();
+        }
+        Fakes(())
+    }
+}
+
+impl Drop for Fakes {
+    fn drop(&mut self) {
+        // Statics are not dropped with their module.
+        let world = with(|world| mem::replace(world, World::new()));
+        let life = LIFE.lock().take();
+        drop((world, life));
+    }
+}
+
+/// Keeps what the module's life was like.
+pub(crate) fn remember(life: Life) {
+    *LIFE.lock() = Some(life);
+}
+
+/// Runs `look` on what the module's life was like.
+pub(crate) fn remembered(look: impl FnOnce(&Life) -> Result) -> Result {
+    look(LIFE.lock().as_ref().ok_or(ENOENT)?)
+}
+
+pub(crate) fn with<R>(f: impl FnOnce(&mut World) -> R) -> R {
+    f(&mut WORLD.lock())
+}
+
+/// Appends to the log.
+pub(crate) fn record(event: Event) {
+    if with(|world| world.log.push(event, GFP_KERNEL)).is_err() {
+        fails(c"log", 0, fmt!("no memory for {:?}", event));
+    }
+}
+
+/// Takes the log.
+pub(crate) fn log() -> KVec<Event> {
+    with(|world| mem::take(&mut world.log))
+}
+
+/// Makes the `nth` call of `call` from now on, and those after it, `times` in all, return `code`.
+pub(crate) fn fail(call: Call, nth: u32, times: u32, code: c_int) -> Result {
+    let failure = Failure {
+        call,
+        skip: nth.saturating_sub(1),
+        times,
+        code,
+    };
+    with(|world| world.failures.push(failure, GFP_KERNEL)).map_err(Into::into)
+}
+
+/// The next call of `call` returns `code`.
+pub(crate) fn fail_once(call: Call, code: c_int) -> Result {
+    fail(call, 1, 1, code)
+}
+
+/// The code that this call of `call` is to return, if any.
+pub(crate) fn failing(call: Call) -> Option<c_int> {
+    with(|world| {
+        for failure in world.failures.iter_mut() {
+            if failure.call != call || failure.times == 0 {
+                continue;
+            }
+            if failure.skip > 0 {
+                failure.skip -= 1;
+                return None;
+            }
+            failure.times -= 1;
+            return Some(failure.code);
+        }
+        None
+    })
+}
+
+/// Runs `hook` when `point` is reached next, once.
+pub(crate) fn at(point: Point, hook: impl FnMut() + Send + 'static) -> Result {
+    let hook: Hook = KBox::new(hook, GFP_KERNEL)?;
+    with(|world| world.hooks.push((point, hook), GFP_KERNEL)).map_err(Into::into)
+}
+
+/// Runs what the test wants at `point`.
+pub(crate) fn reach(point: Point) {
+    let hook = with(|world| {
+        let index = world.hooks.iter().position(|(at, _)| *at == point)?;
+        world.hooks.remove(index).ok()
+    });
+    if let Some((_, mut hook)) = hook {
+        hook();
+    }
+}
+
+/// Has the test fail, and go on. From any thread.
+pub(crate) fn fails(file: &CStr, line: u32, text: fmt::Arguments<'_>) {
+    let text = CString::try_from_fmt(text);
+    let text = text.as_deref().unwrap_or(c"(no memory for the text)");
+    // SAFETY: Both are strings that outlive the call.
+    // CAST: Line numbers are small.
+    unsafe { helpers::fake_test_fails(file.as_char_ptr(), line as c_int, text.as_char_ptr()) };
+}
+
+/// Has the test fail if `condition` does not hold.
+macro_rules! check {
+    ($condition:expr) => {
+        if !$condition {
+            $crate::fakes::fails(
+                ::kernel::c_str!(::core::file!()),
+                ::core::line!(),
+                ::kernel::prelude::fmt!("not so: {}", ::core::stringify!($condition)),
+            );
+        }
+    };
+}
+
+/// Has the test fail if `$have` is not `$want`.
+macro_rules! same {
+    ($have:expr, $want:expr) => {
+        match (&$have, &$want) {
+            (have, want) => {
+                if *have != *want {
+                    $crate::fakes::fails(
+                        ::kernel::c_str!(::core::file!()),
+                        ::core::line!(),
+                        ::kernel::prelude::fmt!(
+                            "{} is {:?}, not {:?}",
+                            ::core::stringify!($have),
+                            have,
+                            want
+                        ),
+                    );
+                }
+            }
+        }
+    };
+}
+
+/// Has the test fail if the log, which this empties, is not `$want`.
+macro_rules! logged {
+    ($($want:expr),* $(,)?) => {{
+        let want: &[$crate::fakes::Event] = &[$($want),*];
+        let have = $crate::fakes::log();
+        if &have[..] != want {
+            $crate::fakes::fails(
+                ::kernel::c_str!(::core::file!()),
+                ::core::line!(),
+                ::kernel::prelude::fmt!("the calls were {:?}, not {:?}", &have[..], want),
+            );
+        }
+    }};
+}
+
+pub(crate) use check;
+pub(crate) use logged;
+pub(crate) use same;
+
+/// Runs `body` in a world of its own. Nothing may be left afterwards, and nothing that was prepared may
+/// be unused.
+pub(crate) fn test(body: impl FnOnce() -> Result) -> Result {
+    // SAFETY: Has no preconditions.
+    unsafe { helpers::fake_test_begins() };
+    alone(|| {
+        let result = body();
+        if result.is_ok() {
+            nothing_left();
+        }
+        result
+    })
+}
+
+/// As [`test`], and nothing is looked at: for what is not a test of KUnit's.
+pub(crate) fn alone<R>(body: impl FnOnce() -> Result<R>) -> Result<R> {
+    with(|world| mem::replace(world, World::new()));
+    // SAFETY: The machine of the test before is gone.
+    to_result(unsafe { helpers::fake_machine_new() })?;
+    parameters(0, 1);
+    // SAFETY: That of the test before is gone.
+    let result = to_result(unsafe { helpers::fake_sysfs_new() }).and_then(|()| body());
+    // SAFETY: Made above, or not at all. Who still has an object has it by a reference.
+    unsafe { helpers::fake_sysfs_free() };
+    // SAFETY: Made above. Who still has a device has it by a reference.
+    unsafe { helpers::fake_machine_free() };
+    result
+}
+
+/// Has the test fail if the module has anything left.
+pub(crate) fn nothing_left() {
+    same!(device_refs(), 0);
+    // SAFETY: Has no preconditions.
+    same!(unsafe { helpers::fake_sysfs_refs() }, 0);
+    with(|world| {
+        let unreached = world.hooks.first().map(|(point, _)| *point);
+        let unfailed = world.failures.iter().find(|failure| failure.times > 0);
+        let unfailed = unfailed.map(|failure| failure.call);
+        // No call back into the world from here: the macros do none.
+        same!(world.pins.len(), 0);
+        same!(world.mappings.len(), 0);
+        same!(world.bar.len(), 0);
+        same!(world.holds, 0);
+        same!(world.core.left(), (0, 0));
+        same!(unreached, None);
+        same!(unfailed, None);
+    });
+}
+
+/// The module's parameters.
+pub(crate) fn parameters(peerdirect_support: c_int, persistent_api_support: c_int) {
+    // SAFETY: Has no preconditions.
+    unsafe { helpers::fake_parameters(peerdirect_support, persistent_api_support) };
+}
+
+/// The module's parameter `memory_peers`.
+pub(crate) fn show_memory_peers(value: bool) {
+    // SAFETY: Has no preconditions.
+    unsafe { helpers::fake_sysfs_parameter(value) };
+}
+
+/// There is no `mm` in sysfs.
+pub(crate) fn mm_is_missing() {
+    // SAFETY: Nobody uses it.
+    unsafe { helpers::fake_sysfs_without_mm() };
+}
+
+fn or_null(text: Option<&CStr>) -> *const c_char {
+    text.map_or(ptr::null(), CStr::as_char_ptr)
+}
+
+/// Somebody else makes a `memory_peers`, and a client in it.
+pub(crate) fn occupy(client: Option<&CStr>) {
+    // SAFETY: NULL, or a string that is used during the call alone.
+    unsafe { helpers::fake_sysfs_occupy(or_null(client)) };
+}
+
+/// Is there a `memory_peers`, the client in it, the file in that?
+pub(crate) fn shows(client: Option<&CStr>, file: Option<&CStr>) -> bool {
+    // SAFETY: As in `occupy`.
+    unsafe { helpers::fake_sysfs_has(or_null(client), or_null(file)) }
+}
+
+/// What the file says.
+pub(crate) fn read_shown(client: &CStr, file: &CStr) -> Result<KVec<u8>> {
+    let mut text = KVec::from_elem(0, 64, GFP_KERNEL)?;
+    let (client, file) = (client.as_char_ptr(), file.as_char_ptr());
+    // SAFETY: Two strings, and room for so many bytes.
+    let len = unsafe { helpers::fake_sysfs_read(client, file, text.as_mut_ptr(), text.len()) };
+    text.truncate(usize::try_from(len).map_err(|_| ENOENT)?);
+    Ok(text)
+}
+
+/// `peerdirect_support`, `persistent_api_support` and `fail_registration` as this module was loaded with
+/// them.
+pub(crate) fn loaded_with() -> (c_int, c_int, u32) {
+    let (mut peerdirect, mut persistent, mut registration) = (0, 0, 0);
+    // SAFETY: All three are valid for writes.
+    unsafe {
+        helpers::fake_loaded_with(&mut peerdirect, &mut persistent, &mut registration);
+    }
+    (peerdirect, persistent, registration)
+}
+
+/// References to the fake devices that are not the machine's own.
+pub(crate) fn device_refs() -> u32 {
+    // SAFETY: The machine is there for as long as a test runs.
+    unsafe { helpers::fake_device_refs() }
+}
+
+/// A card on the PCI bus. Alive for as long as the test.
+pub(crate) fn nic() -> ib_core::Device {
+    // SAFETY: Has no preconditions.
+    ib_core::Device::new(unsafe { helpers::fake_nic() }.cast())
+}
+
+/// The longest segment that the card takes.
+pub(crate) fn nic_takes(bytes: u32) {
+    // SAFETY: The machine is there for as long as a test runs.
+    unsafe { helpers::fake_nic_max_segment(bytes) };
+}
+
+/// A device on no bus.
+pub(crate) fn plain_device() -> ib_core::Device {
+    // SAFETY: Has no preconditions.
+    ib_core::Device::new(unsafe { helpers::fake_plain_device() }.cast())
+}
+
+/// Has the test fail if anything is mapped.
+pub(crate) fn nothing_mapped() {
+    same!(with(|world| world.mappings.len() + world.bar.len()), 0);
+}
+
+/// How many pins nvidia.ko has.
+pub(crate) fn pins() -> usize {
+    with(|world| world.pins.len())
+}
+
+// --- threads ------------------------------------------------------------------------------------
+
+#[pin_data]
+struct ThreadState {
+    #[pin]
+    done: Completion,
+    finished: Atomic<bool>,
+}
+
+struct Start {
+    body: Hook,
+    state: Arc<ThreadState>,
+}
+
+/// A kernel thread, which is also a process of its own to nvidia.ko. Its drop waits for its end.
+pub(crate) struct Thread {
+    task: NonNull<c_void>,
+    state: Arc<ThreadState>,
+}
+
+impl Thread {
+    /// Runs `body` on a thread of its own, once.
+    pub(crate) fn start(body: impl FnMut() + Send + 'static) -> Result<Self> {
+        let state = Arc::pin_init(
+            pin_init!(ThreadState {
+                done <- Completion::new(),
+                finished: Atomic::new(false),
+            }),
+            GFP_KERNEL,
+        )?;
+        let start = KBox::new(
+            Start {
+                body: KBox::new(body, GFP_KERNEL)?,
+                state: state.clone(),
+            },
+            GFP_KERNEL,
+        )?;
+        let data = KBox::into_raw(start);
+        // SAFETY: `thread_main` takes what `data` points to, if the thread is started, once.
+        let task = unsafe { helpers::fake_thread_start(thread_main, data.cast()) };
+        let Some(task) = NonNull::new(task) else {
+            // SAFETY: No thread was started; made above.
+            drop(unsafe { KBox::from_raw(data) });
+            return Err(ENOMEM);
+        };
+        Ok(Thread { task, state })
+    }
+
+    pub(crate) fn finished(&self) -> bool {
+        self.state.finished.load(Acquire)
+    }
+
+    /// Waits until the thread sleeps for a lock or an event, or is at its end; is it the former?
+    pub(crate) fn waits(&self) -> bool {
+        while !self.finished() {
+            // SAFETY: The task's reference is this thread's.
+            if unsafe { helpers::fake_thread_sleeps(self.task.as_ptr()) } {
+                return !self.finished();
+            }
+            fsleep(Delta::from_millis(1));
+        }
+        false
+    }
+
+    /// Waits for its end.
+    pub(crate) fn join(self) {}
+}
+
+// SAFETY: A task may be waited for on any thread.
+unsafe impl Send for Thread {}
+
+/// Keeps a thread that was started where nobody can wait for it.
+pub(crate) fn keep(thread: Thread) {
+    if with(|world| world.threads.push(thread, GFP_KERNEL)).is_err() {
+        fails(c"threads", 0, fmt!("no memory"));
+    }
+}
+
+/// Waits for all threads that were kept, of which there must be some.
+pub(crate) fn join_kept() {
+    let threads = with(|world| mem::take(&mut world.threads));
+    check!(!threads.is_empty());
+    drop(threads);
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        self.state.done.wait_for_completion();
+        // SAFETY: The reference is this thread's, and its function is at its end.
+        unsafe { helpers::fake_thread_join(self.task.as_ptr()) };
+    }
+}
+
+/// # Safety
+///
+/// `data` is a [`Start`] of [`Thread::start`]'s, and now this function's.
+unsafe extern "C" fn thread_main(data: *mut c_void) -> c_int {
+    // SAFETY: As promised by the caller.
+    let start = unsafe { <KBox<Start>>::from_raw(data.cast()) };
+    let Start { mut body, state } = KBox::into_inner(start);
+    body();
+    drop(body);
+    state.finished.store(true, Release);
+    state.done.complete_all();
+    0
+}
+
+/// A gate for one thread, which another opens: it stays open.
+#[derive(Clone)]
+pub(crate) struct Gate(Arc<Passage>);
+
+#[pin_data]
+struct Passage {
+    #[pin]
+    reached: Completion,
+    #[pin]
+    open: Completion,
+}
+
+impl Gate {
+    pub(crate) fn new() -> Result<Self> {
+        let passage = pin_init!(Passage {
+            reached <- Completion::new(),
+            open <- Completion::new(),
+        });
+        Ok(Gate(Arc::pin_init(passage, GFP_KERNEL)?))
+    }
+
+    /// A thread that reaches `point` next stays there until the gate is opened.
+    pub(crate) fn at(point: Point) -> Result<Self> {
+        let gate = Gate::new()?;
+        let passed = gate.clone();
+        at(point, move || passed.pass())?;
+        Ok(gate)
+    }
+
+    /// For the thread that passes.
+    pub(crate) fn pass(&self) {
+        self.0.reached.complete_all();
+        self.0.open.wait_for_completion();
+    }
+
+    /// Waits until a thread is at the gate.
+    pub(crate) fn reached(&self) {
+        self.0.reached.wait_for_completion();
+    }
+
+    pub(crate) fn open(&self) {
+        self.0.open.complete_all();
+    }
+}
+
+// --- nvidia.ko ----------------------------------------------------------------------------------
+
+pub(crate) fn this_task() -> usize {
+    Task::current_raw().addr()
+}
+
+fn this_process() -> Pid {
+    compat::process()
+}
+
+/// The module comes for the API lock; `f` is run with it held. -EIO on the thread that has it, which no rule
+/// allows the module to come to.
+fn api_locked(what: &'static str, f: impl FnOnce() -> c_int) -> c_int {
+    // The callback wants both locks the other way round.
+    if with(|world| world.core.has_mapping_lock(this_task())) {
+        fails(c"nvidia.ko", 0, fmt!("{} under mapping_lock", what));
+    }
+    api_locked_unseen(what, f)
+}
+
+fn api_locked_unseen(what: &'static str, f: impl FnOnce() -> c_int) -> c_int {
+    if API_OWNER.load(Relaxed) == this_task() {
+        fails(c"nvidia.ko", 0, fmt!("{} inside a callback", what));
+        return EIO.to_errno();
+    }
+    let guard = API.lock();
+    API_OWNER.store(this_task(), Relaxed);
+    let result = f();
+    API_OWNER.store(0, Relaxed);
+    drop(guard);
+    result
+}
+
+/// A page table in the form that the test wants.
+fn new_table(form: &TableForm, len: u64) -> Result<KBox<TableMemory>> {
+    let bytes = if form.page_size == 2 {
+        2 * KIB_64
+    } else {
+        KIB_64
+    };
+    let entries = (len / bytes).saturating_add_signed(i64::from(form.surplus));
+    let count = usize::try_from(entries)?;
+    let mut memory = KBox::new(
+        TableMemory {
+            table: c::peermem_page_table::default(),
+            pages: KVVec::with_capacity(count, GFP_KERNEL)?,
+            list: KVVec::with_capacity(count, GFP_KERNEL)?,
+        },
+        GFP_KERNEL,
+    )?;
+    for number in 0..entries {
+        let page = c::nvidia_p2p_page {
+            physical_address: (form.address)(number),
+            ..Default::default()
+        };
+        memory.pages.push(page, GFP_KERNEL)?;
+    }
+    let memory_of = &mut *memory;
+    for page in memory_of.pages.iter_mut() {
+        memory_of.list.push(page, GFP_KERNEL)?;
+    }
+    memory_of.table = c::peermem_page_table {
+        version: form.version,
+        page_size: form.page_size,
+        pages: if form.no_pages {
+            ptr::null_mut()
+        } else {
+            memory_of.list.as_mut_ptr()
+        },
+        entries: u32::try_from(entries)?,
+        gpu_uuid: ptr::null_mut(),
+        flags: form.flags,
+    };
+    Ok(memory)
+}
+
+fn aligned(va: u64, len: u64) -> bool {
+    len != 0 && (va | len) & (KIB_64 - 1) == 0
+}
+
+/// What both pins have in common. Returns the code and the table.
+fn pin(
+    va: u64,
+    len: u64,
+    failure: Option<c_int>,
+    callback: Option<FreeCallback>,
+    data: usize,
+    persistent: bool,
+) -> (c_int, usize) {
+    let mut table = GARBAGE;
+    let ret = api_locked("a pin", || {
+        if let Some(code) = failure {
+            return code;
+        }
+        if !aligned(va, len) || (callback.is_none() && !persistent) {
+            return EINVAL.to_errno();
+        }
+        let form = with(|world| world.table);
+        let Ok(memory) = new_table(&form, len) else {
+            return ENOMEM.to_errno();
+        };
+        let pin = Pinned {
+            memory,
+            va,
+            persistent,
+            owner: this_process(),
+            callback,
+            data,
+        };
+        table = if form.no_table { 0 } else { pin.table() };
+        match with(|world| world.pins.push(pin, GFP_KERNEL)) {
+            Ok(()) => 0,
+            Err(_) => ENOMEM.to_errno(),
+        }
+    });
+    (ret, table)
+}
+
+/// # Safety
+///
+/// As `nvidia_p2p_get_pages()`.
+pub(crate) unsafe extern "C" fn nvidia_p2p_get_pages(
+    _p2p_token: u64,
+    _va_space: u32,
+    va: u64,
+    len: u64,
+    page_table: *mut *mut c::nvidia_p2p_page_table,
+    free_callback: Option<FreeCallback>,
+    data: *mut c_void,
+) -> c_int {
+    record(Event::Pin);
+    let (ret, table) = pin(
+        va,
+        len,
+        failing(Call::Pin),
+        free_callback,
+        data.addr(),
+        false,
+    );
+    // SAFETY: Valid for writes as promised by the caller.
+    unsafe { *page_table = ptr::with_exposed_provenance_mut(table) };
+    if ret == 0 {
+        reach(Point::Pinning);
+    }
+    ret
+}
+
+/// # Safety
+///
+/// As `nvidia_p2p_get_pages_persistent()`.
+pub(crate) unsafe extern "C" fn nvidia_p2p_get_pages_persistent(
+    va: u64,
+    len: u64,
+    page_table: *mut *mut c::nvidia_p2p_page_table,
+    flags: u32,
+) -> c_int {
+    record(Event::PinPersistent);
+    check!(flags == 0);
+    let (ret, table) = pin(va, len, failing(Call::PinPersistent), None, 0, true);
+    // SAFETY: Valid for writes as promised by the caller.
+    unsafe { *page_table = ptr::with_exposed_provenance_mut(table) };
+    ret
+}
+
+/// Takes a pin out of the world, and the mappings of its table.
+fn remove_pin(table: usize) -> Option<Pinned> {
+    with(|world| {
+        let index = world.pin_of(table)?;
+        // A put unmaps by itself what is still mapped. The module has no need of that.
+        while let Some(index) = world.mappings.iter().position(|m| m.table == table) {
+            fails(c"nvidia.ko", 0, fmt!("unpinned while mapped"));
+            drop(world.mappings.remove(index));
+        }
+        world.pins.remove(index).ok()
+    })
+}
+
+/// Frees a pin's memory, poisoned: who still looks sees no table.
+fn free_pin(mut pin: Pinned) {
+    pin.memory.table.version = 0x6b6b_6b6b;
+    pin.memory.table.entries = 0;
+    pin.memory.table.pages = ptr::null_mut();
+    for page in pin.memory.pages.iter_mut() {
+        page.physical_address = 0x6b6b_6b6b_6b6b_6b6b;
+    }
+}
+
+/// # Safety
+///
+/// As `nvidia_p2p_put_pages()`: `page_table` is compared, and never looked into.
+pub(crate) unsafe extern "C" fn nvidia_p2p_put_pages(
+    _p2p_token: u64,
+    _va_space: u32,
+    _va: u64,
+    page_table: *mut c::nvidia_p2p_page_table,
+) -> c_int {
+    let table = page_table.addr();
+    if table == 0 {
+        return 0;
+    }
+    reach(Point::Putting);
+    let ret = api_locked("a put", || {
+        let found = with(|world| {
+            let index = world.pin_of(table)?;
+            let pin = world.pins.get(index)?;
+            Some((pin.persistent, pin.owner))
+        });
+        if found.is_some_and(|(persistent, _)| persistent) {
+            fails(c"nvidia.ko", 0, fmt!("a persistent table to put_pages()"));
+        }
+        if found.is_none_or(|(_, owner)| owner != this_process()) {
+            record(Event::PutNothing);
+            return 0;
+        }
+        record(Event::Put);
+        if let Some(code) = failing(Call::Put) {
+            return code;
+        }
+        remove_pin(table).into_iter().for_each(free_pin);
+        0
+    });
+    if ret != 0 {
+        reach(Point::PutFailed);
+    }
+    ret
+}
+
+/// # Safety
+///
+/// As `nvidia_p2p_put_pages_persistent()`.
+pub(crate) unsafe extern "C" fn nvidia_p2p_put_pages_persistent(
+    _va: u64,
+    page_table: *mut c::nvidia_p2p_page_table,
+    flags: u32,
+) -> c_int {
+    record(Event::PutPersistent);
+    check!(flags == 0);
+    let table = page_table.addr();
+    api_locked("a put", || {
+        let code = failing(Call::PutPersistent).unwrap_or(0);
+        // Any failure but this has dropped the GPU's reference.
+        if code == ENOMEM.to_errno() {
+            return code;
+        }
+        match remove_pin(table) {
+            Some(pin) if pin.persistent => free_pin(pin),
+            _ => fails(c"nvidia.ko", 0, fmt!("no table to put_pages_persistent()")),
+        }
+        code
+    })
+}
+
+/// # Safety
+///
+/// As `nvidia_p2p_dma_map_pages()`.
+pub(crate) unsafe extern "C" fn nvidia_p2p_dma_map_pages(
+    peer: *mut bindings::pci_dev,
+    page_table: *mut c::nvidia_p2p_page_table,
+    dma_mapping: *mut *mut c::nvidia_p2p_dma_mapping,
+) -> c_int {
+    record(Event::Map);
+    let table = page_table.addr();
+    let mut result = GARBAGE;
+    let ret = api_locked("a mapping", || {
+        reach(Point::Mapping);
+        if let Some(code) = failing(Call::Map) {
+            return code;
+        }
+        match new_mapping(table, peer) {
+            Ok(mapping) => {
+                result = mapping;
+                0
+            }
+            Err(error) => error.to_errno(),
+        }
+    });
+    // SAFETY: Valid for writes as promised by the caller.
+    unsafe { *dma_mapping = ptr::with_exposed_provenance_mut(result) };
+    ret
+}
+
+/// Returns its address, or 0 if the test wants it so.
+fn new_mapping(table: usize, peer: *mut bindings::pci_dev) -> Result<usize> {
+    with(|world| {
+        let form = world.mapping;
+        if form.no_mapping {
+            return Ok(0);
+        }
+        let pin = world.pin_of(table).and_then(|index| world.pins.get(index));
+        let pages = &pin.ok_or(EINVAL)?.memory.pages;
+        let mut memory = KBox::new(
+            MappingMemory {
+                raw: c::nvidia_p2p_dma_mapping::default(),
+                addresses: KVVec::new(),
+            },
+            GFP_KERNEL,
+        )?;
+        for page in pages.iter() {
+            let address = page.physical_address + DMA_OFFSET;
+            memory.addresses.push(address, GFP_KERNEL)?;
+        }
+        memory.raw.version = form.version;
+        memory.raw.page_size_type = form.page_size;
+        // CAST: Small.
+        memory.raw.entries = (pages.len() as u32).wrapping_add_signed(form.surplus);
+        memory.raw.dma_addresses = if form.no_addresses {
+            ptr::null_mut()
+        } else {
+            memory.addresses.as_mut_ptr()
+        };
+        memory.raw.pci_dev = peer;
+        let address = ptr::from_mut(&mut memory.raw).expose_provenance();
+        let mapping = Mapped {
+            memory,
+            table,
+            device: peer.addr(),
+        };
+        world.mappings.push(mapping, GFP_KERNEL)?;
+        Ok(address)
+    })
+}
+
+/// # Safety
+///
+/// As `nvidia_p2p_dma_unmap_pages()`.
+pub(crate) unsafe extern "C" fn nvidia_p2p_dma_unmap_pages(
+    peer: *mut bindings::pci_dev,
+    page_table: *mut c::nvidia_p2p_page_table,
+    dma_mapping: *mut c::nvidia_p2p_dma_mapping,
+) -> c_int {
+    record(Event::Unmap);
+    let code = failing(Call::Unmap).unwrap_or(0);
+    with(|world| {
+        let found = world
+            .mappings
+            .iter()
+            .position(|m| ptr::from_ref(&m.memory.raw).addr() == dma_mapping.addr());
+        let Some(mut mapping) = found.and_then(|index| world.mappings.remove(index).ok()) else {
+            return fails(c"nvidia.ko", 0, fmt!("no such mapping"));
+        };
+        check!(mapping.table == page_table.addr());
+        check!(mapping.device == peer.addr());
+        mapping.memory.raw.entries = 0;
+        mapping.memory.raw.dma_addresses = ptr::null_mut();
+    });
+    code
+}
+
+/// The process frees its GPU memory.
+pub(crate) fn free_memory() {
+    free(|_| true);
+}
+
+/// The process frees the allocation at `va`.
+pub(crate) fn free_memory_at(va: u64) {
+    free(|pin| pin.va == va);
+}
+
+/// One callback for each pin that can be revoked, one after another, with the API lock held.
+fn free(which: impl Fn(&Pinned) -> bool) {
+    api_locked_unseen("the freeing of memory", || {
+        loop {
+            let next = with(|world| {
+                let mut pins = world.pins.iter_mut();
+                let pin = pins.find(|pin| pin.callback.is_some() && which(pin))?;
+                Some((pin.table(), pin.callback.take()?, pin.data))
+            });
+            let Some((table, callback, data)) = next else {
+                return 0;
+            };
+            reach(Point::CallingBack);
+            record(Event::Callback);
+            // SAFETY: The pin's own callback, with its own data, in process context, once.
+            unsafe { callback(ptr::without_provenance_mut(data)) };
+            record(Event::CallbackReturns);
+            remove_pin(table).into_iter().for_each(free_pin);
+            reach(Point::CalledBack);
+        }
+    });
+}
+
+/// Calls back for the pin that this number was given with: nvidia.ko would not.
+pub(crate) fn call_back_again(callback: FreeCallback, data: usize) {
+    // SAFETY: In process context. The module takes any number for its data.
+    unsafe { callback(ptr::without_provenance_mut(data)) };
+}
+
+/// Takes what the module could not put, for which no callback comes either.
+pub(crate) fn forget_pins() {
+    let pins = with(|world| mem::take(&mut world.pins));
+    pins.into_iter().for_each(free_pin);
+}
+
+/// Callback and data of the first pin.
+pub(crate) fn callback_of_first_pin() -> Option<(FreeCallback, usize)> {
+    with(|world| {
+        let pin = world.pins.first()?;
+        Some((pin.callback?, pin.data))
+    })
+}
+
+// The fakes have the types of what they stand for.
+const _: () = {
+    use crate::root::c as real;
+
+    let _ = [real::nvidia_p2p_get_pages, nvidia_p2p_get_pages];
+    let _ = [
+        real::nvidia_p2p_get_pages_persistent,
+        nvidia_p2p_get_pages_persistent,
+    ];
+    let _ = [real::nvidia_p2p_put_pages, nvidia_p2p_put_pages];
+    let _ = [
+        real::nvidia_p2p_put_pages_persistent,
+        nvidia_p2p_put_pages_persistent,
+    ];
+    let _ = [real::nvidia_p2p_dma_map_pages, nvidia_p2p_dma_map_pages];
+    let _ = [real::nvidia_p2p_dma_unmap_pages, nvidia_p2p_dma_unmap_pages];
+};
+
+// --- the kernel: what sys_c.c and memory_peers.c call -------------------------------------------
+
+#[no_mangle]
+extern "C" fn fake_kobject_fails() -> bool {
+    failing(Call::Kobject).is_some()
+}
+
+#[no_mangle]
+extern "C" fn fake_group_fails() -> bool {
+    failing(Call::Group).is_some()
+}
+
+#[no_mangle]
+extern "C" fn fake_directory(made: bool) {
+    record(if made { Event::Shows } else { Event::Hides });
+}
+
+#[no_mangle]
+extern "C" fn fake_module_get(_module: *mut c_void) -> bool {
+    with(|world| {
+        if !world.going {
+            world.holds += 1;
+        }
+        !world.going
+    })
+}
+
+#[no_mangle]
+extern "C" fn fake_module_put(_module: *mut c_void) {
+    with(|world| world.holds -= 1);
+}
+
+/// # Safety
+///
+/// As `sg_alloc_table()`.
+#[no_mangle]
+unsafe extern "C" fn fake_sg_alloc(
+    table: *mut bindings::sg_table,
+    entries: c_uint,
+    gfp: bindings::gfp_t,
+) -> c_int {
+    if let Some(code) = failing(Call::SgAlloc) {
+        // What the kernel leaves there when it fails half way.
+        // SAFETY: Valid for writes as promised by the caller.
+        unsafe { (*table).nents = 127 };
+        // SAFETY: As above.
+        unsafe { (*table).orig_nents = 127 };
+        return code;
+    }
+    // SAFETY: As promised by the caller.
+    unsafe { bindings::sg_alloc_table(table, entries, gfp) }
+}
+
+const DMA_BIDIRECTIONAL: c_int = 0;
+
+#[no_mangle]
+extern "C" fn fake_dma_map(
+    device: *mut bindings::device,
+    addr: u64,
+    len: usize,
+    dir: c_int,
+    _attrs: c_ulong,
+) -> u64 {
+    record(Event::BarMap);
+    check!(dir == DMA_BIDIRECTIONAL);
+    reach(Point::BarMapping);
+    if failing(Call::BarMap).is_some() {
+        // `DMA_MAPPING_ERROR`.
+        return u64::MAX;
+    }
+    let range = BarRange {
+        device: device.addr(),
+        dma: addr + DMA_OFFSET,
+        len,
+    };
+    match with(|world| world.bar.push(range, GFP_KERNEL)) {
+        Ok(()) => addr + DMA_OFFSET,
+        Err(_) => u64::MAX,
+    }
+}
+
+#[no_mangle]
+extern "C" fn fake_dma_unmap(
+    device: *mut bindings::device,
+    dma: u64,
+    len: usize,
+    dir: c_int,
+    _attrs: c_ulong,
+) {
+    record(Event::BarUnmap);
+    check!(dir == DMA_BIDIRECTIONAL);
+    let range = BarRange {
+        device: device.addr(),
+        dma,
+        len,
+    };
+    with(
+        |world| match world.bar.iter().position(|have| *have == range) {
+            Some(index) => drop(world.bar.remove(index)),
+            None => fails(c"DMA", 0, fmt!("{:#x}+{:#x} is not mapped", dma, len)),
+        },
+    );
+    reach(Point::BarUnmapping);
+}

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! The whole module, from its init to its exit, with the parameters that the test module was loaded with.
+//!
+//! Much of it exists once, as in the module that is shipped. So it lives once, while the test module is
+//! loaded, and the tests look at what it did then. Loading with other parameters shows another life.
+
+use kernel::prelude::*;
+
+use crate::fakes;
+use crate::fakes::alone;
+use crate::fakes::at;
+use crate::fakes::log;
+use crate::fakes::record;
+use crate::fakes::Event;
+use crate::fakes::Point;
+use crate::ib_core::descriptions;
+use crate::ib_core::get;
+use crate::ib_core::not_mine;
+use crate::ib_core::Description;
+use crate::setup::pages;
+use crate::setup::PAGES;
+use crate::PeerMem;
+
+/// What happened.
+pub(crate) struct Life {
+    pub(crate) peerdirect_support: c_int,
+    pub(crate) persistent_api_support: c_int,
+    pub(crate) fail_registration: u32,
+    /// Of init.
+    result: Result,
+    log: KVec<Event>,
+    clients: KVec<Description>,
+    /// The module held, and what nvidia.ko had pinned, at the end.
+    left: (i64, usize),
+}
+
+/// Lives. To be called once, before all else that may exist once.
+pub(crate) fn live(module: &'static ThisModule) -> Result {
+    let (peerdirect_support, persistent_api_support, fail_registration) = fakes::loaded_with();
+    let life = alone(|| {
+        fakes::parameters(peerdirect_support, persistent_api_support);
+        if fail_registration > 0 {
+            fakes::fail(fakes::Call::Register, fail_registration, 1, 0)?;
+        }
+        // Asked before it is up, at every client.
+        for _ in 0..2 {
+            at(Point::Registering, || {
+                record(Event::Mark("asked"));
+                if !not_mine(pages(PAGES)) {
+                    record(Event::Mark("taken"));
+                }
+            })?;
+        }
+        let init = <PeerMem as kernel::Module>::init(module);
+        let result = init.as_ref().map(|_| ()).map_err(|error| *error);
+        let clients = descriptions();
+        record(Event::Mark("up"));
+        if init.is_ok() {
+            for can_lose in [true, false] {
+                let mut request = pages(PAGES);
+                request.can_lose = can_lose;
+                if let Ok(umem) = get(request) {
+                    umem.release();
+                }
+            }
+        }
+        record(Event::Mark("exit"));
+        drop(init);
+        Ok(Life {
+            peerdirect_support,
+            persistent_api_support,
+            fail_registration,
+            result,
+            log: log(),
+            clients,
+            left: (fakes::with(|world| world.holds), fakes::pins()),
+        })
+    })?;
+    fakes::remember(life);
+    Ok(())
+}
+
+#[kunit_tests(peermem_life)]
+mod tests {
+    use kernel::prelude::*;
+
+    use super::Life;
+    use crate::fakes::check;
+    use crate::fakes::remembered;
+    use crate::fakes::same;
+    use crate::fakes::test;
+    use crate::fakes::Event;
+    use crate::fakes::Event::*;
+    use crate::fakes::Name::NvMem;
+    use crate::fakes::Name::NvMemNc;
+    use crate::ib_core::Description;
+
+    fn looked_at(look: impl FnOnce(&Life) -> Result) -> Result {
+        test(|| remembered(look))
+    }
+
+    impl Life {
+        /// With all parameters as the module knows them, and no failure.
+        fn is_good(&self) -> bool {
+            self.fail_registration == 0
+                && (0..=1).contains(&self.peerdirect_support)
+                && (0..=1).contains(&self.persistent_api_support)
+        }
+
+        /// The calls of its init, of its use, and of its exit.
+        fn part(&self, from: &'static str, to: &'static str) -> &[Event] {
+            let mark = |name| self.log.iter().position(|event| *event == Mark(name));
+            let start = mark(from).map_or(0, |at| at + 1);
+            let end = mark(to).unwrap_or(self.log.len());
+            self.log.get(start..end).unwrap_or(&[])
+        }
+    }
+
+    #[test]
+    fn init_succeeds_with_parameters_of_0_and_1_alone() -> Result {
+        looked_at(|life| {
+            let want = if life.is_good() { Ok(()) } else { Err(EINVAL) };
+            same!(life.result, want);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn the_revocable_client_is_registered_first_and_has_the_name_that_all_look_for() -> Result {
+        looked_at(|life| {
+            let registered = life.part("", "up").iter();
+            let registered = registered.filter(|event| matches!(event, Register(_)));
+            let want: &[Event] = match (life.is_good(), life.persistent_api_support) {
+                (true, 1) => &[Register(NvMem)],
+                (true, _) => &[Register(NvMem), Register(NvMemNc)],
+                // The one that was refused is the last.
+                (false, 0) if life.fail_registration == 2 => &[Register(NvMem), Register(NvMemNc)],
+                (false, _) if life.fail_registration == 1 => &[Register(NvMem)],
+                (false, _) => &[],
+            };
+            check!(registered.eq(want));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn the_parameters_choose_the_flavours_and_who_unmaps() -> Result {
+        looked_at(|life| {
+            let unmaps =
+                |seen: &Description| (seen.can_revoke, seen.flags, seen.pointers == [0, 0]);
+            let mut seen = life.clients.iter().map(unmaps);
+            if life.is_good() {
+                if life.persistent_api_support == 0 {
+                    let by_itself = life.peerdirect_support == 0;
+                    let want = (true, u32::from(by_itself), !by_itself);
+                    same!(seen.next(), Some(want));
+                }
+                same!(seen.next(), Some((false, 0, true)));
+            }
+            same!(seen.next(), None);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn nothing_is_taken_before_the_module_is_up() -> Result {
+        looked_at(|life| {
+            let init = life.part("", "up");
+            same!(
+                init.contains(&Mark("asked")),
+                !life.clients.is_empty() || life.fail_registration == 2
+            );
+            check!(!init.contains(&Mark("taken")));
+            check!(!init.contains(&Pin) && !init.contains(&PinPersistent));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_range_goes_to_the_first_client_that_the_card_can_use() -> Result {
+        looked_at(|life| {
+            let used = life.part("up", "exit");
+            let count = |event| used.iter().filter(|have| **have == event).count();
+            let want = match (life.is_good(), life.persistent_api_support) {
+                (false, _) => (0, 0),
+                (true, 0) => (1, 1),
+                (true, _) => (0, 2),
+            };
+            same!((count(Pin), count(PinPersistent)), want);
+            same!((count(Put), count(PutPersistent)), want);
+            Ok(())
+        })
+    }
+
+    /// What the put of a table takes that was never given out.
+    #[test]
+    fn the_last_thing_is_a_fence_on_the_api_lock_where_there_are_callbacks() -> Result {
+        looked_at(|life| {
+            let exit = life.part("exit", "");
+            let want: &[Event] = match (life.is_good(), life.persistent_api_support) {
+                (true, 0) => &[Hides, Unregister(NvMemNc), Unregister(NvMem), PutNothing],
+                (true, _) => &[Hides, Unregister(NvMem)],
+                (false, _) => &[],
+            };
+            same!(exit, want);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn an_init_that_fails_undoes_what_it_did() -> Result {
+        looked_at(|life| {
+            if life.is_good() {
+                return Ok(());
+            }
+            check!(life.clients.is_empty());
+            let init = life.part("", "up");
+            if life.fail_registration == 2 {
+                same!(
+                    init.get(init.len().saturating_sub(3)..),
+                    Some(&[Register(NvMemNc), Unregister(NvMem), PutNothing][..])
+                );
+            }
+            let count = |wanted: fn(&Event) -> bool| init.iter().filter(|e| wanted(e)).count();
+            let registered = count(|event| matches!(event, Register(_)));
+            let refused = usize::from(registered > 0);
+            same!(
+                registered - refused,
+                count(|event| matches!(event, Unregister(_)))
+            );
+            Ok(())
+        })
+    }
+
+    /// Before that, an ib_core that has the directory would find it taken.
+    #[test]
+    fn others_see_the_clients_when_ib_core_knows_all_of_them() -> Result {
+        looked_at(|life| {
+            let init = life.part("", "up");
+            let shows = init.iter().filter(|event| **event == Shows).count();
+            same!(shows, usize::from(life.is_good()));
+            check!(!life.is_good() || init.last() == Some(&Shows));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn nothing_is_left_of_it() -> Result {
+        looked_at(|life| {
+            same!(life.left, (0, 0));
+            Ok(())
+        })
+    }
+}

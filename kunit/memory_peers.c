@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+/*
+ * memory_peers.c: the module's own lines on the kernel's own sysfs, in a place
+ * where they are in nobody's way, /sys/peermem_kunit for /sys/kernel.
+ */
+
+#include <linux/gfp.h>
+#include <linux/kernfs.h>
+#include <linux/kobject.h>
+#include <linux/kref.h>
+#include <linux/minmax.h>
+#include <linux/string.h>
+#include <linux/sysfs.h>
+
+#include "fakes.h"
+
+static struct kobject *fake_kernel_kobj;
+
+static struct kobject *add(const char *name, struct kobject *parent)
+{
+	struct kobject *kobj;
+
+	if (fake_kobject_fails())
+		return NULL;
+	kobj = kobject_create_and_add(name, parent);
+	if (kobj && !strcmp(name, "memory_peers"))
+		fake_directory(true);
+	return kobj;
+}
+
+static void del(struct kobject *kobj)
+{
+	bool directory = !strcmp(kobject_name(kobj), "memory_peers");
+
+	kobject_del(kobj);
+	if (directory)
+		fake_directory(false);
+}
+
+static int create_group(struct kobject *kobj, const struct attribute_group *grp)
+{
+	return fake_group_fails() ? -ENOMEM : sysfs_create_group(kobj, grp);
+}
+
+/* It has its own. */
+#undef pr_fmt
+#define kernel_kobj fake_kernel_kobj
+#define kobject_create_and_add add
+#define kobject_del del
+#define sysfs_create_group create_group
+
+#include "../src/memory_peers.c"
+
+#undef kobject_create_and_add
+#undef kobject_del
+#undef sysfs_create_group
+
+static struct kobject *fake_mm;
+/* Somebody else's memory_peers, and a client in it. */
+static struct kobject *others;
+static struct kobject *other;
+
+static void free_kobj(struct kobject **kobj)
+{
+	if (*kobj)
+		kobject_del(*kobj);
+	kobject_put(*kobj);
+	*kobj = NULL;
+}
+
+int fake_sysfs_new(void)
+{
+	memory_peers = true;
+	fake_kernel_kobj = kobject_create_and_add("peermem_kunit", NULL);
+	if (fake_kernel_kobj)
+		fake_mm = kobject_create_and_add("mm", fake_kernel_kobj);
+	if (fake_mm)
+		return 0;
+	fake_sysfs_free();
+	return -ENOMEM;
+}
+
+void fake_sysfs_free(void)
+{
+	free_kobj(&other);
+	free_kobj(&others);
+	free_kobj(&fake_mm);
+	free_kobj(&fake_kernel_kobj);
+}
+
+void fake_sysfs_parameter(bool value)
+{
+	memory_peers = value;
+}
+
+void fake_sysfs_without_mm(void)
+{
+	free_kobj(&fake_mm);
+}
+
+void fake_sysfs_occupy(const char *client)
+{
+	if (!others)
+		others = kobject_create_and_add("memory_peers", fake_mm);
+	if (others && client && !other)
+		other = kobject_create_and_add(client, others);
+}
+
+/* References to mm that neither this file nor a directory in it has. */
+int fake_sysfs_refs(void)
+{
+	if (!fake_mm)
+		return 0;
+	return kref_read(&fake_mm->kref) - 1 - !!others;
+}
+
+static struct kernfs_node *step(struct kernfs_node *from, const char *name)
+{
+	struct kernfs_node *to;
+
+	if (!from || !name)
+		return from;
+	to = kernfs_find_and_get(from, name);
+	kernfs_put(from);
+	return to;
+}
+
+/* What is there, NULL names left out; referenced. */
+static struct kernfs_node *walk(const char *client, const char *file)
+{
+	if (!fake_mm)
+		return NULL;
+	kernfs_get(fake_mm->sd);
+	return step(step(step(fake_mm->sd, "memory_peers"), client), file);
+}
+
+bool fake_sysfs_has(const char *client, const char *file)
+{
+	struct kernfs_node *node = walk(client, file);
+
+	kernfs_put(node);
+	return node;
+}
+
+/* Reads a file, the way that sysfs does. */
+ssize_t fake_sysfs_read(const char *client, const char *file, char *to,
+			size_t size)
+{
+	struct kernfs_node *dir = walk(client, NULL);
+	struct kernfs_node *node = walk(client, file);
+	ssize_t len = -ENOENT;
+	char *page = (char *)get_zeroed_page(GFP_KERNEL);
+
+	if (dir && node && page) {
+		struct kobject *kobj = dir->priv;
+
+		len = kobj->ktype->sysfs_ops->show(kobj, node->priv, page);
+		if (len >= 0) {
+			len = min_t(size_t, len, size);
+			memcpy(to, page, len);
+		}
+	}
+	free_page((unsigned long)page);
+	kernfs_put(node);
+	kernfs_put(dir);
+	return len;
+}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! The parts that call neither neighbour: the arithmetic as kbuild compiles it, and what `sys` makes of the
+//! kernel's own types.
+
+use kernel::prelude::*;
+
+#[kunit_tests(peermem_parts)]
+mod tests {
+    use kernel::prelude::*;
+
+    use crate::extents::entries;
+    use crate::extents::page_runs;
+    use crate::extents::PageSize;
+    use crate::extents::Run;
+    use crate::extents::Span;
+    use crate::extents::SpanError;
+    use crate::fakes::check;
+    use crate::fakes::fail_once;
+    use crate::fakes::nic;
+    use crate::fakes::nic_takes;
+    use crate::fakes::plain_device;
+    use crate::fakes::same;
+    use crate::fakes::test;
+    use crate::fakes::with;
+    use crate::fakes::Call;
+    use crate::fakes::BAR;
+    use crate::fakes::BAR_LEN;
+    use crate::fakes::IO;
+    use crate::fakes::KIB_64;
+    use crate::fakes::RAM;
+    use crate::fakes::UNASSIGNED;
+    use crate::ib_core::Device;
+    use crate::refusal::Refusal;
+    use crate::region::Device as _;
+    use crate::region::Lock as _;
+    use crate::region::Table as _;
+    use crate::revocable::BarMapping as _;
+    use crate::revocable::Monitor as _;
+    use crate::sys::BarFinder;
+    use crate::sys::BarMapping;
+    use crate::sys::Lock;
+    use crate::sys::ModuleHold;
+    use crate::sys::Monitor;
+    use crate::sys::Table;
+
+    /// `count` pages with a break after each `every`.
+    fn pages(count: u64, every: u64) -> impl Iterator<Item = u64> + Clone {
+        (0..count).map(move |i| (i + i / every) * KIB_64)
+    }
+
+    #[test]
+    fn a_span_covers_whole_pages() -> Result {
+        test(|| {
+            let span = Span::covering(0x1_ffff, 2, PageSize::KIB_64, 1 << 40);
+            same!(span.map(|s| (s.start(), s.len())), Ok((0x1_0000, 0x2_0000)));
+            let wraps = Span::covering(u64::MAX, 1, PageSize::KIB_64, 1 << 40);
+            same!(wraps.err(), Some(SpanError::Wraps));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn contiguous_memory_is_one_entry_for_each_two_gib() -> Result {
+        test(|| {
+            let page = PageSize::KIB_64;
+            for (gib, want) in [(1u64, 1), (4, 2), (80, 40)] {
+                let runs = page_runs(pages((gib << 30) / KIB_64, u64::MAX), page);
+                same!(entries(runs, 0x7f00_0000_0000, page, 1 << 31).count(), want);
+            }
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn an_empty_table_is_refused() -> Result {
+        test(|| {
+            check!(Table::build(core::iter::empty()).is_err());
+            Ok(())
+        })
+    }
+
+    /// `sg_alloc_table()` leaves numbers in the table when it fails half way.
+    #[test]
+    fn a_table_that_could_not_be_allocated_is_not_looked_at() -> Result {
+        test(|| {
+            fail_once(Call::SgAlloc, ENOMEM.to_errno())?;
+            let runs = page_runs(pages(300, 1), PageSize::KIB_64);
+            let table = Table::build(entries(runs, 0, PageSize::KIB_64, 1 << 31));
+            same!(table.err(), Some(Refusal::NoMemory));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn only_a_pci_device_is_one() -> Result {
+        test(|| {
+            check!(Device::NULL.as_pci().is_none());
+            check!(plain_device().as_pci().is_none());
+            nic_takes(0x1234_0000);
+            let device = nic().as_pci();
+            same!(device.as_ref().map(|d| d.max_segment()), Some(0x1234_0000));
+            // One more reference, and both given back.
+            drop(device.clone());
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn only_a_memory_bar_that_has_addresses_is_a_bar() -> Result {
+        test(|| {
+            let find = |addr, len| BarFinder::default().find(Run { addr, len }).err();
+            same!(find(BAR, KIB_64), None);
+            same!(find(BAR, BAR_LEN), None);
+            same!(find(BAR + BAR_LEN - KIB_64, KIB_64), None);
+            for (addr, len) in [
+                (BAR - 1, KIB_64),
+                (BAR, BAR_LEN + 1),
+                (BAR + BAR_LEN - KIB_64, KIB_64 + 1),
+                (BAR + BAR_LEN, 1),
+                (BAR, u64::MAX),
+                (u64::MAX, 1),
+                (0, 1),
+                (IO, KIB_64),
+                (UNASSIGNED, KIB_64),
+                // No address with a struct page, whatever calls it a BAR.
+                (RAM, KIB_64),
+            ] {
+                same!(find(addr, len), Some(Refusal::NotInBar));
+            }
+            Ok(())
+        })
+    }
+
+    /// The finder remembers a BAR: not for what does not lie in it.
+    #[test]
+    fn a_bar_that_is_remembered_is_still_looked_at() -> Result {
+        test(|| {
+            let mut finder = BarFinder::default();
+            let mut find = |addr, len| finder.find(Run { addr, len }).err();
+            same!(find(BAR, KIB_64), None);
+            same!(find(BAR + BAR_LEN, KIB_64), Some(Refusal::NotInBar));
+            same!(find(BAR + KIB_64, KIB_64), None);
+            same!(find(RAM, KIB_64), Some(Refusal::NotInBar));
+            same!(find(BAR + 2 * KIB_64, KIB_64), None);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_mapping_that_fails_half_way_leaves_nothing_mapped() -> Result {
+        test(|| {
+            let device = nic().as_pci().ok_or(ENODEV)?;
+            let mut bars = BarFinder::default();
+            let runs = [0, 2, 4].map(|page| {
+                bars.find(Run {
+                    addr: BAR + page * KIB_64,
+                    len: KIB_64,
+                })
+            });
+            let runs = || runs.iter().filter_map(|run| run.as_ref().ok());
+            for nth in 1..=3 {
+                crate::fakes::fail(Call::BarMap, nth, 1, EIO.to_errno())?;
+                let refused = BarMapping::map(&device, runs()).err();
+                same!(refused, Some(Refusal::MapResource));
+                crate::fakes::nothing_mapped();
+            }
+            let mapping = BarMapping::map(&device, runs()).map_err(|_| EIO)?;
+            same!(mapping.runs().len(), 3);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn locks_guard_and_monitors_wait_no_longer_than_they_must() -> Result {
+        test(|| {
+            let lock = Lock::new(1).map_err(|_| ENOMEM)?;
+            lock.with(|n| *n += 1);
+            same!(lock.with(|n| *n), 2);
+            let monitor = Monitor::new(false).map_err(|_| ENOMEM)?;
+            monitor.with(|done| *done = true);
+            monitor.wait_while(|done| !*done);
+            monitor.notify_all();
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_hold_keeps_the_module_until_it_is_dropped() -> Result {
+        test(|| {
+            let hold = ModuleHold::try_new();
+            check!(hold.is_some());
+            same!(with(|world| world.holds), 1);
+            drop(hold);
+            same!(with(|world| world.holds), 0);
+            with(|world| world.going = true);
+            check!(ModuleHold::try_new().is_none());
+            Ok(())
+        })
+    }
+}

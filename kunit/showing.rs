@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! What others see of the clients: what is counted of each, and the directory that shows it where ib_core
+//! does not.
+
+use kernel::prelude::*;
+
+#[kunit_tests(peermem_showing)]
+mod tests {
+    use kernel::prelude::*;
+    use kernel::str::CStr;
+    use kernel::sync::atomic::Relaxed;
+
+    use crate::clients::Persistent;
+    use crate::clients::Revocable;
+    use crate::fakes::check;
+    use crate::fakes::fail;
+    use crate::fakes::free_memory;
+    use crate::fakes::logged;
+    use crate::fakes::mm_is_missing;
+    use crate::fakes::occupy;
+    use crate::fakes::read_shown;
+    use crate::fakes::same;
+    use crate::fakes::show_memory_peers;
+    use crate::fakes::shows;
+    use crate::fakes::test;
+    use crate::fakes::Call;
+    use crate::fakes::Event::*;
+    use crate::ib::Client;
+    use crate::ib::Invalidation;
+    use crate::ib_core::failure;
+    use crate::ib_core::get;
+    use crate::ib_core::Form;
+    use crate::setup::pages;
+    use crate::setup::persistent;
+    use crate::setup::revocable;
+    use crate::setup::PAGES;
+    use crate::sys;
+    use crate::sys::MemoryPeers;
+    use crate::tally::Statistics;
+
+    const FIRST: &CStr = c"nv_mem";
+    const SECOND: &CStr = c"nv_mem_nc";
+    const FILES: [&CStr; 8] = [
+        c"version",
+        c"num_alloc_mrs",
+        c"num_dealloc_mrs",
+        c"num_reg_pages",
+        c"num_dereg_pages",
+        c"num_reg_bytes",
+        c"num_dereg_bytes",
+        c"num_free_callbacks",
+    ];
+
+    fn one() -> [(&'static CStr, &'static Statistics); 1] {
+        [(FIRST, Persistent::statistics())]
+    }
+
+    fn two() -> [(&'static CStr, &'static Statistics); 2] {
+        [
+            (FIRST, Revocable::statistics()),
+            (SECOND, Persistent::statistics()),
+        ]
+    }
+
+    // --- the directory ---------------------------------------------------------------------------
+
+    #[test]
+    fn it_is_there_from_show_to_drop_and_not_before() -> Result {
+        test(|| {
+            // Twice: a module that is loaded again.
+            for _ in 0..2 {
+                let peers = MemoryPeers::look(FIRST)?;
+                check!(!shows(None, None));
+                let peers = peers.show(&one());
+                for file in FILES {
+                    check!(shows(Some(FIRST), Some(file)));
+                }
+                check!(!shows(Some(SECOND), None));
+                drop(peers);
+                check!(!shows(None, None));
+                logged![Shows, Hides];
+            }
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn each_client_has_its_own_numbers_and_all_have_one_version() -> Result {
+        test(|| {
+            let peers = MemoryPeers::look(FIRST)?.show(&two());
+            let up = persistent()?;
+            let umem = get(pages(PAGES)).map_err(|_| EIO)?;
+            for (name, statistics) in two() {
+                let all = [
+                    &statistics.alloc_mrs,
+                    &statistics.dealloc_mrs,
+                    &statistics.reg_pages,
+                    &statistics.dereg_pages,
+                    &statistics.reg_bytes,
+                    &statistics.dereg_bytes,
+                    &statistics.free_callbacks,
+                ];
+                let mut files = FILES.iter();
+                let version = read_shown(name, files.next().ok_or(ENOENT)?)?;
+                let (newline, version) = version.split_last().ok_or(EINVAL)?;
+                same!(*newline, b'\n');
+                check!(version == sys::version().to_bytes());
+                for (file, counter) in files.zip(all) {
+                    let text = read_shown(name, file)?;
+                    let (newline, digits) = text.split_last().ok_or(EINVAL)?;
+                    same!(*newline, b'\n');
+                    let number = digits.iter().fold(0u64, |number, digit| {
+                        number * 10 + u64::from(digit.wrapping_sub(b'0'))
+                    });
+                    same!(number, counter.load(Relaxed));
+                }
+            }
+            umem.release();
+            drop((up, peers));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn that_of_ib_core_is_left_alone() -> Result {
+        test(|| {
+            let peers = MemoryPeers::look(FIRST)?;
+            // As an ib_core that makes it with its first client.
+            occupy(Some(FIRST));
+            let peers = peers.show(&one());
+            check!(shows(Some(FIRST), None) && !shows(Some(FIRST), Some(c"version")));
+            drop(peers);
+            check!(shows(Some(FIRST), None));
+            logged![];
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_stranger_s_is_left_alone_though_it_lacks_a_client() -> Result {
+        test(|| {
+            for client in [None, Some(FIRST)] {
+                occupy(client);
+                let peers = MemoryPeers::look(FIRST)?.show(&two());
+                check!(!shows(Some(SECOND), None));
+                drop(peers);
+                check!(shows(None, None));
+                logged![];
+            }
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn one_that_was_there_before_is_left_alone() -> Result {
+        test(|| {
+            occupy(Some(FIRST));
+            drop(MemoryPeers::look(FIRST)?.show(&one()));
+            check!(shows(Some(FIRST), None));
+            logged![];
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn the_parameter_turns_it_off() -> Result {
+        test(|| {
+            show_memory_peers(false);
+            let peers = MemoryPeers::look(FIRST)?.show(&one());
+            check!(!shows(None, None));
+            drop(peers);
+            logged![];
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn without_sys_kernel_mm_there_is_none_and_no_harm() -> Result {
+        test(|| {
+            mm_is_missing();
+            drop(MemoryPeers::look(FIRST)?.show(&one()));
+            logged![];
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn what_could_not_be_made_whole_is_not_there_at_all() -> Result {
+        test(|| {
+            for (call, nth) in [
+                (Call::Kobject, 1),
+                (Call::Kobject, 2),
+                (Call::Kobject, 3),
+                (Call::Group, 1),
+                (Call::Group, 2),
+            ] {
+                fail(call, nth, 1, 0)?;
+                let peers = MemoryPeers::look(FIRST)?.show(&two());
+                check!(!shows(None, None));
+                drop(peers);
+                if (call, nth) == (Call::Kobject, 1) {
+                    logged![];
+                } else {
+                    logged![Shows, Hides];
+                }
+            }
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn there_is_one_at_a_time() -> Result {
+        test(|| {
+            let peers = MemoryPeers::look(FIRST)?.show(&one());
+            same!(MemoryPeers::look(FIRST).err(), Some(EBUSY));
+            check!(shows(Some(FIRST), None));
+            drop(peers);
+            drop(MemoryPeers::look(FIRST)?);
+            Ok(())
+        })
+    }
+
+    // --- the numbers -----------------------------------------------------------------------------
+
+    type Numbers = [u64; 7];
+
+    fn numbers(of: &Statistics) -> Numbers {
+        [
+            of.alloc_mrs.load(Relaxed),
+            of.dealloc_mrs.load(Relaxed),
+            of.reg_pages.load(Relaxed),
+            of.dereg_pages.load(Relaxed),
+            of.reg_bytes.load(Relaxed),
+            of.dereg_bytes.load(Relaxed),
+            of.free_callbacks.load(Relaxed),
+        ]
+    }
+
+    /// What `body` adds to the client's numbers.
+    fn added(of: &Statistics, body: impl FnOnce()) -> Numbers {
+        let before = numbers(of);
+        body();
+        let mut gain = numbers(of);
+        for (gain, before) in gain.iter_mut().zip(before) {
+            *gain -= before;
+        }
+        gain
+    }
+
+    const BYTES: u64 = PAGES * crate::fakes::KIB_64;
+
+    #[test]
+    fn a_registration_counts_when_it_is_mapped_and_when_it_ends() -> Result {
+        test(|| {
+            let up = persistent()?;
+            let of = Persistent::statistics();
+            let mut umem = None;
+            let gain = added(of, || umem = get(pages(PAGES)).ok());
+            same!(gain, [1, 0, 1, 0, BYTES, 0, 0]);
+            let umem = umem.ok_or(EIO)?;
+            same!(added(of, || umem.release()), [0, 1, 0, 1, 0, BYTES, 0]);
+            drop(up);
+            Ok(())
+        })
+    }
+
+    /// As ib_core: what the application asked for, and entries of the table.
+    #[test]
+    fn bytes_are_those_asked_for_and_pages_are_entries() -> Result {
+        test(|| {
+            crate::fakes::with(|world| {
+                world.table.address = |page| crate::fakes::BAR + page * 2 * crate::fakes::KIB_64;
+            });
+            let up = revocable(Invalidation::ClientUnmaps)?;
+            let of = Revocable::statistics();
+            let mut request = pages(PAGES);
+            request.addr += 10;
+            request.len -= 20;
+            let gain = added(of, || {
+                if let Ok(umem) = get(request) {
+                    umem.release();
+                }
+            });
+            same!(gain, [1, 1, PAGES, PAGES, BYTES - 20, BYTES - 20, 0]);
+            drop(up);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_registration_that_fails_counts_for_nothing() -> Result {
+        test(|| {
+            let up = persistent()?;
+            let of = Persistent::statistics();
+            for call in [Call::PinPersistent, Call::Map, Call::SgAlloc] {
+                fail(call, 1, 1, -12)?;
+                let gain = added(of, || check!(failure(pages(PAGES)).is_some()));
+                same!(gain, [0; 7]);
+            }
+            drop(up);
+            Ok(())
+        })
+    }
+
+    /// ib_core counts a region as gone with the revocation, and its bytes when the application gives it up.
+    #[test]
+    fn a_revocation_counts_once_and_the_bytes_follow() -> Result {
+        test(|| {
+            let up = revocable(Invalidation::ClientUnmaps)?;
+            let of = Revocable::statistics();
+            let umem = get(pages(PAGES)).map_err(|_| EIO)?;
+            same!(added(of, free_memory), [0, 1, 0, 0, 0, 0, 1]);
+            same!(added(of, || umem.release()), [0, 0, 0, 1, 0, BYTES, 0]);
+            drop(up);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn where_core_unmaps_all_of_it_counts_with_the_revocation() -> Result {
+        test(|| {
+            let up = revocable(Invalidation::CoreUnmaps)?;
+            let of = Revocable::statistics();
+            for form in [Form::Modern, Form::Ofed49] {
+                let mut request = pages(PAGES);
+                request.form = form;
+                let umem = get(request).map_err(|_| EIO)?;
+                same!(added(of, free_memory), [0, 1, 0, 1, 0, BYTES, 1]);
+                if form == Form::Modern {
+                    same!(added(of, || umem.release()), [0; 7]);
+                }
+            }
+            drop(up);
+            Ok(())
+        })
+    }
+}
