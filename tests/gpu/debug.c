@@ -45,6 +45,7 @@ static const char * const counter_names[NR_COUNTERS] = {
 	[CALLBACKS_AFTER_PUT]		= "callbacks_after_put",
 	[MISUSE]			= "misuse",
 	[PAGE_OBJECTS]			= "page_objects",
+	[RECORD_BYTES]			= "record_bytes",
 };
 
 static atomic64_t counters[NR_COUNTERS];

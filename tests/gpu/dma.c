@@ -16,6 +16,16 @@
 
 #include "nvidia.h"
 
+/*
+ * The same pages may be mapped any number of times. CONFIG_DMA_API_DEBUG takes
+ * more than eight for a leak unless told; nothing else looks at it.
+ */
+#ifdef DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
+#define BAR_ATTRS	DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
+#else
+#define BAR_ATTRS	0
+#endif
+
 TEST_HOLD(dma_map_before_lock);
 TEST_HOLD(dma_map_before_insert);
 TEST_HOLD(dma_unmap_before_lock);
@@ -32,6 +42,15 @@ MODULE_PARM_DESC(dma_entries_delta, "how many entries more than there are DMA ma
 static bool topology_deny;
 module_param(topology_deny, bool, 0644);
 MODULE_PARM_DESC(topology_deny, "no device can reach the GPU");
+
+/*
+ * With an IOMMU that translates, DMA addresses follow no order. Here page i of
+ * a table is mapped where the last page but i lies: addresses that descend,
+ * and that are not those of the table, also without an IOMMU.
+ */
+static bool dma_permute;
+module_param(dma_permute, bool, 0644);
+MODULE_PARM_DESC(dma_permute, "DMA mappings have the pages of the table in reverse order");
 
 /**
  * struct mapping - a page table mapped for one device
@@ -92,7 +111,7 @@ static void mapping_free(struct mapping *map)
 
 	for (i = 0; i < map->pages; i++) {
 		dma_unmap_resource(&map->dma.pci_dev->dev, addresses[i],
-				   STANDIN_PAGE_SIZE, DMA_BIDIRECTIONAL, 0);
+				   STANDIN_PAGE_SIZE, DMA_BIDIRECTIONAL, BAR_ATTRS);
 		if (i % 1024 == 1023)
 			cond_resched();
 	}
@@ -120,7 +139,7 @@ static int map_page(struct mapping *map, const struct gpu *gpu, u64 phys)
 		return -EIO;
 
 	addr = dma_map_resource(&map->dma.pci_dev->dev, phys, STANDIN_PAGE_SIZE,
-				DMA_BIDIRECTIONAL, 0);
+				DMA_BIDIRECTIONAL, BAR_ATTRS);
 	if (dma_mapping_error(&map->dma.pci_dev->dev, addr))
 		return -EIO;
 	map->dma.dma_addresses[map->pages++] = addr;
@@ -131,10 +150,11 @@ static int dma_map(struct pci_dev *peer, struct nvidia_p2p_page_table *table,
 		   struct nvidia_p2p_dma_mapping **dma_mapping, u64 *pin_id,
 		   u64 *id)
 {
+	bool permute = READ_ONCE(dma_permute);
 	struct mapping *map;
 	struct pin *pin;
 	struct gpu *gpu;
-	u32 i;
+	u32 i, page;
 	int ret;
 
 	if (!peer || !table || !dma_mapping)
@@ -167,8 +187,10 @@ static int dma_map(struct pci_dev *peer, struct nvidia_p2p_page_table *table,
 	/* A callback may have been here while the lock was waited for. */
 	if (!is_live(pin, "dma_map"))
 		ret = -EIO;
-	for (i = 0; !ret && i < pin->pages; i++)
-		ret = map_page(map, gpu, table->pages[i]->physical_address);
+	for (i = 0; !ret && i < pin->pages; i++) {
+		page = permute ? pin->pages - 1 - i : i;
+		ret = map_page(map, gpu, table->pages[page]->physical_address);
+	}
 	api_unlock();
 	if (ret)
 		goto free_mapping;

@@ -869,11 +869,16 @@ void ib_peer_umem_release(struct ib_umem *umem)
 	peer_umem_put(peer);
 }
 
+/* Of a kernel that does not export it, as none since 6.4 does of itself. */
+extern struct kobject *mm_kobj __weak;
+
 void ib_peer_mem_init(void)
 {
 	struct dentry *hold;
 	int i;
 
+	if (!&mm_kobj)
+		peer_mem_sysfs = false;
 	peer_debugfs = debugfs_create_dir("ib_peer_mem", NULL);
 	debugfs_create_u32("tickets", 0600, peer_debugfs, &peer_tickets);
 	hold = debugfs_create_dir("hold", peer_debugfs);
