@@ -167,6 +167,172 @@ fn check(got: &[Entry], addrs: &[u64], start: u64, page: PageSize, window: u64) 
     }
 }
 
+/// Limits on a segment: those of PCI by default, of mlx5, and what lies beside powers of two.
+const MAX_SEGMENTS: [u32; 14] = [
+    0,
+    4095,
+    (64 << 10) - 1,
+    64 << 10,
+    (64 << 10) + 1,
+    96 << 10,
+    128 << 10,
+    (1 << 20) + 4096,
+    3 << 20,
+    (1 << 31) - 1,
+    1 << 31,
+    (1 << 31) + 1,
+    3 << 30,
+    u32::MAX,
+];
+
+/// Where an entry must end, said in another way than `entries` says it.
+fn window(page: PageSize, max_segment: u32) -> u64 {
+    let segment = (0..32)
+        .map(|shift| 1u64 << shift)
+        .take_while(|&segment| segment <= u64::from(max_segment));
+    segment.max().unwrap_or(0).clamp(page.bytes(), MAX_ENTRY)
+}
+
+/// What the bytes `[from, to)` of `runs` are, with what continues each other in one piece.
+fn clip(runs: &[Run], from: u64, to: u64) -> Vec<Run> {
+    let mut at = 0;
+    let mut clipped = Vec::<Run>::new();
+    for run in runs {
+        let (start, end) = (at.max(from), (at + run.len).min(to));
+        if start < end {
+            let addr = run.addr + (start - at);
+            match clipped.last_mut() {
+                Some(last) if last.addr + last.len == addr => last.len += end - start,
+                _ => clipped.push(Run {
+                    addr,
+                    len: end - start,
+                }),
+            }
+        }
+        at += run.len;
+    }
+    clipped
+}
+
+/// Everything that an HCA needs of the entries for `[addr, addr + len)`: before ib_core has trimmed
+/// them, and after.
+fn check_registration(
+    runs: &[Run],
+    addr: u64,
+    len: u64,
+    page: PageSize,
+    kernel: u64,
+    max_segment: u32,
+) {
+    let span = Span::covering(addr, len, page, 1 << 40).expect("in range");
+    let whole: Vec<Entry> =
+        entries(runs.iter().copied(), span.start(), page, max_segment).collect();
+    let window = window(page, max_segment);
+    let mut va = span.start();
+    for (i, entry) in whole.iter().enumerate() {
+        let end = va + u64::from(entry.len);
+        assert!(entry.len > 0 && va / window == (end - 1) / window);
+        let follows = |next: &Entry| entry.addr + u64::from(entry.len) == next.addr;
+        assert!(!whole.get(i + 1).is_some_and(follows) || end % window == 0);
+        va = end;
+    }
+    assert_eq!(va, span.start() + span.len());
+
+    let mut trimmed = whole;
+    trim(&mut trimmed, addr, len, page.bytes(), kernel).expect("can be trimmed");
+    let from = addr / kernel * kernel;
+    let to = (addr + len).div_ceil(kernel) * kernel;
+    let as_runs = |entries: &[Entry]| -> Vec<Run> {
+        let run = |e: &Entry| Run {
+            addr: e.addr,
+            len: u64::from(e.len),
+        };
+        entries.iter().map(run).collect()
+    };
+    let got = as_runs(&trimmed);
+    let total: u64 = got.iter().map(|run| run.len).sum();
+    assert_eq!(total, to - from);
+    assert_eq!(
+        clip(&got, 0, total),
+        clip(runs, from - span.start(), to - span.start())
+    );
+}
+
+/// Every range of up to four pages, at every byte of the first of them, in memory that breaks or not after
+/// each page, for every ratio of the GPU's pages to the kernel's and every limit up to beyond its use.
+#[test]
+fn small_scopes_with_trimming_exhaustively() {
+    let mut cases = 0u64;
+    for (shift, kernel) in [(2, 1), (2, 2), (2, 4), (3, 1), (3, 2), (3, 4), (4, 1)] {
+        let page = PageSize::of_shift(shift);
+        for addr in page.bytes()..2 * page.bytes() {
+            for len in 1..=4 * page.bytes() - (addr - page.bytes()) {
+                let span = Span::covering(addr, len, page, 1 << 40).expect("in range");
+                let pages = span.pages(page).expect("whole pages");
+                for breaks in 0..1u64 << (pages - 1) {
+                    let runs = page_runs(
+                        (0..pages).map(move |i| {
+                            let gaps = (breaks & ((1 << i) - 1)).count_ones();
+                            (i + u64::from(gaps)) * page.bytes()
+                        }),
+                        page,
+                    );
+                    let runs: Vec<Run> = runs.collect();
+                    for max_segment in 0..=8 * page.bytes() as u32 {
+                        check_registration(&runs, addr, len, page, kernel, max_segment);
+                        cases += 1;
+                    }
+                }
+            }
+        }
+    }
+    println!("{cases} cases");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// At real sizes, up to many windows of 2 GiB, for each page of the GPU and of the kernel.
+    #[test]
+    fn real_limits(
+        start in (0u64..1 << 40).prop_map(|n| 0x7000_0000_0000u64 + n),
+        lens in proptest::collection::vec(
+            prop_oneof![1u64..4, 1u64..1 << 10, 1u64 << 14..1 << 16],
+            1..12,
+        ),
+        tail in 1u64..=64 * KIB,
+        joined in any::<u16>(),
+        page in prop_oneof![Just(PageSize::KIB_64), Just(PageSize::KIB_128)],
+        kernel in prop::sample::select(&KERNEL_PAGES[..]),
+        max_segment in prop_oneof![
+            3 => prop::sample::select(&MAX_SEGMENTS[..]),
+            1 => any::<u32>(),
+        ],
+    ) {
+        // A list of at most some thousand entries.
+        let most = lens.iter().sum::<u64>() * page.bytes() / window(page, max_segment);
+        prop_assume!(most < 20_000);
+        let mut next = 0x38_0000_0000;
+        let runs: Vec<Run> = lens
+            .iter()
+            .enumerate()
+            .map(|(i, pages)| {
+                let gap = if joined >> i & 1 == 1 { 0 } else { 3 * page.bytes() };
+                let run = Run { addr: next + gap, len: pages * page.bytes() };
+                next = run.addr + run.len;
+                run
+            })
+            .collect();
+        let runs: Vec<Run> = join(runs.into_iter()).collect();
+        let total: u64 = runs.iter().map(|run| run.len).sum();
+        // Ends anywhere in the last page.
+        let first = start & !(page.bytes() - 1);
+        let end = first + total - tail.min(page.bytes()) + 1;
+        prop_assume!(start < end);
+        check_registration(&runs, start, end - start, page, kernel, max_segment);
+    }
+}
+
 proptest! {
     /// At real sizes, with ib_core's trimming on kernels of each page size.
     #[test]

@@ -6,6 +6,7 @@
 //! region carry nothing else: each test has addresses of its own.
 
 use std::collections::HashMap;
+use std::ops::DerefMut;
 use std::sync::Arc;
 use std::sync::Condvar;
 use std::sync::LazyLock;
@@ -14,6 +15,8 @@ use std::sync::MutexGuard;
 use std::thread;
 use std::thread::ThreadId;
 
+use crate::account::Account;
+use crate::account::Ledger;
 use crate::extents::Entry;
 use crate::extents::PageSize;
 use crate::extents::Run;
@@ -105,6 +108,20 @@ impl World {
 
 pub(crate) struct Fake;
 
+/// Without a limit.
+impl Ledger for Fake {
+    type User = u32;
+    type Accounts = FakeList<Account<u32>>;
+
+    fn user() -> u32 {
+        0
+    }
+
+    fn open() -> Option<(u64, impl DerefMut<Target = Self::Accounts>)> {
+        None::<(u64, MutexGuard<'static, _>)>
+    }
+}
+
 impl region::Env for Fake {
     type Lock<T: Send + Unpin> = FakeLock<T>;
     type List<T: Send> = FakeList<T>;
@@ -177,7 +194,7 @@ impl<T> std::ops::Deref for FakeList<T> {
     }
 }
 
-impl<T> std::ops::DerefMut for FakeList<T> {
+impl<T> DerefMut for FakeList<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         &mut self.0
     }

@@ -2,15 +2,26 @@
 
 //! The part of the kernel module that uses `core` alone, compiled by cargo: the very files.
 //!
+//! - `account_tests`: the limit on what one user may have pinned.
 //! - `extents_tests`: the arithmetic, exhaustively at small sizes and at random at real ones, for kernels
 //!   with pages of 4, 16 and 64 KiB.
+//! - `pin_tests`: a revocable pin, between its release and the provider's callback.
+//! - `refusal_tests`, `record_tests`: the reasons, and how they are kept and written.
 //! - `persistent_tests`, `revocable_tests`: both flavours of a registration on fakes of their
 //!   neighbours.
 
 #![cfg(test)]
+// Of the module's files as of these: what is `unsafe` in the module stands elsewhere.
+#![forbid(unsafe_code)]
 
+#[path = "../../../src/account.rs"]
+mod account;
 #[path = "../../../src/extents.rs"]
 mod extents;
+#[path = "../../../src/pin.rs"]
+mod pin;
+#[path = "../../../src/record.rs"]
+mod record;
 #[path = "../../../src/refusal.rs"]
 mod refusal;
 #[path = "../../../src/region.rs"]
@@ -18,9 +29,12 @@ mod region;
 #[path = "../../../src/revocable.rs"]
 mod revocable;
 
+mod account_tests;
 mod core_trim;
 mod extents_tests;
 mod fakes;
 mod persistent_tests;
+mod pin_tests;
+mod record_tests;
 mod refusal_tests;
 mod revocable_tests;

@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 
 use crate::extents::SpanError;
+use crate::refusal::Place;
 use crate::refusal::Refusal;
 use crate::refusal::EBUSY;
 use crate::refusal::EINVAL;
@@ -30,6 +31,13 @@ fn all() -> Vec<Refusal> {
         Refusal::MappedTwice,
         Refusal::NoMemory,
         Refusal::Unloading,
+        Refusal::Foreign(Place::Beyond),
+        Refusal::Foreign(Place::Nothing),
+        Refusal::Foreign(Place::Cpu),
+        Refusal::UserLimit {
+            pinned: 1 << 20,
+            limit: 1 << 20,
+        },
     ];
     for code in [
         EINVAL,
@@ -72,4 +80,46 @@ fn every_kind_has_its_place_and_its_words() {
     }
     let kinds: std::collections::HashSet<_> = words.values().collect();
     assert_eq!(kinds.len(), Refusal::KINDS);
+}
+
+/// Programs look for these: one that is changed or moved breaks them.
+#[test]
+fn the_names_are_as_documented() {
+    let document = include_str!("../../../docs/observe.md");
+    let mut names = HashMap::new();
+    for refusal in all() {
+        let name = refusal.name().to_str().expect("ASCII");
+        assert!(name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'_')));
+        assert_eq!(*names.entry(name).or_insert(refusal.kind()), refusal.kind());
+        assert!(document.contains(&format!("`{name}`")), "{name}");
+    }
+    assert_eq!(names.len(), Refusal::KINDS);
+}
+
+/// They stand between quotes, in one line.
+#[test]
+fn words_need_no_quoting() {
+    for refusal in all() {
+        let text = refusal.to_string();
+        assert!(
+            text.is_ascii() && !text.contains(['"', '\\', '\n']),
+            "{text}"
+        );
+        assert!(!text.contains("  "), "{text}");
+    }
+}
+
+/// nvidia.ko has one code for many causes: what the process's mappings show makes several of it, where
+/// they show anything, and of no other.
+#[test]
+fn only_what_nvidia_ko_does_not_know_is_looked_up() {
+    let place = Refusal::Pin(EINVAL).seen(|| Some(Place::Cpu));
+    assert_eq!(place, Refusal::Foreign(Place::Cpu));
+    assert!(place.is_foreign() && place.code() == EINVAL);
+    assert_eq!(Refusal::Pin(EINVAL).seen(|| None), Refusal::Pin(EINVAL));
+    for refusal in all() {
+        if refusal != Refusal::Pin(EINVAL) {
+            assert_eq!(refusal.seen(|| unreachable!()), refusal);
+        }
+    }
 }

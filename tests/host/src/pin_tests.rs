@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! The protocol between a revocable pin and the provider, with the callback at every place that one
+//! thread can put it. What two threads can do is loom's: `tests/loom`.
+
+use std::cell::Cell;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::mpsc;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::RwLock;
+use std::thread;
+use std::thread::ThreadId;
+use std::time::Duration;
+
+use crate::extents::PageSize;
+use crate::extents::Span;
+use crate::fakes::lock;
+use crate::fakes::FakeLock;
+use crate::pin;
+use crate::pin::freed;
+use crate::pin::Directory;
+use crate::pin::Held;
+use crate::pin::Kept;
+use crate::pin::Slot;
+use crate::refusal::Refusal;
+use crate::refusal::ENOMEM;
+use crate::revocable::Revoke;
+
+const EIO: i32 = -5;
+
+/// What surrounds the pins of one test. Each test has a thread, and each thread a world.
+#[derive(Default)]
+struct World {
+    directory: Mutex<Directory<Fake>>,
+    gate: RwLock<()>,
+    log: Mutex<Vec<String>>,
+    /// What the next puts return before they do anything.
+    failing: Mutex<Vec<i32>>,
+}
+
+thread_local! {
+    static WORLD: RefCell<Arc<World>> = RefCell::default();
+    static PROCESS: Cell<u32> = const { Cell::new(1) };
+}
+
+fn world() -> Arc<World> {
+    WORLD.with_borrow(Clone::clone)
+}
+
+fn record(what: impl Into<String>) {
+    lock(&world().log).push(what.into());
+}
+
+/// What was done since the last call, in order.
+fn take_log() -> Vec<String> {
+    std::mem::take(&mut *lock(&world().log))
+}
+
+struct Fake;
+
+impl pin::Provider for Fake {
+    type Lock = FakeLock<bool>;
+    type Shared<T: Send + Sync + 'static> = Arc<T>;
+    type Slots = BTreeMap<usize, Arc<Slot<Fake>>>;
+    type Region = Arc<Region>;
+    type Hold = Hold;
+    type Table = u64;
+    type Process = u32;
+    type Thread = ThreadId;
+
+    fn share<T: Send + Sync + 'static>(value: T) -> Result<Arc<T>, Refusal> {
+        Ok(Arc::new(value))
+    }
+
+    fn directory<R>(f: impl FnOnce(&mut Directory<Fake>) -> R) -> Result<R, Refusal> {
+        Ok(f(&mut lock(&world().directory)))
+    }
+
+    fn gate_read<R>(f: impl FnOnce() -> R) -> R {
+        let world = world();
+        let _guard = world.gate.read().expect("no test panics in the gate");
+        f()
+    }
+
+    fn gate_write<R>(f: impl FnOnce() -> R) -> R {
+        let world = world();
+        let _guard = world
+            .gate
+            .try_write()
+            .expect("the gate is not taken where it may have to wait");
+        record("alone");
+        f()
+    }
+
+    fn get(span: &Span, number: usize) -> Result<Option<u64>, Refusal> {
+        record(format!("get {number}"));
+        match span.start() {
+            NO_PIN => Err(Refusal::Pin(ENOMEM)),
+            NO_TABLE => Ok(None),
+            FREED_AT_ONCE => {
+                freed::<Fake>(number);
+                Ok(Some(span.start()))
+            }
+            start => Ok(Some(start)),
+        }
+    }
+
+    fn put(_span: &Span, table: u64) -> i32 {
+        let failing = lock(&world().failing).pop();
+        record(format!("put {table:#x}"));
+        failing.unwrap_or(0)
+    }
+
+    fn retry(mut put: impl FnMut() -> i32) -> i32 {
+        loop {
+            match put() {
+                ENOMEM => record("again"),
+                ret => return ret,
+            }
+        }
+    }
+
+    fn process() -> u32 {
+        PROCESS.get()
+    }
+
+    fn thread() -> ThreadId {
+        thread::current().id()
+    }
+
+    fn kept(_span: &Span, why: Kept) {
+        record(format!("{why:?}"));
+    }
+
+    fn stray() {
+        record("stray");
+    }
+}
+
+impl<S> pin::Slots<S> for BTreeMap<usize, S> {
+    fn insert(&mut self, number: usize, slot: S) -> Result<(), Refusal> {
+        assert!(BTreeMap::insert(self, number, slot).is_none());
+        Ok(())
+    }
+
+    fn get(&self, number: usize) -> Option<&S> {
+        BTreeMap::get(self, &number)
+    }
+
+    fn remove(&mut self, number: usize) -> Option<S> {
+        BTreeMap::remove(self, &number)
+    }
+}
+
+const PLAIN: u64 = 0x10_0000;
+const OTHER: u64 = 0x20_0000;
+const NO_PIN: u64 = 0x30_0000;
+const NO_TABLE: u64 = 0x40_0000;
+const FREED_AT_ONCE: u64 = 0x50_0000;
+
+/// What a slot holds: says when it goes.
+struct Hold;
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        record("let go");
+    }
+}
+
+/// Holds its pins, as a region does, and loses them while it is revoked if it is told to.
+#[derive(Default)]
+struct Region {
+    pins: Mutex<Vec<Held<Fake>>>,
+    release: Mutex<bool>,
+}
+
+impl Region {
+    fn new(starts: &[u64]) -> Result<Arc<Region>, Refusal> {
+        let region = Arc::new(Region::default());
+        for &start in starts {
+            let span = Span::covering(start, 1, PageSize::KIB_64, 1 << 40)?;
+            let held = Held::new(span, region.clone(), Hold)?;
+            lock(&region.pins).push(held);
+        }
+        Ok(region)
+    }
+
+    fn release(&self) {
+        let pins = std::mem::take(&mut *lock(&self.pins));
+        drop(pins);
+        record("released");
+    }
+
+    fn read(&self) -> Result<u64, Refusal> {
+        lock(&self.pins)[0].read(|table| Ok(table.table()))
+    }
+}
+
+impl Revoke for Region {
+    fn revoke(&self) {
+        record("revoke");
+        if *lock(&self.release) {
+            self.release();
+        }
+    }
+}
+
+#[test]
+fn a_pin_is_read_and_put() {
+    let region = Region::new(&[PLAIN]).expect("pinned");
+    assert_eq!(region.read(), Ok(PLAIN));
+    region.release();
+    let want = ["get 1", "alone", "put 0x100000", "let go", "released"];
+    assert_eq!(take_log(), want);
+    freed::<Fake>(1);
+    assert_eq!(take_log(), ["stray"]);
+}
+
+#[test]
+fn a_revoked_pin_is_neither_read_nor_put() {
+    let region = Region::new(&[PLAIN]).expect("pinned");
+    freed::<Fake>(1);
+    assert_eq!(region.read(), Err(Refusal::Revoked));
+    region.release();
+    assert_eq!(take_log(), ["get 1", "revoke", "let go", "released"]);
+}
+
+#[test]
+fn a_callback_before_get_returns() {
+    let region = Region::new(&[FREED_AT_ONCE]).expect("pinned");
+    assert_eq!(region.read(), Err(Refusal::Revoked));
+    region.release();
+    assert_eq!(take_log(), ["get 1", "revoke", "let go", "released"]);
+}
+
+#[test]
+fn a_failed_get_leaves_nothing() {
+    assert_eq!(Region::new(&[NO_PIN]).err(), Some(Refusal::Pin(ENOMEM)));
+    assert_eq!(take_log(), ["get 1", "let go"]);
+    freed::<Fake>(1);
+    assert_eq!(take_log(), ["stray"]);
+}
+
+#[test]
+fn a_get_without_a_table_leaves_what_its_callback_needs() {
+    assert_eq!(Region::new(&[NO_TABLE]).err(), Some(Refusal::Pin(0)));
+    assert_eq!(take_log(), ["get 1"]);
+    freed::<Fake>(1);
+    assert_eq!(take_log(), ["revoke", "let go"]);
+}
+
+#[test]
+fn another_process_keeps_the_slot_until_the_callback() {
+    let region = Region::new(&[PLAIN]).expect("pinned");
+    PROCESS.set(2);
+    region.release();
+    drop(region);
+    assert_eq!(take_log(), ["get 1", "OtherProcess", "released"]);
+    freed::<Fake>(1);
+    assert_eq!(take_log(), ["revoke", "let go"]);
+}
+
+/// OFED 4.9. The provider would refuse to put, and another thread may be in the gate, waiting for this
+/// one to give back the API lock.
+#[test]
+fn release_in_a_callback_keeps_the_other_pins_of_the_region() {
+    let region = Region::new(&[PLAIN, OTHER]).expect("pinned");
+    *lock(&region.release) = true;
+    freed::<Fake>(1);
+    let want = [
+        "get 1",
+        "get 2",
+        "revoke",
+        "InCallback",
+        "released",
+        "let go",
+    ];
+    assert_eq!(take_log(), want);
+    *lock(&region.release) = false;
+    freed::<Fake>(2);
+    assert_eq!(take_log(), ["revoke", "let go"]);
+    // And with the callback over, this thread puts again.
+    Region::new(&[PLAIN]).expect("pinned").release();
+    let want = ["get 3", "alone", "put 0x100000", "let go", "released"];
+    assert_eq!(take_log(), want);
+}
+
+#[test]
+fn release_after_one_callback_puts_the_other_pins() {
+    let region = Region::new(&[PLAIN, OTHER]).expect("pinned");
+    freed::<Fake>(1);
+    region.release();
+    let want = [
+        "get 1",
+        "get 2",
+        "revoke",
+        "let go",
+        "alone",
+        "put 0x200000",
+        "let go",
+        "released",
+    ];
+    assert_eq!(take_log(), want);
+}
+
+#[test]
+fn a_put_without_memory_is_tried_again_with_the_gate_open_between() {
+    let region = Region::new(&[PLAIN]).expect("pinned");
+    *lock(&world().failing) = vec![ENOMEM, ENOMEM];
+    region.release();
+    let want = [
+        "get 1",
+        "alone",
+        "put 0x100000",
+        "again",
+        "alone",
+        "put 0x100000",
+        "again",
+        "alone",
+        "put 0x100000",
+        "let go",
+        "released",
+    ];
+    assert_eq!(take_log(), want);
+}
+
+#[test]
+fn a_put_that_failed_keeps_the_slot_until_the_callback() {
+    let region = Region::new(&[PLAIN]).expect("pinned");
+    *lock(&world().failing) = vec![EIO];
+    region.release();
+    drop(region);
+    let want = ["get 1", "alone", "put 0x100000", "Failed(-5)", "released"];
+    assert_eq!(take_log(), want);
+    freed::<Fake>(1);
+    assert_eq!(take_log(), ["revoke", "let go"]);
+}
+
+#[test]
+fn a_callback_waits_for_who_reads_the_table() {
+    let region = Region::new(&[PLAIN]).expect("pinned");
+    let (done, is_done) = mpsc::channel();
+    let shared = world();
+    thread::scope(|s| {
+        let read = lock(&region.pins)[0].read(|_| {
+            s.spawn(move || {
+                WORLD.set(shared);
+                freed::<Fake>(1);
+                done.send(()).expect("the test waits");
+            });
+            let early = is_done.recv_timeout(Duration::from_millis(200));
+            assert!(early.is_err(), "the table is gone while it is read");
+            Ok(())
+        });
+        assert_eq!(read, Ok(()));
+        is_done.recv().expect("the callback returns");
+    });
+}

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! Each property is seen to fail: a lock or a rule is taken away in the module's surroundings, and a model
+//! must say what has come of it.
+//!
+//! What the surroundings cannot take away is a line of the module itself: `tests/mutants` does that, and runs
+//! these models on what comes out.
+//!
+//! Each model runs in a process of its own, for the end of a broken one is not always an orderly panic.
+
+use std::env;
+use std::process::Command;
+
+use crate::world::Break;
+
+/// The variable that says what is broken in this process.
+const VARIABLE: &str = "PEERMEM_LOOM_BREAK";
+
+/// What is taken away, the model that must fail, and what it must say.
+const BROKEN: &[(Break, &str, &str)] = &[
+    (
+        Break::NoWait,
+        "free_beside_the_end_and_a_second_life_unmaps",
+        "a registration is used beside",
+    ),
+    (
+        Break::NoWait,
+        "free_beside_the_end_and_a_second_life_legacy",
+        "a registration is used beside",
+    ),
+    (
+        Break::NoGate,
+        "free_beside_two_lives_unmaps",
+        "somebody else's pin is put",
+    ),
+    (
+        Break::LateRead,
+        "free_beside_a_life_unmaps",
+        "a page table is used beside",
+    ),
+    (
+        Break::OpenSlot,
+        "free_beside_a_life_unmaps",
+        "a page table is used beside",
+    ),
+    (
+        Break::Undead,
+        "free_beside_a_life_unmaps",
+        "a pin is put whose callback had returned before",
+    ),
+    (
+        Break::OneProcess,
+        "free_beside_a_life_that_ends_in_another_process",
+        "a callback finds no slot",
+    ),
+    (Break::Strangers, "free_beside_a_life_ofed49", "deadlock"),
+    (
+        Break::Strangers,
+        "release_of_two_pins_inside_a_callback_beside_a_get",
+        "a put inside a callback",
+    ),
+    (
+        Break::StaleTicket,
+        "free_beside_a_life_that_ends_in_another_process",
+        "a registration is read after it was freed",
+    ),
+    (
+        Break::EarlyTable,
+        "free_beside_a_life_unmaps",
+        "the scatter list is used beside",
+    ),
+    (
+        Break::NoPut,
+        "free_beside_a_life_unmaps",
+        "a callback finds no slot",
+    ),
+    (
+        Break::Silent,
+        "free_beside_a_life_unmaps",
+        "a DMA mapping is used beside",
+    ),
+    (
+        Break::NoHold,
+        "free_beside_an_end_in_another_process_and_the_unloading",
+        "a callback into a module that is gone",
+    ),
+    (
+        Break::NoFence,
+        "free_beside_an_end_in_another_process_and_the_unloading",
+        "the module goes with a callback in it",
+    ),
+];
+
+/// What is broken in this process.
+pub(crate) fn broken() -> Option<Break> {
+    let name = env::var(VARIABLE).ok()?;
+    let found = BROKEN.iter().find(|(how, ..)| format!("{how:?}") == name);
+    Some(found.expect("the name of a Break").0)
+}
+
+#[test]
+fn each_property_can_fail() {
+    let this = env::current_exe().expect("the test's own program");
+    for (how, model, says) in BROKEN {
+        let output = Command::new(&this)
+            .args(["--exact", "--nocapture"])
+            .arg(format!("models::{model}"))
+            .env(VARIABLE, format!("{how:?}"))
+            .output()
+            .expect("runs");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{model} holds without {how:?}");
+        assert!(text.contains(says), "{how:?}, {model}:\n{text}");
+        println!("{how:?}: {model} fails: {says}");
+    }
+}

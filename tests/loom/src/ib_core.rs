@@ -1,0 +1,405 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! ib_core and an RDMA driver: the rig's `peer_mem.c`, function for function where a client can tell the
+//! difference, with loom's locks. One client, which revokes.
+
+use std::cell::Cell;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use loom::sync::atomic::AtomicBool;
+use loom::sync::atomic::AtomicUsize;
+use loom::sync::atomic::Ordering;
+use loom::sync::Condvar;
+use loom::sync::Mutex;
+use loom::sync::MutexGuard;
+
+use crate::env::Device;
+use crate::env::Loom;
+use crate::env::Ticket;
+use crate::provider::ALLOCATION;
+use crate::refusal::Refusal;
+use crate::revocable::Lease;
+use crate::world::world;
+use crate::world::Memory;
+use crate::world::Mode;
+use crate::world::World;
+
+/// What a registration covers.
+pub(crate) const LEN: u64 = 1 << 16;
+
+#[derive(Clone, Copy, Eq, PartialEq)]
+enum State {
+    Unmapped,
+    Mapped,
+    Invalidated,
+}
+
+/// What `mapping_lock` guards.
+struct Mapped {
+    state: State,
+    /// Whether the driver's function is set.
+    func: bool,
+}
+
+/// A `struct ib_umem_peer`, with what the driver has of it.
+pub(crate) struct Umem {
+    number: usize,
+    kref: AtomicUsize,
+    /// The structure itself, for as long as `kref` is not 0.
+    record: usize,
+    /// Whether `client` is set.
+    client: AtomicBool,
+    mapping_lock: Mutex<Mapped>,
+    context: RefCell<Option<Lease<Loom>>>,
+    /// The client's memory behind `context`: from `acquire` until `release` returns.
+    lives: usize,
+    /// The scatter list, as `dma_map` gave it.
+    table: Cell<Option<usize>>,
+    ticket: Cell<Option<usize>>,
+    /// Mapped for the HCA: from `dma_map` on.
+    pub(crate) mapping: Cell<Option<usize>>,
+    pub(crate) allocation: usize,
+    /// The driver's own lock, and whether the HCA may use the memory.
+    hca: Mutex<bool>,
+    /// OFED 4.9: an invalidation has taken it, and is done.
+    taken: Mutex<Option<bool>>,
+    done: Condvar,
+}
+
+/// `XA_FLAGS_ALLOC`, with `xa_lock`.
+struct Tickets {
+    limit: usize,
+    next: usize,
+    umems: BTreeMap<usize, Rc<Umem>>,
+}
+
+impl Tickets {
+    /// `xa_alloc_cyclic()`.
+    fn alloc(&mut self, umem: &Rc<Umem>) -> Option<usize> {
+        let ticket = (0..self.limit)
+            .map(|i| (self.next + i) % self.limit)
+            .find(|ticket| !self.umems.contains_key(ticket))?;
+        self.next = ticket + 1;
+        self.umems.insert(ticket, umem.clone());
+        Some(ticket)
+    }
+}
+
+pub(crate) struct Core {
+    peer_memory_mutex: Mutex<()>,
+    umems: Mutex<Tickets>,
+    /// All that there ever were.
+    all: RefCell<Vec<Rc<Umem>>>,
+    /// Tickets that were dropped unused: see `Break::StaleTicket`.
+    pub(crate) stale: RefCell<Vec<(usize, usize)>>,
+    /// Registrations that failed, and why.
+    pub(crate) refusals: RefCell<Vec<Refusal>>,
+}
+
+impl Core {
+    pub(crate) fn new(tickets: usize) -> Self {
+        Core {
+            peer_memory_mutex: Mutex::new(()),
+            umems: Mutex::new(Tickets {
+                limit: tickets,
+                next: 0,
+                umems: BTreeMap::new(),
+            }),
+            all: RefCell::default(),
+            stale: RefCell::default(),
+            refusals: RefCell::default(),
+        }
+    }
+
+    pub(crate) fn umem(&self, number: usize) -> Rc<Umem> {
+        self.all.borrow()[number].clone()
+    }
+
+    fn tickets(&self) -> MutexGuard<'_, Tickets> {
+        self.umems.lock().expect("no poison")
+    }
+
+    fn add(&self, world: &World, allocation: usize, lease: Lease<Loom>) -> Rc<Umem> {
+        let mut all = self.all.borrow_mut();
+        let umem = Rc::new(Umem {
+            number: all.len(),
+            kref: AtomicUsize::new(1),
+            record: world.alloc("ib_core's record"),
+            client: AtomicBool::new(true),
+            mapping_lock: Mutex::new(Mapped {
+                state: State::Unmapped,
+                func: false,
+            }),
+            context: RefCell::new(Some(lease)),
+            lives: world.alloc("a registration"),
+            table: Cell::new(None),
+            ticket: Cell::new(None),
+            mapping: Cell::new(None),
+            allocation,
+            hca: Mutex::new(false),
+            taken: Mutex::new(None),
+            done: Condvar::new(),
+        });
+        all.push(umem.clone());
+        umem
+    }
+
+    /// `ibv_reg_mr()`: `ib_peer_umem_get()`, then the driver reads the table and calls
+    /// `ib_umem_activate_invalidation_notifier()`.
+    pub(crate) fn register(&self, allocation: usize) -> Option<Rc<Umem>> {
+        self.try_register(allocation)
+            .map_err(|refusal| self.refusals.borrow_mut().push(refusal))
+            .ok()
+    }
+
+    fn try_register(&self, allocation: usize) -> Result<Rc<Umem>, Refusal> {
+        let world = world();
+        let guard = self.peer_memory_mutex.lock().expect("no poison");
+        let lease = Lease::pin(allocation as u64 * ALLOCATION, LEN)?;
+        drop(guard);
+
+        let umem = self.add(&world, allocation, lease);
+        let mut mapped = umem.mapping_lock();
+        let ticket = self.tickets().alloc(&umem).expect("enough tickets");
+        umem.ticket.set(Some(ticket));
+
+        let prepared = umem
+            .call(|lease| lease.admit(Ticket::new(ticket, &umem)))
+            .and_then(|()| umem.call(|lease| lease.map(&Device::of(&umem))));
+        let table = match prepared {
+            Ok(table) => table,
+            Err(refusal) => {
+                self.tickets().umems.remove(&ticket);
+                drop(mapped);
+                umem.put();
+                umem.client_release();
+                return Err(refusal);
+            }
+        };
+        umem.table.set(Some(table));
+        umem.write_table();
+        mapped.state = State::Mapped;
+        // The driver reads the table, and gives the memory to the HCA.
+        world.memory(table).read();
+        *umem.hca.lock().expect("no poison") = true;
+        mapped.func = true;
+        drop(mapped);
+        Ok(umem)
+    }
+
+    /// `ibv_dereg_mr()`: the driver stops the HCA, then `ib_umem_stop_invalidation_notifier()` and
+    /// `ib_peer_umem_release()`.
+    pub(crate) fn deregister(&self, umem: &Umem) {
+        if world().mode == Mode::Ofed49 {
+            return self.deregister_49(umem);
+        }
+        umem.stop_hca();
+        umem.stop_notifier();
+        if let Some(ticket) = umem.ticket.take() {
+            self.tickets().umems.remove(&ticket);
+        }
+        umem.client_release();
+        umem.memory().read();
+        umem.client.store(false, Ordering::Relaxed);
+        umem.put();
+    }
+
+    /// OFED 4.9: who comes first takes all of it. A deregistration that comes second waits; an invalidation
+    /// that does returns at once, for which no client can be to blame: here the HCA stands still by then.
+    fn deregister_49(&self, umem: &Umem) {
+        umem.stop_hca();
+        let mut taken = umem.taken.lock().expect("no poison");
+        if taken.is_some() {
+            while *taken == Some(false) {
+                taken = umem.done.wait(taken).expect("no poison");
+            }
+        } else {
+            *taken = Some(true);
+            drop(taken);
+            if let Some(ticket) = umem.ticket.take() {
+                self.tickets().umems.remove(&ticket);
+            }
+            umem.stop_notifier();
+            umem.client_release();
+        }
+        umem.put();
+    }
+
+    /// `ib_invalidate_peer_memory()`. `meant` is for the record: ib_core knows the number alone.
+    pub(crate) fn invalidate(&self, ticket: usize, meant: &Umem) {
+        let world = world();
+        let valid = world.memory(meant.lives);
+        // A ticket belongs to its registration until `release` has returned.
+        valid.read();
+        let found = {
+            let tickets = self.tickets();
+            tickets.umems.get(&ticket).cloned().inspect(|umem| {
+                umem.memory().read();
+                umem.kref.fetch_add(1, Ordering::Relaxed);
+            })
+        };
+        if let Some(umem) = found {
+            // ib_core itself gives a number away before `release` has cleared the ticket.
+            let erased = meant.ticket.get().is_none();
+            assert!(
+                umem.number == meant.number || erased,
+                "a stranger's registration is revoked"
+            );
+            if world.mode == Mode::Ofed49 {
+                umem.invalidate_49();
+            } else {
+                umem.invalidate();
+            }
+            umem.put();
+        }
+        if world.mode != Mode::Ofed49 {
+            valid.read();
+        }
+    }
+
+    /// Lets a callback use what `release` has cleared, if the model is broken that way.
+    pub(crate) fn stale_tickets(&self) {
+        let stale = std::mem::take(&mut *self.stale.borrow_mut());
+        for (ticket, meant) in stale {
+            self.invalidate(ticket, &self.umem(meant));
+        }
+    }
+
+    pub(crate) fn check_empty(&self) {
+        assert!(self.tickets().umems.is_empty(), "a ticket is left");
+        self.all.borrow_mut().clear();
+    }
+}
+
+impl Umem {
+    pub(crate) fn number(&self) -> usize {
+        self.number
+    }
+
+    fn memory(&self) -> Rc<Memory> {
+        world().memory(self.record)
+    }
+
+    fn mapping_lock(&self) -> MutexGuard<'_, Mapped> {
+        self.memory().read();
+        self.mapping_lock.lock().expect("no poison")
+    }
+
+    /// Calls the client, which must not have released meanwhile.
+    fn call<R>(&self, f: impl FnOnce(&Lease<Loom>) -> R) -> R {
+        let lives = world().memory(self.lives);
+        lives.read();
+        let context = self.context.borrow();
+        let result = f(context.as_ref().expect("a call after release"));
+        lives.read();
+        result
+    }
+
+    /// `peer_trim()` and `peer_untrim()`: the first and the last entry.
+    fn write_table(&self) {
+        world().memory(self.table.get().expect("mapped")).write();
+    }
+
+    /// Frees the scatter list, if it is built: see `Break::EarlyTable`.
+    pub(crate) fn free_table(&self) {
+        if let Some(table) = self.table.get() {
+            world().memory(table).free();
+        }
+    }
+
+    /// `peer_umem_put()`.
+    fn put(&self) {
+        if self.kref.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.memory().free();
+        }
+    }
+
+    /// `peer_client_release()`.
+    fn client_release(&self) {
+        let world = world();
+        let context = self.context.borrow_mut().take();
+        drop(context.expect("released twice"));
+        world.memory(self.lives).free();
+    }
+
+    /// The driver makes the HCA stop. Until now it may have used the memory.
+    fn stop_hca(&self) {
+        let world = world();
+        let mut hca = self.hca.lock().expect("no poison");
+        if std::mem::replace(&mut *hca, false) {
+            world.provider.use_memory(self.allocation);
+            world.memory(self.mapping.get().expect("mapped")).read();
+        }
+    }
+
+    /// `peer_unmap()`.
+    fn unmap(&self, from: State, to: State) {
+        if from == State::Mapped {
+            self.write_table();
+            if to == State::Unmapped {
+                self.call(Lease::unmap);
+            }
+            self.table.set(None);
+        }
+    }
+
+    /// `ib_umem_stop_invalidation_notifier()`.
+    fn stop_notifier(&self) {
+        let unmaps = world().mode == Mode::Unmaps;
+        let mut mapped = self.mapping_lock();
+        mapped.func = false;
+        let from = std::mem::replace(&mut mapped.state, State::Unmapped);
+        if unmaps {
+            drop(mapped);
+            self.unmap(from, State::Unmapped);
+        } else {
+            self.unmap(from, State::Unmapped);
+            drop(mapped);
+        }
+    }
+
+    fn invalidate(&self) {
+        let unmaps = world().mode == Mode::Unmaps;
+        let mut mapped = self.mapping_lock();
+        assert!(
+            self.client.load(Ordering::Relaxed),
+            "ib_core follows the pointer that it has cleared after release"
+        );
+        if mapped.state == State::Mapped {
+            if mapped.func {
+                self.stop_hca();
+            }
+            mapped.state = if unmaps {
+                State::Invalidated
+            } else {
+                State::Unmapped
+            };
+            self.unmap(State::Mapped, mapped.state);
+        }
+        drop(mapped);
+    }
+
+    /// OFED 4.9: the driver's function takes the registration apart, on this thread.
+    fn invalidate_49(&self) {
+        // One that never came to be has nothing to take apart.
+        if self.mapping_lock().state != State::Mapped {
+            return;
+        }
+        let mut taken = self.taken.lock().expect("no poison");
+        if taken.is_some() {
+            return;
+        }
+        *taken = Some(false);
+        drop(taken);
+        self.stop_hca();
+        self.stop_notifier();
+        if let Some(ticket) = self.ticket.take() {
+            world().ib_core.tickets().umems.remove(&ticket);
+        }
+        self.client_release();
+        *self.taken.lock().expect("no poison") = Some(true);
+        self.done.notify_all();
+    }
+}

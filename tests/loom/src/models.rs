@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! What runs beside what.
+//!
+//! With two threads all interleavings are run, with three those up to a bound. A free may come before the registration
+//! (which then fails), at any place of it, or after it.
+
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use loom::model::Builder;
+use loom::sync::Mutex;
+use loom::thread;
+use loom::thread::JoinHandle;
+
+use crate::can_fail;
+use crate::extents::PageSize;
+use crate::extents::Span;
+use crate::ib_core::LEN;
+use crate::pin::Held;
+use crate::pin::Kept;
+use crate::provider::Gpu;
+use crate::provider::Hold;
+use crate::provider::Owner;
+use crate::provider::ALLOCATION;
+use crate::refusal::Refusal;
+use crate::region::MAX_LEN;
+use crate::revocable::Revoke;
+use crate::world::world;
+use crate::world::Mode;
+use crate::world::World;
+
+/// How many preemptions three threads get, unless `LOOM_MAX_PREEMPTIONS` says otherwise: switches away
+/// from a thread that could go on.
+const PREEMPTIONS: usize = 3;
+
+/// Runs `f` once for every interleaving of its two threads. ib_core has one ticket: its number comes round
+/// at once.
+fn explore(mode: Mode, f: impl Fn() + Send + Sync + 'static) {
+    let count = check(Builder::new(), None, move || {
+        World::run(mode, can_fail::broken(), 1, &f);
+    });
+    println!("{mode:?}: {count} interleavings, which is all");
+}
+
+/// Runs `f` once for every interleaving of its three threads that has few enough preemptions. ib_core has
+/// a ticket for each of two registrations.
+fn explore_three(mode: Mode, f: impl Fn() + Send + Sync + 'static) {
+    let builder = Builder::new();
+    let bound = builder.preemption_bound.unwrap_or(PREEMPTIONS);
+    let count = check(builder, Some(bound), move || {
+        World::run(mode, can_fail::broken(), 2, &f);
+    });
+    println!("{mode:?}: {count} interleavings, with at most {bound} preemptions");
+}
+
+fn check(
+    mut builder: Builder,
+    bound: Option<usize>,
+    run: impl Fn() + Send + Sync + 'static,
+) -> usize {
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = count.clone();
+    builder.preemption_bound = bound;
+    // None of these may end the search early.
+    builder.max_branches = 100_000;
+    builder.max_duration = None;
+    builder.max_permutations = None;
+    builder.check(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        run();
+    });
+    count.load(Ordering::Relaxed)
+}
+
+fn free(allocation: usize) {
+    world().provider.free(allocation);
+}
+
+/// A registration, from `acquire` to `release`.
+fn live(allocation: usize) {
+    let world = world();
+    if let Some(umem) = world.ib_core.register(allocation) {
+        world.ib_core.deregister(&umem);
+    }
+}
+
+/// The same, with the second half in another process: a child after fork, or whoever got the descriptor.
+fn live_and_die_elsewhere(allocation: usize) {
+    let world = world();
+    if let Some(umem) = world.ib_core.register(allocation) {
+        world.become_process(2);
+        world.ib_core.deregister(&umem);
+    }
+}
+
+fn spawn(f: impl FnOnce() + 'static) -> JoinHandle<()> {
+    thread::spawn(f)
+}
+
+fn join(thread: JoinHandle<()>) {
+    thread.join().expect("no panic");
+}
+
+fn free_beside_a_life(mode: Mode) {
+    explore(mode, || {
+        let free = spawn(|| free(1));
+        live(1);
+        join(free);
+    });
+}
+
+#[test]
+fn free_beside_a_life_unmaps() {
+    free_beside_a_life(Mode::Unmaps);
+}
+
+#[test]
+fn free_beside_a_life_legacy() {
+    free_beside_a_life(Mode::Legacy);
+}
+
+/// The registration is released inside the callback.
+#[test]
+fn free_beside_a_life_ofed49() {
+    free_beside_a_life(Mode::Ofed49);
+}
+
+fn free_beside_the_end(mode: Mode) {
+    explore(mode, || {
+        let umem = world().ib_core.register(1).expect("nobody frees yet");
+        let free = spawn(|| free(1));
+        world().ib_core.deregister(&umem);
+        // Number and pointer are the next registration's.
+        live(2);
+        join(free);
+    });
+}
+
+#[test]
+fn free_beside_the_end_and_a_second_life_unmaps() {
+    free_beside_the_end(Mode::Unmaps);
+}
+
+#[test]
+fn free_beside_the_end_and_a_second_life_legacy() {
+    free_beside_the_end(Mode::Legacy);
+}
+
+/// The provider does not unpin. The slot stays, and the callback may come after all else is gone.
+#[test]
+fn free_beside_a_life_that_ends_in_another_process() {
+    explore(Mode::Unmaps, || {
+        let free = spawn(|| free(1));
+        live_and_die_elsewhere(1);
+        join(free);
+    });
+}
+
+#[test]
+fn free_beside_a_put_that_is_tried_again() {
+    explore(Mode::Unmaps, || {
+        world().provider.short_of_memory.set(1);
+        let umem = world().ib_core.register(1).expect("nobody frees yet");
+        let free = spawn(|| free(1));
+        world().ib_core.deregister(&umem);
+        join(free);
+    });
+}
+
+/// The module goes when nothing holds it any more, wherever the callback is then.
+#[test]
+fn free_beside_an_end_in_another_process_and_the_unloading() {
+    explore(Mode::Unmaps, || {
+        let umem = world().ib_core.register(1).expect("nobody frees yet");
+        let free = spawn(|| free(1));
+        world().become_process(2);
+        world().ib_core.deregister(&umem);
+        world().provider.unload();
+        join(free);
+    });
+}
+
+fn free_beside_two_lives(mode: Mode) {
+    explore_three(mode, || {
+        let free = spawn(|| free(1));
+        let other = spawn(|| live(2));
+        live(1);
+        join(free);
+        join(other);
+    });
+}
+
+/// The pointer of the first table is the second's as soon as it is free.
+#[test]
+fn free_beside_two_lives_unmaps() {
+    free_beside_two_lives(Mode::Unmaps);
+}
+
+#[test]
+fn free_beside_two_lives_legacy() {
+    free_beside_two_lives(Mode::Legacy);
+}
+
+fn two_frees_beside_two_lives(mode: Mode) {
+    explore_three(mode, || {
+        let first = spawn(|| free(1));
+        let second = spawn(|| free(2));
+        live(1);
+        live(2);
+        join(first);
+        join(second);
+    });
+}
+
+#[test]
+fn two_frees_beside_two_lives_unmaps() {
+    two_frees_beside_two_lives(Mode::Unmaps);
+}
+
+#[test]
+fn two_frees_beside_two_lives_legacy() {
+    two_frees_beside_two_lives(Mode::Legacy);
+}
+
+/// Two lives that end in another process leave two slots behind.
+#[test]
+fn two_frees_beside_two_ends_in_another_process() {
+    explore_three(Mode::Unmaps, || {
+        let first = spawn(|| free(1));
+        let second = spawn(|| free(2));
+        live_and_die_elsewhere(1);
+        world().become_process(1);
+        live_and_die_elsewhere(2);
+        join(first);
+        join(second);
+    });
+}
+
+/// In the place of a region: two pins, which may be released inside the callback of one.
+struct Pins {
+    pins: Mutex<Vec<Held<Gpu>>>,
+    inside: bool,
+}
+
+impl Pins {
+    fn new(inside: bool) -> Arc<Pins> {
+        let this = Arc::new(Pins {
+            pins: Mutex::new(Vec::new()),
+            inside,
+        });
+        for allocation in [1, 2] {
+            let held = hold(allocation, this.clone()).expect("nobody frees yet");
+            this.pins.lock().expect("no poison").push(held);
+        }
+        this
+    }
+
+    fn release(&self) {
+        let pins = std::mem::take(&mut *self.pins.lock().expect("no poison"));
+        drop(pins);
+    }
+}
+
+impl Revoke for Pins {
+    fn revoke(&self) {
+        if self.inside {
+            self.release();
+        }
+    }
+}
+
+fn hold(allocation: u64, owner: Arc<dyn Revoke>) -> Result<Held<Gpu>, Refusal> {
+    let span = Span::covering(allocation * ALLOCATION, LEN, PageSize::KIB_64, MAX_LEN)?;
+    Held::new(span, Owner::Other(owner), Hold::new())
+}
+
+/// OFED 4.9 and a region of two pieces: the one that lives is not put under the API lock, for which
+/// another thread waits in the gate.
+#[test]
+fn release_of_two_pins_inside_a_callback_beside_a_get() {
+    explore(Mode::Ofed49, || {
+        let pins = Pins::new(true);
+        let free = spawn(|| free(1));
+        let got = hold(3, pins);
+        drop(got.expect("nobody frees it"));
+        join(free);
+        assert_eq!(*world().provider.kept.borrow(), [Kept::InCallback]);
+    });
+}
+
+#[test]
+fn release_of_two_pins_beside_the_free_of_one() {
+    explore(Mode::Unmaps, || {
+        let pins = Pins::new(false);
+        let free = spawn(|| free(1));
+        pins.release();
+        join(free);
+        assert_eq!(*world().provider.kept.borrow(), []);
+    });
+}
+
+#[test]
+fn release_of_two_pins_beside_two_frees() {
+    explore_three(Mode::Unmaps, || {
+        let pins = Pins::new(false);
+        let first = spawn(|| free(1));
+        let second = spawn(|| free(2));
+        pins.release();
+        join(first);
+        join(second);
+        assert_eq!(*world().provider.kept.borrow(), []);
+    });
+}
