@@ -6,7 +6,9 @@ use anyhow::bail;
 use anyhow::Context;
 use anyhow::Result;
 
+use crate::lab::Lab;
 use crate::lab::Memory;
+use crate::lab::Where;
 use crate::pattern::difference;
 use crate::pattern::Pattern;
 use crate::rdma::full_access;
@@ -52,6 +54,12 @@ impl Arena {
     pub(crate) fn whole(hca: &Hca, memory: Memory, pattern: Pattern) -> Result<Self> {
         let len = memory.len();
         Self::new(hca, memory, 0, len, pattern)
+    }
+
+    /// Host memory on the near device, filled with the pattern `id` of the run's seed.
+    pub(crate) fn on_host(lab: &Lab, len: usize, id: u64) -> Result<Self> {
+        let memory = lab.allocate(Where::Host, len)?;
+        Self::whole(&lab.near, memory, Pattern::new(lab.setup.seed, id))
     }
 
     pub(crate) fn region(&self) -> &Region {

@@ -30,6 +30,7 @@ use crate::pattern::Pattern;
 use crate::rdma;
 use crate::rdma::full_access;
 use crate::rdma::Op;
+use crate::sys::Placement;
 
 const M2: usize = GRANULE as usize;
 
@@ -39,6 +40,8 @@ pub(crate) enum Role {
     Exercise { rounds: u64 },
     /// Hold so many regions and end without deregistering
     Hold { regions: usize },
+    /// Hold GPU memory at this address
+    Own { addr: u64 },
     /// As hold, with transfers going on until killed
     Busy { regions: usize },
 }
@@ -64,6 +67,12 @@ pub(crate) fn run(role: &Role, setup: &Setup) -> Result<()> {
             // Nothing is dropped: that is the point.
             std::mem::forget((held, memory, lab));
             std::process::exit(0);
+        }
+        Role::Own { addr } => {
+            let memory = lab.gpu(0)?.allocate(M2, Placement::At(*addr))?;
+            announce()?;
+            drop(memory);
+            Ok(())
         }
         Role::Busy { regions } => {
             let seed = setup.seed;
@@ -156,7 +165,17 @@ pub(crate) struct Process {
 impl Process {
     /// Starts the program again in a role and waits until it is ready.
     pub(crate) fn start(setup: &Setup, seed: u64, role: &[&str]) -> Result<Self> {
-        let mut command = Command::new(std::env::current_exe()?);
+        let command = Command::new(std::env::current_exe()?);
+        Self::start_as(command, setup, seed, role)
+    }
+
+    /// As start, by a command that becomes this program with the arguments that are added.
+    pub(crate) fn start_as(
+        mut command: Command,
+        setup: &Setup,
+        seed: u64,
+        role: &[&str],
+    ) -> Result<Self> {
         command
             .args([
                 "--peermem",

@@ -29,12 +29,13 @@ const NEVER: [&str; 2] = ["misuse", "callbacks_after_put"];
 pub(crate) struct Counters(BTreeMap<String, u64>);
 
 impl Counters {
-    pub(crate) fn available() -> bool {
-        Path::new(COUNTERS).exists()
-    }
-
     pub(crate) fn read() -> Result<Self> {
         Self::parse(&fs::read_to_string(COUNTERS).context(COUNTERS)?)
+    }
+
+    /// None where there is no stand-in.
+    pub(crate) fn read_if_there() -> Result<Option<Self>> {
+        Path::new(COUNTERS).exists().then(Self::read).transpose()
     }
 
     fn parse(text: &str) -> Result<Self> {
@@ -61,18 +62,33 @@ impl Counters {
             .with_context(|| format!("the stand-in GPU has no counter {name}"))
     }
 
-    fn since(&self, before: &Self, name: &str) -> Result<u64> {
+    pub(crate) fn since(&self, before: &Self, name: &str) -> Result<u64> {
         self.get(name)?
             .checked_sub(before.get(name)?)
             .with_context(|| format!("counter {name} ran backwards"))
     }
 
+    /// The pins that are live, of both flavours.
+    pub(crate) fn live_pins(&self) -> Result<u64> {
+        Ok(self.get("pins_live")? + self.get("pins_persistent_live")?)
+    }
+
     /// Everything that is not as it must be at rest.
     pub(crate) fn leftovers(&self, before: &Self) -> Result<Vec<String>> {
+        self.leftovers_beside(before, 0)
+    }
+
+    /// The same, where so many allocations are meant to be there.
+    pub(crate) fn leftovers_beside(&self, before: &Self, allocations: u64) -> Result<Vec<String>> {
         let mut found = Vec::new();
         for name in LIVE {
             let value = self.get(name)?;
-            if value != 0 {
+            let expected = if name == "allocs_live" {
+                allocations
+            } else {
+                0
+            };
+            if value != expected {
                 found.push(format!("{name}={value}"));
             }
         }

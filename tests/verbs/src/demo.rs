@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::bail;
 use anyhow::ensure;
 use anyhow::Context;
 use anyhow::Result;
@@ -20,7 +19,6 @@ use crate::ktap;
 use crate::lab::Flavour;
 use crate::lab::Lab;
 use crate::lab::Setup;
-use crate::lab::Where;
 use crate::measure;
 use crate::measure::Measurement;
 use crate::module;
@@ -62,7 +60,7 @@ pub(crate) fn run(setup: &Setup) -> Result<()> {
     let now = Counters::read()?;
     println!(
         "\n5. What is left: {} pins, {} DMA mappings, {} references on a GPU, {} bytes pinned in a BAR",
-        now.get("pins_live")? + now.get("pins_persistent_live")?,
+        now.live_pins()?,
         now.get("mappings_live")?,
         now.get("device_refs")?,
         now.get("bar_bytes_pinned")?
@@ -211,11 +209,7 @@ fn write_and_read(lab: &Lab) -> Result<()> {
     let background = Pattern::new(seed, 1).bytes(0, room);
     memory.write(0, &background)?;
     let region = lab.far.register(memory.span(0, room)?, full_access())?;
-    let mut host = Arena::whole(
-        &lab.near,
-        lab.allocate(Where::Host, room)?,
-        Pattern::new(seed, 2),
-    )?;
+    let mut host = Arena::on_host(lab, room, 2)?;
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
     let remote = region.part(OFFSET as u64, BYTES as u64)?;
 
@@ -274,19 +268,10 @@ fn write_status(lab: &Lab, host: &Arena, region: &Region) -> Result<Status> {
         .status)
 }
 
-fn live_pins() -> Result<u64> {
-    let counters = Counters::read()?;
-    Ok(counters.get("pins_live")? + counters.get("pins_persistent_live")?)
-}
-
 fn freed(lab: &Lab) -> Result<(Status, u64, u64)> {
     let room = GRANULE as usize;
     let mut memory = lab.allocate_gpu(room)?;
-    let host = Arena::whole(
-        &lab.near,
-        lab.allocate(Where::Host, room)?,
-        Pattern::new(lab.setup.seed, 3),
-    )?;
+    let host = Arena::on_host(lab, room, 3)?;
     let region = lab.far.register(memory.span(0, room)?, full_access())?;
     let status = write_status(lab, &host, &region)?;
     ensure!(
@@ -295,9 +280,9 @@ fn freed(lab: &Lab) -> Result<(Status, u64, u64)> {
     );
     memory.free()?;
     let status = write_status(lab, &host, &region)?;
-    let live = live_pins()?;
+    let live = Counters::read()?.live_pins()?;
     drop(region);
-    Ok((status, live, live_pins()?))
+    Ok((status, live, Counters::read()?.live_pins()?))
 }
 
 fn freed_persistent(lab: &Lab) -> Result<()> {
@@ -312,19 +297,19 @@ fn freed_persistent(lab: &Lab) -> Result<()> {
 
 /// The other flavour is a parameter of the module, so the module is loaded anew for it.
 fn freed_revocable(setup: &Setup) -> Result<()> {
-    let replaced = Replaced::begin()?;
-    module::load(&["persistent_api_support=0".to_owned()])?;
-    let lab = Lab::open(setup)?;
-    let flavour = lab.setup.flavour();
-    if flavour != Flavour::Revocable {
-        bail!("persistent_api_support=0 gives {flavour} registrations");
-    }
-    let (status, live, after) = freed(&lab)?;
-    println!("   revocable (persistent_api_support=0): {live} pins, a WRITE ends with {status:?}; after ibv_dereg_mr {after} pins");
-    ensure!(
-        status == Status::RemoteAccessError && live == 0 && after == 0,
-        "the revocable flavour does not hold"
-    );
-    drop(lab);
-    replaced.end()
+    module::loaded_with(&["persistent_api_support=0".to_owned()], || {
+        let lab = Lab::open(setup)?;
+        let flavour = lab.setup.flavour();
+        ensure!(
+            flavour == Flavour::Revocable,
+            "persistent_api_support=0 gives {flavour} registrations"
+        );
+        let (status, live, after) = freed(&lab)?;
+        println!("   revocable (persistent_api_support=0): {live} pins, a WRITE ends with {status:?}; after ibv_dereg_mr {after} pins");
+        ensure!(
+            status == Status::RemoteAccessError && live == 0 && after == 0,
+            "the revocable flavour does not hold"
+        );
+        Ok(())
+    })
 }

@@ -106,7 +106,8 @@ impl Gpu {
             .collect()
     }
 
-    fn open(index: usize, bdf: String) -> Result<Self> {
+    /// The one at a PCI address, whose character device has this number.
+    pub(crate) fn open(index: usize, bdf: String) -> Result<Self> {
         let (bar_start, bar_len) = bar(&bdf)?;
         let device = sys::open_rw(&format!("/dev/nvidia{index}"))?;
         Ok(Self {
@@ -120,6 +121,11 @@ impl Gpu {
 
     pub(crate) fn bdf(&self) -> &str {
         &self.bdf
+    }
+
+    /// Bus address of the BAR.
+    pub(crate) fn bar_start(&self) -> u64 {
+        self.bar_start
     }
 
     pub(crate) fn bar_len(&self) -> u64 {
@@ -263,6 +269,10 @@ impl BarView {
     pub(crate) fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         self.mapping.read(self.skip + offset, out)
     }
+
+    pub(crate) fn write(&self, offset: usize, data: &[u8]) -> Result<()> {
+        self.mapping.write(self.skip + offset, data)
+    }
 }
 
 /// GPU memory of this process. Freed when dropped, unless it was before.
@@ -282,6 +292,11 @@ impl Allocation {
     /// Bus address of its first byte.
     pub(crate) fn bar_address(&self) -> u64 {
         self.place.bar_address
+    }
+
+    /// Where a byte of it lies, and how much lies behind it in one run.
+    pub(crate) fn place(&self, offset: usize) -> Result<Place> {
+        self.gpu.place_of(self.mapping.addr() + offset as u64)
     }
 
     /// The range as far as the GPU rounded it up.
@@ -314,6 +329,11 @@ impl Allocation {
             .context("STANDIN_IOC_FREE")?;
         self.freed = true;
         Ok(())
+    }
+
+    /// Unmaps its first `len` bytes. What is left of the mapping keeps all of the memory allocated.
+    pub(crate) fn unmap_head(&mut self, len: usize) -> Result<()> {
+        self.mapping.unmap_head(len)
     }
 
     /// The whole of it, through the BAR.

@@ -214,6 +214,14 @@ impl Lab {
         Ok(())
     }
 
+    /// For cases that hold our module to more than NVIDIA's does.
+    pub(crate) fn needs_ours(&self) -> Result<()> {
+        if self.setup.peermem != Peermem::Ours {
+            return ktap::skip(format_args!("asks too much of: {}", self.setup.peermem));
+        }
+        Ok(())
+    }
+
     /// For cases that need registrations to succeed and not more: a module, or host memory.
     pub(crate) fn needs_working_memory(&self) -> Result<()> {
         if self.setup.host_memory {

@@ -6,13 +6,19 @@ mod cases;
 mod child;
 mod counters;
 mod demo;
+mod dma;
+mod faults;
 mod gpu;
+mod hold;
+mod knobs;
 mod ktap;
 mod lab;
 mod measure;
 mod module;
+mod nvme;
 mod pattern;
 mod rdma;
+mod stress;
 mod sys;
 
 use std::process::ExitCode;
@@ -60,9 +66,9 @@ enum Verb {
         #[arg(long, value_parser = measure::parse_length)]
         len: Option<u64>,
     },
-    /// Run the cases whose name contains FILTER, results in KTAP
+    /// Run the cases whose name contains a FILTER, results in KTAP
     Test {
-        filter: Option<String>,
+        filter: Vec<String>,
         /// Print their names only
         #[arg(long)]
         list: bool,
@@ -70,6 +76,12 @@ enum Verb {
         #[arg(long)]
         host_memory: bool,
     },
+    /// Run epochs of a stress run, results in KTAP
+    Stress(stress::Options),
+    /// Run the hazards whose name begins with one of NAMES, results in KTAP; may end with the machine
+    Hazards { names: Vec<String> },
+    /// Load the module where it cannot work, or where only signed ones are taken, results in KTAP
+    Loading,
     #[command(hide = true)]
     Child {
         #[arg(long)]
@@ -114,10 +126,10 @@ fn run(arguments: &Arguments) -> Result<bool> {
             list,
             host_memory,
         } => {
-            let filter = filter.as_deref().unwrap_or("");
-            let cases: Vec<_> = cases::all()
+            let chosen = |name: &str| filter.iter().any(|filter| name.contains(filter.as_str()));
+            let cases: Vec<_> = cases::all(filter)
                 .into_iter()
-                .filter(|case| case.name.contains(filter))
+                .filter(|case| filter.is_empty() || chosen(case.name))
                 .collect();
             ensure!(
                 !cases.is_empty(),
@@ -131,6 +143,9 @@ fn run(arguments: &Arguments) -> Result<bool> {
             }
             ktap::run(&cases, &setup(*host_memory))
         }
+        Verb::Stress(options) => stress::run(options, &setup(false)),
+        Verb::Hazards { names } => cases::hazards::run(names, &setup(false)),
+        Verb::Loading => Ok(cases::loading::run(&setup(false))),
         Verb::Child { host_memory, role } => child::run(role, &setup(*host_memory)).map(|()| true),
     }
 }

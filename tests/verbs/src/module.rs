@@ -61,6 +61,11 @@ fn succeed(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
+/// Whether the module wrote this line of the kernel's log.
+pub(crate) fn wrote(line: &str) -> bool {
+    line.starts_with("nvidia-peermem:") || line.starts_with("nvidia_peermem:")
+}
+
 /// Another module, or none, in the place of the one that is loaded; that one comes back when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Replaced {
@@ -102,4 +107,12 @@ impl Drop for Replaced {
             eprintln!("the module under test could not be loaded again: {error:#}");
         }
     }
+}
+
+/// Runs `body` with the module loaded anew, with these parameters; afterwards it is loaded as it was.
+pub(crate) fn loaded_with(parameters: &[String], body: impl FnOnce() -> Result<()>) -> Result<()> {
+    let replaced = Replaced::begin()?;
+    load(parameters)?;
+    body()?;
+    replaced.end()
 }

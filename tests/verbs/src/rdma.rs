@@ -10,6 +10,8 @@ use std::fmt;
 use std::io;
 use std::net::Ipv4Addr;
 use std::net::Ipv6Addr;
+use std::os::fd::RawFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
@@ -18,6 +20,7 @@ use anyhow::bail;
 use anyhow::ensure;
 use anyhow::Context;
 use anyhow::Result;
+use rdma_mummy_sys::ibv_mr;
 use sideway::ibverbs::address::AddressHandleAttribute;
 use sideway::ibverbs::address::Gid;
 use sideway::ibverbs::address::GidType;
@@ -40,6 +43,7 @@ use sideway::ibverbs::queue_pair::SetScatterGatherEntry;
 use sideway::ibverbs::queue_pair::WorkRequestFlags;
 pub(crate) use sideway::ibverbs::AccessFlags;
 
+use crate::sys;
 use crate::sys::Span;
 
 const PORT: u8 = 1;
@@ -63,6 +67,21 @@ impl Refused {
     pub(crate) fn errno(&self) -> i32 {
         self.0.raw_os_error().unwrap_or(0)
     }
+}
+
+/// An errno of a registration's as the documents have it.
+pub(crate) fn errno_name(errno: i32) -> String {
+    let name = match errno {
+        libc::EPERM => "EPERM",
+        libc::EIO => "EIO",
+        libc::ENOMEM => "ENOMEM",
+        libc::EFAULT => "EFAULT",
+        libc::ENODEV => "ENODEV",
+        libc::EINVAL => "EINVAL",
+        libc::EOPNOTSUPP => "EOPNOTSUPP",
+        other => return format!("errno {other}"),
+    };
+    name.to_owned()
 }
 
 /// An opened device with a protection domain and the GID that packets leave from.
@@ -120,6 +139,85 @@ impl Hca {
     }
 }
 
+/// A region whose end can fail, and be tried again: what `ibv_dereg_mr` says is lost in a [`Region`]'s drop.
+#[derive(Debug)]
+pub(crate) struct FragileRegion {
+    mr: NonNull<ibv_mr>,
+    /// Keeps the domain that the region is of.
+    _domain: Arc<ProtectionDomain>,
+}
+
+impl FragileRegion {
+    /// Deregisters; gives the region back where that failed.
+    pub(crate) fn deregister(self) -> std::result::Result<(), (Self, io::Error)> {
+        // SAFETY: The region was made by `register_fragile`, and is gone after a success alone, which takes `self`.
+        match unsafe { rdma_mummy_sys::ibv_dereg_mr(self.mr.as_ptr()) } {
+            0 => Ok(()),
+            code => Err((self, io::Error::from_raw_os_error(code))),
+        }
+    }
+}
+
+impl Hca {
+    /// As `register`, for a region that is deregistered by hand.
+    pub(crate) fn register_fragile(
+        &self,
+        span: Span,
+        access: AccessFlags,
+    ) -> std::result::Result<FragileRegion, Refused> {
+        let len = usize::try_from(span.len())
+            .map_err(|_| Refused(io::Error::from_raw_os_error(libc::EINVAL)))?;
+        // SAFETY: The domain lives as long as the region, and no Rust object lies in a span.
+        let mr = unsafe {
+            rdma_mummy_sys::ibv_reg_mr(
+                self.domain.pd().as_ptr(),
+                std::ptr::without_provenance_mut(span.addr() as usize),
+                len,
+                access.into(),
+            )
+        };
+        let mr = NonNull::new(mr).ok_or_else(|| Refused(io::Error::last_os_error()))?;
+        Ok(FragileRegion {
+            mr,
+            _domain: Arc::clone(&self.domain),
+        })
+    }
+
+    /// Leaves everything that was made of this device to whoever else has its file open, a forked child above all, and
+    /// returns the descriptor under which that child has it. Without one it all ends here.
+    pub(crate) fn abandon(self) -> HcaFile {
+        // SAFETY: The context lives as long as `self`, which nothing drops any more; two plain fields are read.
+        let (file, events) = unsafe {
+            let context = self.context.context();
+            (context.as_ref().cmd_fd, context.as_ref().async_fd)
+        };
+        std::mem::forget(self);
+        HcaFile { file, events }
+    }
+}
+
+/// Gives up a device with its region as a process does that closes its descriptors and leaves: nothing is deregistered
+/// by it, and the kernel takes back what there is when the last process closes.
+pub(crate) fn abandon(hca: Hca, region: Region) {
+    std::mem::forget(region);
+    hca.abandon().close();
+}
+
+/// The descriptors of an opened device that no object of this process looks after.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HcaFile {
+    file: RawFd,
+    events: RawFd,
+}
+
+impl HcaFile {
+    /// Closes this process's.
+    pub(crate) fn close(self) {
+        sys::close_behind(self.file);
+        sys::close_behind(self.events);
+    }
+}
+
 fn roce_v2_gid(context: &Arc<DeviceContext>) -> Result<(Gid, u8)> {
     for entry in context.query_gid_table()? {
         let address = Ipv6Addr::from(entry.gid());
@@ -167,6 +265,12 @@ impl Region {
             lkey: self.lkey(),
             rkey: self.rkey(),
         })
+    }
+
+    /// The descriptor that this region hangs on: it goes with the last copy of it, wherever that is.
+    pub(crate) fn command_descriptor(&self) -> RawFd {
+        // SAFETY: The region and with it its context live as long as `self`; a plain field is read.
+        unsafe { (*self.mr.mr().as_ref().context).cmd_fd }
     }
 
     /// Changes the access rights of the live region. By the kernel's own interface: Debian's rxe provider has no
@@ -405,6 +509,16 @@ impl Endpoint {
         self.receive_queue.next().context("receive completion")
     }
 
+    /// A completion of the send queue, if there is one.
+    pub(crate) fn poll_sent(&mut self) -> Result<Option<Completion>> {
+        self.send_queue.poll().context("send completion")
+    }
+
+    /// A completion of the receive queue, if there is one.
+    pub(crate) fn poll_received(&mut self) -> Result<Option<Completion>> {
+        self.receive_queue.poll().context("receive completion")
+    }
+
     /// Posts a request and waits for its completion, whatever its status.
     pub(crate) fn run(&mut self, op: Op, local: Part, remote: Part) -> Result<Completion> {
         let id = self.post(op, local, remote)?;
@@ -445,32 +559,38 @@ impl Completions {
         }
     }
 
+    fn poll(&mut self) -> Result<Option<Completion>> {
+        if let Some(completion) = self.taken.pop_front() {
+            return Ok(Some(completion));
+        }
+        match self.queue.start_poll() {
+            Ok(batch) => {
+                for found in batch {
+                    let status = status(found.status())?;
+                    let (id, byte_len) = (found.wr_id(), found.byte_len());
+                    self.taken.push_back(Completion {
+                        id,
+                        status,
+                        byte_len,
+                    });
+                }
+                Ok(self.taken.pop_front())
+            }
+            Err(PollCompletionQueueError::CompletionQueueEmpty) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     fn next(&mut self) -> Result<Completion> {
-        let deadline = Instant::now() + COMPLETION_TIMEOUT;
+        let deadline = sys::overdue(COMPLETION_TIMEOUT);
         let mut idle = 0u32;
         loop {
-            if let Some(completion) = self.taken.pop_front() {
+            if let Some(completion) = self.poll()? {
                 return Ok(completion);
-            }
-            match self.queue.start_poll() {
-                Ok(batch) => {
-                    for found in batch {
-                        let status = status(found.status())?;
-                        let (id, byte_len) = (found.wr_id(), found.byte_len());
-                        self.taken.push_back(Completion {
-                            id,
-                            status,
-                            byte_len,
-                        });
-                    }
-                    continue;
-                }
-                Err(PollCompletionQueueError::CompletionQueueEmpty) => {}
-                Err(error) => return Err(error.into()),
             }
             ensure!(
                 Instant::now() < deadline,
-                "none within {} s",
+                "none within {} s, or RIG_SLOWER times that",
                 COMPLETION_TIMEOUT.as_secs()
             );
             idle += 1;

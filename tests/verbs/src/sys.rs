@@ -2,19 +2,27 @@
 //! libc: mappings that hardware writes to, address space, processes. All `unsafe` around libc is here, the stand-in GPU's
 //! ioctls (gpu.rs) excepted.
 
+use std::cell::Cell;
 use std::fs;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::fd::AsRawFd;
 use std::os::fd::BorrowedFd;
+use std::os::fd::FromRawFd;
+use std::os::fd::OwnedFd;
+use std::os::fd::RawFd;
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
 use std::process::Child;
 use std::process::Command;
 use std::process::ExitStatus;
 use std::process::Stdio;
 use std::ptr;
 use std::ptr::NonNull;
+use std::sync::atomic::fence;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -98,6 +106,12 @@ impl Mapping {
         Self::map(len, libc::PROT_NONE, flags, None, 0, Placement::Any)
     }
 
+    /// Anonymous memory that may not be written.
+    pub(crate) fn read_only(len: usize) -> io::Result<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        Self::map(len, libc::PROT_READ, flags, None, 0, Placement::Any)
+    }
+
     /// Shared memory of a device or a file.
     pub(crate) fn shared(
         fd: BorrowedFd<'_>,
@@ -157,6 +171,18 @@ impl Mapping {
         })
     }
 
+    /// Gives up the first `len` bytes, which are whole pages.
+    pub(crate) fn unmap_head(&mut self, len: usize) -> Result<()> {
+        ensure!(len < self.len, "all of the mapping");
+        // SAFETY: A part of this mapping, into which no reference exists; from here on it is not a part any more.
+        let ret = unsafe { libc::munmap(self.base.as_ptr().cast(), len) };
+        ensure!(ret == 0, "munmap: {}", io::Error::last_os_error());
+        // SAFETY: Inside the mapping.
+        self.base = unsafe { self.base.add(len) };
+        self.len -= len;
+        Ok(())
+    }
+
     fn check(&self, offset: usize, len: usize) -> Result<()> {
         let end = offset.checked_add(len).context("offset overflow")?;
         ensure!(
@@ -188,6 +214,31 @@ impl Mapping {
             rest = tail;
         }
         Ok(())
+    }
+
+    /// The 32-bit word at `offset`: one access, before all that come after.
+    pub(crate) fn load32(&self, offset: usize) -> Result<u32> {
+        let from = self.word(offset)?;
+        // SAFETY: `word` showed that the four bytes lie in the mapping, aligned.
+        let value = unsafe { from.read_volatile() };
+        fence(Ordering::SeqCst);
+        Ok(u32::from_le(value))
+    }
+
+    /// Writes the 32-bit word at `offset`: one access, after all that came before.
+    pub(crate) fn store32(&self, offset: usize, value: u32) -> Result<()> {
+        let to = self.word(offset)?;
+        fence(Ordering::SeqCst);
+        // SAFETY: `word` showed that the four bytes lie in the mapping, aligned.
+        unsafe { to.write_volatile(value.to_le()) };
+        Ok(())
+    }
+
+    fn word(&self, offset: usize) -> Result<*mut u32> {
+        self.check(offset, 4)?;
+        ensure!(offset % 4 == 0, "a word at {offset:#x}");
+        // SAFETY: `check` showed that the bytes lie in the mapping, which lives as long as `self`.
+        Ok(unsafe { self.base.as_ptr().add(offset) }.cast())
     }
 
     /// Copies into the mapping.
@@ -237,39 +288,367 @@ pub(crate) fn free_address(len: u64, align: u64) -> Result<u64> {
         .context("address overflow")
 }
 
-/// Runs `body` in a forked child and returns the status that it exits with. Only for a process of one thread.
-pub(crate) fn in_forked_child(body: impl FnOnce() -> i32) -> Result<i32> {
-    let threads = fs::read_dir("/proc/self/task")?.count();
+/// A process.
+pub(crate) type Pid = libc::pid_t;
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    Exited(i32),
+    Killed(i32),
+}
+
+/// How many threads this process has.
+pub(crate) fn threads() -> Result<usize> {
+    Ok(fs::read_dir("/proc/self/task")?.count())
+}
+
+/// Forks: the child runs `body` and ends with the status that it returns. Only for a process of one thread.
+pub(crate) fn fork(body: impl FnOnce() -> i32) -> Result<Pid> {
+    let threads = threads()?;
     ensure!(threads == 1, "fork with {threads} threads");
     // SAFETY: The process has one thread, so the child is a full copy and may run any code.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
-        let status = body();
-        // SAFETY: Ends the child without running the destructors that belong to the parent.
-        unsafe { libc::_exit(status) };
+        leave(body());
     }
-    if pid < 0 {
-        bail!("fork: {}", io::Error::last_os_error());
-    }
+    ensure!(pid > 0, "fork: {}", io::Error::last_os_error());
+    Ok(pid)
+}
+
+/// Ends this process at once, without the destructors of anything: what it holds is the kernel's to take back.
+pub(crate) fn leave(status: i32) -> ! {
+    // SAFETY: Does not return, so nothing is seen half done.
+    unsafe { libc::_exit(status) }
+}
+
+/// SIGKILL. An error means that it is gone.
+pub(crate) fn kill(pid: Pid) {
+    // SAFETY: A number and a number.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+}
+
+/// SIGKILL to this process.
+pub(crate) fn die() -> ! {
+    kill(Pid::try_from(std::process::id()).unwrap_or(0));
+    leave(1)
+}
+
+/// The parent, which is another one when that has ended.
+pub(crate) fn parent() -> Pid {
+    // SAFETY: Takes and touches nothing.
+    unsafe { libc::getppid() }
+}
+
+/// Makes processes whose parents end children of this one.
+pub(crate) fn adopt_orphans() -> Result<()> {
+    // SAFETY: An option with a number.
+    let ret = unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
+    ensure!(
+        ret == 0,
+        "PR_SET_CHILD_SUBREAPER: {}",
+        io::Error::last_os_error()
+    );
+    Ok(())
+}
+
+/// What [`reap`] found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reaped {
+    /// There is no such child.
+    Nobody,
+    /// None has ended yet.
+    NotYet,
+    Child(Pid, Ended),
+}
+
+/// Takes note of the end of a child: of this one, or of any.
+pub(crate) fn reap(child: Option<Pid>, wait: bool) -> Result<Reaped> {
+    let flags = if wait { 0 } else { libc::WNOHANG };
     let mut status = 0;
     loop {
-        // SAFETY: `pid` is our child, and `status` is ours to write.
-        let waited = unsafe { libc::waitpid(pid, &mut status, 0) };
-        if waited == pid {
-            break;
+        // SAFETY: `status` is ours to write.
+        let pid = unsafe { libc::waitpid(child.unwrap_or(-1), &mut status, flags) };
+        if pid == 0 {
+            return Ok(Reaped::NotYet);
+        }
+        if pid > 0 {
+            let ended = if libc::WIFEXITED(status) {
+                Ended::Exited(libc::WEXITSTATUS(status))
+            } else {
+                Ended::Killed(libc::WTERMSIG(status))
+            };
+            return Ok(Reaped::Child(pid, ended));
         }
         let error = io::Error::last_os_error();
-        ensure!(
-            error.kind() == io::ErrorKind::Interrupted,
-            "waitpid: {error}"
-        );
+        match error.raw_os_error() {
+            Some(libc::EINTR) => {}
+            Some(libc::ECHILD) => return Ok(Reaped::Nobody),
+            _ => bail!("waitpid: {error}"),
+        }
     }
-    ensure!(
-        libc::WIFEXITED(status),
-        "the forked child died by signal {}",
-        libc::WTERMSIG(status)
-    );
-    Ok(libc::WEXITSTATUS(status))
+}
+
+/// A forked child that waits for a word before it does its part.
+#[derive(Debug)]
+pub(crate) struct Forked {
+    pid: Option<Pid>,
+    word: Option<UnixStream>,
+}
+
+impl Forked {
+    /// Forks. The child runs `body` after [`Forked::go`], and exits with what it returns. Only for a process of one thread.
+    pub(crate) fn start(body: impl FnOnce() -> i32) -> Result<Self> {
+        let (mut reader, writer) = UnixStream::pair()?;
+        let writer = Cell::new(Some(writer));
+        let pid = fork(|| {
+            drop(writer.take());
+            // The end of the stream is the word.
+            match io::Read::read_to_end(&mut reader, &mut Vec::new()) {
+                Ok(_) => body(),
+                Err(_) => 255,
+            }
+        })?;
+        Ok(Self {
+            pid: Some(pid),
+            word: writer.take(),
+        })
+    }
+
+    /// Gives the word.
+    pub(crate) fn go(&mut self) {
+        self.word = None;
+    }
+
+    /// Gives the word if need be, and returns the status that the child exits with.
+    pub(crate) fn wait(mut self) -> Result<i32> {
+        self.reap()
+    }
+
+    fn reap(&mut self) -> Result<i32> {
+        self.go();
+        let pid = self.pid.take();
+        match reap(pid, true)? {
+            Reaped::Child(_, Ended::Exited(status)) => Ok(status),
+            other => bail!("the forked child: {other:?}"),
+        }
+    }
+}
+
+impl Drop for Forked {
+    fn drop(&mut self) {
+        if self.pid.is_some() {
+            // Its case has failed already.
+            let _ = self.reap();
+        }
+    }
+}
+
+/// Runs `body` in a forked child and returns the status that it exits with. Only for a process of one thread.
+pub(crate) fn in_forked_child(body: impl FnOnce() -> i32) -> Result<i32> {
+    Forked::start(body)?.wait()
+}
+
+/// Numbers that a process shares with those that it forks, zero at first.
+#[derive(Debug)]
+pub(crate) struct SharedWords {
+    base: NonNull<AtomicU64>,
+    len: usize,
+}
+
+// SAFETY: Nothing but atomics is in it.
+unsafe impl Send for SharedWords {}
+// SAFETY: As above.
+unsafe impl Sync for SharedWords {}
+
+impl SharedWords {
+    pub(crate) fn new(len: usize) -> Result<Self> {
+        let bytes = len.checked_mul(size_of::<AtomicU64>()).context("length")?;
+        // SAFETY: A new mapping.
+        let base = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        ensure!(
+            base != libc::MAP_FAILED,
+            "shared memory: {}",
+            io::Error::last_os_error()
+        );
+        let base = NonNull::new(base.cast()).context("mapped at 0")?;
+        Ok(Self { base, len })
+    }
+
+    pub(crate) fn all(&self) -> &[AtomicU64] {
+        // SAFETY: The mapping holds so many words, any bytes are an atomic, and it is unmapped with `self`.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for SharedWords {
+    fn drop(&mut self) {
+        // SAFETY: Made by `new` with this length; borrows of it have ended.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len * size_of::<AtomicU64>()) };
+    }
+}
+
+/// Room for one descriptor's control message, aligned as it has to be.
+#[repr(C, align(8))]
+struct Control([u8; 24]);
+
+/// Hands a descriptor to whoever receives from the other end; whether it was taken. Does not wait.
+pub(crate) fn send_descriptor(to: BorrowedFd<'_>, descriptor: RawFd) -> Result<bool> {
+    let mut byte = [1u8];
+    let mut vector = libc::iovec {
+        iov_base: byte.as_mut_ptr().cast(),
+        iov_len: byte.len(),
+    };
+    let mut control = Control([0; 24]);
+    // SAFETY: All zeros is a message without anything.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &mut vector;
+    message.msg_iovlen = 1;
+    message.msg_control = control.0.as_mut_ptr().cast();
+    message.msg_controllen = control.0.len();
+    // SAFETY: The control buffer has room for a header and one descriptor, and is aligned for the header.
+    unsafe {
+        let header = libc::CMSG_FIRSTHDR(&message);
+        (*header).cmsg_level = libc::SOL_SOCKET;
+        (*header).cmsg_type = libc::SCM_RIGHTS;
+        (*header).cmsg_len = libc::CMSG_LEN(size_of::<RawFd>() as u32) as usize;
+        libc::CMSG_DATA(header)
+            .cast::<RawFd>()
+            .write_unaligned(descriptor);
+    }
+    // SAFETY: The message and all that it points to live here.
+    let sent = unsafe { libc::sendmsg(to.as_raw_fd(), &message, libc::MSG_DONTWAIT) };
+    if sent >= 0 {
+        return Ok(true);
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::ENOBUFS | libc::ETOOMANYREFS) => Ok(false),
+        _ => bail!("SCM_RIGHTS: {error}"),
+    }
+}
+
+/// Takes a descriptor that was handed over, if one was. Does not wait.
+pub(crate) fn receive_descriptor(from: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
+    let mut byte = [0u8];
+    let mut vector = libc::iovec {
+        iov_base: byte.as_mut_ptr().cast(),
+        iov_len: byte.len(),
+    };
+    let mut control = Control([0; 24]);
+    // SAFETY: All zeros is a message without anything.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &mut vector;
+    message.msg_iovlen = 1;
+    message.msg_control = control.0.as_mut_ptr().cast();
+    message.msg_controllen = control.0.len();
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: The message and all that it points to live here, with their lengths.
+    if unsafe { libc::recvmsg(from.as_raw_fd(), &mut message, flags) } < 0 {
+        let error = io::Error::last_os_error();
+        return match error.raw_os_error() {
+            Some(libc::EAGAIN | libc::EINTR) => Ok(None),
+            _ => bail!("SCM_RIGHTS: {error}"),
+        };
+    }
+    // SAFETY: The kernel has filled in the control buffer as `message` says; a header of this type has a descriptor, which
+    // is new and ours.
+    unsafe {
+        let header = libc::CMSG_FIRSTHDR(&message);
+        if header.is_null()
+            || (*header).cmsg_level != libc::SOL_SOCKET
+            || (*header).cmsg_type != libc::SCM_RIGHTS
+        {
+            return Ok(None);
+        }
+        let descriptor = libc::CMSG_DATA(header).cast::<RawFd>().read_unaligned();
+        Ok(Some(OwnedFd::from_raw_fd(descriptor)))
+    }
+}
+
+/// Closes a descriptor behind the back of the library that it belongs to, which must never use it again.
+pub(crate) fn close_behind(descriptor: RawFd) {
+    // SAFETY: The caller forgets whatever has the descriptor, so nobody closes or uses its number again.
+    unsafe { libc::close(descriptor) };
+}
+
+/// Makes this process, a forked child, another user's: real, effective and saved.
+pub(crate) fn become_user(uid: u32) -> io::Result<()> {
+    // SAFETY: Changes credentials alone.
+    match unsafe { libc::setuid(uid) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Sets RLIMIT_MEMLOCK, which binds whoever is not root, and which a process may raise again.
+pub(crate) fn limit_locked_memory(bytes: u64) -> io::Result<()> {
+    let limit = libc::rlimit {
+        rlim_cur: bytes,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: The limit is read alone.
+    match unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Forks a child that keeps what the parent had open, runs `body` in the parent, then lets the child end and waits for it:
+/// whatever `body` closes, the child closes last. Only for a process of one thread.
+pub(crate) fn beside_forked_child<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+    // A thread that has given its result may still be on its way out.
+    let alone = wait_until(Duration::from_secs(5), || Ok(threads()? == 1))?;
+    ensure!(alone, "fork with several threads");
+    let child = Forked::start(|| 0)?;
+    let result = body();
+    let status = child.wait()?;
+    ensure!(status == 0, "the forked child ended with {status}");
+    result
+}
+
+/// The calling thread, as /proc/self/task names it.
+pub(crate) fn thread_id() -> i32 {
+    // SAFETY: Has no arguments and cannot fail.
+    unsafe { libc::gettid() }
+}
+
+/// Switches the machine off, whatever still runs or hangs in it.
+pub(crate) fn power_off() -> io::Error {
+    // SAFETY: The machine is the test's own; nothing in it is to be kept.
+    unsafe { libc::reboot(libc::LINUX_REBOOT_CMD_POWER_OFF) };
+    io::Error::last_os_error()
+}
+
+/// Loads a module, as a call of this very thread.
+pub(crate) fn load_module(file: &File, parameters: &str) -> io::Result<()> {
+    let parameters = std::ffi::CString::new(parameters)?;
+    // SAFETY: An open file, a NUL-terminated string, and no flags.
+    match unsafe {
+        libc::syscall(
+            libc::SYS_finit_module,
+            file.as_raw_fd(),
+            parameters.as_ptr(),
+            0,
+        )
+    } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Lifts RLIMIT_MEMLOCK.
+pub(crate) fn lock_any_memory() -> io::Result<()> {
+    limit_locked_memory(libc::RLIM_INFINITY)
 }
 
 /// Tries to unload a module (delete_module with O_NONBLOCK, which never waits for users).
@@ -334,13 +713,17 @@ impl Running {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn is_running(&mut self) -> Result<bool> {
         Ok(self.child.try_wait()?.is_none())
     }
 
     /// Waits for the end, kills at the deadline; `status` is None then.
     pub(crate) fn finish(mut self, timeout: Duration) -> Result<Finished> {
-        let deadline = Instant::now() + timeout;
+        let deadline = overdue(timeout);
         while self.is_running()? {
             if Instant::now() > deadline {
                 self.child.kill()?;
@@ -372,14 +755,19 @@ impl Drop for Running {
 }
 
 /// A file in memory that vanishes with its last descriptor.
-fn unnamed_file() -> Result<File> {
+pub(crate) fn unnamed_file() -> Result<File> {
     // SAFETY: A NUL-terminated name and flags.
     let fd = unsafe { libc::memfd_create(c"output".as_ptr(), libc::MFD_CLOEXEC) };
     ensure!(fd >= 0, "memfd_create: {}", io::Error::last_os_error());
     // SAFETY: The descriptor was just made and has no other owner.
-    Ok(File::from(unsafe {
-        <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(fd)
-    }))
+    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+/// When something that takes this long at most is overdue: later on a kernel that is slower by the factor `RIG_SLOWER`.
+pub(crate) fn overdue(timeout: Duration) -> Instant {
+    let slower = std::env::var("RIG_SLOWER").ok();
+    let factor = slower.and_then(|text| text.parse().ok()).unwrap_or(1);
+    Instant::now() + timeout * factor
 }
 
 /// Waits until `done` says so; false when the time is up.
@@ -387,7 +775,7 @@ pub(crate) fn wait_until(
     timeout: Duration,
     mut done: impl FnMut() -> Result<bool>,
 ) -> Result<bool> {
-    let deadline = Instant::now() + timeout;
+    let deadline = overdue(timeout);
     loop {
         if done()? {
             return Ok(true);
@@ -407,34 +795,56 @@ pub(crate) fn read_line(path: &str) -> Result<String> {
         .to_owned())
 }
 
+/// The kernel's log from a moment on.
+#[derive(Debug)]
+pub(crate) struct KernelLog(File);
+
+impl KernelLog {
+    fn open() -> io::Result<File> {
+        fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open("/dev/kmsg")
+    }
+
+    /// What is logged from now on.
+    pub(crate) fn from_now() -> Result<Self> {
+        let mut file = Self::open().context("/dev/kmsg")?;
+        io::Seek::seek(&mut file, io::SeekFrom::End(0)).context("/dev/kmsg")?;
+        Ok(Self(file))
+    }
+
+    /// The lines that have come since the last look.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let mut all = Vec::new();
+        let mut record = [0u8; 8192];
+        loop {
+            match io::Read::read(&mut &self.0, &mut record) {
+                Ok(0) => break,
+                Ok(got) => {
+                    let text = String::from_utf8_lossy(&record[..got]);
+                    let line = text
+                        .lines()
+                        .next()
+                        .and_then(|line| line.split_once(';'))
+                        .map_or("", |(_, message)| message);
+                    all.push(line.to_owned());
+                }
+                // The record was overwritten while it was read: the next read goes on behind it.
+                Err(error) if error.raw_os_error() == Some(libc::EPIPE) => {}
+                Err(_) => break,
+            }
+        }
+        all
+    }
+}
+
 /// The kernel log's last `lines` lines, for a failure's message. Empty where it cannot be read.
 pub(crate) fn kernel_log_tail(lines: usize) -> Vec<String> {
-    let Ok(file) = fs::OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK)
-        .open("/dev/kmsg")
-    else {
+    let Ok(file) = KernelLog::open() else {
         return Vec::new();
     };
-    let mut all = Vec::new();
-    let mut record = [0u8; 8192];
-    loop {
-        match io::Read::read(&mut &file, &mut record) {
-            Ok(0) => break,
-            Ok(got) => {
-                let text = String::from_utf8_lossy(&record[..got]);
-                let line = text
-                    .lines()
-                    .next()
-                    .and_then(|line| line.split_once(';'))
-                    .map_or("", |(_, message)| message);
-                all.push(line.to_owned());
-            }
-            // The record was overwritten while it was read: the next read goes on behind it.
-            Err(error) if error.raw_os_error() == Some(libc::EPIPE) => {}
-            Err(_) => break,
-        }
-    }
+    let mut all = KernelLog(file).lines();
     all.split_off(all.len().saturating_sub(lines))
 }
 

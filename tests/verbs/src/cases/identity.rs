@@ -1,16 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! What other programs and administrators see of the module: the names, files and refusals that they rely on.
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::ensure;
 use anyhow::Context;
 use anyhow::Result;
 
+use crate::cases::consumers;
 use crate::counters;
 use crate::gpu::GRANULE;
 use crate::ktap;
@@ -24,6 +32,7 @@ use crate::module::Replaced;
 use crate::rdma::full_access;
 use crate::sys;
 use crate::sys::Running;
+use crate::sys::Span;
 
 const M2: usize = GRANULE as usize;
 const MEMORY_PEERS: &str = "/sys/kernel/mm/memory_peers";
@@ -48,6 +57,34 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "identity.memory_peers",
         run: memory_peers,
+    },
+    Case {
+        name: "identity.statistics",
+        run: statistics,
+    },
+    Case {
+        name: "identity.statistics_of_a_revocation",
+        run: statistics_of_a_revocation,
+    },
+    Case {
+        name: "identity.memory_peers_turned_off",
+        run: turned_off,
+    },
+    Case {
+        name: "identity.reader_across_unload",
+        run: reader_across_unload,
+    },
+    Case {
+        name: "identity.readers_beside_unloads",
+        run: readers_beside_unloads,
+    },
+    Case {
+        name: "identity.modprobe",
+        run: modprobe,
+    },
+    Case {
+        name: "identity.as_nvidias",
+        run: as_nvidias,
     },
 ];
 
@@ -145,73 +182,403 @@ fn load_again(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn statistic(client: &str, name: &str) -> Result<u64> {
-    Ok(sys::read_line(&format!("{MEMORY_PEERS}/{client}/{name}"))?.parse()?)
+/// The clients that `memory_peers` has to show, in alphabetical order; the first is asked first.
+fn expected_clients(lab: &Lab) -> &'static [&'static str] {
+    let both = lab.setup.peermem == Peermem::Nvidia
+        || counters::module_parameter(module::NAME, "persistent_api_support").as_deref()
+            == Some("0");
+    if both {
+        &["nv_mem", "nv_mem_nc"]
+    } else {
+        &["nv_mem"]
+    }
 }
 
-/// The statistics that some kernels have; on others the whole directory is missing.
-fn memory_peers(lab: &Lab) -> Result<()> {
-    lab.needs_module()?;
-    if !Path::new(MEMORY_PEERS).exists() {
-        return ktap::skip(format_args!("this kernel has no {MEMORY_PEERS}"));
+/// The one that serves rxe: the first takes what it can revoke, the other what it cannot.
+fn serving(lab: &Lab) -> &'static str {
+    let clients = expected_clients(lab);
+    match (clients, lab.setup.flavour()) {
+        ([_, second], Flavour::Persistent) => second,
+        _ => "nv_mem",
     }
+}
+
+fn needs_memory_peers(lab: &Lab) -> Result<()> {
+    lab.needs_module()?;
+    if lab.setup.peermem == Peermem::Nvidia && !consumers::core_shows() {
+        ensure!(!Path::new(MEMORY_PEERS).exists(), "who made it?");
+        return ktap::skip("NVIDIA's module leaves it to ib_core, and this kernel's has none");
+    }
+    Ok(())
+}
+
+fn clients() -> Result<Vec<String>> {
     let mut clients = fs::read_dir(MEMORY_PEERS)?
         .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
         .collect::<Result<Vec<_>>>()?;
     clients.sort();
+    Ok(clients)
+}
+
+/// Made by ib_core or by the module: who looks sees no difference.
+fn memory_peers(lab: &Lab) -> Result<()> {
+    needs_memory_peers(lab)?;
+    let clients = clients()?;
     note("clients", clients.join(" "));
-    let both = lab.setup.peermem == Peermem::Nvidia
-        || counters::module_parameter(module::NAME, "persistent_api_support").as_deref()
-            == Some("0");
-    let expected: &[&str] = if both {
-        &["nv_mem", "nv_mem_nc"]
-    } else {
-        &["nv_mem"]
-    };
+    let expected = expected_clients(lab);
     ensure!(
         clients == expected,
         "clients {clients:?} where {expected:?} were expected"
     );
+    for client in clients {
+        let directory = Path::new(MEMORY_PEERS).join(client);
+        let mut files = fs::read_dir(&directory)?
+            .map(|entry| {
+                let entry = entry?;
+                let mode = entry.metadata()?.permissions().mode() & 0o777;
+                let name = entry.file_name().to_string_lossy().into_owned();
+                ensure!(mode == 0o444, "{name} has mode {mode:o}");
+                Ok(name)
+            })
+            .collect::<Result<Vec<_>>>()?;
+        files.sort();
+        let mut expected = [&["version"][..], &STATISTICS[..]].concat();
+        expected.sort_unstable();
+        ensure!(files == expected, "files {files:?}");
+        let version = fs::read_to_string(directory.join("version"))?;
+        // ib_core keeps 15 characters of it.
+        let own: String = module::version()?.chars().take(15).collect();
+        ensure!(version == format!("{own}\n"), "version {version:?}");
+    }
+    Ok(())
+}
 
-    // The first client takes what it can revoke, and the other what it cannot.
-    let serving = if both && lab.setup.flavour() == Flavour::Persistent {
-        "nv_mem_nc"
-    } else {
-        "nv_mem"
-    };
-    let memory = lab.allocate_gpu(M2)?;
-    let names = [
-        "num_alloc_mrs",
-        "num_dealloc_mrs",
-        "num_reg_bytes",
-        "num_dereg_bytes",
-    ];
-    let read = || {
-        names
-            .map(|name| statistic(serving, name))
-            .into_iter()
-            .collect::<Result<Vec<_>>>()
+const STATISTICS: [&str; 7] = [
+    "num_alloc_mrs",
+    "num_dealloc_mrs",
+    "num_reg_pages",
+    "num_dereg_pages",
+    "num_reg_bytes",
+    "num_dereg_bytes",
+    "num_free_callbacks",
+];
+
+type Statistics = [u64; STATISTICS.len()];
+
+/// What `body` adds to the statistics of the client that serves rxe.
+fn counted<T>(lab: &Lab, body: impl FnOnce() -> Result<T>) -> Result<(Statistics, T)> {
+    let directory = format!("{MEMORY_PEERS}/{}", serving(lab));
+    let read = || -> Result<Statistics> {
+        let mut numbers = [0; STATISTICS.len()];
+        for (number, name) in numbers.iter_mut().zip(STATISTICS) {
+            *number = sys::read_line(&format!("{directory}/{name}"))?.parse()?;
+        }
+        Ok(numbers)
     };
     let before = read()?;
-    let region = lab.near.register(memory.span(0, M2)?, full_access())?;
-    let registered = read()?;
-    drop(region);
-    let after = read()?;
-    let gain = |from: &[u64], to: &[u64]| {
-        to.iter()
-            .zip(from)
-            .map(|(to, from)| to.wrapping_sub(*from))
-            .collect::<Vec<_>>()
-    };
+    let value = body()?;
+    let mut gain = read()?;
+    for (gain, before) in gain.iter_mut().zip(before) {
+        *gain = gain.wrapping_sub(before);
+    }
+    Ok((gain, value))
+}
+
+/// The numbers are the same ones where ib_core counts and where the module does, but for `num_dereg_pages`: by the time
+/// that ib_core adds to it, it has cleared the table that it wants to count.
+fn statistics(lab: &Lab) -> Result<()> {
+    needs_memory_peers(lab)?;
+    let ours = !consumers::core_shows();
+    let len = 2 * M2 - 100;
+    let memory = lab.allocate_gpu(2 * M2)?;
+    let (gain, region) = counted(lab, || {
+        Ok(lab.near.register(memory.span(50, len)?, full_access())?)
+    })?;
+    let entries = counters::peer_regions(&lab.setup.devices[0])?
+        .last()
+        .context("rxe has no peer region")?
+        .entries;
+    note("entries", entries);
+    let bytes = len as u64;
     ensure!(
-        gain(&before, &registered) == [1, 0, M2 as u64, 0],
-        "registration counted {:?}",
-        gain(&before, &registered)
+        gain == [1, 0, entries, 0, bytes, 0, 0],
+        "registration counted {gain:?}"
     );
+    let (gain, ()) = counted(lab, || {
+        drop(region);
+        Ok(())
+    })?;
+    let left = if ours { entries } else { 0 };
     ensure!(
-        gain(&registered, &after) == [0, 1, 0, M2 as u64],
-        "its end counted {:?}",
-        gain(&registered, &after)
+        gain == [0, 1, 0, left, 0, bytes, 0],
+        "its end counted {gain:?}"
+    );
+
+    let outside = Span::anywhere(sys::free_address(GRANULE, GRANULE)?, GRANULE)?;
+    let (gain, refused) = counted(lab, || {
+        Ok(lab.near.register(outside, full_access()).is_err())
+    })?;
+    ensure!(refused && gain == [0; 7], "a refusal counted {gain:?}");
+    Ok(())
+}
+
+/// With the memory goes the registration, and is counted as gone; its bytes are when the application gives it up.
+fn statistics_of_a_revocation(lab: &Lab) -> Result<()> {
+    needs_memory_peers(lab)?;
+    lab.needs_flavour(Flavour::Revocable)?;
+    let ours = !consumers::core_shows();
+    let mut memory = lab.allocate_gpu(M2)?;
+    let region = lab.near.register(memory.span(0, M2)?, full_access())?;
+    let entries = counters::peer_regions(&lab.setup.devices[0])?
+        .last()
+        .context("rxe has no peer region")?
+        .entries;
+    let (revoked, ()) = counted(lab, || memory.free())?;
+    let (released, ()) = counted(lab, || {
+        drop(region);
+        Ok(())
+    })?;
+    note("revoked", format_args!("{revoked:?}"));
+    note("released", format_args!("{released:?}"));
+    let left = if ours { entries } else { 0 };
+    let core_unmaps =
+        counters::module_parameter(module::NAME, "peerdirect_support").as_deref() == Some("1");
+    let (first, then) = if core_unmaps {
+        ([0, 1, 0, left, 0, M2 as u64, 1], [0; 7])
+    } else {
+        ([0, 1, 0, 0, 0, 0, 1], [0, 0, 0, left, 0, M2 as u64, 0])
+    };
+    ensure!(revoked == first, "the revocation counted {revoked:?}");
+    ensure!(released == then, "the release counted {released:?}");
+    Ok(())
+}
+
+/// The parameter: without it the directory is ib_core's business alone.
+fn turned_off(lab: &Lab) -> Result<()> {
+    if lab.setup.peermem != Peermem::Ours {
+        return ktap::skip("this module has no such parameter");
+    }
+    let mut parameters = module::parameters();
+    parameters.push("memory_peers=0".to_owned());
+    let replaced = Replaced::begin()?;
+    ensure!(!Path::new(MEMORY_PEERS).exists(), "it outlives the module");
+    module::load(&parameters)?;
+    ensure!(
+        Path::new(MEMORY_PEERS).exists() == consumers::core_shows(),
+        "made or hidden against the parameter"
+    );
+    let memory = lab.allocate_gpu(M2)?;
+    lab.near.register(memory.span(0, M2)?, full_access())?;
+    replaced.end()?;
+    ensure!(Path::new(MEMORY_PEERS).exists(), "it is not back");
+    Ok(())
+}
+
+/// Who has a file open, or a directory, does not keep the module from going, and reads nothing more from it.
+fn reader_across_unload(lab: &Lab) -> Result<()> {
+    needs_memory_peers(lab)?;
+    let version = format!("{MEMORY_PEERS}/nv_mem/version");
+    let open = File::open(&version)?;
+    let mut half_read = File::open(&version)?;
+    half_read.read_exact(&mut [0])?;
+    let directory = File::open(MEMORY_PEERS)?;
+    let replaced = Replaced::begin()?;
+    ensure!(!Path::new(MEMORY_PEERS).exists(), "it outlives the module");
+    let gone = |life: &str| match open.read_at(&mut [0; 64], 0) {
+        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
+        other => anyhow::bail!("read of the first life's file {life}: {other:?}"),
+    };
+    gone("after it")?;
+    // What was printed before is the reader's already.
+    let rest = half_read.read(&mut [0; 64])?;
+    ensure!(rest > 0, "the rest of what was printed is lost");
+    replaced.end()?;
+    gone("in the next")?;
+    ensure!(
+        sys::read_line(&version)? == module::version()?,
+        "the new life has no file of its own"
+    );
+    drop(directory);
+    Ok(())
+}
+
+/// Loads and unloads under readers that never stop.
+fn readers_beside_unloads(lab: &Lab) -> Result<()> {
+    const LIVES: usize = 12;
+
+    needs_memory_peers(lab)?;
+    let stop = AtomicBool::new(false);
+    let reads = AtomicUsize::new(0);
+    let all = || -> Vec<String> {
+        ["nv_mem", "nv_mem_nc"]
+            .into_iter()
+            .flat_map(|client| {
+                STATISTICS
+                    .into_iter()
+                    .chain(["version"])
+                    .map(move |file| format!("{MEMORY_PEERS}/{client}/{file}"))
+            })
+            .collect()
+    };
+    let end = std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    for path in all() {
+                        if fs::read(path).is_ok_and(|text| text.ends_with(b"\n")) {
+                            reads.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                    // One who lists what may go meanwhile.
+                    let _ = fs::read_dir(MEMORY_PEERS).map(Iterator::count);
+                }
+            });
+        }
+        let lives = || -> Result<()> {
+            for _ in 0..LIVES {
+                Replaced::begin()?.end()?;
+            }
+            Ok(())
+        };
+        let end = lives();
+        stop.store(true, Ordering::Relaxed);
+        end
+    });
+    note("lives", LIVES);
+    end?;
+    ensure!(reads.into_inner() > 0, "nothing was read");
+    Ok(())
+}
+
+/// Under both spellings, and twice without a complaint: what drivers' containers do.
+fn modprobe(lab: &Lab) -> Result<()> {
+    lab.needs_module()?;
+    let run = |words: &[&str]| -> Result<()> {
+        let finished = Running::start(Command::new(words[0]).args(&words[1..]))?
+            .finish(Duration::from_secs(30))?;
+        ensure!(finished.success(), "{words:?}: {}", finished.tail(3));
+        Ok(())
+    };
+    let replaced = Replaced::begin()?;
+    for spelling in ["nvidia-peermem", "nvidia_peermem"] {
+        run(&["modprobe", spelling])?;
+        run(&["modprobe", spelling])?;
+        ensure!(module::is_loaded(), "modprobe {spelling} loads nothing");
+        run(&["rmmod", spelling])?;
+        ensure!(!module::is_loaded(), "rmmod {spelling} leaves it");
+    }
+    replaced.end()
+}
+
+/// A field of a module's information, its values in order.
+fn information(module: &Path, field: &str) -> Result<BTreeSet<String>> {
+    let finished = Running::start(Command::new("modinfo").args(["-F", field]).arg(module))?
+        .finish(Duration::from_secs(10))?;
+    ensure!(finished.success(), "modinfo: {}", finished.tail(3));
+    Ok(finished.output.lines().map(str::to_owned).collect())
+}
+
+fn entries(directory: &str) -> Result<BTreeSet<String>> {
+    fs::read_dir(directory)
+        .with_context(|| directory.to_owned())?
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect()
+}
+
+/// What `lsmod` and `/sys/module` say of the module that is loaded.
+struct Loaded {
+    files: BTreeSet<String>,
+    parameters: BTreeSet<String>,
+    /// Modules that it keeps from being unloaded.
+    holds: BTreeSet<String>,
+}
+
+impl Loaded {
+    fn look() -> Result<Self> {
+        let directory = format!("/sys/module/{}", module::NAME);
+        let mut holds = BTreeSet::new();
+        for name in entries("/sys/module")? {
+            if Path::new(&format!("/sys/module/{name}/holders/{}", module::NAME)).exists() {
+                holds.insert(name);
+            }
+        }
+        Ok(Self {
+            files: entries(&directory)?,
+            parameters: entries(&format!("{directory}/parameters"))?,
+            holds,
+        })
+    }
+}
+
+/// Side by side with NVIDIA's: the file's information, and what the kernel shows of the module.
+fn as_nvidias(lab: &Lab) -> Result<()> {
+    if lab.setup.peermem != Peermem::Ours {
+        return ktap::skip("ours is not loaded");
+    }
+    let Some(control) = consumers::control() else {
+        return ktap::skip("NVIDIA's module is not at hand");
+    };
+    let file = Path::new("nvidia-peermem");
+    for field in ["name", "license", "depends", "alias", "vermagic"] {
+        // The order of depends is the linker's.
+        let words = |of: &Path| -> Result<BTreeSet<String>> {
+            let lines = information(of, field)?;
+            let words = lines
+                .iter()
+                .flat_map(|line| line.split(',').map(str::to_owned));
+            Ok(words.collect())
+        };
+        let (ours, theirs) = (words(file)?, words(&control)?);
+        note(field, format_args!("{ours:?}"));
+        ensure!(ours == theirs, "{field}: {ours:?}, NVIDIA's {theirs:?}");
+    }
+    for field in ["version", "author", "description", "srcversion"] {
+        let (ours, theirs) = (information(file, field)?, information(&control, field)?);
+        note(field, format_args!("{ours:?}; NVIDIA's: {theirs:?}"));
+        ensure!(
+            theirs.is_empty() || ours.iter().any(|text| !text.is_empty()),
+            "no {field}"
+        );
+    }
+    let typed = |of: &Path| -> Result<BTreeSet<(String, bool)>> {
+        let lines = information(of, "parm")?;
+        Ok(lines
+            .iter()
+            .filter_map(|line| line.split_once(':'))
+            .map(|(name, text)| (name.to_owned(), text.ends_with("(int)")))
+            .collect())
+    };
+    let (ours, theirs) = (typed(file)?, typed(&control)?);
+    ensure!(ours.is_superset(&theirs), "parameters {ours:?}, {theirs:?}");
+
+    let version = module::version()?;
+    let (driver, ours_of_it) = version.split_once("-rs").context("no -rs in the version")?;
+    let numbers = driver.split('.').all(|part| part.parse::<u32>().is_ok());
+    ensure!(
+        numbers && driver.contains('.') && ours_of_it.parse::<u32>().is_ok() && version.len() <= 14,
+        "version {version}"
+    );
+
+    let ours = Loaded::look()?;
+    let replaced = Replaced::begin()?;
+    module::load_file(&control)?;
+    let theirs = Loaded::look();
+    replaced.end()?;
+    let theirs = theirs?;
+    note("held_modules", format_args!("{:?}", ours.holds));
+    ensure!(
+        ours.holds == theirs.holds,
+        "holds {:?}, NVIDIA's {:?}",
+        ours.holds,
+        theirs.holds
+    );
+    let missing: Vec<_> = theirs.files.difference(&ours.files).collect();
+    note("files_that_ours_lacks", format_args!("{missing:?}"));
+    ensure!(missing.is_empty(), "not in /sys/module: {missing:?}");
+    ensure!(
+        ours.parameters.is_superset(&theirs.parameters),
+        "parameters {:?}",
+        ours.parameters
     );
     Ok(())
 }

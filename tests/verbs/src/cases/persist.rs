@@ -11,7 +11,6 @@ use crate::ktap::note;
 use crate::ktap::Case;
 use crate::lab::Flavour;
 use crate::lab::Lab;
-use crate::lab::Where;
 use crate::pattern::Pattern;
 use crate::rdma;
 use crate::rdma::full_access;
@@ -35,11 +34,7 @@ pub(super) const CASES: &[Case] = &[
 /// Traffic goes on into pages that have no addresses any more; deregistration gives them back.
 fn outlive(lab: &Lab) -> Result<()> {
     lab.needs_flavour(Flavour::Persistent)?;
-    let local = Arena::whole(
-        &lab.near,
-        lab.allocate(Where::Host, M2)?,
-        Pattern::new(lab.setup.seed, 1),
-    )?;
+    let local = Arena::on_host(lab, M2, 1)?;
     for by_ioctl in [true, false] {
         let mut memory = lab.allocate_gpu(M2)?;
         let view = memory.bar_view()?;
@@ -81,13 +76,8 @@ fn outlive(lab: &Lab) -> Result<()> {
 /// A new allocation at the old addresses gets other pages, and the old region does not reach them.
 fn reused(lab: &Lab) -> Result<()> {
     lab.needs_flavour(Flavour::Persistent)?;
-    let seed = lab.setup.seed;
     let addr = sys::free_address(GRANULE, GRANULE)?;
-    let local = Arena::whole(
-        &lab.near,
-        lab.allocate(Where::Host, M2)?,
-        Pattern::new(seed, 1),
-    )?;
+    let local = Arena::on_host(lab, M2, 1)?;
     let gpu = lab.gpu(0)?;
 
     let first = gpu.allocate(M2, Placement::At(addr))?;
@@ -101,7 +91,7 @@ fn reused(lab: &Lab) -> Result<()> {
         second.bar_address() != first_place,
         "pages that are pinned were handed out again"
     );
-    let kept = Pattern::new(seed, 2).bytes(0, M2);
+    let kept = Pattern::new(lab.setup.seed, 2).bytes(0, M2);
     second.write(0, &kept)?;
 
     let mut connection = rdma::connect(&lab.near, &lab.far)?;

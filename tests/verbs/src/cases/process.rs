@@ -7,18 +7,11 @@ use anyhow::Result;
 
 use crate::child::Process;
 use crate::counters::Counters;
-use crate::gpu::GRANULE;
 use crate::ktap;
 use crate::ktap::note;
 use crate::ktap::Case;
 use crate::lab::Flavour;
 use crate::lab::Lab;
-use crate::rdma::full_access;
-use crate::rdma::Hca;
-use crate::sys;
-use crate::sys::Span;
-
-const M2: usize = GRANULE as usize;
 
 pub(super) const CASES: &[Case] = &[
     Case {
@@ -41,10 +34,6 @@ pub(super) const CASES: &[Case] = &[
         name: "process.one_dies_others_go_on",
         run: one_dies,
     },
-    Case {
-        name: "process.forked_child_is_refused",
-        run: forked,
-    },
 ];
 
 fn side_by_side(lab: &Lab) -> Result<()> {
@@ -61,18 +50,12 @@ fn side_by_side(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// The pins that are live, of both flavours.
-fn live_pins() -> Result<u64> {
-    let counters = Counters::read()?;
-    Ok(counters.get("pins_live")? + counters.get("pins_persistent_live")?)
-}
-
 /// The end of a process takes back what it registered: as callbacks where the memory goes first and can say so.
 fn ends(lab: &Lab, regions: u64, end: impl FnOnce(Process) -> Result<()>) -> Result<()> {
     lab.needs_module()?;
     let before = Counters::read()?;
     let child = Process::start(&lab.setup, lab.setup.seed, &["hold", &regions.to_string()])?;
-    let live = live_pins()?;
+    let live = Counters::read()?.live_pins()?;
     ensure!(
         live == regions,
         "{live} pins are live under {regions} regions of the child"
@@ -132,45 +115,4 @@ fn one_dies(lab: &Lab) -> Result<()> {
     held.kill()?;
     busy.kill()?;
     worker.join()
-}
-
-/// GPU memory belongs to the process that allocated it, and fork makes another process.
-fn forked(lab: &Lab) -> Result<()> {
-    lab.needs_module()?;
-    const REFUSED: i32 = 0;
-    let memory = lab.allocate_gpu(M2)?;
-    let region = lab.near.register(memory.span(0, M2)?, full_access())?;
-    let before = live_pins()?;
-    let addr = memory.mapping().addr();
-    let name = lab.near.name().to_owned();
-    let status = sys::in_forked_child(move || {
-        let attempt = || -> Result<i32> {
-            let hca = Hca::open(&name)?;
-            Ok(
-                match hca.register(Span::anywhere(addr, GRANULE)?, full_access()) {
-                    Ok(_) => 1,
-                    Err(refused) if refused.errno() == libc::EFAULT => REFUSED,
-                    Err(refused) => {
-                        eprintln!("{refused}");
-                        2
-                    }
-                },
-            )
-        };
-        attempt().unwrap_or_else(|error| {
-            eprintln!("forked child: {error:#}");
-            3
-        })
-    })?;
-    ensure!(
-        status == REFUSED,
-        "the forked child ended with {status} (1: it registered, 2: another errno, 3: an error)"
-    );
-    let after = live_pins()?;
-    ensure!(
-        before == after,
-        "{after} pins are live where {before} were before the fork"
-    );
-    drop(region);
-    Ok(())
 }

@@ -19,7 +19,6 @@ use crate::ktap::Case;
 use crate::lab::Flavour;
 use crate::lab::Lab;
 use crate::lab::Memory;
-use crate::lab::Where;
 use crate::pattern::Pattern;
 use crate::rdma;
 use crate::rdma::full_access;
@@ -83,14 +82,6 @@ fn region_over(lab: &Lab, memory: &Allocation) -> Result<Region> {
     Ok(lab.far.register(memory.span(0, M2)?, full_access())?)
 }
 
-fn near_arena(lab: &Lab) -> Result<Arena> {
-    Arena::whole(
-        &lab.near,
-        lab.allocate(Where::Host, M2)?,
-        Pattern::new(lab.setup.seed, 1),
-    )
-}
-
 /// What remote accesses to `region` end with, each on a connection of its own.
 fn remote_statuses(lab: &Lab, local: &Arena, region: &Region) -> Result<Vec<(Op, Status)>> {
     [
@@ -129,7 +120,7 @@ fn all_refused(lab: &Lab, local: &Arena, region: &Region) -> Result<()> {
 fn freed_under_region(lab: &Lab, by: FreeBy) -> Result<()> {
     lab.needs_flavour(Flavour::Revocable)?;
     let mut memory = lab.allocate_gpu(M2)?;
-    let local = near_arena(lab)?;
+    let local = Arena::on_host(lab, M2, 1)?;
     let region = region_over(lab, &memory)?;
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
     connection
@@ -176,7 +167,7 @@ fn freed_under_region(lab: &Lab, by: FreeBy) -> Result<()> {
 fn local_use(lab: &Lab) -> Result<()> {
     lab.needs_flavour(Flavour::Revocable)?;
     let mut memory = lab.allocate_gpu(M2)?;
-    let remote = near_arena(lab)?;
+    let remote = Arena::on_host(lab, M2, 1)?;
     let region = region_over(lab, &memory)?;
     memory.free()?;
     for op in [Op::Write, Op::Send] {
@@ -211,7 +202,7 @@ fn local_use(lab: &Lab) -> Result<()> {
 fn receive(lab: &Lab) -> Result<()> {
     lab.needs_flavour(Flavour::Revocable)?;
     let mut memory = lab.allocate_gpu(M2)?;
-    let local = near_arena(lab)?;
+    let local = Arena::on_host(lab, M2, 1)?;
     let region = region_over(lab, &memory)?;
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
     connection.far.post_receive(region.part(0, 4096)?)?;
@@ -238,7 +229,7 @@ fn several_regions(lab: &Lab) -> Result<()> {
     const COUNT: usize = 16;
     lab.needs_flavour(Flavour::Revocable)?;
     let mut memory = lab.allocate_gpu(M2)?;
-    let local = near_arena(lab)?;
+    let local = Arena::on_host(lab, M2, 1)?;
     let regions = (0..COUNT)
         .map(|index| {
             Ok(lab
@@ -263,7 +254,7 @@ fn several_regions(lab: &Lab) -> Result<()> {
 fn others(lab: &Lab) -> Result<()> {
     lab.needs_flavour(Flavour::Revocable)?;
     let mut memory = lab.allocate_gpu(M2)?;
-    let local = near_arena(lab)?;
+    let local = Arena::on_host(lab, M2, 1)?;
     let gone = region_over(lab, &memory)?;
     let mut stays = Arena::whole(
         &lab.far,
@@ -288,7 +279,7 @@ fn new_owner(lab: &Lab) -> Result<()> {
     lab.needs_flavour(Flavour::Revocable)?;
     let mut memory = lab.allocate_gpu(M2)?;
     let old_place = memory.bar_address();
-    let local = near_arena(lab)?;
+    let local = Arena::on_host(lab, M2, 1)?;
     let region = region_over(lab, &memory)?;
     memory.free()?;
     let mut held = Vec::new();
@@ -313,7 +304,7 @@ fn new_owner(lab: &Lab) -> Result<()> {
 /// After a revocation the same addresses register again and work.
 fn again(lab: &Lab) -> Result<()> {
     lab.needs_flavour(Flavour::Revocable)?;
-    let local = near_arena(lab)?;
+    let local = Arena::on_host(lab, M2, 1)?;
     let addr = crate::sys::free_address(GRANULE, GRANULE)?;
     let mut old = Vec::new();
     for round in 0..4 {
@@ -344,7 +335,7 @@ fn under_traffic(lab: &Lab) -> Result<()> {
         for op in [Op::Write, Op::Read] {
             let mut memory = lab.allocate_gpu(M2)?;
             let view = memory.bar_view()?;
-            let local = near_arena(lab)?;
+            let local = Arena::on_host(lab, M2, 1)?;
             let region = region_over(lab, &memory)?;
             let mut connection = rdma::connect(&lab.near, &lab.far)?;
             for _ in 0..REQUESTS {

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+/*
+ * What of an nvidia.ko a module sees that is only loaded beside it: its names,
+ * its version and its licence. Nothing here does anything.
+ *
+ *   older		the open flavour before 535, without persistent pins
+ *   proprietary	the other flavour
+ */
+
+#include <linux/module.h>
+
+#if defined(DRIVER_older)
+#define VERSION "530.30.02"
+#define LICENCE "Dual MIT/GPL"
+#elif defined(DRIVER_proprietary)
+#define VERSION "550.54.14"
+#define LICENCE "NVIDIA"
+#endif
+
+/* Names are all that is looked at: nobody calls them. */
+int nvidia_p2p_get_pages;
+EXPORT_SYMBOL(nvidia_p2p_get_pages);
+int nvidia_p2p_put_pages;
+EXPORT_SYMBOL(nvidia_p2p_put_pages);
+int nvidia_p2p_dma_map_pages;
+EXPORT_SYMBOL(nvidia_p2p_dma_map_pages);
+int nvidia_p2p_dma_unmap_pages;
+EXPORT_SYMBOL(nvidia_p2p_dma_unmap_pages);
+#ifdef DRIVER_proprietary
+int nvidia_p2p_get_pages_persistent;
+EXPORT_SYMBOL(nvidia_p2p_get_pages_persistent);
+int nvidia_p2p_put_pages_persistent;
+EXPORT_SYMBOL(nvidia_p2p_put_pages_persistent);
+#endif
+
+MODULE_DESCRIPTION("The names of an nvidia.ko, for tests");
+MODULE_VERSION(VERSION);
+MODULE_LICENSE(LICENCE);

@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! How other software finds out that there is a peermem module: each consumer's own question, and the answer it gets.
+//!
+//! What is asked, and in which order, was read in the source that stands beside each. Where NVIDIA's module is at hand it
+//! answers the same questions in the same machine.
+
+use std::env;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::ensure;
+use anyhow::Result;
+
+use crate::counters;
+use crate::ktap;
+use crate::ktap::note;
+use crate::ktap::Case;
+use crate::lab::Lab;
+use crate::lab::Peermem;
+use crate::module;
+use crate::module::Replaced;
+use crate::sys;
+use crate::sys::Running;
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "consumers.find_the_module",
+        run: find,
+    },
+    Case {
+        name: "consumers.find_it_as_they_find_nvidias",
+        run: find_as_nvidias,
+    },
+];
+
+/// NVIDIA's module, where the runner has laid it beside ours.
+pub(super) fn control() -> Option<PathBuf> {
+    env::var_os("RIG_CONTROL_KO").map(PathBuf::from)
+}
+
+/// Does ib_core itself show its clients in `memory_peers`? None since Linux 6.4 can.
+pub(super) fn core_shows() -> bool {
+    counters::module_parameter("ib_core", "peer_mem_sysfs").as_deref() == Some("Y")
+}
+
+/// Does the loaded module show them, if ib_core does not?
+fn module_shows() -> bool {
+    counters::module_parameter(module::NAME, "memory_peers").as_deref() == Some("Y")
+}
+
+const NV_MEM: &str = "/sys/kernel/mm/memory_peers/nv_mem/version";
+const NV_MEM_NC: &str = "/sys/kernel/mm/memory_peers/nv_mem_nc/version";
+/// A name that no client ever had.
+const BY_MODULE_NAME: &str = "/sys/kernel/mm/memory_peers/nvidia-peermem/version";
+const MODULE: &str = "/sys/module/nvidia_peermem/version";
+const FORERUNNER: &str = "/sys/module/nv_peer_mem/version";
+const EFA: &str = "/sys/module/efa_nv_peermem/version";
+const REFERENCES: &str = "/sys/module/nvidia_peermem/refcnt";
+const SYMBOL: &str = "ib_register_peer_memory_client";
+
+/// A consumer's question.
+enum Probe {
+    /// `access(…, F_OK)` of one path after the other, until one is there.
+    AnyOf(&'static [&'static str]),
+    /// Is the path there, and may its owner read it?
+    Readable(&'static str),
+    /// Is there a line in the file with these words in it?
+    Line(&'static str, &'static str),
+    /// Is a shell content with this command?
+    Shell(&'static str),
+    /// Does the file hold this?
+    Holds(&'static str, &'static str),
+}
+
+impl Probe {
+    /// What convinced the consumer, if anything did.
+    fn ask(&self) -> Result<Option<String>> {
+        Ok(match self {
+            Self::AnyOf(paths) => paths
+                .iter()
+                .find(|path| Path::new(path).exists())
+                .map(|path| (*path).to_owned()),
+            Self::Readable(path) => fs::metadata(path)
+                .ok()
+                .filter(|file| file.mode() & libc::S_IRUSR != 0)
+                .map(|_| (*path).to_owned()),
+            Self::Line(file, words) => fs::read_to_string(file)?
+                .lines()
+                .any(|line| line.contains(words))
+                .then(|| format!("{words} in {file}")),
+            Self::Shell(line) => {
+                let mut shell = Command::new("sh");
+                shell.args(["-c", line]);
+                Running::start(&mut shell)?
+                    .finish(Duration::from_secs(10))?
+                    .success()
+                    .then(|| (*line).to_owned())
+            }
+            Self::Holds(file, value) => fs::read_to_string(file)
+                .ok()
+                .filter(|text| text.trim() == *value)
+                .map(|_| format!("{file} is {value}")),
+        })
+    }
+}
+
+/// Where the answer comes from, and with it what it has to be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Finds {
+    /// The module itself: whenever it is loaded.
+    Module,
+    /// `memory_peers`: if ib_core shows its clients there, or the module does.
+    MemoryPeers,
+    /// ib_core: whether there is a module or not.
+    Core,
+    /// Another module than this one.
+    Never,
+}
+
+struct Consumer {
+    /// With its version, without spaces: a figure of the results.
+    name: &'static str,
+    source: &'static str,
+    probe: Probe,
+    finds: Finds,
+}
+
+const CONSUMERS: &[Consumer] = &[
+    Consumer {
+        name: "nccl-from-2.23",
+        source: "NCCL src/transport/net_ib/gdr.cc:18",
+        probe: Probe::AnyOf(&[NV_MEM, NV_MEM_NC, MODULE]),
+        finds: Finds::Module,
+    },
+    Consumer {
+        name: "nccl-to-2.22",
+        source: "NCCL up to 2.22.3, NVIDIA/nccl#1676",
+        probe: Probe::AnyOf(&[NV_MEM, NV_MEM_NC]),
+        finds: Finds::MemoryPeers,
+    },
+    Consumer {
+        name: "nccl-of-the-first-dmabuf",
+        source: "NCCL src/transport/net_ib.cc with DMA-BUF and without nv_mem_nc; so in FlagCX and TensorPipe",
+        probe: Probe::AnyOf(&[NV_MEM, BY_MODULE_NAME]),
+        finds: Finds::MemoryPeers,
+    },
+    Consumer {
+        name: "nccl-gin-gdaki",
+        source: "NCCL src/transport/net_ib/gdr.cc:33",
+        probe: Probe::AnyOf(&[MODULE]),
+        finds: Finds::Module,
+    },
+    Consumer {
+        name: "ucx-from-1.18",
+        source: "UCX src/uct/ib/base/ib_md.c:1420",
+        probe: Probe::AnyOf(&[NV_MEM, MODULE, FORERUNNER]),
+        finds: Finds::Module,
+    },
+    Consumer {
+        name: "ucx-to-1.17",
+        source: "UCX src/uct/ib/base/ib_md.c",
+        probe: Probe::AnyOf(&[NV_MEM]),
+        finds: Finds::MemoryPeers,
+    },
+    Consumer {
+        name: "ucx-on-efa",
+        source: "UCX src/uct/ib/base/ib_md.c, on Amazon's cards alone",
+        probe: Probe::AnyOf(&[EFA]),
+        finds: Finds::Never,
+    },
+    Consumer {
+        name: "nvshmem-from-3.4.5",
+        source: "NVSHMEM transport_ib_common.cpp:25",
+        probe: Probe::AnyOf(&[NV_MEM, BY_MODULE_NAME, MODULE]),
+        finds: Finds::Module,
+    },
+    Consumer {
+        name: "nvshmem-before-3.4.5",
+        source: "NVSHMEM transport_ib_common.cpp",
+        probe: Probe::AnyOf(&[NV_MEM, BY_MODULE_NAME]),
+        finds: Finds::MemoryPeers,
+    },
+    Consumer {
+        name: "ucc-mlx5",
+        source: "UCC tl/mlx5, which also asks for three since",
+        probe: Probe::AnyOf(&[NV_MEM, MODULE, FORERUNNER]),
+        finds: Finds::Module,
+    },
+    Consumer {
+        name: "ucc-mcast",
+        source: "UCC multicast",
+        probe: Probe::AnyOf(&[NV_MEM]),
+        finds: Finds::MemoryPeers,
+    },
+    Consumer {
+        name: "gasnet",
+        source: "GASNet-EX ibv-conduit",
+        probe: Probe::AnyOf(&[NV_MEM]),
+        finds: Finds::MemoryPeers,
+    },
+    Consumer {
+        name: "nvidia-fs",
+        source: "nvidia-fs",
+        probe: Probe::AnyOf(&[NV_MEM]),
+        finds: Finds::MemoryPeers,
+    },
+    Consumer {
+        name: "open-mpi-openib",
+        source: "Open MPI, btl/openib of 4.x",
+        probe: Probe::Readable(NV_MEM),
+        finds: Finds::MemoryPeers,
+    },
+    Consumer {
+        name: "libfabric-verbs",
+        source: "libfabric prov/verbs/src/verbs_osd.h:59; it also wants a card named mlx*, bnxt_re* or roce*, of which there is none here",
+        probe: Probe::Line("/proc/kallsyms", SYMBOL),
+        finds: Finds::Core,
+    },
+    Consumer {
+        name: "rccl",
+        source: "RCCL since ROCm/rccl#1328",
+        probe: Probe::Line("/proc/kallsyms", SYMBOL),
+        finds: Finds::Core,
+    },
+    Consumer {
+        name: "mscclpp",
+        source: "mscclpp src/ib.cc:33",
+        probe: Probe::Line("/proc/modules", "nvidia_peermem"),
+        finds: Finds::Module,
+    },
+    Consumer {
+        name: "mooncake-tent",
+        source: "Mooncake, tent's rdma_transport",
+        probe: Probe::Line("/proc/modules", "nvidia_peermem"),
+        finds: Finds::Module,
+    },
+    Consumer {
+        name: "fabtests",
+        source: "fabtests, ofiwg/libfabric#12409",
+        probe: Probe::Line("/proc/modules", "nvidia_peermem"),
+        finds: Finds::Module,
+    },
+    Consumer {
+        name: "gpu-operator-validator",
+        source: "gpu-operator validator/main.go:1136",
+        probe: Probe::Shell(r"lsmod | grep -E '^nvidia_peermem\s'"),
+        finds: Finds::Module,
+    },
+    Consumer {
+        name: "gpu-operator-sidecar",
+        source: "gpu-driver-container ubuntu24.04/nvidia-driver:796, after its modprobe",
+        probe: Probe::AnyOf(&[REFERENCES]),
+        finds: Finds::Module,
+    },
+    Consumer {
+        name: "node-feature-discovery",
+        source: "gpu-operator, label nvidia.com/peermem.capable",
+        probe: Probe::Shell("cut -d ' ' -f 1 /proc/modules | grep -qx nvidia_peermem"),
+        finds: Finds::Module,
+    },
+    Consumer {
+        name: "doca-driver-build",
+        source: "doca-driver-build entrypoint.sh:1592: unloads it where this is so",
+        probe: Probe::Holds(REFERENCES, "0"),
+        finds: Finds::Module,
+    },
+    Consumer {
+        name: "gpud",
+        source: "gpud, the line of ib_core in lsmod",
+        probe: Probe::Shell(r"lsmod | grep -E '^ib_core\s.*\bnvidia_peermem\b'"),
+        finds: Finds::Module,
+    },
+    Consumer {
+        name: "health-checks",
+        source: "Oracle's, Imbue's and Azure's",
+        probe: Probe::Shell("lsmod | grep nvidia_peermem"),
+        finds: Finds::Module,
+    },
+    Consumer {
+        name: "initstate",
+        source: "scripts that wait for the module to be up",
+        probe: Probe::Holds("/sys/module/nvidia_peermem/initstate", "live"),
+        finds: Finds::Module,
+    },
+];
+
+fn ask_all() -> Result<Vec<Option<String>>> {
+    CONSUMERS
+        .iter()
+        .map(|consumer| consumer.probe.ask())
+        .collect()
+}
+
+fn told(answer: &Option<String>) -> &str {
+    answer.as_deref().unwrap_or("nothing")
+}
+
+/// What each finds of the module that is loaded, or of none.
+fn find(lab: &Lab) -> Result<()> {
+    let loaded = lab.setup.peermem != Peermem::None;
+    let shown = loaded && (core_shows() || module_shows());
+    note("ib_core_shows", core_shows());
+    let mut wrong = Vec::new();
+    for (consumer, answer) in CONSUMERS.iter().zip(ask_all()?) {
+        println!("# {}: {}", consumer.name, consumer.source);
+        note(consumer.name, told(&answer));
+        let expected = match consumer.finds {
+            Finds::Module => loaded,
+            Finds::MemoryPeers => shown,
+            Finds::Core => true,
+            Finds::Never => false,
+        };
+        if answer.is_some() != expected {
+            wrong.push(format!("{} finds {}", consumer.name, told(&answer)));
+        }
+    }
+    ensure!(wrong.is_empty(), "{}", wrong.join("; "));
+    Ok(())
+}
+
+/// Our module and NVIDIA's in turn: who finds NVIDIA's finds ours, and by the same thing.
+fn find_as_nvidias(lab: &Lab) -> Result<()> {
+    if lab.setup.peermem != Peermem::Ours {
+        return ktap::skip("ours is not loaded");
+    }
+    let Some(control) = control() else {
+        return ktap::skip("NVIDIA's module is not at hand");
+    };
+    let ours = ask_all()?;
+    // The one reason for a difference that there may be.
+    let only_ours_shows = !core_shows() && module_shows();
+    let replaced = Replaced::begin()?;
+    module::load_file(&control)?;
+    note("control", module::version()?);
+    let nvidias = ask_all();
+    replaced.end()?;
+
+    note("ib_core_shows", core_shows());
+    let mut wrong = Vec::new();
+    for ((consumer, ours), nvidias) in CONSUMERS.iter().zip(ours).zip(nvidias?) {
+        let name = consumer.name;
+        let (ours, theirs) = (told(&ours), told(&nvidias));
+        if ours == theirs {
+            note(name, format_args!("both: {ours}"));
+            continue;
+        }
+        note(name, format_args!("ours: {ours}; NVIDIA's: {theirs}"));
+        if only_ours_shows && ours.starts_with("/sys/kernel/mm/memory_peers/") {
+            println!(
+                "# {name}: differs since this kernel has no memory_peers of ib_core's, and our module makes its own"
+            );
+        } else {
+            wrong.push(format!("{name} finds {ours}, of NVIDIA's {theirs}"));
+        }
+    }
+    ensure!(wrong.is_empty(), "{}", wrong.join("; "));
+    ensure!(sys::read_line(MODULE)?.contains("-rs"), "ours is not back");
+    Ok(())
+}

@@ -1,0 +1,767 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! True DMA: an NVMe controller moves bytes from GPU memory to its disk and back to other GPU memory, at the DMA addresses
+//! that a registration gave for it; and where the IOMMU translates, it cannot any more once the registration has gone.
+//!
+//! rxe moves bytes by the CPU, which no IOMMU watches. These cases are what shows that a mapping is one.
+//!
+//! An access that the IOMMU refuses need not fail: QEMU's controller reports success whatever became of it. So the bytes
+//! are looked at, through the BAR, and the kernel's log is.
+
+use std::time::Duration;
+use std::time::Instant;
+
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+
+use super::register::peer_region;
+use super::register::ENTRY_BOUNDARY;
+use crate::arena::Arena;
+use crate::dma::Access;
+use crate::dma::Faults;
+use crate::dma::Guard;
+use crate::dma::Mapped;
+use crate::dma::Page;
+use crate::dma::Segment;
+use crate::dma::Trace;
+use crate::gpu::Allocation;
+use crate::gpu::BarView;
+use crate::gpu::GRANULE;
+use crate::gpu::PAGE;
+use crate::knobs::Parameter;
+use crate::ktap;
+use crate::ktap::note;
+use crate::ktap::Case;
+use crate::lab::Flavour;
+use crate::lab::Lab;
+use crate::lab::Memory;
+use crate::lab::Peermem;
+use crate::lab::Where;
+use crate::nvme;
+use crate::nvme::Nvme;
+use crate::nvme::Op;
+use crate::nvme::Pointers;
+use crate::nvme::BLOCK;
+use crate::pattern::difference;
+use crate::pattern::Choice;
+use crate::pattern::Pattern;
+use crate::rdma;
+use crate::sys::Placement;
+
+const M2: usize = GRANULE as usize;
+/// What a device reads and writes in the cases about faults: the IOMMU's page.
+const SMALL: usize = 4096;
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "dma.queues_in_gpu_memory",
+        run: |lab| each_flavour(lab, queues),
+    },
+    Case {
+        name: "dma.gpu_to_disk_to_gpu",
+        run: |lab| each_flavour(lab, gpu_to_gpu),
+    },
+    Case {
+        name: "dma.unaligned",
+        run: |lab| each_flavour(lab, unaligned),
+    },
+    Case {
+        name: "dma.layouts",
+        run: |lab| each_flavour(lab, layouts),
+    },
+    Case {
+        name: "dma.many_regions",
+        run: |lab| each_flavour(lab, many),
+    },
+    Case {
+        name: "dma.faults_after_deregistration",
+        run: |lab| each_flavour(lab, after_deregistration),
+    },
+    Case {
+        name: "dma.other_region_stays",
+        run: |lab| each_flavour(lab, other_stays),
+    },
+    Case {
+        name: "dma.faults_after_free",
+        run: |lab| one_flavour(lab, Flavour::Revocable, after_free),
+    },
+    Case {
+        name: "dma.goes_on_after_free",
+        run: |lab| one_flavour(lab, Flavour::Persistent, goes_on),
+    },
+    Case {
+        name: "dma.lazy_window",
+        run: |lab| each_flavour(lab, window),
+    },
+];
+
+/// A controller that runs on registrations of one flavour, and those who watch it.
+struct Bench<'a> {
+    lab: &'a Lab,
+    flavour: Flavour,
+    // The controller stops before what it works on goes.
+    controller: Nvme,
+    faults: Faults,
+    trace: Trace,
+    guard: Guard,
+    next_block: u64,
+    _device: Parameter,
+    _flavour: Parameter,
+}
+
+/// Makes the loaded module give `flavour`, or says that it cannot.
+fn choose(lab: &Lab, flavour: Flavour) -> Result<Option<Parameter>> {
+    let revocable = if flavour == Flavour::Revocable {
+        "Y"
+    } else {
+        "N"
+    };
+    let parameter = Parameter::set("rdma_rxe", "peer_inval", revocable)?;
+    Ok((lab.setup.flavour() == flavour).then_some(parameter))
+}
+
+/// With a module that has both flavours, `body` runs for both.
+fn each_flavour(lab: &Lab, body: fn(&mut Bench<'_>) -> Result<()>) -> Result<()> {
+    let bdf = needs_controller(lab)?;
+    for flavour in [Flavour::Persistent, Flavour::Revocable] {
+        if let Some(chosen) = choose(lab, flavour)? {
+            run(lab, &bdf, flavour, chosen, body)?;
+        }
+    }
+    Ok(())
+}
+
+fn one_flavour(lab: &Lab, flavour: Flavour, body: fn(&mut Bench<'_>) -> Result<()>) -> Result<()> {
+    let bdf = needs_controller(lab)?;
+    match choose(lab, flavour)? {
+        Some(chosen) => run(lab, &bdf, flavour, chosen, body),
+        None => ktap::skip(format_args!("the module gives no {flavour} registrations")),
+    }
+}
+
+fn needs_controller(lab: &Lab) -> Result<String> {
+    lab.needs_module()?;
+    match nvme::find()? {
+        Some(bdf) => Ok(bdf),
+        None => ktap::skip("needs an NVMe controller"),
+    }
+}
+
+fn run(
+    lab: &Lab,
+    bdf: &str,
+    flavour: Flavour,
+    chosen: Parameter,
+    body: fn(&mut Bench<'_>) -> Result<()>,
+) -> Result<()> {
+    let mut bench = Bench::open(lab, bdf, flavour, chosen)?;
+    body(&mut bench).with_context(|| flavour.to_string())?;
+    bench.faults.none().with_context(|| flavour.to_string())
+}
+
+impl<'a> Bench<'a> {
+    fn open(lab: &'a Lab, bdf: &str, flavour: Flavour, chosen: Parameter) -> Result<Self> {
+        nvme::take_from_kernel(bdf)?;
+        let guard = Guard::of(bdf)?;
+        let device = Parameter::set("rdma_rxe", "peer_dma_dev", bdf)?;
+        let faults = Faults::of(bdf)?;
+        let trace = Trace::of(bdf)?;
+        // On the last GPU, and nothing that a case frees.
+        let gpu = lab.gpu(lab.gpus().len().saturating_sub(1))?;
+        let memory = gpu.allocate(nvme::MEMORY, Placement::Any)?;
+        let controller = Nvme::start(bdf, &trace, &lab.near, memory)?;
+        Ok(Self {
+            lab,
+            flavour,
+            controller,
+            faults,
+            trace,
+            guard,
+            next_block: 0,
+            _device: device,
+            _flavour: chosen,
+        })
+    }
+
+    fn note(&self, name: &str, value: impl std::fmt::Display) {
+        note(&format!("{name}_{}", self.flavour), value);
+    }
+
+    fn pattern(&self, id: u64) -> Pattern {
+        let flavour = u64::from(self.flavour == Flavour::Revocable);
+        Pattern::new(self.lab.setup.seed, 2 * id + flavour)
+    }
+
+    fn allocate(&self, gpu: usize, len: usize) -> Result<Allocation> {
+        self.lab.gpu(gpu)?.allocate(len, Placement::Any)
+    }
+
+    fn register(&self, memory: &Allocation, offset: usize, len: usize) -> Result<Mapped> {
+        let mapped = self.trace.register(&self.lab.near, memory, offset, len)?;
+        for page in &mapped.pages {
+            // An address that is the physical one would reach the memory without any mapping.
+            ensure!(
+                (page.dma == page.phys) != self.guard.translates(),
+                "{page:x?} where the guard is {:?}",
+                self.guard
+            );
+        }
+        Ok(mapped)
+    }
+
+    /// Ends the region, and sees that all of it is unmapped.
+    fn deregister(&self, mapped: Mapped) -> Result<()> {
+        let Mapped { region, pages, .. } = mapped;
+        self.trace.unmapping(&pages, || {
+            drop(region);
+            Ok(())
+        })
+    }
+
+    /// For cases about the moment from which on an address is refused.
+    fn needs_strictness(&self) -> Result<()> {
+        if self.guard == Guard::Lazy {
+            return ktap::skip("unmapped lazily: see dma.lazy_window");
+        }
+        Ok(())
+    }
+
+    /// Without an IOMMU nothing stops a device, and the case says so.
+    fn note_no_fault(&self) {
+        self.note("no_fault_to_be_expected_iommu", self.guard.option());
+    }
+
+    /// The scatter list that ib_core was given, as far as anybody says anything of it: it has as many entries as the pages
+    /// have stretches; the control's has one for each page.
+    fn entries(&self, region: &Mapped) -> Result<u64> {
+        let entries = peer_region(&self.lab.near, &region.region)?.entries;
+        let expected = match self.lab.setup.peermem {
+            Peermem::Nvidia => region.pages.len(),
+            _ => region.stretches(ENTRY_BOUNDARY),
+        };
+        ensure!(
+            entries == expected as u64,
+            "a scatter list of {entries} entries where {expected} were expected"
+        );
+        Ok(entries)
+    }
+
+    /// A place on the disk that no transfer of this bench has used, as long as there is one.
+    fn blocks(&mut self, len: u64) -> u64 {
+        const DISK: u64 = 64 << 20;
+        let blocks = len.div_ceil(BLOCK);
+        if (self.next_block + blocks) * BLOCK > DISK {
+            self.next_block = 0;
+        }
+        let first = self.next_block;
+        self.next_block += blocks;
+        first
+    }
+
+    /// Moves bytes of a region to the disk or back, by as many commands as it takes.
+    fn transfer(
+        &mut self,
+        op: Op,
+        block: u64,
+        region: &Mapped,
+        offset: u64,
+        len: u64,
+        pointers: Pointers,
+    ) -> Result<()> {
+        let mut done = 0;
+        while done < len {
+            let now = (len - done).min(self.controller.longest());
+            let segments = region.segments(offset + done, now)?;
+            self.controller
+                .transfer(op, block + done / BLOCK, &segments, pointers)?
+                .success()
+                .with_context(|| format!("{op:?} of {now:#x} bytes at {segments:x?}"))?;
+            done += now;
+        }
+        Ok(())
+    }
+
+    /// From one region by way of the disk to another.
+    fn copy(
+        &mut self,
+        from: (&Mapped, u64),
+        to: (&Mapped, u64),
+        len: u64,
+        pointers: Pointers,
+    ) -> Result<()> {
+        let block = self.blocks(len);
+        self.transfer(Op::Write, block, from.0, from.1, len, pointers)?;
+        self.transfer(Op::Read, block, to.0, to.1, len, pointers)
+    }
+
+    /// The controller writes a page of a region, which is seen behind the BAR.
+    fn writes(&mut self, dma: u64, view: &BarView, at: usize) -> Result<()> {
+        let canary = vec![0xa5; SMALL];
+        view.write(at, &canary)?;
+        self.controller.identify(dma)?.success()?;
+        let mut found = vec![0; SMALL];
+        view.read(at, &mut found)?;
+        let model = String::from_utf8_lossy(&found[24..64]).trim().to_owned();
+        ensure!(
+            model == self.controller.model(),
+            "the controller wrote {model:?} to {dma:#x}"
+        );
+        Ok(())
+    }
+
+    /// The controller cannot write this page: one fault, and the bytes behind the BAR stay.
+    fn cannot_write(&mut self, dma: u64, view: &BarView, at: usize) -> Result<()> {
+        let canary = self.pattern(90).bytes(dma, SMALL);
+        view.write(at, &canary)?;
+        self.faults.pace();
+        let status = self.controller.identify(dma)?;
+        self.faults.take(Access::Write, dma)?;
+        let mut found = vec![0; SMALL];
+        view.read(at, &mut found)?;
+        self.note("status_of_refused_write", format_args!("{:#x}", status.0));
+        ensure!(
+            found == canary,
+            "the access was refused, and the bytes changed"
+        );
+        Ok(())
+    }
+
+    /// The controller cannot read this page: one fault, and its bytes do not come to the disk.
+    fn cannot_read(
+        &mut self,
+        dma: u64,
+        view: &BarView,
+        at: usize,
+        elsewhere: (&Mapped, &Allocation),
+    ) -> Result<()> {
+        let secret = self.pattern(91).bytes(dma, SMALL);
+        view.write(at, &secret)?;
+        let segment = Segment {
+            dma,
+            len: SMALL as u64,
+        };
+        let block = self.blocks(segment.len);
+        self.faults.pace();
+        let status = self
+            .controller
+            .transfer(Op::Write, block, &[segment], Pointers::Prp)?;
+        self.faults.take(Access::Read, dma)?;
+        self.transfer(Op::Read, block, elsewhere.0, 0, segment.len, Pointers::Prp)?;
+        let mut found = vec![0; SMALL];
+        elsewhere.1.read(0, &mut found)?;
+        let same = found.iter().zip(&secret).filter(|(a, b)| a == b).count();
+        self.note("status_of_refused_read", format_args!("{:#x}", status.0));
+        // By chance one byte in 256 is the same.
+        ensure!(
+            same < SMALL / 16,
+            "the access was refused, and {same} of its bytes came to the disk"
+        );
+        Ok(())
+    }
+}
+
+/// Compares all of an allocation.
+fn same(memory: &Allocation, expected: &[u8]) -> Result<()> {
+    let mut found = vec![0; expected.len()];
+    memory.read(0, &mut found)?;
+    match difference(expected, &found) {
+        None => Ok(()),
+        Some(wrong) => anyhow::bail!(
+            "{} bytes of {} differ, the first at {:#x}",
+            wrong.count,
+            expected.len(),
+            wrong.first
+        ),
+    }
+}
+
+/// The HCA moves the same bytes out of the region, by the addresses in its scatter list: these are the controller's.
+fn same_by_rdma(bench: &Bench<'_>, region: &Mapped, expected: &[u8]) -> Result<()> {
+    let lab = bench.lab;
+    let host = lab.allocate(Where::Host, expected.len())?;
+    ensure!(matches!(host, Memory::Host(_)), "not host memory");
+    let mut host = Arena::whole(&lab.far, host, bench.pattern(80))?;
+    let mut connection = rdma::connect(&lab.near, &lab.far)?;
+    connection.near.transfer(
+        rdma::Op::Write,
+        region.region.part(0, expected.len() as u64)?,
+        host.part(0, expected.len())?,
+    )?;
+    host.expect(0, expected)?;
+    host.check()
+}
+
+/// The controller runs with its queues in GPU memory, and fetched its own description into it.
+fn queues(bench: &mut Bench<'_>) -> Result<()> {
+    note("iommu", bench.guard.option());
+    note("controller", bench.controller.model());
+    note("longest_transfer_kib", bench.controller.longest() >> 10);
+    let pages = &bench.controller.memory().pages;
+    bench.note(
+        "queues_at",
+        format_args!("{:#x}", pages.first().context("no pages")?.phys),
+    );
+    ensure!(
+        bench.controller.model() == "QEMU NVMe Ctrl",
+        "it says that it is {:?}",
+        bench.controller.model()
+    );
+    Ok(())
+}
+
+/// One GPU to the disk to the other GPU, from one block to a list of pages that goes on in a second one.
+fn gpu_to_gpu(bench: &mut Bench<'_>) -> Result<()> {
+    const LEN: usize = 3 * M2;
+    let (source, target) = (bench.allocate(0, LEN)?, bench.allocate(1, LEN)?);
+    let bytes = bench.pattern(1).bytes(0, LEN);
+    let mut expected = bench.pattern(2).bytes(0, LEN);
+    source.write(0, &bytes)?;
+    target.write(0, &expected)?;
+    let from = bench.register(&source, 0, LEN)?;
+    let to = bench.register(&target, 0, LEN)?;
+    let mut at = 0;
+    for (start, len) in [
+        (0, 512),
+        (65536 - 512, 1024),
+        (4096, 4096),
+        (12288, 8192),
+        (65536, 65536),
+        (3 * 65536 - 4, 2 * 65536),
+        (1024 * 1024 - 1024, 1024 * 1024),
+        // 1024 pages.
+        (0, 2 * M2),
+    ] {
+        // The same place in its page as the source's, so that both are what PRP entries can say.
+        let gap = (start % SMALL + SMALL - at % SMALL) % SMALL;
+        let place = at + gap;
+        bench.copy(
+            (&from, start as u64),
+            (&to, place as u64),
+            len as u64,
+            Pointers::Prp,
+        )?;
+        expected[place..place + len].copy_from_slice(&bytes[start..start + len]);
+        at = place + len;
+    }
+    ensure!(at <= LEN, "the target is too small");
+    same(&source, &bytes)?;
+    same(&target, &expected)?;
+    same_by_rdma(bench, &to, &expected)?;
+    bench.note("pages", from.pages.len());
+    bench.note("mappings", from.maps);
+    bench.note("entries", bench.entries(&from)?);
+    Ok(())
+}
+
+/// Regions that begin and end anywhere, transfers that do; lists of any address and of multiples of 4.
+fn unaligned(bench: &mut Bench<'_>) -> Result<()> {
+    let (source, target) = (bench.allocate(0, M2)?, bench.allocate(1, M2)?);
+    let bytes = bench.pattern(3).bytes(0, M2);
+    let mut expected = bench.pattern(4).bytes(0, M2);
+    source.write(0, &bytes)?;
+    target.write(0, &expected)?;
+    let (from_start, to_start) = (4097, 65533);
+    let from = bench.register(&source, from_start, 1_000_003)?;
+    let to = bench.register(&target, to_start, 1_500_001)?;
+    let mut at = 1;
+    let mut moved = 0;
+    for (start, blocks) in [
+        (0, 1),
+        (1, 3),
+        (61_439 - 511, 2),
+        (61_439 - 256, 1),
+        (65_535, 129),
+        (123_457, 1000),
+    ] {
+        let len = blocks * 512;
+        bench.copy((&from, start), (&to, at), len, Pointers::Sgl)?;
+        let (a, b) = (from_start + start as usize, to_start + at as usize);
+        let len = len as usize;
+        expected[b..b + len].copy_from_slice(&bytes[a..a + len]);
+        at += len as u64 + 7;
+        moved += len;
+    }
+    // Multiples of 4 that are none of a block, nor of a page.
+    let place = |start: usize, memory: usize| (memory - start % SMALL) as u64;
+    let (a, b) = (
+        place(from_start, 3 * SMALL + 20),
+        place(to_start, SMALL + 20),
+    );
+    let b = b + (at / SMALL as u64 + 1) * SMALL as u64;
+    let len = 200 * 512;
+    bench.copy((&from, a), (&to, b), len as u64, Pointers::Prp)?;
+    let (a, b) = (from_start + a as usize, to_start + b as usize);
+    expected[b..b + len].copy_from_slice(&bytes[a..a + len]);
+    same(&source, &bytes)?;
+    same(&target, &expected)?;
+    bench.note("bytes", moved + len);
+    Ok(())
+}
+
+/// Memory in pieces: each page apart, each granule, the other way round, at random, one long run between two short ones.
+fn layouts(bench: &mut Bench<'_>) -> Result<()> {
+    const LEN: usize = 3 * M2;
+    let background = bench.pattern(20).bytes(0, LEN);
+    for (id, layout) in ["64k", "2m", "descending", "random", "run"]
+        .into_iter()
+        .enumerate()
+    {
+        // Where the random one's sequence begins: here, in pieces that are all shorter than the allocation.
+        let seed = Parameter::set("nvidia", "layout_seed", "3")?;
+        let chosen = Parameter::set("nvidia", "layout", layout)?;
+        let (source, target) = (bench.allocate(0, LEN)?, bench.allocate(1, LEN)?);
+        drop((chosen, seed));
+        ensure!(!source.is_contiguous(), "{layout} is in one piece");
+        let bytes = bench.pattern(10 + id as u64).bytes(0, LEN);
+        source.write(0, &bytes)?;
+        target.write(0, &background)?;
+        let from = bench.register(&source, 0, LEN)?;
+        let to = bench.register(&target, 0, LEN)?;
+        let pointers = if id % 2 == 0 {
+            Pointers::Prp
+        } else {
+            Pointers::Sgl
+        };
+        bench
+            .copy((&from, 0), (&to, 0), LEN as u64, pointers)
+            .context(layout)?;
+        same(&source, &bytes).context(layout)?;
+        same(&target, &bytes).context(layout)?;
+        same_by_rdma(bench, &to, &bytes).context(layout)?;
+        bench.note(&format!("entries_{layout}"), bench.entries(&from)?);
+    }
+    Ok(())
+}
+
+/// Regions on both GPUs, all alive at once, each of which the controller reads or writes.
+fn many(bench: &mut Bench<'_>) -> Result<()> {
+    const PAIRS: usize = 32;
+    const SLOT: usize = 256 << 10;
+    const LEN: usize = PAIRS * SLOT;
+    let memories = [bench.allocate(0, LEN)?, bench.allocate(1, LEN)?];
+    let mut expected = [
+        bench.pattern(30).bytes(0, LEN),
+        bench.pattern(31).bytes(0, LEN),
+    ];
+    for (memory, bytes) in memories.iter().zip(&expected) {
+        memory.write(0, bytes)?;
+    }
+    let mut choice = Choice::new(bench.lab.setup.seed);
+    let mut pairs = Vec::new();
+    for slot in 0..PAIRS {
+        // Every other pair goes the other way.
+        let from = slot % 2;
+        let len = 512 * (1 + choice.below(200) as usize);
+        let mut place = || slot * SLOT + choice.below((SLOT - len) as u64) as usize;
+        let (a, b) = (place(), place());
+        // A slot that is a source on one GPU is a target on the other.
+        let source = bench.register(&memories[from], a, len)?;
+        let target = bench.register(&memories[1 - from], b, len)?;
+        pairs.push((from, a, b, len, source, target));
+    }
+    for (from, a, b, len, source, target) in &pairs {
+        bench.copy((source, 0), (target, 0), *len as u64, Pointers::Sgl)?;
+        let bytes = expected[*from][*a..a + len].to_vec();
+        expected[1 - from][*b..b + len].copy_from_slice(&bytes);
+    }
+    for (memory, bytes) in memories.iter().zip(&expected) {
+        same(memory, bytes)?;
+    }
+    bench.note("regions", 2 * pairs.len());
+    Ok(())
+}
+
+/// A page in the middle of a region, by number.
+const PROBED: usize = 5;
+/// Where in that page of 64 KiB.
+const WITHIN: usize = 2 * SMALL;
+
+fn probe(region: &Mapped) -> Result<(u64, usize)> {
+    let page: &Page = region.pages.get(PROBED).context("a short region")?;
+    Ok((page.dma + WITHIN as u64, PROBED * PAGE as usize + WITHIN))
+}
+
+fn after_deregistration(bench: &mut Bench<'_>) -> Result<()> {
+    bench.needs_strictness()?;
+    let (memory, other) = (bench.allocate(0, M2)?, bench.allocate(1, M2)?);
+    let elsewhere = bench.register(&other, 0, M2)?;
+    let view = memory.bar_view()?;
+    let probed = bench.register(&memory, 0, M2)?;
+    let (dma, at) = probe(&probed)?;
+    bench.writes(dma, &view, at)?;
+    bench.faults.none()?;
+    bench.deregister(probed)?;
+    if !bench.guard.translates() {
+        bench.writes(dma, &view, at)?;
+        bench.note_no_fault();
+        bench.note("bytes_moved_all_the_same", SMALL);
+        return Ok(());
+    }
+    bench.cannot_write(dma, &view, at)?;
+    bench.cannot_read(dma, &view, at, (&elsewhere, &other))?;
+    bench.note("faults", bench.faults.seen());
+    Ok(())
+}
+
+/// Two regions over one memory have mappings of their own: one ends, the other serves on.
+fn other_stays(bench: &mut Bench<'_>) -> Result<()> {
+    bench.needs_strictness()?;
+    let memory = bench.allocate(0, M2)?;
+    let view = memory.bar_view()?;
+    let gone = bench.register(&memory, 0, M2)?;
+    let stays = bench.register(&memory, 0, M2)?;
+    let (old, at) = probe(&gone)?;
+    let (new, _) = probe(&stays)?;
+    ensure!(
+        (old == new) != bench.guard.translates(),
+        "addresses {old:#x} and {new:#x}"
+    );
+    for dma in [old, new] {
+        bench.writes(dma, &view, at)?;
+    }
+    bench.deregister(gone)?;
+    if bench.guard.translates() {
+        bench.cannot_write(old, &view, at)?;
+    } else {
+        bench.note_no_fault();
+    }
+    bench.writes(new, &view, at)
+}
+
+/// Freed under a live region: when the free has returned, the controller cannot reach what is somebody else's by now.
+fn after_free(bench: &mut Bench<'_>) -> Result<()> {
+    bench.needs_strictness()?;
+    let (mut memory, other) = (bench.allocate(0, M2)?, bench.allocate(1, M2)?);
+    let elsewhere = bench.register(&other, 0, M2)?;
+    let view = memory.bar_view()?;
+    let place = memory.bar_address();
+    let probed = bench.register(&memory, 0, M2)?;
+    let (dma, at) = probe(&probed)?;
+    bench.writes(dma, &view, at)?;
+    bench.faults.none()?;
+    bench.trace.unmapping(&probed.pages, || memory.free())?;
+
+    let next = bench.allocate(0, M2)?;
+    ensure!(
+        next.bar_address() == place,
+        "the stand-in did not hand the place out again"
+    );
+    let mut expected = bench.pattern(40).bytes(0, M2);
+    next.write(0, &expected)?;
+    if bench.guard.translates() {
+        bench.cannot_write(dma, &view, at)?;
+        bench.cannot_read(dma, &view, at, (&elsewhere, &other))?;
+        // What the two have written there themselves.
+        let secret = bench.pattern(91).bytes(dma, SMALL);
+        expected[at..at + SMALL].copy_from_slice(&secret);
+        bench.note("faults", bench.faults.seen());
+    } else {
+        bench.note_no_fault();
+    }
+    drop(probed);
+    same(&next, &expected).context("the new owner's bytes")
+}
+
+/// Freed under a live region that nobody revokes: the controller works on in pages that have no address, until the end.
+fn goes_on(bench: &mut Bench<'_>) -> Result<()> {
+    let other = bench.allocate(1, M2)?;
+    let elsewhere = bench.register(&other, 0, M2)?;
+    let memory = bench.allocate(0, M2)?;
+    let view = memory.bar_view()?;
+    let bytes = bench.pattern(50).bytes(0, M2);
+    memory.write(0, &bytes)?;
+    let probed = bench.register(&memory, 0, M2)?;
+    let (dma, at) = probe(&probed)?;
+    drop(memory);
+
+    bench.copy((&probed, 0), (&elsewhere, 0), M2 as u64, Pointers::Prp)?;
+    same(&other, &bytes)?;
+    bench.writes(dma, &view, at)?;
+    bench.faults.none()?;
+    bench.deregister(probed)?;
+    match bench.guard {
+        Guard::Strict => bench.cannot_write(dma, &view, at),
+        Guard::Lazy => Ok(()),
+        // The memory may be another's by now.
+        Guard::None | Guard::Passthrough => {
+            bench.note_no_fault();
+            Ok(())
+        }
+    }
+}
+
+/// How long an address stays usable where the IOMMU forgets lazily. The kernel takes the entry out of the IOMMU's tables at
+/// once; what a device has used lately lies in the IOMMU's cache, which is emptied after 10 ms, or when 256 ranges wait.
+fn window(bench: &mut Bench<'_>) -> Result<()> {
+    const ROUNDS: usize = 2;
+    if bench.guard != Guard::Lazy {
+        return ktap::skip(format_args!(
+            "no lazy IOMMU: --iommu {}",
+            bench.guard.option()
+        ));
+    }
+    let mut ends = vec!["deregistration"];
+    if bench.flavour == Flavour::Revocable {
+        ends.push("free");
+    }
+    for end in ends {
+        for _ in 0..ROUNDS {
+            let mut memory = bench.allocate(0, M2)?;
+            let view = memory.bar_view()?;
+            let probed = bench.register(&memory, 0, M2)?;
+            let (dma, at) = probe(&probed)?;
+            bench.writes(dma, &view, at)?;
+            bench.faults.none()?;
+            bench.faults.pace();
+            let mut probed = Some(probed);
+            if end == "free" {
+                memory.free()?;
+            } else {
+                probed = None;
+            }
+            let begin = Instant::now();
+            let (open, uses) = until_refused(bench, begin, dma, &view, at)?;
+            bench.faults.take(Access::Write, dma)?;
+            drop(probed);
+            bench.note(
+                &format!("window_after_{end}_ms"),
+                format_args!("{:.1}", open.as_secs_f64() * 1e3),
+            );
+            bench.note(&format!("uses_after_{end}"), uses);
+        }
+    }
+    // A page that the device has not used is in no cache.
+    let memory = bench.allocate(0, M2)?;
+    let view = memory.bar_view()?;
+    let probed = bench.register(&memory, 0, M2)?;
+    let (dma, at) = probe(&probed)?;
+    drop(probed);
+    bench.cannot_write(dma, &view, at)
+}
+
+/// Has the controller write the page until it cannot. How long after `begin` it could, and how often it did.
+fn until_refused(
+    bench: &mut Bench<'_>,
+    begin: Instant,
+    dma: u64,
+    view: &BarView,
+    at: usize,
+) -> Result<(Duration, u32)> {
+    let canary = [0xa5; 64];
+    let mut found = [0; 64];
+    let (mut last, mut uses) = (Duration::ZERO, 0);
+    loop {
+        view.write(at, &canary)?;
+        bench.controller.identify(dma)?;
+        view.read(at, &mut found)?;
+        if found == canary {
+            return Ok((last, uses));
+        }
+        last = begin.elapsed();
+        uses += 1;
+        ensure!(
+            last < Duration::from_secs(10),
+            "the address can still be used after {uses} times"
+        );
+    }
+}

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! J to N and P: what a registration costs, what is asked for before anybody has looked at an address, and what of the
+//! provider's answers is believed unread.
+
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+
+use crate::arena::Arena;
+use crate::cases::register::peer_region;
+use crate::counters::Counters;
+use crate::gpu::GRANULE;
+use crate::gpu::PAGE;
+use crate::hold::Hold;
+use crate::knobs::Parameter;
+use crate::ktap;
+use crate::rdma;
+use crate::rdma::errno_name;
+use crate::rdma::full_access;
+use crate::rdma::Op;
+use crate::sys;
+use crate::sys::Placement;
+use crate::sys::Span;
+
+use super::times;
+use super::Bench;
+use super::Case;
+use super::M2;
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "J.pins_of_one_registration",
+        run: pins_of_one_registration,
+    },
+    Case {
+        name: "J.memory_changes_hands",
+        run: memory_changes_hands,
+    },
+    Case {
+        name: "K.entries",
+        run: entries,
+    },
+    Case {
+        name: "K.addresses_out_of_order",
+        run: addresses_out_of_order,
+    },
+    Case {
+        name: "L.empty_or_wrapping",
+        run: empty_or_wrapping,
+    },
+    Case {
+        name: "M.absurd_length",
+        run: absurd_length,
+    },
+    Case {
+        name: "N.reason",
+        run: reason,
+    },
+    Case {
+        name: "P.strange_tables",
+        run: strange_tables,
+    },
+    Case {
+        name: "P.strange_mappings",
+        run: strange_mappings,
+    },
+];
+
+fn pins_of_one_registration(bench: &Bench) -> Result<()> {
+    let memory = bench.allocate()?;
+    let region = bench.register(&memory)?;
+    drop(region);
+    let activity = Counters::read()?.activity(&bench.before)?;
+    let said = format!(
+        "{}, {}",
+        times(activity.pins, "pin"),
+        times(activity.unpins, "unpin")
+    );
+    bench.check(activity.pins == 1 && activity.unpins == 1, &said, &said);
+    bench.check_nothing_left()
+}
+
+/// Between the two pins of a registration its memory is freed, and the addresses get other memory.
+fn memory_changes_hands(bench: &Bench) -> Result<()> {
+    // Far from where the neighbour's addresses will be.
+    let memory = bench.gpu.allocate(M2, Placement::At(16 << 40))?;
+    let (addr, place) = (memory.mapping().addr(), memory.bar_address());
+    let hold = Hold::arm("ib_peer_mem/before_get_pages")?;
+    let mut registration = bench.start_register(&memory)?;
+    ensure!(hold.caught(&mut registration)?, "get_pages was not reached");
+    // The neighbour keeps the place, so that the new memory lies elsewhere.
+    drop(memory);
+    let neighbour = bench.allocate()?;
+    let other = bench.gpu.allocate(M2, Placement::At(addr))?;
+    hold.release();
+    let registered = registration.finish()?.done("the registration")?;
+    let kept = neighbour.bar_address() != place;
+    match registered {
+        Ok(region) => {
+            let (mut before, mut after) = (vec![0; 4096], vec![0; 4096]);
+            other.read(0, &mut before)?;
+            let source = Arena::on_host(&bench.lab, M2, 7)?;
+            let mut connection = rdma::connect(&bench.lab.near, &bench.hca)?;
+            connection
+                .near
+                .transfer(Op::Write, source.part(0, 4096)?, region.part(0, 4096)?)?;
+            other.read(0, &mut after)?;
+            bench.check(
+                before == after && kept,
+                "registers the memory that was acquired, and keeps it",
+                "registers other memory than it acquired",
+            );
+        }
+        Err(refused) => {
+            bench.saw(&format!("refused with {}", errno_name(refused.errno())));
+        }
+    }
+    drop((other, neighbour));
+    bench.check_nothing_left()
+}
+
+/// Contiguous memory.
+fn entries(bench: &Bench) -> Result<()> {
+    const LEN: usize = 128 << 20;
+    // Across no window of 2 GiB, where an entry ends by design.
+    let addr = sys::free_address(LEN as u64, LEN as u64)?;
+    let memory = bench.lab.gpu(0)?.allocate(LEN, Placement::At(addr))?;
+    ensure!(memory.is_contiguous(), "not contiguous");
+    let region = bench.hca.register(memory.span(0, LEN)?, full_access())?;
+    let entries = peer_region(&bench.hca, &region)?.entries;
+    let said = format!(
+        "{} MiB: {entries} {}",
+        LEN >> 20,
+        if entries == 1 { "entry" } else { "entries" }
+    );
+    bench.check(entries == 1, &said, &said);
+    drop(region);
+    bench.check_nothing_left()
+}
+
+/// DMA addresses that descend while the memory ascends: an entry must follow the addresses that the card gets.
+fn addresses_out_of_order(bench: &Bench) -> Result<()> {
+    if bench.is_revocable() && bench.is_ours() {
+        return ktap::skip("the revocable flavour of ours maps by itself");
+    }
+    let permute = Parameter::set("nvidia", "dma_permute", "1")?;
+    let memory = bench.allocate()?;
+    memory.write(0, &vec![0; M2])?;
+    let region = bench.register(&memory)?;
+    drop(permute);
+    let entries = peer_region(&bench.hca, &region)?.entries;
+    let source = Arena::on_host(&bench.lab, M2, 5)?;
+    let mut connection = rdma::connect(&bench.lab.near, &bench.hca)?;
+    connection
+        .near
+        .transfer(Op::Write, source.part(0, M2)?, region.part(0, M2 as u64)?)?;
+    let page = usize::try_from(PAGE)?;
+    let mut found = vec![0; M2];
+    memory.read(0, &mut found)?;
+    let wanted = source.expected(0, M2)?;
+    let in_place = found
+        .chunks(page)
+        .zip(wanted.chunks(page).rev())
+        .all(|(found, wanted)| found == wanted);
+    bench.check(
+        in_place && entries == GRANULE / PAGE,
+        "addresses that descend: one entry each, every byte in its place",
+        "addresses that descend: bytes land elsewhere",
+    );
+    drop(region);
+    bench.check_nothing_left()
+}
+
+fn empty_or_wrapping(bench: &Bench) -> Result<()> {
+    let memory = bench.allocate()?;
+    let start = memory.mapping().addr();
+    for (addr, len) in [
+        (start, 0),
+        (u64::MAX - 4095, 8192),
+        (u64::MAX - 65535, 65535),
+    ] {
+        let refused = bench
+            .hca
+            .register(Span::anywhere(addr, len)?, full_access());
+        ensure!(refused.is_err(), "{addr:#x}+{len:#x} was registered");
+    }
+    let asked = Counters::read()?.activity(&bench.before)?.attempts;
+    bench.check(
+        asked == 0,
+        "an empty or wrapping range gets no further than ib_core",
+        "an empty or wrapping range comes to the provider",
+    );
+    // ib_core counts one page where an empty range does not begin with one.
+    let registered = bench.hca.register(memory.span(512, 0)?, full_access());
+    let asked = Counters::read()?.activity(&bench.before)?.attempts;
+    match registered {
+        Err(refused) => bench.saw(&format!(
+            "0 bytes inside a page: {}, {} of the provider",
+            errno_name(refused.errno()),
+            times(asked, "call")
+        )),
+        Ok(region) => {
+            let pinned = Counters::read()?.get("bar_bytes_pinned")?;
+            bench.wrong(&format!(
+                "0 bytes inside a page: registered, {} KiB pinned",
+                pinned >> 10
+            ));
+            drop(region);
+        }
+    }
+    bench.check_nothing_left()
+}
+
+/// 8 TiB from an address that is the GPU's.
+fn absurd_length(bench: &Bench) -> Result<()> {
+    const LEN: u64 = 8 << 40;
+    let memory = bench.gpu.allocate(M2, Placement::At(16 << 40))?;
+    let refused = bench
+        .hca
+        .register(Span::anywhere(memory.mapping().addr(), LEN)?, full_access())
+        .err()
+        .context("8 TiB were registered")?;
+    let bytes = bench.counted("record_bytes")?;
+    let calls = Counters::read()?.activity(&bench.before)?.attempts;
+    let said = format!(
+        "{}; {} of the provider, which asks for {} MiB of kernel memory",
+        errno_name(refused.errno()),
+        times(calls, "call"),
+        bytes >> 20
+    );
+    bench.check(bytes == 0, &said, &said);
+    bench.check_nothing_left()
+}
+
+/// A BAR with no room: what the application gets, and what stands in the log.
+fn reason(bench: &Bench) -> Result<()> {
+    let reserve = Parameter::set("nvidia", "bar1_reserve_mib", "65536")?;
+    let memory = bench.allocate()?;
+    let refused = bench
+        .hca
+        .register(memory.span(0, M2)?, full_access())
+        .err()
+        .context("registered in a full BAR")?;
+    drop(reserve);
+    let lines = bench.logged("nvidia-peermem").len() + bench.logged("nvidia_peermem").len();
+    let named = !bench.logged("no room in the GPU's BAR1").is_empty();
+    let errno = errno_name(refused.errno());
+    bench.check(
+        named,
+        &format!("{errno}, and the cause in the kernel log"),
+        &format!("{errno}, and {lines} lines in the kernel log"),
+    );
+    bench.check_nothing_left()
+}
+
+/// With each of the provider's knobs turned in turn, a registration must be refused by the module.
+fn refuse_each(bench: &Bench, knobs: &[(&str, &str)]) -> Result<()> {
+    let mut believed = Vec::new();
+    for (name, value) in knobs {
+        let parameter = Parameter::set("nvidia", name, value)?;
+        let memory = bench.allocate()?;
+        let before = bench.logged("rxe_peer_").len();
+        let outcome = match bench.hca.register(memory.span(0, M2)?, full_access()) {
+            Ok(_) => Some("registered"),
+            // The rig's card looks at what it gets; a real one does not.
+            Err(_) if bench.logged("rxe_peer_").len() > before => Some("passed on to the card"),
+            Err(_) => None,
+        };
+        if let Some(outcome) = outcome {
+            believed.push(format!("{name}={value} {outcome}"));
+        }
+        drop(parameter);
+    }
+    bench.check(
+        believed.is_empty(),
+        &format!("{} strange answers, none believed", knobs.len()),
+        &believed.join(", "),
+    );
+    bench.check_nothing_left()
+}
+
+fn strange_tables(bench: &Bench) -> Result<()> {
+    refuse_each(
+        bench,
+        &[
+            ("table_version", "0x00030000"),
+            ("table_page_size", "0"),
+            ("table_page_size", "2"),
+            ("table_entries_delta", "1"),
+            ("table_entries_delta", "-1"),
+        ],
+    )
+}
+
+fn strange_mappings(bench: &Bench) -> Result<()> {
+    if bench.is_revocable() && bench.is_ours() {
+        return ktap::skip("the revocable flavour of ours maps by itself");
+    }
+    refuse_each(
+        bench,
+        &[
+            ("dma_mapping_version", "0x00030000"),
+            ("dma_entries_delta", "1"),
+            ("dma_entries_delta", "-1"),
+        ],
+    )
+}

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The known hazards of a peer-memory module for NVIDIA's GPUs, A to P, each as schedules of hold points, failures and
+//! forks that leave nothing to chance.
+//!
+//! A schedule is the same for every module, and says what that one did in lines `# saw …` and, where that is a defect,
+//! `# wrong …`. One that ends with a thread in the kernel that never returns, or was killed there, switches the machine off
+//! after its result: nothing that comes later could be believed.
+
+mod costs;
+mod release;
+mod revocation;
+
+use std::fs;
+use std::io::Write as _;
+use std::ops::Deref;
+use std::panic;
+use std::panic::AssertUnwindSafe;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
+
+use anyhow::anyhow;
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+
+use crate::cases::stage::Stage;
+use crate::counters;
+use crate::counters::Counters;
+use crate::gpu::Allocation;
+use crate::gpu::GRANULE;
+use crate::hold::Fate;
+use crate::ktap::Skip;
+use crate::lab::Flavour;
+use crate::lab::Lab;
+use crate::lab::Peermem;
+use crate::lab::Setup;
+use crate::module;
+use crate::sys;
+
+const M2: usize = GRANULE as usize;
+
+/// One schedule. Its name is the hazard's letter, a dot, and what happens.
+struct Case {
+    name: &'static str,
+    run: fn(&Bench) -> Result<()>,
+}
+
+/// What a schedule works with, and what it says.
+struct Bench {
+    lab: Lab,
+    stage: Stage,
+    failed: AtomicBool,
+    /// The machine cannot be used any more.
+    lost: AtomicBool,
+}
+
+impl Deref for Bench {
+    type Target = Stage;
+
+    fn deref(&self) -> &Stage {
+        &self.stage
+    }
+}
+
+impl Bench {
+    fn open(setup: &Setup) -> Result<Self> {
+        let lab = Lab::open(setup)?;
+        lab.needs_module()?;
+        Ok(Self {
+            stage: Stage::open(&lab)?,
+            lab,
+            failed: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
+        })
+    }
+
+    fn is_ours(&self) -> bool {
+        self.lab.setup.peermem == Peermem::Ours
+    }
+
+    fn is_revocable(&self) -> bool {
+        self.lab.setup.flavour() == Flavour::Revocable
+    }
+
+    /// Something that happened and is in order.
+    fn saw(&self, what: &str) {
+        say(&format!("# saw {what}"));
+    }
+
+    /// Something that must not happen.
+    fn wrong(&self, what: &str) {
+        self.failed.store(true, Ordering::Relaxed);
+        say(&format!("# wrong {what}"));
+    }
+
+    /// One or the other.
+    fn check(&self, in_order: bool, good: &str, bad: &str) {
+        if in_order {
+            self.saw(good);
+        } else {
+            self.wrong(bad);
+        }
+    }
+
+    /// What a thread came back with; where it does not come back, that is the result, and the machine is lost.
+    fn fate<T>(&self, what: &str, fate: Fate<T>) -> Option<T> {
+        match fate {
+            Fate::Done(value) => Some(value),
+            Fate::Killed => {
+                self.lost.store(true, Ordering::Relaxed);
+                self.wrong(&format!("the kernel killed the thread in {what}"));
+                None
+            }
+            Fate::Stuck(place) => {
+                self.lost.store(true, Ordering::Relaxed);
+                self.wrong(&format!("{what} never returns"));
+                say(&format!("# place {place}"));
+                None
+            }
+        }
+    }
+
+    fn allocate(&self) -> Result<Allocation> {
+        self.lab.allocate_gpu(M2)
+    }
+
+    /// How many pins more than at the beginning there are.
+    fn pins(&self) -> Result<u64> {
+        Counters::read()?
+            .live_pins()?
+            .checked_sub(self.before.live_pins()?)
+            .context("fewer pins than at the beginning")
+    }
+
+    /// Nothing of this schedule may be left with the provider, and nothing must have been misused.
+    fn check_nothing_left(&self) -> Result<()> {
+        let after = Counters::read()?;
+        let mut left = Vec::new();
+        for (name, one) in [
+            ("pins_live", "revocable pin"),
+            ("pins_persistent_live", "persistent pin"),
+            ("mappings_live", "DMA mapping"),
+            ("device_refs", "hold on the GPU"),
+        ] {
+            let (now, then) = (after.get(name)?, self.before.get(name)?);
+            if now > then {
+                left.push(times(now - then, one));
+            }
+        }
+        let bytes = after
+            .get("bar_bytes_pinned")?
+            .saturating_sub(self.before.get("bar_bytes_pinned")?);
+        if bytes > 0 {
+            left.push(format!("{} KiB of BAR", bytes >> 10));
+        }
+        self.check(
+            left.is_empty(),
+            "nothing left",
+            &format!("left for good: {}", left.join(", ")),
+        );
+        Ok(())
+    }
+
+    fn check_misuse(&self) -> Result<()> {
+        let misuse = self.counted("misuse")?;
+        if misuse > 0 {
+            let uses = times(misuse, "use");
+            self.wrong(&format!("{uses} of a page table that is gone"));
+        }
+        Ok(())
+    }
+
+    /// What stands at the end of the schedule, whatever it was about: for programs.
+    fn tell_counters(&self) -> Result<()> {
+        let counters = Counters::read()?;
+        let mut line = "# counters".to_owned();
+        for name in [
+            "pins_live",
+            "pins_persistent_live",
+            "mappings_live",
+            "device_refs",
+            "bar_bytes_pinned",
+        ] {
+            line += &format!(" {name}={}", counters.get(name)?);
+        }
+        for name in ["callbacks", "put_pages_foreign", "misuse"] {
+            line += &format!(" {name}={}", counters.since(&self.before, name)?);
+        }
+        // None while it is unloaded.
+        let references = self
+            .module_references()
+            .map_or(-1, |count| i64::try_from(count).unwrap_or(i64::MAX));
+        say(&format!("{line} module_references={references}"));
+        Ok(())
+    }
+
+    /// The module's own references.
+    fn module_references(&self) -> Result<u64> {
+        counters::module_references(module::NAME)
+    }
+}
+
+fn say(line: &str) {
+    println!("{line}");
+    // The next call may be this machine's last.
+    let _ = std::io::stdout().flush();
+}
+
+/// Does something on which the kernel's own probes were set; see `tests/interpose`.
+fn interpose(name: &str, value: &str) -> Result<()> {
+    let path = format!("/sys/kernel/debug/interpose/{name}");
+    fs::write(&path, value).with_context(|| path)
+}
+
+/// Has the allocator look at all that was freed: a late store shows in the kernel log.
+fn look_at_freed_memory() -> Result<()> {
+    let mut looked = 0;
+    for entry in fs::read_dir("/sys/kernel/slab").context("no SLUB debugging")? {
+        let path = entry?.path();
+        let is_kmalloc = path
+            .file_name()
+            .is_some_and(|name| name.to_string_lossy().starts_with("kmalloc-"));
+        // Only caches with debugging can be validated.
+        if is_kmalloc && fs::write(path.join("validate"), "1").is_ok() {
+            looked += 1;
+        }
+    }
+    ensure!(looked > 0, "no cache with debugging: boot with slab_debug");
+    Ok(())
+}
+
+/// `1 pin`, `2 pins`.
+fn times(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+/// In the order of the letters.
+fn all() -> impl Iterator<Item = &'static Case> {
+    revocation::CASES
+        .iter()
+        .chain(release::CASES)
+        .chain(costs::CASES)
+}
+
+/// Runs the cases whose name begins with one of `names`, in that order; true when no hazard came about.
+pub(crate) fn run(names: &[String], setup: &Setup) -> Result<bool> {
+    let mut cases = Vec::new();
+    for name in names {
+        let found: Vec<&Case> = all().filter(|case| case.name.starts_with(name)).collect();
+        ensure!(!found.is_empty(), "no hazard's name begins with {name:?}");
+        cases.extend(found);
+    }
+    println!("KTAP version 1");
+    println!("1..{}", cases.len());
+    let mut good = true;
+    for (index, case) in cases.iter().enumerate() {
+        let number = index + 1;
+        mark(case.name);
+        let (result, lost) = run_one(case, setup);
+        match result {
+            Ok(true) => say(&format!("ok {number} {}", case.name)),
+            Ok(false) => {
+                good = false;
+                say(&format!("not ok {number} {}", case.name));
+            }
+            Err(error) => match error.downcast_ref::<Skip>() {
+                Some(reason) => say(&format!("ok {number} {} # SKIP {reason}", case.name)),
+                None => {
+                    good = false;
+                    for line in format!("{error:#}").lines() {
+                        say(&format!("# failure: {line}"));
+                    }
+                    say(&format!("not ok {number} {}", case.name));
+                }
+            },
+        }
+        if lost {
+            return leave();
+        }
+    }
+    // The provider waits for its last reference, and would wait for ever.
+    if Counters::read()?.get("device_refs")? > 0 {
+        return leave();
+    }
+    mark("end");
+    Ok(good)
+}
+
+/// Nothing in the machine can be taken down any more.
+fn leave() -> Result<bool> {
+    say("# the machine is lost");
+    mark("end");
+    Err(sys::power_off()).context("the machine is lost and does not switch off")
+}
+
+/// Tells in the kernel log which schedule begins.
+fn mark(name: &str) {
+    if Path::new("/dev/kmsg").exists() {
+        let _ = fs::write("/dev/kmsg", format!("hazard: {name}\n"));
+    }
+}
+
+fn run_one(case: &Case, setup: &Setup) -> (Result<bool>, bool) {
+    let mut lost = false;
+    let result = panic::catch_unwind(AssertUnwindSafe(|| {
+        let bench = Bench::open(setup)?;
+        let result = (case.run)(&bench).and_then(|()| bench.tell_counters());
+        lost = bench.lost.load(Ordering::Relaxed);
+        let good = !bench.failed.load(Ordering::Relaxed);
+        if lost {
+            // Its objects make calls as they go, and those do not return.
+            std::mem::forget(bench);
+        }
+        result.map(|()| good)
+    }))
+    .unwrap_or_else(|_| Err(anyhow!("panicked")));
+    (result, lost)
+}

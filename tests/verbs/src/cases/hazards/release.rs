@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! G to I: what is released after a step that failed, or whose result somebody changed.
+
+use anyhow::ensure;
+use anyhow::Result;
+
+use crate::gpu::GRANULE;
+use crate::gpu::PAGE;
+use crate::knobs::fail_next;
+use crate::knobs::fail_none;
+use crate::knobs::Parameter;
+use crate::rdma::errno_name;
+use crate::rdma::full_access;
+use crate::sys;
+use crate::sys::Placement;
+use crate::sys::Span;
+
+use super::interpose;
+use super::times;
+use super::Bench;
+use super::Case;
+use super::M2;
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "G.half_a_scatter_list",
+        run: half_a_scatter_list,
+    },
+    Case {
+        name: "H.changed_table",
+        run: changed_table,
+    },
+    Case {
+        name: "I.not_on_pci",
+        run: |bench| foreign_device(bench, "nonpci"),
+    },
+    Case {
+        name: "I.no_device",
+        run: |bench| foreign_device(bench, "none"),
+    },
+    Case {
+        name: "N.failing_put",
+        run: failing_put,
+    },
+    Case {
+        name: "P.put_out_of_memory",
+        run: put_out_of_memory,
+    },
+    Case {
+        name: "two_allocations",
+        run: two_allocations,
+    },
+];
+
+/// The second of three pieces of the scatter list cannot be allocated.
+fn half_a_scatter_list(bench: &Bench) -> Result<()> {
+    const ENTRIES: u64 = 256;
+    let layout = Parameter::set("nvidia", "layout", "64k")?;
+    let len = usize::try_from(ENTRIES * PAGE)?;
+    let memory = bench.lab.allocate_gpu(len)?;
+    drop(layout);
+    interpose("sg_kmalloc", "2")?;
+    let refused = bench.hca.register(memory.span(0, len)?, full_access());
+    interpose("sg_kmalloc", "0")?;
+    match refused {
+        Ok(_) => anyhow::bail!("registered: no allocation failed"),
+        Err(refused) => {
+            ensure!(refused.errno() == libc::ENOMEM, "{refused}");
+            bench.saw("ENOMEM");
+        }
+    }
+    let references = bench.module_references()?;
+    bench.check_nothing_left()?;
+    ensure!(references == 0, "{references} references to the module");
+    Ok(())
+}
+
+/// ib_core hands the scatter list back with another head than it was given.
+fn changed_table(bench: &Bench) -> Result<()> {
+    let memory = bench.allocate()?;
+    let region = bench.register(&memory)?;
+    interpose("sg_table_edit", "1")?;
+    drop(region);
+    interpose("sg_table_edit", "0")?;
+    bench.check_nothing_left()
+}
+
+/// An HCA whose DMA device is not on the PCI bus, or that has none.
+fn foreign_device(bench: &Bench, device: &str) -> Result<()> {
+    let parameter = Parameter::set("rdma_rxe", "peer_dma_dev", device)?;
+    let memory = bench.allocate()?;
+    let registration = bench.start_register(&memory)?;
+    let Some(registered) = bench.fate("the registration", registration.finish()?) else {
+        std::mem::forget((memory, parameter));
+        return Ok(());
+    };
+    match registered {
+        Ok(region) => {
+            bench.wrong("registered for a device that is not on the bus");
+            drop(region);
+        }
+        Err(refused) if refused.errno() == libc::ENODEV => bench.saw("ENODEV"),
+        Err(refused) => bench.wrong(&format!(
+            "taken for a PCI device; {} all the same",
+            errno_name(refused.errno())
+        )),
+    }
+    drop(parameter);
+    bench.check_nothing_left()
+}
+
+/// A put that fails while the range is being acquired.
+fn failing_put(bench: &Bench) -> Result<()> {
+    let memory = bench.allocate()?;
+    fail_next("put_pages", libc::EIO)?;
+    fail_next("put_pages_persistent", libc::EIO)?;
+    let registered = bench.hca.register(memory.span(0, M2)?, full_access());
+    for place in ["put_pages", "put_pages_persistent"] {
+        fail_none(place)?;
+    }
+    match registered {
+        Ok(region) => {
+            bench.saw("registered");
+            drop(region);
+        }
+        Err(refused) => bench.saw(&errno_name(refused.errno())),
+    }
+    let references = bench.module_references()?;
+    let pins = bench.pins()?;
+    bench.check(
+        pins == 0,
+        "nothing left",
+        &format!(
+            "a failing put leaves {}, and {references} references to the module",
+            times(pins, "pin")
+        ),
+    );
+    Ok(())
+}
+
+/// A put that answers -ENOMEM has done nothing.
+fn put_out_of_memory(bench: &Bench) -> Result<()> {
+    let memory = bench.allocate()?;
+    let region = bench.register(&memory)?;
+    let place = if bench.is_revocable() {
+        "put_pages"
+    } else {
+        "put_pages_persistent"
+    };
+    fail_next(place, libc::ENOMEM)?;
+    drop(region);
+    bench.check_nothing_left()
+}
+
+/// A range over two allocations that lie side by side.
+fn two_allocations(bench: &Bench) -> Result<()> {
+    let addr = sys::free_address(2 * GRANULE, GRANULE)?;
+    let first = bench.gpu.allocate(M2, Placement::At(addr))?;
+    let second = bench.gpu.allocate(M2, Placement::At(addr + GRANULE))?;
+    let both = Span::anywhere(addr, 2 * GRANULE)?;
+    match bench.hca.register(both, full_access()) {
+        Ok(_) => bench.saw("registered"),
+        Err(refused) => bench.saw(&errno_name(refused.errno())),
+    }
+    ensure!(bench.module_references()? == 0, "the module is still held");
+    drop((first, second));
+    bench.check_nothing_left()
+}

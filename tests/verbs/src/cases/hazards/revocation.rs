@@ -1,0 +1,464 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! A to F and O: memory that is freed, or released by a stranger, while the module is at work.
+
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+
+use crate::arena::Arena;
+use crate::cases::register::peer_region;
+use crate::cases::stage::Registered;
+use crate::gpu::Allocation;
+use crate::hold::Fate;
+use crate::hold::Hold;
+use crate::hold::Worker;
+use crate::knobs::Parameter;
+use crate::ktap;
+use crate::module;
+use crate::pattern::Pattern;
+use crate::rdma;
+use crate::rdma::errno_name;
+use crate::rdma::Op;
+use crate::rdma::Region;
+use crate::rdma::Status;
+use crate::sys;
+
+use super::interpose;
+use super::look_at_freed_memory;
+use super::Bench;
+use super::Case;
+use super::M2;
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "A.foreign_last_close",
+        run: foreign_last_close,
+    },
+    Case {
+        name: "B.unmap_after_callback",
+        run: unmap_after_callback,
+    },
+    Case {
+        name: "C.stale_put",
+        run: stale_put,
+    },
+    Case {
+        name: "C.committed_put",
+        run: committed_put,
+    },
+    Case {
+        name: "D.freed_before_map",
+        run: freed_before_map,
+    },
+    Case {
+        name: "D.freed_during_map",
+        run: freed_during_map,
+    },
+    Case {
+        name: "D.freed_before_ticket",
+        run: freed_before_ticket,
+    },
+    Case {
+        name: "E.released_before_callback_ends",
+        run: |bench| released_beside_callback(bench, "ib_peer_mem/invalidate_unlocked"),
+    },
+    Case {
+        name: "E.released_inside_invalidation",
+        run: |bench| released_beside_callback(bench, "ib_peer_mem/invalidate_got_ref"),
+    },
+    Case {
+        name: "F.put_under_mapping_lock",
+        run: put_under_mapping_lock,
+    },
+    Case {
+        name: "O.unloaded_under_callback",
+        run: unloaded_under_callback,
+    },
+];
+
+/// The child's put does nothing. Then the module is unloaded if it lets itself be, and the memory freed.
+fn foreign_last_close(bench: &Bench) -> Result<()> {
+    let memory = bench.allocate()?;
+    bench.orphan(&memory)?;
+    let (pins, references) = (bench.pins()?, bench.module_references()?);
+    if pins == 0 {
+        bench.saw("unpinned by the child");
+    } else {
+        bench.check(
+            references > 0,
+            "the pin stays, and holds the module",
+            "the pin stays, nothing holds the module",
+        );
+    }
+    let parameters = module::parameters();
+    let unload = Worker::start("unload", || sys::unload_module(module::NAME))?;
+    let Some(unloaded) = bench.fate("rmmod", unload.finish()?) else {
+        return Ok(());
+    };
+    if pins > 0 {
+        bench.check(
+            unloaded.is_err(),
+            "rmmod is refused",
+            "rmmod succeeds with the callback to come",
+        );
+    }
+    let free = bench.start_free(&memory)?;
+    let Some(freed) = bench.fate("the free", free.finish()?) else {
+        std::mem::forget(memory);
+        return Ok(());
+    };
+    freed?;
+    if pins > 0 {
+        ensure!(bench.counted("callbacks")? == 1, "no callback came");
+        bench.saw("the callback comes at the free");
+    }
+    bench.check_nothing_left()?;
+    let references = bench.module_references().unwrap_or(0);
+    bench.check(
+        references == 0,
+        "the module is free to go",
+        &format!("{references} references to the module are left"),
+    );
+    if unloaded.is_ok() {
+        module::load(&parameters)?;
+    }
+    Ok(())
+}
+
+/// A deregistration stopped before dma_unmap; the memory is freed, callback and all; then it goes on.
+fn unmap_after_callback(bench: &Bench) -> Result<()> {
+    let memory = bench.allocate()?;
+    let region = bench.register(&memory)?;
+    let hold = Hold::arm("ib_peer_mem/before_dma_unmap")?;
+    let mut deregistration = bench.start_deregister(region)?;
+    ensure!(
+        hold.caught(&mut deregistration)?,
+        "dma_unmap was not reached"
+    );
+    bench.free(&memory)?;
+    hold.release();
+    deregistration.finish()?.done("the deregistration")?;
+    bench.check_misuse()?;
+    bench.check_nothing_left()
+}
+
+/// Makes the memory of `region` somebody else's and writes through the region: true if it reaches the new owner.
+fn reaches_next_owner(bench: &Bench, memory: &Allocation, region: &Region) -> Result<bool> {
+    let place = memory.bar_address();
+    let mut others = Vec::new();
+    for _ in 0..64 {
+        let next = bench.allocate()?;
+        if next.bar_address() != place {
+            others.push(next);
+            continue;
+        }
+        let own = Pattern::new(bench.lab.setup.seed, 2).bytes(0, 4096);
+        next.write(0, &own)?;
+        let written = write_through(bench, region)?;
+        let mut found = vec![0; 4096];
+        next.read(0, &mut found)?;
+        return Ok(written && found != own);
+    }
+    anyhow::bail!("the place was not handed out again")
+}
+
+/// Bytes that differ from what any memory here holds, written through `region`; whether that worked.
+fn write_through(bench: &Bench, region: &Region) -> Result<bool> {
+    let source = Arena::on_host(&bench.lab, M2, 1)?;
+    let mut connection = rdma::connect(&bench.lab.near, &bench.hca)?;
+    let done = connection
+        .near
+        .run(Op::Write, source.part(0, 4096)?, region.part(0, 4096)?)?;
+    Ok(done.status == Status::Success)
+}
+
+/// A deregistration stopped before its put; the memory is freed; the next pin gets the address of the dead page table.
+fn stale_put(bench: &Bench) -> Result<()> {
+    let _reuse = Parameter::set("nvidia", "table_reuse", "1")?;
+    let memory = bench.allocate()?;
+    let region = bench.register(&memory)?;
+    let hold = Hold::arm("ib_peer_mem/before_put_pages")?;
+    let mut deregistration = bench.start_deregister(region)?;
+    ensure!(
+        hold.caught(&mut deregistration)?,
+        "put_pages was not reached"
+    );
+    bench.free(&memory)?;
+    let mut next = bench.allocate()?;
+    let live = bench
+        .start_register(&next)?
+        .finish()?
+        .done("the registration")??;
+    hold.release();
+    deregistration.finish()?.done("the deregistration")?;
+
+    let pins = bench.pins()?;
+    bench.check(
+        pins == 1,
+        "another region keeps its pin",
+        "the pin of another, live region is put",
+    );
+    if bench.is_revocable() {
+        next.free()?;
+        let state = peer_region(&bench.hca, &live)?.state;
+        bench.check(
+            state == "revoked",
+            "and is revoked when its memory is freed",
+            "that region survives the end of its memory",
+        );
+        if reaches_next_owner(bench, &next, &live)? {
+            bench.wrong("and RDMA through it overwrites the next owner's bytes");
+        }
+    }
+    drop(live);
+    bench.check_nothing_left()
+}
+
+/// As above, but stopped inside the put, with the decision made. The next pin must wait for it.
+fn committed_put(bench: &Bench) -> Result<()> {
+    if !bench.is_ours() || !bench.is_revocable() {
+        // NVIDIA's puts in acquire as well, and would be stopped there.
+        return ktap::skip("of the revocable flavour of ours");
+    }
+    let _reuse = Parameter::set("nvidia", "table_reuse", "1")?;
+    let memory = bench.allocate()?;
+    let region = bench.register(&memory)?;
+    let hold = Hold::arm("nvidia/put_before_lock")?;
+    let mut deregistration = bench.start_deregister(region)?;
+    ensure!(hold.caught(&mut deregistration)?, "no put was made");
+    bench.free(&memory)?;
+    let next = bench.allocate()?;
+    let mut registration = bench.start_register(&next)?;
+    let waits = !registration.ended_or_in(&["[nvidia_peermem]"])?;
+    hold.release();
+    deregistration.finish()?.done("the deregistration")?;
+    let live = registration.finish()?.done("the registration")??;
+    bench.check(
+        waits,
+        "the next pin waits for a put under way",
+        "a pin is made beside a put under way",
+    );
+    let pins = bench.pins()?;
+    bench.check(
+        pins == 1,
+        "another region keeps its pin",
+        "the pin of another, live region is put",
+    );
+    drop(live);
+    bench.check_nothing_left()
+}
+
+/// What came of a registration whose memory was freed on the way: not a live region.
+fn judge(bench: &Bench, memory: &Allocation, registered: Registered) -> Result<()> {
+    match registered {
+        Err(refused) => {
+            let errno = refused.errno();
+            ensure!(
+                [libc::EINVAL, libc::EIO, libc::EFAULT].contains(&errno),
+                "{refused}"
+            );
+            bench.saw(&format!(
+                "the registration fails with {}",
+                errno_name(errno)
+            ));
+        }
+        Ok(region) if bench.is_revocable() => {
+            let state = peer_region(&bench.hca, &region)?.state;
+            bench.check(
+                state == "revoked",
+                "the region is revoked",
+                "a region over freed memory is live",
+            );
+        }
+        Ok(region) => {
+            let owner = reaches_next_owner_or_none(bench, memory, &region)?;
+            bench.check(
+                !owner,
+                "registered; the pages are kept for it",
+                "RDMA reaches the next owner of the pages",
+            );
+        }
+    }
+    Ok(())
+}
+
+/// As [`reaches_next_owner`], where the place may be kept from others.
+fn reaches_next_owner_or_none(bench: &Bench, memory: &Allocation, region: &Region) -> Result<bool> {
+    let mut others = Vec::new();
+    for _ in 0..16 {
+        let next = bench.allocate()?;
+        if next.bar_address() == memory.bar_address() {
+            drop(next);
+            return reaches_next_owner(bench, memory, region);
+        }
+        others.push(next);
+    }
+    Ok(false)
+}
+
+/// A registration that is pinned and not mapped; the memory is freed.
+fn freed_before_map(bench: &Bench) -> Result<()> {
+    // What a page table that was freed says is its page size.
+    const POISON: u32 = 0x6b6b_6b6b;
+    let memory = bench.allocate()?;
+    let hold = Hold::arm("ib_peer_mem/before_dma_map")?;
+    let mut registration = bench.start_register(&memory)?;
+    ensure!(hold.caught(&mut registration)?, "dma_map was not reached");
+    let mut free = bench.start_free(&memory)?;
+    // Either the free is over, or its callback waits in ib_core for the end of the registration.
+    if !free.ended_or_in(&["ib_invalidate_peer_memory"])? {
+        bench.saw("the callback waits for the registration");
+    }
+    hold.release();
+    let registered = registration.finish()?.done("the registration")?;
+    free.finish()?.done("the free")??;
+    judge(bench, &memory, registered)?;
+    if !bench.logged(&format!("size_id={POISON}")).is_empty() {
+        bench.wrong("a page table that is gone is read");
+    }
+    bench.check_misuse()?;
+    bench.check_nothing_left()
+}
+
+/// The memory is freed while the provider maps it: between the mapping and its place in the page table's list.
+fn freed_during_map(bench: &Bench) -> Result<()> {
+    let memory = bench.allocate()?;
+    let hold = Hold::arm("nvidia/dma_map_before_insert")?;
+    let mut registration = bench.start_register(&memory)?;
+    if !hold.caught(&mut registration)? {
+        bench.saw("the provider's dma_map is not called");
+    }
+    bench.free(&memory)?;
+    hold.release();
+    let registered = registration.finish()?.done("the registration")?;
+    judge(bench, &memory, registered)?;
+    bench.check_misuse()?;
+    bench.check_nothing_left()
+}
+
+/// The memory is freed after acquire, before ib_core has given a ticket.
+fn freed_before_ticket(bench: &Bench) -> Result<()> {
+    let memory = bench.allocate()?;
+    let hold = Hold::arm("ib_peer_mem/before_get_pages")?;
+    let mut registration = bench.start_register(&memory)?;
+    ensure!(hold.caught(&mut registration)?, "get_pages was not reached");
+    bench.free(&memory)?;
+    hold.release();
+    let registered = registration.finish()?.done("the registration")?;
+    judge(bench, &memory, registered)?;
+    bench.check_misuse()?;
+    bench.check_nothing_left()
+}
+
+/// A callback stopped in ib_core's invalidation, while the region is deregistered: the module must not free what the
+/// callback comes back to, nor let ib_core go on.
+fn released_beside_callback(bench: &Bench, place: &str) -> Result<()> {
+    let memory = bench.allocate()?;
+    let region = bench.register(&memory)?;
+    let hold = Hold::arm(place)?;
+    let mut free = bench.start_free(&memory)?;
+    let caught = hold.caught(&mut free)?;
+    ensure!(
+        caught == bench.is_revocable(),
+        "a callback: {caught}, the flavour: {}",
+        bench.lab.setup.flavour()
+    );
+    let mut deregistration = bench.start_deregister(region)?;
+    // Of NVIDIA's module no function is left where it ends in a call of the provider.
+    let ended = deregistration.ended_or_in(&["[nvidia_peermem]", "nvidia_p2p_put_pages"])?;
+    if caught {
+        bench.check(
+            !ended,
+            "the deregistration waits for the callback",
+            "the deregistration ends beside the callback",
+        );
+    } else {
+        bench.saw("no callback");
+    }
+    hold.release();
+    free.finish()?.done("the free")??;
+    deregistration.finish()?.done("the deregistration")?;
+    look_at_freed_memory()?;
+    bench.check(
+        bench.logged("overwritten").is_empty(),
+        "nothing freed is written to",
+        "freed memory is written to",
+    );
+    bench.check_misuse()?;
+    bench.check_nothing_left()
+}
+
+/// A deregistration inside put_pages with ib_core's mapping_lock held, and a callback that waits for that lock with the
+/// provider's held.
+fn put_under_mapping_lock(bench: &Bench) -> Result<()> {
+    let memory = bench.allocate()?;
+    let region = bench.register(&memory)?;
+    let hold = Hold::arm("ib_peer_mem/before_put_pages")?;
+    let mut deregistration = bench.start_deregister(region)?;
+    ensure!(
+        hold.caught(&mut deregistration)?,
+        "put_pages was not reached"
+    );
+    let mut free = bench.start_free(&memory)?;
+    let ended = free.ended_or_in(&["ib_invalidate_peer_memory"])?;
+    if !ended {
+        bench.saw("the callback waits for ib_core's lock");
+    }
+    hold.release();
+    // Once it waits for the lock that the callback holds, while the callback waits for it, neither ever ends.
+    let deadlock = !deregistration.ended_or_in(&["nvidia_p2p_put_pages[nvidia]"])?
+        && free.place().contains("ib_invalidate_peer_memory");
+    if deadlock {
+        let free = Fate::<()>::Stuck(free.place());
+        bench.fate("the free", free);
+        bench.fate(
+            "the deregistration",
+            Fate::<()>::Stuck(deregistration.place()),
+        );
+        std::mem::forget(memory);
+        return Ok(());
+    }
+    free.finish()?.done("the free")??;
+    deregistration.finish()?.done("the deregistration")?;
+    bench.check_nothing_left()
+}
+
+/// The last reference to the module is dropped inside a callback, which has not returned yet; then the module is unloaded.
+fn unloaded_under_callback(bench: &Bench) -> Result<()> {
+    let memory = bench.allocate()?;
+    bench.orphan(&memory)?;
+    if bench.pins()? == 0 {
+        bench.saw("no callback");
+        return Ok(());
+    }
+    let hold = Hold::arm("interpose/module_put_done")?;
+    interpose("module_put", "1")?;
+    let mut free = bench.start_free(&memory)?;
+    ensure!(hold.caught(&mut free)?, "the callback puts no module");
+    interpose("module_put", "0")?;
+    let references = bench.module_references()?;
+    ensure!(
+        references == 0,
+        "{references} references at the callback's last"
+    );
+    let parameters = module::parameters();
+    let mut unload = Worker::start("unload", || sys::unload_module(module::NAME))?;
+    let ended = unload.ended_or_in(&["nvidia_p2p_put_pages[nvidia]"])?;
+    bench.check(
+        !ended,
+        "unloading waits for the callback to return",
+        "the module is unloaded under its callback",
+    );
+    hold.release();
+    let Some(freed) = bench.fate("the free", free.finish()?) else {
+        std::mem::forget(memory);
+        return Ok(());
+    };
+    freed?;
+    unload
+        .finish()?
+        .done("rmmod")?
+        .context("rmmod without a reference")?;
+    module::load(&parameters)?;
+    bench.check_nothing_left()
+}

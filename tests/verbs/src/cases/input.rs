@@ -1,0 +1,541 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Bad input: what an application, a provider or a device can give that it should not. `docs/bad-input.md` is made from what
+//! these cases print.
+//!
+//! The module is loaded anew for each, so that the log says of each what it says the first time.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+
+use crate::child::Process;
+use crate::counters;
+use crate::counters::Counters;
+use crate::gpu::GRANULE;
+use crate::knobs::Parameter;
+use crate::ktap;
+use crate::ktap::note;
+use crate::ktap::Case;
+use crate::lab::Flavour;
+use crate::lab::Lab;
+use crate::lab::Peermem;
+use crate::module;
+use crate::module::Replaced;
+use crate::rdma::errno_name;
+use crate::rdma::full_access;
+use crate::rdma::Hca;
+use crate::rdma::Refused;
+use crate::sys;
+use crate::sys::KernelLog;
+use crate::sys::Mapping;
+use crate::sys::Placement;
+use crate::sys::Span;
+
+const M2: usize = GRANULE as usize;
+/// What `ibv_reg_mr` ends with where it does not fail.
+const REGISTERS: i32 = 0;
+
+/// The cases, each a row of the document: what runs it, its name, what the document calls it, what an application gets from
+/// our module (in the persistent flavour, and in the revocable one), and how that is provoked.
+macro_rules! rows {
+    ($($run:ident $name:literal: $text:literal, $expected:expr, $provoke:expr;)+) => {
+        &[$(Case { name: $name, run: |lab| $run(lab, $text, $expected, $provoke) }),+]
+    };
+}
+
+pub(super) const CASES: &[Case] = rows![
+    row "input.host_memory": "memory of the CPU", [REGISTERS; 2], host_memory;
+    row "input.host_addresses": "addresses of the CPU, with no access to memory", [libc::EFAULT; 2], host_addresses;
+    row "input.nobodys_addresses": "addresses of nothing", [libc::EFAULT; 2], nobodys;
+    row "input.kernel_addresses": "addresses of the kernel", [libc::EFAULT; 2], kernels;
+    row "input.another_process": "GPU memory of another process", [libc::EFAULT; 2], another_process;
+    row "input.before_the_fork": "GPU memory of the parent, from before a fork", [libc::EFAULT; 2], before_the_fork;
+    row "input.freed": "freed, its addresses still there", [libc::EFAULT; 2], freed;
+    row "input.freed_and_unmapped": "freed and unmapped", [libc::EFAULT; 2], freed_and_unmapped;
+    row "input.half_freed": "half freed: one of two allocations side by side", [libc::EFAULT; 2], half_freed;
+    row "input.half_unmapped": "half unmapped, which leaves the allocation whole", [REGISTERS; 2], half_unmapped;
+    row "input.over_the_end": "over the end", [libc::EFAULT; 2], over_the_end;
+    row "input.two_allocations": "across two allocations", [libc::EFAULT; 2], two_allocations;
+    row "input.length_zero": "length zero", [libc::EINVAL; 2], length_zero;
+    row "input.wrapping": "over the end of all addresses", [libc::EINVAL; 2], wrapping;
+    row "input.too_long": "2 TiB; 16 TiB less 4 KiB", [libc::EFAULT; 2], too_long;
+    row "input.16tib": "16 TiB", [libc::EINVAL; 2], tib_16;
+    row "input.full_bar1": "a full BAR1 (it registers with room made)", [libc::EFAULT; 2], full_bar1;
+    row "input.no_memlock": "RLIMIT_MEMLOCK is 0", [libc::EPERM; 2], memlock(0);
+    row "input.little_memlock": "RLIMIT_MEMLOCK is 64 KiB", [libc::ENOMEM; 2], memlock(64 << 10);
+    ours_only "input.device_not_pci": "an RDMA device whose DMA device is not PCI",
+        [libc::ENODEV; 2], with("rdma_rxe", "peer_dma_dev", "nonpci");
+    ours_only "input.device_absent": "an RDMA device without a DMA device",
+        [libc::ENODEV; 2], with("rdma_rxe", "peer_dma_dev", "none");
+    row "input.unreachable": "an RDMA device that cannot reach the GPU",
+        [libc::EOPNOTSUPP, REGISTERS], with("nvidia", "topology_deny", "1");
+    row "input.table_version_3_0": "a page table of version 3.0",
+        [libc::EFAULT; 2], with("nvidia", "table_version", "0x00030000");
+    row "input.table_version_2_1": "a page table of version 2.1",
+        [REGISTERS; 2], with("nvidia", "table_version", "0x00020001");
+    row "input.table_version_1_1": "a page table of version 1.1",
+        [libc::EFAULT; 2], with("nvidia", "table_version", "0x00010001");
+    row "input.table_pages_4kib": "a page table with pages of 4 KiB",
+        [libc::EFAULT; 2], with("nvidia", "table_page_size", "0");
+    row "input.table_pages_128kib": "a page table with pages of 128 KiB, twice too many",
+        [libc::EFAULT; 2], with("nvidia", "table_page_size", "2");
+    row "input.table_pages_unknown": "a page table with pages of an unknown size",
+        [libc::EFAULT; 2], with("nvidia", "table_page_size", "3");
+    row "input.table_entry_too_many": "a page table with an entry too many",
+        [libc::EFAULT; 2], with("nvidia", "table_entries_delta", "1");
+    row "input.table_entry_too_few": "a page table with an entry too few",
+        [libc::EFAULT; 2], with("nvidia", "table_entries_delta", "-1");
+    row "input.table_flags_unknown": "a page table with flags that nobody knows",
+        [REGISTERS; 2], with_flags("0xfffffffe");
+    row "input.table_cacheable": "a page table of memory that CPUs cache", [REGISTERS; 2], with_flags("1");
+    row "input.mapping_version_3_0": "a DMA mapping of version 3.0",
+        [libc::EINVAL, REGISTERS], with("nvidia", "dma_mapping_version", "0x00030000");
+    row "input.mapping_version_2_4": "a DMA mapping of version 2.4",
+        [REGISTERS; 2], with("nvidia", "dma_mapping_version", "0x00020004");
+    row "input.mapping_version_2_2": "a DMA mapping of version 2.2",
+        [libc::EINVAL, REGISTERS], with("nvidia", "dma_mapping_version", "0x00020002");
+    row "input.mapping_entry_too_many": "a DMA mapping with an entry too many",
+        [libc::EINVAL, REGISTERS], with("nvidia", "dma_entries_delta", "1");
+    row "input.mapping_entry_too_few": "a DMA mapping with an entry too few",
+        [libc::EINVAL, REGISTERS], with("nvidia", "dma_entries_delta", "-1");
+    row "input.fork_safe": "RDMAV_FORK_SAFE=1 (bytes are moved)", [REGISTERS; 2], fork_safe;
+    row "input.container": "a container: sysfs read-only, no debugfs (as above)",
+        [REGISTERS; 2], container(&["--mount"]);
+    in_user_namespace "input.user_namespace": "the same in a user namespace",
+        [REGISTERS; 2], container(&["--user", "--map-root-user", "--mount"]);
+];
+
+/// One attempt, seen from all sides.
+#[derive(Debug, PartialEq, Eq)]
+struct Seen {
+    /// What the application got.
+    errno: i32,
+    asked: u64,
+    pinned: u64,
+    unpinned: u64,
+}
+
+/// The attempts of one row of the document, which must all end the same way.
+struct Row {
+    log: KernelLog,
+    seen: Vec<Seen>,
+}
+
+impl Row {
+    /// Watches one attempt, which returns what the application got.
+    fn attempt(&mut self, attempt: impl FnOnce() -> Result<i32>) -> Result<()> {
+        let before = Counters::read()?;
+        let errno = attempt()?;
+        let activity = Counters::read()?.activity(&before)?;
+        self.seen.push(Seen {
+            errno,
+            asked: activity.attempts,
+            pinned: activity.pins,
+            unpinned: activity.unpins,
+        });
+        Ok(())
+    }
+
+    /// A registration of this process's, and its end.
+    fn register(&mut self, lab: &Lab, span: Span) -> Result<()> {
+        self.attempt(|| Ok(errno_of(lab.near.register(span, full_access()))))
+    }
+}
+
+fn errno_of<R>(result: Result<R, Refused>) -> i32 {
+    match result {
+        Ok(_) => REGISTERS,
+        Err(refused) => refused.errno(),
+    }
+}
+
+/// As the document has it.
+fn word(errno: i32) -> String {
+    match errno {
+        REGISTERS => "registers".to_owned(),
+        refused => errno_name(refused),
+    }
+}
+
+/// A line of the module's without what is another each time.
+fn shape(line: &str) -> String {
+    let mut words: Vec<&str> = Vec::new();
+    for word in line.split(' ') {
+        words.push(match words.last() {
+            _ if word.starts_with("0x") && word.contains("+0x") => "ADDRESS+LENGTH",
+            Some(&"process") if word.bytes().all(|byte| byte.is_ascii_digit()) => "PID",
+            _ => word,
+        });
+    }
+    words.join(" ")
+}
+
+/// Runs the attempts of a row, prints what came of them, and sees to it that nothing is lost.
+fn row(
+    lab: &Lab,
+    text: &str,
+    expected: [i32; 2],
+    provoke: impl FnOnce(&Lab, &mut Row) -> Result<()>,
+) -> Result<()> {
+    note("input", text);
+    lab.needs_module()?;
+    Replaced::begin()?.end()?;
+    let mut row = Row {
+        log: KernelLog::from_now()?,
+        seen: Vec::new(),
+    };
+    provoke(lab, &mut row)?;
+
+    let first = row.seen.first().context("nothing was attempted")?;
+    note("application", word(first.errno));
+    note(
+        "provider",
+        format_args!(
+            "{} asked, {} pinned, {} unpinned",
+            first.asked, first.pinned, first.unpinned
+        ),
+    );
+    ensure!(
+        row.seen.iter().all(|seen| seen == first),
+        "attempts that ended differently: {:?}",
+        row.seen
+    );
+    ensure!(
+        first.pinned == first.unpinned,
+        "{} pins and {} unpins",
+        first.pinned,
+        first.unpinned
+    );
+    if lab.setup.peermem == Peermem::Ours {
+        let mut lines = row.log.lines();
+        lines.retain(|line| module::wrote(line));
+        for line in &lines {
+            note("log", shape(line));
+        }
+        let [persistent, revocable] = expected;
+        let expected = match lab.setup.flavour() {
+            Flavour::Persistent => persistent,
+            Flavour::Revocable => revocable,
+        };
+        ensure!(
+            first.errno == expected,
+            "the application got {} where {} was expected",
+            word(first.errno),
+            word(expected)
+        );
+        // Who is refused by this module is told why; who is refused by ib_core before, and who is not, is left alone.
+        let said = lines.len();
+        ensure!(said <= 1, "{said} lines in the log for one cause");
+    }
+    // And all is as before.
+    let memory = lab.allocate_gpu(M2)?;
+    lab.near
+        .register(memory.span(0, M2)?, full_access())
+        .context("afterwards")?;
+    let held = counters::module_references(module::NAME)?;
+    ensure!(held == 0, "{held} holds on the module afterwards");
+    Ok(())
+}
+
+/// What NVIDIA's module does not survive.
+fn ours_only(
+    lab: &Lab,
+    text: &str,
+    expected: [i32; 2],
+    provoke: impl FnOnce(&Lab, &mut Row) -> Result<()>,
+) -> Result<()> {
+    if lab.setup.peermem == Peermem::Nvidia {
+        note("input", text);
+        return ktap::skip("NVIDIA's module takes any device for a PCI device");
+    }
+    row(lab, text, expected, provoke)
+}
+
+fn in_user_namespace(
+    lab: &Lab,
+    text: &str,
+    expected: [i32; 2],
+    provoke: impl FnOnce(&Lab, &mut Row) -> Result<()>,
+) -> Result<()> {
+    if !Path::new("/proc/self/ns/user").exists() {
+        note("input", text);
+        return ktap::skip("this kernel has no user namespaces");
+    }
+    row(lab, text, expected, provoke)
+}
+
+/// A registration that has nothing wrong with it, while a module's parameter is set.
+fn with<'a>(
+    module: &'a str,
+    name: &'a str,
+    value: &'a str,
+) -> impl FnOnce(&Lab, &mut Row) -> Result<()> + 'a {
+    move |lab, row| {
+        let memory = lab.allocate_gpu(M2)?;
+        let _parameter = Parameter::set(module, name, value)?;
+        row.register(lab, memory.span(0, M2)?)
+    }
+}
+
+fn with_flags(flags: &str) -> impl FnOnce(&Lab, &mut Row) -> Result<()> + '_ {
+    move |lab, row| {
+        // Older tables have none.
+        let _version = Parameter::set("nvidia", "table_version", "0x00020000")?;
+        with("nvidia", "table_flags", flags)(lab, row)
+    }
+}
+
+fn host_memory(lab: &Lab, row: &mut Row) -> Result<()> {
+    let memory = Mapping::anonymous(M2)?;
+    row.register(lab, memory.span(0, M2)?)
+}
+
+fn host_addresses(lab: &Lab, row: &mut Row) -> Result<()> {
+    let memory = Mapping::reserve(M2)?;
+    row.register(lab, memory.span(0, M2)?)
+}
+
+fn nobodys(lab: &Lab, row: &mut Row) -> Result<()> {
+    let addr = sys::free_address(4 * GRANULE, GRANULE)?;
+    row.register(lab, Span::anywhere(addr, GRANULE)?)?;
+    row.register(lab, Span::anywhere(addr + 4097, 1)?)
+}
+
+fn kernels(lab: &Lab, row: &mut Row) -> Result<()> {
+    for addr in [0xffff_8880_0000_0000, 0x8000_0000_0000_0000] {
+        row.register(lab, Span::anywhere(addr, GRANULE)?)?;
+    }
+    Ok(())
+}
+
+/// Runs `attempt`, which returns an errno, in a forked child.
+pub(super) fn in_child(name: &str, attempt: impl FnOnce(&Hca) -> Result<i32>) -> Result<i32> {
+    const FAILED: i32 = 255;
+    let name = name.to_owned();
+    let status = sys::in_forked_child(move || {
+        Hca::open(&name)
+            .and_then(|hca| attempt(&hca))
+            .unwrap_or_else(|error| {
+                eprintln!("forked child: {error:#}");
+                FAILED
+            })
+    })?;
+    ensure!(status != FAILED, "the forked child failed");
+    Ok(status)
+}
+
+/// Another process, which lives, has GPU memory at these addresses.
+fn another_process(lab: &Lab, row: &mut Row) -> Result<()> {
+    let addr = sys::free_address(GRANULE, GRANULE)?;
+    let owner = Process::start(&lab.setup, lab.setup.seed, &["own", &addr.to_string()])?;
+    row.register(lab, Span::anywhere(addr, GRANULE)?)?;
+    owner.join()
+}
+
+fn before_the_fork(lab: &Lab, row: &mut Row) -> Result<()> {
+    let memory = lab.allocate_gpu(M2)?;
+    let addr = memory.mapping().addr();
+    let region = lab.near.register(memory.span(0, M2)?, full_access())?;
+    row.attempt(|| {
+        in_child(lab.near.name(), |hca| {
+            Ok(errno_of(
+                hca.register(Span::anywhere(addr, GRANULE)?, full_access()),
+            ))
+        })
+    })?;
+    drop(region);
+    Ok(())
+}
+
+fn freed(lab: &Lab, row: &mut Row) -> Result<()> {
+    let mut memory = lab.allocate_gpu(M2)?;
+    lab.near.register(memory.span(0, M2)?, full_access())?;
+    memory.free()?;
+    row.register(lab, memory.span(0, M2)?)
+}
+
+fn freed_and_unmapped(lab: &Lab, row: &mut Row) -> Result<()> {
+    let memory = lab.allocate_gpu(M2)?;
+    let span = memory.span(0, M2)?;
+    lab.near.register(span, full_access())?;
+    drop(memory);
+    row.register(lab, Span::anywhere(span.addr(), span.len())?)
+}
+
+fn half_freed(lab: &Lab, row: &mut Row) -> Result<()> {
+    let addr = sys::free_address(2 * GRANULE, GRANULE)?;
+    let gpu = lab.gpu(0)?;
+    let _first = gpu.allocate(M2, Placement::At(addr))?;
+    let mut second = gpu.allocate(M2, Placement::At(addr + GRANULE))?;
+    second.free()?;
+    row.register(lab, Span::anywhere(addr, 2 * GRANULE)?)?;
+    row.register(lab, Span::anywhere(addr + GRANULE - 1, 2)?)
+}
+
+/// nvidia.ko knows allocations and nothing of mappings.
+fn half_unmapped(lab: &Lab, row: &mut Row) -> Result<()> {
+    let addr = sys::free_address(2 * GRANULE, GRANULE)?;
+    let mut memory = lab.gpu(0)?.allocate(2 * M2, Placement::At(addr))?;
+    memory.unmap_head(M2)?;
+    row.register(lab, Span::anywhere(addr + GRANULE, GRANULE)?)?;
+    row.register(lab, Span::anywhere(addr, 2 * GRANULE)?)
+}
+
+fn over_the_end(lab: &Lab, row: &mut Row) -> Result<()> {
+    // Address space behind the allocation that is surely nobody's.
+    let addr = sys::free_address(3 * GRANULE, GRANULE)?;
+    let memory = lab.gpu(0)?.allocate(M2, Placement::At(addr))?;
+    for (addr, len) in [
+        (addr, GRANULE + 1),
+        (addr + GRANULE - 1, 2),
+        (addr, 2 * GRANULE),
+    ] {
+        row.register(lab, Span::anywhere(addr, len)?)?;
+    }
+    lab.near.register(memory.span(M2 - 1, 1)?, full_access())?;
+    Ok(())
+}
+
+/// Two allocations side by side are two registrations and never one.
+fn two_allocations(lab: &Lab, row: &mut Row) -> Result<()> {
+    let addr = sys::free_address(2 * GRANULE, GRANULE)?;
+    let gpu = lab.gpu(0)?;
+    let first = gpu.allocate(M2, Placement::At(addr))?;
+    let second = gpu.allocate(M2, Placement::At(addr + GRANULE))?;
+    row.register(lab, Span::anywhere(addr, 2 * GRANULE)?)?;
+    row.register(lab, Span::anywhere(addr + GRANULE - 1, 2)?)?;
+    for memory in [&first, &second] {
+        lab.near.register(memory.span(0, M2)?, full_access())?;
+    }
+    Ok(())
+}
+
+fn length_zero(lab: &Lab, row: &mut Row) -> Result<()> {
+    let memory = lab.allocate_gpu(M2)?;
+    row.register(lab, memory.span(0, 0)?)
+}
+
+fn wrapping(lab: &Lab, row: &mut Row) -> Result<()> {
+    for (addr, len) in [
+        (u64::MAX - 4095, 4096),
+        (u64::MAX - 4095, 8192),
+        (u64::MAX - 65535, 65535),
+    ] {
+        row.register(lab, Span::anywhere(addr, len)?)?;
+    }
+    Ok(())
+}
+
+const TIB: u64 = 1 << 40;
+/// Half of all user addresses; nothing of a small program lies so low.
+const LOW: u64 = 32 * TIB;
+
+fn too_long(lab: &Lab, row: &mut Row) -> Result<()> {
+    for len in [2 * TIB, 16 * TIB - 4096] {
+        row.register(lab, Span::anywhere(LOW, len)?)?;
+    }
+    Ok(())
+}
+
+/// ib_core counts pages in 32 bits.
+fn tib_16(lab: &Lab, row: &mut Row) -> Result<()> {
+    row.register(lab, Span::anywhere(LOW, 16 * TIB)?)
+}
+
+/// All but 4 MiB of the BAR is kept back.
+fn full_bar1(lab: &Lab, row: &mut Row) -> Result<()> {
+    let gpu = lab.gpu(0)?;
+    let kept = (gpu.bar_len() >> 20) - 4;
+    let _reserve = Parameter::set("nvidia", "bar1_reserve_mib", &kept.to_string())?;
+    let memory = gpu.allocate(3 * M2, Placement::Any)?;
+    let mut held = Vec::new();
+    for index in 0..2 {
+        held.push(
+            lab.near
+                .register(memory.span(index * M2, M2)?, full_access())?,
+        );
+    }
+    let last = memory.span(2 * M2, M2)?;
+    row.register(lab, last)?;
+    drop(held.pop());
+    lab.near
+        .register(last, full_access())
+        .context("with room made")?;
+    Ok(())
+}
+
+/// A user that no file of the system knows: root may lock what it likes.
+const NOBODY: u32 = 54_322;
+
+fn memlock(bytes: u64) -> impl FnOnce(&Lab, &mut Row) -> Result<()> {
+    move |lab, row| {
+        let gpu = lab.gpu(0)?;
+        let attempt = |lifted| {
+            in_child(lab.near.name(), |hca| {
+                let memory = gpu.allocate(M2, Placement::Any)?;
+                let span = memory.span(0, M2)?;
+                sys::limit_locked_memory(bytes)?;
+                sys::become_user(NOBODY)?;
+                let errno = errno_of(hca.register(span, full_access()));
+                if lifted {
+                    sys::limit_locked_memory(libc::RLIM_INFINITY)?;
+                    hca.register(span, full_access())
+                        .context("with the limit lifted")?;
+                }
+                Ok(errno)
+            })
+        };
+        row.attempt(|| attempt(false))?;
+        attempt(true).map(drop)
+    }
+}
+
+/// A process that registers on both sides, moves bytes and compares them.
+fn exercise(row: &mut Row, start: impl FnOnce(&[&str]) -> Result<Process>) -> Result<()> {
+    row.attempt(|| {
+        start(&["exercise", "1"])?.join()?;
+        Ok(REGISTERS)
+    })
+}
+
+fn fork_safe(lab: &Lab, row: &mut Row) -> Result<()> {
+    exercise(row, |role| {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.env("RDMAV_FORK_SAFE", "1");
+        Process::start_as(command, &lab.setup, lab.setup.seed, role)
+    })
+}
+
+fn container<'a>(namespaces: &'a [&str]) -> impl FnOnce(&Lab, &mut Row) -> Result<()> + 'a {
+    // What was mounted before a user namespace cannot be taken away in it, but covered.
+    const ENTER: &str =
+        "mount -t tmpfs none /sys/kernel/debug && mount -o remount,bind,ro /sys && \
+                         ! [ -e /sys/kernel/debug/nvidia ] && \
+                         ! touch /sys/module/nvidia_peermem/uevent 2>/dev/null && exec \"$@\"";
+    move |lab, row| {
+        exercise(row, |role| {
+            let mut command = Command::new("unshare");
+            command
+                .args(namespaces)
+                .args(["sh", "-c", ENTER, "sh"])
+                .arg(std::env::current_exe()?);
+            Process::start_as(command, &lab.setup, lab.setup.seed, role)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_loses_its_addresses_and_processes() {
+        assert_eq!(
+            shape("nvidia-peermem: refused 0x7f00+0x10000 of process 47 in acquire: version 0x3 of process x"),
+            "nvidia-peermem: refused ADDRESS+LENGTH of process PID in acquire: version 0x3 of process x"
+        );
+    }
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! `user_limit_mib`: how much GPU memory one user may have pinned.
+
+use std::cell::RefCell;
+
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+
+use crate::gpu::Allocation;
+use crate::gpu::GRANULE;
+use crate::ktap;
+use crate::ktap::note;
+use crate::ktap::Case;
+use crate::lab::Flavour;
+use crate::lab::Lab;
+use crate::lab::Peermem;
+use crate::module;
+use crate::rdma::full_access;
+use crate::rdma::Hca;
+use crate::rdma::Region;
+use crate::sys;
+use crate::sys::Placement;
+use crate::sys::Span;
+
+const M2: usize = GRANULE as usize;
+/// The limit, in MiB: two regions of 2 MiB.
+const LIMIT_MIB: usize = 4;
+const FULL: usize = LIMIT_MIB << 20;
+/// Users that no file of the system knows.
+const OTHER: u32 = 54_321;
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "limit.refused_with_a_reason",
+        run: refused_with_a_reason,
+    },
+    Case {
+        name: "limit.each_user_has_an_account",
+        run: each_user,
+    },
+    Case {
+        name: "limit.goes_back_to_who_registered",
+        run: goes_back,
+    },
+    Case {
+        name: "limit.orphans_stay_charged",
+        run: orphans,
+    },
+];
+
+/// Runs `body` with the module loaded anew, under the limit.
+fn limited(lab: &Lab, body: impl FnOnce() -> Result<()>) -> Result<()> {
+    if lab.setup.peermem != Peermem::Ours {
+        return ktap::skip("this module has no limit");
+    }
+    let mut parameters = module::parameters();
+    parameters.push(format!("user_limit_mib={LIMIT_MIB}"));
+    module::loaded_with(&parameters, body)
+}
+
+fn register(lab: &Lab, memory: &Allocation, offset: usize, len: usize) -> Result<Region> {
+    Ok(lab
+        .near
+        .register(memory.span(offset, len)?, full_access())?)
+}
+
+fn over_the_limit(lab: &Lab, memory: &Allocation, offset: usize, len: usize) -> Result<()> {
+    match lab.near.register(memory.span(offset, len)?, full_access()) {
+        Err(refused) if refused.errno() == libc::EFAULT => Ok(()),
+        other => anyhow::bail!("beyond the limit: {other:?}"),
+    }
+}
+
+fn refused_with_a_reason(lab: &Lab) -> Result<()> {
+    limited(lab, || {
+        let memory = lab.allocate_gpu(2 * FULL)?;
+        over_the_limit(lab, &memory, 0, FULL + 1)?;
+        let reason = sys::kernel_log_tail(3)
+            .into_iter()
+            .rfind(|line| line.contains("user_limit_mib"))
+            .context("no reason in the kernel log")?;
+        let reason = reason
+            .split_once("acquire: ")
+            .map_or(&*reason, |(_, text)| text);
+        note("reason", reason);
+        let first = register(lab, &memory, 0, M2)?;
+        // The same pages once more: counted once more.
+        let second = register(lab, &memory, 0, FULL - M2)?;
+        over_the_limit(lab, &memory, 0, 1)?;
+        drop(first);
+        // Whole pages of 64 KiB count.
+        over_the_limit(lab, &memory, 1, M2)?;
+        let third = register(lab, &memory, FULL, M2)?;
+        drop((second, third));
+        // A registration that fails for another reason costs nothing.
+        let mut freed = lab.allocate_gpu(M2)?;
+        let addr = freed.mapping().addr();
+        freed.free()?;
+        let none = lab
+            .near
+            .register(Span::anywhere(addr, GRANULE)?, full_access());
+        ensure!(none.is_err(), "freed memory: {none:?}");
+        register(lab, &memory, 0, FULL).map(drop)
+    })
+}
+
+/// Runs `body` in a child that is another user, on an HCA of its own.
+fn as_another_user(lab: &Lab, body: impl FnOnce(&Hca) -> Result<()>) -> Result<()> {
+    let name = lab.near.name().to_owned();
+    let status = sys::in_forked_child(move || {
+        let run = || {
+            // What is locked for the HCA counts against the user too.
+            sys::lock_any_memory()?;
+            let hca = Hca::open(&name)?;
+            sys::become_user(OTHER)?;
+            body(&hca)
+        };
+        match run() {
+            Ok(()) => 0,
+            Err(error) => {
+                eprintln!("as another user: {error:#}");
+                1
+            }
+        }
+    })?;
+    ensure!(status == 0, "the other user's process ended with {status}");
+    Ok(())
+}
+
+fn each_user(lab: &Lab) -> Result<()> {
+    limited(lab, || {
+        let memory = lab.allocate_gpu(FULL)?;
+        let held = register(lab, &memory, 0, FULL)?;
+        let gpu = lab.gpu(0)?.clone();
+        as_another_user(lab, |hca| {
+            let memory = gpu.allocate(2 * FULL, Placement::Any)?;
+            let held = hca.register(memory.span(0, FULL)?, full_access())?;
+            let beyond = hca.register(memory.span(FULL, M2)?, full_access());
+            ensure!(beyond.is_err(), "beyond the other user's limit: {beyond:?}");
+            drop(held);
+            Ok(())
+        })?;
+        drop(held);
+        register(lab, &memory, 0, FULL).map(drop)
+    })
+}
+
+/// Has another user's process, a child that inherited the file, deregister.
+fn released_by_another_user(lab: &Lab, region: Region) -> Result<()> {
+    let region = RefCell::new(Some(region));
+    as_another_user(lab, |_| {
+        drop(region.take());
+        Ok(())
+    })?;
+    // Gone, as far as the kernel knows.
+    std::mem::forget(region.take());
+    Ok(())
+}
+
+/// Whoever deregisters, the account of the user that registered is the one that shrinks.
+fn goes_back(lab: &Lab) -> Result<()> {
+    lab.needs_flavour(Flavour::Persistent)?;
+    limited(lab, || {
+        let memory = lab.allocate_gpu(FULL)?;
+        let region = register(lab, &memory, 0, FULL)?;
+        released_by_another_user(lab, region)?;
+        register(lab, &memory, 0, FULL).map(drop)
+    })
+}
+
+/// nvidia.ko does not take a revocable pin from another process: it stays, and is paid for, until it is freed.
+fn orphans(lab: &Lab) -> Result<()> {
+    lab.needs_flavour(Flavour::Revocable)?;
+    limited(lab, || {
+        let mut memory = lab.allocate_gpu(FULL)?;
+        let other = lab.allocate_gpu(FULL)?;
+        let region = register(lab, &memory, 0, FULL)?;
+        released_by_another_user(lab, region)?;
+        over_the_limit(lab, &other, 0, 1)?;
+        memory.free()?;
+        register(lab, &other, 0, FULL).map(drop)
+    })
+}

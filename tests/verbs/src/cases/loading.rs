@@ -1,0 +1,431 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What the module says where it cannot work, and which module a kernel takes that looks at signatures.
+//!
+//! Without a [`Lab`], which would keep what is taken away here: a neighbour, or all of RDMA. Each case looks for itself
+//! whether the machine is one that it is for (`beside` and `signed` of the runner).
+
+use std::env;
+use std::fs;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+
+use crate::cases::consumers;
+use crate::gpu::GRANULE;
+use crate::ktap;
+use crate::ktap::note;
+use crate::lab::Lab;
+use crate::lab::Setup;
+use crate::module;
+use crate::rdma::full_access;
+use crate::sys;
+use crate::sys::Finished;
+use crate::sys::KernelLog;
+use crate::sys::Running;
+
+struct Case {
+    name: &'static str,
+    run: fn(&Setup) -> Result<()>,
+}
+
+const CASES: &[Case] = &[
+    Case {
+        name: "loading.ib_core_has_no_peer_memory",
+        run: |_| no_peer_memory(),
+    },
+    Case {
+        name: "loading.all_is_there",
+        run: |_| all_is_there(),
+    },
+    Case {
+        name: "loading.no_driver",
+        run: |_| no_driver(),
+    },
+    Case {
+        name: "loading.older_driver",
+        run: |_| {
+            beside_driver(
+                "older",
+                "not loaded: nvidia.ko 530.30.02 has no nvidia_p2p_get_pages_persistent: install driver 535 or newer",
+            )
+        },
+    },
+    Case {
+        name: "loading.proprietary_driver",
+        run: |_| {
+            beside_driver(
+                "proprietary",
+                "not loaded: nvidia.ko 550.54.14 is the proprietary flavour, and Linux gives none of its functions to a \
+                 module in Rust: install NVIDIA's open kernel modules (nvidia-open), or use NVIDIA's own nvidia-peermem",
+            )
+        },
+    },
+    Case {
+        name: "loading.nv_peer_mem_is_there",
+        run: |_| nv_peer_mem(),
+    },
+    Case {
+        name: "loading.nvidias_is_there",
+        run: |_| nvidias(),
+    },
+    Case {
+        name: "loading.unsigned",
+        run: |_| unsigned(),
+    },
+    Case {
+        name: "loading.signed_by_a_stranger",
+        run: |_| signed_by_a_stranger(),
+    },
+    Case {
+        name: "loading.changed_after_signing",
+        run: |_| changed_after_signing(),
+    },
+    Case {
+        name: "loading.signed",
+        run: signed,
+    },
+    // Takes all of RDMA away.
+    Case {
+        name: "loading.no_ib_core",
+        run: |_| no_ib_core(),
+    },
+];
+
+/// Runs all of them; true when none failed.
+pub(crate) fn run(setup: &Setup) -> bool {
+    println!("KTAP version 1");
+    let names = CASES.iter().map(|case| case.name).collect();
+    ktap::tell(names, |index| {
+        CASES.get(index).map_or(Ok(()), |case| (case.run)(setup))
+    })
+}
+
+fn execute(command: &mut Command) -> Result<Finished> {
+    Running::start(command)?.finish(Duration::from_secs(60))
+}
+
+fn succeed(program: &str, arguments: &[&str]) -> Result<String> {
+    let finished = execute(Command::new(program).args(arguments))?;
+    ensure!(
+        finished.success(),
+        "{program} {arguments:?}: {}",
+        finished.tail(5)
+    );
+    Ok(finished.output)
+}
+
+/// Our module's file, which modprobe would load.
+fn ours() -> Result<String> {
+    Ok(succeed("modinfo", &["-F", "filename", "nvidia-peermem"])?
+        .trim()
+        .to_owned())
+}
+
+/// Runs what is to load the module; also returns the lines that the module itself, and those that the kernel, wrote.
+fn attempt(program: &str, file: &str) -> Result<(Finished, Vec<String>, Vec<String>)> {
+    let log = KernelLog::from_now()?;
+    let finished = execute(Command::new(program).arg(file))?;
+    let lines = log.lines();
+    for line in &lines {
+        println!("# kernel: {line}");
+    }
+    let own = |line: &String| Some(line.strip_prefix("nvidia-peermem: ")?.to_owned());
+    let said = lines.iter().filter_map(own).collect();
+    Ok((finished, said, lines))
+}
+
+/// It must not load, with `words` from whoever was to load it, and this one line in the log.
+fn refused(program: &str, file: &str, words: &str, line: &str) -> Result<()> {
+    let (finished, said, _) = attempt(program, file)?;
+    note(program, finished.output.trim());
+    ensure!(
+        !finished.success() && finished.output.contains(words),
+        "{program} said {:?}",
+        finished.output
+    );
+    ensure!(said == [line], "the module said {said:#?}");
+    ensure!(!module::is_loaded(), "it is loaded");
+    Ok(())
+}
+
+/// What kmod makes of ENOENT; modprobe then sends its user to the log.
+const SEE_DMESG: &str = "Unknown symbol in module";
+
+/// For machines without a peermem module, but with ours at hand.
+fn needs_drivers() -> Result<PathBuf> {
+    match env::var_os("RIG_DRIVERS") {
+        Some(drivers) => Ok(drivers.into()),
+        None => ktap::skip("a machine without other drivers"),
+    }
+}
+
+fn has_peer_memory() -> Result<bool> {
+    Ok(fs::read_to_string("/proc/kallsyms")?.contains(" ib_register_peer_memory_client"))
+}
+
+fn needs_peer_memory() -> Result<PathBuf> {
+    let drivers = needs_drivers()?;
+    if !has_peer_memory()? {
+        return ktap::skip("this ib_core has no peer memory");
+    }
+    Ok(drivers)
+}
+
+/// Mainline's ib_core.
+fn no_peer_memory() -> Result<()> {
+    needs_drivers()?;
+    if has_peer_memory()? {
+        return ktap::skip("this ib_core has peer memory");
+    }
+    let line = "not loaded: the ib_core that is loaded has no peer memory (no ib_register_peer_memory_client): load that \
+                of MLNX_OFED or DOCA-OFED; or do without this module, with software that registers GPU memory by dma-buf";
+    refused("modprobe", "nvidia-peermem", SEE_DMESG, line)?;
+    refused("insmod", &ours()?, SEE_DMESG, line)?;
+    // Nothing is left that would keep the driver.
+    succeed("rmmod", &["nvidia"])?;
+    succeed("modprobe", &["nvidia"])?;
+    Ok(())
+}
+
+/// Weak or not: where all is there the module holds both neighbours, and has nothing to say.
+fn all_is_there() -> Result<()> {
+    needs_peer_memory()?;
+    let (finished, said, _) = attempt("modprobe", "nvidia-peermem")?;
+    ensure!(finished.success(), "modprobe: {}", finished.tail(3));
+    ensure!(said.is_empty(), "the module said {said:#?}");
+    for neighbour in ["nvidia", "ib_core"] {
+        let holder = format!("/sys/module/{neighbour}/holders/{}", module::NAME);
+        ensure!(Path::new(&holder).exists(), "{neighbour} is not held");
+        ensure!(
+            sys::unload_module(neighbour).is_err(),
+            "{neighbour} could be unloaded"
+        );
+    }
+    let depends = succeed("modinfo", &["-F", "depends", "nvidia-peermem"])?;
+    let mut depends: Vec<&str> = depends.trim().split(',').collect();
+    depends.sort_unstable();
+    ensure!(depends == ["ib_core", "nvidia"], "depends on {depends:?}");
+    module::unload()
+}
+
+fn no_driver() -> Result<()> {
+    needs_peer_memory()?;
+    succeed("rmmod", &["nvidia"])?;
+    let result = refused(
+        "insmod",
+        &ours()?,
+        SEE_DMESG,
+        "not loaded: no nvidia.ko is, and so there is no nvidia_p2p_get_pages: modprobe loads it first, insmod does not",
+    );
+    succeed("modprobe", &["nvidia"])?;
+    result
+}
+
+/// Another nvidia.ko in place of the stand-in.
+fn beside_driver(kind: &str, line: &str) -> Result<()> {
+    let driver = needs_peer_memory()?.join(kind).join("nvidia.ko");
+    succeed("rmmod", &["nvidia"])?;
+    succeed("insmod", &[&driver.to_string_lossy()])?;
+    let result = refused("modprobe", "nvidia-peermem", SEE_DMESG, line);
+    succeed("rmmod", &["nvidia"])?;
+    succeed("modprobe", &["nvidia"])?;
+    result
+}
+
+/// An ib_core that shows its clients takes no second one of a name. Another does, and asks the first one first.
+fn nv_peer_mem() -> Result<()> {
+    let rival = needs_peer_memory()?.join("nv_peer_mem/nv_peer_mem.ko");
+    succeed("insmod", &[&rival.to_string_lossy()])?;
+    let result = if consumers::core_shows() {
+        refused(
+            "modprobe",
+            "nvidia-peermem",
+            "Invalid argument",
+            "not loaded: nv_peer_mem is, and ib_core takes no second client nv_mem: rmmod nv_peer_mem, and remove its \
+             package (nvidia-peer-memory)",
+        )
+    } else {
+        beside_nv_peer_mem()
+    };
+    succeed("rmmod", &["nv_peer_mem"])?;
+    result
+}
+
+fn beside_nv_peer_mem() -> Result<()> {
+    let (finished, said, _) = attempt("modprobe", "nvidia-peermem")?;
+    ensure!(finished.success(), "modprobe: {}", finished.tail(3));
+    let expected = "nv_peer_mem is loaded, too, and its client nv_mem is asked before this module's: rmmod nv_peer_mem, \
+                    and remove its package (nvidia-peer-memory)";
+    module::unload()?;
+    ensure!(said == [expected], "the module said {said:#?}");
+    Ok(())
+}
+
+/// Two modules of one name: the kernel takes the first, and says so to who loads the second.
+fn nvidias() -> Result<()> {
+    needs_peer_memory()?;
+    let Some(control) = consumers::control() else {
+        return ktap::skip("NVIDIA's module is not at hand");
+    };
+    module::load_file(&control)?;
+    let theirs = module::version()?;
+    let (finished, said, _) = attempt("insmod", &ours()?)?;
+    let still = module::version()?;
+    module::unload()?;
+    ensure!(
+        !finished.success() && finished.output.contains("File exists"),
+        "insmod said {:?}",
+        finished.output
+    );
+    ensure!(said.is_empty(), "the module said {said:#?}");
+    ensure!(
+        theirs == still && !theirs.contains("-rs"),
+        "{theirs}, {still}"
+    );
+    Ok(())
+}
+
+fn unload_with_users(name: &str) -> Result<()> {
+    for user in fs::read_dir(format!("/sys/module/{name}/holders"))? {
+        let user = user?.file_name();
+        // It may have gone with another one's users.
+        if Path::new("/sys/module").join(&user).exists() {
+            unload_with_users(&user.to_string_lossy())?;
+        }
+    }
+    succeed("rmmod", &[name]).map(|_| ())
+}
+
+/// Without it, by hand; modprobe brings all back.
+fn no_ib_core() -> Result<()> {
+    needs_peer_memory()?;
+    for link in ["rxe0", "rxe1"] {
+        succeed("rdma", &["link", "del", link])?;
+    }
+    unload_with_users("ib_core")?;
+    refused(
+        "insmod",
+        &ours()?,
+        SEE_DMESG,
+        "not loaded: no ib_core is, and so there is no ib_register_peer_memory_client: modprobe loads it first, insmod \
+         does not",
+    )?;
+    succeed("modprobe", &["nvidia-peermem"])?;
+    module::unload()
+}
+
+// --- signatures -------------------------------------------------------------------------------------------------------
+
+/// The kernel's program, a key that it trusts, and our module without a signature.
+struct Signing {
+    sign_file: String,
+    key: String,
+    certificate: String,
+    module: String,
+}
+
+impl Signing {
+    fn needed() -> Result<Self> {
+        let variable = |name| match env::var(name) {
+            Ok(value) => Ok(value),
+            Err(_) => ktap::skip("a kernel that takes modules without signatures"),
+        };
+        Ok(Self {
+            sign_file: variable("RIG_SIGN_FILE")?,
+            key: variable("RIG_SIGN_KEY")?,
+            certificate: variable("RIG_SIGN_CERTIFICATE")?,
+            module: variable("RIG_UNSIGNED_KO")?,
+        })
+    }
+
+    /// Signs a copy of the module, as DKMS does it.
+    fn signed(&self, key: &str, certificate: &str) -> Result<String> {
+        let copy = "/tmp/nvidia-peermem.ko";
+        fs::copy(&self.module, copy)?;
+        succeed(&self.sign_file, &["sha512", key, certificate, copy])?;
+        Ok(copy.to_owned())
+    }
+}
+
+/// The kernel itself refuses, with this of its own; the module in use is loaded again afterwards.
+fn rejected(file: &str, reason: &str) -> Result<()> {
+    module::unload()?;
+    let result = attempt("insmod", file);
+    module::load(&[])?;
+    let (finished, said, lines) = result?;
+    note("insmod", finished.output.trim());
+    ensure!(
+        !finished.success() && finished.output.contains("Key was rejected by service"),
+        "insmod said {:?}",
+        finished.output
+    );
+    ensure!(said.is_empty(), "the module said {said:#?}");
+    ensure!(
+        lines.iter().any(|line| line.contains(reason)),
+        "the kernel said {lines:#?}"
+    );
+    Ok(())
+}
+
+fn unsigned() -> Result<()> {
+    let signing = Signing::needed()?;
+    rejected(&signing.module, "Loading of unsigned module is rejected")
+}
+
+/// A key that was made a moment ago, and enrolled nowhere.
+fn signed_by_a_stranger() -> Result<()> {
+    let signing = Signing::needed()?;
+    let (key, certificate) = ("/tmp/stranger.key", "/tmp/stranger.der");
+    let arguments =
+        "req -new -x509 -nodes -days 2 -newkey rsa:2048 -subj /CN=stranger/ -outform DER";
+    let mut arguments: Vec<&str> = arguments.split(' ').collect();
+    arguments.extend(["-keyout", key, "-out", certificate]);
+    succeed("openssl", &arguments)?;
+    rejected(
+        &signing.signed(key, certificate)?,
+        "Loading of module with unavailable key is rejected",
+    )
+}
+
+/// One byte of what was signed.
+fn changed_after_signing() -> Result<()> {
+    let signing = Signing::needed()?;
+    let file = signing.signed(&signing.key, &signing.certificate)?;
+    let mut bytes = fs::read(&file)?;
+    let middle = bytes.len() / 2;
+    let byte = bytes.get_mut(middle).context("an empty module")?;
+    *byte ^= 1;
+    fs::write(&file, bytes)?;
+    module::unload()?;
+    let result = attempt("insmod", &file);
+    module::load(&[])?;
+    let (finished, said, _) = result?;
+    note("insmod", finished.output.trim());
+    ensure!(!finished.success() && said.is_empty(), "{said:#?}");
+    Ok(())
+}
+
+/// With the key that the kernel trusts: it loads, taints nothing by it, and works.
+fn signed(setup: &Setup) -> Result<()> {
+    let signing = Signing::needed()?;
+    let file = signing.signed(&signing.key, &signing.certificate)?;
+    let signer = succeed("modinfo", &["-F", "signer", &file])?;
+    note("signer", signer.trim());
+    ensure!(!signer.trim().is_empty(), "no signer");
+    module::unload()?;
+    module::load_file(Path::new(&file))?;
+    let taint = sys::read_line(&format!("/sys/module/{}/taint", module::NAME))?;
+    ensure!(taint == "O", "taint {taint:?}");
+    let tainted: u64 = sys::read_line("/proc/sys/kernel/tainted")?.parse()?;
+    ensure!(tainted & (1 << 13) == 0, "unsigned modules: {tainted:#x}");
+    let lab = Lab::open(setup)?;
+    let memory = lab.allocate_gpu(usize::try_from(GRANULE)?)?;
+    lab.near
+        .register(memory.span(0, usize::try_from(GRANULE)?)?, full_access())?;
+    Ok(())
+}

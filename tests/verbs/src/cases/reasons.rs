@@ -1,0 +1,793 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Each refusal's reason, where it can be read: the files of debugfs, the counts, the tracepoint (`docs/observe.md`).
+//!
+//! The module is loaded anew for each case, so that all counts begin with zero.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::fs;
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
+use std::thread;
+
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+
+use crate::cases::input::in_child;
+use crate::gpu::GRANULE;
+use crate::knobs::fail_next;
+use crate::knobs::Parameter;
+use crate::ktap;
+use crate::ktap::note;
+use crate::ktap::Case;
+use crate::lab::Flavour;
+use crate::lab::Lab;
+use crate::module;
+use crate::module::Replaced;
+use crate::rdma::full_access;
+use crate::rdma::Hca;
+use crate::sys;
+use crate::sys::KernelLog;
+use crate::sys::Mapping;
+use crate::sys::Placement;
+use crate::sys::Span;
+
+const M2: usize = GRANULE as usize;
+const FILES: &str = "/sys/kernel/debug/nvidia_peermem";
+const EVENT: &str = "/sys/kernel/tracing/events/nvidia_peermem/refused";
+/// What the module keeps.
+const REFUSALS: usize = 128;
+const FOREIGN: usize = 32;
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "reasons.no_room",
+        run: |lab| one(lab, Expected::acquire("no_room", -libc::ENOMEM), no_room),
+    },
+    Case {
+        name: "reasons.two_allocations",
+        run: |lab| {
+            let expected = Expected::acquire("not_gpu_memory", -libc::EINVAL);
+            one(lab, expected, two_allocations)
+        },
+    },
+    Case {
+        name: "reasons.freed",
+        run: |lab| {
+            one(
+                lab,
+                Expected::acquire("not_gpu_memory", -libc::EINVAL),
+                freed,
+            )
+        },
+    },
+    Case {
+        name: "reasons.parents_memory",
+        run: |lab| {
+            let expected = Expected::acquire("foreign_unmapped", -libc::EINVAL);
+            one(lab, expected, parents_memory)
+        },
+    },
+    Case {
+        name: "reasons.addresses_without_memory",
+        run: |lab| {
+            let expected = Expected::acquire("not_gpu_memory", -libc::EINVAL);
+            one(lab, expected, |lab| {
+                let memory = Mapping::reserve(M2)?;
+                attempt(&lab.near, memory.span(0, M2)?)
+            })
+        },
+    },
+    Case {
+        name: "reasons.memory_of_the_cpu",
+        run: |lab| {
+            let expected = Expected::acquire("foreign_cpu", -libc::EINVAL);
+            one(lab, expected, |lab| {
+                let memory = Mapping::read_only(M2)?;
+                attempt(&lab.near, memory.span(0, M2)?)
+            })
+        },
+    },
+    Case {
+        name: "reasons.addresses_of_the_kernel",
+        run: |lab| {
+            let expected = Expected::acquire("foreign_beyond", -libc::EINVAL);
+            one(lab, expected, |lab| {
+                attempt(&lab.near, Span::anywhere(0xffff_8880_0000_0000, GRANULE)?)
+            })
+        },
+    },
+    Case {
+        name: "reasons.pin_unsupported",
+        run: |lab| {
+            one(lab, Expected::acquire("pin_unsupported", -524), |lab| {
+                failing_pin(lab, 524)
+            })
+        },
+    },
+    Case {
+        name: "reasons.pin_failed",
+        run: |lab| {
+            let expected = Expected::acquire("pin_failed", -libc::EIO);
+            one(lab, expected, |lab| failing_pin(lab, libc::EIO))
+        },
+    },
+    Case {
+        name: "reasons.other_page_sizes",
+        run: |lab| {
+            one(lab, Expected::acquire("table_page_size", 0), |lab| {
+                with(lab, "table_page_size", "0")
+            })
+        },
+    },
+    Case {
+        name: "reasons.table_version",
+        run: |lab| {
+            one(lab, Expected::acquire("table_version", 0), |lab| {
+                with(lab, "table_version", "0x00030000")
+            })
+        },
+    },
+    Case {
+        name: "reasons.page_count",
+        run: |lab| {
+            one(lab, Expected::acquire("page_count", 0), |lab| {
+                with(lab, "table_entries_delta", "-1")
+            })
+        },
+    },
+    Case {
+        name: "reasons.mapping_version",
+        run: |lab| {
+            lab.needs_flavour(Flavour::Persistent)?;
+            let expected = Expected {
+                step: "dma_map",
+                errno: libc::EINVAL,
+                ..Expected::acquire("mapping_version", 0)
+            };
+            one(lab, expected, |lab| {
+                with(lab, "dma_mapping_version", "0x00030000")
+            })
+        },
+    },
+    Case {
+        name: "reasons.unreachable",
+        run: |lab| {
+            lab.needs_flavour(Flavour::Persistent)?;
+            let expected = Expected {
+                step: "dma_map",
+                errno: libc::EOPNOTSUPP,
+                ..Expected::acquire("unreachable", -524)
+            };
+            one(lab, expected, |lab| with(lab, "topology_deny", "1"))
+        },
+    },
+    Case {
+        name: "reasons.map_failed",
+        run: |lab| {
+            lab.needs_flavour(Flavour::Persistent)?;
+            let expected = Expected {
+                step: "dma_map",
+                errno: libc::EIO,
+                ..Expected::acquire("map_failed", -libc::EIO)
+            };
+            one(lab, expected, |lab| {
+                fail_next("dma_map", libc::EIO)?;
+                let memory = lab.allocate_gpu(M2)?;
+                attempt(&lab.near, memory.span(0, M2)?)
+            })
+        },
+    },
+    Case {
+        name: "reasons.success_leaves_no_trace",
+        run: success,
+    },
+    Case {
+        name: "reasons.the_same_is_one_line",
+        run: same,
+    },
+    Case {
+        name: "reasons.a_bounded_number",
+        run: bounded,
+    },
+    Case {
+        name: "reasons.foreign_ones_push_out_no_others",
+        run: foreign,
+    },
+    Case {
+        name: "reasons.readers_beside_refusals",
+        run: readers,
+    },
+    Case {
+        name: "reasons.files",
+        run: files,
+    },
+    Case {
+        name: "reasons.unload_with_a_file_open",
+        run: unload,
+    },
+    Case {
+        name: "reasons.tracepoint",
+        run: tracepoint,
+    },
+];
+
+/// A line, by its keys.
+type Line = BTreeMap<String, String>;
+
+/// `key=value`, blank by blank, and at last perhaps a text in quotes.
+fn parse(line: &str) -> Result<Line> {
+    let (words, text) = match line.split_once(" text=\"") {
+        Some((words, text)) => (
+            words,
+            Some(text.strip_suffix('"').context("an open quote")?),
+        ),
+        None => (line, None),
+    };
+    let mut keys = Line::new();
+    for word in words.split(' ') {
+        let (key, value) = word.split_once('=').with_context(|| format!("{line:?}"))?;
+        ensure!(!value.contains('"'), "{line:?}");
+        let before = keys.insert(key.to_owned(), value.to_owned());
+        ensure!(before.is_none(), "{key} twice: {line:?}");
+    }
+    if let Some(text) = text {
+        ensure!(!text.contains('"'), "{line:?}");
+        keys.insert("text".to_owned(), text.to_owned());
+    }
+    Ok(keys)
+}
+
+fn lines(file: &str) -> Result<Vec<Line>> {
+    let path = format!("{FILES}/{file}");
+    let text = fs::read_to_string(&path).context(path)?;
+    ensure!(text.is_empty() || text.ends_with('\n'), "{file}: {text:?}");
+    text.lines().map(parse).collect()
+}
+
+fn get<'a>(line: &'a Line, key: &str) -> Result<&'a str> {
+    line.get(key)
+        .map(String::as_str)
+        .with_context(|| format!("no {key} in {line:?}"))
+}
+
+/// All that is not zero: `flavour/reason` of refusals, names of other events.
+fn counts() -> Result<BTreeMap<String, u64>> {
+    let mut counts = BTreeMap::new();
+    for line in lines("counters")? {
+        let event = get(&line, "event")?;
+        let name = match event {
+            "refused" => format!("{}/{}", get(&line, "flavour")?, get(&line, "reason")?),
+            _ => event.to_owned(),
+        };
+        let count: u64 = get(&line, "count")?.parse()?;
+        if count > 0 {
+            ensure!(counts.insert(name, count).is_none(), "twice: {line:?}");
+        }
+    }
+    Ok(counts)
+}
+
+/// Which clients are asked about a range that none of them takes.
+fn asked(lab: &Lab) -> &'static [&'static str] {
+    match lab.setup.flavour() {
+        Flavour::Persistent => &["persistent"],
+        Flavour::Revocable => &["revocable", "persistent"],
+    }
+}
+
+fn expected_counts(lab: &Lab, reason: &str, times: u64) -> BTreeMap<String, u64> {
+    asked(lab)
+        .iter()
+        .map(|flavour| (format!("{flavour}/{reason}"), times))
+        .collect()
+}
+
+/// The module under test, loaded anew.
+fn begin(lab: &Lab) -> Result<()> {
+    lab.needs_module()?;
+    lab.needs_ours()?;
+    Replaced::begin()?.end()?;
+    ensure!(
+        counts()?.is_empty(),
+        "new, and has counted: {:?}",
+        counts()?
+    );
+    ensure!(lines("refusals")?.is_empty() && lines("foreign")?.is_empty());
+    Ok(())
+}
+
+/// What a refused registration was.
+struct Attempt {
+    errno: i32,
+    span: Span,
+    /// By a child, whose number is not known.
+    by_child: bool,
+}
+
+fn attempt(hca: &Hca, span: Span) -> Result<Attempt> {
+    let errno = match hca.register(span, full_access()) {
+        Ok(_) => 0,
+        Err(refused) => refused.errno(),
+    };
+    Ok(Attempt {
+        errno,
+        span,
+        by_child: false,
+    })
+}
+
+/// What is to be read about one refused registration.
+#[derive(Clone, Copy)]
+struct Expected {
+    step: &'static str,
+    reason: &'static str,
+    code: i32,
+    errno: i32,
+}
+
+impl Expected {
+    fn acquire(reason: &'static str, code: i32) -> Self {
+        Self {
+            step: "acquire",
+            reason,
+            code,
+            errno: libc::EFAULT,
+        }
+    }
+}
+
+/// One registration is refused: its line, its count and the log's line are there, and nothing else.
+fn one(lab: &Lab, expected: Expected, provoke: impl FnOnce(&Lab) -> Result<Attempt>) -> Result<()> {
+    begin(lab)?;
+    let log = KernelLog::from_now()?;
+    let attempt = provoke(lab)?;
+    ensure!(
+        attempt.errno == expected.errno,
+        "errno {} where {} was expected",
+        attempt.errno,
+        expected.errno
+    );
+    let (file, other) = match expected.reason.starts_with("foreign_") {
+        true => ("foreign", "refusals"),
+        false => ("refusals", "foreign"),
+    };
+    let found = lines(file)?;
+    ensure!(found.len() == asked(lab).len(), "{found:?}");
+    ensure!(lines(other)?.is_empty(), "{:?}", lines(other)?);
+    for ((number, line), flavour) in found.iter().enumerate().zip(asked(lab)) {
+        let is = |key: &str, value: &str| {
+            let seen = get(line, key)?;
+            ensure!(seen == value, "{key}={seen} where {value} was expected");
+            Ok(())
+        };
+        is("seq", &number.to_string())?;
+        is("times", "1")?;
+        is("flavour", flavour)?;
+        is("step", expected.step)?;
+        is("reason", expected.reason)?;
+        is("code", &expected.code.to_string())?;
+        is("addr", &format!("{:#x}", attempt.span.addr()))?;
+        is("len", &attempt.span.len().to_string())?;
+        ensure!(get(line, "first")? == get(line, "last")?, "{line:?}");
+        let own = std::process::id().to_string();
+        if attempt.by_child {
+            ensure!(get(line, "tgid")? != own, "{line:?}");
+        } else {
+            is("tgid", &own)?;
+            is("pid", &sys::thread_id().to_string())?;
+            is("comm", "gdr")?;
+        }
+        note("text", get(line, "text")?);
+    }
+    let counted = counts()?;
+    ensure!(
+        counted == expected_counts(lab, expected.reason, 1),
+        "{counted:?}"
+    );
+    let logged: Vec<_> = log
+        .lines()
+        .into_iter()
+        .filter(|line| line.contains("refused"))
+        .collect();
+    let text = get(&found[0], "text")?;
+    ensure!(
+        logged.len() == 1 && logged[0].ends_with(&format!(" in {}: {text}", expected.step)),
+        "{logged:?}"
+    );
+    Ok(())
+}
+
+/// All but 4 MiB of the BAR is kept back.
+fn no_room(lab: &Lab) -> Result<Attempt> {
+    let gpu = lab.gpu(0)?;
+    let kept = (gpu.bar_len() >> 20) - 4;
+    let _reserve = Parameter::set("nvidia", "bar1_reserve_mib", &kept.to_string())?;
+    let memory = gpu.allocate(3 * M2, Placement::Any)?;
+    attempt(&lab.near, memory.span(0, 3 * M2)?)
+}
+
+fn two_allocations(lab: &Lab) -> Result<Attempt> {
+    let addr = sys::free_address(2 * GRANULE, GRANULE)?;
+    let gpu = lab.gpu(0)?;
+    let _first = gpu.allocate(M2, Placement::At(addr))?;
+    let _second = gpu.allocate(M2, Placement::At(addr + GRANULE))?;
+    attempt(&lab.near, Span::anywhere(addr, 2 * GRANULE)?)
+}
+
+fn freed(lab: &Lab) -> Result<Attempt> {
+    let mut memory = lab.allocate_gpu(M2)?;
+    memory.free()?;
+    attempt(&lab.near, memory.span(0, M2)?)
+}
+
+fn parents_memory(lab: &Lab) -> Result<Attempt> {
+    let memory = lab.allocate_gpu(M2)?;
+    let span = memory.span(0, M2)?;
+    let errno = in_child(lab.near.name(), |hca| {
+        Ok(attempt(hca, Span::anywhere(span.addr(), span.len())?)?.errno)
+    })?;
+    Ok(Attempt {
+        errno,
+        span,
+        by_child: true,
+    })
+}
+
+/// nvidia.ko refuses the next pin of each kind that is asked for.
+fn failing_pin(lab: &Lab, errno: i32) -> Result<Attempt> {
+    fail_next("get_pages_persistent", errno)?;
+    if lab.setup.flavour() == Flavour::Revocable {
+        fail_next("get_pages", errno)?;
+    }
+    let memory = lab.allocate_gpu(M2)?;
+    attempt(&lab.near, memory.span(0, M2)?)
+}
+
+fn with(lab: &Lab, name: &str, value: &str) -> Result<Attempt> {
+    let memory = lab.allocate_gpu(M2)?;
+    let _parameter = Parameter::set("nvidia", name, value)?;
+    attempt(&lab.near, memory.span(0, M2)?)
+}
+
+fn success(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    let memory = lab.allocate_gpu(M2)?;
+    lab.near.register(memory.span(0, M2)?, full_access())?;
+    let host = Mapping::anonymous(M2)?;
+    lab.near.register(host.span(0, M2)?, full_access())?;
+    ensure!(counts()?.is_empty(), "{:?}", counts()?);
+    ensure!(lines("refusals")?.is_empty() && lines("foreign")?.is_empty());
+    Ok(())
+}
+
+/// Address space that is never GPU memory, and that the module cannot tell from it.
+fn reserved(ranges: usize) -> Result<Mapping> {
+    Ok(Mapping::reserve(ranges * M2)?)
+}
+
+/// Has `range` refused, of the ranges of `space`.
+fn refuse(hca: &Hca, space: &Mapping, range: usize) -> Result<()> {
+    let seen = attempt(hca, space.span(range * M2, M2)?)?.errno;
+    ensure!(seen == libc::EFAULT, "errno {seen}");
+    Ok(())
+}
+
+fn same(lab: &Lab) -> Result<()> {
+    const TIMES: u64 = 20;
+    begin(lab)?;
+    let space = reserved(2)?;
+    for _ in 0..TIMES {
+        refuse(&lab.near, &space, 0)?;
+        refuse(&lab.near, &space, 1)?;
+    }
+    let found = lines("refusals")?;
+    ensure!(found.len() == 2 * asked(lab).len(), "{found:?}");
+    for line in &found {
+        ensure!(get(line, "times")? == TIMES.to_string(), "{line:?}");
+        let at = |key| Ok::<f64, anyhow::Error>(get(line, key)?.parse()?);
+        ensure!(at("first")? < at("last")?, "{line:?}");
+    }
+    let counted = counts()?;
+    ensure!(
+        counted == expected_counts(lab, "not_gpu_memory", 2 * TIMES),
+        "{counted:?}"
+    );
+    Ok(())
+}
+
+fn numbers(found: &[Line]) -> Result<Vec<u64>> {
+    found
+        .iter()
+        .map(|line| Ok(get(line, "seq")?.parse()?))
+        .collect()
+}
+
+fn bounded(lab: &Lab) -> Result<()> {
+    const RANGES: usize = REFUSALS + 10;
+    begin(lab)?;
+    let space = reserved(RANGES)?;
+    for range in 0..RANGES {
+        refuse(&lab.near, &space, range)?;
+    }
+    let all = (RANGES * asked(lab).len()) as u64;
+    let found = numbers(&lines("refusals")?)?;
+    let expected: Vec<u64> = (all - REFUSALS as u64..all).collect();
+    ensure!(found == expected, "{found:?}");
+    let counted = counts()?;
+    ensure!(
+        counted == expected_counts(lab, "not_gpu_memory", RANGES as u64),
+        "{counted:?}"
+    );
+    Ok(())
+}
+
+fn foreign(lab: &Lab) -> Result<()> {
+    const ADDRESSES: u64 = 200;
+    begin(lab)?;
+    let space = reserved(1)?;
+    refuse(&lab.near, &space, 0)?;
+    let before = lines("refusals")?;
+    let log = KernelLog::from_now()?;
+    let addr = sys::free_address(ADDRESSES << 12, 4096)?;
+    for page in 0..ADDRESSES {
+        let seen = attempt(&lab.near, Span::anywhere(addr + (page << 12), 4096)?)?;
+        ensure!(seen.errno == libc::EFAULT, "errno {}", seen.errno);
+    }
+    ensure!(lines("refusals")? == before, "{:?}", lines("refusals")?);
+    ensure!(lines("foreign")?.len() == FOREIGN);
+    let mut expected = expected_counts(lab, "foreign_unmapped", ADDRESSES);
+    expected.extend(expected_counts(lab, "not_gpu_memory", 1));
+    let counted = counts()?;
+    ensure!(counted == expected, "{counted:?}");
+    let logged = log.lines();
+    let logged = logged
+        .iter()
+        .filter(|line| line.contains("refused"))
+        .count();
+    ensure!(logged == 1, "{logged} lines in the log");
+    Ok(())
+}
+
+/// Two read while two are refused: whole lines, in order, and at the end nothing was forgotten.
+fn readers(lab: &Lab) -> Result<()> {
+    const RANGES: usize = 70;
+    begin(lab)?;
+    let done = AtomicBool::new(false);
+    let looks = thread::scope(|scope| -> Result<usize> {
+        let read = || -> Result<usize> {
+            let mut looks = 0;
+            while !done.load(Ordering::Relaxed) || looks == 0 {
+                let found = numbers(&lines("refusals")?)?;
+                ensure!(found.len() <= REFUSALS, "{} lines", found.len());
+                ensure!(found.windows(2).all(|pair| pair[0] < pair[1]), "{found:?}");
+                counts()?;
+                looks += 1;
+            }
+            Ok(looks)
+        };
+        let refuse = |hca| -> Result<()> {
+            let space = reserved(RANGES)?;
+            (0..RANGES).try_for_each(|range| refuse(hca, &space, range))
+        };
+        let of_readers = [scope.spawn(read), scope.spawn(read)];
+        let refused = [&lab.near, &lab.far].map(|hca| scope.spawn(move || refuse(hca)));
+        let refused = refused.map(thread::ScopedJoinHandle::join);
+        done.store(true, Ordering::Relaxed);
+        let mut looks = 0;
+        for reader in of_readers {
+            looks += reader.join().ok().context("a reader panicked")??;
+        }
+        for refused in refused {
+            refused.ok().context("a thread panicked")??;
+        }
+        Ok(looks)
+    })?;
+    note("looks", looks);
+    let counted = counts()?;
+    ensure!(
+        counted == expected_counts(lab, "not_gpu_memory", 2 * RANGES as u64),
+        "{counted:?}"
+    );
+    let found = numbers(&lines("refusals")?)?;
+    let all = (2 * RANGES * asked(lab).len()) as u64;
+    ensure!(found == (all - REFUSALS as u64..all).collect::<Vec<_>>());
+    Ok(())
+}
+
+fn files(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    let version = lines("version")?;
+    ensure!(version.len() == 1, "{version:?}");
+    ensure!(get(&version[0], "format")? == "1");
+    ensure!(get(&version[0], "module")? == module::version()?);
+    let modes = [
+        ("version", 0o444),
+        ("counters", 0o444),
+        ("refusals", 0o400),
+        ("foreign", 0o400),
+    ];
+    let mut names = BTreeSet::new();
+    for entry in fs::read_dir(FILES)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let mode = entry.metadata()?.permissions().mode() & 0o7777;
+        let expected = modes.iter().find(|(known, _)| *known == name);
+        ensure!(expected == Some(&(name.as_str(), mode)), "{name}: {mode:o}");
+        names.insert(name);
+    }
+    ensure!(names.len() == modes.len(), "{names:?}");
+    // A line for everything that is counted, from the beginning.
+    let all = lines("counters")?;
+    let refused = all
+        .iter()
+        .filter(|line| line.contains_key("reason"))
+        .count();
+    ensure!(refused % 2 == 0 && refused > 40, "{refused} lines");
+    note("counters", all.len());
+    Ok(())
+}
+
+/// Whoever has a file open keeps the module, and whoever closes one beside `rmmod` is no danger to it.
+///
+/// Nothing is opened while the module goes: debugfs warns where that happens between the two steps in which the kernel
+/// marks a module as going.
+fn unload(lab: &Lab) -> Result<()> {
+    const ROUNDS: usize = 5;
+    begin(lab)?;
+    let space = reserved(REFUSALS)?;
+    for range in 0..REFUSALS {
+        refuse(&lab.near, &space, range)?;
+    }
+    // Enough of it that the rest is still to be read.
+    let mut file = File::open(format!("{FILES}/refusals"))?;
+    let mut head = [0; 100];
+    file.read_exact(&mut head)?;
+    ensure!(!unloaded()?, "unloaded with a file open");
+    // Still whole, and takes what it took.
+    let memory = lab.allocate_gpu(M2)?;
+    lab.near.register(memory.span(0, M2)?, full_access())?;
+    let mut rest = String::new();
+    file.read_to_string(&mut rest)?;
+    let text = [std::str::from_utf8(&head)?, &rest].concat();
+    let count = text.lines().count();
+    ensure!(count == REFUSALS, "{count} lines");
+    drop(file);
+
+    let parameters = module::parameters();
+    let mut busy = 0;
+    for round in 0..ROUNDS {
+        let mut file = File::open(format!("{FILES}/counters"))?;
+        busy += thread::scope(|scope| -> Result<usize> {
+            let reader = scope.spawn(move || -> Result<()> {
+                for _ in 0..=round {
+                    file.read_exact(&mut [0; 16])?;
+                }
+                Ok(())
+            });
+            let mut busy = 0;
+            while !unloaded()? {
+                busy += 1;
+            }
+            reader.join().ok().context("the reader panicked")??;
+            Ok(busy)
+        })?;
+        module::load(&parameters)?;
+    }
+    note("busy", busy);
+    Ok(())
+}
+
+/// Tries to unload the module; false: it is in use.
+fn unloaded() -> Result<bool> {
+    match sys::unload_module(module::NAME) {
+        Ok(()) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::EWOULDBLOCK) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn tracepoint(lab: &Lab) -> Result<()> {
+    const TIMES: usize = 7;
+    const TRACE: &str = "/sys/kernel/tracing/instances/reasons";
+    begin(lab)?;
+    if !Path::new(EVENT).exists() {
+        return ktap::skip("this kernel has no tracepoints");
+    }
+    // As documented.
+    let format = fs::read_to_string(format!("{EVENT}/format"))?;
+    let fields: Vec<&str> = format
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("field:")?.split_once(';'))
+        .map(|(field, _)| field)
+        .filter(|field| !field.contains(" common_"))
+        .collect();
+    let expected = [
+        "u64 addr",
+        "u64 len",
+        "int code",
+        "pid_t tgid",
+        "__data_loc char[] flavour",
+        "__data_loc char[] step",
+        "__data_loc char[] reason",
+    ];
+    ensure!(fields == expected, "{fields:?}");
+
+    let space = reserved(1)?;
+    // Off: nothing is written. On: each. With a filter: those that it lets through.
+    fs::create_dir_all(TRACE)?;
+    let traced = || -> Result<Vec<Line>> {
+        fs::read_to_string(format!("{TRACE}/trace"))?
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .map(|line| parse(line.split_once(": refused: ").context(line.to_owned())?.1))
+            .collect()
+    };
+    let result = || -> Result<()> {
+        let event = format!("{TRACE}/events/nvidia_peermem/refused");
+        refuse(&lab.near, &space, 0)?;
+        ensure!(traced()?.is_empty(), "{:?}", traced()?);
+        fs::write(format!("{event}/enable"), "1")?;
+        for _ in 0..TIMES {
+            refuse(&lab.near, &space, 0)?;
+        }
+        let lines = traced()?;
+        ensure!(lines.len() == TIMES * asked(lab).len(), "{lines:?}");
+        let span = space.span(0, M2)?;
+        for (line, flavour) in lines.iter().zip(asked(lab).iter().cycle()) {
+            ensure!(get(line, "flavour")? == *flavour, "{line:?}");
+            ensure!(get(line, "step")? == "acquire", "{line:?}");
+            ensure!(get(line, "reason")? == "not_gpu_memory", "{line:?}");
+            ensure!(get(line, "code")? == "-22", "{line:?}");
+            ensure!(
+                get(line, "addr")? == format!("{:#x}", span.addr()),
+                "{line:?}"
+            );
+            ensure!(get(line, "len")? == span.len().to_string(), "{line:?}");
+            ensure!(
+                get(line, "tgid")? == std::process::id().to_string(),
+                "{line:?}"
+            );
+        }
+        fs::write(format!("{TRACE}/trace"), "")?;
+        fs::write(format!("{event}/filter"), "reason == \"foreign_unmapped\"")?;
+        refuse(&lab.near, &space, 0)?;
+        let addr = sys::free_address(GRANULE, GRANULE)?;
+        attempt(&lab.near, Span::anywhere(addr, GRANULE)?)?;
+        let lines = traced()?;
+        ensure!(lines.len() == asked(lab).len(), "{lines:?}");
+        ensure!(get(&lines[0], "reason")? == "foreign_unmapped", "{lines:?}");
+        fs::write(format!("{event}/enable"), "0")?;
+        Ok(())
+    }();
+    fs::remove_dir(TRACE)?;
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_keys_and_a_text() {
+        let line = parse("seq=1 comm=a\\x20b text=\"no room (x=1), or so\"").expect("a line");
+        assert_eq!(line["comm"], "a\\x20b");
+        assert_eq!(line["text"], "no room (x=1), or so");
+        assert_eq!(line.len(), 3);
+        for bad in [
+            "",
+            "seq",
+            "a=1 a=2",
+            "a=1 text=\"x",
+            "a=\"1\"",
+            "a=1 text=\"x\"y\"",
+        ] {
+            assert!(parse(bad).is_err(), "{bad:?}");
+        }
+    }
+}

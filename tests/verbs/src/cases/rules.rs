@@ -1,0 +1,530 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The rules of the revocable flavour, one schedule each that fails without the rule: see `tests/mutants`, which take them
+//! out. The number in a name is the rule's.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::bail;
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+
+use crate::cases::register::peer_region;
+use crate::cases::stage::Stage;
+use crate::counters;
+use crate::counters::Counters;
+use crate::gpu::GRANULE;
+use crate::hold::Hold;
+use crate::knobs::Parameter;
+use crate::ktap;
+use crate::ktap::note;
+use crate::ktap::Case;
+use crate::lab::Flavour;
+use crate::lab::Lab;
+use crate::module;
+use crate::rdma::full_access;
+use crate::sys;
+use crate::sys::Running;
+
+const M2: usize = GRANULE as usize;
+const PATIENCE: Duration = Duration::from_secs(25);
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "rules.1.callback_before_get_returns",
+        run: callback_before_get_returns,
+    },
+    Case {
+        name: "rules.3.unpin_beside_callback",
+        run: unpin_beside_callback,
+    },
+    Case {
+        name: "rules.4.freed_before_get_pages",
+        run: freed_before_get_pages,
+    },
+    Case {
+        name: "rules.4.stale_ticket",
+        run: stale_ticket,
+    },
+    Case {
+        name: "rules.5.release_beside_invalidation",
+        run: release_beside_invalidation,
+    },
+    Case {
+        name: "rules.7.revoked_is_not_put",
+        run: revoked_is_not_put,
+    },
+    Case {
+        name: "rules.7.second_look",
+        run: second_look,
+    },
+    Case {
+        name: "rules.7.gate_revocable",
+        run: |lab| gate(lab, Flavour::Revocable),
+    },
+    Case {
+        name: "rules.7.gate_persistent",
+        run: |lab| gate(lab, Flavour::Persistent),
+    },
+    Case {
+        name: "rules.8.cacheable",
+        run: |lab| served_by_the_other(lab, "table_flags", "1"),
+    },
+    Case {
+        name: "rules.8.outside_bar",
+        run: outside_bar,
+    },
+    Case {
+        name: "rules.8.memory",
+        run: |lab| served_by_the_other(lab, "table_phys", "0x1000000"),
+    },
+    Case {
+        name: "rules.8.struct_page",
+        run: struct_page,
+    },
+    Case {
+        name: "rules.9.foreign_release",
+        run: foreign_release,
+    },
+    Case {
+        name: "rules.9.module_stays",
+        run: module_stays,
+    },
+    Case {
+        name: "rules.10.not_ready",
+        run: not_ready,
+    },
+    Case {
+        name: "rules.10.leaving",
+        run: leaving,
+    },
+    Case {
+        name: "rules.10.exit_fence",
+        run: exit_fence,
+    },
+    Case {
+        name: "rules.11.table_gone_before_get_returns",
+        run: table_gone_before_get_returns,
+    },
+];
+
+fn stage(lab: &Lab) -> Result<Stage> {
+    lab.needs_flavour(Flavour::Revocable)?;
+    lab.needs_ours()?;
+    Stage::open(lab)
+}
+
+/// Whether a thread that sleeps at `place` waits in the module's own code. Waiting for the provider, or in ib_core, it would
+/// be in theirs.
+fn in_module(place: &str) -> bool {
+    place
+        .split(' ')
+        .next()
+        .is_some_and(|innermost| innermost.ends_with("[nvidia_peermem]"))
+}
+
+/// Freed while a get of the provider's stands between making the pin known and its return.
+fn freed_inside_get(lab: &Lab, stage: &Stage) -> Result<()> {
+    let memory = lab.allocate_gpu(M2)?;
+    let hold = Hold::arm("nvidia/get_after_register")?;
+    let mut registration = stage.start_register(&memory)?;
+    ensure!(hold.caught(&mut registration)?, "no pin was made");
+    stage.free(&memory)?;
+    hold.release();
+    match registration.finish()?.done("the registration")? {
+        Ok(_) => bail!("memory that was freed is registered"),
+        Err(refused) => note("errno", refused.errno()),
+    }
+    let callbacks = stage.counted("callbacks")?;
+    note("callbacks", callbacks);
+    ensure!(callbacks == 1, "{callbacks} callbacks");
+    Ok(())
+}
+
+/// No callback came for a pin that the module does not know.
+fn found_its_pin(stage: &Stage) -> Result<()> {
+    match stage
+        .logged("nvidia.ko revoked a pin that does not exist")
+        .first()
+    {
+        None => Ok(()),
+        Some(line) => bail!("the callback found nothing: {line}"),
+    }
+}
+
+fn callback_before_get_returns(lab: &Lab) -> Result<()> {
+    let stage = stage(lab)?;
+    freed_inside_get(lab, &stage)?;
+    found_its_pin(&stage)
+}
+
+fn table_gone_before_get_returns(lab: &Lab) -> Result<()> {
+    let stage = stage(lab)?;
+    freed_inside_get(lab, &stage)?;
+    for text in ["nvidia.ko's page table", "pages where the range has"] {
+        if let Some(line) = stage.logged(text).first() {
+            bail!("the table was read when it was gone: {line}");
+        }
+    }
+    Ok(())
+}
+
+/// A release stands before its put. The memory is freed meanwhile, callback and all.
+fn unpin_beside_callback(lab: &Lab) -> Result<()> {
+    let stage = stage(lab)?;
+    let memory = lab.allocate_gpu(M2)?;
+    let region = stage.register(&memory)?;
+    let hold = Hold::arm("nvidia/put_before_lock")?;
+    let mut release = stage.start_deregister(region)?;
+    ensure!(hold.caught(&mut release)?, "nothing was put");
+    stage.free(&memory)?;
+    note("callbacks", stage.counted("callbacks")?);
+    hold.release();
+    release.finish()?.done("the release")
+}
+
+/// Freed when the memory is pinned, and ib_core has not given its ticket yet.
+fn freed_before_get_pages(lab: &Lab) -> Result<()> {
+    let stage = stage(lab)?;
+    let memory = lab.allocate_gpu(M2)?;
+    let hold = Hold::arm("ib_peer_mem/before_get_pages")?;
+    let mut registration = stage.start_register(&memory)?;
+    ensure!(hold.caught(&mut registration)?, "get_pages was not reached");
+    stage.free(&memory)?;
+    hold.release();
+    match registration.finish()?.done("the registration")? {
+        Ok(_) => bail!("registered, though the memory was freed before"),
+        Err(refused) => {
+            note("errno", refused.errno());
+            ensure!(refused.errno() == libc::EINVAL, "{refused}");
+            Ok(())
+        }
+    }
+}
+
+/// A region is released by another process, so that its callback is still to come. Somebody else's gets its ticket.
+fn stale_ticket(lab: &Lab) -> Result<()> {
+    let stage = stage(lab)?;
+    let _one_ticket = Parameter::set_file("/sys/kernel/debug/ib_peer_mem/tickets", "1")?;
+    let old = lab.allocate_gpu(M2)?;
+    stage.orphan(&old)?;
+    let memory = lab.allocate_gpu(M2)?;
+    let region = lab.far.register(memory.span(0, M2)?, full_access())?;
+    stage.free(&old)?;
+    let callbacks = stage.counted("callbacks")?;
+    note("callbacks", callbacks);
+    ensure!(callbacks == 1, "{callbacks} callbacks");
+    let state = peer_region(&lab.far, &region)?.state;
+    note("state", &state);
+    ensure!(state != "revoked", "a stranger's region was revoked");
+    Ok(())
+}
+
+/// A callback is inside ib_core. A release beside it must not return.
+fn release_beside_invalidation(lab: &Lab) -> Result<()> {
+    let stage = stage(lab)?;
+    let memory = lab.allocate_gpu(M2)?;
+    let region = stage.register(&memory)?;
+    let inside = Hold::arm("ib_peer_mem/invalidate_got_ref")?;
+    let mut free = stage.start_free(&memory)?;
+    ensure!(inside.caught(&mut free)?, "ib_core was not called");
+    let before = Hold::arm("ib_peer_mem/before_release")?;
+    let after = Hold::arm("ib_peer_mem/after_release")?;
+    let mut release = stage.start_deregister(region)?;
+    ensure!(before.caught(&mut release)?, "release was not reached");
+    before.release();
+    let mut returned = false;
+    let settled = sys::wait_until(PATIENCE, || {
+        returned = after.waiting()? > 0;
+        Ok(returned || in_module(&release.place()))
+    })?;
+    ensure!(settled, "release is nowhere: {}", release.place());
+    if returned {
+        // ib_core goes on in this order, and does not survive what follows.
+        after.release();
+        release.finish()?.done("the deregistration")?;
+        inside.release();
+        free.finish()?.done("the free")??;
+        bail!("release returned with its callback inside ib_core");
+    }
+    inside.release();
+    free.finish()?.done("the free")??;
+    ensure!(after.caught(&mut release)?, "release does not return");
+    after.release();
+    release.finish()?.done("the deregistration")
+}
+
+/// The next pin has the address of the page table that went with the memory. The old region's release must not put it.
+fn revoked_is_not_put(lab: &Lab) -> Result<()> {
+    let stage = stage(lab)?;
+    let _reuse = Parameter::set("nvidia", "table_reuse", "1")?;
+    let memory = lab.allocate_gpu(M2)?;
+    let region = stage.register(&memory)?;
+    stage.free(&memory)?;
+    let next = lab.allocate_gpu(M2)?;
+    let other = stage.register(&next)?;
+    drop(region);
+    let (puts, live) = (
+        stage.counted("put_pages")?,
+        Counters::read()?.get("pins_live")?,
+    );
+    note("puts", puts);
+    ensure!(live == 1, "the other region has lost its pin");
+    ensure!(puts == 0, "put, though its callback had come");
+    drop(other);
+    Ok(())
+}
+
+/// Freed when a release has seen that its pin lives, and waits for the gate that a get stands in.
+fn second_look(lab: &Lab) -> Result<()> {
+    let stage = stage(lab)?;
+    let memory = lab.allocate_gpu(M2)?;
+    let next = lab.allocate_gpu(M2)?;
+    let region = stage.register(&memory)?;
+    let hold = Hold::arm("nvidia/get_after_register")?;
+    let mut registration = stage.start_register(&next)?;
+    ensure!(hold.caught(&mut registration)?, "no pin was made");
+    let mut release = stage.start_deregister(region)?;
+    let ended = release.ended_or_at("the module", in_module)?;
+    ensure!(!ended, "the release did not wait for the gate");
+    stage.free(&memory)?;
+    hold.release();
+    let other = registration.finish()?.done("the registration")??;
+    release.finish()?.done("the release")?;
+    let puts = stage.counted("put_pages")?;
+    note("puts", puts);
+    ensure!(puts == 0, "put, though its callback had come");
+    drop(other);
+    Ok(())
+}
+
+/// A release has seen that its pin lives, and stands before the put. Freed now, the table's address is free for a new pin.
+fn gate(lab: &Lab, flavour: Flavour) -> Result<()> {
+    let stage = stage(lab)?;
+    let _reuse = Parameter::set("nvidia", "table_reuse", "1")?;
+    let memory = lab.allocate_gpu(M2)?;
+    let next = lab.allocate_gpu(M2)?;
+    let region = stage.register(&memory)?;
+    let hold = Hold::arm("nvidia/put_before_lock")?;
+    let mut release = stage.start_deregister(region)?;
+    ensure!(hold.caught(&mut release)?, "nothing was put");
+    stage.free(&memory)?;
+    let _flavour = match flavour {
+        Flavour::Persistent => Some(Parameter::set("rdma_rxe", "peer_inval", "N")?),
+        Flavour::Revocable => None,
+    };
+    let mut registration = stage.start_register(&next)?;
+    let made = registration.ended_or_at("the module", in_module)?;
+    hold.release();
+    release.finish()?.done("the release")?;
+    let other = registration.finish()?.done("the registration")??;
+    let live = Counters::read()?.live_pins()?;
+    note("pins", live);
+    ensure!(
+        !made,
+        "a pin was made between the look and the put; {live} pins are left of 1"
+    );
+    ensure!(live == 1, "{live} pins are left of 1");
+    drop(other);
+    Ok(())
+}
+
+/// The provider says something of its memory that dma_map_resource() must not be given: the persistent client serves it.
+fn served_by_the_other(lab: &Lab, name: &str, value: &str) -> Result<()> {
+    let stage = stage(lab)?;
+    let memory = lab.allocate_gpu(M2)?;
+    let parameter = Parameter::set("nvidia", name, value)?;
+    let registered = stage.register(&memory);
+    drop(parameter);
+    let region = registered?;
+    let live = Counters::read()?;
+    let (revocable, persistent) = (live.get("pins_live")?, live.get("pins_persistent_live")?);
+    note("pins_revocable", revocable);
+    note("pins_persistent", persistent);
+    ensure!(
+        revocable == 0,
+        "{revocable} revocable pin on what cannot be mapped"
+    );
+    ensure!(persistent == 1, "{persistent} persistent pins");
+    drop(region);
+    Ok(())
+}
+
+/// Addresses above all BARs of the machine, as far as a device can reach.
+fn outside_bar(lab: &Lab) -> Result<()> {
+    const FAR: u64 = 1 << 30;
+    let mut end = 0;
+    for device in fs::read_dir("/sys/bus/pci/devices")? {
+        let text = fs::read_to_string(device?.path().join("resource"))?;
+        for line in text.lines() {
+            let last = line.split(' ').nth(1).context("a BAR without an end")?;
+            end = end.max(u64::from_str_radix(last.trim_start_matches("0x"), 16)?);
+        }
+    }
+    let start = (end + 1).next_multiple_of(FAR);
+    served_by_the_other(lab, "table_phys", &format!("{start:#x}"))
+}
+
+/// A BAR whose driver has made it memory: an NVMe controller's buffer, with a struct page for each of its pages.
+fn struct_page(lab: &Lab) -> Result<()> {
+    for device in fs::read_dir("/sys/bus/pci/devices")? {
+        let path = device?.path();
+        if !path.join("p2pmem").exists() {
+            continue;
+        }
+        // BAR 2 of QEMU's.
+        let text = fs::read_to_string(path.join("resource"))?;
+        let start = text.lines().nth(2).and_then(|line| line.split(' ').next());
+        let start = start.context("a controller without BAR 2")?;
+        return served_by_the_other(lab, "table_phys", start);
+    }
+    ktap::skip("no BAR here has struct pages")
+}
+
+/// Released by another process, which nvidia.ko does not take the pin from: all stays until the callback.
+fn foreign_release(lab: &Lab) -> Result<()> {
+    let stage = stage(lab)?;
+    let memory = lab.allocate_gpu(M2)?;
+    stage.orphan(&memory)?;
+    let live = Counters::read()?.get("pins_live")?;
+    let foreign = stage.counted("put_pages_foreign")?;
+    let references = counters::module_references(module::NAME)?;
+    note("pins", live);
+    note("module_references", references);
+    stage.free(&memory)?;
+    let callbacks = stage.counted("callbacks")?;
+    note("callbacks", callbacks);
+    ensure!(foreign == 0, "put by a process that has no such pin");
+    ensure!(live == 1, "{live} pins after the release");
+    ensure!(callbacks == 1, "{callbacks} callbacks");
+    ensure!(references > 0, "nothing kept the module");
+    found_its_pin(&stage)?;
+    let references = counters::module_references(module::NAME)?;
+    ensure!(
+        references == 0,
+        "{references} references after the callback"
+    );
+    Ok(())
+}
+
+/// With the callback to come the module does not let itself be unloaded.
+fn module_stays(lab: &Lab) -> Result<()> {
+    let stage = stage(lab)?;
+    let memory = lab.allocate_gpu(M2)?;
+    stage.orphan(&memory)?;
+    match sys::unload_module(module::NAME) {
+        Err(error) if error.raw_os_error() == Some(libc::EWOULDBLOCK) => {}
+        other => {
+            // Freeing it would call what is not there.
+            std::mem::forget(memory);
+            bail!("the module goes with its callback to come: {other:?}");
+        }
+    }
+    stage.free(&memory)?;
+    note("callbacks", stage.counted("callbacks")?);
+    Ok(())
+}
+
+/// A module that is loaded again when this is dropped.
+struct Unloaded(Vec<String>);
+
+impl Drop for Unloaded {
+    fn drop(&mut self) {
+        if !module::is_loaded() {
+            if let Err(error) = module::load(&self.0) {
+                note("not_restored", format_args!("{error:#}"));
+            }
+        }
+    }
+}
+
+/// The module's own hold points: those of `tests/mutants/holds.diff`, for no build but the mutants' has any.
+fn needs_hold_points() -> Result<()> {
+    if counters::module_parameter(module::NAME, "hold_init").is_none() {
+        return ktap::skip("the module has no hold points in this build");
+    }
+    Ok(())
+}
+
+/// The module takes no range before it is complete: here its first client is registered and its second is not.
+fn not_ready(lab: &Lab) -> Result<()> {
+    let stage = stage(lab)?;
+    needs_hold_points()?;
+    let memory = lab.allocate_gpu(M2)?;
+    let again = Unloaded(module::parameters());
+    module::unload()?;
+    let mut command = Command::new("modprobe");
+    command.arg(module::NAME).args(&again.0).arg("hold_init=1");
+    let mut modprobe = Running::start(&mut command)?;
+    let held = sys::wait_until(PATIENCE, || {
+        let text = fs::read_to_string("/sys/kernel/debug/nvidia_peermem/hold/init");
+        Ok(text.is_ok_and(|text| text.contains("waiting=1")) || !modprobe.is_running()?)
+    })?;
+    let early = stage.register(&memory).map(drop);
+    fs::write("/sys/kernel/debug/nvidia_peermem/hold/init", "0")?;
+    let modprobe = modprobe.finish(PATIENCE)?;
+    ensure!(held && modprobe.success(), "modprobe: {}", modprobe.output);
+    ensure!(
+        early.is_err(),
+        "registered by a module that is not complete"
+    );
+    stage.register(&memory)?;
+    Ok(())
+}
+
+/// Nor when it has begun to leave: here both of its clients are still registered.
+fn leaving(lab: &Lab) -> Result<()> {
+    let stage = stage(lab)?;
+    needs_hold_points()?;
+    let memory = lab.allocate_gpu(M2)?;
+    let _again = Unloaded(module::parameters());
+    let hold = Hold::arm("nvidia_peermem/exit")?;
+    let mut rmmod = Running::start(Command::new("rmmod").arg(module::NAME))?;
+    let held = sys::wait_until(PATIENCE, || Ok(hold.waiting()? > 0 || !rmmod.is_running()?))?;
+    let late = stage.register(&memory).map(drop);
+    hold.release();
+    let rmmod = rmmod.finish(PATIENCE)?;
+    ensure!(held && rmmod.success(), "rmmod: {}", rmmod.output);
+    ensure!(late.is_err(), "registered by a module that is leaving");
+    Ok(())
+}
+
+/// The functions that a process sleeps in.
+fn place_of(pid: u32) -> String {
+    fs::read_to_string(PathBuf::from(format!("/proc/{pid}/stack"))).unwrap_or_default()
+}
+
+/// A callback has given up its hold on the module and is on its way out. The module must not go before it is gone.
+fn exit_fence(lab: &Lab) -> Result<()> {
+    let stage = stage(lab)?;
+    let memory = lab.allocate_gpu(M2)?;
+    let region = stage.register(&memory)?;
+    let hold = Hold::arm("nvidia/callback_exit")?;
+    let mut free = stage.start_free(&memory)?;
+    ensure!(hold.caught(&mut free)?, "no callback was made");
+    stage
+        .start_deregister(region)?
+        .finish()?
+        .done("the deregistration")?;
+    let references = counters::module_references(module::NAME)?;
+    note("module_references", references);
+    ensure!(references == 0, "{references} references");
+    let _again = Unloaded(module::parameters());
+    let mut rmmod = Running::start(Command::new("rmmod").arg(module::NAME))?;
+    let mut gone = false;
+    let settled = sys::wait_until(PATIENCE, || {
+        gone = !rmmod.is_running()?;
+        Ok(gone || place_of(rmmod.id()).contains("nvidia_p2p_put_pages"))
+    })?;
+    let place = place_of(rmmod.id());
+    hold.release();
+    free.finish()?.done("the free")??;
+    let rmmod = rmmod.finish(PATIENCE)?;
+    ensure!(rmmod.success(), "rmmod: {}", rmmod.output);
+    ensure!(settled, "rmmod is nowhere: {place}");
+    ensure!(!gone, "the module went with a callback on its way out");
+    Ok(())
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What the schedules are played on, those of the rules and those of the hazards: an HCA and a GPU that threads share, and
+//! what was counted and logged before they began.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+
+use crate::counters::Counters;
+use crate::gpu::Allocation;
+use crate::gpu::Freer;
+use crate::gpu::Gpu;
+use crate::gpu::GRANULE;
+use crate::hold::Worker;
+use crate::lab::Lab;
+use crate::rdma;
+use crate::rdma::full_access;
+use crate::rdma::Hca;
+use crate::rdma::Refused;
+use crate::rdma::Region;
+use crate::sys;
+
+const M2: usize = GRANULE as usize;
+
+/// What a thread gets that registers.
+pub(super) type Registered = std::result::Result<Region, Refused>;
+
+/// Registers 2 MiB at a time. Its HCA and its GPU are shared with threads that may never come back.
+pub(super) struct Stage {
+    pub(super) hca: Arc<Hca>,
+    pub(super) gpu: Arc<Gpu>,
+    pub(super) before: Counters,
+    log_before: usize,
+}
+
+impl Stage {
+    pub(super) fn open(lab: &Lab) -> Result<Self> {
+        Ok(Self {
+            hca: Arc::new(Hca::open(lab.far.name())?),
+            gpu: Arc::clone(lab.gpu(0)?),
+            before: Counters::read()?,
+            log_before: sys::kernel_log_tail(usize::MAX).len(),
+        })
+    }
+
+    pub(super) fn register(&self, memory: &Allocation) -> Result<Region> {
+        Ok(self.hca.register(memory.span(0, M2)?, full_access())?)
+    }
+
+    /// Registers in a thread of its own.
+    pub(super) fn start_register(&self, memory: &Allocation) -> Result<Worker<Registered>> {
+        let (hca, span) = (Arc::clone(&self.hca), memory.span(0, M2)?);
+        Worker::start("registration", move || hca.register(span, full_access()))
+    }
+
+    /// Deregisters in a thread of its own.
+    pub(super) fn start_deregister(&self, region: Region) -> Result<Worker<()>> {
+        Worker::start("deregistration", move || drop(region))
+    }
+
+    /// Frees in a thread of its own; the addresses stay occupied.
+    pub(super) fn start_free(&self, memory: &Allocation) -> Result<Worker<std::io::Result<()>>> {
+        let (gpu, addr) = (Arc::clone(&self.gpu), memory.mapping().addr());
+        Worker::start("free", move || gpu.free(addr, Freer::Caller))
+    }
+
+    /// As [`Stage::start_free`], and waits for the end of it.
+    pub(super) fn free(&self, memory: &Allocation) -> Result<()> {
+        Ok(self.start_free(memory)?.finish()?.done("the free")??)
+    }
+
+    /// Registers and leaves it to a forked child to close the last descriptor; the memory stays, and this process.
+    pub(super) fn orphan(&self, memory: &Allocation) -> Result<()> {
+        let hca = Hca::open(self.hca.name())?;
+        let region = hca.register(memory.span(0, M2)?, full_access())?;
+        sys::beside_forked_child(|| {
+            rdma::abandon(hca, region);
+            Ok(())
+        })
+    }
+
+    /// How a counter has changed since the beginning.
+    pub(super) fn counted(&self, name: &str) -> Result<u64> {
+        Counters::read()?.since(&self.before, name)
+    }
+
+    /// The lines with `text` that the kernel has logged since the beginning.
+    pub(super) fn logged(&self, text: &str) -> Vec<String> {
+        let mut lines = sys::kernel_log_tail(usize::MAX);
+        lines.drain(..self.log_before.min(lines.len()));
+        lines.retain(|line| line.contains(text));
+        lines
+    }
+}

@@ -1,0 +1,1026 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Failures one after the other: the first, the second, … call of the provider's, or allocation of the kernel's, on the way
+//! of a registration, until a run passes. After each nothing may be left, and the next registration works.
+//!
+//! Counts are exact where they are ours: so many calls the module makes, so many objects it allocates. Where a count is not
+//! what it was, a call or an allocation has come or gone that nobody has looked at.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::bail;
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+
+use crate::arena::Arena;
+use crate::counters;
+use crate::counters::Counters;
+use crate::faults::Counted;
+use crate::faults::Faults;
+use crate::faults::Nth;
+use crate::faults::Symbols;
+use crate::gpu::Allocation;
+use crate::gpu::Gpu;
+use crate::gpu::GRANULE;
+use crate::gpu::PAGE;
+use crate::knobs::fail_next;
+use crate::knobs::fail_none;
+use crate::knobs::fail_nth;
+use crate::knobs::Parameter;
+use crate::ktap;
+use crate::ktap::note;
+use crate::ktap::Case;
+use crate::lab::Flavour;
+use crate::lab::Lab;
+use crate::module;
+use crate::rdma;
+use crate::rdma::full_access;
+use crate::rdma::Connection;
+use crate::rdma::Hca;
+use crate::rdma::Op;
+use crate::sys;
+use crate::sys::Forked;
+use crate::sys::KernelLog;
+use crate::sys::Placement;
+use crate::sys::Running;
+
+const M2: usize = GRANULE as usize;
+/// No way has as many calls or allocations.
+const ENDLESS: u32 = 20_000;
+
+/// How the module is loaded.
+#[derive(Debug, Clone, Copy)]
+struct Mode {
+    flavour: Flavour,
+    peerdirect: u8,
+}
+
+impl Mode {
+    fn parameters(self) -> [String; 2] {
+        let persistent = match self.flavour {
+            Flavour::Persistent => 1,
+            Flavour::Revocable => 0,
+        };
+        [
+            format!("persistent_api_support={persistent}"),
+            format!("peerdirect_support={}", self.peerdirect),
+        ]
+    }
+}
+
+/// A case for each of the four ways to load the module.
+macro_rules! in_each_mode {
+    ($($name:literal $run:ident),+ $(,)?) => {
+        &[$(
+            in_each_mode!($name, $run, "persistent", Persistent, 0),
+            in_each_mode!($name, $run, "persistent_peerdirect", Persistent, 1),
+            in_each_mode!($name, $run, "revocable", Revocable, 0),
+            in_each_mode!($name, $run, "revocable_peerdirect", Revocable, 1),
+        )+]
+    };
+    ($name:literal, $run:ident, $mode:literal, $flavour:ident, $peerdirect:literal) => {
+        Case {
+            name: concat!("sweep.", $name, "_", $mode),
+            run: |lab| {
+                let flavour = Flavour::$flavour;
+                in_mode(lab, Mode { flavour, peerdirect: $peerdirect }, $run)
+            },
+        }
+    };
+}
+
+pub(super) const CASES: &[Case] = in_each_mode![
+    "calls" calls,
+    "calls_lost_puts" lost_puts,
+    "allocations" allocations,
+    "allocations_own" own_objects,
+    "allocations_lasting" lasting,
+    "allocations_loading" loading,
+];
+
+/// Runs `run` with the module loaded as `mode` has it.
+fn in_mode(lab: &Lab, mode: Mode, run: fn(&Lab, Mode) -> Result<()>) -> Result<()> {
+    lab.needs_module()?;
+    lab.needs_ours()?;
+    module::loaded_with(&mode.parameters(), || run(lab, mode))
+}
+
+/// What is done while something fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// A registration and its end.
+    Registration,
+    /// Memory is freed under a live region; then the region ends.
+    Free,
+    /// A region ends with its device's file, which a forked child is the last to close; then the memory is freed.
+    Foreign,
+}
+
+/// The memory that is registered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shape {
+    /// 2 MiB in one run.
+    Run,
+    /// 16 MiB in pages of which no two are adjacent: more scatter-list entries than fit on one page of memory.
+    Fragments,
+}
+
+impl Shape {
+    fn len(self) -> usize {
+        match self {
+            Self::Run => M2,
+            Self::Fragments => 8 * M2,
+        }
+    }
+
+    fn layout(self) -> &'static str {
+        match self {
+            Self::Run => "contiguous",
+            Self::Fragments => "64k",
+        }
+    }
+}
+
+/// What fails.
+#[derive(Debug, Clone, Copy)]
+enum Fault {
+    /// A call of the provider's at this place, with this errno; before it once another one.
+    Call {
+        place: &'static str,
+        errno: i32,
+        before: Option<(&'static str, i32)>,
+    },
+    /// An allocation of the thread's.
+    Allocation,
+}
+
+/// A fault that waits for its turn.
+enum Armed {
+    Call(&'static str),
+    Allocation(Nth),
+}
+
+impl Fault {
+    fn arm(self, nth: u32) -> Result<Armed> {
+        match self {
+            Self::Call {
+                place,
+                errno,
+                before,
+            } => {
+                if let Some((place, errno)) = before {
+                    fail_next(place, errno)?;
+                }
+                fail_nth(place, nth, errno)?;
+                Ok(Armed::Call(place))
+            }
+            Self::Allocation => Ok(Armed::Allocation(Nth::arm(nth)?)),
+        }
+    }
+}
+
+impl Armed {
+    fn disarm(self) -> Result<bool> {
+        match self {
+            Self::Call(place) => fail_none(place),
+            Self::Allocation(nth) => nth.disarm(),
+        }
+    }
+}
+
+/// How one run of a way ended.
+#[derive(Debug, Default)]
+struct Ended {
+    /// The fault has come.
+    hit: bool,
+    /// What the application got from `ibv_reg_mr`; 0 is success.
+    registration: i32,
+    /// What it got from `ibv_dereg_mr`, or from freeing the memory, before it did so again; 0 is success.
+    end: i32,
+    /// The persistent client was asked for the memory.
+    persistent_asked: bool,
+}
+
+/// What a sweep works with.
+struct Bench<'a> {
+    lab: &'a Lab,
+    /// The GPU whose memory is registered under faults.
+    gpu: Arc<Gpu>,
+    /// For the registrations that must work: host memory, GPU memory and a connection.
+    source: Arena,
+    target: Allocation,
+    connection: Connection,
+    before: Counters,
+    rounds: u64,
+}
+
+impl<'a> Bench<'a> {
+    fn new(lab: &'a Lab) -> Result<Self> {
+        Ok(Self {
+            gpu: Arc::clone(lab.gpu(1)?),
+            source: Arena::on_host(lab, M2, 1)?,
+            target: lab.allocate_gpu(M2)?,
+            connection: rdma::connect(&lab.near, &lab.far)?,
+            before: Counters::read()?,
+            lab,
+            rounds: 0,
+        })
+    }
+
+    fn allocate(&self, shape: Shape) -> Result<Allocation> {
+        let _layout = Parameter::set("nvidia", "layout", shape.layout())?;
+        self.gpu.allocate(shape.len(), Placement::Any)
+    }
+
+    /// Registers, moves bytes and deregisters, with nothing failing.
+    fn works(&mut self) -> Result<()> {
+        const LEN: usize = 4096;
+        self.rounds += 1;
+        let at = usize::try_from(self.rounds)? * 8 % (M2 - LEN);
+        let region = self
+            .lab
+            .far
+            .register(self.target.span(0, M2)?, full_access())
+            .context("the next registration")?;
+        self.connection
+            .near
+            .transfer(
+                Op::Write,
+                self.source.part(at, LEN)?,
+                region.part(at as u64, LEN as u64)?,
+            )
+            .context("the next registration")?;
+        let mut found = vec![0; LEN];
+        self.target.read(at, &mut found)?;
+        ensure!(
+            found == self.source.expected(at, LEN)?,
+            "the next registration: other bytes arrived than were sent"
+        );
+        Ok(())
+    }
+
+    /// Nothing is left: no pin, no mapping, no region of rxe's, no hold on the module.
+    fn at_rest(&self) -> Result<()> {
+        let mut found = Vec::new();
+        let clean = sys::wait_until(Duration::from_secs(5), || {
+            found = Counters::read()?
+                .leftovers_beside(&self.before, self.before.get("allocs_live")?)?;
+            for hca in [&self.lab.near, &self.lab.far] {
+                let regions = counters::peer_regions(hca.name())?.len();
+                if regions != 0 {
+                    found.push(format!("{}: {regions} regions", hca.name()));
+                }
+            }
+            let held = counters::module_references(module::NAME)?;
+            if held != 0 {
+                found.push(format!("{held} holds on the module"));
+            }
+            Ok(found.is_empty())
+        })?;
+        ensure!(clean, "left behind: {}", found.join(" "));
+        Ok(())
+    }
+
+    /// One run of `way` with the n-th of the faults.
+    fn run(&self, way: Way, shape: Shape, fault: Fault, nth: u32) -> Result<Ended> {
+        let memory = self.allocate(shape)?;
+        match way {
+            Way::Registration => self.registration(&memory, fault, nth),
+            Way::Free => self.free(memory, fault, nth),
+            Way::Foreign => self.foreign(memory, fault, nth),
+        }
+    }
+
+    fn registration(&self, memory: &Allocation, fault: Fault, nth: u32) -> Result<Ended> {
+        let span = memory.span(0, memory.mapping().len())?;
+        let mut ended = Ended::default();
+        let before = Counters::read()?.get("get_pages_persistent")?;
+        let armed = fault.arm(nth)?;
+        let registered = self.lab.near.register_fragile(span, full_access());
+        // Also its end, while the fault waits.
+        let result = registered.map(|region| region.deregister());
+        ended.hit = armed.disarm()?;
+        ended.persistent_asked = Counters::read()?.get("get_pages_persistent")? != before;
+        match result {
+            Err(refused) => ended.registration = refused.errno(),
+            Ok(Ok(())) => {}
+            Ok(Err((region, error))) => {
+                ended.end = error.raw_os_error().unwrap_or(-1);
+                if let Err((_, error)) = region.deregister() {
+                    bail!("the region cannot be deregistered: {error}");
+                }
+            }
+        }
+        Ok(ended)
+    }
+
+    fn free(&self, mut memory: Allocation, fault: Fault, nth: u32) -> Result<Ended> {
+        let span = memory.span(0, memory.mapping().len())?;
+        let mut ended = Ended::default();
+        let region = self.lab.near.register_fragile(span, full_access())?;
+        let armed = fault.arm(nth)?;
+        let freed = memory.free();
+        let result = region.deregister();
+        ended.hit = armed.disarm()?;
+        if let Err(error) = freed {
+            ended.end = errno_of(&error);
+            memory.free().context("the memory cannot be freed")?;
+        }
+        if let Err((region, error)) = result {
+            ended.end = error.raw_os_error().unwrap_or(-1);
+            if let Err((_, error)) = region.deregister() {
+                bail!("the region cannot be deregistered: {error}");
+            }
+        }
+        Ok(ended)
+    }
+
+    fn foreign(&self, mut memory: Allocation, fault: Fault, nth: u32) -> Result<Ended> {
+        const HIT: i32 = 1;
+        const FAILED: i32 = 2;
+        let span = memory.span(0, memory.mapping().len())?;
+        let hca = Hca::open(self.lab.near.name())?;
+        std::mem::forget(hca.register_fragile(span, full_access())?);
+        let file = hca.abandon();
+        let mut child = Forked::start(move || {
+            let end = || -> Result<bool> {
+                let armed = fault.arm(nth)?;
+                file.close();
+                let hit = armed.disarm()?;
+                Ok(hit)
+            };
+            match end() {
+                Ok(hit) => i32::from(hit) * HIT,
+                Err(error) => {
+                    eprintln!("forked child: {error:#}");
+                    FAILED
+                }
+            }
+        })?;
+        file.close();
+        child.go();
+        let status = child.wait()?;
+        ensure!(status <= HIT, "the forked child ended with {status}");
+        // nvidia.ko takes a revocable pin from its owner alone: that one stays until the memory goes.
+        let expected = match self.lab.setup.flavour() {
+            Flavour::Persistent => 0,
+            Flavour::Revocable => 1,
+        };
+        let live = Counters::read()?.live_pins()?;
+        ensure!(
+            live == expected,
+            "{live} pins are live after a foreign release"
+        );
+        memory.free()?;
+        Ok(Ended {
+            hit: status == HIT,
+            ..Ended::default()
+        })
+    }
+
+    /// Runs `way` with the first fault, the second, … until it passes, and returns how many there were. `check` looks at each
+    /// run that was hit.
+    fn sweep(
+        &mut self,
+        way: Way,
+        shape: Shape,
+        fault: Fault,
+        mut check: impl FnMut(&Ended) -> Result<()>,
+    ) -> Result<u32> {
+        for nth in 1..ENDLESS {
+            let context = || format!("{way:?} of {shape:?}, {fault:?} number {nth}");
+            let ended = self.run(way, shape, fault, nth).with_context(context)?;
+            self.at_rest().with_context(context)?;
+            self.works().with_context(context)?;
+            if !ended.hit {
+                ensure!(
+                    ended.registration == 0 && ended.end == 0,
+                    "{}: failed with nothing failing: {ended:?}",
+                    context()
+                );
+                return Ok(nth - 1);
+            }
+            check(&ended).with_context(context)?;
+        }
+        bail!("{way:?} of {shape:?}, {fault:?}: no end after {ENDLESS}");
+    }
+}
+
+fn errno_of(error: &anyhow::Error) -> i32 {
+    error
+        .downcast_ref::<std::io::Error>()
+        .and_then(std::io::Error::raw_os_error)
+        .unwrap_or(-1)
+}
+
+/// The kernel's own code; applications have no word for it.
+const ENOTSUPP: i32 = 524;
+
+/// A place of the stand-in that can be made to fail, with what the real driver fails with there.
+struct Place {
+    name: &'static str,
+    errnos: &'static [i32],
+    /// What the application gets then.
+    seen: Seen,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Seen {
+    /// ib_core's own errno for an address that nobody wants.
+    Refused,
+    /// The provider's, as far as applications have a word for it.
+    Same,
+    /// Nothing: another client takes it, or the end is not the application's to worry about.
+    Nothing,
+}
+
+/// Failing puts that lose something are not among these: see [`lost_puts`].
+const PLACES: &[Place] = &[
+    Place {
+        name: "get_pages",
+        errnos: &[
+            libc::EINVAL,
+            libc::ENOMEM,
+            libc::EIO,
+            libc::EBUSY,
+            libc::ENODEV,
+            ENOTSUPP,
+        ],
+        seen: Seen::Nothing,
+    },
+    Place {
+        name: "get_pages_register",
+        errnos: &[libc::EINVAL, libc::ENOMEM, libc::EIO],
+        seen: Seen::Nothing,
+    },
+    Place {
+        name: "put_pages",
+        errnos: &[libc::ENOMEM],
+        seen: Seen::Nothing,
+    },
+    Place {
+        name: "get_pages_persistent",
+        errnos: &[
+            libc::EINVAL,
+            libc::ENOMEM,
+            libc::EIO,
+            libc::EBUSY,
+            libc::ENODEV,
+            ENOTSUPP,
+        ],
+        seen: Seen::Refused,
+    },
+    Place {
+        name: "dma_map",
+        errnos: &[libc::EINVAL, libc::ENOMEM, libc::EIO, ENOTSUPP],
+        seen: Seen::Same,
+    },
+    Place {
+        name: "dma_map_page",
+        errnos: &[libc::EIO],
+        seen: Seen::Same,
+    },
+    Place {
+        name: "dma_unmap",
+        errnos: &[libc::EINVAL],
+        seen: Seen::Nothing,
+    },
+    Place {
+        name: "put_pages_persistent",
+        errnos: &[libc::ENOMEM],
+        seen: Seen::Nothing,
+    },
+    Place {
+        name: "free_page_table",
+        errnos: &[libc::EIO],
+        seen: Seen::Nothing,
+    },
+    Place {
+        name: "free_dma_mapping",
+        errnos: &[libc::EIO],
+        seen: Seen::Nothing,
+    },
+];
+
+/// How often the module calls the provider at `place`, on its way with memory of [`Shape::Run`] and the client that serves it.
+fn calls_made(serving: Flavour, way: Way, place: &str) -> u32 {
+    match (serving, way, place) {
+        (Flavour::Persistent, Way::Registration, "get_pages_persistent" | "dma_map") => 1,
+        (Flavour::Persistent, Way::Registration, "dma_map_page") => (GRANULE / PAGE) as u32,
+        (Flavour::Persistent, _, "dma_unmap" | "put_pages_persistent") => 1,
+        (Flavour::Revocable, Way::Registration, "get_pages" | "get_pages_register") => 1,
+        (Flavour::Revocable, Way::Registration, "put_pages") => 1,
+        // Freed, or released by a process that nvidia.ko takes no put from: there is nothing to call.
+        _ => 0,
+    }
+}
+
+/// Every call of the provider's on the ways of a registration.
+fn calls(lab: &Lab, mode: Mode) -> Result<()> {
+    let mut bench = Bench::new(lab)?;
+    let mut hits = 0;
+    let mut sweeps = 0;
+    let mut by_place: BTreeMap<&str, u32> = BTreeMap::new();
+    // Where the first client's pin fails as well, the second one's calls are reached.
+    let both = [Some(("get_pages", libc::ENOMEM)), None];
+    let befores = match mode.flavour {
+        Flavour::Persistent => &both[1..],
+        Flavour::Revocable => &both[..],
+    };
+    for before in befores {
+        let serving = match before {
+            Some(_) => Flavour::Persistent,
+            None => mode.flavour,
+        };
+        // The knob of a place holds one failure, and `before` takes that of get_pages.
+        let places = PLACES
+            .iter()
+            .filter(|place| before.is_none_or(|(name, _)| name != place.name));
+        for place in places {
+            for &errno in place.errnos {
+                for way in [Way::Registration, Way::Free, Way::Foreign] {
+                    if before.is_some() && way != Way::Registration {
+                        continue;
+                    }
+                    let fault = Fault::Call {
+                        place: place.name,
+                        errno,
+                        before: *before,
+                    };
+                    let expected = match place.seen {
+                        Seen::Refused => libc::EFAULT,
+                        Seen::Same if errno == ENOTSUPP => libc::EOPNOTSUPP,
+                        Seen::Same => errno,
+                        Seen::Nothing => 0,
+                    };
+                    let found = bench.sweep(way, Shape::Run, fault, |ended| {
+                        ensure!(
+                            ended.registration == expected && ended.end == 0,
+                            "{ended:?} where errno {expected} was expected"
+                        );
+                        Ok(())
+                    })?;
+                    let made = calls_made(serving, way, place.name);
+                    ensure!(
+                        found == made,
+                        "{way:?}: {found} calls of {} where {made} were expected",
+                        place.name
+                    );
+                    hits += found;
+                    sweeps += 1;
+                    *by_place.entry(place.name).or_default() += found;
+                }
+            }
+        }
+    }
+    for (place, count) in by_place {
+        note(&format!("failed_{place}"), count);
+    }
+    note("sweeps", sweeps);
+    note("failed_calls", hits);
+    note("registrations_that_worked", bench.rounds);
+    Ok(())
+}
+
+/// The lines of the log that the module wrote.
+fn module_lines(log: &KernelLog) -> Vec<String> {
+    let mut lines = log.lines();
+    lines.retain(|line| module::wrote(line));
+    lines
+}
+
+/// The module has written one line, with these words.
+fn one_line(log: &KernelLog, words: &str) -> Result<()> {
+    let lines = module_lines(log);
+    ensure!(
+        lines.len() == 1 && lines[0].contains(words),
+        "the module logged {lines:?} where one line with {words:?} was expected"
+    );
+    Ok(())
+}
+
+/// Puts that fail for good: the pin is lost, or stays until its memory is freed; either is logged.
+fn lost_puts(lab: &Lab, mode: Mode) -> Result<()> {
+    if lab.gpus().len() < 2 {
+        return ktap::skip("needs two GPUs, one of which is unbound");
+    }
+    let mut bench = Bench::new(lab)?;
+    for errno in [libc::EIO, libc::EINVAL] {
+        // Loaded anew, so that nothing of the kind has been logged before.
+        module::unload()?;
+        module::load(&mode.parameters())?;
+        let log = KernelLog::from_now()?;
+        match mode.flavour {
+            Flavour::Persistent => lost_for_good(&mut bench, &log, errno),
+            Flavour::Revocable => lost_until_freed(&mut bench, &log, errno),
+        }
+        .with_context(|| format!("a put that fails with {errno}"))?;
+        bench.at_rest()?;
+        bench.works()?;
+    }
+    if mode.flavour == Flavour::Revocable {
+        // The last put of all is the one that the module waits with for its callbacks, when it goes.
+        for (errno, words) in [
+            (libc::ENOMEM, None),
+            (
+                libc::EIO,
+                Some("nvidia.ko did not let its callbacks be waited for (error -5)"),
+            ),
+        ] {
+            let log = KernelLog::from_now()?;
+            fail_next("put_pages", errno)?;
+            module::unload()?;
+            ensure!(
+                fail_none("put_pages")?,
+                "the module went without waiting for its callbacks"
+            );
+            match words {
+                Some(words) => one_line(&log, words)?,
+                None => ensure!(module_lines(&log).is_empty(), "a retry was logged"),
+            }
+            module::load(&mode.parameters())?;
+            bench.works()?;
+        }
+    }
+    note("registrations_that_worked", bench.rounds);
+    Ok(())
+}
+
+/// The GPU has let go of the pin, and nobody can get at its pages until the GPU is unbound.
+fn lost_for_good(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Result<()> {
+    let memory = bench.allocate(Shape::Run)?;
+    let ended = {
+        let fault = Fault::Call {
+            place: "put_pages_persistent",
+            errno,
+            before: None,
+        };
+        bench.registration(&memory, fault, 1)?
+    };
+    ensure!(
+        ended.hit && ended.registration == 0 && ended.end == 0,
+        "{ended:?}"
+    );
+    drop(memory);
+    one_line(
+        log,
+        &format!("is lost: nvidia.ko could not unpin (error -{errno})"),
+    )?;
+    let now = Counters::read()?;
+    for (name, expected) in [
+        ("pins_persistent_live", 1),
+        ("pins_live", 0),
+        ("mappings_live", 0),
+        ("device_refs", 0),
+        ("bar_bytes_pinned", GRANULE),
+    ] {
+        let value = now.get(name)?;
+        ensure!(
+            value == expected,
+            "{name} is {value} after a put that failed, not {expected}"
+        );
+    }
+    let held = counters::module_references(module::NAME)?;
+    ensure!(held == 0, "{held} holds on the module after a lost pin");
+    bench.works()?;
+    rebind(bench.gpu.bdf())?;
+    bench.gpu = Gpu::all()?
+        .into_iter()
+        .find(|gpu| gpu.bdf() == bench.gpu.bdf())
+        .context("the GPU has not come back")?;
+    Ok(())
+}
+
+/// The pin, and the hold on the module, stay for the callback.
+fn lost_until_freed(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Result<()> {
+    let mut memory = bench.allocate(Shape::Run)?;
+    let ended = {
+        let fault = Fault::Call {
+            place: "put_pages",
+            errno,
+            before: None,
+        };
+        bench.registration(&memory, fault, 1)?
+    };
+    ensure!(
+        ended.hit && ended.registration == 0 && ended.end == 0,
+        "{ended:?}"
+    );
+    one_line(
+        log,
+        &format!("stays pinned until it is freed: nvidia.ko could not unpin (error -{errno})"),
+    )?;
+    let live = Counters::read()?.get("pins_live")?;
+    let held = counters::module_references(module::NAME)?;
+    ensure!(
+        live == 1 && held > 0,
+        "{live} pins, {held} holds on the module"
+    );
+    bench.works()?;
+    let before = Counters::read()?;
+    memory.free()?;
+    let callbacks = Counters::read()?.activity(&before)?.callbacks;
+    ensure!(
+        callbacks == 1,
+        "{callbacks} callbacks for a pin that stayed"
+    );
+    Ok(())
+}
+
+/// Takes a GPU from its driver and gives it back.
+fn rebind(bdf: &str) -> Result<()> {
+    for what in ["unbind", "bind"] {
+        let path = format!("/sys/bus/pci/drivers/nvidia/{what}");
+        fs::write(&path, bdf).with_context(|| format!("{path}: {bdf}"))?;
+    }
+    Ok(())
+}
+
+/// What came of the runs that a failing allocation hit.
+#[derive(Debug, Default)]
+struct Outcomes {
+    passed: u32,
+    refused: BTreeMap<i32, u32>,
+    ends: BTreeMap<i32, u32>,
+}
+
+impl Outcomes {
+    fn add(&mut self, ended: &Ended) -> Result<()> {
+        const EXPECTED: [i32; 2] = [libc::ENOMEM, libc::EFAULT];
+        for errno in [ended.registration, ended.end] {
+            ensure!(
+                errno == 0 || EXPECTED.contains(&errno),
+                "{ended:?}: neither success nor want of memory"
+            );
+        }
+        match (ended.registration, ended.end) {
+            (0, 0) => self.passed += 1,
+            (0, errno) => *self.ends.entry(errno).or_default() += 1,
+            (errno, _) => *self.refused.entry(errno).or_default() += 1,
+        }
+        Ok(())
+    }
+
+    fn tell(&self, name: &str) {
+        let list = |errnos: &BTreeMap<i32, u32>| {
+            let words: Vec<_> = errnos
+                .iter()
+                .map(|(errno, count)| format!("errno {errno}: {count}"))
+                .collect();
+            words.join(", ")
+        };
+        note(
+            name,
+            format_args!(
+                "passed all the same: {}; refused: {}; ended at the second try: {}",
+                self.passed,
+                list(&self.refused),
+                list(&self.ends)
+            ),
+        );
+    }
+}
+
+/// The ways with the memory that each is swept with.
+const WAYS: [(Way, Shape); 5] = [
+    (Way::Registration, Shape::Run),
+    (Way::Registration, Shape::Fragments),
+    (Way::Free, Shape::Run),
+    (Way::Free, Shape::Fragments),
+    (Way::Foreign, Shape::Run),
+];
+
+/// Every allocation of the thread's, whoever makes it: verbs, ib_core, rxe, the stand-in, the module, page tables. Of memory
+/// in fragments rxe maps each by itself, with a thousand allocations: there those count that are made before, by ib_core and
+/// by whom it calls.
+fn allocations(lab: &Lab, _mode: Mode) -> Result<()> {
+    let symbols = Symbols::read()?;
+    let mut bench = Bench::new(lab)?;
+    let mut all = 0;
+    for (way, shape) in WAYS {
+        let counted = match shape {
+            Shape::Run => Counted::All,
+            Shape::Fragments => Counted::Every {
+                below: symbols.function("ib_peer_umem_get")?,
+            },
+        };
+        let _faults = Faults::new(&counted)?;
+        // What is allocated once and kept must not be counted.
+        bench.run(way, shape, Fault::Allocation, ENDLESS)?;
+        let mut outcomes = Outcomes::default();
+        let found = bench.sweep(way, shape, Fault::Allocation, |ended| outcomes.add(ended))?;
+        let name = format!("{way:?}_{shape:?}").to_lowercase();
+        note(&format!("{name}_allocations"), found);
+        outcomes.tell(&name);
+        ensure!(
+            found > 0 || way != Way::Registration,
+            "{name}: no allocation failed"
+        );
+        all += found;
+    }
+    note("failed_allocations", all);
+    note("registrations_that_worked", bench.rounds);
+    Ok(())
+}
+
+/// How many allocations of the module's own there are: slab objects, those of the kernel's functions that the module calls
+/// included and nvidia.ko's not. First those whose failure is felt: the application is refused, or another client serves it.
+/// Then those of `kvrealloc()`, which tries twice; both of its tries fail in [`lasting`].
+fn objects_made(mode: Mode, way: Way, shape: Shape) -> (u32, u32) {
+    match (mode.flavour, way) {
+        // The context and its tally, the pin, the list of pieces, the lock and what it guards, the scatter list.
+        (Flavour::Persistent, Way::Registration) => (6, 0),
+        // The context and its tally, the region, the lock and what it guards, the slot and its place in the directory, the
+        // list of pins, the scatter list. Twice the runs, of physical and of DMA addresses; the latter list grows by doubling.
+        (Flavour::Revocable, Way::Registration) => match shape {
+            Shape::Run => (9, 2),
+            Shape::Fragments => (9, 10),
+        },
+        // What ends must not need memory.
+        (_, Way::Free | Way::Foreign) => (0, 0),
+    }
+}
+
+/// The module's own allocations: each of them, and no other.
+fn own_objects(lab: &Lab, mode: Mode) -> Result<()> {
+    let symbols = Symbols::read()?;
+    let mut bench = Bench::new(lab)?;
+    for (way, shape) in WAYS {
+        // Freeing goes through nvidia.ko into the module. In all other ways nvidia.ko's own are below the module's calls.
+        let except = match way {
+            Way::Registration | Way::Foreign => Some(symbols.module("nvidia")?),
+            Way::Free => None,
+        };
+        let _faults = Faults::new(&Counted::Objects {
+            below: symbols.module(module::NAME)?,
+            except,
+        })?;
+        bench.run(way, shape, Fault::Allocation, ENDLESS)?;
+        let mut felt = 0;
+        let mut outcomes = Outcomes::default();
+        let found = bench.sweep(way, shape, Fault::Allocation, |ended| {
+            let other_client = mode.flavour == Flavour::Revocable && ended.persistent_asked;
+            felt += u32::from(ended.registration != 0 || ended.end != 0 || other_client);
+            outcomes.add(ended)
+        })?;
+        let name = format!("{way:?}_{shape:?}").to_lowercase();
+        note(&format!("{name}_felt"), felt);
+        note(&format!("{name}_not_felt"), found - felt);
+        outcomes.tell(&name);
+        let (expected, more) = objects_made(mode, way, shape);
+        ensure!(
+            felt == expected && found == expected + more,
+            "{name}: {found} allocations of the module's, of which {felt} were felt to fail, where {} and {expected} were \
+             expected",
+            expected + more
+        );
+    }
+    note("registrations_that_worked", bench.rounds);
+    Ok(())
+}
+
+/// All allocations below a function fail, for as long as a registration takes.
+fn lasting(lab: &Lab, mode: Mode) -> Result<()> {
+    let symbols = Symbols::read()?;
+    let mut bench = Bench::new(lab)?;
+    let client = match mode.flavour {
+        Flavour::Persistent => "Persistent",
+        Flavour::Revocable => "Revocable",
+    };
+    // Where the first client cannot take the memory the second does; once it has taken it, nobody else is asked.
+    let instead = match mode.flavour {
+        Flavour::Persistent => libc::EFAULT,
+        Flavour::Revocable => 0,
+    };
+    let mut places = vec![
+        (
+            "acquire",
+            symbols.method(module::NAME, client, "acquire_callback")?,
+            instead,
+        ),
+        (
+            "dma_map",
+            symbols.method(module::NAME, client, "dma_map_callback")?,
+            libc::ENOMEM,
+        ),
+    ];
+    if mode.flavour == Flavour::Revocable {
+        // The lists that may be long are made of memory that need not be contiguous.
+        let function = symbols.function("rust_helper_kvrealloc_node_align")?;
+        places.push(("kvrealloc", function, instead));
+    }
+    for (name, below, expected) in places {
+        for shape in [Shape::Run, Shape::Fragments] {
+            let memory = bench.allocate(shape)?;
+            let span = memory.span(0, shape.len())?;
+            let faults = Faults::new(&Counted::Every {
+                below: below.clone(),
+            })?;
+            let all = faults.all()?;
+            let result = bench.lab.near.register(span, full_access());
+            let failures = all.end()?;
+            let errno = match result {
+                Ok(region) => {
+                    drop(region);
+                    0
+                }
+                Err(refused) => refused.errno(),
+            };
+            drop(faults);
+            drop(memory);
+            let name = format!("{name}_{shape:?}").to_lowercase();
+            note(&format!("{name}_failures"), failures);
+            ensure!(failures > 0, "{name}: nothing failed");
+            ensure!(
+                errno == expected,
+                "{name}: errno {errno} where {expected} was expected"
+            );
+            bench
+                .at_rest()
+                .and_then(|()| bench.works())
+                .with_context(|| name)?;
+        }
+    }
+    note("registrations_that_worked", bench.rounds);
+    Ok(())
+}
+
+/// The file of the module that modprobe would load.
+fn module_file() -> Result<PathBuf> {
+    let found = Running::start(Command::new("modinfo").args(["-n", module::NAME]))?
+        .finish(Duration::from_secs(30))?;
+    ensure!(found.success(), "modinfo: {}", found.tail(3));
+    Ok(PathBuf::from(found.output.trim()))
+}
+
+/// Every object that is allocated below the module's start, and in its end.
+fn loading(lab: &Lab, mode: Mode) -> Result<()> {
+    let symbols = Symbols::read()?;
+    let file = fs::File::open(module_file()?)?;
+    let parameters = mode.parameters().join(" ");
+    let mut bench = Bench::new(lab)?;
+
+    for (name, function) in [
+        ("start", "do_one_initcall"),
+        ("end", "__x64_sys_delete_module"),
+    ] {
+        let _faults = Faults::new(&Counted::Objects {
+            below: symbols.function(function)?,
+            except: None,
+        })?;
+        let mut refused = 0;
+        let mut nth = 1;
+        loop {
+            if name == "start" {
+                sys::unload_module(module::NAME)?;
+            }
+            let armed = Fault::Allocation.arm(nth)?;
+            let result = if name == "start" {
+                sys::load_module(&file, &parameters)
+            } else {
+                sys::unload_module(module::NAME)
+            };
+            let hit = armed.disarm()?;
+            if let Err(error) = &result {
+                ensure!(hit, "{name}: {error} with nothing failing");
+                ensure!(
+                    matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EINVAL)),
+                    "{name} with allocation {nth} failing: {error}"
+                );
+                refused += 1;
+            }
+            let should_be = (name == "start") == result.is_ok();
+            ensure!(
+                module::is_loaded() == should_be,
+                "{name}: {result:?}, and loaded: {}",
+                module::is_loaded()
+            );
+            if !module::is_loaded() {
+                sys::load_module(&file, &parameters)?;
+            }
+            bench
+                .at_rest()
+                .and_then(|()| bench.works())
+                .with_context(|| format!("{name} with allocation {nth} failing"))?;
+            if !hit {
+                break;
+            }
+            nth += 1;
+            ensure!(nth < ENDLESS, "{name}: no end after {ENDLESS}");
+        }
+        note(&format!("{name}_objects"), nth - 1);
+        note(&format!("{name}_refused"), refused);
+        // A start that allocates nothing was not swept.
+        ensure!(
+            name == "end" || nth > 1,
+            "no allocation was found in the module's start"
+        );
+    }
+    note("registrations_that_worked", bench.rounds);
+    Ok(())
+}

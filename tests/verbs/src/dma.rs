@@ -1,0 +1,554 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! DMA as the kernel sees it: what stands between a device and memory, which DMA addresses a registration was given, and
+//! the accesses that the IOMMU refused.
+//!
+//! A region's DMA addresses go from the peermem module to ib_core and are shown to nobody. The kernel's own tracepoint in
+//! `dma_map_resource()` says which physical address has which DMA address for which device, and the stand-in GPU says at
+//! which physical address each page of an allocation lies. That the addresses in the region's scatter list are these and
+//! no others is what rxe adds: it follows each of them through the IOMMU's tables to a physical address, and moves the
+//! bytes there.
+
+use std::fs;
+use std::fs::File;
+use std::io;
+use std::io::Read;
+use std::io::Seek;
+use std::io::SeekFrom;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::time::Duration;
+use std::time::Instant;
+
+use anyhow::bail;
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+
+use crate::gpu::Allocation;
+use crate::gpu::PAGE;
+use crate::rdma::full_access;
+use crate::rdma::Hca;
+use crate::rdma::Region;
+use crate::sys;
+
+/// What stands between a device and memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Guard {
+    /// Nothing: DMA addresses are physical.
+    None,
+    /// An IOMMU that lets everything through.
+    Passthrough,
+    /// An IOMMU that translates, and forgets what was unmapped some time later.
+    Lazy,
+    /// An IOMMU that translates, and has forgotten when the unmapping returns.
+    Strict,
+}
+
+impl Guard {
+    /// Of the device at `bdf`, which must have it for itself, and be as the machine was asked for.
+    pub(crate) fn of(bdf: &str) -> Result<Self> {
+        let group = format!("/sys/bus/pci/devices/{bdf}/iommu_group");
+        let found = if Path::new(&group).exists() {
+            let members = fs::read_dir(format!("{group}/devices"))?.count();
+            ensure!(members == 1, "{members} devices in the group of {bdf}");
+            match sys::read_line(&format!("{group}/type"))?.as_str() {
+                "identity" => Self::Passthrough,
+                "DMA-FQ" => Self::Lazy,
+                "DMA" => Self::Strict,
+                other => bail!("{bdf} has a domain of type {other:?}"),
+            }
+        } else {
+            Self::None
+        };
+        if let Ok(asked) = std::env::var("RIG_IOMMU") {
+            ensure!(
+                asked == found.option(),
+                "asked for --iommu {asked}, found {found:?}"
+            );
+        }
+        Ok(found)
+    }
+
+    /// What the rig calls it.
+    pub(crate) fn option(self) -> &'static str {
+        match self {
+            Self::None => "off",
+            Self::Passthrough => "pt",
+            Self::Lazy => "on",
+            Self::Strict => "strict",
+        }
+    }
+
+    pub(crate) fn translates(self) -> bool {
+        matches!(self, Self::Lazy | Self::Strict)
+    }
+}
+
+/// One `dma_map_resource()`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Map {
+    phys: u64,
+    dma: u64,
+    len: u64,
+}
+
+/// One end of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Unmap {
+    dma: u64,
+    len: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Event {
+    Map(Map),
+    Unmap(Unmap),
+}
+
+/// Watches what is mapped and unmapped for one device.
+#[derive(Debug)]
+pub(crate) struct Trace {
+    directory: PathBuf,
+    device: String,
+}
+
+impl Trace {
+    pub(crate) fn of(device: &str) -> Result<Self> {
+        let directory = PathBuf::from(format!(
+            "/sys/kernel/tracing/instances/gdr-{}",
+            std::process::id()
+        ));
+        fs::create_dir(&directory).with_context(|| directory.display().to_string())?;
+        // From here on an early return takes the directory away again.
+        let trace = Self {
+            directory,
+            device: device.to_owned(),
+        };
+        // One order of events on all processors.
+        trace.set("trace_clock", "global")?;
+        for event in ["dma_map_phys", "dma_unmap_phys"] {
+            let filter = format!("device == \"{device}\"");
+            trace.set(&format!("events/dma/{event}/filter"), &filter)?;
+            trace.set(&format!("events/dma/{event}/enable"), "1")?;
+        }
+        Ok(trace)
+    }
+
+    fn set(&self, file: &str, value: &str) -> Result<()> {
+        let path = self.directory.join(file);
+        fs::write(&path, value).with_context(|| format!("{}: {value}", path.display()))
+    }
+
+    fn during<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<(T, Vec<Event>)> {
+        self.set("trace", "")?;
+        let value = body()?;
+        let text = fs::read_to_string(self.directory.join("trace"))?;
+        Ok((value, parse_trace(&text, &self.device)?))
+    }
+
+    /// Registers a part of `memory`, for the device that is watched, and says where its pages are.
+    pub(crate) fn register(
+        &self,
+        hca: &Hca,
+        memory: &Allocation,
+        offset: usize,
+        len: usize,
+    ) -> Result<Mapped> {
+        let span = memory.span(offset, len)?;
+        let (region, events) = self.during(|| Ok(hca.register(span, full_access())?))?;
+        let mut maps = Vec::new();
+        for event in events {
+            match event {
+                Event::Map(map) => maps.push(map),
+                Event::Unmap(unmap) => bail!("a registration unmapped {unmap:x?}"),
+            }
+        }
+        let base = memory.mapping().addr();
+        let first = span.addr() / PAGE * PAGE;
+        let end = (span.addr() + span.len()).next_multiple_of(PAGE);
+        let mut pages = Vec::new();
+        for page in (first..end).step_by(usize::try_from(PAGE)?) {
+            let phys = memory.place(usize::try_from(page - base)?)?.bar_address;
+            let map = maps
+                .iter()
+                .find(|map| map.phys <= phys && phys + PAGE <= map.phys + map.len)
+                .with_context(|| {
+                    format!("nothing was mapped for the page at {phys:#x}: {maps:x?}")
+                })?;
+            pages.push(Page {
+                va: page,
+                phys,
+                dma: map.dma + (phys - map.phys),
+            });
+        }
+        let mapped: u64 = maps.iter().map(|map| map.len).sum();
+        ensure!(
+            mapped == end - first,
+            "{mapped:#x} bytes were mapped for a region of {:#x}",
+            end - first
+        );
+        Ok(Mapped {
+            region,
+            pages,
+            maps: maps.len(),
+        })
+    }
+
+    /// Runs `body`, which must unmap the pages of a region, each once, and nothing else.
+    pub(crate) fn unmapping<T>(
+        &self,
+        pages: &[Page],
+        body: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let (value, events) = self.during(body)?;
+        let mut left: Vec<u64> = pages.iter().map(|page| page.dma).collect();
+        for event in events {
+            let Event::Unmap(unmap) = event else {
+                bail!("something was mapped: {event:x?}");
+            };
+            let before = left.len();
+            left.retain(|dma| *dma < unmap.dma || *dma >= unmap.dma + unmap.len);
+            let gone = (before - left.len()) as u64;
+            ensure!(
+                gone * PAGE == unmap.len,
+                "{unmap:x?} is not of this region, or came twice"
+            );
+        }
+        ensure!(left.is_empty(), "not unmapped: {left:x?}");
+        Ok(value)
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir(&self.directory) {
+            eprintln!("{}: {error}", self.directory.display());
+        }
+    }
+}
+
+fn parse_trace(text: &str, device: &str) -> Result<Vec<Event>> {
+    let mut events = Vec::new();
+    for line in text.lines() {
+        if let Some(counts) = line.strip_prefix("# entries-in-buffer/entries-written: ") {
+            let (kept, written) = counts
+                .split_whitespace()
+                .next()
+                .and_then(|counts| counts.split_once('/'))
+                .context("no counts")?;
+            ensure!(kept == written, "the trace lost events: {counts}");
+        }
+        let (is_map, rest) = match (
+            line.split_once(": dma_map_phys: "),
+            line.split_once(": dma_unmap_phys: "),
+        ) {
+            (Some((_, rest)), _) => (true, rest),
+            (_, Some((_, rest))) => (false, rest),
+            (None, None) => continue,
+        };
+        let field = |name: &str| {
+            rest.split_whitespace()
+                .filter_map(|word| word.split_once('='))
+                .find(|(key, _)| *key == name)
+                .map(|(_, value)| value)
+                .with_context(|| format!("no {name} in {line:?}"))
+        };
+        let hex = |name| Ok::<_, anyhow::Error>(u64::from_str_radix(field(name)?, 16)?);
+        ensure!(
+            rest.starts_with(device),
+            "an event of another device: {line}"
+        );
+        let (dma, len) = (hex("dma_addr")?, field("size")?.parse()?);
+        // What a driver of its own maps is host memory, and not for this program.
+        if !field("attrs")?.split('|').any(|flag| flag == "MMIO") {
+            bail!("host memory was mapped for the device: {line}");
+        }
+        events.push(if is_map {
+            let phys = hex("phys_addr")?;
+            Event::Map(Map { phys, dma, len })
+        } else {
+            Event::Unmap(Unmap { dma, len })
+        });
+    }
+    Ok(events)
+}
+
+/// A page of a region, three times.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Page {
+    pub(crate) va: u64,
+    pub(crate) phys: u64,
+    pub(crate) dma: u64,
+}
+
+/// Consecutive DMA addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Segment {
+    pub(crate) dma: u64,
+    pub(crate) len: u64,
+}
+
+/// A region, and where its pages are for the device that it was mapped for.
+#[derive(Debug)]
+pub(crate) struct Mapped {
+    pub(crate) region: Region,
+    pub(crate) pages: Vec<Page>,
+    /// How many times something was mapped for it.
+    pub(crate) maps: usize,
+}
+
+impl Mapped {
+    /// The DMA addresses of `[offset, offset + len)` of the region, neighbours joined.
+    pub(crate) fn segments(&self, offset: u64, len: u64) -> Result<Vec<Segment>> {
+        segments(&self.pages, self.region.addr() + offset, len)
+    }
+
+    /// How many stretches of DMA addresses the region consists of; one ends where `boundary` divides the address.
+    pub(crate) fn stretches(&self, boundary: u64) -> usize {
+        let joins =
+            |pair: &&[Page]| pair[0].dma + PAGE == pair[1].dma && pair[1].va % boundary != 0;
+        self.pages.len() - self.pages.windows(2).filter(joins).count()
+    }
+}
+
+fn segments(pages: &[Page], start: u64, len: u64) -> Result<Vec<Segment>> {
+    let mut found: Vec<Segment> = Vec::new();
+    let (mut at, end) = (start, start + len);
+    while at < end {
+        let page = pages
+            .iter()
+            .find(|page| (page.va..page.va + PAGE).contains(&at))
+            .with_context(|| format!("{at:#x} is not in the region"))?;
+        let skip = at - page.va;
+        let (dma, len) = (page.dma + skip, (PAGE - skip).min(end - at));
+        match found.last_mut() {
+            Some(last) if last.dma + last.len == dma => last.len += len,
+            _ => found.push(Segment { dma, len }),
+        }
+        at += len;
+    }
+    Ok(found)
+}
+
+/// What a device wanted of memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+}
+
+/// An access that the IOMMU refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Fault {
+    pub(crate) access: Access,
+    pub(crate) device: String,
+    /// The page of 4 KiB.
+    pub(crate) addr: u64,
+}
+
+/// The kernel reports three faults and is then silent for the rest of five seconds: of ten messages that are allowed in
+/// that time a fault takes three, one of them for looking whether there is another.
+const BURST: usize = 3;
+const INTERVAL: Duration = Duration::from_millis(5500);
+
+/// When the present interval began, and how many faults were provoked in it.
+static PACE: Mutex<Option<(Instant, usize)>> = Mutex::new(None);
+
+/// Reads the kernel's log for refused accesses, from its making on.
+#[derive(Debug)]
+pub(crate) struct Faults {
+    log: File,
+    device: String,
+    seen: usize,
+}
+
+impl Faults {
+    pub(crate) fn of(device: &str) -> Result<Self> {
+        let mut log = fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open("/dev/kmsg")
+            .context("/dev/kmsg")?;
+        log.seek(SeekFrom::End(0))?;
+        Ok(Self {
+            log,
+            device: device.to_owned(),
+            seen: 0,
+        })
+    }
+
+    /// Those that came since the last look.
+    fn new_ones(&mut self) -> Result<Vec<Fault>> {
+        let mut found = Vec::new();
+        let mut record = [0u8; 8192];
+        loop {
+            match self.log.read(&mut record) {
+                Ok(0) => break,
+                Ok(got) => {
+                    let text = String::from_utf8_lossy(&record[..got]);
+                    let message = text.split_once(';').map_or("", |(_, message)| message);
+                    found.extend(parse_fault(message)?);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error).context("/dev/kmsg"),
+            }
+        }
+        self.seen += found.len();
+        Ok(found)
+    }
+
+    /// None has come that was not taken by [`Self::provoke`].
+    pub(crate) fn none(&mut self) -> Result<()> {
+        let found = self.new_ones()?;
+        ensure!(found.is_empty(), "refused by the IOMMU: {found:x?}");
+        Ok(())
+    }
+
+    /// Waits until the kernel would report one more.
+    pub(crate) fn pace(&self) {
+        let mut pace = PACE.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        *pace = match *pace {
+            Some((begin, count)) if now < begin + INTERVAL => {
+                if count < BURST {
+                    Some((begin, count + 1))
+                } else {
+                    std::thread::sleep(begin + INTERVAL - now);
+                    Some((Instant::now(), 1))
+                }
+            }
+            _ => Some((now, 1)),
+        };
+    }
+
+    /// Takes the one fault that an access to the page at `addr` has led to. Call [`Self::pace`] before that access.
+    pub(crate) fn take(&mut self, access: Access, addr: u64) -> Result<()> {
+        let mut found = Vec::new();
+        let came = sys::wait_until(Duration::from_secs(10), || {
+            found.extend(self.new_ones()?);
+            Ok(!found.is_empty())
+        })?;
+        ensure!(
+            came,
+            "no fault was reported of a {access:?} of {addr:#x} by {}",
+            self.device
+        );
+        let expected = Fault {
+            access,
+            device: self.device.clone(),
+            addr,
+        };
+        ensure!(
+            found == [expected.clone()],
+            "{found:x?} came where {expected:x?} was expected"
+        );
+        Ok(())
+    }
+
+    /// How many there were.
+    pub(crate) fn seen(&self) -> usize {
+        self.seen
+    }
+}
+
+/// `DMAR: [DMA Write NO_PASID] Request device [0000:00:06.0] fault addr 0xfffff000 [fault reason 0x05] …`
+fn parse_fault(message: &str) -> Result<Option<Fault>> {
+    let Some(rest) = message.strip_prefix("DMAR: [DMA ") else {
+        return Ok(None);
+    };
+    let parse = || {
+        let access = match rest.split_whitespace().next()? {
+            "Read" => Access::Read,
+            "Write" => Access::Write,
+            _ => return None,
+        };
+        let (_, rest) = rest.split_once("Request device [")?;
+        let (device, rest) = rest.split_once(']')?;
+        let addr = rest
+            .trim_start()
+            .strip_prefix("fault addr 0x")?
+            .split_whitespace()
+            .next()?;
+        Some(Fault {
+            access,
+            device: device.to_owned(),
+            addr: u64::from_str_radix(addr, 16).ok()?,
+        })
+    };
+    parse()
+        .map(Some)
+        .with_context(|| format!("a fault of unknown form: {message}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TRACE: &str = "\
+# tracer: nop
+#
+# entries-in-buffer/entries-written: 3/3   #P:2
+#
+             gdr-85      [001] .....     4.1: dma_map_phys: 0000:00:06.0 dir=BIDIRECTIONAL dma_addr=ffff0000 size=65536 phys_addr=800000000 attrs=MMIO
+             gdr-85      [001] .....     4.2: dma_map_phys: 0000:00:06.0 dir=BIDIRECTIONAL dma_addr=fffe0000 size=65536 phys_addr=800010000 attrs=SKIP_CPU_SYNC|MMIO
+             gdr-85      [000] .....     4.3: dma_unmap_phys: 0000:00:06.0 dir=BIDIRECTIONAL dma_addr=ffff0000 size=65536 attrs=MMIO
+";
+
+    #[test]
+    fn traces_are_read() {
+        let events = parse_trace(TRACE, "0000:00:06.0").expect("a trace");
+        let map = Map {
+            phys: 0x8_0001_0000,
+            dma: 0xfffe_0000,
+            len: 65536,
+        };
+        assert_eq!(events.len(), 3);
+        assert_eq!(events[1], Event::Map(map));
+        let unmap = Unmap {
+            dma: 0xffff_0000,
+            len: 65536,
+        };
+        assert_eq!(events[2], Event::Unmap(unmap));
+        assert!(parse_trace(TRACE, "0000:00:07.0").is_err());
+        assert!(parse_trace(&TRACE.replace("3/3", "3/4"), "0000:00:06.0").is_err());
+        assert!(parse_trace(&TRACE.replace("=MMIO", "="), "0000:00:06.0").is_err());
+    }
+
+    #[test]
+    fn faults_are_read() {
+        let line =
+            "DMAR: [DMA Write NO_PASID] Request device [0000:00:06.0] fault addr 0xfffff000 \
+                    [fault reason 0x05] PTE Write access is not set\n";
+        let fault = Fault {
+            access: Access::Write,
+            device: "0000:00:06.0".to_owned(),
+            addr: 0xffff_f000,
+        };
+        assert_eq!(parse_fault(line).expect("a fault"), Some(fault));
+        assert_eq!(
+            parse_fault("DMAR: IOMMU enabled\n").expect("no fault"),
+            None
+        );
+        assert!(parse_fault("DMAR: [DMA Burn] what\n").is_err());
+    }
+
+    #[test]
+    fn neighbours_join() {
+        let page = |va, dma| Page { va, phys: 0, dma };
+        let pages = [
+            page(0x10000, 0xa0000),
+            page(0x20000, 0xb0000),
+            page(0x30000, 0x50000),
+        ];
+        let found = segments(&pages, 0x18001, 0x20000).expect("inside");
+        let expected = [(0xa8001, 0x17fff), (0x50000, 0x8001)];
+        assert_eq!(
+            found,
+            expected.map(|(dma, len)| Segment { dma, len }).as_slice()
+        );
+        assert!(segments(&pages, 0x38000, 0x8001).is_err());
+    }
+}

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What can be turned in the kernel's modules while they run: their parameters, and the stand-in GPU's calls that fail on
+//! request (see `tests/gpu`).
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use anyhow::Result;
+
+use crate::ktap;
+use crate::sys;
+
+/// A module's parameter, or a file of debugfs like one, set until dropped.
+pub(crate) struct Parameter {
+    path: PathBuf,
+    before: String,
+}
+
+impl Parameter {
+    pub(crate) fn set(module: &str, name: &str, value: &str) -> Result<Self> {
+        Self::set_file(&format!("/sys/module/{module}/parameters/{name}"), value)
+    }
+
+    pub(crate) fn set_file(path: &str, value: &str) -> Result<Self> {
+        let before = sys::read_line(path)?;
+        fs::write(path, value).with_context(|| format!("{value:?} to {path}"))?;
+        Ok(Self {
+            path: path.into(),
+            before,
+        })
+    }
+}
+
+impl Drop for Parameter {
+    fn drop(&mut self) {
+        // With a line's end: writing nothing sets nothing.
+        if let Err(error) = fs::write(&self.path, format!("{}\n", self.before)) {
+            ktap::note("not_restored", error);
+        }
+    }
+}
+
+fn failure(place: &str) -> String {
+    format!("/sys/kernel/debug/nvidia/fail/{place}")
+}
+
+/// The next call of the stand-in's at `place` fails with `errno`: with `libc::EIO` it returns `-EIO`.
+pub(crate) fn fail_next(place: &str, errno: i32) -> Result<()> {
+    fail_nth(place, 1, errno)
+}
+
+/// The `nth` call from now on does, and only that one.
+pub(crate) fn fail_nth(place: &str, nth: u32, errno: i32) -> Result<()> {
+    let path = failure(place);
+    fs::write(&path, format!("{nth} {errno}")).with_context(|| path)
+}
+
+/// None does any more. True if one has.
+pub(crate) fn fail_none(place: &str) -> Result<bool> {
+    let path = failure(place);
+    let failed = sys::read_line(&path)?.contains("hits=1");
+    fs::write(&path, "0").with_context(|| path)?;
+    Ok(failed)
+}

@@ -1,0 +1,575 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! A driver for an NVMe controller, as a DMA master that goes where it is told: its queues, its lists of addresses and its
+//! data lie in GPU memory, at the DMA addresses that a registration gave. It never sees an address of host memory.
+//!
+//! One command at a time, completions by polling. After the NVMe specification 1.4, as far as QEMU's controller needs.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Duration;
+use std::time::Instant;
+
+use anyhow::bail;
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+
+use crate::dma::Mapped;
+use crate::dma::Segment;
+use crate::dma::Trace;
+use crate::gpu::Allocation;
+use crate::rdma::Hca;
+use crate::sys;
+use crate::sys::Mapping;
+
+/// A block of the disk.
+pub(crate) const BLOCK: u64 = 512;
+/// The controller's page: what PRP entries are about.
+pub(crate) const PAGE: u64 = 4096;
+
+/// Registers.
+const INTMS: usize = 0x0c;
+const CC: usize = 0x14;
+const CSTS: usize = 0x1c;
+const AQA: usize = 0x24;
+const ASQ: usize = 0x28;
+const ACQ: usize = 0x30;
+const DOORBELLS: usize = 0x1000;
+const CSTS_READY: u32 = 1;
+const CSTS_FATAL: u32 = 2;
+
+/// How many entries each queue has.
+const DEPTH: u16 = 16;
+const SQE: usize = 64;
+const CQE: usize = 16;
+
+/// Where things are in the controller's memory.
+const ADMIN: usize = 0;
+const IO: usize = 2;
+const IDENTITY: usize = 4;
+const LISTS: usize = 5;
+const LIST_PAGES: usize = 27;
+/// How much memory it is.
+pub(crate) const MEMORY: usize = 128 << 10;
+
+/// The kernel's driver needs a while to go, an emulated controller less to start.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How a command names memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pointers {
+    /// Physical region pages: the first entry may lie anywhere in its page on a multiple of 4, all others are whole pages.
+    Prp,
+    /// A scatter-gather list: any address, any length.
+    Sgl,
+}
+
+/// What a completion says: 0 is success.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Status(pub(crate) u16);
+
+impl Status {
+    pub(crate) fn is_success(self) -> bool {
+        self.0 == 0
+    }
+
+    pub(crate) fn success(self) -> Result<()> {
+        ensure!(
+            self.is_success(),
+            "the controller ended the command with status {:#x}",
+            self.0
+        );
+        Ok(())
+    }
+}
+
+/// What the disk is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Op {
+    /// Memory to disk: the controller reads memory.
+    Write,
+    /// Disk to memory: the controller writes memory.
+    Read,
+}
+
+/// A pair of queues.
+#[derive(Debug)]
+struct Queue {
+    id: u16,
+    /// Its submission queue's page; the completion queue has the next.
+    page: usize,
+    tail: u16,
+    head: u16,
+    phase: u16,
+}
+
+impl Queue {
+    fn new(id: u16, page: usize) -> Self {
+        Self {
+            id,
+            page,
+            tail: 0,
+            head: 0,
+            phase: 1,
+        }
+    }
+}
+
+/// A controller that runs, with one pair of queues for I/O. Stopped when dropped.
+#[derive(Debug)]
+pub(crate) struct Nvme {
+    bdf: String,
+    registers: Mapping,
+    doorbell: usize,
+    // The region goes before the memory under it.
+    mapped: Mapped,
+    memory: Allocation,
+    admin: Queue,
+    io: Queue,
+    next_id: u16,
+    longest: u64,
+    model: String,
+}
+
+/// The address of the controller, if there is one.
+pub(crate) fn find() -> Result<Option<String>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/sys/bus/pci/devices")? {
+        let entry = entry?;
+        if sys::read_line(&entry.path().join("class").to_string_lossy())? == "0x010802" {
+            found.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    found.sort();
+    Ok(found.into_iter().next())
+}
+
+/// Takes the controller from the kernel's driver. What that has set stays: without it the device would be one for 32-bit
+/// addresses, and a BAR above 4 GiB out of its reach.
+pub(crate) fn take_from_kernel(bdf: &str) -> Result<()> {
+    let driver = format!("/sys/bus/pci/devices/{bdf}/driver");
+    if Path::new(&driver).exists() {
+        fs::write(format!("{driver}/unbind"), bdf).context("unbind the kernel's driver")?;
+    }
+    let bits = sys::read_line(&format!("/sys/bus/pci/devices/{bdf}/dma_mask_bits"))?;
+    ensure!(bits == "64", "{bdf} takes addresses of {bits} bits");
+    Ok(())
+}
+
+const COMMAND: u64 = 4;
+const COMMAND_MEMORY: u16 = 1 << 1;
+const COMMAND_MASTER: u16 = 1 << 2;
+const COMMAND_NO_INTX: u16 = 1 << 10;
+
+/// Lets the device use the bus, and never interrupt; or only answer.
+fn set_master(bdf: &str, master: bool) -> Result<()> {
+    let config = sys::open_rw(&format!("/sys/bus/pci/devices/{bdf}/config"))?;
+    let mut bytes = [0; 2];
+    config.read_exact_at(&mut bytes, COMMAND)?;
+    let mut command = u16::from_le_bytes(bytes) | COMMAND_MEMORY | COMMAND_NO_INTX;
+    if master {
+        command |= COMMAND_MASTER;
+    } else {
+        command &= !COMMAND_MASTER;
+    }
+    config.write_all_at(&command.to_le_bytes(), COMMAND)?;
+    Ok(())
+}
+
+impl Nvme {
+    /// Starts the controller with all that is its own in `memory`, which `hca` registers for it.
+    pub(crate) fn start(bdf: &str, trace: &Trace, hca: &Hca, memory: Allocation) -> Result<Self> {
+        let mapped = trace.register(hca, &memory, 0, MEMORY)?;
+        let registers = sys::map_file(
+            &format!("/sys/bus/pci/devices/{bdf}/resource0"),
+            0,
+            2 * DOORBELLS,
+        )?;
+        let stride = registers.load32(4)? & 0xf;
+        let mut nvme = Self {
+            bdf: bdf.to_owned(),
+            registers,
+            doorbell: 4 << stride,
+            mapped,
+            memory,
+            admin: Queue::new(0, ADMIN),
+            io: Queue::new(1, IO),
+            next_id: 1,
+            longest: 0,
+            model: String::new(),
+        };
+        nvme.stop()?;
+        nvme.memory.write(0, &vec![0; MEMORY])?;
+        set_master(bdf, true)?;
+
+        nvme.registers.store32(INTMS, u32::MAX)?;
+        let size = u32::from(DEPTH - 1);
+        nvme.registers.store32(AQA, size << 16 | size)?;
+        let (submission, completion) = (nvme.page(ADMIN)?, nvme.page(ADMIN + 1)?);
+        for (register, address) in [(ASQ, submission), (ACQ, completion)] {
+            nvme.registers.store32(register, low(address))?;
+            nvme.registers.store32(register + 4, high(address))?;
+        }
+        // Entries of 64 and 16 bytes, pages of 4 KiB, enabled.
+        nvme.registers.store32(CC, 4 << 20 | 6 << 16 | 1)?;
+        nvme.wait_ready(true)?;
+
+        nvme.identify_self()?;
+        nvme.create_queues()?;
+        Ok(nvme)
+    }
+
+    pub(crate) fn model(&self) -> &str {
+        &self.model
+    }
+
+    /// The most that one command moves.
+    pub(crate) fn longest(&self) -> u64 {
+        self.longest
+    }
+
+    /// Where its queues and lists are.
+    pub(crate) fn memory(&self) -> &Mapped {
+        &self.mapped
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        self.registers.store32(CC, 0)?;
+        self.wait_ready(false)
+    }
+
+    fn wait_ready(&self, ready: bool) -> Result<()> {
+        let done = sys::wait_until(TIMEOUT, || {
+            let status = self.registers.load32(CSTS)?;
+            ensure!(
+                !ready || status & CSTS_FATAL == 0,
+                "the controller failed: status {status:#x}"
+            );
+            Ok((status & CSTS_READY != 0) == ready)
+        })?;
+        ensure!(done, "the controller does not become ready={ready}");
+        Ok(())
+    }
+
+    /// DMA address of a page of the controller's memory.
+    fn page(&self, page: usize) -> Result<u64> {
+        let segments = self.mapped.segments(page as u64 * PAGE, PAGE)?;
+        Ok(segments.first().context("an empty page")?.dma)
+    }
+
+    fn identify_self(&mut self) -> Result<()> {
+        let at = IDENTITY * PAGE as usize;
+        self.identify(self.page(IDENTITY)?)?.success()?;
+        let mut identity = vec![0; PAGE as usize];
+        self.memory.read(at, &mut identity)?;
+        self.model = String::from_utf8_lossy(&identity[24..64]).trim().to_owned();
+        // In pages, as a power of two; 0 is no limit, and this program needs one.
+        let shift = match identity[77] {
+            0 => 10,
+            shift => shift.min(10),
+        };
+        self.longest = PAGE << shift;
+        let sgls = identity[536..540].iter().any(|byte| *byte != 0);
+        ensure!(sgls, "the controller takes no scatter-gather lists");
+        Ok(())
+    }
+
+    fn create_queues(&mut self) -> Result<()> {
+        let (submission, completion) = (self.page(IO)?, self.page(IO + 1)?);
+        let size = u32::from(DEPTH - 1) << 16 | u32::from(self.io.id);
+        let mut command = Command::new(0x05).data(completion);
+        // Contiguous, no interrupts.
+        (command.words[10], command.words[11]) = (size, 1);
+        self.run(command, true)?
+            .success()
+            .context("create the completion queue")?;
+        let mut command = Command::new(0x01).data(submission);
+        (command.words[10], command.words[11]) = (size, u32::from(self.io.id) << 16 | 1);
+        self.run(command, true)?
+            .success()
+            .context("create the submission queue")
+    }
+
+    /// Has the controller write the 4 KiB that it says of itself to the page at `dma`. No disk and no list is involved: a
+    /// single write of memory.
+    pub(crate) fn identify(&mut self, dma: u64) -> Result<Status> {
+        ensure!(dma % PAGE == 0, "{dma:#x} is not a page's");
+        let mut command = Command::new(0x06).data(dma);
+        // Of the controller.
+        command.words[10] = 1;
+        self.run(command, true)
+    }
+
+    /// Moves the bytes at `segments` to the disk or from it, by one command.
+    pub(crate) fn transfer(
+        &mut self,
+        op: Op,
+        block: u64,
+        segments: &[Segment],
+        pointers: Pointers,
+    ) -> Result<Status> {
+        let len: u64 = segments.iter().map(|segment| segment.len).sum();
+        ensure!(
+            len > 0 && len % BLOCK == 0 && len <= self.longest,
+            "{len:#x} bytes by one command"
+        );
+        let mut command = match op {
+            Op::Write => Command::new(0x01),
+            Op::Read => Command::new(0x02),
+        };
+        command.words[1] = 1;
+        (command.words[10], command.words[11]) = (low(block), high(block));
+        command.words[12] = u32::try_from(len / BLOCK - 1)?;
+        let command = match pointers {
+            Pointers::Prp => self.prp(command, segments)?,
+            Pointers::Sgl => self.sgl(command, segments)?,
+        };
+        self.run(command, false)
+    }
+
+    fn prp(&mut self, command: Command, segments: &[Segment]) -> Result<Command> {
+        let pages = prp_entries(segments)?;
+        let (first, rest) = pages.split_first().context("no bytes")?;
+        let mut command = command.data(*first);
+        match rest {
+            [] => {}
+            [second] => command.pointer(8, *second),
+            rest => {
+                // The first list begins in the middle of its page, so that long ones go on in another.
+                let per_page = PAGE as usize / 8;
+                let mut at = LISTS * PAGE as usize + PAGE as usize / 2;
+                let mut left = rest;
+                command.pointer(8, self.dma_of(at)?);
+                while !left.is_empty() {
+                    let room = per_page - at % PAGE as usize / 8;
+                    let (now, next) = if left.len() <= room {
+                        (left, None)
+                    } else {
+                        let next = at - at % PAGE as usize + PAGE as usize;
+                        (&left[..room - 1], Some(next))
+                    };
+                    let mut entries = now.to_vec();
+                    if let Some(next) = next {
+                        entries.push(self.dma_of(next)?);
+                    }
+                    let bytes: Vec<u8> = entries.iter().flat_map(|e| e.to_le_bytes()).collect();
+                    self.memory.write(at, &bytes)?;
+                    left = &left[now.len()..];
+                    at = next.unwrap_or(at);
+                    ensure!(at < MEMORY, "a list of {} pages is too long", rest.len());
+                }
+            }
+        }
+        Ok(command)
+    }
+
+    fn sgl(&mut self, mut command: Command, segments: &[Segment]) -> Result<Command> {
+        command.words[0] |= 1 << 14;
+        let blocks = segments
+            .iter()
+            .map(|segment| descriptor(segment.dma, segment.len, 0x00))
+            .collect::<Result<Vec<_>>>()?;
+        match blocks.as_slice() {
+            [only] => command.descriptor(only),
+            blocks => {
+                let bytes = blocks.concat();
+                let room = LIST_PAGES * PAGE as usize;
+                ensure!(
+                    bytes.len() <= room,
+                    "{} segments are too many",
+                    blocks.len()
+                );
+                let at = LISTS * PAGE as usize;
+                self.memory.write(at, &bytes)?;
+                let list = self.mapped.segments(at as u64, bytes.len() as u64)?;
+                let [list] = list.as_slice() else {
+                    bail!("the list lies in pieces");
+                };
+                // The last segment.
+                command.descriptor(&descriptor(list.dma, list.len, 0x30)?);
+            }
+        }
+        Ok(command)
+    }
+
+    fn dma_of(&self, at: usize) -> Result<u64> {
+        let segments = self.mapped.segments(at as u64, 8)?;
+        Ok(segments.first().context("nothing")?.dma)
+    }
+
+    /// Submits one command and waits for its completion.
+    fn run(&mut self, mut command: Command, admin: bool) -> Result<Status> {
+        let id = self.next_id;
+        self.next_id = self.next_id.wrapping_add(1);
+        command.words[0] |= u32::from(id) << 16;
+        let queue = if admin { &mut self.admin } else { &mut self.io };
+        let base = queue.page * PAGE as usize;
+        self.memory
+            .write(base + usize::from(queue.tail) * SQE, &command.bytes())?;
+        queue.tail = (queue.tail + 1) % DEPTH;
+        let bell = DOORBELLS + 2 * usize::from(queue.id) * self.doorbell;
+        self.registers.store32(bell, u32::from(queue.tail))?;
+
+        let at = base + PAGE as usize + usize::from(queue.head) * CQE;
+        let deadline = sys::overdue(TIMEOUT);
+        let mut tries = 0u32;
+        let word = loop {
+            // In one access: the mark that it is new comes with the rest.
+            let word = self.memory.mapping().load32(at + 12)?;
+            if (word >> 16) as u16 & 1 == queue.phase {
+                break word;
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "no completion of command {:#x}: status {:#x}",
+                command.words[0],
+                self.registers.load32(CSTS)?
+            );
+            tries += 1;
+            if tries > 100 {
+                // The controller runs on the same few processors.
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        };
+        let found = word as u16;
+        ensure!(found == id, "completion of command {found}, not {id}");
+        queue.head = (queue.head + 1) % DEPTH;
+        if queue.head == 0 {
+            queue.phase ^= 1;
+        }
+        self.registers
+            .store32(bell + self.doorbell, u32::from(queue.head))?;
+        Ok(Status((word >> 17) as u16))
+    }
+}
+
+impl Drop for Nvme {
+    fn drop(&mut self) {
+        // Its memory goes after this, so it must not be used any more.
+        let stopped = self.stop().and_then(|()| set_master(&self.bdf, false));
+        if let Err(error) = stopped {
+            eprintln!("the NVMe controller was not stopped: {error:#}");
+        }
+    }
+}
+
+fn low(value: u64) -> u32 {
+    value as u32
+}
+
+fn high(value: u64) -> u32 {
+    (value >> 32) as u32
+}
+
+/// A submission queue entry.
+#[derive(Debug, Clone, Copy)]
+struct Command {
+    words: [u32; 16],
+}
+
+impl Command {
+    fn new(opcode: u32) -> Self {
+        let mut words = [0; 16];
+        words[0] = opcode;
+        Self { words }
+    }
+
+    fn pointer(&mut self, word: usize, dma: u64) {
+        self.words[word] = low(dma);
+        self.words[word + 1] = high(dma);
+    }
+
+    /// With the first PRP entry.
+    fn data(mut self, dma: u64) -> Self {
+        self.pointer(6, dma);
+        self
+    }
+
+    fn descriptor(&mut self, bytes: &[u8; 16]) {
+        for (word, chunk) in self.words[6..10].iter_mut().zip(bytes.chunks_exact(4)) {
+            *word = chunk
+                .iter()
+                .rev()
+                .fold(0, |word, byte| word << 8 | u32::from(*byte));
+        }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        self.words
+            .iter()
+            .flat_map(|word| word.to_le_bytes())
+            .collect()
+    }
+}
+
+fn descriptor(dma: u64, len: u64, kind: u8) -> Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&dma.to_le_bytes());
+    bytes[8..12].copy_from_slice(&u32::try_from(len)?.to_le_bytes());
+    bytes[15] = kind;
+    Ok(bytes)
+}
+
+/// One entry for each page that the segments touch.
+fn prp_entries(segments: &[Segment]) -> Result<Vec<u64>> {
+    let mut entries = Vec::new();
+    let mut end_of_last = None;
+    for segment in segments {
+        let (mut at, end) = (segment.dma, segment.dma + segment.len);
+        match end_of_last {
+            None => ensure!(at % 4 == 0, "PRP: {at:#x} is not a multiple of 4"),
+            Some(last) => ensure!(
+                at % PAGE == 0 && last % PAGE == 0,
+                "PRP: a border at {last:#x} and {at:#x} is not one of pages"
+            ),
+        }
+        while at < end {
+            entries.push(at);
+            at = (at / PAGE + 1) * PAGE;
+        }
+        end_of_last = Some(end);
+    }
+    Ok(entries)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segment(dma: u64, len: u64) -> Segment {
+        Segment { dma, len }
+    }
+
+    #[test]
+    fn entries_are_pages() {
+        let entries = |segments: &[Segment]| prp_entries(segments).ok();
+        assert_eq!(entries(&[segment(0x1000, 512)]), Some(vec![0x1000]));
+        assert_eq!(entries(&[segment(0x1ffc, 512)]), Some(vec![0x1ffc, 0x2000]));
+        assert_eq!(
+            entries(&[segment(0x1800, 0x1800), segment(0x9000, 0x1000)]),
+            Some(vec![0x1800, 0x2000, 0x9000])
+        );
+        assert_eq!(entries(&[segment(0x1001, 512)]), None);
+        assert_eq!(
+            entries(&[segment(0x1000, 0x800), segment(0x9000, 0x800)]),
+            None
+        );
+        assert_eq!(
+            entries(&[segment(0x1000, 0x1000), segment(0x9800, 0x800)]),
+            None
+        );
+    }
+
+    #[test]
+    fn descriptors_have_their_form() {
+        let bytes = descriptor(0x1122_3344_5566_7788, 0x0a0b_0c0d, 0x30).expect("short enough");
+        assert_eq!(bytes[..8], [0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11]);
+        assert_eq!(bytes[8..12], [0x0d, 0x0c, 0x0b, 0x0a]);
+        assert_eq!(bytes[12..], [0, 0, 0, 0x30]);
+        let mut command = Command::new(1);
+        command.descriptor(&bytes);
+        assert_eq!(command.bytes()[24..40], bytes);
+        assert!(descriptor(0, 1 << 32, 0).is_err());
+    }
+}

@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What all processes of a stress run see: operations counted, and what is being disturbed right now.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
+
+use anyhow::Result;
+
+use crate::sys::SharedWords;
+
+/// Sessions at a time, at most.
+pub(super) const SLOTS: usize = 16;
+/// GPUs, at most.
+pub(super) const GPUS: usize = 8;
+/// Granules of a BAR whose last owner is remembered: 1 GiB.
+const GRANULES: usize = 512;
+
+macro_rules! named {
+    ($(#[$doc:meta])* $kind:ident { $($name:ident = $text:literal,)* }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(super) enum $kind {
+            $($name,)*
+        }
+
+        impl $kind {
+            pub(super) const NAMES: &'static [&'static str] = &[$($text,)*];
+        }
+    };
+}
+
+named! {
+    /// Operations. Each is counted when it is done, so one that a kill cut short is not.
+    Operation {
+        Open = "open",
+        Connect = "connect",
+        Allocate = "allocate",
+        Register = "register",
+        Refuse = "refuse",
+        Write = "write",
+        Read = "read",
+        Send = "send",
+        Atomic = "atomic",
+        Deregister = "deregister",
+        FreeQuiet = "free",
+        FreeIoctl = "free_under_region",
+        FreeThread = "free_under_region_by_kernel_thread",
+        FreeUnmap = "unmap_under_region",
+        UseRevoked = "use_revoked",
+        UseOrphaned = "use_orphaned",
+        Verify = "verify",
+        Fork = "fork",
+        PassDescriptor = "pass_descriptor",
+        LastClose = "last_close_elsewhere",
+        Exit = "exit",
+        ExitLive = "exit_with_live_regions",
+        ExitHeld = "exit_while_child_holds",
+        KillSelf = "killed_in_traffic",
+        Killed = "killed_anywhere",
+        ModuleBusy = "module_busy",
+        ModuleCycle = "module_reloaded",
+        Unbind = "gpu_rebound",
+        NetDown = "net_down_up",
+        NetLoad = "net_load",
+        LinkCycle = "rdma_link_cycled",
+    }
+}
+
+named! {
+    /// What was found on the way. Not operations.
+    Figure {
+        Bytes = "bytes_verified",
+        Sessions = "sessions",
+        MetRevocation = "requests_that_met_a_free",
+        BeforeFree = "requests_done_before_a_free",
+        PagesToOwner = "freed_under_traffic_then_own",
+        PagesToOthers = "freed_under_traffic_then_of_another",
+        LostRequests = "requests_lost_by_the_wire",
+        RefusedThen = "refused_while_disturbed",
+        Bus = "sessions_lost_to_unbind",
+        Abandoned = "sessions_that_let_go",
+        ProbeRefusals = "pins_refused_while_unbinding",
+    }
+}
+
+/// Which places are disturbed.
+const NET: usize = 0;
+const LINK: usize = 1;
+const MODULE: usize = 2;
+const GPU: usize = 3;
+const DISTURBANCES: usize = GPU + GPUS;
+
+// Where what is, in words.
+const OPERATIONS: usize = 0;
+const FIGURES: usize = OPERATIONS + Operation::NAMES.len();
+const PROGRESS: usize = FIGURES + Figure::NAMES.len();
+const DISTURBED: usize = PROGRESS + SLOTS;
+const FLAGS: usize = DISTURBED + DISTURBANCES;
+const READS: usize = FLAGS + 3;
+const TAGS: usize = READS + SLOTS;
+const WORDS: usize = TAGS + GPUS * GRANULES;
+
+/// A place that can be disturbed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    Net,
+    Link,
+    Module,
+    Gpu(usize),
+}
+
+impl Place {
+    fn word(self) -> usize {
+        match self {
+            Self::Net => NET,
+            Self::Link => LINK,
+            Self::Module => MODULE,
+            Self::Gpu(index) => GPU + index % GPUS,
+        }
+    }
+}
+
+/// What was disturbed, and how often, at one moment. Odd: just now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Glance([u64; DISTURBANCES]);
+
+/// Shared by all processes of a run.
+#[derive(Debug)]
+pub(super) struct Board(SharedWords);
+
+impl Board {
+    pub(super) fn new() -> Result<Self> {
+        Ok(Self(SharedWords::new(WORDS)?))
+    }
+
+    fn word(&self, at: usize) -> &AtomicU64 {
+        &self.0.all()[at]
+    }
+
+    pub(super) fn done(&self, operation: Operation) {
+        self.word(OPERATIONS + operation as usize)
+            .fetch_add(1, SeqCst);
+    }
+
+    /// As `done`, for a session whose progress is followed.
+    pub(super) fn done_by(&self, slot: usize, operation: Operation) {
+        self.done(operation);
+        self.word(PROGRESS + slot).fetch_add(1, SeqCst);
+    }
+
+    pub(super) fn note(&self, figure: Figure, count: u64) {
+        self.word(FIGURES + figure as usize)
+            .fetch_add(count, SeqCst);
+    }
+
+    pub(super) fn operations(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        let value =
+            |(at, name): (usize, &&'static str)| (*name, self.word(OPERATIONS + at).load(SeqCst));
+        Operation::NAMES.iter().enumerate().map(value)
+    }
+
+    pub(super) fn figures(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        let value =
+            |(at, name): (usize, &&'static str)| (*name, self.word(FIGURES + at).load(SeqCst));
+        Figure::NAMES.iter().enumerate().map(value)
+    }
+
+    pub(super) fn total(&self) -> u64 {
+        self.operations().map(|(_, count)| count).sum()
+    }
+
+    /// Operations of the session that runs in `slot`.
+    pub(super) fn progress(&self, slot: usize) -> u64 {
+        self.word(PROGRESS + slot).load(SeqCst)
+    }
+
+    pub(super) fn begin_session(&self, slot: usize) {
+        self.word(PROGRESS + slot).store(0, SeqCst);
+    }
+
+    /// A disturbance begins. Its end is another call.
+    pub(super) fn disturb(&self, place: Place) {
+        self.word(DISTURBED + place.word()).fetch_add(1, SeqCst);
+    }
+
+    pub(super) fn glance(&self) -> Glance {
+        Glance(std::array::from_fn(|at| {
+            self.word(DISTURBED + at).load(SeqCst)
+        }))
+    }
+
+    /// Whether anything was disturbed at `before`, or has been since.
+    pub(super) fn disturbed_since(&self, before: &Glance) -> bool {
+        before.0.iter().any(|count| count % 2 == 1) || *before != self.glance()
+    }
+
+    /// As above, of what a session cannot live through.
+    pub(super) fn uprooted_since(&self, before: &Glance) -> bool {
+        let now = self.glance();
+        let changed = |at: usize| before.0[at] % 2 == 1 || before.0[at] != now.0[at];
+        changed(LINK) || (GPU..DISTURBANCES).any(changed)
+    }
+
+    /// Whether a GPU was taken away at `before`, or has been since.
+    pub(super) fn gpu_gone_since(&self, before: &Glance) -> bool {
+        let now = self.glance();
+        (GPU..DISTURBANCES).any(|at| before.0[at] % 2 == 1 || before.0[at] != now.0[at])
+    }
+
+    pub(super) fn link_gone_since(&self, before: &Glance) -> bool {
+        before.0[LINK] % 2 == 1 || before.0[LINK] != self.glance().0[LINK]
+    }
+
+    /// The session in `slot` wants to READ. Not while the network is disturbed: where a response of rxe's is lost, or cannot
+    /// be sent, the one that follows is taken for an error, and that for a success.
+    pub(super) fn begin_read(&self, slot: usize) -> bool {
+        let word = self.word(READS + slot);
+        word.store(1, SeqCst);
+        let allowed = self.glance().0[NET] % 2 == 0;
+        if !allowed {
+            word.store(0, SeqCst);
+        }
+        allowed
+    }
+
+    pub(super) fn end_read(&self, slot: usize) {
+        self.word(READS + slot).store(0, SeqCst);
+    }
+
+    pub(super) fn has_reads(&self) -> bool {
+        (0..SLOTS).any(|slot| self.word(READS + slot).load(SeqCst) != 0)
+    }
+
+    /// Everybody comes to an end.
+    pub(super) fn stop(&self) {
+        self.word(FLAGS).store(1, SeqCst);
+    }
+
+    pub(super) fn is_stopped(&self) -> bool {
+        self.word(FLAGS).load(SeqCst) != 0
+    }
+
+    /// Regions are to be few and short, so that the module can go.
+    pub(super) fn thin(&self, thin: bool) {
+        self.word(FLAGS + 1).store(u64::from(thin), SeqCst);
+    }
+
+    pub(super) fn is_thin(&self) -> bool {
+        self.word(FLAGS + 1).load(SeqCst) != 0
+    }
+
+    /// Somebody has seen what must not be.
+    pub(super) fn fail(&self) {
+        self.word(FLAGS + 2).store(1, SeqCst);
+        self.stop();
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        self.word(FLAGS + 2).load(SeqCst) != 0
+    }
+
+    fn tag(&self, gpu: usize, granule: u64) -> &AtomicU64 {
+        let granule = usize::try_from(granule).unwrap_or(0) % GRANULES;
+        self.word(TAGS + gpu % GPUS * GRANULES + granule)
+    }
+
+    /// `slot` is about to free this granule with requests to it under way.
+    pub(super) fn freed_under_traffic(&self, gpu: usize, granule: u64, slot: usize) {
+        self.tag(gpu, granule).store(slot as u64 + 1, SeqCst);
+    }
+
+    /// `slot` has got this granule.
+    pub(super) fn given(&self, gpu: usize, granule: u64, slot: usize) {
+        match self.tag(gpu, granule).swap(0, SeqCst) {
+            0 => {}
+            last if last == slot as u64 + 1 => self.note(Figure::PagesToOwner, 1),
+            _ => self.note(Figure::PagesToOthers, 1),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disturbances_are_seen_while_and_after() {
+        let board = Board::new().expect("memory");
+        let before = board.glance();
+        assert!(!board.disturbed_since(&before));
+        board.disturb(Place::Gpu(1));
+        assert!(board.disturbed_since(&before) && board.uprooted_since(&before));
+        let during = board.glance();
+        assert!(board.disturbed_since(&during));
+        board.disturb(Place::Gpu(1));
+        assert!(board.disturbed_since(&before) && board.disturbed_since(&during));
+        assert!(!board.disturbed_since(&board.glance()));
+        let before = board.glance();
+        board.disturb(Place::Net);
+        assert!(board.disturbed_since(&before) && !board.uprooted_since(&before));
+    }
+
+    #[test]
+    fn reads_and_a_network_that_goes_exclude_each_other() {
+        let board = Board::new().expect("memory");
+        assert!(board.begin_read(1) && board.has_reads());
+        board.end_read(1);
+        board.disturb(Place::Net);
+        assert!(!board.begin_read(1) && !board.has_reads());
+        board.disturb(Place::Net);
+        assert!(board.begin_read(1));
+    }
+
+    #[test]
+    fn granules_that_change_hands() {
+        let board = Board::new().expect("memory");
+        board.freed_under_traffic(0, 3, 1);
+        board.given(0, 3, 1);
+        board.given(0, 3, 2);
+        board.freed_under_traffic(1, 4, 1);
+        board.given(1, 4, 0);
+        let count = |figure: Figure| board.figures().nth(figure as usize).map(|(_, n)| n);
+        assert_eq!(count(Figure::PagesToOwner), Some(1));
+        assert_eq!(count(Figure::PagesToOthers), Some(1));
+    }
+
+    #[test]
+    fn operations_add_up() {
+        let board = Board::new().expect("memory");
+        board.done(Operation::Register);
+        board.done_by(2, Operation::Register);
+        board.done_by(2, Operation::Write);
+        assert_eq!((board.total(), board.progress(2)), (3, 2));
+        board.begin_session(2);
+        assert_eq!((board.total(), board.progress(2)), (3, 0));
+    }
+}

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What is taken away and given back while the sessions of a stress run work: the network, the RDMA devices, the GPUs, the
+//! module. One process does it, one thing at a time, in an order drawn from the seed and at counts of operations.
+
+use std::fs;
+use std::net::UdpSocket;
+use std::process::Command;
+use std::time::Duration;
+use std::time::Instant;
+
+use anyhow::bail;
+use anyhow::ensure;
+use anyhow::Context as _;
+use anyhow::Result;
+
+use super::board::Operation;
+use super::board::Place;
+use super::plan::Plan;
+use super::session;
+use super::session::World;
+use super::Faults;
+use crate::gpu::Gpu;
+use crate::module;
+use crate::pattern::Choice;
+use crate::rdma::Hca;
+use crate::sys;
+use crate::sys::Ended;
+use crate::sys::Reaped;
+use crate::sys::Running;
+use crate::sys::SharedWords;
+
+/// How often the module is asked to go before it is left alone.
+const ATTEMPTS: u64 = 300;
+/// For what a program of the system's does, and for a device to be there again.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Clone, Copy)]
+enum Action {
+    Module,
+    Unbind,
+    Net,
+    Link,
+    Load,
+}
+
+const ACTIONS: [Action; 6] = [
+    Action::Module,
+    Action::Unbind,
+    Action::Net,
+    Action::Link,
+    Action::Load,
+    Action::Module,
+];
+
+/// Until everything is stopped; each action once in so many operations that an epoch of `operations` has all of them.
+pub(super) fn run(world: &World, plan: &Plan, faults: &Faults, operations: u64) -> Result<()> {
+    let mut choice = Choice::new(plan.stream(1001, 0));
+    let step = (operations / (ACTIONS.len() as u64 + 1)).clamp(20, 800);
+    let mut due = step;
+    loop {
+        let mut order = ACTIONS;
+        for last in (1..order.len()).rev() {
+            order.swap(last, choice.below(last as u64 + 1) as usize);
+        }
+        for action in order {
+            while world.board.total() < due {
+                if world.board.is_stopped() {
+                    return Ok(());
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            due += step;
+            match action {
+                Action::Module => cycle_module(world, plan, &mut choice),
+                Action::Unbind => rebind_gpu(world, plan, faults, &mut choice),
+                Action::Net => net_down_up(world, &mut choice),
+                Action::Link => cycle_link(world, &mut choice),
+                Action::Load => load_net(world, &mut choice),
+            }
+            .with_context(|| format!("{action:?}"))?;
+        }
+    }
+}
+
+fn pause(choice: &mut Choice, most: u64) {
+    std::thread::sleep(Duration::from_millis(choice.below(most)));
+}
+
+/// The module goes as soon as nobody uses it, and comes back. While it is used it stays.
+fn cycle_module(world: &World, plan: &Plan, choice: &mut Choice) -> Result<()> {
+    let board = &world.board;
+    let mut busy = false;
+    // Often enough nothing is made easier for it.
+    let thin = choice.below(4) > 0;
+    board.thin(thin);
+    for _ in 0..if thin { ATTEMPTS } else { ATTEMPTS / 10 } {
+        if board.is_stopped() {
+            break;
+        }
+        board.disturb(Place::Module);
+        let result = sys::unload_module(module::NAME);
+        if result.is_ok() {
+            pause(choice, 30);
+            module::load(&plan.module_parameters())?;
+            board.disturb(Place::Module);
+            board.done(Operation::ModuleCycle);
+            break;
+        }
+        board.disturb(Place::Module);
+        match result.map_err(|error| (error.raw_os_error(), error)) {
+            Err((Some(libc::EAGAIN | libc::EBUSY), _)) => busy = true,
+            Err((_, error)) => bail!("unloading: {error}"),
+            Ok(()) => {}
+        }
+        std::thread::sleep(Duration::from_micros(500 + choice.below(4000)));
+    }
+    if busy {
+        board.done(Operation::ModuleBusy);
+    }
+    board.thin(false);
+    Ok(())
+}
+
+fn driver(file: &str, bdf: &str) -> Result<()> {
+    let path = format!("/sys/bus/pci/drivers/nvidia/{file}");
+    fs::write(&path, bdf).with_context(|| format!("{bdf} to {path}"))
+}
+
+/// Unbinding takes memory away, refuses new pins, waits for persistent ones, and ends.
+fn rebind_gpu(world: &World, plan: &Plan, faults: &Faults, choice: &mut Choice) -> Result<()> {
+    let board = &world.board;
+    let gpu = choice.below(world.gpus.len() as u64) as usize;
+    let bdf = &world.gpus[gpu];
+    // Where the BAR is full on purpose, a refusal says nothing.
+    let state = SharedWords::new(2)?;
+    let (ready, over) = (&state.all()[0], &state.all()[1]);
+    let set = |word: &std::sync::atomic::AtomicU64| {
+        word.store(1, std::sync::atomic::Ordering::SeqCst);
+    };
+    let is_set =
+        |word: &std::sync::atomic::AtomicU64| word.load(std::sync::atomic::Ordering::SeqCst) != 0;
+    let mut prober = None;
+    if !plan.tight {
+        let pid = sys::fork(|| {
+            faults.judged(board, "prober", || {
+                session::probe(world, gpu, || set(ready), || is_set(over))
+            })
+        })?;
+        prober = Some(pid);
+        let deadline = sys::overdue(PATIENCE);
+        while !is_set(ready) {
+            if let Reaped::Child(_, ended) = sys::reap(Some(pid), false)? {
+                bail!("the prober does not get ready: {ended:?}");
+            }
+            ensure!(Instant::now() < deadline, "the prober does not get ready");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        pause(choice, 10);
+    }
+    board.disturb(Place::Gpu(gpu));
+    driver("unbind", bdf)?;
+    set(over);
+    if let Some(pid) = prober {
+        let ended = sys::reap(Some(pid), true)?;
+        ensure!(
+            ended == Reaped::Child(pid, Ended::Exited(0)),
+            "the prober: {ended:?}"
+        );
+    }
+    pause(choice, 20);
+    driver("bind", bdf)?;
+    Gpu::open(gpu, bdf.clone()).context("after binding")?;
+    board.disturb(Place::Gpu(gpu));
+    board.done(Operation::Unbind);
+    Ok(())
+}
+
+fn system(program: &str, arguments: &str) -> Result<()> {
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut command = Command::new(program);
+    command
+        .args(arguments.split_whitespace())
+        .env("PATH", format!("/usr/sbin:/usr/bin:/sbin:/bin:{path}"));
+    let finished = Running::start(&mut command)?.finish(PATIENCE)?;
+    ensure!(
+        finished.success(),
+        "{program} {arguments}: {:?}: {}",
+        finished.status,
+        finished.tail(5)
+    );
+    Ok(())
+}
+
+/// Waits until a device can be opened and has its address.
+fn wait_for_device(name: &str) -> Result<()> {
+    let mut last = None;
+    let there = sys::wait_until(PATIENCE, || {
+        let state = format!("/sys/class/infiniband/{name}/ports/1/state");
+        let active = sys::read_line(&state).is_ok_and(|state| state.contains("ACTIVE"));
+        match Hca::open(name) {
+            Ok(_) => Ok(active),
+            Err(error) => {
+                last = Some(error);
+                Ok(false)
+            }
+        }
+    })?;
+    ensure!(there, "{name} does not come back: {last:?}");
+    Ok(())
+}
+
+/// What the network needs again after a card was down: the rig's addresses stay, its routes and neighbours do not.
+fn bring_up(card: u64) -> Result<()> {
+    let (here, there) = (card + 1, 2 - card);
+    system("ip", &format!("link set eth{card} up"))?;
+    system(
+        "ip",
+        &format!(
+            "neigh replace 10.77.0.{there} lladdr 52:54:00:77:00:0{there} dev eth{card} nud permanent"
+        ),
+    )?;
+    system(
+        "ip",
+        &format!("route replace 10.77.0.{there} dev eth{card} src 10.77.0.{here} table 10{here}"),
+    )
+}
+
+fn net_down_up(world: &World, choice: &mut Choice) -> Result<()> {
+    let card = choice.below(2);
+    world.board.disturb(Place::Net);
+    let quiet = sys::wait_until(2 * PATIENCE, || Ok(!world.board.has_reads()))?;
+    ensure!(quiet, "somebody READs and does not end");
+    // A child may have inherited the queue pair of somebody who was killed.
+    std::thread::sleep(Duration::from_millis(300));
+    system("ip", &format!("link set eth{card} down"))?;
+    pause(choice, 300);
+    bring_up(card)?;
+    wait_for_device(&world.devices[card as usize])?;
+    world.board.disturb(Place::Net);
+    world.board.done(Operation::NetDown);
+    Ok(())
+}
+
+/// The RDMA device goes under everybody: the kernel ends what hangs on it, from the thread that removes it.
+fn cycle_link(world: &World, choice: &mut Choice) -> Result<()> {
+    let card = choice.below(2);
+    let name = &world.devices[card as usize];
+    world.board.disturb(Place::Link);
+    system("rdma", &format!("link delete {name}"))?;
+    pause(choice, 30);
+    system(
+        "rdma",
+        &format!("link add {name} type rxe netdev eth{card}"),
+    )?;
+    wait_for_device(name)?;
+    world.board.disturb(Place::Link);
+    world.board.done(Operation::LinkCycle);
+    Ok(())
+}
+
+/// Other packets on the same wire, both ways.
+fn load_net(world: &World, choice: &mut Choice) -> Result<()> {
+    let data = [0u8; 4000];
+    for card in 0..2 {
+        let (here, there) = (card + 1, 2 - card);
+        let socket = UdpSocket::bind(format!("10.77.0.{here}:0"))?;
+        for _ in 0..100 + choice.below(400) {
+            // Nobody listens; that the answer says so is no error.
+            let _ = socket.send_to(&data, format!("10.77.0.{there}:9"));
+        }
+    }
+    world.board.done(Operation::NetLoad);
+    Ok(())
+}

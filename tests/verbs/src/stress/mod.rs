@@ -1,0 +1,511 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The stress run: many processes register, transfer, compare, deregister, free, fork, hand descriptors on, exit and are
+//! killed, while the network, the RDMA devices, the GPUs and the module are taken away and given back.
+//!
+//! It goes epoch by epoch. What an epoch does is drawn from the seed and its number; it ends with everything at rest: nothing
+//! left at the provider, no region, no reference to the module, which unloads. So what comes after does not depend on what
+//! came before, and an epoch can be repeated by its number. How its processes interleave is the machine's choice each time.
+
+mod board;
+mod chaos;
+mod plan;
+mod session;
+
+use std::fs;
+use std::fs::File;
+use std::io::Write as _;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::FileExt as _;
+use std::os::unix::net::UnixDatagram;
+use std::panic;
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+use std::time::Instant;
+
+use anyhow::bail;
+use anyhow::ensure;
+use anyhow::Context as _;
+use anyhow::Result;
+
+use crate::counters;
+use crate::counters::Counters;
+use crate::gpu::Gpu;
+use crate::ktap::note;
+use crate::lab::Flavour;
+use crate::lab::Setup;
+use crate::module;
+use crate::pattern::Choice;
+use crate::sys;
+use crate::sys::Ended;
+use crate::sys::Pid;
+use crate::sys::Reaped;
+use board::Board;
+use board::Figure;
+use board::Glance;
+use board::Operation;
+use board::SLOTS;
+use plan::Plan;
+use session::World;
+
+/// How long what was closed may take to be gone.
+const SETTLE: Duration = Duration::from_secs(60);
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Number of the first epoch
+    #[arg(long, default_value_t = 0)]
+    epoch: u64,
+    /// How many epochs
+    #[arg(long, default_value_t = 1)]
+    epochs: u64,
+    /// Operations of an epoch
+    #[arg(long, default_value_t = 2000)]
+    operations: u64,
+    /// No epoch begins after so many seconds
+    #[arg(long)]
+    seconds: Option<u64>,
+    /// Processes at a time
+    #[arg(long, default_value_t = 6)]
+    sessions: usize,
+    /// So many seconds without an operation are a hang
+    #[arg(long, default_value_t = 150)]
+    stall: u64,
+    /// Takes nothing away meanwhile
+    #[arg(long)]
+    calm: bool,
+}
+
+/// What processes found wrong, in words; a file that they share.
+#[derive(Debug)]
+struct Faults(File);
+
+impl Faults {
+    fn new() -> Result<Self> {
+        Ok(Self(sys::unnamed_file()?))
+    }
+
+    fn add(&self, board: &Board, who: &str, what: &str) {
+        // One write, at the place that all processes share.
+        let text = format!("{who}: {}\n", what.replace('\n', "; "));
+        if (&self.0).write_all(text.as_bytes()).is_err() {
+            eprint!("stress: {text}");
+        }
+        board.fail();
+    }
+
+    fn all(&self) -> Result<String> {
+        let len = usize::try_from(self.0.metadata()?.len())?;
+        let mut text = vec![0; len];
+        self.0.read_exact_at(&mut text, 0)?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// Runs the body of a process and returns its exit status.
+    fn judged(&self, board: &Board, who: &str, body: impl FnOnce() -> Result<()>) -> i32 {
+        match panic::catch_unwind(AssertUnwindSafe(body)) {
+            Ok(Ok(())) => 0,
+            Ok(Err(error)) => {
+                self.add(board, who, &format!("{error:#}"));
+                1
+            }
+            Err(_) => {
+                self.add(board, who, "panicked");
+                1
+            }
+        }
+    }
+}
+
+/// Runs the epochs; true when all went well.
+pub(crate) fn run(options: &Options, setup: &Setup) -> Result<bool> {
+    ensure!(
+        (1..=SLOTS).contains(&options.sessions),
+        "1 to {SLOTS} sessions"
+    );
+    let started = Instant::now();
+    sys::adopt_orphans()?;
+    let usual = module::parameters();
+    println!("KTAP version 1");
+    println!("# seed {}", setup.seed);
+    let mut number = 0;
+    let mut well = true;
+    for epoch in options.epoch..options.epoch + options.epochs {
+        let over = |limit| started.elapsed() >= Duration::from_secs(limit);
+        if !well || number > 0 && options.seconds.is_some_and(over) {
+            break;
+        }
+        number += 1;
+        let plan = Plan::of(setup.seed, epoch);
+        let begun = Instant::now();
+        let result = run_epoch(options, setup, &plan);
+        note(
+            "seconds",
+            format_args!("{:.1}", begun.elapsed().as_secs_f64()),
+        );
+        let peerdirect = if plan.peerdirect { "_peerdirect" } else { "" };
+        let name = format!("stress.epoch_{epoch}_{}{peerdirect}", plan.flavour);
+        match result {
+            Ok(()) => println!("ok {number} {name}"),
+            Err(error) => {
+                for line in format!("{error:#}").lines() {
+                    println!("# failure: {line}");
+                }
+                for line in sys::kernel_log_tail(8) {
+                    println!("# kernel: {line}");
+                }
+                println!("not ok {number} {name}");
+                well = false;
+            }
+        }
+    }
+    println!("1..{number}");
+    if well && !module::is_loaded() {
+        module::load(&usual)?;
+    }
+    Ok(well)
+}
+
+fn run_epoch(options: &Options, setup: &Setup, plan: &Plan) -> Result<()> {
+    // All but the prober's, the first of which would have to be there.
+    let gpus: Vec<String> = {
+        let all = Gpu::all()?;
+        if let Some(gpu) = all.first() {
+            for (name, value) in plan.gpu_parameters(gpu.bar_len()) {
+                let path = format!("/sys/module/nvidia/parameters/{name}");
+                fs::write(&path, value).context(path)?;
+            }
+        }
+        all.iter().map(|gpu| gpu.bdf().to_owned()).collect()
+    };
+    ensure!(!gpus.is_empty(), "no GPU");
+    note("layout", plan.layout);
+    note("tight", u8::from(plan.tight));
+    note("kernel_thread_frees", u8::from(plan.kernel_thread_frees));
+    if module::is_loaded() {
+        module::unload()?;
+    }
+    module::load(&plan.module_parameters())?;
+    let before = Counters::read()?;
+
+    let (keeper, kept) = UnixDatagram::pair()?;
+    let world = World {
+        board: Board::new()?,
+        devices: setup.devices.clone(),
+        gpus,
+        keeper,
+    };
+    let faults = Faults::new()?;
+    let mut crew = Crew {
+        world: &world,
+        plan,
+        faults: &faults,
+        slots: (0..options.sessions).map(|_| None).collect(),
+        others: Vec::new(),
+        next: 0,
+        killed: 0,
+        shots: 0,
+    };
+    let result = crew
+        .work(options, &kept)
+        .and_then(|()| at_rest(&world, &before, plan));
+    note("operations", world.board.total());
+    for (name, count) in world.board.operations() {
+        note(&format!("op.{name}"), count);
+    }
+    for (name, count) in world.board.figures() {
+        note(name, count);
+    }
+    let found = faults.all()?;
+    if !found.is_empty() {
+        return result
+            .and_then(|()| bail!("something is wrong"))
+            .context(found);
+    }
+    result
+}
+
+/// A session's process.
+struct Session {
+    pid: Pid,
+    number: u64,
+    /// Is killed once it has done so many operations.
+    shot_at: Option<u64>,
+    shot: bool,
+    opened: Glance,
+}
+
+/// The processes of an epoch.
+struct Crew<'a> {
+    world: &'a World,
+    plan: &'a Plan,
+    faults: &'a Faults,
+    slots: Vec<Option<Session>>,
+    /// Keeper and chaos.
+    others: Vec<(Pid, &'static str)>,
+    /// Number of the next session, in each slot the same count.
+    next: u64,
+    killed: u64,
+    shots: u64,
+}
+
+impl Crew<'_> {
+    fn work(&mut self, options: &Options, kept: &UnixDatagram) -> Result<()> {
+        let (world, plan, faults) = (self.world, self.plan, self.faults);
+        let board = &world.board;
+        let pid =
+            sys::fork(|| faults.judged(board, "keeper", || session::keep(world, plan, kept)))?;
+        self.others.push((pid, "keeper"));
+        if !options.calm {
+            let operations = options.operations;
+            let pid = sys::fork(|| {
+                faults.judged(board, "chaos", || {
+                    chaos::run(world, plan, faults, operations)
+                })
+            })?;
+            self.others.push((pid, "chaos"));
+        }
+        let mut seen = 0;
+        let patience = Duration::from_secs(options.stall);
+        let mut stalled_at = sys::overdue(patience);
+        loop {
+            if board.total() >= options.operations {
+                board.stop();
+            }
+            self.start_sessions()?;
+            self.shoot();
+            let alone = self.reap()?;
+            if board.is_stopped() && alone {
+                break;
+            }
+            // A process that ends is progress, too.
+            let progress = board.total() + self.next + self.killed;
+            if progress != seen {
+                (seen, stalled_at) = (progress, sys::overdue(patience));
+            } else if Instant::now() > stalled_at {
+                report_stall();
+                self.kill_all();
+                bail!(
+                    "no operation for {} s; the stacks are in the kernel log",
+                    options.stall
+                );
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        // A slow session may have handed one on when the keeper had ended.
+        while let Some(descriptor) = sys::receive_descriptor(kept.as_fd())? {
+            drop(descriptor);
+            board.done(Operation::LastClose);
+        }
+        ensure!(!board.has_failed(), "a process has failed");
+        let count = |wanted: Operation| {
+            let found = board.operations().nth(wanted as usize);
+            found.map_or(0, |(_, count)| count)
+        };
+        ensure!(
+            self.killed <= count(Operation::KillSelf) + self.shots,
+            "{} sessions were killed, {} of them wanted it and {} were shot",
+            self.killed,
+            count(Operation::KillSelf),
+            self.shots
+        );
+        Ok(())
+    }
+
+    fn start_sessions(&mut self) -> Result<()> {
+        let (world, plan, faults) = (self.world, self.plan, self.faults);
+        for slot in 0..self.slots.len() {
+            if self.slots[slot].is_some() || world.board.is_stopped() {
+                continue;
+            }
+            let number = self.next;
+            self.next += 1;
+            world.board.begin_session(slot);
+            let opened = world.board.glance();
+            let pid = sys::fork(|| {
+                faults.judged(
+                    &world.board,
+                    &format!("session {number} in slot {slot}"),
+                    || session::run(world, plan, slot, number),
+                )
+            })?;
+            let mut choice = Choice::new(plan.stream(2000 + slot as u64, number));
+            let shot = choice.below(6) == 0;
+            self.slots[slot] = Some(Session {
+                pid,
+                number,
+                shot_at: shot.then(|| 1 + choice.below(60)),
+                shot: false,
+                opened,
+            });
+        }
+        Ok(())
+    }
+
+    /// Kills in the middle of anything.
+    fn shoot(&mut self) {
+        for (slot, session) in self.slots.iter_mut().enumerate() {
+            let Some(session) = session else { continue };
+            let Some(at) = session.shot_at else { continue };
+            if !session.shot && self.world.board.progress(slot) >= at {
+                session.shot = true;
+                self.shots += 1;
+                sys::kill(session.pid);
+            }
+        }
+    }
+
+    /// Notes who has ended; true when nobody is left.
+    fn reap(&mut self) -> Result<bool> {
+        loop {
+            let (pid, ended) = match sys::reap(None, false)? {
+                Reaped::Nobody => return Ok(true),
+                Reaped::NotYet => return Ok(false),
+                Reaped::Child(pid, ended) => (pid, ended),
+            };
+            let slot = self
+                .slots
+                .iter()
+                .position(|session| session.as_ref().is_some_and(|session| session.pid == pid));
+            if let Some((slot, session)) =
+                slot.and_then(|slot| Some((slot, self.slots[slot].take()?)))
+            {
+                self.world.board.end_read(slot);
+                self.judge(&session, ended);
+            } else if let Some(at) = self.others.iter().position(|(other, _)| *other == pid) {
+                let (_, who) = self.others.remove(at);
+                if ended != Ended::Exited(0) {
+                    self.faults
+                        .add(&self.world.board, who, &format!("{ended:?}"));
+                }
+            }
+            // Everybody else is the child of a session that has ended.
+        }
+    }
+
+    fn judge(&mut self, session: &Session, ended: Ended) {
+        let board = &self.world.board;
+        match ended {
+            Ended::Exited(0) => {}
+            Ended::Killed(libc::SIGKILL) => {
+                self.killed += 1;
+                if session.shot {
+                    board.done(Operation::Killed);
+                }
+            }
+            // Its GPU went while it looked at memory there.
+            Ended::Killed(libc::SIGBUS) if board.gpu_gone_since(&session.opened) => {
+                board.note(Figure::Bus, 1);
+            }
+            // sideway asserts in its destructors, also where the device has gone.
+            Ended::Exited(_) if board.has_failed() => {}
+            _ => self.faults.add(
+                board,
+                &format!("session {}", session.number),
+                &format!("{ended:?}"),
+            ),
+        }
+    }
+
+    fn kill_all(&mut self) {
+        self.world.board.fail();
+        for session in self.slots.iter().flatten() {
+            sys::kill(session.pid);
+        }
+        for (pid, _) in &self.others {
+            sys::kill(*pid);
+        }
+    }
+}
+
+/// Everything that an epoch has made is gone, and the module goes.
+fn at_rest(world: &World, before: &Counters, plan: &Plan) -> Result<()> {
+    let mut left = Vec::new();
+    let clean = sys::wait_until(SETTLE, || {
+        left = Counters::read()?.leftovers(before)?;
+        for device in &world.devices {
+            for region in counters::peer_regions(device)? {
+                left.push(format!("{device} has {region:?}"));
+            }
+        }
+        let references = counters::module_references(module::NAME)?;
+        if references != 0 {
+            left.push(format!("{references} references to the module"));
+        }
+        Ok(left.is_empty())
+    })?;
+    ensure!(clean, "left behind: {}", left.join(", "));
+    balance()?;
+    module::unload()?;
+    let activity = Counters::read()?.activity(before)?;
+    note("pins", activity.pins);
+    note("unpins", activity.unpins);
+    note("callbacks", activity.callbacks);
+    ensure!(
+        activity.pins == activity.unpins + activity.callbacks,
+        "{} pins, {} unpins, {} callbacks",
+        activity.pins,
+        activity.unpins,
+        activity.callbacks
+    );
+    ensure!(
+        (activity.callbacks == 0) == (plan.flavour == Flavour::Persistent),
+        "{} callbacks in an epoch that is {}",
+        activity.callbacks,
+        plan.flavour
+    );
+    Ok(())
+}
+
+/// ib_core's own statistics: as many regions gone as came.
+fn balance() -> Result<()> {
+    let Ok(clients) = fs::read_dir("/sys/kernel/mm/memory_peers") else {
+        return Ok(());
+    };
+    for client in clients {
+        let path = client?.path();
+        let read = |name: &str| sys::read_line(&path.join(name).to_string_lossy());
+        let (came, gone) = (read("num_alloc_mrs")?, read("num_dealloc_mrs")?);
+        ensure!(
+            came == gone,
+            "{}: {came} regions came and {gone} went",
+            path.display()
+        );
+    }
+    Ok(())
+}
+
+/// What all processes of user space wait for, into the kernel log.
+fn report_stall() {
+    let Ok(mut log) = fs::OpenOptions::new().write(true).open("/dev/kmsg") else {
+        return;
+    };
+    let Ok(processes) = fs::read_dir("/proc") else {
+        return;
+    };
+    for entry in processes.flatten() {
+        let Ok(tasks) = fs::read_dir(entry.path().join("task")) else {
+            continue;
+        };
+        for task in tasks.flatten() {
+            let read = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
+            let state = read("status");
+            let state = state
+                .lines()
+                .find_map(|line| line.strip_prefix("State:"))
+                .unwrap_or_default();
+            let is_user = !read("maps").is_empty();
+            if !is_user && !state.contains("D (") {
+                continue;
+            }
+            let name = task.file_name().to_string_lossy().into_owned();
+            let _ = writeln!(
+                log,
+                "stress: stalled: {name} {}{state}",
+                read("comm").replace('\n', " ")
+            );
+            for line in read("stack").lines() {
+                let _ = writeln!(log, "stress: {name}   {line}");
+            }
+        }
+    }
+}
