@@ -4,19 +4,36 @@
 
 RIG := tests/rig/bootstrap
 
-# The kernel that `make install` is for.
+# The kernel that `make install` is for. DESTDIR puts the host's root elsewhere.
+ifdef KDIR
+KVER ?= $(shell cat $(KDIR)/include/config/kernel.release 2>/dev/null)
+else
 KVER ?= $(shell uname -r)
-KDIR ?= /lib/modules/$(KVER)/build
-KBUILD_ARGS = -C $(KDIR) M=$(CURDIR) MO=$(CURDIR)/build/$(KVER)
+KDIR = /lib/modules/$(KVER)/build
+endif
+MODULES = $(abspath $(DESTDIR)/lib/modules)
+OURS = $(MODULES)/$(KVER)/updates/peermem-rs
+STAGED = $(CURDIR)/build/staged
+# Where that lacks what Rust needs, a folder that has it (scripts/headers).
+BUILD_FOLDER = $(shell scripts/headers KVER='$(KVER)' KDIR='$(KDIR)')
+KBUILD_ARGS = -C $(BUILD_FOLDER) M=$(CURDIR) MO=$(CURDIR)/build/$(KVER) $(KBUILD_LLVM)
+# A kernel that clang built takes nothing else.
+KBUILD_LLVM = $(if $(LLVM),,$(shell grep -qs '^CONFIG_CC_IS_CLANG=y' $(KDIR)/include/config/auto.conf && echo LLVM=1))
 
-# Of `make vm` and `make test`.
+# Told what make was told.
+LOOK = scripts/check KVER='$(KVER)' KDIR='$(KDIR)' $(MAKEOVERRIDES)
+# CHECK=no: `make module` goes on whatever is missing.
+CHECK ?=
+
+# Of `make vm`, `make test` and `make mutants`.
 VM ?=
 TEST ?=
+MUTANT ?=
 # As it was typed: its dollars are the shell's.
 override export CMD := $(value CMD)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all kunit vm setup kernel modules lint module install uninstall clean
+.PHONY: help demo test test-all stress hazards mutants kunit vm setup kernel modules lint check module compile install uninstall deb clean
 
 help: ## Says what there is to make
 	@echo 'peermem-rs: nvidia-peermem in Rust. Nothing below needs a GPU or an RDMA card, but module and (un)install.'
@@ -29,11 +46,20 @@ demo: ## The whole story in one screen: RDMA into GPU memory, in a virtual machi
 test: ## Everything that must hold; TEST='words' chooses runs (see: make test TEST=--list)
 	@$(RIG) test $(TEST)
 
-test-all: ## As test, with the runs that take long
+test-all: ## As test, with the runs that take long, and every machine once more on kernel 7.2
 	@$(RIG) test --full $(TEST)
+
+stress: ## Many processes at everything, MINUTES long, on from where the last run ended; SEED=… EPOCH=… repeats
+	@$(RIG) stress $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(if $(EPOCH),--epoch $(EPOCH))
 
 kunit: ## The module's KUnit tests alone
 	@$(RIG) test KUnit
+
+hazards: ## Runs the schedules of all known hazards and writes docs/hazards.md
+	@$(RIG) hazards
+
+mutants: ## Takes each rule out of the module and sees that a test notices; MUTANT='words' chooses
+	@$(RIG) mutants $(MUTANT)
 
 vm: ## Runs CMD='…' in the virtual machine, or a shell; VM='options' (see: make vm VM=--help)
 	@if [ -n "$$CMD" ]; then $(RIG) vm $(VM) -- sh -c "$$CMD"; else $(RIG) vm $(VM); fi
@@ -50,19 +76,37 @@ modules: ## Makes the modules for the rig's kernel: ours, the stand-in GPU's, NV
 lint: ## Looks at the form of the code: rustfmt, clippy, checkpatch, shellcheck, licences
 	@$(RIG) lint
 
-module: ## Compiles the module for this machine's kernel (or KVER=…, KDIR=…)
+check: ## Says what a build for this machine's kernel (or KVER=…, KDIR=…) lacks
+	@$(LOOK)
+
+module: ## Compiles the module for this machine's kernel (or KVER=…, KDIR=…), if `make check` has nothing against it
+	@$(LOOK) -q -m $(if $(filter no,$(CHECK)),|| true)
+	@$(MAKE) --no-print-directory compile
+
+compile:
 	$(MAKE) $(KBUILD_ARGS) modules
 
-# NVIDIA's file of the same name stays where it is, and comes second.
-install: module ## Installs it for this machine's kernel, as root
-	$(MAKE) $(KBUILD_ARGS) INSTALL_MOD_DIR=updates/peermem-rs modules_install
-	echo 'override nvidia-peermem * updates/peermem-rs' > /etc/depmod.d/peermem-rs.conf
-	depmod $(KVER)
+# kbuild signs and compresses as the kernel wants it. The file then gets a name of its own beside NVIDIA's, which stays
+# where it is: packaging/depmod.conf says why. depmod reads the host's configuration, so with DESTDIR it is left to
+# whoever moves the files to a host. What is compiled is not looked at again: root need not have the compilers in its PATH.
+install: $(if $(wildcard build/$(KVER)/nvidia-peermem.ko),compile,module) ## Installs it for this machine's kernel, as root; see docs/install.md
+	rm -rf $(STAGED)
+	$(MAKE) $(KBUILD_ARGS) INSTALL_MOD_PATH=$(STAGED) INSTALL_MOD_DIR=peermem-rs DEPMOD=true modules_install
+	rm -rf $(OURS)
+	cd $(STAGED)/lib/modules/*/peermem-rs && for file in nvidia-peermem.ko*; do \
+		install -D -m 644 $$file $(OURS)/nvidia_peermem$${file#nvidia-peermem} || exit; done
+	rm -rf $(STAGED)
+	packaging/host install $(MODULES) $(KVER)
+	$(if $(DESTDIR),,depmod $(KVER))
 
 uninstall: ## Removes it again, as root
-	rm -rf /lib/modules/$(KVER)/updates/peermem-rs
-	rm -f /etc/depmod.d/peermem-rs.conf
-	depmod $(KVER)
+	rm -rf $(OURS)
+	rmdir $(MODULES)/$(KVER)/updates 2>/dev/null || true
+	packaging/host remove $(MODULES)
+	$(if $(DESTDIR),,depmod $(KVER))
+
+deb: ## Makes a Debian package of the source for DKMS, in build/deb
+	@$(RIG) deb
 
 clean: ## Removes what `make module` left here; the rig's products lie in the user's cache
 	rm -rf build

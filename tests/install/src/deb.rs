@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The Debian package, with the real dpkg, dkms and systemctl, on this machine's own Debian under a layer in memory.
+//!
+//! There is no kernel to build for: dkms takes the source and has nothing to do. What it does with one is in `dkms`.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Output;
+
+use anyhow::Context as _;
+use anyhow::Result;
+
+use crate::host::succeeded;
+use crate::host::tool;
+use crate::Case;
+use crate::Log;
+use crate::Skip;
+
+const PACKAGE: &str = "nvidia-peermem-rs-dkms";
+
+pub(crate) fn cases() -> Vec<Case> {
+    let case = |name: &str, run: fn(Log) -> Result<()>| Case {
+        name: format!("Debian package: {name}"),
+        run: Box::new(run),
+    };
+    vec![
+        case("what is in it", contents),
+        case("lintian has nothing to say", lintian),
+        case("installed, upgraded, removed, purged", life),
+        case("openibd's hooks: those of others stay", strangers_hooks),
+        case("openibd's hooks: openibd comes later", later_hooks),
+    ]
+}
+
+/// Packages of two versions, gone with this.
+struct Packages(PathBuf);
+
+impl Packages {
+    fn build() -> Result<Self> {
+        let missing = tool("dpkg-query")
+            .args(["-W", "debhelper", "dh-dkms", "lintian"])
+            .output()
+            .context("cannot start dpkg-query")?;
+        if !missing.status.success() {
+            return Err(Skip("no debhelper here".to_owned()).into());
+        }
+        let this = Self(std::env::temp_dir().join(format!("peermem-deb-{}", std::process::id())));
+        fs::create_dir_all(&this.0)?;
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/deb");
+        for version in ["0.1.0", "0.2.0"] {
+            let output = tool("sh")
+                .arg(&script)
+                .arg(&this.0)
+                .env("VERSION", version)
+                .output()?;
+            succeeded("packaging/deb", &output)?;
+        }
+        Ok(this)
+    }
+
+    fn file(&self, version: &str) -> PathBuf {
+        self.0.join(format!("{PACKAGE}_{version}_all.deb"))
+    }
+
+    /// Runs a script on this machine's own root, with a layer over it that goes with the script. The packages are in
+    /// /tmp; there are no kernels' modules and no openibd.
+    fn inside(&self, script: &str) -> Result<Output> {
+        const ENTER: &str = r#"
+            set -e
+            layer=$(mktemp -d)
+            trap 'rmdir "$layer"' EXIT
+            mount -t tmpfs layer "$layer"
+            cd "$layer"
+            mkdir upper work root
+            mount -t overlay -o lowerdir=/,upperdir=upper,workdir=work overlay root
+            rm -rf root/etc/infiniband
+            mkdir -p root/usr/lib/modules
+            mount -t tmpfs modules root/usr/lib/modules
+            mount -t tmpfs tmp root/tmp
+            mount -t tmpfs run root/run
+            mount --rbind /dev root/dev
+            mount --rbind /proc root/proc
+            cp "$1"/*.deb root/tmp
+            cd root
+            status=0
+            chroot . /bin/sh -euc "$2" || status=$?
+            cd /
+            umount -l "$layer"
+            exit $status
+        "#;
+        if !rooted()? {
+            return Err(Skip("only root can put a layer over this system".to_owned()).into());
+        }
+        tool("unshare")
+            .args([
+                "--mount",
+                "--propagation",
+                "private",
+                "sh",
+                "-c",
+                ENTER,
+                "sh",
+            ])
+            .arg(&self.0)
+            .arg(script)
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .output()
+            .context("cannot start unshare")
+    }
+}
+
+impl Drop for Packages {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn rooted() -> Result<bool> {
+    use std::os::unix::fs::MetadataExt as _;
+    Ok(fs::metadata("/proc/self")?.uid() == 0)
+}
+
+fn names_below(folder: &Path, prefix: &str, names: &mut BTreeSet<String>) -> Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = format!("{prefix}/{}", entry.file_name().to_string_lossy());
+        if entry.file_type()?.is_dir() {
+            names_below(&entry.path(), &name, names)?;
+        } else if !name.ends_with(".o") && !name.ends_with("generated.rs") {
+            names.insert(name);
+        }
+    }
+    Ok(())
+}
+
+/// The host's files, and of the source what a build by dkms needs.
+fn contents(log: Log) -> Result<()> {
+    let packages = Packages::build()?;
+    let output = tool("dpkg-deb")
+        .arg("--contents")
+        .arg(packages.file("0.1.0"))
+        .output()?;
+    succeeded("dpkg-deb", &output)?;
+    let text = String::from_utf8(output.stdout)?;
+    let found: BTreeSet<String> = text
+        .lines()
+        .filter(|line| !line.starts_with('d'))
+        .filter_map(|line| line.split_whitespace().nth(5))
+        .map(|name| name.trim_start_matches("./").to_owned())
+        .map(|name| {
+            name.strip_prefix("usr/lib/systemd")
+                .map_or(name.clone(), |rest| format!("lib/systemd{rest}"))
+        })
+        .filter(|name| !name.starts_with("usr/share/doc/"))
+        .collect();
+    let mut wanted = BTreeSet::new();
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let source = "usr/src/peermem-rs-0.1.0";
+    for folder in ["src", "rust-bindings", "scripts"] {
+        names_below(
+            &repository.join(folder),
+            &format!("{source}/{folder}"),
+            &mut wanted,
+        )?;
+    }
+    for name in [
+        "Kbuild",
+        "Makefile",
+        "dkms.conf",
+        "packaging/host",
+        "packaging/openibd-hook",
+    ] {
+        wanted.insert(format!("{source}/{name}"));
+    }
+    for name in [
+        "lib/systemd/system/peermem-rs.service",
+        "usr/lib/depmod.d/zz-peermem-rs.conf",
+        "usr/lib/modprobe.d/00-peermem-rs.conf",
+        "usr/share/lintian/overrides/nvidia-peermem-rs-dkms",
+    ] {
+        wanted.insert(name.to_owned());
+    }
+    let difference: Vec<&String> = found.symmetric_difference(&wanted).collect();
+    log.equal(
+        "files too many or too few",
+        &format!("{difference:?}"),
+        &"[]".to_owned(),
+    )?;
+
+    let output = tool("sh")
+        .args([
+            "-c",
+            "dpkg-deb --fsys-tarfile \"$1\" | tar -xO ./usr/src/peermem-rs-0.1.0/dkms.conf",
+            "sh",
+        ])
+        .arg(packages.file("0.1.0"))
+        .output()?;
+    succeeded("tar", &output)?;
+    let configuration = String::from_utf8(output.stdout)?;
+    log.that(
+        "dkms has no hooks of its own",
+        !configuration.contains("\nPOST_"),
+    )?;
+    log.that(
+        "it looks before it builds",
+        configuration.contains("\nPRE_BUILD=\"scripts/check"),
+    )
+}
+
+fn lintian(log: Log) -> Result<()> {
+    let packages = Packages::build()?;
+    let output = tool("lintian")
+        .args(["--allow-root", "--fail-on", "error,warning"])
+        .arg(packages.file("0.1.0"))
+        .output()
+        .context("cannot start lintian")?;
+    let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    log.equal("lintian", &said, &String::new())?;
+    log.that("and its status says so", output.status.success())
+}
+
+/// All that a package could leave behind, but for what dpkg keeps of all packages.
+const LIST: &str = r#"
+    list() {
+        find /etc /usr/src /usr/lib/depmod.d /usr/lib/modprobe.d /usr/lib/systemd /var/lib/dkms /var/lib/systemd \
+            /usr/lib/modules /usr/share/doc/nvidia* -xdev 2>/dev/null | sort
+    }
+    links() { find /etc/systemd/system -name peermem-rs.service | sort; }
+    state() { dkms status peermem-rs; }
+    new() { comm -13 /tmp/before /tmp/after | grep -v -e /usr/share/doc -e '^/usr/src/peermem-rs-'; }
+"#;
+
+fn tell(log: Log, packages: &Packages, script: &str) -> Result<()> {
+    let output = packages.inside(&format!("{LIST}{script}"))?;
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        log.note(line);
+    }
+    succeeded("the script", &output)
+}
+
+fn life(log: Log) -> Result<()> {
+    let packages = Packages::build()?;
+    tell(
+        log,
+        &packages,
+        r#"
+        mkdir /etc/infiniband
+        list >/tmp/before
+        dpkg -i /tmp/*_0.1.0_all.deb
+
+        test "$(links)" = "/etc/systemd/system/multi-user.target.wants/peermem-rs.service
+/etc/systemd/system/openibd.service.wants/peermem-rs.service"
+        test "$(state)" = "peermem-rs/0.1.0: added"
+        grep -q 'Of peermem-rs' /etc/infiniband/pre-stop-hook.sh
+        test -x /etc/infiniband/post-start-hook.sh
+        test -e /usr/lib/depmod.d/zz-peermem-rs.conf
+        test -e /usr/lib/modprobe.d/00-peermem-rs.conf
+        systemctl is-enabled peermem-rs
+
+        echo 'disabled, and upgraded: stays so'
+        systemctl disable peermem-rs
+        dpkg -i /tmp/*_0.2.0_all.deb
+        test -z "$(links)"
+        test "$(state)" = "peermem-rs/0.2.0: added"
+        test ! -e /usr/src/peermem-rs-0.1.0
+        test -x /etc/infiniband/post-start-hook.sh
+
+        echo 'removed: what systemd remembers is left'
+        dpkg -r nvidia-peermem-rs-dkms
+        list >/tmp/after
+        test -z "$(new | grep -v '^/var/lib/systemd/deb-systemd-helper')"
+        test -z "$(state)"
+
+        echo 'installed again, and purged: nothing is left'
+        dpkg -i /tmp/*_0.2.0_all.deb
+        dpkg -P nvidia-peermem-rs-dkms
+        list >/tmp/after
+        diff /tmp/before /tmp/after
+        "#,
+    )
+}
+
+fn strangers_hooks(log: Log) -> Result<()> {
+    let packages = Packages::build()?;
+    tell(
+        log,
+        &packages,
+        r#"
+        mkdir /etc/infiniband
+        echo theirs >/etc/infiniband/pre-stop-hook.sh
+        dpkg -i /tmp/*_0.1.0_all.deb 2>&1 | grep 'left /etc/infiniband/pre-stop-hook.sh as it is'
+        test "$(cat /etc/infiniband/pre-stop-hook.sh)" = theirs
+        test -x /etc/infiniband/post-start-hook.sh
+        dpkg -P nvidia-peermem-rs-dkms
+        test "$(ls /etc/infiniband)" = pre-stop-hook.sh
+        "#,
+    )
+}
+
+/// Whose package has files in /etc/infiniband.
+fn later_hooks(log: Log) -> Result<()> {
+    let packages = Packages::build()?;
+    tell(
+        log,
+        &packages,
+        r#"
+        dpkg -i /tmp/*_0.1.0_all.deb
+        test ! -e /etc/infiniband
+        mkdir -p /tmp/ofed/DEBIAN /tmp/ofed/etc/infiniband
+        echo >/tmp/ofed/etc/infiniband/openib.conf
+        printf '%s\n' 'Package: made-up-ofed' 'Version: 1' 'Architecture: all' 'Maintainer: nobody' \
+            'Description: made up' >/tmp/ofed/DEBIAN/control
+        dpkg-deb --build /tmp/ofed /tmp/ofed.deb
+        dpkg -i /tmp/ofed.deb
+        test -x /etc/infiniband/pre-stop-hook.sh
+        dpkg -P nvidia-peermem-rs-dkms
+        test "$(ls /etc/infiniband)" = openib.conf
+        "#,
+    )
+}

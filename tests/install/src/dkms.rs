@@ -1,0 +1,415 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The real dkms, with its default folders, on made-up hosts: a package of NVIDIA's and ours side by side.
+//!
+//! The host's os-release decides what dkms does with it. `dkms.conf` is the one that is shipped; what it calls make for is
+//! there already. What is shown holds for the version of dkms that is installed here, which is noted.
+
+use std::fs;
+
+use anyhow::bail;
+use anyhow::Result;
+
+use crate::forge::Module;
+use crate::host::differences;
+use crate::host::succeeded;
+use crate::host::Host;
+use crate::host::Listing;
+use crate::host::NOTHING;
+use crate::host::RELEASE;
+use crate::layouts::DEBIAN_MODPROBE;
+use crate::Case;
+use crate::Log;
+
+/// A distribution: its `ID`, whether the driver is Debian's own, and how modules are compressed.
+struct Distribution {
+    name: &'static str,
+    id: &'static str,
+    debian: bool,
+    suffix: &'static str,
+}
+
+const DISTRIBUTIONS: &[Distribution] = &[
+    Distribution {
+        name: "Debian's driver",
+        id: "debian",
+        debian: true,
+        suffix: "",
+    },
+    Distribution {
+        name: "Ubuntu",
+        id: "ubuntu",
+        debian: false,
+        suffix: ".zst",
+    },
+    Distribution {
+        name: "RHEL",
+        id: "rhel",
+        debian: false,
+        suffix: ".xz",
+    },
+    Distribution {
+        name: "Arch",
+        id: "arch",
+        debian: false,
+        suffix: ".zst",
+    },
+    Distribution {
+        name: "SUSE",
+        id: "opensuse-leap",
+        debian: false,
+        suffix: "",
+    },
+];
+
+/// One thing that a package manager has dkms do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Add(Package),
+    Remove(Package),
+    Rebuild(Package),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Package {
+    Theirs(&'static str),
+    Ours(&'static str),
+}
+
+use Package::Ours;
+use Package::Theirs;
+use Step::Add;
+use Step::Rebuild;
+use Step::Remove;
+
+impl Package {
+    fn dkms_name(self, distribution: &Distribution) -> String {
+        match self {
+            Theirs(version) if distribution.debian => format!("nvidia-current-open/{version}"),
+            Theirs(version) => format!("nvidia/{version}"),
+            Ours(version) => format!("peermem-rs/{version}"),
+        }
+    }
+}
+
+/// Installs and removes in every order that matters. The driver is once older and once newer than what ours calls its
+/// version. An upgrade removes first and then adds, as dpkg does, or adds first and then removes, as rpm does.
+const STORIES: &[(&str, &[Step])] = &[
+    (
+        "theirs first, upgraded as by dpkg",
+        &[
+            Add(Theirs("580.1")),
+            Add(Ours("600.1")),
+            Remove(Theirs("580.1")),
+            Add(Theirs("610.2")),
+            Rebuild(Ours("600.1")),
+            Remove(Ours("600.1")),
+            Add(Ours("600.2")),
+            Remove(Ours("600.2")),
+        ],
+    ),
+    (
+        "ours first, upgraded as by rpm",
+        &[
+            Add(Ours("600.1")),
+            Add(Theirs("580.1")),
+            Add(Theirs("610.2")),
+            Remove(Theirs("580.1")),
+            Add(Ours("600.2")),
+            Remove(Ours("600.1")),
+            Remove(Theirs("610.2")),
+            Remove(Ours("600.2")),
+        ],
+    ),
+];
+
+struct Tree<'a> {
+    host: Host,
+    distribution: &'a Distribution,
+}
+
+impl<'a> Tree<'a> {
+    fn new(distribution: &'a Distribution) -> Result<Self> {
+        let host = Host::new(distribution.id)?;
+        // dkms compresses as it sees others compressed.
+        let file = format!("kernel/drivers/net/other.ko{}", distribution.suffix);
+        host.module(&file, Module::IbCore)?;
+        if distribution.debian {
+            host.put("etc/modprobe.d/nvidia.conf", DEBIAN_MODPROBE)?;
+        }
+        fs::create_dir_all(host.path("var/lib/dkms"))?;
+        host.depmod()?;
+        Ok(Self { host, distribution })
+    }
+
+    /// Unpacks a package's sources into what becomes /usr/src.
+    fn unpack(&self, package: Package) -> Result<()> {
+        let name = package.dkms_name(self.distribution).replace('/', "-");
+        let folder = format!("made-up/src/{name}");
+        // Whichever came first.
+        let build = format!("lib/modules/{RELEASE}/build");
+        match package {
+            Theirs(version) => {
+                self.host.put(&format!("{build}/include/here"), "")?;
+                self.host.put(
+                    &format!("{build}/.config"),
+                    "CONFIG_RUST=y\nCONFIG_INFINIBAND_USER_MEM=y\n",
+                )?;
+                Module::Core(version).write(&self.host.path(&format!("{folder}/nvidia.ko")))?;
+                Module::Theirs(version)
+                    .write(&self.host.path(&format!("{folder}/nvidia-peermem.ko")))?;
+                let (package, prefix) = if self.distribution.debian {
+                    ("nvidia-current-open", "nvidia-current-open")
+                } else {
+                    ("nvidia", "nvidia")
+                };
+                self.host.put(
+                    &format!("{folder}/dkms.conf"),
+                    &format!(
+                        "PACKAGE_NAME=\"{package}\"\nPACKAGE_VERSION=\"{version}\"\nAUTOINSTALL=\"yes\"\n\
+                         MAKE[0]=\"true\"\nCLEAN=\"true\"\n\
+                         BUILT_MODULE_NAME[0]=\"nvidia\"\nDEST_MODULE_NAME[0]=\"{prefix}\"\n\
+                         DEST_MODULE_LOCATION[0]=\"/kernel/drivers/video\"\n\
+                         BUILT_MODULE_NAME[1]=\"nvidia-peermem\"\nDEST_MODULE_NAME[1]=\"{prefix}-peermem\"\n\
+                         DEST_MODULE_LOCATION[1]=\"/kernel/drivers/video\"\n"
+                    ),
+                )
+            }
+            Ours(version) => {
+                self.host
+                    .sources(&folder, &build, Module::Ours(version), "")?;
+                let file = self.host.path(&format!("{folder}/dkms.conf"));
+                let mut conf = String::new();
+                for line in fs::read_to_string(&file)?.lines() {
+                    if line.starts_with("PACKAGE_VERSION=") {
+                        conf.push_str(&format!("PACKAGE_VERSION=\"{version}\""));
+                    } else if !line.starts_with("PRE_BUILD=") {
+                        // A look at the kernel before it is built for: this one is none.
+                        conf.push_str(line);
+                    }
+                    conf.push('\n');
+                }
+                fs::write(file, conf)?;
+                Ok(())
+            }
+        }
+    }
+
+    fn dkms(&self, command: &str) -> Result<String> {
+        let output = self.host.inside(command)?;
+        let said = format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        succeeded(command, &output)?;
+        Ok(said)
+    }
+
+    fn step(&self, step: Step) -> Result<String> {
+        match step {
+            Add(package) => {
+                self.unpack(package)?;
+                let name = package.dkms_name(self.distribution);
+                self.dkms(&format!(
+                    "dkms add {name} && dkms install {name} -k {RELEASE}"
+                ))
+            }
+            Rebuild(package) => {
+                let name = package.dkms_name(self.distribution);
+                self.dkms(&format!(
+                    "dkms unbuild {name} -k {RELEASE} && dkms install {name} -k {RELEASE}"
+                ))
+            }
+            Remove(package) => {
+                let name = package.dkms_name(self.distribution);
+                let said = self.dkms(&format!("dkms remove {name} --all"))?;
+                let folder = format!("made-up/src/{}", name.replace('/', "-"));
+                fs::remove_dir_all(self.host.path(&folder))?;
+                Ok(said)
+            }
+        }
+    }
+
+    /// What is left of the build folders' stand-ins is none of dkms's.
+    fn listing(&self) -> Result<Listing> {
+        let mut listing = self.host.listing()?;
+        listing.retain(|name, _| {
+            !name.starts_with(&format!("lib/modules/{RELEASE}/build")) && !name.ends_with(".log")
+        });
+        Ok(listing)
+    }
+}
+
+/// What must be loaded with these installed, by its version; `None` for nothing at all.
+fn wanted(installed: &[Package]) -> Option<String> {
+    let newest = |ours: bool| {
+        installed
+            .iter()
+            .rev()
+            .find(|package| matches!(package, Ours(_)) == ours)
+    };
+    match newest(true).or_else(|| newest(false)) {
+        Some(Ours(version)) => Some(Module::Ours(version).version()),
+        Some(Theirs(version)) => Some(Module::Theirs(version).version()),
+        None => None,
+    }
+}
+
+fn story(log: Log, distribution: &Distribution, steps: &[Step]) -> Result<()> {
+    let tree = Tree::new(distribution)?;
+    tree.host.can_be_entered()?;
+    let version = tree.dkms("dkms --version")?;
+    log.note(version.trim());
+    // The same without ours, to see what ours leaves behind.
+    let reference = Tree::new(distribution)?;
+    reference.dkms("true")?;
+
+    let mut installed: Vec<Package> = Vec::new();
+    for step in steps {
+        tree.step(*step)?;
+        match step {
+            Add(package) => installed.push(*package),
+            Remove(package) => installed.retain(|other| other != package),
+            Rebuild(_) => {}
+        }
+        if let Add(Theirs(_)) | Remove(Theirs(_)) = step {
+            reference.step(*step)?;
+        }
+        // Nothing is an error of modprobe's, but where an `install` line of Debian's is left to be run in vain.
+        let loads = tree.host.loads().unwrap_or_else(|error| error.to_string());
+        log.note(format!("{step:?}: {loads}"));
+        let right = match wanted(&installed) {
+            Some(version) => loads.contains(&format!("(version {version})")),
+            None => loads == NOTHING || loads.contains("not found"),
+        };
+        if !right {
+            bail!("{step:?}: wanted {:?}", wanted(&installed));
+        }
+        if !installed.iter().any(|package| matches!(package, Ours(_))) {
+            log.equal(
+                &format!("{step:?}: differs from a host that never had ours"),
+                &differences(&reference.listing()?, &tree.listing()?),
+                &NOTHING.to_owned(),
+            )?;
+        }
+    }
+    if installed.is_empty() {
+        log.equal(
+            "in the end differs from a host that never had ours",
+            &differences(&reference.listing()?, &tree.listing()?),
+            &NOTHING.to_owned(),
+        )?;
+    }
+    Ok(())
+}
+
+/// Why the file has a name of its own: with NVIDIA's, one package costs the other its module.
+fn one_name(log: Log) -> Result<()> {
+    let mut harmed = 0;
+    for distribution in DISTRIBUTIONS.iter().filter(|one| !one.debian) {
+        let tree = Tree::new(distribution)?;
+        tree.host.can_be_entered()?;
+        tree.step(Add(Theirs("580.1")))?;
+        tree.unpack(Ours("600.1"))?;
+        let file = tree.host.path("made-up/src/peermem-rs-600.1/dkms.conf");
+        let conf = fs::read_to_string(&file)?;
+        fs::write(
+            &file,
+            conf.replace("=\"nvidia_peermem\"", "=\"nvidia-peermem\""),
+        )?;
+        let installed = tree.dkms(&format!(
+            "dkms add peermem-rs/600.1 && dkms install peermem-rs/600.1 -k {RELEASE}"
+        ));
+        let with_ours = tree.host.loads();
+        // NVIDIA's next version comes, and then ours goes.
+        let upgraded = tree
+            .step(Remove(Theirs("580.1")))
+            .and_then(|_| tree.step(Add(Theirs("610.2"))));
+        let after_theirs = tree.host.loads();
+        let removed = tree.dkms("dkms remove peermem-rs/600.1 --all");
+        let after_ours = tree.host.loads();
+        let tell = |load: Result<String>| load.unwrap_or_else(|error| error.to_string());
+        let well = installed.is_ok() && upgraded.is_ok() && removed.is_ok();
+        let [with_ours, after_theirs, after_ours] = [with_ours, after_theirs, after_ours].map(tell);
+        log.note(format!(
+            "{}: installed: {with_ours}; NVIDIA's upgraded: {after_theirs}; ours removed: {after_ours}",
+            distribution.name
+        ));
+        let right = with_ours.contains("600.1-rs")
+            && after_theirs.contains("600.1-rs")
+            && after_ours.contains("version 610.2");
+        if !well || !right {
+            harmed += 1;
+        }
+    }
+    log.note(format!(
+        "distributions where something went wrong: {harmed}"
+    ));
+    if harmed == 0 {
+        bail!("files of one name do not harm each other: packaging/depmod.conf says otherwise");
+    }
+    Ok(())
+}
+
+/// `make install` with nothing but a kernel named, on a host of its own: real folders, real depmod.
+fn make_install(log: Log) -> Result<()> {
+    let distribution = &DISTRIBUTIONS[0];
+    let tree = Tree::new(distribution)?;
+    tree.host.can_be_entered()?;
+    tree.step(Add(Theirs("580.1")))?;
+    let before = tree.listing()?;
+    log.note(format!("before: {}", tree.host.loads()?));
+    let build = format!("lib/modules/{RELEASE}/build");
+    tree.host
+        .sources("made-up/src/checkout", &build, Module::Ours("1"), "")?;
+    let run = |target: &str| {
+        tree.dkms(&format!(
+            "make -C /usr/src/checkout KVER={RELEASE} CHECK=no {target}"
+        ))
+    };
+    run("install")?;
+    log.equal(
+        "installed",
+        &tree.host.loads()?,
+        &"updates/peermem-rs/nvidia_peermem.ko (version 1-rs)".to_owned(),
+    )?;
+    // As a user of the host asks, by the host's own configuration.
+    let asked = tree.dkms(&format!("modinfo -k {RELEASE} -F filename nvidia-peermem"))?;
+    log.equal(
+        "modinfo on the host",
+        &asked.trim().to_owned(),
+        &format!("/lib/modules/{RELEASE}/updates/peermem-rs/nvidia_peermem.ko"),
+    )?;
+    run("uninstall")?;
+    log.equal(
+        "removed",
+        &tree.host.loads()?,
+        &"updates/dkms/nvidia-current-open-peermem.ko (version 580.1)".to_owned(),
+    )?;
+    log.equal(
+        "differs",
+        &differences(&before, &tree.listing()?),
+        &NOTHING.to_owned(),
+    )
+}
+
+pub(crate) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for distribution in DISTRIBUTIONS {
+        for (name, steps) in STORIES {
+            cases.push(Case {
+                name: format!("dkms: {}: {name}", distribution.name),
+                run: Box::new(move |log| story(log, distribution, steps)),
+            });
+        }
+    }
+    cases.push(Case {
+        name: "dkms: one file name for both does harm".to_owned(),
+        run: Box::new(one_name),
+    });
+    cases.push(Case {
+        name: "make install on a host of its own".to_owned(),
+        run: Box::new(make_install),
+    });
+    cases
+}

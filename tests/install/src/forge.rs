@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Modules that cannot be loaded, with all that kmod reads of one: `.modinfo`, the names of what they export and need.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::Command;
+use std::process::Stdio;
+use std::sync::LazyLock;
+use std::sync::Mutex;
+
+use anyhow::bail;
+use anyhow::Context as _;
+use anyhow::Result;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Module {
+    IbCore,
+    /// nvidia.ko of a version.
+    Core(&'static str),
+    /// NVIDIA's nvidia-peermem of a version.
+    Theirs(&'static str),
+    /// Ours.
+    Ours(&'static str),
+}
+
+impl Module {
+    /// The module's name in the kernel.
+    fn name(self) -> &'static str {
+        match self {
+            Self::IbCore => "ib_core",
+            Self::Core(_) => "nvidia",
+            Self::Theirs(_) | Self::Ours(_) => "nvidia_peermem",
+        }
+    }
+
+    pub(crate) fn version(self) -> String {
+        match self {
+            Self::IbCore => String::new(),
+            Self::Core(version) | Self::Theirs(version) => version.to_owned(),
+            Self::Ours(version) => format!("{version}-rs"),
+        }
+    }
+
+    fn source(self) -> String {
+        let mut source = String::new();
+        let info = [
+            ("name", self.name().to_owned()),
+            ("version", self.version()),
+            ("license", "Dual BSD/GPL".to_owned()),
+        ];
+        for (number, (key, value)) in info.iter().enumerate() {
+            source.push_str(&format!(
+                "static const char info{number}[] __attribute__((section(\".modinfo\"), used, aligned(1))) = \"{key}={value}\";\n"
+            ));
+        }
+        let (exports, needs): (&[&str], &[&str]) = match self {
+            Self::IbCore => (&["ib_register_peer_memory_client"], &[]),
+            Self::Core(_) => (&["nvidia_p2p_get_pages"], &[]),
+            Self::Theirs(_) | Self::Ours(_) => (
+                &[],
+                &["ib_register_peer_memory_client", "nvidia_p2p_get_pages"],
+            ),
+        };
+        for symbol in exports {
+            source.push_str(&format!(
+                "__asm__(\".section __ksymtab_strings,\\\"aMS\\\",@progbits,1\\n.asciz \\\"{symbol}\\\"\\n.text\");\n"
+            ));
+        }
+        for symbol in needs {
+            source.push_str(&format!(
+                "extern void {symbol}(void); void *need_{symbol} = {symbol};\n"
+            ));
+        }
+        source
+    }
+
+    /// The module as a file's contents, not compressed.
+    fn object(self) -> Result<Vec<u8>> {
+        static MADE: LazyLock<Mutex<HashMap<Module, Vec<u8>>>> = LazyLock::new(Mutex::default);
+        let mut made = match MADE.lock() {
+            Ok(made) => made,
+            Err(poisoned) => poisoned.into_inner(),
+        };
+        if let Some(object) = made.get(&self) {
+            return Ok(object.clone());
+        }
+        let mut file = std::env::temp_dir();
+        file.push(format!("peermem-install-{}.o", std::process::id()));
+        let mut compiler = Command::new("gcc")
+            .args(["-c", "-x", "c", "-", "-o"])
+            .arg(&file)
+            .stdin(Stdio::piped())
+            .spawn()
+            .context("cannot start gcc")?;
+        if let Some(stdin) = &mut compiler.stdin {
+            stdin.write_all(self.source().as_bytes())?;
+        }
+        if !compiler.wait()?.success() {
+            bail!("gcc did not take:\n{}", self.source());
+        }
+        let object = fs::read(&file)?;
+        fs::remove_file(&file)?;
+        made.insert(self, object.clone());
+        Ok(object)
+    }
+
+    /// Writes the module, compressed as the file's name says.
+    pub(crate) fn write(self, file: &Path) -> Result<()> {
+        if let Some(folder) = file.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        let object = self.object()?;
+        let program = match file.extension().and_then(|suffix| suffix.to_str()) {
+            Some("zst") => "zstd",
+            Some("xz") => "xz",
+            _ => {
+                fs::write(file, object)?;
+                return Ok(());
+            }
+        };
+        let out = fs::File::create(file)?;
+        let mut arguments = vec!["-q", "-c"];
+        if program == "xz" {
+            // The kernel's reader knows no other check.
+            arguments.push("--check=crc32");
+        }
+        let mut child = Command::new(program)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(out)
+            .spawn()
+            .with_context(|| format!("cannot start {program}"))?;
+        if let Some(mut stdin) = child.stdin.take() {
+            stdin.write_all(&object)?;
+        }
+        if !child.wait()?.success() {
+            bail!("{program} failed");
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Module {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Theirs(version) => write!(f, "NVIDIA's {version}"),
+            Self::Ours(version) => write!(f, "ours {version}"),
+            Self::IbCore | Self::Core(_) => f.write_str(self.name()),
+        }
+    }
+}

@@ -1,0 +1,468 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! A made-up host: a folder for its root, and the questions that kmod answers about it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Command;
+use std::process::Output;
+use std::process::Stdio;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering;
+
+use anyhow::bail;
+use anyhow::Context as _;
+use anyhow::Result;
+
+use crate::forge::Module;
+use crate::Skip;
+
+/// The kernel of every made-up host.
+pub(crate) const RELEASE: &str = "7.9.0-1-made-up";
+
+pub(crate) const NOTHING: &str = "nothing";
+
+/// The programs of a system administrator, where a user's PATH lacks them.
+const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// What stands in for the kernel's build folder: it has a module to hand out instead of compiling one, and installs it as
+/// `scripts/Makefile.modinst` does.
+const KBUILD: &str = "\
+modules:
+\tmkdir -p $(or $(MO),$(M))
+\tcp $(M)/prebuilt/nvidia-peermem.ko $(or $(MO),$(M))/
+modules_install:
+\tmkdir -p $(INSTALL_MOD_PATH)/lib/modules/$(RELEASE)/$(INSTALL_MOD_DIR)
+\tcp $(M)/prebuilt/nvidia-peermem.ko$(SUFFIX) $(INSTALL_MOD_PATH)/lib/modules/$(RELEASE)/$(INSTALL_MOD_DIR)/
+clean:
+";
+
+/// What `modprobe` would load.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Load {
+    /// Below the kernel's folder of modules.
+    pub(crate) file: String,
+    pub(crate) version: String,
+    pub(crate) arguments: String,
+}
+
+impl fmt::Display for Load {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (version {})", self.file, self.version)?;
+        if !self.arguments.is_empty() {
+            write!(f, " with {}", self.arguments)?;
+        }
+        Ok(())
+    }
+}
+
+/// Everything below a root: what each path is, and what is in it.
+pub(crate) type Listing = BTreeMap<String, String>;
+
+/// How two listings differ, for people; "nothing" if they do not.
+pub(crate) fn differences(before: &Listing, after: &Listing) -> String {
+    let mut lines = Vec::new();
+    for (path, what) in before {
+        match after.get(path) {
+            None => lines.push(format!("gone: {path}")),
+            Some(other) if other != what => lines.push(format!("changed: {path}")),
+            Some(_) => {}
+        }
+    }
+    for path in after.keys() {
+        if !before.contains_key(path) {
+            lines.push(format!("left over: {path}"));
+        }
+    }
+    if lines.is_empty() {
+        return NOTHING.to_owned();
+    }
+    lines.join("\n")
+}
+
+pub(crate) struct Host {
+    root: PathBuf,
+}
+
+impl Host {
+    /// A host of that `ID` in os-release, with ib_core and nothing of NVIDIA's.
+    pub(crate) fn new(id: &str) -> Result<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let root = std::env::temp_dir().join(format!(
+            "peermem-install-{}-{}",
+            std::process::id(),
+            COUNT.fetch_add(1, Ordering::Relaxed)
+        ));
+        fs::create_dir(&root).with_context(|| root.display().to_string())?;
+        let host = Self { root };
+        // kmod's package brings these, empty.
+        for folder in ["etc/depmod.d", "etc/modprobe.d"] {
+            fs::create_dir_all(host.path(folder))?;
+        }
+        host.put("etc/os-release", &format!("ID={id}\nVERSION_ID=1\n"))?;
+        if ["debian", "ubuntu"].contains(&id) {
+            host.put("etc/debian_version", "13.0\n")?;
+        }
+        host.put(
+            "etc/systemd/system/multi-user.target.wants/site.service",
+            "",
+        )?;
+        for name in [
+            "modules.order",
+            "modules.builtin",
+            "modules.builtin.modinfo",
+        ] {
+            host.put(&format!("lib/modules/{RELEASE}/{name}"), "")?;
+        }
+        host.module("kernel/drivers/infiniband/core/ib_core.ko", Module::IbCore)?;
+        Ok(host)
+    }
+
+    pub(crate) fn path(&self, below: &str) -> PathBuf {
+        self.root.join(below)
+    }
+
+    pub(crate) fn put(&self, file: &str, text: &str) -> Result<()> {
+        let file = self.path(file);
+        if let Some(folder) = file.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        fs::write(&file, text).with_context(|| file.display().to_string())
+    }
+
+    pub(crate) fn link(&self, link: &str, target: &str) -> Result<()> {
+        let link = self.path(link);
+        if let Some(folder) = link.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        symlink(target, &link).with_context(|| link.display().to_string())
+    }
+
+    fn modules(&self) -> PathBuf {
+        self.path("lib/modules").join(RELEASE)
+    }
+
+    /// Writes a module below the kernel's folder.
+    pub(crate) fn module(&self, file: &str, module: Module) -> Result<()> {
+        module.write(&self.modules().join(file))
+    }
+
+    /// `-C` for each of the host's folders of configuration that is there.
+    fn configuration(&self, kind: &str) -> Vec<String> {
+        [
+            format!("etc/{kind}"),
+            format!("usr/lib/{kind}"),
+            "no-such-folder".to_owned(),
+        ]
+        .iter()
+        .map(|folder| self.path(folder))
+        .enumerate()
+        // Without any kmod would read the configuration of the machine that this runs on.
+        .filter(|(number, folder)| *number == 2 || folder.is_dir())
+        .flat_map(|(_, folder)| ["-C".to_owned(), folder.display().to_string()])
+        .collect()
+    }
+
+    /// What the maintainer scripts of every package run in the end.
+    pub(crate) fn depmod(&self) -> Result<()> {
+        let output = tool("depmod")
+            .args(self.configuration("depmod.d"))
+            .arg("-b")
+            .arg(&self.root)
+            .arg(RELEASE)
+            .output()
+            .context("cannot start depmod")?;
+        succeeded("depmod", &output)
+    }
+
+    fn modprobe_options(&self) -> Vec<String> {
+        let mut options = vec![
+            "-d".to_owned(),
+            self.root.display().to_string(),
+            "-S".to_owned(),
+            RELEASE.to_owned(),
+        ];
+        options.extend(self.configuration("modprobe.d"));
+        options
+    }
+
+    /// What modprobe says that it would do, one line a step; the error is its own.
+    fn show(&self, arguments: &[&str]) -> Result<String> {
+        let output = tool("modprobe")
+            .args(self.modprobe_options())
+            .arg("--show-depends")
+            .args(arguments)
+            .output()
+            .context("cannot start modprobe")?;
+        if !output.status.success() {
+            bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// Puts the steps in order into `steps`. A command of an `install` line is run, with modprobes in it that only show.
+    fn follow(&self, shown: &str, steps: &mut Vec<String>, depth: u32) -> Result<()> {
+        if depth > 4 {
+            bail!("`install` lines call each other:\n{}", steps.join("\n"));
+        }
+        for line in shown.lines() {
+            if let Some(command) = line.strip_prefix("install ") {
+                steps.push(format!("install: {}", command.trim()));
+                let mut options = self.modprobe_options();
+                options.push("--show-depends".to_owned());
+                let output = tool("sh")
+                    .args(["-c", command])
+                    .env("MODPROBE_OPTIONS", options.join(" "))
+                    .output()?;
+                self.follow(&String::from_utf8(output.stdout)?, steps, depth + 1)?;
+            } else if let Some(file) = line.strip_prefix("insmod ") {
+                steps.push(file.trim().to_owned());
+            } else {
+                bail!("modprobe said: {line}");
+            }
+        }
+        Ok(())
+    }
+
+    /// The file that would end up as nvidia_peermem in the kernel after `modprobe ARGUMENTS`: the first of that name, since
+    /// the kernel refuses a second. `None` if nothing would; the error if modprobe knows no such module.
+    fn would_load(&self, arguments: &[&str]) -> Result<Option<Load>> {
+        let mut steps = Vec::new();
+        self.follow(&self.show(arguments)?, &mut steps, 0)?;
+        for step in steps {
+            let (file, rest) = step.split_once(' ').unwrap_or((&step, ""));
+            if file == "install:" || field(file, "name")? != "nvidia_peermem" {
+                continue;
+            }
+            let below = Path::new(file)
+                .strip_prefix(self.modules())
+                .with_context(|| format!("{file} is not the host's"))?;
+            // An `install` line passes on what its own modprobe then reads again; the kernel heeds the last.
+            let mut arguments: Vec<&str> = Vec::new();
+            for argument in rest.split_whitespace() {
+                if !arguments.contains(&argument) {
+                    arguments.push(argument);
+                }
+            }
+            return Ok(Some(Load {
+                file: below.display().to_string(),
+                version: field(file, "version")?,
+                arguments: arguments.join(" "),
+            }));
+        }
+        Ok(None)
+    }
+
+    /// The same for people.
+    pub(crate) fn loads_for(&self, arguments: &[&str]) -> Result<String> {
+        Ok(match self.would_load(arguments)? {
+            Some(load) => load.to_string(),
+            None => NOTHING.to_owned(),
+        })
+    }
+
+    pub(crate) fn loads(&self) -> Result<String> {
+        self.loads_for(&["nvidia-peermem"])
+    }
+
+    /// The module's name as modprobe, lsmod and rmmod have it.
+    pub(crate) fn resolves(&self) -> Result<String> {
+        let output = tool("modprobe")
+            .args(self.modprobe_options())
+            .args(["--resolve-alias", "nvidia-peermem"])
+            .output()?;
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    }
+
+    /// A field of the module that modinfo finds by its name.
+    pub(crate) fn modinfo(&self, field: &str) -> Result<String> {
+        let output = tool("modinfo")
+            .arg("-b")
+            .arg(&self.root)
+            .args(["-k", RELEASE, "-F", field, "nvidia-peermem"])
+            .output()?;
+        succeeded("modinfo", &output)?;
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    }
+
+    /// A copy of what `make` and `dkms` need of the repository, with a module in place of the compiler, and a kernel's
+    /// build folder that hands it out. `suffix` is how that kernel compresses.
+    pub(crate) fn sources(
+        &self,
+        folder: &str,
+        build: &str,
+        module: Module,
+        suffix: &str,
+    ) -> Result<()> {
+        let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let folder = self.path(folder);
+        fs::create_dir_all(folder.join("packaging"))?;
+        fs::create_dir_all(folder.join("scripts"))?;
+        for name in [
+            "Makefile",
+            "Kbuild",
+            "dkms.conf",
+            "scripts/check",
+            "scripts/headers",
+        ] {
+            fs::copy(repository.join(name), folder.join(name)).context(name)?;
+        }
+        for entry in fs::read_dir(repository.join("packaging"))? {
+            let entry = entry?;
+            // What packages are made from.
+            if entry.file_type()?.is_dir() {
+                continue;
+            }
+            fs::copy(
+                entry.path(),
+                folder.join("packaging").join(entry.file_name()),
+            )?;
+        }
+        let prebuilt = folder.join("prebuilt");
+        if prebuilt.exists() {
+            fs::remove_dir_all(&prebuilt)?;
+        }
+        for suffix in ["", suffix] {
+            module.write(&prebuilt.join(format!("nvidia-peermem.ko{suffix}")))?;
+        }
+        self.put(
+            &format!("{build}/Makefile"),
+            &format!("RELEASE := {RELEASE}\nSUFFIX := {suffix}\n{KBUILD}"),
+        )?;
+        self.put(&format!("{build}/include/config/kernel.release"), RELEASE)?;
+        self.put(
+            &format!("{build}/.config"),
+            "CONFIG_RUST=y\nCONFIG_INFINIBAND_USER_MEM=y\n",
+        )
+    }
+
+    /// All of the host, but for what is the machine's own. depmod's products are compared as sets of lines: their order
+    /// is that in which the file system lists.
+    pub(crate) fn listing(&self) -> Result<Listing> {
+        let mut listing = Listing::new();
+        let mut folders = vec![self.root.clone()];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(&folder)? {
+                let path = entry?.path();
+                let name = path.strip_prefix(&self.root)?.display().to_string();
+                if ["usr", "dev", "proc", "tmp", "made-up"].contains(&name.as_str())
+                    || name.ends_with(".bin")
+                {
+                    continue;
+                }
+                let metadata = fs::symlink_metadata(&path)?;
+                let what = if metadata.is_dir() {
+                    folders.push(path);
+                    "folder".to_owned()
+                } else if metadata.is_symlink() {
+                    format!("-> {}", fs::read_link(&path)?.display())
+                } else {
+                    let contents = fs::read(&path)?;
+                    match String::from_utf8(contents) {
+                        Ok(text) if name.contains("/modules.") => {
+                            let mut lines: Vec<&str> = text.lines().collect();
+                            lines.sort_unstable();
+                            lines.join("\n")
+                        }
+                        Ok(text) => text,
+                        Err(error) => format!("{:?}", error.as_bytes()),
+                    }
+                };
+                listing.insert(name, what);
+            }
+        }
+        Ok(listing)
+    }
+
+    /// Runs a command on the host: in a mount namespace whose root is the host's, with this machine's programs.
+    pub(crate) fn inside(&self, command: &str) -> Result<Output> {
+        // dkms keeps its sources below /usr/src. /lib is the host's own: it has the modules.
+        const ENTER: &str = r#"
+            set -e
+            cd "$1"
+            mkdir -p usr dev proc tmp made-up/src etc/alternatives lib var/lib
+            for link in bin sbin lib64 lib/x86_64-linux-gnu; do ln -sfn "/usr/$link" "$link"; done
+            mount --rbind /usr usr
+            mount --bind made-up/src usr/src
+            mount --bind /etc/alternatives etc/alternatives
+            mount --rbind /dev dev
+            mount --rbind /proc proc
+            set +e
+            chroot . /bin/sh -c "$2"
+        "#;
+        let mut unshare = tool("unshare");
+        unshare.args(["--mount", "--propagation", "private"]);
+        if !is_root() {
+            unshare.args(["--user", "--map-root-user"]);
+        }
+        unshare
+            .args(["sh", "-c", ENTER, "sh"])
+            .arg(&self.root)
+            .arg(command)
+            .output()
+            .context("cannot start unshare")
+    }
+
+    /// Whether `inside` works on this machine.
+    pub(crate) fn can_be_entered(&self) -> Result<()> {
+        let output = self.inside("test -e /etc/os-release && command -v dkms depmod")?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let why = said.lines().next().unwrap_or("dkms is not installed");
+            return Err(Skip(format!("no namespace with a root of its own here: {why}")).into());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        // Mounts were in namespaces that are gone.
+        if std::env::var_os("KEEP").is_none() {
+            let _ = fs::remove_dir_all(&self.root);
+        }
+    }
+}
+
+fn is_root() -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
+}
+
+/// A program of the system's, untouched by what this machine's user has set for it.
+pub(crate) fn tool(program: &str) -> Command {
+    let mut command = Command::new(program);
+    command
+        .env("PATH", PATH)
+        .env("LC_ALL", "C")
+        .env_remove("MODPROBE_OPTIONS")
+        .env_remove("MAKEFLAGS")
+        .env_remove("MAKELEVEL")
+        .env_remove("KDIR")
+        .env_remove("KVER")
+        .env_remove("DESTDIR")
+        .stdin(Stdio::null());
+    command
+}
+
+pub(crate) fn succeeded(what: &str, output: &Output) -> Result<()> {
+    if !output.status.success() {
+        bail!(
+            "{what}: {}\n{}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    Ok(())
+}
+
+/// A field of a module's file.
+fn field(file: &str, field: &str) -> Result<String> {
+    let output = tool("modinfo").args(["-F", field, file]).output()?;
+    succeeded("modinfo", &output)?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}

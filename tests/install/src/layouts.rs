@@ -1,0 +1,516 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The places where NVIDIA's installer and the distributions put its module, and ours beside it: which one is loaded?
+
+use std::fs;
+
+use anyhow::bail;
+use anyhow::Context as _;
+use anyhow::Result;
+
+use crate::forge::Module;
+use crate::host::differences;
+use crate::host::succeeded;
+use crate::host::tool;
+use crate::host::Host;
+use crate::host::NOTHING;
+use crate::host::RELEASE;
+use crate::Case;
+use crate::Log;
+
+/// Where a driver package puts its files.
+pub(crate) struct Layout {
+    pub(crate) name: &'static str,
+    /// `ID` in os-release.
+    pub(crate) id: &'static str,
+    /// nvidia.ko, below the kernel's folder.
+    core: &'static str,
+    /// NVIDIA's nvidia-peermem.
+    theirs: &'static str,
+    /// The folder in which dkms puts ours on this distribution.
+    dkms: &'static str,
+    /// What else the packages bring along.
+    files: &'static [(&'static str, &'static str)],
+    /// Links, and what they point to.
+    links: &'static [(&'static str, &'static str)],
+}
+
+impl Layout {
+    /// How modules are compressed here.
+    fn suffix(&self) -> &'static str {
+        self.theirs
+            .split_once(".ko")
+            .map_or("", |(_, suffix)| suffix)
+    }
+}
+
+/// `/etc/modprobe.d/nvidia.conf` of Debian's driver packages, without the lines for other modules.
+pub(crate) const DEBIAN_MODPROBE: &str = "\
+install nvidia modprobe -i nvidia-current-open $CMDLINE_OPTS
+install nvidia-peermem modprobe nvidia ; modprobe -i nvidia-current-open-peermem $CMDLINE_OPTS
+remove nvidia modprobe -r -i nvidia-drm nvidia-modeset nvidia-peermem nvidia-uvm nvidia
+alias pci:v000010DEd*sv*sd*bc03sc02i00* nvidia
+";
+
+const UBUNTU_DEPMOD: (&str, &str) = (
+    "etc/depmod.d/ubuntu.conf",
+    "search updates ubuntu built-in\n",
+);
+const RHEL_DEPMOD: (&str, &str) = (
+    "usr/lib/depmod.d/dist.conf",
+    "search updates extra built-in weak-updates\n",
+);
+
+const BASE: Layout = Layout {
+    name: "",
+    id: "debian",
+    core: "",
+    theirs: "",
+    dkms: "updates/dkms",
+    files: &[],
+    links: &[],
+};
+
+const LAYOUTS: &[Layout] = &[
+    Layout {
+        name: ".run installer",
+        id: "gentoo",
+        core: "kernel/drivers/video/nvidia.ko",
+        theirs: "kernel/drivers/video/nvidia-peermem.ko",
+        ..BASE
+    },
+    Layout {
+        name: ".run installer with DKMS",
+        core: "updates/dkms/nvidia.ko",
+        theirs: "updates/dkms/nvidia-peermem.ko",
+        ..BASE
+    },
+    Layout {
+        name: "Ubuntu, prebuilt",
+        id: "ubuntu",
+        core: "kernel/nvidia-580-open/nvidia.ko",
+        theirs: "kernel/nvidia-580-open/nvidia-peermem.ko",
+        files: &[UBUNTU_DEPMOD],
+        ..BASE
+    },
+    Layout {
+        name: "Ubuntu, DKMS",
+        id: "ubuntu",
+        core: "updates/dkms/nvidia.ko.zst",
+        theirs: "updates/dkms/nvidia-peermem.ko.zst",
+        files: &[UBUNTU_DEPMOD],
+        ..BASE
+    },
+    Layout {
+        name: "Debian",
+        core: "updates/dkms/nvidia-current-open.ko",
+        theirs: "updates/dkms/nvidia-current-open-peermem.ko",
+        files: &[("etc/modprobe.d/nvidia.conf", DEBIAN_MODPROBE)],
+        ..BASE
+    },
+    Layout {
+        name: "Debian, compressed",
+        core: "updates/dkms/nvidia-current-open.ko.xz",
+        theirs: "updates/dkms/nvidia-current-open-peermem.ko.xz",
+        files: &[("etc/modprobe.d/nvidia.conf", DEBIAN_MODPROBE)],
+        ..BASE
+    },
+    Layout {
+        name: "RHEL, kmod package with an override",
+        id: "rhel",
+        core: "extra/nvidia/nvidia.ko.xz",
+        theirs: "extra/nvidia/nvidia-peermem.ko.xz",
+        dkms: "extra",
+        files: &[
+            RHEL_DEPMOD,
+            (
+                "etc/depmod.d/kmod-nvidia.conf",
+                "override nvidia 7.9.0-* extra/nvidia\noverride nvidia-peermem 7.9.0-* extra/nvidia\n",
+            ),
+        ],
+        ..BASE
+    },
+    Layout {
+        name: "RHEL, weak-updates",
+        id: "rhel",
+        core: "weak-updates/nvidia/nvidia.ko.xz",
+        theirs: "weak-updates/nvidia/nvidia-peermem.ko.xz",
+        dkms: "extra",
+        files: &[
+            RHEL_DEPMOD,
+            (
+                "etc/depmod.d/kmod-nvidia.conf",
+                "override nvidia-peermem * weak-updates/nvidia\n",
+            ),
+        ],
+        // Written through the links, into the folder of the kernel that the package was built for.
+        links: &[
+            (
+                "weak-updates/nvidia/nvidia.ko.xz",
+                "../../../7.9.0-0-older/extra/nvidia/nvidia.ko.xz",
+            ),
+            (
+                "weak-updates/nvidia/nvidia-peermem.ko.xz",
+                "../../../7.9.0-0-older/extra/nvidia/nvidia-peermem.ko.xz",
+            ),
+        ],
+    },
+    Layout {
+        name: "RHEL, DKMS",
+        id: "rhel",
+        core: "extra/nvidia.ko.xz",
+        theirs: "extra/nvidia-peermem.ko.xz",
+        dkms: "extra",
+        files: &[RHEL_DEPMOD],
+        ..BASE
+    },
+    Layout {
+        name: "Arch, prebuilt",
+        id: "arch",
+        core: "extramodules/nvidia.ko.zst",
+        theirs: "extramodules/nvidia-peermem.ko.zst",
+        ..BASE
+    },
+    Layout {
+        name: "Arch, DKMS",
+        id: "arch",
+        core: "updates/dkms/nvidia.ko.zst",
+        theirs: "updates/dkms/nvidia-peermem.ko.zst",
+        ..BASE
+    },
+    Layout {
+        name: "SUSE, kernel module package",
+        id: "opensuse-leap",
+        core: "updates/nvidia.ko.zst",
+        theirs: "updates/nvidia-peermem.ko.zst",
+        dkms: "updates",
+        ..BASE
+    },
+];
+
+/// A host with the layout's driver.
+fn host(layout: &Layout, version: &'static str) -> Result<Host> {
+    let host = Host::new(layout.id)?;
+    for (file, text) in layout.files {
+        host.put(file, text)?;
+    }
+    host.put("lib/modules/7.9.0-0-older/extra/nvidia/here", "")?;
+    for (link, target) in layout.links {
+        host.link(&format!("lib/modules/{RELEASE}/{link}"), target)?;
+    }
+    host.put(
+        "etc/modprobe.d/site.conf",
+        "options nvidia-peermem persistent_api_support=0\n",
+    )?;
+    driver(&host, layout, version)?;
+    Ok(host)
+}
+
+/// What an upgrade of the driver does: its files written anew, depmod.
+fn driver(host: &Host, layout: &Layout, version: &'static str) -> Result<()> {
+    host.module(layout.core, Module::Core(version))?;
+    host.module(layout.theirs, Module::Theirs(version))?;
+    host.depmod()
+}
+
+/// The ways to install ours.
+#[derive(Clone, Copy)]
+enum Way {
+    Make,
+    /// What dkms does with `dkms.conf`: the file, and the hooks.
+    LikeDkms,
+}
+
+impl Way {
+    fn file(self, layout: &Layout) -> String {
+        match self {
+            Self::Make => format!("updates/peermem-rs/nvidia_peermem.ko{}", layout.suffix()),
+            Self::LikeDkms => format!("{}/nvidia_peermem.ko{}", layout.dkms, layout.suffix()),
+        }
+    }
+
+    fn make(host: &Host, target: &str) -> Result<()> {
+        let output = tool("make")
+            .arg("-C")
+            .arg(host.path("made-up/sources"))
+            .arg(target)
+            // Nothing is compiled here, and there is nothing to compile with.
+            .arg("CHECK=no")
+            .arg(format!("KDIR={}", host.path("made-up/build").display()))
+            .arg(format!("DESTDIR={}", host.path("").display()))
+            .output()
+            .context("cannot start make")?;
+        succeeded("make", &output)
+    }
+
+    fn hook(host: &Host, action: &str) -> Result<()> {
+        let output = tool("sh")
+            .arg(host.path("made-up/sources/packaging/host"))
+            .arg(action)
+            .arg(host.path("lib/modules"))
+            .output()?;
+        succeeded("packaging/host", &output)
+    }
+
+    fn install(self, host: &Host, layout: &Layout, version: &'static str) -> Result<()> {
+        let module = Module::Ours(version);
+        host.sources("made-up/sources", "made-up/build", module, layout.suffix())?;
+        match self {
+            Self::Make => Self::make(host, "install")?,
+            Self::LikeDkms => {
+                host.module(&self.file(layout), module)?;
+                Self::hook(host, "install")?;
+            }
+        }
+        host.depmod()
+    }
+
+    fn remove(self, host: &Host, layout: &Layout) -> Result<()> {
+        match self {
+            Self::Make => Self::make(host, "uninstall")?,
+            Self::LikeDkms => {
+                let modules = host.path("lib/modules").join(RELEASE);
+                fs::remove_file(modules.join(self.file(layout)))?;
+                // Empty folders go as well.
+                let mut folder = modules.join(layout.dkms);
+                while folder != modules && fs::remove_dir(&folder).is_ok() {
+                    folder.pop();
+                }
+                Self::hook(host, "remove")?;
+            }
+        }
+        host.depmod()
+    }
+}
+
+const OPTION: &str = "persistent_api_support=0";
+
+fn theirs(layout: &Layout, version: &'static str) -> String {
+    format!(
+        "{} (version {}) with {OPTION}",
+        layout.theirs,
+        Module::Theirs(version).version()
+    )
+}
+
+fn ours(layout: &Layout, way: Way, version: &'static str) -> String {
+    format!(
+        "{} (version {}) with {OPTION}",
+        way.file(layout),
+        Module::Ours(version).version()
+    )
+}
+
+/// All that must hold of a layout, from before ours came until after it went.
+fn life(log: Log, layout: &Layout, way: Way) -> Result<()> {
+    let host = host(layout, "580.1")?;
+    let before = host.listing()?;
+    log.equal("before", &host.loads()?, &theirs(layout, "580.1"))?;
+
+    way.install(&host, layout, "1")?;
+    log.equal("installed", &host.loads()?, &ours(layout, way, "1"))?;
+    log.equal("modinfo", &host.modinfo("version")?, &"1-rs".to_owned())?;
+    log.equal(
+        "name for modprobe -r, rmmod, lsmod",
+        &host.resolves()?,
+        &"nvidia_peermem".to_owned(),
+    )?;
+    // As initramfs-tools asks for a module that somebody names in /etc/initramfs-tools/modules.
+    log.equal(
+        "for an initramfs",
+        &host.loads_for(&["--all", "--ignore-install", "--quiet", "nvidia-peermem"])?,
+        &ours(layout, way, "1"),
+    )?;
+    let after = host.listing()?;
+    let key = format!("lib/modules/{RELEASE}/{}", layout.theirs);
+    log.that(
+        "NVIDIA's file is what it was",
+        after.get(&key) == before.get(&key),
+    )?;
+
+    driver(&host, layout, "610.2")?;
+    log.equal("NVIDIA's upgraded", &host.loads()?, &ours(layout, way, "1"))?;
+    way.install(&host, layout, "2")?;
+    log.equal("ours upgraded", &host.loads()?, &ours(layout, way, "2"))?;
+    let once = host.listing()?;
+    way.install(&host, layout, "2")?;
+    log.equal(
+        "installed twice, differs",
+        &differences(&once, &host.listing()?),
+        &NOTHING.to_owned(),
+    )?;
+
+    way.remove(&host, layout)?;
+    log.equal("removed", &host.loads()?, &theirs(layout, "610.2"))?;
+    driver(&host, layout, "580.1")?;
+    log.equal(
+        "NVIDIA's put back",
+        &host.loads()?,
+        &theirs(layout, "580.1"),
+    )?;
+    let difference = differences(&before, &host.listing()?);
+    log.equal(
+        &format!("of {} files and folders differ", before.len()),
+        &difference,
+        &NOTHING.to_owned(),
+    )
+}
+
+/// Both ways at once, as of one who forgot the other: each may go first, and the last takes all along.
+fn both_ways(log: Log, layout: &Layout, order: [Way; 2]) -> Result<()> {
+    let host = host(layout, "580.1")?;
+    let before = host.listing()?;
+    Way::Make.install(&host, layout, "1")?;
+    Way::LikeDkms.install(&host, layout, "2")?;
+    log.note(format!("both: {}", host.loads()?));
+    let [first, second] = order;
+    first.remove(&host, layout)?;
+    let left = match second {
+        Way::Make => "1",
+        Way::LikeDkms => "2",
+    };
+    log.equal("one left", &host.loads()?, &ours(layout, second, left))?;
+    second.remove(&host, layout)?;
+    log.equal("none left", &host.loads()?, &theirs(layout, "580.1"))?;
+    log.equal(
+        "differs",
+        &differences(&before, &host.listing()?),
+        &NOTHING.to_owned(),
+    )
+}
+
+/// Another kernel still has ours: what all kernels share stays until it goes there too.
+fn two_kernels(log: Log) -> Result<()> {
+    let layout = &LAYOUTS[1];
+    let host = host(layout, "580.1")?;
+    let other = "lib/modules/7.9.0-2-other/updates/dkms/nvidia_peermem.ko";
+    Way::Make.install(&host, layout, "1")?;
+    Module::Ours("1").write(&host.path(other))?;
+    let files = || -> Result<bool> {
+        let listing = host.listing()?;
+        Ok(listing.contains_key("etc/depmod.d/zz-peermem-rs.conf")
+            && listing.contains_key("etc/systemd/system/peermem-rs.service"))
+    };
+    Way::Make.remove(&host, layout)?;
+    log.equal(
+        "this kernel's removed",
+        &host.loads()?,
+        &theirs(layout, "580.1"),
+    )?;
+    log.that("the shared files stay", files()?)?;
+    fs::remove_dir_all(host.path("lib/modules/7.9.0-2-other"))?;
+    Way::Make.remove(&host, layout)?;
+    log.that("the shared files go with the last", !files()?)
+}
+
+/// A blacklist that held for NVIDIA's module holds for ours.
+fn blacklisted(log: Log) -> Result<()> {
+    for layout in LAYOUTS {
+        let host = host(layout, "580.1")?;
+        host.put(
+            "etc/modprobe.d/zz-site.conf",
+            "blacklist nvidia-peermem\nblacklist nvidia_current_open_peermem\n",
+        )?;
+        Way::LikeDkms.install(&host, layout, "1")?;
+        log.equal(
+            layout.name,
+            &host.loads_for(&["--use-blacklist", "nvidia-peermem"])?,
+            &NOTHING.to_owned(),
+        )?;
+    }
+    Ok(())
+}
+
+/// What the two lines of configuration are for: without them NVIDIA's module comes first somewhere.
+fn without_configuration(log: Log) -> Result<()> {
+    let mut lost = Vec::new();
+    for layout in LAYOUTS {
+        for way in [Way::Make, Way::LikeDkms] {
+            let host = host(layout, "580.1")?;
+            way.install(&host, layout, "1")?;
+            fs::remove_file(host.path("etc/depmod.d/zz-peermem-rs.conf"))?;
+            host.depmod()?;
+            let loads = host.loads()?;
+            log.note(format!("{}, no override: {loads}", layout.name));
+            if loads == theirs(layout, "580.1") {
+                lost.push(layout.name);
+            }
+        }
+        if layout.name.starts_with("Debian") {
+            let host = host(layout, "580.1")?;
+            Way::Make.install(&host, layout, "1")?;
+            fs::remove_file(host.path("etc/modprobe.d/00-peermem-rs.conf"))?;
+            log.equal(
+                &format!("{}, no install line", layout.name),
+                &host.loads()?,
+                &theirs(layout, "580.1"),
+            )?;
+        }
+    }
+    if !lost.contains(&"RHEL, kmod package with an override") {
+        bail!("no layout needs the override");
+    }
+    Ok(())
+}
+
+/// Hooks of openibd: ours where there are none, the operator's left alone.
+fn hooks(log: Log) -> Result<()> {
+    let layout = &LAYOUTS[1];
+    let host = host(layout, "580.1")?;
+    let pre = "etc/infiniband/pre-stop-hook.sh";
+    let post = "etc/infiniband/post-start-hook.sh";
+    host.put("etc/infiniband/openib.conf", "ONBOOT=yes\n")?;
+    host.put(post, "#!/bin/sh\necho the operator's own\n")?;
+    let before = host.listing()?;
+    Way::Make.install(&host, layout, "1")?;
+    let after = host.listing()?;
+    log.that(
+        "a hook before stopping is there",
+        after
+            .get(pre)
+            .is_some_and(|text| text.contains("peermem-rs")),
+    )?;
+    log.that(
+        "the operator's hook after starting is what it was",
+        after.get(post) == before.get(post),
+    )?;
+    Way::Make.remove(&host, layout)?;
+    log.equal(
+        "removed, differs",
+        &differences(&before, &host.listing()?),
+        &NOTHING.to_owned(),
+    )
+}
+
+pub(crate) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for layout in LAYOUTS {
+        for (way, how) in [(Way::Make, "make install"), (Way::LikeDkms, "file of dkms")] {
+            cases.push(Case {
+                name: format!("kmod: {}: {how}", layout.name),
+                run: Box::new(move |log| life(log, layout, way)),
+            });
+        }
+    }
+    let mut add = |name: &str, run: fn(Log) -> Result<()>| {
+        cases.push(Case {
+            name: format!("kmod: {name}"),
+            run: Box::new(run),
+        });
+    };
+    add("both ways at once", |log| {
+        for layout in LAYOUTS {
+            log.note(layout.name);
+            both_ways(log, layout, [Way::Make, Way::LikeDkms])?;
+            both_ways(log, layout, [Way::LikeDkms, Way::Make])?;
+        }
+        Ok(())
+    });
+    add("two kernels", two_kernels);
+    add("a blacklist holds", blacklisted);
+    add(
+        "without the configuration NVIDIA's is loaded",
+        without_configuration,
+    );
+    add("hooks of openibd", hooks);
+    cases
+}

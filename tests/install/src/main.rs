@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Installs the module on made-up hosts and asks kmod, dkms and systemd what comes of it.
+//!
+//! The hosts are folders, laid out as NVIDIA's installer and the distributions lay theirs out. Their modules are small ELF
+//! files that nothing could load; what reads them is real. Prints KTAP; every question is a note with what was answered.
+//! Arguments choose cases by parts of their names.
+
+mod deb;
+mod dkms;
+mod forge;
+mod host;
+mod layouts;
+mod service;
+
+use std::fmt;
+use std::process::ExitCode;
+
+use anyhow::bail;
+use anyhow::Result;
+
+/// Why a case could not be tried here.
+#[derive(Debug)]
+struct Skip(String);
+
+impl fmt::Display for Skip {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Skip {}
+
+/// Prints what was asked and what was answered.
+#[derive(Clone, Copy)]
+struct Log;
+
+impl Log {
+    fn note(self, text: impl fmt::Display) {
+        for line in text.to_string().lines() {
+            println!("# {line}");
+        }
+    }
+
+    fn equal<T: PartialEq + fmt::Display>(self, what: &str, saw: &T, wanted: &T) -> Result<()> {
+        self.note(format!("{what}: {saw}"));
+        if saw != wanted {
+            bail!("{what}: saw {saw}, wanted {wanted}");
+        }
+        Ok(())
+    }
+
+    fn that(self, what: &str, holds: bool) -> Result<()> {
+        self.note(format!("{what}: {}", if holds { "yes" } else { "no" }));
+        if !holds {
+            bail!("it does not hold: {what}");
+        }
+        Ok(())
+    }
+}
+
+/// A case: its name, and what does it.
+struct Case {
+    name: String,
+    run: Box<dyn Fn(Log) -> Result<()>>,
+}
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let mut cases = layouts::cases();
+    cases.extend(dkms::cases());
+    cases.extend(service::cases());
+    cases.extend(deb::cases());
+    cases.retain(|case| words.is_empty() || words.iter().any(|word| case.name.contains(word)));
+
+    println!("KTAP version 1\n1..{}", cases.len());
+    let mut all_well = true;
+    for (number, case) in cases.iter().enumerate() {
+        let (number, name) = (number + 1, &case.name);
+        match (case.run)(Log) {
+            Ok(()) => println!("ok {number} {name}"),
+            Err(error) => match error.downcast_ref::<Skip>() {
+                Some(Skip(reason)) => println!("ok {number} {name} # SKIP {reason}"),
+                None => {
+                    Log.note(format!("failure: {error:#}"));
+                    println!("not ok {number} {name}");
+                    all_well = false;
+                }
+            },
+        }
+    }
+    if all_well {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
