@@ -190,6 +190,69 @@ fn apt(paths: &Paths, suite: &str, program: &str) -> Command {
     command
 }
 
+/// An entry of the deb822 form for these suites of an archive.
+fn entry(archive: &Source, suites: &str, components: &str) -> String {
+    let mut text = format!(
+        "Types: deb\nURIs: {}\nSuites: {suites}\nComponents: {components}\n",
+        archive.uris.join(" ")
+    );
+    if let Some(keys) = &archive.signed_by {
+        text.push_str(&format!("Signed-By: {keys}\n"));
+    }
+    text
+}
+
+/// Makes a root of its own out of these suites, the first of which gives the release, with these packages. The mirror, its
+/// keys and how it is reached are the machine's own.
+pub(crate) fn make_root(
+    paths: &Paths,
+    stage: &mut Stage,
+    suites: &[&str],
+    packages: &[String],
+    root: &Path,
+) -> Result<()> {
+    let release = suites.first().context("no suite")?;
+    let work = paths.cache.join("suites");
+    fs::create_dir_all(&work)?;
+    let sources = work.join("root.sources");
+    let archive = machine_archive()?;
+    fs::write(&sources, entry(&archive, &suites.join(" "), "main"))?;
+    let reached: Vec<String> = output(Command::new("apt-config").arg("dump"))?
+        .lines()
+        .filter(|line| line.starts_with("Acquire::http") || line.starts_with("Acquire::Check"))
+        .map(str::to_owned)
+        .collect();
+    let options = work.join("root.options");
+    fs::write(
+        &options,
+        format!(
+            "{}\nAcquire::Languages \"none\";\nAPT::Install-Recommends \"false\";\n",
+            reached.join("\n")
+        ),
+    )?;
+    let mut command = as_root("env");
+    // No initial RAM disk: nobody boots it.
+    command
+        .args([
+            "INITRD=No",
+            "mmdebstrap",
+            "--mode=root",
+            "--variant=minbase",
+        ])
+        .arg(format!("--aptopt={}", options.display()))
+        .args(
+            ["doc", "man", "locale"]
+                .map(|folder| format!("--dpkgopt=path-exclude=/usr/share/{folder}/*")),
+        )
+        .arg(format!("--include={}", packages.join(",")))
+        .arg(release)
+        .arg(root)
+        .arg(&sources);
+    let log = paths.cache.join("logs/root.txt");
+    stage.run(&mut command, &log, "lines", |_| true)?;
+    Ok(())
+}
+
 /// Reads a suite's lists, once a run.
 fn read_suite(paths: &Paths, stage: &mut Stage, suite: &str) -> Result<()> {
     let archive = machine_archive()?;
@@ -197,14 +260,10 @@ fn read_suite(paths: &Paths, stage: &mut Stage, suite: &str) -> Result<()> {
     for directory in ["state/lists/partial", "cache/archives/partial"] {
         fs::create_dir_all(state.join(directory))?;
     }
-    let mut text = format!(
-        "Types: deb\nURIs: {}\nSuites: {suite}\nComponents: main contrib\n",
-        archive.uris.join(" ")
-    );
-    if let Some(keys) = &archive.signed_by {
-        text.push_str(&format!("Signed-By: {keys}\n"));
-    }
-    fs::write(state.join("archive.sources"), text)?;
+    fs::write(
+        state.join("archive.sources"),
+        entry(&archive, suite, "main contrib"),
+    )?;
     let log = paths.cache.join("logs/suites.txt");
     stage.run(
         apt(paths, suite, "apt-get").args(["-q", "update", "-o", "APT::Update::Error-Mode=any"]),
@@ -336,6 +395,7 @@ const BUILD: &[Need] = &[
     need(&["bc"]),
     need(&["libelf-dev"]),
     need(&["libssl-dev"]),
+    need(&["openssl"]),
     need(&["dwarves"]),
     need(&["kmod"]),
     need(&["xz-utils"]),
@@ -353,6 +413,10 @@ const BUILD: &[Need] = &[
         "libclang-18-dev",
         "libclang-17-dev",
     ]),
+    // The debug kernel and its modules.
+    need(&["clang-19"]),
+    need(&["lld-19"]),
+    need(&["llvm-19"]),
     // The verbs crate compiles a small C++ library and reads headers with libclang.
     need(&["g++"]),
     need(&["cmake"]),
@@ -372,6 +436,20 @@ const RUN: &[Need] = &[
     need(&["perftest"]),
     need(&["python3-pyverbs"]),
 ];
+
+/// To install on made-up hosts.
+const INSTALL: &[Need] = &[
+    need(&["dkms"]),
+    need(&["zstd"]),
+    need(&["systemd"]),
+    need(&["binutils"]),
+    need(&["debhelper"]),
+    need(&["dh-dkms"]),
+    need(&["lintian"]),
+];
+
+/// To make the root of a host.
+pub(crate) const ROOT: &[Need] = &[need(&["mmdebstrap"])];
 
 /// To look at the code.
 pub(crate) const LINT: &[Need] = &[need(&["shellcheck"])];
@@ -431,7 +509,8 @@ fn missing(needs: &[Need]) -> Result<Vec<Need>> {
     Ok(needs.iter().filter(|need| !is_met(need)).copied().collect())
 }
 
-fn as_root(program: &str) -> Command {
+/// The program as root, by `sudo` where that is needed.
+pub(crate) fn as_root(program: &str) -> Command {
     if rustix::process::geteuid().is_root() {
         Command::new(program)
     } else {
@@ -493,7 +572,7 @@ pub(crate) fn install(paths: &Paths, needs: &[Need]) -> Result<()> {
 }
 
 pub(crate) fn install_all(paths: &Paths) -> Result<()> {
-    let needs: Vec<Need> = BUILD.iter().chain(RUN).copied().collect();
+    let needs: Vec<Need> = BUILD.iter().chain(RUN).chain(INSTALL).copied().collect();
     install(paths, &needs)
 }
 

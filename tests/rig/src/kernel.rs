@@ -3,6 +3,7 @@
 //!
 //! A kernel's source tree is unpacked once and kept. What we change in it (patches, and whole files of the overlay) is laid
 //! over it by contents, so that a changed patch touches only the files that it changes and make compiles only those.
+//! Flavours that differ in configuration and compiler alone share one tree; each has an output directory of its own.
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -10,7 +11,6 @@ use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
 use std::process::Command;
-use std::process::Stdio;
 
 use anyhow::anyhow;
 use anyhow::bail;
@@ -19,6 +19,7 @@ use anyhow::Result;
 
 use crate::apt;
 use crate::modules::Index;
+use crate::patch;
 use crate::paths::Paths;
 use crate::progress::Stage;
 use crate::stamp;
@@ -33,24 +34,68 @@ pub(crate) struct Flavour {
     package: &'static str,
     /// Packages of the same kind to try, newest first, when that has vanished from the archive.
     instead: Option<&'static str>,
+    /// The flavour whose directory holds the source: itself, or another of the same package and patches.
+    pub(crate) source: &'static str,
     /// Configuration fragments in `tests/kernel/config`.
     config: &'static [&'static str],
-    /// Directory in `tests/kernel/patches`.
-    patches: &'static str,
+    /// Directories in `tests/kernel/patches`, applied one after the other.
+    patches: &'static [&'static str],
+    /// The compiler that the variables for make choose.
+    compiler: &'static str,
     /// More variables for make.
     make: &'static [&'static str],
+    /// Also builds the RDMA modules as the pristine source has them.
+    stock: bool,
+    /// Its configuration has the detectors of `debug.config`, and every machine must show that they work.
+    detectors: bool,
 }
 
 pub(crate) const DEFAULT: &str = "7.3";
+/// The series before it, for what differs in the `kernel` crate.
+pub(crate) const EARLIER: &str = "7.2";
+/// The fragment of a kernel that looks at signatures: it trusts a key of the rig's.
+const SIGNED: &str = "signed.config";
+/// The same source with what finds faults that no result shows.
+pub(crate) const DEBUG: &str = "debug";
 
-const FLAVOURS: &[Flavour] = &[Flavour {
-    name: DEFAULT,
-    package: "linux-source-7.3",
-    instead: Some("linux-source-7."),
-    config: &["rig.config"],
-    patches: "7.3",
-    make: &[],
-}];
+const FLAVOURS: &[Flavour] = &[
+    Flavour {
+        name: DEFAULT,
+        package: "linux-source-7.3",
+        instead: Some("linux-source-7."),
+        source: DEFAULT,
+        config: &["rig.config", SIGNED],
+        patches: &["7.3"],
+        compiler: "gcc",
+        make: &[],
+        stock: true,
+        detectors: false,
+    },
+    Flavour {
+        name: EARLIER,
+        package: "linux-source-7.2",
+        instead: None,
+        source: EARLIER,
+        config: &["rig.config"],
+        patches: &["7.2", "7.3"],
+        compiler: "gcc",
+        make: &[],
+        stock: true,
+        detectors: false,
+    },
+    Flavour {
+        name: DEBUG,
+        package: "linux-source-7.3",
+        instead: Some("linux-source-7."),
+        source: DEFAULT,
+        config: &["rig.config", "debug.config"],
+        patches: &["7.3"],
+        compiler: "clang-19",
+        make: &["LLVM=-19"],
+        stock: false,
+        detectors: true,
+    },
+];
 
 /// Suites that carry kernel sources. The machine's own need not be among them.
 const SUITES: &[&str] = &["trixie-backports", "forky", "sid"];
@@ -79,6 +124,16 @@ pub(crate) fn flavour(name: &str) -> Option<&'static Flavour> {
     FLAVOURS.iter().find(|flavour| flavour.name == name)
 }
 
+/// All that the tests run on.
+pub(crate) fn all() -> impl Iterator<Item = &'static str> {
+    FLAVOURS.iter().map(|flavour| flavour.name)
+}
+
+/// Those beside the usual one and its debug twin: they are there for what differs in the `kernel` crate.
+pub(crate) fn others() -> impl Iterator<Item = &'static str> {
+    all().filter(|name| ![DEFAULT, DEBUG].contains(name))
+}
+
 /// A kernel that is there.
 pub(crate) struct Kernel {
     pub(crate) image: PathBuf,
@@ -94,6 +149,34 @@ pub(crate) struct Kernel {
     /// Where the products of modules built for it go.
     pub(crate) products: PathBuf,
     pub(crate) make: &'static [&'static str],
+    /// It has the detectors of `debug.config`.
+    pub(crate) detectors: bool,
+    /// Where the key lies whose signatures it takes.
+    pub(crate) signing: Option<Signing>,
+}
+
+/// A key that a kernel trusts, as DKMS makes its own.
+#[derive(Debug, Clone)]
+pub(crate) struct Signing {
+    /// The private key, in PEM.
+    pub(crate) key: PathBuf,
+    /// The certificate, in DER.
+    pub(crate) certificate: PathBuf,
+    /// The kernel's program.
+    pub(crate) sign_file: PathBuf,
+}
+
+impl Signing {
+    /// Signs a module's file in its place.
+    pub(crate) fn sign(&self, module: &Path) -> Result<()> {
+        crate::progress::output(
+            Command::new(&self.sign_file)
+                .arg("sha512")
+                .args([&self.key, &self.certificate])
+                .arg(module),
+        )?;
+        Ok(())
+    }
 }
 
 impl Kernel {
@@ -187,14 +270,17 @@ pub(crate) fn by_path(paths: &Paths, path: &Path) -> Result<Kernel> {
         products: paths.cache.join("modules").join(name.finish()),
         build,
         make: &[],
+        detectors: false,
+        signing: None,
     })
 }
 
-/// One flavour's directory in the cache.
+/// One flavour's directory in the cache, and the one that has its source.
 struct Tree<'a> {
     paths: &'a Paths,
     flavour: &'static Flavour,
     directory: PathBuf,
+    home: PathBuf,
     toolchain: &'a Toolchain,
 }
 
@@ -212,9 +298,11 @@ pub(crate) fn ensure(
         paths,
         flavour,
         directory: paths.cache.join("kernel").join(flavour.name),
+        home: paths.cache.join("kernel").join(flavour.source),
         toolchain,
     };
     fs::create_dir_all(&tree.directory)?;
+    fs::create_dir_all(&tree.home)?;
     if tree.source_name().is_none() {
         tree.fetch()?;
     }
@@ -222,8 +310,10 @@ pub(crate) fn ensure(
         .source_name()
         .context("the kernel's source was fetched and is not there")?;
     let key = tree.key(&source)?;
+    // A key that is lost is made anew, and the kernel has to learn it.
+    let keyed = tree.signing().is_none_or(|signing| signing.key.exists());
     let there = frozen && tree.at("stamp").exists();
-    if !there && !stamp::is_fresh(&tree.at("stamp"), &key) {
+    if !keyed || !there && !stamp::is_fresh(&tree.at("stamp"), &key) {
         tree.build(&source, &key)?;
     }
     let image = tree.at("bzImage");
@@ -232,16 +322,66 @@ pub(crate) fn ensure(
         image,
         build: tree.at("build"),
         modules: tree.at("modules"),
-        stock: Some(tree.at("stock")),
+        stock: flavour.stock.then(|| tree.at("stock")),
         key,
         products: paths.cache.join("modules").join(flavour.name),
         make: flavour.make,
+        detectors: flavour.detectors,
+        signing: tree.signing(),
     })
 }
 
 impl Tree<'_> {
     fn at(&self, name: &str) -> PathBuf {
         self.directory.join(name)
+    }
+
+    /// Something of the source, which several flavours may share.
+    fn shared(&self, name: &str) -> PathBuf {
+        self.home.join(name)
+    }
+
+    fn signing(&self) -> Option<Signing> {
+        self.flavour.config.contains(&SIGNED).then(|| Signing {
+            key: self.at("signing/rig.key"),
+            certificate: self.at("signing/rig.der"),
+            sign_file: self.at("build/scripts/sign-file"),
+        })
+    }
+
+    /// Makes the key, if there is none, and puts its certificate where the configuration names it.
+    fn lay_certificate(&self) -> Result<()> {
+        let Some(signing) = self.signing() else {
+            return Ok(());
+        };
+        if !signing.key.exists() {
+            let _ = fs::remove_file(&signing.certificate);
+            fs::create_dir_all(self.at("signing"))?;
+            // As `dkms generate_mok` does, under a name that is moved when both are there.
+            let half = self.at("signing/new.key");
+            crate::progress::output(
+                Command::new("openssl")
+                    .args(
+                        "req -new -x509 -nodes -days 36500 -newkey rsa:2048 -outform DER"
+                            .split(' '),
+                    )
+                    .args(["-subj", "/CN=the rig's own key for modules/"])
+                    .arg("-keyout")
+                    .arg(&half)
+                    .arg("-out")
+                    .arg(&signing.certificate),
+            )?;
+            fs::rename(&half, &signing.key)?;
+        }
+        let pem = crate::progress::output(
+            Command::new("openssl")
+                .args(["x509", "-inform", "DER", "-in"])
+                .arg(&signing.certificate),
+        )?;
+        let certs = self.at("build/certs");
+        fs::create_dir_all(&certs)?;
+        stamp::update(&certs.join("rig.pem"), format!("{pem}\n").as_bytes())?;
+        Ok(())
     }
 
     fn log(&self) -> PathBuf {
@@ -261,22 +401,27 @@ impl Tree<'_> {
 
     /// Package and version of the unpacked source.
     fn source_name(&self) -> Option<String> {
-        let text = fs::read_to_string(self.at("source.name")).ok()?;
+        let text = fs::read_to_string(self.shared("source.name")).ok()?;
         Some(text.trim().to_owned()).filter(|name| !name.is_empty())
     }
 
-    fn key(&self, source: &str) -> Result<String> {
+    /// What it is made from but for our changes to the source.
+    fn base_key(&self, source: &str) -> Result<Key> {
         let mut key = Key::default();
         key.text("source", source);
-        key.text("tools", &self.toolchain.versions()?);
+        key.text("tools", &self.toolchain.versions(self.flavour.compiler)?);
         key.text("make", &self.flavour.make.join(" "));
         for fragment in self.flavour.config {
             key.path(&self.paths.repo, &self.ours("config").join(fragment))?;
         }
-        key.path(
-            &self.paths.repo,
-            &self.ours("patches").join(self.flavour.patches),
-        )?;
+        Ok(key)
+    }
+
+    fn key(&self, source: &str) -> Result<String> {
+        let mut key = self.base_key(source)?;
+        for directory in self.flavour.patches {
+            key.path(&self.paths.repo, &self.ours("patches").join(directory))?;
+        }
         key.path(&self.paths.repo, &self.ours("overlay"))?;
         Ok(key.finish())
     }
@@ -322,7 +467,7 @@ impl Tree<'_> {
     }
 
     fn try_source(&self, candidate: &apt::Candidate) -> Result<()> {
-        let download = self.at("download");
+        let download = self.shared("download");
         let _ = fs::remove_dir_all(&download);
         let mut stage = Stage::begin(self.title(&format!("downloading {}", candidate.package)));
         let package = apt::download(self.paths, &mut stage, candidate, &download)?;
@@ -330,10 +475,18 @@ impl Tree<'_> {
         stage.done(&format!("{size} MiB"));
 
         let mut stage = Stage::begin(self.title("unpacking"));
-        for stale in ["source", "build", "pristine"] {
-            let _ = fs::remove_dir_all(self.at(stale));
+        for stale in ["source", "pristine"] {
+            let _ = fs::remove_dir_all(self.shared(stale));
         }
-        let _ = fs::remove_file(self.at("stamp.stock"));
+        // What was compiled may be younger than a source that is new here, and make goes by age.
+        let kernels = self.paths.cache.join("kernel");
+        for flavour in FLAVOURS
+            .iter()
+            .filter(|other| other.source == self.flavour.source)
+        {
+            let _ = fs::remove_dir_all(kernels.join(flavour.name).join("build"));
+            let _ = fs::remove_file(kernels.join(flavour.name).join("stamp.stock"));
+        }
         stage.run(
             Command::new("dpkg-deb")
                 .arg("-x")
@@ -347,7 +500,7 @@ impl Tree<'_> {
             .into_iter()
             .find(|file| file.to_string_lossy().contains(".tar."))
             .ok_or_else(|| anyhow!("{} has no source archive", package.display()))?;
-        let source = self.at("source");
+        let source = self.shared("source");
         fs::create_dir_all(&source)?;
         let files = stage.run(
             Command::new("tar")
@@ -371,35 +524,40 @@ impl Tree<'_> {
         self.changed()?;
         let _ = fs::remove_dir_all(&download);
         stamp::set(
-            &self.at("source.name"),
+            &self.shared("source.name"),
             &format!("{} {}", candidate.package, candidate.version),
         )
     }
 
-    /// Patches in the order of their series file.
+    /// Patches in the order of their series files.
     fn patches(&self) -> Result<Vec<PathBuf>> {
-        let directory = self.ours("patches").join(self.flavour.patches);
-        let series = fs::read_to_string(directory.join("series"))
-            .with_context(|| format!("{}/series", directory.display()))?;
-        Ok(series
-            .lines()
-            .map(|line| line.split('#').next().unwrap_or_default().trim())
-            .filter(|line| !line.is_empty())
-            .map(|name| directory.join(name))
-            .collect())
+        let mut patches = Vec::new();
+        for directory in self.flavour.patches {
+            let directory = self.ours("patches").join(directory);
+            let series = fs::read_to_string(directory.join("series"))
+                .with_context(|| format!("{}/series", directory.display()))?;
+            patches.extend(
+                series
+                    .lines()
+                    .map(|line| line.split('#').next().unwrap_or_default().trim())
+                    .filter(|line| !line.is_empty())
+                    .map(|name| directory.join(name)),
+            );
+        }
+        Ok(patches)
     }
 
     /// Keeps the pristine contents of a file before we change it for the first time.
     fn keep_pristine(&self, path: &str) -> Result<()> {
-        let kept = self.at("pristine").join(path);
-        let absent = self.at("pristine").join(format!("{path}.absent"));
+        let kept = self.shared("pristine").join(path);
+        let absent = self.shared("pristine").join(format!("{path}.absent"));
         if kept.exists() || absent.exists() {
             return Ok(());
         }
         if let Some(parent) = kept.parent() {
             fs::create_dir_all(parent)?;
         }
-        match fs::read(self.at("source").join(path)) {
+        match fs::read(self.shared("source").join(path)) {
             Ok(contents) => stamp::replace(&kept, &contents),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 stamp::replace(&absent, b"")
@@ -410,7 +568,7 @@ impl Tree<'_> {
 
     /// All files that we ever changed, pristine.
     fn pristine(&self) -> Result<Files> {
-        let base = self.at("pristine");
+        let base = self.shared("pristine");
         let mut files = Files::new();
         for file in stamp::files(&base)? {
             let path = file.strip_prefix(&base)?.to_string_lossy().into_owned();
@@ -437,7 +595,7 @@ impl Tree<'_> {
             self.keep_pristine(&file.strip_prefix(&overlay)?.to_string_lossy())?;
         }
 
-        let work = self.at("patching");
+        let work = self.shared("patching");
         let _ = fs::remove_dir_all(&work);
         let pristine = self.pristine()?;
         for (path, contents) in &pristine {
@@ -450,22 +608,8 @@ impl Tree<'_> {
             }
         }
         for patch in &patches {
-            let output = Command::new("patch")
-                .args(["-p1", "--batch", "--forward", "--no-backup-if-mismatch"])
-                .args(["--reject-file=-", "-d"])
-                .arg(&work)
-                .arg("-i")
-                .arg(patch)
-                .stdin(Stdio::null())
-                .output()
-                .context("cannot start patch")?;
-            if !output.status.success() {
-                bail!(
-                    "{} does not fit:\n{}",
-                    patch.display(),
-                    String::from_utf8_lossy(&output.stdout).trim()
-                );
-            }
+            // What patch allows by itself: a point release changes what stands around.
+            patch::apply(&work, patch, 2)?;
         }
         for file in &overlaid {
             let target = work.join(file.strip_prefix(&overlay)?);
@@ -482,22 +626,19 @@ impl Tree<'_> {
 
     /// Writes files into the source tree, those alone that differ. Returns how many did.
     fn lay(&self, files: &Files) -> Result<usize> {
-        let source = self.at("source");
+        let source = self.shared("source");
         let mut count = 0;
         for (path, contents) in files {
             let target = source.join(path);
-            let present = fs::read(&target).ok();
-            if present == *contents {
-                continue;
-            }
-            count += 1;
-            if let Some(parent) = target.parent() {
-                fs::create_dir_all(parent)?;
-            }
-            match contents {
-                Some(contents) => stamp::replace(&target, contents)?,
-                None => fs::remove_file(&target)?,
-            }
+            let differed = match contents {
+                Some(contents) => stamp::update(&target, contents)?,
+                None if target.exists() => {
+                    fs::remove_file(&target)?;
+                    true
+                }
+                None => false,
+            };
+            count += usize::from(differed);
         }
         Ok(count)
     }
@@ -506,7 +647,7 @@ impl Tree<'_> {
         let mut command = self.toolchain.make();
         command
             .arg("-C")
-            .arg(self.at("source"))
+            .arg(self.shared("source"))
             .arg(format!("O={}", self.at("build").display()))
             .args(self.flavour.make)
             .args(arguments);
@@ -515,54 +656,55 @@ impl Tree<'_> {
 
     fn build(&self, source: &str, key: &str) -> Result<()> {
         let changed = self.changed()?;
-        let pristine = self.pristine()?;
-        let is_rdma = |path: &str| RDMA.iter().any(|prefix| path.starts_with(prefix));
-
-        // The stock RDMA modules, from the same kernel, before the tree gets ours.
-        let mut without: Files = changed.clone();
-        for (path, contents) in &mut without {
-            if is_rdma(path) {
-                *contents = pristine.get(path).cloned().flatten();
-            }
+        if self.flavour.stock {
+            self.build_stock(source, &changed)?;
         }
-        let mut stock_key = Key::default();
-        stock_key.text("source", source);
-        stock_key.text("tools", &self.toolchain.versions()?);
-        stock_key.text("make", &self.flavour.make.join(" "));
-        for fragment in self.flavour.config {
-            stock_key.path(&self.paths.repo, &self.ours("config").join(fragment))?;
-        }
-        for (path, contents) in &without {
-            if !is_rdma(path) {
-                stock_key.text("path", path);
-                stock_key.bytes("contents", contents.as_deref().unwrap_or_default());
-            }
-        }
-        let stock_key = stock_key.finish();
-        if !stamp::is_fresh(&self.at("stamp.stock"), &stock_key) {
-            self.lay(&without)?;
-            self.configure()?;
-            let whole = !self.at("bzImage").exists();
-            self.compile(if whole {
-                "compiling (six minutes on two cores)"
-            } else {
-                "compiling what has changed"
-            })?;
-            collect_modules(&self.at("build/drivers/infiniband"), &self.at("stock"))?;
-            stamp::set(&self.at("stamp.stock"), &stock_key)?;
-        }
-
         let count = self.lay(&changed)?;
         self.configure()?;
-        self.compile(&format!(
-            "compiling with peer memory ({count} files changed)"
-        ))?;
+        self.compile(&if self.at("bzImage").exists() || self.flavour.stock {
+            format!("compiling with peer memory ({count} files changed)")
+        } else {
+            "compiling (ten minutes on two cores)".to_owned()
+        })?;
         collect_modules(&self.at("build"), &self.at("modules"))?;
         stamp::replace(
             &self.at("bzImage"),
             &fs::read(self.at("build/arch/x86/boot/bzImage"))?,
         )?;
         stamp::set(&self.at("stamp"), key)
+    }
+
+    /// The stock RDMA modules, from the same kernel, before the tree gets ours.
+    fn build_stock(&self, source: &str, changed: &Files) -> Result<()> {
+        let pristine = self.pristine()?;
+        let is_rdma = |path: &str| RDMA.iter().any(|prefix| path.starts_with(prefix));
+        let mut without: Files = changed.clone();
+        for (path, contents) in &mut without {
+            if is_rdma(path) {
+                *contents = pristine.get(path).cloned().flatten();
+            }
+        }
+        let mut key = self.base_key(source)?;
+        for (path, contents) in &without {
+            if !is_rdma(path) {
+                key.text("path", path);
+                key.bytes("contents", contents.as_deref().unwrap_or_default());
+            }
+        }
+        let key = key.finish();
+        if stamp::is_fresh(&self.at("stamp.stock"), &key) {
+            return Ok(());
+        }
+        self.lay(&without)?;
+        self.configure()?;
+        let whole = !self.at("bzImage").exists();
+        self.compile(if whole {
+            "compiling (six minutes on two cores)"
+        } else {
+            "compiling what has changed"
+        })?;
+        collect_modules(&self.at("build/drivers/infiniband"), &self.at("stock"))?;
+        stamp::set(&self.at("stamp.stock"), &key)
     }
 
     fn configure(&self) -> Result<()> {
@@ -597,6 +739,7 @@ impl Tree<'_> {
     }
 
     fn compile(&self, what: &str) -> Result<()> {
+        self.lay_certificate()?;
         let mut stage = Stage::begin(self.title(what));
         let jobs = std::thread::available_parallelism().map_or(2, usize::from);
         let count = stage.run(
@@ -677,6 +820,24 @@ mod tests {
         let wanted = "# comment\nCONFIG_A=y\nCONFIG_B=m\nCONFIG_C=n\nCONFIG_D=n\nCONFIG_E=16000\n";
         let result = "CONFIG_A=y\n# CONFIG_B is not set\n# CONFIG_C is not set\nCONFIG_D=y\nCONFIG_E=16000\n";
         assert_eq!(lost_options(wanted, result), ["CONFIG_B=m", "CONFIG_D=n"]);
+    }
+
+    #[test]
+    fn what_flavours_are_made_of_is_there() {
+        let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernel");
+        for flavour in FLAVOURS {
+            for fragment in flavour.config {
+                assert!(ours.join("config").join(fragment).is_file());
+            }
+            for directory in flavour.patches {
+                assert!(ours
+                    .join("patches")
+                    .join(directory)
+                    .join("series")
+                    .is_file());
+            }
+            assert!(FLAVOURS.iter().any(|other| other.name == flavour.source));
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ use regex::RegexSet;
 static OPENERS: LazyLock<RegexSet> = LazyLock::new(|| {
     set(&[
         r"\bWARNING: ",
-        r"\bBUG(:| \S+ \()",
+        r"\bBUG(:| \S+ \()|kernel BUG at ",
         r"\bOops\b",
         r"Kernel panic",
         r"general protection fault",
@@ -24,13 +24,16 @@ static OPENERS: LazyLock<RegexSet> = LazyLock::new(|| {
         r"\b(KASAN|KMSAN|KCSAN|UBSAN)\b.*:",
         r"possible recursive locking|possible circular locking|suspicious RCU usage|inconsistent lock state",
         r"bad unlock balance|lock held when returning|held lock freed",
+        r"INFO: trying to register non-static key|turning off the locking correctness validator",
         r"refcount_t: ",
         r"list_(add|del) corruption|slab-.*overwritten|Redzone overwritten|Object (padding|already)",
         r"scheduling while atomic|sleeping function called",
         r"unregister_netdevice: waiting",
         r"DMAR: (DRHD: handling fault|\[.*fault|\[DMA |\[INTR)",
-        r"kmemleak: .*(new suspected|disabled)",
-        r"DMA-API: .*(device driver|out of memory|exceeded|cacheline|disabl)",
+        // Whatever they have to say but that they are there.
+        r"^kmemleak: ",
+        r"^DMA-API: ",
+        r"^sysfs: cannot create duplicate filename",
         r"page allocation failure",
         r"rust_kernel: panicked",
         r"unknown parameter '.*' ignored",
@@ -39,11 +42,16 @@ static OPENERS: LazyLock<RegexSet> = LazyLock::new(|| {
 });
 
 /// Lines that match an opener and report nothing.
-static HARMLESS: LazyLock<RegexSet> =
-    LazyLock::new(|| set(&[r"DMA-API: preallocated", r"DMA-API: debugging enabled"]));
+static HARMLESS: LazyLock<RegexSet> = LazyLock::new(|| {
+    set(&[
+        r"DMA-API: (preallocated|debugging enabled|dma_debug_entry pool grown)",
+        r"kmemleak: Kernel memory leak detector initialized",
+    ])
+});
 
 static CUT_HERE: &str = "------------[ cut here ]------------";
 static END_OF_TRACE: &str = "---[ end trace";
+static MAPPED_AT: &str = "DMA-API: Mapped at:";
 
 /// No report is longer; a longer one is cut, and what follows it is looked at anew.
 const LONGEST_REPORT: usize = 160;
@@ -118,7 +126,7 @@ impl Verdict {
 }
 
 /// The text of a line without time stamp and caller.
-fn message(line: &str) -> &str {
+pub(crate) fn message(line: &str) -> &str {
     let mut rest = line.trim_end_matches('\r');
     if let Some(inner) = rest.strip_prefix('[') {
         if let Some((stamp, text)) = inner.split_once(']') {
@@ -140,6 +148,12 @@ fn message(line: &str) -> &str {
         }
     }
     rest
+}
+
+/// Whether the text of a line begins with a space beyond the one after the time stamp: so do the lines of a stack.
+fn is_indented(line: &str) -> bool {
+    line.split_once(']')
+        .is_some_and(|(_, text)| text.starts_with("  "))
 }
 
 /// Whether a report that this line opens goes on in the lines after it.
@@ -211,6 +225,13 @@ pub(crate) fn reports(log: &str) -> Vec<Report> {
             }
             if ended {
                 at = probe;
+                // Whose mapping it is about stands behind the end.
+                if lines.get(at).is_some_and(|line| message(line) == MAPPED_AT) {
+                    at += 1;
+                    while lines.get(at).is_some_and(|line| is_indented(line)) {
+                        at += 1;
+                    }
+                }
             } else {
                 // No end in sight: the report is what stays within a few lines of the last telling one.
                 let mut last = start;

@@ -3,16 +3,23 @@
 
 mod apt;
 mod cpio;
+mod debian;
+mod detectors;
+mod documents;
+mod hazards;
 mod kernel;
 mod klog;
 mod lint;
 mod modules;
+mod mutants;
+mod patch;
 mod paths;
 mod programs;
 mod progress;
 mod results;
 mod setup;
 mod stamp;
+mod stress;
 mod suite;
 mod terminal;
 mod test;
@@ -58,8 +65,16 @@ enum Action {
     },
     /// Runs the tests; the last line is "N passed, M failed"
     Test(test::Selection),
+    /// Many processes at everything, for as long as wanted; the last line is "stress: N operations, all well"
+    Stress(stress::Selection),
+    /// Takes one rule after the other out of the module, and sees that the tests notice
+    Mutants(mutants::Selection),
     /// Shows what the module does; the last line is "demo: ok"
     Demo,
+    /// Runs the schedules of all known hazards and writes docs/hazards.md
+    Hazards,
+    /// Makes the Debian package of the module's source, in build/deb
+    Deb,
     /// Looks at the form of the code
     Lint,
 }
@@ -78,12 +93,16 @@ fn main() -> ExitCode {
 fn act(action: Action) -> Result<i32> {
     let paths = Paths::find()?;
     match action {
-        Action::Setup => setup::all(&paths, kernel::DEFAULT),
+        Action::Setup => setup::all(&paths, kernel::all()),
         Action::Kernel { flavour } => setup::kernel(&paths, &flavour),
         Action::Modules { kernel } => setup::modules(&paths, &kernel),
         Action::Vm { options, command } => run_vm(&paths, &options, &command),
         Action::Test(selection) => test::suite(&paths, &selection),
+        Action::Stress(selection) => stress::run(&paths, &selection),
+        Action::Mutants(selection) => mutants::run(&paths, &selection),
         Action::Demo => test::demo(&paths),
+        Action::Hazards => hazards::write(&paths),
+        Action::Deb => setup::deb(&paths),
         Action::Lint => test::lint(&paths),
     }
 }

@@ -13,6 +13,7 @@ use anyhow::Result;
 
 use crate::apt;
 use crate::kernel::Kernel;
+use crate::mutants;
 use crate::paths::Paths;
 use crate::progress::Stage;
 use crate::stamp;
@@ -110,6 +111,20 @@ impl Index {
     }
 }
 
+/// Names that an object file uses and others have.
+fn undefined(file: &Path) -> Result<Vec<String>> {
+    let output = std::process::Command::new("nm")
+        .args(["--undefined-only", "--just-symbols"])
+        .arg(file)
+        .output()
+        .context("cannot start nm")?;
+    if !output.status.success() {
+        bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    let names = String::from_utf8_lossy(&output.stdout).into_owned();
+    Ok(names.lines().map(str::to_owned).collect())
+}
+
 /// One field of a module's information, empty if it has none.
 pub(crate) fn info(file: &Path, field: &str) -> Result<String> {
     let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
@@ -147,18 +162,34 @@ struct Recipe<'a> {
     /// All that goes into it.
     inputs: Vec<PathBuf>,
     variables: Vec<String>,
+    /// Applied to a copy of the sources, and built there.
+    patches: &'a [PathBuf],
 }
 
 /// Builds modules for one kernel.
 pub(crate) struct Builder<'a> {
-    pub(crate) paths: &'a Paths,
-    pub(crate) toolchain: &'a Toolchain,
-    pub(crate) kernel: &'a Kernel,
+    paths: &'a Paths,
+    toolchain: &'a Toolchain,
+    kernel: &'a Kernel,
     /// Takes a product that is there for what it is.
-    pub(crate) frozen: bool,
+    frozen: bool,
 }
 
-impl Builder<'_> {
+impl<'a> Builder<'a> {
+    pub(crate) fn new(
+        paths: &'a Paths,
+        toolchain: &'a Toolchain,
+        kernel: &'a Kernel,
+        frozen: bool,
+    ) -> Self {
+        Self {
+            paths,
+            toolchain,
+            kernel,
+            frozen,
+        }
+    }
+
     /// The stand-in GPU's driver.
     pub(crate) fn gpu(&self) -> Result<PathBuf> {
         let source = self.paths.repo.join("tests/gpu");
@@ -172,12 +203,66 @@ impl Builder<'_> {
             ],
             source,
             variables: Vec::new(),
+            patches: &[],
         })
+    }
+
+    /// What breaks calls of the kernel on request.
+    pub(crate) fn interpose(&self) -> Result<PathBuf> {
+        let source = self.repo("tests/interpose");
+        self.build(&Recipe {
+            patches: &[],
+            name: "interpose",
+            product: "rig_interpose.ko",
+            inputs: vec![source.clone(), self.repo("tests/kernel/overlay/include")],
+            source,
+            variables: Vec::new(),
+        })
+    }
+
+    /// Neighbours that our module cannot work with, by what is wrong with them.
+    pub(crate) fn drivers(&self) -> Result<Vec<(&'static str, PathBuf)>> {
+        let source = self.repo("tests/drivers");
+        [
+            ("older", "driver-older", "nvidia.ko"),
+            ("proprietary", "driver-proprietary", "nvidia.ko"),
+            ("nv_peer_mem", "driver-nv_peer_mem", "nv_peer_mem.ko"),
+        ]
+        .into_iter()
+        .map(|(kind, name, product)| {
+            let file = self.build(&Recipe {
+                name,
+                product,
+                inputs: vec![source.clone(), self.repo("tests/kernel/overlay/include")],
+                source: source.clone(),
+                variables: vec![format!("DRIVER={kind}")],
+                patches: &[],
+            })?;
+            Ok((kind, file))
+        })
+        .collect()
     }
 
     /// The module of this repository.
     pub(crate) fn ours(&self) -> Result<PathBuf> {
         self.build(&self.our_recipe())
+    }
+
+    /// The same with patches applied, the last of which gives it its name.
+    pub(crate) fn patched(&self, patches: &[PathBuf]) -> Result<PathBuf> {
+        let name = patches.last().and_then(|patch| patch.file_stem());
+        let name = name.context("no patch")?.to_string_lossy();
+        let name = format!("mutant-{name}");
+        let mut recipe = self.our_recipe();
+        recipe.name = &name;
+        recipe.inputs.extend_from_slice(patches);
+        recipe.patches = patches;
+        // A suite runs with what it built at its beginning. This is not among that.
+        let builder = Builder {
+            frozen: false,
+            ..*self
+        };
+        builder.build(&recipe)
     }
 
     /// Its KUnit tests.
@@ -190,18 +275,49 @@ impl Builder<'_> {
         self.build(&recipe)
     }
 
+    /// Faults for the detectors of a debug kernel.
+    pub(crate) fn planted(&self) -> Result<PathBuf> {
+        let source = self.repo("tests/planted");
+        self.build(&Recipe {
+            name: "planted",
+            product: "planted.ko",
+            inputs: vec![source.clone()],
+            source,
+            variables: Vec::new(),
+            patches: &[],
+        })
+    }
+
+    /// All that there are for this kernel.
+    pub(crate) fn all(&self) -> Result<Vec<PathBuf>> {
+        let mut files = vec![
+            self.gpu()?,
+            self.ours()?,
+            self.kunit()?,
+            self.control()?,
+            self.interpose()?,
+        ];
+        files.extend(self.drivers()?.into_iter().map(|(_, file)| file));
+        if self.kernel.detectors {
+            files.push(self.planted()?);
+            self.is_watched()?;
+        }
+        Ok(files)
+    }
+
+    /// Whether the compiler has put KASAN's checks into our Rust. A module without them loads as well, and unwatched.
+    fn is_watched(&self) -> Result<()> {
+        let object = self.kernel.products.join("ours.build/src/nvidia_peermem.o");
+        let calls = undefined(&object)?;
+        if !calls.iter().any(|name| name.starts_with("__asan_report_")) {
+            bail!("{} has none of KASAN's checks", object.display());
+        }
+        Ok(())
+    }
+
     /// The functions of other modules, and of the kernel, that our module calls.
     pub(crate) fn calls(&self) -> Result<Vec<String>> {
-        let output = std::process::Command::new("nm")
-            .args(["--undefined-only", "--just-symbols"])
-            .arg(self.ours()?)
-            .output()
-            .context("cannot start nm")?;
-        if !output.status.success() {
-            bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
-        }
-        let names = String::from_utf8_lossy(&output.stdout).into_owned();
-        Ok(names.lines().map(str::to_owned).collect())
+        undefined(&self.ours()?)
     }
 
     /// Has clippy look at our module's Rust, and its tests'.
@@ -213,7 +329,7 @@ impl Builder<'_> {
         let _ = fs::remove_dir_all(&output);
         fs::create_dir_all(&output)?;
         let result = self
-            .kbuild(&recipe, &output)
+            .kbuild(&recipe, &recipe.source, &output)
             .arg("CLIPPY=1")
             .stdin(std::process::Stdio::null())
             .output()
@@ -241,15 +357,16 @@ impl Builder<'_> {
                 "NV_P2P_INCLUDE=".to_owned(),
                 "PEER_MEM_INCLUDE=".to_owned(),
             ],
+            patches: &[],
         }
     }
 
-    fn kbuild(&self, recipe: &Recipe<'_>, output: &Path) -> std::process::Command {
+    fn kbuild(&self, recipe: &Recipe<'_>, source: &Path, output: &Path) -> std::process::Command {
         let mut command = self.toolchain.make();
         command
             .arg("-C")
             .arg(&self.kernel.build)
-            .arg(format!("M={}", recipe.source.display()))
+            .arg(format!("M={}", source.display()))
             .arg(format!("MO={}", output.display()))
             .args(self.kernel.make)
             .args(&recipe.variables)
@@ -263,14 +380,11 @@ impl Builder<'_> {
         let symbols = self.gpu_symbols()?;
         let source = self.kernel.products.join("nvidia.source");
         let mut inputs = vec![symbols.clone()];
-        fs::create_dir_all(&source)?;
         let own = stamp::files(&self.repo("tests/control"))?;
         for file in own.iter().chain(&files) {
             let target = source.join(file.file_name().context("a file without a name")?);
             let contents = fs::read(file).with_context(|| file.display().to_string())?;
-            if fs::read(&target).ok().as_ref() != Some(&contents) {
-                stamp::replace(&target, &contents)?;
-            }
+            stamp::update(&target, &contents)?;
             inputs.push(target);
         }
         self.build(&Recipe {
@@ -282,6 +396,7 @@ impl Builder<'_> {
                 format!("CONTROL_VERSION={version}"),
                 format!("KBUILD_EXTRA_SYMBOLS={}", symbols.display()),
             ],
+            patches: &[],
         })
     }
 
@@ -295,7 +410,7 @@ impl Builder<'_> {
     }
 
     /// The control's files in the cache, downloaded when they are not there, and the driver's version.
-    fn control_source(&self) -> Result<(Vec<PathBuf>, String)> {
+    pub(crate) fn control_source(&self) -> Result<(Vec<PathBuf>, String)> {
         let directory = self.paths.cache.join("control");
         let version = directory.join("version");
         let files: Vec<PathBuf> = CONTROL_FILES
@@ -377,14 +492,21 @@ impl Builder<'_> {
         if product.exists() && stamp::is_fresh(&stamp, &key) {
             return Ok(product);
         }
-        let output = self.kernel.products.join(format!("{}.build", recipe.name));
+        // Mutants share a directory, for most of what is in it is the same for all.
+        let (source, output) = if recipe.patches.is_empty() {
+            (recipe.source.clone(), format!("{}.build", recipe.name))
+        } else {
+            let copy = mutants::patched(self.paths, recipe.patches)?;
+            (copy, "mutants.build".to_owned())
+        };
+        let output = self.kernel.products.join(output);
         fs::create_dir_all(&output)?;
         let mut stage = Stage::begin(format!(
             "module {} ({}): compiling",
             recipe.product, recipe.name
         ));
         stage.run(
-            &mut self.kbuild(recipe, &output),
+            &mut self.kbuild(recipe, &source, &output),
             &self.paths.cache.join("logs/modules.txt"),
             "steps",
             |line| line.starts_with("  "),

@@ -40,12 +40,17 @@ pub(crate) fn gdr(paths: &Paths) -> PathBuf {
     paths.cache.join("programs/gdr")
 }
 
+/// The beginning of its command line.
+pub(crate) fn gdr_command(paths: &Paths, action: &str) -> Vec<String> {
+    vec![gdr(paths).to_string_lossy().into_owned(), action.to_owned()]
+}
+
 /// Compiles the verbs program if it has not been from this source.
 pub(crate) fn build(paths: &Paths, toolchain: &Toolchain) -> Result<()> {
     let product = gdr(paths);
     let stamp = paths.cache.join("programs/stamp");
     let mut key = Key::default();
-    key.text("tools", &toolchain.versions()?);
+    key.text("tools", &toolchain.versions("gcc")?);
     for input in [
         "Cargo.toml",
         "Cargo.lock",

@@ -3,6 +3,7 @@
 
 use std::sync::LazyLock;
 
+use anyhow::Result;
 use regex::Regex;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,6 +20,32 @@ pub(crate) struct Test {
     pub(crate) verdict: Verdict,
     /// Diagnostic lines without their mark.
     pub(crate) notes: Vec<String>,
+}
+
+impl Test {
+    /// Of a check of the rig's own: what it says if it passes, or why it fails.
+    pub(crate) fn of(name: String, result: Result<Vec<String>>) -> Self {
+        let (verdict, notes) = match result {
+            Ok(said) => (Verdict::Passed, said),
+            Err(error) => (
+                Verdict::Failed,
+                format!("{error:#}").lines().map(str::to_owned).collect(),
+            ),
+        };
+        Self {
+            name,
+            verdict,
+            notes,
+        }
+    }
+
+    pub(crate) fn skipped(name: &str, reason: String) -> Self {
+        Self {
+            name: name.to_owned(),
+            verdict: Verdict::Skipped(reason),
+            notes: Vec::new(),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,9 +73,9 @@ pub(crate) struct Reader {
 
 #[expect(
     clippy::expect_used,
-    reason = "the patterns are constants of this file"
+    reason = "the patterns are constants of this program"
 )]
-fn pattern(text: &str) -> Regex {
+pub(crate) fn pattern(text: &str) -> Regex {
     Regex::new(text).expect("constant pattern")
 }
 
@@ -172,6 +199,16 @@ impl Reader {
             };
             self.add(&name, verdict);
         }
+    }
+
+    /// Whether there are as many results as were announced.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.announced == Some(self.tests.len())
+    }
+
+    /// What was said since the last result: of a test that has none, or of none.
+    pub(crate) fn unfinished(&self) -> &[String] {
+        &self.notes
     }
 
     /// All is read: what is wrong with the output as a whole.

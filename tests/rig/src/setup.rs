@@ -9,6 +9,7 @@ use anyhow::Context as _;
 use anyhow::Result;
 
 use crate::apt;
+use crate::debian;
 use crate::kernel;
 use crate::kernel::Kernel;
 use crate::lint;
@@ -16,6 +17,7 @@ use crate::lint::Linter;
 use crate::modules;
 use crate::modules::Builder;
 use crate::modules::Index;
+use crate::mutants;
 use crate::paths::Paths;
 use crate::programs;
 use crate::progress::Stage;
@@ -26,10 +28,10 @@ use crate::vm;
 use crate::vm::Peermem;
 
 /// Keeps a second `rig` from making the same thing at the same time.
-struct Lock(fs::File);
+pub(crate) struct Lock(fs::File);
 
 impl Lock {
-    fn take(paths: &Paths, what: &str) -> Result<Self> {
+    pub(crate) fn take(paths: &Paths, what: &str) -> Result<Self> {
         let directory = paths.cache.join("locks");
         fs::create_dir_all(&directory)?;
         let file = fs::File::create(directory.join(what))?;
@@ -58,7 +60,7 @@ fn tools(paths: &Paths) -> Result<Toolchain> {
 fn find_kernel(paths: &Paths, toolchain: &Toolchain, name: &str, frozen: bool) -> Result<Kernel> {
     match kernel::flavour(name) {
         Some(flavour) => {
-            let _lock = Lock::take(paths, &format!("kernel-{name}"))?;
+            let _lock = Lock::take(paths, &format!("kernel-{}", flavour.source))?;
             kernel::ensure(paths, toolchain, flavour, frozen)
         }
         None if name.contains('/') => kernel::by_path(paths, Path::new(name)),
@@ -66,19 +68,15 @@ fn find_kernel(paths: &Paths, toolchain: &Toolchain, name: &str, frozen: bool) -
     }
 }
 
-/// Everything that demo and tests need.
-pub(crate) fn all(paths: &Paths, kernel: &str) -> Result<i32> {
+/// Everything that demo and tests need, on these kernels.
+pub(crate) fn all<'a>(paths: &Paths, kernels: impl IntoIterator<Item = &'a str>) -> Result<i32> {
     let toolchain = tools(paths)?;
-    let kernel = find_kernel(paths, &toolchain, kernel, false)?;
+    for name in kernels {
+        let kernel = find_kernel(paths, &toolchain, name, false)?;
+        let _lock = Lock::take(paths, "modules")?;
+        Builder::new(paths, &toolchain, &kernel, false).all()?;
+    }
     let _lock = Lock::take(paths, "modules")?;
-    let builder = Builder {
-        paths,
-        toolchain: &toolchain,
-        kernel: &kernel,
-        frozen: false,
-    };
-    builder.ours()?;
-    builder.control()?;
     programs::build(paths, &toolchain)?;
     Ok(0)
 }
@@ -92,36 +90,30 @@ pub(crate) fn lint(paths: &Paths) -> Result<Vec<Test>> {
     let linter = Linter {
         paths,
         toolchain: &toolchain,
-        builder: &Builder {
-            paths,
-            toolchain: &toolchain,
-            kernel: &kernel,
-            frozen: false,
-        },
+        builder: &Builder::new(paths, &toolchain, &kernel, false),
         kernel_source: kernel.source(),
     };
     let mut tests = Vec::new();
     for (name, check) in lint::CHECKS {
         let stage = Stage::begin(format!("lint: {name}"));
-        let (verdict, notes) = match check(&linter) {
-            Ok(()) => (Verdict::Passed, Vec::new()),
-            Err(error) => (
-                Verdict::Failed,
-                format!("{error:#}").lines().map(str::to_owned).collect(),
-            ),
-        };
-        stage.done(if verdict == Verdict::Passed {
+        let test = Test::of((*name).to_owned(), check(&linter).map(|()| Vec::new()));
+        stage.done(if test.verdict == Verdict::Passed {
             "ok"
         } else {
             "failed"
         });
-        tests.push(Test {
-            name: (*name).to_owned(),
-            verdict,
-            notes,
-        });
+        tests.push(test);
     }
     Ok(tests)
+}
+
+/// The Debian package of the module's source.
+pub(crate) fn deb(paths: &Paths) -> Result<i32> {
+    tools(paths)?;
+    let status = std::process::Command::new(paths.repo.join("packaging/deb"))
+        .status()
+        .context("cannot start packaging/deb")?;
+    Ok(i32::from(!status.success()))
 }
 
 pub(crate) fn kernel(paths: &Paths, flavour: &str) -> Result<i32> {
@@ -135,16 +127,20 @@ pub(crate) fn modules(paths: &Paths, name: &str) -> Result<i32> {
     let toolchain = tools(paths)?;
     let kernel = find_kernel(paths, &toolchain, name, false)?;
     let _lock = Lock::take(paths, "modules")?;
-    let builder = Builder {
-        paths,
-        toolchain: &toolchain,
-        kernel: &kernel,
-        frozen: false,
-    };
-    println!("{}", builder.gpu()?.display());
-    println!("{}", builder.ours()?.display());
-    println!("{}", builder.control()?.display());
+    for file in Builder::new(paths, &toolchain, &kernel, false).all()? {
+        println!("{}", file.display());
+    }
     Ok(0)
+}
+
+/// Our module on a Debian host with its stock kernel.
+pub(crate) fn debian(paths: &Paths) -> Result<(Vec<Test>, Vec<String>)> {
+    let toolchain = tools(paths)?;
+    let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, true)?;
+    let builder = Builder::new(paths, &toolchain, &kernel, true);
+    let (control, driver) = builder.control_source()?;
+    let _lock = Lock::take(paths, "debian")?;
+    debian::tests(paths, &kernel.source(), (&control, &driver))
 }
 
 /// The kernel and the modules of one run.
@@ -156,12 +152,7 @@ pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
         bail!("the stock RDMA modules have no peer memory: give --peermem none");
     }
     let _lock = Lock::take(paths, "modules")?;
-    let builder = Builder {
-        paths,
-        toolchain: &toolchain,
-        kernel: &kernel,
-        frozen: options.frozen,
-    };
+    let builder = Builder::new(paths, &toolchain, &kernel, options.frozen);
     let mut index = Index::default();
     for file in options.peermem_ko.iter().chain(&options.gpu_ko) {
         let file = fs::canonicalize(file).with_context(|| file.display().to_string())?;
@@ -170,33 +161,58 @@ pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
     if options.peermem_ko.is_none() {
         match options.peermem {
             Peermem::Ours => {
+                if let Some(name) = &options.mutant {
+                    index.add(builder.patched(&mutants::find(paths, name)?.patches)?);
+                } else if !options.patches.is_empty() {
+                    index.add(builder.patched(&options.patches)?);
+                }
                 index.add(builder.ours()?);
                 index.add(builder.kunit()?);
             }
             Peermem::Nvidia => index.add(builder.control()?),
-            Peermem::None => {}
+            // On fakes of both neighbours: needs neither.
+            Peermem::None => index.add(builder.kunit()?),
         }
+    }
+    let mut drivers = Vec::new();
+    if options.beside {
+        index.add(builder.ours()?);
+        drivers = builder.drivers()?;
     }
     if options.gpus > 0 && options.gpu_ko.is_none() {
         index.add(builder.gpu()?);
     }
-    let control = if options.with_control {
-        Some(builder.control()?)
-    } else {
-        None
-    };
+    if kernel.detectors {
+        index.add(builder.planted()?);
+    }
+    let control = options
+        .with_control
+        .then(|| builder.control())
+        .transpose()?;
     let peermem_version = match index.get("nvidia_peermem") {
         Some(file) => modules::info(file, "version")?,
         None => String::new(),
     };
+    if options.interpose {
+        index.add(builder.interpose()?);
+    }
     for file in kernel.index(stock)?.files() {
         index.add(file.clone());
     }
+    let signing = match (&kernel.signing, options.signed) {
+        (Some(signing), true) => Some((signing.clone(), builder.ours()?)),
+        (None, true) => bail!("this kernel looks at no signatures"),
+        (_, false) => None,
+    };
     Ok(vm::Boot {
         image: kernel.image,
         release: kernel.release,
         modules: index,
         peermem_version,
         control,
+        drivers,
+        signing,
+        detectors: kernel.detectors,
+        host: false,
     })
 }

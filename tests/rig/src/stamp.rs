@@ -87,9 +87,32 @@ pub(crate) fn replace(path: &Path, contents: &[u8]) -> Result<()> {
     fs::rename(&new, path).with_context(|| format!("cannot replace {}", path.display()))
 }
 
+/// Writes a file, and the directories that it lies in, unless it has these contents; says whether it did.
+pub(crate) fn update(path: &Path, contents: &[u8]) -> Result<bool> {
+    if fs::read(path).is_ok_and(|present| present == contents) {
+        return Ok(false);
+    }
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    replace(path, contents)?;
+    Ok(true)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_that_do_not_change_are_left_alone() {
+        let directory = std::env::temp_dir().join(format!("rig-stamp-{}", std::process::id()));
+        let file = directory.join("a/b");
+        let results = ["x", "x", "y"].map(|text| update(&file, text.as_bytes()).unwrap());
+        let contents = fs::read_to_string(&file);
+        fs::remove_dir_all(&directory).unwrap();
+        assert_eq!(results, [true, false, true]);
+        assert_eq!(contents.unwrap(), "y");
+    }
 
     #[test]
     fn a_key_depends_on_where_its_parts_begin() {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The suite: every run of `make test`, in order.
 
+use crate::kernel;
 use crate::results::Format;
 use crate::vm::Iommu;
 use crate::vm::Options;
@@ -19,8 +20,12 @@ pub(crate) struct Run {
     pub(crate) known: &'static [(&'static str, &'static str)],
     /// Another run whose results must be the same, test for test.
     pub(crate) same_as: Option<&'static str>,
+    /// Figures whose names begin so are shown with the run; for one that stands beside no other.
+    pub(crate) shown: Option<&'static str>,
     /// Left out of `make test`: `make test-all` has it.
     pub(crate) only_in_full: bool,
+    /// Its machine's kernel, where it is not the caller's.
+    pub(crate) kernel: Option<&'static str>,
 }
 
 #[derive(Clone, Copy)]
@@ -33,6 +38,12 @@ pub(crate) enum Place {
     },
     /// `cargo` on the host, with these arguments.
     Cargo(&'static [&'static str]),
+    /// The schedules of the known hazards: ours must hold, and `docs/hazards.md` be what they make.
+    Hazards,
+    /// The tests of our module with one rule after the other taken out.
+    Mutants,
+    /// Installed on a Debian host, which boots its own kernel.
+    Debian,
     /// The checks of the code's form, where they are asked for.
     Lint,
 }
@@ -44,23 +55,93 @@ const BASE: Run = Run {
     column: None,
     known: &[],
     same_as: None,
+    shown: None,
     only_in_full: false,
+    kernel: None,
 };
 
 /// Enough for the largest regions that the cases register.
 const LARGE_BAR: u64 = 128 * 1024;
 
+/// Enough for regions that cross entries of 2 GiB. KASAN wants an eighth of what rxe maps: 64 GiB are too much for it.
+const DEBUG_BAR: u64 = 8 * 1024;
+
 const GDR: &[&str] = &["{gdr}", "test", "{filter}"];
-/// KUnit indents the tests of a suite.
-const KUNIT: &[&str] = &[
-    "sh",
-    "-c",
-    "modprobe nvidia-peermem-kunit && \
-     sed -n 's/^    //p' /sys/kernel/debug/kunit/peermem/results && \
-     modprobe -r nvidia-peermem-kunit",
+const KUNIT: &[&str] = &["{repo}/tests/vm/kunit"];
+/// What others see of the module.
+const IDENTITY: &[&str] = &["{gdr}", "test", "identity.", "consumers."];
+/// Something of each kind: what a kernel can get wrong that the module was not made on.
+const SMOKE: &[&str] = &[
+    "{gdr}",
+    "test",
+    "move.read_gpu_to_host",
+    "move.send_gpu_to_gpu",
+    "move.write_gpu_to_gpu",
+    "register.entry_boundary",
+    "register.one_pin_one_unpin",
+    "register.rereg",
+    "reasons.no_room",
+    "reasons.tracepoint",
+    "limit.each_user",
+    "persist.",
+    "process.exit",
+    "process.killed_in_traffic",
+    "revoke.",
+    "identity.",
 ];
+/// What the module says where it cannot be loaded.
+const LOADING: &[&str] = &["{gdr}", "loading"];
+const DMA: &[&str] = &["{gdr}", "test", "dma."];
+/// An epoch of two thousand operations in each flavour.
+const STRESS: &[&str] = &["{gdr}", "stress", "--epochs", "2"];
 const PERFTEST: &[&str] = &["{repo}/tests/vm/perftest"];
 const PYVERBS: &[&str] = &["{repo}/tests/vm/pyverbs", "{pyverbs}"];
+
+/// A machine for KUnit: on fakes of all that is left out here.
+fn kunit(vm: &mut Options) {
+    vm.peermem = Peermem::None;
+    vm.rdma = Rdma::Stock;
+    vm.gpus = 0;
+    vm.append.push("kunit.enable=1 kunit.autorun=1".to_owned());
+    // Freed memory is seen to be freed.
+    vm.append.push("slab_debug=FZP".to_owned());
+}
+
+/// As kernels since 6.4: they do not let ib_core have its `memory_peers`.
+fn hidden(vm: &mut Options) {
+    vm.ib_param.push("peer_mem_sysfs=0".to_owned());
+    vm.with_control = vm.peermem == Peermem::Ours;
+}
+
+/// A machine without a peer-memory module, and with what it takes to try ours.
+fn beside(vm: &mut Options, rdma: Rdma) {
+    vm.peermem = Peermem::None;
+    vm.rdma = rdma;
+    vm.gpus = 1;
+    vm.beside = true;
+    vm.with_control = rdma == Rdma::Patched;
+}
+
+/// A machine for true DMA, with both flavours to choose from, and how many accesses of each kind its IOMMU is to refuse.
+fn dma(vm: &mut Options, iommu: Iommu, refused: [usize; 2]) {
+    vm.iommu = iommu;
+    vm.nvme = Some(64);
+    // 4 MiB by one command: lists of addresses that go on in a second page.
+    vm.qemu_arg
+        .extend(["-global", "nvme.mdts=10"].map(str::to_owned));
+    if vm.peermem == Peermem::Ours {
+        vm.param.push("persistent_api_support=0".to_owned());
+    }
+    let [reads, writes] = refused;
+    for (pattern, count) in [
+        (r"DMAR: DRHD: handling fault", reads + writes),
+        (r"DMAR: \[DMA Read NO_PASID\]", reads),
+        (r"DMAR: \[DMA Write NO_PASID\]", writes),
+    ] {
+        // One that could not be read is not there, and what it should declare fails the run.
+        vm.expect.extend(format!("{pattern}={count}").parse());
+    }
+}
 
 pub(crate) const SUITE: &[Run] = &[
     Run {
@@ -69,8 +150,8 @@ pub(crate) const SUITE: &[Run] = &[
         ..BASE
     },
     Run {
-        name: "the module's logic, on the host",
-        place: Place::Cargo(&["test", "-p", "peermem-host"]),
+        name: "the module's logic, in every order of events",
+        place: Place::Cargo(&["test", "--release", "-p", "peermem-loom"]),
         format: Format::Cargo,
         ..BASE
     },
@@ -81,14 +162,33 @@ pub(crate) const SUITE: &[Run] = &[
         ..BASE
     },
     Run {
+        name: "installing, on made-up hosts",
+        place: Place::Cargo(&["run", "--release", "--quiet", "-p", "peermem-install"]),
+        ..BASE
+    },
+    Run {
+        name: "installed on Debian, on its stock kernel",
+        place: Place::Debian,
+        ..BASE
+    },
+    Run {
         name: "KUnit",
         place: Place::Vm {
-            options: |vm| {
-                vm.gpus = 1;
-                vm.append.push("kunit.enable=1 kunit.autorun=1".to_owned());
-            },
+            options: kunit,
             command: KUNIT,
         },
+        ..BASE
+    },
+    Run {
+        name: "mutants: each rule taken out",
+        place: Place::Mutants,
+        ..BASE
+    },
+    // After the mutants: what is compiled of them must not pass for the module's.
+    Run {
+        name: "the module's logic, on the host",
+        place: Place::Cargo(&["test", "-p", "peermem-host"]),
+        format: Format::Cargo,
         ..BASE
     },
     Run {
@@ -195,6 +295,243 @@ pub(crate) const SUITE: &[Run] = &[
         ..BASE
     },
     Run {
+        name: "identity: ours beside NVIDIA's, memory_peers of ib_core's",
+        place: Place::Vm {
+            options: |vm| vm.with_control = true,
+            command: IDENTITY,
+        },
+        shown: Some("nccl"),
+        ..BASE
+    },
+    Run {
+        name: "identity: ours beside NVIDIA's, no memory_peers of ib_core's",
+        place: Place::Vm {
+            options: hidden,
+            command: IDENTITY,
+        },
+        shown: Some("nccl"),
+        ..BASE
+    },
+    Run {
+        name: "identity: ours, revocable, no memory_peers of ib_core's",
+        place: Place::Vm {
+            options: |vm| {
+                hidden(vm);
+                vm.param.push("persistent_api_support=0".to_owned());
+            },
+            command: IDENTITY,
+        },
+        ..BASE
+    },
+    Run {
+        name: "identity: NVIDIA's, no memory_peers of ib_core's",
+        place: Place::Vm {
+            options: |vm| {
+                vm.peermem = Peermem::Nvidia;
+                hidden(vm);
+            },
+            command: IDENTITY,
+        },
+        ..BASE
+    },
+    Run {
+        name: "7.2: smoke: ours, revocable",
+        place: Place::Vm {
+            options: |vm| vm.param.push("persistent_api_support=0".to_owned()),
+            command: SMOKE,
+        },
+        kernel: Some(kernel::EARLIER),
+        ..BASE
+    },
+    Run {
+        name: "loading: beside neighbours of all kinds",
+        place: Place::Vm {
+            options: |vm| {
+                beside(vm, Rdma::Patched);
+                // What refuses a name that is taken says so, before ib_core does.
+                vm.expect
+                    .extend("sysfs: cannot create duplicate filename=1".parse());
+            },
+            command: LOADING,
+        },
+        ..BASE
+    },
+    Run {
+        name: "loading: beside neighbours of all kinds, no memory_peers of ib_core's",
+        place: Place::Vm {
+            options: |vm| {
+                beside(vm, Rdma::Patched);
+                vm.ib_param.push("peer_mem_sysfs=0".to_owned());
+            },
+            command: LOADING,
+        },
+        ..BASE
+    },
+    Run {
+        name: "loading: beside an ib_core without peer memory",
+        place: Place::Vm {
+            options: |vm| beside(vm, Rdma::Stock),
+            command: LOADING,
+        },
+        ..BASE
+    },
+    Run {
+        name: "loading: a kernel that takes signed modules alone",
+        place: Place::Vm {
+            options: |vm| vm.signed = true,
+            command: LOADING,
+        },
+        ..BASE
+    },
+    Run {
+        name: "debug kernel: identity: ours, revocable, no memory_peers of ib_core's",
+        place: Place::Vm {
+            options: |vm| {
+                vm.kernel = kernel::DEBUG.to_owned();
+                hidden(vm);
+                vm.with_control = false;
+                vm.param.push("persistent_api_support=0".to_owned());
+            },
+            command: IDENTITY,
+        },
+        ..BASE
+    },
+    Run {
+        name: "debug kernel: KUnit",
+        place: Place::Vm {
+            options: |vm| {
+                kunit(vm);
+                vm.kernel = kernel::DEBUG.to_owned();
+                // It has no others.
+                vm.rdma = Rdma::Patched;
+            },
+            command: KUNIT,
+        },
+        ..BASE
+    },
+    Run {
+        name: "debug kernel: ours",
+        place: Place::Vm {
+            options: |vm| {
+                vm.kernel = kernel::DEBUG.to_owned();
+                vm.bar = DEBUG_BAR;
+            },
+            command: GDR,
+        },
+        ..BASE
+    },
+    Run {
+        name: "debug kernel: ours, revocable",
+        place: Place::Vm {
+            options: |vm| {
+                vm.kernel = kernel::DEBUG.to_owned();
+                vm.bar = DEBUG_BAR;
+                vm.param.push("persistent_api_support=0".to_owned());
+            },
+            command: GDR,
+        },
+        ..BASE
+    },
+    Run {
+        name: "DMA: ours, behind a translating IOMMU",
+        place: Place::Vm {
+            options: |vm| dma(vm, Iommu::Strict, [3, 6]),
+            command: DMA,
+        },
+        column: Some("ours"),
+        ..BASE
+    },
+    Run {
+        name: "DMA: NVIDIA's, behind a translating IOMMU",
+        place: Place::Vm {
+            options: |vm| {
+                vm.peermem = Peermem::Nvidia;
+                dma(vm, Iommu::Strict, [3, 6]);
+            },
+            command: DMA,
+        },
+        column: Some("NVIDIA {version}"),
+        ..BASE
+    },
+    Run {
+        name: "DMA: ours, behind an IOMMU that forgets lazily",
+        place: Place::Vm {
+            options: |vm| dma(vm, Iommu::On, [0, 8]),
+            command: DMA,
+        },
+        shown: Some("window"),
+        ..BASE
+    },
+    Run {
+        name: "DMA: ours, IOMMU passing through",
+        place: Place::Vm {
+            options: |vm| dma(vm, Iommu::Pt, [0, 0]),
+            command: DMA,
+        },
+        ..BASE
+    },
+    Run {
+        name: "DMA: ours, no IOMMU",
+        place: Place::Vm {
+            options: |vm| dma(vm, Iommu::Off, [0, 0]),
+            command: DMA,
+        },
+        ..BASE
+    },
+    Run {
+        name: "DMA: NVIDIA's, no IOMMU",
+        place: Place::Vm {
+            options: |vm| {
+                vm.peermem = Peermem::Nvidia;
+                dma(vm, Iommu::Off, [0, 0]);
+            },
+            command: DMA,
+        },
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "stress: two thousand operations in each flavour",
+        place: Place::Vm {
+            options: |_| {},
+            command: STRESS,
+        },
+        ..BASE
+    },
+    Run {
+        name: "debug kernel: stress: two thousand operations in each flavour",
+        place: Place::Vm {
+            options: |vm| vm.kernel = kernel::DEBUG.to_owned(),
+            command: STRESS,
+        },
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "sweep: calls of the provider's",
+        place: Place::Vm {
+            options: |_| {},
+            command: &["{gdr}", "test", "sweep.calls"],
+        },
+        ..BASE
+    },
+    Run {
+        name: "hazards",
+        place: Place::Hazards,
+        ..BASE
+    },
+    Run {
+        name: "sweep: allocations of the kernel's",
+        place: Place::Vm {
+            options: |vm| {
+                vm.kernel = kernel::DEBUG.to_owned();
+                vm.faults = true;
+            },
+            command: &["{gdr}", "test", "sweep.allocations"],
+        },
+        ..BASE
+    },
+    Run {
         name: "perftest: ours",
         place: Place::Vm {
             options: |_| {},
@@ -245,3 +582,60 @@ pub(crate) const SUITE: &[Run] = &[
         ..BASE
     },
 ];
+
+/// Every machine of the suite once more, on another kernel; not those that have a kernel of their own.
+pub(crate) fn again(kernel: &'static str) -> Vec<Run> {
+    // For as long as the program runs, as all names of runs are.
+    let named = |name: &str| -> &'static str { format!("{kernel}: {name}").leak() };
+    SUITE
+        .iter()
+        .filter(|run| match run.place {
+            Place::Vm { options, .. } => {
+                let mut wanted = Options::default();
+                options(&mut wanted);
+                // That kernel alone knows a key.
+                run.kernel.is_none() && wanted.kernel == kernel::DEFAULT && !wanted.signed
+            }
+            _ => false,
+        })
+        .map(|run| Run {
+            name: named(run.name),
+            same_as: run.same_as.map(named),
+            // The table is of modules, not of kernels.
+            column: None,
+            only_in_full: true,
+            kernel: Some(kernel),
+            ..*run
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_other_kernel_has_a_smoke_run() {
+        for flavour in kernel::others() {
+            let smoke = SUITE
+                .iter()
+                .filter(|run| run.kernel == Some(flavour) && run.name.contains("smoke"));
+            assert_eq!(smoke.filter(|run| !run.only_in_full).count(), 1);
+        }
+    }
+
+    #[test]
+    fn the_suite_runs_again_on_another_kernel() {
+        let again = again("7.x");
+        let names: Vec<&str> = again.iter().map(|run| run.name).collect();
+        assert!(names.contains(&"7.x: KUnit"));
+        assert!(names.contains(&"7.x: verbs: ours"));
+        assert!(!names.iter().any(|name| name.contains("debug kernel")));
+        assert!(!names.iter().any(|name| name.contains("smoke")));
+        for run in &again {
+            assert_eq!(run.kernel, Some("7.x"));
+            assert!(run.only_in_full && run.column.is_none());
+            assert!(run.same_as.is_none_or(|name| names.contains(&name)));
+        }
+    }
+}

@@ -8,8 +8,6 @@ use std::io::IsTerminal as _;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::sync::Arc;
-use std::sync::Mutex;
 use std::time::Instant;
 
 use anyhow::anyhow;
@@ -17,6 +15,8 @@ use anyhow::Context as _;
 use anyhow::Result;
 use clap::Args;
 
+use crate::documents;
+use crate::mutants;
 use crate::paths::Paths;
 use crate::programs;
 use crate::progress::duration;
@@ -24,6 +24,7 @@ use crate::results::Reader;
 use crate::results::Test;
 use crate::results::Verdict;
 use crate::setup;
+use crate::suite::again;
 use crate::suite::Place;
 use crate::suite::Run;
 use crate::suite::SUITE;
@@ -48,6 +49,9 @@ pub(crate) struct Selection {
     /// Also looks at the form of the code
     #[arg(long)]
     lint: bool,
+    /// Writes the parts of the documentation that are made from results, where they are not what was seen
+    #[arg(long)]
+    update_docs: bool,
     /// Names the runs and runs none
     #[arg(long)]
     list: bool,
@@ -65,6 +69,18 @@ struct Report {
 }
 
 impl Report {
+    /// Of a run that is not one machine: it has no column and no log.
+    fn plain(run: &'static Run, started: Instant, tests: Vec<Test>, problems: Vec<String>) -> Self {
+        Self {
+            run,
+            column: None,
+            tests,
+            problems,
+            elapsed: started.elapsed(),
+            log: None,
+        }
+    }
+
     /// Names of tests that failed and were not known to fail, and of those that were and passed.
     fn failures(&self) -> Vec<String> {
         let mut failures = Vec::new();
@@ -97,8 +113,14 @@ impl Report {
 }
 
 pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
+    // Who names a kernel has chosen the one that he wants.
+    let again = match selection.full && selection.kernel == crate::kernel::DEFAULT {
+        true => crate::kernel::others().flat_map(again).collect(),
+        false => Vec::new(),
+    };
     let runs: Vec<&'static Run> = SUITE
         .iter()
+        .chain(again.leak().iter())
         .filter(|run| selection.full || !run.only_in_full)
         .filter(|run| selection.lint || !matches!(run.place, Place::Lint))
         .filter(|run| {
@@ -116,7 +138,26 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
         return Err(anyhow!("no run has that in its name (see --list)"));
     }
     eprintln!("rig: making what the tests need");
-    setup::all(paths, &selection.kernel)?;
+    let kernels: BTreeSet<String> = runs
+        .iter()
+        .filter_map(|run| match run.place {
+            Place::Vm { options, .. } => Some(wanted(selection, run, options).kernel),
+            Place::Mutants | Place::Debian => Some(crate::kernel::DEFAULT.to_owned()),
+            _ => None,
+        })
+        .chain([selection.kernel.clone()])
+        .collect();
+    let (others, usual): (Vec<&str>, Vec<&str>) = kernels
+        .iter()
+        .map(String::as_str)
+        .partition(|name| crate::kernel::others().any(|other| other == *name));
+    setup::all(paths, usual)?;
+    for name in others {
+        // Its runs fail then; the others go on.
+        if let Err(error) = setup::all(paths, [name]) {
+            eprintln!("rig: kernel {name}: {error:#}");
+        }
+    }
     let toolchain = Toolchain::find(paths)?;
 
     let mut reports: Vec<Report> = Vec::new();
@@ -126,14 +167,7 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
         let mut report = match one(paths, &toolchain, run, selection) {
             Ok(report) => report,
             // A run that cannot even begin fails; the others go on.
-            Err(error) => Report {
-                run,
-                column: None,
-                tests: Vec::new(),
-                problems: vec![format!("{error:#}")],
-                elapsed: started.elapsed(),
-                log: None,
-            },
+            Err(error) => Report::plain(run, started, Vec::new(), vec![format!("{error:#}")]),
         };
         if let Some(name) = run.same_as {
             let other = reports.iter().find(|report| report.run.name == name);
@@ -149,7 +183,32 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
         tell(&report);
         reports.push(report);
     }
+    // Of other kernels, or of a part of the cases, the documentation says nothing.
+    if "input.".starts_with(&selection.case) && selection.kernel == crate::kernel::DEFAULT {
+        bad_input(paths, &mut reports, selection.update_docs);
+    }
     Ok(summary(&reports))
+}
+
+/// Compares the table of bad input with what was seen, if all that it is made from was run.
+fn bad_input(paths: &Paths, reports: &mut [Report], update: bool) {
+    let of = |name: &&str| reports.iter().find(|report| report.run.name == *name);
+    let runs: Vec<&[Test]> = documents::BAD_INPUT_RUNS
+        .iter()
+        .filter_map(of)
+        .map(|report| report.tests.as_slice())
+        .collect();
+    let Ok(runs) = <[&[Test]; 4]>::try_from(runs) else {
+        return;
+    };
+    let file = paths.repo.join("docs/bad-input.md");
+    let problem = documents::bad_input(runs)
+        .and_then(|part| documents::check(&file, "bad input", &part, update))
+        .unwrap_or_else(|error| Some(format!("docs/bad-input.md: {error:#}")));
+    if let (Some(problem), Some(report)) = (problem, reports.last_mut()) {
+        println!("      FAILED: {problem}");
+        report.problems.push(problem);
+    }
 }
 
 /// The checks of the code's form by themselves.
@@ -174,8 +233,7 @@ const DEMO_OK: &str = "demo: ok";
 
 /// The demo. Whether it went well is for this side to say: it has seen the kernel's log as well.
 pub(crate) fn demo(paths: &Paths) -> Result<i32> {
-    setup::all(paths, crate::kernel::DEFAULT)?;
-    let gdr = programs::gdr(paths);
+    setup::all(paths, [crate::kernel::DEFAULT])?;
     let options = Options {
         timeout: Some(120),
         with_control: true,
@@ -184,7 +242,7 @@ pub(crate) fn demo(paths: &Paths) -> Result<i32> {
         ..Options::default()
     };
     let boot = setup::boot(paths, &options)?;
-    let command = [gdr.to_string_lossy().into_owned(), "demo".to_owned()];
+    let command = programs::gdr_command(paths, "demo");
     let outcome = vm::run(
         paths,
         &options,
@@ -232,53 +290,53 @@ fn differences(one: &[Test], other: &[Test]) -> Vec<String> {
         .collect()
 }
 
+/// The machine of a run.
+fn wanted(selection: &Selection, run: &Run, options: fn(&mut Options)) -> Options {
+    let mut wanted = Options {
+        kernel: run.kernel.unwrap_or(&selection.kernel).to_owned(),
+        frozen: true,
+        env: vec![vm::SYSTEM_PROGRAMS.to_owned()],
+        ..Options::default()
+    };
+    options(&mut wanted);
+    wanted
+}
+
 fn one(
     paths: &Paths,
     toolchain: &Toolchain,
     run: &'static Run,
     selection: &Selection,
 ) -> Result<Report> {
-    match run.place {
-        Place::Cargo(arguments) => on_host(paths, toolchain, run, arguments),
-        Place::Lint => {
-            let started = Instant::now();
-            Ok(Report {
-                run,
-                column: None,
-                tests: setup::lint(paths)?,
-                problems: Vec::new(),
-                elapsed: started.elapsed(),
-                log: None,
-            })
+    let started = Instant::now();
+    let (tests, problems) = match run.place {
+        Place::Cargo(arguments) => on_host(paths, toolchain, run, arguments)?,
+        Place::Lint => (setup::lint(paths)?, Vec::new()),
+        Place::Mutants => (mutants::tests(paths, &[])?, Vec::new()),
+        Place::Debian => setup::debian(paths)?,
+        Place::Hazards => {
+            let frozen = selection.kernel == crate::kernel::DEFAULT;
+            crate::hazards::check(paths, frozen)?
         }
         Place::Vm { options, command } => {
-            let mut wanted = Options {
-                kernel: selection.kernel.clone(),
-                frozen: true,
-                // What the caller has put before the system's programs is not to be tested.
-                env: vec!["PATH=/usr/sbin:/usr/bin:/sbin:/bin".to_owned()],
-                ..Options::default()
-            };
-            options(&mut wanted);
+            let wanted = wanted(selection, run, options);
             let mut words = Vec::new();
             for word in command {
-                let word = word
+                let mut word = word
                     .replace("{repo}", &paths.repo.to_string_lossy())
-                    .replace("{filter}", &selection.case);
-                let word = if word.contains("{gdr}") {
-                    word.replace("{gdr}", &programs::gdr(paths).to_string_lossy())
-                } else if word.contains("{pyverbs}") {
-                    word.replace("{pyverbs}", &programs::pyverbs(paths)?.to_string_lossy())
-                } else {
-                    word
-                };
+                    .replace("{filter}", &selection.case)
+                    .replace("{gdr}", &programs::gdr(paths).to_string_lossy());
+                if word.contains("{pyverbs}") {
+                    word = word.replace("{pyverbs}", &programs::pyverbs(paths)?.to_string_lossy());
+                }
                 if !word.is_empty() {
                     words.push(word);
                 }
             }
-            in_machine(paths, run, &wanted, &words)
+            return in_machine(paths, run, &wanted, &words);
         }
-    }
+    };
+    Ok(Report::plain(run, started, tests, problems))
 }
 
 /// Shows a terminal's reader how far a run is.
@@ -303,38 +361,27 @@ fn in_machine(
     command: &[String],
 ) -> Result<Report> {
     let boot = setup::boot(paths, options)?;
-    let reader = Arc::new(Mutex::new((Reader::new(run.format), Vec::<String>::new())));
-    let sink = reader.clone();
-    let outcome = vm::run(
+    let (outcome, (reader, said)) = vm::run_with(
         paths,
         options,
         &boot,
         command,
-        Channels::Lines(Box::new(move |line, is_error| {
-            if let Ok(mut state) = sink.lock() {
-                let (reader, said) = &mut *state;
-                said.push(line.to_owned());
-                if is_error {
-                    return;
-                }
-                if let Some(test) = reader.line(line) {
-                    show(&test.name);
-                }
+        (Reader::new(run.format), Vec::new()),
+        |(reader, said), line, is_error| {
+            said.push(line.to_owned());
+            if is_error {
+                return;
             }
-        })),
+            if let Some(test) = reader.line(line) {
+                show(&test.name);
+            }
+        },
     )?;
     clear();
-    let (reader, said) = Arc::into_inner(reader)
-        .context("the machine's output is still being read")?
-        .into_inner()
-        .map_err(|_| anyhow!("reading the machine's output failed"))?;
     let (tests, mut problems) = reader.finish();
-    problems.extend(outcome.failures.iter().cloned());
+    problems.extend(outcome.failures);
     status_problem(outcome.status, &tests, &mut problems);
-    if let (Some(last), false) = (problems.last_mut(), said.is_empty()) {
-        let tail = &said[said.len().saturating_sub(20)..];
-        last.push_str(&format!("\n    it said last:\n    {}", tail.join("\n    ")));
-    }
+    add_last_words(&said, &mut problems);
     Ok(Report {
         run,
         column: run
@@ -348,7 +395,7 @@ fn in_machine(
 }
 
 /// A program's exit status must say what its results say.
-fn status_problem(status: Option<i32>, tests: &[Test], problems: &mut Vec<String>) {
+pub(crate) fn status_problem(status: Option<i32>, tests: &[Test], problems: &mut Vec<String>) {
     let Some(status) = status else {
         return;
     };
@@ -361,13 +408,20 @@ fn status_problem(status: Option<i32>, tests: &[Test], problems: &mut Vec<String
     }
 }
 
+/// Tells with the last problem, if there is one, what the program said last.
+pub(crate) fn add_last_words(said: &[String], problems: &mut [String]) {
+    if let (Some(last), false) = (problems.last_mut(), said.is_empty()) {
+        let tail = &said[said.len().saturating_sub(20)..];
+        last.push_str(&format!("\n    it said last:\n    {}", tail.join("\n    ")));
+    }
+}
+
 fn on_host(
     paths: &Paths,
     toolchain: &Toolchain,
-    run: &'static Run,
+    run: &Run,
     arguments: &[&str],
-) -> Result<Report> {
-    let started = Instant::now();
+) -> Result<(Vec<Test>, Vec<String>)> {
     let output = toolchain
         .cargo(paths)
         .args(arguments)
@@ -393,14 +447,7 @@ fn on_host(
             tail.join("\n    ")
         ));
     }
-    Ok(Report {
-        run,
-        column: None,
-        tests,
-        problems,
-        elapsed: started.elapsed(),
-        log: None,
-    })
+    Ok((tests, problems))
 }
 
 fn tell(report: &Report) {
@@ -415,6 +462,13 @@ fn tell(report: &Report) {
     }
     println!("{line} ({})", duration(report.elapsed));
     for test in &report.tests {
+        if let Some(shown) = report.run.shown {
+            for (name, value) in figures(test) {
+                if name.starts_with(shown) {
+                    println!("      {name}: {value}");
+                }
+            }
+        }
         if test.verdict != Verdict::Failed {
             continue;
         }
@@ -507,11 +561,22 @@ fn rows<'a>(name: &'a str, results: &[Option<&'a Test>]) -> Vec<Vec<String>> {
         row.extend(
             values
                 .iter()
-                .map(|value| value.unwrap_or_default().to_owned()),
+                .map(|value| cut(value.unwrap_or_default(), CELL)),
         );
         rows.push(row);
     }
     rows
+}
+
+/// The widest figure of the table.
+const CELL: usize = 48;
+
+/// A text's beginning, where it is longer than `most` characters.
+fn cut(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some(_) => text.chars().take(most - 1).chain(['…']).collect(),
+        None => text.to_owned(),
+    }
 }
 
 /// The same cases with each peer-memory module, side by side.
@@ -636,6 +701,12 @@ mod tests {
     use super::*;
     use crate::results::Format;
 
+    #[test]
+    fn long_figures_are_cut() {
+        assert_eq!(cut("ab…d", 4), "ab…d");
+        assert_eq!(cut("ab…de", 4), "ab……");
+    }
+
     fn test(name: &str, verdict: Verdict) -> Test {
         Test {
             name: name.to_owned(),
@@ -651,7 +722,9 @@ mod tests {
         column: None,
         known: &[("b", "reason"), ("c", "reason")],
         same_as: None,
+        shown: None,
         only_in_full: false,
+        kernel: None,
     };
 
     fn report(tests: Vec<Test>, problems: Vec<String>) -> Report {

@@ -71,10 +71,14 @@ impl Toolchain {
         command
     }
 
-    /// What a product depends on.
-    pub(crate) fn versions(&self) -> Result<String> {
+    /// What a product of this C compiler depends on.
+    pub(crate) fn versions(&self, compiler: &str) -> Result<String> {
         let mut text = String::new();
-        for program in [Path::new("gcc"), Path::new("/usr/bin/rustc"), &self.bindgen] {
+        for program in [
+            Path::new(compiler),
+            Path::new("/usr/bin/rustc"),
+            &self.bindgen,
+        ] {
             text.push_str(&output(Command::new(program).arg("--version"))?);
             text.push('\n');
         }

@@ -14,6 +14,8 @@ use std::process::Child;
 use std::process::Command;
 use std::process::Stdio;
 use std::sync::mpsc;
+use std::sync::Arc;
+use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 use std::time::Instant;
@@ -23,9 +25,12 @@ use anyhow::bail;
 use anyhow::Context as _;
 use anyhow::Result;
 use clap::Args;
+use clap::Parser as _;
 use clap::ValueEnum;
 
 use crate::cpio::Archive;
+use crate::detectors;
+use crate::kernel::Signing;
 use crate::klog;
 use crate::modules;
 use crate::modules::Index;
@@ -35,6 +40,9 @@ use crate::terminal;
 /// Exit statuses of the runner's own, as `timeout(1)` and `xargs(1)` have them.
 pub(crate) const TIMED_OUT: i32 = 124;
 pub(crate) const RUN_FAILED: i32 = 125;
+
+/// For the environment of a test's command: what the caller has put before the system's programs is not to be tested.
+pub(crate) const SYSTEM_PROGRAMS: &str = "PATH=/usr/sbin:/usr/bin:/sbin:/bin";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Peermem {
@@ -74,6 +82,17 @@ pub(crate) enum Iommu {
     On,
     /// Translating, unmapped at once
     Strict,
+}
+
+impl Iommu {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Pt => "pt",
+            Self::On => "on",
+            Self::Strict => "strict",
+        }
+    }
 }
 
 /// How the machine is to be.
@@ -150,12 +169,34 @@ pub(crate) struct Options {
     /// One more module, loaded last, with its parameters
     #[arg(long, value_name = "FILE[ PARAMETERS]")]
     pub(crate) load: Vec<String>,
+    /// Loads what breaks calls of the kernel on request (tests/interpose)
+    #[arg(long)]
+    pub(crate) interpose: bool,
+    /// Our module with a rule taken out: a patch of tests/mutants by its name
+    #[arg(long, value_name = "NAME", conflicts_with = "peermem_ko")]
+    pub(crate) mutant: Option<String>,
+    /// A layer over the root, of an overlay file system
+    #[arg(skip)]
+    pub(crate) layer: Option<PathBuf>,
+    /// Patches to our module
+    #[arg(skip)]
+    pub(crate) patches: Vec<PathBuf>,
     /// Gives the command a terminal
     #[arg(long, short = 't')]
     pub(crate) tty: bool,
     /// Lays NVIDIA's module beside ours and names it in RIG_CONTROL_KO
     #[arg(long)]
     pub(crate) with_control: bool,
+    /// With --peermem none: lays our module where modprobe finds it, and neighbours that it cannot work with (tests/drivers)
+    /// where RIG_DRIVERS says
+    #[arg(long)]
+    pub(crate) beside: bool,
+    /// The kernel takes signed modules alone (module.sig_enforce=1); those of the run are signed with the rig's key
+    #[arg(long)]
+    pub(crate) signed: bool,
+    /// On the debug kernel: allocations are made to fail, so that what is left of them is no leak and nobody looks for any
+    #[arg(long)]
+    pub(crate) faults: bool,
     /// Takes what was built before, whatever has changed since: all runs of a suite test the same
     #[arg(skip)]
     pub(crate) frozen: bool,
@@ -164,14 +205,22 @@ pub(crate) struct Options {
     pub(crate) verbose: bool,
 }
 
+/// A command line of options alone, after the program's name.
+#[derive(clap::Parser)]
+struct Bare {
+    #[command(flatten)]
+    options: Options,
+}
+
+impl Options {
+    pub(crate) fn parse<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<Self, clap::Error> {
+        Ok(Bare::try_parse_from(words)?.options)
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
-        #[derive(clap::Parser)]
-        struct Bare {
-            #[command(flatten)]
-            options: Options,
-        }
-        <Bare as clap::Parser>::parse_from(["rig"]).options
+        Bare::parse_from(["rig"]).options
     }
 }
 
@@ -218,6 +267,14 @@ pub(crate) struct Boot {
     pub(crate) peermem_version: String,
     /// NVIDIA's module, to be had in the machine though not loaded.
     pub(crate) control: Option<PathBuf>,
+    /// Neighbours of other kinds, each in a folder of the name that it has here.
+    pub(crate) drivers: Vec<(&'static str, PathBuf)>,
+    /// All modules are to be signed with this; and our module as it is without.
+    pub(crate) signing: Option<(Signing, PathBuf)>,
+    /// The kernel's detectors, each of which must show that it lives.
+    pub(crate) detectors: bool,
+    /// The root is a whole host, which loads its modules itself; here are only those that its file systems need.
+    pub(crate) host: bool,
 }
 
 /// A file of parameters for one module: `name` to `a=1 b=2`.
@@ -226,8 +283,40 @@ type Parameters = BTreeMap<String, String>;
 /// Which modules are loaded, in which order, and which parameters each gets.
 struct Plan {
     early: Vec<PathBuf>,
+    /// Files; on a host names for modprobe.
     modules: Vec<(PathBuf, String)>,
     rdma: bool,
+    host: bool,
+}
+
+/// What is loaded before the root is there.
+pub(crate) const EARLY: &[&str] = &["virtio_pci", "9pnet_virtio", "9p", "overlay"];
+
+/// What a host needs beside, to be spoken to.
+pub(crate) const EARLY_ON_HOST: &[&str] = &["virtio_net", "virtio_console"];
+
+/// The plan of a host.
+fn plan_host(options: &Options, boot: &Boot) -> Result<Plan> {
+    let wanted = [EARLY, EARLY_ON_HOST].concat();
+    let mut modules = vec!["ib_uverbs", "rdma_ucm", "rdma_rxe", "nvidia"];
+    if options.peermem != Peermem::None {
+        modules.push("nvidia-peermem");
+    }
+    Ok(Plan {
+        early: boot.modules.closure_of_present(&wanted)?,
+        modules: modules
+            .into_iter()
+            .map(|name| {
+                let values = match name {
+                    "nvidia-peermem" => options.param.join(" "),
+                    _ => String::new(),
+                };
+                (PathBuf::from(name), values)
+            })
+            .collect(),
+        rdma: true,
+        host: true,
+    })
 }
 
 fn plan(options: &Options, boot: &Boot) -> Result<Plan> {
@@ -242,9 +331,7 @@ fn plan(options: &Options, boot: &Boot) -> Result<Plan> {
     add("ib_core", &options.ib_param);
     add("nvidia_peermem", &options.param);
 
-    let early =
-        boot.modules
-            .closure_of_present(&["virtio_pci", "9pnet_virtio", "9p", "overlay"])?;
+    let early = boot.modules.closure_of_present(EARLY)?;
     let rest = boot.modules.closure_of_present(&[
         "virtio_net",
         "virtio_console",
@@ -266,6 +353,9 @@ fn plan(options: &Options, boot: &Boot) -> Result<Plan> {
     }
     if options.peermem != Peermem::None {
         wanted.push("nvidia_peermem");
+    }
+    if options.interpose {
+        wanted.push("rig_interpose");
     }
     let mut order = rest;
     for path in boot.modules.closure(&wanted)? {
@@ -292,6 +382,7 @@ fn plan(options: &Options, boot: &Boot) -> Result<Plan> {
         early,
         modules,
         rdma,
+        host: false,
     })
 }
 
@@ -323,12 +414,32 @@ fn command_script(options: &Options, boot: &Boot, command: &[String], tty: bool)
     export("PEERMEM", options.peermem.name());
     export("PEERMEM_VERSION", &boot.peermem_version);
     export("RIG_KERNEL", &boot.release);
+    if boot.detectors {
+        export("RIG_SLOWER", &detectors::SLOWER.to_string());
+    }
     if boot.control.is_some() {
         let directory = format!("/lib/modules/{}/control", boot.release);
         export("RIG_CONTROL_KO", &format!("{directory}/nvidia-peermem.ko"));
     }
+    if !boot.drivers.is_empty() {
+        export(
+            "RIG_DRIVERS",
+            &format!("/lib/modules/{}/drivers", boot.release),
+        );
+    }
+    if let Some((signing, unsigned)) = &boot.signing {
+        for (name, path) in [
+            ("RIG_SIGN_FILE", &signing.sign_file),
+            ("RIG_SIGN_KEY", &signing.key),
+            ("RIG_SIGN_CERTIFICATE", &signing.certificate),
+            ("RIG_UNSIGNED_KO", unsigned),
+        ] {
+            export(name, path.to_str().context("a path of the cache")?);
+        }
+    }
     export("RIG_GPUS", &options.gpus.to_string());
     export("RIG_BAR_MIB", &options.bar.to_string());
+    export("RIG_IOMMU", options.iommu.name());
     for variable in &options.env {
         let (name, value) = variable
             .split_once('=')
@@ -388,8 +499,11 @@ fn lay_modules(root: &Path, plan: &Plan, boot: &Boot) -> Result<PathBuf> {
         if target.exists() {
             continue;
         }
-        if fs::hard_link(path, &target).is_err() {
+        if boot.signing.is_some() || fs::hard_link(path, &target).is_err() {
             fs::copy(path, &target).with_context(|| format!("cannot copy {}", path.display()))?;
+        }
+        if let Some((signing, _)) = &boot.signing {
+            signing.sign(&target)?;
         }
     }
     for empty in ["modules.order", "modules.builtin"] {
@@ -411,6 +525,14 @@ fn lay_modules(root: &Path, plan: &Plan, boot: &Boot) -> Result<PathBuf> {
         fs::create_dir_all(tree.join("control"))?;
         fs::copy(control, tree.join("control/nvidia-peermem.ko"))?;
     }
+    for (name, file) in &boot.drivers {
+        let folder = tree.join("drivers").join(name);
+        fs::create_dir_all(&folder)?;
+        fs::copy(
+            file,
+            folder.join(file.file_name().context("module without a name")?),
+        )?;
+    }
     Ok(tree)
 }
 
@@ -423,6 +545,7 @@ pub(crate) fn system_path() -> String {
 fn initramfs(
     paths: &Paths,
     options: &Options,
+    detectors: &str,
     plan: &Plan,
     module_root: &Path,
     script: &str,
@@ -438,6 +561,7 @@ fn initramfs(
         "job/early.d",
         "host",
         "lower",
+        "above",
         "layer",
         "new",
     ] {
@@ -447,7 +571,10 @@ fn initramfs(
     archive.copy("bin/busybox", 0o755, &busybox)?;
     archive.symlink("bin/sh", "busybox");
     archive.copy("init", 0o755, &paths.repo.join("tests/vm/init"))?;
-    archive.copy("job/guest", 0o644, &paths.repo.join("tests/vm/guest"))?;
+    for part in ["guest", "detectors"] {
+        let file = paths.repo.join("tests/vm").join(part);
+        archive.copy(&format!("job/{part}"), 0o644, &file)?;
+    }
 
     let mut early = String::new();
     for path in &plan.early {
@@ -480,7 +607,10 @@ fn initramfs(
         ("MODULE_ROOT", module_root.to_str().context("module path")?),
         ("RXE", if plan.rdma { "1" } else { "" }),
         ("CONSOLE", if tty { "1" } else { "" }),
+        ("LAYER", if options.layer.is_some() { "1" } else { "" }),
+        ("HOST", if plan.host { "1" } else { "" }),
         ("UNLOAD", &unload.join(" ")),
+        ("DETECTORS", detectors),
     ];
     let mut text = String::new();
     for (name, value) in vars {
@@ -539,8 +669,13 @@ fn qemu_arguments(options: &Options, kernel_args: &str, log: &Path, scratch: &Pa
     ]);
     add(&["-chardev", &format!("file,id=log,path={}", log.display())]);
     add(&["-serial", "chardev:log", "-monitor", "none"]);
-    if options.iommu != Iommu::Off {
-        add(&["-device", "intel-iommu,aw-bits=48,caching-mode=on"]);
+    match options.iommu {
+        Iommu::Off => {}
+        // In caching mode the kernel unmaps at once, whatever it is told.
+        Iommu::On => add(&["-device", "intel-iommu,aw-bits=48"]),
+        Iommu::Pt | Iommu::Strict => {
+            add(&["-device", "intel-iommu,aw-bits=48,caching-mode=on"]);
+        }
     }
     add(&["-append", kernel_args]);
     let share = |id: &str, path: &Path| {
@@ -554,6 +689,10 @@ fn qemu_arguments(options: &Options, kernel_args: &str, log: &Path, scratch: &Pa
     if options.root != Path::new("/") {
         add(&["-fsdev", &share("root", &options.root)]);
         add(&["-device", "virtio-9p-pci,fsdev=root,mount_tag=root"]);
+    }
+    if let Some(layer) = &options.layer {
+        add(&["-fsdev", &share("layer", layer)]);
+        add(&["-device", "virtio-9p-pci,fsdev=layer,mount_tag=layer"]);
     }
     // A wire between the two cards. UNIX datagrams stay in order and push back when the receiver is full; QEMU's hub
     // lets later packets overtake those it holds, and RDMA READ does not get over that.
@@ -605,6 +744,7 @@ pub(crate) fn run(
         Some(0) => None,
         Some(seconds) => Some(Duration::from_secs(seconds)),
         None if command.is_empty() => None,
+        None if boot.detectors => Some(Duration::from_secs(900) * detectors::SLOWER),
         None => Some(Duration::from_secs(900)),
     };
 
@@ -624,13 +764,32 @@ pub(crate) fn run(
     let mut options = options.clone();
     options.root = fs::canonicalize(&options.root)
         .with_context(|| format!("no root directory {}", options.root.display()))?;
-    let plan = plan(&options, boot)?;
-    let module_root = lay_modules(&scratch.0, &plan, boot)?;
+    let (plan, module_root) = if boot.host {
+        (plan_host(&options, boot)?, PathBuf::new())
+    } else {
+        let plan = plan(&options, boot)?;
+        let module_root = lay_modules(&scratch.0, &plan, boot)?;
+        (plan, module_root)
+    };
+    let wanted = if boot.detectors {
+        detectors::wanted(options.faults)
+    } else {
+        &[]
+    };
+    let names: Vec<&str> = wanted.iter().map(|detector| detector.name()).collect();
     let script = command_script(&options, boot, command, tty)?;
     let ramfs = scratch.0.join("initramfs");
     fs::write(
         &ramfs,
-        initramfs(paths, &options, &plan, &module_root, &script, tty)?,
+        initramfs(
+            paths,
+            &options,
+            &names.join(" "),
+            &plan,
+            &module_root,
+            &script,
+            tty,
+        )?,
     )?;
 
     let mut kernel_args = vec![
@@ -646,6 +805,19 @@ pub(crate) fn run(
         }
         .to_owned(),
     );
+    if boot.signing.is_some() {
+        if !plan.early.is_empty() {
+            bail!("this kernel needs modules to reach its files, and they are not signed");
+        }
+        kernel_args.push("module.sig_enforce=1".to_owned());
+    }
+    if boot.detectors {
+        kernel_args.push(detectors::kernel_arguments(options.faults));
+        options.mem += detectors::MEMORY_MIB;
+        if options.faults {
+            options.expect.extend(detectors::switched_off()?);
+        }
+    }
     kernel_args.extend(options.append.iter().cloned());
     let mut arguments = qemu_arguments(&options, &kernel_args.join(" "), &log, &scratch.0);
     let mut add = |words: &[&str]| arguments.extend(words.iter().map(|word| (*word).to_owned()));
@@ -699,7 +871,12 @@ pub(crate) fn run(
             indented(&qemu_says)
         ));
     }
-    let verdict = klog::judge(&text, &options.expect);
+    // What is planted for the detectors is not held against anybody.
+    let (text, planted) = detectors::split(&text);
+    if boot.detectors && status.is_some() {
+        failures.extend(detectors::judge(text, planted, wanted));
+    }
+    let verdict = klog::judge(text, &options.expect);
     if !verdict.is_clean() {
         for report in &verdict.undeclared {
             failures.push(format!(
@@ -716,6 +893,31 @@ pub(crate) fn run(
         log,
         elapsed: started.elapsed(),
     })
+}
+
+/// As [`run`], with no input. `take` is given each line of output, and whether it is one of standard error; what it makes
+/// of them in `state` is returned.
+pub(crate) fn run_with<T: Send + 'static>(
+    paths: &Paths,
+    options: &Options,
+    boot: &Boot,
+    command: &[String],
+    state: T,
+    mut take: impl FnMut(&mut T, &str, bool) + Send + 'static,
+) -> Result<(Outcome, T)> {
+    let state = Arc::new(Mutex::new(state));
+    let sink = state.clone();
+    let lines = Channels::Lines(Box::new(move |line, is_error| {
+        if let Ok(mut state) = sink.lock() {
+            take(&mut state, line, is_error);
+        }
+    }));
+    let outcome = run(paths, options, boot, command, lines)?;
+    let state = Arc::into_inner(state)
+        .context("the machine's output is still being read")?
+        .into_inner()
+        .map_err(|_| anyhow!("reading the machine's output failed"))?;
+    Ok((outcome, state))
 }
 
 fn indented(text: &str) -> String {
@@ -823,7 +1025,7 @@ fn attend(
     let mut input = None;
     let lines = match channels {
         Channels::Caller => None,
-        Channels::Lines(function) => Some(std::sync::Arc::new(std::sync::Mutex::new(function))),
+        Channels::Lines(function) => Some(Arc::new(Mutex::new(function))),
     };
     for (name, mut stream) in ports.streams {
         match (name, &lines) {

@@ -1,0 +1,1336 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The hosts, and what must be said of each: the status follows from it.
+
+use crate::case;
+use crate::exported;
+use crate::Case;
+use crate::Host;
+use crate::Row;
+use crate::CRATES;
+use crate::EXTERN_CRATES;
+use crate::P2P_HEADER;
+use crate::PEER_HEADER;
+
+/// A host on which nothing is missing. Its layout is Ubuntu's, whose headers lie in two packages and have Rust's part in a
+/// third; no Ubuntu has this kernel yet.
+pub(crate) fn complete(release: &'static str) -> Host {
+    let mut host = Host {
+        release,
+        headers: format!("usr/src/linux-headers-{release}"),
+        ..Host::default()
+    };
+    host.kernel("rustc 1.93.1 (01f6ddf75 2026-02-11) (built from a source tarball)")
+        .set(
+            "CC_VERSION_TEXT",
+            "\"x86_64-linux-gnu-gcc-15 (Ubuntu 15.2.0-16ubuntu1) 15.2.0\"",
+        )
+        .file(
+            "etc/os-release",
+            "NAME=\"Ubuntu\"\nID=ubuntu\nID_LIKE=debian\n",
+        )
+        .link("lib/modules/{R}/build", "/{K}")
+        .file("lib/modules/{R}/modules.dep", "updates/dkms/nvidia.ko:\n")
+        .nvidia("Dual MIT/GPL", "595.45.04")
+        .ofed("default")
+        .file("sys/module/nvidia/version", "595.45.04\n")
+        .file("proc/driver/nvidia/version", OPEN)
+        .file(
+            "sys/kernel/security/lockdown",
+            "[none] integrity confidentiality\n",
+        )
+        .tool(
+            "bindgen",
+            "bindgen 0.72.1\nClang: Ubuntu clang version 21.1.8",
+        )
+        .tool("gcc", "gcc (Ubuntu 15.2.0-16ubuntu1) 15.2.0");
+    for name in CRATES {
+        let path = format!("{{K}}/rust/{name}");
+        let path = host.place(&path);
+        let crate_ = host.files.remove(&path).unwrap();
+        host.files.insert(
+            format!("usr/src/linux-lib-rust-{release}/rust/{name}"),
+            crate_,
+        );
+    }
+    host.link("{K}/rust", "../linux-lib-rust-{R}/rust");
+    host
+}
+
+pub(crate) const UBUNTU: &str = "7.3.0-15-generic";
+
+const OPEN: &str =
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  595.45.04  Release Build\n";
+const PROPRIETARY: &str =
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  595.45.04  Release Build\n";
+
+/// A build folder that is missing or was never prepared.
+pub(crate) fn folders() -> Vec<Case> {
+    let mut cases = vec![
+        case("nothing is missing", &complete(UBUNTU), &[]),
+        case(
+            "no headers",
+            complete(UBUNTU).without("lib/modules/{R}/build"),
+            &[(
+                "build folder|missing|no /lib/modules/{R}/build",
+                "This kernel's headers are not here: run 'apt install linux-headers-{R}', or name the kernel's build \
+                 folder with KDIR=.",
+            )],
+        ),
+        case(
+            "no headers, of a kernel that does not run",
+            complete(UBUNTU).argument("KVER=7.3.1"),
+            &[(
+                "build folder|missing|no /lib/modules/7.3.1/build",
+                "This kernel's headers are not here: run 'apt install linux-headers-7.3.1', or name the kernel's build \
+                 folder with KDIR=.",
+            )],
+        ),
+        case(
+            "another folder by name",
+            complete(UBUNTU)
+                .without("lib/modules/{R}/build")
+                .argument("KDIR=/{K}/"),
+            &[],
+        ),
+    ];
+    for (what, file) in [
+        ("Makefile", "Makefile"),
+        ("include/config", "include/config/auto.conf"),
+        ("scripts/basic/fixdep", "scripts/basic/fixdep"),
+        ("scripts/mod/modpost", "scripts/mod/modpost"),
+    ] {
+        cases.push(case(
+            &format!("a build folder without {file}"),
+            complete(UBUNTU).without(&format!("{{K}}/{what}")),
+            &[(
+                &format!("build folder|missing|/{{K}}, without {file}"),
+                "This kernel tree was not prepared: run 'make modules_prepare' in it, or name another with KDIR=.",
+            )],
+        ));
+    }
+    cases
+}
+
+const IN_LIB_RUST: &str =
+    "They are in a package of their own: run 'apt install linux-lib-rust-{R}'.";
+
+/// What the kernel must have been built with and left behind.
+pub(crate) fn kernels() -> Vec<Case> {
+    let mut cases = vec![
+        case(
+            "a kernel that is too old",
+            &complete("6.19.9-15-generic"),
+            &[(
+                "kernel version|missing|{R}",
+                "The module's source needs the Rust interfaces of Linux 7.0: install a kernel of that version or a newer \
+                 one, and its headers.",
+            )],
+        ),
+        case("the oldest that it runs on", &complete("7.2.0-15-generic"), &[]),
+        case(
+            "a kernel on which it never ran, and that has two crates less",
+            complete("7.1.9-15-generic")
+                .file(
+                    "{K}/scripts/Makefile.build",
+                    "\t-Zunstable-options --extern pin_init --extern kernel \\\n",
+                )
+                .without("usr/src/linux-lib-rust-{R}/rust/libzerocopy.rmeta")
+                .without("usr/src/linux-lib-rust-{R}/rust/libzerocopy_derive.so"),
+            &[(
+                "kernel version|remark|{R}",
+                "The module was run on 7.2 to 7.3; on 7.1 it never was.",
+            )],
+        ),
+        case(
+            "a kernel whose modules want a crate that is new",
+            complete(UBUNTU).file(
+                "{K}/scripts/Makefile.build",
+                "\t--extern kernel --extern newest \\\n",
+            ),
+            &[("Rust metadata|missing|no rust/libnewest.*", IN_LIB_RUST)],
+        ),
+        case(
+            "a build folder beside its source",
+            complete(UBUNTU)
+                .without("{K}/scripts/Makefile.build")
+                .link("{K}/source", "/usr/src/linux")
+                .file("usr/src/linux/scripts/Makefile.build", EXTERN_CRATES)
+                .without("usr/src/linux-lib-rust-{R}/rust/libzerocopy.rmeta"),
+            &[("Rust metadata|missing|no rust/libzerocopy.*", IN_LIB_RUST)],
+        ),
+        case(
+            "a newer kernel",
+            &complete("7.10.0-15-generic"),
+            &[(
+                "kernel version|remark|{R}",
+                "The module was run on 7.2 to 7.3, and on nothing newer.",
+            )],
+        ),
+        case(
+            "arm64, whose target rustc knows",
+            complete(UBUNTU)
+                .unset("X86_64")
+                .set("ARM64", "y")
+                .without("{K}/scripts/target.json"),
+            &[(
+                "architecture|remark|arm64",
+                "The module was built and run on x86-64 alone.",
+            )],
+        ),
+        case(
+            "another architecture",
+            complete(UBUNTU).unset("X86_64"),
+            &[(
+                "architecture|missing|another",
+                "The build knows x86-64 and arm64 alone: use a machine of these.",
+            )],
+        ),
+        case(
+            "a kernel without modules",
+            complete(UBUNTU).unset("MODULES"),
+            &[(
+                "CONFIG_MODULES|missing|not set",
+                "This kernel loads no modules: use one with CONFIG_MODULES=y.",
+            )],
+        ),
+        case(
+            "a kernel without Rust",
+            complete(UBUNTU)
+                .unset("RUST")
+                .unset("RUSTC_VERSION_TEXT")
+                .without("usr/src/linux-lib-rust-{R}")
+                .without("{K}/scripts/target.json"),
+            &[(
+                "CONFIG_RUST|missing|not set",
+                "This kernel was built without Rust: use one with CONFIG_RUST=y.",
+            )],
+        ),
+        case(
+            "no metadata at all",
+            complete(UBUNTU).without("usr/src/linux-lib-rust-{R}"),
+            &[(
+                "Rust metadata|missing|no rust/libcore.rmeta and 11 more",
+                IN_LIB_RUST,
+            )],
+        ),
+        case(
+            "a kernel that puts its helpers into modules, and not into its headers",
+            complete(UBUNTU).set("RUST_INLINE_HELPERS", "y"),
+            &[(
+                "Rust metadata|missing|no rust/helpers/helpers_module.bc",
+                IN_LIB_RUST,
+            )],
+        ),
+        case(
+            "no target specification",
+            complete(UBUNTU).without("{K}/scripts/target.json"),
+            &[(
+                "Rust target|missing|no scripts/target.json",
+                IN_LIB_RUST,
+            )],
+        ),
+        case(
+            "no rustc_cfg",
+            complete(UBUNTU).without("{K}/include/generated/rustc_cfg"),
+            &[(
+                "rustc_cfg|missing|no include/generated/rustc_cfg",
+                "The configuration was not written out for Rust: run 'make modules_prepare' in the kernel tree, or \
+                 install the headers again.",
+            )],
+        ),
+        case(
+            "versions of symbols",
+            complete(UBUNTU)
+                .set("MODVERSIONS", "y")
+                .set("GENDWARFKSYMS", "y")
+                .file("usr/src/nvidia-595.45.04/Module.symvers", &nvidia_symbols()),
+            &[(
+                "MODVERSIONS|remark|y, by GENDWARFKSYMS",
+                "With versions of symbols the module was loaded once, and never used.",
+            )],
+        ),
+        case(
+            "versions of symbols in the older way, and none of the driver's",
+            complete(UBUNTU).set("MODVERSIONS", "y"),
+            &[
+                (
+                    "MODVERSIONS|remark|y, without GENDWARFKSYMS",
+                    "Linux itself has no Rust so: the distribution patched it, and the module was never built there.",
+                ),
+                (
+                    "nvidia symbols|missing|no Module.symvers of the driver's",
+                    "This kernel wants versions of all symbols: have NV_SYMVERS= name the Module.symvers of nvidia.ko's \
+                     build.",
+                ),
+            ],
+        ),
+        case(
+            "tests for a kernel that cannot run them",
+            complete(UBUNTU).set("KUNIT", "m").variable("PEERMEM_KUNIT", "1"),
+            &[(
+                "CONFIG_KUNIT|missing|m",
+                "PEERMEM_KUNIT=1 needs CONFIG_KUNIT=y: leave it away, for only the tests are built with it.",
+            )],
+        ),
+        case(
+            "tests for a kernel that can run them",
+            complete(UBUNTU).set("KUNIT", "y").variable("PEERMEM_KUNIT", "1"),
+            &[],
+        ),
+        case(
+            "no InfiniBand in the kernel itself",
+            complete(UBUNTU).unset("INFINIBAND").unset("INFINIBAND_USER_MEM"),
+            &[(
+                "InfiniBand|remark|CONFIG_INFINIBAND=n, CONFIG_INFINIBAND_USER_MEM=n",
+                "This kernel's own ib_core registers no memory of processes: all of ib_core must come from OFED.",
+            )],
+        ),
+        case(
+            "InfiniBand without memory of processes",
+            complete(UBUNTU).unset("INFINIBAND_USER_MEM"),
+            &[(
+                "InfiniBand|remark|CONFIG_INFINIBAND=m, CONFIG_INFINIBAND_USER_MEM=n",
+                "This kernel's own ib_core registers no memory of processes: all of ib_core must come from OFED.",
+            )],
+        ),
+        case(
+            "signed modules alone",
+            complete(UBUNTU).set("MODULE_SIG_FORCE", "y"),
+            &[(
+                "module signature|remark|CONFIG_MODULE_SIG_FORCE=y",
+                "Sign the module with a key that this kernel trusts (the kernel's scripts/sign-file), or it is refused.",
+            )],
+        ),
+        case(
+            "a machine that is locked down",
+            complete(UBUNTU).file(
+                "sys/kernel/security/lockdown",
+                "none [integrity] confidentiality\n",
+            ),
+            &[(
+                "module signature|remark|lockdown: integrity",
+                "Sign the module with a key that this machine trusts (mokutil --import, scripts/sign-file), or it is \
+                 refused.",
+            )],
+        ),
+        case(
+            "another kernel runs: what it is and has loaded does not count",
+            complete(UBUNTU)
+                .file("proc/sys/kernel/osrelease", "6.1.0\n")
+                .file("sys/kernel/security/lockdown", "none [integrity]\n")
+                .file("sys/module/nvidia/version", "535.1\n")
+                .file("sys/module/nv_peer_mem/refcnt", "0\n")
+                .argument("KVER={R}"),
+            &[],
+        ),
+    ];
+    for name in CRATES {
+        cases.push(case(
+            &format!("no {name}"),
+            complete(UBUNTU).without(&format!("usr/src/linux-lib-rust-{{R}}/rust/{name}")),
+            &[(
+                &format!("Rust metadata|missing|no rust/{}", told(name)),
+                IN_LIB_RUST,
+            )],
+        ));
+    }
+    cases
+}
+
+/// The name of a crate that is missing: of those that kbuild's scripts name, the kind is not known.
+fn told(name: &str) -> String {
+    match name.split_once('.') {
+        Some((crate_, _)) if crate_.starts_with("libzerocopy") => format!("{crate_}.*"),
+        _ => name.to_owned(),
+    }
+}
+
+fn nvidia_symbols() -> String {
+    "0x12345678\tnvidia_p2p_get_pages_persistent\tnvidia\tEXPORT_SYMBOL_GPL\t\n".to_owned()
+}
+
+pub(crate) fn tools() -> Vec<Case> {
+    vec![
+        case(
+            "no rustc",
+            complete(UBUNTU).without_tool("rustc"),
+            &[(
+                "rustc|missing|no rustc",
+                "The Rust compiler that made this kernel, rustc 1.93.1 (01f6ddf75 2026-02-11) (built from a source \
+                 tarball), is not here: run 'apt install rustc-1.93', or name it with RUSTC=.",
+            )],
+        ),
+        case(
+            "rustup's rustc, of the same version",
+            complete(UBUNTU).tool("rustc", "rustc 1.93.1 (01f6ddf75 2026-02-11)"),
+            &[(
+                "rustc|missing|rustc 1.93.1 (01f6ddf75 2026-02-11)",
+                "This kernel's Rust was compiled by rustc 1.93.1 (01f6ddf75 2026-02-11) (built from a source tarball), \
+                 and no other can use it: run 'apt install rustc-1.93', or name it with RUSTC=.",
+            )],
+        ),
+        case(
+            "another rustc, and the right one by name",
+            complete(UBUNTU)
+                .tool(
+                    "rustc-1.93",
+                    "rustc 1.93.1 (01f6ddf75 2026-02-11) (built from a source tarball)",
+                )
+                .tool("rustc", "rustc 1.85.1 (4eb161250 2025-03-15)")
+                .argument("RUSTC=rustc-1.93"),
+            &[],
+        ),
+        case(
+            "a rustc by name in the environment, where kbuild does not look",
+            complete(UBUNTU)
+                .tool("other", "rustc 1.85.1 (4eb161250 2025-03-15)")
+                .variable("RUSTC", "other"),
+            &[],
+        ),
+        case(
+            "a rustc that fails",
+            complete(UBUNTU).fails("rustc"),
+            &[(
+                "rustc|missing|rustc, which does not tell its version",
+                "See why 'rustc --version' fails, or name another with RUSTC=.",
+            )],
+        ),
+        case(
+            "metadata of another compiler than the configuration's",
+            complete(UBUNTU).set("RUSTC_VERSION_TEXT", "\"rustc 1.92.0 (ded5c06cf 2025-12-08)\""),
+            &[(
+                "rustc|remark|rustc 1.93.1 (01f6ddf75 2026-02-11) (built from a source tarball)",
+                "It made this kernel's Rust metadata, and the configuration says rustc 1.92.0 (ded5c06cf 2025-12-08): \
+                 they may not belong together.",
+            )],
+        ),
+        case(
+            "no bindgen",
+            complete(UBUNTU).without_tool("bindgen"),
+            &[(
+                "bindgen|missing|no bindgen",
+                "The build needs bindgen 0.71.1 or newer: run 'apt install bindgen', or run 'cargo install bindgen-cli' \
+                 and name it with BINDGEN=.",
+            )],
+        ),
+        case(
+            "bindgen by name",
+            complete(UBUNTU)
+                .without_tool("bindgen")
+                .tool("bindgen-0.71", "bindgen 0.71.1\nClang: clang version 17.0.1")
+                .argument("BINDGEN=bindgen-0.71"),
+            &[],
+        ),
+        case(
+            "a bindgen that is too old",
+            complete(UBUNTU).tool("bindgen", "bindgen 0.71.0\nClang: clang version 19.1.7"),
+            &[(
+                "bindgen|missing|0.71.0",
+                "It must be 0.71.1 or newer: run 'cargo install bindgen-cli', and name what it made with BINDGEN=.",
+            )],
+        ),
+        case(
+            "a bindgen that fails",
+            complete(UBUNTU).fails("bindgen"),
+            &[(
+                "bindgen|missing|bindgen, which does not tell its version",
+                "See why 'bindgen --version' fails, or name another with BINDGEN=.",
+            )],
+        ),
+        case(
+            "a bindgen without libclang",
+            complete(UBUNTU).tool("bindgen", "bindgen 0.72.1"),
+            &[(
+                "libclang|missing|none that bindgen finds",
+                "bindgen reads C by libclang: run 'apt install libclang-dev', or set LIBCLANG_PATH to the folder of \
+                 libclang.so.",
+            )],
+        ),
+        case(
+            "a libclang that is too old",
+            complete(UBUNTU).tool("bindgen", "bindgen 0.72.1\nClang: Debian clang version 17.0.0"),
+            &[(
+                "libclang|missing|17.0.0",
+                "It must be 17.0.1 or newer: install a newer one, and set LIBCLANG_PATH to the folder of its libclang.so.",
+            )],
+        ),
+        case(
+            "a libclang that is too new for this bindgen",
+            complete(UBUNTU).tool("bindgen", "bindgen 0.72.0\nClang: clang version 22.1.0"),
+            &[(
+                "libclang|remark|22.1.0",
+                "The kernel warns that bindgen before 0.72.1 goes wrong with libclang 22 and newer.",
+            )],
+        ),
+        case(
+            "no gcc",
+            complete(UBUNTU).without_tool("gcc"),
+            &[(
+                "C compiler|missing|no gcc",
+                "This kernel was built by x86_64-linux-gnu-gcc-15 (Ubuntu 15.2.0-16ubuntu1) 15.2.0: run 'apt install \
+                 gcc-15'.",
+            )],
+        ),
+        case(
+            "another gcc",
+            complete(UBUNTU).tool("gcc", "gcc (Ubuntu 14.2.0-4ubuntu2) 14.2.0"),
+            &[(
+                "C compiler|remark|gcc (Ubuntu 14.2.0-4ubuntu2) 14.2.0",
+                "This kernel was built by x86_64-linux-gnu-gcc-15 (Ubuntu 15.2.0-16ubuntu1) 15.2.0; kbuild warns of the \
+                 difference.",
+            )],
+        ),
+        case(
+            "a gcc that lacks an option",
+            complete(UBUNTU).gcc_12(),
+            &[(
+                "C compiler|missing|gcc (Ubuntu 12.3.0-1ubuntu1) 12.3.0",
+                "It lacks an option that this kernel is configured for, -fmin-function-alignment: run 'apt install \
+                 gcc-15', and name it with CC=.",
+            )],
+        ),
+        case(
+            "a gcc that lacks an option nobody asks for",
+            complete(UBUNTU)
+                .gcc_12()
+                .unset("CC_HAS_MIN_FUNCTION_ALIGNMENT")
+                .set("CC_VERSION_TEXT", "\"gcc-12 (Ubuntu 12.3.0-1ubuntu1) 12.3.0\""),
+            &[],
+        ),
+        case(
+            "clang for a kernel of gcc's",
+            complete(UBUNTU)
+                .tool("clang", "Ubuntu clang version 21.1.8")
+                .tool("ld.lld", "")
+                .variable("LLVM", "1"),
+            &[(
+                "C compiler|missing|Ubuntu clang version 21.1.8",
+                "This kernel was built by x86_64-linux-gnu-gcc-15 (Ubuntu 15.2.0-16ubuntu1) 15.2.0, and takes gcc alone: \
+                 build without LLVM= and CC=.",
+            )],
+        ),
+        case("a kernel of clang's", complete(UBUNTU).by_clang(""), &[]),
+        case(
+            "a kernel of clang's, and one of several",
+            complete(UBUNTU).by_clang("-21").variable("LLVM", "-21"),
+            &[],
+        ),
+        case(
+            "a kernel of clang's, and clang by its version's name alone",
+            complete(UBUNTU).by_clang("-21"),
+            &[
+                (
+                    "C compiler|missing|no clang",
+                    "This kernel was built by Ubuntu clang version 21.1.8: build with LLVM=-21, or run 'apt install clang'.",
+                ),
+                (
+                    "linker|missing|no ld.lld",
+                    "A kernel that clang built is linked by LLVM's linker: build with LLVM=-21, or run 'apt install lld'.",
+                ),
+            ],
+        ),
+        case(
+            "a kernel of clang's, and gcc by name",
+            complete(UBUNTU).by_clang("").argument("CC=gcc"),
+            &[(
+                "C compiler|missing|gcc (Ubuntu 15.2.0-16ubuntu1) 15.2.0",
+                "This kernel was built by Ubuntu clang version 21.1.8, and takes clang alone: build with LLVM=1, and \
+                 without CC=.",
+            )],
+        ),
+        case(
+            "a kernel of clang's, and no clang",
+            complete(UBUNTU)
+                .by_clang("")
+                .without_tool("clang")
+                .without_tool("ld.lld"),
+            &[
+                (
+                    "C compiler|missing|no clang",
+                    "This kernel was built by Ubuntu clang version 21.1.8: run 'apt install clang'.",
+                ),
+                (
+                    "linker|missing|no ld.lld",
+                    "A kernel that clang built is linked by LLVM's linker: run 'apt install lld'.",
+                ),
+            ],
+        ),
+        case(
+            "a kernel of clang's, and a folder without it",
+            complete(UBUNTU).by_clang("").variable("LLVM", "/opt/llvm/"),
+            &[
+                (
+                    "C compiler|missing|no /opt/llvm/clang",
+                    "This kernel was built by Ubuntu clang version 21.1.8: run 'apt install clang'.",
+                ),
+                (
+                    "linker|missing|no /opt/llvm/ld.lld",
+                    "A kernel that clang built is linked by LLVM's linker: run 'apt install lld'.",
+                ),
+            ],
+        ),
+        case(
+            "no linker",
+            complete(UBUNTU).without_tool("ld"),
+            &[(
+                "linker|missing|no ld",
+                "The linker is not here: run 'apt install binutils'.",
+            )],
+        ),
+        case(
+            "a cross compiler by name",
+            complete(UBUNTU)
+                .tool("x86_64-linux-gnu-gcc", "x86_64-linux-gnu-gcc (Ubuntu 15.2.0-16ubuntu1) 15.2.0")
+                .tool("x86_64-linux-gnu-ld", "")
+                .without_tool("gcc")
+                .without_tool("ld")
+                .variable("CROSS_COMPILE", "x86_64-linux-gnu-"),
+            &[],
+        ),
+        case(
+            "no make",
+            complete(UBUNTU).without_tool("make"),
+            &[(
+                "make|missing|none",
+                "kbuild needs GNU make: run 'apt install make'.",
+            )],
+        ),
+        case(
+            "another make",
+            complete(UBUNTU).tool("make", "bmake 20240808"),
+            &[(
+                "make|missing|bmake 20240808",
+                "kbuild needs GNU make: run 'apt install make'.",
+            )],
+        ),
+    ]
+}
+
+const OPEN_FLAVOUR: &str =
+    "install NVIDIA's open kernel modules (nvidia-open in NVIDIA's repositories)";
+
+pub(crate) fn drivers() -> Vec<Case> {
+    vec![
+        case(
+            "no driver: the project's own header and list serve",
+            complete(UBUNTU)
+                .without("lib/modules/{R}/updates")
+                .without("lib/modules/{R}/modules.dep")
+                .without("usr/src/nvidia-595.45.04")
+                .without("sys/module/nvidia")
+                .without("proc/driver"),
+            &[(
+                "nvidia.ko|useless|none for this kernel",
+                &format!("The module loads beside nvidia.ko alone: {OPEN_FLAVOUR}, version 535 or newer."),
+            )],
+        ),
+        case(
+            "the proprietary flavour",
+            complete(UBUNTU)
+                .nvidia("NVIDIA", "595.45.04")
+                .file("proc/driver/nvidia/version", PROPRIETARY),
+            &[(
+                "nvidia.ko|useless|595.45.04, licence NVIDIA",
+                &format!(
+                    "This is the proprietary flavour, and Linux loads no module beside it that uses what it exports to \
+                     GPL modules alone, as all of Rust is: {OPEN_FLAVOUR}."
+                ),
+            )],
+        ),
+        case(
+            "Debian's package of the open flavour",
+            complete(UBUNTU)
+                .without("lib/modules/{R}/updates")
+                .without("lib/modules/{R}/modules.dep")
+                .module("lib/modules/{R}/updates/dkms/nvidia-current-open.ko", "Dual MIT/GPL", "595.45.04"),
+            &[],
+        ),
+        case(
+            "Debian's package of the proprietary flavour",
+            complete(UBUNTU)
+                .without("lib/modules/{R}/updates")
+                .without("lib/modules/{R}/modules.dep")
+                .module("lib/modules/{R}/updates/dkms/nvidia-current.ko", "NVIDIA", "595.45.04")
+                .file("proc/driver/nvidia/version", PROPRIETARY),
+            &[(
+                "nvidia.ko|useless|595.45.04, licence NVIDIA",
+                &format!(
+                    "This is the proprietary flavour, and Linux loads no module beside it that uses what it exports to \
+                     GPL modules alone, as all of Rust is: {OPEN_FLAVOUR}."
+                ),
+            )],
+        ),
+        case(
+            "a driver from elsewhere, loaded alone",
+            complete(UBUNTU).without("lib/modules/{R}/updates").without("lib/modules/{R}/modules.dep"),
+            &[],
+        ),
+        case(
+            "a proprietary driver from elsewhere, loaded alone",
+            complete(UBUNTU)
+                .without("lib/modules/{R}/updates")
+                .without("lib/modules/{R}/modules.dep")
+                .file("proc/driver/nvidia/version", PROPRIETARY),
+            &[(
+                "nvidia.ko|useless|595.45.04, licence NVIDIA",
+                &format!(
+                    "This is the proprietary flavour, and Linux loads no module beside it that uses what it exports to \
+                     GPL modules alone, as all of Rust is: {OPEN_FLAVOUR}."
+                ),
+            )],
+        ),
+        case(
+            "a driver that modinfo cannot read",
+            complete(UBUNTU).file("lib/modules/{R}/updates/dkms/nvidia.ko", "garbage"),
+            &[(
+                "nvidia.ko|remark|of unknown version, licence unknown",
+                "Its flavour could not be read: see that 'modinfo -F license nvidia' says Dual MIT/GPL, for the module \
+                 does not load beside the proprietary one.",
+            )],
+        ),
+        case(
+            "a driver that is too old, and its header",
+            complete(UBUNTU)
+                .without("usr/src/nvidia-595.45.04")
+                .nvidia("Dual MIT/GPL", "530.41.03")
+                .file("usr/src/nvidia-530.41.03/nvidia/nv-p2p.h", "")
+                .file("sys/module/nvidia/version", "530.41.03\n"),
+            &[
+                (
+                    "nvidia.ko|useless|530.41.03, licence Dual MIT/GPL",
+                    &format!("It lacks nvidia_p2p_get_pages_persistent(): {OPEN_FLAVOUR}, version 535 or newer."),
+                ),
+                (
+                    "nv-p2p.h|missing|/usr/src/nvidia-530.41.03/nvidia/nv-p2p.h, of a driver before 535",
+                    "Install driver 535 or newer, or build with NV_P2P_INCLUDE= for the project's own.",
+                ),
+            ],
+        ),
+        case(
+            "two drivers' headers, of which the installed one's count",
+            complete(UBUNTU).file("usr/src/nvidia-600.1/nvidia/nv-p2p.h", ""),
+            &[],
+        ),
+        case(
+            "a folder by name, with a header",
+            complete(UBUNTU)
+                .without("usr/src/nvidia-595.45.04")
+                .file("opt/nvidia/nv-p2p.h", P2P_HEADER)
+                .variable("NV_P2P_INCLUDE", "/opt/nvidia/"),
+            &[],
+        ),
+        case(
+            "a folder by name, without a header",
+            complete(UBUNTU).argument("NV_P2P_INCLUDE=/opt/nvidia"),
+            &[(
+                "nv-p2p.h|missing|none in /opt/nvidia",
+                "Have NV_P2P_INCLUDE= name the folder of the driver's nv-p2p.h, or nothing, for the project's own.",
+            )],
+        ),
+        case(
+            "a header of no use, and none by name",
+            complete(UBUNTU)
+                .file("usr/src/nvidia-595.45.04/nvidia/nv-p2p.h", "")
+                .variable("NV_P2P_INCLUDE", ""),
+            &[],
+        ),
+        case(
+            "a list of the driver's that lacks what is called",
+            complete(UBUNTU).file(
+                "usr/src/nvidia-595.45.04/Module.symvers",
+                "0x12345678\tnvidia_p2p_get_pages\tnvidia\tEXPORT_SYMBOL\t\n",
+            ),
+            &[(
+                "nvidia symbols|missing|no nvidia_p2p_get_pages_persistent in /usr/src/nvidia-595.45.04/Module.symvers",
+                "Have NV_SYMVERS= name the Module.symvers of a driver 535 or newer, or nothing, for the project's own \
+                 list.",
+            )],
+        ),
+        case(
+            "a list by name that is not there",
+            complete(UBUNTU).variable("NV_SYMVERS", "/opt/Module.symvers"),
+            &[(
+                "nvidia symbols|missing|no nvidia_p2p_get_pages_persistent in /opt/Module.symvers",
+                "Have NV_SYMVERS= name the Module.symvers of a driver 535 or newer, or nothing, for the project's own \
+                 list.",
+            )],
+        ),
+        case(
+            "a list by name, for versions of symbols",
+            complete(UBUNTU)
+                .set("MODVERSIONS", "y")
+                .set("GENDWARFKSYMS", "y")
+                .file("opt/Module.symvers", &nvidia_symbols())
+                .variable("NV_SYMVERS", "/opt/Module.symvers"),
+            &[(
+                "MODVERSIONS|remark|y, by GENDWARFKSYMS",
+                "With versions of symbols the module was loaded once, and never used.",
+            )],
+        ),
+        case(
+            "an older driver is loaded",
+            complete(UBUNTU).file("sys/module/nvidia/version", "580.126.09\n"),
+            &[(
+                "loaded driver|remark|580.126.09, open",
+                "It is older than 595.45.04, which is built for: reboot, or load that one, before this module.",
+            )],
+        ),
+        case(
+            "the other flavour is loaded",
+            complete(UBUNTU).file("proc/driver/nvidia/version", PROPRIETARY),
+            &[(
+                "loaded driver|remark|595.45.04, proprietary",
+                "The open flavour is installed: reboot, or load it, before this module.",
+            )],
+        ),
+        case(
+            "nv_peer_mem is installed, and nothing is indexed",
+            complete(UBUNTU).module("lib/modules/{R}/extra/nv_peer_mem.ko", "Dual BSD/GPL", "1.3"),
+            &[(
+                "nv_peer_mem|remark|/lib/modules/{R}/extra/nv_peer_mem.ko",
+                "It and this module exclude each other: remove its package (nvidia-peer-memory).",
+            )],
+        ),
+        case(
+            "nv_peer_mem is in modules.dep",
+            complete(UBUNTU)
+                .module("lib/modules/{R}/updates/dkms/nv_peer_mem.ko.zst", "Dual BSD/GPL", "1.3")
+                .file(
+                    "lib/modules/{R}/modules.dep",
+                    "updates/dkms/nvidia.ko:\nupdates/dkms/nv_peer_mem.ko.zst: updates/dkms/nvidia.ko\n",
+                ),
+            &[(
+                "nv_peer_mem|remark|/lib/modules/{R}/updates/dkms/nv_peer_mem.ko.zst",
+                "It and this module exclude each other: remove its package (nvidia-peer-memory).",
+            )],
+        ),
+        case(
+            "nv_peer_mem is loaded",
+            complete(UBUNTU).file("sys/module/nv_peer_mem/refcnt", "0\n"),
+            &[(
+                "nv_peer_mem|remark|loaded",
+                "It and this module exclude each other: remove its package (nvidia-peer-memory), and unload it ('rmmod \
+                 nv_peer_mem').",
+            )],
+        ),
+    ]
+}
+
+/// What is said where the module is installed: the build is over then.
+pub(crate) fn installing() -> Vec<Case> {
+    let symbols = "lib/modules/{R}/modules.symbols";
+    let with_peer_memory = "alias symbol:ib_register_peer_memory_client ib_uverbs\n";
+    let mut whole = complete(UBUNTU);
+    whole.argument("-l").file(symbols, with_peer_memory);
+    let changed = |change: fn(&mut Host) -> &mut Host| change(&mut whole.clone()).clone();
+    vec![
+        case("nothing to say", &whole, &[]),
+        case(
+            "a build folder that is gone, and compilers that are",
+            &changed(|host| host.without("{K}").without_tool("rustc")),
+            &[],
+        ),
+        case(
+            "the proprietary flavour, at installing",
+            &changed(|host| {
+                host.nvidia("NVIDIA", "595.45.04")
+                    .file("proc/driver/nvidia/version", PROPRIETARY)
+            }),
+            &[(
+                "nvidia.ko|useless|595.45.04, licence NVIDIA",
+                &format!(
+                    "This is the proprietary flavour, and Linux loads no module beside it that uses what it exports to \
+                     GPL modules alone, as all of Rust is: {OPEN_FLAVOUR}."
+                ),
+            )],
+        ),
+        case(
+            "an ib_core without, and nv_peer_mem, at installing",
+            &changed(|host| {
+                host.file("lib/modules/{R}/modules.symbols", "alias symbol:ib_umem_get ib_uverbs\n")
+                    .file("sys/module/nv_peer_mem/refcnt", "0\n")
+            }),
+            &[
+                (
+                    "nv_peer_mem|remark|loaded",
+                    "It and this module exclude each other: remove its package (nvidia-peer-memory), and unload it \
+                     ('rmmod nv_peer_mem').",
+                ),
+                (
+                    "ib_core|useless|none of this kernel has peer memory",
+                    "The modules of OFED are not installed for it: install MLNX_OFED or DOCA-OFED for this kernel, or boot \
+                     one that has them.",
+                ),
+            ],
+        ),
+        case(
+            "a kernel that wants signatures, at installing",
+            &changed(|host| host.set("MODULE_SIG_FORCE", "y")),
+            &[(
+                "module signature|remark|CONFIG_MODULE_SIG_FORCE=y",
+                "Sign the module with a key that this kernel trusts (the kernel's scripts/sign-file), or it is refused.",
+            )],
+        ),
+    ]
+}
+
+const NO_OFED: &str = "Mainline's ib_core never had the interface, and there is no OFED: install MLNX_OFED or DOCA-OFED \
+                       for this kernel, with what it puts into /usr/src/ofa_kernel.";
+
+pub(crate) fn peer_memory() -> Vec<Case> {
+    vec![
+        case(
+            "no peer memory anywhere",
+            complete(UBUNTU).without("usr/src/ofa_kernel"),
+            &[(
+                "peer memory|missing|no ib_register_peer_memory_client",
+                NO_OFED,
+            )],
+        ),
+        case(
+            "no peer memory anywhere, and modpost is told to warn",
+            complete(UBUNTU)
+                .without("usr/src/ofa_kernel")
+                .argument("KBUILD_MODPOST_WARN=1"),
+            &[(
+                "peer memory|useless|no ib_register_peer_memory_client",
+                NO_OFED,
+            )],
+        ),
+        case(
+            "peer memory in the kernel itself",
+            complete(UBUNTU)
+                .without("usr/src/ofa_kernel")
+                .file("{K}/include/rdma/peer_mem.h", PEER_HEADER)
+                .file(
+                    "{K}/Module.symvers",
+                    &exported("ib_register_peer_memory_client", "ib_core"),
+                ),
+            &[],
+        ),
+        case(
+            "an old form of it in the kernel itself, whose sources lie elsewhere",
+            complete(UBUNTU)
+                .without("usr/src/ofa_kernel")
+                .file("{K}/Makefile", "include /usr/src/linux/Makefile\n")
+                .file("usr/src/linux/include/rdma/peer_mem.h", "")
+                .file(
+                    "{K}/Module.symvers",
+                    &exported("ib_register_peer_memory_client", "ib_peer_mem"),
+                ),
+            &[(
+                "peer_mem.h|missing|/usr/src/linux/include/rdma/peer_mem.h, of an OFED before 5.4-3.0.3.0",
+                "Install MLNX_OFED 5.4-3.0.3.0 or newer, or DOCA-OFED: the build knows no older form of the interface.",
+            )],
+        ),
+        case(
+            "no list of the kernel's symbols",
+            complete(UBUNTU)
+                .without("usr/src/ofa_kernel")
+                .without("{K}/Module.symvers"),
+            &[(
+                "peer memory|missing|no Module.symvers in /{K}",
+                "The list of this kernel's symbols is not here: build the kernel to its end, or name another folder with \
+                 KDIR=.",
+            )],
+        ),
+        case(
+            "OFED without its list of symbols",
+            complete(UBUNTU).without("usr/src/ofa_kernel/default/Module.symvers"),
+            &[(
+                "peer memory|missing|no /usr/src/ofa_kernel/default/Module.symvers",
+                "OFED's headers are here without its list of symbols: put the Module.symvers of OFED's build there.",
+            )],
+        ),
+        case(
+            "OFED whose list lacks the symbol",
+            complete(UBUNTU).file(
+                "usr/src/ofa_kernel/default/Module.symvers",
+                &exported("ib_register_client", "ib_core"),
+            ),
+            &[(
+                "peer memory|missing|no ib_register_peer_memory_client in /usr/src/ofa_kernel/default/Module.symvers",
+                "This OFED was built without peer memory: install MLNX_OFED or DOCA-OFED for this kernel again, with it.",
+            )],
+        ),
+        case(
+            "an OFED that is too old",
+            complete(UBUNTU).file("usr/src/ofa_kernel/default/include/rdma/peer_mem.h", ""),
+            &[(
+                "peer_mem.h|missing|/usr/src/ofa_kernel/default/include/rdma/peer_mem.h, of an OFED before 5.4-3.0.3.0",
+                "Install MLNX_OFED 5.4-3.0.3.0 or newer, or DOCA-OFED: the build knows no older form of the interface.",
+            )],
+        ),
+        case(
+            "OFED by a link, as its packages have it",
+            complete(UBUNTU)
+                .without("usr/src/ofa_kernel")
+                .ofed("x86_64/7.3")
+                .link("usr/src/ofa_kernel/default", "/usr/src/ofa_kernel/x86_64/7.3"),
+            &[],
+        ),
+        case(
+            "an ib_core by name",
+            complete(UBUNTU)
+                .without("usr/src/ofa_kernel")
+                .file("opt/peer/include/rdma/peer_mem.h", PEER_HEADER)
+                .file(
+                    "opt/peer/Module.symvers",
+                    &exported("ib_register_peer_memory_client", "ib_peer_mem"),
+                )
+                .argument("PEER_MEM_INCLUDE=/opt/peer/include/"),
+            &[],
+        ),
+        case(
+            "an ib_core by name, without a header",
+            complete(UBUNTU)
+                .file(
+                    "opt/peer/Module.symvers",
+                    &exported("ib_register_peer_memory_client", "ib_peer_mem"),
+                )
+                .argument("PEER_MEM_INCLUDE=/opt/peer/include"),
+            &[(
+                "peer_mem.h|missing|none in /opt/peer/include/rdma",
+                "Have PEER_MEM_INCLUDE= name the include folder of the ib_core in use, or nothing, for the project's own.",
+            )],
+        ),
+        case(
+            "OFED, and none of it by name",
+            complete(UBUNTU).variable("PEER_MEM_INCLUDE", ""),
+            &[(
+                "peer memory|missing|no ib_register_peer_memory_client",
+                NO_OFED,
+            )],
+        ),
+    ]
+}
+
+const LEFT_OUT: &str =
+    "The headers packages here leave them out: unpack this kernel's own source, and name it in \
+                        'scripts/headers -m SOURCE=…', which makes them.";
+const LEFT_OUT_BY_DEBIAN: &str =
+    "Debian's headers packages leave them out: run 'apt install linux-source-7.3' (the version of \
+                                  the headers), from which 'make module' makes them.";
+
+/// Debian 13 with the kernel of its backports, stock: the headers are in three packages and have nothing of Rust's.
+fn debian() -> Host {
+    let release = "7.3.4+deb13-amd64";
+    let mut host = Host {
+        release,
+        headers: format!("usr/src/linux-headers-{release}"),
+        ..Host::default()
+    };
+    let rustc = "rustc 1.85.1 (4eb161250 2025-03-15) (built from a source tarball)";
+    host.kernel(rustc)
+        .set(
+            "CC_VERSION_TEXT",
+            "\"x86_64-linux-gnu-gcc-14 (Debian 14.2.0-19) 14.2.0\"",
+        )
+        .file("etc/os-release", "NAME=\"Debian GNU/Linux\"\nID=debian\n")
+        .link("lib/modules/{R}/build", "/{K}")
+        .file(
+            "{K}/Makefile",
+            "KBUILD_OUTPUT=/{K}\ninclude /usr/src/linux-headers-7.3.4+deb13-common/Makefile\n",
+        )
+        .file(
+            "{K}/.kernelvariables",
+            "override ARCH = x86\nCC = $(if $(CCACHE),ccache) $(CROSS_COMPILE)gcc-14\n\
+             override CROSS_COMPILE = x86_64-linux-gnu-\n",
+        )
+        .without("{K}/scripts")
+        .link("{K}/scripts", "../../lib/linux-kbuild-7.3.4+deb13/scripts")
+        .file("usr/lib/linux-kbuild-7.3.4+deb13/scripts/basic/fixdep", "")
+        .file("usr/lib/linux-kbuild-7.3.4+deb13/scripts/mod/modpost", "")
+        .file(
+            "usr/lib/linux-kbuild-7.3.4+deb13/scripts/Makefile.build",
+            EXTERN_CRATES,
+        )
+        .without("{K}/rust")
+        .tool(
+            "x86_64-linux-gnu-gcc-14",
+            "x86_64-linux-gnu-gcc-14 (Debian 14.2.0-19) 14.2.0",
+        )
+        .without_tool("ld")
+        .tool("x86_64-linux-gnu-ld", "")
+        .tool(
+            "bindgen",
+            "bindgen 0.71.1\nClang: Debian clang version 19.1.7 (3)",
+        );
+    host
+}
+
+/// A kernel whose headers are in one folder below /lib/modules.
+fn in_modules(release: &'static str, rustc: &str, gcc: &str, os: &str) -> Host {
+    let mut host = Host {
+        release,
+        headers: format!("usr/src/kernels/{release}"),
+        ..Host::default()
+    };
+    host.kernel(rustc)
+        .set("CC_VERSION_TEXT", &format!("\"{gcc}\""))
+        .file("etc/os-release", os)
+        .link("lib/modules/{R}/build", "/{K}")
+        .tool("gcc", gcc)
+        .tool("bindgen", "bindgen 0.72.1\nClang: clang version 21.1.8");
+    host
+}
+
+/// Tools that a fresh machine lacks.
+fn bare(mut host: Host) -> Host {
+    for tool in ["rustc", "bindgen", "make"] {
+        host.without_tool(tool);
+    }
+    host.tools
+        .retain(|name, _| !name.contains("gcc") && !name.ends_with("ld"));
+    host
+}
+
+fn fedora() -> Host {
+    let mut host = in_modules(
+        "7.2.0-300.fc44.x86_64",
+        "rustc 1.94.0 (4a4ef493e 2026-03-02) (Fedora 1.94.0-1.fc44)",
+        "gcc (GCC) 16.1.1 20260501 (Red Hat 16.1.1-1)",
+        "NAME=\"Fedora Linux\"\nID=fedora\n",
+    );
+    host.set("KUNIT", "m")
+        .without("{K}/rust")
+        .without("{K}/scripts/target.json");
+    host
+}
+
+fn arch() -> Host {
+    let mut host = in_modules(
+        "7.3.2-lts",
+        "rustc 1.96.0 (ac68faa20 2026-05-25) (Arch Linux rust 1:1.96.0-1)",
+        "gcc (GCC) 16.1.1 20260430",
+        "NAME=\"Arch Linux\"\nID=arch\n",
+    );
+    host.file("usr/lib/modules/{R}/pkgbase", "linux-lts\n");
+    host
+}
+
+fn no_driver(sentence: &str) -> Row<'_> {
+    ("nvidia.ko|useless|none for this kernel", sentence)
+}
+
+pub(crate) fn hosts() -> Vec<Case> {
+    let no_peers = (
+        "peer memory|missing|no ib_register_peer_memory_client",
+        NO_OFED,
+    );
+    let own_driver = |open: &str| {
+        format!("The module loads beside nvidia.ko alone: {open}, version 535 or newer.")
+    };
+    let on_debian = own_driver("run 'apt install nvidia-open-kernel-dkms'");
+    let on_arch = own_driver("run 'pacman -S nvidia-open-dkms'");
+    let elsewhere = own_driver(OPEN_FLAVOUR);
+    let no_bindgen = |how: &str| {
+        format!(
+            "The build needs bindgen 0.71.1 or newer: {how}, or run 'cargo install bindgen-cli' and name it with \
+             BINDGEN=."
+        )
+    };
+    vec![
+        case(
+            "Debian 13 as it is",
+            &debian(),
+            &[
+                ("Rust metadata|missing|no rust/libcore.rmeta and 11 more", LEFT_OUT_BY_DEBIAN),
+                ("Rust target|missing|no scripts/target.json", LEFT_OUT_BY_DEBIAN),
+                no_driver(&on_debian),
+                no_peers,
+            ],
+        ),
+        case(
+            "Debian 13 with its kernel's source",
+            debian().file("usr/src/linux-source-7.3.tar.xz", "x"),
+            &[
+                (
+                    "Rust metadata|remark|not made yet",
+                    "Debian's headers packages leave it out: 'make module' makes it from \
+                     /usr/src/linux-source-7.3.tar.xz, in some minutes.",
+                ),
+                no_driver(&on_debian),
+                no_peers,
+            ],
+        ),
+        case(
+            "Debian 13 with what it lacks",
+            debian()
+                .with_rust("rustc 1.85.1 (4eb161250 2025-03-15) (built from a source tarball)")
+                .file("usr/lib/linux-kbuild-7.3.4+deb13/scripts/target.json", "{}\n")
+                .nvidia("Dual MIT/GPL", "595.45.04")
+                .ofed("default"),
+            &[],
+        ),
+        case(
+            "Debian 13 without tools",
+            &bare(debian()),
+            &[
+                ("Rust metadata|missing|no rust/libcore.rmeta and 11 more", LEFT_OUT_BY_DEBIAN),
+                ("Rust target|missing|no scripts/target.json", LEFT_OUT_BY_DEBIAN),
+                (
+                    "rustc|missing|no rustc",
+                    "The Rust compiler that made this kernel, rustc 1.85.1 (4eb161250 2025-03-15) (built from a source \
+                     tarball), is not here: run 'apt install rustc', or name it with RUSTC=.",
+                ),
+                ("bindgen|missing|no bindgen", &no_bindgen("run 'apt install bindgen'")),
+                (
+                    "C compiler|missing|no gcc",
+                    "This kernel was built by x86_64-linux-gnu-gcc-14 (Debian 14.2.0-19) 14.2.0: run 'apt install \
+                     gcc-14'.",
+                ),
+                ("linker|missing|no ld", "The linker is not here: run 'apt install binutils'."),
+                ("make|missing|none", "kbuild needs GNU make: run 'apt install make'."),
+                no_driver(&on_debian),
+                no_peers,
+            ],
+        ),
+        case(
+            "Ubuntu 26.04 with its own kernel and DOCA-OFED by DKMS",
+            complete("7.0.0-15-generic").without("usr/src/ofa_kernel/default/Module.symvers"),
+            &[
+                (
+                    "kernel version|remark|{R}",
+                    "The module was run on 7.2 to 7.3; on 7.0 it never was.",
+                ),
+                (
+                    "peer memory|missing|no /usr/src/ofa_kernel/default/Module.symvers",
+                    "OFED's headers are here without its list of symbols: put the Module.symvers of OFED's build there.",
+                ),
+            ],
+        ),
+        case(
+            "Fedora as it is",
+            &fedora(),
+            &[
+                ("Rust metadata|missing|no rust/libcore.rmeta and 11 more", LEFT_OUT),
+                ("Rust target|missing|no scripts/target.json", LEFT_OUT),
+                no_driver(&elsewhere),
+                no_peers,
+            ],
+        ),
+        case(
+            "Fedora without tools",
+            &bare(fedora()),
+            &[
+                ("Rust metadata|missing|no rust/libcore.rmeta and 11 more", LEFT_OUT),
+                ("Rust target|missing|no scripts/target.json", LEFT_OUT),
+                (
+                    "rustc|missing|no rustc",
+                    "The Rust compiler that made this kernel, rustc 1.94.0 (4a4ef493e 2026-03-02) (Fedora \
+                     1.94.0-1.fc44), is not here: run 'dnf install rust', or name it with RUSTC=.",
+                ),
+                ("bindgen|missing|no bindgen", &no_bindgen("run 'dnf install bindgen-cli'")),
+                (
+                    "C compiler|missing|no gcc",
+                    "This kernel was built by gcc (GCC) 16.1.1 20260501 (Red Hat 16.1.1-1): run 'dnf install gcc'.",
+                ),
+                ("linker|missing|no ld", "The linker is not here: run 'dnf install binutils'."),
+                ("make|missing|none", "kbuild needs GNU make: run 'dnf install make'."),
+                no_driver(&elsewhere),
+                no_peers,
+            ],
+        ),
+        case(
+            "Rocky Linux without headers",
+            Host {
+                release: "7.3.0-1.el11.x86_64",
+                ..Host::default()
+            }
+            .file("etc/os-release", "ID=\"rocky\"\nID_LIKE=\"rhel centos fedora\"\n")
+            .file("proc/sys/kernel/osrelease", "{R}\n"),
+            &[(
+                "build folder|missing|no /lib/modules/{R}/build",
+                "This kernel's headers are not here: run 'dnf install kernel-devel-{R}', or name the kernel's build \
+                 folder with KDIR=.",
+            )],
+        ),
+        case(
+            "Fedora without libclang",
+            fedora()
+                .with_rust("rustc 1.94.0 (4a4ef493e 2026-03-02) (Fedora 1.94.0-1.fc44)")
+                .file("{K}/scripts/target.json", "{}\n")
+                .tool("bindgen", "bindgen 0.72.1")
+                .nvidia("Dual MIT/GPL", "595.45.04")
+                .ofed("default"),
+            &[
+                (
+                    "libclang|missing|none that bindgen finds",
+                    "bindgen reads C by libclang: run 'dnf install clang-libs', or set LIBCLANG_PATH to the folder of \
+                     libclang.so.",
+                ),
+            ],
+        ),
+        case("Arch Linux without OFED", &arch(), &[no_driver(&on_arch), no_peers]),
+        case(
+            "Arch Linux without headers",
+            arch().without("lib/modules/{R}/build"),
+            &[(
+                "build folder|missing|no /lib/modules/{R}/build",
+                "This kernel's headers are not here: run 'pacman -S linux-lts-headers', or name the kernel's build \
+                 folder with KDIR=.",
+            )],
+        ),
+        case(
+            "Arch Linux without Rust's part, and without tools",
+            &bare(arch().without("{K}/rust").clone()),
+            &[
+                (
+                    "Rust metadata|missing|no rust/libcore.rmeta and 11 more",
+                    "They are in the headers package: run 'pacman -S linux-lts-headers'.",
+                ),
+                (
+                    "rustc|missing|no rustc",
+                    "The Rust compiler that made this kernel, rustc 1.96.0 (ac68faa20 2026-05-25) (Arch Linux rust \
+                     1:1.96.0-1), is not here: run 'pacman -S rust', or name it with RUSTC=.",
+                ),
+                ("bindgen|missing|no bindgen", &no_bindgen("run 'pacman -S rust-bindgen'")),
+                (
+                    "C compiler|missing|no gcc",
+                    "This kernel was built by gcc (GCC) 16.1.1 20260430: run 'pacman -S gcc'.",
+                ),
+                ("linker|missing|no ld", "The linker is not here: run 'pacman -S binutils'."),
+                ("make|missing|none", "kbuild needs GNU make: run 'pacman -S make'."),
+                no_driver(&on_arch),
+                no_peers,
+            ],
+        ),
+        case(
+            "Arch Linux without libclang",
+            arch()
+                .tool("bindgen", "bindgen 0.72.1")
+                .nvidia("Dual MIT/GPL", "595.45.04")
+                .ofed("default"),
+            &[(
+                "libclang|missing|none that bindgen finds",
+                "bindgen reads C by libclang: run 'pacman -S clang', or set LIBCLANG_PATH to the folder of libclang.so.",
+            )],
+        ),
+        case(
+            "a distribution nobody knows, without anything",
+            &bare(arch().without("{K}/rust").without("etc/os-release").clone()),
+            &[
+                (
+                    "Rust metadata|missing|no rust/libcore.rmeta and 11 more",
+                    "Copy them from where this kernel was built ('make prepare' makes them), or name that folder with \
+                     KDIR=.",
+                ),
+                (
+                    "rustc|missing|no rustc",
+                    "The Rust compiler that made this kernel, rustc 1.96.0 (ac68faa20 2026-05-25) (Arch Linux rust \
+                     1:1.96.0-1), is not here: install it, or name it with RUSTC=.",
+                ),
+                ("bindgen|missing|no bindgen", &no_bindgen("install it")),
+                (
+                    "C compiler|missing|no gcc",
+                    "This kernel was built by gcc (GCC) 16.1.1 20260430: install that.",
+                ),
+                ("linker|missing|no ld", "The linker is not here: install binutils."),
+                ("make|missing|none", "kbuild needs GNU make: install make."),
+                no_driver(&elsewhere),
+                no_peers,
+            ],
+        ),
+    ]
+}

@@ -1,0 +1,665 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! `scripts/check` on trees of hosts.
+//!
+//! The trees are made here, small and by hand, after the layouts that the distributions' packages are known to have; none
+//! was recorded from a machine. The tools in them are scripts that say what the real ones would.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "what fails here fails a test"
+)]
+
+mod cases;
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Command;
+use std::process::Stdio;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering;
+
+use cases::complete;
+use cases::drivers;
+use cases::folders;
+use cases::hosts;
+use cases::installing;
+use cases::kernels;
+use cases::peer_memory;
+use cases::tools;
+use cases::UBUNTU;
+
+#[derive(Clone)]
+enum Entry {
+    Text(String),
+    /// Its target.
+    Link(String),
+    /// A kernel module: its licence and version.
+    Module(&'static str, &'static str),
+}
+
+/// A host: files by path below its root, and the tools of its PATH.
+#[derive(Clone, Default)]
+struct Host {
+    files: BTreeMap<String, Entry>,
+    tools: BTreeMap<String, String>,
+    /// The kernel's configuration, without `CONFIG_`.
+    config: BTreeMap<String, String>,
+    /// The kernel that is built for.
+    release: &'static str,
+    /// The folder of its headers.
+    headers: String,
+    arguments: Vec<String>,
+    environment: Vec<(&'static str, &'static str)>,
+}
+
+impl Host {
+    fn file(&mut self, path: &str, text: &str) -> &mut Self {
+        let path = self.place(path);
+        self.files.insert(path, Entry::Text(text.to_owned()));
+        self
+    }
+
+    fn link(&mut self, path: &str, target: &str) -> &mut Self {
+        let (path, target) = (self.place(path), self.place(target));
+        self.files.insert(path, Entry::Link(target));
+        self
+    }
+
+    fn module(&mut self, path: &str, licence: &'static str, version: &'static str) -> &mut Self {
+        let path = self.place(path);
+        self.files.insert(path, Entry::Module(licence, version));
+        self
+    }
+
+    /// Takes a file or a folder away, which must be there.
+    fn without(&mut self, path: &str) -> &mut Self {
+        let path = self.place(path);
+        let inside = format!("{path}/");
+        let before = self.files.len();
+        self.files
+            .retain(|name, _| *name != path && !name.starts_with(&inside));
+        assert!(self.files.len() < before, "there is no {path}");
+        self
+    }
+
+    /// `{K}` stands for the folder of the headers, `{R}` for the release.
+    fn place(&self, text: &str) -> String {
+        text.replace("{K}", &self.headers)
+            .replace("{R}", self.release)
+    }
+
+    /// A tool that prints this, whatever it is asked.
+    fn tool(&mut self, name: &str, says: &str) -> &mut Self {
+        let script = format!("#!/bin/sh\ncat <<'END'\n{says}\nEND\n");
+        self.tools.insert(name.to_owned(), script);
+        self
+    }
+
+    /// A tool that ends in an error and says nothing.
+    fn fails(&mut self, name: &str) -> &mut Self {
+        let script = "#!/bin/sh\nexit 1\n".to_owned();
+        self.tools.insert(name.to_owned(), script);
+        self
+    }
+
+    /// It does not know what gcc 14 does.
+    fn gcc_12(&mut self) -> &mut Self {
+        let script = "#!/bin/sh\ncase $1 in\n-fmin-function-alignment=*) exit 1 ;;\n\
+                      --version) echo 'gcc (Ubuntu 12.3.0-1ubuntu1) 12.3.0' ;;\nesac\n";
+        self.tools.insert("gcc".to_owned(), script.to_owned());
+        self
+    }
+
+    /// A kernel that LLVM's tools built, and these tools by such names.
+    fn by_clang(&mut self, suffix: &str) -> &mut Self {
+        self.unset("CC_IS_GCC")
+            .set("CC_IS_CLANG", "y")
+            .set("CC_VERSION_TEXT", "\"Ubuntu clang version 21.1.8\"")
+            .tool(&format!("clang{suffix}"), "Ubuntu clang version 21.1.8")
+            .tool(&format!("ld.lld{suffix}"), "")
+    }
+
+    fn without_tool(&mut self, name: &str) -> &mut Self {
+        assert!(self.tools.remove(name).is_some(), "there is no {name}");
+        self
+    }
+
+    fn set(&mut self, option: &str, value: &str) -> &mut Self {
+        self.config.insert(option.to_owned(), value.to_owned());
+        self
+    }
+
+    fn unset(&mut self, option: &str) -> &mut Self {
+        assert!(self.config.remove(option).is_some(), "{option} is not set");
+        self
+    }
+
+    fn argument(&mut self, argument: &str) -> &mut Self {
+        self.arguments.push(self.place(argument));
+        self
+    }
+
+    fn variable(&mut self, name: &'static str, value: &'static str) -> &mut Self {
+        self.environment.push((name, value));
+        self
+    }
+
+    /// What every prepared build folder has, and Rust's part of it.
+    fn kernel(&mut self, rustc: &str) -> &mut Self {
+        for (option, value) in [
+            ("X86_64", "y"),
+            ("MODULES", "y"),
+            ("RUST", "y"),
+            ("CC_IS_GCC", "y"),
+            ("CC_HAS_MIN_FUNCTION_ALIGNMENT", "y"),
+            ("INFINIBAND", "m"),
+            ("INFINIBAND_USER_MEM", "y"),
+            ("MODULE_SIG", "y"),
+        ] {
+            self.set(option, value);
+        }
+        self.set("RUSTC_VERSION_TEXT", &format!("\"{rustc}\""));
+        self.file("proc/sys/kernel/osrelease", &format!("{}\n", self.release))
+            .file("{K}/Makefile", "# Linux\n")
+            .file("{K}/include/config/kernel.release", "{R}\n")
+            .file("{K}/include/generated/rustc_cfg", "--cfg=CONFIG_RUST\n")
+            .file("{K}/scripts/basic/fixdep", "")
+            .file("{K}/scripts/mod/modpost", "")
+            .file("{K}/scripts/Makefile.build", EXTERN_CRATES)
+            .file("{K}/scripts/target.json", "{}\n")
+            .file("{K}/Module.symvers", &exported("ib_umem_get_va", "ib_core"));
+        self.with_rust(rustc).tool("rustc", rustc).tool("ld", "");
+        // It reads what Debian's headers say of the compiler.
+        let make = format!("#!/bin/sh\nexec {} \"$@\"\n", system("make").display());
+        self.tools.insert("make".to_owned(), make);
+        self
+    }
+
+    /// What the kernel's build leaves for modules in Rust, made by this compiler.
+    fn with_rust(&mut self, rustc: &str) -> &mut Self {
+        for name in CRATES {
+            // rustc writes the length of its version before it.
+            let text = format!("rust\0\0\0\nA{rustc}\u{1}abort_unwind");
+            self.file(&format!("{{K}}/rust/{name}"), &text);
+        }
+        self
+    }
+
+    /// NVIDIA's driver, as DKMS installs it.
+    fn nvidia(&mut self, licence: &'static str, version: &'static str) -> &mut Self {
+        self.module("lib/modules/{R}/updates/dkms/nvidia.ko", licence, version)
+            .file(
+                &format!("usr/src/nvidia-{version}/nvidia/nv-p2p.h"),
+                P2P_HEADER,
+            )
+    }
+
+    /// OFED's headers in one of the places where they may be.
+    fn ofed(&mut self, place: &str) -> &mut Self {
+        let folder = format!("usr/src/ofa_kernel/{place}");
+        self.file(&format!("{folder}/include/rdma/peer_mem.h"), PEER_HEADER)
+            .file(
+                &format!("{folder}/Module.symvers"),
+                &exported("ib_register_peer_memory_client", "ib_uverbs"),
+            )
+    }
+
+    /// Writes it all down, and runs the script there.
+    fn check(&self, shell: &[&str]) -> Said {
+        let place = Place::new();
+        let root = place.0.join("root");
+        for (path, entry) in &self.files {
+            let path = root.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            match entry {
+                Entry::Text(text) => fs::write(&path, self.place(text)).unwrap(),
+                Entry::Link(target) => symlink(target, &path).unwrap(),
+                Entry::Module(licence, version) => assemble(&path, licence, version),
+            }
+        }
+        let config = root.join(&self.headers).join("include/config");
+        if config.exists() {
+            let lines: String = self
+                .config
+                .iter()
+                .map(|(option, value)| format!("CONFIG_{option}={value}\n"))
+                .collect();
+            fs::write(config.join("auto.conf"), lines).unwrap();
+        }
+        let tools = place.0.join("tools");
+        fs::create_dir_all(&tools).unwrap();
+        for (name, script) in &self.tools {
+            let path = tools.join(name);
+            fs::write(&path, script).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        for name in UTILITIES {
+            symlink(system(name), tools.join(name)).unwrap();
+        }
+        let before = listing(&root);
+        let output = Command::new(system(shell[0]))
+            .args(&shell[1..])
+            .arg(script())
+            .args(&self.arguments)
+            .env_clear()
+            .env("PATH", &tools)
+            .env("PROBE_ROOT", &root)
+            .envs(self.environment.iter().copied())
+            .current_dir(&place.0)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        assert_eq!(listing(&root), before, "the host was written to");
+        Said {
+            status: output.status.code(),
+            text: String::from_utf8(output.stdout).unwrap(),
+            errors: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+}
+
+const CRATES: &[&str] = &[
+    "libbindings.rmeta",
+    "libbuild_error.rmeta",
+    "libcompiler_builtins.rmeta",
+    "libcore.rmeta",
+    "libffi.rmeta",
+    "libkernel.rmeta",
+    "libmacros.so",
+    "libpin_init.rmeta",
+    "libpin_init_internal.so",
+    "libuapi.rmeta",
+    "libzerocopy.rmeta",
+    "libzerocopy_derive.so",
+];
+
+/// What kbuild gives every module, as in the script of 7.2.
+const EXTERN_CRATES: &str = "\t-Zunstable-options --extern pin_init --extern kernel \\\n\
+                             \t--extern zerocopy --extern zerocopy_derive \\\n";
+
+const P2P_HEADER: &str = "#define NVIDIA_P2P_CAP_GET_PAGES_PERSISTENT_API\n";
+const PEER_HEADER: &str = "#define PEER_MEM_U64_CORE_CONTEXT\n";
+
+/// Of the machine that runs the tests: what the script is written with.
+const UTILITIES: &[&str] = &[
+    "awk", "cat", "cut", "dirname", "find", "grep", "head", "modinfo", "readlink", "sed", "sh",
+    "sort", "tail", "tr",
+];
+
+fn system(name: &str) -> PathBuf {
+    ["/usr/bin", "/bin", "/usr/sbin", "/sbin"]
+        .iter()
+        .map(|folder| Path::new(folder).join(name))
+        .find(|path| path.exists())
+        .unwrap_or_else(|| panic!("this machine has no {name}"))
+}
+
+fn script() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/check")
+}
+
+/// A line of a `Module.symvers`.
+fn exported(symbol: &str, module: &str) -> String {
+    format!("0x00000000\t{symbol}\tdrivers/infiniband/core/{module}\tEXPORT_SYMBOL\t\n")
+}
+
+/// An object file with what modinfo reads.
+fn assemble(path: &Path, licence: &str, version: &str) {
+    let source = path.with_extension("s");
+    let text = format!(
+        ".section .modinfo,\"a\"\n.asciz \"version={version}\"\n.asciz \"license={licence}\"\n"
+    );
+    fs::write(&source, text).unwrap();
+    let status = Command::new("as")
+        .arg("-o")
+        .args([path, &source])
+        .status()
+        .unwrap();
+    assert!(status.success(), "as failed");
+    fs::remove_file(source).unwrap();
+}
+
+/// Every file with its contents.
+fn listing(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut files = BTreeMap::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let entry = entry.unwrap();
+            let kind = entry.file_type().unwrap();
+            if kind.is_dir() {
+                folders.push(entry.path());
+            }
+            let contents = if kind.is_file() {
+                fs::read(entry.path()).unwrap()
+            } else {
+                Vec::new()
+            };
+            files.insert(entry.path(), contents);
+        }
+    }
+    files
+}
+
+/// A folder for one run, gone with it.
+struct Place(PathBuf);
+
+impl Place {
+    fn new() -> Self {
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("check-{}-{number}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        Self(fs::canonicalize(folder).unwrap())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What is said of an item that is not ok: `item|verdict|found`, and the sentence on it. The verdict `useless` is printed as a
+/// remark, and the last line tells.
+type Row<'a> = (&'a str, &'a str);
+
+struct Said {
+    status: Option<i32>,
+    text: String,
+    errors: String,
+}
+
+impl Said {
+    /// Whether it said this and nothing else, but for what is ok.
+    fn is(&self, expected: &[(String, String)]) -> Result<(), String> {
+        let mut table = String::new();
+        let mut sentences = String::new();
+        for (row, sentence) in expected {
+            let item = row.split('|').next().unwrap_or_default();
+            table.push_str(&row.replace("|useless|", "|remark|"));
+            table.push('\n');
+            sentences.push_str(&format!("{item}: {sentence}\n"));
+        }
+        let count = |wanted| expected.iter().filter(|row| row.0.contains(wanted)).count();
+        let (status, last) = match (count("|missing|"), count("|useless|")) {
+            (0, 0) => (0, "It can be built.".to_owned()),
+            (0, _) => (
+                0,
+                "It can be built, and will not load here as things are.".to_owned(),
+            ),
+            (missing, _) => (1, format!("It cannot be built: {missing} missing.")),
+        };
+        let expected = format!("{table}\n{sentences}{status}: {last}");
+
+        let mut parts: Vec<&str> = self.text.trim_end().split("\n\n").collect();
+        let last = parts.pop().unwrap_or_default();
+        let rows = parts.get(1).copied().unwrap_or_default();
+        let head = rows.lines().next().unwrap_or_default();
+        let (Some(verdict), Some(found)) = (head.find("verdict"), head.find("found")) else {
+            return Err(format!("no table:\n{}{}", self.text, self.errors));
+        };
+        let mut said = String::new();
+        for line in rows.lines().skip(1) {
+            let cells = [&line[..verdict], &line[verdict..found], &line[found..]];
+            let cells = cells.map(str::trim_end);
+            if cells[1] != "ok" {
+                said.push_str(&cells.join("|"));
+                said.push('\n');
+            }
+        }
+        said.push('\n');
+        for line in parts.iter().skip(2).flat_map(|part| part.lines()) {
+            said.push_str(line);
+            said.push('\n');
+        }
+        let status = self.status.unwrap_or(-1);
+        said.push_str(&format!("{status}: {last}"));
+        if said != expected || !self.errors.is_empty() {
+            return Err(format!(
+                "it said\n{said}\n{}instead of\n{expected}",
+                self.errors
+            ));
+        }
+        Ok(())
+    }
+}
+
+struct Case {
+    name: String,
+    host: Host,
+    not_ok: Vec<(String, String)>,
+}
+
+fn case(name: &str, host: &Host, not_ok: &[Row<'_>]) -> Case {
+    Case {
+        name: name.to_owned(),
+        host: host.clone(),
+        not_ok: not_ok
+            .iter()
+            .map(|(row, sentence)| (host.place(row), host.place(sentence)))
+            .collect(),
+    }
+}
+
+fn all() -> Vec<Case> {
+    [
+        folders(),
+        kernels(),
+        tools(),
+        drivers(),
+        peer_memory(),
+        hosts(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// Every case must say what it should, and nothing else.
+fn hold(cases: &[Case]) {
+    let mut problems = Vec::new();
+    for case in cases {
+        if let Err(problem) = case.host.check(&["sh"]).is(&case.not_ok) {
+            problems.push(format!("{}: {problem}", case.name));
+        }
+    }
+    assert!(problems.is_empty(), "{}", problems.join("\n\n"));
+}
+
+#[test]
+fn build_folders() {
+    hold(&folders());
+}
+
+#[test]
+fn what_a_kernel_must_have() {
+    hold(&kernels());
+}
+
+#[test]
+fn compilers_and_tools() {
+    hold(&tools());
+}
+
+#[test]
+fn nvidias_driver() {
+    hold(&drivers());
+}
+
+#[test]
+fn peer_memory_of_ib_core() {
+    hold(&peer_memory());
+}
+
+#[test]
+fn hosts_of_distributions() {
+    hold(&hosts());
+}
+
+#[test]
+fn what_installing_says() {
+    for case in installing() {
+        let said = case.host.check(&["sh"]);
+        let lines: String = case
+            .not_ok
+            .iter()
+            .map(|(row, sentence)| {
+                let mut cells = row.split('|');
+                let (item, found) = (cells.next().unwrap(), cells.nth(1).unwrap());
+                format!("peermem-rs: {item}: {found}. {sentence}\n")
+            })
+            .collect();
+        assert_eq!(
+            (said.status, said.text, said.errors),
+            (Some(0), lines, String::new()),
+            "{}",
+            case.name
+        );
+    }
+}
+
+/// The functions of both neighbours are weak in the module, and modpost lets pass what it does not know of these: here it
+/// is the Kbuild itself that is asked, by a make that knows of kbuild what it takes.
+#[test]
+fn a_build_without_the_neighbours_symbols_ends() {
+    let kbuild =
+        "obj := .\ncmd = @set -e; $(cmd_$(1))\nif_changed = $(cmd)\nif_changed_dep =\nFORCE:\n\
+                  include $(src)/Kbuild\n";
+    let place = Place::new();
+    let repository = script().parent().unwrap().join("..");
+    fs::create_dir_all(place.0.join("src")).unwrap();
+    fs::create_dir_all(place.0.join("rust-bindings")).unwrap();
+    fs::write(place.0.join("Makefile"), kbuild).unwrap();
+    let build = |symbols: &[&str], warn: &str| {
+        let lines: String = symbols.iter().map(|name| exported(name, "m")).collect();
+        fs::write(place.0.join("Module.symvers"), lines).unwrap();
+        let output = Command::new(system("make"))
+            .arg("src/missing.known")
+            .arg(format!("src={}", repository.display()))
+            .arg("objtree=.")
+            .arg(format!("KBUILD_MODPOST_WARN={warn}"))
+            .args(["NV_P2P_INCLUDE=", "PEER_MEM_INCLUDE=", "KERNELRELEASE=7.9"])
+            .env_remove("MAKEFLAGS")
+            .current_dir(&place.0)
+            .output()
+            .unwrap();
+        (
+            output.status.success(),
+            String::from_utf8(output.stderr).unwrap(),
+        )
+    };
+    let both = [
+        "ib_register_peer_memory_client",
+        "ib_unregister_peer_memory_client",
+    ];
+    let told = "ERROR: ib_unregister_peer_memory_client is in no Module.symvers; scripts/check says what to do\n";
+    // nvidia.ko's are in a list that the build makes for itself.
+    assert_eq!(build(&both, ""), (true, String::new()));
+    let (built, said) = build(&both[..1], "");
+    assert!(!built && said.starts_with(told), "{said}");
+    assert_eq!(build(&both[..1], "1"), (true, told.to_owned()));
+    // Not a part of another name.
+    let (built, _) = build(&[both[0], "fake_ib_unregister_peer_memory_client"], "");
+    assert!(!built);
+}
+
+/// A check that no case makes speak could be dead. bash tells the numbers of the lines that it runs.
+#[test]
+fn every_line_that_reports_is_reached() {
+    let source = fs::read_to_string(script()).unwrap();
+    let reports: BTreeSet<usize> = (1..)
+        .zip(source.lines())
+        .filter(|(_, line)| {
+            let mut words = line
+                .split_whitespace()
+                .skip_while(|word| word.ends_with(')'));
+            matches!(words.next(), Some("row" | "no_peer_memory"))
+        })
+        .map(|(number, _)| number)
+        .collect();
+    assert!(reports.len() > 70, "{reports:?}");
+    let trace = ["bash", "-c", "PS4='@$LINENO '; set -x; . \"$0\""];
+    let mut reached = BTreeSet::new();
+    for case in all().into_iter().chain(installing()) {
+        let said = case.host.check(&trace);
+        reached.extend(said.errors.lines().filter_map(|line| {
+            let (number, _) = line
+                .strip_prefix('@')?
+                .trim_start_matches('@')
+                .split_once(' ')?;
+            number.parse::<usize>().ok()
+        }));
+    }
+    let dead: Vec<&str> = reports
+        .difference(&reached)
+        .filter_map(|number| source.lines().nth(number - 1))
+        .collect();
+    assert!(dead.is_empty(), "never reached: {dead:#?}");
+}
+
+/// The Kbuild looks for OFED by itself, in an order of its own.
+#[test]
+fn ofed_is_looked_for_where_the_kbuild_does() {
+    let kbuild = script().parent().unwrap().join("../Kbuild");
+    let places: Vec<String> = fs::read_to_string(kbuild)
+        .unwrap()
+        .lines()
+        .filter_map(|line| {
+            let place = line.trim().strip_prefix("/usr/src/ofa_kernel/")?;
+            Some(place.split_once("/include/")?.0.to_owned())
+        })
+        .map(|place| {
+            place
+                .replace("$(SRCARCH)", "x86")
+                .replace("$(UTS_MACHINE)", "x86_64")
+                .replace("$(KERNELRELEASE)", UBUNTU)
+        })
+        .collect();
+    assert_eq!(places.len(), 4, "{places:?}");
+    let mut host = complete(UBUNTU);
+    host.without("usr/src/ofa_kernel");
+    // From the last to the first: each comes before those that are there already.
+    for place in places.iter().rev() {
+        let said = host.ofed(place).check(&["sh"]);
+        let row = format!("in ib_uverbs, by /usr/src/ofa_kernel/{place}/Module.symvers\n");
+        assert!(said.text.contains(&row), "{place}:\n{}", said.text);
+    }
+}
+
+#[test]
+fn what_is_ok_goes_unsaid_on_request() {
+    let said = complete(UBUNTU).argument("-q").check(&["sh"]);
+    assert_eq!(
+        said.text,
+        format!("peermem-rs for Linux {UBUNTU}\nIt can be built.\n")
+    );
+    let said = complete(UBUNTU)
+        .without_tool("ld")
+        .argument("-q")
+        .check(&["sh"]);
+    assert_eq!(
+        said.text,
+        format!(
+            "peermem-rs for Linux {UBUNTU}\n\n\
+             item    verdict  found\n\
+             linker  missing  no ld\n\n\
+             linker: The linker is not here: run 'apt install binutils'.\n\n\
+             It cannot be built: 1 missing.\n"
+        )
+    );
+    assert_eq!(said.status, Some(1));
+}
+
+#[test]
+fn wrong_usage_has_a_status_of_its_own() {
+    let said = complete(UBUNTU).argument("--help").check(&["sh"]);
+    assert_eq!((said.status, said.text.as_str()), (Some(2), ""));
+    assert!(said.errors.starts_with("usage: "), "{}", said.errors);
+}
