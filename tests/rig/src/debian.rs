@@ -25,7 +25,6 @@ use crate::progress::output;
 use crate::progress::Stage;
 use crate::results::pattern;
 use crate::results::Format;
-use crate::results::Reader;
 use crate::results::Test;
 use crate::stamp;
 use crate::stamp::Key;
@@ -157,7 +156,6 @@ impl Host<'_> {
         let mut mounts = String::new();
         let mut root = self.root.clone();
         if self.layer.is_some() {
-            // In the cache's own folder, so that its name needs no quotes.
             mounts = format!(
                 "cd '{}'; mount -t overlay -o {OVERLAY} overlay root; ",
                 debian.display()
@@ -326,27 +324,12 @@ impl Host<'_> {
         let program = format!("/host{}", programs::gdr(self.paths).display());
         let mut command = vec![program, "test".to_owned()];
         command.extend(words.iter().map(|word| (*word).to_owned()));
-        let (outcome, (reader, said)) = vm::run_with(
-            self.paths,
-            &options,
-            &boot,
-            &command,
-            (Reader::new(Format::Ktap), Vec::new()),
-            |(reader, said), line, is_error| {
-                said.push(line.to_owned());
-                if !is_error {
-                    reader.line(line);
-                }
-            },
-        )?;
-        let (mut tests, mut problems) = reader.finish();
-        problems.extend(outcome.failures);
-        test::status_problem(outcome.status, &tests, &mut problems);
-        test::add_last_words(&said, &mut problems);
+        let (outcome, mut tests) =
+            test::machine(self.paths, &options, &boot, &command, Format::Ktap)?;
         for test in &mut tests {
             test.name = format!("{}: {}", peermem.name(), test.name);
         }
-        Ok((tests, problems))
+        Ok((tests, outcome.failures))
     }
 
     /// The modules that the machine's file systems need, unpacked: busybox loads no others.
@@ -396,11 +379,12 @@ fn value<'a>(text: &'a str, name: &str) -> Result<&'a str> {
         .with_context(|| format!("no {name}"))
 }
 
-/// Installs, boots, removes, boots again.
+/// Installs, boots for these cases of the verbs program, removes, boots again.
 pub(crate) fn tests(
     paths: &Paths,
     rdma_source: &Path,
     control: (&[PathBuf], &str),
+    cases: &[&str],
 ) -> Result<(Vec<Test>, Vec<String>)> {
     // A container, say, has roots of its own and may not mount into them.
     if output(apt::as_root("unshare").args(["--mount", "true"])).is_err() {
@@ -479,7 +463,7 @@ pub(crate) fn tests(
             }
         }
     };
-    tests.extend(boot(Peermem::Ours, &version, OURS));
+    tests.extend(boot(Peermem::Ours, &version, cases));
     tests.push(Test::of(
         "dkms remove".to_owned(),
         host.remove(&package, &before, (&of_driver, &sum)),
@@ -498,9 +482,7 @@ pub(crate) fn tests(
     Ok((tests, problems))
 }
 
-/// Cases of the verbs program with our module.
-const OURS: &[&str] = &[];
-/// And with NVIDIA's, which is back.
+/// Cases of the verbs program with NVIDIA's module, when it is back.
 const NVIDIA: &[&str] = &["register.", "move."];
 
 fn peermem_title(peermem: Peermem) -> &'static str {

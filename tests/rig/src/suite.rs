@@ -31,7 +31,7 @@ pub(crate) struct Run {
 #[derive(Clone, Copy)]
 pub(crate) enum Place {
     /// In a virtual machine. `{gdr}` stands for the verbs program, `{repo}` for the repository, `{pyverbs}` for the
-    /// Python tests of rdma-core, `{filter}` for what the caller chose.
+    /// Python tests of rdma-core, `{filter}` for what the caller chose, `{smoke}` for [`SMOKE_CASES`].
     Vm {
         options: fn(&mut Options),
         command: &'static [&'static str],
@@ -71,9 +71,7 @@ const KUNIT: &[&str] = &["{repo}/tests/vm/kunit"];
 /// What others see of the module.
 const IDENTITY: &[&str] = &["{gdr}", "test", "identity.", "consumers."];
 /// Something of each kind: what a kernel can get wrong that the module was not made on.
-const SMOKE: &[&str] = &[
-    "{gdr}",
-    "test",
+pub(crate) const SMOKE_CASES: &[&str] = &[
     "move.read_gpu_to_host",
     "move.send_gpu_to_gpu",
     "move.write_gpu_to_gpu",
@@ -89,6 +87,7 @@ const SMOKE: &[&str] = &[
     "revoke.",
     "identity.",
 ];
+const SMOKE: &[&str] = &["{gdr}", "test", "{smoke}"];
 /// What the module says where it cannot be loaded.
 const LOADING: &[&str] = &["{gdr}", "loading"];
 const DMA: &[&str] = &["{gdr}", "test", "dma."];

@@ -20,6 +20,7 @@ use crate::mutants;
 use crate::paths::Paths;
 use crate::programs;
 use crate::progress::duration;
+use crate::results::Format;
 use crate::results::Reader;
 use crate::results::Test;
 use crate::results::Verdict;
@@ -27,6 +28,7 @@ use crate::setup;
 use crate::suite::again;
 use crate::suite::Place;
 use crate::suite::Run;
+use crate::suite::SMOKE_CASES;
 use crate::suite::SUITE;
 use crate::toolchain::Toolchain;
 use crate::vm;
@@ -313,7 +315,10 @@ fn one(
         Place::Cargo(arguments) => on_host(paths, toolchain, run, arguments)?,
         Place::Lint => (setup::lint(paths)?, Vec::new()),
         Place::Mutants => (mutants::tests(paths, &[])?, Vec::new()),
-        Place::Debian => setup::debian(paths)?,
+        Place::Debian => {
+            let cases = if selection.full { &[] } else { SMOKE_CASES };
+            setup::debian(paths, cases)?
+        }
         Place::Hazards => {
             let frozen = selection.kernel == crate::kernel::DEFAULT;
             crate::hazards::check(paths, frozen)?
@@ -322,6 +327,10 @@ fn one(
             let wanted = wanted(selection, run, options);
             let mut words = Vec::new();
             for word in command {
+                if *word == "{smoke}" {
+                    words.extend(SMOKE_CASES.iter().map(|case| (*case).to_owned()));
+                    continue;
+                }
                 let mut word = word
                     .replace("{repo}", &paths.repo.to_string_lossy())
                     .replace("{filter}", &selection.case)
@@ -361,12 +370,33 @@ fn in_machine(
     command: &[String],
 ) -> Result<Report> {
     let boot = setup::boot(paths, options)?;
-    let (outcome, (reader, said)) = vm::run_with(
+    let (outcome, tests) = machine(paths, options, &boot, command, run.format)?;
+    Ok(Report {
+        run,
+        column: run
+            .column
+            .map(|column| column.replace("{version}", &boot.peermem_version)),
+        tests,
+        problems: outcome.failures,
+        elapsed: outcome.elapsed,
+        log: Some(outcome.log),
+    })
+}
+
+/// Runs a command that prints tests in a machine. What its exit status should not say is among the failures.
+pub(crate) fn machine(
+    paths: &Paths,
+    options: &Options,
+    boot: &vm::Boot,
+    command: &[String],
+    format: Format,
+) -> Result<(vm::Outcome, Vec<Test>)> {
+    let (mut outcome, (reader, said)) = vm::run_with(
         paths,
         options,
-        &boot,
+        boot,
         command,
-        (Reader::new(run.format), Vec::new()),
+        (Reader::new(format), Vec::new()),
         |(reader, said), line, is_error| {
             said.push(line.to_owned());
             if is_error {
@@ -379,19 +409,11 @@ fn in_machine(
     )?;
     clear();
     let (tests, mut problems) = reader.finish();
-    problems.extend(outcome.failures);
+    problems.append(&mut outcome.failures);
     status_problem(outcome.status, &tests, &mut problems);
     add_last_words(&said, &mut problems);
-    Ok(Report {
-        run,
-        column: run
-            .column
-            .map(|column| column.replace("{version}", &boot.peermem_version)),
-        tests,
-        problems,
-        elapsed: outcome.elapsed,
-        log: Some(outcome.log),
-    })
+    outcome.failures = problems;
+    Ok((outcome, tests))
 }
 
 /// A program's exit status must say what its results say.
@@ -699,7 +721,6 @@ fn summary(reports: &[Report]) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::results::Format;
 
     #[test]
     fn long_figures_are_cut() {
