@@ -4,6 +4,8 @@
 use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::SystemTime;
 use std::time::UNIX_EPOCH;
 
@@ -73,10 +75,16 @@ impl Paths {
     }
 }
 
-/// Sorts by time and is this process's own.
+/// Sorts by time, is this process's own, and given once.
 fn stamp() -> String {
+    static GIVEN: AtomicU32 = AtomicU32::new(0);
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
-    format!("{}-{:06}", now.as_millis(), std::process::id())
+    format!(
+        "{}-{:04}-{:06}",
+        now.as_millis(),
+        GIVEN.fetch_add(1, Relaxed),
+        std::process::id()
+    )
 }

@@ -6,8 +6,10 @@ use std::collections::BTreeSet;
 use std::io::stdout;
 use std::io::IsTerminal as _;
 use std::io::Write as _;
+use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::thread;
 use std::time::Instant;
 
 use anyhow::anyhow;
@@ -162,34 +164,68 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
     }
     let toolchain = Toolchain::find(paths)?;
 
-    let mut reports: Vec<Report> = Vec::new();
-    for (number, run) in runs.iter().enumerate() {
-        println!("[{}/{}] {}", number + 1, runs.len(), run.name);
-        let started = Instant::now();
-        let mut report = match one(paths, &toolchain, run, selection) {
-            Ok(report) => report,
-            // A run that cannot even begin fails; the others go on.
-            Err(error) => Report::plain(run, started, Vec::new(), vec![format!("{error:#}")]),
-        };
-        if let Some(name) = run.same_as {
-            let other = reports.iter().find(|report| report.run.name == name);
-            // Where one of them gave no results at all, that is its failure, told once.
-            if let Some(other) =
-                other.filter(|other| !other.tests.is_empty() && !report.tests.is_empty())
-            {
-                report
-                    .problems
-                    .extend(differences(&other.tests, &report.tests));
-            }
-        }
-        tell(&report);
-        reports.push(report);
-    }
+    let mut reports = in_lanes(paths, &toolchain, &runs, selection);
     // Of other kernels, or of a part of the cases, the documentation says nothing.
     if "input.".starts_with(&selection.case) && selection.kernel == crate::kernel::DEFAULT {
         bad_input(paths, &mut reports, selection.update_docs);
     }
     Ok(summary(&reports))
+}
+
+/// Does all runs and tells of each; the reports come in the order of `runs`. A machine keeps little more than one processor
+/// busy, and so does most of what needs none: the two kinds go on side by side, each in its order.
+fn in_lanes(
+    paths: &Paths,
+    toolchain: &Toolchain,
+    runs: &[&'static Run],
+    selection: &Selection,
+) -> Vec<Report> {
+    let is_machine = |run: &Run| matches!(run.place, Place::Vm { .. } | Place::Hazards);
+    let lane = |machines: bool| {
+        let mut reports: Vec<(usize, Report)> = Vec::new();
+        for (at, run) in runs.iter().enumerate() {
+            if is_machine(run) != machines {
+                continue;
+            }
+            let title = format!("[{}/{}] {}", at + 1, runs.len(), run.name);
+            println!("{title} …");
+            let started = Instant::now();
+            let mut report = match one(paths, toolchain, run, selection) {
+                Ok(report) => report,
+                // A run that cannot even begin fails; the others go on.
+                Err(error) => Report::plain(run, started, Vec::new(), vec![format!("{error:#}")]),
+            };
+            if let Some(name) = run.same_as {
+                let mut before = reports.iter().map(|(_, report)| report);
+                let other = before.find(|report| report.run.name == name);
+                // Where one of them gave no results at all, that is its failure, told once.
+                if let Some(other) =
+                    other.filter(|other| !other.tests.is_empty() && !report.tests.is_empty())
+                {
+                    report
+                        .problems
+                        .extend(differences(&other.tests, &report.tests));
+                }
+            }
+            // The other lane's lines come before or after.
+            let _whole = stdout().lock();
+            println!("{title}");
+            tell(&report);
+            reports.push((at, report));
+        }
+        reports
+    };
+    let mut reports = thread::scope(|scope| {
+        let machines = scope.spawn(|| lane(true));
+        let mut reports = lane(false);
+        match machines.join() {
+            Ok(of_machines) => reports.extend(of_machines),
+            Err(panic) => resume_unwind(panic),
+        }
+        reports
+    });
+    reports.sort_by_key(|(at, _)| *at);
+    reports.into_iter().map(|(_, report)| report).collect()
 }
 
 /// Compares the table of bad input with what was seen, if all that it is made from was run.
