@@ -15,6 +15,7 @@ use anyhow::Result;
 use crate::paths::Paths;
 use crate::progress::output;
 use crate::progress::Stage;
+use crate::setup::Lock;
 use crate::stamp;
 use crate::stamp::Key;
 use crate::toolchain::Toolchain;
@@ -91,6 +92,7 @@ pub(crate) fn build(paths: &Paths, toolchain: &Toolchain) -> Result<()> {
 
 /// rdma-core's tests, unpacked in the cache.
 pub(crate) fn pyverbs(paths: &Paths) -> Result<PathBuf> {
+    let _lock = Lock::take(paths, "pyverbs")?;
     let target = paths.cache.join("pyverbs");
     fs::create_dir_all(&target)?;
     for entry in fs::read_dir(&target)? {

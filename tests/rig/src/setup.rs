@@ -27,7 +27,7 @@ use crate::toolchain::Toolchain;
 use crate::vm;
 use crate::vm::Peermem;
 
-/// Keeps a second `rig` from making the same thing at the same time.
+/// Keeps a second `rig`, or another of its runs, from making the same thing at the same time.
 pub(crate) struct Lock(fs::File);
 
 impl Lock {
@@ -36,7 +36,7 @@ impl Lock {
         fs::create_dir_all(&directory)?;
         let file = fs::File::create(directory.join(what))?;
         if rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
-            eprintln!("  waiting for another rig that makes the same ({what}) …");
+            eprintln!("  waiting for whoever is making the same ({what}) …");
             rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)?;
         }
         Ok(Self(file))

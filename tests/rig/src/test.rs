@@ -6,9 +6,12 @@ use std::collections::BTreeSet;
 use std::io::stdout;
 use std::io::IsTerminal as _;
 use std::io::Write as _;
-use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Mutex;
+use std::sync::PoisonError;
 use std::thread;
 use std::time::Instant;
 
@@ -56,6 +59,9 @@ pub(crate) struct Selection {
     /// Writes the parts of the documentation that are made from results, where they are not what was seen
     #[arg(long)]
     update_docs: bool,
+    /// So many runs at once; a machine keeps little more than one processor busy
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    jobs: usize,
     /// Names the runs and runs none
     #[arg(long)]
     list: bool,
@@ -164,7 +170,7 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
     }
     let toolchain = Toolchain::find(paths)?;
 
-    let mut reports = in_lanes(paths, &toolchain, &runs, selection);
+    let mut reports = all(paths, &toolchain, &runs, selection);
     // Of other kernels, or of a part of the cases, the documentation says nothing.
     if "input.".starts_with(&selection.case) && selection.kernel == crate::kernel::DEFAULT {
         bad_input(paths, &mut reports, selection.update_docs);
@@ -172,58 +178,57 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
     Ok(summary(&reports))
 }
 
-/// Does all runs and tells of each; the reports come in the order of `runs`. A machine keeps little more than one processor
-/// busy, and so does most of what needs none: the two kinds go on side by side, each in its order.
-fn in_lanes(
+/// Does all runs, some of them side by side, and tells of each when it has ended. The reports come in the order of `runs`.
+fn all(
     paths: &Paths,
     toolchain: &Toolchain,
     runs: &[&'static Run],
     selection: &Selection,
 ) -> Vec<Report> {
-    let is_machine = |run: &Run| matches!(run.place, Place::Vm { .. } | Place::Hazards);
-    let lane = |machines: bool| {
-        let mut reports: Vec<(usize, Report)> = Vec::new();
-        for (at, run) in runs.iter().enumerate() {
-            if is_machine(run) != machines {
+    let reports: Mutex<Vec<(usize, Report)>> = Mutex::new(Vec::new());
+    let next = AtomicUsize::new(0);
+    let work = || loop {
+        let at = next.fetch_add(1, Relaxed);
+        let Some(run) = runs.get(at) else {
+            return;
+        };
+        let title = format!("[{}/{}] {}", at + 1, runs.len(), run.name);
+        println!("{title} …");
+        let started = Instant::now();
+        let mut report = match one(paths, toolchain, run, selection) {
+            Ok(report) => report,
+            // A run that cannot even begin fails; the others go on.
+            Err(error) => Report::plain(run, started, Vec::new(), vec![format!("{error:#}")]),
+        };
+        // What others print comes before or after.
+        let mut reports = reports.lock().unwrap_or_else(PoisonError::into_inner);
+        for (_, other) in reports.iter() {
+            let (earlier, later) = if run.same_as == Some(other.run.name) {
+                (other, &report)
+            } else if other.run.same_as == Some(run.name) {
+                (&report, other)
+            } else {
                 continue;
-            }
-            let title = format!("[{}/{}] {}", at + 1, runs.len(), run.name);
-            println!("{title} …");
-            let started = Instant::now();
-            let mut report = match one(paths, toolchain, run, selection) {
-                Ok(report) => report,
-                // A run that cannot even begin fails; the others go on.
-                Err(error) => Report::plain(run, started, Vec::new(), vec![format!("{error:#}")]),
             };
-            if let Some(name) = run.same_as {
-                let mut before = reports.iter().map(|(_, report)| report);
-                let other = before.find(|report| report.run.name == name);
-                // Where one of them gave no results at all, that is its failure, told once.
-                if let Some(other) =
-                    other.filter(|other| !other.tests.is_empty() && !report.tests.is_empty())
-                {
-                    report
-                        .problems
-                        .extend(differences(&other.tests, &report.tests));
-                }
+            // Where one of them gave no results at all, that is its failure, told once.
+            if !earlier.tests.is_empty() && !later.tests.is_empty() {
+                report
+                    .problems
+                    .extend(differences(&earlier.tests, &later.tests));
+                break;
             }
-            // The other lane's lines come before or after.
-            let _whole = stdout().lock();
-            println!("{title}");
-            tell(&report);
-            reports.push((at, report));
         }
-        reports
+        println!("{title}");
+        tell(&report);
+        reports.push((at, report));
     };
-    let mut reports = thread::scope(|scope| {
-        let machines = scope.spawn(|| lane(true));
-        let mut reports = lane(false);
-        match machines.join() {
-            Ok(of_machines) => reports.extend(of_machines),
-            Err(panic) => resume_unwind(panic),
+    thread::scope(|scope| {
+        for _ in 1..selection.jobs {
+            scope.spawn(work);
         }
-        reports
+        work();
     });
+    let mut reports = reports.into_inner().unwrap_or_else(PoisonError::into_inner);
     reports.sort_by_key(|(at, _)| *at);
     reports.into_iter().map(|(_, report)| report).collect()
 }

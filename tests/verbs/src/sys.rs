@@ -763,11 +763,15 @@ pub(crate) fn unnamed_file() -> Result<File> {
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
-/// When something that takes this long at most is overdue: later on a kernel that is slower by the factor `RIG_SLOWER`.
-pub(crate) fn overdue(timeout: Duration) -> Instant {
+/// The factor by which the kernel is slower than the usual one: `RIG_SLOWER`.
+pub(crate) fn slower() -> u32 {
     let slower = std::env::var("RIG_SLOWER").ok();
-    let factor = slower.and_then(|text| text.parse().ok()).unwrap_or(1);
-    Instant::now() + timeout * factor
+    slower.and_then(|text| text.parse().ok()).unwrap_or(1)
+}
+
+/// When something that takes this long at most is overdue: later on a slower kernel.
+pub(crate) fn overdue(timeout: Duration) -> Instant {
+    Instant::now() + timeout * slower()
 }
 
 /// Waits until `done` says so; false when the time is up.

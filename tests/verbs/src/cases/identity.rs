@@ -404,7 +404,7 @@ fn reader_across_unload(lab: &Lab) -> Result<()> {
 
 /// Loads and unloads under readers that never stop.
 fn readers_beside_unloads(lab: &Lab) -> Result<()> {
-    const LIVES: usize = 12;
+    const LIVES: usize = 4;
 
     needs_memory_peers(lab)?;
     let stop = AtomicBool::new(false);
