@@ -33,7 +33,7 @@ MUTANT ?=
 override export CMD := $(value CMD)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all stress hazards mutants kunit vm setup kernel modules lint check module compile install uninstall deb clean
+.PHONY: help demo test test-all stress hazards mutants debian kunit vm setup kernel modules lint check module compile install uninstall deb clean
 
 help: ## Says what there is to make
 	@echo 'peermem-rs: nvidia-peermem in Rust. Nothing below needs a GPU or an RDMA card, but module and (un)install.'
@@ -51,6 +51,9 @@ test-all: ## As test, with the runs that take long, and every machine once more 
 
 stress: ## Many processes at everything, MINUTES long, on from where the last run ended; SEED=… EPOCH=… repeats
 	@$(RIG) stress $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(if $(EPOCH),--epoch $(EPOCH))
+
+debian: ## The module installed by DKMS on Debian, whose stock kernel a machine boots (15 minutes more the first time)
+	@$(RIG) test --full "installed on Debian"
 
 kunit: ## The module's KUnit tests alone
 	@$(RIG) test KUnit

@@ -134,14 +134,14 @@ pub(crate) fn modules(paths: &Paths, name: &str) -> Result<i32> {
     Ok(0)
 }
 
-/// Our module on a Debian host with its stock kernel, and these cases of the verbs program with it.
-pub(crate) fn debian(paths: &Paths, cases: &[&str]) -> Result<(Vec<Test>, Vec<String>)> {
+/// Our module on a Debian host with its stock kernel.
+pub(crate) fn debian(paths: &Paths) -> Result<(Vec<Test>, Vec<String>)> {
     let toolchain = tools(paths)?;
     let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, true)?;
     let builder = Builder::new(paths, &toolchain, &kernel, true);
     let (control, driver) = builder.control_source()?;
     let _lock = Lock::take(paths, "debian")?;
-    debian::tests(paths, &kernel.source(), (&control, &driver), cases)
+    debian::tests(paths, &kernel.source(), (&control, &driver))
 }
 
 /// The kernel and the modules of one run.

@@ -33,7 +33,6 @@ use crate::setup;
 use crate::suite::again;
 use crate::suite::Place;
 use crate::suite::Run;
-use crate::suite::SMOKE_CASES;
 use crate::suite::SUITE;
 use crate::toolchain::Toolchain;
 use crate::vm;
@@ -356,10 +355,7 @@ fn one(
         Place::Cargo(arguments) => on_host(paths, toolchain, run, arguments)?,
         Place::Lint => (setup::lint(paths)?, Vec::new()),
         Place::Mutants => (mutants::tests(paths, &[])?, Vec::new()),
-        Place::Debian => {
-            let cases = if selection.full { &[] } else { SMOKE_CASES };
-            setup::debian(paths, cases)?
-        }
+        Place::Debian => setup::debian(paths)?,
         Place::Hazards => {
             let frozen = selection.kernel == crate::kernel::DEFAULT;
             crate::hazards::check(paths, frozen)?
@@ -368,10 +364,6 @@ fn one(
             let wanted = wanted(selection, run, options);
             let mut words = Vec::new();
             for word in command {
-                if *word == "{smoke}" {
-                    words.extend(SMOKE_CASES.iter().map(|case| (*case).to_owned()));
-                    continue;
-                }
                 let mut word = word
                     .replace("{repo}", &paths.repo.to_string_lossy())
                     .replace("{filter}", &selection.case)
