@@ -170,6 +170,7 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
     let toolchain = Toolchain::find(paths)?;
 
     let mut reports = all(paths, &toolchain, &runs, selection);
+    agreement(&mut reports);
     // Of other kernels, or of a part of the cases, the documentation says nothing.
     if "input.".starts_with(&selection.case) && selection.kernel == crate::kernel::DEFAULT {
         bad_input(paths, &mut reports, selection.update_docs);
@@ -194,29 +195,13 @@ fn all(
         let title = format!("[{}/{}] {}", at + 1, runs.len(), run.name);
         println!("{title} …");
         let started = Instant::now();
-        let mut report = match one(paths, toolchain, run, selection) {
+        let report = match one(paths, toolchain, run, selection) {
             Ok(report) => report,
             // A run that cannot even begin fails; the others go on.
             Err(error) => Report::plain(run, started, Vec::new(), vec![format!("{error:#}")]),
         };
         // What others print comes before or after.
         let mut reports = reports.lock().unwrap_or_else(PoisonError::into_inner);
-        for (_, other) in reports.iter() {
-            let (earlier, later) = if run.same_as == Some(other.run.name) {
-                (other, &report)
-            } else if other.run.same_as == Some(run.name) {
-                (&report, other)
-            } else {
-                continue;
-            };
-            // Where one of them gave no results at all, that is its failure, told once.
-            if !earlier.tests.is_empty() && !later.tests.is_empty() {
-                report
-                    .problems
-                    .extend(differences(&earlier.tests, &later.tests));
-                break;
-            }
-        }
         println!("{title}");
         tell(&report);
         reports.push((at, report));
@@ -230,6 +215,26 @@ fn all(
     let mut reports = reports.into_inner().unwrap_or_else(PoisonError::into_inner);
     reports.sort_by_key(|(at, _)| *at);
     reports.into_iter().map(|(_, report)| report).collect()
+}
+
+/// Compares the runs that must have the same results.
+fn agreement(reports: &mut [Report]) {
+    for at in 0..reports.len() {
+        let report = &reports[at];
+        let Some(other) = reports
+            .iter()
+            .find(|other| report.run.same_as == Some(other.run.name))
+            // Where one of them gave no results at all, that is its failure, told once.
+            .filter(|other| !other.tests.is_empty() && !report.tests.is_empty())
+        else {
+            continue;
+        };
+        let problems = differences(&other.tests, &report.tests);
+        for problem in &problems {
+            println!("      FAILED: {}: {problem}", report.run.name);
+        }
+        reports[at].problems.extend(problems);
+    }
 }
 
 /// Compares the table of bad input with what was seen, if all that it is made from was run.
@@ -826,6 +831,30 @@ mod tests {
                 "c: absent there, passed here"
             ]
         );
+    }
+
+    #[test]
+    fn runs_that_must_agree_are_found_whichever_ends_first() {
+        static OTHER: Run = Run {
+            name: "other",
+            same_as: Some("run"),
+            ..RUN
+        };
+        let first = || report(vec![test("a", Verdict::Passed)], Vec::new());
+        let second = |tests| Report {
+            run: &OTHER,
+            ..report(tests, Vec::new())
+        };
+        let failed = || vec![test("a", Verdict::Failed)];
+        for mut reports in [[first(), second(failed())], [second(failed()), first()]] {
+            agreement(&mut reports);
+            let problems: Vec<&String> = reports.iter().flat_map(|one| &one.problems).collect();
+            assert_eq!(problems, ["a: passed there, failed here"]);
+        }
+        // One without results has said why.
+        let mut reports = [first(), second(Vec::new())];
+        agreement(&mut reports);
+        assert!(reports.iter().all(|one| one.problems.is_empty()));
     }
 
     #[test]
