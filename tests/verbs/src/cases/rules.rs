@@ -177,9 +177,7 @@ fn unpin_beside_callback(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = lab.allocate_gpu(M2)?;
     let region = stage.register(&memory)?;
-    let hold = Hold::arm("nvidia/put_before_lock")?;
-    let mut release = stage.start_deregister(region)?;
-    ensure!(hold.caught(&mut release)?, "nothing was put");
+    let (hold, release) = stage.deregister_until(region, "nvidia/put_before_lock")?;
     stage.free(&memory)?;
     note("callbacks", stage.counted("callbacks")?);
     hold.release();
@@ -308,9 +306,7 @@ fn gate(lab: &Lab, flavour: Flavour) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     let next = lab.allocate_gpu(M2)?;
     let region = stage.register(&memory)?;
-    let hold = Hold::arm("nvidia/put_before_lock")?;
-    let mut release = stage.start_deregister(region)?;
-    ensure!(hold.caught(&mut release)?, "nothing was put");
+    let (hold, release) = stage.deregister_until(region, "nvidia/put_before_lock")?;
     stage.free(&memory)?;
     let _flavour = match flavour {
         Flavour::Persistent => Some(Parameter::set("rdma_rxe", "peer_inval", "N")?),

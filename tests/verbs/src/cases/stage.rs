@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use anyhow::ensure;
 use anyhow::Result;
 
 use crate::counters::Counters;
@@ -11,6 +12,7 @@ use crate::gpu::Allocation;
 use crate::gpu::Freer;
 use crate::gpu::Gpu;
 use crate::gpu::GRANULE;
+use crate::hold::Hold;
 use crate::hold::Worker;
 use crate::lab::Lab;
 use crate::rdma;
@@ -56,6 +58,18 @@ impl Stage {
     /// Deregisters in a thread of its own.
     pub(super) fn start_deregister(&self, region: Region) -> Result<Worker<()>> {
         Worker::start("deregistration", move || drop(region))
+    }
+
+    /// As [`Stage::start_deregister`], and waits until that thread stands at `place`: see [`Hold::arm`].
+    pub(super) fn deregister_until(
+        &self,
+        region: Region,
+        place: &str,
+    ) -> Result<(Hold, Worker<()>)> {
+        let hold = Hold::arm(place)?;
+        let mut deregistration = self.start_deregister(region)?;
+        ensure!(hold.caught(&mut deregistration)?, "{place} was not reached");
+        Ok((hold, deregistration))
     }
 
     /// Frees in a thread of its own; the addresses stay occupied.

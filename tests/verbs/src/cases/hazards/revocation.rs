@@ -129,12 +129,7 @@ fn foreign_last_close(bench: &Bench) -> Result<()> {
 fn unmap_after_callback(bench: &Bench) -> Result<()> {
     let memory = bench.allocate()?;
     let region = bench.register(&memory)?;
-    let hold = Hold::arm("ib_peer_mem/before_dma_unmap")?;
-    let mut deregistration = bench.start_deregister(region)?;
-    ensure!(
-        hold.caught(&mut deregistration)?,
-        "dma_unmap was not reached"
-    );
+    let (hold, deregistration) = bench.deregister_until(region, "ib_peer_mem/before_dma_unmap")?;
     bench.free(&memory)?;
     hold.release();
     deregistration.finish()?.done("the deregistration")?;
@@ -177,12 +172,7 @@ fn stale_put(bench: &Bench) -> Result<()> {
     let _reuse = Parameter::set("nvidia", "table_reuse", "1")?;
     let memory = bench.allocate()?;
     let region = bench.register(&memory)?;
-    let hold = Hold::arm("ib_peer_mem/before_put_pages")?;
-    let mut deregistration = bench.start_deregister(region)?;
-    ensure!(
-        hold.caught(&mut deregistration)?,
-        "put_pages was not reached"
-    );
+    let (hold, deregistration) = bench.deregister_until(region, "ib_peer_mem/before_put_pages")?;
     bench.free(&memory)?;
     let mut next = bench.allocate()?;
     let live = bench
@@ -223,9 +213,7 @@ fn committed_put(bench: &Bench) -> Result<()> {
     let _reuse = Parameter::set("nvidia", "table_reuse", "1")?;
     let memory = bench.allocate()?;
     let region = bench.register(&memory)?;
-    let hold = Hold::arm("nvidia/put_before_lock")?;
-    let mut deregistration = bench.start_deregister(region)?;
-    ensure!(hold.caught(&mut deregistration)?, "no put was made");
+    let (hold, deregistration) = bench.deregister_until(region, "nvidia/put_before_lock")?;
     bench.free(&memory)?;
     let next = bench.allocate()?;
     let mut registration = bench.start_register(&next)?;
@@ -393,12 +381,8 @@ fn released_beside_callback(bench: &Bench, place: &str) -> Result<()> {
 fn put_under_mapping_lock(bench: &Bench) -> Result<()> {
     let memory = bench.allocate()?;
     let region = bench.register(&memory)?;
-    let hold = Hold::arm("ib_peer_mem/before_put_pages")?;
-    let mut deregistration = bench.start_deregister(region)?;
-    ensure!(
-        hold.caught(&mut deregistration)?,
-        "put_pages was not reached"
-    );
+    let (hold, mut deregistration) =
+        bench.deregister_until(region, "ib_peer_mem/before_put_pages")?;
     let mut free = bench.start_free(&memory)?;
     let ended = free.ended_or_in(&["ib_invalidate_peer_memory"])?;
     if !ended {
