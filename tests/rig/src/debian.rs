@@ -433,15 +433,8 @@ pub(crate) fn tests(
         "dkms autoinstall".to_owned(),
         host.install(&package),
     ));
-    let found = host.found_by_modprobe("nvidia_peermem.ko.xz");
-    let version = found
-        .as_ref()
-        .map(|(_, version)| version.clone())
-        .unwrap_or_default();
-    tests.push(Test::of(
-        "modprobe finds ours".to_owned(),
-        found.map(|(file, _)| vec![file]),
-    ));
+    let (test, version) = host.found_by_modprobe("modprobe finds ours", "nvidia_peermem.ko.xz");
+    tests.push(test);
     // Each in turn, whatever came of the one before.
     let mut boot = |peermem, version: &str, words: &[&str]| {
         let mut stage = Stage::begin(format!(
@@ -467,15 +460,8 @@ pub(crate) fn tests(
         "dkms remove".to_owned(),
         host.remove(&package, &before, (&of_driver, &sum)),
     ));
-    let found = host.found_by_modprobe("nvidia-peermem.ko.xz");
-    let version = found
-        .as_ref()
-        .map(|(_, version)| version.clone())
-        .unwrap_or_default();
-    tests.push(Test::of(
-        "modprobe finds NVIDIA's".to_owned(),
-        found.map(|(file, _)| vec![file]),
-    ));
+    let (test, version) = host.found_by_modprobe("modprobe finds NVIDIA's", "nvidia-peermem.ko.xz");
+    tests.push(test);
     tests.extend(boot(Peermem::Nvidia, &version, NVIDIA));
     remove(&layer)?;
     Ok((tests, problems))
@@ -560,19 +546,26 @@ impl Host<'_> {
         Ok(vec![row])
     }
 
-    /// The file that modprobe would load, and its version.
-    fn found_by_modprobe(&self, name: &str) -> Result<(String, String)> {
+    /// That modprobe would load a file of this name, as a test; and the version of that file, if it would.
+    fn found_by_modprobe(&self, test: &str, name: &str) -> (Test, String) {
         let info = |field: &str| {
             self.output(&format!(
                 "modinfo -k {} {field} nvidia-peermem",
                 self.release
             ))
         };
-        let file = info("-n")?;
-        if !file.ends_with(&format!("/{name}")) {
-            bail!("modprobe finds {file}");
-        }
-        Ok((file, info("-F version")?))
+        let find = || -> Result<(String, String)> {
+            let file = info("-n")?;
+            if !file.ends_with(&format!("/{name}")) {
+                bail!("modprobe finds {file}");
+            }
+            Ok((file, info("-F version")?))
+        };
+        let (found, version) = match find() {
+            Ok((file, version)) => (Ok(vec![file]), version),
+            Err(error) => (Err(error), String::new()),
+        };
+        (Test::of(test.to_owned(), found), version)
     }
 
     fn remove(
