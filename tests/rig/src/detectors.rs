@@ -56,6 +56,12 @@ const ARGUMENTS: &str =
 /// filled at one time and not at another, and no count would be exact. Any of its flags does; this is the cheapest.
 const NO_CACHES: &str = "slab_debug=Z";
 
+/// Four levels of page tables. With five, the kernel rereads whether there are five while it identifies its first processor,
+/// and an interrupt in that moment has KASAN take every address for a wild one: each report lasts longer than the time to
+/// the next tick, and the machine reports for ever (seen once in some hundreds of boots; "kasan: Fix false-positive
+/// wild-memory-access on x86 under 5-level paging", linux-mm, June 2026).
+pub(crate) const PROCESSOR: &str = ",la57=off";
+
 pub(crate) fn kernel_arguments(faults: bool) -> String {
     let off = if faults {
         "kmemleak=off dma_debug=off"

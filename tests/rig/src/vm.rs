@@ -41,6 +41,12 @@ use crate::terminal;
 pub(crate) const TIMED_OUT: i32 = 124;
 pub(crate) const RUN_FAILED: i32 = 125;
 
+/// In bytes. Of all that run to their end none has a log of 200 KiB; a kernel that reports for ever fills this in a minute.
+const LONGEST_LOG: u64 = 16 << 20;
+
+/// How many of a kernel's reports are shown.
+const SHOWN_REPORTS: usize = 10;
+
 /// For the environment of a test's command: what the caller has put before the system's programs is not to be tested.
 pub(crate) const SYSTEM_PROGRAMS: &str = "PATH=/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -636,7 +642,13 @@ struct Ports {
     remote: Vec<UnixStream>,
 }
 
-fn qemu_arguments(options: &Options, kernel_args: &str, log: &Path, scratch: &Path) -> Vec<String> {
+fn qemu_arguments(
+    options: &Options,
+    boot: &Boot,
+    kernel_args: &str,
+    log: &Path,
+    scratch: &Path,
+) -> Vec<String> {
     let mut arguments: Vec<String> = Vec::new();
     let mut add = |words: &[&str]| arguments.extend(words.iter().map(|word| (*word).to_owned()));
     let gpu_bytes = u64::from(options.gpus) * options.bar;
@@ -647,11 +659,13 @@ fn qemu_arguments(options: &Options, kernel_args: &str, log: &Path, scratch: &Pa
         Iommu::Off => "q35",
         _ => "q35,kernel-irqchip=split",
     };
-    let cpu = if hole > 256 * 1024 {
-        format!("{},phys-bits=46", options.cpu)
-    } else {
-        options.cpu.clone()
-    };
+    let mut cpu = options.cpu.clone();
+    if hole > 256 * 1024 {
+        cpu.push_str(",phys-bits=46");
+    }
+    if boot.detectors {
+        cpu.push_str(detectors::PROCESSOR);
+    }
     add(&[
         "-nodefaults",
         "-no-user-config",
@@ -819,7 +833,7 @@ pub(crate) fn run(
         }
     }
     kernel_args.extend(options.append.iter().cloned());
-    let mut arguments = qemu_arguments(&options, &kernel_args.join(" "), &log, &scratch.0);
+    let mut arguments = qemu_arguments(&options, boot, &kernel_args.join(" "), &log, &scratch.0);
     let mut add = |words: &[&str]| arguments.extend(words.iter().map(|word| (*word).to_owned()));
     add(&["-kernel", &boot.image.display().to_string()]);
     add(&["-initrd", &ramfs.display().to_string()]);
@@ -854,7 +868,8 @@ pub(crate) fn run(
     ports.remote.clear();
 
     let raw = if tty { terminal::Raw::enter()? } else { None };
-    let (status, timed_out, mut failures) = attend(&mut qemu, ports, channels, timeout, started)?;
+    let (status, timed_out, mut failures) =
+        attend(&mut qemu, ports, channels, &log, timeout, started)?;
     drop(raw);
 
     let qemu_says = fs::read_to_string(&errors).unwrap_or_default();
@@ -878,11 +893,14 @@ pub(crate) fn run(
     }
     let verdict = klog::judge(text, &options.expect);
     if !verdict.is_clean() {
-        for report in &verdict.undeclared {
+        for report in verdict.undeclared.iter().take(SHOWN_REPORTS) {
             failures.push(format!(
                 "the kernel reports (line {} of the log):\n{report}",
                 report.line
             ));
+        }
+        if let Some(more) = verdict.undeclared.len().checked_sub(SHOWN_REPORTS + 1) {
+            failures.push(format!("the kernel reports {} more times", more + 1));
         }
         failures.extend(verdict.miscounted);
     }
@@ -1011,6 +1029,7 @@ fn attend(
     qemu: &mut Machine,
     ports: Ports,
     channels: Channels,
+    log: &Path,
     timeout: Option<Duration>,
     started: Instant,
 ) -> Result<Attended> {
@@ -1126,10 +1145,19 @@ fn attend(
                 let seconds = timeout.unwrap_or_default().as_secs();
                 failures.push(format!("timed out after {seconds} s"));
             }
-            qemu.0.kill()?;
-            qemu.0.wait()?;
             break;
         }
+        if fs::metadata(log)?.len() > LONGEST_LOG {
+            failures.push(format!(
+                "stopped: its log is longer than {} MiB",
+                LONGEST_LOG >> 20
+            ));
+            break;
+        }
+    }
+    if qemu.0.try_wait()?.is_none() {
+        qemu.0.kill()?;
+        qemu.0.wait()?;
     }
     // What the machine said in its last moment.
     for line in control.iter() {
