@@ -173,6 +173,10 @@ impl region::Env for Kernel {
     type Table = sys::Table;
     type Pin = nv::PersistentPin;
     type Mapping = nv::DmaMapping;
+
+    fn max_pieces() -> u32 {
+        sys::max_pieces()
+    }
 }
 
 impl Ledger for Kernel {

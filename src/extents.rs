@@ -17,7 +17,7 @@ use core::num::NonZeroU32;
 pub(crate) const MAX_ENTRY: u64 = 1 << 31;
 
 /// Size of a provider's page in bytes: a power of two of at most [`MAX_ENTRY`].
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(crate) struct PageSize(NonZeroU32);
 
 impl PageSize {
@@ -100,6 +100,19 @@ impl Span {
     /// Bytes.
     pub(crate) fn len(&self) -> u64 {
         self.len
+    }
+
+    /// What of `[from, to)` lies in it; `None` if nothing does. In whole pages of a size where these two
+    /// and the span are.
+    pub(crate) fn part(&self, from: u64, to: u64) -> Option<Span> {
+        let start = self.start.max(from);
+        let len = self
+            .start
+            .saturating_add(self.len)
+            .min(to)
+            .checked_sub(start)?;
+        // INVARIANT: It ends where the span does, or before.
+        (len > 0).then_some(Span { start, len })
     }
 
     /// The number of `page`s; `None` if the span does not consist of whole ones.

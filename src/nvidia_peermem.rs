@@ -8,6 +8,7 @@
 //!
 //! Where to find what:
 //! - [`region`] and [`revocable`]: the life of one registration, in its two flavours.
+//! - [`pieces`]: the pins of a range that lies over several allocations.
 //! - [`pin`]: the pins of the revocable flavour, between their release and the provider's callback.
 //! - [`account`]: what each user has pinned, and the limit on it.
 //! - [`extents`]: from pages to scatter-list entries.
@@ -27,6 +28,7 @@ pub(crate) mod extents;
 pub(crate) mod ib;
 pub(crate) mod nv;
 pub(crate) mod observe;
+pub(crate) mod pieces;
 pub(crate) mod pin;
 pub(crate) mod record;
 pub(crate) mod refusal;
@@ -80,6 +82,10 @@ impl kernel::Module for PeerMem {
             1 => Invalidation::CoreUnmaps,
             other => return invalid("peerdirect_support", other),
         };
+        if sys::max_pieces() == 0 {
+            pr_err!("parameter max_pieces cannot be 0: 1 or more\n");
+            return Err(EINVAL);
+        }
         let accounts = sys::Accounts::new()?;
         // The module before NVIDIA's: with it one name has two clients.
         let rival = sys::Neighbour::look(c"nv_peer_mem").is_some();

@@ -89,11 +89,21 @@ pub(crate) enum Refusal {
         /// What the user may have, in bytes.
         limit: u64,
     },
+    /// The range begins in GPU memory, and does not go on in it.
+    Hole {
+        /// How far it does, in bytes from its first page on.
+        offset: u64,
+    },
+    /// The range lies over more allocations than the parameter `max_pieces` allows.
+    TooManyPieces {
+        /// What it allows.
+        limit: u32,
+    },
 }
 
 impl Refusal {
     /// Number of values that [`Refusal::kind`] can have.
-    pub(crate) const KINDS: usize = 26;
+    pub(crate) const KINDS: usize = 28;
 
     /// A word for each kind, in their order. Programs read them: one that has been in a release stays.
     pub(crate) const NAMES: [&'static CStr; Refusal::KINDS] = [
@@ -123,6 +133,8 @@ impl Refusal {
         c"foreign_beyond",
         c"foreign_unmapped",
         c"foreign_cpu",
+        c"hole",
+        c"too_many_pieces",
     ];
 
     /// A small number that is equal for refusals of one cause.
@@ -154,6 +166,8 @@ impl Refusal {
             Refusal::Foreign(Place::Beyond) => 23,
             Refusal::Foreign(Place::Nothing) => 24,
             Refusal::Foreign(Place::Cpu) => 25,
+            Refusal::Hole { .. } => 26,
+            Refusal::TooManyPieces { .. } => 27,
         }
     }
 
@@ -169,7 +183,7 @@ impl Refusal {
     pub(crate) fn code(&self) -> i32 {
         match self {
             Refusal::Pin(code) | Refusal::Map(code) => *code,
-            Refusal::Foreign(_) => EINVAL,
+            Refusal::Foreign(_) | Refusal::Hole { .. } => EINVAL,
             _ => 0,
         }
     }
@@ -219,10 +233,9 @@ impl fmt::Display for Refusal {
                 f.write_str("the range is longer than the memory of any GPU (1 TiB at most)")
             }
             Refusal::Pin(EINVAL) => f.write_str(
-                "not one allocation of GPU memory of this process: managed memory, another \
-                 process's or its parent's, freed, or a range over several allocations, each of \
-                 which registers by itself (PyTorch: no expandable_segments); nvidia.ko does not \
-                 say which (nvidia.ko: -EINVAL)",
+                "no GPU memory of this process, where the range begins or in all of it: managed \
+                 memory, another process's or its parent's, freed, past the end, or over several \
+                 allocations where max_pieces=1; nvidia.ko does not say which (nvidia.ko: -EINVAL)",
             ),
             Refusal::Pin(ENOMEM) => f.write_str(
                 "no room in the GPU's BAR1, or no kernel memory (nvidia.ko: -ENOMEM); deregister \
@@ -314,6 +327,18 @@ impl fmt::Display for Refusal {
                  (user_limit_mib)",
                 pinned >> 20,
                 limit >> 20
+            ),
+            Refusal::Hole { offset } => write!(
+                f,
+                "GPU memory of this process for {offset:#x} bytes and none behind: the range goes \
+                 over the end, part of it was freed, is another process's or not mapped yet, or \
+                 allocations meet elsewhere than at 2 MiB (nvidia.ko: -EINVAL)"
+            ),
+            Refusal::TooManyPieces { limit } => write!(
+                f,
+                "the range lies over more allocations, or more uneven ones, than max_pieces={limit} \
+                 allows: load the module with a higher max_pieces, or register less at a time \
+                 (PyTorch: expandable_segments makes an allocation of each 20 MiB)"
             ),
         }
     }

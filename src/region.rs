@@ -3,7 +3,7 @@
 //! The life of one registration whose pages nobody takes away: the persistent flavour.
 //!
 //! ```text
-//! acquire    Region::pin     one pin, kept
+//! acquire    Region::pin     one pin for each allocation, usually one, kept
 //! get_pages  (nothing: the pin is there, and no one will need the ticket)
 //! dma_map    Region::map     one mapping, one scatter list
 //! dma_unmap  Region::unmap
@@ -13,6 +13,8 @@
 //!
 //! NVIDIA's module pins twice, in `acquire` and again in `get_pages`. One pin from `acquire` on costs
 //! half, and takes the provider's lock out from under ib_core's `mapping_lock`.
+//!
+//! A range over several allocations has as many pins ([`pieces`]), and one scatter list.
 //!
 //! What is freed follows from what the region itself holds, never from what ib_core hands back.
 //!
@@ -28,6 +30,7 @@ use super::extents::Entry;
 use super::extents::PageSize;
 use super::extents::Run;
 use super::extents::Span;
+use super::pieces;
 use super::refusal::Refusal;
 
 /// The longest range that is handed to the provider, in bytes.
@@ -50,6 +53,9 @@ pub(crate) trait Env: Ledger + Sized {
     type Pin: Pinned<Mapping = Self::Mapping, Device = Self::Device>;
     /// A [`Env::Pin`] mapped for a device, until dropped.
     type Mapping: Mapping;
+
+    /// Of how many pins a registration may consist.
+    fn max_pieces() -> u32;
 }
 
 /// A sleeping lock around `T`. Process context only.
@@ -109,7 +115,7 @@ pub(crate) trait Mapping: Send {
     fn addresses(&self) -> &[u64];
 }
 
-/// One allocation's part of a region.
+/// A part of a region that lies in one allocation.
 ///
 /// The order of the fields is the order in which they are dropped.
 struct Piece<E: Env> {
@@ -118,12 +124,12 @@ struct Piece<E: Env> {
 }
 
 impl<E: Env> Piece<E> {
-    fn runs(&self, page: PageSize) -> impl Iterator<Item = Run> + Clone + '_ {
+    fn runs(&self) -> impl Iterator<Item = Run> + Clone + '_ {
         let addresses = self
             .mapping
             .iter()
             .flat_map(|m| m.addresses().iter().copied());
-        extents::page_runs(addresses, page)
+        extents::page_runs(addresses, self.pin.page_size())
     }
 }
 
@@ -151,14 +157,18 @@ pub(crate) struct Region<E: Env> {
 }
 
 impl<E: Env> Region<E> {
-    /// `acquire`: pins the pages of `[addr, addr + len)`, once. May sleep.
+    /// `acquire`: pins the pages of `[addr, addr + len)`, once: all of them, or none. May sleep.
     pub(crate) fn pin(addr: u64, len: u64) -> Result<Self, Refusal> {
         let span = Span::covering(addr, len, PageSize::KIB_64, MAX_LEN)?;
         let charge = Charge::new(span.len())?;
-        let pin = E::Pin::pin(span)?;
-        let page = pin.page_size();
-        let mut pieces = E::List::default();
-        pieces.push(Piece { mapping: None, pin })?;
+        let pin = |span| {
+            let pin = E::Pin::pin(span)?;
+            Ok(Piece { mapping: None, pin })
+        };
+        let pieces: E::List<Piece<E>> = pieces::cover(span, E::max_pieces(), pin, || Ok(()))?;
+        // What ib_core trims by must divide every entry.
+        let page = pieces.iter().map(|piece| piece.pin.page_size()).min();
+        let page = page.unwrap_or(PageSize::KIB_64);
         Ok(Region {
             span,
             page,
@@ -197,7 +207,7 @@ impl<E: Env> Region<E> {
         for piece in pieces.iter_mut() {
             piece.mapping = Some(piece.pin.map(device)?);
         }
-        let runs = extents::join(pieces.iter().flat_map(|piece| piece.runs(self.page)));
+        let runs = extents::join(pieces.iter().flat_map(Piece::runs));
         E::Table::build(extents::entries(
             runs,
             self.span.start(),

@@ -3,10 +3,11 @@
 //! The life of one registration whose memory may be freed first: the revocable flavour.
 //!
 //! ```text
-//! acquire    Region::pin      one pin, kept; the physical addresses are copied
-//! get_pages  Region::admit    remembers ib_core's ticket; calls no provider
-//! dma_map    Region::map      maps the copied addresses; calls no provider
-//! dma_unmap  Region::unmap
+//! acquire    Lease::pin       one pin for each allocation, usually one, kept; the physical addresses
+//!                             are copied
+//! get_pages  Lease::admit     remembers ib_core's ticket; calls no provider
+//! dma_map    Lease::map       maps the copied addresses; calls no provider
+//! dma_unmap  Lease::unmap
 //! put_pages  (nothing)
 //! release    drop(Lease)      no callback after it, unpins, frees the scatter list
 //! ```
@@ -29,7 +30,9 @@
 //!
 //! # Rules, and what fails without them
 //!
-//! - A callback before [`Region::admit`] marks the region, and `admit` fails: ib_core would otherwise
+//! - A range over several allocations has as many pins ([`pieces`]), and one of them that goes revokes the
+//!   whole: the HCA has one key for all of it. The others stay pinned until `release`.
+//! - A callback before [`Lease::admit`] marks the region, and `admit` fails: ib_core would otherwise
 //!   get a region that nobody will ever revoke.
 //! - A callback without a ticket never calls ib_core. Tickets are small numbers that come round again:
 //!   a stale one would revoke a stranger's region. `release` clears the ticket under the lock.
@@ -53,6 +56,7 @@ use super::extents;
 use super::extents::PageSize;
 use super::extents::Run;
 use super::extents::Span;
+use super::pieces;
 use super::refusal::Refusal;
 use super::region;
 use super::region::Device as _;
@@ -177,7 +181,7 @@ pub(crate) struct Lease<E: Env> {
 }
 
 impl<E: Env> Lease<E> {
-    /// `acquire`: pins the pages of `[addr, addr + len)`, once. May sleep.
+    /// `acquire`: pins the pages of `[addr, addr + len)`, once: all of them, or none. May sleep.
     pub(crate) fn pin(addr: u64, len: u64) -> Result<Self, Refusal> {
         let span = Span::covering(addr, len, PageSize::KIB_64, MAX_LEN)?;
         let region = E::share(Region {
@@ -185,10 +189,16 @@ impl<E: Env> Lease<E> {
             state: E::Monitor::new(State::new())?,
             _charge: Charge::new(span.len())?,
         })?;
-        let pin = E::RevocablePin::pin(span, region.clone())?;
-        let page = pin.page_size();
-        let mut pins = E::List::default();
-        pins.push(pin)?;
+        let pins: E::List<E::RevocablePin> = pieces::cover(
+            span,
+            E::max_pieces(),
+            |span| E::RevocablePin::pin(span, region.clone()),
+            // Once a part is gone, the rest is not worth its pins.
+            || region.state.with(|state| state.check()),
+        )?;
+        // What ib_core trims by must divide every entry.
+        let page = pins.iter().map(|pin| pin.page_size()).min();
+        let page = page.unwrap_or(PageSize::KIB_64);
         // From here on an early return is a release. It may wait for a callback with ib_core's global
         // mutex held: a callback for a region without a ticket calls nobody.
         let lease = Self { region, page };

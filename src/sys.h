@@ -16,6 +16,7 @@
 int peermem_peerdirect_support(void);
 int peermem_persistent_api_support(void);
 unsigned int peermem_user_limit_mib(void);
+unsigned int peermem_max_pieces(void);
 const char *peermem_version(void);
 
 /* A loaded module, as it can be seen. */

@@ -70,6 +70,12 @@ fn user_limit_mib() -> u32 {
     unsafe { c::peermem_user_limit_mib() }
 }
 
+/// The parameter `max_pieces`.
+pub(crate) fn max_pieces() -> u32 {
+    // SAFETY: Has no preconditions.
+    unsafe { c::peermem_max_pieces() }
+}
+
 /// The module's version, as in `/sys/module`.
 pub(crate) fn version() -> &'static CStr {
     // SAFETY: Returns a string literal of the module.
@@ -221,12 +227,12 @@ impl<T: Send + Unpin> revocable::Monitor<T> for Monitor<T> {
     }
 }
 
-/// [`KVec`] as a [`region::List`].
-pub(crate) struct List<T>(KVec<T>);
+/// [`KVVec`] as a [`region::List`]: it may become long.
+pub(crate) struct List<T>(KVVec<T>);
 
 impl<T> Default for List<T> {
     fn default() -> Self {
-        List(KVec::new())
+        List(KVVec::new())
     }
 }
 
@@ -254,7 +260,7 @@ impl<T: Send> region::List<T> for List<T> {
 
 global_lock! {
     // SAFETY: Used only behind `USER_LIMIT`, which is set after its initialization.
-    unsafe(uninit) static ACCOUNTS: Mutex<List<Account<Kuid>>> = List(KVec::new());
+    unsafe(uninit) static ACCOUNTS: Mutex<List<Account<Kuid>>> = List(KVVec::new());
 }
 
 /// The limit in bytes, if there is one.

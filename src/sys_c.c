@@ -22,6 +22,9 @@
 #define CREATE_TRACE_POINTS
 #include "trace.h"
 
+/* docs/registration.md says what it costs. */
+#define PEERMEM_MAX_PIECES	1024
+
 /* Names, types, values and modes of the first two are those of NVIDIA's module. */
 static int peerdirect_support;
 module_param(peerdirect_support, int, 0444);
@@ -37,6 +40,11 @@ static unsigned int user_limit_mib;
 module_param(user_limit_mib, uint, 0444);
 MODULE_PARM_DESC(user_limit_mib,
 		 "MiB of GPU memory that one user may have pinned: 0 [default] no limit");
+
+static unsigned int max_pieces = PEERMEM_MAX_PIECES;
+module_param(max_pieces, uint, 0444);
+MODULE_PARM_DESC(max_pieces,
+		 "Allocations that one registration may lie over: " __stringify(PEERMEM_MAX_PIECES) " [default], 1 as NVIDIA's module");
 
 /* Rust's module! has no key for it, and every consumer looks at it. */
 MODULE_VERSION(PEERMEM_VERSION);
@@ -56,6 +64,11 @@ int peermem_persistent_api_support(void)
 unsigned int peermem_user_limit_mib(void)
 {
 	return user_limit_mib;
+}
+
+unsigned int peermem_max_pieces(void)
+{
+	return max_pieces;
 }
 
 const char *peermem_version(void)

@@ -5,7 +5,7 @@
 //! A test owns a [`World`] and reaches it through the address that it registers, for the calls of a
 //! region carry nothing else: each test has addresses of its own.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ops::DerefMut;
 use std::sync::Arc;
 use std::sync::Condvar;
@@ -31,7 +31,7 @@ pub(crate) const DMA_BASE: u64 = 0x38_0000_0000;
 /// How far DMA addresses are from physical ones in the revocable flavour.
 pub(crate) const IOMMU_OFFSET: u64 = 0x100_0000_0000;
 
-static WORLDS: LazyLock<Mutex<HashMap<u64, Arc<World>>>> = LazyLock::new(Mutex::default);
+static WORLDS: LazyLock<Mutex<BTreeMap<u64, Arc<World>>>> = LazyLock::new(Mutex::default);
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no test panics with a lock held")
@@ -39,14 +39,43 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 type Hook = Box<dyn FnMut(&World) + Send>;
 
+/// An allocation of GPU memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Allocation {
+    pub(crate) start: u64,
+    pub(crate) len: u64,
+    pub(crate) page: PageSize,
+}
+
+/// A revocable pin as the provider knows it.
+struct Known {
+    number: u64,
+    span: Span,
+    /// Whom it would call back.
+    region: Option<Arc<revocable::Region<Fake>>>,
+    /// The callback has come, or is under way.
+    dead: bool,
+}
+
 /// What surrounds the registrations of one test.
 #[derive(Default)]
 pub(crate) struct World {
+    start: u64,
     log: Mutex<Vec<&'static str>>,
-    /// The region that the provider would call back.
-    region: Mutex<Option<Arc<revocable::Region<Fake>>>>,
-    /// Has the callback come?
-    dead: Mutex<bool>,
+    pins: Mutex<Vec<Known>>,
+    /// Whose callback is under way.
+    callback: Mutex<Option<ThreadId>>,
+    /// What can be pinned; nothing stands for one allocation over all of the test's addresses. The memory of
+    /// each lies apart.
+    pub(crate) layout: Mutex<Vec<Allocation>>,
+    /// Calls to pin so far.
+    pub(crate) calls: Mutex<u64>,
+    /// The number of a call to pin that fails, and the provider's code.
+    pub(crate) fail_call: Mutex<Option<(u64, i32)>>,
+    /// How many calls to map a persistent pin until one fails, once.
+    pub(crate) fail_map: Mutex<Option<u64>>,
+    /// Run at the end of the call to pin with that number, before it returns.
+    pub(crate) on_call: Mutex<Option<(u64, Hook)>>,
     /// Steps that fail.
     pub(crate) failing: Mutex<Vec<&'static str>>,
     /// Run at the end of the provider's pin, before it returns.
@@ -57,7 +86,10 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn at(start: u64) -> Arc<World> {
-        let world = Arc::new(World::default());
+        let world = Arc::new(World {
+            start,
+            ..World::default()
+        });
         let old = lock(&WORLDS).insert(start, world.clone());
         assert!(old.is_none(), "each test has addresses of its own");
         world
@@ -65,9 +97,68 @@ impl World {
 
     fn of(span: &Span) -> Arc<World> {
         lock(&WORLDS)
-            .get(&span.start())
-            .cloned()
+            .range(..=span.start())
+            .next_back()
+            .map(|(_, world)| world.clone())
             .expect("registered by the test")
+    }
+
+    /// The allocation that `span` lies in, and its number.
+    fn allocation(&self, span: &Span) -> Option<(u64, Allocation)> {
+        let layout = lock(&self.layout);
+        if layout.is_empty() {
+            let all = Allocation {
+                start: self.start,
+                len: 1 << 40,
+                page: PageSize::KIB_64,
+            };
+            return Some((0, all));
+        }
+        let inside = |a: &Allocation| {
+            span.start() >= a.start && span.start() + span.len() <= a.start + a.len
+        };
+        let (number, found) = layout.iter().enumerate().find(|(_, a)| inside(a))?;
+        Some((number as u64, *found))
+    }
+
+    /// The answer to a call to pin: the number of the call, and where the pages are.
+    fn answer(&self, span: &Span) -> Result<(u64, Vec<u64>, PageSize), Refusal> {
+        self.record("pin");
+        let number = {
+            let mut calls = lock(&self.calls);
+            *calls += 1;
+            *calls
+        };
+        if let Some((_, code)) = lock(&self.fail_call).filter(|(call, _)| *call == number) {
+            return Err(Refusal::Pin(code));
+        }
+        if self.fails("pin") {
+            return Err(Refusal::Pin(crate::refusal::ENOMEM));
+        }
+        let (allocation, found) = self
+            .allocation(span)
+            .ok_or(Refusal::Pin(crate::refusal::EINVAL))?;
+        let base = DMA_BASE + (allocation << 36) + (span.start() - self.start);
+        let page = found.page;
+        let count = span.pages(page).expect("whole pages");
+        Ok((
+            number,
+            (0..count).map(|i| base + i * page.bytes()).collect(),
+            page,
+        ))
+    }
+
+    fn map_is_to_fail(&self) -> bool {
+        let mut left = lock(&self.fail_map);
+        *left = left.and_then(|left| left.checked_sub(1));
+        left.take_if(|left| *left == 0).is_some()
+    }
+
+    fn called(&self, number: u64) {
+        let hook = lock(&self.on_call).take_if(|(call, _)| *call == number);
+        if let Some((_, mut hook)) = hook {
+            hook(self);
+        }
     }
 
     pub(crate) fn record(&self, what: &'static str) {
@@ -87,15 +178,36 @@ impl World {
         lock(&self.failing).contains(&what)
     }
 
-    /// The provider frees the memory: one callback.
+    /// The provider frees all of the memory.
     pub(crate) fn free(&self) {
-        *lock(&self.dead) = true;
-        let region = lock(&self.region).take();
-        if let Some(region) = region {
-            self.record("callback");
-            region.revoke();
-            self.record("callback returns");
+        self.free_part(0, u64::MAX);
+    }
+
+    /// The provider frees what lies in `[from, to)`: a callback for each pin there, one after the other.
+    pub(crate) fn free_part(&self, from: u64, to: u64) {
+        lock(&self.layout).retain(|a| a.start < from || a.start >= to);
+        loop {
+            let region = lock(&self.pins)
+                .iter_mut()
+                .find(|pin| !pin.dead && (from..to).contains(&pin.span.start()))
+                .map(|pin| {
+                    pin.dead = true;
+                    pin.region.take()
+                });
+            let Some(region) = region else { return };
+            *lock(&self.callback) = Some(thread::current().id());
+            if let Some(region) = region {
+                self.record("callback");
+                region.revoke();
+                self.record("callback returns");
+            }
+            *lock(&self.callback) = None;
         }
+    }
+
+    /// How many pins nobody has put or lost.
+    pub(crate) fn live(&self) -> usize {
+        lock(&self.pins).iter().filter(|pin| !pin.dead).count()
     }
 
     fn run(&self, hook: &Mutex<Option<Hook>>) {
@@ -129,6 +241,15 @@ impl region::Env for Fake {
     type Table = FakeTable;
     type Pin = FakePin;
     type Mapping = FakeMapping;
+
+    fn max_pieces() -> u32 {
+        MAX_PIECES.get()
+    }
+}
+
+thread_local! {
+    /// The parameter, in this thread's test.
+    pub(crate) static MAX_PIECES: std::cell::Cell<u32> = const { std::cell::Cell::new(1024) };
 }
 
 impl revocable::Env for Fake {
@@ -257,15 +378,9 @@ impl Drop for FakeTable {
     }
 }
 
-fn pages(span: &Span) -> Vec<u64> {
-    let count = span.pages(PageSize::KIB_64).expect("whole pages");
-    (0..count)
-        .map(|i| DMA_BASE + i * PageSize::KIB_64.bytes())
-        .collect()
-}
-
 pub(crate) struct FakePin {
-    span: Span,
+    addresses: Vec<u64>,
+    page: PageSize,
     world: Arc<World>,
 }
 
@@ -275,25 +390,26 @@ impl region::Pinned for FakePin {
 
     fn pin(span: Span) -> Result<Self, Refusal> {
         let world = World::of(&span);
-        world.record("pin");
-        if world.fails("pin") {
-            return Err(Refusal::Pin(crate::refusal::ENOMEM));
-        }
-        Ok(FakePin { span, world })
+        let (_, addresses, page) = world.answer(&span)?;
+        Ok(FakePin {
+            addresses,
+            page,
+            world,
+        })
     }
 
     fn page_size(&self) -> PageSize {
-        PageSize::KIB_64
+        self.page
     }
 
     fn map(&self, device: &FakeDevice) -> Result<FakeMapping, Refusal> {
         device.world.record("map");
         TABLES_GO_TO.set(Some(device.world.clone()));
-        if device.world.fails("map") {
+        if device.world.fails("map") || device.world.map_is_to_fail() {
             return Err(Refusal::Map(-5));
         }
         Ok(FakeMapping {
-            addresses: pages(&self.span),
+            addresses: self.addresses.clone(),
             world: self.world.clone(),
         })
     }
@@ -334,25 +450,35 @@ impl revocable::Ticket for FakeTicket {
 }
 
 pub(crate) struct FakeRevocablePin {
+    number: u64,
     runs: Vec<Run>,
+    page: PageSize,
     world: Arc<World>,
 }
 
 impl revocable::RevocablePin<Fake> for FakeRevocablePin {
     fn pin(span: Span, region: Arc<revocable::Region<Fake>>) -> Result<Self, Refusal> {
         let world = World::of(&span);
-        world.record("pin");
-        if world.fails("pin") {
-            return Err(Refusal::Pin(crate::refusal::ENOMEM));
-        }
-        *lock(&world.region) = Some(region);
-        let runs = crate::extents::page_runs(pages(&span).into_iter(), PageSize::KIB_64).collect();
+        let (number, addresses, page) = world.answer(&span)?;
+        lock(&world.pins).push(Known {
+            number,
+            span,
+            region: Some(region),
+            dead: false,
+        });
+        let runs = crate::extents::page_runs(addresses.into_iter(), page).collect();
         world.run(&world.on_pin);
-        Ok(FakeRevocablePin { runs, world })
+        world.called(number);
+        Ok(FakeRevocablePin {
+            number,
+            runs,
+            page,
+            world,
+        })
     }
 
     fn page_size(&self) -> PageSize {
-        PageSize::KIB_64
+        self.page
     }
 
     fn runs(&self) -> &[Run] {
@@ -362,15 +488,27 @@ impl revocable::RevocablePin<Fake> for FakeRevocablePin {
 
 impl Drop for FakeRevocablePin {
     fn drop(&mut self) {
-        if *lock(&self.world.dead) {
-            return self.world.record("no unpin");
+        let world = &self.world;
+        let mut pins = lock(&world.pins);
+        let place = pins.iter().position(|pin| pin.number == self.number);
+        let place = place.expect("known since it was pinned");
+        if pins[place].dead {
+            world.record("no unpin");
+            pins.swap_remove(place);
+            return;
         }
-        if self.world.fails("unpin") {
+        if *lock(&world.callback) == Some(thread::current().id()) {
+            return world.record("kept");
+        }
+        if world.fails("unpin") {
             // The callback may still come.
-            return self.world.record("unpin by a stranger");
+            return world.record("unpin by a stranger");
         }
-        self.world.record("unpin");
-        *lock(&self.world.region) = None;
+        world.record("unpin");
+        // The region may go with it.
+        let known = pins.swap_remove(place);
+        drop(pins);
+        drop(known);
     }
 }
 

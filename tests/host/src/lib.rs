@@ -5,6 +5,7 @@
 //! - `account_tests`: the limit on what one user may have pinned.
 //! - `extents_tests`: the arithmetic, exhaustively at small sizes and at random at real ones, for kernels
 //!   with pages of 4, 16 and 64 KiB.
+//! - `pieces_tests`: ranges over several allocations: the search, exhaustively and at random, and both flavours.
 //! - `pin_tests`: a revocable pin, between its release and the provider's callback.
 //! - `refusal_tests`, `record_tests`: the reasons, and how they are kept and written.
 //! - `persistent_tests`, `revocable_tests`: both flavours of a registration on fakes of their
@@ -18,6 +19,8 @@
 mod account;
 #[path = "../../../src/extents.rs"]
 mod extents;
+#[path = "../../../src/pieces.rs"]
+mod pieces;
 #[path = "../../../src/pin.rs"]
 mod pin;
 #[path = "../../../src/record.rs"]
@@ -34,6 +37,7 @@ mod core_trim;
 mod extents_tests;
 mod fakes;
 mod persistent_tests;
+mod pieces_tests;
 mod pin_tests;
 mod record_tests;
 mod refusal_tests;

@@ -34,6 +34,8 @@ fn all() -> Vec<Refusal> {
         Refusal::Foreign(Place::Beyond),
         Refusal::Foreign(Place::Nothing),
         Refusal::Foreign(Place::Cpu),
+        Refusal::Hole { offset: 1 << 21 },
+        Refusal::TooManyPieces { limit: 1024 },
         Refusal::UserLimit {
             pinned: 1 << 20,
             limit: 1 << 20,

@@ -85,6 +85,10 @@ impl region::Env for Loom {
     type Table = Table;
     type Pin = NoPin;
     type Mapping = NoPin;
+
+    fn max_pieces() -> u32 {
+        1024
+    }
 }
 
 impl revocable::Env for Loom {

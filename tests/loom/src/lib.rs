@@ -27,6 +27,8 @@
 mod account;
 #[path = "../../../src/extents.rs"]
 mod extents;
+#[path = "../../../src/pieces.rs"]
+mod pieces;
 #[path = "../../../src/pin.rs"]
 mod pin;
 #[path = "../../../src/refusal.rs"]

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! Pins for a range that lies over several allocations, one beside the other.
+//!
+//! The provider pins within one allocation, says no more than that a range is not in one, and tells
+//! nobody where one ends. Allocators on `cuMemMap` lay ranges over many (PyTorch's
+//! `expandable_segments`: one each 2 or 20 MiB). Two things help: allocations begin and end at multiples
+//! of [`UNIT`], and neighbours tend to have one size.
+//!
+//! ```text
+//! the whole                     pinned, and that is all; or refused as invalid
+//! the first unit                refused as invalid: not GPU memory at all
+//! the first allocation's end    measured
+//! from there, at each place     as much as the allocation before had; pinned: one piece
+//!   refused, or every so often  the allocation's end is measured
+//! ```
+//!
+//! # Measuring
+//!
+//! A pin that ends with the last unit known to belong to an allocation and begins there, or one unit
+//! before, tells whether the allocation goes on. One that *begins* behind that unit does not: it succeeds
+//! in the next allocation, too. So a border is looked for by pins that overlap with what is known by a
+//! unit, in jumps that double and then halves; these are dropped at once, and the piece is pinned whole.
+//! That way a piece measured is an allocation, and the memory tried is a small multiple of what is there,
+//! which counts, too: a pin costs by its length.
+//!
+//! That a pin of the expected length succeeds does not say that its allocation ends there. This is
+//! looked at for the first one of a length, then after 1, 2, 4, … of them, at last after each
+//! [`PATIENCE`]: a large allocation behind many small ones is cut into no more pieces than that.
+//!
+//! # Cost
+//!
+//! In calls to pin, for `a` allocations of at most `m` units, of which the range has a part:
+//!
+//! - one allocation: 1. Not GPU memory: 2, or 1 where the range lies in one unit.
+//! - of one size: `a` pieces, and at most `a + a / 32 + 14 + 4 log2(m + 1)` calls.
+//! - of any sizes: `p` pieces, no more than `33 a`, and at most `2 + p (4 + 2 log2(m + 1))` calls.
+//! - and never more than [`CALLS_A_PIECE`] for each piece that is allowed, and [`CALLS_MORE`].
+//!
+//! Logarithms are rounded up. `tests/host` checks all of that, and that no search tries more than ten
+//! times the bytes of its range.
+//!
+//! Uses `core` alone: see [`region`](super::region).
+
+use super::extents::Span;
+use super::refusal::Refusal;
+use super::refusal::EINVAL;
+use super::region::List;
+
+/// Where allocations can begin and end, in bytes: the granularity of `cuMemCreate()` and of what
+/// `cudaMalloc()` takes from the driver.
+pub(crate) const UNIT: u64 = 1 << 21;
+
+/// How many calls to pin a search may make for each piece that is allowed.
+pub(crate) const CALLS_A_PIECE: u64 = 8;
+/// How many it may make beyond.
+pub(crate) const CALLS_MORE: u64 = 64;
+
+/// At the latest after so many pieces of the expected length it is seen whether one goes on.
+pub(crate) const PATIENCE: u64 = 32;
+
+/// Pins `span` by calls to `pin`, as a whole or in pieces in the order of their addresses, at most
+/// `limit` of them, or not at all. Before each call but the first `go_on` is asked. May sleep, where
+/// `pin` or the drop of a pin does.
+///
+/// The refusal of the whole is returned where that is not -EINVAL, or where the first unit is refused,
+/// too; [`Refusal::Hole`] and [`Refusal::TooManyPieces`] stand for what was found later; any other refusal
+/// ends the search.
+pub(crate) fn cover<P, L: List<P>>(
+    span: Span,
+    limit: u32,
+    mut pin: impl FnMut(Span) -> Result<P, Refusal>,
+    go_on: impl Fn() -> Result<(), Refusal>,
+) -> Result<L, Refusal> {
+    let mut pins = L::default();
+    let whole = match pin(span) {
+        Ok(pin) => {
+            pins.push(pin)?;
+            return Ok(pins);
+        }
+        Err(refusal) => refusal,
+    };
+    let first = span.start() & !(UNIT - 1);
+    // The span does not wrap.
+    let units = (span.start() - first)
+        .saturating_add(span.len())
+        .div_ceil(UNIT);
+    if whole != Refusal::Pin(EINVAL) || units < 2 || limit < 2 {
+        return Err(whole);
+    }
+    let search = Search {
+        span,
+        first,
+        units,
+        limit,
+        calls: 1,
+        pin,
+        go_on,
+        pins,
+    };
+    search.run(whole)
+}
+
+/// A search under way. Places and lengths are in units, counted from the one that the span begins in.
+struct Search<L, F, G> {
+    span: Span,
+    /// The address of the first unit.
+    first: u64,
+    /// Units that the span touches.
+    units: u64,
+    limit: u32,
+    calls: u64,
+    pin: F,
+    go_on: G,
+    pins: L,
+}
+
+/// A pin of so many units from the beginning of an allocation on.
+struct Piece<P> {
+    len: u64,
+    pin: P,
+}
+
+impl<P, L, F, G> Search<L, F, G>
+where
+    L: List<P>,
+    F: FnMut(Span) -> Result<P, Refusal>,
+    G: Fn() -> Result<(), Refusal>,
+{
+    fn run(mut self, whole: Refusal) -> Result<L, Refusal> {
+        let pin = self.try_at(0, 1)?.ok_or(whole)?;
+        let units = self.units;
+        let mut at = self.measure(0, Some(Piece { len: 1, pin }), units)?;
+        // The length to expect; after how many pieces of it to look whether an allocation is longer; and
+        // how many there were since.
+        let (mut expected, mut patience, mut passed) = (at, 0_u64, 0_u64);
+        while at < units {
+            if self.pins.len() as u64 >= u64::from(self.limit) {
+                return Err(self.too_many());
+            }
+            let rest = units - at;
+            let len = expected.min(rest);
+            at += match self.try_at(at, len)? {
+                Some(pin) if len == rest || passed < patience => {
+                    passed += 1;
+                    self.pins.push(pin)?;
+                    len
+                }
+                Some(pin) => {
+                    let found = self.measure(at, Some(Piece { len, pin }), rest + 1)?;
+                    patience = match found == len {
+                        true => patience.saturating_mul(2).clamp(1, PATIENCE),
+                        false => 0,
+                    };
+                    (expected, passed) = (found, 0);
+                    found
+                }
+                None => {
+                    let found = self.measure(at, None, len)?;
+                    (expected, patience, passed) = (found, 0, 0);
+                    found
+                }
+            };
+        }
+        Ok(self.pins)
+    }
+
+    /// Pins `len` units from `at` on, or the part of them that belongs to the span; `None` if they are
+    /// not in one allocation.
+    fn try_at(&mut self, at: u64, len: u64) -> Result<Option<P>, Refusal> {
+        let most = u64::from(self.limit)
+            .saturating_mul(CALLS_A_PIECE)
+            .saturating_add(CALLS_MORE);
+        if self.calls >= most {
+            return Err(self.too_many());
+        }
+        (self.go_on)()?;
+        self.calls += 1;
+        let from = self.address(at);
+        let to = self.address(at.saturating_add(len));
+        // Never `None`: at least a unit that the span touches.
+        let part = self.span.part(from, to).ok_or(self.hole(at))?;
+        match (self.pin)(part) {
+            Ok(pin) => Ok(Some(pin)),
+            Err(Refusal::Pin(EINVAL)) => Ok(None),
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    fn address(&self, at: u64) -> u64 {
+        self.first.saturating_add(at.saturating_mul(UNIT))
+    }
+
+    /// Finds how far the allocation goes on that `at` lies in, and keeps a pin of all of that. `known`
+    /// begins at `at`; without it not even the first unit is known to be GPU memory. `high` units from
+    /// `at` on are known not to lie in one allocation, or are more than there are.
+    fn measure(
+        &mut self,
+        at: u64,
+        mut known: Option<Piece<P>>,
+        mut high: u64,
+    ) -> Result<u64, Refusal> {
+        let mut low = known.as_ref().map_or(0, |piece| piece.len);
+        let mut jump = known.as_ref().map(|_| 1_u64);
+        while high - low > 1 {
+            let len = match jump {
+                Some(jump) => high.min(low.saturating_add(jump).saturating_add(1)) - 1,
+                None => low + (high - low) / 2,
+            };
+            // From the last unit of what is known on.
+            let overlap = low.min(1);
+            let from = low - overlap;
+            match self.try_at(at + from, len - from)? {
+                Some(pin) => {
+                    low = len;
+                    jump = jump.map(|jump| jump.saturating_mul(2));
+                    // The shorter one goes.
+                    known = (from == 0).then_some(Piece { len, pin });
+                }
+                None => {
+                    high = len;
+                    jump = None;
+                }
+            }
+        }
+        if low == 0 {
+            return Err(self.hole(at));
+        }
+        let pin = match known {
+            Some(piece) if piece.len == low => piece.pin,
+            // Refused if it was freed meanwhile.
+            _ => self.try_at(at, low)?.ok_or(self.hole(at))?,
+        };
+        self.pins.push(pin)?;
+        Ok(low)
+    }
+
+    fn too_many(&self) -> Refusal {
+        Refusal::TooManyPieces { limit: self.limit }
+    }
+
+    fn hole(&self, at: u64) -> Refusal {
+        Refusal::Hole {
+            offset: self.address(at).saturating_sub(self.span.start()),
+        }
+    }
+}
