@@ -420,7 +420,7 @@ fn render(ran: &[Ran]) -> String {
         }
     }
     text.push_str(
-        "\n## Two allocations side by side\n\nA range over both is one region with neither module.\n\n",
+        "\n## Two allocations side by side\n\nA range over both is one region with this module, and none with NVIDIA's.\n\n",
     );
     text.push_str(&format!(
         "| NVIDIA's {version} | this module |\n|---|---|\n| {} | {} |\n",

@@ -10,6 +10,7 @@ mod limit;
 pub(crate) mod loading;
 mod moving;
 mod persist;
+mod pieces;
 mod process;
 mod provider;
 mod reasons;
@@ -36,6 +37,7 @@ pub(crate) fn all(filters: &[String]) -> Vec<Case> {
         reasons::CASES,
         process::CASES,
         persist::CASES,
+        pieces::CASES,
         revoke::CASES,
         rules::CASES,
         limit::CASES,

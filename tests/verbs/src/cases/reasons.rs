@@ -50,11 +50,12 @@ pub(super) const CASES: &[Case] = &[
         run: |lab| one(lab, Expected::acquire("no_room", -libc::ENOMEM), no_room),
     },
     Case {
-        name: "reasons.two_allocations",
-        run: |lab| {
-            let expected = Expected::acquire("not_gpu_memory", -libc::EINVAL);
-            one(lab, expected, two_allocations)
-        },
+        name: "reasons.hole",
+        run: |lab| one(lab, Expected::acquire("hole", -libc::EINVAL), hole),
+    },
+    Case {
+        name: "reasons.too_many_pieces",
+        run: too_many_pieces,
     },
     Case {
         name: "reasons.freed",
@@ -412,12 +413,45 @@ fn no_room(lab: &Lab) -> Result<Attempt> {
     attempt(&lab.near, memory.span(0, 3 * M2)?)
 }
 
-fn two_allocations(lab: &Lab) -> Result<Attempt> {
+/// Two allocations, of which the second was freed.
+fn hole(lab: &Lab) -> Result<Attempt> {
     let addr = sys::free_address(2 * GRANULE, GRANULE)?;
     let gpu = lab.gpu(0)?;
     let _first = gpu.allocate(M2, Placement::At(addr))?;
-    let _second = gpu.allocate(M2, Placement::At(addr + GRANULE))?;
+    let mut second = gpu.allocate(M2, Placement::At(addr + GRANULE))?;
+    second.free()?;
     attempt(&lab.near, Span::anywhere(addr, 2 * GRANULE)?)
+}
+
+/// Three allocations where a registration may lie over two.
+fn too_many_pieces(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    let mut parameters = module::parameters();
+    parameters.push("max_pieces=2".to_owned());
+    module::loaded_with(&parameters, || {
+        let addr = sys::free_address(3 * GRANULE, GRANULE)?;
+        let gpu = lab.gpu(0)?;
+        let _parts = (0..3)
+            .map(|part| gpu.allocate(M2, Placement::At(addr + part * GRANULE)))
+            .collect::<Result<Vec<_>>>()?;
+        lab.near
+            .register(Span::anywhere(addr, 2 * GRANULE)?, full_access())?;
+        let seen = attempt(&lab.near, Span::anywhere(addr, 3 * GRANULE)?)?;
+        ensure!(seen.errno == libc::EFAULT, "errno {}", seen.errno);
+        let found = lines("refusals")?;
+        ensure!(found.len() == asked(lab).len(), "{found:?}");
+        for line in &found {
+            ensure!(get(line, "reason")? == "too_many_pieces", "{line:?}");
+            ensure!(get(line, "code")? == "0", "{line:?}");
+            ensure!(get(line, "text")?.contains("max_pieces=2"), "{line:?}");
+        }
+        let counted = counts()?;
+        ensure!(
+            counted == expected_counts(lab, "too_many_pieces", 1),
+            "{counted:?}"
+        );
+        Ok(())
+    })
 }
 
 fn freed(lab: &Lab) -> Result<Attempt> {

@@ -152,7 +152,7 @@ fn put_out_of_memory(bench: &Bench) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// A range over two allocations that lie side by side.
+/// A range over two allocations that lie side by side, and its end.
 fn two_allocations(bench: &Bench) -> Result<()> {
     let addr = sys::free_address(2 * GRANULE, GRANULE)?;
     let first = bench.gpu.allocate(M2, Placement::At(addr))?;
