@@ -28,8 +28,8 @@ use crate::lab::Lab;
 use crate::lab::Peermem;
 use crate::module;
 use crate::module::Replaced;
+use crate::pattern::Choice;
 use crate::pattern::Pattern;
-use crate::pattern::Random;
 use crate::rdma;
 use crate::rdma::full_access;
 use crate::rdma::Hca;
@@ -104,22 +104,21 @@ struct Row {
 impl Row {
     /// Of so many granules each, by turns on two GPUs where there are two. 0 leaves a granule free.
     fn of(lab: &Lab, granules: &[u64]) -> Result<Self> {
-        Self::with(lab, granules, |_| Ok(()))
+        Self::with(lab, granules, &[])
     }
 
-    /// `before` is run before each is allocated.
-    fn with(
-        lab: &Lab,
-        granules: &[u64],
-        mut before: impl FnMut(usize) -> Result<()>,
-    ) -> Result<Self> {
+    /// The same, with a layout of the stand-in's for each.
+    fn with(lab: &Lab, granules: &[u64], layouts: &[&str]) -> Result<Self> {
         let all: u64 = granules.iter().map(|&count| count.max(1)).sum();
         let addr = sys::free_address(all * GRANULE, GRANULE)?;
         let mut parts = Vec::new();
         let mut at = addr;
         for (index, &count) in granules.iter().enumerate() {
             if count > 0 {
-                before(index)?;
+                let layout = layouts.get(index);
+                let _layout = layout
+                    .map(|layout| Parameter::set("nvidia", "layout", layout))
+                    .transpose()?;
                 let len = usize::try_from(count)? * M2;
                 parts.push(lab.gpu(index % 2)?.allocate(len, Placement::At(at))?);
             }
@@ -283,7 +282,7 @@ fn middle(lab: &Lab) -> Result<()> {
 fn random(lab: &Lab) -> Result<()> {
     const LAYOUTS: [&str; 4] = ["contiguous", "64k", "random", "descending"];
     lab.needs_module()?;
-    let mut random = Random::new(lab.setup.seed);
+    let mut random = Choice::new(lab.setup.seed);
     for _ in 0..3 {
         let granules: Vec<u64> = (0..8).map(|_| 1 + random.below(4)).collect();
         let mut layouts = Vec::new();
@@ -292,10 +291,7 @@ fn random(lab: &Lab) -> Result<()> {
         }
         note("granules", format_args!("{granules:?}"));
         note("layouts", layouts.join(" "));
-        let row = Row::with(lab, &granules, |index| {
-            let _layout = Parameter::set("nvidia", "layout", layouts[index])?;
-            Ok(())
-        })?;
+        let row = Row::with(lab, &granules, &layouts)?;
         let offset = usize::try_from(random.below(GRANULE))?;
         let len = row.len()? - offset - usize::try_from(random.below(GRANULE))?;
         let Some(activity) = registers(lab, &row, offset, len)? else {
@@ -360,7 +356,7 @@ fn holes(lab: &Lab) -> Result<()> {
 fn not_gpu_memory(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     let reserved = Mapping::reserve(4 * M2)?;
-    let first = reserved.addr().next_multiple_of(GRANULE);
+    let first = reserved.addr().next_multiple_of(GRANULE) - reserved.addr();
     for (offset, len, calls) in [
         (0, GRANULE, 1),
         (PAGE, GRANULE - PAGE, 1),
@@ -368,7 +364,8 @@ fn not_gpu_memory(lab: &Lab) -> Result<()> {
         (PAGE, GRANULE, 2),
         (0, 2 * GRANULE, 2),
     ] {
-        refused(lab, Span::anywhere(first + offset, len)?, calls)?;
+        let span = reserved.span(usize::try_from(first + offset)?, usize::try_from(len)?)?;
+        refused(lab, span, calls)?;
     }
     Ok(())
 }
