@@ -60,7 +60,6 @@ use super::pieces;
 use super::refusal::Refusal;
 use super::region;
 use super::region::Device as _;
-use super::region::List as _;
 use super::region::Lock as _;
 use super::region::Table as _;
 use super::region::MAX_LEN;

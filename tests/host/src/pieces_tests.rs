@@ -536,7 +536,7 @@ fn all_or_nothing_in_both_flavours() {
     let calls = std::mem::take(&mut *lock(&world.calls));
     drop(Lease::<Fake>::pin(start, len).expect("pinned"));
     assert_eq!(*lock(&world.calls), calls, "both flavours search alike");
-    let mut left = |refused: Option<Refusal>, revoked: Option<Refusal>, want: Refusal| {
+    let left = |refused: Option<Refusal>, revoked: Option<Refusal>, want: Refusal| {
         assert_eq!((refused, revoked), (Some(want), Some(want)));
         let log = world.take_log();
         assert_eq!(world.live(), 0);
