@@ -229,6 +229,7 @@ int nvidia_p2p_dma_map_pages(struct pci_dev *peer,
 			     struct nvidia_p2p_page_table *page_table,
 			     struct nvidia_p2p_dma_mapping **dma_mapping)
 {
+	CLASS(spent, spent)(SPENT_MAP);
 	u64 pin_id = 0, id = 0;
 	int ret;
 
@@ -276,6 +277,7 @@ int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 			       struct nvidia_p2p_page_table *page_table,
 			       struct nvidia_p2p_dma_mapping *dma_mapping)
 {
+	CLASS(spent, spent)(SPENT_UNMAP);
 	u64 pin_id = 0, id = 0;
 	struct mapping *map;
 	struct pin *pin;
@@ -321,6 +323,7 @@ EXPORT_SYMBOL_GPL(nvidia_p2p_dma_unmap_pages);
  */
 int nvidia_p2p_free_dma_mapping(struct nvidia_p2p_dma_mapping *dma_mapping)
 {
+	CLASS(spent, spent)(SPENT_NOTHING);
 	might_sleep();
 	return fail_here(FAIL_FREE_DMA_MAPPING);
 }

@@ -20,6 +20,7 @@
 #define _STANDIN_NVIDIA_H_
 
 #include <linux/cdev.h>
+#include <linux/cleanup.h>
 #include <linux/device.h>
 #include <linux/fs.h>
 #include <linux/kref.h>
@@ -33,6 +34,7 @@
 
 #include <nv-p2p.h>
 
+#include "spent.h"
 #include "standin.h"
 
 #define STANDIN_VERSION		"595.45.04"
@@ -293,6 +295,19 @@ static inline void uncount(enum counter counter)
 }
 
 __printf(3, 4) void event(const char *op, int ret, const char *fmt, ...);
+
+/* The calls of clients, and their cycles; see spent.h. */
+struct spent {
+	enum spent_on on;
+	u64 begin;
+};
+
+struct spent spent_begin(enum spent_on on);
+void spent_end(struct spent spent);
+
+/* CLASS(spent, unused)(on): from here to the end of the function. */
+DEFINE_CLASS(spent, struct spent, spent_end(_T), spent_begin(on), enum spent_on on)
+
 int fail_here(enum fail_site site);
 int debug_init(void);
 void debug_exit(void);

@@ -420,6 +420,7 @@ int nvidia_p2p_get_pages(u64 p2p_token, u32 va_space,
 			 struct nvidia_p2p_page_table **page_table,
 			 void (*free_callback)(void *data), void *data)
 {
+	CLASS(spent, spent)(SPENT_PIN);
 	u64 id = 0;
 	int ret;
 
@@ -498,6 +499,7 @@ int nvidia_p2p_get_pages_persistent(u64 virtual_address, u64 length,
 				    struct nvidia_p2p_page_table **page_table,
 				    u32 flags)
 {
+	CLASS(spent, spent)(SPENT_PIN);
 	u64 id = 0;
 	int ret;
 
@@ -576,6 +578,7 @@ int nvidia_p2p_put_pages(u64 p2p_token, u32 va_space,
 			 u64 virtual_address,
 			 struct nvidia_p2p_page_table *page_table)
 {
+	CLASS(spent, spent)(SPENT_UNPIN);
 	int ret;
 
 	might_sleep();
@@ -659,6 +662,7 @@ int nvidia_p2p_put_pages_persistent(u64 virtual_address,
 				    struct nvidia_p2p_page_table *page_table,
 				    u32 flags)
 {
+	CLASS(spent, spent)(SPENT_UNPIN);
 	u64 id = 0;
 	int ret;
 
@@ -746,6 +750,7 @@ void p2p_free_lost(struct gpu *gpu)
  */
 int nvidia_p2p_free_page_table(struct nvidia_p2p_page_table *page_table)
 {
+	CLASS(spent, spent)(SPENT_NOTHING);
 	might_sleep();
 	return fail_here(FAIL_FREE_PAGE_TABLE);
 }
