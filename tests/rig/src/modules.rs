@@ -220,6 +220,25 @@ impl<'a> Builder<'a> {
         })
     }
 
+    /// What measures a peer-memory module.
+    pub(crate) fn bench(&self) -> Result<PathBuf> {
+        let source = self.repo("tests/bench");
+        let symbols = self.gpu_symbols()?;
+        self.build(&Recipe {
+            patches: &[],
+            name: "bench",
+            product: "rig_bench.ko",
+            inputs: vec![
+                source.clone(),
+                self.repo("tests/gpu/spent.h"),
+                self.repo("rust-bindings/include"),
+                symbols.clone(),
+            ],
+            source,
+            variables: vec![format!("KBUILD_EXTRA_SYMBOLS={}", symbols.display())],
+        })
+    }
+
     /// Neighbours that our module cannot work with, by what is wrong with them.
     pub(crate) fn drivers(&self) -> Result<Vec<(&'static str, PathBuf)>> {
         let source = self.repo("tests/drivers");
@@ -296,6 +315,7 @@ impl<'a> Builder<'a> {
             self.kunit()?,
             self.control()?,
             self.interpose()?,
+            self.bench()?,
         ];
         files.extend(self.drivers()?.into_iter().map(|(_, file)| file));
         if self.kernel.detectors {

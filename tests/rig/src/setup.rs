@@ -197,6 +197,9 @@ pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
     if options.interpose {
         index.add(builder.interpose()?);
     }
+    if options.bench {
+        index.add(builder.bench()?);
+    }
     for file in kernel.index(stock)?.files() {
         index.add(file.clone());
     }

@@ -178,6 +178,12 @@ pub(crate) struct Options {
     /// Loads what breaks calls of the kernel on request (tests/interpose)
     #[arg(long)]
     pub(crate) interpose: bool,
+    /// Loads what measures the peer-memory module (tests/bench)
+    #[arg(long)]
+    pub(crate) bench: bool,
+    /// The machine's clock counts instructions, one a nanosecond; for one processor
+    #[arg(long)]
+    pub(crate) icount: bool,
     /// Our module with a rule taken out: a patch of tests/mutants by its name
     #[arg(long, value_name = "NAME", conflicts_with = "peermem_ko")]
     pub(crate) mutant: Option<String>,
@@ -356,6 +362,10 @@ fn plan(options: &Options, boot: &Boot) -> Result<Plan> {
         } else if options.peermem != Peermem::None {
             bail!("the stand-in GPU's driver (nvidia.ko) is not built");
         }
+    }
+    if options.bench {
+        // Sees the clients that register after it.
+        wanted.push("rig_bench");
     }
     if options.peermem != Peermem::None {
         wanted.push("nvidia_peermem");
@@ -652,7 +662,12 @@ fn qemu_arguments(
     let mut arguments: Vec<String> = Vec::new();
     let mut add = |words: &[&str]| arguments.extend(words.iter().map(|word| (*word).to_owned()));
     let gpu_bytes = u64::from(options.gpus) * options.bar;
-    let accel = "tcg,thread=multi";
+    let accel = if options.icount {
+        add(&["-icount", "shift=0"]);
+        "tcg,thread=single"
+    } else {
+        "tcg,thread=multi"
+    };
     // Room for the BARs above memory, and addresses for that room.
     let hole = (2 * gpu_bytes).next_power_of_two().max(32 * 1024);
     let machine = match options.iommu {
@@ -767,6 +782,9 @@ pub(crate) fn run(
             "a BAR of {} MiB: its size must be a power of two",
             options.bar
         );
+    }
+    if options.icount && options.smp != 1 {
+        bail!("instructions are counted on one processor: give --smp 1");
     }
     let scratch = Scratch(paths.run_directory()?);
     let log = match &options.log {

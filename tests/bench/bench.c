@@ -1,0 +1,406 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+/*
+ * Measures a peer-memory module from outside, whichever it is: what ib_core
+ * gets for each client that registers is a copy of it whose functions read a
+ * clock, call the client's own, and read the clock again. A kprobe puts the
+ * copy in the place of the original; none is in the way of what is measured.
+ *
+ * The clock is the processor's cycle counter. In a machine whose processor
+ * counts instructions (QEMU's -icount shift=0) it counts those, and nothing
+ * else. What the stand-in GPU takes of a function's time is its to say
+ * (tests/gpu/spent.h), and stands beside the whole.
+ *
+ * Under /sys/kernel/debug/bench:
+ *
+ *	calls	a line for each function: name, calls, cycles, and for each
+ *		kind of call of the provider's made in it, calls and cycles;
+ *		writing sets all of it to zero, but for "empty" and "provider":
+ *		what a function that does nothing takes, and what a call of
+ *		the provider's adds to the caller's part
+ *	memory	see memory.c
+ *	table	see table.c
+ *
+ * Loaded before the module that it measures, and unloaded after it. Sums of
+ * threads that call at the same time are those of all of them together.
+ */
+#include <linux/atomic.h>
+#include <linux/debugfs.h>
+#include <linux/kprobes.h>
+#include <linux/module.h>
+#include <linux/sched.h>
+#include <linux/seq_file.h>
+#include <linux/timex.h>
+
+#include <nv-p2p.h>
+#include <rdma/peer_mem.h>
+
+#include "bench.h"
+#include "spent.h"
+
+enum function {
+	ACQUIRE,
+	GET_PAGES,
+	DMA_MAP,
+	GET_PAGE_SIZE,
+	DMA_UNMAP,
+	PUT_PAGES,
+	RELEASE,
+	EMPTY,
+	PROVIDER,
+	NR_FUNCTIONS,
+};
+
+static const char * const function_names[NR_FUNCTIONS] = {
+	[ACQUIRE]	= "acquire",
+	[GET_PAGES]	= "get_pages",
+	[DMA_MAP]	= "dma_map",
+	[GET_PAGE_SIZE]	= "get_page_size",
+	[DMA_UNMAP]	= "dma_unmap",
+	[PUT_PAGES]	= "put_pages",
+	[RELEASE]	= "release",
+	[EMPTY]		= "empty",
+	[PROVIDER]	= "provider",
+};
+
+#define FIRST_FIXED	EMPTY
+
+struct cost {
+	atomic64_t calls;
+	atomic64_t cycles;
+	atomic64_t provider_calls[NR_SPENT];
+	atomic64_t provider_cycles[NR_SPENT];
+};
+
+static struct cost costs[NR_FUNCTIONS];
+static struct dentry *root;
+
+/* The thread that is in a client's function; of several, one. */
+struct task_struct *inside_client;
+
+/* The clock */
+
+struct reading {
+	u64 calls[NR_SPENT];
+	u64 cycles[NR_SPENT];
+	u64 begin;
+};
+
+static __always_inline void begin(struct reading *reading)
+{
+	int i;
+
+	WRITE_ONCE(inside_client, current);
+	for (i = 0; i < NR_SPENT; i++) {
+		reading->calls[i] = atomic64_read(&standin_spent.calls[i]);
+		reading->cycles[i] = atomic64_read(&standin_spent.cycles[i]);
+	}
+	barrier();
+	reading->begin = get_cycles();
+	barrier();
+}
+
+static __always_inline void end(enum function function,
+				const struct reading *reading)
+{
+	struct cost *cost = &costs[function];
+	u64 cycles;
+	int i;
+
+	barrier();
+	cycles = get_cycles() - reading->begin;
+	barrier();
+	WRITE_ONCE(inside_client, NULL);
+	atomic64_inc(&cost->calls);
+	atomic64_add(cycles, &cost->cycles);
+	for (i = 0; i < NR_SPENT; i++) {
+		atomic64_add(atomic64_read(&standin_spent.calls[i]) -
+			     reading->calls[i], &cost->provider_calls[i]);
+		atomic64_add(atomic64_read(&standin_spent.cycles[i]) -
+			     reading->cycles[i], &cost->provider_cycles[i]);
+	}
+}
+
+/* The clients */
+
+#define CLIENTS	2
+
+static struct client {
+	struct peer_memory_client_ex copy;
+	const struct peer_memory_client *real;
+	unsigned long address;
+	size_t length;
+} clients[CLIENTS];
+
+static unsigned int nr_clients;
+
+/*
+ * ib_core gives acquire() nothing to tell clients apart by, so that each has
+ * functions of its own.
+ */
+#define CLIENT_FUNCTIONS(n)						\
+static int acquire_##n(unsigned long address, size_t length,		\
+		       void *data, char *name, void **context)		\
+{									\
+	struct reading reading;						\
+	int ret;							\
+									\
+	clients[n].address = address;					\
+	clients[n].length = length;					\
+	begin(&reading);						\
+	ret = clients[n].real->acquire(address, length, data, name,	\
+				       context);			\
+	end(ACQUIRE, &reading);						\
+	return ret;							\
+}									\
+									\
+static int get_pages_##n(unsigned long address, size_t length, int write, \
+			 int force, struct sg_table *table,		\
+			 void *context, u64 ticket)			\
+{									\
+	struct reading reading;						\
+	int ret;							\
+									\
+	begin(&reading);						\
+	ret = clients[n].real->get_pages(address, length, write, force,	\
+					 table, context, ticket);	\
+	end(GET_PAGES, &reading);					\
+	return ret;							\
+}									\
+									\
+static int dma_map_##n(struct sg_table *table, void *context,		\
+		       struct device *device, int sync, int *entries)	\
+{									\
+	struct reading reading;						\
+	int ret;							\
+									\
+	begin(&reading);						\
+	ret = clients[n].real->dma_map(table, context, device, sync,	\
+				       entries);			\
+	end(DMA_MAP, &reading);						\
+	if (!ret)							\
+		table_mapped(table, clients[n].address,			\
+			     clients[n].length);			\
+	return ret;							\
+}									\
+									\
+static int dma_unmap_##n(struct sg_table *table, void *context,		\
+			 struct device *device)				\
+{									\
+	struct reading reading;						\
+	int ret;							\
+									\
+	begin(&reading);						\
+	ret = clients[n].real->dma_unmap(table, context, device);	\
+	end(DMA_UNMAP, &reading);					\
+	return ret;							\
+}									\
+									\
+static void put_pages_##n(struct sg_table *table, void *context)	\
+{									\
+	struct reading reading;						\
+									\
+	begin(&reading);						\
+	clients[n].real->put_pages(table, context);			\
+	end(PUT_PAGES, &reading);					\
+}									\
+									\
+static unsigned long get_page_size_##n(void *context)			\
+{									\
+	struct reading reading;						\
+	unsigned long ret;						\
+									\
+	begin(&reading);						\
+	ret = clients[n].real->get_page_size(context);			\
+	end(GET_PAGE_SIZE, &reading);					\
+	return ret;							\
+}									\
+									\
+static void release_##n(void *context)					\
+{									\
+	struct reading reading;						\
+									\
+	begin(&reading);						\
+	clients[n].real->release(context);				\
+	end(RELEASE, &reading);						\
+}									\
+									\
+static void use_functions_##n(struct peer_memory_client *copy)		\
+{									\
+	copy->acquire = acquire_##n;					\
+	copy->get_pages = get_pages_##n;				\
+	copy->dma_map = dma_map_##n;					\
+	copy->dma_unmap = dma_unmap_##n;				\
+	copy->put_pages = put_pages_##n;				\
+	copy->get_page_size = get_page_size_##n;			\
+	copy->release = release_##n;					\
+}
+
+CLIENT_FUNCTIONS(0)
+CLIENT_FUNCTIONS(1)
+
+static void (*const use_functions[CLIENTS])(struct peer_memory_client *) = {
+	use_functions_0,
+	use_functions_1,
+};
+
+/* ib_register_peer_memory_client(real, …) becomes one of our copy. */
+static int before_register(struct kprobe *probe, struct pt_regs *regs)
+{
+	const struct peer_memory_client *real =
+		(void *)regs_get_kernel_argument(regs, 0);
+	struct client *client;
+
+	/* All functions, or none is measured: ib_core minds which are there. */
+	if (nr_clients >= CLIENTS || !real->release || !real->get_page_size)
+		return 0;
+
+	client = &clients[nr_clients];
+	client->real = real;
+	client->copy.client = *real;
+	/* What lies behind it is only there if this says so. */
+	if (real->version[IB_PEER_MEMORY_VER_MAX - 1])
+		client->copy = *container_of(real, struct peer_memory_client_ex,
+					     client);
+	use_functions[nr_clients](&client->copy.client);
+	nr_clients++;
+	regs->di = (unsigned long)&client->copy.client;
+	return 0;
+}
+
+/* A probe that has this is not turned into a jump. */
+static void not_optimised(struct kprobe *probe, struct pt_regs *regs,
+			  unsigned long flags)
+{
+}
+
+static struct kprobe register_probe = {
+	.symbol_name	= "ib_register_peer_memory_client",
+	.pre_handler	= before_register,
+	.post_handler	= not_optimised,
+};
+
+/* What measuring itself costs */
+
+static noinline void nothing(void)
+{
+	barrier();
+}
+
+static void (*empty)(void) = nothing;
+
+/* A call of the provider's in which nothing happens. */
+static noinline void call_provider(void)
+{
+	nvidia_p2p_free_page_table(NULL);
+}
+
+static void (*provider)(void) = call_provider;
+
+#define CALIBRATIONS	256
+
+static void calibrate(void)
+{
+	struct reading reading;
+	int i;
+
+	for (i = 0; i < CALIBRATIONS; i++) {
+		begin(&reading);
+		READ_ONCE(empty)();
+		end(EMPTY, &reading);
+		begin(&reading);
+		READ_ONCE(provider)();
+		end(PROVIDER, &reading);
+	}
+}
+
+/* calls */
+
+static int calls_show(struct seq_file *m, void *unused)
+{
+	int i, kind;
+
+	seq_printf(m, "clients %u\n", nr_clients);
+	for (i = 0; i < NR_FUNCTIONS; i++) {
+		seq_printf(m, "%s %lld %lld", function_names[i],
+			   atomic64_read(&costs[i].calls),
+			   atomic64_read(&costs[i].cycles));
+		for (kind = 0; kind < NR_SPENT; kind++)
+			seq_printf(m, " %lld %lld",
+				   atomic64_read(&costs[i].provider_calls[kind]),
+				   atomic64_read(&costs[i].provider_cycles[kind]));
+		seq_putc(m, '\n');
+	}
+	return 0;
+}
+
+static int calls_open(struct inode *inode, struct file *file)
+{
+	return single_open(file, calls_show, NULL);
+}
+
+static ssize_t calls_write(struct file *file, const char __user *buf,
+			   size_t len, loff_t *pos)
+{
+	int i, kind;
+
+	for (i = 0; i < FIRST_FIXED; i++) {
+		atomic64_set(&costs[i].calls, 0);
+		atomic64_set(&costs[i].cycles, 0);
+		for (kind = 0; kind < NR_SPENT; kind++) {
+			atomic64_set(&costs[i].provider_calls[kind], 0);
+			atomic64_set(&costs[i].provider_cycles[kind], 0);
+		}
+	}
+	return len;
+}
+
+static const struct file_operations calls_fops = {
+	.owner		= THIS_MODULE,
+	.open		= calls_open,
+	.read		= seq_read,
+	.write		= calls_write,
+	.llseek		= seq_lseek,
+	.release	= single_release,
+};
+
+static int __init bench_init(void)
+{
+	int ret;
+
+	calibrate();
+	root = debugfs_create_dir("bench", NULL);
+	debugfs_create_file("calls", 0600, root, NULL, &calls_fops);
+	ret = memory_init(root);
+	if (ret)
+		goto remove;
+	ret = table_init(root);
+	if (ret)
+		goto memory;
+	ret = register_kprobe(&register_probe);
+	if (ret) {
+		pr_err("no probe at %s: %d\n", register_probe.symbol_name, ret);
+		goto table;
+	}
+	return 0;
+
+table:
+	table_exit();
+memory:
+	memory_exit();
+remove:
+	debugfs_remove(root);
+	return ret;
+}
+
+static void __exit bench_exit(void)
+{
+	unregister_kprobe(&register_probe);
+	debugfs_remove(root);
+	table_exit();
+	memory_exit();
+}
+
+module_init(bench_init);
+module_exit(bench_exit);
+MODULE_DESCRIPTION("Measures peer-memory modules");
+MODULE_LICENSE("Dual BSD/GPL");

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+/*
+ * Kernel memory that a client's functions take, the provider's left out.
+ *
+ * By the tracepoints of the allocators: what is allocated by a thread that is
+ * in a client's function, and not in a call of the provider's, is the
+ * client's, until it is freed by whomever. An allocation counts as many bytes
+ * as the allocator gave it. Pages that the allocators take for themselves, and
+ * large allocations of theirs, are compound; others were asked for as pages.
+ *
+ * /sys/kernel/debug/bench/memory: "1" forgets all and watches, "0" stops;
+ * reads as "held=BYTES peak=BYTES objects=N lost=N". What is lost found no
+ * room in the account: a figure with any is wrong.
+ */
+#include <linux/debugfs.h>
+#include <linux/gfp.h>
+#include <linux/hash.h>
+#include <linux/mm.h>
+#include <linux/sched.h>
+#include <linux/slab.h>
+#include <linux/spinlock.h>
+#include <linux/string.h>
+#include <linux/tracepoint.h>
+#include <linux/uaccess.h>
+#include <linux/vmalloc.h>
+
+#include "bench.h"
+#include "spent.h"
+
+#define SLOT_BITS	17
+#define SLOTS		BIT(SLOT_BITS)
+
+struct slot {
+	unsigned long key;	/* 0: free */
+	size_t bytes;
+};
+
+/* All of it under the lock. */
+static DEFINE_SPINLOCK(lock);
+static struct slot *slots;
+static bool watching;
+static u64 held, peak, objects, lost;
+
+static struct slot *slot_of(unsigned long key)
+{
+	unsigned long at = hash_long(key, SLOT_BITS);
+	unsigned long i;
+
+	for (i = 0; i < SLOTS; i++, at = (at + 1) % SLOTS)
+		if (slots[at].key == key || !slots[at].key)
+			return &slots[at];
+	return NULL;
+}
+
+/* Closes the gap, so that what was put behind it is still found. */
+static void slot_free(struct slot *slot)
+{
+	unsigned long gap = slot - slots, at = gap, home;
+
+	for (;;) {
+		at = (at + 1) % SLOTS;
+		if (!slots[at].key)
+			break;
+		home = hash_long(slots[at].key, SLOT_BITS);
+		/* Whether the gap lies between its home and its place. */
+		if (((at - home) % SLOTS) >= ((at - gap) % SLOTS)) {
+			slots[gap] = slots[at];
+			gap = at;
+		}
+	}
+	slots[gap] = (struct slot) {};
+}
+
+static void taken(unsigned long key, size_t bytes)
+{
+	unsigned long flags;
+	struct slot *slot;
+
+	if (!key || !in_task() || READ_ONCE(inside_client) != current ||
+	    atomic_read(&standin_spent.inside))
+		return;
+
+	spin_lock_irqsave(&lock, flags);
+	/* One place is always free: it ends each search. */
+	slot = objects + 1 < SLOTS ? slot_of(key) : NULL;
+	if (slot) {
+		/* Large allocations of kmalloc() are told twice. */
+		objects += !slot->key;
+		held += bytes - slot->bytes;
+		slot->key = key;
+		slot->bytes = bytes;
+		peak = max(peak, held);
+	} else {
+		lost++;
+	}
+	spin_unlock_irqrestore(&lock, flags);
+}
+
+static void given_back(unsigned long key)
+{
+	unsigned long flags;
+	struct slot *slot;
+
+	if (!key)
+		return;
+	spin_lock_irqsave(&lock, flags);
+	slot = slot_of(key);
+	if (slot && slot->key) {
+		held -= slot->bytes;
+		objects--;
+		slot_free(slot);
+	}
+	spin_unlock_irqrestore(&lock, flags);
+}
+
+/* A page's key cannot be that of an object in it. */
+static unsigned long page_key(const struct page *page)
+{
+	return page_to_pfn(page) << 1 | 1;
+}
+
+static void on_kmalloc(void *data, unsigned long site, const void *object,
+		       size_t wanted, size_t bytes, gfp_t gfp, int node)
+{
+	taken((unsigned long)object, bytes);
+}
+
+static void on_cache_alloc(void *data, unsigned long site, const void *object,
+			   struct kmem_cache *cache, gfp_t gfp, int node)
+{
+	taken((unsigned long)object, kmem_cache_size(cache));
+}
+
+static void on_page_alloc(void *data, struct page *page, unsigned int order,
+			  gfp_t gfp, int migratetype)
+{
+	if (page && !(gfp & __GFP_COMP))
+		taken(page_key(page), PAGE_SIZE << order);
+}
+
+static void on_kfree(void *data, unsigned long site, const void *object)
+{
+	given_back((unsigned long)object);
+}
+
+static void on_cache_free(void *data, unsigned long site, const void *object,
+			  const struct kmem_cache *cache)
+{
+	given_back((unsigned long)object);
+}
+
+static void on_page_free(void *data, struct page *page, unsigned int order)
+{
+	given_back(page_key(page));
+}
+
+static struct watch {
+	const char *name;
+	void *probe;
+	struct tracepoint *point;
+} watches[] = {
+	{ "kmalloc", on_kmalloc },
+	{ "kmem_cache_alloc", on_cache_alloc },
+	{ "mm_page_alloc", on_page_alloc },
+	{ "kfree", on_kfree },
+	{ "kmem_cache_free", on_cache_free },
+	{ "mm_page_free", on_page_free },
+};
+
+static void find(struct tracepoint *point, void *unused)
+{
+	int i;
+
+	for (i = 0; i < ARRAY_SIZE(watches); i++)
+		if (!strcmp(point->name, watches[i].name))
+			watches[i].point = point;
+}
+
+static void stop(void)
+{
+	int i;
+
+	if (!watching)
+		return;
+	for (i = 0; i < ARRAY_SIZE(watches); i++)
+		tracepoint_probe_unregister(watches[i].point,
+					    watches[i].probe, NULL);
+	tracepoint_synchronize_unregister();
+	watching = false;
+}
+
+static int start(void)
+{
+	int i, ret;
+
+	stop();
+	memset(slots, 0, array_size(SLOTS, sizeof(*slots)));
+	held = 0;
+	peak = 0;
+	objects = 0;
+	lost = 0;
+	for (i = 0; i < ARRAY_SIZE(watches); i++) {
+		ret = tracepoint_probe_register(watches[i].point,
+						watches[i].probe, NULL);
+		if (ret)
+			goto unregister;
+	}
+	watching = true;
+	return 0;
+
+unregister:
+	while (i--)
+		tracepoint_probe_unregister(watches[i].point,
+					    watches[i].probe, NULL);
+	tracepoint_synchronize_unregister();
+	return ret;
+}
+
+static ssize_t memory_read(struct file *file, char __user *buf, size_t len,
+			   loff_t *pos)
+{
+	char text[128];
+	int n;
+
+	spin_lock_irq(&lock);
+	n = scnprintf(text, sizeof(text),
+		      "held=%llu peak=%llu objects=%llu lost=%llu\n", held,
+		      peak, objects, lost);
+	spin_unlock_irq(&lock);
+	return simple_read_from_buffer(buf, len, pos, text, n);
+}
+
+/* One process at a time, as all of this is for. */
+static ssize_t memory_write(struct file *file, const char __user *buf,
+			    size_t len, loff_t *pos)
+{
+	bool on;
+	int ret;
+
+	ret = kstrtobool_from_user(buf, len, &on);
+	if (ret)
+		return ret;
+	if (on)
+		ret = start();
+	else
+		stop();
+	return ret ?: len;
+}
+
+static const struct file_operations memory_fops = {
+	.read	= memory_read,
+	.write	= memory_write,
+	.open	= simple_open,
+	.llseek	= default_llseek,
+};
+
+int memory_init(struct dentry *root)
+{
+	int i;
+
+	for_each_kernel_tracepoint(find, NULL);
+	for (i = 0; i < ARRAY_SIZE(watches); i++) {
+		if (!watches[i].point) {
+			pr_err("no tracepoint %s\n", watches[i].name);
+			return -ENOENT;
+		}
+	}
+	slots = vcalloc(SLOTS, sizeof(*slots));
+	if (!slots)
+		return -ENOMEM;
+	debugfs_create_file("memory", 0600, root, NULL, &memory_fops);
+	return 0;
+}
+
+void memory_exit(void)
+{
+	stop();
+	vfree(slots);
+}

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+/*
+ * The scatter list that a client gave to ib_core, entry by entry, and the page
+ * size that the kernel's own ib_umem_find_best_pgsz() finds for it.
+ *
+ * /sys/kernel/debug/bench/table: "1" takes the tables that are mapped from now
+ * on, "0" forgets; reads as numbers of 64 bits: the address and the length of
+ * the registration, the page size, the number of entries, then the DMA address
+ * and length of each. Nothing to read: none was mapped.
+ */
+#include <linux/debugfs.h>
+#include <linux/mm.h>
+#include <linux/mutex.h>
+#include <linux/scatterlist.h>
+#include <linux/uaccess.h>
+#include <linux/vmalloc.h>
+#include <rdma/ib_umem.h>
+
+#include "bench.h"
+
+#define HEAD	4
+
+/* What mlx5 offers by default: 4 KiB to 2 GiB. */
+#define PAGE_SIZES	GENMASK(31, 12)
+
+static DEFINE_MUTEX(lock);
+static bool wanted;
+static u64 *record;
+static size_t record_size;
+
+static void forget(void)
+{
+	vfree(record);
+	record = NULL;
+	record_size = 0;
+}
+
+static unsigned long best_page_size(const struct sg_table *table,
+				    unsigned long address, size_t length)
+{
+	struct ib_umem umem = {
+		.address = address,
+		.length = length,
+	};
+
+	umem.sgt_append.sgt = *table;
+	return ib_umem_find_best_pgsz(&umem, PAGE_SIZES, address);
+}
+
+/**
+ * table_mapped - ib_core is being given a table
+ * @table: the table
+ * @address: what is registered
+ * @length: its length
+ */
+void table_mapped(const struct sg_table *table, unsigned long address,
+		  size_t length)
+{
+	struct scatterlist *sg;
+	size_t size, at = HEAD;
+	int i;
+
+	if (!READ_ONCE(wanted))
+		return;
+	mutex_lock(&lock);
+	forget();
+	size = array_size(HEAD + 2UL * table->nents, sizeof(*record));
+	record = vmalloc(size);
+	if (record) {
+		record[0] = address;
+		record[1] = length;
+		record[2] = best_page_size(table, address, length);
+		record[3] = table->nents;
+		for_each_sgtable_dma_sg(table, sg, i) {
+			record[at++] = sg_dma_address(sg);
+			record[at++] = sg_dma_len(sg);
+		}
+		record_size = size;
+	}
+	mutex_unlock(&lock);
+}
+
+static ssize_t table_read(struct file *file, char __user *buf, size_t len,
+			  loff_t *pos)
+{
+	ssize_t ret;
+
+	mutex_lock(&lock);
+	ret = simple_read_from_buffer(buf, len, pos, record, record_size);
+	mutex_unlock(&lock);
+	return ret;
+}
+
+static ssize_t table_write(struct file *file, const char __user *buf,
+			   size_t len, loff_t *pos)
+{
+	bool on;
+	int ret;
+
+	ret = kstrtobool_from_user(buf, len, &on);
+	if (ret)
+		return ret;
+	mutex_lock(&lock);
+	forget();
+	WRITE_ONCE(wanted, on);
+	mutex_unlock(&lock);
+	return len;
+}
+
+static const struct file_operations table_fops = {
+	.read	= table_read,
+	.write	= table_write,
+	.open	= simple_open,
+	.llseek	= default_llseek,
+};
+
+int table_init(struct dentry *root)
+{
+	debugfs_create_file("table", 0600, root, NULL, &table_fops);
+	return 0;
+}
+
+void table_exit(void)
+{
+	forget();
+}
