@@ -2,6 +2,7 @@
 //! `gdr`: what runs in the guest, against two RDMA devices, the stand-in GPU and a peermem module.
 
 mod arena;
+mod bench;
 mod cases;
 mod child;
 mod counters;
@@ -76,6 +77,8 @@ enum Verb {
         #[arg(long)]
         host_memory: bool,
     },
+    /// Measure what the module costs, one line of JSON for each thing measured
+    Bench(bench::Options),
     /// Run epochs of a stress run, results in KTAP
     Stress(stress::Options),
     /// Run the hazards whose name begins with one of NAMES, results in KTAP; may end with the machine
@@ -143,6 +146,7 @@ fn run(arguments: &Arguments) -> Result<bool> {
             }
             ktap::run(&cases, &setup(*host_memory))
         }
+        Verb::Bench(options) => bench::run(options, &setup(false)).map(|()| true),
         Verb::Stress(options) => stress::run(options, &setup(false)),
         Verb::Hazards { names } => cases::hazards::run(names, &setup(false)),
         Verb::Loading => Ok(cases::loading::run(&setup(false))),

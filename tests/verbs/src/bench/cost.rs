@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What it costs to register memory and to deregister it: functions, kernel memory, and what the HCA gets.
+
+use std::time::Instant;
+
+use anyhow::ensure;
+use anyhow::Result;
+use serde::Serialize;
+
+use super::pgsz;
+use super::pgsz::Form;
+use super::probe;
+use super::probe::Costs;
+use super::probe::Mapped;
+use super::probe::Reading;
+use super::probe::Watch;
+use super::say;
+use super::Line;
+use crate::cases::register::allocate_aligned;
+use crate::cases::register::peer_region;
+use crate::counters::Counters;
+use crate::gpu::GRANULE;
+use crate::knobs::Parameter;
+use crate::lab::Lab;
+use crate::rdma::full_access;
+use crate::sys::Span;
+
+/// What was registered.
+#[derive(Debug, Clone, Serialize)]
+struct What {
+    layout: String,
+    bytes: u64,
+}
+
+/// One registration's life.
+#[derive(Debug, Serialize)]
+pub(super) struct Registration {
+    #[serde(flatten)]
+    what: What,
+    register: Costs,
+    deregister: Costs,
+    /// Provider calls that succeeded.
+    pins: u64,
+    unpins: u64,
+    maps: u64,
+    unmaps: u64,
+    /// Scatter-list entries that the RDMA device was given.
+    entries: u64,
+    /// As the application sees it.
+    reg_mr_ns: u64,
+    dereg_mr_ns: u64,
+}
+
+/// Kernel memory of the module's own, in bytes.
+#[derive(Debug, Serialize)]
+pub(super) struct Memory {
+    #[serde(flatten)]
+    what: What,
+    /// While it is registered.
+    held: u64,
+    /// The most that there was at once.
+    peak: u64,
+}
+
+/// What the HCA gets of the table.
+#[derive(Debug, Serialize)]
+pub(super) struct Table {
+    #[serde(flatten)]
+    what: What,
+    entries: usize,
+    old_page: u64,
+    old_pages: u64,
+    new_page: u64,
+    new_pages: u64,
+}
+
+/// Registrations of more than this are measured once, and not tried before.
+const MANY: u64 = 1 << 30;
+
+/// Measures registrations of `bytes` that lie as `layout` says, and prints.
+pub(super) fn measure(lab: &Lab, layout: &str, bytes: u64, repeats: u32) -> Result<()> {
+    let _layout = Parameter::set("nvidia", "layout", layout)?;
+    let memory = allocate_aligned(lab, bytes, bytes.next_power_of_two().max(GRANULE))?;
+    let span = memory.span(0, usize::try_from(bytes)?)?;
+    let what = What {
+        layout: layout.to_owned(),
+        bytes,
+    };
+    let repeats = if bytes > MANY { 1 } else { repeats };
+    if bytes <= MANY {
+        // The allocators have what it takes, then.
+        drop(lab.near.register(span, full_access())?);
+    }
+    for _ in 0..repeats {
+        say(&Line::Registration(registration(lab, span, what.clone())?))?;
+    }
+    let (memory, table) = memory_and_table(lab, span, what)?;
+    say(&Line::Memory(memory))?;
+    say(&Line::Table(table))
+}
+
+fn registration(lab: &Lab, span: Span, what: What) -> Result<Registration> {
+    let before = Counters::read()?;
+    probe::reset()?;
+    let begin = Instant::now();
+    let region = lab.near.register(span, full_access())?;
+    let reg_mr = begin.elapsed();
+    let register = Reading::take()?.costs()?;
+    let entries = peer_region(&lab.near, &region)?.entries;
+    probe::reset()?;
+    let begin = Instant::now();
+    drop(region);
+    let dereg_mr = begin.elapsed();
+    let deregister = Reading::take()?.costs()?;
+    let activity = Counters::read()?.activity(&before)?;
+    Ok(Registration {
+        what,
+        register,
+        deregister,
+        pins: activity.pins,
+        unpins: activity.unpins,
+        maps: activity.maps,
+        unmaps: activity.unmaps,
+        entries,
+        reg_mr_ns: u64::try_from(reg_mr.as_nanos())?,
+        dereg_mr_ns: u64::try_from(dereg_mr.as_nanos())?,
+    })
+}
+
+/// By a registration that is watched, and so not timed.
+fn memory_and_table(lab: &Lab, span: Span, what: What) -> Result<(Memory, Table)> {
+    probe::take_tables(true)?;
+    let watch = Watch::begin()?;
+    let region = lab.near.register(span, full_access())?;
+    let registered = watch.read()?;
+    drop(region);
+    let left = watch.read()?.held;
+    drop(watch);
+    let mapped = Mapped::take()?;
+    probe::take_tables(false)?;
+    ensure!(
+        left == 0,
+        "{left} bytes are held after the deregistration: not all that is freed is seen"
+    );
+    ensure!(
+        (mapped.address, mapped.len) == (span.addr(), span.len()),
+        "the table is another registration's"
+    );
+    let memory = Memory {
+        what: what.clone(),
+        held: registered.held,
+        peak: registered.peak,
+    };
+    Ok((memory, table_of(&mapped, what)?))
+}
+
+fn table_of(mapped: &Mapped, what: What) -> Result<Table> {
+    let best = |form| {
+        pgsz::best(
+            form,
+            &mapped.entries,
+            mapped.address,
+            mapped.len,
+            pgsz::OFFERED,
+        )
+        .unwrap_or(0)
+    };
+    let (old_page, new_page) = (best(Form::Old), best(Form::New));
+    ensure!(
+        new_page == mapped.kernel_page,
+        "a page of {new_page:#x} bytes here, and of {:#x} by the kernel's own function",
+        mapped.kernel_page
+    );
+    let pages = |page| match page {
+        0 => 0,
+        _ => pgsz::pages(mapped.address, mapped.len, page).unwrap_or(0),
+    };
+    Ok(Table {
+        what,
+        entries: mapped.entries.len(),
+        old_page,
+        old_pages: pages(old_page),
+        new_page,
+        new_pages: pages(new_page),
+    })
+}

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What `tests/bench` measures around the functions of the module under test.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+use serde::Serialize;
+
+const CALLS: &str = "/sys/kernel/debug/bench/calls";
+const MEMORY: &str = "/sys/kernel/debug/bench/memory";
+const TABLE: &str = "/sys/kernel/debug/bench/table";
+
+/// Calls of the provider's by kind, in the order in which they are told.
+const KINDS: usize = 5;
+
+/// Calls, and the cycles that all of them took.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Calls {
+    calls: u64,
+    cycles: u64,
+}
+
+/// One function's sums.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+struct Function {
+    all: Calls,
+    provider: [Calls; KINDS],
+}
+
+impl Function {
+    fn provider_cycles(&self) -> u64 {
+        self.provider.iter().map(|kind| kind.cycles).sum()
+    }
+
+    fn provider_calls(&self) -> u64 {
+        self.provider.iter().map(|kind| kind.calls).sum()
+    }
+}
+
+/// What measuring itself adds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(super) struct Calibration {
+    /// To a function of the module's.
+    pub(super) function: i64,
+    /// To the module's part, by a call of the provider's.
+    pub(super) provider_call: i64,
+}
+
+/// What calls of one of the module's functions cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(super) struct Cost {
+    pub(super) calls: u64,
+    /// The module's part, and what it calls of the kernel, without the provider and without what measuring adds.
+    pub(super) own: i64,
+    /// The stand-in's part.
+    pub(super) provider: u64,
+    /// Calls of the provider's.
+    pub(super) pins: u64,
+    pub(super) unpins: u64,
+    pub(super) maps: u64,
+    pub(super) unmaps: u64,
+}
+
+/// By function.
+pub(super) type Costs = BTreeMap<String, Cost>;
+
+/// One reading of the sums since the last [`reset`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Reading(BTreeMap<String, Function>);
+
+/// The functions of which the sums are not of the module's.
+const FIXED: [&str; 2] = ["empty", "provider"];
+
+pub(super) fn reset() -> Result<()> {
+    fs::write(CALLS, "0").context(CALLS)
+}
+
+impl Reading {
+    pub(super) fn take() -> Result<Self> {
+        Self::parse(&fs::read_to_string(CALLS).context(CALLS)?)
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        let mut lines = text.lines();
+        let clients = lines
+            .next()
+            .and_then(|line| line.strip_prefix("clients "))
+            .context("no number of clients")?;
+        ensure!(
+            clients != "0",
+            "no client of a peer-memory module is measured"
+        );
+        let mut functions = BTreeMap::new();
+        for line in lines {
+            let (name, numbers) = line.split_once(' ').context("a line without numbers")?;
+            let numbers = numbers
+                .split(' ')
+                .map(str::parse)
+                .collect::<Result<Vec<u64>, _>>()
+                .with_context(|| format!("{line:?}"))?;
+            let mut pairs = numbers.chunks_exact(2).map(|pair| Calls {
+                calls: pair[0],
+                cycles: pair[1],
+            });
+            let mut function = Function {
+                all: pairs.next().with_context(|| format!("{line:?}"))?,
+                ..Function::default()
+            };
+            for kind in &mut function.provider {
+                *kind = pairs.next().with_context(|| format!("{line:?}"))?;
+            }
+            functions.insert(name.to_owned(), function);
+        }
+        Ok(Self(functions))
+    }
+
+    fn get(&self, name: &str) -> Result<&Function> {
+        self.0.get(name).with_context(|| format!("no {name}"))
+    }
+
+    pub(super) fn calibration(&self) -> Result<Calibration> {
+        let each = |function: &Function| -> Result<i64> {
+            let own = function.all.cycles.checked_sub(function.provider_cycles());
+            let own = own.context("the provider took longer than its caller")?;
+            let mean = own.checked_div(function.all.calls).context("no calls")?;
+            Ok(i64::try_from(mean)?)
+        };
+        let function = each(self.get("empty")?)?;
+        Ok(Calibration {
+            function,
+            provider_call: each(self.get("provider")?)? - function,
+        })
+    }
+
+    /// What the module's functions cost.
+    pub(super) fn costs(&self) -> Result<Costs> {
+        let calibration = self.calibration()?;
+        let mut costs = Costs::new();
+        for (name, function) in &self.0 {
+            if FIXED.contains(&name.as_str()) {
+                continue;
+            }
+            let signed = |value: u64| i64::try_from(value);
+            let provider = function.provider_cycles();
+            let [pin, unpin, map, unmap, _] = function.provider;
+            costs.insert(
+                name.clone(),
+                Cost {
+                    calls: function.all.calls,
+                    own: signed(function.all.cycles)?
+                        - signed(provider)?
+                        - signed(function.all.calls)? * calibration.function
+                        - signed(function.provider_calls())? * calibration.provider_call,
+                    provider,
+                    pins: pin.calls,
+                    unpins: unpin.calls,
+                    maps: map.calls,
+                    unmaps: unmap.calls,
+                },
+            );
+        }
+        Ok(costs)
+    }
+}
+
+/// Kernel memory that the module's functions took while this exists.
+pub(super) struct Watch(());
+
+/// One reading of it, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Held {
+    pub(super) held: u64,
+    pub(super) peak: u64,
+}
+
+impl Watch {
+    pub(super) fn begin() -> Result<Self> {
+        fs::write(MEMORY, "1").context(MEMORY)?;
+        Ok(Self(()))
+    }
+
+    pub(super) fn read(&self) -> Result<Held> {
+        Held::parse(&fs::read_to_string(MEMORY).context(MEMORY)?)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // It goes with the module at the latest.
+        let _ = fs::write(MEMORY, "0");
+    }
+}
+
+impl Held {
+    fn parse(text: &str) -> Result<Self> {
+        let field = |name: &str| -> Result<u64> {
+            text.split_whitespace()
+                .filter_map(|field| field.split_once('='))
+                .find(|(found, _)| *found == name)
+                .with_context(|| format!("no {name} in {text:?}"))?
+                .1
+                .parse()
+                .with_context(|| format!("{text:?}"))
+        };
+        let lost = field("lost")?;
+        ensure!(lost == 0, "{lost} allocations are not accounted for");
+        Ok(Self {
+            held: field("held")?,
+            peak: field("peak")?,
+        })
+    }
+}
+
+/// A scatter list as ib_core was given it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Mapped {
+    pub(super) address: u64,
+    pub(super) len: u64,
+    /// What the kernel's own `ib_umem_find_best_pgsz` says, 0 for none.
+    pub(super) kernel_page: u64,
+    /// DMA address and length of each entry.
+    pub(super) entries: Vec<(u64, u64)>,
+}
+
+/// Takes the tables of registrations that begin from now on, or no more.
+pub(super) fn take_tables(on: bool) -> Result<()> {
+    fs::write(TABLE, if on { "1" } else { "0" }).context(TABLE)
+}
+
+impl Mapped {
+    /// The last one.
+    pub(super) fn take() -> Result<Self> {
+        Self::parse(&fs::read(TABLE).context(TABLE)?)
+    }
+
+    fn parse(bytes: &[u8]) -> Result<Self> {
+        let mut words = bytes
+            .chunks_exact(8)
+            .map(|word| word.iter().rev().fold(0, |sum, &b| sum << 8 | u64::from(b)));
+        let mut next = || words.next().context("the table is cut short");
+        let (address, len, kernel_page, count) = (next()?, next()?, next()?, next()?);
+        let mut entries = Vec::new();
+        for _ in 0..count {
+            entries.push((next()?, next()?));
+        }
+        Ok(Self {
+            address,
+            len,
+            kernel_page,
+            entries,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "clients 1\n\
+        acquire 1 1000 1 600 0 0 0 0 0 0 0 0\n\
+        dma_map 2 500 0 0 0 0 2 100 0 0 0 0\n\
+        empty 10 200 0 0 0 0 0 0 0 0 0 0\n\
+        provider 10 700 0 0 0 0 0 0 0 0 10 100\n";
+
+    #[test]
+    fn the_provider_and_the_clock_are_not_the_modules() {
+        let reading = Reading::parse(TEXT).expect("a reading");
+        assert_eq!(
+            reading.calibration().expect("calls"),
+            Calibration {
+                function: 20,
+                provider_call: 40
+            }
+        );
+        let costs = reading.costs().expect("costs");
+        assert_eq!(costs.len(), 2);
+        assert_eq!(costs["acquire"].own, 1000 - 600 - 20 - 40);
+        assert_eq!((costs["acquire"].pins, costs["acquire"].maps), (1, 0));
+        assert_eq!(costs["dma_map"].own, 500 - 100 - 2 * 20 - 2 * 40);
+    }
+
+    #[test]
+    fn what_cannot_be_right_is_refused() {
+        assert!(Reading::parse("").is_err());
+        assert!(Reading::parse(&TEXT.replace("clients 1", "clients 0")).is_err());
+        assert!(Reading::parse(&TEXT.replace(" 1000 ", " x ")).is_err());
+        assert!(Held::parse("held=1 peak=2 objects=1 lost=1").is_err());
+        assert!(Held::parse("held=1 objects=1 lost=0").is_err());
+        let held = Held::parse("held=1 peak=2 objects=1 lost=0\n").expect("bytes");
+        assert_eq!((held.held, held.peak), (1, 2));
+    }
+
+    #[test]
+    fn tables() {
+        let mut bytes = Vec::new();
+        for word in [0x1000_u64, 8192, 4096, 1, 0xfe_0000_0000, 8192] {
+            bytes.extend(word.to_le_bytes());
+        }
+        let mapped = Mapped::parse(&bytes).expect("a table");
+        assert_eq!(mapped.entries, [(0xfe_0000_0000, 8192)]);
+        assert_eq!((mapped.len, mapped.kernel_page), (8192, 4096));
+        assert!(Mapped::parse(&bytes[..40]).is_err());
+        assert!(Mapped::parse(&[]).is_err());
+    }
+}

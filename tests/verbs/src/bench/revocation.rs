@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! How long it takes until memory that is freed is registered no more.
+
+use std::time::Instant;
+
+use anyhow::ensure;
+use anyhow::Result;
+use serde::Serialize;
+
+use super::say;
+use super::Line;
+use crate::counters;
+use crate::counters::Counters;
+use crate::gpu::GRANULE;
+use crate::gpu::PAGE;
+use crate::lab::Lab;
+use crate::rdma::full_access;
+
+/// A free that ended regions.
+#[derive(Debug, Serialize)]
+pub(super) struct Revocation {
+    regions: usize,
+    /// From the call that frees to its return, by when the last region is dead, on the machine's clock.
+    free_ns: u64,
+}
+
+/// Measures with each number of regions over one page of one allocation, and prints.
+pub(super) fn measure(lab: &Lab, numbers: &[usize], repeats: u32) -> Result<()> {
+    for &regions in numbers {
+        for _ in 0..repeats {
+            let free_ns = free(lab, regions)?;
+            say(&Line::Revocation(Revocation { regions, free_ns }))?;
+        }
+    }
+    Ok(())
+}
+
+fn free(lab: &Lab, number: usize) -> Result<u64> {
+    let mut memory = lab.allocate_gpu(usize::try_from(GRANULE)?)?;
+    let span = memory.span(0, usize::try_from(PAGE)?)?;
+    let mut regions = Vec::with_capacity(number);
+    for _ in 0..number {
+        regions.push(lab.near.register(span, full_access())?);
+    }
+    let before = Counters::read()?;
+    let begin = Instant::now();
+    memory.free()?;
+    let elapsed = begin.elapsed();
+    let callbacks = Counters::read()?.activity(&before)?.callbacks;
+    ensure!(
+        usize::try_from(callbacks)? == number,
+        "{callbacks} callbacks for {number} regions"
+    );
+    let alive = counters::peer_regions(lab.near.name())?
+        .iter()
+        .filter(|region| region.state == "valid")
+        .count();
+    ensure!(alive == 0, "{alive} of {number} regions live on");
+    drop(regions);
+    Ok(u64::try_from(elapsed.as_nanos())?)
+}
