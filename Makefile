@@ -25,15 +25,16 @@ LOOK = scripts/check KVER='$(KVER)' KDIR='$(KDIR)' $(MAKEOVERRIDES)
 # CHECK=no: `make module` goes on whatever is missing.
 CHECK ?=
 
-# Of `make vm`, `make test` and `make mutants`.
+# Of `make vm`, `make test`, `make mutants` and `make bench`.
 VM ?=
 TEST ?=
 MUTANT ?=
+BENCH ?=
 # As it was typed: its dollars are the shell's.
 override export CMD := $(value CMD)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all stress hazards mutants debian kunit vm setup kernel modules lint check module compile install uninstall deb clean
+.PHONY: help demo test test-all stress hazards bench mutants debian kunit vm setup kernel modules lint check module compile install uninstall deb clean
 
 help: ## Says what there is to make
 	@echo 'peermem-rs: nvidia-peermem in Rust. Nothing below needs a GPU or an RDMA card, but module and (un)install.'
@@ -60,6 +61,9 @@ kunit: ## The module's KUnit tests alone
 
 hazards: ## Runs the schedules of all known hazards and writes docs/hazards.md
 	@$(RIG) hazards
+
+bench: ## Measures this module and NVIDIA's beside each other and writes docs/performance.md; BENCH=--quick for less
+	@$(RIG) bench $(BENCH)
 
 mutants: ## Takes each rule out of the module and sees that a test notices; MUTANT='words' chooses
 	@$(RIG) mutants $(MUTANT)

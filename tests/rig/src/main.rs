@@ -2,6 +2,7 @@
 //! `rig`: the test rig's one program. It makes what the tests need, boots virtual machines, and runs the tests in them.
 
 mod apt;
+mod bench;
 mod cpio;
 mod debian;
 mod detectors;
@@ -73,6 +74,8 @@ enum Action {
     Demo,
     /// Runs the schedules of all known hazards and writes docs/hazards.md
     Hazards,
+    /// What both modules cost, side by side; writes docs/performance.md. Status 1 where a goal is missed
+    Bench(bench::Selection),
     /// Makes the Debian package of the module's source, in build/deb
     Deb,
     /// Looks at the form of the code
@@ -102,6 +105,7 @@ fn act(action: Action) -> Result<i32> {
         Action::Mutants(selection) => mutants::run(&paths, &selection),
         Action::Demo => test::demo(&paths),
         Action::Hazards => hazards::write(&paths),
+        Action::Bench(selection) => bench::run(&paths, &selection),
         Action::Deb => setup::deb(&paths),
         Action::Lint => test::lint(&paths),
     }

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What the module is to reach, and whether it does.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::record::Figure;
+use super::record::Row;
+use super::record::What;
+use super::table;
+
+const GIB: u64 = 1 << 30;
+
+/// Prices of a V100's provider, in nanoseconds, as gdrcopy's users have published them (69.6 and 37.8 µs for 64 KiB; what a pin
+/// of more takes longer is extrapolated). There is none for `dma_map_pages`: it is given 0, and both modules call it as often.
+const PIN: f64 = 70_000.0;
+const UNPIN: f64 = 38_000.0;
+const PIN_OF_A_GIB: f64 = 3_000_000.0;
+
+/// What so many calls cost, in nanoseconds.
+fn price(pins: u64, unpins: u64, bytes: u64) -> f64 {
+    let gibs = bytes as f64 / GIB as f64;
+    pins as f64 * (PIN + PIN_OF_A_GIB * gibs) + unpins as f64 * UNPIN
+}
+
+/// Own and provider's cost of a registration's life, in nanoseconds; an instruction is given one.
+pub(super) fn whole(what: &What, row: &Row) -> f64 {
+    row.own.median + price(row.pins, row.unpins, what.bytes)
+}
+
+/// The same, where the stand-in's mapping and unmapping are paid for by their instructions.
+pub(super) fn whole_with_mapping(what: &What, row: &Row) -> f64 {
+    whole(what, row) + row.standin_mapping.median
+}
+
+/// How long a registration holds ib_core's mutex, in nanoseconds.
+pub(super) fn mutex(what: &What, row: &Row) -> f64 {
+    row.mutex.median + price(row.mutex_pins, row.mutex_unpins, what.bytes)
+}
+
+/// Both modules' rows of the same registrations.
+pub(super) type Pairs<'a> = Vec<(&'a What, &'a Row, &'a Row)>;
+
+pub(super) fn pairs<'a>(
+    ours: &'a BTreeMap<What, Row>,
+    theirs: &'a BTreeMap<What, Row>,
+) -> Pairs<'a> {
+    ours.iter()
+        .filter_map(|(what, row)| Some((what, row, theirs.get(what)?)))
+        .collect()
+}
+
+/// A goal, and the worst that was measured.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Goal {
+    pub(super) name: &'static str,
+    pub(super) limit: f64,
+    /// Ours in parts of NVIDIA's; None where it was not measured.
+    pub(super) worst: Option<f64>,
+    /// Where that was.
+    pub(super) at: Option<String>,
+}
+
+impl Goal {
+    pub(super) fn is_met(&self) -> Option<bool> {
+        self.worst.map(|worst| worst <= self.limit)
+    }
+}
+
+const FRAGMENTED: &str = "64k";
+const CONTIGUOUS: &str = "contiguous";
+
+fn goal(
+    name: &'static str,
+    limit: f64,
+    pairs: &Pairs<'_>,
+    of: impl Fn(&What) -> bool,
+    take: impl Fn(&What, &Row) -> f64,
+) -> Goal {
+    let worst = pairs
+        .iter()
+        .filter(|(what, _, _)| of(what))
+        .map(|(what, ours, theirs)| (take(what, ours) / take(what, theirs), *what))
+        .max_by(|(one, _), (other, _)| one.total_cmp(other));
+    Goal {
+        name,
+        limit,
+        worst: worst.map(|(ratio, _)| ratio),
+        at: worst.map(|(_, what)| format!("{}, {}", table::size(what.bytes), table::layout(what))),
+    }
+}
+
+/// Revocation: as fast as NVIDIA's, and no slower for each of many regions than for each of some.
+pub(super) fn of_revocations(
+    ours: &BTreeMap<u64, Figure>,
+    theirs: &BTreeMap<u64, Figure>,
+) -> Vec<Goal> {
+    let worst = |ratios: Vec<(f64, u64)>| {
+        ratios
+            .into_iter()
+            .max_by(|(one, _), (other, _)| one.total_cmp(other))
+    };
+    let against = worst(
+        ours.iter()
+            .filter_map(|(regions, figure)| {
+                Some((figure.median / theirs.get(regions)?.median, *regions))
+            })
+            .collect(),
+    );
+    let each = |regions: u64| Some(ours.get(&regions)?.median / regions as f64);
+    let linear = worst(
+        ours.keys()
+            .filter(|&&regions| regions > SOME)
+            .filter_map(|&regions| Some((each(regions)? / each(SOME)?, regions)))
+            .collect(),
+    );
+    [("revocation", 1.0, against), (LINEAR, 1.1, linear)]
+        .into_iter()
+        .map(|(name, limit, worst)| Goal {
+            name,
+            limit,
+            worst: worst.map(|(ratio, _)| ratio),
+            at: worst.map(|(_, regions)| format!("{} regions", table::grouped(regions as f64))),
+        })
+        .collect()
+}
+
+/// Regions on one allocation of which each has its share of what is there once.
+const SOME: u64 = 100;
+
+/// Not a comparison with NVIDIA's.
+const LINEAR: &str = "revocation of one region, of many against 100";
+
+/// All goals that a registration's figures decide.
+pub(super) fn of_registrations(pairs: &Pairs<'_>) -> Vec<Goal> {
+    let own = |_: &What, row: &Row| row.own.median;
+    let is = |layout: &'static str, bytes: u64| {
+        move |what: &What| what.layout == layout && what.bytes == bytes
+    };
+    vec![
+        goal("pins", 0.5, pairs, |_| true, |_, row| row.pins as f64),
+        goal("unpins", 0.5, pairs, |_| true, |_, row| row.unpins as f64),
+        goal("whole cost, V100 prices", 0.55, pairs, |_| true, whole),
+        goal(
+            "own cost, 64 KiB",
+            1.0,
+            pairs,
+            |what| what.bytes == 64 << 10,
+            own,
+        ),
+        goal(
+            "own cost, 1 GiB contiguous",
+            0.3,
+            pairs,
+            is(CONTIGUOUS, GIB),
+            own,
+        ),
+        goal(
+            "own cost, fully fragmented",
+            1.0,
+            pairs,
+            |what| what.layout == FRAGMENTED,
+            own,
+        ),
+        goal(
+            "own kernel memory, contiguous, 1 GiB and more",
+            0.01,
+            pairs,
+            |what| what.layout == CONTIGUOUS && what.bytes >= GIB,
+            |_, row| row.held as f64,
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::record;
+    use super::*;
+
+    #[test]
+    fn goals_are_compared_with_the_worst() {
+        let ours = record::rows(&record::tests::lines(1, 100)).expect("rows");
+        let theirs = record::rows(&record::tests::lines(2, 200)).expect("rows");
+        let goals = of_registrations(&pairs(&ours, &theirs));
+        let found = |name: &str| {
+            goals
+                .iter()
+                .find(|goal| goal.name.starts_with(name))
+                .map(|goal| (goal.worst, goal.is_met()))
+        };
+        assert_eq!(found("pins"), Some((Some(0.5), Some(true))));
+        let own = 301.0 / 601.0;
+        assert_eq!(found("own cost, 64"), Some((Some(own), Some(true))));
+        assert_eq!(found("own cost, 1 GiB"), Some((Some(own), Some(false))));
+        assert_eq!(found("own kernel"), Some((Some(0.5), Some(false))));
+        assert_eq!(goals[2].at.as_deref(), Some("64 KiB, contiguous"));
+        let goals = of_registrations(&Vec::new());
+        assert!(goals.iter().all(|goal| goal.is_met().is_none()));
+    }
+
+    #[test]
+    fn revocations_are_linear_or_not() {
+        let figures = |of: &[(u64, f64)]| -> BTreeMap<u64, Figure> {
+            of.iter()
+                .map(|&(regions, time)| (regions, Figure::of(vec![time]).expect("a sample")))
+                .collect()
+        };
+        let ours = figures(&[(1, 50.0), (100, 1000.0), (1000, 20_000.0)]);
+        let theirs = figures(&[(1, 100.0), (100, 1000.0), (1000, 20_000.0)]);
+        let goals = of_revocations(&ours, &theirs);
+        assert_eq!((goals[0].worst, goals[0].is_met()), (Some(1.0), Some(true)));
+        assert_eq!(
+            (goals[1].worst, goals[1].is_met()),
+            (Some(2.0), Some(false))
+        );
+        assert_eq!(goals[1].at.as_deref(), Some("1,000 regions"));
+        let none = of_revocations(&BTreeMap::new(), &theirs);
+        assert!(none.iter().all(|goal| goal.is_met().is_none()));
+    }
+
+    #[test]
+    fn prices() {
+        assert_eq!(price(1, 1, 0), 108_000.0);
+        assert_eq!(price(2, 2, GIB), 2.0 * 3_108_000.0);
+    }
+}
