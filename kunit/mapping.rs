@@ -141,9 +141,13 @@ mod tests {
     fn nents_is_orig_nents_and_what_dma_map_says() -> Result {
         both(|can_lose| {
             with(|world| world.table.address = |page| BAR + (page + page / 3) * KIB_64);
-            for count in [1, 2, 127, 128, 129, 1000, 5000] {
+            for count in [
+                1, 2, 31, 32, 33, 64, 127, 128, 129, 159, 160, 254, 255, 256, 1000, 5000,
+            ] {
                 let umem = get(range(can_lose, pages(count * 3))).map_err(|_| EIO)?;
                 same!(umem.entries().len() as u64, count);
+                let want = (0..count).map(|entry| BAR + DMA_OFFSET + 4 * entry * KIB_64);
+                check!(umem.entries().iter().map(|entry| entry.addr).eq(want));
                 umem.release();
             }
             Ok(())
@@ -315,21 +319,23 @@ mod tests {
         })
     }
 
-    /// A table of more than 128 entries, whose second chunk cannot be allocated.
+    /// A table of more than 256 entries: of its three chunks each, and the last one cut to its length.
     #[test]
     fn a_scatter_list_that_cannot_be_allocated_leaves_nothing_mapped() -> Result {
         both(|can_lose| {
             with(|world| world.table.address = |page| BAR + 2 * page * KIB_64);
-            fail_once(Call::SgAlloc, ENOMEM.to_errno())?;
-            let failed = failure(range(can_lose, pages(300)));
-            same!(failed, Some(Failed::DmaMap(ENOMEM.to_errno())));
-            let log = log();
-            let at = |event| log.iter().rposition(|have| *have == event);
-            // Undone by the step that failed.
-            let unmapped = at(if can_lose { BarUnmap } else { Unmap });
-            check!(unmapped.is_some() && unmapped < at(PutPages));
-            nothing_mapped();
-            same!(pins(), 0);
+            for nth in 1..=4 {
+                fail(Call::SgAlloc, nth, 1, ENOMEM.to_errno())?;
+                let failed = failure(range(can_lose, pages(300)));
+                same!(failed, Some(Failed::DmaMap(ENOMEM.to_errno())));
+                let log = log();
+                let at = |event| log.iter().rposition(|have| *have == event);
+                // Undone by the step that failed.
+                let unmapped = at(if can_lose { BarUnmap } else { Unmap });
+                check!(unmapped.is_some() && unmapped < at(PutPages));
+                nothing_mapped();
+                same!(pins(), 0);
+            }
             get(range(can_lose, pages(300))).map_err(|_| EIO)?.release();
             Ok(())
         })

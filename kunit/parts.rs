@@ -9,8 +9,8 @@ use kernel::prelude::*;
 mod tests {
     use kernel::prelude::*;
 
-    use crate::extents::entries;
-    use crate::extents::page_runs;
+    use crate::extents;
+    use crate::extents::Cut;
     use crate::extents::PageSize;
     use crate::extents::Run;
     use crate::extents::Span;
@@ -65,8 +65,10 @@ mod tests {
         test(|| {
             let page = PageSize::KIB_64;
             for (gib, want) in [(1u64, 1), (4, 2), (80, 40)] {
-                let runs = page_runs(pages((gib << 30) / KIB_64, u64::MAX), page);
-                same!(entries(runs, 0x7f00_0000_0000, page, 1 << 31).count(), want);
+                let pages = extents::pages(pages((gib << 30) / KIB_64, u64::MAX), page);
+                let mut count = 0;
+                Cut::new(0x7f00_0000_0000, page, 1 << 31).entries(pages, |_| count += 1);
+                same!(count, want);
             }
             Ok(())
         })
@@ -75,7 +77,9 @@ mod tests {
     #[test]
     fn an_empty_table_is_refused() -> Result {
         test(|| {
-            check!(Table::build(core::iter::empty()).is_err());
+            check!(
+                Table::build(core::iter::empty(), Cut::new(0, PageSize::KIB_64, 1 << 31)).is_err()
+            );
             Ok(())
         })
     }
@@ -85,8 +89,8 @@ mod tests {
     fn a_table_that_could_not_be_allocated_is_not_looked_at() -> Result {
         test(|| {
             fail_once(Call::SgAlloc, ENOMEM.to_errno())?;
-            let runs = page_runs(pages(300, 1), PageSize::KIB_64);
-            let table = Table::build(entries(runs, 0, PageSize::KIB_64, 1 << 31));
+            let pages = extents::pages(pages(300, 1), PageSize::KIB_64);
+            let table = Table::build(pages, Cut::new(0, PageSize::KIB_64, 1 << 31));
             same!(table.err(), Some(Refusal::NoMemory));
             Ok(())
         })

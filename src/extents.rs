@@ -130,54 +130,47 @@ pub(crate) struct Run {
     pub(crate) len: u64,
 }
 
-/// The runs of the pages at `addrs`, each of which stands for one `page`.
-pub(crate) fn page_runs(
-    addrs: impl Iterator<Item = u64> + Clone,
-    page: PageSize,
-) -> impl Iterator<Item = Run> + Clone {
-    join(addrs.map(move |addr| Run {
-        addr,
-        len: page.bytes(),
-    }))
+/// The pages at `addrs`, each of them a run of one `page`.
+pub(crate) fn pages(addrs: impl Iterator<Item = u64>, page: PageSize) -> impl Iterator<Item = Run> {
+    let len = page.bytes();
+    addrs.map(move |addr| Run { addr, len })
 }
 
-/// Joins runs that continue each other.
-pub(crate) fn join<I: Iterator<Item = Run> + Clone>(runs: I) -> impl Iterator<Item = Run> + Clone {
-    Join {
-        runs,
-        current: None,
+/// Joins runs that continue each other, and calls `each` with what comes of it: runs that are not empty.
+///
+/// A walk from the inside, as all that follow: one through iterators in iterators costs many times the
+/// instructions for each page.
+pub(crate) fn join(runs: impl Iterator<Item = Run>, mut each: impl FnMut(Run)) {
+    // The run under way: its first address, and the one behind it. None if they are the same. Behind the
+    // last address is the first.
+    let (mut start, mut end) = (0, 0);
+    runs.for_each(|run| {
+        if run.addr != end {
+            if start != end {
+                each(closed(start, end));
+            }
+            start = run.addr;
+            end = run.addr.wrapping_add(run.len);
+        } else {
+            end = end.wrapping_add(run.len);
+        }
+    });
+    if start != end {
+        each(closed(start, end));
     }
 }
 
-#[derive(Clone)]
-struct Join<I> {
-    runs: I,
-    current: Option<Run>,
-}
-
-impl<I: Iterator<Item = Run>> Iterator for Join<I> {
-    type Item = Run;
-
-    fn next(&mut self) -> Option<Run> {
-        let mut joined = self.current.take().or_else(|| self.runs.next())?;
-        for run in self.runs.by_ref() {
-            let total = joined.len.checked_add(run.len);
-            match total {
-                Some(len) if joined.addr.checked_add(joined.len) == Some(run.addr) => {
-                    joined.len = len;
-                }
-                _ => {
-                    self.current = Some(run);
-                    break;
-                }
-            }
-        }
-        Some(joined)
+/// The run from `start` to `end`, which may lie behind the last address.
+fn closed(start: u64, end: u64) -> Run {
+    Run {
+        addr: start,
+        len: end.wrapping_sub(start),
     }
 }
 
 /// One entry of a scatter list.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[repr(C)]
 pub(crate) struct Entry {
     /// DMA address.
     pub(crate) addr: u64,
@@ -185,60 +178,59 @@ pub(crate) struct Entry {
     pub(crate) len: u32,
 }
 
-/// Cuts `runs`, which back the virtual addresses from `va` on, into entries for a device that takes
-/// segments of at most `max_segment` bytes.
-///
-/// An entry ends at a multiple of a window: [`MAX_ENTRY`], or the largest power of two that the
-/// device takes where that is less. Borders at round virtual addresses leave the HCA the largest
-/// page size that there is. A window is never smaller than `page`, whatever the device says: ib_core
-/// trims the first entry by up to a page, and NVIDIA's module too hands out whole pages.
-pub(crate) fn entries<I: Iterator<Item = Run> + Clone>(
-    runs: I,
-    va: u64,
-    page: PageSize,
-    max_segment: u32,
-) -> impl Iterator<Item = Entry> + Clone {
-    let segment = match max_segment.checked_ilog2() {
-        Some(shift) => 1 << shift,
-        None => 0,
-    };
-    Entries {
-        runs,
-        va,
-        window: page.bytes().max(segment).min(MAX_ENTRY),
-        rest: Run { addr: 0, len: 0 },
+/// An entry of at most a window.
+fn entry(addr: u64, len: u64) -> Entry {
+    Entry {
+        addr,
+        // CAST: At most `MAX_ENTRY`.
+        len: len as u32,
     }
 }
 
-#[derive(Clone)]
-struct Entries<I> {
-    runs: I,
+/// How runs are cut into the entries of a scatter list.
+#[derive(Clone, Copy)]
+pub(crate) struct Cut {
+    /// The virtual address that the first run backs.
     va: u64,
     /// A power of two of at most [`MAX_ENTRY`].
     window: u64,
-    rest: Run,
 }
 
-impl<I: Iterator<Item = Run>> Iterator for Entries<I> {
-    type Item = Entry;
-
-    fn next(&mut self) -> Option<Entry> {
-        while self.rest.len == 0 {
-            self.rest = self.runs.next()?;
+impl Cut {
+    /// For runs that back the virtual addresses from `va` on, and a device that takes segments of at most
+    /// `max_segment` bytes.
+    ///
+    /// An entry ends at a multiple of a window: [`MAX_ENTRY`], or the largest power of two that the
+    /// device takes where that is less. Borders at round virtual addresses leave the HCA the largest
+    /// page size that there is. A window is never smaller than `page`, whatever the device says: ib_core
+    /// trims the first entry by up to a page, and NVIDIA's module too hands out whole pages.
+    pub(crate) fn new(va: u64, page: PageSize, max_segment: u32) -> Cut {
+        let segment = match max_segment.checked_ilog2() {
+            Some(shift) => 1 << shift,
+            None => 0,
+        };
+        Cut {
+            va,
+            window: page.bytes().max(segment).min(MAX_ENTRY),
         }
-        let to_border = self.window - (self.va & (self.window - 1));
-        let len = self.rest.len.min(to_border);
-        let entry = Entry {
-            addr: self.rest.addr,
-            // At most `MAX_ENTRY`, hence never `None`; ends the list rather than cut a length.
-            len: u32::try_from(len).ok()?,
-        };
-        // The address after the last run may be the end of the address space.
-        self.va = self.va.wrapping_add(len);
-        self.rest = Run {
-            addr: self.rest.addr.wrapping_add(len),
-            len: self.rest.len - len,
-        };
-        Some(entry)
+    }
+
+    /// Joins `runs`, and calls `each` with the entries for them.
+    pub(crate) fn entries(self, runs: impl Iterator<Item = Run>, mut each: impl FnMut(Entry)) {
+        // Bytes to the end of the window.
+        let mut left = self.window - (self.va & (self.window - 1));
+        join(runs, |mut run| {
+            while run.len > left {
+                each(entry(run.addr, left));
+                run.addr = run.addr.wrapping_add(left);
+                run.len -= left;
+                left = self.window;
+            }
+            each(entry(run.addr, run.len));
+            left -= run.len;
+            if left == 0 {
+                left = self.window;
+            }
+        });
     }
 }

@@ -196,13 +196,13 @@ struct Checked<'a> {
 }
 
 impl Checked<'_> {
-    /// Where the pages are, in physical addresses.
-    fn runs(&self) -> impl Iterator<Item = Run> + Clone + '_ {
+    /// Calls `each` with where the pages are, in physical addresses, joined.
+    fn runs(&self, each: impl FnMut(Run)) {
         let addrs = self.pages.iter().map(|page| {
             // SAFETY: The page is alive by the type invariant.
             unsafe { (**page).physical_address }
         });
-        extents::page_runs(addrs, self.page)
+        extents::join(extents::pages(addrs, self.page), each);
     }
 }
 
@@ -397,6 +397,9 @@ impl RevocablePin {
     }
 }
 
+/// So many runs are kept on the stack.
+const FEW: usize = 16;
+
 /// The page size of `table`, and where its pages are.
 fn copy(table: &Alive<'_, TablePtr>, span: Span) -> Result<(PageSize, KVVec<BarRun>), Refusal> {
     // SAFETY: The table lives until `free_callback` returns for it, and that call does not return
@@ -405,14 +408,32 @@ fn copy(table: &Alive<'_, TablePtr>, span: Span) -> Result<(PageSize, KVVec<BarR
     if checked.cacheable {
         return Err(Refusal::CpuCacheable);
     }
-    let mut runs =
-        KVVec::with_capacity(checked.runs().count(), GFP_KERNEL).map_err(|_| Refusal::NoMemory)?;
+    // Where they are few, one walk finds them.
+    let mut few = [Run { addr: 0, len: 0 }; FEW];
+    let mut count = 0;
+    checked.runs(|run| {
+        if let Some(place) = few.get_mut(count) {
+            *place = run;
+        }
+        count += 1;
+    });
+    let mut runs = KVVec::with_capacity(count, GFP_KERNEL).map_err(|_| Refusal::NoMemory)?;
     // Tables before 2.0 do not say what kind of memory they are for.
     let mut bars = BarFinder::default();
-    for run in checked.runs() {
-        runs.push_within_capacity(bars.find(run)?)
-            .map_err(|_| Refusal::NoMemory)?;
+    let mut result = Ok(());
+    let add = |run| {
+        if result.is_ok() {
+            result = bars.find(run).and_then(|run| {
+                runs.push_within_capacity(run)
+                    .map_err(|_| Refusal::NoMemory)
+            });
+        }
+    };
+    match few.get(..count) {
+        Some(few) => few.iter().copied().for_each(add),
+        None => checked.runs(add),
     }
+    result?;
     Ok((checked.page, runs))
 }
 

@@ -26,7 +26,7 @@ use core::ops::DerefMut;
 use super::account::Charge;
 use super::account::Ledger;
 use super::extents;
-use super::extents::Entry;
+use super::extents::Cut;
 use super::extents::PageSize;
 use super::extents::Run;
 use super::extents::Span;
@@ -85,8 +85,8 @@ pub(crate) trait Table: Sized + Send {
     /// What ib_core gets to see of it.
     type Lent;
 
-    /// Allocates exactly as many entries as `entries` has, and fills them.
-    fn build(entries: impl Iterator<Item = Entry> + Clone) -> Result<Self, Refusal>;
+    /// Allocates exactly as many entries as `cut` makes of `runs`, and fills them. There is at least one run.
+    fn build(runs: impl Iterator<Item = Run>, cut: Cut) -> Result<Self, Refusal>;
 
     /// A copy of the head for ib_core; the entries stay ours.
     fn lend(&self) -> Self::Lent;
@@ -124,12 +124,13 @@ struct Piece<E: Env> {
 }
 
 impl<E: Env> Piece<E> {
-    fn runs(&self) -> impl Iterator<Item = Run> + Clone + '_ {
+    /// The DMA addresses, a run for each page.
+    fn pages(&self) -> impl Iterator<Item = Run> + '_ {
         let addresses = self
             .mapping
             .iter()
             .flat_map(|m| m.addresses().iter().copied());
-        extents::page_runs(addresses, self.pin.page_size())
+        extents::pages(addresses, self.pin.page_size())
     }
 }
 
@@ -207,13 +208,8 @@ impl<E: Env> Region<E> {
         for piece in pieces.iter_mut() {
             piece.mapping = Some(piece.pin.map(device)?);
         }
-        let runs = extents::join(pieces.iter().flat_map(Piece::runs));
-        E::Table::build(extents::entries(
-            runs,
-            self.span.start(),
-            self.page,
-            device.max_segment(),
-        ))
+        let cut = Cut::new(self.span.start(), self.page, device.max_segment());
+        E::Table::build(pieces.iter().flat_map(Piece::pages), cut)
     }
 
     /// `dma_unmap`: undoes [`Region::map`]; the scatter list stays. May sleep.

@@ -52,7 +52,7 @@
 use core::ops::Deref;
 
 use super::account::Charge;
-use super::extents;
+use super::extents::Cut;
 use super::extents::PageSize;
 use super::extents::Run;
 use super::extents::Span;
@@ -229,13 +229,8 @@ impl<E: Env> Lease<E> {
                 return Err(Refusal::MappedTwice);
             }
             let mapping = E::BarMapping::map(device, state.pins.iter().flat_map(|pin| pin.runs()))?;
-            let runs = extents::join(mapping.runs().iter().copied());
-            let table = E::Table::build(extents::entries(
-                runs,
-                self.region.span.start(),
-                self.page,
-                device.max_segment(),
-            ))?;
+            let cut = Cut::new(self.region.span.start(), self.page, device.max_segment());
+            let table = E::Table::build(mapping.runs().iter().copied(), cut)?;
             state.mapping = Some(mapping);
             Ok(state.table.insert(table).lend())
         })

@@ -49,9 +49,29 @@ void peermem_gate_write_end(void);
 struct pci_dev *peermem_pci_dev_get(struct device *dev);
 unsigned int peermem_max_segment(struct pci_dev *pdev);
 
-int peermem_sg_alloc(struct sg_table *table, unsigned int entries);
-struct scatterlist *peermem_sg_fill(struct scatterlist *sg, u64 addr,
-				    unsigned int len);
+/* An entry of a scatter list that has no pages, only a DMA address. */
+struct peermem_entry {
+	u64 addr;
+	u32 len;
+};
+
+/*
+ * A scatter list that grows: whole chunks, linked as sg_alloc_table() links
+ * them. All zero before the first call; sg_free_table() takes @table at any
+ * time after.
+ */
+struct peermem_sg {
+	struct sg_table table;
+	/* The last chunk, how much of it is filled, and the one before it. */
+	struct scatterlist *chunk;
+	unsigned int used;
+	struct scatterlist *before;
+};
+
+int peermem_sg_append(struct peermem_sg *list,
+		      const struct peermem_entry *entries, unsigned int count);
+int peermem_sg_finish(struct peermem_sg *list,
+		      const struct peermem_entry *entries, unsigned int count);
 
 bool peermem_bar_of(u64 addr, u64 *start, u64 *len);
 bool peermem_has_struct_page(u64 addr, u64 len);

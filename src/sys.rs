@@ -14,6 +14,7 @@
 
 use core::marker::PhantomData;
 use core::mem::offset_of;
+use core::mem::MaybeUninit;
 use core::ops::Deref;
 use core::ops::DerefMut;
 use core::ptr;
@@ -41,6 +42,7 @@ use kernel::task::Task;
 use crate::account::Account;
 use crate::c;
 use crate::compat;
+use crate::extents::Cut;
 use crate::extents::Entry;
 use crate::extents::Run;
 use crate::record;
@@ -227,12 +229,21 @@ impl<T: Send + Unpin> revocable::Monitor<T> for Monitor<T> {
     }
 }
 
-/// [`KVVec`] as a [`region::List`]: it may become long.
-pub(crate) struct List<T>(KVVec<T>);
+/// A list that may become long, and mostly has one element, which then needs no memory of its own.
+pub(crate) enum List<T> {
+    Short(Option<T>),
+    Long(KVVec<T>),
+}
+
+impl<T> List<T> {
+    const fn new() -> Self {
+        List::Short(None)
+    }
+}
 
 impl<T> Default for List<T> {
     fn default() -> Self {
-        List(KVVec::new())
+        List::new()
     }
 }
 
@@ -240,27 +251,44 @@ impl<T> Deref for List<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        &self.0
+        match self {
+            List::Short(one) => one.as_slice(),
+            List::Long(all) => all,
+        }
     }
 }
 
 impl<T> DerefMut for List<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        &mut self.0
+        match self {
+            List::Short(one) => one.as_mut_slice(),
+            List::Long(all) => all,
+        }
     }
 }
 
 impl<T: Send> region::List<T> for List<T> {
     fn push(&mut self, value: T) -> Result<(), Refusal> {
-        self.0
-            .push(value, GFP_KERNEL)
-            .map_err(|_| Refusal::NoMemory)
+        match self {
+            List::Short(None) => *self = List::Short(Some(value)),
+            List::Short(one) => {
+                let mut all = KVVec::with_capacity(2, GFP_KERNEL).map_err(|_| Refusal::NoMemory)?;
+                // Room was made for both.
+                if let Some(first) = one.take() {
+                    let _ = all.push_within_capacity(first);
+                }
+                let _ = all.push_within_capacity(value);
+                *self = List::Long(all);
+            }
+            List::Long(all) => all.push(value, GFP_KERNEL).map_err(|_| Refusal::NoMemory)?,
+        }
+        Ok(())
     }
 }
 
 global_lock! {
     // SAFETY: Used only behind `USER_LIMIT`, which is set after its initialization.
-    unsafe(uninit) static ACCOUNTS: Mutex<List<Account<Kuid>>> = List(KVVec::new());
+    unsafe(uninit) static ACCOUNTS: Mutex<List<Account<Kuid>>> = List::new();
 }
 
 /// The limit in bytes, if there is one.
@@ -574,26 +602,79 @@ unsafe impl Send for Table {}
 /// The head of a [`Table`], for C code that reads its entries, or writes to them.
 pub(crate) struct LentTable(pub(crate) bindings::sg_table);
 
+/// How many entries are handed to C at once.
+const BATCH: usize = 32;
+
+// `peermem_sg_append()` reads one as the other.
+const _: () = {
+    assert!(size_of::<Entry>() == size_of::<c::peermem_entry>());
+    assert!(offset_of!(Entry, addr) == offset_of!(c::peermem_entry, addr));
+    assert!(offset_of!(Entry, len) == offset_of!(c::peermem_entry, len));
+};
+
+/// A [`Table`] that grows: nobody walks twice over the memory to count its entries first.
+struct Growing {
+    /// Its table is always one.
+    list: c::peermem_sg,
+    result: Result<(), Refusal>,
+    /// Of these the first `waiting` are entries that are not in the list yet.
+    batch: [MaybeUninit<Entry>; BATCH],
+    waiting: usize,
+}
+
+impl Growing {
+    fn new() -> Self {
+        Growing {
+            list: c::peermem_sg::default(),
+            result: Ok(()),
+            batch: [const { MaybeUninit::uninit() }; BATCH],
+            waiting: 0,
+        }
+    }
+
+    /// Adds an entry, or remembers why it could not. May sleep.
+    fn push(&mut self, entry: Entry) {
+        if let Some(place) = self.batch.get_mut(self.waiting) {
+            place.write(entry);
+            self.waiting += 1;
+        }
+        if self.waiting == BATCH {
+            self.flush(c::peermem_sg_append);
+        }
+    }
+
+    /// Not inlined, so that `push` is.
+    #[inline(never)]
+    fn flush(
+        &mut self,
+        add: unsafe extern "C" fn(*mut c::peermem_sg, *const c::peermem_entry, c_uint) -> c_int,
+    ) {
+        if self.result.is_ok() {
+            // CAST: At most `BATCH`.
+            let count = self.waiting as c_uint;
+            // SAFETY: So many are written, and read during the call alone.
+            if unsafe { add(&mut self.list, self.batch.as_ptr().cast(), count) } != 0 {
+                self.result = Err(Refusal::NoMemory);
+            }
+        }
+        self.waiting = 0;
+    }
+
+    fn finish(mut self) -> Result<Table, Refusal> {
+        self.flush(c::peermem_sg_finish);
+        // INVARIANT: Allocated by the C functions; whatever they did, `sg_free_table()` takes it.
+        let table = Table(self.list.table);
+        self.result.map(|()| table)
+    }
+}
+
 impl region::Table for Table {
     type Lent = LentTable;
 
-    fn build(entries: impl Iterator<Item = Entry> + Clone) -> Result<Self, Refusal> {
-        let count = u32::try_from(entries.clone().count()).map_err(|_| Refusal::NoMemory)?;
-        let mut table = bindings::sg_table::default();
-        // SAFETY: `table` is an empty table. On failure the function has freed what it allocated,
-        // and what it leaves in `table` is looked at by nobody.
-        if unsafe { c::peermem_sg_alloc(&mut table, count) } != 0 {
-            return Err(Refusal::NoMemory);
-        }
-        let mut sg = table.sgl;
-        // INVARIANT: Allocated above.
-        let table = Table(table);
-        for entry in entries.take(table.0.nents as usize) {
-            // SAFETY: `sg` is the next of the table's `nents` entries: the loop runs at most that
-            // often, and the function returns the entry after `sg`.
-            sg = unsafe { c::peermem_sg_fill(sg, entry.addr, entry.len) };
-        }
-        Ok(table)
+    fn build(runs: impl Iterator<Item = Run>, cut: Cut) -> Result<Self, Refusal> {
+        let mut list = Growing::new();
+        cut.entries(runs, |entry| list.push(entry));
+        list.finish()
     }
 
     fn lend(&self) -> LentTable {

@@ -5,9 +5,8 @@
 use proptest::prelude::*;
 
 use crate::core_trim::trim;
-use crate::extents::entries;
-use crate::extents::join;
-use crate::extents::page_runs;
+use crate::extents;
+use crate::extents::Cut;
 use crate::extents::Entry;
 use crate::extents::PageSize;
 use crate::extents::Run;
@@ -24,13 +23,20 @@ fn span(addr: u64, len: u64) -> Result<Span, SpanError> {
 }
 
 fn list(addrs: &[u64], va: u64, page: PageSize, max_segment: u32) -> Vec<Entry> {
-    entries(
-        page_runs(addrs.iter().copied(), page),
-        va,
-        page,
-        max_segment,
-    )
-    .collect()
+    let runs = extents::pages(addrs.iter().copied(), page);
+    entries(runs, Cut::new(va, page, max_segment))
+}
+
+fn entries(runs: impl Iterator<Item = Run>, cut: Cut) -> Vec<Entry> {
+    let mut entries = Vec::new();
+    cut.entries(runs, |entry| entries.push(entry));
+    entries
+}
+
+fn join(runs: impl Iterator<Item = Run>) -> Vec<Run> {
+    let mut joined = Vec::new();
+    extents::join(runs, |run| joined.push(run));
+    joined
 }
 
 /// The address behind each `step` of the entries.
@@ -117,16 +123,22 @@ fn descending_and_scattered_pages_stay_apart() {
 #[test]
 fn runs_join_across_pieces() {
     let runs = [(0, 10), (10, 5), (20, 1), (21, 9)].map(|(addr, len)| Run { addr, len });
-    let joined: Vec<_> = join(runs.into_iter()).map(|r| (r.addr, r.len)).collect();
-    assert_eq!(joined, [(0, 15), (20, 10)]);
+    let joined = join(runs.into_iter());
+    assert_eq!(
+        joined,
+        [(0, 15), (20, 10)].map(|(addr, len)| Run { addr, len })
+    );
 }
 
 #[test]
 fn the_end_of_the_address_space_is_no_trouble() {
     let page = PageSize::KIB_64;
     let last = 0u64.wrapping_sub(page.bytes());
-    assert_eq!(list(&[last, 0], 0, page, 1 << 31).len(), 2);
     assert_eq!(list(&[last], last, page, 1 << 31).len(), 1);
+    // Addresses are added as everywhere below: behind the last one is the first.
+    assert_eq!(list(&[last, 0], 0, page, 1 << 31).len(), 1);
+    assert_eq!(list(&[last, 0, last], 0, page, 1 << 31).len(), 2);
+    assert_eq!(list(&[0], 0, page, 1 << 31).len(), 1);
 }
 
 /// Every placement of up to six pages on up to seven places, at every start within two windows, for
@@ -225,8 +237,8 @@ fn check_registration(
     max_segment: u32,
 ) {
     let span = Span::covering(addr, len, page, 1 << 40).expect("in range");
-    let whole: Vec<Entry> =
-        entries(runs.iter().copied(), span.start(), page, max_segment).collect();
+    let cut = Cut::new(span.start(), page, max_segment);
+    let whole = entries(runs.iter().copied(), cut);
     let window = window(page, max_segment);
     let mut va = span.start();
     for (i, entry) in whole.iter().enumerate() {
@@ -270,14 +282,11 @@ fn small_scopes_with_trimming_exhaustively() {
                 let span = Span::covering(addr, len, page, 1 << 40).expect("in range");
                 let pages = span.pages(page).expect("whole pages");
                 for breaks in 0..1u64 << (pages - 1) {
-                    let runs = page_runs(
-                        (0..pages).map(move |i| {
-                            let gaps = (breaks & ((1 << i) - 1)).count_ones();
-                            (i + u64::from(gaps)) * page.bytes()
-                        }),
-                        page,
-                    );
-                    let runs: Vec<Run> = runs.collect();
+                    let addrs = (0..pages).map(|i| {
+                        let gaps = (breaks & ((1 << i) - 1)).count_ones();
+                        (i + u64::from(gaps)) * page.bytes()
+                    });
+                    let runs = join(extents::pages(addrs, page));
                     for max_segment in 0..=8 * page.bytes() as u32 {
                         check_registration(&runs, addr, len, page, kernel, max_segment);
                         cases += 1;
@@ -323,7 +332,7 @@ proptest! {
                 run
             })
             .collect();
-        let runs: Vec<Run> = join(runs.into_iter()).collect();
+        let runs = join(runs.into_iter());
         let total: u64 = runs.iter().map(|run| run.len).sum();
         // Ends anywhere in the last page.
         let first = start & !(page.bytes() - 1);
@@ -400,8 +409,8 @@ proptest! {
     ) {
         let runs = runs.into_iter().map(|(addr, len)| Run { addr, len });
         let want: u128 = runs.clone().map(|r| u128::from(r.len)).sum();
-        let got: Vec<Entry> = entries(join(runs), va, PageSize::KIB_64, max_segment.max(1 << 25))
-            .collect();
+        let cut = Cut::new(va, PageSize::KIB_64, max_segment.max(1 << 25));
+        let got = entries(runs, cut);
         prop_assert!(got.iter().all(|e| u64::from(e.len) <= MAX_ENTRY && e.len > 0));
         prop_assert_eq!(got.iter().map(|e| u128::from(e.len)).sum::<u128>(), want);
     }

@@ -17,6 +17,8 @@ use std::thread::ThreadId;
 
 use crate::account::Account;
 use crate::account::Ledger;
+use crate::extents;
+use crate::extents::Cut;
 use crate::extents::Entry;
 use crate::extents::PageSize;
 use crate::extents::Run;
@@ -354,15 +356,14 @@ thread_local! {
 impl region::Table for FakeTable {
     type Lent = Vec<Entry>;
 
-    fn build(entries: impl Iterator<Item = Entry> + Clone) -> Result<Self, Refusal> {
+    fn build(runs: impl Iterator<Item = Run>, cut: Cut) -> Result<Self, Refusal> {
         let world = TABLES_GO_TO.with_borrow(Clone::clone);
         if world.as_ref().is_some_and(|w| w.fails("table")) {
             return Err(Refusal::NoMemory);
         }
-        Ok(FakeTable {
-            entries: entries.collect(),
-            world,
-        })
+        let mut entries = Vec::new();
+        cut.entries(runs, |entry| entries.push(entry));
+        Ok(FakeTable { entries, world })
     }
 
     fn lend(&self) -> Vec<Entry> {
@@ -466,7 +467,10 @@ impl revocable::RevocablePin<Fake> for FakeRevocablePin {
             region: Some(region),
             dead: false,
         });
-        let runs = crate::extents::page_runs(addresses.into_iter(), page).collect();
+        let mut runs = Vec::new();
+        extents::join(extents::pages(addresses.into_iter(), page), |run| {
+            runs.push(run);
+        });
         world.run(&world.on_pin);
         world.called(number);
         Ok(FakeRevocablePin {

@@ -15,7 +15,7 @@ use loom::thread::ThreadId;
 
 use crate::account::Account;
 use crate::account::Ledger;
-use crate::extents::Entry;
+use crate::extents::Cut;
 use crate::extents::PageSize;
 use crate::extents::Run;
 use crate::extents::Span;
@@ -234,8 +234,10 @@ pub(crate) struct Table(usize);
 impl region::Table for Table {
     type Lent = usize;
 
-    fn build(entries: impl Iterator<Item = Entry> + Clone) -> Result<Self, Refusal> {
-        assert_eq!(entries.count(), 1);
+    fn build(runs: impl Iterator<Item = Run>, cut: Cut) -> Result<Self, Refusal> {
+        let mut count = 0;
+        cut.entries(runs, |_| count += 1);
+        assert_eq!(count, 1);
         Ok(Table(world().alloc("the scatter list")))
     }
 
