@@ -143,7 +143,11 @@ impl Model {
             let seen = lock(&self.seen);
             (seen.calls, seen.tried)
         };
-        let what = || format!("{:x?} from {from:#x} to {to:#x}", self.allocations);
+        let what = || {
+            let (some, more) = self.allocations.split_at(self.allocations.len().min(20));
+            let more = more.len();
+            format!("{some:x?} and {more} more, from {from:#x} to {to:#x}")
+        };
         let mut at = from;
         let mut hole = None;
         // Allocations that are touched, and the units of each.
@@ -207,7 +211,7 @@ impl Model {
                 assert_eq!(calls, want, "not GPU memory: {}", what());
             }
             (Err(Refusal::Hole { offset }), Some(at)) => {
-                assert_eq!(from + offset, at, "{}", what())
+                assert_eq!(from + offset, at, "{}", what());
             }
             (Err(Refusal::TooManyPieces { limit: told }), _) => {
                 assert_eq!(*told, limit);
