@@ -5,6 +5,7 @@
  *
  * All of it is as awkward as the real driver, on purpose: see README.md.
  */
+#include <linux/delay.h>
 #include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/poison.h>
@@ -91,6 +92,24 @@ static void pin_memory_free(struct pin *pin, size_t size)
 static ullong table_phys;
 module_param(table_phys, ullong, 0644);
 MODULE_PARM_DESC(table_phys, "where revocable page tables say that their memory begins, if not 0");
+
+/*
+ * What a pin and an unpin cost on a GPU: for so long the thread sleeps with
+ * the API lock held.
+ */
+static uint pin_us;
+module_param(pin_us, uint, 0644);
+MODULE_PARM_DESC(pin_us, "for how many microseconds more a pin holds the API lock");
+
+static uint unpin_us;
+module_param(unpin_us, uint, 0644);
+MODULE_PARM_DESC(unpin_us, "for how many microseconds more an unpin holds the API lock");
+
+static void pay(uint us)
+{
+	if (us)
+		usleep_range(us, us + 1);
+}
 
 /*
  * The API lock. A thread that has it and comes back is refused, not
@@ -303,6 +322,7 @@ static int pin_attach(struct pin *pin, u64 va, u64 length,
 		pin->alloc = alloc;
 		list_add_tail(&pin->of_alloc, &alloc->pins);
 	}
+	pay(READ_ONCE(pin_us));
 	return 0;
 }
 
@@ -543,6 +563,7 @@ static int put_table(struct nvidia_p2p_page_table *table)
 		list_del(&pin->node);
 		list_del(&pin->of_alloc);
 		pin_detach(pin);
+		pay(READ_ONCE(unpin_us));
 	} else if (pin) {
 		result = "foreign";
 		id = pin->id;
@@ -640,6 +661,7 @@ static int put_table_persistent(struct nvidia_p2p_page_table *table, u32 flags,
 	} else {
 		pin_detach(pin);
 		uncount(PINS_PERSISTENT_LIVE);
+		pay(READ_ONCE(unpin_us));
 	}
 	api_unlock();
 
