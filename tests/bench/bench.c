@@ -18,6 +18,8 @@
  *		what a function that does nothing takes, and what a call of
  *		the provider's adds to the caller's part
  *	memory	see memory.c
+ *	persistent, revocable
+ *		see provider.c
  *	table	see table.c
  *
  * Loaded before the module that it measures, and unloaded after it. Sums of
@@ -373,9 +375,12 @@ static int __init bench_init(void)
 	ret = memory_init(root);
 	if (ret)
 		goto remove;
-	ret = table_init(root);
+	ret = provider_init(root);
 	if (ret)
 		goto memory;
+	ret = table_init(root);
+	if (ret)
+		goto provider;
 	ret = register_kprobe(&register_probe);
 	if (ret) {
 		pr_err("no probe at %s: %d\n", register_probe.symbol_name, ret);
@@ -385,6 +390,8 @@ static int __init bench_init(void)
 
 table:
 	table_exit();
+provider:
+	provider_exit();
 memory:
 	memory_exit();
 remove:
@@ -397,6 +404,7 @@ static void __exit bench_exit(void)
 	unregister_kprobe(&register_probe);
 	debugfs_remove(root);
 	table_exit();
+	provider_exit();
 	memory_exit();
 }
 

@@ -15,6 +15,10 @@ extern struct task_struct *inside_client;
 int memory_init(struct dentry *root);
 void memory_exit(void);
 
+/* provider.c */
+int provider_init(struct dentry *root);
+void provider_exit(void);
+
 /* table.c */
 void table_mapped(const struct sg_table *table, unsigned long address,
 		  size_t length);
