@@ -2,17 +2,25 @@
 //! `gdr bench`: what the module that is loaded costs. Prints one line of JSON for each thing measured; `tests/rig` runs it with
 //! each module in turn, and compares.
 //!
-//! Costs are taken by `tests/bench` around the module's functions. They are instructions in a machine that counts those
-//! (`-icount`), and cycles of the host elsewhere.
+//! Costs of registrations and revocations are taken by `tests/bench` around the module's functions, or by the clock. They are
+//! instructions in a machine that counts those (`-icount`), and mean nothing elsewhere. All else is wall time.
 
 mod cost;
+mod crowd;
+mod datapath;
 mod pgsz;
 mod probe;
+mod processes;
 mod revocation;
+mod small;
+mod startup;
 
 use anyhow::Result;
 use clap::Args;
+use clap::ValueEnum;
 use serde::Serialize;
+
+use crate::knobs::Parameter;
 
 use crate::lab::Flavour;
 use crate::lab::Lab;
@@ -22,9 +30,29 @@ use crate::measure::parse_length;
 /// The order of memory in which no two pages lie side by side.
 const FRAGMENTED: &str = "64k";
 
+/// What can be measured by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// By length and layout
+    Registrations,
+    /// From a free to the last of many regions dead
+    Revocation,
+    /// Threads and processes at once
+    Threads,
+    /// Register, transfer, deregister
+    Small,
+    /// Thousands of regions of eight processes
+    Startup,
+    /// perftest over GPU and host memory
+    Datapath,
+}
+
 /// What is measured.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
+    /// What to measure
+    #[arg(value_enum, required = true)]
+    parts: Vec<Part>,
     /// Lengths to register: 64K, 1GiB, …
     #[arg(long, value_delimiter = ',', value_parser = parse_length, default_value = "64K,1M,16M,256M,1G,8G,64G")]
     lengths: Vec<u64>,
@@ -37,9 +65,31 @@ pub(crate) struct Options {
     /// Regions on one allocation that is then freed, if the module revokes
     #[arg(long, value_delimiter = ',', default_value = "1,10,100,1000,10000")]
     regions: Vec<usize>,
-    /// Registrations of up to 1 GiB that are measured; larger ones are once
+    /// Threads, and processes, that register at once
+    #[arg(long, value_delimiter = ',', default_value = "1,4,16,64")]
+    threads: Vec<usize>,
+    /// Connections of each process of a start-up, two regions each
+    #[arg(long, default_value_t = 256)]
+    connections: usize,
+    /// How often each is measured; registrations of more than 1 GiB are once
     #[arg(long, default_value_t = 5)]
     repeats: u32,
+}
+
+/// What a V100's provider takes for a pin and an unpin, in µs, and how many times that is given to the stand-in: this machine
+/// is emulated, and all else in it is slower, too.
+const PIN: u64 = 70;
+const UNPIN: u64 = 38;
+const SLOWER: u64 = 10;
+
+/// For what is measured in wall time: what the stand-in is told to take for pins and unpins. Says it.
+fn prices() -> Result<[Parameter; 2]> {
+    let (pin_us, unpin_us) = (PIN * SLOWER, UNPIN * SLOWER);
+    say(&Line::Prices { pin_us, unpin_us })?;
+    Ok([
+        Parameter::set("nvidia", "pin_us", &pin_us.to_string())?,
+        Parameter::set("nvidia", "unpin_us", &unpin_us.to_string())?,
+    ])
 }
 
 /// A line of the output.
@@ -51,6 +101,11 @@ enum Line {
     Memory(cost::Memory),
     Table(cost::Table),
     Revocation(revocation::Revocation),
+    Prices { pin_us: u64, unpin_us: u64 },
+    Crowd(crowd::Crowd),
+    Small(small::Small),
+    Startup(startup::Startup),
+    Datapath(datapath::Datapath),
 }
 
 fn say(line: &Line) -> Result<()> {
@@ -60,6 +115,25 @@ fn say(line: &Line) -> Result<()> {
 
 /// Measures, and prints.
 pub(crate) fn run(options: &Options, setup: &Setup) -> Result<()> {
+    for part in &options.parts {
+        match part {
+            Part::Registrations => registrations(options, setup)?,
+            Part::Revocation if setup.flavour() == Flavour::Revocable => {
+                revocation::measure(&Lab::open(setup)?, &options.regions, options.repeats)?;
+            }
+            Part::Revocation => {}
+            Part::Threads => {
+                crowd::measure(setup, &options.threads, options.repeats)?;
+            }
+            Part::Small => small::measure(setup, options.repeats)?,
+            Part::Startup => startup::measure(setup, options.connections, options.repeats)?,
+            Part::Datapath => datapath::measure(setup, options.repeats)?,
+        }
+    }
+    Ok(())
+}
+
+fn registrations(options: &Options, setup: &Setup) -> Result<()> {
     let lab = Lab::open(setup)?;
     say(&Line::Calibration(probe::Reading::take()?.calibration()?))?;
     for layout in &options.layouts {
@@ -69,9 +143,6 @@ pub(crate) fn run(options: &Options, setup: &Setup) -> Result<()> {
             }
             cost::measure(&lab, layout, bytes, options.repeats)?;
         }
-    }
-    if setup.flavour() == Flavour::Revocable {
-        revocation::measure(&lab, &options.regions, options.repeats)?;
     }
     Ok(())
 }

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Small buffers that are registered for one transfer each, as programs do that call procedures over RDMA.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use super::prices;
+use super::say;
+use super::Line;
+use crate::gpu::GRANULE;
+use crate::lab::Lab;
+use crate::lab::Setup;
+use crate::rdma;
+use crate::rdma::full_access;
+use crate::rdma::Op;
+
+/// What was done one after the other.
+#[derive(Debug, Serialize)]
+pub(super) struct Small {
+    bytes: usize,
+    loops: u64,
+    /// Register, WRITE, deregister.
+    elapsed_ns: u64,
+    /// As many WRITEs of memory that stays registered.
+    transfers_ns: u64,
+}
+
+const LOOPS: u64 = 200;
+
+/// Measures with each length, and prints.
+pub(super) fn measure(setup: &Setup, repeats: u32) -> Result<()> {
+    let _prices = prices()?;
+    let lab = Lab::open(setup)?;
+    let granule = usize::try_from(GRANULE)?;
+    let (memory, far) = (lab.allocate_gpu(granule)?, lab.allocate_gpu(granule)?);
+    let target = lab.far.register(far.span(0, granule)?, full_access())?;
+    let mut connection = rdma::connect(&lab.near, &lab.far)?;
+    for bytes in [4 << 10, 64 << 10] {
+        let into = target.part(0, u64::try_from(bytes)?)?;
+        for _ in 0..repeats {
+            let begin = Instant::now();
+            for index in 0..LOOPS {
+                let at = usize::try_from(index)? * bytes % granule;
+                let region = lab.near.register(memory.span(at, bytes)?, full_access())?;
+                connection
+                    .near
+                    .transfer(Op::Write, region.part(0, region.len())?, into)?;
+            }
+            let elapsed = begin.elapsed();
+            let region = lab.near.register(memory.span(0, bytes)?, full_access())?;
+            let begin = Instant::now();
+            for _ in 0..LOOPS {
+                connection
+                    .near
+                    .transfer(Op::Write, region.part(0, region.len())?, into)?;
+            }
+            let transfers = begin.elapsed();
+            say(&Line::Small(Small {
+                bytes,
+                loops: LOOPS,
+                elapsed_ns: u64::try_from(elapsed.as_nanos())?,
+                transfers_ns: u64::try_from(transfers.as_nanos())?,
+            }))?;
+        }
+    }
+    Ok(())
+}
