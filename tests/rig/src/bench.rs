@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The bench: `gdr bench` with our module and with NVIDIA's, in turn, on the same kernel and machine; tables, JSON and plots of
+//! The bench: `gdr bench` with our module and with NVIDIA's, in turn, on the same kernel and machines; tables, JSON and plots of
 //! what it says, and the page on it.
 //!
 //! The page is not compared with what a run makes, as that on the hazards is: instructions change with every compiler.
 
 mod goals;
+mod machine;
 mod page;
 mod plot;
 mod record;
 mod table;
+mod timed;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -19,33 +22,37 @@ use anyhow::ensure;
 use anyhow::Context as _;
 use anyhow::Result;
 use clap::Args;
+use clap::ValueEnum as _;
 use serde::Serialize;
 
 use self::goals::Goal;
+use self::machine::Clock;
+use self::machine::Machine;
+use self::machine::Part;
+use self::machine::FLAVOURS;
 use self::record::Calibration;
 use self::record::Figure;
 use self::record::Line;
+use self::record::Prices;
 use self::record::Row;
 use self::record::What;
+use self::timed::Timed;
 use crate::kernel;
 use crate::paths::Paths;
-use crate::programs;
 use crate::progress::duration;
 use crate::setup;
-use crate::test::add_last_words;
 use crate::vm;
-use crate::vm::Options;
 use crate::vm::Peermem;
-
-/// Room for a registration of 64 GiB.
-const BAR_MIB: u64 = 128 * 1024;
 
 #[derive(Debug, Args)]
 pub(crate) struct Selection {
+    /// Measures these parts alone; leaves docs/performance.md as it is
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PART")]
+    only: Vec<Part>,
     /// How often each module is measured, in turn with the other
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// How often each length of up to 1 GiB is measured in a round, and each number of regions
+    /// How often everything but registrations of more than 1 GiB is measured in a round
     #[arg(long, default_value_t = 3)]
     repeats: u32,
     /// One round, up to 1 GiB; leaves docs/performance.md as it is
@@ -59,106 +66,34 @@ pub(crate) struct Selection {
     results: Option<PathBuf>,
 }
 
-/// One of the two kinds of registrations that both modules know.
-struct Flavour {
-    name: &'static str,
-    ours: fn(&mut Options),
-    theirs: fn(&mut Options),
-}
-
-const FLAVOURS: &[Flavour] = &[
-    Flavour {
-        name: "persistent",
-        ours: |_| {},
-        // It has no parameter: its client without the callback serves cards that cannot revoke.
-        theirs: |options| options.rxe_param.push("peer_inval=0".to_owned()),
-    },
-    Flavour {
-        name: "revocable",
-        ours: |options| options.param.push("persistent_api_support=0".to_owned()),
-        theirs: |_| {},
-    },
-];
-
-/// What one machine said.
-struct Said {
-    lines: Vec<Line>,
-    version: String,
-    release: String,
-}
-
-fn measure(
-    paths: &Paths,
-    selection: &Selection,
-    round: usize,
-    flavour: &Flavour,
-    module: Peermem,
-) -> Result<Said> {
-    let mut options = Options {
-        peermem: module,
-        kernel: kernel::DEFAULT.to_owned(),
-        bench: true,
-        icount: true,
-        smp: 1,
-        gpus: 1,
-        bar: BAR_MIB,
-        timeout: Some(1800),
-        env: vec![vm::SYSTEM_PROGRAMS.to_owned()],
-        frozen: true,
-        ..Options::default()
-    };
-    match module {
-        Peermem::Nvidia => (flavour.theirs)(&mut options),
-        _ => (flavour.ours)(&mut options),
+impl Selection {
+    fn parts(&self) -> &[Part] {
+        if self.only.is_empty() {
+            Part::value_variants()
+        } else {
+            &self.only
+        }
     }
-    let boot = setup::boot(paths, &options)?;
-    let mut command = programs::gdr_command(paths, "bench");
-    let (lengths, fragmented, regions) = match (selection.quick, selection.long) {
-        (true, _) => ("64K,1M,1G", "1G", "1,10,100"),
-        // Later rounds show the spread, and the rest is done once.
-        _ if round > 0 => ("64K,1M,16M,256M,1G", "256M", "1,10,100"),
-        (_, false) => ("64K,1M,16M,256M,1G,8G,64G", "1G", "1,10,100,1000,10000"),
-        (_, true) => ("64K,1M,16M,256M,1G,8G,64G", "64G", "1,10,100,1000,10000"),
-    };
-    let repeats = selection.repeats.to_string();
-    command.extend(
-        [
-            ["--lengths", lengths],
-            ["--longest-fragmented", fragmented],
-            ["--regions", regions],
-            ["--repeats", &repeats],
-        ]
-        .concat()
-        .into_iter()
-        .map(str::to_owned),
-    );
-    let (outcome, (lines, said)) = vm::run_with(
-        paths,
-        &options,
-        &boot,
-        &command,
-        (Vec::new(), Vec::new()),
-        |(lines, said), line, _| match serde_json::from_str::<Line>(line) {
-            Ok(found) => lines.push(found),
-            Err(_) => said.push(line.to_owned()),
-        },
-    )?;
-    let mut problems = outcome.failures;
-    if outcome.status != Some(0) {
-        problems.push(format!("its exit status is {:?}", outcome.status));
+
+    fn rounds(&self) -> usize {
+        if self.quick {
+            1
+        } else {
+            self.rounds
+        }
     }
-    add_last_words(&said, &mut problems);
-    ensure!(
-        problems.is_empty(),
-        "{} (kernel log: {})",
-        problems.join("\n"),
-        outcome.log.display()
-    );
-    Ok(Said {
-        lines,
-        version: boot.peermem_version,
-        release: boot.release,
-    })
+
+    /// Whether all is measured that the page tells of.
+    fn is_whole(&self) -> bool {
+        !self.quick && self.only.is_empty()
+    }
+
+    fn folder(&self, paths: &Paths) -> PathBuf {
+        match &self.results {
+            Some(folder) => folder.clone(),
+            None => paths.repo.join("results"),
+        }
+    }
 }
 
 /// All of a flavour, of all rounds.
@@ -168,19 +103,41 @@ struct Measured {
     theirs: BTreeMap<What, Row>,
     /// Ours and theirs.
     freed: [BTreeMap<u64, Figure>; 2],
+    timed: [Timed; 2],
     goals: Vec<Goal>,
 }
 
-/// Where it was measured.
-#[derive(Debug, Clone, Serialize)]
-struct Machine {
+impl Measured {
+    /// Of the lines of our module and of theirs.
+    fn of(name: &'static str, [ours, theirs]: &[Vec<Line>; 2]) -> Result<Self> {
+        let freed = [record::revocations(ours)?, record::revocations(theirs)?];
+        let timed = [Timed::of(ours)?, Timed::of(theirs)?];
+        let (ours, theirs) = (record::rows(ours)?, record::rows(theirs)?);
+        let mut goals = goals::of_registrations(&goals::pairs(&ours, &theirs));
+        goals.extend(goals::of_revocations(&freed[0], &freed[1]));
+        goals.push(timed::goal(&timed[0]));
+        Ok(Self {
+            name,
+            ours,
+            theirs,
+            freed,
+            timed,
+            goals,
+        })
+    }
+}
+
+/// Where and how it was measured.
+#[derive(Debug, Clone, Default, Serialize)]
+struct Rig {
     processor: String,
     qemu: String,
     kernel: String,
     ours: String,
     theirs: String,
     rounds: usize,
-    calibration: Calibration,
+    calibration: Option<Calibration>,
+    prices: Option<Prices>,
 }
 
 /// A row of the JSON.
@@ -198,11 +155,13 @@ struct Entry<'a> {
 
 #[derive(Serialize)]
 struct Results<'a> {
-    machine: &'a Machine,
+    rig: &'a Rig,
     goals: BTreeMap<&'static str, &'a [Goal]>,
     /// By flavour, ours and NVIDIA's: regions, and nanoseconds of the machine's clock.
     revocations: BTreeMap<&'static str, &'a [BTreeMap<u64, Figure>; 2]>,
     rows: Vec<Entry<'a>>,
+    /// By flavour, ours and NVIDIA's: wall time.
+    timed: BTreeMap<&'static str, &'a [Timed; 2]>,
 }
 
 fn first_line(program: &str, arguments: &[&str]) -> Result<String> {
@@ -228,74 +187,74 @@ fn processor() -> Result<String> {
     Ok(format!("{count} × {name}"))
 }
 
-fn calibration(lines: &[Line]) -> Result<Calibration> {
-    lines
-        .iter()
-        .find_map(|line| match line {
-            Line::Calibration(found) => Some(*found),
-            _ => None,
-        })
-        .context("what measuring adds was not said")
-}
-
 /// Runs all rounds; the tables, and where the rest lies. 1 where a goal is missed.
 pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     let started = Instant::now();
-    let rounds = if selection.quick { 1 } else { selection.rounds };
-    ensure!(rounds > 0, "no rounds");
+    let rounds = selection.rounds();
+    ensure!(rounds > 0 && selection.repeats > 0, "nothing to measure");
     setup::all(paths, [kernel::DEFAULT])?;
+    let folder = selection.folder(paths);
+    let lines_folder = folder.join("lines");
     let mut said: Vec<[Vec<Line>; 2]> = FLAVOURS.iter().map(|_| [Vec::new(), Vec::new()]).collect();
-    let mut versions = [String::new(), String::new()];
-    let mut release = String::new();
+    let mut rig = Rig {
+        processor: processor()?,
+        qemu: first_line("qemu-system-x86_64", &["--version"])?,
+        rounds,
+        ..Rig::default()
+    };
     for round in 0..rounds {
-        for (flavour, lines) in FLAVOURS.iter().zip(&mut said) {
-            let mut order = [(0, Peermem::Ours), (1, Peermem::Nvidia)];
-            if round % 2 == 1 {
-                order.reverse();
-            }
-            for (index, module) in order {
-                let begun = Instant::now();
-                let found = measure(paths, selection, round, flavour, module)
-                    .with_context(|| format!("{}, {}", module.name(), flavour.name))?;
-                println!(
-                    "  round {} of {rounds}: {}, {}: {} lines ({})",
-                    round + 1,
-                    module.name(),
-                    flavour.name,
-                    found.lines.len(),
-                    duration(begun.elapsed())
-                );
-                lines[index].extend(found.lines);
-                versions[index] = found.version;
-                release = found.release;
+        for clock in Clock::ALL {
+            for (flavour, lines) in FLAVOURS.iter().zip(&mut said) {
+                let mut order = [(0, Peermem::Ours), (1, Peermem::Nvidia)];
+                if round % 2 == 1 {
+                    order.reverse();
+                }
+                for (index, module) in order {
+                    let machine = Machine {
+                        clock,
+                        flavour,
+                        module,
+                        round,
+                    };
+                    let begun = Instant::now();
+                    let found = machine.measure(paths, selection, &lines_folder);
+                    let Some(found) = found.with_context(|| machine.name())? else {
+                        continue;
+                    };
+                    println!(
+                        "  {}: {} lines ({})",
+                        machine.name(),
+                        found.lines.len(),
+                        duration(begun.elapsed())
+                    );
+                    for line in &found.lines {
+                        match line {
+                            Line::Calibration(found) => rig.calibration = Some(*found),
+                            Line::Prices(found) => rig.prices = Some(*found),
+                            _ => {}
+                        }
+                    }
+                    lines[index].extend(found.lines);
+                    rig.kernel = found.release;
+                    match module {
+                        Peermem::Nvidia => rig.theirs = found.version,
+                        _ => rig.ours = found.version,
+                    }
+                }
             }
         }
     }
-    let [ours, theirs] = versions;
-    let machine = Machine {
-        processor: processor()?,
-        qemu: first_line("qemu-system-x86_64", &["--version"])?,
-        kernel: release,
-        ours,
-        theirs,
-        rounds,
-        calibration: calibration(said.iter().flatten().next().context("no flavours")?)?,
-    };
-    let mut measured = Vec::new();
-    for (flavour, [ours, theirs]) in FLAVOURS.iter().zip(&said) {
-        let freed = [record::revocations(ours)?, record::revocations(theirs)?];
-        let (ours, theirs) = (record::rows(ours)?, record::rows(theirs)?);
-        let mut goals = goals::of_registrations(&goals::pairs(&ours, &theirs));
-        goals.extend(goals::of_revocations(&freed[0], &freed[1]));
-        measured.push(Measured {
-            name: flavour.name,
-            ours,
-            theirs,
-            freed,
-            goals,
-        });
+    let measured = FLAVOURS
+        .iter()
+        .zip(&said)
+        .map(|(flavour, lines)| Measured::of(flavour.name, lines))
+        .collect::<Result<Vec<_>>>()?;
+    write(&folder, &rig, &measured)?;
+    if selection.is_whole() {
+        let file = paths.repo.join(page::PAGE);
+        fs::write(&file, page::page(&rig, &measured))?;
+        println!("  {} written", file.display());
     }
-    write(paths, selection, &machine, &measured)?;
     println!("measured in {}", duration(started.elapsed()));
     let missed = measured
         .iter()
@@ -310,26 +269,19 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     Ok(0)
 }
 
-fn write(
-    paths: &Paths,
-    selection: &Selection,
-    machine: &Machine,
-    measured: &[Measured],
-) -> Result<()> {
-    let folder = match &selection.results {
-        Some(folder) => folder.clone(),
-        None => paths.repo.join("results"),
-    };
-    fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+/// Tables, JSON and plots.
+fn write(folder: &Path, rig: &Rig, measured: &[Measured]) -> Result<()> {
     let mut results = Results {
-        machine,
+        rig,
         goals: BTreeMap::new(),
         revocations: BTreeMap::new(),
         rows: Vec::new(),
+        timed: BTreeMap::new(),
     };
     for flavour in measured {
         results.goals.insert(flavour.name, &flavour.goals);
         results.revocations.insert(flavour.name, &flavour.freed);
+        results.timed.insert(flavour.name, &flavour.timed);
         for (module, rows) in [("ours", &flavour.ours), ("nvidia", &flavour.theirs)] {
             results.rows.extend(rows.iter().map(|(what, row)| Entry {
                 flavour: flavour.name,
@@ -341,6 +293,9 @@ fn write(
             }));
         }
         let pairs = goals::pairs(&flavour.ours, &flavour.theirs);
+        if pairs.is_empty() {
+            continue;
+        }
         let file = |name: &str| folder.join(format!("{name}-{}.svg", flavour.name));
         let title = |what: &str| format!("{what}, {}", flavour.name);
         plot::draw(
@@ -373,10 +328,5 @@ fn write(
     fs::write(folder.join("tables.md"), &text)?;
     print!("{text}");
     println!("  results: {}", folder.display());
-    if !selection.quick {
-        let file = paths.repo.join(page::PAGE);
-        fs::write(&file, page::page(machine, measured))?;
-        println!("  {} written", file.display());
-    }
     Ok(())
 }

@@ -4,8 +4,9 @@
 use super::goals;
 use super::record::What;
 use super::table;
-use super::Machine;
+use super::timed;
 use super::Measured;
+use super::Rig;
 use crate::documents::wrapped;
 
 /// Where the page lies in the repository.
@@ -19,31 +20,48 @@ const HEAD: &str = "<!-- SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause -->\n\
 const INTRODUCTION: &[&str] = &[
     "This module beside NVIDIA's {theirs}, flavour by flavour, on the same kernel and the same rig, in {rounds} rounds that \
      alternate. Nothing here was measured on a GPU or an RDMA card.",
-    "- **Instructions, not time.** The machine is QEMU with one processor and `-icount shift=0`: its clock, the cycle counter \
-     included, counts instructions, one a nanosecond. Own costs and `ibv_reg_mr` are instructions. No figure on this page is \
-     wall time.",
+    "- **Instructions** in the first half of the page: the machine is QEMU with one processor and `-icount shift=0`, and its \
+     clock, the cycle counter included, counts instructions, one a nanosecond. The host's speed does not bear on them.",
+    "- **Wall time** in the second half, and there alone: many at once, small buffers, start-ups, the data path. The machine is \
+     QEMU with four processors, which the host's own emulate as they have time.",
     "- **Own** is what the module's functions take (acquire, get_pages, dma_map, dma_unmap, put_pages, release, and \
      get_page_size) with all that they call of the kernel, the provider's calls taken off. `tests/bench` hands ib_core a copy \
      of whichever client registers, whose functions read the clock around the client's own; `tests/gpu` reads it where its \
      calls come in and return. A function that does nothing took {function} instructions that way, a call of the provider's \
      added {provider_call} to its caller's part; both are taken off. Interrupts are not: they are the spread.",
     "- **Whole** is own, an instruction as a nanosecond, and the provider at the published prices of a V100 (gdrcopy): 70 µs a \
-     pin, 38 µs an unpin, and 3 ms a GiB pinned, which is extrapolated from 16 MiB. For `dma_map_pages` nothing is published: \
-     its price here is 0. Both modules call it once, so that any other price moves the ratio towards 1: the column _with \
-     mapping_ has what the stand-in's own mapping and unmapping take (an instruction as a nanosecond), as an example. The \
-     revocable flavour of this module does not call it, and maps the runs by itself: that is in its own cost.",
+     pin, 38 µs an unpin, and 3 ms a GiB pinned, which is extrapolated from 16 MiB. They are multiplied with the calls that \
+     were counted. For `dma_map_pages` nothing is published: its price here is 0. Both modules call it once, so that any other \
+     price moves the ratio towards 1: the column _with mapping_ has what the stand-in's own mapping and unmapping take (an \
+     instruction as a nanosecond), as an example. The revocable flavour of this module does not call it, and maps the runs by \
+     itself: that is in its own cost.",
     "- **Memory**: contiguous in one run, in chunks of 2 MiB, or fragmented: no two pages of 64 KiB side by side. Kernel \
      memory is what the allocators gave in those functions, the provider's calls left out.",
-    "- **Spread** is from the least to the most of all samples, in parts of their median. What is registered is registered once \
+    "- **Spread** is that of the middle half of all samples, in parts of their median. What is registered is registered once \
      before it is measured, up to 1 GiB.",
     "- NVIDIA's module makes two clients; the one without the callback is compared with our persistent flavour, the one with it \
      with our revocable one.",
 ];
 
-const MACHINE: &str = "Measured on {processor}; {qemu}; Linux {kernel}; this module's version is {ours}. Only the host's \
-compilers bear on the figures, not its speed.";
+const RIG: &str = "Measured on {processor}; {qemu}; Linux {kernel}; this module's version is {ours}. Wall time is that host's, \
+with whatever else it did.";
 
-/// What stands behind a table.
+const GOALS: &str = "Ours in parts of NVIDIA's, but for the last two: the worst, and where it was. A goal that is **missed** \
+says so.";
+
+/// What each goal is measured by.
+const GOALS_EXPLAINED: &[&str] = &[
+    "- Pins and unpins: counted by the stand-in, from before `ibv_reg_mr` to after `ibv_dereg_mr`, in all rows below.",
+    "- Whole cost: instructions and prices, in all rows below.",
+    "- Own cost: instructions.",
+    "- Own kernel memory: bytes held while it is registered, in the contiguous rows of 1 GiB and more.",
+    "- Revocation: instructions from the call that frees to its return. Of one region, of many: what a region's share is with \
+     1,000 and more, in parts of what it is with 100. 1 is linear.",
+    "- Lost of what the provider's lock allows: wall time; what of the provider's own rate is not reached with 4, 16 and 64 \
+     threads or processes.",
+];
+
+/// What stands before a table.
 const MUTEX: &str = "The mutex is ib_core's `peer_memory_mutex`, for the whole machine: acquire's own cost and the provider's \
 calls in it, at the prices above.";
 
@@ -52,6 +70,9 @@ what mlx5 offers (4 KiB to 2 GiB). _Old_ is its form until Linux 6.15 and OFED 2
 in `tests/verbs/src/bench/pgsz.rs`; for the new form, each figure is checked against the kernel's own function. Bytes are \
 bytes.";
 
+const FUNCTIONS: &str = "Instructions of each of a module's functions, in register and deregister together, of a registration's \
+life.";
+
 const APPLICATIONS: &str = "What `ibv_reg_mr` and `ibv_dereg_mr` take, in instructions: libibverbs, ib_core, rxe, the stand-in \
 and the module. The stand-in's prices are its own, and no GPU's; there is no goal.";
 
@@ -59,151 +80,213 @@ const REVOCATION: &str = "From the call that frees an allocation to its return, 
 instructions, the stand-in's and rxe's included, which are the same for both modules. Each region is one of 64 KiB, and all are \
 on the same page.";
 
-const NOT_YET: &[&str] = &[
-    "- Threads and processes that register at once, against what the provider's lock allows.",
-    "- A loop of register, transfer, deregister for small buffers, and a start-up like NCCL's.",
-    "- The data path. `make test TEST=perftest` has perftest over GPU memory with both modules, without a comparison with \
-     host memory.",
+const WALL: &str = "Wall time, with four emulated processors on {processor}. What runs there is some ten times as slow as on a \
+real one, and varies with what else the host does: the ratios count, not the figures. But for the data path the stand-in is \
+told to take {pin_us} µs a pin and {unpin_us} µs an unpin, ten times a V100's, asleep, with its lock held (`pin_us`, \
+`unpin_us`). Its own mapping it does as ever.";
+
+const CROWDS: &str = "Threads of one process with one device, and processes with a device each, register 64 KiB of memory of \
+their own and deregister it, again and again, for half a second. _Allowed_ is what as many get done that have the provider \
+pin, map (in the persistent flavour), unmap and unpin the same memory once, without ib_core, RDMA device or module \
+(`tests/bench/provider.c`), measured next to the other: what would be reached if nothing but the provider's lock stood in the \
+way. _Lost_ is what is missing from that. One alone waits for nobody's lock, and has rxe's work to do between the provider's \
+calls: no goal is set for it.";
+
+const SMALL: &str = "One thread registers a buffer of GPU memory, writes it to the other device by RDMA, waits, and deregisters \
+it: a loop, of 200. Beside it the same WRITE of memory that stays registered.";
+
+const STARTUP: &str = "Eight processes register at once, each for 256 connections a buffer of 4 MiB and one of 64 KiB, until \
+the last region of the last process is there; then all deregister. The stand-in looks a pin up in a list of all, under its \
+lock.";
+
+const DATAPATH: &str = "perftest, unmodified, with the buffers of both ends in GPU memory, and in the host's, in turn, on the \
+same devices: bandwidth (more is better), or typical latency (less is better). rxe moves the bytes; neither module is called \
+while it does. Measured with the persistent flavours.";
+
+const NOT_MEASURED: &[&str] = &[
+    "- Anything on a GPU, an RDMA card, or a machine that is not emulated. `ibv_reg_mr` on an HCA has the HCA's own work where \
+     rxe's is here.",
+    "- Wall time of the provider beyond its price for a pin and an unpin: by length it is in the whole cost alone.",
+    "- Caches and memory: an instruction counts as one, whatever it waits for.",
+    "- Fragmented memory of more than 1 GiB, unless `BENCH=--long` is given: rxe takes too long for it.",
+    "- How much locks of several processors cost beside the waiting: with more processors than the host has, that is not to \
+     be seen.",
 ];
 
 fn is_told(what: &What) -> bool {
     what.bytes == 64 << 10 || what.bytes == 1 << 30
 }
 
-/// The tables of all flavours, for a terminal.
-pub(super) fn tables(measured: &[Measured]) -> String {
+/// A part of the page: its heading, what stands before its table, and the table if anything of it was measured.
+type Section = (&'static str, &'static str, Option<String>);
+
+/// What is instructions.
+fn of_instructions(measured: &Measured) -> Vec<Section> {
+    let pairs = goals::pairs(&measured.ours, &measured.theirs);
+    let if_any = |table: String| (!pairs.is_empty()).then_some(table);
+    let [ours, theirs] = &measured.freed;
+    vec![
+        ("Cost", "", if_any(table::costs(&pairs))),
+        (
+            "Provider calls and the mutex",
+            MUTEX,
+            if_any(table::calls(&pairs)),
+        ),
+        (
+            "Scatter lists, kernel memory, HCA pages",
+            HCA,
+            if_any(table::memory(&pairs)),
+        ),
+        (
+            "Where the instructions are",
+            FUNCTIONS,
+            if_any(table::functions(&pairs, is_told)),
+        ),
+        (
+            "As an application sees it",
+            APPLICATIONS,
+            if_any(table::applications(&pairs)),
+        ),
+        (
+            "Revocation",
+            REVOCATION,
+            (!ours.is_empty()).then(|| table::revocations(ours, theirs)),
+        ),
+    ]
+}
+
+/// What is wall time.
+fn of_wall_time(measured: &Measured) -> Vec<Section> {
+    vec![
+        (
+            "Threads and processes at once",
+            CROWDS,
+            timed::crowds(&measured.timed),
+        ),
+        ("Small buffers", SMALL, timed::small(&measured.timed)),
+        ("Start-up", STARTUP, timed::startups(&measured.timed)),
+        ("The data path", DATAPATH, timed::datapaths(&measured.timed)),
+    ]
+}
+
+fn goals_table(measured: &[Measured]) -> String {
     let goals: Vec<_> = measured
         .iter()
         .map(|flavour| (flavour.name, flavour.goals.as_slice()))
         .collect();
-    let mut text = table::goals(&goals);
+    table::goals(&goals)
+}
+
+/// The tables of all flavours, for a terminal.
+pub(super) fn tables(measured: &[Measured]) -> String {
+    let mut text = goals_table(measured);
     for flavour in measured {
-        let pairs = goals::pairs(&flavour.ours, &flavour.theirs);
-        text.push_str(&format!("\n{}\n\n", flavour.name));
-        for part in [
-            table::costs(&pairs),
-            table::calls(&pairs),
-            table::memory(&pairs),
-        ] {
-            text.push_str(&part);
-            text.push('\n');
-        }
-        if !flavour.freed[0].is_empty() {
-            text.push_str(&table::revocations(&flavour.freed[0], &flavour.freed[1]));
-            text.push('\n');
+        for (name, _, table) in of_instructions(flavour)
+            .into_iter()
+            .chain(of_wall_time(flavour))
+        {
+            if let Some(table) = table {
+                text.push_str(&format!("\n{name}, {}\n\n{table}", flavour.name));
+            }
         }
     }
     text
 }
 
 /// The page.
-pub(super) fn page(machine: &Machine, measured: &[Measured]) -> String {
+pub(super) fn page(rig: &Rig, measured: &[Measured]) -> String {
+    let mut values = vec![
+        ("{theirs}", rig.theirs.clone()),
+        ("{ours}", rig.ours.clone()),
+        ("{rounds}", rig.rounds.to_string()),
+        ("{processor}", rig.processor.clone()),
+        ("{qemu}", rig.qemu.clone()),
+        ("{kernel}", rig.kernel.clone()),
+    ];
+    if let Some(found) = rig.calibration {
+        values.push(("{function}", found.function.to_string()));
+        values.push(("{provider_call}", found.provider_call.to_string()));
+    }
+    if let Some(found) = rig.prices {
+        values.push(("{pin_us}", found.pin_us.to_string()));
+        values.push(("{unpin_us}", found.unpin_us.to_string()));
+    }
     let mut text = HEAD.to_owned();
-    let put_in = |paragraph: &str| {
-        [
-            ("{theirs}", machine.theirs.clone()),
-            ("{ours}", machine.ours.clone()),
-            ("{rounds}", machine.rounds.to_string()),
-            ("{processor}", machine.processor.clone()),
-            ("{qemu}", machine.qemu.clone()),
-            ("{kernel}", machine.kernel.clone()),
-            ("{function}", machine.calibration.function.to_string()),
-            (
-                "{provider_call}",
-                machine.calibration.provider_call.to_string(),
-            ),
-        ]
-        .into_iter()
-        .fold(paragraph.to_owned(), |text, (name, value)| {
-            text.replace(name, &value)
-        })
+    let say = |text: &mut String, paragraphs: &[&str]| {
+        for paragraph in paragraphs {
+            let full = values
+                .iter()
+                .fold((*paragraph).to_owned(), |text, (name, value)| {
+                    text.replace(name, value)
+                });
+            let is_item = paragraph.starts_with("- ");
+            wrapped(text, &full, if is_item { "  " } else { "" });
+            if !is_item {
+                text.push('\n');
+            }
+        }
     };
-    for paragraph in INTRODUCTION {
-        let indent = if paragraph.starts_with("- ") {
-            "  "
-        } else {
-            ""
-        };
-        wrapped(&mut text, &put_in(paragraph), indent);
-        if indent.is_empty() {
-            text.push('\n');
+    let sections = |text: &mut String, of: fn(&Measured) -> Vec<Section>| {
+        for flavour in measured {
+            for (name, before, table) in of(flavour) {
+                let Some(table) = table else { continue };
+                text.push_str(&format!("\n### {name}, {}\n\n", flavour.name));
+                if !before.is_empty() {
+                    say(text, &[before]);
+                }
+                text.push_str(&table);
+            }
         }
-    }
+    };
+    say(&mut text, INTRODUCTION);
     text.push('\n');
-    wrapped(&mut text, &put_in(MACHINE), "");
-    let goals: Vec<_> = measured
-        .iter()
-        .map(|flavour| (flavour.name, flavour.goals.as_slice()))
-        .collect();
-    text.push_str("\n## Goals\n\nOurs in parts of NVIDIA's: the worst, and where it was.\n\n");
-    text.push_str(&table::goals(&goals));
-    for flavour in measured {
-        let pairs = goals::pairs(&flavour.ours, &flavour.theirs);
-        let name = flavour.name;
-        text.push_str(&format!("\n## Cost, {name}\n\n"));
-        text.push_str(&table::costs(&pairs));
-        text.push_str(&format!("\n## Provider calls and the mutex, {name}\n\n"));
-        wrapped(&mut text, MUTEX, "");
-        text.push('\n');
-        text.push_str(&table::calls(&pairs));
-        text.push_str(&format!(
-            "\n## Scatter lists, kernel memory, HCA pages, {name}\n\n"
-        ));
-        wrapped(&mut text, HCA, "");
-        text.push('\n');
-        text.push_str(&table::memory(&pairs));
-        text.push_str(&format!("\n## Where the instructions are, {name}\n\n"));
-        text.push_str(&table::functions(&pairs, is_told));
-        text.push_str(&format!("\n## As an application sees it, {name}\n\n"));
-        wrapped(&mut text, APPLICATIONS, "");
-        text.push('\n');
-        text.push_str(&table::applications(&pairs));
-        if !flavour.freed[0].is_empty() {
-            text.push_str(&format!("\n## Revocation, {name}\n\n"));
-            wrapped(&mut text, REVOCATION, "");
-            text.push('\n');
-            text.push_str(&table::revocations(&flavour.freed[0], &flavour.freed[1]));
-        }
-    }
-    text.push_str("\n## Not measured yet\n\n");
-    for line in NOT_YET {
-        wrapped(&mut text, line, "  ");
-    }
+    say(&mut text, &[RIG]);
+    text.push_str("## Goals\n\n");
+    say(&mut text, &[GOALS]);
+    text.push_str(&goals_table(measured));
+    text.push('\n');
+    say(&mut text, GOALS_EXPLAINED);
+    text.push_str("\n## Instructions\n");
+    sections(&mut text, of_instructions);
+    text.push_str("\n## Wall time\n\n");
+    say(&mut text, &[WALL]);
+    let length = text.trim_end().len();
+    text.truncate(length + 1);
+    sections(&mut text, of_wall_time);
+    text.push_str("\n## What is not measured\n\n");
+    say(&mut text, NOT_MEASURED);
     text
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::record;
+    use super::super::record::tests::lines;
     use super::super::record::Calibration;
+    use super::super::record::Prices;
     use super::*;
 
     #[test]
     fn the_page_has_everything() {
-        let ours = record::rows(&record::tests::lines(1, 100)).expect("rows");
-        let theirs = record::rows(&record::tests::lines(2, 200)).expect("rows");
-        let goals = goals::of_registrations(&goals::pairs(&ours, &theirs));
-        let machine = Machine {
+        let rig = Rig {
             processor: "2 × a processor".to_owned(),
             qemu: "QEMU".to_owned(),
             kernel: "7.x".to_owned(),
             ours: "1".to_owned(),
             theirs: "550".to_owned(),
             rounds: 3,
-            calibration: Calibration {
+            calibration: Some(Calibration {
                 function: 8,
                 provider_call: 28,
-            },
+            }),
+            prices: Some(Prices {
+                pin_us: 700,
+                unpin_us: 380,
+            }),
         };
-        let freed = record::revocations(&record::tests::lines(1, 100)).expect("samples");
-        let measured = [Measured {
-            freed: [freed.clone(), freed],
-            name: "persistent",
-            ours,
-            theirs,
-            goals,
-        }];
-        let text = page(&machine, &measured);
+        let of = |pins, own, slower| [lines(pins, own), timed::tests::lines(slower)].concat();
+        let both = [of(1, 100, 1), of(2, 200, 2)];
+        let measured = [Measured::of("persistent", &both).expect("figures")];
+        let text = page(&rig, &measured);
         assert!(!text.contains('{'), "{text}");
         for word in [
             "took 8 instructions",
@@ -211,10 +294,19 @@ mod tests {
             "## Goals",
             "**missed:**",
             "| acquire",
+            "700 µs a pin",
+            "## Small buffers, persistent",
+            "## Start-up, persistent",
+            "## The data path, persistent",
+            "4 threads",
         ] {
             assert!(text.contains(word), "{word}");
         }
         assert!(text.starts_with("<!-- SPDX"));
-        assert!(tables(&measured).contains("own cost, 64 KiB"));
+        assert!(!text.contains("\n\n\n"), "{text}");
+        let found = tables(&measured);
+        for word in ["own cost, 64 KiB", "ib_write_bw -s 1"] {
+            assert!(found.contains(word), "{word}");
+        }
     }
 }

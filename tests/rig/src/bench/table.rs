@@ -31,6 +31,16 @@ fn table(head: &[&str], words: usize, rows: impl IntoIterator<Item = Vec<String>
     lines.concat()
 }
 
+/// The same, where there are rows.
+pub(super) fn filled(
+    head: &[&str],
+    words: usize,
+    rows: impl IntoIterator<Item = Vec<String>>,
+) -> Option<String> {
+    let rows: Vec<_> = rows.into_iter().collect();
+    (!rows.is_empty()).then(|| table(head, words, rows))
+}
+
 /// `64 KiB`, `2 GiB`.
 pub(super) fn size(bytes: u64) -> String {
     for (shift, unit) in [(30, "GiB"), (20, "MiB"), (10, "KiB")] {
@@ -57,7 +67,7 @@ pub(super) fn grouped(number: f64) -> String {
     text
 }
 
-fn ratio(ours: f64, theirs: f64) -> String {
+pub(super) fn ratio(ours: f64, theirs: f64) -> String {
     if theirs == 0.0 {
         return "–".to_owned();
     }
@@ -65,14 +75,14 @@ fn ratio(ours: f64, theirs: f64) -> String {
 }
 
 /// Nanoseconds in a unit that fits.
-fn time(nanoseconds: f64) -> String {
+pub(super) fn time(nanoseconds: f64) -> String {
     match nanoseconds {
         ns if ns >= 1e6 => format!("{:.2} ms", ns / 1e6),
         ns => format!("{:.1} µs", ns / 1e3),
     }
 }
 
-fn percent(part: f64) -> String {
+pub(super) fn percent(part: f64) -> String {
     format!("{:.2} %", 100.0 * part)
 }
 
