@@ -80,13 +80,13 @@ const REVOCATION: &str = "From the call that frees an allocation to its return, 
 instructions, the stand-in's and rxe's included, which are the same for both modules. Each region is one of 64 KiB, and all are \
 on the same page.";
 
-const WALL: &str = "Wall time, with four emulated processors on {processor}. What runs there is some ten times as slow as on a \
-real one, and varies with what else the host does: the ratios count, not the figures. But for the data path the stand-in is \
-told to take {pin_us} µs a pin and {unpin_us} µs an unpin, ten times a V100's, asleep, with its lock held (`pin_us`, \
-`unpin_us`). Its own mapping it does as ever.";
+const WALL: &str = "Wall time, with four emulated processors on {processor}. It varies with what else the host does: the \
+ratios count, not the figures. But for the data path the stand-in is told to take {pin_us} µs a pin and {unpin_us} µs an unpin, \
+asleep, with its lock held (`pin_us`, `unpin_us`): twenty times a V100's, since all else is emulated, and slower by about as \
+much. Its own mapping it does as ever.";
 
 const CROWDS: &str = "Threads of one process with one device, and processes with a device each, register 64 KiB of memory of \
-their own and deregister it, again and again, for half a second. _Allowed_ is what as many get done that have the provider \
+their own and deregister it, again and again, for half a second at a time. _Allowed_ is what as many get done that have the provider \
 pin, map (in the persistent flavour), unmap and unpin the same memory once, without ib_core, RDMA device or module \
 (`tests/bench/provider.c`), measured next to the other: what would be reached if nothing but the provider's lock stood in the \
 way. _Lost_ is what is missing from that. One alone waits for nobody's lock, and has rxe's work to do between the provider's \
@@ -95,7 +95,7 @@ calls: no goal is set for it.";
 const SMALL: &str = "One thread registers a buffer of GPU memory, writes it to the other device by RDMA, waits, and deregisters \
 it: a loop, of 200. Beside it the same WRITE of memory that stays registered.";
 
-const STARTUP: &str = "Eight processes register at once, each for 256 connections a buffer of 4 MiB and one of 64 KiB, until \
+const STARTUP: &str = "Eight processes register at once, each for its connections a buffer of 4 MiB and one of 64 KiB, until \
 the last region of the last process is there; then all deregister. The stand-in looks a pin up in a list of all, under its \
 lock.";
 

@@ -21,7 +21,6 @@ use super::say;
 use super::Line;
 use crate::gpu::GRANULE;
 use crate::gpu::PAGE;
-use crate::lab::Flavour;
 use crate::lab::Lab;
 use crate::lab::Setup;
 use crate::rdma::full_access;
@@ -44,13 +43,16 @@ enum Workers {
     Threads,
 }
 
-/// What each of them does again and again, with 64 KiB of memory of its own.
-#[derive(Debug, Clone, Copy)]
+/// What each of them does again and again, with 64 KiB of memory of its own, until told otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
 enum Work {
     /// Registers and deregisters.
     Register,
     /// Has the provider do what a registration's life needs of it (`tests/bench/provider.c`).
-    Pin(Flavour),
+    Pin,
+    /// Nothing any more.
+    End,
 }
 
 /// What all of them got done.
@@ -76,21 +78,47 @@ pub(super) fn measure(setup: &Setup, numbers: &[usize], repeats: u32) -> Result<
     let _prices = prices()?;
     for workers in [Workers::Processes, Workers::Threads] {
         for &number in numbers {
-            for _ in 0..repeats {
-                let of = |work| rate(setup, workers, number, work);
-                say(&Line::Crowd(Crowd {
-                    workers,
-                    number,
-                    reached: of(Work::Register)?,
-                    allowed: of(Work::Pin(setup.flavour()))?,
-                }))?;
+            let board = Board::new(number)?;
+            let watch = || {
+                (0..repeats).try_for_each(|_| {
+                    say(&Line::Crowd(Crowd {
+                        workers,
+                        number,
+                        reached: board.watch(Work::Register)?,
+                        allowed: board.watch(Work::Pin)?,
+                    }))
+                })
+            };
+            match workers {
+                Workers::Processes => {
+                    let toil = |index| toil(&Lab::open(setup)?, &board, index);
+                    let processes = Processes::start(number, toil)?;
+                    watch()?;
+                    board.order(Work::End);
+                    processes.join()?;
+                }
+                Workers::Threads => {
+                    let lab = Lab::open(setup)?;
+                    thread::scope(|scope| {
+                        let (lab, board) = (&lab, &board);
+                        let threads: Vec<_> = (0..number)
+                            .map(|index| scope.spawn(move || toil(lab, board, index)))
+                            .collect();
+                        let watched = watch();
+                        board.order(Work::End);
+                        for thread in threads {
+                            thread.join().map_err(|_| anyhow!("a thread panicked"))??;
+                        }
+                        watched
+                    })?;
+                }
             }
         }
     }
     Ok(())
 }
 
-/// What workers and whoever counts share: whether it is over, and what each has done.
+/// What workers and whoever counts share: what is to be done, and how often each has done something.
 struct Board(SharedWords);
 
 impl Board {
@@ -98,29 +126,41 @@ impl Board {
         Ok(Self(SharedWords::new(1 + number)?))
     }
 
-    fn end(&self) -> &AtomicU64 {
-        &self.0.all()[0]
+    fn order(&self, work: Work) {
+        self.0.all()[0].store(work as u64, Relaxed);
+    }
+
+    fn is_ordered(&self, work: Work) -> bool {
+        self.0.all()[0].load(Relaxed) == work as u64
     }
 
     fn done(&self) -> &[AtomicU64] {
         &self.0.all()[1..]
     }
 
-    fn sum(&self) -> u64 {
-        self.done().iter().map(|done| done.load(Relaxed)).sum()
+    fn read(&self) -> Vec<u64> {
+        self.done().iter().map(|done| done.load(Relaxed)).collect()
     }
 
-    /// Counts once all are at work.
-    fn watch(&self) -> Result<Rate> {
-        let at_work = || Ok(self.done().iter().all(|done| done.load(Relaxed) > 0));
+    /// Has all do that, and counts once all are at it.
+    fn watch(&self, work: Work) -> Result<Rate> {
+        self.order(work);
+        let begun = self.read();
+        let at_it = || {
+            Ok(begun
+                .iter()
+                .zip(self.read())
+                .all(|(begun, now)| now > *begun))
+        };
         ensure!(
-            sys::wait_until(PATIENCE, at_work)?,
+            sys::wait_until(PATIENCE, at_it)?,
             "not all workers have done something in {} s",
             PATIENCE.as_secs()
         );
-        let (begin, before) = (Instant::now(), self.sum());
+        let sum = || self.read().into_iter().sum::<u64>();
+        let (begin, before) = (Instant::now(), sum());
         thread::sleep(WINDOW);
-        let (elapsed, after) = (begin.elapsed(), self.sum());
+        let (elapsed, after) = (begin.elapsed(), sum());
         Ok(Rate {
             lives: after - before,
             elapsed_ns: u64::try_from(elapsed.as_nanos())?,
@@ -128,59 +168,22 @@ impl Board {
     }
 }
 
-fn rate(setup: &Setup, workers: Workers, number: usize, work: Work) -> Result<Rate> {
-    let board = Board::new(number)?;
-    match workers {
-        Workers::Processes => {
-            let processes = Processes::start(number, |index| {
-                toil(&Lab::open(setup)?, work, &board, index)
-            })?;
-            let rate = board.watch()?;
-            board.end().store(1, Relaxed);
-            processes.join()?;
-            Ok(rate)
-        }
-        Workers::Threads => {
-            let lab = Lab::open(setup)?;
-            thread::scope(|scope| {
-                let threads: Vec<_> = (0..number)
-                    .map(|index| {
-                        let (lab, board) = (&lab, &board);
-                        scope.spawn(move || toil(lab, work, board, index))
-                    })
-                    .collect();
-                let rate = board.watch();
-                board.end().store(1, Relaxed);
-                for thread in threads {
-                    thread.join().map_err(|_| anyhow!("a thread panicked"))??;
-                }
-                rate
-            })
-        }
-    }
-}
-
-/// Works until it is over.
-fn toil(lab: &Lab, work: Work, board: &Board, index: usize) -> Result<()> {
+/// A worker's part.
+fn toil(lab: &Lab, board: &Board, index: usize) -> Result<()> {
     let memory = lab.allocate_gpu(usize::try_from(GRANULE)?)?;
     let span = memory.span(0, usize::try_from(PAGE)?)?;
-    let mut life: Box<dyn FnMut() -> Result<()>> = match work {
-        Work::Register => Box::new(|| {
+    let address = span.addr().to_string();
+    let path = format!("/sys/kernel/debug/bench/{}", lab.setup.flavour());
+    let mut provider = File::options()
+        .write(true)
+        .open(&path)
+        .with_context(|| path.clone())?;
+    while !board.is_ordered(Work::End) {
+        if board.is_ordered(Work::Register) {
             drop(lab.near.register(span, full_access())?);
-            Ok(())
-        }),
-        Work::Pin(flavour) => {
-            let path = format!("/sys/kernel/debug/bench/{flavour}");
-            let mut file = File::options()
-                .write(true)
-                .open(&path)
-                .with_context(|| path.clone())?;
-            let address = span.addr().to_string();
-            Box::new(move || file.write_all(address.as_bytes()).context("pin"))
+        } else {
+            provider.write_all(address.as_bytes()).context("pin")?;
         }
-    };
-    while board.end().load(Relaxed) == 0 {
-        life()?;
         board.done()[index].fetch_add(1, Relaxed);
     }
     Ok(())
