@@ -160,7 +160,7 @@ struct Results<'a> {
     /// By flavour, ours and NVIDIA's: regions, and nanoseconds of the machine's clock.
     revocations: BTreeMap<&'static str, &'a [BTreeMap<u64, Figure>; 2]>,
     rows: Vec<Entry<'a>>,
-    /// By flavour, ours and NVIDIA's: wall time.
+    /// By flavour, ours and NVIDIA's.
     timed: BTreeMap<&'static str, &'a [Timed; 2]>,
 }
 

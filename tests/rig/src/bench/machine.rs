@@ -63,8 +63,8 @@ impl Clock {
 
     fn of(part: Part) -> Self {
         match part {
-            Part::Registrations | Part::Revocation => Self::Instructions,
-            Part::Threads | Part::Small | Part::Startup | Part::Datapath => Self::Wall,
+            Part::Registrations | Part::Revocation | Part::Datapath => Self::Instructions,
+            Part::Threads | Part::Small | Part::Startup => Self::Wall,
         }
     }
 }

@@ -22,7 +22,7 @@ const INTRODUCTION: &[&str] = &[
      alternate. Nothing here was measured on a GPU or an RDMA card.",
     "- **Instructions** in the first half of the page: the machine is QEMU with one processor and `-icount shift=0`, and its \
      clock, the cycle counter included, counts instructions, one a nanosecond. The host's speed does not bear on them.",
-    "- **Wall time** in the second half, and there alone: many at once, small buffers, start-ups, the data path. The machine is \
+    "- **Wall time** in the second half, and there alone: many at once, small buffers, start-ups. The machine is \
      QEMU with four processors, which the host's own emulate as they have time.",
     "- **Own** is what the module's functions take (acquire, get_pages, dma_map, dma_unmap, put_pages, release, and \
      get_page_size) with all that they call of the kernel, the provider's calls taken off. `tests/bench` hands ib_core a copy \
@@ -81,7 +81,7 @@ instructions, the stand-in's and rxe's included, which are the same for both mod
 on the same page.";
 
 const WALL: &str = "Wall time, with four emulated processors on {processor}. It varies with what else the host does: the \
-ratios count, not the figures. But for the data path the stand-in is told to take {pin_us} µs a pin and {unpin_us} µs an unpin, \
+ratios count, not the figures. The stand-in is told to take {pin_us} µs a pin and {unpin_us} µs an unpin, \
 asleep, with its lock held (`pin_us`, `unpin_us`): twenty times a V100's, since all else is emulated, and slower by about as \
 much. Its own mapping it does as ever.";
 
@@ -100,8 +100,9 @@ the last region of the last process is there; then all deregister. The stand-in 
 lock.";
 
 const DATAPATH: &str = "perftest, unmodified, with the buffers of both ends in GPU memory, and in the host's, in turn, on the \
-same devices: bandwidth (more is better), or typical latency (less is better). rxe moves the bytes; neither module is called \
-while it does. Measured with the persistent flavours.";
+same devices: bandwidth (more is better), or typical latency (less is better), with an instruction as a nanosecond. Both ends, \
+rxe and the network cards' drivers share the one processor; one end polls while QEMU carries the packets, and that varies. \
+Neither module is called meanwhile. Measured with the persistent flavours.";
 
 const NOT_MEASURED: &[&str] = &[
     "- Anything on a GPU, an RDMA card, or a machine that is not emulated. `ibv_reg_mr` on an HCA has the HCA's own work where \
@@ -152,6 +153,7 @@ fn of_instructions(measured: &Measured) -> Vec<Section> {
             REVOCATION,
             (!ours.is_empty()).then(|| table::revocations(ours, theirs)),
         ),
+        ("The data path", DATAPATH, timed::datapaths(&measured.timed)),
     ]
 }
 
@@ -165,7 +167,6 @@ fn of_wall_time(measured: &Measured) -> Vec<Section> {
         ),
         ("Small buffers", SMALL, timed::small(&measured.timed)),
         ("Start-up", STARTUP, timed::startups(&measured.timed)),
-        ("The data path", DATAPATH, timed::datapaths(&measured.timed)),
     ]
 }
 

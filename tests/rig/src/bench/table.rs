@@ -77,6 +77,7 @@ pub(super) fn ratio(ours: f64, theirs: f64) -> String {
 /// Nanoseconds in a unit that fits.
 pub(super) fn time(nanoseconds: f64) -> String {
     match nanoseconds {
+        ns if ns >= 1e9 => format!("{:.2} s", ns / 1e9),
         ns if ns >= 1e6 => format!("{:.2} ms", ns / 1e6),
         ns => format!("{:.1} µs", ns / 1e3),
     }
@@ -345,6 +346,7 @@ mod tests {
         assert_eq!(grouped(-12.0), "-12");
         assert_eq!(time(108_000.0), "108.0 µs");
         assert_eq!(time(3_108_000.0), "3.11 ms");
+        assert_eq!(time(3_108_000_000.0), "3.11 s");
         assert_eq!(ratio(1.0, 0.0), "–");
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What is measured in wall time: many at once, loops, start-ups, and the data path. Its figures and its tables.
+//! What is timed as a whole: many at once, loops, start-ups, and the data path. Its figures and its tables.
 
 use std::collections::BTreeMap;
 

@@ -2,8 +2,8 @@
 //! `gdr bench`: what the module that is loaded costs. Prints one line of JSON for each thing measured; `tests/rig` runs it with
 //! each module in turn, and compares.
 //!
-//! Costs of registrations and revocations are taken by `tests/bench` around the module's functions, or by the clock. They are
-//! instructions in a machine that counts those (`-icount`), and mean nothing elsewhere. All else is wall time.
+//! Registrations, revocations and the data path belong into a machine whose clock counts instructions (`-icount`): there they
+//! repeat. The other parts are about several processors, and wall time.
 
 mod cost;
 mod crowd;
