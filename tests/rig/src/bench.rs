@@ -52,7 +52,7 @@ pub(crate) struct Selection {
     /// How often each module is measured, in turn with the other
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// How often everything but registrations of more than 1 GiB is measured in a round
+    /// How often everything is measured in a round, but registrations of more than 1 GiB and start-ups
     #[arg(long, default_value_t = 3)]
     repeats: u32,
     /// One round, up to 1 GiB; leaves docs/performance.md as it is

@@ -122,11 +122,13 @@ impl Machine {
         )
     }
 
-    /// Those of the parts that are measured in it.
+    /// Those of the parts that are measured in it. The data path is compared within one machine, and once takes long enough.
     fn parts(&self, chosen: &[Part]) -> Vec<Part> {
         let mut parts = chosen.to_vec();
         parts.retain(|part| {
-            Clock::of(*part) == self.clock && !self.flavour.leaves_out.contains(part)
+            Clock::of(*part) == self.clock
+                && !self.flavour.leaves_out.contains(part)
+                && (self.round == 0 || *part != Part::Datapath)
         });
         parts
     }

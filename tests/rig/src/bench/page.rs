@@ -86,14 +86,14 @@ asleep, with its lock held (`pin_us`, `unpin_us`): twenty times a V100's, since 
 much. Its own mapping it does as ever.";
 
 const CROWDS: &str = "Threads of one process with one device, and processes with a device each, register 64 KiB of memory of \
-their own and deregister it, again and again, for half a second at a time. _Allowed_ is what as many get done that have the provider \
+their own and deregister it, again and again, for 0.4 s at a time. _Allowed_ is what as many get done that have the provider \
 pin, map (in the persistent flavour), unmap and unpin the same memory once, without ib_core, RDMA device or module \
 (`tests/bench/provider.c`), measured next to the other: what would be reached if nothing but the provider's lock stood in the \
 way. _Lost_ is what is missing from that. One alone waits for nobody's lock, and has rxe's work to do between the provider's \
 calls: no goal is set for it.";
 
 const SMALL: &str = "One thread registers a buffer of GPU memory, writes it to the other device by RDMA, waits, and deregisters \
-it: a loop, of 200. Beside it the same WRITE of memory that stays registered.";
+it: a loop, of 100. Beside it the same WRITE of memory that stays registered.";
 
 const STARTUP: &str = "Eight processes register at once, each for its connections a buffer of 4 MiB and one of 64 KiB, until \
 the last region of the last process is there; then all deregister. The stand-in looks a pin up in a list of all, under its \
@@ -102,7 +102,7 @@ lock.";
 const DATAPATH: &str = "perftest, unmodified, with the buffers of both ends in GPU memory, and in the host's, in turn, on the \
 same devices: bandwidth (more is better), or typical latency (less is better), with an instruction as a nanosecond. Both ends, \
 rxe and the network cards' drivers share the one processor; one end polls while QEMU carries the packets, and that varies. \
-Neither module is called meanwhile. Measured with the persistent flavours.";
+Neither module is called meanwhile. Measured in the first round, with the persistent flavours.";
 
 const NOT_MEASURED: &[&str] = &[
     "- Anything on a GPU, an RDMA card, or a machine that is not emulated. `ibv_reg_mr` on an HCA has the HCA's own work where \

@@ -28,7 +28,7 @@ use crate::sys;
 use crate::sys::SharedWords;
 
 /// For how long the work of all is counted.
-const WINDOW: Duration = Duration::from_millis(500);
+const WINDOW: Duration = Duration::from_millis(400);
 
 /// How long it may take until each has done something.
 const PATIENCE: Duration = Duration::from_secs(60);

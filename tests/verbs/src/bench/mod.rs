@@ -71,7 +71,7 @@ pub(crate) struct Options {
     /// Connections of each process of a start-up, two regions each
     #[arg(long, default_value_t = 128)]
     connections: usize,
-    /// How often each is measured; registrations of more than 1 GiB are once
+    /// How often each is measured; registrations of more than 1 GiB, and start-ups, are once
     #[arg(long, default_value_t = 5)]
     repeats: u32,
 }
@@ -122,11 +122,9 @@ pub(crate) fn run(options: &Options, setup: &Setup) -> Result<()> {
                 revocation::measure(&Lab::open(setup)?, &options.regions, options.repeats)?;
             }
             Part::Revocation => {}
-            Part::Threads => {
-                crowd::measure(setup, &options.threads, options.repeats)?;
-            }
+            Part::Threads => crowd::measure(setup, &options.threads, options.repeats)?,
             Part::Small => small::measure(setup, options.repeats)?,
-            Part::Startup => startup::measure(setup, options.connections, options.repeats)?,
+            Part::Startup => startup::measure(setup, options.connections)?,
             Part::Datapath => datapath::measure(setup, options.repeats)?,
         }
     }

@@ -27,7 +27,7 @@ pub(super) struct Small {
     transfers_ns: u64,
 }
 
-const LOOPS: u64 = 200;
+const LOOPS: u64 = 100;
 
 /// Measures with each length, and prints.
 pub(super) fn measure(setup: &Setup, repeats: u32) -> Result<()> {

@@ -81,25 +81,22 @@ impl Steps {
     }
 }
 
-/// Measures with so many connections of each process, and prints.
-pub(super) fn measure(setup: &Setup, connections: usize, repeats: u32) -> Result<()> {
+/// Measures once with so many connections of each process, and prints.
+pub(super) fn measure(setup: &Setup, connections: usize) -> Result<()> {
     let _prices = prices()?;
-    for _ in 0..repeats {
-        let steps = Steps::new()?;
-        let processes = Processes::start(PROCESSES, |_| start_and_end(setup, connections, &steps))?;
-        steps.take(READY)?;
-        let register_ns = steps.take(REGISTERED)?;
-        let deregister_ns = steps.take(DEREGISTERED)?;
-        steps.now().store(u64::MAX, SeqCst);
-        processes.join()?;
-        say(&Line::Startup(Startup {
-            processes: PROCESSES,
-            regions: PROCESSES * connections * 2,
-            register_ns,
-            deregister_ns,
-        }))?;
-    }
-    Ok(())
+    let steps = Steps::new()?;
+    let processes = Processes::start(PROCESSES, |_| start_and_end(setup, connections, &steps))?;
+    steps.take(READY)?;
+    let register_ns = steps.take(REGISTERED)?;
+    let deregister_ns = steps.take(DEREGISTERED)?;
+    steps.now().store(u64::MAX, SeqCst);
+    processes.join()?;
+    say(&Line::Startup(Startup {
+        processes: PROCESSES,
+        regions: PROCESSES * connections * 2,
+        register_ns,
+        deregister_ns,
+    }))
 }
 
 fn start_and_end(setup: &Setup, connections: usize, steps: &Steps) -> Result<()> {
