@@ -269,7 +269,7 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     Ok(0)
 }
 
-/// Tables, JSON and plots.
+/// JSON, tables and plots.
 fn write(folder: &Path, rig: &Rig, measured: &[Measured]) -> Result<()> {
     let mut results = Results {
         rig,
@@ -292,33 +292,7 @@ fn write(folder: &Path, rig: &Rig, measured: &[Measured]) -> Result<()> {
                 mutex_ns: goals::mutex(what, row),
             }));
         }
-        let pairs = goals::pairs(&flavour.ours, &flavour.theirs);
-        if pairs.is_empty() {
-            continue;
-        }
-        let file = |name: &str| folder.join(format!("{name}-{}.svg", flavour.name));
-        let title = |what: &str| format!("{what}, {}", flavour.name);
-        plot::draw(
-            &file("own"),
-            &title("own cost of a registration's life"),
-            "instructions",
-            &pairs,
-            |_, row| row.own.median,
-        )?;
-        plot::draw(
-            &file("whole"),
-            &title("whole cost at a V100's prices"),
-            "nanoseconds",
-            &pairs,
-            goals::whole,
-        )?;
-        plot::draw(
-            &file("memory"),
-            &title("own kernel memory while registered"),
-            "bytes",
-            &pairs,
-            |_, row| row.held as f64,
-        )?;
+        draw(folder, flavour)?;
     }
     fs::write(
         folder.join("bench.json"),
@@ -328,5 +302,55 @@ fn write(folder: &Path, rig: &Rig, measured: &[Measured]) -> Result<()> {
     fs::write(folder.join("tables.md"), &text)?;
     print!("{text}");
     println!("  results: {}", folder.display());
+    Ok(())
+}
+
+/// A figure of a registration, by its name, its title and its unit.
+type Plot = (
+    &'static str,
+    &'static str,
+    &'static str,
+    fn(&What, &Row) -> f64,
+);
+
+const PLOTS: &[Plot] = &[
+    (
+        "own",
+        "own cost of a registration's life",
+        "instructions",
+        |_, row| row.own.median,
+    ),
+    (
+        "whole",
+        "whole cost at a V100's prices",
+        "nanoseconds",
+        goals::whole,
+    ),
+    (
+        "memory",
+        "own kernel memory while registered",
+        "bytes",
+        |_, row| row.held as f64,
+    ),
+];
+
+/// The plots of what was measured.
+fn draw(folder: &Path, flavour: &Measured) -> Result<()> {
+    let pairs = goals::pairs(&flavour.ours, &flavour.theirs);
+    let file = |name: &str| folder.join(format!("{name}-{}.svg", flavour.name));
+    let title = |what: &str| format!("{what}, {}", flavour.name);
+    for &(name, what, unit, take) in PLOTS {
+        if !pairs.is_empty() {
+            let lines = plot::lines(&pairs, take);
+            plot::draw(&file(name), &title(what), &plot::over_length(unit), &lines)?;
+        }
+    }
+    for workers in ["threads", "processes"] {
+        let lines = plot::crowds(&flavour.timed, workers);
+        if lines.iter().all(|line| !line.points.is_empty()) {
+            let what = format!("{workers} that register at once, wall time");
+            plot::draw(&file(workers), &title(&what), &plot::OVER_NUMBER, &lines)?;
+        }
+    }
     Ok(())
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Plots of a bench, in SVG: a figure over the length of the registration, both on logarithmic scales.
+//! Plots of a bench, in SVG: a figure over the length of a registration, or over how many register at once, both on logarithmic
+//! scales.
 
 use std::path::Path;
 
@@ -11,11 +12,12 @@ use super::goals::Pairs;
 use super::record::Row;
 use super::record::What;
 use super::table;
+use super::timed::Timed;
 
 /// One line of a plot.
-struct Line {
+pub(super) struct Line {
     name: String,
-    points: Vec<(f64, f64)>,
+    pub(super) points: Vec<(f64, f64)>,
     colour: RGBColor,
 }
 
@@ -25,8 +27,46 @@ const COLOURS: [RGBColor; 3] = [
     RGBColor(214, 39, 40),
 ];
 
+/// What the axes are.
+pub(super) struct Axes {
+    x: &'static str,
+    x_label: fn(f64) -> String,
+    y: &'static str,
+}
+
+/// A figure in `unit` over the length of a registration.
+pub(super) fn over_length(unit: &'static str) -> Axes {
+    Axes {
+        x: "length",
+        x_label: |x| format!("{:.3} MiB", x / 1_048_576.0),
+        y: unit,
+    }
+}
+
+/// Registrations a second over how many register at once.
+pub(super) const OVER_NUMBER: Axes = Axes {
+    x: "at once",
+    x_label: table::grouped,
+    y: "a second",
+};
+
+/// What threads or processes reach with each module, and what the provider's lock allows.
+pub(super) fn crowds([ours, theirs]: &[Timed; 2], workers: &str) -> Vec<Line> {
+    let of = |name: &str, points, colour| Line {
+        name: name.to_owned(),
+        points,
+        colour,
+    };
+    let [first, second, third] = COLOURS;
+    vec![
+        of("ours", ours.reached(workers), first),
+        of("NVIDIA's", theirs.reached(workers), third),
+        of("the provider's lock", ours.allowed(workers), second),
+    ]
+}
+
 /// A line for each layout and module; NVIDIA's are paler.
-fn lines(pairs: &Pairs<'_>, take: impl Fn(&What, &Row) -> f64) -> Vec<Line> {
+pub(super) fn lines(pairs: &Pairs<'_>, take: impl Fn(&What, &Row) -> f64) -> Vec<Line> {
     let mut lines: Vec<Line> = Vec::new();
     let mut layouts: Vec<&str> = Vec::new();
     for (what, _, _) in pairs {
@@ -63,15 +103,8 @@ fn lines(pairs: &Pairs<'_>, take: impl Fn(&What, &Row) -> f64) -> Vec<Line> {
     lines
 }
 
-/// Draws one figure of both modules.
-pub(super) fn draw(
-    file: &Path,
-    title: &str,
-    unit: &str,
-    pairs: &Pairs<'_>,
-    take: impl Fn(&What, &Row) -> f64,
-) -> Result<()> {
-    let lines = lines(pairs, take);
+/// Draws them.
+pub(super) fn draw(file: &Path, title: &str, axes: &Axes, lines: &[Line]) -> Result<()> {
     let all = || lines.iter().flat_map(|line| line.points.iter().copied());
     let range = |values: &dyn Fn() -> Vec<f64>| {
         let least = values().into_iter().fold(f64::INFINITY, f64::min);
@@ -95,13 +128,13 @@ pub(super) fn draw(
         .map_err(|error| failed(&error))?;
     chart
         .configure_mesh()
-        .x_desc("length")
-        .y_desc(unit)
-        .x_label_formatter(&|x| format!("{:.3} MiB", x / 1_048_576.0))
+        .x_desc(axes.x)
+        .y_desc(axes.y)
+        .x_label_formatter(&|x| (axes.x_label)(*x))
         .y_label_formatter(&|y| table::grouped(*y))
         .draw()
         .map_err(|error| failed(&error))?;
-    for line in &lines {
+    for line in lines {
         let colour = line.colour;
         chart
             .draw_series(LineSeries::new(
@@ -128,6 +161,7 @@ pub(super) fn draw(
 mod tests {
     use super::super::goals;
     use super::super::record;
+    use super::super::timed;
     use super::*;
 
     #[test]
@@ -136,9 +170,8 @@ mod tests {
         let theirs = record::rows(&record::tests::lines(2, 200)).expect("rows");
         let pairs = goals::pairs(&ours, &theirs);
         let file = std::env::temp_dir().join(format!("rig-plot-{}.svg", std::process::id()));
-        let drawn = draw(&file, "own cost", "instructions", &pairs, |_, row| {
-            row.own.median
-        });
+        let lines = lines(&pairs, |_, row| row.own.median);
+        let drawn = draw(&file, "own cost", &over_length("instructions"), &lines);
         let text = std::fs::read_to_string(&file).unwrap_or_default();
         let _ = std::fs::remove_file(&file);
         drawn.expect("drawn");
@@ -150,6 +183,19 @@ mod tests {
         ] {
             assert!(text.contains(word), "{word}");
         }
-        assert!(draw(&file, "", "", &Vec::new(), |_, _| 0.0).is_err());
+        assert!(draw(&file, "", &OVER_NUMBER, &[]).is_err());
+    }
+
+    #[test]
+    fn the_lines_of_many_at_once() {
+        let both = [1, 2].map(|slower| Timed::of(&timed::tests::lines(slower)).expect("figures"));
+        let lines = crowds(&both, "threads");
+        let found: Vec<_> = lines.iter().map(|line| line.points.clone()).collect();
+        assert_eq!(found[0], [(1.0, 780.0), (4.0, 780.0)]);
+        assert_eq!(found[1], [(1.0, 390.0), (4.0, 390.0)]);
+        assert_eq!(found[2], [(1.0, 800.0), (4.0, 800.0)]);
+        assert!(crowds(&both, "nobody")
+            .iter()
+            .all(|line| line.points.is_empty()));
     }
 }

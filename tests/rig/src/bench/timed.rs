@@ -148,6 +148,26 @@ impl Timed {
     }
 }
 
+impl Timed {
+    /// Numbers of such workers, and what is reached with them.
+    pub(super) fn reached(&self, workers: &str) -> Vec<(f64, f64)> {
+        self.crowds_of(workers, |crowd| crowd.reached)
+    }
+
+    /// Numbers of such workers, and what the provider's lock allows them.
+    pub(super) fn allowed(&self, workers: &str) -> Vec<(f64, f64)> {
+        self.crowds_of(workers, |crowd| crowd.allowed)
+    }
+
+    fn crowds_of(&self, workers: &str, take: fn(&Crowd) -> Figure) -> Vec<(f64, f64)> {
+        self.crowds
+            .iter()
+            .filter(|crowd| crowd.workers == workers)
+            .map(|crowd| (crowd.number as f64, take(crowd).median))
+            .collect()
+    }
+}
+
 /// Of how many that register at once a lock is in the way of any.
 const MANY: u64 = 4;
 
