@@ -77,8 +77,8 @@ const APPLICATIONS: &str = "What `ibv_reg_mr` and `ibv_dereg_mr` take, in instru
 and the module. The stand-in's prices are its own, and no GPU's; there is no goal.";
 
 const REVOCATION: &str = "From the call that frees an allocation to its return, by when the last of the regions on it is dead: \
-instructions, the stand-in's and rxe's included, which are the same for both modules. Each region is one of 64 KiB, and all are \
-on the same page.";
+instructions, the stand-in's and rxe's included, which are the same for both modules. Each region is a page of 64 KiB \
+of its own.";
 
 const WALL: &str = "Wall time, with four emulated processors on {processor}. It varies with what else the host does: the \
 ratios count, not the figures. The stand-in is told to take {pin_us} µs a pin and {unpin_us} µs an unpin, \

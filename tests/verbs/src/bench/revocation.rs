@@ -11,7 +11,6 @@ use super::say;
 use super::Line;
 use crate::counters;
 use crate::counters::Counters;
-use crate::gpu::GRANULE;
 use crate::gpu::PAGE;
 use crate::lab::Lab;
 use crate::rdma::full_access;
@@ -24,7 +23,7 @@ pub(super) struct Revocation {
     free_ns: u64,
 }
 
-/// Measures with each number of regions over one page of one allocation, and prints.
+/// Measures with each number of regions on one allocation, and prints.
 pub(super) fn measure(lab: &Lab, numbers: &[usize], repeats: u32) -> Result<()> {
     for &regions in numbers {
         for _ in 0..repeats {
@@ -36,10 +35,12 @@ pub(super) fn measure(lab: &Lab, numbers: &[usize], repeats: u32) -> Result<()> 
 }
 
 fn free(lab: &Lab, number: usize) -> Result<u64> {
-    let mut memory = lab.allocate_gpu(usize::try_from(GRANULE)?)?;
-    let span = memory.span(0, usize::try_from(PAGE)?)?;
+    let page = usize::try_from(PAGE)?;
+    let mut memory = lab.allocate_gpu(number * page)?;
     let mut regions = Vec::with_capacity(number);
-    for _ in 0..number {
+    // A page for each: of one page's mappings the kernel looks through all before rxe gives one back.
+    for index in 0..number {
+        let span = memory.span(index * page, page)?;
         regions.push(lab.near.register(span, full_access())?);
     }
     let before = Counters::read()?;
