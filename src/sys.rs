@@ -652,7 +652,8 @@ impl Growing {
         if self.result.is_ok() {
             // CAST: At most `BATCH`.
             let count = self.waiting as c_uint;
-            // SAFETY: So many are written, and read during the call alone.
+            // SAFETY: `add` is one of the two functions for the list, of whose calls none has failed. So many
+            // entries are written, and read during the call alone.
             if unsafe { add(&mut self.list, self.batch.as_ptr().cast(), count) } != 0 {
                 self.result = Err(Refusal::NoMemory);
             }
