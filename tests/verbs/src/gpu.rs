@@ -164,6 +164,23 @@ impl Gpu {
     }
 
     /// Where an address of this process lies. ENOENT and the like are errors.
+    /// Allocates until the memory is that at `place` of the BAR; None if it never is. What came before is given back.
+    pub(crate) fn allocate_there(
+        self: &Arc<Self>,
+        len: usize,
+        place: u64,
+    ) -> Result<Option<Allocation>> {
+        let mut others = Vec::new();
+        for _ in 0..64 {
+            let next = self.allocate(len, Placement::Any)?;
+            if next.bar_address() == place {
+                return Ok(Some(next));
+            }
+            others.push(next);
+        }
+        Ok(None)
+    }
+
     pub(crate) fn place_of(&self, va: u64) -> Result<Place> {
         let mut info = RawInfo {
             va,

@@ -58,6 +58,17 @@ impl Hold {
         Ok(caught)
     }
 
+    /// Arms `place`, and catches there the worker that `start` starts.
+    pub(crate) fn catch<T>(
+        place: &str,
+        start: impl FnOnce() -> Result<Worker<T>>,
+    ) -> Result<(Self, Worker<T>)> {
+        let hold = Self::arm(place)?;
+        let mut worker = start()?;
+        ensure!(hold.caught(&mut worker)?, "{place} was not reached");
+        Ok((hold, worker))
+    }
+
     /// Lets all go.
     pub(crate) fn release(self) {
         drop(self);

@@ -4,8 +4,6 @@
 //!
 //! NVIDIA's module refuses all of them: there each case sees to `EFAULT` and to nothing else.
 
-use std::sync::Arc;
-
 use anyhow::bail;
 use anyhow::ensure;
 use anyhow::Context;
@@ -13,13 +11,13 @@ use anyhow::Result;
 
 use crate::arena::Arena;
 use crate::cases::register::peer_region;
+use crate::cases::stage::Stage;
 use crate::counters::Activity;
 use crate::counters::Counters;
 use crate::gpu::Allocation;
 use crate::gpu::GRANULE;
 use crate::gpu::PAGE;
 use crate::hold::Hold;
-use crate::hold::Worker;
 use crate::knobs::Parameter;
 use crate::ktap::note;
 use crate::ktap::Case;
@@ -403,17 +401,15 @@ fn freed_between_pins(lab: &Lab) -> Result<()> {
     lab.needs_flavour(Flavour::Revocable)?;
     lab.needs_ours()?;
     const PARTS: usize = 4;
-    let hca = Arc::new(Hca::open(lab.far.name())?);
+    let stage = Stage::open(lab)?;
     // The second client searches, too, and finds the hole.
     for (gone, calls) in [2 + 2, 4 + 4, 6 + 6, 7 + 7].into_iter().enumerate() {
         let mut row = Row::of(lab, &[1; PARTS])?;
         let span = row.span(0, PARTS * M2)?;
         let before = Counters::read()?;
-        let hold = Hold::arm("nvidia/get_after_register")?;
-        let theirs = Arc::clone(&hca);
-        let mut registration =
-            Worker::start("registration", move || theirs.register(span, full_access()))?;
-        ensure!(hold.caught(&mut registration)?, "no pin was made");
+        let (hold, registration) = Hold::catch("nvidia/get_after_register", || {
+            stage.start_register_span(span)
+        })?;
         row.parts.get_mut(gone).context("a part")?.free()?;
         hold.release();
         match registration.finish()?.done("the registration")? {
@@ -441,15 +437,13 @@ fn freed_before_get_pages(lab: &Lab) -> Result<()> {
     lab.needs_flavour(Flavour::Revocable)?;
     lab.needs_ours()?;
     const PARTS: usize = 3;
-    let hca = Arc::new(Hca::open(lab.far.name())?);
+    let stage = Stage::open(lab)?;
     for gone in 0..PARTS {
         let mut row = Row::of(lab, &[1; PARTS])?;
         let span = row.span(0, PARTS * M2)?;
-        let hold = Hold::arm("ib_peer_mem/before_get_pages")?;
-        let theirs = Arc::clone(&hca);
-        let mut registration =
-            Worker::start("registration", move || theirs.register(span, full_access()))?;
-        ensure!(hold.caught(&mut registration)?, "get_pages was not reached");
+        let (hold, registration) = Hold::catch("ib_peer_mem/before_get_pages", || {
+            stage.start_register_span(span)
+        })?;
         let before = Counters::read()?;
         let pins = before.live_pins()?;
         ensure!(pins == PARTS as u64, "{pins} pins");
@@ -501,16 +495,7 @@ fn part_freed(lab: &Lab) -> Result<()> {
         let state = peer_region(&lab.far, &region)?.state;
         ensure!(state == "revoked", "rxe holds the region as {state}");
 
-        let mut held = Vec::new();
-        let mut stranger = None;
-        for _ in 0..64 {
-            let next = lab.gpu(gone % 2)?.allocate(M2, Placement::Any)?;
-            if next.bar_address() == place {
-                stranger = Some(next);
-                break;
-            }
-            held.push(next);
-        }
+        let stranger = lab.gpu(gone % 2)?.allocate_there(M2, place)?;
         let theirs = Pattern::new(lab.setup.seed, 3).bytes(0, M2);
         if let Some(stranger) = &stranger {
             stranger.write(0, &theirs)?;

@@ -129,9 +129,7 @@ fn in_module(place: &str) -> bool {
 /// Freed while a get of the provider's stands between making the pin known and its return.
 fn freed_inside_get(lab: &Lab, stage: &Stage) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
-    let hold = Hold::arm("nvidia/get_after_register")?;
-    let mut registration = stage.start_register(&memory)?;
-    ensure!(hold.caught(&mut registration)?, "no pin was made");
+    let (hold, registration) = stage.register_until(&memory, "nvidia/get_after_register")?;
     stage.free(&memory)?;
     hold.release();
     match registration.finish()?.done("the registration")? {
@@ -188,9 +186,7 @@ fn unpin_beside_callback(lab: &Lab) -> Result<()> {
 fn freed_before_get_pages(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = lab.allocate_gpu(M2)?;
-    let hold = Hold::arm("ib_peer_mem/before_get_pages")?;
-    let mut registration = stage.start_register(&memory)?;
-    ensure!(hold.caught(&mut registration)?, "get_pages was not reached");
+    let (hold, registration) = stage.register_until(&memory, "ib_peer_mem/before_get_pages")?;
     stage.free(&memory)?;
     hold.release();
     match registration.finish()?.done("the registration")? {
@@ -226,9 +222,9 @@ fn release_beside_invalidation(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = lab.allocate_gpu(M2)?;
     let region = stage.register(&memory)?;
-    let inside = Hold::arm("ib_peer_mem/invalidate_got_ref")?;
-    let mut free = stage.start_free(&memory)?;
-    ensure!(inside.caught(&mut free)?, "ib_core was not called");
+    let (inside, free) = Hold::catch("ib_peer_mem/invalidate_got_ref", || {
+        stage.start_free(&memory)
+    })?;
     let before = Hold::arm("ib_peer_mem/before_release")?;
     let after = Hold::arm("ib_peer_mem/after_release")?;
     let mut release = stage.start_deregister(region)?;
@@ -282,9 +278,7 @@ fn second_look(lab: &Lab) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     let next = lab.allocate_gpu(M2)?;
     let region = stage.register(&memory)?;
-    let hold = Hold::arm("nvidia/get_after_register")?;
-    let mut registration = stage.start_register(&next)?;
-    ensure!(hold.caught(&mut registration)?, "no pin was made");
+    let (hold, registration) = stage.register_until(&next, "nvidia/get_after_register")?;
     let mut release = stage.start_deregister(region)?;
     let ended = release.ended_or_at("the module", in_module)?;
     ensure!(!ended, "the release did not wait for the gate");
@@ -498,9 +492,7 @@ fn exit_fence(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = lab.allocate_gpu(M2)?;
     let region = stage.register(&memory)?;
-    let hold = Hold::arm("nvidia/callback_exit")?;
-    let mut free = stage.start_free(&memory)?;
-    ensure!(hold.caught(&mut free)?, "no callback was made");
+    let (hold, free) = Hold::catch("nvidia/callback_exit", || stage.start_free(&memory))?;
     stage
         .start_deregister(region)?
         .finish()?

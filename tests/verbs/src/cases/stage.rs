@@ -4,7 +4,6 @@
 
 use std::sync::Arc;
 
-use anyhow::ensure;
 use anyhow::Result;
 
 use crate::counters::Counters;
@@ -21,6 +20,7 @@ use crate::rdma::Hca;
 use crate::rdma::Refused;
 use crate::rdma::Region;
 use crate::sys;
+use crate::sys::Span;
 
 const M2: usize = GRANULE as usize;
 
@@ -51,8 +51,22 @@ impl Stage {
 
     /// Registers in a thread of its own.
     pub(super) fn start_register(&self, memory: &Allocation) -> Result<Worker<Registered>> {
-        let (hca, span) = (Arc::clone(&self.hca), memory.span(0, M2)?);
+        self.start_register_span(memory.span(0, M2)?)
+    }
+
+    /// The same, for other than the first 2 MiB of an allocation.
+    pub(super) fn start_register_span(&self, span: Span) -> Result<Worker<Registered>> {
+        let hca = Arc::clone(&self.hca);
         Worker::start("registration", move || hca.register(span, full_access()))
+    }
+
+    /// As [`Stage::start_register`], and waits until that thread stands at `place`: see [`Hold::arm`].
+    pub(super) fn register_until(
+        &self,
+        memory: &Allocation,
+        place: &str,
+    ) -> Result<(Hold, Worker<Registered>)> {
+        Hold::catch(place, || self.start_register(memory))
     }
 
     /// Deregisters in a thread of its own.
@@ -66,10 +80,7 @@ impl Stage {
         region: Region,
         place: &str,
     ) -> Result<(Hold, Worker<()>)> {
-        let hold = Hold::arm(place)?;
-        let mut deregistration = self.start_deregister(region)?;
-        ensure!(hold.caught(&mut deregistration)?, "{place} was not reached");
-        Ok((hold, deregistration))
+        Hold::catch(place, || self.start_deregister(region))
     }
 
     /// Frees in a thread of its own; the addresses stay occupied.

@@ -11,7 +11,6 @@ use crate::cases::register::peer_region;
 use crate::counters::Counters;
 use crate::gpu::GRANULE;
 use crate::gpu::PAGE;
-use crate::hold::Hold;
 use crate::knobs::Parameter;
 use crate::ktap;
 use crate::rdma;
@@ -85,9 +84,7 @@ fn memory_changes_hands(bench: &Bench) -> Result<()> {
     // Far from where the neighbour's addresses will be.
     let memory = bench.gpu.allocate(M2, Placement::At(16 << 40))?;
     let (addr, place) = (memory.mapping().addr(), memory.bar_address());
-    let hold = Hold::arm("ib_peer_mem/before_get_pages")?;
-    let mut registration = bench.start_register(&memory)?;
-    ensure!(hold.caught(&mut registration)?, "get_pages was not reached");
+    let (hold, registration) = bench.register_until(&memory, "ib_peer_mem/before_get_pages")?;
     // The neighbour keeps the place, so that the new memory lies elsewhere.
     drop(memory);
     let neighbour = bench.allocate()?;

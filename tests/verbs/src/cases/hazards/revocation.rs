@@ -139,22 +139,24 @@ fn unmap_after_callback(bench: &Bench) -> Result<()> {
 
 /// Makes the memory of `region` somebody else's and writes through the region: true if it reaches the new owner.
 fn reaches_next_owner(bench: &Bench, memory: &Allocation, region: &Region) -> Result<bool> {
-    let place = memory.bar_address();
-    let mut others = Vec::new();
-    for _ in 0..64 {
-        let next = bench.allocate()?;
-        if next.bar_address() != place {
-            others.push(next);
-            continue;
-        }
-        let own = Pattern::new(bench.lab.setup.seed, 2).bytes(0, 4096);
-        next.write(0, &own)?;
-        let written = write_through(bench, region)?;
-        let mut found = vec![0; 4096];
-        next.read(0, &mut found)?;
-        return Ok(written && found != own);
-    }
-    anyhow::bail!("the place was not handed out again")
+    reaches_next_owner_or_none(bench, memory, region)?.context("the place was not handed out again")
+}
+
+/// The same; None where the place is kept from others.
+fn reaches_next_owner_or_none(
+    bench: &Bench,
+    memory: &Allocation,
+    region: &Region,
+) -> Result<Option<bool>> {
+    let Some(next) = bench.gpu.allocate_there(M2, memory.bar_address())? else {
+        return Ok(None);
+    };
+    let own = Pattern::new(bench.lab.setup.seed, 2).bytes(0, 4096);
+    next.write(0, &own)?;
+    let written = write_through(bench, region)?;
+    let mut found = vec![0; 4096];
+    next.read(0, &mut found)?;
+    Ok(Some(written && found != own))
 }
 
 /// Bytes that differ from what any memory here holds, written through `region`; whether that worked.
@@ -259,7 +261,7 @@ fn judge(bench: &Bench, memory: &Allocation, registered: Registered) -> Result<(
             );
         }
         Ok(region) => {
-            let owner = reaches_next_owner_or_none(bench, memory, &region)?;
+            let owner = reaches_next_owner_or_none(bench, memory, &region)?.unwrap_or(false);
             bench.check(
                 !owner,
                 "registered; the pages are kept for it",
@@ -270,28 +272,12 @@ fn judge(bench: &Bench, memory: &Allocation, registered: Registered) -> Result<(
     Ok(())
 }
 
-/// As [`reaches_next_owner`], where the place may be kept from others.
-fn reaches_next_owner_or_none(bench: &Bench, memory: &Allocation, region: &Region) -> Result<bool> {
-    let mut others = Vec::new();
-    for _ in 0..16 {
-        let next = bench.allocate()?;
-        if next.bar_address() == memory.bar_address() {
-            drop(next);
-            return reaches_next_owner(bench, memory, region);
-        }
-        others.push(next);
-    }
-    Ok(false)
-}
-
 /// A registration that is pinned and not mapped; the memory is freed.
 fn freed_before_map(bench: &Bench) -> Result<()> {
     // What a page table that was freed says is its page size.
     const POISON: u32 = 0x6b6b_6b6b;
     let memory = bench.allocate()?;
-    let hold = Hold::arm("ib_peer_mem/before_dma_map")?;
-    let mut registration = bench.start_register(&memory)?;
-    ensure!(hold.caught(&mut registration)?, "dma_map was not reached");
+    let (hold, registration) = bench.register_until(&memory, "ib_peer_mem/before_dma_map")?;
     let mut free = bench.start_free(&memory)?;
     // Either the free is over, or its callback waits in ib_core for the end of the registration.
     if !free.ended_or_in(&["ib_invalidate_peer_memory"])? {
@@ -327,9 +313,7 @@ fn freed_during_map(bench: &Bench) -> Result<()> {
 /// The memory is freed after acquire, before ib_core has given a ticket.
 fn freed_before_ticket(bench: &Bench) -> Result<()> {
     let memory = bench.allocate()?;
-    let hold = Hold::arm("ib_peer_mem/before_get_pages")?;
-    let mut registration = bench.start_register(&memory)?;
-    ensure!(hold.caught(&mut registration)?, "get_pages was not reached");
+    let (hold, registration) = bench.register_until(&memory, "ib_peer_mem/before_get_pages")?;
     bench.free(&memory)?;
     hold.release();
     let registered = registration.finish()?.done("the registration")?;
