@@ -40,6 +40,12 @@ impl PageSize {
         u64::from(self.0.get())
     }
 
+    /// That of a region whose pins have pages of these sizes: what ib_core trims by must divide every
+    /// entry.
+    pub(crate) fn of_all(sizes: impl Iterator<Item = PageSize>) -> PageSize {
+        sizes.min().unwrap_or(PageSize::KIB_64)
+    }
+
     fn mask(self) -> u64 {
         self.bytes() - 1
     }

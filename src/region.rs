@@ -167,9 +167,7 @@ impl<E: Env> Region<E> {
             Ok(Piece { mapping: None, pin })
         };
         let pieces: E::List<Piece<E>> = pieces::cover(span, E::max_pieces(), pin, || Ok(()))?;
-        // What ib_core trims by must divide every entry.
-        let page = pieces.iter().map(|piece| piece.pin.page_size()).min();
-        let page = page.unwrap_or(PageSize::KIB_64);
+        let page = PageSize::of_all(pieces.iter().map(|piece| piece.pin.page_size()));
         Ok(Region {
             span,
             page,

@@ -195,9 +195,7 @@ impl<E: Env> Lease<E> {
             // Once a part is gone, the rest is not worth its pins.
             || region.state.with(|state| state.check()),
         )?;
-        // What ib_core trims by must divide every entry.
-        let page = pins.iter().map(|pin| pin.page_size()).min();
-        let page = page.unwrap_or(PageSize::KIB_64);
+        let page = PageSize::of_all(pins.iter().map(|pin| pin.page_size()));
         // From here on an early return is a release. It may wait for a callback with ib_core's global
         // mutex held: a callback for a region without a ticket calls nobody.
         let lease = Self { region, page };

@@ -205,25 +205,26 @@ unsigned int peermem_max_segment(struct pci_dev *pdev)
 	return dma_get_max_seg_size(&pdev->dev);
 }
 
+static void peermem_sg_set(struct scatterlist *sg, u64 addr, u32 len)
+{
+	sg_set_page(sg, NULL, len, 0);
+	sg_dma_address(sg) = addr;
+	sg_dma_len(sg) = len;
+}
+
 static void peermem_sg_fill(struct scatterlist *sg,
 			    const struct peermem_entry *entries,
 			    unsigned int count)
 {
-	for (; count; count--, entries++, sg++) {
-		sg_set_page(sg, NULL, entries->len, 0);
-		sg_dma_address(sg) = entries->addr;
-		sg_dma_len(sg) = entries->len;
-	}
+	for (; count; count--, entries++, sg++)
+		peermem_sg_set(sg, entries->addr, entries->len);
 }
 
 static void peermem_sg_copy(struct scatterlist *to, struct scatterlist *from,
 			    unsigned int count)
 {
-	for (; count; count--, to++, from++) {
-		sg_set_page(to, NULL, from->length, 0);
-		sg_dma_address(to) = sg_dma_address(from);
-		sg_dma_len(to) = sg_dma_len(from);
-	}
+	for (; count; count--, to++, from++)
+		peermem_sg_set(to, sg_dma_address(from), sg_dma_len(from));
 }
 
 /* The last chunk is full. */
