@@ -335,11 +335,6 @@ static int calls_show(struct seq_file *m, void *unused)
 	return 0;
 }
 
-static int calls_open(struct inode *inode, struct file *file)
-{
-	return single_open(file, calls_show, NULL);
-}
-
 static ssize_t calls_write(struct file *file, const char __user *buf,
 			   size_t len, loff_t *pos)
 {
@@ -356,14 +351,7 @@ static ssize_t calls_write(struct file *file, const char __user *buf,
 	return len;
 }
 
-static const struct file_operations calls_fops = {
-	.owner		= THIS_MODULE,
-	.open		= calls_open,
-	.read		= seq_read,
-	.write		= calls_write,
-	.llseek		= seq_lseek,
-	.release	= single_release,
-};
+DEFINE_SHOW_STORE_ATTRIBUTE(calls);
 
 static int __init bench_init(void)
 {
@@ -378,9 +366,7 @@ static int __init bench_init(void)
 	ret = provider_init(root);
 	if (ret)
 		goto memory;
-	ret = table_init(root);
-	if (ret)
-		goto provider;
+	table_init(root);
 	ret = register_kprobe(&register_probe);
 	if (ret) {
 		pr_err("no probe at %s: %d\n", register_probe.symbol_name, ret);
@@ -390,7 +376,6 @@ static int __init bench_init(void)
 
 table:
 	table_exit();
-provider:
 	provider_exit();
 memory:
 	memory_exit();

@@ -22,7 +22,7 @@ void provider_exit(void);
 /* table.c */
 void table_mapped(const struct sg_table *table, unsigned long address,
 		  size_t length);
-int table_init(struct dentry *root);
+void table_init(struct dentry *root);
 void table_exit(void);
 
 #endif /* _RIG_BENCH_H_ */

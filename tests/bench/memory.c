@@ -176,16 +176,20 @@ static void find(struct tracepoint *point, void *unused)
 			watches[i].point = point;
 }
 
+/* Takes the first @count away. */
+static void unwatch(int count)
+{
+	while (count--)
+		tracepoint_probe_unregister(watches[count].point,
+					    watches[count].probe, NULL);
+	tracepoint_synchronize_unregister();
+}
+
 static void stop(void)
 {
-	int i;
-
 	if (!watching)
 		return;
-	for (i = 0; i < ARRAY_SIZE(watches); i++)
-		tracepoint_probe_unregister(watches[i].point,
-					    watches[i].probe, NULL);
-	tracepoint_synchronize_unregister();
+	unwatch(ARRAY_SIZE(watches));
 	watching = false;
 }
 
@@ -202,18 +206,13 @@ static int start(void)
 	for (i = 0; i < ARRAY_SIZE(watches); i++) {
 		ret = tracepoint_probe_register(watches[i].point,
 						watches[i].probe, NULL);
-		if (ret)
-			goto unregister;
+		if (ret) {
+			unwatch(i);
+			return ret;
+		}
 	}
 	watching = true;
 	return 0;
-
-unregister:
-	while (i--)
-		tracepoint_probe_unregister(watches[i].point,
-					    watches[i].probe, NULL);
-	tracepoint_synchronize_unregister();
-	return ret;
 }
 
 static ssize_t memory_read(struct file *file, char __user *buf, size_t len,

@@ -19,7 +19,7 @@
 
 static struct pci_dev *card;
 
-static int persistent_life(u64 address)
+static int persistent_life(void *unused, u64 address)
 {
 	struct nvidia_p2p_dma_mapping *mapping;
 	struct nvidia_p2p_page_table *table;
@@ -41,7 +41,7 @@ static void revoked(void *data)
 	WARN_ON(1);
 }
 
-static int revocable_life(u64 address)
+static int revocable_life(void *unused, u64 address)
 {
 	struct nvidia_p2p_page_table *table;
 	int ret;
@@ -53,49 +53,18 @@ static int revocable_life(u64 address)
 	return nvidia_p2p_put_pages(0, 0, address, table);
 }
 
-static ssize_t live(int (*life)(u64 address), const char __user *buf,
-		    size_t len)
-{
-	u64 address;
-	int ret;
-
-	ret = kstrtou64_from_user(buf, len, 0, &address);
-	if (!ret)
-		ret = life(address);
-	return ret ?: len;
-}
-
-static ssize_t persistent_write(struct file *file, const char __user *buf,
-				size_t len, loff_t *pos)
-{
-	return live(persistent_life, buf, len);
-}
-
-static ssize_t revocable_write(struct file *file, const char __user *buf,
-			       size_t len, loff_t *pos)
-{
-	return live(revocable_life, buf, len);
-}
-
-static const struct file_operations persistent_fops = {
-	.write	= persistent_write,
-	.open	= simple_open,
-	.llseek	= noop_llseek,
-};
-
-static const struct file_operations revocable_fops = {
-	.write	= revocable_write,
-	.open	= simple_open,
-	.llseek	= noop_llseek,
-};
+DEFINE_DEBUGFS_ATTRIBUTE(persistent_fops, NULL, persistent_life, "%llu\n");
+DEFINE_DEBUGFS_ATTRIBUTE(revocable_fops, NULL, revocable_life, "%llu\n");
 
 int provider_init(struct dentry *root)
 {
 	card = pci_get_class(PCI_CLASS_NETWORK_ETHERNET << 8, NULL);
 	if (!card)
 		return -ENODEV;
-	debugfs_create_file("persistent", 0200, root, NULL, &persistent_fops);
-	debugfs_create_file("revocable", 0200, root, NULL, &revocable_fops);
+	debugfs_create_file_unsafe("persistent", 0200, root, NULL,
+				   &persistent_fops);
+	debugfs_create_file_unsafe("revocable", 0200, root, NULL,
+				   &revocable_fops);
 	return 0;
 }
 

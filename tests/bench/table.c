@@ -114,10 +114,9 @@ static const struct file_operations table_fops = {
 	.llseek	= default_llseek,
 };
 
-int table_init(struct dentry *root)
+void table_init(struct dentry *root)
 {
 	debugfs_create_file("table", 0600, root, NULL, &table_fops);
-	return 0;
 }
 
 void table_exit(void)

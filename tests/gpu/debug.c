@@ -67,11 +67,6 @@ static int counters_show(struct seq_file *m, void *unused)
 	return 0;
 }
 
-static int counters_open(struct inode *inode, struct file *file)
-{
-	return single_open(file, counters_show, NULL);
-}
-
 static ssize_t counters_write(struct file *file, const char __user *buf,
 			      size_t len, loff_t *pos)
 {
@@ -82,14 +77,7 @@ static ssize_t counters_write(struct file *file, const char __user *buf,
 	return len;
 }
 
-static const struct file_operations counters_fops = {
-	.owner		= THIS_MODULE,
-	.open		= counters_open,
-	.read		= seq_read,
-	.write		= counters_write,
-	.llseek		= seq_lseek,
-	.release	= single_release,
-};
+DEFINE_SHOW_STORE_ATTRIBUTE(counters);
 
 /* The time of clients' calls */
 
