@@ -28,14 +28,9 @@ use serde::Serialize;
 use self::goals::Goal;
 use self::machine::Clock;
 use self::machine::Machine;
-use self::machine::Part;
 use self::machine::FLAVOURS;
-use self::record::Calibration;
 use self::record::Figure;
-use self::record::Line;
-use self::record::Prices;
 use self::record::Row;
-use self::record::What;
 use self::timed::Timed;
 use crate::kernel;
 use crate::paths::Paths;
@@ -43,6 +38,12 @@ use crate::progress::duration;
 use crate::setup;
 use crate::vm;
 use crate::vm::Peermem;
+use peermem_figures::Calibration;
+use peermem_figures::Line;
+use peermem_figures::Part;
+use peermem_figures::Prices;
+use peermem_figures::What;
+use peermem_figures::Workers;
 
 #[derive(Debug, Args)]
 pub(crate) struct Selection {
@@ -345,11 +346,16 @@ fn draw(folder: &Path, flavour: &Measured) -> Result<()> {
             plot::draw(&file(name), &title(what), &plot::over_length(unit), &lines)?;
         }
     }
-    for workers in ["threads", "processes"] {
+    for workers in Workers::ALL {
         let lines = plot::crowds(&flavour.timed, workers);
         if lines.iter().all(|line| !line.points.is_empty()) {
-            let what = format!("{workers} that register at once, wall time");
-            plot::draw(&file(workers), &title(&what), &plot::OVER_NUMBER, &lines)?;
+            let what = format!("{} that register at once, wall time", workers.name());
+            plot::draw(
+                &file(workers.name()),
+                &title(&what),
+                &plot::OVER_NUMBER,
+                &lines,
+            )?;
         }
     }
     Ok(())

@@ -56,6 +56,7 @@ pub(crate) fn build(paths: &Paths, toolchain: &Toolchain) -> Result<()> {
         "Cargo.toml",
         "Cargo.lock",
         "tests/verbs",
+        "tests/figures",
         "tests/gpu/standin.h",
     ] {
         key.path(&paths.repo, &paths.repo.join(input))?;

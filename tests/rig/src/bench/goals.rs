@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
+use peermem_figures::What;
 use serde::Serialize;
 
 use super::record::Figure;
 use super::record::Row;
-use super::record::What;
 use super::table;
 
 const GIB: u64 = 1 << 30;

@@ -9,9 +9,10 @@ use std::path::Path;
 use anyhow::ensure;
 use anyhow::Context as _;
 use anyhow::Result;
-use clap::ValueEnum;
+use clap::ValueEnum as _;
+use peermem_figures::Line;
+use peermem_figures::Part;
 
-use super::record::Line;
 use super::Selection;
 use crate::kernel;
 use crate::paths::Paths;
@@ -24,23 +25,6 @@ use crate::vm::Peermem;
 
 /// Room for a registration of 64 GiB, in MiB.
 const BAR: u64 = 128 * 1024;
-
-/// What can be measured by itself; `gdr bench` has the same names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub(super) enum Part {
-    /// What a registration costs, by length and layout
-    Registrations,
-    /// From a free to the last of many regions dead
-    Revocation,
-    /// Threads and processes that register at once
-    Threads,
-    /// Small buffers, each registered for one transfer
-    Small,
-    /// Thousands of registrations of eight processes
-    Startup,
-    /// perftest over GPU and host memory
-    Datapath,
-}
 
 /// What a machine's clock tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! `docs/performance.md`: what a bench measured, and how it is to be read.
 
+use peermem_figures::What;
+
 use super::goals;
-use super::record::What;
 use super::table;
 use super::timed;
 use super::Measured;
@@ -281,9 +282,9 @@ pub(super) fn page(rig: &Rig, measured: &[Measured]) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::record::tests::lines;
-    use super::super::record::Calibration;
-    use super::super::record::Prices;
     use super::*;
+    use peermem_figures::Calibration;
+    use peermem_figures::Prices;
 
     #[test]
     fn the_page_has_everything() {

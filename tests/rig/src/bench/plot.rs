@@ -6,11 +6,12 @@ use std::path::Path;
 
 use anyhow::anyhow;
 use anyhow::Result;
+use peermem_figures::What;
+use peermem_figures::Workers;
 use plotters::prelude::*;
 
 use super::goals::Pairs;
 use super::record::Row;
-use super::record::What;
 use super::table;
 use super::timed::Timed;
 
@@ -51,7 +52,7 @@ pub(super) const OVER_NUMBER: Axes = Axes {
 };
 
 /// What threads or processes reach with each module, and what the provider's lock allows.
-pub(super) fn crowds([ours, theirs]: &[Timed; 2], workers: &str) -> Vec<Line> {
+pub(super) fn crowds([ours, theirs]: &[Timed; 2], workers: Workers) -> Vec<Line> {
     let of = |name: &str, points, colour| Line {
         name: name.to_owned(),
         points,
@@ -189,12 +190,19 @@ mod tests {
     #[test]
     fn the_lines_of_many_at_once() {
         let both = [1, 2].map(|slower| Timed::of(&timed::tests::lines(slower)).expect("figures"));
-        let lines = crowds(&both, "threads");
+        let lines = crowds(&both, Workers::Threads);
         let found: Vec<_> = lines.iter().map(|line| line.points.clone()).collect();
         assert_eq!(found[0], [(1.0, 780.0), (4.0, 780.0)]);
         assert_eq!(found[1], [(1.0, 390.0), (4.0, 390.0)]);
         assert_eq!(found[2], [(1.0, 800.0), (4.0, 800.0)]);
-        assert!(crowds(&both, "nobody")
+        let alone = [1, 2].map(|slower| {
+            let mut lines = timed::tests::lines(slower);
+            lines.retain(
+                |line| !matches!(line, peermem_figures::Line::Crowd(found) if found.workers == Workers::Processes),
+            );
+            Timed::of(&lines).expect("figures")
+        });
+        assert!(crowds(&alone, Workers::Processes)
             .iter()
             .all(|line| line.points.is_empty()));
     }

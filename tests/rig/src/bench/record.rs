@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What `gdr bench` prints, and its medians over repeats and rounds.
+//! The medians of what `gdr bench` prints, over repeats and rounds.
 
 use std::collections::btree_map::Entry;
 use std::collections::BTreeMap;
@@ -7,133 +7,14 @@ use std::collections::BTreeMap;
 use anyhow::ensure;
 use anyhow::Context as _;
 use anyhow::Result;
-use serde::Deserialize;
+use peermem_figures::Cost;
+use peermem_figures::Costs;
+use peermem_figures::Hca;
+use peermem_figures::Line;
+use peermem_figures::Memory;
+use peermem_figures::Registration;
+use peermem_figures::What;
 use serde::Serialize;
-
-/// What calls of one of a module's functions cost, in instructions.
-#[derive(Debug, Clone, Deserialize)]
-pub(super) struct Cost {
-    own: i64,
-    provider: u64,
-    pins: u64,
-    unpins: u64,
-}
-
-/// A line of `gdr bench`. What the figures are stands there.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-pub(super) enum Line {
-    Calibration(Calibration),
-    Registration(Registration),
-    Memory(Memory),
-    Table(Table),
-    Revocation(Revocation),
-    Prices(Prices),
-    Crowd(Crowd),
-    Small(Small),
-    Startup(Startup),
-    Datapath(Datapath),
-}
-
-/// What measuring adds, which is taken off.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Calibration {
-    pub(super) function: i64,
-    pub(super) provider_call: i64,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-pub(super) struct Registration {
-    layout: String,
-    bytes: u64,
-    register: BTreeMap<String, Cost>,
-    deregister: BTreeMap<String, Cost>,
-    pins: u64,
-    unpins: u64,
-    maps: u64,
-    unmaps: u64,
-    entries: u64,
-    reg_mr_ns: u64,
-    dereg_mr_ns: u64,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-pub(super) struct Memory {
-    layout: String,
-    bytes: u64,
-    held: u64,
-    peak: u64,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-pub(super) struct Revocation {
-    regions: u64,
-    free_ns: u64,
-}
-
-/// What the stand-in takes for pins and unpins where wall time is measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Prices {
-    pub(super) pin_us: u64,
-    pub(super) unpin_us: u64,
-}
-
-#[derive(Debug, Clone, Copy, Deserialize)]
-pub(super) struct Rate {
-    lives: u64,
-    elapsed_ns: u64,
-}
-
-impl Rate {
-    pub(super) fn a_second(&self) -> f64 {
-        self.lives as f64 * 1e9 / self.elapsed_ns as f64
-    }
-}
-
-#[derive(Debug, Clone, Deserialize)]
-pub(super) struct Crowd {
-    pub(super) workers: String,
-    pub(super) number: u64,
-    pub(super) reached: Rate,
-    pub(super) allowed: Rate,
-}
-
-#[derive(Debug, Clone, Copy, Deserialize)]
-pub(super) struct Small {
-    pub(super) bytes: u64,
-    pub(super) loops: u64,
-    pub(super) elapsed_ns: u64,
-    pub(super) transfers_ns: u64,
-}
-
-#[derive(Debug, Clone, Copy, Deserialize)]
-pub(super) struct Startup {
-    pub(super) processes: u64,
-    pub(super) regions: u64,
-    pub(super) register_ns: u64,
-    pub(super) deregister_ns: u64,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-pub(super) struct Datapath {
-    pub(super) program: String,
-    pub(super) memory: String,
-    pub(super) figure: f64,
-}
-
-/// What the HCA gets of a scatter list: pages of its own, for both forms of `ib_umem_find_best_pgsz`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Table {
-    #[serde(skip_serializing)]
-    layout: String,
-    #[serde(skip_serializing)]
-    bytes: u64,
-    pub(super) entries: u64,
-    pub(super) old_page: u64,
-    pub(super) old_pages: u64,
-    pub(super) new_page: u64,
-    pub(super) new_pages: u64,
-}
 
 /// The middle of some samples, and how far they lie apart.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -180,13 +61,6 @@ impl Figure {
     }
 }
 
-/// Which registrations: by what order of memory, and how long.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub(super) struct What {
-    pub(super) layout: String,
-    pub(super) bytes: u64,
-}
-
 /// All of one module about one kind of registration. Instructions, unless another unit stands there.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Row {
@@ -214,7 +88,7 @@ pub(super) struct Row {
     /// Kernel memory of the module's own, in bytes.
     pub(super) held: u64,
     pub(super) peak: u64,
-    pub(super) hca: Table,
+    pub(super) hca: Hca,
 }
 
 /// Counts do not vary; where they do, what is measured is not what was meant.
@@ -230,7 +104,7 @@ fn same<T: PartialEq + Copy + std::fmt::Debug>(
     Ok(first)
 }
 
-fn sum(costs: &BTreeMap<String, Cost>) -> i64 {
+fn sum(costs: &Costs) -> i64 {
     costs.values().map(|cost| cost.own).sum()
 }
 
@@ -243,11 +117,10 @@ fn functions(sample: &Registration) -> BTreeMap<&str, f64> {
 }
 
 fn row(lines: &[Line], what: &What) -> Result<Row> {
-    let is = |layout: &str, bytes: u64| layout == what.layout && bytes == what.bytes;
     let samples: Vec<&Registration> = lines
         .iter()
         .filter_map(|line| match line {
-            Line::Registration(found) if is(&found.layout, found.bytes) => Some(found),
+            Line::Registration(found) if found.what == *what => Some(found),
             _ => None,
         })
         .collect();
@@ -280,18 +153,15 @@ fn row(lines: &[Line], what: &What) -> Result<Row> {
     let memory = |take: &dyn Fn(&Memory) -> u64| -> Result<u64> {
         // Hardly ever more than one object apart: what the kernel allocates for itself in a callback.
         let found = lines.iter().filter_map(|line| match line {
-            Line::Memory(found) if is(&found.layout, found.bytes) => Some(take(found) as f64),
+            Line::Memory(found) if found.what == *what => Some(take(found) as f64),
             _ => None,
         });
         Ok(Figure::of(found.collect())?.median as u64)
     };
-    let tables: Vec<&Table> = lines
-        .iter()
-        .filter_map(|line| match line {
-            Line::Table(found) if is(&found.layout, found.bytes) => Some(found),
-            _ => None,
-        })
-        .collect();
+    let tables = lines.iter().filter_map(|line| match line {
+        Line::Table(found) if found.what == *what => Some(found.hca),
+        _ => None,
+    });
     Ok(Row {
         pins: count("pins", &|sample| sample.pins)?,
         unpins: count("unpins", &|sample| sample.unpins)?,
@@ -310,9 +180,8 @@ fn row(lines: &[Line], what: &What) -> Result<Row> {
         })?,
         standin: figure(&|sample| both(sample, &|cost| cost.provider))?,
         standin_mapping: figure(&|sample| {
-            let of = |costs: &BTreeMap<String, Cost>, name: &str| {
-                costs.get(name).map_or(0, |cost| cost.provider) as f64
-            };
+            let of =
+                |costs: &Costs, name: &str| costs.get(name).map_or(0, |cost| cost.provider) as f64;
             of(&sample.register, "dma_map") + of(&sample.deregister, "dma_unmap")
         })?,
         reg_mr: figure(&|sample| sample.reg_mr_ns as f64)?,
@@ -320,7 +189,7 @@ fn row(lines: &[Line], what: &What) -> Result<Row> {
         entries: count("entries", &|sample| sample.entries)?,
         held: memory(&|found| found.held)?,
         peak: memory(&|found| found.peak)?,
-        hca: same("HCA pages", tables.iter().copied())?.clone(),
+        hca: same("HCA pages", tables)?,
     })
 }
 
@@ -331,11 +200,7 @@ pub(super) fn rows(lines: &[Line]) -> Result<BTreeMap<What, Row>> {
         let Line::Registration(found) = line else {
             continue;
         };
-        let what = What {
-            layout: found.layout.clone(),
-            bytes: found.bytes,
-        };
-        if let Entry::Vacant(place) = rows.entry(what) {
+        if let Entry::Vacant(place) = rows.entry(found.what.clone()) {
             let what = place.key();
             let row = row(lines, what)
                 .with_context(|| format!("{} bytes, {}", what.bytes, what.layout))?;

@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::CellAlignment;
 use comfy_table::Table;
+use peermem_figures::What;
 
 use super::goals;
 use super::goals::Goal;
 use super::goals::Pairs;
 use super::record::Figure;
-use super::record::What;
 
 /// A table whose first `words` columns are words, and the others numbers.
 fn table(head: &[&str], words: usize, rows: impl IntoIterator<Item = Vec<String>>) -> String {

@@ -4,17 +4,18 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
+use peermem_figures::Line;
+use peermem_figures::Workers;
 use serde::Serialize;
 
 use super::goals::Goal;
 use super::record::Figure;
-use super::record::Line;
 use super::table;
 
 /// Threads or processes that register at once.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Crowd {
-    workers: String,
+    workers: Workers,
     number: u64,
     /// Registrations that began and ended, a second.
     reached: Figure,
@@ -79,7 +80,7 @@ impl Timed {
     /// Of all rounds.
     pub(super) fn of(lines: &[Line]) -> Result<Self> {
         let crowds = gather(lines, |line| match line {
-            Line::Crowd(found) => Some(((found.workers.clone(), found.number), found.clone())),
+            Line::Crowd(found) => Some(((found.workers, found.number), *found)),
             _ => None,
         });
         let small = gather(lines, |line| match line {
@@ -150,16 +151,16 @@ impl Timed {
 
 impl Timed {
     /// Numbers of such workers, and what is reached with them.
-    pub(super) fn reached(&self, workers: &str) -> Vec<(f64, f64)> {
+    pub(super) fn reached(&self, workers: Workers) -> Vec<(f64, f64)> {
         self.crowds_of(workers, |crowd| crowd.reached)
     }
 
     /// Numbers of such workers, and what the provider's lock allows them.
-    pub(super) fn allowed(&self, workers: &str) -> Vec<(f64, f64)> {
+    pub(super) fn allowed(&self, workers: Workers) -> Vec<(f64, f64)> {
         self.crowds_of(workers, |crowd| crowd.allowed)
     }
 
-    fn crowds_of(&self, workers: &str, take: fn(&Crowd) -> Figure) -> Vec<(f64, f64)> {
+    fn crowds_of(&self, workers: Workers, take: fn(&Crowd) -> Figure) -> Vec<(f64, f64)> {
         self.crowds
             .iter()
             .filter(|crowd| crowd.workers == workers)
@@ -182,7 +183,7 @@ pub(super) fn goal(ours: &Timed) -> Goal {
         name: "lost of what the provider's lock allows, 4 and more at once",
         limit: 0.05,
         worst: worst.map(|crowd| crowd.lost.median),
-        at: worst.map(|crowd| format!("{} {}", crowd.number, crowd.workers)),
+        at: worst.map(|crowd| format!("{} {}", crowd.number, crowd.workers.name())),
     }
 }
 
@@ -192,9 +193,9 @@ pub(super) fn crowds([ours, theirs]: &[Timed; 2]) -> Option<String> {
         let other = theirs
             .crowds
             .iter()
-            .find(|other| (&other.workers, other.number) == (&crowd.workers, crowd.number))?;
+            .find(|other| (other.workers, other.number) == (crowd.workers, crowd.number))?;
         Some(vec![
-            crowd.workers.clone(),
+            crowd.workers.name().to_owned(),
             crowd.number.to_string(),
             table::grouped(crowd.reached.median),
             table::grouped(crowd.allowed.median),

@@ -5,17 +5,21 @@ use std::time::Instant;
 
 use anyhow::ensure;
 use anyhow::Result;
-use serde::Serialize;
+use peermem_figures::Hca;
+use peermem_figures::Line;
+use peermem_figures::Memory;
+use peermem_figures::Registration;
+use peermem_figures::Table;
+use peermem_figures::What;
 
+use super::nanoseconds;
 use super::pgsz;
 use super::pgsz::Form;
 use super::probe;
-use super::probe::Costs;
 use super::probe::Mapped;
 use super::probe::Reading;
 use super::probe::Watch;
 use super::say;
-use super::Line;
 use crate::cases::register::allocate_aligned;
 use crate::cases::register::peer_region;
 use crate::counters::Counters;
@@ -24,55 +28,6 @@ use crate::knobs::Parameter;
 use crate::lab::Lab;
 use crate::rdma::full_access;
 use crate::sys::Span;
-
-/// What was registered.
-#[derive(Debug, Clone, Serialize)]
-struct What {
-    layout: String,
-    bytes: u64,
-}
-
-/// One registration's life.
-#[derive(Debug, Serialize)]
-pub(super) struct Registration {
-    #[serde(flatten)]
-    what: What,
-    register: Costs,
-    deregister: Costs,
-    /// Provider calls that succeeded.
-    pins: u64,
-    unpins: u64,
-    maps: u64,
-    unmaps: u64,
-    /// Scatter-list entries that the RDMA device was given.
-    entries: u64,
-    /// As the application sees it.
-    reg_mr_ns: u64,
-    dereg_mr_ns: u64,
-}
-
-/// Kernel memory of the module's own, in bytes.
-#[derive(Debug, Serialize)]
-pub(super) struct Memory {
-    #[serde(flatten)]
-    what: What,
-    /// While it is registered.
-    held: u64,
-    /// The most that there was at once.
-    peak: u64,
-}
-
-/// What the HCA gets of the table.
-#[derive(Debug, Serialize)]
-pub(super) struct Table {
-    #[serde(flatten)]
-    what: What,
-    entries: usize,
-    old_page: u64,
-    old_pages: u64,
-    new_page: u64,
-    new_pages: u64,
-}
 
 /// Registrations of more than this are measured once, and not tried before.
 const MANY: u64 = 1 << 30;
@@ -122,8 +77,8 @@ fn registration(lab: &Lab, span: Span, what: What) -> Result<Registration> {
         maps: activity.maps,
         unmaps: activity.unmaps,
         entries,
-        reg_mr_ns: u64::try_from(reg_mr.as_nanos())?,
-        dereg_mr_ns: u64::try_from(dereg_mr.as_nanos())?,
+        reg_mr_ns: nanoseconds(reg_mr)?,
+        dereg_mr_ns: nanoseconds(dereg_mr)?,
     })
 }
 
@@ -175,12 +130,12 @@ fn table_of(mapped: &Mapped, what: What) -> Result<Table> {
         0 => 0,
         _ => pgsz::pages(mapped.address, mapped.len, page).unwrap_or(0),
     };
-    Ok(Table {
-        what,
-        entries: mapped.entries.len(),
+    let hca = Hca {
+        entries: u64::try_from(mapped.entries.len())?,
         old_page,
         old_pages: pages(old_page),
         new_page,
         new_pages: pages(new_page),
-    })
+    };
+    Ok(Table { what, hca })
 }

@@ -13,12 +13,15 @@ use anyhow::anyhow;
 use anyhow::ensure;
 use anyhow::Context;
 use anyhow::Result;
-use serde::Serialize;
+use peermem_figures::Crowd;
+use peermem_figures::Line;
+use peermem_figures::Rate;
+use peermem_figures::Workers;
 
+use super::nanoseconds;
 use super::prices;
 use super::processes::Processes;
 use super::say;
-use super::Line;
 use crate::gpu::GRANULE;
 use crate::gpu::PAGE;
 use crate::lab::Lab;
@@ -33,16 +36,6 @@ const WINDOW: Duration = Duration::from_millis(400);
 /// How long it may take until each has done something.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What works at once.
-#[derive(Debug, Clone, Copy, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Workers {
-    /// Each with a device that it has opened.
-    Processes,
-    /// All with one device.
-    Threads,
-}
-
 /// What each of them does again and again, with 64 KiB of memory of its own, until told otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
@@ -55,35 +48,17 @@ enum Work {
     End,
 }
 
-/// What all of them got done.
-#[derive(Debug, Serialize)]
-struct Rate {
-    lives: u64,
-    elapsed_ns: u64,
-}
-
-/// One measurement.
-#[derive(Debug, Serialize)]
-pub(super) struct Crowd {
-    workers: Workers,
-    number: usize,
-    /// Registrations that began and ended.
-    reached: Rate,
-    /// As many workers that call the provider and nothing else.
-    allowed: Rate,
-}
-
 /// Measures with each number of workers, and prints.
 pub(super) fn measure(setup: &Setup, numbers: &[usize], repeats: u32) -> Result<()> {
     let _prices = prices()?;
-    for workers in [Workers::Processes, Workers::Threads] {
+    for workers in Workers::ALL {
         for &number in numbers {
             let board = Board::new(number)?;
             let watch = || {
                 (0..repeats).try_for_each(|_| {
                     say(&Line::Crowd(Crowd {
                         workers,
-                        number,
+                        number: u64::try_from(number)?,
                         reached: board.watch(Work::Register)?,
                         allowed: board.watch(Work::Pin)?,
                     }))
@@ -163,7 +138,7 @@ impl Board {
         let (elapsed, after) = (begin.elapsed(), sum());
         Ok(Rate {
             lives: after - before,
-            elapsed_ns: u64::try_from(elapsed.as_nanos())?,
+            elapsed_ns: nanoseconds(elapsed)?,
         })
     }
 }

@@ -8,10 +8,10 @@ use std::time::Duration;
 use anyhow::ensure;
 use anyhow::Context;
 use anyhow::Result;
-use serde::Serialize;
+use peermem_figures::Datapath;
+use peermem_figures::Line;
 
 use super::say;
-use super::Line;
 use crate::lab::Setup;
 use crate::sys;
 use crate::sys::Running;
@@ -29,16 +29,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Where it listens.
 const PORT: u16 = 18515;
 
-/// One run of a program.
-#[derive(Debug, Serialize)]
-pub(super) struct Datapath {
-    program: &'static str,
-    /// Of both ends.
-    memory: &'static str,
-    /// Bandwidth in MB/s, or a latency in µs, by what the program measures.
-    figure: f64,
-}
-
 /// Runs each program with both kinds of memory in turn, and prints.
 pub(super) fn measure(setup: &Setup, repeats: u32) -> Result<()> {
     for program in PROGRAMS {
@@ -47,8 +37,8 @@ pub(super) fn measure(setup: &Setup, repeats: u32) -> Result<()> {
                 let figure = pair(setup, program, memory)
                     .with_context(|| format!("{program}, {memory} memory"))?;
                 say(&Line::Datapath(Datapath {
-                    program,
-                    memory,
+                    program: program.to_owned(),
+                    memory: memory.to_owned(),
                     figure,
                 }))?;
             }

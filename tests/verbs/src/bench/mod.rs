@@ -15,13 +15,15 @@ mod revocation;
 mod small;
 mod startup;
 
+use std::time::Duration;
+
 use anyhow::Result;
 use clap::Args;
-use clap::ValueEnum;
-use serde::Serialize;
+use peermem_figures::Line;
+use peermem_figures::Part;
+use peermem_figures::Prices;
 
 use crate::knobs::Parameter;
-
 use crate::lab::Flavour;
 use crate::lab::Lab;
 use crate::lab::Setup;
@@ -29,23 +31,6 @@ use crate::measure::parse_length;
 
 /// The order of memory in which no two pages lie side by side.
 const FRAGMENTED: &str = "64k";
-
-/// What can be measured by itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Part {
-    /// By length and layout
-    Registrations,
-    /// From a free to the last of many regions dead
-    Revocation,
-    /// Threads and processes at once
-    Threads,
-    /// Register, transfer, deregister
-    Small,
-    /// Thousands of regions of eight processes
-    Startup,
-    /// perftest over GPU and host memory
-    Datapath,
-}
 
 /// What is measured.
 #[derive(Debug, Args)]
@@ -85,32 +70,20 @@ const SLOWER: u64 = 20;
 /// For what is measured in wall time: what the stand-in is told to take for pins and unpins. Says it.
 fn prices() -> Result<[Parameter; 2]> {
     let (pin_us, unpin_us) = (PIN * SLOWER, UNPIN * SLOWER);
-    say(&Line::Prices { pin_us, unpin_us })?;
+    say(&Line::Prices(Prices { pin_us, unpin_us }))?;
     Ok([
         Parameter::set("nvidia", "pin_us", &pin_us.to_string())?,
         Parameter::set("nvidia", "unpin_us", &unpin_us.to_string())?,
     ])
 }
 
-/// A line of the output.
-#[derive(Debug, Serialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-enum Line {
-    Calibration(probe::Calibration),
-    Registration(cost::Registration),
-    Memory(cost::Memory),
-    Table(cost::Table),
-    Revocation(revocation::Revocation),
-    Prices { pin_us: u64, unpin_us: u64 },
-    Crowd(crowd::Crowd),
-    Small(small::Small),
-    Startup(startup::Startup),
-    Datapath(datapath::Datapath),
-}
-
 fn say(line: &Line) -> Result<()> {
     println!("{}", serde_json::to_string(line)?);
     Ok(())
+}
+
+fn nanoseconds(time: Duration) -> Result<u64> {
+    Ok(u64::try_from(time.as_nanos())?)
 }
 
 /// Measures, and prints.

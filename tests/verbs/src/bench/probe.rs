@@ -7,7 +7,9 @@ use std::fs;
 use anyhow::ensure;
 use anyhow::Context;
 use anyhow::Result;
-use serde::Serialize;
+use peermem_figures::Calibration;
+use peermem_figures::Cost;
+use peermem_figures::Costs;
 
 const CALLS: &str = "/sys/kernel/debug/bench/calls";
 const MEMORY: &str = "/sys/kernel/debug/bench/memory";
@@ -39,33 +41,6 @@ impl Function {
         self.provider.iter().map(|kind| kind.calls).sum()
     }
 }
-
-/// What measuring itself adds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub(super) struct Calibration {
-    /// To a function of the module's.
-    pub(super) function: i64,
-    /// To the module's part, by a call of the provider's.
-    pub(super) provider_call: i64,
-}
-
-/// What calls of one of the module's functions cost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub(super) struct Cost {
-    pub(super) calls: u64,
-    /// The module's part, and what it calls of the kernel, without the provider and without what measuring adds.
-    pub(super) own: i64,
-    /// The stand-in's part.
-    pub(super) provider: u64,
-    /// Calls of the provider's.
-    pub(super) pins: u64,
-    pub(super) unpins: u64,
-    pub(super) maps: u64,
-    pub(super) unmaps: u64,
-}
-
-/// By function.
-pub(super) type Costs = BTreeMap<String, Cost>;
 
 /// One reading of the sums since the last [`reset`].
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,30 +5,26 @@ use std::time::Instant;
 
 use anyhow::ensure;
 use anyhow::Result;
-use serde::Serialize;
+use peermem_figures::Line;
+use peermem_figures::Revocation;
 
+use super::nanoseconds;
 use super::say;
-use super::Line;
 use crate::counters;
 use crate::counters::Counters;
 use crate::gpu::PAGE;
 use crate::lab::Lab;
 use crate::rdma::full_access;
 
-/// A free that ended regions.
-#[derive(Debug, Serialize)]
-pub(super) struct Revocation {
-    regions: usize,
-    /// From the call that frees to its return, by when the last region is dead, on the machine's clock.
-    free_ns: u64,
-}
-
 /// Measures with each number of regions on one allocation, and prints.
 pub(super) fn measure(lab: &Lab, numbers: &[usize], repeats: u32) -> Result<()> {
     for &regions in numbers {
         for _ in 0..repeats {
             let free_ns = free(lab, regions)?;
-            say(&Line::Revocation(Revocation { regions, free_ns }))?;
+            say(&Line::Revocation(Revocation {
+                regions: u64::try_from(regions)?,
+                free_ns,
+            }))?;
         }
     }
     Ok(())
@@ -58,5 +54,5 @@ fn free(lab: &Lab, number: usize) -> Result<u64> {
         .count();
     ensure!(alive == 0, "{alive} of {number} regions live on");
     drop(regions);
-    Ok(u64::try_from(elapsed.as_nanos())?)
+    nanoseconds(elapsed)
 }

@@ -4,28 +4,18 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use serde::Serialize;
+use peermem_figures::Line;
+use peermem_figures::Small;
 
+use super::nanoseconds;
 use super::prices;
 use super::say;
-use super::Line;
 use crate::gpu::GRANULE;
 use crate::lab::Lab;
 use crate::lab::Setup;
 use crate::rdma;
 use crate::rdma::full_access;
 use crate::rdma::Op;
-
-/// What was done one after the other.
-#[derive(Debug, Serialize)]
-pub(super) struct Small {
-    bytes: usize,
-    loops: u64,
-    /// Register, WRITE, deregister.
-    elapsed_ns: u64,
-    /// As many WRITEs of memory that stays registered.
-    transfers_ns: u64,
-}
 
 const LOOPS: u64 = 100;
 
@@ -58,10 +48,10 @@ pub(super) fn measure(setup: &Setup, repeats: u32) -> Result<()> {
             }
             let transfers = begin.elapsed();
             say(&Line::Small(Small {
-                bytes,
+                bytes: u64::try_from(bytes)?,
                 loops: LOOPS,
-                elapsed_ns: u64::try_from(elapsed.as_nanos())?,
-                transfers_ns: u64::try_from(transfers.as_nanos())?,
+                elapsed_ns: nanoseconds(elapsed)?,
+                transfers_ns: nanoseconds(transfers)?,
             }))?;
         }
     }

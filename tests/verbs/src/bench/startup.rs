@@ -8,12 +8,13 @@ use std::time::Instant;
 
 use anyhow::ensure;
 use anyhow::Result;
-use serde::Serialize;
+use peermem_figures::Line;
+use peermem_figures::Startup;
 
+use super::nanoseconds;
 use super::prices;
 use super::processes::Processes;
 use super::say;
-use super::Line;
 use crate::gpu::PAGE;
 use crate::lab::Lab;
 use crate::lab::Setup;
@@ -26,16 +27,6 @@ const PROCESSES: usize = 8;
 /// A connection has a buffer of 4 MiB, and 64 KiB by which its ends tell each other how far they are.
 const BUFFER: usize = 4 << 20;
 const FLAGS: usize = PAGE as usize;
-
-/// One start, and its end.
-#[derive(Debug, Serialize)]
-pub(super) struct Startup {
-    processes: usize,
-    /// Of all processes together, all of them alive at once.
-    regions: usize,
-    register_ns: u64,
-    deregister_ns: u64,
-}
 
 /// How long a step may take.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -77,7 +68,7 @@ impl Steps {
             sys::wait_until(PATIENCE, all)?,
             "not all processes came to the end of step {step}"
         );
-        Ok(u64::try_from(begin.elapsed().as_nanos())?)
+        nanoseconds(begin.elapsed())
     }
 }
 
@@ -92,8 +83,8 @@ pub(super) fn measure(setup: &Setup, connections: usize) -> Result<()> {
     steps.now().store(u64::MAX, SeqCst);
     processes.join()?;
     say(&Line::Startup(Startup {
-        processes: PROCESSES,
-        regions: PROCESSES * connections * 2,
+        processes: u64::try_from(PROCESSES)?,
+        regions: u64::try_from(PROCESSES * connections * 2)?,
         register_ns,
         deregister_ns,
     }))
