@@ -76,7 +76,8 @@ const FLAVOURS: &[Flavour] = &[
         package: "linux-source-7.2",
         instead: None,
         source: EARLIER,
-        config: &["rig.config"],
+        // And what shows a machine's topology.
+        config: &["rig.config", "host.config"],
         patches: &["7.2", "7.3"],
         compiler: "gcc",
         make: &[],
