@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What `doctor` says of one thing, and what commands exit with.
+
+use serde::Serialize;
+
+/// How bad it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Level {
+    /// As it should be.
+    Well,
+    /// Worth knowing; nothing is wrong.
+    Note,
+    /// Could not be looked at; `found` says why.
+    NotVisible,
+    /// Costs speed, or may.
+    Warning,
+    /// Does not work.
+    Fault,
+}
+
+impl Level {
+    /// Whether it makes the program exit with [`Status::Findings`].
+    pub(crate) fn is_finding(self) -> bool {
+        matches!(self, Self::Warning | Self::Fault)
+    }
+}
+
+/// What a check looked at.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub(crate) enum Subject {
+    /// The machine as a whole.
+    Machine,
+    /// A GPU, by its PCI address.
+    Gpu { gpu: String },
+    /// An RDMA device, by its name.
+    Hca { hca: String },
+    /// The path between two.
+    Pair { gpu: String, hca: String },
+}
+
+/// What one check says of one subject.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Finding {
+    /// The check's name; stable: scripts go by it.
+    pub(crate) check: &'static str,
+    pub(crate) level: Level,
+    pub(crate) subject: Subject,
+    /// What was seen, in one sentence, with figures.
+    pub(crate) found: String,
+    /// Why it matters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) why: Option<String>,
+    /// What it costs, with whose figure that is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) costs: Option<String>,
+    /// The command or setting that mends it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) mend: Option<String>,
+}
+
+impl Finding {
+    /// What was found, and nothing beside it.
+    pub(crate) fn new(
+        check: &'static str,
+        level: Level,
+        subject: Subject,
+        found: impl Into<String>,
+    ) -> Self {
+        Self {
+            check,
+            level,
+            subject,
+            found: found.into(),
+            why: None,
+            costs: None,
+            mend: None,
+        }
+    }
+
+    /// With why it matters.
+    pub(crate) fn why(mut self, why: impl Into<String>) -> Self {
+        self.why = Some(why.into());
+        self
+    }
+
+    /// With what it costs.
+    pub(crate) fn costs(mut self, costs: impl Into<String>) -> Self {
+        self.costs = Some(costs.into());
+        self
+    }
+
+    /// With what mends it.
+    pub(crate) fn mend(mut self, mend: impl Into<String>) -> Self {
+        self.mend = Some(mend.into());
+        self
+    }
+}
+
+/// How the program exits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Status {
+    /// 0: it looked, and all is well.
+    Well,
+    /// 1: it looked, and something is wrong.
+    Findings,
+    /// 2: it could not look; a message on standard error says why.
+    Failed,
+}
+
+impl Status {
+    /// The number for the shell.
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Well => 0,
+            Self::Findings => 1,
+            Self::Failed => 2,
+        }
+    }
+}

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The one way in which anything is read from a machine: this one ([`live::Live`]), or one whose answers were written down
+//! ([`recording::Recording`]). What no answer was written down for is [`Unseen::NotRecorded`], never "not there".
+
+pub(crate) mod live;
+pub(crate) mod recording;
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde::Serialize;
+
+/// Why something could not be seen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Unseen {
+    /// It is not there.
+    Absent,
+    /// It takes rights that this process has not.
+    Denied,
+    /// The recording has no answer.
+    NotRecorded,
+    /// It is there and could not be read, or not be understood.
+    Failed(String),
+}
+
+impl fmt::Display for Unseen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Absent => f.write_str("not there"),
+            Self::Denied => f.write_str("not visible without root"),
+            Self::NotRecorded => f.write_str("not in the recording"),
+            Self::Failed(why) => f.write_str(why),
+        }
+    }
+}
+
+impl std::error::Error for Unseen {}
+
+impl Unseen {
+    /// Whether it is known not to be there, which is an answer.
+    pub(crate) fn is_absent(&self) -> bool {
+        *self == Self::Absent
+    }
+}
+
+pub(crate) type Seen<T> = Result<T, Unseen>;
+
+/// What no file tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Fact {
+    /// The effective user, a number.
+    User,
+    /// Seconds since boot by the monotonic clock, with a fraction.
+    Monotonic,
+    /// The kernel's log since boot as `/dev/kmsg` has it: a record a line, `priority,sequence,microseconds,…;text`.
+    KernelLog,
+    /// What NVML says, as the JSON of [`crate::nvml`].
+    Nvml,
+}
+
+/// A machine to ask.
+///
+/// Paths are absolute. No answer is ever a panic: whatever stands in a file comes back as bytes.
+pub(crate) trait Host {
+    /// A file's contents, 8 MiB of them at most.
+    fn bytes(&self, path: &str) -> Seen<Vec<u8>>;
+
+    /// The names in a directory, sorted.
+    fn names(&self, path: &str) -> Seen<Vec<String>>;
+
+    /// What a symbolic link says, as it stands there.
+    fn link(&self, path: &str) -> Seen<String>;
+
+    /// Where a path leads when all links are followed.
+    fn resolved(&self, path: &str) -> Seen<String>;
+
+    /// What no file tells.
+    fn fact(&self, fact: Fact) -> Seen<String>;
+
+    /// A file's contents as text without the blanks around it; what is no UTF-8 is replaced.
+    fn text(&self, path: &str) -> Seen<String> {
+        Ok(String::from_utf8_lossy(&self.bytes(path)?)
+            .trim()
+            .to_owned())
+    }
+
+    /// Whether something is there. An error: it cannot be told.
+    fn has(&self, path: &str) -> Seen<bool> {
+        match self.resolved(path) {
+            Ok(_) => Ok(true),
+            Err(Unseen::Absent) => Ok(false),
+            Err(why) => Err(why),
+        }
+    }
+
+    /// A number in a file: decimal, or with `0x`.
+    fn number(&self, path: &str) -> Seen<u64> {
+        let text = self.text(path)?;
+        number(&text).ok_or_else(|| Unseen::Failed(format!("{path} has no number: {text:?}")))
+    }
+}
+
+/// A number: decimal, or hexadecimal with `0x`.
+pub(crate) fn number(text: &str) -> Option<u64> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
