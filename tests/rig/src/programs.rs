@@ -55,6 +55,7 @@ pub(crate) fn build(paths: &Paths, toolchain: &Toolchain) -> Result<()> {
     for input in [
         "Cargo.toml",
         "Cargo.lock",
+        "cli/verbs",
         "tests/verbs",
         "tests/figures",
         "tests/gpu/standin.h",

@@ -9,7 +9,6 @@ mod counters;
 mod demo;
 mod dma;
 mod faults;
-mod gpu;
 mod hold;
 mod knobs;
 mod ktap;
@@ -17,17 +16,19 @@ mod lab;
 mod measure;
 mod module;
 mod nvme;
-mod pattern;
-mod rdma;
 mod stress;
 mod sys;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::ensure;
 use anyhow::Result;
 use clap::Parser;
 use clap::Subcommand;
+use peermem_verbs::pattern;
+use peermem_verbs::rdma;
+use peermem_verbs::standin as gpu;
 
 use lab::Lab;
 use lab::Peermem;
@@ -94,7 +95,11 @@ enum Verb {
     },
 }
 
+/// Long enough for 64 MiB on an emulated processor.
+const COMPLETION: Duration = Duration::from_secs(60);
+
 fn main() -> ExitCode {
+    rdma::wait_for_completions(COMPLETION * sys::slower());
     match run(&Arguments::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,

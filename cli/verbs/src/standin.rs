@@ -15,15 +15,15 @@ use anyhow::ensure;
 use anyhow::Context;
 use anyhow::Result;
 
-use crate::sys;
-use crate::sys::Mapping;
-use crate::sys::Placement;
-use crate::sys::Span;
+use crate::memory;
+use crate::memory::Mapping;
+use crate::memory::Placement;
+use crate::memory::Span;
 
 /// What an allocation's address and length are rounded to.
-pub(crate) const GRANULE: u64 = 2 << 20;
+pub const GRANULE: u64 = 2 << 20;
 /// The provider's page.
-pub(crate) const PAGE: u64 = 64 << 10;
+pub const PAGE: u64 = 64 << 10;
 
 /// `struct standin_info`.
 #[repr(C)]
@@ -56,7 +56,7 @@ const FREE_KTHREAD: u32 = 1;
 
 /// Whose thread frees memory and with it makes the provider's callbacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Freer {
+pub enum Freer {
     Caller,
     KernelThread,
 }
@@ -79,7 +79,7 @@ const fn read_write_ioctl<T>(number: u64) -> libc::c_ulong {
 
 /// One stand-in GPU.
 #[derive(Debug)]
-pub(crate) struct Gpu {
+pub struct Gpu {
     index: usize,
     bdf: String,
     bar_start: u64,
@@ -89,7 +89,7 @@ pub(crate) struct Gpu {
 
 impl Gpu {
     /// All of them, in the order of their character devices.
-    pub(crate) fn all() -> Result<Vec<Arc<Self>>> {
+    pub fn all() -> Result<Vec<Arc<Self>>> {
         const DRIVER: &str = "/sys/bus/pci/drivers/nvidia";
         let mut bdfs = Vec::new();
         for entry in fs::read_dir(DRIVER).context("the stand-in GPU's driver is not loaded")? {
@@ -107,9 +107,9 @@ impl Gpu {
     }
 
     /// The one at a PCI address, whose character device has this number.
-    pub(crate) fn open(index: usize, bdf: String) -> Result<Self> {
+    pub fn open(index: usize, bdf: String) -> Result<Self> {
         let (bar_start, bar_len) = bar(&bdf)?;
-        let device = sys::open_rw(&format!("/dev/nvidia{index}"))?;
+        let device = memory::open_rw(&format!("/dev/nvidia{index}"))?;
         Ok(Self {
             index,
             bdf,
@@ -119,29 +119,25 @@ impl Gpu {
         })
     }
 
-    pub(crate) fn bdf(&self) -> &str {
+    pub fn bdf(&self) -> &str {
         &self.bdf
     }
 
     /// Bus address of the BAR.
-    pub(crate) fn bar_start(&self) -> u64 {
+    pub fn bar_start(&self) -> u64 {
         self.bar_start
     }
 
-    pub(crate) fn bar_len(&self) -> u64 {
+    pub fn bar_len(&self) -> u64 {
         self.bar_len
     }
 
-    pub(crate) fn device_path(&self) -> String {
+    pub fn device_path(&self) -> String {
         format!("/dev/nvidia{}", self.index)
     }
 
     /// Allocates GPU memory.
-    pub(crate) fn allocate(
-        self: &Arc<Self>,
-        len: usize,
-        placement: Placement,
-    ) -> Result<Allocation> {
+    pub fn allocate(self: &Arc<Self>, len: usize, placement: Placement) -> Result<Allocation> {
         let mapping =
             Mapping::shared(self.device.as_fd(), 0, len, placement).with_context(|| {
                 format!(
@@ -165,11 +161,7 @@ impl Gpu {
 
     /// Where an address of this process lies. ENOENT and the like are errors.
     /// Allocates until the memory is that at `place` of the BAR; None if it never is. What came before is given back.
-    pub(crate) fn allocate_there(
-        self: &Arc<Self>,
-        len: usize,
-        place: u64,
-    ) -> Result<Option<Allocation>> {
+    pub fn allocate_there(self: &Arc<Self>, len: usize, place: u64) -> Result<Option<Allocation>> {
         let mut others = Vec::new();
         for _ in 0..64 {
             let next = self.allocate(len, Placement::Any)?;
@@ -181,7 +173,7 @@ impl Gpu {
         Ok(None)
     }
 
-    pub(crate) fn place_of(&self, va: u64) -> Result<Place> {
+    pub fn place_of(&self, va: u64) -> Result<Place> {
         let mut info = RawInfo {
             va,
             ..RawInfo::default()
@@ -202,7 +194,7 @@ impl Gpu {
     }
 
     /// Frees the allocation that starts at `va`; its mapping stays.
-    pub(crate) fn free(&self, va: u64, by: Freer) -> io::Result<()> {
+    pub fn free(&self, va: u64, by: Freer) -> io::Result<()> {
         let flags = match by {
             Freer::Caller => 0,
             Freer::KernelThread => FREE_KTHREAD,
@@ -220,7 +212,7 @@ impl Gpu {
     }
 
     /// The BAR as the bus sees it, `len` bytes from the bus address `from` on: through sysfs, not through the driver.
-    pub(crate) fn bar_view(&self, from: u64, len: usize) -> Result<BarView> {
+    pub fn bar_view(&self, from: u64, len: usize) -> Result<BarView> {
         let offset = from
             .checked_sub(self.bar_start)
             .context("address below the BAR")?;
@@ -234,7 +226,7 @@ impl Gpu {
         );
         // mmap wants pages.
         let skip = offset % 4096;
-        let mapping = sys::map_file(
+        let mapping = memory::map_file(
             &format!("/sys/bus/pci/devices/{}/resource2", self.bdf),
             offset - skip,
             len + usize::try_from(skip)?,
@@ -266,35 +258,35 @@ fn bar(bdf: &str) -> Result<(u64, u64)> {
 
 /// Where an allocation lies.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub(crate) start: u64,
-    pub(crate) len: u64,
+pub struct Place {
+    pub start: u64,
+    pub len: u64,
     /// The bus address of the byte that was asked for.
-    pub(crate) bar_address: u64,
+    pub bar_address: u64,
     /// How many bytes from there on lie in one run.
-    pub(crate) run: u64,
+    pub run: u64,
 }
 
 /// A piece of the BAR.
 #[derive(Debug)]
-pub(crate) struct BarView {
+pub struct BarView {
     mapping: Mapping,
     skip: usize,
 }
 
 impl BarView {
-    pub(crate) fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         self.mapping.read(self.skip + offset, out)
     }
 
-    pub(crate) fn write(&self, offset: usize, data: &[u8]) -> Result<()> {
+    pub fn write(&self, offset: usize, data: &[u8]) -> Result<()> {
         self.mapping.write(self.skip + offset, data)
     }
 }
 
 /// GPU memory of this process. Freed when dropped, unless it was before.
 #[derive(Debug)]
-pub(crate) struct Allocation {
+pub struct Allocation {
     gpu: Arc<Gpu>,
     mapping: Mapping,
     place: Place,
@@ -302,45 +294,45 @@ pub(crate) struct Allocation {
 }
 
 impl Allocation {
-    pub(crate) fn mapping(&self) -> &Mapping {
+    pub fn mapping(&self) -> &Mapping {
         &self.mapping
     }
 
     /// Bus address of its first byte.
-    pub(crate) fn bar_address(&self) -> u64 {
+    pub fn bar_address(&self) -> u64 {
         self.place.bar_address
     }
 
     /// Where a byte of it lies, and how much lies behind it in one run.
-    pub(crate) fn place(&self, offset: usize) -> Result<Place> {
+    pub fn place(&self, offset: usize) -> Result<Place> {
         self.gpu.place_of(self.mapping.addr() + offset as u64)
     }
 
     /// The range as far as the GPU rounded it up.
-    pub(crate) fn rounded_len(&self) -> u64 {
+    pub fn rounded_len(&self) -> u64 {
         self.place.len
     }
 
-    pub(crate) fn span(&self, offset: usize, len: usize) -> Result<Span> {
+    pub fn span(&self, offset: usize, len: usize) -> Result<Span> {
         self.mapping.span(offset, len)
     }
 
-    pub(crate) fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         ensure!(!self.freed, "read of freed GPU memory");
         self.mapping.read(offset, out)
     }
 
-    pub(crate) fn write(&self, offset: usize, data: &[u8]) -> Result<()> {
+    pub fn write(&self, offset: usize, data: &[u8]) -> Result<()> {
         ensure!(!self.freed, "write to freed GPU memory");
         self.mapping.write(offset, data)
     }
 
     /// Frees the memory and keeps the addresses occupied.
-    pub(crate) fn free(&mut self) -> Result<()> {
+    pub fn free(&mut self) -> Result<()> {
         self.free_by(Freer::Caller)
     }
 
-    pub(crate) fn free_by(&mut self, by: Freer) -> Result<()> {
+    pub fn free_by(&mut self, by: Freer) -> Result<()> {
         self.gpu
             .free(self.mapping.addr(), by)
             .context("STANDIN_IOC_FREE")?;
@@ -349,18 +341,18 @@ impl Allocation {
     }
 
     /// Unmaps its first `len` bytes. What is left of the mapping keeps all of the memory allocated.
-    pub(crate) fn unmap_head(&mut self, len: usize) -> Result<()> {
+    pub fn unmap_head(&mut self, len: usize) -> Result<()> {
         self.mapping.unmap_head(len)
     }
 
     /// The whole of it, through the BAR.
-    pub(crate) fn bar_view(&self) -> Result<BarView> {
+    pub fn bar_view(&self) -> Result<BarView> {
         self.gpu
             .bar_view(self.place.bar_address, self.mapping.len())
     }
 
     /// Whether it lies in one run of bus addresses.
-    pub(crate) fn is_contiguous(&self) -> bool {
+    pub fn is_contiguous(&self) -> bool {
         self.place.run >= self.mapping.len() as u64
     }
 }

@@ -6,7 +6,7 @@
 
 /// One stream of bytes; equal keys give equal streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Pattern(u64);
+pub struct Pattern(u64);
 
 /// The finaliser of SplitMix64: a bijection on 64 bits whose output bits all depend on all input bits.
 fn mix(value: u64) -> u64 {
@@ -17,7 +17,7 @@ fn mix(value: u64) -> u64 {
 
 impl Pattern {
     /// The stream number `id` of a run with `seed`.
-    pub(crate) fn new(seed: u64, id: u64) -> Self {
+    pub fn new(seed: u64, id: u64) -> Self {
         Self(mix(seed ^ mix(id.wrapping_add(0x9e37_79b9_7f4a_7c15))))
     }
 
@@ -26,7 +26,7 @@ impl Pattern {
     }
 
     /// Writes the stream's bytes from `position` on into `out`.
-    pub(crate) fn fill(self, position: u64, out: &mut [u8]) {
+    pub fn fill(self, position: u64, out: &mut [u8]) {
         let mut at = position;
         let mut rest = out;
         while !rest.is_empty() {
@@ -41,7 +41,7 @@ impl Pattern {
     }
 
     /// `len` bytes of the stream from `position` on.
-    pub(crate) fn bytes(self, position: u64, len: usize) -> Vec<u8> {
+    pub fn bytes(self, position: u64, len: usize) -> Vec<u8> {
         let mut out = vec![0; len];
         self.fill(position, &mut out);
         out
@@ -50,34 +50,35 @@ impl Pattern {
 
 /// A small generator for choices that must repeat with the seed.
 #[derive(Debug, Clone)]
-pub(crate) struct Choice(u64);
+pub struct Choice(u64);
 
 impl Choice {
-    pub(crate) fn new(seed: u64) -> Self {
+    pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
     /// The next number.
-    pub(crate) fn next(&mut self) -> u64 {
+    #[expect(clippy::should_implement_trait, reason = "it has no end")]
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
     /// The next number below `bound`, which must not be zero.
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+    pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound.max(1)
     }
 }
 
 /// Where two byte strings first differ, and in how many places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Difference {
-    pub(crate) first: usize,
-    pub(crate) count: usize,
+pub struct Difference {
+    pub first: usize,
+    pub count: usize,
 }
 
 /// Compares byte strings of equal length.
-pub(crate) fn difference(expected: &[u8], found: &[u8]) -> Option<Difference> {
+pub fn difference(expected: &[u8], found: &[u8]) -> Option<Difference> {
     if expected == found {
         return None;
     }

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Mappings that hardware writes to. All `unsafe` around mmap is here.
+
+use std::fs;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::fd::AsRawFd;
+use std::os::fd::BorrowedFd;
+use std::ptr;
+use std::ptr::NonNull;
+use std::sync::atomic::fence;
+use std::sync::atomic::Ordering;
+
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+
+/// A range of this process's addresses, for registration. No Rust object lies in it: the constructors see to that, so a
+/// device that writes there cannot break the program's own memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    addr: u64,
+    len: u64,
+}
+
+impl Span {
+    /// A range that is allowed to be wrong (unmapped, freed, across mappings, wrapping). What of it is mapped must be device
+    /// memory of the stand-in GPU.
+    pub fn anywhere(addr: u64, len: u64) -> Result<Self> {
+        let end = addr.saturating_add(len);
+        for line in fs::read_to_string("/proc/self/maps")?.lines() {
+            let (range, rest) = line.split_once(' ').context("/proc/self/maps: no range")?;
+            let (first, last) = range.split_once('-').context("/proc/self/maps: no dash")?;
+            let first = u64::from_str_radix(first, 16)?;
+            let last = u64::from_str_radix(last, 16)?;
+            let ours = first < end && addr < last;
+            ensure!(
+                !ours || rest.contains("/dev/nvidia"),
+                "{addr:#x}+{len:#x} covers memory of this program: {line}"
+            );
+        }
+        Ok(Self { addr, len })
+    }
+
+    /// Device memory, of which nothing is mapped into this process.
+    pub(crate) fn of_device(addr: u64, len: u64) -> Self {
+        Self { addr, len }
+    }
+
+    pub fn addr(self) -> u64 {
+        self.addr
+    }
+
+    pub fn len(self) -> u64 {
+        self.len
+    }
+}
+
+/// How a mapping is placed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Placement {
+    /// Where the kernel likes.
+    Any,
+    /// At this address, which must be free.
+    At(u64),
+}
+
+/// Memory that something else than this program may write: mapped, never borrowed as a slice, accessed by volatile loads
+/// and stores. Unmapped when dropped.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: A mapping belongs to the process, not to a thread, and is only accessed through the volatile copies below.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    /// Anonymous memory, zeroed.
+    pub fn anonymous(len: usize) -> io::Result<Self> {
+        Self::map(
+            len,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            None,
+            0,
+            Placement::Any,
+        )
+    }
+
+    /// Address space without memory.
+    pub fn reserve(len: usize) -> io::Result<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        Self::map(len, libc::PROT_NONE, flags, None, 0, Placement::Any)
+    }
+
+    /// Anonymous memory that may not be written.
+    pub fn read_only(len: usize) -> io::Result<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        Self::map(len, libc::PROT_READ, flags, None, 0, Placement::Any)
+    }
+
+    /// Shared memory of a device or a file.
+    pub fn shared(
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        placement: Placement,
+    ) -> io::Result<Self> {
+        Self::map(
+            len,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            Some(fd),
+            offset,
+            placement,
+        )
+    }
+
+    fn map(
+        len: usize,
+        protection: i32,
+        flags: i32,
+        fd: Option<BorrowedFd<'_>>,
+        offset: u64,
+        placement: Placement,
+    ) -> io::Result<Self> {
+        let (hint, fixed) = match placement {
+            Placement::Any => (ptr::null_mut(), 0),
+            Placement::At(addr) => (addr as *mut libc::c_void, libc::MAP_FIXED_NOREPLACE),
+        };
+        let fd = fd.map_or(-1, |fd| fd.as_raw_fd());
+        let offset = libc::off_t::try_from(offset)
+            .map_err(|_| io::Error::from_raw_os_error(libc::EOVERFLOW))?;
+        // SAFETY: A new mapping; MAP_FIXED_NOREPLACE replaces none that exists.
+        let base = unsafe { libc::mmap(hint, len, protection, flags | fixed, fd, offset) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base =
+            NonNull::new(base.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::EFAULT))?;
+        Ok(Self { base, len })
+    }
+
+    pub fn addr(&self) -> u64 {
+        self.base.as_ptr() as u64
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The range `[offset, offset + len)` of the mapping.
+    pub fn span(&self, offset: usize, len: usize) -> Result<Span> {
+        self.check(offset, len)?;
+        Ok(Span {
+            addr: self.addr() + offset as u64,
+            len: len as u64,
+        })
+    }
+
+    /// Gives up the first `len` bytes, which are whole pages.
+    pub fn unmap_head(&mut self, len: usize) -> Result<()> {
+        ensure!(len < self.len, "all of the mapping");
+        // SAFETY: A part of this mapping, into which no reference exists; from here on it is not a part any more.
+        let ret = unsafe { libc::munmap(self.base.as_ptr().cast(), len) };
+        ensure!(ret == 0, "munmap: {}", io::Error::last_os_error());
+        // SAFETY: Inside the mapping.
+        self.base = unsafe { self.base.add(len) };
+        self.len -= len;
+        Ok(())
+    }
+
+    fn check(&self, offset: usize, len: usize) -> Result<()> {
+        let end = offset.checked_add(len).context("offset overflow")?;
+        ensure!(
+            end <= self.len,
+            "{offset:#x}+{len:#x} is outside a mapping of {:#x} bytes",
+            self.len
+        );
+        Ok(())
+    }
+
+    /// Copies from the mapping. Aligned words where that is possible, since device memory may be slow.
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+        self.check(offset, out.len())?;
+        let mut at = offset;
+        let mut rest = out;
+        while !rest.is_empty() {
+            let word = at % 8 == 0 && rest.len() >= 8;
+            let (head, tail) = rest.split_at_mut(if word { 8 } else { 1 });
+            // SAFETY: `check` showed that the bytes lie in the mapping, which lives as long as `self`.
+            let from = unsafe { self.base.as_ptr().add(at) };
+            if word {
+                // SAFETY: As above; `base` is page-aligned and `at` a multiple of 8.
+                head.copy_from_slice(&unsafe { from.cast::<u64>().read_volatile() }.to_ne_bytes());
+            } else {
+                // SAFETY: As above.
+                head[0] = unsafe { from.read_volatile() };
+            }
+            at += head.len();
+            rest = tail;
+        }
+        Ok(())
+    }
+
+    /// The 32-bit word at `offset`: one access, before all that come after.
+    pub fn load32(&self, offset: usize) -> Result<u32> {
+        let from = self.word(offset)?;
+        // SAFETY: `word` showed that the four bytes lie in the mapping, aligned.
+        let value = unsafe { from.read_volatile() };
+        fence(Ordering::SeqCst);
+        Ok(u32::from_le(value))
+    }
+
+    /// Writes the 32-bit word at `offset`: one access, after all that came before.
+    pub fn store32(&self, offset: usize, value: u32) -> Result<()> {
+        let to = self.word(offset)?;
+        fence(Ordering::SeqCst);
+        // SAFETY: `word` showed that the four bytes lie in the mapping, aligned.
+        unsafe { to.write_volatile(value.to_le()) };
+        Ok(())
+    }
+
+    fn word(&self, offset: usize) -> Result<*mut u32> {
+        self.check(offset, 4)?;
+        ensure!(offset % 4 == 0, "a word at {offset:#x}");
+        // SAFETY: `check` showed that the bytes lie in the mapping, which lives as long as `self`.
+        Ok(unsafe { self.base.as_ptr().add(offset) }.cast())
+    }
+
+    /// Copies into the mapping.
+    pub fn write(&self, offset: usize, data: &[u8]) -> Result<()> {
+        self.check(offset, data.len())?;
+        let mut at = offset;
+        let mut rest = data;
+        while let Some(&byte) = rest.first() {
+            // SAFETY: `check` showed that the bytes lie in the mapping, which lives as long as `self`.
+            let to = unsafe { self.base.as_ptr().add(at) };
+            let taken = match rest.first_chunk::<8>() {
+                Some(word) if at % 8 == 0 => {
+                    // SAFETY: As above; `base` is page-aligned and `at` a multiple of 8.
+                    unsafe { to.cast::<u64>().write_volatile(u64::from_ne_bytes(*word)) };
+                    8
+                }
+                _ => {
+                    // SAFETY: As above.
+                    unsafe { to.write_volatile(byte) };
+                    1
+                }
+            };
+            at += taken;
+            rest = &rest[taken..];
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: The mapping was made by `map` with this length, and no reference into it exists.
+        if unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) } != 0 {
+            eprintln!("munmap: {}", io::Error::last_os_error());
+        }
+    }
+}
+
+/// The file's contents as a mapping's source.
+pub fn open_rw(path: &str) -> Result<File> {
+    fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .with_context(|| path.to_owned())
+}
+
+/// Maps `len` bytes of `path` from `offset` on.
+pub fn map_file(path: &str, offset: u64, len: usize) -> Result<Mapping> {
+    let file = open_rw(path)?;
+    Mapping::shared(file.as_fd(), offset, len, Placement::Any)
+        .with_context(|| format!("map {path} at {offset:#x}"))
+}
