@@ -76,8 +76,7 @@ const FLAVOURS: &[Flavour] = &[
         package: "linux-source-7.2",
         instead: None,
         source: EARLIER,
-        // And what shows a machine's topology.
-        config: &["rig.config", "host.config"],
+        config: &["rig.config", HOST],
         patches: &["7.2", "7.3"],
         compiler: "gcc",
         make: &[],
@@ -120,6 +119,16 @@ const NOT_UNPACKED: &[&str] = &[
 
 /// Files that stay as in the pristine source while the stock modules are built.
 const RDMA: &[&str] = &["drivers/infiniband/", "include/rdma/", "include/uapi/rdma/"];
+
+/// What shows a machine's topology: NUMA, and config space past 256 bytes.
+const HOST: &str = "host.config";
+
+impl Flavour {
+    /// Whether it sees sockets, and ACS and ATS of a bridge.
+    pub(crate) fn shows_topology(&self) -> bool {
+        self.config.contains(&HOST)
+    }
+}
 
 pub(crate) fn flavour(name: &str) -> Option<&'static Flavour> {
     FLAVOURS.iter().find(|flavour| flavour.name == name)

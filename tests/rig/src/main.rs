@@ -25,6 +25,7 @@ mod suite;
 mod terminal;
 mod test;
 mod toolchain;
+mod topology;
 mod vm;
 
 use std::process::ExitCode;
@@ -113,6 +114,7 @@ fn act(action: Action) -> Result<i32> {
 
 fn run_vm(paths: &Paths, options: &vm::Options, command: &[String]) -> Result<i32> {
     let boot = setup::boot(paths, options)?;
+    setup::programs(paths)?;
     let outcome = vm::run(paths, options, &boot, command, Channels::Caller)?;
     for failure in &outcome.failures {
         eprintln!("rig: {}", failure.trim_end());

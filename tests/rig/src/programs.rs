@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Programs that run in the machine: our verbs program, and rdma-core's Python tests.
+//! Programs that run in the machine: our verbs program, `peermemctl`, and rdma-core's Python tests.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -36,9 +36,22 @@ const PYVERBS_TESTS: &[&str] = &[
     "test_shared_pd",
 ];
 
+/// What is compiled: each a package, and its program of the same name.
+const COMPILED: [&str; 2] = ["gdr", "peermemctl"];
+
+/// The directory of all programs that are compiled. The machine's commands find them by name.
+pub(crate) fn directory(paths: &Paths) -> PathBuf {
+    paths.cache.join("programs")
+}
+
 /// Where the verbs program lies once it is compiled.
 pub(crate) fn gdr(paths: &Paths) -> PathBuf {
-    paths.cache.join("programs/gdr")
+    directory(paths).join("gdr")
+}
+
+/// The same of what operators run.
+pub(crate) fn peermemctl(paths: &Paths) -> PathBuf {
+    directory(paths).join("peermemctl")
 }
 
 /// The beginning of its command line.
@@ -46,16 +59,16 @@ pub(crate) fn gdr_command(paths: &Paths, action: &str) -> Vec<String> {
     vec![gdr(paths).to_string_lossy().into_owned(), action.to_owned()]
 }
 
-/// Compiles the verbs program if it has not been from this source.
+/// Compiles the programs if they have not been from this source.
 pub(crate) fn build(paths: &Paths, toolchain: &Toolchain) -> Result<()> {
-    let product = gdr(paths);
-    let stamp = paths.cache.join("programs/stamp");
+    let directory = directory(paths);
+    let stamp = directory.join("stamp");
     let mut key = Key::default();
     key.text("tools", &toolchain.versions("gcc")?);
     for input in [
         "Cargo.toml",
         "Cargo.lock",
-        "cli/verbs",
+        "cli",
         "tests/verbs",
         "tests/figures",
         "tests/gpu/standin.h",
@@ -63,30 +76,36 @@ pub(crate) fn build(paths: &Paths, toolchain: &Toolchain) -> Result<()> {
         key.path(&paths.repo, &paths.repo.join(input))?;
     }
     let key = key.finish();
-    if product.exists() && stamp::is_fresh(&stamp, &key) {
+    let are_there = COMPILED.iter().all(|name| directory.join(name).exists());
+    if are_there && stamp::is_fresh(&stamp, &key) {
         return Ok(());
     }
-    let title = if product.exists() {
+    let title = if are_there {
         "programs: compiling what has changed"
     } else {
-        "programs: compiling (a minute on two cores)"
+        "programs: compiling (two minutes on two cores)"
     };
     let mut stage = Stage::begin(title);
     let crates = stage.run(
         toolchain
             .cargo(paths)
-            .args(["build", "--release", "--locked", "-p", "gdr"])
+            .args(["build", "--release", "--locked"])
+            .args(COMPILED.iter().flat_map(|name| ["-p", name]))
             .current_dir(&paths.repo),
         &paths.cache.join("logs/programs.txt"),
         "crates",
         |line| line.trim_start().starts_with("Compiling"),
     )?;
-    // A copy: a machine may have the old one open, and cargo writes where it was.
-    fs::create_dir_all(paths.cache.join("programs"))?;
-    let built = paths.cache.join("target/release/gdr");
-    let contents = fs::read(&built).with_context(|| format!("{} was not made", built.display()))?;
-    stamp::replace(&product, &contents)?;
-    fs::set_permissions(&product, fs::Permissions::from_mode(0o755))?;
+    // Copies: a machine may have the old ones open, and cargo writes where they were.
+    fs::create_dir_all(&directory)?;
+    for name in COMPILED {
+        let built = paths.cache.join("target/release").join(name);
+        let product = directory.join(name);
+        let contents =
+            fs::read(&built).with_context(|| format!("{} was not made", built.display()))?;
+        stamp::replace(&product, &contents)?;
+        fs::set_permissions(&product, fs::Permissions::from_mode(0o755))?;
+    }
     stamp::set(&stamp, &key)?;
     stage.done(&format!("{crates} crates"));
     Ok(())

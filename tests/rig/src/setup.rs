@@ -24,6 +24,7 @@ use crate::progress::Stage;
 use crate::results::Test;
 use crate::results::Verdict;
 use crate::toolchain::Toolchain;
+use crate::topology::Topology;
 use crate::vm;
 use crate::vm::Peermem;
 
@@ -76,9 +77,18 @@ pub(crate) fn all<'a>(paths: &Paths, kernels: impl IntoIterator<Item = &'a str>)
         let _lock = Lock::take(paths, "modules")?;
         Builder::new(paths, &toolchain, &kernel, false).all()?;
     }
-    let _lock = Lock::take(paths, "modules")?;
-    programs::build(paths, &toolchain)?;
+    build_programs(paths, &toolchain)?;
     Ok(0)
+}
+
+fn build_programs(paths: &Paths, toolchain: &Toolchain) -> Result<()> {
+    let _lock = Lock::take(paths, "modules")?;
+    programs::build(paths, toolchain)
+}
+
+/// What a machine's command may want to run.
+pub(crate) fn programs(paths: &Paths) -> Result<()> {
+    build_programs(paths, &tools(paths)?)
 }
 
 /// Looks at the form of the code, one test for each check.
@@ -146,6 +156,15 @@ pub(crate) fn debian(paths: &Paths) -> Result<(Vec<Test>, Vec<String>)> {
 
 /// The kernel and the modules of one run.
 pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
+    let blind = kernel::flavour(&options.kernel).is_some_and(|flavour| !flavour.shows_topology());
+    if blind && options.topology != Topology::Flat {
+        bail!(
+            "kernel {} sees no sockets and no extended config space: give --kernel {} with --topology {}",
+            options.kernel,
+            kernel::EARLIER,
+            options.topology.name()
+        );
+    }
     let toolchain = tools(paths)?;
     let kernel = find_kernel(paths, &toolchain, &options.kernel, options.frozen)?;
     let stock = options.rdma == vm::Rdma::Stock;

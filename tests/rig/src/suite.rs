@@ -30,8 +30,8 @@ pub(crate) struct Run {
 
 #[derive(Clone, Copy)]
 pub(crate) enum Place {
-    /// In a virtual machine. `{gdr}` stands for the verbs program, `{repo}` for the repository, `{pyverbs}` for the
-    /// Python tests of rdma-core, `{filter}` for what the caller chose.
+    /// In a virtual machine. `{gdr}` stands for the verbs program, `{peermemctl}` for what operators run, `{repo}` for the
+    /// repository, `{pyverbs}` for the Python tests of rdma-core, `{filter}` for what the caller chose.
     Vm {
         options: fn(&mut Options),
         command: &'static [&'static str],

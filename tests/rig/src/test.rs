@@ -372,7 +372,11 @@ fn one(
                 let mut word = word
                     .replace("{repo}", &paths.repo.to_string_lossy())
                     .replace("{filter}", &selection.case)
-                    .replace("{gdr}", &programs::gdr(paths).to_string_lossy());
+                    .replace("{gdr}", &programs::gdr(paths).to_string_lossy())
+                    .replace(
+                        "{peermemctl}",
+                        &programs::peermemctl(paths).to_string_lossy(),
+                    );
                 if word.contains("{pyverbs}") {
                     word = word.replace("{pyverbs}", &programs::pyverbs(paths)?.to_string_lossy());
                 }

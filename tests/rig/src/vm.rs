@@ -35,11 +35,16 @@ use crate::klog;
 use crate::modules;
 use crate::modules::Index;
 use crate::paths::Paths;
+use crate::programs;
 use crate::terminal;
+use crate::topology::Topology;
 
 /// Exit statuses of the runner's own, as `timeout(1)` and `xargs(1)` have them.
 pub(crate) const TIMED_OUT: i32 = 124;
 pub(crate) const RUN_FAILED: i32 = 125;
+
+/// How long a command may take that no time-out was given for: many times what any needs, for slow machines.
+const LONGEST_RUN: Duration = Duration::from_secs(1800);
 
 /// In bytes. Of all that run to their end none has a log of 200 KiB; a kernel that reports for ever fills this in a minute.
 const LONGEST_LOG: u64 = 16 << 20;
@@ -139,6 +144,10 @@ pub(crate) struct Options {
     pub(crate) bar: u64,
     #[arg(long, value_enum, default_value = "off")]
     pub(crate) iommu: Iommu,
+    /// Which bridges lie between the GPUs and the cards; all but flat want --kernel 7.2, which has NUMA and extended config
+    /// space
+    #[arg(long, value_enum, default_value = "flat")]
+    pub(crate) topology: Topology,
     /// Adds an NVMe controller with a disk of this size
     #[arg(long, value_name = "MIB")]
     pub(crate) nvme: Option<u64>,
@@ -154,7 +163,7 @@ pub(crate) struct Options {
     /// One more argument for QEMU
     #[arg(long, value_name = "STR", allow_hyphen_values = true)]
     pub(crate) qemu_arg: Vec<String>,
-    /// Ends the run as failed; 0 waits for ever [default: 900 with a command, 0 without]
+    /// Ends the run as failed; 0 waits for ever [default: 1800 with a command, 0 without]
     #[arg(long, value_name = "SECONDS")]
     pub(crate) timeout: Option<u64>,
     /// A report in the kernel log that must come so often and does not fail the run then
@@ -407,7 +416,13 @@ fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-fn command_script(options: &Options, boot: &Boot, command: &[String], tty: bool) -> Result<String> {
+fn command_script(
+    paths: &Paths,
+    options: &Options,
+    boot: &Boot,
+    command: &[String],
+    tty: bool,
+) -> Result<String> {
     let mut script = String::new();
     let mut export = |name: &str, value: &str| {
         script.push_str(&format!("export {name}={}\n", quoted(value)));
@@ -456,12 +471,25 @@ fn command_script(options: &Options, boot: &Boot, command: &[String], tty: bool)
     export("RIG_GPUS", &options.gpus.to_string());
     export("RIG_BAR_MIB", &options.bar.to_string());
     export("RIG_IOMMU", options.iommu.name());
+    export("RIG_TOPOLOGY", options.topology.name());
     for variable in &options.env {
         let (name, value) = variable
             .split_once('=')
             .ok_or_else(|| anyhow!("'{variable}' is not NAME=VALUE"))?;
         export(name, value);
     }
+    // Found by name, and after all else.
+    let programs = programs::directory(paths);
+    let programs = programs.to_str().context("a path of the cache")?;
+    let host = if options.root == Path::new("/") {
+        ""
+    } else {
+        "/host"
+    };
+    script.push_str(&format!(
+        "PATH=$PATH:{}\n",
+        quoted(&format!("{host}{programs}"))
+    ));
     if tty {
         if let Some((rows, columns)) = terminal::size() {
             script.push_str(&format!(
@@ -668,8 +696,12 @@ fn qemu_arguments(
     } else {
         "tcg,thread=multi"
     };
-    // Room for the BARs above memory, and addresses for that room.
-    let hole = (2 * gpu_bytes).next_power_of_two().max(32 * 1024);
+    // Room for the BARs above memory, and addresses for that room. A bridge's window is aligned as the largest BAR in it.
+    let room = match options.topology {
+        Topology::Flat => 2 * gpu_bytes,
+        _ => 4 * gpu_bytes,
+    };
+    let hole = room.next_power_of_two().max(32 * 1024);
     let machine = match options.iommu {
         Iommu::Off => "q35",
         _ => "q35,kernel-irqchip=split",
@@ -706,6 +738,12 @@ fn qemu_arguments(
             add(&["-device", "intel-iommu,aw-bits=48,caching-mode=on"]);
         }
     }
+    let layout = options
+        .topology
+        .layout(options.gpus, options.smp, options.mem);
+    for argument in &layout.arguments {
+        add(&[argument]);
+    }
     add(&["-append", kernel_args]);
     let share = |id: &str, path: &Path| {
         format!(
@@ -726,7 +764,7 @@ fn qemu_arguments(
     // A wire between the two cards. UNIX datagrams stay in order and push back when the receiver is full; QEMU's hub
     // lets later packets overtake those it holds, and RDMA READ does not get over that.
     let end = |card: u32| scratch.join(format!("wire{card}")).display().to_string();
-    for (card, peer) in [(1, 2), (2, 1)] {
+    for (bus, (card, peer)) in layout.cards.iter().zip([(1, 2), (2, 1)]) {
         add(&[
             "-netdev",
             &format!(
@@ -740,11 +778,11 @@ fn qemu_arguments(
             "-device",
             &format!(
                 "virtio-net-pci,netdev=net{card},mac=52:54:00:77:00:0{card},host_mtu=4500,\
-                 mrg_rxbuf=off,romfile="
+                 mrg_rxbuf=off,romfile=,bus={bus}"
             ),
         ]);
     }
-    for gpu in 0..options.gpus {
+    for (gpu, bus) in layout.gpus.iter().enumerate() {
         // Sparse and never reserved: a BAR may be larger than the host's memory.
         add(&[
             "-object",
@@ -753,7 +791,10 @@ fn qemu_arguments(
                 options.bar
             ),
         ]);
-        add(&["-device", &format!("ivshmem-plain,memdev=bar{gpu}")]);
+        add(&[
+            "-device",
+            &format!("ivshmem-plain,memdev=bar{gpu},bus={bus}"),
+        ]);
     }
     arguments
 }
@@ -773,8 +814,8 @@ pub(crate) fn run(
         Some(0) => None,
         Some(seconds) => Some(Duration::from_secs(seconds)),
         None if command.is_empty() => None,
-        None if boot.detectors => Some(Duration::from_secs(900) * detectors::SLOWER),
-        None => Some(Duration::from_secs(900)),
+        None if boot.detectors => Some(LONGEST_RUN * detectors::SLOWER),
+        None => Some(LONGEST_RUN),
     };
 
     if !options.bar.is_power_of_two() {
@@ -809,7 +850,7 @@ pub(crate) fn run(
         &[]
     };
     let names: Vec<&str> = wanted.iter().map(|detector| detector.name()).collect();
-    let script = command_script(&options, boot, command, tty)?;
+    let script = command_script(paths, &options, boot, command, tty)?;
     let ramfs = scratch.0.join("initramfs");
     fs::write(
         &ramfs,
@@ -1142,8 +1183,8 @@ fn attend(
             Ok(line) => {
                 if let Some(text) = line.strip_prefix("exit ") {
                     status = text.trim().parse().ok();
-                    // The command is done; what is left is a second's work.
-                    deadline = Some(Instant::now() + Duration::from_secs(60));
+                    // The command is done; what is left is a second's work, where nobody else has the processors.
+                    deadline = Some(Instant::now() + Duration::from_secs(300));
                 } else if let Some(text) = line.strip_prefix("setup ") {
                     failures.push(format!("the machine could not be set up: {text}"));
                 }
@@ -1188,4 +1229,76 @@ fn attend(
     }
     drop(input);
     Ok((status, timed_out, failures))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn boot() -> Boot {
+        Boot {
+            image: PathBuf::from("bzImage"),
+            release: "7.x".to_owned(),
+            modules: Index::default(),
+            peermem_version: String::new(),
+            control: None,
+            drivers: Vec::new(),
+            signing: None,
+            detectors: false,
+            host: false,
+        }
+    }
+
+    /// The devices of a machine: those of this kind, with the bus that each is on.
+    fn buses(words: &str, kind: &str) -> Vec<String> {
+        let options = Options::parse(format!("rig {words}").split_whitespace()).unwrap();
+        qemu_arguments(
+            &options,
+            &boot(),
+            "",
+            Path::new("log"),
+            Path::new("scratch"),
+        )
+        .iter()
+        .filter(|argument| argument.split(',').next() == Some(kind))
+        .map(|argument| {
+            let bus = argument
+                .split(',')
+                .find_map(|word| word.strip_prefix("bus="));
+            bus.unwrap_or_default().to_owned()
+        })
+        .collect()
+    }
+
+    #[test]
+    fn devices_go_where_the_topology_says() {
+        let gpus = |words| buses(words, "ivshmem-plain");
+        let cards = |words| buses(words, "virtio-net-pci");
+        assert_eq!(gpus("--gpus 3"), ["pcie.0"; 3]);
+        assert_eq!(cards(""), ["pcie.0"; 2]);
+        assert_eq!(cards("--topology root-ports"), ["port0", "port1"]);
+        assert_eq!(gpus("--topology root-ports"), ["port2", "port3"]);
+        assert_eq!(cards("--topology switch --iommu on"), ["port1", "port3"]);
+        assert_eq!(gpus("--topology switch --gpus 1"), ["port4"]);
+        assert_eq!(cards("--topology switches"), ["port2", "port3"]);
+        assert_eq!(gpus("--topology switches --bar 64"), ["port4", "port5"]);
+        assert_eq!(cards("--topology sockets --smp 4"), ["port0", "port1"]);
+        assert_eq!(gpus("--topology sockets"), ["port2", "port3"]);
+        assert_eq!(buses("--topology sockets", "pxb-pcie"), ["pcie.0"; 3]);
+        // A bus stands before what is on it.
+        let options = Options::parse(["rig", "--topology", "switch"]).unwrap();
+        let arguments = qemu_arguments(&options, &boot(), "", Path::new("l"), Path::new("s"));
+        for (at, argument) in arguments.iter().enumerate() {
+            let bus = argument
+                .split(',')
+                .find_map(|word| word.strip_prefix("bus="));
+            if let Some(bus) = bus.filter(|bus| *bus != "pcie.0") {
+                let id = format!("id={bus}");
+                let is_there = arguments[..at]
+                    .iter()
+                    .any(|other| other.split(',').any(|word| word == id));
+                assert!(is_there, "{argument}");
+            }
+        }
+    }
 }
