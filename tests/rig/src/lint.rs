@@ -16,11 +16,13 @@ use crate::paths::Paths;
 use crate::progress::output;
 use crate::toolchain::Toolchain;
 
-/// Files that need no licence line: licences themselves, what a program writes, and patches, which are their file's.
+/// Files that need no licence line: licences themselves, what a program writes, patches, which are their file's, and JSON,
+/// which has no comments.
 fn is_exempt(name: &str) -> bool {
     name.starts_with("LICENSES/")
         || name == "Cargo.lock"
         || name.starts_with("tests/kernel/patches/")
+        || name.ends_with(".json")
 }
 
 /// checkpatch's remarks that do not apply outside the kernel's own tree or are matters of taste there.
