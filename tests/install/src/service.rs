@@ -53,7 +53,7 @@ const SCRIPT: &str = r#"
         until systemctl --user list-jobs 2>/dev/null | grep -q '^No jobs'; do
             sleep 0.1
             count=$((count + 1))
-            [ $count -lt 300 ] && kill -0 $manager 2>/dev/null || exit 77
+            [ $count -lt 1800 ] && kill -0 $manager 2>/dev/null || exit 77
         done
     }
     settle

@@ -41,8 +41,8 @@ use crate::toolchain::Toolchain;
 use crate::vm;
 use crate::vm::Options;
 
-/// How long a test on the host may take before it counts as hanging; it needs a hundredth.
-const HOST_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a test on the host may take before it counts as hanging; it needs a three-hundredth.
+const HOST_PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Args)]
 pub(crate) struct Selection {

@@ -282,7 +282,7 @@ const DEMO_OK: &str = "demo: ok";
 pub(crate) fn demo(paths: &Paths) -> Result<i32> {
     setup::all(paths, [crate::kernel::DEFAULT])?;
     let options = Options {
-        timeout: Some(120),
+        timeout: Some(600),
         with_control: true,
         // Room for a region of 1 GiB.
         bar: 4096,

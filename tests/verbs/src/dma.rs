@@ -427,7 +427,7 @@ impl Faults {
     /// Takes the one fault that an access to the page at `addr` has led to. Call [`Self::pace`] before that access.
     pub(crate) fn take(&mut self, access: Access, addr: u64) -> Result<()> {
         let mut found = Vec::new();
-        let came = sys::wait_until(Duration::from_secs(10), || {
+        let came = sys::wait_until(Duration::from_secs(60), || {
             found.extend(self.new_ones()?);
             Ok(!found.is_empty())
         })?;

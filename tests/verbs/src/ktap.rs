@@ -39,7 +39,7 @@ pub(crate) fn note(name: &str, value: impl Display) {
 }
 
 /// How long the kernel gets to finish what a closed descriptor set off.
-const SETTLE: Duration = Duration::from_secs(5);
+const SETTLE: Duration = Duration::from_secs(60);
 
 /// Runs the cases one after another; true when none failed.
 pub(crate) fn run(cases: &[Case], setup: &Setup) -> Result<bool> {

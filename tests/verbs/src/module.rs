@@ -16,7 +16,7 @@ pub(crate) const NAME: &str = "nvidia_peermem";
 /// The parameters that NVIDIA's module has, the second since 560.
 pub(crate) const PARAMETERS: [&str; 2] = ["peerdirect_support", "persistent_api_support"];
 
-const TIMEOUT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(crate) fn is_loaded() -> bool {
     Path::new("/sys/module").join(NAME).exists()

@@ -54,7 +54,7 @@ const LIST_PAGES: usize = 27;
 pub(crate) const MEMORY: usize = 128 << 10;
 
 /// The kernel's driver needs a while to go, an emulated controller less to start.
-const TIMEOUT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// How a command names memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -363,7 +363,7 @@ pub(crate) fn limit_locked_memory(bytes: u64) -> io::Result<()> {
 /// whatever `body` closes, the child closes last. Only for a process of one thread.
 pub(crate) fn beside_forked_child<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     // A thread that has given its result may still be on its way out.
-    let alone = wait_until(Duration::from_secs(5), || Ok(threads()? == 1))?;
+    let alone = wait_until(Duration::from_secs(60), || Ok(threads()? == 1))?;
     ensure!(alone, "fork with several threads");
     let child = Forked::start(|| 0)?;
     let result = body();

@@ -96,7 +96,7 @@ impl Probe {
                 let mut shell = Command::new("sh");
                 shell.args(["-c", line]);
                 Running::start(&mut shell)?
-                    .finish(Duration::from_secs(10))?
+                    .finish(Duration::from_secs(60))?
                     .success()
                     .then(|| (*line).to_owned())
             }

@@ -150,7 +150,7 @@ fn unload_refused(lab: &Lab) -> Result<()> {
         }
     }
     let rmmod =
-        Running::start(Command::new("rmmod").arg(module::NAME))?.finish(Duration::from_secs(10))?;
+        Running::start(Command::new("rmmod").arg(module::NAME))?.finish(Duration::from_secs(60))?;
     ensure!(
         !rmmod.success() && rmmod.output.contains("in use"),
         "rmmod said {:?}",
@@ -455,7 +455,7 @@ fn modprobe(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     let run = |words: &[&str]| -> Result<()> {
         let finished = Running::start(Command::new(words[0]).args(&words[1..]))?
-            .finish(Duration::from_secs(30))?;
+            .finish(Duration::from_secs(60))?;
         ensure!(finished.success(), "{words:?}: {}", finished.tail(3));
         Ok(())
     };
@@ -473,7 +473,7 @@ fn modprobe(lab: &Lab) -> Result<()> {
 /// A field of a module's information, its values in order.
 fn information(module: &Path, field: &str) -> Result<BTreeSet<String>> {
     let finished = Running::start(Command::new("modinfo").args(["-F", field]).arg(module))?
-        .finish(Duration::from_secs(10))?;
+        .finish(Duration::from_secs(60))?;
     ensure!(finished.success(), "modinfo: {}", finished.tail(3));
     Ok(finished.output.lines().map(str::to_owned).collect())
 }

@@ -267,7 +267,7 @@ impl<'a> Bench<'a> {
     /// Nothing is left: no pin, no mapping, no region of rxe's, no hold on the module.
     fn at_rest(&self) -> Result<()> {
         let mut found = Vec::new();
-        let clean = sys::wait_until(Duration::from_secs(5), || {
+        let clean = sys::wait_until(Duration::from_secs(60), || {
             found = Counters::read()?
                 .leftovers_beside(&self.before, self.before.get("allocs_live")?)?;
             for hca in [&self.lab.near, &self.lab.far] {
@@ -953,7 +953,7 @@ fn lasting(lab: &Lab, mode: Mode) -> Result<()> {
 /// The file of the module that modprobe would load.
 fn module_file() -> Result<PathBuf> {
     let found = Running::start(Command::new("modinfo").args(["-n", module::NAME]))?
-        .finish(Duration::from_secs(30))?;
+        .finish(Duration::from_secs(60))?;
     ensure!(found.success(), "modinfo: {}", found.tail(3));
     Ok(PathBuf::from(found.output.trim()))
 }

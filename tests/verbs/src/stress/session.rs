@@ -495,7 +495,7 @@ impl<'a> Session<'a> {
 
     /// Waits for threads that have ended to be gone.
     fn single(&self) -> Result<()> {
-        let alone = sys::wait_until(Duration::from_secs(30), || Ok(sys::threads()? == 1))?;
+        let alone = sys::wait_until(Duration::from_secs(60), || Ok(sys::threads()? == 1))?;
         ensure!(alone, "threads do not go");
         Ok(())
     }
