@@ -58,6 +58,14 @@ pub(crate) struct Finding {
     /// The command or setting that mends it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mend: Option<String>,
+    /// Of [`Level::NotVisible`]: root would see it.
+    #[serde(skip_serializing_if = "is_false")]
+    pub(crate) needs_root: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants it so")]
+fn is_false(it: &bool) -> bool {
+    !*it
 }
 
 impl Finding {
@@ -76,6 +84,7 @@ impl Finding {
             why: None,
             costs: None,
             mend: None,
+            needs_root: false,
         }
     }
 
@@ -107,6 +116,17 @@ pub(crate) enum Status {
     Findings,
     /// 2: it could not look; a message on standard error says why.
     Failed,
+    /// What a monitoring plugin exits with, which counts otherwise: 0, 1, 2, 3.
+    Plugin(Plugin),
+}
+
+/// The states of a monitoring plugin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Plugin {
+    Ok,
+    Warning,
+    Critical,
+    Unknown,
 }
 
 impl Status {
@@ -116,6 +136,10 @@ impl Status {
             Self::Well => 0,
             Self::Findings => 1,
             Self::Failed => 2,
+            Self::Plugin(Plugin::Ok) => 0,
+            Self::Plugin(Plugin::Warning) => 1,
+            Self::Plugin(Plugin::Critical) => 2,
+            Self::Plugin(Plugin::Unknown) => 3,
         }
     }
 }

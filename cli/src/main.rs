@@ -5,6 +5,7 @@
 //! and answers with text or JSON and a [`finding::Status`].
 
 mod args;
+mod doctor;
 mod finding;
 mod host;
 mod machine;
