@@ -4,17 +4,85 @@
 //! [`host`] is how a machine is read, [`machine`] what of it matters; each command is a module of its own that takes both
 //! and answers with text or JSON and a [`finding::Status`].
 
+#![allow(dead_code, reason = "what the commands still to come use")]
+
 mod args;
 mod doctor;
 mod finding;
 mod host;
 mod machine;
+mod render;
+mod report;
+mod shell;
 
+use std::io;
 use std::process::ExitCode;
 
 use clap::Parser as _;
 
+use args::Command;
+use finding::Status;
+use host::live::Live;
+use host::recording::Recording;
+use host::Host;
+use report::Out;
+
 fn main() -> ExitCode {
-    let _cli = args::Cli::parse();
-    ExitCode::from(finding::Status::Failed.code())
+    let cli = args::Cli::parse();
+    let mut out = Out::standard(&cli.common);
+    let status = run(&cli, &mut out);
+    // What was found before it went wrong is said, too.
+    let written = out.flush();
+    let status = match (status, written) {
+        (Err(error), _) if is_closed_pipe(&error) => Status::Well,
+        (Err(error), _) => {
+            eprintln!("peermemctl: {}", report::clean(&format!("{error:#}")));
+            Status::Failed
+        }
+        (Ok(status), Err(error)) if error.kind() == io::ErrorKind::BrokenPipe => status,
+        (Ok(_), Err(error)) => {
+            eprintln!("peermemctl: standard output: {error}");
+            Status::Failed
+        }
+        (Ok(status), Ok(())) => status,
+    };
+    ExitCode::from(status.code())
+}
+
+fn run(cli: &args::Cli, out: &mut Out) -> anyhow::Result<Status> {
+    let host: Box<dyn Host> = match &cli.common.machine {
+        Some(file) => Box::new(Recording::load(file)?),
+        None => Box::new(Live),
+    };
+    command(host.as_ref(), &cli.command, out)
+}
+
+/// Runs one command on one host: what `main` does, and what every test of all commands goes through.
+pub(crate) fn command(
+    _host: &dyn Host,
+    command: &Command,
+    out: &mut Out,
+) -> anyhow::Result<Status> {
+    match command {
+        Command::Completions(args) => shell::completions(args, out),
+        Command::Man(args) => shell::man(args),
+        _ => anyhow::bail!("this command is not in this build"),
+    }
+}
+
+/// Whether the reader of standard output has gone, which ends a command that shows something again and again.
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<io::Error>()
+        .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        crate::args::Cli::command().debug_assert();
+    }
 }

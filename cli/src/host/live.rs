@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io;
+use std::io::BufRead as _;
 use std::io::Read as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 
@@ -14,7 +15,13 @@ use super::Unseen;
 /// Of one file, in bytes.
 const LONGEST: u64 = 8 << 20;
 
-/// This machine, or what of it lies under another root.
+/// Of one line, in bytes.
+const LONGEST_LINE: u64 = 64 << 10;
+
+/// Of all lines that match, and of the kernel's log, in bytes.
+const MOST: usize = 8 << 20;
+
+/// This machine.
 #[derive(Debug, Default)]
 pub(crate) struct Live;
 
@@ -29,13 +36,43 @@ impl From<io::Error> for Unseen {
     }
 }
 
+/// Nothing here may wait: a pipe in a strange place would.
+fn open(path: &str) -> io::Result<fs::File> {
+    fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+        .open(path)
+}
+
+/// What `/dev/kmsg` still holds (`Documentation/ABI/testing/dev-kmsg`): each read gives one record.
+fn kernel_log() -> Seen<String> {
+    let mut file = open("/dev/kmsg")?;
+    // The longest record there is; a shorter buffer is refused.
+    let mut record = vec![0; 64 << 10];
+    let mut log = String::new();
+    while log.len() < MOST {
+        match file.read(&mut record) {
+            Ok(0) => break,
+            Ok(length) => {
+                let text = String::from_utf8_lossy(record.get(..length).unwrap_or_default());
+                // The lines after the first are the record's properties.
+                log.push_str(text.lines().next().unwrap_or_default());
+                log.push('\n');
+            }
+            // The end.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // Records were overwritten meanwhile; the next read goes on after them.
+            Err(error) if error.raw_os_error() == Some(libc::EPIPE) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(log)
+}
+
 impl Host for Live {
     fn bytes(&self, path: &str) -> Seen<Vec<u8>> {
-        // Nothing here may wait: a pipe in a strange place would.
-        let file = fs::OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
-            .open(path)?;
+        let file = open(path)?;
         let mut bytes = Vec::new();
         file.take(LONGEST).read_to_end(&mut bytes)?;
         Ok(bytes)
@@ -62,6 +99,25 @@ impl Host for Live {
         Ok(fs::canonicalize(path)?.to_string_lossy().into_owned())
     }
 
+    fn matching(&self, path: &str, word: &str) -> Seen<String> {
+        let mut file = io::BufReader::new(open(path)?);
+        let mut matching = Vec::new();
+        loop {
+            let mut line = Vec::new();
+            // A file without line ends is taken in pieces, rather than into memory.
+            let read = (&mut file)
+                .take(LONGEST_LINE)
+                .read_until(b'\n', &mut line)?;
+            if read == 0 {
+                return Ok(String::from_utf8_lossy(&matching).into_owned());
+            }
+            let found = word.is_empty() || line.windows(word.len()).any(|at| at == word.as_bytes());
+            if found && matching.len().saturating_add(line.len()) <= MOST {
+                matching.append(&mut line);
+            }
+        }
+    }
+
     fn fact(&self, fact: Fact) -> Seen<String> {
         match fact {
             Fact::User => {
@@ -74,9 +130,49 @@ impl Host for Live {
                 user.map(str::to_owned)
                     .ok_or_else(|| Unseen::Failed("/proc/self/status names no user".to_owned()))
             }
-            Fact::Monotonic => Err(Unseen::Failed("not asked yet".to_owned())),
-            Fact::KernelLog => Err(Unseen::Failed("not asked yet".to_owned())),
+            Fact::Monotonic => {
+                let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+                Ok(format!("{}.{:09}", now.tv_sec, now.tv_nsec))
+            }
+            Fact::KernelLog => kernel_log(),
             Fact::Nvml => Err(Unseen::Failed("not asked yet".to_owned())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_goes_on() {
+        let seconds = || -> f64 { Live.fact(Fact::Monotonic).unwrap().parse().unwrap() };
+        let before = seconds();
+        assert!(before > 0.0 && seconds() >= before, "{before}");
+    }
+
+    #[test]
+    fn what_is_not_there_is_absent() {
+        assert_eq!(Live.bytes("/proc/self/none"), Err(Unseen::Absent));
+        assert_eq!(Live.bytes("/proc/self/stat/none"), Err(Unseen::Absent));
+        assert_eq!(Live.names("/proc/none"), Err(Unseen::Absent));
+        assert_eq!(Live.link("/proc/self/stat"), Err(Unseen::Absent));
+        assert_eq!(Live.has("/proc/none"), Ok(false));
+        assert_eq!(Live.has("/proc/self"), Ok(true));
+    }
+
+    #[test]
+    fn lines_that_match_are_found_in_a_file_of_any_length() {
+        let found = Live.matching("/proc/self/status", "Uid:").unwrap();
+        assert_eq!(found.lines().count(), 1, "{found}");
+        assert!(found.starts_with("Uid:"), "{found}");
+    }
+
+    #[test]
+    fn the_kernels_log_is_read_or_refused() {
+        match Live.fact(Fact::KernelLog) {
+            Ok(log) => assert!(log.lines().all(|line| line.contains(';')), "{log}"),
+            Err(why) => assert!(why == Unseen::Denied || why == Unseen::Absent, "{why}"),
         }
     }
 }

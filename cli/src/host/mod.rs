@@ -79,6 +79,9 @@ pub(crate) trait Host {
     /// What no file tells.
     fn fact(&self, fact: Fact) -> Seen<String>;
 
+    /// The lines of a file that contain `word`, however long the file is: for `/proc/kallsyms` and its like.
+    fn matching(&self, path: &str, word: &str) -> Seen<String>;
+
     /// A file's contents as text without the blanks around it; what is no UTF-8 is replaced.
     fn text(&self, path: &str) -> Seen<String> {
         Ok(String::from_utf8_lossy(&self.bytes(path)?)

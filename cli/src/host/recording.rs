@@ -3,7 +3,11 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::path::Path;
 
+use anyhow::bail;
+use anyhow::Context as _;
 use serde::Deserialize;
 use serde::Serialize;
 
@@ -12,32 +16,519 @@ use super::Host;
 use super::Seen;
 use super::Unseen;
 
+const SCHEMA: &str = "peermemctl.recording";
+const VERSION: u32 = 1;
+
+/// Links on the way of one path; the kernel follows no more, either.
+const MOST_LINKS: usize = 40;
+
 /// All that was asked of a machine, and what it answered.
 ///
-/// The JSON of this is `peermemctl record`'s, version 1. A path that is a directory's child in `names` and has no entry of its own is
-/// [`Unseen::NotRecorded`]; one whose directory is recorded without it is [`Unseen::Absent`].
+/// A path is first looked up as it was asked, then with its links followed. What has no answer of its own is [`Unseen::Absent`]
+/// where a directory above it is recorded without it, and [`Unseen::NotRecorded`] else.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Recording {
     /// `peermemctl.recording`.
     pub(crate) schema: String,
+    /// Of the format: 1.
     pub(crate) version: u32,
     /// Where this comes from, in words.
     pub(crate) about: String,
-    /// Files: text as it is, other bytes as `hex:…`.
+    /// Files: text as it is; other bytes, and text that begins with `hex:`, as `hex:…`. `PATH?WORD` has the lines of PATH with
+    /// WORD in them.
     pub(crate) files: BTreeMap<String, String>,
     /// Directories: the names in them.
     pub(crate) directories: BTreeMap<String, Vec<String>>,
     /// Symbolic links: what they say.
     pub(crate) links: BTreeMap<String, String>,
+    /// What is known to be there, and no more of it.
+    pub(crate) there: BTreeSet<String>,
     /// What no file tells.
     pub(crate) facts: BTreeMap<Fact, String>,
-    /// What could not be seen, and why.
+    /// What could not be seen, and why: a path, `link PATH` where the question was what a link says, `fact NAME`.
     pub(crate) unseen: BTreeMap<String, Unseen>,
+}
+
+impl Recording {
+    /// An empty one, with where it comes from.
+    pub(crate) fn new(about: impl Into<String>) -> Self {
+        Self {
+            schema: SCHEMA.to_owned(),
+            version: VERSION,
+            about: about.into(),
+            ..Self::default()
+        }
+    }
+
+    /// From JSON.
+    ///
+    /// # Errors
+    ///
+    /// It is no JSON, or no recording of this version.
+    pub(crate) fn parse(text: &str) -> anyhow::Result<Self> {
+        let recording: Self = serde_json::from_str(text)?;
+        if recording.schema != SCHEMA {
+            bail!(
+                "no recording of peermemctl: schema is {:?}",
+                recording.schema
+            );
+        }
+        if recording.version != VERSION {
+            bail!(
+                "a recording of version {}; this program reads version {VERSION}",
+                recording.version
+            );
+        }
+        Ok(recording)
+    }
+
+    /// From a file.
+    pub(crate) fn load(path: &Path) -> anyhow::Result<Self> {
+        let name = path.display();
+        let text = std::fs::read_to_string(path).with_context(|| format!("{name}"))?;
+        Self::parse(&text).with_context(|| format!("{name}"))
+    }
+
+    /// As JSON, in the order of the paths.
+    pub(crate) fn to_json(&self) -> anyhow::Result<String> {
+        let mut text = serde_json::to_string_pretty(self)?;
+        text.push('\n');
+        Ok(text)
+    }
+
+    /// The path with all links followed that the recording knows. None: they go round in a circle.
+    fn follow(&self, path: &str) -> Option<String> {
+        let mut followed = 0_usize;
+        // Components still to walk, the next one last.
+        let mut todo: Vec<String> = components(path).rev().map(str::to_owned).collect();
+        let mut walked: Vec<String> = Vec::new();
+        while let Some(next) = todo.pop() {
+            if next == ".." {
+                walked.pop();
+                continue;
+            }
+            walked.push(next);
+            let Some(says) = self.links.get(&joined(&walked)) else {
+                continue;
+            };
+            followed += 1;
+            if followed > MOST_LINKS {
+                return None;
+            }
+            walked.pop();
+            if says.starts_with('/') {
+                walked.clear();
+            }
+            todo.extend(components(says).rev().map(str::to_owned));
+        }
+        Some(joined(&walked))
+    }
+
+    /// What is known of a path that has no answer.
+    fn missing(&self, path: &str) -> Unseen {
+        let mut below = path;
+        if let Some(why) = self.unseen.get(path) {
+            return why.clone();
+        }
+        while let Some((above, name)) = below.rsplit_once('/') {
+            let above = if above.is_empty() { "/" } else { above };
+            if self.files.contains_key(above) {
+                return Unseen::Absent;
+            }
+            if let Some(names) = self.directories.get(above) {
+                return match names.iter().any(|one| one == name) {
+                    true => Unseen::NotRecorded,
+                    false => Unseen::Absent,
+                };
+            }
+            if self.unseen.get(above) == Some(&Unseen::Absent) {
+                return Unseen::Absent;
+            }
+            if above == "/" {
+                break;
+            }
+            below = above;
+        }
+        Unseen::NotRecorded
+    }
+
+    /// The answer under the path as it was asked, or under the path that its links lead to.
+    fn answer<T>(&self, path: &str, get: impl Fn(&str) -> Option<T>) -> Seen<T> {
+        let plain = joined(&components(path).map(str::to_owned).collect::<Vec<_>>());
+        if let Some(answer) = get(&plain) {
+            return Ok(answer);
+        }
+        if let Some(why) = self.unseen.get(&plain) {
+            return Err(why.clone());
+        }
+        let Some(real) = self.follow(path) else {
+            return Err(Unseen::Failed(
+                "too many levels of symbolic links".to_owned(),
+            ));
+        };
+        get(&real).ok_or_else(|| self.missing(&real))
+    }
+
+    fn is_there(&self, path: &str) -> bool {
+        self.files.contains_key(path)
+            || self.directories.contains_key(path)
+            || self.there.contains(path)
+    }
+}
+
+/// The names in a path, without `.` and empty ones.
+fn components(path: &str) -> impl DoubleEndedIterator<Item = &str> {
+    path.split('/')
+        .filter(|name| !name.is_empty() && *name != ".")
+}
+
+fn joined(components: &[String]) -> String {
+    format!("/{}", components.join("/"))
+}
+
+/// A file's contents as the recording keeps them.
+pub(crate) fn encode(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) if !text.starts_with("hex:") && !text.contains('\0') => text.to_owned(),
+        _ => {
+            let mut hex = String::from("hex:");
+            for byte in bytes {
+                hex.push_str(&format!("{byte:02x}"));
+            }
+            hex
+        }
+    }
+}
+
+fn decode(text: &str) -> Seen<Vec<u8>> {
+    let Some(hex) = text.strip_prefix("hex:") else {
+        return Ok(text.as_bytes().to_vec());
+    };
+    let pairs = hex.as_bytes().chunks(2).map(|pair| {
+        let digits = std::str::from_utf8(pair).ok()?;
+        let digits = Some(digits).filter(|digits| digits.len() == 2 && !digits.starts_with('+'))?;
+        u8::from_str_radix(digits, 16).ok()
+    });
+    pairs
+        .collect::<Option<Vec<u8>>>()
+        .ok_or_else(|| Unseen::Failed("the recording has no hexadecimal digits there".to_owned()))
+}
+
+impl Host for Recording {
+    fn bytes(&self, path: &str) -> Seen<Vec<u8>> {
+        decode(&self.answer(path, |path| self.files.get(path).cloned())?)
+    }
+
+    fn names(&self, path: &str) -> Seen<Vec<String>> {
+        let mut names = self.answer(path, |path| self.directories.get(path).cloned())?;
+        // As a directory has them, whatever the recording says.
+        names.retain(|name| !name.is_empty() && name != "." && name != ".." && !name.contains('/'));
+        names.sort();
+        names.dedup();
+        Ok(names)
+    }
+
+    fn link(&self, path: &str) -> Seen<String> {
+        // The last component is not followed; the way to it is.
+        let own = |path: &str| self.links.get(path).cloned();
+        if let Some(says) = own(path) {
+            return Ok(says);
+        }
+        if let Some(why) = self.unseen.get(&format!("link {path}")) {
+            return Err(why.clone());
+        }
+        let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let above = self.follow(above).unwrap_or_default();
+        let real = format!("{}/{name}", above.trim_end_matches('/'));
+        match own(&real) {
+            Some(says) => Ok(says),
+            None if self.is_there(&real) => Err(Unseen::Absent),
+            None => Err(self.missing(&real)),
+        }
+    }
+
+    fn resolved(&self, path: &str) -> Seen<String> {
+        let real = self
+            .follow(path)
+            .ok_or_else(|| Unseen::Failed("too many levels of symbolic links".to_owned()))?;
+        if self.is_there(&real) {
+            return Ok(real);
+        }
+        // A directory is there if anything in it is.
+        let inside = format!("{}/", real.trim_end_matches('/'));
+        let first = |key: Option<&String>| key.is_some_and(|key| key.starts_with(&inside));
+        let from = || inside.clone()..;
+        if first(self.files.range(from()).next().map(|(key, _)| key))
+            || first(self.directories.range(from()).next().map(|(key, _)| key))
+            || first(self.links.range(from()).next().map(|(key, _)| key))
+            || first(self.there.range(from()).next())
+        {
+            return Ok(real);
+        }
+        match self.missing(&real) {
+            // Its contents could not be read; it was there.
+            Unseen::Denied | Unseen::Failed(_) if self.unseen.contains_key(&real) => Ok(real),
+            why => Err(why),
+        }
+    }
+
+    fn fact(&self, fact: Fact) -> Seen<String> {
+        if let Some(answer) = self.facts.get(&fact) {
+            return Ok(answer.clone());
+        }
+        let why = self.unseen.get(&key_of(fact));
+        Err(why.cloned().unwrap_or(Unseen::NotRecorded))
+    }
+
+    fn matching(&self, path: &str, word: &str) -> Seen<String> {
+        let kept = format!("{path}?{word}");
+        if let Some(lines) = self.files.get(&kept) {
+            return Ok(String::from_utf8_lossy(&decode(lines)?).into_owned());
+        }
+        if let Some(why) = self.unseen.get(&kept) {
+            return Err(why.clone());
+        }
+        let all = self.bytes(path)?;
+        let text = String::from_utf8_lossy(&all);
+        let lines = text.lines().filter(|line| line.contains(word));
+        Ok(lines.map(|line| format!("{line}\n")).collect())
+    }
+}
+
+/// A fact's key in `unseen`.
+fn key_of(fact: Fact) -> String {
+    let name = match fact {
+        Fact::User => "user",
+        Fact::Monotonic => "monotonic",
+        Fact::KernelLog => "kernel_log",
+        Fact::Nvml => "nvml",
+    };
+    format!("fact {name}")
 }
 
 /// Asks another host and writes down each answer.
 pub(crate) struct Recorder<'a> {
     host: &'a dyn Host,
     recording: RefCell<Recording>,
+}
+
+impl<'a> Recorder<'a> {
+    pub(crate) fn new(host: &'a dyn Host, about: impl Into<String>) -> Self {
+        Self {
+            host,
+            recording: RefCell::new(Recording::new(about)),
+        }
+    }
+
+    /// What was written down.
+    pub(crate) fn into_recording(self) -> Recording {
+        self.recording.into_inner()
+    }
+
+    fn note<T>(&self, key: &str, answer: &Seen<T>, keep: impl FnOnce(&mut Recording, &T)) {
+        // The trait's methods do not call one another on this host, so it is not borrowed.
+        if let Ok(mut recording) = self.recording.try_borrow_mut() {
+            match answer {
+                Ok(value) => keep(&mut recording, value),
+                Err(why) => {
+                    recording.unseen.insert(key.to_owned(), why.clone());
+                }
+            }
+        }
+    }
+
+    /// Writes down the links on a path's way.
+    fn note_way(&self, path: &str) {
+        let mut walked: Vec<String> = Vec::new();
+        let mut todo: Vec<String> = components(path).rev().map(str::to_owned).collect();
+        let mut followed = 0_usize;
+        while let Some(next) = todo.pop() {
+            if next == ".." {
+                walked.pop();
+                continue;
+            }
+            walked.push(next);
+            let at = joined(&walked);
+            let Ok(says) = self.host.link(&at) else {
+                continue;
+            };
+            followed += 1;
+            if followed > MOST_LINKS {
+                return;
+            }
+            walked.pop();
+            if says.starts_with('/') {
+                walked.clear();
+            }
+            todo.extend(components(&says).rev().map(str::to_owned));
+            self.recording.borrow_mut().links.insert(at, says);
+        }
+    }
+}
+
+impl Host for Recorder<'_> {
+    fn bytes(&self, path: &str) -> Seen<Vec<u8>> {
+        let answer = self.host.bytes(path);
+        self.note(path, &answer, |recording, bytes| {
+            recording.files.insert(path.to_owned(), encode(bytes));
+        });
+        answer
+    }
+
+    fn names(&self, path: &str) -> Seen<Vec<String>> {
+        let answer = self.host.names(path);
+        self.note(path, &answer, |recording, names| {
+            recording.directories.insert(path.to_owned(), names.clone());
+        });
+        answer
+    }
+
+    fn link(&self, path: &str) -> Seen<String> {
+        let answer = self.host.link(path);
+        self.note(&format!("link {path}"), &answer, |recording, says| {
+            recording.links.insert(path.to_owned(), says.clone());
+        });
+        answer
+    }
+
+    fn resolved(&self, path: &str) -> Seen<String> {
+        let answer = self.host.resolved(path);
+        self.note_way(path);
+        self.note(path, &answer, |recording, real| {
+            recording.there.insert(real.clone());
+        });
+        answer
+    }
+
+    fn fact(&self, fact: Fact) -> Seen<String> {
+        let answer = self.host.fact(fact);
+        self.note(&key_of(fact), &answer, |recording, text| {
+            recording.facts.insert(fact, text.clone());
+        });
+        answer
+    }
+
+    fn matching(&self, path: &str, word: &str) -> Seen<String> {
+        let answer = self.host.matching(path, word);
+        let key = format!("{path}?{word}");
+        self.note(&key, &answer, |recording, lines| {
+            recording
+                .files
+                .insert(key.clone(), encode(lines.as_bytes()));
+        });
+        answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine() -> Recording {
+        let mut machine = Recording::new("made by hand");
+        let file = |machine: &mut Recording, path: &str, text: &str| {
+            machine.files.insert(path.to_owned(), text.to_owned());
+        };
+        file(&mut machine, "/sys/devices/a/b/vendor", "0x10de\n");
+        file(&mut machine, "/sys/devices/a/b/config", "hex:de10ff");
+        machine.directories.insert(
+            "/sys/devices/a/b".to_owned(),
+            ["vendor", "config", "secret", "odd"]
+                .map(str::to_owned)
+                .to_vec(),
+        );
+        let link = |machine: &mut Recording, path: &str, says: &str| {
+            machine.links.insert(path.to_owned(), says.to_owned());
+        };
+        link(&mut machine, "/sys/bus/x", "../devices/a/b");
+        link(&mut machine, "/sys/round", "round2");
+        link(&mut machine, "/sys/round2", "/sys/round");
+        machine
+            .unseen
+            .insert("/sys/devices/a/b/secret".to_owned(), Unseen::Denied);
+        machine
+    }
+
+    fn all_alike(one: &dyn Host, other: &dyn Host) {
+        for path in [
+            "/sys/bus/x",
+            "/sys/bus/x/vendor",
+            "/sys/bus/x/../b/vendor",
+            "/sys/bus/x/config",
+            "/sys/bus/x/secret",
+            "/sys/bus/x/none",
+            "/sys/bus/x/vendor/none",
+            "/sys/devices/a/b/vendor",
+            "/sys/round",
+            "/sys/round/on",
+        ] {
+            assert_eq!(one.bytes(path), other.bytes(path), "bytes of {path}");
+            assert_eq!(one.names(path), other.names(path), "names of {path}");
+            assert_eq!(one.link(path), other.link(path), "link of {path}");
+            assert_eq!(one.resolved(path), other.resolved(path), "way of {path}");
+            assert_eq!(
+                one.matching(path, "10"),
+                other.matching(path, "10"),
+                "lines of {path}"
+            );
+        }
+        assert_eq!(one.fact(Fact::User), other.fact(Fact::User));
+    }
+
+    #[test]
+    fn it_answers_as_a_machine_does() {
+        let machine = machine();
+        assert_eq!(machine.text("/sys/bus/x/vendor"), Ok("0x10de".to_owned()));
+        assert_eq!(machine.number("/sys/bus/x/vendor"), Ok(0x10de));
+        assert_eq!(
+            machine.bytes("/sys/bus/x/config"),
+            Ok(vec![0xde, 0x10, 0xff])
+        );
+        assert_eq!(machine.bytes("/sys/bus/x/secret"), Err(Unseen::Denied));
+        assert_eq!(machine.has("/sys/bus/x/secret"), Ok(true));
+        assert_eq!(machine.bytes("/sys/bus/x/none"), Err(Unseen::Absent));
+        assert_eq!(machine.bytes("/sys/bus/x/vendor/on"), Err(Unseen::Absent));
+        assert_eq!(machine.bytes("/sys/bus/x/odd"), Err(Unseen::NotRecorded));
+        assert_eq!(machine.bytes("/proc/version"), Err(Unseen::NotRecorded));
+        assert_eq!(
+            machine.resolved("/sys/bus/x/vendor"),
+            Ok("/sys/devices/a/b/vendor".to_owned())
+        );
+        assert_eq!(machine.link("/sys/bus/x"), Ok("../devices/a/b".to_owned()));
+        assert_eq!(machine.link("/sys/bus/x/vendor"), Err(Unseen::Absent));
+        assert!(matches!(
+            machine.bytes("/sys/round/on"),
+            Err(Unseen::Failed(_))
+        ));
+        assert_eq!(machine.fact(Fact::Nvml), Err(Unseen::NotRecorded));
+    }
+
+    #[test]
+    fn what_is_recorded_answers_as_the_host_did() {
+        let machine = machine();
+        let recorder = Recorder::new(&machine, "again");
+        all_alike(&machine, &recorder);
+        let again = recorder.into_recording();
+        all_alike(&machine, &again);
+        let json = again.to_json().unwrap();
+        all_alike(&machine, &Recording::parse(&json).unwrap());
+    }
+
+    #[test]
+    fn bytes_come_back_as_they_were() {
+        for bytes in [&b"text\n"[..], b"hex:00", b"\0", b"\xff\xfe", b""] {
+            assert_eq!(decode(&encode(bytes)), Ok(bytes.to_vec()));
+        }
+        assert!(decode("hex:0").is_err());
+        assert!(decode("hex:zz").is_err());
+        assert!(decode("hex:+1").is_err());
+    }
+
+    #[test]
+    fn another_file_is_no_recording() {
+        assert!(Recording::parse("{}").is_err());
+        assert!(Recording::parse("{\"schema\":\"peermemctl.recording\",\"version\":2}").is_err());
+        assert!(Recording::parse("[").is_err());
+    }
 }

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Tables, colours, and figures with their units.
+
+use comfy_table::presets::NOTHING;
+use comfy_table::CellAlignment;
+use comfy_table::ContentArrangement;
+use owo_colors::Style;
+
+use crate::finding::Level;
+use crate::report::clean;
+
+/// What a colour says.
+///
+/// In text it is a mark that takes no column, so that tables and wrapping count right; [`crate::report::Out`] makes colours of
+/// the marks, or leaves them out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Paint {
+    Good,
+    Warning,
+    Fault,
+    Strong,
+    Dim,
+}
+
+/// The end of any paint.
+const PLAIN: char = '\u{2060}';
+
+impl Paint {
+    const ALL: [(Self, char); 5] = [
+        (Self::Good, '\u{2061}'),
+        (Self::Warning, '\u{2062}'),
+        (Self::Fault, '\u{2063}'),
+        (Self::Strong, '\u{2064}'),
+        (Self::Dim, '\u{feff}'),
+    ];
+
+    /// The text in this paint.
+    pub(crate) fn on(self, text: impl AsRef<str>) -> String {
+        let text = text.as_ref();
+        let mark = Self::ALL.iter().find(|(paint, _)| *paint == self);
+        match mark {
+            Some((_, mark)) => format!("{mark}{text}{PLAIN}"),
+            None => text.to_owned(),
+        }
+    }
+
+    /// What a mark begins; `Some(None)` is the mark that ends.
+    pub(crate) fn of_mark(mark: char) -> Option<Option<Self>> {
+        if mark == PLAIN {
+            return Some(None);
+        }
+        let found = Self::ALL.iter().find(|(_, one)| *one == mark);
+        found.map(|(paint, _)| Some(*paint))
+    }
+
+    pub(crate) fn style(self) -> Style {
+        match self {
+            Self::Good => Style::new().green(),
+            Self::Warning => Style::new().yellow(),
+            Self::Fault => Style::new().red().bold(),
+            Self::Strong => Style::new().bold(),
+            Self::Dim => Style::new().dimmed(),
+        }
+    }
+
+    /// That of a level.
+    pub(crate) fn of_level(level: Level) -> Self {
+        match level {
+            Level::Well => Self::Good,
+            Level::Note => Self::Strong,
+            Level::NotVisible => Self::Dim,
+            Level::Warning => Self::Warning,
+            Level::Fault => Self::Fault,
+        }
+    }
+}
+
+/// Rows under headings, without borders.
+pub(crate) struct Table {
+    table: comfy_table::Table,
+}
+
+impl Table {
+    /// With these headings, which may be empty.
+    pub(crate) fn new(headings: &[&str]) -> Self {
+        let mut table = comfy_table::Table::new();
+        table
+            .load_preset(NOTHING)
+            .set_content_arrangement(ContentArrangement::Dynamic);
+        if headings.iter().any(|heading| !heading.is_empty()) {
+            table.set_header(headings.iter().map(|heading| Paint::Strong.on(heading)));
+        }
+        Self { table }
+    }
+
+    /// One more row. What is missing at its end stays empty.
+    pub(crate) fn row<T: AsRef<str>>(&mut self, cells: impl IntoIterator<Item = T>) {
+        self.table.add_row(
+            cells
+                .into_iter()
+                .map(|cell| clean(cell.as_ref()).into_owned()),
+        );
+    }
+
+    /// Figures stand at the right.
+    pub(crate) fn right(&mut self, columns: &[usize]) {
+        for &column in columns {
+            if let Some(column) = self.table.column_mut(column) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+    }
+
+    /// Whether it has no row.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+
+    /// As lines, wrapped at so many columns.
+    pub(crate) fn lines(&self, columns: usize) -> Vec<String> {
+        let mut table = self.table.clone();
+        // Two blanks between columns, none before the first.
+        for column in table.column_iter_mut() {
+            column.set_padding((0, 2));
+        }
+        table.set_width(u16::try_from(columns).unwrap_or(u16::MAX));
+        table
+            .lines()
+            .map(|line| line.trim_end().to_owned())
+            .collect()
+    }
+}
+
+/// Bytes with a binary unit: whole where it is whole, else to one place.
+pub(crate) fn bytes(bytes: u64) -> String {
+    const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let mut unit = 0_usize;
+    let mut size = 1_u64;
+    while unit + 1 < UNITS.len() && bytes / size >= 1024 {
+        size <<= 10;
+        unit += 1;
+    }
+    let name = UNITS.get(unit).copied().unwrap_or("B");
+    if bytes % size == 0 {
+        return format!("{} {name}", bytes / size);
+    }
+    // Rounded down: what is said to be there is there.
+    let tenths = (u128::from(bytes) * 10 / u128::from(size)) % 10;
+    format!("{}.{tenths} {name}", bytes / size)
+}
+
+/// Seconds as `5 s`, `3 min 20 s`, `2 h 5 min`, `4 d 3 h`.
+pub(crate) fn seconds(seconds: u64) -> String {
+    let pair = |large: &str, size: u64, small: &str, part: u64| {
+        let rest = seconds % size / part;
+        match rest {
+            0 => format!("{} {large}", seconds / size),
+            _ => format!("{} {large} {rest} {small}", seconds / size),
+        }
+    };
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3_600 => pair("min", 60, "s", 1),
+        3_600..86_400 => pair("h", 3_600, "min", 60),
+        _ => pair("d", 86_400, "h", 3_600),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_have_their_units() {
+        assert_eq!(bytes(0), "0 B");
+        assert_eq!(bytes(1023), "1023 B");
+        assert_eq!(bytes(65_536), "64 KiB");
+        assert_eq!(bytes((256 << 20) - 1), "255.9 MiB");
+        assert_eq!(bytes(128 << 30), "128 GiB");
+        assert_eq!(bytes(u64::MAX), "15.9 EiB");
+        assert_eq!(seconds(59), "59 s");
+        assert_eq!(seconds(200), "3 min 20 s");
+        assert_eq!(seconds(7_500), "2 h 5 min");
+        assert_eq!(seconds(86_400 * 4 + 3 * 3_600), "4 d 3 h");
+    }
+
+    #[test]
+    fn a_painted_cell_is_as_wide_as_its_text() {
+        let mut table = Table::new(&["A", "B"]);
+        table.row([Paint::Fault.on("xx"), "1".to_owned()]);
+        table.row(["yyy", "22"]);
+        table.right(&[1]);
+        let lines: Vec<String> = table
+            .lines(80)
+            .iter()
+            .map(|line| {
+                line.chars()
+                    .filter(|mark| Paint::of_mark(*mark).is_none())
+                    .collect()
+            })
+            .collect();
+        assert_eq!(lines, ["A     B", "xx    1", "yyy  22"]);
+    }
+
+    #[test]
+    fn a_table_keeps_to_its_width() {
+        let mut table = Table::new(&["A", "B"]);
+        table.row(["word ".repeat(20), "other ".repeat(20)]);
+        for line in table.lines(40) {
+            assert!(textwrap::core::display_width(&line) <= 40, "{line:?}");
+        }
+    }
+}

@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Where a command puts what it has to say: text for people, or JSON.
+//!
+//! All is gathered first and written in one piece, so that a reader who has gone (`| head`) changes no exit status. What comes
+//! from a machine can steer no terminal: control characters are shown as `\xNN`, whoever wrote them.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+use std::io;
+use std::io::IsTerminal as _;
+use std::io::Write;
+
+use serde::Serialize;
+
+use crate::args::Color;
+use crate::args::Common;
+use crate::render::Paint;
+use crate::render::Table;
+
+/// Columns, where standard output is no terminal.
+const COLUMNS: usize = 100;
+
+/// What a command writes to.
+pub(crate) struct Out {
+    json: bool,
+    colors: bool,
+    terminal: bool,
+    columns: usize,
+    gathered: String,
+    sink: Box<dyn Write>,
+}
+
+impl Out {
+    /// Standard output, as the command line wants it.
+    pub(crate) fn standard(common: &Common) -> Self {
+        let terminal = io::stdout().is_terminal();
+        // https://no-color.org: set and not empty.
+        let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let columns = terminal_size::terminal_size().map(|(columns, _)| usize::from(columns.0));
+        Self {
+            json: common.json,
+            colors: match common.color {
+                Color::Auto => terminal && !plain,
+                Color::Always => true,
+                Color::Never => false,
+            },
+            terminal,
+            columns: columns.filter(|_| terminal).unwrap_or(COLUMNS).max(40),
+            gathered: String::new(),
+            sink: Box::new(io::stdout()),
+        }
+    }
+
+    /// Gathers for a test, or for a command that runs another; [`Out::into_text`] has it then.
+    pub(crate) fn gather(json: bool) -> Self {
+        Self {
+            json,
+            colors: false,
+            terminal: false,
+            columns: COLUMNS,
+            gathered: String::new(),
+            sink: Box::new(io::sink()),
+        }
+    }
+
+    /// What was gathered and not written yet.
+    pub(crate) fn into_text(self) -> String {
+        self.gathered
+    }
+
+    /// Whether JSON is wanted: then [`Out::json`] once (with `--watch`, [`Out::json_line`] each time), and no text.
+    pub(crate) fn is_json(&self) -> bool {
+        self.json
+    }
+
+    /// Whether a person sees it as it comes, so that a screen can be cleared.
+    pub(crate) fn is_terminal(&self) -> bool {
+        self.terminal
+    }
+
+    /// Columns to wrap at.
+    pub(crate) fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// A line as it is, however long.
+    pub(crate) fn line(&mut self, text: impl AsRef<str>) {
+        let text = self.painted(&clean(text.as_ref()));
+        self.gathered.push_str(text.trim_end());
+        self.gathered.push('\n');
+    }
+
+    /// An empty line, or none at the beginning and after another.
+    pub(crate) fn gap(&mut self) {
+        if !self.gathered.is_empty() && !self.gathered.ends_with("\n\n") {
+            self.gathered.push('\n');
+        }
+    }
+
+    /// A paragraph, wrapped; the first line begins with `first`, the others with as many blanks.
+    pub(crate) fn paragraph(&mut self, first: &str, text: &str) {
+        let blanks = " ".repeat(textwrap::core::display_width(first));
+        let options = textwrap::Options::new(self.columns)
+            .initial_indent(first)
+            .subsequent_indent(&blanks)
+            // An address or a command stays in one piece, to be copied.
+            .break_words(false)
+            .word_splitter(textwrap::WordSplitter::NoHyphenation);
+        for line in textwrap::wrap(&clean(text), options) {
+            self.line(line);
+        }
+    }
+
+    /// A table, as wide as the lines are.
+    pub(crate) fn table(&mut self, table: &Table) {
+        for line in table.lines(self.columns) {
+            self.line(line);
+        }
+    }
+
+    /// Text that is meant for a program: as it is.
+    pub(crate) fn raw(&mut self, text: &str) {
+        self.gathered.push_str(text);
+    }
+
+    /// The one object of JSON: `schema` and `version`, then the fields of `body`, which is a struct or a map.
+    pub(crate) fn json(
+        &mut self,
+        schema: &str,
+        version: u32,
+        body: &impl Serialize,
+    ) -> anyhow::Result<()> {
+        let text = serde_json::to_string_pretty(&Envelope {
+            schema,
+            version,
+            body,
+        })?;
+        self.push_json(&text);
+        Ok(())
+    }
+
+    /// The same in one line, for what comes again and again.
+    pub(crate) fn json_line(
+        &mut self,
+        schema: &str,
+        version: u32,
+        body: &impl Serialize,
+    ) -> anyhow::Result<()> {
+        let text = serde_json::to_string(&Envelope {
+            schema,
+            version,
+            body,
+        })?;
+        self.push_json(&text);
+        Ok(())
+    }
+
+    fn push_json(&mut self, text: &str) {
+        for character in text.chars() {
+            match character {
+                // JSON lets these through, terminals act on them. They stand in strings alone.
+                '\x7f'..='\u{9f}' => {
+                    let _ = write!(self.gathered, "\\u{:04x}", u32::from(character));
+                }
+                _ => self.gathered.push(character),
+            }
+        }
+        self.gathered.push('\n');
+    }
+
+    /// Clears the screen of a terminal; elsewhere nothing.
+    pub(crate) fn clear(&mut self) {
+        if self.terminal {
+            self.gathered.push_str("\x1b[H\x1b[2J");
+        }
+    }
+
+    /// Writes what was gathered.
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        let text = std::mem::take(&mut self.gathered);
+        self.sink.write_all(text.as_bytes())?;
+        self.sink.flush()
+    }
+
+    /// With colours in place of their marks, or without either.
+    fn painted(&self, text: &str) -> String {
+        let mut painted = String::with_capacity(text.len());
+        let mut open: Option<Paint> = None;
+        for character in text.chars() {
+            match Paint::of_mark(character) {
+                None => painted.push(character),
+                Some(mark) if self.colors => {
+                    if let Some(before) = open.take() {
+                        let _ = write!(painted, "{}", before.style().suffix_formatter());
+                    }
+                    if let Some(paint) = mark {
+                        let _ = write!(painted, "{}", paint.style().prefix_formatter());
+                        open = Some(paint);
+                    }
+                }
+                Some(_) => {}
+            }
+        }
+        if let Some(before) = open {
+            let _ = write!(painted, "{}", before.style().suffix_formatter());
+        }
+        painted
+    }
+}
+
+#[derive(Serialize)]
+struct Envelope<'a, T> {
+    schema: &'a str,
+    version: u32,
+    #[serde(flatten)]
+    body: &'a T,
+}
+
+/// Without what steers a terminal or turns the order of letters round.
+pub(crate) fn clean(text: &str) -> Cow<'_, str> {
+    let steers = |character: char| {
+        character.is_control()
+            || matches!(character, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}')
+    };
+    if !text.contains(steers) {
+        return Cow::Borrowed(text);
+    }
+    let mut clean = String::with_capacity(text.len());
+    for character in text.chars() {
+        if !steers(character) {
+            clean.push(character);
+        } else if u32::from(character) < 0x100 {
+            let _ = write!(clean, "\\x{:02x}", u32::from(character));
+        } else {
+            let _ = write!(clean, "\\u{{{:x}}}", u32::from(character));
+        }
+    }
+    Cow::Owned(clean)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_from_outside_steers_a_terminal() {
+        let mut out = Out::gather(false);
+        out.line("a\x1b[2Jb\nc\u{202e}d");
+        out.paragraph("- ", "x\x07y");
+        let mut table = Table::new(&["NAME"]);
+        table.row([Paint::Fault.on("q\x1b]0;t\x07")]);
+        out.table(&table);
+        assert_eq!(
+            out.into_text(),
+            "a\\x1b[2Jb\\x0ac\\u{202e}d\n- x\\x07y\nNAME\nq\\x1b]0;t\\x07\n"
+        );
+    }
+
+    #[test]
+    fn json_has_its_envelope_first() {
+        let mut out = Out::gather(true);
+        let body = std::collections::BTreeMap::from([("a", "\u{9b}x\n")]);
+        assert!(out.json_line("peermemctl.test", 3, &body).is_ok());
+        assert_eq!(
+            out.into_text(),
+            "{\"schema\":\"peermemctl.test\",\"version\":3,\"a\":\"\\u009bx\\n\"}\n"
+        );
+    }
+
+    #[test]
+    fn colours_are_there_where_they_are_wanted() {
+        let mut out = Out::gather(false);
+        out.line(Paint::Fault.on("bad"));
+        assert_eq!(out.gathered, "bad\n");
+        out.colors = true;
+        out.gathered.clear();
+        out.line(format!("{} and on", Paint::Fault.on("bad")));
+        assert!(out.gathered.starts_with("\x1b["), "{:?}", out.gathered);
+        assert!(out.gathered.ends_with(" and on\n"), "{:?}", out.gathered);
+    }
+
+    #[test]
+    fn a_paragraph_is_wrapped_under_its_first_word() {
+        let mut out = Out::gather(false);
+        out.columns = 20;
+        out.paragraph("why: ", "one two three four five");
+        assert_eq!(out.into_text(), "why: one two three\n     four five\n");
+    }
+}
