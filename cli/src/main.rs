@@ -58,14 +58,11 @@ fn run(cli: &args::Cli, out: &mut Out) -> anyhow::Result<Status> {
 }
 
 /// Runs one command on one host: what `main` does, and what every test of all commands goes through.
-pub(crate) fn command(
-    _host: &dyn Host,
-    command: &Command,
-    out: &mut Out,
-) -> anyhow::Result<Status> {
+pub(crate) fn command(host: &dyn Host, command: &Command, out: &mut Out) -> anyhow::Result<Status> {
     match command {
         Command::Completions(args) => shell::completions(args, out),
         Command::Man(args) => shell::man(args),
+        Command::Doctor(args) => doctor::run(host, args, out),
         _ => anyhow::bail!("this command is not in this build"),
     }
 }

@@ -6,6 +6,10 @@
 //! device it judges those that [`Look::pairs`] gives, and no others: the best of each GPU, as no machine is built so that all are
 //! good.
 
+mod command;
+mod hops;
+mod tell;
+
 use anyhow::bail;
 
 use crate::finding::Finding;
@@ -18,6 +22,8 @@ use crate::machine::Gpu;
 use crate::machine::Hca;
 use crate::machine::Machine;
 use crate::machine::Pair;
+
+pub(crate) use command::run;
 
 /// What a check looks at.
 pub(crate) struct Look<'a> {

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What `doctor` found, told: to people, to programs, to a monitoring system.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use super::Look;
+use super::CHECKS;
+use crate::finding::Finding;
+use crate::finding::Level;
+use crate::finding::Plugin;
+use crate::finding::Status;
+use crate::finding::Subject;
+use crate::render::Paint;
+use crate::render::Table;
+use crate::report::Out;
+
+/// `--list-checks`.
+pub(super) fn checks(out: &mut Out) -> anyhow::Result<Status> {
+    #[derive(Serialize)]
+    struct Check {
+        check: &'static str,
+        looks_at: &'static str,
+    }
+    if out.is_json() {
+        let checks: Vec<Check> = CHECKS
+            .iter()
+            .map(|check| Check {
+                check: check.name,
+                looks_at: check.looks_at,
+            })
+            .collect();
+        let body = std::collections::BTreeMap::from([("checks", checks)]);
+        out.json("peermemctl.doctor-checks", 1, &body)?;
+        return Ok(Status::Well);
+    }
+    let mut table = Table::new(&["CHECK", "LOOKS AT"]);
+    for check in CHECKS {
+        table.row([check.name, check.looks_at]);
+    }
+    out.table(&table);
+    Ok(Status::Well)
+}
+
+/// How many findings there are of each level.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize)]
+struct Counts {
+    fault: usize,
+    warning: usize,
+    note: usize,
+    not_visible: usize,
+    /// Of those that are not visible.
+    needs_root: usize,
+}
+
+impl Counts {
+    fn of(findings: &[Finding]) -> Self {
+        let count = |level| {
+            let of_level = findings.iter().filter(|finding| finding.level == level);
+            of_level.count()
+        };
+        Self {
+            fault: count(Level::Fault),
+            warning: count(Level::Warning),
+            note: count(Level::Note),
+            not_visible: count(Level::NotVisible),
+            needs_root: findings.iter().filter(|finding| finding.needs_root).count(),
+        }
+    }
+}
+
+/// Findings of one check that differ in what was found and in what mends it, and in nothing else.
+struct Group<'a> {
+    first: &'a Finding,
+    findings: Vec<&'a Finding>,
+}
+
+fn grouped(findings: &[Finding]) -> Vec<Group<'_>> {
+    let mut groups: Vec<Group<'_>> = Vec::new();
+    for finding in findings {
+        let same = groups.iter_mut().find(|group| {
+            let first = group.first;
+            (first.check, first.level) == (finding.check, finding.level)
+                && (&first.why, &first.costs) == (&finding.why, &finding.costs)
+        });
+        match same {
+            Some(group) => group.findings.push(finding),
+            None => groups.push(Group {
+                first: finding,
+                findings: vec![finding],
+            }),
+        }
+    }
+    groups
+}
+
+/// In the order in which they first come.
+fn unique<T: PartialEq>(all: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut unique = Vec::new();
+    for one in all {
+        if !unique.contains(&one) {
+            unique.push(one);
+        }
+    }
+    unique
+}
+
+fn level_name(level: Level) -> &'static str {
+    match level {
+        Level::Well => "well",
+        Level::Note => "note",
+        Level::NotVisible => "not visible",
+        Level::Warning => "warning",
+        Level::Fault => "fault",
+    }
+}
+
+/// A subject in as few words as tell it: a GPU by its index, and its address where it is the subject.
+fn subject_name(look: &Look<'_>, subject: &Subject) -> String {
+    let gpu = |at: &str| {
+        let mut gpus = look.machine.gpus.iter();
+        match gpus.find(|gpu| gpu.at.to_string() == at) {
+            Some(gpu) => format!("GPU {}", gpu.index),
+            None => at.to_owned(),
+        }
+    };
+    match subject {
+        Subject::Machine => "machine".to_owned(),
+        Subject::Gpu { gpu: at } => gpu(at),
+        Subject::Hca { hca } => hca.clone(),
+        Subject::Pair { gpu: at, hca } => format!("{} \u{2013} {hca}", gpu(at)),
+    }
+}
+
+/// What is said of one thing, each line once, with whom it is said of.
+fn group(look: &Look<'_>, group: &Group<'_>, out: &mut Out) {
+    let first = group.first;
+    let paint = Paint::of_level(first.level);
+    out.line(format!(
+        "{} {}",
+        paint.on(level_name(first.level)),
+        Paint::Strong.on(first.check)
+    ));
+    for found in unique(group.findings.iter().map(|finding| &finding.found)) {
+        let same = group.findings.iter().filter(|it| it.found == *found);
+        let subjects: Vec<String> = same
+            .map(|finding| subject_name(look, &finding.subject))
+            .collect();
+        let subjects = match first.subject {
+            Subject::Machine => String::new(),
+            _ => format!("{}: ", unique(subjects).join(", ")),
+        };
+        out.paragraph("  ", &format!("{subjects}{found}"));
+    }
+    for (word, text) in [("why", &first.why), ("costs", &first.costs)] {
+        if let Some(text) = text {
+            out.paragraph(&format!("  {word:<5}  "), text);
+        }
+    }
+    let mends = group.findings.iter().filter_map(|it| it.mend.as_deref());
+    let mut word = "mend";
+    for line in unique(mends.flat_map(str::lines)) {
+        out.paragraph(&format!("  {word:<5}  "), line);
+        word = "";
+    }
+    out.gap();
+}
+
+/// `1 fault, 2 warnings`.
+fn counted(counts: Counts) -> String {
+    let of = |count: usize, word: &str| match count {
+        0 => None,
+        1 => Some(format!("1 {word}")),
+        _ => Some(format!("{count} {word}s")),
+    };
+    let parts = [of(counts.fault, "fault"), of(counts.warning, "warning")];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+/// The status of what was found.
+fn status(counts: Counts) -> Status {
+    match counts.fault + counts.warning {
+        0 => Status::Well,
+        _ => Status::Findings,
+    }
+}
+
+/// For people or as JSON.
+pub(super) fn all(
+    look: &Look<'_>,
+    findings: &[Finding],
+    with_well: bool,
+    out: &mut Out,
+) -> anyhow::Result<Status> {
+    let counts = Counts::of(findings);
+    if out.is_json() {
+        #[derive(Serialize)]
+        struct Body<'a> {
+            counts: Counts,
+            findings: Vec<&'a Finding>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            path: Option<super::hops::Path>,
+        }
+        let shown = findings
+            .iter()
+            .filter(|finding| with_well || finding.level != Level::Well);
+        let body = Body {
+            counts,
+            findings: shown.collect(),
+            path: look.only.map(|pair| super::hops::Path::of(look, pair)),
+        };
+        out.json("peermemctl.doctor", 1, &body)?;
+        return Ok(status(counts));
+    }
+    // One pair in full is asked for by who wants to know all of it.
+    let in_full = with_well || look.only.is_some();
+    if let Some(pair) = look.only {
+        super::hops::tell(look, pair, out);
+    }
+    for one in grouped(findings) {
+        if one.first.level.is_finding() || in_full {
+            group(look, &one, out);
+        }
+    }
+    out.gap();
+    let mut last = match counted(counts) {
+        none if none.is_empty() => "Nothing wrong was seen".to_owned(),
+        some => some,
+    };
+    if counts.not_visible > 0 {
+        let _ = write!(last, "; {} not visible", things(counts.not_visible));
+        if counts.needs_root > 0 {
+            let _ = write!(last, ", {} of them without root", counts.needs_root);
+        }
+    }
+    if !in_full && counts.note + counts.not_visible > 0 {
+        last.push_str("; --all shows what else there is to know");
+    }
+    last.push('.');
+    out.paragraph("", &last);
+    Ok(status(counts))
+}
+
+fn things(count: usize) -> String {
+    match count {
+        1 => "1 thing".to_owned(),
+        _ => format!("{count} things"),
+    }
+}
+
+/// One line and a state, by the Monitoring Plugins Development Guidelines.
+pub(super) fn nagios(findings: &[Finding], out: &mut Out) -> Status {
+    let counts = Counts::of(findings);
+    let (word, state) = match counts {
+        Counts { fault: 1.., .. } => ("CRITICAL", Plugin::Critical),
+        Counts { warning: 1.., .. } => ("WARNING", Plugin::Warning),
+        // Nobody may take for well what nobody could look at.
+        Counts {
+            needs_root: 1.., ..
+        } => ("UNKNOWN", Plugin::Unknown),
+        _ => ("OK", Plugin::Ok),
+    };
+    let bad = findings.iter().filter(|finding| finding.level.is_finding());
+    let checks = unique(bad.map(|finding| finding.check));
+    let mut text = match counted(counts) {
+        none if none.is_empty() => "nothing wrong was seen".to_owned(),
+        // The bar begins the figures.
+        some => format!("{some}: {}", checks.join(", ")),
+    };
+    if counts.needs_root > 0 {
+        let _ = write!(
+            text,
+            "; {} not visible without root",
+            things(counts.needs_root)
+        );
+    }
+    out.line(format!(
+        "GPUDIRECT {word} - {text} | faults={} warnings={} notes={} not_visible={}",
+        counts.fault, counts.warning, counts.note, counts.not_visible
+    ));
+    Status::Plugin(state)
+}
