@@ -11,6 +11,7 @@ mod doctor;
 mod finding;
 mod host;
 mod machine;
+mod nvml;
 mod render;
 mod report;
 mod shell;

@@ -7,10 +7,12 @@ use std::io::BufRead as _;
 use std::io::Read as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 
+use super::facts;
 use super::Fact;
 use super::Host;
 use super::Seen;
 use super::Unseen;
+use crate::nvml;
 
 /// Of one file, in bytes.
 const LONGEST: u64 = 8 << 20;
@@ -135,7 +137,9 @@ impl Host for Live {
                 Ok(format!("{}.{:09}", now.tv_sec, now.tv_nsec))
             }
             Fact::KernelLog => kernel_log(),
-            Fact::Nvml => Err(Unseen::Failed("not asked yet".to_owned())),
+            Fact::Nvml => nvml::ask(),
+            Fact::KernelSymbols => facts::symbols(),
+            Fact::Services => facts::services(self),
         }
     }
 }

@@ -303,6 +303,8 @@ fn key_of(fact: Fact) -> String {
         Fact::Monotonic => "monotonic",
         Fact::KernelLog => "kernel_log",
         Fact::Nvml => "nvml",
+        Fact::KernelSymbols => "kernel_symbols",
+        Fact::Services => "services",
     };
     format!("fact {name}")
 }

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Facts that are picked from files too large, or too personal, to be written down whole.
+
+use std::fs;
+use std::io::BufRead as _;
+use std::io::BufReader;
+
+use super::Host;
+use super::Seen;
+use super::Unseen;
+
+/// The functions that tell who has peer memory and dma-buf.
+const SYMBOLS: [&str; 6] = [
+    "ib_register_peer_memory_client",
+    "ib_umem_dmabuf_get",
+    "nvidia_p2p_dma_map_pages",
+    "nvidia_p2p_get_pages",
+    "nvidia_p2p_get_pages_persistent",
+    "nvidia_p2p_put_pages",
+];
+/// What every RDMA driver calls the function by which it registers a dma-buf, after a name of its own.
+const DMA_BUF: &str = "_reg_user_mr_dmabuf";
+
+/// What starts the processes that use RDMA, and hands them its limits.
+pub(crate) const SERVICES: [&str; 16] = [
+    "containerd",
+    "crio",
+    "dockerd",
+    "hydra_pmi_proxy",
+    "k3s-server",
+    "kubelet",
+    "lxd",
+    "orted",
+    "pbs_mom",
+    "podman",
+    "prted",
+    "sge_execd",
+    "slurmd",
+    "slurmstepd",
+    "srun",
+    "sshd",
+];
+
+/// Of one line of `/proc/kallsyms`: type, name and module, without the address, if it is one of those that matter.
+fn symbol(line: &str) -> Option<String> {
+    let mut words = line.split_whitespace();
+    let _address = words.next()?;
+    let kind = words.next()?;
+    let name = words.next()?;
+    let module = words.next().unwrap_or("");
+    (SYMBOLS.contains(&name) || name.ends_with(DMA_BUF))
+        .then(|| format!("{kind} {name} {module}").trim_end().to_owned())
+}
+
+/// [`Fact::KernelSymbols`](super::Fact::KernelSymbols). The file is read to its end, some 10 MB of it: modules come last.
+pub(super) fn symbols() -> Seen<String> {
+    let mut lines = Vec::new();
+    for line in BufReader::new(fs::File::open("/proc/kallsyms")?).lines() {
+        lines.extend(symbol(&line?));
+    }
+    Ok(lines.join("\n"))
+}
+
+/// [`Fact::Services`](super::Fact::Services), by the files of `/proc`.
+pub(super) fn services(host: &dyn Host) -> Seen<String> {
+    let mut lines = Vec::new();
+    for name in host.names("/proc")? {
+        let Ok(pid) = name.parse::<u32>() else {
+            continue;
+        };
+        // Processes come and go.
+        let Ok(comm) = host.text(&format!("/proc/{pid}/comm")) else {
+            continue;
+        };
+        if !SERVICES.contains(&comm.as_str()) {
+            continue;
+        }
+        let limit = match host.text(&format!("/proc/{pid}/limits")) {
+            Ok(limits) => limits.lines().find_map(memory_lock).map(str::to_owned),
+            Err(Unseen::Denied) => None,
+            Err(_) => continue,
+        };
+        let limit = limit.as_deref().unwrap_or("? ?");
+        lines.push(format!("{comm} {pid} {limit}"));
+    }
+    Ok(lines.join("\n"))
+}
+
+/// Of a line of `/proc/PID/limits`: what is behind `Max locked memory`, soft and hard, as it stands there.
+pub(crate) fn memory_lock(line: &str) -> Option<&str> {
+    let rest = line.strip_prefix("Max locked memory")?.trim();
+    Some(rest.strip_suffix("bytes").unwrap_or(rest).trim_end())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn symbols_lose_their_address() {
+        assert_eq!(
+            symbol("ffffffffc0a1b2c0 T ib_register_peer_memory_client\t[ib_uverbs]").as_deref(),
+            Some("T ib_register_peer_memory_client [ib_uverbs]")
+        );
+        assert_eq!(
+            symbol("0000000000000000 T mlx5_ib_reg_user_mr_dmabuf\t[mlx5_ib]").as_deref(),
+            Some("T mlx5_ib_reg_user_mr_dmabuf [mlx5_ib]")
+        );
+        assert_eq!(symbol("0000000000000000 T _text"), None);
+        assert_eq!(
+            symbol("0000000000000000 T ib_register_peer_memory_client_x\t[x]"),
+            None
+        );
+        assert_eq!(symbol("0000000000000000"), None);
+        assert_eq!(symbol(""), None);
+    }
+
+    #[test]
+    fn the_limit_of_a_process() {
+        let line = "Max locked memory         8388608              8388608              bytes     ";
+        assert_eq!(memory_lock(line), Some("8388608              8388608"));
+        assert_eq!(
+            memory_lock(
+                "Max locked memory         unlimited            unlimited            bytes"
+            ),
+            Some("unlimited            unlimited")
+        );
+        assert_eq!(memory_lock("Max file locks  1 1 locks"), None);
+    }
+}
