@@ -11,10 +11,13 @@ mod doctor;
 mod finding;
 mod host;
 mod machine;
+#[cfg(test)]
+mod made;
 mod nvml;
 mod render;
 mod report;
 mod shell;
+mod topo;
 
 use std::io;
 use std::process::ExitCode;
@@ -61,6 +64,7 @@ fn run(cli: &args::Cli, out: &mut Out) -> anyhow::Result<Status> {
 /// Runs one command on one host: what `main` does, and what every test of all commands goes through.
 pub(crate) fn command(host: &dyn Host, command: &Command, out: &mut Out) -> anyhow::Result<Status> {
     match command {
+        Command::Topo(args) => topo::run(host, args, out),
         Command::Completions(args) => shell::completions(args, out),
         Command::Man(args) => shell::man(args),
         Command::Doctor(args) => doctor::run(host, args, out),

@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
+use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::bail;
@@ -18,6 +19,9 @@ use super::Unseen;
 
 const SCHEMA: &str = "peermemctl.recording";
 const VERSION: u32 = 1;
+
+/// Of one file, in bytes: no more is ever read of a machine.
+const LONGEST: usize = 8 << 20;
 
 /// Links on the way of one path; the kernel follows no more, either.
 const MOST_LINKS: usize = 40;
@@ -35,8 +39,8 @@ pub(crate) struct Recording {
     pub(crate) version: u32,
     /// Where this comes from, in words.
     pub(crate) about: String,
-    /// Files: text as it is; other bytes, and text that begins with `hex:`, as `hex:…`. `PATH?WORD` has the lines of PATH with
-    /// WORD in them.
+    /// Files: text as it is; other bytes, and text that begins with `hex:`, as `hex:…`, with `+N` for N zeroes at the end.
+    /// `PATH?WORD` has the lines of PATH with WORD in them.
     pub(crate) files: BTreeMap<String, String>,
     /// Directories: the names in them.
     pub(crate) directories: BTreeMap<String, Vec<String>>,
@@ -170,6 +174,10 @@ impl Recording {
         get(&real).ok_or_else(|| self.missing(&real))
     }
 
+    fn is_named(&self, path: &str) -> bool {
+        self.unseen.contains_key(path)
+    }
+
     fn is_there(&self, path: &str) -> bool {
         self.files.contains_key(path)
             || self.directories.contains_key(path)
@@ -192,9 +200,17 @@ pub(crate) fn encode(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) if !text.starts_with("hex:") && !text.contains('\0') => text.to_owned(),
         _ => {
+            let end = bytes
+                .iter()
+                .rposition(|byte| *byte != 0)
+                .map_or(0, |last| last + 1);
+            let (digits, zeroes) = bytes.split_at(end);
             let mut hex = String::from("hex:");
-            for byte in bytes {
-                hex.push_str(&format!("{byte:02x}"));
+            for byte in digits {
+                let _ = write!(hex, "{byte:02x}");
+            }
+            if !zeroes.is_empty() {
+                let _ = write!(hex, "+{}", zeroes.len());
             }
             hex
         }
@@ -205,14 +221,19 @@ fn decode(text: &str) -> Seen<Vec<u8>> {
     let Some(hex) = text.strip_prefix("hex:") else {
         return Ok(text.as_bytes().to_vec());
     };
-    let pairs = hex.as_bytes().chunks(2).map(|pair| {
-        let digits = std::str::from_utf8(pair).ok()?;
-        let digits = Some(digits).filter(|digits| digits.len() == 2 && !digits.starts_with('+'))?;
-        u8::from_str_radix(digits, 16).ok()
+    let wrong = || Unseen::Failed("the recording has no hexadecimal digits there".to_owned());
+    let (digits, zeroes) = hex.split_once('+').unwrap_or((hex, "0"));
+    let zeroes: usize = zeroes.parse().map_err(|_| wrong())?;
+    let pairs = digits.as_bytes().chunks(2).map(|pair| {
+        let digit = |at: usize| char::from(pair.get(at).copied()?).to_digit(16);
+        u8::try_from(digit(0)? * 16 + digit(1)?).ok()
     });
-    pairs
-        .collect::<Option<Vec<u8>>>()
-        .ok_or_else(|| Unseen::Failed("the recording has no hexadecimal digits there".to_owned()))
+    let mut bytes = pairs.collect::<Option<Vec<u8>>>().ok_or_else(wrong)?;
+    if bytes.len().saturating_add(zeroes) > LONGEST {
+        return Err(wrong());
+    }
+    bytes.resize(bytes.len() + zeroes, 0);
+    Ok(bytes)
 }
 
 impl Host for Recording {
@@ -266,9 +287,12 @@ impl Host for Recording {
         {
             return Ok(real);
         }
-        match self.missing(&real) {
+        let why = self.unseen.get(path).cloned();
+        match why.unwrap_or_else(|| self.missing(&real)) {
             // Its contents could not be read; it was there.
-            Unseen::Denied | Unseen::Failed(_) if self.unseen.contains_key(&real) => Ok(real),
+            Unseen::Denied | Unseen::Failed(_) if self.is_named(path) || self.is_named(&real) => {
+                Ok(real)
+            }
             why => Err(why),
         }
     }
@@ -519,12 +543,21 @@ mod tests {
 
     #[test]
     fn bytes_come_back_as_they_were() {
-        for bytes in [&b"text\n"[..], b"hex:00", b"\0", b"\xff\xfe", b""] {
+        for bytes in [
+            &b"text\n"[..],
+            b"hex:00",
+            b"\0",
+            b"\xff\xfe",
+            b"",
+            b"\x01\0\0",
+        ] {
             assert_eq!(decode(&encode(bytes)), Ok(bytes.to_vec()));
         }
         assert!(decode("hex:0").is_err());
         assert!(decode("hex:zz").is_err());
-        assert!(decode("hex:+1").is_err());
+        assert!(decode("hex:00+").is_err());
+        assert!(decode("hex:+99999999999").is_err());
+        assert_eq!(decode("hex:ff+2"), Ok(vec![0xff, 0, 0]));
     }
 
     #[test]

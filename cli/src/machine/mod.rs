@@ -1,16 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! What of a machine matters to GPUDirect RDMA: its GPUs, its RDMA devices, and the paths between them.
 
+mod hca;
 pub(crate) mod pci;
 
 use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use crate::host::Host;
 use crate::host::Seen;
+use crate::host::Unseen;
 use pci::Address;
 use pci::Function;
+use pci::Rate;
 
-/// How two functions are joined, nearest first, by the names of `nvidia-smi topo -m`.
+/// How two functions are joined, nearest first, by the names and the legend of `nvidia-smi topo -m`, which NVML has as
+/// `NVML_TOPOLOGY_SINGLE`, `_MULTIPLE`, `_HOSTBRIDGE`, `_NODE` and `_SYSTEM` (`nvml.h`).
+///
+/// From sysfs: functions that meet below a root port are PIX where one switch, or no more than a bus, lies between, else PXB;
+/// those that meet in the same host bridge (`pci0000:00` in the path) are PHB; others NODE within a NUMA node, else SYS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub(crate) enum Class {
@@ -26,10 +34,37 @@ pub(crate) enum Class {
     Sys,
 }
 
+impl Class {
+    /// Nearest first.
+    pub(crate) const ALL: [Self; 5] = [Self::Pix, Self::Pxb, Self::Phb, Self::Node, Self::Sys];
+
+    /// As `nvidia-smi topo -m` has it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Pix => "PIX",
+            Self::Pxb => "PXB",
+            Self::Phb => "PHB",
+            Self::Node => "NODE",
+            Self::Sys => "SYS",
+        }
+    }
+
+    /// In words.
+    pub(crate) fn meaning(self) -> &'static str {
+        match self {
+            Self::Pix => "behind one PCIe switch, or on one bus",
+            Self::Pxb => "behind several PCIe switches, not through the processor",
+            Self::Phb => "through one PCIe host bridge of the processor",
+            Self::Node => "through several host bridges of one NUMA node",
+            Self::Sys => "from one NUMA node to another",
+        }
+    }
+}
+
 /// A GPU of NVIDIA's, or the rig's stand-in.
 #[derive(Debug, Clone)]
 pub(crate) struct Gpu {
-    /// By PCI address, from 0, as nvidia-smi counts.
+    /// By PCI address, from 0, as nvidia-smi counts where it sees all of them.
     pub(crate) index: usize,
     pub(crate) at: Address,
     /// The product, as far as the PCI ids or the driver name it.
@@ -79,26 +114,374 @@ pub(crate) struct Pair {
     pub(crate) hca: String,
     /// None: the RDMA device is not on PCI.
     pub(crate) class: Option<Class>,
-    /// The bridges that a transfer goes through, from the GPU's side to the card's; host bridges are not among them.
+    /// The bridges that a transfer goes through, from the GPU's side to the card's: ports of switches and root ports. Neither
+    /// host bridges are among them, nor `meet`.
     pub(crate) bridges: Vec<Address>,
-    /// The nearest of this GPU's (of several as near, each).
+    /// The lowest bridge that is above both, inside or below which a transfer turns round: a switch's upstream port, mostly.
+    /// None: that happens in a host bridge.
+    pub(crate) meet: Option<Address>,
+    /// Millions of bits a second that the narrowest link of the two ends could carry; 0: unknown.
+    pub(crate) megabits: u64,
+    /// The nearest of this GPU's by class, then by what the links of both ends could carry; of several as good, each.
     pub(crate) is_best: bool,
+}
+
+/// A link between two functions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Segment {
+    /// The root port or downstream port above it.
+    pub(crate) upper: Address,
+    pub(crate) lower: Address,
+    pub(crate) now: Rate,
+    /// What both ends can.
+    pub(crate) most: Rate,
 }
 
 /// What was seen.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Machine {
+    /// GPUs, network cards, RDMA devices and the bridges above them.
     pub(crate) functions: BTreeMap<Address, Function>,
     pub(crate) gpus: Vec<Gpu>,
     pub(crate) hcas: Vec<Hca>,
     /// Each GPU with each RDMA device, in that order.
     pub(crate) pairs: Vec<Pair>,
+    /// NUMA nodes.
+    pub(crate) nodes: Option<usize>,
+    /// Whether this is a virtual machine, whose PCI tree may not be the metal's. None: it cannot be told.
+    pub(crate) is_virtual: Option<bool>,
 }
+
+const NVIDIA: u16 = 0x10de;
+
+/// QEMU's `ivshmem`: where the rig's stand-in GPU is (`tests/gpu/pci.c`).
+const STAND_IN: (u16, u16) = (0x1af4, 0x1110);
+
+/// GPUs whose memory is part of the processor's: those of Linux's `drivers/vfio/pci/nvgrace-gpu/main.c` (GH200, GB200,
+/// GB300).
+const COHERENT: [u16; 5] = [0x2342, 0x2345, 0x2348, 0x2941, 0x31c2];
 
 impl Machine {
     /// Looks at all of it. Fails where PCI itself cannot be seen.
     pub(crate) fn look(host: &dyn Host) -> Seen<Self> {
-        host.names("/sys/bus/pci/devices")?;
-        Ok(Self::default())
+        let mut machine = Self {
+            nodes: nodes(host),
+            is_virtual: is_virtual(host),
+            ..Self::default()
+        };
+        for name in host.names(pci::DEVICES)? {
+            if let Ok(at) = name.parse::<Address>() {
+                machine.look_if_wanted(host, at);
+            }
+        }
+        machine.look_at_gpus(host);
+        machine.hcas = hca::look(host);
+        let mut more: BTreeSet<Address> = BTreeSet::new();
+        for hca in &machine.hcas {
+            more.extend(hca.at);
+            more.extend(&hca.members);
+        }
+        for function in machine.functions.values() {
+            more.extend(function.physical);
+        }
+        for at in more {
+            machine.look_at(host, at);
+        }
+        let above: BTreeSet<Address> = machine
+            .functions
+            .values()
+            .flat_map(|function| function.above.iter().copied())
+            .collect();
+        for at in above {
+            machine.look_at(host, at);
+        }
+        machine.pairs = machine.all_pairs();
+        Ok(machine)
     }
+
+    fn look_at(&mut self, host: &dyn Host, at: Address) {
+        if self.functions.contains_key(&at) {
+            return;
+        }
+        if let Ok(function) = Function::look(host, at) {
+            self.functions.insert(at, function);
+        }
+    }
+
+    /// Looks at what may be one end of a path: reading all of config space of every function takes long on large machines.
+    fn look_if_wanted(&mut self, host: &dyn Host, at: Address) {
+        let number = |file: &str| host.number(&format!("{}/{at}/{file}", pci::DEVICES)).ok();
+        let wanted = match number("class").map(|class| class >> 16) {
+            // Networks, displays.
+            Some(0x02 | 0x03) => true,
+            // Memory.
+            Some(0x05) => number("vendor") == Some(u64::from(STAND_IN.0)),
+            _ => false,
+        };
+        if wanted {
+            self.look_at(host, at);
+        }
+    }
+
+    fn look_at_gpus(&mut self, host: &dyn Host) {
+        let gpus = self.functions.values().filter(|function| {
+            // VGA and 3D controllers.
+            let is_gpu =
+                function.vendor == NVIDIA && matches!(function.class >> 8, 0x0300 | 0x0302);
+            is_gpu || is_stand_in(function)
+        });
+        self.gpus = gpus
+            .enumerate()
+            .map(|(index, function)| Gpu {
+                index,
+                at: function.at,
+                name: name_of_gpu(host, function),
+                bar1: function
+                    .bars
+                    .iter()
+                    .filter(|bar| bar.is_64_bit && bar.is_prefetchable)
+                    .max_by_key(|bar| bar.size)
+                    .copied(),
+                is_stand_in: is_stand_in(function),
+                is_coherent: function.vendor == NVIDIA && COHERENT.contains(&function.device),
+            })
+            .collect();
+    }
+
+    /// The GPU at an address.
+    pub(crate) fn gpu(&self, at: Address) -> Option<&Gpu> {
+        self.gpus.iter().find(|gpu| gpu.at == at)
+    }
+
+    /// The RDMA device of a name.
+    pub(crate) fn hca(&self, name: &str) -> Option<&Hca> {
+        self.hcas.iter().find(|hca| hca.name == name)
+    }
+
+    /// A GPU with an RDMA device.
+    pub(crate) fn pair_of(&self, gpu: Address, hca: &str) -> Option<&Pair> {
+        self.pairs
+            .iter()
+            .find(|pair| pair.gpu == gpu && pair.hca == hca)
+    }
+
+    /// GPUs and RDMA devices that are virtual functions, by what people call them, and the physical functions.
+    pub(crate) fn virtual_functions(&self) -> Vec<(String, Address)> {
+        let physical = |at: Address| self.functions.get(&at)?.physical;
+        let gpus = self
+            .gpus
+            .iter()
+            .map(|gpu| (format!("GPU {}", gpu.index), Some(gpu.at)));
+        let hcas = self.hcas.iter().map(|hca| (hca.name.clone(), hca.at));
+        gpus.chain(hcas)
+            .filter_map(|(name, at)| Some((name, physical(at?)?)))
+            .collect()
+    }
+
+    /// Cards (an address without its function) that have several RDMA devices of their own, or several ports. Virtual
+    /// functions do not count.
+    pub(crate) fn cards_of_several(&self) -> Vec<String> {
+        let mut cards: BTreeMap<String, usize> = BTreeMap::new();
+        for hca in &self.hcas {
+            let own = hca.at.and_then(|at| self.functions.get(&at));
+            if let Some(function) = own.filter(|function| function.physical.is_none()) {
+                let text = function.at.to_string();
+                let card = text
+                    .rsplit_once('.')
+                    .map_or(text.as_str(), |(card, _)| card);
+                let ports = cards.entry(card.to_owned()).or_default();
+                *ports = ports.saturating_add(hca.ports.len().max(1));
+            }
+        }
+        cards.retain(|_, ports| *ports > 1);
+        cards.into_keys().collect()
+    }
+
+    /// The function at an address, or the physical one of a virtual function's.
+    pub(crate) fn physical(&self, at: Address) -> Option<&Function> {
+        let function = self.functions.get(&at)?;
+        match function.physical {
+            Some(physical) => self.functions.get(&physical),
+            None => Some(function),
+        }
+    }
+
+    /// What the link of a function could carry, in millions of bits a second; 0: unknown. A virtual function has the
+    /// physical one's.
+    fn megabits(&self, at: Address) -> u64 {
+        let link = self
+            .physical(at)
+            .and_then(|function| function.link.as_ref().ok());
+        link.map_or(0, |link| link.most.megabits())
+    }
+
+    /// The links on the way from a function up to its root port, the function's own first.
+    pub(crate) fn links(&self, at: Address) -> Vec<Segment> {
+        let Some(function) = self.physical(at) else {
+            return Vec::new();
+        };
+        let mut way = function.above.clone();
+        way.push(function.at);
+        // A root port and what hangs on it, a downstream port and what hangs on it, …: inside a switch is no link.
+        let mut segments: Vec<Segment> = way
+            .chunks_exact(2)
+            .filter_map(|ends| match ends {
+                [upper, lower] => self.segment(*upper, *lower),
+                _ => None,
+            })
+            .collect();
+        segments.reverse();
+        segments
+    }
+
+    fn segment(&self, upper: Address, lower: Address) -> Option<Segment> {
+        let link = |at: Address| self.functions.get(&at)?.link.clone().ok();
+        let (above, below) = (link(upper), link(lower));
+        let least = |one: u32, other: u32| match (one, other) {
+            (0, known) | (known, 0) => known,
+            (one, other) => one.min(other),
+        };
+        let now = below.or(above)?.now;
+        let most = match (above, below) {
+            (Some(above), Some(below)) => Rate {
+                speed: least(above.most.speed, below.most.speed),
+                width: least(above.most.width, below.most.width),
+            },
+            (one, other) => one.or(other)?.most,
+        };
+        Some(Segment {
+            upper,
+            lower,
+            now,
+            most,
+        })
+    }
+
+    fn all_pairs(&self) -> Vec<Pair> {
+        let mut pairs = Vec::new();
+        for gpu in &self.gpus {
+            let first = pairs.len();
+            for hca in &self.hcas {
+                pairs.push(self.pair(gpu, hca));
+            }
+            let own = pairs.get_mut(first..).unwrap_or_default();
+            let good = |pair: &Pair| pair.class.map(|class| (class, u64::MAX - pair.megabits));
+            let best = own.iter().filter_map(good).min();
+            for pair in own {
+                pair.is_best = best.is_some() && good(pair) == best;
+            }
+        }
+        pairs
+    }
+
+    fn pair(&self, gpu: &Gpu, hca: &Hca) -> Pair {
+        let mut pair = Pair {
+            gpu: gpu.at,
+            hca: hca.name.clone(),
+            class: None,
+            bridges: Vec::new(),
+            meet: None,
+            megabits: 0,
+            is_best: false,
+        };
+        let ends = hca.at.and_then(|at| {
+            let card = self.functions.get(&at)?;
+            Some((self.functions.get(&gpu.at)?, card))
+        });
+        let Some((one, other)) = ends else {
+            return pair;
+        };
+        let alike = match one.root == other.root {
+            true => one
+                .above
+                .iter()
+                .zip(&other.above)
+                .take_while(|(a, b)| a == b)
+                .count(),
+            false => 0,
+        };
+        let below = |function: &Function| function.above.get(alike..).unwrap_or_default().to_vec();
+        let (up, down) = (below(one), below(other));
+        pair.meet = alike
+            .checked_sub(1)
+            .and_then(|last| one.above.get(last).copied());
+        pair.class = Some(match pair.meet {
+            Some(_) if up.len() <= 1 && down.len() <= 1 => Class::Pix,
+            Some(_) => Class::Pxb,
+            None if one.root == other.root => Class::Phb,
+            None => match (one.numa, other.numa) {
+                (Some(a), Some(b)) if a == b => Class::Node,
+                // The firmware says nothing where there is one node.
+                _ if self.nodes == Some(1) => Class::Node,
+                _ => Class::Sys,
+            },
+        });
+        pair.bridges = up.into_iter().rev().chain(down).collect();
+        pair.megabits = self.megabits(gpu.at).min(self.megabits(other.at));
+        pair
+    }
+}
+
+fn is_stand_in(function: &Function) -> bool {
+    // Shared memory for other purposes has other drivers, or none.
+    (function.vendor, function.device) == STAND_IN && function.driver.as_deref() == Some("nvidia")
+}
+
+/// As nvidia.ko names it, or the list of PCI ids, or by its numbers.
+fn name_of_gpu(host: &dyn Host, function: &Function) -> String {
+    let (vendor, device) = (function.vendor, function.device);
+    if is_stand_in(function) {
+        return "stand-in of the test rig".to_owned();
+    }
+    let information = host.text(&format!(
+        "/proc/driver/nvidia/gpus/{}/information",
+        function.at
+    ));
+    let model = information.ok().and_then(|text| {
+        let mut lines = text.lines();
+        let model = lines.find_map(|line| line.strip_prefix("Model:"))?.trim();
+        (!model.is_empty() && model != "Unknown").then(|| model.to_owned())
+    });
+    let listed =
+        || pci_ids::Device::from_vid_pid(vendor, device).map(|known| known.name().to_owned());
+    model
+        .or_else(listed)
+        .unwrap_or_else(|| format!("{vendor:04x}:{device:04x}"))
+}
+
+/// How many NUMA nodes there are.
+fn nodes(host: &dyn Host) -> Option<usize> {
+    let is_node = |name: &&String| {
+        let number = name.strip_prefix("node");
+        number.is_some_and(|digits| digits.parse::<u32>().is_ok())
+    };
+    match host.names("/sys/devices/system/node") {
+        Ok(names) => Some(names.iter().filter(is_node).count()),
+        // A kernel without NUMA has no such directory.
+        Err(Unseen::Absent) => Some(1),
+        Err(_) => None,
+    }
+}
+
+/// Whether a hypervisor says that it is there: on x86 the processor has a flag for it, elsewhere the firmware's name tells.
+fn is_virtual(host: &dyn Host) -> Option<bool> {
+    const HYPERVISORS: [&str; 9] = [
+        "QEMU",
+        "Xen",
+        "VMware",
+        "innotek",
+        "Amazon EC2",
+        "Google",
+        "Microsoft Corporation",
+        "KubeVirt",
+        "OpenStack",
+    ];
+    let processor = host.matching("/proc/cpuinfo", "flags");
+    if let Ok(lines) = &processor {
+        if let Some(flags) = lines.lines().next() {
+            return Some(flags.split_whitespace().any(|flag| flag == "hypervisor"));
+        }
+    }
+    let vendor = host.text("/sys/class/dmi/id/sys_vendor").ok()?;
+    Some(HYPERVISORS.iter().any(|name| vendor.starts_with(name)))
 }

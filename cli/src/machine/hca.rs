@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! RDMA devices, and which PCI functions do their DMA: `Documentation/ABI/stable/sysfs-class-infiniband`.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+
+use super::pci;
+use super::pci::Address;
+use super::Hca;
+use super::Port;
+use crate::host::Host;
+
+const CLASS: &str = "/sys/class/infiniband";
+const NET: &str = "/sys/class/net";
+
+/// Network interfaces that are followed below one: bonds of VLANs of bridges are no deeper.
+const MOST_NETDEVS: usize = 64;
+
+/// GIDs of a port that are asked for their network interface.
+const MOST_GIDS: u32 = 16;
+
+/// All of them, in the order of their names, with numbers as numbers: `mlx5_2` before `mlx5_10`.
+pub(super) fn look(host: &dyn Host) -> Vec<Hca> {
+    let mut names = host.names(CLASS).unwrap_or_default();
+    names.sort_by_key(|name| natural(name));
+    let mut hcas: Vec<Hca> = names.into_iter().map(|name| look_at(host, name)).collect();
+    // A card that is an RDMA device itself is no other's.
+    let own: BTreeMap<String, Address> = hcas
+        .iter()
+        .filter(|hca| !hca.is_software)
+        .filter_map(|hca| Some((hca.name.clone(), hca.at?)))
+        .collect();
+    for hca in &mut hcas {
+        let mine = hca.at;
+        hca.members.retain(|at| {
+            Some(*at) == mine || hca.is_software || !own.values().any(|other| other == at)
+        });
+        if hca.members.len() < 2 {
+            hca.members.clear();
+        }
+    }
+    hcas
+}
+
+/// Letters and numbers in turn.
+fn natural(name: &str) -> Vec<(String, u64)> {
+    let mut parts = Vec::new();
+    let mut rest = name;
+    while !rest.is_empty() {
+        let digit = rest
+            .find(|c: char| c.is_ascii_digit())
+            .unwrap_or(rest.len());
+        let (word, tail) = rest.split_at(digit);
+        let end = tail
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(tail.len());
+        let (number, tail) = tail.split_at(end);
+        parts.push((word.to_owned(), number.parse().unwrap_or(0)));
+        rest = tail;
+    }
+    parts
+}
+
+fn look_at(host: &dyn Host, name: String) -> Hca {
+    let own = format!("{CLASS}/{name}");
+    // Below its PCI function, or below an auxiliary device of that.
+    let real = host.resolved(&own).ok();
+    let mut at = real.as_deref().and_then(last_address);
+    if at.is_none() {
+        let device = host.resolved(&format!("{own}/device")).ok();
+        at = device.as_deref().and_then(last_address);
+    }
+    let is_software = at.is_none();
+    let device = format!("{own}/device");
+    let netdevs = host.names(&format!("{device}/net")).unwrap_or_default();
+    let mut ports: Vec<Port> = host
+        .names(&format!("{own}/ports"))
+        .unwrap_or_default()
+        .iter()
+        .filter_map(|number| number.parse().ok())
+        .map(|number| port(host, &own, number))
+        .collect();
+    ports.sort_by_key(|port| port.number);
+    share_out(host, &mut ports, &netdevs);
+    // rxe and siw say whose network interface they took.
+    let parent = host.text(&format!("{own}/parent")).ok();
+    if let (Some(parent), Some(first)) = (parent, ports.first_mut()) {
+        if is_software && !parent.is_empty() && first.netdevs.is_empty() {
+            first.netdevs.push(parent);
+        }
+    }
+    for port in &mut ports {
+        if port.netdevs.is_empty() {
+            port.netdevs = of_gids(host, &own, port.number);
+        }
+    }
+    let mut members = BTreeSet::new();
+    for netdev in ports.iter().flat_map(|port| &port.netdevs) {
+        members.extend(functions_of(host, netdev, is_software));
+    }
+    if is_software {
+        at = members.first().copied();
+    }
+    members.extend(at);
+    let driver = |path: String| {
+        let says = host.link(&path).ok()?;
+        says.rsplit('/').next().map(str::to_owned)
+    };
+    Hca {
+        at,
+        is_software,
+        // Of an auxiliary device (`mlx5_ib.rdma`) the PCI function's is meant.
+        driver: match at {
+            Some(at) if !is_software => driver(format!("{}/{at}/driver", pci::DEVICES)),
+            _ => None,
+        },
+        firmware: host
+            .text(&format!("{own}/fw_ver"))
+            .ok()
+            .filter(|version| !version.is_empty()),
+        members: members.into_iter().collect(),
+        ports,
+        name,
+    }
+}
+
+fn last_address(path: &str) -> Option<Address> {
+    pci::way(path)?.1.pop()
+}
+
+fn port(host: &dyn Host, own: &str, number: u32) -> Port {
+    let text = |file: &str| host.text(&format!("{own}/ports/{number}/{file}")).ok();
+    Port {
+        number,
+        layer: text("link_layer"),
+        // `4: ACTIVE`.
+        state: text("state").map(|state| match state.split_once(": ") {
+            Some((_, word)) => word.to_owned(),
+            None => state,
+        }),
+        rate: text("rate"),
+        netdevs: Vec::new(),
+    }
+}
+
+/// Gives each port its network interfaces, by `dev_port` where a function has several ports.
+fn share_out(host: &dyn Host, ports: &mut [Port], netdevs: &[String]) {
+    let several = ports.len() > 1;
+    for netdev in netdevs {
+        // A representor of a virtual function carries nothing of this device's own.
+        let representor = host.text(&format!("{NET}/{netdev}/phys_port_name"));
+        if representor.is_ok_and(|name| name.contains("vf") || name.contains("sf")) {
+            continue;
+        }
+        let index = match several {
+            // From 0; ports are counted from 1.
+            true => host
+                .number(&format!("{NET}/{netdev}/dev_port"))
+                .unwrap_or(0),
+            false => 0,
+        };
+        let port = usize::try_from(index)
+            .ok()
+            .and_then(|index| ports.get_mut(index));
+        if let Some(port) = port {
+            port.netdevs.push(netdev.clone());
+        }
+    }
+}
+
+/// The network interfaces that the first GIDs of a port belong to.
+fn of_gids(host: &dyn Host, own: &str, port: u32) -> Vec<String> {
+    let mut netdevs = Vec::new();
+    for gid in 0..MOST_GIDS {
+        match host.text(&format!("{own}/ports/{port}/gid_attrs/ndevs/{gid}")) {
+            Ok(name) if !name.is_empty() && !netdevs.contains(&name) => netdevs.push(name),
+            _ => {}
+        }
+    }
+    netdevs
+}
+
+/// The PCI functions that a network interface's traffic may go through: its own, those of the bond that it is in, and, for an
+/// interface that is no card's, those of all that lie below it.
+fn functions_of(host: &dyn Host, netdev: &str, with_lower: bool) -> BTreeSet<Address> {
+    let mut functions = BTreeSet::new();
+    let mut seen = BTreeSet::new();
+    let mut todo = vec![netdev.to_owned()];
+    while let Some(name) = todo.pop() {
+        // What a file says goes into a path.
+        if seen.len() >= MOST_NETDEVS
+            || name.contains('/')
+            || name.is_empty()
+            || !seen.insert(name.clone())
+        {
+            continue;
+        }
+        let own = format!("{NET}/{name}");
+        if let Some(at) = host
+            .resolved(&format!("{own}/device"))
+            .ok()
+            .as_deref()
+            .and_then(last_address)
+        {
+            functions.insert(at);
+        }
+        if let Ok(master) = host.link(&format!("{own}/master")) {
+            let master = master.rsplit('/').next().unwrap_or_default();
+            if let Ok(slaves) = host.text(&format!("{NET}/{master}/bonding/slaves")) {
+                todo.extend(slaves.split_whitespace().map(str::to_owned));
+            }
+        }
+        if let Ok(slaves) = host.text(&format!("{own}/bonding/slaves")) {
+            todo.extend(slaves.split_whitespace().map(str::to_owned));
+        } else if with_lower {
+            let names = host.names(&own).unwrap_or_default();
+            let lower = names.iter().filter_map(|name| name.strip_prefix("lower_"));
+            todo.extend(lower.map(str::to_owned));
+        }
+    }
+    functions
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_in_the_order_of_their_numbers() {
+        let mut names = ["mlx5_10", "mlx5_2", "bnxt_re0", "mlx5_bond_0", "mlx5_0"];
+        names.sort_by_key(|name| natural(name));
+        assert_eq!(
+            names,
+            ["bnxt_re0", "mlx5_0", "mlx5_2", "mlx5_10", "mlx5_bond_0"]
+        );
+    }
+}

@@ -1,0 +1,695 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! `topo`: every GPU against every RDMA device.
+
+use anyhow::Context as _;
+use serde::Serialize;
+
+use crate::args;
+use crate::finding::Status;
+use crate::host::Host;
+use crate::host::Unseen;
+use crate::machine::pci::Address;
+use crate::machine::pci::PortType;
+use crate::machine::pci::Rate;
+use crate::machine::Class;
+use crate::machine::Gpu;
+use crate::machine::Hca;
+use crate::machine::Machine;
+use crate::machine::Pair;
+use crate::machine::Port;
+use crate::machine::Segment;
+use crate::render;
+use crate::render::Paint;
+use crate::render::Table;
+use crate::report::Out;
+
+/// Changes when a key goes or changes its meaning.
+const VERSION: u32 = 1;
+
+/// Shows the paths of a machine. Nothing is judged here: it is well where PCI can be seen.
+pub(crate) fn run(host: &dyn Host, args: &args::Topo, out: &mut Out) -> anyhow::Result<Status> {
+    let machine = Machine::look(host).context("the machine's PCI devices")?;
+    if out.is_json() {
+        out.json("peermemctl.topo", VERSION, &Topology::of(&machine))?;
+        return Ok(Status::Well);
+    }
+    matrix(&machine, out);
+    devices(&machine, out);
+    if args.verbose {
+        for pair in &machine.pairs {
+            path(&machine, pair, out);
+        }
+    }
+    notes(&machine, out);
+    Ok(Status::Well)
+}
+
+/// GPUs as rows, RDMA devices as columns; in parts where the screen is too narrow for all.
+fn matrix(machine: &Machine, out: &mut Out) {
+    if machine.gpus.is_empty() || machine.hcas.is_empty() {
+        return;
+    }
+    // The first column, and as many as fit of the widest name and two blanks.
+    let widest = machine
+        .hcas
+        .iter()
+        .map(|hca| hca.name.chars().count())
+        .max();
+    let column = widest.unwrap_or(0).max(4).saturating_add(2);
+    let fitting = (out.columns().saturating_sub(6) / column).max(1);
+    for hcas in machine.hcas.chunks(fitting) {
+        let mut headings = vec!["GPU"];
+        headings.extend(hcas.iter().map(|hca| hca.name.as_str()));
+        let mut table = Table::new(&headings);
+        for gpu in &machine.gpus {
+            let mut row = vec![format!("{}", gpu.index)];
+            row.extend(hcas.iter().map(|hca| {
+                let pair = machine.pair_of(gpu.at, &hca.name);
+                pair.map_or_else(String::new, cell)
+            }));
+            table.row(row);
+        }
+        out.table(&table);
+        out.gap();
+    }
+    let mut legend = Table::new(&[]);
+    legend.row([
+        "*",
+        "the best of this GPU: by class, then by what the links of both ends can carry",
+    ]);
+    for class in Class::ALL {
+        if machine.pairs.iter().any(|pair| pair.class == Some(class)) {
+            legend.row([class.name(), class.meaning()]);
+        }
+    }
+    if machine.pairs.iter().any(|pair| pair.class.is_none()) {
+        legend.row(["-", "the RDMA device is not on PCI"]);
+    }
+    out.table(&legend);
+}
+
+fn cell(pair: &Pair) -> String {
+    let name = pair.class.map_or("-", Class::name);
+    let paint = match pair.class {
+        Some(Class::Pix | Class::Pxb) => Paint::Good,
+        Some(Class::Sys) => Paint::Dim,
+        _ => return format!("{name}{}", star(pair)),
+    };
+    format!("{}{}", paint.on(name), star(pair))
+}
+
+fn star(pair: &Pair) -> &'static str {
+    match pair.is_best {
+        true => "*",
+        false => "",
+    }
+}
+
+/// Each device in a line.
+fn devices(machine: &Machine, out: &mut Out) {
+    if !machine.gpus.is_empty() {
+        out.gap();
+        let mut table = Table::new(&["GPU", "ADDRESS", "NODE", "LINK", "BAR1", "NAME"]);
+        for gpu in &machine.gpus {
+            let bar = gpu.bar1.map(|bar| render::bytes(bar.size));
+            table.row([
+                format!("{}", gpu.index),
+                gpu.at.to_string(),
+                node(machine, Some(gpu.at)),
+                link(machine, Some(gpu.at)),
+                bar.unwrap_or_else(|| "-".to_owned()),
+                gpu.name.clone(),
+            ]);
+        }
+        out.table(&table);
+    }
+    if !machine.hcas.is_empty() {
+        out.gap();
+        let mut table = Table::new(&["HCA", "ADDRESS", "NODE", "LINK", "PORTS", "DRIVER"]);
+        for hca in &machine.hcas {
+            table.row([
+                hca.name.clone(),
+                hca.at.map_or_else(|| "-".to_owned(), |at| at.to_string()),
+                node(machine, hca.at),
+                link(machine, hca.at),
+                hca.ports.iter().map(port).collect::<Vec<_>>().join("; "),
+                match (&hca.driver, hca.is_software) {
+                    (Some(driver), _) => driver.clone(),
+                    (None, true) => "software".to_owned(),
+                    (None, false) => "-".to_owned(),
+                },
+            ]);
+        }
+        out.table(&table);
+    }
+}
+
+fn node(machine: &Machine, at: Option<Address>) -> String {
+    let function = at.and_then(|at| machine.functions.get(&at));
+    let numa = function.and_then(|function| function.numa);
+    numa.map_or_else(|| "-".to_owned(), |node| node.to_string())
+}
+
+/// The link of a device to the port above it, with what both ends can where it is not that.
+fn link(machine: &Machine, at: Option<Address>) -> String {
+    let links = at.map(|at| machine.links(at)).unwrap_or_default();
+    links.first().map_or_else(|| "-".to_owned(), segment)
+}
+
+fn segment(segment: &Segment) -> String {
+    let Segment { now, most, .. } = segment;
+    if now == most {
+        return now.to_string();
+    }
+    let text = format!("{now} of {most}");
+    match now.width < most.width {
+        true => Paint::Warning.on(text),
+        // An idle GPU saves power so.
+        false => text,
+    }
+}
+
+fn port(port: &Port) -> String {
+    let unknown = || "?".to_owned();
+    let mut text = format!(
+        "{}: {} {} {}",
+        port.number,
+        port.layer.clone().unwrap_or_else(unknown),
+        port.state.clone().unwrap_or_else(unknown),
+        port.rate.clone().unwrap_or_else(unknown)
+    );
+    if !port.netdevs.is_empty() {
+        text.push_str(&format!(", {}", port.netdevs.join(" ")));
+    }
+    text
+}
+
+/// A path hop by hop.
+fn path(machine: &Machine, pair: &Pair, out: &mut Out) {
+    let Some(hca) = machine.hca(&pair.hca) else {
+        return;
+    };
+    out.gap();
+    let index = machine.gpu(pair.gpu).map_or(0, |gpu| gpu.index);
+    let best = if pair.is_best { ", best" } else { "" };
+    let Some(class) = pair.class else {
+        out.paragraph("", &format!("GPU {index} – {}: not on PCI", hca.name));
+        return;
+    };
+    out.paragraph(
+        "",
+        &format!(
+            "{}: {}{best}: {}",
+            Paint::Strong.on(format!("GPU {index} – {}", hca.name)),
+            class.name(),
+            meeting(machine, pair)
+        ),
+    );
+    let mut table = Table::new(&["  ADDRESS", "WHAT", "LINK UP", "PAYLOAD", "NODE"]);
+    let links: Vec<Segment> = [Some(pair.gpu), hca.at]
+        .into_iter()
+        .flatten()
+        .flat_map(|at| machine.links(at))
+        .collect();
+    let ends = std::iter::once(pair.gpu)
+        .chain(pair.bridges.iter().copied())
+        .chain(hca.at);
+    for at in ends {
+        let up = links.iter().find(|link| link.lower == at);
+        table.row([
+            format!("  {at}"),
+            match at {
+                at if at == pair.gpu => format!("GPU {index}"),
+                at if Some(at) == hca.at => hca.name.clone(),
+                at => kind(machine, at),
+            },
+            up.map_or_else(String::new, segment),
+            payload(machine, at),
+            node(machine, Some(at)),
+        ]);
+    }
+    out.table(&table);
+}
+
+/// Where a transfer turns round.
+fn meeting(machine: &Machine, pair: &Pair) -> String {
+    match pair.meet {
+        Some(at) => format!("meet below {at}, {}", kind(machine, at)),
+        None => {
+            let root = |at: Option<Address>| {
+                let function = at.and_then(|at| machine.functions.get(&at));
+                function.map_or_else(|| "?".to_owned(), |function| function.root.clone())
+            };
+            let card = machine.hca(&pair.hca).and_then(|hca| hca.at);
+            let (one, other) = (root(Some(pair.gpu)), root(card));
+            match one == other {
+                true => format!("meet in host bridge {one}"),
+                false => format!("from host bridge {one} to {other}"),
+            }
+        }
+    }
+}
+
+fn kind(machine: &Machine, at: Address) -> String {
+    let function = machine.functions.get(&at);
+    let port = function.map(|function| function.express().map(|express| express.port));
+    match port {
+        Some(Ok(PortType::RootPort)) => "root port",
+        Some(Ok(PortType::Upstream)) => "upstream port",
+        Some(Ok(PortType::Downstream)) => "downstream port",
+        _ => "bridge",
+    }
+    .to_owned()
+}
+
+/// The largest payload in bytes: as it is set, and what could be where that is more.
+fn payload(machine: &Machine, at: Address) -> String {
+    let function = machine.functions.get(&at);
+    match function.map(|function| function.express()) {
+        Some(Ok(express)) if express.payload == express.payload_most => {
+            format!("{} B", express.payload)
+        }
+        Some(Ok(express)) => format!("{} of {} B", express.payload, express.payload_most),
+        Some(Err(Unseen::Denied)) => "root only".to_owned(),
+        _ => "-".to_owned(),
+    }
+}
+
+/// What a reader should know of all this.
+fn notes(machine: &Machine, out: &mut Out) {
+    let mut notes = Vec::new();
+    if machine.gpus.is_empty() {
+        notes.push("No GPU of NVIDIA's is on PCI.".to_owned());
+    }
+    if machine.hcas.is_empty() {
+        notes.push("No RDMA device: /sys/class/infiniband has none.".to_owned());
+    }
+    if machine.is_virtual == Some(true) {
+        notes.push(
+            "A virtual machine: its PCI tree is the hypervisor's, and may not be how the devices are joined in the metal."
+                .to_owned(),
+        );
+    }
+    for gpu in machine.gpus.iter().filter(|gpu| gpu.is_coherent) {
+        notes.push(format!(
+            "GPU {}: its memory is part of the processor's (Grace), reached by NVLink-C2C; BAR1 is not the way to all of it.",
+            gpu.index
+        ));
+    }
+    for (what, physical) in machine.virtual_functions() {
+        notes.push(format!(
+            "{what} is a virtual function of {physical}; the link is that one's."
+        ));
+    }
+    for hca in &machine.hcas {
+        if !hca.members.is_empty() {
+            let members: Vec<String> = hca.members.iter().map(Address::to_string).collect();
+            notes.push(format!(
+                "{} is over several functions, a bond: {}. Its column is that of {}.",
+                hca.name,
+                members.join(", "),
+                hca.at
+                    .map_or_else(|| "none".to_owned(), |at| at.to_string())
+            ));
+        }
+        if hca.is_software {
+            notes.push(format!(
+                "{} does in software what a card does: nothing is sent from GPU memory without the processor, and peer memory does not work with it.",
+                hca.name
+            ));
+        }
+    }
+    for at in machine.cards_of_several() {
+        notes.push(format!(
+            "{at} has several RDMA devices or ports, which share its link."
+        ));
+    }
+    if !notes.is_empty() {
+        out.gap();
+    }
+    for note in notes {
+        out.paragraph("- ", &note);
+    }
+}
+
+/// The JSON of `peermemctl.topo`; docs/peermemctl.md says what each key is.
+#[derive(Serialize)]
+struct Topology<'a> {
+    virtual_machine: Option<bool>,
+    numa_nodes: Option<usize>,
+    gpus: Vec<GpuJson<'a>>,
+    hcas: Vec<HcaJson<'a>>,
+    pairs: Vec<PairJson<'a>>,
+    bridges: Vec<BridgeJson>,
+}
+
+#[derive(Serialize)]
+struct GpuJson<'a> {
+    index: usize,
+    address: Address,
+    name: &'a str,
+    numa_node: Option<u32>,
+    bar1_bytes: Option<u64>,
+    stand_in: bool,
+    coherent: bool,
+    virtual_function_of: Option<Address>,
+    driver: Option<&'a str>,
+    link: Option<LinkJson>,
+}
+
+#[derive(Serialize)]
+struct HcaJson<'a> {
+    name: &'a str,
+    address: Option<Address>,
+    numa_node: Option<u32>,
+    software: bool,
+    driver: Option<&'a str>,
+    firmware: Option<&'a str>,
+    bond_of: &'a [Address],
+    virtual_function_of: Option<Address>,
+    ports: Vec<PortJson<'a>>,
+    link: Option<LinkJson>,
+}
+
+#[derive(Serialize)]
+struct PortJson<'a> {
+    number: u32,
+    link_layer: Option<&'a str>,
+    state: Option<&'a str>,
+    rate: Option<&'a str>,
+    netdevs: &'a [String],
+}
+
+#[derive(Serialize)]
+struct PairJson<'a> {
+    gpu: usize,
+    gpu_address: Address,
+    hca: &'a str,
+    class: Option<Class>,
+    best: bool,
+    /// Of the ends' links, the lesser, at most.
+    megabits_per_second: Option<u64>,
+    meet: Option<Address>,
+    bridges: &'a [Address],
+    links: Vec<LinkJson>,
+}
+
+#[derive(Serialize)]
+struct BridgeJson {
+    address: Address,
+    vendor: String,
+    device: String,
+    numa_node: Option<u32>,
+    /// `root_port`, `upstream_port`, `downstream_port`, `bridge`.
+    kind: String,
+    payload_bytes: Option<u32>,
+    payload_most_bytes: Option<u32>,
+    /// Why there is no payload.
+    unseen: Option<String>,
+}
+
+#[derive(Serialize)]
+struct LinkJson {
+    upper: Address,
+    lower: Address,
+    now: RateJson,
+    most: RateJson,
+}
+
+#[derive(Serialize)]
+struct RateJson {
+    /// In GT/s.
+    speed: Option<f64>,
+    lanes: Option<u32>,
+}
+
+impl RateJson {
+    fn of(rate: Rate) -> Self {
+        Self {
+            speed: (rate.speed != 0).then(|| f64::from(rate.speed) / 10.0),
+            lanes: (rate.width != 0).then_some(rate.width),
+        }
+    }
+}
+
+impl LinkJson {
+    fn of(link: &Segment) -> Self {
+        Self {
+            upper: link.upper,
+            lower: link.lower,
+            now: RateJson::of(link.now),
+            most: RateJson::of(link.most),
+        }
+    }
+}
+
+impl<'a> Topology<'a> {
+    fn of(machine: &'a Machine) -> Self {
+        let bridges: std::collections::BTreeSet<Address> = machine
+            .pairs
+            .iter()
+            .flat_map(|pair| pair.bridges.iter().copied().chain(pair.meet))
+            .collect();
+        Self {
+            virtual_machine: machine.is_virtual,
+            numa_nodes: machine.nodes,
+            gpus: machine
+                .gpus
+                .iter()
+                .map(|gpu| GpuJson::of(machine, gpu))
+                .collect(),
+            hcas: machine
+                .hcas
+                .iter()
+                .map(|hca| HcaJson::of(machine, hca))
+                .collect(),
+            pairs: machine
+                .pairs
+                .iter()
+                .map(|pair| PairJson::of(machine, pair))
+                .collect(),
+            bridges: bridges
+                .into_iter()
+                .filter_map(|at| BridgeJson::of(machine, at))
+                .collect(),
+        }
+    }
+}
+
+fn first_link(machine: &Machine, at: Option<Address>) -> Option<LinkJson> {
+    machine.links(at?).first().map(LinkJson::of)
+}
+
+impl<'a> GpuJson<'a> {
+    fn of(machine: &'a Machine, gpu: &'a Gpu) -> Self {
+        let function = machine.functions.get(&gpu.at);
+        Self {
+            index: gpu.index,
+            address: gpu.at,
+            name: &gpu.name,
+            numa_node: function.and_then(|function| function.numa),
+            bar1_bytes: gpu.bar1.map(|bar| bar.size),
+            stand_in: gpu.is_stand_in,
+            coherent: gpu.is_coherent,
+            virtual_function_of: function.and_then(|function| function.physical),
+            driver: function.and_then(|function| function.driver.as_deref()),
+            link: first_link(machine, Some(gpu.at)),
+        }
+    }
+}
+
+impl<'a> HcaJson<'a> {
+    fn of(machine: &'a Machine, hca: &'a Hca) -> Self {
+        let function = hca.at.and_then(|at| machine.functions.get(&at));
+        Self {
+            name: &hca.name,
+            address: hca.at,
+            numa_node: function.and_then(|function| function.numa),
+            software: hca.is_software,
+            driver: hca.driver.as_deref(),
+            firmware: hca.firmware.as_deref(),
+            bond_of: &hca.members,
+            virtual_function_of: function.and_then(|function| function.physical),
+            ports: hca
+                .ports
+                .iter()
+                .map(|port| PortJson {
+                    number: port.number,
+                    link_layer: port.layer.as_deref(),
+                    state: port.state.as_deref(),
+                    rate: port.rate.as_deref(),
+                    netdevs: &port.netdevs,
+                })
+                .collect(),
+            link: first_link(machine, hca.at),
+        }
+    }
+}
+
+impl<'a> PairJson<'a> {
+    fn of(machine: &'a Machine, pair: &'a Pair) -> Self {
+        let card = machine.hca(&pair.hca).and_then(|hca| hca.at);
+        let crossed = |link: &Segment| {
+            let ends = [Some(pair.gpu), card];
+            pair.bridges.contains(&link.lower) || ends.contains(&Some(link.lower))
+        };
+        let mut links = machine.links(pair.gpu);
+        links.extend(
+            card.map(|at| machine.links(at))
+                .unwrap_or_default()
+                .into_iter()
+                .rev(),
+        );
+        Self {
+            gpu: machine.gpu(pair.gpu).map_or(0, |gpu| gpu.index),
+            gpu_address: pair.gpu,
+            hca: &pair.hca,
+            class: pair.class,
+            best: pair.is_best,
+            megabits_per_second: (pair.megabits != 0).then_some(pair.megabits),
+            meet: pair.meet,
+            bridges: &pair.bridges,
+            links: links
+                .iter()
+                .filter(|link| crossed(link))
+                .map(LinkJson::of)
+                .collect(),
+        }
+    }
+}
+
+impl BridgeJson {
+    fn of(machine: &Machine, at: Address) -> Option<Self> {
+        let function = machine.functions.get(&at)?;
+        let express = function.express();
+        let payload = express.as_ref().ok().copied();
+        Some(Self {
+            address: at,
+            vendor: format!("{:04x}", function.vendor),
+            device: format!("{:04x}", function.device),
+            numa_node: function.numa,
+            kind: kind(machine, at).replace(' ', "_"),
+            payload_bytes: payload.map(|express| express.payload),
+            payload_most_bytes: payload.map(|express| express.payload_most),
+            unseen: express.err().map(|why| why.to_string()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::made;
+
+    #[test]
+    fn every_machine_is_shown_as_before() {
+        for (name, made) in made::all() {
+            let host = &made.recording;
+            let mut golden = String::new();
+            for line in [&["topo"][..], &["topo", "--verbose"], &["topo", "--json"]] {
+                // All paths of eight GPUs are nothing to read again.
+                if name == "hgx" && line.len() > 1 {
+                    continue;
+                }
+                let (text, status) = made::says(host, line);
+                assert_eq!(status, Status::Well, "{name}: {text}");
+                golden.push_str(&format!("$ peermemctl {}\n{text}\n", line.join(" ")));
+            }
+            made::golden(&format!("golden/topo-{name}.txt"), &golden);
+        }
+    }
+
+    #[test]
+    fn json_is_the_same_with_and_without_verbose() {
+        let made = made::hgx();
+        let (brief, _) = made::says(&made.recording, &["topo", "--json"]);
+        let (full, _) = made::says(&made.recording, &["topo", "--json", "-v"]);
+        assert_eq!(brief, full);
+        let json: serde_json::Value = serde_json::from_str(&brief).unwrap();
+        assert_eq!(json["schema"], "peermemctl.topo");
+        assert_eq!(json["pairs"].as_array().map(Vec::len), Some(8 * 9));
+    }
+
+    /// What stands between, and which is best, on a machine of each kind.
+    #[test]
+    fn classes_are_those_of_nvidia_smi() {
+        let class = |made: &made::Made, gpu: usize, hca: &str| {
+            let machine = Machine::look(&made.recording).unwrap();
+            let at = machine.gpus[gpu].at;
+            let pair = machine.pair_of(at, hca).unwrap();
+            (pair.class, pair.is_best)
+        };
+        let hgx = made::hgx();
+        assert_eq!(class(&hgx, 0, "mlx5_0"), (Some(Class::Pix), true));
+        assert_eq!(class(&hgx, 0, "mlx5_1"), (Some(Class::Pix), true));
+        assert_eq!(class(&hgx, 0, "mlx5_2"), (Some(Class::Node), false));
+        assert_eq!(class(&hgx, 0, "mlx5_4"), (Some(Class::Sys), false));
+        assert_eq!(class(&hgx, 7, "mlx5_7"), (Some(Class::Pix), true));
+        let two = made::two_sockets();
+        assert_eq!(class(&two, 0, "mlx5_0"), (Some(Class::Phb), true));
+        assert_eq!(class(&two, 0, "mlx5_1"), (Some(Class::Sys), false));
+        assert_eq!(class(&two, 1, "mlx5_1"), (Some(Class::Node), true));
+        assert_eq!(
+            class(&made::virtual_machine(), 0, "mlx5_0"),
+            (Some(Class::Phb), true)
+        );
+        assert_eq!(
+            class(&made::grace(), 0, "mlx5_0"),
+            (Some(Class::Node), true)
+        );
+        assert_eq!(
+            class(&made::bond(), 0, "mlx5_bond_0"),
+            (Some(Class::Pix), true)
+        );
+        assert_eq!(
+            class(&made::soft_roce(), 0, "rxe0"),
+            (Some(Class::Phb), true)
+        );
+        // The virtual function is as good as the physical one: it has its link.
+        assert_eq!(class(&made::sriov(), 0, "mlx5_0"), (Some(Class::Pix), true));
+        assert_eq!(class(&made::sriov(), 0, "mlx5_1"), (Some(Class::Pix), true));
+    }
+
+    #[test]
+    fn two_switches_between_are_pxb() {
+        let mut made = made::small();
+        let port = |port| made::Pci::switch_port(port, 0);
+        // A second switch below the first one's second port, and a card there.
+        made.pci("0000:17:00.0", "0000:30:00.0", &port(5));
+        made.pci("0000:30:00.0", "0000:31:00.0", &port(6));
+        made.pci("0000:31:00.0", "0000:32:00.0", &made::Pci::connectx7(0));
+        made.hca(
+            "mlx5_9",
+            "0000:32:00.0",
+            "ibp50s0",
+            "InfiniBand",
+            "400 Gb/sec (4X NDR)",
+        );
+        let machine = Machine::look(&made.recording).unwrap();
+        let pair = machine.pair_of(machine.gpus[0].at, "mlx5_9").unwrap();
+        assert_eq!(pair.class, Some(Class::Pxb));
+        let bridges: Vec<String> = pair.bridges.iter().map(Address::to_string).collect();
+        assert_eq!(
+            bridges,
+            [
+                "0000:17:01.0",
+                "0000:17:00.0",
+                "0000:30:00.0",
+                "0000:31:00.0"
+            ]
+        );
+        assert_eq!(
+            pair.meet.map(|at| at.to_string()),
+            Some("0000:16:00.0".to_owned())
+        );
+        assert!(!pair.is_best);
+    }
+
+    #[test]
+    fn without_pci_it_cannot_look() {
+        let mut made = made::small();
+        made.remove("/sys/bus/pci");
+        let (text, status) = made::says(&made.recording, &["topo"]);
+        assert_eq!(status, Status::Failed, "{text}");
+    }
+}
