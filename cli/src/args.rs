@@ -69,6 +69,9 @@ pub(crate) enum Command {
     Completions(Completions),
     /// Writes the man pages into a directory
     Man(Man),
+    /// What `verify` starts as processes of their own
+    #[command(hide = true, name = crate::verify::worker::COMMAND)]
+    VerifyPart(VerifyPart),
 }
 
 #[derive(Debug, Args)]
@@ -137,9 +140,18 @@ pub(crate) struct Verify {
     /// What needs no RDMA device
     #[arg(long)]
     pub(crate) gpu_only: bool,
+    /// Seconds that a step may take before it counts as hanging
+    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    pub(crate) timeout: u64,
     /// The stand-in GPU of the project's test rig, though CUDA be there
     #[arg(long, hide = true)]
     pub(crate) stand_in: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VerifyPart {
+    /// What it does, as JSON
+    pub(crate) role: String,
 }
 
 #[derive(Debug, Args)]

@@ -18,6 +18,7 @@ mod render;
 mod report;
 mod shell;
 mod topo;
+mod verify;
 
 use std::io;
 use std::process::ExitCode;
@@ -55,6 +56,9 @@ fn main() -> ExitCode {
 
 fn run(cli: &args::Cli, out: &mut Out) -> anyhow::Result<Status> {
     let host: Box<dyn Host> = match &cli.common.machine {
+        Some(_) if matches!(cli.command, Command::Verify(_)) => {
+            anyhow::bail!("verify moves bytes on this machine: it takes no recording")
+        }
         Some(file) => Box::new(Recording::load(file)?),
         None => Box::new(Live),
     };
@@ -68,6 +72,8 @@ pub(crate) fn command(host: &dyn Host, command: &Command, out: &mut Out) -> anyh
         Command::Completions(args) => shell::completions(args, out),
         Command::Man(args) => shell::man(args),
         Command::Doctor(args) => doctor::run(host, args, out),
+        Command::Verify(args) => verify::run(host, args, out),
+        Command::VerifyPart(args) => verify::worker::run(&args.role).map(|()| Status::Well),
         _ => anyhow::bail!("this command is not in this build"),
     }
 }

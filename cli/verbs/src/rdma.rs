@@ -117,12 +117,15 @@ const REG_MR: &str = "ibv_reg_mr";
 const REG_DMABUF_MR: &str = "ibv_reg_dmabuf_mr";
 
 impl Refused {
-    fn by(call: &'static str, error: RegisterMemoryRegionError) -> Self {
+    fn of(error: RegisterMemoryRegionError) -> Self {
         let error = match error.0 {
             RegisterMemoryRegionErrorKind::Ibverbs(error) => error,
             other => io::Error::other(other.to_string()),
         };
-        Self { call, error }
+        Self {
+            call: REG_MR,
+            error,
+        }
     }
 
     fn invalid(call: &'static str) -> Self {
@@ -242,28 +245,7 @@ impl Hca {
         // SAFETY: No Rust object lies in a span, whatever of it is mapped.
         match unsafe { self.domain.reg_mr(addr, len, access) } {
             Ok(mr) => Ok(Region { mr, span }),
-            Err(error) => Err(Refused::by(REG_MR, error)),
-        }
-    }
-
-    /// `ibv_reg_dmabuf_mr` of the part of a dma-buf from `offset` on that is as long as `span`; work requests name its bytes by
-    /// the addresses of `span`.
-    pub fn register_dmabuf(
-        &self,
-        buffer: BorrowedFd<'_>,
-        offset: u64,
-        span: Span,
-        access: AccessFlags,
-    ) -> std::result::Result<Region, Refused> {
-        let len = usize::try_from(span.len()).map_err(|_| Refused::invalid(REG_DMABUF_MR))?;
-        // SAFETY: No Rust object lies in a dma-buf; the descriptor is open for as long as the call takes, and the kernel
-        // keeps the buffer by itself.
-        match unsafe {
-            self.domain
-                .reg_dmabuf_mr(offset, len, span.addr(), buffer.as_raw_fd(), access)
-        } {
-            Ok(mr) => Ok(Region { mr, span }),
-            Err(error) => Err(Refused::by(REG_DMABUF_MR, error)),
+            Err(error) => Err(Refused::of(error)),
         }
     }
 }
@@ -272,6 +254,7 @@ impl Hca {
 #[derive(Debug)]
 pub struct FragileRegion {
     mr: NonNull<ibv_mr>,
+    span: Span,
     /// Keeps the domain that the region is of.
     _domain: Arc<ProtectionDomain>,
 }
@@ -284,6 +267,13 @@ impl FragileRegion {
             0 => Ok(()),
             code => Err((self, io::Error::from_raw_os_error(code))),
         }
+    }
+
+    /// A piece of it for a work request; it may lie outside, so that the device's refusal can be seen.
+    pub fn part(&self, offset: u64, len: u64) -> Result<Part> {
+        // SAFETY: The region is there as long as `self`; two plain fields are read.
+        let (lkey, rkey) = unsafe { (self.mr.as_ref().lkey, self.mr.as_ref().rkey) };
+        Part::of(self.span, offset, len, lkey, rkey)
     }
 }
 
@@ -308,10 +298,44 @@ impl Hca {
             call: REG_MR,
             error: io::Error::last_os_error(),
         })?;
-        Ok(FragileRegion {
+        Ok(self.fragile(mr, span))
+    }
+
+    /// `ibv_reg_dmabuf_mr` of the part of a dma-buf from `offset` on that is as long as `span`; work requests name its bytes by
+    /// the addresses of `span`.
+    pub fn register_dmabuf(
+        &self,
+        buffer: BorrowedFd<'_>,
+        offset: u64,
+        span: Span,
+        access: AccessFlags,
+    ) -> std::result::Result<FragileRegion, Refused> {
+        let len = usize::try_from(span.len()).map_err(|_| Refused::invalid(REG_DMABUF_MR))?;
+        // SAFETY: The domain lives as long as the region, the descriptor is open for as long as the call takes, and the
+        // kernel keeps the buffer by itself; no Rust object lies in it.
+        let mr = unsafe {
+            rdma_mummy_sys::ibv_reg_dmabuf_mr(
+                self.domain.pd().as_ptr(),
+                offset,
+                len,
+                span.addr(),
+                buffer.as_raw_fd(),
+                access.into(),
+            )
+        };
+        let mr = NonNull::new(mr).ok_or_else(|| Refused {
+            call: REG_DMABUF_MR,
+            error: io::Error::last_os_error(),
+        })?;
+        Ok(self.fragile(mr, span))
+    }
+
+    fn fragile(&self, mr: NonNull<ibv_mr>, span: Span) -> FragileRegion {
+        FragileRegion {
             mr,
+            span,
             _domain: Arc::clone(&self.domain),
-        })
+        }
     }
 
     /// Leaves everything that was made of this device to whoever else has its file open, a forked child above all, and
@@ -416,13 +440,7 @@ impl Region {
 
     /// A piece of it for a work request; it may lie outside, so that the device's refusal can be seen.
     pub fn part(&self, offset: u64, len: u64) -> Result<Part> {
-        let addr = self.addr().wrapping_add(offset);
-        Ok(Part {
-            addr,
-            len: u32::try_from(len)?,
-            lkey: self.lkey(),
-            rkey: self.rkey(),
-        })
+        Part::of(self.span, offset, len, self.lkey(), self.rkey())
     }
 
     /// The descriptor that this region hangs on: it goes with the last copy of it, wherever that is.
@@ -501,6 +519,17 @@ pub struct Part {
     len: u32,
     lkey: u32,
     rkey: u32,
+}
+
+impl Part {
+    fn of(span: Span, offset: u64, len: u64, lkey: u32, rkey: u32) -> Result<Self> {
+        Ok(Self {
+            addr: span.addr().wrapping_add(offset),
+            len: u32::try_from(len)?,
+            lkey,
+            rkey,
+        })
+    }
 }
 
 /// What a send queue is asked to do.

@@ -159,7 +159,6 @@ impl Gpu {
         Ok(allocation)
     }
 
-    /// Where an address of this process lies. ENOENT and the like are errors.
     /// Allocates until the memory is that at `place` of the BAR; None if it never is. What came before is given back.
     pub fn allocate_there(self: &Arc<Self>, len: usize, place: u64) -> Result<Option<Allocation>> {
         let mut others = Vec::new();
@@ -173,7 +172,23 @@ impl Gpu {
         Ok(None)
     }
 
+    /// Where an address of this process lies. ENOENT and the like are errors.
     pub fn place_of(&self, va: u64) -> Result<Place> {
+        let info = self.info(va)?;
+        Ok(Place {
+            start: info.start,
+            len: info.length,
+            bar_address: info.phys,
+            run: info.run,
+        })
+    }
+
+    /// How many bytes of the BAR are pinned, by whomever.
+    pub fn bar_pinned(&self) -> Result<u64> {
+        Ok(self.info(0)?.bar_pinned)
+    }
+
+    fn info(&self, va: u64) -> Result<RawInfo> {
         let mut info = RawInfo {
             va,
             ..RawInfo::default()
@@ -185,12 +200,7 @@ impl Gpu {
             "STANDIN_IOC_INFO {va:#x}: {}",
             io::Error::last_os_error()
         );
-        Ok(Place {
-            start: info.start,
-            len: info.length,
-            bar_address: info.phys,
-            run: info.run,
-        })
+        Ok(info)
     }
 
     /// Frees the allocation that starts at `va`; its mapping stays.

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The command `verify`: GPU memory registered in every way there is, bytes moved and compared, memory freed under a
+//! registration, a holder killed. docs/verify.md says what each step proves, and what it does not.
+//!
+//! [`steps`] is what is tried, on the devices of [`bench`]; [`worker`] is the process that does it, [`overseer`] who watches
+//! that one; [`tell`] shows what came of it.
+
+mod bench;
+mod module;
+mod overseer;
+mod steps;
+mod tell;
+pub(crate) mod worker;
+
+use std::time::Duration;
+
+use anyhow::bail;
+use anyhow::ensure;
+use anyhow::Context as _;
+use anyhow::Result;
+use peermem_verbs::rdma;
+
+use crate::args;
+use crate::finding::Status;
+use crate::host::Host;
+use crate::machine::pci::Address;
+use crate::machine::Machine;
+use crate::report::Out;
+use bench::Found;
+use bench::Source;
+use steps::Figures;
+use steps::Name;
+use steps::Outcome;
+use steps::Step;
+use tell::Pair;
+use tell::Report;
+use worker::Task;
+
+/// A message of one work request has 2 GiB at most.
+const LONGEST: u64 = 1 << 30;
+
+/// The command. It works on this machine, whatever `host` is.
+///
+/// # Errors
+/// Arguments that name nothing, and a machine on which nothing of what is asked can be tried.
+pub(crate) fn run(host: &dyn Host, args: &args::Verify, out: &mut Out) -> Result<Status> {
+    let size = size(args.size)?;
+    ensure!(args.timeout > 0, "--timeout: a step takes some time");
+    let limit = Duration::from_secs(args.timeout);
+    let all = overseer::gpus(args.stand_in, limit)?;
+    ensure!(!all.is_empty(), "CUDA shows no GPU to this process");
+    let gpus = chosen_gpus(&all, args.gpu.as_deref())?;
+    // A machine whose PCI cannot be seen still has names.
+    let machine = Machine::look(host).unwrap_or_default();
+    let hcas = if args.gpu_only {
+        Ok(Vec::new())
+    } else {
+        rdma::devices().and_then(|names| {
+            ensure!(!names.is_empty(), "there is no RDMA device");
+            Ok(names)
+        })
+    };
+    let mut report = Report {
+        size: size as u64,
+        gpu_only: args.gpu_only,
+        pairs: Vec::new(),
+    };
+    for (index, gpu) in gpus {
+        let ends = match &hcas {
+            Ok(names) => chosen_hcas(&machine, names, gpu, args)?,
+            Err(_) => Vec::new(),
+        };
+        let task = |hca: Option<&str>| Task {
+            gpu: gpu.pci.clone(),
+            source: gpu.source,
+            hca: hca.map(str::to_owned),
+            port: hca.map_or(1, |hca| active_port(&machine, hca)),
+            size,
+            limit: args.timeout,
+        };
+        let pair = |hca: Option<&str>| -> Result<Pair> {
+            let followed = overseer::oversee(task(hca))?;
+            Ok(Pair {
+                gpu: gpu.pci.clone(),
+                gpu_index: index,
+                gpu_name: gpu.name.clone(),
+                stand_in: gpu.source == Source::StandIn,
+                hca: hca.map(str::to_owned),
+                about: followed.about,
+                steps: followed.steps,
+            })
+        };
+        if ends.is_empty() {
+            let mut pair = pair(None)?;
+            if let Err(why) = &hcas {
+                pair.steps.push(Step {
+                    way: None,
+                    step: Name::RdmaDevice,
+                    outcome: Outcome::NotPossibleHere,
+                    found: Some(format!("{why:#}")),
+                    errno: None,
+                    figures: Figures::default(),
+                });
+            }
+            report.pairs.push(pair);
+        }
+        for hca in ends {
+            report.pairs.push(pair(Some(hca))?);
+        }
+    }
+    tell::tell(&report, out)?;
+    match report.status() {
+        Status::Failed => match hcas {
+            Err(why) => Err(why.context("no pair could be tried")),
+            Ok(_) => bail!("nothing could be tried"),
+        },
+        status => Ok(status),
+    }
+}
+
+/// The size of a buffer, if it is one that can be had.
+fn size(size: u64) -> Result<usize> {
+    ensure!(
+        (steps::GRANULE..=LONGEST).contains(&size) && size % steps::GRANULE == 0,
+        "--size: a multiple of {} up to {LONGEST}, not {size}",
+        steps::GRANULE
+    );
+    Ok(usize::try_from(size)?)
+}
+
+/// All GPUs, or that with an index or a PCI address; each with its index.
+fn chosen_gpus<'a>(all: &'a [Found], name: Option<&str>) -> Result<Vec<(usize, &'a Found)>> {
+    let mut gpus = all.iter().enumerate();
+    let Some(name) = name else {
+        return Ok(gpus.collect());
+    };
+    let index: Option<usize> = name.parse().ok();
+    let at: Option<Address> = name.parse().ok();
+    let is_it = |gpu: &Found| at.is_some() && gpu.pci.parse().ok() == at;
+    gpus.find(|(number, gpu)| Some(*number) == index || is_it(gpu))
+        .map(|found| vec![found])
+        .with_context(|| {
+            let all: Vec<_> = all.iter().map(|gpu| gpu.pci.as_str()).collect();
+            format!("--gpu: no GPU {name:?} among {}", all.join(", "))
+        })
+}
+
+/// The RDMA devices that a GPU is tried with: that which is named, all, or the nearest. Where nobody knows which is near,
+/// the first.
+fn chosen_hcas<'a>(
+    machine: &Machine,
+    names: &'a [String],
+    gpu: &Found,
+    args: &args::Verify,
+) -> Result<Vec<&'a str>> {
+    if args.gpu_only {
+        return Ok(Vec::new());
+    }
+    if let Some(name) = &args.hca {
+        let found = names.iter().find(|hca| *hca == name);
+        let found = found.with_context(|| {
+            format!("--hca: no RDMA device {name:?} among {}", names.join(", "))
+        })?;
+        return Ok(vec![found]);
+    }
+    if args.all_pairs {
+        return Ok(names.iter().map(String::as_str).collect());
+    }
+    let at: Option<Address> = gpu.pci.parse().ok();
+    let is_best = |name: &&String| {
+        let mut pairs = machine.pairs.iter();
+        pairs.any(|pair| pair.is_best && Some(pair.gpu) == at && pair.hca == **name)
+    };
+    let best = names.iter().find(is_best).or(names.first());
+    Ok(best.map(String::as_str).into_iter().collect())
+}
+
+/// The first port that is active, or the first.
+fn active_port(machine: &Machine, hca: &str) -> u8 {
+    let ports = machine
+        .hcas
+        .iter()
+        .find(|one| one.name == hca)
+        .map(|hca| hca.ports.as_slice())
+        .unwrap_or_default();
+    ports
+        .iter()
+        .find(|port| {
+            port.state
+                .as_deref()
+                .is_some_and(|state| state.contains("ACTIVE"))
+        })
+        .and_then(|port| u8::try_from(port.number).ok())
+        .unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(pci: &str) -> Found {
+        Found {
+            pci: pci.to_owned(),
+            name: "a GPU".to_owned(),
+            source: Source::Cuda,
+        }
+    }
+
+    #[test]
+    fn sizes_are_whole_pages_of_the_gpu() {
+        assert_eq!(size(65_536).ok(), Some(65_536));
+        assert_eq!(size(LONGEST).ok(), Some(1 << 30));
+        for wrong in [0, 1, 4096, 65_537, LONGEST + 65_536, u64::MAX] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_gpu_is_named_by_index_or_address() {
+        let all = [found("0000:3b:00.0"), found("0001:86:00.0")];
+        let index = |name| {
+            let chosen = chosen_gpus(&all, name).ok()?;
+            Some(
+                chosen
+                    .into_iter()
+                    .map(|(index, _)| index)
+                    .collect::<Vec<_>>(),
+            )
+        };
+        assert_eq!(index(None), Some(vec![0, 1]));
+        assert_eq!(index(Some("1")), Some(vec![1]));
+        assert_eq!(index(Some("3B:00.0")), Some(vec![0]));
+        assert_eq!(index(Some("0001:86:00.0")), Some(vec![1]));
+        assert_eq!(index(Some("2")), None);
+        assert_eq!(index(Some("0000:86:00.0")), None);
+    }
+}

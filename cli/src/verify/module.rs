@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What the module shows of a process: its registrations, and why one was refused. See docs/observe.md.
+
+use crate::host::Host;
+use crate::host::Seen;
+use crate::host::Unseen;
+
+const REGISTRATIONS: &str = "/sys/kernel/debug/nvidia_peermem/registrations";
+const REFUSALS: [&str; 2] = [
+    "/sys/kernel/debug/nvidia_peermem/refusals",
+    "/sys/kernel/debug/nvidia_peermem/foreign",
+];
+/// Peer-memory modules for NVIDIA's GPUs: this project's and NVIDIA's, and the one before both.
+const MODULES: [&str; 2] = ["/sys/module/nvidia_peermem", "/sys/module/nv_peer_mem"];
+/// The first namespace of processes, whose numbers the module has.
+const FIRST_NAMESPACE: &str = "pid:[4026531836]";
+
+/// Whether a peer-memory module for NVIDIA's GPUs is loaded. What cannot be seen is taken to be there.
+pub(crate) fn is_loaded(host: &dyn Host) -> bool {
+    MODULES.iter().any(|path| host.has(path).unwrap_or(true))
+}
+
+/// The value of a key in a line of `key=value`.
+fn value<'a>(line: &'a str, key: &str) -> Option<&'a str> {
+    // What stands in quotes is the last, and its words may look like anything.
+    let line = line.split('"').next()?;
+    line.split(' ')
+        .find_map(|field| field.strip_prefix(key)?.strip_prefix('='))
+}
+
+fn is_of(line: &str, process: u32) -> bool {
+    value(line, "tgid").and_then(|tgid| tgid.parse().ok()) == Some(process)
+}
+
+/// Sees that the numbers of processes are the module's.
+fn same_numbers(host: &dyn Host) -> Seen<()> {
+    match host.link("/proc/self/ns/pid") {
+        Ok(namespace) if namespace != FIRST_NAMESPACE => Err(Unseen::Failed(
+            "not of use in another namespace of processes".to_owned(),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// How many registrations of a process are listed.
+pub(crate) fn registrations_of(host: &dyn Host, process: u32) -> Seen<usize> {
+    let text = host.text(REGISTRATIONS)?;
+    same_numbers(host)?;
+    Ok(text.lines().filter(|line| is_of(line, process)).count())
+}
+
+/// What the module wrote down last about a registration of a process that it refused: the reason's name and words.
+pub(crate) fn last_refusal(host: &dyn Host, process: u32) -> Seen<Option<String>> {
+    let mut last: Option<(f64, String)> = None;
+    for path in REFUSALS {
+        let text = host.text(path)?;
+        same_numbers(host)?;
+        for line in text.lines().filter(|line| is_of(line, process)) {
+            let when = value(line, "last")
+                .and_then(|when| when.parse::<f64>().ok())
+                .unwrap_or(0.0);
+            if last.as_ref().is_none_or(|(newest, _)| *newest <= when) {
+                last = Some((when, words(line)));
+            }
+        }
+    }
+    Ok(last.map(|(_, words)| words))
+}
+
+fn words(line: &str) -> String {
+    let reason = value(line, "reason").unwrap_or("no reason");
+    match line.split('"').nth(1) {
+        Some(text) if !text.is_empty() => format!("{reason}: {text}"),
+        _ => reason.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::Fact;
+
+    /// Files, and nothing else.
+    struct Files(Vec<(&'static str, &'static str)>, &'static str);
+
+    impl Host for Files {
+        fn bytes(&self, path: &str) -> Seen<Vec<u8>> {
+            let found = self.0.iter().find(|(name, _)| *name == path);
+            found
+                .map(|(_, text)| text.as_bytes().to_vec())
+                .ok_or(Unseen::Absent)
+        }
+
+        fn names(&self, _: &str) -> Seen<Vec<String>> {
+            Err(Unseen::Absent)
+        }
+
+        fn link(&self, _: &str) -> Seen<String> {
+            Ok(self.1.to_owned())
+        }
+
+        fn resolved(&self, path: &str) -> Seen<String> {
+            self.bytes(path).map(|_| path.to_owned())
+        }
+
+        fn fact(&self, _: Fact) -> Seen<String> {
+            Err(Unseen::Absent)
+        }
+
+        fn matching(&self, _: &str, _: &str) -> Seen<String> {
+            Err(Unseen::Absent)
+        }
+    }
+
+    const REFUSED: &str = concat!(
+        "seq=0 first=1.0 last=62.5 times=2 step=acquire reason=no_room code=-12 tgid=47 pid=48 comm=a text=\"no room in BAR1; tgid=9 less\"\n",
+        "seq=1 first=2.0 last=61.5 times=1 step=acquire reason=hole code=-22 tgid=47 pid=48 comm=a text=\"\"\n",
+        "seq=2 first=2.0 last=70.5 times=1 step=acquire reason=hole code=-22 tgid=470 pid=48 comm=a text=\"x\"\n",
+    );
+
+    #[test]
+    fn the_last_reason_of_a_process_is_found() {
+        let host = Files(
+            vec![(REFUSALS[0], REFUSED), (REFUSALS[1], "")],
+            FIRST_NAMESPACE,
+        );
+        let last = last_refusal(&host, 47);
+        assert_eq!(
+            last,
+            Ok(Some("no_room: no room in BAR1; tgid=9 less".to_owned()))
+        );
+        assert_eq!(last_refusal(&host, 470), Ok(Some("hole: x".to_owned())));
+        assert_eq!(last_refusal(&host, 9), Ok(None));
+    }
+
+    #[test]
+    fn registrations_are_counted_by_process() {
+        let text = "id=1 state=mapped tgid=154 pid=154 comm=gdr\nid=2 state=mapped tgid=15 pid=154 comm=gdr\nid=3 tgid=154 comm=x\n";
+        let host = Files(vec![(REGISTRATIONS, text)], FIRST_NAMESPACE);
+        assert_eq!(registrations_of(&host, 154), Ok(2));
+        assert_eq!(registrations_of(&host, 15), Ok(1));
+        assert_eq!(registrations_of(&host, 1), Ok(0));
+    }
+
+    #[test]
+    fn what_cannot_be_told_is_said() {
+        let host = Files(vec![(REGISTRATIONS, "")], "pid:[4026532000]");
+        assert!(matches!(registrations_of(&host, 1), Err(Unseen::Failed(_))));
+        let host = Files(Vec::new(), FIRST_NAMESPACE);
+        assert_eq!(registrations_of(&host, 1), Err(Unseen::Absent));
+        assert_eq!(last_refusal(&host, 1), Err(Unseen::Absent));
+    }
+
+    #[test]
+    fn the_module_is_seen() {
+        let path = MODULES[0];
+        assert!(is_loaded(&Files(vec![(path, "")], FIRST_NAMESPACE)));
+        assert!(!is_loaded(&Files(Vec::new(), FIRST_NAMESPACE)));
+    }
+}

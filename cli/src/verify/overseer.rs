@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Starts a worker and follows it: a step that takes too long, and a worker that dies, become results.
+
+use std::io;
+use std::io::BufRead as _;
+use std::io::BufReader;
+use std::process::Child;
+use std::sync::mpsc;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
+use std::time::Instant;
+
+use anyhow::anyhow;
+use anyhow::Context as _;
+use anyhow::Result;
+
+use super::bench::Found;
+use super::steps::Event;
+use super::steps::Figures;
+use super::steps::Name;
+use super::steps::Outcome;
+use super::steps::Step;
+use super::steps::Way;
+use super::worker;
+use super::worker::Role;
+use super::worker::Task;
+
+/// What comes from a worker.
+#[derive(Debug)]
+pub(crate) enum Received {
+    Line(String),
+    /// Its output has ended.
+    End,
+    /// Nothing came in time.
+    Nothing,
+}
+
+/// How a worker's part ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Done,
+    Died,
+    Hung,
+}
+
+/// What a worker did.
+#[derive(Debug, Default)]
+pub(crate) struct Followed {
+    /// What the GPU and the RDMA device are.
+    pub(crate) about: Option<String>,
+    pub(crate) steps: Vec<Step>,
+}
+
+impl Followed {
+    /// Of a step that has no end of its own.
+    fn lost(&mut self, (way, step): (Option<Way>, Name), why: String) {
+        self.steps.push(Step {
+            way,
+            step,
+            outcome: Outcome::Failed,
+            found: Some(why),
+            errno: None,
+            figures: Figures::default(),
+        });
+    }
+}
+
+/// Takes note of what a worker says. `limit` is that of one step. Also says in which step it ended.
+fn follow(
+    limit: Duration,
+    mut next: impl FnMut(Duration) -> Received,
+) -> (Followed, End, (Option<Way>, Name)) {
+    let mut followed = Followed::default();
+    let mut now = (None, Name::Open);
+    let end = loop {
+        match next(limit) {
+            Received::Nothing => break End::Hung,
+            Received::End => break End::Died,
+            Received::Line(line) => match serde_json::from_str(&line) {
+                Ok(Event::Begins { way, step }) => now = (way, step),
+                Ok(Event::Ended(step)) => followed.steps.push(step),
+                Ok(Event::About(about)) => followed.about = Some(about),
+                Ok(Event::Done) => break End::Done,
+                // What a library prints.
+                Err(_) => {}
+            },
+        }
+    };
+    (followed, end, now)
+}
+
+/// The lines of a child, each as it comes.
+fn lines_of(child: &mut Child) -> Result<impl FnMut(Duration) -> Received> {
+    let output = child.stdout.take().context("no pipe")?;
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(output).lines() {
+            let Ok(line) = line else { break };
+            if sender.send(line).is_err() {
+                break;
+            }
+        }
+    });
+    Ok(move |limit| match receiver.recv_timeout(limit) {
+        Ok(line) => Received::Line(line),
+        Err(RecvTimeoutError::Timeout) => Received::Nothing,
+        Err(RecvTimeoutError::Disconnected) => Received::End,
+    })
+}
+
+/// For how long a killed process may take to go.
+const LAST: Duration = Duration::from_secs(30);
+
+/// Ends a child; in words how it ended.
+fn end(mut child: Child) -> io::Result<String> {
+    // Its input ends with it.
+    drop(child.stdin.take());
+    child.kill()?;
+    let begun = Instant::now();
+    while begun.elapsed() < LAST {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status.to_string());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok("it cannot be killed: it hangs in the kernel".to_owned())
+}
+
+/// Has a worker go through the steps of one pair.
+///
+/// # Errors
+/// Where none can be started.
+pub(crate) fn oversee(task: Task) -> Result<Followed> {
+    let limit = Duration::from_secs(task.limit);
+    let mut child = worker::command(&Role::Worker(task))?
+        .spawn()
+        .context("start a worker")?;
+    let next = lines_of(&mut child)?;
+    let (mut followed, how, now) = follow(limit, next);
+    match how {
+        End::Done => {
+            end(child)?;
+        }
+        End::Hung => {
+            let status = end(child)?;
+            followed.lost(
+                now,
+                format!("not done after {} s; {status}", limit.as_secs()),
+            );
+        }
+        End::Died => {
+            let status = match child.wait() {
+                Ok(status) => status.to_string(),
+                Err(error) => error.to_string(),
+            };
+            followed.lost(now, format!("the process that did it ended: {status}"));
+        }
+    }
+    Ok(followed)
+}
+
+/// The GPUs that memory can be had of, as a process of its own finds them: what CUDA does to a process is not undone.
+///
+/// # Errors
+/// Where there is neither CUDA nor a stand-in; where the process fails or hangs.
+pub(crate) fn gpus(stand_in: bool, limit: Duration) -> Result<Vec<Found>> {
+    let mut child = worker::command(&Role::Gpus { stand_in })?
+        .spawn()
+        .context("start a worker")?;
+    let mut next = lines_of(&mut child)?;
+    let found = loop {
+        match next(limit) {
+            Received::Nothing => {
+                break Err(anyhow!(
+                    "CUDA did not say within {} s which GPUs there are",
+                    limit.as_secs()
+                ))
+            }
+            Received::End => {
+                let status = child.wait()?;
+                return Err(anyhow!(
+                    "the process that asks CUDA for GPUs ended: {status}"
+                ));
+            }
+            Received::Line(line) => {
+                if let Ok(found) = serde_json::from_str::<Result<Vec<Found>, String>>(&line) {
+                    break found.map_err(|why| anyhow!(why));
+                }
+            }
+        }
+    };
+    end(child)?;
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(event: &Event) -> Received {
+        Received::Line(serde_json::to_string(event).unwrap_or_default())
+    }
+
+    fn passed(way: Option<Way>, step: Name) -> Step {
+        Step {
+            way,
+            step,
+            outcome: Outcome::Passed,
+            found: None,
+            errno: None,
+            figures: Figures::default(),
+        }
+    }
+
+    fn followed(said: Vec<Received>) -> (Followed, End, (Option<Way>, Name)) {
+        let mut said = said.into_iter();
+        follow(Duration::from_secs(7), |limit| {
+            assert_eq!(limit, Duration::from_secs(7));
+            said.next().unwrap_or(Received::Nothing)
+        })
+    }
+
+    fn begins(way: Option<Way>, step: Name) -> Event {
+        Event::Begins { way, step }
+    }
+
+    #[test]
+    fn what_is_said_is_noted() {
+        let step = passed(Some(Way::DmaBuf), Name::Register);
+        let (found, end, _) = followed(vec![
+            line(&begins(None, Name::Open)),
+            Received::Line("libfoo: warning: {}".to_owned()),
+            line(&Event::About("a GPU".to_owned())),
+            line(&Event::Ended(step.clone())),
+            line(&Event::Done),
+            line(&Event::About("never read".to_owned())),
+        ]);
+        assert_eq!(found.about.as_deref(), Some("a GPU"));
+        assert_eq!(found.steps, [step]);
+        assert_eq!(end, End::Done);
+    }
+
+    #[test]
+    fn a_hanging_step_is_known_by_its_name() {
+        let (found, end, now) = followed(vec![
+            line(&begins(None, Name::Open)),
+            line(&Event::Ended(passed(None, Name::Open))),
+            line(&begins(Some(Way::PeerMemory), Name::Deregister)),
+        ]);
+        assert_eq!(found.steps.len(), 1);
+        assert_eq!(end, End::Hung);
+        assert_eq!(now, (Some(Way::PeerMemory), Name::Deregister));
+    }
+
+    #[test]
+    fn a_worker_that_dies_is_noticed() {
+        let (_, end, now) = followed(vec![
+            line(&begins(Some(Way::DmaBuf), Name::GpuToGpu)),
+            Received::End,
+        ]);
+        assert_eq!(end, End::Died);
+        assert_eq!(now, (Some(Way::DmaBuf), Name::GpuToGpu));
+    }
+}

@@ -1,0 +1,757 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What is tried with a GPU and an RDMA device, in which order, and what counts as proof. The devices are a [`Bench`], so
+//! that the tests can give one that fails as they like.
+
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::anyhow;
+use peermem_verbs::pattern::difference;
+use peermem_verbs::pattern::Pattern;
+use serde::Deserialize;
+use serde::Serialize;
+
+use crate::host::Seen;
+
+/// How GPU memory is registered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Way {
+    /// `ibv_reg_mr` on the GPU's address, by a peer-memory module.
+    PeerMemory,
+    /// `ibv_reg_dmabuf_mr` on a descriptor that the GPU's driver exports.
+    DmaBuf,
+}
+
+impl Way {
+    pub(crate) const ALL: [Self; 2] = [Self::PeerMemory, Self::DmaBuf];
+
+    /// The call that an application makes.
+    pub(crate) fn call(self) -> &'static str {
+        match self {
+            Self::PeerMemory => "ibv_reg_mr",
+            Self::DmaBuf => "ibv_reg_dmabuf_mr",
+        }
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.call())
+    }
+}
+
+/// A step. The names are stable: scripts go by them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Name {
+    /// The GPU and the RDMA device are opened.
+    Open,
+    /// GPU memory is allocated.
+    Allocate,
+    /// Bytes go to GPU memory and come back by the GPU's own driver, each compared.
+    Copies,
+    /// The driver exports the memory as a dma-buf.
+    Export,
+    /// Host memory is registered, for the other end of the transfers.
+    HostMemory,
+    /// GPU memory is registered and deregistered several times, and then kept.
+    Register,
+    /// RDMA WRITE from GPU memory into host memory.
+    WriteFromGpu,
+    /// RDMA WRITE from host memory into GPU memory.
+    WriteToGpu,
+    /// RDMA WRITE from GPU memory into other memory of the same GPU.
+    GpuToGpu,
+    /// RDMA READ of GPU memory into host memory.
+    ReadFromGpu,
+    /// SEND from host memory, received in GPU memory.
+    SendToGpu,
+    /// The region is deregistered.
+    Deregister,
+    /// GPU memory is freed under a live registration.
+    FreeWhileRegistered,
+    /// A process that holds a registration is killed in the middle of a transfer.
+    KilledHolder,
+    /// At least one way moved bytes.
+    AnyWay,
+    /// There is an RDMA device; told only where there is none.
+    RdmaDevice,
+}
+
+impl Name {
+    /// As the JSON has it.
+    pub(crate) fn text(self) -> String {
+        serde_json::to_value(self)
+            .ok()
+            .and_then(|value| value.as_str().map(str::to_owned))
+            .unwrap_or_default()
+    }
+}
+
+/// How a step ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Outcome {
+    Passed,
+    Failed,
+    /// This machine has not what the step takes; or a step before it failed.
+    NotPossibleHere,
+}
+
+/// What a step measured.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Figures {
+    /// Of the buffer that was registered or moved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) bytes: Option<u64>,
+    /// How many bytes the time was taken over.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) timed_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) bytes_per_second: Option<u64>,
+    /// How many registrations the medians are of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) registrations: Option<usize>,
+    /// Median.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) registration_us: Option<f64>,
+    /// Median.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) deregistration_us: Option<f64>,
+}
+
+/// What became of a step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Step {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) way: Option<Way>,
+    pub(crate) step: Name,
+    pub(crate) outcome: Outcome,
+    /// What was seen, or why not, in words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) found: Option<String>,
+    /// Of a refused registration: the errno.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) errno: Option<i32>,
+    #[serde(flatten)]
+    pub(crate) figures: Figures,
+}
+
+/// Why a step has no result.
+#[derive(Debug)]
+pub(crate) enum Unable {
+    /// The machine has not what it takes.
+    Impossible(String),
+    /// It should work and does not.
+    Failed { why: String, errno: Option<i32> },
+}
+
+impl From<anyhow::Error> for Unable {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Failed {
+            why: format!("{error:#}"),
+            errno: None,
+        }
+    }
+}
+
+/// What was refused, as whoever asked sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// There is no such way on this machine: why.
+    NoSuchWay(String),
+    /// It was refused.
+    Refused { errno: i32, why: String },
+}
+
+impl From<Refusal> for Unable {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::NoSuchWay(why) => Self::Impossible(why),
+            Refusal::Refused { errno, why } => Self::Failed {
+                why,
+                errno: Some(errno),
+            },
+        }
+    }
+}
+
+/// What a connection is asked to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verb {
+    Write,
+    Read,
+    Send,
+}
+
+/// How a transfer ended.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Moved {
+    /// All bytes, so many in so much time.
+    Done { bytes: u64, took: Duration },
+    /// With a completion of this status.
+    Refused(String),
+}
+
+/// A part of two regions: where it begins in both, and its length in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Window {
+    pub(crate) at: u64,
+    pub(crate) len: u64,
+}
+
+/// The devices, and what can be seen of them.
+pub(crate) trait Bench {
+    /// Host or GPU memory.
+    type Memory;
+    /// A registered region of all of a memory.
+    type Region;
+    /// A process that holds a registration and moves bytes.
+    type Holder;
+
+    /// What the GPU and the RDMA device are, in words.
+    fn about(&self) -> String;
+    fn gpu_memory(&mut self, len: usize) -> anyhow::Result<Self::Memory>;
+    fn host_memory(&mut self, len: usize) -> anyhow::Result<Self::Memory>;
+    /// Copies into memory by the processor, or by the GPU's driver.
+    fn put(&mut self, memory: &Self::Memory, offset: usize, data: &[u8]) -> anyhow::Result<()>;
+    /// Copies from memory likewise.
+    fn get(&mut self, memory: &Self::Memory, offset: usize, out: &mut [u8]) -> anyhow::Result<()>;
+    fn free(&mut self, memory: &mut Self::Memory) -> anyhow::Result<()>;
+    /// Has GPU memory exported as a dma-buf, and says how long that is, in bytes.
+    fn export(&mut self, memory: &Self::Memory) -> Result<u64, Unable>;
+    /// Registers all of a memory. Host memory has one way.
+    fn register(&mut self, way: Way, memory: &Self::Memory) -> Result<Self::Region, Refusal>;
+    fn deregister(&mut self, region: Self::Region) -> anyhow::Result<()>;
+    /// Moves the window once, or for as long as `at_least`, on a connection made for it.
+    fn transfer(
+        &mut self,
+        verb: Verb,
+        from: &Self::Region,
+        to: &Self::Region,
+        window: Window,
+        at_least: Option<Duration>,
+    ) -> anyhow::Result<Moved>;
+    /// Since any moment.
+    fn now(&self) -> Duration;
+    /// Waits a little for something to change.
+    fn pause(&mut self);
+    /// Starts a process that registers GPU memory in this way and moves bytes; returns when it does.
+    fn hold(&mut self, way: Way) -> anyhow::Result<Self::Holder>;
+    /// Its number.
+    fn holder(&self, holder: &Self::Holder) -> u32;
+    /// Kills it, and returns when it has ended.
+    fn kill(&mut self, holder: Self::Holder) -> anyhow::Result<()>;
+    /// How many registrations of a process the module lists.
+    fn registrations(&self, process: u32) -> Seen<usize>;
+    /// How many bytes of the GPU's BAR1 are pinned.
+    fn pinned(&self) -> Seen<u64>;
+}
+
+/// What is asked for.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    /// Bytes of each buffer: a multiple of [`GRANULE`].
+    pub(crate) size: usize,
+    /// What needs no RDMA device, alone.
+    pub(crate) gpu_only: bool,
+    /// How often memory is registered for the median.
+    pub(crate) registrations: usize,
+    /// For how long bytes are moved for the bandwidth.
+    pub(crate) measure: Duration,
+    /// How long to wait for what a killed process had.
+    pub(crate) patience: Duration,
+    /// What the bytes are drawn from.
+    pub(crate) seed: u64,
+}
+
+/// What sizes are multiples of: a page of the GPU's.
+pub(crate) const GRANULE: u64 = 64 << 10;
+/// On both sides of what is moved, bytes that must not change.
+const EDGE: u64 = 4 << 10;
+
+/// What is told while it goes on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Event {
+    Begins {
+        way: Option<Way>,
+        step: Name,
+    },
+    Ended(Step),
+    /// What the GPU and the RDMA device are.
+    About(String),
+    /// The last one.
+    Done,
+}
+
+/// What a step that passed has to say.
+#[derive(Debug, Default)]
+struct Found {
+    text: Option<String>,
+    figures: Figures,
+}
+
+impl Found {
+    fn text(text: impl Into<String>) -> Self {
+        Self {
+            text: Some(text.into()),
+            figures: Figures::default(),
+        }
+    }
+}
+
+fn failed(why: impl Into<String>) -> Unable {
+    Unable::Failed {
+        why: why.into(),
+        errno: None,
+    }
+}
+
+/// The middle one.
+pub(crate) fn median(mut values: Vec<Duration>) -> Option<Duration> {
+    values.sort();
+    values.get(values.len().checked_sub(1)? / 2).copied()
+}
+
+fn microseconds(time: Duration) -> f64 {
+    // Tenths: more digits would be none of the clock's.
+    (time.as_secs_f64() * 1e7).round() / 10.0
+}
+
+/// Bytes per second; none where no time was seen to pass.
+fn speed(bytes: u64, took: Duration) -> Option<u64> {
+    let nanoseconds = took.as_nanos();
+    let speed = u128::from(bytes)
+        .checked_mul(1_000_000_000)?
+        .checked_div(nanoseconds)?;
+    u64::try_from(speed).ok()
+}
+
+/// Goes through all steps; each is told when it begins and when it has ended.
+pub(crate) fn run<B: Bench>(bench: &mut B, plan: &Plan, tell: &mut dyn FnMut(Event)) {
+    let mut run = Run {
+        bench,
+        plan,
+        tell,
+        streams: 0,
+    };
+    run.all();
+    (run.tell)(Event::Done);
+}
+
+struct Run<'a, B: Bench> {
+    bench: &'a mut B,
+    plan: &'a Plan,
+    tell: &'a mut dyn FnMut(Event),
+    /// How many patterns have been drawn.
+    streams: u64,
+}
+
+/// The two ends of the transfers.
+struct Ends<'a, B: Bench> {
+    gpu: (&'a B::Memory, &'a B::Region),
+    other: (&'a B::Memory, &'a B::Region),
+    host: (&'a B::Memory, &'a B::Region),
+}
+
+/// What is moved from where to where.
+const MOVES: [(Name, Verb); 5] = [
+    (Name::WriteFromGpu, Verb::Write),
+    (Name::WriteToGpu, Verb::Write),
+    (Name::GpuToGpu, Verb::Write),
+    (Name::ReadFromGpu, Verb::Read),
+    (Name::SendToGpu, Verb::Send),
+];
+
+impl<B: Bench> Run<'_, B> {
+    fn step<T>(
+        &mut self,
+        way: Option<Way>,
+        step: Name,
+        body: impl FnOnce(&mut Self) -> Result<(T, Found), Unable>,
+    ) -> Option<T> {
+        (self.tell)(Event::Begins { way, step });
+        let (value, outcome, found, errno) = match body(self) {
+            Ok((value, found)) => (Some(value), Outcome::Passed, found, None),
+            Err(Unable::Impossible(why)) => {
+                (None, Outcome::NotPossibleHere, Found::text(why), None)
+            }
+            Err(Unable::Failed { why, errno }) => (None, Outcome::Failed, Found::text(why), errno),
+        };
+        (self.tell)(Event::Ended(Step {
+            way,
+            step,
+            outcome,
+            found: found.text,
+            errno,
+            figures: found.figures,
+        }));
+        value
+    }
+
+    /// Says of a step that it is not tried.
+    fn leave_out(&mut self, way: Option<Way>, step: Name, why: &str) {
+        let _: Option<()> = self.step(way, step, |_| Err(Unable::Impossible(why.to_owned())));
+    }
+
+    fn pattern(&mut self) -> Pattern {
+        self.streams = self.streams.wrapping_add(1);
+        Pattern::new(self.plan.seed, self.streams)
+    }
+
+    /// Fills memory with bytes that were nowhere before, and returns them.
+    fn fill(&mut self, memory: &B::Memory) -> anyhow::Result<Vec<u8>> {
+        let bytes = self.pattern().bytes(0, self.plan.size);
+        self.bench.put(memory, 0, &bytes)?;
+        Ok(bytes)
+    }
+
+    fn contents(&mut self, memory: &B::Memory) -> anyhow::Result<Vec<u8>> {
+        let mut bytes = vec![0; self.plan.size];
+        self.bench.get(memory, 0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn compare(&mut self, memory: &B::Memory, expected: &[u8], what: &str) -> Result<(), Unable> {
+        let found = self.contents(memory)?;
+        match difference(expected, &found) {
+            None => Ok(()),
+            Some(wrong) => Err(failed(format!(
+                "{what}: {} of {} bytes differ, the first at {:#x}",
+                wrong.count,
+                expected.len(),
+                wrong.first
+            ))),
+        }
+    }
+
+    fn all(&mut self) {
+        let about = self.bench.about();
+        (self.tell)(Event::About(about));
+        let size = self.plan.size;
+        let memory = self.step(None, Name::Allocate, |run| {
+            Ok((run.bench.gpu_memory(size)?, run.of_size()))
+        });
+        let Some(memory) = memory else {
+            for step in [Name::Copies, Name::Export] {
+                self.leave_out(None, step, "no GPU memory");
+            }
+            return;
+        };
+        let copied = self.step(None, Name::Copies, |run| {
+            let bytes = run.fill(&memory)?;
+            run.compare(&memory, &bytes, "copied to the GPU and back")?;
+            Ok(((), run.of_size()))
+        });
+        let _: Option<()> = self.step(None, Name::Export, |run| {
+            let bytes = run.bench.export(&memory)?;
+            if bytes < size as u64 {
+                return Err(failed(format!("a dma-buf of {bytes} bytes for {size}")));
+            }
+            Ok(((), Found::text(format!("a dma-buf of {bytes} bytes"))))
+        });
+        if self.plan.gpu_only {
+            return;
+        }
+        if copied.is_none() {
+            self.leave_out(None, Name::HostMemory, "GPU memory does not keep bytes");
+            return;
+        }
+        let host = self.step(None, Name::HostMemory, |run| {
+            let host = run.bench.host_memory(size)?;
+            let region = run.bench.register(Way::PeerMemory, &host)?;
+            Ok(((host, region), run.of_size()))
+        });
+        let Some(host) = host else {
+            return;
+        };
+        let working: Vec<_> = Way::ALL
+            .into_iter()
+            .filter(|&way| self.one_way(way, &memory, &host))
+            .collect();
+        let _: Option<()> = self.step(None, Name::AnyWay, |_| {
+            if working.is_empty() {
+                return Err(failed(
+                    "GPU memory can be registered in no way, or no bytes move",
+                ));
+            }
+            let calls: Vec<_> = working.iter().map(|way| way.call()).collect();
+            Ok(((), Found::text(calls.join(", "))))
+        });
+    }
+
+    fn of_size(&self) -> Found {
+        Found {
+            text: None,
+            figures: Figures {
+                bytes: Some(self.plan.size as u64),
+                ..Figures::default()
+            },
+        }
+    }
+
+    /// All about one way; whether bytes moved.
+    fn one_way(&mut self, way: Way, memory: &B::Memory, host: &(B::Memory, B::Region)) -> bool {
+        let region = self.step(Some(way), Name::Register, |run| run.register(way, memory));
+        let Some(region) = region else {
+            let why = format!("{way} of GPU memory did not work");
+            for (step, _) in MOVES {
+                self.leave_out(Some(way), step, &why);
+            }
+            for step in [
+                Name::Deregister,
+                Name::FreeWhileRegistered,
+                Name::KilledHolder,
+            ] {
+                self.leave_out(Some(way), step, &why);
+            }
+            return false;
+        };
+        let moved = self.moves(way, (memory, &region), (&host.0, &host.1));
+        let _: Option<()> = self.step(Some(way), Name::Deregister, |run| {
+            run.bench.deregister(region)?;
+            Ok(((), Found::default()))
+        });
+        let _: Option<()> = self.step(Some(way), Name::FreeWhileRegistered, |run| {
+            Ok(((), run.free_while_registered(way, (&host.0, &host.1))?))
+        });
+        let _: Option<()> = self.step(Some(way), Name::KilledHolder, |run| {
+            Ok(((), run.killed_holder(way)?))
+        });
+        moved
+    }
+
+    /// Registers and deregisters so many times, and once more to keep.
+    fn register(&mut self, way: Way, memory: &B::Memory) -> Result<(B::Region, Found), Unable> {
+        let (mut registered, mut deregistered) = (Vec::new(), Vec::new());
+        for _ in 0..self.plan.registrations {
+            let begun = self.bench.now();
+            let region = self.bench.register(way, memory)?;
+            let between = self.bench.now();
+            self.bench.deregister(region)?;
+            registered.push(between.saturating_sub(begun));
+            deregistered.push(self.bench.now().saturating_sub(between));
+        }
+        let region = self.bench.register(way, memory)?;
+        let mut found = self.of_size();
+        found.figures.registrations = Some(registered.len());
+        found.figures.registration_us = median(registered).map(microseconds);
+        found.figures.deregistration_us = median(deregistered).map(microseconds);
+        Ok((region, found))
+    }
+
+    /// The transfers; whether all passed.
+    fn moves(
+        &mut self,
+        way: Way,
+        gpu: (&B::Memory, &B::Region),
+        host: (&B::Memory, &B::Region),
+    ) -> bool {
+        let size = self.plan.size;
+        let mut other = None;
+        let mut all = true;
+        for (name, verb) in MOVES {
+            let passed = self.step(Some(way), name, |run| {
+                if name == Name::GpuToGpu {
+                    let memory = run.bench.gpu_memory(size)?;
+                    let region = run.bench.register(way, &memory)?;
+                    other = Some((memory, region));
+                }
+                let ends = Ends {
+                    gpu,
+                    other: other
+                        .as_ref()
+                        .map_or(gpu, |(memory, region)| (memory, region)),
+                    host,
+                };
+                Ok(((), run.one_move(name, verb, &ends)?))
+            });
+            all &= passed.is_some();
+            if let Some((memory, region)) = other.take() {
+                if let Err(error) = self.bench.deregister(region) {
+                    let _: Option<()> = self.step(Some(way), Name::Deregister, |_| {
+                        Err(error.context("the second region").into())
+                    });
+                    all = false;
+                }
+                drop(memory);
+            }
+        }
+        all
+    }
+
+    fn one_move(&mut self, name: Name, verb: Verb, ends: &Ends<'_, B>) -> Result<Found, Unable> {
+        let (from, to) = match name {
+            Name::WriteFromGpu | Name::ReadFromGpu => (ends.gpu, ends.host),
+            Name::GpuToGpu => (ends.gpu, ends.other),
+            _ => (ends.host, ends.gpu),
+        };
+        let window = Window {
+            at: EDGE,
+            len: (self.plan.size as u64).saturating_sub(2 * EDGE),
+        };
+        let source = self.fill(from.0)?;
+        let mut target = self.fill(to.0)?;
+        let range = window.at as usize..(window.at + window.len) as usize;
+        let moved = self
+            .bench
+            .transfer(verb, from.1, to.1, window, None)
+            .map_err(|error| error.context("the first transfer"))?;
+        if let Moved::Refused(status) = moved {
+            return Err(failed(format!("ended with {status}")));
+        }
+        match (target.get_mut(range.clone()), source.get(range)) {
+            (Some(into), Some(of)) => into.copy_from_slice(of),
+            _ => return Err(anyhow!("the window is outside the buffer").into()),
+        }
+        self.compare(to.0, &target, "where the bytes went")?;
+        self.compare(from.0, &source, "where the bytes came from")?;
+        let moved = self
+            .bench
+            .transfer(verb, from.1, to.1, window, Some(self.plan.measure))?;
+        let (bytes, took) = match moved {
+            Moved::Done { bytes, took } => (bytes, took),
+            Moved::Refused(status) => {
+                return Err(failed(format!("repeated, it ended with {status}")))
+            }
+        };
+        self.compare(to.0, &target, "where the bytes went, after many times")?;
+        Ok(Found {
+            text: None,
+            figures: Figures {
+                bytes: Some(window.len),
+                timed_bytes: Some(bytes),
+                bytes_per_second: speed(bytes, took),
+                ..Figures::default()
+            },
+        })
+    }
+
+    /// Freed memory must either stay as it is for the device, or be out of its reach. It is read, never written: should
+    /// neither be so, it is somebody else's.
+    fn free_while_registered(
+        &mut self,
+        way: Way,
+        host: (&B::Memory, &B::Region),
+    ) -> Result<Found, Unable> {
+        let window = Window {
+            at: 0,
+            len: self.plan.size as u64,
+        };
+        let mut memory = self.bench.gpu_memory(self.plan.size)?;
+        let kept = self.fill(&memory)?;
+        let region = self.bench.register(way, &memory)?;
+        let before = self
+            .bench
+            .transfer(Verb::Read, &region, host.1, window, None)?;
+        if let Moved::Refused(status) = before {
+            return Err(failed(format!(
+                "a READ before the free ended with {status}"
+            )));
+        }
+        self.compare(host.0, &kept, "a READ before the free")?;
+        self.bench.free(&mut memory)?;
+        // What takes the place of the memory if it was given back. That there is no room for it is as well.
+        let next = match self.bench.gpu_memory(self.plan.size) {
+            Ok(next) => {
+                let bytes = self.fill(&next)?;
+                Some((next, bytes))
+            }
+            Err(_) => None,
+        };
+        self.fill(host.0)?;
+        let after = self
+            .bench
+            .transfer(Verb::Read, &region, host.1, window, None);
+        let found = match after {
+            Ok(Moved::Done { .. }) => {
+                let seen = self.contents(host.0)?;
+                let is_next = next
+                    .as_ref()
+                    .is_some_and(|(_, bytes)| difference(bytes, &seen).is_none());
+                if difference(&kept, &seen).is_none() {
+                    Ok("held: the memory and its bytes stay until it is deregistered".to_owned())
+                } else if is_next {
+                    Err(failed(
+                        "the device still reaches freed memory, which another allocation has by now",
+                    ))
+                } else {
+                    Err(failed(
+                        "the device still reaches freed memory, which has other bytes by now",
+                    ))
+                }
+            }
+            Ok(Moved::Refused(status)) => Ok(format!("revoked: a READ ends with {status}")),
+            Err(error) => Err(error.context("a READ after the free").into()),
+        };
+        // Whatever it was, what is registered goes.
+        let gone = self.bench.deregister(region);
+        let found = found?;
+        gone.map_err(|error| error.context("after the free"))?;
+        Ok(Found::text(found))
+    }
+
+    fn killed_holder(&mut self, way: Way) -> Result<Found, Unable> {
+        let before = self.bench.pinned();
+        let holder = self.bench.hold(way)?;
+        let process = self.bench.holder(&holder);
+        let held = self.bench.registrations(process);
+        let during = self.bench.pinned();
+        self.bench.kill(holder)?;
+        let listed = matches!(way, Way::PeerMemory) && held.as_ref().is_ok_and(|&count| count > 0);
+        let deadline = self.bench.now() + self.plan.patience;
+        let mut told = vec!["killed while bytes moved".to_owned()];
+        loop {
+            let still = self.bench.registrations(process);
+            let pinned = self.bench.pinned();
+            let listed_still = listed && still.as_ref().is_ok_and(|&count| count > 0);
+            let pinned_still = match (&before, &pinned) {
+                (Ok(before), Ok(now)) => now > before,
+                _ => false,
+            };
+            if !listed_still && !pinned_still {
+                break;
+            }
+            if self.bench.now() > deadline {
+                let mut left = Vec::new();
+                if let (true, Ok(count)) = (listed_still, still) {
+                    left.push(format!(
+                        "{count} registrations of process {process} are listed"
+                    ));
+                }
+                if let (true, Ok(before), Ok(now)) = (pinned_still, &before, pinned) {
+                    left.push(format!(
+                        "{now} bytes of BAR1 are pinned, {before} were before"
+                    ));
+                }
+                return Err(failed(format!("after the kill {}", left.join(", "))));
+            }
+            self.bench.pause();
+        }
+        match held {
+            _ if way == Way::DmaBuf => {}
+            Ok(0) => {
+                return Err(failed(format!(
+                    "the module listed no registration of process {process}, which had one"
+                )))
+            }
+            Ok(count) => told.push(format!("registrations listed: {count}, then 0")),
+            Err(why) => told.push(format!("the module's list is {why}")),
+        }
+        if let (Ok(before), Ok(during)) = (&before, &during) {
+            told.push(format!(
+                "bytes pinned in BAR1: {before}, {during}, {before}"
+            ));
+        }
+        // What it had can be had again.
+        let memory = self.bench.gpu_memory(self.plan.size)?;
+        let region = self.bench.register(way, &memory)?;
+        self.bench.deregister(region)?;
+        Ok(Found::text(told.join("; ")))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,640 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The steps on a bench made of vectors, which fails as it is told.
+
+use std::cell::Cell;
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use super::*;
+use crate::host::Unseen;
+
+/// What goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    NoGpuMemory,
+    /// The GPU's driver loses a byte.
+    CopiesLie,
+    NoDmaBuf,
+    ShortDmaBuf,
+    NoModule,
+    /// Of GPU memory, by `ibv_reg_mr`.
+    Refused,
+    /// Of host memory.
+    HostRefused,
+    /// The so-many-th transfer changes a byte that it brings.
+    Corrupts(usize),
+    /// It changes the byte before the first that it brings.
+    Spills(usize),
+    /// It ends with an error.
+    Status(usize),
+    /// There is no connection.
+    NoConnection(usize),
+    /// The so-many-th deregistration fails.
+    Sticks(usize),
+    /// Freed memory is somebody else's at once.
+    NotHeld,
+    /// Freed memory is cleared and nobody's.
+    Cleared,
+    /// Freed memory is out of the device's reach.
+    Revokes,
+    /// The holder never moves a byte.
+    NoHolder,
+    /// The module goes on listing a killed process's registration.
+    StaysListed,
+    /// The module lists none from the beginning.
+    NeverListed,
+    /// What a killed process had pinned stays.
+    StaysPinned,
+}
+
+type Bytes = Rc<RefCell<Vec<u8>>>;
+
+#[derive(Debug, Clone)]
+struct Memory {
+    bytes: Bytes,
+    is_gpu: bool,
+    freed: Rc<Cell<bool>>,
+}
+
+#[derive(Debug)]
+struct Region {
+    memory: Memory,
+    live: Rc<Cell<usize>>,
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        self.live.set(self.live.get() - 1);
+    }
+}
+
+struct Fake {
+    faults: Vec<Fault>,
+    clock: Cell<u64>,
+    transfers: usize,
+    deregistrations: usize,
+    /// Regions alive.
+    live: Rc<Cell<usize>>,
+    /// The memory that was freed and not held.
+    given_back: Option<Bytes>,
+    listed: Cell<usize>,
+    pinned: Cell<u64>,
+    /// Whether the module's files can be read.
+    visible: bool,
+    /// What the holder had goes after so many pauses.
+    lingers: usize,
+}
+
+const SIZE: usize = 64 << 10;
+
+impl Fake {
+    fn with(faults: &[Fault]) -> Self {
+        Self {
+            faults: faults.to_vec(),
+            clock: Cell::new(0),
+            transfers: 0,
+            deregistrations: 0,
+            live: Rc::default(),
+            given_back: None,
+            listed: Cell::new(0),
+            pinned: Cell::new(1000),
+            visible: true,
+            lingers: 3,
+        }
+    }
+
+    fn has(&self, fault: Fault) -> bool {
+        self.faults.contains(&fault)
+    }
+}
+
+impl Bench for Fake {
+    type Memory = Memory;
+    type Region = Region;
+    type Holder = u32;
+
+    fn about(&self) -> String {
+        "a fake".to_owned()
+    }
+
+    fn gpu_memory(&mut self, len: usize) -> anyhow::Result<Memory> {
+        anyhow::ensure!(!self.has(Fault::NoGpuMemory), "no memory");
+        let bytes = self.given_back.take();
+        Ok(Memory {
+            bytes: bytes.unwrap_or_else(|| Rc::new(RefCell::new(vec![0; len]))),
+            is_gpu: true,
+            freed: Rc::default(),
+        })
+    }
+
+    fn host_memory(&mut self, len: usize) -> anyhow::Result<Memory> {
+        Ok(Memory {
+            bytes: Rc::new(RefCell::new(vec![0; len])),
+            is_gpu: false,
+            freed: Rc::default(),
+        })
+    }
+
+    fn put(&mut self, memory: &Memory, offset: usize, data: &[u8]) -> anyhow::Result<()> {
+        let mut bytes = memory.bytes.borrow_mut();
+        bytes[offset..offset + data.len()].copy_from_slice(data);
+        if memory.is_gpu && self.has(Fault::CopiesLie) {
+            bytes[offset] ^= 1;
+        }
+        Ok(())
+    }
+
+    fn get(&mut self, memory: &Memory, offset: usize, out: &mut [u8]) -> anyhow::Result<()> {
+        out.copy_from_slice(&memory.bytes.borrow()[offset..offset + out.len()]);
+        Ok(())
+    }
+
+    fn free(&mut self, memory: &mut Memory) -> anyhow::Result<()> {
+        memory.freed.set(true);
+        if self.has(Fault::NotHeld) {
+            self.given_back = Some(Rc::clone(&memory.bytes));
+        }
+        if self.has(Fault::Cleared) {
+            memory.bytes.borrow_mut().fill(0);
+        }
+        Ok(())
+    }
+
+    fn export(&mut self, memory: &Memory) -> Result<u64, Unable> {
+        if self.has(Fault::NoDmaBuf) {
+            return Err(Unable::Impossible("exports none".to_owned()));
+        }
+        let len = memory.bytes.borrow().len() as u64;
+        Ok(if self.has(Fault::ShortDmaBuf) {
+            len - 1
+        } else {
+            len
+        })
+    }
+
+    fn register(&mut self, way: Way, memory: &Memory) -> Result<Region, Refusal> {
+        let refused = |errno, why: &str| Refusal::Refused {
+            errno,
+            why: why.to_owned(),
+        };
+        match (memory.is_gpu, way) {
+            (false, _) if self.has(Fault::HostRefused) => return Err(refused(12, "ENOMEM")),
+            (true, Way::DmaBuf) if self.has(Fault::NoDmaBuf) => {
+                return Err(Refusal::NoSuchWay("exports none".to_owned()))
+            }
+            (true, Way::PeerMemory) if self.has(Fault::NoModule) => {
+                return Err(Refusal::NoSuchWay("no module".to_owned()))
+            }
+            (true, Way::PeerMemory) if self.has(Fault::Refused) => {
+                return Err(refused(14, "EFAULT; the module: no_room"))
+            }
+            _ => {}
+        }
+        self.clock.set(self.clock.get() + 120);
+        self.live.set(self.live.get() + 1);
+        Ok(Region {
+            memory: memory.clone(),
+            live: Rc::clone(&self.live),
+        })
+    }
+
+    fn deregister(&mut self, region: Region) -> anyhow::Result<()> {
+        drop(region);
+        self.clock.set(self.clock.get() + 30);
+        self.deregistrations += 1;
+        anyhow::ensure!(
+            !self.has(Fault::Sticks(self.deregistrations)),
+            "ibv_dereg_mr: EBUSY"
+        );
+        Ok(())
+    }
+
+    fn transfer(
+        &mut self,
+        _: Verb,
+        from: &Region,
+        to: &Region,
+        window: Window,
+        at_least: Option<Duration>,
+    ) -> anyhow::Result<Moved> {
+        self.transfers += 1;
+        let number = self.transfers;
+        anyhow::ensure!(!self.has(Fault::NoConnection(number)), "queue pair to RTR");
+        let revoked = from.memory.freed.get() && self.has(Fault::Revokes);
+        if revoked || self.has(Fault::Status(number)) {
+            return Ok(Moved::Refused("RemoteAccessError".to_owned()));
+        }
+        let (at, len) = (window.at as usize, window.len as usize);
+        let moved = from.memory.bytes.borrow()[at..at + len].to_vec();
+        let mut target = to.memory.bytes.borrow_mut();
+        target[at..at + len].copy_from_slice(&moved);
+        if self.has(Fault::Corrupts(number)) {
+            target[at + 17] ^= 0x80;
+        }
+        if self.has(Fault::Spills(number)) {
+            target[at - 1] ^= 0x80;
+        }
+        let times = if at_least.is_some() { 10 } else { 1 };
+        Ok(Moved::Done {
+            bytes: window.len * times,
+            took: Duration::from_micros(window.len * times / 1000),
+        })
+    }
+
+    fn now(&self) -> Duration {
+        Duration::from_micros(self.clock.get())
+    }
+
+    fn pause(&mut self) {
+        self.clock.set(self.clock.get() + 1_000_000);
+        self.lingers = self.lingers.saturating_sub(1);
+        if self.lingers == 0 {
+            if !self.has(Fault::StaysListed) {
+                self.listed.set(0);
+            }
+            if !self.has(Fault::StaysPinned) {
+                self.pinned.set(1000);
+            }
+        }
+    }
+
+    fn hold(&mut self, _: Way) -> anyhow::Result<u32> {
+        anyhow::ensure!(!self.has(Fault::NoHolder), "moved no bytes");
+        if !self.has(Fault::NeverListed) {
+            self.listed.set(2);
+        }
+        self.pinned.set(self.pinned.get() + SIZE as u64);
+        Ok(4711)
+    }
+
+    fn holder(&self, holder: &u32) -> u32 {
+        *holder
+    }
+
+    fn kill(&mut self, _: u32) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn registrations(&self, process: u32) -> Seen<usize> {
+        assert_eq!(process, 4711);
+        match self.visible {
+            true => Ok(self.listed.get()),
+            false => Err(Unseen::Denied),
+        }
+    }
+
+    fn pinned(&self) -> Seen<u64> {
+        match self.visible {
+            true => Ok(self.pinned.get()),
+            false => Err(Unseen::Absent),
+        }
+    }
+}
+
+fn plan() -> Plan {
+    Plan {
+        size: SIZE,
+        gpu_only: false,
+        registrations: 3,
+        measure: Duration::from_millis(1),
+        patience: Duration::from_secs(60),
+        seed: 9,
+    }
+}
+
+/// All steps on this bench, and that each that began has ended.
+fn steps_on(fake: &mut Fake, plan: &Plan) -> Vec<Step> {
+    let (mut steps, mut open, mut done) = (Vec::new(), None, false);
+    run(fake, plan, &mut |event| match event {
+        Event::Begins { way, step } => {
+            assert_eq!(open.replace((way, step)), None, "one at a time");
+        }
+        Event::Ended(step) => {
+            assert_eq!(open.take(), Some((step.way, step.step)));
+            steps.push(step);
+        }
+        Event::About(about) => assert_eq!(about, "a fake"),
+        Event::Done => done = true,
+    });
+    assert!(done && open.is_none());
+    // Nothing stays registered, whatever failed.
+    assert_eq!(fake.live.get(), 0, "regions alive");
+    steps
+}
+
+fn steps_with(faults: &[Fault]) -> Vec<Step> {
+    steps_on(&mut Fake::with(faults), &plan())
+}
+
+fn outcomes(steps: &[Step], outcome: Outcome) -> Vec<(Option<Way>, Name)> {
+    let with = steps.iter().filter(|step| step.outcome == outcome);
+    with.map(|step| (step.way, step.step)).collect()
+}
+
+fn said(steps: &[Step], way: Option<Way>, name: Name) -> String {
+    let step = steps
+        .iter()
+        .find(|step| (step.way, step.step) == (way, name));
+    step.and_then(|step| step.found.clone()).unwrap_or_default()
+}
+
+const PEER: Option<Way> = Some(Way::PeerMemory);
+const DMA: Option<Way> = Some(Way::DmaBuf);
+
+/// What follows for each way when it works.
+const OF_A_WAY: [Name; 9] = [
+    Name::Register,
+    Name::WriteFromGpu,
+    Name::WriteToGpu,
+    Name::GpuToGpu,
+    Name::ReadFromGpu,
+    Name::SendToGpu,
+    Name::Deregister,
+    Name::FreeWhileRegistered,
+    Name::KilledHolder,
+];
+
+#[test]
+fn all_is_tried_in_order() {
+    let steps = steps_with(&[]);
+    let mut expected = vec![
+        (None, Name::Allocate),
+        (None, Name::Copies),
+        (None, Name::Export),
+        (None, Name::HostMemory),
+    ];
+    for way in [PEER, DMA] {
+        expected.extend(OF_A_WAY.map(|name| (way, name)));
+    }
+    expected.push((None, Name::AnyWay));
+    assert_eq!(outcomes(&steps, Outcome::Passed), expected);
+    assert_eq!(steps.len(), expected.len());
+    assert_eq!(
+        said(&steps, None, Name::AnyWay),
+        "ibv_reg_mr, ibv_reg_dmabuf_mr"
+    );
+    assert!(said(&steps, PEER, Name::FreeWhileRegistered).starts_with("held"));
+    assert_eq!(
+        said(&steps, PEER, Name::KilledHolder),
+        "killed while bytes moved; registrations listed: 2, then 0; bytes pinned in BAR1: 1000, 66536, 1000"
+    );
+}
+
+#[test]
+fn figures_are_what_was_measured() {
+    let steps = steps_with(&[]);
+    let of = |name| {
+        steps
+            .iter()
+            .find(|step| (step.way, step.step) == (PEER, name))
+    };
+    let register = of(Name::Register).map(|step| step.figures);
+    assert_eq!(
+        register,
+        Some(Figures {
+            bytes: Some(SIZE as u64),
+            registrations: Some(3),
+            registration_us: Some(120.0),
+            deregistration_us: Some(30.0),
+            ..Figures::default()
+        })
+    );
+    let window = SIZE as u64 - 2 * EDGE;
+    let moved = of(Name::WriteToGpu).map(|step| step.figures);
+    assert_eq!(
+        moved,
+        Some(Figures {
+            bytes: Some(window),
+            timed_bytes: Some(10 * window),
+            bytes_per_second: Some(10 * window * 1_000_000 / (10 * window / 1000)),
+            ..Figures::default()
+        })
+    );
+}
+
+#[test]
+fn the_gpu_alone_needs_no_rdma_device() {
+    let plan = Plan {
+        gpu_only: true,
+        ..plan()
+    };
+    let mut fake = Fake::with(&[]);
+    let steps = steps_on(&mut fake, &plan);
+    let expected = [Name::Allocate, Name::Copies, Name::Export].map(|name| (None, name));
+    assert_eq!(outcomes(&steps, Outcome::Passed), expected);
+    assert_eq!(steps.len(), 3);
+    assert_eq!(fake.transfers, 0);
+}
+
+/// With this fault these steps fail, and no others.
+fn only_fails(fault: Fault, expected: &[(Option<Way>, Name)], words: &str) -> Vec<Step> {
+    let steps = steps_with(&[fault]);
+    assert_eq!(outcomes(&steps, Outcome::Failed), expected, "{fault:?}");
+    if let Some((way, name)) = expected.first() {
+        let said = said(&steps, *way, *name);
+        assert!(said.contains(words), "{fault:?}: {said:?}");
+    }
+    steps
+}
+
+#[test]
+fn no_memory_ends_it() {
+    let steps = only_fails(Fault::NoGpuMemory, &[(None, Name::Allocate)], "no memory");
+    assert!(outcomes(&steps, Outcome::Passed).is_empty());
+}
+
+#[test]
+fn memory_that_loses_bytes_is_not_used_further() {
+    let steps = only_fails(
+        Fault::CopiesLie,
+        &[(None, Name::Copies)],
+        "1 of 65536 bytes differ, the first at 0x0",
+    );
+    assert_eq!(
+        outcomes(&steps, Outcome::NotPossibleHere),
+        [(None, Name::HostMemory)]
+    );
+}
+
+#[test]
+fn host_memory_that_is_refused_ends_it() {
+    let steps = only_fails(Fault::HostRefused, &[(None, Name::HostMemory)], "ENOMEM");
+    assert_eq!(steps.last().and_then(|step| step.errno), Some(12));
+}
+
+#[test]
+fn one_way_is_enough() {
+    let steps = only_fails(Fault::NoDmaBuf, &[], "");
+    let left_out = outcomes(&steps, Outcome::NotPossibleHere);
+    let mut expected = vec![(None, Name::Export)];
+    expected.extend(OF_A_WAY.map(|name| (DMA, name)));
+    assert_eq!(left_out, expected);
+    assert_eq!(said(&steps, None, Name::AnyWay), "ibv_reg_mr");
+
+    let steps = only_fails(Fault::NoModule, &[], "");
+    assert_eq!(said(&steps, None, Name::AnyWay), "ibv_reg_dmabuf_mr");
+    assert_eq!(said(&steps, PEER, Name::Register), "no module");
+}
+
+#[test]
+fn no_way_is_a_failure() {
+    let steps = steps_with(&[Fault::NoDmaBuf, Fault::NoModule]);
+    assert_eq!(outcomes(&steps, Outcome::Failed), [(None, Name::AnyWay)]);
+}
+
+#[test]
+fn a_refusal_has_its_errno_and_its_reason() {
+    let steps = only_fails(
+        Fault::Refused,
+        &[(PEER, Name::Register)],
+        "the module: no_room",
+    );
+    let step = steps.iter().find(|step| step.outcome == Outcome::Failed);
+    assert_eq!(step.and_then(|step| step.errno), Some(14));
+    assert_eq!(
+        outcomes(&steps, Outcome::NotPossibleHere),
+        OF_A_WAY[1..]
+            .iter()
+            .map(|name| (PEER, *name))
+            .collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn a_short_dma_buf_is_noticed() {
+    only_fails(
+        Fault::ShortDmaBuf,
+        &[(None, Name::Export)],
+        "65535 bytes for 65536",
+    );
+}
+
+#[test]
+fn every_byte_of_every_transfer_counts() {
+    // Two transfers each: one that is looked at, many that are timed.
+    for (index, (name, _)) in MOVES.into_iter().enumerate() {
+        let first = 2 * index + 1;
+        only_fails(
+            Fault::Corrupts(first),
+            &[(PEER, name)],
+            "1 of 65536 bytes differ, the first at 0x1011",
+        );
+        only_fails(
+            Fault::Spills(first),
+            &[(PEER, name)],
+            "1 of 65536 bytes differ, the first at 0xfff",
+        );
+        only_fails(
+            Fault::Corrupts(first + 1),
+            &[(PEER, name)],
+            "after many times: 1 of",
+        );
+        only_fails(
+            Fault::Status(first),
+            &[(PEER, name)],
+            "ended with RemoteAccessError",
+        );
+        only_fails(
+            Fault::Status(first + 1),
+            &[(PEER, name)],
+            "repeated, it ended with RemoteAccessError",
+        );
+        only_fails(
+            Fault::NoConnection(first),
+            &[(PEER, name)],
+            "queue pair to RTR",
+        );
+    }
+}
+
+#[test]
+fn a_way_that_loses_bytes_does_not_work() {
+    let steps = steps_with(&[Fault::NoDmaBuf, Fault::Corrupts(3)]);
+    assert_eq!(
+        outcomes(&steps, Outcome::Failed),
+        [(PEER, Name::WriteToGpu), (None, Name::AnyWay)]
+    );
+}
+
+#[test]
+fn deregistrations_are_looked_at() {
+    // Three for the median, the second region's, the first region's, that of the freed memory, that after the kill.
+    only_fails(Fault::Sticks(2), &[(PEER, Name::Register)], "EBUSY");
+    only_fails(
+        Fault::Sticks(4),
+        &[(PEER, Name::Deregister)],
+        "the second region: ibv_dereg_mr: EBUSY",
+    );
+    only_fails(Fault::Sticks(5), &[(PEER, Name::Deregister)], "EBUSY");
+    only_fails(
+        Fault::Sticks(6),
+        &[(PEER, Name::FreeWhileRegistered)],
+        "after the free: ibv_dereg_mr: EBUSY",
+    );
+    only_fails(Fault::Sticks(7), &[(PEER, Name::KilledHolder)], "EBUSY");
+}
+
+#[test]
+fn freed_memory_is_held_or_out_of_reach() {
+    let free = [
+        (PEER, Name::FreeWhileRegistered),
+        (DMA, Name::FreeWhileRegistered),
+    ];
+    only_fails(Fault::NotHeld, &free, "which another allocation has by now");
+    only_fails(Fault::Cleared, &free, "which has other bytes by now");
+    let steps = only_fails(Fault::Revokes, &[], "");
+    assert_eq!(
+        said(&steps, PEER, Name::FreeWhileRegistered),
+        "revoked: a READ ends with RemoteAccessError"
+    );
+}
+
+#[test]
+fn what_a_killed_process_leaves_is_noticed() {
+    let killed = (PEER, Name::KilledHolder);
+    let both = [killed, (DMA, Name::KilledHolder)];
+    only_fails(Fault::NoHolder, &both, "moved no bytes");
+    only_fails(
+        Fault::StaysListed,
+        &[killed],
+        "after the kill 2 registrations of process 4711 are listed",
+    );
+    only_fails(
+        Fault::NeverListed,
+        &[killed],
+        "listed no registration of process 4711",
+    );
+    let steps = steps_with(&[Fault::StaysPinned]);
+    let failed = outcomes(&steps, Outcome::Failed);
+    assert!(failed.contains(&killed), "{failed:?}");
+    assert_eq!(
+        said(&steps, PEER, Name::KilledHolder),
+        "after the kill 66536 bytes of BAR1 are pinned, 1000 were before"
+    );
+}
+
+#[test]
+fn what_cannot_be_seen_is_said_and_fails_nothing() {
+    let mut fake = Fake::with(&[]);
+    fake.visible = false;
+    let steps = steps_on(&mut fake, &plan());
+    assert!(outcomes(&steps, Outcome::Failed).is_empty());
+    assert_eq!(
+        said(&steps, PEER, Name::KilledHolder),
+        "killed while bytes moved; the module's list is not visible without root"
+    );
+    assert_eq!(
+        said(&steps, DMA, Name::KilledHolder),
+        "killed while bytes moved"
+    );
+}
+
+#[test]
+fn a_median_is_of_all() {
+    let times = |values: &[u64]| values.iter().copied().map(Duration::from_micros).collect();
+    assert_eq!(median(times(&[9, 1, 5])), Some(Duration::from_micros(5)));
+    assert_eq!(median(times(&[4, 1, 2, 3])), Some(Duration::from_micros(2)));
+    assert_eq!(median(Vec::new()), None);
+    assert_eq!(speed(1 << 30, Duration::from_secs(2)), Some(1 << 29));
+    assert_eq!(speed(1, Duration::ZERO), None);
+}
