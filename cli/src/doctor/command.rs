@@ -4,7 +4,6 @@
 use anyhow::Context as _;
 
 use super::examine;
-use super::hops;
 use super::tell;
 use super::Look;
 use crate::args;
@@ -23,7 +22,7 @@ use crate::report::Out;
 /// Names that nothing has: of a check, of a pair. With `--nagios` none: it says so in its line.
 pub(crate) fn run(host: &dyn Host, args: &args::Doctor, out: &mut Out) -> anyhow::Result<Status> {
     if args.list_checks {
-        return tell::checks(out);
+        return tell::list(out);
     }
     let seen = Machine::look(host).map_err(|why| anyhow::anyhow!("/sys/bus/pci/devices: {why}"));
     let examined = seen.and_then(|machine| {
@@ -58,7 +57,7 @@ fn gpu_named<'a>(machine: &'a Machine, name: &str) -> Option<&'a Gpu> {
 }
 
 /// A pair as `--pair` names it: a GPU by index or PCI address, a comma, an RDMA device.
-fn pair_named<'a>(machine: &'a Machine, name: &str) -> anyhow::Result<&'a Pair> {
+pub(super) fn pair_named<'a>(machine: &'a Machine, name: &str) -> anyhow::Result<&'a Pair> {
     let (gpu, hca) = name
         .split_once(',')
         .with_context(|| format!("--pair wants GPU,HCA such as 0,mlx5_0, not {name:?}"))?;

@@ -4,8 +4,9 @@
 use serde::Serialize;
 
 use super::Look;
+use crate::machine::pci::Acs;
 use crate::machine::pci::Address;
-use crate::machine::pci::Rate;
+use crate::machine::pci::PortType;
 use crate::machine::Class;
 use crate::machine::Pair;
 use crate::render::Table;
@@ -23,6 +24,14 @@ pub(super) struct Hop {
     /// What this end of it can be.
     #[serde(skip_serializing_if = "Option::is_none")]
     link_most: Option<String>,
+    /// In bytes, as it is set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_payload: Option<u32>,
+    /// ACS controls that are on, as lspci names them; empty: none, or the function has no ACS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    acs: Option<Vec<&'static str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    iommu_group: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     numa: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -36,16 +45,6 @@ pub(super) struct Path {
     hops: Vec<Hop>,
 }
 
-/// `16.0 GT/s x16`.
-pub(super) fn rate(rate: Rate) -> String {
-    format!(
-        "{}.{} GT/s x{}",
-        rate.speed / 10,
-        rate.speed % 10,
-        rate.width
-    )
-}
-
 impl Path {
     pub(super) fn of(look: &Look<'_>, pair: &Pair) -> Self {
         let gpu = match look.gpu(pair.gpu) {
@@ -54,9 +53,27 @@ impl Path {
         };
         let hca = look.hca(&pair.hca).and_then(|hca| hca.at);
         let mut hops = vec![Hop::of(look, pair.gpu, gpu)];
-        for at in &pair.bridges {
-            hops.push(Hop::of(look, *at, "bridge".to_owned()));
+        let above = |at: Option<Address>| {
+            let function = at.and_then(|at| look.machine.functions.get(&at));
+            function.map(|function| (function.above.as_slice(), function.root.as_str()))
+        };
+        let (to_gpu, gpu_root) = above(Some(pair.gpu)).unwrap_or_default();
+        let card_root = above(hca).map_or(gpu_root, |(_, root)| root);
+        // Up on the GPU's side, round, and down on the card's.
+        let (up, down): (Vec<Address>, Vec<Address>) =
+            pair.bridges.iter().partition(|at| to_gpu.contains(at));
+        hops.extend(up.iter().map(|at| Hop::port(look, *at)));
+        match pair.meet {
+            Some(meet) => hops.push(Hop::port(look, meet)),
+            None if hca.is_none() => {}
+            None => {
+                hops.push(Hop::host_bridge(gpu_root));
+                if card_root != gpu_root {
+                    hops.push(Hop::host_bridge(card_root));
+                }
+            }
         }
+        hops.extend(down.iter().map(|at| Hop::port(look, *at)));
         if let Some(at) = hca {
             hops.push(Hop::of(look, at, pair.hca.clone()));
         }
@@ -68,33 +85,89 @@ impl Path {
 }
 
 impl Hop {
+    fn port(look: &Look<'_>, at: Address) -> Self {
+        Self::of(look, at, what_port(look, at).to_owned())
+    }
+
+    fn host_bridge(name: &str) -> Self {
+        Self {
+            at: name.to_owned(),
+            what: "host bridge".to_owned(),
+            link: None,
+            link_most: None,
+            max_payload: None,
+            acs: None,
+            iommu_group: None,
+            numa: None,
+            driver: None,
+        }
+    }
+
     fn of(look: &Look<'_>, at: Address, what: String) -> Self {
         let function = look.machine.functions.get(&at);
         let link = function.and_then(|function| function.link.as_ref().ok());
+        let config = function.and_then(|function| function.config.as_ref().ok());
+        let express = config.and_then(|config| config.express().ok());
         Self {
             at: at.to_string(),
             what,
-            link: link.map(|link| rate(link.now)),
-            link_most: link.map(|link| rate(link.most)),
+            link: link.map(|link| link.now.to_string()),
+            link_most: link.map(|link| link.most.to_string()),
+            max_payload: express.map(|express| express.payload),
+            acs: function
+                .and_then(|function| super::acs::control(function).ok())
+                .map(Acs::names),
+            iommu_group: function.and_then(|function| function.iommu_group.as_ref().ok().copied()),
             numa: function.and_then(|function| function.numa),
             driver: function.and_then(|function| function.driver.clone()),
         }
     }
 }
 
+/// What a bridge is, as far as it can be seen.
+fn what_port(look: &Look<'_>, at: Address) -> &'static str {
+    let function = look.machine.functions.get(&at);
+    let config = function.and_then(|function| function.config.as_ref().ok());
+    match config.and_then(|config| config.express().ok()) {
+        Some(express) => match express.port {
+            PortType::RootPort => "root port",
+            PortType::Upstream => "switch, upstream",
+            PortType::Downstream => "switch, downstream",
+            _ => "bridge",
+        },
+        None => "bridge",
+    }
+}
+
 /// As a table.
 pub(super) fn tell(look: &Look<'_>, pair: &Pair, out: &mut Out) {
     let path = Path::of(look, pair);
-    let mut table = Table::new(&["HOP", "", "LINK NOW", "AT MOST", "NUMA", "DRIVER"]);
+    let class = path.class.map_or("not on PCI".to_owned(), |class| {
+        format!("{class:?}").to_uppercase()
+    });
+    out.line(format!("{class}, from the GPU to {}:", pair.hca));
+    out.gap();
+    let mut table = Table::new(&[
+        "HOP", "", "LINK", "AT MOST", "PAYLOAD", "ACS", "IOMMU", "NUMA",
+    ]);
     for hop in path.hops {
-        let numa = hop.numa.map(|numa| numa.to_string());
+        let number = |number: Option<u32>| number.map(|it| it.to_string()).unwrap_or_default();
+        let payload = hop.max_payload.map(|bytes| format!("{bytes} B"));
+        let acs = match hop.acs {
+            None if hop.what == "host bridge" => String::new(),
+            None => "not visible".to_owned(),
+            Some(on) if on.is_empty() => "none on".to_owned(),
+            Some(on) => on.join(" "),
+        };
         table.row([
             hop.at,
             hop.what,
             hop.link.unwrap_or_default(),
             hop.link_most.unwrap_or_default(),
-            numa.unwrap_or_default(),
-            hop.driver.unwrap_or_default(),
+            payload.unwrap_or_default(),
+            acs,
+            number(hop.iommu_group),
+            number(hop.numa),
         ]);
     }
     out.table(&table);

@@ -1,14 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! `doctor`: what makes GPUDirect RDMA slow or impossible on a machine, and what mends it.
 //!
-//! A check is a function from what was seen to findings, in a file of its own. It says nothing where nothing is wrong, or
-//! [`Level::Well`] with what it saw; it does not guess at what it could not see ([`Look::unseen`]). Of the pairs of GPU and RDMA
-//! device it judges those that [`Look::pairs`] gives, and no others: the best of each GPU, as no machine is built so that all are
-//! good.
+//! A check is a function from what was seen to findings, in a file of its own. It says nothing where nothing is
+//! wrong, or [`Level::Well`] with what it saw; it does not guess at what it could not see ([`Look::unseen`]). Of the
+//! pairs of GPU and RDMA device it judges those that [`Look::pairs`] gives, and no others: the best of each GPU, as
+//! no machine is built so that all are good.
 
+mod acs;
+mod bar1;
 mod command;
+mod devices;
 mod hops;
+mod iommu;
+mod link;
+mod packets;
+mod path;
+mod port;
+mod route;
 mod tell;
+#[cfg(test)]
+mod tests;
 
 use anyhow::bail;
 
@@ -142,8 +153,33 @@ pub(crate) struct Check {
     pub(crate) run: fn(&Look<'_>) -> Vec<Finding>,
 }
 
-/// In the order in which they matter where their findings are as bad: whether it works at all, then the path, then speed.
-pub(crate) const CHECKS: &[Check] = &[];
+/// In the order in which they matter where their findings are as bad: whether it works at all, then the path, then
+/// speed.
+pub(crate) const CHECKS: &[&[Check]] = &[OF_HARDWARE];
+
+/// All of them.
+pub(crate) fn checks() -> impl Iterator<Item = &'static Check> {
+    CHECKS.iter().copied().flatten()
+}
+
+/// Paths and devices.
+const OF_HARDWARE: &[Check] = &[
+    devices::GPU_DRIVER,
+    devices::CARD_DRIVER,
+    port::PORT,
+    path::PATH,
+    acs::ACS,
+    iommu::IOMMU,
+    iommu::ATS,
+    packets::MAX_PAYLOAD,
+    link::LINK,
+    link::SLOT,
+    bar1::BAR1,
+    packets::RELAXED_ORDERING,
+    packets::MAX_READ,
+    devices::NUMA,
+    devices::DEVICE_KIND,
+];
 
 /// What the checks but those in `skip` say, the worst first.
 ///
@@ -152,12 +188,12 @@ pub(crate) const CHECKS: &[Check] = &[];
 pub(crate) fn examine(look: &Look<'_>, skip: &[String]) -> anyhow::Result<Vec<Finding>> {
     if let Some(unknown) = skip
         .iter()
-        .find(|name| !CHECKS.iter().any(|check| check.name == **name))
+        .find(|name| !checks().any(|check| check.name == **name))
     {
         bail!("there is no check {unknown:?}; `peermemctl doctor --list-checks` names them");
     }
     let mut findings: Vec<Finding> = Vec::new();
-    for check in CHECKS {
+    for check in checks() {
         if skip.iter().any(|name| name == check.name) {
             continue;
         }

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
+use super::checks;
 use super::Look;
-use super::CHECKS;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Plugin;
@@ -17,15 +17,14 @@ use crate::render::Table;
 use crate::report::Out;
 
 /// `--list-checks`.
-pub(super) fn checks(out: &mut Out) -> anyhow::Result<Status> {
+pub(super) fn list(out: &mut Out) -> anyhow::Result<Status> {
     #[derive(Serialize)]
     struct Check {
         check: &'static str,
         looks_at: &'static str,
     }
     if out.is_json() {
-        let checks: Vec<Check> = CHECKS
-            .iter()
+        let checks: Vec<Check> = checks()
             .map(|check| Check {
                 check: check.name,
                 looks_at: check.looks_at,
@@ -36,7 +35,7 @@ pub(super) fn checks(out: &mut Out) -> anyhow::Result<Status> {
         return Ok(Status::Well);
     }
     let mut table = Table::new(&["CHECK", "LOOKS AT"]);
-    for check in CHECKS {
+    for check in checks() {
         table.row([check.name, check.looks_at]);
     }
     out.table(&table);
@@ -158,9 +157,20 @@ fn group(look: &Look<'_>, group: &Group<'_>, out: &mut Out) {
             out.paragraph(&format!("  {word:<5}  "), text);
         }
     }
-    let mends = group.findings.iter().filter_map(|it| it.mend.as_deref());
+    // Commands for one device each, then what holds for all.
+    let mends: Vec<&str> = group
+        .findings
+        .iter()
+        .filter_map(|finding| finding.mend.as_deref())
+        .collect();
+    let lines = unique(mends.iter().flat_map(|mend| mend.lines()));
+    let (common, own): (Vec<&str>, Vec<&str>) = lines.into_iter().partition(|line| {
+        mends
+            .iter()
+            .all(|mend| mend.lines().any(|one| one == *line))
+    });
     let mut word = "mend";
-    for line in unique(mends.flat_map(str::lines)) {
+    for line in own.into_iter().chain(common) {
         out.paragraph(&format!("  {word:<5}  "), line);
         word = "";
     }

@@ -357,7 +357,7 @@ impl Machine {
         })
     }
 
-    fn all_pairs(&self) -> Vec<Pair> {
+    pub(crate) fn all_pairs(&self) -> Vec<Pair> {
         let mut pairs = Vec::new();
         for gpu in &self.gpus {
             let first = pairs.len();

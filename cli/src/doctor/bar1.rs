@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! BAR1: the window through which a card reaches a GPU's memory, and how large it could be.
+
+use super::Check;
+use super::Look;
+use crate::finding::Finding;
+use crate::finding::Level;
+use crate::finding::Subject;
+use crate::machine::pci::Function;
+use crate::machine::pci::Resizable;
+use crate::machine::Gpu;
+use crate::render::bytes;
+
+pub(super) const BAR1: Check = Check {
+    name: "bar1",
+    looks_at: "size of the GPU's BAR1, and whether it can be larger",
+    run: bar1,
+};
+
+/// What GPUs have whose BAR1 is not meant for their memory.
+const SMALL: u64 = 256 << 20;
+
+fn bar1(look: &Look<'_>) -> Vec<Finding> {
+    let gpus = look.gpus().filter(|gpu| !gpu.is_coherent);
+    gpus.map(|gpu| of_gpu(look, gpu)).collect()
+}
+
+fn of_gpu(look: &Look<'_>, gpu: &Gpu) -> Finding {
+    let new = |level, found: String| Finding::new(BAR1.name, level, Subject::gpu(gpu), found);
+    let Some(bar) = gpu.bar1 else {
+        return new(
+            Level::Fault,
+            format!("{} has no large BAR: none that is 64-bit, prefetchable and assigned", gpu.at),
+        )
+        .why("Memory that is behind no BAR no card can reach. The firmware leaves a BAR out where it has no room \
+            for it.")
+        .mend("\"Above 4G Decoding\" (\"Memory Mapped I/O above 4 GB\", \"MMIO High Size\") in the firmware's \
+            setup; dmesg | grep -i 'BAR.*no space'");
+    };
+    let function = look.machine.functions.get(&gpu.at);
+    let larger = function.and_then(|function| resizable(function, bar.index));
+    let could = larger.filter(|can| can.sizes.last().is_some_and(|most| *most > bar.size));
+    let could_be = match &could {
+        Some(can) => format!(
+            ", and can be {}",
+            bytes(can.sizes.last().copied().unwrap_or(0))
+        ),
+        None => String::new(),
+    };
+    if bar.size > SMALL {
+        let level = match could {
+            Some(_) => Level::Note,
+            None => Level::Well,
+        };
+        let finding = new(level, format!("BAR1 is {}{could_be}", bytes(bar.size)));
+        return match could {
+            Some(_) => finding
+                .why("More of the memory could be registered at once.")
+                .mend(enlarge(true)),
+            None => finding,
+        };
+    }
+    new(Level::Warning, format!("BAR1 is {}{could_be}", bytes(bar.size)))
+        .why(
+            "No more than BAR1 has can be registered at once, by all processes together, and nvidia.ko keeps a \
+             part: what goes beyond is refused, ENOMEM or EFAULT.",
+        )
+        .costs("Registrations above some 200 MB failed for others on such GPUs (nv_peer_memory#101, UCX#8049).")
+        .mend(enlarge(could.is_some()))
+}
+
+/// What the capability says of this BAR. None: not there, or not visible, which changes nothing of what is wrong.
+fn resizable(function: &Function, index: usize) -> Option<Resizable> {
+    let bars = function.config.as_ref().ok()?.resizable().ok()?;
+    bars.into_iter().find(|bar| bar.bar == index)
+}
+
+fn enlarge(can: bool) -> &'static str {
+    match can {
+        true => "\"Re-Size BAR Support\" and \"Above 4G Decoding\" in the firmware's setup",
+        false => {
+            "A40, L40, RTX A6000 and like ones: NVIDIA's displaymodeselector --gpumode physical_display_disabled \
+             makes it large. Others have no larger one: register less at once."
+        }
+    }
+}

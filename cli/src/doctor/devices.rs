@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Devices themselves: whose driver has them, and what they are.
+
+use super::Check;
+use super::Look;
+use crate::finding::Finding;
+use crate::finding::Level;
+use crate::finding::Subject;
+use crate::machine::pci::Function;
+
+pub(super) const GPU_DRIVER: Check = Check {
+    name: "gpu-driver",
+    looks_at: "whether nvidia.ko has each GPU",
+    run: gpu_driver,
+};
+
+pub(super) const CARD_DRIVER: Check = Check {
+    name: "card-driver",
+    looks_at: "InfiniBand and NVIDIA network cards that no driver makes an RDMA device of",
+    run: card_driver,
+};
+
+pub(super) const DEVICE_KIND: Check = Check {
+    name: "device-kind",
+    looks_at: "virtual functions, and GPUs whose memory is the processor's (Grace)",
+    run: device_kind,
+};
+
+pub(super) const NUMA: Check = Check {
+    name: "numa",
+    looks_at: "whether the firmware says which NUMA node devices are near to",
+    run: numa,
+};
+
+fn gpu_driver(look: &Look<'_>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for gpu in look.gpus() {
+        let Some(function) = look.machine.functions.get(&gpu.at) else {
+            continue;
+        };
+        let at = gpu.at;
+        let new =
+            |level, found: String| Finding::new(GPU_DRIVER.name, level, Subject::gpu(gpu), found);
+        findings.push(match function.driver.as_deref() {
+            Some("nvidia") => new(Level::Well, format!("nvidia.ko has {at}")),
+            Some("vfio-pci") => new(
+                Level::Note,
+                format!("{at} is given to a virtual machine (vfio-pci)"),
+            )
+            .why("It is that machine's to use; peermemctl tells there."),
+            Some(other) => new(Level::Fault, format!("{at} has the driver {other}"))
+                .why("nvidia.ko alone lends GPU memory to RDMA.")
+                .mend(format!(
+                    "Keep {other} from loading (blacklist {other} in /etc/modprobe.d), rebuild the initramfs, boot; \
+                     then modprobe nvidia"
+                )),
+            None => new(Level::Fault, format!("{at} has no driver"))
+                .why("nvidia.ko alone lends GPU memory to RDMA.")
+                .mend("modprobe nvidia; dmesg | grep NVRM says why it does not take the GPU"),
+        });
+    }
+    findings
+}
+
+/// The class code of an InfiniBand controller.
+const INFINIBAND: u32 = 0x0207;
+/// And of an Ethernet one.
+const ETHERNET: u32 = 0x0200;
+/// Of Mellanox, now NVIDIA Networking.
+const MELLANOX: u16 = 0x15b3;
+
+fn card_driver(look: &Look<'_>) -> Vec<Finding> {
+    // One pair has its RDMA device.
+    if look.only.is_some() {
+        return Vec::new();
+    }
+    let is_card = |function: &&Function| match function.class >> 8 {
+        INFINIBAND => true,
+        ETHERNET => function.vendor == MELLANOX,
+        _ => false,
+    };
+    let is_known = |function: &Function| {
+        let mut hcas = look.machine.hcas.iter();
+        hcas.any(|hca| hca.at == Some(function.at) || hca.members.contains(&function.at))
+    };
+    let mut findings = Vec::new();
+    for function in look.machine.functions.values().filter(is_card) {
+        // Virtual functions wait without a driver for whom they will be given to.
+        if is_known(function) || function.physical.is_some() {
+            continue;
+        }
+        let at = function.at;
+        let new =
+            |level, found: String| Finding::new(CARD_DRIVER.name, level, Subject::Machine, found);
+        findings.push(match function.driver.as_deref() {
+            None => new(
+                Level::Warning,
+                format!("the network card {at} has no driver"),
+            )
+            .why("It is no RDMA device, and nothing can be registered with it.")
+            .mend("modprobe mlx5_core (its driver, if it is another's), and see dmesg"),
+            Some("vfio-pci") => new(
+                Level::Note,
+                format!("the network card {at} is given to a virtual machine (vfio-pci)"),
+            ),
+            Some(driver) => new(
+                Level::Note,
+                format!("{driver} has the network card {at}, and makes no RDMA device of it"),
+            )
+            .mend(format!(
+                "modprobe mlx5_ib; devlink dev param show pci/{at} name enable_roce"
+            )),
+        });
+    }
+    findings
+}
+
+fn device_kind(look: &Look<'_>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for gpu in look.gpus() {
+        let function = look.machine.functions.get(&gpu.at);
+        let new =
+            |found: String| Finding::new(DEVICE_KIND.name, Level::Note, Subject::gpu(gpu), found);
+        if gpu.is_coherent {
+            findings.push(
+                new(format!("the memory of {} is coherent with the processor's (Grace)", gpu.at))
+                    .why(
+                        "The path to it is not a BAR behind bridges, so the checks of paths say nothing. The \
+                         persistent client takes such memory; a revocable one refuses what processors cache. NVIDIA \
+                         recommends dma-buf (docs/dma-buf.md).",
+                    ),
+            );
+        }
+        if let Some(physical) = function.and_then(|function| function.physical) {
+            findings.push(
+                new(format!("{} is a virtual function of {physical}", gpu.at)).why(
+                    "nv-p2p.h says that vGPUs have no persistent pins: persistent_api_support=0 where registrations \
+                     are refused.",
+                ),
+            );
+        }
+    }
+    for hca in look.hcas().filter(|hca| !hca.is_software) {
+        let function = hca.at.and_then(|at| look.machine.functions.get(&at));
+        if let Some(function) = function {
+            if let Some(physical) = function.physical {
+                findings.push(
+                    Finding::new(
+                        DEVICE_KIND.name,
+                        Level::Note,
+                        Subject::hca(hca),
+                        format!("{} is a virtual function of {physical}", function.at),
+                    )
+                    .why("Its link, packets and order are the physical function's, and its bandwidth is shared."),
+                );
+            }
+        }
+    }
+    findings
+}
+
+fn numa(look: &Look<'_>) -> Vec<Finding> {
+    // With one node there is nothing to say.
+    if look.machine.nodes.is_none_or(|nodes| nodes <= 1) {
+        return Vec::new();
+    }
+    let new = |subject, at| {
+        Finding::new(
+            NUMA.name,
+            Level::Note,
+            subject,
+            format!("the firmware does not say which NUMA node {at} is near to"),
+        )
+        .why("Whether a path stays within a processor cannot be told, by this program or by NCCL.")
+        .mend("An update of the firmware, or its setup (\"NUMA\", \"ACPI SRAT\")")
+    };
+    let is_unsaid = |at| {
+        let function = look.machine.functions.get(&at);
+        function.is_some_and(|function| function.numa.is_none())
+    };
+    let gpus = look.gpus().filter(|gpu| is_unsaid(gpu.at));
+    let mut findings: Vec<Finding> = gpus.map(|gpu| new(Subject::gpu(gpu), gpu.at)).collect();
+    for hca in look.hcas() {
+        if let Some(at) = hca.at.filter(|at| is_unsaid(*at)) {
+            findings.push(new(Subject::hca(hca), at));
+        }
+    }
+    findings
+}

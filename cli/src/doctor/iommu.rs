@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Whether an IOMMU stands between card and GPU.
+//!
+//! Where it translates, the card is given addresses that no switch knows: every packet goes up to the root complex to
+//! be translated, though the GPU hang on the same switch. The card's group counts: the GPU's memory is only answered
+//! from.
+
+use super::acs;
+use super::route::Route;
+use super::Check;
+use super::Look;
+use crate::finding::Finding;
+use crate::finding::Level;
+use crate::finding::Subject;
+use crate::host::Seen;
+use crate::host::Unseen;
+use crate::machine::pci::Acs;
+use crate::machine::pci::Function;
+use crate::machine::Hca;
+
+pub(super) const IOMMU: Check = Check {
+    name: "iommu",
+    looks_at: "whether an IOMMU translates the card's addresses",
+    run: iommu,
+};
+
+pub(super) const ATS: Check = Check {
+    name: "ats",
+    looks_at: "the card's Address Translation Services, and whether switches let them through",
+    run: ats,
+};
+
+/// How an IOMMU treats a function.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Mode {
+    /// There is none, or it is off.
+    None,
+    /// It lets addresses through as they are.
+    Identity,
+    /// `DMA`, `DMA-FQ`: it translates.
+    Translates(String),
+    /// It lets nothing through.
+    Blocked,
+    /// Somebody else's: `unmanaged` is VFIO's.
+    Other(String),
+}
+
+/// By the type of the function's group (`Documentation/ABI/testing/sysfs-kernel-iommu_groups`), and the group.
+fn mode(look: &Look<'_>, function: &Function) -> Seen<(Mode, u32)> {
+    let group = match &function.iommu_group {
+        Ok(group) => *group,
+        Err(Unseen::Absent) => return Ok((Mode::None, 0)),
+        Err(why) => return Err(why.clone()),
+    };
+    let kind = look
+        .host
+        .text(&format!("/sys/kernel/iommu_groups/{group}/type"))?;
+    let mode = match kind.as_str() {
+        "identity" => Mode::Identity,
+        "blocked" => Mode::Blocked,
+        "DMA" | "DMA-FQ" => Mode::Translates(kind),
+        _ => Mode::Other(kind),
+    };
+    Ok((mode, group))
+}
+
+/// Of an RDMA device: each function that does its DMA, once.
+fn functions<'a>(look: &Look<'a>, hca: &'a Hca) -> Vec<&'a Function> {
+    let mut all: Vec<_> = hca.at.iter().chain(&hca.members).copied().collect();
+    all.sort();
+    all.dedup();
+    all.iter()
+        .filter_map(|at| look.machine.functions.get(at))
+        .collect()
+}
+
+fn iommu(look: &Look<'_>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for hca in look.hcas() {
+        for function in functions(look, hca) {
+            findings.push(of_card(look, hca, function));
+        }
+    }
+    for gpu in look.gpus() {
+        let Some(function) = look.machine.functions.get(&gpu.at) else {
+            continue;
+        };
+        if let Ok((Mode::Translates(kind), group)) = mode(look, function) {
+            findings.push(
+                Finding::new(
+                    IOMMU.name,
+                    Level::Note,
+                    Subject::gpu(gpu),
+                    format!("the GPU is in IOMMU group {group} of type {kind}"),
+                )
+                .why("What the GPU itself asks of host memory or of a card is translated; the card's transfers are \
+                    not."),
+            );
+        }
+    }
+    findings
+}
+
+fn of_card(look: &Look<'_>, hca: &Hca, function: &Function) -> Finding {
+    let at = function.at;
+    let new = |level, found: String| {
+        Finding::new(
+            IOMMU.name,
+            look.level_of(hca, level),
+            Subject::hca(hca),
+            found,
+        )
+    };
+    match mode(look, function) {
+        Err(why) => Look::unseen(
+            IOMMU.name,
+            Subject::hca(hca),
+            format!("IOMMU mode of {at}"),
+            &why,
+        ),
+        Ok((Mode::None, _)) => new(Level::Well, format!("no IOMMU is before {at}")),
+        Ok((Mode::Identity, group)) => new(
+            Level::Well,
+            format!("{at} is in IOMMU group {group} of type identity"),
+        ),
+        Ok((Mode::Blocked, group)) => new(
+            Level::Fault,
+            format!("{at} is in IOMMU group {group} of type blocked"),
+        )
+        .why("The IOMMU lets none of its transfers through.")
+        .mend(format!(
+            "echo identity > /sys/kernel/iommu_groups/{group}/type, with the drivers of all its devices unbound"
+        )),
+        Ok((Mode::Other(kind), group)) => new(
+            Level::Note,
+            format!("{at} is in IOMMU group {group} of type {kind:?}"),
+        ),
+        Ok((Mode::Translates(kind), group)) => {
+            let found = format!("{at} is in IOMMU group {group} of type {kind}: its addresses are translated");
+            if all_straight(look, hca) {
+                return new(
+                    Level::Well,
+                    format!("{found}; ATS is on, and switches let translated requests straight through"),
+                );
+            }
+            new(Level::Warning, found)
+                .why(
+                    "The card is given addresses that no switch knows, so each of its packets goes up to the root \
+                     complex to be translated, and waits where the translation is not at hand.",
+                )
+                .costs(
+                    "NVIDIA's GPUDirect RDMA guide asks for addresses that are passed through; reports of slow or \
+                     hanging transfers: nccl#1737, nccl#949.",
+                )
+                .mend(mend(look, group))
+        }
+    }
+}
+
+/// Whether on each of the pairs that count translated requests go straight through the switch.
+fn all_straight(look: &Look<'_>, hca: &Hca) -> bool {
+    let mut pairs = look.pairs().filter(|pair| pair.hca == hca.name).peekable();
+    pairs.peek().is_some()
+        && pairs.all(|pair| {
+            Route::of(look, pair).is_some_and(|route| {
+                route.turn().is_some_and(|(card_port, _)| {
+                    let set = acs::control(card_port).unwrap_or(0);
+                    set & (Acs::DT | Acs::TB) == Acs::DT
+                        && acs::translates(route.card).unwrap_or(false)
+                })
+            })
+        })
+}
+
+/// By whose IOMMU it is.
+fn mend(look: &Look<'_>, group: u32) -> String {
+    let units = look.host.names("/sys/class/iommu").unwrap_or_default();
+    let has = |prefix: &str| units.iter().any(|unit| unit.starts_with(prefix));
+    let arm = has("smmu") || has("arm-smmu");
+    let option = match arm {
+        true => "iommu.passthrough=1",
+        false => "iommu=pt",
+    };
+    let cmdline = look.host.text("/proc/cmdline").unwrap_or_default();
+    let mut given = cmdline.split_whitespace();
+    if given.any(|word| {
+        matches!(
+            word,
+            "iommu=pt" | "iommu.passthrough=1" | "iommu.passthrough=y"
+        )
+    }) {
+        return format!(
+            "The kernel's command line asks for pass-through already, and this group has it not: echo identity > \
+             /sys/kernel/iommu_groups/{group}/type, with the drivers of all its devices unbound"
+        );
+    }
+    format!(
+        "{option} on the kernel's command line (GRUB_CMDLINE_LINUX in /etc/default/grub), or the IOMMU off in the \
+         firmware's setup (\"Intel VT-d\", \"AMD IOMMU\", \"SMMU\")"
+    )
+}
+
+fn ats(look: &Look<'_>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for pair in look.pairs() {
+        let Some(route) = Route::of(look, pair) else {
+            continue;
+        };
+        let Some((card_port, _)) = route.turn() else {
+            continue;
+        };
+        let config = route.card.config.as_ref();
+        let enabled = match config.map_err(Clone::clone).and_then(|config| config.ats()) {
+            Ok(enabled) => enabled,
+            Err(Unseen::Absent) => continue,
+            Err(why) => {
+                let what = format!("ATS of {}", route.card.at);
+                findings.push(Look::unseen(ATS.name, Subject::pair(pair), what, &why));
+                continue;
+            }
+        };
+        let blocks = acs::control(card_port).is_ok_and(|set| set & Acs::TB != 0);
+        let translated = matches!(mode(look, route.card), Ok((Mode::Translates(_), _)));
+        let new = |level, found: String| {
+            Finding::new(
+                ATS.name,
+                look.level(pair, level),
+                Subject::pair(pair),
+                found,
+            )
+        };
+        findings.push(match (enabled, blocks) {
+            (true, true) => new(
+                Level::Fault,
+                format!(
+                    "{} has ATS on, and {} drops what it translated (TransBlk)",
+                    route.card.at, card_port.at
+                ),
+            )
+            .why("A request whose address the card has had translated is dropped by a port with Translation \
+                Blocking.")
+            .mend(format!(
+                "setpci -s {} ECAP_ACS+0x6.w=0000:0002",
+                card_port.at
+            )),
+            (false, _) if translated => new(
+                Level::Note,
+                format!("{} can ATS, and it is off", route.card.at),
+            )
+            .why(
+                "With an IOMMU that must translate, as on a host of virtual machines, ATS and DirectTrans of the \
+                 card's port are what lets packets turn round in the switch.",
+            )
+            .mend("mlxconfig -d DEVICE set ATS_ENABLED=true, and a cold boot (NVIDIA AI Enterprise, \"ATS and ACS \
+                configuration\")"),
+            (on, _) => new(
+                Level::Well,
+                format!(
+                    "ATS of {} is {}",
+                    route.card.at,
+                    if on { "on" } else { "off, as nothing translates" }
+                ),
+            ),
+        });
+    }
+    findings
+}

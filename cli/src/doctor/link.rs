@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Links of the path: as fast and as wide as both ends can, and fast enough for the card's ports.
+
+use super::route::Joined;
+use super::route::Route;
+use super::Check;
+use super::Look;
+use crate::finding::Finding;
+use crate::finding::Level;
+use crate::finding::Subject;
+use crate::machine::Hca;
+use crate::machine::Port;
+
+pub(super) const LINK: Check = Check {
+    name: "link",
+    looks_at: "speed and width of each link of the path, against what both its ends can",
+    run: link,
+};
+
+pub(super) const SLOT: Check = Check {
+    name: "slot",
+    looks_at: "whether the card's slot is as fast as its port",
+    run: slot,
+};
+
+fn link(look: &Look<'_>) -> Vec<Finding> {
+    let mut findings: Vec<Finding> = Vec::new();
+    for pair in look.pairs() {
+        let Some(route) = Route::of(look, pair) else {
+            continue;
+        };
+        for (end, is_gpu_side) in [(route.gpu, true), (route.card, false)] {
+            for joined in route.links(end) {
+                let is_end = joined.lower.at == end.at;
+                let subject = match (look.gpu(pair.gpu), look.hca(&pair.hca)) {
+                    (Some(gpu), _) if is_end && is_gpu_side => Subject::gpu(gpu),
+                    (_, Some(hca)) if is_end => Subject::hca(hca),
+                    _ => Subject::pair(pair),
+                };
+                let finding = of_link(&joined, is_end && is_gpu_side, subject);
+                let level = look.level(pair, finding.level);
+                findings.push(Finding { level, ..finding });
+            }
+            let unseen = match &end.link {
+                Err(why) if !why.is_absent() => Some(why),
+                _ => None,
+            };
+            if let Some(why) = unseen {
+                let what = format!("the link of {}", end.at);
+                findings.push(Look::unseen(LINK.name, Subject::pair(pair), what, why));
+            }
+        }
+    }
+    findings
+}
+
+fn of_link(joined: &Joined<'_>, is_gpu: bool, subject: Subject) -> Finding {
+    let (now, most) = (joined.now, joined.most);
+    let (upper, lower) = (joined.upper.at, joined.lower.at);
+    let is_narrow = now.width < most.width;
+    let is_slow = now.speed < most.speed;
+    let link = format!("the link {upper} \u{2013} {lower} is {now}");
+    let less = format!("{link}; both ends can {most}");
+    match (is_narrow, is_slow) {
+        (false, false) => Finding::new(
+            LINK.name,
+            Level::Well,
+            subject,
+            format!("{link}, all that both ends can"),
+        ),
+        // Its own power management, which gives the lanes back their speed in a moment.
+        (false, true) if is_gpu => Finding::new(LINK.name, Level::Note, subject, less)
+            .why("GPUs lower their link's speed when idle: it looks so then.")
+            .mend("Run doctor again while the GPU works; nvidia-smi -q -d PERFORMANCE tells its state."),
+        _ => Finding::new(LINK.name, Level::Warning, subject, less)
+            .why("A link trains down where lanes or contacts are bad, a riser or cable does not do the speed, or \
+                the slot has fewer lanes.")
+            .costs(format!(
+                "{} of {} Gb/s.",
+                gigabits(now.megabits()),
+                gigabits(most.megabits())
+            ))
+            .mend(
+                "Seat the card anew, look at riser and cable, and at the slot's lanes (\"bifurcation\", \"Link \
+                 Speed\") in the firmware's setup; dmesg | grep -i 'available PCIe bandwidth'",
+            ),
+    }
+}
+
+/// In tenths.
+fn gigabits(megabits: u64) -> String {
+    match megabits / 100 {
+        tenths if tenths % 10 == 0 => format!("{}", tenths / 10),
+        tenths => format!("{}.{}", tenths / 10, tenths % 10),
+    }
+}
+
+/// Of `400 Gb/sec (4X NDR)`, in millions of bits a second.
+pub(super) fn port_rate(port: &Port) -> Option<u64> {
+    let rate = port.rate.as_deref()?;
+    let (number, unit) = rate.split_once(' ')?;
+    if !unit.starts_with("Gb/sec") {
+        return None;
+    }
+    // `2.5`: there are no finer ones.
+    let (whole, tenth) = number.split_once('.').unwrap_or((number, "0"));
+    let whole: u64 = whole.parse().ok()?;
+    let tenth: u64 = tenth.parse().ok().filter(|tenth| *tenth < 10)?;
+    whole.checked_mul(1000)?.checked_add(tenth * 100)
+}
+
+fn slot(look: &Look<'_>) -> Vec<Finding> {
+    let hcas = look.hcas().filter(|hca| !hca.is_software);
+    hcas.filter_map(|hca| of_slot(look, hca)).collect()
+}
+
+fn of_slot(look: &Look<'_>, hca: &Hca) -> Option<Finding> {
+    let functions = &look.machine.functions;
+    let function = functions.get(&hca.at?)?;
+    // A virtual function has no link of its own.
+    if function.physical.is_some() {
+        return None;
+    }
+    let upper = functions.get(function.above.last()?)?;
+    let joined = Joined::of(upper, function)?;
+    let link = joined.most.megabits();
+    let active = hca.ports.iter().filter(|port| super::port::is_active(port));
+    let port = active.filter_map(port_rate).max()?;
+    // Of a port's rate all is data; of a link's, headers take some, which no slot can help.
+    if link == 0 || port <= link {
+        return Some(Finding::new(
+            SLOT.name,
+            Level::Well,
+            Subject::hca(hca),
+            format!(
+                "slot and card can {}, for a port of {} Gb/s",
+                joined.most,
+                gigabits(port)
+            ),
+        ));
+    }
+    let finding = Finding::new(
+        SLOT.name,
+        look.level_of(hca, Level::Warning),
+        Subject::hca(hca),
+        format!(
+            "slot and card can {} ({} Gb/s), and a port is {} Gb/s",
+            joined.most,
+            gigabits(link),
+            gigabits(port)
+        ),
+    );
+    Some(
+        finding
+            .why("No byte gets faster into the GPU than the slot lets it.")
+            .costs(format!(
+                "{} of {} Gb/s at most.",
+                gigabits(link),
+                gigabits(port)
+            ))
+            .mend(format!(
+                "Put it into a slot as fast as itself: the port above ({}) can {}, the card {}.",
+                upper.at,
+                upper.link.as_ref().map_or(joined.most, |link| link.most),
+                function.link.as_ref().map_or(joined.most, |link| link.most),
+            )),
+    )
+}

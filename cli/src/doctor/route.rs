@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Which way the packets of a pair go, and where they turn round.
+
+use super::Look;
+use crate::machine::pci::Address;
+use crate::machine::pci::Function;
+use crate::machine::pci::Link;
+use crate::machine::pci::PortType;
+use crate::machine::pci::Rate;
+use crate::machine::Pair;
+
+/// The two ends, and the bridges above each that the other has not.
+pub(super) struct Route<'a> {
+    pub(super) gpu: &'a Function,
+    pub(super) card: &'a Function,
+    /// Bridges above both. Not 0: the last of them is the upstream port of the switch where packets turn round.
+    shared: usize,
+    functions: &'a std::collections::BTreeMap<Address, Function>,
+}
+
+/// Two ends of a link that are both known.
+pub(super) struct Joined<'a> {
+    /// The end that is nearer to the processor.
+    pub(super) upper: &'a Function,
+    pub(super) lower: &'a Function,
+    pub(super) now: Rate,
+    /// The least of what both ends can do.
+    pub(super) most: Rate,
+}
+
+impl<'a> Route<'a> {
+    /// None where the RDMA device is not on PCI, or the GPU's memory is not behind PCI alone.
+    pub(super) fn of(look: &Look<'a>, pair: &Pair) -> Option<Self> {
+        let gpu = look.gpu(pair.gpu).filter(|gpu| !gpu.is_coherent)?;
+        let card = look.hca(&pair.hca)?.at?;
+        let functions = &look.machine.functions;
+        let (gpu, card) = (functions.get(&gpu.at)?, functions.get(&card)?);
+        let both = gpu.above.iter().zip(&card.above);
+        let shared = match gpu.root == card.root {
+            true => both.take_while(|(one, other)| one == other).count(),
+            false => 0,
+        };
+        Some(Self {
+            gpu,
+            card,
+            shared,
+            functions,
+        })
+    }
+
+    /// The bridges between the end and where packets turn round, the highest first.
+    fn side(&self, end: &'a Function) -> &'a [Address] {
+        end.above.get(self.shared..).unwrap_or_default()
+    }
+
+    /// The downstream ports of one switch between which packets can turn round: the card's and the GPU's. None where
+    /// they go through the root complex, or both hang on one port.
+    pub(super) fn turn(&self) -> Option<(&'a Function, &'a Function)> {
+        if self.shared == 0 {
+            return None;
+        }
+        let port = |end: &'a Function| self.functions.get(self.side(end).first()?);
+        Some((port(self.card)?, port(self.gpu)?))
+    }
+
+    /// Whether packets go through the root complex by the shape of the machine.
+    pub(super) fn is_through_root(&self) -> bool {
+        self.shared == 0
+    }
+
+    /// From the highest bridge that is this end's alone down to the end.
+    pub(super) fn down_to(&self, end: &'a Function) -> Vec<&'a Function> {
+        let bridges = self.side(end).iter();
+        let known = bridges.filter_map(|at| self.functions.get(at));
+        known.chain([end]).collect()
+    }
+
+    /// The links that packets go over on one end's side. A switch's own ports are joined without one.
+    pub(super) fn links(&self, end: &'a Function) -> Vec<Joined<'a>> {
+        let chain = self.down_to(end);
+        chain
+            .iter()
+            .zip(chain.iter().skip(1))
+            .filter_map(|(upper, lower)| Joined::of(upper, lower))
+            .collect()
+    }
+}
+
+impl<'a> Joined<'a> {
+    /// The link between two neighbours. None where there is none, or where one end says otherwise than the other:
+    /// inside a switch, and in a virtual machine, whose bridges are not those of the device.
+    pub(super) fn of(upper: &'a Function, lower: &'a Function) -> Option<Self> {
+        let link = |function: &Function| -> Option<Link> { function.link.as_ref().ok().copied() };
+        let (above, below) = (link(upper)?, link(lower)?);
+        let is_up = below.now.speed > 0 && below.now.width > 0;
+        let most = Rate {
+            speed: above.most.speed.min(below.most.speed),
+            width: above.most.width.min(below.most.width),
+        };
+        let kind = |function: &Function| {
+            let config = function.config.as_ref().ok()?;
+            Some(config.express().ok()?.port)
+        };
+        let inside =
+            kind(upper) == Some(PortType::Upstream) && kind(lower) == Some(PortType::Downstream);
+        (is_up && !inside && above.now == below.now && most.speed > 0).then_some(Self {
+            upper,
+            lower,
+            now: below.now,
+            most,
+        })
+    }
+}
