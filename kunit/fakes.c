@@ -23,6 +23,8 @@ static struct pci_dev *gpu;
 static struct device *plain;
 /* What an assigned BAR has for a parent. */
 static struct resource window;
+static struct pci_bus bus = { .number = 0x81 };
+static unsigned int steps;
 
 static void pci_free(struct device *dev)
 {
@@ -34,7 +36,7 @@ static void plain_free(struct device *dev)
 	kfree(dev);
 }
 
-static struct pci_dev *pci_new(const char *name)
+static struct pci_dev *pci_new(const char *name, unsigned int devfn)
 {
 	struct pci_dev *pdev = kzalloc_obj(*pdev);
 
@@ -42,6 +44,8 @@ static struct pci_dev *pci_new(const char *name)
 		return NULL;
 	device_initialize(&pdev->dev);
 	pdev->dev.bus = &pci_bus_type;
+	pdev->bus = &bus;
+	pdev->devfn = devfn;
 	pdev->dev.release = pci_free;
 	pdev->dev.dma_parms = &pdev->dma_parms;
 	if (dev_set_name(&pdev->dev, "%s", name)) {
@@ -62,8 +66,8 @@ static void bar(int index, u64 start, u64 len, unsigned long flags,
 
 int fake_machine_new(void)
 {
-	nic = pci_new("fake-nic");
-	gpu = pci_new("fake-gpu");
+	nic = pci_new("fake-nic", PCI_DEVFN(1, 0));
+	gpu = pci_new("fake-gpu", PCI_DEVFN(2, 1));
 	plain = kzalloc_obj(*plain);
 	if (plain) {
 		device_initialize(plain);
@@ -113,7 +117,25 @@ unsigned int fake_device_refs(void)
 {
 	return kref_read(&nic->dev.kobj.kref) - 1 +
 	       kref_read(&gpu->dev.kobj.kref) - 1 +
-	       kref_read(&plain->kobj.kref) - 1;
+	       kref_read(&plain->kobj.kref) - 1 - fake_remembered();
+}
+
+int fake_pci_domain(struct pci_bus *bus)
+{
+	return 3;
+}
+
+unsigned int fake_pci_steps(void)
+{
+	return steps;
+}
+
+void fake_gpu_leaves(void)
+{
+	int i;
+
+	for (i = 0; i < PCI_STD_NUM_BARS; i++)
+		gpu->resource[i].parent = NULL;
 }
 
 /* As pci_get_device(): gives back @from, takes the next. */
@@ -122,6 +144,7 @@ struct pci_dev *fake_pci_get(unsigned int vendor, unsigned int device,
 {
 	struct pci_dev *next = !from ? nic : from == nic ? gpu : NULL;
 
+	steps++;
 	pci_dev_get(next);
 	pci_dev_put(from);
 	return next;

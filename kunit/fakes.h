@@ -33,13 +33,22 @@ void fake_dma_unmap(struct device *dev, u64 dma, size_t len, int dir,
 /* Of the machine. The list has the fake NIC first, then the fake GPU. */
 struct pci_dev *fake_pci_get(unsigned int vendor, unsigned int device,
 			     struct pci_dev *from);
+int fake_pci_domain(struct pci_bus *bus);
 int fake_machine_new(void);
 void fake_machine_free(void);
+/* Calls of fake_pci_get() so far: a step over a device, or the end. */
+unsigned int fake_pci_steps(void);
+/* As when a device is pulled out: its BARs are nobody's. */
+void fake_gpu_leaves(void);
 struct device *fake_nic(void);
 void fake_nic_max_segment(unsigned int bytes);
 struct device *fake_plain_device(void);
-/* References to all fake devices that are not their maker's. */
+/*
+ * References to all fake devices that are neither their maker's nor of those
+ * that the module remembers; and how many that are.
+ */
 unsigned int fake_device_refs(void);
+unsigned int fake_remembered(void);
 
 /* sys_c.c: the module's parameters. */
 void fake_parameters(int peerdirect_support, int persistent_api_support);

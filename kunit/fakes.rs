@@ -36,6 +36,7 @@ use crate::c;
 use crate::compat;
 use crate::ib_core;
 use crate::life::Life;
+use crate::sys;
 
 /// First address of the fake GPU's BAR, as `FAKE_BAR_START` of `fakes.h`.
 pub(crate) const BAR: u64 = 1 << 44;
@@ -67,6 +68,9 @@ mod helpers {
         pub(super) fn fake_nic_max_segment(bytes: c_uint);
         pub(super) fn fake_plain_device() -> *mut c_void;
         pub(super) fn fake_device_refs() -> c_uint;
+        pub(super) fn fake_remembered() -> c_uint;
+        pub(super) fn fake_pci_steps() -> c_uint;
+        pub(super) fn fake_gpu_leaves();
         pub(super) fn fake_parameters(peerdirect_support: c_int, persistent_api_support: c_int);
         pub(super) fn fake_loaded_with(
             peerdirect_support: *mut c_int,
@@ -569,6 +573,8 @@ pub(crate) fn alone<R>(body: impl FnOnce() -> Result<R>) -> Result<R> {
     parameters(0, 1);
     // SAFETY: That of the test before is gone.
     let result = to_result(unsafe { helpers::fake_sysfs_new() }).and_then(|()| body());
+    // The next test's machine is another.
+    drop(sys::Bars::new());
     // SAFETY: Made above, or not at all. Who still has an object has it by a reference.
     unsafe { helpers::fake_sysfs_free() };
     // SAFETY: Made above. Who still has a device has it by a reference.
@@ -579,6 +585,10 @@ pub(crate) fn alone<R>(body: impl FnOnce() -> Result<R>) -> Result<R> {
 /// Has the test fail if the module has anything left.
 pub(crate) fn nothing_left() {
     same!(device_refs(), 0);
+    for counts in sys::roll_book(|book| book.counts()) {
+        same!((counts.alive, counts.alive_bytes), (0, 0));
+    }
+    check!(sys::roll_from(0).is_none());
     // SAFETY: Has no preconditions.
     same!(unsafe { helpers::fake_sysfs_refs() }, 0);
     with(|world| {
@@ -594,6 +604,24 @@ pub(crate) fn nothing_left() {
         same!(unreached, None);
         same!(unfailed, None);
     });
+}
+
+/// How many devices the module remembers.
+pub(crate) fn remembered_devices() -> u32 {
+    // SAFETY: Has no preconditions.
+    unsafe { helpers::fake_remembered() }
+}
+
+/// How often the module asked for the next device of the machine.
+pub(crate) fn pci_steps() -> u32 {
+    // SAFETY: Has no preconditions.
+    unsafe { helpers::fake_pci_steps() }
+}
+
+/// The GPU is pulled out.
+pub(crate) fn gpu_leaves() {
+    // SAFETY: There is a machine for as long as a test runs.
+    unsafe { helpers::fake_gpu_leaves() };
 }
 
 /// The module's parameters.

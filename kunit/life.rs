@@ -31,8 +31,8 @@ pub(crate) struct Life {
     result: Result,
     log: KVec<Event>,
     clients: KVec<Description>,
-    /// The module held, and what nvidia.ko had pinned, at the end.
-    left: (i64, usize),
+    /// The module held, what nvidia.ko had pinned, and devices remembered, at the end.
+    left: (i64, usize, u32),
 }
 
 /// Lives. To be called once, before all else that may exist once.
@@ -74,7 +74,11 @@ pub(crate) fn live(module: &'static ThisModule) -> Result {
             result,
             log: log(),
             clients,
-            left: (fakes::with(|world| world.holds), fakes::pins()),
+            left: (
+                fakes::with(|world| world.holds),
+                fakes::pins(),
+                fakes::remembered_devices(),
+            ),
         })
     })?;
     fakes::remember(life);
@@ -248,7 +252,7 @@ mod tests {
     #[test]
     fn nothing_is_left_of_it() -> Result {
         looked_at(|life| {
-            same!(life.left, (0, 0));
+            same!(life.left, (0, 0, 0));
             Ok(())
         })
     }

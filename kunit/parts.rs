@@ -17,9 +17,12 @@ mod tests {
     use crate::extents::SpanError;
     use crate::fakes::check;
     use crate::fakes::fail_once;
+    use crate::fakes::gpu_leaves;
     use crate::fakes::nic;
     use crate::fakes::nic_takes;
+    use crate::fakes::pci_steps;
     use crate::fakes::plain_device;
+    use crate::fakes::remembered_devices;
     use crate::fakes::same;
     use crate::fakes::test;
     use crate::fakes::with;
@@ -37,6 +40,10 @@ mod tests {
     use crate::region::Table as _;
     use crate::revocable::BarMapping as _;
     use crate::revocable::Monitor as _;
+    use crate::roll::Gpus;
+    use crate::roll::PciAddress;
+    use crate::sys::gpu_address;
+    use crate::sys::gpu_of;
     use crate::sys::BarFinder;
     use crate::sys::BarMapping;
     use crate::sys::Lock;
@@ -147,6 +154,86 @@ mod tests {
             same!(find(BAR + KIB_64, KIB_64), None);
             same!(find(RAM, KIB_64), Some(Refusal::NotInBar));
             same!(find(BAR + 2 * KIB_64, KIB_64), None);
+            Ok(())
+        })
+    }
+
+    /// From finder to finder, as from registration to registration.
+    #[test]
+    fn the_owner_of_a_bar_is_looked_for_once() -> Result {
+        test(|| {
+            let find = |addr, len| {
+                let before = pci_steps();
+                let found = BarFinder::default().find(Run { addr, len }).err();
+                (found, pci_steps() - before)
+            };
+            // Past the card, to the GPU.
+            same!(find(BAR, KIB_64), (None, 2));
+            same!(remembered_devices(), 1);
+            for page in 0..4 {
+                same!(find(BAR + page * KIB_64, KIB_64), (None, 0));
+            }
+            // What lies in no BAR of it is looked for in all, to the end.
+            let refused = Some(Refusal::NotInBar);
+            same!(find(BAR + BAR_LEN, KIB_64), (refused, 3));
+            same!(find(BAR + 9 * KIB_64, KIB_64), (None, 0));
+            same!(remembered_devices(), 1);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_device_that_was_pulled_out_is_not_found_by_what_was_remembered() -> Result {
+        test(|| {
+            let find = || {
+                let len = KIB_64;
+                BarFinder::default().find(Run { addr: BAR, len }).err()
+            };
+            same!(find(), None);
+            gpu_leaves();
+            same!(find(), Some(Refusal::NotInBar));
+            same!(
+                gpu_of(&Run {
+                    addr: BAR,
+                    len: KIB_64
+                }),
+                Gpus::default()
+            );
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_gpu_has_the_number_and_the_address_of_its_device() -> Result {
+        test(|| {
+            same!(
+                gpu_of(&Run {
+                    addr: BAR,
+                    len: KIB_64
+                }),
+                Gpus::one(0)
+            );
+            // As the fakes have it: domain 3, bus 0x81, device 2, function 1.
+            same!(gpu_address(0), Some(PciAddress(3 << 16 | 0x8111)));
+            same!(gpu_address(1), None);
+            let mut finder = BarFinder::default();
+            same!(finder.gpus(), Gpus::default());
+            let run = Run {
+                addr: BAR,
+                len: KIB_64,
+            };
+            check!(finder.find(run).is_ok());
+            same!(finder.gpus(), Gpus::one(0));
+            // Memory is not looked for.
+            let before = pci_steps();
+            same!(
+                gpu_of(&Run {
+                    addr: RAM,
+                    len: KIB_64
+                }),
+                Gpus::default()
+            );
+            same!(pci_steps(), before);
             Ok(())
         })
     }

@@ -13,6 +13,7 @@ mod tests {
 
     use crate::clients::Persistent;
     use crate::clients::Revocable;
+    use crate::extents::PageSize;
     use crate::fakes::check;
     use crate::fakes::fail;
     use crate::fakes::free_memory;
@@ -26,15 +27,23 @@ mod tests {
     use crate::fakes::test;
     use crate::fakes::Call;
     use crate::fakes::Event::*;
+    use crate::fakes::Thread;
     use crate::ib::Client;
     use crate::ib::Invalidation;
     use crate::ib_core::failure;
     use crate::ib_core::get;
     use crate::ib_core::Form;
+    use crate::record::Flavour;
+    use crate::roll::Gpus;
+    use crate::roll::Living;
+    use crate::roll::PciAddress;
+    use crate::roll::State;
     use crate::setup::pages;
     use crate::setup::persistent;
+    use crate::setup::persistent_as;
     use crate::setup::revocable;
     use crate::setup::PAGES;
+    use crate::setup::VA;
     use crate::sys;
     use crate::sys::MemoryPeers;
     use crate::tally::Statistics;
@@ -217,6 +226,162 @@ mod tests {
             check!(shows(Some(FIRST), None));
             drop(peers);
             drop(MemoryPeers::look(FIRST)?);
+            Ok(())
+        })
+    }
+
+    // --- the roll --------------------------------------------------------------------------------
+
+    /// The only one on the roll.
+    fn only() -> Result<Living> {
+        let living = sys::roll_from(0).ok_or(ENOENT)?;
+        check!(sys::roll_from(living.number + 1).is_none());
+        Ok(living)
+    }
+
+    /// Number and state of all, as a reader meets them.
+    fn standing() -> Result<KVec<(u64, State)>> {
+        let mut all = KVec::new();
+        let mut next = 0;
+        while let Some(living) = sys::roll_from(next) {
+            check!(living.number >= next);
+            next = living.number + 1;
+            all.push((living.number, living.state), GFP_KERNEL)?;
+        }
+        Ok(all)
+    }
+
+    #[test]
+    fn a_registration_is_on_the_roll_from_acquire_to_release() -> Result {
+        test(|| {
+            let up = (
+                revocable(Invalidation::ClientUnmaps)?,
+                persistent_as(c"nv_mem_nc")?,
+            );
+            for (can_lose, flavour) in [(false, Flavour::Persistent), (true, Flavour::Revocable)] {
+                let mut request = pages(PAGES);
+                request.can_lose = can_lose;
+                let umem = get(request).map_err(|_| EIO)?;
+                let living = only()?;
+                same!(living.state, State::Mapped);
+                same!(living.entries, 1);
+                // As the fakes have it: domain 3, bus 0x81, device 1, function 0.
+                same!(living.hca, Some(PciAddress(3 << 16 | 0x8108)));
+                same!(living.new.flavour, flavour);
+                same!(
+                    (living.new.span.start(), living.new.span.len()),
+                    (VA, BYTES)
+                );
+                same!((living.new.page, living.new.pieces), (PageSize::KIB_64, 1));
+                same!(living.new.gpus, Gpus::one(0));
+                same!(living.new.task, sys::task());
+                umem.stop();
+                let living = only()?;
+                same!(living.state, State::Pinned);
+                same!((living.entries, living.hca), (0, None));
+                umem.release();
+                check!(sys::roll_from(0).is_none());
+            }
+            drop(up);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn many_are_met_in_their_order_and_leave_in_any() -> Result {
+        test(|| {
+            const COUNT: u64 = 64;
+            let up = persistent()?;
+            let before = sys::roll_book(|book| book.last());
+            let mut umems = KVec::new();
+            for _ in 0..COUNT {
+                umems.push(get(pages(PAGES)).ok(), GFP_KERNEL)?;
+            }
+            let all = standing()?;
+            same!(all.len(), umems.len());
+            for (at, (number, _)) in all.iter().enumerate() {
+                same!(*number, before + 1 + at as u64);
+            }
+            // 37 and 64 have no factor in common: each once, the last one neither first nor last.
+            for step in 0..COUNT {
+                let at = (step * 37 + 11) % COUNT;
+                let umem = umems.get_mut(at as usize).and_then(Option::take);
+                umem.ok_or(EIO)?.release();
+                same!(standing()?.len() as u64, COUNT - 1 - step);
+                let next = sys::roll_from(before + 1 + at);
+                check!(next.is_none_or(|living| living.number > before + 1 + at));
+                // One comes and goes behind all of them.
+                get(pages(PAGES)).map_err(|_| EIO)?.release();
+            }
+            drop(up);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn who_was_revoked_is_on_the_roll_until_the_release() -> Result {
+        test(|| {
+            let up = revocable(Invalidation::ClientUnmaps)?;
+            let umem = get(pages(PAGES)).map_err(|_| EIO)?;
+            free_memory();
+            let living = only()?;
+            same!((living.state, living.entries), (State::Revoked, 1));
+            umem.release();
+            check!(sys::roll_from(0).is_none());
+            drop(up);
+            Ok(())
+        })
+    }
+
+    /// Another process releases: nvidia.ko does not take the pin from it.
+    #[test]
+    fn who_is_kept_is_on_the_roll_until_the_memory_is_freed() -> Result {
+        test(|| {
+            let up = revocable(Invalidation::ClientUnmaps)?;
+            let umem = get(pages(PAGES)).map_err(|_| EIO)?;
+            Thread::start(move || umem.release())?.join();
+            let living = only()?;
+            same!((living.state, living.entries), (State::Kept, 0));
+            free_memory();
+            check!(sys::roll_from(0).is_none());
+            drop(up);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn who_was_refused_was_never_on_the_roll() -> Result {
+        test(|| {
+            let up = persistent()?;
+            let before = sys::roll_book(|book| (book.last(), book.counts()));
+            fail(Call::PinPersistent, 1, 1, -12)?;
+            check!(failure(pages(PAGES)).is_some());
+            same!(sys::roll_book(|book| (book.last(), book.counts())), before);
+            drop(up);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn lives_are_counted() -> Result {
+        test(|| {
+            let up = revocable(Invalidation::ClientUnmaps)?;
+            let counts = || sys::roll_book(|book| book.counts()[Flavour::Revocable as usize]);
+            let before = counts();
+            let umem = get(pages(PAGES)).map_err(|_| EIO)?;
+            let now = counts();
+            same!(
+                (now.registered, now.mapped),
+                (before.registered + 1, before.mapped + 1)
+            );
+            same!((now.alive, now.alive_bytes), (1, BYTES));
+            free_memory();
+            same!(counts().revoked, before.revoked + 1);
+            umem.release();
+            let now = counts();
+            same!(now.released, before.released + 1);
+            same!((now.alive, now.alive_bytes), (0, 0));
+            drop(up);
             Ok(())
         })
     }

@@ -15,6 +15,7 @@
 #define try_module_get fake_module_get
 #define module_put fake_module_put
 #define pci_get_device fake_pci_get
+#define pci_domain_nr fake_pci_domain
 #define sg_alloc_table fake_sg_alloc
 #define dma_map_resource fake_dma_map
 #define dma_unmap_resource fake_dma_unmap
@@ -30,6 +31,15 @@ const char *peermem_missing_ib(void)
 const char *peermem_missing_nv(void)
 {
 	return NULL;
+}
+
+unsigned int fake_remembered(void)
+{
+	unsigned int at, count = 0;
+
+	for (at = 0; at < OWNERS; at++)
+		count += !!owners[at].pdev;
+	return count;
 }
 
 static unsigned int fail_registration;

@@ -22,11 +22,13 @@ use crate::nv;
 use crate::observe;
 use crate::record::Flavour;
 use crate::record::Step;
+use crate::record::Task;
 use crate::refusal::Refusal;
 use crate::region;
 use crate::region::Region;
 use crate::revocable;
 use crate::revocable::Lease;
+use crate::roll::Gpus;
 use crate::sys;
 use crate::sys::BarRun;
 use crate::sys::LentTable;
@@ -177,6 +179,11 @@ impl region::Env for Kernel {
     fn max_pieces() -> u32 {
         sys::max_pieces()
     }
+
+    fn caller() -> (Task, u64) {
+        // CAST: Not negative.
+        (sys::task(), sys::microseconds() as u64)
+    }
 }
 
 impl Ledger for Kernel {
@@ -223,6 +230,10 @@ impl revocable::RevocablePin<Kernel> for nv::RevocablePin {
 
     fn page_size(&self) -> PageSize {
         self.page_size()
+    }
+
+    fn gpus(&self) -> Gpus {
+        self.gpus()
     }
 
     fn runs(&self) -> &[BarRun] {

@@ -41,6 +41,7 @@ use crate::refusal;
 use crate::refusal::Refusal;
 use crate::region;
 use crate::revocable::Revoke;
+use crate::roll::Gpus;
 use crate::sys;
 use crate::sys::BarFinder;
 use crate::sys::BarRun;
@@ -196,6 +197,18 @@ struct Checked<'a> {
 }
 
 impl Checked<'_> {
+    /// The GPU that the first page is on, as its address tells: an allocation lies on one. Not for memory
+    /// that CPUs cache.
+    fn gpu(&self) -> Gpus {
+        let first = self.pages.first().filter(|_| !self.cacheable);
+        first.map_or(Gpus::default(), |page| {
+            // SAFETY: The page is alive by the type invariant.
+            let addr = unsafe { (**page).physical_address };
+            let len = self.page.bytes();
+            sys::gpu_of(&Run { addr, len })
+        })
+    }
+
     /// Calls `each` with where the pages are, in physical addresses, joined.
     fn runs(&self, each: impl FnMut(Run)) {
         let addrs = self.pages.iter().map(|page| {
@@ -220,6 +233,7 @@ struct Persistent {
     span: Span,
     page: PageSize,
     size: u32,
+    gpu: Gpus,
 }
 
 impl region::Pinned for PersistentPin {
@@ -244,16 +258,21 @@ impl region::Pinned for PersistentPin {
             span,
             page: PageSize::KIB_64,
             size: 0,
+            gpu: Gpus::default(),
         };
         // SAFETY: Alive by the type invariant, and the borrow ends in this function.
         let checked = unsafe { pin.table.check(span) }?;
-        (pin.page, pin.size) = (checked.page, checked.size);
+        (pin.page, pin.size, pin.gpu) = (checked.page, checked.size, checked.gpu());
         let pin = Arc::new(pin, GFP_KERNEL).map_err(|_| Refusal::NoMemory)?;
         Ok(PersistentPin(pin))
     }
 
     fn page_size(&self) -> PageSize {
         self.0.page
+    }
+
+    fn gpus(&self) -> Gpus {
+        self.0.gpu
     }
 
     /// `nvidia_p2p_dma_map_pages()`. Takes nvidia.ko's API lock.
@@ -369,6 +388,7 @@ pub(crate) struct RevocablePin {
     /// Unpins.
     _held: Held<Nv>,
     page: PageSize,
+    gpus: Gpus,
     runs: KVVec<BarRun>,
 }
 
@@ -378,10 +398,11 @@ impl RevocablePin {
     pub(crate) fn pin(span: Span, region: Arc<dyn Revoke>) -> Result<Self, Refusal> {
         let module = ModuleHold::try_new().ok_or(Refusal::Unloading)?;
         let held = Held::<Nv>::new(span, region, module)?;
-        let (page, runs) = held.read(|table| copy(&table, span))?;
+        let (page, gpus, runs) = held.read(|table| copy(&table, span))?;
         Ok(RevocablePin {
             _held: held,
             page,
+            gpus,
             runs,
         })
     }
@@ -389,6 +410,11 @@ impl RevocablePin {
     /// The size of its pages.
     pub(crate) fn page_size(&self) -> PageSize {
         self.page
+    }
+
+    /// In whose BARs they are.
+    pub(crate) fn gpus(&self) -> Gpus {
+        self.gpus
     }
 
     /// Where the pages are, in the order of virtual addresses.
@@ -400,8 +426,11 @@ impl RevocablePin {
 /// So many runs are kept on the stack.
 const FEW: usize = 16;
 
-/// The page size of `table`, and where its pages are.
-fn copy(table: &Alive<'_, TablePtr>, span: Span) -> Result<(PageSize, KVVec<BarRun>), Refusal> {
+/// The page size of `table`, and where its pages are: on which GPUs, and at which addresses.
+fn copy(
+    table: &Alive<'_, TablePtr>,
+    span: Span,
+) -> Result<(PageSize, Gpus, KVVec<BarRun>), Refusal> {
     // SAFETY: The table lives until `free_callback` returns for it, and that call does not return
     // while there is an `Alive`. The borrow ends with this function.
     let checked = unsafe { table.table().check(span) }?;
@@ -434,7 +463,7 @@ fn copy(table: &Alive<'_, TablePtr>, span: Span) -> Result<(PageSize, KVVec<BarR
         None => checked.runs(add),
     }
     result?;
-    Ok((checked.page, runs))
+    Ok((checked.page, bars.gpus(), runs))
 }
 
 global_lock! {

@@ -17,6 +17,7 @@
 //!   `unsafe` code is there.
 //! - [`compat`]: what differs from kernel to kernel.
 //! - [`refusal`], [`record`], [`observe`]: why something was refused, and how that is kept and told.
+//! - [`roll`]: which registrations there are at the moment.
 //! - [`tally`]: what is counted of each client.
 
 use kernel::prelude::*;
@@ -34,6 +35,7 @@ pub(crate) mod record;
 pub(crate) mod refusal;
 pub(crate) mod region;
 pub(crate) mod revocable;
+pub(crate) mod roll;
 pub(crate) mod sys;
 pub(crate) mod tally;
 
@@ -67,6 +69,7 @@ pub(crate) struct PeerMem {
     _revocable: Option<Registration<clients::Revocable>>,
     _callbacks: Option<nv::Callbacks>,
     _accounts: sys::Accounts,
+    _bars: sys::Bars,
     _files: observe::Files,
 }
 
@@ -114,6 +117,7 @@ impl kernel::Module for PeerMem {
         };
         Ok(PeerMem {
             _files: files,
+            _bars: sys::Bars::new(),
             _accounts: accounts,
             _callbacks: callbacks,
             _revocable: revocable,

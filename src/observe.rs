@@ -23,6 +23,8 @@ use crate::record::Refused;
 use crate::record::Step;
 use crate::record::Word;
 use crate::refusal::Refusal;
+use crate::roll;
+use crate::roll::Living;
 use crate::sys;
 
 /// How long a kind of message stays silent after it was logged, in microseconds.
@@ -233,6 +235,7 @@ impl Files {
         // Addresses of processes: for root alone.
         directory.file::<Refusals<false>>(c"refusals", 0o400);
         directory.file::<Refusals<true>>(c"foreign", 0o400);
+        directory.lines::<Registrations>(c"registrations", 0o400);
         Files(directory)
     }
 }
@@ -270,6 +273,24 @@ impl sys::Contents for Counters {
         for (event, kind) in EVENTS {
             core::writeln!(f, "event={event} count={}", kind.count())?;
         }
+        // All of one moment.
+        let counts = sys::roll_book(|book| book.counts());
+        for (flavour, counts) in Flavour::ALL.iter().zip(&counts) {
+            for (event, count) in [
+                ("registered", counts.registered),
+                ("mapped", counts.mapped),
+                ("revoked", counts.revoked),
+                ("released", counts.released),
+                ("alive", counts.alive),
+                ("alive_bytes", counts.alive_bytes),
+            ] {
+                core::writeln!(
+                    f,
+                    "event={event} count={count} flavour={}",
+                    Word(flavour.name())
+                )?;
+            }
+        }
         Ok(())
     }
 }
@@ -291,5 +312,35 @@ impl<const FOREIGN: bool> sys::Contents for Refusals<FOREIGN> {
             next = number;
         }
         Ok(())
+    }
+}
+
+/// `registrations`.
+struct Registrations;
+
+impl sys::Lines for Registrations {
+    type Record = Registration;
+
+    fn last() -> u64 {
+        sys::roll_book(|book| book.last())
+    }
+
+    fn from(number: u64) -> Option<(u64, Registration)> {
+        let living = sys::roll_from(number)?;
+        Some((living.number, Registration(living)))
+    }
+}
+
+/// A line of `registrations`.
+#[derive(Clone, Copy)]
+struct Registration(Living);
+
+impl fmt::Display for Registration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let line = roll::Line {
+            living: &self.0,
+            gpu: sys::gpu_address,
+        };
+        core::fmt::Display::fmt(&line, f)
     }
 }

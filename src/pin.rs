@@ -270,6 +270,7 @@ impl<P: Provider> Drop for Held<P> {
     fn drop(&mut self) {
         if self.alive() {
             if let Err(why) = self.put() {
+                self.slot.region.kept();
                 P::kept(&self.span, why);
             }
         }

@@ -83,7 +83,7 @@ pub(crate) struct Task {
 }
 
 /// A thread's name as one word: what could be taken for something else is written as `\xNN`.
-struct Comm<'a>(&'a [u8]);
+pub(crate) struct Comm<'a>(pub(crate) &'a [u8]);
 
 impl fmt::Display for Comm<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -138,7 +138,7 @@ pub(crate) struct Record {
 }
 
 /// Microseconds, as seconds.
-struct Seconds(u64);
+pub(crate) struct Seconds(pub(crate) u64);
 
 impl fmt::Display for Seconds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -31,7 +31,13 @@ use super::extents::PageSize;
 use super::extents::Run;
 use super::extents::Span;
 use super::pieces;
+use super::record::Flavour;
+use super::record::Task;
 use super::refusal::Refusal;
+use super::roll;
+use super::roll::Gpus;
+use super::roll::Newcomer;
+use super::roll::PciAddress;
 
 /// The longest range that is handed to the provider, in bytes.
 ///
@@ -41,8 +47,8 @@ pub(crate) const MAX_LEN: u64 = 1 << 40;
 
 /// What surrounds a region, in the kernel or in a test.
 pub(crate) trait Env: Ledger + Sized {
-    /// A sleeping lock.
-    type Lock<T: Send + Unpin>: Lock<T>;
+    /// A sleeping lock, with a place on the roll beside what it guards.
+    type Lock<T: Send + Unpin>: Lock<T> + roll::Place;
     /// A growing list.
     type List<T: Send>: List<T>;
     /// The device that does the HCA's DMA.
@@ -56,6 +62,9 @@ pub(crate) trait Env: Ledger + Sized {
 
     /// Of how many pins a registration may consist.
     fn max_pieces() -> u32;
+
+    /// The calling thread, and the time in microseconds.
+    fn caller() -> (Task, u64);
 }
 
 /// A sleeping lock around `T`. Process context only.
@@ -77,6 +86,9 @@ pub(crate) trait List<T>: Default + DerefMut<Target = [T]> + Send {
 pub(crate) trait Device: Sync {
     /// The longest segment that it takes, in bytes.
     fn max_segment(&self) -> u32;
+
+    /// Where it is.
+    fn address(&self) -> PciAddress;
 }
 
 /// A scatter list in the making for ib_core, which may write to its first and last entry until
@@ -87,6 +99,9 @@ pub(crate) trait Table: Sized + Send {
 
     /// Allocates exactly as many entries as `cut` makes of `runs`, and fills them. There is at least one run.
     fn build(runs: impl Iterator<Item = Run>, cut: Cut) -> Result<Self, Refusal>;
+
+    /// How many entries it has.
+    fn entries(&self) -> u32;
 
     /// A copy of the head for ib_core; the entries stay ours.
     fn lend(&self) -> Self::Lent;
@@ -104,6 +119,9 @@ pub(crate) trait Pinned: Sized + Send {
 
     /// The size of its pages.
     fn page_size(&self) -> PageSize;
+
+    /// On which GPU it is, as far as the provider shows it.
+    fn gpus(&self) -> Gpus;
 
     /// Maps every page for `device`. May sleep.
     fn map(&self, device: &Self::Device) -> Result<Self::Mapping, Refusal>;
@@ -168,7 +186,13 @@ impl<E: Env> Region<E> {
         };
         let pieces: E::List<Piece<E>> = pieces::cover(span, E::max_pieces(), pin, || Ok(()))?;
         let page = PageSize::of_all(pieces.iter().map(|piece| piece.pin.page_size()));
-        Ok(Region {
+        let new = newcomer::<E>(
+            Flavour::Persistent,
+            span,
+            page,
+            pieces.iter().map(|piece| piece.pin.gpus()),
+        );
+        let region = Region {
             span,
             page,
             state: E::Lock::new(State {
@@ -176,7 +200,9 @@ impl<E: Env> Region<E> {
                 table: None,
             })?,
             _charge: charge,
-        })
+        };
+        roll::enter(&region.state, new);
+        Ok(region)
     }
 
     /// The pinned range of virtual addresses.
@@ -198,6 +224,7 @@ impl<E: Env> Region<E> {
             let table = self
                 .build(&mut state.pieces, device)
                 .inspect_err(|_| unmap_all(&mut state.pieces))?;
+            roll::mapped(&self.state, table.entries(), device.address());
             Ok(state.table.insert(table).lend())
         })
     }
@@ -212,7 +239,39 @@ impl<E: Env> Region<E> {
 
     /// `dma_unmap`: undoes [`Region::map`]; the scatter list stays. May sleep.
     pub(crate) fn unmap(&self) {
-        self.state.with(|state| unmap_all(&mut state.pieces));
+        self.state.with(|state| {
+            unmap_all(&mut state.pieces);
+            roll::unmapped(&self.state);
+        });
+    }
+}
+
+impl<E: Env> Drop for Region<E> {
+    /// `release`.
+    fn drop(&mut self) {
+        let pieces = self.state.with(|state| core::mem::take(&mut state.pieces));
+        drop(pieces);
+        // Not before: where unpinning hangs, the roll shows whose.
+        roll::released(&self.state, false);
+    }
+}
+
+/// What a registration by the calling thread puts on the roll; `gpus` has an element for each pin.
+pub(crate) fn newcomer<E: Env>(
+    flavour: Flavour,
+    span: Span,
+    page: PageSize,
+    gpus: impl ExactSizeIterator<Item = Gpus>,
+) -> Newcomer {
+    let (task, since) = E::caller();
+    Newcomer {
+        flavour,
+        span,
+        page,
+        pieces: gpus.len(),
+        gpus: Gpus::all(gpus),
+        task,
+        since,
     }
 }
 

@@ -57,17 +57,20 @@ use super::extents::PageSize;
 use super::extents::Run;
 use super::extents::Span;
 use super::pieces;
+use super::record::Flavour;
 use super::refusal::Refusal;
 use super::region;
 use super::region::Device as _;
 use super::region::Lock as _;
 use super::region::Table as _;
 use super::region::MAX_LEN;
+use super::roll;
+use super::roll::Gpus;
 
 /// What surrounds a revocable region, beyond what [`region::Env`] has.
 pub(crate) trait Env: region::Env {
-    /// A sleeping lock that threads can also wait on.
-    type Monitor<T: Send + Unpin>: Monitor<T>;
+    /// A sleeping lock that threads can also wait on, with a place on the roll beside what it guards.
+    type Monitor<T: Send + Unpin>: Monitor<T> + roll::Place;
     /// A counted reference.
     type Shared<T: Send + Sync + 'static>: Deref<Target = T> + Clone + Send + Sync;
     /// ib_core's name for a registration, with the means to revoke it.
@@ -108,6 +111,10 @@ pub(crate) trait Revoke: Send + Sync + 'static {
     /// The pinned memory goes away with the return of this call. Called with the provider's API lock
     /// held, from the thread that frees the memory, or from one of the kernel's.
     fn revoke(&self);
+
+    /// A pin of it was dropped, and its memory stays pinned until it is freed: [`Revoke::revoke`] is still to
+    /// come for it, or has just come.
+    fn kept(&self);
 }
 
 /// Memory that the provider has pinned, until dropped, and may take away before.
@@ -122,6 +129,9 @@ pub(crate) trait RevocablePin<E: Env>: Sized + Send {
 
     /// The size of its pages.
     fn page_size(&self) -> PageSize;
+
+    /// On which GPU it is, as far as its addresses show it.
+    fn gpus(&self) -> Gpus;
 
     /// Where the pages are, in the order of virtual addresses.
     fn runs(&self) -> &[E::BarRun];
@@ -149,6 +159,8 @@ struct State<E: Env> {
     ticket: Option<E::Ticket>,
     /// A callback has come. Never cleared.
     revoked: bool,
+    /// The provider did not take back every pin. Never cleared.
+    kept: bool,
     /// The thread on which a callback of this region is under way. The provider makes one callback
     /// at a time.
     callback: Option<E::Thread>,
@@ -199,9 +211,18 @@ impl<E: Env> Lease<E> {
         // From here on an early return is a release. It may wait for a callback with ib_core's global
         // mutex held: a callback for a region without a ticket calls nobody.
         let lease = Self { region, page };
+        let new = region::newcomer::<E>(
+            Flavour::Revocable,
+            span,
+            page,
+            pins.iter().map(|pin| pin.gpus()),
+        );
         lease.region.state.with(|state| {
             state.pins = pins;
-            state.check()
+            state.check()?;
+            // Under the lock: the callback that comes next finds it on the roll.
+            roll::enter(&lease.region.state, new);
+            Ok::<_, Refusal>(())
         })?;
         Ok(lease)
     }
@@ -230,13 +251,17 @@ impl<E: Env> Lease<E> {
             let cut = Cut::new(self.region.span.start(), self.page, device.max_segment());
             let table = E::Table::build(mapping.runs().iter().copied(), cut)?;
             state.mapping = Some(mapping);
+            roll::mapped(&self.region.state, table.entries(), device.address());
             Ok(state.table.insert(table).lend())
         })
     }
 
     /// `dma_unmap`: undoes [`Lease::map`], unless a callback has. The scatter list stays. May sleep.
     pub(crate) fn unmap(&self) {
-        self.region.state.with(|state| state.mapping = None);
+        self.region.state.with(|state| {
+            state.mapping = None;
+            roll::unmapped(&self.region.state);
+        });
     }
 
     /// The pinned range of virtual addresses.
@@ -264,7 +289,11 @@ impl<E: Env> Drop for Lease<E> {
         let this = E::thread();
         state.wait_while(|state| state.callback.is_some_and(|thread| thread != this));
         // The region may outlive this, for a callback that is yet to come. What it holds does not.
-        let held = state.with(|state| (state.mapping.take(), state.table.take()));
+        let held = state.with(|own| {
+            // The provider was asked for each pin by now: what it keeps stays on the roll with the region.
+            roll::released(state, own.kept);
+            (own.mapping.take(), own.table.take())
+        });
         drop(held);
     }
 }
@@ -274,6 +303,7 @@ impl<E: Env> Revoke for Region<E> {
         let ticket = self.state.with(|state| {
             state.revoked = true;
             state.callback = Some(E::thread());
+            roll::revoked(&self.state);
             state.ticket.take()
         });
         // The HCA first, then the mapping: no lock of ours is held while ib_core stops the HCA.
@@ -287,6 +317,10 @@ impl<E: Env> Revoke for Region<E> {
         // `release` may have returned by now: the callback's reference to its slot keeps the region.
         self.state.notify_all();
     }
+
+    fn kept(&self) {
+        self.state.with(|state| state.kept = true);
+    }
 }
 
 impl<E: Env> State<E> {
@@ -294,6 +328,7 @@ impl<E: Env> State<E> {
         State {
             ticket: None,
             revoked: false,
+            kept: false,
             callback: None,
             mapping: None,
             table: None,

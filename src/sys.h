@@ -8,6 +8,7 @@
 #define PEERMEM_SYS_H
 
 #include <linux/pci.h>
+#include <linux/rbtree.h>
 #include <linux/scatterlist.h>
 #include <linux/sched.h>
 #include <linux/seq_file.h>
@@ -33,9 +34,40 @@ void peermem_trace_refused(const char *flavour, const char *step,
 			   const char *reason, int code, u64 addr, u64 len,
 			   pid_t tgid);
 
+void peermem_trace_registered(u64 id, const char *flavour, u64 addr, u64 len,
+			      u64 page, u64 pieces, pid_t tgid);
+void peermem_trace_mapped(u64 id, u32 entries, u64 hca);
+void peermem_trace_revoked(u64 id);
+void peermem_trace_released(u64 id, const char *state);
+
+/* On the roll of registrations, while it is in the tree. */
+struct peermem_place {
+	struct rb_node node;
+	u64 number;
+};
+
+void peermem_roll_lock(void);
+void peermem_roll_unlock(void);
+void peermem_roll_add(struct peermem_place *place, u64 number);
+void peermem_roll_remove(struct peermem_place *place);
+struct peermem_place *peermem_roll_from(u64 number);
+
+/*
+ * A file of lines, each with a number. @from copies the first with a number of
+ * @number or a higher one to @reader, and says which it has, or 0; @show writes
+ * what is there. @reader has @size bytes, all of them zero at first.
+ */
+struct peermem_lines {
+	size_t size;
+	u64 (*from)(void *reader, u64 number);
+	int (*show)(struct seq_file *seq, void *reader);
+};
+
 struct dentry *peermem_debugfs_dir(void);
 void peermem_debugfs_file(struct dentry *dir, const char *name, umode_t mode,
 			  int (*show)(struct seq_file *seq, void *unused));
+void peermem_debugfs_lines(struct dentry *dir, const char *name, umode_t mode,
+			   const struct peermem_lines *lines);
 void peermem_debugfs_remove(struct dentry *dir);
 
 bool peermem_module_hold(void);
@@ -48,6 +80,7 @@ void peermem_gate_write_end(void);
 
 struct pci_dev *peermem_pci_dev_get(struct device *dev);
 unsigned int peermem_max_segment(struct pci_dev *pdev);
+u64 peermem_pci_address(struct pci_dev *pdev);
 
 /* An entry of a scatter list that has no pages, only a DMA address. */
 struct peermem_entry {
@@ -73,7 +106,19 @@ int peermem_sg_append(struct peermem_sg *list,
 int peermem_sg_finish(struct peermem_sg *list,
 		      const struct peermem_entry *entries, unsigned int count);
 
-bool peermem_bar_of(u64 addr, u64 *start, u64 *len);
+/* So many GPUs have a number while the module is loaded. */
+#define PEERMEM_GPUS		64
+
+/* A memory BAR, and the number of its device; PEERMEM_GPUS: it has none. */
+struct peermem_bar {
+	u64 start;
+	u64 len;
+	u32 gpu;
+};
+
+bool peermem_bar_of(u64 addr, struct peermem_bar *bar);
+bool peermem_gpu_address(u32 gpu, u64 *address);
+void peermem_bars_forget(void);
 bool peermem_has_struct_page(u64 addr, u64 len);
 int peermem_bar_map(struct pci_dev *pdev, u64 addr, size_t len, u64 *dma);
 void peermem_bar_unmap(struct pci_dev *pdev, u64 dma, size_t len);

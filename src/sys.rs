@@ -12,7 +12,9 @@
 //!
 //! Knows neither NVIDIA's interface nor ib_core's.
 
+use core::cell::UnsafeCell;
 use core::marker::PhantomData;
+use core::marker::PhantomPinned;
 use core::mem::offset_of;
 use core::mem::MaybeUninit;
 use core::ops::Deref;
@@ -38,6 +40,7 @@ use kernel::sync::Mutex;
 use kernel::sync::SetOnce;
 use kernel::task::Kuid;
 use kernel::task::Task;
+use kernel::types::Opaque;
 
 use crate::account::Account;
 use crate::c;
@@ -52,6 +55,12 @@ use crate::refusal::Place;
 use crate::refusal::Refusal;
 use crate::region;
 use crate::revocable;
+use crate::roll;
+use crate::roll::Book;
+use crate::roll::Event;
+use crate::roll::Gpus;
+use crate::roll::Living;
+use crate::roll::PciAddress;
 use crate::tally::Statistics;
 
 /// The parameter `peerdirect_support`.
@@ -174,23 +183,46 @@ pub(crate) fn gate_write<R>(f: impl FnOnce() -> R) -> R {
     result
 }
 
-/// A [`Mutex`] in memory of its own, for what the persistent flavour guards.
-pub(crate) struct Lock<T>(Pin<KBox<Mutex<T>>>);
+/// A [`Mutex`] in memory of its own, for what the persistent flavour guards, and a place on the roll.
+pub(crate) struct Lock<T>(Pin<KBox<Locked<T>>>);
+
+/// The order of the fields is the order in which they are dropped.
+#[pin_data]
+struct Locked<T> {
+    #[pin]
+    value: Mutex<T>,
+    #[pin]
+    place: Standing,
+}
 
 impl<T: Send + Unpin> region::Lock<T> for Lock<T> {
     fn new(value: T) -> Result<Self, Refusal> {
         // A lock class of its own: it is held across calls to nvidia.ko, a `Monitor` never is.
-        let init = new_mutex!(value, "peermem_persistent");
+        let init = pin_init!(Locked {
+            value <- new_mutex!(value, "peermem_persistent"),
+            place <- Standing::new(),
+        });
         let lock = KBox::pin_init(init, GFP_KERNEL).map_err(|_| Refusal::NoMemory)?;
         Ok(Lock(lock))
     }
 
     fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
-        f(&mut *self.0.lock())
+        f(&mut *self.0.value.lock())
     }
 }
 
-/// A [`Mutex`] with a place to wait, in memory of its own, for what the revocable flavour guards.
+impl<T> roll::Place for Lock<T> {
+    fn with<R>(&self, f: impl FnOnce(&mut Book, &mut Option<Living>) -> R) -> R {
+        self.0.place.with(f)
+    }
+
+    fn tell(&self, event: Event) {
+        trace_life(event);
+    }
+}
+
+/// A [`Mutex`] with a place to wait, in memory of its own, for what the revocable flavour guards, and a
+/// place on the roll.
 pub(crate) struct Monitor<T>(Pin<KBox<Guarded<T>>>);
 
 #[pin_data]
@@ -199,6 +231,8 @@ struct Guarded<T> {
     value: Mutex<T>,
     #[pin]
     changed: CondVar,
+    #[pin]
+    place: Standing,
 }
 
 impl<T: Send + Unpin> region::Lock<T> for Monitor<T> {
@@ -206,6 +240,7 @@ impl<T: Send + Unpin> region::Lock<T> for Monitor<T> {
         let init = pin_init!(Guarded {
             value <- new_mutex!(value, "peermem_revocable"),
             changed <- new_condvar!("peermem_revocable"),
+            place <- Standing::new(),
         });
         let guarded = KBox::pin_init(init, GFP_KERNEL).map_err(|_| Refusal::NoMemory)?;
         Ok(Monitor(guarded))
@@ -226,6 +261,170 @@ impl<T: Send + Unpin> revocable::Monitor<T> for Monitor<T> {
 
     fn notify_all(&self) {
         self.0.changed.notify_all();
+    }
+}
+
+impl<T> roll::Place for Monitor<T> {
+    fn with<R>(&self, f: impl FnOnce(&mut Book, &mut Option<Living>) -> R) -> R {
+        self.0.place.with(f)
+    }
+
+    fn tell(&self, event: Event) {
+        trace_life(event);
+    }
+}
+
+/// The roll's lock, held until dropped: a spinlock. Whoever has it neither sleeps nor calls anybody.
+struct RollLock(PhantomData<*mut ()>);
+
+impl RollLock {
+    fn new() -> Self {
+        // SAFETY: Not held by this thread: see above. Process context.
+        unsafe { c::peermem_roll_lock() };
+        RollLock(PhantomData)
+    }
+}
+
+impl Drop for RollLock {
+    fn drop(&mut self) {
+        // SAFETY: Taken by this thread when this was made.
+        unsafe { c::peermem_roll_unlock() };
+    }
+}
+
+/// The [`Book`] of the roll.
+///
+/// # Invariants
+///
+/// Accessed with the roll's lock held alone.
+struct BookCell(UnsafeCell<Book>);
+
+// SAFETY: Guarded by the roll's lock by the type invariant.
+unsafe impl Sync for BookCell {}
+
+static BOOK: BookCell = BookCell(UnsafeCell::new(Book::new()));
+
+/// A place on the roll.
+///
+/// # Invariants
+///
+/// Lies where it does until it is dropped. With the roll's lock not held, `node` is in the tree if and only
+/// if `living` is not `None`. `living` is written with the lock held alone.
+#[repr(C)]
+struct Standing {
+    /// First: the tree has its address, which is that of the whole.
+    node: Opaque<c::peermem_place>,
+    living: UnsafeCell<Option<Living>>,
+    _pin: PhantomPinned,
+}
+
+// SAFETY: What is in it is plain, and is accessed with the roll's lock held.
+unsafe impl Send for Standing {}
+// SAFETY: As above.
+unsafe impl Sync for Standing {}
+
+impl Standing {
+    /// Nobody stands there.
+    fn new() -> Self {
+        // INVARIANT: Not in the tree. Its users pin it before they lend it to anybody.
+        Standing {
+            node: Opaque::uninit(),
+            living: UnsafeCell::new(None),
+            _pin: PhantomPinned,
+        }
+    }
+
+    fn with<R>(&self, f: impl FnOnce(&mut Book, &mut Option<Living>) -> R) -> R {
+        let locked = RollLock::new();
+        // SAFETY: The lock is held, and `f` does not come here again: these are the only references.
+        let (book, living) = unsafe { (&mut *BOOK.0.get(), &mut *self.living.get()) };
+        let was = living.is_some();
+        let result = f(book, living);
+        match (was, &*living) {
+            // INVARIANT: Into the tree with the first of the two, out of it with the second.
+            // SAFETY: The lock is held, and numbers grow. The node stays where it is until the drop, which
+            // takes it out.
+            (false, Some(living)) => unsafe {
+                c::peermem_roll_add(self.node.get(), living.number);
+            },
+            // SAFETY: The lock is held, and the node is in the tree by the type invariant.
+            (true, None) => unsafe { c::peermem_roll_remove(self.node.get()) },
+            _ => {}
+        }
+        drop(locked);
+        result
+    }
+}
+
+impl roll::Place for Standing {
+    fn with<R>(&self, f: impl FnOnce(&mut Book, &mut Option<Living>) -> R) -> R {
+        Standing::with(self, f)
+    }
+
+    fn tell(&self, event: Event) {
+        trace_life(event);
+    }
+}
+
+impl Drop for Standing {
+    fn drop(&mut self) {
+        // SAFETY: Nobody else has a reference that could write; who reads does not change it.
+        if unsafe { &*self.living.get() }.is_some() {
+            roll::gone(self);
+        }
+    }
+}
+
+/// A copy of the first on the roll with this number or a higher one.
+pub(crate) fn roll_from(number: u64) -> Option<Living> {
+    let _locked = RollLock::new();
+    // SAFETY: The lock is held.
+    let place = NonNull::new(unsafe { c::peermem_roll_from(number) })?;
+    // CAST: The first field of a `repr(C)`.
+    let standing = place.cast::<Standing>().as_ptr();
+    // SAFETY: What is in the tree is the node of a `Standing` that lives, for its drop waits for the lock. With
+    // the lock held nobody writes.
+    unsafe { *(*standing).living.get() }
+}
+
+/// Runs `f` on the book of the roll, locked. `f` does not sleep and calls nobody.
+pub(crate) fn roll_book<R>(f: impl FnOnce(&Book) -> R) -> R {
+    let _locked = RollLock::new();
+    // SAFETY: The lock is held, and with it the only reference.
+    f(unsafe { &*BOOK.0.get() })
+}
+
+/// Where the GPU with that number is.
+pub(crate) fn gpu_address(number: u32) -> Option<PciAddress> {
+    let mut address = 0;
+    // SAFETY: `address` is valid for writes.
+    unsafe { c::peermem_gpu_address(number, &mut address) }.then_some(PciAddress(address))
+}
+
+/// The tracepoints of a registration's life.
+fn trace_life(event: Event) {
+    // SAFETY: The strings are NUL-terminated, and read during the call alone.
+    unsafe {
+        match event {
+            Event::Registered(Living { number, new, .. }) => c::peermem_trace_registered(
+                number,
+                new.flavour.name().as_char_ptr(),
+                new.span.start(),
+                new.span.len(),
+                new.page.bytes(),
+                // CAST: No narrower.
+                new.pieces as u64,
+                new.task.tgid,
+            ),
+            Event::Mapped(living) => {
+                let hca = living.hca.map_or(0, |hca| hca.0);
+                c::peermem_trace_mapped(living.number, living.entries, hca);
+            }
+            Event::Revoked(number) => c::peermem_trace_revoked(number),
+            Event::Released(number, state) => {
+                c::peermem_trace_released(number, state.name().as_char_ptr());
+            }
+        }
     }
 }
 
@@ -433,6 +632,76 @@ unsafe extern "C" fn show_callback<T: Contents>(
     0
 }
 
+/// What a file of debugfs has to say, line by line.
+pub(crate) trait Lines {
+    /// What a line is made of.
+    type Record: Copy + fmt::Display;
+
+    /// The highest number that there is.
+    fn last() -> u64;
+
+    /// The first record with this number or a higher one, and its number, which is not 0.
+    fn from(number: u64) -> Option<(u64, Self::Record)>;
+}
+
+/// Who reads a file of [`Lines`]. All zero is one that has not begun.
+#[repr(C)]
+struct Reader<R> {
+    /// Where to stop: not for ever, however fast they come.
+    last: u64,
+    /// The record to write next, once there was one.
+    record: MaybeUninit<R>,
+}
+
+/// The functions of a file of [`Lines`].
+struct LinesOps<T>(PhantomData<T>);
+
+impl<T: Lines> LinesOps<T> {
+    const OPS: c::peermem_lines = c::peermem_lines {
+        size: size_of::<Reader<T::Record>>(),
+        from: Some(Self::from_callback),
+        show: Some(Self::show_callback),
+    };
+
+    /// # Safety
+    ///
+    /// `reader` points to a `Reader<T::Record>` that nobody else uses during the call.
+    unsafe extern "C" fn from_callback(reader: *mut c_void, number: u64) -> u64 {
+        const { assert!(align_of::<Reader<T::Record>>() <= align_of::<u64>()) };
+
+        // SAFETY: As promised by the caller.
+        let reader = unsafe { &mut *reader.cast::<Reader<T::Record>>() };
+        // Numbers begin with 1: from the beginning of the file.
+        if number == 0 {
+            reader.last = T::last();
+        }
+        match T::from(number).filter(|(number, _)| *number <= reader.last) {
+            Some((number, record)) => {
+                reader.record.write(record);
+                number
+            }
+            None => 0,
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `seq` points to a `seq_file`, and `reader` to what `from_callback` has written a record to; nobody
+    /// else uses them during the call.
+    unsafe extern "C" fn show_callback(seq: *mut bindings::seq_file, reader: *mut c_void) -> c_int {
+        // SAFETY: As promised by the caller.
+        let seq = unsafe { SeqFile::from_raw(seq) };
+        // SAFETY: As promised by the caller.
+        let record = unsafe {
+            (*reader.cast::<Reader<T::Record>>())
+                .record
+                .assume_init_ref()
+        };
+        seq_print!(seq, "{}\n", record);
+        0
+    }
+}
+
 /// The module's directory of debugfs, with its files, until dropped. Where the kernel has no debugfs, or
 /// does not make one, nothing is there, and nothing is missed.
 ///
@@ -460,6 +729,14 @@ impl Debugfs {
         // function is there for as long as the module.
         unsafe {
             c::peermem_debugfs_file(self.0, name.as_char_ptr(), mode, Some(show_callback::<T>));
+        }
+    }
+
+    /// Adds a file of lines. The module stays loaded as long as anybody has it open.
+    pub(crate) fn lines<T: Lines + 'static>(&self, name: &'static CStr, mode: u16) {
+        // SAFETY: As in `file`.
+        unsafe {
+            c::peermem_debugfs_lines(self.0, name.as_char_ptr(), mode, &LinesOps::<T>::OPS);
         }
     }
 }
@@ -570,6 +847,11 @@ impl region::Device for PciDevice {
         // SAFETY: The device is alive by the type invariant.
         unsafe { c::peermem_max_segment(self.as_raw()) }
     }
+
+    fn address(&self) -> PciAddress {
+        // SAFETY: The device is alive by the type invariant.
+        PciAddress(unsafe { c::peermem_pci_address(self.as_raw()) })
+    }
 }
 
 impl Clone for PciDevice {
@@ -678,6 +960,10 @@ impl region::Table for Table {
         list.finish()
     }
 
+    fn entries(&self) -> u32 {
+        self.0.nents
+    }
+
     fn lend(&self) -> LentTable {
         LentTable(self.0)
     }
@@ -694,25 +980,73 @@ impl Drop for Table {
 #[derive(Clone, Copy)]
 pub(crate) struct BarRun(Run);
 
+/// The devices in whose BARs addresses were found are remembered, and kept by references, until this is dropped.
+/// To be dropped when no pin is left.
+pub(crate) struct Bars(());
+
+impl Bars {
+    pub(crate) fn new() -> Self {
+        Bars(())
+    }
+}
+
+impl Drop for Bars {
+    fn drop(&mut self) {
+        // SAFETY: Has no preconditions.
+        unsafe { c::peermem_bars_forget() };
+    }
+}
+
+/// The memory BAR that has `addr` in it, and its device. May sleep.
+fn bar_of(addr: u64) -> Option<(Run, Gpus)> {
+    const _: () = assert!(Gpus::MOST == c::PEERMEM_GPUS);
+
+    let mut bar = c::peermem_bar::default();
+    // SAFETY: The pointer is valid for writes.
+    let found = unsafe { c::peermem_bar_of(addr, &mut bar) };
+    let range = Run {
+        addr: bar.start,
+        len: bar.len,
+    };
+    found.then(|| (range, Gpus::one(bar.gpu)))
+}
+
+/// The GPU in whose BAR that page lies, for who only wants to tell. May sleep.
+pub(crate) fn gpu_of(page: &Run) -> Gpus {
+    // SAFETY: Has no preconditions.
+    if unsafe { c::peermem_has_struct_page(page.addr, page.len) } {
+        // Memory, which is in no BAR: not looked for at each registration.
+        return Gpus::default();
+    }
+    bar_of(page.addr).map_or(Gpus::default(), |(_, gpu)| gpu)
+}
+
 /// Turns runs of physical addresses into [`BarRun`]s; remembers the BAR, for the next run tends to lie
 /// in the same one.
 #[derive(Default)]
-pub(crate) struct BarFinder(Option<Run>);
+pub(crate) struct BarFinder {
+    bar: Option<Run>,
+    gpus: Gpus,
+}
 
 impl BarFinder {
-    /// `run`, if it lies in a BAR.
+    /// `run`, if it lies in a BAR. May sleep.
     pub(crate) fn find(&mut self, run: Run) -> Result<BarRun, Refusal> {
-        if !self.0.is_some_and(|bar| contains(&bar, &run)) {
-            let mut bar = Run { addr: 0, len: 0 };
-            // SAFETY: Both pointers are valid for writes.
-            let found = unsafe { c::peermem_bar_of(run.addr, &mut bar.addr, &mut bar.len) };
-            self.0 = (found && contains(&bar, &run)).then_some(bar);
+        if !self.bar.is_some_and(|bar| contains(&bar, &run)) {
+            let found = bar_of(run.addr).filter(|(bar, _)| contains(bar, &run));
+            self.bar = found.map(|(bar, _)| bar);
+            self.gpus = found.map_or(self.gpus, |(_, gpu)| self.gpus.or(gpu));
         }
         // SAFETY: Has no preconditions.
-        if self.0.is_none() || unsafe { c::peermem_has_struct_page(run.addr, run.len) } {
+        if self.bar.is_none() || unsafe { c::peermem_has_struct_page(run.addr, run.len) } {
             return Err(Refusal::NotInBar);
         }
         Ok(BarRun(run))
+    }
+
+    /// The GPUs in whose BARs something was found.
+    pub(crate) fn gpus(&self) -> Gpus {
+        self.gpus
     }
 }
 

@@ -11,8 +11,11 @@
 #include <linux/kobject.h>
 #include <linux/mm.h>
 #include <linux/module.h>
+#include <linux/mutex.h>
 #include <linux/panic.h>
+#include <linux/rbtree.h>
 #include <linux/rwsem.h>
+#include <linux/spinlock.h>
 #include <linux/string.h>
 #include <linux/timekeeping.h>
 #include <linux/uaccess.h>
@@ -125,6 +128,81 @@ void peermem_trace_refused(const char *flavour, const char *step,
 	trace_refused(flavour, step, reason, code, addr, len, tgid);
 }
 
+void peermem_trace_registered(u64 id, const char *flavour, u64 addr, u64 len,
+			      u64 page, u64 pieces, pid_t tgid)
+{
+	trace_registered(id, flavour, addr, len, page, pieces, tgid);
+}
+
+void peermem_trace_mapped(u64 id, u32 entries, u64 hca)
+{
+	trace_mapped(id, entries, hca);
+}
+
+void peermem_trace_revoked(u64 id)
+{
+	trace_revoked(id);
+}
+
+void peermem_trace_released(u64 id, const char *state)
+{
+	trace_released(id, state);
+}
+
+/* Guards all that is on the roll, in Rust as in C. A leaf. */
+static DEFINE_SPINLOCK(roll_lock);
+static struct rb_root roll = RB_ROOT;
+/* Numbers only grow: the next comes behind this one. */
+static struct rb_node *roll_last;
+
+void peermem_roll_lock(void)
+{
+	spin_lock(&roll_lock);
+}
+
+void peermem_roll_unlock(void)
+{
+	spin_unlock(&roll_lock);
+}
+
+/* The lock is held; @number is higher than any before. */
+void peermem_roll_add(struct peermem_place *place, u64 number)
+{
+	place->number = number;
+	rb_link_node(&place->node, roll_last,
+		     roll_last ? &roll_last->rb_right : &roll.rb_node);
+	rb_insert_color(&place->node, &roll);
+	roll_last = &place->node;
+}
+
+/* The lock is held, and @place is on the roll. */
+void peermem_roll_remove(struct peermem_place *place)
+{
+	if (roll_last == &place->node)
+		roll_last = rb_prev(roll_last);
+	rb_erase(&place->node, &roll);
+}
+
+/* The first with this number or a higher one. The lock is held. */
+struct peermem_place *peermem_roll_from(u64 number)
+{
+	struct peermem_place *found = NULL;
+	struct rb_node *node = roll.rb_node;
+
+	while (node) {
+		struct peermem_place *place =
+			rb_entry(node, struct peermem_place, node);
+
+		if (place->number >= number) {
+			found = place;
+			node = node->rb_left;
+		} else {
+			node = node->rb_right;
+		}
+	}
+	return found;
+}
+
 static int peermem_open(struct inode *inode, struct file *file)
 {
 	int (*show)(struct seq_file *seq, void *unused) = inode->i_private;
@@ -144,6 +222,72 @@ static const struct file_operations peermem_file_ops = {
 	.release = single_release,
 };
 
+/*
+ * A file of lines: a reader of many holds nothing between two of them, and no
+ * buffer has to have room for all.
+ */
+struct peermem_reader {
+	const struct peermem_lines *lines;
+	u64 own[];
+};
+
+/* The position is a number: what goes or comes in between moves nothing. */
+static void *peermem_lines_from(struct seq_file *seq, loff_t *pos)
+{
+	struct peermem_reader *reader = seq->private;
+	u64 number = reader->lines->from(reader->own, *pos);
+
+	if (!number)
+		return NULL;
+	*pos = number;
+	return reader;
+}
+
+static void *peermem_lines_next(struct seq_file *seq, void *v, loff_t *pos)
+{
+	++*pos;
+	return peermem_lines_from(seq, pos);
+}
+
+static void peermem_lines_stop(struct seq_file *seq, void *v)
+{
+}
+
+static int peermem_lines_show(struct seq_file *seq, void *v)
+{
+	struct peermem_reader *reader = v;
+
+	return reader->lines->show(seq, reader->own);
+}
+
+static const struct seq_operations peermem_lines_ops = {
+	.start = peermem_lines_from,
+	.next = peermem_lines_next,
+	.stop = peermem_lines_stop,
+	.show = peermem_lines_show,
+};
+
+static int peermem_lines_open(struct inode *inode, struct file *file)
+{
+	const struct peermem_lines *lines = inode->i_private;
+	struct peermem_reader *reader;
+
+	reader = __seq_open_private(file, &peermem_lines_ops,
+				    sizeof(*reader) + lines->size);
+	if (!reader)
+		return -ENOMEM;
+	reader->lines = lines;
+	return 0;
+}
+
+static const struct file_operations peermem_lines_file_ops = {
+	.owner = THIS_MODULE,
+	.open = peermem_lines_open,
+	.read = seq_read,
+	.llseek = seq_lseek,
+	.release = seq_release_private,
+};
+
 /* Of these, nothing needs to succeed: without debugfs there are no files. */
 struct dentry *peermem_debugfs_dir(void)
 {
@@ -154,6 +298,13 @@ void peermem_debugfs_file(struct dentry *dir, const char *name, umode_t mode,
 			  int (*show)(struct seq_file *seq, void *unused))
 {
 	debugfs_create_file(name, mode, dir, show, &peermem_file_ops);
+}
+
+void peermem_debugfs_lines(struct dentry *dir, const char *name, umode_t mode,
+			   const struct peermem_lines *lines)
+{
+	debugfs_create_file(name, mode, dir, (void *)lines,
+			    &peermem_lines_file_ops);
 }
 
 void peermem_debugfs_remove(struct dentry *dir)
@@ -304,28 +455,127 @@ int peermem_sg_finish(struct peermem_sg *list,
 	return 0;
 }
 
-/* The memory BAR that has @addr in it, of any PCI device. */
-bool peermem_bar_of(u64 addr, u64 *start, u64 *len)
+/* Where it is, in one number: see PciAddress of roll.rs. */
+u64 peermem_pci_address(struct pci_dev *pdev)
+{
+	return (u64)(u32)pci_domain_nr(pdev->bus) << 16 | pci_dev_id(pdev);
+}
+
+/*
+ * The devices in whose BARs addresses were found: a look for the next one
+ * begins with these, and walks over all devices of the machine only if it is in
+ * none of them. Each is kept by a reference. That keeps no device in the
+ * machine: one that was removed has given up its BARs, and is not found by
+ * them.
+ */
+#define OWNERS	16
+static struct {
+	struct pci_dev *pdev;
+	u32 gpu;
+} owners[OWNERS];
+static unsigned int next_owner;
+
+/* Numbers of devices, by where they are: these stay. */
+static u64 gpus[PEERMEM_GPUS];
+static u32 gpu_count;
+
+/* Guards all of them. Taken with a slot's lock held; below it are the PCI core's. */
+static DEFINE_MUTEX(owners_lock);
+
+/* The memory BAR of @pdev that has @addr in it. */
+static bool peermem_bar_in(struct pci_dev *pdev, u64 addr,
+			   struct peermem_bar *bar)
+{
+	int i;
+
+	for (i = 0; i < PCI_STD_NUM_BARS; i++) {
+		struct resource *res = &pdev->resource[i];
+
+		if (!(res->flags & IORESOURCE_MEM) || !res->parent)
+			continue;
+		if (addr < res->start || addr > res->end)
+			continue;
+		bar->start = res->start;
+		bar->len = resource_size(res);
+		return true;
+	}
+	return false;
+}
+
+static u32 peermem_gpu_number(struct pci_dev *pdev)
+{
+	u64 address = peermem_pci_address(pdev);
+	u32 gpu;
+
+	for (gpu = 0; gpu < gpu_count; gpu++)
+		if (gpus[gpu] == address)
+			return gpu;
+	if (gpu < PEERMEM_GPUS) {
+		gpus[gpu] = address;
+		gpu_count++;
+	}
+	return gpu;
+}
+
+/* Keeps the caller's reference, in the place of one that is gone if there is any. */
+static u32 peermem_remember(struct pci_dev *pdev)
+{
+	unsigned int at;
+
+	for (at = 0; at < OWNERS; at++)
+		if (!owners[at].pdev || !device_is_registered(&owners[at].pdev->dev))
+			break;
+	if (at == OWNERS) {
+		at = next_owner;
+		next_owner = (next_owner + 1) % OWNERS;
+	}
+	pci_dev_put(owners[at].pdev);
+	owners[at].pdev = pdev;
+	owners[at].gpu = peermem_gpu_number(pdev);
+	return owners[at].gpu;
+}
+
+/* The memory BAR that has @addr in it, of any PCI device. May sleep. */
+bool peermem_bar_of(u64 addr, struct peermem_bar *bar)
 {
 	struct pci_dev *pdev = NULL;
+	unsigned int at;
 
+	guard(mutex)(&owners_lock);
+	for (at = 0; at < OWNERS && owners[at].pdev; at++) {
+		if (peermem_bar_in(owners[at].pdev, addr, bar)) {
+			bar->gpu = owners[at].gpu;
+			return true;
+		}
+	}
 	for_each_pci_dev(pdev) {
-		int i;
-
-		for (i = 0; i < PCI_STD_NUM_BARS; i++) {
-			struct resource *res = &pdev->resource[i];
-
-			if (!(res->flags & IORESOURCE_MEM) || !res->parent)
-				continue;
-			if (addr < res->start || addr > res->end)
-				continue;
-			*start = res->start;
-			*len = resource_size(res);
-			pci_dev_put(pdev);
+		if (peermem_bar_in(pdev, addr, bar)) {
+			bar->gpu = peermem_remember(pdev);
 			return true;
 		}
 	}
 	return false;
+}
+
+/* Where the GPU with that number is. */
+bool peermem_gpu_address(u32 gpu, u64 *address)
+{
+	guard(mutex)(&owners_lock);
+	if (gpu >= gpu_count)
+		return false;
+	*address = gpus[gpu];
+	return true;
+}
+
+void peermem_bars_forget(void)
+{
+	unsigned int at;
+
+	guard(mutex)(&owners_lock);
+	for (at = 0; at < OWNERS; at++) {
+		pci_dev_put(owners[at].pdev);
+		owners[at].pdev = NULL;
+	}
 }
 
 /*

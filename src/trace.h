@@ -8,6 +8,7 @@
 #if !defined(PEERMEM_TRACE_H) || defined(TRACE_HEADER_MULTI_READ)
 #define PEERMEM_TRACE_H
 
+#include <linux/pci.h>
 #include <linux/tracepoint.h>
 
 TRACE_EVENT(refused,
@@ -35,6 +36,81 @@ TRACE_EVENT(refused,
 	TP_printk("flavour=%s step=%s reason=%s code=%d addr=%#llx len=%llu tgid=%d",
 		  __get_str(flavour), __get_str(step), __get_str(reason),
 		  __entry->code, __entry->addr, __entry->len, __entry->tgid)
+);
+
+TRACE_EVENT(registered,
+	TP_PROTO(u64 id, const char *flavour, u64 addr, u64 len, u64 page,
+		 u64 pieces, pid_t tgid),
+	TP_ARGS(id, flavour, addr, len, page, pieces, tgid),
+	TP_STRUCT__entry(
+		__field(u64, id)
+		__field(u64, addr)
+		__field(u64, len)
+		__field(u64, page)
+		__field(u64, pieces)
+		__field(pid_t, tgid)
+		__string(flavour, flavour)
+	),
+	TP_fast_assign(
+		__entry->id = id;
+		__entry->addr = addr;
+		__entry->len = len;
+		__entry->page = page;
+		__entry->pieces = pieces;
+		__entry->tgid = tgid;
+		__assign_str(flavour);
+	),
+	TP_printk("id=%llu flavour=%s addr=%#llx len=%llu page=%llu pieces=%llu tgid=%d",
+		  __entry->id, __get_str(flavour), __entry->addr, __entry->len,
+		  __entry->page, __entry->pieces, __entry->tgid)
+);
+
+/* Room for a domain of 32 bits. */
+#define PEERMEM_TRACE_PCI	20
+
+TRACE_EVENT(mapped,
+	TP_PROTO(u64 id, u32 entries, u64 hca),
+	TP_ARGS(id, entries, hca),
+	TP_STRUCT__entry(
+		__field(u64, id)
+		__field(u32, entries)
+		__array(char, hca, PEERMEM_TRACE_PCI)
+	),
+	TP_fast_assign(
+		__entry->id = id;
+		__entry->entries = entries;
+		scnprintf(__entry->hca, PEERMEM_TRACE_PCI, "%04llx:%02x:%02x.%x",
+			  hca >> 16, (u8)PCI_BUS_NUM(hca), (u8)PCI_SLOT(hca),
+			  (u8)PCI_FUNC(hca));
+	),
+	TP_printk("id=%llu entries=%u hca=%s",
+		  __entry->id, __entry->entries, __entry->hca)
+);
+
+TRACE_EVENT(revoked,
+	TP_PROTO(u64 id),
+	TP_ARGS(id),
+	TP_STRUCT__entry(
+		__field(u64, id)
+	),
+	TP_fast_assign(
+		__entry->id = id;
+	),
+	TP_printk("id=%llu", __entry->id)
+);
+
+TRACE_EVENT(released,
+	TP_PROTO(u64 id, const char *state),
+	TP_ARGS(id, state),
+	TP_STRUCT__entry(
+		__field(u64, id)
+		__string(state, state)
+	),
+	TP_fast_assign(
+		__entry->id = id;
+		__assign_str(state);
+	),
+	TP_printk("id=%llu state=%s", __entry->id, __get_str(state))
 );
 
 #endif /* PEERMEM_TRACE_H */

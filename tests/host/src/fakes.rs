@@ -23,13 +23,23 @@ use crate::extents::Entry;
 use crate::extents::PageSize;
 use crate::extents::Run;
 use crate::extents::Span;
+use crate::record::Task;
 use crate::refusal::Refusal;
 use crate::region;
 use crate::revocable;
 use crate::revocable::Revoke;
+use crate::roll::gone;
+use crate::roll::Book;
+use crate::roll::Event;
+use crate::roll::Gpus;
+use crate::roll::Living;
+use crate::roll::PciAddress;
+use crate::roll::Place;
 
 /// Where the fake BAR begins, as seen by DMA.
 pub(crate) const DMA_BASE: u64 = 0x38_0000_0000;
+/// Where the HCA is.
+pub(crate) const HCA: PciAddress = PciAddress(0x0300 | 5 << 3 | 1);
 /// How far DMA addresses are from physical ones in the revocable flavour.
 pub(crate) const IOMMU_OFFSET: u64 = 0x100_0000_0000;
 
@@ -82,6 +92,8 @@ pub(crate) struct World {
     pub(crate) failing: Mutex<Vec<&'static str>>,
     /// Run at the end of the provider's pin, before it returns.
     pub(crate) on_pin: Mutex<Option<Hook>>,
+    /// Run before a persistent pin is put.
+    pub(crate) on_unpin: Mutex<Option<Hook>>,
     /// Run while ib_core revokes.
     pub(crate) on_revoke: Mutex<Option<Hook>>,
 }
@@ -247,6 +259,15 @@ impl region::Env for Fake {
     fn max_pieces() -> u32 {
         MAX_PIECES.get()
     }
+
+    fn caller() -> (Task, u64) {
+        let task = Task {
+            tgid: 154,
+            pid: 155,
+            comm: *b"a test=\0\0\0\0\0\0\0\0\0",
+        };
+        (task, 6_119_592)
+    }
 }
 
 thread_local! {
@@ -275,6 +296,7 @@ impl revocable::Env for Fake {
 pub(crate) struct FakeLock<T> {
     value: Mutex<T>,
     changed: Condvar,
+    stand: Stand,
 }
 
 impl<T: Send> region::Lock<T> for FakeLock<T> {
@@ -282,6 +304,7 @@ impl<T: Send> region::Lock<T> for FakeLock<T> {
         Ok(FakeLock {
             value: Mutex::new(value),
             changed: Condvar::new(),
+            stand: Stand::default(),
         })
     }
 
@@ -298,6 +321,122 @@ impl<T: Send> revocable::Monitor<T> for FakeLock<T> {
 
     fn notify_all(&self) {
         self.changed.notify_all();
+    }
+}
+
+impl<T> Place for FakeLock<T> {
+    fn with<R>(&self, f: impl FnOnce(&mut Book, &mut Option<Living>) -> R) -> R {
+        self.stand.with(f)
+    }
+
+    fn tell(&self, event: Event) {
+        self.stand.tell(event);
+    }
+}
+
+/// The roll of one test: what is made on a test's thread stands on its own.
+#[derive(Default)]
+pub(crate) struct Roll {
+    locked: Mutex<Locked>,
+    events: Mutex<Vec<Event>>,
+}
+
+#[derive(Default)]
+struct Locked {
+    book: Book,
+    living: BTreeMap<u64, Living>,
+}
+
+thread_local! {
+    static ROLL: Arc<Roll> = Arc::default();
+    /// This thread has locked a roll.
+    static IN_ROLL: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// The roll of this thread.
+pub(crate) fn roll() -> Arc<Roll> {
+    ROLL.with(Clone::clone)
+}
+
+/// This thread holds the lock of a roll.
+pub(crate) fn in_roll() -> bool {
+    IN_ROLL.get()
+}
+
+impl Roll {
+    fn locked<R>(&self, f: impl FnOnce(&mut Locked) -> R) -> R {
+        assert!(!IN_ROLL.replace(true), "the roll is locked twice");
+        let result = f(&mut lock(&self.locked));
+        IN_ROLL.set(false);
+        result
+    }
+
+    /// The first that stands there with this number or a higher one.
+    pub(crate) fn from(&self, number: u64) -> Option<Living> {
+        self.locked(|locked| locked.living.range(number..).next().map(|(_, l)| *l))
+    }
+
+    /// All, as a reader comes by them.
+    pub(crate) fn all(&self) -> Vec<Living> {
+        let mut next = 0;
+        std::iter::from_fn(|| {
+            let living = self.from(next)?;
+            next = living.number + 1;
+            Some(living)
+        })
+        .collect()
+    }
+
+    /// What is counted.
+    pub(crate) fn book<R>(&self, f: impl FnOnce(&Book) -> R) -> R {
+        self.locked(|locked| f(&locked.book))
+    }
+
+    /// What was told since the last call, in order.
+    pub(crate) fn take_events(&self) -> Vec<Event> {
+        std::mem::take(&mut *lock(&self.events))
+    }
+}
+
+/// A place on the roll of the thread that made it.
+pub(crate) struct Stand {
+    roll: Arc<Roll>,
+    number: Mutex<Option<u64>>,
+}
+
+impl Default for Stand {
+    fn default() -> Self {
+        Stand {
+            roll: roll(),
+            number: Mutex::default(),
+        }
+    }
+}
+
+impl Place for Stand {
+    fn with<R>(&self, f: impl FnOnce(&mut Book, &mut Option<Living>) -> R) -> R {
+        self.roll.locked(|Locked { book, living }| {
+            let mut number = lock(&self.number);
+            let mut slot = number.take().and_then(|number| living.remove(&number));
+            let result = f(book, &mut slot);
+            *number = slot.map(|slot| slot.number);
+            if let Some(slot) = slot {
+                let before = living.insert(slot.number, slot);
+                assert!(before.is_none(), "{} twice", slot.number);
+            }
+            result
+        })
+    }
+
+    fn tell(&self, event: Event) {
+        assert!(!in_roll(), "{event:?} is told with the roll locked");
+        lock(&self.roll.events).push(event);
+    }
+}
+
+impl Drop for Stand {
+    fn drop(&mut self) {
+        gone(self);
     }
 }
 
@@ -338,6 +477,10 @@ impl region::Device for FakeDevice {
     fn max_segment(&self) -> u32 {
         1 << 31
     }
+
+    fn address(&self) -> PciAddress {
+        HCA
+    }
 }
 
 /// Records its end, so that a test sees when the entries go. Tables are told by their world through
@@ -366,6 +509,10 @@ impl region::Table for FakeTable {
         Ok(FakeTable { entries, world })
     }
 
+    fn entries(&self) -> u32 {
+        self.entries.len() as u32
+    }
+
     fn lend(&self) -> Vec<Entry> {
         self.entries.clone()
     }
@@ -377,6 +524,12 @@ impl Drop for FakeTable {
             world.record("table freed");
         }
     }
+}
+
+/// Two allocations share a GPU, as their addresses tell.
+fn gpus(addresses: &[u64]) -> Gpus {
+    let gpu = |addr: &u64| Gpus::one(((addr - DMA_BASE) >> 37) as u32);
+    Gpus::all(addresses.iter().map(gpu))
 }
 
 pub(crate) struct FakePin {
@@ -403,6 +556,10 @@ impl region::Pinned for FakePin {
         self.page
     }
 
+    fn gpus(&self) -> Gpus {
+        gpus(&self.addresses)
+    }
+
     fn map(&self, device: &FakeDevice) -> Result<FakeMapping, Refusal> {
         device.world.record("map");
         TABLES_GO_TO.set(Some(device.world.clone()));
@@ -418,6 +575,7 @@ impl region::Pinned for FakePin {
 
 impl Drop for FakePin {
     fn drop(&mut self) {
+        self.world.run(&self.world.on_unpin);
         self.world.record("unpin");
     }
 }
@@ -485,6 +643,11 @@ impl revocable::RevocablePin<Fake> for FakeRevocablePin {
         self.page
     }
 
+    fn gpus(&self) -> Gpus {
+        let first: Vec<u64> = self.runs.iter().map(|run| run.addr).collect();
+        gpus(&first)
+    }
+
     fn runs(&self) -> &[Run] {
         &self.runs
     }
@@ -501,12 +664,19 @@ impl Drop for FakeRevocablePin {
             pins.swap_remove(place);
             return;
         }
-        if *lock(&world.callback) == Some(thread::current().id()) {
-            return world.record("kept");
-        }
-        if world.fails("unpin") {
+        let kept = match *lock(&world.callback) {
+            Some(thread) if thread == thread::current().id() => Some("kept"),
             // The callback may still come.
-            return world.record("unpin by a stranger");
+            _ if world.fails("unpin") => Some("unpin by a stranger"),
+            _ => None,
+        };
+        if let Some(how) = kept {
+            let region = pins[place].region.clone();
+            drop(pins);
+            if let Some(region) = region {
+                region.kept();
+            }
+            return world.record(how);
         }
         world.record("unpin");
         // The region may go with it.

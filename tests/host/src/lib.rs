@@ -8,6 +8,7 @@
 //! - `pieces_tests`: ranges over several allocations: the search, exhaustively and at random, and both flavours.
 //! - `pin_tests`: a revocable pin, between its release and the provider's callback.
 //! - `refusal_tests`, `record_tests`: the reasons, and how they are kept and written.
+//! - `roll_tests`: which registrations are shown as alive, from which moment to which.
 //! - `persistent_tests`, `revocable_tests`: both flavours of a registration on fakes of their
 //!   neighbours.
 
@@ -31,6 +32,8 @@ mod refusal;
 mod region;
 #[path = "../../../src/revocable.rs"]
 mod revocable;
+#[path = "../../../src/roll.rs"]
+mod roll;
 
 mod account_tests;
 mod core_trim;
@@ -42,3 +45,4 @@ mod pin_tests;
 mod record_tests;
 mod refusal_tests;
 mod revocable_tests;
+mod roll_tests;

@@ -205,6 +205,10 @@ impl Revoke for Region {
             self.release();
         }
     }
+
+    fn kept(&self) {
+        record("kept");
+    }
 }
 
 #[test]
@@ -257,7 +261,7 @@ fn another_process_keeps_the_slot_until_the_callback() {
     PROCESS.set(2);
     region.release();
     drop(region);
-    assert_eq!(take_log(), ["get 1", "OtherProcess", "released"]);
+    assert_eq!(take_log(), ["get 1", "kept", "OtherProcess", "released"]);
     freed::<Fake>(1);
     assert_eq!(take_log(), ["revoke", "let go"]);
 }
@@ -273,6 +277,7 @@ fn release_in_a_callback_keeps_the_other_pins_of_the_region() {
         "get 1",
         "get 2",
         "revoke",
+        "kept",
         "InCallback",
         "released",
         "let go",
@@ -332,7 +337,14 @@ fn a_put_that_failed_keeps_the_slot_until_the_callback() {
     *lock(&world().failing) = vec![EIO];
     region.release();
     drop(region);
-    let want = ["get 1", "alone", "put 0x100000", "Failed(-5)", "released"];
+    let want = [
+        "get 1",
+        "alone",
+        "put 0x100000",
+        "kept",
+        "Failed(-5)",
+        "released",
+    ];
     assert_eq!(take_log(), want);
     freed::<Fake>(1);
     assert_eq!(take_log(), ["revoke", "let go"]);

@@ -5,6 +5,8 @@
 use std::cell::Cell;
 use std::ops::Deref;
 use std::ops::DerefMut;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use loom::sync::Condvar;
@@ -26,10 +28,17 @@ use crate::provider::Gpu;
 use crate::provider::Hold;
 use crate::provider::Owner;
 use crate::provider::ALLOCATION;
+use crate::record::Task;
 use crate::refusal::Refusal;
 use crate::region;
 use crate::revocable;
 use crate::revocable::Region;
+use crate::roll;
+use crate::roll::Book;
+use crate::roll::Event;
+use crate::roll::Gpus;
+use crate::roll::Living;
+use crate::roll::PciAddress;
 use crate::world::world;
 use crate::world::Break;
 
@@ -89,6 +98,15 @@ impl region::Env for Loom {
     fn max_pieces() -> u32 {
         1024
     }
+
+    fn caller() -> (Task, u64) {
+        let task = Task {
+            tgid: world().process() as i32,
+            pid: 1,
+            comm: [0; 16],
+        };
+        (task, 0)
+    }
 }
 
 impl revocable::Env for Loom {
@@ -126,6 +144,8 @@ impl Thread {
 pub(crate) struct Monitor<T> {
     value: Mutex<T>,
     changed: Condvar,
+    /// On the roll; 0: not there.
+    number: AtomicU64,
 }
 
 impl<T> Monitor<T> {
@@ -139,6 +159,7 @@ impl<T: Send + Unpin> region::Lock<T> for Monitor<T> {
         Ok(Monitor {
             value: Mutex::new(value),
             changed: Condvar::new(),
+            number: AtomicU64::new(0),
         })
     }
 
@@ -157,6 +178,33 @@ impl<T: Send + Unpin> revocable::Monitor<T> for Monitor<T> {
 
     fn notify_all(&self) {
         self.changed.notify_all();
+    }
+}
+
+impl<T> roll::Place for Monitor<T> {
+    fn with<R>(&self, f: impl FnOnce(&mut Book, &mut Option<Living>) -> R) -> R {
+        world().with_roll(|roll| {
+            let number = self.number.load(Ordering::Relaxed);
+            let mut slot = roll.living.remove(&number);
+            let result = f(&mut roll.book, &mut slot);
+            let number = slot.as_ref().map_or(0, |living| living.number);
+            self.number.store(number, Ordering::Relaxed);
+            if let Some(living) = slot {
+                let before = roll.living.insert(number, living);
+                assert!(before.is_none(), "a number comes twice on the roll");
+            }
+            result
+        })
+    }
+
+    fn tell(&self, _event: Event) {}
+}
+
+impl<T> Drop for Monitor<T> {
+    fn drop(&mut self) {
+        if self.number.load(Ordering::Relaxed) != 0 && !std::thread::panicking() {
+            roll::gone(self);
+        }
     }
 }
 
@@ -226,6 +274,10 @@ impl region::Device for Device {
     fn max_segment(&self) -> u32 {
         1 << 31
     }
+
+    fn address(&self) -> PciAddress {
+        PciAddress(0)
+    }
 }
 
 /// A scatter list: a piece of memory that ib_core writes to.
@@ -239,6 +291,10 @@ impl region::Table for Table {
         cut.entries(runs, |_| count += 1);
         assert_eq!(count, 1);
         Ok(Table(world().alloc("the scatter list")))
+    }
+
+    fn entries(&self) -> u32 {
+        1
     }
 
     fn lend(&self) -> usize {
@@ -267,6 +323,10 @@ impl region::Pinned for NoPin {
 
     fn page_size(&self) -> PageSize {
         PageSize::KIB_64
+    }
+
+    fn gpus(&self) -> Gpus {
+        Gpus::default()
     }
 
     fn map(&self, _device: &Device) -> Result<NoPin, Refusal> {
@@ -344,6 +404,10 @@ impl revocable::RevocablePin<Loom> for Pin {
 
     fn page_size(&self) -> PageSize {
         PageSize::KIB_64
+    }
+
+    fn gpus(&self) -> Gpus {
+        Gpus::default()
     }
 
     fn runs(&self) -> &[BarRun] {

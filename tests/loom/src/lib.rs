@@ -31,12 +31,16 @@ mod extents;
 mod pieces;
 #[path = "../../../src/pin.rs"]
 mod pin;
+#[path = "../../../src/record.rs"]
+mod record;
 #[path = "../../../src/refusal.rs"]
 mod refusal;
 #[path = "../../../src/region.rs"]
 mod region;
 #[path = "../../../src/revocable.rs"]
 mod revocable;
+#[path = "../../../src/roll.rs"]
+mod roll;
 
 mod can_fail;
 mod env;

@@ -27,6 +27,7 @@ use crate::provider::ALLOCATION;
 use crate::refusal::Refusal;
 use crate::region::MAX_LEN;
 use crate::revocable::Revoke;
+use crate::roll::State;
 use crate::world::world;
 use crate::world::Mode;
 use crate::world::World;
@@ -84,6 +85,11 @@ fn live(allocation: usize) {
     if let Some(umem) = world.ib_core.register(allocation) {
         world.ib_core.deregister(&umem);
     }
+    assert_eq!(
+        world.stands(allocation),
+        None,
+        "it is on the roll after its release"
+    );
 }
 
 /// The same, with the second half in another process: a child after fork, or whoever got the descriptor.
@@ -92,6 +98,11 @@ fn live_and_die_elsewhere(allocation: usize) {
     if let Some(umem) = world.ib_core.register(allocation) {
         world.become_process(2);
         world.ib_core.deregister(&umem);
+        let state = world.stands(allocation);
+        assert!(
+            matches!(state, None | Some(State::Kept)),
+            "what is released is {state:?} on the roll"
+        );
     }
 }
 
@@ -182,6 +193,75 @@ fn free_beside_an_end_in_another_process_and_the_unloading() {
     });
 }
 
+/// Goes through the roll as a reader of its file does, who lets go of the lock between two lines.
+fn look() {
+    let world = world();
+    let mut next = 0;
+    loop {
+        let found = world.with_roll(|roll| {
+            let (number, living) = roll.living.range(next..).next()?;
+            let allocation = (living.new.span.start() / ALLOCATION) as usize;
+            Some((*number, living.state, world.provider.is_gone(allocation)))
+        });
+        let Some((number, state, gone)) = found else {
+            return;
+        };
+        assert!(
+            !gone || !matches!(state, State::Pinned | State::Mapped),
+            "a reader sees memory that is gone as {state:?}"
+        );
+        next = number + 1;
+    }
+}
+
+/// Whatever the callback meets, the roll shows it: a registration that has come to be, and lost its memory.
+#[test]
+fn free_beside_a_registration_shows_on_the_roll() {
+    explore(Mode::Unmaps, || {
+        world().watched.set(true);
+        let free = spawn(|| free(1));
+        let umem = world().ib_core.register(1);
+        join(free);
+        let state = umem.as_ref().map(|_| State::Revoked);
+        assert_eq!(world().stands(1), state);
+        if let Some(umem) = umem {
+            world().ib_core.deregister(&umem);
+        }
+        assert_eq!(world().stands(1), None);
+    });
+}
+
+/// A reader beside a life whose memory is freed at one place of it.
+fn a_reader_beside(life: fn()) {
+    explore(Mode::Unmaps, move || {
+        world().watched.set(true);
+        let reader = spawn(look);
+        life();
+        join(reader);
+    });
+}
+
+#[test]
+fn a_reader_beside_a_life_that_is_revoked() {
+    a_reader_beside(|| {
+        let umem = world().ib_core.register(1).expect("nobody frees yet");
+        free(1);
+        assert_eq!(world().stands(1), Some(State::Revoked));
+        world().ib_core.deregister(&umem);
+        assert_eq!(world().stands(1), None);
+    });
+}
+
+#[test]
+fn a_reader_beside_a_life_that_is_kept() {
+    a_reader_beside(|| {
+        live_and_die_elsewhere(1);
+        assert_eq!(world().stands(1), Some(State::Kept));
+        free(1);
+        assert_eq!(world().stands(1), None);
+    });
+}
+
 fn free_beside_two_lives(mode: Mode) {
     explore_three(mode, || {
         let free = spawn(|| free(1));
@@ -269,6 +349,8 @@ impl Revoke for Pins {
             self.release();
         }
     }
+
+    fn kept(&self) {}
 }
 
 fn hold(allocation: u64, owner: Arc<dyn Revoke>) -> Result<Held<Gpu>, Refusal> {

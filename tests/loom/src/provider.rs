@@ -144,7 +144,7 @@ impl Provider {
         }
     }
 
-    fn is_gone(&self, allocation: usize) -> bool {
+    pub(crate) fn is_gone(&self, allocation: usize) -> bool {
         self.gone.borrow().contains(&allocation)
     }
 

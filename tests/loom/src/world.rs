@@ -8,6 +8,7 @@
 
 use std::cell::Cell;
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -28,6 +29,10 @@ use crate::ib_core::Core;
 use crate::pin::Directory;
 use crate::provider::Gpu;
 use crate::provider::Provider;
+use crate::provider::ALLOCATION;
+use crate::roll::Book;
+use crate::roll::Living;
+use crate::roll::State;
 
 /// How ib_core invalidates.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -114,6 +119,14 @@ impl Drop for Naming {
     }
 }
 
+/// The roll. Its lock is a leaf: one that loom knows is taken where somebody reads beside (`watched`), and
+/// elsewhere it would add orders that differ in nothing.
+#[derive(Default)]
+pub(crate) struct Roll {
+    pub(crate) book: Book,
+    pub(crate) living: BTreeMap<u64, Living>,
+}
+
 pub(crate) struct World {
     pub(crate) mode: Mode,
     broken: Option<Break>,
@@ -129,6 +142,10 @@ pub(crate) struct World {
     pub(crate) gate: RwLock<()>,
     /// When the gate was last closed.
     pub(crate) gate_since: Cell<u64>,
+    roll: RefCell<Roll>,
+    roll_lock: Mutex<()>,
+    /// A thread of the model reads the roll.
+    pub(crate) watched: Cell<bool>,
     pub(crate) provider: Provider,
     pub(crate) ib_core: Core,
 }
@@ -156,6 +173,9 @@ impl World {
             directory: Mutex::new(Directory::default()),
             gate: RwLock::new(()),
             gate_since: Cell::new(0),
+            roll: RefCell::default(),
+            roll_lock: Mutex::new(()),
+            watched: Cell::new(false),
             provider: Provider::new(),
             ib_core: Core::new(tickets),
         });
@@ -202,7 +222,31 @@ impl World {
         self.processes.borrow_mut().insert(this, process);
     }
 
+    /// Runs `f` with the roll locked.
+    pub(crate) fn with_roll<R>(&self, f: impl FnOnce(&mut Roll) -> R) -> R {
+        let watched = self.watched.get();
+        let _guard = watched.then(|| self.roll_lock.lock().expect("no poison"));
+        f(&mut self.roll.borrow_mut())
+    }
+
+    /// What the registration of an allocation is on the roll. Each life of a model has its own.
+    pub(crate) fn stands(&self, allocation: usize) -> Option<State> {
+        let start = allocation as u64 * ALLOCATION;
+        let roll = self.roll.borrow();
+        let mut found = roll.living.values().filter(|l| l.new.span.start() == start);
+        let state = found.next().map(|living| living.state);
+        assert!(found.next().is_none(), "a registration is there twice");
+        state
+    }
+
     fn check_empty(&self) {
+        let roll = self.roll.borrow();
+        assert!(roll.living.is_empty(), "somebody is left on the roll");
+        for counts in roll.book.counts() {
+            let left = (counts.alive, counts.alive_bytes);
+            assert_eq!(left, (0, 0), "somebody is still counted as alive");
+            assert_eq!(counts.registered, counts.released);
+        }
         self.provider.check_empty();
         self.ib_core.check_empty();
         for memory in self.memory.borrow().iter() {
