@@ -944,3 +944,97 @@ fn the_machines_are_written_down() {
         );
     }
 }
+
+/// Every way of asking that reads a machine and comes to an end.
+const LINES: &[&[&str]] = &[
+    &["topo"],
+    &["topo", "--verbose"],
+    &["topo", "--json"],
+    &["doctor"],
+    &["doctor", "--all"],
+    &["doctor", "--json"],
+    &["doctor", "--nagios"],
+    &["doctor", "--pair", "0,mlx5_0"],
+    &["list"],
+    &["list", "--json"],
+    &["list", "--by-process"],
+    &["list", "--gpu", "0"],
+    &["stats"],
+    &["stats", "--json"],
+    &["export"],
+    &["record"],
+];
+
+/// What may stand in a file instead.
+fn odd_text() -> impl proptest::strategy::Strategy<Value = String> {
+    use proptest::prelude::*;
+    prop_oneof![
+        Just(String::new()),
+        Just("\n".to_owned()),
+        Just("-1".to_owned()),
+        Just("18446744073709551615".to_owned()),
+        Just("0xffffffffffffffffffffffff".to_owned()),
+        Just("0x0 0xffffffffffffffff 0xffffffffffffffff\n".repeat(9)),
+        Just("..".to_owned()),
+        Just("../../..".to_owned()),
+        Just("hex:".to_owned()),
+        Just("hex:ffffffff+4092".to_owned()),
+        Just("hex:+64".to_owned()),
+        Just("=".to_owned()),
+        Just("a=b=c \"".to_owned()),
+        Just("99999999999999999999.9 GT/s".to_owned()),
+        "\\PC{0,40}",
+        proptest::collection::vec(any::<u8>(), 0..600).prop_map(|bytes| encode(&bytes)),
+    ]
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig {
+        cases: 64,
+        failure_persistence: None,
+        ..proptest::prelude::ProptestConfig::default()
+    })]
+
+    /// Whatever a machine answers, no command panics, and each says something or says why not.
+    #[test]
+    fn no_answer_of_a_machine_is_a_panic(
+        machine in proptest::sample::select(all().into_values().collect::<Vec<_>>()),
+        changes in proptest::collection::vec(
+            (0_u8..9, proptest::prelude::any::<proptest::sample::Index>(), odd_text()),
+            1..12,
+        ),
+    ) {
+        let mut recording = machine.recording;
+        for (kind, index, text) in changes {
+            let key_of = |keys: Vec<&String>| match keys.is_empty() {
+                true => None,
+                false => Some((*index.get(&keys)).clone()),
+            };
+            let file = key_of(recording.files.keys().collect());
+            let directory = key_of(recording.directories.keys().collect());
+            let link = key_of(recording.links.keys().collect());
+            match (kind, file, directory, link) {
+                (0, Some(file), ..) => drop(recording.files.remove(&file)),
+                (1 | 2, Some(file), ..) => drop(recording.files.insert(file, text)),
+                (3, Some(file), ..) => {
+                    let kept = recording.files.get(&file).cloned().unwrap_or_default();
+                    let half = kept.chars().take(kept.chars().count() / 2).collect();
+                    recording.files.insert(file, half);
+                }
+                (4, Some(file), ..) => {
+                    recording.files.remove(&file);
+                    recording.unseen.insert(file, Unseen::Denied);
+                }
+                (5, _, Some(directory), _) => drop(recording.directories.remove(&directory)),
+                (6, _, Some(directory), _) => recording.directories.entry(directory).or_default().push(text),
+                (7, _, _, Some(link)) => drop(recording.links.remove(&link)),
+                (8, _, _, Some(link)) => drop(recording.links.insert(link, text)),
+                _ => {}
+            }
+        }
+        for line in LINES {
+            let (text, _) = says(&recording, line);
+            assert!(!text.is_empty() || line.contains(&"doctor"), "{line:?} says nothing");
+        }
+    }
+}

@@ -14,6 +14,7 @@ mod machine;
 #[cfg(test)]
 mod made;
 mod nvml;
+mod record;
 mod render;
 mod report;
 mod shell;
@@ -69,6 +70,7 @@ fn run(cli: &args::Cli, out: &mut Out) -> anyhow::Result<Status> {
 pub(crate) fn command(host: &dyn Host, command: &Command, out: &mut Out) -> anyhow::Result<Status> {
     match command {
         Command::Topo(args) => topo::run(host, args, out),
+        Command::Record(args) => record::run(host, args, out),
         Command::Completions(args) => shell::completions(args, out),
         Command::Man(args) => shell::man(args),
         Command::Doctor(args) => doctor::run(host, args, out),

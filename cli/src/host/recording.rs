@@ -217,7 +217,8 @@ pub(crate) fn encode(bytes: &[u8]) -> String {
     }
 }
 
-fn decode(text: &str) -> Seen<Vec<u8>> {
+/// What [`encode`] kept.
+pub(crate) fn decode(text: &str) -> Seen<Vec<u8>> {
     let Some(hex) = text.strip_prefix("hex:") else {
         return Ok(text.as_bytes().to_vec());
     };

@@ -265,6 +265,43 @@ impl Config {
         !self.0.is_empty() && self.0.iter().take(4).all(|byte| *byte == 0xff)
     }
 
+    /// The same without what nothing here reads: of each capability that is not known, the header alone is kept. A network
+    /// card's serial number capability has its hardware address.
+    pub(crate) fn known(&self) -> Vec<u8> {
+        let mut known = vec![0; self.0.len()];
+        let mut keep = |at: usize, length: usize| {
+            let end = at.saturating_add(length).min(self.0.len());
+            if let (Some(to), Some(from)) = (known.get_mut(at..end), self.0.get(at..end)) {
+                to.copy_from_slice(from);
+            }
+        };
+        keep(0, HEADER);
+        let mut at = usize::from(self.byte(0x34).unwrap_or(0) & 0xfc);
+        for _ in 0..(CONVENTIONAL - HEADER) / 4 {
+            let (HEADER.., Some(header)) = (at, self.word(at)) else {
+                break;
+            };
+            let [id, next] = header.to_le_bytes();
+            keep(at, if id == EXPRESS { 0x3c } else { 2 });
+            at = usize::from(next & 0xfc);
+        }
+        let mut at = CONVENTIONAL;
+        for _ in 0..(4096 - CONVENTIONAL) / 4 {
+            let (CONVENTIONAL.., Some(header)) = (at, self.long(at)) else {
+                break;
+            };
+            let length = match u16::try_from(header & 0xffff).unwrap_or(0) {
+                EXT_ACS | EXT_ATS => 8,
+                EXT_SRIOV => 0x40,
+                EXT_RESIZABLE => 0x34,
+                _ => 4,
+            };
+            keep(at, length);
+            at = usize::try_from((header >> 20) & 0xffc).unwrap_or(0);
+        }
+        known
+    }
+
     /// Where a capability stands.
     pub(crate) fn capability(&self, wanted: u8) -> Seen<usize> {
         if self.is_silent() {

@@ -1,0 +1,607 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! `record`: what a machine answers to every command, written down, without what tells one machine from another.
+//!
+//! Two things keep a secret out: files that may hold any are kept in part only ([`part_of`]: what is known to matter), and
+//! every text goes through patterns of what identifies ([`PATTERNS`]). Whoever sends a recording on should read it all the same:
+//! names that people gave to network interfaces and the like stay.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::fs;
+use std::sync::LazyLock;
+
+use anyhow::Context as _;
+use clap::Parser as _;
+use regex::Captures;
+use regex::Regex;
+
+use crate::args;
+use crate::finding::Status;
+use crate::host::recording::decode;
+use crate::host::recording::encode;
+use crate::host::recording::Recorder;
+use crate::host::recording::Recording;
+use crate::host::Fact;
+use crate::host::Host;
+use crate::host::Unseen;
+use crate::machine::pci::Config;
+use crate::report::Out;
+
+/// The commands whose questions are written down, each in the form that asks most.
+pub(crate) const COMMANDS: &[&[&str]] = &[
+    &["topo", "--verbose"],
+    &["doctor", "--all"],
+    &["list"],
+    &["stats"],
+    &["export"],
+];
+
+/// Runs them, and writes the answers.
+pub(crate) fn run(host: &dyn Host, args: &args::Record, out: &mut Out) -> anyhow::Result<Status> {
+    let identity = match args.keep_identity {
+        true => "with what identifies the machine",
+        false => "what identifies the machine was taken out",
+    };
+    let about = format!(
+        "peermemctl {} record, {identity}",
+        env!("CARGO_PKG_VERSION")
+    );
+    let recorder = Recorder::new(host, about);
+    for words in COMMANDS {
+        let line = std::iter::once("peermemctl").chain(words.iter().copied());
+        let cli = args::Cli::try_parse_from(line)?;
+        // One that cannot look is an answer, too: what it asked is written down.
+        let _ = crate::command(&recorder, &cli.command, &mut Out::gather(false));
+    }
+    let mut recording = recorder.into_recording();
+    if !args.keep_identity {
+        scrub(&mut recording, &names_of(host));
+    }
+    let text = recording.to_json()?;
+    match &args.output {
+        Some(file) => fs::write(file, text).with_context(|| format!("{}", file.display()))?,
+        None => out.raw(&text),
+    }
+    Ok(Status::Well)
+}
+
+/// The machine's own names, which no pattern knows.
+fn names_of(host: &dyn Host) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for file in [
+        "/proc/sys/kernel/hostname",
+        "/proc/sys/kernel/domainname",
+        "/etc/hostname",
+    ] {
+        for word in host.text(file).unwrap_or_default().split_whitespace() {
+            names.insert(word.to_owned());
+            // `node17.example.com` is called `node17`, too.
+            names.extend(word.split('.').next().map(str::to_owned));
+        }
+    }
+    for line in host.text("/etc/passwd").unwrap_or_default().lines() {
+        let mut fields = line.split(':');
+        let (name, user) = (
+            fields.next().unwrap_or_default(),
+            fields.nth(1).unwrap_or_default(),
+        );
+        if !is_of_system(user) {
+            names.insert(name.to_owned());
+        }
+    }
+    // Shorter ones would take parts out of everything.
+    names.retain(|name| {
+        name.len() > 2 && !["localhost", "(none)", "nobody"].contains(&name.as_str())
+    });
+    names
+}
+
+/// Users below 1000 come with the distribution.
+fn is_of_system(user: &str) -> bool {
+    user.parse::<u32>()
+        .is_ok_and(|user| user < 1000 || user == 65_534)
+}
+
+/// What identifies, and what stands in its place.
+static PATTERNS: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
+    let patterns = [
+        // UUIDs, as pods and containers write them, too.
+        (
+            r"(?i)\b[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}\b",
+            "00000000-0000-0000-0000-000000000000",
+        ),
+        // Hardware addresses of Ethernet (6 bytes), GUIDs (8), and InfiniBand (20).
+        (
+            r"(?i)\b(?:[0-9a-f]{2}[:-]){5,19}[0-9a-f]{2}\b",
+            "00:00:00:00:00:00",
+        ),
+        // GUIDs and GIDs as sysfs has them, and IPv6 in full.
+        (
+            r"(?i)\b(?:[0-9a-f]{4}:){3,7}[0-9a-f]{4}\b",
+            "0000:0000:0000:0000",
+        ),
+        (r"(?i)\b(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}\b", "::"),
+        (
+            r"(?i)(?:\b[0-9a-f]{1,4}:)*(?:\b[0-9a-f]{1,4})?::(?:[0-9a-f]{1,4}:)*[0-9a-f]{1,4}\b",
+            "::",
+        ),
+        // IPv4, not versions such as 5.8-1.1.2.1.
+        (
+            r"(?m)(^|[\s=/(\[,;\x22'@<>:])(?:[0-9]{1,3}\.){3}[0-9]{1,3}\b",
+            "${1}0.0.0.0",
+        ),
+        (
+            r"(?i)\b(serial(?:[ _-]?(?:number|no))?|s/n|asset(?:[ _-]?tag)?)(\s*[:=]\s*|\s+)[^\s,;]+",
+            "${1}${2}removed",
+        ),
+        // GUIDs as hexadecimal numbers.
+        (r"(?i)\b(guid\s*[:=]?\s*)(?:0x)?[0-9a-f]{8,16}\b", "${1}0"),
+        // A container's or an image's name.
+        (r"(?i)\b[0-9a-f]{40,64}\b", "removed"),
+    ];
+    patterns
+        .into_iter()
+        .filter_map(|(pattern, instead)| Some((Regex::new(pattern).ok()?, instead)))
+        .collect()
+});
+
+/// Parameters of the kernel's command line that matter here; the others may name disks, addresses and machines.
+const PARAMETERS: [&str; 16] = [
+    "iommu",
+    "intel_iommu",
+    "amd_iommu",
+    "arm-smmu",
+    "pci=",
+    "pcie_",
+    "pcie_acs",
+    "nvidia",
+    "nouveau",
+    "modprobe.",
+    "module_blacklist",
+    "module.",
+    "lockdown",
+    "hugepages",
+    "debugfs",
+    "numa",
+];
+
+/// What is kept of the kernel's log: lines with one of these.
+const LOG: [&str; 19] = [
+    "nvidia",
+    "nvrm",
+    "nv_",
+    "mlx",
+    "bnxt",
+    "irdma",
+    "efa",
+    "infiniband",
+    "rdma",
+    "ib_",
+    "dmar",
+    "iommu",
+    "amd-vi",
+    "pcieport",
+    "aer:",
+    "peer",
+    "symbol",
+    "key was rejected",
+    "lockdown",
+];
+
+/// Names of files that hold nothing but an identity.
+const IDENTITIES: [&str; 13] = [
+    "node_guid",
+    "sys_image_guid",
+    "address",
+    "permaddr",
+    "broadcast",
+    "serial",
+    "serial_number",
+    "uuid",
+    "product_uuid",
+    "product_serial",
+    "board_serial",
+    "chassis_serial",
+    "environ",
+];
+
+/// Takes out what identifies the machine and its users.
+pub(crate) fn scrub(recording: &mut Recording, names: &BTreeSet<String>) {
+    let own = own_names(names);
+    let mut others = Others::default();
+    // Paths are the kernel's own; a machine that is called `sys` must keep them.
+    let path_of = |path: &str, others: &mut Others| others.path(path);
+
+    let mut files = BTreeMap::new();
+    for (path, text) in std::mem::take(&mut recording.files) {
+        let text = scrub_file(&path, &text, &own, &mut others);
+        files.insert(path_of(&path, &mut others), text);
+    }
+    recording.files = files;
+
+    let directories = std::mem::take(&mut recording.directories);
+    recording.directories = directories
+        .into_iter()
+        .map(|(path, names)| {
+            let inside = |name: String, others: &mut Others| {
+                let whole = path_of(&format!("{}/{name}", path.trim_end_matches('/')), others);
+                whole.rsplit('/').next().unwrap_or_default().to_owned()
+            };
+            let mut names: Vec<String> = names
+                .into_iter()
+                .map(|name| inside(name, &mut others))
+                .collect();
+            names.sort();
+            names.dedup();
+            (path_of(&path, &mut others), names)
+        })
+        .collect();
+
+    let links = std::mem::take(&mut recording.links);
+    recording.links = links
+        .into_iter()
+        .map(|(path, says)| (path_of(&path, &mut others), path_of(&says, &mut others)))
+        .collect();
+    let there = std::mem::take(&mut recording.there);
+    recording.there = there
+        .iter()
+        .map(|path| path_of(path, &mut others))
+        .collect();
+    for (fact, text) in &mut recording.facts {
+        *text = match fact {
+            Fact::KernelLog => text_of(&log_of(text), &own),
+            _ => text_of(text, &own),
+        };
+    }
+    let unseen = std::mem::take(&mut recording.unseen);
+    recording.unseen = unseen
+        .into_iter()
+        .map(|(path, why)| {
+            let why = match why {
+                Unseen::Failed(text) => Unseen::Failed(text_of(&text, &own)),
+                other => other,
+            };
+            (path_of(&path, &mut others), why)
+        })
+        .collect();
+}
+
+/// What finds the machine's own names as words of their own.
+fn own_names(names: &BTreeSet<String>) -> Option<Regex> {
+    if names.is_empty() {
+        return None;
+    }
+    // The longest first: `node17.example.com` before `node17`.
+    let mut names: Vec<&String> = names.iter().collect();
+    names.sort_by_key(|name| std::cmp::Reverse(name.len()));
+    let any: Vec<String> = names.iter().map(|name| regex::escape(name)).collect();
+    Regex::new(&format!(r"\b(?:{})\b", any.join("|"))).ok()
+}
+
+/// Text without what identifies.
+fn text_of(text: &str, own: &Option<Regex>) -> String {
+    let mut text = text.to_owned();
+    for (pattern, instead) in PATTERNS.iter() {
+        if let std::borrow::Cow::Owned(changed) = pattern.replace_all(&text, *instead) {
+            text = changed;
+        }
+    }
+    match own {
+        Some(own) => own.replace_all(&text, "removed").into_owned(),
+        None => text,
+    }
+}
+
+/// Names that stand for others, the same wherever they come up.
+#[derive(Default)]
+struct Others {
+    groups: BTreeMap<String, String>,
+    commands: BTreeMap<String, String>,
+}
+
+impl Others {
+    /// A control group: users, jobs and containers give it their name.
+    fn group(&mut self, name: &str) -> String {
+        const KNOWN: [&str; 4] = ["system.slice", "user.slice", "init.scope", ""];
+        // What follows the dot is a controller's file.
+        if KNOWN.contains(&name) || name.starts_with("rdma.") || name.starts_with("cgroup.") {
+            return name.to_owned();
+        }
+        let next = format!("group{}", self.groups.len().saturating_add(1));
+        self.groups.entry(name.to_owned()).or_insert(next).clone()
+    }
+
+    /// A process by its name.
+    fn command(&mut self, name: &str) -> String {
+        let next = format!("process{}", self.commands.len().saturating_add(1));
+        self.commands.entry(name.to_owned()).or_insert(next).clone()
+    }
+
+    /// A path, in which people choose names below the control groups alone.
+    fn path(&mut self, path: &str) -> String {
+        const GROUPS: &str = "/sys/fs/cgroup/";
+        match path.split_once(GROUPS) {
+            Some((before, below)) => {
+                let names: Vec<String> = below.split('/').map(|name| self.group(name)).collect();
+                format!("{before}{GROUPS}{}", names.join("/"))
+            }
+            None => text_of(path, &None),
+        }
+    }
+}
+
+/// A file's contents without what identifies.
+fn scrub_file(path: &str, text: &str, own: &Option<Regex>, others: &mut Others) -> String {
+    let name = path.rsplit('/').next().unwrap_or_default();
+    if IDENTITIES.contains(&name) || path.contains("/gids/") {
+        return "removed\n".to_owned();
+    }
+    if name == "config" && path.contains("/pci")
+        || name == "config" && path.starts_with("/sys/bus/pci/")
+    {
+        return match decode(text) {
+            Ok(bytes) => encode(&config_of(bytes)),
+            Err(_) => String::new(),
+        };
+    }
+    let Ok(bytes) = decode(text) else {
+        return String::new();
+    };
+    let Ok(text) = String::from_utf8(bytes) else {
+        // No command reads any other that is not text.
+        return "removed\n".to_owned();
+    };
+    // Four numbers are an address elsewhere, and a version here.
+    if matches!(name, "fw_ver" | "version" | "srcversion" | "hw_rev") {
+        return text;
+    }
+    let part = part_of(path, name, &text, others);
+    encode(text_of(part.as_deref().unwrap_or(&text), own).as_bytes())
+}
+
+/// What is kept of a file that may hold anything. None: all of it.
+fn part_of(path: &str, name: &str, text: &str, others: &mut Others) -> Option<String> {
+    if path == "/proc/cmdline" {
+        let words = text.split_whitespace();
+        let kept: Vec<&str> = words
+            .filter(|word| PARAMETERS.iter().any(|known| word.starts_with(known)))
+            .collect();
+        return Some(format!("{}\n", kept.join(" ")));
+    }
+    if path == "/etc/passwd" {
+        let users = text.lines().filter_map(|line| {
+            let mut fields = line.split(':');
+            let (name, user) = (fields.next()?, fields.nth(1)?);
+            let name = if is_of_system(user) {
+                name.to_owned()
+            } else {
+                format!("user{user}")
+            };
+            Some(format!("{name}:x:{user}:{user}::/:\n"))
+        });
+        return Some(users.collect());
+    }
+    if path.starts_with("/proc/") && name == "cgroup" {
+        let lines = text.lines().map(|line| {
+            let (front, group) = line.rsplit_once(':').unwrap_or((line, ""));
+            let names: Vec<String> = group.split('/').map(|name| others.group(name)).collect();
+            format!("{front}:{}\n", names.join("/"))
+        });
+        return Some(lines.collect());
+    }
+    if path.starts_with("/proc/") && matches!(name, "comm" | "cmdline") {
+        let command = text.trim_end().rsplit('/').next().unwrap_or_default();
+        return Some(match name {
+            "comm" => format!("{}\n", others.command(command)),
+            _ => "removed\0".to_owned(),
+        });
+    }
+    if path.starts_with("/proc/") && name == "status" {
+        let kept = text
+            .lines()
+            .filter(|line| line.starts_with("Uid:") || line.starts_with("NSpid:"));
+        return Some(kept.map(|line| format!("{line}\n")).collect());
+    }
+    if path.contains("/nvidia_peermem/") {
+        // `comm=python3`: the last word of a line but for a text.
+        static COMM: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"\bcomm=(\S*)").ok());
+        let comm = COMM.as_ref()?;
+        let renamed = comm.replace_all(text, |found: &Captures<'_>| {
+            let name = found.get(1).map_or("", |name| name.as_str());
+            format!("comm={}", others.command(name))
+        });
+        return Some(renamed.into_owned());
+    }
+    None
+}
+
+/// The kernel's log: what has to do with RDMA, GPUs, PCI and the IOMMU.
+fn log_of(log: &str) -> String {
+    let lines = log.lines().filter(|line| {
+        let line = line.to_lowercase();
+        LOG.iter().any(|word| line.contains(word))
+    });
+    lines.map(|line| format!("{line}\n")).collect()
+}
+
+/// Config space with what is decoded here and the list of the capabilities; the device's serial number, which for a network
+/// card is its address, and all else that is not known is zero.
+fn config_of(bytes: Vec<u8>) -> Vec<u8> {
+    Config(bytes).known()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::Seen;
+    use crate::made;
+
+    fn recorded(host: &dyn Host, keep: bool) -> Recording {
+        let line = ["record", "--keep-identity"];
+        let (text, status) = made::says(host, if keep { &line } else { &line[..1] });
+        assert_eq!(status, Status::Well, "{text}");
+        Recording::parse(&text).unwrap()
+    }
+
+    /// What a recording is good for: every command says of it what it said of the machine.
+    #[test]
+    fn a_recording_answers_every_command_as_the_machine_did() {
+        for (name, made) in made::all() {
+            for keep in [true, false] {
+                let recording = recorded(&made.recording, keep);
+                for line in COMMANDS {
+                    let (there, here) = (
+                        made::says(&made.recording, line),
+                        made::says(&recording, line),
+                    );
+                    // Bounds of versions and the like aside, nothing here depends on an identity.
+                    assert_eq!(there, here, "{name}: {line:?}, identity kept: {keep}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn recording_again_changes_nothing() {
+        let made = made::small();
+        let once = recorded(&made.recording, false);
+        let twice = recorded(&once, false);
+        assert_eq!(once.to_json().unwrap(), twice.to_json().unwrap());
+    }
+
+    /// Asks for files beside those that the commands ask for.
+    struct Curious<'a>(&'a Recorder<'a>, &'a [&'a str]);
+
+    impl Curious<'_> {
+        fn ask(&self) -> Vec<Seen<Vec<u8>>> {
+            self.1.iter().map(|path| self.0.bytes(path)).collect()
+        }
+    }
+
+    fn digits(text: &str) -> String {
+        text.bytes().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    #[test]
+    fn no_secret_survives() {
+        let mut made = made::small();
+        let card = made.place("0000:18:00.0");
+        let planted: &[(&str, &str, &[&str])] = &[
+            (
+                "/sys/class/infiniband/mlx5_0/node_guid",
+                "b83f:d203:00aa:77fe\n",
+                &["b83f", "77fe"],
+            ),
+            (
+                "/sys/class/infiniband/mlx5_0/ports/1/gids/0",
+                "fe80:0000:0000:0000:b83f:d203:00aa:77fe\n",
+                &["77fe"],
+            ),
+            ("/sys/class/net/ibp24s0/address", "b8:3f:d2:aa:77:01\n", &["77:01"]),
+            ("/sys/class/dmi/id/product_serial", "S1234567X\n", &["S1234567X"]),
+            (
+                "/proc/driver/nvidia/gpus/0000:19:00.0/information",
+                "Model: \t NVIDIA H100 80GB HBM3\nGPU UUID: \t GPU-6f9619ff-8b86-d011-b42d-00c04fc964ff\n",
+                &["6f9619ff", "00c04fc964ff"],
+            ),
+            (
+                "/proc/cmdline",
+                "root=UUID=6f9619ff-8b86-d011-b42d-00c04fc964fe ip=10.17.3.4 iommu=pt secret=hunter2\n",
+                &["6f9619ff", "10.17.3.4", "hunter2"],
+            ),
+            ("/proc/4711/cmdline", "python3\0train.py\0--token=hunter2\0", &["hunter2", "train.py"]),
+            ("/proc/4711/comm", "projectx\n", &["projectx"]),
+            (
+                "/proc/4711/status",
+                "Name:\tprojectx\nUid:\t1003\t1003\t1003\t1003\n",
+                &["projectx"],
+            ),
+            (
+                "/sys/kernel/debug/nvidia_peermem/registrations",
+                "id=1 state=mapped tgid=4711 comm=projectx\n",
+                &["projectx"],
+            ),
+            (
+                "/proc/self/cgroup",
+                "0::/user.slice/user-1003.slice/job_of_projectx\n",
+                &["projectx", "user-1003"],
+            ),
+            ("/sys/fs/cgroup/user.slice/user-1003.slice/rdma.max", "mlx5_0 hca_handle=max\n", &["user-1003"]),
+            (
+                "/etc/passwd",
+                "root:x:0:0:root:/root:/bin/bash\njdoe:x:1003:1003:Jane Doe,Room 5:/home/jdoe:/bin/zsh\n",
+                &["jdoe", "Jane", "Room"],
+            ),
+            ("/etc/hostname", "node17.cluster.example\n", &["node17", "cluster.example"]),
+        ];
+        for (path, text, _) in planted {
+            let path = match path.strip_prefix("/sys/class/infiniband/mlx5_0") {
+                Some(below) => format!("{card}/infiniband/mlx5_0{below}"),
+                None => (*path).to_owned(),
+            };
+            made.file(&path, text);
+        }
+        made.fact(
+            Fact::KernelLog,
+            "6,1,1,-;systemd[1]: Hostname set to <node17>\n\
+             6,2,2,-;mlx5_core 0000:18:00.0: node17 of jdoe at 192.168.7.9, MAC b8:3f:d2:aa:77:01, serial number: MT2211X77\n\
+             6,3,3,-;usb 1-1: SerialNumber: 4C530001\n",
+        );
+        // The card's serial number: extended capability 3.
+        let mut config = made.recording.bytes(&format!("{card}/config")).unwrap();
+        let serial = [0x01, 0x77, 0xaa, 0x00, 0x03, 0xd2, 0x3f, 0xb8];
+        config[0x100..0x104].copy_from_slice(&[0x03, 0x00, 0x01, 0x20]);
+        config[0x104..0x10c].copy_from_slice(&serial);
+        config[0x200..0x204].copy_from_slice(&[0x0d, 0x00, 0x01, 0x00]);
+        made.bytes(&format!("{card}/config"), &config);
+
+        let recorder = Recorder::new(&made.recording, "a test");
+        let (_, status) = made::says(&recorder, &["topo"]);
+        assert_eq!(status, Status::Well);
+        let paths: Vec<&str> = planted.iter().map(|(path, _, _)| *path).collect();
+        let answers = Curious(&recorder, &paths).ask();
+        assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+        assert!(recorder.fact(Fact::KernelLog).is_ok());
+        let mut recording = recorder.into_recording();
+        let secrets = planted
+            .iter()
+            .flat_map(|(_, _, secrets)| secrets.iter().copied());
+        let log = ["192.168.7.9", "MT2211X77", "4C530001", "77aa0003d23fb8"];
+        let secrets: Vec<&str> = secrets.chain(log).collect();
+        let before = recording.to_json().unwrap();
+        // As text, or in the digits of a file that is none.
+        let is_in =
+            |text: &str, secret: &str| text.contains(secret) || text.contains(&digits(secret));
+        for secret in &secrets {
+            assert!(is_in(&before, secret), "{secret} was not planted");
+        }
+        scrub(&mut recording, &names_of(&made.recording));
+        let after = recording.to_json().unwrap();
+        for secret in &secrets {
+            assert!(!is_in(&after, secret), "{secret} is left in {after}");
+        }
+        // What matters is there still.
+        assert!(after.contains("iommu=pt"), "{after}");
+        assert!(after.contains("mlx5_core 0000:18:00.0"), "{after}");
+        assert!(after.contains("root:x:0:0"), "{after}");
+        assert_eq!(
+            made::says(&recording, &["topo", "-v"]),
+            made::says(&made.recording, &["topo", "-v"])
+        );
+    }
+
+    #[test]
+    fn versions_and_addresses_on_pci_are_no_identity() {
+        for text in [
+            "0000:18:00.0",
+            "MLNX_OFED_LINUX-5.8-1.1.2.1:",
+            "28.39.1002",
+            "0x0000380000000000 0x0000381fffffffff 0x000000000014220c",
+            "/sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0",
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  595.45.04",
+            "6,1234,5678901,-;nvidia-peermem: refused 0x7f0000000000+0x100000 of process 4711",
+        ] {
+            assert_eq!(text_of(text, &None), text);
+        }
+    }
+}
