@@ -8,11 +8,19 @@ use clap::Parser;
 use clap::Subcommand;
 use clap::ValueEnum;
 
+const EXAMPLES: &str = "\
+Examples:
+  peermemctl topo                             which RDMA device is nearest to each GPU
+  sudo peermemctl doctor                      what is wrong, and what mends it
+  sudo peermemctl doctor --pair 0,mlx5_0      one path in full
+  sudo peermemctl record -o host.json         for somebody else to look at, with
+  peermemctl doctor --machine host.json";
+
 /// Shows, checks and proves the path between NVIDIA GPUs and RDMA devices.
 ///
 /// Exit status: 0 all is well, 1 something was found, 2 could not look.
 #[derive(Debug, Parser)]
-#[command(name = "peermemctl", version, max_term_width = 100)]
+#[command(name = "peermemctl", version, max_term_width = 100, after_help = EXAMPLES)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) common: Common,
@@ -169,7 +177,7 @@ pub(crate) struct Record {
     /// Where to; standard output without
     #[arg(long, short, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
-    /// Leaves in what tells one machine from another: serial numbers, UUIDs, GUIDs, host names, addresses, command lines
+    /// Leaves in what tells one machine from another: serial numbers, UUIDs, host names, addresses, command lines
     #[arg(long)]
     pub(crate) keep_identity: bool,
 }

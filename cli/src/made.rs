@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Made-up machines for tests: recordings built by hand from the public formats of sysfs and of PCI config space, with the
-//! numbers that public listings of such machines show. No such machine was at hand.
+//! Made-up machines for tests: recordings built by hand from the public formats of sysfs and of PCI config space,
+//! with the numbers that public listings of such machines show. No such machine was at hand.
 //!
 //! A machine is complete: what is not in it is not there. A test takes a healthy one and plants one fault in it.
 
@@ -439,7 +439,8 @@ impl Made {
     pub(crate) fn gpu(&mut self, at: &str, model: &str) {
         self.file(
             &format!("/proc/driver/nvidia/gpus/{at}/information"),
-            &format!("Model: \t\t {model}\nIRQ:   \t\t 100\nGPU UUID: \t GPU-00000000-0000-0000-0000-000000000000\nBus Location: \t {at}\n"),
+            &format!("Model: \t\t {model}\nIRQ:   \t\t 100\nGPU UUID: \t GPU-00000000-0000-0000-0000-000000000000\n\
+                 Bus Location: \t {at}\n"),
         );
     }
 
@@ -500,8 +501,8 @@ impl Made {
         self.deny("/sys/kernel/debug");
     }
 
-    /// A root port with a switch below it that has as many ports. Returns the ports' addresses; what hangs on port N is at
-    /// bus `bus + 3 + N`.
+    /// A root port with a switch below it that has as many ports. Returns the ports' addresses; what hangs on port N
+    /// is at bus `bus + 3 + N`.
     fn switch(&mut self, root: &str, bus: u8, ports: u8, numa: i32) -> Vec<String> {
         let port = format!("0000:{bus:02x}:01.0");
         let up = format!("0000:{:02x}:00.0", bus + 1);
@@ -872,7 +873,8 @@ pub(crate) fn unprivileged() -> Made {
 
 /// All of them, by name.
 pub(crate) fn all() -> BTreeMap<&'static str, Made> {
-    let makers: [(&'static str, fn() -> Made); 15] = [
+    type Make = fn() -> Made;
+    let makers: [(&str, Make); 15] = [
         ("hgx", hgx),
         ("small", small),
         ("two_sockets", two_sockets),

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! `peermemctl`: the path between GPUs and RDMA devices seen, checked, and proved.
 //!
-//! [`host`] is how a machine is read, [`machine`] what of it matters; each command is a module of its own that takes both
-//! and answers with text or JSON and a [`finding::Status`].
+//! [`host`] is how a machine is read, [`machine`] what of it matters; each command is a module of its own that takes
+//! both and answers with text or JSON and a [`finding::Status`].
 
 #![allow(dead_code, reason = "what the commands still to come use")]
 

@@ -11,8 +11,8 @@ use crate::report::clean;
 
 /// What a colour says.
 ///
-/// In text it is a mark that takes no column, so that tables and wrapping count right; [`crate::report::Out`] makes colours of
-/// the marks, or leaves them out.
+/// In text it is a mark that takes no column, so that tables and wrapping count right; [`crate::report::Out`] makes
+/// colours of the marks, or leaves them out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Paint {
     Good,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Where a command puts what it has to say: text for people, or JSON.
 //!
-//! All is gathered first and written in one piece, so that a reader who has gone (`| head`) changes no exit status. What comes
-//! from a machine can steer no terminal: control characters are shown as `\xNN`, whoever wrote them.
+//! All is gathered first and written in one piece, so that a reader who has gone (`| head`) changes no exit status.
+//! What comes from a machine can steer no terminal: control characters are shown as `\xNN`, whoever wrote them.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;

@@ -159,12 +159,23 @@ fn node(machine: &Machine, at: Option<Address>) -> String {
 
 /// The link of a device to the port above it, with what both ends can where it is not that.
 fn link(machine: &Machine, at: Option<Address>) -> String {
-    let links = at.map(|at| machine.links(at)).unwrap_or_default();
-    links.first().map_or_else(|| "-".to_owned(), segment)
+    let text = at.and_then(|at| {
+        let links = machine.links(at);
+        // In a virtual machine no port is above it: what the device says of itself.
+        let own = || machine.physical(at)?.link.clone().ok();
+        match links.first() {
+            Some(link) => Some(rates(link.now, link.most)),
+            None => own().map(|link| rates(link.now, link.most)),
+        }
+    });
+    text.unwrap_or_else(|| "-".to_owned())
 }
 
 fn segment(segment: &Segment) -> String {
-    let Segment { now, most, .. } = segment;
+    rates(segment.now, segment.most)
+}
+
+fn rates(now: Rate, most: Rate) -> String {
     if now == most {
         return now.to_string();
     }
@@ -218,7 +229,9 @@ fn path(machine: &Machine, pair: &Pair, out: &mut Out) {
         .chain(pair.bridges.iter().copied())
         .chain(hca.at);
     for at in ends {
-        let up = links.iter().find(|link| link.lower == at);
+        // A virtual function has the physical one's.
+        let own = machine.physical(at).map(|function| function.at);
+        let up = links.iter().find(|link| Some(link.lower) == own);
         table.row([
             format!("  {at}"),
             match at {
@@ -289,13 +302,15 @@ fn notes(machine: &Machine, out: &mut Out) {
     }
     if machine.is_virtual == Some(true) {
         notes.push(
-            "A virtual machine: its PCI tree is the hypervisor's, and may not be how the devices are joined in the metal."
+            "A virtual machine: its PCI tree is the hypervisor's, and may not be how the devices are \
+             joined in the metal."
                 .to_owned(),
         );
     }
     for gpu in machine.gpus.iter().filter(|gpu| gpu.is_coherent) {
         notes.push(format!(
-            "GPU {}: its memory is part of the processor's (Grace), reached by NVLink-C2C; BAR1 is not the way to all of it.",
+            "GPU {}: its memory is part of the processor's (Grace), reached by NVLink-C2C; BAR1 is not \
+             the way to all of it.",
             gpu.index
         ));
     }
@@ -413,7 +428,8 @@ struct BridgeJson {
 
 #[derive(Serialize)]
 struct LinkJson {
-    upper: Address,
+    /// None: no port is above it, as in a virtual machine.
+    upper: Option<Address>,
     lower: Address,
     now: RateJson,
     most: RateJson,
@@ -438,7 +454,7 @@ impl RateJson {
 impl LinkJson {
     fn of(link: &Segment) -> Self {
         Self {
-            upper: link.upper,
+            upper: Some(link.upper),
             lower: link.lower,
             now: RateJson::of(link.now),
             most: RateJson::of(link.most),
@@ -480,7 +496,17 @@ impl<'a> Topology<'a> {
 }
 
 fn first_link(machine: &Machine, at: Option<Address>) -> Option<LinkJson> {
-    machine.links(at?).first().map(LinkJson::of)
+    let lower = at?;
+    if let Some(link) = machine.links(lower).first() {
+        return Some(LinkJson::of(link));
+    }
+    let own = machine.physical(lower)?.link.as_ref().ok()?;
+    Some(LinkJson {
+        upper: None,
+        lower,
+        now: RateJson::of(own.now),
+        most: RateJson::of(own.most),
+    })
 }
 
 impl<'a> GpuJson<'a> {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The one way in which anything is read from a machine: this one ([`live::Live`]), or one whose answers were written down
-//! ([`recording::Recording`]). What no answer was written down for is [`Unseen::NotRecorded`], never "not there".
+//! The one way in which anything is read from a machine: this one ([`live::Live`]), or one whose answers were written
+//! down ([`recording::Recording`]). What no answer was written down for is [`Unseen::NotRecorded`], never "not
+//! there".
 
 pub(crate) mod facts;
 pub(crate) mod live;
@@ -62,8 +63,8 @@ pub(crate) enum Fact {
     /// Those of `/proc/kallsyms` that tell who has peer memory and dma-buf, a line each without the address:
     /// `T ib_register_peer_memory_client [ib_uverbs]`.
     KernelSymbols,
-    /// The running services that hand their limits to users of RDMA, a line each: name, process, and how much memory it may
-    /// lock, soft and hard, in bytes, `unlimited`, or `?`.
+    /// The running services that hand their limits to users of RDMA, a line each: name, process, and how much memory
+    /// it may lock, soft and hard, in bytes, `unlimited`, or `?`.
     Services,
 }
 

@@ -28,8 +28,8 @@ const MOST_LINKS: usize = 40;
 
 /// All that was asked of a machine, and what it answered.
 ///
-/// A path is first looked up as it was asked, then with its links followed. What has no answer of its own is [`Unseen::Absent`]
-/// where a directory above it is recorded without it, and [`Unseen::NotRecorded`] else.
+/// A path is first looked up as it was asked, then with its links followed. What has no answer of its own is
+/// [`Unseen::Absent`] where a directory above it is recorded without it, and [`Unseen::NotRecorded`] else.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Recording {
@@ -39,7 +39,8 @@ pub(crate) struct Recording {
     pub(crate) version: u32,
     /// Where this comes from, in words.
     pub(crate) about: String,
-    /// Files: text as it is; other bytes, and text that begins with `hex:`, as `hex:…`, with `+N` for N zeroes at the end.
+    /// Files: text as it is; other bytes, and text that begins with `hex:`, as `hex:…`, with `+N` for N zeroes at the
+    /// end.
     /// `PATH?WORD` has the lines of PATH with WORD in them.
     pub(crate) files: BTreeMap<String, String>,
     /// Directories: the names in them.

@@ -180,8 +180,8 @@ fn of_gids(host: &dyn Host, own: &str, port: u32) -> Vec<String> {
     netdevs
 }
 
-/// The PCI functions that a network interface's traffic may go through: its own, those of the bond that it is in, and, for an
-/// interface that is no card's, those of all that lie below it.
+/// The PCI functions that a network interface's traffic may go through: its own, those of the bond that it is in,
+/// and, for an interface that is no card's, those of all that lie below it.
 fn functions_of(host: &dyn Host, netdev: &str, with_lower: bool) -> BTreeSet<Address> {
     let mut functions = BTreeSet::new();
     let mut seen = BTreeSet::new();

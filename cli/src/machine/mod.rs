@@ -17,8 +17,9 @@ use pci::Rate;
 /// How two functions are joined, nearest first, by the names and the legend of `nvidia-smi topo -m`, which NVML has as
 /// `NVML_TOPOLOGY_SINGLE`, `_MULTIPLE`, `_HOSTBRIDGE`, `_NODE` and `_SYSTEM` (`nvml.h`).
 ///
-/// From sysfs: functions that meet below a root port are PIX where one switch, or no more than a bus, lies between, else PXB;
-/// those that meet in the same host bridge (`pci0000:00` in the path) are PHB; others NODE within a NUMA node, else SYS.
+/// From sysfs: functions that meet below a root port are PIX where one switch, or no more than a bus, lies between,
+/// else PXB; those that meet in the same host bridge (`pci0000:00` in the path) are PHB; others NODE within a NUMA
+/// node, else SYS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub(crate) enum Class {
@@ -114,11 +115,11 @@ pub(crate) struct Pair {
     pub(crate) hca: String,
     /// None: the RDMA device is not on PCI.
     pub(crate) class: Option<Class>,
-    /// The bridges that a transfer goes through, from the GPU's side to the card's: ports of switches and root ports. Neither
-    /// host bridges are among them, nor `meet`.
+    /// The bridges that a transfer goes through, from the GPU's side to the card's: ports of switches and root ports.
+    /// Neither host bridges are among them, nor `meet`.
     pub(crate) bridges: Vec<Address>,
-    /// The lowest bridge that is above both, inside or below which a transfer turns round: a switch's upstream port, mostly.
-    /// None: that happens in a host bridge.
+    /// The lowest bridge that is above both, inside or below which a transfer turns round: a switch's upstream port,
+    /// mostly. None: that happens in a host bridge.
     pub(crate) meet: Option<Address>,
     /// Millions of bits a second that the narrowest link of the two ends could carry; 0: unknown.
     pub(crate) megabits: u64,
@@ -208,7 +209,8 @@ impl Machine {
         }
     }
 
-    /// Looks at what may be one end of a path: reading all of config space of every function takes long on large machines.
+    /// Looks at what may be one end of a path: reading all of config space of every function takes long on large
+    /// machines.
     fn look_if_wanted(&mut self, host: &dyn Host, at: Address) {
         let number = |file: &str| host.number(&format!("{}/{at}/{file}", pci::DEVICES)).ok();
         let wanted = match number("class").map(|class| class >> 16) {
@@ -463,7 +465,8 @@ fn nodes(host: &dyn Host) -> Option<usize> {
     }
 }
 
-/// Whether a hypervisor says that it is there: on x86 the processor has a flag for it, elsewhere the firmware's name tells.
+/// Whether a hypervisor says that it is there: on x86 the processor has a flag for it, elsewhere the firmware's name
+/// tells.
 fn is_virtual(host: &dyn Host) -> Option<bool> {
     const HYPERVISORS: [&str; 9] = [
         "QEMU",

@@ -265,8 +265,8 @@ impl Config {
         !self.0.is_empty() && self.0.iter().take(4).all(|byte| *byte == 0xff)
     }
 
-    /// The same without what nothing here reads: of each capability that is not known, the header alone is kept. A network
-    /// card's serial number capability has its hardware address.
+    /// The same without what nothing here reads: of each capability that is not known, the header alone is kept. A
+    /// network card's serial number capability has its hardware address.
     pub(crate) fn known(&self) -> Vec<u8> {
         let mut known = vec![0; self.0.len()];
         let mut keep = |at: usize, length: usize| {
@@ -486,10 +486,8 @@ fn speed(text: &str) -> u32 {
 
 /// 0 for what is unknown, which the kernel writes as 255, or 63 or 0 where there is no link.
 fn width(text: &str) -> u32 {
-    match text.parse() {
-        Ok(lanes @ 1..=32) => lanes,
-        _ => 0,
-    }
+    let lanes = text.parse().ok();
+    lanes.filter(|lanes| (1..=32).contains(lanes)).unwrap_or(0)
 }
 
 /// The first six lines of `resource`: first and last address, flags.
@@ -707,13 +705,16 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_config_space_is_decoded_or_refused(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..4200)) {
+        fn any_config_space_is_decoded_or_refused(
+            bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..4200),
+        ) {
             let config = Config(bytes);
             let _ = config.express();
             let _ = config.acs();
             let _ = config.ats();
             let _ = config.resizable();
             let _ = config.virtual_functions();
+            assert_eq!(config.known().len(), config.0.len());
         }
     }
 }
