@@ -9,6 +9,7 @@ use crate::finding::Subject;
 use crate::machine::pci::Function;
 use crate::machine::pci::Resizable;
 use crate::machine::Gpu;
+use crate::nvml::Nvml;
 use crate::render::bytes;
 
 pub(super) const BAR1: Check = Check {
@@ -47,7 +48,20 @@ fn of_gpu(look: &Look<'_>, gpu: &Gpu) -> Finding {
         ),
         None => String::new(),
     };
+    let nvml = Nvml::look(look.host).ok();
+    let memory = nvml.and_then(|nvml| nvml.gpu(gpu.at)?.memory_total_bytes);
     if bar.size > SMALL {
+        // A GPU's memory is a little less than what its name has; a BAR is a power of two.
+        if let Some(memory) = memory.filter(|memory| *memory > bar.size) {
+            let found = format!(
+                "BAR1 is {}{could_be}, of {} of memory",
+                bytes(bar.size),
+                bytes(memory)
+            );
+            return new(Level::Note, found)
+                .why("No more than that can be registered at once, by all processes together.")
+                .mend(enlarge(could.is_some()));
+        }
         let level = match could {
             Some(_) => Level::Note,
             None => Level::Well,

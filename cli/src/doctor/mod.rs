@@ -192,11 +192,14 @@ pub(crate) fn examine(look: &Look<'_>, skip: &[String]) -> anyhow::Result<Vec<Fi
     {
         bail!("there is no check {unknown:?}; `peermemctl doctor --list-checks` names them");
     }
+    let wanted = checks().filter(|check| !skip.iter().any(|name| name == check.name));
+    Ok(run_all(look, wanted))
+}
+
+/// What these say, the worst first.
+fn run_all<'c>(look: &Look<'_>, checks: impl Iterator<Item = &'c Check>) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
-    for check in checks() {
-        if skip.iter().any(|name| name == check.name) {
-            continue;
-        }
+    for check in checks {
         for finding in (check.run)(look) {
             debug_assert_eq!(finding.check, check.name);
             // Two paths may share a bridge that both tell of.
@@ -207,5 +210,5 @@ pub(crate) fn examine(look: &Look<'_>, skip: &[String]) -> anyhow::Result<Vec<Fi
     }
     // Stable: checks stay in their order.
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.level));
-    Ok(findings)
+    findings
 }

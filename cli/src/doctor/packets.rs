@@ -48,14 +48,25 @@ struct Payload<'a> {
     most: u32,
 }
 
-/// From the top down. A virtual function's registers say nothing: its physical function's count.
+/// Whose registers count for a function: its own, or of a virtual function, where these bits are reserved (Linux's
+/// `pci_configure_relaxed_ordering`), the physical one's. None: that one is not visible.
+fn counted<'a>(look: &Look<'a>, function: &'a Function) -> Option<&'a Function> {
+    // In a virtual machine nothing calls it a virtual function. Its link is never up.
+    let is_down = matches!(&function.link, Ok(link) if link.now.width == 0);
+    match function.physical {
+        Some(at) => look.machine.functions.get(&at),
+        None if look.machine.is_virtual == Some(true) && is_down => None,
+        None => Some(function),
+    }
+}
+
+/// From the top down.
 fn payloads<'a>(look: &Look<'a>, chain: &[&'a Function]) -> Seen<Vec<Payload<'a>>> {
     let mut all = Vec::new();
     for function in chain {
-        let physical = function
-            .physical
-            .and_then(|at| look.machine.functions.get(&at));
-        let function = physical.unwrap_or(function);
+        let Some(function) = counted(look, function) else {
+            continue;
+        };
         if let Some(express) = express(function)? {
             // A code that the specification keeps for later.
             if express.payload > 0 && express.payload_most > 0 {
@@ -114,7 +125,7 @@ fn max_payload(look: &Look<'_>) -> Vec<Finding> {
         let (Some(least), Some(largest)) = (sets().min(), sets().max()) else {
             continue;
         };
-        let parent_is_larger = |side: &[Payload<'_>]| {
+        let steps = |side: &[Payload<'_>]| {
             let pairs = side.iter().zip(side.iter().skip(1));
             pairs.fold((false, false), |(smaller, larger), (upper, lower)| {
                 (
@@ -123,8 +134,8 @@ fn max_payload(look: &Look<'_>) -> Vec<Finding> {
                 )
             })
         };
-        let (gpu_bad, gpu_odd) = parent_is_larger(&gpu_side);
-        let (card_bad, card_odd) = parent_is_larger(&card_side);
+        let (gpu_bad, gpu_odd) = steps(&gpu_side);
+        let (card_bad, card_odd) = steps(&card_side);
         let across = !route.is_through_root() && least != largest;
         if across || gpu_bad || card_bad {
             findings.push(
@@ -183,15 +194,9 @@ fn cards<'a>(
         let Some(function) = hca.at.and_then(|at| look.machine.functions.get(&at)) else {
             continue;
         };
-        // In a virtual function these bits are reserved (Linux's `pci_configure_relaxed_ordering`): the physical
-        // one's count.
-        let physical = function
-            .physical
-            .and_then(|at| look.machine.functions.get(&at));
-        if function.physical.is_some() && physical.is_none() {
+        let Some(function) = counted(look, function) else {
             continue;
-        }
-        let function = physical.unwrap_or(function);
+        };
         match express(function) {
             Ok(Some(express)) => cards.push((hca, function, express)),
             Ok(None) => {}
@@ -296,8 +301,7 @@ fn relaxed_ordering(look: &Look<'_>) -> Vec<Finding> {
     }
     for gpu in look.gpus().filter(|gpu| !gpu.is_coherent) {
         let function = look.machine.functions.get(&gpu.at);
-        // A virtual GPU's bits are reserved.
-        let Some(function) = function.filter(|function| function.physical.is_none()) else {
+        let Some(function) = function.and_then(|function| counted(look, function)) else {
             continue;
         };
         match express(function) {

@@ -12,6 +12,7 @@ use crate::machine::pci::Link;
 use crate::machine::pci::Rate;
 use crate::machine::Class;
 use crate::machine::Port;
+use crate::made;
 use crate::report::Out;
 
 /// Where things stand in the config space that is made here.
@@ -200,15 +201,7 @@ impl Made {
     fn findings(&self) -> Vec<Finding> {
         let look = Look::new(&self.host, &self.machine);
         // Those of software look at what this machine has not.
-        let all: Vec<Finding> = OF_HARDWARE
-            .iter()
-            .flat_map(|check| (check.run)(&look))
-            .collect();
-        let names = all.iter().map(|finding| finding.check);
-        assert!(names
-            .clone()
-            .all(|name| OF_HARDWARE.iter().any(|check| check.name == name)));
-        all
+        run_all(&look, OF_HARDWARE.iter())
     }
 }
 
@@ -829,4 +822,98 @@ fn one_pair_is_told_hop_by_hop() {
     assert_eq!(json["path"]["hops"].as_array().unwrap().len(), 5);
     assert_eq!(json["path"]["hops"][1]["max_payload"], 512);
     assert_eq!(json["findings"].as_array().unwrap().len(), 0);
+}
+
+/// What the checks of paths and devices say of a made-up machine, as `doctor` tells it.
+fn told(made: &made::Made, all: bool) -> (String, Status, Vec<Finding>) {
+    let host = &made.recording;
+    let machine = Machine::look(host).unwrap();
+    let mut look = Look::new(host, &machine);
+    look.all = all;
+    let findings = run_all(&look, OF_HARDWARE.iter());
+    let mut out = Out::gather(false);
+    let status = tell::all(&look, &findings, all, &mut out).unwrap();
+    (out.into_text(), status, findings)
+}
+
+#[test]
+fn every_machine_is_told_of_as_before() {
+    for (name, made) in made::all() {
+        let (brief, ..) = told(&made, false);
+        let mut text = format!("$ peermemctl doctor\n{brief}\n");
+        // All pairs of eight GPUs are nothing to read again.
+        if name != "hgx" {
+            text.push_str(&format!(
+                "$ peermemctl doctor --all\n{}",
+                told(&made, true).0
+            ));
+        }
+        made::golden(&format!("golden/paths-{name}.txt"), &text);
+    }
+}
+
+/// The machines that have a fault have that fault, and the others have none.
+#[test]
+fn made_up_machines_have_what_was_made_in_them() {
+    for (name, made) in made::all() {
+        let (text, status, findings) = told(&made, false);
+        let mut checks: Vec<&str> = findings
+            .iter()
+            .filter(|finding| finding.level.is_finding())
+            .map(|finding| finding.check)
+            .collect();
+        checks.dedup();
+        let wanted: &[&str] = match name {
+            "acs" => &["acs"],
+            "iommu" => &["iommu"],
+            "trained_down" => &["link"],
+            "small_bar1" => &["bar1"],
+            _ => &[],
+        };
+        assert_eq!(checks, wanted, "{name}: {text}");
+        let wanted_status = match wanted {
+            [] => Status::Well,
+            _ => Status::Findings,
+        };
+        assert_eq!(status, wanted_status, "{name}");
+        println!("{name}: {checks:?}");
+    }
+}
+
+/// Sixteen good pairs, all redirected: one reason, a line for each pair, a command for each port.
+#[test]
+fn a_large_machine_is_told_of_in_little() {
+    let mut made = made::hgx();
+    let machine = Machine::look(&made.recording).unwrap();
+    let redirecting = made::Pci {
+        acs: Some((made::ACS_ALL, made::ACS_LINUX)),
+        ..made::Pci::switch_port(6, 0)
+    };
+    let mut ports = std::collections::BTreeSet::new();
+    for gpu in &machine.gpus {
+        let function = &machine.functions[&gpu.at];
+        let up = function.above[function.above.len() - 2];
+        let below = |it: &&Function| it.above.last() == Some(&up);
+        ports.extend(machine.functions.values().filter(below).map(|it| it.at));
+    }
+    assert_eq!(ports.len(), 16);
+    for port in &ports {
+        made.set_config(&port.to_string(), &redirecting);
+    }
+    let (text, status, findings) = told(&made, false);
+    println!("{text}");
+    assert_eq!(status, Status::Findings);
+    assert_eq!(
+        findings.iter().filter(|it| it.level.is_finding()).count(),
+        16
+    );
+    assert_eq!(text.matches("warning acs").count(), 1);
+    assert_eq!(text.matches("  why").count(), 1);
+    for port in &ports {
+        assert_eq!(
+            text.matches(&format!("setpci -s {port} ")).count(),
+            1,
+            "{port}"
+        );
+    }
 }
