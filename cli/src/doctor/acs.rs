@@ -30,7 +30,7 @@ use crate::machine::pci::Function;
 
 pub(super) const ACS: Check = Check {
     name: "acs",
-    looks_at: "ACS redirection at the switch ports where packets between GPU and card turn round",
+    looks_at: "ACS redirection where packets between GPU and card can turn round",
     run: acs,
 };
 
@@ -131,7 +131,7 @@ fn acs(look: &Look<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Between root ports, or in no switch at all: known, and no fault.
+/// Between root ports, without a common switch: worth knowing, and no fault.
 fn at_root(look: &Look<'_>, pair: &crate::machine::Pair, route: &Route<'_>) -> Option<Finding> {
     if !route.is_through_root() {
         return None;
@@ -154,12 +154,7 @@ fn at_root(look: &Look<'_>, pair: &crate::machine::Pair, route: &Route<'_>) -> O
             on.join(", ")
         ),
     };
-    let finding = Finding::new(
-        ACS.name,
-        look.level(pair, Level::Well),
-        Subject::pair(pair),
-        found,
-    );
+    let finding = Finding::new(ACS.name, Level::Note, Subject::pair(pair), found);
     Some(finding)
 }
 

@@ -143,7 +143,16 @@ fn of_card(look: &Look<'_>, hca: &Hca, function: &Function) -> Finding {
                     format!("{found}; ATS is on, and switches let translated requests straight through"),
                 );
             }
-            new(Level::Warning, found)
+            // With memory of the processor's own there is no switch to turn round in.
+            let mut gpus = look
+                .pairs()
+                .filter(|pair| pair.hca == hca.name)
+                .filter_map(|pair| look.gpu(pair.gpu));
+            let level = match gpus.all(|gpu| gpu.is_coherent) {
+                true => Level::Note,
+                false => Level::Warning,
+            };
+            new(level, found)
                 .why(
                     "The card is given addresses that no switch knows, so each of its packets goes up to the root \
                      complex to be translated, and waits where the translation is not at hand.",

@@ -43,6 +43,9 @@ fn path(look: &Look<'_>) -> Vec<Finding> {
         );
         findings.push(match class {
             Class::Pix | Class::Pxb => finding,
+            Class::Phb | Class::Node if look.machine.is_virtual == Some(true) => finding.why(
+                "So it is in this virtual machine. What lies between on the host cannot be seen from inside.",
+            ),
             Class::Phb | Class::Node => finding
                 .why("A processor's root complex passes packets between devices worse than a switch does.")
                 .costs(

@@ -240,8 +240,12 @@ pub(super) fn all(
     };
     if counts.not_visible > 0 {
         let _ = write!(last, "; {} not visible", things(counts.not_visible));
-        if counts.needs_root > 0 {
-            let _ = write!(last, ", {} of them without root", counts.needs_root);
+        match counts.needs_root {
+            0 => {}
+            all if all == counts.not_visible => last.push_str(" without root"),
+            some => {
+                let _ = write!(last, ", {some} of them for want of root's rights");
+            }
         }
     }
     if !in_full && counts.note + counts.not_visible > 0 {

@@ -573,6 +573,27 @@ fn no_check_goes_untried() {
 #[test]
 fn what_is_no_fault_is_none() {
     let well: &[(&str, Plant)] = &[
+        ("redirection at root ports, without a switch", |made| {
+            made.machine.hcas.remove(0);
+            made.machine.gpus.remove(0);
+            made.pair_up();
+            let it = socket(SECOND);
+            for end in [it.gpu, it.card] {
+                let above = &mut made.function(end).above;
+                above.truncate(1);
+                above[0].device = end.bus & 0xf;
+                let port = above[0];
+                let mut own = made.function(it.root_port).clone();
+                own.at = port;
+                made.machine.functions.insert(port, own);
+                made.set(port, ACS + 6, 0x1d, 2);
+            }
+            made.pair_up();
+            let look = Look::new(&made.host, &made.machine);
+            let acs = (acs::ACS.run)(&look);
+            assert_eq!(acs.len(), 1);
+            assert_eq!(acs[0].level, Level::Note);
+        }),
         ("redirection above both, at the root port", |made| {
             made.set(socket(FIRST).root_port, ACS + 6, 0x1d, 2);
         }),
@@ -850,6 +871,30 @@ fn every_machine_is_told_of_as_before() {
         }
         made::golden(&format!("golden/paths-{name}.txt"), &text);
     }
+}
+
+/// The JSON of a machine with one fault, and of its one pair in full.
+#[test]
+fn json_is_as_before() {
+    let made = made::acs();
+    let host = &made.recording;
+    let machine = Machine::look(host).unwrap();
+    let mut text = String::new();
+    for only in [None, machine.pairs.first()] {
+        let mut look = Look::new(host, &machine);
+        look.only = only;
+        let findings = run_all(&look, OF_HARDWARE.iter());
+        let mut out = Out::gather(true);
+        tell::all(&look, &findings, false, &mut out).unwrap();
+        text.push_str(&out.into_text());
+    }
+    made::golden("golden/paths-acs.json.txt", &text);
+    let (checks, status) = made::says(host, &["doctor", "--list-checks"]);
+    assert_eq!(status, Status::Well);
+    assert!(
+        OF_HARDWARE.iter().all(|check| checks.contains(check.name)),
+        "{checks}"
+    );
 }
 
 /// The machines that have a fault have that fault, and the others have none.
