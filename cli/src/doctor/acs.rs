@@ -27,6 +27,7 @@ use crate::host::Seen;
 use crate::host::Unseen;
 use crate::machine::pci::Acs;
 use crate::machine::pci::Function;
+use crate::machine::Pair;
 
 pub(super) const ACS: Check = Check {
     name: "acs",
@@ -61,7 +62,7 @@ fn acs(look: &Look<'_>) -> Vec<Finding> {
             continue;
         };
         let Some((card_port, gpu_port)) = route.turn() else {
-            findings.extend(at_root(look, pair, &route));
+            findings.extend(at_root(pair, &route));
             continue;
         };
         let subject = Subject::pair(pair);
@@ -132,7 +133,7 @@ fn acs(look: &Look<'_>) -> Vec<Finding> {
 }
 
 /// Between root ports, without a common switch: worth knowing, and no fault.
-fn at_root(look: &Look<'_>, pair: &crate::machine::Pair, route: &Route<'_>) -> Option<Finding> {
+fn at_root(pair: &Pair, route: &Route<'_>) -> Option<Finding> {
     if !route.is_through_root() {
         return None;
     }
@@ -147,15 +148,19 @@ fn at_root(look: &Look<'_>, pair: &crate::machine::Pair, route: &Route<'_>) -> O
             (set != 0).then(|| format!("{} has {}", port.at, Acs::names(set).join(", ")))
         })
         .collect();
-    let found = match on.is_empty() {
-        true => return None,
-        false => format!(
-            "{}: root ports, so packets are in the root complex anyway",
-            on.join(", ")
-        ),
-    };
-    let finding = Finding::new(ACS.name, Level::Note, Subject::pair(pair), found);
-    Some(finding)
+    if on.is_empty() {
+        return None;
+    }
+    let found = format!(
+        "{}: root ports, so packets are in the root complex anyway",
+        on.join(", ")
+    );
+    Some(Finding::new(
+        ACS.name,
+        Level::Note,
+        Subject::pair(pair),
+        found,
+    ))
 }
 
 /// Clears what redirects, and nothing else.
