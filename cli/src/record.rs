@@ -89,12 +89,32 @@ fn names_of(host: &dyn Host) -> BTreeSet<String> {
             names.insert(name.to_owned());
         }
     }
-    // Shorter ones would take parts out of everything.
-    names.retain(|name| {
-        name.len() > 2 && !["localhost", "(none)", "nobody"].contains(&name.as_str())
-    });
+    // Shorter ones would take parts out of everything, and these tell nobody from anybody.
+    names.retain(|name| name.len() > 2 && !COMMON.contains(&name.to_lowercase().as_str()));
     names
 }
+
+/// Names of users and hosts that are words of what is looked at, or come with a distribution.
+const COMMON: [&str; 18] = [
+    "(none)",
+    "amd",
+    "debian",
+    "gpu",
+    "host",
+    "infiniband",
+    "intel",
+    "iommu",
+    "kernel",
+    "linux",
+    "localhost",
+    "mellanox",
+    "nobody",
+    "nvidia",
+    "pci",
+    "rdma",
+    "ubuntu",
+    "user",
+];
 
 /// Users below 1000 come with the distribution.
 fn is_of_system(user: &str) -> bool {

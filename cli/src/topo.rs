@@ -176,6 +176,10 @@ fn segment(segment: &Segment) -> String {
 }
 
 fn rates(now: Rate, most: Rate) -> String {
+    // A virtual function says nothing of its link.
+    if now.speed == 0 && now.width == 0 {
+        return "-".to_owned();
+    }
     if now == most {
         return now.to_string();
     }
@@ -713,6 +717,32 @@ mod tests {
             Some("0000:16:00.0".to_owned())
         );
         assert!(!pair.is_best);
+    }
+
+    #[test]
+    fn what_is_too_wide_comes_in_parts() {
+        let mut made = made::small();
+        for number in 1..20 {
+            let at = format!("0000:18:{number:02x}.0");
+            made.pci("0000:17:00.0", &at, &made::Pci::connectx7(0));
+            made.hca(
+                &format!("mlx5_{number}"),
+                &at,
+                &format!("ib{number}"),
+                "InfiniBand",
+                "?",
+            );
+        }
+        let (text, _) = made::says(&made.recording, &["topo"]);
+        let longest = text.lines().map(|line| line.chars().count()).max();
+        assert!(longest <= Some(100), "{text}");
+        let headings: Vec<&str> = text.lines().filter(|line| line.contains("mlx5_")).collect();
+        assert!(
+            headings[0].contains("mlx5_0") && !headings[0].contains("mlx5_19"),
+            "{text}"
+        );
+        assert!(headings[1].contains("mlx5_19"), "{text}");
+        assert_eq!(text.matches("PIX*").count(), 20, "{text}");
     }
 
     #[test]

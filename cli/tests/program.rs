@@ -68,7 +68,7 @@ fn what_cannot_be_looked_at_is_2_and_says_so() {
 /// `peermemctl … | head -0`: the reader is gone before anything is written.
 #[test]
 fn a_reader_that_has_gone_changes_no_status() {
-    let (reader, writer) = std::io::pipe().unwrap();
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
     drop(reader);
     let child = peermemctl()
         .args(["topo", "-v", "--machine"])
