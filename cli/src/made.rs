@@ -803,7 +803,7 @@ pub(crate) fn soft_roce() -> Made {
             (1, 32 << 30, PREFETCHABLE),
             (3, 32 << 20, PREFETCHABLE),
         ],
-        resizable: Some((1, 0x8_0fc0 >> 4, 15)),
+        resizable: Some((1, (1 << 16) - (1 << 6), 15)),
         ..Pci::h100(-1)
     }
     .link(GEN4, 16);

@@ -644,6 +644,36 @@ mod tests {
         assert_eq!(json["pairs"].as_array().map(Vec::len), Some(8 * 9));
     }
 
+    fn keys_of(json: &serde_json::Value, keys: &mut std::collections::BTreeSet<String>) {
+        match json {
+            serde_json::Value::Object(object) => {
+                for (key, value) in object {
+                    keys.insert(key.clone());
+                    keys_of(value, keys);
+                }
+            }
+            serde_json::Value::Array(all) => all.iter().for_each(|one| keys_of(one, keys)),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn every_key_of_the_json_is_documented() {
+        let page = include_str!("../../docs/peermemctl.md");
+        let mut keys = std::collections::BTreeSet::new();
+        for made in made::all().values() {
+            let (text, _) = made::says(&made.recording, &["topo", "--json"]);
+            keys_of(&serde_json::from_str(&text).unwrap(), &mut keys);
+        }
+        assert!(keys.len() > 30, "{keys:?}");
+        for key in keys {
+            assert!(
+                page.contains(&format!("`{key}")),
+                "{key} is not in docs/peermemctl.md"
+            );
+        }
+    }
+
     /// What stands between, and which is best, on a machine of each kind.
     #[test]
     fn classes_are_those_of_nvidia_smi() {
