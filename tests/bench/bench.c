@@ -18,6 +18,8 @@
  *		what a function that does nothing takes, and what a call of
  *		the provider's adds to the caller's part
  *	memory	see memory.c
+ *	page_order
+ *		see large.c
  *	persistent, revocable
  *		see provider.c
  *	table	see table.c
@@ -366,6 +368,9 @@ static int __init bench_init(void)
 	ret = provider_init(root);
 	if (ret)
 		goto memory;
+	ret = large_init(root);
+	if (ret)
+		goto provider;
 	table_init(root);
 	ret = register_kprobe(&register_probe);
 	if (ret) {
@@ -376,6 +381,8 @@ static int __init bench_init(void)
 
 table:
 	table_exit();
+	large_exit();
+provider:
 	provider_exit();
 memory:
 	memory_exit();
@@ -389,6 +396,7 @@ static void __exit bench_exit(void)
 	unregister_kprobe(&register_probe);
 	debugfs_remove(root);
 	table_exit();
+	large_exit();
 	provider_exit();
 	memory_exit();
 }

@@ -2,14 +2,35 @@
 #ifndef _RIG_BENCH_H_
 #define _RIG_BENCH_H_
 
+#include <linux/atomic.h>
+#include <linux/preempt.h>
+#include <linux/sched.h>
 #include <linux/types.h>
+
+#include "spent.h"
 
 struct dentry;
 struct sg_table;
-struct task_struct;
 
 /* bench.c */
 extern struct task_struct *inside_client;
+
+/* Is @task in a client's function, and not in a call of the provider's? */
+static inline bool is_client(struct task_struct *task)
+{
+	return READ_ONCE(inside_client) == task &&
+	       !atomic_read(&standin_spent.inside);
+}
+
+/* Is this thread, and no interrupt over it? */
+static inline bool in_client(void)
+{
+	return in_task() && is_client(current);
+}
+
+/* large.c */
+int large_init(struct dentry *root);
+void large_exit(void);
 
 /* memory.c */
 int memory_init(struct dentry *root);
