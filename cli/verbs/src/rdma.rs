@@ -182,6 +182,43 @@ pub struct Hca {
     address: Address,
 }
 
+/// The machine's devices, looked for once: processes that are forked then open them without another look.
+pub struct Devices(DeviceList);
+
+impl Devices {
+    /// Looks for them.
+    ///
+    /// # Errors
+    /// What `ibv_get_device_list` says.
+    pub fn find() -> Result<Self> {
+        Ok(Self(DeviceList::new().context("ibv_get_device_list")?))
+    }
+
+    /// Opens the device of that name, whose port with this number, from 1 on, is used.
+    ///
+    /// # Errors
+    /// Where there is no such device or port, where it cannot be opened, and where the port has no address.
+    pub fn open(&self, name: &str, port: u8) -> Result<Hca> {
+        let device = self
+            .0
+            .iter()
+            .find(|device| device.name() == name)
+            .with_context(|| format!("no RDMA device {name}"))?;
+        let context = device.open().with_context(|| format!("open {name}"))?;
+        let domain = context
+            .alloc_pd()
+            .with_context(|| format!("{name}: protection domain"))?;
+        let address = address(&context, port).with_context(|| format!("{name} port {port}"))?;
+        Ok(Hca {
+            name: name.to_owned(),
+            port,
+            context,
+            domain,
+            address,
+        })
+    }
+}
+
 impl Hca {
     /// Opens a device; its first port is used.
     pub fn open(name: &str) -> Result<Self> {
@@ -191,25 +228,9 @@ impl Hca {
     /// Opens a device, whose port with this number, from 1 on, is used.
     ///
     /// # Errors
-    /// Where there is no such device or port, where it cannot be opened, and where the port has no address.
+    /// As [`Devices::open`].
     pub fn open_port(name: &str, port: u8) -> Result<Self> {
-        let list = DeviceList::new().context("ibv_get_device_list")?;
-        let device = list
-            .iter()
-            .find(|device| device.name() == name)
-            .with_context(|| format!("no RDMA device {name}"))?;
-        let context = device.open().with_context(|| format!("open {name}"))?;
-        let domain = context
-            .alloc_pd()
-            .with_context(|| format!("{name}: protection domain"))?;
-        let address = address(&context, port).with_context(|| format!("{name} port {port}"))?;
-        Ok(Self {
-            name: name.to_owned(),
-            port,
-            context,
-            domain,
-            address,
-        })
+        Devices::find()?.open(name, port)
     }
 
     /// The device's name, as in /sys/class/infiniband.

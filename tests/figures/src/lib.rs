@@ -16,6 +16,8 @@ pub enum Part {
     Registrations,
     /// From a free to the last of many regions dead
     Revocation,
+    /// What a registration costs beside many that are alive
+    Alive,
     /// Threads and processes that register at once
     Threads,
     /// Small buffers, each registered for one transfer
@@ -35,6 +37,7 @@ pub enum Line {
     Memory(Memory),
     Table(Table),
     Revocation(Revocation),
+    Alive(Alive),
     Prices(Prices),
     Crowd(Crowd),
     Small(Small),
@@ -132,6 +135,21 @@ pub struct Revocation {
     pub regions: u64,
     /// From the call that frees to its return, by when the last region is dead, on the machine's clock.
     pub free_ns: u64,
+}
+
+/// A registration of one page beside others that are alive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Alive {
+    pub regions: u64,
+    /// The module's part of the registration and of the deregistration, in cycles: the least of several.
+    pub register: i64,
+    pub deregister: i64,
+    /// As the application sees them, the provider and the RDMA device included: the least of several.
+    pub reg_mr_ns: u64,
+    pub dereg_mr_ns: u64,
+    /// Kernel memory of the module's own for all regions together: bytes, and allocations.
+    pub held: u64,
+    pub objects: u64,
 }
 
 /// What the stand-in takes for pins and unpins where wall time is measured.

@@ -29,6 +29,7 @@ use self::goals::Goal;
 use self::machine::Clock;
 use self::machine::Machine;
 use self::machine::FLAVOURS;
+use self::record::Beside;
 use self::record::Figure;
 use self::record::Row;
 use self::timed::Timed;
@@ -104,6 +105,7 @@ struct Measured {
     theirs: BTreeMap<What, Row>,
     /// Ours and theirs.
     freed: [BTreeMap<u64, Figure>; 2],
+    alive: [BTreeMap<u64, Beside>; 2],
     timed: [Timed; 2],
     goals: Vec<Goal>,
 }
@@ -112,6 +114,7 @@ impl Measured {
     /// Of the lines of our module and of theirs.
     fn of(name: &'static str, [ours, theirs]: &[Vec<Line>; 2]) -> Result<Self> {
         let freed = [record::revocations(ours)?, record::revocations(theirs)?];
+        let alive = [record::alive(ours)?, record::alive(theirs)?];
         let timed = [Timed::of(ours)?, Timed::of(theirs)?];
         let (ours, theirs) = (record::rows(ours)?, record::rows(theirs)?);
         let mut goals = goals::of_registrations(&goals::pairs(&ours, &theirs));
@@ -122,6 +125,7 @@ impl Measured {
             ours,
             theirs,
             freed,
+            alive,
             timed,
             goals,
         })
@@ -160,6 +164,8 @@ struct Results<'a> {
     goals: BTreeMap<&'static str, &'a [Goal]>,
     /// By flavour, ours and NVIDIA's: regions, and nanoseconds of the machine's clock.
     revocations: BTreeMap<&'static str, &'a [BTreeMap<u64, Figure>; 2]>,
+    /// By flavour, ours and NVIDIA's: regions that are alive, and what one more costs.
+    alive: BTreeMap<&'static str, &'a [BTreeMap<u64, Beside>; 2]>,
     rows: Vec<Entry<'a>>,
     /// By flavour, ours and NVIDIA's.
     timed: BTreeMap<&'static str, &'a [Timed; 2]>,
@@ -276,12 +282,14 @@ fn write(folder: &Path, rig: &Rig, measured: &[Measured]) -> Result<()> {
         rig,
         goals: BTreeMap::new(),
         revocations: BTreeMap::new(),
+        alive: BTreeMap::new(),
         rows: Vec::new(),
         timed: BTreeMap::new(),
     };
     for flavour in measured {
         results.goals.insert(flavour.name, &flavour.goals);
         results.revocations.insert(flavour.name, &flavour.freed);
+        results.alive.insert(flavour.name, &flavour.alive);
         results.timed.insert(flavour.name, &flavour.timed);
         for (module, rows) in [("ours", &flavour.ours), ("nvidia", &flavour.theirs)] {
             results.rows.extend(rows.iter().map(|(what, row)| Entry {

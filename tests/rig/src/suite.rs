@@ -104,6 +104,9 @@ const MAPPING: &[&str] = &[
 /// What the module says where it cannot be loaded.
 const LOADING: &[&str] = &["{gdr}", "loading"];
 const DMA: &[&str] = &["{gdr}", "test", "dma."];
+/// Some thousands of registrations, and the numbers that users ask for.
+const SCALE: &[&str] = &["{gdr}", "test", "scale.few"];
+const SCALE_MANY: &[&str] = &["{gdr}", "test", "scale.many"];
 /// An epoch of two thousand operations in each flavour.
 const STRESS: &[&str] = &["{gdr}", "stress", "--epochs", "2"];
 const PERFTEST: &[&str] = &["{repo}/tests/vm/perftest"];
@@ -153,6 +156,22 @@ fn dma(vm: &mut Options, iommu: Iommu, refused: [usize; 2]) {
         // One that could not be read is not there, and what it should declare fails the run.
         vm.expect.extend(format!("{pattern}={count}").parse());
     }
+}
+
+/// A machine that counts the module's instructions and its memory.
+fn measured(vm: &mut Options) {
+    vm.bench = true;
+    vm.icount = true;
+    vm.smp = 1;
+    vm.gpus = 1;
+    vm.bar = LARGE_BAR;
+}
+
+/// The same, with room for 10,000 processes, and time.
+fn measured_at_large(vm: &mut Options) {
+    measured(vm);
+    vm.mem = 6 * 1024;
+    vm.timeout = Some(7200);
 }
 
 pub(crate) const SUITE: &[Run] = &[
@@ -443,6 +462,50 @@ pub(crate) const SUITE: &[Run] = &[
             },
             command: GDR,
         },
+        ..BASE
+    },
+    Run {
+        name: "scale: ours",
+        place: Place::Vm {
+            options: measured,
+            command: SCALE,
+        },
+        shown: Some("own_beside"),
+        ..BASE
+    },
+    Run {
+        name: "scale: ours, revocable",
+        place: Place::Vm {
+            options: |vm| {
+                measured(vm);
+                vm.param.push("persistent_api_support=0".to_owned());
+            },
+            command: SCALE,
+        },
+        shown: Some("own_beside"),
+        ..BASE
+    },
+    Run {
+        name: "scale, many: ours",
+        place: Place::Vm {
+            options: measured_at_large,
+            command: SCALE_MANY,
+        },
+        shown: Some("own_"),
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "scale, many: ours, revocable",
+        place: Place::Vm {
+            options: |vm| {
+                measured_at_large(vm);
+                vm.param.push("persistent_api_support=0".to_owned());
+            },
+            command: SCALE_MANY,
+        },
+        shown: Some("own_"),
+        only_in_full: true,
         ..BASE
     },
     Run {

@@ -472,6 +472,9 @@ fn command_script(
     export("RIG_BAR_MIB", &options.bar.to_string());
     export("RIG_IOMMU", options.iommu.name());
     export("RIG_TOPOLOGY", options.topology.name());
+    if options.icount {
+        export("RIG_ICOUNT", "1");
+    }
     for variable in &options.env {
         let (name, value) = variable
             .split_once('=')

@@ -519,6 +519,17 @@ pub(crate) fn unnamed_file() -> Result<File> {
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
+/// A pipe: the end to read from, and the one to write to.
+pub(crate) fn pipe() -> Result<(File, File)> {
+    let mut ends = [-1; 2];
+    // SAFETY: Room for two descriptors.
+    let ret = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) };
+    ensure!(ret == 0, "pipe2: {}", io::Error::last_os_error());
+    // SAFETY: Both descriptors were just made and have no other owner.
+    let [reader, writer] = ends.map(|end| File::from(unsafe { OwnedFd::from_raw_fd(end) }));
+    Ok((reader, writer))
+}
+
 /// The factor by which the kernel is slower than the usual one: `RIG_SLOWER`.
 pub(crate) fn slower() -> u32 {
     let slower = std::env::var("RIG_SLOWER").ok();

@@ -47,7 +47,9 @@ impl Clock {
 
     fn of(part: Part) -> Self {
         match part {
-            Part::Registrations | Part::Revocation | Part::Datapath => Self::Instructions,
+            Part::Registrations | Part::Revocation | Part::Alive | Part::Datapath => {
+                Self::Instructions
+            }
             Part::Threads | Part::Small | Part::Startup => Self::Wall,
         }
     }
@@ -149,6 +151,10 @@ impl Machine {
             (_, 0, false) => ("64K,1M,16M,256M,1G,8G,64G", "1G", "1,10,100,1000,10000"),
             (_, 0, true) => ("64K,1M,16M,256M,1G,8G,64G", "64G", "1,10,100,1000,10000"),
         };
+        let alive = match (selection.quick, self.round) {
+            (false, 0) => "0,1000,10000,100000",
+            _ => "0,1000",
+        };
         let repeats = selection.repeats.to_string();
         let mut command = programs::gdr_command(paths, "bench");
         command.extend(
@@ -161,6 +167,7 @@ impl Machine {
                 ["--lengths", lengths],
                 ["--longest-fragmented", fragmented],
                 ["--regions", regions],
+                ["--alive", alive],
                 ["--repeats", &repeats],
             ]
             .concat()

@@ -81,6 +81,11 @@ const REVOCATION: &str = "From the call that frees an allocation to its return, 
 instructions, the stand-in's and rxe's included, which are the same for both modules. Each region is a page of 64 KiB \
 of its own.";
 
+const ALIVE: &str = "A registration of 64 KiB, and its end, beside so many others of 64 KiB that are alive, each with a page of \
+its own: the least of 16, in instructions. Own is the module's part, the bytes are kernel memory of its own for each of those \
+that are alive. In what an application sees, rxe and the stand-in are by far the most: the stand-in finds a pin to put in a list \
+of all, and what an unpin of the newest takes grows with that.";
+
 const WALL: &str = "Wall time, with four emulated processors on {processor}. It varies with what else the host does: the \
 ratios count, not the figures. The stand-in is told to take {pin_us} µs a pin and {unpin_us} µs an unpin, \
 asleep, with its lock held (`pin_us`, `unpin_us`): twenty times a V100's, since all else is emulated, and slower by about as \
@@ -170,6 +175,12 @@ fn of_instructions(measured: &Measured) -> Vec<Section> {
             "Revocation",
             REVOCATION,
             (!ours.is_empty()).then(|| table::revocations(ours, theirs)),
+        ),
+        (
+            "Beside others that are alive",
+            ALIVE,
+            (!measured.alive[0].is_empty())
+                .then(|| table::alive(&measured.alive[0], &measured.alive[1])),
         ),
         ("The data path", DATAPATH, timed::datapaths(&measured.timed)),
     ]

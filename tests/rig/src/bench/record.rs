@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use anyhow::ensure;
 use anyhow::Context as _;
 use anyhow::Result;
+use peermem_figures::Alive;
 use peermem_figures::Cost;
 use peermem_figures::Costs;
 use peermem_figures::Hca;
@@ -225,6 +226,42 @@ pub(super) fn revocations(lines: &[Line]) -> Result<BTreeMap<u64, Figure>> {
         .collect()
 }
 
+/// A registration beside others that are alive. Instructions, unless another unit stands there.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Beside {
+    pub(super) own: Figure,
+    pub(super) reg_mr: Figure,
+    pub(super) dereg_mr: Figure,
+    /// Kernel memory of the module's own, in bytes, for each of them; None where there are none.
+    pub(super) held: Option<f64>,
+}
+
+/// By the number of those that are alive.
+pub(super) fn alive(lines: &[Line]) -> Result<BTreeMap<u64, Beside>> {
+    let mut samples: BTreeMap<u64, Vec<&Alive>> = BTreeMap::new();
+    for line in lines {
+        if let Line::Alive(found) = line {
+            samples.entry(found.regions).or_default().push(found);
+        }
+    }
+    samples
+        .into_iter()
+        .map(|(regions, samples)| {
+            let figure = |take: fn(&Alive) -> f64| {
+                Figure::of(samples.iter().map(|sample| take(sample)).collect())
+            };
+            let held = figure(|sample| sample.held as f64)?.median;
+            let beside = Beside {
+                own: figure(|sample| (sample.register + sample.deregister) as f64)?,
+                reg_mr: figure(|sample| sample.reg_mr_ns as f64)?,
+                dereg_mr: figure(|sample| sample.dereg_mr_ns as f64)?,
+                held: (regions > 0).then_some(held / regions as f64),
+            };
+            Ok((regions, beside))
+        })
+        .collect()
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
@@ -259,6 +296,12 @@ pub(super) mod tests {
         for regions in [1, 1000] {
             lines.push(format!(
                 r#"{{"kind":"revocation","regions":{regions},"free_ns":{}}}"#,
+                own * regions
+            ));
+        }
+        for regions in [0, 1000] {
+            lines.push(format!(
+                r#"{{"kind":"alive","regions":{regions},"register":{own},"deregister":10,"reg_mr_ns":9000,"dereg_mr_ns":8000,"held":{},"objects":{regions}}}"#,
                 own * regions
             ));
         }
@@ -305,6 +348,13 @@ pub(super) mod tests {
         let found = revocations(&lines(1, 100)).expect("samples");
         assert_eq!(found.len(), 2);
         assert_eq!(found[&1000].median, 100_000.0);
+    }
+
+    #[test]
+    fn alive_by_number() {
+        let found = alive(&lines(1, 100)).expect("samples");
+        assert_eq!((found[&0].own.median, found[&0].held), (110.0, None));
+        assert_eq!(found[&1000].held, Some(100.0));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use peermem_figures::What;
 use super::goals;
 use super::goals::Goal;
 use super::goals::Pairs;
+use super::record::Beside;
 use super::record::Figure;
 
 /// A table whose first `words` columns are words, and the others numbers.
@@ -294,6 +295,40 @@ pub(super) fn revocations(ours: &BTreeMap<u64, Figure>, theirs: &BTreeMap<u64, F
             "a region, ours",
             "NVIDIA's",
             "spread, ours",
+            "NVIDIA's",
+        ],
+        0,
+        rows,
+    )
+}
+
+/// Beside others that are alive.
+pub(super) fn alive(ours: &BTreeMap<u64, Beside>, theirs: &BTreeMap<u64, Beside>) -> String {
+    let bytes = |beside: &Beside| beside.held.map_or("–".to_owned(), grouped);
+    let rows = ours.iter().filter_map(|(&regions, beside)| {
+        let other = theirs.get(&regions)?;
+        Some(vec![
+            grouped(regions as f64),
+            grouped(beside.own.median),
+            grouped(other.own.median),
+            bytes(beside),
+            bytes(other),
+            grouped(beside.reg_mr.median),
+            grouped(other.reg_mr.median),
+            grouped(beside.dereg_mr.median),
+            grouped(other.dereg_mr.median),
+        ])
+    });
+    table(
+        &[
+            "alive",
+            "own, ours",
+            "NVIDIA's",
+            "bytes each, ours",
+            "NVIDIA's",
+            "ibv_reg_mr, ours",
+            "NVIDIA's",
+            "ibv_dereg_mr, ours",
             "NVIDIA's",
         ],
         0,

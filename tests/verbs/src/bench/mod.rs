@@ -5,11 +5,12 @@
 //! Registrations, revocations and the data path belong into a machine whose clock counts instructions (`-icount`): there they
 //! repeat. The other parts are about several processors, and wall time.
 
+pub(crate) mod alive;
 mod cost;
 mod crowd;
 mod datapath;
 mod pgsz;
-mod probe;
+pub(crate) mod probe;
 mod processes;
 mod revocation;
 mod small;
@@ -50,6 +51,9 @@ pub(crate) struct Options {
     /// Regions on one allocation that is then freed, if the module revokes
     #[arg(long, value_delimiter = ',', default_value = "1,10,100,1000,10000")]
     regions: Vec<usize>,
+    /// Regions that are alive while one more is registered and deregistered
+    #[arg(long, value_delimiter = ',', default_value = "0,1000,10000,100000")]
+    alive: Vec<usize>,
     /// Threads, and processes, that register at once
     #[arg(long, value_delimiter = ',', default_value = "1,4,16,64")]
     threads: Vec<usize>,
@@ -95,6 +99,7 @@ pub(crate) fn run(options: &Options, setup: &Setup) -> Result<()> {
                 revocation::measure(&Lab::open(setup)?, &options.regions, options.repeats)?;
             }
             Part::Revocation => {}
+            Part::Alive => alive::measure(&Lab::open(setup)?, &options.alive)?,
             Part::Threads => crowd::measure(setup, &options.threads, options.repeats)?,
             Part::Small => small::measure(setup, options.repeats)?,
             Part::Startup => startup::measure(setup, options.connections)?,

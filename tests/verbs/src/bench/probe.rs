@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 
 use anyhow::ensure;
 use anyhow::Context;
@@ -14,6 +15,7 @@ use peermem_figures::Costs;
 const CALLS: &str = "/sys/kernel/debug/bench/calls";
 const MEMORY: &str = "/sys/kernel/debug/bench/memory";
 const TABLE: &str = "/sys/kernel/debug/bench/table";
+const PAGE_ORDER: &str = "/sys/kernel/debug/bench/page_order";
 
 /// Calls of the provider's by kind, in the order in which they are told.
 const KINDS: usize = 5;
@@ -44,17 +46,22 @@ impl Function {
 
 /// One reading of the sums since the last [`reset`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Reading(BTreeMap<String, Function>);
+pub(crate) struct Reading(BTreeMap<String, Function>);
 
 /// The functions of which the sums are not of the module's.
 const FIXED: [&str; 2] = ["empty", "provider"];
 
-pub(super) fn reset() -> Result<()> {
+/// Whether what measures is loaded.
+pub(crate) fn is_there() -> bool {
+    Path::new(CALLS).exists()
+}
+
+pub(crate) fn reset() -> Result<()> {
     fs::write(CALLS, "0").context(CALLS)
 }
 
 impl Reading {
-    pub(super) fn take() -> Result<Self> {
+    pub(crate) fn take() -> Result<Self> {
         Self::parse(&fs::read_to_string(CALLS).context(CALLS)?)
     }
 
@@ -96,7 +103,7 @@ impl Reading {
         self.0.get(name).with_context(|| format!("no {name}"))
     }
 
-    pub(super) fn calibration(&self) -> Result<Calibration> {
+    pub(crate) fn calibration(&self) -> Result<Calibration> {
         let each = |function: &Function| -> Result<i64> {
             let own = function.all.cycles.checked_sub(function.provider_cycles());
             let own = own.context("the provider took longer than its caller")?;
@@ -111,7 +118,7 @@ impl Reading {
     }
 
     /// What the module's functions cost.
-    pub(super) fn costs(&self) -> Result<Costs> {
+    pub(crate) fn costs(&self) -> Result<Costs> {
         let calibration = self.calibration()?;
         let mut costs = Costs::new();
         for (name, function) in &self.0 {
@@ -142,22 +149,43 @@ impl Reading {
 }
 
 /// Kernel memory that the module's functions took while this exists.
-pub(super) struct Watch(());
+pub(crate) struct Watch(());
 
 /// One reading of it, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Held {
-    pub(super) held: u64,
-    pub(super) peak: u64,
+pub(crate) struct Held {
+    pub(crate) held: u64,
+    pub(crate) peak: u64,
+    /// Allocations that are held.
+    pub(crate) objects: u64,
+}
+
+/// A field of a line of `name=value`.
+fn field(text: &str, name: &str) -> Result<u64> {
+    text.split_whitespace()
+        .filter_map(|field| field.split_once('='))
+        .find(|(found, _)| *found == name)
+        .with_context(|| format!("no {name} in {text:?}"))?
+        .1
+        .parse()
+        .with_context(|| format!("{text:?}"))
 }
 
 impl Watch {
-    pub(super) fn begin() -> Result<Self> {
+    pub(crate) fn begin() -> Result<Self> {
         fs::write(MEMORY, "1").context(MEMORY)?;
         Ok(Self(()))
     }
 
-    pub(super) fn read(&self) -> Result<Held> {
+    /// Sees nothing for as long as `body` runs, which frees nothing that was seen before: what is timed is not watched.
+    pub(crate) fn looking_away<R>(&self, body: impl FnOnce() -> Result<R>) -> Result<R> {
+        fs::write(MEMORY, "0").context(MEMORY)?;
+        let result = body()?;
+        fs::write(MEMORY, "2").context(MEMORY)?;
+        Ok(result)
+    }
+
+    pub(crate) fn read(&self) -> Result<Held> {
         Held::parse(&fs::read_to_string(MEMORY).context(MEMORY)?)
     }
 }
@@ -171,43 +199,71 @@ impl Drop for Watch {
 
 impl Held {
     fn parse(text: &str) -> Result<Self> {
-        let field = |name: &str| -> Result<u64> {
-            text.split_whitespace()
-                .filter_map(|field| field.split_once('='))
-                .find(|(found, _)| *found == name)
-                .with_context(|| format!("no {name} in {text:?}"))?
-                .1
-                .parse()
-                .with_context(|| format!("{text:?}"))
-        };
-        let lost = field("lost")?;
+        let lost = field(text, "lost")?;
         ensure!(lost == 0, "{lost} allocations are not accounted for");
         Ok(Self {
-            held: field("held")?,
-            peak: field("peak")?,
+            held: field(text, "held")?,
+            peak: field(text, "peak")?,
+            objects: field(text, "objects")?,
         })
+    }
+}
+
+/// As long as this exists, the module's functions get no memory that is larger than a page and in one piece.
+pub(crate) struct PageOrder(());
+
+/// What came of such allocations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Large {
+    /// By the page allocator.
+    pub(crate) refused: u64,
+    /// To who cannot do without, from memory that was there: on another day they are refused.
+    pub(crate) given: u64,
+}
+
+impl PageOrder {
+    /// An error where the kernel's module cannot show that it refuses what it is to refuse.
+    pub(crate) fn begin() -> Result<Self> {
+        fs::write(PAGE_ORDER, "1").context(PAGE_ORDER)?;
+        Ok(Self(()))
+    }
+
+    pub(crate) fn read(&self) -> Result<Large> {
+        let text = fs::read_to_string(PAGE_ORDER).context(PAGE_ORDER)?;
+        ensure!(field(&text, "on")? == 1, "{PAGE_ORDER}: {text:?}");
+        Ok(Large {
+            refused: field(&text, "refused")?,
+            given: field(&text, "given")?,
+        })
+    }
+}
+
+impl Drop for PageOrder {
+    fn drop(&mut self) {
+        // It goes with the module at the latest.
+        let _ = fs::write(PAGE_ORDER, "0");
     }
 }
 
 /// A scatter list as ib_core was given it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Mapped {
-    pub(super) address: u64,
-    pub(super) len: u64,
+pub(crate) struct Mapped {
+    pub(crate) address: u64,
+    pub(crate) len: u64,
     /// What the kernel's own `ib_umem_find_best_pgsz` says, 0 for none.
-    pub(super) kernel_page: u64,
+    pub(crate) kernel_page: u64,
     /// DMA address and length of each entry.
-    pub(super) entries: Vec<(u64, u64)>,
+    pub(crate) entries: Vec<(u64, u64)>,
 }
 
 /// Takes the tables of registrations that begin from now on, or no more.
-pub(super) fn take_tables(on: bool) -> Result<()> {
+pub(crate) fn take_tables(on: bool) -> Result<()> {
     fs::write(TABLE, if on { "1" } else { "0" }).context(TABLE)
 }
 
 impl Mapped {
     /// The last one.
-    pub(super) fn take() -> Result<Self> {
+    pub(crate) fn take() -> Result<Self> {
         Self::parse(&fs::read(TABLE).context(TABLE)?)
     }
 
@@ -265,7 +321,7 @@ mod tests {
         assert!(Held::parse("held=1 peak=2 objects=1 lost=1").is_err());
         assert!(Held::parse("held=1 objects=1 lost=0").is_err());
         let held = Held::parse("held=1 peak=2 objects=1 lost=0\n").expect("bytes");
-        assert_eq!((held.held, held.peak), (1, 2));
+        assert_eq!((held.held, held.peak, held.objects), (1, 2, 1));
     }
 
     #[test]

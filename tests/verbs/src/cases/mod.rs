@@ -17,17 +17,22 @@ mod reasons;
 pub(crate) mod register;
 mod revoke;
 mod rules;
+mod scale;
 mod stage;
 mod sweep;
 
 use crate::ktap::Case;
 
-/// In the order in which they run. Sweeps take long, and come only when they are asked for by name.
+/// In the order in which they run. Sweeps take long, and what is about scale wants a machine of its own: they come only when they
+/// are asked for by name.
 pub(crate) fn all(filters: &[String]) -> Vec<Case> {
-    let sweeps = if filters.iter().any(|filter| filter.starts_with("sweep")) {
-        sweep::CASES
-    } else {
-        &[]
+    let if_asked = |name: &str, cases: &'static [Case]| {
+        let asked = filters.iter().any(|filter| filter.starts_with(name));
+        if asked {
+            cases
+        } else {
+            &[]
+        }
     };
     [
         moving::CASES,
@@ -44,7 +49,8 @@ pub(crate) fn all(filters: &[String]) -> Vec<Case> {
         identity::CASES,
         consumers::CASES,
         dma::CASES,
-        sweeps,
+        if_asked("sweep", sweep::CASES),
+        if_asked("scale", scale::CASES),
     ]
     .concat()
 }

@@ -204,7 +204,7 @@ fn one_pin(lab: &Lab) -> Result<()> {
 }
 
 /// A large contiguous region: its entries, and bytes at its ends and around every place where an entry may end.
-fn sized(lab: &Lab, len: u64) -> Result<()> {
+pub(super) fn sized(lab: &Lab, len: u64) -> Result<()> {
     lab.needs_module()?;
     let align = if len == GIB { GIB } else { ENTRY_BOUNDARY };
     let memory = allocate_aligned(lab, len, align)?;

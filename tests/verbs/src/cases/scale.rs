@@ -1,0 +1,451 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Much at once: many registrations alive, many processes, much memory in one registration. What one costs must not grow with what
+//! others hold, what is held must be as many times what one holds, and nothing may need memory in pieces larger than a page.
+//!
+//! In a machine that counts instructions, with `tests/bench` loaded. The cases `few` are made so that what walks a list of all that
+//! there is is seen; `many` has the numbers that users ask for, and takes minutes.
+
+use std::io::Read as _;
+use std::io::Write as _;
+use std::time::Duration;
+
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+
+use crate::arena::Arena;
+use crate::bench::alive::at_zero;
+use crate::bench::alive::least;
+use crate::bench::alive::memory_of_one;
+use crate::bench::alive::Life;
+use crate::bench::alive::Pages;
+use crate::bench::probe;
+use crate::bench::probe::Held;
+use crate::bench::probe::Mapped;
+use crate::bench::probe::PageOrder;
+use crate::bench::probe::Watch;
+use crate::cases::register;
+use crate::cases::register::allocate_aligned;
+use crate::cases::register::expected_entries;
+use crate::cases::register::peer_region;
+use crate::cases::register::ENTRY_BOUNDARY;
+use crate::counters;
+use crate::counters::Activity;
+use crate::counters::Counters;
+use crate::gpu::Allocation;
+use crate::gpu::GRANULE;
+use crate::gpu::PAGE;
+use crate::knobs::Parameter;
+use crate::ktap;
+use crate::ktap::note;
+use crate::ktap::Case;
+use crate::lab::Flavour;
+use crate::lab::Lab;
+use crate::pattern::Pattern;
+use crate::rdma;
+use crate::rdma::full_access;
+use crate::rdma::Devices;
+use crate::rdma::Op;
+use crate::sys;
+use crate::sys::Ended;
+use crate::sys::Reaped;
+use crate::sys::SharedWords;
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// As many as make one instruction for each of them [`MOST_MORE`].
+const FEW: usize = 4_000;
+
+/// By so many instructions a registration beside any number of others may cost more than one alone.
+///
+/// What walks the others takes some three instructions for each at the very least, 12,000 for [`FEW`]. What looks one up in a
+/// balanced tree of 100,000 takes at most 34 steps of some ten instructions: four such look-ups are a third of this.
+const MOST_MORE: i64 = 4_000;
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "scale.few_regions",
+        run: |lab| regions(lab, FEW),
+    },
+    Case {
+        name: "scale.few_processes",
+        run: |lab| processes(lab, 50),
+    },
+    Case {
+        name: "scale.few_page_order",
+        run: |lab| page_order(lab, &[("contiguous", GIB), ("2m", GIB), ("64k", 64 * MIB)]),
+    },
+    Case {
+        name: "scale.many_regions",
+        run: |lab| regions(lab, 100_000),
+    },
+    Case {
+        name: "scale.many_processes",
+        run: |lab| processes(lab, 10_000),
+    },
+    Case {
+        name: "scale.many_bytes",
+        run: |lab| bytes(lab, &[GIB, 8 * GIB, 80 * GIB]),
+    },
+    Case {
+        name: "scale.many_bytes_arrive",
+        run: |lab| register::sized(lab, 80 * GIB),
+    },
+    Case {
+        name: "scale.many_page_order",
+        run: |lab| {
+            page_order(
+                lab,
+                &[
+                    ("contiguous", 80 * GIB),
+                    ("2m", 80 * GIB),
+                    ("64k", 80 * GIB),
+                ],
+            )
+        },
+    },
+];
+
+/// For a machine in which an instruction is a cycle, and the module's functions are measured.
+fn needs_measures(lab: &Lab) -> Result<()> {
+    lab.needs_ours()?;
+    if !probe::is_there() {
+        return ktap::skip("what measures the module is not loaded: --bench");
+    }
+    if std::env::var_os("RIG_ICOUNT").is_none() {
+        return ktap::skip("the machine's clock does not count instructions: --icount --smp 1");
+    }
+    Ok(())
+}
+
+/// Provider calls for so many registrations, or deregistrations.
+fn mappings(lab: &Lab, number: u64) -> u64 {
+    match lab.setup.flavour() {
+        Flavour::Persistent => number,
+        // It maps by itself.
+        Flavour::Revocable => 0,
+    }
+}
+
+fn same(what: &str, found: u64, expected: u64) -> Result<()> {
+    ensure!(
+        found == expected,
+        "{what}: {found} where {expected} were expected"
+    );
+    Ok(())
+}
+
+fn registered(lab: &Lab, activity: &Activity, number: u64) -> Result<()> {
+    same("calls to pin", activity.attempts, number)?;
+    same("pins", activity.pins, number)?;
+    same("mappings", activity.maps, mappings(lab, number))?;
+    same("unpins while registering", activity.unpins, 0)
+}
+
+fn deregistered(lab: &Lab, activity: &Activity, number: u64) -> Result<()> {
+    same("unpins", activity.unpins, number)?;
+    same("mappings undone", activity.unmaps, mappings(lab, number))?;
+    same("pins while deregistering", activity.attempts, 0)
+}
+
+/// All of them hold what as many times one holds.
+fn as_many_times(one: Held, all: Held, number: u64) -> Result<()> {
+    note("bytes_of_one", one.held);
+    note("allocations_of_one", one.objects);
+    note("bytes_of_all", all.held);
+    ensure!(one.held > 0, "a registration holds no memory");
+    same("bytes held", all.held, number * one.held)?;
+    same("allocations held", all.objects, number * one.objects)
+}
+
+/// One more costs about what one alone costs.
+fn no_more(alone: Life, beside: Life) -> Result<()> {
+    for (when, life) in [("none", alone), ("all", beside)] {
+        note(&format!("own_beside_{when}"), life.own());
+        note(&format!("own_beside_{when}_register"), life.register);
+        note(&format!("own_beside_{when}_deregister"), life.deregister);
+        note(&format!("reg_mr_beside_{when}"), life.reg_mr_ns);
+        note(&format!("dereg_mr_beside_{when}"), life.dereg_mr_ns);
+    }
+    let more = beside.own() - alone.own();
+    ensure!(
+        more <= MOST_MORE,
+        "one more takes {more} instructions more than one alone"
+    );
+    Ok(())
+}
+
+fn regions(lab: &Lab, number: usize) -> Result<()> {
+    needs_measures(lab)?;
+    let count = u64::try_from(number)?;
+    note("regions", count);
+    let mut pages = Pages::of(lab, number)?;
+    let span = pages.one_more()?;
+    let one = memory_of_one(lab, span)?;
+    let alone = least(lab, span)?;
+
+    let watch = Watch::begin()?;
+    let before = Counters::read()?;
+    let mut regions = pages.register(lab)?;
+    let alive = Counters::read()?;
+    registered(lab, &alive.activity(&before)?, count)?;
+    same("live pins", alive.live_pins()?, count)?;
+    as_many_times(one, watch.read()?, count)?;
+    let known = counters::peer_regions(lab.near.name())?;
+    same("regions of rxe's", u64::try_from(known.len())?, count)?;
+    let entries = known.iter().map(|region| region.entries).sum();
+    same("entries of all", entries, count)?;
+
+    let beside = watch.looking_away(|| least(lab, span))?;
+    no_more(alone, beside)?;
+
+    // A half is deregistered, and the other, if anybody can revoke it, is revoked before.
+    let before = Counters::read()?;
+    let half = number / 2;
+    drop(regions.drain(..half));
+    let gone = Counters::read()?;
+    deregistered(lab, &gone.activity(&before)?, u64::try_from(half)?)?;
+    let rest = count - u64::try_from(half)?;
+    same("live pins", gone.live_pins()?, rest)?;
+    let mut to_unpin = rest;
+    if lab.setup.flavour() == Flavour::Revocable {
+        pages.memory.free()?;
+        let freed = Counters::read()?.activity(&gone)?;
+        same("callbacks", freed.callbacks, rest)?;
+        let valid = counters::peer_regions(lab.near.name())?
+            .iter()
+            .filter(|region| region.state == "valid")
+            .count();
+        same("regions that live on", u64::try_from(valid)?, 0)?;
+        to_unpin = 0;
+    }
+    let before = Counters::read()?;
+    drop(regions);
+    deregistered(lab, &Counters::read()?.activity(&before)?, to_unpin)?;
+    at_zero(&watch)
+}
+
+/// Processes that are to end, so many at a time: of more, the last would wait for longer than the kernel likes.
+const AT_ONCE: usize = 64;
+
+/// How long a process may take until it has a region.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// What the processes tell whoever started them.
+const READY: usize = 0;
+const FAILED: usize = 1;
+
+fn available_kib() -> Result<i64> {
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))
+        .context("no MemAvailable")?;
+    Ok(line.trim().trim_end_matches(" kB").parse()?)
+}
+
+fn processes(lab: &Lab, number: usize) -> Result<()> {
+    needs_measures(lab)?;
+    let count = u64::try_from(number)?;
+    note("processes", count);
+    let devices = Devices::find()?;
+    let page = usize::try_from(PAGE)?;
+    let own = Pages::of(lab, 0)?;
+    let one = memory_of_one(lab, own.one_more()?)?;
+    let alone = least(lab, own.one_more()?)?;
+    let words = SharedWords::new(2)?;
+    let said = |word: usize| words.all()[word].load(std::sync::atomic::Ordering::SeqCst);
+    let say = |word: usize| words.all()[word].fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+    // Who waits for a byte of a pipe sleeps as nobody minds.
+    let (mut word, mut end) = sys::pipe()?;
+
+    let memory = available_kib()?;
+    let watch = Watch::begin()?;
+    let before = Counters::read()?;
+    // One after the other: what a function of the module's allocates is told by the thread that is in it, of which there is one.
+    for index in 0..number {
+        let mut life = || -> Result<()> {
+            let hca = devices.open(lab.near.name(), 1)?;
+            let memory = lab.allocate_gpu(page)?;
+            let region = hca.register(memory.span(0, page)?, full_access())?;
+            say(READY);
+            word.read_exact(&mut [0])?;
+            // The kernel takes back what a process has that ends.
+            std::mem::forget((region, memory, hca));
+            Ok(())
+        };
+        sys::fork(|| match life() {
+            Ok(()) => 0,
+            Err(error) => {
+                eprintln!("gdr: process {index}: {error:#}");
+                say(FAILED);
+                1
+            }
+        })?;
+        let expected = u64::try_from(index + 1)?;
+        let is_ready = sys::wait_until(PATIENCE, || {
+            ensure!(said(FAILED) == 0, "process {index} has failed");
+            Ok(said(READY) == expected)
+        })?;
+        ensure!(is_ready, "process {index} did not get ready");
+    }
+    let alive = Counters::read()?;
+    registered(lab, &alive.activity(&before)?, count)?;
+    same("live pins", alive.live_pins()?, count)?;
+    as_many_times(one, watch.read()?, count)?;
+    let taken = memory - available_kib()?;
+    note("kib_of_the_machine_each", taken / i64::try_from(number)?);
+
+    let beside = watch.looking_away(|| least(lab, own.one_more()?))?;
+    no_more(alone, beside)?;
+
+    let before = Counters::read()?;
+    let mut left = number;
+    while left > 0 {
+        let now = left.min(AT_ONCE);
+        end.write_all(&vec![0; now])?;
+        for _ in 0..now {
+            let reaped = sys::reap(None, true)?;
+            ensure!(
+                matches!(reaped, Reaped::Child(_, Ended::Exited(0))),
+                "a process failed: {reaped:?}"
+            );
+        }
+        left -= now;
+    }
+    let after = Counters::read()?;
+    same("live pins", after.live_pins()?, 0)?;
+    let activity = after.activity(&before)?;
+    // Each in the end of its own process, where the memory may go before the region does.
+    same(
+        "unpins and callbacks",
+        activity.unpins + activity.callbacks,
+        count,
+    )?;
+    same("mappings undone", activity.unmaps, mappings(lab, count))?;
+    at_zero(&watch)
+}
+
+/// Much memory in one registration: in proportion.
+fn bytes(lab: &Lab, lengths: &[u64]) -> Result<()> {
+    needs_measures(lab)?;
+    let mut last: Option<(u64, i64)> = None;
+    for &len in lengths {
+        let memory = allocate_aligned(lab, len, ENTRY_BOUNDARY)?;
+        ensure!(memory.is_contiguous(), "the stand-in's memory is in pieces");
+        let span = memory.span(0, usize::try_from(len)?)?;
+        let before = Counters::read()?;
+        let watch = Watch::begin()?;
+        let region = lab.near.register(span, full_access())?;
+        let held = watch.read()?;
+        registered(lab, &Counters::read()?.activity(&before)?, 1)?;
+        let entries = peer_region(&lab.near, &region)?.entries;
+        drop(region);
+        at_zero(&watch)?;
+        drop(watch);
+        let expected = expected_entries(lab, span.addr(), len);
+        ensure!(
+            expected.contains(&entries),
+            "{entries} entries where {expected:?} were expected"
+        );
+        let own = least(lab, span)?.own();
+        let gib = len / GIB;
+        note(&format!("entries_{gib}_gib"), entries);
+        note(&format!("bytes_held_{gib}_gib"), held.held);
+        note(&format!("bytes_at_most_{gib}_gib"), held.peak);
+        note(&format!("own_{gib}_gib"), own);
+        // A quarter is more than interrupts take, and less than what grows faster than the memory does.
+        if let Some((shorter, cost)) = last {
+            let most = i128::from(cost) * i128::from(len) / i128::from(shorter) * 5 / 4;
+            ensure!(
+                i128::from(own) <= most,
+                "{gib} GiB take {own} instructions where {most} are a quarter more than in proportion"
+            );
+        }
+        // What describes entries, and not pages of 64 KiB: less than a page for each two.
+        let most = 2 * 4096 + entries * 2048;
+        ensure!(held.held <= most, "{gib} GiB: {} bytes are held", held.held);
+        last = Some((len, own));
+    }
+    Ok(())
+}
+
+/// The entries for memory as it lies, cut where entries end.
+fn entries_of(memory: &Allocation) -> Result<Vec<(u64, u64)>> {
+    let len = u64::try_from(memory.mapping().len())?;
+    let addr = memory.mapping().addr();
+    let mut entries: Vec<(u64, u64)> = Vec::new();
+    let mut at = 0;
+    while at < len {
+        let place = memory.place(usize::try_from(at)?)?;
+        let boundary = ENTRY_BOUNDARY - (addr + at) % ENTRY_BOUNDARY;
+        let run = place.run.min(len - at).min(boundary);
+        entries.push((place.bar_address, run));
+        at += run;
+    }
+    Ok(entries)
+}
+
+/// Writes and reads so many places of each region, the first and the last byte among them.
+const PLACES: u64 = 64;
+
+/// Registrations on a host that has no two free pages side by side: every entry is as it must be, and bytes arrive.
+fn page_order(lab: &Lab, kinds: &[(&str, u64)]) -> Result<()> {
+    needs_measures(lab)?;
+    for &(layout, len) in kinds {
+        let _layout = Parameter::set("nvidia", "layout", layout)?;
+        let memory = allocate_aligned(lab, len, GRANULE)?;
+        let size = usize::try_from(len)?;
+        let expected = entries_of(&memory)?;
+        probe::take_tables(true)?;
+        let large = PageOrder::begin()?;
+        let region = lab.far.register(memory.span(0, size)?, full_access())?;
+        let mapped = Mapped::take()?;
+        probe::take_tables(false)?;
+
+        let mut source = Arena::on_host(lab, usize::try_from(GRANULE)?, 1)?;
+        let mut connection = rdma::connect(&lab.near, &lab.far)?;
+        for index in 0..=PLACES {
+            let end = (len / PLACES * index).clamp(2048, len - 2049) + 2049;
+            let at = usize::try_from(end - 4097)?;
+            let data = Pattern::new(lab.setup.seed, index).bytes(0, 4097);
+            source.put(0, &data)?;
+            connection.near.transfer(
+                Op::Write,
+                source.part(0, data.len())?,
+                region.part(u64::try_from(at)?, 4097)?,
+            )?;
+            let mut found = vec![0; data.len()];
+            memory.read(at, &mut found)?;
+            ensure!(
+                found == data,
+                "{layout}: other bytes at {at:#x} of {len:#x}"
+            );
+        }
+        drop(region);
+        let found = large.read()?;
+        drop(large);
+        let what = format!("{layout}_{}_mib", len / MIB);
+        note(&format!("entries_{what}"), mapped.entries.len());
+        note(&format!("refused_{what}"), found.refused);
+        note(&format!("given_{what}"), found.given);
+        same("allocations of more than a page", found.given, 0)?;
+        ensure!(
+            (mapped.address, mapped.len) == (memory.mapping().addr(), len),
+            "the table is another registration's"
+        );
+        same(
+            "entries",
+            u64::try_from(mapped.entries.len())?,
+            u64::try_from(expected.len())?,
+        )?;
+        let wrong = mapped
+            .entries
+            .iter()
+            .zip(&expected)
+            .position(|(a, b)| a != b);
+        ensure!(wrong.is_none(), "{layout}: entry {wrong:?} is another");
+    }
+    Ok(())
+}
