@@ -468,6 +468,10 @@ mod tests {
             for keep in [true, false] {
                 let recording = recorded(&made.recording, keep);
                 for line in COMMANDS {
+                    // It names processes and users, whose names are taken out.
+                    if !keep && line.first() == Some(&"list") {
+                        continue;
+                    }
                     let (there, here) = (
                         made::says(&made.recording, line),
                         made::says(&recording, line),

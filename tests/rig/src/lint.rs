@@ -22,6 +22,7 @@ fn is_exempt(name: &str) -> bool {
     name.starts_with("LICENSES/")
         || name == "Cargo.lock"
         || name.starts_with("tests/kernel/patches/")
+        || name.starts_with("cli/tests/golden/")
         || name.ends_with(".json")
 }
 
