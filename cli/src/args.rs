@@ -170,6 +170,9 @@ pub(crate) struct Export {
     /// Serves /metrics there until interrupted, as in 127.0.0.1:9837
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(crate) listen: Option<std::net::SocketAddr>,
+    /// Leaves out what doctor finds, which is most of the work of a look
+    #[arg(long)]
+    pub(crate) no_doctor: bool,
 }
 
 #[derive(Debug, Args)]

@@ -7,19 +7,31 @@
 #![allow(dead_code, reason = "what the commands still to come use")]
 
 mod args;
+mod debugfs;
 mod doctor;
+mod export;
 mod finding;
 mod host;
+mod list;
+mod living;
 mod machine;
 #[cfg(test)]
 mod made;
 mod nvml;
+#[cfg(test)]
+mod observed;
+mod process;
+mod reasons;
 mod record;
 mod render;
 mod report;
 mod shell;
+#[cfg(test)]
+mod shipped;
+mod stats;
 mod topo;
 mod verify;
+mod watch;
 
 use std::io;
 use std::process::ExitCode;
@@ -76,6 +88,9 @@ pub(crate) fn command(host: &dyn Host, command: &Command, out: &mut Out) -> anyh
         Command::Doctor(args) => doctor::run(host, args, out),
         Command::Verify(args) => verify::run(host, args, out),
         Command::VerifyPart(args) => verify::worker::run(&args.role).map(|()| Status::Well),
+        Command::List(args) => list::run(host, args, out),
+        Command::Stats(args) => stats::run(host, args, out),
+        Command::Export(args) => export::run(host, args, out),
         _ => anyhow::bail!("this command is not in this build"),
     }
 }

@@ -72,7 +72,7 @@ pub(crate) enum Fact {
 ///
 /// Paths are absolute. No answer is ever a panic: whatever stands in a file comes back as bytes.
 pub(crate) trait Host {
-    /// A file's contents, 8 MiB of them at most.
+    /// A file's contents, 64 MiB of them at most.
     fn bytes(&self, path: &str) -> Seen<Vec<u8>>;
 
     /// The names in a directory, sorted.

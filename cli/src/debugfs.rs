@@ -1,0 +1,614 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What the module tells of itself in debugfs. `docs/observe.md` promises the form of the lines: records of `key=value`,
+//! read by key. A key that is not known here is kept, one that is not there is none.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::host::number;
+use crate::host::Host;
+use crate::host::Unseen;
+
+/// Where the module's files are.
+pub(crate) const DIRECTORY: &str = "/sys/kernel/debug/nvidia_peermem";
+/// The version of the form of the lines that is known here.
+pub(crate) const FORMAT: u64 = 1;
+
+/// Why the module's files tell nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Missing {
+    NotLoaded,
+    /// What is loaded under the name is another's module, of this version.
+    Other(String),
+    Denied,
+    /// The kernel has no debugfs.
+    NoDebugfs,
+    NotMounted,
+    /// debugfs is there, and the module's directory is not.
+    NoFiles,
+    /// Lines of a form that is not known here; what the file says.
+    Format(String),
+    /// The module is older than this file.
+    Older {
+        module: String,
+        file: &'static str,
+    },
+    NotRecorded,
+    Failed {
+        file: &'static str,
+        why: String,
+    },
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotLoaded => f.write_str(
+                "the module nvidia_peermem is not loaded: modprobe nvidia-peermem (peermemctl doctor says what hinders it)",
+            ),
+            Self::Other(version) => write!(
+                f,
+                "the nvidia_peermem that is loaded (version {version}) is not peermem-rs: NVIDIA's own module tells nothing of \
+                 its registrations"
+            ),
+            Self::Denied => write!(f, "{DIRECTORY} is not visible without root"),
+            Self::NoDebugfs => f.write_str(
+                "this kernel has no debugfs (no CONFIG_DEBUG_FS, or booted with debugfs=off): the module has nowhere to tell",
+            ),
+            Self::NotMounted => f.write_str(
+                "debugfs is not mounted: mount -t debugfs debugfs /sys/kernel/debug",
+            ),
+            Self::NoFiles => write!(
+                f,
+                "nvidia_peermem is loaded and {DIRECTORY} is not there: the kernel refused the module its files (debugfs=no-mount, \
+                 lockdown), or this is a container without the host's debugfs"
+            ),
+            Self::Format(format) => write!(
+                f,
+                "the module's files have the format {format}, and this program knows {FORMAT}: take the peermemctl that came \
+                 with the module"
+            ),
+            Self::Older { module, file } => write!(
+                f,
+                "the module that is loaded (version {module}) has no file {file}: it is older than this program"
+            ),
+            Self::NotRecorded => {
+                write!(f, "the recording has no answer of {DIRECTORY}: recorded without root?")
+            }
+            Self::Failed { file, why } => write!(f, "{DIRECTORY}/{file}: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for Missing {}
+
+/// The module that is loaded: ours, with its files in sight.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Module {
+    /// As in `/sys/module/nvidia_peermem/version`.
+    pub(crate) version: String,
+    /// Of the lines in its files.
+    pub(crate) format: u64,
+}
+
+/// The records of one file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Records<T> {
+    pub(crate) records: Vec<T>,
+    /// Lines that could not be understood.
+    pub(crate) unreadable: u64,
+}
+
+impl Module {
+    /// Looks whether its files can be read.
+    pub(crate) fn look(host: &dyn Host) -> Result<Self, Missing> {
+        const FILE: &str = "version";
+        if host.has("/sys/module/nvidia_peermem") == Ok(false) {
+            return Err(Missing::NotLoaded);
+        }
+        let text = match host.text(&path(FILE)) {
+            Ok(text) => text,
+            Err(Unseen::Absent) => return Err(Self::why_absent(host)),
+            Err(why) => return Err(missing(FILE, why)),
+        };
+        let line = Line::parse(&text).ok_or_else(|| Missing::Format(text.clone()))?;
+        let format = line.get("format").unwrap_or("");
+        match number(format) {
+            Some(FORMAT) => Ok(Self {
+                version: line.get("module").unwrap_or("unknown").to_owned(),
+                format: FORMAT,
+            }),
+            _ => Err(Missing::Format(format.to_owned())),
+        }
+    }
+
+    fn why_absent(host: &dyn Host) -> Missing {
+        // NVIDIA's version is the driver's; ours says what it is, unless who built it said otherwise.
+        if let Ok(version) = host.text("/sys/module/nvidia_peermem/version") {
+            if !version.contains("-rs") {
+                return Missing::Other(version);
+            }
+        }
+        match host.names("/sys/kernel/debug") {
+            // Where it is mounted there is always something in it.
+            Ok(names) if names.is_empty() => Missing::NotMounted,
+            Ok(_) => Missing::NoFiles,
+            Err(Unseen::Absent) => Missing::NoDebugfs,
+            Err(why) => missing("version", why),
+        }
+    }
+
+    /// The registrations that are alive, by their numbers.
+    pub(crate) fn registrations(&self, host: &dyn Host) -> Result<Records<Registration>, Missing> {
+        self.records(host, "registrations", Registration::of)
+    }
+
+    /// All that is counted.
+    pub(crate) fn counters(&self, host: &dyn Host) -> Result<Records<Counter>, Missing> {
+        self.records(host, "counters", Counter::of)
+    }
+
+    /// The last refusals of what may have been meant for a GPU, the oldest first.
+    pub(crate) fn refusals(&self, host: &dyn Host) -> Result<Records<Refusal>, Missing> {
+        self.records(host, "refusals", Refusal::of)
+    }
+
+    /// The last refusals of what was not meant for a GPU.
+    pub(crate) fn foreign(&self, host: &dyn Host) -> Result<Records<Refusal>, Missing> {
+        self.records(host, "foreign", Refusal::of)
+    }
+
+    fn records<T>(
+        &self,
+        host: &dyn Host,
+        file: &'static str,
+        of: fn(Line<'_>) -> Option<T>,
+    ) -> Result<Records<T>, Missing> {
+        let bytes = host.bytes(&path(file)).map_err(|why| match why {
+            Unseen::Absent => Missing::Older {
+                module: self.version.clone(),
+                file,
+            },
+            why => missing(file, why),
+        })?;
+        let text = String::from_utf8_lossy(&bytes);
+        // A line without its end may be half of one, and half a number is another number.
+        let (whole, cut) = text.rsplit_once('\n').unwrap_or(("", &text));
+        let mut read = records(whole, of);
+        if !cut.is_empty() {
+            read.unreadable = read.unreadable.saturating_add(1);
+        }
+        Ok(read)
+    }
+}
+
+fn path(file: &str) -> String {
+    format!("{DIRECTORY}/{file}")
+}
+
+fn missing(file: &'static str, why: Unseen) -> Missing {
+    match why {
+        Unseen::Absent => Missing::NoFiles,
+        Unseen::Denied => Missing::Denied,
+        Unseen::NotRecorded => Missing::NotRecorded,
+        Unseen::Failed(why) => Missing::Failed { file, why },
+    }
+}
+
+fn records<T>(text: &str, of: fn(Line<'_>) -> Option<T>) -> Records<T> {
+    let mut all = Records {
+        records: Vec::new(),
+        unreadable: 0,
+    };
+    for line in text.lines().filter(|line| !line.is_empty()) {
+        match Line::parse(line).and_then(of) {
+            Some(record) => all.records.push(record),
+            None => all.unreadable = all.unreadable.saturating_add(1),
+        }
+    }
+    all
+}
+
+/// One record: keys and values in their order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Line<'a>(Vec<(&'a str, &'a str)>);
+
+impl<'a> Line<'a> {
+    /// None: a word that has no `=`, or a quote that does not end.
+    fn parse(line: &'a str) -> Option<Self> {
+        let mut pairs = Vec::with_capacity(16);
+        let mut rest = line;
+        while !rest.is_empty() {
+            let (key, behind) = rest.split_once('=')?;
+            if key.is_empty() || key.contains([' ', '"']) {
+                return None;
+            }
+            let value;
+            (value, rest) = match behind.strip_prefix('"') {
+                Some(quoted) => {
+                    let (value, rest) = quoted.split_once('"')?;
+                    (value, rest.strip_prefix(' ').unwrap_or(rest))
+                }
+                None => behind.split_once(' ').unwrap_or((behind, "")),
+            };
+            pairs.push((key, value));
+        }
+        Some(Self(pairs))
+    }
+
+    fn get(&self, key: &str) -> Option<&'a str> {
+        self.0
+            .iter()
+            .find(|(known, _)| *known == key)
+            .map(|(_, value)| *value)
+    }
+
+    fn any(&mut self, key: &str) -> Option<&'a str> {
+        let place = self.0.iter().position(|(known, _)| *known == key)?;
+        Some(self.0.remove(place).1)
+    }
+
+    /// The value of a key; `-` is none.
+    fn take(&mut self, key: &str) -> Option<&'a str> {
+        self.any(key).filter(|value| *value != "-")
+    }
+
+    fn word(&mut self, key: &str) -> Option<String> {
+        self.take(key).map(str::to_owned)
+    }
+
+    fn number(&mut self, key: &str) -> Option<u64> {
+        self.take(key).and_then(number)
+    }
+
+    fn process(&mut self, key: &str) -> Option<u32> {
+        self.number(key)
+            .and_then(|number| u32::try_from(number).ok())
+    }
+
+    fn time(&mut self, key: &str) -> Option<Time> {
+        self.take(key).and_then(Time::parse)
+    }
+
+    fn name(&mut self, key: &str) -> Option<String> {
+        // A thread may call itself `-`.
+        self.any(key).map(unescaped)
+    }
+
+    /// What nobody took.
+    fn rest(self) -> BTreeMap<String, String> {
+        self.0
+            .into_iter()
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .collect()
+    }
+}
+
+/// `\xNN` as the byte that it stands for; what is no UTF-8 then is replaced.
+fn unescaped(text: &str) -> String {
+    if !text.contains('\\') {
+        return text.to_owned();
+    }
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, behind)) = rest.split_once('\\') {
+        bytes.extend_from_slice(before.as_bytes());
+        let byte = behind
+            .strip_prefix('x')
+            .and_then(|digits| digits.get(..2))
+            .filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
+            .and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        match byte {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = behind.get(3..).unwrap_or("");
+            }
+            None => {
+                bytes.push(b'\\');
+                rest = behind;
+            }
+        }
+    }
+    bytes.extend_from_slice(rest.as_bytes());
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// A moment by the monotonic clock, in microseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Time(pub(crate) u64);
+
+impl Time {
+    /// Seconds, with a fraction or without.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let (seconds, fraction) = text.split_once('.').unwrap_or((text, "0"));
+        let digits =
+            |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        if !digits(seconds) || !digits(fraction) {
+            return None;
+        }
+        let fraction = format!("{:0<6}", fraction.get(..6).unwrap_or(fraction));
+        let whole = seconds.parse::<u64>().ok()?.checked_mul(1_000_000)?;
+        whole.checked_add(fraction.parse().ok()?).map(Self)
+    }
+
+    /// What has passed from then to now, in microseconds; 0 where the clocks disagree.
+    pub(crate) fn until(self, now: Self) -> u64 {
+        now.0.saturating_sub(self.0)
+    }
+
+    /// In seconds.
+    pub(crate) fn seconds(self) -> f64 {
+        seconds(self.0)
+    }
+}
+
+/// Microseconds as seconds.
+pub(crate) fn seconds(microseconds: u64) -> f64 {
+    // CAST: Exact below 2^53 microseconds, which is 285 years.
+    microseconds as f64 / 1e6
+}
+
+/// A registration that is alive, or kept: a line of `registrations`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Registration {
+    /// From 1, never used twice while the module is loaded.
+    pub(crate) id: u64,
+    /// `pinned`, `mapped`, `revoked`, `kept`.
+    pub(crate) state: Option<String>,
+    /// `persistent`, `revocable`.
+    pub(crate) flavour: Option<String>,
+    pub(crate) addr: Option<u64>,
+    /// In bytes, as pinned.
+    pub(crate) len: Option<u64>,
+    /// The provider's page, in bytes.
+    pub(crate) page: Option<u64>,
+    /// The pins that it consists of.
+    pub(crate) pieces: Option<u64>,
+    /// Of its scatter list; 0 until it is mapped.
+    pub(crate) entries: Option<u64>,
+    /// PCI addresses. None: the module does not know.
+    pub(crate) gpus: Vec<String>,
+    /// The PCI address of the device that does the DMA.
+    pub(crate) hca: Option<String>,
+    /// The process, as the first PID namespace numbers it.
+    pub(crate) tgid: Option<u32>,
+    /// The thread that registered.
+    pub(crate) pid: Option<u32>,
+    pub(crate) since: Option<Time>,
+    /// The thread's name of that time.
+    pub(crate) comm: Option<String>,
+    pub(crate) other: BTreeMap<String, String>,
+}
+
+impl Registration {
+    fn of(mut line: Line<'_>) -> Option<Self> {
+        Some(Self {
+            id: line.number("id")?,
+            state: line.word("state"),
+            flavour: line.word("flavour"),
+            addr: line.number("addr"),
+            len: line.number("len"),
+            page: line.number("page"),
+            pieces: line.number("pieces"),
+            entries: line.number("entries"),
+            gpus: line
+                .take("gpus")
+                .map(|all| all.split(',').map(str::to_owned).collect())
+                .unwrap_or_default(),
+            hca: line.word("hca"),
+            tgid: line.process("tgid"),
+            pid: line.process("pid"),
+            since: line.time("since"),
+            comm: line.name("comm"),
+            other: line.rest(),
+        })
+    }
+}
+
+/// A line of `counters`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Counter {
+    pub(crate) event: String,
+    pub(crate) count: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) flavour: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reason: Option<String>,
+    #[serde(flatten)]
+    pub(crate) other: BTreeMap<String, String>,
+}
+
+impl Counter {
+    fn of(mut line: Line<'_>) -> Option<Self> {
+        Some(Self {
+            event: line.word("event")?,
+            count: line.number("count")?,
+            flavour: line.word("flavour"),
+            reason: line.word("reason"),
+            other: line.rest(),
+        })
+    }
+}
+
+/// A line of `refusals` or `foreign`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    /// From 0; a gap: overwritten.
+    pub(crate) seq: u64,
+    pub(crate) first: Option<Time>,
+    pub(crate) last: Option<Time>,
+    pub(crate) times: Option<u64>,
+    pub(crate) flavour: Option<String>,
+    pub(crate) step: Option<String>,
+    pub(crate) reason: Option<String>,
+    /// What nvidia.ko returned, a negative errno; 0: it was not nvidia.ko.
+    pub(crate) code: Option<i64>,
+    pub(crate) addr: Option<u64>,
+    pub(crate) len: Option<u64>,
+    pub(crate) tgid: Option<u32>,
+    pub(crate) pid: Option<u32>,
+    pub(crate) comm: Option<String>,
+    /// The reason in words.
+    pub(crate) text: Option<String>,
+    pub(crate) other: BTreeMap<String, String>,
+}
+
+impl Refusal {
+    fn of(mut line: Line<'_>) -> Option<Self> {
+        Some(Self {
+            seq: line.number("seq")?,
+            first: line.time("first"),
+            last: line.time("last"),
+            times: line.number("times"),
+            flavour: line.word("flavour"),
+            step: line.word("step"),
+            reason: line.word("reason"),
+            code: line.take("code").and_then(|code| code.parse().ok()),
+            addr: line.number("addr"),
+            len: line.number("len"),
+            tgid: line.process("tgid"),
+            pid: line.process("pid"),
+            comm: line.name("comm"),
+            text: line.word("text"),
+            other: line.rest(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use crate::shipped::record::Flavour;
+    use crate::shipped::record::Journal;
+    use crate::shipped::record::Refused;
+    use crate::shipped::record::Step;
+    use crate::shipped::record::Task;
+    use crate::shipped::refusal::Place;
+    use crate::shipped::refusal::Refusal as Reason;
+    use proptest::prelude::*;
+
+    fn reasons() -> impl Strategy<Value = Reason> {
+        prop_oneof![
+            any::<i32>().prop_map(Reason::Pin),
+            any::<i32>().prop_map(Reason::Map),
+            Just(Reason::Foreign(Place::Cpu)),
+            any::<u32>().prop_map(Reason::TableVersion),
+            Just(Reason::NotPci),
+            (any::<u64>(), any::<u64>())
+                .prop_map(|(pinned, limit)| Reason::UserLimit { pinned, limit }),
+            any::<u64>().prop_map(|offset| Reason::Hole { offset }),
+        ]
+    }
+
+    proptest! {
+        /// What the module's own lines of code write is read as what they were given.
+        #[test]
+        fn the_modules_refusals_are_read_back(
+            refusal in reasons(),
+            (addr, len) in (any::<u64>(), any::<u64>()),
+            (tgid, pid) in (0..i32::MAX, 0..i32::MAX),
+            comm in any::<[u8; 16]>(),
+            (first, more) in (0..u64::MAX / 2, 0..u64::MAX / 2),
+        ) {
+            let mut journal = Journal::new();
+            let refused = Refused {
+                flavour: Flavour::Revocable,
+                step: Step::DmaMap,
+                refusal,
+                addr,
+                len,
+                task: Task { tgid, pid, comm },
+            };
+            journal.add(first, refused);
+            journal.add(first + more, refused);
+            let (record, _) = journal.from(refusal.is_foreign(), 0).unwrap();
+            let read = records(&format!("{record}\n"), Refusal::of);
+            let name: Vec<u8> = comm.iter().copied().take_while(|byte| *byte != 0).collect();
+            let name = String::from_utf8_lossy(&name).into_owned();
+            prop_assert_eq!(read, Records {
+                records: vec![Refusal {
+                    seq: 0,
+                    first: Some(Time(first)),
+                    last: Some(Time(first + more)),
+                    times: Some(2),
+                    flavour: Some("revocable".to_owned()),
+                    step: Some("dma_map".to_owned()),
+                    reason: Some(refusal.name().to_str().unwrap().to_owned()),
+                    code: Some(i64::from(refusal.code())),
+                    addr: Some(addr),
+                    len: Some(len),
+                    tgid: Some(u32::try_from(tgid).unwrap()),
+                    pid: Some(u32::try_from(pid).unwrap()),
+                    comm: Some(name),
+                    text: Some(refusal.to_string()),
+                    other: BTreeMap::new(),
+                }],
+                unreadable: 0,
+            });
+        }
+
+        #[test]
+        fn no_line_is_a_panic(text in any::<String>()) {
+            records(&text, Registration::of);
+            records(&text, Counter::of);
+            records(&text, Refusal::of);
+            Time::parse(&text);
+            unescaped(&text);
+        }
+
+        #[test]
+        fn no_line_like_the_modules_is_a_panic(text in "((id|len|gpus|since|comm|text)=[0-9a-fx.,\\\\\"= \n-]{0,9} ?){0,6}") {
+            records(&text, Registration::of);
+            records(&text, Refusal::of);
+        }
+    }
+
+    const LINE: &str = "id=1 state=mapped flavour=revocable addr=0x7f0000000000 len=2097152 page=65536 pieces=1 entries=2 \
+                        gpus=0000:00:04.0,0000:00:05.0 hca=0000:00:03.0 tgid=154 pid=155 since=6.119592 comm=g\\x20dr\\xff";
+
+    #[test]
+    fn a_registration_is_read_by_key() {
+        let read = records(
+            &format!("{LINE} colour=red\nid=2 state=pinned gpus=- hca=-\n"),
+            Registration::of,
+        );
+        let [first, second] = &read.records[..] else {
+            panic!("{read:?}");
+        };
+        assert_eq!(first.id, 1);
+        assert_eq!(first.addr, Some(0x7f00_0000_0000));
+        assert_eq!(first.gpus, ["0000:00:04.0", "0000:00:05.0"]);
+        assert_eq!(first.since, Some(Time(6_119_592)));
+        assert_eq!(first.comm.as_deref(), Some("g dr\u{fffd}"));
+        assert_eq!(
+            first.other,
+            BTreeMap::from([("colour".to_owned(), "red".to_owned())])
+        );
+        assert_eq!(second.state.as_deref(), Some("pinned"));
+        assert!(second.gpus.is_empty() && second.hca.is_none() && second.len.is_none());
+    }
+
+    #[test]
+    fn what_is_no_record_is_counted() {
+        let read = records("nonsense\nid=x\nid=3\nid=4 text=\"open\n", Registration::of);
+        assert_eq!((read.records.len(), read.unreadable), (1, 3));
+    }
+
+    #[test]
+    fn a_time_has_six_digits_behind_the_point() {
+        for (text, time) in [
+            ("6.119592", Some(6_119_592)),
+            ("6", Some(6_000_000)),
+            ("6.5", Some(6_500_000)),
+            ("6.1234567", Some(6_123_456)),
+            ("6.", None),
+            ("-1.0", None),
+            ("18446744073709551615.0", None),
+        ] {
+            assert_eq!(Time::parse(text).map(|time| time.0), time, "{text}");
+        }
+    }
+}

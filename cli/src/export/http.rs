@@ -1,0 +1,475 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! As much of an HTTP server as a scrape takes: `GET /metrics`, one answer a connection.
+//!
+//! Connections have threads of their own, no more than [`Limits::connections`], so that one that is slow keeps nobody waiting; each
+//! has [`Limits::time`] for its request and again for its answer, whatever it sends or takes meanwhile. Looks at the machine are made by the
+//! one thread that serves, one at a time, and one that is younger than [`Limits::fresh`] answers again: who asks often costs the
+//! machine no more.
+
+use std::io;
+use std::io::Read as _;
+use std::io::Write as _;
+use std::net::Shutdown;
+use std::net::TcpListener;
+use std::net::TcpStream;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+use std::time::Instant;
+
+/// What a server bears.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// At once.
+    pub(crate) connections: usize,
+    /// Of a request, in bytes.
+    pub(crate) request: usize,
+    /// Until a request is there, and again until its answer is gone.
+    pub(crate) time: Duration,
+    /// How old an answer may be.
+    pub(crate) fresh: Duration,
+}
+
+impl Limits {
+    pub(crate) const USUAL: Self = Self {
+        connections: 16,
+        request: 8 << 10,
+        time: Duration::from_secs(10),
+        fresh: Duration::from_secs(1),
+    };
+}
+
+/// Headers of a request; a scrape has about six.
+const HEADERS: usize = 64;
+/// After `accept` failed, as it does where a process may have no more files.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What a look gave: the metrics, or why there are none.
+type Look = Result<Arc<str>, Arc<str>>;
+
+/// Serves until the listener is gone, which is never while the system goes on. `look` is called on this thread.
+pub(crate) fn serve(
+    listener: TcpListener,
+    limits: Limits,
+    mut look: impl FnMut() -> anyhow::Result<String>,
+) {
+    let (ask, asked) = mpsc::sync_channel(limits.connections);
+    thread::spawn(move || accept(&listener, limits, &ask));
+    let mut last: Option<(Instant, Look)> = None;
+    for reply in asked {
+        let reply: mpsc::SyncSender<Look> = reply;
+        let fresh = last
+            .as_ref()
+            .filter(|(when, _)| when.elapsed() < limits.fresh)
+            .map(|(_, answer)| answer.clone());
+        let answer = fresh.unwrap_or_else(|| {
+            let answer: Look = match look() {
+                Ok(text) => Ok(text.into()),
+                Err(why) => Err(format!("{why:#}\n").into()),
+            };
+            last = Some((Instant::now(), answer.clone()));
+            answer
+        });
+        // Who asked may have gone.
+        let _ = reply.send(answer);
+    }
+}
+
+/// A place among the connections, until dropped.
+struct Place(Arc<AtomicUsize>);
+
+impl Place {
+    fn take(taken: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
+        let place = Self(Arc::clone(taken));
+        // One too many is given back by the drop.
+        (taken.fetch_add(1, Ordering::Relaxed) < most).then_some(place)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn accept(listener: &TcpListener, limits: Limits, ask: &mpsc::SyncSender<mpsc::SyncSender<Look>>) {
+    let taken = Arc::new(AtomicUsize::new(0));
+    loop {
+        let Ok((stream, _)) = listener.accept() else {
+            thread::sleep(PAUSE);
+            continue;
+        };
+        let Some(place) = Place::take(&taken, limits.connections) else {
+            // It fits into the socket, or is lost: nobody is waited for.
+            if stream.set_nonblocking(true).is_ok() {
+                let _ = (&stream).write(&head(&Answer::BUSY));
+            }
+            continue;
+        };
+        let ask = ask.clone();
+        let handled = thread::Builder::new().spawn(move || {
+            let _place = place;
+            // Who asked has gone, or is too slow: nobody is left to tell.
+            let _ = connection(&stream, limits, &ask);
+        });
+        if handled.is_err() {
+            thread::sleep(PAUSE);
+        }
+    }
+}
+
+/// An answer.
+struct Answer {
+    status: &'static str,
+    body: Arc<str>,
+    /// Whether only its head is sent.
+    is_head: bool,
+}
+
+impl Answer {
+    const BUSY: AnswerOf<'static> = AnswerOf {
+        status: "503 Service Unavailable",
+        length: 0,
+    };
+
+    fn of(status: &'static str, body: &str) -> Self {
+        Self {
+            status,
+            body: body.into(),
+            is_head: false,
+        }
+    }
+}
+
+/// As much of an answer as its head tells.
+struct AnswerOf<'a> {
+    status: &'a str,
+    length: usize,
+}
+
+fn head(answer: &AnswerOf<'_>) -> Vec<u8> {
+    let kind = match answer.status.starts_with("200") {
+        true => "text/plain; version=0.0.4; charset=utf-8",
+        false => "text/plain; charset=utf-8",
+    };
+    let allow = match answer.status.starts_with("405") {
+        true => "Allow: GET, HEAD\r\n",
+        false => "",
+    };
+    format!(
+        "HTTP/1.1 {}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n{allow}Connection: close\r\n\r\n",
+        answer.status, answer.length
+    )
+    .into_bytes()
+}
+
+/// The time that is left; an error: none is.
+fn left(deadline: Instant) -> io::Result<Duration> {
+    deadline
+        .checked_duration_since(Instant::now())
+        .filter(|left| !left.is_zero())
+        .ok_or_else(|| io::ErrorKind::TimedOut.into())
+}
+
+/// By now and so long; the system's clock does not end.
+fn deadline(time: Duration) -> io::Result<Instant> {
+    Instant::now()
+        .checked_add(time)
+        .ok_or_else(|| io::ErrorKind::InvalidInput.into())
+}
+
+fn connection(
+    stream: &TcpStream,
+    limits: Limits,
+    ask: &mpsc::SyncSender<mpsc::SyncSender<Look>>,
+) -> io::Result<()> {
+    let answer = match request(stream, limits)? {
+        Asked::Metrics { is_head } => {
+            let (reply, replied) = mpsc::sync_channel(1);
+            let look = ask.send(reply).ok().and_then(|()| replied.recv().ok());
+            let mut answer = match look {
+                Some(Ok(text)) => Answer {
+                    status: "200 OK",
+                    body: text,
+                    is_head: false,
+                },
+                Some(Err(why)) => Answer::of("500 Internal Server Error", &why),
+                None => Answer::of("500 Internal Server Error", ""),
+            };
+            answer.is_head = is_head;
+            answer
+        }
+        Asked::Wrong(status) => Answer::of(status, ""),
+    };
+    let deadline = deadline(limits.time)?;
+    let mut bytes = head(&AnswerOf {
+        status: answer.status,
+        length: answer.body.len(),
+    });
+    if !answer.is_head {
+        bytes.extend_from_slice(answer.body.as_bytes());
+    }
+    let mut rest = &bytes[..];
+    while !rest.is_empty() {
+        stream.set_write_timeout(Some(left(deadline)?))?;
+        match (&mut &*stream).write(rest) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => rest = rest.get(written..).unwrap_or_default(),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    stream.shutdown(Shutdown::Write)?;
+    // What is not read when a socket is closed resets it, and the answer may be lost.
+    let mut sink = [0; 1024];
+    let mut most = limits.request;
+    while most > 0 {
+        stream.set_read_timeout(Some(left(deadline)?))?;
+        match (&mut &*stream).read(&mut sink)? {
+            0 => break,
+            read => most = most.saturating_sub(read),
+        }
+    }
+    Ok(())
+}
+
+/// What a request wants.
+#[derive(Debug, PartialEq, Eq)]
+enum Asked {
+    Metrics {
+        is_head: bool,
+    },
+    /// It gets this status.
+    Wrong(&'static str),
+}
+
+fn request(stream: &TcpStream, limits: Limits) -> io::Result<Asked> {
+    let deadline = deadline(limits.time)?;
+    let mut bytes = Vec::new();
+    let mut part = [0; 1024];
+    loop {
+        let Ok(left) = left(deadline) else {
+            return Ok(Asked::Wrong("408 Request Timeout"));
+        };
+        stream.set_read_timeout(Some(left))?;
+        let read = match (&mut &*stream).read(&mut part) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => part.get(..read).unwrap_or_default(),
+            Err(error) => match error.kind() {
+                io::ErrorKind::Interrupted => continue,
+                // The one or the other, by the system.
+                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => continue,
+                _ => return Err(error),
+            },
+        };
+        bytes.extend_from_slice(read);
+        if let Some(asked) = asked(&bytes) {
+            return Ok(asked);
+        }
+        if bytes.len() >= limits.request {
+            return Ok(Asked::Wrong("431 Request Header Fields Too Large"));
+        }
+    }
+}
+
+/// None: it is not all there.
+fn asked(bytes: &[u8]) -> Option<Asked> {
+    let mut headers = [httparse::EMPTY_HEADER; HEADERS];
+    let mut request = httparse::Request::new(&mut headers);
+    match request.parse(bytes) {
+        Ok(httparse::Status::Partial) => None,
+        Ok(httparse::Status::Complete(_)) => {
+            let path = request.path.unwrap_or("");
+            let path = path.split_once('?').map_or(path, |(path, _)| path);
+            Some(match (path, request.method) {
+                ("/metrics", Some("GET")) => Asked::Metrics { is_head: false },
+                ("/metrics", Some("HEAD")) => Asked::Metrics { is_head: true },
+                ("/metrics", _) => Asked::Wrong("405 Method Not Allowed"),
+                _ => Asked::Wrong("404 Not Found"),
+            })
+        }
+        Err(httparse::Error::TooManyHeaders) => {
+            Some(Asked::Wrong("431 Request Header Fields Too Large"))
+        }
+        Err(_) => Some(Asked::Wrong("400 Bad Request")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::net::SocketAddr;
+
+    use proptest::prelude::*;
+
+    /// Long, for machines that are slow; nothing waits for the end of it.
+    const LONG: Duration = Duration::from_secs(600);
+
+    /// A server for as long as the tests run.
+    fn server(
+        limits: Limits,
+        look: impl FnMut() -> anyhow::Result<String> + Send + 'static,
+    ) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::spawn(move || serve(listener, limits, look));
+        address
+    }
+
+    fn limits() -> Limits {
+        Limits {
+            time: LONG,
+            fresh: Duration::ZERO,
+            ..Limits::USUAL
+        }
+    }
+
+    /// The answer to these bytes: all of it.
+    fn answer(address: SocketAddr, request: &[u8]) -> String {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.write_all(request).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    const GET: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n";
+
+    #[test]
+    fn metrics_are_there_and_nothing_else() {
+        let address = server(limits(), || Ok("up 1\n".to_owned()));
+        let got = answer(address, GET);
+        assert!(
+            got.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4"),
+            "{got}"
+        );
+        assert!(
+            got.contains("\r\nContent-Length: 5\r\n") && got.ends_with("\r\n\r\nup 1\n"),
+            "{got}"
+        );
+        let got = answer(address, b"HEAD /metrics?name=x HTTP/1.0\r\n\r\n");
+        assert!(
+            got.contains("\r\nContent-Length: 5\r\n") && got.ends_with("\r\n\r\n"),
+            "{got}"
+        );
+        for (request, status) in [
+            (&b"GET / HTTP/1.1\r\n\r\n"[..], "404"),
+            (b"GET /metrics/../etc/passwd HTTP/1.1\r\n\r\n", "404"),
+            (
+                b"POST /metrics HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc",
+                "405",
+            ),
+            (b"nonsense\r\n\r\n", "400"),
+            (b"GET /metrics SPDY/9\r\n\r\n", "400"),
+        ] {
+            let got = answer(address, request);
+            assert!(got.starts_with(&format!("HTTP/1.1 {status} ")), "{got}");
+        }
+    }
+
+    #[test]
+    fn a_look_that_fails_is_said() {
+        let address = server(limits(), || anyhow::bail!("no eyes"));
+        let got = answer(address, GET);
+        assert!(
+            got.starts_with("HTTP/1.1 500 ") && got.ends_with("no eyes\n"),
+            "{got}"
+        );
+    }
+
+    #[test]
+    fn a_request_has_an_end() {
+        let address = server(limits(), || Ok(String::new()));
+        let mut long = b"GET /metrics HTTP/1.1\r\nX: ".to_vec();
+        // To the byte, so that all of it is read before the answer.
+        long.resize(limits().request, b'x');
+        assert!(answer(address, &long).starts_with("HTTP/1.1 431 "));
+        let mut many = b"GET /metrics HTTP/1.1\r\n".to_vec();
+        for _ in 0..=HEADERS {
+            many.extend_from_slice(b"a: b\r\n");
+        }
+        many.extend_from_slice(b"\r\n");
+        assert!(answer(address, &many).starts_with("HTTP/1.1 431 "));
+    }
+
+    #[test]
+    fn one_that_says_nothing_keeps_nobody_waiting() {
+        let address = server(limits(), || Ok("up 1\n".to_owned()));
+        let _silent = TcpStream::connect(address).unwrap();
+        let mut half = TcpStream::connect(address).unwrap();
+        half.write_all(b"GET /met").unwrap();
+        assert!(answer(address, GET).ends_with("up 1\n"));
+    }
+
+    #[test]
+    fn one_that_says_nothing_is_told_so_and_left() {
+        let limits = Limits {
+            time: Duration::from_millis(50),
+            ..limits()
+        };
+        let address = server(limits, || Ok(String::new()));
+        let mut silent = TcpStream::connect(address).unwrap();
+        silent.set_read_timeout(Some(LONG)).unwrap();
+        let mut got = String::new();
+        silent.read_to_string(&mut got).unwrap();
+        assert!(got.starts_with("HTTP/1.1 408 "), "{got}");
+    }
+
+    #[test]
+    fn beyond_the_last_place_there_is_none_until_one_is_left() {
+        let limits = Limits {
+            connections: 2,
+            ..limits()
+        };
+        let address = server(limits, || Ok("up 1\n".to_owned()));
+        // Connections are taken in their order, so that these two have the places.
+        let places: Vec<TcpStream> = (0..2)
+            .map(|_| TcpStream::connect(address).unwrap())
+            .collect();
+        let mut third = TcpStream::connect(address).unwrap();
+        third.set_read_timeout(Some(LONG)).unwrap();
+        let mut got = String::new();
+        third.read_to_string(&mut got).unwrap();
+        assert!(got.starts_with("HTTP/1.1 503 "), "{got}");
+        drop(places);
+        // Until both have been noticed to be gone.
+        let begin = Instant::now();
+        loop {
+            let mut stream = TcpStream::connect(address).unwrap();
+            let mut got = String::new();
+            let _ = stream.write_all(GET);
+            if stream.read_to_string(&mut got).is_ok() && got.ends_with("up 1\n") {
+                break;
+            }
+            assert!(begin.elapsed() < LONG, "no place became free: {got}");
+        }
+    }
+
+    #[test]
+    fn looks_that_are_fresh_are_used_again() {
+        let limits = Limits {
+            fresh: LONG,
+            ..limits()
+        };
+        let mut looks = 0_u32;
+        let address = server(limits, move || {
+            looks += 1;
+            Ok(format!("looks {looks}\n"))
+        });
+        for _ in 0..3 {
+            assert!(answer(address, GET).ends_with("looks 1\n"));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_request_is_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            asked(&bytes);
+        }
+    }
+}

@@ -1,0 +1,452 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The metrics: one look at a host, in Prometheus' text format 0.0.4. `docs/monitoring.md` lists them.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use prometheus::Gauge;
+use prometheus::GaugeVec;
+use prometheus::IntCounterVec;
+use prometheus::Opts;
+use prometheus::Registry;
+use prometheus::TextEncoder;
+
+use crate::debugfs::Counter;
+use crate::debugfs::Missing;
+use crate::debugfs::Module;
+use crate::doctor;
+use crate::finding::Level;
+use crate::host::Host;
+use crate::list::NONE;
+use crate::living;
+use crate::living::Gpu;
+use crate::living::Roll;
+use crate::machine::Class;
+use crate::machine::Machine;
+use crate::stats;
+
+const MODULE: &str = "/sys/module/nvidia_peermem";
+
+/// The metrics of one look.
+struct Metrics {
+    registry: Registry,
+    /// Whether each part could look, and for how long it did, in seconds.
+    parts: Vec<(&'static str, bool, f64)>,
+}
+
+/// A sample: the values of its labels, and its own.
+type Sample<T> = (Vec<String>, T);
+
+impl Metrics {
+    /// A family of gauges. None where there is no sample: a family without is no valid text.
+    fn gauges(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+        samples: impl IntoIterator<Item = Sample<f64>>,
+    ) -> anyhow::Result<()> {
+        let family = GaugeVec::new(Opts::new(name, help), labels)?;
+        let mut is_empty = true;
+        for (values, value) in samples {
+            let values: Vec<&str> = values.iter().map(String::as_str).collect();
+            family.get_metric_with_label_values(&values)?.set(value);
+            is_empty = false;
+        }
+        if !is_empty {
+            self.registry.register(Box::new(family))?;
+        }
+        Ok(())
+    }
+
+    fn gauge(&self, name: &str, help: &str, value: f64) -> anyhow::Result<()> {
+        let gauge = Gauge::new(name, help)?;
+        gauge.set(value);
+        self.registry.register(Box::new(gauge))?;
+        Ok(())
+    }
+
+    fn counters<'a>(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+        counters: impl IntoIterator<Item = &'a Counter>,
+    ) -> anyhow::Result<()> {
+        let family = IntCounterVec::new(Opts::new(name, help), labels)?;
+        let mut is_empty = true;
+        for counter in counters {
+            let values: Vec<&str> = labels
+                .iter()
+                .map(|label| match *label {
+                    "event" => counter.event.as_str(),
+                    "flavour" => counter.flavour.as_deref().unwrap_or(NONE),
+                    _ => counter.reason.as_deref().unwrap_or(NONE),
+                })
+                .collect();
+            family
+                .get_metric_with_label_values(&values)?
+                .inc_by(counter.count);
+            is_empty = false;
+        }
+        if !is_empty {
+            self.registry.register(Box::new(family))?;
+        }
+        Ok(())
+    }
+
+    /// One part of the look: it says whether it could see what it is about.
+    fn part(
+        &mut self,
+        name: &'static str,
+        look: impl FnOnce(&Self) -> anyhow::Result<bool>,
+    ) -> anyhow::Result<()> {
+        let begin = Instant::now();
+        let success = look(self).with_context(|| format!("metrics of {name}"))?;
+        self.parts
+            .push((name, success, begin.elapsed().as_secs_f64()));
+        Ok(())
+    }
+}
+
+/// A number as Prometheus has them all.
+fn float(number: u64) -> f64 {
+    // CAST: Exact up to 2^53.
+    number as f64
+}
+
+fn truth(is: bool) -> f64 {
+    f64::from(u8::from(is))
+}
+
+/// Looks, and says what was seen. What could not be seen is missing, and its part's `peermem_collector_success` is 0.
+pub(crate) fn text(host: &dyn Host, with_doctor: bool) -> anyhow::Result<String> {
+    let mut metrics = Metrics {
+        registry: Registry::new(),
+        parts: Vec::new(),
+    };
+    let begin = Instant::now();
+    let mut ours = None;
+    metrics.part("module", |metrics| {
+        let seen;
+        (ours, seen) = module(host, metrics)?;
+        Ok(seen)
+    })?;
+    let mut roll = None;
+    if let Some(ours) = &ours {
+        metrics.part("counters", |metrics| counters(host, ours, metrics))?;
+        metrics.part("registrations", |metrics| {
+            roll = Roll::look(host).ok();
+            match &roll {
+                Some(roll) => registrations(roll, metrics),
+                None => Ok(false),
+            }
+        })?;
+    }
+    let mut machine = None;
+    metrics.part("machine", |metrics| {
+        machine = Machine::look(host).ok();
+        gpus(host, machine.as_ref(), roll.as_ref(), metrics)
+    })?;
+    if with_doctor {
+        metrics.part("doctor", |metrics| match &machine {
+            Some(machine) => findings(host, machine, metrics),
+            None => Ok(false),
+        })?;
+    }
+    let parts = std::mem::take(&mut metrics.parts);
+    let label = |name: &str| vec![name.to_owned()];
+    metrics.gauges(
+        "peermem_collector_success",
+        "Whether this part of the last look could see what it is about.",
+        &["collector"],
+        parts
+            .iter()
+            .map(|(name, success, _)| (label(name), truth(*success))),
+    )?;
+    metrics.gauges(
+        "peermem_collector_duration_seconds",
+        "How long this part of the last look took.",
+        &["collector"],
+        parts
+            .iter()
+            .map(|(name, _, seconds)| (label(name), *seconds)),
+    )?;
+    metrics.gauges(
+        "peermem_exporter_info",
+        "The program that looked.",
+        &["version"],
+        [(label(env!("CARGO_PKG_VERSION")), 1.0)],
+    )?;
+    metrics.gauge(
+        "peermem_scrape_duration_seconds",
+        "How long the last look took.",
+        begin.elapsed().as_secs_f64(),
+    )?;
+    Ok(TextEncoder::new().encode_to_string(&metrics.registry.gather())?)
+}
+
+/// Which module is loaded, and how. What it returns is ours, with its files in sight.
+fn module(host: &dyn Host, metrics: &Metrics) -> anyhow::Result<(Option<Module>, bool)> {
+    let seen = Module::look(host);
+    let is_loaded = match &seen {
+        Ok(_) => Ok(true),
+        Err(Missing::NotLoaded) => Ok(false),
+        Err(_) => host.has(MODULE),
+    };
+    let Ok(is_loaded) = is_loaded else {
+        return Ok((None, false));
+    };
+    metrics.gauge(
+        "peermem_module_loaded",
+        "Whether a module nvidia_peermem is loaded, whosever.",
+        truth(is_loaded),
+    )?;
+    if !is_loaded {
+        return Ok((None, true));
+    }
+    let (whose, is_seen) = match &seen {
+        Ok(_) => ("peermem-rs", true),
+        Err(Missing::Other(_)) => ("other", true),
+        // Its files cannot be read: it may be either's.
+        Err(_) => ("unknown", false),
+    };
+    let version = host
+        .text(&format!("{MODULE}/version"))
+        .or_else(|why| {
+            seen.as_ref()
+                .map(|module| module.version.clone())
+                .or(Err(why))
+        })
+        .unwrap_or_else(|_| "unknown".to_owned());
+    metrics.gauges(
+        "peermem_module_info",
+        "The module nvidia_peermem that is loaded.",
+        &["version", "whose"],
+        [(vec![version, whose.to_owned()], 1.0)],
+    )?;
+    let parameters = host
+        .names(&format!("{MODULE}/parameters"))
+        .unwrap_or_default();
+    metrics.gauges(
+        "peermem_module_parameter_info",
+        "A parameter of the module, and its value.",
+        &["parameter", "value"],
+        parameters.into_iter().filter_map(|name| {
+            let value = host.text(&format!("{MODULE}/parameters/{name}")).ok()?;
+            Some((vec![name, value], 1.0))
+        }),
+    )?;
+    Ok((seen.ok(), is_seen))
+}
+
+fn counters(host: &dyn Host, module: &Module, metrics: &Metrics) -> anyhow::Result<bool> {
+    let Ok(read) = module.counters(host) else {
+        return Ok(false);
+    };
+    let all = &read.records;
+    metrics.counters(
+        "peermem_refusals_total",
+        "Registrations that the module refused.",
+        &["flavour", "reason"],
+        all.iter().filter(|one| one.event == "refused"),
+    )?;
+    let is_alive = |one: &&Counter| one.event.starts_with("alive");
+    let lives = all
+        .iter()
+        .filter(|one| one.flavour.is_some() && one.reason.is_none());
+    metrics.counters(
+        "peermem_registration_events_total",
+        "What registrations went through.",
+        &["event", "flavour"],
+        lives.clone().filter(|one| !is_alive(one)),
+    )?;
+    for (event, name, help) in [
+        (
+            "alive",
+            "peermem_alive_registrations",
+            "Registrations that are alive, as the module counts them.",
+        ),
+        (
+            "alive_bytes",
+            "peermem_alive_bytes",
+            "GPU memory of the registrations that are alive, as the module counts it.",
+        ),
+    ] {
+        metrics.gauges(
+            name,
+            help,
+            &["flavour"],
+            lives.clone().filter(|one| one.event == event).map(|one| {
+                let flavour = one.flavour.clone().unwrap_or_else(|| NONE.to_owned());
+                (vec![flavour], float(one.count))
+            }),
+        )?;
+    }
+    metrics.counters(
+        "peermem_faults_total",
+        "What went wrong beside refusals: pins lost or kept, mappings not undone, callbacks for nothing.",
+        &["event"],
+        all.iter().filter(|one| one.flavour.is_none() && one.reason.is_none()),
+    )?;
+    metrics.gauge(
+        "peermem_unreadable_lines",
+        "Lines of the module's counters that this program does not understand.",
+        float(read.unreadable),
+    )?;
+    Ok(true)
+}
+
+fn class(class: Option<Class>) -> String {
+    class.map_or(NONE.to_owned(), |class| format!("{class:?}").to_uppercase())
+}
+
+fn index(gpu: &Gpu) -> String {
+    gpu.index.map_or(NONE.to_owned(), |index| index.to_string())
+}
+
+fn registrations(roll: &Roll, metrics: &Metrics) -> anyhow::Result<bool> {
+    let mut sums: BTreeMap<Vec<String>, (u64, u64)> = BTreeMap::new();
+    for one in &roll.living {
+        // Of several GPUs the first: a registration is in one series, or sums over series would be wrong.
+        let gpu = one.gpus.first();
+        let hca = one.hca.as_ref().map(|hca| match hca.devices.is_empty() {
+            true => hca.address.clone(),
+            false => hca.devices.join(","),
+        });
+        let word = |text: &Option<String>| text.clone().unwrap_or_else(|| NONE.to_owned());
+        let labels = vec![
+            gpu.map_or(NONE.to_owned(), |gpu| gpu.address.clone()),
+            gpu.map_or(NONE.to_owned(), index),
+            word(&hca),
+            class(one.class),
+            word(&one.flavour),
+            word(&one.state),
+        ];
+        let (count, bytes) = sums.entry(labels).or_default();
+        *count = count.saturating_add(1);
+        *bytes = bytes.saturating_add(one.len.unwrap_or(0));
+    }
+    let labels = ["gpu", "index", "hca", "path", "flavour", "state"];
+    metrics.gauges(
+        "peermem_registrations",
+        "Registrations that are alive, or kept; one over several GPUs counts with the first.",
+        &labels,
+        sums.iter()
+            .map(|(labels, (count, _))| (labels.clone(), float(*count))),
+    )?;
+    metrics.gauges(
+        "peermem_registration_bytes",
+        "GPU memory of these registrations: the sum of their lengths.",
+        &labels,
+        sums.iter()
+            .map(|(labels, (_, bytes))| (labels.clone(), float(*bytes))),
+    )?;
+    metrics.gauge(
+        "peermem_processes",
+        "Processes that have registrations.",
+        float(living::count(roll.holders().len())),
+    )?;
+    Ok(true)
+}
+
+fn gpus(
+    host: &dyn Host,
+    machine: Option<&Machine>,
+    roll: Option<&Roll>,
+    metrics: &Metrics,
+) -> anyhow::Result<bool> {
+    let held = stats::held(host, roll);
+    let of = |gpu: &Option<Gpu>| {
+        gpu.as_ref()
+            .map(|gpu| vec![gpu.address.clone(), index(gpu)])
+    };
+    for (name, help, value) in [
+        (
+            "peermem_gpu_pinned_bytes",
+            "GPU memory that is registered; what a process registered several times counts once.",
+            (|held| held.distinct_bytes) as fn(&stats::Held) -> Option<u64>,
+        ),
+        (
+            "peermem_bar1_size_bytes",
+            "The size of the GPU's BAR1.",
+            |held| held.bar1_bytes,
+        ),
+        (
+            "peermem_bar1_used_bytes",
+            "How much of BAR1 is used, for RDMA and all else, by NVML.",
+            |held| held.bar1_used_bytes,
+        ),
+    ] {
+        metrics.gauges(
+            name,
+            help,
+            &["gpu", "index"],
+            held.iter()
+                .filter_map(|held| Some((of(&held.gpu)?, float(value(held)?)))),
+        )?;
+    }
+    let Some(machine) = machine else {
+        return Ok(false);
+    };
+    metrics.gauges(
+        "peermem_gpu_info",
+        "A GPU.",
+        &["gpu", "index", "name"],
+        machine.gpus.iter().map(|gpu| {
+            let labels = vec![gpu.at.to_string(), gpu.index.to_string(), gpu.name.clone()];
+            (labels, 1.0)
+        }),
+    )?;
+    metrics.gauges(
+        "peermem_best_path_info",
+        "The nearest RDMA devices of a GPU, and how near they are.",
+        &["gpu", "hca", "path"],
+        machine
+            .pairs
+            .iter()
+            .filter(|pair| pair.is_best)
+            .map(|pair| {
+                let labels = vec![pair.gpu.to_string(), pair.hca.clone(), class(pair.class)];
+                (labels, 1.0)
+            }),
+    )?;
+    Ok(true)
+}
+
+fn findings(host: &dyn Host, machine: &Machine, metrics: &Metrics) -> anyhow::Result<bool> {
+    let look = doctor::Look::new(host, machine);
+    let findings = doctor::examine(&look, &[])?;
+    // Each check with each level that alerts go by, so that a series does not come and go.
+    let mut sums: BTreeMap<Vec<String>, u64> = BTreeMap::new();
+    for check in doctor::checks() {
+        for level in [Level::Warning, Level::Fault, Level::NotVisible] {
+            sums.insert(vec![check.name.to_owned(), name(level).to_owned()], 0);
+        }
+    }
+    for finding in &findings {
+        let labels = vec![finding.check.to_owned(), name(finding.level).to_owned()];
+        if let Some(sum) = sums.get_mut(&labels) {
+            *sum = sum.saturating_add(1);
+        }
+    }
+    metrics.gauges(
+        "peermem_doctor_findings",
+        "What peermemctl doctor finds.",
+        &["check", "level"],
+        sums.into_iter().map(|(labels, sum)| (labels, float(sum))),
+    )?;
+    Ok(true)
+}
+
+/// As in doctor's JSON.
+fn name(level: Level) -> &'static str {
+    match level {
+        Level::Well => "well",
+        Level::Note => "note",
+        Level::NotVisible => "not_visible",
+        Level::Warning => "warning",
+        Level::Fault => "fault",
+    }
+}

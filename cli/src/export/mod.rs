@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! `peermemctl export`: metrics for Prometheus, into a file, over HTTP, or to standard output.
+
+mod http;
+mod metrics;
+
+use std::fs;
+use std::io::Write as _;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use anyhow::Context as _;
+
+use crate::args;
+use crate::finding::Status;
+use crate::host::Host;
+use crate::report::Out;
+
+/// Looks once and says it, or serves until it is ended. What the look finds is no matter of the exit status: the metrics
+/// say it.
+///
+/// # Errors
+/// What was seen could not be told: the file not be written, the address not be listened on.
+pub(crate) fn run(host: &dyn Host, args: &args::Export, out: &mut Out) -> anyhow::Result<Status> {
+    if out.is_json() {
+        anyhow::bail!("export has no JSON: its metrics have a format of their own; list, stats and doctor have it");
+    }
+    if let Some(address) = args.listen {
+        let listener =
+            TcpListener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
+        let address = listener.local_addr().unwrap_or(address);
+        eprintln!("peermemctl: metrics on http://{address}/metrics");
+        http::serve(listener, http::Limits::USUAL, || {
+            metrics::text(host, !args.no_doctor)
+        });
+        return Ok(Status::Well);
+    }
+    let text = metrics::text(host, !args.no_doctor)?;
+    match &args.output {
+        Some(file) => {
+            replace(file, &text).with_context(|| format!("cannot write {}", file.display()))?;
+        }
+        None => out.raw(&text),
+    }
+    Ok(Status::Well)
+}
+
+/// Writes a file such that whoever reads it reads the old text or the new one, whole.
+fn replace(file: &Path, text: &str) -> anyhow::Result<()> {
+    let directory = match file.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    // In the same directory, for a rename stays within a file system; and not ending in `.prom`, for the collector reads
+    // each file that does.
+    let mut new = tempfile::Builder::new()
+        .prefix(".peermemctl.")
+        .suffix(".new")
+        .tempfile_in(directory)?;
+    new.write_all(text.as_bytes())?;
+    new.as_file()
+        .set_permissions(fs::Permissions::from_mode(0o644))?;
+    new.persist(file)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_in_one_piece() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("peermem.prom");
+        for text in ["one 1\n", "two 2\n"] {
+            replace(&file, text).unwrap();
+            assert_eq!(fs::read_to_string(&file).unwrap(), text);
+            let mode = fs::metadata(&file).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o644);
+        }
+        let names: Vec<_> = fs::read_dir(directory.path()).unwrap().collect();
+        assert_eq!(names.len(), 1, "nothing is left beside it");
+        assert!(replace(&directory.path().join("not there/x"), "").is_err());
+    }
+}

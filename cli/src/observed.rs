@@ -1,0 +1,437 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Tests of `list`, `stats` and `export` on a made-up machine whose module has registrations: what they say is kept in
+//! `cli/tests/golden`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use crate::finding::Status;
+use crate::host::Fact;
+use crate::made;
+use crate::made::Made;
+
+const FILES: &str = crate::debugfs::DIRECTORY;
+
+/// By `docs/observe.md`. The comments name what each is for.
+const REGISTRATIONS: &str = concat!(
+    // Of a process that lives, twice over the same memory.
+    "id=1 state=mapped flavour=persistent addr=0x7f0000000000 len=2147483648 page=65536 pieces=1 entries=1 \
+     gpus=0000:19:00.0 hca=0000:18:00.0 tgid=4711 pid=4712 since=3000.500000 comm=pt_main_thread\n",
+    "id=2 state=mapped flavour=persistent addr=0x7f0040000000 len=1073741824 page=65536 pieces=1 entries=1 \
+     gpus=0000:19:00.0 hca=0000:1a:00.0 tgid=4711 pid=4713 since=3000.750000 comm=pt_main_thread\n",
+    // Of another node's card; over two allocations; not known to PCI; of a process that is gone.
+    "id=3 state=mapped flavour=revocable addr=0x7f1000000000 len=4194304 page=65536 pieces=2 entries=2 \
+     gpus=0000:1b:00.0 hca=0000:c2:00.0 tgid=4800 pid=4800 since=3599.000000 comm=gdr\n",
+    "id=5 state=kept flavour=revocable addr=0x7f2000000000 len=65536 page=65536 pieces=1 entries=1 \
+     gpus=0000:1b:00.0 hca=0000:ee:00.0 tgid=4801 pid=4801 since=1.000000 comm=a\\x20b\\x1b[2J\n",
+    // Not mapped yet, by a number that is another process's now; and one whose memory went, with a key of tomorrow.
+    "id=6 state=pinned flavour=persistent addr=0x7f3000000000 len=131072 page=65536 pieces=1 entries=0 \
+     gpus=- hca=- tgid=4900 pid=4900 since=2000.000000 comm=old\n",
+    "id=9 state=revoked flavour=revocable addr=0x7f4000000000 len=131072 page=65536 pieces=1 entries=1 \
+     gpus=0000:19:00.0,0000:3b:00.0 hca=0000:18:00.0 tgid=4711 pid=4711 since=3500.000000 comm=pt_main_thread colour=red\n",
+    "what is this\n",
+);
+
+const REFUSALS: &str = concat!(
+    "seq=0 first=10.000000 last=3599.500000 times=12 flavour=persistent step=acquire reason=no_room code=-12 \
+     addr=0x7f5000000000 len=68719476736 tgid=4711 pid=4711 comm=pt_main_thread text=\"no room in the GPU's BAR1, or no \
+     kernel memory (nvidia.ko: -ENOMEM)\"\n",
+    "seq=1 first=20.000000 last=20.000000 times=1 flavour=persistent step=dma_map reason=unreachable code=-524 \
+     addr=0x7f6000000000 len=65536 tgid=77 pid=77 comm=gdr text=\"the RDMA device cannot reach this GPU's memory\"\n",
+);
+
+fn counters() -> String {
+    let mut text = String::new();
+    for flavour in ["persistent", "revocable"] {
+        for reason in crate::reasons::REASONS {
+            let count = match (flavour, reason.name) {
+                ("persistent", "no_room") => 12,
+                ("persistent", "unreachable") => 1,
+                ("revocable", "not_in_bar") => 3,
+                ("revocable", "foreign_cpu") => 44,
+                _ => 0,
+            };
+            let name = reason.name;
+            let _ = writeln!(
+                text,
+                "event=refused count={count} flavour={flavour} reason={name}"
+            );
+        }
+    }
+    for event in reasons_of_events() {
+        let count = u64::from(event == "kept_other_process");
+        let _ = writeln!(text, "event={event} count={count}");
+    }
+    for (event, persistent, revocable) in [
+        ("registered", 6, 3),
+        ("mapped", 5, 3),
+        ("revoked", 0, 1),
+        ("released", 3, 0),
+        ("alive", 3, 3),
+        ("alive_bytes", 3_221_356_544_u64, 4_390_912),
+    ] {
+        let _ = writeln!(text, "event={event} count={persistent} flavour=persistent");
+        let _ = writeln!(text, "event={event} count={revocable} flavour=revocable");
+    }
+    text
+}
+
+fn reasons_of_events() -> impl Iterator<Item = &'static str> {
+    crate::reasons::EVENTS.iter().map(|event| event.name)
+}
+
+/// With our module, and nothing registered.
+fn idle() -> Made {
+    let mut made = made::hgx();
+    made.file("/sys/module/nvidia_peermem/version", "595.45.04-rs1\n");
+    for (name, value) in [("persistent_api_support", "0"), ("max_pieces", "1024")] {
+        made.file(
+            &format!("/sys/module/nvidia_peermem/parameters/{name}"),
+            &format!("{value}\n"),
+        );
+    }
+    made.file(
+        &format!("{FILES}/version"),
+        "format=1 module=595.45.04-rs1\n",
+    );
+    made.file(
+        &format!("{FILES}/counters"),
+        &counters()
+            .lines()
+            .map(|line| {
+                let words = line
+                    .split(' ')
+                    .map(|word| match word.starts_with("count=") {
+                        true => "count=0",
+                        false => word,
+                    });
+                words.collect::<Vec<_>>().join(" ") + "\n"
+            })
+            .collect::<String>(),
+    );
+    for file in ["refusals", "foreign", "registrations"] {
+        made.file(&format!("{FILES}/{file}"), "");
+    }
+    made.file("/proc/uptime", "3600.01 99999.99\n");
+    made.link("/proc/self/ns/pid", "pid:[4026531836]");
+    made.file(
+        "/etc/passwd",
+        "root:x:0:0:root:/root:/bin/bash\nalice:x:1000:1000::/home/alice:/bin/bash\n",
+    );
+    made
+}
+
+fn process(made: &mut Made, number: u32, uid: u32, ticks: u64, command: &str) {
+    let own = format!("/proc/{number}");
+    made.file(
+        &format!("{own}/status"),
+        &format!("Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n"),
+    );
+    made.file(&format!("{own}/cmdline"), command);
+    made.file(
+        &format!("{own}/stat"),
+        &format!("{number} (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {ticks} 0 0\n"),
+    );
+}
+
+/// With registrations and refusals.
+fn busy() -> Made {
+    let mut made = idle();
+    made.file(&format!("{FILES}/registrations"), REGISTRATIONS);
+    made.file(&format!("{FILES}/refusals"), REFUSALS);
+    made.file(&format!("{FILES}/counters"), &counters());
+    process(
+        &mut made,
+        4711,
+        1000,
+        299_000,
+        "python3\0train.py\0--model\0x\x1b[2J\0",
+    );
+    process(&mut made, 4800, 1001, 359_800, "gdr\0hold\0");
+    process(&mut made, 4900, 0, 359_000, "new\0");
+    made.fact(
+        Fact::Nvml,
+        "{\"driver\":\"595.45.04\",\"gpus\":[{\"at\":\"00000000:19:00.0\",\"bar1\":{\"total_bytes\":137438953472,\
+         \"used_bytes\":3221225472,\"free_bytes\":134217728000}}]}",
+    );
+    made.recording.unseen.remove("fact nvml");
+    made
+}
+
+/// What a command line says, which must be well.
+fn says(made: &Made, line: &[&str]) -> String {
+    let (text, status) = made::says(&made.recording, line);
+    assert_eq!(status, Status::Well, "{line:?}: {text}");
+    text
+}
+
+#[test]
+fn what_is_alive_is_listed() {
+    let (busy, idle) = (busy(), idle());
+    for (name, made, line) in [
+        ("list.txt", &busy, &["list"][..]),
+        ("list.json", &busy, &["list", "--json"]),
+        ("list-by-process.txt", &busy, &["list", "--by-process"]),
+        (
+            "list-by-process.json",
+            &busy,
+            &["list", "--by-process", "--json"],
+        ),
+        ("list-gpu.txt", &busy, &["list", "--gpu", "1"]),
+        ("list-idle.txt", &idle, &["list"]),
+    ] {
+        made::golden(&format!("golden/{name}"), &says(made, line));
+    }
+    assert!(
+        says(&busy, &["list", "--pid", "4800"]).contains("\n1 registration of 1 process: 4 MiB\n")
+    );
+    assert_eq!(
+        says(&busy, &["list", "--gpu", "0000:1B:00.0"]),
+        says(&busy, &["list", "--gpu", "1"])
+    );
+    let (text, status) = made::says(&busy.recording, &["list", "--gpu", "8"]);
+    assert_eq!(status, Status::Failed);
+    assert!(text.contains("there is no GPU 8"), "{text}");
+}
+
+#[test]
+fn what_is_counted_is_shown() {
+    let (busy, idle) = (busy(), idle());
+    for (name, made, line) in [
+        ("stats.txt", &busy, &["stats"][..]),
+        ("stats.json", &busy, &["stats", "--json"]),
+        ("stats-idle.txt", &idle, &["stats"]),
+    ] {
+        made::golden(&format!("golden/{name}"), &says(made, line));
+    }
+    // A module that counts, and keeps no list.
+    let mut older = busy;
+    older.remove(&format!("{FILES}/registrations"));
+    let text = says(&older, &["stats"]);
+    assert!(text.contains("has no file registrations"), "{text}");
+    assert!(text.contains("no_room"), "{text}");
+}
+
+/// The samples of a text by name and labels, as a reader of the format takes it apart.
+fn samples(text: &str) -> BTreeMap<String, f64> {
+    let mut samples = BTreeMap::new();
+    let mut types: BTreeMap<&str, &str> = BTreeMap::new();
+    for line in text.lines() {
+        if let Some(of) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = of.split_once(' ').unwrap();
+            assert!(["counter", "gauge"].contains(&kind), "{line}");
+            assert_eq!(kind == "counter", name.ends_with("_total"), "{line}");
+            assert!(types.insert(name, kind).is_none(), "{line}: twice");
+        } else if let Some(of) = line.strip_prefix("# HELP ") {
+            assert!(
+                of.split_once(' ').is_some_and(|(_, help)| !help.is_empty()),
+                "{line}"
+            );
+        } else {
+            let (name, value) = line.rsplit_once(' ').unwrap();
+            let family = name.split('{').next().unwrap();
+            assert!(types.contains_key(family), "{line}: of no type");
+            assert!(family.starts_with("peermem_"), "{line}");
+            let value: f64 = value.parse().unwrap();
+            assert!(
+                samples.insert(name.to_owned(), value).is_none(),
+                "{line}: twice"
+            );
+        }
+    }
+    samples
+}
+
+#[test]
+fn metrics_are_what_list_and_stats_say() {
+    let text = says(&busy(), &["export"]);
+    let samples = samples(&text);
+    // But for how long it took, the text is the same each time.
+    let kept: String = text
+        .lines()
+        .filter(|line| {
+            !line.contains("_duration_seconds") && !line.contains("peermem_doctor_findings")
+        })
+        .map(|line| format!("{line}\n"))
+        .collect();
+    made::golden("golden/export.prom", &kept);
+    for (sample, value) in [
+        ("peermem_module_loaded", 1.0),
+        (
+            "peermem_module_info{version=\"595.45.04-rs1\",whose=\"peermem-rs\"}",
+            1.0,
+        ),
+        (
+            "peermem_refusals_total{flavour=\"persistent\",reason=\"no_room\"}",
+            12.0,
+        ),
+        ("peermem_faults_total{event=\"kept_other_process\"}", 1.0),
+        ("peermem_alive_bytes{flavour=\"revocable\"}", 4_390_912.0),
+        ("peermem_processes", 4.0),
+        (
+            "peermem_gpu_pinned_bytes{gpu=\"0000:19:00.0\",index=\"0\"}",
+            2_147_483_648.0,
+        ),
+        (
+            "peermem_bar1_used_bytes{gpu=\"0000:19:00.0\",index=\"0\"}",
+            3_221_225_472.0,
+        ),
+        (
+            "peermem_collector_success{collector=\"registrations\"}",
+            1.0,
+        ),
+    ] {
+        assert_eq!(samples.get(sample), Some(&value), "{sample} in:\n{text}");
+    }
+    for check in crate::doctor::checks() {
+        let sample = format!(
+            "peermem_doctor_findings{{check=\"{}\",level=\"fault\"}}",
+            check.name
+        );
+        assert!(samples.contains_key(&sample), "{sample}");
+    }
+    let without = says(&busy(), &["export", "--no-doctor"]);
+    assert!(!without.contains("doctor"), "{without}");
+}
+
+#[test]
+fn metrics_say_that_there_is_no_module() {
+    for (machine, loaded, module, machine_seen) in [
+        (made::hgx(), Some(0.0), 1.0, 1.0),
+        (without_root(), Some(1.0), 0.0, 1.0),
+        (nothing(), None, 0.0, 0.0),
+    ] {
+        let samples = samples(&says(&machine, &["export"]));
+        assert_eq!(samples.get("peermem_module_loaded").copied(), loaded);
+        let success =
+            |part: &str| samples[&format!("peermem_collector_success{{collector=\"{part}\"}}")];
+        assert_eq!(
+            (success("module"), success("machine")),
+            (module, machine_seen)
+        );
+        assert!(!samples.contains_key("peermem_processes"));
+    }
+}
+
+fn without_root() -> Made {
+    let mut made = idle();
+    made.remove("/sys/kernel/debug");
+    made.deny("/sys/kernel/debug");
+    for file in ["version", "registrations", "counters"] {
+        made.deny(&format!("{FILES}/{file}"));
+    }
+    made
+}
+
+fn nothing() -> Made {
+    let mut made = made::hgx();
+    made.recording = crate::host::recording::Recording::new("empty");
+    made
+}
+
+/// Each way to see nothing has its own sentence, and status 2.
+#[test]
+fn why_nothing_can_be_seen_is_said() {
+    let with = |change: fn(&mut Made)| {
+        let mut made = idle();
+        change(&mut made);
+        made
+    };
+    for (made, says) in [
+        (made::hgx(), "is not loaded"),
+        (without_root(), "not visible without root"),
+        (
+            with(|made| {
+                made.remove(FILES);
+                made.file("/sys/kernel/debug/x", "");
+                made.file("/sys/module/nvidia_peermem/version", "595.45.04\n");
+            }),
+            "NVIDIA's own module tells nothing",
+        ),
+        (
+            with(|made| {
+                made.remove(FILES);
+                made.file("/sys/kernel/debug/x", "");
+            }),
+            "is loaded and /sys/kernel/debug/nvidia_peermem is not there",
+        ),
+        (with(|made| made.remove(FILES)), "debugfs is not mounted"),
+        (
+            with(|made| made.remove("/sys/kernel/debug")),
+            "this kernel has no debugfs",
+        ),
+        (
+            with(|made| made.file(&format!("{FILES}/version"), "format=2 module=x\n")),
+            "have the format 2",
+        ),
+        (
+            with(|made| made.remove(&format!("{FILES}/registrations"))),
+            "has no file registrations",
+        ),
+        (nothing(), "the recording has no answer"),
+    ] {
+        let (text, status) = made::says(&made.recording, &["list"]);
+        assert_eq!(status, Status::Failed, "{text}");
+        assert!(
+            text.starts_with("peermemctl: ") && text.contains(says),
+            "{says}: {text}"
+        );
+        assert_eq!(text.lines().count(), 1, "{text}");
+    }
+}
+
+/// In a container with PIDs of its own the module's numbers are nobody's, or somebody else's.
+#[test]
+fn numbers_of_another_namespace_are_not_looked_up() {
+    let mut made = busy();
+    made.link("/proc/self/ns/pid", "pid:[4026532001]");
+    let text = says(&made, &["list", "--by-process"]);
+    assert!(
+        !text.contains("train.py") && !text.contains("alice"),
+        "{text}"
+    );
+    assert!(
+        text.contains("note: this program runs in a PID namespace of its own"),
+        "{text}"
+    );
+}
+
+#[test]
+fn ten_thousand_registrations_are_listed() {
+    const MANY: u64 = 10_000;
+    let mut made = busy();
+    let mut text = String::new();
+    for id in 1..=MANY {
+        let (addr, pid) = (id << 16, 4000 + id % 200);
+        let _ = writeln!(
+            text,
+            "id={id} state=mapped flavour=persistent addr={addr:#x} len=65536 page=65536 pieces=1 entries=1 \
+             gpus=0000:19:00.0 hca=0000:18:00.0 tgid={pid} pid={pid} since=3000.500000 comm=many"
+        );
+    }
+    made.file(&format!("{FILES}/registrations"), &text);
+    let begin = std::time::Instant::now();
+    let list = says(&made, &["list"]);
+    let listed = begin.elapsed();
+    assert_eq!(
+        list.lines()
+            .filter(|line| line.contains("0000:18") || line.contains("mlx5_0"))
+            .count(),
+        usize::try_from(MANY).unwrap()
+    );
+    assert!(
+        list.contains("10000 registrations of 200 processes: 625 MiB"),
+        "the sum"
+    );
+    let begin = std::time::Instant::now();
+    let json: serde_json::Value = serde_json::from_str(&says(&made, &["list", "--json"])).unwrap();
+    let told = begin.elapsed();
+    assert_eq!(json["registrations"].as_array().unwrap().len(), 10_000);
+    let begin = std::time::Instant::now();
+    assert!(says(&made, &["export", "--no-doctor"]).contains("peermem_processes 200\n"));
+    let exported = begin.elapsed();
+    println!(
+        "{MANY} registrations, {} bytes: list {listed:?}, with --json {told:?}, export {exported:?}",
+        text.len()
+    );
+}

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Who a process is, by the number that the module noted for it.
+//!
+//! The module numbers processes as the first PID namespace does. A number may have gone to another process since: what
+//! `/proc` says of it counts only if that process is old enough.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::debugfs::Time;
+use crate::host::Host;
+use crate::host::Unseen;
+
+/// The inode of the first PID namespace, `PROC_PID_INIT_INO` of the kernel.
+const FIRST_NAMESPACE: &str = "pid:[4026531836]";
+/// Of a command line, in bytes.
+const LONGEST: usize = 4096;
+/// What `/proc/PID/stat` counts a second in, `USER_HZ`, in microseconds: 100 on each architecture that has NVIDIA's driver.
+const TICK: u64 = 10_000;
+
+/// What is known of a process today.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum State {
+    Alive,
+    /// Nothing has this number any more.
+    Gone,
+    /// Another process has it.
+    Reused,
+    /// This program sees other numbers than the module: it runs in a PID namespace of its own.
+    Elsewhere,
+    NotVisible,
+}
+
+/// A process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Process {
+    pub(crate) state: State,
+    /// Its command line, in one line.
+    pub(crate) command: Option<String>,
+    pub(crate) uid: Option<u32>,
+    /// As `/etc/passwd` calls the user.
+    pub(crate) user: Option<String>,
+}
+
+impl Process {
+    pub(crate) fn unknown(state: State) -> Self {
+        Self {
+            state,
+            command: None,
+            uid: None,
+            user: None,
+        }
+    }
+}
+
+/// What `/proc` has under a number.
+struct Entry {
+    process: Process,
+    /// When it began, by the monotonic clock.
+    start: Option<Time>,
+}
+
+/// The processes of a host, each looked at once.
+pub(crate) struct Processes<'a> {
+    host: &'a dyn Host,
+    is_elsewhere: bool,
+    /// By which the clock of `/proc/PID/stat` is ahead of the monotonic one, in microseconds: the machine was suspended.
+    suspended: u64,
+    users: BTreeMap<u32, String>,
+    known: BTreeMap<u32, Entry>,
+}
+
+impl<'a> Processes<'a> {
+    pub(crate) fn new(host: &'a dyn Host, now: Option<Time>) -> Self {
+        let namespace = host.link("/proc/self/ns/pid");
+        let uptime = host
+            .text("/proc/uptime")
+            .ok()
+            .and_then(|text| Time::parse(text.split_whitespace().next()?));
+        let suspended = match (now, uptime) {
+            (Some(now), Some(uptime)) => now.until(uptime),
+            _ => 0,
+        };
+        Self {
+            host,
+            is_elsewhere: namespace.is_ok_and(|namespace| namespace != FIRST_NAMESPACE),
+            suspended,
+            users: users(&host.text("/etc/passwd").unwrap_or_default()),
+            known: BTreeMap::new(),
+        }
+    }
+
+    /// The process that had this number at that moment.
+    pub(crate) fn of(&mut self, number: u32, then: Option<Time>) -> Process {
+        if self.is_elsewhere {
+            return Process::unknown(State::Elsewhere);
+        }
+        if !self.known.contains_key(&number) {
+            let entry = self.look(number);
+            self.known.insert(number, entry);
+        }
+        let Some(entry) = self.known.get(&number) else {
+            return Process::unknown(State::NotVisible);
+        };
+        match (entry.start, then) {
+            // Both are rounded down, one to a tick; and the machine's clocks were not read in one moment.
+            (Some(start), Some(then)) if then.until(start) > 1_000_000 => {
+                Process::unknown(State::Reused)
+            }
+            _ => entry.process.clone(),
+        }
+    }
+
+    fn look(&self, number: u32) -> Entry {
+        let status = match self.host.text(&format!("/proc/{number}/status")) {
+            Ok(status) => status,
+            Err(why) => {
+                let state = match why {
+                    Unseen::Absent => State::Gone,
+                    _ => State::NotVisible,
+                };
+                return Entry {
+                    process: Process::unknown(state),
+                    start: None,
+                };
+            }
+        };
+        let uid = status
+            .lines()
+            .find_map(|line| line.strip_prefix("Uid:"))
+            .and_then(|ids| ids.split_whitespace().next())
+            .and_then(|id| id.parse().ok());
+        let command = self
+            .host
+            .bytes(&format!("/proc/{number}/cmdline"))
+            .ok()
+            .and_then(|bytes| command(&bytes));
+        let start = self
+            .host
+            .text(&format!("/proc/{number}/stat"))
+            .ok()
+            .and_then(|stat| start(&stat, self.suspended));
+        Entry {
+            process: Process {
+                state: State::Alive,
+                command,
+                uid,
+                user: uid.and_then(|uid| self.users.get(&uid).cloned()),
+            },
+            start,
+        }
+    }
+}
+
+/// The users of `/etc/passwd`, by their numbers; of several names the first.
+fn users(passwd: &str) -> BTreeMap<u32, String> {
+    let mut users = BTreeMap::new();
+    for line in passwd.lines() {
+        let mut fields = line.split(':');
+        if let (Some(name), Some(_), Some(uid)) = (fields.next(), fields.next(), fields.next()) {
+            if let Ok(uid) = uid.parse() {
+                users.entry(uid).or_insert_with(|| name.to_owned());
+            }
+        }
+    }
+    users
+}
+
+/// None: it has none, such as a thread of the kernel, or a process on its way out.
+fn command(bytes: &[u8]) -> Option<String> {
+    let bytes = bytes.get(..LONGEST).unwrap_or(bytes);
+    let text = String::from_utf8_lossy(bytes).replace('\0', " ");
+    let text = text.trim_end();
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+/// Field 22 of `/proc/PID/stat`. The name before it may have anything in it, brackets too.
+fn start(stat: &str, suspended: u64) -> Option<Time> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    let ticks: u64 = fields.split_whitespace().nth(19)?.parse().ok()?;
+    let since_boot = ticks.checked_mul(TICK)?;
+    Some(Time(since_boot.saturating_sub(suspended)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use proptest::prelude::*;
+
+    const STAT: &str = "154 (a) b) (c) S 1 154 154 0 -1 4194304 0 0 0 0 0 0 0 0 20 0 1 0 6000 0 0";
+
+    #[test]
+    fn a_process_begins_behind_its_name() {
+        assert_eq!(start(STAT, 0), Some(Time(60_000_000)));
+        assert_eq!(start(STAT, 50_000_000), Some(Time(10_000_000)));
+        assert_eq!(start("154 (a", 0), None);
+    }
+
+    #[test]
+    fn the_first_of_two_users_with_a_number_counts() {
+        let users = users("root:x:0:0::/root:/bin/sh\ntoor:x:0:0::\nbroken\nalice:x:1000:1000::\n");
+        assert_eq!(users.get(&0).map(String::as_str), Some("root"));
+        assert_eq!(users.get(&1000).map(String::as_str), Some("alice"));
+        assert_eq!(users.len(), 2);
+    }
+
+    #[test]
+    fn a_command_is_one_line() {
+        assert_eq!(
+            command(b"python3\0train.py\0\0").as_deref(),
+            Some("python3 train.py")
+        );
+        assert_eq!(command(b""), None);
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_of_a_process_is_a_panic(text in any::<String>(), number in any::<u64>()) {
+            start(&text, number);
+            users(&text);
+            command(text.as_bytes());
+        }
+    }
+}

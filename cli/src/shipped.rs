@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The module's own lines of code that write what this program reads, for its tests.
+
+#![allow(dead_code, reason = "as much of them as the tests need")]
+
+#[path = "../../src/extents.rs"]
+pub(crate) mod extents;
+#[path = "../../src/record.rs"]
+pub(crate) mod record;
+#[path = "../../src/refusal.rs"]
+pub(crate) mod refusal;

@@ -1,0 +1,544 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! `peermemctl stats`: what the module counts, what it refused and why, and how much of each GPU's BAR1 is held.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+
+use crate::args;
+use crate::debugfs;
+use crate::debugfs::Counter;
+use crate::debugfs::Module;
+use crate::debugfs::Refusal;
+use crate::debugfs::Time;
+use crate::finding::Status;
+use crate::host::Host;
+use crate::list;
+use crate::list::counted;
+use crate::list::word;
+use crate::list::NONE;
+use crate::living;
+use crate::living::Gpu;
+use crate::living::Roll;
+use crate::machine::pci::Address;
+use crate::nvml::Nvml;
+use crate::reasons;
+use crate::render;
+use crate::render::Paint;
+use crate::render::Table;
+use crate::report::Out;
+use crate::watch;
+
+const SCHEMA: &str = "peermemctl.stats";
+const VERSION: u32 = 1;
+
+/// How many of the last refusals are shown to people.
+const LAST: usize = 5;
+
+/// What is counted, with what it means and what came since the last look.
+#[derive(Debug, Serialize)]
+pub(crate) struct Counted {
+    #[serde(flatten)]
+    pub(crate) counter: Counter,
+    /// With `--watch`, from the second look on. Negative: fewer are alive, or the module was loaded anew.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) more: Option<i128>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) what: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) mend: Option<&'static str>,
+}
+
+/// A GPU, and how much of it is pinned.
+#[derive(Debug, Serialize)]
+pub(crate) struct Held {
+    /// None: registrations of which the module does not know the GPU.
+    pub(crate) gpu: Option<Gpu>,
+    /// None: the module has no list of registrations, as `distinct_bytes` and `bytes`.
+    pub(crate) registrations: Option<u64>,
+    pub(crate) bytes: Option<u64>,
+    pub(crate) distinct_bytes: Option<u64>,
+    /// The size of BAR1, as PCI or NVML has it.
+    pub(crate) bar1_bytes: Option<u64>,
+    /// By NVML: by everybody, and not by RDMA alone.
+    pub(crate) bar1_used_bytes: Option<u64>,
+    pub(crate) bar1_free_bytes: Option<u64>,
+}
+
+/// A refusal.
+#[derive(Debug, Serialize)]
+struct Refused {
+    seq: u64,
+    age_seconds: Option<f64>,
+    first_seconds: Option<f64>,
+    last_seconds: Option<f64>,
+    times: Option<u64>,
+    flavour: Option<String>,
+    step: Option<String>,
+    reason: Option<String>,
+    code: Option<i64>,
+    #[serde(serialize_with = "living::hexadecimal")]
+    addr: Option<u64>,
+    len: Option<u64>,
+    pid: Option<u32>,
+    thread: Option<u32>,
+    comm: Option<String>,
+    text: Option<String>,
+    other: BTreeMap<String, String>,
+}
+
+/// The body of the JSON.
+#[derive(Serialize)]
+struct Body {
+    module: Module,
+    now_seconds: Option<f64>,
+    counters: Vec<Counted>,
+    gpus: Vec<Held>,
+    refusals: Option<Vec<Refused>>,
+    foreign: Option<Vec<Refused>>,
+    unreadable: u64,
+    notes: Vec<String>,
+}
+
+/// A counter's name: event, flavour, reason.
+type Key = (String, Option<String>, Option<String>);
+
+fn key(counter: &Counter) -> Key {
+    (
+        counter.event.clone(),
+        counter.flavour.clone(),
+        counter.reason.clone(),
+    )
+}
+
+/// Shows the module's counters. An error: they cannot be seen.
+pub(crate) fn run(host: &dyn Host, args: &args::Stats, out: &mut Out) -> anyhow::Result<Status> {
+    let interval = watch::interval(args.watch)?;
+    let mut before: Option<BTreeMap<Key, u64>> = None;
+    watch::looks(interval, out, |out| {
+        let (body, now) = look(host, before.as_ref())?;
+        let counts = body.counters.iter().map(|one| &one.counter);
+        before = Some(counts.map(|one| (key(one), one.count)).collect());
+        if out.is_json() {
+            match interval {
+                Some(_) => out.json_line(SCHEMA, VERSION, &body)?,
+                None => out.json(SCHEMA, VERSION, &body)?,
+            }
+        } else {
+            watch::heading(interval.is_some(), now, out);
+            show(&body, out);
+        }
+        Ok(Status::Well)
+    })
+}
+
+fn look(
+    host: &dyn Host,
+    before: Option<&BTreeMap<Key, u64>>,
+) -> Result<(Body, Option<Time>), debugfs::Missing> {
+    let module = Module::look(host)?;
+    let counters = module.counters(host)?;
+    let mut notes = Vec::new();
+    let mut unreadable = counters.unreadable;
+    let mut refused = |file: Result<debugfs::Records<Refusal>, debugfs::Missing>| match file {
+        Ok(read) => {
+            unreadable = unreadable.saturating_add(read.unreadable);
+            Some(read.records)
+        }
+        Err(why) => {
+            notes.push(why.to_string());
+            None
+        }
+    };
+    let refusals = refused(module.refusals(host));
+    let foreign = refused(module.foreign(host));
+    let roll = match Roll::look(host) {
+        Ok(roll) => Some(roll),
+        Err(why) => {
+            notes.push(why.to_string());
+            None
+        }
+    };
+    let now = living::now(host);
+    let gpus = held(host, roll.as_ref());
+    if let Some(roll) = &roll {
+        unreadable = unreadable.saturating_add(roll.unreadable);
+    }
+    if unreadable > 0 {
+        notes.push(format!(
+            "{} of the module's files could not be read and left out",
+            counted(unreadable, "line")
+        ));
+    }
+    notes.dedup();
+    let aged = |all: Option<Vec<Refusal>>| -> Option<Vec<Refused>> {
+        let mut all: Vec<Refused> = all?.into_iter().map(|one| of(one, now)).collect();
+        // The one that came up last is last, however old its first time is.
+        all.sort_by(|one, other| {
+            let last = |one: &Refused| one.last_seconds.unwrap_or(0.0);
+            last(one).total_cmp(&last(other))
+        });
+        Some(all)
+    };
+    let body = Body {
+        module,
+        now_seconds: now.map(Time::seconds),
+        counters: counters
+            .records
+            .into_iter()
+            .map(|counter| with_meaning(counter, before))
+            .collect(),
+        gpus,
+        refusals: aged(refusals),
+        foreign: aged(foreign),
+        unreadable,
+        notes,
+    };
+    Ok((body, now))
+}
+
+fn with_meaning(counter: Counter, before: Option<&BTreeMap<Key, u64>>) -> Counted {
+    let name = counter.reason.as_deref().unwrap_or(&counter.event);
+    let meaning = reasons::meaning(name);
+    let more = before.map(|before| {
+        let old = before.get(&key(&counter)).copied().unwrap_or(0);
+        i128::from(counter.count).saturating_sub(i128::from(old))
+    });
+    Counted {
+        more,
+        what: meaning.map(|meaning| meaning.what),
+        mend: meaning.and_then(|meaning| meaning.mend),
+        counter,
+    }
+}
+
+fn of(one: Refusal, now: Option<Time>) -> Refused {
+    Refused {
+        seq: one.seq,
+        age_seconds: one
+            .last
+            .zip(now)
+            .map(|(last, now)| debugfs::seconds(last.until(now))),
+        first_seconds: one.first.map(Time::seconds),
+        last_seconds: one.last.map(Time::seconds),
+        times: one.times,
+        flavour: one.flavour,
+        step: one.step,
+        reason: one.reason,
+        code: one.code,
+        addr: one.addr,
+        len: one.len,
+        pid: one.tgid,
+        thread: one.pid,
+        comm: one.comm,
+        text: one.text,
+        other: one.other,
+    }
+}
+
+/// Each GPU that is seen, and each that has registrations.
+pub(crate) fn held(host: &dyn Host, roll: Option<&Roll>) -> Vec<Held> {
+    let looked;
+    let machine = match roll {
+        Some(roll) => roll.machine.as_ref(),
+        None => {
+            looked = crate::machine::Machine::look(host);
+            looked.as_ref()
+        }
+    };
+    let nvml = Nvml::look(host).ok();
+    let mut shares: BTreeMap<Option<Gpu>, _> = BTreeMap::new();
+    for share in roll.map(Roll::shares).unwrap_or_default() {
+        shares.insert(share.gpu.clone(), share);
+    }
+    let mut all: BTreeSet<Option<Gpu>> = shares.keys().cloned().collect();
+    for gpu in machine.map(|machine| &machine.gpus[..]).unwrap_or_default() {
+        all.insert(Some(Gpu {
+            index: Some(gpu.index),
+            address: gpu.at.to_string(),
+        }));
+    }
+    all.into_iter()
+        .map(|gpu| {
+            let at = gpu
+                .as_ref()
+                .and_then(|gpu| gpu.address.parse::<Address>().ok());
+            let bar = at.and_then(|at| {
+                let seen = machine.ok()?.gpus.iter().find(|gpu| gpu.at == at)?;
+                seen.bar1.map(|bar| bar.size)
+            });
+            let used = at.and_then(|at| nvml.as_ref()?.gpu(at)?.bar1);
+            let share = shares.get(&gpu);
+            // None are as good as known where the list was read.
+            let known = |number: Option<u64>| number.or(roll.map(|_| 0));
+            Held {
+                registrations: known(share.map(|share| share.registrations)),
+                bytes: known(share.map(|share| share.bytes)),
+                distinct_bytes: known(share.map(|share| share.distinct_bytes)),
+                bar1_bytes: bar.or(used.map(|used| used.total_bytes)),
+                bar1_used_bytes: used.map(|used| used.used_bytes),
+                bar1_free_bytes: used.map(|used| used.free_bytes),
+                gpu,
+            }
+        })
+        .collect()
+}
+
+/// Whether an event counts bytes.
+fn is_bytes(event: &str) -> bool {
+    event.ends_with("_bytes")
+}
+
+/// The flavours of some counters, in the module's order.
+fn flavours<'a>(counters: impl Iterator<Item = &'a Counted>) -> Vec<&'a str> {
+    let mut flavours = Vec::new();
+    for one in counters {
+        if let Some(flavour) = one.counter.flavour.as_deref() {
+            if !flavours.contains(&flavour) {
+                flavours.push(flavour);
+            }
+        }
+    }
+    flavours
+}
+
+fn figure(event: &str, count: u64, more: Option<i128>) -> String {
+    let size = |number: u64| match is_bytes(event) {
+        true => render::bytes(number),
+        false => number.to_string(),
+    };
+    match more {
+        None | Some(0) => size(count),
+        Some(more) => {
+            let sign = if more > 0 { '+' } else { '-' };
+            let change = u64::try_from(more.unsigned_abs()).unwrap_or(u64::MAX);
+            format!("{} ({sign}{})", size(count), size(change))
+        }
+    }
+}
+
+fn show(body: &Body, out: &mut Out) {
+    out.line(format!("nvidia_peermem {}", body.module.version));
+    show_lives(body, out);
+    show_gpus(body, out);
+    show_refused(body, out);
+    show_events(body, out);
+    show_last(body, out);
+    if !body.notes.is_empty() {
+        out.gap();
+    }
+    for note in &body.notes {
+        out.paragraph("note: ", note);
+    }
+}
+
+/// A row for each event, or reason, and a column for each flavour.
+fn by_flavour<'a>(
+    counters: &[&'a Counted],
+    name: fn(&'a Counted) -> &'a str,
+) -> (Vec<&'a str>, Vec<(&'a str, Vec<&'a Counted>)>) {
+    let mut rows: Vec<(&str, Vec<&Counted>)> = Vec::new();
+    let mut places: BTreeMap<&str, usize> = BTreeMap::new();
+    for one in counters {
+        let place = *places.entry(name(one)).or_insert(rows.len());
+        match rows.get_mut(place) {
+            Some((_, row)) => row.push(one),
+            None => rows.push((name(one), vec![one])),
+        }
+    }
+    (flavours(counters.iter().copied()), rows)
+}
+
+fn cells(row: &[&Counted], flavours: &[&str]) -> Vec<String> {
+    flavours
+        .iter()
+        .map(|flavour| {
+            let mut found = row.iter();
+            let found = found.find(|one| one.counter.flavour.as_deref() == Some(flavour));
+            found.map_or(NONE.to_owned(), |one| {
+                figure(&one.counter.event, one.counter.count, one.more)
+            })
+        })
+        .collect()
+}
+
+fn headings(first: &str, flavours: &[&str]) -> Vec<String> {
+    std::iter::once(first.to_owned())
+        .chain(flavours.iter().map(|flavour| flavour.to_uppercase()))
+        .collect()
+}
+
+fn table(headings: &[String]) -> Table {
+    let headings: Vec<&str> = headings.iter().map(String::as_str).collect();
+    Table::new(&headings)
+}
+
+fn show_lives(body: &Body, out: &mut Out) {
+    let lives: Vec<&Counted> = body
+        .counters
+        .iter()
+        .filter(|one| one.counter.reason.is_none() && one.counter.flavour.is_some())
+        .collect();
+    if lives.is_empty() {
+        return;
+    }
+    let (flavours, rows) = by_flavour(&lives, |one| &one.counter.event);
+    let mut table = table(&headings("REGISTRATIONS", &flavours));
+    for (event, row) in rows {
+        let mut line = vec![event.to_owned()];
+        line.extend(cells(&row, &flavours));
+        table.row(line);
+    }
+    table.right(&(1..=flavours.len()).collect::<Vec<_>>());
+    out.gap();
+    out.table(&table);
+}
+
+fn show_gpus(body: &Body, out: &mut Out) {
+    let mut table = Table::new(&[
+        "GPU",
+        "ADDRESS",
+        "REGISTRATIONS",
+        "SIZE",
+        "DISTINCT",
+        "BAR1",
+        "USED",
+        "FREE",
+    ]);
+    let size = |bytes: Option<u64>| bytes.map_or(NONE.to_owned(), render::bytes);
+    for held in &body.gpus {
+        table.row([
+            held.gpu.as_ref().map_or(NONE.to_owned(), list::index),
+            word(held.gpu.as_ref().map(|gpu| &gpu.address[..])),
+            held.registrations
+                .map_or(NONE.to_owned(), |number| number.to_string()),
+            size(held.bytes),
+            size(held.distinct_bytes),
+            size(held.bar1_bytes),
+            size(held.bar1_used_bytes),
+            size(held.bar1_free_bytes),
+        ]);
+    }
+    if table.is_empty() {
+        return;
+    }
+    table.right(&[2, 3, 4, 5, 6, 7]);
+    out.gap();
+    out.table(&table);
+}
+
+fn show_refused(body: &Body, out: &mut Out) {
+    let refused: Vec<&Counted> = body
+        .counters
+        .iter()
+        .filter(|one| one.counter.reason.is_some())
+        .collect();
+    let reason = |one: &'_ Counted| -> bool { one.counter.count > 0 };
+    let (flavours, rows) = by_flavour(&refused, |one| {
+        one.counter.reason.as_deref().unwrap_or(NONE)
+    });
+    let mut first = headings("REFUSED", &flavours);
+    first.push("MEANING".to_owned());
+    let mut table = table(&first);
+    for (name, row) in rows {
+        if !row.iter().any(|one| reason(one)) {
+            continue;
+        }
+        let mut line = vec![name.to_owned()];
+        line.extend(cells(&row, &flavours));
+        line.push(
+            row.first()
+                .map(|one| meaning(one.what, one.mend))
+                .unwrap_or_default(),
+        );
+        table.row(line);
+    }
+    out.gap();
+    if table.is_empty() {
+        out.line("nothing was refused");
+        return;
+    }
+    table.right(&(1..=flavours.len()).collect::<Vec<_>>());
+    out.table(&table);
+}
+
+fn meaning(what: Option<&str>, mend: Option<&str>) -> String {
+    match (what, mend) {
+        (Some(what), Some(mend)) => format!("{what}; {mend}"),
+        (Some(what), None) => what.to_owned(),
+        _ => NONE.to_owned(),
+    }
+}
+
+fn show_events(body: &Body, out: &mut Out) {
+    let mut table = Table::new(&["WENT WRONG", "COUNT", "MEANING"]);
+    let mut none = Vec::new();
+    for one in &body.counters {
+        let Counter {
+            event,
+            count,
+            flavour: None,
+            reason: None,
+            ..
+        } = &one.counter
+        else {
+            continue;
+        };
+        match count {
+            0 => none.push(event.as_str()),
+            _ => table.row([
+                Paint::Warning.on(event),
+                figure(event, *count, one.more),
+                meaning(one.what, one.mend),
+            ]),
+        }
+    }
+    out.gap();
+    if !table.is_empty() {
+        table.right(&[1]);
+        out.table(&table);
+        out.gap();
+    }
+    if !none.is_empty() {
+        out.paragraph("none of: ", &none.join(", "));
+    }
+}
+
+fn show_last(body: &Body, out: &mut Out) {
+    let Some(refusals) = &body.refusals else {
+        return;
+    };
+    if refusals.is_empty() {
+        return;
+    }
+    out.gap();
+    out.line(Paint::Strong.on("LAST REFUSALS"));
+    let from = refusals.len().saturating_sub(LAST);
+    for one in refusals.iter().skip(from) {
+        let age = match one.age_seconds {
+            Some(age) => format!("{} ago", list::age(Some(age))),
+            None => "at a time not known".to_owned(),
+        };
+        let times = match one.times {
+            None | Some(1) => String::new(),
+            Some(times) => format!(", {times} times"),
+        };
+        let pid = one.pid.map_or(NONE.to_owned(), |pid| pid.to_string());
+        out.paragraph(
+            "- ",
+            &format!(
+                "{age}{times}, {} of process {pid} ({}), {} in {}: {}: {}",
+                one.len.map_or(NONE.to_owned(), render::bytes),
+                word(one.comm.as_deref()),
+                word(one.flavour.as_deref()),
+                word(one.step.as_deref()),
+                word(one.reason.as_deref()),
+                word(one.text.as_deref()),
+            ),
+        );
+    }
+    if from > 0 {
+        out.line(format!("{from} more with --json"));
+    }
+}

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! `--watch`: the same again and again. An interrupt ends the program as it ends any other: nothing is left to undo.
+
+use std::time::Duration;
+
+use anyhow::bail;
+use anyhow::Context as _;
+
+use crate::debugfs::Time;
+use crate::finding::Status;
+use crate::report::Out;
+
+/// The shortest time between two looks, in seconds. A look reads all of the module's files.
+const SHORTEST: f64 = 0.1;
+
+/// How long to wait between two looks; none: one look.
+pub(crate) fn interval(watch: Option<f64>) -> anyhow::Result<Option<Duration>> {
+    let Some(seconds) = watch else {
+        return Ok(None);
+    };
+    if !(SHORTEST..).contains(&seconds) {
+        bail!("--watch takes {SHORTEST} seconds or more, not {seconds}");
+    }
+    Duration::try_from_secs_f64(seconds)
+        .map(Some)
+        .with_context(|| format!("--watch {seconds}"))
+}
+
+/// Looks once, or until that fails or the reader has gone. A terminal is cleared before each look.
+pub(crate) fn looks(
+    interval: Option<Duration>,
+    out: &mut Out,
+    mut look: impl FnMut(&mut Out) -> anyhow::Result<Status>,
+) -> anyhow::Result<Status> {
+    loop {
+        if interval.is_some() {
+            out.clear();
+        }
+        let status = look(out)?;
+        let Some(interval) = interval else {
+            return Ok(status);
+        };
+        out.flush()?;
+        std::thread::sleep(interval);
+    }
+}
+
+/// Before a look that is not the first and does not stand alone on a terminal: when it was.
+pub(crate) fn heading(is_watch: bool, now: Option<Time>, out: &mut Out) {
+    if let (true, Some(now)) = (is_watch && !out.is_terminal(), now) {
+        out.line(format!("--- {:.6} s", now.seconds()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interval_is_a_time_to_wait() {
+        assert!(interval(None).unwrap().is_none());
+        assert_eq!(
+            interval(Some(0.5)).unwrap(),
+            Some(Duration::from_millis(500))
+        );
+        for wrong in [0.0, -1.0, 0.01, f64::NAN, f64::INFINITY, 1e300] {
+            assert!(interval(Some(wrong)).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn looks_end_with_the_first_that_fails() {
+        let mut out = Out::gather(false);
+        let mut left = 3_u32;
+        let ended = looks(Some(Duration::from_millis(1)), &mut out, |_| {
+            left = left.checked_sub(1).context("gone")?;
+            Ok(Status::Well)
+        });
+        assert!(ended.is_err());
+        assert_eq!(left, 0);
+    }
+}
