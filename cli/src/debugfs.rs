@@ -481,6 +481,8 @@ impl Refusal {
 mod tests {
     use super::*;
 
+    use crate::shipped::extents::PageSize;
+    use crate::shipped::extents::Span;
     use crate::shipped::record::Flavour;
     use crate::shipped::record::Journal;
     use crate::shipped::record::Refused;
@@ -488,6 +490,7 @@ mod tests {
     use crate::shipped::record::Task;
     use crate::shipped::refusal::Place;
     use crate::shipped::refusal::Refusal as Reason;
+    use crate::shipped::roll;
     use proptest::prelude::*;
 
     fn reasons() -> impl Strategy<Value = Reason> {
@@ -544,6 +547,70 @@ mod tests {
                     pid: Some(u32::try_from(pid).unwrap()),
                     comm: Some(name),
                     text: Some(refusal.to_string()),
+                    other: BTreeMap::new(),
+                }],
+                unreadable: 0,
+            });
+        }
+
+        #[test]
+        fn the_modules_registrations_are_read_back(
+            id in 1..u64::MAX,
+            state in prop_oneof![
+                Just(roll::State::Pinned),
+                Just(roll::State::Mapped),
+                Just(roll::State::Revoked),
+                Just(roll::State::Kept),
+            ],
+            (page, pages, len) in (0_u64..1 << 40, 1_u64..1 << 20, any::<u32>()),
+            gpu in prop::option::of(0..1_u64 << 32),
+            hca in prop::option::of(0..1_u64 << 32),
+            (tgid, pid) in (0..i32::MAX, 0..i32::MAX),
+            comm in any::<[u8; 16]>(),
+            since in any::<u64>(),
+        ) {
+            let unit = PageSize::KIB_64;
+            let span = Span::covering(page << 16, pages << 16, unit, u64::MAX).unwrap();
+            let living = roll::Living {
+                number: id,
+                state,
+                new: roll::Newcomer {
+                    flavour: Flavour::Persistent,
+                    span,
+                    page: unit,
+                    pieces: 3,
+                    gpus: gpu.map_or_else(Default::default, |_| roll::Gpus::one(7)),
+                    task: Task { tgid, pid, comm },
+                    since,
+                },
+                entries: len,
+                hca: hca.map(roll::PciAddress),
+            };
+            let line = roll::Line {
+                living: &living,
+                gpu: |number| {
+                    assert_eq!(number, 7);
+                    gpu.map(roll::PciAddress)
+                },
+            };
+            let read = records(&line.to_string(), Registration::of);
+            let name: Vec<u8> = comm.iter().copied().take_while(|byte| *byte != 0).collect();
+            prop_assert_eq!(read, Records {
+                records: vec![Registration {
+                    id,
+                    state: Some(state.name().to_str().unwrap().to_owned()),
+                    flavour: Some("persistent".to_owned()),
+                    addr: Some(page << 16),
+                    len: Some(pages << 16),
+                    page: Some(1 << 16),
+                    pieces: Some(3),
+                    entries: Some(u64::from(len)),
+                    gpus: gpu.map(|gpu| roll::PciAddress(gpu).to_string()).into_iter().collect(),
+                    hca: hca.map(|hca| roll::PciAddress(hca).to_string()),
+                    tgid: u32::try_from(tgid).ok(),
+                    pid: u32::try_from(pid).ok(),
+                    since: Some(Time(since)),
+                    comm: Some(String::from_utf8_lossy(&name).into_owned()),
                     other: BTreeMap::new(),
                 }],
                 unreadable: 0,

@@ -9,3 +9,5 @@ pub(crate) mod extents;
 pub(crate) mod record;
 #[path = "../../src/refusal.rs"]
 pub(crate) mod refusal;
+#[path = "../../src/roll.rs"]
+pub(crate) mod roll;

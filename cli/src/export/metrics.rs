@@ -2,7 +2,6 @@
 //! The metrics: one look at a host, in Prometheus' text format 0.0.4. `docs/monitoring.md` lists them.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
 
 use anyhow::Context as _;
 use prometheus::Gauge;
@@ -12,9 +11,11 @@ use prometheus::Opts;
 use prometheus::Registry;
 use prometheus::TextEncoder;
 
+use crate::debugfs;
 use crate::debugfs::Counter;
 use crate::debugfs::Missing;
 use crate::debugfs::Module;
+use crate::debugfs::Time;
 use crate::doctor;
 use crate::finding::Level;
 use crate::host::Host;
@@ -32,7 +33,13 @@ const MODULE: &str = "/sys/module/nvidia_peermem";
 struct Metrics {
     registry: Registry,
     /// Whether each part could look, and for how long it did, in seconds.
-    parts: Vec<(&'static str, bool, f64)>,
+    parts: Vec<(&'static str, bool, Option<f64>)>,
+}
+
+/// Seconds since a moment, by the host's own clock: in a recording nothing takes time.
+fn elapsed(host: &dyn Host, begin: Option<Time>) -> Option<f64> {
+    let begin = begin?;
+    living::now(host).map(|now| debugfs::seconds(begin.until(now)))
 }
 
 /// A sample: the values of its labels, and its own.
@@ -99,13 +106,13 @@ impl Metrics {
     /// One part of the look: it says whether it could see what it is about.
     fn part(
         &mut self,
+        host: &dyn Host,
         name: &'static str,
         look: impl FnOnce(&Self) -> anyhow::Result<bool>,
     ) -> anyhow::Result<()> {
-        let begin = Instant::now();
+        let begin = living::now(host);
         let success = look(self).with_context(|| format!("metrics of {name}"))?;
-        self.parts
-            .push((name, success, begin.elapsed().as_secs_f64()));
+        self.parts.push((name, success, elapsed(host, begin)));
         Ok(())
     }
 }
@@ -126,17 +133,17 @@ pub(crate) fn text(host: &dyn Host, with_doctor: bool) -> anyhow::Result<String>
         registry: Registry::new(),
         parts: Vec::new(),
     };
-    let begin = Instant::now();
+    let begin = living::now(host);
     let mut ours = None;
-    metrics.part("module", |metrics| {
+    metrics.part(host, "module", |metrics| {
         let seen;
         (ours, seen) = module(host, metrics)?;
         Ok(seen)
     })?;
     let mut roll = None;
     if let Some(ours) = &ours {
-        metrics.part("counters", |metrics| counters(host, ours, metrics))?;
-        metrics.part("registrations", |metrics| {
+        metrics.part(host, "counters", |metrics| counters(host, ours, metrics))?;
+        metrics.part(host, "registrations", |metrics| {
             roll = Roll::look(host).ok();
             match &roll {
                 Some(roll) => registrations(roll, metrics),
@@ -145,12 +152,12 @@ pub(crate) fn text(host: &dyn Host, with_doctor: bool) -> anyhow::Result<String>
         })?;
     }
     let mut machine = None;
-    metrics.part("machine", |metrics| {
+    metrics.part(host, "machine", |metrics| {
         machine = Machine::look(host).ok();
         gpus(host, machine.as_ref(), roll.as_ref(), metrics)
     })?;
     if with_doctor {
-        metrics.part("doctor", |metrics| match &machine {
+        metrics.part(host, "doctor", |metrics| match &machine {
             Some(machine) => findings(host, machine, metrics),
             None => Ok(false),
         })?;
@@ -171,7 +178,7 @@ pub(crate) fn text(host: &dyn Host, with_doctor: bool) -> anyhow::Result<String>
         &["collector"],
         parts
             .iter()
-            .map(|(name, _, seconds)| (label(name), *seconds)),
+            .filter_map(|(name, _, seconds)| Some((label(name), (*seconds)?))),
     )?;
     metrics.gauges(
         "peermem_exporter_info",
@@ -179,11 +186,13 @@ pub(crate) fn text(host: &dyn Host, with_doctor: bool) -> anyhow::Result<String>
         &["version"],
         [(label(env!("CARGO_PKG_VERSION")), 1.0)],
     )?;
-    metrics.gauge(
-        "peermem_scrape_duration_seconds",
-        "How long the last look took.",
-        begin.elapsed().as_secs_f64(),
-    )?;
+    if let Some(seconds) = elapsed(host, begin) {
+        metrics.gauge(
+            "peermem_scrape_duration_seconds",
+            "How long the last look took.",
+            seconds,
+        )?;
+    }
     Ok(TextEncoder::new().encode_to_string(&metrics.registry.gather())?)
 }
 
