@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What the module tells of itself in debugfs. `docs/observe.md` promises the form of the lines: records of `key=value`,
-//! read by key. A key that is not known here is kept, one that is not there is none.
+//! What the module tells of itself in debugfs. `docs/observe.md` promises the form of the lines: records of
+//! `key=value`, read by key. A key that is not known here is kept, one that is not there is none.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -46,29 +46,31 @@ impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotLoaded => f.write_str(
-                "the module nvidia_peermem is not loaded: modprobe nvidia-peermem (peermemctl doctor says what hinders it)",
+                "the module nvidia_peermem is not loaded: modprobe nvidia-peermem (peermemctl doctor says what \
+                 hinders it)",
             ),
             Self::Other(version) => write!(
                 f,
-                "the nvidia_peermem that is loaded (version {version}) is not peermem-rs: NVIDIA's own module tells nothing of \
-                 its registrations"
+                "the nvidia_peermem that is loaded (version {version}) is not peermem-rs: NVIDIA's own module tells \
+                 nothing of its registrations"
             ),
             Self::Denied => write!(f, "{DIRECTORY} is not visible without root"),
             Self::NoDebugfs => f.write_str(
-                "this kernel has no debugfs (no CONFIG_DEBUG_FS, or booted with debugfs=off): the module has nowhere to tell",
+                "this kernel has no debugfs (no CONFIG_DEBUG_FS, or booted with debugfs=off): the module has nowhere \
+                 to tell",
             ),
             Self::NotMounted => f.write_str(
                 "debugfs is not mounted: mount -t debugfs debugfs /sys/kernel/debug",
             ),
             Self::NoFiles => write!(
                 f,
-                "nvidia_peermem is loaded and {DIRECTORY} is not there: the kernel refused the module its files (debugfs=no-mount, \
-                 lockdown), or this is a container without the host's debugfs"
+                "nvidia_peermem is loaded and {DIRECTORY} is not there: the kernel refused the module its files \
+                 (debugfs=no-mount, lockdown), or this is a container without the host's debugfs"
             ),
             Self::Format(format) => write!(
                 f,
-                "the module's files have the format {format}, and this program knows {FORMAT}: take the peermemctl that came \
-                 with the module"
+                "the module's files have the format {format}, and this program knows {FORMAT}: take the peermemctl \
+                 that came with the module"
             ),
             Self::Older { module, file } => write!(
                 f,
@@ -627,14 +629,18 @@ mod tests {
         }
 
         #[test]
-        fn no_line_like_the_modules_is_a_panic(text in "((id|len|gpus|since|comm|text)=[0-9a-fx.,\\\\\"= \n-]{0,9} ?){0,6}") {
+        fn no_line_like_the_modules_is_a_panic(
+            text in "((id|len|gpus|since|comm|text)=[0-9a-fx.,\\\\\"= \n-]{0,9} ?){0,6}",
+        ) {
             records(&text, Registration::of);
             records(&text, Refusal::of);
         }
     }
 
-    const LINE: &str = "id=1 state=mapped flavour=revocable addr=0x7f0000000000 len=2097152 page=65536 pieces=1 entries=2 \
-                        gpus=0000:00:04.0,0000:00:05.0 hca=0000:00:03.0 tgid=154 pid=155 since=6.119592 comm=g\\x20dr\\xff";
+    const LINE: &str =
+        "id=1 state=mapped flavour=revocable addr=0x7f0000000000 len=2097152 page=65536 pieces=1 \
+                        entries=2 gpus=0000:00:04.0,0000:00:05.0 hca=0000:00:03.0 tgid=154 pid=155 \
+                        since=6.119592 comm=g\\x20dr\\xff";
 
     #[test]
     fn a_registration_is_read_by_key() {

@@ -283,8 +283,8 @@ fn notes(roll: &Roll) -> Vec<String> {
         .count();
     if kept > 0 {
         notes.push(format!(
-            "{} deregistered and stays pinned until its memory is freed (state kept): another process deregistered it, or \
-             nvidia.ko did not take it back",
+            "{} deregistered and stays pinned until its memory is freed (state kept): another process deregistered \
+             it, or nvidia.ko did not take it back",
             match kept {
                 1 => "one registration is".to_owned(),
                 _ => format!("{kept} registrations are"),
@@ -294,22 +294,23 @@ fn notes(roll: &Roll) -> Vec<String> {
     let gone = of(State::Gone);
     if !gone.is_empty() {
         notes.push(format!(
-            "/proc has no process {}: gone (what it registered is then held by a child that inherited it, or kept), or this /proc \
-             is not of the first PID namespace, by which the module numbers processes",
+            "/proc has no process {}: gone (what it registered is then held by a child that inherited it, or kept), or \
+             this /proc is not of the first PID namespace, by which the module numbers processes",
             name(&gone)
         ));
     }
     let reused = of(State::Reused);
     if !reused.is_empty() {
         notes.push(format!(
-            "process {} began after the registration: the process that registered is gone, and its number is another's now",
+            "process {} began after the registration: the process that registered is gone, and its number is \
+             another's now",
             name(&reused)
         ));
     }
     if !of(State::Elsewhere).is_empty() {
         notes.push(
-            "this program runs in a PID namespace of its own, and the module numbers processes as the first one does: commands and \
-             users are not shown"
+            "this program runs in a PID namespace of its own, and the module numbers processes as the first one does: \
+             commands and users are not shown"
                 .to_owned(),
         );
     }

@@ -28,14 +28,15 @@ const REGISTRATIONS: &str = concat!(
     "id=6 state=pinned flavour=persistent addr=0x7f3000000000 len=131072 page=65536 pieces=1 entries=0 \
      gpus=- hca=- tgid=4900 pid=4900 since=2000.000000 comm=old\n",
     "id=9 state=revoked flavour=revocable addr=0x7f4000000000 len=131072 page=65536 pieces=1 entries=1 \
-     gpus=0000:19:00.0,0000:3b:00.0 hca=0000:18:00.0 tgid=4711 pid=4711 since=3500.000000 comm=pt_main_thread colour=red\n",
+     gpus=0000:19:00.0,0000:3b:00.0 hca=0000:18:00.0 tgid=4711 pid=4711 since=3500.000000 comm=pt_main_thread \
+     colour=red\n",
     "what is this\n",
 );
 
 const REFUSALS: &str = concat!(
     "seq=0 first=10.000000 last=3599.500000 times=12 flavour=persistent step=acquire reason=no_room code=-12 \
-     addr=0x7f5000000000 len=68719476736 tgid=4711 pid=4711 comm=pt_main_thread text=\"no room in the GPU's BAR1, or no \
-     kernel memory (nvidia.ko: -ENOMEM)\"\n",
+     addr=0x7f5000000000 len=68719476736 tgid=4711 pid=4711 comm=pt_main_thread text=\"no room in the GPU's BAR1, \
+     or no kernel memory (nvidia.ko: -ENOMEM)\"\n",
     "seq=1 first=20.000000 last=20.000000 times=1 flavour=persistent step=dma_map reason=unreachable code=-524 \
      addr=0x7f6000000000 len=65536 tgid=77 pid=77 comm=gdr text=\"the RDMA device cannot reach this GPU's memory\"\n",
 );

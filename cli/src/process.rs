@@ -16,7 +16,8 @@ use crate::host::Unseen;
 const FIRST_NAMESPACE: &str = "pid:[4026531836]";
 /// Of a command line, in bytes.
 const LONGEST: usize = 4096;
-/// What `/proc/PID/stat` counts a second in, `USER_HZ`, in microseconds: 100 on each architecture that has NVIDIA's driver.
+/// What `/proc/PID/stat` counts a second in, `USER_HZ`, in microseconds: 100 on each architecture that has NVIDIA's
+/// driver.
 const TICK: u64 = 10_000;
 
 /// What is known of a process today.
@@ -66,7 +67,8 @@ struct Entry {
 pub(crate) struct Processes<'a> {
     host: &'a dyn Host,
     is_elsewhere: bool,
-    /// By which the clock of `/proc/PID/stat` is ahead of the monotonic one, in microseconds: the machine was suspended.
+    /// By which the clock of `/proc/PID/stat` is ahead of the monotonic one, in microseconds: the machine was
+    /// suspended.
     suspended: u64,
     users: BTreeMap<u32, String>,
     known: BTreeMap<u32, Entry>,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! As much of an HTTP server as a scrape takes: `GET /metrics`, one answer a connection.
 //!
-//! Connections have threads of their own, no more than [`Limits::connections`], so that one that is slow keeps nobody waiting; each
-//! has [`Limits::time`] for its request and again for its answer, whatever it sends or takes meanwhile. Looks at the machine are made by the
-//! one thread that serves, one at a time, and one that is younger than [`Limits::fresh`] answers again: who asks often costs the
-//! machine no more.
+//! Connections have threads of their own, no more than [`Limits::connections`], so that one that is slow keeps nobody
+//! waiting; each has [`Limits::time`] for its request and again for its answer, whatever it sends or takes meanwhile.
+//! Looks at the machine are made by the one thread that serves, one at a time, and one that is younger than
+//! [`Limits::fresh`] answers again: who asks often costs the machine no more.
 
 use std::io;
 use std::io::Read as _;

@@ -17,8 +17,8 @@ use crate::finding::Status;
 use crate::host::Host;
 use crate::report::Out;
 
-/// Looks once and says it, or serves until it is ended. What the look finds is no matter of the exit status: the metrics
-/// say it.
+/// Looks once and says it, or serves until it is ended. What the look finds is no matter of the exit status: the
+/// metrics say it.
 ///
 /// # Errors
 /// What was seen could not be told: the file not be written, the address not be listened on.
@@ -52,8 +52,8 @@ fn replace(file: &Path, text: &str) -> anyhow::Result<()> {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
-    // In the same directory, for a rename stays within a file system; and not ending in `.prom`, for the collector reads
-    // each file that does.
+    // In the same directory, for a rename stays within a file system; and not ending in `.prom`, for the collector
+    // reads each file that does.
     let mut new = tempfile::Builder::new()
         .prefix(".peermemctl.")
         .suffix(".new")
