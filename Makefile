@@ -25,6 +25,12 @@ LOOK = scripts/check KVER='$(KVER)' KDIR='$(KDIR)' $(MAKEOVERRIDES)
 # CHECK=no: `make module` goes on whatever is missing.
 CHECK ?=
 
+# Of `make tools`, and of what installs them. The units and completions go below PREFIX, too.
+CARGO ?= cargo
+PREFIX ?= /usr/local
+TOOLS = $(CURDIR)/build/tools
+PEERMEMCTL = $(TOOLS)/release/peermemctl
+
 # Of `make vm`, `make test`, `make mutants` and `make bench`.
 VM ?=
 TEST ?=
@@ -34,12 +40,12 @@ BENCH ?=
 override export CMD := $(value CMD)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all stress hazards bench mutants debian kunit vm setup kernel modules lint check module compile install uninstall deb clean
+.PHONY: help demo test test-all stress hazards bench mutants debian kunit vm setup kernel modules lint check module compile install uninstall deb tools install-tools uninstall-tools clean
 
 help: ## Says what there is to make
 	@echo 'peermem-rs: nvidia-peermem in Rust. Nothing below needs a GPU or an RDMA card, but module and (un)install.'
 	@echo
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
 demo: ## The whole story in one screen: RDMA into GPU memory, in a virtual machine (first time: 15 minutes)
 	@$(RIG) demo
@@ -80,7 +86,7 @@ kernel: ## Makes the rig's kernel alone
 modules: ## Makes the modules for the rig's kernel: ours, the stand-in GPU's, NVIDIA's
 	@$(RIG) modules
 
-lint: ## Looks at the form of the code: rustfmt, clippy, checkpatch, shellcheck, licences
+lint: ## Looks at the form of the code: rustfmt, clippy, checkpatch, shellcheck, promtool, licences
 	@$(RIG) lint
 
 check: ## Says what a build for this machine's kernel (or KVER=…, KDIR=…) lacks
@@ -111,6 +117,16 @@ uninstall: ## Removes it again, as root
 	rmdir $(MODULES)/$(KVER)/updates 2>/dev/null || true
 	packaging/host remove $(MODULES)
 	$(if $(DESTDIR),,depmod $(KVER))
+
+tools: ## Compiles peermemctl, what operators run, for this machine (docs/peermemctl.md)
+	$(CARGO) build --release --locked --target-dir $(TOOLS) -p peermemctl
+
+# What is compiled is not looked at again: root need not have cargo.
+install-tools: $(if $(wildcard $(PEERMEMCTL)),,tools) ## Installs peermemctl, its man pages, completions and units below PREFIX, as root
+	packaging/tools install $(PEERMEMCTL) $(PREFIX) $(abspath $(DESTDIR))
+
+uninstall-tools: ## Removes them again, as root
+	packaging/tools remove $(PREFIX) $(abspath $(DESTDIR))
 
 deb: ## Makes a Debian package of the source for DKMS, in build/deb
 	@$(RIG) deb
