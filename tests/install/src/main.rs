@@ -11,6 +11,7 @@ mod forge;
 mod host;
 mod layouts;
 mod service;
+mod tools;
 
 use std::fmt;
 use std::process::ExitCode;
@@ -70,6 +71,7 @@ fn main() -> ExitCode {
     cases.extend(dkms::cases());
     cases.extend(service::cases());
     cases.extend(deb::cases());
+    cases.extend(tools::cases());
     cases.retain(|case| words.is_empty() || words.iter().any(|word| case.name.contains(word)));
 
     println!("KTAP version 1\n1..{}", cases.len());

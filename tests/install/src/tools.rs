@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! `make install-tools` and `make uninstall-tools`: what they put where, whether it works there, and whether all of it goes.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::path::PathBuf;
+
+use anyhow::ensure;
+use anyhow::Context as _;
+use anyhow::Result;
+
+use crate::host::differences;
+use crate::host::succeeded;
+use crate::host::tool;
+use crate::host::Host;
+use crate::host::Listing;
+use crate::host::NOTHING;
+use crate::Case;
+use crate::Log;
+
+/// Not the usual one, which the made-up host has from this machine: what is below another must not name the usual one.
+const PREFIX: &str = "/opt/tools";
+
+pub(crate) fn cases() -> Vec<Case> {
+    type Body = fn(Log) -> Result<()>;
+    let cases: [(&str, Body); 3] = [
+        ("tools: installed and removed", there_and_back),
+        ("tools: what is installed works", works),
+        ("tools: strangers' files stay", strangers),
+    ];
+    cases
+        .into_iter()
+        .map(|(name, run)| Case {
+            name: name.to_owned(),
+            run: Box::new(run),
+        })
+        .collect()
+}
+
+/// The program: it is compiled beside this one.
+fn program() -> Result<PathBuf> {
+    let here = std::env::current_exe()?;
+    let program = here.with_file_name("peermemctl");
+    ensure!(
+        program.exists(),
+        "{} is missing: cargo build --release -p peermemctl",
+        program.display()
+    );
+    Ok(program)
+}
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The units that are to be installed.
+fn units() -> Result<BTreeSet<String>> {
+    let folder = repository().join("packaging/peermemctl");
+    let Ok(entries) = fs::read_dir(&folder) else {
+        return Ok(BTreeSet::new());
+    };
+    let mut names = BTreeSet::new();
+    for entry in entries {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if name.ends_with(".service") || name.ends_with(".timer") {
+            names.insert(name);
+        }
+    }
+    Ok(names)
+}
+
+/// A host with the folders that every host has below its prefix.
+fn host() -> Result<Host> {
+    let host = Host::new("debian")?;
+    for folder in ["bin", "lib", "share/man"] {
+        fs::create_dir_all(host.path(&format!("opt/tools/{folder}")))?;
+    }
+    // Where make finds what `make tools` would have compiled.
+    fs::create_dir_all(host.path("made-up/tools/release"))?;
+    symlink(program()?, host.path("made-up/tools/release/peermemctl"))?;
+    Ok(host)
+}
+
+fn make(host: &Host, target: &str) -> Result<()> {
+    let output = tool("make")
+        .arg("-C")
+        .arg(repository())
+        .arg(target)
+        .arg(format!("TOOLS={}", host.path("made-up/tools").display()))
+        .arg(format!("DESTDIR={}", host.path("").display()))
+        .arg(format!("PREFIX={PREFIX}"))
+        // What is there is to be installed; nothing is compiled as root.
+        .arg("CARGO=false")
+        .output()
+        .context("cannot start make")?;
+    succeeded(target, &output)
+}
+
+/// The files of `after` that are not in `before`, below the prefix.
+fn added(before: &Listing, after: &Listing) -> BTreeSet<String> {
+    after
+        .iter()
+        .filter(|(path, what)| !before.contains_key(*path) && *what != "folder")
+        .map(|(path, _)| path.replacen("opt/tools/", "", 1))
+        .collect()
+}
+
+fn there_and_back(log: Log) -> Result<()> {
+    let host = host()?;
+    let before = host.listing()?;
+    make(&host, "install-tools")?;
+    let after = host.listing()?;
+    let files = added(&before, &after);
+    log.note(format!(
+        "installed: {}",
+        files.iter().cloned().collect::<Vec<_>>().join(" ")
+    ));
+    let mut wanted: BTreeSet<String> = [
+        "bin/peermemctl",
+        "share/bash-completion/completions/peermemctl",
+        "share/fish/vendor_completions.d/peermemctl.fish",
+        "share/zsh/site-functions/_peermemctl",
+    ]
+    .map(str::to_owned)
+    .into();
+    for unit in units()? {
+        wanted.insert(format!("lib/systemd/system/{unit}"));
+    }
+    let (pages, rest): (BTreeSet<String>, BTreeSet<String>) = files
+        .into_iter()
+        .partition(|name| name.starts_with("share/man/man1/peermemctl"));
+    ensure!(rest == wanted, "beside the man pages: {rest:?}");
+    // One of the program, and one of each of its commands.
+    let commands = commands()?;
+    log.equal("man pages", &pages.len(), &(commands.len() + 1))?;
+    for unit in units()? {
+        let text = fs::read_to_string(host.path(&format!("opt/tools/lib/systemd/system/{unit}")))?;
+        ensure!(
+            !text.contains("/usr/bin/peermemctl"),
+            "{unit} runs another peermemctl than the one installed"
+        );
+    }
+    make(&host, "install-tools")?;
+    log.equal(
+        "changed by installing it again",
+        &differences(&after, &host.listing()?),
+        &NOTHING.to_owned(),
+    )?;
+    make(&host, "uninstall-tools")?;
+    log.equal(
+        "changed after uninstalling",
+        &differences(&before, &host.listing()?),
+        &NOTHING.to_owned(),
+    )
+}
+
+/// The program's commands that are not hidden, as its help names them.
+fn commands() -> Result<Vec<String>> {
+    let output = tool(&program()?.to_string_lossy()).arg("--help").output()?;
+    succeeded("peermemctl --help", &output)?;
+    let help = String::from_utf8_lossy(&output.stdout).into_owned();
+    Ok(help
+        .lines()
+        .skip_while(|line| *line != "Commands:")
+        .skip(1)
+        .take_while(|line| !line.is_empty())
+        // What is wrapped stands further in.
+        .filter_map(|line| line.strip_prefix("  ")?.split_whitespace().next())
+        .filter(|name| !name.is_empty() && *name != "help")
+        .map(str::to_owned)
+        .collect())
+}
+
+fn works(log: Log) -> Result<()> {
+    let host = host()?;
+    make(&host, "install-tools")?;
+    let below = |path: &str| host.path(&format!("opt/tools/{path}"));
+    let output = tool(&below("bin/peermemctl").to_string_lossy())
+        .arg("--version")
+        .output()?;
+    succeeded("peermemctl --version", &output)?;
+    log.note(String::from_utf8_lossy(&output.stdout).trim());
+    // What bash would offer after `peermemctl t`.
+    let output = tool("bash")
+        .args(["--norc", "-c"])
+        .arg(
+            ". \"$1\" && complete -p peermemctl >/dev/null && COMP_WORDS=(peermemctl t) COMP_CWORD=1 && \
+             _peermemctl peermemctl t peermemctl && echo \"${COMPREPLY[*]}\"",
+        )
+        .arg("bash")
+        .arg(below("share/bash-completion/completions/peermemctl"))
+        .output()?;
+    succeeded("completion", &output)?;
+    log.equal(
+        "bash completes t to",
+        &String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+        &"topo".to_owned(),
+    )?;
+    for (name, words) in [
+        ("share/fish/vendor_completions.d/peermemctl.fish", "topo"),
+        (
+            "share/zsh/site-functions/_peermemctl",
+            "#compdef peermemctl",
+        ),
+        ("share/man/man1/peermemctl.1", ".TH"),
+        ("share/man/man1/peermemctl-topo.1", ".TH"),
+    ] {
+        let text = fs::read_to_string(below(name)).with_context(|| name.to_owned())?;
+        log.that(&format!("{name} has {words}"), text.contains(words))?;
+    }
+    Ok(())
+}
+
+fn strangers(log: Log) -> Result<()> {
+    let host = host()?;
+    for file in [
+        "opt/tools/share/bash-completion/completions/other",
+        "opt/tools/share/man/man1/peermemctler.1",
+        "opt/tools/lib/systemd/system/other.service",
+    ] {
+        host.put(file, "a stranger's\n")?;
+    }
+    let before = host.listing()?;
+    make(&host, "install-tools")?;
+    make(&host, "uninstall-tools")?;
+    log.equal(
+        "changed after uninstalling",
+        &differences(&before, &host.listing()?),
+        &NOTHING.to_owned(),
+    )
+}
