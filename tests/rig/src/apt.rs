@@ -534,14 +534,7 @@ pub(crate) fn install(paths: &Paths, needs: &[Need]) -> Result<()> {
             .copied()
     };
     if missing.iter().any(|need| choose(need).is_none()) {
-        let mut stage = Stage::begin("packages: reading lists");
-        stage.run(
-            as_root("apt-get").args(["-q", "update"]),
-            &log,
-            "files",
-            |line| line.starts_with("Get:"),
-        )?;
-        stage.done("");
+        read_lists(paths)?;
     }
     let mut chosen = Vec::new();
     for need in &missing {
@@ -569,6 +562,60 @@ pub(crate) fn install(paths: &Paths, needs: &[Need]) -> Result<()> {
     )?;
     stage.done("");
     Ok(())
+}
+
+/// Has the machine's own apt look at what there is.
+fn read_lists(paths: &Paths) -> Result<()> {
+    let mut stage = Stage::begin("packages: reading lists");
+    stage.run(
+        as_root("apt-get").args(["-q", "update"]),
+        &paths.cache.join("logs/packages.txt"),
+        "files",
+        |line| line.starts_with("Get:"),
+    )?;
+    stage.done("");
+    Ok(())
+}
+
+/// One file of a package of the machine's own release, which is not installed: what else its package would do to the
+/// machine, such as starting a service, is not done.
+pub(crate) fn file_of(paths: &Paths, package: &str, file: &str) -> Result<Vec<u8>> {
+    if candidate(package).is_none() {
+        read_lists(paths)?;
+    }
+    let mut stage = Stage::begin(format!("package {package}: fetching {file} of it"));
+    let log = paths.cache.join("logs/packages.txt");
+    let directory = paths.run_directory()?;
+    let unpacked = directory.join("root");
+    let result = (|| {
+        stage.run(
+            Command::new("apt-get")
+                .args(["-q", "download", package])
+                .args(["-o", "APT::Sandbox::User="])
+                .current_dir(&directory),
+            &log,
+            "files",
+            |line| line.starts_with("Get:"),
+        )?;
+        let archive = fs::read_dir(&directory)?
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .find(|path| path.extension().is_some_and(|suffix| suffix == "deb"))
+            .with_context(|| format!("{package} was downloaded and is not there"))?;
+        stage.run(
+            Command::new("dpkg-deb")
+                .arg("-x")
+                .arg(archive)
+                .arg(&unpacked),
+            &log,
+            "",
+            |_| false,
+        )?;
+        fs::read(unpacked.join(file)).with_context(|| format!("{package} has no {file}"))
+    })();
+    let _ = fs::remove_dir_all(&directory);
+    let contents = result?;
+    stage.done("");
+    Ok(contents)
 }
 
 pub(crate) fn install_all(paths: &Paths) -> Result<()> {

@@ -12,6 +12,7 @@ use anyhow::bail;
 use anyhow::Context as _;
 use anyhow::Result;
 
+use crate::apt;
 use crate::paths::Paths;
 use crate::progress::output;
 use crate::progress::Stage;
@@ -109,6 +110,19 @@ pub(crate) fn build(paths: &Paths, toolchain: &Toolchain) -> Result<()> {
     stamp::set(&stamp, &key)?;
     stage.done(&format!("{crates} crates"));
     Ok(())
+}
+
+/// Prometheus's own program to check metrics and rules. Its package would start a server.
+pub(crate) fn promtool(paths: &Paths) -> Result<PathBuf> {
+    let _lock = Lock::take(paths, "promtool")?;
+    let product = directory(paths).join("promtool");
+    if !product.exists() {
+        let contents = apt::file_of(paths, "prometheus", "usr/bin/promtool")?;
+        fs::create_dir_all(directory(paths))?;
+        stamp::replace(&product, &contents)?;
+        fs::set_permissions(&product, fs::Permissions::from_mode(0o755))?;
+    }
+    Ok(product)
 }
 
 /// rdma-core's tests, unpacked in the cache.

@@ -377,6 +377,10 @@ fn one(
                         "{peermemctl}",
                         &programs::peermemctl(paths).to_string_lossy(),
                     );
+                if word.contains("{promtool}") {
+                    word =
+                        word.replace("{promtool}", &programs::promtool(paths)?.to_string_lossy());
+                }
                 if word.contains("{pyverbs}") {
                     word = word.replace("{pyverbs}", &programs::pyverbs(paths)?.to_string_lossy());
                 }
