@@ -3,6 +3,7 @@
 
 use crate::kernel;
 use crate::results::Format;
+use crate::topology::Topology;
 use crate::vm::Iommu;
 use crate::vm::Options;
 use crate::vm::Peermem;
@@ -31,7 +32,8 @@ pub(crate) struct Run {
 #[derive(Clone, Copy)]
 pub(crate) enum Place {
     /// In a virtual machine. `{gdr}` stands for the verbs program, `{peermemctl}` for what operators run, `{repo}` for the
-    /// repository, `{pyverbs}` for the Python tests of rdma-core, `{filter}` for what the caller chose.
+    /// repository, `{pyverbs}` for the Python tests of rdma-core, `{promtool}` for Prometheus's checker, `{filter}` for what the
+    /// caller chose.
     Vm {
         options: fn(&mut Options),
         command: &'static [&'static str],
@@ -65,6 +67,10 @@ const LARGE_BAR: u64 = 128 * 1024;
 
 /// Enough for regions that cross entries of 2 GiB. KASAN wants an eighth of what rxe maps: 64 GiB are too much for it.
 const DEBUG_BAR: u64 = 8 * 1024;
+
+/// As GPUs have it whose BAR1 is not made for RDMA, and twice that: the smallest with which nothing is wrong.
+const SMALL_BAR: u64 = 256;
+const LEAST_BAR: u64 = 512;
 
 const GDR: &[&str] = &["{gdr}", "test", "{filter}"];
 const KUNIT: &[&str] = &["{repo}/tests/vm/kunit"];
@@ -107,6 +113,8 @@ const DMA: &[&str] = &["{gdr}", "test", "dma."];
 /// Some thousands of registrations, and the numbers that users ask for.
 const SCALE: &[&str] = &["{gdr}", "test", "scale.few"];
 const SCALE_MANY: &[&str] = &["{gdr}", "test", "scale.many"];
+/// What `peermemctl` says of a machine.
+const CTL: &[&str] = &["{gdr}", "ctl"];
 /// An epoch of two thousand operations in each flavour.
 const STRESS: &[&str] = &["{gdr}", "stress", "--epochs", "2"];
 const PERFTEST: &[&str] = &["{repo}/tests/vm/perftest"];
@@ -172,6 +180,12 @@ fn measured_at_large(vm: &mut Options) {
     measured(vm);
     vm.mem = 6 * 1024;
     vm.timeout = Some(7200);
+}
+
+/// A machine with which, of itself, nothing is wrong but what its topology brings.
+fn ctl(vm: &mut Options, topology: Topology) {
+    vm.topology = topology;
+    vm.bar = LEAST_BAR;
 }
 
 pub(crate) const SUITE: &[Run] = &[
@@ -397,6 +411,8 @@ pub(crate) const SUITE: &[Run] = &[
             },
             command: LOADING,
         },
+        // Who has memory_peers the identity runs see; the neighbours are those of the run before.
+        only_in_full: true,
         ..BASE
     },
     Run {
@@ -416,6 +432,51 @@ pub(crate) const SUITE: &[Run] = &[
         ..BASE
     },
     Run {
+        name: "peermemctl: root ports",
+        place: Place::Vm {
+            options: |vm| ctl(vm, Topology::RootPorts),
+            command: CTL,
+        },
+        kernel: Some(kernel::EARLIER),
+        ..BASE
+    },
+    Run {
+        name: "peermemctl: a switch, IOMMU translating",
+        place: Place::Vm {
+            options: |vm| {
+                ctl(vm, Topology::Switch);
+                vm.iommu = Iommu::Strict;
+            },
+            command: CTL,
+        },
+        kernel: Some(kernel::EARLIER),
+        ..BASE
+    },
+    Run {
+        name: "peermemctl: two switches",
+        place: Place::Vm {
+            options: |vm| {
+                ctl(vm, Topology::Switches);
+                vm.param.push("persistent_api_support=0".to_owned());
+            },
+            command: CTL,
+        },
+        kernel: Some(kernel::EARLIER),
+        ..BASE
+    },
+    Run {
+        name: "peermemctl: two sockets, small BARs",
+        place: Place::Vm {
+            options: |vm| {
+                ctl(vm, Topology::Sockets);
+                vm.bar = SMALL_BAR;
+            },
+            command: CTL,
+        },
+        kernel: Some(kernel::EARLIER),
+        ..BASE
+    },
+    Run {
         name: "debug kernel: identity: ours, revocable, no memory_peers of ib_core's",
         place: Place::Vm {
             options: |vm| {
@@ -426,6 +487,8 @@ pub(crate) const SUITE: &[Run] = &[
             },
             command: IDENTITY,
         },
+        // The debug kernel's verbs runs have these cases, with ib_core's memory_peers; the usual kernel runs them without.
+        only_in_full: true,
         ..BASE
     },
     Run {
@@ -544,6 +607,8 @@ pub(crate) const SUITE: &[Run] = &[
             options: |vm| dma(vm, Iommu::Pt, [0, 0]),
             command: DMA,
         },
+        // Addresses are the bus's own, as in the run without an IOMMU.
+        only_in_full: true,
         ..BASE
     },
     Run {

@@ -56,6 +56,15 @@ impl Topology {
         }
     }
 
+    /// What `-smp` gets: processors of two sockets share no cache.
+    pub(crate) fn processors(self, smp: u32) -> String {
+        match self {
+            Self::Sockets if smp % 2 == 0 => format!("{smp},sockets=2"),
+            Self::Sockets => format!("{smp},sockets={smp}"),
+            _ => smp.to_string(),
+        }
+    }
+
     /// The tree for so many GPUs, on a machine with `smp` processors and `mem` MiB.
     pub(crate) fn layout(self, gpus: u32, smp: u32, mem: u32) -> Layout {
         let mut layout = Layout::default();
@@ -90,8 +99,10 @@ impl Topology {
             }
             Self::Sockets => {
                 layout.sockets(smp, mem);
-                let bridges = [(0, 0), (1, 0), (2, 1)]
+                // QEMU lists the last one first, and the kernel numbers cards and GPUs as it finds them.
+                let mut bridges = [(2, 1), (1, 0), (0, 0)]
                     .map(|(number, socket)| layout.host_bridge(number, socket));
+                bridges.reverse();
                 layout.cards = [0, 1].map(|card: usize| layout.root_port(&bridges[card]));
                 layout.gpus = gpus
                     .map(|gpu| layout.root_port(&bridges[2 * (gpu % 2)]))
@@ -268,6 +279,9 @@ mod tests {
             ]
         );
         assert_eq!(nodes(1, 512)[3], "node,nodeid=1,memdev=socket1");
+        let processors = [2, 3].map(|smp| Topology::Sockets.processors(smp));
+        assert_eq!(processors, ["2,sockets=2", "3,sockets=3"]);
+        assert_eq!(Topology::Switch.processors(3), "3");
         let layout = Topology::Sockets.layout(1, 2, 512);
         let bridges: Vec<&String> = layout
             .arguments
@@ -277,9 +291,9 @@ mod tests {
         assert_eq!(
             bridges,
             [
-                "pxb-pcie,id=bridge0,bus=pcie.0,bus_nr=64,numa_node=0",
+                "pxb-pcie,id=bridge2,bus=pcie.0,bus_nr=192,numa_node=1",
                 "pxb-pcie,id=bridge1,bus=pcie.0,bus_nr=128,numa_node=0",
-                "pxb-pcie,id=bridge2,bus=pcie.0,bus_nr=192,numa_node=1"
+                "pxb-pcie,id=bridge0,bus=pcie.0,bus_nr=64,numa_node=0"
             ]
         );
     }

@@ -727,7 +727,7 @@ fn qemu_arguments(
     add(&["-global", &format!("q35-pcihost.pci-hole64-size={hole}M")]);
     add(&[
         "-smp",
-        &options.smp.to_string(),
+        &options.topology.processors(options.smp),
         "-m",
         &options.mem.to_string(),
     ]);
@@ -741,13 +741,8 @@ fn qemu_arguments(
             add(&["-device", "intel-iommu,aw-bits=48,caching-mode=on"]);
         }
     }
-    let layout = options
-        .topology
-        .layout(options.gpus, options.smp, options.mem);
-    for argument in &layout.arguments {
-        add(&[argument]);
-    }
     add(&["-append", kernel_args]);
+    // QEMU's own choice of a bus may be one that takes bridges alone.
     let share = |id: &str, path: &Path| {
         format!(
             "local,id={id},path={},security_model=none,readonly=on,multidevs=remap",
@@ -755,14 +750,29 @@ fn qemu_arguments(
         )
     };
     add(&["-fsdev", &share("host", Path::new("/"))]);
-    add(&["-device", "virtio-9p-pci,fsdev=host,mount_tag=host"]);
+    add(&[
+        "-device",
+        "virtio-9p-pci,fsdev=host,mount_tag=host,bus=pcie.0",
+    ]);
     if options.root != Path::new("/") {
         add(&["-fsdev", &share("root", &options.root)]);
-        add(&["-device", "virtio-9p-pci,fsdev=root,mount_tag=root"]);
+        add(&[
+            "-device",
+            "virtio-9p-pci,fsdev=root,mount_tag=root,bus=pcie.0",
+        ]);
     }
     if let Some(layer) = &options.layer {
         add(&["-fsdev", &share("layer", layer)]);
-        add(&["-device", "virtio-9p-pci,fsdev=layer,mount_tag=layer"]);
+        add(&[
+            "-device",
+            "virtio-9p-pci,fsdev=layer,mount_tag=layer,bus=pcie.0",
+        ]);
+    }
+    let layout = options
+        .topology
+        .layout(options.gpus, options.smp, options.mem);
+    for argument in &layout.arguments {
+        add(&[argument]);
     }
     // A wire between the two cards. UNIX datagrams stay in order and push back when the receiver is full; QEMU's hub
     // lets later packets overtake those it holds, and RDMA READ does not get over that.
@@ -906,10 +916,10 @@ pub(crate) fn run(
             "-drive",
             &format!("file={},if=none,id=nvme,format=raw", disk.display()),
             "-device",
-            "nvme,drive=nvme,serial=rig",
+            "nvme,drive=nvme,serial=rig,bus=pcie.0",
         ]);
     }
-    add(&["-device", "virtio-serial-pci,max_ports=8"]);
+    add(&["-device", "virtio-serial-pci,max_ports=8,bus=pcie.0"]);
     let mut ports = open_ports(&mut arguments, tty)?;
     arguments.extend(options.qemu_arg.iter().cloned());
 
