@@ -16,6 +16,7 @@ mod lab;
 mod measure;
 mod module;
 mod nvme;
+mod pci;
 mod stress;
 mod sys;
 
@@ -84,6 +85,8 @@ enum Verb {
     Stress(stress::Options),
     /// Run the hazards whose name begins with one of NAMES, results in KTAP; may end with the machine
     Hazards { names: Vec<String> },
+    /// Ask peermemctl about a machine of known topology, results in KTAP
+    Ctl,
     /// Load the module where it cannot work, or where only signed ones are taken, results in KTAP
     Loading,
     #[command(hide = true)]
@@ -154,6 +157,7 @@ fn run(arguments: &Arguments) -> Result<bool> {
         Verb::Bench(options) => bench::run(options, &setup(false)).map(|()| true),
         Verb::Stress(options) => stress::run(options, &setup(false)),
         Verb::Hazards { names } => cases::hazards::run(names, &setup(false)),
+        Verb::Ctl => cases::ctl::run(&setup(false)),
         Verb::Loading => Ok(cases::loading::run(&setup(false))),
         Verb::Child { host_memory, role } => child::run(role, &setup(*host_memory)).map(|()| true),
     }

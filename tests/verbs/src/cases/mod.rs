@@ -2,6 +2,7 @@
 //! All cases, group by group.
 
 mod consumers;
+pub(crate) mod ctl;
 mod dma;
 pub(crate) mod hazards;
 mod identity;

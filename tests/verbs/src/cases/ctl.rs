@@ -1,0 +1,432 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! `peermemctl` on machines of known topology: what it says of them in JSON, and of each fault that is planted, that and
+//! nothing else.
+//!
+//! Without a [`Lab`](crate::lab::Lab), which would keep the module that is taken away here. What the machine is like, the
+//! runner's variables say; what lies between two devices is read from sysfs once more, in a way of its own.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fmt;
+use std::process::Command;
+
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+use serde_json::Value;
+
+use crate::gpu::Gpu;
+use crate::ktap;
+use crate::ktap::note;
+use crate::lab::Setup;
+use crate::pci;
+use crate::pci::Acs;
+use crate::pci::Place;
+
+/// A machine, as the runner made it.
+struct Machine {
+    setup: Setup,
+    topology: String,
+}
+
+struct Case {
+    name: &'static str,
+    /// Whether it is for this machine.
+    on: fn(&Machine) -> bool,
+    run: fn(&Machine) -> Result<()>,
+}
+
+const CASES: &[Case] = &[
+    Case {
+        name: "ctl.topo",
+        on: |_| true,
+        run: topo,
+    },
+    Case {
+        name: "ctl.doctor",
+        on: |_| true,
+        run: doctor,
+    },
+    Case {
+        name: "ctl.doctor_names_one_pair",
+        on: |machine| machine.topology == "sockets",
+        run: one_pair,
+    },
+    Case {
+        name: "ctl.doctor_redirection_at_a_switch",
+        on: |machine| machine.topology == "switches",
+        run: redirection_at_a_switch,
+    },
+    Case {
+        name: "ctl.doctor_redirection_at_root_ports",
+        on: is_plain,
+        run: redirection_at_root_ports,
+    },
+];
+
+/// The machine on which nothing is wrong, so that what is planted is all there is.
+fn is_plain(machine: &Machine) -> bool {
+    machine.topology == "root-ports"
+}
+
+/// Runs those for this machine; true when none failed.
+pub(crate) fn run(setup: &Setup) -> Result<bool> {
+    let machine = Machine {
+        setup: setup.clone(),
+        topology: env::var("RIG_TOPOLOGY").context("RIG_TOPOLOGY")?,
+    };
+    let cases: Vec<&Case> = CASES.iter().filter(|case| (case.on)(&machine)).collect();
+    println!("KTAP version 1");
+    let names = cases.iter().map(|case| case.name).collect();
+    Ok(ktap::tell(names, |index| {
+        cases.get(index).map_or(Ok(()), |case| (case.run)(&machine))
+    }))
+}
+
+/// What `peermemctl` answered.
+struct Answer {
+    status: i32,
+    out: String,
+}
+
+impl Answer {
+    fn of(command: &mut Command) -> Result<Self> {
+        let output = command
+            .output()
+            .with_context(|| format!("start {command:?}"))?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let error = text(&output.stderr);
+        for line in error.lines() {
+            note("said", line);
+        }
+        Ok(Self {
+            status: output
+                .status
+                .code()
+                .with_context(|| format!("{command:?} ended with {}", output.status))?,
+            out: text(&output.stdout),
+        })
+    }
+
+    /// The object that it printed, which must be the first version of this schema.
+    fn json(&self, schema: &str) -> Result<Value> {
+        let value: Value =
+            serde_json::from_str(&self.out).with_context(|| format!("no JSON: {:?}", self.out))?;
+        let found = (text(&value, "schema")?, value["version"].as_u64());
+        ensure!(
+            found == (schema, Some(1)),
+            "it is {found:?}, not version 1 of {schema}"
+        );
+        Ok(value)
+    }
+}
+
+/// Runs `peermemctl`, which the runner has put where programs are found.
+fn peermemctl(words: &[&str]) -> Result<Answer> {
+    Answer::of(Command::new("peermemctl").arg("--json").args(words))
+}
+
+/// A field that must be text.
+fn text<'a>(value: &'a Value, name: &str) -> Result<&'a str> {
+    value[name]
+        .as_str()
+        .with_context(|| format!("no text {name} in {value}"))
+}
+
+/// A field that must be a list.
+fn list<'a>(value: &'a Value, name: &str) -> Result<&'a Vec<Value>> {
+    value[name]
+        .as_array()
+        .with_context(|| format!("no list {name} in {value}"))
+}
+
+/// What `doctor` complains of: its check, and of whom.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Complaint {
+    check: String,
+    subject: String,
+}
+
+impl Complaint {
+    fn new(check: &str, subject: &str) -> Self {
+        Self {
+            check: check.to_owned(),
+            subject: subject.to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for Complaint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}", self.check, self.subject)
+    }
+}
+
+/// The machine's GPUs, by their addresses.
+fn gpus() -> Result<Vec<Place>> {
+    Gpu::all()?
+        .iter()
+        .map(|gpu| Place::of_function(gpu.bdf()))
+        .collect()
+}
+
+/// All that `doctor` complains of, what else it says told as notes. Its status must be that of what it says.
+fn complaints(answer: &Answer) -> Result<BTreeSet<Complaint>> {
+    let mut found = BTreeSet::new();
+    for finding in list(&answer.json("peermemctl.doctor")?, "findings")? {
+        let (check, level) = (text(finding, "check")?, text(finding, "level")?);
+        let subject = &finding["subject"];
+        let names: Vec<&str> = ["gpu", "hca"]
+            .into_iter()
+            .filter_map(|name| subject[name].as_str())
+            .collect();
+        let subject = match names.as_slice() {
+            [] => text(subject, "kind")?.to_owned(),
+            names => names.join(" "),
+        };
+        note(
+            level,
+            format!("{check} of {subject}: {}", text(finding, "found")?),
+        );
+        if matches!(level, "fault" | "warning") {
+            found.insert(Complaint::new(check, &subject));
+        }
+    }
+    let expected = i32::from(!found.is_empty());
+    ensure!(
+        answer.status == expected,
+        "its status is {}, with {} complaints",
+        answer.status,
+        found.len()
+    );
+    Ok(found)
+}
+
+/// `doctor` complains of these, and of nothing else.
+fn complains_of(answer: &Answer, expected: &[Complaint]) -> Result<()> {
+    let found = complaints(answer)?;
+    let expected: BTreeSet<Complaint> = expected.iter().cloned().collect();
+    let told = |set: &BTreeSet<Complaint>| {
+        let lines: Vec<String> = set.iter().map(Complaint::to_string).collect();
+        lines.join("; ")
+    };
+    ensure!(
+        found == expected,
+        "it complains of: {}\nand should of: {}",
+        told(&found),
+        told(&expected)
+    );
+    Ok(())
+}
+
+/// The classes of the paths from each GPU to each card, by the topology's own description.
+fn classes(machine: &Machine) -> Result<[[&'static str; 2]; 2]> {
+    Ok(match machine.topology.as_str() {
+        "flat" | "root-ports" => [["PHB", "PHB"], ["PHB", "PHB"]],
+        "switch" => [["PIX", "PXB"], ["PIX", "PXB"]],
+        "switches" => [["PIX", "PHB"], ["PHB", "PIX"]],
+        "sockets" => [["PHB", "NODE"], ["SYS", "SYS"]],
+        other => anyhow::bail!("no topology {other}"),
+    })
+}
+
+/// The sockets of the GPUs and of the cards. None: the firmware has one, and does not say so.
+fn sockets(machine: &Machine) -> [[Option<u64>; 2]; 2] {
+    match machine.topology.as_str() {
+        "sockets" => [[Some(0), Some(1)], [Some(0), Some(0)]],
+        _ => [[None; 2]; 2],
+    }
+}
+
+fn topo(machine: &Machine) -> Result<()> {
+    let answer = peermemctl(&["topo"])?;
+    ensure!(answer.status == 0, "its status is {}", answer.status);
+    let answer = answer.json("peermemctl.topo")?;
+    let gpus = gpus()?;
+    let devices = &machine.setup.devices;
+    devices_of(machine, &answer, &gpus)?;
+    let pairs = list(&answer, "pairs")?;
+    ensure!(
+        pairs.len() == gpus.len() * devices.len(),
+        "{} pairs of {} GPUs and {} cards",
+        pairs.len(),
+        gpus.len(),
+        devices.len()
+    );
+    for (gpu, classes) in gpus.iter().zip(classes(machine)?) {
+        for (device, class) in devices.iter().zip(classes) {
+            let card = Place::of_rxe(device)?;
+            let pair = pairs
+                .iter()
+                .find(|pair| {
+                    pair["gpu_address"].as_str() == Some(gpu.address())
+                        && pair["hca"].as_str() == Some(device)
+                })
+                .with_context(|| format!("no pair {} {device}", gpu.address()))?;
+            let bridges: Vec<&str> = list(pair, "bridges")?
+                .iter()
+                .filter_map(Value::as_str)
+                .collect();
+            let found = text(pair, "class")?;
+            note(
+                "path",
+                format!("{} {device} {found} {}", gpu.address(), bridges.join(" ")),
+            );
+            ensure!(
+                found == class,
+                "{} and {device}: {found}, not {class}",
+                gpu.address()
+            );
+            ensure!(
+                bridges == gpu.bridges_to(&card),
+                "{} and {device}: there are {:?} between",
+                gpu.address(),
+                gpu.bridges_to(&card)
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Each GPU and each card by itself.
+fn devices_of(machine: &Machine, answer: &Value, gpus: &[Place]) -> Result<()> {
+    let bar: u64 = env::var("RIG_BAR_MIB").context("RIG_BAR_MIB")?.parse()?;
+    let [sockets_of_gpus, sockets_of_cards] = sockets(machine);
+    let told = list(answer, "gpus")?;
+    ensure!(told.len() == gpus.len(), "{} GPUs: {told:#?}", told.len());
+    for ((index, gpu), socket) in gpus.iter().enumerate().zip(sockets_of_gpus) {
+        let one = told.get(index).context("too few GPUs")?;
+        note(
+            "gpu",
+            format!("{index} {} {}", gpu.address(), one["numa_node"]),
+        );
+        ensure!(
+            one["index"].as_u64() == Some(index as u64)
+                && one["address"].as_str() == Some(gpu.address())
+                && one["stand_in"].as_bool() == Some(true)
+                && one["bar1_bytes"].as_u64() == Some(bar << 20)
+                && one["numa_node"].as_u64() == socket,
+            "GPU {index} at {}: {one:#?}",
+            gpu.address()
+        );
+    }
+    let told = list(answer, "hcas")?;
+    for (device, socket) in machine.setup.devices.iter().zip(sockets_of_cards) {
+        let card = Place::of_rxe(device)?;
+        let one = told
+            .iter()
+            .find(|one| one["name"].as_str() == Some(device))
+            .with_context(|| format!("no {device}"))?;
+        note(device, format!("{} {}", card.address(), one["numa_node"]));
+        ensure!(
+            one["address"].as_str() == Some(card.address())
+                && one["software"].as_bool() == Some(true)
+                && one["ports"][0]["state"].as_str() == Some("ACTIVE")
+                && one["numa_node"].as_u64() == socket,
+            "{device} at {}: {one:#?}",
+            card.address()
+        );
+    }
+    ensure!(told.len() == machine.setup.devices.len(), "{told:#?}");
+    Ok(())
+}
+
+/// What is wrong with each machine as the runner makes it.
+fn doctor(machine: &Machine) -> Result<()> {
+    complains_of(&peermemctl(&["doctor"])?, &at_rest(machine)?)
+}
+
+fn at_rest(machine: &Machine) -> Result<Vec<Complaint>> {
+    let gpus = gpus()?;
+    let mut expected = Vec::new();
+    // Less than 512 MiB: what cards have whose BAR1 is not made for RDMA.
+    if env::var("RIG_BAR_MIB").is_ok_and(|text| text.parse().is_ok_and(|mib: u64| mib < 512)) {
+        expected.extend(gpus.iter().map(|gpu| Complaint::new("bar1", gpu.address())));
+    }
+    if machine.setup.translating_iommu {
+        // Of the card of each GPU's best pair.
+        expected.push(Complaint::new("iommu", "rxe0"));
+    }
+    if machine.topology == "sockets" {
+        let far = gpus.get(1).context("a second GPU")?;
+        for device in &machine.setup.devices {
+            expected.push(Complaint::new(
+                "path",
+                &format!("{} {device}", far.address()),
+            ));
+        }
+    }
+    Ok(expected)
+}
+
+/// `--pair`: of another pair than a GPU's best, and of no other GPU.
+fn one_pair(_: &Machine) -> Result<()> {
+    let gpus = gpus()?;
+    let [near, far] = gpus.as_slice() else {
+        anyhow::bail!("{} GPUs", gpus.len());
+    };
+    let bar1 = |gpu: &Place| Complaint::new("bar1", gpu.address());
+    complains_of(&peermemctl(&["doctor", "--pair", "0,rxe1"])?, &[bar1(near)])?;
+    let pair = format!("{},rxe1", far.address());
+    complains_of(
+        &peermemctl(&["doctor", "--pair", &pair])?,
+        &[
+            bar1(far),
+            Complaint::new("path", &format!("{} rxe1", far.address())),
+        ],
+    )
+}
+
+/// QEMU's switches have no ACS. So one is laid over what sysfs says of the card's port: the root port's own, as it is read
+/// from there, behind the port's last capability.
+fn redirection_at_a_switch(machine: &Machine) -> Result<()> {
+    let card = Place::of_rxe("rxe0")?;
+    let (root, port) = match card.above() {
+        [root, _, port] => (root, port),
+        other => anyhow::bail!("the card is behind {other:?}"),
+    };
+    let gpu = gpus()?.first().context("a GPU")?.address().to_owned();
+    let rest = at_rest(machine)?;
+    {
+        let _overlay = pci::Overlay::with_acs(port, root, 0)?;
+        complains_of(&peermemctl(&["doctor"])?, &rest)?;
+    }
+    {
+        let _overlay = pci::Overlay::with_acs(port, root, pci::REDIRECT)?;
+        let mut expected = rest.clone();
+        expected.push(Complaint::new("acs", &format!("{gpu} rxe0")));
+        complains_of(&peermemctl(&["doctor"])?, &expected)?;
+    }
+    complains_of(&peermemctl(&["doctor"])?, &rest)
+}
+
+/// Between root ports packets are in the root complex already: worth a note, and no complaint.
+fn redirection_at_root_ports(machine: &Machine) -> Result<()> {
+    let notes = |answer: &Answer| -> Result<usize> {
+        let answer = answer.json("peermemctl.doctor")?;
+        let findings = list(&answer, "findings")?;
+        Ok(findings
+            .iter()
+            .filter(|finding| finding["check"].as_str() == Some("acs"))
+            .count())
+    };
+    let rest = at_rest(machine)?;
+    let before = peermemctl(&["doctor", "--all"])?;
+    complains_of(&before, &rest)?;
+    let port = Place::of_rxe("rxe0")?;
+    let port = port.above().first().context("a root port")?;
+    let acs = Acs::of(port)?.with_context(|| format!("{port} has no ACS"))?;
+    note("control_before", format!("{:#x}", acs.control()?));
+    acs.redirect()?;
+    note("control_redirecting", format!("{:#x}", acs.control()?));
+    let during = peermemctl(&["doctor", "--all"])?;
+    complains_of(&during, &rest)?;
+    drop(acs);
+    let (before, during) = (notes(&before)?, notes(&during)?);
+    note("notes", format!("{before} {during}"));
+    ensure!(
+        before == 0 && during > 0,
+        "{before} notes on ACS before, {during} while the port redirects"
+    );
+    Ok(())
+}
