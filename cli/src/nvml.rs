@@ -149,10 +149,7 @@ fn gpu(calls: &dyn Calls, index: c_uint) -> Option<Gpu> {
         name: calls.name(device).ok(),
         bar1: calls.bar1(device).ok(),
         memory_total_bytes: calls.memory_total(device).ok(),
-        persistence_mode: calls
-            .persistence(device)
-            .ok()
-            .and_then(|mode| bool_of(mode)),
+        persistence_mode: calls.persistence(device).ok().and_then(bool_of),
         mig: match calls.mig(device) {
             Ok(mode) => bool_of(mode),
             // It has no such thing.
