@@ -88,6 +88,7 @@ const SMOKE: &[&str] = &[
     "register.rereg",
     "reasons.no_room",
     "reasons.tracepoint",
+    "living.",
     "limit.each_user",
     "persist.",
     "process.exit",
@@ -106,6 +107,7 @@ const MAPPING: &[&str] = &[
     "process.",
     "revoke.",
     "reasons.",
+    "living.",
 ];
 /// What the module says where it cannot be loaded.
 const LOADING: &[&str] = &["{gdr}", "loading"];

@@ -8,6 +8,7 @@ pub(crate) mod hazards;
 mod identity;
 mod input;
 mod limit;
+mod living;
 pub(crate) mod loading;
 mod moving;
 mod persist;
@@ -41,6 +42,7 @@ pub(crate) fn all(filters: &[String]) -> Vec<Case> {
         provider::CASES,
         input::CASES,
         reasons::CASES,
+        living::CASES,
         process::CASES,
         persist::CASES,
         pieces::CASES,
