@@ -2,8 +2,8 @@
 //! The command `verify`: GPU memory registered in every way there is, bytes moved and compared, memory freed under a
 //! registration, a holder killed. docs/verify.md says what each step proves, and what it does not.
 //!
-//! [`steps`] is what is tried, on the devices of [`bench`]; [`worker`] is the process that does it, [`overseer`] who watches
-//! that one; [`tell`] shows what came of it.
+//! [`steps`] is what is tried, on the devices of [`bench`]; [`worker`] is the process that does it, [`overseer`] who
+//! watches that one; [`tell`] shows what came of it.
 
 mod bench;
 mod module;
@@ -145,8 +145,8 @@ fn chosen_gpus<'a>(all: &'a [Found], name: Option<&str>) -> Result<Vec<(usize, &
         })
 }
 
-/// The RDMA devices that a GPU is tried with: that which is named, all, or the nearest. Where nobody knows which is near,
-/// the first.
+/// The RDMA devices that a GPU is tried with: that which is named, all, or the nearest. Where nobody knows which is
+/// near, the first.
 fn chosen_hcas<'a>(
     machine: &Machine,
     names: &'a [String],

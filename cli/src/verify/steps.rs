@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What is tried with a GPU and an RDMA device, in which order, and what counts as proof. The devices are a [`Bench`], so
-//! that the tests can give one that fails as they like.
+//! What is tried with a GPU and an RDMA device, in which order, and what counts as proof. The devices are a [`Bench`],
+//! so that the tests can give one that fails as they like.
 
 use std::fmt;
 use std::time::Duration;

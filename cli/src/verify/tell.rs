@@ -4,6 +4,7 @@
 use serde::Serialize;
 
 use super::steps::Figures;
+use super::steps::Name;
 use super::steps::Outcome;
 use super::steps::Step;
 use crate::finding::Status;
@@ -110,6 +111,17 @@ fn step_name(step: &Step) -> String {
     }
 }
 
+/// Whether a step was left out because the way that it belongs to does not work, which its first step says already.
+fn follows_only(step: &Step, all: &[Step]) -> bool {
+    let registered = all
+        .iter()
+        .find(|other| other.way == step.way && other.step == Name::Register);
+    step.way.is_some()
+        && step.step != Name::Register
+        && step.outcome == Outcome::NotPossibleHere
+        && registered.is_some_and(|register| register.outcome != Outcome::Passed)
+}
+
 /// Writes the report.
 pub(crate) fn tell(report: &Report, out: &mut Out) -> anyhow::Result<()> {
     let (passed, failed, not_possible_here) = (
@@ -135,6 +147,9 @@ pub(crate) fn tell(report: &Report, out: &mut Out) -> anyhow::Result<()> {
         out.line(Paint::Strong.on(format!("GPU {}: {name}", pair.gpu_index)));
         let mut table = Table::new(&["STEP", "OUTCOME", "SEEN"]);
         for step in &pair.steps {
+            if follows_only(step, &pair.steps) {
+                continue;
+            }
             let seen = match step.outcome {
                 Outcome::Passed => {
                     let parts = [figures(&step.figures), step.found.clone()];
@@ -155,7 +170,6 @@ pub(crate) fn tell(report: &Report, out: &mut Out) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::steps::Name;
     use super::super::steps::Way;
     use super::*;
 
@@ -233,6 +247,24 @@ mod tests {
             text.ends_with("1 passed, 1 failed, 0 not possible here\n"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_way_that_is_not_there_is_one_line() {
+        let mut out = Out::gather(false);
+        let mut report = report(&[Outcome::NotPossibleHere; 3], Some("mlx5_0"), false);
+        for (step, name) in report.pairs[0].steps.iter_mut().zip([
+            Name::Register,
+            Name::WriteToGpu,
+            Name::KilledHolder,
+        ]) {
+            step.step = name;
+        }
+        assert!(tell(&report, &mut out).is_ok());
+        let text = out.into_text();
+        assert_eq!(text.matches("ibv_reg_mr: ").count(), 1, "{text}");
+        assert!(text.contains("ibv_reg_mr: register"), "{text}");
+        assert!(text.ends_with("3 not possible here\n"), "{text}");
     }
 
     #[test]

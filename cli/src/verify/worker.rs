@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The processes that `verify` starts: itself again, by exec, for a CUDA context does not survive a fork. A worker goes through
-//! the steps for one pair and writes each as a line of JSON; a holder holds a registration until it is killed. A process
-//! that hangs or dies is then a result of the program, not its end.
+//! The processes that `verify` starts: itself again, by exec, for a CUDA context does not survive a fork. A worker goes
+//! through the steps for one pair and writes each as a line of JSON; a holder holds a registration until it is killed.
+//! A process that hangs or dies is then a result of the program, not its end.
 //!
 //! Both end when their standard input does, so that none is left when whoever started them has gone.
 

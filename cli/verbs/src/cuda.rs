@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! GPU memory by CUDA's driver API: allocated, copied to and from, exported as a dma-buf. The one file with `unsafe` for it.
+//! GPU memory by CUDA's driver API: allocated, copied to and from, exported as a dma-buf. The one file with `unsafe`
+//! for it.
 //!
-//! `libcuda.so.1` comes with the driver and is looked up when [`Cuda::load`] is called. Calls and constants are those of
-//! CUDA's driver API documentation; what came after CUDA 11.0 may be missing from the library, and is then an error of the
-//! call that needs it.
+//! `libcuda.so.1` comes with the driver and is looked up when [`Cuda::load`] is called. Calls and constants are those
+//! of CUDA's driver API documentation; what came after CUDA 11.0 may be missing from the library, and is then an error
+//! of the call that needs it.
 //!
 //! A context does not survive fork: a process that has loaded CUDA starts others by exec alone.
 
@@ -56,7 +57,8 @@ macro_rules! functions {
             fn of(library: &Library) -> Self {
                 Self {
                     $(
-                        // SAFETY: The symbol is a function of this signature in CUDA's driver API, whatever the version.
+                        // SAFETY: The symbol is a function of this signature in CUDA's driver API, whatever the
+                        // version.
                         $field: unsafe {
                             library
                                 .get::<unsafe extern "C" fn($($argument),*) -> Code>($symbol)
@@ -130,8 +132,8 @@ macro_rules! call {
             .functions
             .$field
             .ok_or_else(|| anyhow!("{LIBRARY} has no {}", $name))?;
-        // SAFETY: The signature is CUDA's; what the pointers lead to lives in the caller for the call's time and has the
-        // sizes that are given, as its own comment says.
+        // SAFETY: The signature is CUDA's; what the pointers lead to lives in the caller for the call's time and has
+        // the sizes that are given, as its own comment says.
         let code = unsafe { function($($argument),*) };
         $cuda.checked($name, code)
     }};

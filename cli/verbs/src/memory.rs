@@ -25,8 +25,8 @@ pub struct Span {
 }
 
 impl Span {
-    /// A range that is allowed to be wrong (unmapped, freed, across mappings, wrapping). What of it is mapped must be device
-    /// memory of the stand-in GPU.
+    /// A range that is allowed to be wrong (unmapped, freed, across mappings, wrapping). What of it is mapped must be
+    /// device memory of the stand-in GPU.
     pub fn anywhere(addr: u64, len: u64) -> Result<Self> {
         let end = addr.saturating_add(len);
         for line in fs::read_to_string("/proc/self/maps")?.lines() {
@@ -48,10 +48,12 @@ impl Span {
         Self { addr, len }
     }
 
+    /// Its first address.
     pub fn addr(self) -> u64 {
         self.addr
     }
 
+    /// Its length in bytes.
     pub fn len(self) -> u64 {
         self.len
     }
@@ -66,8 +68,8 @@ pub enum Placement {
     At(u64),
 }
 
-/// Memory that something else than this program may write: mapped, never borrowed as a slice, accessed by volatile loads
-/// and stores. Unmapped when dropped.
+/// Memory that something else than this program may write: mapped, never borrowed as a slice, accessed by volatile
+/// loads and stores. Unmapped when dropped.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
@@ -144,10 +146,12 @@ impl Mapping {
         Ok(Self { base, len })
     }
 
+    /// Its first address.
     pub fn addr(&self) -> u64 {
         self.base.as_ptr() as u64
     }
 
+    /// Its length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }

@@ -53,6 +53,7 @@ impl Pattern {
 pub struct Choice(u64);
 
 impl Choice {
+    /// One that repeats with `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -73,7 +74,9 @@ impl Choice {
 /// Where two byte strings first differ, and in how many places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Difference {
+    /// The position of the first byte that differs.
     pub first: usize,
+    /// How many bytes differ.
     pub count: usize,
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Verbs: devices, memory regions, reliable-connected queue pairs and their completions, on the sideway crate. The one file
-//! with `unsafe` for it.
+//! Verbs: devices, memory regions, reliable-connected queue pairs and their completions, on the sideway crate. The one
+//! file with `unsafe` for it.
 //!
-//! Why posting is safe here: a device reaches memory through a region's key alone, regions are made over a [`Span`], and no
-//! Rust object lies in one.
+//! Why posting is safe here: a device reaches memory through a region's key alone, regions are made over a [`Span`],
+//! and no Rust object lies in one.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -65,14 +65,14 @@ pub fn wait_for_completions(timeout: Duration) {
     COMPLETION_TIMEOUT.store(milliseconds, Ordering::Relaxed);
 }
 
-/// The library that all of this calls. It is looked up by the binding when the program starts; where it is missing each call
-/// fails with `EOPNOTSUPP`, which says nothing of the cause.
+/// The library that all of this calls. It is looked up by the binding when the program starts; where it is missing each
+/// call fails with `EOPNOTSUPP`, which says nothing of the cause.
 pub const LIBRARY: &str = "libibverbs.so.1";
 
 /// Sees that libibverbs is there; an error says why it cannot be loaded.
 pub fn library() -> Result<()> {
-    // SAFETY: The binding has loaded the same library already if it can be loaded; the constructors of libibverbs and of
-    // what it needs have no conditions.
+    // SAFETY: The binding has loaded the same library already if it can be loaded; the constructors of libibverbs and
+    // of what it needs have no conditions.
     match unsafe { libloading::Library::new(LIBRARY) } {
         Ok(library) => {
             // It stays: the binding has pointers into it.
@@ -322,8 +322,8 @@ impl Hca {
         Ok(self.fragile(mr, span))
     }
 
-    /// `ibv_reg_dmabuf_mr` of the part of a dma-buf from `offset` on that is as long as `span`; work requests name its bytes by
-    /// the addresses of `span`.
+    /// `ibv_reg_dmabuf_mr` of the part of a dma-buf from `offset` on that is as long as `span`; work requests name its
+    /// bytes by the addresses of `span`.
     pub fn register_dmabuf(
         &self,
         buffer: BorrowedFd<'_>,
@@ -396,8 +396,8 @@ impl HcaFile {
     }
 }
 
-/// How good a GID is to send from; None for one that is not of RoCE. Version 2 on an IPv4 address is what both ends of a
-/// fabric agree on most often.
+/// How good a GID is to send from; None for one that is not of RoCE. Version 2 on an IPv4 address is what both ends of
+/// a fabric agree on most often.
 fn preference(kind: GidType, gid: Gid) -> Option<u8> {
     let address = Ipv6Addr::from(gid);
     let has_ip = address
@@ -443,18 +443,22 @@ pub struct Region {
 }
 
 impl Region {
+    /// The key for work requests of the own end.
     pub fn lkey(&self) -> u32 {
         self.mr.lkey()
     }
 
+    /// The key for those of the other end.
     pub fn rkey(&self) -> u32 {
         self.mr.rkey()
     }
 
+    /// Its first address.
     pub fn addr(&self) -> u64 {
         self.span.addr()
     }
 
+    /// Its length in bytes.
     pub fn len(&self) -> u64 {
         self.span.len()
     }
@@ -581,12 +585,16 @@ pub type Status = WorkCompletionStatus;
 /// A completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
+    /// The number of the request.
     pub id: u64,
+    /// How it ended.
     pub status: Status,
+    /// How many bytes were received.
     pub byte_len: u32,
 }
 
 impl Completion {
+    /// An error where it ended otherwise than with `status`.
     pub fn expect(self, status: Status) -> Result<()> {
         ensure!(
             self.status == status,
@@ -668,8 +676,8 @@ impl Endpoint {
         self.qp.modify(&receive).context("queue pair to RTR")?;
 
         let mut send = QueuePairAttribute::new();
-        // Timeout 17: 0.5 s. An emulated peer is slow, and a lost packet on the virtual wire is rare. A retry count of 7 would
-        // be for ever with rxe.
+        // Timeout 17: 0.5 s. An emulated peer is slow, and a lost packet on the virtual wire is rare. A retry count of
+        // 7 would be for ever with rxe.
         send.setup_state(QueuePairState::ReadyToSend)
             .setup_sq_psn(PACKET_NUMBER)
             .setup_timeout(17)
@@ -700,6 +708,7 @@ impl Endpoint {
         Ok(id)
     }
 
+    /// Posts a place for a SEND of the other end.
     pub fn post_receive(&mut self, local: Part) -> Result<u64> {
         let id = self.next_id;
         self.next_id += 1;
@@ -846,7 +855,9 @@ impl MinMtu for Mtu {
 /// A reliable connection between two devices.
 #[derive(Debug)]
 pub struct Connection {
+    /// The end on the first device.
     pub near: Endpoint,
+    /// The end on the second.
     pub far: Endpoint,
 }
 

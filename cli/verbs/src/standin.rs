@@ -119,6 +119,7 @@ impl Gpu {
         })
     }
 
+    /// Its PCI address.
     pub fn bdf(&self) -> &str {
         &self.bdf
     }
@@ -128,10 +129,12 @@ impl Gpu {
         self.bar_start
     }
 
+    /// Bytes of the BAR.
     pub fn bar_len(&self) -> u64 {
         self.bar_len
     }
 
+    /// Its character device.
     pub fn device_path(&self) -> String {
         format!("/dev/nvidia{}", self.index)
     }
@@ -269,7 +272,9 @@ fn bar(bdf: &str) -> Result<(u64, u64)> {
 /// Where an allocation lies.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
+    /// Where the allocation begins.
     pub start: u64,
+    /// Its length in bytes.
     pub len: u64,
     /// The bus address of the byte that was asked for.
     pub bar_address: u64,
@@ -285,10 +290,12 @@ pub struct BarView {
 }
 
 impl BarView {
+    /// Copies from the BAR.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         self.mapping.read(self.skip + offset, out)
     }
 
+    /// Copies into the BAR.
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<()> {
         self.mapping.write(self.skip + offset, data)
     }
@@ -304,6 +311,7 @@ pub struct Allocation {
 }
 
 impl Allocation {
+    /// The memory as it is mapped.
     pub fn mapping(&self) -> &Mapping {
         &self.mapping
     }
@@ -323,15 +331,18 @@ impl Allocation {
         self.place.len
     }
 
+    /// The range `[offset, offset + len)` of it.
     pub fn span(&self, offset: usize, len: usize) -> Result<Span> {
         self.mapping.span(offset, len)
     }
 
+    /// Copies from the memory.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         ensure!(!self.freed, "read of freed GPU memory");
         self.mapping.read(offset, out)
     }
 
+    /// Copies into the memory.
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<()> {
         ensure!(!self.freed, "write to freed GPU memory");
         self.mapping.write(offset, data)
@@ -342,6 +353,7 @@ impl Allocation {
         self.free_by(Freer::Caller)
     }
 
+    /// As `free`, by a thread of that kind.
     pub fn free_by(&mut self, by: Freer) -> Result<()> {
         self.gpu
             .free(self.mapping.addr(), by)

@@ -117,6 +117,8 @@ const SCALE: &[&str] = &["{gdr}", "test", "scale.few"];
 const SCALE_MANY: &[&str] = &["{gdr}", "test", "scale.many"];
 /// What `peermemctl` says of a machine.
 const CTL: &[&str] = &["{gdr}", "ctl"];
+/// `peermemctl verify`, where all is well and where it is not.
+const VERIFY: &[&str] = &["{gdr}", "test", "verify."];
 /// An epoch of two thousand operations in each flavour.
 const STRESS: &[&str] = &["{gdr}", "stress", "--epochs", "2"];
 const PERFTEST: &[&str] = &["{repo}/tests/vm/perftest"];
@@ -295,6 +297,23 @@ pub(crate) const SUITE: &[Run] = &[
             command: GDR,
         },
         column: Some("none"),
+        ..BASE
+    },
+    Run {
+        name: "verify: ours",
+        place: Place::Vm {
+            options: |_| {},
+            command: VERIFY,
+        },
+        shown: Some("registration_us"),
+        ..BASE
+    },
+    Run {
+        name: "verify: ours, revocable",
+        place: Place::Vm {
+            options: |vm| vm.param.push("persistent_api_support=0".to_owned()),
+            command: VERIFY,
+        },
         ..BASE
     },
     Run {

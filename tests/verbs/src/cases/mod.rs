@@ -22,11 +22,12 @@ mod rules;
 mod scale;
 mod stage;
 mod sweep;
+mod verify;
 
 use crate::ktap::Case;
 
-/// In the order in which they run. Sweeps take long, and what is about scale wants a machine of its own: they come only when they
-/// are asked for by name.
+/// In the order in which they run. Sweeps take long, what is about scale wants a machine of its own, and `verify` is another
+/// program: they come only when they are asked for by name.
 pub(crate) fn all(filters: &[String]) -> Vec<Case> {
     let if_asked = |name: &str, cases: &'static [Case]| {
         let asked = filters.iter().any(|filter| filter.starts_with(name));
@@ -54,6 +55,7 @@ pub(crate) fn all(filters: &[String]) -> Vec<Case> {
         dma::CASES,
         if_asked("sweep", sweep::CASES),
         if_asked("scale", scale::CASES),
+        if_asked("verify", verify::CASES),
     ]
     .concat()
 }

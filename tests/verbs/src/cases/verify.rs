@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! `peermemctl verify` on this machine: that it passes where all is well, and that each thing that goes wrong is found
+//! where it is, under its name, and nothing else with it. That it leaves nothing behind is seen after each case.
+
+use std::process::Command;
+
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+use serde_json::Value;
+
+use crate::knobs::Parameter;
+use crate::ktap::note;
+use crate::ktap::Case;
+use crate::lab::Flavour;
+use crate::lab::Lab;
+use crate::lab::Peermem;
+use crate::module::Replaced;
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "verify.all_is_well",
+        run: all_is_well,
+    },
+    Case {
+        name: "verify.every_pair",
+        run: every_pair,
+    },
+    Case {
+        name: "verify.the_gpu_alone",
+        run: the_gpu_alone,
+    },
+    Case {
+        name: "verify.no_peer_memory_module",
+        run: no_peer_memory_module,
+    },
+    Case {
+        name: "verify.a_refusal_has_its_reason",
+        run: a_refusal_has_its_reason,
+    },
+    Case {
+        name: "verify.wrong_bytes",
+        run: wrong_bytes,
+    },
+    Case {
+        name: "verify.no_libibverbs",
+        run: no_libibverbs,
+    },
+    Case {
+        name: "verify.what_is_not_there",
+        run: what_is_not_there,
+    },
+];
+
+/// What moves bytes, in the order of the steps.
+const MOVES: [&str; 5] = [
+    "write_from_gpu",
+    "write_to_gpu",
+    "gpu_to_gpu",
+    "read_from_gpu",
+    "send_to_gpu",
+];
+
+/// What `peermemctl verify` answered.
+struct Answer {
+    status: Option<i32>,
+    json: Value,
+    errors: String,
+}
+
+/// One pair, and buffers that are soon compared where the processor is emulated.
+const ONE_PAIR: &[&str] = &["--gpu", "0", "--size", "1048576"];
+
+impl Answer {
+    fn of(arguments: &[&str]) -> Result<Self> {
+        Self::by(Command::new("peermemctl"), arguments)
+    }
+
+    /// Of a command that becomes the program.
+    fn by(mut command: Command, arguments: &[&str]) -> Result<Self> {
+        // A machine of the rig can be very slow, and nothing here is meant to hang.
+        command.args(["verify", "--json", "--timeout", "600"]);
+        let output = command
+            .args(arguments)
+            .output()
+            .context("start peermemctl")?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        let json = match text.is_empty() {
+            true => Value::Null,
+            false => serde_json::from_str(&text).with_context(|| text.clone().into_owned())?,
+        };
+        Ok(Self {
+            status: output.status.code(),
+            json,
+            errors,
+        })
+    }
+
+    fn pairs(&self) -> &[Value] {
+        self.json["pairs"].as_array().map_or(&[], Vec::as_slice)
+    }
+
+    /// The steps of the first pair.
+    fn steps(&self) -> &[Value] {
+        let steps = self
+            .pairs()
+            .first()
+            .and_then(|pair| pair["steps"].as_array());
+        steps.map_or(&[], Vec::as_slice)
+    }
+
+    /// A step of `ibv_reg_mr`'s, or of none.
+    fn step(&self, name: &str) -> Result<&Value> {
+        self.steps()
+            .iter()
+            .find(|step| step["step"] == name && step["way"] != "dma_buf")
+            .with_context(|| format!("no step {name}: {}", self.json))
+    }
+
+    /// What a step says of what it saw.
+    fn found(&self, name: &str) -> Result<&str> {
+        Ok(self.step(name)?["found"].as_str().unwrap_or_default())
+    }
+
+    /// The names of the steps that failed, of all pairs.
+    fn failed(&self) -> Vec<&str> {
+        let pairs = self.pairs().iter();
+        let steps = pairs.flat_map(|pair| pair["steps"].as_array().into_iter().flatten());
+        steps
+            .filter(|step| step["outcome"] == "failed")
+            .filter_map(|step| step["step"].as_str())
+            .collect()
+    }
+
+    /// It looked, and these steps failed and no others.
+    fn expect(&self, failed: &[&str]) -> Result<()> {
+        for step in self.failed() {
+            note("failed", format_args!("{step}: {}", self.found(step)?));
+        }
+        ensure!(
+            self.failed() == failed,
+            "failed: {:?}, expected {failed:?}: {} {}",
+            self.failed(),
+            self.json,
+            self.errors
+        );
+        let status = i32::from(!failed.is_empty());
+        ensure!(
+            self.status == Some(status),
+            "status {:?}: {}",
+            self.status,
+            self.errors
+        );
+        ensure!(self.json["schema"] == "peermemctl.verify", "{}", self.json);
+        ensure!(self.json["version"] == 1, "{}", self.json);
+        Ok(())
+    }
+
+    fn passed(&self, name: &str) -> Result<&Value> {
+        let step = self.step(name)?;
+        ensure!(step["outcome"] == "passed", "{name}: {step}");
+        Ok(step)
+    }
+}
+
+fn all_is_well(lab: &Lab) -> Result<()> {
+    lab.needs_module()?;
+    let answer = Answer::of(ONE_PAIR)?;
+    answer.expect(&[])?;
+    for step in ["open", "allocate", "copies", "host_memory", "deregister"] {
+        answer.passed(step)?;
+    }
+    let register = answer.passed("register")?;
+    ensure!(register["registrations"] == 11, "{register}");
+    note("registration_us", &register["registration_us"]);
+    note("deregistration_us", &register["deregistration_us"]);
+    for step in MOVES {
+        let moved = answer.passed(step)?;
+        let bytes = |name: &str| moved[name].as_u64().unwrap_or(0);
+        ensure!(bytes("bytes") == (1 << 20) - 8192, "{moved}");
+        ensure!(bytes("timed_bytes") >= bytes("bytes"), "{moved}");
+        ensure!(bytes("bytes_per_second") > 0, "{moved}");
+        note(
+            &format!("{step}_bytes_per_second"),
+            bytes("bytes_per_second"),
+        );
+    }
+    answer.passed("free_while_registered")?;
+    let freed = answer.found("free_while_registered")?;
+    note("freed", freed);
+    let word = match lab.setup.flavour() {
+        Flavour::Persistent => "held: ",
+        Flavour::Revocable => "revoked: ",
+    };
+    ensure!(freed.starts_with(word), "{freed}");
+    answer.passed("killed_holder")?;
+    let killed = answer.found("killed_holder")?;
+    note("killed", killed);
+    ensure!(killed.contains("bytes pinned in BAR1: 0, "), "{killed}");
+    if lab.setup.peermem == Peermem::Ours {
+        // The one of GPU memory; that of host memory is not the module's.
+        ensure!(
+            killed.contains("registrations listed: 1, then 0"),
+            "{killed}"
+        );
+    }
+    ensure!(answer.found("any_way")? == "ibv_reg_mr", "{}", answer.json);
+    // The stand-in has no dma-buf: that is said, and is no failure.
+    let steps = answer.steps().iter();
+    let mut of_dma_buf = steps.filter(|step| step["way"] == "dma_buf");
+    ensure!(
+        of_dma_buf.all(|step| step["outcome"] == "not_possible_here"),
+        "{}",
+        answer.json
+    );
+    Ok(())
+}
+
+fn every_pair(lab: &Lab) -> Result<()> {
+    lab.needs_module()?;
+    let answer = Answer::of(&["--all-pairs", "--size", "65536"])?;
+    answer.expect(&[])?;
+    let pairs = answer.pairs().len();
+    note("pairs", pairs);
+    ensure!(pairs == 2 * lab.gpus().len(), "{}", answer.json);
+    Ok(())
+}
+
+fn the_gpu_alone(_: &Lab) -> Result<()> {
+    let answer = Answer::of(&["--gpu-only", "--size", "1048576"])?;
+    answer.expect(&[])?;
+    let names: Vec<_> = answer
+        .steps()
+        .iter()
+        .filter_map(|step| step["step"].as_str())
+        .collect();
+    ensure!(
+        names == ["open", "allocate", "copies", "export"],
+        "{names:?}"
+    );
+    Ok(())
+}
+
+fn no_peer_memory_module(lab: &Lab) -> Result<()> {
+    let replaced = match lab.setup.peermem {
+        Peermem::None => None,
+        _ => Some(Replaced::begin()?),
+    };
+    let answer = Answer::of(ONE_PAIR);
+    replaced.map_or(Ok(()), Replaced::end)?;
+    let answer = answer?;
+    answer.expect(&["any_way"])?;
+    let register = answer.step("register")?;
+    ensure!(register["outcome"] == "not_possible_here", "{register}");
+    let why = answer.found("register")?;
+    note("why", why);
+    ensure!(why.starts_with("no peer-memory module is loaded"), "{why}");
+    Ok(())
+}
+
+fn a_refusal_has_its_reason(lab: &Lab) -> Result<()> {
+    lab.needs_ours()?;
+    // More than the BAR has.
+    let _reserve = Parameter::set("nvidia", "bar1_reserve_mib", "65536")?;
+    let answer = Answer::of(ONE_PAIR)?;
+    answer.expect(&["register", "any_way"])?;
+    let register = answer.step("register")?;
+    ensure!(register["errno"] == libc::EFAULT, "{register}");
+    let why = answer.found("register")?;
+    ensure!(why.contains("(EFAULT)"), "{why}");
+    ensure!(why.contains("the module: no_room: "), "{why}");
+    Ok(())
+}
+
+fn wrong_bytes(lab: &Lab) -> Result<()> {
+    // The other flavour does not map by the provider.
+    lab.needs_flavour(Flavour::Persistent)?;
+    let _permute = Parameter::set("nvidia", "dma_permute", "1")?;
+    let answer = Answer::of(ONE_PAIR)?;
+    let mut expected = MOVES.to_vec();
+    expected.extend(["free_while_registered", "any_way"]);
+    answer.expect(&expected)?;
+    for step in MOVES {
+        let why = answer.found(step)?;
+        ensure!(
+            why.contains(" bytes differ, the first at 0x"),
+            "{step}: {why}"
+        );
+    }
+    Ok(())
+}
+
+fn no_libibverbs(_: &Lab) -> Result<()> {
+    // This program has it loaded, from where it is to be missing.
+    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    let library = maps
+        .lines()
+        .filter_map(|line| line.split_whitespace().last())
+        .find(|path| path.contains("/libibverbs.so."))
+        .context("libibverbs is not loaded here")?;
+    note("library", library);
+    let mut command = Command::new("unshare");
+    command.args([
+        "-m",
+        "--propagation",
+        "unchanged",
+        "sh",
+        "-c",
+        "mount -o bind /dev/null \"$0\" && exec peermemctl \"$@\"",
+        library,
+    ]);
+    let answer = Answer::by(command, ONE_PAIR)?;
+    note("said", answer.errors.trim_end());
+    ensure!(answer.status == Some(2), "{:?}", answer.status);
+    let words = "libibverbs.so.1 cannot be loaded: ";
+    ensure!(answer.errors.contains(words), "{}", answer.errors);
+    ensure!(answer.failed().is_empty(), "{}", answer.json);
+    answer.passed("copies")?;
+    let step = answer.step("rdma_device")?;
+    ensure!(step["outcome"] == "not_possible_here", "{step}");
+    Ok(())
+}
+
+fn what_is_not_there(_: &Lab) -> Result<()> {
+    for (arguments, words) in [
+        (["--gpu", "77"], "no GPU \"77\""),
+        (["--hca", "mlx5_77"], "no RDMA device \"mlx5_77\""),
+        (["--size", "65537"], "a multiple of 65536"),
+    ] {
+        let answer = Answer::of(&arguments)?;
+        note("said", answer.errors.trim_end());
+        ensure!(
+            answer.status == Some(2),
+            "{arguments:?}: {:?}",
+            answer.status
+        );
+        ensure!(answer.errors.contains(words), "{}", answer.errors);
+        ensure!(answer.json == Value::Null, "{}", answer.json);
+    }
+    Ok(())
+}
