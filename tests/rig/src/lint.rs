@@ -13,6 +13,7 @@ use anyhow::Result;
 
 use crate::modules::Builder;
 use crate::paths::Paths;
+use crate::programs;
 use crate::progress::output;
 use crate::toolchain::Toolchain;
 
@@ -50,6 +51,7 @@ pub(crate) const CHECKS: &[Check] = &[
     ("no panic in the module", no_panic),
     ("checkpatch", checkpatch),
     ("shellcheck", shellcheck),
+    ("promtool", promtool),
 ];
 
 /// All files of the repository that git does not ignore, as names.
@@ -247,6 +249,29 @@ fn shellcheck(linter: &Linter<'_>) -> Result<()> {
             .current_dir(&linter.paths.repo),
         |_| false,
     )
+}
+
+/// Rules for Prometheus, and their own tests.
+fn promtool(linter: &Linter<'_>) -> Result<()> {
+    let program = programs::promtool(linter.paths)?;
+    let names = tracked(linter)?;
+    let (tests, rules): (Vec<&String>, Vec<&String>) = names
+        .iter()
+        .filter(|name| name.starts_with("packaging/peermemctl/alerts") && name.ends_with(".yml"))
+        .partition(|name| name.ends_with(".test.yml"));
+    for (action, files) in [("check", rules), ("test", tests)] {
+        if files.is_empty() {
+            bail!("nothing to {action}: no rules found");
+        }
+        quiet(
+            Command::new(&program)
+                .args([action, "rules"])
+                .args(files)
+                .current_dir(&linter.paths.repo),
+            |line| line.contains("FAILED"),
+        )?;
+    }
+    Ok(())
 }
 
 fn is_shell(file: &Path) -> bool {
