@@ -456,7 +456,7 @@ pub(crate) const SUITE: &[Run] = &[
         name: "peermemctl: root ports",
         place: Place::Vm {
             options: |vm| ctl(vm, Topology::RootPorts),
-            command: CTL,
+            command: &["{gdr}", "ctl", "--promtool", "{promtool}"],
         },
         kernel: Some(kernel::EARLIER),
         ..BASE

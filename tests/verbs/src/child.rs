@@ -207,6 +207,11 @@ impl Process {
         Ok(process)
     }
 
+    /// Its process number.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Gives the word to go on.
     pub(crate) fn go(&mut self) {
         self.stdin = None;

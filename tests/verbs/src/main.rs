@@ -86,7 +86,11 @@ enum Verb {
     /// Run the hazards whose name begins with one of NAMES, results in KTAP; may end with the machine
     Hazards { names: Vec<String> },
     /// Ask peermemctl about a machine of known topology, results in KTAP
-    Ctl,
+    Ctl {
+        /// Where Prometheus's checker lies
+        #[arg(long)]
+        promtool: Option<std::path::PathBuf>,
+    },
     /// Load the module where it cannot work, or where only signed ones are taken, results in KTAP
     Loading,
     #[command(hide = true)]
@@ -157,7 +161,7 @@ fn run(arguments: &Arguments) -> Result<bool> {
         Verb::Bench(options) => bench::run(options, &setup(false)).map(|()| true),
         Verb::Stress(options) => stress::run(options, &setup(false)),
         Verb::Hazards { names } => cases::hazards::run(names, &setup(false)),
-        Verb::Ctl => cases::ctl::run(&setup(false)),
+        Verb::Ctl { promtool } => cases::ctl::run(&setup(false), promtool.clone()),
         Verb::Loading => Ok(cases::loading::run(&setup(false))),
         Verb::Child { host_memory, role } => child::run(role, &setup(*host_memory)).map(|()| true),
     }

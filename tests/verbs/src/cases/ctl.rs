@@ -8,13 +8,17 @@
 use std::collections::BTreeSet;
 use std::env;
 use std::fmt;
+use std::io::Write as _;
+use std::path::PathBuf;
 use std::process::Command;
+use std::process::Stdio;
 
 use anyhow::ensure;
 use anyhow::Context;
 use anyhow::Result;
 use serde_json::Value;
 
+use crate::child::Process;
 use crate::gpu::Gpu;
 use crate::ktap;
 use crate::ktap::note;
@@ -27,6 +31,8 @@ use crate::pci::Place;
 struct Machine {
     setup: Setup,
     topology: String,
+    /// Where Prometheus's checker lies.
+    promtool: Option<PathBuf>,
 }
 
 struct Case {
@@ -62,6 +68,21 @@ const CASES: &[Case] = &[
         on: is_plain,
         run: redirection_at_root_ports,
     },
+    Case {
+        name: "ctl.list",
+        on: is_plain,
+        run: listed,
+    },
+    Case {
+        name: "ctl.stats",
+        on: is_plain,
+        run: stats,
+    },
+    Case {
+        name: "ctl.export",
+        on: |machine| machine.promtool.is_some(),
+        run: export,
+    },
 ];
 
 /// The machine on which nothing is wrong, so that what is planted is all there is.
@@ -70,10 +91,11 @@ fn is_plain(machine: &Machine) -> bool {
 }
 
 /// Runs those for this machine; true when none failed.
-pub(crate) fn run(setup: &Setup) -> Result<bool> {
+pub(crate) fn run(setup: &Setup, promtool: Option<PathBuf>) -> Result<bool> {
     let machine = Machine {
         setup: setup.clone(),
         topology: env::var("RIG_TOPOLOGY").context("RIG_TOPOLOGY")?,
+        promtool,
     };
     let cases: Vec<&Case> = CASES.iter().filter(|case| (case.on)(&machine)).collect();
     println!("KTAP version 1");
@@ -427,6 +449,154 @@ fn redirection_at_root_ports(machine: &Machine) -> Result<()> {
     ensure!(
         before == 0 && during > 0,
         "{before} notes on ACS before, {during} while the port redirects"
+    );
+    Ok(())
+}
+
+/// The registrations that `list` shows.
+fn registrations(words: &[&str]) -> Result<Vec<Value>> {
+    let answer = peermemctl(&[&["list"], words].concat())?;
+    ensure!(answer.status == 0, "its status is {}", answer.status);
+    let answer = answer.json("peermemctl.list")?;
+    ensure!(
+        answer["unreadable"].as_u64() == Some(0),
+        "{} lines could not be read",
+        answer["unreadable"]
+    );
+    Ok(list(&answer, "registrations")?.clone())
+}
+
+/// Regions that a child holds, and of how many bytes each is.
+const HELD: usize = 3;
+const EACH: u64 = 2 << 20;
+
+fn holder(machine: &Machine) -> Result<Process> {
+    Process::start(
+        &machine.setup,
+        machine.setup.seed,
+        &["hold", &HELD.to_string()],
+    )
+}
+
+fn listed(machine: &Machine) -> Result<()> {
+    let nothing = |when: &str| -> Result<()> {
+        let found = registrations(&[])?;
+        note(when, found.len());
+        ensure!(found.is_empty(), "{when}: {found:#?}");
+        Ok(())
+    };
+    nothing("before")?;
+    let child = holder(machine)?;
+    let gpu = gpus()?.first().context("a GPU")?.address().to_owned();
+    let found = registrations(&[])?;
+    note("held", found.len());
+    ensure!(found.len() == HELD, "{found:#?}");
+    let mut addresses = BTreeSet::new();
+    for one in &found {
+        ensure!(
+            one["pid"].as_u64() == Some(u64::from(child.id()))
+                && one["comm"].as_str() == Some("gdr")
+                && one["len"].as_u64() == Some(EACH)
+                && one["state"].as_str() == Some("mapped")
+                && one["flavour"].as_str() == Some(machine.setup.flavour().to_string().as_str())
+                && one["uid"].as_u64() == Some(0)
+                && one["gpus"][0]["address"].as_str() == Some(gpu.as_str()),
+            "process {} holds {one:#?}",
+            child.id()
+        );
+        addresses.insert(text(one, "addr")?.to_owned());
+    }
+    ensure!(addresses.len() == HELD, "{addresses:?}");
+    let pid = child.id().to_string();
+    ensure!(
+        registrations(&["--pid", &pid])?.len() == HELD,
+        "--pid {pid}"
+    );
+    ensure!(registrations(&["--pid", "1"])?.is_empty(), "--pid 1");
+    ensure!(
+        registrations(&["--gpu", &gpu])?.len() == HELD,
+        "--gpu {gpu}"
+    );
+    ensure!(registrations(&["--gpu", "1"])?.is_empty(), "--gpu 1");
+    child.kill()?;
+    nothing("after")
+}
+
+/// The module's own count of an event, of all flavours.
+fn counted(counters: &[Value], event: &str) -> u64 {
+    counters
+        .iter()
+        .filter(|counter| counter["event"].as_str() == Some(event))
+        .filter_map(|counter| counter["count"].as_u64())
+        .sum()
+}
+
+fn stats(machine: &Machine) -> Result<()> {
+    const EVENTS: [&str; 4] = ["registered", "released", "alive", "alive_bytes"];
+    let look = || -> Result<[u64; 4]> {
+        let answer = peermemctl(&["stats"])?;
+        ensure!(answer.status == 0, "its status is {}", answer.status);
+        let answer = answer.json("peermemctl.stats")?;
+        let counters = list(&answer, "counters")?;
+        Ok(EVENTS.map(|event| counted(counters, event)))
+    };
+    let before = look()?;
+    let child = holder(machine)?;
+    let during = look()?;
+    child.kill()?;
+    let after = look()?;
+    for (at, event) in EVENTS.iter().enumerate() {
+        let of = |counts: &[u64; 4]| counts.get(at).copied().unwrap_or_default();
+        note(
+            event,
+            format!("{} {} {}", of(&before), of(&during), of(&after)),
+        );
+    }
+    let held = HELD as u64;
+    let [registered, released, ..] = before;
+    ensure!(
+        during == [registered + held, released, held, held * EACH]
+            && after == [registered + held, released + held, 0, 0],
+        "{EVENTS:?} were {before:?}, then {during:?}, and {after:?} in the end"
+    );
+    Ok(())
+}
+
+/// What is exported is as Prometheus wants it, by its own program.
+fn export(machine: &Machine) -> Result<()> {
+    let promtool = machine.promtool.as_ref().context("no promtool")?;
+    let child = holder(machine)?;
+    let exported = Answer::of(Command::new("peermemctl").arg("export"))?;
+    child.kill()?;
+    ensure!(exported.status == 0, "its status is {}", exported.status);
+    let samples = exported
+        .out
+        .lines()
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        .count();
+    note("samples", samples);
+    ensure!(samples > 0, "nothing is exported");
+    let mut checker = Command::new(promtool)
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| promtool.display().to_string())?;
+    let mut input = checker.stdin.take().context("no pipe")?;
+    let written = input.write_all(exported.out.as_bytes());
+    drop(input);
+    let checked = checker.wait_with_output()?;
+    written?;
+    let said = [checked.stdout, checked.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    for line in said.lines() {
+        note("promtool", line);
+    }
+    ensure!(
+        checked.status.success() && said.trim().is_empty(),
+        "promtool has something against it: {}",
+        checked.status
     );
     Ok(())
 }
