@@ -28,10 +28,9 @@ pub(crate) fn run(host: &dyn Host, args: &args::Doctor, out: &mut Out) -> anyhow
     let examined = seen.and_then(|machine| {
         let only = args.pair.as_deref().map(|name| pair_named(&machine, name));
         let look = Look {
-            host,
-            machine: &machine,
             only: only.transpose()?,
             all: args.all,
+            ..Look::new(host, &machine)
         };
         let findings = examine(&look, &args.skip)?;
         if args.nagios {

@@ -17,9 +17,12 @@ mod packets;
 mod path;
 mod port;
 mod route;
+mod software;
 mod tell;
 #[cfg(test)]
 mod tests;
+
+use std::cell::OnceCell;
 
 use anyhow::bail;
 
@@ -35,6 +38,7 @@ use crate::machine::Machine;
 use crate::machine::Pair;
 
 pub(crate) use command::run;
+use software::Software;
 
 /// What a check looks at.
 pub(crate) struct Look<'a> {
@@ -44,6 +48,7 @@ pub(crate) struct Look<'a> {
     only: Option<&'a Pair>,
     /// Pairs that are not the best of their GPU, too.
     all: bool,
+    software: OnceCell<Software>,
 }
 
 impl<'a> Look<'a> {
@@ -54,7 +59,13 @@ impl<'a> Look<'a> {
             machine,
             only: None,
             all: false,
+            software: OnceCell::new(),
         }
+    }
+
+    /// The machine's software, looked at once.
+    fn software(&self) -> &Software {
+        self.software.get_or_init(|| Software::look(self.host))
     }
 
     /// The pairs to judge: the best of each GPU, or the one that was asked for; with `--all` every one.
@@ -155,7 +166,7 @@ pub(crate) struct Check {
 
 /// In the order in which they matter where their findings are as bad: whether it works at all, then the path, then
 /// speed.
-pub(crate) const CHECKS: &[&[Check]] = &[OF_HARDWARE];
+pub(crate) const CHECKS: &[&[Check]] = &[software::OF_SOFTWARE, OF_HARDWARE];
 
 /// All of them.
 pub(crate) fn checks() -> impl Iterator<Item = &'static Check> {

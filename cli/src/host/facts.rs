@@ -21,24 +21,17 @@ const SYMBOLS: [&str; 6] = [
 /// What every RDMA driver calls the function by which it registers a dma-buf, after a name of its own.
 const DMA_BUF: &str = "_reg_user_mr_dmabuf";
 
-/// What starts the processes that use RDMA, and hands them its limits.
-pub(crate) const SERVICES: [&str; 16] = [
+/// What starts the processes that use RDMA, and hands them its limits. Not sshd: PAM sets those of a login.
+const SERVICES: [&str; 9] = [
     "containerd",
     "crio",
     "dockerd",
-    "hydra_pmi_proxy",
     "k3s-server",
     "kubelet",
-    "lxd",
-    "orted",
     "pbs_mom",
-    "podman",
-    "prted",
     "sge_execd",
     "slurmd",
     "slurmstepd",
-    "srun",
-    "sshd",
 ];
 
 /// Of one line of `/proc/kallsyms`: type, name and module, without the address, if it is one of those that matter.

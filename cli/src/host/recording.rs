@@ -147,8 +147,8 @@ impl Recording {
                     false => Unseen::Absent,
                 };
             }
-            if self.unseen.get(above) == Some(&Unseen::Absent) {
-                return Unseen::Absent;
+            if let Some(why @ (Unseen::Absent | Unseen::Denied)) = self.unseen.get(above) {
+                return why.clone();
             }
             if above == "/" {
                 break;

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Is the module a client of ib_core's, of which kind, and by its own name?
+
+use super::Module;
+use crate::doctor::Look;
+use crate::finding::Finding;
+use crate::finding::Level;
+use crate::finding::Subject;
+use crate::host::Unseen;
+
+/// The check's name.
+pub(in crate::doctor) const NAME: &str = "clients";
+
+pub(super) const MEMORY_PEERS: &str = "/sys/kernel/mm/memory_peers";
+
+pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
+    let Some(module) = look.software().loaded().filter(|_| look.has_both()) else {
+        return Vec::new();
+    };
+    let mut findings = Vec::new();
+    let is_revocable = match Module::parameter(look.host, "persistent_api_support") {
+        Ok(value) => value == "0",
+        // Before 560 NVIDIA's has no such parameter, and both clients.
+        Err(Unseen::Absent) => !module.is_ours,
+        Err(why) => {
+            let what = "the parameter persistent_api_support";
+            findings.push(Look::unseen(NAME, Subject::Machine, what, &why));
+            return findings;
+        }
+    };
+    if is_revocable && module.is_ours {
+        findings.push(
+            Finding::new(
+                NAME,
+                Level::Note,
+                Subject::Machine,
+                "persistent_api_support=0: registrations are revoked when their memory is freed, where the card can lose them",
+            )
+            .why(
+                "memory cannot be held by who has forgotten it; and a card whose driver knows no revocation is served by the second \
+                 client, nv_mem_nc",
+            ),
+        );
+    }
+    let second = is_revocable.then_some("nv_mem_nc");
+    let wanted: Vec<&str> = std::iter::once("nv_mem").chain(second).collect();
+    match look.host.names(MEMORY_PEERS) {
+        Ok(names) => findings.extend(shown(look, module, &wanted, &names)),
+        // Who looks there is told of by the check of consumers.
+        Err(Unseen::Absent) => {}
+        Err(why) => findings.push(Look::unseen(NAME, Subject::Machine, MEMORY_PEERS, &why)),
+    }
+    findings
+}
+
+/// By the directory of clients.
+fn shown(look: &Look<'_>, module: &Module, wanted: &[&str], names: &[String]) -> Option<Finding> {
+    let at = |level, text: String| Finding::new(NAME, level, Subject::Machine, text);
+    let there = |name: &&&str| names.iter().any(|known| known == **name);
+    if let Some(lacking) = wanted.iter().find(|name| !there(name)) {
+        return Some(
+            at(
+                Level::Warning,
+                format!(
+                    "{} is loaded, and {MEMORY_PEERS} does not show its client {lacking} (there: {})",
+                    module.named(),
+                    listed(names)
+                ),
+            )
+            .why(
+                "the directory is another stack's, or the client is not registered; software that looks there alone does not find \
+                 the module",
+            )
+            .mend("look for two stacks with peer memory (`dmesg | grep memory_peers`), and load the module again after the other is gone"),
+        );
+    }
+    let version = look
+        .host
+        .text(&format!("{MEMORY_PEERS}/nv_mem/version"))
+        .ok();
+    match (&version, &module.version) {
+        (Some(shown), Some(own)) if shown != own => Some(
+            at(
+                Level::Warning,
+                format!(
+                    "the client nv_mem is version {shown}, and the module that is loaded {own}"
+                ),
+            )
+            .why("another module is asked for GPU memory under that name")
+            .mend("`lsmod | grep -i peer` shows both; unload the one that is not wanted"),
+        ),
+        _ => Some(at(
+            Level::Well,
+            format!("ib_core has the client {}", wanted.join(", then ")),
+        )),
+    }
+}
+
+fn listed(names: &[String]) -> String {
+    if names.is_empty() {
+        "nothing".to_owned()
+    } else {
+        names.join(", ")
+    }
+}

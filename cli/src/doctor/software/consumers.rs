@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Do NCCL, UCX and others find the module? Each has a question of its own, which is asked here as it asks it;
+//! docs/identity.md has the table, tests/verbs/src/cases/consumers.rs the places in their sources.
+
+use super::clients::MEMORY_PEERS;
+use super::dma_buf::DmaBuf;
+use super::Module;
+use super::REGISTER;
+use crate::doctor::Look;
+use crate::finding::Finding;
+use crate::finding::Level;
+use crate::finding::Subject;
+use crate::host::Host;
+use crate::host::Seen;
+
+/// The check's name.
+pub(in crate::doctor) const NAME: &str = "consumers";
+
+const NV_MEM: &str = "/sys/kernel/mm/memory_peers/nv_mem/version";
+const NV_MEM_NC: &str = "/sys/kernel/mm/memory_peers/nv_mem_nc/version";
+/// A name that no client ever had.
+const BY_MODULE_NAME: &str = "/sys/kernel/mm/memory_peers/nvidia-peermem/version";
+const VERSION: &str = "/sys/module/nvidia_peermem/version";
+const FORERUNNER: &str = "/sys/module/nv_peer_mem/version";
+const REFERENCES: &str = "/sys/module/nvidia_peermem/refcnt";
+
+/// A consumer's question.
+enum Probe {
+    /// One path after the other, until one is there.
+    AnyOf(&'static [&'static str]),
+    /// ib_core's function, and a card of these names.
+    SymbolAndCard(&'static [&'static str]),
+    /// A line of lsmod that begins so.
+    Lsmod,
+    /// The module among the users of ib_core in lsmod.
+    UserOfIbCore,
+    /// Nothing: it registers and sees.
+    Registers,
+}
+
+struct Consumer {
+    name: &'static str,
+    probe: Probe,
+    /// Where it looks in the wrong place: what mends that on its side.
+    mend: Option<&'static str>,
+}
+
+const fn consumer(name: &'static str, probe: Probe) -> Consumer {
+    Consumer {
+        name,
+        probe,
+        mend: None,
+    }
+}
+
+const fn older(name: &'static str, probe: Probe, mend: &'static str) -> Consumer {
+    Consumer {
+        name,
+        probe,
+        mend: Some(mend),
+    }
+}
+
+const CONSUMERS: &[Consumer] = &[
+    consumer(
+        "NCCL from 2.23",
+        Probe::AnyOf(&[NV_MEM, NV_MEM_NC, VERSION]),
+    ),
+    older(
+        "NCCL to 2.22",
+        Probe::AnyOf(&[NV_MEM, NV_MEM_NC]),
+        "NCCL 2.23",
+    ),
+    consumer("NCCL GIN-GDAKI", Probe::AnyOf(&[VERSION])),
+    older(
+        "FlagCX and TensorPipe of old",
+        Probe::AnyOf(&[NV_MEM, BY_MODULE_NAME]),
+        "newer ones",
+    ),
+    consumer(
+        "UCX from 1.18",
+        Probe::AnyOf(&[NV_MEM, VERSION, FORERUNNER]),
+    ),
+    older("UCX to 1.17", Probe::AnyOf(&[NV_MEM]), "UCX 1.18"),
+    consumer(
+        "NVSHMEM from 3.4.5",
+        Probe::AnyOf(&[NV_MEM, BY_MODULE_NAME, VERSION]),
+    ),
+    older(
+        "NVSHMEM before 3.4.5",
+        Probe::AnyOf(&[NV_MEM, BY_MODULE_NAME]),
+        "NVSHMEM 3.4.5",
+    ),
+    consumer("UCC tl/mlx5", Probe::AnyOf(&[NV_MEM, VERSION, FORERUNNER])),
+    older("UCC multicast", Probe::AnyOf(&[NV_MEM]), ""),
+    older("GASNet-EX", Probe::AnyOf(&[NV_MEM]), ""),
+    older("nvidia-fs", Probe::AnyOf(&[NV_MEM]), ""),
+    older(
+        "Open MPI 4 (openib)",
+        Probe::AnyOf(&[NV_MEM]),
+        "Open MPI 5, which has UCX",
+    ),
+    consumer(
+        "libfabric verbs",
+        Probe::SymbolAndCard(&["mlx", "bnxt_re", "roce"]),
+    ),
+    consumer("mscclpp", Probe::Lsmod),
+    consumer("Mooncake (tent)", Probe::Lsmod),
+    consumer("fabtests", Probe::Lsmod),
+    consumer("gpu-operator's validator", Probe::Lsmod),
+    consumer("node feature discovery", Probe::Lsmod),
+    consumer("gpu-operator's sidecar", Probe::AnyOf(&[REFERENCES])),
+    consumer("gpud", Probe::UserOfIbCore),
+    consumer("perftest, gdrcopy, NIXL", Probe::Registers),
+];
+
+impl Probe {
+    /// What convinces the consumer, if anything does.
+    fn ask(&self, look: &Look<'_>) -> Seen<Option<String>> {
+        let host = look.host;
+        Ok(match self {
+            Self::AnyOf(paths) => {
+                for path in *paths {
+                    if host.has(path)? {
+                        return Ok(Some((*path).to_owned()));
+                    }
+                }
+                None
+            }
+            Self::SymbolAndCard(prefixes) => {
+                let card = look
+                    .machine
+                    .hcas
+                    .iter()
+                    .find(|hca| prefixes.iter().any(|prefix| hca.name.starts_with(prefix)));
+                match (look.software().register()?, card) {
+                    (Some(_), Some(card)) => Some(format!(
+                        "{REGISTER}, with or without a module, and {}",
+                        card.name
+                    )),
+                    _ => None,
+                }
+            }
+            Self::Lsmod => line_of(host, "nvidia_peermem")?.map(|_| "lsmod".to_owned()),
+            Self::UserOfIbCore => line_of(host, "ib_core")?
+                .filter(|line| line.contains("nvidia_peermem"))
+                .map(|_| "ib_core's line of lsmod".to_owned()),
+            Self::Registers => Some("it looks for nothing, and registers".to_owned()),
+        })
+    }
+
+    /// Whether it looks at memory_peers and nowhere else.
+    fn looks_there_alone(&self) -> bool {
+        matches!(self, Self::AnyOf(paths) if paths.iter().all(|path| path.starts_with(MEMORY_PEERS)))
+    }
+}
+
+/// What lsmod shows of a module: a line of `/proc/modules`.
+fn line_of(host: &dyn Host, module: &str) -> Seen<Option<String>> {
+    let modules = host.matching("/proc/modules", "nvidia_peermem")?;
+    let line = modules
+        .lines()
+        .find(|line| line.split_whitespace().next() == Some(module));
+    Ok(line.map(str::to_owned))
+}
+
+pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
+    // That none finds a module that is not there is no news.
+    let Some(module) = look.software().loaded().filter(|_| look.has_both()) else {
+        return Vec::new();
+    };
+    let mut findings = Vec::new();
+    let mut blind: Vec<&Consumer> = Vec::new();
+    for consumer in CONSUMERS {
+        let well = |text: String| Finding::new(NAME, Level::Well, Subject::Machine, text);
+        match consumer.probe.ask(look) {
+            Ok(Some(by)) => findings.push(well(format!("{}: {by}", consumer.name))),
+            Ok(None) if consumer.probe.looks_there_alone() => blind.push(consumer),
+            Ok(None) => findings.push(well(format!(
+                "{}: does not find it{}",
+                consumer.name,
+                why_not(&consumer.probe)
+            ))),
+            Err(why) => findings.push(Look::unseen(
+                NAME,
+                Subject::Machine,
+                format!("where {} looks", consumer.name),
+                &why,
+            )),
+        }
+    }
+    // One that is there and shows other clients is told by the check of clients.
+    if !blind.is_empty() && look.host.has(MEMORY_PEERS) == Ok(false) {
+        findings.push(told(look, module, &blind));
+    }
+    findings
+}
+
+/// Of those who look elsewhere than at memory_peers.
+fn why_not(probe: &Probe) -> &'static str {
+    match probe {
+        Probe::UserOfIbCore => {
+            ": it wants the module in ib_core's line of lsmod, and OFED since 5.5 has peer memory in ib_uverbs, for NVIDIA's module, \
+             too"
+        }
+        Probe::SymbolAndCard(_) => ": it knows other cards alone",
+        _ => "",
+    }
+}
+
+/// Those that look at memory_peers alone, in vain.
+fn told(look: &Look<'_>, module: &Module, blind: &[&Consumer]) -> Finding {
+    let names: Vec<&str> = blind.iter().map(|consumer| consumer.name).collect();
+    let newer: Vec<&str> = blind
+        .iter()
+        .filter_map(|consumer| consumer.mend)
+        .filter(|mend| !mend.is_empty())
+        .collect();
+    let alternative = DmaBuf::judge(look);
+    let level = match alternative.works() {
+        // Those that matter most, NCCL and UCX, take that before they look for a module.
+        Some(true) => Level::Note,
+        _ => Level::Warning,
+    };
+    let here = match (module.is_ours, Module::parameter(look.host, "memory_peers")) {
+        (true, Ok(value)) if value == "N" => {
+            "load the module with memory_peers=1 (`options nvidia-peermem memory_peers=1` in modprobe.d)"
+        }
+        (true, _) => "see why the module could not make it: `dmesg | grep memory_peers`",
+        (false, _) => "peermem-rs, which makes the directory where ib_core cannot",
+    };
+    Finding::new(
+        NAME,
+        level,
+        Subject::Machine,
+        format!(
+            "nvidia_peermem is loaded, and these do not find it, for they look in {MEMORY_PEERS} alone: {}",
+            names.join(", ")
+        ),
+    )
+    .why("kernels since 6.4 do not let ib_core make that directory")
+    .costs(format!(
+        "they copy through the host and do not say so (in NVIDIA/nccl#1676 AllReduce fell from 180 to about 10 GB/s); {}",
+        alternative.said()
+    ))
+    .mend(format!("{here}; or newer software: {}", newer.join(", ")))
+}

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! dma-buf: the way to register GPU memory that takes no peer-memory module. What it needs is in docs/dma-buf.md.
+
+use super::release;
+use crate::doctor::Look;
+use crate::finding::Finding;
+use crate::finding::Level;
+use crate::finding::Subject;
+use crate::machine::Hca;
+
+/// The check's name.
+pub(in crate::doctor) const NAME: &str = "dma-buf";
+
+/// Linux has it since (perftest's README).
+const OLDEST_KERNEL: (u32, u32) = (5, 12);
+/// The open kernel modules have it since (perftest's README).
+const OLDEST_DRIVER: u32 = 515;
+
+/// A card's PCI driver, and its RDMA driver if that registers dma-buf: those of Linux 7.3 that implement
+/// `reg_user_mr_dmabuf`.
+const DRIVERS: [(&str, &str); 10] = [
+    ("bnxt_en", "bnxt_re"),
+    ("bnxt_re", "bnxt_re"),
+    ("efa", "efa"),
+    ("gdma", "mana_ib"),
+    ("i40e", "irdma"),
+    ("ice", "irdma"),
+    ("idpf", "irdma"),
+    ("ionic", "ionic"),
+    ("mana", "mana_ib"),
+    ("mlx5_core", "mlx5_ib"),
+];
+
+/// Whether GPU memory can be registered by dma-buf.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(super) struct DmaBuf {
+    /// What speaks for it: `kernel 6.8`.
+    has: Vec<String>,
+    /// Why it cannot be.
+    lacks: Vec<String>,
+    /// What could not be told.
+    unknown: Vec<String>,
+}
+
+impl DmaBuf {
+    /// Of this machine.
+    pub(super) fn judge(look: &Look<'_>) -> Self {
+        let mut it = Self::default();
+        it.kernel(look);
+        it.driver(look);
+        it.cards(look);
+        it
+    }
+
+    fn kernel(&mut self, look: &Look<'_>) {
+        let software = look.software();
+        let symbols = software.symbols.as_deref().unwrap_or_default();
+        // Distributions have brought it to older kernels.
+        if symbols.iter().any(|it| it.name == "ib_umem_dmabuf_get") {
+            self.has.push("an ib_core with dma-buf".to_owned());
+            return;
+        }
+        match software.kernel.as_deref().map(release) {
+            Ok(Some(version)) if version >= OLDEST_KERNEL => {
+                self.has.push(format!("kernel {}.{}", version.0, version.1));
+            }
+            Ok(Some(version)) => self.lacks.push(format!(
+                "kernel {}.{} is older than 5.12",
+                version.0, version.1
+            )),
+            Ok(None) | Err(_) => self.unknown.push("the kernel's version".to_owned()),
+        }
+    }
+
+    fn driver(&mut self, look: &Look<'_>) {
+        // It exports none, whatever its version says.
+        if look.gpus().all(|gpu| gpu.is_stand_in) {
+            self.lacks
+                .push("the stand-in GPU has no dma-buf".to_owned());
+            return;
+        }
+        match &look.software().driver {
+            Ok(Some(driver)) => match (driver.is_open, driver.major()) {
+                (Some(true), Some(major)) if major >= OLDEST_DRIVER => {
+                    self.has.push(driver.named());
+                }
+                (Some(true), Some(_)) => self
+                    .lacks
+                    .push(format!("{} is older than 515", driver.named())),
+                (Some(false), _) => self
+                    .lacks
+                    .push(format!("{}: dma-buf takes the open one", driver.named())),
+                _ => self.unknown.push("nvidia.ko's flavour".to_owned()),
+            },
+            Ok(None) => self.lacks.push("nvidia.ko is not loaded".to_owned()),
+            Err(_) => self.unknown.push("nvidia.ko's flavour".to_owned()),
+        }
+    }
+
+    fn cards(&mut self, look: &Look<'_>) {
+        let mut can: Vec<&str> = look
+            .hcas()
+            .filter_map(|hca| rdma_driver(look, hca))
+            .collect();
+        can.sort_unstable();
+        can.dedup();
+        let drivers: Vec<&str> = look
+            .hcas()
+            .map(|hca| hca.driver.as_deref().unwrap_or("software"))
+            .collect();
+        if !can.is_empty() {
+            self.has.push(can.join(", "));
+        } else if drivers.is_empty() {
+            self.unknown.push("the card's driver".to_owned());
+        } else {
+            self.lacks.push(format!(
+                "no RDMA driver here registers dma-buf ({})",
+                drivers.join(", ")
+            ));
+        }
+    }
+
+    /// Whether it works. None: it cannot be told.
+    pub(super) fn works(&self) -> Option<bool> {
+        if !self.lacks.is_empty() {
+            Some(false)
+        } else if self.unknown.is_empty() {
+            Some(true)
+        } else {
+            None
+        }
+    }
+
+    /// How bad it is that there is no peer-memory module, which somebody may have wanted there.
+    pub(super) fn level_without_module(&self, is_wanted: bool) -> Level {
+        match self.works() {
+            Some(true) if !is_wanted => Level::Note,
+            Some(false) => Level::Fault,
+            _ => Level::Warning,
+        }
+    }
+
+    /// What it costs that there is none.
+    pub(super) fn costs_without_module(&self) -> &'static str {
+        match self.works() {
+            Some(true) => {
+                "software that registers by dma-buf (NCCL, UCX and NVSHMEM do first) loses nothing; what calls bare ibv_reg_mr on \
+                 GPU memory gets EFAULT"
+            }
+            Some(false) => {
+                "no GPUDirect RDMA at all: NCCL, UCX and others copy through the host, and mostly do not say so"
+            }
+            None => "what does not register by dma-buf copies through the host, or gets EFAULT",
+        }
+    }
+
+    /// In a half sentence.
+    pub(super) fn said(&self) -> String {
+        match self.works() {
+            Some(true) => format!("dma-buf should work here ({})", self.has.join("; ")),
+            Some(false) => format!("dma-buf does not work here ({})", self.lacks.join("; ")),
+            None => format!(
+                "whether dma-buf works here is not visible ({})",
+                self.unknown.join("; ")
+            ),
+        }
+    }
+}
+
+/// The RDMA driver of a card, if it registers dma-buf.
+fn rdma_driver<'a>(look: &Look<'_>, hca: &'a Hca) -> Option<&'a str> {
+    if hca.is_software {
+        return None;
+    }
+    let driver = hca.driver.as_deref()?;
+    let known = DRIVERS.iter().find(|(pci, _)| *pci == driver);
+    let rdma = known.map_or(driver, |(_, rdma)| rdma);
+    match &look.software().symbols {
+        // As loaded, which is what counts: OFED's are of other ages than the kernel's.
+        Ok(symbols) => {
+            let function = format!("{rdma}_reg_user_mr_dmabuf");
+            symbols
+                .iter()
+                .any(|symbol| symbol.name == function)
+                .then_some(rdma)
+        }
+        Err(_) => known.map(|_| rdma),
+    }
+}
+
+pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
+    if !look.has_both() {
+        return Vec::new();
+    }
+    let dma_buf = DmaBuf::judge(look);
+    let at = |level| Finding::new(NAME, level, Subject::Machine, dma_buf.said());
+    let finding = match dma_buf.works() {
+        Some(true) => at(Level::Well).why("it takes no nvidia_peermem (docs/dma-buf.md)"),
+        // Without a module that is told there, and worse.
+        Some(false) if look.software().loaded().is_none() => return Vec::new(),
+        Some(false) => at(Level::Note).why(
+            "all registrations of GPU memory go through nvidia_peermem; NCCL, UCX and NVSHMEM would take dma-buf where it works",
+        ),
+        None => at(Level::NotVisible),
+    };
+    vec![finding]
+}

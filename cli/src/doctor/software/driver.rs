@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! nvidia.ko: its flavour and version, and whether the driver's library goes with it.
+//!
+//! That none is loaded is said of each GPU by the check of devices.
+
+use crate::doctor::Look;
+use crate::finding::Finding;
+use crate::finding::Level;
+use crate::finding::Subject;
+use crate::nvml::VERSION_MISMATCH;
+
+/// The check's name.
+pub(in crate::doctor) const NAME: &str = "nvidia-driver";
+
+pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
+    if look.machine.gpus.is_empty() {
+        return Vec::new();
+    }
+    let mut findings = Vec::new();
+    let at = |level, text: String| Finding::new(NAME, level, Subject::Machine, text);
+    let software = look.software();
+    match &software.driver {
+        Err(why) => findings.push(Look::unseen(
+            NAME,
+            Subject::Machine,
+            "/proc/driver/nvidia/version",
+            why,
+        )),
+        Ok(None) => return findings,
+        Ok(Some(driver)) => {
+            let is_old = driver.is_old();
+            if software.is_closed_to_ours() && !is_old {
+                findings.push(
+                    at(
+                        Level::Fault,
+                        format!("{}, and the nvidia_peermem that is installed is peermem-rs", driver.named()),
+                    )
+                    .why("Linux gives a module in Rust nothing of a proprietary module: it does not load")
+                    .mend(
+                        "install NVIDIA's open kernel modules (nvidia-open), for Turing and newer GPUs; or remove peermem-rs, and \
+                         use NVIDIA's nvidia-peermem",
+                    ),
+                );
+            } else if software.is_closed_to_ours() {
+                findings.push(
+                    at(
+                        Level::Fault,
+                        format!(
+                            "{}, and the nvidia_peermem that is installed is peermem-rs",
+                            driver.named()
+                        ),
+                    )
+                    .why(
+                        "drivers before 535 lack nvidia_p2p_get_pages_persistent: it does not load",
+                    )
+                    .mend("install driver 535 or newer, its open kernel modules"),
+                );
+            } else if is_old {
+                findings.push(
+                    at(Level::Note, format!("{}, older than 535", driver.named())).why(
+                        "it pins GPU memory only so that it can be revoked at any time, and is too old for peermem-rs",
+                    ),
+                );
+            } else {
+                findings.push(at(Level::Well, driver.named()));
+            }
+        }
+    }
+    findings.extend(library(look));
+    findings
+}
+
+/// Of the driver's library.
+fn library(look: &Look<'_>) -> Option<Finding> {
+    let at = |level, text: String| Finding::new(NAME, level, Subject::Machine, text);
+    let nvml = match &look.software().nvml {
+        Ok(nvml) => nvml,
+        Err(_) if look.machine.gpus.iter().all(|gpu| gpu.is_stand_in) => {
+            return Some(at(
+                Level::Note,
+                "no NVML: the GPU is the test rig's stand-in, and what NVML tells of others is not judged".to_owned(),
+            ));
+        }
+        Err(why) => {
+            let what =
+                "NVML, the driver's library libnvidia-ml.so.1 (BAR1 in use, MIG, persistence mode)";
+            return Some(Look::unseen(NAME, Subject::Machine, what, why));
+        }
+    };
+    let error = nvml.error.as_ref()?;
+    if error.code == VERSION_MISMATCH {
+        let library = "the driver's library and nvidia.ko are of different versions";
+        return Some(
+            at(Level::Fault, format!("{library} (NVML: {})", error.text))
+                .why("the driver was upgraded under a loaded module: CUDA starts nowhere until both are of one version")
+                .mend("reboot; or stop all that uses the GPUs, `rmmod nvidia_peermem nvidia_uvm nvidia_drm nvidia_modeset nvidia`, `modprobe nvidia`"),
+        );
+    }
+    if error.is_denied() {
+        let mut finding = at(
+            Level::NotVisible,
+            "NVML: not visible without root".to_owned(),
+        );
+        finding.needs_root = true;
+        return Some(finding);
+    }
+    Some(
+        at(
+            Level::Warning,
+            format!("NVML does not start: {} ({})", error.text, error.code),
+        )
+        .why("CUDA starts by the same library and driver")
+        .mend("read nvidia.ko's lines in the kernel's log (`dmesg | grep NVRM`)"),
+    )
+}

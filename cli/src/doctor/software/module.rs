@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Is the module loaded, and whose is it?
+
+use super::dma_buf::DmaBuf;
+use super::is_ours;
+use super::log;
+use super::Module;
+use super::MODULE;
+use crate::doctor::Look;
+use crate::finding::Finding;
+use crate::finding::Level;
+use crate::finding::Subject;
+
+/// The check's name.
+pub(in crate::doctor) const NAME: &str = "module";
+
+pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
+    let software = look.software();
+    if !look.has_both() {
+        return Vec::new();
+    }
+    match &software.module {
+        Err(why) => vec![Look::unseen(NAME, Subject::Machine, MODULE, why)],
+        Ok(Some(module)) => loaded(look, module),
+        // Each of these has a finding of its own, from which this follows.
+        Ok(None) if software.lacks_peer_memory() || software.is_closed_to_ours() => Vec::new(),
+        Ok(None) if software.nvidia().is_none() => Vec::new(),
+        Ok(None) => vec![missing(look)],
+    }
+}
+
+fn loaded(look: &Look<'_>, module: &Module) -> Vec<Finding> {
+    let at = |level, text: String| Finding::new(NAME, level, Subject::Machine, text);
+    let software = look.software();
+    if software.has_forerunner {
+        return vec![at(
+            Level::Warning,
+            format!("nv_peer_mem is loaded beside {}", module.named()),
+        )
+        .why("both are clients of ib_core's for the same memory, and the one that came first is asked first")
+        .mend("`rmmod nv_peer_mem`, and remove its package (nvidia-peer-memory, nvidia-peer-memory-dkms)")];
+    }
+    let driver = software.nvidia().and_then(|it| it.version.as_ref());
+    match (&module.version, driver) {
+        // NVIDIA's is built with the driver and has its version; ours names the driver that it follows.
+        (Some(version), Some(driver)) if !module.is_ours && version != driver => {
+            vec![at(
+                Level::Warning,
+                format!("{} is not of the driver that is loaded, {driver}", module.named()),
+            )
+            .why("it was built for another nvidia.ko, whose page tables may look otherwise: registrations then fail")
+            .mend("install the driver again, `rmmod nvidia_peermem`, `modprobe nvidia-peermem`")]
+        }
+        _ => vec![at(Level::Well, format!("{} is loaded", module.named()))],
+    }
+}
+
+fn missing(look: &Look<'_>) -> Finding {
+    let at = |level, text: String| Finding::new(NAME, level, Subject::Machine, text);
+    let software = look.software();
+    if software.has_forerunner {
+        return at(
+            Level::Warning,
+            "nv_peer_mem is loaded in the place of nvidia_peermem".to_owned(),
+        )
+        .why(
+            "it is the module that NVIDIA's replaced in 2021: nothing was mended in it since, it has no persistent pins, and \
+             software that looks for nvidia_peermem does not find it",
+        )
+        .mend(
+            "`rmmod nv_peer_mem`, remove its package (nvidia-peer-memory, nvidia-peer-memory-dkms), `modprobe nvidia-peermem`",
+        );
+    }
+    let alternative = DmaBuf::judge(look);
+    let level = alternative.level_without_module(software.is_wanted());
+    let records = software.log.as_deref().unwrap_or_default();
+    let refused = log::not_loaded(records);
+    let (found, mend) = match (&software.installed, &refused) {
+        (_, Some(refused)) => (
+            format!("nvidia_peermem is not loaded; the kernel's log says: {}", refused.line),
+            refused.mend.to_owned(),
+        ),
+        (Ok(Some(file)), None) => {
+            let whose = if is_ours(file) {
+                "peermem-rs"
+            } else {
+                "NVIDIA's"
+            };
+            (
+                format!("nvidia_peermem is not loaded; modprobe would load {file} ({whose})"),
+                format!("`sudo modprobe nvidia-peermem`{}", signature(look)),
+            )
+        }
+        (Ok(None), None) => (
+            "nvidia_peermem is not loaded, and modprobe has no such module for this kernel".to_owned(),
+            "build and install peermem-rs for this kernel (docs/install.md), or install the driver again, with its kernel modules"
+                .to_owned(),
+        ),
+        (Err(_), None) => (
+            "nvidia_peermem is not loaded".to_owned(),
+            "`sudo modprobe nvidia-peermem`; what it answers says more".to_owned(),
+        ),
+    };
+    at(level, found)
+        .why(format!(
+            "ib_core asks it about each address that is no memory of the processor; libfabric's verbs provider and RCCL believe \
+             in it without looking, since ib_core has the function; {}",
+            alternative.said()
+        ))
+        .costs(alternative.costs_without_module())
+        .mend(mend)
+}
+
+/// What modprobe may stumble over.
+fn signature(look: &Look<'_>) -> &'static str {
+    let enforced = look
+        .host
+        .text("/sys/module/module/parameters/sig_enforce")
+        .is_ok_and(|value| value == "Y");
+    let locked = look
+        .host
+        .text("/sys/kernel/security/lockdown")
+        .is_ok_and(|text| text.contains("[integrity]") || text.contains("[confidentiality]"));
+    if enforced || locked {
+        "; this kernel takes signed modules alone: sign it with a key that the machine knows (docs/install.md, Secure Boot)"
+    } else {
+        ""
+    }
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Has ib_core peer memory, and whose is it?
+
+use super::dma_buf::DmaBuf;
+use super::REGISTER;
+use crate::doctor::Look;
+use crate::finding::Finding;
+use crate::finding::Level;
+use crate::finding::Subject;
+
+/// The check's name.
+pub(in crate::doctor) const NAME: &str = "peer-memory";
+
+pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
+    if !look.has_both() {
+        return Vec::new();
+    }
+    let software = look.software();
+    let finding = match software.register() {
+        // A module that is loaded could not be without.
+        Err(_) if software.loaded().is_some() => return Vec::new(),
+        Err(why) => Look::unseen(NAME, Subject::Machine, "/proc/kallsyms", &why),
+        Ok(Some(symbol)) => {
+            let module = symbol.module.as_deref().unwrap_or("the kernel itself");
+            let found = format!("{REGISTER} is in {module}{}", version(look, module));
+            Finding::new(NAME, Level::Well, Subject::Machine, found)
+        }
+        Ok(None) => lacking(look),
+    };
+    vec![finding]
+}
+
+/// `, version 24.10-0.7.0`: OFED's modules have one, the kernel's own have none.
+fn version(look: &Look<'_>, module: &str) -> String {
+    [module, "ib_core", "mlx_compat"]
+        .iter()
+        .find_map(|name| look.host.text(&format!("/sys/module/{name}/version")).ok())
+        .map(|version| format!(", version {version}"))
+        .unwrap_or_default()
+}
+
+fn lacking(look: &Look<'_>) -> Finding {
+    let alternative = DmaBuf::judge(look);
+    let kernel = match &look.software().kernel {
+        Ok(kernel) => format!(" of kernel {kernel}"),
+        Err(_) => String::new(),
+    };
+    Finding::new(
+        NAME,
+        alternative.level_without_module(look.software().is_wanted()),
+        Subject::Machine,
+        format!("the ib_core{kernel} that is loaded has no peer memory: no {REGISTER}"),
+    )
+    .why(
+        "nvidia_peermem makes itself known there. Mainline's ib_core never had it: MLNX_OFED's and DOCA-OFED's have, and some \
+         distributions' kernels",
+    )
+    .costs(alternative.costs_without_module())
+    .mend(format!(
+        "install MLNX_OFED or DOCA-OFED for this kernel, and load its modules (`openibd restart`); or do without nvidia_peermem: {}",
+        alternative.said()
+    ))
+}

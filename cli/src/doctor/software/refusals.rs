@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What the module refused of late, and what it lost: its files in debugfs, whose form docs/observe.md promises.
+
+use std::collections::BTreeMap;
+
+use crate::doctor::Look;
+use crate::finding::Finding;
+use crate::finding::Level;
+use crate::finding::Subject;
+use crate::host::Fact;
+use crate::host::Unseen;
+
+/// The check's name.
+pub(in crate::doctor) const NAME: &str = "refusals";
+
+pub(super) const COUNTERS: &str = "/sys/kernel/debug/nvidia_peermem/counters";
+const REFUSALS: &str = "/sys/kernel/debug/nvidia_peermem/refusals";
+
+/// Of late, in seconds.
+const LATE: u64 = 3600;
+
+/// Reasons that lie in the machine, and not in what an application asked for: what mends each.
+const OF_MACHINE: [(&str, &str); 14] = [
+    (
+        "map_failed",
+        "look for an IOMMU that refuses (`dmesg | grep -e DMAR -e AMD-Vi`); nvidia.ko's own lines are in the log, too",
+    ),
+    (
+        "map_resource",
+        "look for an IOMMU that refuses (`dmesg | grep -e DMAR -e AMD-Vi`)",
+    ),
+    (
+        "mapping_page_size",
+        "a version of peermem-rs for this driver",
+    ),
+    ("mapping_version", "a version of peermem-rs for this driver"),
+    ("no_memory", "free memory of the host (`free -m`)"),
+    (
+        "no_room",
+        "deregister or register less; `peermemctl list --by-process` says who holds BAR1, `nvidia-smi -q -d MEMORY` how large it is",
+    ),
+    (
+        "not_pci",
+        "an RDMA device that is a PCI device: rxe and siw are not",
+    ),
+    ("page_count", "a version of peermem-rs for this driver"),
+    ("pin_failed", "nvidia.ko's own lines in the log (`dmesg | grep NVRM`)"),
+    (
+        "pin_unsupported",
+        "load the module with persistent_api_support=0; a vGPU needs RDMA in its profile",
+    ),
+    (
+        "table_page_size",
+        "a version of peermem-rs for this driver",
+    ),
+    ("table_version", "a version of peermem-rs for this driver"),
+    (
+        "unreachable",
+        "use a card behind the GPU's switch (`peermemctl topo`), or, at your risk, nvidia.ko's NVreg_GrdmaPciTopoCheckOverride=1",
+    ),
+    (
+        "user_limit",
+        "raise the parameter user_limit_mib, or register less",
+    ),
+];
+
+/// Of the revocable client, after which the persistent one is asked.
+const TRIED_AGAIN: [&str; 2] = ["cpu_cacheable", "not_in_bar"];
+
+/// The value of a key before `text`.
+fn value<'a>(line: &'a str, key: &str) -> Option<&'a str> {
+    let (line, _) = line.split_once(" text=").unwrap_or((line, ""));
+    line.split(' ').find_map(|word| {
+        let (name, value) = word.split_once('=')?;
+        (name == key).then_some(value)
+    })
+}
+
+/// Whole seconds of a time with a fraction.
+fn seconds(time: &str) -> Option<u64> {
+    time.split('.').next()?.parse().ok()
+}
+
+/// Refusals of one reason.
+#[derive(Debug, Default)]
+struct Refused {
+    times: u64,
+    /// Seconds by the monotonic clock.
+    last: u64,
+    /// Who was refused last.
+    comm: String,
+    text: String,
+}
+
+/// The file's records by reason.
+fn by_reason(text: &str) -> BTreeMap<&str, Refused> {
+    let mut all: BTreeMap<&str, Refused> = BTreeMap::new();
+    for line in text.lines() {
+        let Some(reason) = value(line, "reason") else {
+            continue;
+        };
+        let times = value(line, "times").and_then(|times| times.parse().ok());
+        let last = value(line, "last").and_then(seconds).unwrap_or(0);
+        let refused = all.entry(reason).or_default();
+        refused.times = refused.times.saturating_add(times.unwrap_or(1));
+        if last >= refused.last {
+            refused.last = last;
+            refused.comm = value(line, "comm").unwrap_or("?").to_owned();
+            let words = line
+                .split_once(" text=\"")
+                .map(|(_, text)| text.trim_end_matches('"'));
+            refused.text = words.unwrap_or_default().to_owned();
+        }
+    }
+    all
+}
+
+/// `5 min`.
+fn span(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        7200..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} days", seconds / 86_400),
+    }
+}
+
+pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
+    // NVIDIA's module tells nothing of this kind.
+    if !look.has_both() || !look.software().loaded().is_some_and(|it| it.is_ours) {
+        return Vec::new();
+    }
+    let mut findings = Vec::new();
+    match look.host.text(COUNTERS) {
+        Ok(text) => findings.extend(counted(&text)),
+        Err(why) => {
+            return vec![Look::unseen(
+                NAME,
+                Subject::Machine,
+                "what the module refused (/sys/kernel/debug/nvidia_peermem)",
+                &why,
+            )]
+        }
+    }
+    match look.host.text(REFUSALS) {
+        Ok(text) => {
+            let now = look.host.fact(Fact::Monotonic).ok();
+            let now = now.as_deref().and_then(seconds);
+            for (reason, refused) in by_reason(&text) {
+                findings.extend(told(reason, &refused, now));
+            }
+        }
+        Err(Unseen::Absent) => {}
+        Err(why) => findings.push(Look::unseen(NAME, Subject::Machine, REFUSALS, &why)),
+    }
+    findings
+}
+
+fn told(reason: &str, refused: &Refused, now: Option<u64>) -> Option<Finding> {
+    if TRIED_AGAIN.contains(&reason) {
+        return None;
+    }
+    let mend = OF_MACHINE
+        .iter()
+        .find(|(name, _)| *name == reason)
+        .map(|(_, mend)| *mend);
+    let age = now.map(|now| now.saturating_sub(refused.last));
+    let is_late = age.is_none_or(|age| age < LATE);
+    let level = match mend {
+        Some(_) if is_late => Level::Warning,
+        _ => Level::Note,
+    };
+    let times = match refused.times {
+        1 => "once".to_owned(),
+        times => format!("{times} times"),
+    };
+    let age = match age {
+        Some(age) => format!(", last {} ago", span(age)),
+        None => String::new(),
+    };
+    let found = format!("refused {times}{age}, to {}: {reason}", refused.comm);
+    let mut finding = Finding::new(NAME, level, Subject::Machine, found);
+    if !refused.text.is_empty() {
+        finding = finding.why(&refused.text);
+    }
+    Some(match mend {
+        Some(mend) => finding.mend(mend),
+        None => finding,
+    })
+}
+
+/// What must not happen at all.
+fn counted(text: &str) -> Vec<Finding> {
+    let event = |name: &str| -> u64 {
+        let lines = text
+            .lines()
+            .filter(|line| value(line, "event") == Some(name));
+        lines
+            .filter_map(|line| value(line, "count")?.parse::<u64>().ok())
+            .fold(0, u64::saturating_add)
+    };
+    let mut findings = Vec::new();
+    let mut tell = |name: &str, level, what: &str, mend: Option<&str>| {
+        let count = event(name);
+        if count > 0 {
+            let finding =
+                Finding::new(NAME, level, Subject::Machine, format!("{name}: {count}")).why(what);
+            findings.push(match mend {
+                Some(mend) => finding.mend(mend),
+                None => finding,
+            });
+        }
+    };
+    tell(
+        "lost",
+        Level::Warning,
+        "pins that nvidia.ko did not take back: that GPU memory is missing until the GPU is reset or unbound",
+        Some("`nvidia-smi --gpu-reset` when nobody uses the GPU, or reboot"),
+    );
+    tell(
+        "not_unmapped",
+        Level::Warning,
+        "DMA mappings that nvidia.ko did not undo: a card may still reach memory that was given up",
+        None,
+    );
+    tell(
+        "stray_callback",
+        Level::Warning,
+        "nvidia.ko revoked pins that do not exist; report it, with the driver's version",
+        None,
+    );
+    tell(
+        "kept_failed",
+        Level::Note,
+        "pins that nvidia.ko did not take back, and that stay until their memory is freed",
+        None,
+    );
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use proptest::prelude::*;
+
+    const LINE: &str = "seq=0 first=1.000001 last=62.500000 times=2 flavour=persistent step=acquire reason=no_room code=-12 addr=0x7f0000000000 len=1048576 tgid=4711 pid=4712 comm=python3 text=\"no room, reason=x last=9\"";
+
+    #[test]
+    fn keys_are_read_and_the_words_are_not() {
+        assert_eq!(value(LINE, "reason"), Some("no_room"));
+        assert_eq!(value(LINE, "last").and_then(seconds), Some(62));
+        assert_eq!(value(LINE, "none"), None);
+        let all = by_reason(LINE);
+        let refused = all.get("no_room").expect("it is there");
+        assert_eq!((refused.times, refused.last), (2, 62));
+        assert_eq!(refused.text, "no room, reason=x last=9");
+    }
+
+    #[test]
+    fn spans() {
+        assert_eq!(span(119), "119 s");
+        assert_eq!(span(120), "2 min");
+        assert_eq!(span(7200), "2 h");
+        assert_eq!(span(172_800), "2 days");
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_is_a_panic(text in any::<String>(), line in "(seq|last|times|reason|count|event|text)=[^ ]{0,9}( [a-z]{0,6}=\"?[0-9.x]{0,25}\"?){0,5}") {
+            for text in [&text, &line] {
+                by_reason(text);
+                counted(text);
+            }
+        }
+    }
+}
