@@ -871,7 +871,7 @@ pub(crate) fn unprivileged() -> Made {
     made
 }
 
-/// All of them, by name.
+/// All of them, by name, with software that is well.
 pub(crate) fn all() -> BTreeMap<&'static str, Made> {
     type Make = fn() -> Made;
     let makers: [(&str, Make); 15] = [
@@ -893,7 +893,11 @@ pub(crate) fn all() -> BTreeMap<&'static str, Made> {
     ];
     makers
         .into_iter()
-        .map(|(name, make)| (name, make()))
+        .map(|(name, make)| {
+            let mut made = make();
+            made.software();
+            (name, made)
+        })
         .collect()
 }
 

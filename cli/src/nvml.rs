@@ -414,7 +414,8 @@ impl Calls for Loaded {
     }
 
     fn persistence(&self, device: Device) -> Result<u32, Code> {
-        // SAFETY: `nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t, nvmlEnableState_t *)`, an enum of small numbers,
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t, nvmlEnableState_t *)`, an enum of small
+        // numbers,
         // which in C is as large as an unsigned int.
         unsafe { self.of_device(c"nvmlDeviceGetPersistenceMode", device, 0) }
     }
@@ -430,7 +431,8 @@ impl Calls for Loaded {
     }
 
     fn virtualization(&self, device: Device) -> Result<u32, Code> {
-        // SAFETY: `nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t, nvmlGpuVirtualizationMode_t *)`, an enum as
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t, nvmlGpuVirtualizationMode_t *)`, an enum
+        // as
         // above.
         unsafe { self.of_device(c"nvmlDeviceGetVirtualizationMode", device, 0) }
     }

@@ -415,9 +415,11 @@ fn part_of(path: &str, name: &str, text: &str, others: &mut Others) -> Option<St
         });
     }
     if path.starts_with("/proc/") && name == "status" {
-        let kept = text
-            .lines()
-            .filter(|line| line.starts_with("Uid:") || line.starts_with("NSpid:"));
+        let kept = text.lines().filter(|line| {
+            ["Uid:", "NSpid:", "CapEff:"]
+                .iter()
+                .any(|key| line.starts_with(key))
+        });
         return Some(kept.map(|line| format!("{line}\n")).collect());
     }
     if path.contains("/nvidia_peermem/") {

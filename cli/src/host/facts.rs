@@ -45,7 +45,8 @@ fn symbol(line: &str) -> Option<String> {
         .then(|| format!("{kind} {name} {module}").trim_end().to_owned())
 }
 
-/// [`Fact::KernelSymbols`](super::Fact::KernelSymbols). The file is read to its end, some 10 MB of it: modules come last.
+/// [`Fact::KernelSymbols`](super::Fact::KernelSymbols). The file is read to its end, some 10 MB of it: modules come
+/// last.
 pub(super) fn symbols() -> Seen<String> {
     let mut lines = Vec::new();
     for line in BufReader::new(fs::File::open("/proc/kallsyms")?).lines() {

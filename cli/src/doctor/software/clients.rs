@@ -34,10 +34,12 @@ pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
                 NAME,
                 Level::Note,
                 Subject::Machine,
-                "persistent_api_support=0: registrations are revoked when their memory is freed, where the card can lose them",
+                "persistent_api_support=0: registrations are revoked when their memory is freed, where the card can \
+                lose them",
             )
             .why(
-                "memory cannot be held by who has forgotten it; and a card whose driver knows no revocation is served by the second \
+                "memory cannot be held by who has forgotten it; and a card whose driver knows no revocation is served \
+                by the second \
                  client, nv_mem_nc",
             ),
         );
@@ -68,10 +70,12 @@ fn shown(look: &Look<'_>, module: &Module, wanted: &[&str], names: &[String]) ->
                 ),
             )
             .why(
-                "the directory is another stack's, or the client is not registered; software that looks there alone does not find \
+                "the directory is another stack's, or the client is not registered; software that looks there alone \
+                does not find \
                  the module",
             )
-            .mend("look for two stacks with peer memory (`dmesg | grep memory_peers`), and load the module again after the other is gone"),
+            .mend("look for two stacks with peer memory (`dmesg | grep memory_peers`), and load the module again \
+            after the other is gone"),
         );
     }
     let version = look

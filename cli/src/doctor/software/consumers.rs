@@ -200,7 +200,8 @@ pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
 fn why_not(probe: &Probe) -> &'static str {
     match probe {
         Probe::UserOfIbCore => {
-            ": it wants the module in ib_core's line of lsmod, and OFED since 5.5 has peer memory in ib_uverbs, for NVIDIA's module, \
+            ": it wants the module in ib_core's line of lsmod, and OFED since 5.5 has peer memory in ib_uverbs, for \
+            NVIDIA's module, \
              too"
         }
         Probe::SymbolAndCard(_) => ": it knows other cards alone",
@@ -240,7 +241,8 @@ fn told(look: &Look<'_>, module: &Module, blind: &[&Consumer]) -> Finding {
     )
     .why("kernels since 6.4 do not let ib_core make that directory")
     .costs(format!(
-        "they copy through the host and do not say so (in NVIDIA/nccl#1676 AllReduce fell from 180 to about 10 GB/s); {}",
+        "they copy through the host and do not say so (in NVIDIA/nccl#1676 AllReduce fell from 180 to about 10 GB/s); \
+        {}",
         alternative.said()
     ))
     .mend(format!("{here}; or newer software: {}", newer.join(", ")))

@@ -144,7 +144,8 @@ impl DmaBuf {
     pub(super) fn costs_without_module(&self) -> &'static str {
         match self.works() {
             Some(true) => {
-                "software that registers by dma-buf (NCCL, UCX and NVSHMEM do first) loses nothing; what calls bare ibv_reg_mr on \
+                "software that registers by dma-buf (NCCL, UCX and NVSHMEM do first) loses nothing; what calls bare \
+                ibv_reg_mr on \
                  GPU memory gets EFAULT"
             }
             Some(false) => {
@@ -199,7 +200,8 @@ pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
         // Without a module that is told there, and worse.
         Some(false) if look.software().loaded().is_none() => return Vec::new(),
         Some(false) => at(Level::Note).why(
-            "all registrations of GPU memory go through nvidia_peermem; NCCL, UCX and NVSHMEM would take dma-buf where it works",
+            "all registrations of GPU memory go through nvidia_peermem; NCCL, UCX and NVSHMEM would take dma-buf \
+            where it works",
         ),
         None => at(Level::NotVisible),
     };

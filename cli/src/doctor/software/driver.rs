@@ -37,7 +37,8 @@ pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
                     )
                     .why("Linux gives a module in Rust nothing of a proprietary module: it does not load")
                     .mend(
-                        "install NVIDIA's open kernel modules (nvidia-open), for Turing and newer GPUs; or remove peermem-rs, and \
+                        "install NVIDIA's open kernel modules (nvidia-open), for Turing and newer GPUs; or remove \
+                        peermem-rs, and \
                          use NVIDIA's nvidia-peermem",
                     ),
                 );
@@ -93,7 +94,8 @@ fn library(look: &Look<'_>) -> Option<Finding> {
         return Some(
             at(Level::Fault, format!("{library} (NVML: {})", error.text))
                 .why("the driver was upgraded under a loaded module: CUDA starts nowhere until both are of one version")
-                .mend("reboot; or stop all that uses the GPUs, `rmmod nvidia_peermem nvidia_uvm nvidia_drm nvidia_modeset nvidia`, `modprobe nvidia`"),
+                .mend("reboot; or stop all that uses the GPUs, `rmmod nvidia_peermem nvidia_uvm nvidia_drm \
+                nvidia_modeset nvidia`, `modprobe nvidia`"),
         );
     }
     if error.is_denied() {

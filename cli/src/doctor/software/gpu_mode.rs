@@ -54,11 +54,13 @@ pub(in crate::doctor) fn bar1(look: &Look<'_>) -> Vec<Finding> {
         if is_low {
             finding = finding
                 .why(
-                    "what is registered takes its own size of BAR1, and nvidia.ko keeps 36 MiB; more is refused (no_room, EFAULT \
+                    "what is registered takes its own size of BAR1, and nvidia.ko keeps 36 MiB; more is refused \
+                    (no_room, EFAULT \
                      to the application)",
                 )
                 .mend(
-                    "`peermemctl list --by-process` says who holds it (peermem-rs); end those, or register less; where BAR1 is \
+                    "`peermemctl list --by-process` says who holds it (peermem-rs); end those, or register less; \
+                    where BAR1 is \
                      smaller than the memory: Resizable BAR, Above 4G Decoding in the BIOS",
                 );
         }
@@ -80,7 +82,8 @@ pub(in crate::doctor) fn mode(look: &Look<'_>) -> Vec<Finding> {
             findings.push(
                 note("MIG is on")
                     .why(
-                        "the header of NVIDIA's interface (nv-p2p.h) says that persistent pins, the module's default, are not \
+                        "the header of NVIDIA's interface (nv-p2p.h) says that persistent pins, the module's default, \
+                        are not \
                          supported on MIG; drivers since 555 have code for it",
                     )
                     .mend(pins),
@@ -90,7 +93,8 @@ pub(in crate::doctor) fn mode(look: &Look<'_>) -> Vec<Finding> {
             Some(Virtualization::Vgpu) => findings.push(
                 note("this is a virtual GPU")
                     .why(
-                        "memory is pinned where the vGPU has RDMA, which its profile on the host decides; persistent pins, the \
+                        "memory is pinned where the vGPU has RDMA, which its profile on the host decides; persistent \
+                        pins, the \
                          module's default, are said not to be supported (nv-p2p.h)",
                     )
                     .mend(pins),

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! How much memory may be locked, and how many RDMA objects a cgroup may have.
 //!
-//! ib_core charges what is registered to RLIMIT_MEMLOCK, GPU memory by nvidia_peermem as memory of the host, before it asks
-//! any module; who has CAP_IPC_LOCK is not held to it. dma-buf is not charged (Linux 7.3, `drivers/infiniband/core/umem.c`).
+//! ib_core charges what is registered to RLIMIT_MEMLOCK, GPU memory by nvidia_peermem as memory of the host, before it
+//! asks
+//! any module; who has CAP_IPC_LOCK is not held to it. dma-buf is not charged (Linux 7.3,
+//! `drivers/infiniband/core/umem.c`).
 
 use crate::doctor::Look;
 use crate::finding::Finding;
@@ -54,7 +56,8 @@ fn largest(look: &Look<'_>) -> Option<u64> {
     look.gpus().filter_map(of).max()
 }
 
-const WHY: &str = "ibv_reg_mr charges what it registers to this limit, GPU memory as memory of the host, and fails with ENOMEM beyond it \
+const WHY: &str = "ibv_reg_mr charges what it registers to this limit, GPU memory as memory of the host, and fails \
+with ENOMEM beyond it \
                    (\"Cannot allocate memory\"), before any module is asked";
 
 pub(in crate::doctor) fn memlock(look: &Look<'_>) -> Vec<Finding> {
@@ -111,7 +114,8 @@ fn shell(look: &Look<'_>, memory: u64) -> Option<Finding> {
     let mend = if hard >= memory {
         "`ulimit -l unlimited` in the shell, or what the hard limit allows"
     } else {
-        "`* - memlock unlimited` in /etc/security/limits.d/rdma.conf and a new login; in containers `--ulimit memlock=-1` or the \
+        "`* - memlock unlimited` in /etc/security/limits.d/rdma.conf and a new login; in containers `--ulimit \
+        memlock=-1` or the \
          capability IPC_LOCK"
     };
     Some(at(Level::Warning, found).why(WHY).mend(mend))
@@ -149,7 +153,8 @@ fn services(look: &Look<'_>, memory: u64) -> Vec<Finding> {
             .mend(match is_batch {
                 true => "`LimitMEMLOCK=infinity` in its unit (`systemctl edit`), and restart it",
                 false => {
-                    "for containers `--ulimit memlock=-1` or the capability IPC_LOCK; or `LimitMEMLOCK=infinity` in its unit \
+                    "for containers `--ulimit memlock=-1` or the capability IPC_LOCK; or `LimitMEMLOCK=infinity` in \
+                    its unit \
                      (`systemctl edit`), and restart it"
                 }
             });
@@ -246,7 +251,8 @@ pub(in crate::doctor) fn cgroup(look: &Look<'_>) -> Vec<Finding> {
                         format!("the cgroup {folder} has {now} RDMA {what} of {most} that it may have"),
                     )
                     .why(
-                        "an open device is a handle; a memory region, a queue pair, a completion queue each an object; beyond the \
+                        "an open device is a handle; a memory region, a queue pair, a completion queue each an \
+                        object; beyond the \
                          limit making one fails with EAGAIN",
                     )
                     .mend(format!(

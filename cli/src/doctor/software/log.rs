@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! What the kernel's log says of the module, the driver, the GPUs and the cards.
 //!
-//! The log is a ring: what is told is what it still holds. Lines about loading count only while the module is not loaded
+//! The log is a ring: what is told is what it still holds. Lines about loading count only while the module is not
+//! loaded
 //! ([`super::module`] tells those), lines about devices only for devices that were found.
 
 use std::collections::BTreeMap;
@@ -88,7 +89,9 @@ fn why_not_loaded(line: &str) -> Option<(usize, &'static str)> {
     Some((rank, mend))
 }
 
-const UNSIGNED: &str = "if that was nvidia_peermem: sign it with a key that the machine knows (docs/install.md, Secure Boot)";
+const UNSIGNED: &str =
+    "if that was nvidia_peermem: sign it with a key that the machine knows (docs/install.md, \
+Secure Boot)";
 
 /// Words of such a line, and what mends it.
 const OF_LOADING: [(&str, &str); 8] = [
@@ -108,12 +111,14 @@ const OF_LOADING: [(&str, &str); 8] = [
     ),
     (
         "disagrees about version of symbol",
-        "ib_core or the driver was upgraded after it was built: build it again (peermem-rs: `dkms unbuild`, `dkms install`; \
+        "ib_core or the driver was upgraded after it was built: build it again (peermem-rs: `dkms unbuild`, `dkms \
+        install`; \
          NVIDIA's: install the driver again)",
     ),
     (
         "Unknown symbol",
-        "ib_core or the driver was changed after it was built: build it again (peermem-rs: `dkms unbuild`, `dkms install`; \
+        "ib_core or the driver was changed after it was built: build it again (peermem-rs: `dkms unbuild`, `dkms \
+        install`; \
          NVIDIA's: install the driver again, after OFED)",
     ),
     ("not loaded:", "as it says; docs/observe.md has each of these lines"),
@@ -155,7 +160,8 @@ const PATTERNS: &[Pattern] = &[
         level: Level::Warning,
         matches: |line| line.contains("ERROR detected invalid context"),
         of_device: false,
-        why: "NVIDIA's module met memory that was freed while it was registered; NVIDIA calls it harmless, users saw crashes after \
+        why: "NVIDIA's module met memory that was freed while it was registered; NVIDIA calls it harmless, users saw \
+        crashes after \
               it (nv_peer_memory#120)",
         mend: Some("driver 560 or newer, whose module registers memory that cannot be revoked; or peermem-rs"),
     },
@@ -181,7 +187,8 @@ const PATTERNS: &[Pattern] = &[
         },
         of_device: true,
         why: "the IOMMU stopped a transfer of this device: the bytes did not arrive, and mostly nobody was told",
-        mend: Some("`iommu=pt` in the kernel's command line, if the machine may do without translation; else report it with the line"),
+        mend: Some("`iommu=pt` in the kernel's command line, if the machine may do without translation; else report \
+        it with the line"),
     },
     Pattern {
         level: Level::Warning,
@@ -207,7 +214,8 @@ const PATTERNS: &[Pattern] = &[
         },
         of_device: true,
         why: "the card's firmware reported trouble; queues and regions of that time may be gone",
-        mend: Some("update the card's firmware (`mlxfwmanager`); report it to the vendor with the line if it comes again"),
+        mend: Some("update the card's firmware (`mlxfwmanager`); report it to the vendor with the line if it comes \
+        again"),
     },
 ];
 
@@ -350,7 +358,8 @@ mod tests {
             addresses(line).iter().map(Address::to_string).collect()
         };
         assert_eq!(
-            named("DMAR: [DMA Write NO_PASID] Request device [0000:3b:00.0] fault addr 0x3f8000000000 [fault reason 0x05] PTE Write"),
+            named("DMAR: [DMA Write NO_PASID] Request device [0000:3b:00.0] fault addr 0x3f8000000000 [fault reason \
+            0x05] PTE Write"),
             ["0000:3b:00.0"]
         );
         assert_eq!(
@@ -358,7 +367,8 @@ mod tests {
             ["0000:3b:00.0"]
         );
         assert_eq!(
-            named("mlx5_core 0000:41:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0021 address=0x1 flags=0x0030]"),
+            named("mlx5_core 0000:41:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0021 address=0x1 \
+            flags=0x0030]"),
             ["0000:41:00.0"]
         );
         assert_eq!(
@@ -380,7 +390,8 @@ mod tests {
     fn of_one_try_the_line_that_says_most() {
         let records = parse(
             "3,1,1000000,-;nvidia-peermem: not loaded: no ib_core is, and so there is no x\n\
-             3,2,90000000,-;nvidia_peermem: module using GPL-only symbols uses symbols nvidia_p2p_put_pages from proprietary module nvidia.\n\
+             3,2,90000000,-;nvidia_peermem: module using GPL-only symbols uses symbols nvidia_p2p_put_pages from \
+             proprietary module nvidia.\n\
              3,3,90000100,-;nvidia_peermem: Unknown symbol nvidia_p2p_put_pages (err -22)\n",
         );
         let told = not_loaded(&records).expect("it is told");
@@ -393,8 +404,10 @@ mod tests {
         for line in [
             "nvidia_peermem: disagrees about version of symbol ib_register_peer_memory_client",
             "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -22)",
-            "nvidia_peermem: module using GPL-only symbols uses symbols nvidia_p2p_get_pages from proprietary module nvidia.",
-            "nvidia-peermem: not loaded: no ib_core is, and so there is no ib_register_peer_memory_client: modprobe loads it first, insmod does not",
+            "nvidia_peermem: module using GPL-only symbols uses symbols nvidia_p2p_get_pages from proprietary module \
+            nvidia.",
+            "nvidia-peermem: not loaded: no ib_core is, and so there is no ib_register_peer_memory_client: modprobe \
+            loads it first, insmod does not",
             "Loading of unsigned module is rejected",
             "Lockdown: modprobe: unsigned module loading is restricted; see man kernel_lockdown.7",
         ] {

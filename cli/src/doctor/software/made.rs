@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The software of a made-up machine that is well: peermem-rs on Ubuntu's kernel 6.8 with OFED and the open driver, by the
+//! The software of a made-up machine that is well: peermem-rs on Ubuntu's kernel 6.8 with OFED and the open driver, by
+//! the
 //! formats of procfs and sysfs, and what NVML would say of its GPUs.
 
 use super::MODULE;
@@ -51,7 +52,10 @@ pub(super) fn nvml(recording: &Recording) -> Nvml {
                         free_bytes: total - (2 << 20),
                         used_bytes: 2 << 20,
                     }),
-                    memory_total_bytes: Some(80 << 30),
+                    memory_total_bytes: Some(match gpu.name.contains("GeForce") {
+                        true => 24 << 30,
+                        false => 80 << 30,
+                    }),
                     persistence_mode: Some(true),
                     mig: Some(false),
                     virtualization: Some(Virtualization::None),

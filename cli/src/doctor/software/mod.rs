@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The software that GPUDirect RDMA takes: read once ([`Software`]), judged by the checks in the files here.
 //!
-//! Whoever lacks several things is told the first, not what follows from it: without a GPU or an RDMA device nothing here
+//! Whoever lacks several things is told the first, not what follows from it: without a GPU or an RDMA device nothing
+//! here
 //! says anything but that; a module is not missed where ib_core could not take it.
 
 pub(super) mod clients;
@@ -182,7 +183,8 @@ impl Software {
         file.is_some_and(|file| is_ours(file))
     }
 
-    /// Whether somebody wants the module here: peermem-rs is installed (NVIDIA's comes with every driver), or loading one was tried.
+    /// Whether somebody wants the module here: peermem-rs is installed (NVIDIA's comes with every driver), or loading
+    /// one was tried.
     pub(super) fn is_wanted(&self) -> bool {
         let log = self.log.as_deref().unwrap_or_default();
         self.would_load_ours() || log::not_loaded(log).is_some()
@@ -199,7 +201,8 @@ impl Software {
         self.register() == Ok(None)
     }
 
-    /// Whether nvidia.ko is known to be of a kind that peermem-rs does not load beside, and that is what would be loaded.
+    /// Whether nvidia.ko is known to be of a kind that peermem-rs does not load beside, and that is what would be
+    /// loaded.
     pub(super) fn is_closed_to_ours(&self) -> bool {
         let is_closed = |driver: &Driver| driver.is_open == Some(false) || driver.is_old();
         self.would_load_ours() && self.nvidia().is_some_and(is_closed)
@@ -355,7 +358,9 @@ mod tests {
     #[test]
     fn both_flavours_and_the_stand_in() {
         let said = |text: &str| Driver::parse(text);
-        let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (dvs-builder@U16)\nGCC version:  gcc 13.3.0";
+        let open =
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  \
+        (dvs-builder@U16)\nGCC version:  gcc 13.3.0";
         assert_eq!(said(open).named(), "nvidia.ko 570.86.15, open");
         assert_eq!(said(open).major(), Some(570));
         let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54.03  Tue Jun  6 22:20:39 UTC 2023";

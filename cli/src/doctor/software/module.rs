@@ -64,11 +64,13 @@ fn missing(look: &Look<'_>) -> Finding {
             "nv_peer_mem is loaded in the place of nvidia_peermem".to_owned(),
         )
         .why(
-            "it is the module that NVIDIA's replaced in 2021: nothing was mended in it since, it has no persistent pins, and \
+            "it is the module that NVIDIA's replaced in 2021: nothing was mended in it since, it has no persistent \
+            pins, and \
              software that looks for nvidia_peermem does not find it",
         )
         .mend(
-            "`rmmod nv_peer_mem`, remove its package (nvidia-peer-memory, nvidia-peer-memory-dkms), `modprobe nvidia-peermem`",
+            "`rmmod nv_peer_mem`, remove its package (nvidia-peer-memory, nvidia-peer-memory-dkms), `modprobe \
+            nvidia-peermem`",
         );
     }
     let alternative = DmaBuf::judge(look);
@@ -93,7 +95,8 @@ fn missing(look: &Look<'_>) -> Finding {
         }
         (Ok(None), None) => (
             "nvidia_peermem is not loaded, and modprobe has no such module for this kernel".to_owned(),
-            "build and install peermem-rs for this kernel (docs/install.md), or install the driver again, with its kernel modules"
+            "build and install peermem-rs for this kernel (docs/install.md), or install the driver again, with its \
+            kernel modules"
                 .to_owned(),
         ),
         (Err(_), None) => (
@@ -103,7 +106,8 @@ fn missing(look: &Look<'_>) -> Finding {
     };
     at(level, found)
         .why(format!(
-            "ib_core asks it about each address that is no memory of the processor; libfabric's verbs provider and RCCL believe \
+            "ib_core asks it about each address that is no memory of the processor; libfabric's verbs provider and \
+            RCCL believe \
              in it without looking, since ib_core has the function; {}",
             alternative.said()
         ))
@@ -122,7 +126,8 @@ fn signature(look: &Look<'_>) -> &'static str {
         .text("/sys/kernel/security/lockdown")
         .is_ok_and(|text| text.contains("[integrity]") || text.contains("[confidentiality]"));
     if enforced || locked {
-        "; this kernel takes signed modules alone: sign it with a key that the machine knows (docs/install.md, Secure Boot)"
+        "; this kernel takes signed modules alone: sign it with a key that the machine knows (docs/install.md, Secure \
+        Boot)"
     } else {
         ""
     }

@@ -52,12 +52,14 @@ fn lacking(look: &Look<'_>) -> Finding {
         format!("the ib_core{kernel} that is loaded has no peer memory: no {REGISTER}"),
     )
     .why(
-        "nvidia_peermem makes itself known there. Mainline's ib_core never had it: MLNX_OFED's and DOCA-OFED's have, and some \
+        "nvidia_peermem makes itself known there. Mainline's ib_core never had it: MLNX_OFED's and DOCA-OFED's have, \
+        and some \
          distributions' kernels",
     )
     .costs(alternative.costs_without_module())
     .mend(format!(
-        "install MLNX_OFED or DOCA-OFED for this kernel, and load its modules (`openibd restart`); or do without nvidia_peermem: {}",
+        "install MLNX_OFED or DOCA-OFED for this kernel, and load its modules (`openibd restart`); or do without \
+        nvidia_peermem: {}",
         alternative.said()
     ))
 }

@@ -113,7 +113,8 @@ fn refuse(made: &mut Made, last: u32, reason: &str) {
     );
 }
 
-/// A fault: what plants it, and all that must be said of it: checks, levels, and words of what was found or what mends it.
+/// A fault: what plants it, and all that must be said of it: checks, levels, and words of what was found or what mends
+/// it.
 struct Planted {
     name: &'static str,
     plant: fn(&mut Made),
@@ -321,7 +322,7 @@ const PLANTED: &[Planted] = &[
             made.file(
                 &format!("{MODULE}/parameters/persistent_api_support"),
                 "0\n",
-            )
+            );
         },
         says: &[
             ("clients", Note, "persistent_api_support=0"),
@@ -400,7 +401,7 @@ const PLANTED: &[Planted] = &[
             made.fact(
                 Fact::Services,
                 "slurmd 2201 8388608 8388608\nslurmd 2202 8388608 8388608\n",
-            )
+            );
         },
         says: &[(
             "memlock",
@@ -473,7 +474,8 @@ const PLANTED: &[Planted] = &[
         plant: |made| {
             log(
                 made,
-                &["DMAR: [DMA Write NO_PASID] Request device [0000:18:00.0] fault addr 0x3f8000000000 [fault reason 0x05] PTE Write access is not set"],
+                &["DMAR: [DMA Write NO_PASID] Request device [0000:18:00.0] fault addr 0x3f8000000000 [fault reason \
+                0x05] PTE Write access is not set"],
             );
         },
         says: &[("kernel-log", Warning, "once 10 s after boot: DMAR:")],
@@ -483,7 +485,8 @@ const PLANTED: &[Planted] = &[
         plant: |made| {
             log(
                 made,
-                &["DMAR: [DMA Write NO_PASID] Request device [0000:99:00.0] fault addr 0x3f8000000000 [fault reason 0x05] x"],
+                &["DMAR: [DMA Write NO_PASID] Request device [0000:99:00.0] fault addr 0x3f8000000000 [fault reason \
+                0x05] x"],
             );
         },
         says: &[],
@@ -510,14 +513,16 @@ const PLANTED: &[Planted] = &[
     Planted {
         name: "packets lost on the path",
         plant: |made| {
-            log(made, &["pcieport 0000:15:01.0: AER: Uncorrectable (Non-Fatal) error message received from 0000:18:00.0"]);
+            log(made, &["pcieport 0000:15:01.0: AER: Uncorrectable (Non-Fatal) error message received from \
+            0000:18:00.0"]);
         },
         says: &[("kernel-log", Warning, "Uncorrectable")],
     },
     Planted {
         name: "firmware in trouble",
         plant: |made| {
-            log(made, &["mlx5_core 0000:18:00.0: poll_health:819:(pid 0): device's health compromised - reached miss count"]);
+            log(made, &["mlx5_core 0000:18:00.0: poll_health:819:(pid 0): device's health compromised - reached miss \
+            count"]);
         },
         says: &[("kernel-log", Warning, "mlxfwmanager")],
     },
@@ -529,7 +534,8 @@ const PLANTED: &[Planted] = &[
     Planted {
         name: "NVIDIA's module met freed memory",
         plant: |made| {
-            log(made, &["nvidia-peermem nv_get_p2p_free_callback:127 ERROR detected invalid context, skipping further processing"])
+            log(made, &["nvidia-peermem nv_get_p2p_free_callback:127 ERROR detected invalid context, skipping further \
+            processing"]);
         },
         says: &[("kernel-log", Warning, "driver 560")],
     },
@@ -539,7 +545,7 @@ const PLANTED: &[Planted] = &[
             log(
                 made,
                 &["nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -22)"],
-            )
+            );
         },
         says: &[],
     },

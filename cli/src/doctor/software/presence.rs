@@ -26,7 +26,8 @@ pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
         findings.push(
             fault("no NVIDIA GPU on PCI")
                 .why("GPUDirect RDMA moves bytes between a GPU's memory and an RDMA device")
-                .mend("in a virtual machine or a container, give it the GPU; `lspci -d 10de:` lists those that PCI knows"),
+                .mend("in a virtual machine or a container, give it the GPU; `lspci -d 10de:` lists those that PCI \
+                knows"),
         );
     }
     if look.machine.hcas.is_empty() {
@@ -42,7 +43,8 @@ pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
             fault(found)
                 .why("ibv_reg_mr is a call to an RDMA device")
                 .mend(
-                    "load the RDMA driver of the card, as `modprobe mlx5_ib`, `bnxt_re`, `irdma` or `efa`; in a virtual machine or \
+                    "load the RDMA driver of the card, as `modprobe mlx5_ib`, `bnxt_re`, `irdma` or `efa`; in a \
+                    virtual machine or \
                      a container, give it the card",
                 ),
         );
@@ -55,7 +57,8 @@ pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
                 "all RDMA devices are software (rxe, siw)",
             )
             .why(
-                "they copy by the processor, and mainline's take no GPU memory: what is said of them tests programs, not \
+                "they copy by the processor, and mainline's take no GPU memory: what is said of them tests programs, \
+                not \
                  GPUDirect RDMA",
             ),
         );

@@ -37,7 +37,8 @@ const OF_MACHINE: [(&str, &str); 14] = [
     ("no_memory", "free memory of the host (`free -m`)"),
     (
         "no_room",
-        "deregister or register less; `peermemctl list --by-process` says who holds BAR1, `nvidia-smi -q -d MEMORY` how large it is",
+        "deregister or register less; `peermemctl list --by-process` says who holds BAR1, `nvidia-smi -q -d MEMORY` \
+        how large it is",
     ),
     (
         "not_pci",
@@ -56,7 +57,8 @@ const OF_MACHINE: [(&str, &str); 14] = [
     ("table_version", "a version of peermem-rs for this driver"),
     (
         "unreachable",
-        "use a card behind the GPU's switch (`peermemctl topo`), or, at your risk, nvidia.ko's NVreg_GrdmaPciTopoCheckOverride=1",
+        "use a card behind the GPU's switch (`peermemctl topo`), or, at your risk, nvidia.ko's \
+        NVreg_GrdmaPciTopoCheckOverride=1",
     ),
     (
         "user_limit",
@@ -244,7 +246,10 @@ mod tests {
 
     use proptest::prelude::*;
 
-    const LINE: &str = "seq=0 first=1.000001 last=62.500000 times=2 flavour=persistent step=acquire reason=no_room code=-12 addr=0x7f0000000000 len=1048576 tgid=4711 pid=4712 comm=python3 text=\"no room, reason=x last=9\"";
+    const LINE: &str =
+        "seq=0 first=1.000001 last=62.500000 times=2 flavour=persistent step=acquire reason=no_room code=-12 \
+         addr=0x7f0000000000 len=1048576 tgid=4711 pid=4712 comm=python3 \
+         text=\"no room, reason=x last=9\"";
 
     #[test]
     fn keys_are_read_and_the_words_are_not() {
@@ -267,7 +272,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_line_is_a_panic(text in any::<String>(), line in "(seq|last|times|reason|count|event|text)=[^ ]{0,9}( [a-z]{0,6}=\"?[0-9.x]{0,25}\"?){0,5}") {
+        fn no_line_is_a_panic(
+            text in any::<String>(),
+            line in "(seq|last|times|reason|count|event|text)=[^ ]{0,9}( [a-z]{0,6}=\"?[0-9.x]{0,25}\"?){0,5}",
+        ) {
             for text in [&text, &line] {
                 by_reason(text);
                 counted(text);

@@ -51,13 +51,15 @@ pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
         findings.push(
             note("openibd is here, and nothing was found that loads nvidia_peermem after its restart")
                 .why(
-                    "openibd knows nothing of the module: its restart fails while the module is loaded, or throws it out, and \
+                    "openibd knows nothing of the module: its restart fails while the module is loaded, or throws it \
+                    out, and \
                      does not load it again (packaging/peermem-rs.service)",
                 )
                 .mend(if module.is_ours {
                     "`sudo systemctl enable peermem-rs`, which hangs itself on openibd"
                 } else {
-                    "a drop-in of openibd.service with `ExecStartPost=/sbin/modprobe nvidia-peermem`; peermem-rs brings a service"
+                    "a drop-in of openibd.service with `ExecStartPost=/sbin/modprobe nvidia-peermem`; peermem-rs \
+                    brings a service"
                 }),
         );
     }
