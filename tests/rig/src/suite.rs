@@ -498,6 +498,17 @@ pub(crate) const SUITE: &[Run] = &[
         ..BASE
     },
     Run {
+        name: "peermemctl: no module, and no extended config space",
+        place: Place::Vm {
+            options: |vm| {
+                ctl(vm, Topology::Flat);
+                vm.peermem = Peermem::None;
+            },
+            command: CTL,
+        },
+        ..BASE
+    },
+    Run {
         name: "debug kernel: identity: ours, revocable, no memory_peers of ib_core's",
         place: Place::Vm {
             options: |vm| {

@@ -22,7 +22,9 @@ use crate::child::Process;
 use crate::gpu::Gpu;
 use crate::ktap;
 use crate::ktap::note;
+use crate::lab::Peermem;
 use crate::lab::Setup;
+use crate::module;
 use crate::pci;
 use crate::pci::Acs;
 use crate::pci::Place;
@@ -69,6 +71,16 @@ const CASES: &[Case] = &[
         run: redirection_at_root_ports,
     },
     Case {
+        name: "ctl.doctor_module_taken_out",
+        on: is_plain,
+        run: module_taken_out,
+    },
+    Case {
+        name: "ctl.doctor_locked_memory",
+        on: is_plain,
+        run: locked_memory,
+    },
+    Case {
         name: "ctl.list",
         on: is_plain,
         run: listed,
@@ -82,6 +94,11 @@ const CASES: &[Case] = &[
         name: "ctl.export",
         on: |machine| machine.promtool.is_some(),
         run: export,
+    },
+    Case {
+        name: "ctl.no_module",
+        on: |machine| machine.setup.peermem == Peermem::None,
+        run: no_module,
     },
 ];
 
@@ -109,6 +126,7 @@ pub(crate) fn run(setup: &Setup, promtool: Option<PathBuf>) -> Result<bool> {
 struct Answer {
     status: i32,
     out: String,
+    error: String,
 }
 
 impl Answer {
@@ -127,6 +145,7 @@ impl Answer {
                 .code()
                 .with_context(|| format!("{command:?} ended with {}", output.status))?,
             out: text(&output.stdout),
+            error,
         })
     }
 
@@ -378,6 +397,9 @@ fn at_rest(machine: &Machine) -> Result<Vec<Complaint>> {
             ));
         }
     }
+    if machine.setup.peermem == Peermem::None {
+        expected.push(Complaint::new("module", "machine"));
+    }
     Ok(expected)
 }
 
@@ -451,6 +473,29 @@ fn redirection_at_root_ports(machine: &Machine) -> Result<()> {
         "{before} notes on ACS before, {during} while the port redirects"
     );
     Ok(())
+}
+
+fn module_taken_out(machine: &Machine) -> Result<()> {
+    let parameters = module::parameters();
+    module::unload()?;
+    let answer = peermemctl(&["doctor"]);
+    module::load(&parameters)?;
+    let mut expected = at_rest(machine)?;
+    expected.push(Complaint::new("module", "machine"));
+    complains_of(&answer?, &expected)
+}
+
+/// 64 KiB, as many distributions give to who logs in, and without the capability that lets root pass the limit.
+fn locked_memory(machine: &Machine) -> Result<()> {
+    let limited = Answer::of(Command::new("setpriv").args([
+        "--bounding-set=-ipc_lock",
+        "sh",
+        "-c",
+        "ulimit -l 64 && exec peermemctl --json doctor",
+    ]))?;
+    let mut expected = at_rest(machine)?;
+    expected.push(Complaint::new("memlock", "machine"));
+    complains_of(&limited, &expected)
 }
 
 /// The registrations that `list` shows.
@@ -598,5 +643,20 @@ fn export(machine: &Machine) -> Result<()> {
         "promtool has something against it: {}",
         checked.status
     );
+    Ok(())
+}
+
+/// What cannot be looked at ends with 2 and a sentence.
+fn no_module(_: &Machine) -> Result<()> {
+    for command in ["list", "stats"] {
+        let answer = peermemctl(&[command])?;
+        note(command, answer.status);
+        ensure!(
+            answer.status == 2 && answer.error.starts_with("peermemctl: "),
+            "{command} ends with {}: {:?}",
+            answer.status,
+            answer.error
+        );
+    }
     Ok(())
 }
