@@ -64,6 +64,7 @@ impl Out {
     }
 
     /// What was gathered and not written yet.
+    #[cfg(test)]
     pub(crate) fn into_text(self) -> String {
         self.gathered
     }

@@ -410,13 +410,6 @@ impl Config {
         Ok(control & 0x8000 != 0)
     }
 
-    /// Virtual functions that are on. [`Unseen::Absent`]: the function can have none.
-    pub(crate) fn virtual_functions(&self) -> Seen<u16> {
-        let at = self.extended(EXT_SRIOV)?;
-        self.word(at.saturating_add(0x10))
-            .ok_or_else(|| self.short())
-    }
-
     /// The BARs whose size can be chosen. [`Unseen::Absent`]: none.
     pub(crate) fn resizable(&self) -> Seen<Vec<Resizable>> {
         let at = self.extended(EXT_RESIZABLE)?;
@@ -570,11 +563,6 @@ impl Function {
         })
     }
 
-    /// Whether it is a bridge to another PCI bus.
-    pub(crate) fn is_bridge(&self) -> bool {
-        self.class >> 8 == 0x0604
-    }
-
     /// Its config space, or why there is none.
     pub(crate) fn config(&self) -> Seen<&Config> {
         self.config.as_ref().map_err(Clone::clone)
@@ -583,11 +571,6 @@ impl Function {
     /// The PCI Express capability. [`Unseen::Absent`]: conventional PCI.
     pub(crate) fn express(&self) -> Seen<Express> {
         self.config()?.express()
-    }
-
-    /// Access Control Services.
-    pub(crate) fn acs(&self) -> Seen<Acs> {
-        self.config()?.acs()
     }
 }
 
@@ -713,7 +696,6 @@ mod tests {
             let _ = config.acs();
             let _ = config.ats();
             let _ = config.resizable();
-            let _ = config.virtual_functions();
             assert_eq!(config.known().len(), config.0.len());
         }
     }

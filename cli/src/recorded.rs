@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Machines that were there: recordings of `peermemctl record`, and what is said of them.
+
+use std::path::Path;
+
+use crate::finding::Status;
+use crate::host::recording::Recording;
+use crate::made;
+
+/// What was seen on the machine itself was the same, but for the colours.
+#[test]
+fn four_h200s_in_a_virtual_machine() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recordings/four-h200s.json");
+    let recording = Recording::load(&file).unwrap();
+    let mut golden = String::new();
+    for (line, expected) in [
+        (vec!["topo", "--verbose"], Status::Well),
+        // It has no RDMA device.
+        (vec!["doctor", "--all"], Status::Findings),
+        (vec!["list"], Status::Failed),
+        (vec!["doctor", "--json"], Status::Findings),
+    ] {
+        let (text, status) = made::says(&recording, &line);
+        assert_eq!(status, expected, "{text}");
+        golden.push_str(&format!("$ peermemctl {}\n{text}\n", line.join(" ")));
+    }
+    made::golden("golden/recorded-four-h200s.txt", &golden);
+}
+
+/// What no recording that is kept here may have in it.
+#[test]
+fn nothing_names_the_machine() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recordings");
+    let mut seen = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let text = std::fs::read_to_string(entry.unwrap().path()).unwrap();
+        for (at, _) in text.match_indices("GPU-") {
+            let uuid = text.get(at..at + 40).unwrap_or_default();
+            assert!(uuid.starts_with("GPU-00000000-0000"), "{uuid}");
+        }
+        for word in ["Serial", "hostname", "Kernel command line"] {
+            assert!(!text.contains(word), "{word}");
+        }
+        seen += 1;
+    }
+    assert!(seen > 0);
+}
