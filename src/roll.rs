@@ -146,11 +146,17 @@ pub(crate) struct Counts {
 }
 
 /// What is kept beside the entries, under the same lock.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Book {
     /// The last number given: 64 bits do not come round.
     last: u64,
     counts: [Counts; Flavour::ALL.len()],
+}
+
+impl Default for Book {
+    fn default() -> Self {
+        Book::new()
+    }
 }
 
 impl Book {
