@@ -113,7 +113,8 @@ mod tests {
     }
 
     const REFUSED: &str = concat!(
-        "seq=0 first=1.0 last=62.5 times=2 step=acquire reason=no_room code=-12 tgid=47 pid=48 comm=a text=\"no room in BAR1; tgid=9 less\"\n",
+        "seq=0 first=1.0 last=62.5 times=2 step=acquire reason=no_room code=-12 tgid=47 pid=48 comm=a \
+         text=\"no room in BAR1; tgid=9 less\"\n",
         "seq=1 first=2.0 last=61.5 times=1 step=acquire reason=hole code=-22 tgid=47 pid=48 comm=a text=\"\"\n",
         "seq=2 first=2.0 last=70.5 times=1 step=acquire reason=hole code=-22 tgid=470 pid=48 comm=a text=\"x\"\n",
     );
@@ -135,7 +136,8 @@ mod tests {
 
     #[test]
     fn registrations_are_counted_by_process() {
-        let text = "id=1 state=mapped tgid=154 pid=154 comm=gdr\nid=2 state=mapped tgid=15 pid=154 comm=gdr\nid=3 tgid=154 comm=x\n";
+        let text = "id=1 state=mapped tgid=154 pid=154 comm=gdr\nid=2 state=mapped tgid=15 pid=154 comm=gdr\n\
+                    id=3 tgid=154 comm=x\n";
         let host = Files(vec![(REGISTRATIONS, text)], FIRST_NAMESPACE);
         assert_eq!(registrations_of(&host, 154), Ok(2));
         assert_eq!(registrations_of(&host, 15), Ok(1));

@@ -2,8 +2,7 @@
 //! How much memory may be locked, and how many RDMA objects a cgroup may have.
 //!
 //! ib_core charges what is registered to RLIMIT_MEMLOCK, GPU memory by nvidia_peermem as memory of the host, before it
-//! asks
-//! any module; who has CAP_IPC_LOCK is not held to it. dma-buf is not charged (Linux 7.3,
+//! asks any module; who has CAP_IPC_LOCK is not held to it. dma-buf is not charged (Linux 7.3,
 //! `drivers/infiniband/core/umem.c`).
 
 use crate::doctor::Look;
