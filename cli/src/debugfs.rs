@@ -215,11 +215,11 @@ fn records<T>(text: &str, of: fn(Line<'_>) -> Option<T>) -> Records<T> {
 
 /// One record: keys and values in their order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Line<'a>(Vec<(&'a str, &'a str)>);
+pub(crate) struct Line<'a>(Vec<(&'a str, &'a str)>);
 
 impl<'a> Line<'a> {
     /// None: a word that has no `=`, or a quote that does not end.
-    fn parse(line: &'a str) -> Option<Self> {
+    pub(crate) fn parse(line: &'a str) -> Option<Self> {
         let mut pairs = Vec::with_capacity(16);
         let mut rest = line;
         while !rest.is_empty() {
@@ -240,7 +240,8 @@ impl<'a> Line<'a> {
         Some(Self(pairs))
     }
 
-    fn get(&self, key: &str) -> Option<&'a str> {
+    /// The value of a key as it stands there, of a quoted one what is between the quotes.
+    pub(crate) fn get(&self, key: &str) -> Option<&'a str> {
         self.0
             .iter()
             .find(|(known, _)| *known == key)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! What the module shows of a process: its registrations, and why one was refused. See docs/observe.md.
 
+use crate::debugfs::Line;
 use crate::host::Host;
 use crate::host::Seen;
 use crate::host::Unseen;
@@ -20,16 +21,11 @@ pub(crate) fn is_loaded(host: &dyn Host) -> bool {
     MODULES.iter().any(|path| host.has(path).unwrap_or(true))
 }
 
-/// The value of a key in a line of `key=value`.
-fn value<'a>(line: &'a str, key: &str) -> Option<&'a str> {
-    // What stands in quotes is the last, and its words may look like anything.
-    let line = line.split('"').next()?;
-    line.split(' ')
-        .find_map(|field| field.strip_prefix(key)?.strip_prefix('='))
-}
-
-fn is_of(line: &str, process: u32) -> bool {
-    value(line, "tgid").and_then(|tgid| tgid.parse().ok()) == Some(process)
+/// The records of a process.
+fn of(text: &str, process: u32) -> impl Iterator<Item = Line<'_>> {
+    text.lines()
+        .filter_map(Line::parse)
+        .filter(move |line| line.get("tgid").and_then(|tgid| tgid.parse().ok()) == Some(process))
 }
 
 /// Sees that the numbers of processes are the module's.
@@ -46,7 +42,7 @@ fn same_numbers(host: &dyn Host) -> Seen<()> {
 pub(crate) fn registrations_of(host: &dyn Host, process: u32) -> Seen<usize> {
     let text = host.text(REGISTRATIONS)?;
     same_numbers(host)?;
-    Ok(text.lines().filter(|line| is_of(line, process)).count())
+    Ok(of(&text, process).count())
 }
 
 /// What the module wrote down last about a registration of a process that it refused: the reason's name and words.
@@ -55,21 +51,22 @@ pub(crate) fn last_refusal(host: &dyn Host, process: u32) -> Seen<Option<String>
     for path in REFUSALS {
         let text = host.text(path)?;
         same_numbers(host)?;
-        for line in text.lines().filter(|line| is_of(line, process)) {
-            let when = value(line, "last")
+        for line in of(&text, process) {
+            let when = line
+                .get("last")
                 .and_then(|when| when.parse::<f64>().ok())
                 .unwrap_or(0.0);
             if last.as_ref().is_none_or(|(newest, _)| *newest <= when) {
-                last = Some((when, words(line)));
+                last = Some((when, words(&line)));
             }
         }
     }
     Ok(last.map(|(_, words)| words))
 }
 
-fn words(line: &str) -> String {
-    let reason = value(line, "reason").unwrap_or("no reason");
-    match line.split('"').nth(1) {
+fn words(line: &Line<'_>) -> String {
+    let reason = line.get("reason").unwrap_or("no reason");
+    match line.get("text") {
         Some(text) if !text.is_empty() => format!("{reason}: {text}"),
         _ => reason.to_owned(),
     }

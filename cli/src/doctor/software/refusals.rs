@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::debugfs::Line;
 use crate::doctor::Look;
 use crate::finding::Finding;
 use crate::finding::Level;
@@ -69,15 +70,6 @@ const OF_MACHINE: [(&str, &str); 14] = [
 /// Of the revocable client, after which the persistent one is asked.
 const TRIED_AGAIN: [&str; 2] = ["cpu_cacheable", "not_in_bar"];
 
-/// The value of a key before `text`.
-fn value<'a>(line: &'a str, key: &str) -> Option<&'a str> {
-    let (line, _) = line.split_once(" text=").unwrap_or((line, ""));
-    line.split(' ').find_map(|word| {
-        let (name, value) = word.split_once('=')?;
-        (name == key).then_some(value)
-    })
-}
-
 /// Whole seconds of a time with a fraction.
 fn seconds(time: &str) -> Option<u64> {
     time.split('.').next()?.parse().ok()
@@ -97,21 +89,18 @@ struct Refused {
 /// The file's records by reason.
 fn by_reason(text: &str) -> BTreeMap<&str, Refused> {
     let mut all: BTreeMap<&str, Refused> = BTreeMap::new();
-    for line in text.lines() {
-        let Some(reason) = value(line, "reason") else {
+    for line in text.lines().filter_map(Line::parse) {
+        let Some(reason) = line.get("reason") else {
             continue;
         };
-        let times = value(line, "times").and_then(|times| times.parse().ok());
-        let last = value(line, "last").and_then(seconds).unwrap_or(0);
+        let times = line.get("times").and_then(|times| times.parse().ok());
+        let last = line.get("last").and_then(seconds).unwrap_or(0);
         let refused = all.entry(reason).or_default();
         refused.times = refused.times.saturating_add(times.unwrap_or(1));
         if last >= refused.last {
             refused.last = last;
-            refused.comm = value(line, "comm").unwrap_or("?").to_owned();
-            let words = line
-                .split_once(" text=\"")
-                .map(|(_, text)| text.trim_end_matches('"'));
-            refused.text = words.unwrap_or_default().to_owned();
+            refused.comm = line.get("comm").unwrap_or("?").to_owned();
+            refused.text = line.get("text").unwrap_or_default().to_owned();
         }
     }
     all
@@ -194,11 +183,10 @@ fn told(reason: &str, refused: &Refused, now: Option<u64>) -> Option<Finding> {
 /// What must not happen at all.
 fn counted(text: &str) -> Vec<Finding> {
     let event = |name: &str| -> u64 {
-        let lines = text
-            .lines()
-            .filter(|line| value(line, "event") == Some(name));
+        let lines = text.lines().filter_map(Line::parse);
         lines
-            .filter_map(|line| value(line, "count")?.parse::<u64>().ok())
+            .filter(|line| line.get("event") == Some(name))
+            .filter_map(|line| line.get("count")?.parse::<u64>().ok())
             .fold(0, u64::saturating_add)
     };
     let mut findings = Vec::new();
@@ -253,9 +241,6 @@ mod tests {
 
     #[test]
     fn keys_are_read_and_the_words_are_not() {
-        assert_eq!(value(LINE, "reason"), Some("no_room"));
-        assert_eq!(value(LINE, "last").and_then(seconds), Some(62));
-        assert_eq!(value(LINE, "none"), None);
         let all = by_reason(LINE);
         let refused = all.get("no_room").expect("it is there");
         assert_eq!((refused.times, refused.last), (2, 62));
