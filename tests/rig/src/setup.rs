@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::path::PathBuf;
 
 use anyhow::bail;
 use anyhow::Context as _;
@@ -152,6 +153,24 @@ pub(crate) fn debian(paths: &Paths) -> Result<(Vec<Test>, Vec<String>)> {
     let (control, driver) = builder.control_source()?;
     let _lock = Lock::take(paths, "debian")?;
     debian::tests(paths, &kernel.source(), (&control, &driver))
+}
+
+/// Our module for a kernel, with these patches applied, if there are any.
+pub(crate) fn our_module(paths: &Paths, kernel: &str, patches: &[PathBuf]) -> Result<PathBuf> {
+    let toolchain = Toolchain::find(paths)?;
+    let kernel = find_kernel(paths, &toolchain, kernel, true)?;
+    let _lock = Lock::take(paths, "modules")?;
+    let builder = Builder::new(paths, &toolchain, &kernel, true);
+    match patches {
+        [] => builder.ours(),
+        patches => builder.patched(patches),
+    }
+}
+
+/// What a kernel was made from.
+pub(crate) fn kernel_key(paths: &Paths, kernel: &str) -> Result<String> {
+    let toolchain = Toolchain::find(paths)?;
+    Ok(find_kernel(paths, &toolchain, kernel, true)?.key)
 }
 
 /// The kernel and the modules of one run.

@@ -359,7 +359,7 @@ fn one(
     let (tests, problems) = match run.place {
         Place::Cargo(arguments) => on_host(paths, toolchain, run, arguments)?,
         Place::Lint => (setup::lint(paths)?, Vec::new()),
-        Place::Mutants => (mutants::tests(paths, &[])?, Vec::new()),
+        Place::Mutants => (mutants::tests(paths, &[], selection.full)?, Vec::new()),
         Place::Debian => setup::debian(paths)?,
         Place::Hazards => {
             let frozen = selection.kernel == crate::kernel::DEFAULT;
