@@ -106,6 +106,7 @@ fn absurd_ranges_never_reach_the_provider() {
     let world = World::at(0x7_0000_0000);
     for (addr, len) in [
         (0x7_0000_0000, 0),
+        (0x7_0000_0000, (1 << 40) + 1),
         (0x7_0000_0000, 16 << 40),
         (0x7_0000_0000, u64::MAX),
         (u64::MAX, 1),

@@ -157,6 +157,18 @@ pub(super) const CASES: &[Case] = &[
         },
     },
     Case {
+        name: "reasons.mapping_page_count",
+        run: |lab| {
+            lab.needs_flavour(Flavour::Persistent)?;
+            let expected = Expected {
+                step: "dma_map",
+                errno: libc::EINVAL,
+                ..Expected::acquire("page_count", 0)
+            };
+            one(lab, expected, |lab| with(lab, "dma_entries_delta", "-1"))
+        },
+    },
+    Case {
         name: "reasons.unreachable",
         run: |lab| {
             lab.needs_flavour(Flavour::Persistent)?;
