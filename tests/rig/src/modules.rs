@@ -457,15 +457,7 @@ impl<'a> Builder<'a> {
         let _ = fs::remove_dir_all(&download);
         let package = apt::download(self.paths, &mut stage, candidate, &download)?;
         let log = self.paths.cache.join("logs/control.txt");
-        stage.run(
-            std::process::Command::new("dpkg-deb")
-                .arg("-x")
-                .arg(&package)
-                .arg(&download),
-            &log,
-            "",
-            |_| false,
-        )?;
+        apt::extract(&mut stage, &package, &download, &log)?;
         for archive in stamp::files(&download)? {
             if archive.to_string_lossy().contains(".tar.") {
                 stage.run(

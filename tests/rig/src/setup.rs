@@ -3,7 +3,9 @@
 
 use std::fs;
 use std::path::Path;
+use std::thread;
 
+use anyhow::anyhow;
 use anyhow::bail;
 use anyhow::Context as _;
 use anyhow::Result;
@@ -11,6 +13,7 @@ use anyhow::Result;
 use crate::apt;
 use crate::debian;
 use crate::kernel;
+use crate::kernel::Extent;
 use crate::kernel::Kernel;
 use crate::lint;
 use crate::lint::Linter;
@@ -58,44 +61,74 @@ fn tools(paths: &Paths) -> Result<Toolchain> {
 }
 
 /// A flavour by its name, or somebody's build tree by its path.
-fn find_kernel(paths: &Paths, toolchain: &Toolchain, name: &str, frozen: bool) -> Result<Kernel> {
+fn find_kernel(paths: &Paths, toolchain: &Toolchain, name: &str, extent: Extent) -> Result<Kernel> {
     match kernel::flavour(name) {
         Some(flavour) => {
             let _lock = Lock::take(paths, &format!("kernel-{}", flavour.source))?;
-            kernel::ensure(paths, toolchain, flavour, frozen)
+            kernel::ensure(paths, toolchain, flavour, extent)
         }
         None if name.contains('/') => kernel::by_path(paths, Path::new(name)),
         None => bail!("there is no kernel {name}; a path has a slash in it"),
     }
 }
 
-/// Everything that demo and tests need, on these kernels.
+/// Everything that the tests need, on these kernels.
 pub(crate) fn all<'a>(paths: &Paths, kernels: impl IntoIterator<Item = &'a str>) -> Result<i32> {
-    let toolchain = tools(paths)?;
-    for name in kernels {
-        let kernel = find_kernel(paths, &toolchain, name, false)?;
-        let _lock = Lock::take(paths, "modules")?;
-        Builder::new(paths, &toolchain, &kernel, false).all()?;
-    }
-    build_programs(paths, &toolchain)?;
+    beside_programs(paths, programs::COMPILED, |toolchain| {
+        for name in kernels {
+            let kernel = find_kernel(paths, toolchain, name, Extent::Whole)?;
+            let _lock = Lock::take(paths, "modules")?;
+            Builder::new(paths, toolchain, &kernel, false).all()?;
+        }
+        Ok(())
+    })?;
     Ok(0)
 }
 
-fn build_programs(paths: &Paths, toolchain: &Toolchain) -> Result<()> {
-    let _lock = Lock::take(paths, "modules")?;
-    programs::build(paths, toolchain)
+/// What the demo needs.
+pub(crate) fn demo(paths: &Paths) -> Result<()> {
+    beside_programs(paths, &[programs::GDR], |toolchain| {
+        let kernel = find_kernel(paths, toolchain, kernel::DEFAULT, Extent::Patched)?;
+        let _lock = Lock::take(paths, "modules")?;
+        let builder = Builder::new(paths, toolchain, &kernel, false);
+        builder.ours()?;
+        builder.control()?;
+        Ok(())
+    })
+}
+
+/// Does `work` while the programs are compiled. Much of a kernel's build, its Rust above all, keeps one processor busy.
+fn beside_programs(
+    paths: &Paths,
+    wanted: &[&str],
+    work: impl FnOnce(&Toolchain) -> Result<()>,
+) -> Result<()> {
+    let toolchain = tools(paths)?;
+    thread::scope(|scope| {
+        let programs = scope.spawn(|| build_programs(paths, &toolchain, wanted));
+        let worked = work(&toolchain);
+        let compiled = programs
+            .join()
+            .map_err(|_| anyhow!("compiling the programs failed"))?;
+        worked.and(compiled)
+    })
+}
+
+fn build_programs(paths: &Paths, toolchain: &Toolchain, wanted: &[&str]) -> Result<()> {
+    let _lock = Lock::take(paths, "programs")?;
+    programs::build(paths, toolchain, wanted)
 }
 
 /// What a machine's command may want to run.
 pub(crate) fn programs(paths: &Paths) -> Result<()> {
-    build_programs(paths, &tools(paths)?)
+    build_programs(paths, &tools(paths)?, programs::COMPILED)
 }
 
 /// Looks at the form of the code, one test for each check.
 pub(crate) fn lint(paths: &Paths) -> Result<Vec<Test>> {
     apt::install(paths, apt::LINT)?;
     let toolchain = tools(paths)?;
-    let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, false)?;
+    let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, Extent::Patched)?;
     let linter = Linter {
         paths,
         toolchain: &toolchain,
@@ -129,14 +162,14 @@ pub(crate) fn deb(paths: &Paths) -> Result<i32> {
 
 pub(crate) fn kernel(paths: &Paths, flavour: &str) -> Result<i32> {
     let toolchain = tools(paths)?;
-    let kernel = find_kernel(paths, &toolchain, flavour, false)?;
+    let kernel = find_kernel(paths, &toolchain, flavour, Extent::Whole)?;
     println!("{}", kernel.build.display());
     Ok(0)
 }
 
 pub(crate) fn modules(paths: &Paths, name: &str) -> Result<i32> {
     let toolchain = tools(paths)?;
-    let kernel = find_kernel(paths, &toolchain, name, false)?;
+    let kernel = find_kernel(paths, &toolchain, name, Extent::Patched)?;
     let _lock = Lock::take(paths, "modules")?;
     for file in Builder::new(paths, &toolchain, &kernel, false).all()? {
         println!("{}", file.display());
@@ -147,7 +180,7 @@ pub(crate) fn modules(paths: &Paths, name: &str) -> Result<i32> {
 /// Our module on a Debian host with its stock kernel.
 pub(crate) fn debian(paths: &Paths) -> Result<(Vec<Test>, Vec<String>)> {
     let toolchain = tools(paths)?;
-    let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, true)?;
+    let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, Extent::Frozen)?;
     let builder = Builder::new(paths, &toolchain, &kernel, true);
     let (control, driver) = builder.control_source()?;
     let _lock = Lock::take(paths, "debian")?;
@@ -166,8 +199,13 @@ pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
         );
     }
     let toolchain = tools(paths)?;
-    let kernel = find_kernel(paths, &toolchain, &options.kernel, options.frozen)?;
     let stock = options.rdma == vm::Rdma::Stock;
+    let extent = match (options.frozen, stock) {
+        (true, _) => Extent::Frozen,
+        (false, true) => Extent::Whole,
+        (false, false) => Extent::Patched,
+    };
+    let kernel = find_kernel(paths, &toolchain, &options.kernel, extent)?;
     if stock && options.peermem != Peermem::None {
         bail!("the stock RDMA modules have no peer memory: give --peermem none");
     }

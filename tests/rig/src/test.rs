@@ -280,7 +280,7 @@ const DEMO_OK: &str = "demo: ok";
 
 /// The demo. Whether it went well is for this side to say: it has seen the kernel's log as well.
 pub(crate) fn demo(paths: &Paths) -> Result<i32> {
-    setup::all(paths, [crate::kernel::DEFAULT])?;
+    setup::demo(paths)?;
     let options = Options {
         timeout: Some(600),
         with_control: true,

@@ -412,7 +412,7 @@ fn plan(options: &Options, boot: &Boot) -> Result<Plan> {
 }
 
 /// Quotes for the shell.
-fn quoted(word: &str) -> String {
+pub(crate) fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
