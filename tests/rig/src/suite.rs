@@ -200,7 +200,14 @@ pub(crate) const SUITE: &[Run] = &[
     },
     Run {
         name: "the module's logic, in every order of events",
-        place: Place::Cargo(&["test", "--release", "-p", "peermem-loom"]),
+        place: Place::Cargo(&[
+            "test",
+            "--release",
+            "-p",
+            "peermem-loom",
+            "--",
+            "--show-output",
+        ]),
         format: Format::Cargo,
         ..BASE
     },
@@ -237,7 +244,7 @@ pub(crate) const SUITE: &[Run] = &[
     },
     Run {
         name: "the module's logic, on the host",
-        place: Place::Cargo(&["test", "-p", "peermem-host"]),
+        place: Place::Cargo(&["test", "-p", "peermem-host", "--", "--show-output"]),
         format: Format::Cargo,
         ..BASE
     },

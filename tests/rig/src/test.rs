@@ -171,9 +171,9 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
 
     let mut reports = all(paths, &toolchain, &runs, selection);
     agreement(&mut reports);
-    // Of other kernels, or of a part of the cases, the documentation says nothing.
-    if "input.".starts_with(&selection.case) && selection.kernel == crate::kernel::DEFAULT {
-        bad_input(paths, &mut reports, selection.update_docs);
+    // Of other kernels the documentation says nothing.
+    if selection.kernel == crate::kernel::DEFAULT {
+        compare_documents(paths, &mut reports, selection);
     }
     Ok(summary(&reports))
 }
@@ -237,24 +237,23 @@ fn agreement(reports: &mut [Report]) {
     }
 }
 
-/// Compares the table of bad input with what was seen, if all that it is made from was run.
-fn bad_input(paths: &Paths, reports: &mut [Report], update: bool) {
-    let of = |name: &&str| reports.iter().find(|report| report.run.name == *name);
-    let runs: Vec<&[Test]> = documents::BAD_INPUT_RUNS
-        .iter()
-        .filter_map(of)
-        .map(|report| report.tests.as_slice())
-        .collect();
-    let Ok(runs) = <[&[Test]; 4]>::try_from(runs) else {
-        return;
-    };
-    let file = paths.repo.join("docs/bad-input.md");
-    let problem = documents::bad_input(runs)
-        .and_then(|part| documents::check(&file, "bad input", &part, update))
-        .unwrap_or_else(|error| Some(format!("docs/bad-input.md: {error:#}")));
-    if let (Some(problem), Some(report)) = (problem, reports.last_mut()) {
-        println!("      FAILED: {problem}");
-        report.problems.push(problem);
+/// Compares the parts of documents of which all is there that they are made from.
+fn compare_documents(paths: &Paths, reports: &mut [Report], selection: &Selection) {
+    for part in documents::PARTS {
+        let problem = {
+            let of = |name: &str| {
+                let found = reports.iter().find(|report| report.run.name == name)?;
+                Some(found.tests.as_slice())
+            };
+            part.compare(&paths.repo, of, &selection.case, selection.update_docs)
+        };
+        let report = reports
+            .iter_mut()
+            .find(|report| part.runs.contains(&report.run.name));
+        if let (Some(problem), Some(report)) = (problem, report) {
+            println!("      FAILED: {problem}");
+            report.problems.push(problem);
+        }
     }
 }
 
@@ -492,8 +491,8 @@ fn on_host(
 ) -> Result<(Vec<Test>, Vec<String>)> {
     let output = toolchain
         .cargo(paths)
-        .args(arguments)
         .arg("--locked")
+        .args(arguments)
         .current_dir(&paths.repo)
         .stdin(Stdio::null())
         .output()
