@@ -370,19 +370,18 @@ fn one(
             let mut words = Vec::new();
             for word in command {
                 let mut word = word
-                    .replace("{repo}", &paths.repo.to_string_lossy())
+                    .replace("{repo}", &vm::in_machine(&paths.repo))
                     .replace("{filter}", &selection.case)
-                    .replace("{gdr}", &programs::gdr(paths).to_string_lossy())
+                    .replace("{gdr}", &vm::in_machine(&programs::gdr(paths)))
                     .replace(
                         "{peermemctl}",
-                        &programs::peermemctl(paths).to_string_lossy(),
+                        &vm::in_machine(&programs::peermemctl(paths)),
                     );
                 if word.contains("{promtool}") {
-                    word =
-                        word.replace("{promtool}", &programs::promtool(paths)?.to_string_lossy());
+                    word = word.replace("{promtool}", &vm::in_machine(&programs::promtool(paths)?));
                 }
                 if word.contains("{pyverbs}") {
-                    word = word.replace("{pyverbs}", &programs::pyverbs(paths)?.to_string_lossy());
+                    word = word.replace("{pyverbs}", &vm::in_machine(&programs::pyverbs(paths)?));
                 }
                 if !word.is_empty() {
                     words.push(word);
