@@ -151,7 +151,9 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
         .iter()
         .filter_map(|run| match run.place {
             Place::Vm { options, .. } => Some(wanted(selection, run, options).kernel),
-            Place::Mutants | Place::Debian => Some(crate::kernel::DEFAULT.to_owned()),
+            Place::Mutants | Place::Debian | Place::Contact => {
+                Some(crate::kernel::DEFAULT.to_owned())
+            }
             _ => None,
         })
         .chain([selection.kernel.clone()])
@@ -361,6 +363,7 @@ fn one(
         Place::Lint => (setup::lint(paths)?, Vec::new()),
         Place::Mutants => (mutants::tests(paths, &[])?, Vec::new()),
         Place::Debian => setup::debian(paths)?,
+        Place::Contact => (setup::contact(paths)?, Vec::new()),
         Place::Hazards => {
             let frozen = selection.kernel == crate::kernel::DEFAULT;
             crate::hazards::check(paths, frozen)?
