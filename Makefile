@@ -4,6 +4,13 @@
 
 RIG := tests/rig/bootstrap
 
+# kbuild takes no blanks and no colons in a path. Only `make module` and what stands on it need it here: the rig copies.
+ifneq ($(filter module compile install,$(MAKECMDGOALS)),)
+ifneq ($(words $(subst :, ,x$(CURDIR)x)),1)
+$(error kbuild cannot compile in '$(CURDIR)': move this clone to a folder with neither blanks nor colons in its path)
+endif
+endif
+
 # The kernel that `make install` is for. DESTDIR puts the host's root elsewhere.
 ifdef KDIR
 KVER ?= $(shell cat $(KDIR)/include/config/kernel.release 2>/dev/null)
@@ -28,7 +35,7 @@ CHECK ?=
 # Of `make tools`, and of what installs them. The units and completions go below PREFIX, too.
 CARGO ?= cargo
 PREFIX ?= /usr/local
-TOOLS = $(CURDIR)/build/tools
+TOOLS = build/tools
 PEERMEMCTL = $(TOOLS)/release/peermemctl
 
 # Of `make vm`, `make test`, `make mutants` and `make bench`.

@@ -3,6 +3,7 @@
 
 mod apt;
 mod bench;
+mod contact;
 mod cpio;
 mod debian;
 mod detectors;

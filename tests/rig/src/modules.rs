@@ -348,8 +348,10 @@ impl<'a> Builder<'a> {
         let output = self.kernel.products.join("clippy.build");
         let _ = fs::remove_dir_all(&output);
         fs::create_dir_all(&output)?;
+        recipe.inputs.push(self.repo("kunit"));
+        let source = self.paths.for_kbuild(&recipe.source, &recipe.inputs)?;
         let result = self
-            .kbuild(&recipe, &recipe.source, &output)
+            .kbuild(&recipe, &source, &output)
             .arg("CLIPPY=1")
             .stdin(std::process::Stdio::null())
             .output()
@@ -506,7 +508,8 @@ impl<'a> Builder<'a> {
         }
         // Mutants share a directory, for most of what is in it is the same for all.
         let (source, output) = if recipe.patches.is_empty() {
-            (recipe.source.clone(), format!("{}.build", recipe.name))
+            let source = self.paths.for_kbuild(&recipe.source, &recipe.inputs)?;
+            (source, format!("{}.build", recipe.name))
         } else {
             let copy = mutants::patched(self.paths, recipe.patches)?;
             (copy, "mutants.build".to_owned())

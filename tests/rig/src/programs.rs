@@ -20,6 +20,7 @@ use crate::setup::Lock;
 use crate::stamp;
 use crate::stamp::Key;
 use crate::toolchain::Toolchain;
+use crate::vm::in_machine;
 
 /// Where Debian's rdma-core puts its tests.
 const PYVERBS: &str = "/usr/share/doc/rdma-core/tests";
@@ -58,9 +59,9 @@ pub(crate) fn peermemctl(paths: &Paths) -> PathBuf {
     directory(paths).join("peermemctl")
 }
 
-/// The beginning of its command line.
+/// The beginning of its command line in the machine.
 pub(crate) fn gdr_command(paths: &Paths, action: &str) -> Vec<String> {
-    vec![gdr(paths).to_string_lossy().into_owned(), action.to_owned()]
+    vec![in_machine(&gdr(paths)), action.to_owned()]
 }
 
 /// Compiles the programs if they have not been from this source. Both are linked to most of the same crates.

@@ -11,6 +11,7 @@ use anyhow::Context as _;
 use anyhow::Result;
 
 use crate::apt;
+use crate::contact;
 use crate::debian;
 use crate::kernel;
 use crate::kernel::Extent;
@@ -185,6 +186,13 @@ pub(crate) fn debian(paths: &Paths) -> Result<(Vec<Test>, Vec<String>)> {
     let (control, driver) = builder.control_source()?;
     let _lock = Lock::take(paths, "debian")?;
     debian::tests(paths, &kernel.source(), (&control, &driver))
+}
+
+/// From a clone and a cache in an awkward place.
+pub(crate) fn contact(paths: &Paths) -> Result<Vec<Test>> {
+    let toolchain = tools(paths)?;
+    let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, true)?;
+    contact::tests(paths, &kernel.build)
 }
 
 /// The kernel and the modules of one run.

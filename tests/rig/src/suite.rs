@@ -46,6 +46,8 @@ pub(crate) enum Place {
     Mutants,
     /// Installed on a Debian host, which boots its own kernel.
     Debian,
+    /// From a clone and a cache below /tmp.
+    Contact,
     /// The checks of the code's form, where they are asked for.
     Lint,
 }
@@ -227,6 +229,11 @@ pub(crate) const SUITE: &[Run] = &[
         place: Place::Debian,
         // A quarter of an hour the first time, on what an archive gives out.
         only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "from a clone below /tmp",
+        place: Place::Contact,
         ..BASE
     },
     Run {

@@ -151,7 +151,9 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
         .iter()
         .filter_map(|run| match run.place {
             Place::Vm { options, .. } => Some(wanted(selection, run, options).kernel),
-            Place::Mutants | Place::Debian => Some(crate::kernel::DEFAULT.to_owned()),
+            Place::Mutants | Place::Debian | Place::Contact => {
+                Some(crate::kernel::DEFAULT.to_owned())
+            }
             _ => None,
         })
         .chain([selection.kernel.clone()])
@@ -360,6 +362,7 @@ fn one(
         Place::Lint => (setup::lint(paths)?, Vec::new()),
         Place::Mutants => (mutants::tests(paths, &[])?, Vec::new()),
         Place::Debian => setup::debian(paths)?,
+        Place::Contact => (setup::contact(paths)?, Vec::new()),
         Place::Hazards => {
             let frozen = selection.kernel == crate::kernel::DEFAULT;
             crate::hazards::check(paths, frozen)?
@@ -369,19 +372,18 @@ fn one(
             let mut words = Vec::new();
             for word in command {
                 let mut word = word
-                    .replace("{repo}", &paths.repo.to_string_lossy())
+                    .replace("{repo}", &vm::in_machine(&paths.repo))
                     .replace("{filter}", &selection.case)
-                    .replace("{gdr}", &programs::gdr(paths).to_string_lossy())
+                    .replace("{gdr}", &vm::in_machine(&programs::gdr(paths)))
                     .replace(
                         "{peermemctl}",
-                        &programs::peermemctl(paths).to_string_lossy(),
+                        &vm::in_machine(&programs::peermemctl(paths)),
                     );
                 if word.contains("{promtool}") {
-                    word =
-                        word.replace("{promtool}", &programs::promtool(paths)?.to_string_lossy());
+                    word = word.replace("{promtool}", &vm::in_machine(&programs::promtool(paths)?));
                 }
                 if word.contains("{pyverbs}") {
-                    word = word.replace("{pyverbs}", &programs::pyverbs(paths)?.to_string_lossy());
+                    word = word.replace("{pyverbs}", &vm::in_machine(&programs::pyverbs(paths)?));
                 }
                 if !word.is_empty() {
                     words.push(word);
