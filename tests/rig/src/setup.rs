@@ -51,14 +51,19 @@ impl Drop for Lock {
 }
 
 /// The compilers, after the packages that they come in.
-fn tools(paths: &Paths) -> Result<Toolchain> {
+pub(crate) fn tools(paths: &Paths) -> Result<Toolchain> {
     let _lock = Lock::take(paths, "tools")?;
     apt::install_all(paths)?;
     Toolchain::find(paths)
 }
 
 /// A flavour by its name, or somebody's build tree by its path.
-fn find_kernel(paths: &Paths, toolchain: &Toolchain, name: &str, frozen: bool) -> Result<Kernel> {
+pub(crate) fn find_kernel(
+    paths: &Paths,
+    toolchain: &Toolchain,
+    name: &str,
+    frozen: bool,
+) -> Result<Kernel> {
     match kernel::flavour(name) {
         Some(flavour) => {
             let _lock = Lock::take(paths, &format!("kernel-{}", flavour.source))?;
