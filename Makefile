@@ -47,7 +47,7 @@ BENCH ?=
 override export CMD := $(value CMD)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all stress hazards bench mutants debian kunit vm setup kernel modules lint check module compile install uninstall deb tools install-tools uninstall-tools clean
+.PHONY: help demo test test-all stress hazards bench cost mutants debian kunit vm setup kernel modules lint check module compile install uninstall deb tools install-tools uninstall-tools clean
 
 help: ## Says what there is to make
 	@echo 'peermem-rs: nvidia-peermem in Rust. Nothing below needs a GPU or an RDMA card, but module and (un)install.'
@@ -77,6 +77,9 @@ hazards: ## Runs the schedules of all known hazards and writes docs/hazards.md
 
 bench: ## Measures this module and NVIDIA's beside each other and writes docs/performance.md; BENCH=--quick for less
 	@$(RIG) bench $(BENCH)
+
+cost: ## Counts a registration's instructions and compares them with tests/cost/figures; UPDATE=1 writes them there
+	@$(RIG) cost $(if $(UPDATE),--update)
 
 mutants: ## Takes each rule out of the module and sees that a test notices; MUTANT='words' chooses
 	@$(RIG) mutants $(MUTANT)

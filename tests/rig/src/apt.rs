@@ -520,6 +520,9 @@ pub(crate) const ROOT: &[Need] = &[need(&["mmdebstrap"])];
 /// To look at the code.
 pub(crate) const LINT: &[Need] = &[need(&["shellcheck"])];
 
+/// To count instructions.
+pub(crate) const COST: &[Need] = &[need(&["valgrind"])];
+
 /// Versions of those of the packages that are installed.
 fn installed(packages: &[&str]) -> Result<BTreeMap<String, String>> {
     let output = Command::new("dpkg-query")

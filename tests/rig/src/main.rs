@@ -4,6 +4,7 @@
 mod apt;
 mod bench;
 mod contact;
+mod cost;
 mod cpio;
 mod debian;
 mod detectors;
@@ -78,6 +79,8 @@ enum Action {
     Hazards,
     /// What both modules cost, side by side; writes docs/performance.md. Status 1 where a goal is missed
     Bench(bench::Selection),
+    /// Counts what a registration costs in instructions; status 1 where that is not what tests/cost/figures says
+    Cost(cost::Selection),
     /// Makes the Debian package of the module's source, in build/deb
     Deb,
     /// Looks at the form of the code
@@ -108,6 +111,7 @@ fn act(action: Action) -> Result<i32> {
         Action::Demo => test::demo(&paths),
         Action::Hazards => hazards::write(&paths),
         Action::Bench(selection) => bench::run(&paths, &selection),
+        Action::Cost(selection) => cost::run(&paths, &selection),
         Action::Deb => setup::deb(&paths),
         Action::Lint => test::lint(&paths),
     }

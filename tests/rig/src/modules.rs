@@ -294,6 +294,24 @@ impl<'a> Builder<'a> {
         self.build(&recipe)
     }
 
+    /// The kernel's services in a user process, for `cost.rs`: an object.
+    pub(crate) fn services(&self) -> Result<PathBuf> {
+        let source = self.repo("tests/cost");
+        self.build(&Recipe {
+            name: "cost",
+            product: "services.o",
+            inputs: vec![
+                source.join("Kbuild"),
+                source.join("cost.h"),
+                source.join("services.c"),
+                self.repo("rust-bindings/include"),
+            ],
+            source,
+            variables: Vec::new(),
+            patches: &[],
+        })
+    }
+
     /// Faults for the detectors of a debug kernel.
     pub(crate) fn planted(&self) -> Result<PathBuf> {
         let source = self.repo("tests/planted");
@@ -392,7 +410,11 @@ impl<'a> Builder<'a> {
             .arg(format!("MO={}", output.display()))
             .args(self.kernel.make)
             .args(&recipe.variables)
-            .arg("modules");
+            .arg(if recipe.product.ends_with(".o") {
+                recipe.product
+            } else {
+                "modules"
+            });
         command
     }
 

@@ -55,14 +55,19 @@ impl Drop for Lock {
 }
 
 /// The compilers, after the packages that they come in.
-fn tools(paths: &Paths) -> Result<Toolchain> {
+pub(crate) fn tools(paths: &Paths) -> Result<Toolchain> {
     let _lock = Lock::take(paths, "tools")?;
     apt::install_all(paths)?;
     Toolchain::find(paths)
 }
 
 /// A flavour by its name, or somebody's build tree by its path.
-fn find_kernel(paths: &Paths, toolchain: &Toolchain, name: &str, extent: Extent) -> Result<Kernel> {
+pub(crate) fn find_kernel(
+    paths: &Paths,
+    toolchain: &Toolchain,
+    name: &str,
+    extent: Extent,
+) -> Result<Kernel> {
     match kernel::flavour(name) {
         Some(flavour) => {
             let _lock = Lock::take(paths, &format!("kernel-{}", flavour.source))?;
@@ -191,7 +196,7 @@ pub(crate) fn debian(paths: &Paths) -> Result<(Vec<Test>, Vec<String>)> {
 /// From a clone and a cache in an awkward place.
 pub(crate) fn contact(paths: &Paths) -> Result<Vec<Test>> {
     let toolchain = tools(paths)?;
-    let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, true)?;
+    let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, Extent::Frozen)?;
     contact::tests(paths, &kernel.build)
 }
 

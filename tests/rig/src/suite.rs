@@ -44,6 +44,8 @@ pub(crate) enum Place {
     Hazards,
     /// The tests of our module with one rule after the other taken out.
     Mutants,
+    /// What a registration costs in instructions of our module's.
+    Cost,
     /// Installed on a Debian host, which boots its own kernel.
     Debian,
     /// From a clone and a cache below /tmp.
@@ -217,6 +219,11 @@ pub(crate) const SUITE: &[Run] = &[
         name: "the rig's own tests",
         place: Place::Cargo(&["test", "--release", "-p", "rig", "-p", "gdr"]),
         format: Format::Cargo,
+        ..BASE
+    },
+    Run {
+        name: "what a registration costs",
+        place: Place::Cost,
         ..BASE
     },
     Run {

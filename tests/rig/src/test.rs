@@ -151,7 +151,7 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
         .iter()
         .filter_map(|run| match run.place {
             Place::Vm { options, .. } => Some(wanted(selection, run, options).kernel),
-            Place::Mutants | Place::Debian | Place::Contact => {
+            Place::Mutants | Place::Cost | Place::Debian | Place::Contact => {
                 Some(crate::kernel::DEFAULT.to_owned())
             }
             _ => None,
@@ -361,6 +361,7 @@ fn one(
         Place::Cargo(arguments) => on_host(paths, toolchain, run, arguments)?,
         Place::Lint => (setup::lint(paths)?, Vec::new()),
         Place::Mutants => (mutants::tests(paths, &[])?, Vec::new()),
+        Place::Cost => (crate::cost::tests(paths, true)?, Vec::new()),
         Place::Debian => setup::debian(paths)?,
         Place::Contact => (setup::contact(paths)?, Vec::new()),
         Place::Hazards => {
