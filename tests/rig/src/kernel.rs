@@ -76,7 +76,7 @@ const FLAVOURS: &[Flavour] = &[
         package: "linux-source-7.2",
         instead: None,
         source: EARLIER,
-        config: &["rig.config", HOST],
+        config: &["rig.config", "7.2.config", HOST],
         patches: &["7.2", "7.3"],
         compiler: "gcc",
         make: &[],
