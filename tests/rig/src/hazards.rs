@@ -163,9 +163,10 @@ impl Outcome {
         let follows = |word: &str| word == DEATH || word.starts_with(KILLED);
         let mut words: Vec<&str> = Vec::new();
         for word in self.wrong.iter().chain(&self.reports) {
-            if !words.contains(&word.as_str()) && !(oops && follows(word)) {
-                words.push(word);
+            if words.contains(&word.as_str()) || oops && follows(word) {
+                continue;
             }
+            words.push(word);
         }
         (!words.is_empty()).then(|| words.join("; "))
     }

@@ -885,8 +885,8 @@ pub(crate) fn run(
 
     let mut kernel_args = vec![
         "console=ttyS0 loglevel=7 panic=-1 printk.devkmsg=on no_timer_check".to_owned(),
-        // So much of the log can wait for the serial line.
-        "nokaslr tsc=reliable log_buf_len=1M".to_owned(),
+        // So much of the log can wait for the serial line; and a machine that stood still has no stall.
+        "nokaslr tsc=reliable log_buf_len=1M rcupdate.rcu_cpu_stall_timeout=120".to_owned(),
     ];
     kernel_args.push(
         match options.iommu {
