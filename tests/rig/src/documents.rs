@@ -95,6 +95,7 @@ impl Part {
             .collect::<Option<_>>()?;
         (self.make)(&runs)
             .and_then(|text| check(&repo.join(self.file), self.name, &text, update))
+            .map(|problem| Some(format!("{}\n    --update-docs writes it", problem?)))
             .unwrap_or_else(|error| Some(format!("{}: {}: {error:#}", self.file, self.name)))
     }
 }
@@ -136,7 +137,7 @@ pub(crate) fn check(file: &Path, name: &str, part: &str, update: bool) -> Result
         .find(|(_, (there, seen))| there != seen)
         .map_or((0, "", ""), |(line, (there, seen))| (line, there, seen));
     Ok(Some(format!(
-        "{}: {name} is not what was seen (--update-docs writes it), first in line {}:\n    there: {there}\n    seen:  {seen}",
+        "{}: {name} is not what it is made from, first in line {}:\n    there: {there}\n    made:  {seen}",
         file.display(),
         line + before.lines().count() + 1,
     )))

@@ -335,8 +335,15 @@ mod tests {
         assert!(!told.contains_key("own cost, 64 KiB"), "{told:?}");
         assert!(!told.contains_key("own cost, fully fragmented"), "{told:?}");
 
+        // Half of the calls: the whole cost is as it is to be, and nothing is said of it.
+        let twice = record::rows(&record::tests::lines(2, 100)).expect("rows");
+        let goals = found(&slow, &twice);
+        let told = reasons_of(&goals);
+        assert!(told.contains_key("own cost, 64 KiB"), "{told:?}");
+        assert!(!told.contains_key("whole cost, V100 prices"), "{told:?}");
+
         // What is said of entries, of mapping, and of allocations, is so in these figures alone.
-        let mut mapped = slow.clone();
+        let mut mapped = slow;
         for row in mapped.values_mut() {
             (row.entries, row.maps) = (16, 0);
         }
@@ -344,7 +351,7 @@ mod tests {
         let told = reasons_of(&goals)["own cost, 64 KiB"].join(" ");
         assert!(!told.contains("joined"), "{told}");
         assert!(told.contains("the 500 instructions"), "{told}");
-        let mut as_many = quick.clone();
+        let mut as_many = quick;
         for row in as_many.values_mut() {
             row.entries = 16;
         }
