@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::path::PathBuf;
 use std::thread;
 
 use anyhow::anyhow;
@@ -198,6 +199,24 @@ pub(crate) fn contact(paths: &Paths) -> Result<Vec<Test>> {
     let toolchain = tools(paths)?;
     let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, Extent::Frozen)?;
     contact::tests(paths, &kernel.build)
+}
+
+/// Our module for a kernel, with these patches applied, if there are any.
+pub(crate) fn our_module(paths: &Paths, kernel: &str, patches: &[PathBuf]) -> Result<PathBuf> {
+    let toolchain = Toolchain::find(paths)?;
+    let kernel = find_kernel(paths, &toolchain, kernel, Extent::Frozen)?;
+    let _lock = Lock::take(paths, "modules")?;
+    let builder = Builder::new(paths, &toolchain, &kernel, true);
+    match patches {
+        [] => builder.ours(),
+        patches => builder.patched(patches),
+    }
+}
+
+/// What a kernel was made from.
+pub(crate) fn kernel_key(paths: &Paths, kernel: &str) -> Result<String> {
+    let toolchain = Toolchain::find(paths)?;
+    Ok(find_kernel(paths, &toolchain, kernel, Extent::Frozen)?.key)
 }
 
 /// The kernel and the modules of one run.

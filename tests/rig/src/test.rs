@@ -360,7 +360,7 @@ fn one(
     let (tests, problems) = match run.place {
         Place::Cargo(arguments) => on_host(paths, toolchain, run, arguments)?,
         Place::Lint => (setup::lint(paths)?, Vec::new()),
-        Place::Mutants => (mutants::tests(paths, &[])?, Vec::new()),
+        Place::Mutants => (mutants::tests(paths, &[], selection.full)?, Vec::new()),
         Place::Cost => (crate::cost::tests(paths, true)?, Vec::new()),
         Place::Debian => setup::debian(paths)?,
         Place::Contact => (setup::contact(paths)?, Vec::new()),
