@@ -10,6 +10,8 @@ mod debian;
 mod detectors;
 mod documents;
 mod hazards;
+mod history;
+mod kept;
 mod kernel;
 mod klog;
 mod lint;
@@ -19,6 +21,7 @@ mod patch;
 mod paths;
 mod programs;
 mod progress;
+mod quick;
 mod results;
 mod setup;
 mod stamp;
@@ -69,6 +72,8 @@ enum Action {
     },
     /// Runs the tests; the last line is "N passed, M failed"
     Test(test::Selection),
+    /// What to look at while editing: host tests, the module compiled, lint of what changed
+    Quick,
     /// Many processes at everything, for as long as wanted; the last line is "stress: N operations, all well"
     Stress(stress::Selection),
     /// Takes one rule after the other out of the module, and sees that the tests notice
@@ -106,6 +111,7 @@ fn act(action: Action) -> Result<i32> {
         Action::Modules { kernel } => setup::modules(&paths, &kernel),
         Action::Vm { options, command } => run_vm(&paths, &options, &command),
         Action::Test(selection) => test::suite(&paths, &selection),
+        Action::Quick => quick::run(&paths),
         Action::Stress(selection) => stress::run(&paths, &selection),
         Action::Mutants(selection) => mutants::run(&paths, &selection),
         Action::Demo => test::demo(&paths),

@@ -5,8 +5,10 @@ use std::sync::LazyLock;
 
 use anyhow::Result;
 use regex::Regex;
+use serde::Deserialize;
+use serde::Serialize;
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Verdict {
     Passed,
     Failed,
@@ -14,7 +16,7 @@ pub(crate) enum Verdict {
 }
 
 /// One test's result, with what the program said about it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Test {
     pub(crate) name: String,
     pub(crate) verdict: Verdict,

@@ -131,8 +131,9 @@ pub(crate) fn programs(paths: &Paths) -> Result<()> {
     build_programs(paths, &tools(paths)?, programs::COMPILED)
 }
 
-/// Looks at the form of the code, one test for each check.
-pub(crate) fn lint(paths: &Paths) -> Result<Vec<Test>> {
+/// Looks at the form of the code, one test for each check; what takes long looks at the changed files alone, where they are
+/// given.
+pub(crate) fn lint(paths: &Paths, changed: Option<Vec<String>>) -> Result<Vec<Test>> {
     apt::install(paths, apt::LINT)?;
     let toolchain = tools(paths)?;
     let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, Extent::Patched)?;
@@ -141,6 +142,7 @@ pub(crate) fn lint(paths: &Paths) -> Result<Vec<Test>> {
         toolchain: &toolchain,
         builder: &Builder::new(paths, &toolchain, &kernel, false),
         kernel_source: kernel.source(),
+        changed,
     };
     let mut tests = Vec::new();
     for (name, check) in lint::CHECKS {
@@ -156,6 +158,15 @@ pub(crate) fn lint(paths: &Paths) -> Result<Vec<Test>> {
         tests.push(test);
     }
     Ok(tests)
+}
+
+/// Our module alone, for the usual kernel.
+pub(crate) fn module(paths: &Paths) -> Result<()> {
+    let toolchain = tools(paths)?;
+    let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, Extent::Patched)?;
+    let _lock = Lock::take(paths, "modules")?;
+    Builder::new(paths, &toolchain, &kernel, false).ours()?;
+    Ok(())
 }
 
 /// The Debian package of the module's source.
