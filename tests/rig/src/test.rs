@@ -353,7 +353,7 @@ impl Suite<'_> {
 
     /// Runs machines that failed once more, with nothing beside them, the shortest first. When one has failed again, the
     /// suite has, and the others are let be.
-    fn second_tries(&self, reports: &mut Vec<Report>) {
+    fn second_tries(&self, reports: &mut [Report]) {
         let mut failed: Vec<usize> = (0..reports.len())
             .filter(|&at| reports[at].may_be_tried_again())
             .collect();

@@ -234,12 +234,14 @@ pub(super) fn missing(run: &Run, tests: &[Test]) -> Vec<String> {
             }
         }
     }
-    if let Place::Vm { command, .. } = run.place {
-        if let ["{gdr}", "test", words @ ..] = command {
-            for word in words.iter().filter(|word| !word.starts_with('{')) {
-                if !tests.iter().any(|test| test.name.contains(word)) {
-                    problems.push(format!("no test has {word} in its name"));
-                }
+    if let Place::Vm {
+        command: ["{gdr}", "test", words @ ..],
+        ..
+    } = run.place
+    {
+        for word in words.iter().filter(|word| !word.starts_with('{')) {
+            if !tests.iter().any(|test| test.name.contains(word)) {
+                problems.push(format!("no test has {word} in its name"));
             }
         }
     }
