@@ -321,7 +321,7 @@ impl Host<'_> {
             host: true,
         };
         // The machine's root is the host's; what is this machine's lies below /host.
-        let program = format!("/host{}", programs::gdr(self.paths).display());
+        let program = vm::in_machine(&programs::gdr(self.paths));
         let mut command = vec![program, "test".to_owned()];
         command.extend(words.iter().map(|word| (*word).to_owned()));
         let (outcome, mut tests) =

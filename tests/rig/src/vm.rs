@@ -44,7 +44,7 @@ pub(crate) const TIMED_OUT: i32 = 124;
 pub(crate) const RUN_FAILED: i32 = 125;
 
 /// How long a command may take that no time-out was given for: many times what any needs, for slow machines.
-const LONGEST_RUN: Duration = Duration::from_secs(1800);
+const LONGEST_RUN: Duration = Duration::from_secs(7200);
 
 /// In bytes. Of all that run to their end none has a log of 200 KiB; a kernel that reports for ever fills this in a minute.
 const LONGEST_LOG: u64 = 16 << 20;
@@ -154,7 +154,7 @@ pub(crate) struct Options {
     /// A kernel of the rig by name, or a kernel image or build tree by path
     #[arg(long, value_name = "FLAVOUR|PATH", default_value = crate::kernel::DEFAULT)]
     pub(crate) kernel: String,
-    /// Directory that becomes the machine's root, read-only; its own files lie under /host then
+    /// Directory that becomes the machine's root, read-only; the host's files lie under /host, as always
     #[arg(long, value_name = "DIR", default_value = "/")]
     pub(crate) root: PathBuf,
     /// More arguments for the kernel
@@ -163,7 +163,7 @@ pub(crate) struct Options {
     /// One more argument for QEMU
     #[arg(long, value_name = "STR", allow_hyphen_values = true)]
     pub(crate) qemu_arg: Vec<String>,
-    /// Ends the run as failed; 0 waits for ever [default: 1800 with a command, 0 without]
+    /// Ends the run as failed; 0 waits for ever [default: 7200 with a command, 0 without]
     #[arg(long, value_name = "SECONDS")]
     pub(crate) timeout: Option<u64>,
     /// A report in the kernel log that must come so often and does not fail the run then
@@ -411,8 +411,16 @@ fn plan(options: &Options, boot: &Boot) -> Result<Plan> {
     })
 }
 
+/// Where the machine sees the host's files, whatever its root is and whatever it mounts: `tests/vm/init` lays them there.
+const HOST: &str = "/host";
+
+/// The machine's name of one of the host's files. The host's own name may be hidden there, below /tmp, say.
+pub(crate) fn in_machine(path: &Path) -> String {
+    format!("{HOST}{}", path.display())
+}
+
 /// Quotes for the shell.
-fn quoted(word: &str) -> String {
+pub(crate) fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
@@ -465,7 +473,7 @@ fn command_script(
             ("RIG_SIGN_CERTIFICATE", &signing.certificate),
             ("RIG_UNSIGNED_KO", unsigned),
         ] {
-            export(name, path.to_str().context("a path of the cache")?);
+            export(name, &in_machine(path));
         }
     }
     export("RIG_GPUS", &options.gpus.to_string());
@@ -482,17 +490,8 @@ fn command_script(
         export(name, value);
     }
     // Found by name, and after all else.
-    let programs = programs::directory(paths);
-    let programs = programs.to_str().context("a path of the cache")?;
-    let host = if options.root == Path::new("/") {
-        ""
-    } else {
-        "/host"
-    };
-    script.push_str(&format!(
-        "PATH=$PATH:{}\n",
-        quoted(&format!("{host}{programs}"))
-    ));
+    let programs = in_machine(&programs::directory(paths));
+    script.push_str(&format!("PATH=$PATH:{}\n", quoted(&programs)));
     if tty {
         if let Some((rows, columns)) = terminal::size() {
             script.push_str(&format!(
@@ -500,14 +499,15 @@ fn command_script(
             ));
         }
     }
-    let here = std::env::current_dir()?;
-    let here = here.to_str().context("the working directory's name")?;
-    let elsewhere = if options.root == Path::new("/") {
-        "|| exit 126"
+    let here = std::env::current_dir().context("the working directory")?;
+    let here = here
+        .to_str()
+        .context("the working directory's name is not UTF-8")?;
+    script.push_str(&if options.root == Path::new("/") {
+        format!("cd {} || exit 126\n", quoted(&format!("{HOST}{here}")))
     } else {
-        "2>/dev/null || cd /"
-    };
-    script.push_str(&format!("cd {} {elsewhere}\n", quoted(here)));
+        format!("cd {} 2>/dev/null || cd /\n", quoted(here))
+    });
     let words: Vec<String> = if command.is_empty() && tty {
         script.push_str("PS1='vm:\\w# '; export PS1\n");
         vec!["command -v bash >/dev/null && exec bash --norc; exec sh".into()]
@@ -651,7 +651,7 @@ fn initramfs(
                 "root"
             },
         ),
-        ("MODULE_ROOT", module_root.to_str().context("module path")?),
+        ("MODULE_ROOT", &in_machine(module_root)),
         ("RXE", if plan.rdma { "1" } else { "" }),
         ("CONSOLE", if tty { "1" } else { "" }),
         ("LAYER", if options.layer.is_some() { "1" } else { "" }),
@@ -681,6 +681,11 @@ struct Ports {
     console: Option<UnixStream>,
     /// QEMU's ends, closed here once it runs.
     remote: Vec<UnixStream>,
+}
+
+/// A path in one of QEMU's options, which commas end.
+fn value(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
 }
 
 fn qemu_arguments(
@@ -731,7 +736,7 @@ fn qemu_arguments(
         "-m",
         &options.mem.to_string(),
     ]);
-    add(&["-chardev", &format!("file,id=log,path={}", log.display())]);
+    add(&["-chardev", &format!("file,id=log,path={}", value(log))]);
     add(&["-serial", "chardev:log", "-monitor", "none"]);
     match options.iommu {
         Iommu::Off => {}
@@ -746,7 +751,7 @@ fn qemu_arguments(
     let share = |id: &str, path: &Path| {
         format!(
             "local,id={id},path={},security_model=none,readonly=on,multidevs=remap",
-            path.display().to_string().replace(',', ",,")
+            value(path)
         )
     };
     add(&["-fsdev", &share("host", Path::new("/"))]);
@@ -776,7 +781,7 @@ fn qemu_arguments(
     }
     // A wire between the two cards. UNIX datagrams stay in order and push back when the receiver is full; QEMU's hub
     // lets later packets overtake those it holds, and RDMA READ does not get over that.
-    let end = |card: u32| scratch.join(format!("wire{card}")).display().to_string();
+    let end = |card: u32| value(&scratch.join(format!("wire{card}")));
     for (bus, (card, peer)) in layout.cards.iter().zip([(1, 2), (2, 1)]) {
         add(&[
             "-netdev",
@@ -880,7 +885,8 @@ pub(crate) fn run(
 
     let mut kernel_args = vec![
         "console=ttyS0 loglevel=7 panic=-1 printk.devkmsg=on no_timer_check".to_owned(),
-        "nokaslr tsc=reliable".to_owned(),
+        // So much of the log can wait for the serial line; and a machine that stood still has no stall.
+        "nokaslr tsc=reliable log_buf_len=1M rcupdate.rcu_cpu_stall_timeout=120".to_owned(),
     ];
     kernel_args.push(
         match options.iommu {
@@ -914,7 +920,7 @@ pub(crate) fn run(
         fs::File::create(&disk)?.set_len(size << 20)?;
         add(&[
             "-drive",
-            &format!("file={},if=none,id=nvme,format=raw", disk.display()),
+            &format!("file={},if=none,id=nvme,format=raw", value(&disk)),
             "-device",
             "nvme,drive=nvme,serial=rig,bus=pcie.0",
         ]);
@@ -1197,7 +1203,7 @@ fn attend(
                 if let Some(text) = line.strip_prefix("exit ") {
                     status = text.trim().parse().ok();
                     // The command is done; what is left is a second's work, where nobody else has the processors.
-                    deadline = Some(Instant::now() + Duration::from_secs(300));
+                    deadline = Some(Instant::now() + Duration::from_secs(1200));
                 } else if let Some(text) = line.strip_prefix("setup ") {
                     failures.push(format!("the machine could not be set up: {text}"));
                 }

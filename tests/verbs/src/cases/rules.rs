@@ -145,7 +145,7 @@ fn freed_inside_get(lab: &Lab, stage: &Stage) -> Result<()> {
 /// No callback came for a pin that the module does not know.
 fn found_its_pin(stage: &Stage) -> Result<()> {
     match stage
-        .logged("nvidia.ko revoked a pin that does not exist")
+        .logged("nvidia.ko revoked a pin that does not exist")?
         .first()
     {
         None => Ok(()),
@@ -163,7 +163,7 @@ fn table_gone_before_get_returns(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     freed_inside_get(lab, &stage)?;
     for text in ["nvidia.ko's page table", "pages where the range has"] {
-        if let Some(line) = stage.logged(text).first() {
+        if let Some(line) = stage.logged(text)?.first() {
             bail!("the table was read when it was gone: {line}");
         }
     }
