@@ -23,6 +23,7 @@ use clap::Args;
 use crate::documents;
 use crate::mutants;
 use crate::paths::Paths;
+use crate::preflight;
 use crate::programs;
 use crate::progress::duration;
 use crate::results::Format;
@@ -146,7 +147,6 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
     if runs.is_empty() {
         return Err(anyhow!("no run has that in its name (see --list)"));
     }
-    eprintln!("rig: making what the tests need");
     let kernels: BTreeSet<String> = runs
         .iter()
         .filter_map(|run| match run.place {
@@ -158,6 +158,15 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
         })
         .chain([selection.kernel.clone()])
         .collect();
+    let names: Vec<&str> = kernels.iter().map(String::as_str).collect();
+    let wanted = preflight::Wanted {
+        kernels: &names,
+        modules: true,
+        programs: true,
+        machines: selection.jobs,
+    };
+    preflight::check(paths, &wanted)?;
+    eprintln!("rig: making what the tests need");
     let (others, usual): (Vec<&str>, Vec<&str>) = kernels
         .iter()
         .map(String::as_str)
