@@ -41,13 +41,15 @@ PEERMEMCTL = $(TOOLS)/release/peermemctl
 # Of `make vm`, `make test`, `make mutants` and `make bench`.
 VM ?=
 TEST ?=
+FRESH ?=
+STRICT ?=
 MUTANT ?=
 BENCH ?=
 # As it was typed: its dollars are the shell's.
 override export CMD := $(value CMD)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all stress hazards bench mutants debian kunit vm setup kernel modules lint check module compile install uninstall deb tools install-tools uninstall-tools clean
+.PHONY: help demo test test-all quick stress hazards bench cost mutants debian kunit vm setup kernel modules lint check module compile install uninstall deb tools install-tools uninstall-tools clean
 
 help: ## Says what there is to make
 	@echo 'peermem-rs: nvidia-peermem in Rust. Nothing below needs a GPU or an RDMA card, but module and (un)install.'
@@ -57,11 +59,14 @@ help: ## Says what there is to make
 demo: ## The whole story in one screen: RDMA into GPU memory, in a virtual machine (first time: 15 minutes)
 	@$(RIG) demo
 
-test: ## Everything that must hold; TEST='words' chooses runs (see: make test TEST=--list)
-	@$(RIG) test $(TEST)
+test: ## Everything that must hold; TEST='words' chooses runs (TEST=--list), FRESH=1 does unchanged ones too, STRICT=1 tries none twice
+	@$(RIG) test $(if $(FRESH),--fresh) $(if $(STRICT),--strict) $(TEST)
 
-test-all: ## As test, with the runs that take long, and every machine once more on kernel 7.2
+test-all: ## As test, strict, with the runs that take long; goes on where it was interrupted (TEST=--restart: anew)
 	@$(RIG) test --full $(TEST)
+
+quick: ## While editing: host tests, the module compiled, lint of what changed
+	@$(RIG) quick
 
 stress: ## Many processes at everything, MINUTES long, on from where the last run ended; SEED=… EPOCH=… repeats
 	@$(RIG) stress $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(if $(EPOCH),--epoch $(EPOCH))
@@ -77,6 +82,9 @@ hazards: ## Runs the schedules of all known hazards and writes docs/hazards.md
 
 bench: ## Measures this module and NVIDIA's beside each other and writes docs/performance.md; BENCH=--quick for less
 	@$(RIG) bench $(BENCH)
+
+cost: ## Counts a registration's instructions and compares them with tests/cost/figures; UPDATE=1 writes them there
+	@$(RIG) cost $(if $(UPDATE),--update)
 
 mutants: ## Takes each rule out of the module and sees that a test notices; MUTANT='words' chooses
 	@$(RIG) mutants $(MUTANT)

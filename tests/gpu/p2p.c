@@ -211,7 +211,8 @@ static void pin_free(struct pin *pin)
 
 	dma_unmap_all(pin);
 	mutex_destroy(&pin->lock);
-	pages_free(pin->table.pages, pin->pages);
+	if (pin->table.pages)
+		pages_free(pin->table.pages, pin->pages);
 	memset(pin->table.gpu_uuid, POISON_FREE, NVIDIA_P2P_GPU_UUID_LEN);
 	kfree(pin->table.gpu_uuid);
 	size = pin->size;
@@ -220,20 +221,22 @@ static void pin_free(struct pin *pin)
 }
 
 /*
- * Everything that a pin needs is allocated before anybody looks at the
- * address, as in the real driver: an absurd length costs memory, not just an
- * error. It is not allowed to cost the machine: where the real driver would
- * send the out-of-memory killer out, this fails.
+ * What is to be known about each page is allocated before anybody looks at
+ * the address, as in the real driver, where it is three arrays with 16 bytes a
+ * page together: an absurd length costs memory, not just an error. It is not
+ * allowed to cost the machine: where the real driver would send the
+ * out-of-memory killer out, this fails. The table's entries come when the
+ * pages are pinned: see pin_fill().
  */
 static struct pin *pin_alloc(u64 length, struct page_info **info)
 {
 	u64 pages = length / STANDIN_PAGE_SIZE;
 	uint version = READ_ONCE(table_version);
 	size_t size = pin_size(version >= 0x00020000);
-	u64 cost = pages * (sizeof(void *) + sizeof(struct nvidia_p2p_page) +
-			    sizeof(struct page_info));
+	u64 cost = pages * sizeof(struct page_info);
 	struct pin *pin;
 
+	static_assert(sizeof(struct page_info) == 16);
 	count_add(RECORD_BYTES, cost);
 	if (pages >= U32_MAX ||
 	    cost / PAGE_SIZE > max(si_mem_available(), 0L) / 2)
@@ -251,9 +254,6 @@ static struct pin *pin_alloc(u64 length, struct page_info **info)
 	*info = kvmalloc_array(pages, sizeof(**info), GFP_KERNEL | __GFP_NOWARN);
 	if (!*info)
 		goto free_uuid;
-	pin->table.pages = pages_alloc(pages);
-	if (!pin->table.pages)
-		goto free_info;
 
 	pin->magic = PIN_MAGIC;
 	pin->size = size;
@@ -266,13 +266,12 @@ static struct pin *pin_alloc(u64 length, struct page_info **info)
 
 	pin->table.version = version;
 	pin->table.page_size = READ_ONCE(table_page_size);
+	pin->table.pages = NULL;
 	pin->table.entries = pages + READ_ONCE(table_entries_delta);
 	if (version >= 0x00020000)
 		pin->table.flags = READ_ONCE(table_flags);
 	return pin;
 
-free_info:
-	kvfree(*info);
 free_uuid:
 	kfree(pin->table.gpu_uuid);
 free_pin:
@@ -333,11 +332,15 @@ static void pin_detach(struct pin *pin)
 	pin->vidmem = NULL;
 }
 
-static void pin_fill(struct pin *pin, const struct page_info *info)
+/* The entries of the table, once the pages are known. */
+static int pin_fill(struct pin *pin, const struct page_info *info)
 {
 	struct nvidia_p2p_page *page;
 	u32 i;
 
+	pin->table.pages = pages_alloc(pin->pages);
+	if (!pin->table.pages)
+		return -ENOMEM;
 	for (i = 0; i < pin->pages; i++) {
 		page = pin->table.pages[i];
 		memset(page, 0, sizeof(*page));
@@ -345,6 +348,7 @@ static void pin_fill(struct pin *pin, const struct page_info *info)
 		page->registers.fermi.wreqmb_h = info[i].wreqmb_h;
 		page->registers.fermi.rreqmb_h = info[i].rreqmb_h;
 	}
+	return 0;
 }
 
 /* The list is walked by the value of the pointer, which may be anything. */
@@ -388,14 +392,15 @@ static int get_table(u64 va, u64 length,
 	}
 
 	*id = pin->id;
-	pin_fill(pin, info);
+	ret = pin_fill(pin, info);
 	kvfree(info);
 	*page_table = &pin->table;
 
 	/* The memory may be freed here: nobody would be told. */
 	test_hold_here(&get_before_register);
 
-	ret = fail_here(FAIL_GET_PAGES_REGISTER);
+	if (!ret)
+		ret = fail_here(FAIL_GET_PAGES_REGISTER);
 	if (WARN_ON(api_lock()))
 		return -EIO;
 	if (!ret && !pin->alloc)
@@ -459,12 +464,23 @@ int nvidia_p2p_get_pages(u64 p2p_token, u32 va_space,
 }
 EXPORT_SYMBOL_GPL(nvidia_p2p_get_pages);
 
+static void drop_device_ref(struct gpu *gpu)
+{
+	mutex_lock(&mem_lock);
+	WRITE_ONCE(gpu->refs, gpu->refs - 1);
+	if (!gpu->refs)
+		wake_up_all(&gpu->idle);
+	mutex_unlock(&mem_lock);
+	uncount(DEVICE_REFS);
+}
+
 static int get_table_persistent(u64 va, u64 length,
 				struct nvidia_p2p_page_table **page_table,
 				u32 flags, u64 *id)
 {
 	struct page_info *info;
 	struct pin *pin;
+	struct gpu *gpu;
 	int ret;
 
 	if (!page_table || (va | length) % STANDIN_PAGE_SIZE)
@@ -495,11 +511,23 @@ static int get_table_persistent(u64 va, u64 length,
 	if (ret)
 		goto free;
 
-	pin_fill(pin, info);
+	ret = pin_fill(pin, info);
+	if (ret)
+		goto detach;
 	kvfree(info);
 	*page_table = &pin->table;
 	return 0;
 
+detach:
+	if (WARN_ON(api_lock()))
+		return -EIO;
+	gpu = gpu_get(pin->vidmem->gpu);
+	list_del(&pin->node);
+	pin_detach(pin);
+	uncount(PINS_PERSISTENT_LIVE);
+	api_unlock();
+	drop_device_ref(gpu);
+	gpu_put(gpu);
 free:
 	kvfree(info);
 	pin_free(pin);
@@ -613,16 +641,6 @@ int nvidia_p2p_put_pages(u64 p2p_token, u32 va_space,
 	return ret;
 }
 EXPORT_SYMBOL_GPL(nvidia_p2p_put_pages);
-
-static void drop_device_ref(struct gpu *gpu)
-{
-	mutex_lock(&mem_lock);
-	WRITE_ONCE(gpu->refs, gpu->refs - 1);
-	if (!gpu->refs)
-		wake_up_all(&gpu->idle);
-	mutex_unlock(&mem_lock);
-	uncount(DEVICE_REFS);
-}
 
 static int put_table_persistent(struct nvidia_p2p_page_table *table, u32 flags,
 				int fail, u64 *id)

@@ -962,3 +962,22 @@ fn a_large_machine_is_told_of_in_little() {
         );
     }
 }
+
+/// docs/doctor.md has a row for each check, and for nothing else.
+#[test]
+fn the_documentation_has_each_check() {
+    let document = include_str!("../../../docs/doctor.md");
+    let mut rows = Vec::new();
+    let mut is_of_checks = false;
+    for line in document.lines() {
+        is_of_checks = line.starts_with("| check |") || is_of_checks && line.starts_with('|');
+        let name = line
+            .strip_prefix("| `")
+            .and_then(|rest| rest.split('`').next());
+        rows.extend(name.filter(|_| is_of_checks));
+    }
+    rows.sort_unstable();
+    let mut names: Vec<&str> = checks().map(|check| check.name).collect();
+    names.sort_unstable();
+    assert_eq!(rows, names);
+}

@@ -124,6 +124,7 @@ enum Gpu {
 impl Gpu {
     fn open(task: &Task) -> Result<Self> {
         if task.source == Source::StandIn {
+            rdma::wait_for_emulated_answers();
             let index = stand_ins()
                 .iter()
                 .position(|pci| *pci == task.gpu)

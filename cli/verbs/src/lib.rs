@@ -12,6 +12,7 @@
 
 pub mod cuda;
 pub mod memory;
+pub mod patience;
 pub mod pattern;
 pub mod rdma;
 pub mod standin;

@@ -15,10 +15,10 @@ use std::os::fd::BorrowedFd;
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
+use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
-use std::time::Instant;
 
 use anyhow::anyhow;
 use anyhow::bail;
@@ -52,6 +52,7 @@ use sideway::ibverbs::queue_pair::WorkRequestFlags;
 pub use sideway::ibverbs::AccessFlags;
 
 use crate::memory::Span;
+use crate::patience::Patience;
 
 /// The port that is used where nobody names one.
 const PORT: u8 = 1;
@@ -63,6 +64,24 @@ static COMPLETION_TIMEOUT: AtomicU64 = AtomicU64::new(60_000);
 pub fn wait_for_completions(timeout: Duration) {
     let milliseconds = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
     COMPLETION_TIMEOUT.store(milliseconds, Ordering::Relaxed);
+}
+
+/// How long a queue pair waits for an answer before it asks again, as the exponent of `timeout`, and how often it asks.
+static ACK_TIMEOUT: AtomicU8 = AtomicU8::new(17);
+static RETRIES: AtomicU8 = AtomicU8::new(7);
+
+/// Says how long the queue pairs of this process wait for an answer before they ask again, 4.096 µs times two to the power
+/// of `exponent`, and how often they do: 0.5 s and seven times if it is not called. To rxe, seven is for ever.
+pub fn wait_for_answers(exponent: u8, retries: u8) {
+    ACK_TIMEOUT.store(exponent, Ordering::Relaxed);
+    RETRIES.store(retries, Ordering::Relaxed);
+}
+
+/// As [`wait_for_answers`], on an emulated machine: one part of it may stand still for long while another goes on. What has
+/// arrived late and is asked for again is work at best, and rxe takes some READs that were sent again for done that are
+/// not. Its wire loses nothing; that a completion never comes is seen by who waits for it.
+pub fn wait_for_emulated_answers() {
+    wait_for_answers(21, 7);
 }
 
 /// The library that all of this calls. It is looked up by the binding when the program starts; where it is missing each
@@ -676,12 +695,10 @@ impl Endpoint {
         self.qp.modify(&receive).context("queue pair to RTR")?;
 
         let mut send = QueuePairAttribute::new();
-        // Timeout 17: 0.5 s. An emulated peer is slow, and a lost packet on the virtual wire is rare. A retry count of
-        // 7 would be for ever with rxe.
         send.setup_state(QueuePairState::ReadyToSend)
             .setup_sq_psn(PACKET_NUMBER)
-            .setup_timeout(17)
-            .setup_retry_cnt(6)
+            .setup_timeout(ACK_TIMEOUT.load(Ordering::Relaxed))
+            .setup_retry_cnt(RETRIES.load(Ordering::Relaxed))
             .setup_rnr_retry(7)
             .setup_max_read_atomic(16);
         self.qp.modify(&send).context("queue pair to RTS")
@@ -807,17 +824,13 @@ impl Completions {
 
     fn next(&mut self) -> Result<Completion> {
         let timeout = Duration::from_millis(COMPLETION_TIMEOUT.load(Ordering::Relaxed));
-        let begun = Instant::now();
+        let mut patience = Patience::new(timeout);
         let mut idle = 0u32;
         loop {
             if let Some(completion) = self.poll()? {
                 return Ok(completion);
             }
-            ensure!(
-                begun.elapsed() < timeout,
-                "none within {} s",
-                timeout.as_secs()
-            );
+            ensure!(!patience.is_over(), "none within {} s", timeout.as_secs());
             idle += 1;
             if idle < 50 {
                 std::thread::yield_now();

@@ -2,9 +2,12 @@
 
 //! The arithmetic of `extents`.
 
+use std::sync::atomic::AtomicU32;
+
 use proptest::prelude::*;
 
 use crate::core_trim::trim;
+use crate::done;
 use crate::extents;
 use crate::extents::Cut;
 use crate::extents::Entry;
@@ -159,7 +162,7 @@ fn small_scopes_exhaustively() {
             }
         }
     }
-    println!("{cases} cases");
+    println!("figure: cases {cases}");
 }
 
 fn check(got: &[Entry], addrs: &[u64], start: u64, page: PageSize, window: u64) {
@@ -295,11 +298,17 @@ fn small_scopes_with_trimming_exhaustively() {
             }
         }
     }
-    println!("{cases} cases");
+    println!("figure: cases {cases}");
 }
 
+const REAL_LIMITS: u32 = 2000;
+static REAL_LIMITS_DONE: AtomicU32 = AtomicU32::new(0);
+
+const REAL_SIZES: u32 = 256;
+static REAL_SIZES_DONE: AtomicU32 = AtomicU32::new(0);
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(REAL_LIMITS))]
 
     /// At real sizes, up to many windows of 2 GiB, for each page of the GPU and of the kernel.
     #[test]
@@ -339,10 +348,13 @@ proptest! {
         let end = first + total - tail.min(page.bytes()) + 1;
         prop_assume!(start < end);
         check_registration(&runs, start, end - start, page, kernel, max_segment);
+        done(&REAL_LIMITS_DONE, REAL_LIMITS);
     }
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(REAL_SIZES))]
+
     /// At real sizes, with ib_core's trimming on kernels of each page size.
     #[test]
     fn real_sizes(
@@ -374,6 +386,7 @@ proptest! {
         let skip = ((first - span.start()) / kernel) as usize;
         let want = &whole[skip..skip + (total / kernel) as usize];
         prop_assert_eq!(&expand(&got, kernel)[..], want);
+        done(&REAL_SIZES_DONE, REAL_SIZES);
     }
 
     #[test]

@@ -46,3 +46,13 @@ mod record_tests;
 mod refusal_tests;
 mod revocable_tests;
 mod roll_tests;
+
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering;
+
+/// At the end of each case of a test at random: says how many there were, with the last one. The rig reads the line.
+fn done(count: &AtomicU32, cases: u32) {
+    if count.fetch_add(1, Ordering::Relaxed) + 1 == cases {
+        println!("figure: cases {cases} at random");
+    }
+}

@@ -3,11 +3,13 @@
 //! Ranges over several allocations: the search for their borders against a model of allocations, in all small
 //! scopes and at random, with its cost; then both flavours of a registration on what it finds.
 
+use std::sync::atomic::AtomicU32;
 use std::sync::Arc;
 use std::sync::Mutex;
 
 use proptest::prelude::*;
 
+use crate::done;
 use crate::extents::Entry;
 use crate::extents::PageSize;
 use crate::extents::Span;
@@ -274,7 +276,8 @@ fn all_layouts_of_up_to_five_allocations() {
             }
         }
     }
-    println!("{cases} cases, {worst} calls at most");
+    println!("figure: cases {cases}");
+    println!("{worst} calls at most");
 }
 
 #[test]
@@ -319,18 +322,19 @@ fn neighbours_of_one_size_cost_a_call_each() {
         (64, 100),
         (20480, 2),
     ] {
+        let (mut most_calls, mut most_tried) = (0, 0.0_f64);
         for from in [BASE, BASE + 3 * PAGE, BASE + (units - 1) * UNIT + PAGE] {
             let model = Model::of(&vec![units; count]);
             let to = model.end() - PAGE;
             let (pieces, calls) = model.check(from, to, 1024).expect("covered");
-            let seen = lock(&model.seen);
-            println!(
-                "{count} allocations of {units} units, from page {}: {pieces} pieces, {calls} calls, {:.2} of the bytes",
-                (from - BASE) / PAGE,
-                seen.tried as f64 / (to - from) as f64
-            );
             assert_eq!(pieces, count as u64);
+            most_calls = most_calls.max(calls);
+            most_tried = most_tried.max(lock(&model.seen).tried as f64 / (to - from) as f64);
         }
+        println!(
+            "figure: search {count} of {} MiB | {most_calls} | {most_tried:.2}",
+            units * UNIT / MIB
+        );
     }
 }
 
@@ -374,8 +378,11 @@ fn each_call_may_fail() {
     }
 }
 
+const RANDOM_SIZES: u32 = 4_000;
+static RANDOM_SIZES_DONE: AtomicU32 = AtomicU32::new(0);
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(4_000))]
+    #![proptest_config(ProptestConfig::with_cases(RANDOM_SIZES))]
 
     #[test]
     fn random_sizes(
@@ -395,6 +402,7 @@ proptest! {
         if from < to {
             let _ = model.check(from, to, limit);
         }
+        done(&RANDOM_SIZES_DONE, RANDOM_SIZES);
     }
 }
 
@@ -423,9 +431,12 @@ fn the_cost_of_random_sizes() {
             bytes += model.end() - BASE;
         }
         println!(
-            "sizes of 1 to {most} units: {:.2} pieces, {:.2} calls an allocation, {:.2} of the bytes",
-            all_pieces as f64 / allocations as f64,
-            all_calls as f64 / allocations as f64,
+            "{:.2} pieces an allocation",
+            all_pieces as f64 / allocations as f64
+        );
+        println!(
+            "figure: search {allocations} of 2 to {} MiB, at random | {all_calls} | {:.2}",
+            most * UNIT / MIB,
             tried as f64 / bytes as f64
         );
     }

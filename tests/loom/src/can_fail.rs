@@ -111,6 +111,6 @@ fn each_property_can_fail() {
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success(), "{model} holds without {how:?}");
         assert!(text.contains(says), "{how:?}, {model}:\n{text}");
-        println!("{how:?}: {model} fails: {says}");
+        println!("figure: noticed {how:?}: {model} fails: {says}");
     }
 }

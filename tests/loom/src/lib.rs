@@ -15,7 +15,8 @@
 //! - `world`: what belongs to all of them, and what must hold: everything that is allocated is a
 //!   `Memory`, which panics when it is used after its end, or beside a use that it is not ordered with.
 //! - `env`: the module's surroundings.
-//! - `models`: the tests. Each says which threads it has and prints how many interleavings it ran.
+//! - `models`: the tests. Each prints which threads it has and how many interleavings it ran; `docs/verification.md`
+//!   is made from that.
 //! - `can_fail`: each property is seen to fail when a lock or a rule is taken away.
 
 #![cfg(test)]

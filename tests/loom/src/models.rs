@@ -36,24 +36,37 @@ use crate::world::World;
 /// from a thread that could go on.
 const PREEMPTIONS: usize = 3;
 
-/// Runs `f` once for every interleaving of its two threads. ib_core has one ticket: its number comes round
-/// at once.
-fn explore(mode: Mode, f: impl Fn() + Send + Sync + 'static) {
+/// Runs `f`, which does what `model` says, once for every interleaving of its two threads. ib_core has one
+/// ticket: its number comes round at once.
+fn explore(model: &str, mode: Mode, f: impl Fn() + Send + Sync + 'static) {
     let count = check(Builder::new(), None, move || {
         World::run(mode, can_fail::broken(), 1, &f);
     });
-    println!("{mode:?}: {count} interleavings, which is all");
+    figures(model, "2, all", mode, count);
 }
 
-/// Runs `f` once for every interleaving of its three threads that has few enough preemptions. ib_core has
-/// a ticket for each of two registrations.
-fn explore_three(mode: Mode, f: impl Fn() + Send + Sync + 'static) {
+/// Runs `f`, which does what `model` says, once for every interleaving of its three threads that has few
+/// enough preemptions. ib_core has a ticket for each of two registrations.
+fn explore_three(model: &str, mode: Mode, f: impl Fn() + Send + Sync + 'static) {
     let builder = Builder::new();
     let bound = builder.preemption_bound.unwrap_or(PREEMPTIONS);
     let count = check(builder, Some(bound), move || {
         World::run(mode, can_fail::broken(), 2, &f);
     });
-    println!("{mode:?}: {count} interleavings, with at most {bound} preemptions");
+    figures(model, &format!("3, {bound} preemptions"), mode, count);
+}
+
+/// What `docs/verification.md` says of a model: the rig reads these lines.
+fn figures(model: &str, threads: &str, mode: Mode, interleavings: usize) {
+    let mode = match mode {
+        Mode::Unmaps => "UNMAPS",
+        Mode::Legacy => "legacy",
+        Mode::Ofed49 => "OFED 4.9",
+    };
+    println!("figure: model {model}");
+    println!("figure: threads {threads}");
+    println!("figure: mode {mode}");
+    println!("figure: interleavings {interleavings}");
 }
 
 fn check(
@@ -115,11 +128,15 @@ fn join(thread: JoinHandle<()>) {
 }
 
 fn free_beside_a_life(mode: Mode) {
-    explore(mode, || {
-        let free = spawn(|| free(1));
-        live(1);
-        join(free);
-    });
+    explore(
+        "a free beside a whole life, from `acquire` to `release`",
+        mode,
+        || {
+            let free = spawn(|| free(1));
+            live(1);
+            join(free);
+        },
+    );
 }
 
 #[test]
@@ -139,14 +156,18 @@ fn free_beside_a_life_ofed49() {
 }
 
 fn free_beside_the_end(mode: Mode) {
-    explore(mode, || {
-        let umem = world().ib_core.register(1).expect("nobody frees yet");
-        let free = spawn(|| free(1));
-        world().ib_core.deregister(&umem);
-        // Number and pointer are the next registration's.
-        live(2);
-        join(free);
-    });
+    explore(
+        "a free beside `dereg` and a second life with the same ticket and table pointer",
+        mode,
+        || {
+            let umem = world().ib_core.register(1).expect("nobody frees yet");
+            let free = spawn(|| free(1));
+            world().ib_core.deregister(&umem);
+            // Number and pointer are the next registration's.
+            live(2);
+            join(free);
+        },
+    );
 }
 
 #[test]
@@ -162,35 +183,47 @@ fn free_beside_the_end_and_a_second_life_legacy() {
 /// The provider does not unpin. The slot stays, and the callback may come after all else is gone.
 #[test]
 fn free_beside_a_life_that_ends_in_another_process() {
-    explore(Mode::Unmaps, || {
-        let free = spawn(|| free(1));
-        live_and_die_elsewhere(1);
-        join(free);
-    });
+    explore(
+        "a free beside a life that ends in another process",
+        Mode::Unmaps,
+        || {
+            let free = spawn(|| free(1));
+            live_and_die_elsewhere(1);
+            join(free);
+        },
+    );
 }
 
 #[test]
 fn free_beside_a_put_that_is_tried_again() {
-    explore(Mode::Unmaps, || {
-        world().provider.short_of_memory.set(1);
-        let umem = world().ib_core.register(1).expect("nobody frees yet");
-        let free = spawn(|| free(1));
-        world().ib_core.deregister(&umem);
-        join(free);
-    });
+    explore(
+        "a free beside a put that fails with -ENOMEM first",
+        Mode::Unmaps,
+        || {
+            world().provider.short_of_memory.set(1);
+            let umem = world().ib_core.register(1).expect("nobody frees yet");
+            let free = spawn(|| free(1));
+            world().ib_core.deregister(&umem);
+            join(free);
+        },
+    );
 }
 
 /// The module goes when nothing holds it any more, wherever the callback is then.
 #[test]
 fn free_beside_an_end_in_another_process_and_the_unloading() {
-    explore(Mode::Unmaps, || {
-        let umem = world().ib_core.register(1).expect("nobody frees yet");
-        let free = spawn(|| free(1));
-        world().become_process(2);
-        world().ib_core.deregister(&umem);
-        world().provider.unload();
-        join(free);
-    });
+    explore(
+        "a free beside an end in another process and the unloading",
+        Mode::Unmaps,
+        || {
+            let umem = world().ib_core.register(1).expect("nobody frees yet");
+            let free = spawn(|| free(1));
+            world().become_process(2);
+            world().ib_core.deregister(&umem);
+            world().provider.unload();
+            join(free);
+        },
+    );
 }
 
 /// Goes through the roll as a reader of its file does, who lets go of the lock between two lines.
@@ -217,23 +250,27 @@ fn look() {
 /// Whatever the callback meets, the roll shows it: a registration that has come to be, and lost its memory.
 #[test]
 fn free_beside_a_registration_shows_on_the_roll() {
-    explore(Mode::Unmaps, || {
-        world().watched.set(true);
-        let free = spawn(|| free(1));
-        let umem = world().ib_core.register(1);
-        join(free);
-        let state = umem.as_ref().map(|_| State::Revoked);
-        assert_eq!(world().stands(1), state);
-        if let Some(umem) = umem {
-            world().ib_core.deregister(&umem);
-        }
-        assert_eq!(world().stands(1), None);
-    });
+    explore(
+        "a free beside a registration, which the roll then shows as revoked",
+        Mode::Unmaps,
+        || {
+            world().watched.set(true);
+            let free = spawn(|| free(1));
+            let umem = world().ib_core.register(1);
+            join(free);
+            let state = umem.as_ref().map(|_| State::Revoked);
+            assert_eq!(world().stands(1), state);
+            if let Some(umem) = umem {
+                world().ib_core.deregister(&umem);
+            }
+            assert_eq!(world().stands(1), None);
+        },
+    );
 }
 
 /// A reader beside a life whose memory is freed at one place of it.
-fn a_reader_beside(life: fn()) {
-    explore(Mode::Unmaps, move || {
+fn a_reader_beside(model: &str, life: fn()) {
+    explore(model, Mode::Unmaps, move || {
         world().watched.set(true);
         let reader = spawn(look);
         life();
@@ -243,7 +280,7 @@ fn a_reader_beside(life: fn()) {
 
 #[test]
 fn a_reader_beside_a_life_that_is_revoked() {
-    a_reader_beside(|| {
+    a_reader_beside("a reader of the roll beside a life that is revoked", || {
         let umem = world().ib_core.register(1).expect("nobody frees yet");
         free(1);
         assert_eq!(world().stands(1), Some(State::Revoked));
@@ -254,16 +291,19 @@ fn a_reader_beside_a_life_that_is_revoked() {
 
 #[test]
 fn a_reader_beside_a_life_that_is_kept() {
-    a_reader_beside(|| {
-        live_and_die_elsewhere(1);
-        assert_eq!(world().stands(1), Some(State::Kept));
-        free(1);
-        assert_eq!(world().stands(1), None);
-    });
+    a_reader_beside(
+        "a reader of the roll beside a life that another process ends, and a free",
+        || {
+            live_and_die_elsewhere(1);
+            assert_eq!(world().stands(1), Some(State::Kept));
+            free(1);
+            assert_eq!(world().stands(1), None);
+        },
+    );
 }
 
 fn free_beside_two_lives(mode: Mode) {
-    explore_three(mode, || {
+    explore_three("a free beside two lives at once", mode, || {
         let free = spawn(|| free(1));
         let other = spawn(|| live(2));
         live(1);
@@ -284,14 +324,18 @@ fn free_beside_two_lives_legacy() {
 }
 
 fn two_frees_beside_two_lives(mode: Mode) {
-    explore_three(mode, || {
-        let first = spawn(|| free(1));
-        let second = spawn(|| free(2));
-        live(1);
-        live(2);
-        join(first);
-        join(second);
-    });
+    explore_three(
+        "two frees beside two lives, one after the other",
+        mode,
+        || {
+            let first = spawn(|| free(1));
+            let second = spawn(|| free(2));
+            live(1);
+            live(2);
+            join(first);
+            join(second);
+        },
+    );
 }
 
 #[test]
@@ -307,15 +351,19 @@ fn two_frees_beside_two_lives_legacy() {
 /// Two lives that end in another process leave two slots behind.
 #[test]
 fn two_frees_beside_two_ends_in_another_process() {
-    explore_three(Mode::Unmaps, || {
-        let first = spawn(|| free(1));
-        let second = spawn(|| free(2));
-        live_and_die_elsewhere(1);
-        world().become_process(1);
-        live_and_die_elsewhere(2);
-        join(first);
-        join(second);
-    });
+    explore_three(
+        "two frees beside two ends in another process",
+        Mode::Unmaps,
+        || {
+            let first = spawn(|| free(1));
+            let second = spawn(|| free(2));
+            live_and_die_elsewhere(1);
+            world().become_process(1);
+            live_and_die_elsewhere(2);
+            join(first);
+            join(second);
+        },
+    );
 }
 
 /// In the place of a region: two pins, which may be released inside the callback of one.
@@ -362,30 +410,38 @@ fn hold(allocation: u64, owner: Arc<dyn Revoke>) -> Result<Held<Gpu>, Refusal> {
 /// another thread waits in the gate.
 #[test]
 fn release_of_two_pins_inside_a_callback_beside_a_get() {
-    explore(Mode::Ofed49, || {
-        let pins = Pins::new(true);
-        let free = spawn(|| free(1));
-        let got = hold(3, pins);
-        drop(got.expect("nobody frees it"));
-        join(free);
-        assert_eq!(*world().provider.kept.borrow(), [Kept::InCallback]);
-    });
+    explore(
+        "two pins: released inside the callback of one, beside a get",
+        Mode::Ofed49,
+        || {
+            let pins = Pins::new(true);
+            let free = spawn(|| free(1));
+            let got = hold(3, pins);
+            drop(got.expect("nobody frees it"));
+            join(free);
+            assert_eq!(*world().provider.kept.borrow(), [Kept::InCallback]);
+        },
+    );
 }
 
 #[test]
 fn release_of_two_pins_beside_the_free_of_one() {
-    explore(Mode::Unmaps, || {
-        let pins = Pins::new(false);
-        let free = spawn(|| free(1));
-        pins.release();
-        join(free);
-        assert_eq!(*world().provider.kept.borrow(), []);
-    });
+    explore(
+        "two pins: released beside the free of one",
+        Mode::Unmaps,
+        || {
+            let pins = Pins::new(false);
+            let free = spawn(|| free(1));
+            pins.release();
+            join(free);
+            assert_eq!(*world().provider.kept.borrow(), []);
+        },
+    );
 }
 
 #[test]
 fn release_of_two_pins_beside_two_frees() {
-    explore_three(Mode::Unmaps, || {
+    explore_three("two pins: released beside two frees", Mode::Unmaps, || {
         let pins = Pins::new(false);
         let first = spawn(|| free(1));
         let second = spawn(|| free(2));

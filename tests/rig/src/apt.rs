@@ -5,11 +5,14 @@
 //! every signature as it does for the machine, and the machine's sources stay as they are.
 
 use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
 use std::process::Command;
 use std::process::Stdio;
+use std::sync::Mutex;
+use std::sync::PoisonError;
 
 use anyhow::anyhow;
 use anyhow::bail;
@@ -256,6 +259,12 @@ pub(crate) fn make_root(
 
 /// Reads a suite's lists, once a run.
 fn read_suite(paths: &Paths, stage: &mut Stage, suite: &str) -> Result<()> {
+    static READ: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    // Held while they are read: another thread may want the same.
+    let mut read = READ.lock().unwrap_or_else(PoisonError::into_inner);
+    if read.contains(suite) {
+        return Ok(());
+    }
     let archive = machine_archive()?;
     let state = paths.cache.join("suites").join(suite);
     for directory in ["state/lists/partial", "cache/archives/partial"] {
@@ -272,6 +281,7 @@ fn read_suite(paths: &Paths, stage: &mut Stage, suite: &str) -> Result<()> {
         "files",
         |line| line.starts_with("Get:"),
     )?;
+    read.insert(suite.to_owned());
     Ok(())
 }
 
@@ -365,6 +375,62 @@ pub(crate) fn download(
         .ok_or_else(|| anyhow!("{wanted} was downloaded and is not there"))
 }
 
+/// Unpacks packages of the first of the suites that has them all. Nothing is installed.
+pub(crate) fn unpack(
+    paths: &Paths,
+    stage: &mut Stage,
+    suites: &[&str],
+    packages: &[&str],
+    root: &Path,
+) -> Result<()> {
+    let directory = paths.run_directory()?;
+    let log = paths.cache.join("logs/suites.txt");
+    let result = (|| {
+        let mut problems = Vec::new();
+        for suite in suites {
+            let fetched = read_suite(paths, stage, suite).and_then(|()| {
+                stage.run(
+                    apt(paths, suite, "apt-get")
+                        .args(["-q", "download"])
+                        .args(packages)
+                        .current_dir(&directory),
+                    &log,
+                    "files",
+                    |line| line.starts_with("Get:"),
+                )
+            });
+            match fetched {
+                Ok(_) => {
+                    for entry in fs::read_dir(&directory)? {
+                        extract(stage, &entry?.path(), root, &log)?;
+                    }
+                    return Ok(());
+                }
+                Err(error) => problems.push(format!("{suite}: {error:#}")),
+            }
+        }
+        bail!(
+            "{} could not be fetched:\n{}",
+            packages.join(", "),
+            problems.join("\n")
+        )
+    })();
+    let _ = fs::remove_dir_all(&directory);
+    result
+}
+
+/// Unpacks the files of a package.
+pub(crate) fn extract(stage: &mut Stage, package: &Path, root: &Path, log: &Path) -> Result<()> {
+    fs::create_dir_all(root)?;
+    stage.run(
+        Command::new("dpkg-deb").arg("-x").arg(package).arg(root),
+        log,
+        "",
+        |_| false,
+    )?;
+    Ok(())
+}
+
 /// Something that must be installed: the first of several packages that will do.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Need {
@@ -454,6 +520,9 @@ pub(crate) const ROOT: &[Need] = &[need(&["mmdebstrap"])];
 
 /// To look at the code.
 pub(crate) const LINT: &[Need] = &[need(&["shellcheck"])];
+
+/// To count instructions.
+pub(crate) const COST: &[Need] = &[need(&["valgrind"])];
 
 /// Versions of those of the packages that are installed.
 fn installed(packages: &[&str]) -> Result<BTreeMap<String, String>> {
@@ -630,15 +699,7 @@ pub(crate) fn file_of(paths: &Paths, package: &str, file: &str) -> Result<Vec<u8
             .filter_map(|entry| Some(entry.ok()?.path()))
             .find(|path| path.extension().is_some_and(|suffix| suffix == "deb"))
             .with_context(|| format!("{package} was downloaded and is not there"))?;
-        stage.run(
-            Command::new("dpkg-deb")
-                .arg("-x")
-                .arg(archive)
-                .arg(&unpacked),
-            &log,
-            "",
-            |_| false,
-        )?;
+        extract(&mut stage, &archive, &unpacked, &log)?;
         fs::read(unpacked.join(file)).with_context(|| format!("{package} has no {file}"))
     })();
     let _ = fs::remove_dir_all(&directory);

@@ -8,6 +8,7 @@ mod goals;
 mod machine;
 mod page;
 mod plot;
+mod reasons;
 mod record;
 mod table;
 mod timed;
@@ -16,6 +17,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::Instant;
 
 use anyhow::ensure;
@@ -33,9 +35,11 @@ use self::record::Beside;
 use self::record::Figure;
 use self::record::Row;
 use self::timed::Timed;
+use crate::documents;
 use crate::kernel;
 use crate::paths::Paths;
 use crate::progress::duration;
+use crate::progress::output;
 use crate::setup;
 use crate::vm;
 use crate::vm::Peermem;
@@ -117,7 +121,7 @@ impl Measured {
         let alive = [record::alive(ours)?, record::alive(theirs)?];
         let timed = [Timed::of(ours)?, Timed::of(theirs)?];
         let (ours, theirs) = (record::rows(ours)?, record::rows(theirs)?);
-        let mut goals = goals::of_registrations(&goals::pairs(&ours, &theirs));
+        let mut goals = goals::of_registrations(&goals::pairs(&ours, &theirs), &alive);
         goals.extend(goals::of_revocations(&freed[0], &freed[1]));
         goals.push(timed::goal(&timed[0]));
         Ok(Self {
@@ -136,6 +140,9 @@ impl Measured {
 #[derive(Debug, Clone, Default, Serialize)]
 struct Rig {
     processor: String,
+    date: String,
+    /// Of the tree that was measured.
+    commit: String,
     qemu: String,
     kernel: String,
     ours: String,
@@ -172,13 +179,31 @@ struct Results<'a> {
 }
 
 fn first_line(program: &str, arguments: &[&str]) -> Result<String> {
-    let output = std::process::Command::new(program)
+    let output = Command::new(program)
         .args(arguments)
         .env("PATH", vm::system_path())
         .output()
         .with_context(|| format!("cannot start {program}"))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     Ok(text.lines().next().unwrap_or_default().to_owned())
+}
+
+/// The commit of the tree that is measured, and whether the tree is not quite that.
+fn commit(repo: &Path) -> Result<String> {
+    let git = |arguments: &[&str]| {
+        output(
+            Command::new("git")
+                .args(arguments)
+                .env("PATH", vm::system_path())
+                .current_dir(repo),
+        )
+    };
+    let commit = git(&["rev-parse", "--short=12", "HEAD"])?.trim().to_owned();
+    let changed = git(&["status", "--porcelain", "--", "src"])?;
+    Ok(match changed.trim() {
+        "" => commit,
+        _ => format!("{commit} with changes to `src` that are not committed"),
+    })
 }
 
 fn processor() -> Result<String> {
@@ -200,11 +225,21 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     let rounds = selection.rounds();
     ensure!(rounds > 0 && selection.repeats > 0, "nothing to measure");
     setup::all(paths, [kernel::DEFAULT])?;
+    // Before the long part: a page that does not say what was measured is not written.
+    let commit = match commit(&paths.repo) {
+        Ok(commit) => commit,
+        Err(error) if selection.is_whole() => {
+            return Err(error.context("docs/performance.md states the commit that was measured"));
+        }
+        Err(_) => "unknown".to_owned(),
+    };
     let folder = selection.folder(paths);
     let lines_folder = folder.join("lines");
     let mut said: Vec<[Vec<Line>; 2]> = FLAVOURS.iter().map(|_| [Vec::new(), Vec::new()]).collect();
     let mut rig = Rig {
         processor: processor()?,
+        date: first_line("date", &["-u", "+%F"])?,
+        commit,
         qemu: first_line("qemu-system-x86_64", &["--version"])?,
         rounds,
         ..Rig::default()
@@ -259,8 +294,11 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     write(&folder, &rig, &measured)?;
     if selection.is_whole() {
         let file = paths.repo.join(page::PAGE);
-        fs::write(&file, page::page(&rig, &measured))?;
+        let text = page::page(&rig, &measured);
+        fs::write(&file, &text)?;
         println!("  {} written", file.display());
+        let readme = paths.repo.join(page::README);
+        documents::check(&readme, page::README_PART, &page::readme(&text)?, true)?;
     }
     println!("measured in {}", duration(started.elapsed()));
     let missed = measured

@@ -14,11 +14,100 @@ use anyhow::Result;
 use crate::results::Test;
 use crate::results::Verdict;
 
+/// A part of a document, and what it is made from.
+pub(crate) struct Part {
+    /// In the repository.
+    file: &'static str,
+    /// Of its marks.
+    name: &'static str,
+    /// The runs of the suite, by name. Where one of them was not done, the part is not compared.
+    pub(crate) runs: &'static [&'static str],
+    /// What the names of the verbs program's cases begin with that it is made from: a selection of others leaves it alone.
+    cases: &'static str,
+    make: fn(&[&[Test]]) -> Result<String>,
+}
+
+const LOOM: &str = "the module's logic, in every order of events";
+const HOST: &str = "the module's logic, on the host";
+
+/// All parts that are made from what the suite saw.
+pub(crate) const PARTS: &[Part] = &[
+    Part {
+        file: "docs/bad-input.md",
+        name: "bad input",
+        runs: &[
+            // A column each: our module's first, then NVIDIA's.
+            "verbs: ours",
+            "verbs: ours, revocable",
+            "verbs: NVIDIA's, persistent client",
+            "verbs: NVIDIA's, callback client",
+        ],
+        cases: "input.",
+        make: bad_input,
+    },
+    Part {
+        file: "docs/verification.md",
+        name: "interleavings",
+        runs: &[LOOM],
+        cases: "",
+        make: interleavings,
+    },
+    Part {
+        file: "docs/verification.md",
+        name: "cases",
+        runs: &[HOST],
+        cases: "",
+        make: |runs| cases(runs, CASES),
+    },
+    Part {
+        file: "docs/verification.md",
+        name: "searches",
+        runs: &[HOST],
+        cases: "",
+        make: |runs| cases(runs, SEARCHES),
+    },
+    Part {
+        file: "docs/registration.md",
+        name: "calls to pin",
+        runs: &[HOST],
+        cases: "",
+        make: calls_to_pin,
+    },
+];
+
+impl Part {
+    /// Compares it with what the runs say, of which `tests_of` has the tests, or writes it. Returns what is wrong.
+    pub(crate) fn compare<'a>(
+        &self,
+        repo: &Path,
+        tests_of: impl Fn(&str) -> Option<&'a [Test]>,
+        case: &str,
+        update: bool,
+    ) -> Option<String> {
+        if !self.cases.starts_with(case) {
+            return None;
+        }
+        // A run that gave nothing at all has failed, and says so.
+        let runs: Vec<&[Test]> = self
+            .runs
+            .iter()
+            .map(|run| tests_of(run).filter(|tests| !tests.is_empty()))
+            .collect::<Option<_>>()?;
+        (self.make)(&runs)
+            .and_then(|text| check(&repo.join(self.file), self.name, &text, update))
+            .map(|problem| Some(format!("{}\n    --update-docs writes it", problem?)))
+            .unwrap_or_else(|error| Some(format!("{}: {}: {error:#}", self.file, self.name)))
+    }
+}
+
 /// The text between the marks of `name`, with what stands before and after it, marks included.
-fn split<'a>(document: &'a str, name: &str) -> Result<[&'a str; 3]> {
-    let begin = format!("<!-- begin {name}: made by `make test` -->\n");
+pub(crate) fn split<'a>(document: &'a str, name: &str) -> Result<[&'a str; 3]> {
+    let begin = format!("<!-- begin {name}: made by ");
     let end = format!("<!-- end {name} -->\n");
-    let from = document.find(&begin).map(|at| at + begin.len());
+    let from = document.find(&begin).and_then(|at| {
+        let line = document[at..].find('\n')?;
+        Some(at + line + 1)
+    });
     let to = document.find(&end);
     match (from, to) {
         (Some(from), Some(to)) if from <= to => {
@@ -48,19 +137,11 @@ pub(crate) fn check(file: &Path, name: &str, part: &str, update: bool) -> Result
         .find(|(_, (there, seen))| there != seen)
         .map_or((0, "", ""), |(line, (there, seen))| (line, there, seen));
     Ok(Some(format!(
-        "{}: {name} is not what was seen (--update-docs writes it), first in line {}:\n    there: {there}\n    seen:  {seen}",
+        "{}: {name} is not what it is made from, first in line {}:\n    there: {there}\n    made:  {seen}",
         file.display(),
         line + before.lines().count() + 1,
     )))
 }
-
-/// The runs of which `docs/bad-input.md` has a column each: our module's first, then NVIDIA's.
-pub(crate) const BAD_INPUT_RUNS: [&str; 4] = [
-    "verbs: ours",
-    "verbs: ours, revocable",
-    "verbs: NVIDIA's, persistent client",
-    "verbs: NVIDIA's, callback client",
-];
 
 /// What all lines of the log about a refusal begin with.
 const REFUSED: &str = "nvidia-peermem: refused ADDRESS+LENGTH of process PID in ";
@@ -71,8 +152,152 @@ fn noted<'a>(test: &'a Test, name: &str) -> Option<&'a str> {
         .find_map(|note| note.strip_prefix(name)?.strip_prefix(' '))
 }
 
-/// The table of bad input, and the log's lines below it, from the results of [`BAD_INPUT_RUNS`].
-pub(crate) fn bad_input(runs: [&[Test]; 4]) -> Result<String> {
+/// The value of a note that must be there.
+fn figure<'a>(test: &'a Test, name: &str) -> Result<&'a str> {
+    noted(test, name).with_context(|| format!("{} says no {name}", test.name))
+}
+
+/// What loom ran, and what `can_fail` took away.
+fn interleavings(runs: &[&[Test]]) -> Result<String> {
+    let tests = || runs.iter().copied().flatten();
+    let mut rows = tests()
+        .filter(|test| test.name.starts_with("models::"))
+        .map(|test| {
+            let [threads, model, mode] =
+                ["threads", "model", "mode"].map(|name| figure(test, name));
+            let count: usize = figure(test, "interleavings")?.parse()?;
+            Ok((threads?, model?, mode?, count))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    rows.sort_unstable();
+    let mut text = String::from("| model | threads | mode | interleavings |\n|---|---|---|---|\n");
+    for (threads, model, mode, count) in rows {
+        let count = grouped(count);
+        writeln!(text, "| {model} | {threads} | {mode} | {count} |")?;
+    }
+    let noticed = tests()
+        .filter(|test| test.name.starts_with("can_fail::"))
+        .flat_map(|test| &test.notes)
+        .filter(|note| note.starts_with("noticed "))
+        .count();
+    writeln!(
+        text,
+        "\nLocks and rules that `can_fail.rs` takes away, each noticed by a model: {noticed}."
+    )?;
+    Ok(text)
+}
+
+/// Tests, by name, that say how many cases they had, and what a case is.
+type Cases = &'static [(&'static str, &'static str)];
+
+const CASES: Cases = &[
+    (
+        "extents_tests::small_scopes_exhaustively",
+        "up to six pages on seven places, at every start within two windows",
+    ),
+    (
+        "extents_tests::small_scopes_with_trimming_exhaustively",
+        "every range of up to four pages, every break, every limit, seven ratios of the GPU's page to the kernel's, trimmed as \
+         ib_core does",
+    ),
+    (
+        "extents_tests::real_limits",
+        "real sizes, limits of any value, up to eleven runs of up to 4 GiB (8 GiB at 128 KiB pages)",
+    ),
+    (
+        "extents_tests::real_sizes",
+        "real sizes to 24 MiB, compared page by page",
+    ),
+];
+
+const SEARCHES: Cases = &[
+    (
+        "pieces_tests::all_layouts_of_up_to_five_allocations",
+        "up to five allocations of up to 5 units of 2 MiB, or holes, with up to five starts and five ends each",
+    ),
+    (
+        "pieces_tests::random_sizes",
+        "sizes and holes at random, up to 59 allocations, any limit",
+    ),
+];
+
+/// How many cases tests had.
+fn cases(runs: &[&[Test]], of: Cases) -> Result<String> {
+    let mut text = String::from("| test | cases |\n|---|---|\n");
+    for (name, words) in of {
+        let found = runs
+            .iter()
+            .copied()
+            .flatten()
+            .find(|test| test.name == *name);
+        let test = found.with_context(|| format!("{name} is missing"))?;
+        let (count, how) = figure(test, "cases")?.split_once(' ').map_or_else(
+            || Ok((figure(test, "cases")?, String::new())),
+            |(count, how)| anyhow::Ok((count, format!(" {how}"))),
+        )?;
+        writeln!(text, "| {words} | {}{how} |", grouped(count.parse()?))?;
+    }
+    Ok(text)
+}
+
+/// What the search for borders costs on the model of allocations.
+fn calls_to_pin(runs: &[&[Test]]) -> Result<String> {
+    let mut text = String::from(
+        "| allocations side by side | calls to pin | an allocation | bytes tried, in parts of the range |\n|---|---|---|---|\n",
+    );
+    for name in [
+        "pieces_tests::neighbours_of_one_size_cost_a_call_each",
+        "pieces_tests::the_cost_of_random_sizes",
+    ] {
+        let found = runs
+            .iter()
+            .copied()
+            .flatten()
+            .find(|test| test.name == name);
+        let test = found.with_context(|| format!("{name} is missing"))?;
+        let mut lines = test
+            .notes
+            .iter()
+            .filter_map(|note| note.strip_prefix("search "))
+            .peekable();
+        lines
+            .peek()
+            .with_context(|| format!("{name} says nothing"))?;
+        for line in lines {
+            let cells: Vec<&str> = line.split(" | ").collect();
+            let [what, calls, tried] = cells[..] else {
+                return Err(anyhow!("{name}: {line}"));
+            };
+            let (count, size) = what.split_once(' ').with_context(|| line.to_owned())?;
+            let (count, calls): (usize, usize) = (count.parse()?, calls.parse()?);
+            writeln!(
+                text,
+                "| {} {size} | {} | {:.2} | {tried} |",
+                grouped(count),
+                grouped(calls),
+                calls as f64 / count as f64
+            )?;
+        }
+    }
+    Ok(text)
+}
+
+/// A large number in groups of three digits.
+fn grouped(number: usize) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// The table of bad input, and the log's lines below it, from the results of its four runs.
+fn bad_input(runs: &[&[Test]]) -> Result<String> {
+    let runs = <[&[Test]; 4]>::try_from(runs).context("not four runs")?;
     let mut text = String::from(
         "| input | persistent | revocable | NVIDIA's | NVIDIA's, callback | asked, pinned | log |\n\
          |---|---|---|---|---|---|---|\n",
@@ -174,6 +399,7 @@ pub(crate) fn wrapped(text: &mut String, paragraph: &str, indent: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::suite::SUITE;
 
     fn test(name: &str, verdict: Verdict, notes: &[&str]) -> Test {
         Test {
@@ -204,7 +430,7 @@ mod tests {
             Verdict::Skipped("it would die".into()),
             &["input freed"],
         )];
-        let text = bad_input([&persistent, &revocable, &passed, &skipped]).expect("a table");
+        let text = bad_input(&[&persistent, &revocable, &passed, &skipped]).expect("a table");
         assert_eq!(
             text.lines().skip(2).collect::<Vec<_>>(),
             [
@@ -216,8 +442,8 @@ mod tests {
             ]
         );
         let failed = [test("input.a", Verdict::Failed, &["input freed"])];
-        assert!(bad_input([&persistent, &revocable, &passed, &failed]).is_err());
-        assert!(bad_input([&persistent, &revocable, &passed, &[]]).is_err());
+        assert!(bad_input(&[&persistent, &revocable, &passed, &failed]).is_err());
+        assert!(bad_input(&[&persistent, &revocable, &passed, &[]]).is_err());
     }
 
     #[test]
@@ -242,6 +468,126 @@ mod tests {
         results.push(fs::read_to_string(&file).expect("read") == marked("three\n"));
         fs::remove_dir_all(&directory).expect("removed");
         assert_eq!(results, [true; 5]);
+    }
+
+    #[test]
+    fn interleavings_are_those_that_were_run() {
+        let model = |name: &str, threads: &str, count: &str| {
+            let notes = ["model a free", "mode UNMAPS", threads, count];
+            test(name, Verdict::Passed, &notes)
+        };
+        let tests = [
+            model(
+                "models::b",
+                "threads 3, 3 preemptions",
+                "interleavings 20379",
+            ),
+            model("models::a", "threads 2, all", "interleavings 1216312"),
+            test(
+                "can_fail::x",
+                Verdict::Passed,
+                &["noticed NoWait: a", "noticed NoGate: b"],
+            ),
+            test("world::x", Verdict::Passed, &[]),
+        ];
+        let text = interleavings(&[&tests]).expect("a table");
+        assert_eq!(
+            text.lines().skip(2).collect::<Vec<_>>(),
+            [
+                "| a free | 2, all | UNMAPS | 1,216,312 |",
+                "| a free | 3, 3 preemptions | UNMAPS | 20,379 |",
+                "",
+                "Locks and rules that `can_fail.rs` takes away, each noticed by a model: 2.",
+            ]
+        );
+        // A model that says nothing has not been counted.
+        let silent = [test("models::a", Verdict::Failed, &["model a free"])];
+        assert!(interleavings(&[&silent]).is_err());
+    }
+
+    #[test]
+    fn cases_are_those_that_were_run() {
+        let tests = [
+            test("t::a", Verdict::Passed, &["cases 1921584"]),
+            test("t::b", Verdict::Passed, &["cases 2000 at random"]),
+            test("t::c", Verdict::Passed, &[]),
+        ];
+        let found = cases(&[&tests], &[("t::a", "all"), ("t::b", "some")]).expect("a table");
+        assert_eq!(
+            found.lines().skip(2).collect::<Vec<_>>(),
+            ["| all | 1,921,584 |", "| some | 2,000 at random |"]
+        );
+        assert!(cases(&[&tests], &[("t::c", "silent")]).is_err());
+        assert!(cases(&[&tests], &[("t::d", "absent")]).is_err());
+    }
+
+    #[test]
+    fn calls_are_those_that_were_counted() {
+        let [one, other] = [
+            "pieces_tests::neighbours_of_one_size_cost_a_call_each",
+            "pieces_tests::the_cost_of_random_sizes",
+        ];
+        let tests = |notes: &[&str]| {
+            [
+                test(
+                    one,
+                    Verdict::Passed,
+                    &["search 1024 of 20 MiB | 1068 | 2.00"],
+                ),
+                test(other, Verdict::Passed, notes),
+            ]
+        };
+        let random = "search 20000 of 2 to 4 MiB, at random | 40100 | 3.50";
+        let text = calls_to_pin(&[&tests(&[random])]).expect("a table");
+        assert_eq!(
+            text.lines().skip(2).collect::<Vec<_>>(),
+            [
+                "| 1,024 of 20 MiB | 1,068 | 1.04 | 2.00 |",
+                "| 20,000 of 2 to 4 MiB, at random | 40,100 | 2.00 | 3.50 |",
+            ]
+        );
+        assert!(calls_to_pin(&[&tests(&[])]).is_err());
+        assert!(calls_to_pin(&[&tests(&["search 1 of x"])]).is_err());
+    }
+
+    /// `make test` has every run that a part is made from, and every part has its place.
+    #[test]
+    fn parts_are_compared() {
+        let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        for part in PARTS {
+            assert!(!part.runs.is_empty());
+            for name in part.runs {
+                let is_done = |run: &&crate::suite::Run| run.name == *name && !run.only_in_full;
+                assert_eq!(SUITE.iter().filter(is_done).count(), 1, "{name}");
+            }
+            let document = fs::read_to_string(repo.join(part.file)).expect(part.file);
+            assert!(split(&document, part.name).is_ok(), "{}", part.name);
+        }
+    }
+
+    #[test]
+    fn a_part_needs_all_its_runs() {
+        let part = Part {
+            file: "no/such.md",
+            name: "t",
+            runs: &["a", "b"],
+            cases: "input.",
+            make: |_| Err(anyhow!("made")),
+        };
+        let some = [test("x", Verdict::Passed, &[])];
+        let with = |a: Option<&[Test]>, b: Option<&[Test]>, case: &str| -> bool {
+            let of = |name: &str| match name {
+                "a" => a.map(|_| &some[..]),
+                _ => b.map(|found| if found.is_empty() { &[] } else { &some[..] }),
+            };
+            let found = part.compare(Path::new("/"), of, case, false);
+            found.is_some_and(|problem| problem == "no/such.md: t: made")
+        };
+        assert!(with(Some(&some), Some(&some), ""));
+        assert!(with(Some(&some), Some(&some), "input"));
+        assert!(!with(Some(&some), Some(&some), "input.a"));
+        assert!(!with(Some(&some), None, ""));
+        assert!(!with(Some(&some), Some(&[]), ""));
     }
 
     #[test]

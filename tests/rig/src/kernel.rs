@@ -76,7 +76,7 @@ const FLAVOURS: &[Flavour] = &[
         package: "linux-source-7.2",
         instead: None,
         source: EARLIER,
-        config: &["rig.config", HOST],
+        config: &["rig.config", "7.2.config", HOST],
         patches: &["7.2", "7.3"],
         compiler: "gcc",
         make: &[],
@@ -297,12 +297,23 @@ struct Tree<'a> {
 /// Contents of the files that we change, by path: none for a file that is not to be there.
 type Files = BTreeMap<String, Option<Vec<u8>>>;
 
-/// Makes a kernel, or as much of it as is not made yet. With `frozen`, one that is there is taken for what it is.
+/// How much of a kernel is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// Without the stock RDMA modules, which only tests load.
+    Patched,
+    /// With them.
+    Whole,
+    /// What is there is taken for what it is.
+    Frozen,
+}
+
+/// Makes a kernel, or as much of it as is wanted and not made yet.
 pub(crate) fn ensure(
     paths: &Paths,
     toolchain: &Toolchain,
     flavour: &'static Flavour,
-    frozen: bool,
+    extent: Extent,
 ) -> Result<Kernel> {
     let tree = Tree {
         paths,
@@ -322,9 +333,16 @@ pub(crate) fn ensure(
     let key = tree.key(&source)?;
     // A key that is lost is made anew, and the kernel has to learn it.
     let keyed = tree.signing().is_none_or(|signing| signing.key.exists());
-    let there = frozen && tree.at("stamp").exists();
-    if !keyed || !there && !stamp::is_fresh(&tree.at("stamp"), &key) {
-        tree.build(&source, &key)?;
+    let stamp = tree.at("stamp");
+    let stock = flavour.stock && extent == Extent::Whole;
+    let is_there = match extent {
+        Extent::Frozen => stamp.exists(),
+        _ => stamp::is_fresh(&stamp, &key) && !(stock && tree.stock_is_stale(&source)?),
+    };
+    if !keyed || !is_there {
+        // Until it is whole again it is not there, whoever interrupts this.
+        let _ = fs::remove_file(&stamp);
+        tree.build(&source, &key, stock)?;
     }
     let image = tree.at("bzImage");
     Ok(Kernel {
@@ -497,15 +515,7 @@ impl Tree<'_> {
             let _ = fs::remove_dir_all(kernels.join(flavour.name).join("build"));
             let _ = fs::remove_file(kernels.join(flavour.name).join("stamp.stock"));
         }
-        stage.run(
-            Command::new("dpkg-deb")
-                .arg("-x")
-                .arg(&package)
-                .arg(&download),
-            &self.log(),
-            "",
-            |_| false,
-        )?;
+        apt::extract(&mut stage, &package, &download, &self.log())?;
         let archive = stamp::files(&download.join("usr/src"))?
             .into_iter()
             .find(|file| file.to_string_lossy().contains(".tar."))
@@ -664,18 +674,14 @@ impl Tree<'_> {
         command
     }
 
-    fn build(&self, source: &str, key: &str) -> Result<()> {
+    fn build(&self, source: &str, key: &str, stock: bool) -> Result<()> {
         let changed = self.changed()?;
-        if self.flavour.stock {
+        if stock {
             self.build_stock(source, &changed)?;
         }
         let count = self.lay(&changed)?;
         self.configure()?;
-        self.compile(&if self.at("bzImage").exists() || self.flavour.stock {
-            format!("compiling with peer memory ({count} files changed)")
-        } else {
-            "compiling (ten minutes on two cores)".to_owned()
-        })?;
+        self.compile(&format!("compiling ({count} files changed)"))?;
         collect_modules(&self.at("build"), &self.at("modules"))?;
         stamp::replace(
             &self.at("bzImage"),
@@ -684,8 +690,8 @@ impl Tree<'_> {
         stamp::set(&self.at("stamp"), key)
     }
 
-    /// The stock RDMA modules, from the same kernel, before the tree gets ours.
-    fn build_stock(&self, source: &str, changed: &Files) -> Result<()> {
+    /// What we change but for RDMA, and the key of the stock modules, which depend on that.
+    fn without_rdma(&self, source: &str, changed: &Files) -> Result<(Files, String)> {
         let pristine = self.pristine()?;
         let is_rdma = |path: &str| RDMA.iter().any(|prefix| path.starts_with(prefix));
         let mut without: Files = changed.clone();
@@ -701,18 +707,23 @@ impl Tree<'_> {
                 key.bytes("contents", contents.as_deref().unwrap_or_default());
             }
         }
-        let key = key.finish();
+        Ok((without, key.finish()))
+    }
+
+    fn stock_is_stale(&self, source: &str) -> Result<bool> {
+        let (_, key) = self.without_rdma(source, &self.changed()?)?;
+        Ok(!stamp::is_fresh(&self.at("stamp.stock"), &key))
+    }
+
+    /// The stock RDMA modules, from the same kernel, before the tree gets ours.
+    fn build_stock(&self, source: &str, changed: &Files) -> Result<()> {
+        let (without, key) = self.without_rdma(source, changed)?;
         if stamp::is_fresh(&self.at("stamp.stock"), &key) {
             return Ok(());
         }
         self.lay(&without)?;
         self.configure()?;
-        let whole = !self.at("bzImage").exists();
-        self.compile(if whole {
-            "compiling (six minutes on two cores)"
-        } else {
-            "compiling what has changed"
-        })?;
+        self.compile("compiling with stock RDMA modules")?;
         collect_modules(&self.at("build/drivers/infiniband"), &self.at("stock"))?;
         stamp::set(&self.at("stamp.stock"), &key)
     }

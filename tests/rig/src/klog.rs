@@ -10,6 +10,9 @@ use anyhow::Context as _;
 use regex::Regex;
 use regex::RegexSet;
 
+/// The serial line was too slow: what is not in the log cannot be judged.
+const LOSS: &str = r"^\*\* \d+ printk messages dropped";
+
 /// Lines that open a report. A report may go on for many lines; those belong to it.
 static OPENERS: LazyLock<RegexSet> = LazyLock::new(|| {
     set(&[
@@ -38,8 +41,11 @@ static OPENERS: LazyLock<RegexSet> = LazyLock::new(|| {
         r"rust_kernel: panicked",
         r"unknown parameter '.*' ignored",
         r"^rig: (teardown|setup):",
+        LOSS,
     ])
 });
+
+static LOST: LazyLock<RegexSet> = LazyLock::new(|| set(&[LOSS]));
 
 /// Lines that match an opener and report nothing.
 static HARMLESS: LazyLock<RegexSet> = LazyLock::new(|| {
@@ -73,6 +79,15 @@ pub(crate) struct Report {
     /// Counted from 1.
     pub(crate) line: usize,
     pub(crate) lines: Vec<String>,
+}
+
+impl Report {
+    /// Whether it says that a part of the log is missing.
+    pub(crate) fn is_loss(&self) -> bool {
+        self.lines
+            .first()
+            .is_some_and(|line| LOST.is_match(message(line)))
+    }
 }
 
 impl fmt::Display for Report {
@@ -159,6 +174,7 @@ fn is_indented(line: &str) -> bool {
 /// Whether a report that this line opens goes on in the lines after it.
 fn has_dump(text: &str) -> bool {
     !(text.starts_with("rig: ")
+        || text.starts_with("** ")
         || text.contains("unknown parameter")
         || text.contains("DMAR: ")
         || text.contains("kmemleak: ")
@@ -254,6 +270,14 @@ pub(crate) fn reports(log: &str) -> Vec<Report> {
                     .map(|line| line.trim_end_matches('\r').to_owned())
                     .collect(),
             });
+            // A declared report does not excuse what is lost in it.
+            let inside = lines[start..at].iter().enumerate().skip(1);
+            found.extend(inside.filter(|(_, line)| LOST.is_match(message(line))).map(
+                |(offset, line)| Report {
+                    line: start + 1 + offset,
+                    lines: vec![(*line).to_owned()],
+                },
+            ));
         }
     }
     found
@@ -399,6 +423,7 @@ mod tests {
             "[    9.0] DMA-API: nvidia 0000:00:04.0: device driver frees DMA memory with different size",
             "[    9.0] nvidia_peermem: unknown parameter 'nonsense' ignored",
             "[    9.0] rig: teardown: pins_live is 1, not 0",
+            "** 17 printk messages dropped **",
         ] {
             assert_eq!(reports(line).len(), 1, "{line}");
         }
@@ -427,6 +452,21 @@ mod tests {
         let cut = WARN.lines().take(4).collect::<Vec<_>>().join("\n");
         let log = format!("{cut}\n{OOPS}");
         assert_eq!(reports(&log).len(), 2);
+    }
+
+    #[test]
+    fn what_is_lost_fails_and_hides_nothing_behind_it() {
+        let log = [BOOT, "** 1 printk messages dropped **\n", WARN, BOOT].concat();
+        assert_eq!(reports(&log).len(), 2);
+        let verdict = judge(&log, &expect("refcount_t=1"));
+        assert_eq!(verdict.undeclared.len(), 1);
+        assert!(verdict.undeclared[0].is_loss());
+        // Between the lines of another report.
+        let (head, tail) = WARN.split_at(WARN.find("[    2.000000] Call").unwrap());
+        let log = [head, "** 9 printk messages dropped **\n", tail].concat();
+        let verdict = judge(&log, &expect("refcount_t=1"));
+        assert_eq!(verdict.undeclared.len(), 1);
+        assert!(verdict.undeclared[0].is_loss());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Looks at the form of the code: formatting, lints, licences.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
@@ -37,6 +38,29 @@ pub(crate) struct Linter<'a> {
     pub(crate) builder: &'a Builder<'a>,
     /// Has `scripts/checkpatch.pl`.
     pub(crate) kernel_source: PathBuf,
+    /// What takes long looks at these files alone.
+    pub(crate) changed: Option<Vec<String>>,
+}
+
+impl Linter<'_> {
+    /// Whether a check has anything to look at that `concerns` it.
+    fn looks_at(&self, concerns: impl Fn(&str) -> bool) -> bool {
+        let changed = self.changed.as_deref();
+        changed.is_none_or(|changed| changed.iter().any(|name| concerns(name)))
+    }
+
+    /// Files for a check: all of a kind, or those of them that changed.
+    fn files(&self, what: &str, is_one: impl Fn(&str) -> bool) -> Result<Vec<String>> {
+        let mut names = tracked(self)?;
+        names.retain(|name| is_one(name));
+        if names.is_empty() {
+            bail!("no {what} found");
+        }
+        if let Some(changed) = &self.changed {
+            names.retain(|name| changed.contains(name));
+        }
+        Ok(names)
+    }
 }
 
 /// A check: its name, and what does it. The error is what it has to say.
@@ -130,12 +154,9 @@ fn is_kernel_rust(name: &str) -> bool {
 }
 
 fn format_kernel(linter: &Linter<'_>) -> Result<()> {
-    let files: Vec<String> = tracked(linter)?
-        .into_iter()
-        .filter(|name| is_kernel_rust(name))
-        .collect();
+    let files = linter.files("kernel Rust", is_kernel_rust)?;
     if files.is_empty() {
-        bail!("no kernel Rust found");
+        return Ok(());
     }
     quiet(
         Command::new("/usr/bin/rustfmt")
@@ -147,25 +168,68 @@ fn format_kernel(linter: &Linter<'_>) -> Result<()> {
 }
 
 fn clippy_host(linter: &Linter<'_>) -> Result<()> {
+    let packages = match &linter.changed {
+        None => vec!["--workspace".to_owned()],
+        Some(changed) => touched(&linter.paths.repo, changed),
+    };
+    if packages.is_empty() {
+        return Ok(());
+    }
     quiet(
         linter
             .toolchain
             .cargo(linter.paths)
-            .args([
-                "clippy",
-                "--release",
-                "--locked",
-                "--workspace",
-                "--all-targets",
-                "--",
-            ])
+            .args(["clippy", "--release", "--locked", "--all-targets"])
+            .args(packages)
+            .arg("--")
             .args(["-D", "warnings"])
             .current_dir(&linter.paths.repo),
         |_| false,
     )
 }
 
+/// Packages that compile files of `src/` on the host.
+const COMPILE_SRC: &[&str] = &["peermem-host", "peermem-loom", "peermemctl"];
+
+/// For cargo: the packages that have one of these files, or compile it.
+fn touched(repo: &Path, changed: &[String]) -> Vec<String> {
+    let mut packages: BTreeSet<String> = BTreeSet::new();
+    for name in changed {
+        let rust = name.ends_with(".rs");
+        if ["Cargo.toml", "Cargo.lock", "clippy.toml"].contains(&name.as_str()) {
+            return vec!["--workspace".to_owned()];
+        } else if rust && name.starts_with("src/") {
+            packages.extend(COMPILE_SRC.iter().map(|&name| name.to_owned()));
+        } else if rust || name.ends_with("/Cargo.toml") {
+            packages.extend(package_of(repo, Path::new(name)));
+        }
+    }
+    let words = packages.into_iter().map(|name| format!("--package={name}"));
+    words.collect()
+}
+
+/// The package in whose directory a file lies.
+fn package_of(repo: &Path, file: &Path) -> Option<String> {
+    let manifest = file
+        .ancestors()
+        .skip(1)
+        .filter(|directory| !directory.as_os_str().is_empty())
+        .find_map(|directory| fs::read_to_string(repo.join(directory).join("Cargo.toml")).ok())?;
+    let name = manifest
+        .lines()
+        .find_map(|line| line.strip_prefix("name = "))?;
+    Some(name.trim_matches('"').to_owned())
+}
+
+/// What our module is compiled from.
+fn is_modules(name: &str) -> bool {
+    name == "Kbuild" || is_kernel_rust(name)
+}
+
 fn clippy_kernel(linter: &Linter<'_>) -> Result<()> {
+    if !linter.looks_at(is_modules) {
+        return Ok(());
+    }
     linter.builder.clippy()
 }
 
@@ -188,9 +252,8 @@ fn no_panic(linter: &Linter<'_>) -> Result<()> {
 /// C files, and patches: what the kernel's maintainers would look at.
 fn checkpatch(linter: &Linter<'_>) -> Result<()> {
     let script = linter.kernel_source.join("scripts/checkpatch.pl");
-    let names = tracked(linter)?;
     let mut problems = Vec::new();
-    let mut run = |options: &[&str], files: &[&String]| -> Result<()> {
+    let mut run = |options: &[&str], files: &[String]| -> Result<()> {
         if files.is_empty() {
             return Ok(());
         }
@@ -216,18 +279,13 @@ fn checkpatch(linter: &Linter<'_>) -> Result<()> {
         }
         Ok(())
     };
-    let sources: Vec<&String> = names
-        .iter()
-        .filter(|name| name.ends_with(".c") || name.ends_with(".h"))
-        .collect();
-    if sources.is_empty() {
-        bail!("no C found");
-    }
-    run(&["--file"], &sources)?;
-    let patches: Vec<&String> = names
-        .iter()
-        .filter(|name| name.ends_with(".patch") && name.starts_with("tests/kernel/"))
-        .collect();
+    run(
+        &["--file"],
+        &linter.files("C", |name| name.ends_with(".c") || name.ends_with(".h"))?,
+    )?;
+    let patches = linter.files("patches of the kernel", |name| {
+        name.ends_with(".patch") && name.starts_with("tests/kernel/")
+    })?;
     run(&["--no-signoff"], &patches)?;
     if !problems.is_empty() {
         bail!("{}", problems.join("\n"));
@@ -236,12 +294,11 @@ fn checkpatch(linter: &Linter<'_>) -> Result<()> {
 }
 
 fn shellcheck(linter: &Linter<'_>) -> Result<()> {
-    let scripts: Vec<String> = tracked(linter)?
-        .into_iter()
-        .filter(|name| is_shell(&linter.paths.repo.join(name)))
-        .collect();
+    let scripts = linter.files("shell scripts", |name| {
+        is_shell(&linter.paths.repo.join(name))
+    })?;
     if scripts.is_empty() {
-        bail!("no shell scripts found");
+        return Ok(());
     }
     quiet(
         Command::new("shellcheck")
@@ -251,13 +308,19 @@ fn shellcheck(linter: &Linter<'_>) -> Result<()> {
     )
 }
 
+/// Where the rules for Prometheus lie.
+const ALERTS: &str = "packaging/peermemctl/alerts";
+
 /// Rules for Prometheus, and their own tests.
 fn promtool(linter: &Linter<'_>) -> Result<()> {
+    if !linter.looks_at(|name| name.starts_with(ALERTS)) {
+        return Ok(());
+    }
     let program = programs::promtool(linter.paths)?;
     let names = tracked(linter)?;
     let (tests, rules): (Vec<&String>, Vec<&String>) = names
         .iter()
-        .filter(|name| name.starts_with("packaging/peermemctl/alerts") && name.ends_with(".yml"))
+        .filter(|name| name.starts_with(ALERTS) && name.ends_with(".yml"))
         .partition(|name| name.ends_with(".test.yml"));
     for (action, files) in [("check", rules), ("test", tests)] {
         if files.is_empty() {
@@ -287,4 +350,44 @@ fn is_shell(file: &Path) -> bool {
         && first
             .split(['/', ' '])
             .any(|word| matches!(word, "sh" | "bash"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packages_that_a_change_touches() {
+        let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let of = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+            touched(&repo, &names)
+        };
+        assert!(of(&["README.md", "tests/gpu/p2p.c", "kunit/core.rs"]).is_empty());
+        assert_eq!(
+            of(&["cli/verbs/src/lib.rs", "tests/rig/Cargo.toml"]),
+            ["--package=peermem-verbs", "--package=rig"]
+        );
+        assert_eq!(of(&["src/region.rs"]).len(), COMPILE_SRC.len());
+        assert_eq!(of(&["cli/src/main.rs", "Cargo.lock"]), ["--workspace"]);
+    }
+
+    /// Each that has a path to our module's sources, and no other.
+    #[test]
+    fn packages_that_compile_the_modules_sources() {
+        let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let mut found = BTreeSet::new();
+        for name in ["tests", "cli"] {
+            for file in crate::stamp::files(&repo.join(name)).unwrap() {
+                let text = fs::read_to_string(&file).unwrap_or_default();
+                let is_rust = file.extension().is_some_and(|suffix| suffix == "rs");
+                let has =
+                    |line: &str| line.starts_with("#[path = \"../") && line.contains("../src/");
+                if is_rust && text.lines().any(has) {
+                    found.extend(package_of(&repo, file.strip_prefix(&repo).unwrap()));
+                }
+            }
+        }
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), COMPILE_SRC);
+    }
 }

@@ -4,11 +4,14 @@
 mod apt;
 mod bench;
 mod contact;
+mod cost;
 mod cpio;
 mod debian;
 mod detectors;
 mod documents;
 mod hazards;
+mod history;
+mod kept;
 mod kernel;
 mod klog;
 mod lint;
@@ -19,6 +22,7 @@ mod paths;
 mod preflight;
 mod programs;
 mod progress;
+mod quick;
 mod results;
 mod setup;
 mod stamp;
@@ -69,6 +73,8 @@ enum Action {
     },
     /// Runs the tests; the last line is "N passed, M failed"
     Test(test::Selection),
+    /// What to look at while editing: host tests, the module compiled, lint of what changed
+    Quick,
     /// Many processes at everything, for as long as wanted; the last line is "stress: N operations, all well"
     Stress(stress::Selection),
     /// Takes one rule after the other out of the module, and sees that the tests notice
@@ -79,6 +85,8 @@ enum Action {
     Hazards,
     /// What both modules cost, side by side; writes docs/performance.md. Status 1 where a goal is missed
     Bench(bench::Selection),
+    /// Counts what a registration costs in instructions; status 1 where that is not what tests/cost/figures says
+    Cost(cost::Selection),
     /// Makes the Debian package of the module's source, in build/deb
     Deb,
     /// Looks at the form of the code
@@ -129,11 +137,13 @@ fn carry_out(paths: &Paths, action: Action) -> Result<i32> {
         Action::Modules { kernel } => setup::modules(paths, &kernel),
         Action::Vm { options, command } => run_vm(paths, &options, &command),
         Action::Test(selection) => test::suite(paths, &selection),
+        Action::Quick => quick::run(paths),
         Action::Stress(selection) => stress::run(paths, &selection),
         Action::Mutants(selection) => mutants::run(paths, &selection),
         Action::Demo => test::demo(paths),
         Action::Hazards => hazards::write(paths),
         Action::Bench(selection) => bench::run(paths, &selection),
+        Action::Cost(selection) => cost::run(paths, &selection),
         Action::Deb => setup::deb(paths),
         Action::Lint => test::lint(paths),
     }

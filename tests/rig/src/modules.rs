@@ -294,6 +294,29 @@ impl<'a> Builder<'a> {
         self.build(&recipe)
     }
 
+    /// The kernel's services in a user process, for `cost.rs`: an object.
+    pub(crate) fn services(&self) -> Result<PathBuf> {
+        let source = self.repo("tests/cost");
+        // As in `patched`: not among what a suite builds at its beginning.
+        let builder = Builder {
+            frozen: false,
+            ..*self
+        };
+        builder.build(&Recipe {
+            name: "cost",
+            product: "services.o",
+            inputs: vec![
+                source.join("Kbuild"),
+                source.join("cost.h"),
+                source.join("services.c"),
+                self.repo("rust-bindings/include"),
+            ],
+            source,
+            variables: Vec::new(),
+            patches: &[],
+        })
+    }
+
     /// Faults for the detectors of a debug kernel.
     pub(crate) fn planted(&self) -> Result<PathBuf> {
         let source = self.repo("tests/planted");
@@ -392,7 +415,11 @@ impl<'a> Builder<'a> {
             .arg(format!("MO={}", output.display()))
             .args(self.kernel.make)
             .args(&recipe.variables)
-            .arg("modules");
+            .arg(if recipe.product.ends_with(".o") {
+                recipe.product
+            } else {
+                "modules"
+            });
         command
     }
 
@@ -459,15 +486,7 @@ impl<'a> Builder<'a> {
         let _ = fs::remove_dir_all(&download);
         let package = apt::download(self.paths, &mut stage, candidate, &download)?;
         let log = self.paths.cache.join("logs/control.txt");
-        stage.run(
-            std::process::Command::new("dpkg-deb")
-                .arg("-x")
-                .arg(&package)
-                .arg(&download),
-            &log,
-            "",
-            |_| false,
-        )?;
+        apt::extract(&mut stage, &package, &download, &log)?;
         for archive in stamp::files(&download)? {
             if archive.to_string_lossy().contains(".tar.") {
                 stage.run(

@@ -4,15 +4,16 @@
 //! A test that passes says little as long as nobody has seen it fail. For each patch the tests it names must pass on the
 //! module as it is and fail on the patched one, in the way that the patch declares.
 
-use std::collections::BTreeMap;
+mod host;
+mod kept;
+mod machine;
+
 use std::fs;
-use std::io::Read as _;
-use std::io::Seek as _;
 use std::path::Path;
 use std::path::PathBuf;
-use std::process::Command;
-use std::process::Stdio;
-use std::time::Duration;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::thread;
 use std::time::Instant;
 
 use anyhow::anyhow;
@@ -22,27 +23,22 @@ use anyhow::Context as _;
 use anyhow::Result;
 use clap::Args;
 use regex::Regex;
-use rustix::fs::memfd_create;
-use rustix::fs::MemfdFlags;
 
 use crate::patch;
 use crate::paths::Paths;
-use crate::programs;
 use crate::progress::duration;
-use crate::progress::Stage;
-use crate::results::Format;
-use crate::results::Reader;
 use crate::results::Test;
 use crate::results::Verdict;
 use crate::setup;
 use crate::stamp;
-use crate::stamp::Key;
 use crate::toolchain::Toolchain;
-use crate::vm;
-use crate::vm::Options;
 
-/// How long a test on the host may take before it counts as hanging; it needs a three-hundredth.
-const HOST_PATIENCE: Duration = Duration::from_secs(30);
+use kept::Kept;
+use machine::Job;
+use machine::Machines;
+
+/// The note of a test that was not run, since all that it depends on is as it was when it passed.
+pub(crate) const UNCHANGED: &str = "unchanged";
 
 #[derive(Debug, Args)]
 pub(crate) struct Selection {
@@ -78,8 +74,11 @@ impl std::fmt::Display for Sign {
 enum Place {
     /// `cargo test` of a package in a copy of the workspace, with its profile.
     Host { package: String, release: bool },
-    /// `gdr test` in a virtual machine with these options.
-    Vm(Vec<String>),
+    /// `gdr test` in a virtual machine with these options, the module with these parameters beside the usual one.
+    Vm {
+        options: Vec<String>,
+        parameters: Vec<String>,
+    },
 }
 
 /// One test of a mutant.
@@ -90,6 +89,8 @@ struct Check {
     test: String,
     /// All of them must be seen.
     signs: Vec<Sign>,
+    /// In a machine of its own, whatever the signs: it leaves something behind there.
+    alone: bool,
 }
 
 impl Check {
@@ -97,8 +98,15 @@ impl Check {
     fn label(&self, mutant: &str) -> String {
         match &self.place {
             Place::Host { package, .. } => format!("{mutant} ({package}: {})", self.test),
-            Place::Vm(words) => {
-                let words: String = words.iter().map(|word| format!(" {word}")).collect();
+            Place::Vm {
+                options,
+                parameters,
+            } => {
+                let words: String = parameters
+                    .iter()
+                    .chain(options)
+                    .map(|word| format!(" {word}"))
+                    .collect();
                 format!("{mutant} (vm{words}: {})", self.test)
             }
         }
@@ -148,6 +156,13 @@ impl Mutant {
                     .context("a sign before the test that it belongs to")?
                     .signs
                     .push(sign(value)?),
+                "alone" => {
+                    mutant
+                        .checks
+                        .last_mut()
+                        .context("alone before the test that it belongs to")?
+                        .alone = true;
+                }
                 "SPDX-License-Identifier" => {}
                 _ => bail!("its head has an unknown key: {key}"),
             }
@@ -163,6 +178,12 @@ impl Mutant {
         ensure!(!mutant.checks.is_empty(), "it names no test");
         for check in &mutant.checks {
             ensure!(!check.signs.is_empty(), "{} has no sign", check.test);
+            let in_machine = matches!(check.place, Place::Vm { .. });
+            ensure!(
+                in_machine || !check.alone,
+                "{} is in no machine",
+                check.test
+            );
         }
         Ok(mutant)
     }
@@ -183,12 +204,26 @@ fn check(key: &str, value: &str) -> Result<Check> {
         let package = first;
         (Place::Host { package, release }, next()?)
     } else {
-        (Place::Vm(words.collect()), first)
+        // The module is loaded for each test: its parameters make no other machine.
+        let (mut options, mut parameters) = (Vec::new(), Vec::new());
+        while let Some(word) = words.next() {
+            if word == "--param" {
+                parameters.push(words.next().context("--param without a parameter")?);
+            } else {
+                options.push(word);
+            }
+        }
+        let place = Place::Vm {
+            options,
+            parameters,
+        };
+        (place, first)
     };
     Ok(Check {
         place,
         test,
         signs: Vec::new(),
+        alone: false,
     })
 }
 
@@ -229,10 +264,16 @@ pub(crate) fn find(paths: &Paths, name: &str) -> Result<Mutant> {
 /// The module's sources, and what the workspace's packages are compiled from besides.
 const SOURCES: &[&str] = &["Kbuild", "src", "rust-bindings", "docs/observe.md"];
 
-/// A copy of the sources with patches applied. There is one copy for all mutants, and of its files only those that
-/// change are written, so that make and cargo compile no more than they must.
+/// A copy of the sources with patches applied, for the module. There is one copy for all mutants, and of its files only those
+/// that change are written, so that make compiles no more than it must.
 pub(crate) fn patched(paths: &Paths, patches: &[PathBuf]) -> Result<PathBuf> {
-    let work = paths.cache.join("mutants/patching");
+    patched_as(paths, patches, "source")
+}
+
+/// The same by another name, for who does not want to wait for the other.
+fn patched_as(paths: &Paths, patches: &[PathBuf], name: &str) -> Result<PathBuf> {
+    let copy = paths.cache.join("mutants").join(name);
+    let work = copy.with_extension("new");
     let _ = fs::remove_dir_all(&work);
     for name in SOURCES
         .iter()
@@ -251,7 +292,6 @@ pub(crate) fn patched(paths: &Paths, patches: &[PathBuf]) -> Result<PathBuf> {
         // Without fuzz: what does not fit exactly may take out something else.
         patch::apply(&work, patch, 0)?;
     }
-    let copy = paths.cache.join("mutants/source");
     for file in stamp::files(&work)? {
         stamp::update(&copy.join(file.strip_prefix(&work)?), &fs::read(&file)?)?;
     }
@@ -282,82 +322,13 @@ fn workspace(paths: &Paths) -> Result<Vec<String>> {
         .collect())
 }
 
-/// The test programs of a package, compiled from patched sources, or kept from the last time.
-fn host_programs(
-    paths: &Paths,
-    toolchain: &Toolchain,
-    patches: &[PathBuf],
-    package: &str,
-    release: bool,
-) -> Result<Vec<PathBuf>> {
-    let name = patches
-        .last()
-        .and_then(|patch| patch.file_stem())
-        .map_or("unchanged".into(), |stem| {
-            stem.to_string_lossy().into_owned()
-        });
-    let home = paths
-        .cache
-        .join("mutants/programs")
-        .join(package)
-        .join(&name);
-    let stamp = home.with_extension("stamp");
-    let mut key = Key::default();
-    key.text("tools", &toolchain.versions("gcc")?);
-    for input in [
-        "Cargo.toml",
-        "Cargo.lock",
-        "src",
-        "docs/observe.md",
-        "tests/host",
-        "tests/loom",
-    ] {
-        key.path(&paths.repo, &paths.repo.join(input))?;
-    }
-    for patch in patches {
-        key.path(&paths.repo, patch)?;
-    }
-    let key = key.finish();
-    if !stamp::is_fresh(&stamp, &key) {
-        let copy = patched(paths, patches)?;
-        let stage = Stage::begin(format!("mutant {name}: compiling {package}"));
-        let output = toolchain
-            .cargo(paths)
-            // To cargo the copy is the repository, and what is compiled from either the other's.
-            .env("CARGO_TARGET_DIR", paths.cache.join("mutants/target"))
-            .args(["test", "--locked", "--no-run", "-p", package])
-            .args(release.then_some("--release"))
-            .current_dir(&copy)
-            .stdin(Stdio::null())
-            .output()
-            .context("cannot start cargo")?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "{name} does not compile:\n{said}");
-        let _ = fs::remove_dir_all(&home);
-        fs::create_dir_all(&home)?;
-        // `  Executable unittests src/lib.rs (target/debug/deps/peermem_host-0123456789abcdef)`
-        for line in said.lines().filter(|line| line.contains("Executable")) {
-            let program = line
-                .rsplit_once('(')
-                .and_then(|(_, rest)| rest.strip_suffix(')'))
-                .with_context(|| format!("cargo said {line:?}"))?;
-            let program = copy.join(program);
-            let target = home.join(program.file_name().context("a program without a name")?);
-            fs::copy(&program, &target).with_context(|| program.display().to_string())?;
-        }
-        stamp::set(&stamp, &key)?;
-        stage.done("");
-    }
-    let programs = stamp::files(&home)?;
-    ensure!(!programs.is_empty(), "{package} has no tests");
-    Ok(programs)
-}
-
 /// What came of some tests on one build.
 #[derive(Debug, Default)]
 struct Seen {
     tests: Vec<Test>,
     hung: bool,
+    /// It came to its end, whatever that was.
+    ended: bool,
     /// What went wrong beside the tests: for a machine, reports of its kernel.
     problems: Vec<String>,
     output: String,
@@ -379,6 +350,7 @@ impl Seen {
             "on the module as it is: {}",
             self.summary()
         );
+        ensure!(self.ended, "{name} did not end on the module as it is");
         let mut count = 0;
         for test in self.of(name) {
             ensure!(
@@ -394,7 +366,7 @@ impl Seen {
         Ok(())
     }
 
-    /// The line that shows `sign`.
+    /// What shows `sign`.
     fn shows(&self, name: &str, sign: &Sign) -> Result<String> {
         match sign {
             Sign::Hangs => {
@@ -418,12 +390,18 @@ impl Seen {
                     "{name} passes without the rule: {}",
                     self.summary()
                 );
+                // What other tests say, and the program around them, is no sign.
                 failed
                     .iter()
-                    .flat_map(|test| test.notes.iter().map(String::as_str))
-                    .chain(self.output.lines())
-                    .find(|line| pattern.is_match(line))
-                    .map(|line| line.trim().to_owned())
+                    .find_map(|test| {
+                        let said = test.notes.join("\n");
+                        let found = pattern.find(&said)?.range();
+                        let from = said[..found.start].rfind('\n').map_or(0, |at| at + 1);
+                        let to = said[found.end..]
+                            .find('\n')
+                            .map_or(said.len(), |at| found.end + at);
+                        Some(said[from..to].trim().to_owned())
+                    })
                     .ok_or_else(|| {
                         anyhow!(
                             "{name} fails otherwise than by {pattern}: {}",
@@ -465,158 +443,41 @@ impl Seen {
     }
 }
 
-/// Runs test programs of the host.
-fn on_host(programs: &[PathBuf], test: &str) -> Result<Seen> {
-    let mut seen = Seen::default();
-    for program in programs {
-        // Without a name: whoever kills this rig leaves nothing behind that the next takes for a program.
-        let mut output = fs::File::from(memfd_create("output", MemfdFlags::CLOEXEC)?);
-        let mut child = Command::new(program)
-            .args([test, "--test-threads=1"])
-            .stdin(Stdio::null())
-            .stdout(output.try_clone()?)
-            .stderr(output.try_clone()?)
-            .spawn()
-            .with_context(|| program.display().to_string())?;
-        let deadline = Instant::now() + HOST_PATIENCE;
-        let status = loop {
-            if let Some(status) = child.try_wait()? {
-                break status;
-            }
-            if Instant::now() > deadline {
-                seen.hung = true;
-                child.kill()?;
-                break child.wait()?;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        };
-        let mut text = Vec::new();
-        output.rewind()?;
-        output.read_to_end(&mut text)?;
-        let text = String::from_utf8_lossy(&text);
-        let mut reader = Reader::new(Format::Cargo);
-        for line in text.lines() {
-            reader.line(line);
-        }
-        let mut tests = reader.finish().0;
-        if !status.success() && !seen.hung && tests.is_empty() {
-            // A panic in a destructor ends the program before it can say which test it was.
-            tests.push(Test {
-                name: test.to_owned(),
-                verdict: Verdict::Failed,
-                notes: vec![format!("the program died: {status}")],
-            });
-        }
-        seen.tests.append(&mut tests);
-        seen.output.push_str(&text);
-    }
-    Ok(seen)
-}
-
-/// The options of a machine, as a command line has them.
-fn options(words: &[String]) -> Result<Options> {
-    // A kernel that goes on after an oops leaves locks behind, and the machine would hang.
-    let usual = "rig --param persistent_api_support=0 --gpus 1 --append oops=panic";
-    let usual = usual.split(' ');
-    let words = usual.chain(words.iter().map(String::as_str));
-    let mut options = Options::parse(words)?;
-    options.timeout.get_or_insert(180);
-    options.env.push(vm::SYSTEM_PROGRAMS.to_owned());
-    Ok(options)
-}
-
-/// Runs cases of the verbs program in a machine.
-fn in_machine(paths: &Paths, options: &Options, cases: &[&str]) -> Result<Seen> {
-    let boot = setup::boot(paths, options)?;
-    let mut command = programs::gdr_command(paths, "test");
-    command.extend(cases.iter().map(|case| (*case).to_owned()));
-    let (outcome, (reader, output)) = vm::run_with(
-        paths,
-        options,
-        &boot,
-        &command,
-        (Reader::new(Format::Ktap), String::new()),
-        |(reader, output), line, is_error| {
-            if !is_error {
-                reader.line(line);
-            }
-            output.push_str(line);
-            output.push('\n');
-        },
-    )?;
-    Ok(Seen {
-        tests: reader.finish().0,
-        hung: outcome.timed_out,
-        problems: outcome.failures,
-        output,
-    })
-}
-
-/// Each group of tests that need the same machine, on what they must pass on: by base and options, the outcome.
-#[derive(Default)]
-struct Machines(BTreeMap<(Vec<PathBuf>, Vec<String>), Result<Seen, String>>);
-
-impl Machines {
-    fn passed(
-        &mut self,
-        paths: &Paths,
-        mutants: &[Mutant],
-        mutant: &Mutant,
-        check: &Check,
-        words: &[String],
-    ) -> Result<()> {
-        let key = (mutant.base().to_vec(), words.to_vec());
-        let seen = self.0.entry(key).or_insert_with(|| {
-            let mut cases: Vec<&str> = mutants
-                .iter()
-                .filter(|other| other.base() == mutant.base())
-                .flat_map(|other| &other.checks)
-                .filter(|other| other.place == check.place)
-                .map(|other| other.test.as_str())
-                .collect();
-            cases.sort_unstable();
-            cases.dedup();
-            let run = || {
-                let mut options = options(words)?;
-                options.patches = mutant.base().to_vec();
-                // One machine for all of them.
-                options.timeout = options.timeout.map(|one| one + 10 * cases.len() as u64);
-                in_machine(paths, &options, &cases)
-            };
-            run().map_err(|error| format!("{error:#}"))
-        });
-        match seen {
-            Ok(seen) => seen.passed(&check.test),
-            Err(error) => bail!("{error}"),
-        }
+/// Tells of one result.
+fn tell(test: &Test, started: Instant) {
+    let word = match test.verdict {
+        Verdict::Passed => "seen  ",
+        _ => "FAILED",
+    };
+    println!(
+        "      {word} {} ({})",
+        test.name,
+        duration(started.elapsed())
+    );
+    for line in test.notes.iter().flat_map(|note| note.lines()) {
+        println!("             {line}");
     }
 }
 
 /// Runs one test on both builds, and returns what showed the mutant.
-fn run_check(
+fn on_host(
     paths: &Paths,
     toolchain: &Toolchain,
-    machines: &mut Machines,
-    mutants: &[Mutant],
     mutant: &Mutant,
     check: &Check,
 ) -> Result<Vec<String>> {
-    let seen = match &check.place {
-        Place::Host { package, release } => {
-            let programs = |patches| {
-                let _lock = setup::Lock::take(paths, "modules")?;
-                host_programs(paths, toolchain, patches, package, *release)
-            };
-            on_host(&programs(mutant.base())?, &check.test)?.passed(&check.test)?;
-            on_host(&programs(&mutant.patches)?, &check.test)?
-        }
-        Place::Vm(words) => {
-            machines.passed(paths, mutants, mutant, check, words)?;
-            let mut options = options(words)?;
-            options.mutant = Some(mutant.name.clone());
-            in_machine(paths, &options, &[&check.test])?
-        }
+    let Place::Host { package, release } = &check.place else {
+        bail!("{} is in a machine", check.test);
     };
+    let run = |patches| {
+        let programs = {
+            let _lock = setup::Lock::take(paths, "packages")?;
+            host::programs(paths, toolchain, patches, package, *release)?
+        };
+        host::run(&programs, &check.test)
+    };
+    run(mutant.base())?.passed(&check.test)?;
+    let seen = run(&mutant.patches)?;
     check
         .signs
         .iter()
@@ -624,9 +485,8 @@ fn run_check(
         .collect()
 }
 
-/// Runs the tests of all mutants that `words` choose; each test of each mutant is one result.
-pub(crate) fn tests(paths: &Paths, words: &[String]) -> Result<Vec<Test>> {
-    let toolchain = Toolchain::find(paths)?;
+/// Those whose name, or test, has one of `words`; all if there are none.
+fn chosen(paths: &Paths, words: &[String]) -> Result<Vec<Mutant>> {
     let mut mutants = all(paths)?;
     for mutant in &mut mutants {
         let name = mutant.name.clone();
@@ -640,30 +500,82 @@ pub(crate) fn tests(paths: &Paths, words: &[String]) -> Result<Vec<Test>> {
         !mutants.is_empty(),
         "no mutant and no test has that in its name"
     );
-    let mut machines = Machines::default();
-    let mut results = Vec::new();
+    Ok(mutants)
+}
+
+/// Runs the tests of all mutants that `words` choose; each test of each mutant is one result. Unless it is `fresh`, those are
+/// left out that have passed with the same sources, patch and case: their only note is [`UNCHANGED`].
+///
+/// Kernels, modules and programs must have been made.
+pub(crate) fn tests(paths: &Paths, words: &[String], fresh: bool) -> Result<Vec<Test>> {
+    let toolchain = Toolchain::find(paths)?;
+    let mutants = chosen(paths, words)?;
+    let mut kept = Kept::new(paths, &toolchain)?;
+    // Each with the key that its result is kept by; a result when there is one.
+    let mut all = Vec::new();
     for mutant in &mutants {
         for check in &mutant.checks {
-            let started = Instant::now();
-            let result = run_check(paths, &toolchain, &mut machines, &mutants, mutant, check);
-            let test = Test::of(check.label(&mutant.name), result);
-            println!(
-                "      {} {} ({})",
-                if test.verdict == Verdict::Passed {
-                    "seen  "
-                } else {
-                    "FAILED"
-                },
-                test.name,
-                duration(started.elapsed())
-            );
-            for note in &test.notes {
-                println!("             {note}");
-            }
-            results.push(test);
+            let key = kept.key(mutant, check)?;
+            let name = check.label(&mutant.name);
+            let unchanged = !fresh && kept.has(&name, &key);
+            let result = unchanged.then(|| Test::of(name.clone(), Ok(vec![UNCHANGED.to_owned()])));
+            all.push((mutant, check, name, key, result));
         }
     }
-    Ok(results)
+    let left = all.iter().filter(|one| one.4.is_some()).count();
+    if left > 0 {
+        println!(
+            "      {left} of {} unchanged since they were seen, and not run",
+            all.len()
+        );
+    }
+    let (mut on_hosts, mut in_machines) = (Vec::new(), Vec::new());
+    for (number, (mutant, check, _, _, result)) in all.iter().enumerate() {
+        match check.place {
+            _ if result.is_some() => {}
+            Place::Host { .. } => on_hosts.push((number, *mutant, *check)),
+            Place::Vm { .. } => in_machines.push(Job {
+                number,
+                mutant,
+                check,
+            }),
+        }
+    }
+    let found: Mutex<Vec<(usize, Test)>> = Mutex::new(Vec::new());
+    let add = |number: usize, started: Instant, result| {
+        let Some((_, _, name, key, _)) = all.get(number) else {
+            return;
+        };
+        let test = Test::of(name.clone(), result);
+        if test.verdict == Verdict::Passed {
+            kept.add(name, key);
+        }
+        let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+        tell(&test, started);
+        found.push((number, test));
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for (number, mutant, check) in on_hosts {
+                let started = Instant::now();
+                let result = on_host(paths, &toolchain, mutant, check);
+                add(number, started, result);
+            }
+        });
+        let mut started = Instant::now();
+        Machines::new(paths).run(in_machines, |number, result| {
+            add(number, started, result);
+            started = Instant::now();
+        });
+    });
+    let mut results: Vec<(usize, Test)> = all
+        .into_iter()
+        .enumerate()
+        .filter_map(|(number, one)| Some((number, one.4?)))
+        .collect();
+    results.extend(found.into_inner().unwrap_or_else(PoisonError::into_inner));
+    results.sort_by_key(|(number, _)| *number);
+    Ok(results.into_iter().map(|(_, test)| test).collect())
 }
 
 /// `rig mutants`.
@@ -680,9 +592,16 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
         }
         return Ok(0);
     }
-    setup::all(paths, [crate::kernel::DEFAULT])?;
+    let mutants = chosen(paths, &selection.words)?;
+    let mut kernels = vec![crate::kernel::DEFAULT.to_owned()];
+    for check in mutants.iter().flat_map(|mutant| &mutant.checks) {
+        kernels.extend(machine::kernel(check)?);
+    }
+    kernels.sort_unstable();
+    kernels.dedup();
+    setup::all(paths, kernels.iter().map(String::as_str))?;
     let started = Instant::now();
-    let results = tests(paths, &selection.words)?;
+    let results = tests(paths, &selection.words, true)?;
     let failed = results
         .iter()
         .filter(|test| test.verdict != Verdict::Passed)
@@ -697,8 +616,6 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
-
     use super::*;
 
     fn parse(head: &str) -> Result<Mutant> {
@@ -714,15 +631,27 @@ mod tests {
         let mutant = parse(
             "# SPDX-License-Identifier: X\n# rule: 4\n# removes: a\n# without: b: c\n# on: holds.diff\n\
              # host: peermem-host tests::x\n# sign: fails left: .*right\n\
-             # vm: rules.4.x --kernel debug\n# sign: report BUG: .*\n# sign: hangs\n",
+             # vm: rules.4.x --kernel debug --param a=1\n# sign: report BUG: .*\n# sign: hangs\n\
+             # alone: it stays\n",
         )
         .unwrap();
         assert_eq!((&*mutant.rule, &*mutant.without), ("4", "b: c"));
         assert_eq!(mutant.base(), [PathBuf::from("/x/holds.diff")]);
         assert_eq!(mutant.checks.len(), 2);
         assert_eq!(mutant.checks[1].signs.len(), 2);
-        let words = vec!["--kernel".to_owned(), "debug".to_owned()];
-        assert_eq!(mutant.checks[1].place, Place::Vm(words));
+        let place = Place::Vm {
+            options: ["--kernel", "debug"].map(str::to_owned).to_vec(),
+            parameters: vec!["a=1".to_owned()],
+        };
+        assert_eq!(mutant.checks[1].place, place);
+        assert_eq!(
+            mutant
+                .checks
+                .iter()
+                .map(|check| check.alone)
+                .collect::<Vec<_>>(),
+            [false, true]
+        );
     }
 
     #[test]
@@ -736,21 +665,10 @@ mod tests {
             ("# host: p x\n", ""),
             ("# rule: 4\n", ""),
             ("# rule: 4\n", "# rul: 4\n"),
+            ("# sign: hangs\n", "# sign: hangs\n# alone: why\n"),
         ] {
             assert!(parse(&good.replace(from, to)).is_err(), "{from:?} {to:?}");
         }
-    }
-
-    #[test]
-    fn programs_stay_alone_in_their_folder() {
-        let folder = std::env::temp_dir().join(format!("rig-mutants-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        let program = folder.join("program");
-        fs::write(&program, "#!/bin/sh\nls \"${0%/*}\"; echo \"$1\" >&2\n").unwrap();
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-        let seen = on_host(&[program], "x");
-        fs::remove_dir_all(&folder).unwrap();
-        assert_eq!(seen.unwrap().output, "program\nx\n");
     }
 
     #[test]
@@ -763,12 +681,28 @@ mod tests {
         let seen = |verdict, problems: &[&str]| Seen {
             tests: vec![test(verdict)],
             problems: problems.iter().map(|text| (*text).to_owned()).collect(),
+            ended: true,
+            output: "KTAP version 1\n# failure: two pins\nnot ok 1 rules.4.x\n".to_owned(),
             ..Seen::default()
         };
         let shows = |seen: &Seen, text: &str| seen.shows("rules.4.x", &sign(text).unwrap()).is_ok();
         let failed = seen(Verdict::Failed, &["the kernel reports:\n  BUG: x\n"]);
         assert!(shows(&failed, "fails two pins"));
         assert!(!shows(&failed, "fails three pins"));
+        // Any run says that.
+        assert!(!shows(&failed, "fails version"));
+        // What other cases say is theirs.
+        let mut two = seen(Verdict::Failed, &[]);
+        two.tests.push(Test {
+            name: "rules.5.y".to_owned(),
+            notes: vec!["failure: three pins".to_owned()],
+            ..test(Verdict::Failed)
+        });
+        assert!(!shows(&two, "fails three pins"));
+        // And a sign may be longer than a line.
+        two.tests[0].notes = ["left: 1", "right: 2", "x"].map(str::to_owned).to_vec();
+        assert!(shows(&two, r"fails left: 1\s+right: 2"));
+        assert!(!shows(&two, r"fails left: 1.*right: 2"));
         assert!(shows(&failed, "report BUG"));
         assert!(!shows(&failed, "hangs"));
         assert!(failed.passed("rules.4.x").is_err());
@@ -779,5 +713,36 @@ mod tests {
         assert!(seen(Verdict::Skipped(String::new()), &[])
             .passed("rules.4.x")
             .is_err());
+    }
+
+    /// What is said whatever fails is no sign of anything.
+    #[test]
+    fn no_sign_is_in_any_failure() {
+        let paths = Paths {
+            repo: Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."),
+            cache: PathBuf::new(),
+        };
+        let mutants = all(&paths).unwrap();
+        assert!(!mutants.is_empty());
+        for mutant in mutants {
+            for check in &mutant.checks {
+                let (package, module) = check.test.split_once("::").unwrap_or(("", ""));
+                let always = format!(
+                    "KTAP version 1\n1..1\nseed 8098986842105146624\nseconds 0.12\nfailure: \n\
+                     failure: left behind: pins_live=1 mappings_live=1 allocs_live=1\nfailure: panicked\n\
+                     kernel: nvidia-peermem: loaded\nnot ok 1 {}\nTotals: pass:0 fail:1 skip:0\n\
+                     thread '{}' panicked at tests/host/src/{package}.rs:1:1:\n{module}\n\
+                     assertion failed: \nassertion `left == right` failed\n  left: 0\n right: 1\n\
+                     note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace\n\
+                     ibv_reg_mr: Bad address (os error 14)\n",
+                    check.test, check.test
+                );
+                for sign in &check.signs {
+                    if let Sign::Fails(pattern) = sign {
+                        assert!(!pattern.is_match(&always), "{}: {pattern}", mutant.name);
+                    }
+                }
+            }
+        }
     }
 }

@@ -18,6 +18,23 @@ use crate::stamp;
 /// As many kernel logs are kept.
 const LOGS_KEPT: usize = 300;
 
+/// As many of those of flaky runs, apart.
+const FLAKY_LOGS_KEPT: usize = 60;
+
+/// Makes room for one more file among those of a directory, whose names sort by time.
+fn rotate(directory: &Path, kept: usize) -> Result<()> {
+    fs::create_dir_all(directory)?;
+    let mut old: Vec<PathBuf> = fs::read_dir(directory)?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .collect();
+    old.sort();
+    let surplus = old.len().saturating_sub(kept - 1);
+    for log in &old[..surplus] {
+        let _ = fs::remove_file(log);
+    }
+    Ok(())
+}
+
 pub(crate) struct Paths {
     pub(crate) repo: PathBuf,
     pub(crate) cache: PathBuf,
@@ -105,16 +122,20 @@ impl Paths {
     /// A new kernel log; the oldest go.
     pub(crate) fn new_log(&self) -> Result<PathBuf> {
         let directory = self.cache.join("logs");
-        fs::create_dir_all(&directory)?;
-        let mut old: Vec<PathBuf> = fs::read_dir(&directory)?
-            .filter_map(|entry| Some(entry.ok()?.path()))
-            .collect();
-        old.sort();
-        let surplus = old.len().saturating_sub(LOGS_KEPT - 1);
-        for log in &old[..surplus] {
-            let _ = fs::remove_file(log);
-        }
+        rotate(&directory, LOGS_KEPT)?;
         Ok(directory.join(format!("{}.log", unique_name())))
+    }
+
+    /// Copies a log to where those of other runs do not push it out, and says where it lies then.
+    pub(crate) fn keep_log(&self, log: &Path) -> PathBuf {
+        let directory = self.cache.join("logs-of-flaky-runs");
+        let kept = directory.join(log.file_name().unwrap_or_default());
+        let copied = rotate(&directory, FLAKY_LOGS_KEPT).is_ok() && fs::copy(log, &kept).is_ok();
+        if copied {
+            kept
+        } else {
+            log.to_owned()
+        }
     }
 }
 

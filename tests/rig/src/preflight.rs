@@ -290,7 +290,7 @@ fn plan(paths: &Paths, wanted: &Wanted<'_>) -> Result<Plan> {
             });
         }
         let products = paths.cache.join("modules").join(name);
-        let modules = ["gpu", "ours", "kunit"].map(|name| products.join(format!("{name}.stamp")));
+        let modules = ["gpu", "ours"].map(|name| products.join(format!("{name}.stamp")));
         let why = if modules.iter().any(|stamp| !stamp.exists()) {
             Some("not built yet".to_owned())
         } else if compiled {
@@ -327,7 +327,7 @@ fn plan(paths: &Paths, wanted: &Wanted<'_>) -> Result<Plan> {
         });
     }
     let programs = paths.cache.join("programs");
-    let stamp = programs.join("stamp");
+    let stamp = programs.join("gdr.stamp");
     let why = if programs.join("gdr").exists() {
         change(&stamp, &paths.repo)
     } else {

@@ -38,8 +38,11 @@ const PYVERBS_TESTS: &[&str] = &[
     "test_shared_pd",
 ];
 
+/// The verbs program.
+pub(crate) const GDR: &str = "gdr";
+
 /// What is compiled: each a package, and its program of the same name.
-const COMPILED: [&str; 2] = ["gdr", "peermemctl"];
+pub(crate) const COMPILED: &[&str] = &[GDR, "peermemctl"];
 
 /// The directory of all programs that are compiled. The machine's commands find them by name.
 pub(crate) fn directory(paths: &Paths) -> PathBuf {
@@ -48,7 +51,7 @@ pub(crate) fn directory(paths: &Paths) -> PathBuf {
 
 /// Where the verbs program lies once it is compiled.
 pub(crate) fn gdr(paths: &Paths) -> PathBuf {
-    directory(paths).join("gdr")
+    directory(paths).join(GDR)
 }
 
 /// The same of what operators run.
@@ -61,10 +64,9 @@ pub(crate) fn gdr_command(paths: &Paths, action: &str) -> Vec<String> {
     vec![in_machine(&gdr(paths)), action.to_owned()]
 }
 
-/// Compiles the programs if they have not been from this source.
-pub(crate) fn build(paths: &Paths, toolchain: &Toolchain) -> Result<()> {
+/// Compiles the programs if they have not been from this source. Both are linked to most of the same crates.
+pub(crate) fn build(paths: &Paths, toolchain: &Toolchain, wanted: &[&str]) -> Result<()> {
     let directory = directory(paths);
-    let stamp = directory.join("stamp");
     let mut key = Key::default();
     key.text("tools", &toolchain.versions("gcc")?);
     for input in [
@@ -78,21 +80,21 @@ pub(crate) fn build(paths: &Paths, toolchain: &Toolchain) -> Result<()> {
         key.path(&paths.repo, &paths.repo.join(input))?;
     }
     let key = key.finish();
-    let are_there = COMPILED.iter().all(|name| directory.join(name).exists());
-    if are_there && stamp::is_fresh(&stamp, &key) {
+    let stamp = |name: &str| directory.join(format!("{name}.stamp"));
+    let missing: Vec<&str> = wanted
+        .iter()
+        .filter(|name| !directory.join(name).exists() || !stamp::is_fresh(&stamp(name), &key))
+        .copied()
+        .collect();
+    if missing.is_empty() {
         return Ok(());
     }
-    let title = if are_there {
-        "programs: compiling what has changed"
-    } else {
-        "programs: compiling (two minutes on two cores)"
-    };
-    let mut stage = Stage::begin(title);
+    let mut stage = Stage::begin(format!("programs: compiling {}", missing.join(" and ")));
     let crates = stage.run(
         toolchain
             .cargo(paths)
             .args(["build", "--release", "--locked"])
-            .args(COMPILED.iter().flat_map(|name| ["-p", name]))
+            .args(missing.iter().flat_map(|name| ["-p", name]))
             .current_dir(&paths.repo),
         &paths.cache.join("logs/programs.txt"),
         "crates",
@@ -100,15 +102,15 @@ pub(crate) fn build(paths: &Paths, toolchain: &Toolchain) -> Result<()> {
     )?;
     // Copies: a machine may have the old ones open, and cargo writes where they were.
     fs::create_dir_all(&directory)?;
-    for name in COMPILED {
+    for name in missing {
         let built = paths.cache.join("target/release").join(name);
         let product = directory.join(name);
         let contents =
             fs::read(&built).with_context(|| format!("{} was not made", built.display()))?;
         stamp::replace(&product, &contents)?;
         fs::set_permissions(&product, fs::Permissions::from_mode(0o755))?;
+        stamp::set(&stamp(name), &key)?;
     }
-    stamp::set(&stamp, &key)?;
     stage.done(&format!("{crates} crates"));
     Ok(())
 }

@@ -5,8 +5,10 @@ use std::sync::LazyLock;
 
 use anyhow::Result;
 use regex::Regex;
+use serde::Deserialize;
+use serde::Serialize;
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Verdict {
     Passed,
     Failed,
@@ -14,7 +16,7 @@ pub(crate) enum Verdict {
 }
 
 /// One test's result, with what the program said about it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Test {
     pub(crate) name: String,
     pub(crate) verdict: Verdict,
@@ -67,7 +69,7 @@ pub(crate) struct Reader {
     notes: Vec<String>,
     /// How many tests the program announced, or counted at its end.
     announced: Option<usize>,
-    /// unittest: the test whose result is to come.
+    /// unittest: the test whose result is to come. cargo: the one whose output is shown.
     pending: Option<String>,
 }
 
@@ -85,6 +87,7 @@ static KTAP_PLAN: LazyLock<Regex> = LazyLock::new(|| pattern(r"^1\.\.(\d+)"));
 static CARGO_RESULT: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"^test (.+?) \.\.\. (ok|FAILED|ignored)(?:, (.*))?$"));
 static CARGO_COUNT: LazyLock<Regex> = LazyLock::new(|| pattern(r"^running (\d+) tests?$"));
+static CARGO_SAID: LazyLock<Regex> = LazyLock::new(|| pattern(r"^---- (.+) stdout ----$"));
 static UNITTEST_NAME: LazyLock<Regex> = LazyLock::new(|| pattern(r"^(\w+) \(([\w.]+)\)"));
 static UNITTEST_RESULT: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r#"\.\.\. (ok|FAIL|ERROR|expected failure|unexpected success|skipped (.*))$"#)
@@ -158,6 +161,7 @@ impl Reader {
             // One such line for each test program.
             let count: usize = count[1].parse().unwrap_or(0);
             self.announced = Some(self.announced.unwrap_or(0) + count);
+            self.pending = None;
         } else if let Some(found) = CARGO_RESULT.captures(line) {
             let verdict = match &found[2] {
                 "ok" => Verdict::Passed,
@@ -170,6 +174,14 @@ impl Reader {
                 name.push('\'');
             }
             self.add(&name, verdict);
+        } else if let Some(found) = CARGO_SAID.captures(line) {
+            self.pending = Some(found[1].to_owned());
+        } else if let (Some(name), Some(figure)) = (&self.pending, line.strip_prefix("figure: ")) {
+            // After the results of its program, with `--show-output`; of an earlier program's test of that name it is not.
+            let of = |test: &&mut Test| test.name.trim_end_matches('\'') == name;
+            if let Some(test) = self.tests.iter_mut().rev().find(of) {
+                test.notes.push(figure.to_owned());
+            }
         }
     }
 
@@ -283,6 +295,21 @@ mod tests {
         assert_eq!(tests[1].verdict, Verdict::Failed);
         assert_eq!(tests[2].verdict, Verdict::Skipped("slow".into()));
         assert_eq!(tests[3].name, "a::b'");
+    }
+
+    #[test]
+    fn figures_of_cargo_tests() {
+        let (tests, problems) = read(
+            Format::Cargo,
+            "running 2 tests\ntest a ... ok\ntest b ... ok\nfigure: cases 9\n\nsuccesses:\n\n\
+             ---- b stdout ----\n1 GiB: 1 entry\nfigure: cases 12\nfigure: mode x\n\n\n\
+             ---- a stdout ----\nfigure: cases 3\n\nsuccesses:\n    a\n    b\n\ntest result: ok.\n\n\
+             running 1 test\ntest a ... ok\nfigure: cases 8\n---- a stdout ----\nfigure: cases 4\n",
+        );
+        assert!(problems.is_empty(), "{problems:?}");
+        assert_eq!(tests[0].notes, ["cases 3"]);
+        assert_eq!(tests[1].notes, ["cases 12", "mode x"]);
+        assert_eq!((tests[2].name.as_str(), tests[2].notes.len()), ("a'", 1));
     }
 
     #[test]

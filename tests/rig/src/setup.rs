@@ -3,7 +3,10 @@
 
 use std::fs;
 use std::path::Path;
+use std::path::PathBuf;
+use std::thread;
 
+use anyhow::anyhow;
 use anyhow::bail;
 use anyhow::Context as _;
 use anyhow::Result;
@@ -12,6 +15,7 @@ use crate::apt;
 use crate::contact;
 use crate::debian;
 use crate::kernel;
+use crate::kernel::Extent;
 use crate::kernel::Kernel;
 use crate::lint;
 use crate::lint::Linter;
@@ -52,56 +56,93 @@ impl Drop for Lock {
 }
 
 /// The compilers, after the packages that they come in.
-fn tools(paths: &Paths) -> Result<Toolchain> {
+pub(crate) fn tools(paths: &Paths) -> Result<Toolchain> {
     let _lock = Lock::take(paths, "tools")?;
     apt::install_all(paths)?;
     Toolchain::find(paths)
 }
 
 /// A flavour by its name, or somebody's build tree by its path.
-fn find_kernel(paths: &Paths, toolchain: &Toolchain, name: &str, frozen: bool) -> Result<Kernel> {
+pub(crate) fn find_kernel(
+    paths: &Paths,
+    toolchain: &Toolchain,
+    name: &str,
+    extent: Extent,
+) -> Result<Kernel> {
     match kernel::flavour(name) {
         Some(flavour) => {
             let _lock = Lock::take(paths, &format!("kernel-{}", flavour.source))?;
-            kernel::ensure(paths, toolchain, flavour, frozen)
+            kernel::ensure(paths, toolchain, flavour, extent)
         }
         None if name.contains('/') => kernel::by_path(paths, Path::new(name)),
         None => bail!("there is no kernel {name}; a path has a slash in it"),
     }
 }
 
-/// Everything that demo and tests need, on these kernels.
+/// Everything that the tests need, on these kernels.
 pub(crate) fn all<'a>(paths: &Paths, kernels: impl IntoIterator<Item = &'a str>) -> Result<i32> {
-    let toolchain = tools(paths)?;
-    for name in kernels {
-        let kernel = find_kernel(paths, &toolchain, name, false)?;
-        let _lock = Lock::take(paths, "modules")?;
-        Builder::new(paths, &toolchain, &kernel, false).all()?;
-    }
-    build_programs(paths, &toolchain)?;
+    beside_programs(paths, programs::COMPILED, |toolchain| {
+        for name in kernels {
+            let kernel = find_kernel(paths, toolchain, name, Extent::Whole)?;
+            let _lock = Lock::take(paths, "modules")?;
+            Builder::new(paths, toolchain, &kernel, false).all()?;
+        }
+        Ok(())
+    })?;
     Ok(0)
 }
 
-fn build_programs(paths: &Paths, toolchain: &Toolchain) -> Result<()> {
-    let _lock = Lock::take(paths, "modules")?;
-    programs::build(paths, toolchain)
+/// What the demo needs.
+pub(crate) fn demo(paths: &Paths) -> Result<()> {
+    beside_programs(paths, &[programs::GDR], |toolchain| {
+        let kernel = find_kernel(paths, toolchain, kernel::DEFAULT, Extent::Patched)?;
+        let _lock = Lock::take(paths, "modules")?;
+        let builder = Builder::new(paths, toolchain, &kernel, false);
+        builder.ours()?;
+        builder.control()?;
+        Ok(())
+    })
+}
+
+/// Does `work` while the programs are compiled. Much of a kernel's build, its Rust above all, keeps one processor busy.
+fn beside_programs(
+    paths: &Paths,
+    wanted: &[&str],
+    work: impl FnOnce(&Toolchain) -> Result<()>,
+) -> Result<()> {
+    let toolchain = tools(paths)?;
+    thread::scope(|scope| {
+        let programs = scope.spawn(|| build_programs(paths, &toolchain, wanted));
+        let worked = work(&toolchain);
+        let compiled = programs
+            .join()
+            .map_err(|_| anyhow!("compiling the programs failed"))?;
+        worked.and(compiled)
+    })
+}
+
+fn build_programs(paths: &Paths, toolchain: &Toolchain, wanted: &[&str]) -> Result<()> {
+    let _lock = Lock::take(paths, "programs")?;
+    programs::build(paths, toolchain, wanted)
 }
 
 /// What a machine's command may want to run.
 pub(crate) fn programs(paths: &Paths) -> Result<()> {
-    build_programs(paths, &tools(paths)?)
+    build_programs(paths, &tools(paths)?, programs::COMPILED)
 }
 
-/// Looks at the form of the code, one test for each check.
-pub(crate) fn lint(paths: &Paths) -> Result<Vec<Test>> {
+/// Looks at the form of the code, one test for each check; what takes long looks at the changed files alone, where they are
+/// given.
+pub(crate) fn lint(paths: &Paths, changed: Option<Vec<String>>) -> Result<Vec<Test>> {
     apt::install(paths, apt::LINT)?;
     let toolchain = tools(paths)?;
-    let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, false)?;
+    let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, Extent::Patched)?;
     let linter = Linter {
         paths,
         toolchain: &toolchain,
         builder: &Builder::new(paths, &toolchain, &kernel, false),
         kernel_source: kernel.source(),
+        changed,
     };
     let mut tests = Vec::new();
     for (name, check) in lint::CHECKS {
@@ -119,6 +160,15 @@ pub(crate) fn lint(paths: &Paths) -> Result<Vec<Test>> {
     Ok(tests)
 }
 
+/// Our module alone, for the usual kernel.
+pub(crate) fn module(paths: &Paths) -> Result<()> {
+    let toolchain = tools(paths)?;
+    let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, Extent::Patched)?;
+    let _lock = Lock::take(paths, "modules")?;
+    Builder::new(paths, &toolchain, &kernel, false).ours()?;
+    Ok(())
+}
+
 /// The Debian package of the module's source.
 pub(crate) fn deb(paths: &Paths) -> Result<i32> {
     tools(paths)?;
@@ -130,14 +180,14 @@ pub(crate) fn deb(paths: &Paths) -> Result<i32> {
 
 pub(crate) fn kernel(paths: &Paths, flavour: &str) -> Result<i32> {
     let toolchain = tools(paths)?;
-    let kernel = find_kernel(paths, &toolchain, flavour, false)?;
+    let kernel = find_kernel(paths, &toolchain, flavour, Extent::Whole)?;
     println!("{}", kernel.build.display());
     Ok(0)
 }
 
 pub(crate) fn modules(paths: &Paths, name: &str) -> Result<i32> {
     let toolchain = tools(paths)?;
-    let kernel = find_kernel(paths, &toolchain, name, false)?;
+    let kernel = find_kernel(paths, &toolchain, name, Extent::Patched)?;
     let _lock = Lock::take(paths, "modules")?;
     for file in Builder::new(paths, &toolchain, &kernel, false).all()? {
         println!("{}", file.display());
@@ -148,7 +198,7 @@ pub(crate) fn modules(paths: &Paths, name: &str) -> Result<i32> {
 /// Our module on a Debian host with its stock kernel.
 pub(crate) fn debian(paths: &Paths) -> Result<(Vec<Test>, Vec<String>)> {
     let toolchain = tools(paths)?;
-    let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, true)?;
+    let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, Extent::Frozen)?;
     let builder = Builder::new(paths, &toolchain, &kernel, true);
     let (control, driver) = builder.control_source()?;
     let _lock = Lock::take(paths, "debian")?;
@@ -158,8 +208,26 @@ pub(crate) fn debian(paths: &Paths) -> Result<(Vec<Test>, Vec<String>)> {
 /// From a clone and a cache in an awkward place.
 pub(crate) fn contact(paths: &Paths) -> Result<Vec<Test>> {
     let toolchain = tools(paths)?;
-    let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, true)?;
+    let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, Extent::Frozen)?;
     contact::tests(paths, &kernel.build)
+}
+
+/// Our module for a kernel, with these patches applied, if there are any.
+pub(crate) fn our_module(paths: &Paths, kernel: &str, patches: &[PathBuf]) -> Result<PathBuf> {
+    let toolchain = Toolchain::find(paths)?;
+    let kernel = find_kernel(paths, &toolchain, kernel, Extent::Frozen)?;
+    let _lock = Lock::take(paths, "modules")?;
+    let builder = Builder::new(paths, &toolchain, &kernel, true);
+    match patches {
+        [] => builder.ours(),
+        patches => builder.patched(patches),
+    }
+}
+
+/// What a kernel was made from.
+pub(crate) fn kernel_key(paths: &Paths, kernel: &str) -> Result<String> {
+    let toolchain = Toolchain::find(paths)?;
+    Ok(find_kernel(paths, &toolchain, kernel, Extent::Frozen)?.key)
 }
 
 /// The kernel and the modules of one run.
@@ -174,8 +242,13 @@ pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
         );
     }
     let toolchain = tools(paths)?;
-    let kernel = find_kernel(paths, &toolchain, &options.kernel, options.frozen)?;
     let stock = options.rdma == vm::Rdma::Stock;
+    let extent = match (options.frozen, stock) {
+        (true, _) => Extent::Frozen,
+        (false, true) => Extent::Whole,
+        (false, false) => Extent::Patched,
+    };
+    let kernel = find_kernel(paths, &toolchain, &options.kernel, extent)?;
     if stock && options.peermem != Peermem::None {
         bail!("the stock RDMA modules have no peer memory: give --peermem none");
     }

@@ -27,6 +27,10 @@ pub(crate) struct Run {
     pub(crate) only_in_full: bool,
     /// Its machine's kernel, where it is not the caller's.
     pub(crate) kernel: Option<&'static str>,
+    /// How many tests there are of each group, which is what stands before the dot of their names; where all are told here.
+    pub(crate) groups: &'static [(&'static str, usize)],
+    /// Of a program of the host: it depends on these files of `src/` and on no others, so that its results are kept.
+    pub(crate) src: Option<&'static [&'static str]>,
 }
 
 #[derive(Clone, Copy)]
@@ -44,6 +48,8 @@ pub(crate) enum Place {
     Hazards,
     /// The tests of our module with one rule after the other taken out.
     Mutants,
+    /// What a registration costs in instructions of our module's.
+    Cost,
     /// Installed on a Debian host, which boots its own kernel.
     Debian,
     /// From a clone and a cache below /tmp.
@@ -52,7 +58,7 @@ pub(crate) enum Place {
     Lint,
 }
 
-const BASE: Run = Run {
+pub(crate) const BASE: Run = Run {
     name: "",
     place: Place::Cargo(&[]),
     format: Format::Ktap,
@@ -62,13 +68,15 @@ const BASE: Run = Run {
     shown: None,
     only_in_full: false,
     kernel: None,
+    groups: &[],
+    src: None,
 };
 
 /// Enough for the largest regions that the cases register.
 const LARGE_BAR: u64 = 128 * 1024;
 
 /// Enough for regions that cross entries of 2 GiB. KASAN wants an eighth of what rxe maps: 64 GiB are too much for it.
-const DEBUG_BAR: u64 = 8 * 1024;
+const SMOKE_BAR: u64 = 8 * 1024;
 
 /// As GPUs have it whose BAR1 is not made for RDMA, and twice that: the smallest with which nothing is wrong.
 const SMALL_BAR: u64 = 256;
@@ -76,8 +84,20 @@ const LEAST_BAR: u64 = 512;
 
 const GDR: &[&str] = &["{gdr}", "test", "{filter}"];
 const KUNIT: &[&str] = &["{repo}/tests/vm/kunit"];
+/// Its suites, and how many tests each has. That of the module's life is run with eight sets of parameters.
+const KUNIT_SUITES: &[(&str, usize)] = &[
+    ("client", 16),
+    ("life", 8 * 9),
+    ("mapping", 15),
+    ("parts", 13),
+    ("provider", 19),
+    ("revocation", 28),
+    ("showing", 20),
+];
 /// What others see of the module.
 const IDENTITY: &[&str] = &["{gdr}", "test", "identity.", "consumers."];
+/// What of it the flavour has a part in.
+const IDENTITY_FLAVOUR: &[&str] = &["{gdr}", "test", "identity."];
 /// Something of each kind: what a kernel can get wrong that the module was not made on.
 const SMOKE: &[&str] = &[
     "{gdr}",
@@ -98,7 +118,22 @@ const SMOKE: &[&str] = &[
     "revoke.",
     "identity.",
 ];
-/// All that a mapping, or the provider's table, has a part in.
+/// What depends on how long an entry of the scatter list may be, or on what the provider's table looks like. Bytes are moved
+/// each way, far enough for several entries; all the ways to move them are in other runs.
+const ENTRIES: &[&str] = &[
+    "{gdr}",
+    "test",
+    "move.write_long_host_to_gpu",
+    "move.read_long_gpu_to_host",
+    "move.send_long_gpu_to_gpu",
+    "register.",
+    "provider.",
+    "persist.",
+    "reasons.other_page_sizes",
+    "reasons.page_count",
+    "reasons.table_version",
+];
+/// All that a mapping has a part in.
 const MAPPING: &[&str] = &[
     "{gdr}",
     "test",
@@ -119,8 +154,9 @@ const SCALE: &[&str] = &["{gdr}", "test", "scale.few"];
 const SCALE_MANY: &[&str] = &["{gdr}", "test", "scale.many"];
 /// What `peermemctl` says of a machine.
 const CTL: &[&str] = &["{gdr}", "ctl"];
-/// `peermemctl verify`, where all is well and where it is not.
+/// `peermemctl verify`, where all is well and where it is not; and what of it the flavour has a part in.
 const VERIFY: &[&str] = &["{gdr}", "test", "verify."];
+const VERIFY_FLAVOUR: &[&str] = &["{gdr}", "test", "verify.all_is_well", "verify.every_pair"];
 /// An epoch of two thousand operations in each flavour.
 const STRESS: &[&str] = &["{gdr}", "stress", "--epochs", "2"];
 const PERFTEST: &[&str] = &["{repo}/tests/vm/perftest"];
@@ -202,7 +238,14 @@ pub(crate) const SUITE: &[Run] = &[
     },
     Run {
         name: "the module's logic, in every order of events",
-        place: Place::Cargo(&["test", "--release", "-p", "peermem-loom"]),
+        place: Place::Cargo(&[
+            "test",
+            "--release",
+            "-p",
+            "peermem-loom",
+            "--",
+            "--show-output",
+        ]),
         format: Format::Cargo,
         ..BASE
     },
@@ -210,11 +253,41 @@ pub(crate) const SUITE: &[Run] = &[
         name: "the rig's own tests",
         place: Place::Cargo(&["test", "--release", "-p", "rig", "-p", "gdr"]),
         format: Format::Cargo,
+        src: Some(&["src/compat.rs"]),
+        ..BASE
+    },
+    Run {
+        name: "the tools' own tests",
+        place: Place::Cargo(&[
+            "test",
+            "--release",
+            "-p",
+            "peermemctl",
+            "-p",
+            "peermem-verbs",
+            "-p",
+            "peermem-figures",
+        ]),
+        format: Format::Cargo,
+        // What the module writes is read here.
+        src: Some(&[
+            "src/extents.rs",
+            "src/record.rs",
+            "src/refusal.rs",
+            "src/roll.rs",
+        ]),
+        ..BASE
+    },
+    Run {
+        name: "what a registration costs",
+        place: Place::Cost,
         ..BASE
     },
     Run {
         name: "installing, on made-up hosts",
         place: Place::Cargo(&["run", "--release", "--quiet", "-p", "peermem-install"]),
+        // Packed, and not looked into.
+        src: Some(&[]),
         ..BASE
     },
     Run {
@@ -235,6 +308,7 @@ pub(crate) const SUITE: &[Run] = &[
             options: kunit,
             command: KUNIT,
         },
+        groups: KUNIT_SUITES,
         ..BASE
     },
     Run {
@@ -244,16 +318,21 @@ pub(crate) const SUITE: &[Run] = &[
     },
     Run {
         name: "the module's logic, on the host",
-        place: Place::Cargo(&["test", "-p", "peermem-host"]),
+        place: Place::Cargo(&["test", "-p", "peermem-host", "--", "--show-output"]),
         format: Format::Cargo,
         ..BASE
     },
     Run {
         name: "verbs: ours",
         place: Place::Vm {
-            options: |vm| vm.bar = LARGE_BAR,
+            options: |vm| {
+                vm.bar = LARGE_BAR;
+                // To be held beside.
+                vm.with_control = true;
+            },
             command: GDR,
         },
+        shown: Some("nccl"),
         column: Some("ours"),
         ..BASE
     },
@@ -319,7 +398,7 @@ pub(crate) const SUITE: &[Run] = &[
         name: "verify: ours, revocable",
         place: Place::Vm {
             options: |vm| vm.param.push("persistent_api_support=0".to_owned()),
-            command: VERIFY,
+            command: VERIFY_FLAVOUR,
         },
         ..BASE
     },
@@ -353,7 +432,7 @@ pub(crate) const SUITE: &[Run] = &[
                 vm.bar = LARGE_BAR;
                 vm.rxe_param.push("peer_max_seg=0".to_owned());
             },
-            command: MAPPING,
+            command: ENTRIES,
         },
         ..BASE
     },
@@ -364,17 +443,8 @@ pub(crate) const SUITE: &[Run] = &[
                 vm.bar = LARGE_BAR;
                 vm.gpu_param.push("table_version=0x00010002".to_owned());
             },
-            command: MAPPING,
+            command: ENTRIES,
         },
-        ..BASE
-    },
-    Run {
-        name: "identity: ours beside NVIDIA's, memory_peers of ib_core's",
-        place: Place::Vm {
-            options: |vm| vm.with_control = true,
-            command: IDENTITY,
-        },
-        shown: Some("nccl"),
         ..BASE
     },
     Run {
@@ -393,7 +463,7 @@ pub(crate) const SUITE: &[Run] = &[
                 hidden(vm);
                 vm.param.push("persistent_api_support=0".to_owned());
             },
-            command: IDENTITY,
+            command: IDENTITY_FLAVOUR,
         },
         ..BASE
     },
@@ -411,7 +481,10 @@ pub(crate) const SUITE: &[Run] = &[
     Run {
         name: "7.2: smoke: ours, revocable",
         place: Place::Vm {
-            options: |vm| vm.param.push("persistent_api_support=0".to_owned()),
+            options: |vm| {
+                vm.bar = SMOKE_BAR;
+                vm.param.push("persistent_api_support=0".to_owned());
+            },
             command: SMOKE,
         },
         kernel: Some(kernel::EARLIER),
@@ -526,7 +599,7 @@ pub(crate) const SUITE: &[Run] = &[
             },
             command: IDENTITY,
         },
-        // The debug kernel's verbs runs have these cases, with ib_core's memory_peers; the usual kernel runs them without.
+        // The debug kernel's smoke runs have these cases, with ib_core's memory_peers; the usual kernel runs them without.
         only_in_full: true,
         ..BASE
     },
@@ -541,6 +614,30 @@ pub(crate) const SUITE: &[Run] = &[
             },
             command: KUNIT,
         },
+        groups: KUNIT_SUITES,
+        ..BASE
+    },
+    Run {
+        name: "debug kernel: smoke: ours",
+        place: Place::Vm {
+            options: |vm| {
+                vm.kernel = kernel::DEBUG.to_owned();
+                vm.bar = SMOKE_BAR;
+            },
+            command: SMOKE,
+        },
+        ..BASE
+    },
+    Run {
+        name: "debug kernel: smoke: ours, revocable",
+        place: Place::Vm {
+            options: |vm| {
+                vm.kernel = kernel::DEBUG.to_owned();
+                vm.bar = SMOKE_BAR;
+                vm.param.push("persistent_api_support=0".to_owned());
+            },
+            command: SMOKE,
+        },
         ..BASE
     },
     Run {
@@ -548,10 +645,11 @@ pub(crate) const SUITE: &[Run] = &[
         place: Place::Vm {
             options: |vm| {
                 vm.kernel = kernel::DEBUG.to_owned();
-                vm.bar = DEBUG_BAR;
+                vm.bar = SMOKE_BAR;
             },
             command: GDR,
         },
+        only_in_full: true,
         ..BASE
     },
     Run {
@@ -559,11 +657,12 @@ pub(crate) const SUITE: &[Run] = &[
         place: Place::Vm {
             options: |vm| {
                 vm.kernel = kernel::DEBUG.to_owned();
-                vm.bar = DEBUG_BAR;
+                vm.bar = SMOKE_BAR;
                 vm.param.push("persistent_api_support=0".to_owned());
             },
             command: GDR,
         },
+        only_in_full: true,
         ..BASE
     },
     Run {
@@ -709,6 +808,7 @@ pub(crate) const SUITE: &[Run] = &[
             },
             command: &["{gdr}", "test", "sweep.allocations"],
         },
+        only_in_full: true,
         ..BASE
     },
     Run {
@@ -754,7 +854,11 @@ pub(crate) const SUITE: &[Run] = &[
     Run {
         name: "pyverbs: patched rxe",
         place: Place::Vm {
-            options: |vm| vm.gpus = 1,
+            // On memory of the CPU: no peer-memory module is asked.
+            options: |vm| {
+                vm.peermem = Peermem::None;
+                vm.gpus = 1;
+            },
             command: PYVERBS,
         },
         format: Format::Unittest,

@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Runs the suite and tells how it went.
 
+mod last_passes;
+mod report;
+mod skips;
+mod tables;
+
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::io::stdout;
 use std::io::IsTerminal as _;
 use std::io::Write as _;
-use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::thread;
+use std::time::Duration;
 use std::time::Instant;
 
 use anyhow::anyhow;
@@ -20,12 +25,22 @@ use anyhow::Context as _;
 use anyhow::Result;
 use clap::Args;
 
+use self::report::missing;
+use self::report::Origin;
+use self::report::Report;
+use self::skips::Skips;
+use self::tables::summary;
 use crate::documents;
+use crate::history;
+use crate::history::History;
+use crate::history::When;
+use crate::kept;
+use crate::kept::Pass;
+use crate::kept::Shelf;
 use crate::mutants;
 use crate::paths::Paths;
 use crate::preflight;
 use crate::programs;
-use crate::progress::duration;
 use crate::results::Format;
 use crate::results::Reader;
 use crate::results::Test;
@@ -47,9 +62,18 @@ pub(crate) struct Selection {
     /// Only cases of the verbs program whose name contains this
     #[arg(long, default_value = "")]
     case: String,
-    /// Also the runs that take long
+    /// Also the runs that take long, and all that is unchanged; strict; goes on where such a pass was interrupted
     #[arg(long)]
     full: bool,
+    /// With --full: begins anew
+    #[arg(long, requires = "full")]
+    restart: bool,
+    /// Also the runs that do not depend on src/ and whose results are there
+    #[arg(long)]
+    fresh: bool,
+    /// A machine that fails gets no second try
+    #[arg(long)]
+    strict: bool,
     /// Another kernel for all runs: a flavour, or a build tree by its path
     #[arg(long, value_name = "FLAVOUR|PATH", default_value = crate::kernel::DEFAULT)]
     kernel: String,
@@ -59,6 +83,9 @@ pub(crate) struct Selection {
     /// Writes the parts of the documentation that are made from results, where they are not what was seen
     #[arg(long)]
     update_docs: bool,
+    /// Writes tests/rig/skips: what was skipped is what is to be skipped
+    #[arg(long)]
+    update_skips: bool,
     /// So many runs at once; a machine keeps little more than one processor busy
     #[arg(long, value_name = "N", default_value_t = 2)]
     jobs: usize,
@@ -67,62 +94,8 @@ pub(crate) struct Selection {
     list: bool,
 }
 
-/// What came of one run.
-struct Report {
-    run: &'static Run,
-    column: Option<String>,
-    tests: Vec<Test>,
-    /// What went wrong beside the tests; each counts as a failure.
-    problems: Vec<String>,
-    elapsed: std::time::Duration,
-    log: Option<PathBuf>,
-}
-
-impl Report {
-    /// Of a run that is not one machine: it has no column and no log.
-    fn plain(run: &'static Run, started: Instant, tests: Vec<Test>, problems: Vec<String>) -> Self {
-        Self {
-            run,
-            column: None,
-            tests,
-            problems,
-            elapsed: started.elapsed(),
-            log: None,
-        }
-    }
-
-    /// Names of tests that failed and were not known to fail, and of those that were and passed.
-    fn failures(&self) -> Vec<String> {
-        let mut failures = Vec::new();
-        for test in &self.tests {
-            let known = self.run.known.iter().find(|(name, _)| *name == test.name);
-            match (&test.verdict, known) {
-                (Verdict::Failed, None) => failures.push(test.name.clone()),
-                (Verdict::Passed, Some((name, reason))) => {
-                    failures.push(format!("{name} passed, though: {reason}"));
-                }
-                _ => {}
-            }
-        }
-        failures.extend(self.problems.iter().cloned());
-        failures
-    }
-
-    fn passed(&self) -> usize {
-        let skipped = self.skipped().count();
-        let failed = self.failures().len() - self.problems.len();
-        self.tests.len() - skipped - failed
-    }
-
-    fn skipped(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.tests.iter().filter_map(|test| match &test.verdict {
-            Verdict::Skipped(reason) => Some((test.name.as_str(), reason.as_str())),
-            _ => None,
-        })
-    }
-}
-
 pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
+    let began = Instant::now();
     // Who names a kernel has chosen the one that he wants.
     let again = match selection.full && selection.kernel == crate::kernel::DEFAULT {
         true => crate::kernel::others().flat_map(again).collect(),
@@ -149,13 +122,7 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
     }
     let kernels: BTreeSet<String> = runs
         .iter()
-        .filter_map(|run| match run.place {
-            Place::Vm { options, .. } => Some(wanted(selection, run, options).kernel),
-            Place::Mutants | Place::Debian | Place::Contact => {
-                Some(crate::kernel::DEFAULT.to_owned())
-            }
-            _ => None,
-        })
+        .filter_map(|run| kernel_of(&selection.kernel, run))
         .chain([selection.kernel.clone()])
         .collect();
     let names: Vec<&str> = kernels.iter().map(String::as_str).collect();
@@ -172,60 +139,272 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
         .map(String::as_str)
         .partition(|name| crate::kernel::others().any(|other| other == *name));
     setup::all(paths, usual)?;
+    let mut broken = BTreeMap::new();
     for name in others {
         // Its runs fail then; the others go on.
         if let Err(error) = setup::all(paths, [name]) {
-            eprintln!("rig: kernel {name}: {error:#}");
+            let error = format!("{error:#}");
+            eprintln!("rig: kernel {name}: {error}");
+            broken.insert(name.to_owned(), error);
         }
     }
-    let toolchain = Toolchain::find(paths)?;
+    let suite = Suite {
+        paths,
+        toolchain: Toolchain::find(paths)?,
+        selection,
+        broken,
+        now: When::now(paths),
+        unchanged: Shelf::unchanged(paths),
+        pass: selection.pass(paths),
+        history: Mutex::new(History::load(paths)),
+        skips: Skips::load(paths)?,
+        began,
+    };
 
-    let mut reports = all(paths, &toolchain, &runs, selection);
-    agreement(&mut reports);
-    // Of other kernels, or of a part of the cases, the documentation says nothing.
-    if "input.".starts_with(&selection.case) && selection.kernel == crate::kernel::DEFAULT {
-        bad_input(paths, &mut reports, selection.update_docs);
+    let mut reports = suite.all(&runs);
+    if !selection.is_strict() {
+        suite.second_tries(&mut reports);
     }
-    Ok(summary(&reports))
+    agreement(&mut reports);
+    // Of other kernels the documentation says nothing.
+    if selection.kernel == crate::kernel::DEFAULT {
+        compare_documents(paths, &mut reports, selection);
+    }
+    if selection.update_docs {
+        last_passes::write(paths, &History::load(paths))?;
+    }
+    let code = summary(&reports, suite.elapsed());
+    suite.end(code)?;
+    if selection.update_skips {
+        suite.skips.update(paths, &reports)?;
+    }
+    Ok(code)
 }
 
-/// Does all runs, some of them side by side, and tells of each when it has ended. The reports come in the order of `runs`.
-fn all(
-    paths: &Paths,
-    toolchain: &Toolchain,
-    runs: &[&'static Run],
-    selection: &Selection,
-) -> Vec<Report> {
-    let reports: Mutex<Vec<(usize, Report)>> = Mutex::new(Vec::new());
-    let next = AtomicUsize::new(0);
-    let work = || loop {
-        let at = next.fetch_add(1, Relaxed);
-        let Some(run) = runs.get(at) else {
-            return;
-        };
-        let title = format!("[{}/{}] {}", at + 1, runs.len(), run.name);
-        println!("{title} …");
-        let started = Instant::now();
-        let report = match one(paths, toolchain, run, selection) {
-            Ok(report) => report,
-            // A run that cannot even begin fails; the others go on.
-            Err(error) => Report::plain(run, started, Vec::new(), vec![format!("{error:#}")]),
-        };
-        // What others print comes before or after.
-        let mut reports = reports.lock().unwrap_or_else(PoisonError::into_inner);
-        println!("{title}");
-        tell(&report);
-        reports.push((at, report));
-    };
-    thread::scope(|scope| {
-        for _ in 1..selection.jobs {
-            scope.spawn(work);
+impl Selection {
+    /// Whether this is a pass of `make test-all`.
+    fn is_all_of_full(&self) -> bool {
+        self.full && self.is_whole() && self.filter.is_none()
+    }
+
+    /// Whether the runs are the suite's own, with all their cases.
+    fn is_whole(&self) -> bool {
+        self.case.is_empty() && self.kernel == crate::kernel::DEFAULT
+    }
+
+    /// The pass that this is a part of. One part of the runs is done because somebody asks for it.
+    fn pass(&self, paths: &Paths) -> Option<Pass> {
+        if !self.is_all_of_full() {
+            return None;
         }
-        work();
-    });
-    let mut reports = reports.into_inner().unwrap_or_else(PoisonError::into_inner);
-    reports.sort_by_key(|(at, _)| *at);
-    reports.into_iter().map(|(_, report)| report).collect()
+        Pass::resume(paths, self.restart)
+            .inspect_err(|error| eprintln!("rig: a pass that cannot be resumed: {error:#}"))
+            .ok()
+    }
+
+    fn is_strict(&self) -> bool {
+        self.strict || self.full
+    }
+
+    fn takes_unchanged(&self) -> bool {
+        !self.fresh && !self.full && self.is_whole()
+    }
+}
+
+/// The kernel that a run's machine boots.
+fn kernel_of(kernel: &str, run: &Run) -> Option<String> {
+    match run.place {
+        Place::Vm { options, .. } => Some(wanted(kernel, run, options).kernel),
+        Place::Mutants | Place::Debian | Place::Hazards | Place::Cost | Place::Contact => {
+            Some(crate::kernel::DEFAULT.to_owned())
+        }
+        Place::Cargo(_) | Place::Lint => None,
+    }
+}
+
+/// Why a run cannot be done: what its machine would boot was not made, and what is there is of another time.
+fn blocked(kernel: Option<&str>, broken: &BTreeMap<String, String>) -> Option<String> {
+    let (name, error) = broken.get_key_value(kernel?)?;
+    Some(format!(
+        "kernel {name}, or a module for it, was not made: {error}"
+    ))
+}
+
+/// All that the runs of one call need.
+struct Suite<'a> {
+    paths: &'a Paths,
+    toolchain: Toolchain,
+    selection: &'a Selection,
+    /// Kernels that could not be made, or whose modules could not, and why.
+    broken: BTreeMap<String, String>,
+    now: When,
+    unchanged: Shelf,
+    pass: Option<Pass>,
+    history: Mutex<History>,
+    skips: Skips,
+    began: Instant,
+}
+
+impl Suite<'_> {
+    fn history(&self) -> std::sync::MutexGuard<'_, History> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does all runs, some of them side by side, and tells of each when it has ended. The reports come in the order of `runs`.
+    fn all(&self, runs: &[&'static Run]) -> Vec<Report> {
+        let reports: Mutex<Vec<(usize, Report)>> = Mutex::new(Vec::new());
+        let times: Vec<_> = runs
+            .iter()
+            .map(|run| self.history().time(run.name))
+            .collect();
+        let order = history::order(&times);
+        let next = AtomicUsize::new(0);
+        let work = || loop {
+            let number = next.fetch_add(1, Relaxed);
+            let Some(&at) = order.get(number) else {
+                return;
+            };
+            let run = runs[at];
+            let title = format!("[{}/{}] {}", number + 1, runs.len(), run.name);
+            println!("{title} …");
+            let report = self.report(run, true);
+            // What others print comes before or after.
+            let mut reports = reports.lock().unwrap_or_else(PoisonError::into_inner);
+            println!("{title}");
+            report.tell();
+            reports.push((at, report));
+        };
+        thread::scope(|scope| {
+            for _ in 1..self.selection.jobs {
+                scope.spawn(work);
+            }
+            work();
+        });
+        let mut reports = reports.into_inner().unwrap_or_else(PoisonError::into_inner);
+        reports.sort_by_key(|(at, _)| *at);
+        reports.into_iter().map(|(_, report)| report).collect()
+    }
+
+    /// Does a run, or takes its results where they are there.
+    fn report(&self, run: &'static Run, may_be_kept: bool) -> Report {
+        let started = Instant::now();
+        // A run that cannot even begin fails; the others go on.
+        let failed = |error| Report::plain(run, started, Vec::new(), vec![error]);
+        let kernel = kernel_of(&self.selection.kernel, run);
+        if let Some(problem) = blocked(kernel.as_deref(), &self.broken) {
+            return failed(problem);
+        }
+        self.try_report(run, may_be_kept)
+            .unwrap_or_else(|error| failed(format!("{error:#}")))
+    }
+
+    fn try_report(&self, run: &'static Run, may_be_kept: bool) -> Result<Report> {
+        let resumed = self.pass.as_ref().filter(|_| may_be_kept);
+        if let Some(kept) = resumed.and_then(|pass| pass.shelf.get(run.name, &pass.tree)) {
+            return Ok(Report::kept(run, kept, Origin::Resumed));
+        }
+        let machine = match run.place {
+            Place::Vm { options, .. } => Some(wanted(&self.selection.kernel, run, options)),
+            _ => None,
+        };
+        // What is kept is whole. What cannot be made for a key cannot be made for the run, which says so.
+        let key = match self.selection.is_whole() {
+            true => kept::key(self.paths, run, machine.as_ref()).unwrap_or_default(),
+            false => None,
+        };
+        if let Some(key) = key
+            .as_ref()
+            .filter(|_| may_be_kept && self.selection.takes_unchanged())
+        {
+            if let Some(kept) = self.unchanged.get(run.name, key) {
+                return Ok(Report::kept(run, kept, Origin::Unchanged));
+            }
+        }
+        let mut report = one(self.paths, &self.toolchain, run, self.selection)?;
+        report.before = self.history().time(run.name);
+        if self.selection.is_whole() {
+            // Of a run that was cut short that would be said as well.
+            if report.problems.is_empty() {
+                report.problems = missing(run, &report.tests);
+                if !self.selection.update_skips {
+                    let skips = self.skips.unexpected(run.name, &report.tests);
+                    report.problems.extend(skips);
+                }
+            }
+            self.keep(&report, key.as_deref())?;
+        }
+        Ok(report)
+    }
+
+    /// Remembers how long a run took, and what it saw, if it passed.
+    fn keep(&self, report: &Report, key: Option<&str>) -> Result<()> {
+        let (name, passed) = (report.run.name, report.has_passed());
+        if report.tests.is_empty() {
+            return Ok(());
+        }
+        self.history()
+            .add(self.paths, name, report.elapsed, passed, &self.now)?;
+        if let Some(pass) = &self.pass {
+            pass.note(self.began.elapsed())?;
+        }
+        let shelves = [
+            key.map(|key| (&self.unchanged, key)),
+            self.pass
+                .as_ref()
+                .map(|pass| (&pass.shelf, pass.tree.as_str())),
+        ];
+        for (shelf, key) in shelves.into_iter().flatten().filter(|_| passed) {
+            let column = report.column.as_deref();
+            shelf.put(name, key, &report.tests, column, &self.now)?;
+        }
+        Ok(())
+    }
+
+    /// Runs machines that failed once more, with nothing beside them, the shortest first. When one has failed again, the
+    /// suite has, and the others are let be.
+    fn second_tries(&self, reports: &mut [Report]) {
+        let mut failed: Vec<usize> = (0..reports.len())
+            .filter(|&at| reports[at].may_be_tried_again())
+            .collect();
+        failed.sort_by_key(|&at| reports[at].elapsed);
+        for at in failed {
+            let run = reports[at].run;
+            println!("[again, alone] {} …", run.name);
+            let second = self.report(run, false);
+            println!("[again, alone] {}", run.name);
+            second.tell();
+            let first = std::mem::replace(
+                &mut reports[at],
+                Report::plain(run, Instant::now(), Vec::new(), Vec::new()),
+            );
+            let mut report = first.after_second_try(second);
+            if let Some(first) = &mut report.flaky {
+                for log in &mut first.logs {
+                    *log = self.paths.keep_log(log);
+                }
+            }
+            let is_flaky = report.flaky.is_some();
+            reports[at] = report;
+            if !is_flaky {
+                break;
+            }
+        }
+    }
+
+    /// How long all has taken; of a pass that was interrupted, with what went before.
+    fn elapsed(&self) -> Duration {
+        let before = self.pass.as_ref().map(|pass| pass.before);
+        before.unwrap_or_default() + self.began.elapsed()
+    }
+
+    /// A pass that holds is over. What failed in another is done again when it goes on.
+    fn end(&self, code: i32) -> Result<()> {
+        match &self.pass {
+            Some(pass) if code == 0 => pass.end(),
+            Some(pass) => pass.note(self.began.elapsed()),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Compares the runs that must have the same results.
@@ -248,30 +427,29 @@ fn agreement(reports: &mut [Report]) {
     }
 }
 
-/// Compares the table of bad input with what was seen, if all that it is made from was run.
-fn bad_input(paths: &Paths, reports: &mut [Report], update: bool) {
-    let of = |name: &&str| reports.iter().find(|report| report.run.name == *name);
-    let runs: Vec<&[Test]> = documents::BAD_INPUT_RUNS
-        .iter()
-        .filter_map(of)
-        .map(|report| report.tests.as_slice())
-        .collect();
-    let Ok(runs) = <[&[Test]; 4]>::try_from(runs) else {
-        return;
-    };
-    let file = paths.repo.join("docs/bad-input.md");
-    let problem = documents::bad_input(runs)
-        .and_then(|part| documents::check(&file, "bad input", &part, update))
-        .unwrap_or_else(|error| Some(format!("docs/bad-input.md: {error:#}")));
-    if let (Some(problem), Some(report)) = (problem, reports.last_mut()) {
-        println!("      FAILED: {problem}");
-        report.problems.push(problem);
+/// Compares the parts of documents of which all is there that they are made from.
+fn compare_documents(paths: &Paths, reports: &mut [Report], selection: &Selection) {
+    for part in documents::PARTS {
+        let problem = {
+            let of = |name: &str| {
+                let found = reports.iter().find(|report| report.run.name == name)?;
+                Some(found.tests.as_slice())
+            };
+            part.compare(&paths.repo, of, &selection.case, selection.update_docs)
+        };
+        let report = reports
+            .iter_mut()
+            .find(|report| part.runs.contains(&report.run.name));
+        if let (Some(problem), Some(report)) = (problem, report) {
+            println!("      FAILED: {problem}");
+            report.problems.push(problem);
+        }
     }
 }
 
 /// The checks of the code's form by themselves.
 pub(crate) fn lint(paths: &Paths) -> Result<i32> {
-    let tests = setup::lint(paths)?;
+    let tests = setup::lint(paths, None)?;
     let mut failed = 0;
     for test in &tests {
         if test.verdict == Verdict::Passed {
@@ -291,7 +469,7 @@ const DEMO_OK: &str = "demo: ok";
 
 /// The demo. Whether it went well is for this side to say: it has seen the kernel's log as well.
 pub(crate) fn demo(paths: &Paths) -> Result<i32> {
-    setup::all(paths, [crate::kernel::DEFAULT])?;
+    setup::demo(paths)?;
     let options = Options {
         timeout: Some(600),
         with_control: true,
@@ -349,9 +527,9 @@ fn differences(one: &[Test], other: &[Test]) -> Vec<String> {
 }
 
 /// The machine of a run.
-fn wanted(selection: &Selection, run: &Run, options: fn(&mut Options)) -> Options {
+fn wanted(kernel: &str, run: &Run, options: fn(&mut Options)) -> Options {
     let mut wanted = Options {
-        kernel: run.kernel.unwrap_or(&selection.kernel).to_owned(),
+        kernel: run.kernel.unwrap_or(kernel).to_owned(),
         frozen: true,
         env: vec![vm::SYSTEM_PROGRAMS.to_owned()],
         ..Options::default()
@@ -369,8 +547,12 @@ fn one(
     let started = Instant::now();
     let (tests, problems) = match run.place {
         Place::Cargo(arguments) => on_host(paths, toolchain, run, arguments)?,
-        Place::Lint => (setup::lint(paths)?, Vec::new()),
-        Place::Mutants => (mutants::tests(paths, &[])?, Vec::new()),
+        Place::Lint => (setup::lint(paths, None)?, Vec::new()),
+        Place::Mutants => {
+            let fresh = selection.full || selection.fresh;
+            (mutants::tests(paths, &[], fresh)?, Vec::new())
+        }
+        Place::Cost => (crate::cost::tests(paths, true)?, Vec::new()),
         Place::Debian => setup::debian(paths)?,
         Place::Contact => (setup::contact(paths)?, Vec::new()),
         Place::Hazards => {
@@ -378,7 +560,7 @@ fn one(
             crate::hazards::check(paths, frozen)?
         }
         Place::Vm { options, command } => {
-            let wanted = wanted(selection, run, options);
+            let wanted = wanted(&selection.kernel, run, options);
             let mut words = Vec::new();
             for word in command {
                 let mut word = word
@@ -429,14 +611,12 @@ fn in_machine(
     let boot = setup::boot(paths, options)?;
     let (outcome, tests) = machine(paths, options, &boot, command, run.format)?;
     Ok(Report {
-        run,
         column: run
             .column
             .map(|column| column.replace("{version}", &boot.peermem_version)),
-        tests,
-        problems: outcome.failures,
         elapsed: outcome.elapsed,
         log: Some(outcome.log),
+        ..Report::plain(run, Instant::now(), tests, outcome.failures)
     })
 }
 
@@ -503,8 +683,8 @@ fn on_host(
 ) -> Result<(Vec<Test>, Vec<String>)> {
     let output = toolchain
         .cargo(paths)
-        .args(arguments)
         .arg("--locked")
+        .args(arguments)
         .current_dir(&paths.repo)
         .stdin(Stdio::null())
         .output()
@@ -529,261 +709,10 @@ fn on_host(
     Ok((tests, problems))
 }
 
-fn tell(report: &Report) {
-    let failures = report.failures();
-    let skipped = report.skipped().count();
-    let mut line = format!("      {} passed", report.passed());
-    if !failures.is_empty() {
-        line.push_str(&format!(", {} FAILED", failures.len()));
-    }
-    if skipped > 0 {
-        line.push_str(&format!(", {skipped} skipped"));
-    }
-    println!("{line} ({})", duration(report.elapsed));
-    for test in &report.tests {
-        if let Some(shown) = report.run.shown {
-            for (name, value) in figures(test) {
-                if name.starts_with(shown) {
-                    println!("      {name}: {value}");
-                }
-            }
-        }
-        if test.verdict != Verdict::Failed {
-            continue;
-        }
-        let known = report.run.known.iter().find(|(name, _)| *name == test.name);
-        match known {
-            Some((name, reason)) => println!("      fails as known: {name}: {reason}"),
-            None => {
-                println!("      FAILED: {}", test.name);
-                for note in &test.notes {
-                    println!("          {note}");
-                }
-            }
-        }
-    }
-    for (name, reason) in report.run.known {
-        let passed = report
-            .tests
-            .iter()
-            .any(|test| test.name == *name && test.verdict == Verdict::Passed);
-        if passed {
-            println!("      FAILED: {name} passed, though: {reason}");
-        }
-    }
-    for problem in &report.problems {
-        println!("      FAILED: {}", problem.trim_end());
-    }
-    if let (false, Some(log)) = (failures.is_empty(), &report.log) {
-        println!("      kernel log: {}", log.display());
-    }
-}
-
-/// Figures that a test measured, by name. Several of one name stand together.
-fn figures(test: &Test) -> BTreeMap<&str, String> {
-    let mut found: BTreeMap<&str, String> = BTreeMap::new();
-    for note in &test.notes {
-        let Some((name, value)) = note.split_once(' ') else {
-            continue;
-        };
-        // Said by every test, and no figure of what it tests.
-        if matches!(name, "seconds" | "seed" | "failure:" | "kernel:") {
-            continue;
-        }
-        let values = found.entry(name).or_default();
-        if !values.is_empty() {
-            values.push(' ');
-        }
-        values.push_str(value);
-    }
-    found
-}
-
-/// The lines of one case: its verdicts, and below them the figures that are not the same in all columns.
-fn rows<'a>(name: &'a str, results: &[Option<&'a Test>]) -> Vec<Vec<String>> {
-    let verdicts = results
-        .iter()
-        .map(|test| match test.map(|test| &test.verdict) {
-            None => "",
-            Some(Verdict::Passed) => "ok",
-            Some(Verdict::Failed) => "FAILS",
-            Some(Verdict::Skipped(_)) => "-",
-        });
-    let mut rows = vec![[name]
-        .into_iter()
-        .chain(verdicts)
-        .map(str::to_owned)
-        .collect()];
-    let measured: Vec<Option<BTreeMap<&str, String>>> = results
-        .iter()
-        .map(|test| {
-            test.filter(|test| !matches!(test.verdict, Verdict::Skipped(_)))
-                .map(figures)
-        })
-        .collect();
-    let names: BTreeSet<&str> = measured
-        .iter()
-        .flatten()
-        .flat_map(BTreeMap::keys)
-        .copied()
-        .collect();
-    for figure in names {
-        let values: Vec<Option<&str>> = measured
-            .iter()
-            .map(|figures| Some(figures.as_ref()?.get(figure).map_or("", String::as_str)))
-            .collect();
-        let different: BTreeSet<&str> = values.iter().flatten().copied().collect();
-        if different.len() < 2 {
-            continue;
-        }
-        let mut row = vec![format!("    {figure}")];
-        row.extend(
-            values
-                .iter()
-                .map(|value| cut(value.unwrap_or_default(), CELL)),
-        );
-        rows.push(row);
-    }
-    rows
-}
-
-/// The widest figure of the table.
-const CELL: usize = 48;
-
-/// A text's beginning, where it is longer than `most` characters.
-fn cut(text: &str, most: usize) -> String {
-    match text.char_indices().nth(most) {
-        Some(_) => text.chars().take(most - 1).chain(['…']).collect(),
-        None => text.to_owned(),
-    }
-}
-
-/// The same cases with each peer-memory module, side by side.
-fn table(reports: &[Report]) {
-    let mut columns: Vec<&str> = Vec::new();
-    let mut names: Vec<&str> = Vec::new();
-    let mut results: BTreeMap<(&str, &str), &Test> = BTreeMap::new();
-    for report in reports {
-        let Some(column) = report.column.as_deref() else {
-            continue;
-        };
-        if !columns.contains(&column) {
-            columns.push(column);
-        }
-        for test in &report.tests {
-            if !names.contains(&test.name.as_str()) {
-                names.push(&test.name);
-            }
-            results.insert((&test.name, column), test);
-        }
-    }
-    if columns.len() < 2 {
-        return;
-    }
-    let mut lines = vec![[""]
-        .iter()
-        .chain(&columns)
-        .map(|&word| word.to_owned())
-        .collect()];
-    for name in names {
-        let tests: Vec<Option<&Test>> = columns
-            .iter()
-            .map(|column| results.get(&(name, *column)).copied())
-            .collect();
-        lines.extend(rows(name, &tests));
-    }
-    let widths: Vec<usize> = (0..=columns.len())
-        .map(|at| {
-            lines
-                .iter()
-                .map(|line| line[at].chars().count())
-                .max()
-                .unwrap_or(0)
-        })
-        .collect();
-    println!("\nThe same cases with each module, and the figures in which they differ");
-    for line in &lines {
-        let cells: Vec<String> = line
-            .iter()
-            .zip(&widths)
-            .map(|(cell, width)| format!("{cell:width$}"))
-            .collect();
-        println!("  {}", cells.join("  ").trim_end());
-    }
-}
-
-/// Says which tests were skipped, and why, and returns how many.
-fn list_skipped(reports: &[Report]) -> usize {
-    // By test and reason, the runs; then by reason and runs, the tests: most are skipped together.
-    let mut runs: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
-    for report in reports {
-        for skipped in report.skipped() {
-            runs.entry(skipped).or_default().push(report.run.name);
-        }
-    }
-    let count = runs.values().map(Vec::len).sum();
-    let mut groups: BTreeMap<(&str, Vec<&str>), Vec<&str>> = BTreeMap::new();
-    for ((name, reason), runs) in runs {
-        groups.entry((reason, runs)).or_default().push(name);
-    }
-    if count > 0 {
-        println!("\nSkipped");
-    }
-    for ((reason, runs), names) in groups {
-        println!("  {reason}");
-        println!("    in {}", runs.join("; "));
-        let mut line = String::new();
-        for name in names {
-            if !line.is_empty() && line.len() + name.len() > 100 {
-                println!("     {line}");
-                line.clear();
-            }
-            line.push(' ');
-            line.push_str(name);
-        }
-        println!("     {line}");
-    }
-    count
-}
-
-/// The end of the output. Its last line is for programs.
-fn summary(reports: &[Report]) -> i32 {
-    table(reports);
-    let skips = list_skipped(reports);
-    let failures: Vec<(&str, String)> = reports
-        .iter()
-        .flat_map(|report| {
-            report
-                .failures()
-                .into_iter()
-                .map(|failure| (report.run.name, failure))
-        })
-        .collect();
-    if !failures.is_empty() {
-        println!("\nFailed");
-        for (run, failure) in &failures {
-            println!("  {run}: {}", failure.lines().next().unwrap_or_default());
-        }
-    }
-    let passed: usize = reports.iter().map(Report::passed).sum();
-    let skips = if skips > 0 {
-        format!(", {skips} skipped")
-    } else {
-        String::new()
-    };
-    println!("\n{passed} passed, {} failed{skips}", failures.len());
-    i32::from(!failures.is_empty())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn long_figures_are_cut() {
-        assert_eq!(cut("ab…d", 4), "ab…d");
-        assert_eq!(cut("ab…de", 4), "ab……");
-    }
+    use crate::suite::BASE;
 
     fn test(name: &str, verdict: Verdict) -> Test {
         Test {
@@ -795,44 +724,11 @@ mod tests {
 
     static RUN: Run = Run {
         name: "run",
-        place: Place::Cargo(&[]),
-        format: Format::Ktap,
-        column: None,
-        known: &[("b", "reason"), ("c", "reason")],
-        same_as: None,
-        shown: None,
-        only_in_full: false,
-        kernel: None,
+        ..BASE
     };
 
-    fn report(tests: Vec<Test>, problems: Vec<String>) -> Report {
-        Report {
-            run: &RUN,
-            column: None,
-            tests,
-            problems,
-            elapsed: std::time::Duration::ZERO,
-            log: None,
-        }
-    }
-
-    #[test]
-    fn known_failures_must_fail() {
-        let report = report(
-            vec![
-                test("a", Verdict::Passed),
-                test("b", Verdict::Failed),
-                test("c", Verdict::Passed),
-                test("d", Verdict::Failed),
-                test("e", Verdict::Skipped("x".into())),
-            ],
-            vec!["the machine died".into()],
-        );
-        assert_eq!(
-            report.failures(),
-            ["c passed, though: reason", "d", "the machine died"]
-        );
-        assert_eq!(report.passed(), 2);
+    fn report(tests: Vec<Test>) -> Report {
+        Report::plain(&RUN, Instant::now(), tests, Vec::new())
     }
 
     #[test]
@@ -859,10 +755,10 @@ mod tests {
             same_as: Some("run"),
             ..RUN
         };
-        let first = || report(vec![test("a", Verdict::Passed)], Vec::new());
+        let first = || report(vec![test("a", Verdict::Passed)]);
         let second = |tests| Report {
             run: &OTHER,
-            ..report(tests, Vec::new())
+            ..report(tests)
         };
         let failed = || vec![test("a", Verdict::Failed)];
         for mut reports in [[first(), second(failed())], [second(failed()), first()]] {
@@ -888,21 +784,19 @@ mod tests {
     }
 
     #[test]
-    fn figures_that_differ_have_a_row() {
-        let mut one = test("a", Verdict::Passed);
-        let mut other = test("a", Verdict::Passed);
-        one.notes = vec![
-            "pins 1".into(),
-            "bytes 8".into(),
-            "seconds 1".into(),
-            "pins 3".into(),
-        ];
-        other.notes = vec!["pins 2".into(), "bytes 8".into(), "seconds 2".into()];
-        let skipped = test("a", Verdict::Skipped("x".into()));
+    fn runs_of_a_kernel_that_was_not_made_fail() {
+        let broken = BTreeMap::from([("7.2".to_owned(), "why".to_owned())]);
         assert_eq!(
-            rows("a", &[Some(&one), Some(&other), Some(&skipped), None]),
-            [["a", "ok", "ok", "-", ""], ["    pins", "1 3", "2", "", ""]]
+            blocked(Some("7.2"), &broken).unwrap(),
+            "kernel 7.2, or a module for it, was not made: why"
         );
-        assert_eq!(rows("a", &[Some(&one), None]), [["a", "ok", ""]]);
+        assert!(blocked(Some("7.3"), &broken).is_none() && blocked(None, &broken).is_none());
+        let of = |name: &str| {
+            let run = SUITE.iter().find(|run| run.name == name).unwrap();
+            kernel_of(crate::kernel::DEFAULT, run)
+        };
+        assert_eq!(of("peermemctl: root ports").as_deref(), Some("7.2"));
+        assert_eq!(of("debug kernel: KUnit").as_deref(), Some("debug"));
+        assert_eq!(of("lint"), None);
     }
 }

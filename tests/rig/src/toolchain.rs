@@ -3,6 +3,7 @@
 //! without the library's source cannot build a kernel.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::path::PathBuf;
 use std::process::Command;
@@ -12,12 +13,15 @@ use anyhow::bail;
 use anyhow::Context as _;
 use anyhow::Result;
 
+use crate::apt;
 use crate::paths::Paths;
 use crate::progress::output;
 use crate::progress::Stage;
+use crate::vm::quoted;
 
-/// What is installed where the distribution has none that the kernel takes.
-const BINDGEN: &str = "0.72.1";
+/// Suites whose bindgen the kernel takes, where the machine's own is older. Its package wants the C library of its release:
+/// the program is started by that library's own loader, and neither is installed.
+const BINDGEN_SUITES: &[&str] = &["forky", "sid"];
 const OLDEST_BINDGEN: (u64, u64, u64) = (0, 71, 1);
 const OLDEST_LIBCLANG: u32 = 17;
 
@@ -131,34 +135,35 @@ fn bindgen(paths: &Paths) -> Result<PathBuf> {
     if let Some(program) = in_path {
         return Ok(program);
     }
-    let root = paths.cache.join("bindgen");
-    let program = root.join("bin/bindgen");
+    let home = paths.cache.join("bindgen");
+    let program = home.join("bindgen");
     if will_do(&program) {
         return Ok(program);
     }
-    let mut stage = Stage::begin(format!("bindgen {BINDGEN}: compiling (about two minutes)"));
-    stage.run(
-        cargo(paths)
-            .args([
-                "install",
-                "bindgen-cli",
-                "--version",
-                BINDGEN,
-                "--locked",
-                "--root",
-            ])
-            .arg(&root)
-            // Its crates are nobody else's.
-            .env("CARGO_TARGET_DIR", root.join("target")),
-        &paths.cache.join("logs/bindgen.txt"),
-        "crates",
-        |line| line.trim_start().starts_with("Compiling"),
+    let mut stage = Stage::begin("bindgen: fetching the package of a newer Debian");
+    let root = home.join("root");
+    let _ = fs::remove_dir_all(&home);
+    apt::unpack(
+        paths,
+        &mut stage,
+        BINDGEN_SUITES,
+        &["bindgen", "libc6"],
+        &root,
     )?;
-    let _ = fs::remove_dir_all(root.join("target"));
+    let libraries = root.join("usr/lib/x86_64-linux-gnu");
+    let script = format!(
+        "#!/bin/sh\nexec {} --library-path {}:/usr/lib/x86_64-linux-gnu {} \"$@\"\n",
+        quoted(&libraries.join("ld-linux-x86-64.so.2").to_string_lossy()),
+        quoted(&libraries.to_string_lossy()),
+        quoted(&root.join("usr/bin/bindgen").to_string_lossy()),
+    );
+    fs::write(&program, script)?;
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+    let version = output(Command::new(&program).arg("--version"))?;
     if !will_do(&program) {
-        bail!("{} was installed and does not run", program.display());
+        bail!("{version} is too old for the kernel");
     }
-    stage.done("");
+    stage.done(&version);
     Ok(program)
 }
 

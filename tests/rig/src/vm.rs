@@ -44,7 +44,7 @@ pub(crate) const TIMED_OUT: i32 = 124;
 pub(crate) const RUN_FAILED: i32 = 125;
 
 /// How long a command may take that no time-out was given for: many times what any needs, for slow machines.
-const LONGEST_RUN: Duration = Duration::from_secs(1800);
+const LONGEST_RUN: Duration = Duration::from_secs(7200);
 
 /// In bytes. Of all that run to their end none has a log of 200 KiB; a kernel that reports for ever fills this in a minute.
 const LONGEST_LOG: u64 = 16 << 20;
@@ -163,7 +163,7 @@ pub(crate) struct Options {
     /// One more argument for QEMU
     #[arg(long, value_name = "STR", allow_hyphen_values = true)]
     pub(crate) qemu_arg: Vec<String>,
-    /// Ends the run as failed; 0 waits for ever [default: 1800 with a command, 0 without]
+    /// Ends the run as failed; 0 waits for ever [default: 7200 with a command, 0 without]
     #[arg(long, value_name = "SECONDS")]
     pub(crate) timeout: Option<u64>,
     /// A report in the kernel log that must come so often and does not fail the run then
@@ -420,7 +420,7 @@ pub(crate) fn in_machine(path: &Path) -> String {
 }
 
 /// Quotes for the shell.
-fn quoted(word: &str) -> String {
+pub(crate) fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
@@ -885,7 +885,8 @@ pub(crate) fn run(
 
     let mut kernel_args = vec![
         "console=ttyS0 loglevel=7 panic=-1 printk.devkmsg=on no_timer_check".to_owned(),
-        "nokaslr tsc=reliable".to_owned(),
+        // So much of the log can wait for the serial line; and a machine that stood still has no stall.
+        "nokaslr tsc=reliable log_buf_len=1M rcupdate.rcu_cpu_stall_timeout=120".to_owned(),
     ];
     kernel_args.push(
         match options.iommu {
@@ -1202,7 +1203,7 @@ fn attend(
                 if let Some(text) = line.strip_prefix("exit ") {
                     status = text.trim().parse().ok();
                     // The command is done; what is left is a second's work, where nobody else has the processors.
-                    deadline = Some(Instant::now() + Duration::from_secs(300));
+                    deadline = Some(Instant::now() + Duration::from_secs(1200));
                 } else if let Some(text) = line.strip_prefix("setup ") {
                     failures.push(format!("the machine could not be set up: {text}"));
                 }

@@ -10,6 +10,7 @@ use std::io::Read;
 use std::io::Write;
 use std::process::Child;
 use std::process::ChildStdin;
+use std::process::ChildStdout;
 use std::process::Command;
 use std::process::ExitStatus;
 use std::process::Stdio;
@@ -45,6 +46,12 @@ pub(crate) enum Role {
     /// As hold, with transfers going on until killed
     Busy { regions: usize },
 }
+
+/// Requests of a busy child that are under way at any time.
+const UNDER_WAY: usize = 8;
+/// As many completions a busy child tells, a line each. Nobody need read them: a pipe holds more.
+const TOLD: usize = 64;
+const MOVED: &str = "moved";
 
 /// The body of a child.
 pub(crate) fn run(role: &Role, setup: &Setup) -> Result<()> {
@@ -91,28 +98,32 @@ pub(crate) fn run(role: &Role, setup: &Setup) -> Result<()> {
                 })
                 .collect::<Result<Vec<_>>>()?;
             let mut connection = rdma::connect(&lab.near, &lab.far)?;
-            say_ready()?;
-            loop {
-                for target in &targets {
-                    connection.near.transfer(
-                        Op::Write,
-                        source.part(0, M2)?,
-                        target.part(0, M2)?,
-                    )?;
+            say("ready")?;
+            for (moved, target) in targets.iter().cycle().enumerate() {
+                connection
+                    .near
+                    .post(Op::Write, source.part(0, M2)?, target.part(0, M2)?)?;
+                if moved < UNDER_WAY {
+                    continue;
+                }
+                connection.near.sent()?.expect(rdma::Status::Success)?;
+                if moved - UNDER_WAY < TOLD {
+                    say(MOVED)?;
                 }
             }
+            bail!("nowhere to move anything");
         }
     }
 }
 
-fn say_ready() -> Result<()> {
-    println!("ready");
+fn say(line: &str) -> Result<()> {
+    println!("{line}");
     Ok(io::stdout().flush()?)
 }
 
 /// Says that all is set up and waits for the parent's word.
 fn announce() -> Result<()> {
-    say_ready()?;
+    say("ready")?;
     io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())
 }
@@ -160,6 +171,7 @@ fn exercise(lab: &Lab, rounds: u64) -> Result<()> {
 pub(crate) struct Process {
     child: Child,
     stdin: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
 }
 
 impl Process {
@@ -197,14 +209,30 @@ impl Process {
         let mut child = command.spawn().context("start a child")?;
         let stdin = child.stdin.take();
         let stdout = child.stdout.take().context("no pipe")?;
-        let process = Self { child, stdin };
-        let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line)?;
-        ensure!(
-            line == "ready\n",
-            "the child did not get ready (role {role:?}): {line:?}"
-        );
+        let mut process = Self {
+            child,
+            stdin,
+            output: BufReader::new(stdout),
+        };
+        process
+            .hear("ready")
+            .with_context(|| format!("role {role:?}"))?;
         Ok(process)
+    }
+
+    fn hear(&mut self, expected: &str) -> Result<()> {
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        ensure!(
+            line.strip_suffix('\n') == Some(expected),
+            "the child said {line:?} where {expected:?} was expected"
+        );
+        Ok(())
+    }
+
+    /// Waits until a busy child has seen `count` more requests end well; others are under way then.
+    pub(crate) fn has_moved(&mut self, count: usize) -> Result<()> {
+        (0..count).try_for_each(|_| self.hear(MOVED))
     }
 
     /// Its process number.

@@ -8,6 +8,7 @@
 //! no others is what rxe adds: it follows each of them through the IOMMU's tables to a physical address, and moves the
 //! bytes there.
 
+use std::collections::VecDeque;
 use std::fs;
 use std::fs::File;
 use std::io;
@@ -350,12 +351,13 @@ pub(crate) struct Fault {
 }
 
 /// The kernel reports three faults and is then silent for the rest of five seconds: of ten messages that are allowed in
-/// that time a fault takes three, one of them for looking whether there is another.
+/// that time a fault takes three, one of them for looking whether there is another. So any four must lie further apart than
+/// that, whenever the kernel began to count.
 const BURST: usize = 3;
 const INTERVAL: Duration = Duration::from_millis(5500);
 
-/// When the present interval began, and how many faults were provoked in it.
-static PACE: Mutex<Option<(Instant, usize)>> = Mutex::new(None);
+/// When the latest faults had been reported.
+static REPORTED: Mutex<VecDeque<Instant>> = Mutex::new(VecDeque::new());
 
 /// Reads the kernel's log for refused accesses, from its making on.
 #[derive(Debug)]
@@ -409,19 +411,12 @@ impl Faults {
 
     /// Waits until the kernel would report one more.
     pub(crate) fn pace(&self) {
-        let mut pace = PACE.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        *pace = match *pace {
-            Some((begin, count)) if now < begin + INTERVAL => {
-                if count < BURST {
-                    Some((begin, count + 1))
-                } else {
-                    std::thread::sleep(begin + INTERVAL - now);
-                    Some((Instant::now(), 1))
-                }
+        let reported = REPORTED.lock().unwrap_or_else(PoisonError::into_inner);
+        if reported.len() == BURST {
+            if let Some(oldest) = reported.front() {
+                std::thread::sleep(INTERVAL.saturating_sub(oldest.elapsed()));
             }
-            _ => Some((now, 1)),
-        };
+        }
     }
 
     /// Takes the one fault that an access to the page at `addr` has led to. Call [`Self::pace`] before that access.
@@ -431,6 +426,12 @@ impl Faults {
             found.extend(self.new_ones()?);
             Ok(!found.is_empty())
         })?;
+        let mut reported = REPORTED.lock().unwrap_or_else(PoisonError::into_inner);
+        reported.push_back(Instant::now());
+        while reported.len() > BURST {
+            reported.pop_front();
+        }
+        drop(reported);
         ensure!(
             came,
             "no fault was reported of a {access:?} of {addr:#x} by {}",

@@ -13,10 +13,10 @@ use anyhow::Result;
 
 use crate::sys;
 
-/// How long a thread may take to get where it must get. A hold point lets go by itself after 30 s.
+/// How long a thread may take to get where it must get.
 const PATIENCE: Duration = Duration::from_secs(25);
 
-/// A place where the kernel stops threads while this exists. See `linux/test_hold.h`.
+/// A place where the kernel stops threads while this exists, for as long as it takes. See `linux/test_hold.h`.
 #[derive(Debug)]
 pub(crate) struct Hold {
     path: PathBuf,
@@ -138,7 +138,7 @@ impl<T: Send + 'static> Worker<T> {
 }
 
 impl<T> Worker<T> {
-    /// R, S, D, …; None once it is gone.
+    /// R, S, D, I, …; None once it is gone.
     fn state(&self) -> Option<char> {
         let path = format!("/proc/self/task/{}/stat", self.tid);
         let stat = fs::read_to_string(path).ok()?;
@@ -163,7 +163,8 @@ impl<T> Worker<T> {
 
     /// The functions that it sleeps in, innermost first, without offsets; empty while it runs.
     pub(crate) fn place(&self) -> String {
-        let sleeps = || self.state() == Some('D');
+        // Idle: at a hold point.
+        let sleeps = || matches!(self.state(), Some('D' | 'I'));
         let before = sleeps();
         let path = format!("/proc/self/task/{}/stack", self.tid);
         let text = fs::read_to_string(path).unwrap_or_default();

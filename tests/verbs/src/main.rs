@@ -102,11 +102,12 @@ enum Verb {
     },
 }
 
-/// Long enough for 64 MiB on an emulated processor.
-const COMPLETION: Duration = Duration::from_secs(60);
+/// Long enough for 64 MiB on an emulated processor that others share.
+const COMPLETION: Duration = Duration::from_secs(120);
 
 fn main() -> ExitCode {
     rdma::wait_for_completions(COMPLETION * sys::slower());
+    rdma::wait_for_emulated_answers();
     match run(&Arguments::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
@@ -146,10 +147,13 @@ fn run(arguments: &Arguments) -> Result<bool> {
                 .into_iter()
                 .filter(|case| filter.is_empty() || chosen(case.name))
                 .collect();
-            ensure!(
-                !cases.is_empty(),
-                "no case has {filter:?} in its name (see --list)"
-            );
+            // A part of them that is gone would not be missed.
+            for filter in filter {
+                ensure!(
+                    cases.iter().any(|case| case.name.contains(filter.as_str())),
+                    "no case has {filter:?} in its name (see --list)"
+                );
+            }
             if *list {
                 for case in cases {
                     println!("{}", case.name);

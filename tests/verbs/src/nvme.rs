@@ -8,7 +8,6 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
-use std::time::Instant;
 
 use anyhow::bail;
 use anyhow::ensure;
@@ -412,7 +411,7 @@ impl Nvme {
         self.registers.store32(bell, u32::from(queue.tail))?;
 
         let at = base + PAGE as usize + usize::from(queue.head) * CQE;
-        let deadline = sys::overdue(TIMEOUT);
+        let mut patience = sys::patience(TIMEOUT);
         let mut tries = 0u32;
         let word = loop {
             // In one access: the mark that it is new comes with the rest.
@@ -421,7 +420,7 @@ impl Nvme {
                 break word;
             }
             ensure!(
-                Instant::now() < deadline,
+                !patience.is_over(),
                 "no completion of command {:#x}: status {:#x}",
                 command.words[0],
                 self.registers.load32(CSTS)?

@@ -21,7 +21,6 @@ use std::ptr;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
-use std::time::Instant;
 
 use anyhow::bail;
 use anyhow::ensure;
@@ -32,6 +31,7 @@ pub(crate) use peermem_verbs::memory::open_rw;
 pub(crate) use peermem_verbs::memory::Mapping;
 pub(crate) use peermem_verbs::memory::Placement;
 pub(crate) use peermem_verbs::memory::Span;
+pub(crate) use peermem_verbs::patience::Patience;
 
 /// A free address, aligned to `align` (a power of two, at least the page size), with room for `len` bytes.
 pub(crate) fn free_address(len: u64, align: u64) -> Result<u64> {
@@ -477,11 +477,11 @@ impl Running {
         Ok(self.child.try_wait()?.is_none())
     }
 
-    /// Waits for the end, kills at the deadline; `status` is None then.
+    /// Waits for the end, kills when the time is up; `status` is None then.
     pub(crate) fn finish(mut self, timeout: Duration) -> Result<Finished> {
-        let deadline = overdue(timeout);
+        let mut patience = patience(timeout);
         while self.is_running()? {
-            if Instant::now() > deadline {
+            if patience.is_over() {
                 self.child.kill()?;
                 self.child.wait()?;
                 return Ok(Finished {
@@ -536,9 +536,9 @@ pub(crate) fn slower() -> u32 {
     slower.and_then(|text| text.parse().ok()).unwrap_or(1)
 }
 
-/// When something that takes this long at most is overdue: later on a slower kernel.
-pub(crate) fn overdue(timeout: Duration) -> Instant {
-    Instant::now() + timeout * slower()
+/// Patience with something that takes this long at most: more on a slower kernel.
+pub(crate) fn patience(timeout: Duration) -> Patience {
+    Patience::new(timeout * slower())
 }
 
 /// Waits until `done` says so; false when the time is up.
@@ -546,12 +546,12 @@ pub(crate) fn wait_until(
     timeout: Duration,
     mut done: impl FnMut() -> Result<bool>,
 ) -> Result<bool> {
-    let deadline = overdue(timeout);
+    let mut patience = patience(timeout);
     loop {
         if done()? {
             return Ok(true);
         }
-        if Instant::now() > deadline {
+        if patience.is_over() {
             return Ok(false);
         }
         std::thread::sleep(Duration::from_millis(2));
@@ -568,53 +568,79 @@ pub(crate) fn read_line(path: &str) -> Result<String> {
 
 /// The kernel's log from a moment on.
 #[derive(Debug)]
-pub(crate) struct KernelLog(File);
+pub(crate) struct KernelLog {
+    file: File,
+    /// The number of the next record, once one was seen.
+    next: Cell<Option<u64>>,
+}
 
 impl KernelLog {
-    fn open() -> io::Result<File> {
-        fs::OpenOptions::new()
+    fn open(from: io::SeekFrom) -> Result<Self> {
+        let mut file = fs::OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_NONBLOCK)
             .open("/dev/kmsg")
+            .context("/dev/kmsg")?;
+        io::Seek::seek(&mut file, from).context("/dev/kmsg")?;
+        Ok(Self {
+            file,
+            next: Cell::new(None),
+        })
     }
 
     /// What is logged from now on.
     pub(crate) fn from_now() -> Result<Self> {
-        let mut file = Self::open().context("/dev/kmsg")?;
-        io::Seek::seek(&mut file, io::SeekFrom::End(0)).context("/dev/kmsg")?;
-        Ok(Self(file))
+        Self::open(io::SeekFrom::End(0))
     }
 
-    /// The lines that have come since the last look.
-    pub(crate) fn lines(&self) -> Vec<String> {
+    /// The lines that have come since the last look. An error where some of them are lost.
+    pub(crate) fn lines(&self) -> Result<Vec<String>> {
         let mut all = Vec::new();
         let mut record = [0u8; 8192];
         loop {
-            match io::Read::read(&mut &self.0, &mut record) {
-                Ok(0) => break,
+            match io::Read::read(&mut &self.file, &mut record) {
+                Ok(0) => return Ok(all),
                 Ok(got) => {
                     let text = String::from_utf8_lossy(&record[..got]);
-                    let line = text
-                        .lines()
-                        .next()
-                        .and_then(|line| line.split_once(';'))
-                        .map_or("", |(_, message)| message);
+                    let (number, line) = log_record(&text).with_context(|| text.to_string())?;
+                    let lost = self.next.get().is_some_and(|next| next != number);
+                    ensure!(!lost, "the kernel's log has lost lines before {number}");
+                    self.next.set(Some(number + 1));
                     all.push(line.to_owned());
                 }
-                // The record was overwritten while it was read: the next read goes on behind it.
-                Err(error) if error.raw_os_error() == Some(libc::EPIPE) => {}
-                Err(_) => break,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(all),
+                // EPIPE: the record was overwritten before it was read.
+                Err(error) => return Err(error).context("/dev/kmsg"),
             }
         }
-        all
     }
+}
+
+/// Number and text of a record of /dev/kmsg.
+fn log_record(record: &str) -> Option<(u64, &str)> {
+    let (head, text) = record.split_once(';')?;
+    let number = head.split(',').nth(1)?.parse().ok()?;
+    Some((number, text.lines().next().unwrap_or_default()))
 }
 
 /// The kernel log's last `lines` lines, for a failure's message. Empty where it cannot be read.
 pub(crate) fn kernel_log_tail(lines: usize) -> Vec<String> {
-    let Ok(file) = KernelLog::open() else {
-        return Vec::new();
-    };
-    let mut all = KernelLog(file).lines();
+    let all = KernelLog::open(io::SeekFrom::Start(0)).and_then(|log| log.lines());
+    let mut all = all.unwrap_or_default();
     all.split_off(all.len().saturating_sub(lines))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_has_a_number_and_a_line() {
+        assert_eq!(
+            log_record("6,339,5140900,-;NET: a; b\n SUBSYSTEM=net\n"),
+            Some((339, "NET: a; b"))
+        );
+        assert_eq!(log_record("6,339,5140900,-"), None);
+        assert_eq!(log_record("6;text"), None);
+    }
 }

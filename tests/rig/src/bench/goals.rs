@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use peermem_figures::What;
 use serde::Serialize;
 
+use super::reasons;
+use super::record::Beside;
 use super::record::Figure;
 use super::record::Row;
 use super::table;
@@ -14,12 +16,12 @@ const GIB: u64 = 1 << 30;
 
 /// Prices of a V100's provider, in nanoseconds, as gdrcopy's users have published them (69.6 and 37.8 µs for 64 KiB; what a pin
 /// of more takes longer is extrapolated). There is none for `dma_map_pages`: it is given 0, and both modules call it as often.
-const PIN: f64 = 70_000.0;
+pub(super) const PIN: f64 = 70_000.0;
 const UNPIN: f64 = 38_000.0;
 const PIN_OF_A_GIB: f64 = 3_000_000.0;
 
 /// What so many calls cost, in nanoseconds.
-fn price(pins: u64, unpins: u64, bytes: u64) -> f64 {
+pub(super) fn price(pins: u64, unpins: u64, bytes: u64) -> f64 {
     let gibs = bytes as f64 / GIB as f64;
     pins as f64 * (PIN + PIN_OF_A_GIB * gibs) + unpins as f64 * UNPIN
 }
@@ -60,9 +62,28 @@ pub(super) struct Goal {
     pub(super) worst: Option<f64>,
     /// Where that was.
     pub(super) at: Option<String>,
+    /// Why it is missed, as far as the same figures say; nothing where it is met.
+    pub(super) reasons: Vec<String>,
 }
 
 impl Goal {
+    pub(super) fn new(
+        name: &'static str,
+        limit: f64,
+        worst: Option<(f64, String)>,
+        reasons: impl FnOnce(f64) -> Vec<String>,
+    ) -> Self {
+        let (worst, at) = worst.unzip();
+        let missed = worst.filter(|worst| *worst > limit);
+        Self {
+            name,
+            limit,
+            worst,
+            at,
+            reasons: missed.map(reasons).unwrap_or_default(),
+        }
+    }
+
     pub(super) fn is_met(&self) -> Option<bool> {
         self.worst.map(|worst| worst <= self.limit)
     }
@@ -77,18 +98,24 @@ fn goal(
     pairs: &Pairs<'_>,
     of: impl Fn(&What) -> bool,
     take: impl Fn(&What, &Row) -> f64,
+    reasons: impl FnOnce(&What, &Row, &Row) -> Vec<String>,
 ) -> Goal {
     let worst = pairs
         .iter()
         .filter(|(what, _, _)| of(what))
-        .map(|(what, ours, theirs)| (take(what, ours) / take(what, theirs), *what))
+        .map(|pair| (take(pair.0, pair.1) / take(pair.0, pair.2), *pair))
         .max_by(|(one, _), (other, _)| one.total_cmp(other));
-    Goal {
+    let at = |what: &What| format!("{}, {}", table::size(what.bytes), table::layout(what));
+    Goal::new(
         name,
         limit,
-        worst: worst.map(|(ratio, _)| ratio),
-        at: worst.map(|(_, what)| format!("{}, {}", table::size(what.bytes), table::layout(what))),
-    }
+        worst.map(|(ratio, (what, _, _))| (ratio, at(what))),
+        |_| {
+            worst.map_or_else(Vec::new, |(_, (what, ours, theirs))| {
+                reasons(what, ours, theirs)
+            })
+        },
+    )
 }
 
 /// Revocation: as fast as NVIDIA's, and no slower for each of many regions than for each of some.
@@ -108,22 +135,27 @@ pub(super) fn of_revocations(
             })
             .collect(),
     );
-    let each = |regions: u64| Some(ours.get(&regions)?.median / regions as f64);
-    let linear = worst(
+    let linear = |of: &BTreeMap<u64, Figure>, regions: u64| {
+        let each = |regions: u64| Some(of.get(&regions)?.median / regions as f64);
+        Some(each(regions)? / each(SOME)?)
+    };
+    let many = worst(
         ours.keys()
             .filter(|&&regions| regions > SOME)
-            .filter_map(|&regions| Some((each(regions)? / each(SOME)?, regions)))
+            .filter_map(|&regions| Some((linear(ours, regions)?, regions)))
             .collect(),
     );
-    [("revocation", 1.0, against), (LINEAR, 1.1, linear)]
-        .into_iter()
-        .map(|(name, limit, worst)| Goal {
-            name,
-            limit,
-            worst: worst.map(|(ratio, _)| ratio),
-            at: worst.map(|(_, regions)| format!("{} regions", table::grouped(regions as f64))),
-        })
-        .collect()
+    let at = |(ratio, regions): (f64, u64)| {
+        let at = format!("{} regions", table::grouped(regions as f64));
+        (ratio, at)
+    };
+    vec![
+        Goal::new("revocation", 1.0, against.map(at), |_| Vec::new()),
+        Goal::new(LINEAR, LINEAR_LIMIT, many.map(at), |_| {
+            many.and_then(|(_, regions)| linear(theirs, regions))
+                .map_or_else(Vec::new, |theirs| reasons::linear(theirs, LINEAR_LIMIT))
+        }),
+    ]
 }
 
 /// Regions on one allocation of which each has its share of what is there once.
@@ -131,23 +163,42 @@ const SOME: u64 = 100;
 
 /// Not a comparison with NVIDIA's.
 const LINEAR: &str = "revocation of one region, of many against 100";
+const LINEAR_LIMIT: f64 = 1.1;
 
-/// All goals that a registration's figures decide.
-pub(super) fn of_registrations(pairs: &Pairs<'_>) -> Vec<Goal> {
+/// All goals that a registration's figures decide. `alive` is of ours and of theirs, where that was measured.
+pub(super) fn of_registrations(pairs: &Pairs<'_>, alive: &[BTreeMap<u64, Beside>; 2]) -> Vec<Goal> {
     let own = |_: &What, row: &Row| row.own.median;
     let is = |layout: &'static str, bytes: u64| {
         move |what: &What| what.layout == layout && what.bytes == bytes
     };
+    // Of the most that were alive: there each has its own share alone.
+    let [ours, theirs] = alive.each_ref().map(|of| of.values().next_back());
+    let why_own = |_: &What, one: &Row, other: &Row| {
+        let mut found = reasons::own(one, other);
+        found.extend(reasons::allocations(ours, theirs));
+        found
+    };
+    let unknown = |_: &What, _: &Row, _: &Row| Vec::new();
+    let pins = |_: &What, row: &Row| row.pins as f64;
+    let unpins = |_: &What, row: &Row| row.unpins as f64;
     vec![
-        goal("pins", 0.5, pairs, |_| true, |_, row| row.pins as f64),
-        goal("unpins", 0.5, pairs, |_| true, |_, row| row.unpins as f64),
-        goal("whole cost, V100 prices", 0.55, pairs, |_| true, whole),
+        goal("pins", 0.5, pairs, |_| true, pins, unknown),
+        goal("unpins", 0.5, pairs, |_| true, unpins, unknown),
+        goal(
+            "whole cost, V100 prices",
+            0.55,
+            pairs,
+            |_| true,
+            whole,
+            reasons::whole,
+        ),
         goal(
             "own cost, 64 KiB",
             1.0,
             pairs,
             |what| what.bytes == 64 << 10,
             own,
+            why_own,
         ),
         goal(
             "own cost, 1 GiB contiguous",
@@ -155,6 +206,7 @@ pub(super) fn of_registrations(pairs: &Pairs<'_>) -> Vec<Goal> {
             pairs,
             is(CONTIGUOUS, GIB),
             own,
+            why_own,
         ),
         goal(
             "own cost, fully fragmented",
@@ -162,6 +214,7 @@ pub(super) fn of_registrations(pairs: &Pairs<'_>) -> Vec<Goal> {
             pairs,
             |what| what.layout == FRAGMENTED,
             own,
+            why_own,
         ),
         goal(
             "own kernel memory, contiguous, 1 GiB and more",
@@ -169,6 +222,7 @@ pub(super) fn of_registrations(pairs: &Pairs<'_>) -> Vec<Goal> {
             pairs,
             |what| what.layout == CONTIGUOUS && what.bytes >= GIB,
             |_, row| row.held as f64,
+            unknown,
         ),
     ]
 }
@@ -182,7 +236,7 @@ mod tests {
     fn goals_are_compared_with_the_worst() {
         let ours = record::rows(&record::tests::lines(1, 100)).expect("rows");
         let theirs = record::rows(&record::tests::lines(2, 200)).expect("rows");
-        let goals = of_registrations(&pairs(&ours, &theirs));
+        let goals = of_registrations(&pairs(&ours, &theirs), &Default::default());
         let found = |name: &str| {
             goals
                 .iter()
@@ -195,7 +249,7 @@ mod tests {
         assert_eq!(found("own cost, 1 GiB"), Some((Some(own), Some(false))));
         assert_eq!(found("own kernel"), Some((Some(0.5), Some(false))));
         assert_eq!(goals[2].at.as_deref(), Some("64 KiB, contiguous"));
-        let goals = of_registrations(&Vec::new());
+        let goals = of_registrations(&Vec::new(), &Default::default());
         assert!(goals.iter().all(|goal| goal.is_met().is_none()));
     }
 
@@ -215,6 +269,20 @@ mod tests {
             (Some(2.0), Some(false))
         );
         assert_eq!(goals[1].at.as_deref(), Some("1,000 regions"));
+        assert!(goals[0].reasons.is_empty());
+        assert_eq!(
+            goals[1].reasons,
+            ["NVIDIA's module misses it as well, with 2.0000."]
+        );
+        // The very figures of theirs decide what is said of them.
+        let linear = figures(&[(1, 100.0), (100, 1000.0), (1000, 10_000.0)]);
+        assert_eq!(
+            of_revocations(&ours, &linear)[1].reasons,
+            ["NVIDIA's module reaches 1.0000."]
+        );
+        assert!(of_revocations(&linear, &ours)
+            .iter()
+            .all(|goal| goal.reasons.is_empty()));
         let none = of_revocations(&BTreeMap::new(), &theirs);
         assert!(none.iter().all(|goal| goal.is_met().is_none()));
     }
@@ -223,5 +291,72 @@ mod tests {
     fn prices() {
         assert_eq!(price(1, 1, 0), 108_000.0);
         assert_eq!(price(2, 2, GIB), 2.0 * 3_108_000.0);
+    }
+
+    /// The reasons of each goal that has any.
+    fn reasons_of(goals: &[Goal]) -> BTreeMap<&str, &[String]> {
+        goals
+            .iter()
+            .filter(|goal| !goal.reasons.is_empty())
+            .map(|goal| (goal.name, goal.reasons.as_slice()))
+            .collect()
+    }
+
+    #[test]
+    fn a_goal_that_is_missed_has_its_reasons_and_no_other() {
+        let rows = |own| record::rows(&record::tests::lines(1, own)).expect("rows");
+        let found = |ours: &BTreeMap<What, Row>, theirs: &BTreeMap<What, Row>| {
+            let alive = [300, 100].map(|own| record::alive(&record::tests::lines(1, own)));
+            let alive = alive.map(|found| found.expect("samples"));
+            of_registrations(&pairs(ours, theirs), &alive)
+        };
+        // Ours makes as many calls, and takes three times the instructions.
+        let (slow, quick) = (rows(300), rows(100));
+        let goals = found(&slow, &quick);
+        let told = reasons_of(&goals);
+        assert_eq!(
+            told.keys().copied().collect::<Vec<_>>(),
+            [
+                "own cost, 1 GiB contiguous",
+                "own cost, 64 KiB",
+                "own cost, fully fragmented",
+                "whole cost, V100 prices",
+            ]
+        );
+        let more = "Instructions more than NVIDIA's: `acquire` 200, `dma_map` 200, `release` 200.";
+        assert_eq!(told["own cost, 64 KiB"], [more]);
+        assert_eq!(
+            told["whole cost, V100 prices"],
+            ["The provider's calls alone are 1.0000 of NVIDIA's, own cost is 2.9934."]
+        );
+        // The other way round those goals are met; not that of 1 GiB, nor those that count calls.
+        let goals = found(&quick, &slow);
+        let told = reasons_of(&goals);
+        assert!(!told.contains_key("own cost, 64 KiB"), "{told:?}");
+        assert!(!told.contains_key("own cost, fully fragmented"), "{told:?}");
+
+        // Half of the calls: the whole cost is as it is to be, and nothing is said of it.
+        let twice = record::rows(&record::tests::lines(2, 100)).expect("rows");
+        let goals = found(&slow, &twice);
+        let told = reasons_of(&goals);
+        assert!(told.contains_key("own cost, 64 KiB"), "{told:?}");
+        assert!(!told.contains_key("whole cost, V100 prices"), "{told:?}");
+
+        // What is said of entries, of mapping, and of allocations, is so in these figures alone.
+        let mut mapped = slow;
+        for row in mapped.values_mut() {
+            (row.entries, row.maps) = (16, 0);
+        }
+        let goals = found(&mapped, &quick);
+        let told = reasons_of(&goals)["own cost, 64 KiB"].join(" ");
+        assert!(!told.contains("joined"), "{told}");
+        assert!(told.contains("the 500 instructions"), "{told}");
+        let mut as_many = quick;
+        for row in as_many.values_mut() {
+            row.entries = 16;
+        }
+        let goals = found(&mapped, &as_many);
+        let told = reasons_of(&goals)["own cost, fully fragmented"].join(" ");
+        assert!(told.contains("has 16 entries, as NVIDIA's"), "{told}");
     }
 }

@@ -1,7 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! `docs/performance.md`: what a bench measured, and how it is to be read.
 
+use std::sync::LazyLock;
+
+use anyhow::bail;
+use anyhow::ensure;
+use anyhow::Context as _;
+use anyhow::Result;
 use peermem_figures::What;
+use regex::Regex;
 
 use super::goals;
 use super::table;
@@ -9,6 +16,7 @@ use super::timed;
 use super::Measured;
 use super::Rig;
 use crate::documents::wrapped;
+use crate::results::pattern;
 
 /// Where the page lies in the repository.
 pub(super) const PAGE: &str = "docs/performance.md";
@@ -16,6 +24,10 @@ pub(super) const PAGE: &str = "docs/performance.md";
 const HEAD: &str = "<!-- SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause -->\n\
 <!-- Made by `make bench` from what it measured. -->\n\
 # What a registration costs\n\n";
+
+/// Where the part of it lies that stands in the README, and the name of that part.
+pub(super) const README: &str = "README.md";
+pub(super) const README_PART: &str = "what was measured";
 
 /// What stands before the tables, a paragraph each. `{…}` is put in.
 const INTRODUCTION: &[&str] = &[
@@ -32,10 +44,10 @@ const INTRODUCTION: &[&str] = &[
      added {provider_call} to its caller's part; both are taken off. Interrupts are not: they are the spread.",
     "- **Whole** is own, an instruction as a nanosecond, and the provider at the published prices of a V100 (gdrcopy): 70 µs a \
      pin, 38 µs an unpin, and 3 ms a GiB pinned, which is extrapolated from 16 MiB. They are multiplied with the calls that \
-     were counted. For `dma_map_pages` nothing is published: its price here is 0. Both modules call it once, so that any other \
-     price moves the ratio towards 1: the column _with mapping_ has what the stand-in's own mapping and unmapping take (an \
-     instruction as a nanosecond), as an example. The revocable flavour of this module does not call it, and maps the runs by \
-     itself: that is in its own cost.",
+     were counted. For `dma_map_pages` nothing is published: its price here is 0. Where both modules call it as often (the \
+     tables of calls say so), any other price moves the ratio towards 1: the column _with mapping_ has what the stand-in's own \
+     mapping and unmapping take (an instruction as a nanosecond), as an example. Where this module does not call it, it maps \
+     by itself, and that is in its own cost.",
     "- **Memory**: contiguous in one run, in chunks of 2 MiB, or fragmented: no two pages of 64 KiB side by side. Kernel \
      memory is what the allocators gave in those functions, the provider's calls left out.",
     "- **Spread** is that of the middle half of all samples, in parts of their median. What is registered is registered once \
@@ -44,7 +56,7 @@ const INTRODUCTION: &[&str] = &[
      with our revocable one.",
 ];
 
-const RIG: &str = "Measured on {processor}; {qemu}; Linux {kernel}; this module's version is {ours}. Wall time is that host's, \
+const RIG: &str = "Measured on {date} at commit {commit}, on {processor}; {qemu}; Linux {kernel}; this module's version is {ours}. Wall time is that host's, \
 with whatever else it did.";
 
 const GOALS: &str = "Ours in parts of NVIDIA's, but for the last two: the worst, and where it was. A goal that is **missed** \
@@ -83,13 +95,13 @@ of its own.";
 
 const ALIVE: &str = "A registration of 64 KiB, and its end, beside so many others of 64 KiB that are alive, each with a page of \
 its own: the least of 16, in instructions. Own is the module's part, the bytes are kernel memory of its own for each of those \
-that are alive. In what an application sees, rxe and the stand-in are by far the most: the stand-in finds a pin to put in a list \
-of all, and what an unpin of the newest takes grows with that.";
+that are alive. What an application sees has rxe and the stand-in in it, which finds a pin to put in a list of all: what an unpin \
+of the newest takes grows with that.";
 
 const WALL: &str = "Wall time, with four emulated processors on {processor}. It varies with what else the host does: the \
 ratios count, not the figures. The stand-in is told to take {pin_us} µs a pin and {unpin_us} µs an unpin, \
-asleep, with its lock held (`pin_us`, `unpin_us`): twenty times a V100's, since all else is emulated, and slower by about as \
-much. Its own mapping it does as ever.";
+asleep, with its lock held (`pin_us`, `unpin_us`): {times} times a V100's pin, since all else is emulated, and slower as well. \
+Its own mapping it does as ever.";
 
 const CROWDS: &str = "Threads of one process with one device, and processes with a device each, register 64 KiB of memory of \
 their own and deregister it, again and again, for 0.4 s at a time. _Allowed_ is what as many get done that have the provider \
@@ -110,22 +122,9 @@ same devices: bandwidth (more is better), or typical latency (less is better), w
 rxe and the network cards' drivers share the one processor; one end polls while QEMU carries the packets, and that varies. \
 Neither module is called meanwhile. Measured in the first round, with the persistent flavours.";
 
-/// Of the goals that were missed when this was written; the table says whether they still are.
-const MISSED: &[&str] = &[
-    "- Own cost of 64 KiB: this module makes five allocations (its context, the counts of it, the pin, the lock with \
-     what it guards, the list), NVIDIA's two; and it takes the locks that keep a late callback out. The revocable \
-     flavour also copies the page table, keeps a slot for its callback, and looks for the BAR among all PCI devices. \
-     All of it is microseconds, beside a pin of 70 that is saved.",
-    "- Own cost of fragmented memory: with a run a page there is nothing to join, and looking for it costs more than \
-     NVIDIA's straight copy. In the revocable flavour each run is also mapped by itself, in the module's own \
-     functions; NVIDIA's has the provider do that, where it is not counted: the column _with mapping_ compares like \
-     with like.",
-    "- Whole cost of fragmented memory: follows from that; the pin that is saved is most of it.",
-    "- Revocation of one region, of many: it grows with NVIDIA's module as well. The stand-in and rxe are in the \
-     figure.",
-    "- Lost of what the provider's lock allows: one cell's spread is as large as what is looked for. Of one thread or \
-     process alone the table shows what the work beside the lock takes.",
-];
+const MISSED: &str = "What the figures of this run say of each goal that it missed.";
+
+const UNKNOWN: &str = "The figures do not say why.";
 
 const NOT_MEASURED: &[&str] = &[
     "- Anything on a GPU, an RDMA card, or a machine that is not emulated. `ibv_reg_mr` on an HCA has the HCA's own work where \
@@ -207,6 +206,28 @@ fn goals_table(measured: &[Measured]) -> String {
     table::goals(&goals)
 }
 
+/// A paragraph for each goal that is missed, with its own reasons; None where none is.
+fn missed(measured: &[Measured]) -> Option<String> {
+    let mut text = String::new();
+    for flavour in measured {
+        for goal in &flavour.goals {
+            if goal.is_met() != Some(false) {
+                continue;
+            }
+            let mut found = format!("- **{}**, {}", goal.name, flavour.name);
+            if let Some(at) = &goal.at {
+                found.push_str(&format!(" ({at})"));
+            }
+            let reasons = match goal.reasons.as_slice() {
+                [] => UNKNOWN.to_owned(),
+                reasons => reasons.join(" "),
+            };
+            wrapped(&mut text, &format!("{found}: {reasons}"), "  ");
+        }
+    }
+    (!text.is_empty()).then_some(text)
+}
+
 /// The tables of all flavours, for a terminal.
 pub(super) fn tables(measured: &[Measured]) -> String {
     let mut text = goals_table(measured);
@@ -226,6 +247,8 @@ pub(super) fn tables(measured: &[Measured]) -> String {
 /// The page.
 pub(super) fn page(rig: &Rig, measured: &[Measured]) -> String {
     let mut values = vec![
+        ("{date}", rig.date.clone()),
+        ("{commit}", rig.commit.clone()),
         ("{theirs}", rig.theirs.clone()),
         ("{ours}", rig.ours.clone()),
         ("{rounds}", rig.rounds.to_string()),
@@ -238,6 +261,8 @@ pub(super) fn page(rig: &Rig, measured: &[Measured]) -> String {
         values.push(("{provider_call}", found.provider_call.to_string()));
     }
     if let Some(found) = rig.prices {
+        let times = found.pin_us as f64 * 1000.0 / goals::PIN;
+        values.push(("{times}", format!("{times:.0}")));
         values.push(("{pin_us}", found.pin_us.to_string()));
         values.push(("{unpin_us}", found.unpin_us.to_string()));
     }
@@ -283,24 +308,125 @@ pub(super) fn page(rig: &Rig, measured: &[Measured]) -> String {
     let length = text.trim_end().len();
     text.truncate(length + 1);
     sections(&mut text, of_wall_time);
-    text.push_str("\n## Why goals are missed\n\n");
-    say(&mut text, MISSED);
+    if let Some(missed) = missed(measured) {
+        text.push_str("\n## Why goals are missed\n\n");
+        say(&mut text, &[MISSED]);
+        text.push_str(&missed);
+    }
     text.push_str("\n## What is not measured\n\n");
     say(&mut text, NOT_MEASURED);
     text
 }
 
+/// The cells of a row of the page: of the section that begins so, and of this memory and length.
+fn row<'a>(page: &'a str, section: &str, [memory, length]: [&str; 2]) -> Result<Vec<&'a str>> {
+    let (_, after) = page
+        .split_once(&format!("\n### {section}\n"))
+        .with_context(|| format!("no section {section}"))?;
+    after
+        .lines()
+        .take_while(|line| !line.starts_with('#'))
+        .map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
+        .find(|cells: &Vec<&str>| cells.starts_with(&[memory, length]))
+        .with_context(|| format!("{section}: no row of {memory}, {length}"))
+}
+
+/// The table of the README, from the page alone: it says of which run its figures are.
+pub(super) fn readme(page: &str) -> Result<String> {
+    let words = page.split_whitespace().collect::<Vec<_>>().join(" ");
+    let between = |begin: &str, end: &str| -> Result<&str> {
+        let (_, after) = words
+            .split_once(begin)
+            .with_context(|| format!("no {begin:?}"))?;
+        let (found, _) = after.split_once(end).with_context(|| begin.to_owned())?;
+        Ok(found)
+    };
+    let date = between("Measured on ", " at commit ")?;
+    let commit = between(" at commit ", ", on ")?;
+    ensure!(
+        DATE.is_match(date) && COMMIT.is_match(commit),
+        "measured on {date:?} at commit {commit:?}"
+    );
+    let theirs = between("This module beside NVIDIA's ", ",")?;
+    const CONTIGUOUS: &str = "contiguous";
+    let (large, larger, small) = ("1 GiB", "64 GiB", "64 KiB");
+    let calls = row(
+        page,
+        "Provider calls and the mutex, persistent",
+        [CONTIGUOUS, large],
+    )?;
+    let [pins, unpins] = [2, 3].map(|at| calls.get(at).and_then(|cell| cell.split_once(", ")));
+    let ((pins, their_pins), (unpins, their_unpins)) = pins.zip(unpins).context("no calls")?;
+    let mut rows = vec![(
+        "provider pins and unpins of one registration".to_owned(),
+        format!("{pins} and {unpins}"),
+        format!("{their_pins} and {their_unpins}"),
+    )];
+    for (what, section, length) in [
+        (
+            "scatter-list entries, contiguous",
+            "Scatter lists, kernel memory, HCA pages, persistent",
+            large,
+        ),
+        (
+            "scatter-list entries, contiguous",
+            "Scatter lists, kernel memory, HCA pages, persistent",
+            larger,
+        ),
+        (
+            "instructions of its own in a registration's life, contiguous",
+            "Cost, persistent",
+            large,
+        ),
+        (
+            "instructions of its own in a registration's life, contiguous",
+            "Cost, persistent",
+            small,
+        ),
+    ] {
+        let cells = row(page, section, [CONTIGUOUS, length])?;
+        let [_, _, ours, theirs, ..] = cells[..] else {
+            bail!("{section}: {cells:?}");
+        };
+        rows.push((
+            format!("{what}, {length}"),
+            ours.to_owned(),
+            theirs.to_owned(),
+        ));
+    }
+    let mut text = format!("| | this module | NVIDIA's {theirs} |\n|---|---|---|\n");
+    for (what, ours, theirs) in rows {
+        text.push_str(&format!("| {what} | {ours} | {theirs} |\n"));
+    }
+    text.push('\n');
+    wrapped(
+        &mut text,
+        &format!(
+            "Persistent flavour, measured on {date} at commit {commit}. [docs/performance.md]({PAGE}) has all costs, and which \
+             of the goals set for them are missed."
+        ),
+        "",
+    );
+    Ok(text)
+}
+
+static DATE: LazyLock<Regex> = LazyLock::new(|| pattern(r"^\d{4}-\d\d-\d\d$"));
+static COMMIT: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"^[0-9a-f]{12}( with changes to `src` that are not committed)?$"));
+
 #[cfg(test)]
 mod tests {
     use super::super::record::tests::lines;
     use super::*;
+    use crate::documents;
     use peermem_figures::Calibration;
     use peermem_figures::Prices;
 
-    #[test]
-    fn the_page_has_everything() {
-        let rig = Rig {
+    fn rig() -> Rig {
+        Rig {
             processor: "2 × a processor".to_owned(),
+            date: "2026-01-02".to_owned(),
+            commit: "0123456789ab".to_owned(),
             qemu: "QEMU".to_owned(),
             kernel: "7.x".to_owned(),
             ours: "1".to_owned(),
@@ -314,14 +440,74 @@ mod tests {
                 pin_us: 700,
                 unpin_us: 380,
             }),
+        }
+    }
+
+    fn measured(pins: [u64; 2], own: [i64; 2]) -> [Measured; 1] {
+        let of = |at: usize| {
+            let slower = pins[at];
+            [lines(pins[at], own[at]), timed::tests::lines(slower)].concat()
         };
-        let of = |pins, own, slower| [lines(pins, own), timed::tests::lines(slower)].concat();
-        let both = [of(1, 100, 1), of(2, 200, 2)];
-        let measured = [Measured::of("persistent", &both).expect("figures")];
-        let text = page(&rig, &measured);
+        [Measured::of("persistent", &[of(0), of(1)]).expect("figures")]
+    }
+
+    /// The names of the goals that the page explains.
+    fn explained(text: &str) -> Vec<&str> {
+        let Some((_, part)) = text.split_once("\n## Why goals are missed\n") else {
+            return Vec::new();
+        };
+        let part = part.split("\n## ").next().unwrap_or_default();
+        part.lines()
+            .filter_map(|line| Some(line.strip_prefix("- **")?.split_once("**")?.0))
+            .collect()
+    }
+
+    #[test]
+    fn goals_are_explained_where_they_are_missed() {
+        // Half of NVIDIA's pins, and half of its instructions: as good as these lines can be.
+        let good = measured([1, 2], [100, 200]);
+        let text = page(&rig(), &good);
+        assert_eq!(
+            explained(&text),
+            [
+                "own cost, 1 GiB contiguous",
+                "own kernel memory, contiguous, 1 GiB and more"
+            ]
+        );
+        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(
+            words.contains("64 GiB, contiguous): The figures do not say why."),
+            "{text}"
+        );
+        // As many pins, and ten times the instructions.
+        let bad = measured([2, 2], [2000, 200]);
+        let text = page(&rig(), &bad);
+        let names: Vec<&str> = bad[0]
+            .goals
+            .iter()
+            .filter(|goal| goal.is_met() == Some(false))
+            .map(|goal| goal.name)
+            .collect();
+        assert!(names.len() > 5, "{names:?}");
+        assert_eq!(explained(&text), names);
+        assert!(text.contains("`acquire` 1,800"), "{text}");
+        // Nothing is missed: nothing is to be explained.
+        let [mut none] = measured([1, 2], [100, 200]);
+        none.goals.retain(|goal| goal.is_met() != Some(false));
+        let text = page(&rig(), &[none]);
+        assert!(!text.contains("Why goals are missed"), "{text}");
+        assert!(text.contains("\n## What is not measured"), "{text}");
+    }
+
+    #[test]
+    fn the_page_has_everything() {
+        let measured = measured([1, 2], [100, 200]);
+        let text = page(&rig(), &measured);
         assert!(!text.contains('{'), "{text}");
         for word in [
+            "Measured on 2026-01-02 at commit 0123456789ab, on 2 × a processor",
             "took 8 instructions",
+            "10 times a V100's",
             "550",
             "## Goals",
             "**missed:**",
@@ -336,9 +522,37 @@ mod tests {
         }
         assert!(text.starts_with("<!-- SPDX"));
         assert!(!text.contains("\n\n\n"), "{text}");
+        let part = readme(&text).expect("all that it has");
+        assert_eq!(
+            part.lines().collect::<Vec<_>>(),
+            [
+                "| | this module | NVIDIA's 550 |",
+                "|---|---|---|",
+                "| provider pins and unpins of one registration | 1 and 1 | 2 and 2 |",
+                "| scatter-list entries, contiguous, 1 GiB | 1 | 1 |",
+                "| scatter-list entries, contiguous, 64 GiB | 1 | 1 |",
+                "| instructions of its own in a registration's life, contiguous, 1 GiB | 301 | 601 |",
+                "| instructions of its own in a registration's life, contiguous, 64 KiB | 301 | 601 |",
+                "",
+                "Persistent flavour, measured on 2026-01-02 at commit 0123456789ab. [docs/performance.md](docs/performance.md) has all",
+                "costs, and which of the goals set for them are missed.",
+            ]
+        );
+        let without = text.replace(" at commit 0123456789ab", "");
+        assert!(readme(&without).is_err());
         let found = tables(&measured);
         for word in ["own cost, 64 KiB", "ib_write_bw -s 1"] {
             assert!(found.contains(word), "{word}");
         }
+    }
+
+    /// The page says what was measured and when, and the README has its figures and no others.
+    #[test]
+    fn the_readme_says_what_the_page_says() {
+        let repo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let text = std::fs::read_to_string(repo.join(PAGE)).expect(PAGE);
+        let part = readme(&text).expect("date, commit and figures");
+        let found = documents::check(&repo.join(README), README_PART, &part, false);
+        assert_eq!(found.expect("marks"), None);
     }
 }

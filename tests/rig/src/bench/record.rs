@@ -234,6 +234,8 @@ pub(super) struct Beside {
     pub(super) dereg_mr: Figure,
     /// Kernel memory of the module's own, in bytes, for each of them; None where there are none.
     pub(super) held: Option<f64>,
+    /// The allocations in which that is.
+    pub(super) objects: Option<f64>,
 }
 
 /// By the number of those that are alive.
@@ -251,11 +253,14 @@ pub(super) fn alive(lines: &[Line]) -> Result<BTreeMap<u64, Beside>> {
                 Figure::of(samples.iter().map(|sample| take(sample)).collect())
             };
             let held = figure(|sample| sample.held as f64)?.median;
+            let objects = figure(|sample| sample.objects as f64)?.median;
+            let each = |all: f64| (regions > 0).then_some(all / regions as f64);
             let beside = Beside {
                 own: figure(|sample| (sample.register + sample.deregister) as f64)?,
                 reg_mr: figure(|sample| sample.reg_mr_ns as f64)?,
                 dereg_mr: figure(|sample| sample.dereg_mr_ns as f64)?,
-                held: (regions > 0).then_some(held / regions as f64),
+                held: each(held),
+                objects: each(objects),
             };
             Ok((regions, beside))
         })
@@ -277,6 +282,7 @@ pub(super) mod tests {
         for (layout, bytes) in [
             ("contiguous", 65536_u64),
             ("contiguous", 1 << 30),
+            ("contiguous", 64 << 30),
             ("64k", 1 << 30),
         ] {
             let what = format!(r#""layout":"{layout}","bytes":{bytes}"#);
@@ -327,7 +333,7 @@ pub(super) mod tests {
     #[test]
     fn rows_of_lines() {
         let rows = rows(&lines(2, 100)).expect("rows");
-        assert_eq!(rows.len(), 3);
+        assert_eq!(rows.len(), 4);
         let what = What {
             layout: "contiguous".to_owned(),
             bytes: 65536,
@@ -355,6 +361,7 @@ pub(super) mod tests {
         let found = alive(&lines(1, 100)).expect("samples");
         assert_eq!((found[&0].own.median, found[&0].held), (110.0, None));
         assert_eq!(found[&1000].held, Some(100.0));
+        assert_eq!((found[&0].objects, found[&1000].objects), (None, Some(1.0)));
     }
 
     #[test]

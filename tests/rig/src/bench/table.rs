@@ -390,7 +390,7 @@ mod tests {
         let ours = record::rows(&record::tests::lines(1, 100)).expect("rows");
         let theirs = record::rows(&record::tests::lines(2, 200)).expect("rows");
         let pairs = goals::pairs(&ours, &theirs);
-        let of = goals::of_registrations(&pairs);
+        let of = goals::of_registrations(&pairs, &Default::default());
         let text = goals(&[("persistent", &of), ("revocable", &[])]);
         assert!(text.contains("| pins "), "{text}");
         assert!(
@@ -407,7 +407,7 @@ mod tests {
             memory(&pairs),
             applications(&pairs),
         ] {
-            assert_eq!(text.lines().count(), 2 + 3);
+            assert_eq!(text.lines().count(), 2 + 4);
             assert!(text
                 .lines()
                 .all(|line| line.starts_with('|') && line.ends_with('|')));

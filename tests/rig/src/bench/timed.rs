@@ -9,6 +9,7 @@ use peermem_figures::Workers;
 use serde::Serialize;
 
 use super::goals::Goal;
+use super::reasons;
 use super::record::Figure;
 use super::table;
 
@@ -172,6 +173,9 @@ impl Timed {
 /// Of how many that register at once a lock is in the way of any.
 const MANY: u64 = 4;
 
+/// As much of the provider's rate may be lost.
+const LOST_LIMIT: f64 = 0.05;
+
 /// What the goal of many at once came to.
 pub(super) fn goal(ours: &Timed) -> Goal {
     let worst = ours
@@ -179,12 +183,20 @@ pub(super) fn goal(ours: &Timed) -> Goal {
         .iter()
         .filter(|crowd| crowd.number >= MANY)
         .max_by(|one, other| one.lost.median.total_cmp(&other.lost.median));
-    Goal {
-        name: "lost of what the provider's lock allows, 4 and more at once",
-        limit: 0.05,
-        worst: worst.map(|crowd| crowd.lost.median),
-        at: worst.map(|crowd| format!("{} {}", crowd.number, crowd.workers.name())),
-    }
+    Goal::new(
+        "lost of what the provider's lock allows, 4 and more at once",
+        LOST_LIMIT,
+        worst.map(|crowd| {
+            let at = format!("{} {}", crowd.number, crowd.workers.name());
+            (crowd.lost.median, at)
+        }),
+        |lost| {
+            worst.map_or_else(Vec::new, |crowd| {
+                let spread = crowd.lost.upper - crowd.lost.lower;
+                reasons::spread(lost - LOST_LIMIT, spread)
+            })
+        },
+    )
 }
 
 /// Many at once.
@@ -367,6 +379,19 @@ pub(super) mod tests {
         assert_eq!(met.at.as_deref(), Some("4 threads"));
         let theirs = Timed::of(&lines(2)).expect("figures");
         assert_eq!(goal(&theirs).is_met(), Some(false));
+        // One sample spreads over nothing: why so much is lost is not known.
+        assert!(goal(&theirs).reasons.is_empty() && met.reasons.is_empty());
+        let mut varied = [lines(1), lines(2), lines(2), lines(1), lines(2)].concat();
+        let told = goal(&Timed::of(&varied).expect("figures")).reasons;
+        assert_eq!(
+            told,
+            ["It is missed by 46.25 %, and the spread of that figure is 48.75 %."]
+        );
+        varied.extend(lines(1));
+        varied.extend(lines(1));
+        assert!(goal(&Timed::of(&varied).expect("figures"))
+            .reasons
+            .is_empty());
         assert_eq!(goal(&Timed::default()).is_met(), None);
     }
 

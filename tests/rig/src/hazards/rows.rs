@@ -29,7 +29,9 @@ chance, run against NVIDIA's C module and against this one. The letters are this
 - **Some are made to happen.** An allocation that fails half-way (G), a scatter list that ib_core changes (H), a
   return that takes its time (O): probes in the kernel (`tests/interpose`) see to that. C has the stand-in hand out
   the address of the last page table that was freed, as any allocator may.
-- **J, K and M are costs**, not crashes; the table has counts. Bytes in M are what the stand-in would allocate.
+- **J, K and M are costs**, not crashes; the table has counts. Bytes in M are what the provider would allocate before it
+  looks at the address.
+- Of what the kernel reports (an oops, a warning) the kind is named alone: where it stood depends on the compiler.
 - L does no harm with the modules of today; O none where the compiler ends the callback with a jump.
 - The kernel is an ordinary one; `slab_debug=FP` fills what is freed and looks at it.
 ";
@@ -144,7 +146,10 @@ pub(super) const ROWS: &[Row] = &[
         what: "Records for an absurd length are allocated before anybody looks at the address",
         schedule: "8 TiB from an address of 2 MiB",
         rule: "A limit of 1 TiB before the provider is called: `MAX_LEN` in `src/region.rs`",
-        more: Some("Up to that limit the provider allocates for this module as well."),
+        more: Some(
+            "`nv-p2p.c` allocates 16 bytes for each page of 64 KiB, an address and two numbers, before it asks whose the memory \
+             is: 2,048 MiB a call for 8 TiB. Up to the limit it does so for this module as well, up to 256 MiB.",
+        ),
     },
     Row {
         letter: "N",

@@ -20,6 +20,7 @@ use crate::rdma::full_access;
 use crate::rdma::Hca;
 use crate::rdma::Region;
 use crate::sys;
+use crate::sys::KernelLog;
 use crate::sys::Placement;
 use crate::sys::Span;
 
@@ -75,10 +76,12 @@ fn over_the_limit(lab: &Lab, memory: &Allocation, offset: usize, len: usize) -> 
 fn refused_with_a_reason(lab: &Lab) -> Result<()> {
     limited(lab, || {
         let memory = lab.allocate_gpu(2 * FULL)?;
+        let log = KernelLog::from_now()?;
         over_the_limit(lab, &memory, 0, FULL + 1)?;
-        let reason = sys::kernel_log_tail(3)
+        let reason = log
+            .lines()?
             .into_iter()
-            .rfind(|line| line.contains("user_limit_mib"))
+            .find(|line| line.contains("user_limit_mib"))
             .context("no reason in the kernel log")?;
         let reason = reason
             .split_once("acquire: ")

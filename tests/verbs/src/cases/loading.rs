@@ -130,7 +130,7 @@ fn ours() -> Result<String> {
 fn attempt(program: &str, file: &str) -> Result<(Finished, Vec<String>, Vec<String>)> {
     let log = KernelLog::from_now()?;
     let finished = execute(Command::new(program).arg(file))?;
-    let lines = log.lines();
+    let lines = log.lines()?;
     for line in &lines {
         println!("# kernel: {line}");
     }

@@ -97,11 +97,11 @@ fn killed(lab: &Lab) -> Result<()> {
 fn killed_in_traffic(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     let before = Counters::read()?;
-    for delay in [5, 40, 160] {
-        let child = Process::start(&lab.setup, lab.setup.seed, &["busy", "3"])?;
-        std::thread::sleep(std::time::Duration::from_millis(delay));
+    for requests in [1, 5, 25] {
+        let mut child = Process::start(&lab.setup, lab.setup.seed, &["busy", "3"])?;
+        child.has_moved(requests)?;
         child.kill()?;
-        ktap::check_rest(&before).with_context(|| format!("killed after {delay} ms of traffic"))?;
+        ktap::check_rest(&before).with_context(|| format!("killed after {requests} requests"))?;
     }
     Ok(())
 }
@@ -110,8 +110,9 @@ fn one_dies(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     let mut worker = Process::start(&lab.setup, lab.setup.seed, &["exercise", "6"])?;
     let held = Process::start(&lab.setup, lab.setup.seed + 1, &["hold", "4"])?;
-    let busy = Process::start(&lab.setup, lab.setup.seed + 2, &["busy", "2"])?;
+    let mut busy = Process::start(&lab.setup, lab.setup.seed + 2, &["busy", "2"])?;
     worker.go();
+    busy.has_moved(3)?;
     held.kill()?;
     busy.kill()?;
     worker.join()

@@ -258,7 +258,7 @@ pub(super) fn get<'a>(line: &'a Line, key: &str) -> Result<&'a str> {
 }
 
 /// All that is not zero: `flavour/reason` of refusals, names of other events. Not the lives of registrations.
-fn counts() -> Result<BTreeMap<String, u64>> {
+pub(super) fn counts() -> Result<BTreeMap<String, u64>> {
     let mut counts = BTreeMap::new();
     for line in lines("counters")? {
         let event = get(&line, "event")?;
@@ -285,7 +285,7 @@ fn asked(lab: &Lab) -> &'static [&'static str] {
     }
 }
 
-fn expected_counts(lab: &Lab, reason: &str, times: u64) -> BTreeMap<String, u64> {
+pub(super) fn expected_counts(lab: &Lab, reason: &str, times: u64) -> BTreeMap<String, u64> {
     asked(lab)
         .iter()
         .map(|flavour| (format!("{flavour}/{reason}"), times))
@@ -395,7 +395,7 @@ fn one(lab: &Lab, expected: Expected, provoke: impl FnOnce(&Lab) -> Result<Attem
         "{counted:?}"
     );
     let logged: Vec<_> = log
-        .lines()
+        .lines()?
         .into_iter()
         .filter(|line| line.contains("refused"))
         .collect();
@@ -586,7 +586,7 @@ fn foreign(lab: &Lab) -> Result<()> {
     expected.extend(expected_counts(lab, "not_gpu_memory", 1));
     let counted = counts()?;
     ensure!(counted == expected, "{counted:?}");
-    let logged = log.lines();
+    let logged = log.lines()?;
     let logged = logged
         .iter()
         .filter(|line| line.contains("refused"))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Memory freed under a live region, where the provider calls back: the region refuses traffic from then on, for good.
 
-use std::time::Duration;
+use std::sync::Arc;
 
 use anyhow::ensure;
 use anyhow::Context;
@@ -13,7 +13,7 @@ use crate::counters::Counters;
 use crate::gpu::Allocation;
 use crate::gpu::Freer;
 use crate::gpu::GRANULE;
-use crate::ktap;
+use crate::hold::Worker;
 use crate::ktap::note;
 use crate::ktap::Case;
 use crate::lab::Flavour;
@@ -282,9 +282,10 @@ fn new_owner(lab: &Lab) -> Result<()> {
     let local = Arena::on_host(lab, M2, 1)?;
     let region = region_over(lab, &memory)?;
     memory.free()?;
-    let Some(next) = lab.gpu(0)?.allocate_there(M2, old_place)? else {
-        return ktap::skip("the stand-in did not hand the place out again");
-    };
+    let next = lab
+        .gpu(0)?
+        .allocate_there(M2, old_place)?
+        .context("freed, and the place was not handed out again: something keeps it")?;
     let view = next.bar_view()?;
     let pattern = Pattern::new(lab.setup.seed, 3).bytes(0, M2);
     next.write(0, &pattern)?;
@@ -321,61 +322,97 @@ fn again(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Freed while WRITEs and READs are under way: they end, and once the free has returned no byte changes any more.
+/// Freed while WRITEs and READs are under way, one after the other without an end: one of them meets the revocation, none that
+/// is posted after the free has returned succeeds, and none reaches what is written to the memory then.
 fn under_traffic(lab: &Lab) -> Result<()> {
-    const REQUESTS: usize = 16;
     lab.needs_flavour(Flavour::Revocable)?;
-    let mut refused = 0;
-    for round in 0..6u64 {
+    let mut done = 0;
+    for before in [0, 1, 4, 16] {
         for op in [Op::Write, Op::Read] {
-            let mut memory = lab.allocate_gpu(M2)?;
-            let view = memory.bar_view()?;
-            let local = Arena::on_host(lab, M2, 1)?;
-            let region = region_over(lab, &memory)?;
-            let mut connection = rdma::connect(&lab.near, &lab.far)?;
-            for _ in 0..REQUESTS {
-                connection
-                    .near
-                    .post(op, local.part(0, M2)?, region.part(0, M2 as u64)?)?;
-            }
-            std::thread::sleep(Duration::from_millis(10 * round));
-            memory.free()?;
-            let mut after_free = vec![0; M2];
-            view.read(0, &mut after_free)?;
-
-            let mut seen = Vec::new();
-            for _ in 0..REQUESTS {
-                seen.push(connection.near.sent()?.status);
-            }
-            // In order: those that were done, the one that met the revocation, and those behind it.
-            let failing = seen.iter().skip_while(|&&status| status == Status::Success);
-            for (index, &status) in failing.enumerate() {
-                // A READ's answer that stops in the middle looks like a lost packet to the one who asked.
-                let first = status == Status::RemoteAccessError
-                    || (op == Op::Read && status == Status::RetryCounterExceededError);
-                ensure!(
-                    if index == 0 {
-                        first
-                    } else {
-                        status == Status::WorkRequestFlushedError
-                    },
-                    "{op} under way at the free: {seen:?}"
-                );
-            }
-            refused += usize::from(seen.last() != Some(&Status::Success));
-            let mut at_last = vec![0; M2];
-            view.read(0, &mut at_last)?;
-            ensure!(
-                after_free == at_last,
-                "bytes changed after the free had returned"
-            );
-            all_refused(lab, &local, &region)?;
+            done += freed_after(lab, op, before)
+                .with_context(|| format!("freed when {before} of the {op}s were done"))?;
         }
     }
-    note("rounds_that_met_the_revocation", refused);
-    ensure!(
-        refused > 0,
-        "all transfers were over before the free: nothing was tested"
-    );
+    note("requests_done", done);
     Ok(())
+}
+
+/// Frees once `before` requests are done; how many were in the end.
+fn freed_after(lab: &Lab, op: Op, before: usize) -> Result<usize> {
+    const UNDER_WAY: usize = 16;
+    let memory = lab.allocate_gpu(M2)?;
+    let view = memory.bar_view()?;
+    let local = Arena::on_host(lab, M2, 1)?;
+    let region = region_over(lab, &memory)?;
+    let mut near = rdma::connect(&lab.near, &lab.far)?;
+    let near = &mut near.near;
+    let (from, to) = (local.part(0, M2)?, region.part(0, M2 as u64)?);
+    for _ in 0..UNDER_WAY {
+        near.post(op, from, to)?;
+    }
+    for _ in 0..before {
+        near.sent()?.expect(Status::Success)?;
+        near.post(op, from, to)?;
+    }
+
+    // Bytes that differ from all that is on its way.
+    let theirs = Pattern::new(lab.setup.seed, 7).bytes(0, M2);
+    let (gpu, addr) = (Arc::clone(lab.gpu(0)?), memory.mapping().addr());
+    let mut free = Worker::start("free", move || -> Result<_> {
+        gpu.free(addr, Freer::Caller)?;
+        view.write(0, &theirs)?;
+        Ok((view, theirs))
+    })?;
+    // The first request that was posted when the free had returned.
+    let mut late = None;
+    let mut done = before;
+    let first = loop {
+        let completion = near.sent()?;
+        if completion.status != Status::Success {
+            break completion.status;
+        }
+        ensure!(
+            late.is_none_or(|late| completion.id < late),
+            "{op} that was posted after the free went through"
+        );
+        done += 1;
+        let freed = free.has_ended()?;
+        let id = near.post(op, from, to)?;
+        if freed {
+            late.get_or_insert(id);
+        }
+    };
+    ensure!(
+        first == Status::RemoteAccessError,
+        "{op} under way at the free: {first:?}"
+    );
+    for _ in 1..UNDER_WAY {
+        near.sent()?
+            .expect(Status::WorkRequestFlushedError)
+            .with_context(|| format!("{op} behind the one that was refused"))?;
+    }
+
+    let (view, theirs) = free.finish()?.done("the free")??;
+    let mut at_last = vec![0; M2];
+    view.read(0, &mut at_last)?;
+    ensure!(
+        at_last == theirs,
+        "bytes changed after the free had returned"
+    );
+    if op == Op::Read {
+        const PIECE: usize = 64;
+        let got = local.bytes(0, M2)?;
+        let leaked = got
+            .chunks(PIECE)
+            .zip(theirs.chunks(PIECE))
+            .filter(|(got, theirs)| got == theirs)
+            .count();
+        ensure!(
+            leaked == 0,
+            "READ got {} bytes that were written after the free had returned",
+            leaked * PIECE
+        );
+    }
+    all_refused(lab, &local, &region)?;
+    Ok(done)
 }

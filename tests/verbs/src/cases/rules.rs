@@ -145,7 +145,7 @@ fn freed_inside_get(lab: &Lab, stage: &Stage) -> Result<()> {
 /// No callback came for a pin that the module does not know.
 fn found_its_pin(stage: &Stage) -> Result<()> {
     match stage
-        .logged("nvidia.ko revoked a pin that does not exist")
+        .logged("nvidia.ko revoked a pin that does not exist")?
         .first()
     {
         None => Ok(()),
@@ -163,7 +163,7 @@ fn table_gone_before_get_returns(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     freed_inside_get(lab, &stage)?;
     for text in ["nvidia.ko's page table", "pages where the range has"] {
-        if let Some(line) = stage.logged(text).first() {
+        if let Some(line) = stage.logged(text)?.first() {
             bail!("the table was read when it was gone: {line}");
         }
     }
@@ -176,7 +176,13 @@ fn unpin_beside_callback(lab: &Lab) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     let region = stage.register(&memory)?;
     let (hold, release) = stage.deregister_until(region, "nvidia/put_before_lock")?;
-    stage.free(&memory)?;
+    let mut free = stage.start_free(&memory)?;
+    if !free.ended_or_at("the module", in_module)? {
+        // Which would be freed after the two that now wait for each other.
+        std::mem::forget(memory);
+        bail!("the callback waits in the module for a release that waits for the API lock");
+    }
+    free.finish()?.done("the free")??;
     note("callbacks", stage.counted("callbacks")?);
     hold.release();
     release.finish()?.done("the release")

@@ -2,6 +2,7 @@
 //! What the schedules are played on, those of the rules and those of the hazards: an HCA and a GPU that threads share, and
 //! what was counted and logged before they began.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -20,6 +21,7 @@ use crate::rdma::Hca;
 use crate::rdma::Refused;
 use crate::rdma::Region;
 use crate::sys;
+use crate::sys::KernelLog;
 use crate::sys::Span;
 
 const M2: usize = GRANULE as usize;
@@ -32,7 +34,8 @@ pub(super) struct Stage {
     pub(super) hca: Arc<Hca>,
     pub(super) gpu: Arc<Gpu>,
     pub(super) before: Counters,
-    log_before: usize,
+    log: KernelLog,
+    logged: RefCell<Vec<String>>,
 }
 
 impl Stage {
@@ -41,7 +44,8 @@ impl Stage {
             hca: Arc::new(Hca::open(lab.far.name())?),
             gpu: Arc::clone(lab.gpu(0)?),
             before: Counters::read()?,
-            log_before: sys::kernel_log_tail(usize::MAX).len(),
+            log: KernelLog::from_now()?,
+            logged: RefCell::default(),
         })
     }
 
@@ -110,10 +114,10 @@ impl Stage {
     }
 
     /// The lines with `text` that the kernel has logged since the beginning.
-    pub(super) fn logged(&self, text: &str) -> Vec<String> {
-        let mut lines = sys::kernel_log_tail(usize::MAX);
-        lines.drain(..self.log_before.min(lines.len()));
-        lines.retain(|line| line.contains(text));
-        lines
+    pub(super) fn logged(&self, text: &str) -> Result<Vec<String>> {
+        let mut all = self.logged.borrow_mut();
+        all.extend(self.log.lines()?);
+        let found = all.iter().filter(|line| line.contains(text));
+        Ok(found.cloned().collect())
     }
 }

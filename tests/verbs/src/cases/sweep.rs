@@ -588,15 +588,15 @@ fn calls(lab: &Lab, mode: Mode) -> Result<()> {
 }
 
 /// The lines of the log that the module wrote.
-fn module_lines(log: &KernelLog) -> Vec<String> {
-    let mut lines = log.lines();
+fn module_lines(log: &KernelLog) -> Result<Vec<String>> {
+    let mut lines = log.lines()?;
     lines.retain(|line| module::wrote(line));
-    lines
+    Ok(lines)
 }
 
 /// The module has written one line, with these words.
 fn one_line(log: &KernelLog, words: &str) -> Result<()> {
-    let lines = module_lines(log);
+    let lines = module_lines(log)?;
     ensure!(
         lines.len() == 1 && lines[0].contains(words),
         "the module logged {lines:?} where one line with {words:?} was expected"
@@ -641,7 +641,7 @@ fn lost_puts(lab: &Lab, mode: Mode) -> Result<()> {
             );
             match words {
                 Some(words) => one_line(&log, words)?,
-                None => ensure!(module_lines(&log).is_empty(), "a retry was logged"),
+                None => ensure!(module_lines(&log)?.is_empty(), "a retry was logged"),
             }
             module::load(&mode.parameters())?;
             bench.works()?;

@@ -6,7 +6,6 @@ use std::fs;
 use std::net::UdpSocket;
 use std::process::Command;
 use std::time::Duration;
-use std::time::Instant;
 
 use anyhow::bail;
 use anyhow::ensure;
@@ -147,12 +146,12 @@ fn rebind_gpu(world: &World, plan: &Plan, faults: &Faults, choice: &mut Choice) 
             })
         })?;
         prober = Some(pid);
-        let deadline = sys::overdue(PATIENCE);
+        let mut patience = sys::patience(PATIENCE);
         while !is_set(ready) {
             if let Reaped::Child(_, ended) = sys::reap(Some(pid), false)? {
                 bail!("the prober does not get ready: {ended:?}");
             }
-            ensure!(Instant::now() < deadline, "the prober does not get ready");
+            ensure!(!patience.is_over(), "the prober does not get ready");
             std::thread::sleep(Duration::from_millis(1));
         }
         pause(choice, 10);
@@ -231,7 +230,7 @@ fn net_down_up(world: &World, choice: &mut Choice) -> Result<()> {
     let quiet = sys::wait_until(2 * PATIENCE, || Ok(!world.board.has_reads()))?;
     ensure!(quiet, "somebody READs and does not end");
     // A child may have inherited the queue pair of somebody who was killed.
-    std::thread::sleep(Duration::from_millis(300));
+    std::thread::sleep(Duration::from_secs(1) * sys::slower());
     system("ip", &format!("link set eth{card} down"))?;
     pause(choice, 300);
     bring_up(card)?;

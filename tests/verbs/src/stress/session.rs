@@ -12,7 +12,6 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
 use std::time::Duration;
-use std::time::Instant;
 
 use anyhow::anyhow;
 use anyhow::bail;
@@ -458,8 +457,8 @@ impl<'a> Session<'a> {
                 self.single()?;
                 let parent = std::process::id();
                 sys::fork(|| {
-                    let deadline = sys::overdue(COMPLETION);
-                    while u32::try_from(sys::parent()) == Ok(parent) && Instant::now() < deadline {
+                    let mut patience = sys::patience(COMPLETION);
+                    while u32::try_from(sys::parent()) == Ok(parent) && !patience.is_over() {
                         std::thread::sleep(Duration::from_millis(1));
                     }
                     std::thread::sleep(pause);
@@ -874,7 +873,7 @@ impl<'a> Session<'a> {
         side: Side,
         poll: fn(&mut Endpoint) -> Result<Option<Completion>>,
     ) -> Result<Completion> {
-        let deadline = sys::overdue(COMPLETION);
+        let mut patience = sys::patience(COMPLETION);
         let mut idle = 0u32;
         loop {
             if let Some(completion) = poll(self.endpoint(side)?)? {
@@ -883,7 +882,7 @@ impl<'a> Session<'a> {
             if self.world.board.link_gone_since(&self.opened) {
                 return Err(Uprooted.into());
             }
-            if Instant::now() > deadline {
+            if patience.is_over() {
                 wrong!("a request has not ended within {} s", COMPLETION.as_secs());
             }
             idle += 1;
@@ -895,15 +894,18 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// Counts a request that nobody answered, as often as it was sent.
+    fn note_lost(&self, status: Status) {
+        if status == Status::RetryCounterExceededError {
+            self.note(Figure::LostRequests, 1);
+        }
+    }
+
     /// Whether a transfer to living memory may end so. It ends the connection, too.
     fn excuse_failure(&mut self, status: Status, before: &Glance) -> Result<()> {
         self.connection = None;
-        if status == Status::RetryCounterExceededError {
-            // The wire lost a packet seven times; the machine is that slow when others run beside it.
-            self.note(Figure::LostRequests, 1);
-            return Ok(());
-        }
         if self.world.board.disturbed_since(before) {
+            self.note_lost(status);
             return Ok(());
         }
         wrong!("a transfer to living memory ended with {status:?}")
@@ -1235,15 +1237,11 @@ impl<'a> Session<'a> {
                 | Status::RemoteOperationError
                 | Status::WorkRequestFlushedError
         );
-        if status == Status::RetryCounterExceededError {
-            // Also how an answer looks that stops in the middle.
-            self.note(Figure::LostRequests, 1);
-            return Ok(());
-        }
         if self.plan.flavour == Flavour::Revocable && revoked {
             return Ok(());
         }
         if self.world.board.disturbed_since(before) || status == Status::WorkRequestFlushedError {
+            self.note_lost(status);
             return Ok(());
         }
         wrong!("a request to memory that was freed meanwhile ended with {status:?}")
@@ -1269,8 +1267,7 @@ impl<'a> Session<'a> {
         match status {
             Status::Success => wrong!("{op} to a revoked region went through"),
             Status::RemoteAccessError => {}
-            Status::RetryCounterExceededError => self.note(Figure::LostRequests, 1),
-            _ if self.world.board.disturbed_since(&before) => {}
+            _ if self.world.board.disturbed_since(&before) => self.note_lost(status),
             _ => wrong!("{op} to a revoked region ended with {status:?}"),
         }
         self.check(host)?;
@@ -1425,7 +1422,7 @@ pub(super) fn probe(
     world.board.done(Operation::Register);
     world.board.done(Operation::Deregister);
     ready();
-    let deadline = sys::overdue(COMPLETION);
+    let mut patience = sys::patience(COMPLETION);
     let mut refusals = 0;
     // One more after it is over: the memory is gone for good.
     let mut last = false;
@@ -1439,7 +1436,7 @@ pub(super) fn probe(
             Err(refused) if refused.errno() == libc::EFAULT => refusals += 1,
             Err(refused) => bail!("while a GPU was being unbound: {refused}"),
         }
-        ensure!(Instant::now() < deadline, "the unbinding does not end");
+        ensure!(!patience.is_over(), "the unbinding does not end");
     }
     if refusals == 0 {
         wrong!("memory of a GPU that was unbound can still be pinned");

@@ -16,10 +16,17 @@
  * The file of that name in @dir then takes "1" (arm) and "0" (disarm, and
  * release every thread that waits), and reads as
  *
- *	armed=<0|1> waiting=<n> passed=<n>
+ *	armed=<0|1> waiting=<n> passed=<n> abandoned=<n>
  *
  * "passed" counts the threads that have left the place since it was last
  * armed, whether they had to wait or not.
+ *
+ * No clock decides how long a thread is held: a machine may stand still for
+ * as long as it likes. The point belongs to the process that armed it, and
+ * while that lives the thread stays. When it ends and has not let go, the
+ * thread goes on within a second, so that the machine can still be shut down
+ * and its log be read; "abandoned" says that this happened, and the log has a
+ * warning, which fails the run.
  *
  * Everything is in this header, so that a module outside the tree that the
  * header was laid over can use it, too.
@@ -33,14 +40,15 @@
 #include <linux/jiffies.h>
 #include <linux/kernel.h>
 #include <linux/module.h>
+#include <linux/pid.h>
+#include <linux/rcupdate.h>
+#include <linux/sched.h>
+#include <linux/sched/signal.h>
 #include <linux/spinlock.h>
 #include <linux/wait.h>
 
-/*
- * A thread that nobody releases is a bug of the test. It goes on after this
- * time, so that the machine can still be shut down and its log be read.
- */
-#define TEST_HOLD_TIMEOUT	(30 * HZ)
+/* How often a thread that is held looks whether somebody can let it go. */
+#define TEST_HOLD_LOOK		HZ
 
 /**
  * struct test_hold - a place where threads can be stopped
@@ -52,6 +60,8 @@
  *	at once, a waiter that had not run in between would sleep on.
  * @waiting: threads that sleep here
  * @passed: threads that have left since the last arming
+ * @abandoned: how often nobody was left to release it, since the last arming
+ * @owner: the process that armed it
  * @wait: where they sleep
  */
 struct test_hold {
@@ -61,6 +71,8 @@ struct test_hold {
 	unsigned long generation;
 	unsigned int waiting;
 	unsigned int passed;
+	unsigned int abandoned;
+	struct pid *owner;
 	wait_queue_head_t wait;
 };
 
@@ -79,8 +91,20 @@ struct test_hold {
 static inline void __test_hold_disarm(struct test_hold *hold)
 {
 	hold->armed = false;
+	put_pid(hold->owner);
+	hold->owner = NULL;
 	WRITE_ONCE(hold->generation, hold->generation + 1);
 	wake_up_all(&hold->wait);
+}
+
+/* Whether nobody is left who would disarm it. Caller holds @hold->lock. */
+static inline bool __test_hold_is_abandoned(struct test_hold *hold)
+{
+	struct task_struct *task;
+
+	guard(rcu)();
+	task = pid_task(hold->owner, PIDTYPE_TGID);
+	return !task || (task->signal->flags & SIGNAL_GROUP_EXIT);
 }
 
 /**
@@ -89,12 +113,12 @@ static inline void __test_hold_disarm(struct test_hold *hold)
  *
  * May sleep, also with mutexes held: being there is the purpose. The sleep is
  * not interruptible, since a thread that a signal lets go would make the test
- * pass or fail by luck.
+ * pass or fail by luck, and idle: it is not a hung task, however long it takes.
  */
 static inline void test_hold_here(struct test_hold *hold)
 {
 	unsigned long generation;
-	bool timed_out = false;
+	bool abandoned = false;
 
 	might_sleep();
 
@@ -102,21 +126,26 @@ static inline void test_hold_here(struct test_hold *hold)
 	if (hold->armed) {
 		hold->waiting++;
 		generation = hold->generation;
-		spin_unlock(&hold->lock);
-
-		timed_out = !wait_event_timeout(hold->wait,
+		while (hold->generation == generation && !abandoned) {
+			spin_unlock(&hold->lock);
+			wait_event_idle_timeout(hold->wait,
 						READ_ONCE(hold->generation) != generation,
-						TEST_HOLD_TIMEOUT);
-
-		spin_lock(&hold->lock);
+						TEST_HOLD_LOOK);
+			spin_lock(&hold->lock);
+			abandoned = hold->generation == generation &&
+				    __test_hold_is_abandoned(hold);
+		}
 		hold->waiting--;
-		if (timed_out && hold->generation == generation)
+		if (abandoned) {
+			hold->abandoned++;
 			__test_hold_disarm(hold);
+		}
 	}
 	hold->passed++;
 	spin_unlock(&hold->lock);
 
-	WARN_ONCE(timed_out, "hold point %s: nobody released it\n", hold->name);
+	WARN(abandoned, "hold point %s: nobody is left to release it\n",
+	     hold->name);
 }
 
 static inline void test_hold_set(struct test_hold *hold, bool armed)
@@ -124,7 +153,9 @@ static inline void test_hold_set(struct test_hold *hold, bool armed)
 	spin_lock(&hold->lock);
 	if (armed && !hold->armed) {
 		hold->armed = true;
+		hold->owner = get_task_pid(current, PIDTYPE_TGID);
 		hold->passed = 0;
+		hold->abandoned = 0;
 	} else if (!armed) {
 		__test_hold_disarm(hold);
 	}
@@ -135,12 +166,14 @@ static inline ssize_t test_hold_read(struct file *file, char __user *buf,
 				     size_t len, loff_t *pos)
 {
 	struct test_hold *hold = file->private_data;
-	char text[64];
+	char text[80];
 	int n;
 
 	spin_lock(&hold->lock);
-	n = scnprintf(text, sizeof(text), "armed=%d waiting=%u passed=%u\n",
-		      hold->armed, hold->waiting, hold->passed);
+	n = scnprintf(text, sizeof(text),
+		      "armed=%d waiting=%u passed=%u abandoned=%u\n",
+		      hold->armed, hold->waiting, hold->passed,
+		      hold->abandoned);
 	spin_unlock(&hold->lock);
 
 	return simple_read_from_buffer(buf, len, pos, text, n);

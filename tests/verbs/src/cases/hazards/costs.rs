@@ -2,11 +2,14 @@
 //! J to N and P: what a registration costs, what is asked for before anybody has looked at an address, and what of the
 //! provider's answers is believed unread.
 
+use std::collections::BTreeMap;
+
 use anyhow::ensure;
 use anyhow::Context;
 use anyhow::Result;
 
 use crate::arena::Arena;
+use crate::cases::reasons;
 use crate::cases::register::peer_region;
 use crate::counters::Counters;
 use crate::gpu::GRANULE;
@@ -219,6 +222,12 @@ fn absurd_length(bench: &Bench) -> Result<()> {
         .context("8 TiB were registered")?;
     let bytes = bench.counted("record_bytes")?;
     let calls = Counters::read()?.activity(&bench.before)?.attempts;
+    // For each page an address of 64 bits and two numbers of 32: what nv-p2p.c allocates before it asks the resource manager.
+    let records = calls * (LEN / PAGE) * (8 + 4 + 4);
+    ensure!(
+        bytes == records,
+        "{bytes} bytes of records where {records} were expected"
+    );
     let said = format!(
         "{}; {} of the provider, which asks for {} MiB of kernel memory",
         errno_name(refused.errno()),
@@ -239,8 +248,8 @@ fn reason(bench: &Bench) -> Result<()> {
         .err()
         .context("registered in a full BAR")?;
     drop(reserve);
-    let lines = bench.logged("nvidia-peermem").len() + bench.logged("nvidia_peermem").len();
-    let named = !bench.logged("no room in the GPU's BAR1").is_empty();
+    let lines = bench.logged("nvidia-peermem")?.len() + bench.logged("nvidia_peermem")?.len();
+    let named = !bench.logged("no room in the GPU's BAR1")?.is_empty();
     let errno = errno_name(refused.errno());
     bench.check(
         named,
@@ -250,27 +259,65 @@ fn reason(bench: &Bench) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// With each of the provider's knobs turned in turn, a registration must be refused by the module.
-fn refuse_each(bench: &Bench, knobs: &[(&str, &str)]) -> Result<()> {
+/// One of the provider's answers that is not to be believed: the knob that makes it, and the reason why our module refuses.
+struct Strange {
+    knob: &'static str,
+    value: &'static str,
+    reason: &'static str,
+}
+
+const fn strange(knob: &'static str, value: &'static str, reason: &'static str) -> Strange {
+    Strange {
+        knob,
+        value,
+        reason,
+    }
+}
+
+/// With each of the provider's knobs turned in turn, a registration must be refused by the module: ours with that errno, and
+/// for that reason alone.
+fn refuse_each(bench: &Bench, errno: i32, answers: &[Strange]) -> Result<()> {
     let mut believed = Vec::new();
-    for (name, value) in knobs {
-        let parameter = Parameter::set("nvidia", name, value)?;
+    for answer in answers {
+        let Strange {
+            knob,
+            value,
+            reason,
+        } = answer;
+        let parameter = Parameter::set("nvidia", knob, value)?;
         let memory = bench.allocate()?;
-        let before = bench.logged("rxe_peer_").len();
+        let passed_on = bench.logged("rxe_peer_")?.len();
+        let mut expected = if bench.is_ours() {
+            reasons::counts()?
+        } else {
+            BTreeMap::new()
+        };
         let outcome = match bench.hca.register(memory.span(0, M2)?, full_access()) {
             Ok(_) => Some("registered"),
             // The rig's card looks at what it gets; a real one does not.
-            Err(_) if bench.logged("rxe_peer_").len() > before => Some("passed on to the card"),
+            Err(_) if bench.logged("rxe_peer_")?.len() > passed_on => Some("passed on to the card"),
+            Err(refused) if bench.is_ours() => {
+                for (name, times) in reasons::expected_counts(&bench.lab, reason, 1) {
+                    *expected.entry(name).or_default() += times;
+                }
+                let found = reasons::counts()?;
+                ensure!(
+                    refused.errno() == errno && found == expected,
+                    "{knob}={value}: {refused}, refusals {found:?} where {expected:?} and {} were expected",
+                    errno_name(errno)
+                );
+                None
+            }
             Err(_) => None,
         };
         if let Some(outcome) = outcome {
-            believed.push(format!("{name}={value} {outcome}"));
+            believed.push(format!("{knob}={value} {outcome}"));
         }
         drop(parameter);
     }
     bench.check(
         believed.is_empty(),
-        &format!("{} strange answers, none believed", knobs.len()),
+        &format!("{} strange answers, none believed", answers.len()),
         &believed.join(", "),
     );
     bench.check_nothing_left()
@@ -279,12 +326,13 @@ fn refuse_each(bench: &Bench, knobs: &[(&str, &str)]) -> Result<()> {
 fn strange_tables(bench: &Bench) -> Result<()> {
     refuse_each(
         bench,
+        libc::EFAULT,
         &[
-            ("table_version", "0x00030000"),
-            ("table_page_size", "0"),
-            ("table_page_size", "2"),
-            ("table_entries_delta", "1"),
-            ("table_entries_delta", "-1"),
+            strange("table_version", "0x00030000", "table_version"),
+            strange("table_page_size", "0", "table_page_size"),
+            strange("table_page_size", "2", "page_count"),
+            strange("table_entries_delta", "1", "page_count"),
+            strange("table_entries_delta", "-1", "page_count"),
         ],
     )
 }
@@ -295,10 +343,11 @@ fn strange_mappings(bench: &Bench) -> Result<()> {
     }
     refuse_each(
         bench,
+        libc::EINVAL,
         &[
-            ("dma_mapping_version", "0x00030000"),
-            ("dma_entries_delta", "1"),
-            ("dma_entries_delta", "-1"),
+            strange("dma_mapping_version", "0x00030000", "mapping_version"),
+            strange("dma_entries_delta", "1", "page_count"),
+            strange("dma_entries_delta", "-1", "page_count"),
         ],
     )
 }

@@ -287,7 +287,7 @@ fn freed_before_map(bench: &Bench) -> Result<()> {
     let registered = registration.finish()?.done("the registration")?;
     free.finish()?.done("the free")??;
     judge(bench, &memory, registered)?;
-    if !bench.logged(&format!("size_id={POISON}")).is_empty() {
+    if !bench.logged(&format!("size_id={POISON}"))?.is_empty() {
         bench.wrong("a page table that is gone is read");
     }
     bench.check_misuse()?;
@@ -352,7 +352,7 @@ fn released_beside_callback(bench: &Bench, place: &str) -> Result<()> {
     deregistration.finish()?.done("the deregistration")?;
     look_at_freed_memory()?;
     bench.check(
-        bench.logged("overwritten").is_empty(),
+        bench.logged("overwritten")?.is_empty(),
         "nothing freed is written to",
         "freed memory is written to",
     );

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+/*
+ * Runs registrations of our module in a user process, for callgrind to count
+ * the module's instructions: tests/rig/src/cost.rs builds this and reads what
+ * comes of it.
+ *
+ * The argument is the mode: persistent or revocable. For each callback of each
+ * registration callgrind dumps what was executed in it, named "<shape>
+ * <callback>". On standard output:
+ *
+ *	text <start> <end>		where the module's instructions are
+ *	calls <shape> <service> <times>	in a registration
+ *
+ * Before a registration is counted there is one of the same kind that is not:
+ * the module remembers the GPU that it found.
+ */
+
+#include <malloc.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <valgrind/callgrind.h>
+
+#include "cost.h"
+
+/* The kernel's code does not keep the stack aligned as the C library wants it. */
+#define HOST __attribute__((force_align_arg_pointer))
+
+#define KIB	(1UL << 10)
+#define GIB	(1UL << 30)
+#define PAGE	(64 * KIB)
+
+static const struct cost_shape shapes[] = {
+	{ "64KiB", PAGE, PAGE, 1 },
+	{ "1GiB-contiguous", GIB, PAGE, 1 },
+	{ "1GiB-fragmented", GIB, 2 * PAGE, GIB / PAGE },
+};
+
+/* What is running. */
+static const char *mode, *shape = "-", *callback = "-";
+
+static _Noreturn void fail(void)
+{
+	fprintf(stderr, " (%s, %s, %s)\n", mode, shape, callback);
+	_exit(1);
+}
+
+HOST void host_fail(const char *what, long value)
+{
+	fprintf(stderr, "%s: %ld", what, value);
+	fail();
+}
+
+HOST void *host_alloc(unsigned long size, unsigned long align)
+{
+	void *memory = memalign(align < 16 ? 16 : align, size);
+
+	if (!memory)
+		host_fail("no memory", size);
+	return memory;
+}
+
+HOST void *host_realloc(void *old, unsigned long size)
+{
+	void *memory = realloc(old, size);
+
+	if (!memory)
+		host_fail("no memory", size);
+	return memory;
+}
+
+HOST void host_free(void *memory)
+{
+	free(memory);
+}
+
+/* Says which symbol was used that nobody defines, or what else went wrong. */
+HOST static void on_fault(int number, siginfo_t *info, void *ucontext)
+{
+	char *at = info->si_addr;
+
+	if (at >= __start_cost_missing && at < __stop_cost_missing)
+		fprintf(stderr, "tests/cost/services.c has no %s, which is used",
+			cost_missing_names[(at - __start_cost_missing) / COST_MISSING_SIZE]);
+	else
+		fprintf(stderr, "%s at %p", strsignal(number), at);
+	fail();
+}
+
+static void catch_faults(void)
+{
+	static const int numbers[] = { SIGSEGV, SIGBUS, SIGILL, SIGTRAP, SIGFPE };
+	struct sigaction action = {
+		.sa_sigaction = on_fault,
+		.sa_flags = SA_SIGINFO,
+	};
+
+	for (size_t i = 0; i < sizeof(numbers) / sizeof(*numbers); i++)
+		sigaction(numbers[i], &action, NULL);
+	if (mprotect(__start_cost_missing, __stop_cost_missing - __start_cost_missing,
+		     PROT_NONE))
+		host_fail("mprotect", -1);
+}
+
+static void registration(const struct cost_shape *what, int counted)
+{
+	const struct cost_callback *next;
+
+	cost_begin(what);
+	for (next = cost_callbacks; next->name; next++) {
+		char title[64];
+
+		callback = next->name;
+		snprintf(title, sizeof(title), "%s %s", shape, callback);
+		CALLGRIND_ZERO_STATS;
+		next->call();
+		if (counted)
+			CALLGRIND_DUMP_STATS_AT(title);
+	}
+	callback = "-";
+	/* The first ever keeps a reference to the GPU. */
+	if (counted)
+		cost_end();
+}
+
+int main(int argc, char **argv)
+{
+	struct cost_call *call;
+
+	mode = argc > 1 ? argv[1] : "";
+	if (strcmp(mode, "persistent") && strcmp(mode, "revocable"))
+		host_fail("which mode: persistent or revocable", argc);
+	catch_faults();
+	cost_load(!strcmp(mode, "persistent"));
+	printf("text %p %p\n", __start_cost_module, __stop_cost_module);
+	for (size_t i = 0; i < sizeof(shapes) / sizeof(*shapes); i++) {
+		shape = shapes[i].name;
+		registration(&shapes[i], 0);
+		for (call = __start_cost_calls; call < __stop_cost_calls; call++)
+			call->count = 0;
+		registration(&shapes[i], 1);
+		for (call = __start_cost_calls; call < __stop_cost_calls; call++)
+			if (call->count)
+				printf("calls %s %s %lu\n", shape, call->name, call->count);
+	}
+	return 0;
+}

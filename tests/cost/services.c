@@ -1,0 +1,646 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+/*
+ * The kernel and the provider as our module sees them, in a user process: what
+ * the callbacks of a registration call, and the structures that they read.
+ *
+ * Compiled by kbuild with the kernel's headers and flags, so that structures
+ * and prototypes are the kernel's. What is called and is neither here nor among
+ * the kernel's own objects that the rig links ends the process: see main.c.
+ *
+ * Everything succeeds, nothing is ever waited for, and there is one thread.
+ */
+
+#include <linux/cpumask.h>
+#include <linux/cred.h>
+#include <linux/debugfs.h>
+#include <linux/dma-mapping.h>
+#include <linux/gfp.h>
+#include <linux/kobject.h>
+#include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/moduleparam.h>
+#include <linux/mutex.h>
+#include <linux/pci.h>
+#include <linux/preempt.h>
+#include <linux/printk.h>
+#include <linux/rwsem.h>
+#include <linux/scatterlist.h>
+#include <linux/sched.h>
+#include <linux/sizes.h>
+#include <linux/slab.h>
+#include <linux/spinlock.h>
+#include <linux/string.h>
+#include <linux/timekeeping.h>
+#include <linux/wait.h>
+
+#include <asm/processor.h>
+
+#include <nv-p2p.h>
+#include <rdma/peer_mem.h>
+
+#include "cost.h"
+
+/* Counts a call of a service, under the name that people know it by. */
+#define COUNT(_name)							\
+	do {								\
+		static struct cost_call call __section("cost_calls")	\
+			__used __aligned(8) = { _name };		\
+		call.count++;						\
+	} while (0)
+
+/* What is taken at the moment, and must be given back by the end of a registration. */
+enum held {
+	ALLOCATIONS,
+	MUTEXES,
+	SPINLOCKS,
+	READERS,
+	WRITERS,
+	RCU_READERS,
+	MODULES,
+	DEVICES,
+	PINS,
+	PROVIDER_MAPPINGS,
+	RESOURCES,
+	NR_HELD,
+};
+
+static const char *const held_names[NR_HELD] = {
+	[ALLOCATIONS] = "allocations are left",
+	[MUTEXES] = "mutexes are left locked",
+	[SPINLOCKS] = "spinlocks are left locked",
+	[READERS] = "rw_semaphores are left locked for reading",
+	[WRITERS] = "rw_semaphores are left locked for writing",
+	[RCU_READERS] = "RCU read locks are left",
+	[MODULES] = "references to modules are left",
+	[DEVICES] = "references to PCI devices are left",
+	[PINS] = "pins are left",
+	[PROVIDER_MAPPINGS] = "mappings of the provider's are left",
+	[RESOURCES] = "mappings of resources are left",
+};
+
+static long held[NR_HELD];
+
+/* Takes what there is only one of. */
+static void take(enum held what)
+{
+	if (held[what]++)
+		host_fail(held_names[what], held[what]);
+}
+
+/* --- memory ----------------------------------------------------------------- */
+
+static void *allocate(size_t size, size_t align, gfp_t flags)
+{
+	void *memory = host_alloc(size, align);
+
+	held[ALLOCATIONS]++;
+	if (flags & __GFP_ZERO)
+		memset(memory, 0, size);
+	return memory;
+}
+
+static void release(const void *memory)
+{
+	if (ZERO_OR_NULL_PTR(memory))
+		return;
+	held[ALLOCATIONS]--;
+	host_free((void *)memory);
+}
+
+static void *resize(const void *old, size_t size, gfp_t flags)
+{
+	if (flags & __GFP_ZERO)
+		host_fail("memory that grows and is to be zero", size);
+	return host_realloc((void *)old, size);
+}
+
+/* The kernel crate allocates, grows and frees by one function: size 0 frees. */
+void *krealloc_node_align_noprof(const void *old, DECL_TOKEN_PARAMS(size, token),
+				 unsigned long align, gfp_t flags, int node)
+{
+	if (!size) {
+		COUNT("kfree");
+		release(old);
+		return ZERO_SIZE_PTR;
+	}
+	if (ZERO_OR_NULL_PTR(old)) {
+		COUNT("kmalloc");
+		return allocate(size, align, flags);
+	}
+	COUNT("krealloc");
+	return resize(old, size, flags);
+}
+
+void *kvrealloc_node_align_noprof(const void *old, DECL_TOKEN_PARAMS(size, token),
+				  unsigned long align, gfp_t flags, int node)
+{
+	if (!size) {
+		COUNT("kvfree");
+		release(old);
+		return ZERO_SIZE_PTR;
+	}
+	if (ZERO_OR_NULL_PTR(old)) {
+		COUNT("kvmalloc");
+		return allocate(size, align, flags);
+	}
+	COUNT("kvrealloc");
+	return resize(old, size, flags);
+}
+
+void *__kmalloc_noprof(DECL_TOKEN_PARAMS(size, token), gfp_t flags)
+{
+	COUNT("kmalloc");
+	return allocate(size, sizeof(u64), flags);
+}
+
+void kfree(const void *memory)
+{
+	COUNT("kfree");
+	release(memory);
+}
+
+void kvfree(const void *memory)
+{
+	COUNT("kvfree");
+	release(memory);
+}
+
+unsigned long get_free_pages_noprof(gfp_t flags, unsigned int order)
+{
+	COUNT("get_free_pages");
+	return (unsigned long)allocate(PAGE_SIZE << order, PAGE_SIZE, flags);
+}
+
+void free_pages(unsigned long memory, unsigned int order)
+{
+	COUNT("free_pages");
+	release((void *)memory);
+}
+
+/* --- locks, and others that nobody is waited for at -------------------------- */
+
+void mutex_init_generic(struct mutex *lock)
+{
+	COUNT("mutex_init");
+}
+
+void mutex_lock(struct mutex *lock)
+{
+	COUNT("mutex_lock");
+	held[MUTEXES]++;
+}
+
+void mutex_unlock(struct mutex *lock)
+{
+	COUNT("mutex_unlock");
+	held[MUTEXES]--;
+}
+
+void _raw_spin_lock(raw_spinlock_t *lock)
+{
+	COUNT("spin_lock");
+	take(SPINLOCKS);
+}
+
+void _raw_spin_unlock(raw_spinlock_t *lock)
+{
+	COUNT("spin_unlock");
+	held[SPINLOCKS]--;
+}
+
+void down_read(struct rw_semaphore *lock)
+{
+	COUNT("down_read");
+	held[READERS]++;
+}
+
+void up_read(struct rw_semaphore *lock)
+{
+	COUNT("up_read");
+	held[READERS]--;
+}
+
+void down_write(struct rw_semaphore *lock)
+{
+	COUNT("down_write");
+	take(WRITERS);
+}
+
+void up_write(struct rw_semaphore *lock)
+{
+	COUNT("up_write");
+	held[WRITERS]--;
+}
+
+void __init_waitqueue_head(struct wait_queue_head *queue, const char *name,
+			   struct lock_class_key *key)
+{
+	COUNT("init_waitqueue_head");
+}
+
+int __wake_up(struct wait_queue_head *queue, unsigned int mode, int count,
+	      void *key)
+{
+	COUNT("wake_up");
+	return 0;
+}
+
+bool try_module_get(struct module *module)
+{
+	COUNT("try_module_get");
+	held[MODULES]++;
+	return true;
+}
+
+void module_put(struct module *module)
+{
+	COUNT("module_put");
+	held[MODULES]--;
+}
+
+void __rcu_read_lock(void)
+{
+	COUNT("rcu_read_lock");
+	held[RCU_READERS]++;
+}
+
+void __rcu_read_unlock(void)
+{
+	COUNT("rcu_read_unlock");
+	held[RCU_READERS]--;
+}
+
+ktime_t ktime_get(void)
+{
+	COUNT("ktime_get");
+	return ms_to_ktime(1000);
+}
+
+/* --- the process, the processor, memory with a struct page ------------------- */
+
+static struct cred cred;
+static struct task_struct task = {
+	.comm = "cost",
+	.pid = 4711,
+	.tgid = 4711,
+	.group_leader = &task,
+	.cred = &cred,
+	.real_cred = &cred,
+};
+
+/* In a process %gs is 0: a variable of this processor is where its symbol is. */
+DEFINE_PER_CPU_CACHE_HOT(struct task_struct *, current_task) = &task;
+asm(".globl const_current_task; .set const_current_task, current_task");
+DEFINE_PER_CPU_CACHE_HOT(unsigned long, __preempt_count) = PREEMPT_ENABLED;
+
+struct cpuinfo_x86 boot_cpu_data;
+
+/* No section of memory where the GPU's BAR is; 46 bits of addresses. */
+static struct mem_section *roots[BIT(46 - SECTION_SIZE_BITS) / SECTIONS_PER_ROOT];
+struct mem_section **mem_section = roots;
+
+/* --- PCI: the HCA, and the GPU with its BAR ---------------------------------- */
+
+#define BAR_START	0x380000000000UL
+#define BAR_LEN		SZ_256G
+
+const struct bus_type pci_bus_type;
+
+static struct pci_sysdata sysdata;
+static struct pci_bus bus = { .sysdata = &sysdata };
+/* As mlx5 has it. */
+static struct device_dma_parameters parameters = { .max_segment_size = SZ_2G };
+static struct pci_dev hca = {
+	.bus = &bus,
+	.devfn = PCI_DEVFN(1, 0),
+	.dev = {
+		.bus = &pci_bus_type,
+		.dma_parms = &parameters,
+		.kobj = { .state_in_sysfs = 1 },
+	},
+};
+static struct resource window;
+static struct pci_dev gpu = {
+	.bus = &bus,
+	.devfn = PCI_DEVFN(2, 0),
+	.dev = {
+		.bus = &pci_bus_type,
+		.kobj = { .state_in_sysfs = 1 },
+	},
+	.resource = {
+		[1] = {
+			.start = BAR_START,
+			.end = BAR_START + BAR_LEN - 1,
+			.flags = IORESOURCE_MEM | IORESOURCE_PREFETCH | IORESOURCE_MEM_64,
+			.parent = &window,
+		},
+	},
+};
+
+struct pci_dev *pci_dev_get(struct pci_dev *dev)
+{
+	COUNT("pci_dev_get");
+	if (dev)
+		held[DEVICES]++;
+	return dev;
+}
+
+void pci_dev_put(struct pci_dev *dev)
+{
+	COUNT("pci_dev_put");
+	if (dev)
+		held[DEVICES]--;
+}
+
+/* The HCA, then the GPU. Gives @from back, as the kernel does. */
+struct pci_dev *pci_get_device(unsigned int vendor, unsigned int device,
+			       struct pci_dev *from)
+{
+	COUNT("pci_get_device");
+	if (from)
+		held[DEVICES]--;
+	if (from == &gpu)
+		return NULL;
+	held[DEVICES]++;
+	return from ? &gpu : &hca;
+}
+
+dma_addr_t dma_map_resource(struct device *dev, phys_addr_t addr, size_t len,
+			    enum dma_data_direction direction, unsigned long attrs)
+{
+	COUNT("dma_map_resource");
+	held[RESOURCES]++;
+	return addr;
+}
+
+void dma_unmap_resource(struct device *dev, dma_addr_t addr, size_t len,
+			enum dma_data_direction direction, unsigned long attrs)
+{
+	COUNT("dma_unmap_resource");
+	held[RESOURCES]--;
+}
+
+/* --- nvidia.ko --------------------------------------------------------------- */
+
+static const struct cost_shape *shape;
+/* The one pin, and its mapping. What they are made of is the provider's own. */
+static struct nvidia_p2p_page_table table;
+static struct nvidia_p2p_page *pages;
+static struct nvidia_p2p_dma_mapping mapping;
+
+static int pin(u64 len, struct nvidia_p2p_page_table **found)
+{
+	u32 count = len / SZ_64K;
+	u32 i;
+
+	take(PINS);
+	if (len != shape->len)
+		host_fail("another length than was registered", len);
+	pages = host_alloc(array_size(count, sizeof(*pages)), sizeof(u64));
+	table = (struct nvidia_p2p_page_table) {
+		.version = NVIDIA_P2P_PAGE_TABLE_VERSION,
+		.page_size = NVIDIA_P2P_PAGE_SIZE_64KB,
+		.pages = host_alloc(array_size(count, sizeof(*table.pages)), sizeof(u64)),
+		.entries = count,
+	};
+	for (i = 0; i < count; i++) {
+		pages[i].physical_address = BAR_START + i * shape->stride;
+		table.pages[i] = &pages[i];
+	}
+	*found = &table;
+	return 0;
+}
+
+static int unpin(struct nvidia_p2p_page_table *put)
+{
+	if (put != &table)
+		host_fail("the provider does not know this table", (long)put);
+	held[PINS]--;
+	host_free(table.pages);
+	host_free(pages);
+	return 0;
+}
+
+int nvidia_p2p_get_pages(uint64_t token, uint32_t space, uint64_t addr,
+			 uint64_t len, struct nvidia_p2p_page_table **found,
+			 void (*free_callback)(void *data), void *data)
+{
+	COUNT("nvidia_p2p_get_pages");
+	return pin(len, found);
+}
+
+int nvidia_p2p_put_pages(uint64_t token, uint32_t space, uint64_t addr,
+			 struct nvidia_p2p_page_table *put)
+{
+	COUNT("nvidia_p2p_put_pages");
+	return unpin(put);
+}
+
+int nvidia_p2p_get_pages_persistent(uint64_t addr, uint64_t len,
+				    struct nvidia_p2p_page_table **found,
+				    uint32_t flags)
+{
+	COUNT("nvidia_p2p_get_pages_persistent");
+	return pin(len, found);
+}
+
+int nvidia_p2p_put_pages_persistent(uint64_t addr,
+				    struct nvidia_p2p_page_table *put,
+				    uint32_t flags)
+{
+	COUNT("nvidia_p2p_put_pages_persistent");
+	return unpin(put);
+}
+
+int nvidia_p2p_dma_map_pages(struct pci_dev *peer,
+			     struct nvidia_p2p_page_table *of,
+			     struct nvidia_p2p_dma_mapping **found)
+{
+	u32 i;
+
+	COUNT("nvidia_p2p_dma_map_pages");
+	take(PROVIDER_MAPPINGS);
+	mapping = (struct nvidia_p2p_dma_mapping) {
+		.version = NVIDIA_P2P_DMA_MAPPING_VERSION,
+		.page_size_type = of->page_size,
+		.entries = of->entries,
+		.dma_addresses = host_alloc(array_size(of->entries, sizeof(u64)),
+					    sizeof(u64)),
+		.pci_dev = peer,
+	};
+	for (i = 0; i < of->entries; i++)
+		mapping.dma_addresses[i] = of->pages[i]->physical_address;
+	*found = &mapping;
+	return 0;
+}
+
+int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
+			       struct nvidia_p2p_page_table *of,
+			       struct nvidia_p2p_dma_mapping *undone)
+{
+	COUNT("nvidia_p2p_dma_unmap_pages");
+	if (undone != &mapping)
+		host_fail("the provider does not know this mapping", (long)undone);
+	held[PROVIDER_MAPPINGS]--;
+	host_free(mapping.dma_addresses);
+	return 0;
+}
+
+/* --- what loading the module takes; counted by nobody ------------------------ */
+
+static const struct peer_memory_client *client;
+
+static int invalidate(void *handle, u64 ticket)
+{
+	host_fail("nothing is revoked here", ticket);
+}
+
+/* The first is whom ib_core asks first: the client of the mode. */
+void *ib_register_peer_memory_client(const struct peer_memory_client *peer,
+				     invalidate_peer_memory *callback)
+{
+	if (!client)
+		client = peer;
+	if (callback)
+		*callback = invalidate;
+	return (void *)peer;
+}
+
+struct kobject *kset_find_obj(struct kset *kset, const char *name)
+{
+	return NULL;
+}
+
+struct dentry *debugfs_create_dir(const char *name, struct dentry *parent)
+{
+	return ERR_PTR(-ENODEV);
+}
+
+struct dentry *debugfs_create_file_full(const char *name, umode_t mode,
+					struct dentry *parent, void *data,
+					const void *aux,
+					const struct file_operations *ops)
+{
+	return ERR_PTR(-ENODEV);
+}
+
+/* The parameters of the module, as the kernel finds them. */
+extern const struct kernel_param __start___param[], __stop___param[];
+
+static const struct kernel_param *parameter(const char *name)
+{
+	const struct kernel_param *found;
+
+	for (found = __start___param; found < __stop___param; found++)
+		if (!strcmp(found->name, name))
+			return found;
+	host_fail(name, 0);
+}
+
+int init_module(void);
+
+/* Loads the module: with the persistent client alone, or the revocable one first. */
+void cost_load(int persistent)
+{
+	int ret;
+
+	*(int *)parameter("persistent_api_support")->arg = persistent;
+	/* Looks at sysfs, and no registration does. */
+	*(bool *)parameter("memory_peers")->arg = false;
+	ret = init_module();
+	if (ret)
+		host_fail("the module does not load", ret);
+	if (!client)
+		host_fail("the module has no client", 0);
+}
+
+/* --- one registration, as ib_core makes it ----------------------------------- */
+
+#define ADDR	0x7f0000000000UL
+
+static void *context;
+static struct sg_table sgt;
+static long before[NR_HELD];
+
+void cost_begin(const struct cost_shape *next)
+{
+	shape = next;
+	memcpy(before, held, sizeof(before));
+	memset(&sgt, 0, sizeof(sgt));
+}
+
+/* Everything that was taken must have been given back. */
+void cost_end(void)
+{
+	int i;
+
+	for (i = 0; i < NR_HELD; i++)
+		if (held[i] != before[i])
+			host_fail(held_names[i], held[i] - before[i]);
+	if (raw_cpu_read(__preempt_count) != PREEMPT_ENABLED)
+		host_fail("preemption is left off", raw_cpu_read(__preempt_count));
+}
+
+static void acquire(void)
+{
+	if (client->acquire(ADDR, shape->len, NULL, NULL, &context) != 1)
+		host_fail(__func__, 0);
+}
+
+static void get_pages(void)
+{
+	int ret = client->get_pages(ADDR, shape->len, 1, 0, &sgt, context, 7);
+
+	if (ret)
+		host_fail(__func__, ret);
+}
+
+static void dma_map(void)
+{
+	struct scatterlist *sg;
+	int entries, i;
+	int ret = client->dma_map(&sgt, context, &hca.dev, 0, &entries);
+
+	if (ret)
+		host_fail(__func__, ret);
+	if (entries != shape->entries || sgt.nents != entries)
+		host_fail("another number of entries", entries);
+	for_each_sgtable_dma_sg(&sgt, sg, i)
+		if (sg_dma_address(sg) != BAR_START + i * shape->stride ||
+		    sg_dma_len(sg) != shape->len / entries)
+			host_fail("an entry is wrong, by its number", i);
+}
+
+static void get_page_size(void)
+{
+	unsigned long size = client->get_page_size(context);
+
+	if (size != SZ_64K)
+		host_fail("another page size", size);
+}
+
+static void dma_unmap(void)
+{
+	client->dma_unmap(&sgt, context, &hca.dev);
+}
+
+static void put_pages(void)
+{
+	client->put_pages(&sgt, context);
+}
+
+static void release_callback(void)
+{
+	client->release(context);
+}
+
+const struct cost_callback cost_callbacks[] = {
+	{ "acquire", acquire },
+	{ "get_pages", get_pages },
+	{ "dma_map", dma_map },
+	{ "get_page_size", get_page_size },
+	{ "dma_unmap", dma_unmap },
+	{ "put_pages", put_pages },
+	{ "release", release_callback },
+	{}
+};

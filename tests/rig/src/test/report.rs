@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What came of one run, and what is wrong with it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+use std::time::Instant;
+
+use super::tables::figures;
+use crate::history::When;
+use crate::kept::Kept;
+use crate::progress::duration;
+use crate::results::Test;
+use crate::results::Verdict;
+use crate::suite::Place;
+use crate::suite::Run;
+
+/// Where the results are from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// The run was done.
+    Run,
+    /// It does not depend on `src/`, and nothing that it does depend on has changed since then.
+    Unchanged(When),
+    /// It passed before the pass of `make test-all` was interrupted.
+    Resumed(When),
+}
+
+/// What a run that passed at the second try said at the first.
+#[derive(Debug, Clone)]
+pub(super) struct FirstTry {
+    pub(super) failures: Vec<String>,
+    /// Logs of the first try and of the second.
+    pub(super) logs: Vec<PathBuf>,
+}
+
+/// What came of one run.
+pub(super) struct Report {
+    pub(super) run: &'static Run,
+    pub(super) column: Option<String>,
+    pub(super) tests: Vec<Test>,
+    /// What went wrong beside the tests; each counts as a failure.
+    pub(super) problems: Vec<String>,
+    pub(super) elapsed: Duration,
+    /// How long it took the last time.
+    pub(super) before: Option<Duration>,
+    pub(super) log: Option<PathBuf>,
+    pub(super) origin: Origin,
+    pub(super) flaky: Option<FirstTry>,
+}
+
+impl Report {
+    /// Of a run that is not one machine: it has no column and no log.
+    pub(super) fn plain(
+        run: &'static Run,
+        started: Instant,
+        tests: Vec<Test>,
+        problems: Vec<String>,
+    ) -> Self {
+        Self {
+            run,
+            column: None,
+            tests,
+            problems,
+            elapsed: started.elapsed(),
+            before: None,
+            log: None,
+            origin: Origin::Run,
+            flaky: None,
+        }
+    }
+
+    /// Of a run that is not done, for its results are there.
+    pub(super) fn kept(run: &'static Run, kept: Kept, origin: fn(When) -> Origin) -> Self {
+        Self {
+            column: kept.column,
+            origin: origin(kept.when),
+            elapsed: Duration::ZERO,
+            ..Self::plain(run, Instant::now(), kept.tests, Vec::new())
+        }
+    }
+
+    /// Names of tests that failed and were not known to fail, and of those that were and passed.
+    pub(super) fn failures(&self) -> Vec<String> {
+        let mut failures = Vec::new();
+        for test in &self.tests {
+            let known = self.run.known.iter().find(|(name, _)| *name == test.name);
+            match (&test.verdict, known) {
+                (Verdict::Failed, None) => failures.push(test.name.clone()),
+                (Verdict::Passed, Some((name, reason))) => {
+                    failures.push(format!("{name} passed, though: {reason}"));
+                }
+                _ => {}
+            }
+        }
+        failures.extend(self.problems.iter().cloned());
+        failures
+    }
+
+    pub(super) fn has_passed(&self) -> bool {
+        self.failures().is_empty()
+    }
+
+    /// How many tests passed.
+    pub(super) fn passed(&self) -> usize {
+        let skipped = self.skipped().count();
+        let failed = self.failures().len() - self.problems.len();
+        self.tests.len() - skipped - failed
+    }
+
+    pub(super) fn skipped(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.tests.iter().filter_map(|test| match &test.verdict {
+            Verdict::Skipped(reason) => Some((test.name.as_str(), reason.as_str())),
+            _ => None,
+        })
+    }
+
+    /// Whether a second try says something: of machines, which depend on time.
+    pub(super) fn may_be_tried_again(&self) -> bool {
+        let is_machine = matches!(
+            self.run.place,
+            Place::Vm { .. } | Place::Hazards | Place::Debian
+        );
+        let has_begun = self.log.is_some() || !self.tests.is_empty();
+        is_machine && has_begun && self.origin == Origin::Run && !self.has_passed()
+    }
+
+    /// Puts the second try of a run in the place of the first, if it passed. Otherwise the first one stands.
+    pub(super) fn after_second_try(self, second: Self) -> Self {
+        if second.has_passed() {
+            let logs = self.log.iter().chain(&second.log).cloned().collect();
+            return Self {
+                flaky: Some(FirstTry {
+                    failures: self.failures(),
+                    logs,
+                }),
+                before: self.before,
+                ..second
+            };
+        }
+        let mut report = self;
+        let failures = second.failures();
+        let first = failures.first().and_then(|failure| failure.lines().next());
+        let mut problem = format!("alone it failed again: {}", first.unwrap_or_default());
+        if let Some(log) = second.log {
+            problem.push_str(&format!("\n    kernel log: {}", log.display()));
+        }
+        report.problems.push(problem);
+        report
+    }
+
+    /// Says how the run went.
+    pub(super) fn tell(&self) {
+        let failures = self.failures();
+        let skipped = self.skipped().count();
+        let mut line = format!("      {} passed", self.passed());
+        if !failures.is_empty() {
+            line.push_str(&format!(", {} FAILED", failures.len()));
+        }
+        if skipped > 0 {
+            line.push_str(&format!(", {skipped} skipped"));
+        }
+        let before = self
+            .before
+            .map(|before| format!("; {} the last time", duration(before)));
+        match &self.origin {
+            Origin::Run => println!(
+                "{line} ({}{})",
+                duration(self.elapsed),
+                before.unwrap_or_default()
+            ),
+            Origin::Unchanged(when) => println!("{line}: unchanged since {}", told(when)),
+            Origin::Resumed(when) => println!("{line} in this pass: {}", told(when)),
+        }
+        for test in &self.tests {
+            if let Some(shown) = self.run.shown {
+                for (name, value) in figures(test) {
+                    if name.starts_with(shown) {
+                        println!("      {name}: {value}");
+                    }
+                }
+            }
+            if test.verdict != Verdict::Failed {
+                continue;
+            }
+            let known = self.run.known.iter().find(|(name, _)| *name == test.name);
+            match known {
+                Some((name, reason)) => println!("      fails as known: {name}: {reason}"),
+                None => {
+                    println!("      FAILED: {}", test.name);
+                    for note in &test.notes {
+                        println!("          {note}");
+                    }
+                }
+            }
+        }
+        for (name, reason) in self.run.known {
+            let passed = self
+                .tests
+                .iter()
+                .any(|test| test.name == *name && test.verdict == Verdict::Passed);
+            if passed {
+                println!("      FAILED: {name} passed, though: {reason}");
+            }
+        }
+        for problem in &self.problems {
+            println!("      FAILED: {}", problem.trim_end());
+        }
+        if let (false, Some(log)) = (failures.is_empty(), &self.log) {
+            println!("      kernel log: {}", log.display());
+        }
+    }
+}
+
+fn told(when: &When) -> String {
+    format!("{} ({})", when.date, when.commit)
+}
+
+/// Tests that the suite expects of a run and that are not there: of a group that is not whole, or of a name that no test has.
+pub(super) fn missing(run: &Run, tests: &[Test]) -> Vec<String> {
+    let mut problems = Vec::new();
+    if !run.groups.is_empty() {
+        let mut counts: BTreeMap<&str, [usize; 2]> = BTreeMap::new();
+        for test in tests {
+            let group = test.name.split('.').next().unwrap_or_default();
+            counts.entry(group).or_default()[0] += 1;
+        }
+        for (group, count) in run.groups {
+            counts.entry(group).or_default()[1] = *count;
+        }
+        for (group, [found, expected]) in counts {
+            if found != expected {
+                problems.push(format!("{found} tests of {group}, {expected} expected"));
+            }
+        }
+    }
+    if let Place::Vm {
+        command: ["{gdr}", "test", words @ ..],
+        ..
+    } = run.place
+    {
+        for word in words.iter().filter(|word| !word.starts_with('{')) {
+            if !tests.iter().any(|test| test.name.contains(word)) {
+                problems.push(format!("no test has {word} in its name"));
+            }
+        }
+    }
+    problems
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::suite::BASE;
+
+    fn test(name: &str, verdict: Verdict) -> Test {
+        Test {
+            name: name.to_owned(),
+            verdict,
+            notes: Vec::new(),
+        }
+    }
+
+    fn skip(name: &str, reason: &str) -> Test {
+        Test::skipped(name, reason.to_owned())
+    }
+
+    static RUN: Run = Run {
+        name: "run",
+        known: &[("b", "reason"), ("c", "reason")],
+        ..BASE
+    };
+
+    static MACHINE: Run = Run {
+        name: "machine",
+        place: Place::Vm {
+            options: |_| {},
+            command: &["{gdr}", "test", "a.", "{filter}"],
+        },
+        ..BASE
+    };
+
+    fn report(run: &'static Run, tests: Vec<Test>, problems: &[&str]) -> Report {
+        let problems = problems.iter().map(|&text| text.to_owned()).collect();
+        Report::plain(run, Instant::now(), tests, problems)
+    }
+
+    #[test]
+    fn known_failures_must_fail() {
+        let report = report(
+            &RUN,
+            vec![
+                test("a", Verdict::Passed),
+                test("b", Verdict::Failed),
+                test("c", Verdict::Passed),
+                test("d", Verdict::Failed),
+                skip("e", "x"),
+            ],
+            &["the machine died"],
+        );
+        assert_eq!(
+            report.failures(),
+            ["c passed, though: reason", "d", "the machine died"]
+        );
+        assert_eq!(report.passed(), 2);
+    }
+
+    #[test]
+    fn groups_and_names_without_tests_are_noticed() {
+        static GROUPS: Run = Run {
+            groups: &[("a", 2), ("b", 1)],
+            ..BASE
+        };
+        let of = |names: &[&str]| {
+            let tests: Vec<Test> = names
+                .iter()
+                .map(|name| test(name, Verdict::Passed))
+                .collect();
+            missing(&GROUPS, &tests)
+        };
+        assert!(of(&["a.x", "a.y", "b.x"]).is_empty());
+        assert_eq!(
+            of(&["a.x", "a.y", "c.x"]),
+            ["0 tests of b, 1 expected", "1 tests of c, 0 expected"]
+        );
+        assert!(missing(&MACHINE, &[test("a.x", Verdict::Passed)]).is_empty());
+        assert_eq!(
+            missing(&MACHINE, &[test("b.x", Verdict::Passed)]),
+            ["no test has a. in its name"]
+        );
+    }
+
+    #[test]
+    fn a_second_try_that_passes_is_told_as_flaky() {
+        let first = || Report {
+            log: Some(PathBuf::from("first")),
+            ..report(&MACHINE, vec![test("a.x", Verdict::Failed)], &[])
+        };
+        let second = |verdict| Report {
+            log: Some(PathBuf::from("second")),
+            ..report(&MACHINE, vec![test("a.x", verdict)], &[])
+        };
+        assert!(first().may_be_tried_again());
+        let report = first().after_second_try(second(Verdict::Passed));
+        assert!(report.has_passed() && !report.may_be_tried_again());
+        let flaky = report.flaky.unwrap();
+        assert_eq!(flaky.failures, ["a.x"]);
+        assert_eq!(
+            flaky.logs,
+            [PathBuf::from("first"), PathBuf::from("second")]
+        );
+        let report = first().after_second_try(second(Verdict::Failed));
+        assert!(report.flaky.is_none());
+        assert_eq!(report.failures().len(), 2);
+        assert_eq!(report.log, Some(PathBuf::from("first")));
+    }
+
+    #[test]
+    fn programs_of_the_host_are_not_tried_again() {
+        assert!(!report(&RUN, vec![test("d", Verdict::Failed)], &[]).may_be_tried_again());
+        // Nor what could not begin.
+        assert!(!report(&MACHINE, Vec::new(), &["no kernel"]).may_be_tried_again());
+    }
+}

@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The end of a suite's output: results side by side, what was skipped, what took longest, and the counts.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::report::Origin;
+use super::report::Report;
+use crate::progress::duration;
+use crate::results::Test;
+use crate::results::Verdict;
+
+/// Figures that a test measured, by name. Several of one name stand together.
+pub(super) fn figures(test: &Test) -> BTreeMap<&str, String> {
+    let mut found: BTreeMap<&str, String> = BTreeMap::new();
+    for note in &test.notes {
+        let Some((name, value)) = note.split_once(' ') else {
+            continue;
+        };
+        // Said by every test, and no figure of what it tests.
+        if matches!(name, "seconds" | "seed" | "failure:" | "kernel:") {
+            continue;
+        }
+        let values = found.entry(name).or_default();
+        if !values.is_empty() {
+            values.push(' ');
+        }
+        values.push_str(value);
+    }
+    found
+}
+
+/// The lines of one case: its verdicts, and below them the figures that are not the same in all columns.
+fn rows<'a>(name: &'a str, results: &[Option<&'a Test>]) -> Vec<Vec<String>> {
+    let verdicts = results
+        .iter()
+        .map(|test| match test.map(|test| &test.verdict) {
+            None => "",
+            Some(Verdict::Passed) => "ok",
+            Some(Verdict::Failed) => "FAILS",
+            Some(Verdict::Skipped(_)) => "-",
+        });
+    let mut rows = vec![[name]
+        .into_iter()
+        .chain(verdicts)
+        .map(str::to_owned)
+        .collect()];
+    let measured: Vec<Option<BTreeMap<&str, String>>> = results
+        .iter()
+        .map(|test| {
+            test.filter(|test| !matches!(test.verdict, Verdict::Skipped(_)))
+                .map(figures)
+        })
+        .collect();
+    let names: BTreeSet<&str> = measured
+        .iter()
+        .flatten()
+        .flat_map(BTreeMap::keys)
+        .copied()
+        .collect();
+    for figure in names {
+        let values: Vec<Option<&str>> = measured
+            .iter()
+            .map(|figures| Some(figures.as_ref()?.get(figure).map_or("", String::as_str)))
+            .collect();
+        let different: BTreeSet<&str> = values.iter().flatten().copied().collect();
+        if different.len() < 2 {
+            continue;
+        }
+        let mut row = vec![format!("    {figure}")];
+        row.extend(
+            values
+                .iter()
+                .map(|value| cut(value.unwrap_or_default(), CELL)),
+        );
+        rows.push(row);
+    }
+    rows
+}
+
+/// The widest figure of the table.
+const CELL: usize = 48;
+
+/// A text's beginning, where it is longer than `most` characters.
+fn cut(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some(_) => text.chars().take(most - 1).chain(['…']).collect(),
+        None => text.to_owned(),
+    }
+}
+
+/// The same cases with each peer-memory module, side by side.
+fn table(reports: &[Report]) {
+    let mut columns: Vec<&str> = Vec::new();
+    let mut names: Vec<&str> = Vec::new();
+    let mut results: BTreeMap<(&str, &str), &Test> = BTreeMap::new();
+    for report in reports {
+        let Some(column) = report.column.as_deref() else {
+            continue;
+        };
+        if !columns.contains(&column) {
+            columns.push(column);
+        }
+        for test in &report.tests {
+            if !names.contains(&test.name.as_str()) {
+                names.push(&test.name);
+            }
+            results.insert((&test.name, column), test);
+        }
+    }
+    if columns.len() < 2 {
+        return;
+    }
+    let mut lines = vec![[""]
+        .iter()
+        .chain(&columns)
+        .map(|&word| word.to_owned())
+        .collect()];
+    for name in names {
+        let tests: Vec<Option<&Test>> = columns
+            .iter()
+            .map(|column| results.get(&(name, *column)).copied())
+            .collect();
+        lines.extend(rows(name, &tests));
+    }
+    let widths: Vec<usize> = (0..=columns.len())
+        .map(|at| {
+            lines
+                .iter()
+                .map(|line| line[at].chars().count())
+                .max()
+                .unwrap_or(0)
+        })
+        .collect();
+    println!("\nThe same cases with each module, and the figures in which they differ");
+    for line in &lines {
+        let cells: Vec<String> = line
+            .iter()
+            .zip(&widths)
+            .map(|(cell, width)| format!("{cell:width$}"))
+            .collect();
+        println!("  {}", cells.join("  ").trim_end());
+    }
+}
+
+/// Says which tests were skipped, and why.
+fn list_skipped(reports: &[Report]) {
+    // By test and reason, the runs; then by reason and runs, the tests: most are skipped together.
+    let mut runs: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
+    for report in reports {
+        for skipped in report.skipped() {
+            runs.entry(skipped).or_default().push(report.run.name);
+        }
+    }
+    let is_any = !runs.is_empty();
+    let mut groups: BTreeMap<(&str, Vec<&str>), Vec<&str>> = BTreeMap::new();
+    for ((name, reason), runs) in runs {
+        groups.entry((reason, runs)).or_default().push(name);
+    }
+    if is_any {
+        println!("\nSkipped");
+    }
+    for ((reason, runs), names) in groups {
+        println!("  {reason}");
+        println!("    in {}", runs.join("; "));
+        let mut line = String::new();
+        for name in names {
+            if !line.is_empty() && line.len() + name.len() > 100 {
+                println!("     {line}");
+                line.clear();
+            }
+            line.push(' ');
+            line.push_str(name);
+        }
+        println!("     {line}");
+    }
+}
+
+/// How many of the longest runs are told again.
+const LONGEST: usize = 10;
+
+fn list_longest(reports: &[Report]) {
+    let mut ran: Vec<&Report> = reports
+        .iter()
+        .filter(|report| report.origin == Origin::Run)
+        .collect();
+    ran.sort_by_key(|report| std::cmp::Reverse(report.elapsed));
+    if ran.len() < 2 {
+        return;
+    }
+    println!("\nLongest");
+    for report in ran.into_iter().take(LONGEST) {
+        let before = match report.before {
+            Some(before) => format!(" ({} the last time)", duration(before)),
+            None => String::new(),
+        };
+        println!(
+            "  {:>12}  {}{before}",
+            duration(report.elapsed),
+            report.run.name
+        );
+    }
+}
+
+fn list_flaky(reports: &[Report]) {
+    let mut heading = "\nFlaky: failed, and passed when run once more, alone\n";
+    for report in reports {
+        let Some(first) = &report.flaky else {
+            continue;
+        };
+        println!("{heading}  {}", report.run.name);
+        heading = "";
+        for failure in &first.failures {
+            println!("    {}", failure.lines().next().unwrap_or_default());
+        }
+        for log in &first.logs {
+            println!("    kernel log: {}", log.display());
+        }
+    }
+}
+
+/// Numbers for the last two lines.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Counts {
+    passed: usize,
+    failed: usize,
+    skipped: usize,
+    flaky: usize,
+    /// Runs that were not done, and their tests.
+    unchanged: [usize; 2],
+    /// Runs done before the pass was interrupted, and their tests.
+    resumed: [usize; 2],
+}
+
+impl Counts {
+    fn of(reports: &[Report]) -> Self {
+        let mut counts = Self::default();
+        for report in reports {
+            counts.failed += report.failures().len();
+            let runs_and_tests = match report.origin {
+                Origin::Run => {
+                    counts.passed += report.passed();
+                    counts.skipped += report.skipped().count();
+                    counts.flaky += usize::from(report.flaky.is_some());
+                    continue;
+                }
+                Origin::Unchanged(_) => &mut counts.unchanged,
+                Origin::Resumed(_) => &mut counts.resumed,
+            };
+            runs_and_tests[0] += 1;
+            runs_and_tests[1] += report.passed();
+        }
+        counts
+    }
+
+    fn lines(&self) -> [String; 2] {
+        let mut before = format!("{} flaky", self.flaky);
+        for ([runs, tests], what) in [
+            (self.unchanged, "unchanged"),
+            (self.resumed, "passed earlier in this pass"),
+        ] {
+            if runs > 0 {
+                let runs = if runs == 1 {
+                    "1 run".to_owned()
+                } else {
+                    format!("{runs} runs")
+                };
+                before.push_str(&format!(", {runs} {what} ({tests} tests)"));
+            }
+        }
+        let mut last = format!("{} passed, {} failed", self.passed, self.failed);
+        if self.skipped > 0 {
+            last.push_str(&format!(", {} skipped", self.skipped));
+        }
+        [before, last]
+    }
+}
+
+/// The end of the output. Its last line is for programs.
+pub(super) fn summary(reports: &[Report], elapsed: Duration) -> i32 {
+    table(reports);
+    list_skipped(reports);
+    list_longest(reports);
+    list_flaky(reports);
+    let failures: Vec<(&str, String)> = reports
+        .iter()
+        .flat_map(|report| {
+            report
+                .failures()
+                .into_iter()
+                .map(|failure| (report.run.name, failure))
+        })
+        .collect();
+    if !failures.is_empty() {
+        println!("\nFailed");
+        for (run, failure) in &failures {
+            println!("  {run}: {}", failure.lines().next().unwrap_or_default());
+        }
+    }
+    let [before, last] = Counts::of(reports).lines();
+    println!("\n{before}, in {}\n{last}", duration(elapsed));
+    i32::from(!failures.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::history::When;
+    use crate::suite::Run;
+    use crate::suite::BASE;
+    use crate::test::report::FirstTry;
+
+    static RUN: Run = Run {
+        name: "run",
+        ..BASE
+    };
+
+    fn test(name: &str, verdict: Verdict) -> Test {
+        Test {
+            name: name.to_owned(),
+            verdict,
+            notes: vec!["pins 1".to_owned(), "seconds 0.2".to_owned()],
+        }
+    }
+
+    #[test]
+    fn long_figures_are_cut() {
+        assert_eq!(cut("ab…d", 4), "ab…d");
+        assert_eq!(cut("ab…de", 4), "ab……");
+    }
+
+    #[test]
+    fn figures_that_differ_have_a_row() {
+        let mut one = test("a", Verdict::Passed);
+        let mut other = test("a", Verdict::Passed);
+        one.notes = vec![
+            "pins 1".into(),
+            "bytes 8".into(),
+            "seconds 1".into(),
+            "pins 3".into(),
+        ];
+        other.notes = vec!["pins 2".into(), "bytes 8".into(), "seconds 2".into()];
+        let skipped = test("a", Verdict::Skipped("x".into()));
+        assert_eq!(
+            rows("a", &[Some(&one), Some(&other), Some(&skipped), None]),
+            [["a", "ok", "ok", "-", ""], ["    pins", "1 3", "2", "", ""]]
+        );
+        assert_eq!(rows("a", &[Some(&one), None]), [["a", "ok", ""]]);
+    }
+
+    #[test]
+    fn runs_that_were_not_done_are_counted_apart() {
+        let of = |verdicts: &[Verdict], origin| {
+            let tests = verdicts
+                .iter()
+                .enumerate()
+                .map(|(at, verdict)| test(&at.to_string(), verdict.clone()));
+            Report {
+                origin,
+                ..Report::plain(&RUN, Instant::now(), tests.collect(), Vec::new())
+            }
+        };
+        let skip = || Verdict::Skipped("x".to_owned());
+        let mut reports = vec![
+            of(&[Verdict::Passed, Verdict::Failed, skip()], Origin::Run),
+            of(&[Verdict::Passed], Origin::Run),
+        ];
+        assert_eq!(
+            Counts::of(&reports).lines(),
+            ["0 flaky", "2 passed, 1 failed, 1 skipped"]
+        );
+        reports[1].flaky = Some(FirstTry {
+            failures: vec!["0".to_owned()],
+            logs: Vec::new(),
+        });
+        let when = When::default;
+        reports.push(of(
+            &[Verdict::Passed, Verdict::Passed, skip()],
+            Origin::Unchanged(when()),
+        ));
+        reports.push(of(&[Verdict::Passed], Origin::Resumed(when())));
+        reports.push(of(&[Verdict::Passed], Origin::Resumed(when())));
+        assert_eq!(
+            Counts::of(&reports).lines(),
+            [
+                "1 flaky, 1 run unchanged (2 tests), 2 runs passed earlier in this pass (2 tests)",
+                "2 passed, 1 failed, 1 skipped"
+            ]
+        );
+    }
+}
