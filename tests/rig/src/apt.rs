@@ -20,6 +20,7 @@ use anyhow::Context as _;
 use anyhow::Result;
 
 use crate::paths::Paths;
+use crate::preflight;
 use crate::progress::output;
 use crate::progress::Stage;
 
@@ -602,7 +603,7 @@ pub(crate) fn install(paths: &Paths, needs: &[Need]) -> Result<()> {
             .find(|package| candidate(package).is_some_and(|version| will_do(&version, need)))
             .copied()
     };
-    if missing.iter().any(|need| choose(need).is_none()) {
+    if preflight::lists_are_old() || missing.iter().any(|need| choose(need).is_none()) {
         read_lists(paths)?;
     }
     let mut chosen = Vec::new();
@@ -619,6 +620,23 @@ pub(crate) fn install(paths: &Paths, needs: &[Need]) -> Result<()> {
             )
         })?);
     }
+    let begun = begun(paths);
+    if begun.exists() && preflight::is_interrupted() {
+        let mut stage = Stage::begin("packages: completing what was interrupted");
+        stage.run(
+            as_root("env").args([
+                "DEBIAN_FRONTEND=noninteractive",
+                "dpkg",
+                "--configure",
+                "-a",
+            ]),
+            &log,
+            "steps",
+            |line| line.starts_with("Setting up"),
+        )?;
+        stage.done("");
+    }
+    fs::write(&begun, "")?;
     let mut stage = Stage::begin(format!("packages: installing {}", chosen.join(" ")));
     stage.run(
         as_root("env")
@@ -629,8 +647,19 @@ pub(crate) fn install(paths: &Paths, needs: &[Need]) -> Result<()> {
         "steps",
         |line| line.starts_with("Get:") || line.starts_with("Setting up"),
     )?;
+    fs::remove_file(&begun)?;
     stage.done("");
     Ok(())
+}
+
+/// There while packages are installed. Who is interrupted then leaves dpkg in the middle of it, and this says whose work it was.
+fn begun(paths: &Paths) -> PathBuf {
+    paths.cache.join("packages.begun")
+}
+
+/// Whether this program had dpkg work and has not seen the end of it.
+pub(crate) fn was_begun(paths: &Paths) -> bool {
+    begun(paths).exists()
 }
 
 /// Has the machine's own apt look at what there is.
@@ -679,9 +708,56 @@ pub(crate) fn file_of(paths: &Paths, package: &str, file: &str) -> Result<Vec<u8
     Ok(contents)
 }
 
+fn all_needs() -> Vec<Need> {
+    BUILD.iter().chain(RUN).chain(INSTALL).copied().collect()
+}
+
 pub(crate) fn install_all(paths: &Paths) -> Result<()> {
-    let needs: Vec<Need> = BUILD.iter().chain(RUN).chain(INSTALL).copied().collect();
-    install(paths, &needs)
+    install(paths, &all_needs())
+}
+
+/// What [`install_all`] would install: of each need the first package that apt knows, or the first.
+pub(crate) fn missing_all() -> Result<Vec<String>> {
+    let missing = missing(&all_needs())?;
+    if missing.is_empty() {
+        return Ok(Vec::new());
+    }
+    // All at once: each call reads all of apt's lists.
+    let names = missing.iter().flat_map(|need| need.packages);
+    let policies = output(
+        Command::new("apt-cache")
+            .arg("policy")
+            .args(names)
+            .env("LC_ALL", "C"),
+    )
+    .unwrap_or_default();
+    let candidates = candidates(&policies);
+    let chosen = missing.iter().filter_map(|need| {
+        let is_known = |package: &&&str| {
+            candidates
+                .get(**package)
+                .is_some_and(|version| will_do(version, need))
+        };
+        let known = need.packages.iter().find(is_known);
+        known.or(need.packages.first())
+    });
+    Ok(chosen.map(|package| (*package).to_owned()).collect())
+}
+
+/// The versions that apt would install, by package, of what `apt-cache policy` prints.
+fn candidates(policies: &str) -> BTreeMap<&str, &str> {
+    let mut found = BTreeMap::new();
+    let mut package = "";
+    for line in policies.lines() {
+        if let Some(name) = line.strip_suffix(':').filter(|name| !name.starts_with(' ')) {
+            package = name;
+        } else if let Some(version) = line.trim().strip_prefix("Candidate: ") {
+            if version != "(none)" {
+                found.insert(package, version);
+            }
+        }
+    }
+    found
 }
 
 #[cfg(test)]
@@ -736,6 +812,16 @@ mod tests {
         let found = archive(&sources, "bookworm").unwrap();
         assert_eq!(found.uris, ["http://mirror.example/debian"]);
         assert_eq!(archive(&sources, "trixie"), None);
+    }
+
+    #[test]
+    fn versions_that_apt_would_install() {
+        let said =
+            "gcc:\n  Installed: (none)\n  Candidate: 4:12.2\n  Version table:\n     4:12.2 500\n\
+            no:\n  Installed: (none)\n  Candidate: (none)\n  Version table:\n";
+        let found = candidates(said);
+        assert_eq!(found.get("gcc"), Some(&"4:12.2"));
+        assert_eq!(found.len(), 1);
     }
 
     #[test]

@@ -136,7 +136,12 @@ fn base<'a>(paths: &'a Paths, rdma_source: &Path) -> Result<Host<'a>> {
 
 fn remove(path: &Path) -> Result<()> {
     if path.exists() {
-        output(apt::as_root("rm").arg("-rf").arg(path))?;
+        // An interrupted run may have left something mounted there.
+        output(
+            apt::as_root("rm")
+                .args(["-rf", "--one-file-system"])
+                .arg(path),
+        )?;
     }
     Ok(())
 }

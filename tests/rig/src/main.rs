@@ -19,6 +19,7 @@ mod modules;
 mod mutants;
 mod patch;
 mod paths;
+mod preflight;
 mod programs;
 mod progress;
 mod quick;
@@ -105,21 +106,46 @@ fn main() -> ExitCode {
 
 fn act(action: Action) -> Result<i32> {
     let paths = Paths::find()?;
+    let every: Vec<&str> = kernel::all().collect();
+    let (kernels, modules, programs) = match &action {
+        Action::Setup => (every.as_slice(), true, true),
+        Action::Kernel { flavour: name } => (&[name.as_str()][..], false, false),
+        Action::Modules { kernel: name } => (&[name.as_str()][..], true, false),
+        Action::Vm { options, .. } => (&[options.kernel.as_str()][..], true, true),
+        Action::Deb => (&[][..], false, false),
+        _ => (&[kernel::DEFAULT][..], true, true),
+    };
+    // The suite says itself what it wants, once it knows its runs.
+    if !matches!(action, Action::Test(_)) {
+        let wanted = preflight::Wanted {
+            kernels,
+            modules,
+            programs,
+            machines: 1,
+        };
+        preflight::check(&paths, &wanted)?;
+    }
+    let result = carry_out(&paths, action);
+    preflight::record(&paths);
+    result
+}
+
+fn carry_out(paths: &Paths, action: Action) -> Result<i32> {
     match action {
-        Action::Setup => setup::all(&paths, kernel::all()),
-        Action::Kernel { flavour } => setup::kernel(&paths, &flavour),
-        Action::Modules { kernel } => setup::modules(&paths, &kernel),
-        Action::Vm { options, command } => run_vm(&paths, &options, &command),
-        Action::Test(selection) => test::suite(&paths, &selection),
-        Action::Quick => quick::run(&paths),
-        Action::Stress(selection) => stress::run(&paths, &selection),
-        Action::Mutants(selection) => mutants::run(&paths, &selection),
-        Action::Demo => test::demo(&paths),
-        Action::Hazards => hazards::write(&paths),
-        Action::Bench(selection) => bench::run(&paths, &selection),
-        Action::Cost(selection) => cost::run(&paths, &selection),
-        Action::Deb => setup::deb(&paths),
-        Action::Lint => test::lint(&paths),
+        Action::Setup => setup::all(paths, kernel::all()),
+        Action::Kernel { flavour } => setup::kernel(paths, &flavour),
+        Action::Modules { kernel } => setup::modules(paths, &kernel),
+        Action::Vm { options, command } => run_vm(paths, &options, &command),
+        Action::Test(selection) => test::suite(paths, &selection),
+        Action::Quick => quick::run(paths),
+        Action::Stress(selection) => stress::run(paths, &selection),
+        Action::Mutants(selection) => mutants::run(paths, &selection),
+        Action::Demo => test::demo(paths),
+        Action::Hazards => hazards::write(paths),
+        Action::Bench(selection) => bench::run(paths, &selection),
+        Action::Cost(selection) => cost::run(paths, &selection),
+        Action::Deb => setup::deb(paths),
+        Action::Lint => test::lint(paths),
     }
 }
 

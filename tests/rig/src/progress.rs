@@ -12,6 +12,8 @@ use std::path::Path;
 use std::process::Command;
 use std::process::Stdio;
 use std::sync::mpsc;
+use std::sync::Mutex;
+use std::sync::PoisonError;
 use std::thread;
 use std::time::Duration;
 use std::time::Instant;
@@ -33,6 +35,14 @@ pub(crate) fn duration(elapsed: Duration) -> String {
     } else {
         format!("{:.1} s", elapsed.as_secs_f64())
     }
+}
+
+/// The stages that are done, and how long each took.
+static TAKEN: Mutex<Vec<(String, Duration)>> = Mutex::new(Vec::new());
+
+/// The stages that this program has done so far, in the order in which they ended.
+pub(crate) fn taken() -> Vec<(String, Duration)> {
+    TAKEN.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 /// One stage of the work: what it is, since when.
@@ -84,6 +94,9 @@ impl Stage {
     }
 
     pub(crate) fn done(self, result: &str) {
+        let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.push((self.title.clone(), self.started.elapsed()));
+        drop(taken);
         let lead = if self.live { "\r\x1b[K" } else { "" };
         let separator = if result.is_empty() { "" } else { ": " };
         eprintln!(
@@ -117,7 +130,7 @@ impl Stage {
             .open(log)
             .with_context(|| format!("cannot write {}", log.display()))?;
         writeln!(file, "$ {command:?}")?;
-        let program = command.get_program().to_string_lossy().into_owned();
+        let program = name(command);
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -189,6 +202,15 @@ impl Stage {
             );
         }
         Ok(count)
+    }
+}
+
+/// The program of a command, or the one that `setpriv` is to start.
+fn name(command: &Command) -> String {
+    let program = command.get_program().to_string_lossy().into_owned();
+    match (program.as_str(), command.get_args().nth(2)) {
+        ("setpriv", Some(started)) => started.to_string_lossy().into_owned(),
+        _ => program,
     }
 }
 

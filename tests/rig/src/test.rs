@@ -39,6 +39,7 @@ use crate::kept::Pass;
 use crate::kept::Shelf;
 use crate::mutants;
 use crate::paths::Paths;
+use crate::preflight;
 use crate::programs;
 use crate::results::Format;
 use crate::results::Reader;
@@ -119,12 +120,20 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
     if runs.is_empty() {
         return Err(anyhow!("no run has that in its name (see --list)"));
     }
-    eprintln!("rig: making what the tests need");
     let kernels: BTreeSet<String> = runs
         .iter()
         .filter_map(|run| kernel_of(&selection.kernel, run))
         .chain([selection.kernel.clone()])
         .collect();
+    let names: Vec<&str> = kernels.iter().map(String::as_str).collect();
+    let wanted = preflight::Wanted {
+        kernels: &names,
+        modules: true,
+        programs: true,
+        machines: selection.jobs,
+    };
+    preflight::check(paths, &wanted)?;
+    eprintln!("rig: making what the tests need");
     let (others, usual): (Vec<&str>, Vec<&str>) = kernels
         .iter()
         .map(String::as_str)

@@ -52,8 +52,10 @@ impl Toolchain {
 
     /// A `make` that uses these tools and whose products say nothing of this machine.
     pub(crate) fn make(&self) -> Command {
-        let mut command = Command::new("make");
+        let mut command = Command::new("setpriv");
         command
+            // Whoever ends this program, even by SIGKILL, ends make as well, which takes away what it has half written.
+            .args(["--pdeathsig", "TERM", "make"])
             .args(self.make_variables())
             .env("LIBCLANG_PATH", &self.libclang)
             .env("PATH", crate::vm::system_path())
@@ -116,6 +118,14 @@ fn will_do(program: &Path) -> bool {
         .ok()
         .and_then(|text| version(&text))
         .is_some_and(|version| version >= OLDEST_BINDGEN)
+}
+
+/// Whether there is one that the kernel takes.
+pub(crate) fn has_bindgen(paths: &Paths) -> bool {
+    std::env::split_paths(&crate::vm::system_path())
+        .map(|directory| directory.join("bindgen"))
+        .chain(["bindgen/bindgen", "bindgen/bin/bindgen"].map(|name| paths.cache.join(name)))
+        .any(|program| program.is_file() && will_do(&program))
 }
 
 fn bindgen(paths: &Paths) -> Result<PathBuf> {
