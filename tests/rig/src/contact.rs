@@ -116,7 +116,8 @@ fn vm(
     // What the machine writes there stays in it.
     let script = format!("set -e; cat mark; echo; {script}; echo x > mark");
     let log = paths.new_log()?;
-    let result = Command::new(std::env::current_exe()?)
+    // This very program, even if cargo has put another in its place since.
+    let result = Command::new("/proc/self/exe")
         .args(["vm", "--kernel"])
         .arg(build)
         .arg("--log")

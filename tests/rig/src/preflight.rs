@@ -315,9 +315,8 @@ fn plan(paths: &Paths, wanted: &Wanted<'_>) -> Result<Plan> {
     }
     if !toolchain::has_bindgen(paths) {
         plan.steps.push(Step {
-            seconds: 113.0,
-            shared: 0.7,
-            mib: 20,
+            seconds: 5.0,
+            mib: 12,
             fetches: true,
             ..step(
                 "bindgen",
