@@ -132,7 +132,11 @@ fn act(action: Action) -> Result<i32> {
 
 fn carry_out(paths: &Paths, action: Action) -> Result<i32> {
     match action {
-        Action::Setup => setup::all(paths, kernel::all()),
+        Action::Setup => {
+            let code = setup::all(paths, kernel::all())?;
+            preflight::tell();
+            Ok(code)
+        }
         Action::Kernel { flavour } => setup::kernel(paths, &flavour),
         Action::Modules { kernel } => setup::modules(paths, &kernel),
         Action::Vm { options, command } => run_vm(paths, &options, &command),

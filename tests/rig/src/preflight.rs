@@ -65,6 +65,17 @@ struct Step {
     fetches: bool,
 }
 
+impl Step {
+    /// How long its stages took, of those that are done.
+    fn taken(&self, stages: &[(String, Duration)]) -> Duration {
+        stages
+            .iter()
+            .filter(|(title, _)| self.stages.iter().any(|stage| title.starts_with(stage)))
+            .map(|(_, duration)| *duration)
+            .sum()
+    }
+}
+
 /// What packages will take outside of the cache.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Packages {
@@ -187,14 +198,29 @@ fn read_history(file: &Path) -> History {
 
 fn add_to_history(history: &mut History, steps: &[Step], taken: &[(String, Duration)]) {
     for step in steps.iter().filter(|step| step.whole) {
-        let seconds: f64 = taken
-            .iter()
-            .filter(|(title, _)| step.stages.iter().any(|stage| title.starts_with(stage)))
-            .map(|(_, duration)| duration.as_secs_f64())
-            .sum();
+        let seconds = step.taken(taken).as_secs_f64();
         if seconds >= 1.0 {
             history.insert(step.name.clone(), seconds);
         }
+    }
+}
+
+/// Says what the announced steps took. Some were done side by side.
+pub(crate) fn tell() {
+    let announced = ANNOUNCED.lock().unwrap_or_else(PoisonError::into_inner);
+    let taken = progress::taken();
+    let times: Vec<(&str, Duration)> = announced
+        .iter()
+        .map(|step| (step.name.as_str(), step.taken(&taken)))
+        .filter(|(_, time)| !time.is_zero())
+        .collect();
+    if times.is_empty() {
+        return;
+    }
+    let width = times.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    eprintln!("rig: made, each in");
+    for (name, time) in times {
+        eprintln!("  {name:width$}  {}", progress::duration(time));
     }
 }
 

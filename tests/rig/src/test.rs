@@ -148,6 +148,7 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
             broken.insert(name.to_owned(), error);
         }
     }
+    preflight::tell();
     let suite = Suite {
         paths,
         toolchain: Toolchain::find(paths)?,
@@ -470,6 +471,7 @@ const DEMO_OK: &str = "demo: ok";
 /// The demo. Whether it went well is for this side to say: it has seen the kernel's log as well.
 pub(crate) fn demo(paths: &Paths) -> Result<i32> {
     setup::demo(paths)?;
+    preflight::tell();
     let options = Options {
         timeout: Some(600),
         with_control: true,
