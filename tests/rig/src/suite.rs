@@ -251,7 +251,7 @@ pub(crate) const SUITE: &[Run] = &[
     },
     Run {
         name: "the rig's own tests",
-        place: Place::Cargo(&["test", "--release", "-p", "rig", "-p", "gdr"]),
+        place: Place::Cargo(&["test", "-p", "rig"]),
         format: Format::Cargo,
         src: Some(&["src/compat.rs"]),
         ..BASE
@@ -261,6 +261,8 @@ pub(crate) const SUITE: &[Run] = &[
         place: Place::Cargo(&[
             "test",
             "--release",
+            "-p",
+            "gdr",
             "-p",
             "peermemctl",
             "-p",

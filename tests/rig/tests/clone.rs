@@ -58,9 +58,9 @@ impl Clone {
             &bin.join("cargo"),
             "case $1 in --version) echo cargo 1.99.0; exit ;; esac\n\
              echo \"$@\" >\"$CARGO_TARGET_DIR/../arguments\"\n\
-             mkdir -p \"$CARGO_TARGET_DIR/release\"\n\
-             printf '#!/bin/sh\\necho \"$RIG_REPO\"; for word; do echo \"<$word>\"; done\\n' >\"$CARGO_TARGET_DIR/release/rig\"\n\
-             chmod +x \"$CARGO_TARGET_DIR/release/rig\"",
+             mkdir -p \"$CARGO_TARGET_DIR/debug\"\n\
+             printf '#!/bin/sh\\necho \"$RIG_REPO\"; for word; do echo \"<$word>\"; done\\n' >\"$CARGO_TARGET_DIR/debug/rig\"\n\
+             chmod +x \"$CARGO_TARGET_DIR/debug/rig\"",
         );
         script(&bin.join("rustc"), "echo rustc 1.99.0");
         script(&bin.join("cc"), "");
