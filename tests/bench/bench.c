@@ -253,20 +253,25 @@ static int before_register(struct kprobe *probe, struct pt_regs *regs)
 	const struct peer_memory_client *real =
 		(void *)regs_get_kernel_argument(regs, 0);
 	struct client *client;
+	unsigned int n;
 
+	/* One that was here before is of a module that was loaded anew. */
+	for (n = 0; n < nr_clients; n++)
+		if (!strcmp(clients[n].copy.client.name, real->name))
+			break;
 	/* All functions, or none is measured: ib_core minds which are there. */
-	if (nr_clients >= CLIENTS || !real->release || !real->get_page_size)
+	if (n >= CLIENTS || !real->release || !real->get_page_size)
 		return 0;
 
-	client = &clients[nr_clients];
+	client = &clients[n];
 	client->real = real;
 	client->copy.client = *real;
 	/* What lies behind it is only there if this says so. */
 	if (real->version[IB_PEER_MEMORY_VER_MAX - 1])
 		client->copy = *container_of(real, struct peer_memory_client_ex,
 					     client);
-	use_functions[nr_clients](&client->copy.client);
-	nr_clients++;
+	use_functions[n](&client->copy.client);
+	nr_clients = max(nr_clients, n + 1);
 	regs->di = (unsigned long)&client->copy.client;
 	return 0;
 }
