@@ -12,7 +12,6 @@ use std::path::PathBuf;
 
 use anyhow::anyhow;
 use anyhow::bail;
-use anyhow::Context as _;
 use anyhow::Result;
 
 use super::Check;
@@ -289,11 +288,8 @@ impl<'a> Machines<'a> {
         }
         let script = self.paths.repo.join("tests/vm/mutants");
         let mut command = vec![
-            script.to_str().context("the repository's path")?.to_owned(),
-            programs::gdr(self.paths)
-                .to_str()
-                .context("the cache's path")?
-                .to_owned(),
+            vm::in_machine(&script),
+            vm::in_machine(&programs::gdr(self.paths)),
         ];
         command.extend(steps.iter().flat_map(Step::words));
         let (outcome, said) = vm::run_with(
