@@ -66,11 +66,14 @@ impl Linter<'_> {
 /// A check: its name, and what does it. The error is what it has to say.
 type Check = (&'static str, fn(&Linter<'_>) -> Result<()>);
 
+/// The one that cargo does.
+pub(crate) const CLIPPY_HOST: &str = "clippy, host";
+
 pub(crate) const CHECKS: &[Check] = &[
     ("licence lines", licences),
     ("rustfmt, host", format_host),
     ("rustfmt, kernel", format_kernel),
-    ("clippy, host", clippy_host),
+    (CLIPPY_HOST, clippy_host),
     ("clippy, kernel", clippy_kernel),
     ("no panic in the module", no_panic),
     ("checkpatch", checkpatch),

@@ -131,9 +131,13 @@ pub(crate) fn programs(paths: &Paths) -> Result<()> {
     build_programs(paths, &tools(paths)?, programs::COMPILED)
 }
 
-/// Looks at the form of the code, one test for each check; what takes long looks at the changed files alone, where they are
-/// given.
-pub(crate) fn lint(paths: &Paths, changed: Option<Vec<String>>) -> Result<Vec<Test>> {
+/// Looks at the form of the code, one test for each check that `wanted` names; what takes long looks at the changed files
+/// alone, where they are given.
+pub(crate) fn lint(
+    paths: &Paths,
+    changed: Option<Vec<String>>,
+    wanted: fn(&str) -> bool,
+) -> Result<Vec<Test>> {
     apt::install(paths, apt::LINT)?;
     let toolchain = tools(paths)?;
     let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, Extent::Patched)?;
@@ -145,9 +149,11 @@ pub(crate) fn lint(paths: &Paths, changed: Option<Vec<String>>) -> Result<Vec<Te
         changed,
     };
     let mut tests = Vec::new();
-    for (name, check) in lint::CHECKS {
-        // Machines that are to begin wait for one check, not for all.
-        let _lock = Lock::take(paths, "modules")?;
+    for (name, check) in lint::CHECKS.iter().filter(|(name, _)| wanted(name)) {
+        // Machines that are to begin wait for one check, not for all; and not for cargo, which has a lock of its own.
+        let _lock = (*name != lint::CLIPPY_HOST)
+            .then(|| Lock::take(paths, "modules"))
+            .transpose()?;
         let stage = Stage::begin(format!("lint: {name}"));
         let test = Test::of((*name).to_owned(), check(&linter).map(|()| Vec::new()));
         stage.done(if test.verdict == Verdict::Passed {
