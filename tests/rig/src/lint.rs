@@ -255,6 +255,10 @@ fn no_panic(linter: &Linter<'_>) -> Result<()> {
 /// C files, and patches: what the kernel's maintainers would look at.
 fn checkpatch(linter: &Linter<'_>) -> Result<()> {
     let script = linter.kernel_source.join("scripts/checkpatch.pl");
+    // It hands names to a shell as they are: by this one they have no blanks.
+    let folder = linter.paths.run_directory()?;
+    let repo = folder.join("repository");
+    std::os::unix::fs::symlink(&linter.paths.repo, &repo)?;
     let mut problems = Vec::new();
     let mut run = |options: &[&str], files: &[String]| -> Result<()> {
         if files.is_empty() {
@@ -272,7 +276,7 @@ fn checkpatch(linter: &Linter<'_>) -> Result<()> {
                 ])
                 .args(["--max-line-length=100", "--ignore", CHECKPATCH_IGNORED])
                 .args(options)
-                .args(files.iter().map(|name| linter.paths.repo.join(name)))
+                .args(files.iter().map(|name| repo.join(name)))
                 // In a git work tree it would take every tracked file for a source.
                 .current_dir("/"),
             |line| !line.trim().is_empty(),
@@ -290,6 +294,7 @@ fn checkpatch(linter: &Linter<'_>) -> Result<()> {
         name.ends_with(".patch") && name.starts_with("tests/kernel/")
     })?;
     run(&["--no-signoff"], &patches)?;
+    let _ = fs::remove_dir_all(&folder);
     if !problems.is_empty() {
         bail!("{}", problems.join("\n"));
     }
