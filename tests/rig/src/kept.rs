@@ -13,7 +13,6 @@ use serde::Deserialize;
 use serde::Serialize;
 
 use crate::history::When;
-use crate::modules;
 use crate::paths::Paths;
 use crate::programs;
 use crate::progress::output;
@@ -205,10 +204,11 @@ const JUDGES: &[&str] = &[
 pub(crate) fn has_ours(options: &Options, command: &[&str]) -> bool {
     options.peermem == Peermem::Ours
         || options.beside
+        || options.kunit
         || options.signed
         || options.mutant.is_some()
         || !options.patches.is_empty()
-        // KUnit's module contains ours. Whatever else may load a module is not known here.
+        // Whatever else may load a module is not known here.
         || !matches!(
             command.first(),
             Some(&("{gdr}" | "{repo}/tests/vm/perftest" | "{repo}/tests/vm/pyverbs"))
@@ -241,13 +241,7 @@ pub(crate) fn key(paths: &Paths, run: &Run, machine: Option<&Options>) -> Result
             files.push(boot.image);
             files.extend(boot.control);
             files.extend(boot.drivers.into_iter().map(|(_, file)| file));
-            files.extend(
-                boot.modules
-                    .files()
-                    // Laid beside the others, and never loaded.
-                    .filter(|file| modules::name_of(file) != "nvidia_peermem_kunit")
-                    .cloned(),
-            );
+            files.extend(boot.modules.files().cloned());
             for file in files {
                 key.path(&paths.cache, &file)?;
             }
@@ -293,11 +287,11 @@ mod tests {
         let nvidia = || of(Peermem::Nvidia);
         assert!(!has_ours(&nvidia(), test));
         assert!(!has_ours(&of(Peermem::None), test));
-        assert!(has_ours(&of(Peermem::None), &["{repo}/tests/vm/kunit"]));
         assert!(has_ours(&of(Peermem::None), &["true"]));
         assert!(has_ours(&of(Peermem::Ours), test));
         for change in [
             (|options| options.beside = true) as fn(&mut Options),
+            |options| options.kunit = true,
             |options| options.signed = true,
             |options| options.mutant = Some("x".to_owned()),
             |options| options.patches.push(PathBuf::from("x")),

@@ -64,7 +64,7 @@ const FLAVOURS: &[Flavour] = &[
         package: "linux-source-7.3",
         instead: Some("linux-source-7."),
         source: DEFAULT,
-        config: &["rig.config", SIGNED],
+        config: &["rig.config"],
         patches: &["7.3"],
         compiler: "gcc",
         make: &[],
@@ -76,7 +76,7 @@ const FLAVOURS: &[Flavour] = &[
         package: "linux-source-7.2",
         instead: None,
         source: EARLIER,
-        config: &["rig.config", "7.2.config", HOST],
+        config: &["rig.config", "7.2.config", HOST, SIGNED],
         patches: &["7.2", "7.3"],
         compiler: "gcc",
         make: &[],
@@ -762,7 +762,8 @@ impl Tree<'_> {
     fn compile(&self, what: &str) -> Result<()> {
         self.lay_certificate()?;
         let mut stage = Stage::begin(self.title(what));
-        let jobs = std::thread::available_parallelism().map_or(2, usize::from);
+        // One more than there are processors: steps wait for files, too.
+        let jobs = std::thread::available_parallelism().map_or(2, usize::from) + 1;
         let count = stage.run(
             &mut self.make(&[&format!("-j{jobs}"), "bzImage", "modules"]),
             &self.log(),

@@ -16,6 +16,7 @@ use crate::kernel::Kernel;
 use crate::mutants;
 use crate::paths::Paths;
 use crate::progress::Stage;
+use crate::setup::Lock;
 use crate::stamp;
 use crate::stamp::Key;
 use crate::toolchain::Toolchain;
@@ -425,7 +426,7 @@ impl<'a> Builder<'a> {
 
     /// NVIDIA's own module, unchanged, with a Kbuild of ours beside it.
     pub(crate) fn control(&self) -> Result<PathBuf> {
-        let (files, version) = self.control_source()?;
+        let (files, version) = control_source(self.paths)?;
         let symbols = self.gpu_symbols()?;
         let source = self.kernel.products.join("nvidia.source");
         let mut inputs = vec![symbols.clone()];
@@ -456,65 +457,6 @@ impl<'a> Builder<'a> {
     fn gpu_symbols(&self) -> Result<PathBuf> {
         self.gpu()?;
         Ok(self.kernel.products.join("gpu.build/Module.symvers"))
-    }
-
-    /// The control's files in the cache, downloaded when they are not there, and the driver's version.
-    pub(crate) fn control_source(&self) -> Result<(Vec<PathBuf>, String)> {
-        let directory = self.paths.cache.join("control");
-        let version = directory.join("version");
-        let files: Vec<PathBuf> = CONTROL_FILES
-            .iter()
-            .map(|name| directory.join(name))
-            .collect();
-        if !version.exists() {
-            self.fetch_control(&directory, &files)?;
-        }
-        Ok((files, fs::read_to_string(version)?.trim().to_owned()))
-    }
-
-    fn fetch_control(&self, directory: &Path, files: &[PathBuf]) -> Result<()> {
-        let mut stage =
-            Stage::begin("control: fetching NVIDIA's nvidia-peermem from Debian's archive");
-        let mut found = apt::search(self.paths, &mut stage, CONTROL_SUITES, CONTROL_PACKAGE)?;
-        found.retain(|candidate| candidate.package == CONTROL_PACKAGE);
-        let candidate = found
-            .iter()
-            .find(|candidate| candidate.version.starts_with(CONTROL_SERIES))
-            .or(found.first())
-            .ok_or_else(|| anyhow!("{CONTROL_PACKAGE} is in no suite of Debian's archive"))?;
-        let download = directory.join("download");
-        let _ = fs::remove_dir_all(&download);
-        let package = apt::download(self.paths, &mut stage, candidate, &download)?;
-        let log = self.paths.cache.join("logs/control.txt");
-        apt::extract(&mut stage, &package, &download, &log)?;
-        for archive in stamp::files(&download)? {
-            if archive.to_string_lossy().contains(".tar.") {
-                stage.run(
-                    std::process::Command::new("tar")
-                        .arg("-xf")
-                        .arg(&archive)
-                        .arg("-C")
-                        .arg(&download),
-                    &log,
-                    "",
-                    |_| false,
-                )?;
-            }
-        }
-        let unpacked = stamp::files(&download)?;
-        for file in files {
-            let tail = Path::new("nvidia-peermem").join(file.file_name().unwrap_or_default());
-            let source = unpacked
-                .iter()
-                .find(|path| path.ends_with(&tail))
-                .ok_or_else(|| anyhow!("{} has no {}", package.display(), tail.display()))?;
-            stamp::replace(file, &fs::read(source)?)?;
-        }
-        let _ = fs::remove_dir_all(&download);
-        let upstream = candidate.version.split('-').next().unwrap_or_default();
-        stamp::set(&directory.join("version"), upstream)?;
-        stage.done(upstream);
-        Ok(())
     }
 
     fn build(&self, recipe: &Recipe<'_>) -> Result<PathBuf> {
@@ -564,6 +506,66 @@ impl<'a> Builder<'a> {
         stage.done("");
         Ok(product)
     }
+}
+
+/// The control's files in the cache, downloaded when they are not there, and the driver's version.
+pub(crate) fn control_source(paths: &Paths) -> Result<(Vec<PathBuf>, String)> {
+    let directory = paths.cache.join("control");
+    let version = directory.join("version");
+    let files: Vec<PathBuf> = CONTROL_FILES
+        .iter()
+        .map(|name| directory.join(name))
+        .collect();
+    let _lock = Lock::take(paths, "control")?;
+    if !version.exists() {
+        fetch_control(paths, &directory, &files)?;
+    }
+    Ok((files, fs::read_to_string(version)?.trim().to_owned()))
+}
+
+fn fetch_control(paths: &Paths, directory: &Path, files: &[PathBuf]) -> Result<()> {
+    let mut stage =
+        Stage::begin("control: fetching NVIDIA's nvidia-peermem from Debian's archive");
+    let mut found = apt::search(paths, &mut stage, CONTROL_SUITES, CONTROL_PACKAGE)?;
+    found.retain(|candidate| candidate.package == CONTROL_PACKAGE);
+    let candidate = found
+        .iter()
+        .find(|candidate| candidate.version.starts_with(CONTROL_SERIES))
+        .or(found.first())
+        .ok_or_else(|| anyhow!("{CONTROL_PACKAGE} is in no suite of Debian's archive"))?;
+    let download = directory.join("download");
+    let _ = fs::remove_dir_all(&download);
+    let package = apt::download(paths, &mut stage, candidate, &download)?;
+    let log = paths.cache.join("logs/control.txt");
+    apt::extract(&mut stage, &package, &download, &log)?;
+    for archive in stamp::files(&download)? {
+        if archive.to_string_lossy().contains(".tar.") {
+            stage.run(
+                std::process::Command::new("tar")
+                    .arg("-xf")
+                    .arg(&archive)
+                    .arg("-C")
+                    .arg(&download),
+                &log,
+                "",
+                |_| false,
+            )?;
+        }
+    }
+    let unpacked = stamp::files(&download)?;
+    for file in files {
+        let tail = Path::new("nvidia-peermem").join(file.file_name().unwrap_or_default());
+        let source = unpacked
+            .iter()
+            .find(|path| path.ends_with(&tail))
+            .ok_or_else(|| anyhow!("{} has no {}", package.display(), tail.display()))?;
+        stamp::replace(file, &fs::read(source)?)?;
+    }
+    let _ = fs::remove_dir_all(&download);
+    let upstream = candidate.version.split('-').next().unwrap_or_default();
+    stamp::set(&directory.join("version"), upstream)?;
+    stage.done(upstream);
+    Ok(())
 }
 
 #[cfg(test)]

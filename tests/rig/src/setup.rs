@@ -104,7 +104,8 @@ pub(crate) fn demo(paths: &Paths) -> Result<()> {
     })
 }
 
-/// Does `work` while the programs are compiled. Much of a kernel's build, its Rust above all, keeps one processor busy.
+/// Does `work` while the programs are compiled, and NVIDIA's module is fetched. Much of a kernel's build, its Rust above all,
+/// keeps one processor busy.
 fn beside_programs(
     paths: &Paths,
     wanted: &[&str],
@@ -112,7 +113,10 @@ fn beside_programs(
 ) -> Result<()> {
     let toolchain = tools(paths)?;
     thread::scope(|scope| {
-        let programs = scope.spawn(|| build_programs(paths, &toolchain, wanted));
+        let programs = scope.spawn(|| {
+            build_programs(paths, &toolchain, wanted)?;
+            modules::control_source(paths).map(drop)
+        });
         let worked = work(&toolchain);
         let compiled = programs
             .join()
@@ -205,8 +209,7 @@ pub(crate) fn modules(paths: &Paths, name: &str) -> Result<i32> {
 pub(crate) fn debian(paths: &Paths) -> Result<(Vec<Test>, Vec<String>)> {
     let toolchain = tools(paths)?;
     let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, Extent::Frozen)?;
-    let builder = Builder::new(paths, &toolchain, &kernel, true);
-    let (control, driver) = builder.control_source()?;
+    let (control, driver) = modules::control_source(paths)?;
     let _lock = Lock::take(paths, "debian")?;
     debian::tests(paths, &kernel.source(), (&control, &driver))
 }
@@ -274,12 +277,13 @@ pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
                     index.add(builder.patched(&options.patches)?);
                 }
                 index.add(builder.ours()?);
-                index.add(builder.kunit()?);
             }
             Peermem::Nvidia => index.add(builder.control()?),
-            // On fakes of both neighbours: needs neither.
-            Peermem::None => index.add(builder.kunit()?),
+            Peermem::None => {}
         }
+    }
+    if options.kunit {
+        index.add(builder.kunit()?);
     }
     let mut drivers = Vec::new();
     if options.beside {

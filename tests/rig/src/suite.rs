@@ -167,6 +167,7 @@ fn kunit(vm: &mut Options) {
     vm.peermem = Peermem::None;
     vm.rdma = Rdma::Stock;
     vm.gpus = 0;
+    vm.kunit = true;
     vm.append.push("kunit.enable=1 kunit.autorun=1".to_owned());
     // Freed memory is seen to be freed.
     vm.append.push("slab_debug=FZP".to_owned());
@@ -532,6 +533,7 @@ pub(crate) const SUITE: &[Run] = &[
             options: |vm| vm.signed = true,
             command: LOADING,
         },
+        kernel: Some(kernel::EARLIER),
         ..BASE
     },
     Run {
@@ -879,8 +881,7 @@ pub(crate) fn again(kernel: &'static str) -> Vec<Run> {
             Place::Vm { options, .. } => {
                 let mut wanted = Options::default();
                 options(&mut wanted);
-                // That kernel alone knows a key.
-                run.kernel.is_none() && wanted.kernel == kernel::DEFAULT && !wanted.signed
+                run.kernel.is_none() && wanted.kernel == kernel::DEFAULT
             }
             _ => false,
         })

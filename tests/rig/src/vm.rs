@@ -187,6 +187,9 @@ pub(crate) struct Options {
     /// Loads what breaks calls of the kernel on request (tests/interpose)
     #[arg(long)]
     pub(crate) interpose: bool,
+    /// Has the KUnit tests too, a module to be loaded (tests/vm/kunit)
+    #[arg(long)]
+    pub(crate) kunit: bool,
     /// Loads what measures the peer-memory module (tests/bench)
     #[arg(long)]
     pub(crate) bench: bool,
