@@ -226,43 +226,29 @@ impl Kernel {
     }
 }
 
-/// The release that a kernel image names in its header.
-pub(crate) fn release_of(image: &Path) -> Result<String> {
-    let bytes = fs::read(image).with_context(|| format!("cannot read {}", image.display()))?;
-    release_in(&bytes).ok_or_else(|| anyhow!("{} is no x86 kernel image", image.display()))
-}
-
-/// Offset 0x20e of the boot protocol's header: where the version string lies, less 0x200.
-fn release_in(bytes: &[u8]) -> Option<String> {
-    if bytes.get(0x202..0x206)? != b"HdrS" {
-        return None;
-    }
-    let low = usize::from(*bytes.get(0x20e)?);
-    let high = usize::from(*bytes.get(0x20f)?);
-    let text = bytes.get(((high << 8) | low) + 0x200..)?;
-    let end = text.iter().position(|byte| matches!(byte, 0 | b' '))?;
-    Some(String::from_utf8_lossy(&text[..end]).into_owned())
+/// The release of the kernel of a build tree.
+fn release_of(build: &Path) -> Result<String> {
+    let file = build.join("include/config/kernel.release");
+    let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    Ok(text.trim().to_owned())
 }
 
 /// A kernel that somebody else built: its build tree, or the image in one.
 pub(crate) fn by_path(paths: &Paths, path: &Path) -> Result<Kernel> {
     let path =
         fs::canonicalize(path).with_context(|| format!("there is no kernel {}", path.display()))?;
-    let image = if path.is_dir() {
-        path.join("arch/x86/boot/bzImage")
+    let (build, image) = if path.is_dir() {
+        // The rig's own have no other image than this, and can be booted by it.
+        let images = ["arch/x86/boot/bzImage", "vmlinux"].map(|name| path.join(name));
+        let image = images.into_iter().find(|image| image.is_file());
+        let image = image.ok_or_else(|| anyhow!("{} has no bzImage", path.display()))?;
+        (path, image)
     } else {
-        path
+        let build = path.ancestors().nth(4).unwrap_or(&path).to_path_buf();
+        (build, path)
     };
-    if !image.is_file() {
-        bail!("{} does not exist", image.display());
-    }
-    let build = image
-        .ancestors()
-        .nth(4)
-        .filter(|tree| tree.join("include/config/kernel.release").is_file())
-        .ok_or_else(|| anyhow!("{} does not lie in a build tree", image.display()))?
-        .to_path_buf();
-    let release = release_of(&image)?;
+    let release = release_of(&build)
+        .with_context(|| format!("{} does not lie in a build tree", image.display()))?;
     let mut key = Key::default();
     key.bytes("image", &fs::read(&image)?);
     key.bytes(
@@ -344,9 +330,9 @@ pub(crate) fn ensure(
         let _ = fs::remove_file(&stamp);
         tree.build(&source, &key, stock)?;
     }
-    let image = tree.at("bzImage");
+    let image = tree.at("vmlinux");
     Ok(Kernel {
-        release: release_of(&image)?,
+        release: release_of(&tree.at("build"))?,
         image,
         build: tree.at("build"),
         modules: tree.at("modules"),
@@ -684,8 +670,8 @@ impl Tree<'_> {
         self.compile(&format!("compiling ({count} files changed)"))?;
         collect_modules(&self.at("build"), &self.at("modules"))?;
         stamp::replace(
-            &self.at("bzImage"),
-            &fs::read(self.at("build/arch/x86/boot/bzImage"))?,
+            &self.at("vmlinux"),
+            &fs::read(self.at("build/vmlinux"))?,
         )?;
         stamp::set(&self.at("stamp"), key)
     }
@@ -765,7 +751,7 @@ impl Tree<'_> {
         // One more than there are processors: steps wait for files, too.
         let jobs = std::thread::available_parallelism().map_or(2, usize::from) + 1;
         let count = stage.run(
-            &mut self.make(&[&format!("-j{jobs}"), "bzImage", "modules"]),
+            &mut self.make(&[&format!("-j{jobs}"), "vmlinux", "modules"]),
             &self.log(),
             "steps",
             |line| line.starts_with("  "),
@@ -868,18 +854,5 @@ mod tests {
             --- a/old.h\n+++ /dev/null\n";
         let files: Vec<String> = patched_files(patch).into_iter().collect();
         assert_eq!(files, ["mm/x.c", "new.h", "old.h"]);
-    }
-
-    #[test]
-    fn release_from_an_image() {
-        let mut image = vec![0; 0x400];
-        image[0x202..0x206].copy_from_slice(b"HdrS");
-        image[0x20e] = 0x10;
-        image[0x20f] = 0x01;
-        image[0x310..0x310 + 12].copy_from_slice(b"7.3.4 (rig@a");
-        assert_eq!(release_in(&image).as_deref(), Some("7.3.4"));
-        assert_eq!(release_in(b"short"), None);
-        image[0x202] = b'x';
-        assert_eq!(release_in(&image), None);
     }
 }
