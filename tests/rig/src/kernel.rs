@@ -229,7 +229,8 @@ impl Kernel {
 /// The release of the kernel of a build tree.
 fn release_of(build: &Path) -> Result<String> {
     let file = build.join("include/config/kernel.release");
-    let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    let text =
+        fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
     Ok(text.trim().to_owned())
 }
 
@@ -669,10 +670,7 @@ impl Tree<'_> {
         self.configure()?;
         self.compile(&format!("compiling ({count} files changed)"))?;
         collect_modules(&self.at("build"), &self.at("modules"))?;
-        stamp::replace(
-            &self.at("vmlinux"),
-            &fs::read(self.at("build/vmlinux"))?,
-        )?;
+        stamp::replace(&self.at("vmlinux"), &fs::read(self.at("build/vmlinux"))?)?;
         stamp::set(&self.at("stamp"), key)
     }
 

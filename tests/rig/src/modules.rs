@@ -524,8 +524,7 @@ pub(crate) fn control_source(paths: &Paths) -> Result<(Vec<PathBuf>, String)> {
 }
 
 fn fetch_control(paths: &Paths, directory: &Path, files: &[PathBuf]) -> Result<()> {
-    let mut stage =
-        Stage::begin("control: fetching NVIDIA's nvidia-peermem from Debian's archive");
+    let mut stage = Stage::begin("control: fetching NVIDIA's nvidia-peermem from Debian's archive");
     let mut found = apt::search(paths, &mut stage, CONTROL_SUITES, CONTROL_PACKAGE)?;
     found.retain(|candidate| candidate.package == CONTROL_PACKAGE);
     let candidate = found

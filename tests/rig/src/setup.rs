@@ -102,7 +102,9 @@ pub(crate) fn demo(paths: &Paths) -> Result<()> {
         thread::scope(|scope| {
             let control = scope.spawn(|| builder.control());
             let ours = builder.ours();
-            let control = control.join().map_err(|_| anyhow!("compiling NVIDIA's module failed"))?;
+            let control = control
+                .join()
+                .map_err(|_| anyhow!("compiling NVIDIA's module failed"))?;
             ours.and(control).map(drop)
         })
     })
