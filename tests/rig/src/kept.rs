@@ -287,6 +287,7 @@ mod tests {
         let nvidia = || of(Peermem::Nvidia);
         assert!(!has_ours(&nvidia(), test));
         assert!(!has_ours(&of(Peermem::None), test));
+        assert!(has_ours(&of(Peermem::None), &["{repo}/tests/vm/kunit"]));
         assert!(has_ours(&of(Peermem::None), &["true"]));
         assert!(has_ours(&of(Peermem::Ours), test));
         for change in [

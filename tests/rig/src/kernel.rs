@@ -239,10 +239,11 @@ pub(crate) fn by_path(paths: &Paths, path: &Path) -> Result<Kernel> {
     let path =
         fs::canonicalize(path).with_context(|| format!("there is no kernel {}", path.display()))?;
     let (build, image) = if path.is_dir() {
-        // The rig's own have no other image than this, and can be booted by it.
+        // The rig's own trees have no bzImage: QEMU enters their vmlinux.
         let images = ["arch/x86/boot/bzImage", "vmlinux"].map(|name| path.join(name));
         let image = images.into_iter().find(|image| image.is_file());
-        let image = image.ok_or_else(|| anyhow!("{} has no bzImage", path.display()))?;
+        let image = image
+            .ok_or_else(|| anyhow!("{} has neither a bzImage nor a vmlinux", path.display()))?;
         (path, image)
     } else {
         let build = path.ancestors().nth(4).unwrap_or(&path).to_path_buf();

@@ -727,11 +727,14 @@ fn announcement(plan: &Plan, rooms: &[Room], processors: usize, history: &Histor
     let width = plan.steps.iter().map(|step| step.name.len()).max();
     let width = width.unwrap_or_default();
     let mut lines = String::new();
-    let compiles = |step: &Step| step.name.starts_with("kernel ");
+    // The programs are compiled beside a kernel, whose time was measured so.
+    let beside = plan
+        .steps
+        .iter()
+        .any(|step| step.name.starts_with("kernel "));
     for step in &plan.steps {
         let seconds = estimate(step, processors, history);
-        // Beside a kernel, whose time was measured so.
-        if step.name != "programs" || !plan.steps.iter().any(compiles) {
+        if !(beside && step.name == "programs") {
             total += seconds;
         }
         let mib = match step.name.as_str() {
