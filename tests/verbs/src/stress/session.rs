@@ -1180,7 +1180,7 @@ impl<'a> Session<'a> {
         let new = self.blocks.len() - 1;
 
         let mut met = 0;
-        let mut arrived = Vec::new();
+        let (mut arrived, mut failed) = (Vec::new(), Vec::new());
         for request in &doomed {
             let completion = self.wait(request.initiator, Endpoint::poll_sent)?;
             let success = completion.status == Status::Success;
@@ -1193,7 +1193,7 @@ impl<'a> Session<'a> {
                     self.expect(*target, data);
                     arrived.push(*target);
                 }
-                (Some((target, data)), _) => self.settle(*target, data)?,
+                (Some(failure), _) => failed.push(failure),
                 (None, Some((from, data))) if success => {
                     expected[*from..from + data.len()].copy_from_slice(data);
                 }
@@ -1201,14 +1201,18 @@ impl<'a> Session<'a> {
             }
         }
         self.end_read();
-        // Now that all have ended: what lies around the target of one may be the target of the next.
-        for target in arrived {
-            self.check(target)?;
-        }
         self.note(Figure::MetRevocation, met);
         self.note(Figure::BeforeFree, doomed.len() as u64 - met);
         if met > 0 {
             self.connection = None;
+        }
+        // Only without the queue pairs: the first packets of a WRITE may arrive after its source has failed the rest.
+        for (target, data) in failed {
+            self.settle(*target, data)?;
+        }
+        // Now that all have ended: what lies around the target of one may be the target of the next.
+        for target in arrived {
+            self.check(target)?;
         }
         // Whatever was under way has ended: nothing of it may have reached the new owner.
         self.check_block(new)?;
