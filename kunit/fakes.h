@@ -29,6 +29,7 @@ u64 fake_dma_map(struct device *dev, u64 addr, size_t len, int dir,
 		 unsigned long attrs);
 void fake_dma_unmap(struct device *dev, u64 dma, size_t len, int dir,
 		    unsigned long attrs);
+void fake_resched(void);
 
 /* Of the machine. The list has the fake NIC first, then the fake GPU. */
 struct pci_dev *fake_pci_get(unsigned int vendor, unsigned int device,

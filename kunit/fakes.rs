@@ -333,6 +333,8 @@ pub(crate) struct World {
     pub(crate) going: bool,
     /// What the module has of `try_module_get()` and has not given back.
     pub(crate) holds: i64,
+    /// Calls of `cond_resched()`.
+    pub(crate) rests: u32,
     pins: KVec<Pinned>,
     mappings: KVec<Mapped>,
     bar: KVec<BarRange>,
@@ -350,6 +352,7 @@ impl World {
             mapping: MappingForm::new(),
             going: false,
             holds: 0,
+            rests: 0,
             pins: KVec::new(),
             mappings: KVec::new(),
             bar: KVec::new(),
@@ -1104,11 +1107,8 @@ pub(crate) unsafe extern "C" fn nvidia_p2p_put_pages_persistent(
     check!(flags == 0);
     let table = page_table.addr();
     api_locked("a put", || {
+        // Whatever it is, the GPU's reference is dropped.
         let code = failing(Call::PutPersistent).unwrap_or(0);
-        // Any failure but this has dropped the GPU's reference.
-        if code == ENOMEM.to_errno() {
-            return code;
-        }
         match remove_pin(table) {
             Some(pin) if pin.persistent => free_pin(pin),
             _ => fails(c"nvidia.ko", 0, fmt!("no table to put_pages_persistent()")),
@@ -1335,6 +1335,11 @@ unsafe extern "C" fn fake_sg_alloc(
     }
     // SAFETY: As promised by the caller.
     unsafe { bindings::sg_alloc_table(table, entries, gfp) }
+}
+
+#[no_mangle]
+extern "C" fn fake_resched() {
+    with(|world| world.rests += 1);
 }
 
 const DMA_BIDIRECTIONAL: c_int = 0;

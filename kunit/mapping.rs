@@ -11,6 +11,7 @@ mod tests {
     use kernel::prelude::*;
 
     use crate::extents::Entry;
+    use crate::extents::MAX_STEP;
     use crate::fakes::check;
     use crate::fakes::fail;
     use crate::fakes::fail_once;
@@ -285,6 +286,32 @@ mod tests {
                     PutPersistent
                 ];
             }
+            Ok(())
+        })
+    }
+
+    /// An IOMMU's page tables for it come from memory that may not be waited for.
+    #[test]
+    fn a_long_revocable_region_is_mapped_in_steps_with_rests_between() -> Result {
+        test(|| {
+            let up = revocable(Invalidation::ClientUnmaps)?;
+            let request = || pages(2 * MAX_STEP / KIB_64 + 1);
+            for nth in 1..=3 {
+                fail(Call::BarMap, nth, 1, EIO.to_errno())?;
+                let failed = failure(request());
+                same!(failed, Some(Failed::DmaMap(EINVAL.to_errno())));
+                nothing_mapped();
+            }
+            log();
+            with(|world| world.rests = 0);
+            let umem = get(request()).map_err(|_| EIO)?;
+            logged![Acquire, Pin, GetPages, DmaMap, BarMap, BarMap, BarMap, PageSize];
+            same!(with(|world| world.rests), 2);
+            // What is adjacent all the same is one entry, as far as the card takes it.
+            same!(umem.entries().len(), 2);
+            umem.release();
+            same!(with(|world| world.rests), 4);
+            drop(up);
             Ok(())
         })
     }

@@ -42,6 +42,7 @@ mod tests {
     use crate::revocable::Monitor as _;
     use crate::roll::Gpus;
     use crate::roll::PciAddress;
+    use crate::sys;
     use crate::sys::gpu_address;
     use crate::sys::gpu_of;
     use crate::sys::BarFinder;
@@ -49,6 +50,7 @@ mod tests {
     use crate::sys::Lock;
     use crate::sys::ModuleHold;
     use crate::sys::Monitor;
+    use crate::sys::Neighbour;
     use crate::sys::Table;
 
     /// `count` pages with a break after each `every`.
@@ -253,7 +255,8 @@ mod tests {
             for nth in 1..=3 {
                 crate::fakes::fail(Call::BarMap, nth, 1, EIO.to_errno())?;
                 let refused = BarMapping::map(&device, runs()).err();
-                same!(refused, Some(Refusal::MapResource));
+                let mapped = u64::from(nth - 1) * KIB_64;
+                same!(refused, Some(Refusal::MapResource { mapped }));
                 crate::fakes::nothing_mapped();
             }
             let mapping = BarMapping::map(&device, runs()).map_err(|_| EIO)?;
@@ -286,6 +289,20 @@ mod tests {
             same!(with(|world| world.holds), 0);
             with(|world| world.going = true);
             check!(ModuleHold::try_new().is_none());
+            Ok(())
+        })
+    }
+
+    /// What of it is read goes with it.
+    #[test]
+    fn a_neighbour_that_goes_is_not_looked_at() -> Result {
+        test(|| {
+            let look = || Neighbour::look(c"nvidia_peermem_kunit");
+            check!(look().is_some_and(|found| found.version() == sys::version()));
+            same!(with(|world| world.holds), 0);
+            with(|world| world.going = true);
+            check!(look().is_none());
+            check!(Neighbour::look(c"none of that name").is_none());
             Ok(())
         })
     }

@@ -8,6 +8,7 @@
 #include <linux/module.h>
 #include <linux/pci.h>
 #include <linux/scatterlist.h>
+#include <linux/sched/signal.h>
 
 #include "../src/missing.h"
 #include "fakes.h"
@@ -19,6 +20,8 @@
 #define sg_alloc_table fake_sg_alloc
 #define dma_map_resource fake_dma_map
 #define dma_unmap_resource fake_dma_unmap
+#undef cond_resched
+#define cond_resched fake_resched
 
 #include "../src/sys_c.c"
 

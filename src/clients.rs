@@ -184,6 +184,10 @@ impl region::Env for Kernel {
         // CAST: Not negative.
         (sys::task(), sys::microseconds() as u64)
     }
+
+    fn is_killed() -> bool {
+        sys::is_killed()
+    }
 }
 
 impl Ledger for Kernel {

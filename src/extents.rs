@@ -136,6 +136,10 @@ pub(crate) struct Run {
     pub(crate) len: u64,
 }
 
+/// How much is mapped for a device at once, at most. An IOMMU that translates fills page tables for all of it in one go,
+/// from memory that may not be waited for: 2 MiB of tables, where it has no larger pages.
+pub(crate) const MAX_STEP: u64 = 1 << 30;
+
 /// The pages at `addrs`, each of them a run of one `page`.
 pub(crate) fn pages(addrs: impl Iterator<Item = u64>, page: PageSize) -> impl Iterator<Item = Run> {
     let len = page.bytes();
@@ -164,6 +168,21 @@ pub(crate) fn join(runs: impl Iterator<Item = Run>, mut each: impl FnMut(Run)) {
     if start != end {
         each(closed(start, end));
     }
+}
+
+/// Joins runs as [`join`], no further than [`MAX_STEP`], and calls `each` with what comes of it.
+pub(crate) fn steps(runs: impl Iterator<Item = Run>, mut each: impl FnMut(Run)) {
+    join(runs, |mut run| {
+        while run.len > MAX_STEP {
+            each(Run {
+                addr: run.addr,
+                len: MAX_STEP,
+            });
+            run.addr = run.addr.wrapping_add(MAX_STEP);
+            run.len -= MAX_STEP;
+        }
+        each(run);
+    });
 }
 
 /// The run from `start` to `end`, which may lie behind the last address.

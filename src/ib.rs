@@ -57,6 +57,11 @@ pub(crate) fn check() -> Result {
             "not loaded: no ib_core is, and so there is no {}: modprobe loads it first, insmod does not\n",
             missing
         );
+    } else if Neighbour::look(c"ib_uverbs").is_none() {
+        pr_err!(
+            "not loaded: no ib_uverbs is, and OFED since 5.5 has peer memory there (no {}): modprobe ib_uverbs, then this module again\n",
+            missing
+        );
     } else {
         pr_err!(
             "not loaded: the ib_core that is loaded has no peer memory (no {}): load that of MLNX_OFED or DOCA-OFED; or do without this module, with software that registers GPU memory by dma-buf\n",

@@ -97,8 +97,8 @@ const MAPPING_2: u32 = 0x0002_0003;
 /// How often a put that failed for want of memory is tried again, 10 ms apart.
 const PUT_RETRIES: u32 = 100;
 
-/// Calls `put` until it returns anything but -ENOMEM, which says that nothing was done; gives up after
-/// a second.
+/// Calls `put` until it returns anything but -ENOMEM; gives up after a second. For
+/// `nvidia_p2p_put_pages()` alone, where that says that nothing was done.
 fn retry(mut put: impl FnMut() -> c_int) -> c_int {
     for _ in 0..PUT_RETRIES {
         let ret = put();
@@ -209,13 +209,13 @@ impl Checked<'_> {
         })
     }
 
-    /// Calls `each` with where the pages are, in physical addresses, joined.
+    /// Calls `each` with where the pages are, in physical addresses, joined as far as they are mapped at once.
     fn runs(&self, each: impl FnMut(Run)) {
         let addrs = self.pages.iter().map(|page| {
             // SAFETY: The page is alive by the type invariant.
             unsafe { (**page).physical_address }
         });
-        extents::join(extents::pages(addrs, self.page), each);
+        extents::steps(extents::pages(addrs, self.page), each);
     }
 }
 
@@ -298,13 +298,15 @@ impl region::Pinned for PersistentPin {
 }
 
 impl Drop for Persistent {
-    /// `nvidia_p2p_put_pages_persistent()`. Takes nvidia.ko's API lock.
+    /// `nvidia_p2p_put_pages_persistent()`, once. Takes nvidia.ko's API lock.
+    ///
+    /// Whatever it answers, nvidia.ko has given back what the pin has of the GPU's usage count: a
+    /// further try after an error would take it from somebody else, and at last stop the GPU.
     fn drop(&mut self) {
-        let ret = retry(|| {
-            // SAFETY: The table is alive by the type invariant, and put once: -ENOMEM alone says
-            // that nothing was done.
-            unsafe { c::nvidia_p2p_put_pages_persistent(self.span.start(), self.table.as_raw(), 0) }
-        });
+        // SAFETY: The table is alive by the type invariant, and put nowhere else.
+        let ret = unsafe {
+            c::nvidia_p2p_put_pages_persistent(self.span.start(), self.table.as_raw(), 0)
+        };
         if ret != 0 {
             observe::leaked(&self.span, ret);
         }

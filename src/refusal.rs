@@ -19,6 +19,8 @@ pub(crate) const ENOMEM: i32 = -12;
 pub(crate) const EIO: i32 = -5;
 /// `EOPNOTSUPP`, as a negative number.
 pub(crate) const EOPNOTSUPP: i32 = -95;
+/// `EINTR`, as a negative number.
+pub(crate) const EINTR: i32 = -4;
 /// `EBUSY`, as a negative number.
 pub(crate) const EBUSY: i32 = -16;
 /// `ENODEV`, as a negative number.
@@ -72,8 +74,11 @@ pub(crate) enum Refusal {
     NotInBar,
     /// The revocable flavour cannot map memory that CPUs cache.
     CpuCacheable,
-    /// The kernel's DMA layer did not map a run of the BAR.
-    MapResource,
+    /// The kernel's DMA layer did not map a part of the BAR.
+    MapResource {
+        /// Bytes that it had mapped before.
+        mapped: u64,
+    },
     /// The memory was freed while it was being registered.
     Revoked,
     /// ib_core mapped one registration twice.
@@ -99,11 +104,13 @@ pub(crate) enum Refusal {
         /// What it allows.
         limit: u32,
     },
+    /// The process was killed while the borders between its allocations were looked for.
+    Killed,
 }
 
 impl Refusal {
     /// Number of values that [`Refusal::kind`] can have.
-    pub(crate) const KINDS: usize = 28;
+    pub(crate) const KINDS: usize = 29;
 
     /// A word for each kind, in their order. Programs read them: one that has been in a release stays.
     pub(crate) const NAMES: [&'static CStr; Refusal::KINDS] = [
@@ -135,6 +142,7 @@ impl Refusal {
         c"foreign_cpu",
         c"hole",
         c"too_many_pieces",
+        c"killed",
     ];
 
     /// A small number that is equal for refusals of one cause.
@@ -157,7 +165,7 @@ impl Refusal {
             Refusal::MappingPageSize(_) => 14,
             Refusal::NotInBar => 15,
             Refusal::CpuCacheable => 16,
-            Refusal::MapResource => 17,
+            Refusal::MapResource { .. } => 17,
             Refusal::Revoked => 18,
             Refusal::MappedTwice => 19,
             Refusal::NoMemory => 20,
@@ -168,6 +176,7 @@ impl Refusal {
             Refusal::Foreign(Place::Cpu) => 25,
             Refusal::Hole { .. } => 26,
             Refusal::TooManyPieces { .. } => 27,
+            Refusal::Killed => 28,
         }
     }
 
@@ -211,6 +220,7 @@ impl Refusal {
             Refusal::NoMemory | Refusal::UserLimit { .. } => ENOMEM,
             Refusal::NotPci | Refusal::Unloading => ENODEV,
             Refusal::MappedTwice => EBUSY,
+            Refusal::Killed => EINTR,
             _ => EINVAL,
         }
     }
@@ -313,9 +323,10 @@ impl fmt::Display for Refusal {
                 "the memory is cached by CPUs; the persistent client, which is asked next, may \
                  take it",
             ),
-            Refusal::MapResource => f.write_str(
-                "the kernel could not map the BAR for the RDMA device: an IOMMU refused, or the \
-                 device cannot address it",
+            Refusal::MapResource { mapped } => write!(
+                f,
+                "the kernel could not map the BAR for the RDMA device, after {mapped:#x} bytes of it: no memory for \
+                 the IOMMU's page tables, no addresses left in it, or the device cannot address the BAR",
             ),
             Refusal::Revoked => f.write_str("the memory was freed during its registration"),
             Refusal::MappedTwice => f.write_str("ib_core mapped the registration twice"),
@@ -339,6 +350,9 @@ impl fmt::Display for Refusal {
                 "the range lies over more allocations, or more uneven ones, than max_pieces={limit} \
                  allows: load the module with a higher max_pieces, or register less at a time \
                  (PyTorch: expandable_segments makes an allocation of each 20 MiB)"
+            ),
+            Refusal::Killed => f.write_str(
+                "the process was killed while the borders of its allocations were looked for",
             ),
         }
     }

@@ -65,6 +65,9 @@ pub(crate) trait Env: Ledger + Sized {
 
     /// The calling thread, and the time in microseconds.
     fn caller() -> (Task, u64);
+
+    /// Whether a fatal signal waits for the calling thread.
+    fn is_killed() -> bool;
 }
 
 /// A sleeping lock around `T`. Process context only.
@@ -184,7 +187,7 @@ impl<E: Env> Region<E> {
             let pin = E::Pin::pin(span)?;
             Ok(Piece { mapping: None, pin })
         };
-        let pieces: E::List<Piece<E>> = pieces::cover(span, E::max_pieces(), pin, || Ok(()))?;
+        let pieces: E::List<Piece<E>> = pieces::cover(span, E::max_pieces(), pin, survives::<E>)?;
         let page = PageSize::of_all(pieces.iter().map(|piece| piece.pin.page_size()));
         let new = newcomer::<E>(
             Flavour::Persistent,
@@ -254,6 +257,15 @@ impl<E: Env> Drop for Region<E> {
         // Not before: where unpinning hangs, the roll shows whose.
         roll::released(&self.state, false);
     }
+}
+
+/// Whether a search over several allocations is worth going on: as `get_user_pages()`, it ends with its process, which can
+/// be thousands of calls earlier.
+pub(crate) fn survives<E: Env>() -> Result<(), Refusal> {
+    if E::is_killed() {
+        return Err(Refusal::Killed);
+    }
+    Ok(())
 }
 
 /// What a registration by the calling thread puts on the roll; `gpus` has an element for each pin.

@@ -205,7 +205,7 @@ impl<E: Env> Lease<E> {
             E::max_pieces(),
             |span| E::RevocablePin::pin(span, region.clone()),
             // Once a part is gone, the rest is not worth its pins.
-            || region.state.with(|state| state.check()),
+            || region::survives::<E>().and_then(|()| region.state.with(|state| state.check())),
         )?;
         let page = PageSize::of_all(pins.iter().map(|pin| pin.page_size()));
         // From here on an early return is a release. It may wait for a callback with ib_core's global

@@ -25,6 +25,7 @@ const char *peermem_version(void);
 #define PEERMEM_PROPRIETARY	2
 int peermem_look_at_module(const char *name, char *version, size_t len);
 
+bool peermem_is_killed(void);
 s64 peermem_microseconds(void);
 
 void peermem_comm(char comm[TASK_COMM_LEN]);
@@ -120,6 +121,7 @@ bool peermem_bar_of(u64 addr, struct peermem_bar *bar);
 bool peermem_gpu_address(u32 gpu, u64 *address);
 void peermem_bars_forget(void);
 bool peermem_has_struct_page(u64 addr, u64 len);
+void peermem_rest(void);
 int peermem_bar_map(struct pci_dev *pdev, u64 addr, size_t len, u64 *dma);
 void peermem_bar_unmap(struct pci_dev *pdev, u64 dma, size_t len);
 

@@ -48,6 +48,7 @@ use crate::compat;
 use crate::extents::Cut;
 use crate::extents::Entry;
 use crate::extents::Run;
+use crate::extents::MAX_STEP;
 use crate::record;
 use crate::record::Journal;
 use crate::record::Refused;
@@ -101,7 +102,7 @@ pub(crate) struct Neighbour {
 }
 
 impl Neighbour {
-    /// `None` if no module of that name is loaded.
+    /// `None` if no module of that name is loaded, or it is on its way out.
     pub(crate) fn look(name: &CStr) -> Option<Self> {
         let mut version = [0; 32];
         // SAFETY: Both are strings, or room for one, during the call.
@@ -124,6 +125,12 @@ impl Neighbour {
     pub(crate) fn version(&self) -> &CStr {
         CStr::from_bytes_until_nul(&self.version).unwrap_or_default()
     }
+}
+
+/// Whether a fatal signal waits for the calling thread.
+pub(crate) fn is_killed() -> bool {
+    // SAFETY: Has no preconditions.
+    unsafe { c::peermem_is_killed() }
 }
 
 /// Monotonic time in microseconds.
@@ -1058,9 +1065,33 @@ fn contains(bar: &Run, run: &Run) -> bool {
         .is_some_and(|end| end <= bar.len)
 }
 
+/// Lets others run whenever so much as [`MAX_STEP`] has been mapped or unmapped.
+#[derive(Default)]
+struct Rests {
+    since: u64,
+}
+
+impl Rests {
+    /// So many more bytes are done. May sleep.
+    fn after(&mut self, bytes: u64) {
+        self.since = self.since.wrapping_add(bytes);
+        if self.since >= MAX_STEP {
+            self.since = 0;
+            // SAFETY: Process context without a spinlock, as in all that may sleep.
+            unsafe { c::peermem_rest() };
+        }
+    }
+}
+
+/// Bytes of all `runs`.
+fn total(runs: &[Run]) -> u64 {
+    runs.iter().fold(0, |sum, run| sum.saturating_add(run.len))
+}
+
 /// Ranges of a BAR mapped for a device, until dropped.
 ///
-/// Calls `dma_map_resource()`, which takes no lock of another driver's.
+/// Calls `dma_map_resource()`, which takes no lock of another driver's, once for each run. What is
+/// adjacent all the same becomes one entry of a scatter list.
 ///
 /// # Invariants
 ///
@@ -1082,23 +1113,28 @@ impl revocable::BarMapping for BarMapping {
             device: device.clone(),
             runs: KVVec::new(),
         };
+        let mut rests = Rests::default();
         for BarRun(run) in runs {
             // First the place, then the mapping: nothing can fail between it and its record.
             if mapping.runs.reserve(1, GFP_KERNEL).is_err() {
                 return Err(Refusal::NoMemory);
             }
-            let len = usize::try_from(run.len).map_err(|_| Refusal::MapResource)?;
+            // CAST: Addresses have 64 bits.
+            let len = run.len as usize;
             let mut addr = 0;
             // SAFETY: `dma_map_resource()` wants a device that is alive, and memory of an I/O device
             // that has no `struct page`, which a `BarRun` is. `addr` is valid for writes.
             let ret = unsafe { c::peermem_bar_map(device.as_raw(), run.addr, len, &mut addr) };
             if ret != 0 {
-                return Err(Refusal::MapResource);
+                // What was mapped before goes with `mapping`.
+                let mapped = total(&mapping.runs);
+                return Err(Refusal::MapResource { mapped });
             }
             // INVARIANT: Mapped above. The place was reserved.
             let _ = mapping
                 .runs
                 .push_within_capacity(Run { addr, len: run.len });
+            rests.after(run.len);
         }
         Ok(mapping)
     }
@@ -1110,11 +1146,13 @@ impl revocable::BarMapping for BarMapping {
 
 impl Drop for BarMapping {
     fn drop(&mut self) {
+        let mut rests = Rests::default();
         for run in self.runs.iter() {
             // CAST: Was a `usize` when it was mapped.
             let len = run.len as usize;
             // SAFETY: Mapped for this device by the type invariant, and unmapped once.
             unsafe { c::peermem_bar_unmap(self.device.as_raw(), run.addr, len) };
+            rests.after(run.len);
         }
     }
 }

@@ -15,6 +15,7 @@
 #include <linux/panic.h>
 #include <linux/rbtree.h>
 #include <linux/rwsem.h>
+#include <linux/sched/signal.h>
 #include <linux/spinlock.h>
 #include <linux/string.h>
 #include <linux/timekeeping.h>
@@ -80,29 +81,44 @@ const char *peermem_version(void)
 }
 
 /*
- * Is there a module @name in /sys/module? Copies its version, which may be
- * empty. Its kobject keeps it: a module that goes waits for that.
+ * Is there a module @name that is not on its way out? Copies its version, which
+ * may be empty.
+ *
+ * The kobject keeps the module's memory: a module that goes waits for that. Not
+ * what goes before, as the version does: that wants a reference. It keeps a
+ * module that is live; one that is still in its init goes all the same, if that
+ * fails.
  */
 int peermem_look_at_module(const char *name, char *version, size_t len)
 {
 	struct kobject *kobj;
 	struct module *module;
-	int found = PEERMEM_LOADED;
+	int found = 0;
 
 	version[0] = '\0';
 	kobj = kset_find_obj(THIS_MODULE->mkobj.kobj.kset, name);
 	if (!kobj)
 		return 0;
-	/* None: a part of the kernel itself that has parameters. */
 	module = container_of(kobj, struct module_kobject, kobj)->mod;
-	if (module) {
-		if (module->version)
+	if (!module) {
+		/* A part of the kernel itself that has parameters. */
+		found = PEERMEM_LOADED;
+	} else if (try_module_get(module)) {
+		found = PEERMEM_LOADED;
+		if (READ_ONCE(module->state) == MODULE_STATE_LIVE &&
+		    module->version)
 			strscpy(version, module->version, len);
 		if (test_bit(TAINT_PROPRIETARY_MODULE, &module->taints))
 			found |= PEERMEM_PROPRIETARY;
+		module_put(module);
 	}
 	kobject_put(kobj);
 	return found;
+}
+
+bool peermem_is_killed(void)
+{
+	return fatal_signal_pending(current);
 }
 
 s64 peermem_microseconds(void)
@@ -601,6 +617,12 @@ bool peermem_has_struct_page(u64 addr, u64 len)
 #else
 #define BAR_ATTRS	0
 #endif
+
+/* Lets others run, between two steps of what takes long. */
+void peermem_rest(void)
+{
+	cond_resched();
+}
 
 int peermem_bar_map(struct pci_dev *pdev, u64 addr, size_t len, u64 *dma)
 {

@@ -121,6 +121,7 @@ pub(crate) const REASONS: &[Meaning] = &[
         "the range lies over more allocations than max_pieces allows",
         "a higher max_pieces, or register less at a time",
     ),
+    known("killed", "the process was killed while the borders of its allocations were looked for"),
 ];
 
 /// Each `event` that is neither a refusal nor a life.

@@ -62,7 +62,6 @@ struct seq_file;
  * @pinned: pages of 64 KiB that have at least one pin; mem_lock
  * @refs: persistent pins; mem_lock
  * @idle: woken when @refs falls to 0
- * @lost: persistent pins whose put was made to fail; API lock
  */
 struct gpu {
 	struct device dev;
@@ -82,7 +81,6 @@ struct gpu {
 	u64 pinned;
 	unsigned int refs;
 	wait_queue_head_t idle;
-	struct list_head lost;
 };
 
 /**
@@ -154,6 +152,7 @@ struct alloc {
  * @tgid: who pinned
  * @persistent: the flavour
  * @foreign_put: another process has tried to put it
+ * @lost: persistent, and its put has failed; API lock
  * @free_callback: NULL until registered
  * @data: its argument
  * @lock: guards @mappings
@@ -173,6 +172,7 @@ struct pin {
 	pid_t tgid;
 	bool persistent;
 	bool foreign_put;
+	bool lost;
 	void (*free_callback)(void *data);
 	void *data;
 	struct mutex lock;

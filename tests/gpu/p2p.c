@@ -464,13 +464,17 @@ int nvidia_p2p_get_pages(u64 p2p_token, u32 va_space,
 }
 EXPORT_SYMBOL_GPL(nvidia_p2p_get_pages);
 
+/* The real driver does not look whose use it takes. */
 static void drop_device_ref(struct gpu *gpu)
 {
-	mutex_lock(&mem_lock);
+	guard(mutex)(&mem_lock);
+	if (WARN(!gpu->refs, "nvidia: the usage count of the GPU is 0 already\n")) {
+		count(MISUSE);
+		return;
+	}
 	WRITE_ONCE(gpu->refs, gpu->refs - 1);
 	if (!gpu->refs)
 		wake_up_all(&gpu->idle);
-	mutex_unlock(&mem_lock);
 	uncount(DEVICE_REFS);
 }
 
@@ -642,6 +646,11 @@ int nvidia_p2p_put_pages(u64 p2p_token, u32 va_space,
 }
 EXPORT_SYMBOL_GPL(nvidia_p2p_put_pages);
 
+/*
+ * As in the real driver: whatever the resource manager answers, the GPU's
+ * usage count is given back. What a failing put leaves stays registered, and
+ * each further put takes a use that is not the caller's.
+ */
 static int put_table_persistent(struct nvidia_p2p_page_table *table, u32 flags,
 				int fail, u64 *id)
 {
@@ -656,9 +665,10 @@ static int put_table_persistent(struct nvidia_p2p_page_table *table, u32 flags,
 
 	test_hold_here(&put_persistent_before_lock);
 
+	/* From inside a callback it is this thread that has the lock. */
 	ret = api_lock();
-	if (WARN(ret, "nvidia: put_pages_persistent from inside a free callback\n"))
-		return ret;
+	if (ret)
+		fail = ret;
 
 	pin = find_pin(&persistent_pins, table);
 	if (!pin) {
@@ -667,21 +677,25 @@ static int put_table_persistent(struct nvidia_p2p_page_table *table, u32 flags,
 		pin = find_pin(&revocable_pins, table);
 		WARN(1, "nvidia: put_pages_persistent of a table that is %s\n",
 		     pin ? "not persistent" : "not there");
-		api_unlock();
+		if (!ret)
+			api_unlock();
 		return -EINVAL;
 	}
+	if (WARN(pin->lost, "nvidia: put_pages_persistent again after it failed\n"))
+		count(MISUSE);
 
 	*id = pin->id;
 	gpu = gpu_get(pin->vidmem->gpu);
-	list_del(&pin->node);
-	if (fail) {
-		list_add_tail(&pin->node, &gpu->lost);
+	if (WARN(fail, "nvidia: put_pages_persistent failed\n")) {
+		pin->lost = true;
 	} else {
+		list_del(&pin->node);
 		pin_detach(pin);
 		uncount(PINS_PERSISTENT_LIVE);
 		pay(READ_ONCE(unpin_us));
 	}
-	api_unlock();
+	if (!ret)
+		api_unlock();
 
 	if (!fail)
 		pin_free(pin);
@@ -696,7 +710,7 @@ static int put_table_persistent(struct nvidia_p2p_page_table *table, u32 flags,
  * @page_table: the table, of whatever process
  * @flags: 0
  *
- * Return: 0, or -EINVAL, -EIO.
+ * Return: 0, or -EINVAL, -ENOMEM, -EIO.
  */
 int nvidia_p2p_put_pages_persistent(u64 virtual_address,
 				    struct nvidia_p2p_page_table *page_table,
@@ -709,13 +723,8 @@ int nvidia_p2p_put_pages_persistent(u64 virtual_address,
 	might_sleep();
 	count(PUT_PAGES_PERSISTENT);
 
-	/*
-	 * Out of memory, the real driver has done nothing yet. Any other
-	 * failure comes after it has let go of the GPU, and loses the pages.
-	 */
 	ret = fail_here(FAIL_PUT_PAGES_PERSISTENT);
-	if (ret != -ENOMEM)
-		ret = put_table_persistent(page_table, flags, ret, &id);
+	ret = put_table_persistent(page_table, flags, ret, &id);
 	event("put_pages_persistent", ret, "pin=%llu", id);
 	return ret;
 }
@@ -772,7 +781,9 @@ void p2p_free_lost(struct gpu *gpu)
 
 	if (WARN_ON(api_lock()))
 		return;
-	list_splice_init(&gpu->lost, &lost);
+	list_for_each_entry_safe(pin, next, &persistent_pins, node)
+		if (pin->lost && pin->vidmem->gpu == gpu)
+			list_move_tail(&pin->node, &lost);
 	api_unlock();
 
 	list_for_each_entry_safe(pin, next, &lost, node) {

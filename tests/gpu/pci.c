@@ -88,7 +88,6 @@ static int probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	strscpy(gpu->pci, pci_name(pdev));
 	make_uuid(gpu);
 	init_waitqueue_head(&gpu->idle);
-	INIT_LIST_HEAD(&gpu->lost);
 
 	device_initialize(&gpu->dev);
 	gpu->dev.class = &gpu_class;

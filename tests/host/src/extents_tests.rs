@@ -51,6 +51,22 @@ fn expand(entries: &[Entry], step: u64) -> Vec<u64> {
 }
 
 #[test]
+fn a_run_is_mapped_in_steps() {
+    for addr in [0, 4 * GIB + KIB, u64::MAX - 5 * GIB] {
+        for len in [0, 1, GIB - 1, GIB, GIB + 1, 2 * GIB, 5 * GIB] {
+            let whole = (len > 0).then_some(Run { addr, len });
+            let mut steps = Vec::new();
+            extents::steps(whole.into_iter(), |step| steps.push(step));
+            let longest = steps.iter().map(|step| step.len).max().unwrap_or(0);
+            assert!(longest <= GIB, "{longest:#x} bytes are mapped at once");
+            assert_eq!(steps.len() as u64, len.div_ceil(GIB));
+            // In order, and all of it.
+            assert!(join(steps.into_iter()).into_iter().eq(whole));
+        }
+    }
+}
+
+#[test]
 fn a_span_covers_whole_pages() {
     let covers = |addr, len| span(addr, len).map(|s| (s.start(), s.len()));
     assert_eq!(covers(0x10000, 0x10000), Ok((0x10000, 0x10000)));

@@ -268,9 +268,18 @@ impl region::Env for Fake {
         };
         (task, 6_119_592)
     }
+
+    fn is_killed() -> bool {
+        let left = KILLED_AFTER.get();
+        KILLED_AFTER.set(left.saturating_sub(1));
+        left == 0
+    }
 }
 
 thread_local! {
+    /// So often no fatal signal waits for this thread, then one does.
+    pub(crate) static KILLED_AFTER: std::cell::Cell<u64> = const { std::cell::Cell::new(u64::MAX) };
+
     /// The parameter, in this thread's test.
     pub(crate) static MAX_PIECES: std::cell::Cell<u32> = const { std::cell::Cell::new(1024) };
 }
@@ -626,7 +635,7 @@ impl revocable::RevocablePin<Fake> for FakeRevocablePin {
             dead: false,
         });
         let mut runs = Vec::new();
-        extents::join(extents::pages(addresses.into_iter(), page), |run| {
+        extents::steps(extents::pages(addresses.into_iter(), page), |run| {
             runs.push(run);
         });
         world.run(&world.on_pin);
@@ -699,7 +708,7 @@ impl revocable::BarMapping for FakeBarMapping {
         device.world.record("map");
         TABLES_GO_TO.set(Some(device.world.clone()));
         if device.world.fails("map") {
-            return Err(Refusal::MapResource);
+            return Err(Refusal::MapResource { mapped: 0 });
         }
         Ok(FakeBarMapping {
             runs: runs

@@ -20,6 +20,7 @@ use crate::fakes::FakeDevice;
 use crate::fakes::FakeList;
 use crate::fakes::FakeTicket;
 use crate::fakes::World;
+use crate::fakes::KILLED_AFTER;
 use crate::fakes::MAX_PIECES;
 use crate::pieces::cover;
 use crate::pieces::CALLS_A_PIECE;
@@ -583,6 +584,31 @@ fn all_or_nothing_in_both_flavours() {
         Lease::<Fake>::pin(start, len).err(),
         Refusal::Pin(EINVAL),
     );
+}
+
+/// The signal comes during each call to pin but the last, after which there is nothing left to do.
+#[test]
+fn a_fatal_signal_ends_the_search_in_both_flavours() {
+    let start = 0x37_0000_0000;
+    let (world, len) = world(start, &[4, 4, 2, 8, 2]);
+    drop(Region::<Fake>::pin(start, len).expect("pinned"));
+    let calls = *lock(&world.calls);
+    for call in 1..calls {
+        let attempt = |pin: &dyn Fn() -> Option<Refusal>| {
+            *lock(&world.calls) = 0;
+            KILLED_AFTER.set(call - 1);
+            let refusal = pin();
+            KILLED_AFTER.set(u64::MAX);
+            assert!(
+                *lock(&world.calls) == call,
+                "the search goes on for a process that was killed"
+            );
+            assert_eq!(refusal, Some(Refusal::Killed));
+            assert_eq!(world.live(), 0);
+        };
+        attempt(&|| Region::<Fake>::pin(start, len).err());
+        attempt(&|| Lease::<Fake>::pin(start, len).err());
+    }
 }
 
 /// Each part in turn, and two of them, is freed at each call to pin: before it returns, so that the callback

@@ -26,7 +26,7 @@ fn all() -> Vec<Refusal> {
         Refusal::MappingPageSize(2),
         Refusal::NotInBar,
         Refusal::CpuCacheable,
-        Refusal::MapResource,
+        Refusal::MapResource { mapped: 1 << 30 },
         Refusal::Revoked,
         Refusal::MappedTwice,
         Refusal::NoMemory,
@@ -36,6 +36,7 @@ fn all() -> Vec<Refusal> {
         Refusal::Foreign(Place::Cpu),
         Refusal::Hole { offset: 1 << 21 },
         Refusal::TooManyPieces { limit: 1024 },
+        Refusal::Killed,
         Refusal::UserLimit {
             pinned: 1 << 20,
             limit: 1 << 20,

@@ -240,7 +240,7 @@ fn what_cannot_be_built_is_undone() {
     assert_eq!(r.map().err(), Some(Refusal::NoMemory));
     assert_eq!(r.world.take_log(), ["pin", "map", "unmap"]);
     r.world.fail("map");
-    assert_eq!(r.map().err(), Some(Refusal::MapResource));
+    assert_eq!(r.map().err(), Some(Refusal::MapResource { mapped: 0 }));
     let world = r.world.clone();
     drop(r);
     assert_eq!(world.take_log(), ["map", "unpin"]);

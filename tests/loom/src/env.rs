@@ -107,6 +107,10 @@ impl region::Env for Loom {
         };
         (task, 0)
     }
+
+    fn is_killed() -> bool {
+        false
+    }
 }
 
 impl revocable::Env for Loom {

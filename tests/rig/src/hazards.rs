@@ -301,7 +301,7 @@ fn sort_out(
         outcome.reports.push(DEATH.to_owned());
         outcomes.push((last.to_owned(), outcome));
     }
-    for report in klog::reports(log) {
+    for report in klog::judge(log, &[]).undeclared {
         if report.is_loss() {
             problems.push("lines of the kernel log are lost".to_owned());
             continue;

@@ -88,8 +88,8 @@ const KUNIT: &[&str] = &["{repo}/tests/vm/kunit"];
 const KUNIT_SUITES: &[(&str, usize)] = &[
     ("client", 16),
     ("life", 8 * 9),
-    ("mapping", 15),
-    ("parts", 13),
+    ("mapping", 16),
+    ("parts", 14),
     ("provider", 19),
     ("revocation", 28),
     ("showing", 20),

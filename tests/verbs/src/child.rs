@@ -31,7 +31,9 @@ use crate::pattern::Pattern;
 use crate::rdma;
 use crate::rdma::full_access;
 use crate::rdma::Op;
+use crate::sys;
 use crate::sys::Placement;
+use crate::sys::Span;
 
 const M2: usize = GRANULE as usize;
 
@@ -43,6 +45,8 @@ pub(crate) enum Role {
     Hold { regions: usize },
     /// Hold GPU memory at this address
     Own { addr: u64 },
+    /// Register a range over so many allocations
+    Search { parts: u64 },
     /// As hold, with transfers going on until killed
     Busy { regions: usize },
 }
@@ -79,6 +83,20 @@ pub(crate) fn run(role: &Role, setup: &Setup) -> Result<()> {
             let memory = lab.gpu(0)?.allocate(M2, Placement::At(*addr))?;
             announce()?;
             drop(memory);
+            Ok(())
+        }
+        Role::Search { parts } => {
+            let addr = sys::free_address(parts * GRANULE, GRANULE)?;
+            let memory = (0..*parts)
+                .map(|part| {
+                    lab.gpu(0)?
+                        .allocate(M2, Placement::At(addr + part * GRANULE))
+                })
+                .collect::<Result<Vec<_>>>()?;
+            announce()?;
+            let span = Span::anywhere(addr, parts * GRANULE)?;
+            let region = lab.near.register(span, full_access())?;
+            drop((region, memory));
             Ok(())
         }
         Role::Busy { regions } => {

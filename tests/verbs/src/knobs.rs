@@ -63,3 +63,24 @@ pub(crate) fn fail_none(place: &str) -> Result<bool> {
     fs::write(&path, "0").with_context(|| path)?;
     Ok(failed)
 }
+
+/// Declares a report of the kernel's that comes next, and that is meant to come: one line of it matches `pattern`. Whoever
+/// judges the log counts it.
+pub(crate) fn provoke(pattern: &str) -> Result<()> {
+    fs::write("/dev/kmsg", format!("gdr: provokes {pattern}=1\n")).context("/dev/kmsg")
+}
+
+/// The next persistent put fails with `errno`, of which nvidia.ko itself warns, and the pin is lost until its GPU is unbound.
+pub(crate) fn lose_next_put(errno: i32) -> Result<()> {
+    provoke("nvidia: put_pages_persistent failed")?;
+    fail_next("put_pages_persistent", errno)
+}
+
+/// Takes a GPU from its driver and gives it back.
+pub(crate) fn rebind(bdf: &str) -> Result<()> {
+    for what in ["unbind", "bind"] {
+        let path = format!("/sys/bus/pci/drivers/nvidia/{what}");
+        fs::write(&path, bdf).with_context(|| format!("{path}: {bdf}"))?;
+    }
+    Ok(())
+}

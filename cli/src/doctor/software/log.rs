@@ -94,8 +94,10 @@ const UNSIGNED: &str =
 Secure Boot)";
 
 /// Words of such a line, and what mends it.
-const OF_LOADING: [(&str, &str); 8] = [
-    ("no ib_core is", "`sudo modprobe ib_core`, then `sudo modprobe nvidia-peermem`"),
+const OF_LOADING: [(&str, &str); 9] = [
+    // Peer memory is in the one or in the other, and the second brings the first.
+    ("no ib_core is", "`sudo modprobe ib_uverbs`, then `sudo modprobe nvidia-peermem`"),
+    ("no ib_uverbs is", "`sudo modprobe ib_uverbs`, then `sudo modprobe nvidia-peermem`"),
     (
         "has no peer memory",
         "install MLNX_OFED or DOCA-OFED for this kernel and load its modules, then `sudo modprobe nvidia-peermem`",
@@ -408,6 +410,8 @@ mod tests {
             nvidia.",
             "nvidia-peermem: not loaded: no ib_core is, and so there is no ib_register_peer_memory_client: modprobe \
             loads it first, insmod does not",
+            "nvidia-peermem: not loaded: no ib_uverbs is, and OFED since 5.5 has peer memory there (no \
+            ib_register_peer_memory_client): modprobe ib_uverbs, then this module again",
             "Loading of unsigned module is rejected",
             "Lockdown: modprobe: unsigned module loading is restricted; see man kernel_lockdown.7",
         ] {

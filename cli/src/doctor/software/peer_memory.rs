@@ -11,6 +11,9 @@ use crate::finding::Subject;
 /// The check's name.
 pub(in crate::doctor) const NAME: &str = "peer-memory";
 
+/// Where OFED since 5.5 has it.
+const UVERBS: &str = "/sys/module/ib_uverbs";
+
 pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
     if !look.has_both() {
         return Vec::new();
@@ -25,6 +28,7 @@ pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
             let found = format!("{REGISTER} is in {module}{}", version(look, module));
             Finding::new(NAME, Level::Well, Subject::Machine, found)
         }
+        Ok(None) if look.host.has(UVERBS) == Ok(false) => not_there_yet(look),
         Ok(None) => lacking(look),
     };
     vec![finding]
@@ -37,6 +41,19 @@ fn version(look: &Look<'_>, module: &str) -> String {
         .find_map(|name| look.host.text(&format!("/sys/module/{name}/version")).ok())
         .map(|version| format!(", version {version}"))
         .unwrap_or_default()
+}
+
+fn not_there_yet(look: &Look<'_>) -> Finding {
+    let alternative = DmaBuf::judge(look);
+    Finding::new(
+        NAME,
+        alternative.level_without_module(look.software().is_wanted()),
+        Subject::Machine,
+        format!("ib_uverbs is not loaded, and there is no {REGISTER}"),
+    )
+    .why("nvidia_peermem makes itself known there, and MLNX_OFED since 5.5 and DOCA-OFED have it in ib_uverbs")
+    .costs(alternative.costs_without_module())
+    .mend("`sudo modprobe ib_uverbs`, then look again")
 }
 
 fn lacking(look: &Look<'_>) -> Finding {

@@ -230,6 +230,15 @@ const PLANTED: &[Planted] = &[
         says: &[("peer-memory", Warning, "DOCA-OFED")],
     },
     Planted {
+        name: "an ib_core that may have peer memory in a module that is not loaded",
+        plant: |made| {
+            unload(made);
+            without_function(made, REGISTER);
+            made.remove("/sys/module/ib_uverbs");
+        },
+        says: &[("peer-memory", Warning, "modprobe ib_uverbs")],
+    },
+    Planted {
         name: "an ib_core without peer memory, and no other way",
         plant: |made| {
             unload(made);

@@ -172,9 +172,11 @@ pub(super) const ROWS: &[Row] = &[
         letter: "P",
         what: "Versions, sizes and counts of the provider, and its put's answer, are not looked at",
         schedule: "each of eight strange answers; a put that is out of memory",
-        rule: "`TablePtr::check`, `DmaMapping::check` and `retry` in `src/nv.rs`",
+        rule: "`TablePtr::check`, `DmaMapping::check` and the drop of `Persistent` in `src/nv.rs`; the puts of `src/pin.rs`",
         more: Some(
-            "That a strange mapping fails with NVIDIA's module is the doing of the rig's card, which compares the list with the \
+            "Out of memory, `nvidia_p2p_put_pages` has done nothing, and is called again. `nvidia_p2p_put_pages_persistent` has \
+             given back the GPU's usage count, as after any error: it is called once, and the pin counted and logged as lost. \
+             That a strange mapping fails with NVIDIA's module is the doing of the rig's card, which compares the list with the \
              region; a real one takes the addresses that it is given.",
         ),
     },

@@ -302,7 +302,7 @@ impl<'a> Machines<'a> {
         )?;
         let log = String::from_utf8_lossy(&fs::read(&outcome.log)?).into_owned();
         let mut seen = said.finish(steps.len());
-        for report in klog::reports(&log) {
+        for report in klog::judge(&log, &[]).undeclared {
             if let Some(at) = step_of(&log, report.line).and_then(|at| seen.get_mut(at)) {
                 at.problems.push(report.to_string());
             }

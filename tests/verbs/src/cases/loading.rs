@@ -39,6 +39,10 @@ const CASES: &[Case] = &[
         run: |_| no_peer_memory(),
     },
     Case {
+        name: "loading.no_ib_uverbs",
+        run: |_| no_ib_uverbs(),
+    },
+    Case {
         name: "loading.all_is_there",
         run: |_| all_is_there(),
     },
@@ -192,6 +196,20 @@ fn no_peer_memory() -> Result<()> {
     Ok(())
 }
 
+/// Without the module that has peer memory in OFED since 5.5. Whether it would have it here, nobody can know.
+fn no_ib_uverbs() -> Result<()> {
+    needs_drivers()?;
+    if has_peer_memory()? {
+        return ktap::skip("this ib_core has peer memory");
+    }
+    delete_links()?;
+    unload_with_users("ib_uverbs")?;
+    let line = "not loaded: no ib_uverbs is, and OFED since 5.5 has peer memory there (no \
+                ib_register_peer_memory_client): modprobe ib_uverbs, then this module again";
+    refused("modprobe", "nvidia-peermem", SEE_DMESG, line)?;
+    succeed("modprobe", &["ib_uverbs"]).map(|_| ())
+}
+
 /// Weak or not: where all is there the module holds both neighbours, and has nothing to say.
 fn all_is_there() -> Result<()> {
     needs_peer_memory()?;
@@ -301,12 +319,17 @@ fn unload_with_users(name: &str) -> Result<()> {
     succeed("rmmod", &[name]).map(|_| ())
 }
 
-/// Without it, by hand; modprobe brings all back.
-fn no_ib_core() -> Result<()> {
-    needs_peer_memory()?;
+fn delete_links() -> Result<()> {
     for link in ["rxe0", "rxe1"] {
         succeed("rdma", &["link", "del", link])?;
     }
+    Ok(())
+}
+
+/// Without it, by hand; modprobe brings all back.
+fn no_ib_core() -> Result<()> {
+    needs_peer_memory()?;
+    delete_links()?;
     unload_with_users("ib_core")?;
     refused(
         "insmod",

@@ -4,14 +4,18 @@
 //!
 //! NVIDIA's module refuses all of them: there each case sees to `EFAULT` and to nothing else.
 
+use std::time::Duration;
+
 use anyhow::bail;
 use anyhow::ensure;
 use anyhow::Context;
+use anyhow::Error;
 use anyhow::Result;
 
 use crate::arena::Arena;
 use crate::cases::register::peer_region;
 use crate::cases::stage::Stage;
+use crate::child::Process;
 use crate::counters::Activity;
 use crate::counters::Counters;
 use crate::gpu::Allocation;
@@ -19,6 +23,7 @@ use crate::gpu::GRANULE;
 use crate::gpu::PAGE;
 use crate::hold::Hold;
 use crate::knobs::Parameter;
+use crate::ktap;
 use crate::ktap::note;
 use crate::ktap::Case;
 use crate::lab::Flavour;
@@ -78,6 +83,10 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "pieces.freed_between_pins",
         run: freed_between_pins,
+    },
+    Case {
+        name: "pieces.killed_in_the_search",
+        run: killed,
     },
     Case {
         name: "pieces.freed_before_get_pages",
@@ -430,6 +439,28 @@ fn freed_between_pins(lab: &Lab) -> Result<()> {
         ensure!(pins == 0, "{pins} pins are left");
     }
     Ok(())
+}
+
+/// A search that takes seconds ends with its process.
+fn killed(lab: &Lab) -> Result<()> {
+    lab.needs_ours()?;
+    let before = Counters::read()?;
+    let calls = || Ok::<_, Error>(Counters::read()?.activity(&before)?.attempts);
+    let _slow = Parameter::set("nvidia", "pin_us", "200000")?;
+    let mut child = Process::start(&lab.setup, lab.setup.seed, &["search", "24"])?;
+    child.go();
+    let searches = sys::wait_until(Duration::from_secs(60), || Ok(calls()? >= 5))?;
+    ensure!(searches, "the child does not search");
+    let made = calls()?;
+    child.kill()?;
+    let more = calls()?.saturating_sub(made);
+    note("calls_to_pin_after_the_kill", more);
+    // One that was about to be made, and the first of each client's.
+    ensure!(
+        more <= 3,
+        "{more} calls to pin for a process that was killed"
+    );
+    ktap::check_rest(&before)
 }
 
 /// All parts are pinned, ib_core's ticket has not come yet, and one of them goes.

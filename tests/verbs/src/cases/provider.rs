@@ -5,12 +5,17 @@
 
 use anyhow::ensure;
 use anyhow::Context;
+use anyhow::Error;
 use anyhow::Result;
 
+use crate::cases::reasons::counts;
 use crate::cases::register::refused;
 use crate::counters::Counters;
+use crate::gpu::Allocation;
 use crate::gpu::GRANULE;
 use crate::knobs::fail_next;
+use crate::knobs::lose_next_put;
+use crate::knobs::rebind;
 use crate::ktap;
 use crate::ktap::Case;
 use crate::lab::Flavour;
@@ -42,21 +47,56 @@ fn works_again(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A put that fails with -ENOMEM has done nothing: it is made again.
 fn unpin_out_of_memory(lab: &Lab) -> Result<()> {
     lab.needs_ours()?;
-    let place = match lab.setup.flavour() {
-        Flavour::Persistent => "put_pages_persistent",
-        Flavour::Revocable => "put_pages",
-    };
+    if lab.setup.flavour() == Flavour::Revocable {
+        unpinned_again(lab)?;
+    }
+    unpinned_once(lab)
+}
+
+/// A revocable put that fails with -ENOMEM has done nothing: it is made again.
+fn unpinned_again(lab: &Lab) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     let region = lab.near.register(memory.span(0, M2)?, full_access())?;
-    fail_next(place, libc::ENOMEM)?;
+    fail_next("put_pages", libc::ENOMEM)?;
     drop(region);
     let live = Counters::read()?.live_pins()?;
     ktap::note("pins_left", live);
     ensure!(live == 0, "{live} pins are left");
     Ok(())
+}
+
+/// A persistent put that fails with -ENOMEM has lost the pin, and given back the use of the GPU: another try would give back
+/// somebody else's.
+fn unpinned_once(lab: &Lab) -> Result<()> {
+    let mine = lab.allocate_gpu(M2)?;
+    let other = lab.allocate_gpu(M2)?;
+    let register = |memory: &Allocation| -> Result<_> {
+        if lab.setup.flavour() == Flavour::Revocable {
+            // Then the persistent client is asked.
+            fail_next("get_pages", libc::ENOMEM)?;
+        }
+        Ok(lab.near.register(memory.span(0, M2)?, full_access())?)
+    };
+    let (region, beside) = (register(&mine)?, register(&other)?);
+    let before = Counters::read()?;
+    let lost = || Ok::<_, Error>(counts()?.get("lost").copied().unwrap_or(0));
+    let lost_before = lost()?;
+    lose_next_put(libc::ENOMEM)?;
+    drop(region);
+    let after = Counters::read()?;
+    let puts = after.since(&before, "put_pages_persistent")?;
+    let uses = after.get("device_refs")?;
+    ktap::note("uses_left", uses);
+    ensure!(
+        puts == 1 && uses == 1,
+        "put {puts} times, and the other registration has {uses} uses of the GPU"
+    );
+    let lost = lost()?.saturating_sub(lost_before);
+    ensure!(lost == 1, "{lost} pins were counted as lost");
+    drop((beside, mine, other));
+    rebind(lab.gpu(0)?.bdf())
 }
 
 fn failing_calls(lab: &Lab) -> Result<()> {

@@ -31,6 +31,8 @@ use crate::gpu::PAGE;
 use crate::knobs::fail_next;
 use crate::knobs::fail_none;
 use crate::knobs::fail_nth;
+use crate::knobs::provoke;
+use crate::knobs::rebind;
 use crate::knobs::Parameter;
 use crate::ktap;
 use crate::ktap::note;
@@ -491,11 +493,6 @@ const PLACES: &[Place] = &[
         seen: Seen::Nothing,
     },
     Place {
-        name: "put_pages_persistent",
-        errnos: &[libc::ENOMEM],
-        seen: Seen::Nothing,
-    },
-    Place {
         name: "free_page_table",
         errnos: &[libc::EIO],
         seen: Seen::Nothing,
@@ -512,7 +509,7 @@ fn calls_made(serving: Flavour, way: Way, place: &str) -> u32 {
     match (serving, way, place) {
         (Flavour::Persistent, Way::Registration, "get_pages_persistent" | "dma_map") => 1,
         (Flavour::Persistent, Way::Registration, "dma_map_page") => (GRANULE / PAGE) as u32,
-        (Flavour::Persistent, _, "dma_unmap" | "put_pages_persistent") => 1,
+        (Flavour::Persistent, _, "dma_unmap") => 1,
         (Flavour::Revocable, Way::Registration, "get_pages" | "get_pages_register") => 1,
         (Flavour::Revocable, Way::Registration, "put_pages") => 1,
         // Freed, or released by a process that nvidia.ko takes no put from: there is nothing to call.
@@ -610,7 +607,12 @@ fn lost_puts(lab: &Lab, mode: Mode) -> Result<()> {
         return ktap::skip("needs two GPUs, one of which is unbound");
     }
     let mut bench = Bench::new(lab)?;
-    for errno in [libc::EIO, libc::EINVAL] {
+    let errnos: &[i32] = match mode.flavour {
+        Flavour::Persistent => &[libc::ENOMEM, libc::EIO, libc::EINVAL],
+        // After -ENOMEM this one is put again.
+        Flavour::Revocable => &[libc::EIO, libc::EINVAL],
+    };
+    for &errno in errnos {
         // Loaded anew, so that nothing of the kind has been logged before.
         module::unload()?;
         module::load(&mode.parameters())?;
@@ -660,6 +662,7 @@ fn lost_for_good(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Result<(
             errno,
             before: None,
         };
+        provoke("nvidia: put_pages_persistent failed")?;
         bench.registration(&memory, fault, 1)?
     };
     ensure!(
@@ -675,6 +678,7 @@ fn lost_for_good(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Result<(
     for (name, expected) in [
         ("pins_persistent_live", 1),
         ("pins_live", 0),
+        ("misuse", bench.before.get("misuse")?),
         ("mappings_live", 0),
         ("device_refs", 0),
         ("bar_bytes_pinned", GRANULE),
@@ -729,15 +733,6 @@ fn lost_until_freed(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Resul
         callbacks == 1,
         "{callbacks} callbacks for a pin that stayed"
     );
-    Ok(())
-}
-
-/// Takes a GPU from its driver and gives it back.
-fn rebind(bdf: &str) -> Result<()> {
-    for what in ["unbind", "bind"] {
-        let path = format!("/sys/bus/pci/drivers/nvidia/{what}");
-        fs::write(&path, bdf).with_context(|| format!("{path}: {bdf}"))?;
-    }
     Ok(())
 }
 

@@ -8,10 +8,14 @@ use crate::gpu::GRANULE;
 use crate::gpu::PAGE;
 use crate::knobs::fail_next;
 use crate::knobs::fail_none;
+use crate::knobs::lose_next_put;
+use crate::knobs::rebind;
 use crate::knobs::Parameter;
+use crate::module;
 use crate::rdma::errno_name;
 use crate::rdma::full_access;
 use crate::sys;
+use crate::sys::KernelLog;
 use crate::sys::Placement;
 use crate::sys::Span;
 
@@ -138,18 +142,36 @@ fn failing_put(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// A put that answers -ENOMEM has done nothing.
+/// A put that answers -ENOMEM has done nothing; a persistent one has given back the use of the GPU, and lost the pin.
 fn put_out_of_memory(bench: &Bench) -> Result<()> {
     let memory = bench.allocate()?;
     let region = bench.register(&memory)?;
-    let place = if bench.is_revocable() {
-        "put_pages"
-    } else {
-        "put_pages_persistent"
-    };
-    fail_next(place, libc::ENOMEM)?;
-    drop(region);
-    bench.check_nothing_left()
+    if bench.is_revocable() {
+        fail_next("put_pages", libc::ENOMEM)?;
+        drop(region);
+        return bench.check_nothing_left();
+    }
+    let log = KernelLog::from_now()?;
+    lose_next_put(libc::ENOMEM)?;
+    drop((region, memory));
+    let misuse = bench.counted("misuse")?;
+    bench.check(
+        misuse == 0,
+        "a lost pin is put once",
+        &format!("{} of the GPU given back for others", times(misuse, "use")),
+    );
+    let mut lines = log.lines()?;
+    lines.retain(|line| module::wrote(line));
+    bench.check(
+        lines.len() == 1,
+        "the loss is in the kernel log",
+        &format!("a lost pin, and {} lines in the kernel log", lines.len()),
+    );
+    if bench.is_ours() {
+        // Gives it back; another module's may be in use for good.
+        rebind(bench.gpu.bdf())?;
+    }
+    Ok(())
 }
 
 /// A range over two allocations that lie side by side, and its end.
