@@ -24,6 +24,10 @@
 //! That way a piece measured is an allocation, and the memory tried is a small multiple of what is there,
 //! which counts, too: a pin costs by its length.
 //!
+//! Where nvidia.ko hands BAR1 out at each pin, one that is made over a living one shares that one's
+//! extent, and gets another for the rest, elsewhere: a run more for as long as it lives. So a pin is kept
+//! only if it was made with no other beneath.
+//!
 //! That a pin of the expected length succeeds does not say that its allocation ends there. This is
 //! looked at for the first one of a length, then after 1, 2, 4, … of them, at last after each
 //! [`PATIENCE`]: a large allocation behind many small ones is cut into no more pieces than that.
@@ -212,10 +216,10 @@ where
             let from = low - overlap;
             match self.try_at(at + from, len - from)? {
                 Some(pin) => {
+                    // The shorter one goes; what was pinned over it is not one extent.
+                    known = (low == 0).then_some(Piece { len, pin });
                     low = len;
                     jump = jump.map(|jump| jump.saturating_mul(2));
-                    // The shorter one goes.
-                    known = (from == 0).then_some(Piece { len, pin });
                 }
                 None => {
                     high = len;

@@ -52,20 +52,60 @@ struct Seen {
     tried: u64,
     /// Pins that live.
     live: Vec<(u64, u64)>,
+    /// Extents of BAR1, each with the number of pins that share it. Two are never side by side there.
+    extents: Vec<((u64, u64), u64)>,
     /// The call that fails, and how.
     failing: Option<(u64, Refusal)>,
+}
+
+impl Seen {
+    /// Adds a pin to the extents that `range` touches, and makes one of what lies in none, as nvidia.ko
+    /// does where BAR1 is handed out at each get. Returns how many there are.
+    fn map(&mut self, range: (u64, u64)) -> u64 {
+        let (mut at, mut count) = (range.0, 0);
+        while at < range.1 {
+            count += 1;
+            let here = |((start, end), _): &&mut ((u64, u64), u64)| (*start..*end).contains(&at);
+            at = match self.extents.iter_mut().find(here) {
+                Some(((_, end), pins)) => {
+                    *pins += 1;
+                    *end
+                }
+                None => {
+                    let starts = self.extents.iter().map(|((start, _), _)| *start);
+                    let next = starts.filter(|start| *start > at).min();
+                    let end = next.unwrap_or(range.1).min(range.1);
+                    self.extents.push(((at, end), 1));
+                    end
+                }
+            };
+        }
+        count
+    }
+
+    fn unmap(&mut self, range: (u64, u64)) {
+        for ((start, end), pins) in &mut self.extents {
+            if *start < range.1 && *end > range.0 {
+                *pins -= 1;
+            }
+        }
+        self.extents.retain(|(_, pins)| *pins > 0);
+    }
 }
 
 struct Pin<'a> {
     model: &'a Model,
     range: (u64, u64),
+    /// Extents that it consists of.
+    extents: u64,
 }
 
 impl Drop for Pin<'_> {
     fn drop(&mut self) {
-        let live = &mut lock(&self.model.seen).live;
-        let place = live.iter().position(|range| *range == self.range);
-        live.swap_remove(place.expect("pinned"));
+        let mut seen = lock(&self.model.seen);
+        let place = seen.live.iter().position(|range| *range == self.range);
+        seen.live.swap_remove(place.expect("pinned"));
+        seen.unmap(self.range);
     }
 }
 
@@ -108,7 +148,12 @@ impl Model {
             return Err(Refusal::Pin(EINVAL));
         }
         seen.live.push(range);
-        Ok(Pin { model: self, range })
+        let extents = seen.map(range);
+        Ok(Pin {
+            model: self,
+            range,
+            extents,
+        })
     }
 
     fn cover(
@@ -135,6 +180,9 @@ impl Model {
             ranges, live,
             "in the order of addresses, and no other lives"
         );
+        for pin in found.iter().flat_map(|pins| pins.iter()) {
+            assert_eq!(pin.extents, 1, "made over another pin: {:x?}", pin.range);
+        }
         found.map(|_| ranges)
     }
 
