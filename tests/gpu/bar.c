@@ -4,9 +4,10 @@
  * and how much of it is pinned.
  *
  * The stand-in has no memory but its BAR, so an allocation has its place in
- * the BAR from the start, where a real GPU chooses one when it pins. Pinning
- * is accounted for as on a real GPU. Nothing is ever cleared: as on a GPU,
- * new memory may hold what its last owner left there.
+ * the BAR from the start, where a real GPU chooses one when it pins; in the
+ * form with NVIDIA's upper half memory moves there then (nvidia/bar1.c).
+ * Pinning is accounted for as on a real GPU. Nothing is ever cleared: as on a
+ * GPU, new memory may hold what its last owner left there.
  */
 #include <linux/bitmap.h>
 #include <linux/mm.h>
@@ -102,13 +103,14 @@ void bar_init(void)
  */
 int bar_add_gpu(struct gpu *gpu)
 {
-	gpu->granules = (gpu->bar_end - gpu->bar_start + 1) / STANDIN_GRANULE;
-	gpu->used = bitmap_zalloc(gpu->granules, GFP_KERNEL);
-	return gpu->used ? 0 : -ENOMEM;
+	gpu->pages = (gpu->bar_end - gpu->bar_start + 1) / STANDIN_PAGE_SIZE;
+	gpu->used = bitmap_zalloc(gpu->pages, GFP_KERNEL);
+	return gpu->used ? bar1_add_gpu(gpu) : -ENOMEM;
 }
 
 void bar_release_gpu(struct gpu *gpu)
 {
+	bar1_release_gpu(gpu);
 	bitmap_free(gpu->used);
 }
 
@@ -124,28 +126,36 @@ phys_addr_t vidmem_phys(const struct vidmem *mem, u32 page)
 	return mem->gpu->bar_start + (u64)mem->page[page] * STANDIN_PAGE_SIZE;
 }
 
-/* Lists the pages of free granules in ascending order, and marks them used. */
-static int take_granules(struct vidmem *mem, unsigned long granules)
+static unsigned long find_hole(const struct gpu *gpu, unsigned long from,
+			       u32 pages)
+{
+	return bitmap_find_next_zero_area(gpu->used, gpu->pages, from, pages,
+					  PAGES_PER_GRANULE - 1);
+}
+
+/* Lists free pages in ascending order, and marks them used. */
+static int take_pages(struct vidmem *mem)
 {
 	struct gpu *gpu = mem->gpu;
-	unsigned long i, g;
-	u32 p, *page = mem->page;
+	unsigned long p;
+	u32 i;
 
 	lockdep_assert_held(&mem_lock);
 
-	if (gpu->granules - bitmap_weight(gpu->used, gpu->granules) < granules)
+	if (gpu->pages - bitmap_weight(gpu->used, gpu->pages) < mem->pages)
 		return -ENOMEM;
 
 	/* Where no hole is large enough, the memory comes in pieces. */
-	g = bitmap_find_next_zero_area(gpu->used, gpu->granules, 0, granules, 0);
-	if (g >= gpu->granules)
-		g = 0;
+	p = find_hole(gpu, bar1_home(gpu), mem->pages);
+	if (p >= gpu->pages)
+		p = find_hole(gpu, 0, mem->pages);
+	if (p >= gpu->pages)
+		p = 0;
 
-	for (i = 0; i < granules; i++, g++) {
-		g = find_next_zero_bit(gpu->used, gpu->granules, g);
-		__set_bit(g, gpu->used);
-		for (p = 0; p < PAGES_PER_GRANULE; p++)
-			*page++ = g * PAGES_PER_GRANULE + p;
+	for (i = 0; i < mem->pages; i++, p++) {
+		p = find_next_zero_bit(gpu->used, gpu->pages, p);
+		__set_bit(p, gpu->used);
+		mem->page[i] = p;
 	}
 	return 0;
 }
@@ -210,6 +220,7 @@ static int apply_layout(struct vidmem *mem)
 
 	if (order == LAYOUT_CONTIGUOUS)
 		return 0;
+	mem->in_place = true;
 
 	to = kvmalloc_objs(*to, mem->pages);
 	if (!to)
@@ -249,9 +260,8 @@ static void give_back(struct vidmem *mem)
 {
 	u32 i;
 
-	/* A layout moves pages about, but never into another granule's set. */
 	for (i = 0; i < mem->pages; i++)
-		__clear_bit(mem->page[i] / PAGES_PER_GRANULE, mem->gpu->used);
+		__clear_bit(mem->page[i], mem->gpu->used);
 }
 
 /**
@@ -276,6 +286,7 @@ struct vidmem *vidmem_alloc(struct gpu *gpu, u64 length)
 		return ERR_PTR(-ENOMEM);
 	kref_init(&mem->kref);
 	mem->gpu = gpu;
+	INIT_LIST_HEAD(&mem->extents);
 	mem->pages = length / STANDIN_PAGE_SIZE;
 	mem->page = kvmalloc_objs(*mem->page, mem->pages);
 	if (!mem->page) {
@@ -283,19 +294,21 @@ struct vidmem *vidmem_alloc(struct gpu *gpu, u64 length)
 		goto free_mem;
 	}
 
-	ret = take_granules(mem, length / STANDIN_GRANULE);
+	ret = take_pages(mem);
+	if (ret)
+		goto free_list;
+	ret = apply_layout(mem);
+	if (!ret)
+		ret = bar1_add_memory(mem);
 	if (ret)
 		goto free_pages;
-	ret = apply_layout(mem);
-	if (ret)
-		goto free_granules;
 
 	gpu_get(gpu);
 	return mem;
 
-free_granules:
-	give_back(mem);
 free_pages:
+	give_back(mem);
+free_list:
 	kvfree(mem->page);
 free_mem:
 	kfree(mem);
@@ -313,6 +326,7 @@ static void vidmem_release(struct kref *kref)
 	struct vidmem *mem = container_of(kref, struct vidmem, kref);
 	struct gpu *gpu = mem->gpu;
 
+	bar1_release_memory(mem);
 	give_back(mem);
 	mutex_unlock(&mem_lock);
 
@@ -328,6 +342,22 @@ void vidmem_put(struct vidmem *mem)
 }
 
 /**
+ * bar_has_room - may so many more pages be pinned?
+ * @gpu: the GPU
+ * @pages: how many
+ *
+ * Return: whether there is room for them beside the reserve.
+ */
+bool bar_has_room(const struct gpu *gpu, u64 pages)
+{
+	u64 room = gpu->bar_end - gpu->bar_start + 1;
+
+	lockdep_assert_held(&mem_lock);
+	room -= min(room, (u64)READ_ONCE(bar1_reserve_mib) << 20);
+	return (gpu->pinned + pages) * STANDIN_PAGE_SIZE <= room;
+}
+
+/**
  * vidmem_pin - keep pages behind the BAR
  * @mem: the memory
  * @first: first page
@@ -340,7 +370,7 @@ void vidmem_put(struct vidmem *mem)
 int vidmem_pin(struct vidmem *mem, u32 first, u32 pages)
 {
 	struct gpu *gpu = mem->gpu;
-	u64 room, more = 0;
+	u64 more = 0;
 	int ret = 0;
 	u32 i;
 
@@ -355,9 +385,7 @@ int vidmem_pin(struct vidmem *mem, u32 first, u32 pages)
 	for (i = first; i < first + pages; i++)
 		more += !mem->pins[i];
 
-	room = gpu->bar_end - gpu->bar_start + 1;
-	room -= min(room, (u64)READ_ONCE(bar1_reserve_mib) << 20);
-	if (more && (gpu->pinned + more) * STANDIN_PAGE_SIZE > room) {
+	if (more && !bar_has_room(gpu, more)) {
 		ret = -ENOMEM;
 		goto unlock;
 	}

@@ -16,16 +16,6 @@
 
 #include "nvidia.h"
 
-/*
- * The same pages may be mapped any number of times. CONFIG_DMA_API_DEBUG takes
- * more than eight for a leak unless told; nothing else looks at it.
- */
-#ifdef DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
-#define BAR_ATTRS	DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
-#else
-#define BAR_ATTRS	0
-#endif
-
 TEST_HOLD(dma_map_before_lock);
 TEST_HOLD(dma_map_before_insert);
 TEST_HOLD(dma_unmap_before_lock);

@@ -52,6 +52,9 @@ static const struct kernel_param_ops free_context_ops = {
 module_param_cb(free_context, &free_context_ops, NULL, 0644);
 MODULE_PARM_DESC(free_context, "who frees what munmap and exit give back: caller or kthread");
 
+/* Written to take memory away from faults, or to move it. */
+DECLARE_RWSEM(place_sem);
+
 /* Who has which memory, and how much of a BAR is free and pinned. */
 DEFINE_MUTEX(mem_lock);
 
@@ -104,9 +107,10 @@ static void alloc_free(struct alloc *alloc)
 	mutex_unlock(&mem_lock);
 
 	/* Once no fault can add any, take away what the CPU has mapped. */
-	down_write(&alloc->sem);
+	down_write(&place_sem);
 	alloc->gone = true;
-	up_write(&alloc->sem);
+	mem->mapping = NULL;
+	up_write(&place_sem);
 	unmap_mapping_range(alloc->file->f_mapping, alloc->offset,
 			    alloc->length, 1);
 
@@ -223,12 +227,13 @@ static vm_fault_t memory_fault(struct vm_fault *vmf)
 	u64 page, va, end;
 	phys_addr_t phys;
 
-	down_read(&alloc->sem);
+	down_read(&place_sem);
 	if (alloc->gone)
 		goto unlock;
 
 	/* All of the 64 KiB page that lies in this piece of the mapping. */
 	page = (vmf->address - alloc->va) / STANDIN_PAGE_SIZE;
+	bar1_touch(alloc->vidmem, page);
 	phys = vidmem_phys(alloc->vidmem, page);
 	page = alloc->va + page * STANDIN_PAGE_SIZE;
 	end = min(page + STANDIN_PAGE_SIZE, vma->vm_end);
@@ -238,7 +243,7 @@ static vm_fault_t memory_fault(struct vm_fault *vmf)
 			break;
 	}
 unlock:
-	up_read(&alloc->sem);
+	up_read(&place_sem);
 	return ret;
 }
 
@@ -282,7 +287,6 @@ static int memory_mmap(struct file *file, struct vm_area_struct *vma)
 	alloc->length = round_up(vma->vm_end - vma->vm_start, STANDIN_GRANULE);
 	alloc->file = get_file(file);
 	atomic_set(&alloc->vmas, 1);
-	init_rwsem(&alloc->sem);
 	INIT_LIST_HEAD(&alloc->pins);
 	INIT_WORK(&alloc->work, alloc_free_work);
 
@@ -303,6 +307,8 @@ static int memory_mmap(struct file *file, struct vm_area_struct *vma)
 
 	alloc->offset = next_offset;
 	next_offset += alloc->length;
+	alloc->vidmem->mapping = file->f_mapping;
+	alloc->vidmem->offset = alloc->offset;
 
 	/* One reference for the VMA, one for being registered. */
 	kref_get(&alloc->kref);
@@ -440,11 +446,13 @@ static int memory_file_open(struct inode *inode, struct file *file)
 	if (READ_ONCE(gpu->removing))
 		return -ENODEV;
 	file->private_data = gpu_get(gpu);
+	gpu_open(gpu);
 	return 0;
 }
 
 static int memory_file_release(struct inode *inode, struct file *file)
 {
+	gpu_close(file->private_data);
 	gpu_put(file->private_data);
 	return 0;
 }

@@ -7,7 +7,7 @@
  *	mmap_lock of a process	held by the kernel around mmap, munmap, faults
  *	API lock		api_lock() in p2p.c
  *	pin->lock		the DMA mappings of one page table
- *	alloc->sem		a fault beside the end of its allocation
+ *	place_sem		faults beside memory that goes or moves
  *	mem_lock		allocations, the BAR and its accounts
  *	gpus_lock		the list of GPUs
  *
@@ -27,6 +27,7 @@
 #include <linux/list.h>
 #include <linux/mutex.h>
 #include <linux/pci.h>
+#include <linux/rbtree.h>
 #include <linux/rwsem.h>
 #include <linux/types.h>
 #include <linux/wait.h>
@@ -37,9 +38,22 @@
 #include "spent.h"
 #include "standin.h"
 
+#ifndef STANDIN_VERSION
 #define STANDIN_VERSION		"595.45.04"
+#endif
 #define STANDIN_MAX_GPUS	8
 
+/*
+ * The same pages may be mapped any number of times. CONFIG_DMA_API_DEBUG takes
+ * more than eight for a leak unless told; nothing else looks at it.
+ */
+#ifdef DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
+#define BAR_ATTRS	DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
+#else
+#define BAR_ATTRS	0
+#endif
+
+struct bar1;
 struct dentry;
 struct proc_dir_entry;
 struct seq_file;
@@ -57,10 +71,13 @@ struct seq_file;
  * @node: in the list of GPUs
  * @proc: /proc/driver/nvidia/gpus/<address>
  * @removing: no new pins and allocations; written under mem_lock and API lock
- * @used: a bit for each granule of the BAR; mem_lock
- * @granules: their number
+ * @used: a bit for each page of 64 KiB of the BAR; mem_lock
+ * @pages: their number
+ * @bar1: what is where in the BAR, if memory can move (nvidia/bar1.c)
  * @pinned: pages of 64 KiB that have at least one pin; mem_lock
  * @refs: persistent pins; mem_lock
+ * @opens: open files and persistent pins; at 0 the GPU stops; mem_lock
+ * @stopped: since then, until it is opened again; mem_lock
  * @idle: woken when @refs falls to 0
  */
 struct gpu {
@@ -77,9 +94,12 @@ struct gpu {
 
 	bool removing;
 	unsigned long *used;
-	unsigned long granules;
+	unsigned long pages;
+	struct bar1 *bar1;
 	u64 pinned;
 	unsigned int refs;
+	unsigned int opens;
+	bool stopped;
 	wait_queue_head_t idle;
 };
 
@@ -90,6 +110,15 @@ struct gpu {
  * @pages: how many pages of 64 KiB
  * @page: number in the BAR of each
  * @pins: how many pins each page has, or NULL before the first pin; mem_lock
+ *
+ * The rest is for memory that can move (nvidia/).
+ *
+ * @in_place: it has a layout that it keeps
+ * @content: a bit for each page that may hold something
+ * @mapping: what the CPU has mapped of it, or NULL; place_sem
+ * @offset: from where on in @mapping
+ * @extents: the parts of it that are in BAR1; API lock
+ * @kept: persistent pins by their page tables; API lock
  */
 struct vidmem {
 	struct kref kref;
@@ -97,6 +126,12 @@ struct vidmem {
 	u32 pages;
 	u32 *page;
 	u32 *pins;
+	bool in_place;
+	unsigned long *content;
+	struct address_space *mapping;
+	loff_t offset;
+	struct list_head extents;
+	struct rb_root kept;
 };
 
 /**
@@ -111,10 +146,10 @@ struct vidmem {
  * @file: opened device; its address space holds the VMA's pieces
  * @offset: where in that address space
  * @vmas: pieces of the VMA
- * @sem: guards @gone against faults
- * @gone: nothing may be mapped any more
+ * @gone: nothing may be mapped any more; place_sem
  * @registered: written under mem_lock and API lock
  * @pins: revocable pins, oldest first; API lock
+ * @tables: the same by their page tables (nvidia/); API lock
  * @work: frees from a kernel thread
  */
 struct alloc {
@@ -128,10 +163,10 @@ struct alloc {
 	struct file *file;
 	loff_t offset;
 	atomic_t vmas;
-	struct rw_semaphore sem;
 	bool gone;
 	bool registered;
 	struct list_head pins;
+	struct rb_root tables;
 	struct work_struct work;
 };
 
@@ -180,8 +215,16 @@ struct pin {
 	struct nvidia_p2p_page_table table;
 };
 
+/* lock.c */
+int __must_check api_lock(void);
+void api_unlock(void);
+
 /* pci.c */
 struct gpu *gpu_get_by_uuid(const u8 *uuid);
+void gpu_open(struct gpu *gpu);
+void gpu_close(struct gpu *gpu);
+void gpu_use(struct gpu *gpu);
+void gpu_unuse(struct gpu *gpu);
 
 static inline struct gpu *gpu_get(struct gpu *gpu)
 {
@@ -195,6 +238,7 @@ static inline void gpu_put(struct gpu *gpu)
 }
 
 /* memory.c */
+extern struct rw_semaphore place_sem;
 extern struct mutex mem_lock;
 extern const struct file_operations memory_fops;
 
@@ -211,20 +255,45 @@ void bar_release_gpu(struct gpu *gpu);
 struct vidmem *vidmem_alloc(struct gpu *gpu, u64 length);
 struct vidmem *vidmem_get(struct vidmem *mem);
 void vidmem_put(struct vidmem *mem);
+bool bar_has_room(const struct gpu *gpu, u64 pages);
 int vidmem_pin(struct vidmem *mem, u32 first, u32 pages);
 void vidmem_unpin(struct vidmem *mem, u32 first, u32 pages);
 phys_addr_t vidmem_phys(const struct vidmem *mem, u32 page);
 
-/* p2p.c */
-int __must_check api_lock(void);
-void api_unlock(void);
+/* nvidia/bar1.c, where memory can move */
+#ifdef STANDIN_BAR1
+int bar1_add_gpu(struct gpu *gpu);
+void bar1_release_gpu(struct gpu *gpu);
+int bar1_add_memory(struct vidmem *mem);
+void bar1_release_memory(struct vidmem *mem);
+
+/* Where memory begins that is not in BAR1: not where BAR1 is handed out. */
+static inline unsigned long bar1_home(const struct gpu *gpu)
+{
+	return gpu->pages / 2;
+}
+
+static inline void bar1_touch(struct vidmem *mem, u32 page)
+{
+	set_bit(page, mem->content);
+}
+#else
+static inline int bar1_add_gpu(struct gpu *gpu) { return 0; }
+static inline void bar1_release_gpu(struct gpu *gpu) { }
+static inline int bar1_add_memory(struct vidmem *mem) { return 0; }
+static inline void bar1_release_memory(struct vidmem *mem) { }
+static inline unsigned long bar1_home(const struct gpu *gpu) { return 0; }
+static inline void bar1_touch(struct vidmem *mem, u32 page) { }
+#endif
+
+/* p2p.c, or nvidia/rm.c */
 void p2p_revoke(struct alloc *alloc);
 void p2p_free_lost(struct gpu *gpu);
 void p2p_hold_points(struct dentry *dir);
 int p2p_init(void);
 void p2p_exit(void);
 
-/* dma.c */
+/* dma.c, or nvidia/front.c */
 void dma_unmap_all(struct pin *pin);
 void dma_hold_points(struct dentry *dir);
 

@@ -111,29 +111,6 @@ static void pay(uint us)
 		usleep_range(us, us + 1);
 }
 
-/*
- * The API lock. A thread that has it and comes back is refused, not
- * deadlocked: that is what a client gets that calls in from its callback.
- */
-static DECLARE_RWSEM(api_sem);
-static struct task_struct *api_owner;
-
-int api_lock(void)
-{
-	/* Nobody but current can make this equal to current. */
-	if (READ_ONCE(api_owner) == current)
-		return -EIO;
-	down_write(&api_sem);
-	WRITE_ONCE(api_owner, current);
-	return 0;
-}
-
-void api_unlock(void)
-{
-	WRITE_ONCE(api_owner, NULL);
-	up_write(&api_sem);
-}
-
 /* Registered pins of each flavour; API lock. */
 static LIST_HEAD(revocable_pins);
 static LIST_HEAD(persistent_pins);
@@ -464,20 +441,6 @@ int nvidia_p2p_get_pages(u64 p2p_token, u32 va_space,
 }
 EXPORT_SYMBOL_GPL(nvidia_p2p_get_pages);
 
-/* The real driver does not look whose use it takes. */
-static void drop_device_ref(struct gpu *gpu)
-{
-	guard(mutex)(&mem_lock);
-	if (WARN(!gpu->refs, "nvidia: the usage count of the GPU is 0 already\n")) {
-		count(MISUSE);
-		return;
-	}
-	WRITE_ONCE(gpu->refs, gpu->refs - 1);
-	if (!gpu->refs)
-		wake_up_all(&gpu->idle);
-	uncount(DEVICE_REFS);
-}
-
 static int get_table_persistent(u64 va, u64 length,
 				struct nvidia_p2p_page_table **page_table,
 				u32 flags, u64 *id)
@@ -502,10 +465,7 @@ static int get_table_persistent(u64 va, u64 length,
 		goto free;
 	ret = pin_attach(pin, va, length, info);
 	if (!ret) {
-		mutex_lock(&mem_lock);
-		WRITE_ONCE(pin->vidmem->gpu->refs, pin->vidmem->gpu->refs + 1);
-		mutex_unlock(&mem_lock);
-		count(DEVICE_REFS);
+		gpu_use(pin->vidmem->gpu);
 		count(PINS_PERSISTENT_LIVE);
 		/* Nobody knows the table yet, so nobody can put it. */
 		list_add_tail(&pin->node, &persistent_pins);
@@ -530,7 +490,7 @@ detach:
 	pin_detach(pin);
 	uncount(PINS_PERSISTENT_LIVE);
 	api_unlock();
-	drop_device_ref(gpu);
+	gpu_unuse(gpu);
 	gpu_put(gpu);
 free:
 	kvfree(info);
@@ -699,7 +659,7 @@ static int put_table_persistent(struct nvidia_p2p_page_table *table, u32 flags,
 
 	if (!fail)
 		pin_free(pin);
-	drop_device_ref(gpu);
+	gpu_unuse(gpu);
 	gpu_put(gpu);
 	return fail;
 }

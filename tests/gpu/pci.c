@@ -39,6 +39,61 @@ struct gpu *gpu_get_by_uuid(const u8 *uuid)
 	return NULL;
 }
 
+/**
+ * gpu_open - count a use of a GPU
+ * @gpu: started, if nobody used it
+ */
+void gpu_open(struct gpu *gpu)
+{
+	guard(mutex)(&mem_lock);
+	gpu->opens++;
+	gpu->stopped = false;
+}
+
+/**
+ * gpu_close - give a use back, whoever had it
+ * @gpu: stopped after the last one
+ */
+void gpu_close(struct gpu *gpu)
+{
+	guard(mutex)(&mem_lock);
+	if (gpu->opens && !--gpu->opens) {
+		gpu->stopped = true;
+		event("stop", 0, "gpu=%u", gpu->minor);
+	}
+}
+
+/**
+ * gpu_use - count a persistent pin
+ * @gpu: cannot be unbound meanwhile
+ */
+void gpu_use(struct gpu *gpu)
+{
+	gpu_open(gpu);
+	scoped_guard(mutex, &mem_lock)
+		WRITE_ONCE(gpu->refs, gpu->refs + 1);
+	count(DEVICE_REFS);
+}
+
+/**
+ * gpu_unuse - give the use of a persistent pin back
+ * @gpu: the GPU; the real driver does not look whose use it takes either
+ */
+void gpu_unuse(struct gpu *gpu)
+{
+	gpu_close(gpu);
+
+	guard(mutex)(&mem_lock);
+	if (WARN(!gpu->refs, "nvidia: the usage count of the GPU is 0 already\n")) {
+		count(MISUSE);
+		return;
+	}
+	WRITE_ONCE(gpu->refs, gpu->refs - 1);
+	if (!gpu->refs)
+		wake_up_all(&gpu->idle);
+	uncount(DEVICE_REFS);
+}
+
 /* As with the real driver, whoever can open the device may use it. */
 static char *devnode(const struct device *dev, umode_t *mode)
 {
