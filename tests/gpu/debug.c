@@ -231,6 +231,7 @@ static struct fail fails[NR_FAIL_SITES] = {
 	[FAIL_GET_PAGES]		= { "get_pages" },
 	[FAIL_GET_PAGES_REGISTER]	= { "get_pages_register" },
 	[FAIL_GET_PAGES_PERSISTENT]	= { "get_pages_persistent" },
+	[FAIL_DUP_OBJECT]		= { "dup_object" },
 	[FAIL_PUT_PAGES]		= { "put_pages" },
 	[FAIL_PUT_PAGES_PERSISTENT]	= { "put_pages_persistent" },
 	[FAIL_DMA_MAP]			= { "dma_map" },

@@ -151,6 +151,31 @@ const CONTROL_PACKAGE: &str = "nvidia-open-kernel-source";
 const CONTROL_SERIES: &str = "550.";
 const CONTROL_SUITES: &[&str] = &["trixie", "forky"];
 const CONTROL_FILES: &[&str] = &["nvidia-peermem.c", "nv-p2p.h", "peer_mem.h"];
+/// The upper half of the same driver's peer memory, and what it includes.
+const UPPER_FILES: &[&str] = &[
+    "nvidia/nv-p2p.c",
+    "nvidia/nv-p2p.h",
+    "nvidia/nv-ibmnpu.h",
+    "nvidia/nv-rsync.h",
+    "nvidia/rmp2pdefines.h",
+    "common/inc/cpuopsys.h",
+    "common/inc/nv-caps.h",
+    "common/inc/nv-firmware-registry.h",
+    "common/inc/nv-firmware.h",
+    "common/inc/nv-ioctl-numa.h",
+    "common/inc/nv-ioctl-numbers.h",
+    "common/inc/nv-ioctl.h",
+    "common/inc/nv-kernel-interface-api.h",
+    "common/inc/nv.h",
+    "common/inc/nv_stdarg.h",
+    "common/inc/nvlimits.h",
+    "common/inc/nvmisc.h",
+    "common/inc/nvstatus.h",
+    "common/inc/nvstatuscodes.h",
+    "common/inc/nvtypes.h",
+    "common/inc/os-interface.h",
+    "common/inc/os/nv_memory_type.h",
+];
 
 /// One module that the rig builds: from what, and with which variables for make.
 struct Recipe<'a> {
@@ -204,6 +229,25 @@ impl<'a> Builder<'a> {
             ],
             source,
             variables: Vec::new(),
+            patches: &[],
+        })
+    }
+
+    /// The same with NVIDIA's own nv-p2p.c as its upper half.
+    pub(crate) fn gpu_with_upper(&self) -> Result<PathBuf> {
+        let (upper, files, version) = upper_source(self.paths)?;
+        let source = self.repo("tests/gpu");
+        let mut inputs = vec![source.clone(), self.repo("tests/kernel/overlay/include")];
+        inputs.extend(files);
+        self.build(&Recipe {
+            name: "gpu-nvidia",
+            product: "nvidia.ko",
+            inputs,
+            source,
+            variables: vec![
+                format!("NVIDIA_SOURCE={}", upper.display()),
+                format!("NVIDIA_VERSION={version}"),
+            ],
             patches: &[],
         })
     }
@@ -335,6 +379,7 @@ impl<'a> Builder<'a> {
     pub(crate) fn all(&self) -> Result<Vec<PathBuf>> {
         let mut files = vec![
             self.gpu()?,
+            self.gpu_with_upper()?,
             self.ours()?,
             self.kunit()?,
             self.control()?,
@@ -510,20 +555,49 @@ impl<'a> Builder<'a> {
 
 /// The control's files in the cache, downloaded when they are not there, and the driver's version.
 pub(crate) fn control_source(paths: &Paths) -> Result<(Vec<PathBuf>, String)> {
+    let (files, version) = driver_source(paths)?;
+    Ok((
+        files.into_iter().take(CONTROL_FILES.len()).collect(),
+        version,
+    ))
+}
+
+/// The upper half's files likewise, and the folder to look for them.
+fn upper_source(paths: &Paths) -> Result<(PathBuf, Vec<PathBuf>, String)> {
+    let (mut files, version) = driver_source(paths)?;
+    let files = files.split_off(CONTROL_FILES.len());
+    Ok((paths.cache.join("control/upper"), files, version))
+}
+
+/// Where a file of the driver's lies in the cache, and how its name ends in the package.
+fn driver_files(directory: &Path) -> Vec<(PathBuf, PathBuf)> {
+    let control = CONTROL_FILES
+        .iter()
+        .map(|name| (directory.join(name), Path::new("nvidia-peermem").join(name)));
+    let upper = UPPER_FILES.iter().map(|name| {
+        let below = ["nvidia/", "common/inc/"]
+            .iter()
+            .find_map(|folder| name.strip_prefix(folder));
+        let target = directory.join("upper").join(below.unwrap_or(name));
+        (target, PathBuf::from(name))
+    });
+    control.chain(upper).collect()
+}
+
+/// All that is taken from the driver's package, and its version.
+fn driver_source(paths: &Paths) -> Result<(Vec<PathBuf>, String)> {
     let directory = paths.cache.join("control");
     let version = directory.join("version");
-    let files: Vec<PathBuf> = CONTROL_FILES
-        .iter()
-        .map(|name| directory.join(name))
-        .collect();
+    let files = driver_files(&directory);
     let _lock = Lock::take(paths, "control")?;
-    if !version.exists() {
-        fetch_control(paths, &directory, &files)?;
+    if !version.exists() || files.iter().any(|(file, _)| !file.exists()) {
+        fetch_driver(paths, &directory, &files)?;
     }
+    let files = files.into_iter().map(|(file, _)| file).collect();
     Ok((files, fs::read_to_string(version)?.trim().to_owned()))
 }
 
-fn fetch_control(paths: &Paths, directory: &Path, files: &[PathBuf]) -> Result<()> {
+fn fetch_driver(paths: &Paths, directory: &Path, files: &[(PathBuf, PathBuf)]) -> Result<()> {
     let mut stage = Stage::begin("control: fetching NVIDIA's nvidia-peermem from Debian's archive");
     let mut found = apt::search(paths, &mut stage, CONTROL_SUITES, CONTROL_PACKAGE)?;
     found.retain(|candidate| candidate.package == CONTROL_PACKAGE);
@@ -552,12 +626,12 @@ fn fetch_control(paths: &Paths, directory: &Path, files: &[PathBuf]) -> Result<(
         }
     }
     let unpacked = stamp::files(&download)?;
-    for file in files {
-        let tail = Path::new("nvidia-peermem").join(file.file_name().unwrap_or_default());
+    for (file, tail) in files {
         let source = unpacked
             .iter()
-            .find(|path| path.ends_with(&tail))
+            .find(|path| path.ends_with(tail))
             .ok_or_else(|| anyhow!("{} has no {}", package.display(), tail.display()))?;
+        fs::create_dir_all(file.parent().unwrap_or(directory))?;
         stamp::replace(file, &fs::read(source)?)?;
     }
     let _ = fs::remove_dir_all(&download);

@@ -32,6 +32,7 @@ use crate::toolchain::Toolchain;
 use crate::topology::Topology;
 use crate::vm;
 use crate::vm::Peermem;
+use crate::vm::Provider;
 
 /// Keeps a second `rig`, or another of its runs, from making the same thing at the same time.
 pub(crate) struct Lock(fs::File);
@@ -291,7 +292,10 @@ pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
         drivers = builder.drivers()?;
     }
     if options.gpus > 0 && options.gpu_ko.is_none() {
-        index.add(builder.gpu()?);
+        index.add(match options.provider {
+            Provider::Ours => builder.gpu()?,
+            Provider::Nvidia => builder.gpu_with_upper()?,
+        });
     }
     if kernel.detectors {
         index.add(builder.planted()?);

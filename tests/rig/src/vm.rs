@@ -76,6 +76,23 @@ impl Peermem {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Provider {
+    /// All of it the stand-in's, which follows 595
+    Ours,
+    /// NVIDIA's own nv-p2p.c, of the control's version, over a lower half of the stand-in's
+    Nvidia,
+}
+
+impl Provider {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Ours => "ours",
+            Self::Nvidia => "nvidia",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Rdma {
     /// ib_core and rxe with peer memory
     Patched,
@@ -112,6 +129,9 @@ pub(crate) struct Options {
     /// Which peer-memory client answers for GPU memory
     #[arg(long, value_enum, default_value = "ours")]
     pub(crate) peermem: Peermem,
+    /// Whose code pins GPU memory in nvidia.ko
+    #[arg(long, value_enum, default_value = "ours")]
+    pub(crate) provider: Provider,
     /// Which RDMA modules are loaded
     #[arg(long, value_enum, default_value = "patched")]
     pub(crate) rdma: Rdma,
@@ -455,6 +475,7 @@ fn command_script(
     }
     export("PEERMEM", options.peermem.name());
     export("PEERMEM_VERSION", &boot.peermem_version);
+    export("RIG_PROVIDER", options.provider.name());
     export("RIG_KERNEL", &boot.release);
     if boot.detectors {
         export("RIG_SLOWER", &detectors::SLOWER.to_string());

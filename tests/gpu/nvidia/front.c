@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/*
+ * What clients call: NVIDIA's functions, with the counters, the log and the
+ * failures of the stand-in around them.
+ */
+#include <linux/export.h>
+#include <linux/kernel.h>
+#include <linux/pci.h>
+#include <linux/test_hold.h>
+
+#include "../nvidia.h"
+#include "upper.h"
+
+TEST_HOLD(dma_unmap_before_lock);
+
+/*
+ * The caller may hold on to a table that is gone. NVIDIA's code would go on
+ * with whatever is there now.
+ */
+static bool is_live(const struct nvidia_p2p_page_table *table, const char *who)
+{
+	if (!WARN(!rm_pin_id(table),
+		  "nvidia: %s of a page table that is gone\n", who))
+		return true;
+	count(MISUSE);
+	return false;
+}
+
+/* Three arrays, which are allocated before anybody looks at the address. */
+static void count_records(u64 length)
+{
+	count_add(RECORD_BYTES, length / STANDIN_PAGE_SIZE * 16);
+}
+
+int nvidia_p2p_get_pages(u64 p2p_token, u32 va_space, u64 virtual_address,
+			 u64 length, struct nvidia_p2p_page_table **page_table,
+			 void (*free_callback)(void *data), void *data)
+{
+	CLASS(spent, spent)(SPENT_PIN);
+	int ret;
+
+	might_sleep();
+	count(GET_PAGES);
+
+	ret = fail_here(FAIL_GET_PAGES);
+	if (!ret) {
+		count_records(length);
+		ret = upper_get_pages(p2p_token, va_space, virtual_address,
+				      length, page_table, free_callback, data);
+	}
+	if (!ret)
+		count(GET_PAGES_OK);
+	/* The table may be gone already; only its address is looked at. */
+	event("get_pages", ret, "pin=%llu va=%#llx length=%#llx",
+	      ret ? 0 : rm_pin_id(*page_table), virtual_address, length);
+	return ret;
+}
+EXPORT_SYMBOL_GPL(nvidia_p2p_get_pages);
+
+int nvidia_p2p_get_pages_persistent(u64 virtual_address, u64 length,
+				    struct nvidia_p2p_page_table **page_table,
+				    u32 flags)
+{
+	CLASS(spent, spent)(SPENT_PIN);
+	int ret;
+
+	might_sleep();
+	count(GET_PAGES_PERSISTENT);
+
+	ret = fail_here(FAIL_GET_PAGES_PERSISTENT);
+	if (!ret) {
+		count_records(length);
+		ret = upper_get_pages_persistent(virtual_address, length,
+						 page_table, flags);
+	}
+	if (!ret)
+		count(GET_PAGES_PERSISTENT_OK);
+	event("get_pages_persistent", ret, "pin=%llu va=%#llx length=%#llx",
+	      ret ? 0 : rm_pin_id(*page_table), virtual_address, length);
+	return ret;
+}
+EXPORT_SYMBOL_GPL(nvidia_p2p_get_pages_persistent);
+
+int nvidia_p2p_put_pages(u64 p2p_token, u32 va_space, u64 virtual_address,
+			 struct nvidia_p2p_page_table *page_table)
+{
+	CLASS(spent, spent)(SPENT_UNPIN);
+	int ret;
+
+	might_sleep();
+	count(PUT_PAGES);
+
+	ret = fail_here(FAIL_PUT_PAGES);
+	if (!ret)
+		ret = upper_put_pages(p2p_token, va_space, virtual_address,
+				      page_table);
+	if (ret || !page_table)
+		event("put_pages", ret, "pin=0 result=none");
+	return ret;
+}
+EXPORT_SYMBOL_GPL(nvidia_p2p_put_pages);
+
+int nvidia_p2p_put_pages_persistent(u64 virtual_address,
+				    struct nvidia_p2p_page_table *page_table,
+				    u32 flags)
+{
+	CLASS(spent, spent)(SPENT_UNPIN);
+	u64 id = 0;
+	int ret;
+
+	might_sleep();
+	count(PUT_PAGES_PERSISTENT);
+
+	if (page_table) {
+		if (!is_live(page_table, "put_pages_persistent"))
+			return -EINVAL;
+		id = rm_pin_id(page_table);
+	}
+	ret = upper_put_pages_persistent(virtual_address, page_table, flags);
+	event("put_pages_persistent", ret, "pin=%llu", id);
+	return ret;
+}
+EXPORT_SYMBOL_GPL(nvidia_p2p_put_pages_persistent);
+
+int nvidia_p2p_dma_map_pages(struct pci_dev *peer,
+			     struct nvidia_p2p_page_table *page_table,
+			     struct nvidia_p2p_dma_mapping **dma_mapping)
+{
+	CLASS(spent, spent)(SPENT_MAP);
+	u64 id = 0;
+	int ret;
+
+	might_sleep();
+	count(DMA_MAP);
+
+	ret = fail_here(FAIL_DMA_MAP);
+	if (!ret && page_table) {
+		ret = is_live(page_table, "dma_map") ? 0 : -EINVAL;
+		id = rm_pin_id(page_table);
+	}
+	if (!ret)
+		ret = upper_dma_map_pages(peer, page_table, dma_mapping);
+	count(ret ? DMA_MAP_FAIL : DMA_MAP_OK);
+	event("dma_map", ret, "pin=%llu peer=%s", id,
+	      peer ? pci_name(peer) : "none");
+	return ret;
+}
+EXPORT_SYMBOL_GPL(nvidia_p2p_dma_map_pages);
+
+int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
+			       struct nvidia_p2p_page_table *page_table,
+			       struct nvidia_p2p_dma_mapping *dma_mapping)
+{
+	CLASS(spent, spent)(SPENT_UNMAP);
+	u64 id = 0;
+	int ret;
+
+	might_sleep();
+	count(DMA_UNMAP);
+
+	ret = fail_here(FAIL_DMA_UNMAP);
+	if (ret)
+		goto log;
+
+	test_hold_here(&dma_unmap_before_lock);
+
+	if (page_table) {
+		if (!is_live(page_table, "dma_unmap"))
+			goto log;
+		id = rm_pin_id(page_table);
+	}
+	ret = upper_dma_unmap_pages(peer, page_table, dma_mapping);
+log:
+	event("dma_unmap", ret, "pin=%llu", id);
+	return ret;
+}
+EXPORT_SYMBOL_GPL(nvidia_p2p_dma_unmap_pages);
+
+int nvidia_p2p_free_page_table(struct nvidia_p2p_page_table *page_table)
+{
+	CLASS(spent, spent)(SPENT_NOTHING);
+	int ret;
+
+	might_sleep();
+	ret = fail_here(FAIL_FREE_PAGE_TABLE);
+	return ret ?: upper_free_page_table(page_table);
+}
+EXPORT_SYMBOL_GPL(nvidia_p2p_free_page_table);
+
+int nvidia_p2p_free_dma_mapping(struct nvidia_p2p_dma_mapping *dma_mapping)
+{
+	CLASS(spent, spent)(SPENT_NOTHING);
+	int ret;
+
+	might_sleep();
+	ret = fail_here(FAIL_FREE_DMA_MAPPING);
+	return ret ?: upper_free_dma_mapping(dma_mapping);
+}
+EXPORT_SYMBOL_GPL(nvidia_p2p_free_dma_mapping);
+
+int nvidia_p2p_init_mapping(u64 p2p_token, struct nvidia_p2p_params *params,
+			    void (*destroy_callback)(void *data), void *data)
+{
+	might_sleep();
+	return upper_init_mapping(p2p_token, params, destroy_callback, data);
+}
+EXPORT_SYMBOL_GPL(nvidia_p2p_init_mapping);
+
+int nvidia_p2p_destroy_mapping(u64 p2p_token)
+{
+	might_sleep();
+	return upper_destroy_mapping(p2p_token);
+}
+EXPORT_SYMBOL_GPL(nvidia_p2p_destroy_mapping);
+
+void dma_hold_points(struct dentry *dir)
+{
+	test_hold_debugfs(dir, &dma_unmap_before_lock);
+}

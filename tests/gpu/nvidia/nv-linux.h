@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/*
+ * As much of NVIDIA's nv-linux.h as nv-p2p.c needs. The rest of what it
+ * includes is NVIDIA's own: with nv.h the compiler holds rm.c to the resource
+ * manager's interface.
+ */
+#ifndef _STANDIN_NV_LINUX_H_
+#define _STANDIN_NV_LINUX_H_
+
+#include <linux/io.h>
+#include <linux/list.h>
+#include <linux/pci.h>
+#include <linux/semaphore.h>
+#include <linux/slab.h>
+
+#include "nv.h"
+
+/* Of the open flavour, which needs no stack of its own. */
+struct nvidia_stack_s;
+
+static inline int nv_kmem_cache_alloc_stack(nvidia_stack_t **stack)
+{
+	*stack = NULL;
+	return 0;
+}
+
+static inline void nv_kmem_cache_free_stack(nvidia_stack_t *stack)
+{
+}
+
+/* Counted where they come, and poisoned where they go. */
+void *upper_page_alloc(struct kmem_cache *cache);
+void upper_page_free(struct kmem_cache *cache, void *page);
+
+#define NV_KMEM_CACHE_ALLOC(cache)	upper_page_alloc(cache)
+#define NV_KMEM_CACHE_FREE(ptr, cache)	upper_page_free(cache, ptr)
+
+#define NV_INIT_MUTEX(mutex)	sema_init(mutex, 1)
+
+/* What clients call is in front.c. */
+#define NV_EXPORT_SYMBOL(symbol)
+
+struct nv_dma_device {
+	struct {
+		u64 start;
+		u64 limit;
+	} addressable_range;
+	struct device *dev;
+	NvBool nvlink;
+};
+
+int nvidia_dev_get_uuid(const u8 *uuid, nvidia_stack_t *sp);
+void nvidia_dev_put_uuid(const u8 *uuid, nvidia_stack_t *sp);
+
+/* For the registers of POWER's NPUs; no machine here has any. */
+struct nv_linux_state {
+	struct nv_linux_state *next;
+	struct pci_dev *pci_dev;
+	nv_state_t nv_state;
+};
+
+#define nv_linux_state_t	struct nv_linux_state
+#define nv_linux_devices	((nv_linux_state_t *)NULL)
+#define LOCK_NV_LINUX_DEVICES()
+#define UNLOCK_NV_LINUX_DEVICES()
+#define NV_STATE_PTR(nvl)	(&(nvl)->nv_state)
+#define nv_ioremap_nocache	ioremap
+
+static inline void nv_iounmap(void *address, u64 size)
+{
+	iounmap(address);
+}
+
+#endif /* _STANDIN_NV_LINUX_H_ */

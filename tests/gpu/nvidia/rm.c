@@ -1,0 +1,747 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/*
+ * The lower half of the provider: what NVIDIA's nv-p2p.c asks of the resource
+ * manager, of its DMA layer and of the operating system. It knows which memory
+ * is whose, which of it is in BAR1, and whom to call back; what a client sees
+ * of that is the upper half's. Prototypes are NVIDIA's, in nv.h.
+ */
+#include <linux/delay.h>
+#include <linux/dma-mapping.h>
+#include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/poison.h>
+#include <linux/sched.h>
+#include <linux/slab.h>
+#include <linux/string.h>
+#include <linux/test_hold.h>
+#include <linux/xarray.h>
+
+#include "os-interface.h"
+#include "nv-linux.h"
+#include "nv-ibmnpu.h"
+#include "nv-rsync.h"
+#include "rmp2pdefines.h"
+
+#include "../nvidia.h"
+#include "bar1.h"
+#include "upper.h"
+
+static_assert(NVRM_P2P_PAGESIZE_BIG_64K == STANDIN_PAGE_SIZE);
+
+TEST_HOLD(get_before_register);
+TEST_HOLD(get_after_register);
+TEST_HOLD(put_before_lock);
+TEST_HOLD(put_persistent_before_lock);
+TEST_HOLD(callback_entry);
+TEST_HOLD(callback_exit);
+TEST_HOLD(dma_map_before_lock);
+TEST_HOLD(dma_map_before_insert);
+
+static bool table_reuse;
+module_param(table_reuse, bool, 0644);
+MODULE_PARM_DESC(table_reuse, "the next page table has the address of the last one freed");
+
+static ullong table_phys;
+module_param(table_phys, ullong, 0644);
+MODULE_PARM_DESC(table_phys, "where revocable page tables say that their memory begins, if not 0");
+
+static bool dma_permute;
+module_param(dma_permute, bool, 0644);
+MODULE_PARM_DESC(dma_permute, "DMA mappings have the pages of the table in reverse order");
+
+static uint pin_us;
+module_param(pin_us, uint, 0644);
+MODULE_PARM_DESC(pin_us, "for how many microseconds more a pin holds the API lock");
+
+static uint unpin_us;
+module_param(unpin_us, uint, 0644);
+MODULE_PARM_DESC(unpin_us, "for how many microseconds more an unpin holds the API lock");
+
+static void pay(uint us)
+{
+	if (us)
+		usleep_range(us, us + 1);
+}
+
+/*
+ * All GPUs', as the resource manager takes them to free memory: what waits in
+ * a callback holds up every GPU. Taken with the API lock held.
+ */
+static DEFINE_MUTEX(gpus_locks);
+
+/**
+ * struct mapping_info - memory that somebody has in BAR1
+ * @node: in the list of all; API lock
+ * @by_key: in alloc->tables or vidmem->kept; API lock
+ * @key: the page table, of which the resource manager knows no more
+ * @id: names the pin in the event log
+ * @alloc: whose end is to be told, NULL for a persistent pin
+ * @mem: the memory, which @alloc holds or this does
+ * @gpu: the same memory's
+ * @first: first page in @mem
+ * @pages: how many
+ * @callback: NULL until registered
+ * @data: its argument
+ * @foreign_put: another process has tried to put it
+ * @lost: persistent, and its put has failed
+ */
+struct mapping_info {
+	struct list_head node;
+	struct rb_node by_key;
+	const void *key;
+	u64 id;
+	struct alloc *alloc;
+	struct vidmem *mem;
+	struct gpu *gpu;
+	u32 first;
+	u32 pages;
+	void (*callback)(void *data);
+	void *data;
+	bool foreign_put;
+	bool lost;
+};
+
+static LIST_HEAD(infos);
+static u64 last_id;
+
+/*
+ * What the operating system does for the upper half
+ */
+
+void *nvidia_p2p_page_t_cache;
+
+/* Page tables that have not been freed, to the numbers of their pins. */
+static DEFINE_XARRAY(tables);
+
+/* Lists of DMA addresses that are mapped, to how many there are in each. */
+static DEFINE_XARRAY(mappings);
+
+static void *spare_table;
+static DEFINE_SPINLOCK(spare_lock);
+
+static void *swap_spare(void *memory)
+{
+	guard(spinlock)(&spare_lock);
+	swap(spare_table, memory);
+	return memory;
+}
+
+/* An absurd size is not allowed to cost the machine, as it would in reality. */
+NV_STATUS NV_API_CALL os_alloc_mem(void **address, u64 size)
+{
+	*address = NULL;
+	if (size == upper_memory_size())
+		*address = swap_spare(NULL);
+	if (!*address && size / PAGE_SIZE <= max(si_mem_available(), 0L) / 2)
+		*address = kvmalloc(size, GFP_KERNEL | __GFP_NOWARN);
+	return *address ? NV_OK : NV_ERR_NO_MEMORY;
+}
+
+void NV_API_CALL os_free_mem(void *address)
+{
+	void *entry;
+
+	/* Whoever looks at what is gone is to see that it is. */
+	entry = xa_erase(&mappings, (unsigned long)address);
+	if (entry) {
+		uncount(MAPPINGS_LIVE);
+		memset(address, POISON_FREE, xa_to_value(entry) * sizeof(u64));
+	}
+	entry = xa_erase(&tables, (unsigned long)address);
+	if (entry) {
+		memset(address, POISON_FREE, upper_memory_size());
+		if (READ_ONCE(table_reuse))
+			address = swap_spare(address);
+	}
+	kvfree(address);
+}
+
+void *NV_API_CALL os_mem_copy(void *to, const void *from, u32 size)
+{
+	return memcpy(to, from, size);
+}
+
+void *upper_page_alloc(struct kmem_cache *cache)
+{
+	count(PAGE_OBJECTS);
+	return kmem_cache_alloc(cache, GFP_KERNEL | __GFP_NOWARN);
+}
+
+void upper_page_free(struct kmem_cache *cache, void *page)
+{
+	memset(page, POISON_FREE, sizeof(struct nvidia_p2p_page));
+	kmem_cache_free(cache, page);
+}
+
+u64 rm_pin_id(const struct nvidia_p2p_page_table *table)
+{
+	void *entry = xa_load(&tables, (unsigned long)upper_memory(table));
+
+	return entry ? xa_to_value(entry) : 0;
+}
+
+int nvidia_dev_get_uuid(const u8 *uuid, nvidia_stack_t *sp)
+{
+	struct gpu *gpu = gpu_get_by_uuid(uuid);
+	int ret = -ENODEV;
+
+	if (!gpu)
+		return ret;
+	/* The wait of an unbind is to end. */
+	if (!READ_ONCE(gpu->removing)) {
+		gpu_use(gpu);
+		ret = 0;
+	}
+	gpu_put(gpu);
+	return ret;
+}
+
+void nvidia_dev_put_uuid(const u8 *uuid, nvidia_stack_t *sp)
+{
+	struct gpu *gpu = gpu_get_by_uuid(uuid);
+
+	if (!gpu)
+		return;
+	gpu_unuse(gpu);
+	gpu_put(gpu);
+}
+
+/* Of POWER's NPUs there are none. */
+int nv_register_rsync_driver(int (*get)(int *mode, void *data),
+			     void (*put)(int mode, void *data),
+			     void (*wait)(struct pci_dev *gpu, void *data),
+			     void *data)
+{
+	return -ENODEV;
+}
+
+void nv_unregister_rsync_driver(int (*get)(int *mode, void *data),
+				void (*put)(int mode, void *data),
+				void (*wait)(struct pci_dev *gpu, void *data),
+				void *data)
+{
+}
+
+NV_STATUS NV_API_CALL nv_get_ibmnpu_genreg_info(nv_state_t *nv, u64 *addr,
+						u64 *size, void **device)
+{
+	return NV_ERR_NOT_SUPPORTED;
+}
+
+int nv_get_ibmnpu_chip_id(nv_state_t *nv)
+{
+	return -1;
+}
+
+/*
+ * The resource manager's own
+ */
+
+/* The statuses that the upper half makes these errors of. */
+static NV_STATUS status_of(int error)
+{
+	switch (error) {
+	case 0:
+		return NV_OK;
+	case -ENOMEM:
+		return NV_ERR_NO_MEMORY;
+	case -EINVAL:
+		return NV_ERR_INVALID_ARGUMENT;
+	case -ENOTSUPP:
+		return NV_ERR_NOT_SUPPORTED;
+	case -EBUSY:
+		return NV_ERR_STATE_IN_USE;
+	case -ENODEV:
+		return NV_ERR_GPU_UUID_NOT_FOUND;
+	default:
+		return NV_ERR_GENERIC;
+	}
+}
+
+static NV_STATUS __must_check rm_lock(void)
+{
+	return api_lock() ? NV_ERR_INVALID_LOCK_STATE : NV_OK;
+}
+
+static struct mapping_info *info_find(const void *key)
+{
+	struct mapping_info *info;
+
+	list_for_each_entry(info, &infos, node)
+		if (info->key == key)
+			return info;
+	return NULL;
+}
+
+static bool info_less(struct rb_node *a, const struct rb_node *b)
+{
+	return rb_entry(a, struct mapping_info, by_key)->key <
+	       rb_entry(b, struct mapping_info, by_key)->key;
+}
+
+static struct rb_root *info_root(struct mapping_info *info)
+{
+	return info->alloc ? &info->alloc->tables : &info->mem->kept;
+}
+
+static void info_remove(struct mapping_info *info)
+{
+	scoped_guard(mutex, &gpus_locks)
+		bar1_put(info->mem, info->first, info->pages);
+	rb_erase(&info->by_key, info_root(info));
+	list_del(&info->node);
+	if (!info->alloc)
+		vidmem_put(info->mem);
+	kfree(info);
+}
+
+/*
+ * The memory behind a range, which must lie in one allocation of the calling
+ * process. The caller holds the API lock, which keeps it.
+ */
+static NV_STATUS memory_behind(u64 va, u64 length, struct alloc **found)
+{
+	struct alloc *alloc;
+
+	guard(mutex)(&mem_lock);
+	alloc = length ? memory_find(current->tgid, va) : NULL;
+	if (!alloc || alloc->gpu->removing ||
+	    length > alloc->length - (va - alloc->va))
+		return NV_ERR_OBJECT_NOT_FOUND;
+	if (alloc->gpu->stopped)
+		return NV_ERR_GPU_NOT_FULL_POWER;
+	*found = alloc;
+	return NV_OK;
+}
+
+static NV_STATUS give_uuid(const struct gpu *gpu, u8 **uuid)
+{
+	NV_STATUS status = os_alloc_mem((void **)uuid, GPU_UUID_LEN);
+
+	if (status == NV_OK)
+		memcpy(*uuid, gpu->uuid, GPU_UUID_LEN);
+	return status;
+}
+
+static NV_STATUS info_add(struct alloc *alloc, bool persistent, u64 va,
+			  u64 length, const void *key, u64 *addresses,
+			  u32 *entries)
+{
+	u64 false_start = persistent ? 0 : READ_ONCE(table_phys);
+	unsigned long memory = (unsigned long)upper_memory(key);
+	struct mapping_info *info;
+	int ret;
+	u32 i;
+
+	info = kzalloc_obj(*info);
+	if (!info)
+		return NV_ERR_NO_MEMORY;
+	info->id = ++last_id;
+	if (xa_err(xa_store(&tables, memory, xa_mk_value(info->id), GFP_KERNEL))) {
+		kfree(info);
+		return NV_ERR_NO_MEMORY;
+	}
+	info->key = key;
+	info->mem = alloc->vidmem;
+	info->gpu = alloc->gpu;
+	info->first = (va - alloc->va) / STANDIN_PAGE_SIZE;
+	info->pages = DIV_ROUND_UP(length, STANDIN_PAGE_SIZE);
+
+	scoped_guard(mutex, &gpus_locks)
+		ret = bar1_get(info->mem, info->first, info->pages);
+	if (ret) {
+		xa_erase(&tables, memory);
+		kfree(info);
+		return NV_ERR_INSUFFICIENT_RESOURCES;
+	}
+	for (i = 0; i < info->pages; i++)
+		addresses[i] = false_start ?
+			       false_start + i * (u64)STANDIN_PAGE_SIZE :
+			       vidmem_phys(info->mem, info->first + i);
+	*entries = info->pages;
+
+	/* The end of the allocation revokes the one kind; the other keeps the memory. */
+	if (persistent)
+		vidmem_get(info->mem);
+	else
+		info->alloc = alloc;
+	rb_add(&info->by_key, info_root(info), info_less);
+	list_add_tail(&info->node, &infos);
+	pay(READ_ONCE(pin_us));
+	return NV_OK;
+}
+
+NV_STATUS NV_API_CALL rm_p2p_get_pages(nvidia_stack_t *sp, u64 token,
+				       u32 va_space, u64 va, u64 length,
+				       u64 *addresses, u32 *wreqmb_h,
+				       u32 *rreqmb_h, u32 *entries,
+				       u8 **uuid, void *key)
+{
+	struct alloc *alloc;
+	NV_STATUS status;
+
+	status = rm_lock();
+	if (status != NV_OK)
+		return status;
+	status = va % STANDIN_PAGE_SIZE ? NV_ERR_INVALID_ARGUMENT :
+					  memory_behind(va, length, &alloc);
+	if (status == NV_OK)
+		status = info_add(alloc, false, va, length, key, addresses,
+				  entries);
+	if (status == NV_OK) {
+		memset(wreqmb_h, 0, *entries * sizeof(*wreqmb_h));
+		memset(rreqmb_h, 0, *entries * sizeof(*rreqmb_h));
+		/* If this fails the pages stay until their memory goes. */
+		status = give_uuid(alloc->gpu, uuid);
+	}
+	api_unlock();
+	return status;
+}
+
+NV_STATUS NV_API_CALL rm_p2p_register_callback(nvidia_stack_t *sp, u64 token,
+					       u64 va, u64 length,
+					       void *key,
+					       void (*callback)(void *data),
+					       void *data)
+{
+	struct mapping_info *info;
+	NV_STATUS status;
+	int fail;
+
+	/* The memory may be freed here: nobody would be told. */
+	test_hold_here(&get_before_register);
+
+	fail = fail_here(FAIL_GET_PAGES_REGISTER);
+	status = rm_lock();
+	if (status != NV_OK)
+		return status;
+	info = info_find(key);
+	if (fail) {
+		status = status_of(fail);
+	} else if (!info || !info->alloc || info->alloc->tgid != current->tgid) {
+		status = NV_ERR_OBJECT_NOT_FOUND;
+	} else {
+		info->callback = callback;
+		info->data = data;
+		count(PINS_LIVE);
+		event("register", 0, "pin=%llu", info->id);
+	}
+	api_unlock();
+
+	/* From here on the callback may run, and the pin be gone. */
+	if (status == NV_OK)
+		test_hold_here(&get_after_register);
+	return status;
+}
+
+NV_STATUS NV_API_CALL rm_p2p_put_pages(nvidia_stack_t *sp, u64 token,
+				       u32 va_space, u64 va, void *key)
+{
+	const char *result = "notfound";
+	struct mapping_info *info;
+	bool mine;
+	u64 id = 0;
+	NV_STATUS status;
+
+	test_hold_here(&put_before_lock);
+
+	/* A put while a callback runs waits here for its end. */
+	status = rm_lock();
+	if (status != NV_OK)
+		return status;
+
+	info = info_find(key);
+	if (info)
+		id = info->id;
+	mine = info && info->alloc && info->alloc->tgid == current->tgid;
+	if (mine) {
+		result = "found";
+		/* Else get_pages itself gives up what it could not register. */
+		if (info->callback) {
+			count(PUT_PAGES_FOUND);
+			uncount(PINS_LIVE);
+		}
+		info_remove(info);
+		pay(READ_ONCE(unpin_us));
+	} else if (info && info->alloc) {
+		result = "foreign";
+		count(PUT_PAGES_FOREIGN);
+		info->foreign_put = true;
+	} else {
+		count(PUT_PAGES_NOTFOUND);
+		if (WARN(info, "nvidia: put_pages of a persistent page table\n")) {
+			result = "persistent";
+			count(MISUSE);
+		}
+	}
+	event("put_pages", 0, "pin=%llu result=%s", id, result);
+	api_unlock();
+	return mine ? NV_OK : NV_ERR_OBJECT_NOT_FOUND;
+}
+
+NV_STATUS NV_API_CALL rm_p2p_get_gpu_info(nvidia_stack_t *sp, u64 va,
+					  u64 length, u8 **uuid,
+					  void **gpu_info)
+{
+	struct alloc *alloc;
+	NV_STATUS status;
+
+	status = rm_lock();
+	if (status != NV_OK)
+		return status;
+	status = memory_behind(va, length, &alloc);
+	if (status == NV_OK) {
+		status = give_uuid(alloc->gpu, uuid);
+		*gpu_info = alloc->gpu;
+	}
+	api_unlock();
+	return status;
+}
+
+NV_STATUS NV_API_CALL rm_p2p_get_pages_persistent(nvidia_stack_t *sp, u64 va,
+						  u64 length, void **object,
+						  u64 *addresses,
+						  u32 *entries, void *key,
+						  void *gpu_info)
+{
+	struct alloc *alloc;
+	NV_STATUS status;
+
+	status = rm_lock();
+	if (status != NV_OK)
+		return status;
+	/* Looked up again: the memory may have gone since get_gpu_info. */
+	status = memory_behind(va, length, &alloc);
+	if (status == NV_OK && alloc->gpu != gpu_info)
+		status = NV_ERR_OBJECT_NOT_FOUND;
+	/* Here and not above since 555. */
+	if (status == NV_OK && va % STANDIN_PAGE_SIZE)
+		status = NV_ERR_INVALID_ARGUMENT;
+	/* Whatever keeps the memory's handle from being duplicated. */
+	if (status == NV_OK && fail_here(FAIL_DUP_OBJECT))
+		status = NV_ERR_INVALID_STATE;
+	if (status == NV_OK)
+		status = info_add(alloc, true, va, length, key, addresses,
+				  entries);
+	if (status == NV_OK) {
+		*object = alloc->gpu;
+		count(PINS_PERSISTENT_LIVE);
+	}
+	api_unlock();
+	return status;
+}
+
+NV_STATUS NV_API_CALL rm_p2p_put_pages_persistent(nvidia_stack_t *sp,
+						  void *object, void *key)
+{
+	struct mapping_info *info;
+	NV_STATUS status;
+	int fail;
+
+	test_hold_here(&put_persistent_before_lock);
+
+	fail = fail_here(FAIL_PUT_PAGES_PERSISTENT);
+	status = rm_lock();
+	if (status != NV_OK)
+		return status;
+
+	info = info_find(key);
+	if (!object || !info) {
+		/* The real one follows a pointer that is not there. */
+		count(MISUSE);
+		WARN(1, "nvidia: put_pages_persistent of a table that is %s\n",
+		     info ? "not persistent" : "not there");
+		status = NV_ERR_INVALID_STATE;
+	} else {
+		if (WARN(info->lost, "nvidia: put_pages_persistent again after it failed\n"))
+			count(MISUSE);
+		if (fail) {
+			info->lost = true;
+			status = status_of(fail);
+		} else {
+			info_remove(info);
+			uncount(PINS_PERSISTENT_LIVE);
+			pay(READ_ONCE(unpin_us));
+		}
+	}
+	api_unlock();
+	return status;
+}
+
+/**
+ * p2p_revoke - take the pins off memory that is being freed
+ * @alloc: the memory; the caller holds the API lock
+ *
+ * One after the other, in the calling thread, from the root of the tree of
+ * page tables. The upper half calls the client and frees the table with its
+ * DMA mappings; the pages leave BAR1 after that. Nothing keeps the module that
+ * the callback lies in.
+ */
+void p2p_revoke(struct alloc *alloc)
+{
+	struct mapping_info *info;
+	struct rb_node *node;
+	u64 id;
+
+	while ((node = alloc->tables.rb_node)) {
+		info = rb_entry(node, struct mapping_info, by_key);
+		id = info->id;
+		if (info->callback) {
+			count(CALLBACKS);
+			if (info->foreign_put)
+				count(CALLBACKS_AFTER_PUT);
+			event("callback_begin", 0, "pin=%llu owner=%d", id,
+			      alloc->tgid);
+			test_hold_here(&callback_entry);
+			scoped_guard(mutex, &gpus_locks)
+				info->callback(info->data);
+			test_hold_here(&callback_exit);
+			event("callback_end", 0, "pin=%llu", id);
+			uncount(PINS_LIVE);
+		}
+		info_remove(info);
+	}
+}
+
+/**
+ * p2p_free_lost - give back what failing puts have lost
+ * @gpu: the GPU, which goes away
+ */
+void p2p_free_lost(struct gpu *gpu)
+{
+	struct mapping_info *info, *next;
+
+	if (WARN_ON(api_lock()))
+		return;
+	list_for_each_entry_safe(info, next, &infos, node) {
+		if (!info->lost || info->gpu != gpu)
+			continue;
+		nv_p2p_free_platform_data((void *)info->key);
+		info_remove(info);
+		uncount(PINS_PERSISTENT_LIVE);
+	}
+	api_unlock();
+}
+
+/*
+ * DMA
+ */
+
+static NV_STATUS map_for_peer(nv_dma_device_t *peer, const struct gpu *gpu,
+			      u64 pages, u64 *va)
+{
+	dma_addr_t addr;
+
+	if (fail_here(FAIL_DMA_MAP_PAGE))
+		return NV_ERR_GENERIC;
+
+	/*
+	 * The last byte of the BAR is taken for the first one behind it. So
+	 * the last page of a BAR cannot be mapped.
+	 */
+	if (*va < gpu->bar_start || *va + pages * PAGE_SIZE > gpu->bar_end)
+		return NV_ERR_INVALID_REQUEST;
+
+	addr = dma_map_resource(peer->dev, *va, pages * PAGE_SIZE,
+				DMA_BIDIRECTIONAL, BAR_ATTRS);
+	if (dma_mapping_error(peer->dev, addr))
+		return NV_ERR_OPERATING_SYSTEM;
+	*va = addr;
+	return NV_OK;
+}
+
+void NV_API_CALL nv_dma_unmap_peer(nv_dma_device_t *peer, u64 pages,
+				   u64 va)
+{
+	dma_unmap_resource(peer->dev, va, pages * PAGE_SIZE, DMA_BIDIRECTIONAL,
+			   BAR_ATTRS);
+}
+
+/* Of coherent GPUs alone. */
+NV_STATUS NV_API_CALL nv_dma_unmap_alloc(nv_dma_device_t *device, u64 pages,
+					 u64 *addresses, void **private)
+{
+	return NV_ERR_NOT_SUPPORTED;
+}
+
+NV_STATUS NV_API_CALL rm_p2p_dma_map_pages(nvidia_stack_t *sp,
+					   nv_dma_device_t *peer, u8 *uuid,
+					   u64 page_size, u32 pages,
+					   u64 *addresses, void **private)
+{
+	NV_STATUS status;
+	struct gpu *gpu;
+	u32 i, done;
+
+	*private = NULL;
+	test_hold_here(&dma_map_before_lock);
+
+	status = rm_lock();
+	if (status != NV_OK)
+		return status;
+	gpu = gpu_get_by_uuid(uuid);
+	if (!gpu) {
+		status = NV_ERR_INVALID_ARGUMENT;
+		goto unlock;
+	}
+	for (i = 0; READ_ONCE(dma_permute) && i < pages / 2; i++)
+		swap(addresses[i], addresses[pages - 1 - i]);
+	for (done = 0; done < pages; done++) {
+		status = map_for_peer(peer, gpu, page_size / PAGE_SIZE,
+				      &addresses[done]);
+		if (status != NV_OK)
+			break;
+		if (done % 1024 == 1023)
+			cond_resched();
+	}
+	if (status == NV_OK &&
+	    xa_err(xa_store(&mappings, (unsigned long)addresses,
+			    xa_mk_value(pages), GFP_KERNEL)))
+		status = NV_ERR_NO_MEMORY;
+	if (status == NV_OK)
+		count(MAPPINGS_LIVE);
+	while (status != NV_OK && done--)
+		nv_dma_unmap_peer(peer, page_size / PAGE_SIZE, addresses[done]);
+	gpu_put(gpu);
+unlock:
+	api_unlock();
+
+	/* A callback may be here before the mapping is in the table's list. */
+	if (status == NV_OK)
+		test_hold_here(&dma_map_before_insert);
+	return status;
+}
+
+void p2p_hold_points(struct dentry *dir)
+{
+	test_hold_debugfs(dir, &get_before_register);
+	test_hold_debugfs(dir, &get_after_register);
+	test_hold_debugfs(dir, &put_before_lock);
+	test_hold_debugfs(dir, &put_persistent_before_lock);
+	test_hold_debugfs(dir, &callback_entry);
+	test_hold_debugfs(dir, &callback_exit);
+	test_hold_debugfs(dir, &dma_map_before_lock);
+	test_hold_debugfs(dir, &dma_map_before_insert);
+}
+
+int p2p_init(void)
+{
+	/* A cache of its own, so that a stale page is not somebody else's. */
+	nvidia_p2p_page_t_cache =
+		kmem_cache_create("nvidia_p2p_page",
+				  sizeof(struct nvidia_p2p_page), 0,
+				  SLAB_NO_MERGE, NULL);
+	return nvidia_p2p_page_t_cache ? 0 : -ENOMEM;
+}
+
+void p2p_exit(void)
+{
+	unsigned long memory;
+	void *entry;
+
+	/* Of pins whose memory went before they were registered, for good. */
+	xa_for_each(&tables, memory, entry)
+		nv_p2p_free_platform_data(upper_table((void *)memory));
+	kvfree(swap_spare(NULL));
+	kmem_cache_destroy(nvidia_p2p_page_t_cache);
+}

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/*
+ * Between the three parts of the provider: what clients call (front.c),
+ * NVIDIA's upper half under other names (upper.c), and our lower half (rm.c).
+ */
+#ifndef _STANDIN_UPPER_H_
+#define _STANDIN_UPPER_H_
+
+#include <linux/types.h>
+
+struct nvidia_p2p_dma_mapping;
+struct nvidia_p2p_page_table;
+struct nvidia_p2p_params;
+struct pci_dev;
+
+int upper_init_mapping(u64 token, struct nvidia_p2p_params *params,
+		       void (*destroy_callback)(void *data), void *data);
+int upper_destroy_mapping(u64 token);
+int upper_get_pages(u64 token, u32 va_space, u64 va,
+		    u64 length, struct nvidia_p2p_page_table **table,
+		    void (*free_callback)(void *data), void *data);
+int upper_get_pages_persistent(u64 va, u64 length,
+			       struct nvidia_p2p_page_table **table,
+			       u32 flags);
+int upper_put_pages(u64 token, u32 va_space, u64 va,
+		    struct nvidia_p2p_page_table *table);
+int upper_put_pages_persistent(u64 va,
+			       struct nvidia_p2p_page_table *table,
+			       u32 flags);
+int upper_dma_map_pages(struct pci_dev *peer,
+			struct nvidia_p2p_page_table *table,
+			struct nvidia_p2p_dma_mapping **mapping);
+int upper_dma_unmap_pages(struct pci_dev *peer,
+			  struct nvidia_p2p_page_table *table,
+			  struct nvidia_p2p_dma_mapping *mapping);
+int upper_free_page_table(struct nvidia_p2p_page_table *table);
+int upper_free_dma_mapping(struct nvidia_p2p_dma_mapping *mapping);
+
+/* The allocation that a page table lies in, and its size. */
+void *upper_memory(const void *table);
+void *upper_table(void *memory);
+size_t upper_memory_size(void);
+
+/* rm.c: the number of a page table's pin, or 0 if there is no such table. */
+u64 rm_pin_id(const struct nvidia_p2p_page_table *table);
+
+#endif /* _STANDIN_UPPER_H_ */
