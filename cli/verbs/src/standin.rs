@@ -9,6 +9,8 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::fd::AsRawFd;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use anyhow::ensure;
@@ -148,29 +150,37 @@ impl Gpu {
                     self.device_path()
                 )
             })?;
-        let mut allocation = Allocation {
+        let place = self.place_of(mapping.addr())?;
+        let allocation = Allocation {
             gpu: Arc::clone(self),
             mapping,
-            place: Place::default(),
+            rounded_len: place.len,
+            bar_address: AtomicU64::new(place.bar_address),
             freed: false,
         };
-        allocation.place = self.place_of(allocation.mapping.addr())?;
         ensure!(
-            allocation.place.start == allocation.mapping.addr(),
+            place.start == allocation.mapping.addr(),
             "the allocation starts elsewhere: {allocation:x?}"
         );
         Ok(allocation)
     }
 
-    /// Allocates until the memory is that at `place` of the BAR; None if it never is. What came before is given back.
-    pub fn allocate_there(self: &Arc<Self>, len: usize, place: u64) -> Result<Option<Allocation>> {
+    /// Allocates and pins until the memory is that at `place` of the BAR, with what `pin` makes of it; None if it never is.
+    /// What came before is given back.
+    pub fn allocate_there<T>(
+        self: &Arc<Self>,
+        len: usize,
+        place: u64,
+        pin: impl Fn(&Allocation) -> Result<T>,
+    ) -> Result<Option<(Allocation, T)>> {
         let mut others = Vec::new();
         for _ in 0..64 {
             let next = self.allocate(len, Placement::Any)?;
+            let pinned = pin(&next)?;
             if next.bar_address() == place {
-                return Ok(Some(next));
+                return Ok(Some((next, pinned)));
             }
-            others.push(next);
+            others.push((next, pinned));
         }
         Ok(None)
     }
@@ -306,7 +316,9 @@ impl BarView {
 pub struct Allocation {
     gpu: Arc<Gpu>,
     mapping: Mapping,
-    place: Place,
+    rounded_len: u64,
+    /// As far as is known.
+    bar_address: AtomicU64,
     freed: bool,
 }
 
@@ -316,9 +328,13 @@ impl Allocation {
         &self.mapping
     }
 
-    /// Bus address of its first byte.
+    /// Bus address of its first byte; of freed memory, where that was when it was last asked for. With NVIDIA's upper half
+    /// in the driver it changes when the memory is pinned, and may once it is not any more.
     pub fn bar_address(&self) -> u64 {
-        self.place.bar_address
+        if let Ok(place) = self.place(0) {
+            self.bar_address.store(place.bar_address, Ordering::Relaxed);
+        }
+        self.bar_address.load(Ordering::Relaxed)
     }
 
     /// Where a byte of it lies, and how much lies behind it in one run.
@@ -328,7 +344,7 @@ impl Allocation {
 
     /// The range as far as the GPU rounded it up.
     pub fn rounded_len(&self) -> u64 {
-        self.place.len
+        self.rounded_len
     }
 
     /// The range `[offset, offset + len)` of it.
@@ -367,14 +383,13 @@ impl Allocation {
         self.mapping.unmap_head(len)
     }
 
-    /// The whole of it, through the BAR.
+    /// The whole of it, through the BAR, where it is now.
     pub fn bar_view(&self) -> Result<BarView> {
-        self.gpu
-            .bar_view(self.place.bar_address, self.mapping.len())
+        self.gpu.bar_view(self.bar_address(), self.mapping.len())
     }
 
     /// Whether it lies in one run of bus addresses.
-    pub fn is_contiguous(&self) -> bool {
-        self.place.run >= self.mapping.len() as u64
+    pub fn is_contiguous(&self) -> Result<bool> {
+        Ok(self.place(0)?.run >= self.mapping.len() as u64)
     }
 }

@@ -45,7 +45,10 @@ pub(crate) fn usual_length(lab: &Lab) -> Result<u64> {
 /// Registers `bytes` of contiguous GPU memory at an address aligned to its own size, and deregisters it.
 pub(crate) fn measure(lab: &Lab, bytes: u64) -> Result<Measurement> {
     let memory = allocate_aligned(lab, bytes, bytes.next_power_of_two().max(GRANULE))?;
-    ensure!(memory.is_contiguous(), "the stand-in's memory is in pieces");
+    ensure!(
+        memory.is_contiguous()?,
+        "the stand-in's memory is in pieces"
+    );
     let before = Counters::read()?;
     let start = Instant::now();
     let region = lab

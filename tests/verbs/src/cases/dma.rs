@@ -517,7 +517,7 @@ fn layouts(bench: &mut Bench<'_>) -> Result<()> {
         let chosen = Parameter::set("nvidia", "layout", layout)?;
         let (source, target) = (bench.allocate(0, LEN)?, bench.allocate(1, LEN)?);
         drop((chosen, seed));
-        ensure!(!source.is_contiguous(), "{layout} is in one piece");
+        ensure!(!source.is_contiguous()?, "{layout} is in one piece");
         let bytes = bench.pattern(10 + id as u64).bytes(0, LEN);
         source.write(0, &bytes)?;
         target.write(0, &background)?;

@@ -37,8 +37,8 @@ fn outlive(lab: &Lab) -> Result<()> {
     let local = Arena::on_host(lab, M2, 1)?;
     for by_ioctl in [true, false] {
         let mut memory = lab.allocate_gpu(M2)?;
-        let view = memory.bar_view()?;
         let region = lab.far.register(memory.span(0, M2)?, full_access())?;
+        let view = memory.bar_view()?;
         let before = Counters::read()?;
         if by_ioctl {
             memory.free()?;
@@ -81,8 +81,8 @@ fn reused(lab: &Lab) -> Result<()> {
     let gpu = lab.gpu(0)?;
 
     let first = gpu.allocate(M2, Placement::At(addr))?;
-    let (first_place, first_view) = (first.bar_address(), first.bar_view()?);
     let first_region = lab.far.register(first.span(0, M2)?, full_access())?;
+    let (first_place, first_view) = (first.bar_address(), first.bar_view()?);
     drop(first);
     let second = gpu.allocate(M2, Placement::At(addr))?;
     note("old_page", format_args!("{first_place:#x}"));

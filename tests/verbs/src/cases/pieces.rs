@@ -525,9 +525,12 @@ fn part_freed(lab: &Lab) -> Result<()> {
         let state = peer_region(&lab.far, &region)?.state;
         ensure!(state == "revoked", "rxe holds the region as {state}");
 
-        let stranger = lab
+        // Pinned, as memory is in BAR1.
+        let (stranger, theirs_too) = lab
             .gpu(gone % 2)?
-            .allocate_there(M2, place)?
+            .allocate_there(M2, place, |next| {
+                Ok(lab.near.register(next.span(0, M2)?, full_access())?)
+            })?
             .context("freed, and the place was not handed out again: something keeps it")?;
         let theirs = Pattern::new(lab.setup.seed, 3).bytes(0, M2);
         stranger.write(0, &theirs)?;
@@ -535,6 +538,7 @@ fn part_freed(lab: &Lab) -> Result<()> {
         let mut found = vec![0; M2];
         stranger.read(0, &mut found)?;
         ensure!(found == theirs, "the new owner's bytes changed");
+        drop(theirs_too);
         // The others are still pinned; they go next, with a callback each, and then the region.
         let pins = Counters::read()?.live_pins()?;
         ensure!(pins == PARTS as u64 - 1, "{pins} pins");

@@ -14,12 +14,14 @@ use crate::counters::Counters;
 use crate::gpu::Allocation;
 use crate::gpu::GRANULE;
 use crate::knobs::fail_next;
+use crate::knobs::has_nvidias_upper_half;
 use crate::knobs::lose_next_put;
 use crate::knobs::rebind;
 use crate::ktap;
 use crate::ktap::Case;
 use crate::lab::Flavour;
 use crate::lab::Lab;
+use crate::pattern::Pattern;
 use crate::rdma::full_access;
 
 const M2: usize = GRANULE as usize;
@@ -32,6 +34,10 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "provider.failing_calls",
         run: failing_calls,
+    },
+    Case {
+        name: "bar1.given_to_others",
+        run: given_to_others,
     },
 ];
 
@@ -102,16 +108,63 @@ fn unpinned_once(lab: &Lab) -> Result<()> {
 fn failing_calls(lab: &Lab) -> Result<()> {
     lab.needs_ours()?;
     lab.needs_flavour(Flavour::Persistent)?;
-    for (place, errno, seen) in [
+    // A place that is not there in both forms of the driver fails nothing in the other.
+    let duplicated = has_nvidias_upper_half().then_some(("dup_object", libc::EIO, libc::EFAULT));
+    for (place, errno, seen) in duplicated.into_iter().chain([
         ("get_pages_persistent", libc::EIO, libc::EFAULT),
         ("get_pages_persistent", libc::ENOMEM, libc::EFAULT),
         ("dma_map", libc::EIO, libc::EIO),
         ("dma_map", libc::ENOMEM, libc::ENOMEM),
         ("dma_map_page", libc::EIO, libc::EIO),
-    ] {
+    ]) {
         fail_next(place, errno)?;
         refused_once(lab, &[seen]).with_context(|| format!("{place} fails with {errno}"))?;
         works_again(lab)?;
     }
     Ok(())
+}
+
+/// What is unpinned leaves its range of BAR1 to the next pin, and takes its bytes with it: whoever unpins too early reads
+/// another's.
+fn given_to_others(lab: &Lab) -> Result<()> {
+    if !has_nvidias_upper_half() {
+        return ktap::skip("memory has its place in the BAR for life here");
+    }
+    lab.needs_module()?;
+    let allocate = |salt| -> Result<_> {
+        let memory = lab.allocate_gpu(M2)?;
+        let bytes = Pattern::new(lab.setup.seed, salt).bytes(0, M2);
+        memory.write(0, &bytes)?;
+        Ok((memory, bytes))
+    };
+    let holds = |memory: &Allocation, bytes: &[u8]| -> Result<()> {
+        let mut found = vec![0; M2];
+        memory.read(0, &mut found)?;
+        ensure!(found == bytes, "other bytes by the CPU's mapping");
+        memory.bar_view()?.read(0, &mut found)?;
+        ensure!(found == bytes, "other bytes behind the BAR");
+        Ok(())
+    };
+    let (one, ones) = allocate(1)?;
+    let (other, others) = allocate(2)?;
+    let before = one.bar_address();
+
+    let region = lab.near.register(one.span(0, M2)?, full_access())?;
+    let place = one.bar_address();
+    ensure!(place != before, "a pin that did not move");
+    holds(&one, &ones)?;
+    drop(region);
+
+    let _region = lab.near.register(other.span(0, M2)?, full_access())?;
+    ensure!(
+        other.bar_address() == place,
+        "the range was not given to the next"
+    );
+    holds(&other, &others)?;
+    holds(&one, &ones)?;
+    ensure!(one.bar_address() != place, "two in one place");
+
+    let _again = lab.near.register(one.span(0, M2)?, full_access())?;
+    holds(&one, &ones)?;
+    holds(&other, &others)
 }

@@ -208,7 +208,10 @@ pub(super) fn sized(lab: &Lab, len: u64) -> Result<()> {
     lab.needs_module()?;
     let align = if len == GIB { GIB } else { ENTRY_BOUNDARY };
     let memory = allocate_aligned(lab, len, align)?;
-    ensure!(memory.is_contiguous(), "the stand-in's memory is in pieces");
+    ensure!(
+        memory.is_contiguous()?,
+        "the stand-in's memory is in pieces"
+    );
     let size = usize::try_from(len)?;
     let started = std::time::Instant::now();
     let region = lab.far.register(memory.span(0, size)?, full_access())?;

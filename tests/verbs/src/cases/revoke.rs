@@ -278,13 +278,16 @@ fn others(lab: &Lab) -> Result<()> {
 fn new_owner(lab: &Lab) -> Result<()> {
     lab.needs_flavour(Flavour::Revocable)?;
     let mut memory = lab.allocate_gpu(M2)?;
-    let old_place = memory.bar_address();
     let local = Arena::on_host(lab, M2, 1)?;
     let region = region_over(lab, &memory)?;
+    let old_place = memory.bar_address();
     memory.free()?;
-    let next = lab
+    // Pinned, as memory is in BAR1.
+    let (next, _theirs) = lab
         .gpu(0)?
-        .allocate_there(M2, old_place)?
+        .allocate_there(M2, old_place, |next| {
+            Ok(lab.near.register(next.span(0, M2)?, full_access())?)
+        })?
         .context("freed, and the place was not handed out again: something keeps it")?;
     let view = next.bar_view()?;
     let pattern = Pattern::new(lab.setup.seed, 3).bytes(0, M2);
@@ -343,9 +346,9 @@ fn freed_after(lab: &Lab, op: Op, before: usize) -> Result<usize> {
     let memory = lab.allocate_gpu(M2)?;
     // A place that was handed out before has what was there.
     memory.write(0, &Pattern::new(lab.setup.seed, 5).bytes(0, M2))?;
-    let view = memory.bar_view()?;
     let local = Arena::on_host(lab, M2, 1)?;
     let region = region_over(lab, &memory)?;
+    let view = memory.bar_view()?;
     let mut near = rdma::connect(&lab.near, &lab.far)?;
     let near = &mut near.near;
     let (from, to) = (local.part(0, M2)?, region.part(0, M2 as u64)?);

@@ -333,7 +333,10 @@ fn bytes(lab: &Lab, lengths: &[u64]) -> Result<()> {
     let mut last: Option<(u64, i64)> = None;
     for &len in lengths {
         let memory = allocate_aligned(lab, len, ENTRY_BOUNDARY)?;
-        ensure!(memory.is_contiguous(), "the stand-in's memory is in pieces");
+        ensure!(
+            memory.is_contiguous()?,
+            "the stand-in's memory is in pieces"
+        );
         let span = memory.span(0, usize::try_from(len)?)?;
         let before = Counters::read()?;
         let watch = Watch::begin()?;

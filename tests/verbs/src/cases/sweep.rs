@@ -31,7 +31,7 @@ use crate::gpu::PAGE;
 use crate::knobs::fail_next;
 use crate::knobs::fail_none;
 use crate::knobs::fail_nth;
-use crate::knobs::provoke;
+use crate::knobs::provoke_failing_put;
 use crate::knobs::rebind;
 use crate::knobs::Parameter;
 use crate::ktap;
@@ -662,7 +662,7 @@ fn lost_for_good(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Result<(
             errno,
             before: None,
         };
-        provoke("nvidia: put_pages_persistent failed")?;
+        provoke_failing_put()?;
         bench.registration(&memory, fault, 1)?
     };
     ensure!(

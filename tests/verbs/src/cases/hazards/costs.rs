@@ -125,7 +125,7 @@ fn entries(bench: &Bench) -> Result<()> {
     // Across no window of 2 GiB, where an entry ends by design.
     let addr = sys::free_address(LEN as u64, LEN as u64)?;
     let memory = bench.lab.gpu(0)?.allocate(LEN, Placement::At(addr))?;
-    ensure!(memory.is_contiguous(), "not contiguous");
+    ensure!(memory.is_contiguous()?, "not contiguous");
     let region = bench.hca.register(memory.span(0, LEN)?, full_access())?;
     let entries = peer_region(&bench.hca, &region)?.entries;
     let said = format!(

@@ -148,7 +148,10 @@ fn reaches_next_owner_or_none(
     memory: &Allocation,
     region: &Region,
 ) -> Result<Option<bool>> {
-    let Some(next) = bench.gpu.allocate_there(M2, memory.bar_address())? else {
+    let there = bench
+        .gpu
+        .allocate_there(M2, memory.bar_address(), |_| Ok(()))?;
+    let Some((next, ())) = there else {
         return Ok(None);
     };
     let own = Pattern::new(bench.lab.setup.seed, 2).bytes(0, 4096);
