@@ -7,6 +7,7 @@ use crate::topology::Topology;
 use crate::vm::Iommu;
 use crate::vm::Options;
 use crate::vm::Peermem;
+use crate::vm::Provider;
 use crate::vm::Rdma;
 
 /// One run: a virtual machine or a program of the host, and the tests that it prints.
@@ -349,6 +350,29 @@ pub(crate) const SUITE: &[Run] = &[
             command: GDR,
         },
         column: Some("ours, revocable"),
+        ..BASE
+    },
+    Run {
+        name: "verbs: ours, on NVIDIA's nv-p2p.c",
+        place: Place::Vm {
+            options: |vm| {
+                vm.bar = LARGE_BAR;
+                vm.provider = Provider::Nvidia;
+            },
+            command: GDR,
+        },
+        ..BASE
+    },
+    Run {
+        name: "verbs: ours, revocable, on NVIDIA's nv-p2p.c",
+        place: Place::Vm {
+            options: |vm| {
+                vm.bar = LARGE_BAR;
+                vm.provider = Provider::Nvidia;
+                vm.param.push("persistent_api_support=0".to_owned());
+            },
+            command: GDR,
+        },
         ..BASE
     },
     Run {
