@@ -26,7 +26,7 @@
 //!
 //! Where nvidia.ko hands BAR1 out at each pin, one that is made over a living one shares that one's
 //! extent, and gets another for the rest, elsewhere: a run more for as long as it lives. So a pin is kept
-//! only if it was made with no other beneath.
+//! only if it was made with no other of the search beneath.
 //!
 //! That a pin of the expected length succeeds does not say that its allocation ends there. This is
 //! looked at for the first one of a length, then after 1, 2, 4, … of them, at last after each

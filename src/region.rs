@@ -259,8 +259,8 @@ impl<E: Env> Drop for Region<E> {
     }
 }
 
-/// Whether a search over several allocations is worth going on: as `get_user_pages()`, it ends with its process, which can
-/// be thousands of calls earlier.
+/// Refuses to go on with a search over several allocations for a process that was killed, as
+/// `get_user_pages()` does. The search can have thousands of calls ahead of it.
 pub(crate) fn survives<E: Env>() -> Result<(), Refusal> {
     if E::is_killed() {
         return Err(Refusal::Killed);

@@ -17,6 +17,7 @@ use crate::living::Holder;
 use crate::living::Living;
 use crate::living::Roll;
 use crate::living::Share;
+use crate::living::Stranded;
 use crate::machine::pci::Address;
 use crate::machine::Machine;
 use crate::process::State;
@@ -290,6 +291,9 @@ fn notes(roll: &Roll) -> Vec<String> {
                 _ => format!("{kept} registrations are"),
             }
         ));
+    }
+    for stranded in &roll.stranded {
+        notes.push(format!("{}; {}", stranded.found(), Stranded::WHY));
     }
     let gone = of(State::Gone);
     if !gone.is_empty() {

@@ -13,6 +13,7 @@ use crate::debugfs::Time;
 use crate::host::Fact;
 use crate::host::Host;
 use crate::host::Seen;
+use crate::machine::pci;
 use crate::machine::pci::Address;
 use crate::machine::Class;
 use crate::machine::Machine;
@@ -113,7 +114,61 @@ pub(crate) struct Roll {
     pub(crate) now: Option<Time>,
     pub(crate) machine: Seen<Machine>,
     pub(crate) living: Vec<Living>,
+    pub(crate) stranded: Vec<Stranded>,
     pub(crate) unreadable: u64,
+}
+
+/// Registrations that are kept for callbacks, of a GPU that PCI does not show any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Stranded {
+    pub(crate) gpu: String,
+    pub(crate) registrations: u64,
+}
+
+impl Stranded {
+    /// By the addresses of their GPUs. None where PCI is not visible.
+    pub(crate) fn among(host: &dyn Host, all: &[debugfs::Registration]) -> Vec<Self> {
+        let mut count: BTreeMap<&str, u64> = BTreeMap::new();
+        for one in all
+            .iter()
+            .filter(|one| one.state.as_deref() == Some("kept"))
+        {
+            for gpu in &one.gpus {
+                let count = count.entry(gpu).or_default();
+                *count = count.saturating_add(1);
+            }
+        }
+        if count.is_empty() {
+            return Vec::new();
+        }
+        let Ok(devices) = host.names(pci::DEVICES) else {
+            return Vec::new();
+        };
+        count.retain(|gpu, _| !devices.iter().any(|device| device == gpu));
+        count
+            .into_iter()
+            .map(|(gpu, registrations)| Self {
+                gpu: gpu.to_owned(),
+                registrations,
+            })
+            .collect()
+    }
+
+    pub(crate) fn found(&self) -> String {
+        let (registrations, come) = match self.registrations {
+            1 => ("1 registration waits".to_owned(), "its callback"),
+            more => (format!("{more} registrations wait"), "their callbacks"),
+        };
+        format!(
+            "{registrations} for {come} from GPU {}, which is gone from PCI: nvidia.ko may never call",
+            self.gpu
+        )
+    }
+
+    /// What follows, which nothing mends.
+    pub(crate) const WHY: &'static str =
+        "a callback would run in nvidia_peermem, which therefore cannot be unloaded before; nor can nvidia.ko, whose \
+        functions it uses: both stay until the machine restarts";
 }
 
 /// The monotonic clock.
@@ -129,6 +184,7 @@ impl Roll {
         // Behind the registrations, so that none is younger than now.
         let now = now(host);
         let machine = Machine::look(host);
+        let stranded = Stranded::among(host, &read.records);
         let places = Places::new(machine.as_ref().ok());
         let mut processes = Processes::new(host, now);
         let living = read
@@ -141,6 +197,7 @@ impl Roll {
             now,
             machine,
             living,
+            stranded,
             unreadable: read.unreadable,
         })
     }

@@ -205,6 +205,22 @@ fn what_is_counted_is_shown() {
     ] {
         made::golden(&format!("golden/{name}"), &says(made, line));
     }
+    // A GPU that fell off the bus with a pin on it.
+    let mut lost = idle;
+    lost.file(
+        &format!("{FILES}/registrations"),
+        "id=1 state=kept flavour=revocable addr=0x7f2000000000 len=65536 page=65536 pieces=1 entries=0 \
+         gpus=0000:f9:00.0 hca=- tgid=1 pid=1 since=1.000000 comm=a\n",
+    );
+    for line in [&["stats"][..], &["list"]] {
+        let text = says(&lost, line).replace('\n', " ");
+        for said in [
+            "0000:f9:00.0, which is gone from PCI",
+            "until the machine restarts",
+        ] {
+            assert!(text.contains(said), "{text}");
+        }
+    }
     // A module that counts, and keeps no list.
     let mut older = busy;
     older.remove(&format!("{FILES}/registrations"));

@@ -21,6 +21,7 @@ use crate::list::NONE;
 use crate::living;
 use crate::living::Gpu;
 use crate::living::Roll;
+use crate::living::Stranded;
 use crate::machine::pci::Address;
 use crate::nvml::Nvml;
 use crate::reasons;
@@ -163,6 +164,9 @@ fn look(
     let now = living::now(host);
     let gpus = held(host, roll.as_ref());
     if let Some(roll) = &roll {
+        for stranded in &roll.stranded {
+            notes.push(format!("{}; {}", stranded.found(), Stranded::WHY));
+        }
         unreadable = unreadable.saturating_add(roll.unreadable);
     }
     if unreadable > 0 {

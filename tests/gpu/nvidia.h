@@ -5,7 +5,8 @@
  * Lock order, outermost first:
  *
  *	mmap_lock of a process	held by the kernel around mmap, munmap, faults
- *	API lock		api_lock() in p2p.c
+ *	API lock		api_lock() in lock.c
+ *	gpu_locks		in nvidia/rm.c, around callbacks and BAR1
  *	pin->lock		the DMA mappings of one page table
  *	place_sem		faults beside memory that goes or moves
  *	mem_lock		allocations, the BAR and its accounts

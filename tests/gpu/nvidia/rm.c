@@ -67,7 +67,7 @@ static void pay(uint us)
  * All GPUs', as the resource manager takes them to free memory: what waits in
  * a callback holds up every GPU. Taken with the API lock held.
  */
-static DEFINE_MUTEX(gpus_locks);
+static DEFINE_MUTEX(gpu_locks);
 
 /**
  * struct mapping_info - memory that somebody has in BAR1
@@ -286,7 +286,7 @@ static struct rb_root *info_root(struct mapping_info *info)
 
 static void info_remove(struct mapping_info *info)
 {
-	scoped_guard(mutex, &gpus_locks)
+	scoped_guard(mutex, &gpu_locks)
 		bar1_put(info->mem, info->first, info->pages);
 	rb_erase(&info->by_key, info_root(info));
 	list_del(&info->node);
@@ -347,7 +347,7 @@ static NV_STATUS info_add(struct alloc *alloc, bool persistent, u64 va,
 	info->first = (va - alloc->va) / STANDIN_PAGE_SIZE;
 	info->pages = DIV_ROUND_UP(length, STANDIN_PAGE_SIZE);
 
-	scoped_guard(mutex, &gpus_locks)
+	scoped_guard(mutex, &gpu_locks)
 		ret = bar1_get(info->mem, info->first, info->pages);
 	if (ret) {
 		xa_erase(&tables, memory);
@@ -386,13 +386,16 @@ NV_STATUS NV_API_CALL rm_p2p_get_pages(nvidia_stack_t *sp, u64 token,
 	status = va % STANDIN_PAGE_SIZE ? NV_ERR_INVALID_ARGUMENT :
 					  memory_behind(va, length, &alloc);
 	if (status == NV_OK)
+		status = give_uuid(alloc->gpu, uuid);
+	if (status == NV_OK)
 		status = info_add(alloc, false, va, length, key, addresses,
 				  entries);
 	if (status == NV_OK) {
 		memset(wreqmb_h, 0, *entries * sizeof(*wreqmb_h));
 		memset(rreqmb_h, 0, *entries * sizeof(*rreqmb_h));
-		/* If this fails the pages stay until their memory goes. */
-		status = give_uuid(alloc->gpu, uuid);
+	} else if (*uuid) {
+		os_free_mem(*uuid);
+		*uuid = NULL;
 	}
 	api_unlock();
 	return status;
@@ -593,7 +596,7 @@ void p2p_revoke(struct alloc *alloc)
 			event("callback_begin", 0, "pin=%llu owner=%d", id,
 			      alloc->tgid);
 			test_hold_here(&callback_entry);
-			scoped_guard(mutex, &gpus_locks)
+			scoped_guard(mutex, &gpu_locks)
 				info->callback(info->data);
 			test_hold_here(&callback_exit);
 			event("callback_end", 0, "pin=%llu", id);

@@ -471,6 +471,22 @@ const PLANTED: &[Planted] = &[
         says: &[("refusals", Warning, "lost: 3")],
     },
     Planted {
+        name: "a GPU that is gone, and its callbacks with it",
+        plant: |made| {
+            made.file(&format!("{DEBUG}/version"), "format=1 module=1\n");
+            made.file(
+                &format!("{DEBUG}/registrations"),
+                "id=1 state=kept gpus=0000:f9:00.0\nid=2 state=kept gpus=0000:19:00.0,0000:f9:00.0\n\
+                id=3 state=mapped gpus=0000:9a:00.0\nid=4 state=kept gpus=-\n",
+            );
+        },
+        says: &[(
+            "refusals",
+            Warning,
+            "2 registrations wait for their callbacks from GPU 0000:f9:00.0, which is gone from PCI",
+        )],
+    },
+    Planted {
         name: "files that only root reads",
         plant: |made| {
             made.remove("/sys/kernel/debug");
@@ -494,7 +510,7 @@ const PLANTED: &[Planted] = &[
         plant: |made| {
             log(
                 made,
-                &["DMAR: [DMA Write NO_PASID] Request device [0000:99:00.0] fault addr 0x3f8000000000 [fault reason \
+                &["DMAR: [DMA Write NO_PASID] Request device [0000:f9:00.0] fault addr 0x3f8000000000 [fault reason \
                 0x05] x"],
             );
         },

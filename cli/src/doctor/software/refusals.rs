@@ -4,12 +4,14 @@
 use std::collections::BTreeMap;
 
 use crate::debugfs::Line;
+use crate::debugfs::Module;
 use crate::doctor::Look;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
 use crate::host::Fact;
 use crate::host::Unseen;
+use crate::living::Stranded;
 
 /// The check's name.
 pub(in crate::doctor) const NAME: &str = "refusals";
@@ -131,6 +133,13 @@ pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
                 "what the module refused (/sys/kernel/debug/nvidia_peermem)",
                 &why,
             )]
+        }
+    }
+    let registrations = Module::look(look.host).and_then(|module| module.registrations(look.host));
+    if let Ok(read) = registrations {
+        for stranded in Stranded::among(look.host, &read.records) {
+            let found = Finding::new(NAME, Level::Warning, Subject::Machine, stranded.found());
+            findings.push(found.why(Stranded::WHY).mend("restart the machine"));
         }
     }
     match look.host.text(REFUSALS) {
