@@ -140,26 +140,6 @@ pub(crate) struct Run {
 /// from memory that may not be waited for: 2 MiB of tables, where it has no larger pages.
 pub(crate) const MAX_STEP: u64 = 1 << 30;
 
-impl Run {
-    /// How many steps [`Run::steps`] makes of it.
-    pub(crate) fn count_steps(&self) -> u64 {
-        self.len.div_ceil(MAX_STEP)
-    }
-
-    /// Calls `each` with its parts in order, none of them longer than [`MAX_STEP`].
-    pub(crate) fn steps(mut self, mut each: impl FnMut(Run)) {
-        while self.len > MAX_STEP {
-            each(Run {
-                addr: self.addr,
-                len: MAX_STEP,
-            });
-            self.addr = self.addr.wrapping_add(MAX_STEP);
-            self.len -= MAX_STEP;
-        }
-        each(self);
-    }
-}
-
 /// The pages at `addrs`, each of them a run of one `page`.
 pub(crate) fn pages(addrs: impl Iterator<Item = u64>, page: PageSize) -> impl Iterator<Item = Run> {
     let len = page.bytes();
@@ -188,6 +168,21 @@ pub(crate) fn join(runs: impl Iterator<Item = Run>, mut each: impl FnMut(Run)) {
     if start != end {
         each(closed(start, end));
     }
+}
+
+/// Joins runs as [`join`], no further than [`MAX_STEP`], and calls `each` with what comes of it.
+pub(crate) fn steps(runs: impl Iterator<Item = Run>, mut each: impl FnMut(Run)) {
+    join(runs, |mut run| {
+        while run.len > MAX_STEP {
+            each(Run {
+                addr: run.addr,
+                len: MAX_STEP,
+            });
+            run.addr = run.addr.wrapping_add(MAX_STEP);
+            run.len -= MAX_STEP;
+        }
+        each(run);
+    });
 }
 
 /// The run from `start` to `end`, which may lie behind the last address.

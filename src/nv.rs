@@ -209,13 +209,13 @@ impl Checked<'_> {
         })
     }
 
-    /// Calls `each` with where the pages are, in physical addresses, joined.
+    /// Calls `each` with where the pages are, in physical addresses, joined as far as they are mapped at once.
     fn runs(&self, each: impl FnMut(Run)) {
         let addrs = self.pages.iter().map(|page| {
             // SAFETY: The page is alive by the type invariant.
             unsafe { (**page).physical_address }
         });
-        extents::join(extents::pages(addrs, self.page), each);
+        extents::steps(extents::pages(addrs, self.page), each);
     }
 }
 
@@ -442,21 +442,17 @@ fn copy(
     // Where they are few, one walk finds them.
     let mut few = [Run { addr: 0, len: 0 }; FEW];
     let mut count = 0;
-    let mut steps = 0;
     checked.runs(|run| {
         if let Some(place) = few.get_mut(count) {
             *place = run;
         }
         count += 1;
-        steps += run.count_steps();
     });
-    // CAST: Addresses have 64 bits.
-    let mut runs =
-        KVVec::with_capacity(steps as usize, GFP_KERNEL).map_err(|_| Refusal::NoMemory)?;
+    let mut runs = KVVec::with_capacity(count, GFP_KERNEL).map_err(|_| Refusal::NoMemory)?;
     // Tables before 2.0 do not say what kind of memory they are for.
     let mut bars = BarFinder::default();
     let mut result = Ok(());
-    let mut add = |run| {
+    let add = |run| {
         if result.is_ok() {
             result = bars.find(run).and_then(|run| {
                 runs.push_within_capacity(run)
@@ -464,7 +460,6 @@ fn copy(
             });
         }
     };
-    let add = |run: Run| run.steps(&mut add);
     match few.get(..count) {
         Some(few) => few.iter().copied().for_each(add),
         None => checked.runs(add),

@@ -635,8 +635,8 @@ impl revocable::RevocablePin<Fake> for FakeRevocablePin {
             dead: false,
         });
         let mut runs = Vec::new();
-        extents::join(extents::pages(addresses.into_iter(), page), |run| {
-            run.steps(|step| runs.push(step));
+        extents::steps(extents::pages(addresses.into_iter(), page), |run| {
+            runs.push(run);
         });
         world.run(&world.on_pin);
         world.called(number);

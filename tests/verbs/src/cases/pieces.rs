@@ -390,7 +390,7 @@ fn limit(lab: &Lab) -> Result<()> {
         registers(lab, &row, 0, 8 * M2)?;
         registers(lab, &row, M2, 7 * M2)?;
         let log = KernelLog::from_now()?;
-        refused(lab, row.span(0, 10 * M2)?, 10)?;
+        refused(lab, row.span(0, 10 * M2)?, 11)?;
         let lines = log.lines()?;
         let said = lines.iter().filter(|line| line.contains("max_pieces=4"));
         ensure!(said.count() == 1, "{lines:?}");
