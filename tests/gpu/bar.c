@@ -25,6 +25,10 @@ static ulong bar1_reserve_mib = 36;
 module_param(bar1_reserve_mib, ulong, 0644);
 MODULE_PARM_DESC(bar1_reserve_mib, "MiB of each BAR that cannot be pinned");
 
+static ullong table_phys;
+module_param(table_phys, ullong, 0644);
+MODULE_PARM_DESC(table_phys, "where revocable page tables say that their memory begins, if not 0");
+
 enum layout {
 	LAYOUT_CONTIGUOUS,
 	LAYOUT_64K,
@@ -124,6 +128,25 @@ void bar_release_gpu(struct gpu *gpu)
 phys_addr_t vidmem_phys(const struct vidmem *mem, u32 page)
 {
 	return mem->gpu->bar_start + (u64)mem->page[page] * STANDIN_PAGE_SIZE;
+}
+
+/**
+ * vidmem_phys_told - what a page table says of that
+ * @mem: the memory
+ * @first: the table's first page
+ * @page: which of its pages, from there on
+ * @persistent: the flavour
+ *
+ * Return: the address, unless table_phys has revocable ones lie.
+ */
+phys_addr_t vidmem_phys_told(const struct vidmem *mem, u32 first, u32 page,
+			     bool persistent)
+{
+	u64 false_start = persistent ? 0 : READ_ONCE(table_phys);
+
+	if (false_start)
+		return false_start + (u64)page * STANDIN_PAGE_SIZE;
+	return vidmem_phys(mem, first + page);
 }
 
 static unsigned long find_hole(const struct gpu *gpu, unsigned long from,

@@ -3,9 +3,23 @@
  * The API lock. A thread that has it and comes back is refused, not
  * deadlocked: that is what a client gets that calls in from its callback.
  */
+#include <linux/delay.h>
+#include <linux/moduleparam.h>
 #include <linux/sched.h>
 
 #include "nvidia.h"
+
+/*
+ * What a pin and an unpin cost on a GPU: for so long the thread sleeps with
+ * the lock held.
+ */
+static uint pin_us;
+module_param(pin_us, uint, 0644);
+MODULE_PARM_DESC(pin_us, "for how many microseconds more a pin holds the API lock");
+
+static uint unpin_us;
+module_param(unpin_us, uint, 0644);
+MODULE_PARM_DESC(unpin_us, "for how many microseconds more an unpin holds the API lock");
 
 static DECLARE_RWSEM(api_sem);
 static struct task_struct *api_owner;
@@ -24,4 +38,20 @@ void api_unlock(void)
 {
 	WRITE_ONCE(api_owner, NULL);
 	up_write(&api_sem);
+}
+
+static void pay(uint us)
+{
+	if (us)
+		usleep_range(us, us + 1);
+}
+
+void api_pay_pin(void)
+{
+	pay(READ_ONCE(pin_us));
+}
+
+void api_pay_unpin(void)
+{
+	pay(READ_ONCE(unpin_us));
 }

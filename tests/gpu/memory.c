@@ -61,6 +61,31 @@ DEFINE_MUTEX(mem_lock);
 /* Registered allocations; mem_lock. */
 static LIST_HEAD(allocs);
 
+/*
+ * Whoever has opened a GPU is a client of its driver, and a process may let
+ * those of others into its memory there. As in the real driver the list of
+ * processes is short, and a process leaves it with the client that it was
+ * listed for, whatever it has pinned by then.
+ */
+#define MAX_LISTED	256
+
+struct client {
+	struct list_head node;
+	struct file *file;
+	struct gpu *gpu;
+	pid_t tgid;
+};
+
+struct guest {
+	struct list_head node;
+	struct client *client;
+	pid_t host;
+};
+
+/* mem_lock */
+static LIST_HEAD(clients);
+static LIST_HEAD(guests);
+
 static struct workqueue_struct *free_wq;
 
 /* Each allocation has a range of its own in its file's address space; mem_lock. */
@@ -79,10 +104,50 @@ static void alloc_put(struct alloc *alloc)
 	kref_put(&alloc->kref, alloc_release);
 }
 
+/*
+ * A GPU that has fallen off the bus: the resource manager tears down what lies
+ * on it, and calls nobody. The callbacks come when this is N again, as they
+ * never do in reality; without them the machine could not end.
+ */
+static bool gpu_lost;
+
+/* Freed while it was Y; API lock. */
+static LIST_HEAD(uncalled);
+
+static int gpu_lost_set(const char *val, const struct kernel_param *kp)
+{
+	struct alloc *alloc, *next;
+	int ret = param_set_bool(val, kp);
+
+	if (ret || gpu_lost)
+		return ret;
+	ret = api_lock();
+	if (ret)
+		return ret;
+	list_for_each_entry_safe(alloc, next, &uncalled, node) {
+		p2p_revoke(alloc);
+		vidmem_put(alloc->vidmem);
+		list_del(&alloc->node);
+		alloc_put(alloc);
+	}
+	api_unlock();
+	return 0;
+}
+
+static const struct kernel_param_ops gpu_lost_ops = {
+	.flags = KERNEL_PARAM_OPS_FL_NOARG,
+	.set = gpu_lost_set,
+	.get = param_get_bool,
+};
+
+module_param_cb(gpu_lost, &gpu_lost_ops, &gpu_lost, 0644);
+MODULE_PARM_DESC(gpu_lost, "memory is freed without callbacks, which wait for N");
+
 /* The end of an allocation; the second of two that try waits for the first. */
 static void alloc_free(struct alloc *alloc)
 {
 	struct vidmem *mem;
+	bool lost;
 
 	test_hold_here(&free_before_lock);
 
@@ -97,7 +162,9 @@ static void alloc_free(struct alloc *alloc)
 	event("free_begin", 0, "va=%#llx length=%#llx owner=%d", alloc->va,
 	      alloc->length, alloc->tgid);
 	test_hold_here(&free_before_callbacks);
-	p2p_revoke(alloc);
+	lost = READ_ONCE(gpu_lost);
+	if (!lost)
+		p2p_revoke(alloc);
 	test_hold_here(&free_before_unmap);
 
 	mutex_lock(&mem_lock);
@@ -114,12 +181,19 @@ static void alloc_free(struct alloc *alloc)
 	unmap_mapping_range(alloc->file->f_mapping, alloc->offset,
 			    alloc->length, 1);
 
-	vidmem_put(mem);
 	uncount(ALLOCS_LIVE);
 	event("free_end", 0, "va=%#llx", alloc->va);
+	if (lost) {
+		/* No process has it any more: no put finds its pins. */
+		alloc->tgid = 0;
+		list_add_tail(&alloc->node, &uncalled);
+	} else {
+		vidmem_put(mem);
+	}
 	api_unlock();
 
-	alloc_put(alloc);
+	if (!lost)
+		alloc_put(alloc);
 }
 
 static void alloc_free_work(struct work_struct *work)
@@ -162,6 +236,52 @@ struct alloc *memory_find(pid_t tgid, u64 va)
 	list_for_each_entry(alloc, &allocs, node)
 		if (alloc->tgid == tgid && va >= alloc->va &&
 		    va - alloc->va < alloc->length)
+			return alloc;
+	return NULL;
+}
+
+/**
+ * memory_lists - whether a process may pin an allocation and unpin it
+ * @alloc: the allocation
+ * @tgid: the process
+ *
+ * Caller holds mem_lock.
+ *
+ * Return: true for the owner and for whom it has let in.
+ */
+bool memory_lists(const struct alloc *alloc, pid_t tgid)
+{
+	struct guest *guest;
+
+	lockdep_assert_held(&mem_lock);
+
+	if (alloc->tgid == tgid)
+		return true;
+	list_for_each_entry(guest, &guests, node)
+		if (guest->client->tgid == tgid && guest->host == alloc->tgid &&
+		    guest->client->gpu == alloc->gpu)
+			return true;
+	return false;
+}
+
+/**
+ * memory_find_listed - the allocation at an address that a process may pin
+ * @tgid: the process
+ * @va: the address
+ *
+ * As memory_find(), for guests, too.
+ *
+ * Return: the allocation or NULL.
+ */
+struct alloc *memory_find_listed(pid_t tgid, u64 va)
+{
+	struct alloc *alloc = memory_find(tgid, va);
+
+	if (alloc || list_empty(&guests))
+		return alloc;
+	list_for_each_entry(alloc, &allocs, node)
+		if (va >= alloc->va && va - alloc->va < alloc->length &&
+		    memory_lists(alloc, tgid))
 			return alloc;
 	return NULL;
 }
@@ -425,6 +545,42 @@ static long memory_ioctl_info(struct gpu *gpu, void __user *argp)
 	return copy_to_user(argp, &out, sizeof(out)) ? -EFAULT : 0;
 }
 
+static long memory_ioctl_admit(struct gpu *gpu, void __user *argp)
+{
+	struct guest *guest __free(kfree) = kzalloc_obj(*guest);
+	struct standin_admit arg;
+	struct client *client;
+	struct guest *other;
+	int listed = 1;
+
+	if (!guest)
+		return -ENOMEM;
+	if (copy_from_user(&arg, argp, sizeof(arg)))
+		return -EFAULT;
+	if (arg.reserved)
+		return -EINVAL;
+
+	guard(mutex)(&mem_lock);
+	list_for_each_entry(other, &guests, node) {
+		if (other->host != current->tgid || other->client->gpu != gpu)
+			continue;
+		if (other->client->tgid == arg.pid)
+			return 0;
+		listed++;
+	}
+	if (listed == MAX_LISTED)
+		return -EINVAL;
+	list_for_each_entry(client, &clients, node) {
+		if (client->gpu == gpu && client->tgid == arg.pid) {
+			guest->client = client;
+			guest->host = current->tgid;
+			list_add_tail(&no_free_ptr(guest)->node, &guests);
+			return 0;
+		}
+	}
+	return -EINVAL;
+}
+
 static long memory_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 {
 	struct gpu *gpu = file->private_data;
@@ -434,6 +590,8 @@ static long memory_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 		return memory_ioctl_free(gpu, (void __user *)arg);
 	case STANDIN_IOC_INFO:
 		return memory_ioctl_info(gpu, (void __user *)arg);
+	case STANDIN_IOC_ADMIT:
+		return memory_ioctl_admit(gpu, (void __user *)arg);
 	default:
 		return -ENOTTY;
 	}
@@ -442,16 +600,73 @@ static long memory_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 static int memory_file_open(struct inode *inode, struct file *file)
 {
 	struct gpu *gpu = container_of(inode->i_cdev, struct gpu, cdev);
+	struct client *client;
 
 	if (READ_ONCE(gpu->removing))
 		return -ENODEV;
-	file->private_data = gpu_get(gpu);
+	client = kzalloc_obj(*client);
+	if (!client)
+		return -ENOMEM;
+	client->file = file;
+	client->gpu = gpu_get(gpu);
+	client->tgid = current->tgid;
+	file->private_data = gpu;
 	gpu_open(gpu);
+	guard(mutex)(&mem_lock);
+	list_add_tail(&client->node, &clients);
 	return 0;
+}
+
+static bool is_listed(const struct client *client)
+{
+	struct guest *guest;
+
+	list_for_each_entry(guest, &guests, node)
+		if (guest->client == client)
+			return true;
+	return false;
+}
+
+static void client_end(struct client *client)
+{
+	struct guest *guest, *next;
+	bool listed;
+
+	mutex_lock(&mem_lock);
+	list_del(&client->node);
+	listed = is_listed(client);
+	mutex_unlock(&mem_lock);
+
+	/* No client can get here from its callback. */
+	if (listed && !WARN_ON(api_lock())) {
+		mutex_lock(&mem_lock);
+		list_for_each_entry_safe(guest, next, &guests, node) {
+			if (guest->client != client)
+				continue;
+			list_del(&guest->node);
+			kfree(guest);
+		}
+		mutex_unlock(&mem_lock);
+		event("unlist", 0, "tgid=%d", client->tgid);
+		api_unlock();
+	}
+	kfree(client);
+}
+
+static struct client *client_of(const struct file *file)
+{
+	struct client *client;
+
+	guard(mutex)(&mem_lock);
+	list_for_each_entry(client, &clients, node)
+		if (client->file == file)
+			return client;
+	return NULL;
 }
 
 static int memory_file_release(struct inode *inode, struct file *file)
 {
+	client_end(client_of(file));
 	gpu_close(file->private_data);
 	gpu_put(file->private_data);
 	return 0;

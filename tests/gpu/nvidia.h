@@ -219,6 +219,9 @@ struct pin {
 /* lock.c */
 int __must_check api_lock(void);
 void api_unlock(void);
+/* Sleep for what a pin and an unpin cost; with the lock held. */
+void api_pay_pin(void);
+void api_pay_unpin(void);
 
 /* pci.c */
 struct gpu *gpu_get_by_uuid(const u8 *uuid);
@@ -244,6 +247,8 @@ extern struct mutex mem_lock;
 extern const struct file_operations memory_fops;
 
 struct alloc *memory_find(pid_t tgid, u64 va);
+struct alloc *memory_find_listed(pid_t tgid, u64 va);
+bool memory_lists(const struct alloc *alloc, pid_t tgid);
 void memory_free_all(struct gpu *gpu);
 void memory_hold_points(struct dentry *dir);
 int memory_init(void);
@@ -260,6 +265,8 @@ bool bar_has_room(const struct gpu *gpu, u64 pages);
 int vidmem_pin(struct vidmem *mem, u32 first, u32 pages);
 void vidmem_unpin(struct vidmem *mem, u32 first, u32 pages);
 phys_addr_t vidmem_phys(const struct vidmem *mem, u32 page);
+phys_addr_t vidmem_phys_told(const struct vidmem *mem, u32 first, u32 page,
+			     bool persistent);
 
 /* nvidia/bar1.c, where memory can move */
 #ifdef STANDIN_BAR1

@@ -5,7 +5,6 @@
  *
  * All of it is as awkward as the real driver, on purpose: see README.md.
  */
-#include <linux/delay.h>
 #include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/poison.h>
@@ -87,28 +86,6 @@ static void pin_memory_free(struct pin *pin, size_t size)
 		spin_unlock(&spare_lock);
 	}
 	kfree(old);
-}
-
-static ullong table_phys;
-module_param(table_phys, ullong, 0644);
-MODULE_PARM_DESC(table_phys, "where revocable page tables say that their memory begins, if not 0");
-
-/*
- * What a pin and an unpin cost on a GPU: for so long the thread sleeps with
- * the API lock held.
- */
-static uint pin_us;
-module_param(pin_us, uint, 0644);
-MODULE_PARM_DESC(pin_us, "for how many microseconds more a pin holds the API lock");
-
-static uint unpin_us;
-module_param(unpin_us, uint, 0644);
-MODULE_PARM_DESC(unpin_us, "for how many microseconds more an unpin holds the API lock");
-
-static void pay(uint us)
-{
-	if (us)
-		usleep_range(us, us + 1);
 }
 
 /* Registered pins of each flavour; API lock. */
@@ -263,13 +240,12 @@ free_pin:
 static int pin_attach(struct pin *pin, u64 va, u64 length,
 		      struct page_info *info)
 {
-	u64 false_start = READ_ONCE(table_phys);
 	struct alloc *alloc;
 	u32 i;
 	int ret;
 
 	mutex_lock(&mem_lock);
-	alloc = memory_find(current->tgid, va);
+	alloc = memory_find_listed(current->tgid, va);
 	if (alloc && alloc->gpu->removing)
 		alloc = NULL;
 	mutex_unlock(&mem_lock);
@@ -285,10 +261,9 @@ static int pin_attach(struct pin *pin, u64 va, u64 length,
 	pin->vidmem = vidmem_get(alloc->vidmem);
 	memcpy(pin->table.gpu_uuid, alloc->gpu->uuid, NVIDIA_P2P_GPU_UUID_LEN);
 	for (i = 0; i < pin->pages; i++) {
-		info[i].physical_address = vidmem_phys(pin->vidmem, pin->first + i);
-		if (false_start && !pin->persistent)
-			info[i].physical_address =
-				false_start + i * (u64)STANDIN_PAGE_SIZE;
+		info[i].physical_address =
+			vidmem_phys_told(pin->vidmem, pin->first, i,
+					 pin->persistent);
 		info[i].wreqmb_h = 0;
 		info[i].rreqmb_h = 0;
 	}
@@ -298,7 +273,7 @@ static int pin_attach(struct pin *pin, u64 va, u64 length,
 		pin->alloc = alloc;
 		list_add_tail(&pin->of_alloc, &alloc->pins);
 	}
-	pay(READ_ONCE(pin_us));
+	api_pay_pin();
 	return 0;
 }
 
@@ -545,8 +520,10 @@ static int put_table(struct nvidia_p2p_page_table *table)
 	if (WARN(ret, "nvidia: put_pages from inside a free callback\n"))
 		return ret;
 
+	/* Whoever has pinned: among those of the memory that lists the caller. */
 	pin = find_pin(&revocable_pins, table);
-	mine = pin && pin->tgid == current->tgid;
+	scoped_guard(mutex, &mem_lock)
+		mine = pin && memory_lists(pin->alloc, current->tgid);
 	if (mine) {
 		result = "found";
 		id = pin->id;
@@ -555,7 +532,7 @@ static int put_table(struct nvidia_p2p_page_table *table)
 		list_del(&pin->node);
 		list_del(&pin->of_alloc);
 		pin_detach(pin);
-		pay(READ_ONCE(unpin_us));
+		api_pay_unpin();
 	} else if (pin) {
 		result = "foreign";
 		id = pin->id;
@@ -652,7 +629,7 @@ static int put_table_persistent(struct nvidia_p2p_page_table *table, u32 flags,
 		list_del(&pin->node);
 		pin_detach(pin);
 		uncount(PINS_PERSISTENT_LIVE);
-		pay(READ_ONCE(unpin_us));
+		api_pay_unpin();
 	}
 	if (!ret)
 		api_unlock();

@@ -65,7 +65,23 @@ struct standin_info {
 	char pci[16];
 };
 
+/**
+ * struct standin_admit - let another process into the memory of this one
+ * @pid: (in) the process; it has opened this GPU
+ * @reserved: 0
+ *
+ * It may then pin, at the same addresses, whatever the calling process has on
+ * this GPU, until what it had opened first is closed. There are 256 places, of
+ * which the calling process has one. -EINVAL if none is left or the process
+ * has not opened the GPU.
+ */
+struct standin_admit {
+	__u32 pid;
+	__u32 reserved;
+};
+
 #define STANDIN_IOC_FREE	_IOW('G', 1, struct standin_free)
 #define STANDIN_IOC_INFO	_IOWR('G', 2, struct standin_info)
+#define STANDIN_IOC_ADMIT	_IOW('G', 3, struct standin_admit)
 
 #endif /* _STANDIN_H_ */

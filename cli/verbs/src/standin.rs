@@ -54,6 +54,14 @@ struct RawFree {
     reserved: u32,
 }
 
+/// `struct standin_admit`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy)]
+struct RawAdmit {
+    pid: u32,
+    reserved: u32,
+}
+
 const FREE_KTHREAD: u32 = 1;
 
 /// Whose thread frees memory and with it makes the provider's callbacks.
@@ -65,6 +73,7 @@ pub enum Freer {
 
 const IOC_FREE: libc::c_ulong = write_ioctl::<RawFree>(1);
 const IOC_INFO: libc::c_ulong = read_write_ioctl::<RawInfo>(2);
+const IOC_ADMIT: libc::c_ulong = write_ioctl::<RawAdmit>(3);
 
 const fn ioctl_number<T>(direction: u64, number: u64) -> libc::c_ulong {
     const TYPE: u64 = b'G' as u64;
@@ -234,6 +243,17 @@ impl Gpu {
         }
     }
 
+    /// Lets the process `pid`, which has opened this GPU, pin what the calling process has on it, until it closes what it
+    /// opened first.
+    pub fn admit(&self, pid: u32) -> io::Result<()> {
+        let request = RawAdmit { pid, reserved: 0 };
+        // SAFETY: The ioctl reads exactly this structure.
+        match unsafe { libc::ioctl(self.device.as_raw_fd(), IOC_ADMIT, &request) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
     /// The BAR as the bus sees it, `len` bytes from the bus address `from` on: through sysfs, not through the driver.
     pub fn bar_view(&self, from: u64, len: usize) -> Result<BarView> {
         let offset = from
@@ -371,6 +391,7 @@ impl Allocation {
 
     /// As `free`, by a thread of that kind.
     pub fn free_by(&mut self, by: Freer) -> Result<()> {
+        self.bar_address();
         self.gpu
             .free(self.mapping.addr(), by)
             .context("STANDIN_IOC_FREE")?;

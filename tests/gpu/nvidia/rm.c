@@ -5,7 +5,6 @@
  * is whose, which of it is in BAR1, and whom to call back; what a client sees
  * of that is the upper half's. Prototypes are NVIDIA's, in nv.h.
  */
-#include <linux/delay.h>
 #include <linux/dma-mapping.h>
 #include <linux/mm.h>
 #include <linux/module.h>
@@ -41,27 +40,9 @@ static bool table_reuse;
 module_param(table_reuse, bool, 0644);
 MODULE_PARM_DESC(table_reuse, "the next page table has the address of the last one freed");
 
-static ullong table_phys;
-module_param(table_phys, ullong, 0644);
-MODULE_PARM_DESC(table_phys, "where revocable page tables say that their memory begins, if not 0");
-
 static bool dma_permute;
 module_param(dma_permute, bool, 0644);
 MODULE_PARM_DESC(dma_permute, "DMA mappings have the pages of the table in reverse order");
-
-static uint pin_us;
-module_param(pin_us, uint, 0644);
-MODULE_PARM_DESC(pin_us, "for how many microseconds more a pin holds the API lock");
-
-static uint unpin_us;
-module_param(unpin_us, uint, 0644);
-MODULE_PARM_DESC(unpin_us, "for how many microseconds more an unpin holds the API lock");
-
-static void pay(uint us)
-{
-	if (us)
-		usleep_range(us, us + 1);
-}
 
 /*
  * All GPUs', as the resource manager takes them to free memory: what waits in
@@ -296,15 +277,15 @@ static void info_remove(struct mapping_info *info)
 }
 
 /*
- * The memory behind a range, which must lie in one allocation of the calling
- * process. The caller holds the API lock, which keeps it.
+ * The memory behind a range, which must lie in one allocation that lists the
+ * calling process. The caller holds the API lock, which keeps it.
  */
 static NV_STATUS memory_behind(u64 va, u64 length, struct alloc **found)
 {
 	struct alloc *alloc;
 
 	guard(mutex)(&mem_lock);
-	alloc = length ? memory_find(current->tgid, va) : NULL;
+	alloc = length ? memory_find_listed(current->tgid, va) : NULL;
 	if (!alloc || alloc->gpu->removing ||
 	    length > alloc->length - (va - alloc->va))
 		return NV_ERR_OBJECT_NOT_FOUND;
@@ -312,6 +293,13 @@ static NV_STATUS memory_behind(u64 va, u64 length, struct alloc **found)
 		return NV_ERR_GPU_NOT_FULL_POWER;
 	*found = alloc;
 	return NV_OK;
+}
+
+/* Whether @info is found for the calling process. The caller holds the API lock. */
+static bool info_is_listed(const struct mapping_info *info)
+{
+	guard(mutex)(&mem_lock);
+	return info && info->alloc && memory_lists(info->alloc, current->tgid);
 }
 
 static NV_STATUS give_uuid(const struct gpu *gpu, u8 **uuid)
@@ -327,7 +315,6 @@ static NV_STATUS info_add(struct alloc *alloc, bool persistent, u64 va,
 			  u64 length, const void *key, u64 *addresses,
 			  u32 *entries)
 {
-	u64 false_start = persistent ? 0 : READ_ONCE(table_phys);
 	unsigned long memory = (unsigned long)upper_memory(key);
 	struct mapping_info *info;
 	int ret;
@@ -355,9 +342,8 @@ static NV_STATUS info_add(struct alloc *alloc, bool persistent, u64 va,
 		return NV_ERR_INSUFFICIENT_RESOURCES;
 	}
 	for (i = 0; i < info->pages; i++)
-		addresses[i] = false_start ?
-			       false_start + i * (u64)STANDIN_PAGE_SIZE :
-			       vidmem_phys(info->mem, info->first + i);
+		addresses[i] = vidmem_phys_told(info->mem, info->first, i,
+						persistent);
 	*entries = info->pages;
 
 	/* The end of the allocation revokes the one kind; the other keeps the memory. */
@@ -367,7 +353,7 @@ static NV_STATUS info_add(struct alloc *alloc, bool persistent, u64 va,
 		info->alloc = alloc;
 	rb_add(&info->by_key, info_root(info), info_less);
 	list_add_tail(&info->node, &infos);
-	pay(READ_ONCE(pin_us));
+	api_pay_pin();
 	return NV_OK;
 }
 
@@ -421,7 +407,7 @@ NV_STATUS NV_API_CALL rm_p2p_register_callback(nvidia_stack_t *sp, u64 token,
 	info = info_find(key);
 	if (fail) {
 		status = status_of(fail);
-	} else if (!info || !info->alloc || info->alloc->tgid != current->tgid) {
+	} else if (!info_is_listed(info)) {
 		status = NV_ERR_OBJECT_NOT_FOUND;
 	} else {
 		info->callback = callback;
@@ -456,7 +442,7 @@ NV_STATUS NV_API_CALL rm_p2p_put_pages(nvidia_stack_t *sp, u64 token,
 	info = info_find(key);
 	if (info)
 		id = info->id;
-	mine = info && info->alloc && info->alloc->tgid == current->tgid;
+	mine = info_is_listed(info);
 	if (mine) {
 		result = "found";
 		/* Else get_pages itself gives up what it could not register. */
@@ -465,7 +451,7 @@ NV_STATUS NV_API_CALL rm_p2p_put_pages(nvidia_stack_t *sp, u64 token,
 			uncount(PINS_LIVE);
 		}
 		info_remove(info);
-		pay(READ_ONCE(unpin_us));
+		api_pay_unpin();
 	} else if (info && info->alloc) {
 		result = "foreign";
 		count(PUT_PAGES_FOREIGN);
@@ -564,7 +550,7 @@ NV_STATUS NV_API_CALL rm_p2p_put_pages_persistent(nvidia_stack_t *sp,
 		} else {
 			info_remove(info);
 			uncount(PINS_PERSISTENT_LIVE);
-			pay(READ_ONCE(unpin_us));
+			api_pay_unpin();
 		}
 	}
 	api_unlock();

@@ -8,10 +8,12 @@ use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering;
 use std::thread;
 
+use anyhow::bail;
 use anyhow::ensure;
 use anyhow::Context;
 use anyhow::Result;
@@ -24,11 +26,13 @@ use crate::cases::reasons::Line;
 use crate::cases::register::peer_region;
 use crate::cases::stage::Stage;
 use crate::gpu::GRANULE;
+use crate::knobs::Parameter;
 use crate::ktap;
 use crate::ktap::note;
 use crate::ktap::Case;
 use crate::lab::Flavour;
 use crate::lab::Lab;
+use crate::module;
 use crate::rdma::full_access;
 use crate::rdma::Hca;
 use crate::rdma::Region;
@@ -56,6 +60,10 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "living.kept_until_it_is_freed",
         run: kept,
+    },
+    Case {
+        name: "living.kept_for_a_gpu_that_is_lost",
+        run: lost,
     },
     Case {
         name: "living.readers_beside_registrations",
@@ -312,6 +320,55 @@ fn kept(lab: &Lab) -> Result<()> {
     let counted = counts()?;
     ensure!(counted == of(0), "{counted:?}");
     Ok(())
+}
+
+/// What `peermemctl` says, in one line.
+fn peermemctl(command: &str) -> Result<String> {
+    let output = Command::new("peermemctl").arg(command).output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    Ok(text.split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+/// The GPU is lost, and its memory freed without a callback: the module waits for it, and stays. The tools report it once PCI
+/// has removed the device.
+fn lost(lab: &Lab) -> Result<()> {
+    const PCI: &str = "/sys/bus/pci";
+    lab.needs_flavour(Flavour::Revocable)?;
+    begin(lab)?;
+    let stage = Stage::open(lab)?;
+    let memory = lab.allocate_gpu(M2)?;
+    let bdf = stage.gpu.bdf();
+    stage.orphan(&memory)?;
+    let gone = Parameter::set("nvidia", "gpu_lost", "Y")?;
+    stage.free(&memory)?;
+    let callbacks = stage.counted("callbacks")?;
+    ensure!(
+        callbacks == 0,
+        "{callbacks} callbacks of a GPU that is lost"
+    );
+    has(&only()?, &[("state", "kept"), ("gpus", bdf)])?;
+    match sys::unload_module(module::NAME) {
+        Err(error) if error.raw_os_error() == Some(libc::EWOULDBLOCK) => {}
+        other => bail!("the module goes with its callback to come: {other:?}"),
+    }
+
+    fs::write(format!("{PCI}/devices/{bdf}/remove"), "1")?;
+    let answers = ["list", "stats", "doctor"].map(|command| (command, peermemctl(command)));
+    fs::write(format!("{PCI}/rescan"), "1")?;
+    for (command, answer) in answers {
+        let said =
+            format!("1 registration waits for its callback from GPU {bdf}, which is gone from PCI");
+        let answer = answer?;
+        ensure!(answer.contains(&said), "{command} says {answer}");
+    }
+    ensure!(
+        gpus_of_the_machine()?.contains(bdf),
+        "the GPU is not found again"
+    );
+
+    drop(gone);
+    note("callbacks", stage.counted("callbacks")?);
+    none()
 }
 
 /// Two read while two register and deregister: whole lines, in order, each number once, and whatever stays is met.

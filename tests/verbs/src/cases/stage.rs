@@ -90,6 +90,8 @@ impl Stage {
     /// Frees in a thread of its own; the addresses stay occupied.
     pub(super) fn start_free(&self, memory: &Allocation) -> Result<Worker<std::io::Result<()>>> {
         let (gpu, addr) = (Arc::clone(&self.gpu), memory.mapping().addr());
+        // Kept there for who looks for its next owner.
+        memory.bar_address();
         Worker::start("free", move || gpu.free(addr, Freer::Caller))
     }
 
