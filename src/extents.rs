@@ -26,7 +26,8 @@ impl PageSize {
     /// The larger page that the interface knows.
     pub(crate) const KIB_128: PageSize = PageSize::of_shift(17);
 
-    /// The page of `1 << shift` bytes, for constants.
+    /// The page of `1 << shift` bytes, for constants. Inline, so that its panic is in no module.
+    #[inline]
     pub(crate) const fn of_shift(shift: u32) -> PageSize {
         assert!(shift <= 31);
         match NonZeroU32::new(1 << shift) {

@@ -398,8 +398,7 @@ impl RevocablePin {
     /// `nvidia_p2p_get_pages()`. Takes nvidia.ko's API lock. `region` may be revoked before this
     /// returns.
     pub(crate) fn pin(span: Span, region: Arc<dyn Revoke>) -> Result<Self, Refusal> {
-        let module = ModuleHold::try_new().ok_or(Refusal::Unloading)?;
-        let held = Held::<Nv>::new(span, region, module)?;
+        let held = Held::<Nv>::new(span, region)?;
         let (page, gpus, runs) = held.read(|table| copy(&table, span))?;
         Ok(RevocablePin {
             _held: held,
@@ -579,8 +578,20 @@ impl pin::Provider for Nv {
         Thread::current()
     }
 
+    fn hold() -> Result<ModuleHold, Refusal> {
+        ModuleHold::try_new().ok_or(Refusal::Unloading)
+    }
+
+    fn is_exiting() -> bool {
+        sys::is_exiting()
+    }
+
     fn kept(span: &Span, why: Kept) {
         observe::kept(span, why);
+    }
+
+    fn late() {
+        observe::late_callback();
     }
 
     fn stray() {

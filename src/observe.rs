@@ -132,18 +132,22 @@ pub(crate) fn refused(flavour: Flavour, step: Step, addr: u64, len: u64, refusal
 
 static LOST: Kind = Kind::new();
 static KEPT_OTHER_PROCESS: Kind = Kind::new();
+static KEPT_UNLISTED: Kind = Kind::new();
 static KEPT_IN_CALLBACK: Kind = Kind::new();
 static KEPT_FAILED: Kind = Kind::new();
 static NOT_UNMAPPED: Kind = Kind::new();
+static LATE_CALLBACK: Kind = Kind::new();
 static STRAY_CALLBACK: Kind = Kind::new();
 
 /// What is counted beside refusals.
-static EVENTS: [(&str, &Kind); 6] = [
+static EVENTS: [(&str, &Kind); 8] = [
     ("lost", &LOST),
     ("kept_other_process", &KEPT_OTHER_PROCESS),
+    ("kept_unlisted", &KEPT_UNLISTED),
     ("kept_in_callback", &KEPT_IN_CALLBACK),
     ("kept_failed", &KEPT_FAILED),
     ("not_unmapped", &NOT_UNMAPPED),
+    ("late_callback", &LATE_CALLBACK),
     ("stray_callback", &STRAY_CALLBACK),
 ];
 
@@ -164,6 +168,7 @@ pub(crate) fn leaked(span: &Span, ret: c_int) {
 pub(crate) fn kept(span: &Span, why: Kept) {
     let kind = match why {
         Kept::OtherProcess => &KEPT_OTHER_PROCESS,
+        Kept::Unlisted => &KEPT_UNLISTED,
         Kept::InCallback => &KEPT_IN_CALLBACK,
         Kept::Failed(_) => &KEPT_FAILED,
     };
@@ -176,6 +181,13 @@ pub(crate) fn kept(span: &Span, why: Kept) {
             "GPU memory {:#x}+{:#x} stays pinned until it is freed: another process released it{}\n",
             start,
             len,
+            times
+        ),
+        Kept::Unlisted => pr_info!(
+            "GPU memory {:#x}+{:#x} stays pinned until it is freed: nvidia.ko does not take it from process {} any more{}\n",
+            start,
+            len,
+            sys::task().tgid,
             times
         ),
         Kept::InCallback => pr_info!(
@@ -213,6 +225,16 @@ pub(crate) fn not_fenced(ret: c_int) {
         "nvidia.ko did not let its callbacks be waited for (error {})\n",
         ret
     );
+}
+
+/// nvidia.ko freed what it had said to have unpinned.
+pub(crate) fn late_callback() {
+    if let Some(times) = LATE_CALLBACK.pass() {
+        pr_warn!(
+            "nvidia.ko revoked a pin that it had reported as unpinned: each unpin is checked first from now on{}\n",
+            times
+        );
+    }
 }
 
 /// nvidia.ko freed what this module does not know.

@@ -35,17 +35,47 @@
 //!   is no such help.
 //! - The provider looks for a pin to put among those of the calling process. From another process it
 //!   does nothing and says that it did. Then the slot, and all that it holds, stays until the callback.
+//! - Nor does it take every pin from the process that made it: see below. Where that is in doubt it is
+//!   asked first, and what it would not find is not put, and stays likewise.
 //! - Inside a callback, where OFED 4.9 releases, the provider refuses to put; and the gate may be held
 //!   by a thread that waits for the API lock. The pins of the region that are still alive then keep
 //!   their slots, too, until their own callbacks.
+//!
+//! # Which puts count as done
+//!
+//! A put says 0 whether it found the pin or not. The provider looks for it in the objects in whose list the
+//! calling process is. It was in that list when the pin was made, and leaves it with the client of the
+//! resource manager that it was put there for, under the API lock. Two cases:
+//!
+//! - The object is that client's own, as a process has it that allocates for itself. It goes with its
+//!   client, after all that was in it was called back. A pin that is alive is found.
+//! - The object is another process's, which let this one in (256 have room; MPS). The pin outlives the
+//!   client, no put finds it any more, and its callback comes when the other process frees.
+//!
+//! The provider does not say which it is. So a put counts as done, and the slot goes:
+//!
+//! - while its process runs, for it keeps its client as long as it uses the GPU;
+//! - while it exits, which takes its descriptors in any order, if the provider has just pinned the first
+//!   page for it once more ([`Held::ask`]).
+//!
+//! The first is taken on trust, since to ask costs a get and a put for each pin. It is wrong for a process that
+//! closes the GPU and goes on: by hand, by `execve()`, in a thread with descriptors of its own. A callback that
+//! comes for a pin that was put shows it to be wrong here: it finds no slot and does no harm, but to a module that
+//! was unloaded in between. From then on the provider is asked before every put.
+//!
+//! The second is right but for two coincidences: the client goes between the question and the put, or the address
+//! is other memory's by then, of which the answer tells. Where the provider refuses for another reason, a GPU that
+//! is lost or want of memory, nothing is known, and the slot stays.
 //!
 //! Uses `core` alone: see [`region`](super::region).
 
 use core::marker::PhantomData;
 use core::ops::Deref;
 
+use super::extents::PageSize;
 use super::extents::Span;
 use super::refusal::Refusal;
+use super::refusal::EINVAL;
 use super::region::Lock;
 use super::revocable::Revoke;
 
@@ -58,7 +88,7 @@ pub(crate) trait Provider: Sized + 'static {
     /// Slots by their numbers.
     type Slots: Slots<Self::Shared<Slot<Self>>>;
     /// A reference to whom a callback is for.
-    type Region: Deref<Target: Revoke> + Send + Sync;
+    type Region: Deref<Target: Revoke> + Clone + Send + Sync;
     /// What must not go while a callback may come.
     type Hold: Send + Sync;
     /// The provider's name for a pin. It comes round again.
@@ -70,6 +100,9 @@ pub(crate) trait Provider: Sized + 'static {
 
     /// Moves `value` behind a counted reference.
     fn share<T: Send + Sync + 'static>(value: T) -> Result<Self::Shared<T>, Refusal>;
+
+    /// One more hold. Refused once no pin is to be made any more.
+    fn hold() -> Result<Self::Hold, Refusal>;
 
     /// Runs `f` with the directory locked.
     fn directory<R>(f: impl FnOnce(&mut Directory<Self>) -> R) -> Result<R, Refusal>;
@@ -86,7 +119,7 @@ pub(crate) trait Provider: Sized + 'static {
     fn get(span: &Span, number: usize) -> Result<Option<Self::Table>, Refusal>;
 
     /// Unpins, if `table` is a pin of the calling process. Does not look into the table. Takes the API
-    /// lock. 0 if there will be no callback, or the pin is another process's.
+    /// lock. 0 if there will be no callback, or the pin was not found.
     fn put(span: &Span, table: Self::Table) -> i32;
 
     /// Calls `put` until it returns anything but -ENOMEM, or for long enough.
@@ -98,8 +131,14 @@ pub(crate) trait Provider: Sized + 'static {
     /// The calling thread.
     fn thread() -> Self::Thread;
 
+    /// Whether the calling thread is on its way out, and its process has begun to close its descriptors.
+    fn is_exiting() -> bool;
+
     /// Tells that the memory stays pinned until it is freed.
     fn kept(span: &Span, why: Kept);
+
+    /// Tells of a callback for a pin that was put: the provider had said so, and had not done it.
+    fn late();
 
     /// Tells of a callback for nothing.
     fn stray();
@@ -110,6 +149,8 @@ pub(crate) trait Provider: Sized + 'static {
 pub(crate) enum Kept {
     /// Its registration was released by a process that the provider does not take it from.
     OtherProcess,
+    /// The provider does not find it any more among those of the process that made it.
+    Unlisted,
     /// Its registration was released inside the callback of another of its pins.
     InCallback,
     /// The provider's code.
@@ -144,6 +185,8 @@ pub(crate) struct Directory<P: Provider> {
     last: usize,
     /// The thread on which a callback is under way. The provider makes one callback at a time.
     callback: Option<P::Thread>,
+    /// A callback has come for a pin that was put. Never cleared.
+    late: bool,
 }
 
 impl<P: Provider> Default for Directory<P> {
@@ -152,6 +195,7 @@ impl<P: Provider> Default for Directory<P> {
             slots: P::Slots::default(),
             last: 0,
             callback: None,
+            late: false,
         }
     }
 }
@@ -185,24 +229,21 @@ impl<T: Copy> Alive<'_, T> {
     }
 }
 
-/// Memory that is pinned until this is dropped, or until it is freed.
-pub(crate) struct Held<P: Provider> {
+/// A pin, and what its callback finds. It stays when this goes.
+struct Pin<P: Provider> {
     number: usize,
     slot: P::Shared<Slot<P>>,
     table: P::Table,
     span: Span,
-    /// The process that the provider knows as the owner.
-    owner: P::Process,
 }
 
-impl<P: Provider> Held<P> {
-    /// Pins `span`. Takes the API lock. `region` may be revoked before this returns; `hold` is kept for
-    /// as long as a callback may come.
-    pub(crate) fn new(span: Span, region: P::Region, hold: P::Hold) -> Result<Self, Refusal> {
+impl<P: Provider> Pin<P> {
+    /// Pins `span` in the calling process. Takes the API lock.
+    fn new(span: Span, region: P::Region) -> Result<Self, Refusal> {
         let slot = P::share(Slot {
             alive: P::Lock::new(true)?,
             region,
-            _hold: hold,
+            _hold: P::hold()?,
         })?;
         let number = P::directory(|directory| directory.insert(slot.clone()))??;
         let table = P::gate_read(|| P::get(&span, number))
@@ -210,29 +251,11 @@ impl<P: Provider> Held<P> {
             .inspect_err(|_| remove::<P>(number))?
             // What the callback looks for stays.
             .ok_or(Refusal::Pin(0))?;
-        // From here on the drop unpins.
-        Ok(Held {
+        Ok(Pin {
             number,
             slot,
             table,
             span,
-            owner: P::process(),
-        })
-    }
-
-    /// Runs `f` on the page table, unless the memory is gone. A callback waits for the end of `f`,
-    /// which must not call the provider.
-    pub(crate) fn read<R>(
-        &self,
-        f: impl FnOnce(Alive<'_, P::Table>) -> Result<R, Refusal>,
-    ) -> Result<R, Refusal> {
-        self.slot.alive.with(|alive| {
-            if !*alive {
-                return Err(Refusal::Revoked);
-            }
-            // INVARIANT: `freed` clears `alive` before it returns: it has not been called, or waits
-            // for the lock held here. Only the drop puts.
-            f(Alive(self.table, PhantomData))
         })
     }
 
@@ -240,15 +263,8 @@ impl<P: Provider> Held<P> {
         self.slot.alive.with(|alive| *alive)
     }
 
-    /// Puts the pin, and takes its slot out of the directory; or says why both stay.
+    /// Puts it, and takes its slot out of the directory; or says why both stay.
     fn put(&self) -> Result<(), Kept> {
-        let this = P::thread();
-        if P::directory(|directory| directory.callback) == Ok(Some(this)) {
-            return Err(Kept::InCallback);
-        }
-        if P::process() != self.owner {
-            return Err(Kept::OtherProcess);
-        }
         // Each try looks again; between tries the gate is open.
         let look_and_put = || match self.alive() {
             true => P::put(&self.span, self.table),
@@ -263,15 +279,98 @@ impl<P: Provider> Held<P> {
             code => Err(Kept::Failed(code)),
         }
     }
+
+    fn kept(&self, why: Kept) {
+        self.slot.region.kept();
+        P::kept(&self.span, why);
+    }
+}
+
+/// Memory that is pinned until this is dropped, or until it is freed.
+pub(crate) struct Held<P: Provider> {
+    pin: Pin<P>,
+    /// The process that the provider knows as the owner.
+    owner: P::Process,
+}
+
+impl<P: Provider> Held<P> {
+    /// Pins `span`. Takes the API lock. `region` may be revoked before this returns.
+    pub(crate) fn new(span: Span, region: P::Region) -> Result<Self, Refusal> {
+        Ok(Held {
+            // From here on the drop unpins.
+            pin: Pin::new(span, region)?,
+            owner: P::process(),
+        })
+    }
+
+    /// Runs `f` on the page table, unless the memory is gone. A callback waits for the end of `f`,
+    /// which must not call the provider.
+    pub(crate) fn read<R>(
+        &self,
+        f: impl FnOnce(Alive<'_, P::Table>) -> Result<R, Refusal>,
+    ) -> Result<R, Refusal> {
+        self.pin.slot.alive.with(|alive| {
+            if !*alive {
+                return Err(Refusal::Revoked);
+            }
+            // INVARIANT: `freed` clears `alive` before it returns: it has not been called, or waits
+            // for the lock held here. Only the drop puts.
+            f(Alive(self.pin.table, PhantomData))
+        })
+    }
+
+    /// Puts the pin, unless the provider would not find it.
+    fn put(&self) -> Result<(), Kept> {
+        let this = P::thread();
+        let (callback, late) = P::directory(|directory| (directory.callback, directory.late))
+            // No pin is without it.
+            .unwrap_or((None, true));
+        if callback == Some(this) {
+            return Err(Kept::InCallback);
+        }
+        if P::process() != self.owner {
+            return Err(Kept::OtherProcess);
+        }
+        if late || P::is_exiting() {
+            // Once the memory is gone there is nothing to put, and nothing to keep.
+            self.ask().or_else(|why| match self.pin.alive() {
+                true => Err(why),
+                false => Ok(()),
+            })?;
+        }
+        self.pin.put()
+    }
+
+    /// Asks the provider whether it would find the pin, that is, whether it pins the first page once more for
+    /// the calling process. That page may be other memory's by now, so its pin has a slot of its own.
+    fn ask(&self) -> Result<(), Kept> {
+        let failed = |refusal: Refusal| match refusal {
+            Refusal::Pin(EINVAL) => Kept::Unlisted,
+            other => Kept::Failed(other.errno()),
+        };
+        let start = self.pin.span.start();
+        let page = Span::covering(start, 1, PageSize::KIB_64, u64::MAX);
+        let page = page.map_err(|_| Kept::Failed(EINVAL))?;
+        match Pin::<P>::new(page, self.pin.slot.region.clone()) {
+            Ok(pin) => {
+                if let Err(why) = pin.put() {
+                    pin.kept(why);
+                }
+                Ok(())
+            }
+            // Pinned, and it stays.
+            Err(Refusal::Pin(0)) => Ok(()),
+            Err(refusal) => Err(failed(refusal)),
+        }
+    }
 }
 
 impl<P: Provider> Drop for Held<P> {
     /// Unpins, unless the callback has come, which removes its number itself. Takes the API lock.
     fn drop(&mut self) {
-        if self.alive() {
+        if self.pin.alive() {
             if let Err(why) = self.put() {
-                self.slot.region.kept();
-                P::kept(&self.span, why);
+                self.pin.kept(why);
             }
         }
     }
@@ -280,13 +379,18 @@ impl<P: Provider> Drop for Held<P> {
 /// The provider frees the memory of the pin with that number. To be called with its API lock held.
 pub(crate) fn freed<P: Provider>(number: usize) {
     let found = P::directory(|directory| {
-        let slot = directory.slots.get(number).cloned()?;
+        let Some(slot) = directory.slots.get(number).cloned() else {
+            let given = (1..=directory.last).contains(&number);
+            directory.late |= given;
+            return Err(given);
+        };
         directory.callback = Some(P::thread());
-        Some(slot)
+        Ok(slot)
     });
-    // A pin that was put has no callback, and any other has its slot.
-    let Ok(Some(slot)) = found else {
-        return P::stray();
+    let slot = match found {
+        Ok(Ok(slot)) => slot,
+        Ok(Err(true)) => return P::late(),
+        Ok(Err(false)) | Err(_) => return P::stray(),
     };
     slot.alive.with(|alive| *alive = false);
     slot.region.revoke();

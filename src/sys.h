@@ -26,6 +26,7 @@ const char *peermem_version(void);
 int peermem_look_at_module(const char *name, char *version, size_t len);
 
 bool peermem_is_killed(void);
+bool peermem_is_exiting(void);
 s64 peermem_microseconds(void);
 
 void peermem_comm(char comm[TASK_COMM_LEN]);

@@ -133,6 +133,12 @@ pub(crate) fn is_killed() -> bool {
     unsafe { c::peermem_is_killed() }
 }
 
+/// Whether the calling thread is in `do_exit()`.
+pub(crate) fn is_exiting() -> bool {
+    // SAFETY: Has no preconditions.
+    unsafe { c::peermem_is_exiting() }
+}
+
 /// Monotonic time in microseconds.
 pub(crate) fn microseconds() -> i64 {
     // SAFETY: Has no preconditions.

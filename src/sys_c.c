@@ -121,6 +121,12 @@ bool peermem_is_killed(void)
 	return fatal_signal_pending(current);
 }
 
+/* So far that it may have closed some of its descriptors. */
+bool peermem_is_exiting(void)
+{
+	return current->flags & PF_EXITING;
+}
+
 s64 peermem_microseconds(void)
 {
 	return ktime_to_us(ktime_get());

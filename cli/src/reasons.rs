@@ -136,6 +136,10 @@ pub(crate) const EVENTS: &[Meaning] = &[
         "a revocable pin that another process released: it stays until the memory is freed",
     ),
     known(
+        "kept_unlisted",
+        "a revocable pin of a process that nvidia.ko no longer took it from: it stays until the memory is freed",
+    ),
+    known(
         "kept_in_callback",
         "a revocable pin released inside the callback of another: it stays until the memory is freed",
     ),
@@ -148,6 +152,10 @@ pub(crate) const EVENTS: &[Meaning] = &[
         "not_unmapped",
         "a DMA mapping that nvidia.ko did not undo",
         "read nvidia.ko's own lines in the kernel's log",
+    ),
+    known(
+        "late_callback",
+        "nvidia.ko revoked a pin that it had reported as unpinned: each unpin is checked first since then",
     ),
     mends("stray_callback", "nvidia.ko revoked a pin that does not exist", "report it"),
 ];

@@ -25,6 +25,7 @@ use crate::pin::Held;
 use crate::pin::Kept;
 use crate::pin::Slot;
 use crate::refusal::Refusal;
+use crate::refusal::EINVAL;
 use crate::refusal::ENOMEM;
 use crate::revocable::Revoke;
 
@@ -38,11 +39,18 @@ struct World {
     log: Mutex<Vec<String>>,
     /// What the next puts return before they do anything.
     failing: Mutex<Vec<i32>>,
+    /// The provider does not know the process any more.
+    unlisted: Mutex<bool>,
+    /// The first pin is called back during the next get, which ends so.
+    frees: Mutex<Option<Result<u64, Refusal>>>,
+    /// Each call to get fails with this.
+    refuses: Mutex<Option<i32>>,
 }
 
 thread_local! {
     static WORLD: RefCell<Arc<World>> = RefCell::default();
     static PROCESS: Cell<u32> = const { Cell::new(1) };
+    static EXITING: Cell<bool> = const { Cell::new(false) };
 }
 
 fn world() -> Arc<World> {
@@ -74,6 +82,10 @@ impl pin::Provider for Fake {
         Ok(Arc::new(value))
     }
 
+    fn hold() -> Result<Hold, Refusal> {
+        Ok(Hold)
+    }
+
     fn directory<R>(f: impl FnOnce(&mut Directory<Fake>) -> R) -> Result<R, Refusal> {
         Ok(f(&mut lock(&world().directory)))
     }
@@ -96,6 +108,17 @@ impl pin::Provider for Fake {
 
     fn get(span: &Span, number: usize) -> Result<Option<u64>, Refusal> {
         record(format!("get {number}"));
+        let frees = lock(&world().frees).take();
+        if let Some(then) = frees {
+            freed::<Fake>(1);
+            return then.map(Some);
+        }
+        if *lock(&world().unlisted) {
+            return Err(Refusal::Pin(EINVAL));
+        }
+        if let Some(code) = *lock(&world().refuses) {
+            return Err(Refusal::Pin(code));
+        }
         match span.start() {
             NO_PIN => Err(Refusal::Pin(ENOMEM)),
             NO_TABLE => Ok(None),
@@ -130,8 +153,16 @@ impl pin::Provider for Fake {
         thread::current().id()
     }
 
+    fn is_exiting() -> bool {
+        EXITING.get()
+    }
+
     fn kept(_span: &Span, why: Kept) {
         record(format!("{why:?}"));
+    }
+
+    fn late() {
+        record("late");
     }
 
     fn stray() {
@@ -181,7 +212,7 @@ impl Region {
         let region = Arc::new(Region::default());
         for &start in starts {
             let span = Span::covering(start, 1, PageSize::KIB_64, 1 << 40)?;
-            let held = Held::new(span, region.clone(), Hold)?;
+            let held = Held::new(span, region.clone())?;
             lock(&region.pins).push(held);
         }
         Ok(region)
@@ -218,8 +249,163 @@ fn a_pin_is_read_and_put() {
     region.release();
     let want = ["get 1", "alone", "put 0x100000", "let go", "released"];
     assert_eq!(take_log(), want);
+    for never in [0, 2, usize::MAX] {
+        freed::<Fake>(never);
+        assert_eq!(take_log(), ["stray"]);
+    }
+}
+
+/// It had said 0, and done nothing. From now on it is asked.
+#[test]
+fn a_callback_after_the_put() {
+    let region = Region::new(&[PLAIN]).expect("pinned");
+    region.release();
+    take_log();
     freed::<Fake>(1);
-    assert_eq!(take_log(), ["stray"]);
+    assert_eq!(take_log(), ["late"]);
+    let region = Region::new(&[PLAIN]).expect("pinned");
+    region.release();
+    let want = [
+        "get 2",
+        "get 3",
+        "alone",
+        "put 0x100000",
+        "let go",
+        "alone",
+        "put 0x100000",
+        "let go",
+        "released",
+    ];
+    assert_eq!(take_log(), want);
+    let region = Region::new(&[PLAIN]).expect("pinned");
+    *lock(&world().unlisted) = true;
+    region.release();
+    drop(region);
+    assert_eq!(
+        take_log(),
+        ["get 4", "get 5", "let go", "kept", "Unlisted", "released"]
+    );
+    freed::<Fake>(4);
+    assert_eq!(take_log(), ["revoke", "let go"]);
+}
+
+#[test]
+fn a_process_that_exits_is_asked_for() {
+    EXITING.set(true);
+    let region = Region::new(&[PLAIN]).expect("pinned");
+    region.release();
+    let want = [
+        "get 1",
+        "get 2",
+        "alone",
+        "put 0x100000",
+        "let go",
+        "alone",
+        "put 0x100000",
+        "let go",
+        "released",
+    ];
+    assert_eq!(take_log(), want);
+}
+
+/// The provider would say 0 to its put, and call back later.
+#[test]
+fn a_process_that_exits_unlisted_keeps_the_slot_until_the_callback() {
+    EXITING.set(true);
+    let region = Region::new(&[PLAIN]).expect("pinned");
+    *lock(&world().unlisted) = true;
+    region.release();
+    drop(region);
+    assert_eq!(
+        take_log(),
+        ["get 1", "get 2", "let go", "kept", "Unlisted", "released"]
+    );
+    freed::<Fake>(1);
+    assert_eq!(take_log(), ["revoke", "let go"]);
+}
+
+/// Not unlisted: there is nothing left to be pinned, nor to be kept.
+#[test]
+fn a_callback_while_the_provider_is_asked() {
+    EXITING.set(true);
+    let region = Region::new(&[PLAIN]).expect("pinned");
+    *lock(&world().frees) = Some(Err(Refusal::Pin(EINVAL)));
+    region.release();
+    let want = [
+        "get 1", "get 2", "revoke", "let go", "alone", "let go", "released",
+    ];
+    assert_eq!(take_log(), want);
+}
+
+/// The page is that of other memory by then, pinned to ask and put again.
+#[test]
+fn memory_freed_and_made_anew_while_the_provider_is_asked() {
+    EXITING.set(true);
+    let region = Region::new(&[PLAIN]).expect("pinned");
+    *lock(&world().frees) = Some(Ok(OTHER));
+    region.release();
+    drop(region);
+    let want = [
+        "get 1",
+        "get 2",
+        "revoke",
+        "alone",
+        "put 0x200000",
+        "let go",
+        "alone",
+        "let go",
+        "released",
+    ];
+    assert_eq!(take_log(), want);
+}
+
+/// That says nothing of the list.
+#[test]
+fn a_provider_that_cannot_be_asked_keeps_the_slot() {
+    EXITING.set(true);
+    let region = Region::new(&[PLAIN]).expect("pinned");
+    *lock(&world().refuses) = Some(ENOMEM);
+    region.release();
+    drop(region);
+    assert_eq!(
+        take_log(),
+        [
+            "get 1",
+            "get 2",
+            "let go",
+            "kept",
+            "Failed(-12)",
+            "released"
+        ]
+    );
+    *lock(&world().refuses) = None;
+    freed::<Fake>(1);
+    assert_eq!(take_log(), ["revoke", "let go"]);
+}
+
+/// The first page's pin is as any.
+#[test]
+fn what_was_pinned_to_ask_and_cannot_be_put_keeps_the_slot() {
+    EXITING.set(true);
+    let region = Region::new(&[PLAIN]).expect("pinned");
+    *lock(&world().failing) = vec![EIO];
+    region.release();
+    drop(region);
+    let want = [
+        "get 1",
+        "get 2",
+        "alone",
+        "put 0x100000",
+        "kept",
+        "Failed(-5)",
+        "alone",
+        "put 0x100000",
+        "let go",
+        "released",
+    ];
+    assert_eq!(take_log(), want);
+    freed::<Fake>(2);
+    assert_eq!(take_log(), ["revoke", "let go"]);
 }
 
 #[test]
@@ -243,8 +429,6 @@ fn a_callback_before_get_returns() {
 fn a_failed_get_leaves_nothing() {
     assert_eq!(Region::new(&[NO_PIN]).err(), Some(Refusal::Pin(ENOMEM)));
     assert_eq!(take_log(), ["get 1", "let go"]);
-    freed::<Fake>(1);
-    assert_eq!(take_log(), ["stray"]);
 }
 
 #[test]

@@ -89,6 +89,11 @@ const BROKEN: &[(Break, &str, &str)] = &[
         "free_beside_an_end_in_another_process_and_the_unloading",
         "the module goes with a callback in it",
     ),
+    (
+        Break::NoExit,
+        "free_beside_an_exit_that_the_provider_does_not_find_and_the_unloading",
+        "a callback",
+    ),
 ];
 
 /// What is broken in this process.

@@ -25,7 +25,6 @@ use crate::ib_core::Umem;
 use crate::ib_core::LEN;
 use crate::pin::Held;
 use crate::provider::Gpu;
-use crate::provider::Hold;
 use crate::provider::Owner;
 use crate::provider::ALLOCATION;
 use crate::record::Task;
@@ -392,7 +391,7 @@ pub(crate) struct Pin {
 
 impl revocable::RevocablePin<Loom> for Pin {
     fn pin(span: Span, region: Arc<Region<Loom>>) -> Result<Self, Refusal> {
-        let held = Held::<Gpu>::new(span, Owner::Region(region), Hold::new())?;
+        let held = Held::<Gpu>::new(span, Owner::Region(region))?;
         if world().is_broken(Break::LateRead) {
             held.read(|table| Ok(table.table()))?.read();
         }

@@ -21,7 +21,6 @@ use crate::ib_core::LEN;
 use crate::pin::Held;
 use crate::pin::Kept;
 use crate::provider::Gpu;
-use crate::provider::Hold;
 use crate::provider::Owner;
 use crate::provider::ALLOCATION;
 use crate::refusal::Refusal;
@@ -226,6 +225,35 @@ fn free_beside_an_end_in_another_process_and_the_unloading() {
     );
 }
 
+/// The end of a process that the provider knows, or does not know any more: it has closed that descriptor first.
+fn free_beside_an_exit(unlisted: bool) {
+    world().exits.set(true);
+    let umem = world().ib_core.register(1).expect("nobody frees yet");
+    let free = spawn(|| free(1));
+    world().provider.unlisted.set(unlisted);
+    world().ib_core.deregister(&umem);
+    world().provider.unload();
+    join(free);
+}
+
+#[test]
+fn free_beside_an_exit_and_the_unloading() {
+    explore(
+        "a free beside the exit of the process and the unloading",
+        Mode::Unmaps,
+        || free_beside_an_exit(false),
+    );
+}
+
+#[test]
+fn free_beside_an_exit_that_the_provider_does_not_find_and_the_unloading() {
+    explore(
+        "a free beside the exit of a process that the provider does not find any more, and the unloading",
+        Mode::Unmaps,
+        || free_beside_an_exit(true),
+    );
+}
+
 /// Goes through the roll as a reader of its file does, who lets go of the lock between two lines.
 fn look() {
     let world = world();
@@ -403,7 +431,7 @@ impl Revoke for Pins {
 
 fn hold(allocation: u64, owner: Arc<dyn Revoke>) -> Result<Held<Gpu>, Refusal> {
     let span = Span::covering(allocation * ALLOCATION, LEN, PageSize::KIB_64, MAX_LEN)?;
-    Held::new(span, Owner::Other(owner), Hold::new())
+    Held::new(span, Owner::Other(owner))
 }
 
 /// OFED 4.9 and a region of two pieces: the one that lives is not put under the API lock, for which

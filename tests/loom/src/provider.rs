@@ -76,6 +76,8 @@ pub(crate) struct Provider {
     pointers: RefCell<Vec<usize>>,
     /// When the callback for a table returned, by serial number.
     returned: RefCell<HashMap<usize, u64>>,
+    /// No process is found any more.
+    pub(crate) unlisted: Cell<bool>,
     /// How many puts say -ENOMEM first.
     pub(crate) short_of_memory: Cell<usize>,
     /// Pins that were left to their callbacks.
@@ -96,6 +98,7 @@ impl Provider {
             tables: RefCell::default(),
             pointers: RefCell::default(),
             returned: RefCell::default(),
+            unlisted: Cell::new(false),
             short_of_memory: Cell::new(0),
             kept: RefCell::default(),
             in_text: AtomicUsize::new(0),
@@ -203,6 +206,7 @@ impl Provider {
 pub(crate) struct Gpu;
 
 /// Whom a callback is for: a region, or what a model puts in its place.
+#[derive(Clone)]
 pub(crate) enum Owner {
     Region(Arc<Region<Loom>>),
     Other(Arc<dyn Revoke>),
@@ -251,6 +255,10 @@ impl pin::Provider for Gpu {
         Ok(Arc::new(value))
     }
 
+    fn hold() -> Result<Hold, Refusal> {
+        Ok(Hold::new())
+    }
+
     fn directory<R>(f: impl FnOnce(&mut Directory<Gpu>) -> R) -> Result<R, Refusal> {
         let world = world();
         let mut directory = world.directory.lock().expect("no poison");
@@ -282,7 +290,7 @@ impl pin::Provider for Gpu {
         let guard = provider.lock("a get");
         let allocation = (span.start() / ALLOCATION) as usize;
         provider.allocation(allocation);
-        if provider.is_gone(allocation) {
+        if provider.is_gone(allocation) || provider.unlisted.get() {
             return Err(Refusal::Pin(EINVAL));
         }
         let memory = world.alloc("a page table");
@@ -316,10 +324,11 @@ impl pin::Provider for Gpu {
             return ENOMEM;
         }
         let process = world.process();
+        let listed = !provider.unlisted.get();
         let mut pins = provider.pins.borrow_mut();
         let found = pins
             .iter()
-            .position(|pin| pin.table.pointer == table.pointer && pin.process == process);
+            .position(|pin| listed && pin.table.pointer == table.pointer && pin.process == process);
         if let Some(at) = found {
             let pin = pins.remove(at);
             assert_eq!(pin.table.serial, table.serial, "somebody else's pin is put");
@@ -362,8 +371,17 @@ impl pin::Provider for Gpu {
         Thread::current()
     }
 
+    fn is_exiting() -> bool {
+        let world = world();
+        world.exits.get() && !world.is_broken(Break::NoExit)
+    }
+
     fn kept(_span: &Span, why: Kept) {
         world().provider.kept.borrow_mut().push(why);
+    }
+
+    fn late() {
+        panic!("a callback finds no slot");
     }
 
     fn stray() {

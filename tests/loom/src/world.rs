@@ -74,6 +74,8 @@ pub(crate) enum Break {
     NoHold,
     /// Exit does not wait for the API lock.
     NoFence,
+    /// A process that exits passes for one that runs.
+    NoExit,
 }
 
 /// Something that is allocated, used, and freed.
@@ -135,6 +137,8 @@ pub(crate) struct World {
     memory: RefCell<Vec<Rc<Memory>>>,
     /// The process of each thread; 1 where nothing is said.
     processes: RefCell<HashMap<ThreadId, u32>>,
+    /// The threads that release are on their way out.
+    pub(crate) exits: Cell<bool>,
     pub(crate) accounts: RefCell<Option<List<Account<u32>>>>,
     /// Slots that hold the module.
     pub(crate) holds: AtomicUsize,
@@ -168,6 +172,7 @@ impl World {
             clock: Cell::new(0),
             memory: RefCell::default(),
             processes: RefCell::default(),
+            exits: Cell::new(false),
             accounts: RefCell::new(Some(List::default())),
             holds: AtomicUsize::new(0),
             directory: Mutex::new(Directory::default()),

@@ -20,8 +20,10 @@ use anyhow::ensure;
 use anyhow::Context;
 use anyhow::Result;
 use clap::Subcommand;
+use clap::ValueEnum;
 
 use crate::arena::Arena;
+use crate::gpu::Gpu;
 use crate::gpu::GRANULE;
 use crate::lab::Lab;
 use crate::lab::Setup;
@@ -47,8 +49,21 @@ pub(crate) enum Role {
     Own { addr: u64 },
     /// Register a range over so many allocations
     Search { parts: u64 },
+    /// Register 2 MiB of another process's GPU memory, at this address
+    Guest { addr: u64, gives_up: GivesUp },
     /// As hold, with transfers going on until killed
     Busy { regions: usize },
+}
+
+/// When a guest closes the GPU that it was let in for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum GivesUp {
+    /// Before it deregisters, and then it ends
+    Early,
+    /// At its end, where the kernel deregisters: what was opened last is closed first
+    First,
+    /// The same, after the HCA
+    Last,
 }
 
 /// Requests of a busy child that are under way at any time.
@@ -59,8 +74,12 @@ const MOVED: &str = "moved";
 
 /// The body of a child.
 pub(crate) fn run(role: &Role, setup: &Setup) -> Result<()> {
+    if let Role::Guest { addr, gives_up } = role {
+        return guest(*addr, *gives_up, setup);
+    }
     let lab = Lab::open(setup)?;
     match role {
+        Role::Guest { .. } => Ok(()),
         Role::Exercise { rounds } => {
             announce()?;
             exercise(&lab, *rounds)
@@ -132,6 +151,26 @@ pub(crate) fn run(role: &Role, setup: &Setup) -> Result<()> {
             bail!("nowhere to move anything");
         }
     }
+}
+
+fn guest(addr: u64, gives_up: GivesUp, setup: &Setup) -> Result<()> {
+    let mut gpus = Vec::new();
+    if gives_up != GivesUp::First {
+        gpus = Gpu::all()?;
+    }
+    let hca = rdma::Hca::open(&setup.devices[1])?;
+    if gives_up == GivesUp::First {
+        gpus = Gpu::all()?;
+    }
+    announce()?;
+    let region = hca.register(Span::anywhere(addr, GRANULE)?, full_access())?;
+    if gives_up == GivesUp::Early {
+        drop(gpus);
+        drop(region);
+        return Ok(());
+    }
+    std::mem::forget((region, hca, gpus));
+    std::process::exit(0);
 }
 
 fn say(line: &str) -> Result<()> {

@@ -176,6 +176,11 @@ impl Forked {
         self.word = None;
     }
 
+    /// Its process number, until it was waited for.
+    pub(crate) fn id(&self) -> Option<u32> {
+        self.pid.and_then(|pid| u32::try_from(pid).ok())
+    }
+
     /// Gives the word if need be, and returns the status that the child exits with.
     pub(crate) fn wait(mut self) -> Result<i32> {
         self.reap()
@@ -360,12 +365,15 @@ pub(crate) fn limit_locked_memory(bytes: u64) -> io::Result<()> {
 }
 
 /// Forks a child that keeps what the parent had open, runs `body` in the parent, then lets the child end and waits for it:
-/// whatever `body` closes, the child closes last. Only for a process of one thread.
+/// whatever `body` closes, the child closes last: as a process that runs, for one that exits has its pins asked for before they are put. Only for a process of one thread.
 pub(crate) fn beside_forked_child<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     // A thread that has given its result may still be on its way out.
     let alone = wait_until(Duration::from_secs(60), || Ok(threads()? == 1))?;
     ensure!(alone, "fork with several threads");
-    let child = Forked::start(|| 0)?;
+    let child = Forked::start(|| {
+        // SAFETY: No object of this process uses a descriptor any more; the child only exits.
+        unsafe { libc::close_range(3, u32::MAX, 0) }
+    })?;
     let result = body();
     let status = child.wait()?;
     ensure!(status == 0, "the forked child ended with {status}");

@@ -3,8 +3,10 @@
 //! out. The number in a name is the rule's.
 
 use std::fs;
+use std::io;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::bail;
@@ -14,8 +16,11 @@ use anyhow::Result;
 
 use crate::cases::register::peer_region;
 use crate::cases::stage::Stage;
+use crate::child::Process;
 use crate::counters;
 use crate::counters::Counters;
+use crate::gpu::Allocation;
+use crate::gpu::Gpu;
 use crate::gpu::GRANULE;
 use crate::hold::Hold;
 use crate::knobs::Parameter;
@@ -27,7 +32,10 @@ use crate::lab::Lab;
 use crate::module;
 use crate::rdma::full_access;
 use crate::sys;
+use crate::sys::Forked;
+use crate::sys::Placement;
 use crate::sys::Running;
+use crate::sys::SharedWords;
 
 const M2: usize = GRANULE as usize;
 const PATIENCE: Duration = Duration::from_secs(25);
@@ -94,6 +102,18 @@ pub(super) const CASES: &[Case] = &[
         run: module_stays,
     },
     Case {
+        name: "rules.9.exit_unlisted",
+        run: exit_unlisted,
+    },
+    Case {
+        name: "rules.9.exit_listed",
+        run: exit_listed,
+    },
+    Case {
+        name: "rules.9.late_callback",
+        run: late_callback,
+    },
+    Case {
         name: "rules.10.not_ready",
         run: not_ready,
     },
@@ -142,12 +162,9 @@ fn freed_inside_get(lab: &Lab, stage: &Stage) -> Result<()> {
     Ok(())
 }
 
-/// No callback came for a pin that the module does not know.
+/// No callback came for a pin that the module does not know, or not any more.
 fn found_its_pin(stage: &Stage) -> Result<()> {
-    match stage
-        .logged("nvidia.ko revoked a pin that does not exist")?
-        .first()
-    {
+    match stage.logged("nvidia.ko revoked a pin that ")?.first() {
         None => Ok(()),
         Some(line) => bail!("the callback found nothing: {line}"),
     }
@@ -422,6 +439,157 @@ fn module_stays(lab: &Lab) -> Result<()> {
     stage.free(&memory)?;
     note("callbacks", stage.counted("callbacks")?);
     Ok(())
+}
+
+/// Where a guest has nothing: far from where programs and their libraries are put.
+const ELSEWHERE: u64 = 0x2000_0000_0000;
+/// Places in the provider's list of processes.
+const LISTED: usize = 256;
+
+/// Another process registers `memory`, for which it is let in, and ends.
+fn registered_by_a_guest(
+    lab: &Lab,
+    stage: &Stage,
+    memory: &Allocation,
+    gives_up: &str,
+) -> Result<()> {
+    let addr = memory.mapping().addr().to_string();
+    let seed = lab.setup.seed;
+    let mut guest = Process::start(&lab.setup, seed, &["guest", &addr, gives_up])?;
+    stage.gpu.admit(guest.id())?;
+    guest.go();
+    guest.join()
+}
+
+/// The module is held for `memory` alone, and goes to nobody's callback.
+fn held_until_freed(stage: &Stage, memory: Allocation) -> Result<()> {
+    let before = [event("late_callback")?, event("stray_callback")?];
+    let live = Counters::read()?.get("pins_live")?;
+    let references = counters::module_references(module::NAME)?;
+    note("pins", live);
+    note("module_references", references);
+    if let Ok(()) = sys::unload_module(module::NAME) {
+        // Freeing it would call what is not there.
+        std::mem::forget(memory);
+        bail!("the module goes with its callback to come");
+    }
+    stage.free(&memory)?;
+    ensure!(live == 1, "{live} pins after the release");
+    ensure!(references == 1, "{references} references to the module");
+    let references = counters::module_references(module::NAME)?;
+    ensure!(references == 0, "{references} after the callback");
+    let after = [event("late_callback")?, event("stray_callback")?];
+    ensure!(after == before, "the callback found nothing: {after:?}");
+    Ok(())
+}
+
+/// What the module counts of an event.
+fn event(name: &str) -> Result<u64> {
+    let counters = fs::read_to_string("/sys/kernel/debug/nvidia_peermem/counters")?;
+    let prefix = format!("event={name} count=");
+    let line = counters.lines().find_map(|line| line.strip_prefix(&prefix));
+    Ok(line.with_context(|| format!("no {name}"))?.parse()?)
+}
+
+/// The list of processes is full, and then empty: that of the process that pinned is gone from it when the kernel
+/// deregisters. nvidia.ko would say 0 to its put, and call back.
+fn exit_unlisted(lab: &Lab) -> Result<()> {
+    let stage = stage(lab)?;
+    let memory = stage.gpu.allocate(M2, Placement::At(ELSEWHERE))?;
+    let words = SharedWords::new(2)?;
+    let [opened, done] = words.all() else {
+        bail!("two words");
+    };
+    let others = (1..LISTED)
+        .map(|_| {
+            let mut other = Forked::start(|| {
+                let gpus = Gpu::all();
+                opened.fetch_add(1, Ordering::SeqCst);
+                // To the end of the case, or of all patience if that failed.
+                for _ in 0..600 {
+                    if done.load(Ordering::SeqCst) != 0 {
+                        break;
+                    }
+                    std::thread::sleep(Duration::from_millis(500));
+                }
+                i32::from(gpus.is_err())
+            })?;
+            other.go();
+            Ok(other)
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let all = LISTED as u64 - 1;
+    let ready = sys::wait_until(PATIENCE, || Ok(opened.load(Ordering::SeqCst) == all))?;
+    ensure!(ready, "the others do not start");
+    for other in &others {
+        stage.gpu.admit(other.id().context("runs")?)?;
+    }
+    let full = registered_by_a_guest(lab, &stage, &memory, "first");
+    done.store(1, Ordering::SeqCst);
+    for other in others {
+        ensure!(other.wait()? == 0, "another process has not opened the GPU");
+    }
+    let errno = full
+        .as_ref()
+        .err()
+        .and_then(|error| error.downcast_ref::<io::Error>()?.raw_os_error());
+    ensure!(
+        errno == Some(libc::EINVAL),
+        "a list of {LISTED} takes one more: {full:?}"
+    );
+    let kept = event("kept_unlisted")?;
+    registered_by_a_guest(lab, &stage, &memory, "first")?;
+    let foreign = stage.counted("put_pages_foreign")?;
+    ensure!(foreign == 0, "put by a process that is not in the list");
+    ensure!(event("kept_unlisted")? == kept + 1, "not counted");
+    held_until_freed(&stage, memory)
+}
+
+/// The same, but it is still in the list. Nothing is kept.
+fn exit_listed(lab: &Lab) -> Result<()> {
+    let stage = stage(lab)?;
+    let memory = stage.gpu.allocate(M2, Placement::At(ELSEWHERE))?;
+    registered_by_a_guest(lab, &stage, &memory, "last")?;
+    let found = stage.counted("put_pages_found")?;
+    let live = Counters::read()?.get("pins_live")?;
+    let references = counters::module_references(module::NAME)?;
+    ensure!(live == 0, "{live} pins after the release");
+    ensure!(
+        found == 2,
+        "{found} puts, of the pin and of that which asks"
+    );
+    ensure!(references == 0, "{references} references to the module");
+    Ok(())
+}
+
+/// A process that runs is believed to be in the list, until a callback shows otherwise: then it is asked.
+fn late_callback(lab: &Lab) -> Result<()> {
+    let stage = stage(lab)?;
+    let again = Unloaded(module::parameters());
+    let result = asked_from_then_on(lab, &stage);
+    // It goes on asking for as long as it is loaded.
+    module::unload()?;
+    drop(again);
+    // In any other case it is a fault.
+    let after_put = stage.counted("callbacks_after_put")?;
+    Counters::reset()?;
+    result?;
+    ensure!(after_put == 1, "{after_put} callbacks after a put");
+    Ok(())
+}
+
+fn asked_from_then_on(lab: &Lab, stage: &Stage) -> Result<()> {
+    let first = stage.gpu.allocate(M2, Placement::At(ELSEWHERE))?;
+    let second = stage.gpu.allocate(M2, Placement::At(ELSEWHERE + GRANULE))?;
+    registered_by_a_guest(lab, stage, &first, "early")?;
+    ensure!(stage.counted("put_pages_foreign")? == 1, "not put");
+    let late = event("late_callback")?;
+    stage.free(&first)?;
+    ensure!(event("late_callback")? == late + 1, "not counted");
+    registered_by_a_guest(lab, stage, &second, "early")?;
+    let foreign = stage.counted("put_pages_foreign")?;
+    ensure!(foreign == 1, "put by a process that is not in the list");
+    held_until_freed(stage, second)
 }
 
 /// A module that is loaded again when this is dropped.
