@@ -118,10 +118,12 @@ pub(crate) struct Roll {
     pub(crate) unreadable: u64,
 }
 
-/// Registrations that are kept for callbacks, of a GPU that PCI does not show any more.
+/// Registrations that are kept for callbacks, of a GPU that is lost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Stranded {
     pub(crate) gpu: String,
+    /// What has become of it, after "which".
+    how: &'static str,
     pub(crate) registrations: u64,
 }
 
@@ -144,12 +146,22 @@ impl Stranded {
         let Ok(devices) = host.names(pci::DEVICES) else {
             return Vec::new();
         };
-        count.retain(|gpu, _| !devices.iter().any(|device| device == gpu));
+        let lost = |gpu: &str| {
+            if !devices.iter().any(|device| device == gpu) {
+                return Some("is gone from PCI");
+            }
+            let config = host.bytes(&format!("{}/{gpu}/config", pci::DEVICES));
+            let silent = config.is_ok_and(|bytes| pci::is_silent(&bytes));
+            silent.then_some("has fallen off the bus")
+        };
         count
             .into_iter()
-            .map(|(gpu, registrations)| Self {
-                gpu: gpu.to_owned(),
-                registrations,
+            .filter_map(|(gpu, registrations)| {
+                Some(Self {
+                    gpu: gpu.to_owned(),
+                    how: lost(gpu)?,
+                    registrations,
+                })
             })
             .collect()
     }
@@ -160,8 +172,8 @@ impl Stranded {
             more => (format!("{more} registrations wait"), "their callbacks"),
         };
         format!(
-            "{registrations} for {come} from GPU {}, which is gone from PCI: nvidia.ko may never call",
-            self.gpu
+            "{registrations} for {come} from GPU {}, which {}: nvidia.ko may never call",
+            self.gpu, self.how
         )
     }
 

@@ -260,9 +260,9 @@ impl Config {
         }
     }
 
-    /// All ones: the device does not answer.
+    /// The device does not answer.
     fn is_silent(&self) -> bool {
-        !self.0.is_empty() && self.0.iter().take(4).all(|byte| *byte == 0xff)
+        is_silent(&self.0)
     }
 
     /// The same without what nothing here reads: of each capability that is not known, the header alone is kept. A
@@ -444,6 +444,11 @@ impl Config {
 
 /// Where sysfs lists all functions.
 pub(crate) const DEVICES: &str = "/sys/bus/pci/devices";
+
+/// All of the header is ones, as of a device that does not answer. A virtual function's vendor and device are, too.
+pub(crate) fn is_silent(config: &[u8]) -> bool {
+    config.len() >= HEADER && config.iter().take(HEADER).all(|byte| *byte == 0xff)
+}
 
 /// Flags of the kernel's `struct resource`, as its `ioport.h` has them.
 const MEMORY: u64 = 0x200;

@@ -487,6 +487,23 @@ const PLANTED: &[Planted] = &[
         )],
     },
     Planted {
+        name: "a GPU that has fallen off the bus, with a registration that waits for it",
+        plant: |made| {
+            let config = format!("{}/config", made.place("0000:19:00.0"));
+            made.bytes(&config, &[0xff; 64]);
+            made.file(&format!("{DEBUG}/version"), "format=1 module=1\n");
+            made.file(
+                &format!("{DEBUG}/registrations"),
+                "id=1 state=kept gpus=0000:19:00.0\nid=2 state=mapped gpus=0000:19:00.0\n",
+            );
+        },
+        says: &[(
+            "refusals",
+            Warning,
+            "1 registration waits for its callback from GPU 0000:19:00.0, which has fallen off the bus",
+        )],
+    },
+    Planted {
         name: "files that only root reads",
         plant: |made| {
             made.remove("/sys/kernel/debug");
