@@ -32,6 +32,7 @@ use crate::test;
 use crate::vm;
 use crate::vm::Options;
 use crate::vm::Peermem;
+use crate::vm::Provider;
 
 /// The release, and where its newer kernels are.
 const SUITES: &[&str] = &["trixie", "trixie-backports"];
@@ -301,6 +302,8 @@ impl Host<'_> {
     ) -> Result<(Vec<Test>, Vec<String>)> {
         let options = Options {
             peermem,
+            // What DKMS compiled.
+            provider: Provider::Ours,
             root: self.root.clone(),
             layer: self.layer.clone(),
             env: vec![vm::SYSTEM_PROGRAMS.to_owned()],

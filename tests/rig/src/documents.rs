@@ -37,10 +37,10 @@ pub(crate) const PARTS: &[Part] = &[
         name: "bad input",
         runs: &[
             // A column each: our module's first, then NVIDIA's.
-            "verbs: ours",
-            "verbs: ours, revocable",
-            "verbs: NVIDIA's, persistent client",
-            "verbs: NVIDIA's, callback client",
+            "verbs: ours, on the stand-in's p2p.c",
+            "verbs: ours, revocable, on the stand-in's p2p.c",
+            "verbs: NVIDIA's, persistent client, on the stand-in's p2p.c",
+            "verbs: NVIDIA's, callback client, on the stand-in's p2p.c",
         ],
         cases: "input.",
         make: bad_input,

@@ -31,6 +31,7 @@ use crate::setup;
 use crate::vm;
 use crate::vm::Options;
 use crate::vm::Peermem;
+use crate::vm::Provider;
 
 /// Where the page lies in the repository.
 const PAGE: &str = "docs/hazards.md";
@@ -49,15 +50,32 @@ struct Machine {
 
 const PERSISTENT: &str = "persistent";
 const REVOCABLE: &str = "revocable";
+const PERSISTENT_P2P: &str = "persistent, on the stand-in's p2p.c";
+const REVOCABLE_P2P: &str = "revocable, on the stand-in's p2p.c";
 const LEGACY: &str = "revocable, peerdirect_support=1";
 
 /// All that does not need a machine of its own.
 const MOST: &[&str] = &[
-    "B.", "C.", "D.", "E.", "J.", "K.", "L.", "M.", "N.", "P.", "two", "G.", "H.",
+    "B.",
+    "C.",
+    "D.freed_before",
+    "E.",
+    "J.",
+    "K.",
+    "L.",
+    "M.",
+    "N.",
+    "P.put",
+    "two",
+    "G.",
+    "H.",
 ];
 const ALL: &[&str] = &[
-    "A.", "B.", "C.", "D.", "E.", "G.", "H.", "I.", "J.", "K.", "L.", "M.", "N.", "O.", "P.", "two",
+    "A.", "B.", "C.", "D.", "E.", "G.", "H.", "I.", "J.", "K.", "L.", "M.", "N.", "O.", "P.put",
+    "two",
 ];
+/// What NVIDIA's `nv-p2p.c` does on no request.
+const STRANGE: &[&str] = &["P.strange"];
 
 fn no_callbacks(options: &mut Options) {
     options.rxe_param.push("peer_inval=0".to_owned());
@@ -65,6 +83,10 @@ fn no_callbacks(options: &mut Options) {
 
 fn callbacks(options: &mut Options) {
     options.param.push("persistent_api_support=0".to_owned());
+}
+
+fn on_a_stand_in(options: &mut Options) {
+    options.provider = Provider::Ours;
 }
 
 fn core_unmaps(options: &mut Options) {
@@ -77,6 +99,19 @@ const MACHINES: &[Machine] = &[
         module: Peermem::Nvidia,
         options: |_| {},
         schedules: MOST,
+    },
+    Machine {
+        name: REVOCABLE,
+        module: Peermem::Nvidia,
+        // The lists that it leaves would keep the machine from ending.
+        options: |options| options.append.push("oops=panic".to_owned()),
+        schedules: &["D.freed_during"],
+    },
+    Machine {
+        name: REVOCABLE_P2P,
+        module: Peermem::Nvidia,
+        options: on_a_stand_in,
+        schedules: STRANGE,
     },
     Machine {
         name: REVOCABLE,
@@ -100,7 +135,18 @@ const MACHINES: &[Machine] = &[
         name: PERSISTENT,
         module: Peermem::Nvidia,
         options: no_callbacks,
-        schedules: &["A.", "J.", "K.", "L.", "M.", "N.", "P.", "two", "G.", "H."],
+        schedules: &[
+            "A.", "J.", "K.", "L.", "M.", "N.", "P.put", "two", "G.", "H.",
+        ],
+    },
+    Machine {
+        name: PERSISTENT_P2P,
+        module: Peermem::Nvidia,
+        options: |options| {
+            no_callbacks(options);
+            on_a_stand_in(options);
+        },
+        schedules: STRANGE,
     },
     Machine {
         name: PERSISTENT,
@@ -109,10 +155,25 @@ const MACHINES: &[Machine] = &[
         schedules: ALL,
     },
     Machine {
+        name: PERSISTENT_P2P,
+        module: Peermem::Ours,
+        options: on_a_stand_in,
+        schedules: STRANGE,
+    },
+    Machine {
         name: REVOCABLE,
         module: Peermem::Ours,
         options: callbacks,
         schedules: ALL,
+    },
+    Machine {
+        name: REVOCABLE_P2P,
+        module: Peermem::Ours,
+        options: |options| {
+            callbacks(options);
+            on_a_stand_in(options);
+        },
+        schedules: STRANGE,
     },
     Machine {
         name: LEGACY,
@@ -350,9 +411,19 @@ fn belongs(schedule: &str, letter: &str) -> bool {
 
 /// What happened to a row with one of the modules: by flavour, or together where the flavours agree.
 fn cell(ran: &[Ran], module: Peermem, letter: &str) -> String {
-    let mut by_flavour: Vec<(&str, String)> = Vec::new();
+    let mut said: Vec<(&str, Vec<String>)> = Vec::new();
     for ran in ran.iter().filter(|ran| ran.machine.module == module) {
-        let mut words: Vec<String> = Vec::new();
+        let ran_at_all = ran.outcomes.iter().any(|(name, _)| belongs(name, letter));
+        if !ran_at_all {
+            continue;
+        }
+        let flavour = ran.machine.name;
+        let at = said.iter().position(|(other, _)| *other == flavour);
+        let at = at.unwrap_or_else(|| {
+            said.push((flavour, Vec::new()));
+            said.len() - 1
+        });
+        let words = &mut said[at].1;
         for (_, outcome) in ran
             .outcomes
             .iter()
@@ -366,16 +437,14 @@ fn cell(ran: &[Ran], module: Peermem, letter: &str) -> String {
                 words.push(word);
             }
         }
-        let ran_at_all = ran.outcomes.iter().any(|(name, _)| belongs(name, letter));
-        if ran_at_all {
-            let words = if words.is_empty() {
-                "holds".to_owned()
-            } else {
-                once_each(&words)
-            };
-            by_flavour.push((ran.machine.name, words));
-        }
     }
+    let by_flavour: Vec<(&str, String)> = said
+        .into_iter()
+        .map(|(flavour, words)| match words.is_empty() {
+            true => (flavour, "holds".to_owned()),
+            false => (flavour, once_each(&words)),
+        })
+        .collect();
     let different: BTreeSet<&String> = by_flavour.iter().map(|(_, words)| words).collect();
     match by_flavour.first() {
         None => "not run".to_owned(),

@@ -21,7 +21,7 @@ pub(crate) struct Run {
     /// Tests that are to fail here, each with the reason. One that passes all the same is a failure.
     pub(crate) known: &'static [(&'static str, &'static str)],
     /// Another run whose results must be the same, test for test.
-    pub(crate) same_as: Option<&'static str>,
+    pub(crate) same_as: Option<Same>,
     /// Figures whose names begin so are shown with the run; for one that stands beside no other.
     pub(crate) shown: Option<&'static str>,
     /// Left out of `make test`: `make test-all` has it.
@@ -32,6 +32,14 @@ pub(crate) struct Run {
     pub(crate) groups: &'static [(&'static str, usize)],
     /// Of a program of the host: it depends on these files of `src/` and on no others, so that its results are kept.
     pub(crate) src: Option<&'static [&'static str]>,
+}
+
+/// A run to be compared with.
+#[derive(Clone, Copy)]
+pub(crate) struct Same {
+    pub(crate) run: &'static str,
+    /// A test that one of the two skips for one of these reasons may have any result in the other; it is listed.
+    pub(crate) but_for: &'static [&'static str],
 }
 
 #[derive(Clone, Copy)]
@@ -163,6 +171,17 @@ const STRESS: &[&str] = &["{gdr}", "stress", "--epochs", "2"];
 const PERFTEST: &[&str] = &["{repo}/tests/vm/perftest"];
 const PYVERBS: &[&str] = &["{repo}/tests/vm/pyverbs", "{pyverbs}"];
 
+/// The same cases on the other provider. Where it cannot be asked, they are skipped.
+const fn other_provider(run: &'static str) -> Same {
+    Same {
+        run,
+        but_for: &[
+            "what NVIDIA's own nv-p2p.c says no parameter changes",
+            "memory has its place in the BAR for life here",
+        ],
+    }
+}
+
 /// A machine for KUnit: on fakes of all that is left out here.
 fn kunit(vm: &mut Options) {
     vm.peermem = Peermem::None;
@@ -174,9 +193,9 @@ fn kunit(vm: &mut Options) {
     vm.append.push("slab_debug=FZP".to_owned());
 }
 
-/// As kernels since 6.4: they do not let ib_core have its `memory_peers`.
-fn hidden(vm: &mut Options) {
-    vm.ib_param.push("peer_mem_sysfs=0".to_owned());
+/// As kernels before 6.4, which let ib_core have its `memory_peers`.
+fn shown(vm: &mut Options) {
+    vm.memory_peers = true;
     vm.with_control = vm.peermem == Peermem::Ours;
 }
 
@@ -353,26 +372,29 @@ pub(crate) const SUITE: &[Run] = &[
         ..BASE
     },
     Run {
-        name: "verbs: ours, on NVIDIA's nv-p2p.c",
+        name: "verbs: ours, on the stand-in's p2p.c",
         place: Place::Vm {
             options: |vm| {
                 vm.bar = LARGE_BAR;
-                vm.provider = Provider::Nvidia;
+                vm.with_control = true;
+                vm.provider = Provider::Ours;
             },
             command: GDR,
         },
+        same_as: Some(other_provider("verbs: ours")),
         ..BASE
     },
     Run {
-        name: "verbs: ours, revocable, on NVIDIA's nv-p2p.c",
+        name: "verbs: ours, revocable, on the stand-in's p2p.c",
         place: Place::Vm {
             options: |vm| {
                 vm.bar = LARGE_BAR;
-                vm.provider = Provider::Nvidia;
                 vm.param.push("persistent_api_support=0".to_owned());
+                vm.provider = Provider::Ours;
             },
             command: GDR,
         },
+        same_as: Some(other_provider("verbs: ours, revocable")),
         ..BASE
     },
     Run {
@@ -398,6 +420,33 @@ pub(crate) const SUITE: &[Run] = &[
             command: GDR,
         },
         column: Some("NVIDIA {version}, revocable"),
+        ..BASE
+    },
+    Run {
+        name: "verbs: NVIDIA's, persistent client, on the stand-in's p2p.c",
+        place: Place::Vm {
+            options: |vm| {
+                vm.bar = LARGE_BAR;
+                vm.peermem = Peermem::Nvidia;
+                vm.rxe_param.push("peer_inval=0".to_owned());
+                vm.provider = Provider::Ours;
+            },
+            command: GDR,
+        },
+        same_as: Some(other_provider("verbs: NVIDIA's, persistent client")),
+        ..BASE
+    },
+    Run {
+        name: "verbs: NVIDIA's, callback client, on the stand-in's p2p.c",
+        place: Place::Vm {
+            options: |vm| {
+                vm.bar = LARGE_BAR;
+                vm.peermem = Peermem::Nvidia;
+                vm.provider = Provider::Ours;
+            },
+            command: GDR,
+        },
+        same_as: Some(other_provider("verbs: NVIDIA's, callback client")),
         ..BASE
     },
     Run {
@@ -468,6 +517,8 @@ pub(crate) const SUITE: &[Run] = &[
         place: Place::Vm {
             options: |vm| {
                 vm.bar = LARGE_BAR;
+                // NVIDIA's own code has one layout.
+                vm.provider = Provider::Ours;
                 vm.gpu_param.push("table_version=0x00010002".to_owned());
             },
             command: ENTRIES,
@@ -475,19 +526,19 @@ pub(crate) const SUITE: &[Run] = &[
         ..BASE
     },
     Run {
-        name: "identity: ours beside NVIDIA's, no memory_peers of ib_core's",
+        name: "identity: ours beside NVIDIA's, memory_peers of ib_core's",
         place: Place::Vm {
-            options: hidden,
+            options: shown,
             command: IDENTITY,
         },
         shown: Some("nccl"),
         ..BASE
     },
     Run {
-        name: "identity: ours, revocable, no memory_peers of ib_core's",
+        name: "identity: ours, revocable, memory_peers of ib_core's",
         place: Place::Vm {
             options: |vm| {
-                hidden(vm);
+                shown(vm);
                 vm.param.push("persistent_api_support=0".to_owned());
             },
             command: IDENTITY_FLAVOUR,
@@ -495,11 +546,11 @@ pub(crate) const SUITE: &[Run] = &[
         ..BASE
     },
     Run {
-        name: "identity: NVIDIA's, no memory_peers of ib_core's",
+        name: "identity: NVIDIA's, memory_peers of ib_core's",
         place: Place::Vm {
             options: |vm| {
                 vm.peermem = Peermem::Nvidia;
-                hidden(vm);
+                shown(vm);
             },
             command: IDENTITY,
         },
@@ -520,22 +571,20 @@ pub(crate) const SUITE: &[Run] = &[
     Run {
         name: "loading: beside neighbours of all kinds",
         place: Place::Vm {
-            options: |vm| {
-                beside(vm, Rdma::Patched);
-                // What refuses a name that is taken says so, before ib_core does.
-                vm.expect
-                    .extend("sysfs: cannot create duplicate filename=1".parse());
-            },
+            options: |vm| beside(vm, Rdma::Patched),
             command: LOADING,
         },
         ..BASE
     },
     Run {
-        name: "loading: beside neighbours of all kinds, no memory_peers of ib_core's",
+        name: "loading: beside neighbours of all kinds, memory_peers of ib_core's",
         place: Place::Vm {
             options: |vm| {
                 beside(vm, Rdma::Patched);
-                vm.ib_param.push("peer_mem_sysfs=0".to_owned());
+                vm.memory_peers = true;
+                // What refuses a name that is taken says so, before ib_core does.
+                vm.expect
+                    .extend("sysfs: cannot create duplicate filename=1".parse());
             },
             command: LOADING,
         },
@@ -617,17 +666,17 @@ pub(crate) const SUITE: &[Run] = &[
         ..BASE
     },
     Run {
-        name: "debug kernel: identity: ours, revocable, no memory_peers of ib_core's",
+        name: "debug kernel: identity: ours, revocable, memory_peers of ib_core's",
         place: Place::Vm {
             options: |vm| {
                 vm.kernel = kernel::DEBUG.to_owned();
-                hidden(vm);
+                shown(vm);
                 vm.with_control = false;
                 vm.param.push("persistent_api_support=0".to_owned());
             },
             command: IDENTITY,
         },
-        // The debug kernel's smoke runs have these cases, with ib_core's memory_peers; the usual kernel runs them without.
+        // The debug kernel's smoke runs have these cases, with the module's own memory_peers; the usual kernel has both.
         only_in_full: true,
         ..BASE
     },
@@ -890,7 +939,10 @@ pub(crate) const SUITE: &[Run] = &[
             command: PYVERBS,
         },
         format: Format::Unittest,
-        same_as: Some("pyverbs: stock rxe"),
+        same_as: Some(Same {
+            run: "pyverbs: stock rxe",
+            but_for: &[],
+        }),
         ..BASE
     },
 ];
@@ -911,7 +963,10 @@ pub(crate) fn again(kernel: &'static str) -> Vec<Run> {
         })
         .map(|run| Run {
             name: named(run.name),
-            same_as: run.same_as.map(named),
+            same_as: run.same_as.map(|same| Same {
+                run: named(same.run),
+                ..same
+            }),
             // The table is of modules, not of kernels.
             column: None,
             only_in_full: true,
@@ -946,7 +1001,7 @@ mod tests {
         for run in &again {
             assert_eq!(run.kernel, Some("7.x"));
             assert!(run.only_in_full && run.column.is_none());
-            assert!(run.same_as.is_none_or(|name| names.contains(&name)));
+            assert!(run.same_as.is_none_or(|same| names.contains(&same.run)));
         }
     }
 }

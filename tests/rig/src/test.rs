@@ -412,15 +412,23 @@ impl Suite<'_> {
 fn agreement(reports: &mut [Report]) {
     for at in 0..reports.len() {
         let report = &reports[at];
+        let Some(same) = report.run.same_as else {
+            continue;
+        };
         let Some(other) = reports
             .iter()
-            .find(|other| report.run.same_as == Some(other.run.name))
+            .find(|other| other.run.name == same.run)
             // Where one of them gave no results at all, that is its failure, told once.
             .filter(|other| !other.tests.is_empty() && !report.tests.is_empty())
         else {
             continue;
         };
-        let problems = differences(&other.tests, &report.tests);
+        let Differences { problems, excused } =
+            differences(&other.tests, &report.tests, same.but_for);
+        for (reason, tests) in excused {
+            println!("  {}, not as in {}: {reason}", report.run.name, same.run);
+            println!("      {}", tests.join(" "));
+        }
         for problem in &problems {
             println!("      FAILED: {}: {problem}", report.run.name);
         }
@@ -508,7 +516,14 @@ pub(crate) fn demo(paths: &Paths) -> Result<i32> {
 }
 
 /// What differs between two runs that are to be the same.
-fn differences(one: &[Test], other: &[Test]) -> Vec<String> {
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Differences<'a> {
+    problems: Vec<String>,
+    /// Tests that one of them skips for a reason that excuses it, by that.
+    excused: BTreeMap<&'a str, Vec<&'a str>>,
+}
+
+fn differences<'a>(one: &'a [Test], other: &'a [Test], but_for: &[&str]) -> Differences<'a> {
     let word = |test: Option<&Test>| match test.map(|test| &test.verdict) {
         None => "absent",
         Some(Verdict::Passed) => "passed",
@@ -521,11 +536,22 @@ fn differences(one: &[Test], other: &[Test]) -> Vec<String> {
             pairs.entry(&test.name).or_default()[side] = Some(test);
         }
     }
-    pairs
-        .into_iter()
-        .filter(|(_, [one, other])| word(*one) != word(*other))
-        .map(|(name, [one, other])| format!("{name}: {} there, {} here", word(one), word(other)))
-        .collect()
+    let mut differences = Differences::default();
+    for (name, pair) in pairs {
+        let [one, other] = pair.map(word);
+        let excuse = pair.iter().flatten().find_map(|test| match &test.verdict {
+            Verdict::Skipped(why) if but_for.contains(&why.as_str()) => Some(why.as_str()),
+            _ => None,
+        });
+        match excuse {
+            _ if one == other => {}
+            Some(why) => differences.excused.entry(why).or_default().push(name),
+            None => differences
+                .problems
+                .push(format!("{name}: {one} there, {other} here")),
+        }
+    }
+    differences
 }
 
 /// The machine of a run.
@@ -714,6 +740,7 @@ fn on_host(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::suite::Same;
     use crate::suite::BASE;
 
     fn test(name: &str, verdict: Verdict) -> Test {
@@ -735,26 +762,34 @@ mod tests {
 
     #[test]
     fn runs_that_must_agree() {
-        let one = [test("a", Verdict::Passed), test("b", Verdict::Failed)];
-        let other = [
+        let skipped = |why: &str| Verdict::Skipped(why.to_owned());
+        let one = [
             test("a", Verdict::Passed),
-            test("b", Verdict::Passed),
-            test("c", Verdict::Passed),
+            test("b", Verdict::Failed),
+            test("d", skipped("not here")),
+            test("e", skipped("otherwise")),
         ];
+        let other = ["a", "b", "c", "d", "e"].map(|name| test(name, Verdict::Passed));
+        let found = differences(&one, &other, &["not here"]);
         assert_eq!(
-            differences(&one, &other),
+            found.problems,
             [
                 "b: failed there, passed here",
-                "c: absent there, passed here"
+                "c: absent there, passed here",
+                "e: skipped there, passed here"
             ]
         );
+        assert_eq!(found.excused, BTreeMap::from([("not here", vec!["d"])]));
     }
 
     #[test]
     fn runs_that_must_agree_are_found_whichever_ends_first() {
         static OTHER: Run = Run {
             name: "other",
-            same_as: Some("run"),
+            same_as: Some(Same {
+                run: "run",
+                but_for: &[],
+            }),
             ..RUN
         };
         let first = || report(vec![test("a", Verdict::Passed)]);

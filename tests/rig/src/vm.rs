@@ -130,7 +130,7 @@ pub(crate) struct Options {
     #[arg(long, value_enum, default_value = "ours")]
     pub(crate) peermem: Peermem,
     /// Whose code pins GPU memory in nvidia.ko
-    #[arg(long, value_enum, default_value = "ours")]
+    #[arg(long, value_enum, default_value = "nvidia")]
     pub(crate) provider: Provider,
     /// Which RDMA modules are loaded
     #[arg(long, value_enum, default_value = "patched")]
@@ -147,6 +147,9 @@ pub(crate) struct Options {
     /// Parameter of ib_core
     #[arg(long, value_name = "NAME=VALUE")]
     pub(crate) ib_param: Vec<String>,
+    /// ib_core shows its clients in memory_peers, as OFED's does on kernels before 6.4
+    #[arg(long)]
+    pub(crate) memory_peers: bool,
     /// Memory of the machine
     #[arg(long, value_name = "MIB", default_value_t = 2048)]
     pub(crate) mem: u32,
@@ -372,7 +375,12 @@ fn plan(options: &Options, boot: &Boot) -> Result<Plan> {
     };
     add("rdma_rxe", &options.rxe_param);
     add("nvidia", &options.gpu_param);
-    add("ib_core", &options.ib_param);
+    let mut ib_param = options.ib_param.clone();
+    if options.rdma == Rdma::Patched {
+        let shows = if options.memory_peers { "Y" } else { "N" };
+        ib_param.push(format!("peer_mem_sysfs={shows}"));
+    }
+    add("ib_core", &ib_param);
     add("nvidia_peermem", &options.param);
 
     let early = boot.modules.closure_of_present(EARLY)?;

@@ -22,6 +22,7 @@ use crate::test::add_last_words;
 use crate::vm;
 use crate::vm::Options;
 use crate::vm::Peermem;
+use crate::vm::Provider;
 
 /// Room for a registration of 64 GiB, in MiB.
 const BAR: u64 = 128 * 1024;
@@ -122,6 +123,8 @@ impl Machine {
     fn options(&self) -> Options {
         let mut options = Options {
             peermem: self.module,
+            // The bench subtracts this one's cost.
+            provider: Provider::Ours,
             kernel: kernel::DEFAULT.to_owned(),
             bench: true,
             icount: self.clock == Clock::Instructions,

@@ -21,8 +21,9 @@ pub(super) const HEAD: &str = "\
 Sixteen ways in which a peer-memory module for NVIDIA's GPUs can go wrong, each as a schedule that leaves nothing to
 chance, run against NVIDIA's C module and against this one. The letters are this project's own.
 
-- **On the rig, not on hardware.** The GPU's driver is the stand-in of `tests/gpu`, ib_core and the card are patched
-  ones. What is shown is what the modules do there.
+- **On the rig, not on hardware.** What pins and maps is NVIDIA's own `nv-p2p.c` ({version}) over a resource manager that is
+  imitated, but where a result says _on the stand-in's p2p.c_: strange answers, which NVIDIA's code gives on no request
+  (`tests/gpu`). ib_core and the card are patched ones. What is shown is what the modules do there.
 - **NVIDIA's module is {version}**, Debian's package. The hazards were read in a newer one (595), whose default is the
   flavour that nobody revokes: A to F are about the flavour with the callback, `persistent_api_support=0` there and
   here, and the first client of {version}. It runs with and without the callback by what the card says that it can do.

@@ -400,12 +400,13 @@ fn page_order(lab: &Lab, kinds: &[(&str, u64)]) -> Result<()> {
         let _layout = Parameter::set("nvidia", "layout", layout)?;
         let memory = allocate_aligned(lab, len, GRANULE)?;
         let size = usize::try_from(len)?;
-        let expected = entries_of(&memory)?;
         probe::take_tables(true)?;
         let large = PageOrder::begin()?;
         let region = lab.far.register(memory.span(0, size)?, full_access())?;
         let mapped = Mapped::take()?;
         probe::take_tables(false)?;
+        // Where it lies since it was pinned.
+        let expected = entries_of(&memory)?;
 
         let mut source = Arena::on_host(lab, usize::try_from(GRANULE)?, 1)?;
         let mut connection = rdma::connect(&lab.near, &lab.far)?;

@@ -135,8 +135,6 @@ struct Block {
     memory: Allocation,
     expected: Vec<u8>,
     gpu: usize,
-    /// Granules of the BAR, by number.
-    granules: BTreeSet<u64>,
     /// A region over it lives on in another process.
     passed: bool,
 }
@@ -514,31 +512,53 @@ impl<'a> Session<'a> {
 
     fn allocate_block(&mut self, gpu: usize, len: usize) -> Result<Block> {
         let memory = self.gpus[gpu].allocate(len, Placement::Any)?;
-        let card = &self.gpus[gpu];
+        let expected = self.pattern().bytes(0, len);
+        memory.write(0, &expected)?;
+        let block = Block {
+            regions: Vec::new(),
+            memory,
+            expected,
+            gpu,
+            passed: false,
+        };
+        self.given(&block)?;
+        self.done(Operation::Allocate);
+        Ok(block)
+    }
+
+    /// The granules of the BAR in which a block lies now: a pin may have moved it.
+    fn granules(&self, block: &Block) -> Result<BTreeSet<u64>> {
+        let card = &self.gpus[block.gpu];
+        let len = block.expected.len() as u64;
         let mut granules = BTreeSet::new();
         let mut at = 0;
-        while at < len as u64 {
-            let place = card.place_of(memory.mapping().addr() + at)?;
-            let run = place.run.min(len as u64 - at);
+        while at < len {
+            let place = card.place_of(block.memory.mapping().addr() + at)?;
+            let run = place.run.min(len - at);
             let first = (place.bar_address - card.bar_start()) / GRANULE;
             let last = (place.bar_address - card.bar_start() + run - 1) / GRANULE;
             granules.extend(first..=last);
             at += run;
         }
-        let expected = self.pattern().bytes(0, len);
-        memory.write(0, &expected)?;
-        for &granule in &granules {
-            self.world.board.given(gpu, granule, self.slot);
+        Ok(granules)
+    }
+
+    /// A block lies where it did not before.
+    fn given(&self, block: &Block) -> Result<()> {
+        for granule in self.granules(block)? {
+            self.world.board.given(block.gpu, granule, self.slot);
         }
-        self.done(Operation::Allocate);
-        Ok(Block {
-            regions: Vec::new(),
-            memory,
-            expected,
-            gpu,
-            granules,
-            passed: false,
-        })
+        Ok(())
+    }
+
+    /// A block is about to be freed with requests to it under way.
+    fn freed_under_traffic(&self, block: &Block) -> Result<BTreeSet<u64>> {
+        let granules = self.granules(block)?;
+        for &granule in &granules {
+            let board = &self.world.board;
+            board.freed_under_traffic(block.gpu, granule, self.slot);
+        }
+        Ok(granules)
     }
 
     fn verify(&mut self) -> Result<()> {
@@ -608,6 +628,7 @@ impl<'a> Session<'a> {
                     offset,
                     len,
                 });
+                self.given(&self.blocks[at])?;
                 self.done(Operation::Register);
                 Ok(true)
             }
@@ -1133,11 +1154,7 @@ impl<'a> Session<'a> {
 
         // From here on nothing of it is looked at.
         let mut block = self.blocks.remove(at);
-        for &granule in &block.granules {
-            self.world
-                .board
-                .freed_under_traffic(block.gpu, granule, self.slot);
-        }
+        let granules = self.freed_under_traffic(&block)?;
         if pause > 2 {
             std::thread::sleep(Duration::from_micros(200 << (pause - 2)));
         }
@@ -1158,7 +1175,6 @@ impl<'a> Session<'a> {
         let Block {
             memory,
             mut expected,
-            granules,
             gpu,
             ..
         } = block;
@@ -1173,7 +1189,8 @@ impl<'a> Session<'a> {
         self.done(operation);
 
         let new = self.allocate_block(gpu, len)?;
-        if self.plan.flavour == Flavour::Persistent && !new.granules.is_disjoint(&granules) {
+        if self.plan.flavour == Flavour::Persistent && !self.granules(&new)?.is_disjoint(&granules)
+        {
             wrong!("memory that a region of the persistent flavour has pinned was given away");
         }
         self.blocks.push(new);
@@ -1321,12 +1338,7 @@ impl<'a> Session<'a> {
         if self.blocks[at].regions.is_empty() && !self.register(at)? {
             return Ok(());
         }
-        for &granule in &self.blocks[at].granules {
-            let gpu = self.blocks[at].gpu;
-            self.world
-                .board
-                .freed_under_traffic(gpu, granule, self.slot);
-        }
+        self.freed_under_traffic(&self.blocks[at])?;
         let region = self.below(self.blocks[at].regions.len());
         // Over with this process, unless a child holds on to it.
         let reads = !held && self.begin_read();

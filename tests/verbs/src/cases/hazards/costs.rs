@@ -86,8 +86,10 @@ fn pins_of_one_registration(bench: &Bench) -> Result<()> {
 fn memory_changes_hands(bench: &Bench) -> Result<()> {
     // Far from where the neighbour's addresses will be.
     let memory = bench.gpu.allocate(M2, Placement::At(16 << 40))?;
-    let (addr, place) = (memory.mapping().addr(), memory.bar_address());
+    let addr = memory.mapping().addr();
     let (hold, registration) = bench.register_until(&memory, "ib_peer_mem/before_get_pages")?;
+    // Where the pin has brought it.
+    let place = memory.bar_address();
     // The neighbour keeps the place, so that the new memory lies elsewhere.
     drop(memory);
     let neighbour = bench.allocate()?;

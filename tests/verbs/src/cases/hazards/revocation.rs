@@ -148,10 +148,9 @@ fn reaches_next_owner_or_none(
     memory: &Allocation,
     region: &Region,
 ) -> Result<Option<bool>> {
-    let there = bench
-        .gpu
-        .allocate_there(M2, memory.bar_address(), |_| Ok(()))?;
-    let Some((next, ())) = there else {
+    let pin = |next: &Allocation| bench.register(next);
+    let there = bench.gpu.allocate_there(M2, memory.bar_address(), pin)?;
+    let Some((next, _own)) = there else {
         return Ok(None);
     };
     let own = Pattern::new(bench.lab.setup.seed, 2).bytes(0, 4096);
