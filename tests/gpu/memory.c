@@ -71,7 +71,6 @@ static LIST_HEAD(allocs);
 
 struct client {
 	struct list_head node;
-	struct file *file;
 	struct gpu *gpu;
 	pid_t tgid;
 };
@@ -388,7 +387,8 @@ static bool overlaps(const struct alloc *new)
 
 static int memory_mmap(struct file *file, struct vm_area_struct *vma)
 {
-	struct gpu *gpu = file->private_data;
+	struct client *client = file->private_data;
+	struct gpu *gpu = client->gpu;
 	struct alloc *alloc;
 	int ret;
 
@@ -583,7 +583,8 @@ static long memory_ioctl_admit(struct gpu *gpu, void __user *argp)
 
 static long memory_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 {
-	struct gpu *gpu = file->private_data;
+	struct client *client = file->private_data;
+	struct gpu *gpu = client->gpu;
 
 	switch (cmd) {
 	case STANDIN_IOC_FREE:
@@ -607,10 +608,9 @@ static int memory_file_open(struct inode *inode, struct file *file)
 	client = kzalloc_obj(*client);
 	if (!client)
 		return -ENOMEM;
-	client->file = file;
 	client->gpu = gpu_get(gpu);
 	client->tgid = current->tgid;
-	file->private_data = gpu;
+	file->private_data = client;
 	gpu_open(gpu);
 	guard(mutex)(&mem_lock);
 	list_add_tail(&client->node, &clients);
@@ -653,22 +653,14 @@ static void client_end(struct client *client)
 	kfree(client);
 }
 
-static struct client *client_of(const struct file *file)
-{
-	struct client *client;
-
-	guard(mutex)(&mem_lock);
-	list_for_each_entry(client, &clients, node)
-		if (client->file == file)
-			return client;
-	return NULL;
-}
-
 static int memory_file_release(struct inode *inode, struct file *file)
 {
-	client_end(client_of(file));
-	gpu_close(file->private_data);
-	gpu_put(file->private_data);
+	struct client *client = file->private_data;
+	struct gpu *gpu = client->gpu;
+
+	client_end(client);
+	gpu_close(gpu);
+	gpu_put(gpu);
 	return 0;
 }
 

@@ -18,7 +18,10 @@
 /* The only flag that get_pages_persistent knows; needs a coherent GPU. */
 #define FLAGS_FORCE_BAR1	BIT(0)
 
-/* What a failed get may leave in the caller's pointer. */
+/*
+ * What a get that fails before it has pinned leaves in the caller's pointer:
+ * the address of a table that has been freed. Later ones leave NULL.
+ */
 #define STALE_TABLE		((void *)0x6e766964006964ULL + POISON_POINTER_DELTA)
 
 TEST_HOLD(get_before_register);
@@ -91,6 +94,11 @@ static void pin_memory_free(struct pin *pin, size_t size)
 /* Registered pins of each flavour; API lock. */
 static LIST_HEAD(revocable_pins);
 static LIST_HEAD(persistent_pins);
+/*
+ * Tables whose memory went between get and registration: neither the getter
+ * nor the resource manager frees them. Here they wait for the end.
+ */
+static LIST_HEAD(leaked_pins);
 static u64 last_id;
 
 static struct kmem_cache *page_cache;
@@ -235,22 +243,27 @@ free_pin:
 
 /*
  * Ties a pin to the memory behind [@va, @va + @length), which must lie in one
- * allocation of the calling process.
+ * allocation of the calling process. The address is looked at first, then the
+ * GPU, which persistent pins open, and what they ask for last.
  */
-static int pin_attach(struct pin *pin, u64 va, u64 length,
+static int pin_attach(struct pin *pin, u64 va, u64 length, u32 flags,
 		      struct page_info *info)
 {
 	struct alloc *alloc;
+	bool removing;
 	u32 i;
 	int ret;
 
 	mutex_lock(&mem_lock);
 	alloc = memory_find_listed(current->tgid, va);
-	if (alloc && alloc->gpu->removing)
-		alloc = NULL;
+	removing = alloc && alloc->gpu->removing;
 	mutex_unlock(&mem_lock);
 	if (!alloc || !length || length > alloc->length - (va - alloc->va))
 		return -EINVAL;
+	if (removing)
+		return pin->persistent ? -ENODEV : -EINVAL;
+	if (flags & FLAGS_FORCE_BAR1)
+		return -ENOTSUPP;
 
 	pin->first = (va - alloc->va) / STANDIN_PAGE_SIZE;
 	ret = vidmem_pin(alloc->vidmem, pin->first, pin->pages);
@@ -321,6 +334,7 @@ static int get_table(u64 va, u64 length,
 {
 	struct page_info *info;
 	struct pin *pin;
+	bool leaked;
 	int ret;
 
 	if (!free_callback || !page_table)
@@ -328,13 +342,14 @@ static int get_table(u64 va, u64 length,
 	if ((va | length) % STANDIN_PAGE_SIZE)
 		return -EINVAL;
 
+	*page_table = STALE_TABLE;
 	pin = pin_alloc(length, &info);
 	if (!pin)
 		return -ENOMEM;
 
 	ret = api_lock();
 	if (!ret) {
-		ret = pin_attach(pin, va, length, info);
+		ret = pin_attach(pin, va, length, 0, info);
 		api_unlock();
 	}
 	if (ret) {
@@ -355,7 +370,8 @@ static int get_table(u64 va, u64 length,
 		ret = fail_here(FAIL_GET_PAGES_REGISTER);
 	if (WARN_ON(api_lock()))
 		return -EIO;
-	if (!ret && !pin->alloc)
+	leaked = !pin->alloc;
+	if (!ret && leaked)
 		ret = -EINVAL;
 	if (!ret) {
 		pin->free_callback = free_callback;
@@ -363,15 +379,19 @@ static int get_table(u64 va, u64 length,
 		list_add_tail(&pin->node, &revocable_pins);
 		count(PINS_LIVE);
 		event("register", 0, "pin=%llu", pin->id);
-	} else if (pin->alloc) {
+	} else if (leaked) {
+		list_add_tail(&pin->node, &leaked_pins);
+		event("leak", 0, "pin=%llu", pin->id);
+	} else {
 		list_del_init(&pin->of_alloc);
 		pin_detach(pin);
 	}
 	api_unlock();
 
 	if (ret) {
-		pin_free(pin);
-		*page_table = STALE_TABLE;
+		if (!leaked)
+			pin_free(pin);
+		*page_table = NULL;
 		return ret;
 	}
 
@@ -427,9 +447,8 @@ static int get_table_persistent(u64 va, u64 length,
 
 	if (!page_table || (va | length) % STANDIN_PAGE_SIZE)
 		return -EINVAL;
-	if (flags & FLAGS_FORCE_BAR1)
-		return -ENOTSUPP;
 
+	*page_table = STALE_TABLE;
 	pin = pin_alloc(length, &info);
 	if (!pin)
 		return -ENOMEM;
@@ -438,7 +457,7 @@ static int get_table_persistent(u64 va, u64 length,
 	ret = api_lock();
 	if (ret)
 		goto free;
-	ret = pin_attach(pin, va, length, info);
+	ret = pin_attach(pin, va, length, flags, info);
 	if (!ret) {
 		gpu_use(pin->vidmem->gpu);
 		count(PINS_PERSISTENT_LIVE);
@@ -458,6 +477,7 @@ static int get_table_persistent(u64 va, u64 length,
 	return 0;
 
 detach:
+	*page_table = NULL;
 	if (WARN_ON(api_lock()))
 		return -EIO;
 	gpu = gpu_get(pin->vidmem->gpu);
@@ -480,7 +500,8 @@ free:
  * @page_table: (out) the pinned pages
  * @flags: only bit 0 means anything, and this GPU does not support it
  *
- * Return: 0, or -EINVAL, -ENOTSUPP, -ENOMEM, -EIO.
+ * Return: 0, or -EINVAL, -ENODEV, -ENOTSUPP, -ENOMEM, -EIO; *@page_table may be
+ * set then, too.
  */
 int nvidia_p2p_get_pages_persistent(u64 virtual_address, u64 length,
 				    struct nvidia_p2p_page_table **page_table,
@@ -671,12 +692,14 @@ EXPORT_SYMBOL_GPL(nvidia_p2p_put_pages_persistent);
  * p2p_revoke - take the pins off memory that is being freed
  * @alloc: the memory; the caller holds the API lock
  *
- * One after the other, in the calling thread: callback, DMA mappings, tables,
+ * One after the other, in the calling thread: callback, DMA mappings, table,
  * BAR. Nothing keeps the module that the callback lies in.
  */
 void p2p_revoke(struct alloc *alloc)
 {
+	struct vidmem *vidmem;
 	struct pin *pin;
+	u32 first, pages;
 	u64 id;
 
 	while (!list_empty(&alloc->pins)) {
@@ -701,8 +724,12 @@ void p2p_revoke(struct alloc *alloc)
 		test_hold_here(&callback_exit);
 		event("callback_end", 0, "pin=%llu", id);
 
-		pin_detach(pin);
+		vidmem = pin->vidmem;
+		first = pin->first;
+		pages = pin->pages;
 		pin_free(pin);
+		vidmem_unpin(vidmem, first, pages);
+		vidmem_put(vidmem);
 		uncount(PINS_LIVE);
 	}
 }
@@ -796,6 +823,10 @@ int p2p_init(void)
 
 void p2p_exit(void)
 {
+	struct pin *pin, *next;
+
+	list_for_each_entry_safe(pin, next, &leaked_pins, node)
+		pin_free(pin);
 	kfree(spare_pin);
 	kmem_cache_destroy(page_cache);
 }

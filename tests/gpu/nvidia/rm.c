@@ -164,14 +164,15 @@ u64 rm_pin_id(const struct nvidia_p2p_page_table *table)
 int nvidia_dev_get_uuid(const u8 *uuid, nvidia_stack_t *sp)
 {
 	struct gpu *gpu = gpu_get_by_uuid(uuid);
-	int ret = -ENODEV;
+	int ret = 0;
 
 	if (!gpu)
-		return ret;
-	/* The wait of an unbind is to end. */
-	if (!READ_ONCE(gpu->removing)) {
-		gpu_use(gpu);
-		ret = 0;
+		return -ENODEV;
+	/* An unbind waits for this use, or is seen by it. */
+	gpu_use(gpu);
+	if (READ_ONCE(gpu->removing)) {
+		gpu_unuse(gpu);
+		ret = -ENODEV;
 	}
 	gpu_put(gpu);
 	return ret;
@@ -286,8 +287,7 @@ static NV_STATUS memory_behind(u64 va, u64 length, struct alloc **found)
 
 	guard(mutex)(&mem_lock);
 	alloc = length ? memory_find_listed(current->tgid, va) : NULL;
-	if (!alloc || alloc->gpu->removing ||
-	    length > alloc->length - (va - alloc->va))
+	if (!alloc || length > alloc->length - (va - alloc->va))
 		return NV_ERR_OBJECT_NOT_FOUND;
 	if (alloc->gpu->stopped)
 		return NV_ERR_GPU_NOT_FULL_POWER;
@@ -371,6 +371,8 @@ NV_STATUS NV_API_CALL rm_p2p_get_pages(nvidia_stack_t *sp, u64 token,
 		return status;
 	status = va % STANDIN_PAGE_SIZE ? NV_ERR_INVALID_ARGUMENT :
 					  memory_behind(va, length, &alloc);
+	if (status == NV_OK && alloc->gpu->removing)
+		status = NV_ERR_OBJECT_NOT_FOUND;
 	if (status == NV_OK)
 		status = give_uuid(alloc->gpu, uuid);
 	if (status == NV_OK)
