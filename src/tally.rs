@@ -3,10 +3,11 @@
 //! What ib_core counts of each peer-memory client, counted by the client: for kernels on which ib_core
 //! shows it to nobody.
 //!
-//! Everything is counted when ib_core counts it, and as it does, with two exceptions. ib_core has cleared
-//! a table by the time it adds its entries to `num_dereg_pages`, so that it adds 0: here they are
-//! counted. And a registration that was revoked by a client that unmaps by itself is over at its
-//! `release`, which follows the moment that ib_core counts: no other call tells the client.
+//! Everything is counted when ib_core counts it, and as it does, with three exceptions. ib_core has
+//! cleared a table by the time it adds its entries to `num_dereg_pages`, so that it adds 0: here they
+//! are counted. A registration that was revoked by a client that unmaps by itself is over at its
+//! `release`, which follows the moment that ib_core counts: no other call tells the client. And one
+//! that is revoked between its unmapping and its `release` ib_core counts as deregistered twice.
 
 use kernel::sync::atomic::Atomic;
 use kernel::sync::atomic::Full;

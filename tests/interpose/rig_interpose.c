@@ -93,7 +93,7 @@ static int before_sg_kmalloc(struct kprobe *probe, struct pt_regs *regs)
 }
 
 /* The umem's table is what ib_core hands to dma_unmap() and put_pages(). */
-static int before_stop(struct kprobe *probe, struct pt_regs *regs)
+static int before_unmap(struct kprobe *probe, struct pt_regs *regs)
 {
 	struct ib_umem *umem = (void *)regs_get_kernel_argument(regs, 0);
 
@@ -135,7 +135,8 @@ static void not_optimised(struct kprobe *probe, struct pt_regs *regs,
 
 static struct kprobe probes[] = {
 	PROBE("sg_kmalloc", before_sg_kmalloc),
-	PROBE("ib_umem_stop_invalidation_notifier", before_stop),
+	PROBE("ib_umem_stop_invalidation_notifier", before_unmap),
+	PROBE("ib_peer_umem_release", before_unmap),
 	PROBE("module_put", before_module_put),
 };
 

@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::fs;
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -228,6 +229,22 @@ impl Lab {
             return Ok(());
         }
         self.needs_module()
+    }
+
+    /// For cases in which ib_core and the HCA's driver do what lockdep reports, as they do in OFED.
+    pub(crate) fn needs_no_lockdep(&self, sees: &str) -> Result<()> {
+        if Path::new("/proc/lockdep").exists() {
+            return ktap::skip(format_args!("lockdep reports {sees}"));
+        }
+        Ok(())
+    }
+
+    /// For cases with regions of both clients.
+    pub(crate) fn needs_both_clients(&self) -> Result<()> {
+        if counters::module_parameter("ib_core", "peer_lock_classes").as_deref() == Some("2") {
+            return Ok(());
+        }
+        self.needs_no_lockdep("the one class of ib_core's locks for regions of both clients")
     }
 
     pub(crate) fn needs_flavour(&self, flavour: Flavour) -> Result<()> {

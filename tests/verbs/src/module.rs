@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use anyhow::bail;
 use anyhow::ensure;
 use anyhow::Result;
 
@@ -38,6 +39,14 @@ pub(crate) fn parameters() -> Vec<String> {
 
 pub(crate) fn unload() -> Result<()> {
     succeed(Command::new("rmmod").arg(NAME))
+}
+
+/// Tries to unload it, which a callback to come forbids.
+pub(crate) fn must_stay() -> Result<()> {
+    match sys::unload_module(NAME) {
+        Err(error) if error.raw_os_error() == Some(libc::EWOULDBLOCK) => Ok(()),
+        other => bail!("the module goes with its callback to come: {other:?}"),
+    }
 }
 
 /// Loads the module that is installed.

@@ -365,7 +365,8 @@ pub(crate) fn limit_locked_memory(bytes: u64) -> io::Result<()> {
 }
 
 /// Forks a child that keeps what the parent had open, runs `body` in the parent, then lets the child end and waits for it:
-/// whatever `body` closes, the child closes last: as a process that runs, for one that exits has its pins asked for before they are put. Only for a process of one thread.
+/// whatever `body` closes, the child closes last. It does so while it runs: of a process that exits the module asks for the
+/// pins before it puts them. Only for a process of one thread.
 pub(crate) fn beside_forked_child<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     // A thread that has given its result may still be on its way out.
     let alone = wait_until(Duration::from_secs(60), || Ok(threads()? == 1))?;

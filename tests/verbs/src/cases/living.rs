@@ -13,7 +13,6 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering;
 use std::thread;
 
-use anyhow::bail;
 use anyhow::ensure;
 use anyhow::Context;
 use anyhow::Result;
@@ -347,10 +346,7 @@ fn lost(lab: &Lab) -> Result<()> {
         "{callbacks} callbacks of a GPU that is lost"
     );
     has(&only()?, &[("state", "kept"), ("gpus", bdf)])?;
-    match sys::unload_module(module::NAME) {
-        Err(error) if error.raw_os_error() == Some(libc::EWOULDBLOCK) => {}
-        other => bail!("the module goes with its callback to come: {other:?}"),
-    }
+    module::must_stay()?;
 
     fs::write(format!("{PCI}/devices/{bdf}/remove"), "1")?;
     let answers = ["list", "stats", "doctor"].map(|command| (command, peermemctl(command)));

@@ -5,6 +5,7 @@ mod consumers;
 pub(crate) mod ctl;
 mod dma;
 pub(crate) mod hazards;
+mod hca;
 mod identity;
 mod input;
 mod limit;
@@ -48,6 +49,7 @@ pub(crate) fn all(filters: &[String]) -> Vec<Case> {
         persist::CASES,
         pieces::CASES,
         revoke::CASES,
+        hca::CASES,
         rules::CASES,
         limit::CASES,
         identity::CASES,

@@ -319,6 +319,9 @@ fn second_look(lab: &Lab) -> Result<()> {
 /// A release has seen that its pin lives, and stands before the put. Freed now, the table's address is free for a new pin.
 fn gate(lab: &Lab, flavour: Flavour) -> Result<()> {
     let stage = stage(lab)?;
+    if flavour == Flavour::Persistent {
+        lab.needs_both_clients()?;
+    }
     let _reuse = Parameter::set("nvidia", "table_reuse", "1")?;
     let memory = lab.allocate_gpu(M2)?;
     let next = lab.allocate_gpu(M2)?;
@@ -348,6 +351,7 @@ fn gate(lab: &Lab, flavour: Flavour) -> Result<()> {
 /// The provider says something of its memory that dma_map_resource() must not be given: the persistent client serves it.
 fn served_by_the_other(lab: &Lab, name: &str, value: &str) -> Result<()> {
     let stage = stage(lab)?;
+    lab.needs_both_clients()?;
     let memory = lab.allocate_gpu(M2)?;
     let parameter = Parameter::set("nvidia", name, value)?;
     let registered = stage.register(&memory);
@@ -428,13 +432,10 @@ fn module_stays(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = lab.allocate_gpu(M2)?;
     stage.orphan(&memory)?;
-    match sys::unload_module(module::NAME) {
-        Err(error) if error.raw_os_error() == Some(libc::EWOULDBLOCK) => {}
-        other => {
-            // Freeing it would call what is not there.
-            std::mem::forget(memory);
-            bail!("the module goes with its callback to come: {other:?}");
-        }
+    if let Err(error) = module::must_stay() {
+        // Freeing it would call what is not there.
+        std::mem::forget(memory);
+        return Err(error);
     }
     stage.free(&memory)?;
     note("callbacks", stage.counted("callbacks")?);
@@ -468,10 +469,10 @@ fn held_until_freed(stage: &Stage, memory: Allocation) -> Result<()> {
     let references = counters::module_references(module::NAME)?;
     note("pins", live);
     note("module_references", references);
-    if let Ok(()) = sys::unload_module(module::NAME) {
+    if let Err(error) = module::must_stay() {
         // Freeing it would call what is not there.
         std::mem::forget(memory);
-        bail!("the module goes with its callback to come");
+        return Err(error);
     }
     stage.free(&memory)?;
     ensure!(live == 1, "{live} pins after the release");

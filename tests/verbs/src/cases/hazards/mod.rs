@@ -213,6 +213,12 @@ fn interpose(name: &str, value: &str) -> Result<()> {
     fs::write(&path, value).with_context(|| path)
 }
 
+/// Whether it was done, since the last [`interpose`].
+fn interposed(name: &str) -> Result<bool> {
+    let path = format!("/sys/kernel/debug/interpose/{name}");
+    Ok(sys::read_line(&path)?.contains("hits=1"))
+}
+
 /// Has the allocator look at all that was freed: a late store shows in the kernel log.
 fn look_at_freed_memory() -> Result<()> {
     let mut looked = 0;

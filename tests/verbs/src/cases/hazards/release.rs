@@ -20,6 +20,7 @@ use crate::sys::Placement;
 use crate::sys::Span;
 
 use super::interpose;
+use super::interposed;
 use super::times;
 use super::Bench;
 use super::Case;
@@ -85,7 +86,9 @@ fn changed_table(bench: &Bench) -> Result<()> {
     let region = bench.register(&memory)?;
     interpose("sg_table_edit", "1")?;
     drop(region);
+    let changed = interposed("sg_table_edit")?;
     interpose("sg_table_edit", "0")?;
+    ensure!(changed, "the scatter list was not changed");
     bench.check_nothing_left()
 }
 

@@ -10,7 +10,8 @@
  *
  *	acquire -> get_pages -> dma_map		ib_umem_get_peer()
  *	dma_unmap -> put_pages			ib_umem_stop_invalidation_notifier()
- *	release					ib_umem_release()
+ *	release					ib_umem_release(), which unmaps first
+ *						where nobody has stopped
  *
  * This is a test fixture. It gives mainline, which never had the interface,
  * the behaviour of MLNX_OFED and DOCA-OFED from 25.04 on, as clients see it
@@ -43,12 +44,14 @@
  * - An RDMA driver that has been given a umem with IB_PEER_MEM_INVAL_SUPP
  *   holds mapping_lock without seeing it. It must not fault in user memory
  *   before ib_umem_activate_invalidation_notifier().
- * - Umems of clients that do not revoke have a lock class of their own. No
- *   invalidation takes their mapping_lock, so theirs may be taken outside
- *   the provider's locks, and lockdep need not hear of it.
+ * - No invalidation takes the mapping_lock of a umem whose client does not
+ *   revoke, so theirs may be taken outside the provider's locks. lockdep has
+ *   one class for all of them (as OFED), and reports an inversion where
+ *   clients of both kinds are in use; with peer_lock_classes=2 it does not.
  *
  * mapping_lock is locked in one function and unlocked in another, but always
- * by the task that runs the verb, as mutexes demand.
+ * by the task that runs the verb, as mutexes demand. They do not allow what a
+ * driver can do that releases without a stop: free one that is locked.
  */
 
 #include <linux/completion.h>
@@ -74,10 +77,16 @@
 /* The ticket of a umem that cannot be invalidated. */
 #define PEER_NO_TICKET		U32_MAX
 
-static bool peer_mem_sysfs = true;
+/* Kernels since 6.4 do not export mm_kobj, and OFED has none of this there. */
+static bool peer_mem_sysfs;
 module_param(peer_mem_sysfs, bool, 0444);
 MODULE_PARM_DESC(peer_mem_sysfs,
-		 "Show peer-memory clients in /sys/kernel/mm/memory_peers; N is what kernels since 6.4 look like, which do not export mm_kobj (default: Y)");
+		 "Show peer-memory clients in /sys/kernel/mm/memory_peers, as kernels before 6.4 (default: N)");
+
+static unsigned int peer_lock_classes = 1;
+module_param(peer_lock_classes, uint, 0444);
+MODULE_PARM_DESC(peer_lock_classes,
+		 "How many classes lockdep has for mapping_lock: 1, as OFED, or 2, with one for clients that never revoke");
 
 /*
  * Tickets are handed out in a circle. With all 32 bits of it no test lives to
@@ -91,7 +100,8 @@ static u32 peer_tickets = PEER_NO_TICKET;
 /*
  * Where a test can stop a thread; in the order in which a umem gets there.
  * before_dma_unmap and before_put_pages are passed with mapping_lock held
- * unless the client is one with PEER_MEM_INVALIDATE_UNMAPS.
+ * unless the client is one with PEER_MEM_INVALIDATE_UNMAPS. A release without
+ * a stop passes the latter alone, without the lock.
  */
 TEST_HOLD(before_get_pages);	/* acquired, mapping_lock held, no ticket */
 TEST_HOLD(before_dma_map);	/* pinned, ticket known, mapping_lock held */
@@ -178,7 +188,6 @@ struct peer_sg_save {
  *	they change
  * @pending: mapping_lock has been held since ib_umem_get_peer(). For the
  *	driver's thread alone.
- * @stopped: no invalidation acts any more. For the driver's thread alone.
  * @state: who has to unmap, if any
  * @ticket: the number by which the client invalidates, or PEER_NO_TICKET
  * @func: stops the RDMA driver's use of the umem
@@ -194,7 +203,6 @@ struct ib_umem_peer {
 	struct device *dma_device;
 	struct mutex mapping_lock;
 	bool pending;
-	bool stopped;
 	enum peer_state state;
 	u32 ticket;
 	umem_invalidate_func_t func;
@@ -533,7 +541,8 @@ static void peer_trim(struct ib_umem_peer *peer, unsigned long peer_page_size)
 	struct scatterlist *sg;
 	int i;
 
-	for_each_sgtable_dma_sg(sgt, sg, i) {
+	/* Goes over orig_nents; the last of nents is the last (as OFED). */
+	for_each_sgtable_sg(sgt, sg, i) {
 		if (i == 0)
 			peer_sg_trim(&peer->first, sg,
 				     ALIGN_DOWN(start, PAGE_SIZE) -
@@ -553,8 +562,8 @@ static void peer_untrim(struct ib_umem_peer *peer)
 }
 
 /*
- * End the mapping, after @peer->state has been changed from @from to @to under
- * mapping_lock. This itself may run without that lock.
+ * End the mapping. This itself may run without mapping_lock: then whoever comes
+ * with the lock meanwhile has to find that there is nothing to do.
  */
 static void peer_unmap(struct ib_umem_peer *peer, enum peer_state from,
 		       enum peer_state to)
@@ -587,6 +596,8 @@ static void peer_unmap(struct ib_umem_peer *peer, enum peer_state from,
 		peer_count(client, PEER_DEREG_PAGES, sgt->nents);
 		peer_count(client, PEER_DEREG_BYTES, peer->umem.length);
 	}
+
+	peer->state = to;
 }
 
 /*
@@ -596,8 +607,8 @@ static void peer_unmap(struct ib_umem_peer *peer, enum peer_state from,
 static int ib_invalidate_peer_memory(void *reg_handle, u64 core_context)
 {
 	struct ib_peer_client *client = reg_handle;
+	enum peer_state from, to;
 	struct ib_umem_peer *peer;
-	bool unmaps;
 
 	peer_count(client, PEER_FREE_CALLBACKS, 1);
 
@@ -621,16 +632,18 @@ static int ib_invalidate_peer_memory(void *reg_handle, u64 core_context)
 	 * the pointer is NULL, and this the end of a client that lets
 	 * release() return while it is in here (as OFED).
 	 */
-	unmaps = peer_invalidate_unmaps(READ_ONCE(peer->client)->ops);
+	to = peer_invalidate_unmaps(READ_ONCE(peer->client)->ops) ?
+		PEER_INVALIDATED : PEER_UNMAPPED;
+	from = peer->state;
 
-	if (peer->state == PEER_MAPPED) {
+	if (from == PEER_MAPPED) {
 		test_hold_here(&invalidate_locked);
 		if (peer->func)
 			peer->func(&peer->umem, peer->priv);
-
-		peer->state = unmaps ? PEER_INVALIDATED : PEER_UNMAPPED;
-		peer_unmap(peer, PEER_MAPPED, peer->state);
 	}
+
+	/* Unmapped already, it counts as deregistered once more (as OFED). */
+	peer_unmap(peer, from, to);
 	mutex_unlock(&peer->mapping_lock);
 
 	test_hold_here(&invalidate_unlocked);
@@ -684,7 +697,7 @@ void ib_umem_stop_invalidation_notifier(struct ib_umem *umem)
 	enum peer_state from;
 	bool unmaps;
 
-	if (!umem->is_peer || peer->stopped)
+	if (!umem->is_peer)
 		return;
 
 	unmaps = peer_invalidate_unmaps(peer->client->ops);
@@ -694,7 +707,6 @@ void ib_umem_stop_invalidation_notifier(struct ib_umem *umem)
 	else
 		mutex_lock(&peer->mapping_lock);
 
-	peer->stopped = true;
 	peer->func = NULL;
 	from = peer->state;
 	peer->state = PEER_UNMAPPED;
@@ -764,7 +776,7 @@ struct ib_umem *ib_peer_umem_get(struct ib_umem *old_umem, int old_ret,
 	peer->dma_device = get_device(dma_device);
 	peer->ticket = PEER_NO_TICKET;
 	mutex_init(&peer->mapping_lock);
-	if (!client->can_revoke)
+	if (peer_lock_classes == 2 && !client->can_revoke)
 		lockdep_set_class_and_name(&peer->mapping_lock,
 					   &never_revoked_key,
 					   "mapping_lock/never_revoked");
@@ -839,6 +851,9 @@ err_release:
 /**
  * ib_peer_umem_release - release a peer umem
  * @umem: a umem from ib_peer_umem_get()
+ *
+ * Where the client may revoke, ib_umem_stop_invalidation_notifier() comes
+ * first. Other umems are unmapped here if they have not been.
  */
 void ib_peer_umem_release(struct ib_umem *umem)
 {
@@ -847,7 +862,13 @@ void ib_peer_umem_release(struct ib_umem *umem)
 
 	/* Without a stop, @func may have run on what the driver has freed. */
 	WARN_ON(peer->func);
-	ib_umem_stop_invalidation_notifier(umem);
+
+	/*
+	 * mapping_lock is not taken, and a driver that neither activated nor
+	 * stopped the notifier leaves it locked (as OFED): an invalidation that
+	 * waits for it then does so for good, with the locks of its provider.
+	 */
+	peer_unmap(peer, peer->state, PEER_UNMAPPED);
 
 	if (peer->ticket != PEER_NO_TICKET)
 		xa_erase(&client->umems, peer->ticket);

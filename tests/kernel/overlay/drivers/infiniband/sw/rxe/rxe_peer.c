@@ -21,6 +21,11 @@
  * rxe's data path runs from a work queue, where that is allowed; regions on
  * demand take a mutex at the same places.
  *
+ * As HCAs do, this one has its firmware take a region away, and waits for the
+ * answer: another thread does it. That may fail. The region then stays as it
+ * was: dereg_mr fails, and after an invalidation the HCA still reaches memory
+ * that has been freed (as mlx5).
+ *
  * Order of locks: ib_core's mapping_lock of the umem, then &rxe_peer.lock.
  */
 
@@ -33,6 +38,8 @@
 #include <linux/platform_device.h>
 #include <linux/sched/signal.h>
 #include <linux/seq_file.h>
+#include <linux/test_hold.h>
+#include <linux/workqueue.h>
 
 #include "rxe.h"
 #include "rxe_loc.h"
@@ -48,6 +55,18 @@ MODULE_PARM_DESC(peer_inval, "Take peer memory that can be revoked (IB_PEER_MEM_
 static unsigned long peer_max_seg = SZ_2G;
 module_param(peer_max_seg, ulong, 0644);
 MODULE_PARM_DESC(peer_max_seg, "max_seg_size in bytes for the network card's PCI device, set when an rxe device is created; 0 leaves its own");
+
+static unsigned int peer_fail_setup;
+module_param(peer_fail_setup, uint, 0644);
+MODULE_PARM_DESC(peer_fail_setup, "How many of the next registrations of peer memory fail after they have the umem, and release it without stopping the notifier");
+
+static unsigned int peer_fail_revoke;
+module_param(peer_fail_revoke, uint, 0644);
+MODULE_PARM_DESC(peer_fail_revoke, "How many of the next revocations of peer memory fail");
+
+TEST_HOLD(firmware);	/* about to take a region away */
+
+static struct workqueue_struct *rxe_peer_wq;
 
 enum rxe_peer_dma {
 	RXE_PEER_DMA_ANCESTOR,
@@ -158,6 +177,7 @@ struct rxe_peer_run {
  * @mr: the region
  * @dma_dev: the device that the client mapped for, NULL if it was given none
  * @nents: entries of the client's scatter list
+ * @inval: the umem was asked for with IB_PEER_MEM_INVAL_SUPP
  * @lock: held for reading while bytes are moved, for writing to revoke
  * @revoked: the runs are gone for good
  * @head: offset of the region's first byte in the first run
@@ -171,6 +191,7 @@ struct rxe_peer {
 	struct rxe_mr		*mr;
 	struct device		*dma_dev;
 	unsigned int		nents;
+	bool			inval;
 	struct rw_semaphore	lock;
 	bool			revoked;
 	unsigned int		head;
@@ -304,8 +325,8 @@ static int rxe_peer_collect(struct rxe_peer *peer, struct ib_umem *umem)
 	struct iommu_domain *domain = rxe_peer_domain(peer->dma_dev);
 	struct sg_table *sgt = &umem->sgt_append.sgt;
 	struct scatterlist *sg;
+	u64 pages, all = 0;
 	unsigned int i;
-	u64 pages;
 	int err;
 
 	for_each_sgtable_dma_sg(sgt, sg, i) {
@@ -320,6 +341,18 @@ static int rxe_peer_collect(struct rxe_peer *peer, struct ib_umem *umem)
 				return -EINTR;
 			cond_resched();
 		}
+	}
+
+	/* There are drivers that go by orig_nents: they must find the same. */
+	for_each_sgtable_sg(sgt, sg, i) {
+		all += sg_dma_len(sg);
+		if (i % RXE_PEER_BATCH == RXE_PEER_BATCH - 1)
+			cond_resched();
+	}
+	if (all != peer->size) {
+		rxe_err_mr(peer->mr, "%#llx bytes in nents, %#llx in orig_nents\n",
+			   peer->size, all);
+		return -EINVAL;
 	}
 
 	/*
@@ -402,21 +435,75 @@ err_unmap:
 	return err;
 }
 
-/* No access is in flight when this returns, and none will start. */
-static void rxe_peer_revoke(struct rxe_peer *peer)
+/* True as often as @left says. */
+static bool rxe_peer_fails(unsigned int *left)
 {
-	/* Refuse by rkey at once; who has looked it up already meets @revoked. */
-	WRITE_ONCE(peer->mr->state, RXE_MR_STATE_INVALID);
+	unsigned int n = READ_ONCE(*left);
+
+	while (n) {
+		if (try_cmpxchg(left, &n, n - 1))
+			return true;
+	}
+	return false;
+}
+
+struct rxe_peer_command {
+	struct work_struct	work;
+	struct completion	done;
+	struct rxe_peer		*peer;
+	int			err;
+};
+
+static void rxe_peer_take_away(struct work_struct *work)
+{
+	struct rxe_peer_command *command =
+		container_of(work, struct rxe_peer_command, work);
+	struct rxe_peer *peer = command->peer;
+
+	test_hold_here(&firmware);
 
 	down_write(&peer->lock);
 	if (!peer->revoked) {
-		WRITE_ONCE(peer->revoked, true);
-		rxe_peer_unmap(peer, peer->nruns);
+		if (rxe_peer_fails(&peer_fail_revoke)) {
+			command->err = -EIO;
+		} else {
+			/* Accesses that have looked it up see @revoked. */
+			WRITE_ONCE(peer->mr->state, RXE_MR_STATE_INVALID);
+			WRITE_ONCE(peer->revoked, true);
+			rxe_peer_unmap(peer, peer->nruns);
+		}
 	}
 	up_write(&peer->lock);
+
+	complete(&command->done);
 }
 
-/* ib_core's notifier. Sleepable; the umem's mapping_lock is held. */
+/*
+ * On success no access is in flight when this returns, and none will start.
+ * Not interruptible, and nothing that the caller holds may be needed by the
+ * one that is waited for.
+ */
+static int rxe_peer_revoke(struct rxe_peer *peer)
+{
+	struct rxe_peer_command command = { .peer = peer };
+
+	/* lockdep does not see who waits for whom. */
+	might_lock(&peer->lock);
+	init_completion(&command.done);
+	INIT_WORK_ONSTACK(&command.work, rxe_peer_take_away);
+	queue_work(rxe_peer_wq, &command.work);
+	wait_for_completion(&command.done);
+	destroy_work_on_stack(&command.work);
+
+	if (command.err)
+		rxe_dbg_mr(peer->mr, "region was not taken away\n");
+	return command.err;
+}
+
+/*
+ * ib_core's notifier. Sleepable; the umem's mapping_lock is held. There is
+ * nobody to tell that it has failed.
+ */
 static void rxe_peer_invalidate(struct ib_umem *umem, void *priv)
 {
 	rxe_peer_revoke(priv);
@@ -499,14 +586,24 @@ struct ib_umem *rxe_peer_umem_get(struct rxe_dev *rxe, struct rxe_mr *mr,
 	/*
 	 * The umem of a client that revokes comes with its mapping_lock held,
 	 * until the notifier is activated: what is mapped here stays mapped
-	 * until then. ib_umem_release() lets go of it on the way out.
+	 * until then. On the way out, stopping the notifier unlocks it.
 	 */
+	if (rxe_peer_fails(&peer_fail_setup)) {
+		/* As mlx5 where its rereg_mr cannot load the new memory. */
+		ib_umem_release(umem);
+		umem = ERR_PTR(-EIO);
+		goto put_dev;
+	}
+
 	peer = rxe_peer_create(mr, umem, dma_dev);
 	if (IS_ERR(peer)) {
+		if (flags & IB_PEER_MEM_INVAL_SUPP)
+			ib_umem_stop_invalidation_notifier(umem);
 		ib_umem_release(umem);
 		umem = ERR_CAST(peer);
 		goto put_dev;
 	}
+	peer->inval = flags & IB_PEER_MEM_INVAL_SUPP;
 
 	/* All in place before the notifier may come. */
 	mr->umem = umem;
@@ -527,12 +624,23 @@ put_dev:
 }
 
 /**
- * rxe_peer_mr_cleanup - end of a region; nothing for one over host memory
- * @mr: the region, which nobody can look up any more
+ * rxe_peer_dereg - take a region away before its end, if it is a peer's
+ * @mr: the region
  *
- * Revoked first, since the next step undoes the DMA mapping. The notifier may
- * run beside this until ib_umem_stop_invalidation_notifier() has returned;
- * whichever comes second finds the region revoked.
+ * The next step undoes the DMA mapping. The notifier may run beside this until
+ * ib_umem_stop_invalidation_notifier() has returned; whichever comes second
+ * finds the region revoked.
+ *
+ * Return: 0, or a negative errno if it is as it was.
+ */
+int rxe_peer_dereg(struct rxe_mr *mr)
+{
+	return mr->peer ? rxe_peer_revoke(mr->peer) : 0;
+}
+
+/**
+ * rxe_peer_mr_cleanup - end of a region; nothing for one over host memory
+ * @mr: the region, which nobody can look up any more, after rxe_peer_dereg()
  */
 void rxe_peer_mr_cleanup(struct rxe_mr *mr)
 {
@@ -546,8 +654,10 @@ void rxe_peer_mr_cleanup(struct rxe_mr *mr)
 	list_del(&peer->list);
 	mutex_unlock(&rxe->peer->lock);
 
-	rxe_peer_revoke(peer);
-	ib_umem_stop_invalidation_notifier(mr->umem);
+	WARN_ON(!peer->revoked);
+	/* What was asked for without it is not stopped (as mlx5's QPs). */
+	if (peer->inval)
+		ib_umem_stop_invalidation_notifier(mr->umem);
 	ib_umem_release(mr->umem);
 	mr->umem = NULL;
 
@@ -852,13 +962,20 @@ void rxe_peer_dev_remove(struct rxe_dev *rxe)
 
 int rxe_peer_init(void)
 {
+	rxe_peer_wq = alloc_workqueue("rxe_peer", WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
+	if (!rxe_peer_wq)
+		return -ENOMEM;
+
 	rxe_peer_nonpci = platform_device_register_simple("rxe-peer-nonpci",
 							  PLATFORM_DEVID_NONE,
 							  NULL, 0);
-	if (IS_ERR(rxe_peer_nonpci))
+	if (IS_ERR(rxe_peer_nonpci)) {
+		destroy_workqueue(rxe_peer_wq);
 		return PTR_ERR(rxe_peer_nonpci);
+	}
 
 	rxe_peer_root = debugfs_create_dir("rxe_peer", NULL);
+	test_hold_debugfs(debugfs_create_dir("hold", rxe_peer_root), &firmware);
 	return 0;
 }
 
@@ -866,4 +983,5 @@ void rxe_peer_exit(void)
 {
 	debugfs_remove_recursive(rxe_peer_root);
 	platform_device_unregister(rxe_peer_nonpci);
+	destroy_workqueue(rxe_peer_wq);
 }

@@ -18,6 +18,7 @@ void rxe_peer_dev_remove(struct rxe_dev *rxe);
 
 struct ib_umem *rxe_peer_umem_get(struct rxe_dev *rxe, struct rxe_mr *mr,
 				  u64 start, u64 length, int access);
+int rxe_peer_dereg(struct rxe_mr *mr);
 void rxe_peer_mr_cleanup(struct rxe_mr *mr);
 int rxe_peer_check_rereg(struct rxe_mr *mr, int flags, int access);
 

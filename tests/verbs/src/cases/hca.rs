@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What an HCA's driver may do to a registration: wait for its firmware, which may fail; give up with ib_core's lock held; ask
+//! for memory that can be revoked and for memory that cannot. rxe does it as mlx5 does (`rxe_peer.c` in tests/kernel/overlay).
+
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+
+use crate::arena::Arena;
+use crate::cases::reasons;
+use crate::cases::stage::Stage;
+use crate::counters;
+use crate::counters::Counters;
+use crate::gpu::GRANULE;
+use crate::hold::Hold;
+use crate::knobs::Parameter;
+use crate::ktap::note;
+use crate::ktap::Case;
+use crate::lab::Flavour;
+use crate::lab::Lab;
+use crate::rdma;
+use crate::rdma::full_access;
+use crate::rdma::Op;
+use crate::rdma::Part;
+use crate::rdma::Region;
+use crate::rdma::Status;
+
+const M2: usize = GRANULE as usize;
+/// Bytes of a transfer.
+const SOME: usize = 4096;
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "hca.waits_for_its_firmware",
+        run: firmware,
+    },
+    Case {
+        name: "hca.fails_to_deregister",
+        run: fails_to_deregister,
+    },
+    Case {
+        name: "hca.fails_to_revoke",
+        run: fails_to_revoke,
+    },
+    Case {
+        name: "hca.gives_up_under_the_lock",
+        run: gives_up,
+    },
+    Case {
+        name: "hca.has_regions_of_both_clients",
+        run: both_clients,
+    },
+];
+
+/// How many of the next revocations fail.
+fn failing_revokes(count: usize) -> Result<Parameter> {
+    Parameter::set("rdma_rxe", "peer_fail_revoke", &count.to_string())
+}
+
+fn live() -> Result<u64> {
+    let live = Counters::read()?.live_pins()?;
+    note("pins", live);
+    Ok(live)
+}
+
+/// What a write of some bytes to the beginning of a region ends with, on a connection of its own.
+fn written(lab: &Lab, to: Part) -> Result<Status> {
+    let local = Arena::on_host(lab, SOME, 1)?;
+    let mut connection = rdma::connect(&lab.near, &lab.far)?;
+    let done = connection
+        .near
+        .run(Op::Write, local.part(0, SOME)?, to)?
+        .status;
+    note("write", format_args!("{done:?}"));
+    Ok(done)
+}
+
+/// The callback waits for the firmware. Meanwhile the region is listed as revoked, to whom that asks, and somebody deregisters
+/// it: both end when the firmware has answered.
+fn firmware(lab: &Lab) -> Result<()> {
+    lab.needs_flavour(Flavour::Revocable)?;
+    lab.needs_ours()?;
+    let stage = Stage::open(lab)?;
+    let memory = lab.allocate_gpu(M2)?;
+    let region = stage.register(&memory)?;
+    let (hold, free) = Hold::catch("rxe_peer/firmware", || stage.start_free(&memory))?;
+    let mut release = stage.start_deregister(region)?;
+    release.ended_or_in(&["rxe_dereg_mr"])?;
+    let listed = reasons::lines("registrations")?;
+    note("listed", format_args!("{listed:?}"));
+    hold.release();
+    free.finish()?.done("the free")??;
+    release.finish()?.done("the deregistration")?;
+    let states: Vec<_> = listed
+        .iter()
+        .map(|line| reasons::get(line, "state"))
+        .collect();
+    ensure!(matches!(states[..], [Ok("revoked")]), "listed: {states:?}");
+    ensure!(live()? == 0, "pins are left");
+    let callbacks = Counters::read()?.activity(&stage.before)?.callbacks;
+    ensure!(callbacks == 1, "{callbacks} callbacks");
+    Ok(())
+}
+
+/// `ibv_dereg_mr` fails, and the region works as before: its pin is there. The next one succeeds.
+fn fails_to_deregister(lab: &Lab) -> Result<()> {
+    lab.needs_module()?;
+    let memory = lab.allocate_gpu(M2)?;
+    let region = lab
+        .far
+        .register_fragile(memory.span(0, M2)?, full_access())?;
+    let failing = failing_revokes(1)?;
+    let (region, error) = region
+        .deregister()
+        .err()
+        .context("deregistered, though the HCA failed")?;
+    drop(failing);
+    note("error", &error);
+    ensure!(error.raw_os_error() == Some(libc::EIO), "{error}");
+    ensure!(live()? == 1, "not one pin under one region");
+    let status = written(lab, region.part(0, SOME as u64)?)?;
+    ensure!(status == Status::Success, "write: {status:?}");
+    region.deregister().map_err(|(_, error)| error)?;
+    ensure!(live()? == 0, "pins are left");
+    Ok(())
+}
+
+/// The HCA goes on to reach what was freed, and ib_core is not told: the module's part is the same as ever.
+fn fails_to_revoke(lab: &Lab) -> Result<()> {
+    lab.needs_flavour(Flavour::Revocable)?;
+    let mut memory = lab.allocate_gpu(M2)?;
+    let region = lab.far.register(memory.span(0, M2)?, full_access())?;
+    let before = Counters::read()?;
+    let failing = failing_revokes(1)?;
+    memory.free()?;
+    drop(failing);
+    let callbacks = Counters::read()?.activity(&before)?.callbacks;
+    ensure!(callbacks == 1, "{callbacks} callbacks");
+    let states = counters::peer_regions(lab.far.name())?;
+    note("regions", format_args!("{states:?}"));
+    ensure!(
+        states.iter().any(|region| region.state == "valid"),
+        "the HCA did not fail: {states:?}"
+    );
+    ensure!(live()? == 0, "pinned after the callback");
+    drop(region);
+    ensure!(live()? == 0, "pins are left");
+    Ok(())
+}
+
+/// A registration fails when it has its umem, and the umem is released without stopping the notifier, its lock still held.
+fn gives_up(lab: &Lab) -> Result<()> {
+    lab.needs_module()?;
+    if lab.setup.flavour() == Flavour::Revocable {
+        lab.needs_no_lockdep("a lock that is freed while it is held")?;
+    }
+    let memory = lab.allocate_gpu(M2)?;
+    let failing = Parameter::set("rdma_rxe", "peer_fail_setup", "1")?;
+    let refused = lab.far.register(memory.span(0, M2)?, full_access()).err();
+    drop(failing);
+    let errno = refused
+        .context("registered, though the HCA failed")?
+        .errno();
+    note("error", rdma::errno_name(errno));
+    ensure!(errno == libc::EIO, "{}", rdma::errno_name(errno));
+    ensure!(live()? == 0, "pins are left");
+    let region = lab.far.register(memory.span(0, M2)?, full_access())?;
+    let status = written(lab, region.part(0, SOME as u64)?)?;
+    ensure!(status == Status::Success, "write: {status:?}");
+    Ok(())
+}
+
+/// Both clients under one HCA, as mlx5 has them for regions and for queues: when the allocation is freed, the one loses its half
+/// of it and the other keeps it.
+fn both_clients(lab: &Lab) -> Result<()> {
+    lab.needs_flavour(Flavour::Revocable)?;
+    lab.needs_both_clients()?;
+    let mut memory = lab.allocate_gpu(2 * M2)?;
+    let region = |offset| -> Result<Region> {
+        Ok(lab.far.register(memory.span(offset, M2)?, full_access())?)
+    };
+    let lost = region(0)?;
+    let kept = {
+        let _cannot_lose = Parameter::set("rdma_rxe", "peer_inval", "N")?;
+        region(M2)?
+    };
+    let counts = Counters::read()?;
+    let pins = (
+        counts.get("pins_live")?,
+        counts.get("pins_persistent_live")?,
+    );
+    note("pins_revocable", pins.0);
+    note("pins_persistent", pins.1);
+    ensure!(pins == (1, 1), "{pins:?} pins, of each kind");
+    for region in [&lost, &kept] {
+        let status = written(lab, region.part(0, SOME as u64)?)?;
+        ensure!(status == Status::Success, "write: {status:?}");
+    }
+    memory.free()?;
+    let after = Counters::read()?;
+    let callbacks = after.activity(&counts)?.callbacks;
+    ensure!(callbacks == 1, "{callbacks} callbacks");
+    let status = written(lab, lost.part(0, SOME as u64)?)?;
+    ensure!(
+        status == Status::RemoteAccessError,
+        "write to what was lost: {status:?}"
+    );
+    let status = written(lab, kept.part(0, SOME as u64)?)?;
+    ensure!(
+        status == Status::Success,
+        "write to what is kept: {status:?}"
+    );
+    drop(kept);
+    drop(lost);
+    ensure!(live()? == 0, "pins are left");
+    Ok(())
+}
