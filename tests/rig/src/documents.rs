@@ -172,7 +172,7 @@ fn interleavings(runs: &[&[Test]]) -> Result<String> {
     rows.sort_unstable();
     let mut text = String::from("| model | threads | mode | interleavings |\n|---|---|---|---|\n");
     for (threads, model, mode, count) in rows {
-        let count = grouped(count);
+        let count = grouped(&count);
         writeln!(text, "| {model} | {threads} | {mode} | {count} |")?;
     }
     let noticed = tests()
@@ -235,7 +235,11 @@ fn cases(runs: &[&[Test]], of: Cases) -> Result<String> {
             || Ok((figure(test, "cases")?, String::new())),
             |(count, how)| anyhow::Ok((count, format!(" {how}"))),
         )?;
-        writeln!(text, "| {words} | {}{how} |", grouped(count.parse()?))?;
+        writeln!(
+            text,
+            "| {words} | {}{how} |",
+            grouped(&count.parse::<u64>()?)
+        )?;
     }
     Ok(text)
 }
@@ -273,8 +277,8 @@ fn calls_to_pin(runs: &[&[Test]]) -> Result<String> {
             writeln!(
                 text,
                 "| {} {size} | {} | {:.2} | {tried} |",
-                grouped(count),
-                grouped(calls),
+                grouped(&count),
+                grouped(&calls),
                 calls as f64 / count as f64
             )?;
         }
@@ -282,8 +286,8 @@ fn calls_to_pin(runs: &[&[Test]]) -> Result<String> {
     Ok(text)
 }
 
-/// A large number in groups of three digits.
-fn grouped(number: usize) -> String {
+/// A number without a sign, its digits in groups of three: `12,345`.
+pub(crate) fn grouped(number: &impl ToString) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (at, digit) in digits.chars().enumerate() {

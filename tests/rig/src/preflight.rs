@@ -22,6 +22,7 @@ use anyhow::bail;
 use anyhow::Result;
 
 use crate::apt;
+use crate::documents::grouped;
 use crate::kernel;
 use crate::paths::Paths;
 use crate::progress;
@@ -647,17 +648,17 @@ fn lacks(facts: &Facts, plan: &Plan) -> Vec<String> {
         };
         said.push(format!(
             "no room: {} MiB are free in the file system of {}, and {} MiB are needed: {way_out}",
-            grouped(room.free_mib),
+            grouped(&room.free_mib),
             room.place.display(),
-            grouped(room.wanted_mib)
+            grouped(&room.wanted_mib)
         ));
     }
     let wanted = plan.machines * MACHINE_MIB;
     if let Some(available) = facts.available_mib.filter(|available| *available < wanted) {
         said.push(format!(
             "too little memory: {} MiB are available, and {} MiB are needed: end other programs, or add swap",
-            grouped(available),
-            grouped(wanted)
+            grouped(&available),
+            grouped(&wanted)
         ));
     }
     let names = plan.packages.names.join(" ");
@@ -688,19 +689,6 @@ fn lacks(facts: &Facts, plan: &Plan) -> Vec<String> {
         ));
     }
     said
-}
-
-/// "12,345".
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at) % 3 == 0 {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 /// "40 s", "12 min".
@@ -747,7 +735,7 @@ fn announcement(plan: &Plan, rooms: &[Room], processors: usize, history: &Histor
             "    {:width$}  {most} {:>6}  {:>5} MiB  {}\n",
             step.name,
             roughly(seconds),
-            grouped(mib),
+            grouped(&mib),
             step.why
         ));
     }
@@ -759,9 +747,9 @@ fn announcement(plan: &Plan, rooms: &[Room], processors: usize, history: &Histor
     for room in rooms {
         text.push_str(&format!(
             "    {} MiB in the file system of {}, where {} MiB are free\n",
-            grouped(room.wanted_mib),
+            grouped(&room.wanted_mib),
             room.place.display(),
-            grouped(room.free_mib)
+            grouped(&room.free_mib)
         ));
     }
     text

@@ -13,6 +13,7 @@ use super::goals::Goal;
 use super::goals::Pairs;
 use super::record::Beside;
 use super::record::Figure;
+use crate::documents;
 
 /// A table whose first `words` columns are words, and the others numbers.
 fn table(head: &[&str], words: usize, rows: impl IntoIterator<Item = Vec<String>>) -> String {
@@ -52,20 +53,11 @@ pub(super) fn size(bytes: u64) -> String {
     format!("{bytes} B")
 }
 
-/// A large number in groups of three digits.
+/// As a whole number, its digits in groups of three.
 pub(super) fn grouped(number: f64) -> String {
-    let digits = format!("{:.0}", number.abs());
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index) % 3 == 0 {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    if number < 0.0 {
-        text.insert(0, '-');
-    }
-    text
+    let sign = if number < 0.0 { "-" } else { "" };
+    let digits = documents::grouped(&format!("{:.0}", number.abs()));
+    format!("{sign}{digits}")
 }
 
 pub(super) fn ratio(ours: f64, theirs: f64) -> String {
