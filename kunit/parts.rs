@@ -35,11 +35,6 @@ mod tests {
     use crate::fakes::UNASSIGNED;
     use crate::ib_core::Device;
     use crate::refusal::Refusal;
-    use crate::region::Device as _;
-    use crate::region::Lock as _;
-    use crate::region::Table as _;
-    use crate::revocable::BarMapping as _;
-    use crate::revocable::Monitor as _;
     use crate::roll::Gpus;
     use crate::roll::PciAddress;
     use crate::sys;

@@ -10,53 +10,36 @@
 //! A range that is registered twice is charged twice, as `RLIMIT_MEMLOCK` does it, though its pages
 //! occupy BAR1 once.
 //!
-//! Uses `core` alone: see [`region`](super::region).
+//! Uses `core` and [`env`](super::env) alone.
 
-use core::ops::DerefMut;
-
+use super::env;
+use super::env::User;
 use super::refusal::Refusal;
-use super::region::List;
 
 /// What one user has pinned.
-pub(crate) struct Account<U> {
-    user: U,
+pub(crate) struct Account {
+    user: User,
     /// An account without bytes serves the next user that needs one.
     bytes: u64,
 }
 
-impl<U: Copy + Eq> Account<U> {
-    fn is_of(&self, user: U) -> bool {
+impl Account {
+    fn is_of(&self, user: User) -> bool {
         self.bytes > 0 && self.user == user
     }
 }
 
-/// Where the accounts are kept.
-pub(crate) trait Ledger: 'static {
-    /// What tells one user from another.
-    type User: Copy + Eq + Send + Sync;
-    /// The accounts: not more than there were ever users at once.
-    type Accounts: List<Account<Self::User>>;
-
-    /// The user of the calling process.
-    fn user() -> Self::User;
-
-    /// The limit for each user, in bytes, and the accounts, locked. `None`: there is no limit, and
-    /// never was. A callback of the provider's waits for this lock: nothing is called with it held
-    /// that waits for a callback.
-    fn open() -> Option<(u64, impl DerefMut<Target = Self::Accounts>)>;
-}
-
 /// Bytes on a user's account, until dropped.
-pub(crate) struct Charge<L: Ledger> {
-    user: L::User,
+pub(crate) struct Charge {
+    user: User,
     bytes: u64,
 }
 
-impl<L: Ledger> Charge<L> {
+impl Charge {
     /// Charges `bytes` to the user of the calling process.
     pub(crate) fn new(bytes: u64) -> Result<Self, Refusal> {
-        let user = L::user();
-        let Some((limit, mut accounts)) = L::open() else {
+        let user = env::user();
+        let Some((limit, mut accounts)) = env::accounts() else {
             return Ok(Charge { user, bytes: 0 });
         };
         let own = accounts.iter().position(|account| account.is_of(user));
@@ -77,9 +60,9 @@ impl<L: Ledger> Charge<L> {
     }
 }
 
-impl<L: Ledger> Drop for Charge<L> {
+impl Drop for Charge {
     fn drop(&mut self) {
-        let Some((_, mut accounts)) = L::open() else {
+        let Some((_, mut accounts)) = env::accounts() else {
             return;
         };
         let user = self.user;

@@ -1,39 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The two clients that ib_core sees: each joins a flavour of region to the kernel.
-
-use core::ops::DerefMut;
+//! The two clients that ib_core sees, one for each flavour of region.
 
 use kernel::prelude::*;
 use kernel::sync::atomic::Acquire;
 use kernel::sync::atomic::Atomic;
 use kernel::sync::atomic::Release;
-use kernel::sync::Arc;
-use kernel::task::Kuid;
 
-use crate::account::Account;
-use crate::account::Ledger;
 use crate::extents::PageSize;
 use crate::extents::Span;
 use crate::ib;
 use crate::ib::RevokerCell;
 use crate::ib::Ticket;
-use crate::nv;
 use crate::observe;
 use crate::record::Flavour;
 use crate::record::Step;
-use crate::record::Task;
 use crate::refusal::Refusal;
-use crate::region;
 use crate::region::Region;
-use crate::revocable;
 use crate::revocable::Lease;
-use crate::roll::Gpus;
-use crate::sys;
-use crate::sys::BarRun;
 use crate::sys::LentTable;
 use crate::sys::PciDevice;
-use crate::sys::Thread;
 use crate::tally::Statistics;
 
 /// Until this exists, and after its drop, no range is taken: `acquire` says "not mine".
@@ -87,7 +73,7 @@ fn dma_map(
 pub(crate) struct Persistent;
 
 impl ib::Client for Persistent {
-    type Region = Region<Kernel>;
+    type Region = Region;
 
     fn acquire(addr: u64, size: u64) -> Result<Self::Region, Refusal> {
         acquire(|| Region::pin(addr, size))
@@ -125,7 +111,7 @@ impl ib::Client for Persistent {
 pub(crate) struct Revocable;
 
 impl ib::Client for Revocable {
-    type Region = Lease<Kernel>;
+    type Region = Lease;
 
     fn acquire(addr: u64, size: u64) -> Result<Self::Region, Refusal> {
         acquire(|| Lease::pin(addr, size))
@@ -162,85 +148,5 @@ impl ib::Client for Revocable {
     fn revoker() -> Option<&'static RevokerCell> {
         static REVOKER: RevokerCell = RevokerCell::new();
         Some(&REVOKER)
-    }
-}
-
-/// The surroundings of a region in the kernel.
-pub(crate) struct Kernel;
-
-impl region::Env for Kernel {
-    type Lock<T: Send + Unpin> = sys::Lock<T>;
-    type List<T: Send> = sys::List<T>;
-    type Device = PciDevice;
-    type Table = sys::Table;
-    type Pin = nv::PersistentPin;
-    type Mapping = nv::DmaMapping;
-
-    fn max_pieces() -> u32 {
-        sys::max_pieces()
-    }
-
-    fn caller() -> (Task, u64) {
-        // CAST: Not negative.
-        (sys::task(), sys::microseconds() as u64)
-    }
-
-    fn is_killed() -> bool {
-        sys::is_killed()
-    }
-}
-
-impl Ledger for Kernel {
-    type User = Kuid;
-    type Accounts = sys::List<Account<Kuid>>;
-
-    fn user() -> Kuid {
-        current!().uid()
-    }
-
-    fn open() -> Option<(u64, impl DerefMut<Target = Self::Accounts>)> {
-        sys::Accounts::open()
-    }
-}
-
-impl revocable::Env for Kernel {
-    type Monitor<T: Send + Unpin> = sys::Monitor<T>;
-    type Shared<T: Send + Sync + 'static> = Arc<T>;
-    type Ticket = Ticket;
-    type RevocablePin = nv::RevocablePin;
-    type BarMapping = sys::BarMapping;
-    type BarRun = BarRun;
-    type Thread = Thread;
-
-    fn share<T: Send + Sync + 'static>(value: T) -> Result<Arc<T>, Refusal> {
-        Arc::new(value, GFP_KERNEL).map_err(|_| Refusal::NoMemory)
-    }
-
-    fn thread() -> Thread {
-        Thread::current()
-    }
-}
-
-impl revocable::Ticket for Ticket {
-    fn revoke(self) {
-        self.revoke();
-    }
-}
-
-impl revocable::RevocablePin<Kernel> for nv::RevocablePin {
-    fn pin(span: Span, region: Arc<revocable::Region<Kernel>>) -> Result<Self, Refusal> {
-        nv::RevocablePin::pin(span, region)
-    }
-
-    fn page_size(&self) -> PageSize {
-        self.page_size()
-    }
-
-    fn gpus(&self) -> Gpus {
-        self.gpus()
-    }
-
-    fn runs(&self) -> &[BarRun] {
-        self.runs()
     }
 }

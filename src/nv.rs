@@ -20,34 +20,28 @@ use kernel::sync::new_mutex;
 use kernel::sync::Arc;
 use kernel::sync::Mutex;
 use kernel::sync::SetOnce;
-use kernel::task::Pid;
 use kernel::time::delay::fsleep;
 use kernel::time::Delta;
 
 use crate::c;
-use crate::compat;
 use crate::extents;
 use crate::extents::PageSize;
 use crate::extents::Run;
 use crate::extents::Span;
 use crate::observe;
-use crate::pin;
+use crate::pin::freed;
 use crate::pin::Alive;
 use crate::pin::Directory;
 use crate::pin::Held;
-use crate::pin::Kept;
 use crate::pin::Slot;
 use crate::refusal;
 use crate::refusal::Refusal;
-use crate::region;
 use crate::revocable::Revoke;
 use crate::roll::Gpus;
 use crate::sys;
 use crate::sys::BarFinder;
 use crate::sys::BarRun;
-use crate::sys::ModuleHold;
 use crate::sys::PciDevice;
-use crate::sys::Thread;
 
 // As in `ib.rs`: weak, until `check()` has seen that they are there.
 #[cfg(not(peermem_kunit))]
@@ -99,7 +93,7 @@ const PUT_RETRIES: u32 = 100;
 
 /// Calls `put` until it returns anything but -ENOMEM; gives up after a second. For
 /// `nvidia_p2p_put_pages()` alone, where that says that nothing was done.
-fn retry(mut put: impl FnMut() -> c_int) -> c_int {
+pub(crate) fn retry(mut put: impl FnMut() -> c_int) -> c_int {
     for _ in 0..PUT_RETRIES {
         let ret = put();
         if ret != refusal::ENOMEM {
@@ -122,7 +116,7 @@ fn compatible(version: u32, known: u32) -> bool {
 /// The pointer is what a successful `nvidia_p2p_get_pages*()` gave. Whether it still points to a
 /// table is for the user to know.
 #[derive(Clone, Copy)]
-struct TablePtr(NonNull<c::nvidia_p2p_page_table>);
+pub(crate) struct TablePtr(NonNull<c::nvidia_p2p_page_table>);
 
 // SAFETY: The table belongs to nvidia.ko, which takes its pointer from any thread.
 unsafe impl Send for TablePtr {}
@@ -236,12 +230,9 @@ struct Persistent {
     gpu: Gpus,
 }
 
-impl region::Pinned for PersistentPin {
-    type Device = PciDevice;
-    type Mapping = DmaMapping;
-
-    /// `nvidia_p2p_get_pages_persistent()`. Takes nvidia.ko's API lock.
-    fn pin(span: Span) -> Result<Self, Refusal> {
+impl PersistentPin {
+    /// Pins `span` in the calling process: `nvidia_p2p_get_pages_persistent()`. Takes nvidia.ko's API lock.
+    pub(crate) fn pin(span: Span) -> Result<Self, Refusal> {
         let mut table = ptr::null_mut();
         // The gate: see `pin`. A put of one flavour must not meet a new pin of the other.
         let ret = sys::gate_read(|| {
@@ -267,16 +258,18 @@ impl region::Pinned for PersistentPin {
         Ok(PersistentPin(pin))
     }
 
-    fn page_size(&self) -> PageSize {
+    /// The size of its pages.
+    pub(crate) fn page_size(&self) -> PageSize {
         self.0.page
     }
 
-    fn gpus(&self) -> Gpus {
+    /// On which GPU it is, as far as its first address shows it.
+    pub(crate) fn gpus(&self) -> Gpus {
         self.0.gpu
     }
 
-    /// `nvidia_p2p_dma_map_pages()`. Takes nvidia.ko's API lock.
-    fn map(&self, device: &PciDevice) -> Result<DmaMapping, Refusal> {
+    /// Maps every page for `device`: `nvidia_p2p_dma_map_pages()`. Takes nvidia.ko's API lock.
+    pub(crate) fn map(&self, device: &PciDevice) -> Result<DmaMapping, Refusal> {
         let mut raw = ptr::null_mut();
         // SAFETY: The device is alive, the table too by the type invariant, and `raw` is valid for
         // writes.
@@ -356,10 +349,9 @@ impl DmaMapping {
         }
         Ok(())
     }
-}
 
-impl region::Mapping for DmaMapping {
-    fn addresses(&self) -> &[u64] {
+    /// The DMA address of each page, in the order of virtual addresses.
+    pub(crate) fn addresses(&self) -> &[u64] {
         let raw = self.raw();
         // SAFETY: `dma_addresses` points to `entries` addresses that live as long as the mapping.
         // It is not NULL: `check` was the first to look at a new mapping.
@@ -385,10 +377,10 @@ impl Drop for DmaMapping {
     }
 }
 
-/// GPU memory that is pinned until this is dropped, or until it is freed: see [`pin`].
+/// GPU memory that is pinned until this is dropped, or until it is freed: see [`pin`](crate::pin).
 pub(crate) struct RevocablePin {
     /// Unpins.
-    _held: Held<Nv>,
+    _held: Held,
     page: PageSize,
     gpus: Gpus,
     runs: KVVec<BarRun>,
@@ -398,7 +390,7 @@ impl RevocablePin {
     /// `nvidia_p2p_get_pages()`. Takes nvidia.ko's API lock. `region` may be revoked before this
     /// returns.
     pub(crate) fn pin(span: Span, region: Arc<dyn Revoke>) -> Result<Self, Refusal> {
-        let held = Held::<Nv>::new(span, region)?;
+        let held = Held::new(span, region)?;
         let (page, gpus, runs) = held.read(|table| copy(&table, span))?;
         Ok(RevocablePin {
             _held: held,
@@ -428,10 +420,7 @@ impl RevocablePin {
 const FEW: usize = 16;
 
 /// The page size of `table`, and where its pages are: on which GPUs, and at which addresses.
-fn copy(
-    table: &Alive<'_, TablePtr>,
-    span: Span,
-) -> Result<(PageSize, Gpus, KVVec<BarRun>), Refusal> {
+fn copy(table: &Alive<'_>, span: Span) -> Result<(PageSize, Gpus, KVVec<BarRun>), Refusal> {
     // SAFETY: The table lives until `free_callback` returns for it, and that call does not return
     // while there is an `Alive`. The borrow ends with this function.
     let checked = unsafe { table.table().check(span) }?;
@@ -469,7 +458,7 @@ fn copy(
 
 global_lock! {
     // SAFETY: Used only behind `CALLBACKS`, which is set after its initialization.
-    unsafe(uninit) static DIRECTORY: Mutex<Option<Directory<Nv>>> = None;
+    unsafe(uninit) static DIRECTORY: Mutex<Option<Directory>> = None;
 }
 
 /// Callbacks can be made for as long as this exists; its drop waits until none is running.
@@ -508,95 +497,42 @@ impl Drop for Callbacks {
     }
 }
 
-/// nvidia.ko, as the provider of revocable pins.
-struct Nv;
+/// Runs `f` with the directory of slots locked. `Unloading` unless there are [`Callbacks`].
+pub(crate) fn directory<R>(f: impl FnOnce(&mut Directory) -> R) -> Result<R, Refusal> {
+    CALLBACKS.as_ref().ok_or(Refusal::Unloading)?;
+    Ok(f(DIRECTORY.lock().get_or_insert_with(Directory::default)))
+}
 
-impl pin::Provider for Nv {
-    type Lock = SlotLock;
-    type Shared<T: Send + Sync + 'static> = Arc<T>;
-    type Slots = Slots;
-    type Region = Arc<dyn Revoke>;
-    type Hold = ModuleHold;
-    type Table = TablePtr;
-    type Process = Pid;
-    type Thread = Thread;
-
-    fn share<T: Send + Sync + 'static>(value: T) -> Result<Arc<T>, Refusal> {
-        Arc::new(value, GFP_KERNEL).map_err(|_| Refusal::NoMemory)
+/// `nvidia_p2p_get_pages()`: pins `span` in the calling process. Takes nvidia.ko's API lock. From then on
+/// [`freed`] may be called with `number`, once. `None`: pinned, but without a table.
+pub(crate) fn get_pages(span: &Span, number: usize) -> Result<Option<TablePtr>, Refusal> {
+    let mut table = ptr::null_mut();
+    // SAFETY: `table` is valid for writes, and the function checks the range. The callback takes
+    // any number for its data, and is not unloaded before it has returned: see `Callbacks`.
+    let ret = unsafe {
+        c::nvidia_p2p_get_pages(
+            0,
+            0,
+            span.start(),
+            span.len(),
+            &mut table,
+            Some(free_callback),
+            ptr::without_provenance_mut(number),
+        )
+    };
+    match ret {
+        0 => Ok(NonNull::new(table).map(TablePtr)),
+        // nvidia.ko leaves garbage in `table`.
+        ret => Err(Refusal::Pin(ret)),
     }
+}
 
-    fn directory<R>(f: impl FnOnce(&mut Directory<Nv>) -> R) -> Result<R, Refusal> {
-        CALLBACKS.as_ref().ok_or(Refusal::Unloading)?;
-        Ok(f(DIRECTORY.lock().get_or_insert_with(Directory::default)))
-    }
-
-    fn gate_read<R>(f: impl FnOnce() -> R) -> R {
-        sys::gate_read(f)
-    }
-
-    fn gate_write<R>(f: impl FnOnce() -> R) -> R {
-        sys::gate_write(f)
-    }
-
-    fn get(span: &Span, number: usize) -> Result<Option<TablePtr>, Refusal> {
-        let mut table = ptr::null_mut();
-        // SAFETY: `table` is valid for writes, and the function checks the range. The callback takes
-        // any number for its data, and is not unloaded before it has returned: see `Callbacks`.
-        let ret = unsafe {
-            c::nvidia_p2p_get_pages(
-                0,
-                0,
-                span.start(),
-                span.len(),
-                &mut table,
-                Some(free_callback),
-                ptr::without_provenance_mut(number),
-            )
-        };
-        match ret {
-            0 => Ok(NonNull::new(table).map(TablePtr)),
-            // nvidia.ko leaves garbage in `table`.
-            ret => Err(Refusal::Pin(ret)),
-        }
-    }
-
-    fn put(span: &Span, table: TablePtr) -> c_int {
-        // SAFETY: The function does not dereference the table; it looks for the pointer among the
-        // pins of this process.
-        unsafe { c::nvidia_p2p_put_pages(0, 0, span.start(), table.as_raw()) }
-    }
-
-    fn retry(put: impl FnMut() -> c_int) -> c_int {
-        retry(put)
-    }
-
-    fn process() -> Pid {
-        compat::process()
-    }
-
-    fn thread() -> Thread {
-        Thread::current()
-    }
-
-    fn hold() -> Result<ModuleHold, Refusal> {
-        ModuleHold::try_new().ok_or(Refusal::Unloading)
-    }
-
-    fn is_exiting() -> bool {
-        sys::is_exiting()
-    }
-
-    fn kept(span: &Span, why: Kept) {
-        observe::kept(span, why);
-    }
-
-    fn late() {
-        observe::late_callback();
-    }
-
-    fn stray() {
-        observe::stray_callback();
-    }
+/// `nvidia_p2p_put_pages()`: unpins, if `table` is that of a pin of the calling process. Takes nvidia.ko's
+/// API lock.
+pub(crate) fn put_pages(span: &Span, table: TablePtr) -> c_int {
+    // SAFETY: The function does not dereference the table; it looks for the pointer among the
+    // pins of this process.
+    unsafe { c::nvidia_p2p_put_pages(0, 0, span.start(), table.as_raw()) }
 }
 
 /// nvidia.ko frees what the pin `data` stands for.
@@ -605,27 +541,29 @@ impl pin::Provider for Nv {
 ///
 /// For nvidia.ko alone: called at most once for each pin, in process context, with the API lock held.
 unsafe extern "C" fn free_callback(data: *mut c_void) {
-    pin::freed::<Nv>(data.addr());
+    freed(data.addr());
 }
 
 /// A [`Mutex`] in memory of its own. Another lock class than those of [`sys`]: it is taken inside
 /// nvidia.ko's callback.
-struct SlotLock(core::pin::Pin<KBox<Mutex<bool>>>);
+pub(crate) struct SlotLock(core::pin::Pin<KBox<Mutex<bool>>>);
 
-impl region::Lock<bool> for SlotLock {
-    fn new(value: bool) -> Result<Self, Refusal> {
+impl SlotLock {
+    /// A lock around `value`.
+    pub(crate) fn new(value: bool) -> Result<Self, Refusal> {
         let init = new_mutex!(value, "peermem_slot");
         let lock = KBox::pin_init(init, GFP_KERNEL).map_err(|_| Refusal::NoMemory)?;
         Ok(SlotLock(lock))
     }
 
-    fn with<R>(&self, f: impl FnOnce(&mut bool) -> R) -> R {
+    /// Runs `f` with the lock held.
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut bool) -> R) -> R {
         f(&mut self.0.lock())
     }
 }
 
-/// An [`RBTree`] as [`pin::Slots`].
-struct Slots(RBTree<usize, Arc<Slot<Nv>>>);
+/// References to slots, by their numbers.
+pub(crate) struct Slots(RBTree<usize, Arc<Slot>>);
 
 impl Default for Slots {
     fn default() -> Self {
@@ -633,19 +571,22 @@ impl Default for Slots {
     }
 }
 
-impl pin::Slots<Arc<Slot<Nv>>> for Slots {
-    fn insert(&mut self, number: usize, slot: Arc<Slot<Nv>>) -> Result<(), Refusal> {
+impl Slots {
+    /// Adds `slot`, whose number is new.
+    pub(crate) fn insert(&mut self, number: usize, slot: Arc<Slot>) -> Result<(), Refusal> {
         self.0
             .try_create_and_insert(number, slot, GFP_KERNEL)
             .map(drop)
             .map_err(|_| Refusal::NoMemory)
     }
 
-    fn get(&self, number: usize) -> Option<&Arc<Slot<Nv>>> {
+    /// The slot with that number.
+    pub(crate) fn get(&self, number: usize) -> Option<&Arc<Slot>> {
         self.0.get(&number)
     }
 
-    fn remove(&mut self, number: usize) -> Option<Arc<Slot<Nv>>> {
+    /// Removes the slot with that number.
+    pub(crate) fn remove(&mut self, number: usize) -> Option<Arc<Slot>> {
         self.0.remove(&number)
     }
 }

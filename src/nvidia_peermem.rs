@@ -12,7 +12,8 @@
 //! - [`pin`]: the pins of the revocable flavour, between their release and the provider's callback.
 //! - [`account`]: what each user has pinned, and the limit on it.
 //! - [`extents`]: from pages to scatter-list entries.
-//! - [`clients`]: joins a flavour to the kernel, as a client of ib_core's.
+//! - [`env`](mod@env): what these have of the kernel; tests put something else in its place.
+//! - [`clients`]: makes of each flavour a client of ib_core's.
 //! - [`ib`], [`nv`], [`sys`]: abstractions over ib_core, nvidia.ko, and the rest of the kernel. All
 //!   `unsafe` code is there.
 //! - [`compat`]: what differs from kernel to kernel.
@@ -25,6 +26,7 @@ use kernel::prelude::*;
 pub(crate) mod account;
 pub(crate) mod clients;
 pub(crate) mod compat;
+pub(crate) mod env;
 pub(crate) mod extents;
 pub(crate) mod ib;
 pub(crate) mod nv;

@@ -44,12 +44,12 @@
 //! Logarithms are rounded up. `tests/host` checks all of that, and that no search tries more than ten
 //! times the bytes of its range.
 //!
-//! Uses `core` alone: see [`region`](super::region).
+//! Uses `core` and [`env`](super::env) alone.
 
+use super::env::List;
 use super::extents::Span;
 use super::refusal::Refusal;
 use super::refusal::EINVAL;
-use super::region::List;
 
 /// Where allocations can begin and end, in bytes: the granularity of `cuMemCreate()` and of what
 /// `cudaMalloc()` takes from the driver.
@@ -70,13 +70,13 @@ pub(crate) const PATIENCE: u64 = 32;
 /// The refusal of the whole is returned where that is not -EINVAL, or where the first unit is refused,
 /// too; [`Refusal::Hole`] and [`Refusal::TooManyPieces`] stand for what was found later; any other refusal
 /// ends the search.
-pub(crate) fn cover<P, L: List<P>>(
+pub(crate) fn cover<P>(
     span: Span,
     limit: u32,
     mut pin: impl FnMut(Span) -> Result<P, Refusal>,
     go_on: impl Fn() -> Result<(), Refusal>,
-) -> Result<L, Refusal> {
-    let mut pins = L::default();
+) -> Result<List<P>, Refusal> {
+    let mut pins = List::default();
     let whole = match pin(span) {
         Ok(pin) => {
             pins.push(pin)?;
@@ -106,7 +106,7 @@ pub(crate) fn cover<P, L: List<P>>(
 }
 
 /// A search under way. Places and lengths are in units, counted from the one that the span begins in.
-struct Search<L, F, G> {
+struct Search<P, F, G> {
     span: Span,
     /// The address of the first unit.
     first: u64,
@@ -116,7 +116,7 @@ struct Search<L, F, G> {
     calls: u64,
     pin: F,
     go_on: G,
-    pins: L,
+    pins: List<P>,
 }
 
 /// A pin of so many units from the beginning of an allocation on.
@@ -125,13 +125,12 @@ struct Piece<P> {
     pin: P,
 }
 
-impl<P, L, F, G> Search<L, F, G>
+impl<P, F, G> Search<P, F, G>
 where
-    L: List<P>,
     F: FnMut(Span) -> Result<P, Refusal>,
     G: Fn() -> Result<(), Refusal>,
 {
-    fn run(mut self, whole: Refusal) -> Result<L, Refusal> {
+    fn run(mut self, whole: Refusal) -> Result<List<P>, Refusal> {
         let pin = self.try_at(0, 1)?.ok_or(whole)?;
         let units = self.units;
         let mut at = self.measure(0, Some(Piece { len: 1, pin }), units)?;

@@ -30,7 +30,7 @@
 //!   Later the table is no more than a key.
 //! - A pin whose callback has come is never put: its table's address may belong to another pin by now.
 //!   Between the look and the put no new pin of ours can be made, of either flavour: pins are made
-//!   beside each other ([`Provider::gate_read`]), look and put are alone ([`Provider::gate_write`]). The
+//!   beside each other ([`env::gate_read`]), look and put are alone ([`env::gate_write`]). The
 //!   gate lies outside the API lock. Against pins that another module makes for the same process there
 //!   is no such help.
 //! - The provider looks for a pin to put among those of the calling process. From another process it
@@ -67,82 +67,23 @@
 //! is other memory's by then, of which the answer tells. Where the provider refuses for another reason, a GPU that
 //! is lost or want of memory, nothing is known, and the slot stays.
 //!
-//! Uses `core` alone: see [`region`](super::region).
+//! Uses `core` and [`env`] alone.
 
 use core::marker::PhantomData;
-use core::ops::Deref;
 
+use super::env;
+use super::env::ModuleHold;
+use super::env::PageTable;
+use super::env::Process;
+use super::env::Shared;
+use super::env::SlotLock;
+use super::env::Slots;
+use super::env::Thread;
 use super::extents::PageSize;
 use super::extents::Span;
 use super::refusal::Refusal;
 use super::refusal::EINVAL;
-use super::region::Lock;
 use super::revocable::Revoke;
-
-/// The provider, and what else surrounds its pins.
-pub(crate) trait Provider: Sized + 'static {
-    /// A sleeping lock.
-    type Lock: Lock<bool>;
-    /// A counted reference.
-    type Shared<T: Send + Sync + 'static>: Deref<Target = T> + Clone + Send + Sync;
-    /// Slots by their numbers.
-    type Slots: Slots<Self::Shared<Slot<Self>>>;
-    /// A reference to whom a callback is for.
-    type Region: Deref<Target: Revoke> + Clone + Send + Sync;
-    /// What must not go while a callback may come.
-    type Hold: Send + Sync;
-    /// The provider's name for a pin. It comes round again.
-    type Table: Copy + Send + Sync;
-    /// What tells one process from another.
-    type Process: Copy + Eq + Send + Sync;
-    /// What tells one thread from another.
-    type Thread: Copy + Eq + Send;
-
-    /// Moves `value` behind a counted reference.
-    fn share<T: Send + Sync + 'static>(value: T) -> Result<Self::Shared<T>, Refusal>;
-
-    /// One more hold. Refused once no pin is to be made any more.
-    fn hold() -> Result<Self::Hold, Refusal>;
-
-    /// Runs `f` with the directory locked.
-    fn directory<R>(f: impl FnOnce(&mut Directory<Self>) -> R) -> Result<R, Refusal>;
-
-    /// Runs `f` beside other [`Provider::gate_read`]s, and beside no [`Provider::gate_write`].
-    fn gate_read<R>(f: impl FnOnce() -> R) -> R;
-
-    /// Runs `f` beside no other [`Provider::gate_read`] or [`Provider::gate_write`].
-    fn gate_write<R>(f: impl FnOnce() -> R) -> R;
-
-    /// Pins `span` in the calling process. Takes the API lock. From then on, and even before the
-    /// return, [`freed`] may be called with `number`, at most once, and the table dies with the return
-    /// of that call. `None`: pinned, but there is nothing to put it by.
-    fn get(span: &Span, number: usize) -> Result<Option<Self::Table>, Refusal>;
-
-    /// Unpins, if `table` is a pin of the calling process. Does not look into the table. Takes the API
-    /// lock. 0 if there will be no callback, or the pin was not found.
-    fn put(span: &Span, table: Self::Table) -> i32;
-
-    /// Calls `put` until it returns anything but -ENOMEM, or for long enough.
-    fn retry(put: impl FnMut() -> i32) -> i32;
-
-    /// The calling process.
-    fn process() -> Self::Process;
-
-    /// The calling thread.
-    fn thread() -> Self::Thread;
-
-    /// Whether the calling thread is on its way out, and its process has begun to close its descriptors.
-    fn is_exiting() -> bool;
-
-    /// Tells that the memory stays pinned until it is freed.
-    fn kept(span: &Span, why: Kept);
-
-    /// Tells of a callback for a pin that was put: the provider had said so, and had not done it.
-    fn late();
-
-    /// Tells of a callback for nothing.
-    fn stray();
-}
 
 /// Why a pin was not put.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -157,59 +98,38 @@ pub(crate) enum Kept {
     Failed(i32),
 }
 
-/// References to slots, by their numbers.
-pub(crate) trait Slots<S>: Default {
-    /// Adds `slot`, whose number is new.
-    fn insert(&mut self, number: usize, slot: S) -> Result<(), Refusal>;
-
-    /// The slot with that number.
-    fn get(&self, number: usize) -> Option<&S>;
-
-    /// Removes the slot with that number.
-    fn remove(&mut self, number: usize) -> Option<S>;
-}
-
 /// What a callback finds by its number.
-pub(crate) struct Slot<P: Provider> {
+pub(crate) struct Slot {
     /// Cleared by the callback, before it does anything else.
-    alive: P::Lock,
-    region: P::Region,
+    alive: SlotLock,
+    /// Whom the callback is for.
+    region: Shared<dyn Revoke>,
     /// The callback may come after everything else of the registration is gone.
-    _hold: P::Hold,
+    _hold: ModuleHold,
 }
 
 /// All slots that a callback may come for.
-pub(crate) struct Directory<P: Provider> {
-    slots: P::Slots,
+#[derive(Default)]
+pub(crate) struct Directory {
+    slots: Slots,
     /// The last number given. Numbers are not used twice: 64 bits do not come round.
     last: usize,
     /// The thread on which a callback is under way. The provider makes one callback at a time.
-    callback: Option<P::Thread>,
+    callback: Option<Thread>,
     /// A callback has come for a pin that was put. Never cleared.
     late: bool,
 }
 
-impl<P: Provider> Default for Directory<P> {
-    fn default() -> Self {
-        Directory {
-            slots: P::Slots::default(),
-            last: 0,
-            callback: None,
-            late: false,
-        }
-    }
-}
-
-impl<P: Provider> Directory<P> {
-    fn insert(&mut self, slot: P::Shared<Slot<P>>) -> Result<usize, Refusal> {
+impl Directory {
+    fn insert(&mut self, slot: Shared<Slot>) -> Result<usize, Refusal> {
         self.last = self.last.wrapping_add(1);
         self.slots.insert(self.last, slot)?;
         Ok(self.last)
     }
 }
 
-fn remove<P: Provider>(number: usize) {
-    let slot = P::directory(|directory| directory.slots.remove(number));
+fn remove(number: usize) {
+    let slot = env::directory(|directory| directory.slots.remove(number));
     // The last reference to a region may go here: not under the lock.
     drop(slot);
 }
@@ -218,37 +138,37 @@ fn remove<P: Provider>(number: usize) {
 ///
 /// # Invariants
 ///
-/// Made in [`Held::read`] alone, from what [`Provider::get`] gave. During `'a` [`freed`] does not
-/// return for the number that `get` was called with, and the table is not put.
-pub(crate) struct Alive<'a, T>(T, PhantomData<&'a mut bool>);
+/// Made in [`Held::read`] alone, from what [`env::get_pages`] gave. During `'a` [`freed`] does not
+/// return for the number that `get_pages` was called with, and the table is not put.
+pub(crate) struct Alive<'a>(PageTable, PhantomData<&'a mut bool>);
 
-impl<T: Copy> Alive<'_, T> {
+impl Alive<'_> {
     /// The provider's name for the table, which outlives it.
-    pub(crate) fn table(&self) -> T {
+    pub(crate) fn table(&self) -> PageTable {
         self.0
     }
 }
 
 /// A pin, and what its callback finds. It stays when this goes.
-struct Pin<P: Provider> {
+struct Pin {
     number: usize,
-    slot: P::Shared<Slot<P>>,
-    table: P::Table,
+    slot: Shared<Slot>,
+    table: PageTable,
     span: Span,
 }
 
-impl<P: Provider> Pin<P> {
+impl Pin {
     /// Pins `span` in the calling process. Takes the API lock.
-    fn new(span: Span, region: P::Region) -> Result<Self, Refusal> {
-        let slot = P::share(Slot {
-            alive: P::Lock::new(true)?,
+    fn new(span: Span, region: Shared<dyn Revoke>) -> Result<Self, Refusal> {
+        let slot = env::share(Slot {
+            alive: SlotLock::new(true)?,
             region,
-            _hold: P::hold()?,
+            _hold: ModuleHold::try_new().ok_or(Refusal::Unloading)?,
         })?;
-        let number = P::directory(|directory| directory.insert(slot.clone()))??;
-        let table = P::gate_read(|| P::get(&span, number))
+        let number = env::directory(|directory| directory.insert(slot.clone()))??;
+        let table = env::gate_read(|| env::get_pages(&span, number))
             // No callback comes.
-            .inspect_err(|_| remove::<P>(number))?
+            .inspect_err(|_| remove(number))?
             // What the callback looks for stays.
             .ok_or(Refusal::Pin(0))?;
         Ok(Pin {
@@ -267,13 +187,13 @@ impl<P: Provider> Pin<P> {
     fn put(&self) -> Result<(), Kept> {
         // Each try looks again; between tries the gate is open.
         let look_and_put = || match self.alive() {
-            true => P::put(&self.span, self.table),
+            true => env::put_pages(&self.span, self.table),
             false => 0,
         };
-        match P::retry(|| P::gate_write(look_and_put)) {
+        match env::retry(|| env::gate_write(look_and_put)) {
             // Found and put, or waited for the callback: either way none will come.
             0 => {
-                remove::<P>(self.number);
+                remove(self.number);
                 Ok(())
             }
             code => Err(Kept::Failed(code)),
@@ -282,24 +202,24 @@ impl<P: Provider> Pin<P> {
 
     fn kept(&self, why: Kept) {
         self.slot.region.kept();
-        P::kept(&self.span, why);
+        env::kept(&self.span, why);
     }
 }
 
 /// Memory that is pinned until this is dropped, or until it is freed.
-pub(crate) struct Held<P: Provider> {
-    pin: Pin<P>,
+pub(crate) struct Held {
+    pin: Pin,
     /// The process that the provider knows as the owner.
-    owner: P::Process,
+    owner: Process,
 }
 
-impl<P: Provider> Held<P> {
+impl Held {
     /// Pins `span`. Takes the API lock. `region` may be revoked before this returns.
-    pub(crate) fn new(span: Span, region: P::Region) -> Result<Self, Refusal> {
+    pub(crate) fn new(span: Span, region: Shared<dyn Revoke>) -> Result<Self, Refusal> {
         Ok(Held {
             // From here on the drop unpins.
             pin: Pin::new(span, region)?,
-            owner: P::process(),
+            owner: env::process(),
         })
     }
 
@@ -307,7 +227,7 @@ impl<P: Provider> Held<P> {
     /// which must not call the provider.
     pub(crate) fn read<R>(
         &self,
-        f: impl FnOnce(Alive<'_, P::Table>) -> Result<R, Refusal>,
+        f: impl FnOnce(Alive<'_>) -> Result<R, Refusal>,
     ) -> Result<R, Refusal> {
         self.pin.slot.alive.with(|alive| {
             if !*alive {
@@ -321,17 +241,17 @@ impl<P: Provider> Held<P> {
 
     /// Puts the pin, unless the provider would not find it.
     fn put(&self) -> Result<(), Kept> {
-        let this = P::thread();
-        let (callback, late) = P::directory(|directory| (directory.callback, directory.late))
+        let this = Thread::current();
+        let (callback, late) = env::directory(|directory| (directory.callback, directory.late))
             // No pin is without it.
             .unwrap_or((None, true));
         if callback == Some(this) {
             return Err(Kept::InCallback);
         }
-        if P::process() != self.owner {
+        if env::process() != self.owner {
             return Err(Kept::OtherProcess);
         }
-        if late || P::is_exiting() {
+        if late || env::is_exiting() {
             // Once the memory is gone there is nothing to put, and nothing to keep.
             self.ask().or_else(|why| match self.pin.alive() {
                 true => Err(why),
@@ -351,7 +271,7 @@ impl<P: Provider> Held<P> {
         let start = self.pin.span.start();
         let page = Span::covering(start, 1, PageSize::KIB_64, u64::MAX);
         let page = page.map_err(|_| Kept::Failed(EINVAL))?;
-        match Pin::<P>::new(page, self.pin.slot.region.clone()) {
+        match Pin::new(page, self.pin.slot.region.clone()) {
             Ok(pin) => {
                 if let Err(why) = pin.put() {
                     pin.kept(why);
@@ -365,7 +285,7 @@ impl<P: Provider> Held<P> {
     }
 }
 
-impl<P: Provider> Drop for Held<P> {
+impl Drop for Held {
     /// Unpins, unless the callback has come, which removes its number itself. Takes the API lock.
     fn drop(&mut self) {
         if self.pin.alive() {
@@ -377,23 +297,23 @@ impl<P: Provider> Drop for Held<P> {
 }
 
 /// The provider frees the memory of the pin with that number. To be called with its API lock held.
-pub(crate) fn freed<P: Provider>(number: usize) {
-    let found = P::directory(|directory| {
+pub(crate) fn freed(number: usize) {
+    let found = env::directory(|directory| {
         let Some(slot) = directory.slots.get(number).cloned() else {
             let given = (1..=directory.last).contains(&number);
             directory.late |= given;
             return Err(given);
         };
-        directory.callback = Some(P::thread());
+        directory.callback = Some(Thread::current());
         Ok(slot)
     });
     let slot = match found {
         Ok(Ok(slot)) => slot,
-        Ok(Err(true)) => return P::late(),
-        Ok(Err(false)) | Err(_) => return P::stray(),
+        Ok(Err(true)) => return env::late_callback(),
+        Ok(Err(false)) | Err(_) => return env::stray_callback(),
     };
     slot.alive.with(|alive| *alive = false);
     slot.region.revoke();
-    let _ = P::directory(|directory| directory.callback = None);
-    remove::<P>(number);
+    let _ = env::directory(|directory| directory.callback = None);
+    remove(number);
 }

@@ -4,7 +4,7 @@
 //!
 //! `docs/observe.md` promises the form of the line to programs.
 //!
-//! Uses `core` alone: see [`region`](super::region).
+//! Uses `core` alone: see `extents`.
 
 use core::ffi::CStr;
 use core::fmt;

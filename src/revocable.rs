@@ -47,64 +47,29 @@
 //!   The physical addresses are copied while the table is known to live, and mapped here. The price:
 //!   the provider's topology check (580 and later) is not made.
 //!
-//! Uses `core` alone: see [`region`](super::region).
-
-use core::ops::Deref;
+//! Uses `core` and [`env`] alone.
 
 use super::account::Charge;
+use super::env;
+use super::env::BarMapping;
+use super::env::LentTable;
+use super::env::List;
+use super::env::Monitor;
+use super::env::PciDevice;
+use super::env::RevocablePin;
+use super::env::Shared;
+use super::env::Table;
+use super::env::Thread;
+use super::env::Ticket;
 use super::extents::Cut;
 use super::extents::PageSize;
-use super::extents::Run;
 use super::extents::Span;
 use super::pieces;
 use super::record::Flavour;
 use super::refusal::Refusal;
 use super::region;
-use super::region::Device as _;
-use super::region::Lock as _;
-use super::region::Table as _;
 use super::region::MAX_LEN;
 use super::roll;
-use super::roll::Gpus;
-
-/// What surrounds a revocable region, beyond what [`region::Env`] has.
-pub(crate) trait Env: region::Env {
-    /// A sleeping lock that threads can also wait on, with a place on the roll beside what it guards.
-    type Monitor<T: Send + Unpin>: Monitor<T> + roll::Place;
-    /// A counted reference.
-    type Shared<T: Send + Sync + 'static>: Deref<Target = T> + Clone + Send + Sync;
-    /// ib_core's name for a registration, with the means to revoke it.
-    type Ticket: Ticket;
-    /// Memory that the provider has pinned, and may take away.
-    type RevocablePin: RevocablePin<Self>;
-    /// Ranges of a BAR mapped for a device, until dropped.
-    type BarMapping: BarMapping<Device = Self::Device, BarRun = Self::BarRun>;
-    /// A range of physical addresses that can be mapped.
-    type BarRun: Send + 'static;
-    /// What tells one thread from another.
-    type Thread: Copy + Eq + Send;
-
-    /// Moves `value` behind a counted reference.
-    fn share<T: Send + Sync + 'static>(value: T) -> Result<Self::Shared<T>, Refusal>;
-
-    /// The calling thread.
-    fn thread() -> Self::Thread;
-}
-
-/// A sleeping lock around `T` that threads can also wait on. Process context only.
-pub(crate) trait Monitor<T>: region::Lock<T> {
-    /// Sleeps, with the lock released, for as long as `condition` holds.
-    fn wait_while(&self, condition: impl FnMut(&mut T) -> bool);
-
-    /// Makes every thread in [`Monitor::wait_while`] look again.
-    fn notify_all(&self);
-}
-
-/// ib_core's name for a registration, from `get_pages` until `release`.
-pub(crate) trait Ticket: Send {
-    /// Has ib_core revoke the registration: no HCA uses it afterwards. Sleeps for `mapping_lock`.
-    fn revoke(self);
-}
 
 /// Whom the provider's callback is for.
 pub(crate) trait Revoke: Send + Sync + 'static {
@@ -117,101 +82,61 @@ pub(crate) trait Revoke: Send + Sync + 'static {
     fn kept(&self);
 }
 
-/// Memory that the provider has pinned, until dropped, and may take away before.
-///
-/// The drop unpins, unless the callback has run. After it no callback starts, except where the
-/// provider would not unpin: then one comes some time, and finds nothing to do. Neither `pin` nor the
-/// drop may happen with the region's lock held: they take the provider's API lock.
-pub(crate) trait RevocablePin<E: Env>: Sized + Send {
-    /// Pins `span` in the calling process, and copies the physical addresses. From then on, and
-    /// even before the return, `region` may be revoked.
-    fn pin(span: Span, region: E::Shared<Region<E>>) -> Result<Self, Refusal>;
-
-    /// The size of its pages.
-    fn page_size(&self) -> PageSize;
-
-    /// On which GPU it is, as far as its addresses show it.
-    fn gpus(&self) -> Gpus;
-
-    /// Where the pages are, in the order of virtual addresses.
-    fn runs(&self) -> &[E::BarRun];
-}
-
-/// Ranges of a BAR mapped for a device, until dropped. Takes no lock of the provider's.
-pub(crate) trait BarMapping: Sized + Send {
-    /// The device to map for.
-    type Device;
-    /// A range of physical addresses that can be mapped.
-    type BarRun: 'static;
-
-    /// Maps each of `runs` for `device`.
-    fn map<'a>(
-        device: &Self::Device,
-        runs: impl Iterator<Item = &'a Self::BarRun>,
-    ) -> Result<Self, Refusal>;
-
-    /// The DMA addresses, in the order of `runs`.
-    fn runs(&self) -> &[Run];
-}
-
-struct State<E: Env> {
+struct State {
     /// From `admit` until a callback takes it, or `release` clears it.
-    ticket: Option<E::Ticket>,
+    ticket: Option<Ticket>,
     /// A callback has come. Never cleared.
     revoked: bool,
     /// The provider did not take back every pin. Never cleared.
     kept: bool,
     /// The thread on which a callback of this region is under way. The provider makes one callback
     /// at a time.
-    callback: Option<E::Thread>,
+    callback: Option<Thread>,
     /// From `map` until `unmap`, a callback or `release`, whichever is first.
-    mapping: Option<E::BarMapping>,
+    mapping: Option<BarMapping>,
     /// From `map` until `release`.
-    table: Option<E::Table>,
+    table: Option<Table>,
     /// From `pin` until `release`.
-    pins: E::List<E::RevocablePin>,
+    pins: List<RevocablePin>,
 }
 
-// A state is moved in and out of its lock, and nothing points into it.
-impl<E: Env> Unpin for State<E> {}
-
 /// A registration whose memory may go away. Held through a [`Lease`].
-pub(crate) struct Region<E: Env> {
+pub(crate) struct Region {
     span: Span,
-    state: E::Monitor<State<E>>,
+    state: Monitor<State>,
     /// For as long as a callback may come, for so long the memory may be pinned.
-    _charge: Charge<E>,
+    _charge: Charge,
 }
 
 /// ib_core's hold on a region, from `acquire` to `release`, which is its drop.
 ///
 /// The region itself may live longer: until the last callback for it has returned.
-pub(crate) struct Lease<E: Env> {
-    region: E::Shared<Region<E>>,
+pub(crate) struct Lease {
+    region: Shared<Region>,
     page: PageSize,
 }
 
-impl<E: Env> Lease<E> {
+impl Lease {
     /// `acquire`: pins the pages of `[addr, addr + len)`, once: all of them, or none. May sleep.
     pub(crate) fn pin(addr: u64, len: u64) -> Result<Self, Refusal> {
         let span = Span::covering(addr, len, PageSize::KIB_64, MAX_LEN)?;
-        let region = E::share(Region {
+        let region = env::share(Region {
             span,
-            state: E::Monitor::new(State::new())?,
+            state: Monitor::new(State::new())?,
             _charge: Charge::new(span.len())?,
         })?;
-        let pins: E::List<E::RevocablePin> = pieces::cover(
+        let pins = pieces::cover(
             span,
-            E::max_pieces(),
-            |span| E::RevocablePin::pin(span, region.clone()),
+            env::max_pieces(),
+            |span| RevocablePin::pin(span, region.clone()),
             // Once a part is gone, the rest is not worth its pins.
-            || region::survives::<E>().and_then(|()| region.state.with(|state| state.check())),
+            || region::survives().and_then(|()| region.state.with(|state| state.check())),
         )?;
         let page = PageSize::of_all(pins.iter().map(|pin| pin.page_size()));
         // From here on an early return is a release. It may wait for a callback with ib_core's global
         // mutex held: a callback for a region without a ticket calls nobody.
         let lease = Self { region, page };
-        let new = region::newcomer::<E>(
+        let new = region::newcomer(
             Flavour::Revocable,
             span,
             page,
@@ -221,14 +146,14 @@ impl<E: Env> Lease<E> {
             state.pins = pins;
             state.check()?;
             // Under the lock: the callback that comes next finds it on the roll.
-            roll::enter(&lease.region.state, new);
+            roll::enter(lease.region.state.place(), new);
             Ok::<_, Refusal>(())
         })?;
         Ok(lease)
     }
 
     /// `get_pages`: from now on a callback revokes `ticket`.
-    pub(crate) fn admit(&self, ticket: E::Ticket) -> Result<(), Refusal> {
+    pub(crate) fn admit(&self, ticket: Ticket) -> Result<(), Refusal> {
         self.region.state.with(|state| {
             state.check()?;
             state.ticket = Some(ticket);
@@ -237,21 +162,18 @@ impl<E: Env> Lease<E> {
     }
 
     /// `dma_map`: maps the whole region for `device`, or nothing. May sleep.
-    pub(crate) fn map(
-        &self,
-        device: &E::Device,
-    ) -> Result<<E::Table as region::Table>::Lent, Refusal> {
+    pub(crate) fn map(&self, device: &PciDevice) -> Result<LentTable, Refusal> {
         self.region.state.with(|state| {
             // A callback that comes later waits for the lock, and tears down what is built here.
             state.check()?;
             if state.table.is_some() {
                 return Err(Refusal::MappedTwice);
             }
-            let mapping = E::BarMapping::map(device, state.pins.iter().flat_map(|pin| pin.runs()))?;
+            let mapping = BarMapping::map(device, state.pins.iter().flat_map(|pin| pin.runs()))?;
             let cut = Cut::new(self.region.span.start(), self.page, device.max_segment());
-            let table = E::Table::build(mapping.runs().iter().copied(), cut)?;
+            let table = Table::build(mapping.runs().iter().copied(), cut)?;
             state.mapping = Some(mapping);
-            roll::mapped(&self.region.state, table.entries(), device.address());
+            roll::mapped(self.region.state.place(), table.entries(), device.address());
             Ok(state.table.insert(table).lend())
         })
     }
@@ -260,7 +182,7 @@ impl<E: Env> Lease<E> {
     pub(crate) fn unmap(&self) {
         self.region.state.with(|state| {
             state.mapping = None;
-            roll::unmapped(&self.region.state);
+            roll::unmapped(self.region.state.place());
         });
     }
 
@@ -275,7 +197,7 @@ impl<E: Env> Lease<E> {
     }
 }
 
-impl<E: Env> Drop for Lease<E> {
+impl Drop for Lease {
     /// `release`. ib_core holds no lock here that an invalidation takes.
     fn drop(&mut self) {
         let state = &self.region.state;
@@ -286,24 +208,24 @@ impl<E: Env> Drop for Lease<E> {
         // Blocks while a callback of one of these pins runs, for the callback holds the API lock.
         drop(pins);
         // A callback that had marked its pin before the drop above looked is still on its way.
-        let this = E::thread();
+        let this = Thread::current();
         state.wait_while(|state| state.callback.is_some_and(|thread| thread != this));
         // The region may outlive this, for a callback that is yet to come. What it holds does not.
         let held = state.with(|own| {
             // The provider was asked for each pin by now: what it keeps stays on the roll with the region.
-            roll::released(state, own.kept);
+            roll::released(state.place(), own.kept);
             (own.mapping.take(), own.table.take())
         });
         drop(held);
     }
 }
 
-impl<E: Env> Revoke for Region<E> {
+impl Revoke for Region {
     fn revoke(&self) {
         let ticket = self.state.with(|state| {
             state.revoked = true;
-            state.callback = Some(E::thread());
-            roll::revoked(&self.state);
+            state.callback = Some(Thread::current());
+            roll::revoked(self.state.place());
             state.ticket.take()
         });
         // The HCA first, then the mapping: no lock of ours is held while ib_core stops the HCA.
@@ -323,7 +245,7 @@ impl<E: Env> Revoke for Region<E> {
     }
 }
 
-impl<E: Env> State<E> {
+impl State {
     fn new() -> Self {
         State {
             ticket: None,
@@ -332,7 +254,7 @@ impl<E: Env> State<E> {
             callback: None,
             mapping: None,
             table: None,
-            pins: E::List::default(),
+            pins: List::default(),
         }
     }
 

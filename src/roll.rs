@@ -16,11 +16,12 @@
 //! One lock guards the places and the [`Book`]. It is a leaf, and nothing is called with it held: who
 //! reads the roll copies one entry at a time, lets go, and goes on behind its number.
 //!
-//! Uses `core` alone: see [`region`](super::region). `docs/observe.md` promises the form of the line to
+//! Uses `core` and [`env`](super::env) alone. `docs/observe.md` promises the form of the line to
 //! programs.
 
 use core::fmt;
 
+use super::env::Place;
 use super::extents::PageSize;
 use super::extents::Span;
 use super::record::Comm;
@@ -215,20 +216,9 @@ pub(crate) enum Event {
     Released(u64, State),
 }
 
-/// Where a registration stands on the roll.
-///
-/// It does if and only if there is a [`Living`]; then it is found by its number. It has left when this
-/// is dropped, for which [`gone`] is there.
-pub(crate) trait Place {
-    /// Runs `f` with the roll locked. `f` calls nobody.
-    fn with<R>(&self, f: impl FnOnce(&mut Book, &mut Option<Living>) -> R) -> R;
-
-    /// Hears what happened. Nothing of the roll is locked; what the caller has locked, is.
-    fn tell(&self, event: Event);
-}
-
 /// `acquire` has succeeded.
-pub(crate) fn enter(place: &impl Place, new: Newcomer) {
+#[inline]
+pub(crate) fn enter(place: &Place, new: Newcomer) {
     let living = place.with(|book, slot| {
         book.last = book.last.wrapping_add(1);
         let living = Living {
@@ -250,7 +240,8 @@ pub(crate) fn enter(place: &impl Place, new: Newcomer) {
 }
 
 /// `dma_map` has succeeded: a scatter list of so many entries, for the device with that address.
-pub(crate) fn mapped(place: &impl Place, entries: u32, hca: PciAddress) {
+#[inline]
+pub(crate) fn mapped(place: &Place, entries: u32, hca: PciAddress) {
     let living = place.with(|book, slot| {
         let living = slot.as_mut()?;
         living.state = State::Mapped;
@@ -267,7 +258,8 @@ pub(crate) fn mapped(place: &impl Place, entries: u32, hca: PciAddress) {
 }
 
 /// `dma_unmap`. One that was revoked is still that.
-pub(crate) fn unmapped(place: &impl Place) {
+#[inline]
+pub(crate) fn unmapped(place: &Place) {
     place.with(|_, slot| {
         if let Some(living) = slot.as_mut().filter(|l| l.state == State::Mapped) {
             living.state = State::Pinned;
@@ -278,7 +270,8 @@ pub(crate) fn unmapped(place: &impl Place) {
 }
 
 /// The memory, or a part of it, goes. Counts once, and not after the release.
-pub(crate) fn revoked(place: &impl Place) {
+#[inline]
+pub(crate) fn revoked(place: &Place) {
     let number = place.with(|book, slot| {
         let living = slot
             .as_mut()
@@ -295,7 +288,8 @@ pub(crate) fn revoked(place: &impl Place) {
 }
 
 /// `release`. What is `kept` stays on the roll until it is [`gone`].
-pub(crate) fn released(place: &impl Place, kept: bool) {
+#[inline]
+pub(crate) fn released(place: &Place, kept: bool) {
     let was = place.with(|book, slot| {
         let mut living = slot.take()?;
         book.count(&living, |counts| {
@@ -317,7 +311,7 @@ pub(crate) fn released(place: &impl Place, kept: bool) {
 }
 
 /// The end of the place: whoever still stands there leaves.
-pub(crate) fn gone(place: &impl Place) {
+pub(crate) fn gone(place: &Place) {
     place.with(|book, slot| {
         if let Some(living) = slot.take() {
             book.leaves(&living);

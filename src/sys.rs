@@ -38,7 +38,6 @@ use kernel::sync::new_mutex;
 use kernel::sync::CondVar;
 use kernel::sync::Mutex;
 use kernel::sync::SetOnce;
-use kernel::task::Kuid;
 use kernel::task::Task;
 use kernel::types::Opaque;
 
@@ -54,8 +53,6 @@ use crate::record::Journal;
 use crate::record::Refused;
 use crate::refusal::Place;
 use crate::refusal::Refusal;
-use crate::region;
-use crate::revocable;
 use crate::roll;
 use crate::roll::Book;
 use crate::roll::Event;
@@ -208,8 +205,9 @@ struct Locked<T> {
     place: Standing,
 }
 
-impl<T: Send + Unpin> region::Lock<T> for Lock<T> {
-    fn new(value: T) -> Result<Self, Refusal> {
+impl<T: Unpin> Lock<T> {
+    /// A lock around `value`.
+    pub(crate) fn new(value: T) -> Result<Self, Refusal> {
         // A lock class of its own: it is held across calls to nvidia.ko, a `Monitor` never is.
         let init = pin_init!(Locked {
             value <- new_mutex!(value, "peermem_persistent"),
@@ -219,18 +217,14 @@ impl<T: Send + Unpin> region::Lock<T> for Lock<T> {
         Ok(Lock(lock))
     }
 
-    fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+    /// Runs `f` with the lock held.
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         f(&mut *self.0.value.lock())
     }
-}
 
-impl<T> roll::Place for Lock<T> {
-    fn with<R>(&self, f: impl FnOnce(&mut Book, &mut Option<Living>) -> R) -> R {
-        self.0.place.with(f)
-    }
-
-    fn tell(&self, event: Event) {
-        trace_life(event);
+    /// Its place on the roll.
+    pub(crate) fn place(&self) -> &Standing {
+        &self.0.place
     }
 }
 
@@ -248,8 +242,9 @@ struct Guarded<T> {
     place: Standing,
 }
 
-impl<T: Send + Unpin> region::Lock<T> for Monitor<T> {
-    fn new(value: T) -> Result<Self, Refusal> {
+impl<T: Unpin> Monitor<T> {
+    /// A lock around `value`.
+    pub(crate) fn new(value: T) -> Result<Self, Refusal> {
         let init = pin_init!(Guarded {
             value <- new_mutex!(value, "peermem_revocable"),
             changed <- new_condvar!("peermem_revocable"),
@@ -259,31 +254,27 @@ impl<T: Send + Unpin> region::Lock<T> for Monitor<T> {
         Ok(Monitor(guarded))
     }
 
-    fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+    /// Runs `f` with the lock held.
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         f(&mut *self.0.value.lock())
     }
-}
 
-impl<T: Send + Unpin> revocable::Monitor<T> for Monitor<T> {
-    fn wait_while(&self, mut condition: impl FnMut(&mut T) -> bool) {
+    /// Sleeps, with the lock released, for as long as `condition` holds.
+    pub(crate) fn wait_while(&self, mut condition: impl FnMut(&mut T) -> bool) {
         let mut guard = self.0.value.lock();
         while condition(&mut *guard) {
             self.0.changed.wait(&mut guard);
         }
     }
 
-    fn notify_all(&self) {
+    /// Makes every thread in [`Monitor::wait_while`] look again.
+    pub(crate) fn notify_all(&self) {
         self.0.changed.notify_all();
     }
-}
 
-impl<T> roll::Place for Monitor<T> {
-    fn with<R>(&self, f: impl FnOnce(&mut Book, &mut Option<Living>) -> R) -> R {
-        self.0.place.with(f)
-    }
-
-    fn tell(&self, event: Event) {
-        trace_life(event);
+    /// Its place on the roll.
+    pub(crate) fn place(&self) -> &Standing {
+        &self.0.place
     }
 }
 
@@ -324,7 +315,7 @@ static BOOK: BookCell = BookCell(UnsafeCell::new(Book::new()));
 /// Lies where it does until it is dropped. With the roll's lock not held, `node` is in the tree if and only
 /// if `living` is not `None`. `living` is written with the lock held alone.
 #[repr(C)]
-struct Standing {
+pub(crate) struct Standing {
     /// First: the tree has its address, which is that of the whole.
     node: Opaque<c::peermem_place>,
     living: UnsafeCell<Option<Living>>,
@@ -347,7 +338,8 @@ impl Standing {
         }
     }
 
-    fn with<R>(&self, f: impl FnOnce(&mut Book, &mut Option<Living>) -> R) -> R {
+    /// Runs `f` with the roll locked. `f` calls nobody.
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Book, &mut Option<Living>) -> R) -> R {
         let locked = RollLock::new();
         // SAFETY: The lock is held, and `f` does not come here again: these are the only references.
         let (book, living) = unsafe { (&mut *BOOK.0.get(), &mut *self.living.get()) };
@@ -367,14 +359,9 @@ impl Standing {
         drop(locked);
         result
     }
-}
 
-impl roll::Place for Standing {
-    fn with<R>(&self, f: impl FnOnce(&mut Book, &mut Option<Living>) -> R) -> R {
-        Standing::with(self, f)
-    }
-
-    fn tell(&self, event: Event) {
+    /// Hears what happened. Nothing of the roll is locked; what the caller has locked, is.
+    pub(crate) fn tell(&self, event: Event) {
         trace_life(event);
     }
 }
@@ -479,8 +466,9 @@ impl<T> DerefMut for List<T> {
     }
 }
 
-impl<T: Send> region::List<T> for List<T> {
-    fn push(&mut self, value: T) -> Result<(), Refusal> {
+impl<T> List<T> {
+    /// Appends `value`.
+    pub(crate) fn push(&mut self, value: T) -> Result<(), Refusal> {
         match self {
             List::Short(None) => *self = List::Short(Some(value)),
             List::Short(one) => {
@@ -500,7 +488,7 @@ impl<T: Send> region::List<T> for List<T> {
 
 global_lock! {
     // SAFETY: Used only behind `USER_LIMIT`, which is set after its initialization.
-    unsafe(uninit) static ACCOUNTS: Mutex<List<Account<Kuid>>> = List::new();
+    unsafe(uninit) static ACCOUNTS: Mutex<List<Account>> = List::new();
 }
 
 /// The limit in bytes, if there is one.
@@ -528,7 +516,7 @@ impl Accounts {
     }
 
     /// The limit in bytes, and the accounts, locked; `None` if there is no limit. Sleeps.
-    pub(crate) fn open() -> Option<(u64, impl DerefMut<Target = List<Account<Kuid>>>)> {
+    pub(crate) fn open() -> Option<(u64, impl DerefMut<Target = List<Account>>)> {
         Some((USER_LIMIT.copy()?, ACCOUNTS.lock()))
     }
 }
@@ -853,15 +841,15 @@ impl PciDevice {
     pub(crate) fn as_raw(&self) -> *mut bindings::pci_dev {
         self.0.as_ptr()
     }
-}
 
-impl region::Device for PciDevice {
-    fn max_segment(&self) -> u32 {
+    /// The longest segment that it takes, in bytes.
+    pub(crate) fn max_segment(&self) -> u32 {
         // SAFETY: The device is alive by the type invariant.
         unsafe { c::peermem_max_segment(self.as_raw()) }
     }
 
-    fn address(&self) -> PciAddress {
+    /// Where it is.
+    pub(crate) fn address(&self) -> PciAddress {
         // SAFETY: The device is alive by the type invariant.
         PciAddress(unsafe { c::peermem_pci_address(self.as_raw()) })
     }
@@ -964,20 +952,21 @@ impl Growing {
     }
 }
 
-impl region::Table for Table {
-    type Lent = LentTable;
-
-    fn build(runs: impl Iterator<Item = Run>, cut: Cut) -> Result<Self, Refusal> {
+impl Table {
+    /// Allocates exactly as many entries as `cut` makes of `runs`, and fills them. There is at least one run.
+    pub(crate) fn build(runs: impl Iterator<Item = Run>, cut: Cut) -> Result<Self, Refusal> {
         let mut list = Growing::new();
         cut.entries(runs, |entry| list.push(entry));
         list.finish()
     }
 
-    fn entries(&self) -> u32 {
+    /// How many entries it has.
+    pub(crate) fn entries(&self) -> u32 {
         self.0.nents
     }
 
-    fn lend(&self) -> LentTable {
+    /// A copy of the head for ib_core; the entries stay ours.
+    pub(crate) fn lend(&self) -> LentTable {
         LentTable(self.0)
     }
 }
@@ -1107,11 +1096,9 @@ pub(crate) struct BarMapping {
     runs: KVVec<Run>,
 }
 
-impl revocable::BarMapping for BarMapping {
-    type Device = PciDevice;
-    type BarRun = BarRun;
-
-    fn map<'a>(
+impl BarMapping {
+    /// Maps each of `runs` for `device`.
+    pub(crate) fn map<'a>(
         device: &PciDevice,
         runs: impl Iterator<Item = &'a BarRun>,
     ) -> Result<Self, Refusal> {
@@ -1145,7 +1132,8 @@ impl revocable::BarMapping for BarMapping {
         Ok(mapping)
     }
 
-    fn runs(&self) -> &[Run] {
+    /// The DMA addresses, in the order of the runs that were mapped.
+    pub(crate) fn runs(&self) -> &[Run] {
         &self.runs
     }
 }

@@ -2,9 +2,7 @@
 
 //! The limit on what one user may have pinned.
 
-use std::cell::Cell;
 use std::collections::HashMap;
-use std::ops::DerefMut;
 use std::sync::LazyLock;
 use std::sync::Mutex;
 
@@ -12,44 +10,26 @@ use proptest::prelude::*;
 
 use crate::account::Account;
 use crate::account::Charge;
-use crate::account::Ledger;
 use crate::fakes::lock;
 use crate::fakes::FakeList;
+use crate::fakes::LEDGER;
+use crate::fakes::USER;
 use crate::refusal::Refusal;
 
 const LIMIT: u64 = 100;
 
-thread_local! {
-    /// The user of the calling process.
-    static USER: Cell<u32> = const { Cell::new(0) };
-}
-
-/// A ledger of a test's own.
+/// Accounts of a test's own, and a limit.
 macro_rules! ledger {
     ($limit:expr) => {
-        struct Book;
+        static ACCOUNTS: LazyLock<Mutex<FakeList<Account>>> = LazyLock::new(Mutex::default);
 
-        static ACCOUNTS: LazyLock<Mutex<FakeList<Account<u32>>>> = LazyLock::new(Mutex::default);
-
-        impl Ledger for Book {
-            type User = u32;
-            type Accounts = FakeList<Account<u32>>;
-
-            fn user() -> u32 {
-                USER.get()
-            }
-
-            fn open() -> Option<(u64, impl DerefMut<Target = Self::Accounts>)> {
-                let limit: Option<u64> = $limit;
-                Some((limit?, lock(&ACCOUNTS)))
-            }
-        }
-
-        fn charge(user: u32, bytes: u64) -> Result<Charge<Book>, Refusal> {
-            USER.set(user);
-            Charge::new(bytes)
-        }
+        LEDGER.set(Some(($limit, &ACCOUNTS)));
     };
+}
+
+fn charge(user: u32, bytes: u64) -> Result<Charge, Refusal> {
+    USER.set(user);
+    Charge::new(bytes)
 }
 
 #[test]
@@ -82,7 +62,9 @@ fn a_charge_goes_back_to_whom_it_came_from() {
     ledger!(Some(LIMIT));
     let held = charge(1, LIMIT).expect("within the limit");
     // Released by a process of another user, on another thread.
+    let ledger = LEDGER.get();
     std::thread::spawn(move || {
+        LEDGER.set(ledger);
         USER.set(2);
         drop(held);
     })

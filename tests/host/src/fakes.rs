@@ -16,16 +16,13 @@ use std::thread;
 use std::thread::ThreadId;
 
 use crate::account::Account;
-use crate::account::Ledger;
 use crate::extents;
 use crate::extents::Cut;
 use crate::extents::Entry;
 use crate::extents::PageSize;
 use crate::extents::Run;
 use crate::extents::Span;
-use crate::record::Task;
 use crate::refusal::Refusal;
-use crate::region;
 use crate::revocable;
 use crate::revocable::Revoke;
 use crate::roll::gone;
@@ -34,7 +31,6 @@ use crate::roll::Event;
 use crate::roll::Gpus;
 use crate::roll::Living;
 use crate::roll::PciAddress;
-use crate::roll::Place;
 
 /// Where the fake BAR begins, as seen by DMA.
 pub(crate) const DMA_BASE: u64 = 0x38_0000_0000;
@@ -64,7 +60,7 @@ struct Known {
     number: u64,
     span: Span,
     /// Whom it would call back.
-    region: Option<Arc<revocable::Region<Fake>>>,
+    region: Option<Arc<revocable::Region>>,
     /// The callback has come, or is under way.
     dead: bool,
 }
@@ -232,74 +228,21 @@ impl World {
     }
 }
 
-pub(crate) struct Fake;
-
-/// Without a limit.
-impl Ledger for Fake {
-    type User = u32;
-    type Accounts = FakeList<Account<u32>>;
-
-    fn user() -> u32 {
-        0
-    }
-
-    fn open() -> Option<(u64, impl DerefMut<Target = Self::Accounts>)> {
-        None::<(u64, MutexGuard<'static, _>)>
-    }
-}
-
-impl region::Env for Fake {
-    type Lock<T: Send + Unpin> = FakeLock<T>;
-    type List<T: Send> = FakeList<T>;
-    type Device = FakeDevice;
-    type Table = FakeTable;
-    type Pin = FakePin;
-    type Mapping = FakeMapping;
-
-    fn max_pieces() -> u32 {
-        MAX_PIECES.get()
-    }
-
-    fn caller() -> (Task, u64) {
-        let task = Task {
-            tgid: 154,
-            pid: 155,
-            comm: *b"a test=\0\0\0\0\0\0\0\0\0",
-        };
-        (task, 6_119_592)
-    }
-
-    fn is_killed() -> bool {
-        let left = KILLED_AFTER.get();
-        KILLED_AFTER.set(left.saturating_sub(1));
-        left == 0
-    }
-}
+/// A limit, if there is one, and accounts.
+pub(crate) type Ledger = (Option<u64>, &'static Mutex<FakeList<Account>>);
 
 thread_local! {
     /// So often no fatal signal waits for this thread, then one does.
     pub(crate) static KILLED_AFTER: std::cell::Cell<u64> = const { std::cell::Cell::new(u64::MAX) };
 
+    /// The limit for each user and the accounts, in this thread's test. Without them nothing is counted.
+    pub(crate) static LEDGER: std::cell::Cell<Option<Ledger>> = const { std::cell::Cell::new(None) };
+
+    /// The user of the calling process.
+    pub(crate) static USER: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+
     /// The parameter, in this thread's test.
     pub(crate) static MAX_PIECES: std::cell::Cell<u32> = const { std::cell::Cell::new(1024) };
-}
-
-impl revocable::Env for Fake {
-    type Monitor<T: Send + Unpin> = FakeLock<T>;
-    type Shared<T: Send + Sync + 'static> = Arc<T>;
-    type Ticket = FakeTicket;
-    type RevocablePin = FakeRevocablePin;
-    type BarMapping = FakeBarMapping;
-    type BarRun = Run;
-    type Thread = ThreadId;
-
-    fn share<T: Send + Sync + 'static>(value: T) -> Result<Arc<T>, Refusal> {
-        Ok(Arc::new(value))
-    }
-
-    fn thread() -> ThreadId {
-        thread::current().id()
-    }
 }
 
 pub(crate) struct FakeLock<T> {
@@ -308,8 +251,8 @@ pub(crate) struct FakeLock<T> {
     stand: Stand,
 }
 
-impl<T: Send> region::Lock<T> for FakeLock<T> {
-    fn new(value: T) -> Result<Self, Refusal> {
+impl<T> FakeLock<T> {
+    pub(crate) fn new(value: T) -> Result<Self, Refusal> {
         Ok(FakeLock {
             value: Mutex::new(value),
             changed: Condvar::new(),
@@ -317,29 +260,21 @@ impl<T: Send> region::Lock<T> for FakeLock<T> {
         })
     }
 
-    fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         f(&mut lock(&self.value))
     }
-}
 
-impl<T: Send> revocable::Monitor<T> for FakeLock<T> {
-    fn wait_while(&self, condition: impl FnMut(&mut T) -> bool) {
+    pub(crate) fn place(&self) -> &Stand {
+        &self.stand
+    }
+
+    pub(crate) fn wait_while(&self, condition: impl FnMut(&mut T) -> bool) {
         let guard = self.changed.wait_while(lock(&self.value), condition);
         drop(guard.expect("no test panics with a lock held"));
     }
 
-    fn notify_all(&self) {
+    pub(crate) fn notify_all(&self) {
         self.changed.notify_all();
-    }
-}
-
-impl<T> Place for FakeLock<T> {
-    fn with<R>(&self, f: impl FnOnce(&mut Book, &mut Option<Living>) -> R) -> R {
-        self.stand.with(f)
-    }
-
-    fn tell(&self, event: Event) {
-        self.stand.tell(event);
     }
 }
 
@@ -422,8 +357,8 @@ impl Default for Stand {
     }
 }
 
-impl Place for Stand {
-    fn with<R>(&self, f: impl FnOnce(&mut Book, &mut Option<Living>) -> R) -> R {
+impl Stand {
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Book, &mut Option<Living>) -> R) -> R {
         self.roll.locked(|Locked { book, living }| {
             let mut number = lock(&self.number);
             let mut slot = number.take().and_then(|number| living.remove(&number));
@@ -437,7 +372,7 @@ impl Place for Stand {
         })
     }
 
-    fn tell(&self, event: Event) {
+    pub(crate) fn tell(&self, event: Event) {
         assert!(!in_roll(), "{event:?} is told with the roll locked");
         lock(&self.roll.events).push(event);
     }
@@ -471,8 +406,8 @@ impl<T> DerefMut for FakeList<T> {
     }
 }
 
-impl<T: Send> region::List<T> for FakeList<T> {
-    fn push(&mut self, value: T) -> Result<(), Refusal> {
+impl<T> FakeList<T> {
+    pub(crate) fn push(&mut self, value: T) -> Result<(), Refusal> {
         self.0.push(value);
         Ok(())
     }
@@ -482,12 +417,12 @@ pub(crate) struct FakeDevice {
     pub(crate) world: Arc<World>,
 }
 
-impl region::Device for FakeDevice {
-    fn max_segment(&self) -> u32 {
+impl FakeDevice {
+    pub(crate) fn max_segment(&self) -> u32 {
         1 << 31
     }
 
-    fn address(&self) -> PciAddress {
+    pub(crate) fn address(&self) -> PciAddress {
         HCA
     }
 }
@@ -505,10 +440,8 @@ thread_local! {
     };
 }
 
-impl region::Table for FakeTable {
-    type Lent = Vec<Entry>;
-
-    fn build(runs: impl Iterator<Item = Run>, cut: Cut) -> Result<Self, Refusal> {
+impl FakeTable {
+    pub(crate) fn build(runs: impl Iterator<Item = Run>, cut: Cut) -> Result<Self, Refusal> {
         let world = TABLES_GO_TO.with_borrow(Clone::clone);
         if world.as_ref().is_some_and(|w| w.fails("table")) {
             return Err(Refusal::NoMemory);
@@ -518,11 +451,11 @@ impl region::Table for FakeTable {
         Ok(FakeTable { entries, world })
     }
 
-    fn entries(&self) -> u32 {
+    pub(crate) fn entries(&self) -> u32 {
         self.entries.len() as u32
     }
 
-    fn lend(&self) -> Vec<Entry> {
+    pub(crate) fn lend(&self) -> Vec<Entry> {
         self.entries.clone()
     }
 }
@@ -547,11 +480,8 @@ pub(crate) struct FakePin {
     world: Arc<World>,
 }
 
-impl region::Pinned for FakePin {
-    type Device = FakeDevice;
-    type Mapping = FakeMapping;
-
-    fn pin(span: Span) -> Result<Self, Refusal> {
+impl FakePin {
+    pub(crate) fn pin(span: Span) -> Result<Self, Refusal> {
         let world = World::of(&span);
         let (_, addresses, page) = world.answer(&span)?;
         Ok(FakePin {
@@ -561,15 +491,15 @@ impl region::Pinned for FakePin {
         })
     }
 
-    fn page_size(&self) -> PageSize {
+    pub(crate) fn page_size(&self) -> PageSize {
         self.page
     }
 
-    fn gpus(&self) -> Gpus {
+    pub(crate) fn gpus(&self) -> Gpus {
         gpus(&self.addresses)
     }
 
-    fn map(&self, device: &FakeDevice) -> Result<FakeMapping, Refusal> {
+    pub(crate) fn map(&self, device: &FakeDevice) -> Result<FakeMapping, Refusal> {
         device.world.record("map");
         TABLES_GO_TO.set(Some(device.world.clone()));
         if device.world.fails("map") || device.world.map_is_to_fail() {
@@ -594,8 +524,8 @@ pub(crate) struct FakeMapping {
     world: Arc<World>,
 }
 
-impl region::Mapping for FakeMapping {
-    fn addresses(&self) -> &[u64] {
+impl FakeMapping {
+    pub(crate) fn addresses(&self) -> &[u64] {
         &self.addresses
     }
 }
@@ -609,8 +539,8 @@ impl Drop for FakeMapping {
 /// ib_core's side of a ticket.
 pub(crate) struct FakeTicket(pub(crate) Arc<World>);
 
-impl revocable::Ticket for FakeTicket {
-    fn revoke(self) {
+impl FakeTicket {
+    pub(crate) fn revoke(self) {
         self.0.record("ib_core revokes");
         self.0.run(&self.0.on_revoke);
         self.0.record("ib_core revoked");
@@ -624,8 +554,8 @@ pub(crate) struct FakeRevocablePin {
     world: Arc<World>,
 }
 
-impl revocable::RevocablePin<Fake> for FakeRevocablePin {
-    fn pin(span: Span, region: Arc<revocable::Region<Fake>>) -> Result<Self, Refusal> {
+impl FakeRevocablePin {
+    pub(crate) fn pin(span: Span, region: Arc<revocable::Region>) -> Result<Self, Refusal> {
         let world = World::of(&span);
         let (number, addresses, page) = world.answer(&span)?;
         lock(&world.pins).push(Known {
@@ -648,16 +578,16 @@ impl revocable::RevocablePin<Fake> for FakeRevocablePin {
         })
     }
 
-    fn page_size(&self) -> PageSize {
+    pub(crate) fn page_size(&self) -> PageSize {
         self.page
     }
 
-    fn gpus(&self) -> Gpus {
+    pub(crate) fn gpus(&self) -> Gpus {
         let first: Vec<u64> = self.runs.iter().map(|run| run.addr).collect();
         gpus(&first)
     }
 
-    fn runs(&self) -> &[Run] {
+    pub(crate) fn runs(&self) -> &[Run] {
         &self.runs
     }
 }
@@ -700,11 +630,11 @@ pub(crate) struct FakeBarMapping {
     world: Arc<World>,
 }
 
-impl revocable::BarMapping for FakeBarMapping {
-    type Device = FakeDevice;
-    type BarRun = Run;
-
-    fn map<'a>(device: &FakeDevice, runs: impl Iterator<Item = &'a Run>) -> Result<Self, Refusal> {
+impl FakeBarMapping {
+    pub(crate) fn map<'a>(
+        device: &FakeDevice,
+        runs: impl Iterator<Item = &'a Run>,
+    ) -> Result<Self, Refusal> {
         device.world.record("map");
         TABLES_GO_TO.set(Some(device.world.clone()));
         if device.world.fails("map") {
@@ -721,7 +651,7 @@ impl revocable::BarMapping for FakeBarMapping {
         })
     }
 
-    fn runs(&self) -> &[Run] {
+    pub(crate) fn runs(&self) -> &[Run] {
         &self.runs
     }
 }

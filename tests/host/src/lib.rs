@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The part of the kernel module that uses `core` alone, compiled by cargo: the very files.
+//! The part of the kernel module that uses `core` alone, compiled by cargo: the very files. Around them stand
+//! fakes: `env` has them by the names that the module uses.
 //!
 //! - `account_tests`: the limit on what one user may have pinned.
 //! - `extents_tests`: the arithmetic, exhaustively at small sizes and at random at real ones, for kernels
@@ -37,11 +38,13 @@ mod roll;
 
 mod account_tests;
 mod core_trim;
+mod env;
 mod extents_tests;
 mod fakes;
 mod persistent_tests;
 mod pieces_tests;
 mod pin_tests;
+mod provider;
 mod record_tests;
 mod refusal_tests;
 mod revocable_tests;

@@ -5,7 +5,6 @@
 use std::sync::Arc;
 
 use crate::extents::PageSize;
-use crate::fakes::Fake;
 use crate::fakes::FakeDevice;
 use crate::fakes::World;
 use crate::fakes::DMA_BASE;
@@ -23,7 +22,7 @@ fn device(world: &Arc<World>) -> FakeDevice {
 #[test]
 fn one_pin_one_map_one_unmap_one_unpin() {
     let world = World::at(0x1_0000_0000);
-    let region = Region::<Fake>::pin(0x1_0000_1234, 2 * MIB).expect("pinned");
+    let region = Region::pin(0x1_0000_1234, 2 * MIB).expect("pinned");
     assert_eq!(region.page_size(), PageSize::KIB_64);
     assert_eq!(
         (region.span().start(), region.span().len()),
@@ -45,7 +44,7 @@ fn one_pin_one_map_one_unmap_one_unpin() {
 #[test]
 fn release_without_unmap_unmaps_first() {
     let world = World::at(0x2_0000_0000);
-    let region = Region::<Fake>::pin(0x2_0000_0000, MIB).expect("pinned");
+    let region = Region::pin(0x2_0000_0000, MIB).expect("pinned");
     region.map(&device(&world)).expect("mapped");
     drop(region);
     assert_eq!(
@@ -57,7 +56,7 @@ fn release_without_unmap_unmaps_first() {
 #[test]
 fn the_table_outlives_unmap() {
     let world = World::at(0x3_0000_0000);
-    let region = Region::<Fake>::pin(0x3_0000_0000, MIB).expect("pinned");
+    let region = Region::pin(0x3_0000_0000, MIB).expect("pinned");
     region.map(&device(&world)).expect("mapped");
     region.unmap();
     region.unmap();
@@ -74,7 +73,7 @@ fn the_table_outlives_unmap() {
 fn a_refused_pin_leaves_nothing() {
     let world = World::at(0x4_0000_0000);
     world.fail("pin");
-    let refusal = Region::<Fake>::pin(0x4_0000_0000, MIB).err();
+    let refusal = Region::pin(0x4_0000_0000, MIB).err();
     assert_eq!(refusal, Some(Refusal::Pin(crate::refusal::ENOMEM)));
     assert_eq!(world.take_log(), ["pin"]);
 }
@@ -82,7 +81,7 @@ fn a_refused_pin_leaves_nothing() {
 #[test]
 fn a_failed_map_leaves_the_pin_alone() {
     let world = World::at(0x5_0000_0000);
-    let region = Region::<Fake>::pin(0x5_0000_0000, MIB).expect("pinned");
+    let region = Region::pin(0x5_0000_0000, MIB).expect("pinned");
     world.fail("map");
     assert_eq!(region.map(&device(&world)).err(), Some(Refusal::Map(-5)));
     region.unmap();
@@ -93,7 +92,7 @@ fn a_failed_map_leaves_the_pin_alone() {
 #[test]
 fn a_table_that_cannot_be_built_undoes_the_mapping() {
     let world = World::at(0x6_0000_0000);
-    let region = Region::<Fake>::pin(0x6_0000_0000, MIB).expect("pinned");
+    let region = Region::pin(0x6_0000_0000, MIB).expect("pinned");
     world.fail("table");
     assert_eq!(region.map(&device(&world)).err(), Some(Refusal::NoMemory));
     assert_eq!(world.take_log(), ["pin", "map", "unmap"]);
@@ -111,7 +110,7 @@ fn absurd_ranges_never_reach_the_provider() {
         (0x7_0000_0000, u64::MAX),
         (u64::MAX, 1),
     ] {
-        let refusal = Region::<Fake>::pin(addr, len).err();
+        let refusal = Region::pin(addr, len).err();
         assert!(
             matches!(refusal, Some(Refusal::Range(_))),
             "{addr:#x}+{len:#x}: {refusal:?}"

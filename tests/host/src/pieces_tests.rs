@@ -15,7 +15,6 @@ use crate::extents::PageSize;
 use crate::extents::Span;
 use crate::fakes::lock;
 use crate::fakes::Allocation;
-use crate::fakes::Fake;
 use crate::fakes::FakeDevice;
 use crate::fakes::FakeList;
 use crate::fakes::FakeTicket;
@@ -539,7 +538,7 @@ fn check_entries(entries: &[Entry], offset: u64, lengths: &[u64]) {
 fn persistent_over_several() {
     let start = 0x30_0000_0000;
     let (world, len) = world(start, &[2, 20, 6]);
-    let region = Region::<Fake>::pin(start + 64 * 1024, len - 128 * 1024).expect("pinned");
+    let region = Region::pin(start + 64 * 1024, len - 128 * 1024).expect("pinned");
     let table = region.map(&device(&world)).expect("mapped");
     let edge = 64 * 1024;
     check_entries(&table, edge, &[2 * MIB - edge, 20 * MIB, 6 * MIB - edge]);
@@ -555,7 +554,7 @@ fn persistent_over_several() {
 fn a_failed_map_of_one_piece_undoes_the_others() {
     let start = 0x31_0000_0000;
     let (world, len) = world(start, &[2, 2, 2]);
-    let region = Region::<Fake>::pin(start, len).expect("pinned");
+    let region = Region::pin(start, len).expect("pinned");
     world.take_log();
     *lock(&world.fail_map) = Some(3);
     assert_eq!(region.map(&device(&world)).err(), Some(Refusal::Map(-5)));
@@ -579,11 +578,11 @@ fn the_smallest_page_is_that_of_the_region() {
         for (allocation, page) in lock(&world.layout).iter_mut().zip(pages) {
             allocation.page = page;
         }
-        let region = Region::<Fake>::pin(start, len).expect("pinned");
+        let region = Region::pin(start, len).expect("pinned");
         assert_eq!(region.page_size(), PageSize::KIB_64);
         let table = region.map(&device(&world)).expect("mapped");
         check_entries(&table, 0, &[half, half]);
-        let lease = Lease::<Fake>::pin(start, len).expect("pinned");
+        let lease = Lease::pin(start, len).expect("pinned");
         assert_eq!(lease.page_size(), PageSize::KIB_64);
         lease.admit(FakeTicket(world.clone())).expect("admitted");
         let table = lease.map(&device(&world)).expect("mapped");
@@ -596,9 +595,9 @@ fn the_smallest_page_is_that_of_the_region() {
 fn all_or_nothing_in_both_flavours() {
     let start = 0x33_0000_0000;
     let (world, len) = world(start, &[4, 4, 2, 8, 2]);
-    drop(Region::<Fake>::pin(start, len).expect("pinned"));
+    drop(Region::pin(start, len).expect("pinned"));
     let calls = std::mem::take(&mut *lock(&world.calls));
-    drop(Lease::<Fake>::pin(start, len).expect("pinned"));
+    drop(Lease::pin(start, len).expect("pinned"));
     assert_eq!(*lock(&world.calls), calls, "both flavours search alike");
     let left = |refused: Option<Refusal>, revoked: Option<Refusal>, want: Refusal| {
         assert_eq!((refused, revoked), (Some(want), Some(want)));
@@ -614,22 +613,22 @@ fn all_or_nothing_in_both_flavours() {
             assert_eq!(*lock(&world.calls), call, "no call after a refusal");
             refusal
         };
-        let persistent = attempt(&|| Region::<Fake>::pin(start, len).err());
-        let revocable = attempt(&|| Lease::<Fake>::pin(start, len).err());
+        let persistent = attempt(&|| Region::pin(start, len).err());
+        let revocable = attempt(&|| Lease::pin(start, len).err());
         left(persistent, revocable, Refusal::Pin(ENOMEM));
     }
     *lock(&world.fail_call) = None;
     MAX_PIECES.set(3);
     let unpins = left(
-        Region::<Fake>::pin(start, len).err(),
-        Lease::<Fake>::pin(start, len).err(),
+        Region::pin(start, len).err(),
+        Lease::pin(start, len).err(),
         Refusal::TooManyPieces { limit: 3 },
     );
     assert!(unpins >= 6, "three pins of each were undone");
     MAX_PIECES.set(1);
     left(
-        Region::<Fake>::pin(start, len).err(),
-        Lease::<Fake>::pin(start, len).err(),
+        Region::pin(start, len).err(),
+        Lease::pin(start, len).err(),
         Refusal::Pin(EINVAL),
     );
 }
@@ -639,7 +638,7 @@ fn all_or_nothing_in_both_flavours() {
 fn a_fatal_signal_ends_the_search_in_both_flavours() {
     let start = 0x37_0000_0000;
     let (world, len) = world(start, &[4, 4, 2, 8, 2]);
-    drop(Region::<Fake>::pin(start, len).expect("pinned"));
+    drop(Region::pin(start, len).expect("pinned"));
     let calls = *lock(&world.calls);
     for call in 1..calls {
         let attempt = |pin: &dyn Fn() -> Option<Refusal>| {
@@ -654,8 +653,8 @@ fn a_fatal_signal_ends_the_search_in_both_flavours() {
             assert_eq!(refusal, Some(Refusal::Killed));
             assert_eq!(world.live(), 0);
         };
-        attempt(&|| Region::<Fake>::pin(start, len).err());
-        attempt(&|| Lease::<Fake>::pin(start, len).err());
+        attempt(&|| Region::pin(start, len).err());
+        attempt(&|| Lease::pin(start, len).err());
     }
 }
 
@@ -666,7 +665,7 @@ fn a_callback_at_each_place_of_the_search() {
     let start = 0x34_0000_0000;
     let layout = [2, 2, 6, 2];
     let (world, len) = world(start, &layout);
-    drop(Lease::<Fake>::pin(start, len).expect("pinned"));
+    drop(Lease::pin(start, len).expect("pinned"));
     let calls = *lock(&world.calls);
     let whole = lock(&world.layout).clone();
     let mut revoked = 0;
@@ -679,7 +678,7 @@ fn a_callback_at_each_place_of_the_search() {
                 let (from, to) = (whole[gone].start, whole[last].start + 1);
                 *lock(&world.on_call) =
                     Some((call, Box::new(move |world| world.free_part(from, to))));
-                let found = Lease::<Fake>::pin(start, len);
+                let found = Lease::pin(start, len);
                 let came = count(&world.take_log(), "callback") > 0;
                 let done = *lock(&world.calls);
                 *lock(&world.on_call) = None;
@@ -711,7 +710,7 @@ fn the_loss_of_a_part_revokes_the_whole() {
     for gone in 0..3 {
         let start = 0x35_0000_0000 + gone as u64 * 0x1000_0000;
         let (world, len) = world(start, &[2, 4, 2]);
-        let lease = Lease::<Fake>::pin(start, len).expect("pinned");
+        let lease = Lease::pin(start, len).expect("pinned");
         lease.admit(FakeTicket(world.clone())).expect("admitted");
         let table = lease.map(&device(&world)).expect("mapped");
         check_entries(&table, 0, &[2 * MIB, 4 * MIB, 2 * MIB]);
@@ -740,7 +739,7 @@ fn the_loss_of_a_part_revokes_the_whole() {
 fn release_inside_the_callback_of_a_part() {
     let start = 0x36_0000_0000;
     let (world, len) = world(start, &[2, 4, 2]);
-    let lease = Lease::<Fake>::pin(start, len).expect("pinned");
+    let lease = Lease::pin(start, len).expect("pinned");
     lease.admit(FakeTicket(world.clone())).expect("admitted");
     lease.map(&device(&world)).expect("mapped");
     let parts = lock(&world.layout).clone();

@@ -3,27 +3,28 @@
 //! The protocol between a revocable pin and the provider, with the callback at every place that one
 //! thread can put it. What two threads can do is loom's: `tests/loom`.
 
-use std::cell::Cell;
-use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::sync::mpsc;
 use std::sync::Arc;
 use std::sync::Mutex;
-use std::sync::RwLock;
 use std::thread;
-use std::thread::ThreadId;
 use std::time::Duration;
 
 use crate::extents::PageSize;
 use crate::extents::Span;
 use crate::fakes::lock;
-use crate::fakes::FakeLock;
-use crate::pin;
 use crate::pin::freed;
-use crate::pin::Directory;
 use crate::pin::Held;
-use crate::pin::Kept;
-use crate::pin::Slot;
+use crate::provider::record;
+use crate::provider::take_log;
+use crate::provider::world;
+use crate::provider::EXITING;
+use crate::provider::FREED_AT_ONCE;
+use crate::provider::NO_PIN;
+use crate::provider::NO_TABLE;
+use crate::provider::OTHER;
+use crate::provider::PLAIN;
+use crate::provider::PROCESS;
+use crate::provider::WORLD;
 use crate::refusal::Refusal;
 use crate::refusal::EINVAL;
 use crate::refusal::ENOMEM;
@@ -31,179 +32,10 @@ use crate::revocable::Revoke;
 
 const EIO: i32 = -5;
 
-/// What surrounds the pins of one test. Each test has a thread, and each thread a world.
-#[derive(Default)]
-struct World {
-    directory: Mutex<Directory<Fake>>,
-    gate: RwLock<()>,
-    log: Mutex<Vec<String>>,
-    /// What the next puts return before they do anything.
-    failing: Mutex<Vec<i32>>,
-    /// The provider does not know the process any more.
-    unlisted: Mutex<bool>,
-    /// The first pin is called back during the next get, which ends so.
-    frees: Mutex<Option<Result<u64, Refusal>>>,
-    /// Each call to get fails with this.
-    refuses: Mutex<Option<i32>>,
-}
-
-thread_local! {
-    static WORLD: RefCell<Arc<World>> = RefCell::default();
-    static PROCESS: Cell<u32> = const { Cell::new(1) };
-    static EXITING: Cell<bool> = const { Cell::new(false) };
-}
-
-fn world() -> Arc<World> {
-    WORLD.with_borrow(Clone::clone)
-}
-
-fn record(what: impl Into<String>) {
-    lock(&world().log).push(what.into());
-}
-
-/// What was done since the last call, in order.
-fn take_log() -> Vec<String> {
-    std::mem::take(&mut *lock(&world().log))
-}
-
-struct Fake;
-
-impl pin::Provider for Fake {
-    type Lock = FakeLock<bool>;
-    type Shared<T: Send + Sync + 'static> = Arc<T>;
-    type Slots = BTreeMap<usize, Arc<Slot<Fake>>>;
-    type Region = Arc<Region>;
-    type Hold = Hold;
-    type Table = u64;
-    type Process = u32;
-    type Thread = ThreadId;
-
-    fn share<T: Send + Sync + 'static>(value: T) -> Result<Arc<T>, Refusal> {
-        Ok(Arc::new(value))
-    }
-
-    fn hold() -> Result<Hold, Refusal> {
-        Ok(Hold)
-    }
-
-    fn directory<R>(f: impl FnOnce(&mut Directory<Fake>) -> R) -> Result<R, Refusal> {
-        Ok(f(&mut lock(&world().directory)))
-    }
-
-    fn gate_read<R>(f: impl FnOnce() -> R) -> R {
-        let world = world();
-        let _guard = world.gate.read().expect("no test panics in the gate");
-        f()
-    }
-
-    fn gate_write<R>(f: impl FnOnce() -> R) -> R {
-        let world = world();
-        let _guard = world
-            .gate
-            .try_write()
-            .expect("the gate is not taken where it may have to wait");
-        record("alone");
-        f()
-    }
-
-    fn get(span: &Span, number: usize) -> Result<Option<u64>, Refusal> {
-        record(format!("get {number}"));
-        let frees = lock(&world().frees).take();
-        if let Some(then) = frees {
-            freed::<Fake>(1);
-            return then.map(Some);
-        }
-        if *lock(&world().unlisted) {
-            return Err(Refusal::Pin(EINVAL));
-        }
-        if let Some(code) = *lock(&world().refuses) {
-            return Err(Refusal::Pin(code));
-        }
-        match span.start() {
-            NO_PIN => Err(Refusal::Pin(ENOMEM)),
-            NO_TABLE => Ok(None),
-            FREED_AT_ONCE => {
-                freed::<Fake>(number);
-                Ok(Some(span.start()))
-            }
-            start => Ok(Some(start)),
-        }
-    }
-
-    fn put(_span: &Span, table: u64) -> i32 {
-        let failing = lock(&world().failing).pop();
-        record(format!("put {table:#x}"));
-        failing.unwrap_or(0)
-    }
-
-    fn retry(mut put: impl FnMut() -> i32) -> i32 {
-        loop {
-            match put() {
-                ENOMEM => record("again"),
-                ret => return ret,
-            }
-        }
-    }
-
-    fn process() -> u32 {
-        PROCESS.get()
-    }
-
-    fn thread() -> ThreadId {
-        thread::current().id()
-    }
-
-    fn is_exiting() -> bool {
-        EXITING.get()
-    }
-
-    fn kept(_span: &Span, why: Kept) {
-        record(format!("{why:?}"));
-    }
-
-    fn late() {
-        record("late");
-    }
-
-    fn stray() {
-        record("stray");
-    }
-}
-
-impl<S> pin::Slots<S> for BTreeMap<usize, S> {
-    fn insert(&mut self, number: usize, slot: S) -> Result<(), Refusal> {
-        assert!(BTreeMap::insert(self, number, slot).is_none());
-        Ok(())
-    }
-
-    fn get(&self, number: usize) -> Option<&S> {
-        BTreeMap::get(self, &number)
-    }
-
-    fn remove(&mut self, number: usize) -> Option<S> {
-        BTreeMap::remove(self, &number)
-    }
-}
-
-const PLAIN: u64 = 0x10_0000;
-const OTHER: u64 = 0x20_0000;
-const NO_PIN: u64 = 0x30_0000;
-const NO_TABLE: u64 = 0x40_0000;
-const FREED_AT_ONCE: u64 = 0x50_0000;
-
-/// What a slot holds: says when it goes.
-struct Hold;
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        record("let go");
-    }
-}
-
 /// Holds its pins, as a region does, and loses them while it is revoked if it is told to.
 #[derive(Default)]
 struct Region {
-    pins: Mutex<Vec<Held<Fake>>>,
+    pins: Mutex<Vec<Held>>,
     release: Mutex<bool>,
 }
 
@@ -250,7 +82,7 @@ fn a_pin_is_read_and_put() {
     let want = ["get 1", "alone", "put 0x100000", "let go", "released"];
     assert_eq!(take_log(), want);
     for never in [0, 2, usize::MAX] {
-        freed::<Fake>(never);
+        freed(never);
         assert_eq!(take_log(), ["stray"]);
     }
 }
@@ -261,7 +93,7 @@ fn a_callback_after_the_put() {
     let region = Region::new(&[PLAIN]).expect("pinned");
     region.release();
     take_log();
-    freed::<Fake>(1);
+    freed(1);
     assert_eq!(take_log(), ["late"]);
     let region = Region::new(&[PLAIN]).expect("pinned");
     region.release();
@@ -285,7 +117,7 @@ fn a_callback_after_the_put() {
         take_log(),
         ["get 4", "get 5", "let go", "kept", "Unlisted", "released"]
     );
-    freed::<Fake>(4);
+    freed(4);
     assert_eq!(take_log(), ["revoke", "let go"]);
 }
 
@@ -320,7 +152,7 @@ fn a_process_that_exits_unlisted_keeps_the_slot_until_the_callback() {
         take_log(),
         ["get 1", "get 2", "let go", "kept", "Unlisted", "released"]
     );
-    freed::<Fake>(1);
+    freed(1);
     assert_eq!(take_log(), ["revoke", "let go"]);
 }
 
@@ -379,7 +211,7 @@ fn a_provider_that_cannot_be_asked_keeps_the_slot() {
         ]
     );
     *lock(&world().refuses) = None;
-    freed::<Fake>(1);
+    freed(1);
     assert_eq!(take_log(), ["revoke", "let go"]);
 }
 
@@ -404,14 +236,14 @@ fn what_was_pinned_to_ask_and_cannot_be_put_keeps_the_slot() {
         "released",
     ];
     assert_eq!(take_log(), want);
-    freed::<Fake>(2);
+    freed(2);
     assert_eq!(take_log(), ["revoke", "let go"]);
 }
 
 #[test]
 fn a_revoked_pin_is_neither_read_nor_put() {
     let region = Region::new(&[PLAIN]).expect("pinned");
-    freed::<Fake>(1);
+    freed(1);
     assert_eq!(region.read(), Err(Refusal::Revoked));
     region.release();
     assert_eq!(take_log(), ["get 1", "revoke", "let go", "released"]);
@@ -435,7 +267,7 @@ fn a_failed_get_leaves_nothing() {
 fn a_get_without_a_table_leaves_what_its_callback_needs() {
     assert_eq!(Region::new(&[NO_TABLE]).err(), Some(Refusal::Pin(0)));
     assert_eq!(take_log(), ["get 1"]);
-    freed::<Fake>(1);
+    freed(1);
     assert_eq!(take_log(), ["revoke", "let go"]);
 }
 
@@ -446,7 +278,7 @@ fn another_process_keeps_the_slot_until_the_callback() {
     region.release();
     drop(region);
     assert_eq!(take_log(), ["get 1", "kept", "OtherProcess", "released"]);
-    freed::<Fake>(1);
+    freed(1);
     assert_eq!(take_log(), ["revoke", "let go"]);
 }
 
@@ -456,7 +288,7 @@ fn another_process_keeps_the_slot_until_the_callback() {
 fn release_in_a_callback_keeps_the_other_pins_of_the_region() {
     let region = Region::new(&[PLAIN, OTHER]).expect("pinned");
     *lock(&region.release) = true;
-    freed::<Fake>(1);
+    freed(1);
     let want = [
         "get 1",
         "get 2",
@@ -468,7 +300,7 @@ fn release_in_a_callback_keeps_the_other_pins_of_the_region() {
     ];
     assert_eq!(take_log(), want);
     *lock(&region.release) = false;
-    freed::<Fake>(2);
+    freed(2);
     assert_eq!(take_log(), ["revoke", "let go"]);
     // And with the callback over, this thread puts again.
     Region::new(&[PLAIN]).expect("pinned").release();
@@ -479,7 +311,7 @@ fn release_in_a_callback_keeps_the_other_pins_of_the_region() {
 #[test]
 fn release_after_one_callback_puts_the_other_pins() {
     let region = Region::new(&[PLAIN, OTHER]).expect("pinned");
-    freed::<Fake>(1);
+    freed(1);
     region.release();
     let want = [
         "get 1",
@@ -530,7 +362,7 @@ fn a_put_that_failed_keeps_the_slot_until_the_callback() {
         "released",
     ];
     assert_eq!(take_log(), want);
-    freed::<Fake>(1);
+    freed(1);
     assert_eq!(take_log(), ["revoke", "let go"]);
 }
 
@@ -543,7 +375,7 @@ fn a_callback_waits_for_who_reads_the_table() {
         let read = lock(&region.pins)[0].read(|_| {
             s.spawn(move || {
                 WORLD.set(shared);
-                freed::<Fake>(1);
+                freed(1);
                 done.send(()).expect("the test waits");
             });
             let early = is_done.recv_timeout(Duration::from_millis(200));

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use crate::extents::PageSize;
 use crate::fakes::lock;
-use crate::fakes::Fake;
 use crate::fakes::FakeDevice;
 use crate::fakes::FakeTicket;
 use crate::fakes::World;
@@ -23,7 +22,7 @@ const MIB: u64 = 1 << 20;
 
 struct Registration {
     world: Arc<World>,
-    lease: Lease<Fake>,
+    lease: Lease,
 }
 
 impl Registration {
@@ -79,7 +78,7 @@ fn without_a_callback() {
 fn callback_before_the_pin_returns() {
     let world = World::at(0x12_0000_0000);
     *lock(&world.on_pin) = Some(Box::new(|world| world.free()));
-    let refusal = Lease::<Fake>::pin(0x12_0000_0000, MIB).err();
+    let refusal = Lease::pin(0x12_0000_0000, MIB).err();
     assert_eq!(refusal, Some(Refusal::Revoked));
     assert_eq!(
         world.take_log(),

@@ -13,7 +13,6 @@ use crate::fakes::in_roll;
 use crate::fakes::lock;
 use crate::fakes::roll;
 use crate::fakes::Allocation;
-use crate::fakes::Fake;
 use crate::fakes::FakeDevice;
 use crate::fakes::FakeTicket;
 use crate::fakes::Stand;
@@ -131,7 +130,7 @@ fn domains_have_as_many_digits_as_they_need() {
 fn a_persistent_life() {
     let world = World::at(0x40_0000_0000);
     let start = 0x40_0000_1000;
-    let region = Region::<Fake>::pin(start, 2 * MIB).expect("pinned");
+    let region = Region::pin(start, 2 * MIB).expect("pinned");
     let len = 2 * MIB + 0x1_0000;
     assert_eq!(standing(), [(1, State::Pinned)]);
     assert_eq!(
@@ -192,7 +191,7 @@ fn a_persistent_life() {
 #[test]
 fn a_persistent_one_is_shown_until_it_is_unpinned() {
     let world = World::at(0x41_0000_0000);
-    let region = Region::<Fake>::pin(0x41_0000_0000, MIB).expect("pinned");
+    let region = Region::pin(0x41_0000_0000, MIB).expect("pinned");
     let shown = Arc::new(AtomicBool::new(false));
     let seen = shown.clone();
     *lock(&world.on_unpin) = Some(Box::new(move |_| {
@@ -207,8 +206,8 @@ fn a_persistent_one_is_shown_until_it_is_unpinned() {
 fn a_refused_one_never_stands_there() {
     let world = World::at(0x42_0000_0000);
     world.fail("pin");
-    assert!(Region::<Fake>::pin(0x42_0000_0000, MIB).is_err());
-    assert!(Lease::<Fake>::pin(0x42_0000_0000, MIB).is_err());
+    assert!(Region::pin(0x42_0000_0000, MIB).is_err());
+    assert!(Lease::pin(0x42_0000_0000, MIB).is_err());
     assert_eq!(standing(), []);
     assert_eq!(counts(Flavour::Persistent), Counts::default());
     assert_eq!(counts(Flavour::Revocable), Counts::default());
@@ -218,8 +217,8 @@ fn a_refused_one_never_stands_there() {
 #[test]
 fn a_map_that_fails_leaves_it_pinned() {
     let world = World::at(0x43_0000_0000);
-    let region = Region::<Fake>::pin(0x43_0000_0000, MIB).expect("pinned");
-    let lease = Lease::<Fake>::pin(0x43_0000_0000, MIB).expect("pinned");
+    let region = Region::pin(0x43_0000_0000, MIB).expect("pinned");
+    let lease = Lease::pin(0x43_0000_0000, MIB).expect("pinned");
     for step in ["table", "map"] {
         world.fail(step);
         assert!(region.map(&device(&world)).is_err());
@@ -240,8 +239,8 @@ fn over_several_allocations_on_two_gpus() {
             page: PageSize::KIB_64,
         })
         .collect();
-    let region = Region::<Fake>::pin(0x44_0000_0000, 8 * MIB).expect("pinned");
-    let lease = Lease::<Fake>::pin(0x44_0000_0000, 8 * MIB).expect("pinned");
+    let region = Region::pin(0x44_0000_0000, 8 * MIB).expect("pinned");
+    let lease = Lease::pin(0x44_0000_0000, 8 * MIB).expect("pinned");
     assert_eq!(MAX_PIECES.get(), 1024);
     for living in roll().all() {
         let text = line(&living);
@@ -253,9 +252,9 @@ fn over_several_allocations_on_two_gpus() {
     assert_eq!(standing(), []);
 }
 
-fn up(start: u64) -> (Arc<World>, Lease<Fake>) {
+fn up(start: u64) -> (Arc<World>, Lease) {
     let world = World::at(start);
-    let lease = Lease::<Fake>::pin(start, MIB).expect("pinned");
+    let lease = Lease::pin(start, MIB).expect("pinned");
     lease.admit(FakeTicket(world.clone())).expect("admitted");
     lease.map(&device(&world)).expect("mapped");
     (world, lease)
@@ -300,7 +299,7 @@ fn the_loss_of_a_second_part_is_none() {
             page: PageSize::KIB_64,
         })
         .collect();
-    let lease = Lease::<Fake>::pin(0x46_0000_0000, 4 * MIB).expect("pinned");
+    let lease = Lease::pin(0x46_0000_0000, 4 * MIB).expect("pinned");
     world.free_part(0x46_0000_0000, 0x46_0000_0000 + 2 * MIB);
     world.free();
     assert_eq!(standing(), [(1, State::Revoked)]);
@@ -313,7 +312,7 @@ fn the_loss_of_a_second_part_is_none() {
 fn what_is_lost_before_it_is_there_never_stands_there() {
     let world = World::at(0x47_0000_0000);
     *lock(&world.on_pin) = Some(Box::new(|world| world.free()));
-    let refusal = Lease::<Fake>::pin(0x47_0000_0000, MIB).err();
+    let refusal = Lease::pin(0x47_0000_0000, MIB).err();
     assert_eq!(refusal, Some(Refusal::Revoked));
     assert_eq!(standing(), []);
     assert_eq!(counts(Flavour::Revocable), Counts::default());
@@ -362,7 +361,7 @@ fn kept_until_the_last_part_is_freed_where_the_first_ones_callback_releases() {
             page: PageSize::KIB_64,
         })
         .collect();
-    let lease = Lease::<Fake>::pin(start, 6 * MIB).expect("pinned");
+    let lease = Lease::pin(start, 6 * MIB).expect("pinned");
     lease.admit(FakeTicket(world.clone())).expect("admitted");
     let mut lease = Some(lease);
     *lock(&world.on_revoke) = Some(Box::new(move |_| drop(lease.take())));
@@ -382,8 +381,8 @@ fn no_number_comes_twice() {
     let world = World::at(0x4a_0000_0000);
     let mut seen = Vec::new();
     for round in 0..50_u64 {
-        let region = Region::<Fake>::pin(0x4a_0000_0000, MIB).expect("pinned");
-        let lease = Lease::<Fake>::pin(0x4a_0000_0000, MIB).expect("pinned");
+        let region = Region::pin(0x4a_0000_0000, MIB).expect("pinned");
+        let lease = Lease::pin(0x4a_0000_0000, MIB).expect("pinned");
         seen.extend(standing().iter().map(|(number, _)| *number));
         if round % 3 == 0 {
             world.free();

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! What surrounds the module's logic, with loom's primitives.
+//! What surrounds the module's logic, with loom's primitives. `src/env.rs` has the kernel's, and says what
+//! each name stands for.
 
 use std::cell::Cell;
 use std::ops::Deref;
 use std::ops::DerefMut;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
-use std::sync::Arc;
 
 use loom::sync::Condvar;
 use loom::sync::Mutex;
@@ -16,7 +16,6 @@ use loom::thread;
 use loom::thread::ThreadId;
 
 use crate::account::Account;
-use crate::account::Ledger;
 use crate::extents::Cut;
 use crate::extents::PageSize;
 use crate::extents::Run;
@@ -24,14 +23,10 @@ use crate::extents::Span;
 use crate::ib_core::Umem;
 use crate::ib_core::LEN;
 use crate::pin::Held;
-use crate::provider::Gpu;
-use crate::provider::Owner;
 use crate::provider::ALLOCATION;
 use crate::record::Task;
 use crate::refusal::Refusal;
-use crate::region;
-use crate::revocable;
-use crate::revocable::Region;
+use crate::revocable::Revoke;
 use crate::roll;
 use crate::roll::Book;
 use crate::roll::Event;
@@ -41,33 +36,74 @@ use crate::roll::PciAddress;
 use crate::world::world;
 use crate::world::Break;
 
+pub(crate) use std::sync::Arc as Shared;
+
+pub(crate) use crate::provider::directory;
+pub(crate) use crate::provider::gate_read;
+pub(crate) use crate::provider::gate_write;
+pub(crate) use crate::provider::get_pages;
+pub(crate) use crate::provider::is_exiting;
+pub(crate) use crate::provider::kept;
+pub(crate) use crate::provider::late_callback;
+pub(crate) use crate::provider::process;
+pub(crate) use crate::provider::put_pages;
+pub(crate) use crate::provider::retry;
+pub(crate) use crate::provider::stray_callback;
+pub(crate) use crate::provider::ModuleHold;
+pub(crate) use crate::provider::PageTable;
+pub(crate) use crate::provider::Slots;
+
 /// What one user may have pinned: all that the models pin at once.
 pub(crate) const LIMIT: u64 = 8 * LEN;
 
-pub(crate) struct Loom;
+pub(crate) use NoPin as DmaMapping;
+pub(crate) use NoPin as PersistentPin;
+
+pub(crate) use Monitor as Lock;
+
+/// What ib_core gets to see of a scatter list.
+pub(crate) type LentTable = usize;
+pub(crate) type Process = u32;
+pub(crate) type User = u32;
+
+pub(crate) fn share<T>(value: T) -> Result<Shared<T>, Refusal> {
+    Ok(Shared::new(value))
+}
+
+pub(crate) fn user() -> User {
+    0
+}
 
 /// The lock of the accounts is a leaf, and the models do not look at its order: a cell that panics when
 /// it is opened twice.
-impl Ledger for Loom {
-    type User = u32;
-    type Accounts = List<Account<u32>>;
+pub(crate) fn accounts() -> Option<(u64, impl DerefMut<Target = List<Account>>)> {
+    let accounts = world().accounts.borrow_mut().take();
+    let accounts = accounts.expect("nobody calls with the accounts open");
+    Some((LIMIT, Opened(accounts)))
+}
 
-    fn user() -> u32 {
-        0
-    }
+pub(crate) fn caller() -> (Task, u64) {
+    let task = Task {
+        tgid: world().process() as i32,
+        pid: 1,
+        comm: [0; 16],
+    };
+    (task, 0)
+}
 
-    fn open() -> Option<(u64, impl DerefMut<Target = Self::Accounts>)> {
-        let accounts = world().accounts.borrow_mut().take();
-        let accounts = accounts.expect("nobody calls with the accounts open");
-        Some((LIMIT, Opened(accounts)))
-    }
+pub(crate) fn is_killed() -> bool {
+    false
+}
+
+pub(crate) fn max_pieces() -> u32 {
+    1024
 }
 
 /// The accounts, until they are given back.
-struct Opened(List<Account<u32>>);
+struct Opened(List<Account>);
 
 impl Deref for Opened {
-    type Target = List<Account<u32>>;
+    type Target = List<Account>;
 
     fn deref(&self) -> &Self::Target {
         &self.0
@@ -86,50 +122,6 @@ impl Drop for Opened {
     }
 }
 
-impl region::Env for Loom {
-    type Lock<T: Send + Unpin> = Monitor<T>;
-    type List<T: Send> = List<T>;
-    type Device = Device;
-    type Table = Table;
-    type Pin = NoPin;
-    type Mapping = NoPin;
-
-    fn max_pieces() -> u32 {
-        1024
-    }
-
-    fn caller() -> (Task, u64) {
-        let task = Task {
-            tgid: world().process() as i32,
-            pid: 1,
-            comm: [0; 16],
-        };
-        (task, 0)
-    }
-
-    fn is_killed() -> bool {
-        false
-    }
-}
-
-impl revocable::Env for Loom {
-    type Monitor<T: Send + Unpin> = Monitor<T>;
-    type Shared<T: Send + Sync + 'static> = Arc<T>;
-    type Ticket = Ticket;
-    type RevocablePin = Pin;
-    type BarMapping = Mapping;
-    type BarRun = BarRun;
-    type Thread = Thread;
-
-    fn share<T: Send + Sync + 'static>(value: T) -> Result<Arc<T>, Refusal> {
-        Ok(Arc::new(value))
-    }
-
-    fn thread() -> Thread {
-        Thread::current()
-    }
-}
-
 #[derive(Clone, Copy, Eq, PartialEq)]
 pub(crate) struct Thread(ThreadId, u64);
 
@@ -145,53 +137,56 @@ impl Thread {
 }
 
 pub(crate) struct Monitor<T> {
+    /// First: it leaves the roll before the rest goes.
+    place: Place,
     value: Mutex<T>,
     changed: Condvar,
-    /// On the roll; 0: not there.
-    number: AtomicU64,
 }
 
 impl<T> Monitor<T> {
-    fn lock(&self) -> MutexGuard<'_, T> {
-        self.value.lock().expect("no poison")
-    }
-}
-
-impl<T: Send + Unpin> region::Lock<T> for Monitor<T> {
-    fn new(value: T) -> Result<Self, Refusal> {
+    pub(crate) fn new(value: T) -> Result<Self, Refusal> {
         Ok(Monitor {
+            place: Place(AtomicU64::new(0)),
             value: Mutex::new(value),
             changed: Condvar::new(),
-            number: AtomicU64::new(0),
         })
     }
 
-    fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+    fn lock(&self) -> MutexGuard<'_, T> {
+        self.value.lock().expect("no poison")
+    }
+
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
+    }
+
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         f(&mut self.lock())
     }
-}
 
-impl<T: Send + Unpin> revocable::Monitor<T> for Monitor<T> {
-    fn wait_while(&self, mut condition: impl FnMut(&mut T) -> bool) {
+    pub(crate) fn wait_while(&self, mut condition: impl FnMut(&mut T) -> bool) {
         let mut guard = self.lock();
         while !world().is_broken(Break::NoWait) && condition(&mut guard) {
             guard = self.changed.wait(guard).expect("no poison");
         }
     }
 
-    fn notify_all(&self) {
+    pub(crate) fn notify_all(&self) {
         self.changed.notify_all();
     }
 }
 
-impl<T> roll::Place for Monitor<T> {
-    fn with<R>(&self, f: impl FnOnce(&mut Book, &mut Option<Living>) -> R) -> R {
+/// The number on the roll; 0: not there.
+pub(crate) struct Place(AtomicU64);
+
+impl Place {
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Book, &mut Option<Living>) -> R) -> R {
         world().with_roll(|roll| {
-            let number = self.number.load(Ordering::Relaxed);
+            let number = self.0.load(Ordering::Relaxed);
             let mut slot = roll.living.remove(&number);
             let result = f(&mut roll.book, &mut slot);
             let number = slot.as_ref().map_or(0, |living| living.number);
-            self.number.store(number, Ordering::Relaxed);
+            self.0.store(number, Ordering::Relaxed);
             if let Some(living) = slot {
                 let before = roll.living.insert(number, living);
                 assert!(before.is_none(), "a number comes twice on the roll");
@@ -200,12 +195,12 @@ impl<T> roll::Place for Monitor<T> {
         })
     }
 
-    fn tell(&self, _event: Event) {}
+    pub(crate) fn tell(&self, _event: Event) {}
 }
 
-impl<T> Drop for Monitor<T> {
+impl Drop for Place {
     fn drop(&mut self) {
-        if self.number.load(Ordering::Relaxed) != 0 && !std::thread::panicking() {
+        if self.0.load(Ordering::Relaxed) != 0 && !std::thread::panicking() {
             roll::gone(self);
         }
     }
@@ -213,12 +208,12 @@ impl<T> Drop for Monitor<T> {
 
 pub(crate) struct SlotLock(Mutex<bool>);
 
-impl region::Lock<bool> for SlotLock {
-    fn new(value: bool) -> Result<Self, Refusal> {
+impl SlotLock {
+    pub(crate) fn new(value: bool) -> Result<Self, Refusal> {
         Ok(SlotLock(Mutex::new(value)))
     }
 
-    fn with<R>(&self, f: impl FnOnce(&mut bool) -> R) -> R {
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut bool) -> R) -> R {
         let mut guard = self.0.lock().expect("no poison");
         let world = world();
         if world.is_broken(Break::OpenSlot) {
@@ -257,28 +252,26 @@ impl<T> DerefMut for List<T> {
     }
 }
 
-impl<T: Send> region::List<T> for List<T> {
-    fn push(&mut self, value: T) -> Result<(), Refusal> {
+impl<T> List<T> {
+    pub(crate) fn push(&mut self, value: T) -> Result<(), Refusal> {
         self.0.push(value);
         Ok(())
     }
 }
 
 /// The device of one registration.
-pub(crate) struct Device(usize);
+pub(crate) struct PciDevice(usize);
 
-impl Device {
-    pub(crate) fn of(umem: &Umem) -> Device {
-        Device(umem.number())
+impl PciDevice {
+    pub(crate) fn of(umem: &Umem) -> PciDevice {
+        PciDevice(umem.number())
     }
-}
 
-impl region::Device for Device {
-    fn max_segment(&self) -> u32 {
+    pub(crate) fn max_segment(&self) -> u32 {
         1 << 31
     }
 
-    fn address(&self) -> PciAddress {
+    pub(crate) fn address(&self) -> PciAddress {
         PciAddress(0)
     }
 }
@@ -286,21 +279,19 @@ impl region::Device for Device {
 /// A scatter list: a piece of memory that ib_core writes to.
 pub(crate) struct Table(usize);
 
-impl region::Table for Table {
-    type Lent = usize;
-
-    fn build(runs: impl Iterator<Item = Run>, cut: Cut) -> Result<Self, Refusal> {
+impl Table {
+    pub(crate) fn build(runs: impl Iterator<Item = Run>, cut: Cut) -> Result<Self, Refusal> {
         let mut count = 0;
         cut.entries(runs, |_| count += 1);
         assert_eq!(count, 1);
         Ok(Table(world().alloc("the scatter list")))
     }
 
-    fn entries(&self) -> u32 {
+    pub(crate) fn entries(&self) -> u32 {
         1
     }
 
-    fn lend(&self) -> usize {
+    pub(crate) fn lend(&self) -> LentTable {
         self.0
     }
 }
@@ -313,32 +304,27 @@ impl Drop for Table {
     }
 }
 
-/// The other flavour, which has no callbacks.
+/// A pin or a mapping of the other flavour, which has no callbacks: there is none.
 pub(crate) struct NoPin;
 
-impl region::Pinned for NoPin {
-    type Device = Device;
-    type Mapping = NoPin;
-
-    fn pin(_span: Span) -> Result<Self, Refusal> {
+impl NoPin {
+    pub(crate) fn pin(_span: Span) -> Result<Self, Refusal> {
         Err(Refusal::Unloading)
     }
 
-    fn page_size(&self) -> PageSize {
+    pub(crate) fn page_size(&self) -> PageSize {
         PageSize::KIB_64
     }
 
-    fn gpus(&self) -> Gpus {
+    pub(crate) fn gpus(&self) -> Gpus {
         Gpus::default()
     }
 
-    fn map(&self, _device: &Device) -> Result<NoPin, Refusal> {
+    pub(crate) fn map(&self, _device: &PciDevice) -> Result<NoPin, Refusal> {
         Err(Refusal::Unloading)
     }
-}
 
-impl region::Mapping for NoPin {
-    fn addresses(&self) -> &[u64] {
+    pub(crate) fn addresses(&self) -> &[u64] {
         &[]
     }
 }
@@ -358,10 +344,8 @@ impl Ticket {
             used: Cell::new(false),
         }
     }
-}
 
-impl revocable::Ticket for Ticket {
-    fn revoke(self) {
+    pub(crate) fn revoke(self) {
         self.used.set(true);
         let world = world();
         if !world.is_broken(Break::Silent) {
@@ -384,14 +368,14 @@ impl Drop for Ticket {
 /// Physical addresses, by their allocation.
 pub(crate) struct BarRun(usize);
 
-pub(crate) struct Pin {
-    _held: Held<Gpu>,
+pub(crate) struct RevocablePin {
+    _held: Held,
     runs: [BarRun; 1],
 }
 
-impl revocable::RevocablePin<Loom> for Pin {
-    fn pin(span: Span, region: Arc<Region<Loom>>) -> Result<Self, Refusal> {
-        let held = Held::<Gpu>::new(span, Owner::Region(region))?;
+impl RevocablePin {
+    pub(crate) fn pin(span: Span, region: Shared<dyn Revoke>) -> Result<Self, Refusal> {
+        let held = Held::new(span, region)?;
         if world().is_broken(Break::LateRead) {
             held.read(|table| Ok(table.table()))?.read();
         }
@@ -399,56 +383,56 @@ impl revocable::RevocablePin<Loom> for Pin {
             table.table().read();
             Ok(())
         })?;
-        Ok(Pin {
+        Ok(RevocablePin {
             _held: held,
             runs: [BarRun((span.start() / ALLOCATION) as usize)],
         })
     }
 
-    fn page_size(&self) -> PageSize {
+    pub(crate) fn page_size(&self) -> PageSize {
         PageSize::KIB_64
     }
 
-    fn gpus(&self) -> Gpus {
+    pub(crate) fn gpus(&self) -> Gpus {
         Gpus::default()
     }
 
-    fn runs(&self) -> &[BarRun] {
+    pub(crate) fn runs(&self) -> &[BarRun] {
         &self.runs
     }
 }
 
 /// DMA addresses: a piece of memory that the HCA uses until it is stopped.
-pub(crate) struct Mapping {
+pub(crate) struct BarMapping {
     memory: usize,
     umem: usize,
     runs: [Run; 1],
 }
 
-impl revocable::BarMapping for Mapping {
-    type Device = Device;
-    type BarRun = BarRun;
-
-    fn map<'a>(device: &Device, runs: impl Iterator<Item = &'a BarRun>) -> Result<Self, Refusal> {
+impl BarMapping {
+    pub(crate) fn map<'a>(
+        device: &PciDevice,
+        runs: impl Iterator<Item = &'a BarRun>,
+    ) -> Result<Self, Refusal> {
         let world = world();
         for BarRun(allocation) in runs {
             world.provider.use_memory(*allocation);
         }
         let memory = world.alloc("a DMA mapping");
         world.ib_core.umem(device.0).mapping.set(Some(memory));
-        Ok(Mapping {
+        Ok(BarMapping {
             memory,
             umem: device.0,
             runs: [Run { addr: 0, len: LEN }],
         })
     }
 
-    fn runs(&self) -> &[Run] {
+    pub(crate) fn runs(&self) -> &[Run] {
         &self.runs
     }
 }
 
-impl Drop for Mapping {
+impl Drop for BarMapping {
     fn drop(&mut self) {
         let world = world();
         let umem = world.ib_core.umem(self.umem);

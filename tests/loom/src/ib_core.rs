@@ -15,8 +15,7 @@ use loom::sync::Condvar;
 use loom::sync::Mutex;
 use loom::sync::MutexGuard;
 
-use crate::env::Device;
-use crate::env::Loom;
+use crate::env::PciDevice;
 use crate::env::Ticket;
 use crate::provider::ALLOCATION;
 use crate::refusal::Refusal;
@@ -52,7 +51,7 @@ pub(crate) struct Umem {
     /// Whether `client` is set.
     client: AtomicBool,
     mapping_lock: Mutex<Mapped>,
-    context: RefCell<Option<Lease<Loom>>>,
+    context: RefCell<Option<Lease>>,
     /// The client's memory behind `context`: from `acquire` until `release` returns.
     lives: usize,
     /// The scatter list, as `dma_map` gave it.
@@ -121,7 +120,7 @@ impl Core {
         self.umems.lock().expect("no poison")
     }
 
-    fn add(&self, world: &World, allocation: usize, lease: Lease<Loom>) -> Rc<Umem> {
+    fn add(&self, world: &World, allocation: usize, lease: Lease) -> Rc<Umem> {
         let mut all = self.all.borrow_mut();
         let umem = Rc::new(Umem {
             number: all.len(),
@@ -167,7 +166,7 @@ impl Core {
 
         let prepared = umem
             .call(|lease| lease.admit(Ticket::new(ticket, &umem)))
-            .and_then(|()| umem.call(|lease| lease.map(&Device::of(&umem))));
+            .and_then(|()| umem.call(|lease| lease.map(&PciDevice::of(&umem))));
         let table = match prepared {
             Ok(table) => table,
             Err(refusal) => {
@@ -288,7 +287,7 @@ impl Umem {
     }
 
     /// Calls the client, which must not have released meanwhile.
-    fn call<R>(&self, f: impl FnOnce(&Lease<Loom>) -> R) -> R {
+    fn call<R>(&self, f: impl FnOnce(&Lease) -> R) -> R {
         let lives = world().memory(self.lives);
         lives.read();
         let context = self.context.borrow();

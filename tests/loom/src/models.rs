@@ -20,8 +20,6 @@ use crate::extents::Span;
 use crate::ib_core::LEN;
 use crate::pin::Held;
 use crate::pin::Kept;
-use crate::provider::Gpu;
-use crate::provider::Owner;
 use crate::provider::ALLOCATION;
 use crate::refusal::Refusal;
 use crate::region::MAX_LEN;
@@ -396,7 +394,7 @@ fn two_frees_beside_two_ends_in_another_process() {
 
 /// In the place of a region: two pins, which may be released inside the callback of one.
 struct Pins {
-    pins: Mutex<Vec<Held<Gpu>>>,
+    pins: Mutex<Vec<Held>>,
     inside: bool,
 }
 
@@ -429,9 +427,9 @@ impl Revoke for Pins {
     fn kept(&self) {}
 }
 
-fn hold(allocation: u64, owner: Arc<dyn Revoke>) -> Result<Held<Gpu>, Refusal> {
+fn hold(allocation: u64, owner: Arc<dyn Revoke>) -> Result<Held, Refusal> {
     let span = Span::covering(allocation * ALLOCATION, LEN, PageSize::KIB_64, MAX_LEN)?;
-    Held::new(span, Owner::Other(owner))
+    Held::new(span, owner)
 }
 
 /// OFED 4.9 and a region of two pieces: the one that lives is not put under the API lock, for which

@@ -6,7 +6,6 @@ use std::cell::Cell;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::collections::HashMap;
-use std::ops::Deref;
 use std::sync::Arc;
 
 use loom::sync::atomic::AtomicUsize;
@@ -16,11 +15,7 @@ use loom::sync::MutexGuard;
 use loom::thread;
 use loom::thread::ThreadId;
 
-use crate::env::Loom;
-use crate::env::SlotLock;
-use crate::env::Thread;
 use crate::extents::Span;
-use crate::pin;
 use crate::pin::freed;
 use crate::pin::Directory;
 use crate::pin::Kept;
@@ -28,8 +23,6 @@ use crate::pin::Slot;
 use crate::refusal::Refusal;
 use crate::refusal::EINVAL;
 use crate::refusal::ENOMEM;
-use crate::revocable::Region;
-use crate::revocable::Revoke;
 use crate::world::world;
 use crate::world::Break;
 use crate::world::World;
@@ -39,12 +32,12 @@ pub(crate) const ALLOCATION: u64 = 1 << 20;
 
 /// What the caller of `get` has. The provider knows the pointer alone; who is meant is for the record.
 #[derive(Clone, Copy)]
-pub(crate) struct Table {
+pub(crate) struct PageTable {
     pointer: usize,
     serial: usize,
 }
 
-impl Table {
+impl PageTable {
     /// Reads the page table.
     pub(crate) fn read(self) {
         let world = world();
@@ -54,7 +47,7 @@ impl Table {
 }
 
 struct Pinned {
-    table: Table,
+    table: PageTable,
     allocation: usize,
     process: u32,
     number: usize,
@@ -121,7 +114,7 @@ impl Provider {
         pointer
     }
 
-    fn free_table(&self, world: &World, table: Table) {
+    fn free_table(&self, world: &World, table: PageTable) {
         world.memory(self.tables.borrow()[table.serial]).free();
         self.pointers.borrow_mut().retain(|p| *p != table.pointer);
     }
@@ -168,7 +161,7 @@ impl Provider {
                 "a callback into a module that is gone"
             );
             self.in_text.fetch_add(1, Ordering::SeqCst);
-            freed::<Gpu>(pin.number);
+            freed(pin.number);
             world.ib_core.stale_tickets();
             // The last instruction of the module, after it gave up its hold.
             self.in_text.fetch_sub(1, Ordering::SeqCst);
@@ -202,204 +195,164 @@ impl Provider {
     }
 }
 
-/// nvidia.ko, for the module.
-pub(crate) struct Gpu;
-
-/// Whom a callback is for: a region, or what a model puts in its place.
-#[derive(Clone)]
-pub(crate) enum Owner {
-    Region(Arc<Region<Loom>>),
-    Other(Arc<dyn Revoke>),
-}
-
-impl Deref for Owner {
-    type Target = dyn Revoke;
-
-    fn deref(&self) -> &Self::Target {
-        match self {
-            Owner::Region(region) => &**region,
-            Owner::Other(other) => &**other,
-        }
-    }
-}
-
 /// Keeps the module loaded.
-pub(crate) struct Hold(usize);
+pub(crate) struct ModuleHold(usize);
 
-impl Hold {
-    pub(crate) fn new() -> Self {
+impl ModuleHold {
+    pub(crate) fn try_new() -> Option<Self> {
         let world = world();
         let count = usize::from(!world.is_broken(Break::NoHold));
         world.holds.fetch_add(count, Ordering::SeqCst);
-        Hold(count)
+        Some(ModuleHold(count))
     }
 }
 
-impl Drop for Hold {
+impl Drop for ModuleHold {
     fn drop(&mut self) {
         world().holds.fetch_sub(self.0, Ordering::SeqCst);
     }
 }
 
-impl pin::Provider for Gpu {
-    type Lock = SlotLock;
-    type Shared<T: Send + Sync + 'static> = Arc<T>;
-    type Slots = BTreeMap<usize, Arc<Slot<Gpu>>>;
-    type Region = Owner;
-    type Hold = Hold;
-    type Table = Table;
-    type Process = u32;
-    type Thread = Thread;
+/// Slots by their numbers.
+#[derive(Default)]
+pub(crate) struct Slots(BTreeMap<usize, Arc<Slot>>);
 
-    fn share<T: Send + Sync + 'static>(value: T) -> Result<Arc<T>, Refusal> {
-        Ok(Arc::new(value))
-    }
-
-    fn hold() -> Result<Hold, Refusal> {
-        Ok(Hold::new())
-    }
-
-    fn directory<R>(f: impl FnOnce(&mut Directory<Gpu>) -> R) -> Result<R, Refusal> {
-        let world = world();
-        let mut directory = world.directory.lock().expect("no poison");
-        Ok(f(&mut directory))
-    }
-
-    fn gate_read<R>(f: impl FnOnce() -> R) -> R {
-        let world = world();
-        if world.is_broken(Break::NoGate) {
-            return f();
-        }
-        let _guard = world.gate.read().expect("no poison");
-        f()
-    }
-
-    fn gate_write<R>(f: impl FnOnce() -> R) -> R {
-        let world = world();
-        if world.is_broken(Break::NoGate) {
-            return f();
-        }
-        let _guard = world.gate.write().expect("no poison");
-        world.gate_since.set(world.tick());
-        f()
-    }
-
-    fn get(span: &Span, number: usize) -> Result<Option<Table>, Refusal> {
-        let world = world();
-        let provider = &world.provider;
-        let guard = provider.lock("a get");
-        let allocation = (span.start() / ALLOCATION) as usize;
-        provider.allocation(allocation);
-        if provider.is_gone(allocation) || provider.unlisted.get() {
-            return Err(Refusal::Pin(EINVAL));
-        }
-        let memory = world.alloc("a page table");
-        let mut tables = provider.tables.borrow_mut();
-        tables.push(memory);
-        let table = Table {
-            pointer: provider.pointer(),
-            serial: tables.len() - 1,
-        };
-        provider.pins.borrow_mut().push(Pinned {
-            table,
-            allocation,
-            process: world.process(),
-            number,
-        });
-        drop(tables);
-        // From here on the callback may come, though nobody knows the table yet.
-        drop(guard);
-        Ok(Some(table))
-    }
-
-    fn put(_span: &Span, table: Table) -> i32 {
-        let world = world();
-        let provider = &world.provider;
-        if world.is_broken(Break::NoPut) {
-            return 0;
-        }
-        let guard = provider.lock("a put");
-        if let Some(left) = provider.short_of_memory.get().checked_sub(1) {
-            provider.short_of_memory.set(left);
-            return ENOMEM;
-        }
-        let process = world.process();
-        let listed = !provider.unlisted.get();
-        let mut pins = provider.pins.borrow_mut();
-        let found = pins
-            .iter()
-            .position(|pin| listed && pin.table.pointer == table.pointer && pin.process == process);
-        if let Some(at) = found {
-            let pin = pins.remove(at);
-            assert_eq!(pin.table.serial, table.serial, "somebody else's pin is put");
-            provider.free_table(&world, table);
-        } else {
-            let foreign = pins.iter().any(|pin| pin.table.serial == table.serial);
-            let returned = provider.returned.borrow().get(&table.serial).copied();
-            match returned {
-                // Between the look and the put.
-                Some(when) => assert!(
-                    when > world.gate_since.get(),
-                    "a pin is put whose callback had returned before"
-                ),
-                None => assert!(foreign, "a pin is put twice"),
-            }
-        }
-        drop(pins);
-        drop(guard);
-        0
-    }
-
-    fn retry(mut put: impl FnMut() -> i32) -> i32 {
-        loop {
-            match put() {
-                ENOMEM => thread::yield_now(),
-                ret => return ret,
-            }
-        }
-    }
-
-    fn process() -> u32 {
-        let world = world();
-        if world.is_broken(Break::OneProcess) {
-            return 1;
-        }
-        world.process()
-    }
-
-    fn thread() -> Thread {
-        Thread::current()
-    }
-
-    fn is_exiting() -> bool {
-        let world = world();
-        world.exits.get() && !world.is_broken(Break::NoExit)
-    }
-
-    fn kept(_span: &Span, why: Kept) {
-        world().provider.kept.borrow_mut().push(why);
-    }
-
-    fn late() {
-        panic!("a callback finds no slot");
-    }
-
-    fn stray() {
-        panic!("a callback finds no slot");
-    }
-}
-
-impl<S> pin::Slots<S> for BTreeMap<usize, S> {
-    fn insert(&mut self, number: usize, slot: S) -> Result<(), Refusal> {
-        assert!(BTreeMap::insert(self, number, slot).is_none());
+impl Slots {
+    pub(crate) fn insert(&mut self, number: usize, slot: Arc<Slot>) -> Result<(), Refusal> {
+        assert!(self.0.insert(number, slot).is_none());
         Ok(())
     }
 
-    fn get(&self, number: usize) -> Option<&S> {
-        BTreeMap::get(self, &number)
+    pub(crate) fn get(&self, number: usize) -> Option<&Arc<Slot>> {
+        self.0.get(&number)
     }
 
-    fn remove(&mut self, number: usize) -> Option<S> {
-        BTreeMap::remove(self, &number)
+    pub(crate) fn remove(&mut self, number: usize) -> Option<Arc<Slot>> {
+        self.0.remove(&number)
     }
+}
+
+pub(crate) fn directory<R>(f: impl FnOnce(&mut Directory) -> R) -> Result<R, Refusal> {
+    let world = world();
+    let mut directory = world.directory.lock().expect("no poison");
+    Ok(f(&mut directory))
+}
+
+pub(crate) fn gate_read<R>(f: impl FnOnce() -> R) -> R {
+    let world = world();
+    if world.is_broken(Break::NoGate) {
+        return f();
+    }
+    let _guard = world.gate.read().expect("no poison");
+    f()
+}
+
+pub(crate) fn gate_write<R>(f: impl FnOnce() -> R) -> R {
+    let world = world();
+    if world.is_broken(Break::NoGate) {
+        return f();
+    }
+    let _guard = world.gate.write().expect("no poison");
+    world.gate_since.set(world.tick());
+    f()
+}
+
+pub(crate) fn get_pages(span: &Span, number: usize) -> Result<Option<PageTable>, Refusal> {
+    let world = world();
+    let provider = &world.provider;
+    let guard = provider.lock("a get");
+    let allocation = (span.start() / ALLOCATION) as usize;
+    provider.allocation(allocation);
+    if provider.is_gone(allocation) || provider.unlisted.get() {
+        return Err(Refusal::Pin(EINVAL));
+    }
+    let memory = world.alloc("a page table");
+    let mut tables = provider.tables.borrow_mut();
+    tables.push(memory);
+    let table = PageTable {
+        pointer: provider.pointer(),
+        serial: tables.len() - 1,
+    };
+    provider.pins.borrow_mut().push(Pinned {
+        table,
+        allocation,
+        process: world.process(),
+        number,
+    });
+    drop(tables);
+    // From here on the callback may come, though nobody knows the table yet.
+    drop(guard);
+    Ok(Some(table))
+}
+
+pub(crate) fn put_pages(_span: &Span, table: PageTable) -> i32 {
+    let world = world();
+    let provider = &world.provider;
+    if world.is_broken(Break::NoPut) {
+        return 0;
+    }
+    let guard = provider.lock("a put");
+    if let Some(left) = provider.short_of_memory.get().checked_sub(1) {
+        provider.short_of_memory.set(left);
+        return ENOMEM;
+    }
+    let process = world.process();
+    let listed = !provider.unlisted.get();
+    let mut pins = provider.pins.borrow_mut();
+    let found = pins
+        .iter()
+        .position(|pin| listed && pin.table.pointer == table.pointer && pin.process == process);
+    if let Some(at) = found {
+        let pin = pins.remove(at);
+        assert_eq!(pin.table.serial, table.serial, "somebody else's pin is put");
+        provider.free_table(&world, table);
+    } else {
+        let foreign = pins.iter().any(|pin| pin.table.serial == table.serial);
+        let returned = provider.returned.borrow().get(&table.serial).copied();
+        match returned {
+            // Between the look and the put.
+            Some(when) => assert!(
+                when > world.gate_since.get(),
+                "a pin is put whose callback had returned before"
+            ),
+            None => assert!(foreign, "a pin is put twice"),
+        }
+    }
+    drop(pins);
+    drop(guard);
+    0
+}
+
+pub(crate) fn retry(mut put: impl FnMut() -> i32) -> i32 {
+    loop {
+        match put() {
+            ENOMEM => thread::yield_now(),
+            ret => return ret,
+        }
+    }
+}
+
+pub(crate) fn process() -> u32 {
+    let world = world();
+    if world.is_broken(Break::OneProcess) {
+        return 1;
+    }
+    world.process()
+}
+
+pub(crate) fn is_exiting() -> bool {
+    let world = world();
+    world.exits.get() && !world.is_broken(Break::NoExit)
+}
+
+pub(crate) fn kept(_span: &Span, why: Kept) {
+    world().provider.kept.borrow_mut().push(why);
+}
+
+pub(crate) fn late_callback() {
+    panic!("a callback finds no slot");
+}
+
+pub(crate) fn stray_callback() {
+    panic!("a callback finds no slot");
 }

@@ -23,11 +23,9 @@ use loom::thread::ThreadId;
 use crate::account::Account;
 use crate::account::Charge;
 use crate::env::List;
-use crate::env::Loom;
 use crate::env::LIMIT;
 use crate::ib_core::Core;
 use crate::pin::Directory;
-use crate::provider::Gpu;
 use crate::provider::Provider;
 use crate::provider::ALLOCATION;
 use crate::roll::Book;
@@ -139,10 +137,10 @@ pub(crate) struct World {
     processes: RefCell<HashMap<ThreadId, u32>>,
     /// The threads that release are on their way out.
     pub(crate) exits: Cell<bool>,
-    pub(crate) accounts: RefCell<Option<List<Account<u32>>>>,
+    pub(crate) accounts: RefCell<Option<List<Account>>>,
     /// Slots that hold the module.
     pub(crate) holds: AtomicUsize,
-    pub(crate) directory: Mutex<Directory<Gpu>>,
+    pub(crate) directory: Mutex<Directory>,
     pub(crate) gate: RwLock<()>,
     /// When the gate was last closed.
     pub(crate) gate_since: Cell<u64>,
@@ -258,6 +256,6 @@ impl World {
             assert!(memory.freed.get(), "{} is never freed", memory.what);
         }
         assert_eq!(self.holds.load(Ordering::SeqCst), 0, "a slot is left");
-        drop(Charge::<Loom>::new(LIMIT).expect("nobody is charged any more"));
+        drop(Charge::new(LIMIT).expect("nobody is charged any more"));
     }
 }
