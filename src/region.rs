@@ -159,6 +159,7 @@ impl Region {
 
 impl Drop for Region {
     /// `release`.
+    #[inline]
     fn drop(&mut self) {
         let pieces = self.state.with(|state| core::mem::take(&mut state.pieces));
         drop(pieces);

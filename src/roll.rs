@@ -16,6 +16,9 @@
 //! One lock guards the places and the [`Book`]. It is a leaf, and nothing is called with it held: who
 //! reads the roll copies one entry at a time, lets go, and goes on behind its number.
 //!
+//! What a registration calls is inline: each has two callers, one for each flavour, and is given so much that a
+//! call would cost more than what it does.
+//!
 //! Uses `core` and [`env`](super::env) alone. `docs/observe.md` promises the form of the line to
 //! programs.
 
