@@ -74,7 +74,7 @@ stress: ## Many processes at everything, MINUTES long, on from where the last ru
 debian: ## The module installed by DKMS on Debian, whose stock kernel a machine boots (15 minutes more the first time)
 	@$(RIG) test --full "installed on Debian"
 
-kunit: ## The module's KUnit tests alone
+kunit: ## The module's KUnit tests alone, on the ordinary and the debug kernel
 	@$(RIG) test KUnit
 
 hazards: ## Runs the schedules of all known hazards and writes docs/hazards.md

@@ -255,6 +255,10 @@ fn no_panic(linter: &Linter<'_>) -> Result<()> {
 /// C files, and patches: what the kernel's maintainers would look at.
 fn checkpatch(linter: &Linter<'_>) -> Result<()> {
     let script = linter.kernel_source.join("scripts/checkpatch.pl");
+    let sources = linter.files("C", |name| name.ends_with(".c") || name.ends_with(".h"))?;
+    let patches = linter.files("patches of the kernel", |name| {
+        name.ends_with(".patch") && name.starts_with("tests/kernel/")
+    })?;
     // It hands names to a shell as they are: by this one they have no blanks.
     let folder = linter.paths.run_directory()?;
     let repo = folder.join("repository");
@@ -286,13 +290,7 @@ fn checkpatch(linter: &Linter<'_>) -> Result<()> {
         }
         Ok(())
     };
-    run(
-        &["--file"],
-        &linter.files("C", |name| name.ends_with(".c") || name.ends_with(".h"))?,
-    )?;
-    let patches = linter.files("patches of the kernel", |name| {
-        name.ends_with(".patch") && name.starts_with("tests/kernel/")
-    })?;
+    run(&["--file"], &sources)?;
     run(&["--no-signoff"], &patches)?;
     let _ = fs::remove_dir_all(&folder);
     if !problems.is_empty() {

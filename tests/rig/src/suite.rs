@@ -203,6 +203,30 @@ const STRESS: &[&str] = &["{gdr}", "stress", "--epochs", "2"];
 const PERFTEST: &[&str] = &["{repo}/tests/vm/perftest"];
 const PYVERBS: &[&str] = &["{repo}/tests/vm/pyverbs", "{pyverbs}"];
 
+/// Our module, with NVIDIA's to be held beside it.
+fn ours(vm: &mut Options) {
+    vm.bar = LARGE_BAR;
+    vm.with_control = true;
+}
+
+/// Our module, without persistent pins.
+fn revocable(vm: &mut Options) {
+    vm.bar = LARGE_BAR;
+    vm.param.push("persistent_api_support=0".to_owned());
+}
+
+/// NVIDIA's module, whose client with callbacks serves where the HCA can be told of them.
+fn callback(vm: &mut Options) {
+    vm.bar = LARGE_BAR;
+    vm.peermem = Peermem::Nvidia;
+}
+
+/// NVIDIA's module and its other client.
+fn persistent(vm: &mut Options) {
+    callback(vm);
+    vm.rxe_param.push("peer_inval=0".to_owned());
+}
+
 /// The same cases on the other provider. Where it cannot be asked, they are skipped.
 const fn other_provider(run: &'static str) -> Same {
     Same {
@@ -386,11 +410,7 @@ pub(crate) const SUITE: &[Run] = &[
     Run {
         name: "verbs: ours",
         place: Place::Vm {
-            options: |vm| {
-                vm.bar = LARGE_BAR;
-                // To be held beside.
-                vm.with_control = true;
-            },
+            options: ours,
             command: GDR,
         },
         shown: Some("nccl"),
@@ -400,10 +420,7 @@ pub(crate) const SUITE: &[Run] = &[
     Run {
         name: "verbs: ours, revocable",
         place: Place::Vm {
-            options: |vm| {
-                vm.bar = LARGE_BAR;
-                vm.param.push("persistent_api_support=0".to_owned());
-            },
+            options: revocable,
             command: GDR,
         },
         column: Some("ours, revocable"),
@@ -413,8 +430,7 @@ pub(crate) const SUITE: &[Run] = &[
         name: "verbs: ours, on the stand-in's p2p.c",
         place: Place::Vm {
             options: |vm| {
-                vm.bar = LARGE_BAR;
-                vm.with_control = true;
+                ours(vm);
                 vm.provider = Provider::Ours;
             },
             command: GDR,
@@ -426,8 +442,7 @@ pub(crate) const SUITE: &[Run] = &[
         name: "verbs: ours, revocable, on the stand-in's p2p.c",
         place: Place::Vm {
             options: |vm| {
-                vm.bar = LARGE_BAR;
-                vm.param.push("persistent_api_support=0".to_owned());
+                revocable(vm);
                 vm.provider = Provider::Ours;
             },
             command: GDR,
@@ -438,11 +453,7 @@ pub(crate) const SUITE: &[Run] = &[
     Run {
         name: "verbs: NVIDIA's, persistent client",
         place: Place::Vm {
-            options: |vm| {
-                vm.bar = LARGE_BAR;
-                vm.peermem = Peermem::Nvidia;
-                vm.rxe_param.push("peer_inval=0".to_owned());
-            },
+            options: persistent,
             command: GDR,
         },
         column: Some("NVIDIA {version}"),
@@ -451,10 +462,7 @@ pub(crate) const SUITE: &[Run] = &[
     Run {
         name: "verbs: NVIDIA's, callback client",
         place: Place::Vm {
-            options: |vm| {
-                vm.bar = LARGE_BAR;
-                vm.peermem = Peermem::Nvidia;
-            },
+            options: callback,
             command: GDR,
         },
         column: Some("NVIDIA {version}, revocable"),
@@ -464,9 +472,7 @@ pub(crate) const SUITE: &[Run] = &[
         name: "verbs: NVIDIA's, persistent client, on the stand-in's p2p.c",
         place: Place::Vm {
             options: |vm| {
-                vm.bar = LARGE_BAR;
-                vm.peermem = Peermem::Nvidia;
-                vm.rxe_param.push("peer_inval=0".to_owned());
+                persistent(vm);
                 vm.provider = Provider::Ours;
             },
             command: GDR,
@@ -478,8 +484,7 @@ pub(crate) const SUITE: &[Run] = &[
         name: "verbs: NVIDIA's, callback client, on the stand-in's p2p.c",
         place: Place::Vm {
             options: |vm| {
-                vm.bar = LARGE_BAR;
-                vm.peermem = Peermem::Nvidia;
+                callback(vm);
                 vm.provider = Provider::Ours;
             },
             command: GDR,

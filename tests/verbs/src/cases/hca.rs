@@ -75,7 +75,7 @@ fn written(lab: &Lab, to: Part) -> Result<Status> {
     Ok(done)
 }
 
-/// The callback waits for the firmware. Meanwhile the region is listed as revoked, to whom that asks, and somebody deregisters
+/// The callback waits for the firmware. Meanwhile the list of registrations has the region as revoked, and its owner deregisters
 /// it: both end when the firmware has answered.
 fn firmware(lab: &Lab) -> Result<()> {
     lab.needs_flavour(Flavour::Revocable)?;
