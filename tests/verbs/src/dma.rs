@@ -21,7 +21,6 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::time::Duration;
-use std::time::Instant;
 
 use anyhow::bail;
 use anyhow::ensure;
@@ -352,12 +351,13 @@ pub(crate) struct Fault {
 
 /// The kernel reports three faults and is then silent for the rest of five seconds: of ten messages that are allowed in
 /// that time a fault takes three, one of them for looking whether there is another. So any four must lie further apart than
-/// that, whenever the kernel began to count.
+/// that, whenever the kernel began to count. It counts in jiffies, which fall behind where the host does not let the machine
+/// run: the time is [`sys::tick_time`].
 const BURST: usize = 3;
 const INTERVAL: Duration = Duration::from_millis(5500);
 
 /// When the latest faults had been reported.
-static REPORTED: Mutex<VecDeque<Instant>> = Mutex::new(VecDeque::new());
+static REPORTED: Mutex<VecDeque<Duration>> = Mutex::new(VecDeque::new());
 
 /// Reads the kernel's log for refused accesses, from its making on.
 #[derive(Debug)]
@@ -410,13 +410,17 @@ impl Faults {
     }
 
     /// Waits until the kernel would report one more.
-    pub(crate) fn pace(&self) {
+    pub(crate) fn pace(&self) -> Result<()> {
         let reported = REPORTED.lock().unwrap_or_else(PoisonError::into_inner);
         if reported.len() == BURST {
             if let Some(oldest) = reported.front() {
-                std::thread::sleep(INTERVAL.saturating_sub(oldest.elapsed()));
+                let due = *oldest + INTERVAL;
+                while let Some(left) = due.checked_sub(sys::tick_time()?) {
+                    std::thread::sleep(left.max(Duration::from_millis(10)));
+                }
             }
         }
+        Ok(())
     }
 
     /// Takes the one fault that an access to the page at `addr` has led to. Call [`Self::pace`] before that access.
@@ -427,7 +431,7 @@ impl Faults {
             Ok(!found.is_empty())
         })?;
         let mut reported = REPORTED.lock().unwrap_or_else(PoisonError::into_inner);
-        reported.push_back(Instant::now());
+        reported.push_back(sys::tick_time()?);
         while reported.len() > BURST {
             reported.pop_front();
         }

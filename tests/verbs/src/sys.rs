@@ -96,6 +96,26 @@ pub(crate) fn parent() -> Pid {
     unsafe { libc::getppid() }
 }
 
+/// Time since the machine's start as of its last tick. Jiffies go on in the same moment, so it tells how much time has passed
+/// for what the kernel measures in them: with both late after a stall, another clock may be ahead by seconds.
+pub(crate) fn tick_time() -> Result<Duration> {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `now` is writable.
+    let ret = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut now) };
+    ensure!(
+        ret == 0,
+        "CLOCK_MONOTONIC_COARSE: {}",
+        io::Error::last_os_error()
+    );
+    Ok(Duration::new(
+        u64::try_from(now.tv_sec)?,
+        u32::try_from(now.tv_nsec)?,
+    ))
+}
+
 /// Makes processes whose parents end children of this one.
 pub(crate) fn adopt_orphans() -> Result<()> {
     // SAFETY: An option with a number.

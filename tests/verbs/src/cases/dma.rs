@@ -319,7 +319,7 @@ impl<'a> Bench<'a> {
     fn cannot_write(&mut self, dma: u64, view: &BarView, at: usize) -> Result<()> {
         let canary = self.pattern(90).bytes(dma, SMALL);
         view.write(at, &canary)?;
-        self.faults.pace();
+        self.faults.pace()?;
         let status = self.controller.identify(dma)?;
         self.faults.take(Access::Write, dma)?;
         let mut found = vec![0; SMALL];
@@ -347,7 +347,7 @@ impl<'a> Bench<'a> {
             len: SMALL as u64,
         };
         let block = self.blocks(segment.len);
-        self.faults.pace();
+        self.faults.pace()?;
         let status = self
             .controller
             .transfer(Op::Write, block, &[segment], Pointers::Prp)?;
@@ -723,7 +723,7 @@ fn window(bench: &mut Bench<'_>) -> Result<()> {
             let (dma, at) = probe(&probed)?;
             bench.writes(dma, &view, at)?;
             bench.faults.none()?;
-            bench.faults.pace();
+            bench.faults.pace()?;
             let mut probed = Some(probed);
             if end == "free" {
                 memory.free()?;
