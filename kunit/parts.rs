@@ -14,7 +14,7 @@ mod tests {
     use crate::extents::PageSize;
     use crate::extents::Run;
     use crate::extents::Span;
-    use crate::extents::SpanError;
+    use crate::refusal::Refusal;
     use crate::fakes::check;
     use crate::fakes::fail_once;
     use crate::fakes::gpu_leaves;
@@ -59,7 +59,7 @@ mod tests {
             let span = Span::covering(0x1_ffff, 2, PageSize::KIB_64, 1 << 40);
             same!(span.map(|s| (s.start(), s.len())), Ok((0x1_0000, 0x2_0000)));
             let wraps = Span::covering(u64::MAX, 1, PageSize::KIB_64, 1 << 40);
-            same!(wraps.err(), Some(SpanError::Wraps));
+            same!(wraps.err(), Some(Refusal::Wraps));
             Ok(())
         })
     }

@@ -9,6 +9,8 @@
 
 use core::num::NonZeroU32;
 
+use super::refusal::Refusal;
+
 /// Where a scatter-list entry ends at the latest: at a multiple of this virtual address.
 ///
 /// The length of an entry is 32 bits wide. Cut at 2 GiB, and not at the largest multiple of a page
@@ -63,38 +65,22 @@ pub(crate) struct Span {
     len: u64,
 }
 
-/// Why a requested range is not a [`Span`].
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum SpanError {
-    /// It has no bytes.
-    Empty,
-    /// Its end, rounded up to whole pages, lies beyond the end of the address space.
-    Wraps,
-    /// It is longer than any GPU's memory.
-    TooLong,
-}
-
 impl Span {
     /// The whole pages that `[addr, addr + len)` touches; `max` bounds their bytes.
-    pub(crate) fn covering(
-        addr: u64,
-        len: u64,
-        page: PageSize,
-        max: u64,
-    ) -> Result<Span, SpanError> {
+    pub(crate) fn covering(addr: u64, len: u64, page: PageSize, max: u64) -> Result<Span, Refusal> {
         if len == 0 {
-            return Err(SpanError::Empty);
+            return Err(Refusal::Empty);
         }
         let start = addr & !page.mask();
         let end = addr
             .checked_add(len)
             .and_then(|end| end.checked_add(page.mask()))
-            .ok_or(SpanError::Wraps)?
+            .ok_or(Refusal::Wraps)?
             & !page.mask();
         // INVARIANT: `end > addr >= start`, for `len` is not zero and rounding up did not wrap.
         let len = end - start;
         if len > max {
-            return Err(SpanError::TooLong);
+            return Err(Refusal::TooLong);
         }
         Ok(Span { start, len })
     }

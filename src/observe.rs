@@ -22,7 +22,10 @@ use crate::record::Journal;
 use crate::record::Refused;
 use crate::record::Step;
 use crate::record::Word;
+use crate::refusal::Event;
+use crate::refusal::Incident;
 use crate::refusal::Refusal;
+use crate::refusal::Severity;
 use crate::roll;
 use crate::roll::Living;
 use crate::sys;
@@ -87,12 +90,14 @@ impl<T: core::fmt::Display> fmt::Display for Plain<T> {
 }
 
 /// How often each flavour refused for each kind of reason.
-static REFUSED: [[Atomic<u64>; Refusal::KINDS]; Flavour::ALL.len()] =
-    [const { [const { Atomic::new(0) }; Refusal::KINDS] }; Flavour::ALL.len()];
+static REFUSED: [[Atomic<u64>; REASONS]; Flavour::ALL.len()] =
+    [const { [const { Atomic::new(0) }; REASONS] }; Flavour::ALL.len()];
+
+const REASONS: usize = Refusal::REASONS.len();
 
 /// The client of that flavour refused a registration.
 pub(crate) fn refused(flavour: Flavour, step: Step, addr: u64, len: u64, refusal: Refusal) {
-    static KINDS: [Kind; Refusal::KINDS] = [const { Kind::new() }; Refusal::KINDS];
+    static KINDS: [Kind; REASONS] = [const { Kind::new() }; REASONS];
 
     let refusal = refusal.seen(|| sys::place(addr));
     let kind = refusal.kind();
@@ -130,93 +135,75 @@ pub(crate) fn refused(flavour: Flavour, step: Step, addr: u64, len: u64, refusal
     }
 }
 
-static LOST: Kind = Kind::new();
-static KEPT_OTHER_PROCESS: Kind = Kind::new();
-static KEPT_UNLISTED: Kind = Kind::new();
-static KEPT_IN_CALLBACK: Kind = Kind::new();
-static KEPT_FAILED: Kind = Kind::new();
-static NOT_UNMAPPED: Kind = Kind::new();
-static LATE_CALLBACK: Kind = Kind::new();
-static STRAY_CALLBACK: Kind = Kind::new();
+/// What goes wrong beside refusals, by [`Event`].
+static EVENTS: [Kind; Event::ALL.len()] = [const { Kind::new() }; Event::ALL.len()];
 
-/// What is counted beside refusals.
-static EVENTS: [(&str, &Kind); 8] = [
-    ("lost", &LOST),
-    ("kept_other_process", &KEPT_OTHER_PROCESS),
-    ("kept_unlisted", &KEPT_UNLISTED),
-    ("kept_in_callback", &KEPT_IN_CALLBACK),
-    ("kept_failed", &KEPT_FAILED),
-    ("not_unmapped", &NOT_UNMAPPED),
-    ("late_callback", &LATE_CALLBACK),
-    ("stray_callback", &STRAY_CALLBACK),
-];
+/// The line of an event: the memory and nvidia.ko's code, where there are such.
+struct Line<'a> {
+    span: Option<&'a Span>,
+    incident: &'a Incident,
+    code: Option<c_int>,
+    times: Times,
+}
 
-/// A persistent pin could not be put, and never will be.
-pub(crate) fn leaked(span: &Span, ret: c_int) {
-    if let Some(times) = LOST.pass() {
-        pr_err!(
-            "GPU memory {:#x}+{:#x} is lost: nvidia.ko could not unpin (error {}){}\n",
-            span.start(),
-            span.len(),
-            ret,
-            times
-        );
+impl fmt::Display for Line<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(span) = self.span {
+            core::write!(f, "GPU memory {:#x}+{:#x}: ", span.start(), span.len())?;
+        }
+        f.write_str(self.incident.message)?;
+        if let Some(code) = self.code {
+            core::write!(f, " (nvidia.ko: error {code})")?;
+        }
+        if !self.incident.advice.is_empty() {
+            core::write!(f, "; {}", self.incident.advice)?;
+        }
+        self.times.fmt(f)
     }
 }
 
-/// A revocable pin was not put.
-pub(crate) fn kept(span: &Span, why: Kept) {
-    let kind = match why {
-        Kept::OtherProcess => &KEPT_OTHER_PROCESS,
-        Kept::Unlisted => &KEPT_UNLISTED,
-        Kept::InCallback => &KEPT_IN_CALLBACK,
-        Kept::Failed(_) => &KEPT_FAILED,
+/// Counts an event, and logs it if it is time.
+fn tell(event: Event, span: Option<&Span>, code: Option<c_int>) {
+    // CAST: The number of a row.
+    let at = event as usize;
+    let (Some(kind), Some(incident)) = (EVENTS.get(at), Event::ALL.get(at)) else {
+        return;
     };
     let Some(times) = kind.pass() else {
         return;
     };
-    let (start, len) = (span.start(), span.len());
-    match why {
-        Kept::OtherProcess => pr_info!(
-            "GPU memory {:#x}+{:#x} stays pinned until it is freed: another process released it{}\n",
-            start,
-            len,
-            times
-        ),
-        Kept::Unlisted => pr_info!(
-            "GPU memory {:#x}+{:#x} stays pinned until it is freed: nvidia.ko does not take it from process {} any more{}\n",
-            start,
-            len,
-            sys::task().tgid,
-            times
-        ),
-        Kept::InCallback => pr_info!(
-            "GPU memory {:#x}+{:#x} stays pinned until it is freed: released while other memory of its registration was being freed{}\n",
-            start,
-            len,
-            times
-        ),
-        Kept::Failed(ret) => pr_err!(
-            "GPU memory {:#x}+{:#x} stays pinned until it is freed: nvidia.ko could not unpin (error {}){}\n",
-            start,
-            len,
-            ret,
-            times
-        ),
+    let line = Line {
+        span,
+        incident,
+        code,
+        times,
+    };
+    match incident.severity {
+        Severity::Info => pr_info!("{line}\n"),
+        Severity::Warning => pr_warn!("{line}\n"),
+        Severity::Error => pr_err!("{line}\n"),
     }
+}
+
+/// A persistent pin could not be put, and never will be.
+pub(crate) fn leaked(span: &Span, ret: c_int) {
+    tell(Event::Lost, Some(span), Some(ret));
+}
+
+/// A revocable pin was not put.
+pub(crate) fn kept(span: &Span, why: Kept) {
+    let (event, code) = match why {
+        Kept::OtherProcess => (Event::KeptOtherProcess, None),
+        Kept::Unlisted => (Event::KeptUnlisted, None),
+        Kept::InCallback => (Event::KeptInCallback, None),
+        Kept::Failed(ret) => (Event::KeptFailed, Some(ret)),
+    };
+    tell(event, Some(span), code);
 }
 
 /// A DMA mapping could not be undone.
 pub(crate) fn not_unmapped(span: &Span, ret: c_int) {
-    if let Some(times) = NOT_UNMAPPED.pass() {
-        pr_err!(
-            "GPU memory {:#x}+{:#x} stays mapped until it is unpinned: nvidia.ko could not unmap (error {}){}\n",
-            span.start(),
-            span.len(),
-            ret,
-            times
-        );
-    }
+    tell(Event::NotUnmapped, Some(span), Some(ret));
 }
 
 /// The module goes without knowing that the last callback has returned.
@@ -229,19 +216,12 @@ pub(crate) fn not_fenced(ret: c_int) {
 
 /// nvidia.ko freed what it had said to have unpinned.
 pub(crate) fn late_callback() {
-    if let Some(times) = LATE_CALLBACK.pass() {
-        pr_warn!(
-            "nvidia.ko revoked a pin that it had reported as unpinned: each unpin is checked first from now on{}\n",
-            times
-        );
-    }
+    tell(Event::LateCallback, None, None);
 }
 
 /// nvidia.ko freed what this module does not know.
 pub(crate) fn stray_callback() {
-    if let Some(times) = STRAY_CALLBACK.pass() {
-        pr_err!("nvidia.ko revoked a pin that does not exist{}\n", times);
-    }
+    tell(Event::StrayCallback, None, None);
 }
 
 /// The files below `/sys/kernel/debug/nvidia_peermem`, until dropped.
@@ -282,18 +262,18 @@ struct Counters;
 impl sys::Contents for Counters {
     fn write(f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (flavour, counts) in Flavour::ALL.iter().zip(&REFUSED) {
-            for (reason, count) in Refusal::NAMES.iter().zip(counts) {
+            for (reason, count) in Refusal::REASONS.iter().zip(counts) {
                 core::writeln!(
                     f,
                     "event=refused count={} flavour={} reason={}",
                     count.load(Relaxed),
                     Word(flavour.name()),
-                    Word(reason)
+                    Word(reason.name)
                 )?;
             }
         }
-        for (event, kind) in EVENTS {
-            core::writeln!(f, "event={event} count={}", kind.count())?;
+        for (incident, kind) in Event::ALL.iter().zip(&EVENTS) {
+            core::writeln!(f, "event={} count={}", incident.name, kind.count())?;
         }
         // All of one moment.
         let counts = sys::roll_book(|book| book.counts());

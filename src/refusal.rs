@@ -1,22 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Why a registration was refused, in words that an operator can act on.
+//! Why a registration was refused, and what else goes wrong: one table of each, for the log, the files in debugfs,
+//! `docs/observe.md` and `peermemctl`, which includes this file by its path.
 //!
-//! ib_core turns every refusal of `acquire` into `EFAULT`: the reason survives here alone. Where there
-//! is something to do about it, the words say what; where nvidia.ko has one code for several causes,
-//! they name them all and choose none.
+//! ib_core turns every refusal of `acquire` into `EFAULT`: the reason survives here alone. nvidia.ko has one code for
+//! several causes; a message then names them all and chooses none.
 //!
-//! Uses `core` alone: see `extents`.
+//! Uses `core` alone.
 
 use core::ffi::CStr;
 use core::fmt;
 
-use super::extents::SpanError;
-
 /// `ENOMEM`, as a negative number.
 pub(crate) const ENOMEM: i32 = -12;
-/// `EIO`, as a negative number. nvidia.ko has it for all that it has no other code for.
-pub(crate) const EIO: i32 = -5;
 /// `EOPNOTSUPP`, as a negative number.
 pub(crate) const EOPNOTSUPP: i32 = -95;
 /// `EINTR`, as a negative number.
@@ -42,11 +38,15 @@ pub(crate) enum Place {
     Cpu,
 }
 
-/// A reason not to register, or not to go on registering.
+/// A reason not to register, or not to go on registering, with what is known about it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Refusal {
-    /// The range itself is wrong.
-    Range(SpanError),
+    /// The range is empty.
+    Empty,
+    /// The range ends beyond the address space.
+    Wraps,
+    /// The range is longer than any GPU's memory.
+    TooLong,
     /// nvidia.ko did not pin the range; its code.
     Pin(i32),
     /// The same for -EINVAL, where the process's own mappings say more.
@@ -108,84 +108,156 @@ pub(crate) enum Refusal {
     Killed,
 }
 
-impl Refusal {
-    /// Number of values that [`Refusal::kind`] can have.
-    pub(crate) const KINDS: usize = 29;
+/// Whose affair a reason is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Cause {
+    /// The application's: what it asked for.
+    Request,
+    /// The administrator's: the driver, the machine, or a limit.
+    Machine,
+    /// Nobody's: the persistent client is asked next.
+    NextClient,
+}
 
-    /// A word for each kind, in their order. Programs read them: one that has been in a release stays.
-    pub(crate) const NAMES: [&'static CStr; Refusal::KINDS] = [
-        c"empty",
-        c"wraps",
-        c"too_long",
-        c"not_gpu_memory",
-        c"no_room",
-        c"pin_unsupported",
-        c"pin_failed",
-        c"table_version",
-        c"table_page_size",
-        c"page_count",
-        c"not_pci",
-        c"unreachable",
-        c"map_failed",
-        c"mapping_version",
-        c"mapping_page_size",
-        c"not_in_bar",
-        c"cpu_cacheable",
-        c"map_resource",
-        c"revoked",
-        c"mapped_twice",
-        c"no_memory",
-        c"unloading",
-        c"user_limit",
-        c"foreign_beyond",
-        c"foreign_unmapped",
-        c"foreign_cpu",
-        c"hole",
-        c"too_many_pieces",
-        c"killed",
-    ];
+/// A row of the table of reasons.
+pub(crate) struct Reason {
+    /// For programs, which read it in debugfs, traces and metrics: one that has been in a release stays.
+    pub(crate) name: &'static CStr,
+    /// The negative errno that goes to ib_core, where a step may return one; nvidia.ko's code if there is none here.
+    errno: Option<i32>,
+    /// Whose affair it is.
+    #[allow(dead_code, reason = "for peermemctl")]
+    pub(crate) cause: Cause,
+    /// What happened, for people.
+    pub(crate) message: &'static str,
+    /// What to do about it, or nothing.
+    pub(crate) advice: &'static str,
+}
 
-    /// A small number that is equal for refusals of one cause.
-    pub(crate) fn kind(&self) -> usize {
-        match self {
-            Refusal::Range(SpanError::Empty) => 0,
-            Refusal::Range(SpanError::Wraps) => 1,
-            Refusal::Range(SpanError::TooLong) => 2,
-            Refusal::Pin(EINVAL) => 3,
-            Refusal::Pin(ENOMEM) => 4,
-            Refusal::Pin(ENOTSUPP) => 5,
-            Refusal::Pin(_) => 6,
-            Refusal::TableVersion(_) => 7,
-            Refusal::TablePageSize(_) => 8,
-            Refusal::Entries { .. } => 9,
-            Refusal::NotPci => 10,
-            Refusal::Map(ENOTSUPP) => 11,
-            Refusal::Map(_) => 12,
-            Refusal::MappingVersion(_) => 13,
-            Refusal::MappingPageSize(_) => 14,
-            Refusal::NotInBar => 15,
-            Refusal::CpuCacheable => 16,
-            Refusal::MapResource { .. } => 17,
-            Refusal::Revoked => 18,
-            Refusal::MappedTwice => 19,
-            Refusal::NoMemory => 20,
-            Refusal::Unloading => 21,
-            Refusal::UserLimit { .. } => 22,
-            Refusal::Foreign(Place::Beyond) => 23,
-            Refusal::Foreign(Place::Nothing) => 24,
-            Refusal::Foreign(Place::Cpu) => 25,
-            Refusal::Hole { .. } => 26,
-            Refusal::TooManyPieces { .. } => 27,
-            Refusal::Killed => 28,
+/// Makes `Refusal::REASONS`, and what finds a refusal's place in it: that of the first pattern that fits.
+macro_rules! reasons {
+    ($($row:ident: $pattern:pat => $name:literal, $errno:expr, $cause:ident, $message:literal, $advice:literal;)*) => {
+        enum Row {
+            $($row),*
         }
+
+        impl Refusal {
+            /// Every reason that there is. Their order is that of the lines in `counters`; new ones come last.
+            pub(crate) const REASONS: [Reason; [$(Row::$row),*].len()] = [$(Reason {
+                name: $name,
+                errno: $errno,
+                cause: Cause::$cause,
+                message: $message,
+                advice: $advice,
+            }),*];
+
+            /// The place of its reason in [`Refusal::REASONS`].
+            pub(crate) fn kind(&self) -> usize {
+                // CAST: They are numbered from 0.
+                match self {
+                    $($pattern => Row::$row as usize,)*
+                }
+            }
+        }
+    };
+}
+
+reasons! {
+    Empty: Refusal::Empty => c"empty", Some(EINVAL), Request,
+        "the range is empty", "";
+    Wraps: Refusal::Wraps => c"wraps", Some(EINVAL), Request,
+        "the range ends beyond the address space", "";
+    TooLong: Refusal::TooLong => c"too_long", Some(EINVAL), Request,
+        "the range is longer than 1 TiB, which no GPU has", "";
+    NotGpuMemory: Refusal::Pin(EINVAL) => c"not_gpu_memory", Some(EINVAL), Request,
+        "no GPU memory of this process where the range begins, or in all of it: managed memory, another process's or its \
+         parent's, freed, past the end, or several allocations where max_pieces=1",
+        "register in the process that allocated the memory, after fork()";
+    NoRoom: Refusal::Pin(ENOMEM) => c"no_room", Some(ENOMEM), Machine,
+        "no room in the GPU's BAR1, or no kernel memory",
+        "deregister or register less; nvidia-smi -q -d MEMORY shows BAR1, peermemctl list --by-process who holds it";
+    PinUnsupported: Refusal::Pin(ENOTSUPP) => c"pin_unsupported", Some(EOPNOTSUPP), Machine,
+        "the GPU does not support this kind of pin: a vGPU without RDMA, or persistent pins on some vGPUs and MIG instances",
+        "load the module with persistent_api_support=0; a vGPU needs RDMA in its profile";
+    PinFailed: Refusal::Pin(_) => c"pin_failed", None, Machine,
+        "nvidia.ko could not pin the memory; error -5 is a GPU that is not at full power, memory that it could not keep, \
+         or an address that is there twice",
+        "look for nvidia.ko's own lines in the kernel log (dmesg | grep NVRM)";
+    TableVersion: Refusal::TableVersion(_) => c"table_version", Some(EINVAL), Machine,
+        "nvidia.ko's page table has a version that this module does not know (it knows 1.2 and 2.x)",
+        "install a version of peermem-rs for this driver";
+    TablePageSize: Refusal::TablePageSize(_) => c"table_page_size", Some(EINVAL), Machine,
+        "nvidia.ko's page table has pages of a size that this module does not know, or the range is not a multiple of it",
+        "install a version of peermem-rs for this driver";
+    PageCount: Refusal::Entries { .. } => c"page_count", Some(EINVAL), Machine,
+        "nvidia.ko returned another number of pages than the range has",
+        "install a version of peermem-rs for this driver";
+    NotPci: Refusal::NotPci => c"not_pci", Some(ENODEV), Machine,
+        "the RDMA device does its DMA through no PCI device",
+        "use an RDMA device that is a PCI device; rxe and siw are not";
+    Unreachable: Refusal::Map(ENOTSUPP) => c"unreachable", Some(EOPNOTSUPP), Machine,
+        "nvidia.ko denies the path from this RDMA device to this GPU",
+        "use a device behind the same PCIe switch as the GPU (peermemctl topo) or, at your own risk, load nvidia.ko with \
+         NVreg_GrdmaPciTopoCheckOverride=1";
+    MapFailed: Refusal::Map(_) => c"map_failed", None, Machine,
+        "nvidia.ko could not map the memory for the RDMA device; error -5 is an IOMMU or DMA layer that refused, or memory \
+         that touches the last 64 KiB of BAR1",
+        "look for an IOMMU's lines and nvidia.ko's in the kernel log (dmesg | grep -e DMAR -e AMD-Vi -e NVRM)";
+    MappingVersion: Refusal::MappingVersion(_) => c"mapping_version", Some(EINVAL), Machine,
+        "nvidia.ko's DMA mapping has a version that this module does not know (it knows 2.3)",
+        "install a version of peermem-rs for this driver";
+    MappingPageSize: Refusal::MappingPageSize(_) => c"mapping_page_size", Some(EINVAL), Machine,
+        "nvidia.ko's DMA mapping has pages of another size than its page table",
+        "install a version of peermem-rs for this driver";
+    NotInBar: Refusal::NotInBar => c"not_in_bar", Some(EINVAL), NextClient,
+        "the revocable client cannot map memory that is in no PCI BAR or has struct pages; the persistent one is asked next",
+        "";
+    CpuCacheable: Refusal::CpuCacheable => c"cpu_cacheable", Some(EINVAL), NextClient,
+        "the revocable client cannot map memory that CPUs cache; the persistent one is asked next", "";
+    MapResource: Refusal::MapResource { .. } => c"map_resource", Some(EINVAL), Machine,
+        "the kernel could not map the BAR for the RDMA device: no memory for the IOMMU's page tables, no addresses left in \
+         it, or the device cannot address the BAR",
+        "look for an IOMMU's lines in the kernel log (dmesg | grep -e DMAR -e AMD-Vi)";
+    Revoked: Refusal::Revoked => c"revoked", Some(EINVAL), Request,
+        "the memory was freed while it was being registered", "";
+    MappedTwice: Refusal::MappedTwice => c"mapped_twice", Some(EBUSY), Request,
+        "ib_core mapped the registration twice", "report it";
+    NoMemory: Refusal::NoMemory => c"no_memory", Some(ENOMEM), Machine,
+        "out of kernel memory", "free memory of the host (free -m)";
+    Unloading: Refusal::Unloading => c"unloading", Some(ENODEV), Request,
+        "the module is being loaded or unloaded", "try again later";
+    UserLimit: Refusal::UserLimit { .. } => c"user_limit", Some(ENOMEM), Machine,
+        "the user would have more GPU memory pinned than user_limit_mib allows",
+        "deregister, register less, or raise user_limit_mib";
+    ForeignBeyond: Refusal::Foreign(Place::Beyond) => c"foreign_beyond", Some(EINVAL), Request,
+        "not GPU memory: no process has such addresses", "";
+    ForeignUnmapped: Refusal::Foreign(Place::Nothing) => c"foreign_unmapped", Some(EINVAL), Request,
+        "not GPU memory of this process: it has nothing at that address (freed and unmapped, or another process's)", "";
+    ForeignCpu: Refusal::Foreign(Place::Cpu) => c"foreign_cpu", Some(EINVAL), Request,
+        "not GPU memory: the range begins in memory of the CPU, and ib_core could not take all of it",
+        "look for pages that may not be written, lie past the end of a file, or are something else";
+    Hole: Refusal::Hole { .. } => c"hole", Some(EINVAL), Request,
+        "the range begins in GPU memory of this process and does not go on in it: it goes past the end, part of it was \
+         freed, is another process's or not mapped yet, or allocations meet elsewhere than at 2 MiB",
+        "register only what is there";
+    TooManyPieces: Refusal::TooManyPieces { .. } => c"too_many_pieces", Some(EINVAL), Request,
+        "the range spans more allocations, or more uneven ones, than max_pieces allows",
+        "load the module with a higher max_pieces, or register less at a time (PyTorch's expandable_segments makes an \
+         allocation of each 20 MiB)";
+    Killed: Refusal::Killed => c"killed", Some(EINTR), Request,
+        "the process was killed while the module looked for the borders of its allocations", "";
+}
+
+impl Refusal {
+    /// Its reason. `None` does not come: that is known to people, and not to the compiler.
+    fn reason(&self) -> Option<&'static Reason> {
+        static REASONS: [Reason; Refusal::REASONS.len()] = Refusal::REASONS;
+        REASONS.get(self.kind())
     }
 
-    /// The word of its kind.
+    /// The name of its reason.
     pub(crate) fn name(&self) -> &'static CStr {
-        Refusal::NAMES
-            .get(self.kind())
-            .copied()
-            .unwrap_or(c"unknown")
+        self.reason().map_or(c"unknown", |reason| reason.name)
     }
 
     /// nvidia.ko's code; 0 where it was not nvidia.ko that refused.
@@ -211,149 +283,158 @@ impl Refusal {
         }
     }
 
-    /// The negative errno that goes to ib_core, where a step may return one.
+    /// The negative errno that goes to ib_core, where a step may return one: nothing that it could take for success, or
+    /// for a pointer.
     pub(crate) fn errno(&self) -> i32 {
-        match self {
-            Refusal::Pin(ENOTSUPP) | Refusal::Map(ENOTSUPP) => EOPNOTSUPP,
-            // Nothing that ib_core could take for success, or for a pointer.
-            Refusal::Pin(code) | Refusal::Map(code) if (-4095..0).contains(code) => *code,
-            Refusal::NoMemory | Refusal::UserLimit { .. } => ENOMEM,
-            Refusal::NotPci | Refusal::Unloading => ENODEV,
-            Refusal::MappedTwice => EBUSY,
-            Refusal::Killed => EINTR,
+        let errno = self.reason().and_then(|reason| reason.errno);
+        match errno.unwrap_or(self.code()) {
+            errno @ -4095..=-1 => errno,
             _ => EINVAL,
         }
     }
 }
 
-impl From<SpanError> for Refusal {
-    fn from(error: SpanError) -> Refusal {
-        Refusal::Range(error)
+/// What happened, what is known about it, and what to do.
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(reason) = self.reason() else {
+            return Ok(());
+        };
+        f.write_str(reason.message)?;
+        match *self {
+            Refusal::Pin(code) | Refusal::Map(code) => write!(f, " (nvidia.ko: {})", Code(code)),
+            Refusal::Hole { offset } => {
+                write!(f, " ({offset:#x} bytes are; nvidia.ko: {})", Code(EINVAL))
+            }
+            Refusal::TableVersion(version) | Refusal::MappingVersion(version) => {
+                write!(f, " (version {version:#010x})")
+            }
+            Refusal::TablePageSize(code) | Refusal::MappingPageSize(code) => {
+                write!(f, " (size code {code})")
+            }
+            Refusal::Entries { have, want } => write!(f, " ({have}, not {want})"),
+            Refusal::MapResource { mapped } => write!(f, " (after {mapped:#x} bytes)"),
+            Refusal::UserLimit { pinned, limit } => {
+                write!(f, " ({} of {} MiB pinned)", pinned >> 20, limit >> 20)
+            }
+            Refusal::TooManyPieces { limit } => write!(f, " (max_pieces={limit})"),
+            _ => Ok(()),
+        }?;
+        match reason.advice {
+            "" => Ok(()),
+            advice => write!(f, "; {advice}"),
+        }
     }
 }
 
-impl fmt::Display for Refusal {
+/// An errno of nvidia.ko's, by name where it is one of those that it uses.
+struct Code(i32);
+
+impl fmt::Display for Code {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Refusal::Range(SpanError::Empty) => f.write_str("the range is empty"),
-            Refusal::Range(SpanError::Wraps) => {
-                f.write_str("the range ends beyond the address space")
-            }
-            Refusal::Range(SpanError::TooLong) => {
-                f.write_str("the range is longer than the memory of any GPU (1 TiB at most)")
-            }
-            Refusal::Pin(EINVAL) => f.write_str(
-                "no GPU memory of this process, where the range begins or in all of it: managed \
-                 memory, another process's or its parent's, freed, past the end, or over several \
-                 allocations where max_pieces=1; nvidia.ko does not say which (nvidia.ko: -EINVAL)",
-            ),
-            Refusal::Pin(ENOMEM) => f.write_str(
-                "no room in the GPU's BAR1, or no kernel memory (nvidia.ko: -ENOMEM); deregister \
-                 or register less, see BAR1 in nvidia-smi -q -d MEMORY",
-            ),
-            Refusal::Pin(ENOTSUPP) => f.write_str(
-                "the GPU or its virtual function does not support this pin (nvidia.ko: -ENOTSUPP); \
-                 a vGPU needs RDMA, and persistent pins, which some vGPUs and MIG instances lack: \
-                 persistent_api_support=0 tries the others first",
-            ),
-            Refusal::Pin(EIO) => f.write_str(
-                "nvidia.ko could not pin (error -5), which is all that it has no other code for: a \
-                 GPU not at full power, memory that it could not keep, an address that is there \
-                 twice; its own lines in the log may say more",
-            ),
-            Refusal::Pin(code) => write!(f, "nvidia.ko could not pin (error {code})"),
-            Refusal::Foreign(Place::Beyond) => {
-                f.write_str("not GPU memory: no process has such addresses")
-            }
-            Refusal::Foreign(Place::Nothing) => f.write_str(
-                "not GPU memory of this process: it has nothing at that address (freed and \
-                 unmapped, or another process's)",
-            ),
-            Refusal::Foreign(Place::Cpu) => f.write_str(
-                "not GPU memory: the range begins in memory of the CPU, and ib_core could not take \
-                 all of it (such as what may not be written, lies behind the end of a file, or \
-                 goes on as something else)",
-            ),
-            Refusal::TableVersion(version) => write!(
-                f,
-                "nvidia.ko's page table has version {version:#010x}; this module knows 1.2 and \
-                 2.x: a driver of another time needs another module"
-            ),
-            Refusal::TablePageSize(code) => write!(
-                f,
-                "nvidia.ko's page table has pages of size code {code}, or the range is not a \
-                 multiple of them"
-            ),
-            Refusal::Entries { have, want } => {
-                write!(
-                    f,
-                    "nvidia.ko returned {have} pages where the range has {want}"
-                )
-            }
-            Refusal::NotPci => f.write_str("the RDMA device does its DMA through no PCI device"),
-            Refusal::Map(ENOTSUPP) => f.write_str(
-                "the RDMA device cannot reach this GPU's memory over PCIe (nvidia.ko: -ENOTSUPP); \
-                 use one behind the same PCIe switch as the GPU (nvidia-smi topo -m), or, at your \
-                 risk, nvidia.ko's NVreg_GrdmaPciTopoCheckOverride=1",
-            ),
-            Refusal::Map(EIO) => f.write_str(
-                "nvidia.ko could not map for the RDMA device (error -5): the DMA layer or an IOMMU \
-                 refused, or the memory touches the last 64 KiB of BAR1",
-            ),
-            Refusal::Map(code) => {
-                write!(
-                    f,
-                    "nvidia.ko could not map for the RDMA device (error {code})"
-                )
-            }
-            Refusal::MappingVersion(version) => write!(
-                f,
-                "nvidia.ko's DMA mapping has version {version:#010x}; this module knows 2.3: a \
-                 driver of another time needs another module"
-            ),
-            Refusal::MappingPageSize(code) => write!(
-                f,
-                "nvidia.ko's DMA mapping has pages of size code {code}, its page table another"
-            ),
-            Refusal::NotInBar => f.write_str(
-                "the memory does not lie in a PCI BAR, or has a struct page; the persistent client, \
-                 which is asked next, may take it",
-            ),
-            Refusal::CpuCacheable => f.write_str(
-                "the memory is cached by CPUs; the persistent client, which is asked next, may \
-                 take it",
-            ),
-            Refusal::MapResource { mapped } => write!(
-                f,
-                "the kernel could not map the BAR for the RDMA device, after {mapped:#x} bytes of it: no memory for \
-                 the IOMMU's page tables, no addresses left in it, or the device cannot address the BAR",
-            ),
-            Refusal::Revoked => f.write_str("the memory was freed during its registration"),
-            Refusal::MappedTwice => f.write_str("ib_core mapped the registration twice"),
-            Refusal::NoMemory => f.write_str("out of kernel memory"),
-            Refusal::Unloading => f.write_str("the module is being loaded or unloaded"),
-            Refusal::UserLimit { pinned, limit } => write!(
-                f,
-                "the user has {} MiB of GPU memory pinned, and may have no more than {} \
-                 (user_limit_mib)",
-                pinned >> 20,
-                limit >> 20
-            ),
-            Refusal::Hole { offset } => write!(
-                f,
-                "GPU memory of this process for {offset:#x} bytes and none behind: the range goes \
-                 over the end, part of it was freed, is another process's or not mapped yet, or \
-                 allocations meet elsewhere than at 2 MiB (nvidia.ko: -EINVAL)"
-            ),
-            Refusal::TooManyPieces { limit } => write!(
-                f,
-                "the range lies over more allocations, or more uneven ones, than max_pieces={limit} \
-                 allows: load the module with a higher max_pieces, or register less at a time \
-                 (PyTorch: expandable_segments makes an allocation of each 20 MiB)"
-            ),
-            Refusal::Killed => f.write_str(
-                "the process was killed while the borders of its allocations were looked for",
-            ),
+        match self.0 {
+            EINVAL => f.write_str("-EINVAL"),
+            ENOMEM => f.write_str("-ENOMEM"),
+            ENOTSUPP => f.write_str("-ENOTSUPP"),
+            code => write!(f, "error {code}"),
         }
     }
+}
+
+/// What goes wrong and refuses nothing.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Event {
+    /// A persistent pin could not be put, and never will be.
+    Lost,
+    /// A revocable pin was not put: another process released it.
+    KeptOtherProcess,
+    /// The same: nvidia.ko no longer knows the process for that memory.
+    KeptUnlisted,
+    /// The same: released inside the callback of another pin.
+    KeptInCallback,
+    /// The same: nvidia.ko would not.
+    KeptFailed,
+    /// A DMA mapping could not be undone.
+    NotUnmapped,
+    /// nvidia.ko freed what it had said to have unpinned.
+    LateCallback,
+    /// nvidia.ko freed what this module does not know.
+    StrayCallback,
+}
+
+/// How bad an event is: the level of its line in the log.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Severity {
+    /// Part of ordinary life.
+    Info,
+    /// Not as it should be, and dealt with.
+    Warning,
+    /// Something is lost or held.
+    Error,
+}
+
+/// A row of the table of events.
+pub(crate) struct Incident {
+    /// For programs, as that of a [`Reason`].
+    pub(crate) name: &'static str,
+    /// How bad it is.
+    pub(crate) severity: Severity,
+    /// What happened, for people.
+    pub(crate) message: &'static str,
+    /// What to do about it, or nothing.
+    pub(crate) advice: &'static str,
+}
+
+impl Event {
+    /// Every event, in the order of their numbers, which is that of the lines in `counters`.
+    pub(crate) const ALL: [Incident; 8] = [
+        Incident {
+            name: "lost",
+            severity: Severity::Error,
+            message: "nvidia.ko did not undo a persistent pin: its memory is lost until the GPU is reset or unbound",
+            advice: "nvidia-smi --gpu-reset when nobody uses the GPU, or reboot",
+        },
+        Incident {
+            name: "kept_other_process",
+            severity: Severity::Info,
+            message: "another process released a revocable pin: it stays until the memory is freed",
+            advice: "",
+        },
+        Incident {
+            name: "kept_unlisted",
+            severity: Severity::Info,
+            message: "nvidia.ko no longer takes a revocable pin from its process: it stays until the memory is freed",
+            advice: "",
+        },
+        Incident {
+            name: "kept_in_callback",
+            severity: Severity::Info,
+            message: "a revocable pin was released inside the callback of another: it stays until the memory is freed",
+            advice: "",
+        },
+        Incident {
+            name: "kept_failed",
+            severity: Severity::Error,
+            message: "nvidia.ko did not undo a revocable pin, or could not be asked: it stays until the memory is freed",
+            advice: "look for nvidia.ko's own lines in the kernel log (dmesg | grep NVRM)",
+        },
+        Incident {
+            name: "not_unmapped",
+            severity: Severity::Error,
+            message: "nvidia.ko did not undo a DMA mapping: it stays until the memory is unpinned",
+            advice: "look for nvidia.ko's own lines in the kernel log (dmesg | grep NVRM)",
+        },
+        Incident {
+            name: "late_callback",
+            severity: Severity::Warning,
+            message: "nvidia.ko revoked a pin that it had reported as unpinned: each unpin is checked first since then",
+            advice: "",
+        },
+        Incident {
+            name: "stray_callback",
+            severity: Severity::Error,
+            message: "nvidia.ko revoked a pin that does not exist",
+            advice: "report it",
+        },
+    ];
 }

@@ -26,7 +26,6 @@ mod recorded;
 mod render;
 mod report;
 mod shell;
-#[cfg(test)]
 mod shipped;
 mod stats;
 mod topo;

@@ -9,6 +9,9 @@ use crate::finding::Status;
 use crate::host::Fact;
 use crate::made;
 use crate::made::Made;
+use crate::shipped::refusal::Event;
+use crate::shipped::refusal::Incident;
+use crate::shipped::refusal::Refusal;
 
 const FILES: &str = crate::debugfs::DIRECTORY;
 
@@ -44,24 +47,24 @@ const REFUSALS: &str = concat!(
 fn counters() -> String {
     let mut text = String::new();
     for flavour in ["persistent", "revocable"] {
-        for reason in crate::reasons::REASONS {
-            let count = match (flavour, reason.name) {
+        for reason in &Refusal::REASONS {
+            let name = reason.name.to_str().expect("ASCII");
+            let count = match (flavour, name) {
                 ("persistent", "no_room") => 12,
                 ("persistent", "unreachable") => 1,
                 ("revocable", "not_in_bar") => 3,
                 ("revocable", "foreign_cpu") => 44,
                 _ => 0,
             };
-            let name = reason.name;
             let _ = writeln!(
                 text,
                 "event=refused count={count} flavour={flavour} reason={name}"
             );
         }
     }
-    for event in reasons_of_events() {
-        let count = u64::from(event == "kept_other_process");
-        let _ = writeln!(text, "event={event} count={count}");
+    for Incident { name, .. } in &Event::ALL {
+        let count = u64::from(*name == "kept_other_process");
+        let _ = writeln!(text, "event={name} count={count}");
     }
     for (event, persistent, revocable) in [
         ("registered", 6, 3),
@@ -75,10 +78,6 @@ fn counters() -> String {
         let _ = writeln!(text, "event={event} count={revocable} flavour=revocable");
     }
     text
-}
-
-fn reasons_of_events() -> impl Iterator<Item = &'static str> {
-    crate::reasons::EVENTS.iter().map(|event| event.name)
 }
 
 /// With our module, and nothing registered.

@@ -211,8 +211,8 @@ fn with_meaning(counter: Counter, before: Option<&BTreeMap<Key, u64>>) -> Counte
     });
     Counted {
         more,
-        what: meaning.map(|meaning| meaning.what),
-        mend: meaning.and_then(|meaning| meaning.mend),
+        what: meaning.map(|(what, _)| what),
+        mend: meaning.and_then(|(_, advice)| advice),
         counter,
     }
 }

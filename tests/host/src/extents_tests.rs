@@ -14,14 +14,14 @@ use crate::extents::Entry;
 use crate::extents::PageSize;
 use crate::extents::Run;
 use crate::extents::Span;
-use crate::extents::SpanError;
 use crate::extents::MAX_ENTRY;
+use crate::refusal::Refusal;
 
 const KIB: u64 = 1 << 10;
 const GIB: u64 = 1 << 30;
 const KERNEL_PAGES: [u64; 3] = [4 * KIB, 16 * KIB, 64 * KIB];
 
-fn span(addr: u64, len: u64) -> Result<Span, SpanError> {
+fn span(addr: u64, len: u64) -> Result<Span, Refusal> {
     Span::covering(addr, len, PageSize::KIB_64, 1 << 40)
 }
 
@@ -77,11 +77,11 @@ fn a_span_covers_whole_pages() {
 
 #[test]
 fn a_span_refuses_what_wraps() {
-    assert_eq!(span(0x1000, 0), Err(SpanError::Empty));
-    assert_eq!(span(u64::MAX, 1), Err(SpanError::Wraps));
-    assert_eq!(span(u64::MAX - 0xffff, 0xffff), Err(SpanError::Wraps));
-    assert_eq!(span(0x1000, u64::MAX), Err(SpanError::Wraps));
-    assert_eq!(span(0, (1 << 40) + 1), Err(SpanError::TooLong));
+    assert_eq!(span(0x1000, 0), Err(Refusal::Empty));
+    assert_eq!(span(u64::MAX, 1), Err(Refusal::Wraps));
+    assert_eq!(span(u64::MAX - 0xffff, 0xffff), Err(Refusal::Wraps));
+    assert_eq!(span(0x1000, u64::MAX), Err(Refusal::Wraps));
+    assert_eq!(span(0, (1 << 40) + 1), Err(Refusal::TooLong));
     assert_eq!(span(0, 1 << 40).map(|s| s.len()), Ok(1 << 40));
 }
 
@@ -419,14 +419,15 @@ proptest! {
                 prop_assert!(span.len() > 0 && span.len() <= max);
                 prop_assert_eq!(span.pages(page), Some(span.len() / page.bytes()));
             }
-            Err(SpanError::Empty) => prop_assert_eq!(len, 0),
-            Err(SpanError::Wraps) => {
+            Err(Refusal::Empty) => prop_assert_eq!(len, 0),
+            Err(Refusal::Wraps) => {
                 prop_assert!(u128::from(addr) + u128::from(len) + u128::from(page.bytes() - 1)
                     > u128::from(u64::MAX));
             }
-            Err(SpanError::TooLong) => {
+            Err(Refusal::TooLong) => {
                 prop_assert!(u128::from(len) + 2 * u128::from(page.bytes()) > u128::from(max));
             }
+            Err(other) => prop_assert!(false, "{other:?}"),
         }
     }
 

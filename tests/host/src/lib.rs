@@ -28,6 +28,7 @@ mod pin;
 #[path = "../../../src/record.rs"]
 mod record;
 #[path = "../../../src/refusal.rs"]
+#[allow(dead_code, reason = "nothing is logged here")]
 mod refusal;
 #[path = "../../../src/region.rs"]
 mod region;

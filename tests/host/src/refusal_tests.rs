@@ -3,8 +3,9 @@
 //! The reasons of `refusal`.
 
 use std::collections::HashMap;
+use std::collections::HashSet;
 
-use crate::extents::SpanError;
+use crate::refusal::Event;
 use crate::refusal::Place;
 use crate::refusal::Refusal;
 use crate::refusal::EBUSY;
@@ -15,9 +16,9 @@ use crate::refusal::ENOTSUPP;
 
 fn all() -> Vec<Refusal> {
     let mut all = vec![
-        Refusal::Range(SpanError::Empty),
-        Refusal::Range(SpanError::Wraps),
-        Refusal::Range(SpanError::TooLong),
+        Refusal::Empty,
+        Refusal::Wraps,
+        Refusal::TooLong,
         Refusal::TableVersion(0x0003_0000),
         Refusal::TablePageSize(0),
         Refusal::Entries { have: 1, want: 2 },
@@ -76,27 +77,53 @@ fn every_errno_is_one() {
 fn every_kind_has_its_place_and_its_words() {
     let mut words = HashMap::new();
     for refusal in all() {
-        assert!(refusal.kind() < Refusal::KINDS, "{refusal:?}");
+        assert!(refusal.kind() < Refusal::REASONS.len(), "{refusal:?}");
         let text = refusal.to_string();
         assert!(text.len() > 10, "{refusal:?}");
         words.entry(text).or_insert(refusal.kind());
     }
-    let kinds: std::collections::HashSet<_> = words.values().collect();
-    assert_eq!(kinds.len(), Refusal::KINDS);
+    let kinds: HashSet<_> = words.values().collect();
+    assert_eq!(kinds.len(), Refusal::REASONS.len());
 }
 
-/// Programs look for these: one that is changed or moved breaks them.
+/// Programs look for the names. docs/observe.md is made from what this prints.
 #[test]
-fn the_names_are_as_documented() {
-    let document = include_str!("../../../docs/observe.md");
-    let mut names = HashMap::new();
-    for refusal in all() {
-        let name = refusal.name().to_str().expect("ASCII");
+fn each_row_has_a_name_of_its_own() {
+    let mut names = HashSet::new();
+    let cell = |text: &str| text.replace('|', "\\|");
+    for reason in Refusal::REASONS {
+        let name = reason.name.to_str().expect("ASCII");
         assert!(name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'_')));
-        assert_eq!(*names.entry(name).or_insert(refusal.kind()), refusal.kind());
-        assert!(document.contains(&format!("`{name}`")), "{name}");
+        assert!(names.insert(name), "{name} is there twice");
+        let [what, advice] = [reason.message, reason.advice].map(cell);
+        println!("figure: reason | `{name}` | {what} | {advice} |");
     }
-    assert_eq!(names.len(), Refusal::KINDS);
+    for incident in Event::ALL {
+        assert!(
+            names.insert(incident.name),
+            "{} is there twice",
+            incident.name
+        );
+        let [what, advice] = [incident.message, incident.advice].map(cell);
+        println!("figure: event | `{}` | {what} | {advice} |", incident.name);
+    }
+}
+
+/// An event's number is its row's.
+#[test]
+fn events_have_their_rows() {
+    for (event, name) in [
+        (Event::Lost, "lost"),
+        (Event::KeptOtherProcess, "kept_other_process"),
+        (Event::KeptUnlisted, "kept_unlisted"),
+        (Event::KeptInCallback, "kept_in_callback"),
+        (Event::KeptFailed, "kept_failed"),
+        (Event::NotUnmapped, "not_unmapped"),
+        (Event::LateCallback, "late_callback"),
+        (Event::StrayCallback, "stray_callback"),
+    ] {
+        assert_eq!(Event::ALL[event as usize].name, name);
+    }
 }
 
 /// They stand between quotes, in one line.

@@ -73,6 +73,20 @@ pub(crate) const PARTS: &[Part] = &[
         cases: "",
         make: calls_to_pin,
     },
+    Part {
+        file: "docs/observe.md",
+        name: "reasons",
+        runs: &[HOST],
+        cases: "",
+        make: |runs| rows(runs, "reason"),
+    },
+    Part {
+        file: "docs/observe.md",
+        name: "events",
+        runs: &[HOST],
+        cases: "",
+        make: |runs| rows(runs, "event"),
+    },
 ];
 
 impl Part {
@@ -240,6 +254,19 @@ fn cases(runs: &[&[Test]], of: Cases) -> Result<String> {
             "| {words} | {}{how} |",
             grouped(&count.parse::<u64>()?)
         )?;
+    }
+    Ok(text)
+}
+
+/// The module's table of reasons or of events, whose test writes the rows.
+fn rows(runs: &[&[Test]], of: &str) -> Result<String> {
+    let name = "refusal_tests::each_row_has_a_name_of_its_own";
+    let mut tests = runs.iter().copied().flatten();
+    let test = tests.find(|test| test.name == name);
+    let test = test.with_context(|| format!("{name} is missing"))?;
+    let mut text = format!("| {of} | what happened | what to do |\n|---|---|---|\n");
+    for row in test.notes.iter().filter_map(|note| note.strip_prefix(of)) {
+        writeln!(text, "{}", row.trim_start())?;
     }
     Ok(text)
 }

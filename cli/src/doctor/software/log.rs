@@ -12,6 +12,9 @@ use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
 use crate::machine::pci::Address;
+use crate::shipped::refusal::Event;
+use crate::shipped::refusal::Incident;
+use crate::shipped::refusal::Severity;
 
 /// The check's name.
 pub(in crate::doctor) const NAME: &str = "kernel-log";
@@ -139,23 +142,12 @@ struct Pattern {
 const PATTERNS: &[Pattern] = &[
     Pattern {
         level: Level::Warning,
-        matches: |line| is_of_module(line) && line.contains("is lost: nvidia.ko could not unpin"),
+        matches: |line| {
+            let is_bad = |it: &&Incident| it.severity == Severity::Error;
+            is_of_module(line) && Event::ALL.iter().filter(is_bad).any(|it| line.contains(it.message))
+        },
         of_device: false,
-        why: "GPU memory was not given back by nvidia.ko: it is missing until the GPU is reset or unbound",
-        mend: Some("`nvidia-smi --gpu-reset` when nobody uses the GPU, or reboot"),
-    },
-    Pattern {
-        level: Level::Note,
-        matches: |line| is_of_module(line) && line.contains("stays pinned until it is freed"),
-        of_device: false,
-        why: "memory that was deregistered stays behind BAR1 until its owner frees it",
-        mend: None,
-    },
-    Pattern {
-        level: Level::Warning,
-        matches: |line| is_of_module(line) && line.contains("stays mapped until it is unpinned"),
-        of_device: false,
-        why: "a card may still reach memory that was given up",
+        why: "nvidia.ko did not give back what the module asked it to",
         mend: None,
     },
     Pattern {

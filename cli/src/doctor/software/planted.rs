@@ -19,6 +19,7 @@ use crate::made::Made;
 use crate::nvml::Memory;
 use crate::nvml::Refused;
 use crate::nvml::Virtualization;
+use crate::shipped::refusal::Event;
 
 const DEBUG: &str = "/sys/kernel/debug/nvidia_peermem";
 const PEERS: &str = "/sys/kernel/mm/memory_peers";
@@ -572,6 +573,19 @@ const PLANTED: &[Planted] = &[
         name: "BAR1 without an address",
         plant: |made| log(made, &["NVRM: BAR1 is 0M @ 0x0 (PCI:0000:19:00.0)"]),
         says: &[("kernel-log", Fault, "Above 4G Decoding")],
+    },
+    Planted {
+        name: "memory that is lost, by the log alone",
+        plant: |made| {
+            let message = Event::ALL[Event::Lost as usize].message;
+            let line = format!("nvidia-peermem: GPU memory 0x7f0000000000+0x10000: {message}");
+            log(made, &[line.as_str()]);
+            made.remove(DEBUG);
+        },
+        says: &[
+            ("refusals", NotVisible, "nvidia_peermem"),
+            ("kernel-log", Warning, "is lost until"),
+        ],
     },
     Planted {
         name: "NVIDIA's module met freed memory",

@@ -12,6 +12,10 @@ use crate::finding::Subject;
 use crate::host::Fact;
 use crate::host::Unseen;
 use crate::living::Stranded;
+use crate::reasons;
+use crate::shipped::refusal::Cause;
+use crate::shipped::refusal::Event;
+use crate::shipped::refusal::Severity;
 
 /// The check's name.
 pub(in crate::doctor) const NAME: &str = "refusals";
@@ -21,56 +25,6 @@ const REFUSALS: &str = "/sys/kernel/debug/nvidia_peermem/refusals";
 
 /// Of late, in seconds.
 const LATE: u64 = 3600;
-
-/// Reasons that lie in the machine, and not in what an application asked for: what mends each.
-const OF_MACHINE: [(&str, &str); 14] = [
-    (
-        "map_failed",
-        "look for an IOMMU that refuses (`dmesg | grep -e DMAR -e AMD-Vi`); nvidia.ko's own lines are in the log, too",
-    ),
-    (
-        "map_resource",
-        "look for an IOMMU that refuses (`dmesg | grep -e DMAR -e AMD-Vi`)",
-    ),
-    (
-        "mapping_page_size",
-        "a version of peermem-rs for this driver",
-    ),
-    ("mapping_version", "a version of peermem-rs for this driver"),
-    ("no_memory", "free memory of the host (`free -m`)"),
-    (
-        "no_room",
-        "deregister or register less; `peermemctl list --by-process` says who holds BAR1, `nvidia-smi -q -d MEMORY` \
-        how large it is",
-    ),
-    (
-        "not_pci",
-        "an RDMA device that is a PCI device: rxe and siw are not",
-    ),
-    ("page_count", "a version of peermem-rs for this driver"),
-    ("pin_failed", "nvidia.ko's own lines in the log (`dmesg | grep NVRM`)"),
-    (
-        "pin_unsupported",
-        "load the module with persistent_api_support=0; a vGPU needs RDMA in its profile",
-    ),
-    (
-        "table_page_size",
-        "a version of peermem-rs for this driver",
-    ),
-    ("table_version", "a version of peermem-rs for this driver"),
-    (
-        "unreachable",
-        "use a card behind the GPU's switch (`peermemctl topo`), or, at your risk, nvidia.ko's \
-        NVreg_GrdmaPciTopoCheckOverride=1",
-    ),
-    (
-        "user_limit",
-        "raise the parameter user_limit_mib, or register less",
-    ),
-];
-
-/// Of the revocable client, after which the persistent one is asked.
-const TRIED_AGAIN: [&str; 2] = ["cpu_cacheable", "not_in_bar"];
 
 /// Whole seconds of a time with a fraction.
 fn seconds(time: &str) -> Option<u64> {
@@ -157,17 +111,15 @@ pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
 }
 
 fn told(reason: &str, refused: &Refused, now: Option<u64>) -> Option<Finding> {
-    if TRIED_AGAIN.contains(&reason) {
+    let row = reasons::reason(reason);
+    let cause = row.map(|row| row.cause);
+    if cause == Some(Cause::NextClient) {
         return None;
     }
-    let mend = OF_MACHINE
-        .iter()
-        .find(|(name, _)| *name == reason)
-        .map(|(_, mend)| *mend);
     let age = now.map(|now| now.saturating_sub(refused.last));
     let is_late = age.is_none_or(|age| age < LATE);
-    let level = match mend {
-        Some(_) if is_late => Level::Warning,
+    let level = match cause {
+        Some(Cause::Machine) if is_late => Level::Warning,
         _ => Level::Note,
     };
     let times = match refused.times {
@@ -183,9 +135,9 @@ fn told(reason: &str, refused: &Refused, now: Option<u64>) -> Option<Finding> {
     if !refused.text.is_empty() {
         finding = finding.why(&refused.text);
     }
-    Some(match mend {
-        Some(mend) => finding.mend(mend),
-        None => finding,
+    Some(match row.map_or("", |row| row.advice) {
+        "" => finding,
+        advice => finding.mend(advice),
     })
 }
 
@@ -199,41 +151,19 @@ fn counted(text: &str) -> Vec<Finding> {
             .fold(0, u64::saturating_add)
     };
     let mut findings = Vec::new();
-    let mut tell = |name: &str, level, what: &str, mend: Option<&str>| {
-        let count = event(name);
-        if count > 0 {
-            let finding =
-                Finding::new(NAME, level, Subject::Machine, format!("{name}: {count}")).why(what);
-            findings.push(match mend {
-                Some(mend) => finding.mend(mend),
-                None => finding,
-            });
+    for incident in &Event::ALL {
+        let count = event(incident.name);
+        if count == 0 || incident.severity == Severity::Info {
+            continue;
         }
-    };
-    tell(
-        "lost",
-        Level::Warning,
-        "pins that nvidia.ko did not take back: that GPU memory is missing until the GPU is reset or unbound",
-        Some("`nvidia-smi --gpu-reset` when nobody uses the GPU, or reboot"),
-    );
-    tell(
-        "not_unmapped",
-        Level::Warning,
-        "DMA mappings that nvidia.ko did not undo: a card may still reach memory that was given up",
-        None,
-    );
-    tell(
-        "stray_callback",
-        Level::Warning,
-        "nvidia.ko revoked pins that do not exist; report it, with the driver's version",
-        None,
-    );
-    tell(
-        "kept_failed",
-        Level::Note,
-        "pins that nvidia.ko did not take back, and that stay until their memory is freed",
-        None,
-    );
+        let found = format!("{}: {count}", incident.name);
+        let finding =
+            Finding::new(NAME, Level::Warning, Subject::Machine, found).why(incident.message);
+        findings.push(match incident.advice {
+            "" => finding,
+            advice => finding.mend(advice),
+        });
+    }
     findings
 }
 

@@ -672,7 +672,9 @@ fn lost_for_good(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Result<(
     drop(memory);
     one_line(
         log,
-        &format!("is lost: nvidia.ko could not unpin (error -{errno})"),
+        &format!(
+            "its memory is lost until the GPU is reset or unbound (nvidia.ko: error -{errno})"
+        ),
     )?;
     let now = Counters::read()?;
     for (name, expected) in [
@@ -717,7 +719,7 @@ fn lost_until_freed(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Resul
     );
     one_line(
         log,
-        &format!("stays pinned until it is freed: nvidia.ko could not unpin (error -{errno})"),
+        &format!("it stays until the memory is freed (nvidia.ko: error -{errno})"),
     )?;
     let live = Counters::read()?.get("pins_live")?;
     let held = counters::module_references(module::NAME)?;
