@@ -14,7 +14,6 @@ mod tests {
     use crate::extents::PageSize;
     use crate::extents::Run;
     use crate::extents::Span;
-    use crate::refusal::Refusal;
     use crate::fakes::check;
     use crate::fakes::fail_once;
     use crate::fakes::gpu_leaves;
