@@ -16,6 +16,9 @@ Examples:
   sudo peermemctl record -o host.json         for somebody else to look at, with
   peermemctl doctor --machine host.json";
 
+/// The command of the processes that `verify` starts.
+pub(crate) const VERIFY_PART: &str = "verify-part";
+
 /// Shows, checks and proves the path between NVIDIA GPUs and RDMA devices.
 ///
 /// Exit status: 0 all is well, 1 something was found, 2 could not look.
@@ -78,7 +81,7 @@ pub(crate) enum Command {
     /// Writes the man pages into a directory
     Man(Man),
     /// What `verify` starts as processes of their own
-    #[command(hide = true, name = crate::verify::worker::COMMAND)]
+    #[command(hide = true, name = VERIFY_PART)]
     VerifyPart(VerifyPart),
 }
 

@@ -53,7 +53,7 @@ fn main() -> ExitCode {
     let status = match (status, written) {
         (Err(error), _) if is_closed_pipe(&error) => Status::Well,
         (Err(error), _) => {
-            eprintln!("peermemctl: {}", report::clean(&format!("{error:#}")));
+            eprintln!("peermemctl: {}", render::clean(&format!("{error:#}")));
             Status::Failed
         }
         (Ok(status), Err(error)) if error.kind() == io::ErrorKind::BrokenPipe => status,
@@ -86,7 +86,7 @@ pub(crate) fn command(host: &dyn Host, command: &Command, out: &mut Out) -> anyh
         Command::Man(args) => shell::man(args),
         Command::Doctor(args) => doctor::run(host, args, out),
         Command::Verify(args) => verify::run(host, args, out),
-        Command::VerifyPart(args) => verify::worker::run(&args.role).map(|()| Status::Well),
+        Command::VerifyPart(args) => verify::run_part(&args.role).map(|()| Status::Well),
         Command::List(args) => list::run(host, args, out),
         Command::Stats(args) => stats::run(host, args, out),
         Command::Export(args) => export::run(host, args, out),

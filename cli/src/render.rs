@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tables, colours, and figures with their units.
+//! Tables, colours, figures with their units, and text that steers no terminal.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
 
 use comfy_table::presets::NOTHING;
 use comfy_table::CellAlignment;
@@ -7,7 +10,6 @@ use comfy_table::ContentArrangement;
 use owo_colors::Style;
 
 use crate::finding::Level;
-use crate::report::clean;
 
 /// What a colour says.
 ///
@@ -164,6 +166,28 @@ pub(crate) fn seconds(seconds: u64) -> String {
         3_600..86_400 => pair("h", 3_600, "min", 60),
         _ => pair("d", 86_400, "h", 3_600),
     }
+}
+
+/// Without what steers a terminal or turns the order of letters round.
+pub(crate) fn clean(text: &str) -> Cow<'_, str> {
+    let steers = |character: char| {
+        character.is_control()
+            || matches!(character, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}')
+    };
+    if !text.contains(steers) {
+        return Cow::Borrowed(text);
+    }
+    let mut clean = String::with_capacity(text.len());
+    for character in text.chars() {
+        if !steers(character) {
+            clean.push(character);
+        } else if u32::from(character) < 0x100 {
+            let _ = write!(clean, "\\x{:02x}", u32::from(character));
+        } else {
+            let _ = write!(clean, "\\u{{{:x}}}", u32::from(character));
+        }
+    }
+    Cow::Owned(clean)
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@
 //! All is gathered first and written in one piece, so that a reader who has gone (`| head`) changes no exit status.
 //! What comes from a machine can steer no terminal: control characters are shown as `\xNN`, whoever wrote them.
 
-use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io;
 use std::io::IsTerminal as _;
@@ -14,6 +13,7 @@ use serde::Serialize;
 
 use crate::args::Color;
 use crate::args::Common;
+use crate::render::clean;
 use crate::render::Paint;
 use crate::render::Table;
 
@@ -215,28 +215,6 @@ struct Envelope<'a, T> {
     version: u32,
     #[serde(flatten)]
     body: &'a T,
-}
-
-/// Without what steers a terminal or turns the order of letters round.
-pub(crate) fn clean(text: &str) -> Cow<'_, str> {
-    let steers = |character: char| {
-        character.is_control()
-            || matches!(character, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}')
-    };
-    if !text.contains(steers) {
-        return Cow::Borrowed(text);
-    }
-    let mut clean = String::with_capacity(text.len());
-    for character in text.chars() {
-        if !steers(character) {
-            clean.push(character);
-        } else if u32::from(character) < 0x100 {
-            let _ = write!(clean, "\\x{:02x}", u32::from(character));
-        } else {
-            let _ = write!(clean, "\\u{{{:x}}}", u32::from(character));
-        }
-    }
-    Cow::Owned(clean)
 }
 
 #[cfg(test)]

@@ -24,41 +24,23 @@ use peermem_verbs::rdma::Op;
 use peermem_verbs::rdma::Part;
 use peermem_verbs::rdma::Status;
 use peermem_verbs::standin;
-use serde::Deserialize;
-use serde::Serialize;
 
+use super::event::Way;
 use super::module;
 use super::steps::Bench;
 use super::steps::Moved;
 use super::steps::Refusal;
 use super::steps::Unable;
 use super::steps::Verb;
-use super::steps::Way;
 use super::steps::Window;
-use super::worker::Holder;
-use super::worker::Task;
+use super::task::Found;
+use super::task::Holder;
+use super::task::Source;
+use super::task::Task;
 use crate::host::live::Live;
 use crate::host::Host as _;
 use crate::host::Seen;
 use crate::host::Unseen;
-
-/// Who gives GPU memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Source {
-    Cuda,
-    /// The stand-in of the project's test rig.
-    StandIn,
-}
-
-/// A GPU that memory can be had of.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Found {
-    /// Its PCI address.
-    pub(crate) pci: String,
-    pub(crate) name: String,
-    pub(crate) source: Source,
-}
 
 /// The driver that the stand-in has the name of.
 const DRIVER: &str = "/sys/bus/pci/drivers/nvidia";
@@ -260,10 +242,6 @@ impl Real {
     }
 
     fn by_dma_buf(&mut self, memory: &Memory) -> Result<Region, Refusal> {
-        let broken = |error: anyhow::Error| Refusal::Refused {
-            errno: 0,
-            why: format!("{error:#}"),
-        };
         let buffer = match self.dma_buf(memory) {
             Ok(buffer) => buffer,
             Err(Unable::Impossible(why)) => return Err(Refusal::NoSuchWay(why)),
@@ -274,8 +252,8 @@ impl Real {
                 })
             }
         };
-        let span = memory.span().map_err(broken)?;
-        let hca = self.hca().map_err(broken)?;
+        let span = memory.span()?;
+        let hca = self.hca()?;
         let access = rdma::full_access();
         match hca.register_dmabuf(buffer.as_fd(), 0, span, access) {
             Ok(region) => Ok(Region(Some(region))),
@@ -399,12 +377,8 @@ impl Bench for Real {
             return self.by_dma_buf(memory);
         }
         let is_gpu = !matches!(memory, Memory::Host(_));
-        let broken = |error: anyhow::Error| Refusal::Refused {
-            errno: 0,
-            why: format!("{error:#}"),
-        };
-        let span = memory.span().map_err(broken)?;
-        let hca = self.hca().map_err(broken)?;
+        let span = memory.span()?;
+        let hca = self.hca()?;
         match hca.register_fragile(span, rdma::full_access()) {
             Ok(region) => Ok(Region(Some(region))),
             Err(refused) if is_gpu && !module::is_loaded(&Live) => Err(Refusal::NoSuchWay(
@@ -489,33 +463,3 @@ impl Bench for Real {
         }
     }
 }
-
-/// The body of a process that is to be killed: registers, says that bytes move, and goes on.
-///
-/// # Errors
-/// Anything that keeps it from that. It does not return otherwise.
-pub(crate) fn hold(task: Task, way: Way, mut moves: impl FnMut() -> Result<()>) -> Result<()> {
-    let size = task.size;
-    let mut bench = Real::open(task)?;
-    let memory = bench.gpu_memory(size)?;
-    let host = bench.host_memory(size)?;
-    let refused = |refusal| match refusal {
-        Refusal::NoSuchWay(why) | Refusal::Refused { why, .. } => anyhow!(why),
-    };
-    let region = bench.register(way, &memory).map_err(refused)?;
-    let other = bench.register(Way::PeerMemory, &host).map_err(refused)?;
-    let window = Window {
-        at: 0,
-        len: size as u64,
-    };
-    loop {
-        let moved = bench.transfer(Verb::Write, &other, &region, window, Some(ROUND))?;
-        if let Moved::Refused(status) = moved {
-            bail!("a WRITE ended with {status}");
-        }
-        moves()?;
-    }
-}
-
-/// For how long the process that is to be killed moves bytes on one connection.
-const ROUND: Duration = Duration::from_millis(50);

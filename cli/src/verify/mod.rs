@@ -6,11 +6,13 @@
 //! watches that one; [`tell`] shows what came of it.
 
 mod bench;
+mod event;
 mod module;
 mod overseer;
 mod steps;
+mod task;
 mod tell;
-pub(crate) mod worker;
+mod worker;
 
 use std::time::Duration;
 
@@ -25,16 +27,18 @@ use crate::finding::Status;
 use crate::host::Host;
 use crate::machine::pci::Address;
 use crate::machine::Machine;
+use crate::machine::Port;
 use crate::report::Out;
-use bench::Found;
-use bench::Source;
-use steps::Figures;
-use steps::Name;
-use steps::Outcome;
-use steps::Step;
+use event::Name;
+use event::Outcome;
+use event::Step;
+use task::Found;
+use task::Source;
+use task::Task;
 use tell::Pair;
 use tell::Report;
-use worker::Task;
+
+pub(crate) use worker::run as run_part;
 
 /// A message of one work request has 2 GiB at most.
 const LONGEST: u64 = 1 << 30;
@@ -93,14 +97,9 @@ pub(crate) fn run(host: &dyn Host, args: &args::Verify, out: &mut Out) -> Result
         if ends.is_empty() {
             let mut pair = pair(None)?;
             if let Err(why) = &hcas {
-                pair.steps.push(Step {
-                    way: None,
-                    step: Name::RdmaDevice,
-                    outcome: Outcome::NotPossibleHere,
-                    found: Some(format!("{why:#}")),
-                    errno: None,
-                    figures: Figures::default(),
-                });
+                let (outcome, why) = (Outcome::NotPossibleHere, format!("{why:#}"));
+                pair.steps
+                    .push(Step::new(None, Name::RdmaDevice, outcome, Some(why)));
             }
             report.pairs.push(pair);
         }
@@ -177,19 +176,13 @@ fn chosen_hcas<'a>(
 
 /// The first port that is active, or the first.
 fn active_port(machine: &Machine, hca: &str) -> u8 {
-    let ports = machine
-        .hcas
-        .iter()
-        .find(|one| one.name == hca)
-        .map(|hca| hca.ports.as_slice())
-        .unwrap_or_default();
+    let mut ports = machine.hca(hca).into_iter().flat_map(|hca| &hca.ports);
+    let is_active = |port: &&Port| {
+        let state = port.state.as_deref();
+        state.is_some_and(|state| state.contains("ACTIVE"))
+    };
     ports
-        .iter()
-        .find(|port| {
-            port.state
-                .as_deref()
-                .is_some_and(|state| state.contains("ACTIVE"))
-        })
+        .find(is_active)
         .and_then(|port| u8::try_from(port.number).ok())
         .unwrap_or(1)
 }

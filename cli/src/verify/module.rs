@@ -75,38 +75,18 @@ fn words(line: &Line<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::Fact;
+    use crate::host::recording::Recording;
 
     /// Files, and nothing else.
-    struct Files(Vec<(&'static str, &'static str)>, &'static str);
-
-    impl Host for Files {
-        fn bytes(&self, path: &str) -> Seen<Vec<u8>> {
-            let found = self.0.iter().find(|(name, _)| *name == path);
-            found
-                .map(|(_, text)| text.as_bytes().to_vec())
-                .ok_or(Unseen::Absent)
+    fn host(files: &[(&str, &str)], namespace: &str) -> Recording {
+        let mut host = Recording::new("a test");
+        host.directories.insert("/".to_owned(), Vec::new());
+        for (path, text) in files {
+            host.files.insert((*path).to_owned(), (*text).to_owned());
         }
-
-        fn names(&self, _: &str) -> Seen<Vec<String>> {
-            Err(Unseen::Absent)
-        }
-
-        fn link(&self, _: &str) -> Seen<String> {
-            Ok(self.1.to_owned())
-        }
-
-        fn resolved(&self, path: &str) -> Seen<String> {
-            self.bytes(path).map(|_| path.to_owned())
-        }
-
-        fn fact(&self, _: Fact) -> Seen<String> {
-            Err(Unseen::Absent)
-        }
-
-        fn matching(&self, _: &str, _: &str) -> Seen<String> {
-            Err(Unseen::Absent)
-        }
+        let link = "/proc/self/ns/pid".to_owned();
+        host.links.insert(link, namespace.to_owned());
+        host
     }
 
     const REFUSED: &str = concat!(
@@ -118,10 +98,8 @@ mod tests {
 
     #[test]
     fn the_last_reason_of_a_process_is_found() {
-        let host = Files(
-            vec![(REFUSALS[0], REFUSED), (REFUSALS[1], "")],
-            FIRST_NAMESPACE,
-        );
+        let files = [(REFUSALS[0], REFUSED), (REFUSALS[1], "")];
+        let host = host(&files, FIRST_NAMESPACE);
         let last = last_refusal(&host, 47);
         assert_eq!(
             last,
@@ -135,7 +113,7 @@ mod tests {
     fn registrations_are_counted_by_process() {
         let text = "id=1 state=mapped tgid=154 pid=154 comm=gdr\nid=2 state=mapped tgid=15 pid=154 comm=gdr\n\
                     id=3 tgid=154 comm=x\n";
-        let host = Files(vec![(REGISTRATIONS, text)], FIRST_NAMESPACE);
+        let host = host(&[(REGISTRATIONS, text)], FIRST_NAMESPACE);
         assert_eq!(registrations_of(&host, 154), Ok(2));
         assert_eq!(registrations_of(&host, 15), Ok(1));
         assert_eq!(registrations_of(&host, 1), Ok(0));
@@ -143,17 +121,20 @@ mod tests {
 
     #[test]
     fn what_cannot_be_told_is_said() {
-        let host = Files(vec![(REGISTRATIONS, "")], "pid:[4026532000]");
-        assert!(matches!(registrations_of(&host, 1), Err(Unseen::Failed(_))));
-        let host = Files(Vec::new(), FIRST_NAMESPACE);
-        assert_eq!(registrations_of(&host, 1), Err(Unseen::Absent));
-        assert_eq!(last_refusal(&host, 1), Err(Unseen::Absent));
+        let elsewhere = host(&[(REGISTRATIONS, "")], "pid:[4026532000]");
+        assert!(matches!(
+            registrations_of(&elsewhere, 1),
+            Err(Unseen::Failed(_))
+        ));
+        let empty = host(&[], FIRST_NAMESPACE);
+        assert_eq!(registrations_of(&empty, 1), Err(Unseen::Absent));
+        assert_eq!(last_refusal(&empty, 1), Err(Unseen::Absent));
     }
 
     #[test]
     fn the_module_is_seen() {
         let path = MODULES[0];
-        assert!(is_loaded(&Files(vec![(path, "")], FIRST_NAMESPACE)));
-        assert!(!is_loaded(&Files(Vec::new(), FIRST_NAMESPACE)));
+        assert!(is_loaded(&host(&[(path, "")], FIRST_NAMESPACE)));
+        assert!(!is_loaded(&host(&[], FIRST_NAMESPACE)));
     }
 }

@@ -14,16 +14,15 @@ use anyhow::anyhow;
 use anyhow::Context as _;
 use anyhow::Result;
 
-use super::bench::Found;
-use super::steps::Event;
-use super::steps::Figures;
-use super::steps::Name;
-use super::steps::Outcome;
-use super::steps::Step;
-use super::steps::Way;
-use super::worker;
-use super::worker::Role;
-use super::worker::Task;
+use super::event::Event;
+use super::event::Name;
+use super::event::Outcome;
+use super::event::Step;
+use super::event::Way;
+use super::task;
+use super::task::Found;
+use super::task::Role;
+use super::task::Task;
 
 /// What comes from a worker.
 #[derive(Debug)]
@@ -54,14 +53,8 @@ pub(crate) struct Followed {
 impl Followed {
     /// Of a step that has no end of its own.
     fn lost(&mut self, (way, step): (Option<Way>, Name), why: String) {
-        self.steps.push(Step {
-            way,
-            step,
-            outcome: Outcome::Failed,
-            found: Some(why),
-            errno: None,
-            figures: Figures::default(),
-        });
+        self.steps
+            .push(Step::new(way, step, Outcome::Failed, Some(why)));
     }
 }
 
@@ -132,7 +125,7 @@ fn end(mut child: Child) -> io::Result<String> {
 /// Where none can be started.
 pub(crate) fn oversee(task: Task) -> Result<Followed> {
     let limit = Duration::from_secs(task.limit);
-    let mut child = worker::command(&Role::Worker(task))?
+    let mut child = task::command(&Role::Worker(task))?
         .spawn()
         .context("start a worker")?;
     let next = lines_of(&mut child)?;
@@ -164,7 +157,7 @@ pub(crate) fn oversee(task: Task) -> Result<Followed> {
 /// # Errors
 /// Where there is neither CUDA nor a stand-in; where the process fails or hangs.
 pub(crate) fn gpus(stand_in: bool, limit: Duration) -> Result<Vec<Found>> {
-    let mut child = worker::command(&Role::Gpus { stand_in })?
+    let mut child = task::command(&Role::Gpus { stand_in })?
         .spawn()
         .context("start a worker")?;
     let mut next = lines_of(&mut child)?;
@@ -202,14 +195,7 @@ mod tests {
     }
 
     fn passed(way: Option<Way>, step: Name) -> Step {
-        Step {
-            way,
-            step,
-            outcome: Outcome::Passed,
-            found: None,
-            errno: None,
-            figures: Figures::default(),
-        }
+        Step::new(way, step, Outcome::Passed, None)
     }
 
     fn followed(said: Vec<Received>) -> (Followed, End, (Option<Way>, Name)) {

@@ -3,10 +3,10 @@
 
 use serde::Serialize;
 
-use super::steps::Figures;
-use super::steps::Name;
-use super::steps::Outcome;
-use super::steps::Step;
+use super::event::Figures;
+use super::event::Name;
+use super::event::Outcome;
+use super::event::Step;
 use crate::finding::Status;
 use crate::render::bytes;
 use crate::render::Paint;
@@ -170,7 +170,7 @@ pub(crate) fn tell(report: &Report, out: &mut Out) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::steps::Way;
+    use super::super::event::Way;
     use super::*;
 
     fn step(outcome: Outcome) -> Step {

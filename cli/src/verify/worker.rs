@@ -1,81 +1,35 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The processes that `verify` starts: itself again, by exec, for a CUDA context does not survive a fork. A worker goes
-//! through the steps for one pair and writes each as a line of JSON; a holder holds a registration until it is killed.
-//! A process that hangs or dies is then a result of the program, not its end.
-//!
-//! Both end when their standard input does, so that none is left when whoever started them has gone.
+//! What the processes of [`super::task`] do. They end when their standard input does, so that none is left when whoever
+//! started them has gone.
 
 use std::io;
-use std::io::BufRead as _;
-use std::io::BufReader;
 use std::io::Read as _;
 use std::io::Write as _;
-use std::process::Child;
-use std::process::Command;
-use std::process::Stdio;
 use std::time::Duration;
 
-use anyhow::ensure;
+use anyhow::anyhow;
+use anyhow::bail;
 use anyhow::Context as _;
 use anyhow::Result;
 use peermem_verbs::rdma;
-use serde::Deserialize;
-use serde::Serialize;
 
 use super::bench;
 use super::bench::Real;
-use super::bench::Source;
+use super::event::Event;
+use super::event::Name;
+use super::event::Outcome;
+use super::event::Step;
+use super::event::Way;
 use super::steps;
-use super::steps::Event;
-use super::steps::Figures;
-use super::steps::Name;
-use super::steps::Outcome;
+use super::steps::Bench as _;
+use super::steps::Moved;
 use super::steps::Plan;
-use super::steps::Step;
-use super::steps::Way;
-
-/// What a worker or a holder is told, in one argument.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Task {
-    /// A PCI address.
-    pub(crate) gpu: String,
-    pub(crate) source: Source,
-    /// The RDMA device; none: what needs none, alone.
-    pub(crate) hca: Option<String>,
-    /// Its port, from 1 on.
-    pub(crate) port: u8,
-    /// Bytes of each buffer.
-    pub(crate) size: usize,
-    /// Seconds that a step may take.
-    pub(crate) limit: u64,
-}
-
-/// What a process is started for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Role {
-    /// Lists the GPUs that memory can be had of.
-    Gpus { stand_in: bool },
-    /// Goes through the steps.
-    Worker(Task),
-    /// Holds a registration.
-    Holder(Task, Way),
-}
-
-/// The name of the hidden command.
-pub(crate) const COMMAND: &str = "verify-part";
-
-/// A command that becomes this program in a role.
-pub(crate) fn command(role: &Role) -> Result<Command> {
-    // Not by its path: it may have been replaced by now.
-    let mut command = Command::new("/proc/self/exe");
-    command
-        .arg(COMMAND)
-        .arg(serde_json::to_string(role)?)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped());
-    Ok(command)
-}
+use super::steps::Refusal;
+use super::steps::Verb;
+use super::steps::Window;
+use super::task::Role;
+use super::task::Task;
+use super::task::MOVES;
 
 /// Ends this process when standard input ends.
 fn end_with_input() {
@@ -92,9 +46,6 @@ fn say(line: &str) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Between two transfers of the holder.
-const MOVES: &str = "moves";
-
 /// The body of such a process.
 pub(crate) fn run(role: &str) -> Result<()> {
     let role: Role = serde_json::from_str(role).context("the task")?;
@@ -105,7 +56,7 @@ pub(crate) fn run(role: &str) -> Result<()> {
             say(&serde_json::to_string(&found)?)
         }
         Role::Worker(task) => work(task),
-        Role::Holder(task, way) => bench::hold(task, way, || say(MOVES)),
+        Role::Holder(task, way) => hold(task, way),
     }
 }
 
@@ -138,14 +89,7 @@ fn work(task: Task) -> Result<()> {
         Ok(_) => (Outcome::Passed, None),
         Err(error) => (Outcome::Failed, Some(format!("{error:#}"))),
     };
-    tell(Event::Ended(Step {
-        way: None,
-        step: Name::Open,
-        outcome,
-        found,
-        errno: None,
-        figures: Figures::default(),
-    }));
+    tell(Event::Ended(Step::new(None, Name::Open, outcome, found)));
     match opened {
         Ok(mut bench) => steps::run(&mut bench, &plan, &mut tell),
         Err(_) => tell(Event::Done),
@@ -161,53 +105,29 @@ fn seed() -> u64 {
     time ^ (u64::from(std::process::id()) << 40)
 }
 
-/// A holder, from the side of the worker that started it. Killed when dropped.
-#[derive(Debug)]
-pub(crate) struct Holder {
-    child: Child,
-}
-
-impl Holder {
-    /// Starts one, and waits until bytes move.
-    pub(crate) fn start(task: &Task, way: Way) -> Result<Self> {
-        let child = command(&Role::Holder(task.clone(), way))?
-            .spawn()
-            .context("start a process that holds a registration")?;
-        let mut holder = Self { child };
-        let output = holder.child.stdout.take().context("no pipe")?;
-        let mut lines = BufReader::new(output);
-        let mut line = String::new();
-        lines.read_line(&mut line)?;
-        ensure!(
-            line.trim_end() == MOVES,
-            "the process that was to hold a registration moved no bytes"
-        );
-        // It goes on writing, and must not wait for a reader.
-        std::thread::spawn(move || io::copy(&mut lines, &mut io::sink()));
-        Ok(holder)
-    }
-
-    pub(crate) fn id(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// SIGKILL; it must have been alive until then.
-    pub(crate) fn kill(mut self) -> Result<()> {
-        let ended = self.child.try_wait()?;
-        ensure!(
-            ended.is_none(),
-            "the process that held a registration ended by itself: {ended:?}"
-        );
-        self.child.kill()?;
-        self.child.wait()?;
-        Ok(())
+/// Of a process that is to be killed: registers, says that bytes move, and goes on.
+fn hold(task: Task, way: Way) -> Result<()> {
+    let size = task.size;
+    let mut bench = Real::open(task)?;
+    let memory = bench.gpu_memory(size)?;
+    let host = bench.host_memory(size)?;
+    let refused = |refusal| match refusal {
+        Refusal::NoSuchWay(why) | Refusal::Refused { why, .. } => anyhow!(why),
+    };
+    let region = bench.register(way, &memory).map_err(refused)?;
+    let other = bench.register(Way::PeerMemory, &host).map_err(refused)?;
+    let window = Window {
+        at: 0,
+        len: size as u64,
+    };
+    loop {
+        let moved = bench.transfer(Verb::Write, &other, &region, window, Some(ROUND))?;
+        if let Moved::Refused(status) = moved {
+            bail!("a WRITE ended with {status}");
+        }
+        say(MOVES)?;
     }
 }
 
-impl Drop for Holder {
-    fn drop(&mut self) {
-        // Errors mean that it has ended and was waited for.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+/// For how long the process that is to be killed moves bytes on one connection.
+const ROUND: Duration = Duration::from_millis(50);
