@@ -20,6 +20,17 @@ pub(crate) enum Level {
 }
 
 impl Level {
+    /// As in the JSON.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Well => "well",
+            Self::Note => "note",
+            Self::NotVisible => "not_visible",
+            Self::Warning => "warning",
+            Self::Fault => "fault",
+        }
+    }
+
     /// Whether it makes the program exit with [`Status::Findings`].
     pub(crate) fn is_finding(self) -> bool {
         matches!(self, Self::Warning | Self::Fault)

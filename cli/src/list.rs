@@ -19,6 +19,7 @@ use crate::living::Roll;
 use crate::living::Share;
 use crate::living::Stranded;
 use crate::machine::pci::Address;
+use crate::machine::Class;
 use crate::machine::Machine;
 use crate::process::State;
 use crate::render;
@@ -70,13 +71,10 @@ pub(crate) fn run(host: &dyn Host, args: &args::List, out: &mut Out) -> anyhow::
                 unreadable: roll.unreadable,
                 notes: notes(&roll),
             };
-            match interval {
-                Some(_) => out.json_line(SCHEMA, VERSION, &body)?,
-                None => out.json(SCHEMA, VERSION, &body)?,
-            }
+            out.json(SCHEMA, VERSION, &body)?;
             return Ok(Status::Well);
         }
-        watch::heading(interval.is_some(), roll.now, out);
+        watch::heading(roll.now, out);
         if args.by_process {
             show_holders(&roll, out);
         } else {
@@ -129,7 +127,7 @@ fn show_each(roll: &Roll, out: &mut Out) {
             user(one.user.as_deref(), one.uid),
             gpus(one.gpus.iter()),
             hca(one.hca.as_ref()),
-            one.class.map_or_else(none, class),
+            word(one.class.map(Class::name)),
             one.addr.map_or_else(none, |addr| format!("{addr:#x}")),
             one.len.map_or_else(none, render::bytes),
             number(one.pieces),
@@ -226,11 +224,10 @@ fn show_holders(roll: &Roll, out: &mut Out) {
 }
 
 /// The size of a GPU's BAR1, in bytes.
-pub(crate) fn bar1(gpu: &Gpu, roll: &Roll) -> Option<u64> {
+fn bar1(gpu: &Gpu, roll: &Roll) -> Option<u64> {
     let machine = roll.machine.as_ref().ok()?;
     let at: Address = gpu.address.parse().ok()?;
-    let gpu = machine.gpus.iter().find(|gpu| gpu.at == at)?;
-    gpu.bar1.map(|bar| bar.size)
+    machine.gpu(at)?.bar1.map(|bar| bar.size)
 }
 
 fn show_sum(roll: &Roll, out: &mut Out) {
@@ -351,10 +348,6 @@ pub(crate) fn word(text: Option<&str>) -> String {
 
 fn number(number: Option<u64>) -> String {
     number.map_or_else(none, |number| number.to_string())
-}
-
-fn class(class: crate::machine::Class) -> String {
-    format!("{class:?}").to_uppercase()
 }
 
 /// A process's number, and what has become of it.

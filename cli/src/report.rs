@@ -25,6 +25,7 @@ pub(crate) struct Out {
     json: bool,
     colors: bool,
     terminal: bool,
+    repeated: bool,
     columns: usize,
     gathered: String,
     sink: Box<dyn Write>,
@@ -45,6 +46,7 @@ impl Out {
                 Color::Never => false,
             },
             terminal,
+            repeated: false,
             columns: columns.filter(|_| terminal).unwrap_or(COLUMNS).max(40),
             gathered: String::new(),
             sink: Box::new(io::stdout()),
@@ -57,6 +59,7 @@ impl Out {
             json,
             colors: false,
             terminal: false,
+            repeated: false,
             columns: COLUMNS,
             gathered: String::new(),
             sink: Box::new(io::sink()),
@@ -69,14 +72,19 @@ impl Out {
         self.gathered
     }
 
-    /// Whether JSON is wanted: then [`Out::json`] once (with `--watch`, [`Out::json_line`] each time), and no text.
+    /// From now on it comes again and again: JSON in one line each.
+    pub(crate) fn repeat(&mut self) {
+        self.repeated = true;
+    }
+
+    /// Whether JSON is wanted: then [`Out::json`] once (with `--watch` each time), and no text.
     pub(crate) fn is_json(&self) -> bool {
         self.json
     }
 
-    /// Whether a person sees it as it comes, so that a screen can be cleared.
-    pub(crate) fn is_terminal(&self) -> bool {
-        self.terminal
+    /// Whether each time needs a heading: a terminal is cleared instead.
+    pub(crate) fn wants_heading(&self) -> bool {
+        self.repeated && !self.terminal
     }
 
     /// Columns to wrap at.
@@ -131,32 +139,15 @@ impl Out {
         version: u32,
         body: &impl Serialize,
     ) -> anyhow::Result<()> {
-        let text = serde_json::to_string_pretty(&Envelope {
+        let envelope = Envelope {
             schema,
             version,
             body,
-        })?;
-        self.push_json(&text);
-        Ok(())
-    }
-
-    /// The same in one line, for what comes again and again.
-    pub(crate) fn json_line(
-        &mut self,
-        schema: &str,
-        version: u32,
-        body: &impl Serialize,
-    ) -> anyhow::Result<()> {
-        let text = serde_json::to_string(&Envelope {
-            schema,
-            version,
-            body,
-        })?;
-        self.push_json(&text);
-        Ok(())
-    }
-
-    fn push_json(&mut self, text: &str) {
+        };
+        let text = match self.repeated {
+            true => serde_json::to_string(&envelope)?,
+            false => serde_json::to_string_pretty(&envelope)?,
+        };
         for character in text.chars() {
             match character {
                 // JSON lets these through, terminals act on them. They stand in strings alone.
@@ -167,11 +158,12 @@ impl Out {
             }
         }
         self.gathered.push('\n');
+        Ok(())
     }
 
-    /// Clears the screen of a terminal; elsewhere nothing.
+    /// Clears the screen of a terminal before the next time; elsewhere nothing.
     pub(crate) fn clear(&mut self) {
-        if self.terminal {
+        if self.repeated && self.terminal {
             self.gathered.push_str("\x1b[H\x1b[2J");
         }
     }
@@ -238,8 +230,9 @@ mod tests {
     #[test]
     fn json_has_its_envelope_first() {
         let mut out = Out::gather(true);
+        out.repeat();
         let body = std::collections::BTreeMap::from([("a", "\u{9b}x\n")]);
-        assert!(out.json_line("peermemctl.test", 3, &body).is_ok());
+        assert!(out.json("peermemctl.test", 3, &body).is_ok());
         assert_eq!(
             out.into_text(),
             "{\"schema\":\"peermemctl.test\",\"version\":3,\"a\":\"\\u009bx\\n\"}\n"

@@ -122,12 +122,9 @@ pub(crate) fn run(host: &dyn Host, args: &args::Stats, out: &mut Out) -> anyhow:
         let counts = body.counters.iter().map(|one| &one.counter);
         before = Some(counts.map(|one| (key(one), one.count)).collect());
         if out.is_json() {
-            match interval {
-                Some(_) => out.json_line(SCHEMA, VERSION, &body)?,
-                None => out.json(SCHEMA, VERSION, &body)?,
-            }
+            out.json(SCHEMA, VERSION, &body)?;
         } else {
-            watch::heading(interval.is_some(), now, out);
+            watch::heading(now, out);
             show(&body, out);
         }
         Ok(Status::Well)
@@ -268,10 +265,7 @@ pub(crate) fn held(host: &dyn Host, roll: Option<&Roll>) -> Vec<Held> {
             let at = gpu
                 .as_ref()
                 .and_then(|gpu| gpu.address.parse::<Address>().ok());
-            let bar = at.and_then(|at| {
-                let seen = machine.ok()?.gpus.iter().find(|gpu| gpu.at == at)?;
-                seen.bar1.map(|bar| bar.size)
-            });
+            let bar = at.and_then(|at| Some(machine.ok()?.gpu(at)?.bar1?.size));
             let used = at.and_then(|at| nvml.as_ref()?.gpu(at)?.bar1);
             let share = shares.get(&gpu);
             // None are as good as known where the list was read.

@@ -32,10 +32,11 @@ pub(crate) fn looks(
     out: &mut Out,
     mut look: impl FnMut(&mut Out) -> anyhow::Result<Status>,
 ) -> anyhow::Result<Status> {
+    if interval.is_some() {
+        out.repeat();
+    }
     loop {
-        if interval.is_some() {
-            out.clear();
-        }
+        out.clear();
         let status = look(out)?;
         let Some(interval) = interval else {
             return Ok(status);
@@ -46,8 +47,8 @@ pub(crate) fn looks(
 }
 
 /// Before a look that is not the first and does not stand alone on a terminal: when it was.
-pub(crate) fn heading(is_watch: bool, now: Option<Time>, out: &mut Out) {
-    if let (true, Some(now)) = (is_watch && !out.is_terminal(), now) {
+pub(crate) fn heading(now: Option<Time>, out: &mut Out) {
+    if let (true, Some(now)) = (out.wants_heading(), now) {
         out.line(format!("--- {:.6} s", now.seconds()));
     }
 }

@@ -40,7 +40,7 @@ const REDIRECTS: u16 = Acs::RR | Acs::CR | Acs::EC;
 
 /// What of ACS is on at a port. A port without ACS has nothing on.
 pub(super) fn control(port: &Function) -> Seen<u16> {
-    match port.config.clone()?.acs() {
+    match port.config()?.acs() {
         Ok(acs) => Ok(acs.set),
         Err(Unseen::Absent) => Ok(0),
         Err(why) => Err(why),
@@ -49,7 +49,7 @@ pub(super) fn control(port: &Function) -> Seen<u16> {
 
 /// Whether the card asks the IOMMU for translations itself.
 pub(super) fn translates(card: &Function) -> Seen<bool> {
-    match card.config.clone()?.ats() {
+    match card.config()?.ats() {
         Err(Unseen::Absent) => Ok(false),
         other => other,
     }

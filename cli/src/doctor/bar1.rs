@@ -85,7 +85,7 @@ fn of_gpu(look: &Look<'_>, gpu: &Gpu) -> Finding {
 
 /// What the capability says of this BAR. None: not there, or not visible, which changes nothing of what is wrong.
 fn resizable(function: &Function, index: usize) -> Option<Resizable> {
-    let bars = function.config.as_ref().ok()?.resizable().ok()?;
+    let bars = function.config().ok()?.resizable().ok()?;
     bars.into_iter().find(|bar| bar.bar == index)
 }
 

@@ -106,8 +106,7 @@ impl Hop {
     fn of(look: &Look<'_>, at: Address, what: String) -> Self {
         let function = look.machine.functions.get(&at);
         let link = function.and_then(|function| function.link.as_ref().ok());
-        let config = function.and_then(|function| function.config.as_ref().ok());
-        let express = config.and_then(|config| config.express().ok());
+        let express = function.and_then(|function| function.express().ok());
         Self {
             at: at.to_string(),
             what,
@@ -127,24 +126,18 @@ impl Hop {
 /// What a bridge is, as far as it can be seen.
 fn what_port(look: &Look<'_>, at: Address) -> &'static str {
     let function = look.machine.functions.get(&at);
-    let config = function.and_then(|function| function.config.as_ref().ok());
-    match config.and_then(|config| config.express().ok()) {
-        Some(express) => match express.port {
-            PortType::RootPort => "root port",
-            PortType::Upstream => "switch, upstream",
-            PortType::Downstream => "switch, downstream",
-            _ => "bridge",
-        },
-        None => "bridge",
+    match function.and_then(|function| Some(function.express().ok()?.port)) {
+        Some(PortType::RootPort) => "root port",
+        Some(PortType::Upstream) => "switch, upstream",
+        Some(PortType::Downstream) => "switch, downstream",
+        _ => "bridge",
     }
 }
 
 /// As a table.
 pub(super) fn tell(look: &Look<'_>, pair: &Pair, out: &mut Out) {
     let path = Path::of(look, pair);
-    let class = path.class.map_or("not on PCI".to_owned(), |class| {
-        format!("{class:?}").to_uppercase()
-    });
+    let class = path.class.map_or("not on PCI", Class::name);
     out.line(format!("{class}, from the GPU to {}:", pair.hca));
     out.gap();
     let mut table = Table::new(&[

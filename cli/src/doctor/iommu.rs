@@ -15,6 +15,7 @@ use crate::finding::Subject;
 use crate::host::Seen;
 use crate::host::Unseen;
 use crate::machine::pci::Acs;
+use crate::machine::pci::Config;
 use crate::machine::pci::Function;
 use crate::machine::Hca;
 
@@ -218,8 +219,7 @@ fn ats(look: &Look<'_>) -> Vec<Finding> {
         let Some((card_port, _)) = route.turn() else {
             continue;
         };
-        let config = route.card.config.as_ref();
-        let enabled = match config.map_err(Clone::clone).and_then(|config| config.ats()) {
+        let enabled = match route.card.config().and_then(Config::ats) {
             Ok(enabled) => enabled,
             Err(Unseen::Absent) => continue,
             Err(why) => {

@@ -109,12 +109,12 @@ impl<'a> Look<'a> {
 
     /// The GPU at an address.
     pub(crate) fn gpu(&self, at: Address) -> Option<&'a Gpu> {
-        self.machine.gpus.iter().find(|gpu| gpu.at == at)
+        self.machine.gpu(at)
     }
 
     /// The RDMA device of a name.
     pub(crate) fn hca(&self, name: &str) -> Option<&'a Hca> {
-        self.machine.hcas.iter().find(|hca| hca.name == name)
+        self.machine.hca(name)
     }
 
     /// What could not be seen, and why. `what` begins a sentence: `ACS of 0000:18:01.0`.

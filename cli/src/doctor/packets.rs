@@ -34,7 +34,7 @@ pub(super) const RELAXED_ORDERING: Check = Check {
 
 /// None: conventional PCI, which has nothing of this.
 fn express(function: &Function) -> Seen<Option<Express>> {
-    match function.config.clone()?.express() {
+    match function.express() {
         Ok(express) => Ok(Some(express)),
         Err(Unseen::Absent) => Ok(None),
         Err(why) => Err(why),

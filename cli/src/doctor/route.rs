@@ -35,15 +35,10 @@ impl<'a> Route<'a> {
         let card = look.hca(&pair.hca)?.at?;
         let functions = &look.machine.functions;
         let (gpu, card) = (functions.get(&gpu.at)?, functions.get(&card)?);
-        let both = gpu.above.iter().zip(&card.above);
-        let shared = match gpu.root == card.root {
-            true => both.take_while(|(one, other)| one == other).count(),
-            false => 0,
-        };
         Some(Self {
             gpu,
             card,
-            shared,
+            shared: gpu.shared(card),
             functions,
         })
     }
@@ -97,10 +92,7 @@ impl<'a> Joined<'a> {
             speed: above.most.speed.min(below.most.speed),
             width: above.most.width.min(below.most.width),
         };
-        let kind = |function: &Function| {
-            let config = function.config.as_ref().ok()?;
-            Some(config.express().ok()?.port)
-        };
+        let kind = |function: &Function| Some(function.express().ok()?.port);
         let inside =
             kind(upper) == Some(PortType::Upstream) && kind(lower) == Some(PortType::Downstream);
         (is_up && !inside && above.now == below.now && most.speed > 0).then_some(Self {

@@ -105,16 +105,6 @@ fn unique<T: PartialEq>(all: impl IntoIterator<Item = T>) -> Vec<T> {
     unique
 }
 
-fn level_name(level: Level) -> &'static str {
-    match level {
-        Level::Well => "well",
-        Level::Note => "note",
-        Level::NotVisible => "not visible",
-        Level::Warning => "warning",
-        Level::Fault => "fault",
-    }
-}
-
 /// A subject in as few words as tell it: a GPU by its index, and its address where it is the subject.
 fn subject_name(look: &Look<'_>, subject: &Subject) -> String {
     let gpu = |at: &str| {
@@ -138,7 +128,7 @@ fn group(look: &Look<'_>, group: &Group<'_>, out: &mut Out) {
     let paint = Paint::of_level(first.level);
     out.line(format!(
         "{} {}",
-        paint.on(level_name(first.level)),
+        paint.on(first.level.name().replace('_', " ")),
         Paint::Strong.on(first.check)
     ));
     for found in unique(group.findings.iter().map(|finding| &finding.found)) {

@@ -308,7 +308,7 @@ fn counters(host: &dyn Host, module: &Module, metrics: &Metrics) -> anyhow::Resu
 }
 
 fn class(class: Option<Class>) -> String {
-    class.map_or(NONE.to_owned(), |class| format!("{class:?}").to_uppercase())
+    class.map_or(NONE, Class::name).to_owned()
 }
 
 fn index(gpu: &Gpu) -> String {
@@ -431,11 +431,11 @@ fn findings(host: &dyn Host, machine: &Machine, metrics: &Metrics) -> anyhow::Re
     let mut sums: BTreeMap<Vec<String>, u64> = BTreeMap::new();
     for check in doctor::checks() {
         for level in [Level::Warning, Level::Fault, Level::NotVisible] {
-            sums.insert(vec![check.name.to_owned(), name(level).to_owned()], 0);
+            sums.insert(vec![check.name.to_owned(), level.name().to_owned()], 0);
         }
     }
     for finding in &findings {
-        let labels = vec![finding.check.to_owned(), name(finding.level).to_owned()];
+        let labels = vec![finding.check.to_owned(), finding.level.name().to_owned()];
         if let Some(sum) = sums.get_mut(&labels) {
             *sum = sum.saturating_add(1);
         }
@@ -447,15 +447,4 @@ fn findings(host: &dyn Host, machine: &Machine, metrics: &Metrics) -> anyhow::Re
         sums.into_iter().map(|(labels, sum)| (labels, float(sum))),
     )?;
     Ok(true)
-}
-
-/// As in doctor's JSON.
-fn name(level: Level) -> &'static str {
-    match level {
-        Level::Well => "well",
-        Level::Note => "note",
-        Level::NotVisible => "not_visible",
-        Level::Warning => "warning",
-        Level::Fault => "fault",
-    }
 }

@@ -393,15 +393,7 @@ impl Machine {
         let Some((one, other)) = ends else {
             return pair;
         };
-        let alike = match one.root == other.root {
-            true => one
-                .above
-                .iter()
-                .zip(&other.above)
-                .take_while(|(a, b)| a == b)
-                .count(),
-            false => 0,
-        };
+        let alike = one.shared(other);
         let below = |function: &Function| function.above.get(alike..).unwrap_or_default().to_vec();
         let (up, down) = (below(one), below(other));
         pair.meet = alike

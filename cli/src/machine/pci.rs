@@ -568,6 +568,15 @@ impl Function {
         })
     }
 
+    /// How many bridges are above both this one and another, the highest first.
+    pub(crate) fn shared(&self, other: &Self) -> usize {
+        let both = self.above.iter().zip(&other.above);
+        match self.root == other.root {
+            true => both.take_while(|(one, other)| one == other).count(),
+            false => 0,
+        }
+    }
+
     /// Its config space, or why there is none.
     pub(crate) fn config(&self) -> Seen<&Config> {
         self.config.as_ref().map_err(Clone::clone)
