@@ -13,6 +13,7 @@ use crate::debugfs::Time;
 use crate::host::Fact;
 use crate::host::Host;
 use crate::host::Seen;
+use crate::machine::config::Config;
 use crate::machine::pci;
 use crate::machine::pci::Address;
 use crate::machine::Class;
@@ -151,7 +152,7 @@ impl Stranded {
                 return Some("is gone from PCI");
             }
             let config = host.bytes(&format!("{}/{gpu}/config", pci::DEVICES));
-            let silent = config.is_ok_and(|bytes| pci::is_silent(&bytes));
+            let silent = config.is_ok_and(|bytes| Config(bytes).is_silent());
             silent.then_some("has fallen off the bus")
         };
         count

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! `peermemctl`: the path between GPUs and RDMA devices seen, checked, and proved.
 //!
-//! [`host`] is how a machine is read, [`machine`] what of it matters; each command is a module of its own that takes
+//! [`host`] is how a machine is read, [`machine`] and [`software`] what of it matters; each command is a module of its own that takes
 //! both and answers with text or JSON and a [`finding::Status`].
 
 mod args;
@@ -27,7 +27,10 @@ mod render;
 mod report;
 mod shell;
 mod shipped;
+mod software;
 mod stats;
+#[cfg(test)]
+mod testing;
 mod topo;
 mod verify;
 mod watch;
@@ -81,7 +84,7 @@ fn run(cli: &args::Cli, out: &mut Out) -> anyhow::Result<Status> {
 pub(crate) fn command(host: &dyn Host, command: &Command, out: &mut Out) -> anyhow::Result<Status> {
     match command {
         Command::Topo(args) => topo::run(host, args, out),
-        Command::Record(args) => record::run(host, args, out),
+        Command::Record(args) => record::run(host, args, self::command, out),
         Command::Completions(args) => shell::completions(args, out),
         Command::Man(args) => shell::man(args),
         Command::Doctor(args) => doctor::run(host, args, out),

@@ -12,6 +12,7 @@ use crate::made::Made;
 use crate::shipped::refusal::Event;
 use crate::shipped::refusal::Incident;
 use crate::shipped::refusal::Refusal;
+use crate::testing;
 
 const FILES: &str = crate::debugfs::DIRECTORY;
 
@@ -160,7 +161,7 @@ fn busy() -> Made {
 
 /// What a command line says, which must be well.
 fn says(made: &Made, line: &[&str]) -> String {
-    let (text, status) = made::says(&made.recording, line);
+    let (text, status) = testing::says(&made.recording, line);
     assert_eq!(status, Status::Well, "{line:?}: {text}");
     text
 }
@@ -180,7 +181,7 @@ fn what_is_alive_is_listed() {
         ("list-gpu.txt", &busy, &["list", "--gpu", "1"]),
         ("list-idle.txt", &idle, &["list"]),
     ] {
-        made::golden(&format!("golden/{name}"), &says(made, line));
+        testing::golden(&format!("golden/{name}"), &says(made, line));
     }
     assert!(
         says(&busy, &["list", "--pid", "4800"]).contains("\n1 registration of 1 process: 4 MiB\n")
@@ -189,7 +190,7 @@ fn what_is_alive_is_listed() {
         says(&busy, &["list", "--gpu", "0000:1B:00.0"]),
         says(&busy, &["list", "--gpu", "1"])
     );
-    let (text, status) = made::says(&busy.recording, &["list", "--gpu", "8"]);
+    let (text, status) = testing::says(&busy.recording, &["list", "--gpu", "8"]);
     assert_eq!(status, Status::Failed);
     assert!(text.contains("there is no GPU 8"), "{text}");
 }
@@ -202,7 +203,7 @@ fn what_is_counted_is_shown() {
         ("stats.json", &busy, &["stats", "--json"]),
         ("stats-idle.txt", &idle, &["stats"]),
     ] {
-        made::golden(&format!("golden/{name}"), &says(made, line));
+        testing::golden(&format!("golden/{name}"), &says(made, line));
     }
     // A GPU that fell off the bus with a pin on it.
     let mut lost = idle;
@@ -268,7 +269,7 @@ fn metrics_are_what_list_and_stats_say() {
         .filter(|line| !line.contains("peermem_doctor_findings"))
         .map(|line| format!("{line}\n"))
         .collect();
-    made::golden("golden/export.prom", &kept);
+    testing::golden("golden/export.prom", &kept);
     for (sample, value) in [
         ("peermem_module_loaded", 1.0),
         (
@@ -384,7 +385,7 @@ fn why_nothing_can_be_seen_is_said() {
         ),
         (nothing(), "the recording has no answer"),
     ] {
-        let (text, status) = made::says(&made.recording, &["list"]);
+        let (text, status) = testing::says(&made.recording, &["list"]);
         assert_eq!(status, Status::Failed, "{text}");
         assert!(
             text.starts_with("peermemctl: ") && text.contains(says),
@@ -457,7 +458,7 @@ fn a_recording_has_the_registrations() {
     let text = says(&busy, &["record", "--keep-identity"]);
     let recording = crate::host::recording::Recording::parse(&text).unwrap();
     for line in [&["list"][..], &["list", "--json"], &["stats"], &["export"]] {
-        let there = made::says(&recording, line);
+        let there = testing::says(&recording, line);
         assert_eq!(there, (says(&busy, line), Status::Well), "{line:?}");
     }
 }
@@ -504,7 +505,7 @@ proptest::proptest! {
             &["stats", "--json"],
             &["export", "--no-doctor"],
         ] {
-            let (text, _) = made::says(&made.recording, line);
+            let (text, _) = testing::says(&made.recording, line);
             assert!(!text.is_empty(), "{line:?} says nothing");
         }
     }

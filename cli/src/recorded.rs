@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::finding::Status;
 use crate::host::recording::Recording;
-use crate::made;
+use crate::testing;
 
 /// What was seen on the machine itself was the same, but for the colours.
 #[test]
@@ -20,11 +20,11 @@ fn four_h200s_in_a_virtual_machine() {
         (vec!["list"], Status::Failed),
         (vec!["doctor", "--json"], Status::Findings),
     ] {
-        let (text, status) = made::says(&recording, &line);
+        let (text, status) = testing::says(&recording, &line);
         assert_eq!(status, expected, "{text}");
         golden.push_str(&format!("$ peermemctl {}\n{text}\n", line.join(" ")));
     }
-    made::golden("golden/recorded-four-h200s.txt", &golden);
+    testing::golden("golden/recorded-four-h200s.txt", &golden);
 }
 
 /// What no recording that is kept here may have in it.

@@ -17,15 +17,15 @@
 //! - Direct Translated lets requests whose address the IOMMU has translated (ATS) go straight in spite of all
 //!   redirection; Translation Blocking drops them.
 
+use super::look::Check;
+use super::look::Look;
 use super::route::Route;
-use super::Check;
-use super::Look;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
 use crate::host::Seen;
 use crate::host::Unseen;
-use crate::machine::pci::Acs;
+use crate::machine::config::Acs;
 use crate::machine::pci::Function;
 use crate::machine::Pair;
 
@@ -41,9 +41,8 @@ const REDIRECTS: u16 = Acs::RR | Acs::CR | Acs::EC;
 /// What of ACS is on at a port. A port without ACS has nothing on.
 pub(super) fn control(port: &Function) -> Seen<u16> {
     match port.config()?.acs() {
-        Ok(acs) => Ok(acs.set),
         Err(Unseen::Absent) => Ok(0),
-        Err(why) => Err(why),
+        other => other,
     }
 }
 

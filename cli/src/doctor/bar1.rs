@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! BAR1: the window through which a card reaches a GPU's memory, and how large it could be.
 
-use super::Check;
-use super::Look;
+use super::look::Check;
+use super::look::Look;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
+use crate::machine::config::Resizable;
 use crate::machine::pci::Function;
-use crate::machine::pci::Resizable;
 use crate::machine::Gpu;
 use crate::nvml::Nvml;
 use crate::render::bytes;

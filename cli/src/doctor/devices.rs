@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Devices themselves: whose driver has them, and what they are.
 
-use super::Check;
-use super::Look;
+use super::look::Check;
+use super::look::Look;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;

@@ -3,10 +3,10 @@
 
 use serde::Serialize;
 
-use super::Look;
-use crate::machine::pci::Acs;
+use super::look::Look;
+use crate::machine::config::Acs;
+use crate::machine::config::PortType;
 use crate::machine::pci::Address;
-use crate::machine::pci::PortType;
 use crate::machine::Class;
 use crate::machine::Pair;
 use crate::render::Table;

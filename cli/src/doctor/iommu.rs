@@ -6,16 +6,16 @@
 //! from.
 
 use super::acs;
+use super::look::Check;
+use super::look::Look;
 use super::route::Route;
-use super::Check;
-use super::Look;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
 use crate::host::Seen;
 use crate::host::Unseen;
-use crate::machine::pci::Acs;
-use crate::machine::pci::Config;
+use crate::machine::config::Acs;
+use crate::machine::config::Config;
 use crate::machine::pci::Function;
 use crate::machine::Hca;
 

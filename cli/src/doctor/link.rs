@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Links of the path: as fast and as wide as both ends can, and fast enough for the card's ports.
 
+use super::look::Check;
+use super::look::Look;
 use super::route::Joined;
 use super::route::Route;
-use super::Check;
-use super::Look;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;

@@ -2,19 +2,21 @@
 //! `doctor`: what makes GPUDirect RDMA slow or impossible on a machine, and what mends it.
 //!
 //! A check is a function from what was seen to findings, in a file of its own. It says nothing where nothing is
-//! wrong, or [`Level::Well`] with what it saw; it does not guess at what it could not see ([`Look::unseen`]). Of the
+//! wrong, or [`Level::Well`](crate::finding::Level::Well) with what it saw; it does not guess at what it could not see ([`Look::unseen`]). Of the
 //! pairs of GPU and RDMA device it judges those that [`Look::pairs`] gives, and no others: the best of each GPU, as
 //! no machine is built so that all are good.
 
 mod acs;
 mod bar1;
-mod command;
 mod devices;
 mod hops;
 mod iommu;
 mod link;
+mod look;
 mod packets;
 mod path;
+#[cfg(test)]
+mod planted;
 mod port;
 mod route;
 mod software;
@@ -22,147 +24,22 @@ mod tell;
 #[cfg(test)]
 mod tests;
 
-use std::cell::OnceCell;
-
 use anyhow::bail;
+use anyhow::Context as _;
 
+use crate::args;
 use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
+use crate::finding::Plugin;
+use crate::finding::Status;
 use crate::host::Host;
-use crate::host::Unseen;
 use crate::machine::pci::Address;
 use crate::machine::Gpu;
-use crate::machine::Hca;
 use crate::machine::Machine;
 use crate::machine::Pair;
+use crate::report::Out;
+use look::Check;
 
-pub(crate) use command::run;
-use software::Software;
-
-/// What a check looks at.
-pub(crate) struct Look<'a> {
-    pub(crate) host: &'a dyn Host,
-    pub(crate) machine: &'a Machine,
-    /// The one pair that was asked for.
-    only: Option<&'a Pair>,
-    /// Pairs that are not the best of their GPU, too.
-    all: bool,
-    software: OnceCell<Software>,
-}
-
-impl<'a> Look<'a> {
-    /// All of a machine, by the best pairs of each GPU.
-    pub(crate) fn new(host: &'a dyn Host, machine: &'a Machine) -> Self {
-        Self {
-            host,
-            machine,
-            only: None,
-            all: false,
-            software: OnceCell::new(),
-        }
-    }
-
-    /// The machine's software, looked at once.
-    fn software(&self) -> &Software {
-        self.software.get_or_init(|| Software::look(self.host))
-    }
-
-    /// The pairs to judge: the best of each GPU, or the one that was asked for; with `--all` every one.
-    pub(crate) fn pairs(&self) -> impl Iterator<Item = &'a Pair> + '_ {
-        let (only, all) = (self.only, self.all);
-        self.machine.pairs.iter().filter(move |pair| match only {
-            Some(only) => pair.gpu == only.gpu && pair.hca == only.hca,
-            None => pair.is_best || all,
-        })
-    }
-
-    /// The GPUs to judge.
-    pub(crate) fn gpus(&self) -> impl Iterator<Item = &'a Gpu> + '_ {
-        let only = self.only;
-        let asked = move |gpu: &&Gpu| only.is_none_or(|pair| pair.gpu == gpu.at);
-        self.machine.gpus.iter().filter(asked)
-    }
-
-    /// The RDMA devices to judge: those that are in one of [`Self::pairs`].
-    pub(crate) fn hcas(&self) -> impl Iterator<Item = &'a Hca> + '_ {
-        let hcas = self.machine.hcas.iter();
-        hcas.filter(move |hca| self.pairs().any(|pair| pair.hca == hca.name))
-    }
-
-    /// A level, for this pair: at most a note where it is not the best of its GPU, and nobody asked for it.
-    pub(crate) fn level(&self, pair: &Pair, level: Level) -> Level {
-        match pair.is_best || self.only.is_some() {
-            true => level,
-            false => level.min(Level::Note),
-        }
-    }
-
-    /// A level, for this RDMA device: at most a note where it is in no pair that counts.
-    pub(crate) fn level_of(&self, hca: &Hca, level: Level) -> Level {
-        let mut pairs = self.pairs().filter(|pair| pair.hca == hca.name);
-        match pairs.any(|pair| pair.is_best || self.only.is_some()) {
-            true => level,
-            false => level.min(Level::Note),
-        }
-    }
-
-    /// The GPU at an address.
-    pub(crate) fn gpu(&self, at: Address) -> Option<&'a Gpu> {
-        self.machine.gpu(at)
-    }
-
-    /// The RDMA device of a name.
-    pub(crate) fn hca(&self, name: &str) -> Option<&'a Hca> {
-        self.machine.hca(name)
-    }
-
-    /// What could not be seen, and why. `what` begins a sentence: `ACS of 0000:18:01.0`.
-    pub(crate) fn unseen(
-        check: &'static str,
-        subject: Subject,
-        what: impl AsRef<str>,
-        why: &Unseen,
-    ) -> Finding {
-        let found = format!("{}: {why}", what.as_ref());
-        let mut finding = Finding::new(check, Level::NotVisible, subject, found);
-        finding.needs_root = *why == Unseen::Denied;
-        finding
-    }
-}
-
-impl Subject {
-    /// Of a GPU.
-    pub(crate) fn gpu(gpu: &Gpu) -> Self {
-        Self::Gpu {
-            gpu: gpu.at.to_string(),
-        }
-    }
-
-    /// Of an RDMA device.
-    pub(crate) fn hca(hca: &Hca) -> Self {
-        Self::Hca {
-            hca: hca.name.clone(),
-        }
-    }
-
-    /// Of a pair.
-    pub(crate) fn pair(pair: &Pair) -> Self {
-        Self::Pair {
-            gpu: pair.gpu.to_string(),
-            hca: pair.hca.clone(),
-        }
-    }
-}
-
-/// One thing to look for.
-pub(crate) struct Check {
-    /// Stable: `--skip` and the findings name it.
-    pub(crate) name: &'static str,
-    /// What it looks at, in some words.
-    pub(crate) looks_at: &'static str,
-    pub(crate) run: fn(&Look<'_>) -> Vec<Finding>,
-}
+pub(crate) use look::Look;
 
 /// In the order in which they matter where their findings are as bad: whether it works at all, then the path, then
 /// speed.
@@ -222,4 +99,55 @@ fn run_all<'c>(look: &Look<'_>, checks: impl Iterator<Item = &'c Check>) -> Vec<
     // Stable: checks stay in their order.
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.level));
     findings
+}
+
+/// The command.
+///
+/// # Errors
+/// Names that nothing has: of a check, of a pair. With `--nagios` none: it says so in its line.
+pub(crate) fn run(host: &dyn Host, args: &args::Doctor, out: &mut Out) -> anyhow::Result<Status> {
+    if args.list_checks {
+        return tell::list(checks(), out);
+    }
+    let seen = Machine::look(host).map_err(|why| anyhow::anyhow!("/sys/bus/pci/devices: {why}"));
+    let examined = seen.and_then(|machine| {
+        let only = args.pair.as_deref().map(|name| pair_named(&machine, name));
+        let mut look = Look::new(host, &machine);
+        look.only = only.transpose()?;
+        look.all = args.all;
+        let findings = examine(&look, &args.skip)?;
+        if args.nagios {
+            return Ok(tell::nagios(&findings, out));
+        }
+        tell::all(&look, &findings, args.all, out)
+    });
+    match examined {
+        Err(why) if args.nagios => {
+            out.line(format!("GPUDIRECT UNKNOWN - {why:#}"));
+            Ok(Status::Plugin(Plugin::Unknown))
+        }
+        other => other,
+    }
+}
+
+/// A GPU by index or PCI address.
+fn gpu_named<'a>(machine: &'a Machine, name: &str) -> Option<&'a Gpu> {
+    let index: Option<usize> = name.parse().ok();
+    let at: Option<Address> = name.parse().ok();
+    let mut gpus = machine.gpus.iter();
+    gpus.find(|gpu| Some(gpu.index) == index || Some(gpu.at) == at)
+}
+
+/// A pair as `--pair` names it: a GPU by index or PCI address, a comma, an RDMA device.
+fn pair_named<'a>(machine: &'a Machine, name: &str) -> anyhow::Result<&'a Pair> {
+    let (gpu, hca) = name
+        .split_once(',')
+        .with_context(|| format!("--pair wants GPU,HCA such as 0,mlx5_0, not {name:?}"))?;
+    let (gpu, hca) = (gpu.trim(), hca.trim());
+    let gpu = gpu_named(machine, gpu).with_context(|| format!("there is no GPU {gpu:?}"))?;
+    machine
+        .pairs
+        .iter()
+        .find(|pair| pair.gpu == gpu.at && pair.hca == hca)
+        .with_context(|| format!("there is no RDMA device {hca:?}"))
 }

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! How large packets are, how long reads, and in what order they must stay.
 
+use super::look::Check;
+use super::look::Look;
 use super::route::Route;
-use super::Check;
-use super::Look;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
 use crate::host::Seen;
 use crate::host::Unseen;
-use crate::machine::pci::Express;
+use crate::machine::config::Express;
+use crate::machine::config::PortType;
 use crate::machine::pci::Function;
-use crate::machine::pci::PortType;
 use crate::machine::Hca;
 
 pub(super) const MAX_PAYLOAD: Check = Check {

@@ -5,8 +5,8 @@
 //! works and is slower, reads above all; between processors it is severely limited, or not reliable. The shares of line
 //! rate are what one operator published of its own machines; nothing here measured them.
 
-use super::Check;
-use super::Look;
+use super::look::Check;
+use super::look::Look;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Ports of the cards that are near: whether one is up, and whether its cable has all lanes.
 
-use super::Check;
-use super::Look;
+use super::look::Check;
+use super::look::Look;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Which way the packets of a pair go, and where they turn round.
 
-use super::Look;
+use super::look::Look;
+use crate::machine::config::PortType;
 use crate::machine::pci::Address;
 use crate::machine::pci::Function;
 use crate::machine::pci::Link;
-use crate::machine::pci::PortType;
 use crate::machine::pci::Rate;
 use crate::machine::Pair;
 

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::checks;
-use super::Look;
+use super::look::Check;
+use super::look::Look;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Plugin;
@@ -17,15 +17,18 @@ use crate::render::Table;
 use crate::report::Out;
 
 /// `--list-checks`.
-pub(super) fn list(out: &mut Out) -> anyhow::Result<Status> {
+pub(super) fn list(
+    checks: impl Iterator<Item = &'static Check>,
+    out: &mut Out,
+) -> anyhow::Result<Status> {
     #[derive(Serialize)]
-    struct Check {
+    struct Named {
         check: &'static str,
         looks_at: &'static str,
     }
     if out.is_json() {
-        let checks: Vec<Check> = checks()
-            .map(|check| Check {
+        let checks: Vec<Named> = checks
+            .map(|check| Named {
                 check: check.name,
                 looks_at: check.looks_at,
             })
@@ -35,7 +38,7 @@ pub(super) fn list(out: &mut Out) -> anyhow::Result<Status> {
         return Ok(Status::Well);
     }
     let mut table = Table::new(&["CHECK", "LOOKS AT"]);
-    for check in checks() {
+    for check in checks {
         table.row([check.name, check.looks_at]);
     }
     out.table(&table);

@@ -25,9 +25,8 @@ use crate::living::Gpu;
 use crate::living::Roll;
 use crate::machine::Class;
 use crate::machine::Machine;
+use crate::software::MODULE;
 use crate::stats;
-
-const MODULE: &str = "/sys/module/nvidia_peermem";
 
 /// The metrics of one look.
 struct Metrics {

@@ -104,30 +104,7 @@ impl Recording {
 
     /// The path with all links followed that the recording knows. None: they go round in a circle.
     fn follow(&self, path: &str) -> Option<String> {
-        let mut followed = 0_usize;
-        // Components still to walk, the next one last.
-        let mut todo: Vec<String> = components(path).rev().map(str::to_owned).collect();
-        let mut walked: Vec<String> = Vec::new();
-        while let Some(next) = todo.pop() {
-            if next == ".." {
-                walked.pop();
-                continue;
-            }
-            walked.push(next);
-            let Some(says) = self.links.get(&joined(&walked)) else {
-                continue;
-            };
-            followed += 1;
-            if followed > MOST_LINKS {
-                return None;
-            }
-            walked.pop();
-            if says.starts_with('/') {
-                walked.clear();
-            }
-            todo.extend(components(says).rev().map(str::to_owned));
-        }
-        Some(joined(&walked))
+        follow(path, |at| self.links.get(at).cloned())
     }
 
     /// What is known of a path that has no answer.
@@ -194,6 +171,34 @@ fn components(path: &str) -> impl DoubleEndedIterator<Item = &str> {
 
 fn joined(components: &[String]) -> String {
     format!("/{}", components.join("/"))
+}
+
+/// The path with all links followed, by what each says. None: they go round in a circle.
+fn follow(path: &str, mut link: impl FnMut(&str) -> Option<String>) -> Option<String> {
+    let mut followed = 0_usize;
+    // Components still to walk, the next one last.
+    let mut todo: Vec<String> = components(path).rev().map(str::to_owned).collect();
+    let mut walked: Vec<String> = Vec::new();
+    while let Some(next) = todo.pop() {
+        if next == ".." {
+            walked.pop();
+            continue;
+        }
+        walked.push(next);
+        let Some(says) = link(&joined(&walked)) else {
+            continue;
+        };
+        followed += 1;
+        if followed > MOST_LINKS {
+            return None;
+        }
+        walked.pop();
+        if says.starts_with('/') {
+            walked.clear();
+        }
+        todo.extend(components(&says).rev().map(str::to_owned));
+    }
+    Some(joined(&walked))
 }
 
 /// A file's contents as the recording keeps them.
@@ -368,30 +373,12 @@ impl<'a> Recorder<'a> {
 
     /// Writes down the links on a path's way.
     fn note_way(&self, path: &str) {
-        let mut walked: Vec<String> = Vec::new();
-        let mut todo: Vec<String> = components(path).rev().map(str::to_owned).collect();
-        let mut followed = 0_usize;
-        while let Some(next) = todo.pop() {
-            if next == ".." {
-                walked.pop();
-                continue;
-            }
-            walked.push(next);
-            let at = joined(&walked);
-            let Ok(says) = self.host.link(&at) else {
-                continue;
-            };
-            followed += 1;
-            if followed > MOST_LINKS {
-                return;
-            }
-            walked.pop();
-            if says.starts_with('/') {
-                walked.clear();
-            }
-            todo.extend(components(&says).rev().map(str::to_owned));
-            self.recording.borrow_mut().links.insert(at, says);
-        }
+        follow(path, |at| {
+            let says = self.host.link(at).ok()?;
+            let links = &mut self.recording.borrow_mut().links;
+            links.insert(at.to_owned(), says.clone());
+            Some(says)
+        });
     }
 }
 

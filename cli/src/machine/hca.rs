@@ -6,8 +6,6 @@ use std::collections::BTreeSet;
 
 use super::pci;
 use super::pci::Address;
-use super::Hca;
-use super::Port;
 use crate::host::Host;
 
 const CLASS: &str = "/sys/class/infiniband";
@@ -18,6 +16,36 @@ const MOST_NETDEVS: usize = 64;
 
 /// GIDs of a port that are asked for their network interface.
 const MOST_GIDS: u32 = 16;
+
+/// A port of an RDMA device.
+#[derive(Debug, Clone)]
+pub(crate) struct Port {
+    pub(crate) number: u32,
+    /// `InfiniBand` or `Ethernet`.
+    pub(crate) layer: Option<String>,
+    /// `ACTIVE`, `DOWN`, …
+    pub(crate) state: Option<String>,
+    /// As sysfs says it: `400 Gb/sec (4X NDR)`.
+    pub(crate) rate: Option<String>,
+    /// Its network interfaces.
+    pub(crate) netdevs: Vec<String>,
+}
+
+/// An RDMA device: an entry of `/sys/class/infiniband`.
+#[derive(Debug, Clone)]
+pub(crate) struct Hca {
+    /// `mlx5_0`, `rxe0`.
+    pub(crate) name: String,
+    /// The PCI function that does its DMA: its own, or its network card's.
+    pub(crate) at: Option<Address>,
+    /// Not a card's own: rxe, siw, which do by software what a card does.
+    pub(crate) is_software: bool,
+    pub(crate) driver: Option<String>,
+    pub(crate) firmware: Option<String>,
+    /// Of a bond: all functions that its traffic may go through, `at` among them.
+    pub(crate) members: Vec<Address>,
+    pub(crate) ports: Vec<Port>,
+}
 
 /// All of them, in the order of their names, with numbers as numbers: `mlx5_2` before `mlx5_10`.
 pub(super) fn look(host: &dyn Host) -> Vec<Hca> {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! What of a machine matters to GPUDirect RDMA: its GPUs, its RDMA devices, and the paths between them.
 
+pub(crate) mod config;
 mod hca;
 pub(crate) mod pci;
 
@@ -13,6 +14,9 @@ use crate::host::Unseen;
 use pci::Address;
 use pci::Function;
 use pci::Rate;
+
+pub(crate) use hca::Hca;
+pub(crate) use hca::Port;
 
 /// How two functions are joined, nearest first, by the names and the legend of `nvidia-smi topo -m`, which NVML has as
 /// `NVML_TOPOLOGY_SINGLE`, `_MULTIPLE`, `_HOSTBRIDGE`, `_NODE` and `_SYSTEM` (`nvml.h`).
@@ -75,36 +79,6 @@ pub(crate) struct Gpu {
     pub(crate) is_stand_in: bool,
     /// Part of another processor (Grace), so that its memory is not behind a BAR alone.
     pub(crate) is_coherent: bool,
-}
-
-/// A port of an RDMA device.
-#[derive(Debug, Clone)]
-pub(crate) struct Port {
-    pub(crate) number: u32,
-    /// `InfiniBand` or `Ethernet`.
-    pub(crate) layer: Option<String>,
-    /// `ACTIVE`, `DOWN`, …
-    pub(crate) state: Option<String>,
-    /// As sysfs says it: `400 Gb/sec (4X NDR)`.
-    pub(crate) rate: Option<String>,
-    /// Its network interfaces.
-    pub(crate) netdevs: Vec<String>,
-}
-
-/// An RDMA device: an entry of `/sys/class/infiniband`.
-#[derive(Debug, Clone)]
-pub(crate) struct Hca {
-    /// `mlx5_0`, `rxe0`.
-    pub(crate) name: String,
-    /// The PCI function that does its DMA: its own, or its network card's.
-    pub(crate) at: Option<Address>,
-    /// Not a card's own: rxe, siw, which do by software what a card does.
-    pub(crate) is_software: bool,
-    pub(crate) driver: Option<String>,
-    pub(crate) firmware: Option<String>,
-    /// Of a bond: all functions that its traffic may go through, `at` among them.
-    pub(crate) members: Vec<Address>,
-    pub(crate) ports: Vec<Port>,
 }
 
 /// The path between a GPU and an RDMA device.

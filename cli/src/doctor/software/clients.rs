@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Is the module a client of ib_core's, of which kind, and by its own name?
 
-use super::Module;
-use crate::doctor::Look;
+use crate::doctor::look::Look;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
 use crate::host::Unseen;
+use crate::software::Module;
 
 /// The check's name.
-pub(in crate::doctor) const NAME: &str = "clients";
+pub(super) const NAME: &str = "clients";
 
 pub(super) const MEMORY_PEERS: &str = "/sys/kernel/mm/memory_peers";
 
-pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
+pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
     let Some(module) = look.software().loaded().filter(|_| look.has_both()) else {
         return Vec::new();
     };

@@ -4,17 +4,17 @@
 
 use super::clients::MEMORY_PEERS;
 use super::dma_buf::DmaBuf;
-use super::Module;
-use super::REGISTER;
-use crate::doctor::Look;
+use crate::doctor::look::Look;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
 use crate::host::Host;
 use crate::host::Seen;
+use crate::software::Module;
+use crate::software::REGISTER;
 
 /// The check's name.
-pub(in crate::doctor) const NAME: &str = "consumers";
+pub(super) const NAME: &str = "consumers";
 
 const NV_MEM: &str = "/sys/kernel/mm/memory_peers/nv_mem/version";
 const NV_MEM_NC: &str = "/sys/kernel/mm/memory_peers/nv_mem_nc/version";
@@ -164,7 +164,7 @@ fn line_of(host: &dyn Host, module: &str) -> Seen<Option<String>> {
     Ok(line.map(str::to_owned))
 }
 
-pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
+pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
     // That none finds a module that is not there is no news.
     let Some(module) = look.software().loaded().filter(|_| look.has_both()) else {
         return Vec::new();

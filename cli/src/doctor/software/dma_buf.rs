@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! dma-buf: the way to register GPU memory that takes no peer-memory module. What it needs is in docs/dma-buf.md.
 
-use super::release;
-use crate::doctor::Look;
+use crate::doctor::look::Look;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
 use crate::machine::Hca;
 
 /// The check's name.
-pub(in crate::doctor) const NAME: &str = "dma-buf";
+pub(super) const NAME: &str = "dma-buf";
 
 /// Linux has it since (perftest's README).
 const OLDEST_KERNEL: (u32, u32) = (5, 12);
@@ -168,6 +167,12 @@ impl DmaBuf {
     }
 }
 
+/// The first two numbers of a kernel's release.
+fn release(text: &str) -> Option<(u32, u32)> {
+    let mut numbers = text.split(|character: char| !character.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
 /// The RDMA driver of a card, if it registers dma-buf.
 fn rdma_driver<'a>(look: &Look<'_>, hca: &'a Hca) -> Option<&'a str> {
     if hca.is_software {
@@ -189,7 +194,7 @@ fn rdma_driver<'a>(look: &Look<'_>, hca: &'a Hca) -> Option<&'a str> {
     }
 }
 
-pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
+pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
     if !look.has_both() {
         return Vec::new();
     }
@@ -206,4 +211,25 @@ pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
         None => at(Level::NotVisible),
     };
     vec![finding]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases() {
+        assert_eq!(release("6.8.0-45-generic"), Some((6, 8)));
+        assert_eq!(release("7.3.4+deb13-amd64"), Some((7, 3)));
+        assert_eq!(release("7.3-rc1"), Some((7, 3)));
+        assert_eq!(release("7"), None);
+        assert_eq!(release(""), None);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_release_is_a_panic(text in proptest::prelude::any::<String>()) {
+            release(&text);
+        }
+    }
 }

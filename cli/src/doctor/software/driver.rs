@@ -3,16 +3,16 @@
 //!
 //! That none is loaded is said of each GPU by the check of devices.
 
-use crate::doctor::Look;
+use crate::doctor::look::Look;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
 use crate::nvml::VERSION_MISMATCH;
 
 /// The check's name.
-pub(in crate::doctor) const NAME: &str = "nvidia-driver";
+pub(super) const NAME: &str = "nvidia-driver";
 
-pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
+pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
     if look.machine.gpus.is_empty() {
         return Vec::new();
     }

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! What NVML tells of each GPU: how much of BAR1 is free, MIG, virtual GPUs, persistence mode.
 
-use super::Module;
-use crate::doctor::Look;
+use crate::doctor::look::Look;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
 use crate::nvml;
 use crate::nvml::Virtualization;
+use crate::software::Module;
 
 /// The checks' names.
-pub(in crate::doctor) const BAR1: &str = "bar1-free";
-pub(in crate::doctor) const MODE: &str = "gpu-mode";
+pub(super) const BAR1: &str = "bar1-free";
+pub(super) const MODE: &str = "gpu-mode";
 
 /// Of BAR1 nvidia.ko pins nothing in (`_isSpaceAvailableForBar1P2PMapping` of 595.45.04), in bytes.
 const RESERVE: u64 = 36 << 20;
@@ -34,7 +34,7 @@ fn known<'a>(look: &'a Look<'_>) -> Vec<(Subject, &'a nvml::Gpu, bool)> {
 }
 
 /// That NVML cannot be asked is told by the check of the driver.
-pub(in crate::doctor) fn bar1(look: &Look<'_>) -> Vec<Finding> {
+pub(super) fn bar1(look: &Look<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (subject, gpu, is_coherent) in known(look) {
         // Memory that the processors share is not reached through BAR1.
@@ -69,7 +69,7 @@ pub(in crate::doctor) fn bar1(look: &Look<'_>) -> Vec<Finding> {
     findings
 }
 
-pub(in crate::doctor) fn mode(look: &Look<'_>) -> Vec<Finding> {
+pub(super) fn mode(look: &Look<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let persistent = Module::parameter(look.host, "persistent_api_support");
     let pins = match persistent.as_deref() {

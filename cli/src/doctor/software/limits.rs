@@ -5,7 +5,7 @@
 //! asks any module; who has CAP_IPC_LOCK is not held to it. dma-buf is not charged (Linux 7.3,
 //! `drivers/infiniband/core/umem.c`).
 
-use crate::doctor::Look;
+use crate::doctor::look::Look;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
@@ -14,8 +14,8 @@ use crate::host::Fact;
 use crate::host::Unseen;
 
 /// The checks' names.
-pub(in crate::doctor) const MEMLOCK: &str = "memlock";
-pub(in crate::doctor) const CGROUP: &str = "rdma-cgroup";
+pub(super) const MEMLOCK: &str = "memlock";
+pub(super) const CGROUP: &str = "rdma-cgroup";
 
 /// CAP_IPC_LOCK, in the masks of `/proc/self/status`.
 const IPC_LOCK: u64 = 1 << 14;
@@ -59,7 +59,7 @@ const WHY: &str = "ibv_reg_mr charges what it registers to this limit, GPU memor
 with ENOMEM beyond it \
                    (\"Cannot allocate memory\"), before any module is asked";
 
-pub(in crate::doctor) fn memlock(look: &Look<'_>) -> Vec<Finding> {
+pub(super) fn memlock(look: &Look<'_>) -> Vec<Finding> {
     let Some(memory) = largest(look).filter(|_| look.has_both()) else {
         return Vec::new();
     };
@@ -213,7 +213,7 @@ fn cgroups(look: &Look<'_>) -> Vec<String> {
     folders
 }
 
-pub(in crate::doctor) fn cgroup(look: &Look<'_>) -> Vec<Finding> {
+pub(super) fn cgroup(look: &Look<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for folder in cgroups(look) {
         let file = |name: &str| look.host.text(&format!("{folder}/rdma.{name}"));

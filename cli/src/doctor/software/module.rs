@@ -2,19 +2,19 @@
 //! Is the module loaded, and whose is it?
 
 use super::dma_buf::DmaBuf;
-use super::is_ours;
-use super::log;
-use super::Module;
-use super::MODULE;
-use crate::doctor::Look;
+use crate::doctor::look::Look;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
+use crate::software::is_ours;
+use crate::software::log;
+use crate::software::Module;
+use crate::software::MODULE;
 
 /// The check's name.
-pub(in crate::doctor) const NAME: &str = "module";
+pub(super) const NAME: &str = "module";
 
-pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
+pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
     let software = look.software();
     if !look.has_both() {
         return Vec::new();

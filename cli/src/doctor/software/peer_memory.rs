@@ -2,19 +2,19 @@
 //! Has ib_core peer memory, and whose is it?
 
 use super::dma_buf::DmaBuf;
-use super::REGISTER;
-use crate::doctor::Look;
+use crate::doctor::look::Look;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
+use crate::software::REGISTER;
 
 /// The check's name.
-pub(in crate::doctor) const NAME: &str = "peer-memory";
+pub(super) const NAME: &str = "peer-memory";
 
 /// Where OFED since 5.5 has it.
 const UVERBS: &str = "/sys/module/ib_uverbs";
 
-pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
+pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
     if !look.has_both() {
         return Vec::new();
     }

@@ -1,25 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Each check of software: silent where all is well, and one fault at a time planted.
 
-use super::made::driver;
-use super::made::limits;
-use super::made::nvml;
-use super::made::OURS;
 use super::*;
-use crate::doctor::Look;
+use crate::doctor::look::Look;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Level::Fault;
 use crate::finding::Level::NotVisible;
 use crate::finding::Level::Note;
 use crate::finding::Level::Warning;
+use crate::host::Fact;
+use crate::host::Unseen;
 use crate::machine::Machine;
 use crate::made;
+use crate::made::software::driver;
+use crate::made::software::limits;
+use crate::made::software::nvml;
+use crate::made::software::OURS;
 use crate::made::Made;
 use crate::nvml::Memory;
 use crate::nvml::Refused;
 use crate::nvml::Virtualization;
 use crate::shipped::refusal::Event;
+use crate::software::MODULE;
+use crate::software::REGISTER;
 
 const DEBUG: &str = "/sys/kernel/debug/nvidia_peermem";
 const PEERS: &str = "/sys/kernel/mm/memory_peers";

@@ -1,25 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Is there a GPU, and an RDMA device?
 
-use crate::doctor::Look;
+use crate::doctor::look::Look;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
 use crate::host::Unseen;
 
 /// The check's name.
-pub(in crate::doctor) const NAME: &str = "presence";
+pub(super) const NAME: &str = "presence";
 
 const DEVICES: &str = "/sys/class/infiniband";
 
-impl Look<'_> {
-    /// Whether there is anything between which RDMA could go: without, only [`NAME`] has something to say.
-    pub(super) fn has_both(&self) -> bool {
-        !self.machine.gpus.is_empty() && !self.machine.hcas.is_empty()
-    }
-}
-
-pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
+pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let fault = |text: &str| Finding::new(NAME, Level::Fault, Subject::Machine, text);
     if look.machine.gpus.is_empty() {

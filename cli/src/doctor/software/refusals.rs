@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::debugfs::Line;
 use crate::debugfs::Module;
-use crate::doctor::Look;
+use crate::doctor::look::Look;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
@@ -18,7 +18,7 @@ use crate::shipped::refusal::Event;
 use crate::shipped::refusal::Severity;
 
 /// The check's name.
-pub(in crate::doctor) const NAME: &str = "refusals";
+pub(super) const NAME: &str = "refusals";
 
 pub(super) const COUNTERS: &str = "/sys/kernel/debug/nvidia_peermem/counters";
 const REFUSALS: &str = "/sys/kernel/debug/nvidia_peermem/refusals";
@@ -72,7 +72,7 @@ fn span(seconds: u64) -> String {
     }
 }
 
-pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
+pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
     // NVIDIA's module tells nothing of this kind.
     if !look.has_both() || !look.software().loaded().is_some_and(|it| it.is_ours) {
         return Vec::new();

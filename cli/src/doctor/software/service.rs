@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Does the module come back: at the next boot, and after openibd's restart?
 
-use super::Module;
-use crate::doctor::Look;
+use crate::doctor::look::Look;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
+use crate::software::Module;
 
 /// The check's name.
-pub(in crate::doctor) const NAME: &str = "module-at-boot";
+pub(super) const NAME: &str = "module-at-boot";
 
 /// Where systemd and its modules-load look, in `/etc` and in the distribution's own.
 const UNITS: [&str; 3] = [
@@ -23,7 +23,7 @@ const MODULES_LOAD: [&str; 4] = [
     "/lib/modules-load.d",
 ];
 
-pub(in crate::doctor) fn check(look: &Look<'_>) -> Vec<Finding> {
+pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
     // Without systemd's folder this is a container, or something that boots in another way.
     let (Some(module), Ok(_)) = (
         look.software().loaded(),

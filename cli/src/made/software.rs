@@ -1,23 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The software of a made-up machine that is well: peermem-rs on Ubuntu's kernel 6.8 with OFED and the open driver, by
-//! the
+//! The software of a machine that is well: peermem-rs on Ubuntu's kernel 6.8 with OFED and the open driver, by the
 //! formats of procfs and sysfs, and what NVML would say of its GPUs.
 
-use super::MODULE;
+use super::Made;
 use crate::host::recording::Recording;
 use crate::host::Fact;
 use crate::machine::Machine;
-use crate::made::Made;
 use crate::nvml::Gpu;
 use crate::nvml::Memory;
 use crate::nvml::Nvml;
 use crate::nvml::Virtualization;
+use crate::software::MODULE;
 
-pub(super) const DRIVER: &str = "570.86.15";
-pub(super) const OURS: &str = "595.45.04-rs1";
+pub(crate) const DRIVER: &str = "570.86.15";
+pub(crate) const OURS: &str = "595.45.04-rs1";
 
 /// `/proc/driver/nvidia/version`.
-pub(super) fn driver(flavour: &str) -> String {
+pub(crate) fn driver(flavour: &str) -> String {
     format!(
         "NVRM version: NVIDIA UNIX {flavour}  {DRIVER}  Release Build  (dvs-builder@U16-I3-C03-17-1)\n\
          GCC version:  gcc version 13.3.0 (Ubuntu 13.3.0-6ubuntu2~24.04)\n"
@@ -25,7 +24,7 @@ pub(super) fn driver(flavour: &str) -> String {
 }
 
 /// `/proc/PID/limits`, as far as it matters.
-pub(super) fn limits(locked: &str) -> String {
+pub(crate) fn limits(locked: &str) -> String {
     format!(
         "Limit                     Soft Limit           Hard Limit           Units     \n\
          Max processes             1030000              1030000              processes \n\
@@ -35,7 +34,7 @@ pub(super) fn limits(locked: &str) -> String {
 }
 
 /// What NVML says of a recording's GPUs.
-pub(super) fn nvml(recording: &Recording) -> Nvml {
+pub(crate) fn nvml(recording: &Recording) -> Nvml {
     let gpus = Machine::look(recording).unwrap().gpus;
     Nvml {
         driver: Some(DRIVER.to_owned()),

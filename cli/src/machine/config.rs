@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Config space of a PCI function: the capabilities that matter here, by the PCI and PCI Express specifications.
+
+use crate::host::Seen;
+use crate::host::Unseen;
+
+/// Config space, as much as this process may read: 64 bytes without root, 256 without extended config space, or 4096.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Config(pub(crate) Vec<u8>);
+
+/// What kind of PCI Express port or device a function is: the Device/Port Type of its capabilities register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PortType {
+    Endpoint,
+    RootPort,
+    Upstream,
+    Downstream,
+    /// Of the root complex itself, or a bridge to another bus.
+    Other,
+}
+
+/// The PCI Express capability: what the function can, and how it is set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Express {
+    pub(crate) port: PortType,
+    /// The largest payload that it can, in bytes.
+    pub(crate) payload_most: u32,
+    /// The largest payload that it is set to, in bytes.
+    pub(crate) payload: u32,
+    /// The longest read that it may ask for, in bytes.
+    pub(crate) read_request: u32,
+    /// Whether it may mark its transfers as relaxed in their order.
+    pub(crate) relaxed_ordering: bool,
+}
+
+/// Access Control Services: what a port keeps from going straight from one device to another, as bits.
+pub(crate) enum Acs {}
+
+impl Acs {
+    /// Source Validation.
+    pub(crate) const SV: u16 = 1;
+    /// Translation Blocking.
+    pub(crate) const TB: u16 = 1 << 1;
+    /// P2P Request Redirect: requests between devices go up to the root.
+    pub(crate) const RR: u16 = 1 << 2;
+    /// P2P Completion Redirect.
+    pub(crate) const CR: u16 = 1 << 3;
+    /// Upstream Forwarding.
+    pub(crate) const UF: u16 = 1 << 4;
+    /// P2P Egress Control.
+    pub(crate) const EC: u16 = 1 << 5;
+    /// Direct Translated P2P: what ATS has translated goes straight.
+    pub(crate) const DT: u16 = 1 << 6;
+
+    /// The names of bits, as lspci has them.
+    pub(crate) fn names(bits: u16) -> Vec<&'static str> {
+        let all = [
+            (Self::SV, "SrcValid"),
+            (Self::TB, "TransBlk"),
+            (Self::RR, "ReqRedir"),
+            (Self::CR, "CmpltRedir"),
+            (Self::UF, "UpstreamFwd"),
+            (Self::EC, "EgressCtrl"),
+            (Self::DT, "DirectTrans"),
+        ];
+        all.iter()
+            .filter(|(bit, _)| bits & bit != 0)
+            .map(|(_, name)| *name)
+            .collect()
+    }
+}
+
+/// A BAR whose size can be chosen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Resizable {
+    /// 0 to 5.
+    pub(crate) bar: usize,
+    /// In bytes, as it is set.
+    pub(crate) size: u64,
+    /// In bytes, all that it can be, smallest first.
+    pub(crate) sizes: Vec<u64>,
+}
+
+/// Capability identities of the PCI and PCI Express specifications, as in Linux's `pci_regs.h`.
+const EXPRESS: u8 = 0x10;
+const EXT_ACS: u16 = 0x0d;
+const EXT_ATS: u16 = 0x0f;
+const EXT_SRIOV: u16 = 0x10;
+const EXT_RESIZABLE: u16 = 0x15;
+
+/// What the kernel gives who is not root.
+const HEADER: usize = 64;
+/// Where the capabilities of PCI Express begin.
+const CONVENTIONAL: usize = 256;
+
+impl Config {
+    fn byte(&self, at: usize) -> Option<u8> {
+        self.0.get(at).copied()
+    }
+
+    fn word(&self, at: usize) -> Option<u16> {
+        let bytes = self.0.get(at..at.checked_add(2)?)?;
+        Some(u16::from_le_bytes(bytes.try_into().ok()?))
+    }
+
+    fn long(&self, at: usize) -> Option<u32> {
+        let bytes = self.0.get(at..at.checked_add(4)?)?;
+        Some(u32::from_le_bytes(bytes.try_into().ok()?))
+    }
+
+    /// Why there is nothing at a place where something should be.
+    fn short(&self) -> Unseen {
+        match self.0.len() {
+            0..=HEADER => Unseen::Denied,
+            _ => Unseen::Failed("config space ends too early".to_owned()),
+        }
+    }
+
+    /// All of the header is ones, as of a device that does not answer. A virtual function's vendor and device are, too.
+    pub(crate) fn is_silent(&self) -> bool {
+        let header = self.0.get(..HEADER);
+        header.is_some_and(|header| header.iter().all(|byte| *byte == 0xff))
+    }
+
+    /// The same without what nothing here reads: of each capability that is not known, the header alone is kept. A
+    /// network card's serial number capability has its hardware address.
+    pub(crate) fn known(&self) -> Vec<u8> {
+        let mut known = vec![0; self.0.len()];
+        let mut keep = |at: usize, length: usize| {
+            let end = at.saturating_add(length).min(self.0.len());
+            if let (Some(to), Some(from)) = (known.get_mut(at..end), self.0.get(at..end)) {
+                to.copy_from_slice(from);
+            }
+        };
+        keep(0, HEADER);
+        let mut at = usize::from(self.byte(0x34).unwrap_or(0) & 0xfc);
+        for _ in 0..(CONVENTIONAL - HEADER) / 4 {
+            let (HEADER.., Some(header)) = (at, self.word(at)) else {
+                break;
+            };
+            let [id, next] = header.to_le_bytes();
+            keep(at, if id == EXPRESS { 0x3c } else { 2 });
+            at = usize::from(next & 0xfc);
+        }
+        let mut at = CONVENTIONAL;
+        for _ in 0..(4096 - CONVENTIONAL) / 4 {
+            let (CONVENTIONAL.., Some(header)) = (at, self.long(at)) else {
+                break;
+            };
+            let length = match u16::try_from(header & 0xffff).unwrap_or(0) {
+                EXT_ACS | EXT_ATS => 8,
+                EXT_SRIOV => 0x40,
+                EXT_RESIZABLE => 0x34,
+                _ => 4,
+            };
+            keep(at, length);
+            at = usize::try_from((header >> 20) & 0xffc).unwrap_or(0);
+        }
+        known
+    }
+
+    /// Where a capability stands.
+    fn capability(&self, wanted: u8) -> Seen<usize> {
+        if self.is_silent() {
+            return Err(Unseen::Failed("the device does not answer".to_owned()));
+        }
+        let status = self.word(0x06).ok_or_else(|| self.short())?;
+        if status & 0x10 == 0 {
+            return Err(Unseen::Absent);
+        }
+        let mut at = usize::from(self.byte(0x34).ok_or_else(|| self.short())? & 0xfc);
+        // There is room for no more; a list may bite its tail.
+        for _ in 0..(CONVENTIONAL - HEADER) / 4 {
+            if at < HEADER {
+                return Err(Unseen::Absent);
+            }
+            let id = self.byte(at).ok_or_else(|| self.short())?;
+            let next = self
+                .byte(at.saturating_add(1))
+                .ok_or_else(|| self.short())?;
+            if id == wanted {
+                return Ok(at);
+            }
+            at = usize::from(next & 0xfc);
+        }
+        Err(Unseen::Failed(
+            "the list of capabilities is a circle".to_owned(),
+        ))
+    }
+
+    /// Where a capability of extended config space stands.
+    fn extended(&self, wanted: u16) -> Seen<usize> {
+        // Conventional PCI has none, and root alone sees which it is.
+        self.capability(EXPRESS)?;
+        if self.0.len() <= CONVENTIONAL {
+            return Err(Unseen::Failed(
+                "extended config space cannot be read on this machine".to_owned(),
+            ));
+        }
+        let mut at = CONVENTIONAL;
+        for _ in 0..(4096 - CONVENTIONAL) / 4 {
+            let header = self.long(at).ok_or_else(|| self.short())?;
+            if header == 0 || header == u32::MAX {
+                return Err(Unseen::Absent);
+            }
+            if header & 0xffff == u32::from(wanted) {
+                return Ok(at);
+            }
+            at = usize::try_from((header >> 20) & 0xffc).unwrap_or(0);
+            if at < CONVENTIONAL {
+                return Err(Unseen::Absent);
+            }
+        }
+        Err(Unseen::Failed(
+            "the list of extended capabilities is a circle".to_owned(),
+        ))
+    }
+
+    /// The PCI Express capability. [`Unseen::Absent`]: conventional PCI.
+    pub(crate) fn express(&self) -> Seen<Express> {
+        let at = self.capability(EXPRESS)?;
+        let word = |offset: usize| {
+            self.word(at.saturating_add(offset))
+                .ok_or_else(|| self.short())
+        };
+        let (flags, can, control) = (word(2)?, word(4)?, word(8)?);
+        // 6 and 7 are reserved.
+        let bytes = |code: u16| match code {
+            0..=5 => 128_u32 << code,
+            _ => 0,
+        };
+        Ok(Express {
+            port: match (flags >> 4) & 0xf {
+                0 | 1 => PortType::Endpoint,
+                4 => PortType::RootPort,
+                5 => PortType::Upstream,
+                6 => PortType::Downstream,
+                _ => PortType::Other,
+            },
+            payload_most: bytes(can & 7),
+            payload: bytes((control >> 5) & 7),
+            read_request: bytes((control >> 12) & 7),
+            relaxed_ordering: control & 0x10 != 0,
+        })
+    }
+
+    /// The bits of [`Acs`] that are on. [`Unseen::Absent`]: the port has none of it.
+    pub(crate) fn acs(&self) -> Seen<u16> {
+        let at = self.extended(EXT_ACS)?;
+        self.word(at.saturating_add(6)).ok_or_else(|| self.short())
+    }
+
+    /// Whether Address Translation Services are on. [`Unseen::Absent`]: the function has none.
+    pub(crate) fn ats(&self) -> Seen<bool> {
+        let at = self.extended(EXT_ATS)?;
+        let control = self
+            .word(at.saturating_add(6))
+            .ok_or_else(|| self.short())?;
+        Ok(control & 0x8000 != 0)
+    }
+
+    /// The BARs whose size can be chosen. [`Unseen::Absent`]: none.
+    pub(crate) fn resizable(&self) -> Seen<Vec<Resizable>> {
+        let at = self.extended(EXT_RESIZABLE)?;
+        let first = self
+            .long(at.saturating_add(8))
+            .ok_or_else(|| self.short())?;
+        let count = usize::try_from((first >> 5) & 7).unwrap_or(0).min(6);
+        let mut bars = Vec::new();
+        for number in 0..count {
+            let entry = at.saturating_add(8 * number);
+            let can = self
+                .long(entry.saturating_add(4))
+                .ok_or_else(|| self.short())?;
+            let control = self
+                .long(entry.saturating_add(8))
+                .ok_or_else(|| self.short())?;
+            // Bit 4 of the first register is 1 MiB; the second's upper half goes on from 256 TiB.
+            let powers = (u64::from(can) >> 4) | (u64::from(control >> 16) << 28);
+            let size = |power: u32| 1_u64.checked_shl(power.saturating_add(20));
+            bars.push(Resizable {
+                bar: usize::try_from(control & 7).unwrap_or(7),
+                size: size((control >> 8) & 0x3f).unwrap_or(0),
+                sizes: (0..43)
+                    .filter(|power| powers & (1 << power) != 0)
+                    .filter_map(size)
+                    .collect(),
+            });
+        }
+        Ok(bars)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn config_space_that_is_short_or_odd_is_no_panic() {
+        assert_eq!(Config(vec![0; 64]).express(), Err(Unseen::Absent));
+        let mut listed = vec![0; 64];
+        listed[6] = 0x10;
+        listed[0x34] = 0x40;
+        assert_eq!(Config(listed.clone()).express(), Err(Unseen::Denied));
+        // A list that goes round.
+        listed.resize(256, 0);
+        listed[0x41] = 0x40;
+        assert!(matches!(Config(listed).express(), Err(Unseen::Failed(_))));
+        assert!(matches!(
+            Config(vec![0xff; 4096]).express(),
+            Err(Unseen::Failed(_))
+        ));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_config_space_is_decoded_or_refused(
+            bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..4200),
+        ) {
+            let config = Config(bytes);
+            let _ = config.express();
+            let _ = config.acs();
+            let _ = config.ats();
+            let _ = config.resizable();
+            assert_eq!(config.known().len(), config.0.len());
+        }
+    }
+}

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The library itself, by its `nvml.h`: the one file with `unsafe` code for it.
+
+use std::ffi::c_char;
+use std::ffi::c_int;
+use std::ffi::c_uint;
+use std::ffi::c_ulonglong;
+use std::ffi::c_void;
+use std::ffi::CStr;
+use std::sync::OnceLock;
+
+use libloading::Library;
+use libloading::Symbol;
+use serde::Deserialize;
+use serde::Serialize;
+
+use crate::host::Seen;
+use crate::host::Unseen;
+
+/// The library and nvidia.ko are not of one version.
+pub(crate) const VERSION_MISMATCH: i32 = 18;
+pub(super) const NOT_SUPPORTED: i32 = 3;
+pub(super) const NO_PERMISSION: i32 = 4;
+pub(super) const FUNCTION_NOT_FOUND: i32 = 13;
+
+/// `nvmlReturn_t` other than success.
+pub(super) type Code = i32;
+
+/// `nvmlDevice_t`: the library's own pointer, valid as long as it is started.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Device(*mut c_void);
+
+#[cfg(test)]
+impl Device {
+    pub(super) fn none() -> Self {
+        Self(std::ptr::null_mut())
+    }
+}
+
+/// The calls of the library that are made.
+pub(super) trait Calls {
+    fn start(&self) -> Result<(), Code>;
+    fn error(&self, code: Code) -> String;
+    fn driver(&self) -> Result<String, Code>;
+    fn count(&self) -> Result<u32, Code>;
+    fn device(&self, index: u32) -> Result<Device, Code>;
+    fn address(&self, device: Device) -> Result<String, Code>;
+    fn name(&self, device: Device) -> Result<String, Code>;
+    fn bar1(&self, device: Device) -> Result<Memory, Code>;
+    fn memory_total(&self, device: Device) -> Result<u64, Code>;
+    fn persistence(&self, device: Device) -> Result<u32, Code>;
+    fn mig(&self, device: Device) -> Result<u32, Code>;
+    fn virtualization(&self, device: Device) -> Result<u32, Code>;
+    fn performance_state(&self, device: Device) -> Result<u32, Code>;
+}
+
+/// What of a memory is used, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Memory {
+    pub(crate) total_bytes: u64,
+    pub(crate) free_bytes: u64,
+    pub(crate) used_bytes: u64,
+}
+
+/// `nvmlPciInfo_t` of `nvmlDeviceGetPciInfo_v3`.
+#[repr(C)]
+struct PciInfo {
+    bus_id_legacy: [c_char; 16],
+    domain: c_uint,
+    bus: c_uint,
+    device: c_uint,
+    pci_device_id: c_uint,
+    pci_subsystem_id: c_uint,
+    bus_id: [c_char; 32],
+}
+
+/// `nvmlBAR1Memory_t` and `nvmlMemory_t`, which are alike.
+#[repr(C)]
+#[derive(Default)]
+struct RawMemory {
+    total: c_ulonglong,
+    free: c_ulonglong,
+    used: c_ulonglong,
+}
+
+type Plain = unsafe extern "C" fn() -> c_int;
+type Text = unsafe extern "C" fn(*mut c_char, c_uint) -> c_int;
+type OfDevice<T> = unsafe extern "C" fn(*mut c_void, *mut T) -> c_int;
+
+/// The real library.
+pub(super) struct Loaded(Library);
+
+impl Loaded {
+    pub(super) fn load() -> Seen<Self> {
+        // SAFETY: `dlopen` runs the library's initialisers. It is the driver's own, found where the system looks for
+        // libraries, and made to be loaded by any process; it is never closed while the process runs.
+        match unsafe { Library::new("libnvidia-ml.so.1") } {
+            Ok(library) => Ok(Self(library)),
+            // dlopen has no codes; that it is not there is by far the most frequent.
+            Err(error) => {
+                let text = error.to_string();
+                if text.contains("No such file") {
+                    Err(Unseen::Absent)
+                } else {
+                    Err(Unseen::Failed(text))
+                }
+            }
+        }
+    }
+
+    /// A function of the library.
+    ///
+    /// # Safety
+    ///
+    /// `T` is the function's type in `nvml.h`.
+    unsafe fn function<T>(&self, name: &CStr) -> Result<Symbol<'_, T>, Code> {
+        // SAFETY: by this function's own contract.
+        unsafe { self.0.get(name.to_bytes_with_nul()) }.map_err(|_| FUNCTION_NOT_FOUND)
+    }
+
+    /// What one of the functions writes that take a device and a place for one value.
+    ///
+    /// # Safety
+    ///
+    /// `name` is a function `nvmlReturn_t (nvmlDevice_t, T *)` that writes no more than a `T`.
+    unsafe fn of_device<T>(&self, name: &CStr, device: Device, empty: T) -> Result<T, Code> {
+        let mut value = empty;
+        // SAFETY: by this function's contract it is the function's type.
+        let function = unsafe { self.function::<OfDevice<T>>(name) }?;
+        // SAFETY: the device came from this library, which was started and is never stopped; the place is a `T`.
+        done(unsafe { function(device.0, &mut value) })?;
+        Ok(value)
+    }
+}
+
+fn done(code: c_int) -> Result<(), Code> {
+    if code == 0 {
+        Ok(())
+    } else {
+        Err(code)
+    }
+}
+
+/// Text up to the first NUL, or all of it.
+fn text(bytes: &[c_char]) -> String {
+    let bytes: Vec<u8> = bytes
+        .iter()
+        .map(|&byte| u8::from_ne_bytes(byte.to_ne_bytes()))
+        .take_while(|&byte| byte != 0)
+        .collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+impl Calls for Loaded {
+    fn start(&self) -> Result<(), Code> {
+        // It counts its starts, and is never stopped.
+        static ANSWER: OnceLock<Result<(), Code>> = OnceLock::new();
+        *ANSWER.get_or_init(|| {
+            // SAFETY: `nvmlReturn_t nvmlInit_v2(void)`.
+            let function = unsafe { self.function::<Plain>(c"nvmlInit_v2") }?;
+            // SAFETY: it may be called at any time, from any thread.
+            done(unsafe { function() })
+        })
+    }
+
+    fn error(&self, code: Code) -> String {
+        type ErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
+        if code == FUNCTION_NOT_FOUND {
+            return "the library lacks a function that is needed".to_owned();
+        }
+        // SAFETY: `const char *nvmlErrorString(nvmlReturn_t)`, which is an int.
+        let Ok(function) = (unsafe { self.function::<ErrorString>(c"nvmlErrorString") }) else {
+            return format!("error {code}");
+        };
+        // SAFETY: it may be called without a start, and takes any number.
+        let said = unsafe { function(code) };
+        if said.is_null() {
+            return format!("error {code}");
+        }
+        // SAFETY: it is a constant of the library, ended by a NUL.
+        unsafe { CStr::from_ptr(said) }
+            .to_string_lossy()
+            .into_owned()
+    }
+
+    fn driver(&self) -> Result<String, Code> {
+        let mut buffer: [c_char; 80] = [0; 80];
+        // SAFETY: `nvmlReturn_t nvmlSystemGetDriverVersion(char *, unsigned int)`.
+        let function = unsafe { self.function::<Text>(c"nvmlSystemGetDriverVersion") }?;
+        // SAFETY: the length is the buffer's, beyond which it does not write.
+        done(unsafe { function(buffer.as_mut_ptr(), 80) })?;
+        Ok(text(&buffer))
+    }
+
+    fn count(&self) -> Result<u32, Code> {
+        type Count = unsafe extern "C" fn(*mut c_uint) -> c_int;
+        let mut count = 0;
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *)`.
+        let function = unsafe { self.function::<Count>(c"nvmlDeviceGetCount_v2") }?;
+        // SAFETY: the place is an unsigned int.
+        done(unsafe { function(&mut count) })?;
+        Ok(count)
+    }
+
+    fn device(&self, index: u32) -> Result<Device, Code> {
+        type Handle = unsafe extern "C" fn(c_uint, *mut *mut c_void) -> c_int;
+        let mut device = std::ptr::null_mut();
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int, nvmlDevice_t *)`, the latter a pointer.
+        let function = unsafe { self.function::<Handle>(c"nvmlDeviceGetHandleByIndex_v2") }?;
+        // SAFETY: it takes any index, and the place is a pointer.
+        done(unsafe { function(index, &mut device) })?;
+        Ok(Device(device))
+    }
+
+    fn address(&self, device: Device) -> Result<String, Code> {
+        let empty = PciInfo {
+            bus_id_legacy: [0; 16],
+            domain: 0,
+            bus: 0,
+            device: 0,
+            pci_device_id: 0,
+            pci_subsystem_id: 0,
+            bus_id: [0; 32],
+        };
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t, nvmlPciInfo_t *)`, which is laid out as ours.
+        let info = unsafe { self.of_device(c"nvmlDeviceGetPciInfo_v3", device, empty) }?;
+        Ok(text(&info.bus_id).to_lowercase())
+    }
+
+    fn name(&self, device: Device) -> Result<String, Code> {
+        type Name = unsafe extern "C" fn(*mut c_void, *mut c_char, c_uint) -> c_int;
+        let mut buffer: [c_char; 96] = [0; 96];
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t, char *, unsigned int)`.
+        let function = unsafe { self.function::<Name>(c"nvmlDeviceGetName") }?;
+        // SAFETY: the device came from this library, which stays started; the length is the buffer's.
+        done(unsafe { function(device.0, buffer.as_mut_ptr(), 96) })?;
+        Ok(text(&buffer))
+    }
+
+    fn bar1(&self, device: Device) -> Result<Memory, Code> {
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t, nvmlBAR1Memory_t *)`, laid out as ours.
+        let memory = unsafe {
+            self.of_device(c"nvmlDeviceGetBAR1MemoryInfo", device, RawMemory::default())
+        }?;
+        Ok(Memory {
+            total_bytes: memory.total,
+            free_bytes: memory.free,
+            used_bytes: memory.used,
+        })
+    }
+
+    fn memory_total(&self, device: Device) -> Result<u64, Code> {
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t, nvmlMemory_t *)`, laid out as ours.
+        let memory =
+            unsafe { self.of_device(c"nvmlDeviceGetMemoryInfo", device, RawMemory::default()) }?;
+        Ok(memory.total)
+    }
+
+    fn persistence(&self, device: Device) -> Result<u32, Code> {
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t, nvmlEnableState_t *)`, an enum of small
+        // numbers, which in C is as large as an unsigned int.
+        unsafe { self.of_device(c"nvmlDeviceGetPersistenceMode", device, 0) }
+    }
+
+    fn mig(&self, device: Device) -> Result<u32, Code> {
+        type Mig = unsafe extern "C" fn(*mut c_void, *mut c_uint, *mut c_uint) -> c_int;
+        let (mut now, mut pending) = (0, 0);
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t, unsigned int *, unsigned int *)`.
+        let function = unsafe { self.function::<Mig>(c"nvmlDeviceGetMigMode") }?;
+        // SAFETY: the device came from this library, which stays started; both places are unsigned ints.
+        done(unsafe { function(device.0, &mut now, &mut pending) })?;
+        Ok(now)
+    }
+
+    fn virtualization(&self, device: Device) -> Result<u32, Code> {
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t, nvmlGpuVirtualizationMode_t *)`, an enum
+        // as above.
+        unsafe { self.of_device(c"nvmlDeviceGetVirtualizationMode", device, 0) }
+    }
+
+    fn performance_state(&self, device: Device) -> Result<u32, Code> {
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetPerformanceState(nvmlDevice_t, nvmlPstates_t *)`, an enum as above.
+        unsafe { self.of_device(c"nvmlDeviceGetPerformanceState", device, 0) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_layouts_are_those_of_nvml_h() {
+        assert_eq!(size_of::<PciInfo>(), 68);
+        assert_eq!(size_of::<RawMemory>(), 24);
+    }
+
+    #[test]
+    fn text_ends_at_a_nul_or_at_the_end() {
+        let letter = |letter: u8| c_char::from_ne_bytes([letter]);
+        assert_eq!(text(&[letter(b'a'), 0, letter(b'b')]), "a");
+        assert_eq!(text(&[letter(b'a'), letter(b'b')]), "ab");
+        assert_eq!(text(&[]), "");
+    }
+}

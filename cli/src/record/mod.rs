@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! `record`: what a machine answers to every command, written down, without what tells one machine from another
+//! (`scrub.rs`).
+
+mod scrub;
+
+use std::fs;
+
+use anyhow::Context as _;
+use clap::Parser as _;
+
+use crate::args;
+use crate::finding::Status;
+use crate::host::recording::Recorder;
+use crate::host::Host;
+use crate::report::Out;
+use scrub::names_of;
+use scrub::scrub;
+
+/// The commands whose questions are written down, each in the form that asks most.
+const COMMANDS: &[&[&str]] = &[
+    &["topo", "--verbose"],
+    &["doctor", "--all"],
+    &["list"],
+    &["stats"],
+    &["export"],
+];
+
+/// Runs them by `command`, and writes the answers.
+pub(crate) fn run(
+    host: &dyn Host,
+    args: &args::Record,
+    command: fn(&dyn Host, &args::Command, &mut Out) -> anyhow::Result<Status>,
+    out: &mut Out,
+) -> anyhow::Result<Status> {
+    let identity = match args.keep_identity {
+        true => "with what identifies the machine",
+        false => "what identifies the machine was taken out",
+    };
+    let about = format!(
+        "peermemctl {} record, {identity}",
+        env!("CARGO_PKG_VERSION")
+    );
+    let recorder = Recorder::new(host, about);
+    for words in COMMANDS {
+        let line = std::iter::once("peermemctl").chain(words.iter().copied());
+        let cli = args::Cli::try_parse_from(line)?;
+        // One that cannot look is an answer, too: what it asked is written down.
+        let _ = command(&recorder, &cli.command, &mut Out::gather(false));
+    }
+    let mut recording = recorder.into_recording();
+    if !args.keep_identity {
+        scrub(&mut recording, &names_of(host));
+    }
+    let text = recording.to_json()?;
+    match &args.output {
+        Some(file) => fs::write(file, text).with_context(|| format!("{}", file.display()))?,
+        None => out.raw(&text),
+    }
+    Ok(Status::Well)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::recording::Recording;
+    use crate::host::Fact;
+    use crate::host::Seen;
+    use crate::made;
+    use crate::testing;
+
+    fn recorded(host: &dyn Host, keep: bool) -> Recording {
+        let line = ["record", "--keep-identity"];
+        let (text, status) = testing::says(host, if keep { &line } else { &line[..1] });
+        assert_eq!(status, Status::Well, "{text}");
+        Recording::parse(&text).unwrap()
+    }
+
+    /// What a recording is good for: every command says of it what it said of the machine.
+    #[test]
+    fn a_recording_answers_every_command_as_the_machine_did() {
+        for (name, made) in made::all() {
+            for keep in [true, false] {
+                let recording = recorded(&made.recording, keep);
+                for line in COMMANDS {
+                    // It names processes and users, whose names are taken out.
+                    if !keep && line.first() == Some(&"list") {
+                        continue;
+                    }
+                    let (there, here) = (
+                        testing::says(&made.recording, line),
+                        testing::says(&recording, line),
+                    );
+                    // Bounds of versions and the like aside, nothing here depends on an identity.
+                    assert_eq!(there, here, "{name}: {line:?}, identity kept: {keep}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn recording_again_changes_nothing() {
+        let made = made::small();
+        let once = recorded(&made.recording, false);
+        let twice = recorded(&once, false);
+        assert_eq!(once.to_json().unwrap(), twice.to_json().unwrap());
+    }
+
+    /// Asks for files beside those that the commands ask for.
+    struct Curious<'a>(&'a Recorder<'a>, &'a [&'a str]);
+
+    impl Curious<'_> {
+        fn ask(&self) -> Vec<Seen<Vec<u8>>> {
+            self.1.iter().map(|path| self.0.bytes(path)).collect()
+        }
+    }
+
+    fn digits(text: &str) -> String {
+        text.bytes().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    #[test]
+    fn no_secret_survives() {
+        let mut made = made::small();
+        let card = made.place("0000:18:00.0");
+        let planted: &[(&str, &str, &[&str])] = &[
+            (
+                "/sys/class/infiniband/mlx5_0/node_guid",
+                "b83f:d203:00aa:77fe\n",
+                &["b83f", "77fe"],
+            ),
+            (
+                "/sys/class/infiniband/mlx5_0/ports/1/gids/0",
+                "fe80:0000:0000:0000:b83f:d203:00aa:77fe\n",
+                &["77fe"],
+            ),
+            ("/sys/class/net/ibp24s0/address", "b8:3f:d2:aa:77:01\n", &["77:01"]),
+            ("/sys/class/dmi/id/product_serial", "S1234567X\n", &["S1234567X"]),
+            (
+                "/proc/driver/nvidia/gpus/0000:19:00.0/information",
+                "Model: \t NVIDIA H100 80GB HBM3\nGPU UUID: \t GPU-6f9619ff-8b86-d011-b42d-00c04fc964ff\n",
+                &["6f9619ff", "00c04fc964ff"],
+            ),
+            (
+                "/proc/cmdline",
+                "root=UUID=6f9619ff-8b86-d011-b42d-00c04fc964fe ip=10.17.3.4 iommu=pt secret=hunter2\n",
+                &["6f9619ff", "10.17.3.4", "hunter2"],
+            ),
+            ("/proc/4711/cmdline", "python3\0train.py\0--token=hunter2\0", &["hunter2", "train.py"]),
+            ("/proc/4711/comm", "projectx\n", &["projectx"]),
+            (
+                "/proc/4711/status",
+                "Name:\tprojectx\nUid:\t1003\t1003\t1003\t1003\n",
+                &["projectx"],
+            ),
+            (
+                "/sys/kernel/debug/nvidia_peermem/registrations",
+                "id=1 state=mapped tgid=4711 comm=projectx\n",
+                &["projectx"],
+            ),
+            (
+                "/proc/self/cgroup",
+                "0::/user.slice/user-1003.slice/job_of_projectx\n",
+                &["projectx", "user-1003"],
+            ),
+            ("/sys/fs/cgroup/user.slice/user-1003.slice/rdma.max", "mlx5_0 hca_handle=max\n", &["user-1003"]),
+            (
+                "/etc/passwd",
+                "root:x:0:0:root:/root:/bin/bash\njdoe:x:1003:1003:Jane Doe,Room 5:/home/jdoe:/bin/zsh\n",
+                &["jdoe", "Jane", "Room"],
+            ),
+            ("/etc/hostname", "node17.cluster.example\n", &["node17", "cluster.example"]),
+        ];
+        for (path, text, _) in planted {
+            let path = match path.strip_prefix("/sys/class/infiniband/mlx5_0") {
+                Some(below) => format!("{card}/infiniband/mlx5_0{below}"),
+                None => (*path).to_owned(),
+            };
+            made.file(&path, text);
+        }
+        made.fact(
+            Fact::KernelLog,
+            "6,1,1,-;systemd[1]: Hostname set to <node17>\n\
+             6,2,2,-;mlx5_core 0000:18:00.0: node17 of jdoe at 192.168.7.9\n\
+             6,2,2,-;mlx5_core 0000:18:00.0: MAC b8:3f:d2:aa:77:01, serial number: MT2211X77\n\
+             6,3,3,-;usb 1-1: SerialNumber: 4C530001\n",
+        );
+        // The card's serial number: extended capability 3.
+        let mut config = made.recording.bytes(&format!("{card}/config")).unwrap();
+        let serial = [0x01, 0x77, 0xaa, 0x00, 0x03, 0xd2, 0x3f, 0xb8];
+        config[0x100..0x104].copy_from_slice(&[0x03, 0x00, 0x01, 0x20]);
+        config[0x104..0x10c].copy_from_slice(&serial);
+        config[0x200..0x204].copy_from_slice(&[0x0d, 0x00, 0x01, 0x00]);
+        made.bytes(&format!("{card}/config"), &config);
+
+        let recorder = Recorder::new(&made.recording, "a test");
+        let (_, status) = testing::says(&recorder, &["topo"]);
+        assert_eq!(status, Status::Well);
+        let paths: Vec<&str> = planted.iter().map(|(path, _, _)| *path).collect();
+        let answers = Curious(&recorder, &paths).ask();
+        assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+        assert!(recorder.fact(Fact::KernelLog).is_ok());
+        let mut recording = recorder.into_recording();
+        let secrets = planted
+            .iter()
+            .flat_map(|(_, _, secrets)| secrets.iter().copied());
+        let log = ["192.168.7.9", "MT2211X77", "4C530001", "77aa0003d23fb8"];
+        let secrets: Vec<&str> = secrets.chain(log).collect();
+        let before = recording.to_json().unwrap();
+        // As text, or in the digits of a file that is none.
+        let is_in =
+            |text: &str, secret: &str| text.contains(secret) || text.contains(&digits(secret));
+        for secret in &secrets {
+            assert!(is_in(&before, secret), "{secret} was not planted");
+        }
+        scrub(&mut recording, &names_of(&made.recording));
+        let after = recording.to_json().unwrap();
+        for secret in &secrets {
+            assert!(!is_in(&after, secret), "{secret} is left in {after}");
+        }
+        // What matters is there still.
+        assert!(after.contains("iommu=pt"), "{after}");
+        assert!(after.contains("mlx5_core 0000:18:00.0"), "{after}");
+        assert!(after.contains("root:x:0:0"), "{after}");
+        assert_eq!(
+            testing::says(&recording, &["topo", "-v"]),
+            testing::says(&made.recording, &["topo", "-v"])
+        );
+    }
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The kernel's log: its records, and why the module was not loaded.
+
+/// A line of the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Record {
+    /// Since boot, in seconds.
+    pub(crate) seconds: u64,
+    pub(crate) text: String,
+}
+
+/// The records of `/dev/kmsg`: `priority,sequence,microseconds,flags;text`.
+pub(crate) fn parse(text: &str) -> Vec<Record> {
+    let record = |line: &str| {
+        let (front, text) = line.split_once(';')?;
+        let microseconds: u64 = front.split(',').nth(2)?.parse().ok()?;
+        Some(Record {
+            seconds: microseconds / 1_000_000,
+            text: text.to_owned(),
+        })
+    };
+    text.lines().filter_map(record).collect()
+}
+
+/// Whether a line is about the peer-memory module, its own or the kernel's about it.
+pub(crate) fn is_of_module(line: &str) -> bool {
+    line.starts_with("nvidia_peermem:") || line.starts_with("nvidia-peermem:")
+}
+
+/// Why the module was not loaded at the last try.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NotLoaded<'a> {
+    pub(crate) line: &'a str,
+    pub(crate) mend: &'static str,
+}
+
+/// In seconds: what belongs to one try.
+const ONE_TRY: u64 = 2;
+
+/// The line that tells it best: the kernel ends each of its own with "Unknown symbol".
+pub(crate) fn not_loaded(records: &[Record]) -> Option<NotLoaded<'_>> {
+    let told =
+        |record: &'_ Record| why_not_loaded(&record.text).map(|(rank, _)| (record.seconds, rank));
+    let (last, _) = records.iter().rev().find_map(told)?;
+    let of_last = records
+        .iter()
+        .filter(|record| record.seconds.saturating_add(ONE_TRY) >= last);
+    let all = of_last.filter_map(|record| {
+        let (rank, mend) = why_not_loaded(&record.text)?;
+        Some((
+            rank,
+            NotLoaded {
+                line: &record.text,
+                mend,
+            },
+        ))
+    });
+    all.min_by_key(|(rank, _)| *rank).map(|(_, told)| told)
+}
+
+/// If the line is about what keeps the module from being loaded: how little it says, and what mends it.
+fn why_not_loaded(line: &str) -> Option<(usize, &'static str)> {
+    // These name no module.
+    let unsigned = (line.contains("Loading of") && line.contains("is rejected"))
+        || (line.contains("Lockdown:") && line.contains("unsigned module loading is restricted"));
+    if unsigned {
+        return Some((OF_LOADING.len(), UNSIGNED));
+    }
+    if !is_of_module(line) {
+        return None;
+    }
+    let mut of_loading = OF_LOADING.iter().enumerate();
+    let (rank, (_, mend)) = of_loading.find(|(_, (words, _))| line.contains(words))?;
+    Some((rank, mend))
+}
+
+const UNSIGNED: &str =
+    "if that was nvidia_peermem: sign it with a key that the machine knows (docs/install.md, \
+Secure Boot)";
+
+/// Words of such a line, and what mends it.
+const OF_LOADING: [(&str, &str); 9] = [
+    // Peer memory is in the one or in the other, and the second brings the first.
+    ("no ib_core is", "`sudo modprobe ib_uverbs`, then `sudo modprobe nvidia-peermem`"),
+    ("no ib_uverbs is", "`sudo modprobe ib_uverbs`, then `sudo modprobe nvidia-peermem`"),
+    (
+        "has no peer memory",
+        "install MLNX_OFED or DOCA-OFED for this kernel and load its modules, then `sudo modprobe nvidia-peermem`",
+    ),
+    ("no nvidia.ko is", "`sudo modprobe nvidia`, then `sudo modprobe nvidia-peermem`"),
+    (
+        "proprietary",
+        "install NVIDIA's open kernel modules (nvidia-open), or use NVIDIA's own nvidia-peermem",
+    ),
+    (
+        "not loaded: nv_peer_mem is",
+        "`rmmod nv_peer_mem`, remove its package (nvidia-peer-memory), `sudo modprobe nvidia-peermem`",
+    ),
+    (
+        "disagrees about version of symbol",
+        "ib_core or the driver was upgraded after it was built: build it again (peermem-rs: `dkms unbuild`, `dkms \
+        install`; \
+         NVIDIA's: install the driver again)",
+    ),
+    (
+        "Unknown symbol",
+        "ib_core or the driver was changed after it was built: build it again (peermem-rs: `dkms unbuild`, `dkms \
+        install`; \
+         NVIDIA's: install the driver again, after OFED)",
+    ),
+    ("not loaded:", "as it says; docs/observe.md has each of these lines"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_record_of_the_log() {
+        let records = parse("6,339,5140900,-;NET: Registered\n SUBSYSTEM=x\n3,1,9,-;a;b\nx;y\n");
+        assert_eq!(
+            records,
+            [
+                Record {
+                    seconds: 5,
+                    text: "NET: Registered".to_owned()
+                },
+                Record {
+                    seconds: 0,
+                    text: "a;b".to_owned()
+                },
+            ]
+        );
+    }
+
+    #[test]
+    fn of_one_try_the_line_that_says_most() {
+        let records = parse(
+            "3,1,1000000,-;nvidia-peermem: not loaded: no ib_core is, and so there is no x\n\
+             3,2,90000000,-;nvidia_peermem: module using GPL-only symbols uses symbols nvidia_p2p_put_pages from \
+             proprietary module nvidia.\n\
+             3,3,90000100,-;nvidia_peermem: Unknown symbol nvidia_p2p_put_pages (err -22)\n",
+        );
+        let told = not_loaded(&records).expect("it is told");
+        assert!(told.line.contains("proprietary"), "{told:?}");
+        assert_eq!(not_loaded(&[]), None);
+    }
+
+    #[test]
+    fn why_it_was_not_loaded() {
+        for line in [
+            "nvidia_peermem: disagrees about version of symbol ib_register_peer_memory_client",
+            "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -22)",
+            "nvidia_peermem: module using GPL-only symbols uses symbols nvidia_p2p_get_pages from proprietary module \
+            nvidia.",
+            "nvidia-peermem: not loaded: no ib_core is, and so there is no ib_register_peer_memory_client: modprobe \
+            loads it first, insmod does not",
+            "nvidia-peermem: not loaded: no ib_uverbs is, and OFED since 5.5 has peer memory there (no \
+            ib_register_peer_memory_client): modprobe ib_uverbs, then this module again",
+            "Loading of unsigned module is rejected",
+            "Lockdown: modprobe: unsigned module loading is restricted; see man kernel_lockdown.7",
+        ] {
+            assert!(why_not_loaded(line).is_some(), "{line}");
+        }
+        for line in [
+            "nvidia_peermem: loading out-of-tree module taints kernel.",
+            "i915: disagrees about version of symbol drm_init",
+            "nvidia-peermem: refused 0x7f+0x1 of process 1 in acquire: no room",
+        ] {
+            assert_eq!(why_not_loaded(line), None, "{line}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_is_a_panic(text in any::<String>(), log in "([0-9]{0,3},){0,4}[-;a-z:.()0-9PCI]{0,80}") {
+            for text in [&text, &log] {
+                parse(text);
+                why_not_loaded(text);
+            }
+        }
+    }
+}

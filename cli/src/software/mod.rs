@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What of a machine's software matters to GPUDirect RDMA: the modules, the driver, and what the kernel's log says of
+//! them.
+
+pub(crate) mod log;
+
+use crate::host::Fact;
+use crate::host::Host;
+use crate::host::Seen;
+use crate::host::Unseen;
+use crate::nvml::Nvml;
+
+/// Where the module shows itself.
+pub(crate) const MODULE: &str = "/sys/module/nvidia_peermem";
+/// By which a peer-memory module makes itself known.
+pub(crate) const REGISTER: &str = "ib_register_peer_memory_client";
+
+/// What of the software was seen.
+#[derive(Debug)]
+pub(crate) struct Software {
+    /// The kernel's release: `6.8.0-45-generic`.
+    pub(crate) kernel: Seen<String>,
+    /// `nvidia_peermem`; none: not loaded.
+    pub(crate) module: Seen<Option<Module>>,
+    /// The file that modprobe would load it from, below the modules' directory; none: there is no such file.
+    pub(crate) installed: Seen<Option<String>>,
+    /// The module before NVIDIA's, nv_peer_mem, is loaded.
+    pub(crate) has_forerunner: bool,
+    /// nvidia.ko; none: not loaded.
+    pub(crate) driver: Seen<Option<Driver>>,
+    pub(crate) symbols: Seen<Vec<Symbol>>,
+    pub(crate) nvml: Seen<Nvml>,
+    pub(crate) log: Seen<Vec<log::Record>>,
+}
+
+/// The peer-memory module that is loaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Module {
+    pub(crate) version: Option<String>,
+    /// peermem-rs; otherwise NVIDIA's.
+    pub(crate) is_ours: bool,
+}
+
+/// nvidia.ko.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Driver {
+    pub(crate) version: Option<String>,
+    /// None: it could not be told.
+    pub(crate) is_open: Option<bool>,
+}
+
+/// A function of the kernel's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Symbol {
+    pub(crate) name: String,
+    /// None: it is built in.
+    pub(crate) module: Option<String>,
+}
+
+impl Software {
+    /// Looks at all of it.
+    pub(crate) fn look(host: &dyn Host) -> Self {
+        let kernel = host.text("/proc/sys/kernel/osrelease");
+        Self {
+            module: Module::look(host),
+            installed: installed(host, &kernel),
+            has_forerunner: host.has("/sys/module/nv_peer_mem") == Ok(true),
+            driver: Driver::look(host),
+            symbols: host.fact(Fact::KernelSymbols).map(|text| symbols(&text)),
+            nvml: Nvml::look(host),
+            log: host.fact(Fact::KernelLog).map(|text| log::parse(&text)),
+            kernel,
+        }
+    }
+
+    /// The module that is loaded, where that is known.
+    pub(crate) fn loaded(&self) -> Option<&Module> {
+        self.module.as_ref().ok().and_then(Option::as_ref)
+    }
+
+    /// nvidia.ko, where that is known.
+    pub(crate) fn nvidia(&self) -> Option<&Driver> {
+        self.driver.as_ref().ok().and_then(Option::as_ref)
+    }
+
+    /// Whether modprobe would load peermem-rs: its file is called with an underscore, NVIDIA's with dashes.
+    pub(crate) fn would_load_ours(&self) -> bool {
+        let file = self.installed.as_ref().ok().and_then(Option::as_ref);
+        file.is_some_and(|file| is_ours(file))
+    }
+
+    /// Whether somebody wants the module here: peermem-rs is installed (NVIDIA's comes with every driver), or loading
+    /// one was tried.
+    pub(crate) fn is_wanted(&self) -> bool {
+        let log = self.log.as_deref().unwrap_or_default();
+        self.would_load_ours() || log::not_loaded(log).is_some()
+    }
+
+    /// The function by which modules become clients. None: ib_core has none. An error: it cannot be told.
+    pub(crate) fn register(&self) -> Seen<Option<&Symbol>> {
+        let symbols = self.symbols.as_ref().map_err(Unseen::clone)?;
+        Ok(symbols.iter().find(|symbol| symbol.name == REGISTER))
+    }
+
+    /// Whether it is known that ib_core has no peer memory.
+    pub(crate) fn lacks_peer_memory(&self) -> bool {
+        self.register() == Ok(None)
+    }
+
+    /// Whether nvidia.ko is known to be of a kind that peermem-rs does not load beside, and that is what would be
+    /// loaded.
+    pub(crate) fn is_closed_to_ours(&self) -> bool {
+        let is_closed = |driver: &Driver| driver.is_open == Some(false) || driver.is_old();
+        self.would_load_ours() && self.nvidia().is_some_and(is_closed)
+    }
+}
+
+impl Module {
+    fn look(host: &dyn Host) -> Seen<Option<Self>> {
+        if !host.has(MODULE)? {
+            return Ok(None);
+        }
+        let version = host.text(&format!("{MODULE}/version")).ok();
+        // Its version says so, and so does a parameter that NVIDIA's has not.
+        let says = version
+            .as_ref()
+            .is_some_and(|version| version.contains("-rs"));
+        let has = || host.has(&format!("{MODULE}/parameters/max_pieces")) == Ok(true);
+        Ok(Some(Self {
+            is_ours: says || has(),
+            version,
+        }))
+    }
+
+    /// `nvidia_peermem 595.45.04-rs1 (peermem-rs)`.
+    pub(crate) fn named(&self) -> String {
+        let version = self.version.as_deref().unwrap_or("of unknown version");
+        let whose = match self.is_ours {
+            true => "peermem-rs",
+            false => "NVIDIA's",
+        };
+        format!("nvidia_peermem {version} ({whose})")
+    }
+
+    /// A parameter's value.
+    pub(crate) fn parameter(host: &dyn Host, name: &str) -> Seen<String> {
+        host.text(&format!("{MODULE}/parameters/{name}"))
+    }
+}
+
+impl Driver {
+    fn look(host: &dyn Host) -> Seen<Option<Self>> {
+        match host.text("/proc/driver/nvidia/version") {
+            Ok(text) => Ok(Some(Self::parse(&text))),
+            Err(Unseen::Absent) if !host.has("/sys/module/nvidia")? => Ok(None),
+            // Without its files in /proc, as in some containers.
+            Err(Unseen::Absent) => Ok(Some(Self {
+                version: host.text("/sys/module/nvidia/version").ok(),
+                // TAINT_PROPRIETARY_MODULE.
+                is_open: host
+                    .text("/sys/module/nvidia/taint")
+                    .ok()
+                    .map(|taint| !taint.contains('P')),
+            })),
+            Err(why) => Err(why),
+        }
+    }
+
+    /// `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build …`.
+    fn parse(text: &str) -> Self {
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("NVRM version:"));
+        let Some((front, behind)) = line.and_then(|line| line.split_once("Kernel Module")) else {
+            return Self {
+                version: None,
+                is_open: None,
+            };
+        };
+        Self {
+            version: behind
+                .split_whitespace()
+                .find(|word| is_version(word))
+                .map(str::to_owned),
+            is_open: Some(front.trim_end().ends_with("Open")),
+        }
+    }
+
+    /// The first number of the version: 570.
+    pub(crate) fn major(&self) -> Option<u32> {
+        let version = self.version.as_deref()?;
+        version.split('.').next()?.parse().ok()
+    }
+
+    /// Before 535, when `nvidia_p2p_get_pages_persistent()` came, which peermem-rs calls (docs/compatibility.md).
+    pub(crate) fn is_old(&self) -> bool {
+        self.major().is_some_and(|major| major < 535)
+    }
+
+    /// `nvidia.ko 570.86.15, open`.
+    pub(crate) fn named(&self) -> String {
+        let version = self.version.as_deref().unwrap_or("of unknown version");
+        let flavour = match self.is_open {
+            Some(true) => "open",
+            Some(false) => "proprietary",
+            None => "open or proprietary",
+        };
+        format!("nvidia.ko {version}, {flavour}")
+    }
+}
+
+/// Numbers and dots: `570.86.15`.
+fn is_version(word: &str) -> bool {
+    let mut parts = word.split('.');
+    let number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    parts.clone().count() > 1 && parts.all(number)
+}
+
+/// The lines of [`Fact::KernelSymbols`].
+fn symbols(text: &str) -> Vec<Symbol> {
+    let parse = |line: &str| {
+        let mut words = line.split_whitespace();
+        let _kind = words.next()?;
+        let name = words.next()?.to_owned();
+        let module = words.next().and_then(|word| {
+            let module = word.strip_prefix('[')?.strip_suffix(']')?;
+            Some(module.to_owned())
+        });
+        Some(Symbol { name, module })
+    };
+    text.lines().filter_map(parse).collect()
+}
+
+/// What modprobe would load, by `modules.dep`. Debian's driver packages put their flavour into the name.
+fn installed(host: &dyn Host, kernel: &Seen<String>) -> Seen<Option<String>> {
+    let kernel = kernel.as_ref().map_err(Unseen::clone)?;
+    let lines = host.matching(&format!("/lib/modules/{kernel}/modules.dep"), "peermem")?;
+    let file = lines.lines().find_map(|line| {
+        let (path, _) = line.split_once(':')?;
+        let name = path.rsplit('/').next()?;
+        let (stem, _) = name.split_once(".ko")?;
+        (stem.starts_with("nvidia") && stem.ends_with("peermem")).then(|| path.to_owned())
+    });
+    Ok(file)
+}
+
+/// By its name: NVIDIA's has dashes.
+pub(crate) fn is_ours(file: &str) -> bool {
+    let name = file.rsplit('/').next().unwrap_or(file);
+    name.starts_with("nvidia_peermem.ko")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use proptest::prelude::*;
+
+    #[test]
+    fn both_flavours_and_the_stand_in() {
+        let said = |text: &str| Driver::parse(text);
+        let open =
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  \
+        (dvs-builder@U16)\nGCC version:  gcc 13.3.0";
+        assert_eq!(said(open).named(), "nvidia.ko 570.86.15, open");
+        assert_eq!(said(open).major(), Some(570));
+        let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54.03  Tue Jun  6 22:20:39 UTC 2023";
+        assert_eq!(said(closed).named(), "nvidia.ko 535.54.03, proprietary");
+        let stand_in = "NVRM version: stand-in GPU, UNIX Open Kernel Module for x86_64  595.45.04";
+        assert_eq!(said(stand_in).named(), "nvidia.ko 595.45.04, open");
+        assert_eq!(
+            said("").named(),
+            "nvidia.ko of unknown version, open or proprietary"
+        );
+    }
+
+    #[test]
+    fn whose_file_it_is() {
+        assert!(is_ours("updates/peermem-rs/nvidia_peermem.ko"));
+        assert!(is_ours("updates/dkms/nvidia_peermem.ko.xz"));
+        assert!(!is_ours("kernel/drivers/video/nvidia-peermem.ko"));
+        assert!(!is_ours("updates/dkms/nvidia-current-open-peermem.ko"));
+    }
+
+    #[test]
+    fn functions_and_their_modules() {
+        let found =
+            symbols("T ib_register_peer_memory_client [ib_uverbs]\nt a_reg_user_mr_dmabuf\n\nx");
+        assert_eq!(found.len(), 2);
+        assert_eq!(
+            found.first().and_then(|symbol| symbol.module.as_deref()),
+            Some("ib_uverbs")
+        );
+        assert_eq!(found.get(1).and_then(|symbol| symbol.module.as_ref()), None);
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_read_is_a_panic(text in any::<String>()) {
+            Driver::parse(&text);
+            Driver::parse(&format!("NVRM version: {text} Kernel Module {text}"));
+            symbols(&text);
+            is_ours(&text);
+        }
+    }
+}

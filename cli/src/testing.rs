@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What the tests of commands share, and what holds for all commands.
+
+use std::fs;
+use std::path::Path;
+
+use clap::Parser as _;
+
+use crate::args::Cli;
+use crate::finding::Status;
+use crate::host::recording::encode;
+use crate::host::Host;
+use crate::host::Unseen;
+use crate::made;
+use crate::report::Out;
+
+/// Compares with a file of `cli/tests`, which `UPDATE_GOLDEN=1` writes anew.
+pub(crate) fn golden(name: &str, text: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests")
+        .join(name);
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, text).unwrap();
+        return;
+    }
+    let kept = fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        kept == text,
+        "{} is other than this; UPDATE_GOLDEN=1 writes it anew:\n{text}",
+        path.display()
+    );
+}
+
+/// What a command line says of a machine, and its exit status.
+pub(crate) fn says(host: &dyn Host, line: &[&str]) -> (String, Status) {
+    let words = std::iter::once("peermemctl").chain(line.iter().copied());
+    let cli = Cli::try_parse_from(words).unwrap();
+    let mut out = Out::gather(cli.common.json);
+    let status = crate::command(host, &cli.command, &mut out);
+    let status = status.unwrap_or_else(|error| {
+        out.line(format!("peermemctl: {error:#}"));
+        Status::Failed
+    });
+    (out.into_text(), status)
+}
+
+#[test]
+fn the_machines_are_written_down() {
+    for (name, made) in made::all() {
+        golden(
+            &format!("machines/{name}.json"),
+            &made.recording.to_json().unwrap(),
+        );
+    }
+}
+
+/// Every way of asking that reads a machine and comes to an end.
+const LINES: &[&[&str]] = &[
+    &["topo"],
+    &["topo", "--verbose"],
+    &["topo", "--json"],
+    &["doctor"],
+    &["doctor", "--all"],
+    &["doctor", "--json"],
+    &["doctor", "--nagios"],
+    &["doctor", "--pair", "0,mlx5_0"],
+    &["list"],
+    &["list", "--json"],
+    &["list", "--by-process"],
+    &["list", "--gpu", "0"],
+    &["stats"],
+    &["stats", "--json"],
+    &["export"],
+    &["record"],
+];
+
+/// What may stand in a file instead.
+fn odd_text() -> impl proptest::strategy::Strategy<Value = String> {
+    use proptest::prelude::*;
+    prop_oneof![
+        Just(String::new()),
+        Just("\n".to_owned()),
+        Just("-1".to_owned()),
+        Just("18446744073709551615".to_owned()),
+        Just("0xffffffffffffffffffffffff".to_owned()),
+        Just("0x0 0xffffffffffffffff 0xffffffffffffffff\n".repeat(9)),
+        Just("..".to_owned()),
+        Just("../../..".to_owned()),
+        Just("hex:".to_owned()),
+        Just("hex:ffffffff+4092".to_owned()),
+        Just("hex:+64".to_owned()),
+        Just("=".to_owned()),
+        Just("a=b=c \"".to_owned()),
+        Just("99999999999999999999.9 GT/s".to_owned()),
+        "\\PC{0,40}",
+        proptest::collection::vec(any::<u8>(), 0..600).prop_map(|bytes| encode(&bytes)),
+    ]
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig {
+        cases: 64,
+        failure_persistence: None,
+        ..proptest::prelude::ProptestConfig::default()
+    })]
+
+    /// Whatever a machine answers, no command panics, and each says something or says why not.
+    #[test]
+    fn no_answer_of_a_machine_is_a_panic(
+        machine in proptest::sample::select(made::all().into_values().collect::<Vec<_>>()),
+        changes in proptest::collection::vec(
+            (0_u8..9, proptest::prelude::any::<proptest::sample::Index>(), odd_text()),
+            1..12,
+        ),
+    ) {
+        let mut recording = machine.recording;
+        for (kind, index, text) in changes {
+            let key_of = |keys: Vec<&String>| match keys.is_empty() {
+                true => None,
+                false => Some((*index.get(&keys)).clone()),
+            };
+            let file = key_of(recording.files.keys().collect());
+            let directory = key_of(recording.directories.keys().collect());
+            let link = key_of(recording.links.keys().collect());
+            match (kind, file, directory, link) {
+                (0, Some(file), ..) => drop(recording.files.remove(&file)),
+                (1 | 2, Some(file), ..) => drop(recording.files.insert(file, text)),
+                (3, Some(file), ..) => {
+                    let kept = recording.files.get(&file).cloned().unwrap_or_default();
+                    let half = kept.chars().take(kept.chars().count() / 2).collect();
+                    recording.files.insert(file, half);
+                }
+                (4, Some(file), ..) => {
+                    recording.files.remove(&file);
+                    recording.unseen.insert(file, Unseen::Denied);
+                }
+                (5, _, Some(directory), _) => drop(recording.directories.remove(&directory)),
+                (6, _, Some(directory), _) => recording.directories.entry(directory).or_default().push(text),
+                (7, _, _, Some(link)) => drop(recording.links.remove(&link)),
+                (8, _, _, Some(link)) => drop(recording.links.insert(link, text)),
+                _ => {}
+            }
+        }
+        for line in LINES {
+            let (text, _) = says(&recording, line);
+            assert!(!text.is_empty() || line.contains(&"doctor"), "{line:?} says nothing");
+        }
+    }
+}

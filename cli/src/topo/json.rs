@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The JSON of `peermemctl.topo`; docs/peermemctl.md says what each key is.
+
+use serde::Serialize;
+
+use crate::machine::pci::Address;
+use crate::machine::pci::Rate;
+use crate::machine::Class;
+use crate::machine::Gpu;
+use crate::machine::Hca;
+use crate::machine::Machine;
+use crate::machine::Pair;
+use crate::machine::Segment;
+
+/// The body.
+#[derive(Serialize)]
+pub(super) struct Topology<'a> {
+    virtual_machine: Option<bool>,
+    numa_nodes: Option<usize>,
+    gpus: Vec<GpuJson<'a>>,
+    hcas: Vec<HcaJson<'a>>,
+    pairs: Vec<PairJson<'a>>,
+    bridges: Vec<BridgeJson>,
+}
+
+#[derive(Serialize)]
+struct GpuJson<'a> {
+    index: usize,
+    address: Address,
+    name: &'a str,
+    numa_node: Option<u32>,
+    bar1_bytes: Option<u64>,
+    stand_in: bool,
+    coherent: bool,
+    virtual_function_of: Option<Address>,
+    driver: Option<&'a str>,
+    link: Option<LinkJson>,
+}
+
+#[derive(Serialize)]
+struct HcaJson<'a> {
+    name: &'a str,
+    address: Option<Address>,
+    numa_node: Option<u32>,
+    software: bool,
+    driver: Option<&'a str>,
+    firmware: Option<&'a str>,
+    bond_of: &'a [Address],
+    virtual_function_of: Option<Address>,
+    ports: Vec<PortJson<'a>>,
+    link: Option<LinkJson>,
+}
+
+#[derive(Serialize)]
+struct PortJson<'a> {
+    number: u32,
+    link_layer: Option<&'a str>,
+    state: Option<&'a str>,
+    rate: Option<&'a str>,
+    netdevs: &'a [String],
+}
+
+#[derive(Serialize)]
+struct PairJson<'a> {
+    gpu: usize,
+    gpu_address: Address,
+    hca: &'a str,
+    class: Option<Class>,
+    best: bool,
+    /// Of the ends' links, the lesser, at most.
+    megabits_per_second: Option<u64>,
+    meet: Option<Address>,
+    bridges: &'a [Address],
+    links: Vec<LinkJson>,
+}
+
+#[derive(Serialize)]
+struct BridgeJson {
+    address: Address,
+    vendor: String,
+    device: String,
+    numa_node: Option<u32>,
+    /// `root_port`, `upstream_port`, `downstream_port`, `bridge`.
+    kind: String,
+    payload_bytes: Option<u32>,
+    payload_most_bytes: Option<u32>,
+    /// Why there is no payload.
+    unseen: Option<String>,
+}
+
+#[derive(Serialize)]
+struct LinkJson {
+    /// None: no port is above it, as in a virtual machine.
+    upper: Option<Address>,
+    lower: Address,
+    now: RateJson,
+    most: RateJson,
+}
+
+#[derive(Serialize)]
+struct RateJson {
+    /// In GT/s.
+    speed: Option<f64>,
+    lanes: Option<u32>,
+}
+
+impl RateJson {
+    fn of(rate: Rate) -> Self {
+        Self {
+            speed: (rate.speed != 0).then(|| f64::from(rate.speed) / 10.0),
+            lanes: (rate.width != 0).then_some(rate.width),
+        }
+    }
+}
+
+impl LinkJson {
+    fn of(link: &Segment) -> Self {
+        Self {
+            upper: Some(link.upper),
+            lower: link.lower,
+            now: RateJson::of(link.now),
+            most: RateJson::of(link.most),
+        }
+    }
+}
+
+impl<'a> Topology<'a> {
+    pub(super) fn of(machine: &'a Machine) -> Self {
+        let bridges: std::collections::BTreeSet<Address> = machine
+            .pairs
+            .iter()
+            .flat_map(|pair| pair.bridges.iter().copied().chain(pair.meet))
+            .collect();
+        Self {
+            virtual_machine: machine.is_virtual,
+            numa_nodes: machine.nodes,
+            gpus: machine
+                .gpus
+                .iter()
+                .map(|gpu| GpuJson::of(machine, gpu))
+                .collect(),
+            hcas: machine
+                .hcas
+                .iter()
+                .map(|hca| HcaJson::of(machine, hca))
+                .collect(),
+            pairs: machine
+                .pairs
+                .iter()
+                .map(|pair| PairJson::of(machine, pair))
+                .collect(),
+            bridges: bridges
+                .into_iter()
+                .filter_map(|at| BridgeJson::of(machine, at))
+                .collect(),
+        }
+    }
+}
+
+fn first_link(machine: &Machine, at: Option<Address>) -> Option<LinkJson> {
+    let lower = at?;
+    if let Some(link) = machine.links(lower).first() {
+        return Some(LinkJson::of(link));
+    }
+    let own = machine.physical(lower)?.link.as_ref().ok()?;
+    Some(LinkJson {
+        upper: None,
+        lower,
+        now: RateJson::of(own.now),
+        most: RateJson::of(own.most),
+    })
+}
+
+impl<'a> GpuJson<'a> {
+    fn of(machine: &'a Machine, gpu: &'a Gpu) -> Self {
+        let function = machine.functions.get(&gpu.at);
+        Self {
+            index: gpu.index,
+            address: gpu.at,
+            name: &gpu.name,
+            numa_node: function.and_then(|function| function.numa),
+            bar1_bytes: gpu.bar1.map(|bar| bar.size),
+            stand_in: gpu.is_stand_in,
+            coherent: gpu.is_coherent,
+            virtual_function_of: function.and_then(|function| function.physical),
+            driver: function.and_then(|function| function.driver.as_deref()),
+            link: first_link(machine, Some(gpu.at)),
+        }
+    }
+}
+
+impl<'a> HcaJson<'a> {
+    fn of(machine: &'a Machine, hca: &'a Hca) -> Self {
+        let function = hca.at.and_then(|at| machine.functions.get(&at));
+        Self {
+            name: &hca.name,
+            address: hca.at,
+            numa_node: function.and_then(|function| function.numa),
+            software: hca.is_software,
+            driver: hca.driver.as_deref(),
+            firmware: hca.firmware.as_deref(),
+            bond_of: &hca.members,
+            virtual_function_of: function.and_then(|function| function.physical),
+            ports: hca
+                .ports
+                .iter()
+                .map(|port| PortJson {
+                    number: port.number,
+                    link_layer: port.layer.as_deref(),
+                    state: port.state.as_deref(),
+                    rate: port.rate.as_deref(),
+                    netdevs: &port.netdevs,
+                })
+                .collect(),
+            link: first_link(machine, hca.at),
+        }
+    }
+}
+
+impl<'a> PairJson<'a> {
+    fn of(machine: &'a Machine, pair: &'a Pair) -> Self {
+        let card = machine.hca(&pair.hca).and_then(|hca| hca.at);
+        let crossed = |link: &Segment| {
+            let ends = [Some(pair.gpu), card];
+            pair.bridges.contains(&link.lower) || ends.contains(&Some(link.lower))
+        };
+        let mut links = machine.links(pair.gpu);
+        links.extend(
+            card.map(|at| machine.links(at))
+                .unwrap_or_default()
+                .into_iter()
+                .rev(),
+        );
+        Self {
+            gpu: machine.gpu(pair.gpu).map_or(0, |gpu| gpu.index),
+            gpu_address: pair.gpu,
+            hca: &pair.hca,
+            class: pair.class,
+            best: pair.is_best,
+            megabits_per_second: (pair.megabits != 0).then_some(pair.megabits),
+            meet: pair.meet,
+            bridges: &pair.bridges,
+            links: links
+                .iter()
+                .filter(|link| crossed(link))
+                .map(LinkJson::of)
+                .collect(),
+        }
+    }
+}
+
+impl BridgeJson {
+    fn of(machine: &Machine, at: Address) -> Option<Self> {
+        let function = machine.functions.get(&at)?;
+        let express = function.express();
+        let payload = express.as_ref().ok().copied();
+        Some(Self {
+            address: at,
+            vendor: format!("{:04x}", function.vendor),
+            device: format!("{:04x}", function.device),
+            numa_node: function.numa,
+            kind: function.kind_of_bridge().replace(' ', "_"),
+            payload_bytes: payload.map(|express| express.payload),
+            payload_most_bytes: payload.map(|express| express.payload_most),
+            unseen: express.err().map(|why| why.to_string()),
+        })
+    }
+}
