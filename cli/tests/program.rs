@@ -2,16 +2,11 @@
 //! The program itself: how it exits, and what it says where.
 
 use std::path::Path;
-use std::path::PathBuf;
 use std::process::Command;
 use std::process::Output;
 use std::process::Stdio;
 
-fn machine(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/machines")
-        .join(format!("{name}.json"))
-}
+const MACHINE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/machines/hgx.json");
 
 fn peermemctl() -> Command {
     Command::new(env!("CARGO_BIN_EXE_peermemctl"))
@@ -28,11 +23,7 @@ fn said(output: &Output) -> (Option<i32>, String, String) {
 
 #[test]
 fn topo_of_a_recording_exits_with_0() {
-    let output = peermemctl()
-        .arg("topo")
-        .arg("--machine")
-        .arg(machine("hgx"))
-        .output();
+    let output = peermemctl().args(["topo", "--machine", MACHINE]).output();
     let (status, out, errors) = said(&output.unwrap());
     assert_eq!((status, errors.as_str()), (Some(0), ""), "{out}");
     assert!(out.contains("PIX*"), "{out}");
@@ -53,13 +44,12 @@ fn what_cannot_be_looked_at_is_2_and_says_so() {
     assert!(errors.starts_with("peermemctl: /none.json: "), "{errors}");
     assert_eq!(errors.lines().count(), 1, "{errors}");
 
-    let other = peermemctl()
-        .args(["topo", "--machine"])
-        .arg(machine("../program.rs"))
-        .output();
+    let own = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/program.rs");
+    let other = peermemctl().args(["topo", "--machine", own]).output();
     let (status, _, errors) = said(&other.unwrap());
     assert_eq!(status, Some(2), "{errors}");
-    assert!(errors.starts_with("peermemctl: "), "{errors}");
+    let wanted = format!("peermemctl: {own}: expected value");
+    assert!(errors.starts_with(&wanted), "{errors}");
 
     let wrong = peermemctl().arg("none").output();
     assert_eq!(said(&wrong.unwrap()).0, Some(2));
@@ -71,8 +61,7 @@ fn a_reader_that_has_gone_changes_no_status() {
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     drop(reader);
     let child = peermemctl()
-        .args(["topo", "-v", "--machine"])
-        .arg(machine("hgx"))
+        .args(["topo", "-v", "--machine", MACHINE])
         .stdout(writer)
         .stderr(Stdio::piped())
         .spawn();
@@ -86,8 +75,7 @@ fn colours_are_there_where_they_are_asked_for() {
     let topo = |words: &[&str]| {
         let output = peermemctl()
             .args(words)
-            .arg("--machine")
-            .arg(machine("small"))
+            .args(["--machine", MACHINE])
             .env("NO_COLOR", "1")
             .output();
         said(&output.unwrap()).1
