@@ -37,8 +37,7 @@ type Device = c_int;
 type ContextPointer = *mut c_void;
 type Address = c_ulonglong;
 
-/// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED` and `…_DMA_BUF_SUPPORTED`.
-const ATTRIBUTE_GPU_DIRECT: c_int = 116;
+/// `CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED`.
 const ATTRIBUTE_DMA_BUF: c_int = 124;
 /// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`.
 const POINTER_SYNC_MEMOPS: c_int = 6;
@@ -74,7 +73,6 @@ macro_rules! functions {
 
 functions! {
     init: b"cuInit\0" = fn(c_uint);
-    driver_version: b"cuDriverGetVersion\0" = fn(*mut c_int);
     error_name: b"cuGetErrorName\0" = fn(Code, *mut *const c_char);
     device_count: b"cuDeviceGetCount\0" = fn(*mut c_int);
     device_get: b"cuDeviceGet\0" = fn(*mut Device, c_int);
@@ -84,7 +82,6 @@ functions! {
     context_retain: b"cuDevicePrimaryCtxRetain\0" = fn(*mut ContextPointer, Device);
     context_release: b"cuDevicePrimaryCtxRelease_v2\0" = fn(Device);
     context_set: b"cuCtxSetCurrent\0" = fn(ContextPointer);
-    memory_info: b"cuMemGetInfo_v2\0" = fn(*mut usize, *mut usize);
     allocate: b"cuMemAlloc_v2\0" = fn(*mut Address, usize);
     free: b"cuMemFree_v2\0" = fn(Address);
     copy_in: b"cuMemcpyHtoD_v2\0" = fn(Address, *const c_void, usize);
@@ -106,22 +103,14 @@ pub struct Failed {
     pub name: String,
 }
 
-/// `CUDA_ERROR_NO_DEVICE`.
-pub const NO_DEVICE: i32 = 100;
-/// `CUDA_ERROR_NOT_SUPPORTED`.
-pub const NOT_SUPPORTED: i32 = 801;
-
 /// CUDA's driver API, initialised.
 pub struct Cuda {
     functions: Functions,
-    version: i32,
 }
 
 impl fmt::Debug for Cuda {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cuda")
-            .field("version", &self.version)
-            .finish_non_exhaustive()
+        f.debug_struct("Cuda").finish_non_exhaustive()
     }
 }
 
@@ -151,21 +140,9 @@ impl Cuda {
         let functions = Functions::of(&library);
         // It has threads of its own: it stays until the process ends.
         std::mem::forget(library);
-        let mut cuda = Self {
-            functions,
-            version: 0,
-        };
+        let cuda = Self { functions };
         call!(cuda, init, "cuInit", 0)?;
-        let mut version = 0;
-        // One number is written.
-        call!(cuda, driver_version, "cuDriverGetVersion", &raw mut version)?;
-        cuda.version = version;
         Ok(Arc::new(cuda))
-    }
-
-    /// The version of CUDA that the driver is made for, as 13.0.
-    pub fn version(&self) -> String {
-        format!("{}.{}", self.version / 1000, self.version % 1000 / 10)
     }
 
     fn checked(&self, call: &'static str, code: Code) -> Result<()> {
@@ -260,7 +237,8 @@ impl Gpu {
         &self.pci
     }
 
-    fn attribute(&self, attribute: c_int) -> Result<bool> {
+    /// Whether the driver says that it exports its memory as dma-buf.
+    pub fn has_dma_buf(&self) -> Result<bool> {
         let mut value = 0;
         // One number is written.
         call!(
@@ -268,20 +246,10 @@ impl Gpu {
             device_attribute,
             "cuDeviceGetAttribute",
             &raw mut value,
-            attribute,
+            ATTRIBUTE_DMA_BUF,
             self.device
         )?;
         Ok(value != 0)
-    }
-
-    /// Whether the driver says that `nvidia_p2p_get_pages` can work on its memory.
-    pub fn has_gpu_direct(&self) -> Result<bool> {
-        self.attribute(ATTRIBUTE_GPU_DIRECT)
-    }
-
-    /// Whether the driver says that it exports its memory as dma-buf.
-    pub fn has_dma_buf(&self) -> Result<bool> {
-        self.attribute(ATTRIBUTE_DMA_BUF)
     }
 
     /// Makes this GPU's primary context the calling thread's.
@@ -311,20 +279,6 @@ impl Context {
     /// The GPU.
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
-    }
-
-    /// How many bytes of GPU memory nobody has allocated.
-    pub fn free_bytes(&self) -> Result<u64> {
-        let (mut free, mut total) = (0usize, 0usize);
-        // Two numbers are written.
-        call!(
-            self.gpu.cuda,
-            memory_info,
-            "cuMemGetInfo",
-            &raw mut free,
-            &raw mut total
-        )?;
-        Ok(free as u64)
     }
 
     /// Allocates GPU memory, for which copies are made to wait until they are done, as GPUDirect RDMA needs it.
@@ -429,7 +383,7 @@ impl Allocation {
     /// A dma-buf of the first `len` bytes, which are whole pages of the host.
     ///
     /// # Errors
-    /// [`Failed`] with [`NOT_SUPPORTED`] where the driver has none, or no such function in an old library.
+    /// [`Failed`], `CUDA_ERROR_NOT_SUPPORTED` where the driver has none, or no such function in an old library.
     pub fn dma_buf(&self, len: usize) -> Result<OwnedFd> {
         self.check_alive(0, len)?;
         let mut descriptor: c_int = -1;

@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Reliable-connected queue pairs and their completions.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::bail;
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+use sideway::ibverbs::address::AddressHandleAttribute;
+use sideway::ibverbs::completion::BasicCompletionQueue;
+use sideway::ibverbs::completion::PollCompletionQueueError;
+use sideway::ibverbs::completion::WorkCompletionStatus;
+use sideway::ibverbs::queue_pair::BasicQueuePair;
+use sideway::ibverbs::queue_pair::PostSendGuard;
+use sideway::ibverbs::queue_pair::QueuePair;
+use sideway::ibverbs::queue_pair::QueuePairAttribute;
+use sideway::ibverbs::queue_pair::QueuePairState;
+use sideway::ibverbs::queue_pair::SetScatterGatherEntry;
+use sideway::ibverbs::queue_pair::WorkRequestFlags;
+
+use super::device::full_access;
+use super::device::Address;
+use super::device::Hca;
+use super::device::Part;
+use crate::patience::Patience;
+
+/// For how long a completion is waited for, in ms.
+static COMPLETION_TIMEOUT: AtomicU64 = AtomicU64::new(60_000);
+
+/// Says for how long this process waits for a completion before that is an error; a minute if it is not called.
+pub fn wait_for_completions(timeout: Duration) {
+    let milliseconds = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+    COMPLETION_TIMEOUT.store(milliseconds, Ordering::Relaxed);
+}
+
+/// How long a queue pair waits for an answer before it asks again, as the exponent of `timeout`, and how often it asks.
+static ACK_TIMEOUT: AtomicU8 = AtomicU8::new(17);
+static RETRIES: AtomicU8 = AtomicU8::new(7);
+
+/// Says how long the queue pairs of this process wait for an answer before they ask again, 4.096 µs times two to the power
+/// of `exponent`, and how often they do: 0.5 s and seven times if it is not called. To rxe, seven is for ever.
+pub fn wait_for_answers(exponent: u8, retries: u8) {
+    ACK_TIMEOUT.store(exponent, Ordering::Relaxed);
+    RETRIES.store(retries, Ordering::Relaxed);
+}
+
+/// As [`wait_for_answers`], on an emulated machine: one part of it may stand still for long while another goes on. What has
+/// arrived late and is asked for again is work at best, and rxe takes some READs that were sent again for done that are
+/// not. Its wire loses nothing; that a completion never comes is seen by who waits for it.
+pub fn wait_for_emulated_answers() {
+    wait_for_answers(21, 7);
+}
+
+/// What a send queue is asked to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    Write,
+    Read,
+    Send,
+    CompareSwap { compare: u64, swap: u64 },
+    FetchAdd { add: u64 },
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Op::Write => "WRITE",
+            Op::Read => "READ",
+            Op::Send => "SEND",
+            Op::CompareSwap { .. } => "CMP_SWAP",
+            Op::FetchAdd { .. } => "FETCH_ADD",
+        })
+    }
+}
+
+/// How a work request ended.
+pub type Status = WorkCompletionStatus;
+
+/// A completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Completion {
+    /// The number of the request.
+    pub id: u64,
+    /// How it ended.
+    pub status: Status,
+    /// How many bytes were received.
+    pub byte_len: u32,
+}
+
+impl Completion {
+    /// An error where it ended otherwise than with `status`.
+    pub fn expect(self, status: Status) -> Result<()> {
+        ensure!(
+            self.status == status,
+            "completion status {:?} where {status:?} was expected",
+            self.status
+        );
+        Ok(())
+    }
+}
+
+/// One end of a connected pair.
+#[derive(Debug)]
+pub struct Endpoint {
+    qp: BasicQueuePair,
+    send_queue: Completions,
+    receive_queue: Completions,
+    next_id: u64,
+}
+
+impl Endpoint {
+    fn new(hca: &Hca) -> Result<Self> {
+        let queue = || hca.context.create_cq_builder().setup_cqe(256).build();
+        let send_queue = Completions::of(queue().context("send completion queue")?);
+        let receive_queue = Completions::of(queue().context("receive completion queue")?);
+        let qp = hca
+            .domain
+            .create_qp_builder()
+            .setup_max_send_wr(64)
+            .setup_max_recv_wr(64)
+            .setup_send_cq(Arc::clone(&send_queue.queue))
+            .setup_recv_cq(Arc::clone(&receive_queue.queue))
+            .build()
+            .context("queue pair")?;
+        Ok(Self {
+            qp,
+            send_queue,
+            receive_queue,
+            next_id: 1,
+        })
+    }
+
+    fn bring_up(&mut self, hca: &Hca, peer: &Hca, peer_number: u32) -> Result<()> {
+        const PACKET_NUMBER: u32 = 0x1234;
+        let mut init = QueuePairAttribute::new();
+        init.setup_state(QueuePairState::Init)
+            .setup_pkey_index(0)
+            .setup_port(hca.port)
+            .setup_access_flags(full_access());
+        self.qp.modify(&init).context("queue pair to INIT")?;
+
+        let mut address = AddressHandleAttribute::new();
+        address.setup_port(hca.port).setup_service_level(0);
+        match (hca.address, peer.address) {
+            (Address::Roce { index, .. }, Address::Roce { gid, .. }) => {
+                address
+                    .setup_grh_src_gid_index(index)
+                    .setup_grh_dest_gid(&gid)
+                    .setup_grh_hop_limit(64);
+            }
+            (Address::InfiniBand { .. }, Address::InfiniBand { lid }) => {
+                address.setup_dest_lid(lid);
+            }
+            (near, far) => bail!("{near} and {far} are not of one network"),
+        }
+        let mtu_of = |end: &Hca| anyhow::Ok(end.context.query_port(end.port)?.active_mtu());
+        let mtu = mtu_of(hca)?.min(mtu_of(peer)?);
+        let mut receive = QueuePairAttribute::new();
+        receive
+            .setup_state(QueuePairState::ReadyToReceive)
+            .setup_path_mtu(mtu)
+            .setup_dest_qp_num(peer_number)
+            .setup_rq_psn(PACKET_NUMBER)
+            .setup_max_dest_read_atomic(16)
+            .setup_min_rnr_timer(1)
+            .setup_address_vector(&address);
+        self.qp.modify(&receive).context("queue pair to RTR")?;
+
+        let mut send = QueuePairAttribute::new();
+        send.setup_state(QueuePairState::ReadyToSend)
+            .setup_sq_psn(PACKET_NUMBER)
+            .setup_timeout(ACK_TIMEOUT.load(Ordering::Relaxed))
+            .setup_retry_cnt(RETRIES.load(Ordering::Relaxed))
+            .setup_rnr_retry(7)
+            .setup_max_read_atomic(16);
+        self.qp.modify(&send).context("queue pair to RTS")
+    }
+
+    /// Posts a signalled request; `remote` is not used by SEND.
+    pub fn post(&mut self, op: Op, local: Part, remote: Part) -> Result<u64> {
+        let id = self.next_id;
+        self.next_id += 1;
+        let mut guard = self.qp.start_post_send();
+        let request = guard.construct_wr(id, WorkRequestFlags::Signaled);
+        let buffer = match op {
+            Op::Write => request.setup_write(remote.rkey, remote.addr),
+            Op::Read => request.setup_read(remote.rkey, remote.addr),
+            Op::Send => request.setup_send(),
+            Op::CompareSwap { compare, swap } => {
+                request.setup_atomic_compare_swap(remote.rkey, remote.addr, compare, swap)
+            }
+            Op::FetchAdd { add } => request.setup_atomic_fetch_add(remote.rkey, remote.addr, add),
+        };
+        // SAFETY: The key decides what the device reaches (see the head of `rdma`).
+        unsafe { buffer.setup_sge(local.lkey, local.addr, local.len) };
+        guard.post().with_context(|| format!("post {op}"))?;
+        Ok(id)
+    }
+
+    /// Posts a place for a SEND of the other end.
+    pub fn post_receive(&mut self, local: Part) -> Result<u64> {
+        let id = self.next_id;
+        self.next_id += 1;
+        let mut guard = self.qp.start_post_recv();
+        // SAFETY: The key decides what the device reaches (see the head of `rdma`).
+        unsafe {
+            guard
+                .construct_wr(id)
+                .setup_sge(local.lkey, local.addr, local.len);
+        }
+        guard.post().context("post receive")?;
+        Ok(id)
+    }
+
+    /// The next completion of the send queue.
+    pub fn sent(&mut self) -> Result<Completion> {
+        self.send_queue.next().context("send completion")
+    }
+
+    /// The next completion of the receive queue.
+    pub fn received(&mut self) -> Result<Completion> {
+        self.receive_queue.next().context("receive completion")
+    }
+
+    /// A completion of the send queue, if there is one.
+    pub fn poll_sent(&mut self) -> Result<Option<Completion>> {
+        self.send_queue.poll().context("send completion")
+    }
+
+    /// A completion of the receive queue, if there is one.
+    pub fn poll_received(&mut self) -> Result<Option<Completion>> {
+        self.receive_queue.poll().context("receive completion")
+    }
+
+    /// Posts a request and waits for its completion, whatever its status.
+    pub fn run(&mut self, op: Op, local: Part, remote: Part) -> Result<Completion> {
+        let id = self.post(op, local, remote)?;
+        let completion = self.sent()?;
+        ensure!(
+            completion.id == id,
+            "completion of request {} where {id} was posted",
+            completion.id
+        );
+        Ok(completion)
+    }
+
+    /// As `run`, and it must succeed.
+    pub fn transfer(&mut self, op: Op, local: Part, remote: Part) -> Result<()> {
+        self.run(op, local, remote)?
+            .expect(Status::Success)
+            .with_context(|| {
+                format!(
+                    "{op} of {} bytes, {:#x} and {:#x}",
+                    local.len, local.addr, remote.addr
+                )
+            })
+    }
+}
+
+/// A completion queue, and what was taken from it before anybody asked.
+#[derive(Debug)]
+struct Completions {
+    queue: Arc<BasicCompletionQueue>,
+    taken: VecDeque<Completion>,
+}
+
+impl Completions {
+    fn of(queue: Arc<BasicCompletionQueue>) -> Self {
+        Self {
+            queue,
+            taken: VecDeque::new(),
+        }
+    }
+
+    fn poll(&mut self) -> Result<Option<Completion>> {
+        if let Some(completion) = self.taken.pop_front() {
+            return Ok(Some(completion));
+        }
+        match self.queue.start_poll() {
+            Ok(batch) => {
+                for found in batch {
+                    let status = status(found.status())?;
+                    let (id, byte_len) = (found.wr_id(), found.byte_len());
+                    self.taken.push_back(Completion {
+                        id,
+                        status,
+                        byte_len,
+                    });
+                }
+                Ok(self.taken.pop_front())
+            }
+            Err(PollCompletionQueueError::CompletionQueueEmpty) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn next(&mut self) -> Result<Completion> {
+        let timeout = Duration::from_millis(COMPLETION_TIMEOUT.load(Ordering::Relaxed));
+        let mut patience = Patience::new(timeout);
+        let mut idle = 0u32;
+        loop {
+            if let Some(completion) = self.poll()? {
+                return Ok(completion);
+            }
+            ensure!(!patience.is_over(), "none within {} s", timeout.as_secs());
+            idle += 1;
+            if idle < 50 {
+                std::thread::yield_now();
+            } else {
+                // The device's work runs on the same few processors.
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+    }
+}
+
+/// sideway's conversion panics on a number that it does not know.
+fn status(raw: u32) -> Result<Status> {
+    ensure!(
+        raw <= Status::TagMatchingRendezvousIncomplete as u32,
+        "unknown completion status {raw}"
+    );
+    Ok(Status::from(raw))
+}
+
+/// A reliable connection between two devices.
+#[derive(Debug)]
+pub struct Connection {
+    /// The end on the first device.
+    pub near: Endpoint,
+    /// The end on the second.
+    pub far: Endpoint,
+}
+
+/// Connects `near` with `far`, which may be one device.
+pub fn connect(near: &Hca, far: &Hca) -> Result<Connection> {
+    let mut connection = Connection {
+        near: Endpoint::new(near)?,
+        far: Endpoint::new(far)?,
+    };
+    let (near_number, far_number) = (
+        connection.near.qp.qp_number(),
+        connection.far.qp.qp_number(),
+    );
+    connection
+        .near
+        .bring_up(near, far, far_number)
+        .with_context(|| near.name.clone())?;
+    connection
+        .far
+        .bring_up(far, near, near_number)
+        .with_context(|| far.name.clone())?;
+    Ok(connection)
+}
+
+impl Connection {
+    /// SENDs from near's part into far's; both completions are returned, whatever they say.
+    pub fn send(&mut self, from: Part, into: Part) -> Result<(Completion, Completion)> {
+        self.far.post_receive(into)?;
+        self.near.post(Op::Send, from, into)?;
+        Ok((self.near.sent()?, self.far.received()?))
+    }
+}
