@@ -2,7 +2,7 @@
 //! `doctor`: what makes GPUDirect RDMA slow or impossible on a machine, and what mends it.
 //!
 //! A check is a function from what was seen to findings, in a file of its own. It says nothing where nothing is
-//! wrong, or [`Level::Well`](crate::finding::Level::Well) with what it saw; it does not guess at what it could not see ([`Look::unseen`]). Of the
+//! wrong, or `Level::Well` with what it saw; it does not guess at what it could not see ([`Look::unseen`]). Of the
 //! pairs of GPU and RDMA device it judges those that [`Look::pairs`] gives, and no others: the best of each GPU, as
 //! no machine is built so that all are good.
 
@@ -41,13 +41,10 @@ use look::Check;
 
 pub(crate) use look::Look;
 
-/// In the order in which they matter where their findings are as bad: whether it works at all, then the path, then
-/// speed.
-pub(crate) const CHECKS: &[&[Check]] = &[software::OF_SOFTWARE, OF_HARDWARE];
-
-/// All of them.
+/// All checks, in the order in which they matter where their findings are as bad: whether it works at all, then the
+/// path, then speed.
 pub(crate) fn checks() -> impl Iterator<Item = &'static Check> {
-    CHECKS.iter().copied().flatten()
+    software::OF_SOFTWARE.iter().chain(OF_HARDWARE)
 }
 
 /// Paths and devices.
@@ -146,8 +143,6 @@ fn pair_named<'a>(machine: &'a Machine, name: &str) -> anyhow::Result<&'a Pair> 
     let (gpu, hca) = (gpu.trim(), hca.trim());
     let gpu = gpu_named(machine, gpu).with_context(|| format!("there is no GPU {gpu:?}"))?;
     machine
-        .pairs
-        .iter()
-        .find(|pair| pair.gpu == gpu.at && pair.hca == hca)
+        .pair_of(gpu.at, hca)
         .with_context(|| format!("there is no RDMA device {hca:?}"))
 }

@@ -204,11 +204,9 @@ pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
             "{times} {} s after boot: {}",
             seen.last.seconds, seen.last.text
         );
-        let finding = Finding::new(NAME, pattern.level, subject, found).why(pattern.why);
-        Some(match pattern.mend {
-            Some(mend) => finding.mend(mend),
-            None => finding,
-        })
+        let mut finding = Finding::new(NAME, pattern.level, subject, found).why(pattern.why);
+        finding.mend = pattern.mend.map(str::to_owned);
+        Some(finding)
     });
     told.collect()
 }
