@@ -2,7 +2,6 @@
 //! The registrations that are alive, each with what this machine knows of its process, its GPUs and its RDMA devices.
 
 use std::collections::BTreeMap;
-use std::collections::BTreeSet;
 
 use serde::Serialize;
 
@@ -198,7 +197,7 @@ impl Roll {
         let now = now(host);
         let machine = Machine::look(host);
         let stranded = Stranded::among(host, &read.records);
-        let places = Places::new(machine.as_ref().ok());
+        let places = Places(machine.as_ref().ok());
         let mut processes = Processes::new(host, now);
         let living = read
             .records
@@ -264,73 +263,33 @@ impl Roll {
 }
 
 /// What the PCI addresses in a registration stand for.
-struct Places<'a> {
-    gpus: BTreeMap<Address, usize>,
-    hcas: BTreeMap<Address, Vec<String>>,
-    classes: BTreeMap<(Address, &'a str), Class>,
-}
+struct Places<'a>(Option<&'a Machine>);
 
-impl<'a> Places<'a> {
-    fn new(machine: Option<&'a Machine>) -> Self {
-        let mut places = Self {
-            gpus: BTreeMap::new(),
-            hcas: BTreeMap::new(),
-            classes: BTreeMap::new(),
-        };
-        let Some(machine) = machine else {
-            return places;
-        };
-        for gpu in &machine.gpus {
-            places.gpus.insert(gpu.at, gpu.index);
-        }
-        for hca in &machine.hcas {
-            let functions: BTreeSet<Address> = hca.at.iter().chain(&hca.members).copied().collect();
-            for function in functions {
-                let names = places.hcas.entry(function).or_default();
-                names.push(hca.name.clone());
-            }
-        }
-        for pair in &machine.pairs {
-            if let Some(class) = pair.class {
-                places.classes.insert((pair.gpu, pair.hca.as_str()), class);
-            }
-        }
-        places
-    }
-
+impl Places<'_> {
     fn gpu(&self, address: &str) -> Gpu {
-        let index = address
-            .parse::<Address>()
-            .ok()
-            .and_then(|address| self.gpus.get(&address).copied());
+        let gpu = address.parse().ok().and_then(|at| self.0?.gpu(at));
         Gpu {
-            index,
+            index: gpu.map(|gpu| gpu.index),
             address: address.to_owned(),
         }
     }
 
     fn hca(&self, address: &str) -> Hca {
-        let devices = address
-            .parse::<Address>()
-            .ok()
-            .and_then(|address| self.hcas.get(&address).cloned());
+        let at: Option<Address> = address.parse().ok();
+        let all = self.0.into_iter().flat_map(|machine| &machine.hcas);
+        let its = all.filter(|hca| at.is_some_and(|at| hca.functions().contains(&at)));
         Hca {
             address: address.to_owned(),
-            devices: devices.unwrap_or_default(),
+            devices: its.map(|hca| hca.name.clone()).collect(),
         }
     }
 
     fn class(&self, gpus: &[Gpu], hca: &Hca) -> Option<Class> {
         let device = hca.devices.first()?;
-        gpus.iter()
-            .map(|gpu| {
-                let address = gpu.address.parse().ok()?;
-                self.classes.get(&(address, device.as_str())).copied()
-            })
-            // Of one that is not known nothing is.
-            .collect::<Option<Vec<Class>>>()?
-            .into_iter()
-            .max()
+        let class = |gpu: &Gpu| self.0?.pair_of(gpu.address.parse().ok()?, device)?.class;
+        // Of one that is not known nothing is.
+        let classes = gpus.iter().map(class).collect::<Option<Vec<Class>>>()?;
+        classes.into_iter().max()
     }
 }
 
@@ -435,6 +394,8 @@ fn distinct<'a>(all: impl Iterator<Item = &'a Living>) -> u64 {
 mod tests {
     use super::*;
 
+    use std::collections::BTreeSet;
+
     use proptest::prelude::*;
 
     fn one(pid: u32, addr: u64, len: u64) -> Living {
@@ -457,7 +418,7 @@ mod tests {
         };
         let host = crate::host::recording::Recording::default();
         let mut processes = Processes::new(&host, None);
-        living(read, None, &Places::new(None), &mut processes)
+        living(read, None, &Places(None), &mut processes)
     }
 
     proptest! {

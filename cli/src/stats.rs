@@ -432,7 +432,6 @@ fn show_refused(body: &Body, out: &mut Out) {
         .iter()
         .filter(|one| one.counter.reason.is_some())
         .collect();
-    let reason = |one: &'_ Counted| -> bool { one.counter.count > 0 };
     let (flavours, rows) = by_flavour(&refused, |one| {
         one.counter.reason.as_deref().unwrap_or(NONE)
     });
@@ -440,7 +439,7 @@ fn show_refused(body: &Body, out: &mut Out) {
     first.push("MEANING".to_owned());
     let mut table = table(&first);
     for (name, row) in rows {
-        if !row.iter().any(|one| reason(one)) {
+        if row.iter().all(|one| one.counter.count == 0) {
             continue;
         }
         let mut line = vec![name.to_owned()];

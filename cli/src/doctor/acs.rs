@@ -123,9 +123,8 @@ fn acs(look: &Look<'_>) -> Vec<Finding> {
                 )
                 .costs(
                     "An operator's published share of line rate: 0, where a switch that does not redirect has 95 to \
-                     98 %. \
-                     The switch's uplink and the processor are in the path of every byte. NCCL's maintainers name \
-                     it for half the bandwidth (nccl-tests#112) and for hangs (NCCL's troubleshooting page).",
+                     98 %. The switch's uplink and the processor are in the path of every byte. NCCL's maintainers \
+                     name it for half the bandwidth (nccl-tests#112) and for hangs (NCCL's troubleshooting page).",
                 )
                 .mend(mend(&[(card_port, card_set), (gpu_port, gpu_set)])),
         });

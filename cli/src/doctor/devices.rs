@@ -81,7 +81,7 @@ fn card_driver(look: &Look<'_>) -> Vec<Finding> {
     };
     let is_known = |function: &Function| {
         let mut hcas = look.machine.hcas.iter();
-        hcas.any(|hca| hca.at == Some(function.at) || hca.members.contains(&function.at))
+        hcas.any(|hca| hca.functions().contains(&function.at))
     };
     let mut findings = Vec::new();
     for function in look.machine.functions.values().filter(is_card) {

@@ -66,12 +66,9 @@ fn mode(look: &Look<'_>, function: &Function) -> Seen<(Mode, u32)> {
 }
 
 /// Of an RDMA device: each function that does its DMA, once.
-fn functions<'a>(look: &Look<'a>, hca: &'a Hca) -> Vec<&'a Function> {
-    let mut all: Vec<_> = hca.at.iter().chain(&hca.members).copied().collect();
-    all.sort();
-    all.dedup();
-    all.iter()
-        .filter_map(|at| look.machine.functions.get(at))
+fn functions<'a>(look: &Look<'a>, hca: &Hca) -> Vec<&'a Function> {
+    let all = hca.functions().into_iter();
+    all.filter_map(|at| look.machine.functions.get(&at))
         .collect()
 }
 

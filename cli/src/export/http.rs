@@ -105,7 +105,7 @@ fn accept(listener: &TcpListener, limits: Limits, ask: &mpsc::SyncSender<mpsc::S
         let Some(place) = Place::take(&taken, limits.connections) else {
             // It fits into the socket, or is lost: nobody is waited for.
             if stream.set_nonblocking(true).is_ok() {
-                let _ = (&stream).write(&head(&Answer::BUSY));
+                let _ = (&stream).write(&head("503 Service Unavailable", 0));
             }
             continue;
         };
@@ -130,11 +130,6 @@ struct Answer {
 }
 
 impl Answer {
-    const BUSY: AnswerOf<'static> = AnswerOf {
-        status: "503 Service Unavailable",
-        length: 0,
-    };
-
     fn of(status: &'static str, body: &str) -> Self {
         Self {
             status,
@@ -144,24 +139,17 @@ impl Answer {
     }
 }
 
-/// As much of an answer as its head tells.
-struct AnswerOf<'a> {
-    status: &'a str,
-    length: usize,
-}
-
-fn head(answer: &AnswerOf<'_>) -> Vec<u8> {
-    let kind = match answer.status.starts_with("200") {
+fn head(status: &str, length: usize) -> Vec<u8> {
+    let kind = match status.starts_with("200") {
         true => "text/plain; version=0.0.4; charset=utf-8",
         false => "text/plain; charset=utf-8",
     };
-    let allow = match answer.status.starts_with("405") {
+    let allow = match status.starts_with("405") {
         true => "Allow: GET, HEAD\r\n",
         false => "",
     };
     format!(
-        "HTTP/1.1 {}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n{allow}Connection: close\r\n\r\n",
-        answer.status, answer.length
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n{allow}Connection: close\r\n\r\n"
     )
     .into_bytes()
 }
@@ -205,10 +193,7 @@ fn connection(
         Asked::Wrong(status) => Answer::of(status, ""),
     };
     let deadline = deadline(limits.time)?;
-    let mut bytes = head(&AnswerOf {
-        status: answer.status,
-        length: answer.body.len(),
-    });
+    let mut bytes = head(answer.status, answer.body.len());
     if !answer.is_head {
         bytes.extend_from_slice(answer.body.as_bytes());
     }

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use anyhow::Context as _;
-use prometheus::Gauge;
 use prometheus::GaugeVec;
 use prometheus::IntCounterVec;
 use prometheus::Opts;
@@ -67,10 +66,7 @@ impl Metrics {
     }
 
     fn gauge(&self, name: &str, help: &str, value: f64) -> anyhow::Result<()> {
-        let gauge = Gauge::new(name, help)?;
-        gauge.set(value);
-        self.registry.register(Box::new(gauge))?;
-        Ok(())
+        self.gauges(name, help, &[], [(Vec::new(), value)])
     }
 
     fn counters<'a>(

@@ -47,6 +47,13 @@ pub(crate) struct Hca {
     pub(crate) ports: Vec<Port>,
 }
 
+impl Hca {
+    /// All that its traffic may go through.
+    pub(crate) fn functions(&self) -> BTreeSet<Address> {
+        self.at.iter().chain(&self.members).copied().collect()
+    }
+}
+
 /// All of them, in the order of their names, with numbers as numbers: `mlx5_2` before `mlx5_10`.
 pub(super) fn look(host: &dyn Host) -> Vec<Hca> {
     let mut names = host.names(CLASS).unwrap_or_default();

@@ -153,8 +153,7 @@ impl Machine {
         machine.hcas = hca::look(host);
         let mut more: BTreeSet<Address> = BTreeSet::new();
         for hca in &machine.hcas {
-            more.extend(hca.at);
-            more.extend(&hca.members);
+            more.extend(hca.functions());
         }
         for function in machine.functions.values() {
             more.extend(function.physical);

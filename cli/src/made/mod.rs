@@ -175,16 +175,10 @@ impl Made {
     /// The link of a function, by its own files.
     pub(crate) fn set_link(&mut self, at: &str, now: (&str, u32), most: (&str, u32)) {
         let own = self.place(at);
-        self.file(
-            &format!("{own}/current_link_speed"),
-            &format!("{}\n", now.0),
-        );
-        self.file(
-            &format!("{own}/current_link_width"),
-            &format!("{}\n", now.1),
-        );
-        self.file(&format!("{own}/max_link_speed"), &format!("{}\n", most.0));
-        self.file(&format!("{own}/max_link_width"), &format!("{}\n", most.1));
+        for (which, (speed, width)) in [("current", now), ("max", most)] {
+            self.file(&format!("{own}/{which}_link_speed"), &format!("{speed}\n"));
+            self.file(&format!("{own}/{which}_link_width"), &format!("{width}\n"));
+        }
     }
 
     /// The BARs of a function.

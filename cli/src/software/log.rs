@@ -75,8 +75,7 @@ fn why_not_loaded(line: &str) -> Option<(usize, &'static str)> {
 }
 
 const UNSIGNED: &str =
-    "if that was nvidia_peermem: sign it with a key that the machine knows (docs/install.md, \
-Secure Boot)";
+    "if that was nvidia_peermem: sign it with a key that the machine knows (docs/install.md, Secure Boot)";
 
 /// Words of such a line, and what mends it.
 const OF_LOADING: [(&str, &str); 9] = [
@@ -99,14 +98,12 @@ const OF_LOADING: [(&str, &str); 9] = [
     (
         "disagrees about version of symbol",
         "ib_core or the driver was upgraded after it was built: build it again (peermem-rs: `dkms unbuild`, `dkms \
-        install`; \
-         NVIDIA's: install the driver again)",
+        install`; NVIDIA's: install the driver again)",
     ),
     (
         "Unknown symbol",
         "ib_core or the driver was changed after it was built: build it again (peermem-rs: `dkms unbuild`, `dkms \
-        install`; \
-         NVIDIA's: install the driver again, after OFED)",
+        install`; NVIDIA's: install the driver again, after OFED)",
     ),
     ("not loaded:", "as it says; docs/observe.md has each of these lines"),
 ];

@@ -39,8 +39,7 @@ pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
             )
             .why(
                 "memory cannot be held by who has forgotten it; and a card whose driver knows no revocation is served \
-                by the second \
-                 client, nv_mem_nc",
+                by the second client, nv_mem_nc",
             ),
         );
     }
@@ -71,8 +70,7 @@ fn shown(look: &Look<'_>, module: &Module, wanted: &[&str], names: &[String]) ->
             )
             .why(
                 "the directory is another stack's, or the client is not registered; software that looks there alone \
-                does not find \
-                 the module",
+                does not find the module",
             )
             .mend("look for two stacks with peer memory (`dmesg | grep memory_peers`), and load the module again \
             after the other is gone"),

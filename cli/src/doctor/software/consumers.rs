@@ -92,9 +92,9 @@ const CONSUMERS: &[Consumer] = &[
         "NVSHMEM 3.4.5",
     ),
     consumer("UCC tl/mlx5", Probe::AnyOf(&[NV_MEM, VERSION, FORERUNNER])),
-    older("UCC multicast", Probe::AnyOf(&[NV_MEM]), ""),
-    older("GASNet-EX", Probe::AnyOf(&[NV_MEM]), ""),
-    older("nvidia-fs", Probe::AnyOf(&[NV_MEM]), ""),
+    consumer("UCC multicast", Probe::AnyOf(&[NV_MEM])),
+    consumer("GASNet-EX", Probe::AnyOf(&[NV_MEM])),
+    consumer("nvidia-fs", Probe::AnyOf(&[NV_MEM])),
     older(
         "Open MPI 4 (openib)",
         Probe::AnyOf(&[NV_MEM]),
@@ -201,8 +201,7 @@ fn why_not(probe: &Probe) -> &'static str {
     match probe {
         Probe::UserOfIbCore => {
             ": it wants the module in ib_core's line of lsmod, and OFED since 5.5 has peer memory in ib_uverbs, for \
-            NVIDIA's module, \
-             too"
+            NVIDIA's module, too"
         }
         Probe::SymbolAndCard(_) => ": it knows other cards alone",
         _ => "",
@@ -212,11 +211,7 @@ fn why_not(probe: &Probe) -> &'static str {
 /// Those that look at memory_peers alone, in vain.
 fn told(look: &Look<'_>, module: &Module, blind: &[&Consumer]) -> Finding {
     let names: Vec<&str> = blind.iter().map(|consumer| consumer.name).collect();
-    let newer: Vec<&str> = blind
-        .iter()
-        .filter_map(|consumer| consumer.mend)
-        .filter(|mend| !mend.is_empty())
-        .collect();
+    let newer: Vec<&str> = blind.iter().filter_map(|consumer| consumer.mend).collect();
     let alternative = DmaBuf::judge(look);
     let level = match alternative.works() {
         // Those that matter most, NCCL and UCX, take that before they look for a module.

@@ -38,8 +38,7 @@ pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
                     .why("Linux gives a module in Rust nothing of a proprietary module: it does not load")
                     .mend(
                         "install NVIDIA's open kernel modules (nvidia-open), for Turing and newer GPUs; or remove \
-                        peermem-rs, and \
-                         use NVIDIA's nvidia-peermem",
+                        peermem-rs, and use NVIDIA's nvidia-peermem",
                     ),
                 );
             } else if software.is_closed_to_ours() {

@@ -55,13 +55,11 @@ pub(super) fn bar1(look: &Look<'_>) -> Vec<Finding> {
             finding = finding
                 .why(
                     "what is registered takes its own size of BAR1, and nvidia.ko keeps 36 MiB; more is refused \
-                    (no_room, EFAULT \
-                     to the application)",
+                    (no_room, EFAULT to the application)",
                 )
                 .mend(
                     "`peermemctl list --by-process` says who holds it (peermem-rs); end those, or register less; \
-                    where BAR1 is \
-                     smaller than the memory: Resizable BAR, Above 4G Decoding in the BIOS",
+                    where BAR1 is smaller than the memory: Resizable BAR, Above 4G Decoding in the BIOS",
                 );
         }
         findings.push(finding);
@@ -83,8 +81,7 @@ pub(super) fn mode(look: &Look<'_>) -> Vec<Finding> {
                 note("MIG is on")
                     .why(
                         "the header of NVIDIA's interface (nv-p2p.h) says that persistent pins, the module's default, \
-                        are not \
-                         supported on MIG; drivers since 555 have code for it",
+                        are not supported on MIG; drivers since 555 have code for it",
                     )
                     .mend(pins),
             );
@@ -94,8 +91,7 @@ pub(super) fn mode(look: &Look<'_>) -> Vec<Finding> {
                 note("this is a virtual GPU")
                     .why(
                         "memory is pinned where the vGPU has RDMA, which its profile on the host decides; persistent \
-                        pins, the \
-                         module's default, are said not to be supported (nv-p2p.h)",
+                        pins, the module's default, are said not to be supported (nv-p2p.h)",
                     )
                     .mend(pins),
             ),

@@ -56,8 +56,7 @@ fn largest(look: &Look<'_>) -> Option<u64> {
 }
 
 const WHY: &str = "ibv_reg_mr charges what it registers to this limit, GPU memory as memory of the host, and fails \
-with ENOMEM beyond it \
-                   (\"Cannot allocate memory\"), before any module is asked";
+with ENOMEM beyond it (\"Cannot allocate memory\"), before any module is asked";
 
 pub(super) fn memlock(look: &Look<'_>) -> Vec<Finding> {
     let Some(memory) = largest(look).filter(|_| look.has_both()) else {
@@ -114,8 +113,7 @@ fn shell(look: &Look<'_>, memory: u64) -> Option<Finding> {
         "`ulimit -l unlimited` in the shell, or what the hard limit allows"
     } else {
         "`* - memlock unlimited` in /etc/security/limits.d/rdma.conf and a new login; in containers `--ulimit \
-        memlock=-1` or the \
-         capability IPC_LOCK"
+        memlock=-1` or the capability IPC_LOCK"
     };
     Some(at(Level::Warning, found).why(WHY).mend(mend))
 }
@@ -153,8 +151,7 @@ fn services(look: &Look<'_>, memory: u64) -> Vec<Finding> {
                 true => "`LimitMEMLOCK=infinity` in its unit (`systemctl edit`), and restart it",
                 false => {
                     "for containers `--ulimit memlock=-1` or the capability IPC_LOCK; or `LimitMEMLOCK=infinity` in \
-                    its unit \
-                     (`systemctl edit`), and restart it"
+                    its unit (`systemctl edit`), and restart it"
                 }
             });
         // A process of it for each job.
@@ -251,8 +248,7 @@ pub(super) fn cgroup(look: &Look<'_>) -> Vec<Finding> {
                     )
                     .why(
                         "an open device is a handle; a memory region, a queue pair, a completion queue each an \
-                        object; beyond the \
-                         limit making one fails with EAGAIN",
+                        object; beyond the limit making one fails with EAGAIN",
                     )
                     .mend(format!(
                         "`echo '{device} hca_handle=max hca_object=max' | sudo tee {folder}/rdma.max`"

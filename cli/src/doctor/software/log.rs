@@ -46,8 +46,7 @@ const PATTERNS: &[Pattern] = &[
         matches: |line| line.contains("ERROR detected invalid context"),
         of_device: false,
         why: "NVIDIA's module met memory that was freed while it was registered; NVIDIA calls it harmless, users saw \
-        crashes after \
-              it (nv_peer_memory#120)",
+        crashes after it (nv_peer_memory#120)",
         mend: Some("driver 560 or newer, whose module registers memory that cannot be revoked; or peermem-rs"),
     },
     Pattern {
@@ -132,8 +131,8 @@ fn devices(look: &Look<'_>) -> BTreeMap<Address, Subject> {
         }
     }
     for hca in look.hcas() {
-        for at in hca.at.iter().chain(&hca.members) {
-            devices.insert(*at, Subject::hca(hca));
+        for at in hca.functions() {
+            devices.insert(at, Subject::hca(hca));
         }
     }
     for gpu in look.gpus() {

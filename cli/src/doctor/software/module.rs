@@ -65,8 +65,7 @@ fn missing(look: &Look<'_>) -> Finding {
         )
         .why(
             "it is the module that NVIDIA's replaced in 2021: nothing was mended in it since, it has no persistent \
-            pins, and \
-             software that looks for nvidia_peermem does not find it",
+            pins, and software that looks for nvidia_peermem does not find it",
         )
         .mend(
             "`rmmod nv_peer_mem`, remove its package (nvidia-peer-memory, nvidia-peer-memory-dkms), `modprobe \
@@ -107,8 +106,7 @@ fn missing(look: &Look<'_>) -> Finding {
     at(level, found)
         .why(format!(
             "ib_core asks it about each address that is no memory of the processor; libfabric's verbs provider and \
-            RCCL believe \
-             in it without looking, since ib_core has the function; {}",
+            RCCL believe in it without looking, since ib_core has the function; {}",
             alternative.said()
         ))
         .costs(alternative.costs_without_module())

@@ -70,8 +70,7 @@ fn lacking(look: &Look<'_>) -> Finding {
     )
     .why(
         "nvidia_peermem makes itself known there. Mainline's ib_core never had it: MLNX_OFED's and DOCA-OFED's have, \
-        and some \
-         distributions' kernels",
+        and some distributions' kernels",
     )
     .costs(alternative.costs_without_module())
     .mend(format!(

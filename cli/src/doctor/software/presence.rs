@@ -37,8 +37,7 @@ pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
                 .why("ibv_reg_mr is a call to an RDMA device")
                 .mend(
                     "load the RDMA driver of the card, as `modprobe mlx5_ib`, `bnxt_re`, `irdma` or `efa`; in a \
-                    virtual machine or \
-                     a container, give it the card",
+                    virtual machine or a container, give it the card",
                 ),
         );
     } else if look.machine.hcas.iter().all(|hca| hca.is_software) {
@@ -51,8 +50,7 @@ pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
             )
             .why(
                 "they copy by the processor, and mainline's take no GPU memory: what is said of them tests programs, \
-                not \
-                 GPUDirect RDMA",
+                not GPUDirect RDMA",
             ),
         );
     } else {

@@ -175,8 +175,7 @@ mod tests {
 
     const LINE: &str =
         "seq=0 first=1.000001 last=62.500000 times=2 flavour=persistent step=acquire reason=no_room code=-12 \
-         addr=0x7f0000000000 len=1048576 tgid=4711 pid=4712 comm=python3 \
-         text=\"no room, reason=x last=9\"";
+         addr=0x7f0000000000 len=1048576 tgid=4711 pid=4712 comm=python3 text=\"no room, reason=x last=9\"";
 
     #[test]
     fn keys_are_read_and_the_words_are_not() {

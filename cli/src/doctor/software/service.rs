@@ -52,8 +52,7 @@ pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
             note("openibd is here, and nothing was found that loads nvidia_peermem after its restart")
                 .why(
                     "openibd knows nothing of the module: its restart fails while the module is loaded, or throws it \
-                    out, and \
-                     does not load it again (packaging/peermem-rs.service)",
+                    out, and does not load it again (packaging/peermem-rs.service)",
                 )
                 .mend(if module.is_ours {
                     "`sudo systemctl enable peermem-rs`, which hangs itself on openibd"
