@@ -23,6 +23,8 @@ use crate::machine::Class;
 use crate::machine::Machine;
 use crate::process::State;
 use crate::render;
+use crate::render::counted;
+use crate::render::known;
 use crate::render::Paint;
 use crate::render::Table;
 use crate::report::Out;
@@ -30,9 +32,6 @@ use crate::watch;
 
 const SCHEMA: &str = "peermemctl.list";
 const VERSION: u32 = 1;
-
-/// What stands where nothing is known.
-pub(crate) const NONE: &str = "-";
 
 /// The body of the JSON.
 #[derive(Serialize)]
@@ -123,17 +122,17 @@ fn show_each(roll: &Roll, out: &mut Out) {
         table.row([
             one.id.to_string(),
             pid(one.pid, one.process),
-            word(one.comm.as_deref()),
+            known(one.comm.as_deref()),
             user(one.user.as_deref(), one.uid),
             gpus(one.gpus.iter()),
-            hca(one.hca.as_ref()),
-            word(one.class.map(Class::name)),
-            one.addr.map_or_else(none, |addr| format!("{addr:#x}")),
-            one.len.map_or_else(none, render::bytes),
-            number(one.pieces),
-            number(one.entries),
-            word(one.flavour.as_deref()),
-            age(one.age_seconds),
+            known(one.hca.as_ref().map(living::Hca::name)),
+            known(one.class.map(Class::name)),
+            known(one.addr.map(|addr| format!("{addr:#x}"))),
+            known(one.len.map(render::bytes)),
+            known(one.pieces),
+            known(one.entries),
+            known(one.flavour.as_deref()),
+            known(one.age_seconds.map(render::seconds)),
             state(one.state.as_deref()),
         ]);
     }
@@ -174,8 +173,8 @@ fn show_holders(roll: &Roll, out: &mut Out) {
             render::bytes(holder.distinct_bytes),
             gpus(on),
             states.join(", "),
-            age(holder.age_seconds),
-            word(command),
+            known(holder.age_seconds.map(render::seconds)),
+            known(command),
         ]);
     }
     table.right(&[2, 3, 4]);
@@ -197,12 +196,9 @@ fn show_holders(roll: &Roll, out: &mut Out) {
         let bar = share.gpu.as_ref().and_then(|gpu| bar1(gpu, roll));
         let mut row = |who: String, share: &Share| {
             table.row([
-                share.gpu.as_ref().map_or_else(none, index),
-                share
-                    .gpu
-                    .as_ref()
-                    .map_or_else(none, |gpu| gpu.address.clone()),
-                bar.map_or_else(none, render::bytes),
+                known(share.gpu.as_ref().map(Gpu::name)),
+                known(share.gpu.as_ref().map(|gpu| &gpu.address)),
+                known(bar.map(render::bytes)),
                 who,
                 share.registrations.to_string(),
                 render::bytes(share.bytes),
@@ -329,78 +325,27 @@ fn notes(roll: &Roll) -> Vec<String> {
     notes
 }
 
-/// A number of things.
-pub(crate) fn counted(number: u64, thing: &str) -> String {
-    match (number, thing) {
-        (1, _) => format!("1 {thing}"),
-        (_, "process") => format!("{number} processes"),
-        _ => format!("{number} {thing}s"),
-    }
-}
-
-fn none() -> String {
-    NONE.to_owned()
-}
-
-pub(crate) fn word(text: Option<&str>) -> String {
-    text.unwrap_or(NONE).to_owned()
-}
-
-fn number(number: Option<u64>) -> String {
-    number.map_or_else(none, |number| number.to_string())
-}
-
 /// A process's number, and what has become of it.
 fn pid(pid: Option<u32>, state: State) -> String {
-    let Some(pid) = pid else {
-        return none();
-    };
-    match state {
+    known(pid.map(|pid| match state {
         State::Gone => format!("{pid} (gone)"),
         State::Reused => format!("{pid} (reused)"),
         State::Alive | State::Elsewhere | State::NotVisible => pid.to_string(),
-    }
+    }))
 }
 
 fn user(name: Option<&str>, uid: Option<u32>) -> String {
-    match (name, uid) {
-        (Some(name), _) => name.to_owned(),
-        (None, Some(uid)) => uid.to_string(),
-        (None, None) => none(),
-    }
-}
-
-pub(crate) fn index(gpu: &Gpu) -> String {
-    match gpu.index {
-        Some(index) => index.to_string(),
-        None => gpu.address.clone(),
-    }
+    known(name.map(str::to_owned).or(uid.map(|uid| uid.to_string())))
 }
 
 fn gpus<'a>(gpus: impl Iterator<Item = &'a Gpu>) -> String {
-    let names: Vec<String> = gpus.map(index).collect();
-    match names.is_empty() {
-        true => none(),
-        false => names.join(","),
-    }
-}
-
-fn hca(hca: Option<&living::Hca>) -> String {
-    match hca {
-        None => none(),
-        Some(hca) if hca.devices.is_empty() => hca.address.clone(),
-        Some(hca) => hca.devices.join(","),
-    }
-}
-
-pub(crate) fn age(seconds: Option<f64>) -> String {
-    // CAST: Not negative, and whole seconds are enough.
-    seconds.map_or_else(none, |seconds| render::seconds(seconds as u64))
+    let names: Vec<String> = gpus.map(Gpu::name).collect();
+    known((!names.is_empty()).then(|| names.join(",")))
 }
 
 fn state(name: Option<&str>) -> String {
     match name {
-        Some("revoked" | "kept") => Paint::Warning.on(word(name)),
-        _ => word(name),
+        Some("revoked" | "kept") => Paint::Warning.on(known(name)),
+        _ => known(name),
     }
 }

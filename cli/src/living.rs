@@ -36,6 +36,26 @@ pub(crate) struct Hca {
     pub(crate) devices: Vec<String>,
 }
 
+impl Gpu {
+    /// Its index, or its address.
+    pub(crate) fn name(&self) -> String {
+        match self.index {
+            Some(index) => index.to_string(),
+            None => self.address.clone(),
+        }
+    }
+}
+
+impl Hca {
+    /// Its RDMA devices, or its address.
+    pub(crate) fn name(&self) -> String {
+        match self.devices.is_empty() {
+            true => self.address.clone(),
+            false => self.devices.join(","),
+        }
+    }
+}
+
 /// A registration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Living {

@@ -151,8 +151,27 @@ pub(crate) fn bytes(bytes: u64) -> String {
     format!("{}.{tenths} {name}", bytes / size)
 }
 
+/// What stands where nothing is known.
+pub(crate) const NONE: &str = "-";
+
+/// What is known of a value.
+pub(crate) fn known(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| NONE.to_owned(), |value| value.to_string())
+}
+
+/// A number of things.
+pub(crate) fn counted(number: u64, thing: &str) -> String {
+    match (number, thing) {
+        (1, _) => format!("1 {thing}"),
+        (_, "process") => format!("{number} processes"),
+        _ => format!("{number} {thing}s"),
+    }
+}
+
 /// Seconds as `5 s`, `3 min 20 s`, `2 h 5 min`, `4 d 3 h`.
-pub(crate) fn seconds(seconds: u64) -> String {
+pub(crate) fn seconds(seconds: f64) -> String {
+    // CAST: Not negative, and whole seconds are enough.
+    let seconds = seconds as u64;
     let pair = |large: &str, size: u64, small: &str, part: u64| {
         let rest = seconds % size / part;
         match rest {
@@ -202,10 +221,10 @@ mod tests {
         assert_eq!(bytes((256 << 20) - 1), "255.9 MiB");
         assert_eq!(bytes(128 << 30), "128 GiB");
         assert_eq!(bytes(u64::MAX), "15.9 EiB");
-        assert_eq!(seconds(59), "59 s");
-        assert_eq!(seconds(200), "3 min 20 s");
-        assert_eq!(seconds(7_500), "2 h 5 min");
-        assert_eq!(seconds(86_400 * 4 + 3 * 3_600), "4 d 3 h");
+        assert_eq!(seconds(59.9), "59 s");
+        assert_eq!(seconds(200.0), "3 min 20 s");
+        assert_eq!(seconds(7_500.0), "2 h 5 min");
+        assert_eq!(seconds(86_400.0 * 4.0 + 3.0 * 3_600.0), "4 d 3 h");
     }
 
     #[test]

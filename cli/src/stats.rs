@@ -14,10 +14,6 @@ use crate::debugfs::Refusal;
 use crate::debugfs::Time;
 use crate::finding::Status;
 use crate::host::Host;
-use crate::list;
-use crate::list::counted;
-use crate::list::word;
-use crate::list::NONE;
 use crate::living;
 use crate::living::Gpu;
 use crate::living::Roll;
@@ -26,8 +22,11 @@ use crate::machine::pci::Address;
 use crate::nvml::Nvml;
 use crate::reasons;
 use crate::render;
+use crate::render::counted;
+use crate::render::known;
 use crate::render::Paint;
 use crate::render::Table;
+use crate::render::NONE;
 use crate::report::Out;
 use crate::watch;
 
@@ -354,9 +353,7 @@ fn cells(row: &[&Counted], flavours: &[&str]) -> Vec<String> {
         .map(|flavour| {
             let mut found = row.iter();
             let found = found.find(|one| one.counter.flavour.as_deref() == Some(flavour));
-            found.map_or(NONE.to_owned(), |one| {
-                figure(&one.counter.event, one.counter.count, one.more)
-            })
+            known(found.map(|one| figure(&one.counter.event, one.counter.count, one.more)))
         })
         .collect()
 }
@@ -404,13 +401,12 @@ fn show_gpus(body: &Body, out: &mut Out) {
         "USED",
         "FREE",
     ]);
-    let size = |bytes: Option<u64>| bytes.map_or(NONE.to_owned(), render::bytes);
+    let size = |bytes: Option<u64>| known(bytes.map(render::bytes));
     for held in &body.gpus {
         table.row([
-            held.gpu.as_ref().map_or(NONE.to_owned(), list::index),
-            word(held.gpu.as_ref().map(|gpu| &gpu.address[..])),
-            held.registrations
-                .map_or(NONE.to_owned(), |number| number.to_string()),
+            known(held.gpu.as_ref().map(Gpu::name)),
+            known(held.gpu.as_ref().map(|gpu| &gpu.address)),
+            known(held.registrations),
             size(held.bytes),
             size(held.distinct_bytes),
             size(held.bar1_bytes),
@@ -514,24 +510,24 @@ fn show_last(body: &Body, out: &mut Out) {
     let from = refusals.len().saturating_sub(LAST);
     for one in refusals.iter().skip(from) {
         let age = match one.age_seconds {
-            Some(age) => format!("{} ago", list::age(Some(age))),
+            Some(age) => format!("{} ago", render::seconds(age)),
             None => "at a time not known".to_owned(),
         };
         let times = match one.times {
             None | Some(1) => String::new(),
             Some(times) => format!(", {times} times"),
         };
-        let pid = one.pid.map_or(NONE.to_owned(), |pid| pid.to_string());
         out.paragraph(
             "- ",
             &format!(
-                "{age}{times}, {} of process {pid} ({}), {} in {}: {}: {}",
-                one.len.map_or(NONE.to_owned(), render::bytes),
-                word(one.comm.as_deref()),
-                word(one.flavour.as_deref()),
-                word(one.step.as_deref()),
-                word(one.reason.as_deref()),
-                word(one.text.as_deref()),
+                "{age}{times}, {} of process {} ({}), {} in {}: {}: {}",
+                known(one.len.map(render::bytes)),
+                known(one.pid),
+                known(one.comm.as_deref()),
+                known(one.flavour.as_deref()),
+                known(one.step.as_deref()),
+                known(one.reason.as_deref()),
+                known(one.text.as_deref()),
             ),
         );
     }

@@ -18,12 +18,14 @@ use crate::debugfs::Time;
 use crate::doctor;
 use crate::finding::Level;
 use crate::host::Host;
-use crate::list::NONE;
 use crate::living;
 use crate::living::Gpu;
+use crate::living::Hca;
 use crate::living::Roll;
 use crate::machine::Class;
 use crate::machine::Machine;
+use crate::render::known;
+use crate::render::NONE;
 use crate::software::MODULE;
 use crate::stats;
 
@@ -282,10 +284,10 @@ fn counters(host: &dyn Host, module: &Module, metrics: &Metrics) -> anyhow::Resu
             name,
             help,
             &["flavour"],
-            lives.clone().filter(|one| one.event == event).map(|one| {
-                let flavour = one.flavour.clone().unwrap_or_else(|| NONE.to_owned());
-                (vec![flavour], float(one.count))
-            }),
+            lives
+                .clone()
+                .filter(|one| one.event == event)
+                .map(|one| (vec![known(one.flavour.as_ref())], float(one.count))),
         )?;
     }
     metrics.counters(
@@ -302,31 +304,18 @@ fn counters(host: &dyn Host, module: &Module, metrics: &Metrics) -> anyhow::Resu
     Ok(true)
 }
 
-fn class(class: Option<Class>) -> String {
-    class.map_or(NONE, Class::name).to_owned()
-}
-
-fn index(gpu: &Gpu) -> String {
-    gpu.index.map_or(NONE.to_owned(), |index| index.to_string())
-}
-
 fn registrations(roll: &Roll, metrics: &Metrics) -> anyhow::Result<bool> {
     let mut sums: BTreeMap<Vec<String>, (u64, u64)> = BTreeMap::new();
     for one in &roll.living {
         // Of several GPUs the first: a registration is in one series, or sums over series would be wrong.
         let gpu = one.gpus.first();
-        let hca = one.hca.as_ref().map(|hca| match hca.devices.is_empty() {
-            true => hca.address.clone(),
-            false => hca.devices.join(","),
-        });
-        let word = |text: &Option<String>| text.clone().unwrap_or_else(|| NONE.to_owned());
         let labels = vec![
-            gpu.map_or(NONE.to_owned(), |gpu| gpu.address.clone()),
-            gpu.map_or(NONE.to_owned(), index),
-            word(&hca),
-            class(one.class),
-            word(&one.flavour),
-            word(&one.state),
+            known(gpu.map(|gpu| &gpu.address)),
+            known(gpu.and_then(|gpu| gpu.index)),
+            known(one.hca.as_ref().map(Hca::name)),
+            known(one.class.map(Class::name)),
+            known(one.flavour.as_ref()),
+            known(one.state.as_ref()),
         ];
         let (count, bytes) = sums.entry(labels).or_default();
         *count = count.saturating_add(1);
@@ -364,7 +353,7 @@ fn gpus(
     let held = stats::held(host, roll);
     let of = |gpu: &Option<Gpu>| {
         gpu.as_ref()
-            .map(|gpu| vec![gpu.address.clone(), index(gpu)])
+            .map(|gpu| vec![gpu.address.clone(), known(gpu.index)])
     };
     for (name, help, value) in [
         (
@@ -412,7 +401,11 @@ fn gpus(
             .iter()
             .filter(|pair| pair.is_best)
             .map(|pair| {
-                let labels = vec![pair.gpu.to_string(), pair.hca.clone(), class(pair.class)];
+                let labels = vec![
+                    pair.gpu.to_string(),
+                    pair.hca.clone(),
+                    known(pair.class.map(Class::name)),
+                ];
                 (labels, 1.0)
             }),
     )?;

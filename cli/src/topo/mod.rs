@@ -18,6 +18,7 @@ use crate::machine::Pair;
 use crate::machine::Port;
 use crate::machine::Segment;
 use crate::render;
+use crate::render::known;
 use crate::render::Paint;
 use crate::render::Table;
 use crate::report::Out;
@@ -117,7 +118,7 @@ fn devices(machine: &Machine, out: &mut Out) {
                 gpu.at.to_string(),
                 node(machine, Some(gpu.at)),
                 link(machine, Some(gpu.at)),
-                bar.unwrap_or_else(|| "-".to_owned()),
+                known(bar),
                 gpu.name.clone(),
             ]);
         }
@@ -130,7 +131,7 @@ fn devices(machine: &Machine, out: &mut Out) {
             // A port a row.
             let mut first = [
                 hca.name.clone(),
-                hca.at.map_or_else(|| "-".to_owned(), |at| at.to_string()),
+                known(hca.at),
                 node(machine, hca.at),
                 link(machine, hca.at),
             ];
@@ -154,7 +155,7 @@ fn devices(machine: &Machine, out: &mut Out) {
 fn node(machine: &Machine, at: Option<Address>) -> String {
     let function = at.and_then(|at| machine.functions.get(&at));
     let numa = function.and_then(|function| function.numa);
-    numa.map_or_else(|| "-".to_owned(), |node| node.to_string())
+    known(numa)
 }
 
 /// The link of a device to the port above it, with what both ends can where it is not that.
@@ -168,7 +169,7 @@ fn link(machine: &Machine, at: Option<Address>) -> String {
             None => own().map(|link| rates(link.now, link.most)),
         }
     });
-    text.unwrap_or_else(|| "-".to_owned())
+    known(text)
 }
 
 fn segment(segment: &Segment) -> String {
