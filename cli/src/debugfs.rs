@@ -354,7 +354,7 @@ pub(crate) fn seconds(microseconds: u64) -> f64 {
 }
 
 /// A registration that is alive, or kept: a line of `registrations`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Registration {
     /// From 1, never used twice while the module is loaded.
     pub(crate) id: u64,

@@ -242,8 +242,8 @@ fn show_sum(roll: &Roll, out: &mut Out) {
             .fold(0, u64::saturating_add);
         out.line(format!(
             "{} of {}: {}",
-            counted(living::count(roll.living.len()), "registration"),
-            counted(living::count(processes.len()), "process"),
+            counted(roll.living.len(), "registration"),
+            counted(processes.len(), "process"),
             render::bytes(bytes),
         ));
     }

@@ -422,19 +422,10 @@ mod tests {
         let read = debugfs::Registration {
             id: 1,
             state: Some("mapped".to_owned()),
-            flavour: None,
             addr: Some(addr),
             len: Some(len),
-            page: None,
-            pieces: None,
-            entries: None,
-            gpus: Vec::new(),
-            hca: None,
             tgid: Some(pid),
-            pid: None,
-            since: None,
-            comm: None,
-            other: BTreeMap::new(),
+            ..Default::default()
         };
         let host = crate::host::recording::Recording::default();
         let mut processes = Processes::new(&host, None);

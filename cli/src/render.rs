@@ -2,6 +2,7 @@
 //! Tables, colours, figures with their units, and text that steers no terminal.
 
 use std::borrow::Cow;
+use std::fmt::Display;
 use std::fmt::Write as _;
 
 use comfy_table::presets::NOTHING;
@@ -160,10 +161,10 @@ pub(crate) fn known(value: Option<impl ToString>) -> String {
 }
 
 /// A number of things.
-pub(crate) fn counted(number: u64, thing: &str) -> String {
-    match (number, thing) {
-        (1, _) => format!("1 {thing}"),
-        (_, "process") => format!("{number} processes"),
+pub(crate) fn counted<N: Copy + Display + PartialEq + From<u8>>(number: N, thing: &str) -> String {
+    match thing {
+        _ if number == N::from(1) => format!("1 {thing}"),
+        "process" => format!("{number} processes"),
         _ => format!("{number} {thing}s"),
     }
 }

@@ -13,7 +13,7 @@ use crate::render::Table;
 use crate::report::Out;
 
 /// A function that a transfer goes through, or ends at.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(super) struct Hop {
     at: String,
     /// `GPU 0`, `bridge`, `mlx5_0`.
@@ -93,13 +93,7 @@ impl Hop {
         Self {
             at: name.to_owned(),
             what: "host bridge".to_owned(),
-            link: None,
-            link_most: None,
-            max_payload: None,
-            acs: None,
-            iommu_group: None,
-            numa: None,
-            driver: None,
+            ..Self::default()
         }
     }
 

@@ -8,6 +8,7 @@ use super::route::Route;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
+use crate::host::Unseen;
 use crate::machine::Hca;
 use crate::machine::Port;
 
@@ -42,7 +43,7 @@ fn link(look: &Look<'_>) -> Vec<Finding> {
                 findings.push(Finding { level, ..finding });
             }
             let unseen = match &end.link {
-                Err(why) if !why.is_absent() => Some(why),
+                Err(why) if *why != Unseen::Absent => Some(why),
                 _ => None,
             };
             if let Some(why) = unseen {

@@ -12,6 +12,7 @@ use crate::finding::Level;
 use crate::finding::Plugin;
 use crate::finding::Status;
 use crate::finding::Subject;
+use crate::render::counted;
 use crate::render::Paint;
 use crate::render::Table;
 use crate::report::Out;
@@ -171,12 +172,8 @@ fn group(look: &Look<'_>, group: &Group<'_>, out: &mut Out) {
 }
 
 /// `1 fault, 2 warnings`.
-fn counted(counts: Counts) -> String {
-    let of = |count: usize, word: &str| match count {
-        0 => None,
-        1 => Some(format!("1 {word}")),
-        _ => Some(format!("{count} {word}s")),
-    };
+fn summary(counts: Counts) -> String {
+    let of = |count: usize, word| (count > 0).then(|| counted(count, word));
     let parts = [of(counts.fault, "fault"), of(counts.warning, "warning")];
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
@@ -227,12 +224,16 @@ pub(super) fn all(
         }
     }
     out.gap();
-    let mut last = match counted(counts) {
+    let mut last = match summary(counts) {
         none if none.is_empty() => "Nothing wrong was seen".to_owned(),
         some => some,
     };
     if counts.not_visible > 0 {
-        let _ = write!(last, "; {} not visible", things(counts.not_visible));
+        let _ = write!(
+            last,
+            "; {} not visible",
+            counted(counts.not_visible, "thing")
+        );
         match counts.needs_root {
             0 => {}
             all if all == counts.not_visible => last.push_str(" without root"),
@@ -249,13 +250,6 @@ pub(super) fn all(
     Ok(status(counts))
 }
 
-fn things(count: usize) -> String {
-    match count {
-        1 => "1 thing".to_owned(),
-        _ => format!("{count} things"),
-    }
-}
-
 /// One line and a state, by the Monitoring Plugins Development Guidelines.
 pub(super) fn nagios(findings: &[Finding], out: &mut Out) -> Status {
     let counts = Counts::of(findings);
@@ -270,7 +264,7 @@ pub(super) fn nagios(findings: &[Finding], out: &mut Out) -> Status {
     };
     let bad = findings.iter().filter(|finding| finding.level.is_finding());
     let checks = unique(bad.map(|finding| finding.check));
-    let mut text = match counted(counts) {
+    let mut text = match summary(counts) {
         none if none.is_empty() => "nothing wrong was seen".to_owned(),
         // The bar begins the figures.
         some => format!("{some}: {}", checks.join(", ")),
@@ -279,7 +273,7 @@ pub(super) fn nagios(findings: &[Finding], out: &mut Out) -> Status {
         let _ = write!(
             text,
             "; {} not visible without root",
-            things(counts.needs_root)
+            counted(counts.needs_root, "thing")
         );
     }
     out.line(format!(

@@ -16,7 +16,7 @@ use serde::Serialize;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Unseen {
-    /// It is not there.
+    /// It is not there, which is an answer.
     Absent,
     /// It takes rights that this process has not.
     Denied,
@@ -38,13 +38,6 @@ impl fmt::Display for Unseen {
 }
 
 impl std::error::Error for Unseen {}
-
-impl Unseen {
-    /// Whether it is known not to be there, which is an answer.
-    pub(crate) fn is_absent(&self) -> bool {
-        *self == Self::Absent
-    }
-}
 
 pub(crate) type Seen<T> = Result<T, Unseen>;
 
