@@ -307,6 +307,7 @@ impl Host {
             "dkms.conf",
             "scripts/check",
             "scripts/headers",
+            "scripts/host.sh",
         ] {
             fs::copy(repository.join(name), folder.join(name)).context(name)?;
         }

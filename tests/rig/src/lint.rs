@@ -308,6 +308,7 @@ fn shellcheck(linter: &Linter<'_>) -> Result<()> {
     }
     quiet(
         Command::new("shellcheck")
+            .args(["--external-sources", "--check-sourced"])
             .args(&scripts)
             .current_dir(&linter.paths.repo),
         |_| false,

@@ -79,11 +79,20 @@ pub(crate) fn folders() -> Vec<Case> {
         case(
             "no headers, of a kernel that does not run",
             complete(UBUNTU).argument("KVER=7.3.1"),
-            &[(
-                "build folder|missing|no /lib/modules/7.3.1/build",
-                "This kernel's headers are not here: run 'apt install linux-headers-7.3.1', or name the kernel's build \
-                 folder with KDIR=.",
-            )],
+            &[
+                (
+                    "build folder|missing|no /lib/modules/7.3.1/build",
+                    "This kernel's headers are not here: run 'apt install linux-headers-7.3.1', or name the kernel's \
+                     build folder with KDIR=.",
+                ),
+                (
+                    "Rust metadata|missing|no rust/libcore.rmeta and 9 more",
+                    "They are in a package of their own: run 'apt install linux-lib-rust-7.3.1'.",
+                ),
+                no_driver(&format!(
+                    "The module loads beside nvidia.ko alone: {OPEN_FLAVOUR}, version 535 or newer."
+                )),
+            ],
         ),
         case(
             "another folder by name",
@@ -96,6 +105,7 @@ pub(crate) fn folders() -> Vec<Case> {
     for (what, file) in [
         ("Makefile", "Makefile"),
         ("include/config", "include/config/auto.conf"),
+        ("include/generated/rustc_cfg", "include/generated/rustc_cfg"),
         ("scripts/basic/fixdep", "scripts/basic/fixdep"),
         ("scripts/mod/modpost", "scripts/mod/modpost"),
     ] {
@@ -114,6 +124,182 @@ pub(crate) fn folders() -> Vec<Case> {
 const IN_LIB_RUST: &str =
     "They are in a package of their own: run 'apt install linux-lib-rust-{R}'.";
 
+const NO_RUSTC: &str =
+    "The Rust compiler is not here: run 'dnf install rust', or name it with RUSTC=.";
+const NO_BINDGEN_ON_FEDORA: &str =
+    "The build needs bindgen 0.71.1 or newer: run 'dnf install bindgen-cli', or run \
+                                    'cargo install bindgen-cli' and name it with BINDGEN=.";
+const PROPRIETARY_FLAVOUR: &str =
+    "This is the proprietary flavour, and Linux loads no module beside it that uses what it exports to GPL modules alone, \
+     as all of Rust is: install NVIDIA's open kernel modules (nvidia-open in NVIDIA's repositories).";
+
+/// A host that lacks several things hears of all of them, and first whether its kernel can serve at all.
+pub(crate) fn all_at_once() -> Vec<Case> {
+    // Two of what all hosts of one kind lack: a driver of the other flavour, and OFED.
+    let closed = |host: &mut Host| {
+        host.nvidia("NVIDIA", "595.45.04")
+            .file("proc/driver/nvidia/version", PROPRIETARY)
+            .file("sys/module/nvidia/version", "595.45.04\n")
+            .clone()
+    };
+    let proprietary = (
+        "nvidia.ko|useless|595.45.04, licence NVIDIA",
+        PROPRIETARY_FLAVOUR,
+    );
+    let no_peers = (
+        "peer memory|missing|no ib_register_peer_memory_client",
+        NO_OFED,
+    );
+
+    let of_old = closed(&mut bare(in_modules(
+        "6.18.9-200.fc43.x86_64",
+        "rustc 1.91.0 (f8297e351 2025-10-28) (Fedora 1.91.0-1.fc43)",
+        "gcc (GCC) 15.2.1 20260123 (Red Hat 15.2.1-7)",
+        "NAME=\"Fedora Linux\"\nID=fedora\n",
+    )));
+    let too_old = [
+        (
+            "kernel version|missing|{R}",
+            "No kernel before 7.0 can serve, as the module needs its Rust interfaces: run 'dnf install kernel \
+             kernel-devel'.",
+        ),
+        ("rustc|missing|no rustc", NO_RUSTC),
+        ("bindgen|missing|no bindgen", NO_BINDGEN_ON_FEDORA),
+        (
+            "C compiler|missing|no gcc",
+            "The C compiler is not here: run 'dnf install gcc'.",
+        ),
+        (
+            "linker|missing|no ld",
+            "The linker is not here: run 'dnf install binutils'.",
+        ),
+        (
+            "make|missing|none",
+            "kbuild needs GNU make: run 'dnf install make'.",
+        ),
+        proprietary,
+        (
+            "peer memory|missing|no ib_register_peer_memory_client",
+            NO_OFED_ON_NEW_KERNEL,
+        ),
+    ];
+
+    let mut lacking = closed(&mut complete("7.2.0-15-generic"));
+    lacking
+        .without("usr/src/ofa_kernel")
+        .without_tool("rustc")
+        .without_tool("bindgen")
+        .without_tool("gcc");
+    let five = [
+        (
+            "rustc|missing|no rustc",
+            "The Rust compiler that made this kernel, rustc 1.93.1 (01f6ddf75 2026-02-11) (built from a source \
+             tarball), is not here: run 'apt install rustc-1.93', or name it with RUSTC=.",
+        ),
+        (
+            "bindgen|missing|no bindgen",
+            "The build needs bindgen 0.71.1 or newer: run 'apt install bindgen', or run 'cargo install bindgen-cli' and \
+             name it with BINDGEN=.",
+        ),
+        (
+            "C compiler|missing|no gcc",
+            "This kernel was built by x86_64-linux-gnu-gcc-15 (Ubuntu 15.2.0-16ubuntu1) 15.2.0: run 'apt install gcc-15'.",
+        ),
+        proprietary,
+        no_peers,
+    ];
+    let mut unknown = five;
+    unknown[0].1 =
+        "The Rust compiler is not here: run 'apt install rustc', or name it with RUSTC=.";
+    unknown[2].1 = "The C compiler is not here: run 'apt install gcc'.";
+    let no_headers = (
+        "build folder|missing|no /lib/modules/{R}/build",
+        "This kernel's headers are not here: run 'apt install linux-headers-{R}', or name the kernel's build folder with \
+         KDIR=.",
+    );
+    let no_metadata = (
+        "Rust metadata|missing|no rust/libcore.rmeta and 9 more",
+        IN_LIB_RUST,
+    );
+    let stripped = lacking
+        .clone()
+        .without("lib/modules/{R}/build")
+        .without("{K}")
+        .without("usr/src/linux-lib-rust-{R}")
+        .clone();
+
+    vec![
+        case("6.18 with headers and little else", &of_old, &too_old),
+        case(
+            "6.18 without headers",
+            of_old.clone().without("lib/modules/{R}/build").without("{K}"),
+            &too_old,
+        ),
+        case(
+            "6.18 on Ubuntu, which has no newer kernel for every release",
+            &complete("6.18.0-15-generic"),
+            &[(
+                "kernel version|missing|{R}",
+                "No kernel before 7.0 can serve, as the module needs its Rust interfaces: install a kernel of 7.0 or \
+                 newer with CONFIG_RUST=y, and its headers.",
+            )],
+        ),
+        case(
+            "Debian 13 with its first kernel",
+            Host {
+                release: "6.12.57+deb13-amd64",
+                ..complete(UBUNTU)
+            }
+            .file(
+                "etc/os-release",
+                "ID=debian\nVERSION_CODENAME=trixie\n",
+            )
+            .module("lib/modules/{R}/updates/dkms/nvidia.ko", "Dual MIT/GPL", "595.45.04")
+            .file("proc/sys/kernel/osrelease", "{R}\n"),
+            &[(
+                "kernel version|missing|{R}",
+                "No kernel before 7.0 can serve, as the module needs its Rust interfaces: run 'apt install -t \
+                 trixie-backports linux-image-amd64 linux-headers-amd64'.",
+            )],
+        ),
+        case("five things are missing", &lacking, &five),
+        case(
+            "five things and the headers, and the configuration beside the kernel",
+            stripped.clone().configuration("boot/config-{R}"),
+            &[&[no_headers, no_metadata][..], &five[..]].concat(),
+        ),
+        case(
+            "five things, the headers and all that is known of the kernel",
+            &stripped,
+            &[&[no_headers, no_metadata][..], &unknown[..]].concat(),
+        ),
+        case(
+            "no headers, and a kernel without Rust",
+            complete("7.2.0-300.fc44.x86_64")
+                .without("lib/modules/{R}/build")
+                .without("{K}")
+                .unset("RUST")
+                .configuration("lib/modules/{R}/config"),
+            &[(
+                "CONFIG_RUST|missing|not set",
+                "This kernel was built without Rust: use one with CONFIG_RUST=y.",
+            )],
+        ),
+        case(
+            "no headers, and peer memory among the modules",
+            complete(UBUNTU)
+                .without("lib/modules/{R}/build")
+                .without("{K}")
+                .without("usr/src/ofa_kernel")
+                .file(
+                    "lib/modules/{R}/modules.symbols",
+                    "alias symbol:ib_register_peer_memory_client ib_uverbs\n",
+                ),
+            &[no_headers],
+        ),
+    ]
+}
+
 /// What the kernel must have been built with and left behind.
 pub(crate) fn kernels() -> Vec<Case> {
     let mut cases = vec![
@@ -122,8 +308,8 @@ pub(crate) fn kernels() -> Vec<Case> {
             &complete("6.19.9-15-generic"),
             &[(
                 "kernel version|missing|{R}",
-                "The module's source needs the Rust interfaces of Linux 7.0: install a kernel of that version or a newer \
-                 one, and its headers.",
+                "No kernel before 7.0 can serve, as the module needs its Rust interfaces: install a kernel of 7.0 or \
+                 newer with CONFIG_RUST=y, and its headers.",
             )],
         ),
         case("the oldest that it runs on", &complete("7.2.0-15-generic"), &[]),
@@ -138,7 +324,7 @@ pub(crate) fn kernels() -> Vec<Case> {
                 .without("usr/src/linux-lib-rust-{R}/rust/libzerocopy_derive.so"),
             &[(
                 "kernel version|remark|{R}",
-                "The module was run on 7.2 to 7.3; on 7.1 it never was.",
+                "The module was run on 7.2 to 7.3, and never on 7.1.",
             )],
         ),
         case(
@@ -163,7 +349,7 @@ pub(crate) fn kernels() -> Vec<Case> {
             &complete("7.10.0-15-generic"),
             &[(
                 "kernel version|remark|{R}",
-                "The module was run on 7.2 to 7.3, and on nothing newer.",
+                "The module was run on 7.2 to 7.3, and never on 7.10.",
             )],
         ),
         case(
@@ -214,6 +400,17 @@ pub(crate) fn kernels() -> Vec<Case> {
             )],
         ),
         case(
+            "no metadata, and it shall be made, which is Debian's way alone",
+            complete(UBUNTU)
+                .without("usr/src/linux-lib-rust-{R}")
+                .tool("dpkg-query", "linux-headers-7.3.0-15")
+                .argument("-m"),
+            &[(
+                "Rust metadata|missing|no rust/libcore.rmeta and 11 more",
+                IN_LIB_RUST,
+            )],
+        ),
+        case(
             "a kernel that puts its helpers into modules, and not into its headers",
             complete(UBUNTU).set("RUST_INLINE_HELPERS", "y"),
             &[(
@@ -225,17 +422,8 @@ pub(crate) fn kernels() -> Vec<Case> {
             "no target specification",
             complete(UBUNTU).without("{K}/scripts/target.json"),
             &[(
-                "Rust target|missing|no scripts/target.json",
+                "Rust metadata|missing|no scripts/target.json",
                 IN_LIB_RUST,
-            )],
-        ),
-        case(
-            "no rustc_cfg",
-            complete(UBUNTU).without("{K}/include/generated/rustc_cfg"),
-            &[(
-                "rustc_cfg|missing|no include/generated/rustc_cfg",
-                "The configuration was not written out for Rust: run 'make modules_prepare' in the kernel tree, or \
-                 install the headers again.",
             )],
         ),
         case(
@@ -244,21 +432,14 @@ pub(crate) fn kernels() -> Vec<Case> {
                 .set("MODVERSIONS", "y")
                 .set("GENDWARFKSYMS", "y")
                 .file("usr/src/nvidia-595.45.04/Module.symvers", &nvidia_symbols()),
-            &[(
-                "MODVERSIONS|remark|y, by GENDWARFKSYMS",
-                "With versions of symbols the module was loaded once, and never used.",
-            )],
+            &[],
         ),
         case(
-            "versions of symbols in the older way, and none of the driver's",
+            "versions of symbols, and none of the driver's",
             complete(UBUNTU).set("MODVERSIONS", "y"),
             &[
                 (
-                    "MODVERSIONS|remark|y, without GENDWARFKSYMS",
-                    "Linux itself has no Rust so: the distribution patched it, and the module was never built there.",
-                ),
-                (
-                    "nvidia symbols|missing|no Module.symvers of the driver's",
+                    "nvidia symbols|missing|the project's own list, without versions",
                     "This kernel wants versions of all symbols: have NV_SYMVERS= name the Module.symvers of nvidia.ko's \
                      build.",
                 ),
@@ -278,27 +459,11 @@ pub(crate) fn kernels() -> Vec<Case> {
             &[],
         ),
         case(
-            "no InfiniBand in the kernel itself",
-            complete(UBUNTU).unset("INFINIBAND").unset("INFINIBAND_USER_MEM"),
-            &[(
-                "InfiniBand|remark|CONFIG_INFINIBAND=n, CONFIG_INFINIBAND_USER_MEM=n",
-                "This kernel's own ib_core registers no memory of processes: all of ib_core must come from OFED.",
-            )],
-        ),
-        case(
-            "InfiniBand without memory of processes",
-            complete(UBUNTU).unset("INFINIBAND_USER_MEM"),
-            &[(
-                "InfiniBand|remark|CONFIG_INFINIBAND=m, CONFIG_INFINIBAND_USER_MEM=n",
-                "This kernel's own ib_core registers no memory of processes: all of ib_core must come from OFED.",
-            )],
-        ),
-        case(
             "signed modules alone",
             complete(UBUNTU).set("MODULE_SIG_FORCE", "y"),
             &[(
                 "module signature|remark|CONFIG_MODULE_SIG_FORCE=y",
-                "Sign the module with a key that this kernel trusts (the kernel's scripts/sign-file), or it is refused.",
+                "Sign the module with a key that this kernel trusts (docs/install.md, Secure Boot), or it is refused.",
             )],
         ),
         case(
@@ -309,8 +474,7 @@ pub(crate) fn kernels() -> Vec<Case> {
             ),
             &[(
                 "module signature|remark|lockdown: integrity",
-                "Sign the module with a key that this machine trusts (mokutil --import, scripts/sign-file), or it is \
-                 refused.",
+                "Sign the module with a key that this kernel trusts (docs/install.md, Secure Boot), or it is refused.",
             )],
         ),
         case(
@@ -392,17 +556,14 @@ pub(crate) fn tools() -> Vec<Case> {
             complete(UBUNTU).fails("rustc"),
             &[(
                 "rustc|missing|rustc, which does not tell its version",
-                "See why 'rustc --version' fails, or name another with RUSTC=.",
+                "The Rust compiler that made this kernel, rustc 1.93.1 (01f6ddf75 2026-02-11) (built from a source \
+                 tarball), is not here: run 'apt install rustc-1.93', or name it with RUSTC=.",
             )],
         ),
         case(
-            "metadata of another compiler than the configuration's",
+            "metadata of another compiler than the configuration's, which decides",
             complete(UBUNTU).set("RUSTC_VERSION_TEXT", "\"rustc 1.92.0 (ded5c06cf 2025-12-08)\""),
-            &[(
-                "rustc|remark|rustc 1.93.1 (01f6ddf75 2026-02-11) (built from a source tarball)",
-                "It made this kernel's Rust metadata, and the configuration says rustc 1.92.0 (ded5c06cf 2025-12-08): \
-                 they may not belong together.",
-            )],
+            &[],
         ),
         case(
             "no bindgen",
@@ -434,7 +595,8 @@ pub(crate) fn tools() -> Vec<Case> {
             complete(UBUNTU).fails("bindgen"),
             &[(
                 "bindgen|missing|bindgen, which does not tell its version",
-                "See why 'bindgen --version' fails, or name another with BINDGEN=.",
+                "The build needs bindgen 0.71.1 or newer: run 'apt install bindgen', or run 'cargo install bindgen-cli' \
+                 and name it with BINDGEN=.",
             )],
         ),
         case(
@@ -472,21 +634,17 @@ pub(crate) fn tools() -> Vec<Case> {
             )],
         ),
         case(
-            "another gcc",
+            "another gcc, of which kbuild warns",
             complete(UBUNTU).tool("gcc", "gcc (Ubuntu 14.2.0-4ubuntu2) 14.2.0"),
-            &[(
-                "C compiler|remark|gcc (Ubuntu 14.2.0-4ubuntu2) 14.2.0",
-                "This kernel was built by x86_64-linux-gnu-gcc-15 (Ubuntu 15.2.0-16ubuntu1) 15.2.0; kbuild warns of the \
-                 difference.",
-            )],
+            &[],
         ),
         case(
             "a gcc that lacks an option",
             complete(UBUNTU).gcc_12(),
             &[(
                 "C compiler|missing|gcc (Ubuntu 12.3.0-1ubuntu1) 12.3.0",
-                "It lacks an option that this kernel is configured for, -fmin-function-alignment: run 'apt install \
-                 gcc-15', and name it with CC=.",
+                "This kernel was built by x86_64-linux-gnu-gcc-15 (Ubuntu 15.2.0-16ubuntu1) 15.2.0, and needs \
+                 -fmin-function-alignment, which this one lacks: run 'apt install gcc-15', and name it with CC=.",
             )],
         ),
         case(
@@ -505,8 +663,8 @@ pub(crate) fn tools() -> Vec<Case> {
                 .variable("LLVM", "1"),
             &[(
                 "C compiler|missing|Ubuntu clang version 21.1.8",
-                "This kernel was built by x86_64-linux-gnu-gcc-15 (Ubuntu 15.2.0-16ubuntu1) 15.2.0, and takes gcc alone: \
-                 build without LLVM= and CC=.",
+                "This kernel was built by x86_64-linux-gnu-gcc-15 (Ubuntu 15.2.0-16ubuntu1) 15.2.0, and takes no \
+                 compiler of another kind: build without CC= and with LLVM=.",
             )],
         ),
         case("a kernel of clang's", complete(UBUNTU).by_clang(""), &[]),
@@ -525,7 +683,7 @@ pub(crate) fn tools() -> Vec<Case> {
                 ),
                 (
                     "linker|missing|no ld.lld",
-                    "A kernel that clang built is linked by LLVM's linker: build with LLVM=-21, or run 'apt install lld'.",
+                    "The linker is not here: build with LLVM=-21, or run 'apt install lld'.",
                 ),
             ],
         ),
@@ -534,8 +692,8 @@ pub(crate) fn tools() -> Vec<Case> {
             complete(UBUNTU).by_clang("").argument("CC=gcc"),
             &[(
                 "C compiler|missing|gcc (Ubuntu 15.2.0-16ubuntu1) 15.2.0",
-                "This kernel was built by Ubuntu clang version 21.1.8, and takes clang alone: build with LLVM=1, and \
-                 without CC=.",
+                "This kernel was built by Ubuntu clang version 21.1.8, and takes no compiler of another kind: build \
+                 without CC= and with LLVM=1.",
             )],
         ),
         case(
@@ -551,7 +709,7 @@ pub(crate) fn tools() -> Vec<Case> {
                 ),
                 (
                     "linker|missing|no ld.lld",
-                    "A kernel that clang built is linked by LLVM's linker: run 'apt install lld'.",
+                    "The linker is not here: run 'apt install lld'.",
                 ),
             ],
         ),
@@ -565,7 +723,7 @@ pub(crate) fn tools() -> Vec<Case> {
                 ),
                 (
                     "linker|missing|no /opt/llvm/ld.lld",
-                    "A kernel that clang built is linked by LLVM's linker: run 'apt install lld'.",
+                    "The linker is not here: run 'apt install lld'.",
                 ),
             ],
         ),
@@ -701,8 +859,8 @@ pub(crate) fn drivers() -> Vec<Case> {
                     &format!("It lacks nvidia_p2p_get_pages_persistent(): {OPEN_FLAVOUR}, version 535 or newer."),
                 ),
                 (
-                    "nv-p2p.h|missing|/usr/src/nvidia-530.41.03/nvidia/nv-p2p.h, of a driver before 535",
-                    "Install driver 535 or newer, or build with NV_P2P_INCLUDE= for the project's own.",
+                    "nv-p2p.h|missing|/usr/src/nvidia-530.41.03/nvidia/nv-p2p.h",
+                    "It is not of driver 535 or newer: install that, or build with NV_P2P_INCLUDE= for the project's own.",
                 ),
             ],
         ),
@@ -723,8 +881,8 @@ pub(crate) fn drivers() -> Vec<Case> {
             "a folder by name, without a header",
             complete(UBUNTU).argument("NV_P2P_INCLUDE=/opt/nvidia"),
             &[(
-                "nv-p2p.h|missing|none in /opt/nvidia",
-                "Have NV_P2P_INCLUDE= name the folder of the driver's nv-p2p.h, or nothing, for the project's own.",
+                "nv-p2p.h|missing|/opt/nvidia/nv-p2p.h",
+                "It is not of driver 535 or newer: install that, or build with NV_P2P_INCLUDE= for the project's own.",
             )],
         ),
         case(
@@ -762,26 +920,7 @@ pub(crate) fn drivers() -> Vec<Case> {
                 .set("GENDWARFKSYMS", "y")
                 .file("opt/Module.symvers", &nvidia_symbols())
                 .variable("NV_SYMVERS", "/opt/Module.symvers"),
-            &[(
-                "MODVERSIONS|remark|y, by GENDWARFKSYMS",
-                "With versions of symbols the module was loaded once, and never used.",
-            )],
-        ),
-        case(
-            "an older driver is loaded",
-            complete(UBUNTU).file("sys/module/nvidia/version", "580.126.09\n"),
-            &[(
-                "loaded driver|remark|580.126.09, open",
-                "It is older than 595.45.04, which is built for: reboot, or load that one, before this module.",
-            )],
-        ),
-        case(
-            "the other flavour is loaded",
-            complete(UBUNTU).file("proc/driver/nvidia/version", PROPRIETARY),
-            &[(
-                "loaded driver|remark|595.45.04, proprietary",
-                "The open flavour is installed: reboot, or load it, before this module.",
-            )],
+            &[],
         ),
         case(
             "nv_peer_mem is installed, and nothing is indexed",
@@ -831,6 +970,20 @@ pub(crate) fn installing() -> Vec<Case> {
             &[],
         ),
         case(
+            "a kernel for which dkms builds nothing, and says little",
+            complete("6.18.0-15-generic").argument("-l"),
+            &[(
+                "kernel version|missing|{R}",
+                "No kernel before 7.0 can serve, as the module needs its Rust interfaces: install a kernel of 7.0 or \
+                 newer with CONFIG_RUST=y, and its headers.",
+            )],
+        ),
+        case(
+            "a kernel on which it never ran, at installing",
+            complete("7.1.0-15-generic").argument("-l"),
+            &[],
+        ),
+        case(
             "the proprietary flavour, at installing",
             &changed(|host| {
                 host.nvidia("NVIDIA", "595.45.04")
@@ -868,14 +1021,19 @@ pub(crate) fn installing() -> Vec<Case> {
             &changed(|host| host.set("MODULE_SIG_FORCE", "y")),
             &[(
                 "module signature|remark|CONFIG_MODULE_SIG_FORCE=y",
-                "Sign the module with a key that this kernel trusts (the kernel's scripts/sign-file), or it is refused.",
+                "Sign the module with a key that this kernel trusts (docs/install.md, Secure Boot), or it is refused.",
             )],
         ),
     ]
 }
 
+const NO_OFED_ON_NEW_KERNEL: &str = "Mainline's ib_core never had the interface, and there is no OFED: install MLNX_OFED \
+                                     or DOCA-OFED for the new kernel, with what it puts into /usr/src/ofa_kernel.";
 const NO_OFED: &str = "Mainline's ib_core never had the interface, and there is no OFED: install MLNX_OFED or DOCA-OFED \
                        for this kernel, with what it puts into /usr/src/ofa_kernel.";
+
+const OLD_OFED: &str = "It is not of MLNX_OFED 5.4-3.0.3.0 or newer, or DOCA-OFED, and the build knows no older form: install \
+                        one of these, or have PEER_MEM_INCLUDE= name the include folder of the ib_core in use.";
 
 pub(crate) fn peer_memory() -> Vec<Case> {
     vec![
@@ -919,8 +1077,8 @@ pub(crate) fn peer_memory() -> Vec<Case> {
                     &exported("ib_register_peer_memory_client", "ib_peer_mem"),
                 ),
             &[(
-                "peer_mem.h|missing|/usr/src/linux/include/rdma/peer_mem.h, of an OFED before 5.4-3.0.3.0",
-                "Install MLNX_OFED 5.4-3.0.3.0 or newer, or DOCA-OFED: the build knows no older form of the interface.",
+                "peer_mem.h|missing|/usr/src/linux/include/rdma/peer_mem.h",
+                OLD_OFED,
             )],
         ),
         case(
@@ -957,8 +1115,8 @@ pub(crate) fn peer_memory() -> Vec<Case> {
             "an OFED that is too old",
             complete(UBUNTU).file("usr/src/ofa_kernel/default/include/rdma/peer_mem.h", ""),
             &[(
-                "peer_mem.h|missing|/usr/src/ofa_kernel/default/include/rdma/peer_mem.h, of an OFED before 5.4-3.0.3.0",
-                "Install MLNX_OFED 5.4-3.0.3.0 or newer, or DOCA-OFED: the build knows no older form of the interface.",
+                "peer_mem.h|missing|/usr/src/ofa_kernel/default/include/rdma/peer_mem.h",
+                OLD_OFED,
             )],
         ),
         case(
@@ -990,8 +1148,8 @@ pub(crate) fn peer_memory() -> Vec<Case> {
                 )
                 .argument("PEER_MEM_INCLUDE=/opt/peer/include"),
             &[(
-                "peer_mem.h|missing|none in /opt/peer/include/rdma",
-                "Have PEER_MEM_INCLUDE= name the include folder of the ib_core in use, or nothing, for the project's own.",
+                "peer_mem.h|missing|/opt/peer/include/rdma/peer_mem.h",
+                OLD_OFED,
             )],
         ),
         case(
@@ -1013,7 +1171,7 @@ const LEFT_OUT_BY_DEBIAN: &str =
                                   the headers), from which 'make module' makes them.";
 
 /// Debian 13 with the kernel of its backports, stock: the headers are in three packages and have nothing of Rust's.
-fn debian() -> Host {
+pub(crate) fn debian() -> Host {
     let release = "7.3.4+deb13-amd64";
     let mut host = Host {
         release,
@@ -1135,8 +1293,7 @@ pub(crate) fn hosts() -> Vec<Case> {
             "Debian 13 as it is",
             &debian(),
             &[
-                ("Rust metadata|missing|no rust/libcore.rmeta and 11 more", LEFT_OUT_BY_DEBIAN),
-                ("Rust target|missing|no scripts/target.json", LEFT_OUT_BY_DEBIAN),
+                ("Rust metadata|missing|no rust/libcore.rmeta and 12 more", LEFT_OUT_BY_DEBIAN),
                 no_driver(&on_debian),
                 no_peers,
             ],
@@ -1167,8 +1324,7 @@ pub(crate) fn hosts() -> Vec<Case> {
             "Debian 13 without tools",
             &bare(debian()),
             &[
-                ("Rust metadata|missing|no rust/libcore.rmeta and 11 more", LEFT_OUT_BY_DEBIAN),
-                ("Rust target|missing|no scripts/target.json", LEFT_OUT_BY_DEBIAN),
+                ("Rust metadata|missing|no rust/libcore.rmeta and 12 more", LEFT_OUT_BY_DEBIAN),
                 (
                     "rustc|missing|no rustc",
                     "The Rust compiler that made this kernel, rustc 1.85.1 (4eb161250 2025-03-15) (built from a source \
@@ -1176,11 +1332,11 @@ pub(crate) fn hosts() -> Vec<Case> {
                 ),
                 ("bindgen|missing|no bindgen", &no_bindgen("run 'apt install bindgen'")),
                 (
-                    "C compiler|missing|no gcc",
+                    "C compiler|missing|no x86_64-linux-gnu-gcc-14",
                     "This kernel was built by x86_64-linux-gnu-gcc-14 (Debian 14.2.0-19) 14.2.0: run 'apt install \
                      gcc-14'.",
                 ),
-                ("linker|missing|no ld", "The linker is not here: run 'apt install binutils'."),
+                ("linker|missing|no x86_64-linux-gnu-ld", "The linker is not here: run 'apt install binutils'."),
                 ("make|missing|none", "kbuild needs GNU make: run 'apt install make'."),
                 no_driver(&on_debian),
                 no_peers,
@@ -1192,7 +1348,7 @@ pub(crate) fn hosts() -> Vec<Case> {
             &[
                 (
                     "kernel version|remark|{R}",
-                    "The module was run on 7.2 to 7.3; on 7.0 it never was.",
+                    "The module was run on 7.2 to 7.3, and never on 7.0.",
                 ),
                 (
                     "peer memory|missing|no /usr/src/ofa_kernel/default/Module.symvers",
@@ -1204,8 +1360,7 @@ pub(crate) fn hosts() -> Vec<Case> {
             "Fedora as it is",
             &fedora(),
             &[
-                ("Rust metadata|missing|no rust/libcore.rmeta and 11 more", LEFT_OUT),
-                ("Rust target|missing|no scripts/target.json", LEFT_OUT),
+                ("Rust metadata|missing|no rust/libcore.rmeta and 12 more", LEFT_OUT),
                 no_driver(&elsewhere),
                 no_peers,
             ],
@@ -1214,8 +1369,7 @@ pub(crate) fn hosts() -> Vec<Case> {
             "Fedora without tools",
             &bare(fedora()),
             &[
-                ("Rust metadata|missing|no rust/libcore.rmeta and 11 more", LEFT_OUT),
-                ("Rust target|missing|no scripts/target.json", LEFT_OUT),
+                ("Rust metadata|missing|no rust/libcore.rmeta and 12 more", LEFT_OUT),
                 (
                     "rustc|missing|no rustc",
                     "The Rust compiler that made this kernel, rustc 1.94.0 (4a4ef493e 2026-03-02) (Fedora \
@@ -1240,11 +1394,21 @@ pub(crate) fn hosts() -> Vec<Case> {
             }
             .file("etc/os-release", "ID=\"rocky\"\nID_LIKE=\"rhel centos fedora\"\n")
             .file("proc/sys/kernel/osrelease", "{R}\n"),
-            &[(
-                "build folder|missing|no /lib/modules/{R}/build",
-                "This kernel's headers are not here: run 'dnf install kernel-devel-{R}', or name the kernel's build \
-                 folder with KDIR=.",
-            )],
+            &[
+                (
+                    "build folder|missing|no /lib/modules/{R}/build",
+                    "This kernel's headers are not here: run 'dnf install kernel-devel-{R}', or name the kernel's build \
+                     folder with KDIR=.",
+                ),
+                ("Rust metadata|missing|no rust/libcore.rmeta and 9 more", LEFT_OUT),
+                ("rustc|missing|no rustc", NO_RUSTC),
+                ("bindgen|missing|no bindgen", NO_BINDGEN_ON_FEDORA),
+                ("C compiler|missing|no gcc", "The C compiler is not here: run 'dnf install gcc'."),
+                ("linker|missing|no ld", "The linker is not here: run 'dnf install binutils'."),
+                ("make|missing|none", "kbuild needs GNU make: run 'dnf install make'."),
+                no_driver(&elsewhere),
+                no_peers,
+            ],
         ),
         case(
             "Fedora without libclang",
@@ -1266,11 +1430,15 @@ pub(crate) fn hosts() -> Vec<Case> {
         case(
             "Arch Linux without headers",
             arch().without("lib/modules/{R}/build"),
-            &[(
-                "build folder|missing|no /lib/modules/{R}/build",
-                "This kernel's headers are not here: run 'pacman -S linux-lts-headers', or name the kernel's build \
-                 folder with KDIR=.",
-            )],
+            &[
+                (
+                    "build folder|missing|no /lib/modules/{R}/build",
+                    "This kernel's headers are not here: run 'pacman -S linux-lts-headers', or name the kernel's build \
+                     folder with KDIR=.",
+                ),
+                no_driver(&on_arch),
+                no_peers,
+            ],
         ),
         case(
             "Arch Linux without Rust's part, and without tools",

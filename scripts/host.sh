@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+# shellcheck shell=sh disable=SC2034 # what is found here is used there
+#
+# What scripts/check and scripts/headers, which source it, know of a host: its
+# files, below PROBE_ROOT, which is the host's root by default; the kernel that
+# KVER and KDIR name; how its distribution calls things.
+
+root=${PROBE_ROOT:+$(cd -P "$PROBE_ROOT" && pwd)} || exit 2
+root=${root%/}
+# Where modinfo and the like are, which not every user's PATH has.
+PATH=$PATH:$root/usr/sbin:$root/sbin
+export LC_ALL=C
+
+# Where a path of the host's lies, and the host's name of it.
+at() { case $1 in "$root"/* | [!/]*) printf '%s\n' "$1" ;; *) printf '%s\n' "$root$1" ;; esac; }
+name() { printf '%s\n' "${1#"$root"}"; }
+
+# What a link stands for. One with an absolute target would lead out of PROBE_ROOT. A function in round brackets keeps its
+# variables to itself.
+follow() (
+	path=$1
+	while to=$(readlink "$path"); do
+		case $to in /*) path=$root$to ;; *) path=$(dirname "$path")/$to ;; esac
+	done
+	printf '%s\n' "$path"
+)
+
+# The first version number in a text, and whether version $1 is $2 or newer.
+version() { printf '%s\n' "$1" | sed -nE '1s/^[^0-9]*([0-9]+(\.[0-9]+)*).*/\1/p'; }
+at_least() { [ "$(printf '%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]; }
+
+# KVER is a release, by default of the kernel that runs, KDIR its build folder, which knows whose it is.
+find_kernel() {
+	running=$(cat "$root/proc/sys/kernel/osrelease" 2>/dev/null) || running=''
+	release=${KVER:-$running}
+	KDIR=${KDIR:-/lib/modules/$release/build}
+	kdir=$(follow "$(at "${KDIR%/}")")
+	[ ! -d "$kdir" ] || kdir=$(cd -P "$kdir" && pwd)
+	release=$(cat "$kdir/include/config/kernel.release" 2>/dev/null || printf '%s\n' "$release")
+	series=$(version "$release" | cut -d . -f 1,2)
+	# Distributions have it beside the kernel, too.
+	for configuration in "$kdir/include/config/auto.conf" "$root/boot/config-$release" "$root/lib/modules/$release/config" \
+		/dev/null; do
+		[ ! -r "$configuration" ] || break
+	done
+}
+
+# An option of the kernel's configuration: y, m, a value, or nothing.
+config() { sed -n "s/^CONFIG_$1=\"\{0,1\}\([^\"]*\).*/\1/p" "$configuration"; }
+
+# The module that exports symbol $1 by the Module.symvers $2.
+exporter() {
+	[ ! -e "$2" ] || awk -F '\t' -v symbol="$1" '$2 == symbol { sub(".*/", "", $3); print $3; exit }' "$2"
+}
+
+# The file of module $1 that modprobe would load, or any other that is there.
+installed() (
+	for folder in "$root/lib/modules/$release" "$root/usr/lib/modules/$release"; do
+		[ -d "$folder" ] || continue
+		path=$(sed -n "s,^\(\([^:]*/\)*$1\.ko[.a-z0-9]*\):.*,\1,p" "$folder/modules.dep" 2>/dev/null | head -n 1)
+		[ -n "$path" ] || path=$(cd "$folder" && find . -name "$1.ko*" | head -n 1)
+		[ -z "$path" ] || { printf '%s/%s\n' "$folder" "${path#./}"; break; }
+	done
+)
+
+os_release() { sed -n "s/^$1=//p" "$root/etc/os-release" 2>/dev/null | tr -d '"'; }
+
+# The name under which `install` knows a distribution and those like it, or nothing.
+find_family() {
+	case " $(os_release ID) $(os_release ID_LIKE) " in
+	*' ubuntu '*) family=ubuntu ;;
+	*' debian '*) family=debian ;;
+	*' rhel '* | *' fedora '*) family=rhel ;;
+	*' arch '*) family=arch ;;
+	*) family='' ;;
+	esac
+}
+
+# How to install $1: by the name of its package, or as $2 describes it. $3 is that name where it depends on the kernel.
+install() (
+	of=${3-}
+	distribution=$family
+	# Not every release of these has a kernel that serves.
+	[ "$1" != kernel ] || distribution=$(os_release ID):$(os_release VERSION_CODENAME)
+	pkgbase=$(cat "$root/usr/lib/modules/$release/pkgbase" 2>/dev/null || echo linux)
+	package=$(sed -n "s/^$1 .*${distribution:-none}=\([^,]*\).*/\1/p" <<-END
+		kernel debian:trixie=-t trixie-backports linux-image-${release##*-} linux-headers-${release##*-}
+		kernel fedora:=kernel kernel-devel, arch:=linux linux-headers
+		headers debian=linux-headers-$release, ubuntu=linux-headers-$release, rhel=kernel-devel-$release, arch=$pkgbase-headers
+		crates ubuntu=linux-lib-rust-$release, arch=$pkgbase-headers
+		rustc debian=rustc, ubuntu=$of, rhel=rust, arch=rust
+		bindgen debian=bindgen, ubuntu=bindgen, rhel=bindgen-cli, arch=rust-bindgen
+		libclang debian=libclang-dev, ubuntu=libclang-dev, rhel=clang-libs, arch=clang
+		compiler debian=$of, ubuntu=$of, rhel=${of%%-*}, arch=${of%%-*}
+		driver debian=nvidia-open-kernel-dkms, arch=nvidia-open-dkms
+	END
+	)
+	case $1 in make | binutils | lld) package=$1 ;; esac
+	case ${package:+$family} in
+	debian | ubuntu) echo "run 'apt install $package'" ;;
+	rhel) echo "run 'dnf install $package'" ;;
+	arch) echo "run 'pacman -S $package'" ;;
+	*) echo "install $2" ;;
+	esac
+)
