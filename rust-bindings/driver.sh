@@ -7,7 +7,10 @@ set -eu
 root=${PROBE_ROOT:-}
 # Where modinfo is, which not every user's PATH has.
 PATH=$PATH:$root/usr/sbin:$root/sbin
-installed=${2-$(modinfo -k "$1" -F version nvidia 2>/dev/null || true)}
+# The names but the first are those of Debian's packages.
+installed=${2-$(for name in nvidia nvidia-current-open nvidia-open nvidia-current; do
+	! modinfo -k "$1" -F version $name 2>/dev/null || break
+done)}
 newest=
 for header in "$root"/usr/src/nvidia-*/nvidia/nv-p2p.h; do
 	[ -e "$header" ] || continue

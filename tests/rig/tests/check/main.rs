@@ -692,6 +692,46 @@ fn what_is_ok_goes_unsaid_on_request() {
     assert_eq!(said.status, Some(1));
 }
 
+/// The Kbuild asks for the headers by the kernel alone. Debian's packages of the driver have modules of other names.
+#[test]
+fn the_installed_drivers_headers_are_found_by_all_its_names() {
+    let source = fs::read_to_string(script()).unwrap();
+    let names = source
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("for name in "))
+        .and_then(|rest| rest.strip_suffix("; do"))
+        .unwrap();
+    assert_eq!(names.split(' ').count(), 4, "{names}");
+    for name in names.split(' ') {
+        let place = Place::new();
+        let modinfo =
+            format!("#!/bin/sh\ncase $* in *' {name}') echo 580.1 ;; *) exit 1 ;; esac\n");
+        fs::create_dir_all(place.0.join("tools")).unwrap();
+        let tool = place.0.join("tools/modinfo");
+        fs::write(&tool, modinfo).unwrap();
+        fs::set_permissions(&tool, fs::Permissions::from_mode(0o755)).unwrap();
+        for version in ["580.1", "600.1"] {
+            let folder = place.0.join(format!("usr/src/nvidia-{version}/nvidia"));
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join("nv-p2p.h"), "").unwrap();
+        }
+        let path = format!("{}:/usr/bin:/bin", place.0.join("tools").display());
+        let output = Command::new(
+            script()
+                .parent()
+                .unwrap()
+                .join("../rust-bindings/driver.sh"),
+        )
+        .arg(UBUNTU)
+        .env("PATH", path)
+        .env("PROBE_ROOT", &place.0)
+        .output()
+        .unwrap();
+        let wanted = format!("{}/usr/src/nvidia-580.1/nvidia\n", place.0.display());
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), wanted, "{name}");
+    }
+}
+
 /// The source is there, and not that of the headers' package.
 #[test]
 fn metadata_that_cannot_be_made_is_missing() {
