@@ -290,7 +290,7 @@ fn strangers_hooks(log: Log) -> Result<()> {
         r#"
         mkdir /etc/infiniband
         echo theirs >/etc/infiniband/pre-stop-hook.sh
-        dpkg -i /tmp/*_0.1.0_all.deb 2>&1 | grep 'left /etc/infiniband/pre-stop-hook.sh as it is'
+        dpkg -i /tmp/*_0.1.0_all.deb 2>&1 | grep '/etc/infiniband/pre-stop-hook.sh exists and was not changed'
         test "$(cat /etc/infiniband/pre-stop-hook.sh)" = theirs
         test -x /etc/infiniband/post-start-hook.sh
         dpkg -P nvidia-peermem-rs-dkms
