@@ -9,40 +9,55 @@ use kernel::prelude::*;
 mod tests {
     use core::mem::offset_of;
 
-    use kernel::prelude::*;
-    use kernel::str::CStr;
+    use kernel::{
+        prelude::*,
+        str::CStr, //
+    };
 
-    use crate::c::peer_memory_client_ex;
-    use crate::clients::Persistent;
-    use crate::clients::Ready;
-    use crate::fakes::at;
-    use crate::fakes::check;
-    use crate::fakes::fail_once;
-    use crate::fakes::log;
-    use crate::fakes::logged;
-    use crate::fakes::record;
-    use crate::fakes::same;
-    use crate::fakes::test;
-    use crate::fakes::with;
-    use crate::fakes::Call;
-    use crate::fakes::Event;
-    use crate::fakes::Name;
-    use crate::fakes::Point;
-    use crate::fakes::Thread;
-    use crate::ib::Invalidation;
-    use crate::ib::Registration;
-    use crate::ib_core::descriptions;
-    use crate::ib_core::get;
-    use crate::ib_core::not_mine;
-    use crate::ib_core::regions;
-    use crate::ib_core::Description;
-    use crate::setup::pages;
-    use crate::setup::persistent;
-    use crate::setup::persistent_as;
-    use crate::setup::revocable;
-    use crate::setup::OfTest;
-    use crate::setup::PAGES;
-    use crate::sys;
+    use crate::{
+        c::peer_memory_client_ex,
+        clients::{
+            Persistent,
+            Ready, //
+        },
+        fakes::{
+            at,
+            check,
+            fail_once,
+            log,
+            logged,
+            record,
+            same,
+            test,
+            with,
+            Call,
+            Event,
+            Name,
+            Point,
+            Thread, //
+        },
+        ib::{
+            Invalidation,
+            Registration, //
+        },
+        ib_core::{
+            descriptions,
+            get,
+            not_mine,
+            regions,
+            Description, //
+        },
+        log::journal,
+        params,
+        setup::{
+            pages,
+            persistent,
+            persistent_as,
+            revocable,
+            OfTest,
+            PAGES, //
+        }, //
+    };
 
     fn described() -> Result<Description> {
         Ok(*descriptions().first().ok_or(ENOENT)?)
@@ -145,8 +160,11 @@ mod tests {
         test(|| {
             drop(revocable(Invalidation::ClientUnmaps)?);
             log();
-            let again =
-                Registration::<OfTest>::new(c"nv_mem", sys::version(), Invalidation::ClientUnmaps);
+            let again = Registration::<OfTest>::new(
+                c"nv_mem",
+                params::version(),
+                Invalidation::ClientUnmaps,
+            );
             same!(again.err(), Some(EBUSY));
             logged![];
             Ok(())
@@ -163,7 +181,7 @@ mod tests {
             })?;
             let registration = Registration::<Persistent>::new(
                 c"nv_mem",
-                sys::version(),
+                params::version(),
                 Invalidation::ClientUnmaps,
             )?;
             let ready = Ready::new();
@@ -193,14 +211,13 @@ mod tests {
 
     /// The number of the record to come.
     fn recorded() -> u64 {
-        sys::journal(|journal| {
+        journal(|journal| {
             let mut next = 0;
             while let Some((_, number)) = journal.from(false, next) {
                 next = number;
             }
             next
         })
-        .unwrap_or_default()
     }
 
     #[test]

@@ -6,42 +6,58 @@
 //! Calls the functions that the module has registered, by the pointers that it gave, and looks at all
 //! that comes back: who breaks the contract fails the test that is running, whatever that is about.
 
-use core::mem::offset_of;
-use core::ptr;
-use core::ptr::NonNull;
+use core::{
+    mem::offset_of,
+    ptr::{
+        self,
+        NonNull, //
+    }, //
+};
 
-use kernel::bindings;
-use kernel::page::PAGE_SIZE;
-use kernel::prelude::*;
-use kernel::static_lock_class;
-use kernel::sync::atomic::Acquire;
-use kernel::sync::atomic::Atomic;
-use kernel::sync::atomic::Full;
-use kernel::sync::atomic::Relaxed;
-use kernel::sync::atomic::Release;
-use kernel::sync::lock::mutex::MutexBackend;
-use kernel::sync::lock::Guard;
-use kernel::sync::Arc;
-use kernel::sync::Completion;
-use kernel::sync::Mutex;
+use kernel::{
+    bindings,
+    page::PAGE_SIZE,
+    prelude::*,
+    static_lock_class,
+    sync::{
+        atomic::{
+            Acquire,
+            Atomic,
+            Full,
+            Relaxed,
+            Release, //
+        },
+        lock::{
+            mutex::MutexBackend,
+            Guard, //
+        },
+        Arc,
+        Completion,
+        Mutex, //
+    }, //
+};
 
-use crate::c;
-use crate::compat;
-use crate::extents::Entry;
-use crate::fakes;
-use crate::fakes::at;
-use crate::fakes::check;
-use crate::fakes::failing;
-use crate::fakes::fails;
-use crate::fakes::reach;
-use crate::fakes::record;
-use crate::fakes::same;
-use crate::fakes::Call;
-use crate::fakes::Event;
-use crate::fakes::Name;
-use crate::fakes::Point;
-use crate::fakes::Thread;
-use crate::sys::PciDevice;
+use crate::{
+    c,
+    compat,
+    extents::Entry,
+    fakes::{
+        self,
+        at,
+        check,
+        failing,
+        fails,
+        reach,
+        record,
+        same,
+        Call,
+        Event,
+        Name,
+        Point,
+        Thread, //
+    },
+    pci::PciDevice, //
+};
 
 /// The ticket of a registration that cannot be revoked.
 const NO_TICKET: u64 = u32::MAX as u64;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /*
- * The C side of the fakes (fakes.c), and what sys_c.c and memory_peers.c call in
+ * The C side of the fakes (fakes.c), and what kernel.c and memory_peers.c call in
  * place of the kernel: fakes.rs defines that.
  */
 #ifndef PEERMEM_KUNIT_FAKES_H
@@ -22,8 +22,6 @@
 #define FAKE_SMALL_LEN		BIT_ULL(24)
 
 /* In place of the kernel's functions of these names: fakes.rs. */
-bool fake_module_get(struct module *module);
-void fake_module_put(struct module *module);
 int fake_sg_alloc(struct sg_table *table, unsigned int entries, gfp_t gfp);
 u64 fake_dma_map(struct device *dev, u64 addr, size_t len, int dir,
 		 unsigned long attrs);
@@ -51,7 +49,7 @@ struct device *fake_plain_device(void);
 unsigned int fake_device_refs(void);
 unsigned int fake_remembered(void);
 
-/* sys_c.c: the module's parameters. */
+/* kernel.c: the module's parameters. */
 void fake_parameters(int peerdirect_support, int persistent_api_support);
 /* As this module was loaded; the last is its own. */
 void fake_loaded_with(int *peerdirect_support, int *persistent_api_support,

@@ -10,33 +10,59 @@
 //! There is one [`World`] at a time, for the C functions carry nothing that could name one. KUnit runs
 //! its tests one after another, each inside [`test`].
 
-use core::mem;
-use core::ptr;
-use core::ptr::NonNull;
+use core::{
+    mem,
+    ptr::{
+        self,
+        NonNull, //
+    }, //
+};
 
-use kernel::bindings;
-use kernel::error::to_result;
-use kernel::fmt;
-use kernel::prelude::*;
-use kernel::str::CStr;
-use kernel::str::CString;
-use kernel::sync::atomic::Acquire;
-use kernel::sync::atomic::Atomic;
-use kernel::sync::atomic::Relaxed;
-use kernel::sync::atomic::Release;
-use kernel::sync::global_lock;
-use kernel::sync::Arc;
-use kernel::sync::Completion;
-use kernel::task::Pid;
-use kernel::task::Task;
-use kernel::time::delay::fsleep;
-use kernel::time::Delta;
+use kernel::{
+    bindings,
+    error::to_result,
+    fmt,
+    prelude::*,
+    str::{
+        CStr,
+        CString, //
+    },
+    sync::{
+        atomic::{
+            Acquire,
+            Atomic,
+            Relaxed,
+            Release, //
+        },
+        global_lock,
+        Arc,
+        Completion, //
+    },
+    task::{
+        Pid,
+        Task, //
+    },
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
+};
 
-use crate::c;
-use crate::compat;
-use crate::ib_core;
-use crate::life::Life;
-use crate::sys;
+use crate::{
+    c,
+    compat,
+    entries::{
+        self,
+        Cursor, //
+    },
+    ib_core,
+    life::Life,
+    pci::Bars,
+    registry::{
+        Book,
+        Living, //
+    }, //
+};
 
 /// First address of the fake GPU's BAR, as `FAKE_BAR_START` of `fakes.h`.
 pub(crate) const BAR: u64 = 1 << 44;
@@ -68,7 +94,11 @@ mod helpers {
         pub(super) fn fake_nic_max_segment(bytes: c_uint);
         pub(super) fn fake_plain_device() -> *mut c_void;
         pub(super) fn fake_device_refs() -> c_uint;
-        pub(super) fn fake_remembered() -> c_uint;
+        pub(super) fn fake_pci_get(
+            vendor: c_uint,
+            device: c_uint,
+            from: *mut c_void,
+        ) -> *mut c_void;
         pub(super) fn fake_pci_steps() -> c_uint;
         pub(super) fn fake_gpu_leaves();
         pub(super) fn fake_parameters(peerdirect_support: c_int, persistent_api_support: c_int);
@@ -577,7 +607,7 @@ pub(crate) fn alone<R>(body: impl FnOnce() -> Result<R>) -> Result<R> {
     // SAFETY: That of the test before is gone.
     let result = to_result(unsafe { helpers::fake_sysfs_new() }).and_then(|()| body());
     // The next test's machine is another.
-    drop(sys::Bars::new());
+    drop(Bars::new());
     // SAFETY: Made above, or not at all. Who still has an object has it by a reference.
     unsafe { helpers::fake_sysfs_free() };
     // SAFETY: Made above. Who still has a device has it by a reference.
@@ -588,10 +618,10 @@ pub(crate) fn alone<R>(body: impl FnOnce() -> Result<R>) -> Result<R> {
 /// Has the test fail if the module has anything left.
 pub(crate) fn nothing_left() {
     same!(device_refs(), 0);
-    for counts in sys::roll_book(|book| book.counts()) {
+    for counts in entries::book(Book::counts) {
         same!((counts.alive, counts.alive_bytes), (0, 0));
     }
-    check!(sys::roll_from(0).is_none());
+    check!(roll_from(0).is_none());
     // SAFETY: Has no preconditions.
     same!(unsafe { helpers::fake_sysfs_refs() }, 0);
     with(|world| {
@@ -611,8 +641,13 @@ pub(crate) fn nothing_left() {
 
 /// How many devices the module remembers.
 pub(crate) fn remembered_devices() -> u32 {
-    // SAFETY: Has no preconditions.
-    unsafe { helpers::fake_remembered() }
+    fake_remembered()
+}
+
+/// The first registration with this number or a higher one, for a reader who begins.
+pub(crate) fn roll_from(number: u64) -> Option<Living> {
+    let cursor = KBox::pin_init(Cursor::new(), GFP_KERNEL).ok()?;
+    cursor.find(number)
 }
 
 /// How often the module asked for the next device of the machine.
@@ -1284,7 +1319,7 @@ const _: () = {
     let _ = [real::nvidia_p2p_dma_unmap_pages, nvidia_p2p_dma_unmap_pages];
 };
 
-// --- the kernel: what sys_c.c and memory_peers.c call -------------------------------------------
+// --- the kernel: what kernel.c, memory_peers.c and the abstractions call ------------------------
 
 #[no_mangle]
 extern "C" fn fake_kobject_fails() -> bool {
@@ -1302,7 +1337,27 @@ extern "C" fn fake_directory(made: bool) {
 }
 
 #[no_mangle]
-extern "C" fn fake_module_get(_module: *mut c_void) -> bool {
+extern "C" fn fake_remembered() -> c_uint {
+    // CAST: Few.
+    Bars::remembered() as c_uint
+}
+
+/// # Safety
+///
+/// As `pci_get_device()`.
+pub(crate) unsafe extern "C" fn pci_get_device(
+    vendor: c_uint,
+    device: c_uint,
+    from: *mut bindings::pci_dev,
+) -> *mut bindings::pci_dev {
+    // SAFETY: As promised by the caller.
+    unsafe { helpers::fake_pci_get(vendor, device, from.cast()) }.cast()
+}
+
+/// # Safety
+///
+/// As `try_module_get()`.
+pub(crate) unsafe extern "C" fn try_module_get(_module: *mut bindings::module) -> bool {
     with(|world| {
         if !world.going {
             world.holds += 1;
@@ -1311,8 +1366,10 @@ extern "C" fn fake_module_get(_module: *mut c_void) -> bool {
     })
 }
 
-#[no_mangle]
-extern "C" fn fake_module_put(_module: *mut c_void) {
+/// # Safety
+///
+/// As `module_put()`.
+pub(crate) unsafe extern "C" fn module_put(_module: *mut bindings::module) {
     with(|world| world.holds -= 1);
 }
 

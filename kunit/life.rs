@@ -7,20 +7,28 @@
 
 use kernel::prelude::*;
 
-use crate::fakes;
-use crate::fakes::alone;
-use crate::fakes::at;
-use crate::fakes::log;
-use crate::fakes::record;
-use crate::fakes::Event;
-use crate::fakes::Point;
-use crate::ib_core::descriptions;
-use crate::ib_core::get;
-use crate::ib_core::not_mine;
-use crate::ib_core::Description;
-use crate::setup::pages;
-use crate::setup::PAGES;
-use crate::PeerMem;
+use crate::{
+    fakes::{
+        self,
+        alone,
+        at,
+        log,
+        record,
+        Event,
+        Point, //
+    },
+    ib_core::{
+        descriptions,
+        get,
+        not_mine,
+        Description, //
+    },
+    setup::{
+        pages,
+        PAGES, //
+    },
+    PeerMem, //
+};
 
 /// What happened.
 pub(crate) struct Life {
@@ -90,15 +98,23 @@ mod tests {
     use kernel::prelude::*;
 
     use super::Life;
-    use crate::fakes::check;
-    use crate::fakes::remembered;
-    use crate::fakes::same;
-    use crate::fakes::test;
-    use crate::fakes::Event;
-    use crate::fakes::Event::*;
-    use crate::fakes::Name::NvMem;
-    use crate::fakes::Name::NvMemNc;
-    use crate::ib_core::Description;
+    use crate::{
+        fakes::{
+            check,
+            remembered,
+            same,
+            test,
+            Event::{
+                self,
+                *, //
+            },
+            Name::{
+                NvMem,
+                NvMemNc, //
+            }, //
+        },
+        ib_core::Description, //
+    };
 
     fn looked_at(look: impl FnOnce(&Life) -> Result) -> Result {
         test(|| remembered(look))

@@ -7,40 +7,52 @@ use kernel::prelude::*;
 
 #[kunit_tests(peermem_mapping)]
 mod tests {
-    use kernel::page::PAGE_SIZE;
-    use kernel::prelude::*;
+    use kernel::{
+        page::PAGE_SIZE,
+        prelude::*, //
+    };
 
-    use crate::extents::Entry;
-    use crate::extents::MAX_STEP;
-    use crate::fakes::check;
-    use crate::fakes::fail;
-    use crate::fakes::fail_once;
-    use crate::fakes::log;
-    use crate::fakes::logged;
-    use crate::fakes::nic;
-    use crate::fakes::nic_takes;
-    use crate::fakes::nothing_mapped;
-    use crate::fakes::pins;
-    use crate::fakes::plain_device;
-    use crate::fakes::same;
-    use crate::fakes::test;
-    use crate::fakes::with;
-    use crate::fakes::Call;
-    use crate::fakes::Event::*;
-    use crate::fakes::BAR;
-    use crate::fakes::DMA_OFFSET;
-    use crate::fakes::KIB_64;
-    use crate::ib::Invalidation;
-    use crate::ib_core::failure;
-    use crate::ib_core::get;
-    use crate::ib_core::Device;
-    use crate::ib_core::Failed;
-    use crate::ib_core::Request;
-    use crate::setup::pages;
-    use crate::setup::persistent_as;
-    use crate::setup::revocable;
-    use crate::setup::PAGES;
-    use crate::setup::VA;
+    use crate::{
+        extents::{
+            Entry,
+            MAX_STEP, //
+        },
+        fakes::{
+            check,
+            fail,
+            fail_once,
+            log,
+            logged,
+            nic,
+            nic_takes,
+            nothing_mapped,
+            pins,
+            plain_device,
+            same,
+            test,
+            with,
+            Call,
+            Event::*,
+            BAR,
+            DMA_OFFSET,
+            KIB_64, //
+        },
+        ib::Invalidation,
+        ib_core::{
+            failure,
+            get,
+            Device,
+            Failed,
+            Request, //
+        },
+        setup::{
+            pages,
+            persistent_as,
+            revocable,
+            PAGES,
+            VA, //
+        }, //
+    };
 
     /// Runs `body` with a client of each flavour, twice: once for a card whose regions are revocable, once
     /// for one whose regions are not.

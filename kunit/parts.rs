@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The parts that call neither neighbour: the arithmetic as kbuild compiles it, and what `sys` makes of the
+//! The parts that call neither neighbour: the arithmetic as kbuild compiles it, and what is made of the
 //! kernel's own types.
 
 use kernel::prelude::*;
@@ -9,43 +9,57 @@ use kernel::prelude::*;
 mod tests {
     use kernel::prelude::*;
 
-    use crate::extents;
-    use crate::extents::Cut;
-    use crate::extents::PageSize;
-    use crate::extents::Run;
-    use crate::extents::Span;
-    use crate::fakes::check;
-    use crate::fakes::fail_once;
-    use crate::fakes::gpu_leaves;
-    use crate::fakes::nic;
-    use crate::fakes::nic_takes;
-    use crate::fakes::pci_steps;
-    use crate::fakes::plain_device;
-    use crate::fakes::remembered_devices;
-    use crate::fakes::same;
-    use crate::fakes::test;
-    use crate::fakes::with;
-    use crate::fakes::Call;
-    use crate::fakes::BAR;
-    use crate::fakes::BAR_LEN;
-    use crate::fakes::IO;
-    use crate::fakes::KIB_64;
-    use crate::fakes::RAM;
-    use crate::fakes::UNASSIGNED;
-    use crate::ib_core::Device;
-    use crate::refusal::Refusal;
-    use crate::roll::Gpus;
-    use crate::roll::PciAddress;
-    use crate::sys;
-    use crate::sys::gpu_address;
-    use crate::sys::gpu_of;
-    use crate::sys::BarFinder;
-    use crate::sys::BarMapping;
-    use crate::sys::Lock;
-    use crate::sys::ModuleHold;
-    use crate::sys::Monitor;
-    use crate::sys::Neighbour;
-    use crate::sys::Table;
+    use crate::{
+        device::{
+            Gpus,
+            PciAddress, //
+        },
+        extents::{
+            self,
+            Cut,
+            PageSize,
+            Run,
+            Span, //
+        },
+        fakes::{
+            check,
+            fail_once,
+            gpu_leaves,
+            nic,
+            nic_takes,
+            pci_steps,
+            plain_device,
+            remembered_devices,
+            same,
+            test,
+            with,
+            Call,
+            BAR,
+            BAR_LEN,
+            IO,
+            KIB_64,
+            RAM,
+            UNASSIGNED, //
+        },
+        ib_core::Device,
+        module::{
+            ModuleHold,
+            Neighbour, //
+        },
+        params,
+        pci::{
+            gpu_address,
+            gpu_of,
+            BarFinder,
+            BarMapping, //
+        },
+        refusal::Refusal,
+        sg::Table,
+        sync::{
+            Lock,
+            Monitor, //
+        }, //
+    };
 
     /// `count` pages with a break after each `every`.
     fn pages(count: u64, every: u64) -> impl Iterator<Item = u64> + Clone {
@@ -262,10 +276,10 @@ mod tests {
     #[test]
     fn locks_guard_and_monitors_wait_no_longer_than_they_must() -> Result {
         test(|| {
-            let lock = Lock::new(1).map_err(|_| ENOMEM)?;
+            let lock = KBox::pin_init(Lock::new(1), GFP_KERNEL)?;
             lock.with(|n| *n += 1);
             same!(lock.with(|n| *n), 2);
-            let monitor = Monitor::new(false).map_err(|_| ENOMEM)?;
+            let monitor = KBox::pin_init(Monitor::new(false), GFP_KERNEL)?;
             monitor.with(|done| *done = true);
             monitor.wait_while(|done| !*done);
             monitor.notify_all();
@@ -292,7 +306,7 @@ mod tests {
     fn a_neighbour_that_goes_is_not_looked_at() -> Result {
         test(|| {
             let look = || Neighbour::look(c"nvidia_peermem_kunit");
-            check!(look().is_some_and(|found| found.version() == sys::version()));
+            check!(look().is_some_and(|found| found.version() == params::version()));
             same!(with(|world| world.holds), 0);
             with(|world| world.going = true);
             check!(look().is_none());

@@ -15,14 +15,17 @@ use kernel::prelude::*;
 mod root;
 use root::*;
 
-/// What the abstractions find: the bindings, and fakes for what the two neighbours have.
+/// What the abstractions find: the bindings, and fakes for what the two neighbours have, and for some of the kernel's.
 mod c {
+    pub(crate) use crate::fakes::module_put;
     pub(crate) use crate::fakes::nvidia_p2p_dma_map_pages;
     pub(crate) use crate::fakes::nvidia_p2p_dma_unmap_pages;
     pub(crate) use crate::fakes::nvidia_p2p_get_pages;
     pub(crate) use crate::fakes::nvidia_p2p_get_pages_persistent;
     pub(crate) use crate::fakes::nvidia_p2p_put_pages;
     pub(crate) use crate::fakes::nvidia_p2p_put_pages_persistent;
+    pub(crate) use crate::fakes::pci_get_device;
+    pub(crate) use crate::fakes::try_module_get;
     pub(crate) use crate::ib_core::ib_register_peer_memory_client;
     pub(crate) use crate::ib_core::ib_unregister_peer_memory_client;
     pub(crate) use crate::root::c::*;
@@ -51,7 +54,7 @@ module! {
 /// The order of the fields is the order in which they are dropped.
 struct PeerMemKunit {
     /// The tests' own.
-    _callbacks: Option<nv::Callbacks>,
+    _callbacks: nv::Callbacks,
     _fakes: fakes::Fakes,
 }
 
@@ -60,8 +63,7 @@ impl kernel::Module for PeerMemKunit {
         let fakes = fakes::Fakes::new();
         life::live(module)?;
         Ok(PeerMemKunit {
-            // There are some already, if the life that is over had them.
-            _callbacks: nv::Callbacks::new().ok(),
+            _callbacks: nv::Callbacks::new(),
             _fakes: fakes,
         })
     }

@@ -9,41 +9,49 @@ use kernel::prelude::*;
 mod tests {
     use kernel::prelude::*;
 
-    use crate::fakes::call_back_again;
-    use crate::fakes::callback_of_first_pin;
-    use crate::fakes::check;
-    use crate::fakes::fail;
-    use crate::fakes::fail_once;
-    use crate::fakes::forget_pins;
-    use crate::fakes::free_memory;
-    use crate::fakes::log;
-    use crate::fakes::logged;
-    use crate::fakes::pins;
-    use crate::fakes::same;
-    use crate::fakes::test;
-    use crate::fakes::with;
-    use crate::fakes::Call;
-    use crate::fakes::Event::*;
-    use crate::fakes::MappingForm;
-    use crate::fakes::Point;
-    use crate::fakes::TableForm;
-    use crate::fakes::Thread;
-    use crate::fakes::BAR;
-    use crate::fakes::BAR_LEN;
-    use crate::fakes::IO;
-    use crate::fakes::KIB_64;
-    use crate::fakes::RAM;
-    use crate::fakes::UNASSIGNED;
-    use crate::ib::Invalidation;
-    use crate::ib_core::free_at;
-    use crate::ib_core::get;
-    use crate::ib_core::not_mine;
-    use crate::ib_core::Failed;
-    use crate::setup::pages;
-    use crate::setup::persistent;
-    use crate::setup::persistent_as;
-    use crate::setup::revocable;
-    use crate::setup::PAGES;
+    use crate::{
+        fakes::{
+            call_back_again,
+            callback_of_first_pin,
+            check,
+            fail,
+            fail_once,
+            forget_pins,
+            free_memory,
+            log,
+            logged,
+            pins,
+            same,
+            test,
+            with,
+            Call,
+            Event::*,
+            MappingForm,
+            Point,
+            TableForm,
+            Thread,
+            BAR,
+            BAR_LEN,
+            IO,
+            KIB_64,
+            RAM,
+            UNASSIGNED, //
+        },
+        ib::Invalidation,
+        ib_core::{
+            free_at,
+            get,
+            not_mine,
+            Failed, //
+        },
+        setup::{
+            pages,
+            persistent,
+            persistent_as,
+            revocable,
+            PAGES, //
+        }, //
+    };
 
     /// A table in this form: which of the two clients are to take it?
     fn table(form: TableForm, revocable: bool, persistent: bool) -> Result {

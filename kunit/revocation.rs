@@ -12,41 +12,51 @@ use kernel::prelude::*;
 mod tests {
     use kernel::prelude::*;
 
-    use crate::fakes::at;
-    use crate::fakes::check;
-    use crate::fakes::free_memory;
-    use crate::fakes::free_memory_at;
-    use crate::fakes::join_kept;
-    use crate::fakes::keep;
-    use crate::fakes::log;
-    use crate::fakes::logged;
-    use crate::fakes::pins;
-    use crate::fakes::record;
-    use crate::fakes::same;
-    use crate::fakes::test;
-    use crate::fakes::with;
-    use crate::fakes::Event::*;
-    use crate::fakes::Gate;
-    use crate::fakes::Point;
-    use crate::fakes::Thread;
-    use crate::fakes::KIB_64;
-    use crate::ib::Invalidation;
-    use crate::ib::Invalidation::ClientUnmaps;
-    use crate::ib::Invalidation::CoreUnmaps;
-    use crate::ib_core::failure;
-    use crate::ib_core::free_at;
-    use crate::ib_core::get;
-    use crate::ib_core::not_mine;
-    use crate::ib_core::Device;
-    use crate::ib_core::Failed;
-    use crate::ib_core::Form;
-    use crate::ib_core::Request;
-    use crate::ib_core::Umem;
-    use crate::setup::pages;
-    use crate::setup::persistent_as;
-    use crate::setup::revocable;
-    use crate::setup::PAGES;
-    use crate::setup::VA;
+    use crate::{
+        fakes::{
+            at,
+            check,
+            free_memory,
+            free_memory_at,
+            join_kept,
+            keep,
+            log,
+            logged,
+            pins,
+            record,
+            same,
+            test,
+            with,
+            Event::*,
+            Gate,
+            Point,
+            Thread,
+            KIB_64, //
+        },
+        ib::Invalidation::{
+            self,
+            ClientUnmaps,
+            CoreUnmaps, //
+        },
+        ib_core::{
+            failure,
+            free_at,
+            get,
+            not_mine,
+            Device,
+            Failed,
+            Form,
+            Request,
+            Umem, //
+        },
+        setup::{
+            pages,
+            persistent_as,
+            revocable,
+            PAGES,
+            VA, //
+        }, //
+    };
 
     /// A registration that is up.
     fn mapped(request: Request) -> Result<Umem> {

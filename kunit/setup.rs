@@ -2,27 +2,37 @@
 
 //! What the tests begin with: clients that are registered, and ranges to register.
 
-use kernel::prelude::*;
-use kernel::str::CStr;
-use kernel::sync::atomic::Atomic;
-use kernel::sync::atomic::Relaxed;
+use kernel::{
+    prelude::*,
+    str::CStr,
+    sync::atomic::{
+        Atomic,
+        Relaxed, //
+    }, //
+};
 
-use crate::clients;
-use crate::clients::Ready;
-use crate::extents::PageSize;
-use crate::fakes::KIB_64;
-use crate::ib;
-use crate::ib::Client;
-use crate::ib::Invalidation;
-use crate::ib::Registration;
-use crate::ib::RevokerCell;
-use crate::ib::Ticket;
-use crate::ib_core::Request;
-use crate::refusal::Refusal;
-use crate::sys;
-use crate::sys::LentTable;
-use crate::sys::PciDevice;
-use crate::tally::Statistics;
+use crate::{
+    clients::{
+        self,
+        Ready, //
+    },
+    extents::PageSize,
+    fakes::KIB_64,
+    ib::{
+        self,
+        Client,
+        Invalidation,
+        Registration,
+        RevokerCell,
+        Ticket, //
+    },
+    ib_core::Request,
+    params,
+    pci::PciDevice,
+    refusal::Refusal,
+    sg::LentTable,
+    tally::Statistics, //
+};
 
 /// Where the tests' GPU memory begins.
 pub(crate) const VA: u64 = 0x7f00_0000_0000;
@@ -50,7 +60,7 @@ pub(crate) fn persistent() -> Result<Up<clients::Persistent>> {
 
 pub(crate) fn persistent_as(name: &CStr) -> Result<Up<clients::Persistent>> {
     Ok(Up {
-        _registration: Registration::new(name, sys::version(), Invalidation::ClientUnmaps)?,
+        _registration: Registration::new(name, params::version(), Invalidation::ClientUnmaps)?,
         _ready: Ready::new(),
     })
 }
@@ -59,7 +69,7 @@ pub(crate) fn persistent_as(name: &CStr) -> Result<Up<clients::Persistent>> {
 pub(crate) fn revocable(invalidation: Invalidation) -> Result<Up<OfTest>> {
     OfTest::next();
     Ok(Up {
-        _registration: Registration::new(c"nv_mem", sys::version(), invalidation)?,
+        _registration: Registration::new(c"nv_mem", params::version(), invalidation)?,
         _ready: Ready::new(),
     })
 }

@@ -7,46 +7,71 @@ use kernel::prelude::*;
 
 #[kunit_tests(peermem_showing)]
 mod tests {
-    use kernel::prelude::*;
-    use kernel::str::CStr;
-    use kernel::sync::atomic::Relaxed;
+    use kernel::{
+        prelude::*,
+        str::CStr,
+        sync::atomic::Relaxed, //
+    };
 
-    use crate::clients::Persistent;
-    use crate::clients::Revocable;
-    use crate::extents::PageSize;
-    use crate::fakes::check;
-    use crate::fakes::fail;
-    use crate::fakes::free_memory;
-    use crate::fakes::logged;
-    use crate::fakes::mm_is_missing;
-    use crate::fakes::occupy;
-    use crate::fakes::read_shown;
-    use crate::fakes::same;
-    use crate::fakes::show_memory_peers;
-    use crate::fakes::shows;
-    use crate::fakes::test;
-    use crate::fakes::Call;
-    use crate::fakes::Event::*;
-    use crate::fakes::Thread;
-    use crate::ib::Client;
-    use crate::ib::Invalidation;
-    use crate::ib_core::failure;
-    use crate::ib_core::get;
-    use crate::ib_core::Form;
-    use crate::record::Flavour;
-    use crate::roll::Gpus;
-    use crate::roll::Living;
-    use crate::roll::PciAddress;
-    use crate::roll::State;
-    use crate::setup::pages;
-    use crate::setup::persistent;
-    use crate::setup::persistent_as;
-    use crate::setup::revocable;
-    use crate::setup::PAGES;
-    use crate::setup::VA;
-    use crate::sys;
-    use crate::sys::MemoryPeers;
-    use crate::tally::Statistics;
+    use crate::{
+        clients::{
+            Persistent,
+            Revocable, //
+        },
+        device::{
+            Gpus,
+            PciAddress, //
+        },
+        entries::{
+            self,
+            Cursor, //
+        },
+        extents::PageSize,
+        fakes::{
+            check,
+            fail,
+            free_memory,
+            logged,
+            mm_is_missing,
+            occupy,
+            read_shown,
+            roll_from,
+            same,
+            show_memory_peers,
+            shows,
+            test,
+            Call,
+            Event::*,
+            Thread, //
+        },
+        ib::{
+            Client,
+            Invalidation, //
+        },
+        ib_core::{
+            failure,
+            get,
+            Form, //
+        },
+        memory_peers::MemoryPeers,
+        params,
+        record::Flavour,
+        registry::{
+            Book,
+            Living,
+            State, //
+        },
+        setup::{
+            pages,
+            persistent,
+            persistent_as,
+            revocable,
+            PAGES,
+            VA, //
+        },
+        tally::Statistics,
+        task, //
+    };
 
     const FIRST: &CStr = c"nv_mem";
     const SECOND: &CStr = c"nv_mem_nc";
@@ -114,7 +139,7 @@ mod tests {
                 let version = read_shown(name, files.next().ok_or(ENOENT)?)?;
                 let (newline, version) = version.split_last().ok_or(EINVAL)?;
                 same!(*newline, b'\n');
-                check!(version == sys::version().to_bytes());
+                check!(version == params::version().to_bytes());
                 for (file, counter) in files.zip(all) {
                     let text = read_shown(name, file)?;
                     let (newline, digits) = text.split_last().ok_or(EINVAL)?;
@@ -234,8 +259,8 @@ mod tests {
 
     /// The only one on the roll.
     fn only() -> Result<Living> {
-        let living = sys::roll_from(0).ok_or(ENOENT)?;
-        check!(sys::roll_from(living.number + 1).is_none());
+        let living = roll_from(0).ok_or(ENOENT)?;
+        check!(roll_from(living.number + 1).is_none());
         Ok(living)
     }
 
@@ -243,7 +268,7 @@ mod tests {
     fn standing() -> Result<KVec<(u64, State)>> {
         let mut all = KVec::new();
         let mut next = 0;
-        while let Some(living) = sys::roll_from(next) {
+        while let Some(living) = roll_from(next) {
             check!(living.number >= next);
             next = living.number + 1;
             all.push((living.number, living.state), GFP_KERNEL)?;
@@ -274,13 +299,13 @@ mod tests {
                 );
                 same!((living.new.page, living.new.pieces), (PageSize::KIB_64, 1));
                 same!(living.new.gpus, Gpus::one(0));
-                same!(living.new.task, sys::task());
+                same!(living.new.task, task::task());
                 umem.stop();
                 let living = only()?;
                 same!(living.state, State::Pinned);
                 same!((living.entries, living.hca), (0, None));
                 umem.release();
-                check!(sys::roll_from(0).is_none());
+                check!(roll_from(0).is_none());
             }
             drop(up);
             Ok(())
@@ -292,7 +317,7 @@ mod tests {
         test(|| {
             const COUNT: u64 = 64;
             let up = persistent()?;
-            let before = sys::roll_book(|book| book.last());
+            let before = entries::book(|book| book.last());
             let mut umems = KVec::new();
             for _ in 0..COUNT {
                 umems.push(get(pages(PAGES)).ok(), GFP_KERNEL)?;
@@ -308,12 +333,54 @@ mod tests {
                 let umem = umems.get_mut(at as usize).and_then(Option::take);
                 umem.ok_or(EIO)?.release();
                 same!(standing()?.len() as u64, COUNT - 1 - step);
-                let next = sys::roll_from(before + 1 + at);
+                let next = roll_from(before + 1 + at);
                 check!(next.is_none_or(|living| living.number > before + 1 + at));
                 // One comes and goes behind all of them.
                 get(pages(PAGES)).map_err(|_| EIO)?.release();
             }
             drop(up);
+            Ok(())
+        })
+    }
+
+    /// One reads on behind what it has met, another from its beginning, beside them a third that never reads on.
+    #[test]
+    fn readers_go_on_where_they_were_whatever_goes_and_comes() -> Result {
+        test(|| {
+            const COUNT: u64 = 32;
+            let up = persistent()?;
+            let new = || KBox::pin_init(Cursor::new(), GFP_KERNEL);
+            let (reader, other, idle) = (new()?, new()?, new()?);
+            let first = entries::book(Book::last) + 1;
+            check!(reader.find(0).is_none() && idle.find(0).is_none());
+            let mut umems = KVec::new();
+            for _ in 0..COUNT {
+                umems.push(get(pages(PAGES)).ok(), GFP_KERNEL)?;
+            }
+            let number = |found: Option<Living>| found.map(|living| living.number);
+            for at in 0..COUNT {
+                let here = first + at;
+                // Again, as where a line did not fit, and what it met may be gone by then.
+                same!(number(reader.find(here)), Some(here));
+                same!(number(reader.find(here)), Some(here));
+                same!(number(other.find(0)), Some(here));
+                let umem = umems.get_mut(at as usize).and_then(Option::take);
+                umem.ok_or(EIO)?.release();
+                let next = (at + 1 < COUNT).then_some(here + 1);
+                same!(number(reader.find(here)), next);
+                same!(number(roll_from(here)), next);
+            }
+            // Behind the end, where one comes.
+            let umem = get(pages(PAGES)).map_err(|_| EIO)?;
+            let last = entries::book(Book::last);
+            for cursor in [&idle, &other, &reader, &idle] {
+                same!(number(cursor.find(first)), Some(last));
+                same!(number(cursor.find(last + 1)), None);
+            }
+            drop(reader);
+            umem.release();
+            check!(other.find(0).is_none() && idle.find(0).is_none());
+            drop((up, idle));
             Ok(())
         })
     }
@@ -327,7 +394,7 @@ mod tests {
             let living = only()?;
             same!((living.state, living.entries), (State::Revoked, 1));
             umem.release();
-            check!(sys::roll_from(0).is_none());
+            check!(roll_from(0).is_none());
             drop(up);
             Ok(())
         })
@@ -343,7 +410,7 @@ mod tests {
             let living = only()?;
             same!((living.state, living.entries), (State::Kept, 0));
             free_memory();
-            check!(sys::roll_from(0).is_none());
+            check!(roll_from(0).is_none());
             drop(up);
             Ok(())
         })
@@ -353,10 +420,10 @@ mod tests {
     fn who_was_refused_was_never_on_the_roll() -> Result {
         test(|| {
             let up = persistent()?;
-            let before = sys::roll_book(|book| (book.last(), book.counts()));
+            let before = entries::book(|book| (book.last(), book.counts()));
             fail(Call::PinPersistent, 1, 1, -12)?;
             check!(failure(pages(PAGES)).is_some());
-            same!(sys::roll_book(|book| (book.last(), book.counts())), before);
+            same!(entries::book(|book| (book.last(), book.counts())), before);
             drop(up);
             Ok(())
         })
@@ -366,7 +433,7 @@ mod tests {
     fn lives_are_counted() -> Result {
         test(|| {
             let up = revocable(Invalidation::ClientUnmaps)?;
-            let counts = || sys::roll_book(|book| book.counts()[Flavour::Revocable as usize]);
+            let counts = || entries::book(|book| book.counts()[Flavour::Revocable as usize]);
             let before = counts();
             let umem = get(pages(PAGES)).map_err(|_| EIO)?;
             let now = counts();

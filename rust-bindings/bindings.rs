@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! What bindgen makes of [`peermem.h`](peermem.h), fenced in: only the abstractions `ib`, `nv` and
-//! `sys` may use it.
+//! What bindgen makes of [`peermem.h`](peermem.h), fenced in: only the abstractions may use it.
 //!
-//! Types of the kernel itself come from the `kernel` crate, so that both sides mean the same ones.
+//! Types of the kernel itself come from the `kernel` crate, so that both sides mean the same ones. So do the
+//! functions below, for which the KUnit tests have fakes.
 
 mod generated {
     #![allow(
@@ -29,6 +29,24 @@ mod generated {
 
 pub(crate) use generated::*;
 
+#[cfg(not(peermem_kunit))]
+pub(crate) use kernel::bindings::{
+    module_put,
+    pci_get_device,
+    try_module_get, //
+};
+
+/// `struct peer_memory_client_ex`, with a name for its last four bytes: MLNX_OFED 4.9 reads them, as
+/// half of a pointer, and what has no name need not be zero.
+#[derive(Default)]
+#[repr(C)]
+pub(crate) struct ClientEx {
+    pub(crate) client: peer_memory_client,
+    pub(crate) ex_size: usize,
+    pub(crate) flags: u32,
+    pub(crate) _zero: u32,
+}
+
 /// The same numbers as in `layout.c`.
 const _: () = {
     use core::mem::offset_of;
@@ -48,6 +66,9 @@ const _: () = {
     assert!(offset_of!(peer_memory_client_ex, ex_size) == 136);
     assert!(offset_of!(peer_memory_client_ex, flags) == 144);
     assert!(PEER_MEM_INVALIDATE_UNMAPS == 1);
+    assert!(size_of::<ClientEx>() == size_of::<peer_memory_client_ex>());
+    assert!(offset_of!(ClientEx, ex_size) == offset_of!(peer_memory_client_ex, ex_size));
+    assert!(offset_of!(ClientEx, flags) == offset_of!(peer_memory_client_ex, flags));
 
     assert!(offset_of!(peermem_page_table, version) == 0);
     assert!(offset_of!(peermem_page_table, page_size) == 4);

@@ -7,15 +7,15 @@
 #define PEERMEM_BINDINGS_H
 
 #include <linux/types.h>
+#include <linux/module.h>
 #include <linux/pci.h>
 #include <linux/scatterlist.h>
 
 #include PEERMEM_NV_HEADER
 #include PEERMEM_IB_HEADER
 
+#include "../src/helpers.h"
 #include "../src/memory_peers.h"
-#include "../src/missing.h"
-#include "../src/sys.h"
 
 #ifndef NVIDIA_P2P_CAP_GET_PAGES_PERSISTENT_API
 #error "nv-p2p.h has no nvidia_p2p_get_pages_persistent(): NVIDIA's driver must be 535 or newer"

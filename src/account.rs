@@ -12,9 +12,16 @@
 //!
 //! Uses `core` and [`env`](super::env) alone.
 
-use super::env;
-use super::env::User;
-use super::refusal::Refusal;
+use super::{
+    env::{
+        self,
+        List,
+        StaticMutex,
+        User,
+        ACCOUNTS_LOCK, //
+    },
+    refusal::Refusal, //
+};
 
 /// What one user has pinned.
 pub(crate) struct Account {
@@ -29,6 +36,10 @@ impl Account {
     }
 }
 
+/// All of them, where there is a limit. A callback of the provider's waits for this lock: nothing is called with it
+/// held that waits for a callback.
+static ACCOUNTS: StaticMutex<List<Account>> = StaticMutex::new(ACCOUNTS_LOCK, List::new());
+
 /// Bytes on a user's account, until dropped.
 pub(crate) struct Charge {
     user: User,
@@ -39,35 +50,43 @@ impl Charge {
     /// Charges `bytes` to the user of the calling process.
     pub(crate) fn new(bytes: u64) -> Result<Self, Refusal> {
         let user = env::user();
-        let Some((limit, mut accounts)) = env::accounts() else {
+        let Some(limit) = env::user_limit() else {
             return Ok(Charge { user, bytes: 0 });
         };
-        let own = accounts.iter().position(|account| account.is_of(user));
-        let free = || accounts.iter().position(|account| account.bytes == 0);
-        let found = own.or_else(free);
-        let pinned = found
-            .and_then(|index| accounts.get(index))
-            .map_or(0, |account| account.bytes);
-        let total = pinned
-            .checked_add(bytes)
-            .filter(|total| *total <= limit)
-            .ok_or(Refusal::UserLimit { pinned, limit })?;
-        match found.and_then(|index| accounts.get_mut(index)) {
-            Some(account) => *account = Account { user, bytes: total },
-            None => accounts.push(Account { user, bytes: total })?,
-        }
-        Ok(Charge { user, bytes })
+        ACCOUNTS.with(|accounts| {
+            let own = accounts.iter().position(|account| account.is_of(user));
+            let free = || accounts.iter().position(|account| account.bytes == 0);
+            let found = own.or_else(free);
+            let pinned = found
+                .and_then(|index| accounts.get(index))
+                .map_or(0, |account| account.bytes);
+            let total = pinned
+                .checked_add(bytes)
+                .filter(|total| *total <= limit)
+                .ok_or(Refusal::UserLimit { pinned, limit })?;
+            match found.and_then(|index| accounts.get_mut(index)) {
+                Some(account) => *account = Account { user, bytes: total },
+                None => accounts.push(Account { user, bytes: total })?,
+            }
+            Ok(Charge { user, bytes })
+        })
     }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        let Some((_, mut accounts)) = env::accounts() else {
+        if env::user_limit().is_none() {
             return;
-        };
-        let user = self.user;
-        if let Some(account) = accounts.iter_mut().find(|account| account.is_of(user)) {
-            account.bytes = account.bytes.saturating_sub(self.bytes);
         }
+        let user = self.user;
+        ACCOUNTS.with(|accounts| {
+            if let Some(account) = accounts.iter_mut().find(|account| account.is_of(user)) {
+                account.bytes = account.bytes.saturating_sub(self.bytes);
+            }
+            if accounts.iter().all(|account| account.bytes == 0) {
+                // A static is not dropped with its module.
+                *accounts = List::new();
+            }
+        });
     }
 }

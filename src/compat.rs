@@ -10,10 +10,14 @@
 //! Another difference takes one such line, and its two forms below it; the older one goes when no kernel
 //! is left that wants it. `docs/kernels.md` has which kernel wants which.
 
-use kernel::prelude::*;
-use kernel::sync::atomic::Atomic;
-use kernel::sync::atomic::Full;
-use kernel::task::Pid;
+use kernel::{
+    prelude::*,
+    sync::atomic::{
+        Atomic,
+        Full, //
+    },
+    task::Pid, //
+};
 
 /// The calling process, by the number that it has outside all namespaces.
 // PROBE task_tgid: let _: kernel::task::Pid = kernel::current!().tgid();

@@ -7,51 +7,64 @@
 //! Knows nothing of NVIDIA. A [`Client`] answers for memory that has no `struct page`;
 //! [`Registration`] makes it known to ib_core.
 
-use core::marker::PhantomData;
-use core::mem::offset_of;
-use core::ptr;
-use core::ptr::NonNull;
+use core::{
+    marker::PhantomData,
+    ptr::{
+        self,
+        NonNull, //
+    }, //
+};
 
-use kernel::bindings;
-use kernel::error::from_result;
-use kernel::prelude::*;
-use kernel::str::CStr;
-use kernel::sync::atomic::Acquire;
-use kernel::sync::atomic::Atomic;
-use kernel::sync::atomic::Full;
-use kernel::sync::Arc;
-use kernel::sync::SetOnce;
-use kernel::time::delay::fsleep;
-use kernel::time::Delta;
-use kernel::types::ForeignOwnable;
+use kernel::{
+    bindings,
+    error::from_result,
+    prelude::*,
+    str::CStr,
+    sync::{
+        atomic::{
+            Acquire,
+            Atomic,
+            Full, //
+        },
+        Arc,
+        SetOnce, //
+    },
+    time::{
+        delay::fsleep,
+        Delta, //
+    },
+    types::ForeignOwnable, //
+};
 
-use crate::c;
-use crate::compat;
-use crate::extents::PageSize;
-use crate::refusal::Refusal;
-use crate::sys::LentTable;
-use crate::sys::ModuleHold;
-use crate::sys::Neighbour;
-use crate::sys::PciDevice;
-use crate::tally::Statistics;
-use crate::tally::Tally;
+use crate::{
+    c,
+    compat,
+    extents::PageSize,
+    module::{
+        needed,
+        ModuleHold,
+        Needed,
+        Neighbour, //
+    },
+    pci::PciDevice,
+    refusal::Refusal,
+    sg::LentTable,
+    tally::{
+        Statistics,
+        Tally, //
+    }, //
+};
 
-// Weak, so that the module gets as far as `check()` where they are missing: `missing.c` has the
-// argument. Rust has no stable way to say it.
-#[cfg(not(peermem_kunit))]
-core::arch::global_asm!(
-    ".weak ib_register_peer_memory_client",
-    ".weak ib_unregister_peer_memory_client",
-);
+needed! {
+    ib_register_peer_memory_client,
+    ib_unregister_peer_memory_client,
+}
 
 /// Says in the log what ib_core lacks. Before it has succeeded nothing else of this file may be used.
 pub(crate) fn check() -> Result {
-    // SAFETY: Has no preconditions.
-    let Some(missing) = NonNull::new(unsafe { c::peermem_missing_ib() }.cast_mut()) else {
+    let Some(missing) = Needed::first_missing(NEEDED) else {
         return Ok(());
     };
-    // SAFETY: A string literal of the module's.
-    let missing = unsafe { CStr::from_char_ptr(missing.as_ptr()) };
     if Neighbour::look(c"ib_core").is_none() {
         pr_err!(
             "not loaded: no ib_core is, and so there is no {}: modprobe loads it first, insmod does not\n",
@@ -131,9 +144,9 @@ impl Ticket {
     /// Does nothing for a client that does not revoke, and after the client's [`Registration`] is
     /// gone. Not to be called after `release` has returned: numbers come back, and the next
     /// registration that has this one would be revoked.
-    pub(crate) fn revoke(self) {
+    pub(crate) fn invalidate(self) {
         if let Some((revoker, tally)) = self.revoker {
-            revoker.revoke(self.number, &tally);
+            revoker.call(self.number, &tally);
         }
     }
 }
@@ -171,7 +184,7 @@ impl RevokerCell {
         }
     }
 
-    fn revoke(&self, number: u64, tally: &Tally) {
+    fn call(&self, number: u64, tally: &Tally) {
         // Counted first, then looked at; `close` does the opposite. One of the two sees the other.
         self.calls.fetch_add(1, Full);
         let open = !self.closed.load(Acquire);
@@ -227,28 +240,11 @@ impl<C: Client> Context<C> {
 /// How a client that revokes shares the work with ib_core.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Invalidation {
-    /// ib_core calls `dma_unmap` and `put_pages` inside [`Ticket::revoke`].
+    /// ib_core calls `dma_unmap` and `put_pages` inside [`Ticket::invalidate`].
     CoreUnmaps,
     /// The client unmaps by itself: `PEER_MEM_INVALIDATE_UNMAPS`.
     ClientUnmaps,
 }
-
-/// `struct peer_memory_client_ex`, with a name for its last four bytes: MLNX_OFED 4.9 reads them, as
-/// half of a pointer, and what has no name need not be zero.
-#[derive(Default)]
-#[repr(C)]
-struct ClientEx {
-    client: c::peer_memory_client,
-    ex_size: usize,
-    flags: u32,
-    _zero: u32,
-}
-
-const _: () = {
-    assert!(size_of::<ClientEx>() == size_of::<c::peer_memory_client_ex>());
-    assert!(offset_of!(ClientEx, ex_size) == offset_of!(c::peer_memory_client_ex, ex_size));
-    assert!(offset_of!(ClientEx, flags) == offset_of!(c::peer_memory_client_ex, flags));
-};
 
 /// A client that ib_core knows.
 ///
@@ -257,7 +253,7 @@ const _: () = {
 /// `handle` is what ib_core gave for `client`, which stays where it is: ib_core keeps the pointer.
 pub(crate) struct Registration<C: Client> {
     handle: NonNull<c_void>,
-    _client: KBox<ClientEx>,
+    _client: KBox<c::ClientEx>,
     _calls: PhantomData<C>,
 }
 
@@ -272,7 +268,7 @@ impl<C: Client> Registration<C> {
     /// Only a client that revokes looks at `invalidation`. Such a client can be registered once, for
     /// tickets may be left of the first time: `EBUSY`.
     pub(crate) fn new(name: &CStr, version: &CStr, invalidation: Invalidation) -> Result<Self> {
-        let mut client = ClientEx {
+        let mut client = c::ClientEx {
             client: VTable::<C>::CLIENT,
             ..Default::default()
         };
@@ -290,7 +286,7 @@ impl<C: Client> Registration<C> {
             // keeps it from calling them.
             *flag = 1;
             if invalidation == Invalidation::ClientUnmaps {
-                client.ex_size = size_of::<ClientEx>();
+                client.ex_size = size_of::<c::ClientEx>();
                 client.flags = c::PEER_MEM_INVALIDATE_UNMAPS;
             }
         }

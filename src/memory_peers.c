@@ -9,7 +9,7 @@
  *
  * It is a hack: kernel_kobj and kernfs_find_and_get_ns() are exported, and
  * together lead to the object that is not. Hence a file of its own, which can
- * go without a trace, and not a part of sys_c.c; and hence in C, for the kernel
+ * go without a trace, and not a part of helpers.c; and hence in C, for the kernel
  * crate knows neither kobjects nor kernfs, and nothing would be left that is
  * not unsafe.
  *

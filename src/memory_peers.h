@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /*
- * /sys/kernel/mm/memory_peers: see memory_peers.c. sys.rs wraps all of it.
+ * /sys/kernel/mm/memory_peers: see memory_peers.c. memory_peers.rs wraps it.
  */
 #ifndef PEERMEM_MEMORY_PEERS_H
 #define PEERMEM_MEMORY_PEERS_H

@@ -4,66 +4,70 @@
 //!
 //! C header: `nv-p2p.h` of NVIDIA's driver.
 //!
-//! Knows nothing of ib_core. The two kinds of pin are two types: [`PersistentPin`] lives until it is
-//! dropped; [`RevocablePin`] may lose its memory first, and says so through [`Revoke`].
+//! Knows nothing of ib_core. A [`PersistentPin`] lives until it is dropped. A pin that may lose its memory first is a
+//! page table, a number for the [`Callback`], and `get_pages` and `put_pages`, of which
+//! [`pin`](crate::pin) makes one.
 
-use core::ptr;
-use core::ptr::NonNull;
-use core::slice;
+use core::{
+    ptr::{
+        self,
+        NonNull, //
+    },
+    slice, //
+};
 
-use kernel::prelude::*;
-use kernel::rbtree::RBTree;
-use kernel::sync::atomic::Atomic;
-use kernel::sync::atomic::Full;
-use kernel::sync::global_lock;
-use kernel::sync::new_mutex;
-use kernel::sync::Arc;
-use kernel::sync::Mutex;
-use kernel::sync::SetOnce;
-use kernel::time::delay::fsleep;
-use kernel::time::Delta;
+use kernel::{
+    prelude::*,
+    sync::Arc,
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
+};
 
-use crate::c;
-use crate::extents;
-use crate::extents::PageSize;
-use crate::extents::Run;
-use crate::extents::Span;
-use crate::observe;
-use crate::pin::freed;
-use crate::pin::Alive;
-use crate::pin::Directory;
-use crate::pin::Held;
-use crate::pin::Slot;
-use crate::refusal;
-use crate::refusal::Refusal;
-use crate::revocable::Revoke;
-use crate::roll::Gpus;
-use crate::sys;
-use crate::sys::BarFinder;
-use crate::sys::BarRun;
-use crate::sys::PciDevice;
+use crate::{
+    c,
+    device::Gpus,
+    extents::{
+        self,
+        PageSize,
+        Run,
+        Span, //
+    },
+    log,
+    module::{
+        needed,
+        Needed,
+        Neighbour, //
+    },
+    pci::{
+        self,
+        PciDevice, //
+    },
+    refusal::{
+        self,
+        Refusal, //
+    },
+    sync, //
+};
 
-// As in `ib.rs`: weak, until `check()` has seen that they are there.
-#[cfg(not(peermem_kunit))]
-core::arch::global_asm!(
-    ".weak nvidia_p2p_get_pages",
-    ".weak nvidia_p2p_put_pages",
-    ".weak nvidia_p2p_dma_map_pages",
-    ".weak nvidia_p2p_dma_unmap_pages",
-    ".weak nvidia_p2p_get_pages_persistent",
-    ".weak nvidia_p2p_put_pages_persistent",
-);
+// Those that older drivers lack come last.
+needed! {
+    nvidia_p2p_get_pages,
+    nvidia_p2p_put_pages,
+    nvidia_p2p_dma_map_pages,
+    nvidia_p2p_dma_unmap_pages,
+    nvidia_p2p_get_pages_persistent,
+    nvidia_p2p_put_pages_persistent,
+}
 
 /// Says in the log what nvidia.ko lacks, or that it is not the flavour for this module. Before it has
 /// succeeded nothing else of this file may be used.
 pub(crate) fn check() -> Result {
-    // SAFETY: Has no preconditions.
-    let Some(missing) = NonNull::new(unsafe { c::peermem_missing_nv() }.cast_mut()) else {
+    let Some(missing) = Needed::first_missing(NEEDED) else {
         return Ok(());
     };
-    // SAFETY: A string literal of the module's.
-    let missing = unsafe { CStr::from_char_ptr(missing.as_ptr()) };
-    match sys::Neighbour::look(c"nvidia") {
+    match Neighbour::look(c"nvidia") {
         None => pr_err!(
             "not loaded: no nvidia.ko is, and so there is no {}: modprobe loads it first, insmod does not\n",
             missing
@@ -133,7 +137,7 @@ impl TablePtr {
     /// # Safety
     ///
     /// The table must be alive until the borrow ends.
-    unsafe fn check<'a>(self, span: Span) -> Result<Checked<'a>, Refusal> {
+    pub(crate) unsafe fn check<'a>(self, span: Span) -> Result<Checked<'a>, Refusal> {
         let raw = self.as_raw().cast::<c::peermem_page_table>();
         // SAFETY: The table is alive, and has these fields in every version. `flags` is not read.
         let (version, size, entries, pages) = unsafe {
@@ -182,12 +186,12 @@ impl TablePtr {
 /// # Invariants
 ///
 /// Each of `pages` points to a page that lives for `'a`.
-struct Checked<'a> {
+pub(crate) struct Checked<'a> {
     pages: &'a [*mut c::nvidia_p2p_page],
-    page: PageSize,
+    pub(crate) page: PageSize,
     /// The same, as `enum nvidia_p2p_page_size_type`.
     size: u32,
-    cacheable: bool,
+    pub(crate) cacheable: bool,
 }
 
 impl Checked<'_> {
@@ -199,12 +203,12 @@ impl Checked<'_> {
             // SAFETY: The page is alive by the type invariant.
             let addr = unsafe { (**page).physical_address };
             let len = self.page.bytes();
-            sys::gpu_of(&Run { addr, len })
+            pci::gpu_of(&Run { addr, len })
         })
     }
 
     /// Calls `each` with where the pages are, in physical addresses, joined as far as they are mapped at once.
-    fn runs(&self, each: impl FnMut(Run)) {
+    pub(crate) fn runs(&self, each: impl FnMut(Run)) {
         let addrs = self.pages.iter().map(|page| {
             // SAFETY: The page is alive by the type invariant.
             unsafe { (**page).physical_address }
@@ -235,7 +239,7 @@ impl PersistentPin {
     pub(crate) fn pin(span: Span) -> Result<Self, Refusal> {
         let mut table = ptr::null_mut();
         // The gate: see `pin`. A put of one flavour must not meet a new pin of the other.
-        let ret = sys::gate_read(|| {
+        let ret = sync::gate_read(|| {
             // SAFETY: `table` is valid for writes; the function checks the range.
             unsafe { c::nvidia_p2p_get_pages_persistent(span.start(), span.len(), &mut table, 0) }
         });
@@ -301,7 +305,7 @@ impl Drop for Persistent {
             c::nvidia_p2p_put_pages_persistent(self.span.start(), self.table.as_raw(), 0)
         };
         if ret != 0 {
-            observe::leaked(&self.span, ret);
+            log::leaked(&self.span, ret);
         }
     }
 }
@@ -372,93 +376,9 @@ impl Drop for DmaMapping {
             )
         };
         if ret != 0 {
-            observe::not_unmapped(&self.pin.0.span, ret);
+            log::not_unmapped(&self.pin.0.span, ret);
         }
     }
-}
-
-/// GPU memory that is pinned until this is dropped, or until it is freed: see [`pin`](crate::pin).
-pub(crate) struct RevocablePin {
-    /// Unpins.
-    _held: Held,
-    page: PageSize,
-    gpus: Gpus,
-    runs: KVVec<BarRun>,
-}
-
-impl RevocablePin {
-    /// `nvidia_p2p_get_pages()`. Takes nvidia.ko's API lock. `region` may be revoked before this
-    /// returns.
-    pub(crate) fn pin(span: Span, region: Arc<dyn Revoke>) -> Result<Self, Refusal> {
-        let held = Held::new(span, region)?;
-        let (page, gpus, runs) = held.read(|table| copy(&table, span))?;
-        Ok(RevocablePin {
-            _held: held,
-            page,
-            gpus,
-            runs,
-        })
-    }
-
-    /// The size of its pages.
-    pub(crate) fn page_size(&self) -> PageSize {
-        self.page
-    }
-
-    /// In whose BARs they are.
-    pub(crate) fn gpus(&self) -> Gpus {
-        self.gpus
-    }
-
-    /// Where the pages are, in the order of virtual addresses.
-    pub(crate) fn runs(&self) -> &[BarRun] {
-        &self.runs
-    }
-}
-
-/// So many runs are kept on the stack.
-const FEW: usize = 16;
-
-/// The page size of `table`, and where its pages are: on which GPUs, and at which addresses.
-fn copy(table: &Alive<'_>, span: Span) -> Result<(PageSize, Gpus, KVVec<BarRun>), Refusal> {
-    // SAFETY: The table lives until `free_callback` returns for it, and that call does not return
-    // while there is an `Alive`. The borrow ends with this function.
-    let checked = unsafe { table.table().check(span) }?;
-    if checked.cacheable {
-        return Err(Refusal::CpuCacheable);
-    }
-    // Where they are few, one walk finds them.
-    let mut few = [Run { addr: 0, len: 0 }; FEW];
-    let mut count = 0;
-    checked.runs(|run| {
-        if let Some(place) = few.get_mut(count) {
-            *place = run;
-        }
-        count += 1;
-    });
-    let mut runs = KVVec::with_capacity(count, GFP_KERNEL).map_err(|_| Refusal::NoMemory)?;
-    // Tables before 2.0 do not say what kind of memory they are for.
-    let mut bars = BarFinder::default();
-    let mut result = Ok(());
-    let add = |run| {
-        if result.is_ok() {
-            result = bars.find(run).and_then(|run| {
-                runs.push_within_capacity(run)
-                    .map_err(|_| Refusal::NoMemory)
-            });
-        }
-    };
-    match few.get(..count) {
-        Some(few) => few.iter().copied().for_each(add),
-        None => checked.runs(add),
-    }
-    result?;
-    Ok((checked.page, bars.gpus(), runs))
-}
-
-global_lock! {
-    // SAFETY: Used only behind `CALLBACKS`, which is set after its initialization.
-    unsafe(uninit) static DIRECTORY: Mutex<Option<Directory>> = None;
 }
 
 /// Callbacks can be made for as long as this exists; its drop waits until none is running.
@@ -468,20 +388,10 @@ global_lock! {
 /// given out takes that lock, does nothing, and returns 0.
 pub(crate) struct Callbacks(());
 
-static CALLBACKS: SetOnce<()> = SetOnce::new();
-
 impl Callbacks {
-    /// To be called once, before the first [`RevocablePin::pin`].
-    pub(crate) fn new() -> Result<Self> {
-        static CALLED: Atomic<bool> = Atomic::new(false);
-
-        if CALLED.xchg(true, Full) {
-            return Err(EBUSY);
-        }
-        // SAFETY: The exchange lets one caller by, and users wait for `CALLBACKS`.
-        unsafe { DIRECTORY.init() };
-        CALLBACKS.populate(());
-        Ok(Callbacks(()))
+    /// To be made before the first pin that can be called back.
+    pub(crate) fn new() -> Self {
+        Callbacks(())
     }
 }
 
@@ -492,20 +402,25 @@ impl Drop for Callbacks {
         // SAFETY: The function does not dereference the table, and does not find it.
         let ret = retry(|| unsafe { c::nvidia_p2p_put_pages(0, 0, 0, table) });
         if ret != 0 {
-            observe::not_fenced(ret);
+            log::not_fenced(ret);
         }
     }
 }
 
-/// Runs `f` with the directory of slots locked. `Unloading` unless there are [`Callbacks`].
-pub(crate) fn directory<R>(f: impl FnOnce(&mut Directory) -> R) -> Result<R, Refusal> {
-    CALLBACKS.as_ref().ok_or(Refusal::Unloading)?;
-    Ok(f(DIRECTORY.lock().get_or_insert_with(Directory::default)))
+/// Whom nvidia.ko calls back.
+pub(crate) trait Callback {
+    /// It frees the memory of the pin with that number. Called at most once for each, in process context, with the
+    /// API lock held. The page table dies with the return.
+    fn freed(number: usize);
 }
 
 /// `nvidia_p2p_get_pages()`: pins `span` in the calling process. Takes nvidia.ko's API lock. From then on
-/// [`freed`] may be called with `number`, once. `None`: pinned, but without a table.
-pub(crate) fn get_pages(span: &Span, number: usize) -> Result<Option<TablePtr>, Refusal> {
+/// [`Callback::freed`] may be called with `number`, once, and even before the return. `None`: pinned, but without a
+/// table.
+pub(crate) fn get_pages<C: Callback>(
+    span: &Span,
+    number: usize,
+) -> Result<Option<TablePtr>, Refusal> {
     let mut table = ptr::null_mut();
     // SAFETY: `table` is valid for writes, and the function checks the range. The callback takes
     // any number for its data, and is not unloaded before it has returned: see `Callbacks`.
@@ -516,7 +431,7 @@ pub(crate) fn get_pages(span: &Span, number: usize) -> Result<Option<TablePtr>, 
             span.start(),
             span.len(),
             &mut table,
-            Some(free_callback),
+            Some(free_callback::<C>),
             ptr::without_provenance_mut(number),
         )
     };
@@ -540,53 +455,6 @@ pub(crate) fn put_pages(span: &Span, table: TablePtr) -> c_int {
 /// # Safety
 ///
 /// For nvidia.ko alone: called at most once for each pin, in process context, with the API lock held.
-unsafe extern "C" fn free_callback(data: *mut c_void) {
-    freed(data.addr());
-}
-
-/// A [`Mutex`] in memory of its own. Another lock class than those of [`sys`]: it is taken inside
-/// nvidia.ko's callback.
-pub(crate) struct SlotLock(core::pin::Pin<KBox<Mutex<bool>>>);
-
-impl SlotLock {
-    /// A lock around `value`.
-    pub(crate) fn new(value: bool) -> Result<Self, Refusal> {
-        let init = new_mutex!(value, "peermem_slot");
-        let lock = KBox::pin_init(init, GFP_KERNEL).map_err(|_| Refusal::NoMemory)?;
-        Ok(SlotLock(lock))
-    }
-
-    /// Runs `f` with the lock held.
-    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut bool) -> R) -> R {
-        f(&mut self.0.lock())
-    }
-}
-
-/// References to slots, by their numbers.
-pub(crate) struct Slots(RBTree<usize, Arc<Slot>>);
-
-impl Default for Slots {
-    fn default() -> Self {
-        Slots(RBTree::new())
-    }
-}
-
-impl Slots {
-    /// Adds `slot`, whose number is new.
-    pub(crate) fn insert(&mut self, number: usize, slot: Arc<Slot>) -> Result<(), Refusal> {
-        self.0
-            .try_create_and_insert(number, slot, GFP_KERNEL)
-            .map(drop)
-            .map_err(|_| Refusal::NoMemory)
-    }
-
-    /// The slot with that number.
-    pub(crate) fn get(&self, number: usize) -> Option<&Arc<Slot>> {
-        self.0.get(&number)
-    }
-
-    /// Removes the slot with that number.
-    pub(crate) fn remove(&mut self, number: usize) -> Option<Arc<Slot>> {
-        self.0.remove(&number)
-    }
+unsafe extern "C" fn free_callback<C: Callback>(data: *mut c_void) {
+    C::freed(data.addr());
 }

@@ -6,48 +6,68 @@
 //! module has nvidia.ko pin the GPU memory there behind the GPU's BAR1, maps it for the HCA, and
 //! answers with a scatter list of DMA addresses.
 //!
-//! Where to find what:
-//! - [`region`] and [`revocable`]: the life of one registration, in its two flavours.
-//! - [`pieces`]: the pins of a range that lies over several allocations.
-//! - [`pin`]: the pins of the revocable flavour, between their release and the provider's callback.
-//! - [`account`]: what each user has pinned, and the limit on it.
-//! - [`extents`]: from pages to scatter-list entries.
-//! - [`env`](mod@env): what these have of the kernel; tests put something else in its place.
+//! Where to find what, from the top down; no file uses one further up:
 //! - [`clients`]: makes of each flavour a client of ib_core's.
-//! - [`ib`], [`nv`], [`sys`]: abstractions over ib_core, nvidia.ko, and the rest of the kernel. All
-//!   `unsafe` code is there.
-//! - [`compat`]: what differs from kernel to kernel.
-//! - [`refusal`], [`record`], [`observe`]: why something was refused, and how that is kept and told.
-//! - [`roll`]: which registrations there are at the moment.
-//! - [`tally`]: what is counted of each client.
+//! - [`region`] and [`revocable`]: the life of one registration, in its two flavours, and [`mode`] what they share.
+//! - [`pieces`]: the pins of a range that lies over several allocations. [`account`]: what each user has pinned,
+//!   and the limit on it. [`pin`], [`revocable_pin`]: the pins of the revocable flavour, between their release and
+//!   the provider's callback.
+//! - [`env`](mod@env): what these have of the kernel; tests put something else in its place.
+//! - [`files`], [`debugfs`]: what others can read.
+//! - [`ib`], [`nv`]: abstractions over ib_core and nvidia.ko.
+//! - [`log`], [`entries`], [`trace`]: what is logged, who is there, what is traced.
+//! - [`pci`], [`sg`], [`module`], [`params`], [`task`], [`memory_peers`], [`sync`], [`list`]: abstractions over the
+//!   rest of the kernel. [`compat`]: what differs from kernel to kernel.
+//! - [`registry`], [`record`], [`refusal`], [`tally`], [`device`], [`extents`]: what is shown of a registration, why
+//!   one was refused, what is counted of each client, addresses. They use `core` alone, or nearly.
 
 use kernel::prelude::*;
 
 pub(crate) mod account;
 pub(crate) mod clients;
 pub(crate) mod compat;
+pub(crate) mod debugfs;
+pub(crate) mod device;
+pub(crate) mod entries;
 pub(crate) mod env;
 pub(crate) mod extents;
+pub(crate) mod files;
 pub(crate) mod ib;
+pub(crate) mod list;
+pub(crate) mod log;
+pub(crate) mod memory_peers;
+pub(crate) mod mode;
+pub(crate) mod module;
 pub(crate) mod nv;
-pub(crate) mod observe;
+pub(crate) mod params;
+pub(crate) mod pci;
 pub(crate) mod pieces;
 pub(crate) mod pin;
 pub(crate) mod record;
 pub(crate) mod refusal;
 pub(crate) mod region;
+pub(crate) mod registry;
 pub(crate) mod revocable;
-pub(crate) mod roll;
-pub(crate) mod sys;
+pub(crate) mod revocable_pin;
+pub(crate) mod sg;
+pub(crate) mod sync;
 pub(crate) mod tally;
+pub(crate) mod task;
+pub(crate) mod trace;
 
 #[path = "../rust-bindings/bindings.rs"]
 pub(crate) mod c;
 
 use clients::Ready;
-use ib::Client;
-use ib::Invalidation;
-use ib::Registration;
+use files::Files;
+use ib::{
+    Client,
+    Invalidation,
+    Registration, //
+};
+use memory_peers::MemoryPeers;
+use module::Neighbour;
+use pci::Bars;
 
 #[cfg(not(peermem_kunit))]
 module! {
@@ -62,17 +82,16 @@ module! {
 ///
 /// The order of the fields is the order in which they are dropped: first no new range is taken, then
 /// nobody is shown the clients any more, then they go, each of which waits for its last region, then the
-/// last callback is waited for, and with it the last charge. What there is to read can be read to the
+/// last callback is waited for. What there is to read can be read to the
 /// end.
 pub(crate) struct PeerMem {
     _ready: Ready,
-    _memory_peers: sys::MemoryPeers,
+    _memory_peers: MemoryPeers,
     _persistent: Registration<clients::Persistent>,
     _revocable: Option<Registration<clients::Revocable>>,
     _callbacks: Option<nv::Callbacks>,
-    _accounts: sys::Accounts,
-    _bars: sys::Bars,
-    _files: observe::Files,
+    _bars: Bars,
+    _files: Files,
 }
 
 impl kernel::Module for PeerMem {
@@ -81,28 +100,27 @@ impl kernel::Module for PeerMem {
         ib::check()?;
         nv::check()?;
         // Whatever is refused from here on is kept.
-        let files = observe::Files::new();
-        let invalidation = match sys::peerdirect_support() {
+        let files = Files::new();
+        let invalidation = match params::peerdirect_support() {
             0 => Invalidation::ClientUnmaps,
             1 => Invalidation::CoreUnmaps,
             other => return invalid("peerdirect_support", other),
         };
-        if sys::max_pieces() == 0 {
+        if params::max_pieces() == 0 {
             pr_err!("parameter max_pieces cannot be 0: 1 or more\n");
             return Err(EINVAL);
         }
-        let accounts = sys::Accounts::new()?;
         // The module before NVIDIA's: with it one name has two clients.
-        let rival = sys::Neighbour::look(c"nv_peer_mem").is_some();
+        let rival = Neighbour::look(c"nv_peer_mem").is_some();
         // Consumers look for this name.
         let first = c"nv_mem";
-        let memory_peers = sys::MemoryPeers::look(first)?;
+        let memory_peers = MemoryPeers::look(first)?;
         // With both flavours the revocable client goes first: ib_core asks in this order, and skips
         // it for HCAs that cannot lose a registration.
-        let (callbacks, revocable, name) = match sys::persistent_api_support() {
+        let (callbacks, revocable, name) = match params::persistent_api_support() {
             1 => (None, None, first),
             0 => {
-                let callbacks = nv::Callbacks::new()?;
+                let callbacks = nv::Callbacks::new();
                 let client = register(first, invalidation, rival)?;
                 (Some(callbacks), Some(client), c"nv_mem_nc")
             }
@@ -119,8 +137,7 @@ impl kernel::Module for PeerMem {
         };
         Ok(PeerMem {
             _files: files,
-            _bars: sys::Bars::new(),
-            _accounts: accounts,
+            _bars: Bars::new(),
             _callbacks: callbacks,
             _revocable: revocable,
             _persistent: persistent,
@@ -136,7 +153,7 @@ fn register<C: ib::Client>(
     invalidation: Invalidation,
     rival: bool,
 ) -> Result<Registration<C>> {
-    Registration::new(name, sys::version(), invalidation).inspect_err(|_| {
+    Registration::new(name, params::version(), invalidation).inspect_err(|_| {
         if rival {
             pr_err!("not loaded: nv_peer_mem is, and ib_core takes no second client {}: rmmod nv_peer_mem, and remove its package (nvidia-peer-memory)\n", name);
         } else {

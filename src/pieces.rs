@@ -46,10 +46,14 @@
 //!
 //! Uses `core` and [`env`](super::env) alone.
 
-use super::env::List;
-use super::extents::Span;
-use super::refusal::Refusal;
-use super::refusal::EINVAL;
+use super::{
+    env::List,
+    extents::Span,
+    refusal::{
+        Refusal,
+        EINVAL, //
+    }, //
+};
 
 /// Where allocations can begin and end, in bytes: the granularity of `cuMemCreate()` and of what
 /// `cudaMalloc()` takes from the driver.

@@ -71,31 +71,39 @@
 
 use core::marker::PhantomData;
 
-use super::env;
-use super::env::ModuleHold;
-use super::env::PageTable;
-use super::env::Process;
-use super::env::Shared;
-use super::env::SlotLock;
-use super::env::Slots;
-use super::env::Thread;
-use super::extents::PageSize;
-use super::extents::Span;
-use super::refusal::Refusal;
-use super::refusal::EINVAL;
-use super::revocable::Revoke;
+use super::{
+    env::{
+        self,
+        ModuleHold,
+        PageTable,
+        Process,
+        Shared,
+        SlotLock,
+        Slots,
+        StaticMutex,
+        Thread,
+        DIRECTORY_LOCK, //
+    },
+    extents::{
+        PageSize,
+        Span, //
+    },
+    refusal::{
+        Kept,
+        Refusal,
+        EINVAL, //
+    }, //
+};
 
-/// Why a pin was not put.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Kept {
-    /// Its registration was released by a process that the provider does not take it from.
-    OtherProcess,
-    /// The provider does not find it any more among those of the process that made it.
-    Unlisted,
-    /// Its registration was released inside the callback of another of its pins.
-    InCallback,
-    /// The provider's code.
-    Failed(i32),
+/// Whom the provider's callback is for.
+pub(crate) trait Revoke: Send + Sync + 'static {
+    /// The pinned memory goes away with the return of this call. Called with the provider's API lock
+    /// held, from the thread that frees the memory, or from one of the kernel's.
+    fn revoke(&self);
+
+    /// A pin of it was dropped, and its memory stays pinned until it is freed: [`Revoke::revoke`] is still to
+    /// come for it, or has just come.
+    fn kept(&self);
 }
 
 /// What a callback finds by its number.
@@ -111,7 +119,7 @@ pub(crate) struct Slot {
 /// All slots that a callback may come for.
 #[derive(Default)]
 pub(crate) struct Directory {
-    slots: Slots,
+    slots: Slots<Shared<Slot>>,
     /// The last number given. Numbers are not used twice: 64 bits do not come round.
     last: usize,
     /// The thread on which a callback is under way. The provider makes one callback at a time.
@@ -128,8 +136,15 @@ impl Directory {
     }
 }
 
+static DIRECTORY: StaticMutex<Option<Directory>> = StaticMutex::new(DIRECTORY_LOCK, None);
+
+/// Runs `f` with the directory locked.
+fn directory<R>(f: impl FnOnce(&mut Directory) -> R) -> R {
+    DIRECTORY.with(|directory| f(directory.get_or_insert_with(Directory::default)))
+}
+
 fn remove(number: usize) {
-    let slot = env::directory(|directory| directory.slots.remove(number));
+    let slot = directory(|directory| directory.slots.remove(number));
     // The last reference to a region may go here: not under the lock.
     drop(slot);
 }
@@ -165,8 +180,8 @@ impl Pin {
             region,
             _hold: ModuleHold::try_new().ok_or(Refusal::Unloading)?,
         })?;
-        let number = env::directory(|directory| directory.insert(slot.clone()))??;
-        let table = env::gate_read(|| env::get_pages(&span, number))
+        let number = directory(|directory| directory.insert(slot.clone()))?;
+        let table = env::gate_read(|| env::get_pages::<Freed>(&span, number))
             // No callback comes.
             .inspect_err(|_| remove(number))?
             // What the callback looks for stays.
@@ -242,9 +257,7 @@ impl Held {
     /// Puts the pin, unless the provider would not find it.
     fn put(&self) -> Result<(), Kept> {
         let this = Thread::current();
-        let (callback, late) = env::directory(|directory| (directory.callback, directory.late))
-            // No pin is without it.
-            .unwrap_or((None, true));
+        let (callback, late) = directory(|directory| (directory.callback, directory.late));
         if callback == Some(this) {
             return Err(Kept::InCallback);
         }
@@ -296,9 +309,18 @@ impl Drop for Held {
     }
 }
 
+/// What the provider calls.
+struct Freed;
+
+impl env::Callback for Freed {
+    fn freed(number: usize) {
+        freed(number);
+    }
+}
+
 /// The provider frees the memory of the pin with that number. To be called with its API lock held.
 pub(crate) fn freed(number: usize) {
-    let found = env::directory(|directory| {
+    let found = directory(|directory| {
         let Some(slot) = directory.slots.get(number).cloned() else {
             let given = (1..=directory.last).contains(&number);
             directory.late |= given;
@@ -308,12 +330,12 @@ pub(crate) fn freed(number: usize) {
         Ok(slot)
     });
     let slot = match found {
-        Ok(Ok(slot)) => slot,
-        Ok(Err(true)) => return env::late_callback(),
-        Ok(Err(false)) | Err(_) => return env::stray_callback(),
+        Ok(slot) => slot,
+        Err(true) => return env::late_callback(),
+        Err(false) => return env::stray_callback(),
     };
     slot.alive.with(|alive| *alive = false);
     slot.region.revoke();
-    let _ = env::directory(|directory| directory.callback = None);
+    directory(|directory| directory.callback = None);
     remove(number);
 }

@@ -6,8 +6,10 @@
 //!
 //! Uses `core` alone: see `extents`.
 
-use core::ffi::CStr;
-use core::fmt;
+use core::{
+    ffi::CStr,
+    fmt, //
+};
 
 use super::refusal::Refusal;
 

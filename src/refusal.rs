@@ -8,8 +8,10 @@
 //!
 //! Uses `core` alone.
 
-use core::ffi::CStr;
-use core::fmt;
+use core::{
+    ffi::CStr,
+    fmt, //
+};
 
 /// `ENOMEM`, as a negative number.
 pub(crate) const ENOMEM: i32 = -12;
@@ -36,6 +38,19 @@ pub(crate) enum Place {
     Nothing,
     /// Memory of the CPU.
     Cpu,
+}
+
+/// Why a pin was not put.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Kept {
+    /// Its registration was released by a process that the provider does not take it from.
+    OtherProcess,
+    /// The provider does not find it any more among those of the process that made it.
+    Unlisted,
+    /// Its registration was released inside the callback of another of its pins.
+    InCallback,
+    /// The provider's code.
+    Failed(i32),
 }
 
 /// A reason not to register, or not to go on registering, with what is known about it.

@@ -20,32 +20,38 @@
 //!
 //! Uses `core` and [`env`] alone.
 
-use super::account::Charge;
-use super::env;
-use super::env::DmaMapping;
-use super::env::LentTable;
-use super::env::List;
-use super::env::Lock;
-use super::env::PciDevice;
-use super::env::PersistentPin;
-use super::env::Table;
-use super::extents;
-use super::extents::Cut;
-use super::extents::PageSize;
-use super::extents::Run;
-use super::extents::Span;
-use super::pieces;
-use super::record::Flavour;
-use super::refusal::Refusal;
-use super::roll;
-use super::roll::Gpus;
-use super::roll::Newcomer;
-
-/// The longest range that is handed to the provider, in bytes.
-///
-/// nvidia.ko allocates a record for each page *before* it looks at the address: a range of 16 TiB
-/// costs it 4 GiB of kernel memory only to be refused. No GPU has 1 TiB of memory.
-pub(crate) const MAX_LEN: u64 = 1 << 40;
+use super::{
+    account::Charge,
+    env::{
+        self,
+        DmaMapping,
+        LentTable,
+        List,
+        Lock,
+        PciDevice,
+        PersistentPin,
+        Registered,
+        Shared,
+        Table,
+        Ticket, //
+    },
+    extents::{
+        self,
+        Cut,
+        PageSize,
+        Run,
+        Span, //
+    },
+    mode::{
+        self,
+        Mode,
+        MAX_LEN, //
+    },
+    pieces,
+    record::Flavour,
+    refusal::Refusal,
+    registry::Book, //
+};
 
 /// A part of a region that lies in one allocation.
 ///
@@ -78,82 +84,88 @@ struct State {
 ///
 /// ib_core makes the calls for one region one after another, so the lock is never waited for. It is
 /// held across calls to the provider, which never calls back here.
-pub(crate) struct Region {
+pub(crate) struct Region(Shared<Registered<Fixed, Lock<State>>>);
+
+/// What of a region does not change.
+struct Fixed {
     span: Span,
     page: PageSize,
-    state: Lock<State>,
-    /// After the pins: they are dropped before.
+    /// Goes after the pins.
     _charge: Charge,
 }
 
-impl Region {
-    /// `acquire`: pins the pages of `[addr, addr + len)`, once: all of them, or none. May sleep.
-    pub(crate) fn pin(addr: u64, len: u64) -> Result<Self, Refusal> {
+impl Mode for Region {
+    const FLAVOUR: Flavour = Flavour::Persistent;
+
+    fn pin(addr: u64, len: u64) -> Result<Self, Refusal> {
         let span = Span::covering(addr, len, PageSize::KIB_64, MAX_LEN)?;
         let charge = Charge::new(span.len())?;
         let pin = |span| {
             let pin = PersistentPin::pin(span)?;
             Ok(Piece { mapping: None, pin })
         };
-        let pieces = pieces::cover(span, env::max_pieces(), pin, survives)?;
+        let pieces = pieces::cover(span, env::max_pieces(), pin, mode::survives)?;
         let page = PageSize::of_all(pieces.iter().map(|piece| piece.pin.page_size()));
-        let new = newcomer(
-            Flavour::Persistent,
+        let new = mode::newcomer(
+            Self::FLAVOUR,
             span,
             page,
             pieces.iter().map(|piece| piece.pin.gpus()),
         );
-        let region = Region {
+        let fixed = Fixed {
             span,
             page,
-            state: Lock::new(State {
-                pieces,
-                table: None,
-            })?,
             _charge: charge,
         };
-        roll::enter(region.state.place(), new);
-        Ok(region)
+        let table = None;
+        let region = Registered::new(fixed, Lock::new(State { pieces, table }))?;
+        region.entry.update(|book, slot| book.enter(slot, new));
+        Ok(Region(region))
     }
 
-    /// The pinned range of virtual addresses.
-    pub(crate) fn span(&self) -> &Span {
-        &self.span
+    /// Nobody will need it.
+    fn admit(&self, _ticket: Ticket) -> Result<(), Refusal> {
+        Ok(())
     }
 
-    /// `get_page_size`.
-    pub(crate) fn page_size(&self) -> PageSize {
-        self.page
+    fn span(&self) -> &Span {
+        &self.0.of.span
     }
 
-    /// `dma_map`: maps every piece for `device`, or none. May sleep.
-    pub(crate) fn map(&self, device: &PciDevice) -> Result<LentTable, Refusal> {
-        self.state.with(|state| {
+    fn page_size(&self) -> PageSize {
+        self.0.of.page
+    }
+
+    fn map(&self, device: &PciDevice) -> Result<LentTable, Refusal> {
+        self.0.state.with(|state| {
             if state.table.is_some() {
                 return Err(Refusal::MappedTwice);
             }
             let table = self
                 .build(&mut state.pieces, device)
                 .inspect_err(|_| unmap_all(&mut state.pieces))?;
-            roll::mapped(self.state.place(), table.entries(), device.address());
+            let (entries, hca) = (table.entries(), device.address());
+            let entry = &self.0.entry;
+            entry.update(|book, slot| book.mapped(slot, entries, hca));
             Ok(state.table.insert(table).lend())
         })
     }
 
+    fn unmap(&self) {
+        self.0.state.with(|state| {
+            unmap_all(&mut state.pieces);
+            self.0.entry.update(Book::unmapped);
+        });
+    }
+}
+
+impl Region {
     fn build(&self, pieces: &mut [Piece], device: &PciDevice) -> Result<Table, Refusal> {
         for piece in pieces.iter_mut() {
             piece.mapping = Some(piece.pin.map(device)?);
         }
-        let cut = Cut::new(self.span.start(), self.page, device.max_segment());
+        let cut = Cut::new(self.0.of.span.start(), self.0.of.page, device.max_segment());
         Table::build(pieces.iter().flat_map(Piece::pages), cut)
-    }
-
-    /// `dma_unmap`: undoes [`Region::map`]; the scatter list stays. May sleep.
-    pub(crate) fn unmap(&self) {
-        self.state.with(|state| {
-            unmap_all(&mut state.pieces);
-            roll::unmapped(self.state.place());
-        });
     }
 }
 
@@ -161,38 +173,14 @@ impl Drop for Region {
     /// `release`.
     #[inline]
     fn drop(&mut self) {
-        let pieces = self.state.with(|state| core::mem::take(&mut state.pieces));
+        let pieces = self
+            .0
+            .state
+            .with(|state| core::mem::take(&mut state.pieces));
         drop(pieces);
         // Not before: where unpinning hangs, the roll shows whose.
-        roll::released(self.state.place(), false);
-    }
-}
-
-/// Refuses to go on with a search over several allocations for a process that was killed, as
-/// `get_user_pages()` does. The search can have thousands of calls ahead of it.
-pub(crate) fn survives() -> Result<(), Refusal> {
-    if env::is_killed() {
-        return Err(Refusal::Killed);
-    }
-    Ok(())
-}
-
-/// What a registration by the calling thread puts on the roll; `gpus` has an element for each pin.
-pub(crate) fn newcomer(
-    flavour: Flavour,
-    span: Span,
-    page: PageSize,
-    gpus: impl ExactSizeIterator<Item = Gpus>,
-) -> Newcomer {
-    let (task, since) = env::caller();
-    Newcomer {
-        flavour,
-        span,
-        page,
-        pieces: gpus.len(),
-        gpus: Gpus::all(gpus),
-        task,
-        since,
+        let entry = &self.0.entry;
+        entry.update(|book, slot| book.released(slot, false));
     }
 }
 

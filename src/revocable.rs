@@ -49,40 +49,41 @@
 //!
 //! Uses `core` and [`env`] alone.
 
-use super::account::Charge;
-use super::env;
-use super::env::BarMapping;
-use super::env::LentTable;
-use super::env::List;
-use super::env::Monitor;
-use super::env::PciDevice;
-use super::env::RevocablePin;
-use super::env::Shared;
-use super::env::Table;
-use super::env::Thread;
-use super::env::Ticket;
-use super::extents::Cut;
-use super::extents::PageSize;
-use super::extents::Span;
-use super::pieces;
-use super::record::Flavour;
-use super::refusal::Refusal;
-use super::region;
-use super::region::MAX_LEN;
-use super::roll;
+use super::{
+    account::Charge,
+    env::{
+        self,
+        BarMapping,
+        LentTable,
+        List,
+        Monitor,
+        PciDevice,
+        Registered,
+        Shared,
+        Table,
+        Thread,
+        Ticket, //
+    },
+    extents::{
+        Cut,
+        PageSize,
+        Span, //
+    },
+    mode::{
+        self,
+        Mode,
+        MAX_LEN, //
+    },
+    pieces,
+    pin::Revoke,
+    record::Flavour,
+    refusal::Refusal,
+    registry::Book,
+    revocable_pin::RevocablePin, //
+};
 
-/// Whom the provider's callback is for.
-pub(crate) trait Revoke: Send + Sync + 'static {
-    /// The pinned memory goes away with the return of this call. Called with the provider's API lock
-    /// held, from the thread that frees the memory, or from one of the kernel's.
-    fn revoke(&self);
-
-    /// A pin of it was dropped, and its memory stays pinned until it is freed: [`Revoke::revoke`] is still to
-    /// come for it, or has just come.
-    fn kept(&self);
-}
-
-struct State {
+/// What of a region its lock guards.
+pub(crate) struct State {
     /// From `admit` until a callback takes it, or `release` clears it.
     ticket: Option<Ticket>,
     /// A callback has come. Never cleared.
@@ -101,9 +102,11 @@ struct State {
 }
 
 /// A registration whose memory may go away. Held through a [`Lease`].
-pub(crate) struct Region {
+pub(crate) type Region = Registered<Fixed, Monitor<State>>;
+
+/// What of a region does not change.
+pub(crate) struct Fixed {
     span: Span,
-    state: Monitor<State>,
     /// For as long as a callback may come, for so long the memory may be pinned.
     _charge: Charge,
 }
@@ -116,44 +119,43 @@ pub(crate) struct Lease {
     page: PageSize,
 }
 
-impl Lease {
-    /// `acquire`: pins the pages of `[addr, addr + len)`, once: all of them, or none. May sleep.
-    pub(crate) fn pin(addr: u64, len: u64) -> Result<Self, Refusal> {
+impl Mode for Lease {
+    const FLAVOUR: Flavour = Flavour::Revocable;
+
+    fn pin(addr: u64, len: u64) -> Result<Self, Refusal> {
         let span = Span::covering(addr, len, PageSize::KIB_64, MAX_LEN)?;
-        let region = env::share(Region {
+        let fixed = Fixed {
             span,
-            state: Monitor::new(State::new())?,
             _charge: Charge::new(span.len())?,
-        })?;
+        };
+        let region = Region::new(fixed, Monitor::new(State::new()))?;
         let pins = pieces::cover(
             span,
             env::max_pieces(),
             |span| RevocablePin::pin(span, region.clone()),
             // Once a part is gone, the rest is not worth its pins.
-            || region::survives().and_then(|()| region.state.with(|state| state.check())),
+            || mode::survives().and_then(|()| region.state.with(|state| state.check())),
         )?;
         let page = PageSize::of_all(pins.iter().map(|pin| pin.page_size()));
         // From here on an early return is a release. It may wait for a callback with ib_core's global
         // mutex held: a callback for a region without a ticket calls nobody.
         let lease = Self { region, page };
-        let new = region::newcomer(
-            Flavour::Revocable,
-            span,
-            page,
-            pins.iter().map(|pin| pin.gpus()),
-        );
+        let new = mode::newcomer(Self::FLAVOUR, span, page, pins.iter().map(|pin| pin.gpus()));
         lease.region.state.with(|state| {
             state.pins = pins;
             state.check()?;
             // Under the lock: the callback that comes next finds it on the roll.
-            roll::enter(lease.region.state.place(), new);
+            lease
+                .region
+                .entry
+                .update(|book, slot| book.enter(slot, new));
             Ok::<_, Refusal>(())
         })?;
         Ok(lease)
     }
 
-    /// `get_pages`: from now on a callback revokes `ticket`.
-    pub(crate) fn admit(&self, ticket: Ticket) -> Result<(), Refusal> {
+    /// From now on a callback revokes `ticket`.
+    fn admit(&self, ticket: Ticket) -> Result<(), Refusal> {
         self.region.state.with(|state| {
             state.check()?;
             state.ticket = Some(ticket);
@@ -161,8 +163,7 @@ impl Lease {
         })
     }
 
-    /// `dma_map`: maps the whole region for `device`, or nothing. May sleep.
-    pub(crate) fn map(&self, device: &PciDevice) -> Result<LentTable, Refusal> {
+    fn map(&self, device: &PciDevice) -> Result<LentTable, Refusal> {
         self.region.state.with(|state| {
             // A callback that comes later waits for the lock, and tears down what is built here.
             state.check()?;
@@ -170,29 +171,28 @@ impl Lease {
                 return Err(Refusal::MappedTwice);
             }
             let mapping = BarMapping::map(device, state.pins.iter().flat_map(|pin| pin.runs()))?;
-            let cut = Cut::new(self.region.span.start(), self.page, device.max_segment());
+            let cut = Cut::new(self.region.of.span.start(), self.page, device.max_segment());
             let table = Table::build(mapping.runs().iter().copied(), cut)?;
             state.mapping = Some(mapping);
-            roll::mapped(self.region.state.place(), table.entries(), device.address());
+            let (entries, hca) = (table.entries(), device.address());
+            let entry = &self.region.entry;
+            entry.update(|book, slot| book.mapped(slot, entries, hca));
             Ok(state.table.insert(table).lend())
         })
     }
 
-    /// `dma_unmap`: undoes [`Lease::map`], unless a callback has. The scatter list stays. May sleep.
-    pub(crate) fn unmap(&self) {
+    fn unmap(&self) {
         self.region.state.with(|state| {
             state.mapping = None;
-            roll::unmapped(self.region.state.place());
+            self.region.entry.update(Book::unmapped);
         });
     }
 
-    /// The pinned range of virtual addresses.
-    pub(crate) fn span(&self) -> &Span {
-        &self.region.span
+    fn span(&self) -> &Span {
+        &self.region.of.span
     }
 
-    /// `get_page_size`.
-    pub(crate) fn page_size(&self) -> PageSize {
+    fn page_size(&self) -> PageSize {
         self.page
     }
 }
@@ -213,7 +213,8 @@ impl Drop for Lease {
         // The region may outlive this, for a callback that is yet to come. What it holds does not.
         let held = state.with(|own| {
             // The provider was asked for each pin by now: what it keeps stays on the roll with the region.
-            roll::released(state.place(), own.kept);
+            let entry = &self.region.entry;
+            entry.update(|book, slot| book.released(slot, own.kept));
             (own.mapping.take(), own.table.take())
         });
         drop(held);
@@ -225,12 +226,12 @@ impl Revoke for Region {
         let ticket = self.state.with(|state| {
             state.revoked = true;
             state.callback = Some(Thread::current());
-            roll::revoked(self.state.place());
+            self.entry.update(Book::revoked);
             state.ticket.take()
         });
         // The HCA first, then the mapping: no lock of ours is held while ib_core stops the HCA.
         if let Some(ticket) = ticket {
-            ticket.revoke();
+            ticket.invalidate();
         }
         self.state.with(|state| {
             state.mapping = None;

@@ -9,9 +9,11 @@
 //! `release`, which follows the moment that ib_core counts: no other call tells the client. And one
 //! that is revoked between its unmapping and its `release` ib_core counts as deregistered twice.
 
-use kernel::sync::atomic::Atomic;
-use kernel::sync::atomic::Full;
-use kernel::sync::atomic::Relaxed;
+use kernel::sync::atomic::{
+    Atomic,
+    Full,
+    Relaxed, //
+};
 
 /// The numbers of one client, since the module was loaded. As `struct peermem_stats` of
 /// `memory_peers.h`, which reads them without a lock.

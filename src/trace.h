@@ -115,7 +115,7 @@ TRACE_EVENT(released,
 
 #endif /* PEERMEM_TRACE_H */
 
-/* Kbuild has this folder among those of sys_c.c. */
+/* Kbuild has this folder among those of trace.c. */
 #undef TRACE_INCLUDE_PATH
 #define TRACE_INCLUDE_PATH .
 #undef TRACE_INCLUDE_FILE

@@ -484,6 +484,7 @@ impl Refusal {
 mod tests {
     use super::*;
 
+    use crate::shipped::device;
     use crate::shipped::extents::PageSize;
     use crate::shipped::extents::Span;
     use crate::shipped::record::Flavour;
@@ -493,7 +494,7 @@ mod tests {
     use crate::shipped::record::Task;
     use crate::shipped::refusal::Place;
     use crate::shipped::refusal::Refusal as Reason;
-    use crate::shipped::roll;
+    use crate::shipped::registry;
     use proptest::prelude::*;
 
     fn reasons() -> impl Strategy<Value = Reason> {
@@ -560,10 +561,10 @@ mod tests {
         fn the_modules_registrations_are_read_back(
             id in 1..u64::MAX,
             state in prop_oneof![
-                Just(roll::State::Pinned),
-                Just(roll::State::Mapped),
-                Just(roll::State::Revoked),
-                Just(roll::State::Kept),
+                Just(registry::State::Pinned),
+                Just(registry::State::Mapped),
+                Just(registry::State::Revoked),
+                Just(registry::State::Kept),
             ],
             (page, pages, len) in (0_u64..1 << 40, 1_u64..1 << 20, any::<u32>()),
             gpu in prop::option::of(0..1_u64 << 32),
@@ -574,26 +575,26 @@ mod tests {
         ) {
             let unit = PageSize::KIB_64;
             let span = Span::covering(page << 16, pages << 16, unit, u64::MAX).unwrap();
-            let living = roll::Living {
+            let living = registry::Living {
                 number: id,
                 state,
-                new: roll::Newcomer {
+                new: registry::Newcomer {
                     flavour: Flavour::Persistent,
                     span,
                     page: unit,
                     pieces: 3,
-                    gpus: gpu.map_or_else(Default::default, |_| roll::Gpus::one(7)),
+                    gpus: gpu.map_or_else(Default::default, |_| device::Gpus::one(7)),
                     task: Task { tgid, pid, comm },
                     since,
                 },
                 entries: len,
-                hca: hca.map(roll::PciAddress),
+                hca: hca.map(device::PciAddress),
             };
-            let line = roll::Line {
+            let line = registry::Line {
                 living: &living,
                 gpu: |number| {
                     assert_eq!(number, 7);
-                    gpu.map(roll::PciAddress)
+                    gpu.map(device::PciAddress)
                 },
             };
             let read = records(&line.to_string(), Registration::of);
@@ -608,8 +609,8 @@ mod tests {
                     page: Some(1 << 16),
                     pieces: Some(3),
                     entries: Some(u64::from(len)),
-                    gpus: gpu.map(|gpu| roll::PciAddress(gpu).to_string()).into_iter().collect(),
-                    hca: hca.map(|hca| roll::PciAddress(hca).to_string()),
+                    gpus: gpu.map(|gpu| device::PciAddress(gpu).to_string()).into_iter().collect(),
+                    hca: hca.map(|hca| device::PciAddress(hca).to_string()),
                     tgid: u32::try_from(tgid).ok(),
                     pid: u32::try_from(pid).ok(),
                     since: Some(Time(since)),

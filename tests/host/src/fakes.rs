@@ -16,21 +16,21 @@ use std::thread;
 use std::thread::ThreadId;
 
 use crate::account::Account;
+use crate::device::Gpus;
+use crate::device::PciAddress;
 use crate::extents;
 use crate::extents::Cut;
 use crate::extents::Entry;
 use crate::extents::PageSize;
 use crate::extents::Run;
 use crate::extents::Span;
+use crate::pin::Revoke;
 use crate::refusal::Refusal;
+use crate::registry::Book;
+use crate::registry::Event;
+use crate::registry::Living;
+use crate::registry::Newcomer;
 use crate::revocable;
-use crate::revocable::Revoke;
-use crate::roll::gone;
-use crate::roll::Book;
-use crate::roll::Event;
-use crate::roll::Gpus;
-use crate::roll::Living;
-use crate::roll::PciAddress;
 
 /// Where the fake BAR begins, as seen by DMA.
 pub(crate) const DMA_BASE: u64 = 0x38_0000_0000;
@@ -248,24 +248,18 @@ thread_local! {
 pub(crate) struct FakeLock<T> {
     value: Mutex<T>,
     changed: Condvar,
-    stand: Stand,
 }
 
 impl<T> FakeLock<T> {
-    pub(crate) fn new(value: T) -> Result<Self, Refusal> {
-        Ok(FakeLock {
+    pub(crate) fn new(value: T) -> Self {
+        FakeLock {
             value: Mutex::new(value),
             changed: Condvar::new(),
-            stand: Stand::default(),
-        })
+        }
     }
 
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         f(&mut lock(&self.value))
-    }
-
-    pub(crate) fn place(&self) -> &Stand {
-        &self.stand
     }
 
     pub(crate) fn wait_while(&self, condition: impl FnMut(&mut T) -> bool) {
@@ -275,6 +269,23 @@ impl<T> FakeLock<T> {
 
     pub(crate) fn notify_all(&self) {
         self.changed.notify_all();
+    }
+}
+
+/// A registration, with its entry.
+pub(crate) struct Registered<T, L> {
+    pub(crate) state: L,
+    pub(crate) entry: Stand,
+    pub(crate) of: T,
+}
+
+impl<T, L> Registered<T, L> {
+    pub(crate) fn new(of: T, state: L) -> Result<Arc<Self>, Refusal> {
+        Ok(Arc::new(Registered {
+            state,
+            entry: Stand::default(),
+            of,
+        }))
     }
 }
 
@@ -358,24 +369,32 @@ impl Default for Stand {
 }
 
 impl Stand {
-    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Book, &mut Option<Living>) -> R) -> R {
-        self.roll.locked(|Locked { book, living }| {
+    pub(crate) fn update(&self, f: impl FnOnce(&mut Book, &mut Option<Living>) -> Option<Event>) {
+        let event = self.roll.locked(|Locked { book, living }| {
             let mut number = lock(&self.number);
             let mut slot = number.take().and_then(|number| living.remove(&number));
-            let result = f(book, &mut slot);
+            let event = f(book, &mut slot);
             *number = slot.map(|slot| slot.number);
             if let Some(slot) = slot {
                 let before = living.insert(slot.number, slot);
                 assert!(before.is_none(), "{} twice", slot.number);
             }
-            result
-        })
+            event
+        });
+        lock(&self.roll.events).extend(event);
     }
+}
 
-    pub(crate) fn tell(&self, event: Event) {
-        assert!(!in_roll(), "{event:?} is told with the roll locked");
-        lock(&self.roll.events).push(event);
-    }
+pub(crate) fn enter(stand: &Stand, new: Newcomer) {
+    stand.update(|book, slot| book.enter(slot, new));
+}
+
+pub(crate) fn released(stand: &Stand, kept: bool) {
+    stand.update(|book, slot| book.released(slot, kept));
+}
+
+pub(crate) fn gone(stand: &Stand) {
+    stand.update(Book::gone);
 }
 
 impl Drop for Stand {
@@ -385,6 +404,12 @@ impl Drop for Stand {
 }
 
 pub(crate) struct FakeList<T>(Vec<T>);
+
+impl<T> FakeList<T> {
+    pub(crate) const fn new() -> Self {
+        FakeList(Vec::new())
+    }
+}
 
 impl<T> Default for FakeList<T> {
     fn default() -> Self {
@@ -540,7 +565,7 @@ impl Drop for FakeMapping {
 pub(crate) struct FakeTicket(pub(crate) Arc<World>);
 
 impl FakeTicket {
-    pub(crate) fn revoke(self) {
+    pub(crate) fn invalidate(self) {
         self.0.record("ib_core revokes");
         self.0.run(&self.0.on_revoke);
         self.0.record("ib_core revoked");

@@ -19,8 +19,12 @@
 
 #[path = "../../../src/account.rs"]
 mod account;
+#[path = "../../../src/device.rs"]
+mod device;
 #[path = "../../../src/extents.rs"]
 mod extents;
+#[path = "../../../src/mode.rs"]
+mod mode;
 #[path = "../../../src/pieces.rs"]
 mod pieces;
 #[path = "../../../src/pin.rs"]
@@ -32,10 +36,15 @@ mod record;
 mod refusal;
 #[path = "../../../src/region.rs"]
 mod region;
+#[path = "../../../src/registry.rs"]
+mod registry;
 #[path = "../../../src/revocable.rs"]
 mod revocable;
-#[path = "../../../src/roll.rs"]
-mod roll;
+
+/// The same, of what stands above the pins.
+mod revocable_pin {
+    pub(crate) use crate::fakes::FakeRevocablePin as RevocablePin;
+}
 
 mod account_tests;
 mod core_trim;

@@ -8,6 +8,7 @@ use crate::extents::PageSize;
 use crate::fakes::FakeDevice;
 use crate::fakes::World;
 use crate::fakes::DMA_BASE;
+use crate::mode::Mode;
 use crate::refusal::Refusal;
 use crate::region::Region;
 

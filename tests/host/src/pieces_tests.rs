@@ -21,6 +21,7 @@ use crate::fakes::FakeTicket;
 use crate::fakes::World;
 use crate::fakes::KILLED_AFTER;
 use crate::fakes::MAX_PIECES;
+use crate::mode::Mode;
 use crate::pieces::cover;
 use crate::pieces::CALLS_A_PIECE;
 use crate::pieces::CALLS_MORE;

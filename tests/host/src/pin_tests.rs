@@ -14,6 +14,7 @@ use crate::extents::Span;
 use crate::fakes::lock;
 use crate::pin::freed;
 use crate::pin::Held;
+use crate::pin::Revoke;
 use crate::provider::record;
 use crate::provider::take_log;
 use crate::provider::world;
@@ -28,7 +29,6 @@ use crate::provider::WORLD;
 use crate::refusal::Refusal;
 use crate::refusal::EINVAL;
 use crate::refusal::ENOMEM;
-use crate::revocable::Revoke;
 
 const EIO: i32 = -5;
 

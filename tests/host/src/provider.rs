@@ -11,12 +11,11 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::RwLock;
 
+use crate::env::Callback;
 use crate::extents::Span;
 use crate::fakes::lock;
-use crate::pin::freed;
 use crate::pin::Directory;
-use crate::pin::Kept;
-use crate::pin::Slot;
+use crate::refusal::Kept;
 use crate::refusal::Refusal;
 use crate::refusal::EINVAL;
 use crate::refusal::ENOMEM;
@@ -24,7 +23,7 @@ use crate::refusal::ENOMEM;
 /// What surrounds the pins of one test.
 #[derive(Default)]
 pub(crate) struct World {
-    directory: Mutex<Directory>,
+    pub(crate) directory: Mutex<Option<Directory>>,
     gate: RwLock<()>,
     log: Mutex<Vec<String>>,
     /// What the next puts return before they do anything.
@@ -78,26 +77,27 @@ impl Drop for ModuleHold {
     }
 }
 
-#[derive(Default)]
-pub(crate) struct Slots(BTreeMap<usize, Arc<Slot>>);
+pub(crate) struct Slots<T>(BTreeMap<usize, T>);
 
-impl Slots {
-    pub(crate) fn insert(&mut self, number: usize, slot: Arc<Slot>) -> Result<(), Refusal> {
+impl<T> Default for Slots<T> {
+    fn default() -> Self {
+        Slots(BTreeMap::new())
+    }
+}
+
+impl<T> Slots<T> {
+    pub(crate) fn insert(&mut self, number: usize, slot: T) -> Result<(), Refusal> {
         assert!(self.0.insert(number, slot).is_none());
         Ok(())
     }
 
-    pub(crate) fn get(&self, number: usize) -> Option<&Arc<Slot>> {
+    pub(crate) fn get(&self, number: usize) -> Option<&T> {
         self.0.get(&number)
     }
 
-    pub(crate) fn remove(&mut self, number: usize) -> Option<Arc<Slot>> {
+    pub(crate) fn remove(&mut self, number: usize) -> Option<T> {
         self.0.remove(&number)
     }
-}
-
-pub(crate) fn directory<R>(f: impl FnOnce(&mut Directory) -> R) -> Result<R, Refusal> {
-    Ok(f(&mut lock(&world().directory)))
 }
 
 pub(crate) fn gate_read<R>(f: impl FnOnce() -> R) -> R {
@@ -116,11 +116,11 @@ pub(crate) fn gate_write<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-pub(crate) fn get_pages(span: &Span, number: usize) -> Result<Option<u64>, Refusal> {
+pub(crate) fn get_pages<C: Callback>(span: &Span, number: usize) -> Result<Option<u64>, Refusal> {
     record(format!("get {number}"));
     let frees = lock(&world().frees).take();
     if let Some(then) = frees {
-        freed(1);
+        C::freed(1);
         return then.map(Some);
     }
     if *lock(&world().unlisted) {
@@ -133,7 +133,7 @@ pub(crate) fn get_pages(span: &Span, number: usize) -> Result<Option<u64>, Refus
         NO_PIN => Err(Refusal::Pin(ENOMEM)),
         NO_TABLE => Ok(None),
         FREED_AT_ONCE => {
-            freed(number);
+            C::freed(number);
             Ok(Some(span.start()))
         }
         start => Ok(Some(start)),

@@ -15,6 +15,7 @@ use crate::fakes::FakeTicket;
 use crate::fakes::World;
 use crate::fakes::DMA_BASE;
 use crate::fakes::IOMMU_OFFSET;
+use crate::mode::Mode;
 use crate::refusal::Refusal;
 use crate::revocable::Lease;
 

@@ -16,29 +16,28 @@ use loom::thread;
 use loom::thread::ThreadId;
 
 use crate::account::Account;
+use crate::device::Gpus;
+use crate::device::PciAddress;
 use crate::extents::Cut;
 use crate::extents::PageSize;
 use crate::extents::Run;
 use crate::extents::Span;
 use crate::ib_core::Umem;
 use crate::ib_core::LEN;
+use crate::pin::Directory;
 use crate::pin::Held;
+use crate::pin::Revoke;
 use crate::provider::ALLOCATION;
 use crate::record::Task;
 use crate::refusal::Refusal;
-use crate::revocable::Revoke;
-use crate::roll;
-use crate::roll::Book;
-use crate::roll::Event;
-use crate::roll::Gpus;
-use crate::roll::Living;
-use crate::roll::PciAddress;
+use crate::registry::Book;
+use crate::registry::Event;
+use crate::registry::Living;
 use crate::world::world;
 use crate::world::Break;
 
 pub(crate) use std::sync::Arc as Shared;
 
-pub(crate) use crate::provider::directory;
 pub(crate) use crate::provider::gate_read;
 pub(crate) use crate::provider::gate_write;
 pub(crate) use crate::provider::get_pages;
@@ -74,12 +73,43 @@ pub(crate) fn user() -> User {
     0
 }
 
-/// The lock of the accounts is a leaf, and the models do not look at its order: a cell that panics when
-/// it is opened twice.
-pub(crate) fn accounts() -> Option<(u64, impl DerefMut<Target = List<Account>>)> {
-    let accounts = world().accounts.borrow_mut().take();
-    let accounts = accounts.expect("nobody calls with the accounts open");
-    Some((LIMIT, Opened(accounts)))
+pub(crate) fn user_limit() -> Option<u64> {
+    Some(LIMIT)
+}
+
+pub(crate) const ACCOUNTS_LOCK: () = ();
+pub(crate) const DIRECTORY_LOCK: () = ();
+
+/// A static of the module's: each run of a model has what stands in it for itself.
+pub(crate) struct StaticMutex<T>(std::sync::Mutex<T>);
+
+impl<T> StaticMutex<T> {
+    pub(crate) const fn new(_lock: (), value: T) -> Self {
+        StaticMutex(std::sync::Mutex::new(value))
+    }
+}
+
+impl StaticMutex<List<Account>> {
+    /// The lock of the accounts is a leaf, and the models do not look at its order: a cell that panics when
+    /// it is opened twice.
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut List<Account>) -> R) -> R {
+        let accounts = world().accounts.borrow_mut().take();
+        let mut accounts = accounts.expect("nobody calls with the accounts open");
+        let result = f(&mut accounts);
+        *world().accounts.borrow_mut() = Some(accounts);
+        result
+    }
+}
+
+impl StaticMutex<Option<Directory>> {
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Option<Directory>) -> R) -> R {
+        f(&mut world().directory.lock().expect("no poison"))
+    }
+}
+
+/// The provider calls the module by this.
+pub(crate) trait Callback {
+    fn freed(number: usize);
 }
 
 pub(crate) fn caller() -> (Task, u64) {
@@ -99,29 +129,6 @@ pub(crate) fn max_pieces() -> u32 {
     1024
 }
 
-/// The accounts, until they are given back.
-struct Opened(List<Account>);
-
-impl Deref for Opened {
-    type Target = List<Account>;
-
-    fn deref(&self) -> &Self::Target {
-        &self.0
-    }
-}
-
-impl DerefMut for Opened {
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.0
-    }
-}
-
-impl Drop for Opened {
-    fn drop(&mut self) {
-        *world().accounts.borrow_mut() = Some(std::mem::take(&mut self.0));
-    }
-}
-
 #[derive(Clone, Copy, Eq, PartialEq)]
 pub(crate) struct Thread(ThreadId, u64);
 
@@ -137,27 +144,20 @@ impl Thread {
 }
 
 pub(crate) struct Monitor<T> {
-    /// First: it leaves the roll before the rest goes.
-    place: Place,
     value: Mutex<T>,
     changed: Condvar,
 }
 
 impl<T> Monitor<T> {
-    pub(crate) fn new(value: T) -> Result<Self, Refusal> {
-        Ok(Monitor {
-            place: Place(AtomicU64::new(0)),
+    pub(crate) fn new(value: T) -> Self {
+        Monitor {
             value: Mutex::new(value),
             changed: Condvar::new(),
-        })
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, T> {
         self.value.lock().expect("no poison")
-    }
-
-    pub(crate) fn place(&self) -> &Place {
-        &self.place
     }
 
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
@@ -176,32 +176,47 @@ impl<T> Monitor<T> {
     }
 }
 
-/// The number on the roll; 0: not there.
-pub(crate) struct Place(AtomicU64);
+/// A registration, with its entry.
+pub(crate) struct Registered<T, L> {
+    /// First: it leaves the roll before the rest goes.
+    pub(crate) entry: Entry,
+    pub(crate) state: L,
+    pub(crate) of: T,
+}
 
-impl Place {
-    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Book, &mut Option<Living>) -> R) -> R {
+impl<T, L> Registered<T, L> {
+    pub(crate) fn new(of: T, state: L) -> Result<Shared<Self>, Refusal> {
+        share(Registered {
+            entry: Entry(AtomicU64::new(0)),
+            state,
+            of,
+        })
+    }
+}
+
+/// The number on the roll; 0: not there.
+pub(crate) struct Entry(AtomicU64);
+
+impl Entry {
+    pub(crate) fn update(&self, f: impl FnOnce(&mut Book, &mut Option<Living>) -> Option<Event>) {
         world().with_roll(|roll| {
             let number = self.0.load(Ordering::Relaxed);
             let mut slot = roll.living.remove(&number);
-            let result = f(&mut roll.book, &mut slot);
+            f(&mut roll.book, &mut slot);
             let number = slot.as_ref().map_or(0, |living| living.number);
             self.0.store(number, Ordering::Relaxed);
             if let Some(living) = slot {
                 let before = roll.living.insert(number, living);
                 assert!(before.is_none(), "a number comes twice on the roll");
             }
-            result
-        })
+        });
     }
-
-    pub(crate) fn tell(&self, _event: Event) {}
 }
 
-impl Drop for Place {
+impl Drop for Entry {
     fn drop(&mut self) {
         if self.0.load(Ordering::Relaxed) != 0 && !std::thread::panicking() {
-            roll::gone(self);
+            self.update(Book::gone);
         }
     }
 }
@@ -231,6 +246,12 @@ impl SlotLock {
 }
 
 pub(crate) struct List<T>(Vec<T>);
+
+impl<T> List<T> {
+    pub(crate) const fn new() -> Self {
+        List(Vec::new())
+    }
+}
 
 impl<T> Default for List<T> {
     fn default() -> Self {
@@ -345,7 +366,7 @@ impl Ticket {
         }
     }
 
-    pub(crate) fn revoke(self) {
+    pub(crate) fn invalidate(self) {
         self.used.set(true);
         let world = world();
         if !world.is_broken(Break::Silent) {

@@ -17,6 +17,7 @@ use loom::sync::MutexGuard;
 
 use crate::env::PciDevice;
 use crate::env::Ticket;
+use crate::mode::Mode as _;
 use crate::provider::ALLOCATION;
 use crate::refusal::Refusal;
 use crate::revocable::Lease;

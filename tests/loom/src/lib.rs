@@ -26,8 +26,12 @@
 
 #[path = "../../../src/account.rs"]
 mod account;
+#[path = "../../../src/device.rs"]
+mod device;
 #[path = "../../../src/extents.rs"]
 mod extents;
+#[path = "../../../src/mode.rs"]
+mod mode;
 #[path = "../../../src/pieces.rs"]
 mod pieces;
 #[path = "../../../src/pin.rs"]
@@ -39,10 +43,14 @@ mod record;
 mod refusal;
 #[path = "../../../src/region.rs"]
 mod region;
+#[path = "../../../src/registry.rs"]
+mod registry;
 #[path = "../../../src/revocable.rs"]
 mod revocable;
-#[path = "../../../src/roll.rs"]
-mod roll;
+
+mod revocable_pin {
+    pub(crate) use crate::env::RevocablePin;
+}
 
 mod can_fail;
 mod env;

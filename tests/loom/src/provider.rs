@@ -6,7 +6,6 @@ use std::cell::Cell;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use loom::sync::atomic::AtomicUsize;
 use loom::sync::atomic::Ordering;
@@ -15,11 +14,10 @@ use loom::sync::MutexGuard;
 use loom::thread;
 use loom::thread::ThreadId;
 
+use crate::env::Callback;
 use crate::extents::Span;
 use crate::pin::freed;
-use crate::pin::Directory;
-use crate::pin::Kept;
-use crate::pin::Slot;
+use crate::refusal::Kept;
 use crate::refusal::Refusal;
 use crate::refusal::EINVAL;
 use crate::refusal::ENOMEM;
@@ -214,28 +212,27 @@ impl Drop for ModuleHold {
 }
 
 /// Slots by their numbers.
-#[derive(Default)]
-pub(crate) struct Slots(BTreeMap<usize, Arc<Slot>>);
+pub(crate) struct Slots<T>(BTreeMap<usize, T>);
 
-impl Slots {
-    pub(crate) fn insert(&mut self, number: usize, slot: Arc<Slot>) -> Result<(), Refusal> {
+impl<T> Default for Slots<T> {
+    fn default() -> Self {
+        Slots(BTreeMap::new())
+    }
+}
+
+impl<T> Slots<T> {
+    pub(crate) fn insert(&mut self, number: usize, slot: T) -> Result<(), Refusal> {
         assert!(self.0.insert(number, slot).is_none());
         Ok(())
     }
 
-    pub(crate) fn get(&self, number: usize) -> Option<&Arc<Slot>> {
+    pub(crate) fn get(&self, number: usize) -> Option<&T> {
         self.0.get(&number)
     }
 
-    pub(crate) fn remove(&mut self, number: usize) -> Option<Arc<Slot>> {
+    pub(crate) fn remove(&mut self, number: usize) -> Option<T> {
         self.0.remove(&number)
     }
-}
-
-pub(crate) fn directory<R>(f: impl FnOnce(&mut Directory) -> R) -> Result<R, Refusal> {
-    let world = world();
-    let mut directory = world.directory.lock().expect("no poison");
-    Ok(f(&mut directory))
 }
 
 pub(crate) fn gate_read<R>(f: impl FnOnce() -> R) -> R {
@@ -257,7 +254,10 @@ pub(crate) fn gate_write<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-pub(crate) fn get_pages(span: &Span, number: usize) -> Result<Option<PageTable>, Refusal> {
+pub(crate) fn get_pages<C: Callback>(
+    span: &Span,
+    number: usize,
+) -> Result<Option<PageTable>, Refusal> {
     let world = world();
     let provider = &world.provider;
     let guard = provider.lock("a get");

@@ -28,9 +28,9 @@ use crate::ib_core::Core;
 use crate::pin::Directory;
 use crate::provider::Provider;
 use crate::provider::ALLOCATION;
-use crate::roll::Book;
-use crate::roll::Living;
-use crate::roll::State;
+use crate::registry::Book;
+use crate::registry::Living;
+use crate::registry::State;
 
 /// How ib_core invalidates.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -140,7 +140,7 @@ pub(crate) struct World {
     pub(crate) accounts: RefCell<Option<List<Account>>>,
     /// Slots that hold the module.
     pub(crate) holds: AtomicUsize,
-    pub(crate) directory: Mutex<Directory>,
+    pub(crate) directory: Mutex<Option<Directory>>,
     pub(crate) gate: RwLock<()>,
     /// When the gate was last closed.
     pub(crate) gate_since: Cell<u64>,
@@ -173,7 +173,7 @@ impl World {
             exits: Cell::new(false),
             accounts: RefCell::new(Some(List::default())),
             holds: AtomicUsize::new(0),
-            directory: Mutex::new(Directory::default()),
+            directory: Mutex::new(None),
             gate: RwLock::new(()),
             gate_since: Cell::new(0),
             roll: RefCell::default(),

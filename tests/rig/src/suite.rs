@@ -101,7 +101,7 @@ const KUNIT_SUITES: &[(&str, usize)] = &[
     ("parts", 14),
     ("provider", 19),
     ("revocation", 28),
-    ("showing", 20),
+    ("showing", 21),
 ];
 /// What others see of the module.
 const IDENTITY: &[&str] = &["{gdr}", "test", "identity.", "consumers."];
@@ -356,10 +356,11 @@ pub(crate) const SUITE: &[Run] = &[
         format: Format::Cargo,
         // What the module writes is read here.
         src: Some(&[
+            "src/device.rs",
             "src/extents.rs",
             "src/record.rs",
             "src/refusal.rs",
-            "src/roll.rs",
+            "src/registry.rs",
         ]),
         ..BASE
     },

@@ -115,7 +115,7 @@ pub(super) const ROWS: &[Row] = &[
         letter: "I",
         what: "A DMA device that is not on the PCI bus, or none",
         schedule: "`peer_dma_dev=nonpci`, then `none`",
-        rule: "NULL and the bus are asked first: `PciDevice` in `src/sys.rs`",
+        rule: "NULL and the bus are asked first: `PciDevice` in `src/pci.rs`",
         more: None,
     },
     Row {
@@ -156,7 +156,7 @@ pub(super) const ROWS: &[Row] = &[
         letter: "N",
         what: "Whatever fails in acquire is `not mine`; a failing put there leaves the pin",
         schedule: "a BAR without room; a put in acquire that fails",
-        rule: "The cause is logged: `src/observe.rs`. Nothing is put in acquire",
+        rule: "The cause is logged: `src/log.rs`. Nothing is put in acquire",
         more: None,
     },
     Row {

@@ -24,56 +24,23 @@
 
 use core::fmt;
 
-use super::env::Place;
-use super::extents::PageSize;
-use super::extents::Span;
-use super::record::Comm;
-use super::record::Flavour;
-use super::record::Seconds;
-use super::record::Task;
-use super::record::Word;
-
-/// Where a PCI function is: the domain's number, eight bits of the bus, five of the device, three of
-/// the function.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub(crate) struct PciAddress(pub(crate) u64);
-
-impl fmt::Display for PciAddress {
-    /// As in sysfs.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (domain, bus) = (self.0 >> 16, self.0 >> 8 & 0xff);
-        let (device, function) = (self.0 >> 3 & 0x1f, self.0 & 7);
-        write!(f, "{domain:04x}:{bus:02x}:{device:02x}.{function}")
-    }
-}
-
-/// Some of the GPUs that the module has met, by their numbers.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub(crate) struct Gpus(u64);
-
-impl Gpus {
-    /// Numbers are smaller.
-    pub(crate) const MOST: u32 = u64::BITS;
-
-    /// The one with that number; none for a number that is too large.
-    pub(crate) fn one(number: u32) -> Self {
-        Gpus(1_u64.checked_shl(number).unwrap_or(0))
-    }
-
-    /// Those of either.
-    pub(crate) fn or(self, other: Gpus) -> Self {
-        Gpus(self.0 | other.0)
-    }
-
-    /// Those of all.
-    pub(crate) fn all(many: impl Iterator<Item = Gpus>) -> Self {
-        many.fold(Gpus::default(), Gpus::or)
-    }
-
-    fn numbers(self) -> impl Iterator<Item = u32> {
-        (0..Self::MOST).filter(move |number| self.0 >> number & 1 != 0)
-    }
-}
+use super::{
+    device::{
+        Gpus,
+        PciAddress, //
+    },
+    extents::{
+        PageSize,
+        Span, //
+    },
+    record::{
+        Comm,
+        Flavour,
+        Seconds,
+        Task,
+        Word, //
+    }, //
+};
 
 /// What is the case with a registration.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -204,6 +171,91 @@ impl Book {
             counts.alive_bytes = counts.alive_bytes.wrapping_sub(living.new.span.len());
         });
     }
+
+    /// `acquire` has succeeded.
+    #[inline]
+    pub(crate) fn enter(&mut self, slot: &mut Option<Living>, new: Newcomer) -> Option<Event> {
+        self.last = self.last.wrapping_add(1);
+        let living = Living {
+            number: self.last,
+            state: State::Pinned,
+            new,
+            entries: 0,
+            hca: None,
+        };
+        self.count(&living, |counts| {
+            counts.registered = counts.registered.wrapping_add(1);
+            counts.alive = counts.alive.wrapping_add(1);
+            counts.alive_bytes = counts.alive_bytes.wrapping_add(new.span.len());
+        });
+        *slot = Some(living);
+        Some(Event::Registered(living))
+    }
+
+    /// `dma_map` has succeeded: a scatter list of so many entries, for the device with that address.
+    #[inline]
+    pub(crate) fn mapped(
+        &mut self,
+        slot: &mut Option<Living>,
+        entries: u32,
+        hca: PciAddress,
+    ) -> Option<Event> {
+        let living = slot.as_mut()?;
+        living.state = State::Mapped;
+        living.entries = entries;
+        living.hca = Some(hca);
+        self.count(living, |counts| {
+            counts.mapped = counts.mapped.wrapping_add(1);
+        });
+        Some(Event::Mapped(*living))
+    }
+
+    /// `dma_unmap`. One that was revoked is still that.
+    #[inline]
+    pub(crate) fn unmapped(&mut self, slot: &mut Option<Living>) -> Option<Event> {
+        let living = slot.as_mut().filter(|l| l.state == State::Mapped)?;
+        living.state = State::Pinned;
+        living.entries = 0;
+        living.hca = None;
+        None
+    }
+
+    /// The memory, or a part of it, goes. Counts once, and not after the release.
+    #[inline]
+    pub(crate) fn revoked(&mut self, slot: &mut Option<Living>) -> Option<Event> {
+        let living = slot
+            .as_mut()
+            .filter(|l| matches!(l.state, State::Pinned | State::Mapped))?;
+        living.state = State::Revoked;
+        self.count(living, |counts| {
+            counts.revoked = counts.revoked.wrapping_add(1);
+        });
+        Some(Event::Revoked(living.number))
+    }
+
+    /// `release`. What is `kept` stays on the roll until it is [`gone`](Self::gone).
+    #[inline]
+    pub(crate) fn released(&mut self, slot: &mut Option<Living>, kept: bool) -> Option<Event> {
+        let mut living = slot.take()?;
+        self.count(&living, |counts| {
+            counts.released = counts.released.wrapping_add(1);
+        });
+        if kept {
+            living.state = State::Kept;
+            living.entries = 0;
+            living.hca = None;
+            *slot = Some(living);
+        } else {
+            self.leaves(&living);
+        }
+        Some(Event::Released(living.number, living.state))
+    }
+
+    /// The end of the entry: whoever still stands there leaves.
+    pub(crate) fn gone(&mut self, slot: &mut Option<Living>) -> Option<Event> {
+        self.leaves(&slot.take()?);
+        None
+    }
 }
 
 /// What is told of a life, with nothing locked that is the roll's.
@@ -217,109 +269,6 @@ pub(crate) enum Event {
     Revoked(u64),
     /// It was released; its number, and what it was then, or is now if that is [`State::Kept`].
     Released(u64, State),
-}
-
-/// `acquire` has succeeded.
-#[inline]
-pub(crate) fn enter(place: &Place, new: Newcomer) {
-    let living = place.with(|book, slot| {
-        book.last = book.last.wrapping_add(1);
-        let living = Living {
-            number: book.last,
-            state: State::Pinned,
-            new,
-            entries: 0,
-            hca: None,
-        };
-        book.count(&living, |counts| {
-            counts.registered = counts.registered.wrapping_add(1);
-            counts.alive = counts.alive.wrapping_add(1);
-            counts.alive_bytes = counts.alive_bytes.wrapping_add(new.span.len());
-        });
-        *slot = Some(living);
-        living
-    });
-    place.tell(Event::Registered(living));
-}
-
-/// `dma_map` has succeeded: a scatter list of so many entries, for the device with that address.
-#[inline]
-pub(crate) fn mapped(place: &Place, entries: u32, hca: PciAddress) {
-    let living = place.with(|book, slot| {
-        let living = slot.as_mut()?;
-        living.state = State::Mapped;
-        living.entries = entries;
-        living.hca = Some(hca);
-        book.count(living, |counts| {
-            counts.mapped = counts.mapped.wrapping_add(1);
-        });
-        Some(*living)
-    });
-    if let Some(living) = living {
-        place.tell(Event::Mapped(living));
-    }
-}
-
-/// `dma_unmap`. One that was revoked is still that.
-#[inline]
-pub(crate) fn unmapped(place: &Place) {
-    place.with(|_, slot| {
-        if let Some(living) = slot.as_mut().filter(|l| l.state == State::Mapped) {
-            living.state = State::Pinned;
-            living.entries = 0;
-            living.hca = None;
-        }
-    });
-}
-
-/// The memory, or a part of it, goes. Counts once, and not after the release.
-#[inline]
-pub(crate) fn revoked(place: &Place) {
-    let number = place.with(|book, slot| {
-        let living = slot
-            .as_mut()
-            .filter(|l| matches!(l.state, State::Pinned | State::Mapped))?;
-        living.state = State::Revoked;
-        book.count(living, |counts| {
-            counts.revoked = counts.revoked.wrapping_add(1);
-        });
-        Some(living.number)
-    });
-    if let Some(number) = number {
-        place.tell(Event::Revoked(number));
-    }
-}
-
-/// `release`. What is `kept` stays on the roll until it is [`gone`].
-#[inline]
-pub(crate) fn released(place: &Place, kept: bool) {
-    let was = place.with(|book, slot| {
-        let mut living = slot.take()?;
-        book.count(&living, |counts| {
-            counts.released = counts.released.wrapping_add(1);
-        });
-        if kept {
-            living.state = State::Kept;
-            living.entries = 0;
-            living.hca = None;
-            *slot = Some(living);
-        } else {
-            book.leaves(&living);
-        }
-        Some(living)
-    });
-    if let Some(was) = was {
-        place.tell(Event::Released(was.number, was.state));
-    }
-}
-
-/// The end of the place: whoever still stands there leaves.
-pub(crate) fn gone(place: &Place) {
-    place.with(|book, slot| {
-        if let Some(living) = slot.take() {
-            book.leaves(&living);
-        }
-    });
 }
 
 /// A registration as one line.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! What the module says about itself: `docs/observe.md` describes all of it.
+//! What the module logs and counts: `docs/observe.md` describes all of it.
 //!
 //! Each kind of message is logged when it first comes up, and again at most once a minute, with the
 //! number of times that it came up in all: any process can ask for any address, and must not be able
@@ -9,32 +9,44 @@
 //! Each refusal is counted, traced, and kept for a while; nothing is allocated for it, and the one lock
 //! is let go before anything else is called.
 
-use kernel::fmt;
-use kernel::prelude::*;
-use kernel::sync::atomic::Atomic;
-use kernel::sync::atomic::Relaxed;
+use kernel::{
+    fmt,
+    prelude::*,
+    sync::atomic::{
+        Atomic,
+        Relaxed, //
+    }, //
+};
 
-use crate::extents::Span;
-use crate::pin::Kept;
-use crate::record;
-use crate::record::Flavour;
-use crate::record::Journal;
-use crate::record::Refused;
-use crate::record::Step;
-use crate::record::Word;
-use crate::refusal::Event;
-use crate::refusal::Incident;
-use crate::refusal::Refusal;
-use crate::refusal::Severity;
-use crate::roll;
-use crate::roll::Living;
-use crate::sys;
+use crate::{
+    extents::Span,
+    record::{
+        Flavour,
+        Journal,
+        Refused,
+        Step,
+        Word, //
+    },
+    refusal::{
+        Event,
+        Incident,
+        Kept,
+        Refusal,
+        Severity, //
+    },
+    sync::{
+        StaticSpinLock,
+        JOURNAL_LOCK, //
+    },
+    task,
+    trace, //
+};
 
 /// How long a kind of message stays silent after it was logged, in microseconds.
 const SILENCE: i64 = 60_000_000;
 
 /// One kind of message.
-struct Kind {
+pub(crate) struct Kind {
     /// When it was last logged: microseconds since boot, plus one; 0 is never.
     last: Atomic<i64>,
     /// How often it came up.
@@ -56,14 +68,15 @@ impl Kind {
 
     fn pass_after(&self, silence: i64) -> Option<Times> {
         let count = self.count.fetch_add(1, Relaxed).wrapping_add(1);
-        let now = sys::microseconds().saturating_add(1);
+        let now = task::microseconds().saturating_add(1);
         let last = self.last.load(Relaxed);
         let due = last == 0 || now.saturating_sub(last) >= silence;
         // Of several threads at once, one logs.
         (due && self.last.cmpxchg(last, now, Relaxed).is_ok()).then_some(Times(count))
     }
 
-    fn count(&self) -> u64 {
+    /// How often it came up.
+    pub(crate) fn count(&self) -> u64 {
         self.count.load(Relaxed)
     }
 }
@@ -90,16 +103,23 @@ impl<T: core::fmt::Display> fmt::Display for Plain<T> {
 }
 
 /// How often each flavour refused for each kind of reason.
-static REFUSED: [[Atomic<u64>; REASONS]; Flavour::ALL.len()] =
+pub(crate) static REFUSED: [[Atomic<u64>; REASONS]; Flavour::ALL.len()] =
     [const { [const { Atomic::new(0) }; REASONS] }; Flavour::ALL.len()];
 
 const REASONS: usize = Refusal::REASONS.len();
+
+static JOURNAL: StaticSpinLock<Journal> = StaticSpinLock::new(JOURNAL_LOCK, Journal::new());
+
+/// Runs `f` on the journal, locked. `f` does not sleep and calls nobody.
+pub(crate) fn journal<R>(f: impl FnOnce(&mut Journal) -> R) -> R {
+    JOURNAL.with(f)
+}
 
 /// The client of that flavour refused a registration.
 pub(crate) fn refused(flavour: Flavour, step: Step, addr: u64, len: u64, refusal: Refusal) {
     static KINDS: [Kind; REASONS] = [const { Kind::new() }; REASONS];
 
-    let refusal = refusal.seen(|| sys::place(addr));
+    let refusal = refusal.seen(|| task::place(addr));
     let kind = refusal.kind();
     // CAST: A number of a flavour.
     if let Some(count) = REFUSED.get(flavour as usize).and_then(|all| all.get(kind)) {
@@ -111,12 +131,12 @@ pub(crate) fn refused(flavour: Flavour, step: Step, addr: u64, len: u64, refusal
         refusal,
         addr,
         len,
-        task: sys::task(),
+        task: task::task(),
     };
-    sys::trace_refused(&refused);
+    trace::refused(&refused);
     // CAST: Not negative.
-    let now = sys::microseconds() as u64;
-    sys::journal(|journal| journal.add(now, refused));
+    let now = task::microseconds() as u64;
+    journal(|journal| journal.add(now, refused));
 
     let silence = match refusal.is_foreign() {
         true => i64::MAX,
@@ -136,7 +156,7 @@ pub(crate) fn refused(flavour: Flavour, step: Step, addr: u64, len: u64, refusal
 }
 
 /// What goes wrong beside refusals, by [`Event`].
-static EVENTS: [Kind; Event::ALL.len()] = [const { Kind::new() }; Event::ALL.len()];
+pub(crate) static EVENTS: [Kind; Event::ALL.len()] = [const { Kind::new() }; Event::ALL.len()];
 
 /// The line of an event: the memory and nvidia.ko's code, where there are such.
 struct Line<'a> {
@@ -222,127 +242,4 @@ pub(crate) fn late_callback() {
 /// nvidia.ko freed what this module does not know.
 pub(crate) fn stray_callback() {
     tell(Event::StrayCallback, None, None);
-}
-
-/// The files below `/sys/kernel/debug/nvidia_peermem`, until dropped.
-pub(crate) struct Files(#[expect(dead_code, reason = "for its drop")] sys::Debugfs);
-
-impl Files {
-    /// From here on refusals are kept, too.
-    pub(crate) fn new() -> Self {
-        sys::begin_journal();
-        let directory = sys::Debugfs::new();
-        directory.file::<Version>(c"version", 0o444);
-        directory.file::<Counters>(c"counters", 0o444);
-        // Addresses of processes: for root alone.
-        directory.file::<Refusals<false>>(c"refusals", 0o400);
-        directory.file::<Refusals<true>>(c"foreign", 0o400);
-        directory.lines::<Registrations>(c"registrations", 0o400);
-        Files(directory)
-    }
-}
-
-/// `version`.
-struct Version;
-
-impl sys::Contents for Version {
-    fn write(f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        core::writeln!(
-            f,
-            "format={} module={}",
-            record::FORMAT,
-            Word(sys::version())
-        )
-    }
-}
-
-/// `counters`.
-struct Counters;
-
-impl sys::Contents for Counters {
-    fn write(f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (flavour, counts) in Flavour::ALL.iter().zip(&REFUSED) {
-            for (reason, count) in Refusal::REASONS.iter().zip(counts) {
-                core::writeln!(
-                    f,
-                    "event=refused count={} flavour={} reason={}",
-                    count.load(Relaxed),
-                    Word(flavour.name()),
-                    Word(reason.name)
-                )?;
-            }
-        }
-        for (incident, kind) in Event::ALL.iter().zip(&EVENTS) {
-            core::writeln!(f, "event={} count={}", incident.name, kind.count())?;
-        }
-        // All of one moment.
-        let counts = sys::roll_book(|book| book.counts());
-        for (flavour, counts) in Flavour::ALL.iter().zip(&counts) {
-            for (event, count) in [
-                ("registered", counts.registered),
-                ("mapped", counts.mapped),
-                ("revoked", counts.revoked),
-                ("released", counts.released),
-                ("alive", counts.alive),
-                ("alive_bytes", counts.alive_bytes),
-            ] {
-                core::writeln!(
-                    f,
-                    "event={event} count={count} flavour={}",
-                    Word(flavour.name())
-                )?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// `refusals`, and `foreign`.
-struct Refusals<const FOREIGN: bool>;
-
-impl<const FOREIGN: bool> sys::Contents for Refusals<FOREIGN> {
-    fn write(f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Locked for each record, never while it is written: who refuses does not wait for who reads.
-        let from = |number| sys::journal(|journal| journal.from(FOREIGN, number)).flatten();
-        let mut next = 0;
-        // Not for ever, however fast they come.
-        for _ in 0..Journal::REFUSALS {
-            let Some((record, number)) = from(next) else {
-                break;
-            };
-            core::writeln!(f, "{record}")?;
-            next = number;
-        }
-        Ok(())
-    }
-}
-
-/// `registrations`.
-struct Registrations;
-
-impl sys::Lines for Registrations {
-    type Record = Registration;
-
-    fn last() -> u64 {
-        sys::roll_book(|book| book.last())
-    }
-
-    fn from(number: u64) -> Option<(u64, Registration)> {
-        let living = sys::roll_from(number)?;
-        Some((living.number, Registration(living)))
-    }
-}
-
-/// A line of `registrations`.
-#[derive(Clone, Copy)]
-struct Registration(Living);
-
-impl fmt::Display for Registration {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let line = roll::Line {
-            living: &self.0,
-            gpu: sys::gpu_address,
-        };
-        core::fmt::Display::fmt(&line, f)
-    }
 }

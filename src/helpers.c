@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+/*
+ * What the kernel has as macros and inline functions, and the kernel crate has
+ * no helper for: as rust/helpers of the kernel.
+ */
+
+#include <linux/dma-mapping.h>
+#include <linux/mm.h>
+#include <linux/sched.h>
+#include <linux/sched/signal.h>
+#include <linux/sizes.h>
+#include <linux/uaccess.h>
+
+#include "helpers.h"
+
+/*
+ * Locks of statics: Rust has them made at run time alone. sync.rs wraps all.
+ */
+DEFINE_SPINLOCK(peermem_registry_lock);
+DEFINE_SPINLOCK(peermem_journal_lock);
+DEFINE_MUTEX(peermem_accounts_lock);
+DEFINE_MUTEX(peermem_directory_lock);
+/* Taken with a slot's lock held; below it are the PCI core's. */
+DEFINE_MUTEX(peermem_bars_lock);
+DECLARE_RWSEM(peermem_gate);
+
+bool peermem_is_killed(void)
+{
+	return fatal_signal_pending(current);
+}
+
+bool peermem_is_user_address(unsigned long addr)
+{
+	return access_ok((const void __user *)addr, 1);
+}
+
+/* Lets others run, between two steps of what takes long. */
+void peermem_rest(void)
+{
+	cond_resched();
+}
+
+unsigned int peermem_max_segment(struct pci_dev *pdev)
+{
+	return dma_get_max_seg_size(&pdev->dev);
+}
+
+/* Where it is, in one number: see PciAddress of device.rs. */
+u64 peermem_pci_address(struct pci_dev *pdev)
+{
+	return (u64)(u32)pci_domain_nr(pdev->bus) << 16 | pci_dev_id(pdev);
+}
+
+/*
+ * Is there a struct page for any of it? A BAR has one only where its driver
+ * made it peer-to-peer DMA memory, in steps of a subsection of memory.
+ */
+bool peermem_has_struct_page(u64 addr, u64 len)
+{
+	u64 pos;
+
+	for (pos = 0; pos < len; pos += SZ_2M)
+		if (pfn_valid(PHYS_PFN(addr + pos)))
+			return true;
+	return len && pfn_valid(PHYS_PFN(addr + len - 1));
+}
+
+/*
+ * Any number of registrations may have the same memory, each with a mapping of
+ * its own. CONFIG_DMA_API_DEBUG takes more than eight for a leak unless told.
+ */
+#ifdef DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
+#define BAR_ATTRS	DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
+#else
+#define BAR_ATTRS	0
+#endif
+
+int peermem_bar_map(struct pci_dev *pdev, u64 addr, size_t len, u64 *dma)
+{
+	dma_addr_t mapped = dma_map_resource(&pdev->dev, addr, len,
+					     DMA_BIDIRECTIONAL, BAR_ATTRS);
+
+	if (dma_mapping_error(&pdev->dev, mapped))
+		return -EIO;
+	*dma = mapped;
+	return 0;
+}
+
+void peermem_bar_unmap(struct pci_dev *pdev, u64 dma, size_t len)
+{
+	dma_unmap_resource(&pdev->dev, dma, len, DMA_BIDIRECTIONAL, BAR_ATTRS);
+}

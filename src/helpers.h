@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
+/*
+ * What is in C, of params.c, trace.c, helpers.c and sg.c. The first lines of
+ * each say why.
+ */
+#ifndef PEERMEM_HELPERS_H
+#define PEERMEM_HELPERS_H
+
+#include <linux/mutex.h>
+#include <linux/pci.h>
+#include <linux/rwsem.h>
+#include <linux/scatterlist.h>
+#include <linux/spinlock.h>
+#include <linux/types.h>
+
+/* params.c */
+struct peermem_params {
+	int peerdirect_support;
+	int persistent_api_support;
+	unsigned int user_limit_mib;
+	unsigned int max_pieces;
+};
+
+extern struct peermem_params peermem_params;
+extern const char peermem_version[];
+
+/* trace.c */
+void peermem_trace_refused(const char *flavour, const char *step,
+			   const char *reason, int code, u64 addr, u64 len,
+			   pid_t tgid);
+void peermem_trace_registered(u64 id, const char *flavour, u64 addr, u64 len,
+			      u64 page, u64 pieces, pid_t tgid);
+void peermem_trace_mapped(u64 id, u32 entries, u64 hca);
+void peermem_trace_revoked(u64 id);
+void peermem_trace_released(u64 id, const char *state);
+
+/* helpers.c */
+extern spinlock_t peermem_registry_lock;
+extern spinlock_t peermem_journal_lock;
+extern struct mutex peermem_accounts_lock;
+extern struct mutex peermem_directory_lock;
+extern struct mutex peermem_bars_lock;
+extern struct rw_semaphore peermem_gate;
+
+bool peermem_is_killed(void);
+bool peermem_is_user_address(unsigned long addr);
+void peermem_rest(void);
+unsigned int peermem_max_segment(struct pci_dev *pdev);
+u64 peermem_pci_address(struct pci_dev *pdev);
+bool peermem_has_struct_page(u64 addr, u64 len);
+int peermem_bar_map(struct pci_dev *pdev, u64 addr, size_t len, u64 *dma);
+void peermem_bar_unmap(struct pci_dev *pdev, u64 dma, size_t len);
+
+/* sg.c: an entry of a scatter list that has no pages, only a DMA address. */
+struct peermem_entry {
+	u64 addr;
+	u32 len;
+};
+
+/*
+ * A scatter list that grows: whole chunks, linked as sg_alloc_table() links
+ * them. All zero before the first call; sg_free_table() takes @table at any
+ * time after.
+ */
+struct peermem_sg {
+	struct sg_table table;
+	/* The last chunk, how much of it is filled, and the one before it. */
+	struct scatterlist *chunk;
+	unsigned int used;
+	struct scatterlist *before;
+};
+
+int peermem_sg_append(struct peermem_sg *list,
+		      const struct peermem_entry *entries, unsigned int count);
+int peermem_sg_finish(struct peermem_sg *list,
+		      const struct peermem_entry *entries, unsigned int count);
+
+#endif /* PEERMEM_HELPERS_H */

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! Modules: this one, and those whose functions it calls.
+//!
+//! C header: [`include/linux/module.h`](srctree/include/linux/module.h)
+
+use kernel::{
+    bindings,
+    container_of,
+    prelude::*,
+    str::CStr, //
+};
+
+use crate::c;
+
+/// This module.
+fn this() -> *mut bindings::module {
+    &raw mut c::__this_module
+}
+
+/// Keeps a module loaded until dropped.
+///
+/// # Invariants
+///
+/// Owns one reference to the module.
+pub(crate) struct ModuleHold(*mut bindings::module);
+
+// SAFETY: The count of a module is atomic, and may be given back on any thread.
+unsafe impl Send for ModuleHold {}
+// SAFETY: A shared `ModuleHold` can do nothing.
+unsafe impl Sync for ModuleHold {}
+
+impl ModuleHold {
+    /// Holds this module. `None` once it is on its way out.
+    pub(crate) fn try_new() -> Option<Self> {
+        // SAFETY: The caller is a line of this module.
+        unsafe { Self::of(this()) }
+    }
+
+    /// # Safety
+    ///
+    /// The memory of `module` is there during the call.
+    unsafe fn of(module: *mut bindings::module) -> Option<Self> {
+        // SAFETY: As promised by the caller.
+        // INVARIANT: The reference taken here, if there is one.
+        unsafe { c::try_module_get(module) }.then(|| ModuleHold(module))
+    }
+}
+
+impl Drop for ModuleHold {
+    fn drop(&mut self) {
+        // SAFETY: Gives back the reference of the type invariant.
+        unsafe { c::module_put(self.0) };
+    }
+}
+
+/// A module that is loaded.
+pub(crate) struct Neighbour {
+    version: [u8; 32],
+    /// Its licence is none that Linux takes for a free one.
+    pub(crate) is_proprietary: bool,
+}
+
+impl Neighbour {
+    /// `None` if no module of that name is loaded, or it is on its way out.
+    ///
+    /// The kobject keeps the module's memory: a module that goes waits for that. Not what goes before, as the
+    /// version does: that wants a reference. It keeps a module that is live; one that is still in its init goes
+    /// all the same, if that fails.
+    pub(crate) fn look(name: &CStr) -> Option<Self> {
+        // SAFETY: This module is in the set of all, which stays.
+        let kobject = unsafe {
+            let all = (*this()).mkobj.kobj.kset;
+            bindings::kset_find_obj(all, name.as_char_ptr())
+        };
+        if kobject.is_null() {
+            return None;
+        }
+        // SAFETY: All in that set are the `kobj` of one, and the reference keeps it, and with it the module's memory.
+        let found =
+            unsafe { Self::of((*container_of!(kobject, bindings::module_kobject, kobj)).mod_) };
+        // SAFETY: Gives back the reference of `kset_find_obj()`.
+        unsafe { bindings::kobject_put(kobject) };
+        found
+    }
+
+    /// # Safety
+    ///
+    /// `module` is NULL, or its memory is there during the call.
+    unsafe fn of(module: *mut bindings::module) -> Option<Self> {
+        let mut found = Neighbour {
+            version: [0; 32],
+            is_proprietary: false,
+        };
+        if module.is_null() {
+            // A part of the kernel itself that has parameters.
+            return Some(found);
+        }
+        // SAFETY: As promised by the caller.
+        let _hold = unsafe { ModuleHold::of(module) }?;
+        // SAFETY: As promised by the caller. Others may change both of the first, which are words.
+        let (state, taints, version) = unsafe {
+            (
+                (&raw const (*module).state).read_volatile(),
+                (&raw const (*module).taints).read_volatile(),
+                (*module).version,
+            )
+        };
+        found.is_proprietary = taints & 1 << bindings::TAINT_PROPRIETARY_MODULE != 0;
+        if state == bindings::module_state_MODULE_STATE_LIVE && !version.is_null() {
+            // SAFETY: A string with its NUL, which a module that is live keeps while it is held.
+            let version = unsafe { CStr::from_char_ptr(version) }.to_bytes();
+            // The last byte stays the NUL.
+            let room = found.version.len() - 1;
+            for (to, from) in found.version.iter_mut().take(room).zip(version) {
+                *to = *from;
+            }
+        }
+        Some(found)
+    }
+
+    /// Its version; empty where it does not say.
+    pub(crate) fn version(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.version).unwrap_or_default()
+    }
+}
+
+/// A function of another module's: its address, and its name.
+pub(crate) struct Needed(pub(crate) *const c_void, pub(crate) &'static str);
+
+// SAFETY: Nobody looks at what is at the address.
+unsafe impl Sync for Needed {}
+
+impl Needed {
+    /// The name of the first of `all` that is not there.
+    pub(crate) fn first_missing(all: &'static [Needed]) -> Option<&'static str> {
+        let missing = all.iter().find(|needed| {
+            // SAFETY: Part of a static. As it stands in memory: rustc takes no function's address for 0.
+            unsafe { (&raw const needed.0).read_volatile() }.is_null()
+        });
+        missing.map(|needed| needed.1)
+    }
+}
+
+/// Makes a static `NEEDED` of the functions of another module's that this one calls.
+///
+/// A module that needs a symbol which nobody exports is not loaded, and its user is told "Unknown symbol". So all of
+/// them are made weak: the kernel loads the module all the same, and its init says what is missing. It must, before
+/// anything else: the address of a weak symbol that nobody exports is 0. Rust has no stable way to say it.
+///
+/// Nothing else changes by that. What is there is bound as ever, with the reference that keeps its module loaded, and
+/// with the check of its version: one that does not match is the kernel's to refuse, weak or not. depmod and modpost
+/// make the same dependencies of it. modpost alone passes over a weak symbol that it does not know; the Kbuild looks in
+/// its place.
+macro_rules! needed {
+    ($($function:ident,)*) => {
+        #[cfg(not(peermem_kunit))]
+        core::arch::global_asm!($(concat!(".weak ", stringify!($function)),)*);
+
+        static NEEDED: &[crate::module::Needed] = &[$(crate::module::Needed(
+            crate::c::$function as *const kernel::ffi::c_void,
+            stringify!($function),
+        ),)*];
+    };
+}
+pub(crate) use needed;

@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! PCI devices, their BARs, and mappings of these for others.
+//!
+//! C headers: [`include/linux/pci.h`](srctree/include/linux/pci.h),
+//! [`include/linux/dma-mapping.h`](srctree/include/linux/dma-mapping.h); C side: [`helpers.c`](helpers.c).
+
+use core::{
+    mem::ManuallyDrop,
+    ptr::{
+        self,
+        NonNull, //
+    }, //
+};
+
+use kernel::{
+    bindings,
+    container_of,
+    prelude::*, //
+};
+
+use crate::{
+    c,
+    device::{
+        Gpus,
+        PciAddress, //
+    },
+    extents::{
+        Run,
+        MAX_STEP, //
+    },
+    refusal::Refusal,
+    sync::{
+        StaticMutex,
+        BARS_LOCK, //
+    }, //
+};
+
+/// A counted reference to a PCI device.
+///
+/// # Invariants
+///
+/// Owns one reference to the device.
+pub(crate) struct PciDevice(NonNull<bindings::pci_dev>);
+
+// SAFETY: The count of a device is atomic, and may be given back on any thread.
+unsafe impl Send for PciDevice {}
+// SAFETY: A shared `PciDevice` gives its pointer and constant properties of the device.
+unsafe impl Sync for PciDevice {}
+
+impl PciDevice {
+    /// The PCI device that `dev` is; `None` if it is NULL or on another bus.
+    ///
+    /// # Safety
+    ///
+    /// `dev` is NULL, or points to a device that is alive during the call.
+    pub(crate) unsafe fn from_device(dev: *mut bindings::device) -> Option<Self> {
+        // SAFETY: As promised by the caller.
+        if dev.is_null() || !unsafe { bindings::dev_is_pci(dev) } {
+            return None;
+        }
+        // SAFETY: What is on the PCI bus is part of one.
+        let pdev = unsafe { container_of!(dev, bindings::pci_dev, dev) };
+        // SAFETY: Alive during the call as promised by the caller.
+        // INVARIANT: The reference that the function took.
+        NonNull::new(unsafe { bindings::pci_dev_get(pdev) }).map(PciDevice)
+    }
+
+    /// The device of the machine that comes after `from`.
+    fn next(from: Option<PciDevice>) -> Option<PciDevice> {
+        let from = from.map_or(ptr::null_mut(), |from| {
+            // The function gives the reference back.
+            ManuallyDrop::new(from).as_raw()
+        });
+        // CAST: All bits set, as in C.
+        let any = bindings::PCI_ANY_ID as c_uint;
+        // SAFETY: NULL, or a device with a reference, as the function wants it.
+        // INVARIANT: The reference that the function took.
+        NonNull::new(unsafe { c::pci_get_device(any, any, from) }).map(PciDevice)
+    }
+
+    /// For C functions that want one; valid for as long as `self` is.
+    pub(crate) fn as_raw(&self) -> *mut bindings::pci_dev {
+        self.0.as_ptr()
+    }
+
+    /// The longest segment that it takes, in bytes.
+    pub(crate) fn max_segment(&self) -> u32 {
+        // SAFETY: The device is alive by the type invariant.
+        unsafe { c::peermem_max_segment(self.as_raw()) }
+    }
+
+    /// Where it is.
+    pub(crate) fn address(&self) -> PciAddress {
+        // SAFETY: The device is alive by the type invariant.
+        PciAddress(unsafe { c::peermem_pci_address(self.as_raw()) })
+    }
+
+    /// It has not been removed.
+    fn is_there(&self) -> bool {
+        // SAFETY: The device is alive by the type invariant.
+        unsafe { (*self.as_raw()).dev.kobj.state_in_sysfs() != 0 }
+    }
+
+    /// Its memory BAR that has `addr` in it. One that was removed has given up its BARs.
+    fn bar(&self, addr: u64) -> Option<Run> {
+        // SAFETY: The device is alive by the type invariant, and they are part of it.
+        let all = unsafe { (&raw const (*self.as_raw()).resource).cast::<bindings::resource>() };
+        (0..bindings::PCI_STD_NUM_BARS as usize).find_map(|number| {
+            // SAFETY: There are more. They change with the machine alone, and no more is made of it than an address
+            // of which the provider has said that it is memory.
+            let (start, end, flags, parent) = unsafe {
+                let bar = all.add(number);
+                ((*bar).start, (*bar).end, (*bar).flags, (*bar).parent)
+            };
+            // CAST: No narrower.
+            let is_memory = flags & bindings::IORESOURCE_MEM as c_ulong != 0;
+            (is_memory && !parent.is_null() && (start..=end).contains(&addr)).then(|| Run {
+                addr: start,
+                len: (end - start).wrapping_add(1),
+            })
+        })
+    }
+}
+
+impl Clone for PciDevice {
+    fn clone(&self) -> Self {
+        // SAFETY: The device is alive by the type invariant.
+        // INVARIANT: The reference taken here.
+        unsafe { bindings::pci_dev_get(self.as_raw()) };
+        PciDevice(self.0)
+    }
+}
+
+impl Drop for PciDevice {
+    fn drop(&mut self) {
+        // SAFETY: Gives back the reference of the type invariant.
+        unsafe { bindings::pci_dev_put(self.as_raw()) };
+    }
+}
+
+/// How many devices are remembered.
+const OWNERS: usize = 16;
+
+/// The devices in whose BARs addresses were found: a look for the next one begins with these, and walks over all
+/// devices of the machine only if it is in none of them. Their references keep no device in the machine.
+struct Owners {
+    devices: [Option<(PciDevice, Gpus)>; OWNERS],
+    /// Whose place the next one gets, if each has one.
+    next: usize,
+    /// Numbers of devices, by where they are: these stay.
+    gpus: [Option<PciAddress>; Gpus::MOST as usize],
+}
+
+static OWNED: StaticMutex<Owners> = StaticMutex::new(
+    BARS_LOCK,
+    Owners {
+        devices: [const { None }; OWNERS],
+        next: 0,
+        gpus: [None; Gpus::MOST as usize],
+    },
+);
+
+impl Owners {
+    /// Keeps `device`, in the place of one that is gone if there is any, and says which GPU it is; none where there
+    /// are too many.
+    fn keep(&mut self, device: PciDevice) -> Gpus {
+        let at = Some(device.address());
+        let number = self
+            .gpus
+            .iter()
+            .position(|known| *known == at || known.is_none());
+        let gpu = match number.and_then(|number| Some((number, self.gpus.get_mut(number)?))) {
+            Some((number, place)) => {
+                *place = at;
+                // CAST: Few.
+                Gpus::one(number as u32)
+            }
+            None => Gpus::default(),
+        };
+        let is_free = |owner: &Option<(PciDevice, Gpus)>| {
+            !owner.as_ref().is_some_and(|(device, _)| device.is_there())
+        };
+        let free = self.devices.iter().position(is_free);
+        let place = free.unwrap_or_else(|| {
+            let oldest = self.next;
+            self.next = (oldest + 1) % OWNERS;
+            oldest
+        });
+        if let Some(owner) = self.devices.get_mut(place) {
+            *owner = Some((device, gpu));
+        }
+        gpu
+    }
+}
+
+/// The memory BAR that has `addr` in it, of any PCI device, and which GPU that is. May sleep.
+fn bar_of(addr: u64) -> Option<(Run, Gpus)> {
+    OWNED.with(|owners| {
+        let owned = owners.devices.iter().flatten();
+        let mut known = owned.filter_map(|(device, gpu)| Some((device.bar(addr)?, *gpu)));
+        if let Some(found) = known.next() {
+            return Some(found);
+        }
+        let mut device = PciDevice::next(None)?;
+        loop {
+            if let Some(bar) = device.bar(addr) {
+                return Some((bar, owners.keep(device)));
+            }
+            device = PciDevice::next(Some(device))?;
+        }
+    })
+}
+
+/// Where the GPU with that number is.
+pub(crate) fn gpu_address(number: u32) -> Option<PciAddress> {
+    OWNED.with(|owners| *owners.gpus.get(number as usize)?)
+}
+
+/// Devices are remembered until this is dropped. To be dropped when no pin is left.
+pub(crate) struct Bars(());
+
+impl Bars {
+    pub(crate) fn new() -> Self {
+        Bars(())
+    }
+
+    /// How many devices are remembered.
+    #[cfg(peermem_kunit)]
+    pub(crate) fn remembered() -> usize {
+        OWNED.with(|owners| owners.devices.iter().flatten().count())
+    }
+}
+
+impl Drop for Bars {
+    fn drop(&mut self) {
+        OWNED.with(|owners| owners.devices = [const { None }; OWNERS]);
+    }
+}
+
+/// The GPU in whose BAR that page lies, for who only wants to tell. May sleep.
+pub(crate) fn gpu_of(page: &Run) -> Gpus {
+    // SAFETY: Has no preconditions.
+    if unsafe { c::peermem_has_struct_page(page.addr, page.len) } {
+        // Memory, which is in no BAR: not looked for at each registration.
+        return Gpus::default();
+    }
+    bar_of(page.addr).map_or(Gpus::default(), |(_, gpu)| gpu)
+}
+
+/// A range of physical addresses in one PCI BAR, with no `struct page` for any part of it.
+#[derive(Clone, Copy)]
+pub(crate) struct BarRun(Run);
+
+/// Turns runs of physical addresses into [`BarRun`]s; remembers the BAR, for the next run tends to lie
+/// in the same one.
+#[derive(Default)]
+pub(crate) struct BarFinder {
+    bar: Option<Run>,
+    gpus: Gpus,
+}
+
+impl BarFinder {
+    /// `run`, if it lies in a BAR. May sleep.
+    pub(crate) fn find(&mut self, run: Run) -> Result<BarRun, Refusal> {
+        if !self.bar.is_some_and(|bar| contains(&bar, &run)) {
+            let found = bar_of(run.addr).filter(|(bar, _)| contains(bar, &run));
+            self.bar = found.map(|(bar, _)| bar);
+            self.gpus = found.map_or(self.gpus, |(_, gpu)| self.gpus.or(gpu));
+        }
+        // SAFETY: Has no preconditions.
+        if self.bar.is_none() || unsafe { c::peermem_has_struct_page(run.addr, run.len) } {
+            return Err(Refusal::NotInBar);
+        }
+        Ok(BarRun(run))
+    }
+
+    /// The GPUs in whose BARs something was found.
+    pub(crate) fn gpus(&self) -> Gpus {
+        self.gpus
+    }
+}
+
+/// Does all of `run` lie in `bar`?
+fn contains(bar: &Run, run: &Run) -> bool {
+    run.addr
+        .checked_sub(bar.addr)
+        .and_then(|offset| offset.checked_add(run.len))
+        .is_some_and(|end| end <= bar.len)
+}
+
+/// Lets others run whenever so much as [`MAX_STEP`] has been mapped or unmapped.
+#[derive(Default)]
+struct Rests {
+    since: u64,
+}
+
+impl Rests {
+    /// So many more bytes are done. May sleep.
+    fn after(&mut self, bytes: u64) {
+        self.since = self.since.wrapping_add(bytes);
+        if self.since >= MAX_STEP {
+            self.since = 0;
+            // SAFETY: Process context without a spinlock, as in all that may sleep.
+            unsafe { c::peermem_rest() };
+        }
+    }
+}
+
+/// Bytes of all `runs`.
+fn total(runs: &[Run]) -> u64 {
+    runs.iter().fold(0, |sum, run| sum.saturating_add(run.len))
+}
+
+/// Ranges of a BAR mapped for a device, until dropped.
+///
+/// Calls `dma_map_resource()`, which takes no lock of another driver's, once for each run. What is
+/// adjacent all the same becomes one entry of a scatter list.
+///
+/// # Invariants
+///
+/// Each of `runs` is mapped for `device`.
+pub(crate) struct BarMapping {
+    device: PciDevice,
+    runs: KVVec<Run>,
+}
+
+impl BarMapping {
+    /// Maps each of `runs` for `device`.
+    pub(crate) fn map<'a>(
+        device: &PciDevice,
+        runs: impl Iterator<Item = &'a BarRun>,
+    ) -> Result<Self, Refusal> {
+        let mut mapping = BarMapping {
+            device: device.clone(),
+            runs: KVVec::new(),
+        };
+        let mut rests = Rests::default();
+        for BarRun(run) in runs {
+            // First the place, then the mapping: nothing can fail between it and its record.
+            if mapping.runs.reserve(1, GFP_KERNEL).is_err() {
+                return Err(Refusal::NoMemory);
+            }
+            // CAST: Addresses have 64 bits.
+            let len = run.len as usize;
+            let mut addr = 0;
+            // SAFETY: `dma_map_resource()` wants a device that is alive, and memory of an I/O device
+            // that has no `struct page`, which a `BarRun` is. `addr` is valid for writes.
+            let ret = unsafe { c::peermem_bar_map(device.as_raw(), run.addr, len, &mut addr) };
+            if ret != 0 {
+                // What was mapped before goes with `mapping`.
+                let mapped = total(&mapping.runs);
+                return Err(Refusal::MapResource { mapped });
+            }
+            // INVARIANT: Mapped above. The place was reserved.
+            let _ = mapping
+                .runs
+                .push_within_capacity(Run { addr, len: run.len });
+            rests.after(run.len);
+        }
+        Ok(mapping)
+    }
+
+    /// The DMA addresses, in the order of the runs that were mapped.
+    pub(crate) fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+}
+
+impl Drop for BarMapping {
+    fn drop(&mut self) {
+        let mut rests = Rests::default();
+        for run in self.runs.iter() {
+            // CAST: Was a `usize` when it was mapped.
+            let len = run.len as usize;
+            // SAFETY: Mapped for this device by the type invariant, and unmapped once.
+            unsafe { c::peermem_bar_unmap(self.device.as_raw(), run.addr, len) };
+            rests.after(run.len);
+        }
+    }
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! The calling thread and its process, and the time.
+//!
+//! C headers: [`include/linux/sched.h`](srctree/include/linux/sched.h),
+//! [`include/linux/timekeeping.h`](srctree/include/linux/timekeeping.h).
+
+use kernel::{
+    bindings,
+    mm::virt::flags,
+    prelude::*,
+    task::{
+        Kuid,
+        Task, //
+    }, //
+};
+
+use crate::{
+    c,
+    compat,
+    record,
+    refusal::Place, //
+};
+
+/// The address of a task, to compare with that of another that is alive.
+#[derive(Clone, Copy, Eq, PartialEq)]
+pub(crate) struct Thread(usize);
+
+impl Thread {
+    /// The calling thread.
+    pub(crate) fn current() -> Self {
+        Thread(Task::current_raw().addr())
+    }
+}
+
+/// Whether a fatal signal waits for the calling thread.
+pub(crate) fn is_killed() -> bool {
+    // SAFETY: Has no preconditions.
+    unsafe { c::peermem_is_killed() }
+}
+
+/// Whether the calling thread is in `do_exit()`: so far that it may have closed some of its descriptors.
+pub(crate) fn is_exiting() -> bool {
+    // SAFETY: A thread's flags are its own.
+    let flags = unsafe { (*Task::current_raw()).flags };
+    flags & bindings::PF_EXITING != 0
+}
+
+/// The user of the calling process.
+pub(crate) fn user() -> Kuid {
+    current!().uid()
+}
+
+/// Monotonic time in microseconds.
+pub(crate) fn microseconds() -> i64 {
+    // SAFETY: Both have no preconditions.
+    unsafe { bindings::ktime_to_us(bindings::ktime_get()) }
+}
+
+/// The calling thread, as a record has it.
+pub(crate) fn task() -> record::Task {
+    const _: () = assert!(record::COMM_LEN == bindings::TASK_COMM_LEN as usize);
+
+    // SAFETY: The thread is there, and its name has so many bytes. Others may write another one meanwhile, byte by
+    // byte: then this is some of both.
+    let comm = unsafe {
+        (&raw const (*Task::current_raw()).comm)
+            .cast::<[u8; record::COMM_LEN]>()
+            .read_volatile()
+    };
+    record::Task {
+        tgid: compat::process(),
+        pid: current!().pid(),
+        comm,
+    }
+}
+
+/// What the calling process has at `addr`, if that shows that no GPU's driver put it there. `None`:
+/// memory of a device, addresses that are only reserved, or another thread is changing them.
+pub(crate) fn place(addr: u64) -> Option<Place> {
+    let addr = usize::try_from(addr).ok()?;
+    // SAFETY: Has no preconditions.
+    if !unsafe { c::peermem_is_user_address(addr) } {
+        return Some(Place::Beyond);
+    }
+    let current = current!();
+    // Not waited for: ib_core's mutex for the whole machine is held, and who has this lock may have
+    // arranged to keep it.
+    let mappings = current.mm()?.mmap_read_trylock()?;
+    let Some(mapping) = mappings.vma_lookup(addr) else {
+        return Some(Place::Nothing);
+    };
+    let of_cpu = mapping.flags() & (flags::READ | flags::WRITE | flags::EXEC) != 0;
+    let of_device = mapping.flags() & (flags::IO | flags::PFNMAP | flags::MIXEDMAP) != 0;
+    (of_cpu && !of_device).then_some(Place::Cpu)
+}

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+/*
+ * The tracepoints of trace.h, for trace.rs. In C, since the kernel crate can
+ * only call those that the kernel itself has.
+ */
+
+#include "helpers.h"
+
+#define CREATE_TRACE_POINTS
+#include "trace.h"
+
+void peermem_trace_refused(const char *flavour, const char *step,
+			   const char *reason, int code, u64 addr, u64 len,
+			   pid_t tgid)
+{
+	trace_refused(flavour, step, reason, code, addr, len, tgid);
+}
+
+void peermem_trace_registered(u64 id, const char *flavour, u64 addr, u64 len,
+			      u64 page, u64 pieces, pid_t tgid)
+{
+	trace_registered(id, flavour, addr, len, page, pieces, tgid);
+}
+
+void peermem_trace_mapped(u64 id, u32 entries, u64 hca)
+{
+	trace_mapped(id, entries, hca);
+}
+
+void peermem_trace_revoked(u64 id)
+{
+	trace_revoked(id);
+}
+
+void peermem_trace_released(u64 id, const char *state)
+{
+	trace_released(id, state);
+}
