@@ -159,16 +159,14 @@ pub(crate) fn join(runs: impl Iterator<Item = Run>, mut each: impl FnMut(Run)) {
 
 /// Joins runs as [`join`], no further than [`MAX_STEP`], and calls `each` with what comes of it.
 pub(crate) fn steps(runs: impl Iterator<Item = Run>, mut each: impl FnMut(Run)) {
-    join(runs, |mut run| {
-        while run.len > MAX_STEP {
-            each(Run {
-                addr: run.addr,
-                len: MAX_STEP,
-            });
-            run.addr = run.addr.wrapping_add(MAX_STEP);
-            run.len -= MAX_STEP;
+    join(runs, |mut run| loop {
+        let len = run.len.min(MAX_STEP);
+        each(Run { len, ..run });
+        run.len -= len;
+        if run.len == 0 {
+            break;
         }
-        each(run);
+        run.addr = run.addr.wrapping_add(len);
     });
 }
 

@@ -5,6 +5,7 @@
  */
 
 #include <linux/dma-mapping.h>
+#include <linux/math.h>
 #include <linux/mm.h>
 #include <linux/sched.h>
 #include <linux/sched/signal.h>
@@ -57,12 +58,12 @@ u64 peermem_pci_address(struct pci_dev *pdev)
  */
 bool peermem_has_struct_page(u64 addr, u64 len)
 {
-	u64 pos;
+	u64 end = addr + len;
 
-	for (pos = 0; pos < len; pos += SZ_2M)
-		if (pfn_valid(PHYS_PFN(addr + pos)))
+	for (; addr < end; addr = round_down(addr, SZ_2M) + SZ_2M)
+		if (pfn_valid(PHYS_PFN(addr)))
 			return true;
-	return len && pfn_valid(PHYS_PFN(addr + len - 1));
+	return false;
 }
 
 /*

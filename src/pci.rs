@@ -262,17 +262,24 @@ pub(crate) struct BarFinder {
 
 impl BarFinder {
     /// `run`, if it lies in a BAR. May sleep.
+    #[inline]
     pub(crate) fn find(&mut self, run: Run) -> Result<BarRun, Refusal> {
         if !self.bar.is_some_and(|bar| contains(&bar, &run)) {
-            let found = bar_of(run.addr).filter(|(bar, _)| contains(bar, &run));
-            self.bar = found.map(|(bar, _)| bar);
-            self.gpus = found.map_or(self.gpus, |(_, gpu)| self.gpus.or(gpu));
+            self.look(run);
         }
         // SAFETY: Has no preconditions.
         if self.bar.is_none() || unsafe { c::peermem_has_struct_page(run.addr, run.len) } {
             return Err(Refusal::NotInBar);
         }
         Ok(BarRun(run))
+    }
+
+    /// Not inlined: seldom done, where `find` is for each run.
+    #[inline(never)]
+    fn look(&mut self, run: Run) {
+        let found = bar_of(run.addr).filter(|(bar, _)| contains(bar, &run));
+        self.bar = found.map(|(bar, _)| bar);
+        self.gpus = found.map_or(self.gpus, |(_, gpu)| self.gpus.or(gpu));
     }
 
     /// The GPUs in whose BARs something was found.

@@ -64,11 +64,9 @@ struct Piece {
 impl Piece {
     /// The DMA addresses, a run for each page.
     fn pages(&self) -> impl Iterator<Item = Run> + '_ {
-        let addresses = self
-            .mapping
-            .iter()
-            .flat_map(|m| m.addresses().iter().copied());
-        extents::pages(addresses, self.pin.page_size())
+        let mapping = self.mapping.as_ref();
+        let addresses = mapping.map_or(&[][..], |mapping| mapping.addresses());
+        extents::pages(addresses.iter().copied(), self.pin.page_size())
     }
 }
 
@@ -84,12 +82,14 @@ struct State {
 ///
 /// ib_core makes the calls for one region one after another, so the lock is never waited for. It is
 /// held across calls to the provider, which never calls back here.
-pub(crate) struct Region(Shared<Registered<Fixed, Lock<State>>>);
+pub(crate) struct Region {
+    inner: Shared<Registered<Fixed, Lock<State>>>,
+    page: PageSize,
+}
 
 /// What of a region does not change.
 struct Fixed {
     span: Span,
-    page: PageSize,
     /// Goes after the pins.
     _charge: Charge,
 }
@@ -114,58 +114,51 @@ impl Mode for Region {
         );
         let fixed = Fixed {
             span,
-            page,
             _charge: charge,
         };
         let table = None;
-        let region = Registered::new(fixed, Lock::new(State { pieces, table }))?;
-        region.entry.update(|book, slot| book.enter(slot, new));
-        Ok(Region(region))
+        let inner = Registered::new(fixed, Lock::new(State { pieces, table }))?;
+        inner.entry.update(|book, slot| book.enter(slot, new));
+        Ok(Region { inner, page })
     }
 
     /// Nobody will need it.
+    #[inline]
     fn admit(&self, _ticket: Ticket) -> Result<(), Refusal> {
         Ok(())
     }
 
+    #[inline]
     fn span(&self) -> &Span {
-        &self.0.of.span
+        &self.inner.of.span
     }
 
+    #[inline]
     fn page_size(&self) -> PageSize {
-        self.0.of.page
+        self.page
     }
 
     fn map(&self, device: &PciDevice) -> Result<LentTable, Refusal> {
-        self.0.state.with(|state| {
+        self.inner.state.with(|state| {
             if state.table.is_some() {
                 return Err(Refusal::MappedTwice);
             }
-            let table = self
-                .build(&mut state.pieces, device)
+            let cut = Cut::new(self.inner.of.span.start(), self.page, device.max_segment());
+            let table = build(&mut state.pieces, device, cut)
                 .inspect_err(|_| unmap_all(&mut state.pieces))?;
             let (entries, hca) = (table.entries(), device.address());
-            let entry = &self.0.entry;
+            let entry = &self.inner.entry;
             entry.update(|book, slot| book.mapped(slot, entries, hca));
             Ok(state.table.insert(table).lend())
         })
     }
 
+    #[inline]
     fn unmap(&self) {
-        self.0.state.with(|state| {
+        self.inner.state.with(|state| {
             unmap_all(&mut state.pieces);
-            self.0.entry.update(Book::unmapped);
+            self.inner.entry.update(Book::unmapped);
         });
-    }
-}
-
-impl Region {
-    fn build(&self, pieces: &mut [Piece], device: &PciDevice) -> Result<Table, Refusal> {
-        for piece in pieces.iter_mut() {
-            piece.mapping = Some(piece.pin.map(device)?);
-        }
-        let cut = Cut::new(self.0.of.span.start(), self.0.of.page, device.max_segment());
-        Table::build(pieces.iter().flat_map(Piece::pages), cut)
     }
 }
 
@@ -173,15 +166,20 @@ impl Drop for Region {
     /// `release`.
     #[inline]
     fn drop(&mut self) {
-        let pieces = self
-            .0
-            .state
-            .with(|state| core::mem::take(&mut state.pieces));
+        let state = &self.inner.state;
+        let pieces = state.with(|state| core::mem::take(&mut state.pieces));
         drop(pieces);
         // Not before: where unpinning hangs, the roll shows whose.
-        let entry = &self.0.entry;
+        let entry = &self.inner.entry;
         entry.update(|book, slot| book.released(slot, false));
     }
+}
+
+fn build(pieces: &mut [Piece], device: &PciDevice, cut: Cut) -> Result<Table, Refusal> {
+    for piece in pieces.iter_mut() {
+        piece.mapping = Some(piece.pin.map(device)?);
+    }
+    Table::build(pieces.iter().flat_map(Piece::pages), cut)
 }
 
 fn unmap_all(pieces: &mut [Piece]) {

@@ -155,6 +155,7 @@ impl Mode for Lease {
     }
 
     /// From now on a callback revokes `ticket`.
+    #[inline]
     fn admit(&self, ticket: Ticket) -> Result<(), Refusal> {
         self.region.state.with(|state| {
             state.check()?;
@@ -181,6 +182,7 @@ impl Mode for Lease {
         })
     }
 
+    #[inline]
     fn unmap(&self) {
         self.region.state.with(|state| {
             state.mapping = None;
@@ -188,10 +190,12 @@ impl Mode for Lease {
         });
     }
 
+    #[inline]
     fn span(&self) -> &Span {
         &self.region.of.span
     }
 
+    #[inline]
     fn page_size(&self) -> PageSize {
         self.page
     }

@@ -92,19 +92,21 @@ fn copy(table: &Alive<'_>, span: Span) -> Result<(PageSize, Gpus, KVVec<BarRun>)
     let mut runs = KVVec::with_capacity(count, GFP_KERNEL).map_err(|_| Refusal::NoMemory)?;
     // Tables before 2.0 do not say what kind of memory they are for.
     let mut bars = BarFinder::default();
-    let mut result = Ok(());
+    let mut found = true;
     let add = |run| {
-        if result.is_ok() {
-            result = bars.find(run).and_then(|run| {
-                runs.push_within_capacity(run)
-                    .map_err(|_| Refusal::NoMemory)
-            });
+        if found {
+            // Room was made for all.
+            found = bars
+                .find(run)
+                .is_ok_and(|run| runs.push_within_capacity(run).is_ok());
         }
     };
     match few.get(..count) {
         Some(few) => few.iter().copied().for_each(add),
         None => checked.runs(add),
     }
-    result?;
+    if !found {
+        return Err(Refusal::NotInBar);
+    }
     Ok((checked.page, bars.gpus(), runs))
 }
