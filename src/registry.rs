@@ -11,16 +11,15 @@
 //! the end    gone        of a region that was kept: it leaves
 //! ```
 //!
-//! An entry costs no memory of its own: its [`Place`] is part of what the registration has anyway.
+//! An entry costs no memory of its own: it is a field of the registration (`entries.rs`).
 //!
-//! One lock guards the places and the [`Book`]. It is a leaf, and nothing is called with it held: who
+//! One lock guards the entries and the [`Book`]. It is a leaf, and nothing is called with it held: who
 //! reads the roll copies one entry at a time, lets go, and goes on behind its number.
 //!
 //! What a registration calls is inline: each has two callers, one for each flavour, and is given so much that a
 //! call would cost more than what it does.
 //!
-//! Uses `core` and [`env`](super::env) alone. `docs/observe.md` promises the form of the line to
-//! programs.
+//! Uses `core` alone: see `extents`. `docs/observe.md` promises the form of the line to programs.
 
 use core::fmt;
 
