@@ -158,7 +158,7 @@ macro_rules! reasons {
 
         impl Refusal {
             /// Every reason that there is. Their order is that of the lines in `counters`; new ones come last.
-            pub(crate) const REASONS: [Reason; [$(Row::$row),*].len()] = [$(Reason {
+            pub(crate) const REASONS: &[Reason] = &[$(Reason {
                 name: $name,
                 errno: $errno,
                 cause: Cause::$cause,
@@ -266,8 +266,7 @@ reasons! {
 impl Refusal {
     /// Its reason. `None` does not come: that is known to people, and not to the compiler.
     fn reason(&self) -> Option<&'static Reason> {
-        static REASONS: [Reason; Refusal::REASONS.len()] = Refusal::REASONS;
-        REASONS.get(self.kind())
+        Refusal::REASONS.get(self.kind())
     }
 
     /// The name of its reason.

@@ -48,7 +48,7 @@ const REFUSALS: &str = concat!(
 fn counters() -> String {
     let mut text = String::new();
     for flavour in ["persistent", "revocable"] {
-        for reason in &Refusal::REASONS {
+        for reason in Refusal::REASONS {
             let name = reason.name.to_str().expect("ASCII");
             let count = match (flavour, name) {
                 ("persistent", "no_room") => 12,

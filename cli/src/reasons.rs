@@ -5,11 +5,9 @@ use crate::shipped::refusal::Event;
 use crate::shipped::refusal::Reason;
 use crate::shipped::refusal::Refusal;
 
-static REASONS: [Reason; Refusal::REASONS.len()] = Refusal::REASONS;
-
 /// The row of a `reason`. None: a newer module's.
 pub(crate) fn reason(name: &str) -> Option<&'static Reason> {
-    REASONS
+    Refusal::REASONS
         .iter()
         .find(|reason| reason.name.to_bytes() == name.as_bytes())
 }
