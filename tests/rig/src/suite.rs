@@ -187,6 +187,18 @@ const MAPPING: &[&str] = &[
     "reasons.",
     "living.",
 ];
+/// Where a provider's answers are looked at, those that NVIDIA's code gives on no request among them.
+const ANSWERS: &[&str] = &[
+    "{gdr}",
+    "test",
+    "bar1.",
+    "input.mapping_",
+    "input.table_",
+    "input.unreachable",
+    "provider.",
+    "reasons.",
+    "rules.",
+];
 /// What the module says where it cannot be loaded.
 const LOADING: &[&str] = &["{gdr}", "loading"];
 const DMA: &[&str] = &["{gdr}", "test", "dma."];
@@ -437,6 +449,9 @@ pub(crate) const SUITE: &[Run] = &[
             command: GDR,
         },
         same_as: Some(other_provider("verbs: ours")),
+        // Whether the two providers agree is also asked by way of NVIDIA's module, whose results are kept while only ours
+        // changes; what only p2p.c answers is in the runs of a provider's answers.
+        only_in_full: true,
         ..BASE
     },
     Run {
@@ -449,6 +464,29 @@ pub(crate) const SUITE: &[Run] = &[
             command: GDR,
         },
         same_as: Some(other_provider("verbs: ours, revocable")),
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "a provider's answers: ours, on the stand-in's p2p.c",
+        place: Place::Vm {
+            options: |vm| {
+                ours(vm);
+                vm.provider = Provider::Ours;
+            },
+            command: ANSWERS,
+        },
+        ..BASE
+    },
+    Run {
+        name: "a provider's answers: ours, revocable, on the stand-in's p2p.c",
+        place: Place::Vm {
+            options: |vm| {
+                revocable(vm);
+                vm.provider = Provider::Ours;
+            },
+            command: ANSWERS,
+        },
         ..BASE
     },
     Run {
