@@ -36,7 +36,9 @@ pub(crate) trait Contents: 'static {
 }
 
 /// Who reads a file line by line: holds nothing between two of them, and no buffer has to have room for all.
-pub(crate) trait Lines: Sized + 'static {
+///
+/// One thread may open the file, and another read or close it: hence `Send`. The file's lock is held in each call.
+pub(crate) trait Lines: Sized + Send + 'static {
     /// Somebody opens the file.
     fn open() -> Result<Pin<KBox<Self>>>;
 
@@ -156,9 +158,9 @@ impl<T: Lines> LinesOps<T> {
         seq: *mut bindings::seq_file,
         pos: *mut bindings::loff_t,
     ) -> *mut c_void {
-        // SAFETY: As promised by the caller. `open_callback` has put the reader there.
+        // SAFETY: As promised by the caller.
         let (private, pos) = unsafe { ((*seq).private, &mut *pos) };
-        // SAFETY: As above.
+        // SAFETY: `open_callback` has put the reader there, and `seq`'s lock is held.
         let reader = unsafe { <Pin<KBox<T>>>::borrow(private) };
         // CAST: A place in a file is not negative.
         let Some(number) = reader.find(*pos as u64) else {
@@ -224,35 +226,26 @@ unsafe impl Sync for Debugfs {}
 
 impl Debugfs {
     /// An empty directory.
-    pub(crate) fn new(name: &'static CStr) -> Self {
+    pub(crate) fn new(name: &CStr) -> Self {
         // SAFETY: The name is copied.
         // INVARIANT: A new directory, or an error.
-        Debugfs(unsafe { bindings::debugfs_create_dir(name.as_char_ptr(), ptr::null_mut()) })
+        Debugfs(unsafe { c::peermem_debugfs_dir(name.as_char_ptr()) })
     }
 
     /// Adds a file. The module stays loaded as long as anybody has it open.
-    pub(crate) fn contents<T: Contents>(&self, name: &'static CStr, mode: u16) {
+    pub(crate) fn contents<T: Contents>(&self, name: &CStr, mode: u16) {
         self.file(name, mode, &ContentsOps::<T>::FILE);
     }
 
     /// Adds a file of lines. The module stays loaded as long as anybody has it open.
-    pub(crate) fn lines<T: Lines>(&self, name: &'static CStr, mode: u16) {
+    pub(crate) fn lines<T: Lines>(&self, name: &CStr, mode: u16) {
         self.file(name, mode, &LinesOps::<T>::FILE);
     }
 
-    fn file(&self, name: &'static CStr, mode: u16, ops: &'static bindings::file_operations) {
+    fn file(&self, name: &CStr, mode: u16, ops: &'static bindings::file_operations) {
         // SAFETY: The directory is as debugfs wants it by the type invariant. The name is copied, and the functions
-        // are there for as long as the module. Of the result nothing is needed.
-        unsafe {
-            bindings::debugfs_create_file_full(
-                name.as_char_ptr(),
-                mode,
-                self.0,
-                ptr::null_mut(),
-                ptr::null(),
-                ops,
-            );
-        }
+        // are there for as long as the module.
+        unsafe { c::peermem_debugfs_file(name.as_char_ptr(), mode, self.0, ops) };
     }
 }
 
@@ -260,6 +253,6 @@ impl Drop for Debugfs {
     /// Waits for who reads at the moment.
     fn drop(&mut self) {
         // SAFETY: The directory is as debugfs wants it by the type invariant, and used no more.
-        unsafe { bindings::debugfs_remove(self.0) };
+        unsafe { c::peermem_debugfs_remove(self.0) };
     }
 }

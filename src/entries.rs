@@ -141,8 +141,8 @@ static REGISTRY: StaticSpinLock<Registry> = StaticSpinLock::new(
 ///
 /// # Invariants
 ///
-/// Lies where it does until it is dropped. The node is accessed with the lock held alone, and then, but for a
-/// moment, it is in the list if and only if `living` is not `None`.
+/// Lies where it does until it is dropped. The node is accessed with the lock held alone, but for a look at `living` in
+/// the drop; and then, but for a moment, it is in the list if and only if `living` is not `None`.
 pub(crate) struct Entry(UnsafeCell<Node>, PhantomPinned);
 
 // SAFETY: What is in it is plain, and is accessed with the lock held.
@@ -184,7 +184,9 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        if self.0.get_mut().living.is_some() {
+        // SAFETY: What is in it only [`Entry::update`] changes, and nobody is there any more to call that. The links are
+        // others', who may hold the lock.
+        if unsafe { (*self.0.get()).living.is_some() } {
             self.update(Book::gone);
         }
     }
@@ -247,9 +249,9 @@ impl Cursor {
     /// of the last call and this one; from the beginning, where this one is lower.
     pub(crate) fn find(&self, number: u64) -> Option<Living> {
         REGISTRY.with(|Registry { list, .. }| {
-            // SAFETY: The lock is held.
-            let Place { node, from } = unsafe { &mut *self.0.get() };
-            let node = ptr::from_mut(node);
+            let place = self.0.get();
+            // SAFETY: The lock is held. No reference to the node: its neighbours have pointers to it.
+            let (node, from) = unsafe { (&raw mut (*place).node, &mut (*place).from) };
             let mut next = match from {
                 // SAFETY: In the list by the type invariant.
                 Some(from) if *from <= number => unsafe { (*node).next },
@@ -257,7 +259,8 @@ impl Cursor {
             };
             // SAFETY: What is in the list is there. This cursor is passed over, as others are.
             while let Some(at) = unsafe { next.as_ref() } {
-                if at.living.is_some_and(|living| living.number >= number) {
+                let living = at.living.as_ref();
+                if living.is_some_and(|living| living.number >= number) {
                     break;
                 }
                 next = at.next;
@@ -279,11 +282,15 @@ impl Cursor {
 
 impl Drop for Cursor {
     fn drop(&mut self) {
-        let Place { node, from } = self.0.get_mut();
-        if from.is_some() {
-            // SAFETY: In the list by the type invariant.
-            REGISTRY.with(|registry| unsafe { registry.list.remove(node) });
-        }
+        let place = self.0.get();
+        // No reference to the node, which others change until the lock is held.
+        REGISTRY.with(|Registry { list, .. }| {
+            // SAFETY: The lock is held.
+            if unsafe { (*place).from.is_some() } {
+                // SAFETY: In the list by the type invariant.
+                unsafe { list.remove(&raw mut (*place).node) };
+            }
+        });
     }
 }
 

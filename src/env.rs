@@ -2,8 +2,9 @@
 
 //! What surrounds the logic, by the names that it uses.
 //!
-//! [`account`](super::account), [`pieces`](super::pieces), [`pin`](super::pin), [`region`](super::region) and
-//! [`revocable`](super::revocable) use `core`, one another, and what is named here: the kernel's types and functions. On the host (`tests/host`) and under loom (`tests/loom`) another
+//! [`account`](super::account), [`mode`](super::mode), [`pieces`](super::pieces), [`pin`](super::pin),
+//! [`region`](super::region) and [`revocable`](super::revocable) use `core`, one another, and what is named
+//! here: the kernel's types and functions. On the host (`tests/host`) and under loom (`tests/loom`) another
 //! `env.rs` with the same names stands in the place of this one, so that cargo compiles the very lines that
 //! run in the kernel.
 //!

@@ -4,12 +4,14 @@
  * no helper for: as rust/helpers of the kernel.
  */
 
+#include <linux/debugfs.h>
 #include <linux/dma-mapping.h>
 #include <linux/math.h>
 #include <linux/mm.h>
 #include <linux/sched.h>
 #include <linux/sched/signal.h>
 #include <linux/sizes.h>
+#include <linux/string.h>
 #include <linux/uaccess.h>
 
 #include "helpers.h"
@@ -28,6 +30,12 @@ DECLARE_RWSEM(peermem_gate);
 bool peermem_is_killed(void)
 {
 	return fatal_signal_pending(current);
+}
+
+/* Another thread may write a new name meanwhile: then it is some of both. */
+void peermem_comm(char *comm)
+{
+	memcpy(comm, current->comm, TASK_COMM_LEN);
 }
 
 bool peermem_is_user_address(unsigned long addr)
@@ -58,11 +66,14 @@ u64 peermem_pci_address(struct pci_dev *pdev)
  */
 bool peermem_has_struct_page(u64 addr, u64 len)
 {
-	u64 end = addr + len;
+	u64 last = addr + len - 1;
 
-	for (; addr < end; addr = round_down(addr, SZ_2M) + SZ_2M)
+	do {
 		if (pfn_valid(PHYS_PFN(addr)))
 			return true;
+		/* 0 behind the last of all addresses. */
+		addr = round_down(addr, SZ_2M) + SZ_2M;
+	} while (addr && addr <= last);
 	return false;
 }
 
@@ -90,4 +101,23 @@ int peermem_bar_map(struct pci_dev *pdev, u64 addr, size_t len, u64 *dma)
 void peermem_bar_unmap(struct pci_dev *pdev, u64 dma, size_t len)
 {
 	dma_unmap_resource(&pdev->dev, dma, len, DMA_BIDIRECTIONAL, BAR_ATTRS);
+}
+
+/* Without debugfs these do nothing. */
+
+struct dentry *peermem_debugfs_dir(const char *name)
+{
+	return debugfs_create_dir(name, NULL);
+}
+
+/* The module stays as long as anybody has the file open. */
+void peermem_debugfs_file(const char *name, umode_t mode, struct dentry *dir,
+			  const struct file_operations *ops)
+{
+	debugfs_create_file(name, mode, dir, NULL, ops);
+}
+
+void peermem_debugfs_remove(struct dentry *dir)
+{
+	debugfs_remove(dir);
 }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /*
- * What is in C, of params.c, trace.c, helpers.c and sg.c. The first lines of
- * each say why.
+ * What is in C, but for memory_peers.c: of params.c, trace.c, helpers.c and
+ * sg.c. The first lines of each say why.
  */
 #ifndef PEERMEM_HELPERS_H
 #define PEERMEM_HELPERS_H
 
+#include <linux/fs.h>
 #include <linux/mutex.h>
 #include <linux/pci.h>
 #include <linux/rwsem.h>
@@ -43,6 +44,7 @@ extern struct mutex peermem_bars_lock;
 extern struct rw_semaphore peermem_gate;
 
 bool peermem_is_killed(void);
+void peermem_comm(char *comm);
 bool peermem_is_user_address(unsigned long addr);
 void peermem_rest(void);
 unsigned int peermem_max_segment(struct pci_dev *pdev);
@@ -50,6 +52,11 @@ u64 peermem_pci_address(struct pci_dev *pdev);
 bool peermem_has_struct_page(u64 addr, u64 len);
 int peermem_bar_map(struct pci_dev *pdev, u64 addr, size_t len, u64 *dma);
 void peermem_bar_unmap(struct pci_dev *pdev, u64 dma, size_t len);
+
+struct dentry *peermem_debugfs_dir(const char *name);
+void peermem_debugfs_file(const char *name, umode_t mode, struct dentry *dir,
+			  const struct file_operations *ops);
+void peermem_debugfs_remove(struct dentry *dir);
 
 /* sg.c: an entry of a scatter list that has no pages, only a DMA address. */
 struct peermem_entry {

@@ -18,7 +18,14 @@ use core::{
 
 use kernel::{
     prelude::*,
-    sync::Arc,
+    sync::{
+        atomic::{
+            Acquire,
+            Atomic,
+            Release, //
+        },
+        Arc, //
+    },
     time::{
         delay::fsleep,
         Delta, //
@@ -388,15 +395,20 @@ impl Drop for DmaMapping {
 /// given out takes that lock, does nothing, and returns 0.
 pub(crate) struct Callbacks(());
 
+/// Whether [`Callbacks`] exists.
+static CALLBACKS: Atomic<bool> = Atomic::new(false);
+
 impl Callbacks {
     /// To be made before the first pin that can be called back.
     pub(crate) fn new() -> Self {
+        CALLBACKS.store(true, Release);
         Callbacks(())
     }
 }
 
 impl Drop for Callbacks {
     fn drop(&mut self) {
+        CALLBACKS.store(false, Release);
         let mut never_given = c::peermem_page_table::default();
         let table = ptr::from_mut(&mut never_given).cast();
         // SAFETY: The function does not dereference the table, and does not find it.
@@ -416,14 +428,18 @@ pub(crate) trait Callback {
 
 /// `nvidia_p2p_get_pages()`: pins `span` in the calling process. Takes nvidia.ko's API lock. From then on
 /// [`Callback::freed`] may be called with `number`, once, and even before the return. `None`: pinned, but without a
-/// table.
+/// table. Refused without [`Callbacks`].
 pub(crate) fn get_pages<C: Callback>(
     span: &Span,
     number: usize,
 ) -> Result<Option<TablePtr>, Refusal> {
+    if !CALLBACKS.load(Acquire) {
+        return Err(Refusal::Unloading);
+    }
     let mut table = ptr::null_mut();
     // SAFETY: `table` is valid for writes, and the function checks the range. The callback takes
-    // any number for its data, and is not unloaded before it has returned: see `Callbacks`.
+    // any number for its data. It is not unloaded before it has returned: there is `Callbacks`, whose drop waits for it,
+    // and which is dropped when no pin is left.
     let ret = unsafe {
         c::nvidia_p2p_get_pages(
             0,

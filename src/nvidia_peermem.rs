@@ -82,8 +82,7 @@ module! {
 ///
 /// The order of the fields is the order in which they are dropped: first no new range is taken, then
 /// nobody is shown the clients any more, then they go, each of which waits for its last region, then the
-/// last callback is waited for. What there is to read can be read to the
-/// end.
+/// last callback is waited for. What there is to read can be read to the end.
 pub(crate) struct PeerMem {
     _ready: Ready,
     _memory_peers: MemoryPeers,
@@ -99,8 +98,6 @@ impl kernel::Module for PeerMem {
         // Nothing of theirs may be called before.
         ib::check()?;
         nv::check()?;
-        // Whatever is refused from here on is kept.
-        let files = Files::new();
         let invalidation = match params::peerdirect_support() {
             0 => Invalidation::ClientUnmaps,
             1 => Invalidation::CoreUnmaps,
@@ -136,7 +133,8 @@ impl kernel::Module for PeerMem {
             None => memory_peers.show(&[last]),
         };
         Ok(PeerMem {
-            _files: files,
+            // Nothing fails any more: a file that somebody has open would outlive the module.
+            _files: Files::new(),
             _bars: Bars::new(),
             _callbacks: callbacks,
             _revocable: revocable,

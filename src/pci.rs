@@ -98,8 +98,8 @@ impl PciDevice {
 
     /// It has not been removed.
     fn is_there(&self) -> bool {
-        // SAFETY: The device is alive by the type invariant.
-        unsafe { (*self.as_raw()).dev.kobj.state_in_sysfs() != 0 }
+        // SAFETY: The device is alive by the type invariant. No reference to what C changes.
+        unsafe { bindings::kobject::state_in_sysfs_raw(&raw const (*self.as_raw()).dev.kobj) != 0 }
     }
 
     /// Its memory BAR that has `addr` in it. One that was removed has given up its BARs.
@@ -107,15 +107,25 @@ impl PciDevice {
         // SAFETY: The device is alive by the type invariant, and they are part of it.
         let all = unsafe { (&raw const (*self.as_raw()).resource).cast::<bindings::resource>() };
         (0..bindings::PCI_STD_NUM_BARS as usize).find_map(|number| {
-            // SAFETY: There are more. They change with the machine alone, and no more is made of it than an address
-            // of which the provider has said that it is memory.
-            let (start, end, flags, parent) = unsafe {
-                let bar = all.add(number);
-                ((*bar).start, (*bar).end, (*bar).flags, (*bar).parent)
+            // SAFETY: There are more.
+            let bar = unsafe { all.add(number) };
+            // SAFETY: As above. They change with the machine alone: hence volatile. No more is made of it than an
+            // address of which the provider has said that it is memory.
+            let (start, end) = unsafe {
+                let (start, end) = (&raw const (*bar).start, &raw const (*bar).end);
+                (start.read_volatile(), end.read_volatile())
+            };
+            if !(start..=end).contains(&addr) {
+                return None;
+            }
+            // SAFETY: As above.
+            let (flags, parent) = unsafe {
+                let (flags, parent) = (&raw const (*bar).flags, &raw const (*bar).parent);
+                (flags.read_volatile(), parent.read_volatile())
             };
             // CAST: No narrower.
             let is_memory = flags & bindings::IORESOURCE_MEM as c_ulong != 0;
-            (is_memory && !parent.is_null() && (start..=end).contains(&addr)).then(|| Run {
+            (is_memory && !parent.is_null()).then(|| Run {
                 addr: start,
                 len: (end - start).wrapping_add(1),
             })

@@ -47,7 +47,7 @@
 //!   The physical addresses are copied while the table is known to live, and mapped here. The price:
 //!   the provider's topology check (580 and later) is not made.
 //!
-//! Uses `core` and [`env`] alone.
+//! Uses `core`, [`env`], and what uses no more.
 
 use super::{
     account::Charge,

@@ -38,11 +38,6 @@ use crate::{
 /// Points to a static that is initialized.
 pub(crate) struct StaticLock<B: Backend>(*mut B::State);
 
-// SAFETY: A lock may be taken on any thread.
-unsafe impl<B: Backend> Send for StaticLock<B> {}
-// SAFETY: As above.
-unsafe impl<B: Backend> Sync for StaticLock<B> {}
-
 // INVARIANT: `helpers.c` initializes all of them where it defines them.
 pub(crate) const REGISTRY_LOCK: StaticLock<SpinLockBackend> =
     StaticLock(&raw mut c::peermem_registry_lock);

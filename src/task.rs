@@ -61,13 +61,9 @@ pub(crate) fn microseconds() -> i64 {
 pub(crate) fn task() -> record::Task {
     const _: () = assert!(record::COMM_LEN == bindings::TASK_COMM_LEN as usize);
 
-    // SAFETY: The thread is there, and its name has so many bytes. Others may write another one meanwhile: then this
-    // is some of both, as the kernel has it wherever it prints one.
-    let comm = unsafe {
-        (&raw const (*Task::current_raw()).comm)
-            .cast::<[u8; record::COMM_LEN]>()
-            .read()
-    };
+    let mut comm = [0; record::COMM_LEN];
+    // SAFETY: Writes so many bytes.
+    unsafe { c::peermem_comm(comm.as_mut_ptr().cast()) };
     record::Task {
         tgid: compat::process(),
         pid: current!().pid(),

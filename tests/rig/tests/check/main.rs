@@ -557,7 +557,7 @@ fn a_build_without_the_neighbours_symbols_ends() {
         let lines: String = symbols.iter().map(|name| exported(name, "m")).collect();
         fs::write(place.0.join("Module.symvers"), lines).unwrap();
         let output = Command::new(system("make"))
-            .arg("src/missing.known")
+            .arg("src/symbols.known")
             .arg(format!("src={}", repository.display()))
             .arg("objtree=.")
             .arg(format!("KBUILD_MODPOST_WARN={warn}"))
