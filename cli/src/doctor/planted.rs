@@ -165,7 +165,30 @@ const PLANTED: &[Planted] = &[
         check: "port",
         level: Level::Warning,
         says: "mlx5_0 port 1 is DOWN",
-        mend: "mlxlink",
+        mend: "mlxlink -d mlx5_0 -m",
+    },
+    Planted {
+        name: "a port that is down beside one that is as near and up",
+        plant: |made| {
+            let function = Function {
+                at: Address {
+                    device: 1,
+                    ..socket(FIRST).card
+                },
+                ..made.function(socket(FIRST).card).clone()
+            };
+            let mut hca = made.machine.hcas[0].clone();
+            hca.name = "mlx5_2".to_owned();
+            hca.at = Some(function.at);
+            hca.ports[0].state = Some("DOWN".to_owned());
+            made.machine.functions.insert(function.at, function);
+            made.machine.hcas.push(hca);
+            made.pair_up();
+        },
+        check: "port",
+        level: Level::Warning,
+        says: "port 1 is DOWN",
+        mend: "mlxlink -d mlx5_2 -m",
     },
     Planted {
         name: "no port that is up",
@@ -549,6 +572,20 @@ fn what_is_no_fault_is_none() {
             port.state = Some("DOWN".to_owned());
             made.machine.hcas[0].ports.push(port);
         }),
+        (
+            "the second port of a NIC, with a function of its own",
+            |made| {
+                let mut function = made.function(socket(FIRST).card).clone();
+                function.at.function = 1;
+                let mut hca = made.machine.hcas[0].clone();
+                hca.name = "mlx5_2".to_owned();
+                hca.at = Some(function.at);
+                hca.ports[0].state = Some("DOWN".to_owned());
+                made.machine.functions.insert(function.at, function);
+                made.machine.hcas.push(hca);
+                made.pair_up();
+            },
+        ),
         ("no IOMMU", |made| {
             for function in made.machine.functions.values_mut() {
                 function.iommu_group = Err(Unseen::Absent);

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Ports of the cards that are near: whether one is up, and whether its cable has all lanes.
+//! Ports of the RDMA devices that are near: whether each is up, and whether its cable has all lanes.
 
 use super::look::Check;
 use super::look::Look;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
+use crate::machine::pci::Address;
 use crate::machine::Gpu;
 use crate::machine::Hca;
 use crate::machine::Pair;
@@ -13,7 +14,7 @@ use crate::machine::Port;
 
 pub(super) const PORT: Check = Check {
     name: "port",
-    looks_at: "whether a port near each GPU is ACTIVE, with all its lanes",
+    looks_at: "whether the ports near each GPU are ACTIVE, with all their lanes",
     run: port,
 };
 
@@ -41,26 +42,24 @@ fn port(look: &Look<'_>) -> Vec<Finding> {
     findings
 }
 
-/// One good port of the nearest is enough: second ports of cards often have no cable.
-fn of_gpu(look: &Look<'_>, gpu: &Gpu, any: bool) -> Option<Finding> {
+/// The ports that a GPU would use, where none of them is up.
+fn all_down<'a>(look: &Look<'a>, gpu: &Gpu) -> Option<Vec<(&'a Hca, &'a Port)>> {
     let nearest = |pair: &&Pair| pair.gpu == gpu.at && (pair.is_best || look.only.is_some());
-    let hcas: Vec<&Hca> = look
+    let ports: Vec<(&Hca, &Port)> = look
         .pairs()
         .filter(nearest)
         .filter_map(|pair| look.hca(&pair.hca))
+        .flat_map(|hca| hca.ports.iter().map(move |port| (hca, port)))
         .collect();
-    let ports = || {
-        hcas.iter()
-            .flat_map(|hca| hca.ports.iter().map(|port| (*hca, port)))
-    };
-    if ports().next().is_none() || ports().any(|(_, port)| is_active(port)) {
-        return None;
-    }
-    // Nobody wrote down any.
-    if ports().all(|(_, port)| port.state.is_none()) {
-        return None;
-    }
-    let each: Vec<String> = ports().map(|(hca, port)| named(hca, port)).collect();
+    let is_up = ports.iter().any(|(_, port)| is_active(port));
+    // Nobody recorded any state.
+    let is_known = ports.iter().any(|(_, port)| port.state.is_some());
+    (is_known && !is_up).then_some(ports)
+}
+
+fn of_gpu(look: &Look<'_>, gpu: &Gpu, any: bool) -> Option<Finding> {
+    let ports = all_down(look, gpu)?;
+    let each: Vec<String> = ports.iter().map(|(hca, port)| named(hca, port)).collect();
     let level = match any {
         true => Level::Warning,
         false => Level::Fault,
@@ -71,8 +70,10 @@ fn of_gpu(look: &Look<'_>, gpu: &Gpu, any: bool) -> Option<Finding> {
         Subject::gpu(gpu),
         format!("no port near the GPU is ACTIVE: {}", each.join(", ")),
     )
-    .why("A card whose port is not up moves nothing; software takes one farther away, or none.");
-    let mut mends: Vec<String> = ports().map(|(_, port)| mend(port)).collect();
+    .why(
+        "A port that is not up moves nothing; software uses an RDMA device farther away, or none.",
+    );
+    let mut mends: Vec<String> = ports.iter().map(|(hca, port)| mend(hca, port)).collect();
     mends.dedup();
     Some(finding.mend(mends.join("\n")))
 }
@@ -87,30 +88,83 @@ fn named(hca: &Hca, port: &Port) -> String {
     )
 }
 
-fn mend(port: &Port) -> String {
+fn mend(hca: &Hca, port: &Port) -> String {
     let ethernet = port.layer.as_deref() == Some("Ethernet");
     match (port.state.as_deref(), port.netdevs.first()) {
         (Some("INIT" | "ARMED"), _) if !ethernet => {
             "Its link is up and no subnet manager has given it an address: start opensm, or the switch's, on the \
-             fabric".to_owned()
+             fabric"
+                .to_owned()
         }
-        (_, Some(netdev)) if ethernet => format!(
-            "ip link set {netdev} up; ethtool {netdev} tells whether the cable has a link"
-        ),
-        _ => "Look at cable and module: mlxlink -d DEVICE -m".to_owned(),
+        (_, Some(netdev)) if ethernet => {
+            format!("ip link set {netdev} up; ethtool {netdev} tells whether the cable has a link")
+        }
+        _ => cable(hca),
     }
+}
+
+/// How to look at what the port hangs on.
+fn cable(hca: &Hca) -> String {
+    format!(
+        "Check the cable, the transceivers and the switch's port: mlxlink -d {} -m -c",
+        hca.name
+    )
+}
+
+/// Whether an earlier port of the same NIC is up: second ports often have no cable, and virtual functions wait to be
+/// given away.
+fn is_spare(look: &Look<'_>, hca: &Hca, port: &Port) -> bool {
+    // By the physical function: what tells the NIC, and where on it the port is.
+    let place = |hca: &Hca, port: &Port| {
+        let at = hca.at?;
+        let physical = look.machine.functions.get(&at)?.physical.unwrap_or(at);
+        let nic = Address {
+            function: 0,
+            ..physical
+        };
+        Some((nic, (physical, hca.is_software, at, port.number)))
+    };
+    let Some((nic, own)) = place(hca, port) else {
+        return false;
+    };
+    let mut ports = look
+        .machine
+        .hcas
+        .iter()
+        .flat_map(|hca| hca.ports.iter().map(move |port| (hca, port)));
+    ports.any(|(hca, port)| {
+        is_active(port) && place(hca, port).is_some_and(|(its, place)| its == nic && place < own)
+    })
+}
+
+/// Whether the findings on GPUs say already that no port of this device is up.
+fn is_told(look: &Look<'_>, hca: &Hca) -> bool {
+    let mut gpus = look
+        .pairs()
+        .filter(|pair| pair.hca == hca.name && (pair.is_best || look.only.is_some()))
+        .filter_map(|pair| look.gpu(pair.gpu));
+    gpus.all(|gpu| all_down(look, gpu).is_some())
 }
 
 fn of_port(look: &Look<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
     let subject = Subject::hca(hca);
     if !is_active(port) {
-        port.state.as_ref()?;
-        return Some(Finding::new(
-            PORT.name,
-            Level::Note,
-            subject,
-            named(hca, port),
-        ));
+        let state = port.state.as_deref()?;
+        let found = format!("port {} is {state}", port.number);
+        let level = match is_spare(look, hca, port) || is_told(look, hca) {
+            true => Level::Note,
+            false => look.level_of(hca, Level::Warning),
+        };
+        let finding = Finding::new(PORT.name, level, subject, found);
+        return Some(match level {
+            Level::Warning => finding
+                .why(
+                    "It is the nearest RDMA device of a GPU. Software uses another one in its place, and shares that \
+                     one's bandwidth, or fails.",
+                )
+                .mend(mend(hca, port)),
+            _ => finding,
+        });
     }
     let rate = port.rate.as_deref().unwrap_or("unknown rate");
     let found = format!("port {} is ACTIVE, {rate}", port.number);
@@ -128,6 +182,6 @@ fn of_port(look: &Look<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
         )
         .why("Lanes fall out where a cable or module is bad; the link then goes on with those that are left.")
         .costs("Three quarters of the rate.")
-        .mend("Look at cable and module: mlxlink -d DEVICE -m; seat it anew, or take another"),
+        .mend(cable(hca)),
     )
 }

@@ -9,6 +9,7 @@ use super::planted::FIRST;
 use super::planted::SECOND;
 use super::*;
 use crate::finding::Level;
+use crate::finding::Subject;
 use crate::machine::config::Acs;
 use crate::machine::pci::Function;
 use crate::machine::Class;
@@ -311,6 +312,38 @@ fn a_large_machine_is_told_of_in_little() {
             "{port}"
         );
     }
+}
+
+/// A machine with some ports of the fabric down: each GPU has a port left, and yet half of the bandwidth is gone.
+#[test]
+fn dead_rails_are_found() {
+    let mut made = made::hgx();
+    made.software();
+    for hca in [0, 2, 4, 6] {
+        made.hca_file(&format!("mlx5_{hca}"), "ports/1/state", "1: DOWN\n");
+    }
+    let (text, status, findings) = told(&made, false);
+    println!("{text}");
+    assert_eq!(status, Status::Findings);
+    let subjects: Vec<&Subject> = findings
+        .iter()
+        .filter(|finding| finding.level == Level::Warning && finding.check == "port")
+        .map(|finding| &finding.subject)
+        .collect();
+    let hca = |number| Subject::Hca {
+        hca: format!("mlx5_{number}"),
+    };
+    assert_eq!(subjects, [&hca(0), &hca(2), &hca(4), &hca(6)]);
+    assert!(
+        text.contains("mlx5_0, mlx5_2, mlx5_4, mlx5_6: port 1 is DOWN"),
+        "{text}"
+    );
+    let (line, status) = testing::says(&made.recording, &["doctor", "--nagios"]);
+    assert_eq!(status.code(), 1, "{line}");
+    assert!(
+        line.starts_with("GPUDIRECT WARNING - 4 warnings: port"),
+        "{line}"
+    );
 }
 
 /// docs/doctor.md has a row for each check, and for nothing else.

@@ -241,6 +241,13 @@ impl Made {
         self.netdev(netdev, Some(at));
     }
 
+    /// A file of an RDMA device, in place of what was there.
+    pub(crate) fn hca_file(&mut self, name: &str, file: &str, text: &str) {
+        let says = &self.recording.links[&format!("/sys/class/infiniband/{name}")];
+        let own = format!("/sys/{}", says.trim_start_matches("../"));
+        self.file(&format!("{own}/{file}"), text);
+    }
+
     /// A port of an RDMA device.
     pub(crate) fn port(&mut self, own: &str, number: u32, layer: &str, rate: &str) {
         let port = format!("{own}/ports/{number}");
