@@ -122,9 +122,8 @@ fn acs(look: &Look<'_>) -> Vec<Finding> {
                      up to the root complex and comes down again, if that lets it through at all.",
                 )
                 .costs(
-                    "An operator's published share of line rate: 0, where a switch that does not redirect has 95 to \
-                     98 %. The switch's uplink and the processor are in the path of every byte. NCCL's maintainers \
-                     name it for half the bandwidth (nccl-tests#112) and for hangs (NCCL's troubleshooting page).",
+                    "Half of the bandwidth, by NCCL's maintainers (nccl-tests#112), or transfers that hang (NCCL's \
+                     troubleshooting page).",
                 )
                 .mend(mend(&[(card_port, card_set), (gpu_port, gpu_set)])),
         });

@@ -2,8 +2,7 @@
 //! How near each GPU has a card.
 //!
 //! NVIDIA's GPUDirect RDMA guide ("Supported Systems") ranks three: switches alone are best; through one processor
-//! works and is slower, reads above all; between processors it is severely limited, or not reliable. The shares of line
-//! rate are what one operator published of its own machines; nothing here measured them.
+//! works and is slower, reads above all; between processors it is severely limited, or not reliable.
 
 use super::look::Check;
 use super::look::Look;
@@ -50,17 +49,15 @@ fn path(look: &Look<'_>) -> Vec<Finding> {
             Class::Phb | Class::Node => finding
                 .why("A processor's root complex passes packets between devices worse than a switch does.")
                 .costs(
-                    "An operator's published shares of line rate: 85 to 92 % through the host bridge, 95 to 98 % \
-                     behind one switch. NVIDIA's GPUDirect RDMA guide: works, and is slower than switches alone, \
-                     reads above all. A V100 and a ConnectX-6 of 25 GB/s at an EPYC 7452: 14.3 GB/s into the GPU, 6.1 \
-                     GB/s out of it (stackoverflow.com/questions/59277346).",
+                    "NVIDIA's GPUDirect RDMA guide: works, and is slower than switches alone, reads above all. A \
+                     V100 and a ConnectX-6 of 25 GB/s at an EPYC 7452: 14.3 GB/s into the GPU, 6.1 GB/s out of it \
+                     (stackoverflow.com/questions/59277346).",
                 ),
             Class::Sys => finding
                 .why("Every packet crosses the link between the processors, which is made for other traffic.")
                 .costs(
-                    "An operator's published share of line rate: 30 to 50 % across sockets, where one switch has 95 \
-                     to 98 %. NVIDIA's GPUDirect RDMA guide: severely limited, or not reliable. NCCL does not use \
-                     GPUDirect RDMA on such a path by default (NCCL_NET_GDR_LEVEL).",
+                    "NVIDIA's GPUDirect RDMA guide: severely limited, or not reliable. NCCL does not use GPUDirect \
+                     RDMA on such a path by default (NCCL_NET_GDR_LEVEL).",
                 )
                 .mend("Put a card into a slot of the GPU's processor, behind its switch if it has one, or give the \
                     job a GPU near the card."),

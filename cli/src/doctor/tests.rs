@@ -314,6 +314,24 @@ fn a_large_machine_is_told_of_in_little() {
     }
 }
 
+/// Each figure says whose it is, or is arithmetic on what was seen.
+#[test]
+fn costs_name_their_source() {
+    for (name, made) in made::all() {
+        for finding in told(&made, true).2 {
+            let costs = finding.costs.unwrap_or_default();
+            let has_source = ["#", "guide", "Gb/s", "stackoverflow.com", "128 B"]
+                .iter()
+                .any(|word| costs.contains(word));
+            let names_nobody = costs.contains("operator's published");
+            assert!(
+                costs.is_empty() || has_source && !names_nobody,
+                "{name}: {costs}"
+            );
+        }
+    }
+}
+
 /// A machine with some ports of the fabric down: each GPU has a port left, and yet half of the bandwidth is gone.
 #[test]
 fn dead_rails_are_found() {
