@@ -89,7 +89,7 @@ fn of_link(joined: &Joined<'_>, is_gpu: bool, subject: Subject) -> Finding {
 }
 
 /// In tenths.
-fn gigabits(megabits: u64) -> String {
+pub(super) fn gigabits(megabits: u64) -> String {
     match megabits / 100 {
         tenths if tenths % 10 == 0 => format!("{}", tenths / 10),
         tenths => format!("{}.{}", tenths / 10, tenths % 10),

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Ports of the RDMA devices that are near: whether each is up, and whether its cable has all lanes.
+//! Ports of the RDMA devices that are near: whether each is up, whether its cable has all lanes, and whether it is as
+//! fast as others of its kind.
 
+use super::link::gigabits;
+use super::link::port_rate;
 use super::look::Check;
 use super::look::Look;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
 use crate::machine::pci::Address;
+use crate::machine::Class;
 use crate::machine::Gpu;
 use crate::machine::Hca;
 use crate::machine::Pair;
@@ -14,7 +18,7 @@ use crate::machine::Port;
 
 pub(super) const PORT: Check = Check {
     name: "port",
-    looks_at: "whether the ports near each GPU are ACTIVE, with all their lanes",
+    looks_at: "whether the ports near each GPU are ACTIVE, with all their lanes, and as fast as others of their kind",
     run: port,
 };
 
@@ -171,7 +175,10 @@ fn of_port(look: &Look<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
     // Ethernet's lanes are whatever the speed has; of InfiniBand two are HDR100 and NDR200, one is a cable gone bad.
     let is_narrow = port.layer.as_deref() == Some("InfiniBand") && rate.contains("(1X ");
     if !is_narrow {
-        return Some(Finding::new(PORT.name, Level::Well, subject, found));
+        return Some(match faster(look, hca, port) {
+            Some(peers) => slow(look, hca, &found, port, &peers),
+            None => Finding::new(PORT.name, Level::Well, subject, found),
+        });
     }
     Some(
         Finding::new(
@@ -184,4 +191,73 @@ fn of_port(look: &Look<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
         .costs("Three quarters of the rate.")
         .mend(cable(hca)),
     )
+}
+
+/// Ports of the same kind that are faster.
+struct Faster {
+    /// In millions of bits a second.
+    most: u64,
+    /// As sysfs says it.
+    rate: String,
+    count: usize,
+}
+
+/// What the RDMA devices have in common that should be equally fast: the model, the function of the NIC, and how near they
+/// are to the GPUs that they are best for. A NIC of the same model for storage is farther away.
+fn kind(look: &Look<'_>, hca: &Hca) -> Option<(u16, u16, u8, Class)> {
+    let function = look.machine.functions.get(&hca.at?)?;
+    let pairs = look.machine.pairs.iter();
+    let class = pairs
+        .filter(|pair| pair.is_best && pair.hca == hca.name)
+        .filter_map(|pair| pair.class)
+        .min()?;
+    Some((
+        function.vendor,
+        function.device,
+        function.at.function,
+        class,
+    ))
+}
+
+fn faster(look: &Look<'_>, hca: &Hca, port: &Port) -> Option<Faster> {
+    let own = kind(look, hca).filter(|_| !hca.is_software)?;
+    let rate = port_rate(port)?;
+    let peers: Vec<(u64, &Port)> = look
+        .machine
+        .hcas
+        .iter()
+        .filter(|peer| !peer.is_software && kind(look, peer) == Some(own))
+        .flat_map(|peer| &peer.ports)
+        .filter(|peer| is_active(peer) && (peer.number, &peer.layer) == (port.number, &port.layer))
+        .filter_map(|peer| Some((port_rate(peer)?, peer)))
+        .collect();
+    let (most, fastest) = peers.iter().max_by_key(|(rate, _)| *rate)?;
+    (*most > rate).then(|| Faster {
+        most: *most,
+        rate: fastest.rate.clone().unwrap_or_default(),
+        count: peers.iter().filter(|(rate, _)| rate == most).count(),
+    })
+}
+
+fn slow(look: &Look<'_>, hca: &Hca, found: &str, port: &Port, peers: &Faster) -> Finding {
+    let others = match peers.count {
+        1 => "another of its kind has".to_owned(),
+        count => format!("{count} others of its kind have"),
+    };
+    Finding::new(
+        PORT.name,
+        look.level_of(hca, Level::Warning),
+        Subject::hca(hca),
+        format!("{found}; {others} {}", peers.rate),
+    )
+    .why(
+        "NICs of one model that are as near to their GPUs usually have equal ports. A cable may be of a slower kind or \
+         have lost lanes, or the switch's port may be split or set to less.",
+    )
+    .costs(format!(
+        "{} of {} Gb/s; a collective over all of them runs at the pace of the slowest.",
+        gigabits(port_rate(port).unwrap_or(0)),
+        gigabits(peers.most)
+    ))
+    .mend(cable(hca))
 }

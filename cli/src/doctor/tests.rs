@@ -364,6 +364,24 @@ fn dead_rails_are_found() {
     );
 }
 
+/// One rail is slower than the seven others, by lanes or by speed; the NIC for all else is of another model.
+#[test]
+fn a_slow_rail_is_found() {
+    for rate in ["200 Gb/sec (2X NDR)", "100 Gb/sec (4X EDR)"] {
+        let mut made = made::hgx();
+        made.software();
+        made.hca_file("mlx5_3", "ports/1/rate", &format!("{rate}\n"));
+        let (text, status) = testing::says(&made.recording, &["doctor"]);
+        println!("{text}");
+        assert_eq!(status, Status::Findings);
+        let found = format!(
+            "mlx5_3: port 1 is ACTIVE, {rate}; 7 others of its kind have 400 Gb/sec (4X NDR)"
+        );
+        assert!(text.contains(&found), "{text}");
+        assert!(text.ends_with("1 warning.\n"), "{text}");
+    }
+}
+
 /// docs/doctor.md has a row for each check, and for nothing else.
 #[test]
 fn the_documentation_has_each_check() {
