@@ -32,6 +32,7 @@ use crate::machine::Pair;
 pub(super) const ACS: Check = Check {
     name: "acs",
     looks_at: "ACS redirection where packets between GPU and card can turn round",
+    applies: super::route::applies,
     run: acs,
 };
 

@@ -15,6 +15,7 @@ use crate::render::bytes;
 pub(super) const BAR1: Check = Check {
     name: "bar1",
     looks_at: "size of the GPU's BAR1, and whether it can be larger",
+    applies: |look| look.has_pci_gpu(),
     run: bar1,
 };
 

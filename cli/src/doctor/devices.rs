@@ -11,24 +11,29 @@ use crate::machine::pci::Function;
 pub(super) const GPU_DRIVER: Check = Check {
     name: "gpu-driver",
     looks_at: "whether nvidia.ko has each GPU",
+    applies: |look| look.has_gpu(),
     run: gpu_driver,
 };
 
 pub(super) const CARD_DRIVER: Check = Check {
     name: "card-driver",
     looks_at: "InfiniBand and NVIDIA network cards that no driver makes an RDMA device of",
+    // One pair has its RDMA device.
+    applies: |look| look.only.is_none() && look.machine.functions.values().any(is_card),
     run: card_driver,
 };
 
 pub(super) const DEVICE_KIND: Check = Check {
     name: "device-kind",
     looks_at: "virtual functions, and GPUs whose memory is the processor's (Grace)",
+    applies: |look| look.has_gpu() || look.has_hca(),
     run: device_kind,
 };
 
 pub(super) const NUMA: Check = Check {
     name: "numa",
     looks_at: "whether the firmware says which NUMA node devices are near to",
+    applies: |look| look.machine.nodes.is_some_and(|nodes| nodes > 1),
     run: numa,
 };
 
@@ -69,22 +74,21 @@ const ETHERNET: u32 = 0x0200;
 /// Of Mellanox, now NVIDIA Networking.
 const MELLANOX: u16 = 0x15b3;
 
-fn card_driver(look: &Look<'_>) -> Vec<Finding> {
-    // One pair has its RDMA device.
-    if look.only.is_some() {
-        return Vec::new();
-    }
-    let is_card = |function: &&Function| match function.class >> 8 {
+fn is_card(function: &Function) -> bool {
+    match function.class >> 8 {
         INFINIBAND => true,
         ETHERNET => function.vendor == MELLANOX,
         _ => false,
-    };
+    }
+}
+
+fn card_driver(look: &Look<'_>) -> Vec<Finding> {
     let is_known = |function: &Function| {
         let mut hcas = look.machine.hcas.iter();
         hcas.any(|hca| hca.functions().contains(&function.at))
     };
     let mut findings = Vec::new();
-    for function in look.machine.functions.values().filter(is_card) {
+    for function in look.machine.functions.values().filter(|it| is_card(it)) {
         // Virtual functions wait without a driver for whom they will be given to.
         if is_known(function) || function.physical.is_some() {
             continue;
@@ -160,10 +164,6 @@ fn device_kind(look: &Look<'_>) -> Vec<Finding> {
 }
 
 fn numa(look: &Look<'_>) -> Vec<Finding> {
-    // With one node there is nothing to say.
-    if look.machine.nodes.is_none_or(|nodes| nodes <= 1) {
-        return Vec::new();
-    }
     let new = |subject, at| {
         Finding::new(
             NUMA.name,

@@ -22,12 +22,14 @@ use crate::machine::Hca;
 pub(super) const IOMMU: Check = Check {
     name: "iommu",
     looks_at: "whether an IOMMU translates the card's addresses",
+    applies: |look| look.has_hca(),
     run: iommu,
 };
 
 pub(super) const ATS: Check = Check {
     name: "ats",
     looks_at: "the card's Address Translation Services, and whether switches let them through",
+    applies: super::route::applies,
     run: ats,
 };
 

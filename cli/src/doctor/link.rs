@@ -15,12 +15,14 @@ use crate::machine::Port;
 pub(super) const LINK: Check = Check {
     name: "link",
     looks_at: "speed and width of each link of the path, against what both its ends can",
+    applies: super::route::applies,
     run: link,
 };
 
 pub(super) const SLOT: Check = Check {
     name: "slot",
     looks_at: "whether the card's slot is as fast as its port",
+    applies: |look| look.has_hardware_hca(),
     run: slot,
 };
 

@@ -64,6 +64,26 @@ impl<'a> Look<'a> {
         !self.machine.gpus.is_empty() && !self.machine.hcas.is_empty()
     }
 
+    /// Whether there is a GPU to judge.
+    pub(super) fn has_gpu(&self) -> bool {
+        self.gpus().next().is_some()
+    }
+
+    /// Whether there is a GPU whose memory is reached through PCI alone.
+    pub(super) fn has_pci_gpu(&self) -> bool {
+        self.gpus().any(|gpu| !gpu.is_coherent)
+    }
+
+    /// Whether there is an RDMA device to judge.
+    pub(super) fn has_hca(&self) -> bool {
+        self.hcas().next().is_some()
+    }
+
+    /// Whether there is one that does its DMA itself.
+    pub(super) fn has_hardware_hca(&self) -> bool {
+        self.hcas().any(|hca| !hca.is_software)
+    }
+
     /// The RDMA devices to judge: those that are in one of [`Self::pairs`].
     pub(crate) fn hcas(&self) -> impl Iterator<Item = &'a Hca> + '_ {
         let hcas = self.machine.hcas.iter();
@@ -141,5 +161,7 @@ pub(crate) struct Check {
     pub(crate) name: &'static str,
     /// What it looks at, in some words.
     pub(crate) looks_at: &'static str,
+    /// Whether this machine has anything that it looks at.
+    pub(crate) applies: fn(&Look<'_>) -> bool,
     pub(crate) run: fn(&Look<'_>) -> Vec<Finding>,
 }

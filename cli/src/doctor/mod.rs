@@ -47,6 +47,11 @@ pub(crate) fn checks() -> impl Iterator<Item = &'static Check> {
     software::OF_SOFTWARE.iter().chain(OF_HARDWARE)
 }
 
+/// Those that have something to look at.
+pub(crate) fn checks_of<'a>(look: &'a Look<'a>) -> impl Iterator<Item = &'static Check> + 'a {
+    checks().filter(|check| (check.applies)(look))
+}
+
 /// Paths and devices.
 const OF_HARDWARE: &[Check] = &[
     devices::GPU_DRIVER,
@@ -84,7 +89,7 @@ pub(crate) fn examine(look: &Look<'_>, skip: &[String]) -> anyhow::Result<Vec<Fi
 /// What these say, the worst first.
 fn run_all<'c>(look: &Look<'_>, checks: impl Iterator<Item = &'c Check>) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
-    for check in checks {
+    for check in checks.filter(|check| (check.applies)(look)) {
         for finding in (check.run)(look) {
             debug_assert_eq!(finding.check, check.name);
             // Two paths may share a bridge that both tell of.

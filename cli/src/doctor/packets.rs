@@ -17,18 +17,21 @@ use crate::machine::Hca;
 pub(super) const MAX_PAYLOAD: Check = Check {
     name: "max-payload",
     looks_at: "MaxPayload of both ends and of each bridge between",
+    applies: super::route::applies,
     run: max_payload,
 };
 
 pub(super) const MAX_READ: Check = Check {
     name: "max-read-request",
     looks_at: "the card's MaxReadReq",
+    applies: |look| look.has_hardware_hca(),
     run: max_read,
 };
 
 pub(super) const RELAXED_ORDERING: Check = Check {
     name: "relaxed-ordering",
     looks_at: "whether the card, and the GPU, may send with relaxed ordering",
+    applies: |look| look.has_pci_gpu() || look.has_hardware_hca(),
     run: relaxed_ordering,
 };
 

@@ -14,6 +14,7 @@ use crate::machine::Class;
 pub(super) const PATH: Check = Check {
     name: "path",
     looks_at: "class of the path to each GPU's nearest RDMA device",
+    applies: super::route::applies,
     run: path,
 };
 

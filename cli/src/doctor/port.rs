@@ -19,6 +19,7 @@ use crate::machine::Port;
 pub(super) const PORT: Check = Check {
     name: "port",
     looks_at: "whether the ports near each GPU are ACTIVE, with all their lanes, and as fast as others of their kind",
+    applies: |look| look.has_hca(),
     run: port,
 };
 

@@ -28,6 +28,11 @@ pub(super) struct Joined<'a> {
     pub(super) most: Rate,
 }
 
+/// Whether there is a pair with a path over PCI.
+pub(super) fn applies(look: &Look<'_>) -> bool {
+    look.pairs().any(|pair| Route::of(look, pair).is_some())
+}
+
 impl<'a> Route<'a> {
     /// None where the RDMA device is not on PCI, or the GPU's memory is not behind PCI alone.
     pub(super) fn of(look: &Look<'a>, pair: &Pair) -> Option<Self> {

@@ -14,7 +14,7 @@ pub(super) const NAME: &str = "clients";
 pub(super) const MEMORY_PEERS: &str = "/sys/kernel/mm/memory_peers";
 
 pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
-    let Some(module) = look.software().loaded().filter(|_| look.has_both()) else {
+    let Some(module) = look.software().loaded() else {
         return Vec::new();
     };
     let mut findings = Vec::new();

@@ -166,7 +166,7 @@ fn line_of(host: &dyn Host, module: &str) -> Seen<Option<String>> {
 
 pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
     // That none finds a module that is not there is no news.
-    let Some(module) = look.software().loaded().filter(|_| look.has_both()) else {
+    let Some(module) = look.software().loaded() else {
         return Vec::new();
     };
     let mut findings = Vec::new();

@@ -194,9 +194,6 @@ fn rdma_driver<'a>(look: &Look<'_>, hca: &'a Hca) -> Option<&'a str> {
 }
 
 pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
-    if !look.has_both() {
-        return Vec::new();
-    }
     let dma_buf = DmaBuf::judge(look);
     let at = |level| Finding::new(NAME, level, Subject::Machine, dma_buf.said());
     let finding = match dma_buf.works() {

@@ -34,6 +34,10 @@ fn known<'a>(look: &'a Look<'_>) -> Vec<(Subject, &'a nvml::Gpu, bool)> {
 }
 
 /// That NVML cannot be asked is told by the check of the driver.
+pub(super) fn applies(look: &Look<'_>) -> bool {
+    !known(look).is_empty()
+}
+
 pub(super) fn bar1(look: &Look<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (subject, gpu, is_coherent) in known(look) {

@@ -59,7 +59,7 @@ const WHY: &str = "ibv_reg_mr charges what it registers to this limit, GPU memor
 with ENOMEM beyond it (\"Cannot allocate memory\"), before any module is asked";
 
 pub(super) fn memlock(look: &Look<'_>) -> Vec<Finding> {
-    let Some(memory) = largest(look).filter(|_| look.has_both()) else {
+    let Some(memory) = largest(look) else {
         return Vec::new();
     };
     let mut findings = Vec::new();

@@ -148,9 +148,6 @@ struct Seen<'a> {
 }
 
 pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
-    if !look.has_both() {
-        return Vec::new();
-    }
     let records = match &look.software().log {
         Ok(records) => records,
         Err(why) => {

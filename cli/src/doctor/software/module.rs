@@ -16,9 +16,6 @@ pub(super) const NAME: &str = "module";
 
 pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
     let software = look.software();
-    if !look.has_both() {
-        return Vec::new();
-    }
     match &software.module {
         Err(why) => vec![Look::unseen(NAME, Subject::Machine, MODULE, why)],
         Ok(Some(module)) => loaded(look, module),

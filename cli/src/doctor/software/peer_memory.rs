@@ -15,9 +15,6 @@ pub(super) const NAME: &str = "peer-memory";
 const UVERBS: &str = "/sys/module/ib_uverbs";
 
 pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
-    if !look.has_both() {
-        return Vec::new();
-    }
     let software = look.software();
     let finding = match software.register() {
         // A module that is loaded could not be without.

@@ -38,7 +38,8 @@ fn well() -> Made {
 fn findings(made: &Made) -> Vec<Finding> {
     let machine = Machine::look(&made.recording).unwrap();
     let look = Look::new(&made.recording, &machine);
-    let all = OF_SOFTWARE.iter().flat_map(|check| {
+    let applying = OF_SOFTWARE.iter().filter(|check| (check.applies)(&look));
+    let all = applying.flat_map(|check| {
         let found = (check.run)(&look);
         assert!(found.iter().all(|finding| finding.check == check.name));
         found

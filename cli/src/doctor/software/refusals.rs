@@ -72,11 +72,12 @@ fn span(seconds: u64) -> String {
     }
 }
 
+/// NVIDIA's module says nothing of this kind.
+pub(super) fn applies(look: &Look<'_>) -> bool {
+    look.has_both() && look.software().loaded().is_some_and(|it| it.is_ours)
+}
+
 pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
-    // NVIDIA's module tells nothing of this kind.
-    if !look.has_both() || !look.software().loaded().is_some_and(|it| it.is_ours) {
-        return Vec::new();
-    }
     let mut findings = Vec::new();
     match look.host.text(COUNTERS) {
         Ok(text) => findings.extend(counted(&text)),

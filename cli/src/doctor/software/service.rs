@@ -23,17 +23,15 @@ const MODULES_LOAD: [&str; 4] = [
     "/lib/modules-load.d",
 ];
 
+/// Without systemd's folder this is a container, or something that boots in another way.
+pub(super) fn applies(look: &Look<'_>) -> bool {
+    super::has_module(look) && look.host.names("/etc/systemd/system").is_ok()
+}
+
 pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
-    // Without systemd's folder this is a container, or something that boots in another way.
-    let (Some(module), Ok(_)) = (
-        look.software().loaded(),
-        look.host.names("/etc/systemd/system"),
-    ) else {
+    let Some(module) = look.software().loaded() else {
         return Vec::new();
     };
-    if !look.has_both() {
-        return Vec::new();
-    }
     let note = |text: &str| Finding::new(NAME, Level::Note, Subject::Machine, text);
     let mut findings = Vec::new();
     if !comes_at_boot(look) {
