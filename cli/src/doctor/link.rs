@@ -9,6 +9,7 @@ use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
 use crate::host::Unseen;
+use crate::machine::pci::Address;
 use crate::machine::Hca;
 use crate::machine::Port;
 
@@ -40,7 +41,8 @@ fn link(look: &Look<'_>) -> Vec<Finding> {
                     (_, Some(hca)) if is_end => Subject::hca(hca),
                     _ => Subject::pair(pair),
                 };
-                let finding = of_link(&joined, is_end && is_gpu_side, subject);
+                let gpu = (is_end && is_gpu_side).then_some(end.at);
+                let finding = of_link(look, &joined, gpu, subject);
                 let level = look.level(pair, finding.level);
                 findings.push(Finding { level, ..finding });
             }
@@ -57,13 +59,38 @@ fn link(look: &Look<'_>) -> Vec<Finding> {
     findings
 }
 
-fn of_link(joined: &Joined<'_>, is_gpu: bool, subject: Subject) -> Finding {
+/// Of a GPU whose link has no reason to be slow, in percent.
+const BUSY: u32 = 10;
+
+/// How it shows that a GPU is at work, as NVML has it. None: it is idle, or nobody knows.
+fn work(look: &Look<'_>, gpu: Address) -> Option<String> {
+    let nvml = look.software().nvml.as_ref().ok()?;
+    let gpu = nvml.gpu(gpu)?;
+    if let Some(percent) = gpu.utilization_percent.filter(|percent| *percent >= BUSY) {
+        return Some(format!("{percent} % busy"));
+    }
+    // Without persistence mode to ask is to wake it.
+    let is_awake = gpu.performance_state == Some(0) && gpu.persistence_mode == Some(true);
+    is_awake.then(|| "in performance state P0".to_owned())
+}
+
+/// `gpu` is at the lower end, if it is.
+fn of_link(
+    look: &Look<'_>,
+    joined: &Joined<'_>,
+    gpu: Option<Address>,
+    subject: Subject,
+) -> Finding {
     let (now, most) = (joined.now, joined.most);
     let (upper, lower) = (joined.upper.at, joined.lower.at);
     let is_narrow = now.width < most.width;
     let is_slow = now.speed < most.speed;
     let link = format!("the link {upper} \u{2013} {lower} is {now}");
-    let less = format!("{link}; both ends can {most}");
+    let work = gpu.and_then(|gpu| work(look, gpu));
+    let less = match &work {
+        Some(work) => format!("{link}, and the GPU is {work}; both ends can {most}"),
+        None => format!("{link}; both ends can {most}"),
+    };
     match (is_narrow, is_slow) {
         (false, false) => Finding::new(
             LINK.name,
@@ -72,7 +99,7 @@ fn of_link(joined: &Joined<'_>, is_gpu: bool, subject: Subject) -> Finding {
             format!("{link}, all that both ends can"),
         ),
         // Its own power management, which gives the lanes back their speed in a moment.
-        (false, true) if is_gpu => Finding::new(LINK.name, Level::Note, subject, less)
+        (false, true) if gpu.is_some() && work.is_none() => Finding::new(LINK.name, Level::Note, subject, less)
             .why("GPUs lower their link's speed when idle: it looks so then.")
             .mend("Run doctor again while the GPU works; nvidia-smi -q -d PERFORMANCE tells its state."),
         _ => Finding::new(LINK.name, Level::Warning, subject, less)

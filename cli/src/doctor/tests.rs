@@ -382,6 +382,35 @@ fn a_slow_rail_is_found() {
     }
 }
 
+/// A GPU's link at a quarter of its speed: worth a note while the GPU is idle, and a warning when NVML says that it works.
+#[test]
+fn a_slow_link_of_a_busy_gpu_is_a_warning() {
+    let level = |state: u32, percent: u32, persistence: bool| {
+        let mut made = made::small();
+        made.software();
+        for at in ["0000:17:01.0", "0000:19:00.0"] {
+            made.set_link(at, ("2.5 GT/s PCIe", 16), ("32.0 GT/s PCIe", 16));
+        }
+        let nvml = &made.recording.facts[&crate::host::Fact::Nvml];
+        let mut nvml: serde_json::Value = serde_json::from_str(nvml).unwrap();
+        let gpu = &mut nvml["gpus"][0];
+        gpu["performance_state"] = state.into();
+        gpu["utilization_percent"] = percent.into();
+        gpu["persistence_mode"] = persistence.into();
+        made.fact(crate::host::Fact::Nvml, &nvml.to_string());
+        let (_, _, findings) = told(&made, false);
+        let slow = findings
+            .iter()
+            .find(|it| it.found.contains("is 2.5 GT/s x16"));
+        slow.unwrap().level
+    };
+    assert_eq!(level(8, 0, true), Level::Note);
+    assert_eq!(level(8, 97, true), Level::Warning);
+    assert_eq!(level(0, 0, true), Level::Warning);
+    // Woken by the question.
+    assert_eq!(level(0, 0, false), Level::Note);
+}
+
 /// docs/doctor.md has a row for each check, and for nothing else.
 #[test]
 fn the_documentation_has_each_check() {

@@ -59,6 +59,7 @@ pub(crate) fn nvml(recording: &Recording) -> Nvml {
                     mig: Some(false),
                     virtualization: Some(Virtualization::None),
                     performance_state: Some(0),
+                    utilization_percent: Some(0),
                 }
             })
             .collect(),

@@ -52,6 +52,7 @@ pub(super) trait Calls {
     fn mig(&self, device: Device) -> Result<u32, Code>;
     fn virtualization(&self, device: Device) -> Result<u32, Code>;
     fn performance_state(&self, device: Device) -> Result<u32, Code>;
+    fn utilization(&self, device: Device) -> Result<u32, Code>;
 }
 
 /// What of a memory is used, in bytes.
@@ -81,6 +82,14 @@ struct RawMemory {
     total: c_ulonglong,
     free: c_ulonglong,
     used: c_ulonglong,
+}
+
+/// `nvmlUtilization_t`, in percent of the last sample.
+#[repr(C)]
+#[derive(Default)]
+struct RawUtilization {
+    gpu: c_uint,
+    memory: c_uint,
 }
 
 type Plain = unsafe extern "C" fn() -> c_int;
@@ -282,6 +291,18 @@ impl Calls for Loaded {
         // SAFETY: `nvmlReturn_t nvmlDeviceGetPerformanceState(nvmlDevice_t, nvmlPstates_t *)`, an enum as above.
         unsafe { self.of_device(c"nvmlDeviceGetPerformanceState", device, 0) }
     }
+
+    fn utilization(&self, device: Device) -> Result<u32, Code> {
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t, nvmlUtilization_t *)`, laid out as ours.
+        let rates = unsafe {
+            self.of_device(
+                c"nvmlDeviceGetUtilizationRates",
+                device,
+                RawUtilization::default(),
+            )
+        }?;
+        Ok(rates.gpu)
+    }
 }
 
 #[cfg(test)]
@@ -292,6 +313,7 @@ mod tests {
     fn the_layouts_are_those_of_nvml_h() {
         assert_eq!(size_of::<PciInfo>(), 68);
         assert_eq!(size_of::<RawMemory>(), 24);
+        assert_eq!(size_of::<RawUtilization>(), 8);
     }
 
     #[test]

@@ -68,6 +68,8 @@ pub(crate) struct Gpu {
     pub(crate) virtualization: Option<Virtualization>,
     /// 0, at full speed, to 15; idle GPUs are at 8 or higher.
     pub(crate) performance_state: Option<u32>,
+    /// For how much of the last second or less it worked, in percent.
+    pub(crate) utilization_percent: Option<u32>,
 }
 
 /// `nvmlGpuVirtualizationMode_t`.
@@ -166,6 +168,10 @@ fn gpu(calls: &dyn Calls, index: u32) -> Option<Gpu> {
             .performance_state(device)
             .ok()
             .filter(|&state| state <= 15),
+        utilization_percent: calls
+            .utilization(device)
+            .ok()
+            .filter(|&percent| percent <= 100),
     })
 }
 
@@ -251,6 +257,9 @@ mod tests {
         fn performance_state(&self, _device: Device) -> Result<u32, Code> {
             self.answer("state", self.mode)
         }
+        fn utilization(&self, _device: Device) -> Result<u32, Code> {
+            self.answer("utilization", self.mode)
+        }
     }
 
     fn fake() -> Fake {
@@ -273,6 +282,7 @@ mod tests {
         assert_eq!(gpu.mig, Some(true));
         assert_eq!(gpu.virtualization, Some(Virtualization::PassThrough));
         assert_eq!(gpu.performance_state, Some(1));
+        assert_eq!(gpu.utilization_percent, Some(1));
         assert_eq!(gpu.bar1.map(|memory| memory.free_bytes), Some(2));
     }
 
@@ -286,6 +296,7 @@ mod tests {
             ("persistence", "persistence_mode"),
             ("virtualization", "virtualization"),
             ("state", "performance_state"),
+            ("utilization", "utilization_percent"),
         ] {
             let said = collect(&Fake {
                 fails: Some(call),
@@ -336,7 +347,7 @@ mod tests {
     #[test]
     fn strange_numbers_are_not_believed() {
         let said = collect(&Fake {
-            mode: 99,
+            mode: 101,
             count: u32::MAX,
             ..fake()
         });
@@ -346,6 +357,7 @@ mod tests {
         assert_eq!(gpu.mig, None);
         assert_eq!(gpu.virtualization, None);
         assert_eq!(gpu.performance_state, None);
+        assert_eq!(gpu.utilization_percent, None);
     }
 
     proptest! {

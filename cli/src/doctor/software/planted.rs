@@ -733,11 +733,38 @@ fn all_consumers_find_the_module_where_it_shows_itself() {
     assert_eq!(told.len(), 22);
 }
 
+/// Soft RoCE beside a real GPU moves no byte of its memory.
+#[test]
+fn soft_roce_alone_is_a_fault() {
+    let mut made = made::soft_roce();
+    made.software();
+    let faults: Vec<Finding> = findings(&made)
+        .into_iter()
+        .filter(|finding| finding.level > Note)
+        .collect();
+    assert_eq!(faults.len(), 1, "{faults:#?}");
+    let fault = faults.first().unwrap();
+    assert_eq!((fault.check, fault.level), ("presence", Fault));
+    assert!(fault.found.contains("software (rxe, siw)"), "{fault:#?}");
+}
+
 #[test]
 fn the_test_rigs_machine_has_notes_alone() {
     // What the rig has not: NVML, a card, dma-buf.
     let mut made = made::soft_roce();
+    let gpu = made.place("0000:01:00.0");
+    for (file, text) in [
+        ("vendor", "0x1af4"),
+        ("device", "0x1110"),
+        ("class", "0x050000"),
+    ] {
+        made.file(&format!("{gpu}/{file}"), &format!("{text}\n"));
+    }
     made.software();
+    made.recording.facts.remove(&Fact::Nvml);
+    made.recording
+        .unseen
+        .insert("fact nvml".to_owned(), Unseen::Absent);
     let found = findings(&made);
     assert!(
         found.iter().all(|finding| finding.level <= Note),

@@ -41,16 +41,23 @@ pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
                 ),
         );
     } else if look.machine.hcas.iter().all(|hca| hca.is_software) {
+        // The test VM's rxe takes the memory of its stand-in GPU.
+        let is_test = look.machine.gpus.iter().all(|gpu| gpu.is_stand_in);
+        let level = match is_test {
+            true => Level::Note,
+            false => Level::Fault,
+        };
         findings.push(
             Finding::new(
                 NAME,
-                Level::Note,
+                level,
                 Subject::Machine,
                 "all RDMA devices are software (rxe, siw)",
             )
-            .why(
-                "they copy by the processor, and mainline's take no GPU memory: what is said of them tests programs, \
-                not GPUDirect RDMA",
+            .why("They copy by the processor, and register no GPU memory: there is no GPUDirect RDMA.")
+            .mend(
+                "Use a NIC with RDMA. If there is one, load its driver, for example `sudo modprobe mlx5_ib`; `lspci | \
+                grep -i -e ethernet -e infiniband` lists network cards",
             ),
         );
     } else {
