@@ -2,6 +2,7 @@
 //! Has ib_core peer memory, and whose is it?
 
 use super::dma_buf::DmaBuf;
+use super::presence;
 use crate::doctor::look::Look;
 use crate::finding::Finding;
 use crate::finding::Level;
@@ -10,9 +11,6 @@ use crate::software::REGISTER;
 
 /// The check's name.
 pub(super) const NAME: &str = "peer-memory";
-
-/// Where OFED since 5.5 has it.
-const UVERBS: &str = "/sys/module/ib_uverbs";
 
 pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
     let software = look.software();
@@ -25,7 +23,8 @@ pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
             let found = format!("{REGISTER} is in {module}{}", version(look, module));
             Finding::new(NAME, Level::Well, Subject::Machine, found)
         }
-        Ok(None) if look.host.has(UVERBS) == Ok(false) => not_there_yet(look),
+        // It may come with ib_uverbs.
+        Ok(None) if presence::lacks_uverbs(look) => return Vec::new(),
         Ok(None) => lacking(look),
     };
     vec![finding]
@@ -38,19 +37,6 @@ fn version(look: &Look<'_>, module: &str) -> String {
         .find_map(|name| look.host.text(&format!("/sys/module/{name}/version")).ok())
         .map(|version| format!(", version {version}"))
         .unwrap_or_default()
-}
-
-fn not_there_yet(look: &Look<'_>) -> Finding {
-    let alternative = DmaBuf::judge(look);
-    Finding::new(
-        NAME,
-        alternative.level_without_module(look.software().is_wanted()),
-        Subject::Machine,
-        format!("ib_uverbs is not loaded, and there is no {REGISTER}"),
-    )
-    .why("nvidia_peermem makes itself known there, and MLNX_OFED since 5.5 and DOCA-OFED have it in ib_uverbs")
-    .costs(alternative.costs_without_module())
-    .mend("`sudo modprobe ib_uverbs`, then look again")
 }
 
 fn lacking(look: &Look<'_>) -> Finding {

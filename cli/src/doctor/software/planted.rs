@@ -242,7 +242,12 @@ const PLANTED: &[Planted] = &[
             without_function(made, REGISTER);
             made.remove("/sys/module/ib_uverbs");
         },
-        says: &[("peer-memory", Warning, "modprobe ib_uverbs")],
+        says: &[("presence", Fault, "sudo modprobe ib_uverbs")],
+    },
+    Planted {
+        name: "an ib_core with peer memory, and no ib_uverbs for programs",
+        plant: |made| made.remove("/sys/module/ib_uverbs"),
+        says: &[("presence", Fault, "sudo modprobe ib_uverbs")],
     },
     Planted {
         name: "an ib_core without peer memory, and no other way",
@@ -713,6 +718,21 @@ fn without_a_device_that_alone_is_told() {
         assert_eq!((finding.check, finding.level), ("presence", Fault));
         assert!(finding.found.contains(words), "{finding:#?}");
     }
+}
+
+/// As it is after `rmmod ib_uverbs`, which takes the drivers of RDMA devices with it.
+#[test]
+fn without_ib_uverbs_its_modprobe_is_the_advice() {
+    let mut made = made::no_hca();
+    made.software();
+    made.remove("/sys/module/ib_uverbs");
+    let found = findings(&made);
+    let mend = found.first().and_then(|finding| finding.mend.as_deref());
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert!(
+        mend.is_some_and(|mend| mend.starts_with("`sudo modprobe ib_uverbs`")),
+        "{found:#?}"
+    );
 }
 
 #[test]

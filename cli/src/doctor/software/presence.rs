@@ -12,6 +12,14 @@ pub(super) const NAME: &str = "presence";
 
 const DEVICES: &str = "/sys/class/infiniband";
 
+/// Whether ib_core is there, and not its part that programs talk to.
+pub(super) fn lacks_uverbs(look: &Look<'_>) -> bool {
+    let there = |paths: [&str; 2]| paths.map(|path| look.host.has(path));
+    there(["/sys/module/ib_core", DEVICES]).contains(&Ok(true))
+        // Built into the kernel it is no module, and has its class all the same.
+        && there(["/sys/module/ib_uverbs", "/sys/class/infiniband_verbs"]) == [Ok(false), Ok(false)]
+}
+
 pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let fault = |text: &str| Finding::new(NAME, Level::Fault, Subject::Machine, text);
@@ -32,13 +40,26 @@ pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
                 return findings;
             }
         };
+        let first = match lacks_uverbs(look) {
+            true => "`sudo modprobe ib_uverbs`, which is not loaded, and then ",
+            false => "",
+        };
         findings.push(
             fault(found)
                 .why("ibv_reg_mr is a call to an RDMA device")
-                .mend(
-                    "load the RDMA driver of the card, as `modprobe mlx5_ib`, `bnxt_re`, `irdma` or `efa`; in a \
-                    virtual machine or a container, give it the card",
-                ),
+                .mend(format!(
+                    "{first}`sudo modprobe mlx5_ib`, or another driver of the NIC (bnxt_re, irdma, efa); in a virtual \
+                    machine or a container, give it the NIC"
+                )),
+        );
+    } else if lacks_uverbs(look) {
+        findings.push(
+            fault("ib_uverbs is not loaded")
+                .why(
+                    "Programs open RDMA devices through it (/dev/infiniband/uverbs*), and in MLNX_OFED since 5.5 and \
+                    DOCA-OFED it has the interface for peer memory, too.",
+                )
+                .mend("`sudo modprobe ib_uverbs`"),
         );
     } else if look.machine.hcas.iter().all(|hca| hca.is_software) {
         // The test VM's rxe takes the memory of its stand-in GPU.
