@@ -66,7 +66,7 @@ pub(crate) struct Finding {
     /// What it costs, with whose figure that is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) costs: Option<String>,
-    /// The command or setting that mends it.
+    /// The command or setting that mends it. Commands, and nothing else, stand between backticks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mend: Option<String>,
     /// Of [`Level::NotVisible`]: root would see it.
@@ -109,6 +109,12 @@ impl Finding {
     pub(crate) fn costs(mut self, costs: impl Into<String>) -> Self {
         self.costs = Some(costs.into());
         self
+    }
+
+    /// The commands of what mends it, to be run as they are.
+    pub(crate) fn commands(&self) -> Vec<&str> {
+        let parts = self.mend.as_deref().unwrap_or_default().split('`');
+        parts.skip(1).step_by(2).collect()
     }
 
     /// With what mends it.

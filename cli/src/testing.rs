@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use clap::Parser as _;
 
 use crate::args::Cli;
+use crate::finding::Finding;
 use crate::finding::Status;
 use crate::host::recording::encode;
 use crate::host::recording::Recording;
@@ -45,6 +46,53 @@ pub(crate) fn says(host: &dyn Host, line: &[&str]) -> (String, Status) {
         Status::Failed
     });
     (out.into_text(), status)
+}
+
+/// In what mends a finding commands stand between backticks, and nothing else does.
+pub(crate) fn commands_are_marked(finding: &Finding) {
+    const PROGRAMS: &[&str] = &[
+        "displaymodeselector",
+        "devlink",
+        "dmesg",
+        "echo",
+        "ethtool",
+        "ip",
+        "lsmod",
+        "lspci",
+        "mlxconfig",
+        "mlxfwmanager",
+        "mlxlink",
+        "modprobe",
+        "nvidia-smi",
+        "peermemctl",
+        "rmmod",
+        "setpci",
+        "sudo",
+        "ulimit",
+    ];
+    let mend = finding.mend.as_deref().unwrap_or_default();
+    for (index, part) in mend.split('`').enumerate() {
+        let first = part.split_whitespace().next().unwrap_or_default();
+        let is_command = index % 2 == 1;
+        assert!(
+            !is_command || PROGRAMS.contains(&first),
+            "{part:?} in {finding:#?}"
+        );
+        for program in [
+            "setpci -",
+            "modprobe ",
+            "dmesg |",
+            "mlxlink -",
+            "mlxconfig -",
+            "rmmod ",
+            "ethtool ",
+        ] {
+            assert!(
+                is_command || !part.contains(program),
+                "{program:?} in {finding:#?}"
+            );
+        }
+    }
 }
 
 /// All as files: what is read again is what was written. `MACHINES=DIR` keeps them there, for `--machine`.

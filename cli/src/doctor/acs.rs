@@ -172,7 +172,12 @@ fn mend(ports: &[(&Function, u16)]) -> String {
         .collect();
     let mut lines: Vec<String> = bad
         .iter()
-        .map(|port| format!("setpci -s {} ECAP_ACS+0x6.w=0000:{REDIRECTS:04x}", port.at))
+        .map(|port| {
+            format!(
+                "`setpci -s {} ECAP_ACS+0x6.w=0000:{REDIRECTS:04x}`",
+                port.at
+            )
+        })
         .collect();
     lines.push(
         "That lasts until the next boot. For good: ACS off in the firmware's setup (\"ACS Enable\", \"ACS \

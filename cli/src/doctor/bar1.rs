@@ -37,7 +37,7 @@ fn of_gpu(look: &Look<'_>, gpu: &Gpu) -> Finding {
         .why("Memory that is behind no BAR no card can reach. The firmware leaves a BAR out where it has no room \
             for it.")
         .mend("\"Above 4G Decoding\" (\"Memory Mapped I/O above 4 GB\", \"MMIO High Size\") in the firmware's \
-            setup; dmesg | grep -i 'BAR.*no space'");
+            setup; `dmesg | grep -i 'BAR.*no space'`");
     };
     let function = look.machine.functions.get(&gpu.at);
     let larger = function.and_then(|function| resizable(function, bar.index));
@@ -94,7 +94,7 @@ fn enlarge(can: bool) -> &'static str {
     match can {
         true => "\"Re-Size BAR Support\" and \"Above 4G Decoding\" in the firmware's setup",
         false => {
-            "A40, L40, RTX A6000 and like ones: NVIDIA's displaymodeselector --gpumode physical_display_disabled \
+            "A40, L40, RTX A6000 and like ones: NVIDIA's `displaymodeselector --gpumode physical_display_disabled` \
              makes it large. Others have no larger one: register less at once."
         }
     }

@@ -57,11 +57,11 @@ fn gpu_driver(look: &Look<'_>) -> Vec<Finding> {
                 .why("nvidia.ko alone lends GPU memory to RDMA.")
                 .mend(format!(
                     "Keep {other} from loading (blacklist {other} in /etc/modprobe.d), rebuild the initramfs, boot; \
-                     then modprobe nvidia"
+                     then `modprobe nvidia`"
                 )),
             None => new(Level::Fault, format!("{at} has no driver"))
                 .why("nvidia.ko alone lends GPU memory to RDMA.")
-                .mend("modprobe nvidia; dmesg | grep NVRM says why it does not take the GPU"),
+                .mend("`modprobe nvidia`; `dmesg | grep NVRM` says why it does not take the GPU"),
         });
     }
     findings
@@ -102,7 +102,9 @@ fn card_driver(look: &Look<'_>) -> Vec<Finding> {
                 format!("the network card {at} has no driver"),
             )
             .why("It is no RDMA device, and nothing can be registered with it.")
-            .mend("modprobe mlx5_core (its driver, if it is another's), and see dmesg"),
+            .mend(
+                "`modprobe mlx5_core` (its driver, if it is another's), and see the kernel's log",
+            ),
             Some("vfio-pci") => new(
                 Level::Note,
                 format!("the network card {at} is given to a virtual machine (vfio-pci)"),
@@ -112,7 +114,7 @@ fn card_driver(look: &Look<'_>) -> Vec<Finding> {
                 format!("{driver} has the network card {at}, and makes no RDMA device of it"),
             )
             .mend(format!(
-                "modprobe mlx5_ib; devlink dev param show pci/{at} name enable_roce"
+                "`modprobe mlx5_ib`; `devlink dev param show pci/{at} name enable_roce`"
             )),
         });
     }

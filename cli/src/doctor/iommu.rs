@@ -129,7 +129,7 @@ fn of_card(look: &Look<'_>, hca: &Hca, function: &Function) -> Finding {
         )
         .why("The IOMMU lets none of its transfers through.")
         .mend(format!(
-            "echo identity > /sys/kernel/iommu_groups/{group}/type, with the drivers of all its devices unbound"
+            "`echo identity > /sys/kernel/iommu_groups/{group}/type`, with the drivers of all its devices unbound"
         )),
         Ok((Mode::Other(kind), group)) => new(
             Level::Note,
@@ -199,8 +199,8 @@ fn mend(look: &Look<'_>, group: u32) -> String {
         )
     }) {
         return format!(
-            "The kernel's command line asks for pass-through already, and this group has it not: echo identity > \
-             /sys/kernel/iommu_groups/{group}/type, with the drivers of all its devices unbound"
+            "The kernel's command line asks for pass-through already, and this group has it not: `echo identity > \
+             /sys/kernel/iommu_groups/{group}/type`, with the drivers of all its devices unbound"
         );
     }
     format!(
@@ -248,7 +248,7 @@ fn ats(look: &Look<'_>) -> Vec<Finding> {
             .why("A request whose address the card has had translated is dropped by a port with Translation \
                 Blocking.")
             .mend(format!(
-                "setpci -s {} ECAP_ACS+0x6.w=0000:0002",
+                "`setpci -s {} ECAP_ACS+0x6.w=0000:0002`",
                 card_port.at
             )),
             (false, _) if translated => new(
@@ -259,8 +259,11 @@ fn ats(look: &Look<'_>) -> Vec<Finding> {
                 "With an IOMMU that must translate, as on a host of virtual machines, ATS and DirectTrans of the \
                  card's port are what lets packets turn round in the switch.",
             )
-            .mend("mlxconfig -d DEVICE set ATS_ENABLED=true, and a cold boot (NVIDIA AI Enterprise, \"ATS and ACS \
-                configuration\")"),
+            .mend(format!(
+                "`mlxconfig -d {} set ATS_ENABLED=true`, and a cold boot (NVIDIA AI Enterprise, \"ATS and ACS \
+                 configuration\")",
+                route.card.at
+            )),
             (on, _) => new(
                 Level::Well,
                 format!(

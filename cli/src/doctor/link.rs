@@ -101,7 +101,7 @@ fn of_link(
         // Its own power management, which gives the lanes back their speed in a moment.
         (false, true) if gpu.is_some() && work.is_none() => Finding::new(LINK.name, Level::Note, subject, less)
             .why("GPUs lower their link's speed when idle: it looks so then.")
-            .mend("Run doctor again while the GPU works; nvidia-smi -q -d PERFORMANCE tells its state."),
+            .mend("Run doctor again while the GPU works; `nvidia-smi -q -d PERFORMANCE` tells its state."),
         _ => Finding::new(LINK.name, Level::Warning, subject, less)
             .why("A link trains down where lanes or contacts are bad, a riser or cable does not do the speed, or \
                 the slot has fewer lanes.")
@@ -112,7 +112,7 @@ fn of_link(
             ))
             .mend(
                 "Seat the card anew, look at riser and cable, and at the slot's lanes (\"bifurcation\", \"Link \
-                 Speed\") in the firmware's setup; dmesg | grep -i 'available PCIe bandwidth'",
+                 Speed\") in the firmware's setup; `dmesg | grep -i 'available PCIe bandwidth'`",
             ),
     }
 }

@@ -237,7 +237,7 @@ fn max_read(look: &Look<'_>) -> Vec<Finding> {
                 .why("What is sent from GPU memory the card reads, in requests of this length; short ones keep \
                     fewer bytes on their way.")
                 .mend(format!(
-                    "setpci -s {at} CAP_EXP+0x8.w=5000:7000 (4096 B; until the next boot), or \"Max Read Request \
+                    "`setpci -s {at} CAP_EXP+0x8.w=5000:7000` (4096 B; until the next boot), or \"Max Read Request \
                      Size\" in the firmware's setup"
                 )),
         });
@@ -297,7 +297,7 @@ fn relaxed_ordering(look: &Look<'_>) -> Vec<Finding> {
                  on Emerald Rapids (UCX#10955).",
             )
             .mend(format!(
-                "setpci -s {at} CAP_EXP+0x8.w=0010:0010 (until the next boot), and \"Relaxed Ordering\" in the \
+                "`setpci -s {at} CAP_EXP+0x8.w=0010:0010` (until the next boot), and \"Relaxed Ordering\" in the \
                  firmware's setup"
             )),
         });

@@ -11,6 +11,7 @@ use crate::machine::config::Config;
 use crate::machine::pci::Function;
 use crate::made;
 use crate::made::Pci;
+use crate::testing;
 
 /// Where capabilities stand in the config space of the functions that have them ([`Pci::config`]).
 const EXPRESS: usize = 0x60;
@@ -490,6 +491,7 @@ fn each_planted_fault_makes_its_finding_and_no_other() {
         assert!(finding.found.contains(planted.says), "{name}: {finding:#?}");
         let mend = finding.mend.as_deref().unwrap_or_default();
         assert!(mend.contains(planted.mend), "{name}: {finding:#?}");
+        testing::commands_are_marked(finding);
         println!("{name}: {}", finding.found);
     }
 }

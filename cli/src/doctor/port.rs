@@ -102,7 +102,7 @@ fn mend(hca: &Hca, port: &Port) -> String {
                 .to_owned()
         }
         (_, Some(netdev)) if ethernet => {
-            format!("ip link set {netdev} up; ethtool {netdev} tells whether the cable has a link")
+            format!("`ip link set {netdev} up`; `ethtool {netdev}` tells whether the cable has a link")
         }
         _ => cable(hca),
     }
@@ -111,7 +111,7 @@ fn mend(hca: &Hca, port: &Port) -> String {
 /// How to look at what the port hangs on.
 fn cable(hca: &Hca) -> String {
     format!(
-        "Check the cable, the transceivers and the switch's port: mlxlink -d {} -m -c",
+        "Check the cable, the transceivers and the switch's port: `mlxlink -d {} -m -c`",
         hca.name
     )
 }

@@ -109,21 +109,50 @@ fn unique<T: PartialEq>(all: impl IntoIterator<Item = T>) -> Vec<T> {
     unique
 }
 
-/// A subject in as few words as tell it: a GPU by its index, and its address where it is the subject.
-fn subject_name(look: &Look<'_>, subject: &Subject) -> String {
-    let gpu = |at: &str| {
+/// Subjects in as few words as tell them: a GPU by its index; pairs as GPUs with the RDMA devices that they share.
+fn subject_names<'a>(look: &Look<'_>, subjects: impl Iterator<Item = &'a Subject>) -> String {
+    let name_of = |at: &str| {
         let mut gpus = look.machine.gpus.iter();
         match gpus.find(|gpu| gpu.at.to_string() == at) {
             Some(gpu) => format!("GPU {}", gpu.index),
             None => at.to_owned(),
         }
     };
-    match subject {
-        Subject::Machine => "machine".to_owned(),
-        Subject::Gpu { gpu: at } => gpu(at),
-        Subject::Hca { hca } => hca.clone(),
-        Subject::Pair { gpu: at, hca } => format!("{} \u{2013} {hca}", gpu(at)),
+    let mut names: Vec<String> = Vec::new();
+    // Each GPU with its RDMA devices.
+    let mut pairs: Vec<(String, Vec<&str>)> = Vec::new();
+    for subject in unique(subjects) {
+        match subject {
+            Subject::Machine => names.push("machine".to_owned()),
+            Subject::Gpu { gpu } => names.push(name_of(gpu)),
+            Subject::Hca { hca } => names.push(hca.clone()),
+            Subject::Pair { gpu, hca } => {
+                let gpu = name_of(gpu);
+                match pairs.iter_mut().find(|(name, _)| *name == gpu) {
+                    Some((_, hcas)) => hcas.push(hca),
+                    None => pairs.push((gpu, vec![hca])),
+                }
+            }
+        }
     }
+    // And then GPUs that have the same ones.
+    let mut shared: Vec<(Vec<String>, Vec<&str>)> = Vec::new();
+    for (gpu, hcas) in pairs {
+        match shared.iter_mut().find(|(_, same)| *same == hcas) {
+            Some((gpus, _)) => gpus.push(gpu),
+            None => shared.push((vec![gpu], hcas)),
+        }
+    }
+    let mut all: Vec<String> = Vec::new();
+    if !names.is_empty() {
+        all.push(names.join(", "));
+    }
+    all.extend(
+        shared
+            .iter()
+            .map(|(gpus, hcas)| format!("{} \u{2013} {}", gpus.join(", "), hcas.join(", "))),
+    );
+    all.join("; ")
 }
 
 /// What is said of one thing, each line once, with whom it is said of.
@@ -137,12 +166,9 @@ fn group(look: &Look<'_>, group: &Group<'_>, out: &mut Out) {
     ));
     for found in unique(group.findings.iter().map(|finding| &finding.found)) {
         let same = group.findings.iter().filter(|it| it.found == *found);
-        let subjects: Vec<String> = same
-            .map(|finding| subject_name(look, &finding.subject))
-            .collect();
         let subjects = match first.subject {
             Subject::Machine => String::new(),
-            _ => format!("{}: ", unique(subjects).join(", ")),
+            _ => format!("{}: ", subject_names(look, same.map(|it| &it.subject))),
         };
         out.paragraph("  ", &format!("{subjects}{found}"));
     }
@@ -196,9 +222,16 @@ pub(super) fn all(
     let counts = Counts::of(findings);
     if out.is_json() {
         #[derive(Serialize)]
+        struct Told<'a> {
+            #[serde(flatten)]
+            finding: &'a Finding,
+            #[serde(skip_serializing_if = "Vec::is_empty")]
+            commands: Vec<&'a str>,
+        }
+        #[derive(Serialize)]
         struct Body<'a> {
             counts: Counts,
-            findings: Vec<&'a Finding>,
+            findings: Vec<Told<'a>>,
             #[serde(skip_serializing_if = "Option::is_none")]
             path: Option<super::hops::Path>,
         }
@@ -207,7 +240,12 @@ pub(super) fn all(
             .filter(|finding| with_well || finding.level != Level::Well);
         let body = Body {
             counts,
-            findings: shown.collect(),
+            findings: shown
+                .map(|finding| Told {
+                    finding,
+                    commands: finding.commands(),
+                })
+                .collect(),
             path: look.only.map(|pair| super::hops::Path::of(look, pair)),
         };
         out.json("peermemctl.doctor", 1, &body)?;

@@ -411,6 +411,46 @@ fn a_slow_link_of_a_busy_gpu_is_a_warning() {
     assert_eq!(level(0, 0, false), Level::Note);
 }
 
+/// A program need not take the commands out of prose.
+#[test]
+fn json_has_the_commands_apart() {
+    let mut made = made::acs();
+    made.software();
+    let (text, _) = testing::says(&made.recording, &["doctor", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let commands: Vec<&str> = json["findings"][0]["commands"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(serde_json::Value::as_str)
+        .collect();
+    assert_eq!(
+        commands,
+        [
+            "setpci -s 0000:17:00.0 ECAP_ACS+0x6.w=0000:002c",
+            "setpci -s 0000:17:01.0 ECAP_ACS+0x6.w=0000:002c"
+        ]
+    );
+}
+
+/// GPUs that have the same RDMA devices are named once with them.
+#[test]
+fn pairs_are_not_listed_one_by_one() {
+    let mut made = made::hgx();
+    made.software();
+    let (text, _) = testing::says(&made.recording, &["doctor", "--all"]);
+    println!("{text}");
+    assert!(
+        text.contains(
+            "GPU 0, GPU 1 \u{2013} mlx5_0, mlx5_1; GPU 2, GPU 3 \u{2013} mlx5_2, mlx5_3;"
+        ),
+        "{text}"
+    );
+    let begin = text.find("well max-payload").unwrap();
+    let payload = text[begin..].split("\n\n").next().unwrap();
+    assert!(payload.lines().count() <= 4, "{payload}");
+}
+
 /// docs/doctor.md has a row for each check, and for nothing else.
 #[test]
 fn the_documentation_has_each_check() {

@@ -97,13 +97,13 @@ const OF_LOADING: [(&str, &str); 9] = [
     ),
     (
         "disagrees about version of symbol",
-        "ib_core or the driver was upgraded after it was built: build it again (peermem-rs: `dkms unbuild`, `dkms \
-        install`; NVIDIA's: install the driver again)",
+        "ib_core or the driver was upgraded after it was built: build it again (peermem-rs: dkms unbuild, then \
+        dkms install; NVIDIA's: install the driver again)",
     ),
     (
         "Unknown symbol",
-        "ib_core or the driver was changed after it was built: build it again (peermem-rs: `dkms unbuild`, `dkms \
-        install`; NVIDIA's: install the driver again, after OFED)",
+        "ib_core or the driver was changed after it was built: build it again (peermem-rs: dkms unbuild, then \
+        dkms install; NVIDIA's: install the driver again, after OFED)",
     ),
     ("not loaded:", "as it says; docs/observe.md has each of these lines"),
 ];

@@ -220,7 +220,7 @@ fn told(look: &Look<'_>, module: &Module, blind: &[&Consumer]) -> Finding {
     };
     let here = match (module.is_ours, Module::parameter(look.host, "memory_peers")) {
         (true, Ok(value)) if value == "N" => {
-            "load the module with memory_peers=1 (`options nvidia-peermem memory_peers=1` in modprobe.d)"
+            "load the module with memory_peers=1 (\"options nvidia-peermem memory_peers=1\" in modprobe.d)"
         }
         (true, _) => "see why the module could not make it: `dmesg | grep memory_peers`",
         (false, _) => "peermem-rs, which makes the directory where ib_core cannot",

@@ -112,8 +112,8 @@ fn shell(look: &Look<'_>, memory: u64) -> Option<Finding> {
     let mend = if hard >= memory {
         "`ulimit -l unlimited` in the shell, or what the hard limit allows"
     } else {
-        "`* - memlock unlimited` in /etc/security/limits.d/rdma.conf and a new login; in containers `--ulimit \
-        memlock=-1` or the capability IPC_LOCK"
+        "\"* - memlock unlimited\" in /etc/security/limits.d/rdma.conf and a new login; in containers --ulimit \
+        memlock=-1 or the capability IPC_LOCK"
     };
     Some(at(Level::Warning, found).why(WHY).mend(mend))
 }
@@ -148,10 +148,10 @@ fn services(look: &Look<'_>, memory: u64) -> Vec<Finding> {
         let finding = Finding::new(MEMLOCK, level, Subject::Machine, found)
             .why(WHY)
             .mend(match is_batch {
-                true => "`LimitMEMLOCK=infinity` in its unit (`systemctl edit`), and restart it",
+                true => "LimitMEMLOCK=infinity in its unit (systemctl edit), and restart it",
                 false => {
-                    "for containers `--ulimit memlock=-1` or the capability IPC_LOCK; or `LimitMEMLOCK=infinity` in \
-                    its unit (`systemctl edit`), and restart it"
+                    "for containers --ulimit memlock=-1 or the capability IPC_LOCK; or LimitMEMLOCK=infinity in its \
+                    unit (systemctl edit), and restart it"
                 }
             });
         // A process of it for each job.

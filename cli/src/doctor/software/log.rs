@@ -54,7 +54,7 @@ const PATTERNS: &[Pattern] = &[
         matches: |line| line.contains("NVRM:") && line.contains("BAR1 is 0M"),
         of_device: false,
         why: "the firmware gave a GPU no address space for BAR1: nothing of its memory can be reached over PCIe",
-        mend: Some("in the BIOS: Above 4G Decoding, Resizable BAR, a larger MMIO window; or boot with `pci=realloc`"),
+        mend: Some("in the BIOS: Above 4G Decoding, Resizable BAR, a larger MMIO window; or boot with pci=realloc"),
     },
     Pattern {
         level: Level::Fault,
@@ -71,7 +71,7 @@ const PATTERNS: &[Pattern] = &[
         },
         of_device: true,
         why: "the IOMMU stopped a transfer of this device: the bytes did not arrive, and mostly nobody was told",
-        mend: Some("`iommu=pt` in the kernel's command line, if the machine may do without translation; else report \
+        mend: Some("iommu=pt in the kernel's command line, if the machine may do without translation; else report \
         it with the line"),
     },
     Pattern {

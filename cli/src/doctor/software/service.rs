@@ -55,7 +55,7 @@ pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
                 .mend(if module.is_ours {
                     "`sudo systemctl enable peermem-rs`, which hangs itself on openibd"
                 } else {
-                    "a drop-in of openibd.service with `ExecStartPost=/sbin/modprobe nvidia-peermem`; peermem-rs \
+                    "a drop-in of openibd.service with \"ExecStartPost=/sbin/modprobe nvidia-peermem\"; peermem-rs \
                     brings a service"
                 }),
         );
