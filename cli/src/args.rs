@@ -1,7 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The command line. Completions and the man pages are made from it.
 
+use std::net::Ipv4Addr;
+use std::net::Ipv6Addr;
+use std::net::SocketAddr;
+use std::net::ToSocketAddrs as _;
+use std::path::Path;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::Args;
 use clap::Parser;
@@ -46,8 +52,13 @@ pub(crate) struct Common {
         value_name = "WHEN"
     )]
     pub(crate) color: Color,
+}
+
+/// What the commands take that read a machine and change nothing.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Source {
     /// Answers from a recording of `peermemctl record` in place of this machine
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, value_name = "FILE")]
     pub(crate) machine: Option<PathBuf>,
 }
 
@@ -85,8 +96,83 @@ pub(crate) enum Command {
     VerifyPart(VerifyPart),
 }
 
+impl Command {
+    /// The recording that is to answer.
+    pub(crate) fn recording(&self) -> Option<&Path> {
+        let source = match self {
+            Self::Topo(args) => &args.source,
+            Self::Doctor(args) => &args.source,
+            Self::List(args) => &args.source,
+            Self::Stats(args) => &args.source,
+            Self::Export(args) => &args.source,
+            Self::Record(args) => &args.source,
+            Self::Verify(_) | Self::Completions(_) | Self::Man(_) | Self::VerifyPart(_) => {
+                return None
+            }
+        };
+        source.machine.as_deref()
+    }
+}
+
+/// Bytes, or with K, M, G, T (KiB, MiB, …) powers of 1024.
+fn size(text: &str) -> Result<u64, String> {
+    let end = text
+        .find(|character: char| !character.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let unit = unit.strip_suffix("iB").unwrap_or(unit);
+    let shift = match unit {
+        "" => 0,
+        "k" | "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => {
+            return Err("not a size: bytes, or K, M, G, T for powers of 1024, as in 4M".to_owned())
+        }
+    };
+    let number: u64 = number.parse().map_err(|why| format!("not a size: {why}"))?;
+    number
+        .checked_mul(1 << shift)
+        .ok_or_else(|| "too large".to_owned())
+}
+
+/// Where to listen.
+#[derive(Debug, Clone)]
+pub(crate) struct Listen {
+    /// As it was given.
+    pub(crate) text: String,
+    /// All that it stands for; the first that can be had is taken.
+    pub(crate) addresses: Vec<SocketAddr>,
+}
+
+impl FromStr for Listen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let addresses = match text.strip_prefix(':').map(str::parse::<u16>) {
+            // On all addresses: with IPv6 those of IPv4, too.
+            Some(Ok(port)) => vec![
+                (Ipv6Addr::UNSPECIFIED, port).into(),
+                (Ipv4Addr::UNSPECIFIED, port).into(),
+            ],
+            Some(Err(why)) => return Err(why.to_string()),
+            None => text
+                .to_socket_addrs()
+                .map_err(|why| why.to_string())?
+                .collect(),
+        };
+        Ok(Self {
+            text: text.to_owned(),
+            addresses,
+        })
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct Topo {
+    #[command(flatten)]
+    pub(crate) source: Source,
     /// The bridges of each path, and each device in full
     #[arg(long, short)]
     pub(crate) verbose: bool,
@@ -94,6 +180,8 @@ pub(crate) struct Topo {
 
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
+    #[command(flatten)]
+    pub(crate) source: Source,
     /// One pair in full: a GPU by index or PCI address, an RDMA device by name
     #[arg(long, value_name = "GPU,HCA")]
     pub(crate) pair: Option<String>,
@@ -113,6 +201,8 @@ pub(crate) struct Doctor {
 
 #[derive(Debug, Args)]
 pub(crate) struct List {
+    #[command(flatten)]
+    pub(crate) source: Source,
     /// Shows it again every so many seconds, until interrupted
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2")]
     pub(crate) watch: Option<f64>,
@@ -129,6 +219,8 @@ pub(crate) struct List {
 
 #[derive(Debug, Args)]
 pub(crate) struct Stats {
+    #[command(flatten)]
+    pub(crate) source: Source,
     /// Shows it again every so many seconds, with what came since, until interrupted
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2")]
     pub(crate) watch: Option<f64>,
@@ -145,8 +237,8 @@ pub(crate) struct Verify {
     /// Every GPU with every RDMA device
     #[arg(long, conflicts_with = "hca")]
     pub(crate) all_pairs: bool,
-    /// Bytes of each buffer
-    #[arg(long, value_name = "BYTES", default_value_t = 4 << 20)]
+    /// Size of each buffer: bytes, or K, M, G for powers of 1024
+    #[arg(long, value_name = "SIZE", default_value = "4M", value_parser = size)]
     pub(crate) size: u64,
     /// What needs no RDMA device
     #[arg(long)]
@@ -167,12 +259,14 @@ pub(crate) struct VerifyPart {
 
 #[derive(Debug, Args)]
 pub(crate) struct Export {
+    #[command(flatten)]
+    pub(crate) source: Source,
     /// Writes this file, for node_exporter's textfile collector, in one piece; standard output without
     #[arg(long, value_name = "FILE", conflicts_with = "listen")]
     pub(crate) output: Option<PathBuf>,
-    /// Serves /metrics there until interrupted, as in 127.0.0.1:9837
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    pub(crate) listen: Option<std::net::SocketAddr>,
+    /// Serves /metrics there until interrupted, as in 127.0.0.1:9837; :9837 is on all addresses
+    #[arg(long, value_name = "[ADDRESS]:PORT")]
+    pub(crate) listen: Option<Listen>,
     /// Leaves out what doctor finds, which is most of the work of a look
     #[arg(long)]
     pub(crate) no_doctor: bool,
@@ -180,6 +274,8 @@ pub(crate) struct Export {
 
 #[derive(Debug, Args)]
 pub(crate) struct Record {
+    #[command(flatten)]
+    pub(crate) source: Source,
     /// Where to; standard output without
     #[arg(long, short, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
@@ -198,4 +294,54 @@ pub(crate) struct Completions {
 pub(crate) struct Man {
     /// The directory, which must be there
     pub(crate) directory: PathBuf,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_units() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("65536", 65_536),
+            ("64K", 65_536),
+            ("64k", 65_536),
+            ("4M", 4 << 20),
+            ("4MiB", 4 << 20),
+            ("80G", 80 << 30),
+        ] {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for wrong in [
+            "",
+            "M",
+            "4MB",
+            "4 M",
+            "-1",
+            "1.5G",
+            "4Mi",
+            "99999999999T",
+            "iB",
+        ] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_port_alone_is_on_all_addresses() {
+        let listen = |text: &str| Listen::from_str(text).map(|listen| listen.addresses);
+        let all = listen(":9837").unwrap();
+        assert!(all
+            .iter()
+            .all(|at| at.ip().is_unspecified() && at.port() == 9837));
+        assert_eq!(all.len(), 2);
+        assert_eq!(
+            listen("127.0.0.1:9837").unwrap(),
+            [(Ipv4Addr::LOCALHOST, 9837).into()]
+        );
+        for wrong in ["", ":", ":65536", ":-1", "9837", "127.0.0.1"] {
+            assert!(listen(wrong).is_err(), "{wrong}");
+        }
+    }
 }

@@ -38,6 +38,7 @@ mod watch;
 use std::io;
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::Parser as _;
 
 use args::Command;
@@ -70,14 +71,12 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &args::Cli, out: &mut Out) -> anyhow::Result<Status> {
-    let host: Box<dyn Host> = match &cli.common.machine {
-        Some(_) if matches!(cli.command, Command::Verify(_)) => {
-            anyhow::bail!("verify moves bytes on this machine: it takes no recording")
-        }
-        Some(file) => Box::new(Recording::load(file)?),
-        None => Box::new(Live),
+    let Some(file) = cli.command.recording() else {
+        return command(&Live, &cli.command, out);
     };
-    command(host.as_ref(), &cli.command, out)
+    let recording = Recording::load(file)?;
+    // What could not be seen was not to be seen there; nothing is wrong here.
+    command(&recording, &cli.command, out).with_context(|| format!("{}", file.display()))
 }
 
 /// Runs one command on one host: what `main` does, and what every test of all commands goes through.

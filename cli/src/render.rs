@@ -7,8 +7,11 @@ use std::fmt::Write as _;
 
 use comfy_table::presets::NOTHING;
 use comfy_table::CellAlignment;
+use comfy_table::ColumnConstraint;
 use comfy_table::ContentArrangement;
+use comfy_table::Width;
 use owo_colors::Style;
+use textwrap::core::display_width;
 
 use crate::finding::Level;
 
@@ -78,6 +81,9 @@ impl Paint {
     }
 }
 
+/// Blanks between columns.
+const GAP: u16 = 2;
+
 /// Rows under headings, without borders.
 pub(crate) struct Table {
     table: comfy_table::Table,
@@ -119,12 +125,38 @@ impl Table {
         self.table.is_empty()
     }
 
-    /// As lines, wrapped at so many columns.
+    /// The width of the longest word in a column.
+    fn longest(&self, column: usize) -> usize {
+        let header = self
+            .table
+            .header()
+            .and_then(|row| row.cell_iter().nth(column));
+        let cells = self
+            .table
+            .row_iter()
+            .filter_map(|row| row.cell_iter().nth(column));
+        cells
+            .chain(header)
+            .flat_map(|cell| cell.content().split(' ').map(display_width).max())
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// As lines, wrapped between words at so many columns; wider where the words are.
     pub(crate) fn lines(&self, columns: usize) -> Vec<String> {
         let mut table = self.table.clone();
-        // Two blanks between columns, none before the first.
-        for column in table.column_iter_mut() {
-            column.set_padding((0, 2));
+        // Two blanks between columns, none before the first; and no word, which may be an address, is broken.
+        let longest: Vec<usize> = (0..table.column_count())
+            .map(|column| self.longest(column))
+            .collect();
+        for (column, longest) in table.column_iter_mut().zip(longest) {
+            column.set_padding((0, GAP));
+            if longest > 0 {
+                let least = u16::try_from(longest)
+                    .unwrap_or(u16::MAX)
+                    .saturating_add(GAP);
+                column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(least)));
+            }
         }
         table.set_width(u16::try_from(columns).unwrap_or(u16::MAX));
         table
@@ -247,11 +279,22 @@ mod tests {
     }
 
     #[test]
+    fn a_narrow_table_breaks_no_word() {
+        let mut table = Table::new(&["HOP", "WHAT", "LINK"]);
+        table.row(["0000:19:00.0", "switch, downstream", "32.0 GT/s x16"]);
+        let lines = table.lines(30).join("\n");
+        for word in ["0000:19:00.0", "switch,", "downstream", "32.0", "GT/s"] {
+            assert!(lines.contains(word), "{word} in\n{lines}");
+        }
+        assert!(lines.lines().count() > 2, "{lines}");
+    }
+
+    #[test]
     fn a_table_keeps_to_its_width() {
         let mut table = Table::new(&["A", "B"]);
         table.row(["word ".repeat(20), "other ".repeat(20)]);
         for line in table.lines(40) {
-            assert!(textwrap::core::display_width(&line) <= 40, "{line:?}");
+            assert!(display_width(&line) <= 40, "{line:?}");
         }
     }
 }

@@ -8,6 +8,8 @@ use std::fmt::Write as _;
 use std::io;
 use std::io::IsTerminal as _;
 use std::io::Write;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
 
 use serde::Serialize;
 
@@ -17,8 +19,41 @@ use crate::render::clean;
 use crate::render::Paint;
 use crate::render::Table;
 
-/// Columns, where standard output is no terminal.
+/// Columns, where standard output is no terminal and nobody says how many.
 const COLUMNS: usize = 100;
+
+/// Whether standard output was closed when the program was started.
+static CLOSED: AtomicBool = AtomicBool::new(false);
+
+/// Before `main`, Rust's runtime opens /dev/null in the place of a standard output that is closed, and what is written then
+/// is lost without an error. So this comes before the runtime.
+extern "C" fn look_at_standard_output() {
+    let is_open = rustix::io::fcntl_getfd(io::stdout()).is_ok();
+    CLOSED.store(!is_open, Ordering::Relaxed);
+}
+
+#[used]
+#[link_section = ".init_array"]
+static BEFORE_MAIN: extern "C" fn() = look_at_standard_output;
+
+/// In the place of a standard output that is not there.
+struct Closed;
+
+impl Write for Closed {
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        Err(rustix::io::Errno::BADF.into())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What `COLUMNS` says, which shells set and people export.
+fn columns_asked() -> Option<usize> {
+    let columns = std::env::var("COLUMNS").ok()?.parse().ok()?;
+    Some(columns).filter(|columns| *columns > 0)
+}
 
 /// What a command writes to.
 pub(crate) struct Out {
@@ -37,7 +72,10 @@ impl Out {
         let terminal = io::stdout().is_terminal();
         // https://no-color.org: set and not empty.
         let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        let columns = terminal_size::terminal_size().map(|(columns, _)| usize::from(columns.0));
+        let of_terminal = || {
+            let size = terminal_size::terminal_size().filter(|_| terminal);
+            size.map(|(columns, _)| usize::from(columns.0))
+        };
         Self {
             json: common.json,
             colors: match common.color {
@@ -47,9 +85,15 @@ impl Out {
             },
             terminal,
             repeated: false,
-            columns: columns.filter(|_| terminal).unwrap_or(COLUMNS).max(40),
+            columns: columns_asked()
+                .or_else(of_terminal)
+                .unwrap_or(COLUMNS)
+                .max(40),
             gathered: String::new(),
-            sink: Box::new(io::stdout()),
+            sink: match CLOSED.load(Ordering::Relaxed) {
+                true => Box::new(Closed),
+                false => Box::new(io::stdout()),
+            },
         }
     }
 

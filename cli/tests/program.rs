@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The program itself: how it exits, and what it says where.
 
+use std::io::BufRead as _;
+use std::io::BufReader;
+use std::net::TcpStream;
 use std::path::Path;
+use std::process::Child;
 use std::process::Command;
 use std::process::Output;
 use std::process::Stdio;
+use std::time::Duration;
+use std::time::Instant;
 
 const MACHINE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/machines/hgx.json");
 
@@ -96,9 +102,14 @@ fn every_command_has_a_man_page() {
         "peermemctl-topo.1",
         "peermemctl-doctor.1",
         "peermemctl-record.1",
+        "peermemctl-man.1",
+        "peermemctl-verify.1",
     ] {
         let text = std::fs::read_to_string(directory.join(page)).unwrap();
         assert!(text.contains(".TH peermemctl"), "{page}: {text}");
+        // Those that read no machine, and the one that moves bytes on this one, have no use for a recording.
+        let reads = !["peermemctl.1", "peermemctl-man.1", "peermemctl-verify.1"].contains(&page);
+        assert_eq!(text.contains("machine\\fR"), reads, "{page}: {text}");
     }
     let nowhere = peermemctl().args(["man", "/none/of/this"]).output();
     let (status, _, errors) = said(&nowhere.unwrap());
@@ -119,4 +130,146 @@ fn a_recording_of_this_machine_is_one() {
     let here = topo(&[]);
     let there = topo(&["--machine".as_ref(), file.as_os_str()]);
     assert_eq!(here, there);
+}
+
+/// `peermemctl topo >&-`: what nobody can read was not told.
+#[test]
+fn a_closed_standard_output_is_2() {
+    let output = Command::new("sh")
+        .args(["-c", "exec \"$0\" topo --machine \"$1\" >&-"])
+        .args([env!("CARGO_BIN_EXE_peermemctl"), MACHINE])
+        .output();
+    let (status, _, errors) = said(&output.unwrap());
+    assert_eq!(status, Some(2), "{errors}");
+    assert!(
+        errors.starts_with("peermemctl: standard output: "),
+        "{errors}"
+    );
+    // Asked for by who wants none.
+    let output = peermemctl()
+        .args(["topo", "--machine", MACHINE])
+        .stdout(Stdio::null())
+        .output();
+    assert_eq!(said(&output.unwrap()).0, Some(0));
+}
+
+#[test]
+fn columns_are_heeded() {
+    let topo = |columns: &str| {
+        let output = peermemctl()
+            .args(["topo", "--machine", MACHINE])
+            .env("COLUMNS", columns)
+            .output();
+        said(&output.unwrap()).1
+    };
+    let first = |text: &str| text.lines().next().unwrap_or_default().to_owned();
+    assert!(first(&topo("200")).ends_with("mlx5_8"));
+    let narrow = topo("60");
+    assert!(first(&narrow).ends_with("mlx5_5"), "{narrow}");
+    for word in ["0000:19:00.0", "InfiniBand", "ibp194s0"] {
+        assert!(narrow.contains(word), "{word} in\n{narrow}");
+    }
+    for odd in ["", "0", "-1", "x"] {
+        assert!(first(&topo(odd)).ends_with("mlx5_8"), "{odd}");
+    }
+}
+
+/// A program, ended with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Longer than any of these takes, on a machine that is busy.
+const LONG: Duration = Duration::from_secs(30);
+
+#[test]
+fn a_fifo_that_nobody_writes_to_is_no_recording() {
+    let fifo = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fifo");
+    let _ = std::fs::remove_file(&fifo);
+    assert!(Command::new("mkfifo")
+        .arg(&fifo)
+        .status()
+        .unwrap()
+        .success());
+    let child = peermemctl()
+        .args(["topo", "--machine"])
+        .arg(&fifo)
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut running = Running(child.unwrap());
+    let begin = Instant::now();
+    let status = loop {
+        if let Some(status) = running.0.try_wait().unwrap() {
+            break status;
+        }
+        assert!(begin.elapsed() < LONG, "it waits for a writer");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert_eq!(status.code(), Some(2));
+    // A pipe that somebody does write to, who takes his time.
+    let output = Command::new("sh")
+        .args([
+            "-c",
+            "(sleep 1; cat \"$1\") | \"$0\" topo --machine /dev/stdin",
+        ])
+        .args([env!("CARGO_BIN_EXE_peermemctl"), MACHINE])
+        .output();
+    let (status, out, errors) = said(&output.unwrap());
+    assert_eq!((status, errors.as_str()), (Some(0), ""), "{out}");
+}
+
+#[test]
+fn a_port_alone_can_be_listened_on() {
+    let child = peermemctl()
+        .args(["export", "--listen", ":0", "--machine", MACHINE])
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut running = Running(child.unwrap());
+    let mut line = String::new();
+    let mut errors = BufReader::new(running.0.stderr.take().unwrap());
+    errors.read_line(&mut line).unwrap();
+    let port: Option<u16> = line.trim().strip_suffix("/metrics").and_then(|address| {
+        let (_, port) = address.rsplit_once(':')?;
+        port.parse().ok()
+    });
+    let port = port.unwrap_or_else(|| panic!("{line}"));
+    assert!(TcpStream::connect(("127.0.0.1", port)).is_ok(), "{line}");
+}
+
+#[test]
+fn a_size_may_have_a_unit() {
+    let output = peermemctl()
+        .args(["verify", "--size", "4M", "--gpu", "none"])
+        .output();
+    let (_, _, errors) = said(&output.unwrap());
+    assert!(!errors.contains("invalid value"), "{errors}");
+    let output = peermemctl().args(["verify", "--size", "4X"]).output();
+    let (status, _, errors) = said(&output.unwrap());
+    assert_eq!(status, Some(2));
+    assert!(errors.contains("powers of 1024"), "{errors}");
+}
+
+/// What a recording lacks is no matter of this machine.
+#[test]
+fn list_says_why_a_recording_has_none() {
+    let list = |file: &str| {
+        let output = peermemctl().args(["list", "--machine", file]).output();
+        said(&output.unwrap())
+    };
+    let (status, out, errors) = list(MACHINE);
+    assert_eq!((status, errors.as_str()), (Some(0), ""));
+    assert_eq!(out, "no registration of GPU memory is alive\n");
+    let recorded = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/recordings/four-h200s.json"
+    );
+    let (status, _, errors) = list(recorded);
+    assert_eq!(status, Some(2));
+    let begin = format!("peermemctl: {recorded}: the module nvidia_peermem is not loaded");
+    assert!(errors.starts_with(&begin), "{errors}");
 }

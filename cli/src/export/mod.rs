@@ -26,10 +26,12 @@ pub(crate) fn run(host: &dyn Host, args: &args::Export, out: &mut Out) -> anyhow
     if out.is_json() {
         anyhow::bail!("export has no JSON: its metrics have a format of their own; list, stats and doctor have it");
     }
-    if let Some(address) = args.listen {
-        let listener =
-            TcpListener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
-        let address = listener.local_addr().unwrap_or(address);
+    if let Some(listen) = &args.listen {
+        let listener = TcpListener::bind(&listen.addresses[..])
+            .with_context(|| format!("cannot listen on {}", listen.text))?;
+        let address = listener
+            .local_addr()
+            .map_or_else(|_| listen.text.clone(), |address| address.to_string());
         eprintln!("peermemctl: metrics on http://{address}/metrics");
         http::serve(listener, http::Limits::USUAL, || {
             metrics::text(host, !args.no_doctor)

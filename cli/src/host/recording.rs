@@ -5,6 +5,9 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use anyhow::bail;
@@ -22,6 +25,9 @@ const VERSION: u32 = 1;
 
 /// Of one file, in bytes: no more is ever read of a machine.
 const LONGEST: usize = 8 << 20;
+
+/// Of a recording, in bytes: one of a large machine has less than a hundredth.
+const LARGEST: u64 = 256 << 20;
 
 /// Links on the way of one path; the kernel follows no more, either.
 const MOST_LINKS: usize = 40;
@@ -91,7 +97,7 @@ impl Recording {
     /// From a file.
     pub(crate) fn load(path: &Path) -> anyhow::Result<Self> {
         let name = path.display();
-        let text = std::fs::read_to_string(path).with_context(|| format!("{name}"))?;
+        let text = read(path).with_context(|| format!("{name}"))?;
         Self::parse(&text).with_context(|| format!("{name}"))
     }
 
@@ -171,6 +177,22 @@ fn components(path: &str) -> impl DoubleEndedIterator<Item = &str> {
 
 fn joined(components: &[String]) -> String {
     format!("/{}", components.join("/"))
+}
+
+/// A recording's file, or a pipe that somebody writes it to.
+fn read(path: &Path) -> anyhow::Result<String> {
+    // To open a FIFO waits for somebody who writes to it, and nobody may come. To read waits for those who have come.
+    let file = File::options()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)?;
+    rustix::io::ioctl_fionbio(&file, false)?;
+    let mut text = String::new();
+    file.take(LARGEST).read_to_string(&mut text)?;
+    if text.is_empty() {
+        bail!("it is empty, or a pipe that nobody writes to");
+    }
+    Ok(text)
 }
 
 /// The path with all links followed, by what each says. None: they go round in a circle.

@@ -131,7 +131,7 @@ impl Made {
                 &format!("{debug}/nvidia_peermem/counters"),
                 "event=refused count=0 flavour=persistent reason=no_room\nevent=lost count=0\n",
             );
-            for name in ["refusals", "foreign"] {
+            for name in ["refusals", "foreign", "registrations"] {
                 self.file(&format!("{debug}/nvidia_peermem/{name}"), "");
             }
         }
