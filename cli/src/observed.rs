@@ -299,8 +299,9 @@ fn metrics_are_what_list_and_stats_say() {
     ] {
         assert_eq!(samples.get(sample), Some(&value), "{sample} in:\n{text}");
     }
-    // There is no systemd.
-    for check in crate::doctor::checks().filter(|check| check.name != "module-at-boot") {
+    // There is no systemd, and no baseline.
+    let absent = ["module-at-boot", "baseline"];
+    for check in crate::doctor::checks().filter(|check| !absent.contains(&check.name)) {
         let sample = format!(
             "peermem_doctor_findings{{check=\"{}\",level=\"fault\"}}",
             check.name

@@ -65,6 +65,7 @@ pub(crate) fn commands_are_marked(finding: &Finding) {
         "modprobe",
         "nvidia-smi",
         "peermemctl",
+        "rdma",
         "rmmod",
         "setpci",
         "sudo",

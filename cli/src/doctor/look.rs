@@ -23,6 +23,8 @@ pub(crate) struct Look<'a> {
     pub(super) only: Option<&'a Pair>,
     /// Pairs that are not the best of their GPU, too.
     pub(super) all: bool,
+    /// What the machine is compared with: a recording, and what it says of the machine.
+    pub(super) baseline: Option<(&'a dyn Host, &'a Machine)>,
     software: OnceCell<Software>,
 }
 
@@ -34,6 +36,7 @@ impl<'a> Look<'a> {
             machine,
             only: None,
             all: false,
+            baseline: None,
             software: OnceCell::new(),
         }
     }

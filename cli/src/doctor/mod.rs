@@ -8,6 +8,7 @@
 
 mod acs;
 mod bar1;
+mod baseline;
 mod devices;
 mod hops;
 mod iommu;
@@ -31,6 +32,7 @@ use crate::args;
 use crate::finding::Finding;
 use crate::finding::Plugin;
 use crate::finding::Status;
+use crate::host::recording::Recording;
 use crate::host::Host;
 use crate::machine::pci::Address;
 use crate::machine::Gpu;
@@ -54,6 +56,7 @@ pub(crate) fn checks_of<'a>(look: &'a Look<'a>) -> impl Iterator<Item = &'static
 
 /// Paths and devices.
 const OF_HARDWARE: &[Check] = &[
+    baseline::BASELINE,
     devices::GPU_DRIVER,
     devices::CARD_DRIVER,
     port::PORT,
@@ -111,12 +114,18 @@ pub(crate) fn run(host: &dyn Host, args: &args::Doctor, out: &mut Out) -> anyhow
     if args.list_checks {
         return tell::list(checks(), out);
     }
-    let seen = Machine::look(host).map_err(|why| anyhow::anyhow!("/sys/bus/pci/devices: {why}"));
-    let examined = seen.and_then(|machine| {
+    let examined = seen(host).and_then(|machine| {
+        let recorded = args.baseline.as_deref().map(Recording::load).transpose()?;
+        let before = recorded.as_ref().map(|host| seen(host)).transpose();
+        let before = before.context("the baseline")?;
         let only = args.pair.as_deref().map(|name| pair_named(&machine, name));
         let mut look = Look::new(host, &machine);
         look.only = only.transpose()?;
         look.all = args.all;
+        look.baseline = recorded
+            .as_ref()
+            .zip(before.as_ref())
+            .map(|(host, machine)| (host as &dyn Host, machine));
         let findings = examine(&look, &args.skip)?;
         if args.nagios {
             return Ok(tell::nagios(&findings, out));
@@ -130,6 +139,10 @@ pub(crate) fn run(host: &dyn Host, args: &args::Doctor, out: &mut Out) -> anyhow
         }
         other => other,
     }
+}
+
+fn seen(host: &dyn Host) -> anyhow::Result<Machine> {
+    Machine::look(host).map_err(|why| anyhow::anyhow!("/sys/bus/pci/devices: {why}"))
 }
 
 /// A GPU by index or PCI address.

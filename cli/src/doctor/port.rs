@@ -93,7 +93,7 @@ fn named(hca: &Hca, port: &Port) -> String {
     )
 }
 
-fn mend(hca: &Hca, port: &Port) -> String {
+pub(super) fn mend(hca: &Hca, port: &Port) -> String {
     let ethernet = port.layer.as_deref() == Some("Ethernet");
     match (port.state.as_deref(), port.netdevs.first()) {
         (Some("INIT" | "ARMED"), _) if !ethernet => {
@@ -109,7 +109,7 @@ fn mend(hca: &Hca, port: &Port) -> String {
 }
 
 /// How to look at what the port hangs on.
-fn cable(hca: &Hca) -> String {
+pub(super) fn cable(hca: &Hca) -> String {
     format!(
         "Check the cable, the transceivers and the switch's port: `mlxlink -d {} -m -c`",
         hca.name

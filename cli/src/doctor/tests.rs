@@ -451,6 +451,96 @@ fn pairs_are_not_listed_one_by_one() {
     assert!(payload.lines().count() <= 4, "{payload}");
 }
 
+/// An HGX machine that is compared with what it was: what is gone or less is found, and nothing else.
+#[test]
+fn a_baseline_finds_what_is_gone() {
+    type Change = fn(&mut made::Made);
+    let changes: &[(&str, Change, &[(Level, &str)])] = &[
+        ("nothing", |_| {}, &[]),
+        (
+            "a lost GPU",
+            |made| made.unplug("0000:3b:00.0"),
+            &[(
+                Level::Fault,
+                "0000:3b:00.0: the GPU is gone: the baseline has NVIDIA H100 80GB HBM3 there",
+            )],
+        ),
+        (
+            "a lost NIC",
+            |made| made.unplug("0000:9a:00.0"),
+            &[(
+                Level::Fault,
+                "mlx5_4: the RDMA device is gone, and 0000:9a:00.0 from PCI with it",
+            )],
+        ),
+        (
+            "a NIC whose driver gave up",
+            |made| made.remove("/sys/class/infiniband/mlx5_4"),
+            &[(
+                Level::Fault,
+                "mlx5_4: the RDMA device is gone, though 0000:9a:00.0 is still on PCI",
+            )],
+        ),
+        (
+            "a port for all else that is down",
+            |made| made.hca_file("mlx5_8", "ports/1/state", "1: DOWN\n"),
+            &[(
+                Level::Warning,
+                "mlx5_8: port 1 is DOWN, and ACTIVE in the baseline",
+            )],
+        ),
+        (
+            "all rails slower, so that no two differ",
+            |made| {
+                for hca in 0..8 {
+                    made.hca_file(&format!("mlx5_{hca}"), "ports/1/rate", "200 Gb/sec (4X HDR)\n");
+                }
+            },
+            &[(
+                Level::Warning,
+                "mlx5_0, mlx5_1, mlx5_2, mlx5_3, mlx5_4, mlx5_5, mlx5_6, mlx5_7: port 1 has 200 Gb/sec (4X HDR), and \
+                 400 Gb/sec (4X NDR) in the baseline",
+            )],
+        ),
+        (
+            "new firmware",
+            |made| made.hca_file("mlx5_0", "fw_ver", "28.43.2026\n"),
+            &[(
+                Level::Note,
+                "mlx5_0: the firmware is 28.43.2026, and 28.39.1002 in the baseline",
+            )],
+        ),
+    ];
+    let mut before = made::hgx();
+    before.software();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("before.json");
+    std::fs::write(&file, before.recording.to_json().unwrap()).unwrap();
+    let file = file.to_str().unwrap();
+    for (name, change, wanted) in changes {
+        let mut now = before.clone();
+        change(&mut now);
+        let line = ["doctor", "--all", "--baseline", file];
+        let (text, status) = testing::says(&now.recording, &line);
+        // A group each, wrapped; those of the level "well" aside.
+        let unwrap = |group: &str| group.split_whitespace().collect::<Vec<_>>().join(" ");
+        let groups: Vec<String> = text
+            .split("\n\n")
+            .filter(|group| group.contains(" baseline\n") && !group.starts_with("well"))
+            .map(unwrap)
+            .collect();
+        assert_eq!(groups.len(), wanted.len(), "{name}: {text}");
+        for (group, (level, words)) in groups.iter().zip(*wanted) {
+            let begin = format!("{} baseline {words}", level.name());
+            assert!(group.starts_with(&begin), "{name}: {group}");
+        }
+        let is_bad = wanted.iter().any(|(level, _)| level.is_finding());
+        assert_eq!(status == Status::Findings, is_bad, "{name}: {text}");
+    }
+    let (_, status) = testing::says(&before.recording, &["doctor", "--baseline", "/none.json"]);
+    assert_eq!(status, Status::Failed);
+}
+
 /// docs/doctor.md has a row for each check, and for nothing else.
 #[test]
 fn the_documentation_has_each_check() {

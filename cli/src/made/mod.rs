@@ -133,6 +133,23 @@ impl Made {
         }
     }
 
+    /// Takes a device off PCI, as if it had fallen off the bus.
+    pub(crate) fn unplug(&mut self, at: &str) {
+        let own = self.place(at);
+        let below = format!("../../{}/", own.trim_start_matches("/sys/"));
+        let links = self.recording.links.iter();
+        let of_it: Vec<String> = links
+            .filter(|(_, says)| format!("{says}/").contains(&below))
+            .map(|(link, _)| link.clone())
+            .collect();
+        for path in of_it {
+            self.remove(&path);
+        }
+        self.remove(&own);
+        self.remove(&format!("/sys/bus/pci/devices/{at}"));
+        self.remove(&format!("/proc/driver/nvidia/gpus/{at}"));
+    }
+
     /// Where a function is in `/sys/devices`.
     pub(crate) fn place(&self, at: &str) -> String {
         let says = &self.recording.links[&format!("/sys/bus/pci/devices/{at}")];

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What a recording of the machine, or of one like it, has and the machine has not: devices that are gone, ports that are
+//! down, rates and links that are less.
+//!
+//! A device that is gone leaves no trace in sysfs, so that nothing but an expectation finds it.
+
+use super::link::port_rate;
+use super::look::Check;
+use super::look::Look;
+use super::port;
+use crate::finding::Finding;
+use crate::finding::Level;
+use crate::finding::Subject;
+use crate::machine::pci::Address;
+use crate::machine::pci::DEVICES;
+use crate::machine::Gpu;
+use crate::machine::Hca;
+use crate::machine::Machine;
+use crate::machine::Port;
+use crate::render::bytes;
+use crate::software::Software;
+
+pub(super) const BASELINE: Check = Check {
+    name: "baseline",
+    looks_at: "with --baseline: whether GPUs, RDMA devices, ports and links are what they were in a recording",
+    applies: |look| look.baseline.is_some(),
+    run: baseline,
+};
+
+fn new(level: Level, subject: Subject, found: String) -> Finding {
+    Finding::new(BASELINE.name, level, subject, found)
+}
+
+fn baseline(look: &Look<'_>) -> Vec<Finding> {
+    let Some((host, before)) = look.baseline else {
+        return Vec::new();
+    };
+    let mut findings = Vec::new();
+    for was in &before.gpus {
+        match look.gpu(was.at) {
+            Some(now) => findings.extend(of_gpu(look, before, was, now)),
+            None => findings.push(lost_gpu(was)),
+        }
+    }
+    for was in &before.hcas {
+        match same(look.machine, was) {
+            Some(now) => findings.extend(of_hca(look, before, was, now)),
+            None => findings.push(lost_hca(look, was)),
+        }
+    }
+    let others = look
+        .machine
+        .gpus
+        .iter()
+        .filter(|gpu| before.gpu(gpu.at).is_none())
+        .map(Subject::gpu)
+        .chain(
+            look.machine
+                .hcas
+                .iter()
+                .filter(|hca| same(before, hca).is_none())
+                .map(Subject::hca),
+        );
+    for subject in others {
+        findings.push(new(Level::Note, subject, "not in the baseline".to_owned()));
+    }
+    let version = |software: &Software| software.nvidia()?.version.clone();
+    let (was, now) = (version(&Software::look(host)), version(look.software()));
+    if let (Some(was), Some(now)) = (was, now) {
+        findings.extend(changed("nvidia.ko", &was, &now, Subject::Machine));
+    }
+    if findings.is_empty() {
+        findings.push(new(
+            Level::Well,
+            Subject::Machine,
+            format!(
+                "{} GPUs and {} RDMA devices are as in the baseline",
+                before.gpus.len(),
+                before.hcas.len()
+            ),
+        ));
+    }
+    findings
+}
+
+/// The same RDMA device: names may come in another order after a boot, and addresses do not.
+fn same<'a>(machine: &'a Machine, hca: &Hca) -> Option<&'a Hca> {
+    let mut hcas = machine.hcas.iter();
+    let is_it = |other: &&Hca| (other.at, &other.name) == (hca.at, &hca.name);
+    hcas.clone().find(is_it).or_else(|| match hca.at {
+        Some(at) => hcas.find(|other| other.at == Some(at)),
+        None => machine.hca(&hca.name),
+    })
+}
+
+fn lost_gpu(was: &Gpu) -> Finding {
+    new(
+        Level::Fault,
+        Subject::gpu(was),
+        format!("the GPU is gone: the baseline has {} there", was.name),
+    )
+    .why("It fell off the bus, was not found at boot, or was taken out.")
+    .mend(format!(
+        "`dmesg | grep -e Xid -e {}` says when it went; a cold boot, then its seating and power",
+        was.at
+    ))
+}
+
+fn lost_hca(look: &Look<'_>, was: &Hca) -> Finding {
+    let lost = |found: String| new(Level::Fault, Subject::hca(was), found);
+    let Some(at) = was.at else {
+        return lost("the RDMA device is gone".to_owned())
+            .mend("`rdma link show` lists those that are there");
+    };
+    match look.host.has(&format!("{DEVICES}/{at}")) {
+        Ok(false) => lost(format!(
+            "the RDMA device is gone, and {at} from PCI with it"
+        ))
+        .why("It fell off the bus, was not found at boot, or was taken out.")
+        .mend(format!(
+            "`dmesg | grep {at}` says when it went; a cold boot, then its seating"
+        )),
+        _ => lost(format!(
+            "the RDMA device is gone, though {at} is still on PCI"
+        ))
+        .why("Its driver is not loaded, or gave up.")
+        .mend(format!(
+            "`dmesg | grep {at}` says why; `sudo modprobe mlx5_ib`, or another driver of the NIC"
+        )),
+    }
+}
+
+fn of_gpu(look: &Look<'_>, before: &Machine, was: &Gpu, now: &Gpu) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    findings.extend(changed("the GPU", &was.name, &now.name, Subject::gpu(now)));
+    if let (Some(was), Some(is)) = (was.bar1, now.bar1) {
+        if is.size < was.size {
+            findings.push(
+                new(
+                    Level::Warning,
+                    Subject::gpu(now),
+                    format!(
+                        "BAR1 is {}, and {} in the baseline",
+                        bytes(is.size),
+                        bytes(was.size)
+                    ),
+                )
+                .why("No more than that can be registered at once, by all processes together.")
+                .mend("\"Re-Size BAR Support\" and \"Above 4G Decoding\" in the firmware's setup"),
+            );
+        }
+    }
+    // The speed of an idle GPU's link is no matter of the baseline.
+    findings.extend(narrower(look, before, was.at, false, Subject::gpu(now)));
+    findings
+}
+
+fn of_hca(look: &Look<'_>, before: &Machine, was: &Hca, now: &Hca) -> Vec<Finding> {
+    let subject = || Subject::hca(now);
+    let mut findings = Vec::new();
+    findings.extend(changed("its name", &was.name, &now.name, subject()));
+    if let (Some(was), Some(now)) = (&was.firmware, &now.firmware) {
+        findings.extend(changed("the firmware", was, now, subject()));
+    }
+    for port in &was.ports {
+        let is = now.ports.iter().find(|is| is.number == port.number);
+        findings.extend(match is {
+            Some(is) => of_port(now, port, is),
+            None => Some(new(
+                Level::Fault,
+                subject(),
+                format!("port {} is gone", port.number),
+            )),
+        });
+    }
+    if let Some(at) = was.at {
+        findings.extend(narrower(look, before, at, true, subject()));
+    }
+    findings
+}
+
+fn of_port(hca: &Hca, was: &Port, now: &Port) -> Option<Finding> {
+    if !port::is_active(was) {
+        return None;
+    }
+    let number = now.number;
+    if !port::is_active(now) {
+        let state = now.state.as_deref()?;
+        return Some(
+            new(
+                Level::Warning,
+                Subject::hca(hca),
+                format!("port {number} is {state}, and ACTIVE in the baseline"),
+            )
+            .mend(port::mend(hca, now)),
+        );
+    }
+    let (then, is) = (port_rate(was)?, port_rate(now)?);
+    (is < then).then(|| {
+        let rate = |port: &Port| port.rate.clone().unwrap_or_default();
+        new(
+            Level::Warning,
+            Subject::hca(hca),
+            format!(
+                "port {number} has {}, and {} in the baseline",
+                rate(now),
+                rate(was)
+            ),
+        )
+        .mend(port::cable(hca))
+    })
+}
+
+/// Of a link that has fewer lanes than it had, or, where that counts, less speed.
+fn narrower(
+    look: &Look<'_>,
+    before: &Machine,
+    at: Address,
+    with_speed: bool,
+    subject: Subject,
+) -> Option<Finding> {
+    let link = |machine: &Machine| Some(machine.functions.get(&at)?.link.as_ref().ok()?.now);
+    let (was, now) = (link(before)?, link(look.machine)?);
+    let is_less = now.width < was.width || (with_speed && now.speed < was.speed);
+    is_less.then(|| {
+        new(
+            Level::Warning,
+            subject,
+            format!("the link above {at} is {now}, and {was} in the baseline"),
+        )
+        .why("A link trains down where lanes or contacts are bad.")
+        .mend("Seat the card anew, look at riser and cable; `dmesg | grep -i 'available PCIe bandwidth'`")
+    })
+}
+
+/// What is other than it was, and may have been changed on purpose.
+fn changed(what: &str, was: &str, now: &str, subject: Subject) -> Option<Finding> {
+    (was != now).then(|| {
+        new(
+            Level::Note,
+            subject,
+            format!("{what} is {now}, and {was} in the baseline"),
+        )
+    })
+}
