@@ -111,7 +111,7 @@ pub(super) fn mend(hca: &Hca, port: &Port) -> String {
 /// How to look at what the port hangs on.
 pub(super) fn cable(hca: &Hca) -> String {
     format!(
-        "Check the cable, the transceivers and the switch's port: `mlxlink -d {} -m -c`",
+        "`mlxlink -d {} -m -c`\nIt shows the cable and the transceivers; check the switch's port, too.",
         hca.name
     )
 }
