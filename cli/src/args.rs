@@ -270,6 +270,9 @@ pub(crate) struct Export {
     /// Serves /metrics there until interrupted, as in 127.0.0.1:9837; :9837 is on all addresses
     #[arg(long, value_name = "[ADDRESS]:PORT")]
     pub(crate) listen: Option<Listen>,
+    /// Compares with this recording, as `doctor` does
+    #[arg(long, value_name = "FILE", conflicts_with = "no_doctor")]
+    pub(crate) baseline: Option<PathBuf>,
     /// Leaves out what doctor finds, which is most of the work of a look
     #[arg(long)]
     pub(crate) no_doctor: bool,

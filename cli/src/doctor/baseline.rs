@@ -32,9 +32,10 @@ fn new(level: Level, subject: Subject, found: String) -> Finding {
 }
 
 fn baseline(look: &Look<'_>) -> Vec<Finding> {
-    let Some((host, before)) = look.baseline else {
+    let Some(baseline) = look.baseline else {
         return Vec::new();
     };
+    let before = &baseline.machine;
     let mut findings = Vec::new();
     for was in &before.gpus {
         match look.gpu(was.at) {
@@ -65,7 +66,10 @@ fn baseline(look: &Look<'_>) -> Vec<Finding> {
         findings.push(new(Level::Note, subject, "not in the baseline".to_owned()));
     }
     let version = |software: &Software| software.nvidia()?.version.clone();
-    let (was, now) = (version(&Software::look(host)), version(look.software()));
+    let (was, now) = (
+        version(&Software::look(&baseline.recording)),
+        version(look.software()),
+    );
     if let (Some(was), Some(now)) = (was, now) {
         findings.extend(changed("nvidia.ko", &was, &now, Subject::Machine));
     }

@@ -2,18 +2,40 @@
 //! What a check is, and what it looks at.
 
 use std::cell::OnceCell;
+use std::path::Path;
 
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
+use crate::host::recording::Recording;
 use crate::host::Host;
 use crate::host::Unseen;
 use crate::machine::pci::Address;
+use crate::machine::pci::DEVICES;
 use crate::machine::Gpu;
 use crate::machine::Hca;
 use crate::machine::Machine;
 use crate::machine::Pair;
 use crate::software::Software;
+
+/// The machine, or one like it, as it was when all was well.
+pub(crate) struct Baseline {
+    pub(super) recording: Recording,
+    pub(super) machine: Machine,
+}
+
+impl Baseline {
+    /// From a recording's file.
+    ///
+    /// # Errors
+    /// It is no recording, or none of PCI.
+    pub(crate) fn load(file: &Path) -> anyhow::Result<Self> {
+        let recording = Recording::load(file)?;
+        let machine = Machine::look(&recording)
+            .map_err(|why| anyhow::anyhow!("{}: {DEVICES}: {why}", file.display()))?;
+        Ok(Self { recording, machine })
+    }
+}
 
 /// What a check looks at.
 pub(crate) struct Look<'a> {
@@ -23,8 +45,8 @@ pub(crate) struct Look<'a> {
     pub(super) only: Option<&'a Pair>,
     /// Pairs that are not the best of their GPU, too.
     pub(super) all: bool,
-    /// What the machine is compared with: a recording, and what it says of the machine.
-    pub(super) baseline: Option<(&'a dyn Host, &'a Machine)>,
+    /// What the machine is compared with.
+    pub(crate) baseline: Option<&'a Baseline>,
     software: OnceCell<Software>,
 }
 

@@ -32,15 +32,16 @@ use crate::args;
 use crate::finding::Finding;
 use crate::finding::Plugin;
 use crate::finding::Status;
-use crate::host::recording::Recording;
 use crate::host::Host;
 use crate::machine::pci::Address;
+use crate::machine::pci::DEVICES;
 use crate::machine::Gpu;
 use crate::machine::Machine;
 use crate::machine::Pair;
 use crate::report::Out;
 use look::Check;
 
+pub(crate) use look::Baseline;
 pub(crate) use look::Look;
 
 /// All checks, in the order in which they matter where their findings are as bad: whether it works at all, then the
@@ -114,18 +115,14 @@ pub(crate) fn run(host: &dyn Host, args: &args::Doctor, out: &mut Out) -> anyhow
     if args.list_checks {
         return tell::list(checks(), out);
     }
-    let examined = seen(host).and_then(|machine| {
-        let recorded = args.baseline.as_deref().map(Recording::load).transpose()?;
-        let before = recorded.as_ref().map(|host| seen(host)).transpose();
-        let before = before.context("the baseline")?;
+    let seen = Machine::look(host).map_err(|why| anyhow::anyhow!("{DEVICES}: {why}"));
+    let examined = seen.and_then(|machine| {
+        let baseline = args.baseline.as_deref().map(Baseline::load).transpose()?;
         let only = args.pair.as_deref().map(|name| pair_named(&machine, name));
         let mut look = Look::new(host, &machine);
         look.only = only.transpose()?;
         look.all = args.all;
-        look.baseline = recorded
-            .as_ref()
-            .zip(before.as_ref())
-            .map(|(host, machine)| (host as &dyn Host, machine));
+        look.baseline = baseline.as_ref();
         let findings = examine(&look, &args.skip)?;
         if args.nagios {
             return Ok(tell::nagios(&findings, out));
@@ -139,10 +136,6 @@ pub(crate) fn run(host: &dyn Host, args: &args::Doctor, out: &mut Out) -> anyhow
         }
         other => other,
     }
-}
-
-fn seen(host: &dyn Host) -> anyhow::Result<Machine> {
-    Machine::look(host).map_err(|why| anyhow::anyhow!("/sys/bus/pci/devices: {why}"))
 }
 
 /// A GPU by index or PCI address.

@@ -455,7 +455,8 @@ fn pairs_are_not_listed_one_by_one() {
 #[test]
 fn a_baseline_finds_what_is_gone() {
     type Change = fn(&mut made::Made);
-    let changes: &[(&str, Change, &[(Level, &str)])] = &[
+    type Wanted = &'static [(Level, &'static str)];
+    let changes: &[(&str, Change, Wanted)] = &[
         ("nothing", |_| {}, &[]),
         (
             "a lost GPU",
@@ -537,8 +538,15 @@ fn a_baseline_finds_what_is_gone() {
         let is_bad = wanted.iter().any(|(level, _)| level.is_finding());
         assert_eq!(status == Status::Findings, is_bad, "{name}: {text}");
     }
-    let (_, status) = testing::says(&before.recording, &["doctor", "--baseline", "/none.json"]);
-    assert_eq!(status, Status::Failed);
+    for command in ["doctor", "export"] {
+        let line = [command, "--baseline", "/none.json"];
+        assert_eq!(testing::says(&before.recording, &line).1, Status::Failed);
+    }
+    // Monitoring has it, too.
+    before.unplug("0000:3b:00.0");
+    let (text, _) = testing::says(&before.recording, &["export", "--baseline", file]);
+    let sample = "peermem_doctor_findings{check=\"baseline\",level=\"fault\"} 1";
+    assert!(text.lines().any(|line| line == sample), "{text}");
 }
 
 /// docs/doctor.md has a row for each check, and for nothing else.

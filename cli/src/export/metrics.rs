@@ -16,6 +16,7 @@ use crate::debugfs::Missing;
 use crate::debugfs::Module;
 use crate::debugfs::Time;
 use crate::doctor;
+use crate::doctor::Baseline;
 use crate::finding::Level;
 use crate::host::Host;
 use crate::living;
@@ -125,7 +126,11 @@ fn truth(is: bool) -> f64 {
 }
 
 /// Looks, and says what was seen. What could not be seen is missing, and its part's `peermem_collector_success` is 0.
-pub(crate) fn text(host: &dyn Host, with_doctor: bool) -> anyhow::Result<String> {
+pub(crate) fn text(
+    host: &dyn Host,
+    with_doctor: bool,
+    baseline: Option<&Baseline>,
+) -> anyhow::Result<String> {
     let mut metrics = Metrics {
         registry: Registry::new(),
         parts: Vec::new(),
@@ -155,7 +160,7 @@ pub(crate) fn text(host: &dyn Host, with_doctor: bool) -> anyhow::Result<String>
     })?;
     if with_doctor {
         metrics.part(host, "doctor", |metrics| match &machine {
-            Some(machine) => findings(host, machine, metrics),
+            Some(machine) => findings(host, machine, baseline, metrics),
             None => Ok(false),
         })?;
     }
@@ -412,8 +417,14 @@ fn gpus(
     Ok(true)
 }
 
-fn findings(host: &dyn Host, machine: &Machine, metrics: &Metrics) -> anyhow::Result<bool> {
-    let look = doctor::Look::new(host, machine);
+fn findings(
+    host: &dyn Host,
+    machine: &Machine,
+    baseline: Option<&Baseline>,
+    metrics: &Metrics,
+) -> anyhow::Result<bool> {
+    let mut look = doctor::Look::new(host, machine);
+    look.baseline = baseline;
     let findings = doctor::examine(&look, &[])?;
     // Each level that alerts go by, so that a series does not come and go; and none of a check that had nothing to look at,
     // whose 0 would say that all is well.
