@@ -185,7 +185,7 @@ pub(crate) struct Doctor {
     /// One pair in full: a GPU by index or PCI address, an RDMA device by name
     #[arg(long, value_name = "GPU,HCA")]
     pub(crate) pair: Option<String>,
-    /// Compares with this recording, made by `peermemctl record` when all was well: devices, ports, rates, links, versions
+    /// Compares with this recording of `peermemctl record`, made when all was well: devices, ports, links, versions
     #[arg(long, value_name = "FILE", conflicts_with = "pair")]
     pub(crate) baseline: Option<PathBuf>,
     /// All that was looked at, what is well too

@@ -25,8 +25,8 @@ const COLUMNS: usize = 100;
 /// Whether standard output was closed when the program was started.
 static CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// Before `main`, Rust's runtime opens /dev/null in the place of a standard output that is closed, and what is written then
-/// is lost without an error. So this comes before the runtime.
+/// Before `main`, Rust's runtime opens /dev/null in the place of a standard output that is closed, and what is written
+/// then is lost without an error. So this comes before the runtime.
 extern "C" fn look_at_standard_output() {
     let is_open = rustix::io::fcntl_getfd(io::stdout()).is_ok();
     CLOSED.store(!is_open, Ordering::Relaxed);

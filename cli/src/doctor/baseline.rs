@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What a recording of the machine, or of one like it, has and the machine has not: devices that are gone, ports that are
-//! down, rates and links that are less.
+//! What a recording of the machine, or of one like it, has and the machine has not: devices that are gone, ports that
+//! are down, rates and links that are less.
 //!
 //! A device that is gone leaves no trace in sysfs, so that nothing but an expectation finds it.
 

@@ -203,8 +203,8 @@ struct Faster {
     count: usize,
 }
 
-/// What the RDMA devices have in common that should be equally fast: the model, the function of the NIC, and how near they
-/// are to the GPUs that they are best for. A NIC of the same model for storage is farther away.
+/// What the RDMA devices have in common that should be equally fast: the model, the function of the NIC, and how near
+/// they are to the GPUs that they are best for. A NIC of the same model for storage is farther away.
 fn kind(look: &Look<'_>, hca: &Hca) -> Option<(u16, u16, u8, Class)> {
     let function = look.machine.functions.get(&hca.at?)?;
     let pairs = look.machine.pairs.iter();

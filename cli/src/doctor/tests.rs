@@ -382,7 +382,7 @@ fn a_slow_rail_is_found() {
     }
 }
 
-/// A GPU's link at a quarter of its speed: worth a note while the GPU is idle, and a warning when NVML says that it works.
+/// A GPU's slow link: worth a note while the GPU is idle, and a warning when NVML says that it works.
 #[test]
 fn a_slow_link_of_a_busy_gpu_is_a_warning() {
     let level = |state: u32, percent: u32, persistence: bool| {

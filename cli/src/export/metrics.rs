@@ -426,8 +426,8 @@ fn findings(
     let mut look = doctor::Look::new(host, machine);
     look.baseline = baseline;
     let findings = doctor::examine(&look, &[])?;
-    // Each level that alerts go by, so that a series does not come and go; and none of a check that had nothing to look at,
-    // whose 0 would say that all is well.
+    // Each level that alerts go by, so that a series does not come and go; and none of a check that had nothing to look
+    // at, whose 0 would say that all is well.
     let mut sums: BTreeMap<Vec<String>, u64> = BTreeMap::new();
     for check in doctor::checks_of(&look) {
         for level in [Level::Warning, Level::Fault, Level::NotVisible] {

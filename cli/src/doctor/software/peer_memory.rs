@@ -57,8 +57,8 @@ fn lacking(look: &Look<'_>) -> Finding {
     )
     .costs(alternative.costs_without_module())
     .mend(format!(
-        "install MLNX_OFED or DOCA-OFED for this kernel, and load its modules (`sudo /etc/init.d/openibd restart`); or do without \
-        nvidia_peermem: {}",
+        "install MLNX_OFED or DOCA-OFED for this kernel, and load its modules (`sudo /etc/init.d/openibd restart`); \
+        or do without nvidia_peermem: {}",
         alternative.said()
     ))
 }
