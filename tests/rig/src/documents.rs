@@ -37,8 +37,8 @@ pub(crate) const PARTS: &[Part] = &[
         name: "bad input",
         runs: &[
             // A column each: our module's first, then NVIDIA's.
-            "verbs: ours, on the stand-in's p2p.c",
-            "verbs: ours, revocable, on the stand-in's p2p.c",
+            "a provider's answers: ours, on the stand-in's p2p.c",
+            "a provider's answers: ours, revocable, on the stand-in's p2p.c",
             "verbs: NVIDIA's, persistent client, on the stand-in's p2p.c",
             "verbs: NVIDIA's, callback client, on the stand-in's p2p.c",
         ],

@@ -351,8 +351,7 @@ pub(crate) struct Fault {
 
 /// The kernel reports three faults and is then silent for the rest of five seconds: of ten messages that are allowed in
 /// that time a fault takes three, one of them for looking whether there is another. So any four must lie further apart than
-/// that, whenever the kernel began to count. It counts in jiffies, which fall behind where the host does not let the machine
-/// run: the time is [`sys::tick_time`].
+/// that, whenever the kernel began to count. It counts in [`sys::jiffies`].
 const BURST: usize = 3;
 const INTERVAL: Duration = Duration::from_millis(5500);
 
@@ -415,7 +414,7 @@ impl Faults {
         if reported.len() == BURST {
             if let Some(oldest) = reported.front() {
                 let due = *oldest + INTERVAL;
-                while let Some(left) = due.checked_sub(sys::tick_time()?) {
+                while let Some(left) = due.checked_sub(sys::jiffies()?) {
                     std::thread::sleep(left.max(Duration::from_millis(10)));
                 }
             }
@@ -431,16 +430,16 @@ impl Faults {
             Ok(!found.is_empty())
         })?;
         let mut reported = REPORTED.lock().unwrap_or_else(PoisonError::into_inner);
-        reported.push_back(sys::tick_time()?);
+        reported.push_back(sys::jiffies()?);
+        ensure!(
+            came,
+            "no fault was reported of a {access:?} of {addr:#x} by {}; in jiffies, those before and now: {reported:.3?}",
+            self.device
+        );
         while reported.len() > BURST {
             reported.pop_front();
         }
         drop(reported);
-        ensure!(
-            came,
-            "no fault was reported of a {access:?} of {addr:#x} by {}",
-            self.device
-        );
         let expected = Fault {
             access,
             device: self.device.clone(),

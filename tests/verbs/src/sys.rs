@@ -96,24 +96,14 @@ pub(crate) fn parent() -> Pid {
     unsafe { libc::getppid() }
 }
 
-/// Time since the machine's start as of its last tick. Jiffies go on in the same moment, so it tells how much time has passed
-/// for what the kernel measures in them: with both late after a stall, another clock may be ahead by seconds.
-pub(crate) fn tick_time() -> Result<Duration> {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `now` is writable.
-    let ret = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut now) };
-    ensure!(
-        ret == 0,
-        "CLOCK_MONOTONIC_COARSE: {}",
-        io::Error::last_os_error()
-    );
-    Ok(Duration::new(
-        u64::try_from(now.tv_sec)?,
-        u32::try_from(now.tv_nsec)?,
-    ))
+/// Time that has passed in jiffies, in which the kernel measures its own intervals. They count the ticks that came: where
+/// the host does not let the machine run they fall behind all clocks, by seconds, and for good.
+pub(crate) fn jiffies() -> Result<Duration> {
+    // SAFETY: Takes no pointer that it would use, and says what the kernel's count is, in units that do not change.
+    let (now, hz) = unsafe { (libc::times(ptr::null_mut()), libc::sysconf(libc::_SC_CLK_TCK)) };
+    ensure!(now >= 0 && hz > 0, "times: {}", io::Error::last_os_error());
+    // CAST: Neither is negative.
+    Ok(Duration::from_secs(now as u64) / hz as u32)
 }
 
 /// Makes processes whose parents end children of this one.
