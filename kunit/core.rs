@@ -50,6 +50,8 @@ use crate::{
         reach,
         record,
         same,
+        take_first,
+        typed_as_real,
         Call,
         Event,
         Name,
@@ -72,6 +74,36 @@ struct SgEntry {
     dma_address: u64,
     dma_length: u32,
     length: u32,
+}
+
+impl SgEntry {
+    /// As the RDMA driver sees it.
+    fn seen(&self) -> Entry {
+        Entry {
+            addr: self.dma_address,
+            len: self.dma_length,
+        }
+    }
+}
+
+/// The entries of a client's table, from this one on, each with what is in it.
+///
+/// # Safety
+///
+/// NULL, or an entry of a table that the client keeps while this is used.
+unsafe fn entries(
+    mut sg: *mut bindings::scatterlist,
+) -> impl Iterator<Item = (*mut bindings::scatterlist, SgEntry)> {
+    core::iter::from_fn(move || {
+        let here = sg;
+        if here.is_null() {
+            return None;
+        }
+        let mut entry = SgEntry::default();
+        // SAFETY: As promised by the caller.
+        sg = unsafe { fake_sg_read(here, &mut entry) };
+        Some((here, entry))
+    })
 }
 
 extern "C" {
@@ -311,11 +343,7 @@ pub(crate) unsafe extern "C" fn ib_register_peer_memory_client(
 /// As `ib_unregister_peer_memory_client()`.
 pub(crate) unsafe extern "C" fn ib_unregister_peer_memory_client(reg_handle: *mut c_void) {
     let handle = reg_handle.addr();
-    let client = core(|core| {
-        let mut clients = core.clients.iter();
-        let index = clients.position(|client| client.handle == handle)?;
-        core.clients.remove(index).ok()
-    });
+    let client = core(|core| take_first(&mut core.clients, |client| client.handle == handle));
     let Some(client) = client else {
         return fails(c"ib_core", 0, fmt!("unregistered what is not registered"));
     };
@@ -353,19 +381,10 @@ unsafe extern "C" fn ib_invalidate_peer_memory(reg_handle: *mut c_void, ticket: 
     0
 }
 
-// The fakes have the types of what they stand for.
-const _: () = {
-    use crate::root::c as real;
-
-    let _ = [
-        real::ib_register_peer_memory_client,
-        ib_register_peer_memory_client,
-    ];
-    let _ = [
-        real::ib_unregister_peer_memory_client,
-        ib_unregister_peer_memory_client,
-    ];
-};
+typed_as_real!(
+    ib_register_peer_memory_client,
+    ib_unregister_peer_memory_client,
+);
 
 /// How an RDMA driver and ib_core deal with a revocation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -432,8 +451,15 @@ pub(crate) enum Failed {
     Fake,
 }
 
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+impl From<Failed> for Error {
+    fn from(_: Failed) -> Self {
+        EIO
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 enum State {
+    #[default]
     Unmapped,
     Mapped,
     Invalidated,
@@ -476,6 +502,8 @@ impl Saved {
     }
 }
 
+/// What `mapping_lock` guards.
+#[derive(Default)]
 struct Mapping {
     state: State,
     table: bindings::sg_table,
@@ -549,9 +577,7 @@ fn proper(ret: c_int) -> bool {
 
 /// `ib_umem_get_peer()` and `ib_umem_activate_invalidation_notifier()`.
 pub(crate) fn get(request: Request) -> Result<Umem, Failed> {
-    let Some((client, context)) = acquire(&request) else {
-        return Err(Failed::NotMine);
-    };
+    let (client, context) = acquire(&request).ok_or(Failed::NotMine)?;
     let ticket = if client.can_revoke {
         request.ticket.unwrap_or_else(|| {
             core(|core| {
@@ -577,31 +603,13 @@ pub(crate) fn get(request: Request) -> Result<Umem, Failed> {
             request,
             ticket,
             client_gone: Atomic::new(false),
-            mapping <- Mutex::new(
-                Mapping {
-                    state: State::Unmapped,
-                    table: bindings::sg_table::default(),
-                    first: None,
-                    last: None,
-                    stopped: false,
-                },
-                c"mapping_lock",
-                class,
-            ),
+            mapping <- Mutex::new(Mapping::default(), c"mapping_lock", class),
         }),
         GFP_KERNEL,
     );
-    let Ok(peer) = peer else {
-        return Err(Failed::Fake);
-    };
-    let mapped = peer.map();
-    let entries = match mapped {
-        Ok(entries) => Arc::new(entries, GFP_KERNEL).map_err(|_| Failed::Fake)?,
-        Err(failed) => {
-            peer.release_context();
-            return Err(failed);
-        }
-    };
+    let peer = peer.map_err(|_| Failed::Fake)?;
+    let entries = peer.map().inspect_err(|_| peer.release_context())?;
+    let entries = Arc::new(entries, GFP_KERNEL).map_err(|_| Failed::Fake)?;
     Ok(Umem { peer, entries })
 }
 
@@ -615,10 +623,7 @@ struct Held<'a> {
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         if let Some(task) = self.task {
-            core(|core| {
-                let at = core.holders.iter().position(|holder| *holder == task);
-                at.map(|at| core.holders.remove(at))
-            });
+            core(|core| take_first(&mut core.holders, |holder| *holder == task));
         }
     }
 }
@@ -727,28 +732,21 @@ impl Peer {
     fn look(&self, mapping: &Mapping) -> Result<KVec<Entry>> {
         let table = &mapping.table;
         same!(table.nents, table.orig_nents);
-        let mut entries = KVec::new();
-        let mut sg = table.sgl;
+        let mut seen = KVec::new();
         let mut total = 0;
-        while !sg.is_null() {
-            let mut entry = SgEntry::default();
-            // SAFETY: An entry of the client's, which keeps the table until `release`.
-            check!(!unsafe { fake_sg_has_page(sg) });
+        // SAFETY: The client keeps the table until `release`.
+        for (sg, entry) in unsafe { entries(table.sgl) } {
             // SAFETY: As above.
-            sg = unsafe { fake_sg_read(sg, &mut entry) };
+            check!(!unsafe { fake_sg_has_page(sg) });
             same!(entry.dma_length, entry.length);
             check!(entry.dma_length != 0);
             total += u64::from(entry.dma_length);
-            let entry = Entry {
-                addr: entry.dma_address,
-                len: entry.dma_length,
-            };
-            entries.push(entry, GFP_KERNEL)?;
+            seen.push(entry.seen(), GFP_KERNEL)?;
         }
-        same!(entries.len(), table.nents as usize);
+        same!(seen.len(), table.nents as usize);
         let start = down(self.request.addr, fakes::KIB_64);
         same!(total, up(self.request.end(), fakes::KIB_64) - start);
-        Ok(entries)
+        Ok(seen)
     }
 
     /// `fix_peer_sgls()`: the first and the last entry shrink from the client's pages to the kernel's.
@@ -759,12 +757,9 @@ impl Peer {
         let head = down(start, page) - down(start, peer_page);
         let tail = up(end, peer_page) - up(end, page);
         let first = mapping.table.sgl;
-        let mut last = first;
-        for _ in 1..mapping.table.nents {
-            let mut entry = SgEntry::default();
-            // SAFETY: One of the table's entries, and not the last.
-            last = unsafe { fake_sg_read(last, &mut entry) };
-        }
+        // SAFETY: The client keeps the table until `release`.
+        let all = unsafe { entries(first) }.take(mapping.table.nents as usize);
+        let last = all.last().map_or(first, |(last, _)| last);
         mapping.first = Some(Saved::trim(first, head, 0));
         mapping.last = Some(Saved::trim(last, 0, tail));
     }
@@ -828,11 +823,7 @@ impl Peer {
     }
 
     fn forget_ticket(&self) {
-        let forgotten = core(|core| {
-            let mut peers = core.peers.iter();
-            let index = peers.position(|peer| ptr::eq(&**peer, self))?;
-            core.peers.remove(index).ok()
-        });
+        let forgotten = core(|core| take_first(&mut core.peers, |peer| ptr::eq(&**peer, self)));
         drop(forgotten);
     }
 
@@ -861,16 +852,9 @@ impl Umem {
     pub(crate) fn seen(&self) -> Result<KVec<Entry>> {
         let guard = self.peer.mapping.lock();
         let mut seen = KVec::new();
-        let mut sg = guard.table.sgl;
-        while !sg.is_null() {
-            let mut entry = SgEntry::default();
-            // SAFETY: An entry of the client's, which keeps the table until `release`.
-            sg = unsafe { fake_sg_read(sg, &mut entry) };
-            let entry = Entry {
-                addr: entry.dma_address,
-                len: entry.dma_length,
-            };
-            seen.push(entry, GFP_KERNEL)?;
+        // SAFETY: The client keeps the table until `release`.
+        for (_, entry) in unsafe { entries(guard.table.sgl) } {
+            seen.push(entry.seen(), GFP_KERNEL)?;
         }
         Ok(seen)
     }
@@ -889,14 +873,7 @@ impl Umem {
 
     /// As no ib_core does: maps a region that is mapped.
     pub(crate) fn map_again(&self) -> c_int {
-        let mut mapping = Mapping {
-            state: State::Unmapped,
-            table: bindings::sg_table::default(),
-            first: None,
-            last: None,
-            stopped: false,
-        };
-        self.peer.dma_map(&mut mapping)
+        self.peer.dma_map(&mut Mapping::default())
     }
 
     /// `ib_umem_stop_invalidation_notifier()`: after this no invalidation does anything.
@@ -918,13 +895,8 @@ impl Umem {
             return peer.unmap(guard, true);
         }
         // A client that unmaps by itself is called without the lock, beside an invalidation.
-        let mut outside = Mapping {
-            state: State::Unmapped,
-            table: core::mem::take(&mut guard.table),
-            first: guard.first.take(),
-            last: guard.last.take(),
-            stopped: true,
-        };
+        let mut outside = core::mem::take(guard);
+        guard.stopped = true;
         drop(held);
         peer.unmap(&mut outside, true);
     }
@@ -939,14 +911,7 @@ impl Umem {
     /// allows it, and OFED did so.
     pub(crate) fn release_with_late_unmap(&self) {
         self.stop();
-        let mut nothing = Mapping {
-            state: State::Unmapped,
-            table: bindings::sg_table::default(),
-            first: None,
-            last: None,
-            stopped: true,
-        };
-        self.peer.unmap(&mut nothing, true);
+        self.peer.unmap(&mut Mapping::default(), true);
         self.peer.release_context();
     }
 }

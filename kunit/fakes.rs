@@ -83,52 +83,53 @@ const SIZE_64: u32 = 1;
 /// What nvidia.ko leaves in the pointer to a page table when it fails.
 const GARBAGE: usize = 0xdead_4000;
 
-/// `FAKE_…` of `fakes.h`, and the rest of it.
-mod helpers {
-    use kernel::prelude::*;
-
-    extern "C" {
-        pub(super) fn fake_machine_new() -> c_int;
-        pub(super) fn fake_machine_free();
-        pub(super) fn fake_nic() -> *mut c_void;
-        pub(super) fn fake_nic_max_segment(bytes: c_uint);
-        pub(super) fn fake_plain_device() -> *mut c_void;
-        pub(super) fn fake_device_refs() -> c_uint;
-        pub(super) fn fake_pci_get(
-            vendor: c_uint,
-            device: c_uint,
-            from: *mut c_void,
-        ) -> *mut c_void;
-        pub(super) fn fake_pci_steps() -> c_uint;
-        pub(super) fn fake_gpu_leaves();
-        pub(super) fn fake_parameters(peerdirect_support: c_int, persistent_api_support: c_int);
-        pub(super) fn fake_loaded_with(
-            peerdirect_support: *mut c_int,
-            persistent_api_support: *mut c_int,
-            fail_registration: *mut c_uint,
-        );
-        pub(super) fn fake_sysfs_new() -> c_int;
-        pub(super) fn fake_sysfs_free();
-        pub(super) fn fake_sysfs_parameter(memory_peers: bool);
-        pub(super) fn fake_sysfs_without_mm();
-        pub(super) fn fake_sysfs_occupy(client: *const c_char);
-        pub(super) fn fake_sysfs_refs() -> c_int;
-        pub(super) fn fake_sysfs_has(client: *const c_char, file: *const c_char) -> bool;
-        pub(super) fn fake_sysfs_read(
-            client: *const c_char,
-            file: *const c_char,
-            to: *mut u8,
-            size: usize,
-        ) -> isize;
-        pub(super) fn fake_test_begins();
-        pub(super) fn fake_test_fails(file: *const c_char, line: c_int, text: *const c_char);
-        pub(super) fn fake_thread_start(
-            run: unsafe extern "C" fn(*mut c_void) -> c_int,
-            data: *mut c_void,
-        ) -> *mut c_void;
-        pub(super) fn fake_thread_sleeps(task: *mut c_void) -> bool;
-        pub(super) fn fake_thread_join(task: *mut c_void);
-    }
+// Of `fakes.h`.
+//
+// SAFETY: As there. Those that are safe take no pointers but to their results, and what they look at is there for
+// as long as a test runs.
+unsafe extern "C" {
+    safe fn fake_machine_new() -> c_int;
+    safe fn fake_machine_free();
+    safe fn fake_nic() -> *mut c_void;
+    /// The longest segment that the card takes.
+    pub(crate) safe fn fake_nic_max_segment(bytes: c_uint);
+    safe fn fake_plain_device() -> *mut c_void;
+    /// References to the fake devices that are not the machine's own.
+    pub(crate) safe fn fake_device_refs() -> c_uint;
+    fn fake_pci_get(vendor: c_uint, device: c_uint, from: *mut c_void) -> *mut c_void;
+    /// How often the module asked for the next device of the machine.
+    pub(crate) safe fn fake_pci_steps() -> c_uint;
+    /// The GPU is pulled out.
+    pub(crate) safe fn fake_gpu_leaves();
+    pub(crate) safe fn fake_parameters(peerdirect_support: c_int, persistent_api_support: c_int);
+    pub(crate) safe fn fake_loaded_with(
+        peerdirect_support: &mut c_int,
+        persistent_api_support: &mut c_int,
+        fail_registration: &mut c_uint,
+    );
+    safe fn fake_sysfs_new() -> c_int;
+    safe fn fake_sysfs_free();
+    /// The module's parameter of that name.
+    pub(crate) safe fn fake_sysfs_parameter(memory_peers: bool);
+    /// There is no `mm` in sysfs.
+    pub(crate) safe fn fake_sysfs_without_mm();
+    fn fake_sysfs_occupy(client: *const c_char);
+    safe fn fake_sysfs_refs() -> c_int;
+    fn fake_sysfs_has(client: *const c_char, file: *const c_char) -> bool;
+    fn fake_sysfs_read(
+        client: *const c_char,
+        file: *const c_char,
+        to: *mut u8,
+        size: usize,
+    ) -> isize;
+    safe fn fake_test_begins();
+    fn fake_test_fails(file: *const c_char, line: c_int, text: *const c_char);
+    fn fake_thread_start(
+        run: unsafe extern "C" fn(*mut c_void) -> c_int,
+        data: *mut c_void,
+    ) -> *mut c_void;
+    fn fake_thread_sleeps(task: *mut c_void) -> bool;
+    fn fake_thread_join(task: *mut c_void);
 }
 
 /// What was called, in order.
@@ -245,6 +246,12 @@ struct Failure {
     code: c_int,
 }
 
+/// Where each page of pinned memory is, by its number.
+pub(crate) type Layout = fn(u64) -> u64;
+
+pub(crate) const CONTIGUOUS: Layout = |page| BAR + page * KIB_64;
+pub(crate) const EVERY_OTHER: Layout = |page| BAR + 2 * page * KIB_64;
+
 /// What nvidia.ko says of pinned pages.
 #[derive(Clone, Copy)]
 pub(crate) struct TableForm {
@@ -257,22 +264,19 @@ pub(crate) struct TableForm {
     pub(crate) no_pages: bool,
     /// Success, and no table.
     pub(crate) no_table: bool,
-    /// Where each page is, by its number.
-    pub(crate) address: fn(u64) -> u64,
+    pub(crate) address: Layout,
 }
 
 impl TableForm {
-    const fn new() -> Self {
-        TableForm {
-            version: 0x0002_0000,
-            page_size: SIZE_64,
-            surplus: 0,
-            flags: 0,
-            no_pages: false,
-            no_table: false,
-            address: |page| BAR + page * KIB_64,
-        }
-    }
+    pub(crate) const GOOD: TableForm = TableForm {
+        version: 0x0002_0000,
+        page_size: SIZE_64,
+        surplus: 0,
+        flags: 0,
+        no_pages: false,
+        no_table: false,
+        address: CONTIGUOUS,
+    };
 }
 
 /// What nvidia.ko says of mapped pages.
@@ -287,15 +291,13 @@ pub(crate) struct MappingForm {
 }
 
 impl MappingForm {
-    const fn new() -> Self {
-        MappingForm {
-            version: 0x0002_0003,
-            page_size: SIZE_64,
-            surplus: 0,
-            no_addresses: false,
-            no_mapping: false,
-        }
-    }
+    pub(crate) const GOOD: MappingForm = MappingForm {
+        version: 0x0002_0003,
+        page_size: SIZE_64,
+        surplus: 0,
+        no_addresses: false,
+        no_mapping: false,
+    };
 }
 
 type FreeCallback = unsafe extern "C" fn(*mut c_void);
@@ -378,8 +380,8 @@ impl World {
             log: KVec::new(),
             failures: KVec::new(),
             hooks: KVec::new(),
-            table: TableForm::new(),
-            mapping: MappingForm::new(),
+            table: TableForm::GOOD,
+            mapping: MappingForm::GOOD,
             going: false,
             holds: 0,
             rests: 0,
@@ -458,6 +460,12 @@ pub(crate) fn with<R>(f: impl FnOnce(&mut World) -> R) -> R {
     f(&mut WORLD.lock())
 }
 
+/// Takes the first for which this holds.
+pub(crate) fn take_first<T>(list: &mut KVec<T>, is: impl FnMut(&T) -> bool) -> Option<T> {
+    let index = list.iter().position(is)?;
+    list.remove(index).ok()
+}
+
 /// Appends to the log.
 pub(crate) fn record(event: Event) {
     if with(|world| world.log.push(event, GFP_KERNEL)).is_err() {
@@ -512,10 +520,7 @@ pub(crate) fn at(point: Point, hook: impl FnMut() + Send + 'static) -> Result {
 
 /// Runs what the test wants at `point`.
 pub(crate) fn reach(point: Point) {
-    let hook = with(|world| {
-        let index = world.hooks.iter().position(|(at, _)| *at == point)?;
-        world.hooks.remove(index).ok()
-    });
+    let hook = with(|world| take_first(&mut world.hooks, |(at, _)| *at == point));
     if let Some((_, mut hook)) = hook {
         hook();
     }
@@ -527,7 +532,7 @@ pub(crate) fn fails(file: &CStr, line: u32, text: fmt::Arguments<'_>) {
     let text = text.as_deref().unwrap_or(c"(no memory for the text)");
     // SAFETY: Both are strings that outlive the call.
     // CAST: Line numbers are small.
-    unsafe { helpers::fake_test_fails(file.as_char_ptr(), line as c_int, text.as_char_ptr()) };
+    unsafe { fake_test_fails(file.as_char_ptr(), line as c_int, text.as_char_ptr()) };
 }
 
 /// Has the test fail if `condition` does not hold.
@@ -580,6 +585,16 @@ macro_rules! logged {
     }};
 }
 
+/// As [`logged!`], of all calls until the end of a step, whose value this is.
+macro_rules! calls {
+    ($step:expr => $($want:tt)*) => {{
+        let result = $step;
+        $crate::fakes::logged![$($want)*];
+        result
+    }};
+}
+
+pub(crate) use calls;
 pub(crate) use check;
 pub(crate) use logged;
 pub(crate) use same;
@@ -587,43 +602,32 @@ pub(crate) use same;
 /// Runs `body` in a world of its own. Nothing may be left afterwards, and nothing that was prepared may
 /// be unused.
 pub(crate) fn test(body: impl FnOnce() -> Result) -> Result {
-    // SAFETY: Has no preconditions.
-    unsafe { helpers::fake_test_begins() };
-    alone(|| {
-        let result = body();
-        if result.is_ok() {
-            nothing_left();
-        }
-        result
-    })
+    fake_test_begins();
+    alone(|| body().inspect(|()| nothing_left()))
 }
 
 /// As [`test`], and nothing is looked at: for what is not a test of KUnit's.
 pub(crate) fn alone<R>(body: impl FnOnce() -> Result<R>) -> Result<R> {
     with(|world| mem::replace(world, World::new()));
-    // SAFETY: The machine of the test before is gone.
-    to_result(unsafe { helpers::fake_machine_new() })?;
-    parameters(0, 1);
-    // SAFETY: That of the test before is gone.
-    let result = to_result(unsafe { helpers::fake_sysfs_new() }).and_then(|()| body());
+    to_result(fake_machine_new())?;
+    fake_parameters(0, 1);
+    let result = to_result(fake_sysfs_new()).and_then(|()| body());
     // The next test's machine is another.
     drop(Bars::new());
-    // SAFETY: Made above, or not at all. Who still has an object has it by a reference.
-    unsafe { helpers::fake_sysfs_free() };
-    // SAFETY: Made above. Who still has a device has it by a reference.
-    unsafe { helpers::fake_machine_free() };
+    // Who still has an object or a device has it by a reference.
+    fake_sysfs_free();
+    fake_machine_free();
     result
 }
 
 /// Has the test fail if the module has anything left.
 pub(crate) fn nothing_left() {
-    same!(device_refs(), 0);
+    same!(fake_device_refs(), 0);
     for counts in entries::book(Book::counts) {
         same!((counts.alive, counts.alive_bytes), (0, 0));
     }
     check!(roll_from(0).is_none());
-    // SAFETY: Has no preconditions.
-    same!(unsafe { helpers::fake_sysfs_refs() }, 0);
+    same!(fake_sysfs_refs(), 0);
     with(|world| {
         let unreached = world.hooks.first().map(|(point, _)| *point);
         let unfailed = world.failures.iter().find(|failure| failure.times > 0);
@@ -639,45 +643,10 @@ pub(crate) fn nothing_left() {
     });
 }
 
-/// How many devices the module remembers.
-pub(crate) fn remembered_devices() -> u32 {
-    fake_remembered()
-}
-
 /// The first registration with this number or a higher one, for a reader who begins.
 pub(crate) fn roll_from(number: u64) -> Option<Living> {
     let cursor = KBox::pin_init(Cursor::new(), GFP_KERNEL).ok()?;
     cursor.find(number)
-}
-
-/// How often the module asked for the next device of the machine.
-pub(crate) fn pci_steps() -> u32 {
-    // SAFETY: Has no preconditions.
-    unsafe { helpers::fake_pci_steps() }
-}
-
-/// The GPU is pulled out.
-pub(crate) fn gpu_leaves() {
-    // SAFETY: There is a machine for as long as a test runs.
-    unsafe { helpers::fake_gpu_leaves() };
-}
-
-/// The module's parameters.
-pub(crate) fn parameters(peerdirect_support: c_int, persistent_api_support: c_int) {
-    // SAFETY: Has no preconditions.
-    unsafe { helpers::fake_parameters(peerdirect_support, persistent_api_support) };
-}
-
-/// The module's parameter `memory_peers`.
-pub(crate) fn show_memory_peers(value: bool) {
-    // SAFETY: Has no preconditions.
-    unsafe { helpers::fake_sysfs_parameter(value) };
-}
-
-/// There is no `mm` in sysfs.
-pub(crate) fn mm_is_missing() {
-    // SAFETY: Nobody uses it.
-    unsafe { helpers::fake_sysfs_without_mm() };
 }
 
 fn or_null(text: Option<&CStr>) -> *const c_char {
@@ -687,13 +656,13 @@ fn or_null(text: Option<&CStr>) -> *const c_char {
 /// Somebody else makes a `memory_peers`, and a client in it.
 pub(crate) fn occupy(client: Option<&CStr>) {
     // SAFETY: NULL, or a string that is used during the call alone.
-    unsafe { helpers::fake_sysfs_occupy(or_null(client)) };
+    unsafe { fake_sysfs_occupy(or_null(client)) };
 }
 
 /// Is there a `memory_peers`, the client in it, the file in that?
 pub(crate) fn shows(client: Option<&CStr>, file: Option<&CStr>) -> bool {
     // SAFETY: As in `occupy`.
-    unsafe { helpers::fake_sysfs_has(or_null(client), or_null(file)) }
+    unsafe { fake_sysfs_has(or_null(client), or_null(file)) }
 }
 
 /// What the file says.
@@ -701,44 +670,19 @@ pub(crate) fn read_shown(client: &CStr, file: &CStr) -> Result<KVec<u8>> {
     let mut text = KVec::from_elem(0, 64, GFP_KERNEL)?;
     let (client, file) = (client.as_char_ptr(), file.as_char_ptr());
     // SAFETY: Two strings, and room for so many bytes.
-    let len = unsafe { helpers::fake_sysfs_read(client, file, text.as_mut_ptr(), text.len()) };
+    let len = unsafe { fake_sysfs_read(client, file, text.as_mut_ptr(), text.len()) };
     text.truncate(usize::try_from(len).map_err(|_| ENOENT)?);
     Ok(text)
 }
 
-/// `peerdirect_support`, `persistent_api_support` and `fail_registration` as this module was loaded with
-/// them.
-pub(crate) fn loaded_with() -> (c_int, c_int, u32) {
-    let (mut peerdirect, mut persistent, mut registration) = (0, 0, 0);
-    // SAFETY: All three are valid for writes.
-    unsafe {
-        helpers::fake_loaded_with(&mut peerdirect, &mut persistent, &mut registration);
-    }
-    (peerdirect, persistent, registration)
-}
-
-/// References to the fake devices that are not the machine's own.
-pub(crate) fn device_refs() -> u32 {
-    // SAFETY: The machine is there for as long as a test runs.
-    unsafe { helpers::fake_device_refs() }
-}
-
 /// A card on the PCI bus. Alive for as long as the test.
 pub(crate) fn nic() -> ib_core::Device {
-    // SAFETY: Has no preconditions.
-    ib_core::Device::new(unsafe { helpers::fake_nic() }.cast())
-}
-
-/// The longest segment that the card takes.
-pub(crate) fn nic_takes(bytes: u32) {
-    // SAFETY: The machine is there for as long as a test runs.
-    unsafe { helpers::fake_nic_max_segment(bytes) };
+    ib_core::Device::new(fake_nic().cast())
 }
 
 /// A device on no bus.
 pub(crate) fn plain_device() -> ib_core::Device {
-    // SAFETY: Has no preconditions.
-    ib_core::Device::new(unsafe { helpers::fake_plain_device() }.cast())
+    ib_core::Device::new(fake_plain_device().cast())
 }
 
 /// Has the test fail if anything is mapped.
@@ -790,7 +734,7 @@ impl Thread {
         )?;
         let data = KBox::into_raw(start);
         // SAFETY: `thread_main` takes what `data` points to, if the thread is started, once.
-        let task = unsafe { helpers::fake_thread_start(thread_main, data.cast()) };
+        let task = unsafe { fake_thread_start(thread_main, data.cast()) };
         let Some(task) = NonNull::new(task) else {
             // SAFETY: No thread was started; made above.
             drop(unsafe { KBox::from_raw(data) });
@@ -807,7 +751,7 @@ impl Thread {
     pub(crate) fn waits(&self) -> bool {
         while !self.finished() {
             // SAFETY: The task's reference is this thread's.
-            if unsafe { helpers::fake_thread_sleeps(self.task.as_ptr()) } {
+            if unsafe { fake_thread_sleeps(self.task.as_ptr()) } {
                 return !self.finished();
             }
             fsleep(Delta::from_millis(1));
@@ -840,7 +784,7 @@ impl Drop for Thread {
     fn drop(&mut self) {
         self.state.done.wait_for_completion();
         // SAFETY: The reference is this thread's, and its function is at its end.
-        unsafe { helpers::fake_thread_join(self.task.as_ptr()) };
+        unsafe { fake_thread_join(self.task.as_ptr()) };
     }
 }
 
@@ -871,26 +815,19 @@ struct Passage {
 }
 
 impl Gate {
-    pub(crate) fn new() -> Result<Self> {
+    /// A thread that reaches `point` next stays there until the gate is opened.
+    pub(crate) fn at(point: Point) -> Result<Self> {
         let passage = pin_init!(Passage {
             reached <- Completion::new(),
             open <- Completion::new(),
         });
-        Ok(Gate(Arc::pin_init(passage, GFP_KERNEL)?))
-    }
-
-    /// A thread that reaches `point` next stays there until the gate is opened.
-    pub(crate) fn at(point: Point) -> Result<Self> {
-        let gate = Gate::new()?;
+        let gate = Gate(Arc::pin_init(passage, GFP_KERNEL)?);
         let passed = gate.clone();
-        at(point, move || passed.pass())?;
+        at(point, move || {
+            passed.0.reached.complete_all();
+            passed.0.open.wait_for_completion();
+        })?;
         Ok(gate)
-    }
-
-    /// For the thread that passes.
-    pub(crate) fn pass(&self) {
-        self.0.reached.complete_all();
-        self.0.open.wait_for_completion();
     }
 
     /// Waits until a thread is at the gate.
@@ -938,11 +875,7 @@ fn api_locked_unseen(what: &'static str, f: impl FnOnce() -> c_int) -> c_int {
 
 /// A page table in the form that the test wants.
 fn new_table(form: &TableForm, len: u64) -> Result<KBox<TableMemory>> {
-    let bytes = if form.page_size == 2 {
-        2 * KIB_64
-    } else {
-        KIB_64
-    };
+    let bytes = KIB_64 << u32::from(form.page_size == 2);
     let entries = (len / bytes).saturating_add_signed(i64::from(form.surplus));
     let count = usize::try_from(entries)?;
     let mut memory = KBox::new(
@@ -1072,9 +1005,8 @@ fn remove_pin(table: usize) -> Option<Pinned> {
     with(|world| {
         let index = world.pin_of(table)?;
         // A put unmaps by itself what is still mapped. The module has no need of that.
-        while let Some(index) = world.mappings.iter().position(|m| m.table == table) {
+        while take_first(&mut world.mappings, |mapping| mapping.table == table).is_some() {
             fails(c"nvidia.ko", 0, fmt!("unpinned while mapped"));
-            drop(world.mappings.remove(index));
         }
         world.pins.remove(index).ok()
     })
@@ -1233,11 +1165,9 @@ pub(crate) unsafe extern "C" fn nvidia_p2p_dma_unmap_pages(
     record(Event::Unmap);
     let code = failing(Call::Unmap).unwrap_or(0);
     with(|world| {
-        let found = world
-            .mappings
-            .iter()
-            .position(|m| ptr::from_ref(&m.memory.raw).addr() == dma_mapping.addr());
-        let Some(mut mapping) = found.and_then(|index| world.mappings.remove(index).ok()) else {
+        let Some(mut mapping) = take_first(&mut world.mappings, |mapping| {
+            ptr::from_ref(&mapping.memory.raw).addr() == dma_mapping.addr()
+        }) else {
             return fails(c"nvidia.ko", 0, fmt!("no such mapping"));
         };
         check!(mapping.table == page_table.addr());
@@ -1301,23 +1231,25 @@ pub(crate) fn callback_of_first_pin() -> Option<(FreeCallback, usize)> {
     })
 }
 
-// The fakes have the types of what they stand for.
-const _: () = {
-    use crate::root::c as real;
+/// The fakes have the types of what they stand for.
+macro_rules! typed_as_real {
+    ($($fake:ident),* $(,)?) => {
+        const _: () = {
+            $(let _ = [$crate::root::c::$fake, $fake];)*
+        };
+    };
+}
 
-    let _ = [real::nvidia_p2p_get_pages, nvidia_p2p_get_pages];
-    let _ = [
-        real::nvidia_p2p_get_pages_persistent,
-        nvidia_p2p_get_pages_persistent,
-    ];
-    let _ = [real::nvidia_p2p_put_pages, nvidia_p2p_put_pages];
-    let _ = [
-        real::nvidia_p2p_put_pages_persistent,
-        nvidia_p2p_put_pages_persistent,
-    ];
-    let _ = [real::nvidia_p2p_dma_map_pages, nvidia_p2p_dma_map_pages];
-    let _ = [real::nvidia_p2p_dma_unmap_pages, nvidia_p2p_dma_unmap_pages];
-};
+pub(crate) use typed_as_real;
+
+typed_as_real!(
+    nvidia_p2p_get_pages,
+    nvidia_p2p_get_pages_persistent,
+    nvidia_p2p_put_pages,
+    nvidia_p2p_put_pages_persistent,
+    nvidia_p2p_dma_map_pages,
+    nvidia_p2p_dma_unmap_pages,
+);
 
 // --- the kernel: what kernel.c, memory_peers.c and the abstractions call ------------------------
 
@@ -1337,7 +1269,7 @@ extern "C" fn fake_directory(made: bool) {
 }
 
 #[no_mangle]
-extern "C" fn fake_remembered() -> c_uint {
+pub(crate) extern "C" fn fake_remembered() -> c_uint {
     // CAST: Few.
     Bars::remembered() as c_uint
 }
@@ -1351,7 +1283,7 @@ pub(crate) unsafe extern "C" fn pci_get_device(
     from: *mut bindings::pci_dev,
 ) -> *mut bindings::pci_dev {
     // SAFETY: As promised by the caller.
-    unsafe { helpers::fake_pci_get(vendor, device, from.cast()) }.cast()
+    unsafe { fake_pci_get(vendor, device, from.cast()) }.cast()
 }
 
 /// # Safety
@@ -1442,11 +1374,8 @@ extern "C" fn fake_dma_unmap(
         dma,
         len,
     };
-    with(
-        |world| match world.bar.iter().position(|have| *have == range) {
-            Some(index) => drop(world.bar.remove(index)),
-            None => fails(c"DMA", 0, fmt!("{:#x}+{:#x} is not mapped", dma, len)),
-        },
-    );
+    if with(|world| take_first(&mut world.bar, |have| *have == range)).is_none() {
+        fails(c"DMA", 0, fmt!("{:#x}+{:#x} is not mapped", dma, len));
+    }
     reach(Point::BarUnmapping);
 }

@@ -5,28 +5,8 @@
 //! Much of it exists once, as in the module that is shipped. So it lives once, while the test module is
 //! loaded, and the tests look at what it did then. Loading with other parameters shows another life.
 
-use kernel::prelude::*;
-
 use crate::{
-    fakes::{
-        self,
-        alone,
-        at,
-        log,
-        record,
-        Event,
-        Point, //
-    },
-    ib_core::{
-        descriptions,
-        get,
-        not_mine,
-        Description, //
-    },
-    setup::{
-        pages,
-        PAGES, //
-    },
+    setup::*,
     PeerMem, //
 };
 
@@ -45,35 +25,36 @@ pub(crate) struct Life {
 
 /// Lives. To be called once, before all else that may exist once.
 pub(crate) fn live(module: &'static ThisModule) -> Result {
-    let (peerdirect_support, persistent_api_support, fail_registration) = fakes::loaded_with();
+    let (mut peerdirect_support, mut persistent_api_support, mut fail_registration) = (0, 0, 0);
+    fake_loaded_with(
+        &mut peerdirect_support,
+        &mut persistent_api_support,
+        &mut fail_registration,
+    );
     let life = alone(|| {
-        fakes::parameters(peerdirect_support, persistent_api_support);
+        fake_parameters(peerdirect_support, persistent_api_support);
         if fail_registration > 0 {
-            fakes::fail(fakes::Call::Register, fail_registration, 1, 0)?;
+            fail(Call::Register, fail_registration, 1, 0)?;
         }
         // Asked before it is up, at every client.
         for _ in 0..2 {
             at(Point::Registering, || {
-                record(Event::Mark("asked"));
-                if !not_mine(pages(PAGES)) {
-                    record(Event::Mark("taken"));
+                record(Mark("asked"));
+                if !not_mine(range()) {
+                    record(Mark("taken"));
                 }
             })?;
         }
         let init = <PeerMem as kernel::Module>::init(module);
         let result = init.as_ref().map(|_| ()).map_err(|error| *error);
         let clients = descriptions();
-        record(Event::Mark("up"));
+        record(Mark("up"));
         if init.is_ok() {
-            for can_lose in [true, false] {
-                let mut request = pages(PAGES);
-                request.can_lose = can_lose;
-                if let Ok(umem) = get(request) {
-                    umem.release();
-                }
+            for card in [EachCard::CAN_LOSE, EachCard::CANNOT_LOSE] {
+                failure(card.range());
             }
         }
-        record(Event::Mark("exit"));
+        record(Mark("exit"));
         drop(init);
         Ok(Life {
             peerdirect_support,
@@ -82,194 +63,135 @@ pub(crate) fn live(module: &'static ThisModule) -> Result {
             result,
             log: log(),
             clients,
-            left: (
-                fakes::with(|world| world.holds),
-                fakes::pins(),
-                fakes::remembered_devices(),
-            ),
+            left: (with(|world| world.holds), pins(), fake_remembered()),
         })
     })?;
-    fakes::remember(life);
+    remember(life);
     Ok(())
 }
 
-#[kunit_tests(peermem_life)]
-mod tests {
-    use kernel::prelude::*;
+impl SetUp for Life {
+    fn case(body: impl FnMut(&Self) -> Result) -> Result {
+        test(|| remembered(body))
+    }
+}
 
-    use super::Life;
-    use crate::{
-        fakes::{
-            check,
-            remembered,
-            same,
-            test,
-            Event::{
-                self,
-                *, //
-            },
-            Name::{
-                NvMem,
-                NvMemNc, //
-            }, //
-        },
-        ib_core::Description, //
-    };
-
-    fn looked_at(look: impl FnOnce(&Life) -> Result) -> Result {
-        test(|| remembered(look))
+impl Life {
+    /// With all parameters as the module knows them, and no failure.
+    fn is_good(&self) -> bool {
+        self.fail_registration == 0
+            && (0..=1).contains(&self.peerdirect_support)
+            && (0..=1).contains(&self.persistent_api_support)
     }
 
-    impl Life {
-        /// With all parameters as the module knows them, and no failure.
-        fn is_good(&self) -> bool {
-            self.fail_registration == 0
-                && (0..=1).contains(&self.peerdirect_support)
-                && (0..=1).contains(&self.persistent_api_support)
-        }
+    /// The calls of its init, of its use, and of its exit.
+    fn part(&self, from: &'static str, to: &'static str) -> &[Event] {
+        let mark = |name| self.log.iter().position(|event| *event == Mark(name));
+        let start = mark(from).map_or(0, |at| at + 1);
+        let end = mark(to).unwrap_or(self.log.len());
+        self.log.get(start..end).unwrap_or(&[])
+    }
+}
 
-        /// The calls of its init, of its use, and of its exit.
-        fn part(&self, from: &'static str, to: &'static str) -> &[Event] {
-            let mark = |name| self.log.iter().position(|event| *event == Mark(name));
-            let start = mark(from).map_or(0, |at| at + 1);
-            let end = mark(to).unwrap_or(self.log.len());
-            self.log.get(start..end).unwrap_or(&[])
-        }
+suite!(
+    mod peermem_life;
+
+    fn init_succeeds_with_parameters_of_0_and_1_alone(life: Life) {
+        let want = if life.is_good() { Ok(()) } else { Err(EINVAL) };
+        same!(life.result, want);
     }
 
-    #[test]
-    fn init_succeeds_with_parameters_of_0_and_1_alone() -> Result {
-        looked_at(|life| {
-            let want = if life.is_good() { Ok(()) } else { Err(EINVAL) };
-            same!(life.result, want);
-            Ok(())
-        })
+    fn the_revocable_client_is_registered_first_and_has_the_name_that_all_look_for(life: Life) {
+        let registered = life.part("", "up").iter();
+        let registered = registered.filter(|event| matches!(event, Register(_)));
+        let want: &[Event] = match (life.is_good(), life.persistent_api_support) {
+            (true, 1) => &[Register(NvMem)],
+            (true, _) => &[Register(NvMem), Register(NvMemNc)],
+            // The one that was refused is the last.
+            (false, 0) if life.fail_registration == 2 => &[Register(NvMem), Register(NvMemNc)],
+            (false, _) if life.fail_registration == 1 => &[Register(NvMem)],
+            (false, _) => &[],
+        };
+        check!(registered.eq(want));
     }
 
-    #[test]
-    fn the_revocable_client_is_registered_first_and_has_the_name_that_all_look_for() -> Result {
-        looked_at(|life| {
-            let registered = life.part("", "up").iter();
-            let registered = registered.filter(|event| matches!(event, Register(_)));
-            let want: &[Event] = match (life.is_good(), life.persistent_api_support) {
-                (true, 1) => &[Register(NvMem)],
-                (true, _) => &[Register(NvMem), Register(NvMemNc)],
-                // The one that was refused is the last.
-                (false, 0) if life.fail_registration == 2 => &[Register(NvMem), Register(NvMemNc)],
-                (false, _) if life.fail_registration == 1 => &[Register(NvMem)],
-                (false, _) => &[],
-            };
-            check!(registered.eq(want));
-            Ok(())
-        })
-    }
-
-    #[test]
-    fn the_parameters_choose_the_flavours_and_who_unmaps() -> Result {
-        looked_at(|life| {
-            let unmaps =
-                |seen: &Description| (seen.can_revoke, seen.flags, seen.pointers == [0, 0]);
-            let mut seen = life.clients.iter().map(unmaps);
-            if life.is_good() {
-                if life.persistent_api_support == 0 {
-                    let by_itself = life.peerdirect_support == 0;
-                    let want = (true, u32::from(by_itself), !by_itself);
-                    same!(seen.next(), Some(want));
-                }
-                same!(seen.next(), Some((false, 0, true)));
+    fn the_parameters_choose_the_flavours_and_who_unmaps(life: Life) {
+        let unmaps = |seen: &Description| (seen.can_revoke, seen.flags, seen.pointers == [0, 0]);
+        let mut seen = life.clients.iter().map(unmaps);
+        if life.is_good() {
+            if life.persistent_api_support == 0 {
+                let by_itself = life.peerdirect_support == 0;
+                let want = (true, u32::from(by_itself), !by_itself);
+                same!(seen.next(), Some(want));
             }
-            same!(seen.next(), None);
-            Ok(())
-        })
+            same!(seen.next(), Some((false, 0, true)));
+        }
+        same!(seen.next(), None);
     }
 
-    #[test]
-    fn nothing_is_taken_before_the_module_is_up() -> Result {
-        looked_at(|life| {
-            let init = life.part("", "up");
-            same!(
-                init.contains(&Mark("asked")),
-                !life.clients.is_empty() || life.fail_registration == 2
-            );
-            check!(!init.contains(&Mark("taken")));
-            check!(!init.contains(&Pin) && !init.contains(&PinPersistent));
-            Ok(())
-        })
+    fn nothing_is_taken_before_the_module_is_up(life: Life) {
+        let init = life.part("", "up");
+        same!(
+            init.contains(&Mark("asked")),
+            !life.clients.is_empty() || life.fail_registration == 2
+        );
+        check!(!init.contains(&Mark("taken")));
+        check!(!init.contains(&Pin) && !init.contains(&PinPersistent));
     }
 
-    #[test]
-    fn a_range_goes_to_the_first_client_that_the_card_can_use() -> Result {
-        looked_at(|life| {
-            let used = life.part("up", "exit");
-            let count = |event| used.iter().filter(|have| **have == event).count();
-            let want = match (life.is_good(), life.persistent_api_support) {
-                (false, _) => (0, 0),
-                (true, 0) => (1, 1),
-                (true, _) => (0, 2),
-            };
-            same!((count(Pin), count(PinPersistent)), want);
-            same!((count(Put), count(PutPersistent)), want);
-            Ok(())
-        })
+    fn a_range_goes_to_the_first_client_that_the_card_can_use(life: Life) {
+        let used = life.part("up", "exit");
+        let count = |event| used.iter().filter(|have| **have == event).count();
+        let want = match (life.is_good(), life.persistent_api_support) {
+            (false, _) => (0, 0),
+            (true, 0) => (1, 1),
+            (true, _) => (0, 2),
+        };
+        same!((count(Pin), count(PinPersistent)), want);
+        same!((count(Put), count(PutPersistent)), want);
     }
 
     /// What the put of a table takes that was never given out.
-    #[test]
-    fn the_last_thing_is_a_fence_on_the_api_lock_where_there_are_callbacks() -> Result {
-        looked_at(|life| {
-            let exit = life.part("exit", "");
-            let want: &[Event] = match (life.is_good(), life.persistent_api_support) {
-                (true, 0) => &[Hides, Unregister(NvMemNc), Unregister(NvMem), PutNothing],
-                (true, _) => &[Hides, Unregister(NvMem)],
-                (false, _) => &[],
-            };
-            same!(exit, want);
-            Ok(())
-        })
+    fn the_last_thing_is_a_fence_on_the_api_lock_where_there_are_callbacks(life: Life) {
+        let exit = life.part("exit", "");
+        let want: &[Event] = match (life.is_good(), life.persistent_api_support) {
+            (true, 0) => &[Hides, Unregister(NvMemNc), Unregister(NvMem), PutNothing],
+            (true, _) => &[Hides, Unregister(NvMem)],
+            (false, _) => &[],
+        };
+        same!(exit, want);
     }
 
-    #[test]
-    fn an_init_that_fails_undoes_what_it_did() -> Result {
-        looked_at(|life| {
-            if life.is_good() {
-                return Ok(());
-            }
-            check!(life.clients.is_empty());
-            let init = life.part("", "up");
-            if life.fail_registration == 2 {
-                same!(
-                    init.get(init.len().saturating_sub(3)..),
-                    Some(&[Register(NvMemNc), Unregister(NvMem), PutNothing][..])
-                );
-            }
-            let count = |wanted: fn(&Event) -> bool| init.iter().filter(|e| wanted(e)).count();
-            let registered = count(|event| matches!(event, Register(_)));
-            let refused = usize::from(registered > 0);
+    fn an_init_that_fails_undoes_what_it_did(life: Life) {
+        if life.is_good() {
+            return Ok(());
+        }
+        check!(life.clients.is_empty());
+        let init = life.part("", "up");
+        if life.fail_registration == 2 {
             same!(
-                registered - refused,
-                count(|event| matches!(event, Unregister(_)))
+                init.get(init.len().saturating_sub(3)..),
+                Some(&[Register(NvMemNc), Unregister(NvMem), PutNothing][..])
             );
-            Ok(())
-        })
+        }
+        let count = |wanted: fn(&Event) -> bool| init.iter().filter(|e| wanted(e)).count();
+        let registered = count(|event| matches!(event, Register(_)));
+        let refused = usize::from(registered > 0);
+        same!(
+            registered - refused,
+            count(|event| matches!(event, Unregister(_)))
+        );
     }
 
     /// Before that, an ib_core that has the directory would find it taken.
-    #[test]
-    fn others_see_the_clients_when_ib_core_knows_all_of_them() -> Result {
-        looked_at(|life| {
-            let init = life.part("", "up");
-            let shows = init.iter().filter(|event| **event == Shows).count();
-            same!(shows, usize::from(life.is_good()));
-            check!(!life.is_good() || init.last() == Some(&Shows));
-            Ok(())
-        })
+    fn others_see_the_clients_when_ib_core_knows_all_of_them(life: Life) {
+        let init = life.part("", "up");
+        let shows = init.iter().filter(|event| **event == Shows).count();
+        same!(shows, usize::from(life.is_good()));
+        check!(!life.is_good() || init.last() == Some(&Shows));
     }
 
-    #[test]
-    fn nothing_is_left_of_it() -> Result {
-        looked_at(|life| {
-            same!(life.left, (0, 0, 0));
-            Ok(())
-        })
+    fn nothing_is_left_of_it(life: Life) {
+        same!(life.left, (0, 0, 0));
     }
-}
+);

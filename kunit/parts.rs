@@ -3,315 +3,214 @@
 //! The parts that call neither neighbour: the arithmetic as kbuild compiles it, and what is made of the
 //! kernel's own types.
 
-use kernel::prelude::*;
+use crate::{
+    device::{
+        Gpus,
+        PciAddress, //
+    },
+    extents::{
+        self,
+        Cut,
+        PageSize,
+        Run,
+        Span, //
+    },
+    module::{
+        ModuleHold,
+        Neighbour, //
+    },
+    params,
+    pci::{
+        gpu_address,
+        gpu_of,
+        BarFinder,
+        BarMapping, //
+    },
+    refusal::Refusal,
+    setup::*,
+    sg::Table,
+    sync::{
+        Lock,
+        Monitor, //
+    }, //
+};
 
-#[kunit_tests(peermem_parts)]
-mod tests {
-    use kernel::prelude::*;
+/// `count` pages with a break after each `every`.
+fn broken(count: u64, every: u64) -> impl Iterator<Item = u64> + Clone {
+    (0..count).map(move |i| (i + i / every) * KIB_64)
+}
 
-    use crate::{
-        device::{
-            Gpus,
-            PciAddress, //
-        },
-        extents::{
-            self,
-            Cut,
-            PageSize,
-            Run,
-            Span, //
-        },
-        fakes::{
-            check,
-            fail_once,
-            gpu_leaves,
-            nic,
-            nic_takes,
-            pci_steps,
-            plain_device,
-            remembered_devices,
-            same,
-            test,
-            with,
-            Call,
-            BAR,
-            BAR_LEN,
-            IO,
-            KIB_64,
-            RAM,
-            UNASSIGNED, //
-        },
-        ib_core::Device,
-        module::{
-            ModuleHold,
-            Neighbour, //
-        },
-        params,
-        pci::{
-            gpu_address,
-            gpu_of,
-            BarFinder,
-            BarMapping, //
-        },
-        refusal::Refusal,
-        sg::Table,
-        sync::{
-            Lock,
-            Monitor, //
-        }, //
-    };
+/// A page of nvidia.ko's.
+fn page(addr: u64) -> Run {
+    Run { addr, len: KIB_64 }
+}
 
-    /// `count` pages with a break after each `every`.
-    fn pages(count: u64, every: u64) -> impl Iterator<Item = u64> + Clone {
-        (0..count).map(move |i| (i + i / every) * KIB_64)
+/// Why this lies in no BAR.
+fn not_found(addr: u64, len: u64) -> Option<Refusal> {
+    BarFinder::default().find(Run { addr, len }).err()
+}
+
+suite!(
+    mod peermem_parts;
+
+    fn a_span_covers_whole_pages(_: NoClient) {
+        let span = Span::covering(0x1_ffff, 2, PageSize::KIB_64, 1 << 40);
+        same!(span.map(|s| (s.start(), s.len())), Ok((0x1_0000, 0x2_0000)));
+        let wraps = Span::covering(u64::MAX, 1, PageSize::KIB_64, 1 << 40);
+        same!(wraps.err(), Some(Refusal::Wraps));
     }
 
-    #[test]
-    fn a_span_covers_whole_pages() -> Result {
-        test(|| {
-            let span = Span::covering(0x1_ffff, 2, PageSize::KIB_64, 1 << 40);
-            same!(span.map(|s| (s.start(), s.len())), Ok((0x1_0000, 0x2_0000)));
-            let wraps = Span::covering(u64::MAX, 1, PageSize::KIB_64, 1 << 40);
-            same!(wraps.err(), Some(Refusal::Wraps));
-            Ok(())
-        })
+    fn contiguous_memory_is_one_entry_for_each_two_gib(_: NoClient) {
+        let page = PageSize::KIB_64;
+        for (gib, want) in [(1u64, 1), (4, 2), (80, 40)] {
+            let pages = extents::pages(broken((gib << 30) / KIB_64, u64::MAX), page);
+            let mut count = 0;
+            Cut::new(VA, page, 1 << 31).entries(pages, |_| count += 1);
+            same!(count, want);
+        }
     }
 
-    #[test]
-    fn contiguous_memory_is_one_entry_for_each_two_gib() -> Result {
-        test(|| {
-            let page = PageSize::KIB_64;
-            for (gib, want) in [(1u64, 1), (4, 2), (80, 40)] {
-                let pages = extents::pages(pages((gib << 30) / KIB_64, u64::MAX), page);
-                let mut count = 0;
-                Cut::new(0x7f00_0000_0000, page, 1 << 31).entries(pages, |_| count += 1);
-                same!(count, want);
-            }
-            Ok(())
-        })
-    }
-
-    #[test]
-    fn an_empty_table_is_refused() -> Result {
-        test(|| {
-            check!(
-                Table::build(core::iter::empty(), Cut::new(0, PageSize::KIB_64, 1 << 31)).is_err()
-            );
-            Ok(())
-        })
+    fn an_empty_table_is_refused(_: NoClient) {
+        let cut = Cut::new(0, PageSize::KIB_64, 1 << 31);
+        check!(Table::build(core::iter::empty(), cut).is_err());
     }
 
     /// `sg_alloc_table()` leaves numbers in the table when it fails half way.
-    #[test]
-    fn a_table_that_could_not_be_allocated_is_not_looked_at() -> Result {
-        test(|| {
-            fail_once(Call::SgAlloc, ENOMEM.to_errno())?;
-            let pages = extents::pages(pages(300, 1), PageSize::KIB_64);
-            let table = Table::build(pages, Cut::new(0, PageSize::KIB_64, 1 << 31));
-            same!(table.err(), Some(Refusal::NoMemory));
-            Ok(())
-        })
+    fn a_table_that_could_not_be_allocated_is_not_looked_at(_: NoClient) {
+        fail_once(Call::SgAlloc, ENOMEM.to_errno())?;
+        let pages = extents::pages(broken(300, 1), PageSize::KIB_64);
+        let table = Table::build(pages, Cut::new(0, PageSize::KIB_64, 1 << 31));
+        same!(table.err(), Some(Refusal::NoMemory));
     }
 
-    #[test]
-    fn only_a_pci_device_is_one() -> Result {
-        test(|| {
-            check!(Device::NULL.as_pci().is_none());
-            check!(plain_device().as_pci().is_none());
-            nic_takes(0x1234_0000);
-            let device = nic().as_pci();
-            same!(device.as_ref().map(|d| d.max_segment()), Some(0x1234_0000));
-            // One more reference, and both given back.
-            drop(device.clone());
-            Ok(())
-        })
+    fn only_a_pci_device_is_one(_: NoClient) {
+        check!(Device::NULL.as_pci().is_none());
+        check!(plain_device().as_pci().is_none());
+        fake_nic_max_segment(0x1234_0000);
+        let device = nic().as_pci();
+        same!(device.as_ref().map(|d| d.max_segment()), Some(0x1234_0000));
+        // One more reference, and both given back.
+        drop(device.clone());
     }
 
-    #[test]
-    fn only_a_memory_bar_that_has_addresses_is_a_bar() -> Result {
-        test(|| {
-            let find = |addr, len| BarFinder::default().find(Run { addr, len }).err();
-            same!(find(BAR, KIB_64), None);
-            same!(find(BAR, BAR_LEN), None);
-            same!(find(BAR + BAR_LEN - KIB_64, KIB_64), None);
-            for (addr, len) in [
-                (BAR - 1, KIB_64),
-                (BAR, BAR_LEN + 1),
-                (BAR + BAR_LEN - KIB_64, KIB_64 + 1),
-                (BAR + BAR_LEN, 1),
-                (BAR, u64::MAX),
-                (u64::MAX, 1),
-                (0, 1),
-                (IO, KIB_64),
-                (UNASSIGNED, KIB_64),
-                // No address with a struct page, whatever calls it a BAR.
-                (RAM, KIB_64),
-            ] {
-                same!(find(addr, len), Some(Refusal::NotInBar));
-            }
-            Ok(())
-        })
+    fn only_a_memory_bar_that_has_addresses_is_a_bar(_: NoClient) {
+        same!(not_found(BAR, KIB_64), None);
+        same!(not_found(BAR, BAR_LEN), None);
+        same!(not_found(BAR + BAR_LEN - KIB_64, KIB_64), None);
+        for (addr, len) in [
+            (BAR - 1, KIB_64),
+            (BAR, BAR_LEN + 1),
+            (BAR + BAR_LEN - KIB_64, KIB_64 + 1),
+            (BAR + BAR_LEN, 1),
+            (BAR, u64::MAX),
+            (u64::MAX, 1),
+            (0, 1),
+            (IO, KIB_64),
+            (UNASSIGNED, KIB_64),
+            // No address with a struct page, whatever calls it a BAR.
+            (RAM, KIB_64),
+        ] {
+            same!(not_found(addr, len), Some(Refusal::NotInBar));
+        }
     }
 
     /// The finder remembers a BAR: not for what does not lie in it.
-    #[test]
-    fn a_bar_that_is_remembered_is_still_looked_at() -> Result {
-        test(|| {
-            let mut finder = BarFinder::default();
-            let mut find = |addr, len| finder.find(Run { addr, len }).err();
-            same!(find(BAR, KIB_64), None);
-            same!(find(BAR + BAR_LEN, KIB_64), Some(Refusal::NotInBar));
-            same!(find(BAR + KIB_64, KIB_64), None);
-            same!(find(RAM, KIB_64), Some(Refusal::NotInBar));
-            same!(find(BAR + 2 * KIB_64, KIB_64), None);
-            Ok(())
-        })
+    fn a_bar_that_is_remembered_is_still_looked_at(_: NoClient) {
+        let mut finder = BarFinder::default();
+        for (addr, want) in [
+            (BAR, None),
+            (BAR + BAR_LEN, Some(Refusal::NotInBar)),
+            (BAR + KIB_64, None),
+            (RAM, Some(Refusal::NotInBar)),
+            (BAR + 2 * KIB_64, None),
+        ] {
+            same!(finder.find(page(addr)).err(), want);
+        }
     }
 
     /// From finder to finder, as from registration to registration.
-    #[test]
-    fn the_owner_of_a_bar_is_looked_for_once() -> Result {
-        test(|| {
-            let find = |addr, len| {
-                let before = pci_steps();
-                let found = BarFinder::default().find(Run { addr, len }).err();
-                (found, pci_steps() - before)
-            };
-            // Past the card, to the GPU.
-            same!(find(BAR, KIB_64), (None, 2));
-            same!(remembered_devices(), 1);
-            for page in 0..4 {
-                same!(find(BAR + page * KIB_64, KIB_64), (None, 0));
-            }
-            // What lies in no BAR of it is looked for in all, to the end.
-            let refused = Some(Refusal::NotInBar);
-            same!(find(BAR + BAR_LEN, KIB_64), (refused, 3));
-            same!(find(BAR + 9 * KIB_64, KIB_64), (None, 0));
-            same!(remembered_devices(), 1);
-            Ok(())
-        })
+    fn the_owner_of_a_bar_is_looked_for_once(_: NoClient) {
+        let find = |addr| {
+            let before = fake_pci_steps();
+            (not_found(addr, KIB_64), fake_pci_steps() - before)
+        };
+        // Past the card, to the GPU.
+        same!(find(BAR), (None, 2));
+        same!(fake_remembered(), 1);
+        for page in 0..4 {
+            same!(find(BAR + page * KIB_64), (None, 0));
+        }
+        // What lies in no BAR of it is looked for in all, to the end.
+        same!(find(BAR + BAR_LEN), (Some(Refusal::NotInBar), 3));
+        same!(find(BAR + 9 * KIB_64), (None, 0));
+        same!(fake_remembered(), 1);
     }
 
-    #[test]
-    fn a_device_that_was_pulled_out_is_not_found_by_what_was_remembered() -> Result {
-        test(|| {
-            let find = || {
-                let len = KIB_64;
-                BarFinder::default().find(Run { addr: BAR, len }).err()
-            };
-            same!(find(), None);
-            gpu_leaves();
-            same!(find(), Some(Refusal::NotInBar));
-            same!(
-                gpu_of(&Run {
-                    addr: BAR,
-                    len: KIB_64
-                }),
-                Gpus::default()
-            );
-            Ok(())
-        })
+    fn a_device_that_was_pulled_out_is_not_found_by_what_was_remembered(_: NoClient) {
+        same!(not_found(BAR, KIB_64), None);
+        fake_gpu_leaves();
+        same!(not_found(BAR, KIB_64), Some(Refusal::NotInBar));
+        same!(gpu_of(&page(BAR)), Gpus::default());
     }
 
-    #[test]
-    fn a_gpu_has_the_number_and_the_address_of_its_device() -> Result {
-        test(|| {
-            same!(
-                gpu_of(&Run {
-                    addr: BAR,
-                    len: KIB_64
-                }),
-                Gpus::one(0)
-            );
-            // As the fakes have it: domain 3, bus 0x81, device 2, function 1.
-            same!(gpu_address(0), Some(PciAddress(3 << 16 | 0x8111)));
-            same!(gpu_address(1), None);
-            let mut finder = BarFinder::default();
-            same!(finder.gpus(), Gpus::default());
-            let run = Run {
-                addr: BAR,
-                len: KIB_64,
-            };
-            check!(finder.find(run).is_ok());
-            same!(finder.gpus(), Gpus::one(0));
-            // Memory is not looked for.
-            let before = pci_steps();
-            same!(
-                gpu_of(&Run {
-                    addr: RAM,
-                    len: KIB_64
-                }),
-                Gpus::default()
-            );
-            same!(pci_steps(), before);
-            Ok(())
-        })
+    fn a_gpu_has_the_number_and_the_address_of_its_device(_: NoClient) {
+        same!(gpu_of(&page(BAR)), Gpus::one(0));
+        // As the fakes have it: domain 3, bus 0x81, device 2, function 1.
+        same!(gpu_address(0), Some(PciAddress(3 << 16 | 0x8111)));
+        same!(gpu_address(1), None);
+        let mut finder = BarFinder::default();
+        same!(finder.gpus(), Gpus::default());
+        check!(finder.find(page(BAR)).is_ok());
+        same!(finder.gpus(), Gpus::one(0));
+        // Memory is not looked for.
+        let before = fake_pci_steps();
+        same!(gpu_of(&page(RAM)), Gpus::default());
+        same!(fake_pci_steps(), before);
     }
 
-    #[test]
-    fn a_mapping_that_fails_half_way_leaves_nothing_mapped() -> Result {
-        test(|| {
-            let device = nic().as_pci().ok_or(ENODEV)?;
-            let mut bars = BarFinder::default();
-            let runs = [0, 2, 4].map(|page| {
-                bars.find(Run {
-                    addr: BAR + page * KIB_64,
-                    len: KIB_64,
-                })
-            });
-            let runs = || runs.iter().filter_map(|run| run.as_ref().ok());
-            for nth in 1..=3 {
-                crate::fakes::fail(Call::BarMap, nth, 1, EIO.to_errno())?;
-                let refused = BarMapping::map(&device, runs()).err();
-                let mapped = u64::from(nth - 1) * KIB_64;
-                same!(refused, Some(Refusal::MapResource { mapped }));
-                crate::fakes::nothing_mapped();
-            }
-            let mapping = BarMapping::map(&device, runs()).map_err(|_| EIO)?;
-            same!(mapping.runs().len(), 3);
-            Ok(())
-        })
+    fn a_mapping_that_fails_half_way_leaves_nothing_mapped(_: NoClient) {
+        let device = nic().as_pci().ok_or(ENODEV)?;
+        let mut bars = BarFinder::default();
+        let runs = [0, 2, 4].map(|number| bars.find(page(BAR + number * KIB_64)));
+        let runs = || runs.iter().filter_map(|run| run.as_ref().ok());
+        for nth in 1..=3 {
+            fail(Call::BarMap, nth, 1, EIO.to_errno())?;
+            let refused = BarMapping::map(&device, runs()).err();
+            let mapped = u64::from(nth - 1) * KIB_64;
+            same!(refused, Some(Refusal::MapResource { mapped }));
+            nothing_mapped();
+        }
+        let mapping = BarMapping::map(&device, runs()).map_err(|_| EIO)?;
+        same!(mapping.runs().len(), 3);
     }
 
-    #[test]
-    fn locks_guard_and_monitors_wait_no_longer_than_they_must() -> Result {
-        test(|| {
-            let lock = KBox::pin_init(Lock::new(1), GFP_KERNEL)?;
-            lock.with(|n| *n += 1);
-            same!(lock.with(|n| *n), 2);
-            let monitor = KBox::pin_init(Monitor::new(false), GFP_KERNEL)?;
-            monitor.with(|done| *done = true);
-            monitor.wait_while(|done| !*done);
-            monitor.notify_all();
-            Ok(())
-        })
+    fn locks_guard_and_monitors_wait_no_longer_than_they_must(_: NoClient) {
+        let lock = KBox::pin_init(Lock::new(1), GFP_KERNEL)?;
+        lock.with(|n| *n += 1);
+        same!(lock.with(|n| *n), 2);
+        let monitor = KBox::pin_init(Monitor::new(false), GFP_KERNEL)?;
+        monitor.with(|done| *done = true);
+        monitor.wait_while(|done| !*done);
+        monitor.notify_all();
     }
 
-    #[test]
-    fn a_hold_keeps_the_module_until_it_is_dropped() -> Result {
-        test(|| {
-            let hold = ModuleHold::try_new();
-            check!(hold.is_some());
-            same!(with(|world| world.holds), 1);
-            drop(hold);
-            same!(with(|world| world.holds), 0);
-            with(|world| world.going = true);
-            check!(ModuleHold::try_new().is_none());
-            Ok(())
-        })
+    fn a_hold_keeps_the_module_until_it_is_dropped(_: NoClient) {
+        let hold = ModuleHold::try_new();
+        check!(hold.is_some());
+        same!(with(|world| world.holds), 1);
+        drop(hold);
+        same!(with(|world| world.holds), 0);
+        with(|world| world.going = true);
+        check!(ModuleHold::try_new().is_none());
     }
 
     /// What of it is read goes with it.
-    #[test]
-    fn a_neighbour_that_goes_is_not_looked_at() -> Result {
-        test(|| {
-            let look = || Neighbour::look(c"nvidia_peermem_kunit");
-            check!(look().is_some_and(|found| found.version() == params::version()));
-            same!(with(|world| world.holds), 0);
-            with(|world| world.going = true);
-            check!(look().is_none());
-            check!(Neighbour::look(c"none of that name").is_none());
-            Ok(())
-        })
+    fn a_neighbour_that_goes_is_not_looked_at(_: NoClient) {
+        let look = || Neighbour::look(c"nvidia_peermem_kunit");
+        check!(look().is_some_and(|found| found.version() == params::version()));
+        same!(with(|world| world.holds), 0);
+        with(|world| world.going = true);
+        check!(look().is_none());
+        check!(Neighbour::look(c"none of that name").is_none());
     }
-}
+);

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! What the tests begin with: clients that are registered, and ranges to register.
+//! How a suite is written down ([`suite!`]), what its cases begin with ([`SetUp`]), and all that they use.
 
 use kernel::{
-    prelude::*,
     str::CStr,
     sync::atomic::{
         Atomic,
@@ -12,27 +11,85 @@ use kernel::{
 };
 
 use crate::{
-    clients::{
-        self,
-        Ready, //
-    },
+    clients,
     extents::PageSize,
-    fakes::KIB_64,
     ib::{
-        self,
         Client,
-        Invalidation,
         Registration,
         RevokerCell,
         Ticket, //
     },
-    ib_core::Request,
     params,
     pci::PciDevice,
     refusal::Refusal,
     sg::LentTable,
     tally::Statistics, //
 };
+
+pub(crate) use kernel::prelude::*;
+
+pub(crate) use crate::{
+    clients::Ready,
+    fakes::{
+        Event::*,
+        Name::*,
+        *, //
+    },
+    ib::Invalidation::{
+        self,
+        ClientUnmaps,
+        CoreUnmaps, //
+    },
+    ib_core::*, //
+};
+
+/// A suite of KUnit's: one case a function, which takes what the case begins with, a [`SetUp`].
+///
+/// In parentheses, and with nothing but items in them, for rustfmt looks into such macros alone.
+macro_rules! suite {
+    (
+        mod $suite:ident;
+        $(
+            $(#[$($attribute:tt)*])*
+            fn $case:ident($up:tt: $setup:ident $(,)?) { $($body:tt)* }
+        )*
+    ) => {
+        #[kernel::prelude::kunit_tests($suite)]
+        mod tests {
+            use super::*;
+
+            $(
+                $(#[$($attribute)*])*
+                #[test]
+                fn $case() -> Result {
+                    <$setup as $crate::setup::SetUp>::case(|$up: &$setup| -> Result {
+                        $($body)*
+                        Ok(())
+                    })
+                }
+            )*
+        }
+    };
+}
+
+pub(crate) use suite;
+
+/// What a case begins with.
+pub(crate) trait SetUp: Sized {
+    fn case(body: impl FnMut(&Self) -> Result) -> Result;
+}
+
+/// Runs a case in a world of its own, with these clients and an empty log.
+fn run<U>(clients: impl FnOnce() -> Result<U>, mut body: impl FnMut(&U) -> Result) -> Result {
+    test(|| {
+        let up = clients()?;
+        log();
+        body(&up)?;
+        same!(with(|world| world.holds), 0);
+        drop(up);
+        Ok(())
+    })
+}
 
 /// Where the tests' GPU memory begins.
 pub(crate) const VA: u64 = 0x7f00_0000_0000;
@@ -45,6 +102,23 @@ pub(crate) fn pages(count: u64) -> Request {
     Request::new(VA, (count * KIB_64) as usize)
 }
 
+/// The range that most cases register.
+pub(crate) fn range() -> Request {
+    pages(PAGES)
+}
+
+/// Memory that is pinned from now on lies like that.
+pub(crate) fn lies(layout: Layout) {
+    with(|world| world.table.address = layout);
+}
+
+/// Registers a range, whose calls are not looked at.
+pub(crate) fn mapped(request: Request) -> Result<Umem> {
+    let umem = get(request)?;
+    log();
+    Ok(umem)
+}
+
 /// A client that ib_core knows, in a module that is up.
 ///
 /// The order of the fields is the order in which they are dropped.
@@ -53,25 +127,120 @@ pub(crate) struct Up<C: Client> {
     _registration: Registration<C>,
 }
 
-/// The client whose pins nobody takes away, alone.
-pub(crate) fn persistent() -> Result<Up<clients::Persistent>> {
-    persistent_as(c"nv_mem")
-}
-
-pub(crate) fn persistent_as(name: &CStr) -> Result<Up<clients::Persistent>> {
+pub(crate) fn persistent(name: &CStr) -> Result<Up<clients::Persistent>> {
     Ok(Up {
-        _registration: Registration::new(name, params::version(), Invalidation::ClientUnmaps)?,
+        _registration: Registration::new(name, params::version(), ClientUnmaps)?,
         _ready: Ready::new(),
     })
 }
 
-/// The client whose pins go when the memory is freed, alone.
 pub(crate) fn revocable(invalidation: Invalidation) -> Result<Up<OfTest>> {
     OfTest::next();
     Ok(Up {
         _registration: Registration::new(c"nv_mem", params::version(), invalidation)?,
         _ready: Ready::new(),
     })
+}
+
+/// No client is registered.
+pub(crate) type NoClient = ();
+/// The client whose pins nobody takes away, alone.
+pub(crate) type PersistentClient = Up<clients::Persistent>;
+/// The client whose pins go when the memory is freed, alone. It unmaps by itself.
+pub(crate) type RevocableClient = Up<OfTest>;
+/// Both, in the order in which the module registers them.
+pub(crate) type BothClients = (RevocableClient, PersistentClient);
+/// The revocable client alone, where ib_core unmaps: `peerdirect_support=1`.
+pub(crate) struct CoreUnmapsClient {
+    _up: Up<OfTest>,
+}
+
+impl SetUp for NoClient {
+    fn case(body: impl FnMut(&Self) -> Result) -> Result {
+        run(|| Ok(()), body)
+    }
+}
+
+impl SetUp for PersistentClient {
+    fn case(body: impl FnMut(&Self) -> Result) -> Result {
+        run(|| persistent(c"nv_mem"), body)
+    }
+}
+
+impl SetUp for RevocableClient {
+    fn case(body: impl FnMut(&Self) -> Result) -> Result {
+        run(|| revocable(ClientUnmaps), body)
+    }
+}
+
+impl SetUp for BothClients {
+    fn case(body: impl FnMut(&Self) -> Result) -> Result {
+        let clients = || Ok((revocable(ClientUnmaps)?, persistent(c"nv_mem_nc")?));
+        run(clients, body)
+    }
+}
+
+impl SetUp for CoreUnmapsClient {
+    fn case(body: impl FnMut(&Self) -> Result) -> Result {
+        let client = || revocable(CoreUnmaps).map(|_up| CoreUnmapsClient { _up });
+        run(client, body)
+    }
+}
+
+/// Both clients, and a card for which one of them is asked. The case is run for each card.
+pub(crate) struct EachCard {
+    /// The revocable client is asked.
+    pub(crate) can_lose: bool,
+    // What the client calls.
+    pub(crate) pin: Event,
+    pub(crate) map: Event,
+    pub(crate) unmap: Event,
+    pub(crate) put: Event,
+}
+
+impl EachCard {
+    pub(crate) const CAN_LOSE: EachCard = EachCard {
+        can_lose: true,
+        pin: Pin,
+        map: BarMap,
+        unmap: BarUnmap,
+        put: Put,
+    };
+    pub(crate) const CANNOT_LOSE: EachCard = EachCard {
+        can_lose: false,
+        pin: PinPersistent,
+        map: Map,
+        unmap: Unmap,
+        put: PutPersistent,
+    };
+
+    pub(crate) fn pages(&self, count: u64) -> Request {
+        self.asks(pages(count))
+    }
+
+    pub(crate) fn range(&self) -> Request {
+        self.asks(range())
+    }
+
+    /// The request, of this card.
+    pub(crate) fn asks(&self, request: Request) -> Request {
+        Request {
+            can_lose: self.can_lose,
+            ..request
+        }
+    }
+}
+
+impl SetUp for EachCard {
+    fn case(mut body: impl FnMut(&Self) -> Result) -> Result {
+        BothClients::case(|_| {
+            for card in [EachCard::CAN_LOSE, EachCard::CANNOT_LOSE] {
+                log();
+                body(&card)?;
+            }
+            Ok(())
+        })
+    }
 }
 
 /// [`clients::Revocable`], but for the cell: a client that revokes can be registered once, and each
@@ -112,7 +281,7 @@ impl Client for OfTest {
     }
 
     fn page_size(region: &Self::Region) -> PageSize {
-        <clients::Revocable as ib::Client>::page_size(region)
+        <clients::Revocable as Client>::page_size(region)
     }
 
     fn statistics() -> &'static Statistics {
