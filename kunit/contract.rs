@@ -130,7 +130,7 @@ suite!(
         range.addr += 0x1234_0000;
         get(range)?.release();
         same!(recorded() - before, 0);
-        for times in [2, 2] {
+        for times in rows([2, 2]) {
             fail_once(Call::Pin, ENOMEM.to_errno())?;
             fail_once(Call::PinPersistent, ENOMEM.to_errno())?;
             check!(not_mine(range));
@@ -143,18 +143,18 @@ suite!(
 
     /// The context is looked at wherever `acquire` says so.
     fn acquire_that_says_not_mine_leaves_the_context_and_has_nothing(_: BothClients) {
-        for code in [EINVAL, ENOMEM, EIO, ENODEV, EBUSY] {
+        for code in rows([EINVAL, ENOMEM, EIO, ENODEV, EBUSY]) {
             fail_once(Call::Pin, code.to_errno())?;
             fail_once(Call::PinPersistent, code.to_errno())?;
             check!(not_mine(range()));
             logged![Acquire, Pin, Acquire, PinPersistent];
-            same!(with(|world| world.holds), 0);
+            same!(holds(), 0);
         }
     }
 
     /// Neither as success nor as anything else: ib_core would make a pointer of it.
     fn a_positive_code_of_a_pin_is_a_refusal(_: BothClients) {
-        for code in [1, 5, c_int::MAX] {
+        for code in rows([1, 5, c_int::MAX]) {
             fail_once(Call::Pin, code)?;
             fail_once(Call::PinPersistent, code)?;
             check!(not_mine(range()));
@@ -162,7 +162,7 @@ suite!(
     }
 
     fn a_range_that_is_none_is_not_pinned(_: BothClients) {
-        for (addr, len) in [
+        for (addr, len) in rows([
             (VA, 0),
             (0, 0),
             (u64::MAX, 1),
@@ -170,7 +170,7 @@ suite!(
             (VA, usize::MAX),
             (0, (1 << 40) + 1),
             (1, 1 << 40),
-        ] {
+        ]) {
             check!(not_mine(Request::new(addr, len)));
             logged![Acquire, Acquire];
         }
@@ -212,8 +212,8 @@ suite!(
     /// What pins memory keeps the module loaded.
     fn a_region_holds_the_module(card: EachCard) {
         let umem = get(card.range())?;
-        check!(with(|world| world.holds) > 0);
+        check!(holds() > 0);
         umem.release();
-        same!(with(|world| world.holds), 0);
+        same!(holds(), 0);
     }
 );

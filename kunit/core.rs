@@ -662,11 +662,11 @@ impl Peer {
         if self.client.can_revoke {
             core(|core| core.peers.push(self.clone(), GFP_KERNEL)).map_err(|_| Failed::Fake)?;
         }
-        let ops = self.client.ops();
         record(Event::GetPages);
+        let get_pages = self.client.ops().get_pages;
         // CAST: As in `acquire`.
         // SAFETY: The client's function, as the contract has it: the context is its own.
-        let ret = ops.get_pages.map_or(0, |get_pages| unsafe {
+        let ret = get_pages.map_or(0, |get_pages| unsafe {
             get_pages(
                 self.request.addr as usize,
                 self.request.len,
@@ -693,13 +693,8 @@ impl Peer {
         mapping.state = State::Mapped;
         let entries = self.look(mapping).map_err(|_| Failed::Fake)?;
         record(Event::PageSize);
-        // SAFETY: As above.
-        let page_size = ops
-            .get_page_size
-            .map_or(0, |get| unsafe { get(self.context()) });
-        check!(page_size.is_power_of_two() && page_size >= PAGE_SIZE);
-        // CAST: As above.
-        let page_size = page_size as u64;
+        let page_size = self.page_size();
+        check!(page_size.is_power_of_two() && page_size >= PAGE_SIZE as u64);
         if page_size != PAGE_SIZE as u64 {
             self.trim(mapping, page_size);
         }
@@ -718,6 +713,13 @@ impl Peer {
         self.client.ops().dma_map.map_or(0, |dma_map| unsafe {
             dma_map(table, self.context(), self.request.device.0, 0, nmap)
         })
+    }
+
+    fn page_size(&self) -> u64 {
+        let get = self.client.ops().get_page_size;
+        // CAST: 64 bits are not less.
+        // SAFETY: The client's function, as the contract has it.
+        get.map_or(0, |get| unsafe { get(self.context()) } as u64)
     }
 
     fn put_pages(&self, mapping: &mut Mapping) {
@@ -863,12 +865,8 @@ impl Umem {
         self.peer.ticket
     }
 
-    /// The client's name for it.
     pub(crate) fn page_size(&self) -> u64 {
-        let get = self.peer.client.ops().get_page_size;
-        // CAST: As in `map`.
-        // SAFETY: The client's function, as the contract has it.
-        get.map_or(0, |get| unsafe { get(self.peer.context()) } as u64)
+        self.peer.page_size()
     }
 
     /// As no ib_core does: maps a region that is mapped.

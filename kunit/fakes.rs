@@ -11,7 +11,9 @@
 //! its tests one after another, each inside [`test`].
 
 use core::{
+    iter,
     mem,
+    panic::Location,
     ptr::{
         self,
         NonNull, //
@@ -83,10 +85,8 @@ const SIZE_64: u32 = 1;
 /// What nvidia.ko leaves in the pointer to a page table when it fails.
 const GARBAGE: usize = 0xdead_4000;
 
-// Of `fakes.h`.
-//
-// SAFETY: As there. Those that are safe take no pointers but to their results, and what they look at is there for
-// as long as a test runs.
+// As in `fakes.h`. A safe one takes numbers, or references for its results, and the devices and objects that it looks at
+// are there for as long as a test runs.
 unsafe extern "C" {
     safe fn fake_machine_new() -> c_int;
     safe fn fake_machine_free();
@@ -418,6 +418,9 @@ global_lock! {
     unsafe(uninit) static LIFE: Mutex<Option<Life>> = None;
 }
 
+/// How often a check failed.
+static FAILED: Atomic<u32> = Atomic::new(0);
+
 /// The task that holds nvidia.ko's API lock, or 0.
 static API_OWNER: Atomic<usize> = Atomic::new(0);
 
@@ -528,11 +531,34 @@ pub(crate) fn reach(point: Point) {
 
 /// Has the test fail, and go on. From any thread.
 pub(crate) fn fails(file: &CStr, line: u32, text: fmt::Arguments<'_>) {
+    FAILED.fetch_add(1, Relaxed);
     let text = CString::try_from_fmt(text);
     let text = text.as_deref().unwrap_or(c"(no memory for the text)");
     // SAFETY: Both are strings that outlive the call.
     // CAST: Line numbers are small.
     unsafe { fake_test_fails(file.as_char_ptr(), line as c_int, text.as_char_ptr()) };
+}
+
+/// The rows of a table: where a check of one fails, the test says which row that was.
+#[track_caller]
+pub(crate) fn rows<T>(table: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
+    let at = Location::caller();
+    let mut failed = FAILED.load(Relaxed);
+    let mut rows = table.into_iter();
+    let mut number = 0;
+    iter::from_fn(move || {
+        if FAILED.load(Relaxed) != failed {
+            let (file, line) = (at.file(), at.line());
+            fails(
+                c"table",
+                line,
+                fmt!("that was row {} of {}:{}", number, file, line),
+            );
+            failed = FAILED.load(Relaxed);
+        }
+        number += 1;
+        rows.next()
+    })
 }
 
 /// Has the test fail if `condition` does not hold.
@@ -688,6 +714,11 @@ pub(crate) fn plain_device() -> ib_core::Device {
 /// Has the test fail if anything is mapped.
 pub(crate) fn nothing_mapped() {
     same!(with(|world| world.mappings.len() + world.bar.len()), 0);
+}
+
+/// How often the module is held.
+pub(crate) fn holds() -> i64 {
+    with(|world| world.holds)
 }
 
 /// How many pins nvidia.ko has.

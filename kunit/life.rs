@@ -63,7 +63,7 @@ pub(crate) fn live(module: &'static ThisModule) -> Result {
             result,
             log: log(),
             clients,
-            left: (with(|world| world.holds), pins(), fake_remembered()),
+            left: (holds(), pins(), fake_remembered()),
         })
     })?;
     remember(life);

@@ -31,7 +31,7 @@ suite!(
 
     fn entries_are_the_pages_at_their_dma_addresses(card: EachCard) {
         // Number of the first page and of pages.
-        for (layout, want) in [
+        for (layout, want) in rows([
             (CONTIGUOUS, &[(0, 6)][..]),
             // A break after two.
             (
@@ -44,7 +44,7 @@ suite!(
             ),
             // One page for all.
             (|_| BAR + 9 * KIB_64, &[(9, 1); 6]),
-        ] {
+        ]) {
             lies(layout);
             let umem = get(card.pages(6))?;
             let want = want.iter().map(|(page, count)| Entry {
@@ -61,9 +61,9 @@ suite!(
     /// is used: ib_core walks the one and counts by the other.
     fn nents_is_orig_nents_and_what_dma_map_says(card: EachCard) {
         lies(|page| BAR + (page + page / 3) * KIB_64);
-        for count in [
+        for count in rows([
             1, 2, 31, 32, 33, 64, 127, 128, 129, 159, 160, 254, 255, 256, 1000, 5000,
-        ] {
+        ]) {
             let umem = get(card.pages(count * 3))?;
             same!(umem.entries().len() as u64, count);
             let want = (0..count).map(|entry| BAR + DMA_OFFSET + 4 * entry * KIB_64);
@@ -74,7 +74,7 @@ suite!(
 
     fn an_entry_ends_at_two_gib_and_at_what_the_card_takes(card: EachCard) {
         let gib = (1 << 30) / KIB_64;
-        for (count, segment, want) in [
+        for (count, segment, want) in rows([
             (4 * gib, 1 << 31, 2),
             (4 * gib, u32::MAX, 2),
             (gib, 1 << 31, 1),
@@ -83,7 +83,7 @@ suite!(
             (16, 1 << 17, 8),
             // Never less than a page of nvidia.ko's.
             (16, 4096, 16),
-        ] {
+        ]) {
             fake_nic_max_segment(segment);
             let umem = get(card.pages(count))?;
             same!(umem.entries().len(), want);
@@ -93,14 +93,14 @@ suite!(
 
     fn ib_core_trims_the_first_and_the_last_entry_and_writes_them_back(card: EachCard) {
         let page = PAGE_SIZE as u64;
-        for (layout, segment) in [
+        for (layout, segment) in rows([
             (CONTIGUOUS, 1 << 31),
             (CONTIGUOUS, 1 << 16),
             (EVERY_OTHER, 1 << 31),
-        ] {
+        ]) {
             lies(layout);
             fake_nic_max_segment(segment);
-            for (skip, len) in [
+            for (skip, len) in rows([
                 (0, 1),
                 (0, KIB_64),
                 (page, KIB_64 - page),
@@ -108,7 +108,7 @@ suite!(
                 (KIB_64 - page, page),
                 (3 * page + 17, 3 * KIB_64 + 100),
                 (1, 4 * KIB_64 - 2),
-            ] {
+            ]) {
                 // CAST: Small.
                 let umem = get(card.asks(Request::new(VA + skip, len as usize)))?;
                 let first = (VA + skip) & !(page - 1);
@@ -125,10 +125,10 @@ suite!(
     }
 
     fn the_page_size_is_that_of_the_table(card: EachCard) {
-        for (code, size, layout) in [
+        for (code, size, layout) in rows([
             (1, KIB_64, CONTIGUOUS),
             (2, 2 * KIB_64, EVERY_OTHER), //
-        ] {
+        ]) {
             lies(layout);
             with(|world| (world.table.page_size, world.mapping.page_size) = (code, code));
             let umem = get(card.range())?;
@@ -139,7 +139,7 @@ suite!(
     }
 
     fn a_card_that_is_no_pci_device_gets_enodev(card: EachCard) {
-        for device in [Device::NULL, plain_device()] {
+        for device in rows([Device::NULL, plain_device()]) {
             let mut request = card.range();
             request.device = device;
             same!(failure(request), Some(Failed::DmaMap(ENODEV.to_errno())));
@@ -160,7 +160,7 @@ suite!(
     /// An IOMMU's page tables for it come from memory that may not be waited for.
     fn a_long_revocable_region_is_mapped_in_steps_with_rests_between(_: RevocableClient) {
         let request = pages(2 * MAX_STEP / KIB_64 + 1);
-        for nth in 1..=3 {
+        for nth in rows(1..=3) {
             fail(Call::BarMap, nth, 1, EIO.to_errno())?;
             same!(failure(request), Some(Failed::DmaMap(EINVAL.to_errno())));
             nothing_mapped();
@@ -178,7 +178,7 @@ suite!(
 
     /// ib_core makes a pointer of whatever is not 0, and sees an error in few of them.
     fn what_dma_map_returns_is_zero_or_an_errno(_: BothClients) {
-        for (code, want) in [
+        for (code, want) in rows([
             (-1, -1),
             (-5, -5),
             (-12, -12),
@@ -191,7 +191,7 @@ suite!(
             (1, EINVAL.to_errno()),
             (5, EINVAL.to_errno()),
             (c_int::MAX, EINVAL.to_errno()),
-        ] {
+        ]) {
             // The other client calls no function of nvidia.ko's there.
             fail_once(Call::Map, code)?;
             let failed = failure(EachCard::CANNOT_LOSE.range());
@@ -202,7 +202,7 @@ suite!(
     /// A table of more than 256 entries: of its three chunks each, and the last one cut to its length.
     fn a_scatter_list_that_cannot_be_allocated_leaves_nothing_mapped(card: EachCard) {
         lies(EVERY_OTHER);
-        for nth in 1..=4 {
+        for nth in rows(1..=4) {
             fail(Call::SgAlloc, nth, 1, ENOMEM.to_errno())?;
             let failed = failure(card.pages(300));
             same!(failed, Some(Failed::DmaMap(ENOMEM.to_errno())));
@@ -220,7 +220,7 @@ suite!(
     /// nvidia.ko, which maps for the other client, maps all or nothing.
     fn a_mapping_that_fails_half_way_is_undone(_: BothClients) {
         lies(EVERY_OTHER);
-        for nth in 1..=4 {
+        for nth in rows(1..=4) {
             fail(Call::BarMap, nth, 1, EIO.to_errno())?;
             log();
             let failed = failure(pages(4));

@@ -62,7 +62,7 @@ suite!(
 
     fn contiguous_memory_is_one_entry_for_each_two_gib(_: NoClient) {
         let page = PageSize::KIB_64;
-        for (gib, want) in [(1u64, 1), (4, 2), (80, 40)] {
+        for (gib, want) in rows([(1u64, 1), (4, 2), (80, 40)]) {
             let pages = extents::pages(broken((gib << 30) / KIB_64, u64::MAX), page);
             let mut count = 0;
             Cut::new(VA, page, 1 << 31).entries(pages, |_| count += 1);
@@ -97,7 +97,7 @@ suite!(
         same!(not_found(BAR, KIB_64), None);
         same!(not_found(BAR, BAR_LEN), None);
         same!(not_found(BAR + BAR_LEN - KIB_64, KIB_64), None);
-        for (addr, len) in [
+        for (addr, len) in rows([
             (BAR - 1, KIB_64),
             (BAR, BAR_LEN + 1),
             (BAR + BAR_LEN - KIB_64, KIB_64 + 1),
@@ -109,7 +109,7 @@ suite!(
             (UNASSIGNED, KIB_64),
             // No address with a struct page, whatever calls it a BAR.
             (RAM, KIB_64),
-        ] {
+        ]) {
             same!(not_found(addr, len), Some(Refusal::NotInBar));
         }
     }
@@ -117,13 +117,13 @@ suite!(
     /// The finder remembers a BAR: not for what does not lie in it.
     fn a_bar_that_is_remembered_is_still_looked_at(_: NoClient) {
         let mut finder = BarFinder::default();
-        for (addr, want) in [
+        for (addr, want) in rows([
             (BAR, None),
             (BAR + BAR_LEN, Some(Refusal::NotInBar)),
             (BAR + KIB_64, None),
             (RAM, Some(Refusal::NotInBar)),
             (BAR + 2 * KIB_64, None),
-        ] {
+        ]) {
             same!(finder.find(page(addr)).err(), want);
         }
     }
@@ -173,7 +173,7 @@ suite!(
         let mut bars = BarFinder::default();
         let runs = [0, 2, 4].map(|number| bars.find(page(BAR + number * KIB_64)));
         let runs = || runs.iter().filter_map(|run| run.as_ref().ok());
-        for nth in 1..=3 {
+        for nth in rows(1..=3) {
             fail(Call::BarMap, nth, 1, EIO.to_errno())?;
             let refused = BarMapping::map(&device, runs()).err();
             let mapped = u64::from(nth - 1) * KIB_64;
@@ -197,9 +197,9 @@ suite!(
     fn a_hold_keeps_the_module_until_it_is_dropped(_: NoClient) {
         let hold = ModuleHold::try_new();
         check!(hold.is_some());
-        same!(with(|world| world.holds), 1);
+        same!(holds(), 1);
         drop(hold);
-        same!(with(|world| world.holds), 0);
+        same!(holds(), 0);
         with(|world| world.going = true);
         check!(ModuleHold::try_new().is_none());
     }
@@ -208,7 +208,7 @@ suite!(
     fn a_neighbour_that_goes_is_not_looked_at(_: NoClient) {
         let look = || Neighbour::look(c"nvidia_peermem_kunit");
         check!(look().is_some_and(|found| found.version() == params::version()));
-        same!(with(|world| world.holds), 0);
+        same!(holds(), 0);
         with(|world| world.going = true);
         check!(look().is_none());
         check!(Neighbour::look(c"none of that name").is_none());

@@ -11,7 +11,7 @@ fn table(change: impl FnOnce(&mut TableForm), revocable: bool, persistent: bool)
         world.table = TableForm::GOOD;
         change(&mut world.table);
     });
-    for card in [EachCard::CAN_LOSE, EachCard::CANNOT_LOSE] {
+    for card in rows([EachCard::CAN_LOSE, EachCard::CANNOT_LOSE]) {
         let can_lose = card.can_lose;
         log();
         let failed = failure(card.range());
@@ -33,7 +33,7 @@ suite!(
     mod peermem_provider;
 
     fn tables_of_1_2_and_of_2_x_are_known_and_no_others(_: BothClients) {
-        for (version, known) in [
+        for (version, known) in rows([
             (0x0001_0002, true),
             (0x0001_0003, true),
             (0x0002_0000, true),
@@ -43,13 +43,13 @@ suite!(
             (0x0000_0002, false),
             (0x0003_0000, false),
             (u32::MAX, false),
-        ] {
+        ]) {
             table(|form| form.version = version, known, known)?;
         }
     }
 
     fn tables_have_pages_of_64_or_128_kib(_: BothClients) {
-        for page_size in [0, 3, u32::MAX] {
+        for page_size in rows([0, 3, u32::MAX]) {
             table(|form| form.page_size = page_size, false, false)?;
         }
         // The mapping's pages are checked against the table's.
@@ -65,7 +65,7 @@ suite!(
     }
 
     fn a_table_has_exactly_the_pages_of_the_range(_: BothClients) {
-        for surplus in [-4, -1, 1, 100] {
+        for surplus in rows([-4, -1, 1, 100]) {
             table(|form| form.surplus = surplus, false, false)?;
         }
         table(|form| form.no_pages = true, false, false)?;
@@ -85,7 +85,7 @@ suite!(
     }
 
     fn memory_outside_a_bar_is_for_the_persistent_client(_: BothClients) {
-        for address in [
+        for address in rows([
             (|page| IO + page * KIB_64) as Layout,
             |page| UNASSIGNED + page * KIB_64,
             |page| RAM + page * KIB_64,
@@ -93,7 +93,7 @@ suite!(
             |page| BAR + BAR_LEN - 3 * KIB_64 + page * KIB_64,
             // The last page alone.
             |page| if page == 3 { IO } else { EVERY_OTHER(page) },
-        ] {
+        ]) {
             table(|form| form.address = address, false, true)?;
         }
         let last = |page| BAR + BAR_LEN - 4 * KIB_64 + page * KIB_64;
@@ -103,7 +103,7 @@ suite!(
     fn success_without_a_table_is_a_refusal(_: PersistentClient) {
         with(|world| world.table.no_table = true);
         check!(not_mine(range()));
-        same!(with(|world| world.holds), 0);
+        same!(holds(), 0);
         forget_pins();
     }
 
@@ -111,14 +111,14 @@ suite!(
     fn a_revocable_pin_without_a_table_holds_the_module_until_its_callback(_: RevocableClient) {
         with(|world| world.table.no_table = true);
         check!(not_mine(range()));
-        same!(with(|world| world.holds), 1);
+        same!(holds(), 1);
         calls!(free_memory() => Acquire, Pin, Callback, CallbackReturns);
     }
 
     /// One that is refused is unmapped, if it is one.
     fn a_mapping_is_one_of_2_3_with_the_pages_of_its_table(_: PersistentClient) {
         let refused = Some(Failed::DmaMap(EINVAL.to_errno()));
-        for (change, want) in [
+        for (change, want) in rows([
             ((|_| ()) as fn(&mut MappingForm), None),
             (|form| form.version = 0x0002_0004, None),
             (|form| form.version = 0x0002_0002, refused),
@@ -129,7 +129,7 @@ suite!(
             (|form| form.surplus = 1, refused),
             (|form| form.surplus = -1, refused),
             (|form| form.no_addresses = true, refused),
-        ] {
+        ]) {
             with(|world| {
                 world.mapping = MappingForm::GOOD;
                 change(&mut world.mapping);
@@ -164,13 +164,13 @@ suite!(
         umem.release();
         with(|world| world.nothing_fails());
         same!(pins(), 1);
-        check!(with(|world| world.holds) > 0);
+        check!(holds() > 0);
         free_memory();
     }
 
     /// Any failure has dropped the GPU's reference already.
     fn a_persistent_put_that_fails_is_not_tried_again(_: PersistentClient) {
-        for code in [ENOMEM, EIO, EINVAL, EBUSY, ENODEV] {
+        for code in rows([ENOMEM, EIO, EINVAL, EBUSY, ENODEV]) {
             let umem = get(range())?;
             fail_once(Call::PutPersistent, code.to_errno())?;
             umem.stop();
@@ -188,7 +188,7 @@ suite!(
         umem.stop();
         log();
         calls!(umem.release() => Release, Put);
-        check!(with(|world| world.holds) > 0);
+        check!(holds() > 0);
         calls!(free_memory() => Callback, CallbackReturns);
     }
 
@@ -217,7 +217,7 @@ suite!(
         same!(pins(), 1);
         // The module, but not the client: that can be unregistered.
         drop(up);
-        check!(with(|world| world.holds) > 0);
+        check!(holds() > 0);
         log();
         calls!(free_memory() => Callback, CallbackReturns);
     }
@@ -237,7 +237,7 @@ suite!(
         let (_, number) = callback_of_first_pin().ok_or(ENOENT)?;
         check!(number != gone);
         log();
-        for number in [gone, 0, usize::MAX] {
+        for number in rows([gone, 0, usize::MAX]) {
             calls!(call_back_again(callback, number) => );
         }
         umem.release();

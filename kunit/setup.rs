@@ -85,7 +85,7 @@ fn run<U>(clients: impl FnOnce() -> Result<U>, mut body: impl FnMut(&U) -> Resul
         let up = clients()?;
         log();
         body(&up)?;
-        same!(with(|world| world.holds), 0);
+        same!(holds(), 0);
         drop(up);
         Ok(())
     })
@@ -143,7 +143,7 @@ pub(crate) fn revocable(invalidation: Invalidation) -> Result<Up<OfTest>> {
 }
 
 /// No client is registered.
-pub(crate) type NoClient = ();
+pub(crate) struct NoClient;
 /// The client whose pins nobody takes away, alone.
 pub(crate) type PersistentClient = Up<clients::Persistent>;
 /// The client whose pins go when the memory is freed, alone. It unmaps by itself.
@@ -157,7 +157,7 @@ pub(crate) struct CoreUnmapsClient {
 
 impl SetUp for NoClient {
     fn case(body: impl FnMut(&Self) -> Result) -> Result {
-        run(|| Ok(()), body)
+        run(|| Ok(NoClient), body)
     }
 }
 
@@ -234,7 +234,7 @@ impl EachCard {
 impl SetUp for EachCard {
     fn case(mut body: impl FnMut(&Self) -> Result) -> Result {
         BothClients::case(|_| {
-            for card in [EachCard::CAN_LOSE, EachCard::CANNOT_LOSE] {
+            for card in rows([EachCard::CAN_LOSE, EachCard::CANNOT_LOSE]) {
                 log();
                 body(&card)?;
             }

@@ -178,7 +178,7 @@ suite!(
     }
 
     fn a_stranger_s_is_left_alone_though_it_lacks_a_client(_: NoClient) {
-        for client in [None, Some(FIRST)] {
+        for client in rows([None, Some(FIRST)]) {
             occupy(client);
             let peers = MemoryPeers::look(FIRST)?.show(&two());
             check!(!shows(Some(SECOND), None));
@@ -210,13 +210,13 @@ suite!(
     }
 
     fn what_could_not_be_made_whole_is_not_there_at_all(_: NoClient) {
-        for (call, nth, want) in [
+        for (call, nth, want) in rows([
             (Call::Kobject, 1, &[][..]),
             (Call::Kobject, 2, &[Shows, Hides]),
             (Call::Kobject, 3, &[Shows, Hides]),
             (Call::Group, 1, &[Shows, Hides]),
             (Call::Group, 2, &[Shows, Hides]),
-        ] {
+        ]) {
             fail(call, nth, 1, 0)?;
             let peers = MemoryPeers::look(FIRST)?.show(&two());
             check!(!shows(None, None));
@@ -303,7 +303,7 @@ suite!(
         // Behind the end, where one comes.
         let umem = get(range())?;
         let last = entries::book(Book::last);
-        for cursor in [&idle, &other, &reader, &idle] {
+        for cursor in rows([&idle, &other, &reader, &idle]) {
             same!(number(cursor.find(first)), Some(last));
             same!(number(cursor.find(last + 1)), None);
         }
@@ -379,7 +379,7 @@ suite!(
     }
 
     fn a_registration_that_fails_counts_for_nothing(_: PersistentClient) {
-        for call in [Call::PinPersistent, Call::Map, Call::SgAlloc] {
+        for call in rows([Call::PinPersistent, Call::Map, Call::SgAlloc]) {
             fail(call, 1, 1, -12)?;
             let of = Persistent::statistics();
             let gain = added(of, || check!(failure(range()).is_some()));
@@ -397,7 +397,7 @@ suite!(
 
     fn where_core_unmaps_all_of_it_counts_with_the_revocation(_: CoreUnmapsClient) {
         let of = Revocable::statistics();
-        for form in [Form::Modern, Form::Ofed49] {
+        for form in rows([Form::Modern, Form::Ofed49]) {
             let mut request = range();
             request.form = form;
             let umem = get(request)?;
