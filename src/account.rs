@@ -90,3 +90,7 @@ impl Drop for Charge {
         });
     }
 }
+
+#[cfg(all(test, feature = "unit"))]
+#[path = "account/tests.rs"]
+mod tests;

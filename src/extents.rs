@@ -244,3 +244,7 @@ impl Cut {
         });
     }
 }
+
+#[cfg(all(test, feature = "unit"))]
+#[path = "extents/tests.rs"]
+mod tests;

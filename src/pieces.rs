@@ -252,3 +252,7 @@ where
         }
     }
 }
+
+#[cfg(all(test, feature = "unit"))]
+#[path = "pieces/tests.rs"]
+mod tests;

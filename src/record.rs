@@ -270,3 +270,7 @@ impl Journal {
         }
     }
 }
+
+#[cfg(all(test, feature = "unit"))]
+#[path = "record/tests.rs"]
+mod tests;

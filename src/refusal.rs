@@ -452,3 +452,7 @@ impl Event {
         },
     ];
 }
+
+#[cfg(all(test, feature = "unit"))]
+#[path = "refusal/tests.rs"]
+mod tests;

@@ -2,23 +2,15 @@
 
 //! The life of a persistent registration.
 
-use std::sync::Arc;
-
 use crate::extents::PageSize;
-use crate::fakes::FakeDevice;
-use crate::fakes::World;
-use crate::fakes::DMA_BASE;
+use crate::fakes::env::PciDevice;
+use crate::fakes::provider::DMA_BASE;
+use crate::fakes::world::World;
 use crate::mode::Mode;
 use crate::refusal::Refusal;
 use crate::region::Region;
 
 const MIB: u64 = 1 << 20;
-
-fn device(world: &Arc<World>) -> FakeDevice {
-    FakeDevice {
-        world: world.clone(),
-    }
-}
 
 #[test]
 fn one_pin_one_map_one_unmap_one_unpin() {
@@ -29,7 +21,7 @@ fn one_pin_one_map_one_unmap_one_unpin() {
         (region.span().start(), region.span().len()),
         (0x1_0000_0000, 2 * MIB + 0x10000)
     );
-    let table = region.map(&device(&world)).expect("mapped");
+    let table = region.map(&PciDevice::default()).expect("mapped");
     assert_eq!(table.len(), 1);
     assert_eq!(
         (table[0].addr, table[0].len),
@@ -46,7 +38,7 @@ fn one_pin_one_map_one_unmap_one_unpin() {
 fn release_without_unmap_unmaps_first() {
     let world = World::at(0x2_0000_0000);
     let region = Region::pin(0x2_0000_0000, MIB).expect("pinned");
-    region.map(&device(&world)).expect("mapped");
+    region.map(&PciDevice::default()).expect("mapped");
     drop(region);
     assert_eq!(
         world.take_log(),
@@ -58,12 +50,12 @@ fn release_without_unmap_unmaps_first() {
 fn the_table_outlives_unmap() {
     let world = World::at(0x3_0000_0000);
     let region = Region::pin(0x3_0000_0000, MIB).expect("pinned");
-    region.map(&device(&world)).expect("mapped");
+    region.map(&PciDevice::default()).expect("mapped");
     region.unmap();
     region.unmap();
     assert_eq!(world.take_log(), ["pin", "map", "unmap"]);
     assert_eq!(
-        region.map(&device(&world)).err(),
+        region.map(&PciDevice::default()).err(),
         Some(Refusal::MappedTwice)
     );
     drop(region);
@@ -73,7 +65,7 @@ fn the_table_outlives_unmap() {
 #[test]
 fn a_refused_pin_leaves_nothing() {
     let world = World::at(0x4_0000_0000);
-    world.fail("pin");
+    world.provider.refuses.set(Some(crate::refusal::ENOMEM));
     let refusal = Region::pin(0x4_0000_0000, MIB).err();
     assert_eq!(refusal, Some(Refusal::Pin(crate::refusal::ENOMEM)));
     assert_eq!(world.take_log(), ["pin"]);
@@ -84,7 +76,10 @@ fn a_failed_map_leaves_the_pin_alone() {
     let world = World::at(0x5_0000_0000);
     let region = Region::pin(0x5_0000_0000, MIB).expect("pinned");
     world.fail("map");
-    assert_eq!(region.map(&device(&world)).err(), Some(Refusal::Map(-5)));
+    assert_eq!(
+        region.map(&PciDevice::default()).err(),
+        Some(Refusal::Map(-5))
+    );
     region.unmap();
     drop(region);
     assert_eq!(world.take_log(), ["pin", "map", "unpin"]);
@@ -95,7 +90,10 @@ fn a_table_that_cannot_be_built_undoes_the_mapping() {
     let world = World::at(0x6_0000_0000);
     let region = Region::pin(0x6_0000_0000, MIB).expect("pinned");
     world.fail("table");
-    assert_eq!(region.map(&device(&world)).err(), Some(Refusal::NoMemory));
+    assert_eq!(
+        region.map(&PciDevice::default()).err(),
+        Some(Refusal::NoMemory)
+    );
     assert_eq!(world.take_log(), ["pin", "map", "unmap"]);
     drop(region);
     assert_eq!(world.take_log(), ["unpin"]);

@@ -6,31 +6,42 @@
 use std::sync::mpsc;
 use std::sync::Arc;
 use std::sync::Mutex;
+use std::sync::MutexGuard;
 use std::thread;
 use std::time::Duration;
 
 use crate::extents::PageSize;
 use crate::extents::Span;
-use crate::fakes::lock;
+use crate::fakes::provider::DMA_BASE;
+use crate::fakes::world::world;
+use crate::fakes::world::World;
 use crate::pin::freed;
 use crate::pin::Held;
 use crate::pin::Revoke;
-use crate::provider::record;
-use crate::provider::take_log;
-use crate::provider::world;
-use crate::provider::EXITING;
-use crate::provider::FREED_AT_ONCE;
-use crate::provider::NO_PIN;
-use crate::provider::NO_TABLE;
-use crate::provider::OTHER;
-use crate::provider::PLAIN;
-use crate::provider::PROCESS;
-use crate::provider::WORLD;
 use crate::refusal::Refusal;
-use crate::refusal::EINVAL;
 use crate::refusal::ENOMEM;
 
 const EIO: i32 = -5;
+
+/// Two allocations.
+const ONE: u64 = 0x10_0000;
+const OTHER: u64 = 0x20_0000;
+
+fn record(what: &str) {
+    world().provider.record(what);
+}
+
+fn on_get(hook: fn(&World)) {
+    world().provider.on_get.set(Some(Box::new(hook)));
+}
+
+fn take_log() -> Vec<String> {
+    world().provider.take_log()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("no test panics with a lock held")
+}
 
 /// Holds its pins, as a region does, and loses them while it is revoked if it is told to.
 #[derive(Default)]
@@ -57,7 +68,7 @@ impl Region {
     }
 
     fn read(&self) -> Result<u64, Refusal> {
-        lock(&self.pins)[0].read(|table| Ok(table.table()))
+        lock(&self.pins)[0].read(|table| Ok(table.table().read().addresses[0] - DMA_BASE))
     }
 }
 
@@ -76,10 +87,10 @@ impl Revoke for Region {
 
 #[test]
 fn a_pin_is_read_and_put() {
-    let region = Region::new(&[PLAIN]).expect("pinned");
-    assert_eq!(region.read(), Ok(PLAIN));
+    let region = Region::new(&[ONE]).expect("pinned");
+    assert_eq!(region.read(), Ok(ONE));
     region.release();
-    let want = ["get 1", "alone", "put 0x100000", "let go", "released"];
+    let want = ["get 1", "alone", "put 1", "let go", "released"];
     assert_eq!(take_log(), want);
     for never in [0, 2, usize::MAX] {
         freed(never);
@@ -90,27 +101,19 @@ fn a_pin_is_read_and_put() {
 /// It had said 0, and done nothing. From now on it is asked.
 #[test]
 fn a_callback_after_the_put() {
-    let region = Region::new(&[PLAIN]).expect("pinned");
+    let region = Region::new(&[ONE]).expect("pinned");
     region.release();
     take_log();
     freed(1);
     assert_eq!(take_log(), ["late"]);
-    let region = Region::new(&[PLAIN]).expect("pinned");
+    let region = Region::new(&[ONE]).expect("pinned");
     region.release();
     let want = [
-        "get 2",
-        "get 3",
-        "alone",
-        "put 0x100000",
-        "let go",
-        "alone",
-        "put 0x100000",
-        "let go",
-        "released",
+        "get 2", "get 3", "alone", "put 3", "let go", "alone", "put 2", "let go", "released",
     ];
     assert_eq!(take_log(), want);
-    let region = Region::new(&[PLAIN]).expect("pinned");
-    *lock(&world().unlisted) = true;
+    let region = Region::new(&[ONE]).expect("pinned");
+    world().provider.unlisted.set(true);
     region.release();
     drop(region);
     assert_eq!(
@@ -123,19 +126,11 @@ fn a_callback_after_the_put() {
 
 #[test]
 fn a_process_that_exits_is_asked_for() {
-    EXITING.set(true);
-    let region = Region::new(&[PLAIN]).expect("pinned");
+    world().exits.set(true);
+    let region = Region::new(&[ONE]).expect("pinned");
     region.release();
     let want = [
-        "get 1",
-        "get 2",
-        "alone",
-        "put 0x100000",
-        "let go",
-        "alone",
-        "put 0x100000",
-        "let go",
-        "released",
+        "get 1", "get 2", "alone", "put 2", "let go", "alone", "put 1", "let go", "released",
     ];
     assert_eq!(take_log(), want);
 }
@@ -143,9 +138,9 @@ fn a_process_that_exits_is_asked_for() {
 /// The provider would say 0 to its put, and call back later.
 #[test]
 fn a_process_that_exits_unlisted_keeps_the_slot_until_the_callback() {
-    EXITING.set(true);
-    let region = Region::new(&[PLAIN]).expect("pinned");
-    *lock(&world().unlisted) = true;
+    world().exits.set(true);
+    let region = Region::new(&[ONE]).expect("pinned");
+    world().provider.unlisted.set(true);
     region.release();
     drop(region);
     assert_eq!(
@@ -159,9 +154,12 @@ fn a_process_that_exits_unlisted_keeps_the_slot_until_the_callback() {
 /// Not unlisted: there is nothing left to be pinned, nor to be kept.
 #[test]
 fn a_callback_while_the_provider_is_asked() {
-    EXITING.set(true);
-    let region = Region::new(&[PLAIN]).expect("pinned");
-    *lock(&world().frees) = Some(Err(Refusal::Pin(EINVAL)));
+    world().exits.set(true);
+    let region = Region::new(&[ONE]).expect("pinned");
+    on_get(|world| {
+        world.free();
+        world.provider.unlisted.set(true);
+    });
     region.release();
     let want = [
         "get 1", "get 2", "revoke", "let go", "alone", "let go", "released",
@@ -172,21 +170,13 @@ fn a_callback_while_the_provider_is_asked() {
 /// The page is that of other memory by then, pinned to ask and put again.
 #[test]
 fn memory_freed_and_made_anew_while_the_provider_is_asked() {
-    EXITING.set(true);
-    let region = Region::new(&[PLAIN]).expect("pinned");
-    *lock(&world().frees) = Some(Ok(OTHER));
+    world().exits.set(true);
+    let region = Region::new(&[ONE]).expect("pinned");
+    on_get(World::free);
     region.release();
     drop(region);
     let want = [
-        "get 1",
-        "get 2",
-        "revoke",
-        "alone",
-        "put 0x200000",
-        "let go",
-        "alone",
-        "let go",
-        "released",
+        "get 1", "get 2", "revoke", "alone", "put 2", "let go", "alone", "let go", "released",
     ];
     assert_eq!(take_log(), want);
 }
@@ -194,9 +184,9 @@ fn memory_freed_and_made_anew_while_the_provider_is_asked() {
 /// That says nothing of the list.
 #[test]
 fn a_provider_that_cannot_be_asked_keeps_the_slot() {
-    EXITING.set(true);
-    let region = Region::new(&[PLAIN]).expect("pinned");
-    *lock(&world().refuses) = Some(ENOMEM);
+    world().exits.set(true);
+    let region = Region::new(&[ONE]).expect("pinned");
+    world().provider.refuses.set(Some(ENOMEM));
     region.release();
     drop(region);
     assert_eq!(
@@ -210,7 +200,7 @@ fn a_provider_that_cannot_be_asked_keeps_the_slot() {
             "released"
         ]
     );
-    *lock(&world().refuses) = None;
+    world().provider.refuses.set(None);
     freed(1);
     assert_eq!(take_log(), ["revoke", "let go"]);
 }
@@ -218,20 +208,20 @@ fn a_provider_that_cannot_be_asked_keeps_the_slot() {
 /// The first page's pin is as any.
 #[test]
 fn what_was_pinned_to_ask_and_cannot_be_put_keeps_the_slot() {
-    EXITING.set(true);
-    let region = Region::new(&[PLAIN]).expect("pinned");
-    *lock(&world().failing) = vec![EIO];
+    world().exits.set(true);
+    let region = Region::new(&[ONE]).expect("pinned");
+    world().provider.failing.replace(vec![EIO]);
     region.release();
     drop(region);
     let want = [
         "get 1",
         "get 2",
         "alone",
-        "put 0x100000",
+        "put 2",
         "kept",
         "Failed(-5)",
         "alone",
-        "put 0x100000",
+        "put 1",
         "let go",
         "released",
     ];
@@ -242,7 +232,7 @@ fn what_was_pinned_to_ask_and_cannot_be_put_keeps_the_slot() {
 
 #[test]
 fn a_revoked_pin_is_neither_read_nor_put() {
-    let region = Region::new(&[PLAIN]).expect("pinned");
+    let region = Region::new(&[ONE]).expect("pinned");
     freed(1);
     assert_eq!(region.read(), Err(Refusal::Revoked));
     region.release();
@@ -251,7 +241,8 @@ fn a_revoked_pin_is_neither_read_nor_put() {
 
 #[test]
 fn a_callback_before_get_returns() {
-    let region = Region::new(&[FREED_AT_ONCE]).expect("pinned");
+    world().provider.on_pin.set(Some(Box::new(World::free)));
+    let region = Region::new(&[ONE]).expect("pinned");
     assert_eq!(region.read(), Err(Refusal::Revoked));
     region.release();
     assert_eq!(take_log(), ["get 1", "revoke", "let go", "released"]);
@@ -259,13 +250,15 @@ fn a_callback_before_get_returns() {
 
 #[test]
 fn a_failed_get_leaves_nothing() {
-    assert_eq!(Region::new(&[NO_PIN]).err(), Some(Refusal::Pin(ENOMEM)));
+    world().provider.refuses.set(Some(ENOMEM));
+    assert_eq!(Region::new(&[ONE]).err(), Some(Refusal::Pin(ENOMEM)));
     assert_eq!(take_log(), ["get 1", "let go"]);
 }
 
 #[test]
 fn a_get_without_a_table_leaves_what_its_callback_needs() {
-    assert_eq!(Region::new(&[NO_TABLE]).err(), Some(Refusal::Pin(0)));
+    world().provider.no_table.set(true);
+    assert_eq!(Region::new(&[ONE]).err(), Some(Refusal::Pin(0)));
     assert_eq!(take_log(), ["get 1"]);
     freed(1);
     assert_eq!(take_log(), ["revoke", "let go"]);
@@ -273,8 +266,8 @@ fn a_get_without_a_table_leaves_what_its_callback_needs() {
 
 #[test]
 fn another_process_keeps_the_slot_until_the_callback() {
-    let region = Region::new(&[PLAIN]).expect("pinned");
-    PROCESS.set(2);
+    let region = Region::new(&[ONE]).expect("pinned");
+    world().become_process(2);
     region.release();
     drop(region);
     assert_eq!(take_log(), ["get 1", "kept", "OtherProcess", "released"]);
@@ -286,7 +279,7 @@ fn another_process_keeps_the_slot_until_the_callback() {
 /// one to give back the API lock.
 #[test]
 fn release_in_a_callback_keeps_the_other_pins_of_the_region() {
-    let region = Region::new(&[PLAIN, OTHER]).expect("pinned");
+    let region = Region::new(&[ONE, OTHER]).expect("pinned");
     *lock(&region.release) = true;
     freed(1);
     let want = [
@@ -303,45 +296,29 @@ fn release_in_a_callback_keeps_the_other_pins_of_the_region() {
     freed(2);
     assert_eq!(take_log(), ["revoke", "let go"]);
     // And with the callback over, this thread puts again.
-    Region::new(&[PLAIN]).expect("pinned").release();
-    let want = ["get 3", "alone", "put 0x100000", "let go", "released"];
+    Region::new(&[ONE]).expect("pinned").release();
+    let want = ["get 3", "alone", "put 3", "let go", "released"];
     assert_eq!(take_log(), want);
 }
 
 #[test]
 fn release_after_one_callback_puts_the_other_pins() {
-    let region = Region::new(&[PLAIN, OTHER]).expect("pinned");
+    let region = Region::new(&[ONE, OTHER]).expect("pinned");
     freed(1);
     region.release();
     let want = [
-        "get 1",
-        "get 2",
-        "revoke",
-        "let go",
-        "alone",
-        "put 0x200000",
-        "let go",
-        "released",
+        "get 1", "get 2", "revoke", "let go", "alone", "put 2", "let go", "released",
     ];
     assert_eq!(take_log(), want);
 }
 
 #[test]
 fn a_put_without_memory_is_tried_again_with_the_gate_open_between() {
-    let region = Region::new(&[PLAIN]).expect("pinned");
-    *lock(&world().failing) = vec![ENOMEM, ENOMEM];
+    let region = Region::new(&[ONE]).expect("pinned");
+    world().provider.failing.replace(vec![ENOMEM, ENOMEM]);
     region.release();
     let want = [
-        "get 1",
-        "alone",
-        "put 0x100000",
-        "again",
-        "alone",
-        "put 0x100000",
-        "again",
-        "alone",
-        "put 0x100000",
-        "let go",
+        "get 1", "alone", "put 1", "again", "alone", "put 1", "again", "alone", "put 1", "let go",
         "released",
     ];
     assert_eq!(take_log(), want);
@@ -349,18 +326,11 @@ fn a_put_without_memory_is_tried_again_with_the_gate_open_between() {
 
 #[test]
 fn a_put_that_failed_keeps_the_slot_until_the_callback() {
-    let region = Region::new(&[PLAIN]).expect("pinned");
-    *lock(&world().failing) = vec![EIO];
+    let region = Region::new(&[ONE]).expect("pinned");
+    world().provider.failing.replace(vec![EIO]);
     region.release();
     drop(region);
-    let want = [
-        "get 1",
-        "alone",
-        "put 0x100000",
-        "kept",
-        "Failed(-5)",
-        "released",
-    ];
+    let want = ["get 1", "alone", "put 1", "kept", "Failed(-5)", "released"];
     assert_eq!(take_log(), want);
     freed(1);
     assert_eq!(take_log(), ["revoke", "let go"]);
@@ -368,13 +338,13 @@ fn a_put_that_failed_keeps_the_slot_until_the_callback() {
 
 #[test]
 fn a_callback_waits_for_who_reads_the_table() {
-    let region = Region::new(&[PLAIN]).expect("pinned");
+    let region = Region::new(&[ONE]).expect("pinned");
     let (done, is_done) = mpsc::channel();
     let shared = world();
     thread::scope(|s| {
         let read = lock(&region.pins)[0].read(|_| {
             s.spawn(move || {
-                WORLD.set(shared);
+                shared.enter();
                 freed(1);
                 done.send(()).expect("the test waits");
             });

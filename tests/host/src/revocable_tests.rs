@@ -9,12 +9,11 @@ use std::thread;
 use std::time::Duration;
 
 use crate::extents::PageSize;
-use crate::fakes::lock;
-use crate::fakes::FakeDevice;
-use crate::fakes::FakeTicket;
-use crate::fakes::World;
-use crate::fakes::DMA_BASE;
-use crate::fakes::IOMMU_OFFSET;
+use crate::fakes::env::PciDevice;
+use crate::fakes::env::Ticket;
+use crate::fakes::env::IOMMU_OFFSET;
+use crate::fakes::provider::DMA_BASE;
+use crate::fakes::world::World;
 use crate::mode::Mode;
 use crate::refusal::Refusal;
 use crate::revocable::Lease;
@@ -34,13 +33,12 @@ impl Registration {
     }
 
     fn admit(&self) -> Result<(), Refusal> {
-        self.lease.admit(FakeTicket(self.world.clone()))
+        self.lease.admit(Ticket::default())
     }
 
     fn map(&self) -> Result<usize, Refusal> {
-        let world = self.world.clone();
         self.lease
-            .map(&FakeDevice { world })
+            .map(&PciDevice::default())
             .map(|table| table.len())
     }
 
@@ -62,8 +60,7 @@ fn without_a_callback() {
         (r.lease.span().start(), r.lease.span().len()),
         (0x11_0000_0000, MIB)
     );
-    let world = r.world.clone();
-    let table = r.lease.map(&FakeDevice { world }).expect("mapped");
+    let table = r.lease.map(&PciDevice::default()).expect("mapped");
     assert_eq!(table[0].addr, DMA_BASE + IOMMU_OFFSET);
     assert_eq!(r.map().err(), Some(Refusal::MappedTwice));
     r.lease.unmap();
@@ -78,7 +75,7 @@ fn without_a_callback() {
 #[test]
 fn callback_before_the_pin_returns() {
     let world = World::at(0x12_0000_0000);
-    *lock(&world.on_pin) = Some(Box::new(|world| world.free()));
+    world.provider.on_pin.set(Some(Box::new(World::free)));
     let refusal = Lease::pin(0x12_0000_0000, MIB).err();
     assert_eq!(refusal, Some(Refusal::Revoked));
     assert_eq!(
@@ -146,7 +143,7 @@ fn ib_core_may_unmap_inside_its_revocation() {
     let world = r.world.clone();
     let lease = Arc::new(r.lease);
     let inner = lease.clone();
-    *lock(&world.on_revoke) = Some(Box::new(move |_| inner.unmap()));
+    world.on_revoke.set(Some(Box::new(move |_| inner.unmap())));
     world.free();
     let want = [
         "callback",
@@ -165,7 +162,9 @@ fn release_on_the_callbacks_own_thread() {
     let r = Registration::up(0x17_0000_0000);
     let world = r.world.clone();
     let mut lease = Some(r.lease);
-    *lock(&world.on_revoke) = Some(Box::new(move |_| drop(lease.take())));
+    world
+        .on_revoke
+        .set(Some(Box::new(move |_| drop(lease.take()))));
     world.free();
     let want = [
         "callback",
@@ -185,16 +184,20 @@ fn release_waits_for_a_callback_in_ib_core() {
     let world = r.world.clone();
     let (in_core, is_in_core) = mpsc::channel();
     let (let_go, may_go) = mpsc::channel::<()>();
-    *lock(&world.on_revoke) = Some(Box::new(move |_| {
+    world.on_revoke.set(Some(Box::new(move |_| {
         in_core.send(()).expect("the test waits");
         may_go.recv().expect("the test lets go");
-    }));
+    })));
     thread::scope(|s| {
-        let callback = s.spawn(|| world.free());
+        let callback = s.spawn(|| {
+            world.enter();
+            world.free();
+        });
         is_in_core.recv().expect("the callback comes to ib_core");
         let (released, is_released) = mpsc::channel();
         let record = world.clone();
         s.spawn(move || {
+            record.enter();
             drop(r.lease);
             record.record("released");
             released.send(()).expect("the test waits");
@@ -221,13 +224,10 @@ fn a_callback_after_release_calls_nobody() {
     let r = Registration::up(0x19_0000_0000);
     r.lease.unmap();
     // Another process releases: the provider keeps the pin.
-    r.world.fail("unpin");
+    r.world.become_process(2);
     let world = r.world.clone();
     drop(r);
-    assert_eq!(
-        world.take_log(),
-        ["unmap", "unpin by a stranger", "table freed"]
-    );
+    assert_eq!(world.take_log(), ["unmap", "kept", "table freed"]);
     world.free();
     assert_eq!(world.take_log(), ["callback", "callback returns"]);
 }
@@ -253,8 +253,15 @@ fn free_beside_release_at_random() {
         let r = Registration::up(0x20_0000_0000 + round * 0x100_0000);
         let world = r.world.clone();
         thread::scope(|s| {
-            s.spawn(|| world.free());
-            s.spawn(move || drop(r.lease));
+            s.spawn(|| {
+                world.enter();
+                world.free();
+            });
+            let world = world.clone();
+            s.spawn(move || {
+                world.enter();
+                drop(r.lease);
+            });
         });
         let log = world.take_log();
         let count = |what| log.iter().filter(|&&w| w == what).count();

@@ -11,24 +11,23 @@ use crate::device::Gpus;
 use crate::device::PciAddress;
 use crate::extents::PageSize;
 use crate::extents::Span;
-use crate::fakes::enter;
-use crate::fakes::gone;
-use crate::fakes::in_roll;
-use crate::fakes::lock;
-use crate::fakes::released;
-use crate::fakes::roll;
-use crate::fakes::Allocation;
-use crate::fakes::FakeDevice;
-use crate::fakes::FakeTicket;
-use crate::fakes::Stand;
-use crate::fakes::World;
-use crate::fakes::HCA;
-use crate::fakes::MAX_PIECES;
+use crate::fakes::env::max_pieces;
+use crate::fakes::env::PciDevice;
+use crate::fakes::env::Stand;
+use crate::fakes::env::Ticket;
+use crate::fakes::env::HCA;
+use crate::fakes::provider::Allocation;
+use crate::fakes::world::in_roll;
+use crate::fakes::world::world;
+use crate::fakes::world::Roll;
+use crate::fakes::world::World;
 use crate::mode::Mode;
 use crate::record::Flavour;
 use crate::record::Task;
 use crate::refusal::Refusal;
+use crate::refusal::ENOMEM;
 use crate::region::Region;
+use crate::registry::Book;
 use crate::registry::Counts;
 use crate::registry::Event;
 use crate::registry::Line;
@@ -39,12 +38,6 @@ use crate::revocable::Lease;
 
 const MIB: u64 = 1 << 20;
 
-fn device(world: &Arc<World>) -> FakeDevice {
-    FakeDevice {
-        world: world.clone(),
-    }
-}
-
 fn at(number: u32) -> Option<PciAddress> {
     // Numbers as the module gives them, in another order than the addresses.
     [0x1_4100, 0x0_8110, 0x0_8108]
@@ -54,6 +47,10 @@ fn at(number: u32) -> Option<PciAddress> {
 
 fn line(living: &Living) -> String {
     Line { living, gpu: at }.to_string()
+}
+
+fn roll() -> Arc<Roll> {
+    world().roll.clone()
 }
 
 /// Of all that stand on this test's roll: number and state.
@@ -129,7 +126,7 @@ fn domains_have_as_many_digits_as_they_need() {
 
 #[test]
 fn a_persistent_life() {
-    let world = World::at(0x40_0000_0000);
+    World::at(0x40_0000_0000);
     let start = 0x40_0000_1000;
     let region = Region::pin(start, 2 * MIB).expect("pinned");
     let len = 2 * MIB + 0x1_0000;
@@ -141,7 +138,7 @@ fn a_persistent_life() {
              entries=0 gpus=0001:41:00.0 hca=- tgid=154 pid=155 since=6.119592 comm=a\\x20test\\x3d"
         )
     );
-    region.map(&device(&world)).expect("mapped");
+    region.map(&PciDevice::default()).expect("mapped");
     let mapped = roll().all()[0];
     assert_eq!(
         (mapped.state, mapped.entries, mapped.hca),
@@ -195,9 +192,9 @@ fn a_persistent_one_is_shown_until_it_is_unpinned() {
     let region = Region::pin(0x41_0000_0000, MIB).expect("pinned");
     let shown = Arc::new(AtomicBool::new(false));
     let seen = shown.clone();
-    *lock(&world.on_unpin) = Some(Box::new(move |_| {
+    world.on_unpin.set(Some(Box::new(move |_| {
         seen.store(standing() == [(1, State::Pinned)], Ordering::SeqCst);
-    }));
+    })));
     drop(region);
     assert!(shown.load(Ordering::SeqCst), "gone before it was unpinned");
     assert_eq!(standing(), []);
@@ -206,7 +203,7 @@ fn a_persistent_one_is_shown_until_it_is_unpinned() {
 #[test]
 fn a_refused_one_never_stands_there() {
     let world = World::at(0x42_0000_0000);
-    world.fail("pin");
+    world.provider.refuses.set(Some(ENOMEM));
     assert!(Region::pin(0x42_0000_0000, MIB).is_err());
     assert!(Lease::pin(0x42_0000_0000, MIB).is_err());
     assert_eq!(standing(), []);
@@ -222,8 +219,8 @@ fn a_map_that_fails_leaves_it_pinned() {
     let lease = Lease::pin(0x43_0000_0000, MIB).expect("pinned");
     for step in ["table", "map"] {
         world.fail(step);
-        assert!(region.map(&device(&world)).is_err());
-        assert!(lease.map(&device(&world)).is_err());
+        assert!(region.map(&PciDevice::default()).is_err());
+        assert!(lease.map(&PciDevice::default()).is_err());
         assert_eq!(standing(), [(1, State::Pinned), (2, State::Pinned)]);
     }
     assert_eq!(counts(Flavour::Persistent).mapped, 0);
@@ -233,16 +230,14 @@ fn a_map_that_fails_leaves_it_pinned() {
 #[test]
 fn over_several_allocations_on_two_gpus() {
     let world = World::at(0x44_0000_0000);
-    *lock(&world.layout) = (0..4)
-        .map(|i| Allocation {
-            start: 0x44_0000_0000 + i * 2 * MIB,
-            len: 2 * MIB,
-            page: PageSize::KIB_64,
-        })
-        .collect();
+    world.provider.layout.replace(
+        (0..4)
+            .map(|i| Allocation::new(0x44_0000_0000 + i * 2 * MIB, 2 * MIB))
+            .collect(),
+    );
     let region = Region::pin(0x44_0000_0000, 8 * MIB).expect("pinned");
     let lease = Lease::pin(0x44_0000_0000, 8 * MIB).expect("pinned");
-    assert_eq!(MAX_PIECES.get(), 1024);
+    assert_eq!(max_pieces(), 1024);
     for living in roll().all() {
         let text = line(&living);
         assert_eq!(living.new.pieces, 4, "{text}");
@@ -256,8 +251,8 @@ fn over_several_allocations_on_two_gpus() {
 fn up(start: u64) -> (Arc<World>, Lease) {
     let world = World::at(start);
     let lease = Lease::pin(start, MIB).expect("pinned");
-    lease.admit(FakeTicket(world.clone())).expect("admitted");
-    lease.map(&device(&world)).expect("mapped");
+    lease.admit(Ticket::default()).expect("admitted");
+    lease.map(&PciDevice::default()).expect("mapped");
     (world, lease)
 }
 
@@ -293,15 +288,15 @@ fn revoked_until_it_is_released() {
 #[test]
 fn the_loss_of_a_second_part_is_none() {
     let world = World::at(0x46_0000_0000);
-    *lock(&world.layout) = (0..2)
-        .map(|i| Allocation {
-            start: 0x46_0000_0000 + i * 2 * MIB,
-            len: 2 * MIB,
-            page: PageSize::KIB_64,
-        })
-        .collect();
+    world.provider.layout.replace(
+        (0..2)
+            .map(|i| Allocation::new(0x46_0000_0000 + i * 2 * MIB, 2 * MIB))
+            .collect(),
+    );
     let lease = Lease::pin(0x46_0000_0000, 4 * MIB).expect("pinned");
-    world.free_part(0x46_0000_0000, 0x46_0000_0000 + 2 * MIB);
+    world
+        .provider
+        .free_part(0x46_0000_0000, 0x46_0000_0000 + 2 * MIB);
     world.free();
     assert_eq!(standing(), [(1, State::Revoked)]);
     assert_eq!(counts(Flavour::Revocable).revoked, 1);
@@ -312,7 +307,7 @@ fn the_loss_of_a_second_part_is_none() {
 #[test]
 fn what_is_lost_before_it_is_there_never_stands_there() {
     let world = World::at(0x47_0000_0000);
-    *lock(&world.on_pin) = Some(Box::new(|world| world.free()));
+    world.provider.on_pin.set(Some(Box::new(World::free)));
     let refusal = Lease::pin(0x47_0000_0000, MIB).err();
     assert_eq!(refusal, Some(Refusal::Revoked));
     assert_eq!(standing(), []);
@@ -324,7 +319,7 @@ fn what_is_lost_before_it_is_there_never_stands_there() {
 fn kept_until_it_is_freed_where_a_stranger_releases() {
     let (world, lease) = up(0x48_0000_0000);
     lease.unmap();
-    world.fail("unpin");
+    world.become_process(2);
     drop(lease);
     let all = roll().all();
     assert_eq!(standing(), [(1, State::Kept)]);
@@ -355,19 +350,21 @@ fn kept_until_it_is_freed_where_a_stranger_releases() {
 fn kept_until_the_last_part_is_freed_where_the_first_ones_callback_releases() {
     let start = 0x49_0000_0000;
     let world = World::at(start);
-    *lock(&world.layout) = (0..3)
-        .map(|i| Allocation {
-            start: start + i * 2 * MIB,
-            len: 2 * MIB,
-            page: PageSize::KIB_64,
-        })
-        .collect();
+    world.provider.layout.replace(
+        (0..3)
+            .map(|i| Allocation::new(start + i * 2 * MIB, 2 * MIB))
+            .collect(),
+    );
     let lease = Lease::pin(start, 6 * MIB).expect("pinned");
-    lease.admit(FakeTicket(world.clone())).expect("admitted");
+    lease.admit(Ticket::default()).expect("admitted");
     let mut lease = Some(lease);
-    *lock(&world.on_revoke) = Some(Box::new(move |_| drop(lease.take())));
+    world
+        .on_revoke
+        .set(Some(Box::new(move |_| drop(lease.take()))));
     for part in 0..2 {
-        world.free_part(start, start + (part + 1) * 2 * MIB);
+        world
+            .provider
+            .free_part(start, start + (part + 1) * 2 * MIB);
         assert_eq!(standing(), [(1, State::Kept)], "after part {part}");
         assert_eq!(counts(Flavour::Revocable).alive_bytes, 6 * MIB);
     }
@@ -402,7 +399,7 @@ fn a_reader_goes_on_behind_what_it_has_seen() {
     let stay = |i: u64| i % 3 == 0;
     let mut stands: Vec<Option<Stand>> = (0..99).map(|_| Some(Stand::default())).collect();
     for (i, stand) in stands.iter().flatten().enumerate() {
-        enter(stand, newcomer(i as u64 * MIB, MIB));
+        stand.enter(newcomer(i as u64 * MIB, MIB));
     }
     let mut next = 0;
     let mut met = Vec::new();
@@ -414,10 +411,10 @@ fn a_reader_goes_on_behind_what_it_has_seen() {
         let behind = living.number as usize;
         if let Some(stand) = stands.get_mut(behind).filter(|_| !stay(behind as u64)) {
             if let Some(stand) = stand.take() {
-                released(&stand, false);
+                stand.released(false);
                 let new = Stand::default();
-                enter(&new, newcomer(0, MIB));
-                released(&new, false);
+                new.enter(newcomer(0, MIB));
+                new.released(false);
             }
         }
     }
@@ -433,7 +430,7 @@ fn a_reader_beside_adds_and_removes() {
     let roll = roll();
     let stays: Vec<Stand> = (0..5).map(|_| Stand::default()).collect();
     for stand in &stays {
-        enter(stand, newcomer(0, MIB));
+        stand.enter(newcomer(0, MIB));
     }
     let done = AtomicBool::new(false);
     let looks = thread::scope(|scope| {
@@ -457,8 +454,8 @@ fn a_reader_beside_adds_and_removes() {
         });
         for _ in 0..ROUNDS {
             let stand = Stand::default();
-            enter(&stand, newcomer(MIB, MIB));
-            released(&stand, false);
+            stand.enter(newcomer(MIB, MIB));
+            stand.released(false);
         }
         done.store(true, Ordering::SeqCst);
         reader.join().expect("the reader agrees")
@@ -476,12 +473,17 @@ fn free_beside_release_at_random() {
     for round in 0..1000_u64 {
         let (world, lease) = up(0x80_0000_0000 + round * 0x100_0000);
         let stranger = round % 2 == 0;
-        if stranger {
-            world.fail("unpin");
-        }
         thread::scope(|s| {
-            s.spawn(|| world.free());
-            s.spawn(move || drop(lease));
+            s.spawn(|| {
+                world.enter();
+                world.free();
+            });
+            let world = world.clone();
+            s.spawn(move || {
+                world.enter();
+                world.become_process(if stranger { 2 } else { 1 });
+                drop(lease);
+            });
         });
         // Freed and released, in whichever order.
         assert_eq!(standing(), [], "round {round}");
@@ -499,11 +501,11 @@ fn free_beside_release_at_random() {
 #[test]
 fn who_leaves_twice_is_counted_once() {
     let stand = Stand::default();
-    enter(&stand, newcomer(0, MIB));
-    released(&stand, true);
-    gone(&stand);
-    gone(&stand);
-    released(&stand, false);
+    stand.enter(newcomer(0, MIB));
+    stand.released(true);
+    stand.update(Book::gone);
+    stand.update(Book::gone);
+    stand.released(false);
     drop(stand);
     let counts = counts(Flavour::Persistent);
     assert_eq!(

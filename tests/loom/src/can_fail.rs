@@ -11,7 +11,7 @@
 use std::env;
 use std::process::Command;
 
-use crate::world::Break;
+use crate::fakes::world::Break;
 
 /// The variable that says what is broken in this process.
 const VARIABLE: &str = "PEERMEM_LOOM_BREAK";

@@ -17,17 +17,18 @@ use loom::thread::JoinHandle;
 use crate::can_fail;
 use crate::extents::PageSize;
 use crate::extents::Span;
-use crate::ib_core::LEN;
+use crate::fakes::ib_core::LEN;
+use crate::fakes::provider::ALLOCATION;
+use crate::fakes::world::world;
+use crate::fakes::world::Mode;
+use crate::fakes::world::World;
 use crate::mode::MAX_LEN;
 use crate::pin::Held;
 use crate::pin::Revoke;
-use crate::provider::ALLOCATION;
 use crate::refusal::Kept;
 use crate::refusal::Refusal;
+use crate::refusal::ENOMEM;
 use crate::registry::State;
-use crate::world::world;
-use crate::world::Mode;
-use crate::world::World;
 
 /// How many preemptions three threads get, unless `LOOM_MAX_PREEMPTIONS` says otherwise: switches away
 /// from a thread that could go on.
@@ -85,12 +86,13 @@ fn check(
     count.load(Ordering::Relaxed)
 }
 
-fn free(allocation: usize) {
-    world().provider.free(allocation);
+fn free(allocation: u64) {
+    let start = allocation * ALLOCATION;
+    world().provider.free_part(start, start + ALLOCATION);
 }
 
 /// A registration, from `acquire` to `release`.
-fn live(allocation: usize) {
+fn live(allocation: u64) {
     let world = world();
     if let Some(umem) = world.ib_core.register(allocation) {
         world.ib_core.deregister(&umem);
@@ -103,7 +105,7 @@ fn live(allocation: usize) {
 }
 
 /// The same, with the second half in another process: a child after fork, or whoever got the descriptor.
-fn live_and_die_elsewhere(allocation: usize) {
+fn live_and_die_elsewhere(allocation: u64) {
     let world = world();
     if let Some(umem) = world.ib_core.register(allocation) {
         world.become_process(2);
@@ -197,7 +199,7 @@ fn free_beside_a_put_that_is_tried_again() {
         "a free beside a put that fails with -ENOMEM first",
         Mode::Unmaps,
         || {
-            world().provider.short_of_memory.set(1);
+            world().provider.failing.borrow_mut().push(ENOMEM);
             let umem = world().ib_core.register(1).expect("nobody frees yet");
             let free = spawn(|| free(1));
             world().ib_core.deregister(&umem);
@@ -257,10 +259,10 @@ fn look() {
     let world = world();
     let mut next = 0;
     loop {
-        let found = world.with_roll(|roll| {
+        let found = world.roll.with(|roll| {
             let (number, living) = roll.living.range(next..).next()?;
-            let allocation = (living.new.span.start() / ALLOCATION) as usize;
-            Some((*number, living.state, world.provider.is_gone(allocation)))
+            let gone = world.provider.is_gone(living.new.span.start());
+            Some((*number, living.state, gone))
         });
         let Some((number, state, gone)) = found else {
             return;
@@ -280,7 +282,7 @@ fn free_beside_a_registration_shows_on_the_roll() {
         "a free beside a registration, which the roll then shows as revoked",
         Mode::Unmaps,
         || {
-            world().watched.set(true);
+            world().roll.watched.set(true);
             let free = spawn(|| free(1));
             let umem = world().ib_core.register(1);
             join(free);
@@ -297,7 +299,7 @@ fn free_beside_a_registration_shows_on_the_roll() {
 /// A reader beside a life whose memory is freed at one place of it.
 fn a_reader_beside(model: &str, life: fn()) {
     explore(model, Mode::Unmaps, move || {
-        world().watched.set(true);
+        world().roll.watched.set(true);
         let reader = spawn(look);
         life();
         join(reader);

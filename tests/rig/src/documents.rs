@@ -206,31 +206,31 @@ type Cases = &'static [(&'static str, &'static str)];
 
 const CASES: Cases = &[
     (
-        "extents_tests::small_scopes_exhaustively",
+        "src::extents::tests::small_scopes_exhaustively",
         "up to six pages on seven places, at every start within two windows",
     ),
     (
-        "extents_tests::small_scopes_with_trimming_exhaustively",
+        "src::extents::tests::small_scopes_with_trimming_exhaustively",
         "every range of up to four pages, every break, every limit, seven ratios of the GPU's page to the kernel's, trimmed as \
          ib_core does",
     ),
     (
-        "extents_tests::real_limits",
+        "src::extents::tests::real_limits",
         "real sizes, limits of any value, up to eleven runs of up to 4 GiB (8 GiB at 128 KiB pages)",
     ),
     (
-        "extents_tests::real_sizes",
+        "src::extents::tests::real_sizes",
         "real sizes to 24 MiB, compared page by page",
     ),
 ];
 
 const SEARCHES: Cases = &[
     (
-        "pieces_tests::all_layouts_of_up_to_five_allocations",
+        "src::pieces::tests::all_layouts_of_up_to_five_allocations",
         "up to five allocations of up to 5 units of 2 MiB, or holes, with up to five starts and five ends each",
     ),
     (
-        "pieces_tests::random_sizes",
+        "src::pieces::tests::random_sizes",
         "sizes and holes at random, up to 59 allocations, any limit",
     ),
 ];
@@ -260,7 +260,7 @@ fn cases(runs: &[&[Test]], of: Cases) -> Result<String> {
 
 /// The module's table of reasons or of events, whose test writes the rows.
 fn rows(runs: &[&[Test]], of: &str) -> Result<String> {
-    let name = "refusal_tests::each_row_has_a_name_of_its_own";
+    let name = "src::refusal::tests::each_row_has_a_name_of_its_own";
     let mut tests = runs.iter().copied().flatten();
     let test = tests.find(|test| test.name == name);
     let test = test.with_context(|| format!("{name} is missing"))?;
@@ -277,8 +277,8 @@ fn calls_to_pin(runs: &[&[Test]]) -> Result<String> {
         "| allocations side by side | calls to pin | an allocation | bytes tried, in parts of the range |\n|---|---|---|---|\n",
     );
     for name in [
-        "pieces_tests::neighbours_of_one_size_cost_a_call_each",
-        "pieces_tests::the_cost_of_random_sizes",
+        "src::pieces::tests::neighbours_of_one_size_cost_a_call_each",
+        "src::pieces::tests::the_cost_of_random_sizes",
     ] {
         let found = runs
             .iter()
@@ -555,8 +555,8 @@ mod tests {
     #[test]
     fn calls_are_those_that_were_counted() {
         let [one, other] = [
-            "pieces_tests::neighbours_of_one_size_cost_a_call_each",
-            "pieces_tests::the_cost_of_random_sizes",
+            "src::pieces::tests::neighbours_of_one_size_cost_a_call_each",
+            "src::pieces::tests::the_cost_of_random_sizes",
         ];
         let tests = |notes: &[&str]| {
             [

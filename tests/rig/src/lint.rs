@@ -191,7 +191,7 @@ fn clippy_host(linter: &Linter<'_>) -> Result<()> {
     )
 }
 
-/// Packages that compile files of `src/` on the host.
+/// Packages that compile files of `src/` on the host, most of them with what `tests/fakes` puts around them.
 const COMPILE_SRC: &[&str] = &["peermem-host", "peermem-loom", "peermemctl"];
 
 /// For cargo: the packages that have one of these files, or compile it.
@@ -201,7 +201,7 @@ fn touched(repo: &Path, changed: &[String]) -> Vec<String> {
         let rust = name.ends_with(".rs");
         if ["Cargo.toml", "Cargo.lock", "clippy.toml"].contains(&name.as_str()) {
             return vec!["--workspace".to_owned()];
-        } else if rust && name.starts_with("src/") {
+        } else if rust && (name.starts_with("src/") || name.starts_with("tests/fakes/")) {
             packages.extend(COMPILE_SRC.iter().map(|&name| name.to_owned()));
         } else if rust || name.ends_with("/Cargo.toml") {
             packages.extend(package_of(repo, Path::new(name)));
@@ -375,7 +375,9 @@ mod tests {
             of(&["cli/verbs/src/lib.rs", "tests/rig/Cargo.toml"]),
             ["--package=peermem-verbs", "--package=rig"]
         );
-        assert_eq!(of(&["src/region.rs"]).len(), COMPILE_SRC.len());
+        for name in ["src/region.rs", "tests/fakes/env.rs"] {
+            assert_eq!(of(&[name]).len(), COMPILE_SRC.len());
+        }
         assert_eq!(of(&["cli/src/main.rs", "Cargo.lock"]), ["--workspace"]);
     }
 
@@ -388,8 +390,12 @@ mod tests {
             for file in crate::stamp::files(&repo.join(name)).unwrap() {
                 let text = fs::read_to_string(&file).unwrap_or_default();
                 let is_rust = file.extension().is_some_and(|suffix| suffix == "rs");
-                let has =
-                    |line: &str| line.starts_with("#[path = \"../") && line.contains("../src/");
+                let has = |line: &str| {
+                    let path = line.strip_prefix("#[path = \"../");
+                    path.is_some_and(|path| {
+                        path.contains("../src/") || path.contains("../fakes/src.rs")
+                    })
+                };
                 if is_rust && text.lines().any(has) {
                     found.extend(package_of(&repo, file.strip_prefix(&repo).unwrap()));
                 }

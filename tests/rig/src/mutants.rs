@@ -261,8 +261,11 @@ pub(crate) fn find(paths: &Paths, name: &str) -> Result<Mutant> {
         .ok_or_else(|| anyhow!("there is no mutant {name} in tests/mutants"))
 }
 
+/// What the packages on the host put around the module's logic.
+const FAKES: &str = "tests/fakes";
+
 /// The module's sources, and what the workspace's packages are compiled from besides.
-const SOURCES: &[&str] = &["Kbuild", "src", "rust-bindings", "docs/observe.md"];
+const SOURCES: &[&str] = &["Kbuild", "src", "rust-bindings", "docs/observe.md", FAKES];
 
 /// A copy of the sources with patches applied, for the module. There is one copy for all mutants, and of its files only those
 /// that change are written, so that make compiles no more than it must.

@@ -20,6 +20,7 @@ use rustix::fs::MemfdFlags;
 
 use super::patched_as;
 use super::Seen;
+use super::FAKES;
 use crate::paths::Paths;
 use crate::progress::Stage;
 use crate::results::Format;
@@ -65,6 +66,7 @@ pub(super) fn programs(
         "Cargo.lock",
         "src",
         "docs/observe.md",
+        FAKES,
         &directory(package),
     ] {
         key.path(&paths.repo, &paths.repo.join(input))?;

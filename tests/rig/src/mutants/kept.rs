@@ -17,6 +17,7 @@ use super::machine;
 use super::Check;
 use super::Mutant;
 use super::Place;
+use super::FAKES;
 use crate::paths::Paths;
 use crate::results::pattern;
 use crate::setup;
@@ -69,10 +70,7 @@ impl<'a> Kept<'a> {
             files.extend(changed(&text).map(|file| repo.join(file)));
         }
         match &check.place {
-            Place::Host { package, .. } => {
-                let directory = repo.join(host::directory(package));
-                files.extend(of_package(&directory, &check.test)?);
-            }
+            Place::Host { package, .. } => files.extend(of_package(repo, package, &check.test)?),
             Place::Vm { .. } => {
                 files.extend(MACHINE.iter().map(|part| repo.join(part)));
                 files.extend(of_verbs(repo, &check.test)?);
@@ -114,16 +112,20 @@ fn changed(patch: &str) -> impl Iterator<Item = &str> {
 }
 
 /// The sources of a test of a package on the host: its module, and all that is no other test's. `test` begins with the module's
-/// name. Of a package that is no such thing, all.
-fn of_package(directory: &Path, test: &str) -> Result<Vec<PathBuf>> {
-    let module = test.split("::").next().unwrap_or_default();
-    let own = directory.join(format!("src/{module}.rs"));
-    let all = stamp::files(directory)?;
-    if !module.ends_with("_tests") || !own.exists() {
-        return Ok(all);
-    }
-    let others = |file: &PathBuf| file.to_string_lossy().ends_with("_tests.rs") && *file != own;
-    Ok(all.into_iter().filter(|file| !others(file)).collect())
+/// name, or the path of one beside the file that it tests. Of a test that is in no such thing, all.
+fn of_package(repo: &Path, package: &str, test: &str) -> Result<Vec<PathBuf>> {
+    let directory = repo.join(host::directory(package));
+    let mut files = stamp::files(&directory)?;
+    files.extend(stamp::files(&repo.join(FAKES))?);
+    let words: Vec<&str> = test.split("::").collect();
+    let own = match words[..] {
+        ["src", module, "tests", ..] => repo.join(format!("src/{module}/tests.rs")),
+        [module, ..] if module.ends_with("_tests") => directory.join(format!("src/{module}.rs")),
+        _ => return Ok(files),
+    };
+    files.retain(|file| !file.to_string_lossy().ends_with("_tests.rs"));
+    files.push(own);
+    Ok(files)
 }
 
 static USED: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?:crate::cases|super)::(\w+)"));
@@ -181,16 +183,19 @@ mod tests {
     #[test]
     fn a_test_depends_on_its_own_sources() {
         let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let host = names(&of_package(&repo.join("tests/host"), "pin_tests::x").unwrap());
+        let host = names(&of_package(&repo, "peermem-host", "pin_tests::x").unwrap());
         for (file, is_in) in [
             ("pin_tests.rs", true),
-            ("fakes.rs", true),
+            ("provider.rs", true),
             ("lib.rs", true),
             ("roll_tests.rs", false),
         ] {
             assert_eq!(host.iter().any(|name| name == file), is_in, "{file}");
         }
-        let all = names(&of_package(&repo.join("tests/loom"), "models::x").unwrap());
+        let beside = of_package(&repo, "peermem-host", "src::extents::tests::x").unwrap();
+        assert!(beside.contains(&repo.join("src/extents/tests.rs")));
+        assert!(!names(&beside).contains(&"pin_tests.rs".to_owned()));
+        let all = names(&of_package(&repo, "peermem-loom", "models::x").unwrap());
         assert!(all.len() > 4);
         let verbs = names(&of_verbs(&repo, "rules.4.stale_ticket").unwrap());
         for (file, is_in) in [

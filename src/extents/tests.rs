@@ -6,16 +6,11 @@ use std::sync::atomic::AtomicU32;
 
 use proptest::prelude::*;
 
-use crate::core_trim::trim;
-use crate::done;
-use crate::extents;
-use crate::extents::Cut;
-use crate::extents::Entry;
-use crate::extents::PageSize;
-use crate::extents::Run;
-use crate::extents::Span;
-use crate::extents::MAX_ENTRY;
-use crate::refusal::Refusal;
+use super::*;
+use crate::{
+    done,
+    fakes::ib_core::trim, //
+};
 
 const KIB: u64 = 1 << 10;
 const GIB: u64 = 1 << 30;
@@ -26,7 +21,7 @@ fn span(addr: u64, len: u64) -> Result<Span, Refusal> {
 }
 
 fn list(addrs: &[u64], va: u64, page: PageSize, max_segment: u32) -> Vec<Entry> {
-    let runs = extents::pages(addrs.iter().copied(), page);
+    let runs = pages(addrs.iter().copied(), page);
     entries(runs, Cut::new(va, page, max_segment))
 }
 
@@ -38,7 +33,7 @@ fn entries(runs: impl Iterator<Item = Run>, cut: Cut) -> Vec<Entry> {
 
 fn join(runs: impl Iterator<Item = Run>) -> Vec<Run> {
     let mut joined = Vec::new();
-    extents::join(runs, |run| joined.push(run));
+    super::join(runs, |run| joined.push(run));
     joined
 }
 
@@ -56,7 +51,7 @@ fn a_run_is_mapped_in_steps() {
         for len in [0, 1, GIB - 1, GIB, GIB + 1, 2 * GIB, 5 * GIB] {
             let whole = (len > 0).then_some(Run { addr, len });
             let mut steps = Vec::new();
-            extents::steps(whole.into_iter(), |step| steps.push(step));
+            super::steps(whole.into_iter(), |step| steps.push(step));
             let longest = steps.iter().map(|step| step.len).max().unwrap_or(0);
             assert!(longest <= GIB, "{longest:#x} bytes are mapped at once");
             assert_eq!(steps.len() as u64, len.div_ceil(GIB));
@@ -305,7 +300,7 @@ fn small_scopes_with_trimming_exhaustively() {
                         let gaps = (breaks & ((1 << i) - 1)).count_ones();
                         (i + u64::from(gaps)) * page.bytes()
                     });
-                    let runs = join(extents::pages(addrs, page));
+                    let runs = join(super::pages(addrs, page));
                     for max_segment in 0..=8 * page.bytes() as u32 {
                         check_registration(&runs, addr, len, page, kernel, max_segment);
                         cases += 1;

@@ -1,42 +1,45 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
 //! ib_core and an RDMA driver: the rig's `peer_mem.c`, function for function where a client can tell the
-//! difference, with loom's locks. One client, which revokes.
+//! difference. One client, which revokes.
 
-use std::cell::Cell;
-use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::sync::Arc;
 
-use loom::sync::atomic::AtomicBool;
-use loom::sync::atomic::AtomicUsize;
-use loom::sync::atomic::Ordering;
-use loom::sync::Condvar;
-use loom::sync::Mutex;
-use loom::sync::MutexGuard;
-
-use crate::env::PciDevice;
-use crate::env::Ticket;
+use crate::extents::Entry;
+use crate::fakes::env::LentTable;
+use crate::fakes::env::PciDevice;
+use crate::fakes::provider::ALLOCATION;
+use crate::fakes::world::world;
+use crate::fakes::world::Break;
+use crate::fakes::world::Memory;
+use crate::fakes::world::Mode;
+use crate::fakes::world::World;
 use crate::mode::Mode as _;
-use crate::provider::ALLOCATION;
 use crate::refusal::Refusal;
 use crate::revocable::Lease;
-use crate::world::world;
-use crate::world::Memory;
-use crate::world::Mode;
-use crate::world::World;
+use crate::sync::atomic::AtomicBool;
+use crate::sync::atomic::AtomicUsize;
+use crate::sync::atomic::Ordering;
+use crate::sync::Cell;
+use crate::sync::Condvar;
+use crate::sync::Mutex;
+use crate::sync::MutexGuard;
+use crate::sync::RefCell;
 
 /// What a registration covers.
 pub(crate) const LEN: u64 = 1 << 16;
 
-#[derive(Clone, Copy, Eq, PartialEq)]
+#[derive(Clone, Copy, Default, Eq, PartialEq)]
 enum State {
+    #[default]
     Unmapped,
     Mapped,
     Invalidated,
 }
 
 /// What `mapping_lock` guards.
+#[derive(Default)]
 struct Mapped {
     state: State,
     /// Whether the driver's function is set.
@@ -44,6 +47,7 @@ struct Mapped {
 }
 
 /// A `struct ib_umem_peer`, with what the driver has of it.
+#[derive(Default)]
 pub(crate) struct Umem {
     number: usize,
     kref: AtomicUsize,
@@ -58,9 +62,8 @@ pub(crate) struct Umem {
     /// The scatter list, as `dma_map` gave it.
     table: Cell<Option<usize>>,
     ticket: Cell<Option<usize>>,
-    /// Mapped for the HCA: from `dma_map` on.
-    pub(crate) mapping: Cell<Option<usize>>,
-    pub(crate) allocation: usize,
+    /// What the HCA uses from `dma_map` on: the mapping, and the GPU's memory behind it.
+    mapping: RefCell<Vec<usize>>,
     /// The driver's own lock, and whether the HCA may use the memory.
     hca: Mutex<bool>,
     /// OFED 4.9: an invalidation has taken it, and is done.
@@ -69,15 +72,16 @@ pub(crate) struct Umem {
 }
 
 /// `XA_FLAGS_ALLOC`, with `xa_lock`.
+#[derive(Default)]
 struct Tickets {
     limit: usize,
     next: usize,
-    umems: BTreeMap<usize, Rc<Umem>>,
+    umems: BTreeMap<usize, Arc<Umem>>,
 }
 
 impl Tickets {
     /// `xa_alloc_cyclic()`.
-    fn alloc(&mut self, umem: &Rc<Umem>) -> Option<usize> {
+    fn alloc(&mut self, umem: &Arc<Umem>) -> Option<usize> {
         let ticket = (0..self.limit)
             .map(|i| (self.next + i) % self.limit)
             .find(|ticket| !self.umems.contains_key(ticket))?;
@@ -87,13 +91,14 @@ impl Tickets {
     }
 }
 
+#[derive(Default)]
 pub(crate) struct Core {
     peer_memory_mutex: Mutex<()>,
     umems: Mutex<Tickets>,
     /// All that there ever were.
-    all: RefCell<Vec<Rc<Umem>>>,
+    all: RefCell<Vec<Arc<Umem>>>,
     /// Tickets that were dropped unused: see `Break::StaleTicket`.
-    pub(crate) stale: RefCell<Vec<(usize, usize)>>,
+    stale: RefCell<Vec<(usize, usize)>>,
     /// Registrations that failed, and why.
     pub(crate) refusals: RefCell<Vec<Refusal>>,
 }
@@ -101,19 +106,15 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn new(tickets: usize) -> Self {
         Core {
-            peer_memory_mutex: Mutex::new(()),
             umems: Mutex::new(Tickets {
                 limit: tickets,
-                next: 0,
-                umems: BTreeMap::new(),
+                ..Tickets::default()
             }),
-            all: RefCell::default(),
-            stale: RefCell::default(),
-            refusals: RefCell::default(),
+            ..Core::default()
         }
     }
 
-    pub(crate) fn umem(&self, number: usize) -> Rc<Umem> {
+    pub(crate) fn umem(&self, number: usize) -> Arc<Umem> {
         self.all.borrow()[number].clone()
     }
 
@@ -121,26 +122,16 @@ impl Core {
         self.umems.lock().expect("no poison")
     }
 
-    fn add(&self, world: &World, allocation: usize, lease: Lease) -> Rc<Umem> {
+    fn add(&self, world: &World, lease: Lease) -> Arc<Umem> {
         let mut all = self.all.borrow_mut();
-        let umem = Rc::new(Umem {
+        let umem = Arc::new(Umem {
             number: all.len(),
             kref: AtomicUsize::new(1),
             record: world.alloc("ib_core's record"),
             client: AtomicBool::new(true),
-            mapping_lock: Mutex::new(Mapped {
-                state: State::Unmapped,
-                func: false,
-            }),
             context: RefCell::new(Some(lease)),
             lives: world.alloc("a registration"),
-            table: Cell::new(None),
-            ticket: Cell::new(None),
-            mapping: Cell::new(None),
-            allocation,
-            hca: Mutex::new(false),
-            taken: Mutex::new(None),
-            done: Condvar::new(),
+            ..Umem::default()
         });
         all.push(umem.clone());
         umem
@@ -148,28 +139,31 @@ impl Core {
 
     /// `ibv_reg_mr()`: `ib_peer_umem_get()`, then the driver reads the table and calls
     /// `ib_umem_activate_invalidation_notifier()`.
-    pub(crate) fn register(&self, allocation: usize) -> Option<Rc<Umem>> {
+    pub(crate) fn register(&self, allocation: u64) -> Option<Arc<Umem>> {
         self.try_register(allocation)
             .map_err(|refusal| self.refusals.borrow_mut().push(refusal))
             .ok()
     }
 
-    fn try_register(&self, allocation: usize) -> Result<Rc<Umem>, Refusal> {
+    fn try_register(&self, allocation: u64) -> Result<Arc<Umem>, Refusal> {
         let world = world();
         let guard = self.peer_memory_mutex.lock().expect("no poison");
-        let lease = Lease::pin(allocation as u64 * ALLOCATION, LEN)?;
+        let lease = Lease::pin(allocation * ALLOCATION, LEN)?;
         drop(guard);
 
-        let umem = self.add(&world, allocation, lease);
+        let umem = self.add(&world, lease);
         let mut mapped = umem.mapping_lock();
         let ticket = self.tickets().alloc(&umem).expect("enough tickets");
         umem.ticket.set(Some(ticket));
 
         let prepared = umem
             .call(|lease| lease.admit(Ticket::new(ticket, &umem)))
-            .and_then(|()| umem.call(|lease| lease.map(&PciDevice::of(&umem))));
+            .and_then(|()| umem.call(|lease| lease.map(&PciDevice(Some(umem.number)))));
         let table = match prepared {
-            Ok(table) => table,
+            Ok(LentTable { entries, memory }) => {
+                assert_eq!(entries.len(), 1);
+                memory
+            }
             Err(refusal) => {
                 self.tickets().umems.remove(&ticket);
                 drop(mapped);
@@ -274,11 +268,12 @@ impl Core {
 }
 
 impl Umem {
-    pub(crate) fn number(&self) -> usize {
-        self.number
+    /// The client has mapped it.
+    pub(crate) fn mapped(&self, mapping: usize, gpus: &[usize]) {
+        self.mapping.replace([gpus, &[mapping]].concat());
     }
 
-    fn memory(&self) -> Rc<Memory> {
+    fn memory(&self) -> Arc<Memory> {
         world().memory(self.record)
     }
 
@@ -329,8 +324,9 @@ impl Umem {
         let world = world();
         let mut hca = self.hca.lock().expect("no poison");
         if std::mem::replace(&mut *hca, false) {
-            world.provider.use_memory(self.allocation);
-            world.memory(self.mapping.get().expect("mapped")).read();
+            for memory in self.mapping.borrow().iter() {
+                world.memory(*memory).read();
+            }
         }
     }
 
@@ -402,4 +398,85 @@ impl Umem {
         *self.taken.lock().expect("no poison") = Some(true);
         self.done.notify_all();
     }
+}
+
+/// ib_core's number for a registration, and, for the record, which one that is.
+#[derive(Default)]
+pub(crate) struct Ticket {
+    number: usize,
+    /// None: a test has made it, and says what ib_core does.
+    umem: Option<usize>,
+    used: bool,
+}
+
+impl Ticket {
+    fn new(number: usize, umem: &Umem) -> Self {
+        Ticket {
+            number,
+            umem: Some(umem.number),
+            used: false,
+        }
+    }
+
+    pub(crate) fn invalidate(mut self) {
+        self.used = true;
+        let world = world();
+        world.record("ib_core revokes");
+        world.hook(&world.on_revoke);
+        if let Some(umem) = self.umem.filter(|_| !world.is_broken(Break::Silent)) {
+            let umem = world.ib_core.umem(umem);
+            world.ib_core.invalidate(self.number, &umem);
+        }
+        world.record("ib_core revoked");
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let world = world();
+        if world.is_broken(Break::StaleTicket) && !self.used {
+            let stale = self.umem.map(|umem| (self.number, umem));
+            world.ib_core.stale.borrow_mut().extend(stale);
+        }
+    }
+}
+
+/// What an HCA sees: the first and the last entry are trimmed from the peer's pages to the kernel's.
+///
+/// Trims `entries`, which cover whole peer pages of `peer` bytes around `[addr, addr + len)`, to the
+/// kernel's pages of `kernel` bytes. Fails where an entry is too short to be trimmed, as ib_core's
+/// unsigned arithmetic would wrap there.
+pub(crate) fn trim(
+    entries: &mut [Entry],
+    addr: u64,
+    len: u64,
+    peer: u64,
+    kernel: u64,
+) -> Result<(), &'static str> {
+    if peer <= kernel {
+        return Ok(());
+    }
+    let head = down(addr, kernel) - down(addr, peer);
+    let tail = up(addr + len, peer) - up(addr + len, kernel);
+    let first = entries.first_mut().ok_or("no first entry")?;
+    first.addr += head;
+    first.len = u64::from(first.len)
+        .checked_sub(head)
+        .and_then(|len| u32::try_from(len).ok())
+        .ok_or("the first entry is too short")?;
+    let last = entries.last_mut().ok_or("no last entry")?;
+    last.len = u64::from(last.len)
+        .checked_sub(tail)
+        .and_then(|len| u32::try_from(len).ok())
+        .filter(|&len| len > 0)
+        .ok_or("the last entry is too short")?;
+    Ok(())
+}
+
+fn down(value: u64, to: u64) -> u64 {
+    value & !(to - 1)
+}
+
+fn up(value: u64, to: u64) -> u64 {
+    down(value + to - 1, to)
 }

@@ -2,17 +2,12 @@
 
 //! The reasons of `refusal`.
 
-use std::collections::HashMap;
-use std::collections::HashSet;
+use std::collections::{
+    HashMap,
+    HashSet, //
+};
 
-use crate::refusal::Event;
-use crate::refusal::Place;
-use crate::refusal::Refusal;
-use crate::refusal::EBUSY;
-use crate::refusal::EINVAL;
-use crate::refusal::ENODEV;
-use crate::refusal::ENOMEM;
-use crate::refusal::ENOTSUPP;
+use super::*;
 
 fn all() -> Vec<Refusal> {
     let mut all = vec![

@@ -6,19 +6,12 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use crate::record::Flavour;
-use crate::record::Journal;
-use crate::record::Record;
-use crate::record::Refused;
-use crate::record::Ring;
-use crate::record::Step;
-use crate::record::Task;
-use crate::record::COMM_LEN;
-use crate::record::FORMAT;
-use crate::refusal::Place;
-use crate::refusal::Refusal;
-use crate::refusal::EINVAL;
-use crate::refusal::ENOMEM;
+use super::*;
+use crate::refusal::{
+    Place,
+    EINVAL,
+    ENOMEM, //
+};
 
 fn task(tgid: i32, name: &[u8]) -> Task {
     let mut comm = [0; COMM_LEN];
@@ -77,14 +70,14 @@ fn the_line_is_as_documented() {
         "seq=0 first=1.000001 last=62.500000 times=2 flavour=persistent step=acquire reason=no_room \
          code=-12 addr=0x7f0000000000 len=1048576 tgid=4711 pid=4712 comm=python3 text=";
     assert_eq!(line, format!("{words}\"{}\"", Refusal::Pin(ENOMEM)));
-    let document = include_str!("../../../docs/observe.md");
+    let document = include_str!("../../docs/observe.md");
     assert!(document.contains(words), "docs/observe.md has another line");
 }
 
 /// A line's form has a number, and its words are those of the document.
 #[test]
 fn the_words_are_as_documented() {
-    let document = include_str!("../../../docs/observe.md");
+    let document = include_str!("../../docs/observe.md");
     assert!(document.contains(&format!("now {FORMAT};")));
     let flavours = Flavour::ALL.map(Flavour::name);
     let steps = [Step::Acquire, Step::GetPages, Step::DmaMap].map(Step::name);

@@ -3,46 +3,29 @@
 //! The limit on what one user may have pinned.
 
 use std::collections::HashMap;
-use std::sync::LazyLock;
-use std::sync::Mutex;
 
 use proptest::prelude::*;
 
-use crate::account::Account;
-use crate::account::Charge;
-use crate::fakes::lock;
-use crate::fakes::FakeList;
-use crate::fakes::LEDGER;
-use crate::fakes::USER;
-use crate::refusal::Refusal;
+use super::*;
+use crate::fakes::world::world;
 
 const LIMIT: u64 = 100;
 
-/// Accounts of a test's own, and a limit.
-macro_rules! ledger {
-    ($limit:expr) => {
-        static ACCOUNTS: LazyLock<Mutex<FakeList<Account>>> = LazyLock::new(Mutex::default);
-
-        LEDGER.set(Some(($limit, &ACCOUNTS)));
-    };
-}
-
 fn charge(user: u32, bytes: u64) -> Result<Charge, Refusal> {
-    USER.set(user);
+    world().user.set(user);
     Charge::new(bytes)
 }
 
 #[test]
 fn without_a_limit_nothing_is_counted() {
-    ledger!(None);
     let _most = charge(1, u64::MAX).expect("no limit");
     let _more = charge(1, u64::MAX).expect("no limit");
-    assert_eq!(lock(&ACCOUNTS).len(), 0);
+    assert_eq!(world().accounts.borrow().len(), 0);
 }
 
 #[test]
 fn up_to_the_limit_and_no_further() {
-    ledger!(Some(LIMIT));
+    world().user_limit.set(Some(LIMIT));
     let first = charge(1, 60).expect("within the limit");
     let full = Refusal::UserLimit {
         pinned: 60,
@@ -59,13 +42,13 @@ fn up_to_the_limit_and_no_further() {
 
 #[test]
 fn a_charge_goes_back_to_whom_it_came_from() {
-    ledger!(Some(LIMIT));
+    world().user_limit.set(Some(LIMIT));
     let held = charge(1, LIMIT).expect("within the limit");
     // Released by a process of another user, on another thread.
-    let ledger = LEDGER.get();
+    let world = world();
     std::thread::spawn(move || {
-        LEDGER.set(ledger);
-        USER.set(2);
+        world.enter();
+        world.user.set(2);
         drop(held);
     })
     .join()
@@ -78,7 +61,7 @@ proptest! {
     /// Beside a map from users to bytes, which is what it should be.
     #[test]
     fn as_a_plain_map(steps in prop::collection::vec((0..5u32, 1..60u64, any::<prop::sample::Index>()), 1..200)) {
-        ledger!(Some(LIMIT));
+        world().user_limit.set(Some(LIMIT));
         let mut model = HashMap::<u32, u64>::new();
         let mut held = Vec::new();
         for (user, bytes, which) in steps {
@@ -99,7 +82,7 @@ proptest! {
                 *model.entry(user).or_default() -= bytes;
             }
             // Accounts of users that have nothing serve others.
-            prop_assert!(lock(&ACCOUNTS).len() <= 5);
+            prop_assert!(world().accounts.borrow().len() <= 5);
         }
     }
 }

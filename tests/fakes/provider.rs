@@ -1,0 +1,488 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! nvidia.ko, as awkward as `tests/gpu/p2p.c`.
+
+use std::collections::BTreeMap;
+
+use crate::extents;
+use crate::extents::PageSize;
+use crate::extents::Run;
+use crate::extents::Span;
+use crate::fakes::env::Callback;
+use crate::fakes::world::world;
+use crate::fakes::world::Break;
+use crate::fakes::world::Hook;
+use crate::fakes::world::World;
+use crate::refusal::Kept;
+use crate::refusal::Refusal;
+use crate::refusal::EINVAL;
+use crate::refusal::ENOMEM;
+use crate::sync;
+use crate::sync::atomic::AtomicUsize;
+use crate::sync::atomic::Ordering;
+use crate::sync::thread;
+use crate::sync::thread::ThreadId;
+use crate::sync::Cell;
+use crate::sync::Mutex;
+use crate::sync::MutexGuard;
+use crate::sync::RefCell;
+use crate::sync::SCRIPTED;
+
+/// One allocation for each address that a model registers.
+pub(crate) const ALLOCATION: u64 = 1 << 20;
+
+/// Where the BAR begins.
+pub(crate) const DMA_BASE: u64 = 0x38_0000_0000;
+
+/// An allocation of GPU memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Allocation {
+    pub(crate) start: u64,
+    pub(crate) len: u64,
+    pub(crate) page: PageSize,
+}
+
+impl Allocation {
+    pub(crate) fn new(start: u64, len: u64) -> Self {
+        let page = PageSize::KIB_64;
+        Allocation { start, len, page }
+    }
+}
+
+/// What a page table says, and the memory that it is about.
+#[derive(Clone)]
+pub(crate) struct Content {
+    pub(crate) page: PageSize,
+    pub(crate) addresses: Vec<u64>,
+    /// Where the allocation begins.
+    start: u64,
+    pub(crate) gpu: usize,
+}
+
+impl Content {
+    /// A run for each page.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = Run> + '_ {
+        extents::pages(self.addresses.iter().copied(), self.page)
+    }
+}
+
+/// What the caller of `get` has. The provider knows the pointer alone; who is meant is for the record.
+#[derive(Clone, Copy)]
+pub(crate) struct PageTable {
+    pointer: usize,
+    serial: usize,
+}
+
+impl PageTable {
+    /// Reads the page table.
+    pub(crate) fn read(self) -> Content {
+        let world = world();
+        let tables = world.provider.tables.borrow();
+        world.memory(tables[self.serial].memory).read();
+        tables[self.serial].content.clone()
+    }
+}
+
+/// How a pin has ended.
+#[derive(Clone, Copy)]
+pub(crate) enum End {
+    Put,
+    /// The callback has come, or is under way.
+    Callback,
+}
+
+/// What is on record of a pin and its table.
+struct Record {
+    memory: usize,
+    content: Content,
+    number: usize,
+    by: ThreadId,
+    end: Option<End>,
+    /// When its callback returned.
+    returned: Option<u64>,
+}
+
+struct Pinned {
+    table: PageTable,
+    /// Where its allocation begins.
+    start: u64,
+    process: u32,
+    number: usize,
+    freed: fn(usize),
+}
+
+#[derive(Default)]
+pub(crate) struct Provider {
+    api: Mutex<()>,
+    /// The thread that has the API lock while it makes callbacks.
+    inside: Cell<Option<ThreadId>>,
+    /// Registered pins; API lock.
+    pins: RefCell<Vec<Pinned>>,
+    /// Where its memory begins.
+    start: u64,
+    /// What can be pinned; nothing stands for one allocation over all addresses, which is there anew as soon as it is
+    /// freed. The memory of each lies apart.
+    pub(crate) layout: RefCell<Vec<Allocation>>,
+    /// The memory of each allocation that was ever looked at, until it is freed.
+    gpu: RefCell<BTreeMap<u64, usize>>,
+    /// Of each table that there ever was, by serial number.
+    tables: RefCell<Vec<Record>>,
+    /// Pointers of tables that live.
+    pointers: RefCell<Vec<usize>>,
+    /// No process is found any more.
+    pub(crate) unlisted: Cell<bool>,
+    /// What the next puts return before they do anything.
+    pub(crate) failing: RefCell<Vec<i32>>,
+    /// Each pin fails with this.
+    pub(crate) refuses: Cell<Option<i32>>,
+    /// Pins are made, but there is nothing to put them by.
+    pub(crate) no_table: Cell<bool>,
+    /// Calls to pin so far.
+    pub(crate) calls: Cell<u64>,
+    /// The number of a call to pin that fails, and the provider's code.
+    pub(crate) fail_call: Cell<Option<(u64, i32)>>,
+    /// Run when the provider is called to pin.
+    pub(crate) on_get: Cell<Option<Hook>>,
+    /// Run at the end of the next pin, before it returns.
+    pub(crate) on_pin: Cell<Option<Hook>>,
+    /// Run at the end of the call to pin with that number, before it returns.
+    pub(crate) on_call: Cell<Option<(u64, Hook)>>,
+    /// Pins that were left to their callbacks.
+    pub(crate) kept: RefCell<Vec<Kept>>,
+    /// What was done, in order.
+    log: RefCell<Vec<String>>,
+    /// Threads in the module's callback.
+    in_text: AtomicUsize,
+    unloaded: Cell<bool>,
+}
+
+impl Provider {
+    /// One that has memory from `start` on.
+    pub(crate) fn new(start: u64) -> Self {
+        Provider {
+            start,
+            ..Provider::default()
+        }
+    }
+
+    pub(crate) fn record(&self, what: impl Into<String>) {
+        self.log.borrow_mut().push(what.into());
+    }
+
+    /// What was done since the last call, in order.
+    pub(crate) fn take_log(&self) -> Vec<String> {
+        self.log.take()
+    }
+
+    /// The allocation that `span` lies in, and its number.
+    fn allocation(&self, span: &Span) -> Option<(usize, Allocation)> {
+        let layout = self.layout.borrow();
+        if layout.is_empty() && SCRIPTED {
+            return Some((0, Allocation::new(self.start, 1 << 40)));
+        }
+        let inside = |a: &Allocation| {
+            span.start() >= a.start && span.start() + span.len() <= a.start + a.len
+        };
+        let (number, found) = layout.iter().enumerate().find(|(_, a)| inside(a))?;
+        Some((number, *found))
+    }
+
+    /// The answer to a call to pin: the number of the call, and what is pinned. With the API lock held.
+    fn answer(&self, world: &World, span: &Span) -> Result<(u64, Content), Refusal> {
+        world.record("pin");
+        let call = self.calls.get() + 1;
+        self.calls.set(call);
+        let fails = self.fail_call.get().filter(|(at, _)| *at == call);
+        if let Some(code) = fails.map(|(_, code)| code).or(self.refuses.get()) {
+            return Err(Refusal::Pin(code));
+        }
+        let (number, found) = self.allocation(span).ok_or(Refusal::Pin(EINVAL))?;
+        let page = found.page;
+        let base = DMA_BASE + ((number as u64) << 36) + (span.start() - self.start);
+        let count = span.pages(page).expect("whole pages");
+        let mut gpu = self.gpu.borrow_mut();
+        let content = Content {
+            page,
+            addresses: (0..count).map(|i| base + i * page.bytes()).collect(),
+            start: found.start,
+            gpu: *gpu
+                .entry(found.start)
+                .or_insert_with(|| world.alloc("GPU memory")),
+        };
+        Ok((call, content))
+    }
+
+    /// The same, for a pin that is never called back.
+    pub(crate) fn get_persistent(&self, span: &Span) -> Result<Content, Refusal> {
+        let _guard = self.lock("a get");
+        let (_, content) = self.answer(&world(), span)?;
+        Ok(content)
+    }
+
+    pub(crate) fn put_persistent(&self) {
+        let _guard = self.lock("a put");
+        world().record("unpin");
+    }
+
+    /// The table that the calling thread got last.
+    pub(crate) fn newest(&self) -> PageTable {
+        let this = thread::current().id();
+        let tables = self.tables.borrow();
+        let serial = tables.iter().rposition(|table| table.by == this);
+        PageTable {
+            pointer: 0,
+            serial: serial.expect("it has got one"),
+        }
+    }
+
+    pub(crate) fn end(&self, table: PageTable) -> Option<End> {
+        self.tables.borrow()[table.serial].end
+    }
+
+    /// How many pins nobody has put or lost.
+    pub(crate) fn live(&self) -> usize {
+        self.pins.borrow().len()
+    }
+
+    /// The real lock refuses its holder with -EIO, and warns. The module must never come to that.
+    fn lock(&self, what: &str) -> MutexGuard<'_, ()> {
+        let this = Some(thread::current().id());
+        assert_ne!(self.inside.get(), this, "{what} inside a callback");
+        self.api.lock().expect("no poison")
+    }
+
+    /// The lowest free pointer: one that was freed comes back at once.
+    fn pointer(&self) -> usize {
+        let mut pointers = self.pointers.borrow_mut();
+        let pointer = (1..).find(|p| !pointers.contains(p)).expect("endless");
+        pointers.push(pointer);
+        pointer
+    }
+
+    fn free_table(&self, world: &World, table: PageTable) {
+        let memory = self.tables.borrow()[table.serial].memory;
+        world.memory(memory).free();
+        self.pointers.borrow_mut().retain(|p| *p != table.pointer);
+    }
+
+    /// Whether the allocation that began there is no more.
+    pub(crate) fn is_gone(&self, start: u64) -> bool {
+        self.layout.borrow().iter().all(|a| a.start != start)
+    }
+
+    /// Frees the allocations that begin in `[from, to)`: one callback for each pin on them, one after the other.
+    pub(crate) fn free_part(&self, from: u64, to: u64) {
+        let world = world();
+        let guard = self.lock("a free");
+        self.inside.set(Some(thread::current().id()));
+        loop {
+            let mut pins = self.pins.borrow_mut();
+            let Some(at) = pins.iter().position(|pin| (from..to).contains(&pin.start)) else {
+                break;
+            };
+            let pin = pins.remove(at);
+            drop(pins);
+            assert!(
+                !self.unloaded.get(),
+                "a callback into a module that is gone"
+            );
+            self.tables.borrow_mut()[pin.table.serial].end = Some(End::Callback);
+            world.record("callback");
+            self.in_text.fetch_add(1, Ordering::SeqCst);
+            (pin.freed)(pin.number);
+            world.ib_core.stale_tickets();
+            // The last instruction of the module, after it gave up its hold.
+            self.in_text.fetch_sub(1, Ordering::SeqCst);
+            world.record("callback returns");
+            self.tables.borrow_mut()[pin.table.serial].returned = Some(world.tick());
+            self.free_table(&world, pin.table);
+        }
+        let kept = |a: &Allocation| a.start < from || a.start >= to;
+        self.layout.borrow_mut().retain(kept);
+        let mut gpu = self.gpu.borrow_mut();
+        gpu.retain(|start, memory| {
+            let gone = (from..to).contains(start);
+            if gone {
+                world.memory(*memory).free();
+            }
+            !gone
+        });
+        self.inside.set(None);
+        drop(guard);
+    }
+
+    /// Unloads the module, if nothing holds it: what `Callbacks` does in its drop.
+    pub(crate) fn unload(&self) {
+        let world = world();
+        if world.holds.load(Ordering::SeqCst) > 0 {
+            return;
+        }
+        if !world.is_broken(Break::NoFence) {
+            drop(self.lock("the fence"));
+        }
+        let in_text = self.in_text.load(Ordering::SeqCst);
+        assert_eq!(in_text, 0, "the module goes with a callback in it");
+        self.unloaded.set(true);
+    }
+
+    pub(crate) fn check_empty(&self) {
+        assert!(self.pins.borrow().is_empty(), "a pin is left");
+    }
+}
+
+/// Keeps the module loaded.
+pub(crate) struct ModuleHold(usize);
+
+impl ModuleHold {
+    pub(crate) fn try_new() -> Option<Self> {
+        let world = world();
+        let count = usize::from(!world.is_broken(Break::NoHold));
+        world.holds.fetch_add(count, Ordering::SeqCst);
+        Some(ModuleHold(count))
+    }
+}
+
+impl Drop for ModuleHold {
+    fn drop(&mut self) {
+        let world = world();
+        world.holds.fetch_sub(self.0, Ordering::SeqCst);
+        world.provider.record("let go");
+    }
+}
+
+pub(crate) fn gate_read<R>(f: impl FnOnce() -> R) -> R {
+    let world = world();
+    if world.is_broken(Break::NoGate) {
+        return f();
+    }
+    let _guard = world.gate.read().expect("no poison");
+    f()
+}
+
+pub(crate) fn gate_write<R>(f: impl FnOnce() -> R) -> R {
+    let world = world();
+    if world.is_broken(Break::NoGate) {
+        return f();
+    }
+    let _guard = sync::write(&world.gate);
+    world.gate_since.set(world.tick());
+    world.provider.record("alone");
+    f()
+}
+
+pub(crate) fn get_pages<C: Callback>(
+    span: &Span,
+    number: usize,
+) -> Result<Option<PageTable>, Refusal> {
+    let world = world();
+    let provider = &world.provider;
+    provider.record(format!("get {number}"));
+    world.hook(&provider.on_get);
+    let guard = provider.lock("a get");
+    if provider.unlisted.get() {
+        return Err(Refusal::Pin(EINVAL));
+    }
+    let (call, content) = provider.answer(&world, span)?;
+    let mut tables = provider.tables.borrow_mut();
+    let table = PageTable {
+        pointer: provider.pointer(),
+        serial: tables.len(),
+    };
+    provider.pins.borrow_mut().push(Pinned {
+        table,
+        start: content.start,
+        process: world.process(),
+        number,
+        freed: C::freed,
+    });
+    tables.push(Record {
+        memory: world.alloc("a page table"),
+        content,
+        number,
+        by: thread::current().id(),
+        end: None,
+        returned: None,
+    });
+    drop(tables);
+    // From here on the callback may come, though nobody knows the table yet.
+    drop(guard);
+    world.hook(&provider.on_pin);
+    match provider.on_call.take() {
+        Some((at, mut hook)) if at == call => hook(&world),
+        other => provider.on_call.set(other),
+    }
+    Ok((!provider.no_table.get()).then_some(table))
+}
+
+pub(crate) fn put_pages(_span: &Span, table: PageTable) -> i32 {
+    let world = world();
+    let provider = &world.provider;
+    if world.is_broken(Break::NoPut) {
+        return 0;
+    }
+    let _guard = provider.lock("a put");
+    let mut tables = provider.tables.borrow_mut();
+    let of = &mut tables[table.serial];
+    provider.record(format!("put {}", of.number));
+    if let Some(code) = provider.failing.borrow_mut().pop() {
+        return code;
+    }
+    let process = world.process();
+    let listed = !provider.unlisted.get();
+    let mut pins = provider.pins.borrow_mut();
+    let found = pins
+        .iter()
+        .position(|pin| listed && pin.table.pointer == table.pointer && pin.process == process);
+    if let Some(at) = found {
+        let pin = pins.remove(at);
+        assert_eq!(pin.table.serial, table.serial, "somebody else's pin is put");
+        of.end = Some(End::Put);
+        drop(tables);
+        provider.free_table(&world, table);
+    } else {
+        let foreign = pins.iter().any(|pin| pin.table.serial == table.serial);
+        match of.returned {
+            // Between the look and the put.
+            Some(when) => assert!(
+                when > world.gate_since.get(),
+                "a pin is put whose callback had returned before"
+            ),
+            None => assert!(foreign, "a pin is put twice"),
+        }
+    }
+    0
+}
+
+pub(crate) fn retry(mut put: impl FnMut() -> i32) -> i32 {
+    loop {
+        match put() {
+            ENOMEM => {
+                world().provider.record("again");
+                thread::yield_now();
+            }
+            ret => return ret,
+        }
+    }
+}
+
+pub(crate) fn kept(_span: &Span, why: Kept) {
+    let world = world();
+    world.provider.record(format!("{why:?}"));
+    world.provider.kept.borrow_mut().push(why);
+}
+
+/// A callback that finds no slot: one that a test has made, or a fault.
+fn slotless(what: &str) {
+    match SCRIPTED {
+        true => world().provider.record(what),
+        false => panic!("a callback finds no slot"),
+    }
+}
+
+pub(crate) fn late_callback() {
+    slotless("late");
+}
+
+pub(crate) fn stray_callback() {
+    slotless("stray");
+}

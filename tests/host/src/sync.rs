@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! Locks and threads for the fakes: the machine's own. `tests/loom` has the same names.
+
+use std::sync::PoisonError;
+use std::sync::RwLockReadGuard;
+use std::sync::RwLockWriteGuard;
+
+pub(crate) use std::sync::atomic;
+pub(crate) use std::sync::Condvar;
+pub(crate) use std::sync::Mutex;
+pub(crate) use std::sync::MutexGuard;
+pub(crate) use std::sync::RwLock;
+pub(crate) use std::thread;
+
+/// Tests make their neighbours do what they like, and have a world from the start.
+pub(crate) const SCRIPTED: bool = true;
+
+/// `std::cell::Cell`, for several threads.
+#[derive(Default)]
+pub(crate) struct Cell<T>(Mutex<T>);
+
+impl<T> Cell<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Cell(Mutex::new(value))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn get(&self) -> T
+    where
+        T: Copy,
+    {
+        *self.lock()
+    }
+
+    pub(crate) fn replace(&self, value: T) -> T {
+        std::mem::replace(&mut *self.lock(), value)
+    }
+
+    pub(crate) fn set(&self, value: T) {
+        drop(self.replace(value));
+    }
+
+    pub(crate) fn take(&self) -> T
+    where
+        T: Default,
+    {
+        self.replace(T::default())
+    }
+}
+
+/// `std::cell::RefCell`, for several threads: waits where that one panics.
+#[derive(Default)]
+pub(crate) struct RefCell<T>(RwLock<T>);
+
+impl<T> RefCell<T> {
+    pub(crate) fn new(value: T) -> Self {
+        RefCell(RwLock::new(value))
+    }
+
+    pub(crate) fn borrow(&self) -> RwLockReadGuard<'_, T> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn borrow_mut(&self) -> RwLockWriteGuard<'_, T> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn replace(&self, value: T) -> T {
+        std::mem::replace(&mut *self.borrow_mut(), value)
+    }
+
+    pub(crate) fn take(&self) -> T
+    where
+        T: Default,
+    {
+        self.replace(T::default())
+    }
+}
+
+/// Finds uses that meet, where loom's finds those that no lock orders.
+pub(crate) struct UnsafeCell<T>(RwLock<T>);
+
+impl<T> UnsafeCell<T> {
+    pub(crate) fn new(value: T) -> Self {
+        UnsafeCell(RwLock::new(value))
+    }
+
+    pub(crate) fn with(&self, f: impl FnOnce(&T)) {
+        f(&self.0.try_read().expect("nobody writes"));
+    }
+
+    pub(crate) fn with_mut(&self, f: impl FnOnce(&mut T)) {
+        f(&mut self.0.try_write().expect("nobody reads or writes"));
+    }
+}
+
+/// Locks where no other thread can be in the way: one that would wait hangs.
+pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    lock.try_write()
+        .expect("the gate is not taken where it may have to wait")
+}
