@@ -100,7 +100,12 @@ pub(crate) fn parent() -> Pid {
 /// the host does not let the machine run they fall behind all clocks, by seconds, and for good.
 pub(crate) fn jiffies() -> Result<Duration> {
     // SAFETY: Takes no pointer that it would use, and says what the kernel's count is, in units that do not change.
-    let (now, hz) = unsafe { (libc::times(ptr::null_mut()), libc::sysconf(libc::_SC_CLK_TCK)) };
+    let (now, hz) = unsafe {
+        (
+            libc::times(ptr::null_mut()),
+            libc::sysconf(libc::_SC_CLK_TCK),
+        )
+    };
     ensure!(now >= 0 && hz > 0, "times: {}", io::Error::last_os_error());
     // CAST: Neither is negative.
     Ok(Duration::from_secs(now as u64) / hz as u32)

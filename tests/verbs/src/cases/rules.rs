@@ -614,6 +614,8 @@ fn needs_hold_points() -> Result<()> {
     Ok(())
 }
 
+const INIT: &str = "/sys/kernel/debug/nvidia_peermem_points/hold/init";
+
 /// The module takes no range before it is complete: here its first client is registered and its second is not.
 fn not_ready(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
@@ -625,11 +627,11 @@ fn not_ready(lab: &Lab) -> Result<()> {
     command.arg(module::NAME).args(&again.0).arg("hold_init=1");
     let mut modprobe = Running::start(&mut command)?;
     let held = sys::wait_until(PATIENCE, || {
-        let text = fs::read_to_string("/sys/kernel/debug/nvidia_peermem/hold/init");
+        let text = fs::read_to_string(INIT);
         Ok(text.is_ok_and(|text| text.contains("waiting=1")) || !modprobe.is_running()?)
     })?;
     let early = stage.register(&memory).map(drop);
-    fs::write("/sys/kernel/debug/nvidia_peermem/hold/init", "0")?;
+    fs::write(INIT, "0")?;
     let modprobe = modprobe.finish(PATIENCE)?;
     ensure!(held && modprobe.success(), "modprobe: {}", modprobe.output);
     ensure!(
@@ -646,7 +648,7 @@ fn leaving(lab: &Lab) -> Result<()> {
     needs_hold_points()?;
     let memory = lab.allocate_gpu(M2)?;
     let _again = Unloaded(module::parameters());
-    let hold = Hold::arm("nvidia_peermem/exit")?;
+    let hold = Hold::arm("nvidia_peermem_points/exit")?;
     let mut rmmod = Running::start(Command::new("rmmod").arg(module::NAME))?;
     let held = sys::wait_until(PATIENCE, || Ok(hold.waiting()? > 0 || !rmmod.is_running()?))?;
     let late = stage.register(&memory).map(drop);
