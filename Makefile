@@ -2,9 +2,9 @@
 #
 # For people. The module itself is built by kbuild, which reads `Kbuild`.
 
-RIG := tests/rig/bootstrap
+RUNNER := tests/runner/bootstrap
 
-# kbuild takes no blanks and no colons in a path. Only `make module` and what stands on it need it here: the rig copies.
+# kbuild takes no blanks and no colons in a path. Only `make module` and what stands on it need it here: the test runner copies.
 ifneq ($(filter module compile install,$(MAKECMDGOALS)),)
 ifneq ($(words $(subst :, ,x$(CURDIR)x)),1)
 $(error kbuild cannot compile in '$(CURDIR)': move this clone to a folder with neither blanks nor colons in its path)
@@ -52,57 +52,57 @@ override export CMD := $(value CMD)
 .PHONY: help demo test test-all quick stress hazards bench cost mutants debian kunit vm setup kernel modules lint check module compile install uninstall deb tools install-tools uninstall-tools clean
 
 help: ## Says what there is to make
-	@echo 'peermem-rs: nvidia-peermem in Rust. Nothing below needs a GPU or an RDMA card, but module and (un)install.'
+	@echo 'peermem-rs: nvidia-peermem in Rust. Nothing below needs a GPU or an RDMA NIC, but module and (un)install.'
 	@echo
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
 demo: ## The whole story in one screen: RDMA into GPU memory, in a virtual machine (first time: some minutes more)
-	@$(RIG) demo
+	@$(RUNNER) demo
 
 test: ## Everything that must hold; TEST='words' chooses runs (TEST=--list), FRESH=1 does unchanged ones too, STRICT=1 tries none twice
-	@$(RIG) test $(if $(FRESH),--fresh) $(if $(STRICT),--strict) $(TEST)
+	@$(RUNNER) test $(if $(FRESH),--fresh) $(if $(STRICT),--strict) $(TEST)
 
 test-all: ## As test, strict, with the runs that take long; goes on where it was interrupted (TEST=--restart: anew)
-	@$(RIG) test --full $(TEST)
+	@$(RUNNER) test --full $(TEST)
 
 quick: ## While editing: host tests, the module compiled, lint of what changed
-	@$(RIG) quick
+	@$(RUNNER) quick
 
 stress: ## Many processes at everything, MINUTES long, on from where the last run ended; SEED=… EPOCH=… repeats
-	@$(RIG) stress $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(if $(EPOCH),--epoch $(EPOCH))
+	@$(RUNNER) stress $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(if $(EPOCH),--epoch $(EPOCH))
 
 debian: ## The module installed by DKMS on Debian, whose stock kernel a machine boots (15 minutes more the first time)
-	@$(RIG) test --full "installed on Debian"
+	@$(RUNNER) test --full "installed on Debian"
 
 kunit: ## The module's KUnit tests alone, on the ordinary and the debug kernel
-	@$(RIG) test KUnit
+	@$(RUNNER) test KUnit
 
 hazards: ## Runs the schedules of all known hazards and writes docs/hazards.md
-	@$(RIG) hazards
+	@$(RUNNER) hazards
 
 bench: ## Measures this module and NVIDIA's beside each other and writes docs/performance.md; BENCH=--quick for less
-	@$(RIG) bench $(BENCH)
+	@$(RUNNER) bench $(BENCH)
 
 cost: ## Counts a registration's instructions and compares them with tests/cost/figures; UPDATE=1 writes them there
-	@$(RIG) cost $(if $(UPDATE),--update)
+	@$(RUNNER) cost $(if $(UPDATE),--update)
 
 mutants: ## Takes each rule out of the module and sees that a test notices; MUTANT='words' chooses
-	@$(RIG) mutants $(MUTANT)
+	@$(RUNNER) mutants $(MUTANT)
 
 vm: ## Runs CMD='…' in the virtual machine, or a shell; VM='options' (see: make vm VM=--help)
-	@if [ -n "$$CMD" ]; then $(RIG) vm $(VM) -- sh -c "$$CMD"; else $(RIG) vm $(VM); fi
+	@if [ -n "$$CMD" ]; then $(RUNNER) vm $(VM) -- sh -c "$$CMD"; else $(RUNNER) vm $(VM); fi
 
 setup: ## Makes all that demo and test need, and runs nothing
-	@$(RIG) setup
+	@$(RUNNER) setup
 
-kernel: ## Makes the rig's kernel alone
-	@$(RIG) kernel
+kernel: ## Makes the test VM's kernel alone
+	@$(RUNNER) kernel
 
-modules: ## Makes the modules for the rig's kernel: ours, the stand-in GPU's, NVIDIA's
-	@$(RIG) modules
+modules: ## Makes the modules for the test VM's kernel: ours, the stand-in GPU's, NVIDIA's
+	@$(RUNNER) modules
 
 lint: ## Looks at the form of the code: rustfmt, clippy, checkpatch, shellcheck, promtool, licences
-	@$(RIG) lint
+	@$(RUNNER) lint
 
 check: ## Says what a build for this machine's kernel (or KVER=…, KDIR=…) lacks
 	@$(LOOK)
@@ -144,7 +144,7 @@ uninstall-tools: ## Removes them again, as root
 	packaging/tools remove $(PREFIX) $(abspath $(DESTDIR))
 
 deb: ## Makes a Debian package of the source for DKMS, in build/deb
-	@$(RIG) deb
+	@$(RUNNER) deb
 
-clean: ## Removes what `make module` left here; the rig's products lie in the user's cache
+clean: ## Removes what `make module` left here; the test runner's products lie in the user's cache
 	rm -rf build

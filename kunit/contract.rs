@@ -10,8 +10,8 @@ use kernel::str::CStr;
 use crate::{
     c::peer_memory_client_ex,
     clients::Persistent,
-    ib::Registration,
-    log::journal,
+    ib::ClientRegistration,
+    log::history,
     params,
     setup::*, //
 };
@@ -22,9 +22,9 @@ fn described() -> Result<Description> {
 
 /// The number of the record to come.
 fn recorded() -> u64 {
-    journal(|journal| {
+    history(|history| {
         let mut next = 0;
-        while let Some((_, number)) = journal.from(false, next) {
+        while let Some((_, number)) = history.from(false, next) {
             next = number;
         }
         next
@@ -81,7 +81,7 @@ suite!(
 
     fn what_does_not_fit_its_field_is_not_registered(_: NoClient) {
         let attempt = |name: &CStr, version: &CStr| {
-            Registration::<Persistent>::new(name, version, ClientUnmaps).err()
+            ClientRegistration::<Persistent>::new(name, version, ClientUnmaps).err()
         };
         // 64 bytes with the NUL, and 15.
         let name = c"0123456789012345678901234567890123456789012345678901234567890123";
@@ -97,7 +97,7 @@ suite!(
     fn a_client_that_revokes_is_registered_once(_: NoClient) {
         drop(revocable(ClientUnmaps)?);
         log();
-        let again = Registration::<OfTest>::new(c"nv_mem", params::version(), ClientUnmaps);
+        let again = ClientRegistration::<OfTest>::new(c"nv_mem", params::version(), ClientUnmaps);
         same!(again.err(), Some(EBUSY));
         logged![];
     }
@@ -107,7 +107,7 @@ suite!(
         let range = range();
         at(Point::Registering, move || check!(not_mine(range)))?;
         let version = params::version();
-        let registration = Registration::<Persistent>::new(c"nv_mem", version, ClientUnmaps)?;
+        let registration = ClientRegistration::<Persistent>::new(c"nv_mem", version, ClientUnmaps)?;
         let ready = Ready::new();
         get(range)?.release();
         drop(ready);
@@ -176,7 +176,7 @@ suite!(
         }
     }
 
-    /// Cards that cannot lose a registration are for the client that never revokes.
+    /// NICs that cannot lose a registration are for the client that never revokes.
     fn clients_are_asked_in_order_and_only_what_the_card_can_do(card: EachCard) {
         let names = descriptions();
         same!(names.len(), 2);

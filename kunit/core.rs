@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
 //! ib_core as a peer-memory client meets it: MLNX_OFED and DOCA-OFED from 25.04 on, in the order and with
-//! the awkwardness that the rig's `peer_mem.c` describes, and in one place OFED 4.9.
+//! the awkwardness that the test VM's `peer_mem.c` describes, and in one place OFED 4.9.
 //!
 //! Calls the functions that the module has registered, by the pointers that it gave, and looks at all
 //! that comes back: who breaks the contract fails the test that is running, whatever that is about.
@@ -40,7 +40,6 @@ use kernel::{
 use crate::{
     c,
     compat,
-    extents::Entry,
     fakes::{
         self,
         at,
@@ -58,7 +57,8 @@ use crate::{
         Point,
         Thread, //
     },
-    pci::PciDevice, //
+    pci::PciDevice,
+    ranges::SgEntry, //
 };
 
 /// The ticket of a registration that cannot be revoked.
@@ -70,16 +70,16 @@ const NOT_MINE: usize = 0x07_3e11;
 /// Of `fakes.h`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-struct SgEntry {
+struct RawSgEntry {
     dma_address: u64,
     dma_length: u32,
     length: u32,
 }
 
-impl SgEntry {
+impl RawSgEntry {
     /// As the RDMA driver sees it.
-    fn seen(&self) -> Entry {
-        Entry {
+    fn seen(&self) -> SgEntry {
+        SgEntry {
             addr: self.dma_address,
             len: self.dma_length,
         }
@@ -93,13 +93,13 @@ impl SgEntry {
 /// NULL, or an entry of a table that the client keeps while this is used.
 unsafe fn entries(
     mut sg: *mut bindings::scatterlist,
-) -> impl Iterator<Item = (*mut bindings::scatterlist, SgEntry)> {
+) -> impl Iterator<Item = (*mut bindings::scatterlist, RawSgEntry)> {
     core::iter::from_fn(move || {
         let here = sg;
         if here.is_null() {
             return None;
         }
-        let mut entry = SgEntry::default();
+        let mut entry = RawSgEntry::default();
         // SAFETY: As promised by the caller.
         sg = unsafe { fake_sg_read(here, &mut entry) };
         Some((here, entry))
@@ -109,11 +109,11 @@ unsafe fn entries(
 extern "C" {
     fn fake_sg_read(
         sg: *mut bindings::scatterlist,
-        entry: *mut SgEntry,
+        entry: *mut RawSgEntry,
     ) -> *mut bindings::scatterlist;
     fn fake_sg_write(
         sg: *mut bindings::scatterlist,
-        entry: *const SgEntry,
+        entry: *const RawSgEntry,
     ) -> *mut bindings::scatterlist;
     fn fake_sg_has_page(sg: *mut bindings::scatterlist) -> bool;
 }
@@ -389,7 +389,7 @@ typed_as_real!(
 /// How an RDMA driver and ib_core deal with a revocation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Form {
-    /// The driver stops the card, ib_core does the rest.
+    /// The driver stops the NIC, ib_core does the rest.
     Modern,
     /// OFED 4.9: the driver deregisters the region inside the invalidation, `release` included.
     Ofed49,
@@ -411,7 +411,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// A range for a card that can lose it.
+    /// A range for a NIC that can lose it.
     pub(crate) fn new(addr: u64, len: usize) -> Self {
         Request {
             addr,
@@ -468,20 +468,20 @@ enum State {
 /// An entry as it was before it was trimmed.
 struct Saved {
     sg: *mut bindings::scatterlist,
-    entry: SgEntry,
-    trimmed: SgEntry,
+    entry: RawSgEntry,
+    trimmed: RawSgEntry,
 }
 
 impl Saved {
     fn trim(sg: *mut bindings::scatterlist, head: u64, tail: u64) -> Self {
-        let mut entry = SgEntry::default();
+        let mut entry = RawSgEntry::default();
         // SAFETY: An entry of the client's, which keeps the table until `release`.
         unsafe { fake_sg_read(sg, &mut entry) };
         // ib_core's arithmetic would wrap.
         check!(head + tail < u64::from(entry.dma_length));
         // CAST: Less than a length, as was just seen.
         let len = entry.dma_length.wrapping_sub((head + tail) as u32);
-        let trimmed = SgEntry {
+        let trimmed = RawSgEntry {
             dma_address: entry.dma_address + head,
             dma_length: len,
             length: len,
@@ -492,7 +492,7 @@ impl Saved {
     }
 
     fn restore(&self) {
-        let mut now = SgEntry::default();
+        let mut now = RawSgEntry::default();
         // SAFETY: As in `trim`.
         unsafe { fake_sg_read(self.sg, &mut now) };
         // Anything else, and the table is gone.
@@ -533,7 +533,7 @@ struct Peer {
 pub(crate) struct Umem {
     peer: Arc<Peer>,
     /// The client's entries, before they were trimmed.
-    entries: Arc<KVec<Entry>>,
+    entries: Arc<KVec<SgEntry>>,
 }
 
 /// Asks the clients in the order of their registration.
@@ -655,7 +655,7 @@ impl Peer {
     }
 
     /// get_pages, dma_map, get_page_size, with `mapping_lock` held.
-    fn map(self: &Arc<Self>) -> Result<KVec<Entry>, Failed> {
+    fn map(self: &Arc<Self>) -> Result<KVec<SgEntry>, Failed> {
         let mut held = self.lock();
         let mapping = &mut *held.guard;
         reach(Point::BeforeGetPages);
@@ -731,7 +731,7 @@ impl Peer {
     }
 
     /// The client's entries, which must be all that were allocated, have no pages, and cover the range.
-    fn look(&self, mapping: &Mapping) -> Result<KVec<Entry>> {
+    fn look(&self, mapping: &Mapping) -> Result<KVec<SgEntry>> {
         let table = &mapping.table;
         same!(table.nents, table.orig_nents);
         let mut seen = KVec::new();
@@ -846,12 +846,12 @@ impl Peer {
 
 impl Umem {
     /// The client's entries, as they were before ib_core trimmed them.
-    pub(crate) fn entries(&self) -> &[Entry] {
+    pub(crate) fn entries(&self) -> &[SgEntry] {
         &self.entries
     }
 
     /// What the RDMA driver sees: the entries as they are now.
-    pub(crate) fn seen(&self) -> Result<KVec<Entry>> {
+    pub(crate) fn seen(&self) -> Result<KVec<SgEntry>> {
         let guard = self.peer.mapping.lock();
         let mut seen = KVec::new();
         // SAFETY: The client keeps the table until `release`.

@@ -11,7 +11,7 @@
 #include <linux/scatterlist.h>
 #include <linux/types.h>
 
-/* Where the fake GPU's BARs are: no machine of the rig has RAM there. */
+/* Where the fake GPU's BARs are: no machine of the test VM has RAM there. */
 #define FAKE_BAR_START		BIT_ULL(44)
 #define FAKE_BAR_LEN		BIT_ULL(36)
 /* An I/O range, and a BAR without an address of its own. */

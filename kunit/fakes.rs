@@ -61,8 +61,8 @@ use crate::{
     life::Life,
     pci::Bars,
     registry::{
-        Book,
-        Living, //
+        Registration,
+        RegistryStats, //
     }, //
 };
 
@@ -91,7 +91,7 @@ unsafe extern "C" {
     safe fn fake_machine_new() -> c_int;
     safe fn fake_machine_free();
     safe fn fake_nic() -> *mut c_void;
-    /// The longest segment that the card takes.
+    /// The longest segment that the NIC takes.
     pub(crate) safe fn fake_nic_max_segment(bytes: c_uint);
     safe fn fake_plain_device() -> *mut c_void;
     /// References to the fake devices that are not the machine's own.
@@ -147,7 +147,7 @@ pub(crate) enum Event {
     DmaUnmap,
     PutPages,
     Release,
-    // ib_core has the RDMA driver stop the card.
+    // ib_core has the RDMA driver stop the NIC.
     CardStops,
     // The module calls nvidia.ko.
     Pin,
@@ -219,7 +219,7 @@ pub(crate) enum Point {
     BarMapping,
     /// In `dma_unmap_resource()`.
     BarUnmapping,
-    // Those of ib_core are the rig's: `peer_holds` of its peer_mem.c.
+    // Those of ib_core are the test VM's: `peer_holds` of its peer_mem.c.
     /// `mapping_lock` is held.
     BeforeGetPages,
     /// `mapping_lock` is held.
@@ -228,7 +228,7 @@ pub(crate) enum Point {
     BeforeActivate,
     /// ib_core has found the registration. Nothing of ib_core's is held.
     InvalidateGotRef,
-    /// The card is being stopped. `mapping_lock` is held.
+    /// The NIC is being stopped. `mapping_lock` is held.
     InvalidateLocked,
     /// Done, about to return. Nothing of ib_core's is held.
     InvalidateUnlocked,
@@ -649,10 +649,10 @@ pub(crate) fn alone<R>(body: impl FnOnce() -> Result<R>) -> Result<R> {
 /// Has the test fail if the module has anything left.
 pub(crate) fn nothing_left() {
     same!(fake_device_refs(), 0);
-    for counts in entries::book(Book::counts) {
-        same!((counts.alive, counts.alive_bytes), (0, 0));
+    for counts in entries::stats(RegistryStats::counts) {
+        same!((counts.active, counts.active_bytes), (0, 0));
     }
-    check!(roll_from(0).is_none());
+    check!(registry_from(0).is_none());
     same!(fake_sysfs_refs(), 0);
     with(|world| {
         let unreached = world.hooks.first().map(|(point, _)| *point);
@@ -670,7 +670,7 @@ pub(crate) fn nothing_left() {
 }
 
 /// The first registration with this number or a higher one, for a reader who begins.
-pub(crate) fn roll_from(number: u64) -> Option<Living> {
+pub(crate) fn registry_from(number: u64) -> Option<Registration> {
     let cursor = KBox::pin_init(Cursor::new(), GFP_KERNEL).ok()?;
     cursor.find(number)
 }
@@ -701,7 +701,7 @@ pub(crate) fn read_shown(client: &CStr, file: &CStr) -> Result<KVec<u8>> {
     Ok(text)
 }
 
-/// A card on the PCI bus. Alive for as long as the test.
+/// A NIC on the PCI bus. Alive for as long as the test.
 pub(crate) fn nic() -> ib_core::Device {
     ib_core::Device::new(fake_nic().cast())
 }

@@ -115,7 +115,7 @@ suite!(
         check!(registered.eq(want));
     }
 
-    fn the_parameters_choose_the_flavours_and_who_unmaps(life: Life) {
+    fn the_parameters_choose_the_modes_and_who_unmaps(life: Life) {
         let unmaps = |seen: &Description| (seen.can_revoke, seen.flags, seen.pointers == [0, 0]);
         let mut seen = life.clients.iter().map(unmaps);
         if life.is_good() {

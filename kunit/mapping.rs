@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! From get_pages to put_pages, for both flavours: the scatter list that ib_core gets, and what follows a
+//! From get_pages to put_pages, for both modes: the scatter list that ib_core gets, and what follows a
 //! step that fails.
 
 use kernel::page::PAGE_SIZE;
 
 use crate::{
-    extents::{
-        Entry,
+    ranges::{
+        SgEntry,
         MAX_STEP, //
     },
     setup::*, //
@@ -47,7 +47,7 @@ suite!(
         ]) {
             lies(layout);
             let umem = get(card.pages(6))?;
-            let want = want.iter().map(|(page, count)| Entry {
+            let want = want.iter().map(|(page, count)| SgEntry {
                 addr: BAR + DMA_OFFSET + page * KIB_64,
                 // CAST: Small.
                 len: (count * KIB_64) as u32,
@@ -170,7 +170,7 @@ suite!(
         let umem = get(request)?;
         logged![Acquire, Pin, GetPages, DmaMap, BarMap, BarMap, BarMap, PageSize];
         same!(with(|world| world.rests), 2);
-        // What is adjacent all the same is one entry, as far as the card takes it.
+        // What is adjacent all the same is one entry, as far as the NIC takes it.
         same!(umem.entries().len(), 2);
         umem.release();
         same!(with(|world| world.rests), 4);
@@ -239,7 +239,7 @@ suite!(
         umem.release();
     }
 
-    fn a_reference_to_the_card_is_kept_while_it_is_mapped(card: EachCard) {
+    fn a_reference_to_the_nic_is_held_while_it_is_mapped(card: EachCard) {
         let before = fake_device_refs();
         let umem = get(card.range())?;
         check!(fake_device_refs() > before);

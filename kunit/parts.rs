@@ -8,16 +8,9 @@ use crate::{
         Gpus,
         PciAddress, //
     },
-    extents::{
-        self,
-        Cut,
-        PageSize,
-        Run,
-        Span, //
-    },
     module::{
-        ModuleHold,
-        Neighbour, //
+        LoadedModule,
+        ModuleRef, //
     },
     params,
     pci::{
@@ -26,9 +19,16 @@ use crate::{
         BarFinder,
         BarMapping, //
     },
-    refusal::Refusal,
+    ranges::{
+        self,
+        AddrRange,
+        PageSize,
+        SgLayout,
+        Span, //
+    },
+    reason::Reason,
     setup::*,
-    sg::Table,
+    sg::SgTable,
     sync::{
         Lock,
         Monitor, //
@@ -41,13 +41,13 @@ fn broken(count: u64, every: u64) -> impl Iterator<Item = u64> + Clone {
 }
 
 /// A page of nvidia.ko's.
-fn page(addr: u64) -> Run {
-    Run { addr, len: KIB_64 }
+fn page(addr: u64) -> AddrRange {
+    AddrRange { addr, len: KIB_64 }
 }
 
 /// Why this lies in no BAR.
-fn not_found(addr: u64, len: u64) -> Option<Refusal> {
-    BarFinder::default().find(Run { addr, len }).err()
+fn not_found(addr: u64, len: u64) -> Option<Reason> {
+    BarFinder::default().find(AddrRange { addr, len }).err()
 }
 
 suite!(
@@ -57,30 +57,30 @@ suite!(
         let span = Span::covering(0x1_ffff, 2, PageSize::KIB_64, 1 << 40);
         same!(span.map(|s| (s.start(), s.len())), Ok((0x1_0000, 0x2_0000)));
         let wraps = Span::covering(u64::MAX, 1, PageSize::KIB_64, 1 << 40);
-        same!(wraps.err(), Some(Refusal::Wraps));
+        same!(wraps.err(), Some(Reason::Wraps));
     }
 
     fn contiguous_memory_is_one_entry_for_each_two_gib(_: NoClient) {
         let page = PageSize::KIB_64;
         for (gib, want) in rows([(1u64, 1), (4, 2), (80, 40)]) {
-            let pages = extents::pages(broken((gib << 30) / KIB_64, u64::MAX), page);
+            let pages = ranges::pages(broken((gib << 30) / KIB_64, u64::MAX), page);
             let mut count = 0;
-            Cut::new(VA, page, 1 << 31).entries(pages, |_| count += 1);
+            SgLayout::new(VA, page, 1 << 31).entries(pages, |_| count += 1);
             same!(count, want);
         }
     }
 
     fn an_empty_table_is_refused(_: NoClient) {
-        let cut = Cut::new(0, PageSize::KIB_64, 1 << 31);
-        check!(Table::build(core::iter::empty(), cut).is_err());
+        let layout = SgLayout::new(0, PageSize::KIB_64, 1 << 31);
+        check!(SgTable::build(core::iter::empty(), layout).is_err());
     }
 
     /// `sg_alloc_table()` leaves numbers in the table when it fails half way.
     fn a_table_that_could_not_be_allocated_is_not_looked_at(_: NoClient) {
         fail_once(Call::SgAlloc, ENOMEM.to_errno())?;
-        let pages = extents::pages(broken(300, 1), PageSize::KIB_64);
-        let table = Table::build(pages, Cut::new(0, PageSize::KIB_64, 1 << 31));
-        same!(table.err(), Some(Refusal::NoMemory));
+        let pages = ranges::pages(broken(300, 1), PageSize::KIB_64);
+        let table = SgTable::build(pages, SgLayout::new(0, PageSize::KIB_64, 1 << 31));
+        same!(table.err(), Some(Reason::NoMemory));
     }
 
     fn only_a_pci_device_is_one(_: NoClient) {
@@ -110,7 +110,7 @@ suite!(
             // No address with a struct page, whatever calls it a BAR.
             (RAM, KIB_64),
         ]) {
-            same!(not_found(addr, len), Some(Refusal::NotInBar));
+            same!(not_found(addr, len), Some(Reason::NotInBar));
         }
     }
 
@@ -119,9 +119,9 @@ suite!(
         let mut finder = BarFinder::default();
         for (addr, want) in rows([
             (BAR, None),
-            (BAR + BAR_LEN, Some(Refusal::NotInBar)),
+            (BAR + BAR_LEN, Some(Reason::NotInBar)),
             (BAR + KIB_64, None),
-            (RAM, Some(Refusal::NotInBar)),
+            (RAM, Some(Reason::NotInBar)),
             (BAR + 2 * KIB_64, None),
         ]) {
             same!(finder.find(page(addr)).err(), want);
@@ -134,14 +134,14 @@ suite!(
             let before = fake_pci_steps();
             (not_found(addr, KIB_64), fake_pci_steps() - before)
         };
-        // Past the card, to the GPU.
+        // Past the NIC, to the GPU.
         same!(find(BAR), (None, 2));
         same!(fake_remembered(), 1);
         for page in 0..4 {
             same!(find(BAR + page * KIB_64), (None, 0));
         }
         // What lies in no BAR of it is looked for in all, to the end.
-        same!(find(BAR + BAR_LEN), (Some(Refusal::NotInBar), 3));
+        same!(find(BAR + BAR_LEN), (Some(Reason::NotInBar), 3));
         same!(find(BAR + 9 * KIB_64), (None, 0));
         same!(fake_remembered(), 1);
     }
@@ -149,7 +149,7 @@ suite!(
     fn a_device_that_was_pulled_out_is_not_found_by_what_was_remembered(_: NoClient) {
         same!(not_found(BAR, KIB_64), None);
         fake_gpu_leaves();
-        same!(not_found(BAR, KIB_64), Some(Refusal::NotInBar));
+        same!(not_found(BAR, KIB_64), Some(Reason::NotInBar));
         same!(gpu_of(&page(BAR)), Gpus::default());
     }
 
@@ -177,11 +177,11 @@ suite!(
             fail(Call::BarMap, nth, 1, EIO.to_errno())?;
             let refused = BarMapping::map(&device, runs()).err();
             let mapped = u64::from(nth - 1) * KIB_64;
-            same!(refused, Some(Refusal::MapResource { mapped }));
+            same!(refused, Some(Reason::MapResource { mapped }));
             nothing_mapped();
         }
         let mapping = BarMapping::map(&device, runs()).map_err(|_| EIO)?;
-        same!(mapping.runs().len(), 3);
+        same!(mapping.ranges().len(), 3);
     }
 
     fn locks_guard_and_monitors_wait_no_longer_than_they_must(_: NoClient) {
@@ -195,22 +195,22 @@ suite!(
     }
 
     fn a_hold_keeps_the_module_until_it_is_dropped(_: NoClient) {
-        let hold = ModuleHold::try_new();
+        let hold = ModuleRef::try_new();
         check!(hold.is_some());
         same!(holds(), 1);
         drop(hold);
         same!(holds(), 0);
         with(|world| world.going = true);
-        check!(ModuleHold::try_new().is_none());
+        check!(ModuleRef::try_new().is_none());
     }
 
     /// What of it is read goes with it.
     fn a_neighbour_that_goes_is_not_looked_at(_: NoClient) {
-        let look = || Neighbour::look(c"nvidia_peermem_kunit");
+        let look = || LoadedModule::find(c"nvidia_peermem_kunit");
         check!(look().is_some_and(|found| found.version() == params::version()));
         same!(holds(), 0);
         with(|world| world.going = true);
         check!(look().is_none());
-        check!(Neighbour::look(c"none of that name").is_none());
+        check!(LoadedModule::find(c"none of that name").is_none());
     }
 );

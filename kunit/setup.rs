@@ -12,18 +12,18 @@ use kernel::{
 
 use crate::{
     clients,
-    extents::PageSize,
     ib::{
         Client,
-        Registration,
+        ClientRegistration,
         RevokerCell,
         Ticket, //
     },
     params,
     pci::PciDevice,
-    refusal::Refusal,
-    sg::LentTable,
-    tally::Statistics, //
+    ranges::PageSize,
+    reason::Reason,
+    sg::SgTableHead,
+    stats::PeerStats, //
 };
 
 pub(crate) use kernel::prelude::*;
@@ -32,8 +32,8 @@ pub(crate) use crate::{
     clients::Ready,
     fakes::{
         Event::*,
-        Name::*,
-        *, //
+        Name::*, //
+        *,
     },
     ib::Invalidation::{
         self,
@@ -124,12 +124,12 @@ pub(crate) fn mapped(request: Request) -> Result<Umem> {
 /// The order of the fields is the order in which they are dropped.
 pub(crate) struct Up<C: Client> {
     _ready: Ready,
-    _registration: Registration<C>,
+    _registration: ClientRegistration<C>,
 }
 
 pub(crate) fn persistent(name: &CStr) -> Result<Up<clients::Persistent>> {
     Ok(Up {
-        _registration: Registration::new(name, params::version(), ClientUnmaps)?,
+        _registration: ClientRegistration::new(name, params::version(), ClientUnmaps)?,
         _ready: Ready::new(),
     })
 }
@@ -137,7 +137,7 @@ pub(crate) fn persistent(name: &CStr) -> Result<Up<clients::Persistent>> {
 pub(crate) fn revocable(invalidation: Invalidation) -> Result<Up<OfTest>> {
     OfTest::next();
     Ok(Up {
-        _registration: Registration::new(c"nv_mem", params::version(), invalidation)?,
+        _registration: ClientRegistration::new(c"nv_mem", params::version(), invalidation)?,
         _ready: Ready::new(),
     })
 }
@@ -187,7 +187,7 @@ impl SetUp for CoreUnmapsClient {
     }
 }
 
-/// Both clients, and a card for which one of them is asked. The case is run for each card.
+/// Both clients, and a NIC for which one of them is asked. The case is run for each NIC.
 pub(crate) struct EachCard {
     /// The revocable client is asked.
     pub(crate) can_lose: bool,
@@ -222,7 +222,7 @@ impl EachCard {
         self.asks(range())
     }
 
-    /// The request, of this card.
+    /// The request, of this NIC.
     pub(crate) fn asks(&self, request: Request) -> Request {
         Request {
             can_lose: self.can_lose,
@@ -258,34 +258,34 @@ impl OfTest {
 }
 
 impl Client for OfTest {
-    type Region = <clients::Revocable as Client>::Region;
+    type Mr = <clients::Revocable as Client>::Mr;
 
-    fn acquire(addr: u64, size: u64) -> Result<Self::Region, Refusal> {
+    fn acquire(addr: u64, size: u64) -> Result<Self::Mr, Reason> {
         clients::Revocable::acquire(addr, size)
     }
 
-    fn refused(addr: u64, size: u64, refusal: Refusal) {
-        clients::Revocable::refused(addr, size, refusal);
+    fn refused(addr: u64, size: u64, reason: Reason) {
+        clients::Revocable::refused(addr, size, reason);
     }
 
-    fn get_pages(region: &Self::Region, ticket: Ticket) -> Result {
-        clients::Revocable::get_pages(region, ticket)
+    fn get_pages(mr: &Self::Mr, ticket: Ticket) -> Result {
+        clients::Revocable::get_pages(mr, ticket)
     }
 
-    fn dma_map(region: &Self::Region, device: Option<&PciDevice>) -> Result<LentTable> {
-        clients::Revocable::dma_map(region, device)
+    fn dma_map(mr: &Self::Mr, device: Option<&PciDevice>) -> Result<SgTableHead> {
+        clients::Revocable::dma_map(mr, device)
     }
 
-    fn dma_unmap(region: &Self::Region) {
-        clients::Revocable::dma_unmap(region);
+    fn dma_unmap(mr: &Self::Mr) {
+        clients::Revocable::dma_unmap(mr);
     }
 
-    fn page_size(region: &Self::Region) -> PageSize {
-        <clients::Revocable as Client>::page_size(region)
+    fn page_size(mr: &Self::Mr) -> PageSize {
+        <clients::Revocable as Client>::page_size(mr)
     }
 
-    fn statistics() -> &'static Statistics {
-        clients::Revocable::statistics()
+    fn peer_stats() -> &'static PeerStats {
+        clients::Revocable::peer_stats()
     }
 
     fn revoker() -> Option<&'static RevokerCell> {

@@ -27,18 +27,18 @@ use crate::{
         self,
         Cursor, //
     },
-    extents::PageSize,
+    history::PinMode,
     ib::Client,
     memory_peers::MemoryPeers,
     params,
-    record::Flavour,
+    ranges::PageSize,
     registry::{
-        Book,
-        Living,
+        Registration,
+        RegistryStats,
         State, //
     },
     setup::*,
-    tally::Statistics,
+    stats::PeerStats,
     task, //
 };
 
@@ -57,18 +57,18 @@ const FILES: [&CStr; 7] = [
 /// Of most ranges.
 const BYTES: u64 = PAGES * KIB_64;
 
-fn one() -> [(&'static CStr, &'static Statistics); 1] {
-    [(FIRST, Persistent::statistics())]
+fn one() -> [(&'static CStr, &'static PeerStats); 1] {
+    [(FIRST, Persistent::peer_stats())]
 }
 
-fn two() -> [(&'static CStr, &'static Statistics); 2] {
+fn two() -> [(&'static CStr, &'static PeerStats); 2] {
     [
-        (FIRST, Revocable::statistics()),
-        (SECOND, Persistent::statistics()),
+        (FIRST, Revocable::peer_stats()),
+        (SECOND, Persistent::peer_stats()),
     ]
 }
 
-fn counters(of: &Statistics) -> [&Atomic<u64>; 7] {
+fn counters(of: &PeerStats) -> [&Atomic<u64>; 7] {
     [
         &of.alloc_mrs,
         &of.dealloc_mrs,
@@ -81,7 +81,7 @@ fn counters(of: &Statistics) -> [&Atomic<u64>; 7] {
 }
 
 /// What `body` adds to the client's numbers.
-fn added(of: &Statistics, body: impl FnOnce()) -> [u64; 7] {
+fn added(of: &PeerStats, body: impl FnOnce()) -> [u64; 7] {
     let numbers = || counters(of).map(|counter| counter.load(Relaxed));
     let before = numbers();
     body();
@@ -92,21 +92,21 @@ fn added(of: &Statistics, body: impl FnOnce()) -> [u64; 7] {
     gain
 }
 
-/// The only one on the roll.
-fn only() -> Result<Living> {
-    let living = roll_from(0).ok_or(ENOENT)?;
-    check!(roll_from(living.number + 1).is_none());
-    Ok(living)
+/// The only one in the registry.
+fn only() -> Result<Registration> {
+    let registration = registry_from(0).ok_or(ENOENT)?;
+    check!(registry_from(registration.number + 1).is_none());
+    Ok(registration)
 }
 
 /// The numbers of all, as a reader meets them.
 fn standing() -> Result<KVec<u64>> {
     let mut all = KVec::new();
     let mut next = 0;
-    while let Some(living) = roll_from(next) {
-        check!(living.number >= next);
-        next = living.number + 1;
-        all.push(living.number, GFP_KERNEL)?;
+    while let Some(registration) = registry_from(next) {
+        check!(registration.number >= next);
+        next = registration.number + 1;
+        all.push(registration.number, GFP_KERNEL)?;
     }
     Ok(all)
 }
@@ -134,7 +134,7 @@ suite!(
     fn it_is_there_from_show_to_drop_and_not_before(_: NoClient) {
         // Twice: a module that is loaded again.
         for _ in 0..2 {
-            let peers = MemoryPeers::look(FIRST)?;
+            let peers = MemoryPeers::probe(FIRST)?;
             check!(!shows(None, None));
             let peers = peers.show(&one());
             check!(shows(Some(FIRST), Some(c"version")));
@@ -149,15 +149,15 @@ suite!(
     }
 
     fn each_client_has_its_own_numbers_and_all_have_one_version(_: NoClient) {
-        let peers = MemoryPeers::look(FIRST)?.show(&two());
+        let peers = MemoryPeers::probe(FIRST)?.show(&two());
         let up = persistent(c"nv_mem")?;
         let umem = get(range())?;
-        for (name, statistics) in two() {
+        for (name, peer_stats) in two() {
             let version = read_shown(name, c"version")?;
             let (newline, version) = version.split_last().ok_or(EINVAL)?;
             same!(*newline, b'\n');
             check!(version == params::version().to_bytes());
-            for (file, counter) in FILES.into_iter().zip(counters(statistics)) {
+            for (file, counter) in FILES.into_iter().zip(counters(peer_stats)) {
                 let want = CString::try_from_fmt(fmt!("{}\n", counter.load(Relaxed)))?;
                 same!(&read_shown(name, file)?[..], want.to_bytes());
             }
@@ -167,7 +167,7 @@ suite!(
     }
 
     fn that_of_ib_core_is_left_alone(_: NoClient) {
-        let peers = MemoryPeers::look(FIRST)?;
+        let peers = MemoryPeers::probe(FIRST)?;
         // As an ib_core that makes it with its first client.
         occupy(Some(FIRST));
         let peers = peers.show(&one());
@@ -180,7 +180,7 @@ suite!(
     fn a_stranger_s_is_left_alone_though_it_lacks_a_client(_: NoClient) {
         for client in rows([None, Some(FIRST)]) {
             occupy(client);
-            let peers = MemoryPeers::look(FIRST)?.show(&two());
+            let peers = MemoryPeers::probe(FIRST)?.show(&two());
             check!(!shows(Some(SECOND), None));
             drop(peers);
             check!(shows(None, None));
@@ -190,14 +190,14 @@ suite!(
 
     fn one_that_was_there_before_is_left_alone(_: NoClient) {
         occupy(Some(FIRST));
-        drop(MemoryPeers::look(FIRST)?.show(&one()));
+        drop(MemoryPeers::probe(FIRST)?.show(&one()));
         check!(shows(Some(FIRST), None));
         logged![];
     }
 
     fn the_parameter_turns_it_off(_: NoClient) {
         fake_sysfs_parameter(false);
-        let peers = MemoryPeers::look(FIRST)?.show(&one());
+        let peers = MemoryPeers::probe(FIRST)?.show(&one());
         check!(!shows(None, None));
         drop(peers);
         logged![];
@@ -205,7 +205,7 @@ suite!(
 
     fn without_sys_kernel_mm_there_is_none_and_no_harm(_: NoClient) {
         fake_sysfs_without_mm();
-        drop(MemoryPeers::look(FIRST)?.show(&one()));
+        drop(MemoryPeers::probe(FIRST)?.show(&one()));
         logged![];
     }
 
@@ -218,7 +218,7 @@ suite!(
             (Call::Group, 2, &[Shows, Hides]),
         ]) {
             fail(call, nth, 1, 0)?;
-            let peers = MemoryPeers::look(FIRST)?.show(&two());
+            let peers = MemoryPeers::probe(FIRST)?.show(&two());
             check!(!shows(None, None));
             drop(peers);
             same!(&log()[..], want);
@@ -226,41 +226,44 @@ suite!(
     }
 
     fn there_is_one_at_a_time(_: NoClient) {
-        let peers = MemoryPeers::look(FIRST)?.show(&one());
-        same!(MemoryPeers::look(FIRST).err(), Some(EBUSY));
+        let peers = MemoryPeers::probe(FIRST)?.show(&one());
+        same!(MemoryPeers::probe(FIRST).err(), Some(EBUSY));
         check!(shows(Some(FIRST), None));
         drop(peers);
-        drop(MemoryPeers::look(FIRST)?);
+        drop(MemoryPeers::probe(FIRST)?);
     }
 
-    // --- the roll --------------------------------------------------------------------------------
+    // --- the registry --------------------------------------------------------------------------------
 
-    fn a_registration_is_on_the_roll_from_acquire_to_release(card: EachCard) {
+    fn a_registration_is_in_the_registry_from_acquire_to_release(card: EachCard) {
         let umem = get(card.range())?;
-        let living = only()?;
-        same!(living.state, State::Mapped);
-        same!(living.entries, 1);
+        let registration = only()?;
+        same!(registration.state, State::Mapped);
+        same!(registration.entries, 1);
         // As the fakes have it: domain 3, bus 0x81, device 1, function 0.
-        same!(living.hca, Some(PciAddress(3 << 16 | 0x8108)));
-        same!(living.new.flavour == Flavour::Revocable, card.can_lose);
+        same!(registration.hca, Some(PciAddress(3 << 16 | 0x8108)));
+        same!(registration.info.mode == PinMode::Revocable, card.can_lose);
         same!(
-            (living.new.span.start(), living.new.span.len()),
+            (registration.info.span.start(), registration.info.span.len()),
             (VA, BYTES)
         );
-        same!((living.new.page, living.new.pieces), (PageSize::KIB_64, 1));
-        same!(living.new.gpus, Gpus::one(0));
-        same!(living.new.task, task::task());
+        same!(
+            (registration.info.page, registration.info.chunks),
+            (PageSize::KIB_64, 1)
+        );
+        same!(registration.info.gpus, Gpus::one(0));
+        same!(registration.info.task, task::task());
         umem.stop();
-        let living = only()?;
-        same!(living.state, State::Pinned);
-        same!((living.entries, living.hca), (0, None));
+        let registration = only()?;
+        same!(registration.state, State::Pinned);
+        same!((registration.entries, registration.hca), (0, None));
         umem.release();
-        check!(roll_from(0).is_none());
+        check!(registry_from(0).is_none());
     }
 
     fn many_are_met_in_their_order_and_leave_in_any(_: PersistentClient) {
         const COUNT: u64 = 64;
-        let before = entries::book(|book| book.last());
+        let before = entries::stats(|stats| stats.last());
         let mut umems = registered(COUNT)?;
         let all = standing()?;
         same!(all.len(), umems.len());
@@ -272,8 +275,8 @@ suite!(
             let at = (step * 37 + 11) % COUNT;
             release(&mut umems, at)?;
             same!(standing()?.len() as u64, COUNT - 1 - step);
-            let next = roll_from(before + 1 + at);
-            check!(next.is_none_or(|living| living.number > before + 1 + at));
+            let next = registry_from(before + 1 + at);
+            check!(next.is_none_or(|registration| registration.number > before + 1 + at));
             // One comes and goes behind all of them.
             get(range())?.release();
         }
@@ -285,10 +288,10 @@ suite!(
         let up = persistent(c"nv_mem")?;
         let new = || KBox::pin_init(Cursor::new(), GFP_KERNEL);
         let (reader, other, idle) = (new()?, new()?, new()?);
-        let first = entries::book(Book::last) + 1;
+        let first = entries::stats(RegistryStats::last) + 1;
         check!(reader.find(0).is_none() && idle.find(0).is_none());
         let mut umems = registered(COUNT)?;
-        let number = |found: Option<Living>| found.map(|living| living.number);
+        let number = |found: Option<Registration>| found.map(|registration| registration.number);
         for at in 0..COUNT {
             let here = first + at;
             // Again, as where a line did not fit, and what it met may be gone by then.
@@ -298,11 +301,11 @@ suite!(
             release(&mut umems, at)?;
             let next = (at + 1 < COUNT).then_some(here + 1);
             same!(number(reader.find(here)), next);
-            same!(number(roll_from(here)), next);
+            same!(number(registry_from(here)), next);
         }
         // Behind the end, where one comes.
         let umem = get(range())?;
-        let last = entries::book(Book::last);
+        let last = entries::stats(RegistryStats::last);
         for cursor in rows([&idle, &other, &reader, &idle]) {
             same!(number(cursor.find(first)), Some(last));
             same!(number(cursor.find(last + 1)), None);
@@ -313,34 +316,43 @@ suite!(
         drop((up, idle));
     }
 
-    fn who_was_revoked_is_on_the_roll_until_the_release(_: RevocableClient) {
+    fn who_was_revoked_is_in_the_registry_until_the_release(_: RevocableClient) {
         let umem = get(range())?;
         free_memory();
-        let living = only()?;
-        same!((living.state, living.entries), (State::Revoked, 1));
+        let registration = only()?;
+        same!(
+            (registration.state, registration.entries),
+            (State::Revoked, 1)
+        );
         umem.release();
-        check!(roll_from(0).is_none());
+        check!(registry_from(0).is_none());
     }
 
     /// Another process releases: nvidia.ko does not take the pin from it.
-    fn who_is_kept_is_on_the_roll_until_the_memory_is_freed(_: RevocableClient) {
+    fn who_is_orphaned_is_in_the_registry_until_the_memory_is_freed(_: RevocableClient) {
         let umem = get(range())?;
         Thread::start(move || umem.release())?.join();
-        let living = only()?;
-        same!((living.state, living.entries), (State::Kept, 0));
+        let registration = only()?;
+        same!(
+            (registration.state, registration.entries),
+            (State::Orphaned, 0)
+        );
         free_memory();
-        check!(roll_from(0).is_none());
+        check!(registry_from(0).is_none());
     }
 
-    fn who_was_refused_was_never_on_the_roll(_: PersistentClient) {
-        let before = entries::book(|book| (book.last(), book.counts()));
+    fn who_was_refused_was_never_in_the_registry(_: PersistentClient) {
+        let before = entries::stats(|stats| (stats.last(), stats.counts()));
         fail(Call::PinPersistent, 1, 1, -12)?;
         check!(failure(range()).is_some());
-        same!(entries::book(|book| (book.last(), book.counts())), before);
+        same!(
+            entries::stats(|stats| (stats.last(), stats.counts())),
+            before
+        );
     }
 
     fn lives_are_counted(_: RevocableClient) {
-        let counts = || entries::book(|book| book.counts()[Flavour::Revocable as usize]);
+        let counts = || entries::stats(|stats| stats.counts()[PinMode::Revocable as usize]);
         let before = counts();
         let umem = get(range())?;
         let now = counts();
@@ -348,19 +360,19 @@ suite!(
             (now.registered, now.mapped),
             (before.registered + 1, before.mapped + 1)
         );
-        same!((now.alive, now.alive_bytes), (1, BYTES));
+        same!((now.active, now.active_bytes), (1, BYTES));
         free_memory();
         same!(counts().revoked, before.revoked + 1);
         umem.release();
         let now = counts();
         same!(now.released, before.released + 1);
-        same!((now.alive, now.alive_bytes), (0, 0));
+        same!((now.active, now.active_bytes), (0, 0));
     }
 
     // --- the numbers -----------------------------------------------------------------------------
 
     fn a_registration_counts_when_it_is_mapped_and_when_it_ends(_: PersistentClient) {
-        let of = Persistent::statistics();
+        let of = Persistent::peer_stats();
         let mut umem = None;
         let gain = added(of, || umem = get(range()).ok());
         same!(gain, [1, 0, 1, 0, BYTES, 0, 0]);
@@ -374,14 +386,14 @@ suite!(
         let mut request = range();
         request.addr += 10;
         request.len -= 20;
-        let gain = added(Revocable::statistics(), || same!(failure(request), None));
+        let gain = added(Revocable::peer_stats(), || same!(failure(request), None));
         same!(gain, [1, 1, PAGES, PAGES, BYTES - 20, BYTES - 20, 0]);
     }
 
     fn a_registration_that_fails_counts_for_nothing(_: PersistentClient) {
         for call in rows([Call::PinPersistent, Call::Map, Call::SgAlloc]) {
             fail(call, 1, 1, -12)?;
-            let of = Persistent::statistics();
+            let of = Persistent::peer_stats();
             let gain = added(of, || check!(failure(range()).is_some()));
             same!(gain, [0; 7]);
         }
@@ -389,14 +401,14 @@ suite!(
 
     /// ib_core counts a region as gone with the revocation, and its bytes when the application gives it up.
     fn a_revocation_counts_once_and_the_bytes_follow(_: RevocableClient) {
-        let of = Revocable::statistics();
+        let of = Revocable::peer_stats();
         let umem = get(range())?;
         same!(added(of, free_memory), [0, 1, 0, 0, 0, 0, 1]);
         same!(added(of, || umem.release()), [0, 0, 0, 1, 0, BYTES, 0]);
     }
 
     fn where_core_unmaps_all_of_it_counts_with_the_revocation(_: CoreUnmapsClient) {
-        let of = Revocable::statistics();
+        let of = Revocable::peer_stats();
         for form in rows([Form::Modern, Form::Ofed49]) {
             let mut request = range();
             request.form = form;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The two clients that ib_core sees, one for each flavour of region.
+//! The two clients that ib_core sees, one for each mode of region.
 
 use core::marker::PhantomData;
 
@@ -14,24 +14,24 @@ use kernel::{
 };
 
 use crate::{
-    extents::PageSize,
+    history::{
+        PinMode,
+        Step, //
+    },
     ib::{
         self,
         RevokerCell,
         Ticket, //
     },
     log,
-    mode::Mode,
+    mr::Mr,
     pci::PciDevice,
-    record::{
-        Flavour,
-        Step, //
-    },
-    refusal::Refusal,
-    region::Region,
-    revocable::Lease,
-    sg::LentTable,
-    tally::Statistics, //
+    persistent::PersistentMr,
+    ranges::PageSize,
+    reason::Reason,
+    revocable::RevocableMr,
+    sg::SgTableHead,
+    stats::PeerStats, //
 };
 
 /// Until this exists, and after its drop, no range is taken: `acquire` says "not mine".
@@ -55,66 +55,66 @@ impl Drop for Ready {
 }
 
 /// Turns the refusal of a later step into what ib_core returns to the application.
-fn step<M: Mode, R>(region: &M, step: Step, result: Result<R, Refusal>) -> Result<R> {
-    result.map_err(|refusal| {
-        let span = region.span();
-        log::refused(M::FLAVOUR, step, span.start(), span.len(), refusal);
-        Error::from_errno(refusal.errno())
+fn step<M: Mr, R>(mr: &M, step: Step, result: Result<R, Reason>) -> Result<R> {
+    result.map_err(|reason| {
+        let span = mr.span();
+        log::refused(M::MODE, step, span.start(), span.len(), reason);
+        Error::from_errno(reason.errno())
     })
 }
 
-/// The client of a flavour.
-pub(crate) struct Of<M>(PhantomData<M>);
+/// The client of a mode.
+pub(crate) struct PeerClient<M>(PhantomData<M>);
 
 /// The client whose pins nobody takes away.
-pub(crate) type Persistent = Of<Region>;
+pub(crate) type Persistent = PeerClient<PersistentMr>;
 
 /// The client whose pins go when the memory is freed.
-pub(crate) type Revocable = Of<Lease>;
+pub(crate) type Revocable = PeerClient<RevocableMr>;
 
-impl<M: Mode> ib::Client for Of<M> {
-    type Region = M;
+impl<M: Mr> ib::Client for PeerClient<M> {
+    type Mr = M;
 
-    fn acquire(addr: u64, size: u64) -> Result<M, Refusal> {
+    fn acquire(addr: u64, size: u64) -> Result<M, Reason> {
         match READY.load(Acquire) {
             true => M::pin(addr, size),
-            false => Err(Refusal::Unloading),
+            false => Err(Reason::Unloading),
         }
     }
 
-    fn refused(addr: u64, size: u64, refusal: Refusal) {
-        log::refused(M::FLAVOUR, Step::Acquire, addr, size, refusal);
+    fn refused(addr: u64, size: u64, reason: Reason) {
+        log::refused(M::MODE, Step::Acquire, addr, size, reason);
     }
 
-    fn get_pages(region: &M, ticket: Ticket) -> Result {
-        step(region, Step::GetPages, region.admit(ticket))
+    fn get_pages(mr: &M, ticket: Ticket) -> Result {
+        step(mr, Step::GetPages, mr.set_ticket(ticket))
     }
 
-    fn dma_map(region: &M, device: Option<&PciDevice>) -> Result<LentTable> {
-        let result = device.ok_or(Refusal::NotPci);
-        let result = result.and_then(|device| region.map(device));
-        step(region, Step::DmaMap, result)
+    fn dma_map(mr: &M, device: Option<&PciDevice>) -> Result<SgTableHead> {
+        let result = device.ok_or(Reason::NotPci);
+        let result = result.and_then(|device| mr.map(device));
+        step(mr, Step::DmaMap, result)
     }
 
-    fn dma_unmap(region: &M) {
-        region.unmap();
+    fn dma_unmap(mr: &M) {
+        mr.unmap();
     }
 
-    fn page_size(region: &M) -> PageSize {
-        region.page_size()
+    fn page_size(mr: &M) -> PageSize {
+        mr.page_size()
     }
 
-    fn statistics() -> &'static Statistics {
-        static PERSISTENT: Statistics = Statistics::new();
-        static REVOCABLE: Statistics = Statistics::new();
-        match M::FLAVOUR {
-            Flavour::Persistent => &PERSISTENT,
-            Flavour::Revocable => &REVOCABLE,
+    fn peer_stats() -> &'static PeerStats {
+        static PERSISTENT: PeerStats = PeerStats::new();
+        static REVOCABLE: PeerStats = PeerStats::new();
+        match M::MODE {
+            PinMode::Persistent => &PERSISTENT,
+            PinMode::Revocable => &REVOCABLE,
         }
     }
 
     fn revoker() -> Option<&'static RevokerCell> {
         static REVOKER: RevokerCell = RevokerCell::new();
-        (M::FLAVOUR == Flavour::Revocable).then_some(&REVOKER)
+        (M::MODE == PinMode::Revocable).then_some(&REVOKER)
     }
 }

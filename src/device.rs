@@ -2,7 +2,7 @@
 
 //! PCI devices by where they are, and GPUs by their numbers.
 //!
-//! Uses `core` alone: see `extents`.
+//! Uses `core` alone: see `ranges`.
 
 use core::fmt;
 

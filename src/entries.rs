@@ -3,7 +3,7 @@
 //! The entries of the [`registry`](crate::registry), each a field of its registration, and the places of
 //! those who read them.
 //!
-//! A list in the order of numbers, for who comes goes to its end. A reader has a [`Cursor`] in it, so that a step
+//! A list in the order of numbers, since new ones are added at its end. A reader has a [`Cursor`] in it, so that a step
 //! costs the same however many there are, whatever comes and goes between two of them.
 //!
 //! `kernel::list` owns what it lists, by a reference to each: none would end while it is listed. An entry here ends
@@ -21,11 +21,11 @@ use kernel::{
 };
 
 use crate::{
-    refusal::Refusal,
+    reason::Reason,
     registry::{
-        Book,
-        Event,
-        Living, //
+        Registration,
+        RegistryStats,
+        Transition, //
     },
     sync::{
         StaticSpinLock,
@@ -39,7 +39,7 @@ struct Node {
     prev: *mut Node,
     next: *mut Node,
     /// `None` in a cursor, and outside the list.
-    living: Option<Living>,
+    registration: Option<Registration>,
 }
 
 impl Node {
@@ -47,7 +47,7 @@ impl Node {
         Node {
             prev: ptr::null_mut(),
             next: ptr::null_mut(),
-            living: None,
+            registration: None,
         }
     }
 }
@@ -122,14 +122,14 @@ impl List {
 
 /// All that the lock guards, but for what is in the nodes.
 struct Registry {
-    book: Book,
+    stats: RegistryStats,
     list: List,
 }
 
 static REGISTRY: StaticSpinLock<Registry> = StaticSpinLock::new(
     REGISTRY_LOCK,
     Registry {
-        book: Book::new(),
+        stats: RegistryStats::new(),
         list: List {
             first: ptr::null_mut(),
             last: ptr::null_mut(),
@@ -141,8 +141,8 @@ static REGISTRY: StaticSpinLock<Registry> = StaticSpinLock::new(
 ///
 /// # Invariants
 ///
-/// Lies where it does until it is dropped. The node is accessed with the lock held alone, but for a look at `living` in
-/// the drop; and then, but for a moment, it is in the list if and only if `living` is not `None`.
+/// Lies where it does until it is dropped. The node is accessed with the lock held alone, but for a look at `registration` in
+/// the drop; and then, but for a moment, it is in the list if and only if `registration` is not `None`.
 pub(crate) struct Entry(UnsafeCell<Node>, PhantomPinned);
 
 // SAFETY: What is in it is plain, and is accessed with the lock held.
@@ -157,17 +157,20 @@ impl Entry {
         Entry(UnsafeCell::new(Node::new()), PhantomPinned)
     }
 
-    /// Runs `f` with the registry locked, then tells what it says with nothing of it locked. `f` calls nobody, and
-    /// makes a living of the highest number, or removes it, or changes it but for the number.
+    /// Runs `f` with the registry locked, then traces what it returns with the registry unlocked. `f` calls nobody,
+    /// and adds a registration with the highest number, or removes it, or changes it but for the number.
     #[inline]
-    pub(crate) fn update(&self, f: impl FnOnce(&mut Book, &mut Option<Living>) -> Option<Event>) {
-        let event = REGISTRY.with(|Registry { book, list }| {
+    pub(crate) fn update(
+        &self,
+        f: impl FnOnce(&mut RegistryStats, &mut Option<Registration>) -> Option<Transition>,
+    ) {
+        let event = REGISTRY.with(|Registry { stats, list }| {
             let node = self.0.get();
             // SAFETY: The lock is held.
-            let living = unsafe { &mut (*node).living };
-            let was = living.is_some();
-            let event = f(book, living);
-            match (was, living.is_some()) {
+            let registration = unsafe { &mut (*node).registration };
+            let was = registration.is_some();
+            let event = f(stats, registration);
+            match (was, registration.is_some()) {
                 // SAFETY: Not in the list by the type invariant, and not moved until the drop, which removes it. Numbers grow.
                 (false, true) => unsafe { list.insert(node, ptr::null_mut()) },
                 // SAFETY: In the list by the type invariant.
@@ -186,8 +189,8 @@ impl Drop for Entry {
     fn drop(&mut self) {
         // SAFETY: What is in it only [`Entry::update`] changes, and nobody is there any more to call that. The links are
         // others', who may hold the lock.
-        if unsafe { (*self.0.get()).living.is_some() } {
-            self.update(Book::gone);
+        if unsafe { (*self.0.get()).registration.is_some() } {
+            self.update(RegistryStats::remove);
         }
     }
 }
@@ -206,13 +209,13 @@ pub(crate) struct Registered<T, L> {
 
 impl<T, L> Registered<T, L> {
     /// Not in the registry yet.
-    pub(crate) fn new(of: T, state: impl PinInit<L>) -> Result<Arc<Self>, Refusal> {
+    pub(crate) fn new(of: T, state: impl PinInit<L>) -> Result<Arc<Self>, Reason> {
         let init = pin_init!(Registered {
             state <- state,
             entry <- Entry::new(),
             of,
         });
-        Arc::pin_init(init, GFP_KERNEL).map_err(|_| Refusal::NoMemory)
+        Arc::pin_init(init, GFP_KERNEL).map_err(|_| Reason::NoMemory)
     }
 }
 
@@ -222,9 +225,9 @@ impl<T, L> Registered<T, L> {
 ///
 /// Lies where it does until it is dropped. It is accessed with the lock held alone. If `from` is not `None`, the node
 /// is in the list; those before it have lower numbers, and those behind it have that number or higher ones.
-pub(crate) struct Cursor(UnsafeCell<Place>, PhantomPinned);
+pub(crate) struct Cursor(UnsafeCell<Position>, PhantomPinned);
 
-struct Place {
+struct Position {
     node: Node,
     from: Option<u64>,
 }
@@ -237,21 +240,21 @@ unsafe impl Sync for Cursor {}
 impl Cursor {
     /// One that is nowhere yet.
     pub(crate) fn new() -> impl PinInit<Self> {
-        let place = Place {
+        let position = Position {
             node: Node::new(),
             from: None,
         };
         // INVARIANT: Who has one has pinned it.
-        Cursor(UnsafeCell::new(place), PhantomPinned)
+        Cursor(UnsafeCell::new(position), PhantomPinned)
     }
 
     /// A copy of the first with this number or a higher one. Takes as many steps as there are entries between the number
     /// of the last call and this one; from the beginning, where this one is lower.
-    pub(crate) fn find(&self, number: u64) -> Option<Living> {
+    pub(crate) fn find(&self, number: u64) -> Option<Registration> {
         REGISTRY.with(|Registry { list, .. }| {
-            let place = self.0.get();
+            let position = self.0.get();
             // SAFETY: The lock is held. No reference to the node: its neighbours have pointers to it.
-            let (node, from) = unsafe { (&raw mut (*place).node, &mut (*place).from) };
+            let (node, from) = unsafe { (&raw mut (*position).node, &mut (*position).from) };
             let mut next = match from {
                 // SAFETY: In the list by the type invariant.
                 Some(from) if *from <= number => unsafe { (*node).next },
@@ -259,8 +262,8 @@ impl Cursor {
             };
             // SAFETY: What is in the list is there. This cursor is passed over, as others are.
             while let Some(at) = unsafe { next.as_ref() } {
-                let living = at.living.as_ref();
-                if living.is_some_and(|living| living.number >= number) {
+                let registration = at.registration.as_ref();
+                if registration.is_some_and(|registration| registration.number >= number) {
                     break;
                 }
                 next = at.next;
@@ -275,26 +278,26 @@ impl Cursor {
             unsafe { list.insert(node, next) };
             *from = Some(number);
             // SAFETY: As above.
-            unsafe { next.as_ref() }.and_then(|found| found.living)
+            unsafe { next.as_ref() }.and_then(|found| found.registration)
         })
     }
 }
 
 impl Drop for Cursor {
     fn drop(&mut self) {
-        let place = self.0.get();
+        let position = self.0.get();
         // No reference to the node, which others change until the lock is held.
         REGISTRY.with(|Registry { list, .. }| {
             // SAFETY: The lock is held.
-            if unsafe { (*place).from.is_some() } {
+            if unsafe { (*position).from.is_some() } {
                 // SAFETY: In the list by the type invariant.
-                unsafe { list.remove(&raw mut (*place).node) };
+                unsafe { list.remove(&raw mut (*position).node) };
             }
         });
     }
 }
 
-/// Runs `f` on the book, locked. `f` does not sleep and calls nobody.
-pub(crate) fn book<R>(f: impl FnOnce(&Book) -> R) -> R {
-    REGISTRY.with(|registry| f(&registry.book))
+/// Runs `f` on the counters, locked. `f` does not sleep and calls nobody.
+pub(crate) fn stats<R>(f: impl FnOnce(&RegistryStats) -> R) -> R {
+    REGISTRY.with(|registry| f(&registry.stats))
 }

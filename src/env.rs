@@ -2,8 +2,8 @@
 
 //! What surrounds the logic, by the names that it uses.
 //!
-//! [`account`](super::account), [`mode`](super::mode), [`pieces`](super::pieces), [`pin`](super::pin),
-//! [`region`](super::region) and [`revocable`](super::revocable) use `core`, one another, and what is named
+//! [`quota`](super::quota), [`mr`](super::mr), [`chunks`](super::chunks), [`callback_pin`](super::callback_pin),
+//! [`persistent`](super::persistent) and [`revocable`](super::revocable) use `core`, one another, and what is named
 //! here: the kernel's types and functions. On the host (`tests/host`) and under loom (`tests/loom`) another
 //! `env.rs` with the same names stands in the place of this one, so that cargo compiles the very lines that
 //! run in the kernel.
@@ -13,23 +13,23 @@
 use kernel::prelude::*;
 
 use super::{
-    record::Task,
-    refusal::Refusal, //
+    history::Task,
+    reason::Reason, //
 };
 
 /// A counted reference.
 pub(crate) use kernel::sync::Arc as Shared;
 
 /// A list that grows, and says so when memory is short.
-pub(crate) use super::list::List;
+pub(crate) use super::collections::SmallVec;
 
 /// Values by their numbers.
-pub(crate) use super::list::Slots;
+pub(crate) use super::collections::IdMap;
 
 /// A value behind a sleeping lock, for a static.
 pub(crate) use super::sync::StaticMutex;
-pub(crate) use super::sync::ACCOUNTS_LOCK;
-pub(crate) use super::sync::DIRECTORY_LOCK;
+pub(crate) use super::sync::CALLBACKS_LOCK;
+pub(crate) use super::sync::QUOTA_LOCK;
 
 /// A sleeping lock around a value. Process context only.
 pub(crate) use super::sync::Lock;
@@ -38,16 +38,16 @@ pub(crate) use super::sync::Lock;
 pub(crate) use super::sync::Monitor;
 
 /// A sleeping lock around a `bool`. A callback of the provider's takes it.
-pub(crate) use super::sync::SlotLock;
+pub(crate) use super::sync::EntryLock;
 
-/// Runs a function beside other [`gate_read`]s, and beside no [`gate_write`].
-pub(crate) use super::sync::gate_read;
+/// Runs a function beside other [`put_rwsem_read`]s, and beside no [`put_rwsem_write`].
+pub(crate) use super::sync::put_rwsem_read;
 
-/// Runs a function beside no other [`gate_read`] or [`gate_write`].
-pub(crate) use super::sync::gate_write;
+/// Runs a function beside no other [`put_rwsem_read`] or [`put_rwsem_write`].
+pub(crate) use super::sync::put_rwsem_write;
 
 /// A registration, in memory of its own: what is fixed of it (`of`), what its lock guards (`state`), and its entry
-/// in the registry (`entry`). The drop of the entry calls [`Book::gone`](super::registry::Book::gone).
+/// in the registry (`entry`). The drop of the entry calls [`RegistryStats::remove`](super::registry::RegistryStats::remove).
 pub(crate) use super::entries::Registered;
 
 /// What tells one thread from another.
@@ -72,13 +72,13 @@ pub(crate) use super::task::is_exiting;
 pub(crate) use super::task::is_killed;
 
 /// Of how many pins a registration may consist.
-pub(crate) use super::params::max_pieces;
+pub(crate) use super::params::max_chunks;
 
 /// How many bytes one user may have pinned. Where there is no limit, there never was one.
 pub(crate) use super::params::user_limit;
 
 /// Keeps the module loaded until dropped.
-pub(crate) use super::module::ModuleHold;
+pub(crate) use super::module::ModuleRef;
 
 /// The device that does the HCA's DMA.
 pub(crate) use super::pci::PciDevice;
@@ -87,10 +87,10 @@ pub(crate) use super::pci::PciDevice;
 pub(crate) use super::pci::BarMapping;
 
 /// A scatter list for ib_core, which may write to its first and last entry until `release`.
-pub(crate) use super::sg::Table;
+pub(crate) use super::sg::SgTable;
 
-/// What ib_core gets to see of a [`Table`].
-pub(crate) use super::sg::LentTable;
+/// What ib_core gets to see of an [`SgTable`].
+pub(crate) use super::sg::SgTableHead;
 
 /// ib_core's name for a registration, from `get_pages` until `release`.
 pub(crate) use super::ib::Ticket;
@@ -104,11 +104,11 @@ pub(crate) use super::nv::DmaMapping;
 /// The provider's name for the page table of a pin. It comes round again.
 pub(crate) use super::nv::TablePtr as PageTable;
 
-/// Whom the provider calls back.
+/// What the provider's callback calls.
 pub(crate) use super::nv::Callback;
 
 /// Pins a span in the calling process. Takes the API lock. From then on, and even before the return,
-/// [`Callback::freed`] may be called with the number, at most once, and the table dies with the return of that call.
+/// [`Callback::free_callback`] may be called with the number, at most once, and the table dies with the return of that call.
 /// `None`: pinned, but there is nothing to put it by.
 pub(crate) use super::nv::get_pages;
 
@@ -119,18 +119,18 @@ pub(crate) use super::nv::put_pages;
 /// Calls a put until it returns anything but -ENOMEM, or for long enough.
 pub(crate) use super::nv::retry;
 
-/// Tells that memory stays pinned until it is freed.
-pub(crate) use super::log::kept;
+/// Logs that memory stays pinned until it is freed.
+pub(crate) use super::log::orphaned;
 
-/// Tells of a callback for a pin that was put: the provider had said so, and had not done it.
+/// Logs a callback for a pin that was put: the provider had said so, and had not done it.
 pub(crate) use super::log::late_callback;
 
-/// Tells of a callback for nothing.
-pub(crate) use super::log::stray_callback;
+/// Logs a callback for a pin that does not exist.
+pub(crate) use super::log::spurious_callback;
 
 /// Moves `value` behind a counted reference.
-pub(crate) fn share<T>(value: T) -> Result<Shared<T>, Refusal> {
-    Shared::new(value, GFP_KERNEL).map_err(|_| Refusal::NoMemory)
+pub(crate) fn share<T>(value: T) -> Result<Shared<T>, Reason> {
+    Shared::new(value, GFP_KERNEL).map_err(|_| Reason::NoMemory)
 }
 
 /// The calling thread, and the time in microseconds.

@@ -20,23 +20,23 @@ use crate::{
         self,
         Cursor, //
     },
+    history::{
+        self,
+        DisplayCStr,
+        History,
+        PinMode, //
+    },
     log,
     params,
     pci,
-    record::{
-        self,
-        Flavour,
-        Journal,
-        Word, //
-    },
-    refusal::{
+    reason::{
         Event,
-        Refusal, //
+        Reason, //
     },
     registry::{
-        Book,
         Line,
-        Living, //
+        Registration,
+        RegistryStats, //
     }, //
 };
 
@@ -51,7 +51,7 @@ impl Files {
         directory.contents::<Counters>(c"counters", 0o444);
         // Addresses of processes: for root alone.
         directory.contents::<Refusals<false>>(c"refusals", 0o400);
-        directory.contents::<Refusals<true>>(c"foreign", 0o400);
+        directory.contents::<Refusals<true>>(c"non_gpu", 0o400);
         directory.lines::<Registrations>(c"registrations", 0o400);
         Files(directory)
     }
@@ -65,8 +65,8 @@ impl Contents for Version {
         core::writeln!(
             f,
             "format={} module={}",
-            record::FORMAT,
-            Word(params::version())
+            history::FORMAT,
+            DisplayCStr(params::version())
         )
     }
 }
@@ -76,35 +76,35 @@ struct Counters;
 
 impl Contents for Counters {
     fn write(f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (flavour, counts) in Flavour::ALL.iter().zip(&log::REFUSED) {
-            for (reason, count) in Refusal::REASONS.iter().zip(counts) {
+        for (mode, counts) in PinMode::ALL.iter().zip(&log::REFUSED) {
+            for (reason, count) in Reason::ALL.iter().zip(counts) {
                 core::writeln!(
                     f,
-                    "event=refused count={} flavour={} reason={}",
+                    "event=refused count={} mode={} reason={}",
                     count.load(Relaxed),
-                    Word(flavour.name()),
-                    Word(reason.name)
+                    DisplayCStr(mode.name()),
+                    DisplayCStr(reason.name)
                 )?;
             }
         }
-        for (incident, kind) in Event::ALL.iter().zip(&log::EVENTS) {
-            core::writeln!(f, "event={} count={}", incident.name, kind.count())?;
+        for (info, kind) in Event::ALL.iter().zip(&log::EVENTS) {
+            core::writeln!(f, "event={} count={}", info.name, kind.count())?;
         }
         // All of one moment.
-        let counts = entries::book(Book::counts);
-        for (flavour, counts) in Flavour::ALL.iter().zip(&counts) {
+        let counts = entries::stats(RegistryStats::counts);
+        for (mode, counts) in PinMode::ALL.iter().zip(&counts) {
             for (event, count) in [
                 ("registered", counts.registered),
                 ("mapped", counts.mapped),
                 ("revoked", counts.revoked),
                 ("released", counts.released),
-                ("alive", counts.alive),
-                ("alive_bytes", counts.alive_bytes),
+                ("active", counts.active),
+                ("active_bytes", counts.active_bytes),
             ] {
                 core::writeln!(
                     f,
-                    "event={event} count={count} flavour={}",
-                    Word(flavour.name())
+                    "event={event} count={count} mode={}",
+                    DisplayCStr(mode.name())
                 )?;
             }
         }
@@ -112,16 +112,16 @@ impl Contents for Counters {
     }
 }
 
-/// `refusals`, and `foreign`.
-struct Refusals<const FOREIGN: bool>;
+/// `refusals`, and `non_gpu`.
+struct Refusals<const NON_GPU: bool>;
 
-impl<const FOREIGN: bool> Contents for Refusals<FOREIGN> {
+impl<const NON_GPU: bool> Contents for Refusals<NON_GPU> {
     fn write(f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Locked for each record, never while it is written: who refuses does not wait for who reads.
-        let from = |number| log::journal(|journal| journal.from(FOREIGN, number));
+        let from = |number| log::history(|history| history.from(NON_GPU, number));
         let mut next = 0;
         // Not for ever, however fast they come.
-        for _ in 0..Journal::REFUSALS {
+        for _ in 0..History::REFUSALS {
             let Some((record, number)) = from(next) else {
                 break;
             };
@@ -140,7 +140,7 @@ struct Registrations {
     /// Where to stop: not for ever, however fast they come.
     last: Cell<u64>,
     /// What to write next.
-    living: Cell<Option<Living>>,
+    registration: Cell<Option<Registration>>,
 }
 
 impl Lines for Registrations {
@@ -148,26 +148,26 @@ impl Lines for Registrations {
         let init = pin_init!(Registrations {
             cursor <- Cursor::new(),
             last: Cell::new(0),
-            living: Cell::new(None),
+            registration: Cell::new(None),
         });
         KBox::pin_init(init, GFP_KERNEL)
     }
 
     fn find(&self, number: u64) -> Option<u64> {
         if number == 0 {
-            self.last.set(entries::book(Book::last));
+            self.last.set(entries::stats(RegistryStats::last));
         }
-        let living = self.cursor.find(number)?;
-        self.living.set(Some(living));
-        Some(living.number).filter(|number| *number <= self.last.get())
+        let registration = self.cursor.find(number)?;
+        self.registration.set(Some(registration));
+        Some(registration.number).filter(|number| *number <= self.last.get())
     }
 
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(living) = self.living.get() else {
+        let Some(registration) = self.registration.get() else {
             return Ok(());
         };
         let line = Line {
-            living: &living,
+            registration: &registration,
             gpu: pci::gpu_address,
         };
         core::write!(f, "{line}")

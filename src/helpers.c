@@ -20,12 +20,12 @@
  * Locks of statics: Rust has them made at run time alone. sync.rs wraps all.
  */
 DEFINE_SPINLOCK(peermem_registry_lock);
-DEFINE_SPINLOCK(peermem_journal_lock);
-DEFINE_MUTEX(peermem_accounts_lock);
-DEFINE_MUTEX(peermem_directory_lock);
+DEFINE_SPINLOCK(peermem_history_lock);
+DEFINE_MUTEX(peermem_quota_lock);
+DEFINE_MUTEX(peermem_callbacks_lock);
 /* Taken with a slot's lock held; below it are the PCI core's. */
 DEFINE_MUTEX(peermem_bars_lock);
-DECLARE_RWSEM(peermem_gate);
+DECLARE_RWSEM(peermem_put_rwsem);
 
 bool peermem_is_killed(void)
 {
@@ -44,7 +44,7 @@ bool peermem_is_user_address(unsigned long addr)
 }
 
 /* Lets others run, between two steps of what takes long. */
-void peermem_rest(void)
+void peermem_cond_resched(void)
 {
 	cond_resched();
 }

@@ -19,34 +19,34 @@ struct peermem_params {
 	int peerdirect_support;
 	int persistent_api_support;
 	unsigned int user_limit_mib;
-	unsigned int max_pieces;
+	unsigned int max_chunks;
 };
 
 extern struct peermem_params peermem_params;
 extern const char peermem_version[];
 
 /* trace.c */
-void peermem_trace_refused(const char *flavour, const char *step,
+void peermem_trace_refused(const char *mode, const char *step,
 			   const char *reason, int code, u64 addr, u64 len,
 			   pid_t tgid);
-void peermem_trace_registered(u64 id, const char *flavour, u64 addr, u64 len,
-			      u64 page, u64 pieces, pid_t tgid);
+void peermem_trace_registered(u64 id, const char *mode, u64 addr, u64 len,
+			      u64 page, u64 chunks, pid_t tgid);
 void peermem_trace_mapped(u64 id, u32 entries, u64 hca);
 void peermem_trace_revoked(u64 id);
 void peermem_trace_released(u64 id, const char *state);
 
 /* helpers.c */
 extern spinlock_t peermem_registry_lock;
-extern spinlock_t peermem_journal_lock;
-extern struct mutex peermem_accounts_lock;
-extern struct mutex peermem_directory_lock;
+extern spinlock_t peermem_history_lock;
+extern struct mutex peermem_quota_lock;
+extern struct mutex peermem_callbacks_lock;
 extern struct mutex peermem_bars_lock;
-extern struct rw_semaphore peermem_gate;
+extern struct rw_semaphore peermem_put_rwsem;
 
 bool peermem_is_killed(void);
 void peermem_comm(char *comm);
 bool peermem_is_user_address(unsigned long addr);
-void peermem_rest(void);
+void peermem_cond_resched(void);
 unsigned int peermem_max_segment(struct pci_dev *pdev);
 u64 peermem_pci_address(struct pci_dev *pdev);
 bool peermem_has_struct_page(u64 addr, u64 len);

@@ -5,7 +5,7 @@
 //! C header: `rdma/peer_mem.h` of the kernel, or of MLNX_OFED or DOCA-OFED.
 //!
 //! Knows nothing of NVIDIA. A [`Client`] answers for memory that has no `struct page`;
-//! [`Registration`] makes it known to ib_core.
+//! [`ClientRegistration`] makes it known to ib_core.
 
 use core::{
     marker::PhantomData,
@@ -39,38 +39,38 @@ use kernel::{
 use crate::{
     c,
     compat,
-    extents::PageSize,
     module::{
-        needed,
-        ModuleHold,
-        Needed,
-        Neighbour, //
+        weak_symbols,
+        LoadedModule,
+        ModuleRef,
+        WeakSymbol, //
     },
     pci::PciDevice,
-    refusal::Refusal,
-    sg::LentTable,
-    tally::{
-        Statistics,
-        Tally, //
+    ranges::PageSize,
+    reason::Reason,
+    sg::SgTableHead,
+    stats::{
+        MrStats,
+        PeerStats, //
     }, //
 };
 
-needed! {
+weak_symbols! {
     ib_register_peer_memory_client,
     ib_unregister_peer_memory_client,
 }
 
 /// Says in the log what ib_core lacks. Before it has succeeded nothing else of this file may be used.
 pub(crate) fn check() -> Result {
-    let Some(missing) = Needed::first_missing(NEEDED) else {
+    let Some(missing) = WeakSymbol::first_missing(WEAK_SYMBOLS) else {
         return Ok(());
     };
-    if Neighbour::look(c"ib_core").is_none() {
+    if LoadedModule::find(c"ib_core").is_none() {
         pr_err!(
             "not loaded: no ib_core is, and so there is no {}: modprobe loads it first, insmod does not\n",
             missing
         );
-    } else if Neighbour::look(c"ib_uverbs").is_none() {
+    } else if LoadedModule::find(c"ib_uverbs").is_none() {
         pr_err!(
             "not loaded: no ib_uverbs is, and OFED since 5.5 has peer memory there (no {}): modprobe ib_uverbs, then this module again\n",
             missing
@@ -96,33 +96,33 @@ pub(crate) fn check() -> Result {
 /// All calls are made in process context, and may sleep.
 pub(crate) trait Client: 'static {
     /// One registration, from `acquire` to `release`.
-    type Region: Send + Sync;
+    type Mr: Send + Sync;
 
     /// Takes the range. Called in the context of the process that registers, under ib_core's global
     /// mutex: every registration of every process waits for it.
-    fn acquire(addr: u64, size: u64) -> Result<Self::Region, Refusal>;
+    fn acquire(addr: u64, size: u64) -> Result<Self::Mr, Reason>;
 
     /// Learns why ib_core was told that a range is not this client's.
-    fn refused(addr: u64, size: u64, refusal: Refusal);
+    fn refused(addr: u64, size: u64, reason: Reason);
 
     /// Learns ib_core's name for the registration. Called with ib_core's `mapping_lock` held, like
     /// `dma_map`: must not wait for anything that an invalidation holds.
-    fn get_pages(region: &Self::Region, ticket: Ticket) -> Result;
+    fn get_pages(mr: &Self::Mr, ticket: Ticket) -> Result;
 
     /// Maps the region for `device`, which is `None` unless the HCA does its DMA through a PCI
     /// device. Every entry is a multiple of the page size; ib_core trims the first and the last to
     /// what was asked for.
-    fn dma_map(region: &Self::Region, device: Option<&PciDevice>) -> Result<LentTable>;
+    fn dma_map(mr: &Self::Mr, device: Option<&PciDevice>) -> Result<SgTableHead>;
 
     /// Undoes `dma_map`, but leaves the entries of its table: ib_core may write to them until
     /// `release`. May be called while an invalidation is under way, on another thread or on its own.
-    fn dma_unmap(region: &Self::Region);
+    fn dma_unmap(mr: &Self::Mr);
 
     /// The size of its pages.
-    fn page_size(region: &Self::Region) -> PageSize;
+    fn page_size(mr: &Self::Mr) -> PageSize;
 
     /// A static of this client's own, in which its registrations are counted.
-    fn statistics() -> &'static Statistics;
+    fn peer_stats() -> &'static PeerStats;
 
     /// A static of this client's own, if it revokes: then only HCAs that can lose a registration are
     /// served by it.
@@ -134,19 +134,19 @@ pub(crate) trait Client: 'static {
 /// ib_core's name for one registration, from `get_pages` until `release`.
 pub(crate) struct Ticket {
     number: u64,
-    revoker: Option<(&'static RevokerCell, Arc<Tally>)>,
+    revoker: Option<(&'static RevokerCell, Arc<MrStats>)>,
 }
 
 impl Ticket {
     /// Has ib_core revoke the registration; when this returns, no HCA uses its memory. Takes ib_core's
     /// `mapping_lock`, and may call [`Client::dma_unmap`] on this thread.
     ///
-    /// Does nothing for a client that does not revoke, and after the client's [`Registration`] is
+    /// Does nothing for a client that does not revoke, and after the client's [`ClientRegistration`] is
     /// gone. Not to be called after `release` has returned: numbers come back, and the next
     /// registration that has this one would be revoked.
     pub(crate) fn invalidate(self) {
-        if let Some((revoker, tally)) = self.revoker {
-            revoker.call(self.number, &tally);
+        if let Some((revoker, stats)) = self.revoker {
+            revoker.call(self.number, &stats);
         }
     }
 }
@@ -175,7 +175,7 @@ pub(crate) struct RevokerCell {
 }
 
 impl RevokerCell {
-    /// An empty cell; [`Registration::new`] fills it, once.
+    /// An empty cell; [`ClientRegistration::new`] fills it, once.
     pub(crate) const fn new() -> Self {
         RevokerCell {
             revoker: SetOnce::new(),
@@ -184,16 +184,16 @@ impl RevokerCell {
         }
     }
 
-    fn call(&self, number: u64, tally: &Tally) {
+    fn call(&self, number: u64, stats: &MrStats) {
         // Counted first, then looked at; `close` does the opposite. One of the two sees the other.
         self.calls.fetch_add(1, Full);
         let open = !self.closed.load(Acquire);
         if let Some(revoker) = self.revoker.copy().filter(|_| open) {
-            tally.revoking();
+            stats.revoking();
             // SAFETY: The handle is valid by the type invariant. ib_core looks the number up: one that
             // is not known does nothing.
             unsafe { (revoker.invalidate)(revoker.handle.as_ptr(), number) };
-            tally.revoked();
+            stats.revoked();
         }
         compat::count_down(&self.calls);
     }
@@ -213,24 +213,24 @@ impl RevokerCell {
 ///
 /// The order of the fields is the order in which they are dropped.
 struct Context<C: Client> {
-    region: C::Region,
-    tally: Arc<Tally>,
-    _module: ModuleHold,
+    mr: C::Mr,
+    stats: Arc<MrStats>,
+    _module: ModuleRef,
 }
 
 impl<C: Client> Context<C> {
-    fn new(addr: u64, size: u64) -> Result<KBox<Self>, Refusal> {
-        let module = ModuleHold::try_new().ok_or(Refusal::Unloading)?;
+    fn new(addr: u64, size: u64) -> Result<KBox<Self>, Reason> {
+        let module = ModuleRef::try_new().ok_or(Reason::Unloading)?;
         // First the places, then the region: when there is one, it is kept.
-        let place = KBox::new_uninit(GFP_KERNEL).map_err(|_| Refusal::NoMemory)?;
-        let tally = Arc::new(Tally::new(C::statistics(), size), GFP_KERNEL)
-            .map_err(|_| Refusal::NoMemory)?;
-        let region = C::acquire(addr, size)?;
+        let place = KBox::new_uninit(GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
+        let stats = Arc::new(MrStats::new(C::peer_stats(), size), GFP_KERNEL)
+            .map_err(|_| Reason::NoMemory)?;
+        let mr = C::acquire(addr, size)?;
         Ok(KBox::write(
             place,
             Context {
-                region,
-                tally,
+                mr,
+                stats,
                 _module: module,
             },
         ))
@@ -251,18 +251,18 @@ pub(crate) enum Invalidation {
 /// # Invariants
 ///
 /// `handle` is what ib_core gave for `client`, which stays where it is: ib_core keeps the pointer.
-pub(crate) struct Registration<C: Client> {
+pub(crate) struct ClientRegistration<C: Client> {
     handle: NonNull<c_void>,
     _client: KBox<c::ClientEx>,
     _calls: PhantomData<C>,
 }
 
 // SAFETY: ib_core takes its handle from any thread.
-unsafe impl<C: Client> Send for Registration<C> {}
+unsafe impl<C: Client> Send for ClientRegistration<C> {}
 // SAFETY: A shared registration can do nothing.
-unsafe impl<C: Client> Sync for Registration<C> {}
+unsafe impl<C: Client> Sync for ClientRegistration<C> {}
 
-impl<C: Client> Registration<C> {
+impl<C: Client> ClientRegistration<C> {
     /// Registers `C` as `name`. From then on ib_core may call it, also before this returns.
     ///
     /// Only a client that revokes looks at `invalidation`. Such a client can be registered once, for
@@ -302,7 +302,7 @@ impl<C: Client> Registration<C> {
         // SAFETY: The client is complete, and lives until it is unregistered in the drop below.
         let handle = unsafe { c::ib_register_peer_memory_client(whole, callback) };
         // INVARIANT: ib_core's handle for this client.
-        let registration = Registration {
+        let registration = ClientRegistration {
             handle: NonNull::new(handle).ok_or(EINVAL)?,
             _client: client,
             _calls: PhantomData,
@@ -320,7 +320,7 @@ impl<C: Client> Registration<C> {
     }
 }
 
-impl<C: Client> Drop for Registration<C> {
+impl<C: Client> Drop for ClientRegistration<C> {
     /// Sleeps until the last region of the client is released.
     fn drop(&mut self) {
         if let Some(cell) = C::revoker() {
@@ -384,8 +384,8 @@ impl<C: Client> VTable<C> {
         let (addr, size) = (addr as u64, size as u64);
         let context = match Context::<C>::new(addr, size) {
             Ok(context) => context,
-            Err(refusal) => {
-                C::refused(addr, size, refusal);
+            Err(reason) => {
+                C::refused(addr, size, reason);
                 return 0;
             }
         };
@@ -411,9 +411,9 @@ impl<C: Client> VTable<C> {
             let context = unsafe { Self::context(client_context) };
             let ticket = Ticket {
                 number: core_context,
-                revoker: C::revoker().map(|revoker| (revoker, context.tally.clone())),
+                revoker: C::revoker().map(|revoker| (revoker, context.stats.clone())),
             };
-            C::get_pages(&context.region, ticket)?;
+            C::get_pages(&context.mr, ticket)?;
             Ok(0)
         })
     }
@@ -434,14 +434,14 @@ impl<C: Client> VTable<C> {
             let context = unsafe { Self::context(client_context) };
             // SAFETY: As promised by the caller.
             let device = unsafe { PciDevice::from_device(dma_device) };
-            let table = C::dma_map(&context.region, device.as_ref())?;
+            let table = C::dma_map(&context.mr, device.as_ref())?;
             let entries = c_int::try_from(table.0.nents)?;
             // SAFETY: Both are valid for writes as promised by the caller.
             unsafe {
                 *sg_head = table.0;
                 *nmap = entries;
             }
-            context.tally.mapped(u64::from(table.0.nents));
+            context.stats.mapped(u64::from(table.0.nents));
             Ok(0)
         })
     }
@@ -456,8 +456,8 @@ impl<C: Client> VTable<C> {
     ) -> c_int {
         // SAFETY: `release` comes later, or, inside an invalidation by MLNX_OFED 4.9, on this thread.
         let context = unsafe { Self::context(client_context) };
-        C::dma_unmap(&context.region);
-        context.tally.unmapped();
+        C::dma_unmap(&context.mr);
+        context.stats.unmapped();
         0
     }
 
@@ -479,7 +479,7 @@ impl<C: Client> VTable<C> {
         // SAFETY: `release` comes later.
         let context = unsafe { Self::context(client_context) };
         // CAST: At most 2 GiB.
-        C::page_size(&context.region).bytes() as c_ulong
+        C::page_size(&context.mr).bytes() as c_ulong
     }
 
     /// # Safety
@@ -489,7 +489,7 @@ impl<C: Client> VTable<C> {
         // SAFETY: `into_foreign` made the pointer, and no call follows that could borrow it.
         let context = unsafe { <KBox<Context<C>>>::from_foreign(client_context) };
         // ib_core does not unmap what a client has revoked that unmaps by itself.
-        context.tally.unmapped();
+        context.stats.unmapped();
         drop(context);
     }
 }

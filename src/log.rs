@@ -19,24 +19,24 @@ use kernel::{
 };
 
 use crate::{
-    extents::Span,
-    record::{
-        Flavour,
-        Journal,
-        Refused,
-        Step,
-        Word, //
-    },
-    refusal::{
-        Event,
-        Incident,
-        Kept,
+    history::{
+        DisplayCStr,
+        History,
+        PinMode,
         Refusal,
+        Step, //
+    },
+    ranges::Span,
+    reason::{
+        Event,
+        EventInfo,
+        PutError,
+        Reason,
         Severity, //
     },
     sync::{
         StaticSpinLock,
-        JOURNAL_LOCK, //
+        HISTORY_LOCK, //
     },
     task,
     trace, //
@@ -45,17 +45,17 @@ use crate::{
 /// How long a kind of message stays silent after it was logged, in microseconds.
 const SILENCE: i64 = 60_000_000;
 
-/// One kind of message.
-pub(crate) struct Kind {
+/// When one kind of message was last logged, and how often it came up.
+pub(crate) struct RatelimitState {
     /// When it was last logged: microseconds since boot, plus one; 0 is never.
     last: Atomic<i64>,
     /// How often it came up.
     count: Atomic<u64>,
 }
 
-impl Kind {
+impl RatelimitState {
     const fn new() -> Self {
-        Kind {
+        RatelimitState {
             last: Atomic::new(0),
             count: Atomic::new(0),
         }
@@ -102,66 +102,67 @@ impl<T: core::fmt::Display> fmt::Display for Plain<T> {
     }
 }
 
-/// How often each flavour refused for each kind of reason.
-pub(crate) static REFUSED: [[Atomic<u64>; REASONS]; Flavour::ALL.len()] =
-    [const { [const { Atomic::new(0) }; REASONS] }; Flavour::ALL.len()];
+/// How often each mode refused for each kind of reason.
+pub(crate) static REFUSED: [[Atomic<u64>; REASONS]; PinMode::ALL.len()] =
+    [const { [const { Atomic::new(0) }; REASONS] }; PinMode::ALL.len()];
 
-const REASONS: usize = Refusal::REASONS.len();
+const REASONS: usize = Reason::ALL.len();
 
-static JOURNAL: StaticSpinLock<Journal> = StaticSpinLock::new(JOURNAL_LOCK, Journal::new());
+static HISTORY: StaticSpinLock<History> = StaticSpinLock::new(HISTORY_LOCK, History::new());
 
-/// Runs `f` on the journal, locked. `f` does not sleep and calls nobody.
-pub(crate) fn journal<R>(f: impl FnOnce(&mut Journal) -> R) -> R {
-    JOURNAL.with(f)
+/// Runs `f` on the history, locked. `f` does not sleep and calls nobody.
+pub(crate) fn history<R>(f: impl FnOnce(&mut History) -> R) -> R {
+    HISTORY.with(f)
 }
 
-/// The client of that flavour refused a registration.
-pub(crate) fn refused(flavour: Flavour, step: Step, addr: u64, len: u64, refusal: Refusal) {
-    static KINDS: [Kind; REASONS] = [const { Kind::new() }; REASONS];
+/// The client of that mode refused a registration.
+pub(crate) fn refused(mode: PinMode, step: Step, addr: u64, len: u64, reason: Reason) {
+    static LIMITS: [RatelimitState; REASONS] = [const { RatelimitState::new() }; REASONS];
 
-    let refusal = refusal.seen(|| task::place(addr));
-    let kind = refusal.kind();
-    // CAST: A number of a flavour.
-    if let Some(count) = REFUSED.get(flavour as usize).and_then(|all| all.get(kind)) {
+    let reason = reason.refine(|| task::vma_kind(addr));
+    let kind = reason.index();
+    // CAST: A number of a mode.
+    if let Some(count) = REFUSED.get(mode as usize).and_then(|all| all.get(kind)) {
         count.fetch_add(1, Relaxed);
     }
-    let refused = Refused {
-        flavour,
+    let refusal = Refusal {
+        mode,
         step,
-        refusal,
+        reason,
         addr,
         len,
         task: task::task(),
     };
-    trace::refused(&refused);
+    trace::refused(&refusal);
     // CAST: Not negative.
     let now = task::microseconds() as u64;
-    journal(|journal| journal.add(now, refused));
+    history(|history| history.add(now, refusal));
 
-    let silence = match refusal.is_foreign() {
+    let silence = match reason.is_non_gpu() {
         true => i64::MAX,
         false => SILENCE,
     };
-    if let Some(times) = KINDS.get(kind).and_then(|kind| kind.pass_after(silence)) {
+    if let Some(times) = LIMITS.get(kind).and_then(|kind| kind.pass_after(silence)) {
         pr_notice!(
             "refused {:#x}+{:#x} of process {} in {}: {}{}\n",
             addr,
             len,
-            refused.task.tgid,
-            Plain(Word(step.name())),
-            Plain(refusal),
+            refusal.task.tgid,
+            Plain(DisplayCStr(step.name())),
+            Plain(reason),
             times
         );
     }
 }
 
 /// What goes wrong beside refusals, by [`Event`].
-pub(crate) static EVENTS: [Kind; Event::ALL.len()] = [const { Kind::new() }; Event::ALL.len()];
+pub(crate) static EVENTS: [RatelimitState; Event::ALL.len()] =
+    [const { RatelimitState::new() }; Event::ALL.len()];
 
 /// The line of an event: the memory and nvidia.ko's code, where there are such.
 struct Line<'a> {
     span: Option<&'a Span>,
-    incident: &'a Incident,
+    info: &'a EventInfo,
     code: Option<c_int>,
     times: Times,
 }
@@ -171,22 +172,22 @@ impl fmt::Display for Line<'_> {
         if let Some(span) = self.span {
             core::write!(f, "GPU memory {:#x}+{:#x}: ", span.start(), span.len())?;
         }
-        f.write_str(self.incident.message)?;
+        f.write_str(self.info.message)?;
         if let Some(code) = self.code {
             core::write!(f, " (nvidia.ko: error {code})")?;
         }
-        if !self.incident.advice.is_empty() {
-            core::write!(f, "; {}", self.incident.advice)?;
+        if !self.info.advice.is_empty() {
+            core::write!(f, "; {}", self.info.advice)?;
         }
         self.times.fmt(f)
     }
 }
 
 /// Counts an event, and logs it if it is time.
-fn tell(event: Event, span: Option<&Span>, code: Option<c_int>) {
+fn report(event: Event, span: Option<&Span>, code: Option<c_int>) {
     // CAST: The number of a row.
     let at = event as usize;
-    let (Some(kind), Some(incident)) = (EVENTS.get(at), Event::ALL.get(at)) else {
+    let (Some(kind), Some(info)) = (EVENTS.get(at), Event::ALL.get(at)) else {
         return;
     };
     let Some(times) = kind.pass() else {
@@ -194,11 +195,11 @@ fn tell(event: Event, span: Option<&Span>, code: Option<c_int>) {
     };
     let line = Line {
         span,
-        incident,
+        info,
         code,
         times,
     };
-    match incident.severity {
+    match info.severity {
         Severity::Info => pr_info!("{line}\n"),
         Severity::Warning => pr_warn!("{line}\n"),
         Severity::Error => pr_err!("{line}\n"),
@@ -207,23 +208,23 @@ fn tell(event: Event, span: Option<&Span>, code: Option<c_int>) {
 
 /// A persistent pin could not be put, and never will be.
 pub(crate) fn leaked(span: &Span, ret: c_int) {
-    tell(Event::Lost, Some(span), Some(ret));
+    report(Event::Leaked, Some(span), Some(ret));
 }
 
 /// A revocable pin was not put.
-pub(crate) fn kept(span: &Span, why: Kept) {
+pub(crate) fn orphaned(span: &Span, why: PutError) {
     let (event, code) = match why {
-        Kept::OtherProcess => (Event::KeptOtherProcess, None),
-        Kept::Unlisted => (Event::KeptUnlisted, None),
-        Kept::InCallback => (Event::KeptInCallback, None),
-        Kept::Failed(ret) => (Event::KeptFailed, Some(ret)),
+        PutError::OtherProcess => (Event::OrphanedOtherProcess, None),
+        PutError::Unlisted => (Event::OrphanedUnlisted, None),
+        PutError::InCallback => (Event::OrphanedInCallback, None),
+        PutError::Failed(ret) => (Event::OrphanedFailed, Some(ret)),
     };
-    tell(event, Some(span), code);
+    report(event, Some(span), code);
 }
 
 /// A DMA mapping could not be undone.
 pub(crate) fn not_unmapped(span: &Span, ret: c_int) {
-    tell(Event::NotUnmapped, Some(span), Some(ret));
+    report(Event::NotUnmapped, Some(span), Some(ret));
 }
 
 /// The module goes without knowing that the last callback has returned.
@@ -236,10 +237,10 @@ pub(crate) fn not_fenced(ret: c_int) {
 
 /// nvidia.ko freed what it had said to have unpinned.
 pub(crate) fn late_callback() {
-    tell(Event::LateCallback, None, None);
+    report(Event::LateCallback, None, None);
 }
 
 /// nvidia.ko freed what this module does not know.
-pub(crate) fn stray_callback() {
-    tell(Event::StrayCallback, None, None);
+pub(crate) fn spurious_callback() {
+    report(Event::SpuriousCallback, None, None);
 }

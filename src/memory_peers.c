@@ -185,7 +185,7 @@ static void not_shown(const char *why)
  * Before the first client is registered with ib_core: is there a client @name
  * already? To be undone by peermem_memory_peers_hide().
  */
-void peermem_memory_peers_look(const char *name)
+void peermem_memory_peers_probe(const char *name)
 {
 	struct kernfs_node *peers;
 

@@ -24,10 +24,10 @@ struct peermem_peer {
 	const struct peermem_stats *stats;
 };
 
-/* As many as there are flavours of client. */
+/* As many as there are modes of client. */
 #define PEERMEM_PEERS	2
 
-void peermem_memory_peers_look(const char *name);
+void peermem_memory_peers_probe(const char *name);
 void peermem_memory_peers_show(const struct peermem_peer *peers,
 			       unsigned int count);
 void peermem_memory_peers_hide(void);

@@ -23,14 +23,14 @@ fn this() -> *mut bindings::module {
 /// # Invariants
 ///
 /// Owns one reference to the module.
-pub(crate) struct ModuleHold(*mut bindings::module);
+pub(crate) struct ModuleRef(*mut bindings::module);
 
 // SAFETY: The count of a module is atomic, and may be given back on any thread.
-unsafe impl Send for ModuleHold {}
-// SAFETY: A shared `ModuleHold` can do nothing.
-unsafe impl Sync for ModuleHold {}
+unsafe impl Send for ModuleRef {}
+// SAFETY: A shared `ModuleRef` can do nothing.
+unsafe impl Sync for ModuleRef {}
 
-impl ModuleHold {
+impl ModuleRef {
     /// Holds this module. `None` once it is on its way out.
     pub(crate) fn try_new() -> Option<Self> {
         // SAFETY: The caller is a line of this module.
@@ -43,11 +43,11 @@ impl ModuleHold {
     unsafe fn of(module: *mut bindings::module) -> Option<Self> {
         // SAFETY: As promised by the caller.
         // INVARIANT: The reference taken here, if there is one.
-        unsafe { c::try_module_get(module) }.then(|| ModuleHold(module))
+        unsafe { c::try_module_get(module) }.then(|| ModuleRef(module))
     }
 }
 
-impl Drop for ModuleHold {
+impl Drop for ModuleRef {
     fn drop(&mut self) {
         // SAFETY: Gives back the reference of the type invariant.
         unsafe { c::module_put(self.0) };
@@ -55,19 +55,19 @@ impl Drop for ModuleHold {
 }
 
 /// A module that is loaded.
-pub(crate) struct Neighbour {
+pub(crate) struct LoadedModule {
     version: [u8; 32],
     /// Its licence is none that Linux takes for a free one.
     pub(crate) is_proprietary: bool,
 }
 
-impl Neighbour {
+impl LoadedModule {
     /// `None` if no module of that name is loaded, or it is on its way out.
     ///
     /// The kobject keeps the module's memory: a module that goes waits for that. Not what goes before, as the
     /// version does: that wants a reference. It keeps a module that is live; one that is still in its init goes
     /// all the same, if that fails.
-    pub(crate) fn look(name: &CStr) -> Option<Self> {
+    pub(crate) fn find(name: &CStr) -> Option<Self> {
         // SAFETY: This module is in the set of all, which stays.
         let kobject = unsafe {
             let all = (*this()).mkobj.kobj.kset;
@@ -88,7 +88,7 @@ impl Neighbour {
     ///
     /// `module` is NULL, or its memory is there during the call.
     unsafe fn of(module: *mut bindings::module) -> Option<Self> {
-        let mut found = Neighbour {
+        let mut found = LoadedModule {
             version: [0; 32],
             is_proprietary: false,
         };
@@ -97,7 +97,7 @@ impl Neighbour {
             return Some(found);
         }
         // SAFETY: As promised by the caller.
-        let _hold = unsafe { ModuleHold::of(module) }?;
+        let _hold = unsafe { ModuleRef::of(module) }?;
         // SAFETY: As promised by the caller. Others may change both of the first, which are words.
         let (state, taints, version) = unsafe {
             (
@@ -126,14 +126,14 @@ impl Neighbour {
 }
 
 /// A function of another module's: its address, and its name.
-pub(crate) struct Needed(pub(crate) *const c_void, pub(crate) &'static str);
+pub(crate) struct WeakSymbol(pub(crate) *const c_void, pub(crate) &'static str);
 
 // SAFETY: Nobody looks at what is at the address.
-unsafe impl Sync for Needed {}
+unsafe impl Sync for WeakSymbol {}
 
-impl Needed {
+impl WeakSymbol {
     /// The name of the first of `all` that is not there.
-    pub(crate) fn first_missing(all: &'static [Needed]) -> Option<&'static str> {
+    pub(crate) fn first_missing(all: &'static [WeakSymbol]) -> Option<&'static str> {
         let missing = all.iter().find(|needed| {
             // SAFETY: Part of a static. As it stands in memory: rustc takes no function's address for 0.
             unsafe { (&raw const needed.0).read_volatile() }.is_null()
@@ -142,7 +142,7 @@ impl Needed {
     }
 }
 
-/// Makes a static `NEEDED` of the functions of another module's that this one calls.
+/// Makes a static `WEAK_SYMBOLS` of the functions of another module's that this one calls.
 ///
 /// A module that needs a symbol which nobody exports is not loaded, and its user is told "Unknown symbol". So all of
 /// them are made weak: the kernel loads the module all the same, and its init says what is missing. It must, before
@@ -152,15 +152,15 @@ impl Needed {
 /// with the check of its version: one that does not match is the kernel's to refuse, weak or not. depmod and modpost
 /// make the same dependencies of it. modpost alone passes over a weak symbol that it does not know; the Kbuild looks in
 /// its place.
-macro_rules! needed {
+macro_rules! weak_symbols {
     ($($function:ident,)*) => {
         #[cfg(not(peermem_kunit))]
         core::arch::global_asm!($(concat!(".weak ", stringify!($function)),)*);
 
-        static NEEDED: &[crate::module::Needed] = &[$(crate::module::Needed(
+        static WEAK_SYMBOLS: &[crate::module::WeakSymbol] = &[$(crate::module::WeakSymbol(
             crate::c::$function as *const kernel::ffi::c_void,
             stringify!($function),
         ),)*];
     };
 }
-pub(crate) use needed;
+pub(crate) use weak_symbols;

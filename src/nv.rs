@@ -6,7 +6,7 @@
 //!
 //! Knows nothing of ib_core. A [`PersistentPin`] lives until it is dropped. A pin that may lose its memory first is a
 //! page table, a number for the [`Callback`], and `get_pages` and `put_pages`, of which
-//! [`pin`](crate::pin) makes one.
+//! [`callback_pin`](crate::callback_pin) makes one.
 
 use core::{
     ptr::{
@@ -35,31 +35,31 @@ use kernel::{
 use crate::{
     c,
     device::Gpus,
-    extents::{
-        self,
-        PageSize,
-        Run,
-        Span, //
-    },
     log,
     module::{
-        needed,
-        Needed,
-        Neighbour, //
+        weak_symbols,
+        LoadedModule,
+        WeakSymbol, //
     },
     pci::{
         self,
         PciDevice, //
     },
-    refusal::{
+    ranges::{
         self,
-        Refusal, //
+        AddrRange,
+        PageSize,
+        Span, //
+    },
+    reason::{
+        self,
+        Reason, //
     },
     sync, //
 };
 
 // Those that older drivers lack come last.
-needed! {
+weak_symbols! {
     nvidia_p2p_get_pages,
     nvidia_p2p_put_pages,
     nvidia_p2p_dma_map_pages,
@@ -71,10 +71,10 @@ needed! {
 /// Says in the log what nvidia.ko lacks, or that it is not the flavour for this module. Before it has
 /// succeeded nothing else of this file may be used.
 pub(crate) fn check() -> Result {
-    let Some(missing) = Needed::first_missing(NEEDED) else {
+    let Some(missing) = WeakSymbol::first_missing(WEAK_SYMBOLS) else {
         return Ok(());
     };
-    match Neighbour::look(c"nvidia") {
+    match LoadedModule::find(c"nvidia") {
         None => pr_err!(
             "not loaded: no nvidia.ko is, and so there is no {}: modprobe loads it first, insmod does not\n",
             missing
@@ -107,7 +107,7 @@ const PUT_RETRIES: u32 = 100;
 pub(crate) fn retry(mut put: impl FnMut() -> c_int) -> c_int {
     for _ in 0..PUT_RETRIES {
         let ret = put();
-        if ret != refusal::ENOMEM {
+        if ret != reason::ENOMEM {
             return ret;
         }
         fsleep(Delta::from_millis(10));
@@ -144,7 +144,7 @@ impl TablePtr {
     /// # Safety
     ///
     /// The table must be alive until the borrow ends.
-    pub(crate) unsafe fn check<'a>(self, span: Span) -> Result<Checked<'a>, Refusal> {
+    pub(crate) unsafe fn check<'a>(self, span: Span) -> Result<Checked<'a>, Reason> {
         let raw = self.as_raw().cast::<c::peermem_page_table>();
         // SAFETY: The table is alive, and has these fields in every version. `flags` is not read.
         let (version, size, entries, pages) = unsafe {
@@ -157,17 +157,17 @@ impl TablePtr {
         };
         let has_flags = compatible(version, TABLE_2);
         if !has_flags && !compatible(version, TABLE_1) {
-            return Err(Refusal::TableVersion(version));
+            return Err(Reason::TableVersion(version));
         }
         // Pages of 4 KiB exist in the interface only: nvidia.ko itself does not map them.
         let page = match size {
             c::nvidia_p2p_page_size_type_NVIDIA_P2P_PAGE_SIZE_64KB => PageSize::KIB_64,
             c::nvidia_p2p_page_size_type_NVIDIA_P2P_PAGE_SIZE_128KB => PageSize::KIB_128,
-            _ => return Err(Refusal::TablePageSize(size)),
+            _ => return Err(Reason::TablePageSize(size)),
         };
-        let want = span.pages(page).ok_or(Refusal::TablePageSize(size))?;
+        let want = span.pages(page).ok_or(Reason::TablePageSize(size))?;
         if u64::from(entries) != want || pages.is_null() {
-            return Err(Refusal::Entries {
+            return Err(Reason::Entries {
                 have: if pages.is_null() { 0 } else { entries },
                 want,
             });
@@ -210,17 +210,17 @@ impl Checked<'_> {
             // SAFETY: The page is alive by the type invariant.
             let addr = unsafe { (**page).physical_address };
             let len = self.page.bytes();
-            pci::gpu_of(&Run { addr, len })
+            pci::gpu_of(&AddrRange { addr, len })
         })
     }
 
     /// Calls `each` with where the pages are, in physical addresses, joined as far as they are mapped at once.
-    pub(crate) fn runs(&self, each: impl FnMut(Run)) {
+    pub(crate) fn ranges(&self, each: impl FnMut(AddrRange)) {
         let addrs = self.pages.iter().map(|page| {
             // SAFETY: The page is alive by the type invariant.
             unsafe { (**page).physical_address }
         });
-        extents::steps(extents::pages(addrs, self.page), each);
+        ranges::steps(ranges::pages(addrs, self.page), each);
     }
 }
 
@@ -243,20 +243,20 @@ struct Persistent {
 
 impl PersistentPin {
     /// Pins `span` in the calling process: `nvidia_p2p_get_pages_persistent()`. Takes nvidia.ko's API lock.
-    pub(crate) fn pin(span: Span) -> Result<Self, Refusal> {
+    pub(crate) fn pin(span: Span) -> Result<Self, Reason> {
         let mut table = ptr::null_mut();
-        // The gate: see `pin`. A put of one flavour must not meet a new pin of the other.
-        let ret = sync::gate_read(|| {
+        // `put_rwsem`: see `callback_pin`. A put of one mode must not meet a new pin of the other.
+        let ret = sync::put_rwsem_read(|| {
             // SAFETY: `table` is valid for writes; the function checks the range.
             unsafe { c::nvidia_p2p_get_pages_persistent(span.start(), span.len(), &mut table, 0) }
         });
         // nvidia.ko leaves garbage in `table` when it fails.
         if ret != 0 {
-            return Err(Refusal::Pin(ret));
+            return Err(Reason::Pin(ret));
         }
         // INVARIANT: The pin is new, and nobody has put it.
         let mut pin = Persistent {
-            table: NonNull::new(table).map(TablePtr).ok_or(Refusal::Pin(0))?,
+            table: NonNull::new(table).map(TablePtr).ok_or(Reason::Pin(0))?,
             span,
             page: PageSize::KIB_64,
             size: 0,
@@ -265,7 +265,7 @@ impl PersistentPin {
         // SAFETY: Alive by the type invariant, and the borrow ends in this function.
         let checked = unsafe { pin.table.check(span) }?;
         (pin.page, pin.size, pin.gpu) = (checked.page, checked.size, checked.gpu());
-        let pin = Arc::new(pin, GFP_KERNEL).map_err(|_| Refusal::NoMemory)?;
+        let pin = Arc::new(pin, GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
         Ok(PersistentPin(pin))
     }
 
@@ -280,7 +280,7 @@ impl PersistentPin {
     }
 
     /// Maps every page for `device`: `nvidia_p2p_dma_map_pages()`. Takes nvidia.ko's API lock.
-    pub(crate) fn map(&self, device: &PciDevice) -> Result<DmaMapping, Refusal> {
+    pub(crate) fn map(&self, device: &PciDevice) -> Result<DmaMapping, Reason> {
         let mut raw = ptr::null_mut();
         // SAFETY: The device is alive, the table too by the type invariant, and `raw` is valid for
         // writes.
@@ -288,11 +288,11 @@ impl PersistentPin {
             c::nvidia_p2p_dma_map_pages(device.as_raw(), self.0.table.as_raw(), &mut raw)
         };
         if ret != 0 {
-            return Err(Refusal::Map(ret));
+            return Err(Reason::Map(ret));
         }
         // INVARIANT: Mapped above. From here on the drop unmaps.
         let mapping = DmaMapping {
-            raw: NonNull::new(raw).ok_or(Refusal::Map(0))?,
+            raw: NonNull::new(raw).ok_or(Reason::Map(0))?,
             pin: self.clone(),
             device: device.clone(),
         };
@@ -338,18 +338,18 @@ impl DmaMapping {
         unsafe { self.raw.as_ref() }
     }
 
-    fn check(&self) -> Result<(), Refusal> {
+    fn check(&self) -> Result<(), Reason> {
         let raw = self.raw();
         let pin = &self.pin.0;
         if !compatible(raw.version, MAPPING_2) {
-            return Err(Refusal::MappingVersion(raw.version));
+            return Err(Reason::MappingVersion(raw.version));
         }
         if raw.page_size_type != pin.size {
-            return Err(Refusal::MappingPageSize(raw.page_size_type));
+            return Err(Reason::MappingPageSize(raw.page_size_type));
         }
         let want = pin.span.len() / pin.page.bytes();
         if u64::from(raw.entries) != want || raw.dma_addresses.is_null() {
-            return Err(Refusal::Entries {
+            return Err(Reason::Entries {
                 have: if raw.dma_addresses.is_null() {
                     0
                 } else {
@@ -419,22 +419,22 @@ impl Drop for Callbacks {
     }
 }
 
-/// Whom nvidia.ko calls back.
+/// What the callback of nvidia.ko calls.
 pub(crate) trait Callback {
     /// It frees the memory of the pin with that number. Called at most once for each, in process context, with the
     /// API lock held. The page table dies with the return.
-    fn freed(number: usize);
+    fn free_callback(number: usize);
 }
 
 /// `nvidia_p2p_get_pages()`: pins `span` in the calling process. Takes nvidia.ko's API lock. From then on
-/// [`Callback::freed`] may be called with `number`, once, and even before the return. `None`: pinned, but without a
+/// [`Callback::free_callback`] may be called with `number`, once, and even before the return. `None`: pinned, but without a
 /// table. Refused without [`Callbacks`].
 pub(crate) fn get_pages<C: Callback>(
     span: &Span,
     number: usize,
-) -> Result<Option<TablePtr>, Refusal> {
+) -> Result<Option<TablePtr>, Reason> {
     if !CALLBACKS.load(Acquire) {
-        return Err(Refusal::Unloading);
+        return Err(Reason::Unloading);
     }
     let mut table = ptr::null_mut();
     // SAFETY: `table` is valid for writes, and the function checks the range. The callback takes
@@ -454,7 +454,7 @@ pub(crate) fn get_pages<C: Callback>(
     match ret {
         0 => Ok(NonNull::new(table).map(TablePtr)),
         // nvidia.ko leaves garbage in `table`.
-        ret => Err(Refusal::Pin(ret)),
+        ret => Err(Reason::Pin(ret)),
     }
 }
 
@@ -472,5 +472,5 @@ pub(crate) fn put_pages(span: &Span, table: TablePtr) -> c_int {
 ///
 /// For nvidia.ko alone: called at most once for each pin, in process context, with the API lock held.
 unsafe extern "C" fn free_callback<C: Callback>(data: *mut c_void) {
-    C::freed(data.addr());
+    C::free_callback(data.addr());
 }

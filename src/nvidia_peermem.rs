@@ -1,57 +1,57 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! `nvidia-peermem`: lends GPU memory to RDMA devices.
+//! `nvidia-peermem`: GPU memory for RDMA devices.
 //!
 //! ib_core asks its peer-memory clients about each address that `get_user_pages()` refuses. This
 //! module has nvidia.ko pin the GPU memory there behind the GPU's BAR1, maps it for the HCA, and
 //! answers with a scatter list of DMA addresses.
 //!
 //! Where to find what, from the top down; no file uses one further up:
-//! - [`clients`]: makes of each flavour a client of ib_core's.
-//! - [`region`] and [`revocable`]: the life of one registration, in its two flavours, and [`mode`] what they share.
-//! - [`pieces`]: the pins of a range that lies over several allocations. [`account`]: what each user has pinned,
-//!   and the limit on it. [`pin`], [`revocable_pin`]: the pins of the revocable flavour, between their release and
+//! - [`clients`]: makes of each mode a client of ib_core's.
+//! - [`persistent`] and [`revocable`]: the life of one registration, in its two modes, and [`mr`] what they share.
+//! - [`chunks`]: the pins of a range that lies over several allocations. [`quota`]: what each user has pinned,
+//!   and the limit on it. [`callback_pin`], [`revocable_pin`]: the pins of the revocable mode, between their release and
 //!   the provider's callback.
 //! - [`env`](mod@env): what these have of the kernel; tests put something else in its place.
 //! - [`files`], [`debugfs`]: what others can read.
 //! - [`ib`], [`nv`]: abstractions over ib_core and nvidia.ko.
 //! - [`log`], [`entries`], [`trace`]: what is logged, who is there, what is traced.
-//! - [`pci`], [`sg`], [`module`], [`params`], [`task`], [`memory_peers`], [`sync`], [`list`]: abstractions over the
+//! - [`pci`], [`sg`], [`module`], [`params`], [`task`], [`memory_peers`], [`sync`], [`collections`]: abstractions over the
 //!   rest of the kernel. [`compat`]: what differs from kernel to kernel.
-//! - [`registry`], [`record`], [`refusal`], [`tally`], [`device`], [`extents`]: what is shown of a registration, why
+//! - [`registry`], [`history`], [`reason`], [`stats`], [`device`], [`ranges`]: what is shown of a registration, why
 //!   one was refused, what is counted of each client, addresses. They use `core` alone, or nearly.
 
 use kernel::prelude::*;
 
-pub(crate) mod account;
+pub(crate) mod callback_pin;
+pub(crate) mod chunks;
 pub(crate) mod clients;
+pub(crate) mod collections;
 pub(crate) mod compat;
 pub(crate) mod debugfs;
 pub(crate) mod device;
 pub(crate) mod entries;
 pub(crate) mod env;
-pub(crate) mod extents;
 pub(crate) mod files;
+pub(crate) mod history;
 pub(crate) mod ib;
-pub(crate) mod list;
 pub(crate) mod log;
 pub(crate) mod memory_peers;
-pub(crate) mod mode;
 pub(crate) mod module;
+pub(crate) mod mr;
 pub(crate) mod nv;
 pub(crate) mod params;
 pub(crate) mod pci;
-pub(crate) mod pieces;
-pub(crate) mod pin;
-pub(crate) mod record;
-pub(crate) mod refusal;
-pub(crate) mod region;
+pub(crate) mod persistent;
+pub(crate) mod quota;
+pub(crate) mod ranges;
+pub(crate) mod reason;
 pub(crate) mod registry;
 pub(crate) mod revocable;
 pub(crate) mod revocable_pin;
 pub(crate) mod sg;
+pub(crate) mod stats;
 pub(crate) mod sync;
-pub(crate) mod tally;
 pub(crate) mod task;
 pub(crate) mod trace;
 
@@ -62,11 +62,11 @@ use clients::Ready;
 use files::Files;
 use ib::{
     Client,
-    Invalidation,
-    Registration, //
+    ClientRegistration,
+    Invalidation, //
 };
 use memory_peers::MemoryPeers;
-use module::Neighbour;
+use module::LoadedModule;
 use pci::Bars;
 
 #[cfg(not(peermem_kunit))]
@@ -86,8 +86,8 @@ module! {
 pub(crate) struct PeerMem {
     _ready: Ready,
     _memory_peers: MemoryPeers,
-    _persistent: Registration<clients::Persistent>,
-    _revocable: Option<Registration<clients::Revocable>>,
+    _persistent: ClientRegistration<clients::Persistent>,
+    _revocable: Option<ClientRegistration<clients::Revocable>>,
     _callbacks: Option<nv::Callbacks>,
     _bars: Bars,
     _files: Files,
@@ -103,33 +103,33 @@ impl kernel::Module for PeerMem {
             1 => Invalidation::CoreUnmaps,
             other => return invalid("peerdirect_support", other),
         };
-        if params::max_pieces() == 0 {
-            pr_err!("parameter max_pieces cannot be 0: 1 or more\n");
+        if params::max_chunks() == 0 {
+            pr_err!("parameter max_chunks cannot be 0: 1 or more\n");
             return Err(EINVAL);
         }
         // The module before NVIDIA's: with it one name has two clients.
-        let rival = Neighbour::look(c"nv_peer_mem").is_some();
+        let has_nv_peer_mem = LoadedModule::find(c"nv_peer_mem").is_some();
         // Consumers look for this name.
         let first = c"nv_mem";
-        let memory_peers = MemoryPeers::look(first)?;
-        // With both flavours the revocable client goes first: ib_core asks in this order, and skips
+        let memory_peers = MemoryPeers::probe(first)?;
+        // With both modes the revocable client goes first: ib_core asks in this order, and skips
         // it for HCAs that cannot lose a registration.
         let (callbacks, revocable, name) = match params::persistent_api_support() {
             1 => (None, None, first),
             0 => {
                 let callbacks = nv::Callbacks::new();
-                let client = register(first, invalidation, rival)?;
+                let client = register(first, invalidation, has_nv_peer_mem)?;
                 (Some(callbacks), Some(client), c"nv_mem_nc")
             }
             other => return invalid("persistent_api_support", other),
         };
-        let persistent = register(name, invalidation, rival)?;
-        if rival {
+        let persistent = register(name, invalidation, has_nv_peer_mem)?;
+        if has_nv_peer_mem {
             pr_warn!("nv_peer_mem is loaded, too, and its client nv_mem is asked before this module's: rmmod nv_peer_mem, and remove its package (nvidia-peer-memory)\n");
         }
-        let last = (name, clients::Persistent::statistics());
+        let last = (name, clients::Persistent::peer_stats());
         let memory_peers = match &revocable {
-            Some(_) => memory_peers.show(&[(first, clients::Revocable::statistics()), last]),
+            Some(_) => memory_peers.show(&[(first, clients::Revocable::peer_stats()), last]),
             None => memory_peers.show(&[last]),
         };
         Ok(PeerMem {
@@ -149,10 +149,10 @@ impl kernel::Module for PeerMem {
 fn register<C: ib::Client>(
     name: &CStr,
     invalidation: Invalidation,
-    rival: bool,
-) -> Result<Registration<C>> {
-    Registration::new(name, params::version(), invalidation).inspect_err(|_| {
-        if rival {
+    has_nv_peer_mem: bool,
+) -> Result<ClientRegistration<C>> {
+    ClientRegistration::new(name, params::version(), invalidation).inspect_err(|_| {
+        if has_nv_peer_mem {
             pr_err!("not loaded: nv_peer_mem is, and ib_core takes no second client {}: rmmod nv_peer_mem, and remove its package (nvidia-peer-memory)\n", name);
         } else {
             pr_err!("not loaded: ib_core does not accept the peer-memory client {}: is there another module's of that name in /sys/kernel/mm/memory_peers?\n", name);

@@ -13,11 +13,11 @@
 #include "helpers.h"
 
 /* docs/registration.md says what it costs. */
-#define PEERMEM_MAX_PIECES	1024
+#define PEERMEM_MAX_CHUNKS	1024
 
 struct peermem_params peermem_params = {
 	.persistent_api_support = 1,
-	.max_pieces = PEERMEM_MAX_PIECES,
+	.max_chunks = PEERMEM_MAX_CHUNKS,
 };
 
 #define PARAM(_name, _type, _text)					\
@@ -31,8 +31,8 @@ PARAM(persistent_api_support, int,
 	"Clients: 1 [default] persistent pins only, 0 revocable pins first");
 PARAM(user_limit_mib, uint,
 	"MiB of GPU memory that one user may have pinned: 0 [default] no limit");
-PARAM(max_pieces, uint,
-	"Allocations that one registration may lie over: " __stringify(PEERMEM_MAX_PIECES) " [default], 1 as NVIDIA's module");
+PARAM(max_chunks, uint,
+	"Allocations that one registration may lie over: " __stringify(PEERMEM_MAX_CHUNKS) " [default], 1 as NVIDIA's module");
 
 /* Every consumer looks at it. */
 MODULE_VERSION(PEERMEM_VERSION);

@@ -31,9 +31,9 @@ pub(crate) fn user_limit() -> Option<u64> {
 }
 
 /// Of how many pins a registration may consist.
-pub(crate) fn max_pieces() -> u32 {
+pub(crate) fn max_chunks() -> u32 {
     // SAFETY: As above.
-    unsafe { c::peermem_params.max_pieces }
+    unsafe { c::peermem_params.max_chunks }
 }
 
 /// The module's version, as in `/sys/module`.

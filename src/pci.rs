@@ -25,11 +25,11 @@ use crate::{
         Gpus,
         PciAddress, //
     },
-    extents::{
-        Run,
+    ranges::{
+        AddrRange,
         MAX_STEP, //
     },
-    refusal::Refusal,
+    reason::Reason,
     sync::{
         StaticMutex,
         BARS_LOCK, //
@@ -103,7 +103,7 @@ impl PciDevice {
     }
 
     /// Its memory BAR that has `addr` in it. One that was removed has given up its BARs.
-    fn bar(&self, addr: u64) -> Option<Run> {
+    fn bar(&self, addr: u64) -> Option<AddrRange> {
         // SAFETY: The device is alive by the type invariant, and they are part of it.
         let all = unsafe { (&raw const (*self.as_raw()).resource).cast::<bindings::resource>() };
         (0..bindings::PCI_STD_NUM_BARS as usize).find_map(|number| {
@@ -125,7 +125,7 @@ impl PciDevice {
             };
             // CAST: No narrower.
             let is_memory = flags & bindings::IORESOURCE_MEM as c_ulong != 0;
-            (is_memory && !parent.is_null()).then(|| Run {
+            (is_memory && !parent.is_null()).then(|| AddrRange {
                 addr: start,
                 len: (end - start).wrapping_add(1),
             })
@@ -150,28 +150,28 @@ impl Drop for PciDevice {
 }
 
 /// How many devices are remembered.
-const OWNERS: usize = 16;
+const BAR_CACHE_LEN: usize = 16;
 
 /// The devices in whose BARs addresses were found: a look for the next one begins with these, and walks over all
 /// devices of the machine only if it is in none of them. Their references keep no device in the machine.
-struct Owners {
-    devices: [Option<(PciDevice, Gpus)>; OWNERS],
+struct BarCache {
+    devices: [Option<(PciDevice, Gpus)>; BAR_CACHE_LEN],
     /// Whose place the next one gets, if each has one.
     next: usize,
     /// Numbers of devices, by where they are: these stay.
     gpus: [Option<PciAddress>; Gpus::MOST as usize],
 }
 
-static OWNED: StaticMutex<Owners> = StaticMutex::new(
+static BAR_CACHE: StaticMutex<BarCache> = StaticMutex::new(
     BARS_LOCK,
-    Owners {
-        devices: [const { None }; OWNERS],
+    BarCache {
+        devices: [const { None }; BAR_CACHE_LEN],
         next: 0,
         gpus: [None; Gpus::MOST as usize],
     },
 );
 
-impl Owners {
+impl BarCache {
     /// Keeps `device`, in the place of one that is gone if there is any, and says which GPU it is; none where there
     /// are too many.
     fn keep(&mut self, device: PciDevice) -> Gpus {
@@ -194,7 +194,7 @@ impl Owners {
         let free = self.devices.iter().position(is_free);
         let place = free.unwrap_or_else(|| {
             let oldest = self.next;
-            self.next = (oldest + 1) % OWNERS;
+            self.next = (oldest + 1) % BAR_CACHE_LEN;
             oldest
         });
         if let Some(owner) = self.devices.get_mut(place) {
@@ -205,9 +205,9 @@ impl Owners {
 }
 
 /// The memory BAR that has `addr` in it, of any PCI device, and which GPU that is. May sleep.
-fn bar_of(addr: u64) -> Option<(Run, Gpus)> {
-    OWNED.with(|owners| {
-        let owned = owners.devices.iter().flatten();
+fn bar_of(addr: u64) -> Option<(AddrRange, Gpus)> {
+    BAR_CACHE.with(|cache| {
+        let owned = cache.devices.iter().flatten();
         let mut known = owned.filter_map(|(device, gpu)| Some((device.bar(addr)?, *gpu)));
         if let Some(found) = known.next() {
             return Some(found);
@@ -215,7 +215,7 @@ fn bar_of(addr: u64) -> Option<(Run, Gpus)> {
         let mut device = PciDevice::next(None)?;
         loop {
             if let Some(bar) = device.bar(addr) {
-                return Some((bar, owners.keep(device)));
+                return Some((bar, cache.keep(device)));
             }
             device = PciDevice::next(Some(device))?;
         }
@@ -224,7 +224,7 @@ fn bar_of(addr: u64) -> Option<(Run, Gpus)> {
 
 /// Where the GPU with that number is.
 pub(crate) fn gpu_address(number: u32) -> Option<PciAddress> {
-    OWNED.with(|owners| *owners.gpus.get(number as usize)?)
+    BAR_CACHE.with(|cache| *cache.gpus.get(number as usize)?)
 }
 
 /// Devices are remembered until this is dropped. To be dropped when no pin is left.
@@ -238,18 +238,18 @@ impl Bars {
     /// How many devices are remembered.
     #[cfg(peermem_kunit)]
     pub(crate) fn remembered() -> usize {
-        OWNED.with(|owners| owners.devices.iter().flatten().count())
+        BAR_CACHE.with(|cache| cache.devices.iter().flatten().count())
     }
 }
 
 impl Drop for Bars {
     fn drop(&mut self) {
-        OWNED.with(|owners| owners.devices = [const { None }; OWNERS]);
+        BAR_CACHE.with(|cache| cache.devices = [const { None }; BAR_CACHE_LEN]);
     }
 }
 
-/// The GPU in whose BAR that page lies, for who only wants to tell. May sleep.
-pub(crate) fn gpu_of(page: &Run) -> Gpus {
+/// The GPU in whose BAR that page lies, for information alone. May sleep.
+pub(crate) fn gpu_of(page: &AddrRange) -> Gpus {
     // SAFETY: Has no preconditions.
     if unsafe { c::peermem_has_struct_page(page.addr, page.len) } {
         // Memory, which is in no BAR: not looked for at each registration.
@@ -260,34 +260,34 @@ pub(crate) fn gpu_of(page: &Run) -> Gpus {
 
 /// A range of physical addresses in one PCI BAR, with no `struct page` for any part of it.
 #[derive(Clone, Copy)]
-pub(crate) struct BarRun(Run);
+pub(crate) struct BarRange(AddrRange);
 
-/// Turns runs of physical addresses into [`BarRun`]s; remembers the BAR, for the next run tends to lie
+/// Turns ranges of physical addresses into [`BarRange`]s; remembers the BAR, for the next range tends to lie
 /// in the same one.
 #[derive(Default)]
 pub(crate) struct BarFinder {
-    bar: Option<Run>,
+    bar: Option<AddrRange>,
     gpus: Gpus,
 }
 
 impl BarFinder {
-    /// `run`, if it lies in a BAR. May sleep.
+    /// `range`, if it lies in a BAR. May sleep.
     #[inline]
-    pub(crate) fn find(&mut self, run: Run) -> Result<BarRun, Refusal> {
-        if !self.bar.is_some_and(|bar| contains(&bar, &run)) {
-            self.look(run);
+    pub(crate) fn find(&mut self, range: AddrRange) -> Result<BarRange, Reason> {
+        if !self.bar.is_some_and(|bar| contains(&bar, &range)) {
+            self.lookup(range);
         }
         // SAFETY: Has no preconditions.
-        if self.bar.is_none() || unsafe { c::peermem_has_struct_page(run.addr, run.len) } {
-            return Err(Refusal::NotInBar);
+        if self.bar.is_none() || unsafe { c::peermem_has_struct_page(range.addr, range.len) } {
+            return Err(Reason::NotInBar);
         }
-        Ok(BarRun(run))
+        Ok(BarRange(range))
     }
 
-    /// Not inlined: seldom done, where `find` is for each run.
+    /// Not inlined: seldom done, where `find` is for each range.
     #[inline(never)]
-    fn look(&mut self, run: Run) {
-        let found = bar_of(run.addr).filter(|(bar, _)| contains(bar, &run));
+    fn lookup(&mut self, range: AddrRange) {
+        let found = bar_of(range.addr).filter(|(bar, _)| contains(bar, &range));
         self.bar = found.map(|(bar, _)| bar);
         self.gpus = found.map_or(self.gpus, |(_, gpu)| self.gpus.or(gpu));
     }
@@ -298,101 +298,105 @@ impl BarFinder {
     }
 }
 
-/// Does all of `run` lie in `bar`?
-fn contains(bar: &Run, run: &Run) -> bool {
-    run.addr
+/// Does all of `range` lie in `bar`?
+fn contains(bar: &AddrRange, range: &AddrRange) -> bool {
+    range
+        .addr
         .checked_sub(bar.addr)
-        .and_then(|offset| offset.checked_add(run.len))
+        .and_then(|offset| offset.checked_add(range.len))
         .is_some_and(|end| end <= bar.len)
 }
 
 /// Lets others run whenever so much as [`MAX_STEP`] has been mapped or unmapped.
 #[derive(Default)]
-struct Rests {
+struct Resched {
     since: u64,
 }
 
-impl Rests {
+impl Resched {
     /// So many more bytes are done. May sleep.
     fn after(&mut self, bytes: u64) {
         self.since = self.since.wrapping_add(bytes);
         if self.since >= MAX_STEP {
             self.since = 0;
             // SAFETY: Process context without a spinlock, as in all that may sleep.
-            unsafe { c::peermem_rest() };
+            unsafe { c::peermem_cond_resched() };
         }
     }
 }
 
-/// Bytes of all `runs`.
-fn total(runs: &[Run]) -> u64 {
-    runs.iter().fold(0, |sum, run| sum.saturating_add(run.len))
+/// Bytes of all `ranges`.
+fn total(ranges: &[AddrRange]) -> u64 {
+    ranges
+        .iter()
+        .fold(0, |sum, range| sum.saturating_add(range.len))
 }
 
 /// Ranges of a BAR mapped for a device, until dropped.
 ///
-/// Calls `dma_map_resource()`, which takes no lock of another driver's, once for each run. What is
+/// Calls `dma_map_resource()`, which takes no lock of another driver's, once for each range. What is
 /// adjacent all the same becomes one entry of a scatter list.
 ///
 /// # Invariants
 ///
-/// Each of `runs` is mapped for `device`.
+/// Each of `ranges` is mapped for `device`.
 pub(crate) struct BarMapping {
     device: PciDevice,
-    runs: KVVec<Run>,
+    ranges: KVVec<AddrRange>,
 }
 
 impl BarMapping {
-    /// Maps each of `runs` for `device`.
+    /// Maps each of `ranges` for `device`.
     pub(crate) fn map<'a>(
         device: &PciDevice,
-        runs: impl Iterator<Item = &'a BarRun>,
-    ) -> Result<Self, Refusal> {
+        ranges: impl Iterator<Item = &'a BarRange>,
+    ) -> Result<Self, Reason> {
         let mut mapping = BarMapping {
             device: device.clone(),
-            runs: KVVec::new(),
+            ranges: KVVec::new(),
         };
-        let mut rests = Rests::default();
-        for BarRun(run) in runs {
+        let mut resched = Resched::default();
+        for BarRange(range) in ranges {
             // First the place, then the mapping: nothing can fail between it and its record.
-            if mapping.runs.reserve(1, GFP_KERNEL).is_err() {
-                return Err(Refusal::NoMemory);
+            if mapping.ranges.reserve(1, GFP_KERNEL).is_err() {
+                return Err(Reason::NoMemory);
             }
             // CAST: Addresses have 64 bits.
-            let len = run.len as usize;
+            let len = range.len as usize;
             let mut addr = 0;
             // SAFETY: `dma_map_resource()` wants a device that is alive, and memory of an I/O device
-            // that has no `struct page`, which a `BarRun` is. `addr` is valid for writes.
-            let ret = unsafe { c::peermem_bar_map(device.as_raw(), run.addr, len, &mut addr) };
+            // that has no `struct page`, which a `BarRange` is. `addr` is valid for writes.
+            let ret = unsafe { c::peermem_bar_map(device.as_raw(), range.addr, len, &mut addr) };
             if ret != 0 {
                 // What was mapped before goes with `mapping`.
-                let mapped = total(&mapping.runs);
-                return Err(Refusal::MapResource { mapped });
+                let mapped = total(&mapping.ranges);
+                return Err(Reason::MapResource { mapped });
             }
             // INVARIANT: Mapped above. The place was reserved.
-            let _ = mapping
-                .runs
-                .push_within_capacity(Run { addr, len: run.len });
-            rests.after(run.len);
+            let _ = mapping.ranges.push_within_capacity(AddrRange {
+                addr,
+                len: range.len,
+            });
+            resched.after(range.len);
         }
         Ok(mapping)
     }
 
-    /// The DMA addresses, in the order of the runs that were mapped.
-    pub(crate) fn runs(&self) -> &[Run] {
-        &self.runs
+    /// The DMA addresses, in the order of the ranges that were mapped.
+    pub(crate) fn ranges(&self) -> &[AddrRange] {
+        &self.ranges
     }
 }
 
 impl Drop for BarMapping {
     fn drop(&mut self) {
-        let mut rests = Rests::default();
-        for run in self.runs.iter() {
+        let mut resched = Resched::default();
+        for range in self.ranges.iter() {
             // CAST: Was a `usize` when it was mapped.
-            let len = run.len as usize;
+            let len = range.len as usize;
             // SAFETY: Mapped for this device by the type invariant, and unmapped once.
-            unsafe { c::peermem_bar_unmap(self.device.as_raw(), run.addr, len) };
-            rests.after(run.len);
+            unsafe { c::peermem_bar_unmap(self.device.as_raw(), range.addr, len) };
+            resched.after(range.len);
         }
     }
 }

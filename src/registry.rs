@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The roll: which registrations there are at the moment, and what became of how many.
+//! The registry: which registrations there are at the moment, and what became of how many.
 //!
 //! ```text
-//! acquire    enter       a number of its own; `pinned`
+//! acquire    add         a number of its own; `pinned`
 //! dma_map    mapped      `mapped`
 //! dma_unmap  unmapped    `pinned` again
 //! callback   revoked     `revoked`, until it is released
-//! release    released    it leaves; or `kept`, until the memory is freed
-//! the end    gone        of a region that was kept: it leaves
+//! release    released    removed; or `orphaned`, until the memory is freed
+//! the end    remove      of an orphaned region
 //! ```
 //!
 //! An entry costs no memory of its own: it is a field of the registration (`entries.rs`).
 //!
-//! One lock guards the entries and the [`Book`]. It is a leaf, and nothing is called with it held: who
-//! reads the roll copies one entry at a time, lets go, and goes on behind its number.
+//! One lock guards the entries and the [`RegistryStats`]. It is a leaf, and nothing is called with it held: who
+//! reads the registry copies one entry at a time, unlocks, and goes on after its number.
 //!
-//! What a registration calls is inline: each has two callers, one for each flavour, and is given so much that a
+//! What a registration calls is inline: each has two callers, one for each mode, and is given so much that a
 //! call would cost more than what it does.
 //!
-//! Uses `core` alone: see `extents`. `docs/observe.md` promises the form of the line to programs.
+//! Uses `core` alone: see `ranges`. `docs/observe.md` promises the form of the line to programs.
 
 use core::fmt;
 
@@ -28,20 +28,20 @@ use super::{
         Gpus,
         PciAddress, //
     },
-    extents::{
+    history::{
+        Comm,
+        DisplayCStr,
+        PinMode,
+        Seconds,
+        Task, //
+    },
+    ranges::{
         PageSize,
         Span, //
-    },
-    record::{
-        Comm,
-        Flavour,
-        Seconds,
-        Task,
-        Word, //
     }, //
 };
 
-/// What is the case with a registration.
+/// The state of a registration.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum State {
     /// Its memory is pinned.
@@ -51,7 +51,7 @@ pub(crate) enum State {
     /// The memory was freed.
     Revoked,
     /// It was released; memory of it stays pinned until it is freed.
-    Kept,
+    Orphaned,
 }
 
 impl State {
@@ -61,22 +61,22 @@ impl State {
             State::Pinned => c"pinned",
             State::Mapped => c"mapped",
             State::Revoked => c"revoked",
-            State::Kept => c"kept",
+            State::Orphaned => c"orphaned",
         }
     }
 }
 
-/// A registration, as it is when it comes.
+/// What is known of a registration when it is made.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Newcomer {
+pub(crate) struct RegistrationInfo {
     /// Of which client.
-    pub(crate) flavour: Flavour,
+    pub(crate) mode: PinMode,
     /// The range, in whole pages.
     pub(crate) span: Span,
     /// The size of the pages.
     pub(crate) page: PageSize,
     /// Of how many pins it consists.
-    pub(crate) pieces: usize,
+    pub(crate) chunks: usize,
     /// Where its memory is, as far as that is known.
     pub(crate) gpus: Gpus,
     /// Who registers.
@@ -85,23 +85,23 @@ pub(crate) struct Newcomer {
     pub(crate) since: u64,
 }
 
-/// A registration that is there.
+/// A registration in the registry.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Living {
+pub(crate) struct Registration {
     /// From 1 on, and not used twice.
     pub(crate) number: u64,
     pub(crate) state: State,
-    pub(crate) new: Newcomer,
+    pub(crate) info: RegistrationInfo,
     /// Of its scatter list; 0 while there is none in use.
     pub(crate) entries: u32,
     /// The device that it is mapped for.
     pub(crate) hca: Option<PciAddress>,
 }
 
-/// How many registrations of a flavour came to what.
+/// How many registrations of a mode came to what.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Counts {
-    /// Entered the roll.
+    /// Added to the registry.
     pub(crate) registered: u64,
     /// Were mapped.
     pub(crate) mapped: u64,
@@ -109,27 +109,27 @@ pub(crate) struct Counts {
     pub(crate) revoked: u64,
     /// Were released.
     pub(crate) released: u64,
-    /// Are on the roll.
-    pub(crate) alive: u64,
+    /// Are in the registry.
+    pub(crate) active: u64,
     /// Bytes of these, in whole pages.
-    pub(crate) alive_bytes: u64,
+    pub(crate) active_bytes: u64,
 }
 
-/// What is kept beside the entries, under the same lock.
+/// The counters beside the entries, under the same lock.
 #[derive(Debug)]
-pub(crate) struct Book {
+pub(crate) struct RegistryStats {
     /// The last number given: 64 bits do not come round.
     last: u64,
-    counts: [Counts; Flavour::ALL.len()],
+    counts: [Counts; PinMode::ALL.len()],
 }
 
-impl Default for Book {
+impl Default for RegistryStats {
     fn default() -> Self {
-        Book::new()
+        RegistryStats::new()
     }
 }
 
-impl Book {
+impl RegistryStats {
     /// An empty one.
     pub(crate) const fn new() -> Self {
         const NONE: Counts = Counts {
@@ -137,12 +137,12 @@ impl Book {
             mapped: 0,
             revoked: 0,
             released: 0,
-            alive: 0,
-            alive_bytes: 0,
+            active: 0,
+            active_bytes: 0,
         };
-        Book {
+        RegistryStats {
             last: 0,
-            counts: [NONE; Flavour::ALL.len()],
+            counts: [NONE; PinMode::ALL.len()],
         }
     }
 
@@ -151,155 +151,168 @@ impl Book {
         self.last
     }
 
-    /// Of each flavour, all of one moment.
-    pub(crate) fn counts(&self) -> [Counts; Flavour::ALL.len()] {
+    /// Of each mode, all of one moment.
+    pub(crate) fn counts(&self) -> [Counts; PinMode::ALL.len()] {
         self.counts
     }
 
-    /// Counts for the flavour of `living`.
-    fn count(&mut self, living: &Living, change: impl FnOnce(&mut Counts)) {
-        // CAST: A number of a flavour.
-        if let Some(counts) = self.counts.get_mut(living.new.flavour as usize) {
+    /// Counts for the mode of `registration`.
+    fn count(&mut self, registration: &Registration, change: impl FnOnce(&mut Counts)) {
+        // CAST: A number of a mode.
+        if let Some(counts) = self.counts.get_mut(registration.info.mode as usize) {
             change(counts);
         }
     }
 
-    fn leaves(&mut self, living: &Living) {
-        self.count(living, |counts| {
-            counts.alive = counts.alive.wrapping_sub(1);
-            counts.alive_bytes = counts.alive_bytes.wrapping_sub(living.new.span.len());
+    fn uncount(&mut self, registration: &Registration) {
+        self.count(registration, |counts| {
+            counts.active = counts.active.wrapping_sub(1);
+            counts.active_bytes = counts
+                .active_bytes
+                .wrapping_sub(registration.info.span.len());
         });
     }
 
     /// `acquire` has succeeded.
     #[inline]
-    pub(crate) fn enter(&mut self, slot: &mut Option<Living>, new: Newcomer) -> Option<Event> {
+    pub(crate) fn add(
+        &mut self,
+        slot: &mut Option<Registration>,
+        info: RegistrationInfo,
+    ) -> Option<Transition> {
         self.last = self.last.wrapping_add(1);
-        let living = Living {
+        let registration = Registration {
             number: self.last,
             state: State::Pinned,
-            new,
+            info,
             entries: 0,
             hca: None,
         };
-        self.count(&living, |counts| {
+        self.count(&registration, |counts| {
             counts.registered = counts.registered.wrapping_add(1);
-            counts.alive = counts.alive.wrapping_add(1);
-            counts.alive_bytes = counts.alive_bytes.wrapping_add(new.span.len());
+            counts.active = counts.active.wrapping_add(1);
+            counts.active_bytes = counts.active_bytes.wrapping_add(info.span.len());
         });
-        *slot = Some(living);
-        Some(Event::Registered(living))
+        *slot = Some(registration);
+        Some(Transition::Registered(registration))
     }
 
     /// `dma_map` has succeeded: a scatter list of so many entries, for the device with that address.
     #[inline]
     pub(crate) fn mapped(
         &mut self,
-        slot: &mut Option<Living>,
+        slot: &mut Option<Registration>,
         entries: u32,
         hca: PciAddress,
-    ) -> Option<Event> {
-        let living = slot.as_mut()?;
-        living.state = State::Mapped;
-        living.entries = entries;
-        living.hca = Some(hca);
-        self.count(living, |counts| {
+    ) -> Option<Transition> {
+        let registration = slot.as_mut()?;
+        registration.state = State::Mapped;
+        registration.entries = entries;
+        registration.hca = Some(hca);
+        self.count(registration, |counts| {
             counts.mapped = counts.mapped.wrapping_add(1);
         });
-        Some(Event::Mapped(*living))
+        Some(Transition::Mapped(*registration))
     }
 
     /// `dma_unmap`. One that was revoked is still that.
     #[inline]
-    pub(crate) fn unmapped(&mut self, slot: &mut Option<Living>) -> Option<Event> {
-        let living = slot.as_mut().filter(|l| l.state == State::Mapped)?;
-        living.state = State::Pinned;
-        living.entries = 0;
-        living.hca = None;
+    pub(crate) fn unmapped(&mut self, slot: &mut Option<Registration>) -> Option<Transition> {
+        let registration = slot.as_mut().filter(|r| r.state == State::Mapped)?;
+        registration.state = State::Pinned;
+        registration.entries = 0;
+        registration.hca = None;
         None
     }
 
     /// The memory, or a part of it, goes. Counts once, and not after the release.
     #[inline]
-    pub(crate) fn revoked(&mut self, slot: &mut Option<Living>) -> Option<Event> {
-        let living = slot
+    pub(crate) fn revoked(&mut self, slot: &mut Option<Registration>) -> Option<Transition> {
+        let registration = slot
             .as_mut()
-            .filter(|l| matches!(l.state, State::Pinned | State::Mapped))?;
-        living.state = State::Revoked;
-        self.count(living, |counts| {
+            .filter(|r| matches!(r.state, State::Pinned | State::Mapped))?;
+        registration.state = State::Revoked;
+        self.count(registration, |counts| {
             counts.revoked = counts.revoked.wrapping_add(1);
         });
-        Some(Event::Revoked(living.number))
+        Some(Transition::Revoked(registration.number))
     }
 
-    /// `release`. What is `kept` stays on the roll until it is [`gone`](Self::gone).
+    /// `release`. What is `orphaned` stays in the registry until it is [removed](Self::remove).
     #[inline]
-    pub(crate) fn released(&mut self, slot: &mut Option<Living>, kept: bool) -> Option<Event> {
-        let mut living = slot.take()?;
-        self.count(&living, |counts| {
+    pub(crate) fn released(
+        &mut self,
+        slot: &mut Option<Registration>,
+        orphaned: bool,
+    ) -> Option<Transition> {
+        let mut registration = slot.take()?;
+        self.count(&registration, |counts| {
             counts.released = counts.released.wrapping_add(1);
         });
-        if kept {
-            living.state = State::Kept;
-            living.entries = 0;
-            living.hca = None;
-            *slot = Some(living);
+        if orphaned {
+            registration.state = State::Orphaned;
+            registration.entries = 0;
+            registration.hca = None;
+            *slot = Some(registration);
         } else {
-            self.leaves(&living);
+            self.uncount(&registration);
         }
-        Some(Event::Released(living.number, living.state))
+        Some(Transition::Released(
+            registration.number,
+            registration.state,
+        ))
     }
 
-    /// The end of the entry: whoever still stands there leaves.
-    pub(crate) fn gone(&mut self, slot: &mut Option<Living>) -> Option<Event> {
-        self.leaves(&slot.take()?);
+    /// The end of the entry: removes what is still there.
+    pub(crate) fn remove(&mut self, slot: &mut Option<Registration>) -> Option<Transition> {
+        self.uncount(&slot.take()?);
         None
     }
 }
 
-/// What is told of a life, with nothing locked that is the roll's.
+/// What is traced of a registration, with the registry unlocked.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Event {
-    /// It has entered.
-    Registered(Living),
+pub(crate) enum Transition {
+    /// It was added.
+    Registered(Registration),
     /// It was mapped.
-    Mapped(Living),
+    Mapped(Registration),
     /// Its memory was freed; its number.
     Revoked(u64),
-    /// It was released; its number, and what it was then, or is now if that is [`State::Kept`].
+    /// It was released; its number, and what it was then, or is now if that is [`State::Orphaned`].
     Released(u64, State),
 }
 
 /// A registration as one line.
 pub(crate) struct Line<'a, N> {
-    pub(crate) living: &'a Living,
+    pub(crate) registration: &'a Registration,
     /// Where the GPU of a number is.
     pub(crate) gpu: N,
 }
 
 impl<N: Fn(u32) -> Option<PciAddress>> fmt::Display for Line<'_, N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Living {
+        let Registration {
             number,
             state,
-            new,
+            info,
             entries,
             hca,
-        } = self.living;
+        } = self.registration;
         write!(
             f,
-            "id={number} state={} flavour={} addr={:#x} len={} page={} pieces={} entries={entries} gpus=",
-            Word(state.name()),
-            Word(new.flavour.name()),
-            new.span.start(),
-            new.span.len(),
-            new.page.bytes(),
-            new.pieces,
+            "id={number} state={} mode={} addr={:#x} len={} page={} chunks={} entries={entries} gpus=",
+            DisplayCStr(state.name()),
+            DisplayCStr(info.mode.name()),
+            info.span.start(),
+            info.span.len(),
+            info.page.bytes(),
+            info.chunks,
         )?;
         // In the order of their addresses: the next that is higher than the one before.
         let mut before = None;
         let next = |before| {
-            let all = new.gpus.numbers().filter_map(&self.gpu);
+            let all = info.gpus.numbers().filter_map(&self.gpu);
             all.filter(|gpu| Some(*gpu) > before).min()
         };
         while let Some(gpu) = next(before) {
@@ -318,10 +331,10 @@ impl<N: Fn(u32) -> Option<PciAddress>> fmt::Display for Line<'_, N> {
         write!(
             f,
             " tgid={} pid={} since={} comm={}",
-            new.task.tgid,
-            new.task.pid,
-            Seconds(new.since),
-            Comm(&new.task.comm),
+            info.task.tgid,
+            info.task.pid,
+            Seconds(info.since),
+            Comm(&info.task.comm),
         )
     }
 }

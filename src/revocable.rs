@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The life of one registration whose memory may be freed first: the revocable flavour.
+//! The life of one registration whose memory may be freed first: the revocable mode.
 //!
 //! ```text
-//! acquire    Lease::pin       one pin for each allocation, usually one, kept; the physical addresses
-//!                             are copied
-//! get_pages  Lease::admit     remembers ib_core's ticket; calls no provider
-//! dma_map    Lease::map       maps the copied addresses; calls no provider
-//! dma_unmap  Lease::unmap
+//! acquire    RevocableMr::pin         one pin for each allocation, usually one, until release; the
+//!                                     physical addresses are copied
+//! get_pages  RevocableMr::set_ticket  remembers ib_core's ticket; calls no provider
+//! dma_map    RevocableMr::map         maps the copied addresses; calls no provider
+//! dma_unmap  RevocableMr::unmap
 //! put_pages  (nothing)
-//! release    drop(Lease)      no callback after it, unpins, frees the scatter list
+//! release    drop(RevocableMr)        no callback after it, unpins, frees the scatter list
 //! ```
 //!
 //! and at any time, from the thread that frees the memory, [`Revoke::revoke`].
@@ -30,9 +30,9 @@
 //!
 //! # Rules, and what fails without them
 //!
-//! - A range over several allocations has as many pins ([`pieces`]), and one of them that goes revokes the
+//! - A range over several allocations has as many pins ([`chunks`]), and one of them that goes revokes the
 //!   whole: the HCA has one key for all of it. The others stay pinned until `release`.
-//! - A callback before [`Lease::admit`] marks the region, and `admit` fails: ib_core would otherwise
+//! - A callback before [`RevocableMr::set_ticket`] marks the region, and `set_ticket` fails: ib_core would otherwise
 //!   get a region that nobody will ever revoke.
 //! - A callback without a ticket never calls ib_core. Tickets are small numbers that come round again:
 //!   a stale one would revoke a stranger's region. `release` clears the ticket under the lock.
@@ -50,59 +50,59 @@
 //! Uses `core`, [`env`], and what uses no more.
 
 use super::{
-    account::Charge,
+    callback_pin::Revoke,
+    chunks,
     env::{
         self,
         BarMapping,
-        LentTable,
-        List,
         Monitor,
         PciDevice,
         Registered,
+        SgTable,
+        SgTableHead,
         Shared,
-        Table,
+        SmallVec,
         Thread,
         Ticket, //
     },
-    extents::{
-        Cut,
-        PageSize,
-        Span, //
-    },
-    mode::{
+    history::PinMode,
+    mr::{
         self,
-        Mode,
+        Mr,
         MAX_LEN, //
     },
-    pieces,
-    pin::Revoke,
-    record::Flavour,
-    refusal::Refusal,
-    registry::Book,
+    quota::Charge,
+    ranges::{
+        PageSize,
+        SgLayout,
+        Span, //
+    },
+    reason::Reason,
+    registry::RegistryStats,
     revocable_pin::RevocablePin, //
 };
 
 /// What of a region its lock guards.
 pub(crate) struct State {
-    /// From `admit` until a callback takes it, or `release` clears it.
+    /// From `set_ticket` until a callback takes it, or `release` clears it.
     ticket: Option<Ticket>,
     /// A callback has come. Never cleared.
     revoked: bool,
     /// The provider did not take back every pin. Never cleared.
-    kept: bool,
+    orphaned: bool,
     /// The thread on which a callback of this region is under way. The provider makes one callback
     /// at a time.
     callback: Option<Thread>,
     /// From `map` until `unmap`, a callback or `release`, whichever is first.
     mapping: Option<BarMapping>,
     /// From `map` until `release`.
-    table: Option<Table>,
+    table: Option<SgTable>,
     /// From `pin` until `release`.
-    pins: List<RevocablePin>,
+    pins: SmallVec<RevocablePin>,
 }
 
-/// A registration whose memory may go away. Held through a [`Lease`].
-pub(crate) type Region = Registered<Fixed, Monitor<State>>;
+/// A registration whose memory may go away. Held through a [`RevocableMr`].
+pub(crate) type Inner = Registered<Fixed, Monitor<State>>;
 
 /// What of a region does not change.
 pub(crate) struct Fixed {
@@ -114,85 +114,82 @@ pub(crate) struct Fixed {
 /// ib_core's hold on a region, from `acquire` to `release`, which is its drop.
 ///
 /// The region itself may live longer: until the last callback for it has returned.
-pub(crate) struct Lease {
-    region: Shared<Region>,
+pub(crate) struct RevocableMr {
+    inner: Shared<Inner>,
     page: PageSize,
 }
 
-impl Mode for Lease {
-    const FLAVOUR: Flavour = Flavour::Revocable;
+impl Mr for RevocableMr {
+    const MODE: PinMode = PinMode::Revocable;
 
-    fn pin(addr: u64, len: u64) -> Result<Self, Refusal> {
+    fn pin(addr: u64, len: u64) -> Result<Self, Reason> {
         let span = Span::covering(addr, len, PageSize::KIB_64, MAX_LEN)?;
         let fixed = Fixed {
             span,
             _charge: Charge::new(span.len())?,
         };
-        let region = Region::new(fixed, Monitor::new(State::new()))?;
-        let pins = pieces::cover(
+        let inner = Inner::new(fixed, Monitor::new(State::new()))?;
+        let pins = chunks::cover(
             span,
-            env::max_pieces(),
-            |span| RevocablePin::pin(span, region.clone()),
+            env::max_chunks(),
+            |span| RevocablePin::pin(span, inner.clone()),
             // Once a part is gone, the rest is not worth its pins.
-            || mode::survives().and_then(|()| region.state.with(|state| state.check())),
+            || mr::check_killed().and_then(|()| inner.state.with(|state| state.check())),
         )?;
         let page = PageSize::of_all(pins.iter().map(|pin| pin.page_size()));
         // From here on an early return is a release. It may wait for a callback with ib_core's global
         // mutex held: a callback for a region without a ticket calls nobody.
-        let lease = Self { region, page };
-        let new = mode::newcomer(Self::FLAVOUR, span, page, pins.iter().map(|pin| pin.gpus()));
-        lease.region.state.with(|state| {
+        let mr = Self { inner, page };
+        let info = mr::registration_info(Self::MODE, span, page, pins.iter().map(|pin| pin.gpus()));
+        mr.inner.state.with(|state| {
             state.pins = pins;
             state.check()?;
-            // Under the lock: the callback that comes next finds it on the roll.
-            lease
-                .region
-                .entry
-                .update(|book, slot| book.enter(slot, new));
-            Ok::<_, Refusal>(())
+            // Under the lock: the callback that comes next finds it in the registry.
+            mr.inner.entry.update(|stats, slot| stats.add(slot, info));
+            Ok::<_, Reason>(())
         })?;
-        Ok(lease)
+        Ok(mr)
     }
 
     /// From now on a callback revokes `ticket`.
     #[inline]
-    fn admit(&self, ticket: Ticket) -> Result<(), Refusal> {
-        self.region.state.with(|state| {
+    fn set_ticket(&self, ticket: Ticket) -> Result<(), Reason> {
+        self.inner.state.with(|state| {
             state.check()?;
             state.ticket = Some(ticket);
             Ok(())
         })
     }
 
-    fn map(&self, device: &PciDevice) -> Result<LentTable, Refusal> {
-        self.region.state.with(|state| {
+    fn map(&self, device: &PciDevice) -> Result<SgTableHead, Reason> {
+        self.inner.state.with(|state| {
             // A callback that comes later waits for the lock, and tears down what is built here.
             state.check()?;
             if state.table.is_some() {
-                return Err(Refusal::MappedTwice);
+                return Err(Reason::MappedTwice);
             }
-            let mapping = BarMapping::map(device, state.pins.iter().flat_map(|pin| pin.runs()))?;
-            let cut = Cut::new(self.region.of.span.start(), self.page, device.max_segment());
-            let table = Table::build(mapping.runs().iter().copied(), cut)?;
+            let mapping = BarMapping::map(device, state.pins.iter().flat_map(|pin| pin.ranges()))?;
+            let layout = SgLayout::new(self.inner.of.span.start(), self.page, device.max_segment());
+            let table = SgTable::build(mapping.ranges().iter().copied(), layout)?;
             state.mapping = Some(mapping);
             let (entries, hca) = (table.entries(), device.address());
-            let entry = &self.region.entry;
-            entry.update(|book, slot| book.mapped(slot, entries, hca));
-            Ok(state.table.insert(table).lend())
+            let entry = &self.inner.entry;
+            entry.update(|stats, slot| stats.mapped(slot, entries, hca));
+            Ok(state.table.insert(table).head())
         })
     }
 
     #[inline]
     fn unmap(&self) {
-        self.region.state.with(|state| {
+        self.inner.state.with(|state| {
             state.mapping = None;
-            self.region.entry.update(Book::unmapped);
+            self.inner.entry.update(RegistryStats::unmapped);
         });
     }
 
     #[inline]
     fn span(&self) -> &Span {
-        &self.region.of.span
+        &self.inner.of.span
     }
 
     #[inline]
@@ -201,10 +198,10 @@ impl Mode for Lease {
     }
 }
 
-impl Drop for Lease {
+impl Drop for RevocableMr {
     /// `release`. ib_core holds no lock here that an invalidation takes.
     fn drop(&mut self) {
-        let state = &self.region.state;
+        let state = &self.inner.state;
         let pins = state.with(|state| {
             state.ticket = None;
             core::mem::take(&mut state.pins)
@@ -216,21 +213,21 @@ impl Drop for Lease {
         state.wait_while(|state| state.callback.is_some_and(|thread| thread != this));
         // The region may outlive this, for a callback that is yet to come. What it holds does not.
         let held = state.with(|own| {
-            // The provider was asked for each pin by now: what it keeps stays on the roll with the region.
-            let entry = &self.region.entry;
-            entry.update(|book, slot| book.released(slot, own.kept));
+            // The provider was asked for each pin by now: what it did not put stays in the registry with the region.
+            let entry = &self.inner.entry;
+            entry.update(|stats, slot| stats.released(slot, own.orphaned));
             (own.mapping.take(), own.table.take())
         });
         drop(held);
     }
 }
 
-impl Revoke for Region {
+impl Revoke for Inner {
     fn revoke(&self) {
         let ticket = self.state.with(|state| {
             state.revoked = true;
             state.callback = Some(Thread::current());
-            self.entry.update(Book::revoked);
+            self.entry.update(RegistryStats::revoked);
             state.ticket.take()
         });
         // The HCA first, then the mapping: no lock of ours is held while ib_core stops the HCA.
@@ -241,12 +238,12 @@ impl Revoke for Region {
             state.mapping = None;
             state.callback = None;
         });
-        // `release` may have returned by now: the callback's reference to its slot keeps the region.
+        // `release` may have returned by now: the callback's reference to its entry keeps the region.
         self.state.notify_all();
     }
 
-    fn kept(&self) {
-        self.state.with(|state| state.kept = true);
+    fn orphaned(&self) {
+        self.state.with(|state| state.orphaned = true);
     }
 }
 
@@ -255,17 +252,17 @@ impl State {
         State {
             ticket: None,
             revoked: false,
-            kept: false,
+            orphaned: false,
             callback: None,
             mapping: None,
             table: None,
-            pins: List::default(),
+            pins: SmallVec::default(),
         }
     }
 
-    fn check(&self) -> Result<(), Refusal> {
+    fn check(&self) -> Result<(), Reason> {
         if self.revoked {
-            Err(Refusal::Revoked)
+            Err(Reason::Revoked)
         } else {
             Ok(())
         }

@@ -16,51 +16,51 @@ use kernel::{
 
 use crate::{
     c,
-    extents::{
-        Cut,
-        Entry,
-        Run, //
+    ranges::{
+        AddrRange,
+        SgEntry,
+        SgLayout, //
     },
-    refusal::Refusal, //
+    reason::Reason, //
 };
 
 /// A scatter list of DMA addresses without pages.
 ///
 /// # Invariants
 ///
-/// The entries are allocated, and freed by the drop alone. Whoever has a [`LentTable`] may write to
+/// The entries are allocated, and freed by the drop alone. Whoever has an [`SgTableHead`] may write to
 /// them until then.
-pub(crate) struct Table(bindings::sg_table);
+pub(crate) struct SgTable(bindings::sg_table);
 
 // SAFETY: A plain owner of memory.
-unsafe impl Send for Table {}
+unsafe impl Send for SgTable {}
 
-/// The head of a [`Table`], for C code that reads its entries, or writes to them.
-pub(crate) struct LentTable(pub(crate) bindings::sg_table);
+/// The head of an [`SgTable`], for C code that reads its entries, or writes to them.
+pub(crate) struct SgTableHead(pub(crate) bindings::sg_table);
 
 /// How many entries are handed to C at once.
 const BATCH: usize = 32;
 
 // `peermem_sg_append()` reads one as the other.
 const _: () = {
-    assert!(size_of::<Entry>() == size_of::<c::peermem_entry>());
-    assert!(offset_of!(Entry, addr) == offset_of!(c::peermem_entry, addr));
-    assert!(offset_of!(Entry, len) == offset_of!(c::peermem_entry, len));
+    assert!(size_of::<SgEntry>() == size_of::<c::peermem_entry>());
+    assert!(offset_of!(SgEntry, addr) == offset_of!(c::peermem_entry, addr));
+    assert!(offset_of!(SgEntry, len) == offset_of!(c::peermem_entry, len));
 };
 
-/// A [`Table`] that grows: nobody walks twice over the memory to count its entries first.
-struct Growing {
+/// An [`SgTable`] that grows: nobody walks twice over the memory to count its entries first.
+struct SgBuilder {
     /// Its table is always one.
     list: c::peermem_sg,
-    result: Result<(), Refusal>,
+    result: Result<(), Reason>,
     /// Of these the first `waiting` are entries that are not in the list yet.
-    batch: [MaybeUninit<Entry>; BATCH],
+    batch: [MaybeUninit<SgEntry>; BATCH],
     waiting: usize,
 }
 
-impl Growing {
+impl SgBuilder {
     fn new() -> Self {
-        Growing {
+        SgBuilder {
             list: c::peermem_sg::default(),
             result: Ok(()),
             batch: [const { MaybeUninit::uninit() }; BATCH],
@@ -69,7 +69,7 @@ impl Growing {
     }
 
     /// Adds an entry, or remembers why it could not. May sleep.
-    fn push(&mut self, entry: Entry) {
+    fn push(&mut self, entry: SgEntry) {
         if let Some(place) = self.batch.get_mut(self.waiting) {
             place.write(entry);
             self.waiting += 1;
@@ -91,25 +91,28 @@ impl Growing {
             // SAFETY: `add` is one of the two functions for the list, of whose calls none has failed. So many
             // entries are written, and read during the call alone.
             if unsafe { add(&mut self.list, self.batch.as_ptr().cast(), count) } != 0 {
-                self.result = Err(Refusal::NoMemory);
+                self.result = Err(Reason::NoMemory);
             }
         }
         self.waiting = 0;
     }
 
-    fn finish(mut self) -> Result<Table, Refusal> {
+    fn finish(mut self) -> Result<SgTable, Reason> {
         self.flush(c::peermem_sg_finish);
         // INVARIANT: Allocated by the C functions; whatever they did, `sg_free_table()` takes it.
-        let table = Table(self.list.table);
+        let table = SgTable(self.list.table);
         self.result.map(|()| table)
     }
 }
 
-impl Table {
-    /// Allocates exactly as many entries as `cut` makes of `runs`, and fills them. There is at least one run.
-    pub(crate) fn build(runs: impl Iterator<Item = Run>, cut: Cut) -> Result<Self, Refusal> {
-        let mut list = Growing::new();
-        cut.entries(runs, |entry| list.push(entry));
+impl SgTable {
+    /// Allocates exactly as many entries as `layout` makes of `ranges`, and fills them. There is at least one run.
+    pub(crate) fn build(
+        ranges: impl Iterator<Item = AddrRange>,
+        layout: SgLayout,
+    ) -> Result<Self, Reason> {
+        let mut list = SgBuilder::new();
+        layout.entries(ranges, |entry| list.push(entry));
         list.finish()
     }
 
@@ -119,12 +122,12 @@ impl Table {
     }
 
     /// A copy of the head for ib_core; the entries stay ours.
-    pub(crate) fn lend(&self) -> LentTable {
-        LentTable(self.0)
+    pub(crate) fn head(&self) -> SgTableHead {
+        SgTableHead(self.0)
     }
 }
 
-impl Drop for Table {
+impl Drop for SgTable {
     fn drop(&mut self) {
         // SAFETY: The entries are allocated by the type invariant, and freed here alone.
         unsafe { bindings::sg_free_table(&mut self.0) };

@@ -28,7 +28,7 @@ use kernel::{
 
 use crate::{
     c,
-    refusal::Refusal, //
+    reason::Reason, //
 };
 
 /// A lock that C has made.
@@ -41,12 +41,11 @@ pub(crate) struct StaticLock<B: Backend>(*mut B::State);
 // INVARIANT: `helpers.c` initializes all of them where it defines them.
 pub(crate) const REGISTRY_LOCK: StaticLock<SpinLockBackend> =
     StaticLock(&raw mut c::peermem_registry_lock);
-pub(crate) const JOURNAL_LOCK: StaticLock<SpinLockBackend> =
-    StaticLock(&raw mut c::peermem_journal_lock);
-pub(crate) const ACCOUNTS_LOCK: StaticLock<MutexBackend> =
-    StaticLock(&raw mut c::peermem_accounts_lock);
-pub(crate) const DIRECTORY_LOCK: StaticLock<MutexBackend> =
-    StaticLock(&raw mut c::peermem_directory_lock);
+pub(crate) const HISTORY_LOCK: StaticLock<SpinLockBackend> =
+    StaticLock(&raw mut c::peermem_history_lock);
+pub(crate) const QUOTA_LOCK: StaticLock<MutexBackend> = StaticLock(&raw mut c::peermem_quota_lock);
+pub(crate) const CALLBACKS_LOCK: StaticLock<MutexBackend> =
+    StaticLock(&raw mut c::peermem_callbacks_lock);
 pub(crate) const BARS_LOCK: StaticLock<MutexBackend> = StaticLock(&raw mut c::peermem_bars_lock);
 
 /// A value for a static, and its lock. `global_lock!` would be one that somebody has to initialize first.
@@ -87,7 +86,7 @@ impl<T, B: Backend> Static<T, B> {
     }
 }
 
-/// A [`Mutex`] for what the persistent flavour guards.
+/// A [`Mutex`] for what the persistent mode guards.
 #[pin_data]
 pub(crate) struct Lock<T> {
     #[pin]
@@ -109,7 +108,7 @@ impl<T: Unpin> Lock<T> {
     }
 }
 
-/// A [`Mutex`] with a place to wait, for what the revocable flavour guards.
+/// A [`Mutex`] with a place to wait, for what the revocable mode guards.
 #[pin_data]
 pub(crate) struct Monitor<T> {
     #[pin]
@@ -148,14 +147,14 @@ impl<T: Unpin> Monitor<T> {
 
 /// A [`Mutex`] in memory of its own. Another lock class than those above: it is taken inside nvidia.ko's
 /// callback.
-pub(crate) struct SlotLock(Pin<KBox<Mutex<bool>>>);
+pub(crate) struct EntryLock(Pin<KBox<Mutex<bool>>>);
 
-impl SlotLock {
+impl EntryLock {
     /// A lock around `value`.
-    pub(crate) fn new(value: bool) -> Result<Self, Refusal> {
-        let init = new_mutex!(value, "peermem_slot");
-        let lock = KBox::pin_init(init, GFP_KERNEL).map_err(|_| Refusal::NoMemory)?;
-        Ok(SlotLock(lock))
+    pub(crate) fn new(value: bool) -> Result<Self, Reason> {
+        let init = new_mutex!(value, "peermem_callback_entry");
+        let lock = KBox::pin_init(init, GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
+        Ok(EntryLock(lock))
     }
 
     /// Runs `f` with the lock held.
@@ -164,23 +163,23 @@ impl SlotLock {
     }
 }
 
-/// Runs `f` beside other [`gate_read`]s, and beside no [`gate_write`]. Not re-entrant.
-pub(crate) fn gate_read<R>(f: impl FnOnce() -> R) -> R {
+/// Runs `f` beside other [`put_rwsem_read`]s, and beside no [`put_rwsem_write`]. Not re-entrant.
+pub(crate) fn put_rwsem_read<R>(f: impl FnOnce() -> R) -> R {
     // SAFETY: `down_read()` wants a context that may sleep, which every caller of this module is in, and no
     // spinlock of ours is ever held. `helpers.c` initializes the semaphore where it defines it.
-    unsafe { bindings::down_read(&raw mut c::peermem_gate) };
+    unsafe { bindings::down_read(&raw mut c::peermem_put_rwsem) };
     let result = f();
     // SAFETY: Taken above, by this thread.
-    unsafe { bindings::up_read(&raw mut c::peermem_gate) };
+    unsafe { bindings::up_read(&raw mut c::peermem_put_rwsem) };
     result
 }
 
-/// Runs `f` beside no other [`gate_read`] or [`gate_write`]. Not re-entrant.
-pub(crate) fn gate_write<R>(f: impl FnOnce() -> R) -> R {
-    // SAFETY: As in `gate_read`.
-    unsafe { bindings::down_write(&raw mut c::peermem_gate) };
+/// Runs `f` beside no other [`put_rwsem_read`] or [`put_rwsem_write`]. Not re-entrant.
+pub(crate) fn put_rwsem_write<R>(f: impl FnOnce() -> R) -> R {
+    // SAFETY: As in `put_rwsem_read`.
+    unsafe { bindings::down_write(&raw mut c::peermem_put_rwsem) };
     let result = f();
     // SAFETY: Taken above, by this thread.
-    unsafe { bindings::up_write(&raw mut c::peermem_gate) };
+    unsafe { bindings::up_write(&raw mut c::peermem_put_rwsem) };
     result
 }

@@ -18,8 +18,8 @@ use kernel::{
 use crate::{
     c,
     compat,
-    record,
-    refusal::Place, //
+    history,
+    reason::VmaKind, //
 };
 
 /// The address of a task, to compare with that of another that is alive.
@@ -58,13 +58,13 @@ pub(crate) fn microseconds() -> i64 {
 }
 
 /// The calling thread, as a record has it.
-pub(crate) fn task() -> record::Task {
-    const _: () = assert!(record::COMM_LEN == bindings::TASK_COMM_LEN as usize);
+pub(crate) fn task() -> history::Task {
+    const _: () = assert!(history::COMM_LEN == bindings::TASK_COMM_LEN as usize);
 
-    let mut comm = [0; record::COMM_LEN];
+    let mut comm = [0; history::COMM_LEN];
     // SAFETY: Writes so many bytes.
     unsafe { c::peermem_comm(comm.as_mut_ptr().cast()) };
-    record::Task {
+    history::Task {
         tgid: compat::process(),
         pid: current!().pid(),
         comm,
@@ -73,20 +73,20 @@ pub(crate) fn task() -> record::Task {
 
 /// What the calling process has at `addr`, if that shows that no GPU's driver put it there. `None`:
 /// memory of a device, addresses that are only reserved, or another thread is changing them.
-pub(crate) fn place(addr: u64) -> Option<Place> {
+pub(crate) fn vma_kind(addr: u64) -> Option<VmaKind> {
     let addr = usize::try_from(addr).ok()?;
     // SAFETY: Has no preconditions.
     if !unsafe { c::peermem_is_user_address(addr) } {
-        return Some(Place::Beyond);
+        return Some(VmaKind::Invalid);
     }
     let current = current!();
     // Not waited for: ib_core's mutex for the whole machine is held, and who has this lock may have
     // arranged to keep it.
     let mappings = current.mm()?.mmap_read_trylock()?;
     let Some(mapping) = mappings.vma_lookup(addr) else {
-        return Some(Place::Nothing);
+        return Some(VmaKind::Unmapped);
     };
     let of_cpu = mapping.flags() & (flags::READ | flags::WRITE | flags::EXEC) != 0;
     let of_device = mapping.flags() & (flags::IO | flags::PFNMAP | flags::MIXEDMAP) != 0;
-    (of_cpu && !of_device).then_some(Place::Cpu)
+    (of_cpu && !of_device).then_some(VmaKind::Host)
 }

@@ -9,17 +9,17 @@
 #define CREATE_TRACE_POINTS
 #include "trace.h"
 
-void peermem_trace_refused(const char *flavour, const char *step,
+void peermem_trace_refused(const char *mode, const char *step,
 			   const char *reason, int code, u64 addr, u64 len,
 			   pid_t tgid)
 {
-	trace_refused(flavour, step, reason, code, addr, len, tgid);
+	trace_refused(mode, step, reason, code, addr, len, tgid);
 }
 
-void peermem_trace_registered(u64 id, const char *flavour, u64 addr, u64 len,
-			      u64 page, u64 pieces, pid_t tgid)
+void peermem_trace_registered(u64 id, const char *mode, u64 addr, u64 len,
+			      u64 page, u64 chunks, pid_t tgid)
 {
-	trace_registered(id, flavour, addr, len, page, pieces, tgid);
+	trace_registered(id, mode, addr, len, page, chunks, tgid);
 }
 
 void peermem_trace_mapped(u64 id, u32 entries, u64 hca)

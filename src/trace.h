@@ -12,15 +12,15 @@
 #include <linux/tracepoint.h>
 
 TRACE_EVENT(refused,
-	TP_PROTO(const char *flavour, const char *step, const char *reason,
+	TP_PROTO(const char *mode, const char *step, const char *reason,
 		 int code, u64 addr, u64 len, pid_t tgid),
-	TP_ARGS(flavour, step, reason, code, addr, len, tgid),
+	TP_ARGS(mode, step, reason, code, addr, len, tgid),
 	TP_STRUCT__entry(
 		__field(u64, addr)
 		__field(u64, len)
 		__field(int, code)
 		__field(pid_t, tgid)
-		__string(flavour, flavour)
+		__string(mode, mode)
 		__string(step, step)
 		__string(reason, reason)
 	),
@@ -29,40 +29,40 @@ TRACE_EVENT(refused,
 		__entry->len = len;
 		__entry->code = code;
 		__entry->tgid = tgid;
-		__assign_str(flavour);
+		__assign_str(mode);
 		__assign_str(step);
 		__assign_str(reason);
 	),
-	TP_printk("flavour=%s step=%s reason=%s code=%d addr=%#llx len=%llu tgid=%d",
-		  __get_str(flavour), __get_str(step), __get_str(reason),
+	TP_printk("mode=%s step=%s reason=%s code=%d addr=%#llx len=%llu tgid=%d",
+		  __get_str(mode), __get_str(step), __get_str(reason),
 		  __entry->code, __entry->addr, __entry->len, __entry->tgid)
 );
 
 TRACE_EVENT(registered,
-	TP_PROTO(u64 id, const char *flavour, u64 addr, u64 len, u64 page,
-		 u64 pieces, pid_t tgid),
-	TP_ARGS(id, flavour, addr, len, page, pieces, tgid),
+	TP_PROTO(u64 id, const char *mode, u64 addr, u64 len, u64 page,
+		 u64 chunks, pid_t tgid),
+	TP_ARGS(id, mode, addr, len, page, chunks, tgid),
 	TP_STRUCT__entry(
 		__field(u64, id)
 		__field(u64, addr)
 		__field(u64, len)
 		__field(u64, page)
-		__field(u64, pieces)
+		__field(u64, chunks)
 		__field(pid_t, tgid)
-		__string(flavour, flavour)
+		__string(mode, mode)
 	),
 	TP_fast_assign(
 		__entry->id = id;
 		__entry->addr = addr;
 		__entry->len = len;
 		__entry->page = page;
-		__entry->pieces = pieces;
+		__entry->chunks = chunks;
 		__entry->tgid = tgid;
-		__assign_str(flavour);
+		__assign_str(mode);
 	),
-	TP_printk("id=%llu flavour=%s addr=%#llx len=%llu page=%llu pieces=%llu tgid=%d",
-		  __entry->id, __get_str(flavour), __entry->addr, __entry->len,
-		  __entry->page, __entry->pieces, __entry->tgid)
+	TP_printk("id=%llu mode=%s addr=%#llx len=%llu page=%llu chunks=%llu tgid=%d",
+		  __entry->id, __get_str(mode), __entry->addr, __entry->len,
+		  __entry->page, __entry->chunks, __entry->tgid)
 );
 
 /* Room for a domain of 32 bits. */

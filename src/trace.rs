@@ -8,50 +8,52 @@ use kernel::prelude::*;
 
 use crate::{
     c,
-    record::Refused,
+    history::Refusal,
     registry::{
-        Event,
-        Living, //
+        Registration,
+        Transition, //
     }, //
 };
 
 /// The tracepoint `nvidia_peermem:refused`.
-pub(crate) fn refused(refused: &Refused) {
+pub(crate) fn refused(refusal: &Refusal) {
     // SAFETY: The strings are NUL-terminated, and read during the call alone.
     unsafe {
         c::peermem_trace_refused(
-            refused.flavour.name().as_char_ptr(),
-            refused.step.name().as_char_ptr(),
-            refused.refusal.name().as_char_ptr(),
-            refused.refusal.code(),
-            refused.addr,
-            refused.len,
-            refused.task.tgid,
+            refusal.mode.name().as_char_ptr(),
+            refusal.step.name().as_char_ptr(),
+            refusal.reason.name().as_char_ptr(),
+            refusal.reason.code(),
+            refusal.addr,
+            refusal.len,
+            refusal.task.tgid,
         );
     }
 }
 
 /// The tracepoints of a registration's life.
-pub(crate) fn life(event: Event) {
+pub(crate) fn life(event: Transition) {
     // SAFETY: The strings are NUL-terminated, and read during the call alone.
     unsafe {
         match event {
-            Event::Registered(Living { number, new, .. }) => c::peermem_trace_registered(
-                number,
-                new.flavour.name().as_char_ptr(),
-                new.span.start(),
-                new.span.len(),
-                new.page.bytes(),
-                // CAST: No narrower.
-                new.pieces as u64,
-                new.task.tgid,
-            ),
-            Event::Mapped(living) => {
-                let hca = living.hca.map_or(0, |hca| hca.0);
-                c::peermem_trace_mapped(living.number, living.entries, hca);
+            Transition::Registered(Registration { number, info, .. }) => {
+                c::peermem_trace_registered(
+                    number,
+                    info.mode.name().as_char_ptr(),
+                    info.span.start(),
+                    info.span.len(),
+                    info.page.bytes(),
+                    // CAST: No narrower.
+                    info.chunks as u64,
+                    info.task.tgid,
+                )
             }
-            Event::Revoked(number) => c::peermem_trace_revoked(number),
-            Event::Released(number, state) => {
+            Transition::Mapped(registration) => {
+                let hca = registration.hca.map_or(0, |hca| hca.0);
+                c::peermem_trace_mapped(registration.number, registration.entries, hca);
+            }
+            Transition::Revoked(number) => c::peermem_trace_revoked(number),
+            Transition::Released(number, state) => {
                 c::peermem_trace_released(number, state.name().as_char_ptr());
             }
         }

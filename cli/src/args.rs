@@ -17,7 +17,7 @@ use clap::ValueEnum;
 const EXAMPLES: &str = "\
 Examples:
   peermemctl topo                             which RDMA device is nearest to each GPU
-  sudo peermemctl doctor                      what is wrong, and what mends it
+  sudo peermemctl doctor                      what is wrong, and how to fix it
   sudo peermemctl doctor --pair 0,mlx5_0      one path in full
   sudo peermemctl record -o host.json         for somebody else to look at, with
   peermemctl doctor --machine host.json";
@@ -75,9 +75,9 @@ pub(crate) enum Color {
 pub(crate) enum Command {
     /// Every GPU against every RDMA device: class of the path, bridges, links, the best pair
     Topo(Topo),
-    /// Looks for what makes GPUDirect RDMA slow or impossible, and says what mends it
+    /// Looks for what makes GPUDirect RDMA slow or impossible, and says how to fix it
     Doctor(Doctor),
-    /// The registrations of GPU memory that are alive (root)
+    /// The active registrations of GPU memory (root)
     List(List),
     /// What the module counts: registrations, refusals by reason, BAR1 by GPU (root)
     Stats(Stats),
@@ -188,7 +188,7 @@ pub(crate) struct Doctor {
     /// Compares with this recording of `peermemctl record`, made when all was well: devices, ports, links, versions
     #[arg(long, value_name = "FILE", conflicts_with = "pair")]
     pub(crate) baseline: Option<PathBuf>,
-    /// All that was looked at, what is well too
+    /// All that was checked, also what is in order
     #[arg(long, short)]
     pub(crate) all: bool,
     /// One line and an exit status as monitoring plugins have them: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN
@@ -249,7 +249,7 @@ pub(crate) struct Verify {
     /// Seconds that a step may take before it counts as hanging
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     pub(crate) timeout: u64,
-    /// The stand-in GPU of the project's test rig, though CUDA be there
+    /// The stand-in GPU of the project's test VM, though CUDA be there
     #[arg(long, hide = true)]
     pub(crate) stand_in: bool,
 }
@@ -273,7 +273,7 @@ pub(crate) struct Export {
     /// Compares with this recording, as `doctor` does
     #[arg(long, value_name = "FILE", conflicts_with = "no_doctor")]
     pub(crate) baseline: Option<PathBuf>,
-    /// Leaves out what doctor finds, which is most of the work of a look
+    /// Leaves out what doctor finds, which is most of the work of a scrape
     #[arg(long)]
     pub(crate) no_doctor: bool,
 }

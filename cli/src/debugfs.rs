@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What the module tells of itself in debugfs. `docs/observe.md` promises the form of the lines: records of
+//! What the module reports in debugfs. `docs/observe.md` promises the form of the lines: records of
 //! `key=value`, read by key. A key that is not known here is kept, one that is not there is none.
 
 use std::collections::BTreeMap;
@@ -14,9 +14,9 @@ use crate::host::Unseen;
 /// Where the module's files are.
 pub(crate) const DIRECTORY: &str = "/sys/kernel/debug/nvidia_peermem";
 /// The version of the form of the lines that is known here.
-pub(crate) const FORMAT: u64 = 1;
+pub(crate) const FORMAT: u64 = 2;
 
-/// Why the module's files tell nothing.
+/// Why the module's files cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Missing {
     NotLoaded,
@@ -47,17 +47,17 @@ impl fmt::Display for Missing {
         match self {
             Self::NotLoaded => f.write_str(
                 "the module nvidia_peermem is not loaded: modprobe nvidia-peermem (peermemctl doctor says what \
-                 hinders it)",
+                 prevents it)",
             ),
             Self::Other(version) => write!(
                 f,
-                "the nvidia_peermem that is loaded (version {version}) is not peermem-rs: NVIDIA's own module tells \
+                "the nvidia_peermem that is loaded (version {version}) is not peermem-rs: NVIDIA's own module reports \
                  nothing of its registrations"
             ),
             Self::Denied => write!(f, "{DIRECTORY} is not visible without root"),
             Self::NoDebugfs => f.write_str(
-                "this kernel has no debugfs (no CONFIG_DEBUG_FS, or booted with debugfs=off): the module has nowhere \
-                 to tell",
+                "this kernel has no debugfs (no CONFIG_DEBUG_FS, or booted with debugfs=off): the module can report \
+                 nothing",
             ),
             Self::NotMounted => f.write_str(
                 "debugfs is not mounted: mount -t debugfs debugfs /sys/kernel/debug",
@@ -105,7 +105,7 @@ pub(crate) struct Records<T> {
 
 impl Module {
     /// Looks whether its files can be read.
-    pub(crate) fn look(host: &dyn Host) -> Result<Self, Missing> {
+    pub(crate) fn scan(host: &dyn Host) -> Result<Self, Missing> {
         const FILE: &str = "version";
         if host.has("/sys/module/nvidia_peermem") == Ok(false) {
             return Err(Missing::NotLoaded);
@@ -142,7 +142,7 @@ impl Module {
         }
     }
 
-    /// The registrations that are alive, by their numbers.
+    /// The registrations, by their numbers.
     pub(crate) fn registrations(&self, host: &dyn Host) -> Result<Records<Registration>, Missing> {
         self.records(host, "registrations", Registration::of)
     }
@@ -158,8 +158,8 @@ impl Module {
     }
 
     /// The last refusals of what was not meant for a GPU.
-    pub(crate) fn foreign(&self, host: &dyn Host) -> Result<Records<Refusal>, Missing> {
-        self.records(host, "foreign", Refusal::of)
+    pub(crate) fn non_gpu(&self, host: &dyn Host) -> Result<Records<Refusal>, Missing> {
+        self.records(host, "non_gpu", Refusal::of)
     }
 
     fn records<T>(
@@ -353,22 +353,22 @@ pub(crate) fn seconds(microseconds: u64) -> f64 {
     microseconds as f64 / 1e6
 }
 
-/// A registration that is alive, or kept: a line of `registrations`.
+/// A registration, active or orphaned: a line of `registrations`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Registration {
     /// From 1, never used twice while the module is loaded.
     pub(crate) id: u64,
-    /// `pinned`, `mapped`, `revoked`, `kept`.
+    /// `pinned`, `mapped`, `revoked`, `orphaned`.
     pub(crate) state: Option<String>,
     /// `persistent`, `revocable`.
-    pub(crate) flavour: Option<String>,
+    pub(crate) mode: Option<String>,
     pub(crate) addr: Option<u64>,
     /// In bytes, as pinned.
     pub(crate) len: Option<u64>,
     /// The provider's page, in bytes.
     pub(crate) page: Option<u64>,
     /// The pins that it consists of.
-    pub(crate) pieces: Option<u64>,
+    pub(crate) chunks: Option<u64>,
     /// Of its scatter list; 0 until it is mapped.
     pub(crate) entries: Option<u64>,
     /// PCI addresses. None: the module does not know.
@@ -390,11 +390,11 @@ impl Registration {
         Some(Self {
             id: line.number("id")?,
             state: line.word("state"),
-            flavour: line.word("flavour"),
+            mode: line.word("mode"),
             addr: line.number("addr"),
             len: line.number("len"),
             page: line.number("page"),
-            pieces: line.number("pieces"),
+            chunks: line.number("chunks"),
             entries: line.number("entries"),
             gpus: line
                 .take("gpus")
@@ -416,7 +416,7 @@ pub(crate) struct Counter {
     pub(crate) event: String,
     pub(crate) count: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) flavour: Option<String>,
+    pub(crate) mode: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
     #[serde(flatten)]
@@ -428,14 +428,14 @@ impl Counter {
         Some(Self {
             event: line.word("event")?,
             count: line.number("count")?,
-            flavour: line.word("flavour"),
+            mode: line.word("mode"),
             reason: line.word("reason"),
             other: line.rest(),
         })
     }
 }
 
-/// A line of `refusals` or `foreign`.
+/// A line of `refusals` or `non_gpu`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
     /// From 0; a gap: overwritten.
@@ -443,7 +443,7 @@ pub(crate) struct Refusal {
     pub(crate) first: Option<Time>,
     pub(crate) last: Option<Time>,
     pub(crate) times: Option<u64>,
-    pub(crate) flavour: Option<String>,
+    pub(crate) mode: Option<String>,
     pub(crate) step: Option<String>,
     pub(crate) reason: Option<String>,
     /// What nvidia.ko returned, a negative errno; 0: it was not nvidia.ko.
@@ -465,7 +465,7 @@ impl Refusal {
             first: line.time("first"),
             last: line.time("last"),
             times: line.number("times"),
-            flavour: line.word("flavour"),
+            mode: line.word("mode"),
             step: line.word("step"),
             reason: line.word("reason"),
             code: line.take("code").and_then(|code| code.parse().ok()),
@@ -485,15 +485,15 @@ mod tests {
     use super::*;
 
     use crate::shipped::device;
-    use crate::shipped::extents::PageSize;
-    use crate::shipped::extents::Span;
-    use crate::shipped::record::Flavour;
-    use crate::shipped::record::Journal;
-    use crate::shipped::record::Refused;
-    use crate::shipped::record::Step;
-    use crate::shipped::record::Task;
-    use crate::shipped::refusal::Place;
-    use crate::shipped::refusal::Refusal as Reason;
+    use crate::shipped::history::History;
+    use crate::shipped::history::PinMode;
+    use crate::shipped::history::Refusal as Given;
+    use crate::shipped::history::Step;
+    use crate::shipped::history::Task;
+    use crate::shipped::ranges::PageSize;
+    use crate::shipped::ranges::Span;
+    use crate::shipped::reason::Reason;
+    use crate::shipped::reason::VmaKind;
     use crate::shipped::registry;
     use proptest::prelude::*;
 
@@ -501,7 +501,7 @@ mod tests {
         prop_oneof![
             any::<i32>().prop_map(Reason::Pin),
             any::<i32>().prop_map(Reason::Map),
-            Just(Reason::Foreign(Place::Cpu)),
+            Just(Reason::NonGpu(VmaKind::Host)),
             any::<u32>().prop_map(Reason::TableVersion),
             Just(Reason::NotPci),
             (any::<u64>(), any::<u64>())
@@ -514,24 +514,24 @@ mod tests {
         /// What the module's own lines of code write is read as what they were given.
         #[test]
         fn the_modules_refusals_are_read_back(
-            refusal in reasons(),
+            reason in reasons(),
             (addr, len) in (any::<u64>(), any::<u64>()),
             (tgid, pid) in (0..i32::MAX, 0..i32::MAX),
             comm in any::<[u8; 16]>(),
             (first, more) in (0..u64::MAX / 2, 0..u64::MAX / 2),
         ) {
-            let mut journal = Journal::new();
-            let refused = Refused {
-                flavour: Flavour::Revocable,
+            let mut history = History::new();
+            let refused = Given {
+                mode: PinMode::Revocable,
                 step: Step::DmaMap,
-                refusal,
+                reason,
                 addr,
                 len,
                 task: Task { tgid, pid, comm },
             };
-            journal.add(first, refused);
-            journal.add(first + more, refused);
-            let (record, _) = journal.from(refusal.is_foreign(), 0).unwrap();
+            history.add(first, refused);
+            history.add(first + more, refused);
+            let (record, _) = history.from(reason.is_non_gpu(), 0).unwrap();
             let read = records(&format!("{record}\n"), Refusal::of);
             let name: Vec<u8> = comm.iter().copied().take_while(|byte| *byte != 0).collect();
             let name = String::from_utf8_lossy(&name).into_owned();
@@ -541,16 +541,16 @@ mod tests {
                     first: Some(Time(first)),
                     last: Some(Time(first + more)),
                     times: Some(2),
-                    flavour: Some("revocable".to_owned()),
+                    mode: Some("revocable".to_owned()),
                     step: Some("dma_map".to_owned()),
-                    reason: Some(refusal.name().to_str().unwrap().to_owned()),
-                    code: Some(i64::from(refusal.code())),
+                    reason: Some(reason.name().to_str().unwrap().to_owned()),
+                    code: Some(i64::from(reason.code())),
                     addr: Some(addr),
                     len: Some(len),
                     tgid: Some(u32::try_from(tgid).unwrap()),
                     pid: Some(u32::try_from(pid).unwrap()),
                     comm: Some(name),
-                    text: Some(refusal.to_string()),
+                    text: Some(reason.to_string()),
                     other: BTreeMap::new(),
                 }],
                 unreadable: 0,
@@ -564,7 +564,7 @@ mod tests {
                 Just(registry::State::Pinned),
                 Just(registry::State::Mapped),
                 Just(registry::State::Revoked),
-                Just(registry::State::Kept),
+                Just(registry::State::Orphaned),
             ],
             (page, pages, len) in (0_u64..1 << 40, 1_u64..1 << 20, any::<u32>()),
             gpu in prop::option::of(0..1_u64 << 32),
@@ -575,14 +575,14 @@ mod tests {
         ) {
             let unit = PageSize::KIB_64;
             let span = Span::covering(page << 16, pages << 16, unit, u64::MAX).unwrap();
-            let living = registry::Living {
+            let registration = registry::Registration {
                 number: id,
                 state,
-                new: registry::Newcomer {
-                    flavour: Flavour::Persistent,
+                info: registry::RegistrationInfo {
+                    mode: PinMode::Persistent,
                     span,
                     page: unit,
-                    pieces: 3,
+                    chunks: 3,
                     gpus: gpu.map_or_else(Default::default, |_| device::Gpus::one(7)),
                     task: Task { tgid, pid, comm },
                     since,
@@ -591,7 +591,7 @@ mod tests {
                 hca: hca.map(device::PciAddress),
             };
             let line = registry::Line {
-                living: &living,
+                registration: &registration,
                 gpu: |number| {
                     assert_eq!(number, 7);
                     gpu.map(device::PciAddress)
@@ -603,11 +603,11 @@ mod tests {
                 records: vec![Registration {
                     id,
                     state: Some(state.name().to_str().unwrap().to_owned()),
-                    flavour: Some("persistent".to_owned()),
+                    mode: Some("persistent".to_owned()),
                     addr: Some(page << 16),
                     len: Some(pages << 16),
                     page: Some(1 << 16),
-                    pieces: Some(3),
+                    chunks: Some(3),
                     entries: Some(u64::from(len)),
                     gpus: gpu.map(|gpu| device::PciAddress(gpu).to_string()).into_iter().collect(),
                     hca: hca.map(|hca| device::PciAddress(hca).to_string()),
@@ -640,7 +640,7 @@ mod tests {
     }
 
     const LINE: &str =
-        "id=1 state=mapped flavour=revocable addr=0x7f0000000000 len=2097152 page=65536 pieces=1 \
+        "id=1 state=mapped mode=revocable addr=0x7f0000000000 len=2097152 page=65536 chunks=1 \
                         entries=2 gpus=0000:00:04.0,0000:00:05.0 hca=0000:00:03.0 tgid=154 pid=155 \
                         since=6.119592 comm=g\\x20dr\\xff";
 

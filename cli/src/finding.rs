@@ -8,7 +8,7 @@ use serde::Serialize;
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Level {
     /// As it should be.
-    Well,
+    Ok,
     /// Worth knowing; nothing is wrong.
     Note,
     /// Could not be looked at; `found` says why.
@@ -23,7 +23,7 @@ impl Level {
     /// As in the JSON.
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Self::Well => "well",
+            Self::Ok => "ok",
             Self::Note => "note",
             Self::NotVisible => "not_visible",
             Self::Warning => "warning",
@@ -66,9 +66,9 @@ pub(crate) struct Finding {
     /// What it costs, with whose figure that is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) costs: Option<String>,
-    /// The command or setting that mends it. Commands, and nothing else, stand between backticks.
+    /// The command or setting that fixes it. Commands, and nothing else, stand between backticks.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) mend: Option<String>,
+    pub(crate) fix: Option<String>,
     /// Of [`Level::NotVisible`]: root would see it.
     #[serde(skip_serializing_if = "is_false")]
     pub(crate) needs_root: bool,
@@ -94,7 +94,7 @@ impl Finding {
             found: found.into(),
             why: None,
             costs: None,
-            mend: None,
+            fix: None,
             needs_root: false,
         }
     }
@@ -111,15 +111,15 @@ impl Finding {
         self
     }
 
-    /// The commands of what mends it, to be run as they are.
+    /// The commands of how to fix it, to be run as they are.
     pub(crate) fn commands(&self) -> Vec<&str> {
-        let parts = self.mend.as_deref().unwrap_or_default().split('`');
+        let parts = self.fix.as_deref().unwrap_or_default().split('`');
         parts.skip(1).step_by(2).collect()
     }
 
-    /// With what mends it.
-    pub(crate) fn mend(mut self, mend: impl Into<String>) -> Self {
-        self.mend = Some(mend.into());
+    /// With how to fix it.
+    pub(crate) fn fix(mut self, fix: impl Into<String>) -> Self {
+        self.fix = Some(fix.into());
         self
     }
 }
@@ -128,7 +128,7 @@ impl Finding {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Status {
     /// 0: it looked, and all is well.
-    Well,
+    Ok,
     /// 1: it looked, and something is wrong.
     Findings,
     /// 2: it could not look; a message on standard error says why.
@@ -150,7 +150,7 @@ impl Status {
     /// The number for the shell.
     pub(crate) fn code(self) -> u8 {
         match self {
-            Self::Well => 0,
+            Self::Ok => 0,
             Self::Findings => 1,
             Self::Failed => 2,
             Self::Plugin(Plugin::Ok) => 0,

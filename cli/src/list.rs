@@ -11,17 +11,17 @@ use crate::args;
 use crate::debugfs::Module;
 use crate::finding::Status;
 use crate::host::Host;
-use crate::living;
-use crate::living::Gpu;
-use crate::living::Holder;
-use crate::living::Living;
-use crate::living::Roll;
-use crate::living::Share;
-use crate::living::Stranded;
 use crate::machine::pci::Address;
 use crate::machine::Class;
 use crate::machine::Machine;
 use crate::process::State;
+use crate::registrations;
+use crate::registrations::Gpu;
+use crate::registrations::Holder;
+use crate::registrations::Listing;
+use crate::registrations::Registration;
+use crate::registrations::Share;
+use crate::registrations::Stranded;
 use crate::render;
 use crate::render::counted;
 use crate::render::known;
@@ -31,7 +31,7 @@ use crate::report::Out;
 use crate::watch;
 
 const SCHEMA: &str = "peermemctl.list";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// The body of the JSON.
 #[derive(Serialize)]
@@ -39,7 +39,7 @@ struct Body<'a> {
     module: &'a Module,
     now_seconds: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    registrations: Option<&'a [Living]>,
+    registrations: Option<&'a [Registration]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     processes: Option<Vec<Holder>>,
     gpus: Vec<Share>,
@@ -47,51 +47,53 @@ struct Body<'a> {
     notes: Vec<String>,
 }
 
-/// Shows the registrations that are alive. An error: they cannot be seen.
+/// Shows the registrations. An error: they cannot be seen.
 pub(crate) fn run(host: &dyn Host, args: &args::List, out: &mut Out) -> anyhow::Result<Status> {
     let interval = watch::interval(args.watch)?;
-    watch::looks(interval, out, |out| {
-        let mut roll = Roll::look(host)?;
+    watch::repeat(interval, out, |out| {
+        let mut listing = Listing::scan(host)?;
         if let Some(pid) = args.pid {
-            roll.living.retain(|one| one.pid == Some(pid));
+            listing.registrations.retain(|one| one.pid == Some(pid));
         }
         if let Some(gpu) = &args.gpu {
-            let address = address_of(gpu, &roll)?;
+            let address = address_of(gpu, &listing)?;
             let is_it = |one: &Gpu| one.address.parse() == Ok(address);
-            roll.living.retain(|one| one.gpus.iter().any(is_it));
+            listing
+                .registrations
+                .retain(|one| one.gpus.iter().any(is_it));
         }
         if out.is_json() {
             let body = Body {
-                module: &roll.module,
-                now_seconds: roll.now.map(|now| now.seconds()),
-                registrations: (!args.by_process).then_some(&roll.living[..]),
-                processes: args.by_process.then(|| roll.holders()),
-                gpus: roll.shares(),
-                unreadable: roll.unreadable,
-                notes: notes(&roll),
+                module: &listing.module,
+                now_seconds: listing.now.map(|now| now.seconds()),
+                registrations: (!args.by_process).then_some(&listing.registrations[..]),
+                processes: args.by_process.then(|| listing.holders()),
+                gpus: listing.shares(),
+                unreadable: listing.unreadable,
+                notes: notes(&listing),
             };
             out.json(SCHEMA, VERSION, &body)?;
-            return Ok(Status::Well);
+            return Ok(Status::Ok);
         }
-        watch::heading(roll.now, out);
+        watch::heading(listing.now, out);
         if args.by_process {
-            show_holders(&roll, out);
+            show_holders(&listing, out);
         } else {
-            show_each(&roll, out);
+            show_each(&listing, out);
         }
-        Ok(Status::Well)
+        Ok(Status::Ok)
     })
 }
 
 /// The PCI address of a GPU that somebody named by its index or address.
-fn address_of(gpu: &str, roll: &Roll) -> anyhow::Result<Address> {
+fn address_of(gpu: &str, listing: &Listing) -> anyhow::Result<Address> {
     if let Ok(address) = gpu.parse::<Address>() {
         return Ok(address);
     }
     let index: usize = gpu
         .parse()
         .map_err(|_| anyhow!("{gpu:?} is neither the index of a GPU nor a PCI address"))?;
-    let machine: &Machine = match &roll.machine {
+    let machine: &Machine = match &listing.machine {
         Ok(machine) => machine,
         Err(why) => {
             bail!("GPUs cannot be told by their index, for PCI devices cannot be seen: {why}")
@@ -113,25 +115,25 @@ fn show(table: &Table, out: &mut Out) {
     }
 }
 
-fn show_each(roll: &Roll, out: &mut Out) {
+fn show_each(listing: &Listing, out: &mut Out) {
     let mut table = Table::new(&[
-        "ID", "PID", "COMMAND", "USER", "GPU", "HCA", "PATH", "ADDRESS", "SIZE", "PIECES",
-        "ENTRIES", "FLAVOUR", "AGE", "STATE",
+        "ID", "PID", "COMMAND", "USER", "GPU", "HCA", "PATH", "ADDRESS", "SIZE", "CHUNKS",
+        "ENTRIES", "MODE", "AGE", "STATE",
     ]);
-    for one in &roll.living {
+    for one in &listing.registrations {
         table.row([
             one.id.to_string(),
             pid(one.pid, one.process),
             known(one.comm.as_deref()),
             user(one.user.as_deref(), one.uid),
             gpus(one.gpus.iter()),
-            known(one.hca.as_ref().map(living::Hca::name)),
+            known(one.hca.as_ref().map(registrations::Hca::name)),
             known(one.class.map(Class::name)),
             known(one.addr.map(|addr| format!("{addr:#x}"))),
             known(one.len.map(render::bytes)),
-            known(one.pieces),
+            known(one.chunks),
             known(one.entries),
-            known(one.flavour.as_deref()),
+            known(one.mode.as_deref()),
             known(one.age_seconds.map(render::seconds)),
             state(one.state.as_deref()),
         ]);
@@ -141,10 +143,10 @@ fn show_each(roll: &Roll, out: &mut Out) {
         show(&table, out);
         out.gap();
     }
-    show_sum(roll, out);
+    show_sum(listing, out);
 }
 
-fn show_holders(roll: &Roll, out: &mut Out) {
+fn show_holders(listing: &Listing, out: &mut Out) {
     let mut table = Table::new(&[
         "PID",
         "USER",
@@ -156,7 +158,7 @@ fn show_holders(roll: &Roll, out: &mut Out) {
         "OLDEST",
         "COMMAND",
     ]);
-    let holders = roll.holders();
+    let holders = listing.holders();
     for holder in &holders {
         let on = holder.gpus.iter().filter_map(|share| share.gpu.as_ref());
         let states: Vec<String> = holder
@@ -179,7 +181,7 @@ fn show_holders(roll: &Roll, out: &mut Out) {
     }
     table.right(&[2, 3, 4]);
     if table.is_empty() {
-        return show_sum(roll, out);
+        return show_sum(listing, out);
     }
     show(&table, out);
     out.gap();
@@ -192,8 +194,8 @@ fn show_holders(roll: &Roll, out: &mut Out) {
         "SIZE",
         "DISTINCT",
     ]);
-    for share in roll.shares() {
-        let bar = share.gpu.as_ref().and_then(|gpu| bar1(gpu, roll));
+    for share in listing.shares() {
+        let bar = share.gpu.as_ref().and_then(|gpu| bar1(gpu, listing));
         let mut row = |who: String, share: &Share| {
             table.row([
                 known(share.gpu.as_ref().map(Gpu::name)),
@@ -216,47 +218,48 @@ fn show_holders(roll: &Roll, out: &mut Out) {
     table.right(&[2, 4, 5, 6]);
     show(&table, out);
     out.gap();
-    show_sum(roll, out);
+    show_sum(listing, out);
 }
 
 /// The size of a GPU's BAR1, in bytes.
-fn bar1(gpu: &Gpu, roll: &Roll) -> Option<u64> {
-    let machine = roll.machine.as_ref().ok()?;
+fn bar1(gpu: &Gpu, listing: &Listing) -> Option<u64> {
+    let machine = listing.machine.as_ref().ok()?;
     let at: Address = gpu.address.parse().ok()?;
     machine.gpu(at)?.bar1.map(|bar| bar.size)
 }
 
-fn show_sum(roll: &Roll, out: &mut Out) {
-    if roll.living.is_empty() {
-        out.line("no registration of GPU memory is alive");
+fn show_sum(listing: &Listing, out: &mut Out) {
+    if listing.registrations.is_empty() {
+        out.line("no registration of GPU memory is active");
     } else {
-        let processes: BTreeSet<_> = roll
-            .living
+        let processes: BTreeSet<_> = listing
+            .registrations
             .iter()
             .map(|one| (one.pid, one.process == State::Reused))
             .collect();
-        let bytes = roll
-            .living
+        let bytes = listing
+            .registrations
             .iter()
             .filter_map(|one| one.len)
             .fold(0, u64::saturating_add);
         out.line(format!(
             "{} of {}: {}",
-            counted(roll.living.len(), "registration"),
+            counted(listing.registrations.len(), "registration"),
             counted(processes.len(), "process"),
             render::bytes(bytes),
         ));
     }
-    for note in notes(roll) {
+    for note in notes(listing) {
         out.paragraph("note: ", &note);
     }
 }
 
 /// What a reader of the table should know.
-fn notes(roll: &Roll) -> Vec<String> {
+fn notes(listing: &Listing) -> Vec<String> {
     let mut notes = Vec::new();
     let of = |state: State| -> BTreeSet<u32> {
-        roll.living
+        listing
+            .registrations
             .iter()
             .filter(|one| one.process == state)
             .filter_map(|one| one.pid)
@@ -270,14 +273,14 @@ fn notes(roll: &Roll) -> Vec<String> {
         }
         names.join(", ")
     };
-    let kept = roll
-        .living
+    let kept = listing
+        .registrations
         .iter()
-        .filter(|one| one.state.as_deref() == Some("kept"))
+        .filter(|one| one.state.as_deref() == Some("orphaned"))
         .count();
     if kept > 0 {
         notes.push(format!(
-            "{} deregistered and stays pinned until its memory is freed (state kept): another process deregistered \
+            "{} deregistered and stays pinned until its memory is freed (state orphaned): another process deregistered \
              it, or nvidia.ko did not take it back",
             match kept {
                 1 => "one registration is".to_owned(),
@@ -285,13 +288,13 @@ fn notes(roll: &Roll) -> Vec<String> {
             }
         ));
     }
-    for stranded in &roll.stranded {
+    for stranded in &listing.stranded {
         notes.push(format!("{}; {}", stranded.found(), Stranded::WHY));
     }
     let gone = of(State::Gone);
     if !gone.is_empty() {
         notes.push(format!(
-            "/proc has no process {}: gone (what it registered is then held by a child that inherited it, or kept), or \
+            "/proc has no process {}: gone (what it registered is then held by a child that inherited it, or orphaned), or \
              this /proc is not of the first PID namespace, by which the module numbers processes",
             name(&gone)
         ));
@@ -311,15 +314,15 @@ fn notes(roll: &Roll) -> Vec<String> {
                 .to_owned(),
         );
     }
-    if let Err(why) = &roll.machine {
+    if let Err(why) = &listing.machine {
         notes.push(format!(
             "PCI devices cannot be seen ({why}): GPUs and RDMA devices are shown by address"
         ));
     }
-    if roll.unreadable > 0 {
+    if listing.unreadable > 0 {
         notes.push(format!(
             "{} of the module's file could not be read and left out",
-            counted(roll.unreadable, "line")
+            counted(listing.unreadable, "line")
         ));
     }
     notes
@@ -345,7 +348,7 @@ fn gpus<'a>(gpus: impl Iterator<Item = &'a Gpu>) -> String {
 
 fn state(name: Option<&str>) -> String {
     match name {
-        Some("revoked" | "kept") => Paint::Warning.on(known(name)),
+        Some("revoked" | "orphaned") => Paint::Warning.on(known(name)),
         _ => known(name),
     }
 }

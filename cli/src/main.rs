@@ -9,12 +9,11 @@ mod debugfs;
 mod doctor;
 mod export;
 mod finding;
+#[cfg(test)]
+mod fixture;
 mod host;
 mod list;
-mod living;
 mod machine;
-#[cfg(test)]
-mod made;
 mod nvml;
 #[cfg(test)]
 mod observed;
@@ -23,6 +22,7 @@ mod reasons;
 mod record;
 #[cfg(test)]
 mod recorded;
+mod registrations;
 mod render;
 mod report;
 mod shell;
@@ -55,7 +55,7 @@ fn main() -> ExitCode {
     // What was found before it went wrong is said, too.
     let written = out.flush();
     let status = match (status, written) {
-        (Err(error), _) if is_closed_pipe(&error) => Status::Well,
+        (Err(error), _) if is_closed_pipe(&error) => Status::Ok,
         (Err(error), _) => {
             eprintln!("peermemctl: {}", render::clean(&format!("{error:#}")));
             Status::Failed
@@ -88,7 +88,7 @@ pub(crate) fn command(host: &dyn Host, command: &Command, out: &mut Out) -> anyh
         Command::Man(args) => shell::man(args),
         Command::Doctor(args) => doctor::run(host, args, out),
         Command::Verify(args) => verify::run(host, args, out),
-        Command::VerifyPart(args) => verify::run_part(&args.role).map(|()| Status::Well),
+        Command::VerifyPart(args) => verify::run_part(&args.role).map(|()| Status::Ok),
         Command::List(args) => list::run(host, args, out),
         Command::Stats(args) => stats::run(host, args, out),
         Command::Export(args) => export::run(host, args, out),

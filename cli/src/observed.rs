@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests of `list`, `stats` and `export` on a made-up machine whose module has registrations: what they say is kept in
+//! Tests of `list`, `stats` and `export` on a synthetic machine whose module has registrations: what they say is kept in
 //! `cli/tests/golden`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use crate::finding::Status;
+use crate::fixture;
+use crate::fixture::Fixture;
 use crate::host::Fact;
 use crate::host::Unseen;
-use crate::made;
-use crate::made::Made;
-use crate::shipped::refusal::Event;
-use crate::shipped::refusal::Incident;
-use crate::shipped::refusal::Refusal;
+use crate::shipped::reason::Event;
+use crate::shipped::reason::EventInfo;
+use crate::shipped::reason::Reason;
 use crate::testing;
 
 const FILES: &str = crate::debugfs::DIRECTORY;
@@ -20,52 +20,52 @@ const FILES: &str = crate::debugfs::DIRECTORY;
 /// By `docs/observe.md`. The comments name what each is for.
 const REGISTRATIONS: &str = concat!(
     // Of a process that lives, twice over the same memory.
-    "id=1 state=mapped flavour=persistent addr=0x7f0000000000 len=2147483648 page=65536 pieces=1 entries=1 \
+    "id=1 state=mapped mode=persistent addr=0x7f0000000000 len=2147483648 page=65536 chunks=1 entries=1 \
      gpus=0000:19:00.0 hca=0000:18:00.0 tgid=4711 pid=4712 since=3000.500000 comm=pt_main_thread\n",
-    "id=2 state=mapped flavour=persistent addr=0x7f0040000000 len=1073741824 page=65536 pieces=1 entries=1 \
+    "id=2 state=mapped mode=persistent addr=0x7f0040000000 len=1073741824 page=65536 chunks=1 entries=1 \
      gpus=0000:19:00.0 hca=0000:1a:00.0 tgid=4711 pid=4713 since=3000.750000 comm=pt_main_thread\n",
-    // Of another node's card; over two allocations; not known to PCI; of a process that is gone.
-    "id=3 state=mapped flavour=revocable addr=0x7f1000000000 len=4194304 page=65536 pieces=2 entries=2 \
+    // Of another node's NIC; over two allocations; not known to PCI; of a process that is gone.
+    "id=3 state=mapped mode=revocable addr=0x7f1000000000 len=4194304 page=65536 chunks=2 entries=2 \
      gpus=0000:1b:00.0 hca=0000:c2:00.0 tgid=4800 pid=4800 since=3599.000000 comm=gdr\n",
-    "id=5 state=kept flavour=revocable addr=0x7f2000000000 len=65536 page=65536 pieces=1 entries=1 \
+    "id=5 state=orphaned mode=revocable addr=0x7f2000000000 len=65536 page=65536 chunks=1 entries=1 \
      gpus=0000:1b:00.0 hca=0000:ee:00.0 tgid=4801 pid=4801 since=1.000000 comm=a\\x20b\\x1b[2J\n",
     // Not mapped yet, by a number that is another process's now; and one whose memory went, with a key of tomorrow.
-    "id=6 state=pinned flavour=persistent addr=0x7f3000000000 len=131072 page=65536 pieces=1 entries=0 \
+    "id=6 state=pinned mode=persistent addr=0x7f3000000000 len=131072 page=65536 chunks=1 entries=0 \
      gpus=- hca=- tgid=4900 pid=4900 since=2000.000000 comm=old\n",
-    "id=9 state=revoked flavour=revocable addr=0x7f4000000000 len=131072 page=65536 pieces=1 entries=1 \
+    "id=9 state=revoked mode=revocable addr=0x7f4000000000 len=131072 page=65536 chunks=1 entries=1 \
      gpus=0000:19:00.0,0000:3b:00.0 hca=0000:18:00.0 tgid=4711 pid=4711 since=3500.000000 comm=pt_main_thread \
      colour=red\n",
     "what is this\n",
 );
 
 const REFUSALS: &str = concat!(
-    "seq=0 first=10.000000 last=3599.500000 times=12 flavour=persistent step=acquire reason=no_room code=-12 \
+    "seq=0 first=10.000000 last=3599.500000 times=12 mode=persistent step=acquire reason=no_room code=-12 \
      addr=0x7f5000000000 len=68719476736 tgid=4711 pid=4711 comm=pt_main_thread text=\"no room in the GPU's BAR1, \
      or no kernel memory (nvidia.ko: -ENOMEM)\"\n",
-    "seq=1 first=20.000000 last=20.000000 times=1 flavour=persistent step=dma_map reason=unreachable code=-524 \
+    "seq=1 first=20.000000 last=20.000000 times=1 mode=persistent step=dma_map reason=unreachable code=-524 \
      addr=0x7f6000000000 len=65536 tgid=77 pid=77 comm=gdr text=\"the RDMA device cannot reach this GPU's memory\"\n",
 );
 
 fn counters() -> String {
     let mut text = String::new();
-    for flavour in ["persistent", "revocable"] {
-        for reason in Refusal::REASONS {
+    for mode in ["persistent", "revocable"] {
+        for reason in Reason::ALL {
             let name = reason.name.to_str().expect("ASCII");
-            let count = match (flavour, name) {
+            let count = match (mode, name) {
                 ("persistent", "no_room") => 12,
                 ("persistent", "unreachable") => 1,
                 ("revocable", "not_in_bar") => 3,
-                ("revocable", "foreign_cpu") => 44,
+                ("revocable", "non_gpu_host") => 44,
                 _ => 0,
             };
             let _ = writeln!(
                 text,
-                "event=refused count={count} flavour={flavour} reason={name}"
+                "event=refused count={count} mode={mode} reason={name}"
             );
         }
     }
-    for Incident { name, .. } in &Event::ALL {
-        let count = u64::from(*name == "kept_other_process");
+    for EventInfo { name, .. } in &Event::ALL {
+        let count = u64::from(*name == "orphaned_other_process");
         let _ = writeln!(text, "event={name} count={count}");
     }
     for (event, persistent, revocable) in [
@@ -73,30 +73,30 @@ fn counters() -> String {
         ("mapped", 5, 3),
         ("revoked", 0, 1),
         ("released", 3, 0),
-        ("alive", 3, 3),
-        ("alive_bytes", 3_221_356_544_u64, 4_390_912),
+        ("active", 3, 3),
+        ("active_bytes", 3_221_356_544_u64, 4_390_912),
     ] {
-        let _ = writeln!(text, "event={event} count={persistent} flavour=persistent");
-        let _ = writeln!(text, "event={event} count={revocable} flavour=revocable");
+        let _ = writeln!(text, "event={event} count={persistent} mode=persistent");
+        let _ = writeln!(text, "event={event} count={revocable} mode=revocable");
     }
     text
 }
 
 /// With our module, and nothing registered.
-fn idle() -> Made {
-    let mut made = made::hgx();
-    made.file("/sys/module/nvidia_peermem/version", "595.45.04-rs1\n");
-    for (name, value) in [("persistent_api_support", "0"), ("max_pieces", "1024")] {
-        made.file(
+fn idle() -> Fixture {
+    let mut fixture = fixture::hgx();
+    fixture.file("/sys/module/nvidia_peermem/version", "595.45.04-rs1\n");
+    for (name, value) in [("persistent_api_support", "0"), ("max_chunks", "1024")] {
+        fixture.file(
             &format!("/sys/module/nvidia_peermem/parameters/{name}"),
             &format!("{value}\n"),
         );
     }
-    made.file(
+    fixture.file(
         &format!("{FILES}/version"),
-        "format=1 module=595.45.04-rs1\n",
+        "format=2 module=595.45.04-rs1\n",
     );
-    made.file(
+    fixture.file(
         &format!("{FILES}/counters"),
         &counters()
             .lines()
@@ -111,66 +111,66 @@ fn idle() -> Made {
             })
             .collect::<String>(),
     );
-    for file in ["refusals", "foreign", "registrations"] {
-        made.file(&format!("{FILES}/{file}"), "");
+    for file in ["refusals", "non_gpu", "registrations"] {
+        fixture.file(&format!("{FILES}/{file}"), "");
     }
-    made.file("/proc/uptime", "3600.01 99999.99\n");
-    made.link("/proc/self/ns/pid", "pid:[4026531836]");
-    made.file(
+    fixture.file("/proc/uptime", "3600.01 99999.99\n");
+    fixture.link("/proc/self/ns/pid", "pid:[4026531836]");
+    fixture.file(
         "/etc/passwd",
         "root:x:0:0:root:/root:/bin/bash\nalice:x:1000:1000::/home/alice:/bin/bash\n",
     );
-    made
+    fixture
 }
 
-fn process(made: &mut Made, number: u32, uid: u32, ticks: u64, command: &str) {
+fn process(fixture: &mut Fixture, number: u32, uid: u32, ticks: u64, command: &str) {
     let own = format!("/proc/{number}");
-    made.file(
+    fixture.file(
         &format!("{own}/status"),
         &format!("Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n"),
     );
-    made.file(&format!("{own}/cmdline"), command);
-    made.file(
+    fixture.file(&format!("{own}/cmdline"), command);
+    fixture.file(
         &format!("{own}/stat"),
         &format!("{number} (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {ticks} 0 0\n"),
     );
 }
 
 /// With registrations and refusals.
-fn busy() -> Made {
-    let mut made = idle();
-    made.file(&format!("{FILES}/registrations"), REGISTRATIONS);
-    made.file(&format!("{FILES}/refusals"), REFUSALS);
-    made.file(&format!("{FILES}/counters"), &counters());
+fn busy() -> Fixture {
+    let mut fixture = idle();
+    fixture.file(&format!("{FILES}/registrations"), REGISTRATIONS);
+    fixture.file(&format!("{FILES}/refusals"), REFUSALS);
+    fixture.file(&format!("{FILES}/counters"), &counters());
     process(
-        &mut made,
+        &mut fixture,
         4711,
         1000,
         299_000,
         "python3\0train.py\0--model\0x\x1b[2J\0",
     );
-    process(&mut made, 4800, 1001, 359_800, "gdr\0hold\0");
-    process(&mut made, 4900, 0, 359_000, "new\0");
-    made.fact(
+    process(&mut fixture, 4800, 1001, 359_800, "gdr\0hold\0");
+    process(&mut fixture, 4900, 0, 359_000, "new\0");
+    fixture.fact(
         Fact::Nvml,
         "{\"driver\":\"595.45.04\",\"gpus\":[{\"at\":\"00000000:19:00.0\",\"bar1\":{\"total_bytes\":137438953472,\
          \"used_bytes\":3221225472,\"free_bytes\":134217728000}}]}",
     );
-    made.recording.unseen.remove("fact nvml");
-    made
+    fixture.recording.unseen.remove("fact nvml");
+    fixture
 }
 
 /// What a command line says, which must be well.
-fn says(made: &Made, line: &[&str]) -> String {
-    let (text, status) = testing::says(&made.recording, line);
-    assert_eq!(status, Status::Well, "{line:?}: {text}");
+fn says(fixture: &Fixture, line: &[&str]) -> String {
+    let (text, status) = testing::says(&fixture.recording, line);
+    assert_eq!(status, Status::Ok, "{line:?}: {text}");
     text
 }
 
 #[test]
 fn what_is_alive_is_listed() {
     let (busy, idle) = (busy(), idle());
-    for (name, made, line) in [
+    for (name, fixture, line) in [
         ("list.txt", &busy, &["list"][..]),
         ("list.json", &busy, &["list", "--json"]),
         ("list-by-process.txt", &busy, &["list", "--by-process"]),
@@ -182,7 +182,7 @@ fn what_is_alive_is_listed() {
         ("list-gpu.txt", &busy, &["list", "--gpu", "1"]),
         ("list-idle.txt", &idle, &["list"]),
     ] {
-        testing::golden(&format!("golden/{name}"), &says(made, line));
+        testing::golden(&format!("golden/{name}"), &says(fixture, line));
     }
     assert!(
         says(&busy, &["list", "--pid", "4800"]).contains("\n1 registration of 1 process: 4 MiB\n")
@@ -199,18 +199,18 @@ fn what_is_alive_is_listed() {
 #[test]
 fn what_is_counted_is_shown() {
     let (busy, idle) = (busy(), idle());
-    for (name, made, line) in [
+    for (name, fixture, line) in [
         ("stats.txt", &busy, &["stats"][..]),
         ("stats.json", &busy, &["stats", "--json"]),
         ("stats-idle.txt", &idle, &["stats"]),
     ] {
-        testing::golden(&format!("golden/{name}"), &says(made, line));
+        testing::golden(&format!("golden/{name}"), &says(fixture, line));
     }
     // A GPU that fell off the bus with a pin on it.
     let mut lost = idle;
     lost.file(
         &format!("{FILES}/registrations"),
-        "id=1 state=kept flavour=revocable addr=0x7f2000000000 len=65536 page=65536 pieces=1 entries=0 \
+        "id=1 state=orphaned mode=revocable addr=0x7f2000000000 len=65536 page=65536 chunks=1 entries=0 \
          gpus=0000:f9:00.0 hca=- tgid=1 pid=1 since=1.000000 comm=a\n",
     );
     for line in [&["stats"][..], &["list"]] {
@@ -278,11 +278,14 @@ fn metrics_are_what_list_and_stats_say() {
             1.0,
         ),
         (
-            "peermem_refusals_total{flavour=\"persistent\",reason=\"no_room\"}",
+            "peermem_refusals_total{mode=\"persistent\",reason=\"no_room\"}",
             12.0,
         ),
-        ("peermem_faults_total{event=\"kept_other_process\"}", 1.0),
-        ("peermem_alive_bytes{flavour=\"revocable\"}", 4_390_912.0),
+        (
+            "peermem_errors_total{event=\"orphaned_other_process\"}",
+            1.0,
+        ),
+        ("peermem_active_bytes{mode=\"revocable\"}", 4_390_912.0),
         ("peermem_processes", 4.0),
         (
             "peermem_gpu_pinned_bytes{gpu=\"0000:19:00.0\",index=\"0\"}",
@@ -315,12 +318,12 @@ fn metrics_are_what_list_and_stats_say() {
 /// On a machine without an RDMA device most checks have nothing to look at: that is no 0.
 #[test]
 fn a_check_that_did_not_run_has_no_metric() {
-    let checks = |made: &Made| -> BTreeMap<String, f64> {
-        let mut found = samples(&says(made, &["export"]));
+    let checks = |fixture: &Fixture| -> BTreeMap<String, f64> {
+        let mut found = samples(&says(fixture, &["export"]));
         found.retain(|sample, _| sample.starts_with("peermem_doctor_findings"));
         found
     };
-    let mut without = made::no_hca();
+    let mut without = fixture::no_hca();
     without.software();
     let without = checks(&without);
     let sample =
@@ -347,13 +350,14 @@ fn a_check_that_did_not_run_has_no_metric() {
         );
     }
     // NVML cannot be asked: nothing is known of what it would say.
-    let mut made = made::small();
-    made.software();
-    made.recording.facts.remove(&Fact::Nvml);
-    made.recording
+    let mut fixture = fixture::small();
+    fixture.software();
+    fixture.recording.facts.remove(&Fact::Nvml);
+    fixture
+        .recording
         .unseen
         .insert("fact nvml".to_owned(), Unseen::Absent);
-    let found = checks(&made);
+    let found = checks(&fixture);
     assert!(!found.contains_key(&sample("bar1-free")), "{found:?}");
     assert!(found.contains_key(&sample("port")), "{found:?}");
 }
@@ -361,7 +365,7 @@ fn a_check_that_did_not_run_has_no_metric() {
 #[test]
 fn metrics_say_that_there_is_no_module() {
     for (machine, loaded, module, machine_seen) in [
-        (made::hgx(), Some(0.0), 1.0, 1.0),
+        (fixture::hgx(), Some(0.0), 1.0, 1.0),
         (without_root(), Some(1.0), 0.0, 1.0),
         (nothing(), None, 0.0, 0.0),
     ] {
@@ -377,64 +381,67 @@ fn metrics_say_that_there_is_no_module() {
     }
 }
 
-fn without_root() -> Made {
-    let mut made = idle();
-    made.remove("/sys/kernel/debug");
-    made.deny("/sys/kernel/debug");
+fn without_root() -> Fixture {
+    let mut fixture = idle();
+    fixture.remove("/sys/kernel/debug");
+    fixture.deny("/sys/kernel/debug");
     for file in ["version", "registrations", "counters"] {
-        made.deny(&format!("{FILES}/{file}"));
+        fixture.deny(&format!("{FILES}/{file}"));
     }
-    made
+    fixture
 }
 
-fn nothing() -> Made {
-    let mut made = made::hgx();
-    made.recording = crate::host::recording::Recording::new("empty");
-    made
+fn nothing() -> Fixture {
+    let mut fixture = fixture::hgx();
+    fixture.recording = crate::host::recording::Recording::new("empty");
+    fixture
 }
 
 /// Each way to see nothing has its own sentence, and status 2.
 #[test]
 fn why_nothing_can_be_seen_is_said() {
-    let with = |change: fn(&mut Made)| {
-        let mut made = idle();
-        change(&mut made);
-        made
+    let with = |change: fn(&mut Fixture)| {
+        let mut fixture = idle();
+        change(&mut fixture);
+        fixture
     };
-    for (made, says) in [
-        (made::hgx(), "is not loaded"),
+    for (fixture, says) in [
+        (fixture::hgx(), "is not loaded"),
         (without_root(), "not visible without root"),
         (
-            with(|made| {
-                made.remove(FILES);
-                made.file("/sys/kernel/debug/x", "");
-                made.file("/sys/module/nvidia_peermem/version", "595.45.04\n");
+            with(|fixture| {
+                fixture.remove(FILES);
+                fixture.file("/sys/kernel/debug/x", "");
+                fixture.file("/sys/module/nvidia_peermem/version", "595.45.04\n");
             }),
-            "NVIDIA's own module tells nothing",
+            "NVIDIA's own module reports nothing",
         ),
         (
-            with(|made| {
-                made.remove(FILES);
-                made.file("/sys/kernel/debug/x", "");
+            with(|fixture| {
+                fixture.remove(FILES);
+                fixture.file("/sys/kernel/debug/x", "");
             }),
             "is loaded and /sys/kernel/debug/nvidia_peermem is not there",
         ),
-        (with(|made| made.remove(FILES)), "debugfs is not mounted"),
         (
-            with(|made| made.remove("/sys/kernel/debug")),
+            with(|fixture| fixture.remove(FILES)),
+            "debugfs is not mounted",
+        ),
+        (
+            with(|fixture| fixture.remove("/sys/kernel/debug")),
             "this kernel has no debugfs",
         ),
         (
-            with(|made| made.file(&format!("{FILES}/version"), "format=2 module=x\n")),
-            "have the format 2",
+            with(|fixture| fixture.file(&format!("{FILES}/version"), "format=3 module=x\n")),
+            "have the format 3",
         ),
         (
-            with(|made| made.remove(&format!("{FILES}/registrations"))),
+            with(|fixture| fixture.remove(&format!("{FILES}/registrations"))),
             "has no file registrations",
         ),
         (nothing(), "the recording has no answer"),
     ] {
-        let (text, status) = testing::says(&made.recording, &["list"]);
+        let (text, status) = testing::says(&fixture.recording, &["list"]);
         assert_eq!(status, Status::Failed, "{text}");
         assert!(
             text.starts_with("peermemctl: ") && text.contains(says),
@@ -447,9 +454,9 @@ fn why_nothing_can_be_seen_is_said() {
 /// In a container with PIDs of its own the module's numbers are nobody's, or somebody else's.
 #[test]
 fn numbers_of_another_namespace_are_not_looked_up() {
-    let mut made = busy();
-    made.link("/proc/self/ns/pid", "pid:[4026532001]");
-    let text = says(&made, &["list", "--by-process"]);
+    let mut fixture = busy();
+    fixture.link("/proc/self/ns/pid", "pid:[4026532001]");
+    let text = says(&fixture, &["list", "--by-process"]);
     assert!(
         !text.contains("train.py") && !text.contains("alice"),
         "{text}"
@@ -463,19 +470,19 @@ fn numbers_of_another_namespace_are_not_looked_up() {
 #[test]
 fn ten_thousand_registrations_are_listed() {
     const MANY: u64 = 10_000;
-    let mut made = busy();
+    let mut fixture = busy();
     let mut text = String::new();
     for id in 1..=MANY {
         let (addr, pid) = (id << 16, 4000 + id % 200);
         let _ = writeln!(
             text,
-            "id={id} state=mapped flavour=persistent addr={addr:#x} len=65536 page=65536 pieces=1 entries=1 \
+            "id={id} state=mapped mode=persistent addr={addr:#x} len=65536 page=65536 chunks=1 entries=1 \
              gpus=0000:19:00.0 hca=0000:18:00.0 tgid={pid} pid={pid} since=3000.500000 comm=many"
         );
     }
-    made.file(&format!("{FILES}/registrations"), &text);
+    fixture.file(&format!("{FILES}/registrations"), &text);
     let begin = std::time::Instant::now();
-    let list = says(&made, &["list"]);
+    let list = says(&fixture, &["list"]);
     let listed = begin.elapsed();
     assert_eq!(
         list.lines()
@@ -488,14 +495,15 @@ fn ten_thousand_registrations_are_listed() {
         "the sum"
     );
     let begin = std::time::Instant::now();
-    let json: serde_json::Value = serde_json::from_str(&says(&made, &["list", "--json"])).unwrap();
-    let told = begin.elapsed();
+    let json: serde_json::Value =
+        serde_json::from_str(&says(&fixture, &["list", "--json"])).unwrap();
+    let reported = begin.elapsed();
     assert_eq!(json["registrations"].as_array().unwrap().len(), 10_000);
     let begin = std::time::Instant::now();
-    assert!(says(&made, &["export", "--no-doctor"]).contains("peermem_processes 200\n"));
+    assert!(says(&fixture, &["export", "--no-doctor"]).contains("peermem_processes 200\n"));
     let exported = begin.elapsed();
     println!(
-        "{MANY} registrations, {} bytes: list {listed:?}, with --json {told:?}, export {exported:?}",
+        "{MANY} registrations, {} bytes: list {listed:?}, with --json {reported:?}, export {exported:?}",
         text.len()
     );
 }
@@ -508,7 +516,7 @@ fn a_recording_has_the_registrations() {
     let recording = crate::host::recording::Recording::parse(&text).unwrap();
     for line in [&["list"][..], &["list", "--json"], &["stats"], &["export"]] {
         let there = testing::says(&recording, line);
-        assert_eq!(there, (says(&busy, line), Status::Well), "{line:?}");
+        assert_eq!(there, (says(&busy, line), Status::Ok), "{line:?}");
     }
 }
 
@@ -532,8 +540,8 @@ proptest::proptest! {
             1..9,
         ),
     ) {
-        let mut made = busy();
-        let files: Vec<String> = made
+        let mut fixture = busy();
+        let files: Vec<String> = fixture
             .recording
             .files
             .keys()
@@ -541,7 +549,7 @@ proptest::proptest! {
             .cloned()
             .collect();
         for (index, from, length, text) in changes {
-            let old = made.recording.files.get_mut(index.get(&files)).unwrap();
+            let old = fixture.recording.files.get_mut(index.get(&files)).unwrap();
             let before: String = old.chars().take(from).collect();
             let behind: String = old.chars().skip(from + length).collect();
             *old = before + &text + &behind;
@@ -554,7 +562,7 @@ proptest::proptest! {
             &["stats", "--json"],
             &["export", "--no-doctor"],
         ] {
-            let (text, _) = testing::says(&made.recording, line);
+            let (text, _) = testing::says(&fixture.recording, line);
             assert!(!text.is_empty(), "{line:?} says nothing");
         }
     }

@@ -100,7 +100,7 @@ impl<'a> Processes<'a> {
             return Process::unknown(State::Elsewhere);
         }
         if !self.known.contains_key(&number) {
-            let entry = self.look(number);
+            let entry = self.scan(number);
             self.known.insert(number, entry);
         }
         let Some(entry) = self.known.get(&number) else {
@@ -115,7 +115,7 @@ impl<'a> Processes<'a> {
         }
     }
 
-    fn look(&self, number: u32) -> Entry {
+    fn scan(&self, number: u32) -> Entry {
         let status = match self.host.text(&format!("/proc/{number}/status")) {
             Ok(status) => status,
             Err(why) => {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! What the module's reasons and events mean, from its own tables.
 
-use crate::shipped::refusal::Event;
-use crate::shipped::refusal::Reason;
-use crate::shipped::refusal::Refusal;
+use crate::shipped::reason::Event;
+use crate::shipped::reason::Reason;
+use crate::shipped::reason::ReasonInfo;
 
 /// The row of a `reason`. None: a newer module's.
-pub(crate) fn reason(name: &str) -> Option<&'static Reason> {
-    Refusal::REASONS
+pub(crate) fn reason(name: &str) -> Option<&'static ReasonInfo> {
+    Reason::ALL
         .iter()
         .find(|reason| reason.name.to_bytes() == name.as_bytes())
 }

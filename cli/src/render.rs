@@ -72,7 +72,7 @@ impl Paint {
     /// That of a level.
     pub(crate) fn of_level(level: Level) -> Self {
         match level {
-            Level::Well => Self::Good,
+            Level::Ok => Self::Good,
             Level::Note => Self::Strong,
             Level::NotVisible => Self::Dim,
             Level::Warning => Self::Warning,

@@ -14,14 +14,14 @@ pub(crate) fn completions(args: &args::Completions, out: &mut Out) -> anyhow::Re
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "peermemctl", &mut script);
     out.raw(&String::from_utf8(script)?);
-    Ok(Status::Well)
+    Ok(Status::Ok)
 }
 
 /// Writes `peermemctl.1` and a page for each command.
 pub(crate) fn man(args: &args::Man) -> anyhow::Result<Status> {
     clap_mangen::generate_to(Cli::command(), &args.directory)
         .with_context(|| format!("{}", args.directory.display()))?;
-    Ok(Status::Well)
+    Ok(Status::Ok)
 }
 
 #[cfg(test)]

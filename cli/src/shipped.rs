@@ -8,13 +8,13 @@
 #[path = "../../src/device.rs"]
 pub(crate) mod device;
 #[cfg(test)]
-#[path = "../../src/extents.rs"]
-pub(crate) mod extents;
+#[path = "../../src/history.rs"]
+pub(crate) mod history;
 #[cfg(test)]
-#[path = "../../src/record.rs"]
-pub(crate) mod record;
-#[path = "../../src/refusal.rs"]
-pub(crate) mod refusal;
+#[path = "../../src/ranges.rs"]
+pub(crate) mod ranges;
+#[path = "../../src/reason.rs"]
+pub(crate) mod reason;
 #[cfg(test)]
 #[path = "../../src/registry.rs"]
 pub(crate) mod registry;

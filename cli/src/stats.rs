@@ -14,13 +14,13 @@ use crate::debugfs::Refusal;
 use crate::debugfs::Time;
 use crate::finding::Status;
 use crate::host::Host;
-use crate::living;
-use crate::living::Gpu;
-use crate::living::Roll;
-use crate::living::Stranded;
 use crate::machine::pci::Address;
 use crate::nvml::Nvml;
 use crate::reasons;
+use crate::registrations;
+use crate::registrations::Gpu;
+use crate::registrations::Listing;
+use crate::registrations::Stranded;
 use crate::render;
 use crate::render::counted;
 use crate::render::known;
@@ -31,7 +31,7 @@ use crate::report::Out;
 use crate::watch;
 
 const SCHEMA: &str = "peermemctl.stats";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// How many of the last refusals are shown to people.
 const LAST: usize = 5;
@@ -45,9 +45,9 @@ pub(crate) struct Counted {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) more: Option<i128>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) what: Option<&'static str>,
+    pub(crate) message: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) mend: Option<&'static str>,
+    pub(crate) advice: Option<&'static str>,
 }
 
 /// A GPU, and how much of it is pinned.
@@ -74,11 +74,11 @@ struct Refused {
     first_seconds: Option<f64>,
     last_seconds: Option<f64>,
     times: Option<u64>,
-    flavour: Option<String>,
+    mode: Option<String>,
     step: Option<String>,
     reason: Option<String>,
     code: Option<i64>,
-    #[serde(serialize_with = "living::hexadecimal")]
+    #[serde(serialize_with = "registrations::hexadecimal")]
     addr: Option<u64>,
     len: Option<u64>,
     pid: Option<u32>,
@@ -96,18 +96,18 @@ struct Body {
     counters: Vec<Counted>,
     gpus: Vec<Held>,
     refusals: Option<Vec<Refused>>,
-    foreign: Option<Vec<Refused>>,
+    non_gpu: Option<Vec<Refused>>,
     unreadable: u64,
     notes: Vec<String>,
 }
 
-/// A counter's name: event, flavour, reason.
+/// A counter's name: event, mode, reason.
 type Key = (String, Option<String>, Option<String>);
 
 fn key(counter: &Counter) -> Key {
     (
         counter.event.clone(),
-        counter.flavour.clone(),
+        counter.mode.clone(),
         counter.reason.clone(),
     )
 }
@@ -116,8 +116,8 @@ fn key(counter: &Counter) -> Key {
 pub(crate) fn run(host: &dyn Host, args: &args::Stats, out: &mut Out) -> anyhow::Result<Status> {
     let interval = watch::interval(args.watch)?;
     let mut before: Option<BTreeMap<Key, u64>> = None;
-    watch::looks(interval, out, |out| {
-        let (body, now) = look(host, before.as_ref())?;
+    watch::repeat(interval, out, |out| {
+        let (body, now) = scan(host, before.as_ref())?;
         let counts = body.counters.iter().map(|one| &one.counter);
         before = Some(counts.map(|one| (key(one), one.count)).collect());
         if out.is_json() {
@@ -126,15 +126,15 @@ pub(crate) fn run(host: &dyn Host, args: &args::Stats, out: &mut Out) -> anyhow:
             watch::heading(now, out);
             show(&body, out);
         }
-        Ok(Status::Well)
+        Ok(Status::Ok)
     })
 }
 
-fn look(
+fn scan(
     host: &dyn Host,
     before: Option<&BTreeMap<Key, u64>>,
 ) -> Result<(Body, Option<Time>), debugfs::Missing> {
-    let module = Module::look(host)?;
+    let module = Module::scan(host)?;
     let counters = module.counters(host)?;
     let mut notes = Vec::new();
     let mut unreadable = counters.unreadable;
@@ -149,21 +149,21 @@ fn look(
         }
     };
     let refusals = refused(module.refusals(host));
-    let foreign = refused(module.foreign(host));
-    let roll = match Roll::look(host) {
-        Ok(roll) => Some(roll),
+    let non_gpu = refused(module.non_gpu(host));
+    let listing = match Listing::scan(host) {
+        Ok(listing) => Some(listing),
         Err(why) => {
             notes.push(why.to_string());
             None
         }
     };
-    let now = living::now(host);
-    let gpus = held(host, roll.as_ref());
-    if let Some(roll) = &roll {
-        for stranded in &roll.stranded {
+    let now = registrations::now(host);
+    let gpus = held(host, listing.as_ref());
+    if let Some(listing) = &listing {
+        for stranded in &listing.stranded {
             notes.push(format!("{}; {}", stranded.found(), Stranded::WHY));
         }
-        unreadable = unreadable.saturating_add(roll.unreadable);
+        unreadable = unreadable.saturating_add(listing.unreadable);
     }
     if unreadable > 0 {
         notes.push(format!(
@@ -191,7 +191,7 @@ fn look(
             .collect(),
         gpus,
         refusals: aged(refusals),
-        foreign: aged(foreign),
+        non_gpu: aged(non_gpu),
         unreadable,
         notes,
     };
@@ -207,8 +207,8 @@ fn with_meaning(counter: Counter, before: Option<&BTreeMap<Key, u64>>) -> Counte
     });
     Counted {
         more,
-        what: meaning.map(|(what, _)| what),
-        mend: meaning.and_then(|(_, advice)| advice),
+        message: meaning.map(|(message, _)| message),
+        advice: meaning.and_then(|(_, advice)| advice),
         counter,
     }
 }
@@ -223,7 +223,7 @@ fn of(one: Refusal, now: Option<Time>) -> Refused {
         first_seconds: one.first.map(Time::seconds),
         last_seconds: one.last.map(Time::seconds),
         times: one.times,
-        flavour: one.flavour,
+        mode: one.mode,
         step: one.step,
         reason: one.reason,
         code: one.code,
@@ -238,18 +238,18 @@ fn of(one: Refusal, now: Option<Time>) -> Refused {
 }
 
 /// Each GPU that is seen, and each that has registrations.
-pub(crate) fn held(host: &dyn Host, roll: Option<&Roll>) -> Vec<Held> {
-    let looked;
-    let machine = match roll {
-        Some(roll) => roll.machine.as_ref(),
+pub(crate) fn held(host: &dyn Host, listing: Option<&Listing>) -> Vec<Held> {
+    let scanned;
+    let machine = match listing {
+        Some(listing) => listing.machine.as_ref(),
         None => {
-            looked = crate::machine::Machine::look(host);
-            looked.as_ref()
+            scanned = crate::machine::Machine::scan(host);
+            scanned.as_ref()
         }
     };
-    let nvml = Nvml::look(host).ok();
+    let nvml = Nvml::scan(host).ok();
     let mut shares: BTreeMap<Option<Gpu>, _> = BTreeMap::new();
-    for share in roll.map(Roll::shares).unwrap_or_default() {
+    for share in listing.map(Listing::shares).unwrap_or_default() {
         shares.insert(share.gpu.clone(), share);
     }
     let mut all: BTreeSet<Option<Gpu>> = shares.keys().cloned().collect();
@@ -268,7 +268,7 @@ pub(crate) fn held(host: &dyn Host, roll: Option<&Roll>) -> Vec<Held> {
             let used = at.and_then(|at| nvml.as_ref()?.gpu(at)?.bar1);
             let share = shares.get(&gpu);
             // None are as good as known where the list was read.
-            let known = |number: Option<u64>| number.or(roll.map(|_| 0));
+            let known = |number: Option<u64>| number.or(listing.map(|_| 0));
             Held {
                 registrations: known(share.map(|share| share.registrations)),
                 bytes: known(share.map(|share| share.bytes)),
@@ -287,17 +287,17 @@ fn is_bytes(event: &str) -> bool {
     event.ends_with("_bytes")
 }
 
-/// The flavours of some counters, in the module's order.
-fn flavours<'a>(counters: impl Iterator<Item = &'a Counted>) -> Vec<&'a str> {
-    let mut flavours = Vec::new();
+/// The modes of some counters, in the module's order.
+fn modes<'a>(counters: impl Iterator<Item = &'a Counted>) -> Vec<&'a str> {
+    let mut modes = Vec::new();
     for one in counters {
-        if let Some(flavour) = one.counter.flavour.as_deref() {
-            if !flavours.contains(&flavour) {
-                flavours.push(flavour);
+        if let Some(mode) = one.counter.mode.as_deref() {
+            if !modes.contains(&mode) {
+                modes.push(mode);
             }
         }
     }
-    flavours
+    modes
 }
 
 fn figure(event: &str, count: u64, more: Option<i128>) -> String {
@@ -330,8 +330,8 @@ fn show(body: &Body, out: &mut Out) {
     }
 }
 
-/// A row for each event, or reason, and a column for each flavour.
-fn by_flavour<'a>(
+/// A row for each event, or reason, and a column for each mode.
+fn by_mode<'a>(
     counters: &[&'a Counted],
     name: fn(&'a Counted) -> &'a str,
 ) -> (Vec<&'a str>, Vec<(&'a str, Vec<&'a Counted>)>) {
@@ -344,23 +344,23 @@ fn by_flavour<'a>(
             None => rows.push((name(one), vec![one])),
         }
     }
-    (flavours(counters.iter().copied()), rows)
+    (modes(counters.iter().copied()), rows)
 }
 
-fn cells(row: &[&Counted], flavours: &[&str]) -> Vec<String> {
-    flavours
+fn cells(row: &[&Counted], modes: &[&str]) -> Vec<String> {
+    modes
         .iter()
-        .map(|flavour| {
+        .map(|mode| {
             let mut found = row.iter();
-            let found = found.find(|one| one.counter.flavour.as_deref() == Some(flavour));
+            let found = found.find(|one| one.counter.mode.as_deref() == Some(mode));
             known(found.map(|one| figure(&one.counter.event, one.counter.count, one.more)))
         })
         .collect()
 }
 
-fn headings(first: &str, flavours: &[&str]) -> Vec<String> {
+fn headings(first: &str, modes: &[&str]) -> Vec<String> {
     std::iter::once(first.to_owned())
-        .chain(flavours.iter().map(|flavour| flavour.to_uppercase()))
+        .chain(modes.iter().map(|mode| mode.to_uppercase()))
         .collect()
 }
 
@@ -373,19 +373,19 @@ fn show_lives(body: &Body, out: &mut Out) {
     let lives: Vec<&Counted> = body
         .counters
         .iter()
-        .filter(|one| one.counter.reason.is_none() && one.counter.flavour.is_some())
+        .filter(|one| one.counter.reason.is_none() && one.counter.mode.is_some())
         .collect();
     if lives.is_empty() {
         return;
     }
-    let (flavours, rows) = by_flavour(&lives, |one| &one.counter.event);
-    let mut table = table(&headings("REGISTRATIONS", &flavours));
+    let (modes, rows) = by_mode(&lives, |one| &one.counter.event);
+    let mut table = table(&headings("REGISTRATIONS", &modes));
     for (event, row) in rows {
         let mut line = vec![event.to_owned()];
-        line.extend(cells(&row, &flavours));
+        line.extend(cells(&row, &modes));
         table.row(line);
     }
-    table.right(&(1..=flavours.len()).collect::<Vec<_>>());
+    table.right(&(1..=modes.len()).collect::<Vec<_>>());
     out.gap();
     out.table(&table);
 }
@@ -428,10 +428,10 @@ fn show_refused(body: &Body, out: &mut Out) {
         .iter()
         .filter(|one| one.counter.reason.is_some())
         .collect();
-    let (flavours, rows) = by_flavour(&refused, |one| {
+    let (modes, rows) = by_mode(&refused, |one| {
         one.counter.reason.as_deref().unwrap_or(NONE)
     });
-    let mut first = headings("REFUSED", &flavours);
+    let mut first = headings("REFUSED", &modes);
     first.push("MEANING".to_owned());
     let mut table = table(&first);
     for (name, row) in rows {
@@ -439,10 +439,10 @@ fn show_refused(body: &Body, out: &mut Out) {
             continue;
         }
         let mut line = vec![name.to_owned()];
-        line.extend(cells(&row, &flavours));
+        line.extend(cells(&row, &modes));
         line.push(
             row.first()
-                .map(|one| meaning(one.what, one.mend))
+                .map(|one| meaning(one.message, one.advice))
                 .unwrap_or_default(),
         );
         table.row(line);
@@ -452,14 +452,14 @@ fn show_refused(body: &Body, out: &mut Out) {
         out.line("nothing was refused");
         return;
     }
-    table.right(&(1..=flavours.len()).collect::<Vec<_>>());
+    table.right(&(1..=modes.len()).collect::<Vec<_>>());
     out.table(&table);
 }
 
-fn meaning(what: Option<&str>, mend: Option<&str>) -> String {
-    match (what, mend) {
-        (Some(what), Some(mend)) => format!("{what}; {mend}"),
-        (Some(what), None) => what.to_owned(),
+fn meaning(message: Option<&str>, advice: Option<&str>) -> String {
+    match (message, advice) {
+        (Some(message), Some(advice)) => format!("{message}; {advice}"),
+        (Some(message), None) => message.to_owned(),
         _ => NONE.to_owned(),
     }
 }
@@ -471,7 +471,7 @@ fn show_events(body: &Body, out: &mut Out) {
         let Counter {
             event,
             count,
-            flavour: None,
+            mode: None,
             reason: None,
             ..
         } = &one.counter
@@ -483,7 +483,7 @@ fn show_events(body: &Body, out: &mut Out) {
             _ => table.row([
                 Paint::Warning.on(event),
                 figure(event, *count, one.more),
-                meaning(one.what, one.mend),
+                meaning(one.message, one.advice),
             ]),
         }
     }
@@ -524,7 +524,7 @@ fn show_last(body: &Body, out: &mut Out) {
                 known(one.len.map(render::bytes)),
                 known(one.pid),
                 known(one.comm.as_deref()),
-                known(one.flavour.as_deref()),
+                known(one.mode.as_deref()),
                 known(one.step.as_deref()),
                 known(one.reason.as_deref()),
                 known(one.text.as_deref()),

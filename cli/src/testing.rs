@@ -10,11 +10,11 @@ use clap::Parser as _;
 use crate::args::Cli;
 use crate::finding::Finding;
 use crate::finding::Status;
+use crate::fixture;
 use crate::host::recording::encode;
 use crate::host::recording::Recording;
 use crate::host::Host;
 use crate::host::Unseen;
-use crate::made;
 use crate::report::Out;
 
 /// Compares with a file of `cli/tests`, which `UPDATE_GOLDEN=1` writes anew.
@@ -71,8 +71,8 @@ pub(crate) fn commands_are_marked(finding: &Finding) {
         "sudo",
         "ulimit",
     ];
-    let mend = finding.mend.as_deref().unwrap_or_default();
-    for (index, part) in mend.split('`').enumerate() {
+    let fix = finding.fix.as_deref().unwrap_or_default();
+    for (index, part) in fix.split('`').enumerate() {
         let first = part.split_whitespace().next().unwrap_or_default();
         let is_command = index % 2 == 1;
         assert!(
@@ -101,17 +101,17 @@ pub(crate) fn commands_are_marked(finding: &Finding) {
 fn a_machine_is_the_same_from_its_file() {
     let own = tempfile::tempdir().unwrap();
     let folder = std::env::var_os("MACHINES").map_or(own.path().to_owned(), PathBuf::from);
-    for (name, made) in made::all() {
+    for (name, fixture) in fixture::all() {
         let file = folder.join(format!("{name}.json"));
-        fs::write(&file, made.recording.to_json().unwrap()).unwrap();
-        assert_eq!(Recording::load(&file).unwrap(), made.recording, "{name}");
+        fs::write(&file, fixture.recording.to_json().unwrap()).unwrap();
+        assert_eq!(Recording::load(&file).unwrap(), fixture.recording, "{name}");
     }
 }
 
 /// That of the README.
 #[test]
 fn the_large_machine_is_written_down() {
-    let json = made::all()["hgx"].recording.to_json().unwrap();
+    let json = fixture::all()["hgx"].recording.to_json().unwrap();
     golden("machines/hgx.json", &json);
 }
 
@@ -168,7 +168,7 @@ proptest::proptest! {
     /// Whatever a machine answers, no command panics, and each says something or says why not.
     #[test]
     fn no_answer_of_a_machine_is_a_panic(
-        machine in proptest::sample::select(made::all().into_values().collect::<Vec<_>>()),
+        machine in proptest::sample::select(fixture::all().into_values().collect::<Vec<_>>()),
         changes in proptest::collection::vec(
             (0_u8..9, proptest::prelude::any::<proptest::sample::Index>(), odd_text()),
             1..12,

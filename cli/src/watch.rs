@@ -27,17 +27,17 @@ pub(crate) fn interval(watch: Option<f64>) -> anyhow::Result<Option<Duration>> {
 }
 
 /// Looks once, or until that fails or the reader has gone. A terminal is cleared before each look.
-pub(crate) fn looks(
+pub(crate) fn repeat(
     interval: Option<Duration>,
     out: &mut Out,
-    mut look: impl FnMut(&mut Out) -> anyhow::Result<Status>,
+    mut scan: impl FnMut(&mut Out) -> anyhow::Result<Status>,
 ) -> anyhow::Result<Status> {
     if interval.is_some() {
         out.repeat();
     }
     loop {
         out.clear();
-        let status = look(out)?;
+        let status = scan(out)?;
         let Some(interval) = interval else {
             return Ok(status);
         };
@@ -73,9 +73,9 @@ mod tests {
     fn looks_end_with_the_first_that_fails() {
         let mut out = Out::gather(false);
         let mut left = 3_u32;
-        let ended = looks(Some(Duration::from_millis(1)), &mut out, |_| {
+        let ended = repeat(Some(Duration::from_millis(1)), &mut out, |_| {
             left = left.checked_sub(1).context("gone")?;
-            Ok(Status::Well)
+            Ok(Status::Ok)
         });
         assert!(ended.is_err());
         assert_eq!(left, 0);

@@ -3,7 +3,7 @@
  * The part of nvidia.ko's peer-to-peer interface that peermem-rs uses.
  *
  * A build prefers the nv-p2p.h of the installed driver (see Kbuild) and uses
- * this one where there is none: in the rig and wherever the module is only
+ * this one where there is none: in the test VM and wherever the module is only
  * compiled. rust-bindings/layout.c holds either to the same layout.
  */
 #ifndef _NV_P2P_H_

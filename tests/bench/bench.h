@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
-#ifndef _RIG_BENCH_H_
-#define _RIG_BENCH_H_
+#ifndef _TEST_BENCH_H_
+#define _TEST_BENCH_H_
 
 #include <linux/atomic.h>
 #include <linux/preempt.h>

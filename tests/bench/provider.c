@@ -5,7 +5,7 @@
  *
  * /sys/kernel/debug/bench/persistent, revocable: writing an address of GPU
  * memory of the writing process pins 64 KiB there and unpins it; in the
- * persistent flavour it is mapped for the first network card between. What a
+ * persistent mode it is mapped for the first NIC between. What a
  * revocable pin has to say is in its page table, a mapping is not needed.
  */
 #include <linux/debugfs.h>

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /*
- * What NVIDIA's configure step would have found out about the rig's kernel, as
+ * What NVIDIA's configure step would have found out about the test VM's kernel, as
  * far as nvidia-peermem.c asks: ib_core has the peer-memory interface.
  */
-#ifndef _RIG_CONFTEST_H
-#define _RIG_CONFTEST_H
+#ifndef _TEST_CONFTEST_H
+#define _TEST_CONFTEST_H
 
 #define NV_MLNX_IB_PEER_MEM_SYMBOLS_PRESENT
 

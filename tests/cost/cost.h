@@ -39,7 +39,7 @@ extern const char __start_cost_module[], __stop_cost_module[];
 extern struct cost_call __start_cost_calls[], __stop_cost_calls[];
 
 /*
- * Made by the rig: for each symbol that nobody defines a page that nobody may
+ * Made by the test runner: for each symbol that nobody defines a page that nobody may
  * touch, and in the same order its name.
  */
 #define COST_MISSING_SIZE	4096

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
  * Runs registrations of our module in a user process, for callgrind to count
- * the module's instructions: tests/rig/src/cost.rs builds this and reads what
+ * the module's instructions: tests/runner/src/cost.rs builds this and reads what
  * comes of it.
  *
  * The argument is the mode: persistent or revocable. For each callback of each

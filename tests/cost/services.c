@@ -5,7 +5,7 @@
  *
  * Compiled by kbuild with the kernel's headers and flags, so that structures
  * and prototypes are the kernel's. What is called and is neither here nor among
- * the kernel's own objects that the rig links ends the process: see main.c.
+ * the kernel's own objects that the test runner links ends the process: see main.c.
  *
  * Everything succeeds, nothing is ever waited for, and there is one thread.
  */

@@ -9,28 +9,28 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Mutex as StdMutex;
 
-use crate::account::Account;
+use crate::callback_pin::CallbackPin;
+use crate::callback_pin::CallbackTable;
+use crate::callback_pin::Revoke;
 use crate::device::Gpus;
 use crate::device::PciAddress;
-use crate::extents::Cut;
-use crate::extents::Entry;
-use crate::extents::PageSize;
-use crate::extents::Run;
-use crate::extents::Span;
 use crate::fakes::provider::Content;
 use crate::fakes::provider::End;
 use crate::fakes::provider::DMA_BASE;
 use crate::fakes::world::world;
 use crate::fakes::world::Break;
-use crate::pin::Directory;
-use crate::pin::Held;
-use crate::pin::Revoke;
-use crate::record::Task;
-use crate::refusal::Refusal;
-use crate::registry::Book;
-use crate::registry::Event;
-use crate::registry::Living;
-use crate::registry::Newcomer;
+use crate::history::Task;
+use crate::quota::Usage;
+use crate::ranges::AddrRange;
+use crate::ranges::PageSize;
+use crate::ranges::SgEntry;
+use crate::ranges::SgLayout;
+use crate::ranges::Span;
+use crate::reason::Reason;
+use crate::registry::Registration;
+use crate::registry::RegistrationInfo;
+use crate::registry::RegistryStats;
+use crate::registry::Transition;
 use crate::sync::thread;
 use crate::sync::thread::ThreadId;
 use crate::sync::Condvar;
@@ -40,15 +40,15 @@ use crate::sync::MutexGuard;
 pub(crate) use std::sync::Arc as Shared;
 
 pub(crate) use crate::fakes::ib_core::Ticket;
-pub(crate) use crate::fakes::provider::gate_read;
-pub(crate) use crate::fakes::provider::gate_write;
 pub(crate) use crate::fakes::provider::get_pages;
-pub(crate) use crate::fakes::provider::kept;
 pub(crate) use crate::fakes::provider::late_callback;
+pub(crate) use crate::fakes::provider::orphaned;
 pub(crate) use crate::fakes::provider::put_pages;
+pub(crate) use crate::fakes::provider::put_rwsem_read;
+pub(crate) use crate::fakes::provider::put_rwsem_write;
 pub(crate) use crate::fakes::provider::retry;
-pub(crate) use crate::fakes::provider::stray_callback;
-pub(crate) use crate::fakes::provider::ModuleHold;
+pub(crate) use crate::fakes::provider::spurious_callback;
+pub(crate) use crate::fakes::provider::ModuleRef;
 pub(crate) use crate::fakes::provider::PageTable;
 
 pub(crate) use Monitor as Lock;
@@ -59,10 +59,10 @@ pub(crate) type User = u32;
 /// Where the HCA is.
 pub(crate) const HCA: PciAddress = PciAddress(0x0300 | 5 << 3 | 1);
 
-/// How far DMA addresses are from physical ones in the revocable flavour.
+/// How far DMA addresses are from physical ones in the revocable mode.
 pub(crate) const IOMMU_OFFSET: u64 = 0x100_0000_0000;
 
-pub(crate) fn share<T>(value: T) -> Result<Shared<T>, Refusal> {
+pub(crate) fn share<T>(value: T) -> Result<Shared<T>, Reason> {
     Ok(Shared::new(value))
 }
 
@@ -74,8 +74,8 @@ pub(crate) fn user_limit() -> Option<u64> {
     world().user_limit.get()
 }
 
-pub(crate) const ACCOUNTS_LOCK: () = ();
-pub(crate) const DIRECTORY_LOCK: () = ();
+pub(crate) const QUOTA_LOCK: () = ();
+pub(crate) const CALLBACKS_LOCK: () = ();
 
 /// A static of the module's: each world has what stands in it for itself.
 pub(crate) struct StaticMutex<T>(StdMutex<T>);
@@ -86,21 +86,21 @@ impl<T> StaticMutex<T> {
     }
 }
 
-impl StaticMutex<List<Account>> {
-    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut List<Account>) -> R) -> R {
-        f(&mut world().accounts.borrow_mut())
+impl StaticMutex<SmallVec<Usage>> {
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut SmallVec<Usage>) -> R) -> R {
+        f(&mut world().usages.borrow_mut())
     }
 }
 
-impl StaticMutex<Option<Directory>> {
-    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Option<Directory>) -> R) -> R {
-        f(&mut world().directory.lock().expect("no poison"))
+impl StaticMutex<Option<CallbackTable>> {
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Option<CallbackTable>) -> R) -> R {
+        f(&mut world().callbacks.lock().expect("no poison"))
     }
 }
 
 /// The provider calls the module by this.
 pub(crate) trait Callback {
-    fn freed(number: usize);
+    fn free_callback(number: usize);
 }
 
 pub(crate) fn caller() -> (Task, u64) {
@@ -134,8 +134,8 @@ pub(crate) fn is_killed() -> bool {
     left == Some(0)
 }
 
-pub(crate) fn max_pieces() -> u32 {
-    world().max_pieces.get().unwrap_or(1024)
+pub(crate) fn max_chunks() -> u32 {
+    world().max_chunks.get().unwrap_or(1024)
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -193,7 +193,7 @@ pub(crate) struct Registered<T, L> {
 }
 
 impl<T, L> Registered<T, L> {
-    pub(crate) fn new(of: T, state: L) -> Result<Shared<Self>, Refusal> {
+    pub(crate) fn new(of: T, state: L) -> Result<Shared<Self>, Reason> {
         share(Registered {
             state,
             entry: Stand::default(),
@@ -202,37 +202,40 @@ impl<T, L> Registered<T, L> {
     }
 }
 
-/// The number on the roll; 0: not there.
+/// The number in the registry; 0: not there.
 #[derive(Default)]
 pub(crate) struct Stand(AtomicU64);
 
 impl Stand {
-    pub(crate) fn update(&self, f: impl FnOnce(&mut Book, &mut Option<Living>) -> Option<Event>) {
-        world().roll.update(&self.0, f);
+    pub(crate) fn update(
+        &self,
+        f: impl FnOnce(&mut RegistryStats, &mut Option<Registration>) -> Option<Transition>,
+    ) {
+        world().registry.update(&self.0, f);
     }
 
-    pub(crate) fn enter(&self, new: Newcomer) {
-        self.update(|book, slot| book.enter(slot, new));
+    pub(crate) fn add(&self, info: RegistrationInfo) {
+        self.update(|stats, slot| stats.add(slot, info));
     }
 
-    pub(crate) fn released(&self, kept: bool) {
-        self.update(|book, slot| book.released(slot, kept));
+    pub(crate) fn released(&self, orphaned: bool) {
+        self.update(|stats, slot| stats.released(slot, orphaned));
     }
 }
 
 impl Drop for Stand {
     fn drop(&mut self) {
         if self.0.load(Relaxed) != 0 && !thread::panicking() {
-            self.update(Book::gone);
+            self.update(RegistryStats::remove);
         }
     }
 }
 
-pub(crate) struct SlotLock(Mutex<bool>);
+pub(crate) struct EntryLock(Mutex<bool>);
 
-impl SlotLock {
-    pub(crate) fn new(value: bool) -> Result<Self, Refusal> {
-        Ok(SlotLock(Mutex::new(value)))
+impl EntryLock {
+    pub(crate) fn new(value: bool) -> Result<Self, Reason> {
+        Ok(EntryLock(Mutex::new(value)))
     }
 
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut bool) -> R) -> R {
@@ -252,26 +255,26 @@ impl SlotLock {
     }
 }
 
-pub(crate) struct List<T>(Vec<T>);
+pub(crate) struct SmallVec<T>(Vec<T>);
 
-impl<T> List<T> {
+impl<T> SmallVec<T> {
     pub(crate) const fn new() -> Self {
-        List(Vec::new())
+        SmallVec(Vec::new())
     }
 
-    pub(crate) fn push(&mut self, value: T) -> Result<(), Refusal> {
+    pub(crate) fn push(&mut self, value: T) -> Result<(), Reason> {
         self.0.push(value);
         Ok(())
     }
 }
 
-impl<T> Default for List<T> {
+impl<T> Default for SmallVec<T> {
     fn default() -> Self {
-        List::new()
+        SmallVec::new()
     }
 }
 
-impl<T> Deref for List<T> {
+impl<T> Deref for SmallVec<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -279,22 +282,22 @@ impl<T> Deref for List<T> {
     }
 }
 
-impl<T> DerefMut for List<T> {
+impl<T> DerefMut for SmallVec<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         &mut self.0
     }
 }
 
-pub(crate) struct Slots<T>(BTreeMap<usize, T>);
+pub(crate) struct IdMap<T>(BTreeMap<usize, T>);
 
-impl<T> Default for Slots<T> {
+impl<T> Default for IdMap<T> {
     fn default() -> Self {
-        Slots(BTreeMap::new())
+        IdMap(BTreeMap::new())
     }
 }
 
-impl<T> Slots<T> {
-    pub(crate) fn insert(&mut self, number: usize, slot: T) -> Result<(), Refusal> {
+impl<T> IdMap<T> {
+    pub(crate) fn insert(&mut self, number: usize, slot: T) -> Result<(), Reason> {
         assert!(self.0.insert(number, slot).is_none());
         Ok(())
     }
@@ -323,50 +326,53 @@ impl PciDevice {
 }
 
 /// A scatter list: a piece of memory that ib_core writes to.
-pub(crate) struct Table {
-    entries: Vec<Entry>,
+pub(crate) struct SgTable {
+    entries: Vec<SgEntry>,
     memory: usize,
 }
 
 /// What ib_core gets to see of a scatter list.
-pub(crate) struct LentTable {
-    pub(crate) entries: Vec<Entry>,
+pub(crate) struct SgTableHead {
+    pub(crate) entries: Vec<SgEntry>,
     pub(crate) memory: usize,
 }
 
-impl Deref for LentTable {
-    type Target = [Entry];
+impl Deref for SgTableHead {
+    type Target = [SgEntry];
 
-    fn deref(&self) -> &[Entry] {
+    fn deref(&self) -> &[SgEntry] {
         &self.entries
     }
 }
 
-impl Table {
-    pub(crate) fn build(runs: impl Iterator<Item = Run>, cut: Cut) -> Result<Self, Refusal> {
+impl SgTable {
+    pub(crate) fn build(
+        runs: impl Iterator<Item = AddrRange>,
+        layout: SgLayout,
+    ) -> Result<Self, Reason> {
         let world = world();
         if world.fails("table") {
-            return Err(Refusal::NoMemory);
+            return Err(Reason::NoMemory);
         }
         let mut entries = Vec::new();
-        cut.entries(runs, |entry| entries.push(entry));
+        layout.entries(runs, |entry| entries.push(entry));
         let memory = world.alloc("the scatter list");
-        Ok(Table { entries, memory })
+        Ok(SgTable { entries, memory })
     }
 
     pub(crate) fn entries(&self) -> u32 {
         self.entries.len() as u32
     }
 
-    pub(crate) fn lend(&self) -> LentTable {
-        LentTable {
+    pub(crate) fn head(&self) -> SgTableHead {
+        SgTableHead {
             entries: self.entries.clone(),
             memory: self.memory,
         }
     }
 }
 
-impl Drop for Table {
+impl Drop for SgTable {
     fn drop(&mut self) {
         let world = world();
         if !world.is_broken(Break::EarlyTable) {
@@ -384,7 +390,7 @@ fn gpus(addresses: impl Iterator<Item = u64>) -> Gpus {
 pub(crate) struct PersistentPin(Content);
 
 impl PersistentPin {
-    pub(crate) fn pin(span: Span) -> Result<Self, Refusal> {
+    pub(crate) fn pin(span: Span) -> Result<Self, Reason> {
         world().provider.get_persistent(&span).map(PersistentPin)
     }
 
@@ -396,11 +402,11 @@ impl PersistentPin {
         gpus(self.0.addresses.iter().copied())
     }
 
-    pub(crate) fn map(&self, _device: &PciDevice) -> Result<DmaMapping, Refusal> {
+    pub(crate) fn map(&self, _device: &PciDevice) -> Result<DmaMapping, Reason> {
         let world = world();
         world.record("map");
         if world.fails("map") || world.map_is_to_fail() {
-            return Err(Refusal::Map(-5));
+            return Err(Reason::Map(-5));
         }
         Ok(DmaMapping(self.0.addresses.clone()))
     }
@@ -429,22 +435,22 @@ impl Drop for DmaMapping {
 }
 
 /// Physical addresses, and the GPU's memory there.
-pub(crate) struct BarRun {
-    run: Run,
+pub(crate) struct BarRange {
+    run: AddrRange,
     gpu: usize,
 }
 
 pub(crate) struct RevocablePin {
     /// Until the drop.
-    held: Option<Held>,
+    held: Option<CallbackPin>,
     table: PageTable,
     page: PageSize,
-    runs: Vec<BarRun>,
+    runs: Vec<BarRange>,
 }
 
 impl RevocablePin {
-    pub(crate) fn pin(span: Span, region: Shared<dyn Revoke>) -> Result<Self, Refusal> {
-        let held = Held::new(span, region)?;
+    pub(crate) fn pin(span: Span, region: Shared<dyn Revoke>) -> Result<Self, Reason> {
+        let held = CallbackPin::new(span, region)?;
         let world = world();
         let mut this = RevocablePin {
             held: None,
@@ -458,8 +464,8 @@ impl RevocablePin {
         }
         let content = held.read(|table| Ok(table.table().read()))?;
         this.page = content.page;
-        crate::extents::steps(content.runs(), |run| {
-            this.runs.push(BarRun {
+        crate::ranges::steps(content.ranges(), |run| {
+            this.runs.push(BarRange {
                 run,
                 gpu: content.gpu,
             });
@@ -475,7 +481,7 @@ impl RevocablePin {
         gpus(self.runs.iter().map(|bar| bar.run.addr))
     }
 
-    pub(crate) fn runs(&self) -> &[BarRun] {
+    pub(crate) fn ranges(&self) -> &[BarRange] {
         &self.runs
     }
 }
@@ -487,7 +493,7 @@ impl Drop for RevocablePin {
         world.record(match world.provider.end(self.table) {
             Some(End::Put) => "unpin",
             Some(End::Callback) => "no unpin",
-            None => "kept",
+            None => "orphaned",
         });
     }
 }
@@ -498,24 +504,24 @@ pub(crate) struct BarMapping {
     umem: Option<usize>,
     /// The GPU's memory behind them.
     gpus: Vec<usize>,
-    runs: Vec<Run>,
+    runs: Vec<AddrRange>,
 }
 
 impl BarMapping {
     pub(crate) fn map<'a>(
         device: &PciDevice,
-        runs: impl Iterator<Item = &'a BarRun>,
-    ) -> Result<Self, Refusal> {
+        runs: impl Iterator<Item = &'a BarRange>,
+    ) -> Result<Self, Reason> {
         let world = world();
         world.record("map");
         if world.fails("map") {
-            return Err(Refusal::MapResource { mapped: 0 });
+            return Err(Reason::MapResource { mapped: 0 });
         }
         let (mut gpus, mut mapped) = (Vec::new(), Vec::new());
-        for BarRun { run, gpu } in runs {
+        for BarRange { run, gpu } in runs {
             world.memory(*gpu).read();
             gpus.push(*gpu);
-            mapped.push(Run {
+            mapped.push(AddrRange {
                 addr: run.addr + IOMMU_OFFSET,
                 len: run.len,
             });
@@ -532,7 +538,7 @@ impl BarMapping {
         })
     }
 
-    pub(crate) fn runs(&self) -> &[Run] {
+    pub(crate) fn ranges(&self) -> &[AddrRange] {
         &self.runs
     }
 }

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! ib_core and an RDMA driver: the rig's `peer_mem.c`, function for function where a client can tell the
+//! ib_core and an RDMA driver: the test VM's `peer_mem.c`, function for function where a client can tell the
 //! difference. One client, which revokes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::extents::Entry;
-use crate::fakes::env::LentTable;
 use crate::fakes::env::PciDevice;
+use crate::fakes::env::SgTableHead;
 use crate::fakes::provider::ALLOCATION;
 use crate::fakes::world::world;
 use crate::fakes::world::Break;
 use crate::fakes::world::Memory;
 use crate::fakes::world::Mode;
 use crate::fakes::world::World;
-use crate::mode::Mode as _;
-use crate::refusal::Refusal;
-use crate::revocable::Lease;
+use crate::mr::Mr as _;
+use crate::ranges::SgEntry;
+use crate::reason::Reason;
+use crate::revocable::RevocableMr;
 use crate::sync::atomic::AtomicBool;
 use crate::sync::atomic::AtomicUsize;
 use crate::sync::atomic::Ordering;
@@ -56,7 +56,7 @@ pub(crate) struct Umem {
     /// Whether `client` is set.
     client: AtomicBool,
     mapping_lock: Mutex<Mapped>,
-    context: RefCell<Option<Lease>>,
+    context: RefCell<Option<RevocableMr>>,
     /// The client's memory behind `context`: from `acquire` until `release` returns.
     lives: usize,
     /// The scatter list, as `dma_map` gave it.
@@ -100,7 +100,7 @@ pub(crate) struct Core {
     /// Tickets that were dropped unused: see `Break::StaleTicket`.
     stale: RefCell<Vec<(usize, usize)>>,
     /// Registrations that failed, and why.
-    pub(crate) refusals: RefCell<Vec<Refusal>>,
+    pub(crate) refusals: RefCell<Vec<Reason>>,
 }
 
 impl Core {
@@ -122,14 +122,14 @@ impl Core {
         self.umems.lock().expect("no poison")
     }
 
-    fn add(&self, world: &World, lease: Lease) -> Arc<Umem> {
+    fn add(&self, world: &World, mr: RevocableMr) -> Arc<Umem> {
         let mut all = self.all.borrow_mut();
         let umem = Arc::new(Umem {
             number: all.len(),
             kref: AtomicUsize::new(1),
             record: world.alloc("ib_core's record"),
             client: AtomicBool::new(true),
-            context: RefCell::new(Some(lease)),
+            context: RefCell::new(Some(mr)),
             lives: world.alloc("a registration"),
             ..Umem::default()
         });
@@ -141,35 +141,35 @@ impl Core {
     /// `ib_umem_activate_invalidation_notifier()`.
     pub(crate) fn register(&self, allocation: u64) -> Option<Arc<Umem>> {
         self.try_register(allocation)
-            .map_err(|refusal| self.refusals.borrow_mut().push(refusal))
+            .map_err(|reason| self.refusals.borrow_mut().push(reason))
             .ok()
     }
 
-    fn try_register(&self, allocation: u64) -> Result<Arc<Umem>, Refusal> {
+    fn try_register(&self, allocation: u64) -> Result<Arc<Umem>, Reason> {
         let world = world();
         let guard = self.peer_memory_mutex.lock().expect("no poison");
-        let lease = Lease::pin(allocation * ALLOCATION, LEN)?;
+        let mr = RevocableMr::pin(allocation * ALLOCATION, LEN)?;
         drop(guard);
 
-        let umem = self.add(&world, lease);
+        let umem = self.add(&world, mr);
         let mut mapped = umem.mapping_lock();
         let ticket = self.tickets().alloc(&umem).expect("enough tickets");
         umem.ticket.set(Some(ticket));
 
         let prepared = umem
-            .call(|lease| lease.admit(Ticket::new(ticket, &umem)))
-            .and_then(|()| umem.call(|lease| lease.map(&PciDevice(Some(umem.number)))));
+            .call(|mr| mr.set_ticket(Ticket::new(ticket, &umem)))
+            .and_then(|()| umem.call(|mr| mr.map(&PciDevice(Some(umem.number)))));
         let table = match prepared {
-            Ok(LentTable { entries, memory }) => {
+            Ok(SgTableHead { entries, memory }) => {
                 assert_eq!(entries.len(), 1);
                 memory
             }
-            Err(refusal) => {
+            Err(reason) => {
                 self.tickets().umems.remove(&ticket);
                 drop(mapped);
                 umem.put();
                 umem.client_release();
-                return Err(refusal);
+                return Err(reason);
             }
         };
         umem.table.set(Some(table));
@@ -283,7 +283,7 @@ impl Umem {
     }
 
     /// Calls the client, which must not have released meanwhile.
-    fn call<R>(&self, f: impl FnOnce(&Lease) -> R) -> R {
+    fn call<R>(&self, f: impl FnOnce(&RevocableMr) -> R) -> R {
         let lives = world().memory(self.lives);
         lives.read();
         let context = self.context.borrow();
@@ -335,7 +335,7 @@ impl Umem {
         if from == State::Mapped {
             self.write_table();
             if to == State::Unmapped {
-                self.call(Lease::unmap);
+                self.call(RevocableMr::unmap);
             }
             self.table.set(None);
         }
@@ -447,7 +447,7 @@ impl Drop for Ticket {
 /// kernel's pages of `kernel` bytes. Fails where an entry is too short to be trimmed, as ib_core's
 /// unsigned arithmetic would wrap there.
 pub(crate) fn trim(
-    entries: &mut [Entry],
+    entries: &mut [SgEntry],
     addr: u64,
     len: u64,
     peer: u64,

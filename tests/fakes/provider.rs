@@ -4,19 +4,19 @@
 
 use std::collections::BTreeMap;
 
-use crate::extents;
-use crate::extents::PageSize;
-use crate::extents::Run;
-use crate::extents::Span;
 use crate::fakes::env::Callback;
 use crate::fakes::world::world;
 use crate::fakes::world::Break;
 use crate::fakes::world::Hook;
 use crate::fakes::world::World;
-use crate::refusal::Kept;
-use crate::refusal::Refusal;
-use crate::refusal::EINVAL;
-use crate::refusal::ENOMEM;
+use crate::ranges;
+use crate::ranges::AddrRange;
+use crate::ranges::PageSize;
+use crate::ranges::Span;
+use crate::reason::PutError;
+use crate::reason::Reason;
+use crate::reason::EINVAL;
+use crate::reason::ENOMEM;
 use crate::sync;
 use crate::sync::atomic::AtomicUsize;
 use crate::sync::atomic::Ordering;
@@ -61,8 +61,8 @@ pub(crate) struct Content {
 
 impl Content {
     /// A run for each page.
-    pub(crate) fn runs(&self) -> impl Iterator<Item = Run> + '_ {
-        extents::pages(self.addresses.iter().copied(), self.page)
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = AddrRange> + '_ {
+        ranges::pages(self.addresses.iter().copied(), self.page)
     }
 }
 
@@ -148,7 +148,7 @@ pub(crate) struct Provider {
     /// Run at the end of the call to pin with that number, before it returns.
     pub(crate) on_call: Cell<Option<(u64, Hook)>>,
     /// Pins that were left to their callbacks.
-    pub(crate) kept: RefCell<Vec<Kept>>,
+    pub(crate) orphaned: RefCell<Vec<PutError>>,
     /// What was done, in order.
     log: RefCell<Vec<String>>,
     /// Threads in the module's callback.
@@ -188,15 +188,15 @@ impl Provider {
     }
 
     /// The answer to a call to pin: the number of the call, and what is pinned. With the API lock held.
-    fn answer(&self, world: &World, span: &Span) -> Result<(u64, Content), Refusal> {
+    fn answer(&self, world: &World, span: &Span) -> Result<(u64, Content), Reason> {
         world.record("pin");
         let call = self.calls.get() + 1;
         self.calls.set(call);
         let fails = self.fail_call.get().filter(|(at, _)| *at == call);
         if let Some(code) = fails.map(|(_, code)| code).or(self.refuses.get()) {
-            return Err(Refusal::Pin(code));
+            return Err(Reason::Pin(code));
         }
-        let (number, found) = self.allocation(span).ok_or(Refusal::Pin(EINVAL))?;
+        let (number, found) = self.allocation(span).ok_or(Reason::Pin(EINVAL))?;
         let page = found.page;
         let base = DMA_BASE + ((number as u64) << 36) + (span.start() - self.start);
         let count = span.pages(page).expect("whole pages");
@@ -213,7 +213,7 @@ impl Provider {
     }
 
     /// The same, for a pin that is never called back.
-    pub(crate) fn get_persistent(&self, span: &Span) -> Result<Content, Refusal> {
+    pub(crate) fn get_persistent(&self, span: &Span) -> Result<Content, Reason> {
         let _guard = self.lock("a get");
         let (_, content) = self.answer(&world(), span)?;
         Ok(content)
@@ -297,8 +297,8 @@ impl Provider {
             self.tables.borrow_mut()[pin.table.serial].returned = Some(world.tick());
             self.free_table(&world, pin.table);
         }
-        let kept = |a: &Allocation| a.start < from || a.start >= to;
-        self.layout.borrow_mut().retain(kept);
+        let orphaned = |a: &Allocation| a.start < from || a.start >= to;
+        self.layout.borrow_mut().retain(orphaned);
         let mut gpu = self.gpu.borrow_mut();
         gpu.retain(|start, memory| {
             let gone = (from..to).contains(start);
@@ -331,18 +331,18 @@ impl Provider {
 }
 
 /// Keeps the module loaded.
-pub(crate) struct ModuleHold(usize);
+pub(crate) struct ModuleRef(usize);
 
-impl ModuleHold {
+impl ModuleRef {
     pub(crate) fn try_new() -> Option<Self> {
         let world = world();
         let count = usize::from(!world.is_broken(Break::NoHold));
         world.holds.fetch_add(count, Ordering::SeqCst);
-        Some(ModuleHold(count))
+        Some(ModuleRef(count))
     }
 }
 
-impl Drop for ModuleHold {
+impl Drop for ModuleRef {
     fn drop(&mut self) {
         let world = world();
         world.holds.fetch_sub(self.0, Ordering::SeqCst);
@@ -350,22 +350,22 @@ impl Drop for ModuleHold {
     }
 }
 
-pub(crate) fn gate_read<R>(f: impl FnOnce() -> R) -> R {
+pub(crate) fn put_rwsem_read<R>(f: impl FnOnce() -> R) -> R {
     let world = world();
-    if world.is_broken(Break::NoGate) {
+    if world.is_broken(Break::NoPutRwsem) {
         return f();
     }
-    let _guard = world.gate.read().expect("no poison");
+    let _guard = world.put_rwsem.read().expect("no poison");
     f()
 }
 
-pub(crate) fn gate_write<R>(f: impl FnOnce() -> R) -> R {
+pub(crate) fn put_rwsem_write<R>(f: impl FnOnce() -> R) -> R {
     let world = world();
-    if world.is_broken(Break::NoGate) {
+    if world.is_broken(Break::NoPutRwsem) {
         return f();
     }
-    let _guard = sync::write(&world.gate);
-    world.gate_since.set(world.tick());
+    let _guard = sync::write(&world.put_rwsem);
+    world.put_rwsem_since.set(world.tick());
     world.provider.record("alone");
     f()
 }
@@ -373,14 +373,14 @@ pub(crate) fn gate_write<R>(f: impl FnOnce() -> R) -> R {
 pub(crate) fn get_pages<C: Callback>(
     span: &Span,
     number: usize,
-) -> Result<Option<PageTable>, Refusal> {
+) -> Result<Option<PageTable>, Reason> {
     let world = world();
     let provider = &world.provider;
     provider.record(format!("get {number}"));
     world.hook(&provider.on_get);
     let guard = provider.lock("a get");
     if provider.unlisted.get() {
-        return Err(Refusal::Pin(EINVAL));
+        return Err(Reason::Pin(EINVAL));
     }
     let (call, content) = provider.answer(&world, span)?;
     let mut tables = provider.tables.borrow_mut();
@@ -393,7 +393,7 @@ pub(crate) fn get_pages<C: Callback>(
         start: content.start,
         process: world.process(),
         number,
-        freed: C::freed,
+        freed: C::free_callback,
     });
     tables.push(Record {
         memory: world.alloc("a page table"),
@@ -444,7 +444,7 @@ pub(crate) fn put_pages(_span: &Span, table: PageTable) -> i32 {
         match of.returned {
             // Between the look and the put.
             Some(when) => assert!(
-                when > world.gate_since.get(),
+                when > world.put_rwsem_since.get(),
                 "a pin is put whose callback had returned before"
             ),
             None => assert!(foreign, "a pin is put twice"),
@@ -465,10 +465,10 @@ pub(crate) fn retry(mut put: impl FnMut() -> i32) -> i32 {
     }
 }
 
-pub(crate) fn kept(_span: &Span, why: Kept) {
+pub(crate) fn orphaned(_span: &Span, why: PutError) {
     let world = world();
     world.provider.record(format!("{why:?}"));
-    world.provider.kept.borrow_mut().push(why);
+    world.provider.orphaned.borrow_mut().push(why);
 }
 
 /// A callback that finds no slot: one that a test has made, or a fault.
@@ -483,6 +483,6 @@ pub(crate) fn late_callback() {
     slotless("late");
 }
 
-pub(crate) fn stray_callback() {
-    slotless("stray");
+pub(crate) fn spurious_callback() {
+    slotless("spurious");
 }

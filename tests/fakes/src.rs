@@ -2,25 +2,25 @@
 
 //! The module's files that use `core` and `env` alone: what is `unsafe` in the module stands elsewhere.
 
-#[path = "../../src/account.rs"]
-pub(crate) mod account;
+#[path = "../../src/callback_pin.rs"]
+pub(crate) mod callback_pin;
+#[path = "../../src/chunks.rs"]
+pub(crate) mod chunks;
 #[path = "../../src/device.rs"]
 pub(crate) mod device;
-#[path = "../../src/extents.rs"]
-pub(crate) mod extents;
-#[path = "../../src/mode.rs"]
-pub(crate) mod mode;
-#[path = "../../src/pieces.rs"]
-pub(crate) mod pieces;
-#[path = "../../src/pin.rs"]
-pub(crate) mod pin;
-#[path = "../../src/record.rs"]
-pub(crate) mod record;
-#[path = "../../src/refusal.rs"]
+#[path = "../../src/history.rs"]
+pub(crate) mod history;
+#[path = "../../src/mr.rs"]
+pub(crate) mod mr;
+#[path = "../../src/persistent.rs"]
+pub(crate) mod persistent;
+#[path = "../../src/quota.rs"]
+pub(crate) mod quota;
+#[path = "../../src/ranges.rs"]
+pub(crate) mod ranges;
+#[path = "../../src/reason.rs"]
 #[allow(dead_code, reason = "nothing is logged here")]
-pub(crate) mod refusal;
-#[path = "../../src/region.rs"]
-pub(crate) mod region;
+pub(crate) mod reason;
 #[path = "../../src/registry.rs"]
 pub(crate) mod registry;
 #[path = "../../src/revocable.rs"]

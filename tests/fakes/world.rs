@@ -11,19 +11,19 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 
-use crate::account::Account;
-use crate::account::Charge;
-use crate::fakes::env::List;
+use crate::callback_pin::CallbackTable;
+use crate::fakes::env::SmallVec;
 use crate::fakes::ib_core::Core;
 use crate::fakes::ib_core::LEN;
 use crate::fakes::provider::Allocation;
 use crate::fakes::provider::Provider;
 use crate::fakes::provider::ALLOCATION;
-use crate::pin::Directory;
-use crate::registry::Book;
-use crate::registry::Event;
-use crate::registry::Living;
+use crate::quota::Charge;
+use crate::quota::Usage;
+use crate::registry::Registration;
+use crate::registry::RegistryStats;
 use crate::registry::State;
+use crate::registry::Transition;
 use crate::sync::atomic::AtomicUsize;
 use crate::sync::atomic::Ordering;
 use crate::sync::thread;
@@ -55,8 +55,8 @@ pub(crate) enum Mode {
 pub(crate) enum Break {
     /// `Monitor::wait_while` does not wait.
     NoWait,
-    /// The gate lets everybody in.
-    NoGate,
+    /// put_rwsem lets everybody in.
+    NoPutRwsem,
     /// The page table is read when its slot's lock has been given back.
     LateRead,
     /// What is done under a slot's lock is done without it.
@@ -126,43 +126,43 @@ impl Drop for Naming {
     }
 }
 
-/// The roll. Its lock is a leaf: one that loom knows is taken where somebody reads beside (`watched`), and
+/// The registry. Its lock is a leaf: one that loom knows is taken where somebody reads beside (`watched`), and
 /// elsewhere it would add orders that differ in nothing.
 #[derive(Default)]
-pub(crate) struct Roll {
+pub(crate) struct Registry {
     locked: RefCell<Locked>,
     lock: Mutex<()>,
-    /// A thread of the model reads the roll.
+    /// A thread of the model reads the registry.
     pub(crate) watched: Cell<bool>,
-    events: RefCell<Vec<Event>>,
+    events: RefCell<Vec<Transition>>,
 }
 
 #[derive(Default)]
 pub(crate) struct Locked {
-    pub(crate) book: Book,
-    pub(crate) living: BTreeMap<u64, Living>,
+    pub(crate) stats: RegistryStats,
+    pub(crate) registration: BTreeMap<u64, Registration>,
 }
 
 thread_local! {
-    /// This thread has locked a roll.
-    static IN_ROLL: StdCell<bool> = const { StdCell::new(false) };
+    /// This thread has locked a registry.
+    static IN_REGISTRY: StdCell<bool> = const { StdCell::new(false) };
 }
 
-/// This thread holds the lock of a roll.
+/// This thread holds the lock of a registry.
 pub(crate) fn in_roll() -> bool {
-    IN_ROLL.get()
+    IN_REGISTRY.get()
 }
 
-impl Roll {
-    /// Runs `f` with the roll locked.
+impl Registry {
+    /// Runs `f` with the registry locked.
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Locked) -> R) -> R {
-        assert!(!in_roll(), "the roll is locked twice");
+        assert!(!in_roll(), "the registry is locked twice");
         let watched = self.watched.get();
         let _guard = watched.then(|| self.lock.lock().expect("no poison"));
         let mut locked = self.locked.borrow_mut();
-        IN_ROLL.set(true);
+        IN_REGISTRY.set(true);
         let result = f(&mut locked);
-        IN_ROLL.set(false);
+        IN_REGISTRY.set(false);
         result
     }
 
@@ -170,44 +170,53 @@ impl Roll {
     pub(crate) fn update(
         &self,
         number: &AtomicU64,
-        f: impl FnOnce(&mut Book, &mut Option<Living>) -> Option<Event>,
+        f: impl FnOnce(&mut RegistryStats, &mut Option<Registration>) -> Option<Transition>,
     ) {
-        let event = self.with(|Locked { book, living }| {
-            let mut slot = living.remove(&number.load(Relaxed));
-            let event = f(book, &mut slot);
-            number.store(slot.map_or(0, |slot| slot.number), Relaxed);
-            if let Some(slot) = slot {
-                let before = living.insert(slot.number, slot);
-                assert!(before.is_none(), "{} comes twice on the roll", slot.number);
-            }
-            event
-        });
+        let event = self.with(
+            |Locked {
+                 stats,
+                 registration,
+             }| {
+                let mut slot = registration.remove(&number.load(Relaxed));
+                let event = f(stats, &mut slot);
+                number.store(slot.map_or(0, |slot| slot.number), Relaxed);
+                if let Some(slot) = slot {
+                    let before = registration.insert(slot.number, slot);
+                    assert!(
+                        before.is_none(),
+                        "{} comes twice in the registry",
+                        slot.number
+                    );
+                }
+                event
+            },
+        );
         self.events.borrow_mut().extend(event);
     }
 
     /// The first that stands there with this number or a higher one.
-    pub(crate) fn from(&self, number: u64) -> Option<Living> {
-        self.with(|locked| locked.living.range(number..).next().map(|(_, l)| *l))
+    pub(crate) fn from(&self, number: u64) -> Option<Registration> {
+        self.with(|locked| locked.registration.range(number..).next().map(|(_, l)| *l))
     }
 
     /// All, as a reader comes by them.
-    pub(crate) fn all(&self) -> Vec<Living> {
+    pub(crate) fn all(&self) -> Vec<Registration> {
         let mut next = 0;
         std::iter::from_fn(|| {
-            let living = self.from(next)?;
-            next = living.number + 1;
-            Some(living)
+            let registration = self.from(next)?;
+            next = registration.number + 1;
+            Some(registration)
         })
         .collect()
     }
 
     /// What is counted.
-    pub(crate) fn book<R>(&self, f: impl FnOnce(&Book) -> R) -> R {
-        self.with(|locked| f(&locked.book))
+    pub(crate) fn stats<R>(&self, f: impl FnOnce(&RegistryStats) -> R) -> R {
+        self.with(|locked| f(&locked.stats))
     }
 
     /// What was told since the last call, in order.
-    pub(crate) fn take_events(&self) -> Vec<Event> {
+    pub(crate) fn take_events(&self) -> Vec<Transition> {
         self.events.take()
     }
 }
@@ -229,18 +238,18 @@ pub(crate) struct World {
     /// So often no fatal signal waits for the calling thread, then one does.
     pub(crate) killed_after: Cell<Option<u64>>,
     /// The parameter, if it is set.
-    pub(crate) max_pieces: Cell<Option<u32>>,
+    pub(crate) max_chunks: Cell<Option<u32>>,
     pub(crate) user: Cell<u32>,
     pub(crate) user_limit: Cell<Option<u64>>,
     /// The lock of the accounts is a leaf, and the models do not look at its order.
-    pub(crate) accounts: RefCell<List<Account>>,
+    pub(crate) usages: RefCell<SmallVec<Usage>>,
     /// Slots that hold the module.
     pub(crate) holds: AtomicUsize,
-    pub(crate) directory: Mutex<Option<Directory>>,
-    pub(crate) gate: RwLock<()>,
-    /// When the gate was last closed.
-    pub(crate) gate_since: Cell<u64>,
-    pub(crate) roll: Arc<Roll>,
+    pub(crate) callbacks: Mutex<Option<CallbackTable>>,
+    pub(crate) put_rwsem: RwLock<()>,
+    /// When put_rwsem was last closed.
+    pub(crate) put_rwsem_since: Cell<u64>,
+    pub(crate) registry: Arc<Registry>,
     pub(crate) provider: Provider,
     pub(crate) ib_core: Core,
     log: RefCell<Vec<&'static str>>,
@@ -285,7 +294,7 @@ impl World {
             .provider
             .layout
             .replace((1..=3).map(allocation).collect());
-        world.enter();
+        world.add();
         f();
         // What is still pinned was left to its callback.
         world.free();
@@ -294,25 +303,25 @@ impl World {
     }
 
     /// For a test that says what happens when.
-    fn of_a_test(start: u64, roll: Arc<Roll>) -> Arc<World> {
+    fn of_a_test(start: u64, registry: Arc<Registry>) -> Arc<World> {
         let world = Arc::new(World {
             provider: Provider::new(start),
-            roll,
+            registry,
             ..World::default()
         });
-        world.enter();
+        world.add();
         // What a test that fails leaves in it cannot be dropped when its thread is gone.
         std::mem::forget(world.clone());
         world
     }
 
-    /// A new one, with memory from `start` on. The roll is that of the test.
+    /// A new one, with memory from `start` on. The registry is that of the test.
     pub(crate) fn at(start: u64) -> Arc<World> {
-        Self::of_a_test(start, world().roll.clone())
+        Self::of_a_test(start, world().registry.clone())
     }
 
     /// This is the calling thread's world.
-    pub(crate) fn enter(self: &Arc<Self>) {
+    pub(crate) fn add(self: &Arc<Self>) {
         WORLD.set(Some(self.clone()));
     }
 
@@ -386,21 +395,27 @@ impl World {
         self.processes.borrow_mut().insert(this, process);
     }
 
-    /// What the registration of an allocation is on the roll. Each life of a model has its own.
+    /// What the registration of an allocation is in the registry. Each life of a model has its own.
     pub(crate) fn stands(&self, allocation: u64) -> Option<State> {
         let start = allocation * ALLOCATION;
-        let roll = self.roll.locked.borrow();
-        let mut found = roll.living.values().filter(|l| l.new.span.start() == start);
-        let state = found.next().map(|living| living.state);
+        let registry = self.registry.locked.borrow();
+        let mut found = registry
+            .registration
+            .values()
+            .filter(|l| l.info.span.start() == start);
+        let state = found.next().map(|registration| registration.state);
         assert!(found.next().is_none(), "a registration is there twice");
         state
     }
 
     fn check_empty(&self) {
-        let roll = self.roll.locked.borrow();
-        assert!(roll.living.is_empty(), "somebody is left on the roll");
-        for counts in roll.book.counts() {
-            let left = (counts.alive, counts.alive_bytes);
+        let registry = self.registry.locked.borrow();
+        assert!(
+            registry.registration.is_empty(),
+            "somebody is left in the registry"
+        );
+        for counts in registry.stats.counts() {
+            let left = (counts.active, counts.active_bytes);
             assert_eq!(left, (0, 0), "somebody is still counted as alive");
             assert_eq!(counts.registered, counts.released);
         }

@@ -135,7 +135,7 @@ phys_addr_t vidmem_phys(const struct vidmem *mem, u32 page)
  * @mem: the memory
  * @first: the table's first page
  * @page: which of its pages, from there on
- * @persistent: the flavour
+ * @persistent: the mode
  *
  * Return: the address, unless table_phys has revocable ones lie.
  */

@@ -179,14 +179,14 @@ struct alloc {
  * @magic: PIN_MAGIC while it lives
  * @size: of the allocation that this structure begins
  * @id: names the pin in the event log
- * @node: in the list of pins of its flavour; API lock
+ * @node: in the list of pins of its mode; API lock
  * @of_alloc: in alloc->pins; API lock
  * @alloc: NULL for a persistent pin, and once the memory has been freed
  * @vidmem: referenced, NULL once detached
  * @first: first page in @vidmem
  * @pages: number of pages
  * @tgid: who pinned
- * @persistent: the flavour
+ * @persistent: the mode
  * @foreign_put: another process has tried to put it
  * @lost: persistent, and its put has failed; API lock
  * @free_callback: NULL until registered

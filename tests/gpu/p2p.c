@@ -91,7 +91,7 @@ static void pin_memory_free(struct pin *pin, size_t size)
 	kfree(old);
 }
 
-/* Registered pins of each flavour; API lock. */
+/* Registered pins of each mode; API lock. */
 static LIST_HEAD(revocable_pins);
 static LIST_HEAD(persistent_pins);
 /*
@@ -281,7 +281,7 @@ static int pin_attach(struct pin *pin, u64 va, u64 length, u32 flags,
 		info[i].rreqmb_h = 0;
 	}
 
-	/* Its end revokes the one flavour and passes the other by. */
+	/* Its end revokes the one mode and passes the other by. */
 	if (!pin->persistent) {
 		pin->alloc = alloc;
 		list_add_tail(&pin->of_alloc, &alloc->pins);

@@ -7,9 +7,9 @@
 //! in the root complex already, so that redirection takes nothing from them. What each bit does to which packets (PCI
 //! Express 7.0, 6.12.3):
 //!
-//! - Request Redirect acts where requests come in: those of the card at the card's port, those of the GPU at the
+//! - Request Redirect acts where requests come in: those of the NIC at the NIC's port, those of the GPU at the
 //!   GPU's.
-//! - Completion Redirect acts on answers: the GPU's to the card's reads, at the GPU's port, unless they are marked as
+//! - Completion Redirect acts on answers: the GPU's to the NIC's reads, at the GPU's port, unless they are marked as
 //!   relaxed.
 //! - Egress Control blocks requests to ports of a list, or redirects them with Request Redirect.
 //! - Upstream Forwarding is about packets that were redirected below, and Source Validation about false senders:
@@ -17,9 +17,9 @@
 //! - Direct Translated lets requests whose address the IOMMU has translated (ATS) go straight in spite of all
 //!   redirection; Translation Blocking drops them.
 
-use super::look::Check;
-use super::look::Look;
 use super::route::Route;
+use super::scan::Check;
+use super::scan::Scan;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
@@ -31,7 +31,7 @@ use crate::machine::Pair;
 
 pub(super) const ACS: Check = Check {
     name: "acs",
-    looks_at: "ACS redirection where packets between GPU and card can turn round",
+    about: "ACS redirection where packets between GPU and NIC can turn round",
     applies: super::route::applies,
     run: acs,
 };
@@ -47,48 +47,48 @@ pub(super) fn control(port: &Function) -> Seen<u16> {
     }
 }
 
-/// Whether the card asks the IOMMU for translations itself.
-pub(super) fn translates(card: &Function) -> Seen<bool> {
-    match card.config()?.ats() {
+/// Whether the NIC asks the IOMMU for translations itself.
+pub(super) fn translates(nic: &Function) -> Seen<bool> {
+    match nic.config()?.ats() {
         Err(Unseen::Absent) => Ok(false),
         other => other,
     }
 }
 
-fn acs(look: &Look<'_>) -> Vec<Finding> {
+fn acs(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for pair in look.pairs() {
-        let Some(route) = Route::of(look, pair) else {
+    for pair in scan.pairs() {
+        let Some(route) = Route::of(scan, pair) else {
             continue;
         };
-        let Some((card_port, gpu_port)) = route.turn() else {
+        let Some((nic_port, gpu_port)) = route.turn() else {
             findings.extend(at_root(pair, &route));
             continue;
         };
         let subject = Subject::pair(pair);
-        let (card_set, gpu_set) = match (control(card_port), control(gpu_port)) {
-            (Ok(card), Ok(gpu)) => (card, gpu),
+        let (nic_set, gpu_set) = match (control(nic_port), control(gpu_port)) {
+            (Ok(nic), Ok(gpu)) => (nic, gpu),
             (Err(why), _) | (_, Err(why)) => {
-                let what = format!("ACS of {} and {}", card_port.at, gpu_port.at);
-                findings.push(Look::unseen(ACS.name, subject, what, &why));
+                let what = format!("ACS of {} and {}", nic_port.at, gpu_port.at);
+                findings.push(Scan::unseen(ACS.name, subject, what, &why));
                 continue;
             }
         };
         // What ATS has translated goes straight. Where it cannot be seen, it is not counted on.
         let straight =
-            card_set & (Acs::DT | Acs::TB) == Acs::DT && translates(route.card).unwrap_or(false);
-        let requests = card_set & (Acs::RR | Acs::EC);
+            nic_set & (Acs::DT | Acs::TB) == Acs::DT && translates(route.nic).unwrap_or(false);
+        let requests = nic_set & (Acs::RR | Acs::EC);
         let answers = gpu_set & Acs::CR;
-        let of_gpu = (gpu_set & (Acs::RR | Acs::EC)) | (card_set & Acs::CR);
+        let of_gpu = (gpu_set & (Acs::RR | Acs::EC)) | (nic_set & Acs::CR);
         let level = match (requests | answers, of_gpu) {
-            (0, 0) => Level::Well,
-            _ if straight => Level::Well,
-            // Only what the GPU itself asks of the card.
+            (0, 0) => Level::Ok,
+            _ if straight => Level::Ok,
+            // Only what the GPU itself asks of the NIC.
             (0, _) => Level::Note,
             _ => Level::Warning,
         };
         let mut parts = Vec::new();
-        for (port, whose, set) in [(card_port, "card", card_set), (gpu_port, "GPU", gpu_set)] {
+        for (port, whose, set) in [(nic_port, "NIC", nic_set), (gpu_port, "GPU", gpu_set)] {
             let on = Acs::names(set & REDIRECTS);
             if !on.is_empty() {
                 parts.push(format!(
@@ -100,33 +100,33 @@ fn acs(look: &Look<'_>) -> Vec<Finding> {
         }
         let found = match parts.is_empty() {
             true => format!(
-                "no redirection at {} and {}, the switch ports of card and GPU",
-                card_port.at, gpu_port.at
+                "no redirection at {} and {}, the switch ports of NIC and GPU",
+                nic_port.at, gpu_port.at
             ),
             false if straight => format!(
-                "{}; the card's ATS is on and {} lets translated requests straight through",
+                "{}; the NIC's ATS is on and {} lets translated requests straight through",
                 parts.join(", "),
-                card_port.at
+                nic_port.at
             ),
             false => parts.join(", "),
         };
-        let finding = Finding::new(ACS.name, look.level(pair, level), subject, found);
+        let finding = Finding::new(ACS.name, scan.level(pair, level), subject, found);
         findings.push(match level {
-            Level::Well => finding,
+            Level::Ok => finding,
             Level::Note => finding.why(
-                "What a GPU asks of the card, as in GPU-initiated networking, goes up to the root complex in place \
-                 of straight through the switch. The card's own transfers do not.",
+                "What a GPU asks of the NIC, as in GPU-initiated networking, goes up to the root complex in place \
+                 of straight through the switch. The NIC's own transfers do not.",
             ),
             _ => finding
                 .why(
-                    "Card and GPU hang under one switch, where packets can turn round. With redirection each goes \
+                    "NIC and GPU hang under one switch, where packets can turn round. With redirection each goes \
                      up to the root complex and comes down again, if that lets it through at all.",
                 )
                 .costs(
                     "Half of the bandwidth, by NCCL's maintainers (nccl-tests#112), or transfers that hang (NCCL's \
                      troubleshooting page).",
                 )
-                .mend(mend(&[(card_port, card_set), (gpu_port, gpu_set)])),
+                .fix(fix(&[(nic_port, nic_set), (gpu_port, gpu_set)])),
         });
     }
     findings
@@ -139,10 +139,10 @@ fn at_root(pair: &Pair, route: &Route<'_>) -> Option<Finding> {
     }
     // The end itself is no port, where it hangs on the host bridge.
     let highest = |end| route.down_to(end).first().copied();
-    let on: Vec<String> = [highest(route.card), highest(route.gpu)]
+    let on: Vec<String> = [highest(route.nic), highest(route.gpu)]
         .into_iter()
         .flatten()
-        .filter(|port| port.at != route.card.at && port.at != route.gpu.at)
+        .filter(|port| port.at != route.nic.at && port.at != route.gpu.at)
         .filter_map(|port| {
             let set = control(port).ok()? & REDIRECTS;
             (set != 0).then(|| format!("{} has {}", port.at, Acs::names(set).join(", ")))
@@ -164,7 +164,7 @@ fn at_root(pair: &Pair, route: &Route<'_>) -> Option<Finding> {
 }
 
 /// Clears what redirects, and nothing else.
-fn mend(ports: &[(&Function, u16)]) -> String {
+fn fix(ports: &[(&Function, u16)]) -> String {
     let bad: Vec<&Function> = ports
         .iter()
         .filter(|(_, set)| set & REDIRECTS != 0)
@@ -185,8 +185,8 @@ fn mend(ports: &[(&Function, u16)]) -> String {
             .to_owned(),
     );
     lines.push(
-        "Not on a host whose GPUs or cards are given to virtual machines: ACS keeps these apart. There set the \
-         card's ATS_ENABLED with mlxconfig and DirectTrans (0x40) at its port."
+        "Not on a host whose GPUs or NICs are given to virtual machines: ACS keeps these apart. There set the \
+         NIC's ATS_ENABLED with mlxconfig and DirectTrans (0x40) at its port."
             .to_owned(),
     );
     lines.join("\n")

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! BAR1: the window through which a card reaches a GPU's memory, and how large it could be.
+//! BAR1: the window through which a NIC reaches a GPU's memory, and how large it could be.
 
-use super::look::Check;
-use super::look::Look;
+use super::scan::Check;
+use super::scan::Scan;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
@@ -14,32 +14,32 @@ use crate::render::bytes;
 
 pub(super) const BAR1: Check = Check {
     name: "bar1",
-    looks_at: "size of the GPU's BAR1, and whether it can be larger",
-    applies: |look| look.has_pci_gpu(),
+    about: "size of the GPU's BAR1, and whether it can be larger",
+    applies: |scan| scan.has_pci_gpu(),
     run: bar1,
 };
 
 /// What GPUs have whose BAR1 is not meant for their memory.
 const SMALL: u64 = 256 << 20;
 
-fn bar1(look: &Look<'_>) -> Vec<Finding> {
-    let gpus = look.gpus().filter(|gpu| !gpu.is_coherent);
-    gpus.map(|gpu| of_gpu(look, gpu)).collect()
+fn bar1(scan: &Scan<'_>) -> Vec<Finding> {
+    let gpus = scan.gpus().filter(|gpu| !gpu.is_coherent);
+    gpus.map(|gpu| of_gpu(scan, gpu)).collect()
 }
 
-fn of_gpu(look: &Look<'_>, gpu: &Gpu) -> Finding {
+fn of_gpu(scan: &Scan<'_>, gpu: &Gpu) -> Finding {
     let new = |level, found: String| Finding::new(BAR1.name, level, Subject::gpu(gpu), found);
     let Some(bar) = gpu.bar1 else {
         return new(
             Level::Fault,
             format!("{} has no large BAR: none that is 64-bit, prefetchable and assigned", gpu.at),
         )
-        .why("Memory that is behind no BAR no card can reach. The firmware leaves a BAR out where it has no room \
+        .why("Memory that is behind no BAR no NIC can reach. The firmware leaves a BAR out where it has no room \
             for it.")
-        .mend("\"Above 4G Decoding\" (\"Memory Mapped I/O above 4 GB\", \"MMIO High Size\") in the firmware's \
+        .fix("\"Above 4G Decoding\" (\"Memory Mapped I/O above 4 GB\", \"MMIO High Size\") in the firmware's \
             setup; `dmesg | grep -i 'BAR.*no space'`");
     };
-    let function = look.machine.functions.get(&gpu.at);
+    let function = scan.machine.functions.get(&gpu.at);
     let larger = function.and_then(|function| resizable(function, bar.index));
     let could = larger.filter(|can| can.sizes.last().is_some_and(|most| *most > bar.size));
     let could_be = match &could {
@@ -49,7 +49,7 @@ fn of_gpu(look: &Look<'_>, gpu: &Gpu) -> Finding {
         ),
         None => String::new(),
     };
-    let nvml = Nvml::look(look.host).ok();
+    let nvml = Nvml::scan(scan.host).ok();
     let memory = nvml.and_then(|nvml| nvml.gpu(gpu.at)?.memory_total_bytes);
     if bar.size > SMALL {
         // A GPU's memory is a little less than what its name has; a BAR is a power of two.
@@ -61,17 +61,17 @@ fn of_gpu(look: &Look<'_>, gpu: &Gpu) -> Finding {
             );
             return new(Level::Note, found)
                 .why("No more than that can be registered at once, by all processes together.")
-                .mend(enlarge(could.is_some()));
+                .fix(enlarge(could.is_some()));
         }
         let level = match could {
             Some(_) => Level::Note,
-            None => Level::Well,
+            None => Level::Ok,
         };
         let finding = new(level, format!("BAR1 is {}{could_be}", bytes(bar.size)));
         return match could {
             Some(_) => finding
                 .why("More of the memory could be registered at once.")
-                .mend(enlarge(true)),
+                .fix(enlarge(true)),
             None => finding,
         };
     }
@@ -81,7 +81,7 @@ fn of_gpu(look: &Look<'_>, gpu: &Gpu) -> Finding {
              part: what goes beyond is refused, ENOMEM or EFAULT.",
         )
         .costs("Registrations above some 200 MB failed for others on such GPUs (nv_peer_memory#101, UCX#8049).")
-        .mend(enlarge(could.is_some()))
+        .fix(enlarge(could.is_some()))
 }
 
 /// What the capability says of this BAR. None: not there, or not visible, which changes nothing of what is wrong.

@@ -5,9 +5,9 @@
 //! A device that is gone leaves no trace in sysfs, so that nothing but an expectation finds it.
 
 use super::link::port_rate;
-use super::look::Check;
-use super::look::Look;
 use super::port;
+use super::scan::Check;
+use super::scan::Scan;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
@@ -22,8 +22,8 @@ use crate::software::Software;
 
 pub(super) const BASELINE: Check = Check {
     name: "baseline",
-    looks_at: "with --baseline: whether GPUs, RDMA devices, ports and links are what they were in a recording",
-    applies: |look| look.baseline.is_some(),
+    about: "with --baseline: whether GPUs, RDMA devices, ports and links are what they were in a recording",
+    applies: |scan| scan.baseline.is_some(),
     run: baseline,
 };
 
@@ -31,32 +31,32 @@ fn new(level: Level, subject: Subject, found: String) -> Finding {
     Finding::new(BASELINE.name, level, subject, found)
 }
 
-fn baseline(look: &Look<'_>) -> Vec<Finding> {
-    let Some(baseline) = look.baseline else {
+fn baseline(scan: &Scan<'_>) -> Vec<Finding> {
+    let Some(baseline) = scan.baseline else {
         return Vec::new();
     };
     let before = &baseline.machine;
     let mut findings = Vec::new();
     for was in &before.gpus {
-        match look.gpu(was.at) {
-            Some(now) => findings.extend(of_gpu(look, before, was, now)),
+        match scan.gpu(was.at) {
+            Some(now) => findings.extend(of_gpu(scan, before, was, now)),
             None => findings.push(lost_gpu(was)),
         }
     }
     for was in &before.hcas {
-        match same(look.machine, was) {
-            Some(now) => findings.extend(of_hca(look, before, was, now)),
-            None => findings.push(lost_hca(look, was)),
+        match same(scan.machine, was) {
+            Some(now) => findings.extend(of_hca(scan, before, was, now)),
+            None => findings.push(lost_hca(scan, was)),
         }
     }
-    let others = look
+    let others = scan
         .machine
         .gpus
         .iter()
         .filter(|gpu| before.gpu(gpu.at).is_none())
         .map(Subject::gpu)
         .chain(
-            look.machine
+            scan.machine
                 .hcas
                 .iter()
                 .filter(|hca| same(before, hca).is_none())
@@ -67,15 +67,15 @@ fn baseline(look: &Look<'_>) -> Vec<Finding> {
     }
     let version = |software: &Software| software.nvidia()?.version.clone();
     let (was, now) = (
-        version(&Software::look(&baseline.recording)),
-        version(look.software()),
+        version(&Software::scan(&baseline.recording)),
+        version(scan.software()),
     );
     if let (Some(was), Some(now)) = (was, now) {
         findings.extend(changed("nvidia.ko", &was, &now, Subject::Machine));
     }
     if findings.is_empty() {
         findings.push(new(
-            Level::Well,
+            Level::Ok,
             Subject::Machine,
             format!(
                 "{} GPUs and {} RDMA devices are as in the baseline",
@@ -104,37 +104,37 @@ fn lost_gpu(was: &Gpu) -> Finding {
         format!("the GPU is gone: the baseline has {} there", was.name),
     )
     .why("It fell off the bus, was not found at boot, or was taken out.")
-    .mend(format!(
+    .fix(format!(
         "`dmesg | grep -e Xid -e {}` says when it went; a cold boot, then its seating and power",
         was.at
     ))
 }
 
-fn lost_hca(look: &Look<'_>, was: &Hca) -> Finding {
+fn lost_hca(scan: &Scan<'_>, was: &Hca) -> Finding {
     let lost = |found: String| new(Level::Fault, Subject::hca(was), found);
     let Some(at) = was.at else {
         return lost("the RDMA device is gone".to_owned())
-            .mend("`rdma link show` lists those that are there");
+            .fix("`rdma link show` lists those that are there");
     };
-    match look.host.has(&format!("{DEVICES}/{at}")) {
+    match scan.host.has(&format!("{DEVICES}/{at}")) {
         Ok(false) => lost(format!(
             "the RDMA device is gone, and {at} from PCI with it"
         ))
         .why("It fell off the bus, was not found at boot, or was taken out.")
-        .mend(format!(
+        .fix(format!(
             "`dmesg | grep {at}` says when it went; a cold boot, then its seating"
         )),
         _ => lost(format!(
             "the RDMA device is gone, though {at} is still on PCI"
         ))
         .why("Its driver is not loaded, or gave up.")
-        .mend(format!(
+        .fix(format!(
             "`dmesg | grep {at}` says why; `sudo modprobe mlx5_ib`, or another driver of the NIC"
         )),
     }
 }
 
-fn of_gpu(look: &Look<'_>, before: &Machine, was: &Gpu, now: &Gpu) -> Vec<Finding> {
+fn of_gpu(scan: &Scan<'_>, before: &Machine, was: &Gpu, now: &Gpu) -> Vec<Finding> {
     let mut findings = Vec::new();
     findings.extend(changed("the GPU", &was.name, &now.name, Subject::gpu(now)));
     if let (Some(was), Some(is)) = (was.bar1, now.bar1) {
@@ -150,16 +150,16 @@ fn of_gpu(look: &Look<'_>, before: &Machine, was: &Gpu, now: &Gpu) -> Vec<Findin
                     ),
                 )
                 .why("No more than that can be registered at once, by all processes together.")
-                .mend("\"Re-Size BAR Support\" and \"Above 4G Decoding\" in the firmware's setup"),
+                .fix("\"Re-Size BAR Support\" and \"Above 4G Decoding\" in the firmware's setup"),
             );
         }
     }
     // The speed of an idle GPU's link is no matter of the baseline.
-    findings.extend(narrower(look, before, was.at, false, Subject::gpu(now)));
+    findings.extend(narrower(scan, before, was.at, false, Subject::gpu(now)));
     findings
 }
 
-fn of_hca(look: &Look<'_>, before: &Machine, was: &Hca, now: &Hca) -> Vec<Finding> {
+fn of_hca(scan: &Scan<'_>, before: &Machine, was: &Hca, now: &Hca) -> Vec<Finding> {
     let subject = || Subject::hca(now);
     let mut findings = Vec::new();
     findings.extend(changed("its name", &was.name, &now.name, subject()));
@@ -178,7 +178,7 @@ fn of_hca(look: &Look<'_>, before: &Machine, was: &Hca, now: &Hca) -> Vec<Findin
         });
     }
     if let Some(at) = was.at {
-        findings.extend(narrower(look, before, at, true, subject()));
+        findings.extend(narrower(scan, before, at, true, subject()));
     }
     findings
 }
@@ -196,7 +196,7 @@ fn of_port(hca: &Hca, was: &Port, now: &Port) -> Option<Finding> {
                 Subject::hca(hca),
                 format!("port {number} is {state}, and ACTIVE in the baseline"),
             )
-            .mend(port::mend(hca, now)),
+            .fix(port::fix(hca, now)),
         );
     }
     let (then, is) = (port_rate(was)?, port_rate(now)?);
@@ -211,20 +211,20 @@ fn of_port(hca: &Hca, was: &Port, now: &Port) -> Option<Finding> {
                 rate(was)
             ),
         )
-        .mend(port::cable(hca))
+        .fix(port::cable(hca))
     })
 }
 
 /// Of a link that has fewer lanes than it had, or, where that counts, less speed.
 fn narrower(
-    look: &Look<'_>,
+    scan: &Scan<'_>,
     before: &Machine,
     at: Address,
     with_speed: bool,
     subject: Subject,
 ) -> Option<Finding> {
     let link = |machine: &Machine| Some(machine.functions.get(&at)?.link.as_ref().ok()?.now);
-    let (was, now) = (link(before)?, link(look.machine)?);
+    let (was, now) = (link(before)?, link(scan.machine)?);
     let is_less = now.width < was.width || (with_speed && now.speed < was.speed);
     is_less.then(|| {
         new(
@@ -233,7 +233,7 @@ fn narrower(
             format!("the link above {at} is {now}, and {was} in the baseline"),
         )
         .why("A link trains down where lanes or contacts are bad.")
-        .mend("Seat the card anew, look at riser and cable; `dmesg | grep -i 'available PCIe bandwidth'`")
+        .fix("Seat the NIC anew, look at riser and cable; `dmesg | grep -i 'available PCIe bandwidth'`")
     })
 }
 

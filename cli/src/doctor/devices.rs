@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Devices themselves: whose driver has them, and what they are.
 
-use super::look::Check;
-use super::look::Look;
+use super::scan::Check;
+use super::scan::Scan;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
@@ -10,44 +10,44 @@ use crate::machine::pci::Function;
 
 pub(super) const GPU_DRIVER: Check = Check {
     name: "gpu-driver",
-    looks_at: "whether nvidia.ko has each GPU",
-    applies: |look| look.has_gpu(),
+    about: "whether nvidia.ko has each GPU",
+    applies: |scan| scan.has_gpu(),
     run: gpu_driver,
 };
 
 pub(super) const CARD_DRIVER: Check = Check {
-    name: "card-driver",
-    looks_at: "InfiniBand and NVIDIA network cards that no driver makes an RDMA device of",
+    name: "nic-driver",
+    about: "InfiniBand and NVIDIA NICs that no driver makes an RDMA device of",
     // One pair has its RDMA device.
-    applies: |look| look.only.is_none() && look.machine.functions.values().any(is_card),
+    applies: |scan| scan.only.is_none() && scan.machine.functions.values().any(is_card),
     run: card_driver,
 };
 
 pub(super) const DEVICE_KIND: Check = Check {
     name: "device-kind",
-    looks_at: "virtual functions, and GPUs whose memory is the processor's (Grace)",
-    applies: |look| look.has_gpu() || look.has_hca(),
+    about: "virtual functions, and GPUs whose memory is the processor's (Grace)",
+    applies: |scan| scan.has_gpu() || scan.has_hca(),
     run: device_kind,
 };
 
 pub(super) const NUMA: Check = Check {
     name: "numa",
-    looks_at: "whether the firmware says which NUMA node devices are near to",
-    applies: |look| look.machine.nodes.is_some_and(|nodes| nodes > 1),
+    about: "whether the firmware says which NUMA node devices are near to",
+    applies: |scan| scan.machine.nodes.is_some_and(|nodes| nodes > 1),
     run: numa,
 };
 
-fn gpu_driver(look: &Look<'_>) -> Vec<Finding> {
+fn gpu_driver(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for gpu in look.gpus() {
-        let Some(function) = look.machine.functions.get(&gpu.at) else {
+    for gpu in scan.gpus() {
+        let Some(function) = scan.machine.functions.get(&gpu.at) else {
             continue;
         };
         let at = gpu.at;
         let new =
             |level, found: String| Finding::new(GPU_DRIVER.name, level, Subject::gpu(gpu), found);
         findings.push(match function.driver.as_deref() {
-            Some("nvidia") => new(Level::Well, format!("nvidia.ko has {at}")),
+            Some("nvidia") => new(Level::Ok, format!("nvidia.ko has {at}")),
             Some("vfio-pci") => new(
                 Level::Note,
                 format!("{at} is given to a virtual machine (vfio-pci)"),
@@ -55,13 +55,13 @@ fn gpu_driver(look: &Look<'_>) -> Vec<Finding> {
             .why("It is that machine's to use; peermemctl tells there."),
             Some(other) => new(Level::Fault, format!("{at} has the driver {other}"))
                 .why("nvidia.ko alone lends GPU memory to RDMA.")
-                .mend(format!(
+                .fix(format!(
                     "Keep {other} from loading (blacklist {other} in /etc/modprobe.d), rebuild the initramfs, boot; \
                      then `modprobe nvidia`"
                 )),
             None => new(Level::Fault, format!("{at} has no driver"))
                 .why("nvidia.ko alone lends GPU memory to RDMA.")
-                .mend("`modprobe nvidia`; `dmesg | grep NVRM` says why it does not take the GPU"),
+                .fix("`modprobe nvidia`; `dmesg | grep NVRM` says why it does not take the GPU"),
         });
     }
     findings
@@ -82,13 +82,13 @@ fn is_card(function: &Function) -> bool {
     }
 }
 
-fn card_driver(look: &Look<'_>) -> Vec<Finding> {
+fn card_driver(scan: &Scan<'_>) -> Vec<Finding> {
     let is_known = |function: &Function| {
-        let mut hcas = look.machine.hcas.iter();
+        let mut hcas = scan.machine.hcas.iter();
         hcas.any(|hca| hca.functions().contains(&function.at))
     };
     let mut findings = Vec::new();
-    for function in look.machine.functions.values().filter(|it| is_card(it)) {
+    for function in scan.machine.functions.values().filter(|it| is_card(it)) {
         // Virtual functions wait without a driver for whom they will be given to.
         if is_known(function) || function.physical.is_some() {
             continue;
@@ -99,21 +99,21 @@ fn card_driver(look: &Look<'_>) -> Vec<Finding> {
         findings.push(match function.driver.as_deref() {
             None => new(
                 Level::Warning,
-                format!("the network card {at} has no driver"),
+                format!("the NIC {at} has no driver"),
             )
             .why("It is no RDMA device, and nothing can be registered with it.")
-            .mend(
+            .fix(
                 "`modprobe mlx5_core` (its driver, if it is another's), and see the kernel's log",
             ),
             Some("vfio-pci") => new(
                 Level::Note,
-                format!("the network card {at} is given to a virtual machine (vfio-pci)"),
+                format!("the NIC {at} is given to a virtual machine (vfio-pci)"),
             ),
             Some(driver) => new(
                 Level::Note,
-                format!("{driver} has the network card {at}, and makes no RDMA device of it"),
+                format!("{driver} has the NIC {at}, and makes no RDMA device of it"),
             )
-            .mend(format!(
+            .fix(format!(
                 "`modprobe mlx5_ib`; `devlink dev param show pci/{at} name enable_roce`"
             )),
         });
@@ -121,10 +121,10 @@ fn card_driver(look: &Look<'_>) -> Vec<Finding> {
     findings
 }
 
-fn device_kind(look: &Look<'_>) -> Vec<Finding> {
+fn device_kind(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for gpu in look.gpus() {
-        let function = look.machine.functions.get(&gpu.at);
+    for gpu in scan.gpus() {
+        let function = scan.machine.functions.get(&gpu.at);
         let new =
             |found: String| Finding::new(DEVICE_KIND.name, Level::Note, Subject::gpu(gpu), found);
         if gpu.is_coherent {
@@ -146,8 +146,8 @@ fn device_kind(look: &Look<'_>) -> Vec<Finding> {
             );
         }
     }
-    for hca in look.hcas().filter(|hca| !hca.is_software) {
-        let function = hca.at.and_then(|at| look.machine.functions.get(&at));
+    for hca in scan.hcas().filter(|hca| !hca.is_software) {
+        let function = hca.at.and_then(|at| scan.machine.functions.get(&at));
         if let Some(function) = function {
             if let Some(physical) = function.physical {
                 findings.push(
@@ -165,7 +165,7 @@ fn device_kind(look: &Look<'_>) -> Vec<Finding> {
     findings
 }
 
-fn numa(look: &Look<'_>) -> Vec<Finding> {
+fn numa(scan: &Scan<'_>) -> Vec<Finding> {
     let new = |subject, at| {
         Finding::new(
             NUMA.name,
@@ -174,15 +174,15 @@ fn numa(look: &Look<'_>) -> Vec<Finding> {
             format!("the firmware does not say which NUMA node {at} is near to"),
         )
         .why("Whether a path stays within a processor cannot be told, by this program or by NCCL.")
-        .mend("An update of the firmware, or its setup (\"NUMA\", \"ACPI SRAT\")")
+        .fix("An update of the firmware, or its setup (\"NUMA\", \"ACPI SRAT\")")
     };
     let is_unsaid = |at| {
-        let function = look.machine.functions.get(&at);
+        let function = scan.machine.functions.get(&at);
         function.is_some_and(|function| function.numa.is_none())
     };
-    let gpus = look.gpus().filter(|gpu| is_unsaid(gpu.at));
+    let gpus = scan.gpus().filter(|gpu| is_unsaid(gpu.at));
     let mut findings: Vec<Finding> = gpus.map(|gpu| new(Subject::gpu(gpu), gpu.at)).collect();
-    for hca in look.hcas() {
+    for hca in scan.hcas() {
         if let Some(at) = hca.at.filter(|at| is_unsaid(*at)) {
             findings.push(new(Subject::hca(hca), at));
         }

@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use super::look::Look;
+use super::scan::Scan;
 use crate::machine::config::Acs;
 use crate::machine::config::PortType;
 use crate::machine::pci::Address;
@@ -46,25 +46,25 @@ pub(super) struct Path {
 }
 
 impl Path {
-    pub(super) fn of(look: &Look<'_>, pair: &Pair) -> Self {
-        let gpu = match look.gpu(pair.gpu) {
+    pub(super) fn of(scan: &Scan<'_>, pair: &Pair) -> Self {
+        let gpu = match scan.gpu(pair.gpu) {
             Some(gpu) => format!("GPU {}", gpu.index),
             None => "GPU".to_owned(),
         };
-        let hca = look.hca(&pair.hca).and_then(|hca| hca.at);
-        let mut hops = vec![Hop::of(look, pair.gpu, gpu)];
+        let hca = scan.hca(&pair.hca).and_then(|hca| hca.at);
+        let mut hops = vec![Hop::of(scan, pair.gpu, gpu)];
         let above = |at: Option<Address>| {
-            let function = at.and_then(|at| look.machine.functions.get(&at));
+            let function = at.and_then(|at| scan.machine.functions.get(&at));
             function.map(|function| (function.above.as_slice(), function.root.as_str()))
         };
         let (to_gpu, gpu_root) = above(Some(pair.gpu)).unwrap_or_default();
         let card_root = above(hca).map_or(gpu_root, |(_, root)| root);
-        // Up on the GPU's side, round, and down on the card's.
+        // Up on the GPU's side, round, and down on the NIC's.
         let (up, down): (Vec<Address>, Vec<Address>) =
             pair.bridges.iter().partition(|at| to_gpu.contains(at));
-        hops.extend(up.iter().map(|at| Hop::port(look, *at)));
+        hops.extend(up.iter().map(|at| Hop::port(scan, *at)));
         match pair.meet {
-            Some(meet) => hops.push(Hop::port(look, meet)),
+            Some(meet) => hops.push(Hop::port(scan, meet)),
             None if hca.is_none() => {}
             None => {
                 hops.push(Hop::host_bridge(gpu_root));
@@ -73,9 +73,9 @@ impl Path {
                 }
             }
         }
-        hops.extend(down.iter().map(|at| Hop::port(look, *at)));
+        hops.extend(down.iter().map(|at| Hop::port(scan, *at)));
         if let Some(at) = hca {
-            hops.push(Hop::of(look, at, pair.hca.clone()));
+            hops.push(Hop::of(scan, at, pair.hca.clone()));
         }
         Self {
             class: pair.class,
@@ -85,8 +85,8 @@ impl Path {
 }
 
 impl Hop {
-    fn port(look: &Look<'_>, at: Address) -> Self {
-        Self::of(look, at, what_port(look, at).to_owned())
+    fn port(scan: &Scan<'_>, at: Address) -> Self {
+        Self::of(scan, at, what_port(scan, at).to_owned())
     }
 
     fn host_bridge(name: &str) -> Self {
@@ -97,8 +97,8 @@ impl Hop {
         }
     }
 
-    fn of(look: &Look<'_>, at: Address, what: String) -> Self {
-        let function = look.machine.functions.get(&at);
+    fn of(scan: &Scan<'_>, at: Address, what: String) -> Self {
+        let function = scan.machine.functions.get(&at);
         let link = function.and_then(|function| function.link.as_ref().ok());
         let express = function.and_then(|function| function.express().ok());
         Self {
@@ -118,8 +118,8 @@ impl Hop {
 }
 
 /// What a bridge is, as far as it can be seen.
-fn what_port(look: &Look<'_>, at: Address) -> &'static str {
-    let function = look.machine.functions.get(&at);
+fn what_port(scan: &Scan<'_>, at: Address) -> &'static str {
+    let function = scan.machine.functions.get(&at);
     match function.and_then(|function| Some(function.express().ok()?.port)) {
         Some(PortType::RootPort) => "root port",
         Some(PortType::Upstream) => "switch, upstream",
@@ -129,8 +129,8 @@ fn what_port(look: &Look<'_>, at: Address) -> &'static str {
 }
 
 /// As a table.
-pub(super) fn tell(look: &Look<'_>, pair: &Pair, out: &mut Out) {
-    let path = Path::of(look, pair);
+pub(super) fn tell(scan: &Scan<'_>, pair: &Pair, out: &mut Out) {
+    let path = Path::of(scan, pair);
     let class = path.class.map_or("not on PCI", Class::name);
     out.line(format!("{class}, from the GPU to {}:", pair.hca));
     out.gap();

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Whether an IOMMU stands between card and GPU.
+//! Whether an IOMMU stands between NIC and GPU.
 //!
-//! Where it translates, the card is given addresses that no switch knows: every packet goes up to the root complex to
-//! be translated, though the GPU hang on the same switch. The card's group counts: the GPU's memory is only answered
+//! Where it translates, the NIC is given addresses that no switch knows: every packet goes up to the root complex to
+//! be translated, though the GPU hang on the same switch. The NIC's group counts: the GPU's memory is only answered
 //! from.
 
 use super::acs;
-use super::look::Check;
-use super::look::Look;
 use super::route::Route;
+use super::scan::Check;
+use super::scan::Scan;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
@@ -21,14 +21,14 @@ use crate::machine::Hca;
 
 pub(super) const IOMMU: Check = Check {
     name: "iommu",
-    looks_at: "whether an IOMMU translates the card's addresses",
-    applies: |look| look.has_hca(),
+    about: "whether an IOMMU translates the NIC's addresses",
+    applies: |scan| scan.has_hca(),
     run: iommu,
 };
 
 pub(super) const ATS: Check = Check {
     name: "ats",
-    looks_at: "the card's Address Translation Services, and whether switches let them through",
+    about: "the NIC's Address Translation Services, and whether switches let them through",
     applies: super::route::applies,
     run: ats,
 };
@@ -49,13 +49,13 @@ enum Mode {
 }
 
 /// By the type of the function's group (`Documentation/ABI/testing/sysfs-kernel-iommu_groups`), and the group.
-fn mode(look: &Look<'_>, function: &Function) -> Seen<(Mode, u32)> {
+fn mode(scan: &Scan<'_>, function: &Function) -> Seen<(Mode, u32)> {
     let group = match &function.iommu_group {
         Ok(group) => *group,
         Err(Unseen::Absent) => return Ok((Mode::None, 0)),
         Err(why) => return Err(why.clone()),
     };
-    let kind = look
+    let kind = scan
         .host
         .text(&format!("/sys/kernel/iommu_groups/{group}/type"))?;
     let mode = match kind.as_str() {
@@ -68,24 +68,24 @@ fn mode(look: &Look<'_>, function: &Function) -> Seen<(Mode, u32)> {
 }
 
 /// Of an RDMA device: each function that does its DMA, once.
-fn functions<'a>(look: &Look<'a>, hca: &Hca) -> Vec<&'a Function> {
+fn functions<'a>(scan: &Scan<'a>, hca: &Hca) -> Vec<&'a Function> {
     let all = hca.functions().into_iter();
-    all.filter_map(|at| look.machine.functions.get(&at))
+    all.filter_map(|at| scan.machine.functions.get(&at))
         .collect()
 }
 
-fn iommu(look: &Look<'_>) -> Vec<Finding> {
+fn iommu(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for hca in look.hcas() {
-        for function in functions(look, hca) {
-            findings.push(of_card(look, hca, function));
+    for hca in scan.hcas() {
+        for function in functions(scan, hca) {
+            findings.push(of_card(scan, hca, function));
         }
     }
-    for gpu in look.gpus() {
-        let Some(function) = look.machine.functions.get(&gpu.at) else {
+    for gpu in scan.gpus() {
+        let Some(function) = scan.machine.functions.get(&gpu.at) else {
             continue;
         };
-        if let Ok((Mode::Translates(kind), group)) = mode(look, function) {
+        if let Ok((Mode::Translates(kind), group)) = mode(scan, function) {
             findings.push(
                 Finding::new(
                     IOMMU.name,
@@ -93,7 +93,7 @@ fn iommu(look: &Look<'_>) -> Vec<Finding> {
                     Subject::gpu(gpu),
                     format!("the GPU is in IOMMU group {group} of type {kind}"),
                 )
-                .why("What the GPU itself asks of host memory or of a card is translated; the card's transfers are \
+                .why("What the GPU itself asks of host memory or of a NIC is translated; the NIC's transfers are \
                     not."),
             );
         }
@@ -101,26 +101,26 @@ fn iommu(look: &Look<'_>) -> Vec<Finding> {
     findings
 }
 
-fn of_card(look: &Look<'_>, hca: &Hca, function: &Function) -> Finding {
+fn of_card(scan: &Scan<'_>, hca: &Hca, function: &Function) -> Finding {
     let at = function.at;
     let new = |level, found: String| {
         Finding::new(
             IOMMU.name,
-            look.level_of(hca, level),
+            scan.level_of(hca, level),
             Subject::hca(hca),
             found,
         )
     };
-    match mode(look, function) {
-        Err(why) => Look::unseen(
+    match mode(scan, function) {
+        Err(why) => Scan::unseen(
             IOMMU.name,
             Subject::hca(hca),
             format!("IOMMU mode of {at}"),
             &why,
         ),
-        Ok((Mode::None, _)) => new(Level::Well, format!("no IOMMU is before {at}")),
+        Ok((Mode::None, _)) => new(Level::Ok, format!("no IOMMU is before {at}")),
         Ok((Mode::Identity, group)) => new(
-            Level::Well,
+            Level::Ok,
             format!("{at} is in IOMMU group {group} of type identity"),
         ),
         Ok((Mode::Blocked, group)) => new(
@@ -128,7 +128,7 @@ fn of_card(look: &Look<'_>, hca: &Hca, function: &Function) -> Finding {
             format!("{at} is in IOMMU group {group} of type blocked"),
         )
         .why("The IOMMU lets none of its transfers through.")
-        .mend(format!(
+        .fix(format!(
             "`echo identity > /sys/kernel/iommu_groups/{group}/type`, with the drivers of all its devices unbound"
         )),
         Ok((Mode::Other(kind), group)) => new(
@@ -137,60 +137,60 @@ fn of_card(look: &Look<'_>, hca: &Hca, function: &Function) -> Finding {
         ),
         Ok((Mode::Translates(kind), group)) => {
             let found = format!("{at} is in IOMMU group {group} of type {kind}: its addresses are translated");
-            if all_straight(look, hca) {
+            if all_straight(scan, hca) {
                 return new(
-                    Level::Well,
+                    Level::Ok,
                     format!("{found}; ATS is on, and switches let translated requests straight through"),
                 );
             }
             // With memory of the processor's own there is no switch to turn round in.
-            let mut gpus = look
+            let mut gpus = scan
                 .pairs()
                 .filter(|pair| pair.hca == hca.name)
-                .filter_map(|pair| look.gpu(pair.gpu));
+                .filter_map(|pair| scan.gpu(pair.gpu));
             let level = match gpus.all(|gpu| gpu.is_coherent) {
                 true => Level::Note,
                 false => Level::Warning,
             };
             new(level, found)
                 .why(
-                    "The card is given addresses that no switch knows, so each of its packets goes up to the root \
+                    "The NIC is given addresses that no switch knows, so each of its packets goes up to the root \
                      complex to be translated, and waits where the translation is not at hand.",
                 )
                 .costs(
                     "NVIDIA's GPUDirect RDMA guide asks for addresses that are passed through; reports of slow or \
                      hanging transfers: nccl#1737, nccl#949.",
                 )
-                .mend(mend(look, group))
+                .fix(fix(scan, group))
         }
     }
 }
 
 /// Whether on each of the pairs that count translated requests go straight through the switch.
-fn all_straight(look: &Look<'_>, hca: &Hca) -> bool {
-    let mut pairs = look.pairs().filter(|pair| pair.hca == hca.name).peekable();
+fn all_straight(scan: &Scan<'_>, hca: &Hca) -> bool {
+    let mut pairs = scan.pairs().filter(|pair| pair.hca == hca.name).peekable();
     pairs.peek().is_some()
         && pairs.all(|pair| {
-            Route::of(look, pair).is_some_and(|route| {
-                route.turn().is_some_and(|(card_port, _)| {
-                    let set = acs::control(card_port).unwrap_or(0);
+            Route::of(scan, pair).is_some_and(|route| {
+                route.turn().is_some_and(|(nic_port, _)| {
+                    let set = acs::control(nic_port).unwrap_or(0);
                     set & (Acs::DT | Acs::TB) == Acs::DT
-                        && acs::translates(route.card).unwrap_or(false)
+                        && acs::translates(route.nic).unwrap_or(false)
                 })
             })
         })
 }
 
 /// By whose IOMMU it is.
-fn mend(look: &Look<'_>, group: u32) -> String {
-    let units = look.host.names("/sys/class/iommu").unwrap_or_default();
+fn fix(scan: &Scan<'_>, group: u32) -> String {
+    let units = scan.host.names("/sys/class/iommu").unwrap_or_default();
     let has = |prefix: &str| units.iter().any(|unit| unit.starts_with(prefix));
     let arm = has("smmu") || has("arm-smmu");
     let option = match arm {
         true => "iommu.passthrough=1",
         false => "iommu=pt",
     };
-    let cmdline = look.host.text("/proc/cmdline").unwrap_or_default();
+    let cmdline = scan.host.text("/proc/cmdline").unwrap_or_default();
     let mut given = cmdline.split_whitespace();
     if given.any(|word| {
         matches!(
@@ -209,30 +209,30 @@ fn mend(look: &Look<'_>, group: u32) -> String {
     )
 }
 
-fn ats(look: &Look<'_>) -> Vec<Finding> {
+fn ats(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for pair in look.pairs() {
-        let Some(route) = Route::of(look, pair) else {
+    for pair in scan.pairs() {
+        let Some(route) = Route::of(scan, pair) else {
             continue;
         };
-        let Some((card_port, _)) = route.turn() else {
+        let Some((nic_port, _)) = route.turn() else {
             continue;
         };
-        let enabled = match route.card.config().and_then(Config::ats) {
+        let enabled = match route.nic.config().and_then(Config::ats) {
             Ok(enabled) => enabled,
             Err(Unseen::Absent) => continue,
             Err(why) => {
-                let what = format!("ATS of {}", route.card.at);
-                findings.push(Look::unseen(ATS.name, Subject::pair(pair), what, &why));
+                let what = format!("ATS of {}", route.nic.at);
+                findings.push(Scan::unseen(ATS.name, Subject::pair(pair), what, &why));
                 continue;
             }
         };
-        let blocks = acs::control(card_port).is_ok_and(|set| set & Acs::TB != 0);
-        let translated = matches!(mode(look, route.card), Ok((Mode::Translates(_), _)));
+        let blocks = acs::control(nic_port).is_ok_and(|set| set & Acs::TB != 0);
+        let translated = matches!(mode(scan, route.nic), Ok((Mode::Translates(_), _)));
         let new = |level, found: String| {
             Finding::new(
                 ATS.name,
-                look.level(pair, level),
+                scan.level(pair, level),
                 Subject::pair(pair),
                 found,
             )
@@ -242,33 +242,33 @@ fn ats(look: &Look<'_>) -> Vec<Finding> {
                 Level::Fault,
                 format!(
                     "{} has ATS on, and {} drops what it translated (TransBlk)",
-                    route.card.at, card_port.at
+                    route.nic.at, nic_port.at
                 ),
             )
-            .why("A request whose address the card has had translated is dropped by a port with Translation \
+            .why("A request whose address the NIC has had translated is dropped by a port with Translation \
                 Blocking.")
-            .mend(format!(
+            .fix(format!(
                 "`setpci -s {} ECAP_ACS+0x6.w=0000:0002`",
-                card_port.at
+                nic_port.at
             )),
             (false, _) if translated => new(
                 Level::Note,
-                format!("{} can ATS, and it is off", route.card.at),
+                format!("{} can ATS, and it is off", route.nic.at),
             )
             .why(
                 "With an IOMMU that must translate, as on a host of virtual machines, ATS and DirectTrans of the \
-                 card's port are what lets packets turn round in the switch.",
+                 NIC's port are what lets packets turn round in the switch.",
             )
-            .mend(format!(
+            .fix(format!(
                 "`mlxconfig -d {} set ATS_ENABLED=true`, and a cold boot (NVIDIA AI Enterprise, \"ATS and ACS \
                  configuration\")",
-                route.card.at
+                route.nic.at
             )),
             (on, _) => new(
-                Level::Well,
+                Level::Ok,
                 format!(
                     "ATS of {} is {}",
-                    route.card.at,
+                    route.nic.at,
                     if on { "on" } else { "off, as nothing translates" }
                 ),
             ),

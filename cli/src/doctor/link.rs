@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Links of the path: as fast and as wide as both ends can, and fast enough for the card's ports.
+//! Links of the path: as fast and as wide as both ends can, and fast enough for the NIC's ports.
 
-use super::look::Check;
-use super::look::Look;
 use super::route::Joined;
 use super::route::Route;
+use super::scan::Check;
+use super::scan::Scan;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
@@ -15,35 +15,35 @@ use crate::machine::Port;
 
 pub(super) const LINK: Check = Check {
     name: "link",
-    looks_at: "speed and width of each link of the path, against what both its ends can",
+    about: "speed and width of each link of the path, against what both its ends can",
     applies: super::route::applies,
     run: link,
 };
 
 pub(super) const SLOT: Check = Check {
     name: "slot",
-    looks_at: "whether the card's slot is as fast as its port",
-    applies: |look| look.has_hardware_hca(),
+    about: "whether the NIC's slot is as fast as its port",
+    applies: |scan| scan.has_hardware_hca(),
     run: slot,
 };
 
-fn link(look: &Look<'_>) -> Vec<Finding> {
+fn link(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
-    for pair in look.pairs() {
-        let Some(route) = Route::of(look, pair) else {
+    for pair in scan.pairs() {
+        let Some(route) = Route::of(scan, pair) else {
             continue;
         };
-        for (end, is_gpu_side) in [(route.gpu, true), (route.card, false)] {
+        for (end, is_gpu_side) in [(route.gpu, true), (route.nic, false)] {
             for joined in route.links(end) {
                 let is_end = joined.lower.at == end.at;
-                let subject = match (look.gpu(pair.gpu), look.hca(&pair.hca)) {
+                let subject = match (scan.gpu(pair.gpu), scan.hca(&pair.hca)) {
                     (Some(gpu), _) if is_end && is_gpu_side => Subject::gpu(gpu),
                     (_, Some(hca)) if is_end => Subject::hca(hca),
                     _ => Subject::pair(pair),
                 };
                 let gpu = (is_end && is_gpu_side).then_some(end.at);
-                let finding = of_link(look, &joined, gpu, subject);
-                let level = look.level(pair, finding.level);
+                let finding = of_link(scan, &joined, gpu, subject);
+                let level = scan.level(pair, finding.level);
                 findings.push(Finding { level, ..finding });
             }
             let unseen = match &end.link {
@@ -52,7 +52,7 @@ fn link(look: &Look<'_>) -> Vec<Finding> {
             };
             if let Some(why) = unseen {
                 let what = format!("the link of {}", end.at);
-                findings.push(Look::unseen(LINK.name, Subject::pair(pair), what, why));
+                findings.push(Scan::unseen(LINK.name, Subject::pair(pair), what, why));
             }
         }
     }
@@ -63,8 +63,8 @@ fn link(look: &Look<'_>) -> Vec<Finding> {
 const BUSY: u32 = 10;
 
 /// How it shows that a GPU is at work, as NVML has it. None: it is idle, or nobody knows.
-fn work(look: &Look<'_>, gpu: Address) -> Option<String> {
-    let nvml = look.software().nvml.as_ref().ok()?;
+fn work(scan: &Scan<'_>, gpu: Address) -> Option<String> {
+    let nvml = scan.software().nvml.as_ref().ok()?;
     let gpu = nvml.gpu(gpu)?;
     if let Some(percent) = gpu.utilization_percent.filter(|percent| *percent >= BUSY) {
         return Some(format!("{percent} % busy"));
@@ -76,7 +76,7 @@ fn work(look: &Look<'_>, gpu: Address) -> Option<String> {
 
 /// `gpu` is at the lower end, if it is.
 fn of_link(
-    look: &Look<'_>,
+    scan: &Scan<'_>,
     joined: &Joined<'_>,
     gpu: Option<Address>,
     subject: Subject,
@@ -86,7 +86,7 @@ fn of_link(
     let is_narrow = now.width < most.width;
     let is_slow = now.speed < most.speed;
     let link = format!("the link {upper} \u{2013} {lower} is {now}");
-    let work = gpu.and_then(|gpu| work(look, gpu));
+    let work = gpu.and_then(|gpu| work(scan, gpu));
     let less = match &work {
         Some(work) => format!("{link}, and the GPU is {work}; both ends can {most}"),
         None => format!("{link}; both ends can {most}"),
@@ -94,14 +94,14 @@ fn of_link(
     match (is_narrow, is_slow) {
         (false, false) => Finding::new(
             LINK.name,
-            Level::Well,
+            Level::Ok,
             subject,
             format!("{link}, all that both ends can"),
         ),
         // Its own power management, which gives the lanes back their speed in a moment.
         (false, true) if gpu.is_some() && work.is_none() => Finding::new(LINK.name, Level::Note, subject, less)
             .why("GPUs lower their link's speed when idle: it looks so then.")
-            .mend("Run doctor again while the GPU works; `nvidia-smi -q -d PERFORMANCE` tells its state."),
+            .fix("Run doctor again while the GPU works; `nvidia-smi -q -d PERFORMANCE` tells its state."),
         _ => Finding::new(LINK.name, Level::Warning, subject, less)
             .why("A link trains down where lanes or contacts are bad, a riser or cable does not do the speed, or \
                 the slot has fewer lanes.")
@@ -110,8 +110,8 @@ fn of_link(
                 gigabits(now.megabits()),
                 gigabits(most.megabits())
             ))
-            .mend(
-                "Seat the card anew, look at riser and cable, and at the slot's lanes (\"bifurcation\", \"Link \
+            .fix(
+                "Seat the NIC anew, look at riser and cable, and at the slot's lanes (\"bifurcation\", \"Link \
                  Speed\") in the firmware's setup; `dmesg | grep -i 'available PCIe bandwidth'`",
             ),
     }
@@ -139,13 +139,13 @@ pub(super) fn port_rate(port: &Port) -> Option<u64> {
     whole.checked_mul(1000)?.checked_add(tenth * 100)
 }
 
-fn slot(look: &Look<'_>) -> Vec<Finding> {
-    let hcas = look.hcas().filter(|hca| !hca.is_software);
-    hcas.filter_map(|hca| of_slot(look, hca)).collect()
+fn slot(scan: &Scan<'_>) -> Vec<Finding> {
+    let hcas = scan.hcas().filter(|hca| !hca.is_software);
+    hcas.filter_map(|hca| of_slot(scan, hca)).collect()
 }
 
-fn of_slot(look: &Look<'_>, hca: &Hca) -> Option<Finding> {
-    let functions = &look.machine.functions;
+fn of_slot(scan: &Scan<'_>, hca: &Hca) -> Option<Finding> {
+    let functions = &scan.machine.functions;
     let function = functions.get(&hca.at?)?;
     // A virtual function has no link of its own.
     if function.physical.is_some() {
@@ -160,10 +160,10 @@ fn of_slot(look: &Look<'_>, hca: &Hca) -> Option<Finding> {
     if link == 0 || port <= link {
         return Some(Finding::new(
             SLOT.name,
-            Level::Well,
+            Level::Ok,
             Subject::hca(hca),
             format!(
-                "slot and card can {}, for a port of {} Gb/s",
+                "slot and NIC can {}, for a port of {} Gb/s",
                 joined.most,
                 gigabits(port)
             ),
@@ -171,10 +171,10 @@ fn of_slot(look: &Look<'_>, hca: &Hca) -> Option<Finding> {
     }
     let finding = Finding::new(
         SLOT.name,
-        look.level_of(hca, Level::Warning),
+        scan.level_of(hca, Level::Warning),
         Subject::hca(hca),
         format!(
-            "slot and card can {} ({} Gb/s), and a port is {} Gb/s",
+            "slot and NIC can {} ({} Gb/s), and a port is {} Gb/s",
             joined.most,
             gigabits(link),
             gigabits(port)
@@ -188,8 +188,8 @@ fn of_slot(look: &Look<'_>, hca: &Hca) -> Option<Finding> {
                 gigabits(link),
                 gigabits(port)
             ))
-            .mend(format!(
-                "Put it into a slot as fast as itself: the port above ({}) can {}, the card {}.",
+            .fix(format!(
+                "Put it into a slot as fast as itself: the port above ({}) can {}, the NIC {}.",
                 upper.at,
                 upper.link.as_ref().map_or(joined.most, |link| link.most),
                 function.link.as_ref().map_or(joined.most, |link| link.most),

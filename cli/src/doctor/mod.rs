@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `doctor`: what makes GPUDirect RDMA slow or impossible on a machine, and what mends it.
+//! `doctor`: what makes GPUDirect RDMA slow or impossible on a machine, and how to fix it.
 //!
 //! A check is a function from what was seen to findings, in a file of its own. It says nothing where nothing is
-//! wrong, or `Level::Well` with what it saw; it does not guess at what it could not see ([`Look::unseen`]). Of the
-//! pairs of GPU and RDMA device it judges those that [`Look::pairs`] gives, and no others: the best of each GPU, as
+//! wrong, or `Level::Ok` with what it saw; it does not guess at what it could not see ([`Scan::unseen`]). Of the
+//! pairs of GPU and RDMA device it judges those that [`Scan::pairs`] gives, and no others: the best of each GPU, as
 //! no machine is built so that all are good.
 
 mod acs;
@@ -11,17 +11,17 @@ mod bar1;
 mod baseline;
 mod devices;
 mod hops;
+#[cfg(test)]
+mod injected;
 mod iommu;
 mod link;
-mod look;
 mod packets;
 mod path;
-#[cfg(test)]
-mod planted;
 mod port;
+mod print;
 mod route;
+mod scan;
 mod software;
-mod tell;
 #[cfg(test)]
 mod tests;
 
@@ -39,10 +39,10 @@ use crate::machine::Gpu;
 use crate::machine::Machine;
 use crate::machine::Pair;
 use crate::report::Out;
-use look::Check;
+use scan::Check;
 
-pub(crate) use look::Baseline;
-pub(crate) use look::Look;
+pub(crate) use scan::Baseline;
+pub(crate) use scan::Scan;
 
 /// All checks, in the order in which they matter where their findings are as bad: whether it works at all, then the
 /// path, then speed.
@@ -51,8 +51,8 @@ pub(crate) fn checks() -> impl Iterator<Item = &'static Check> {
 }
 
 /// Those that have something to look at.
-pub(crate) fn checks_of<'a>(look: &'a Look<'a>) -> impl Iterator<Item = &'static Check> + 'a {
-    checks().filter(|check| (check.applies)(look))
+pub(crate) fn checks_of<'a>(scan: &'a Scan<'a>) -> impl Iterator<Item = &'static Check> + 'a {
+    checks().filter(|check| (check.applies)(scan))
 }
 
 /// Paths and devices.
@@ -79,7 +79,7 @@ const OF_HARDWARE: &[Check] = &[
 ///
 /// # Errors
 /// `skip` has a name that no check has.
-pub(crate) fn examine(look: &Look<'_>, skip: &[String]) -> anyhow::Result<Vec<Finding>> {
+pub(crate) fn examine(scan: &Scan<'_>, skip: &[String]) -> anyhow::Result<Vec<Finding>> {
     if let Some(unknown) = skip
         .iter()
         .find(|name| !checks().any(|check| check.name == **name))
@@ -87,14 +87,14 @@ pub(crate) fn examine(look: &Look<'_>, skip: &[String]) -> anyhow::Result<Vec<Fi
         bail!("there is no check {unknown:?}; `peermemctl doctor --list-checks` names them");
     }
     let wanted = checks().filter(|check| !skip.iter().any(|name| name == check.name));
-    Ok(run_all(look, wanted))
+    Ok(run_all(scan, wanted))
 }
 
 /// What these say, the worst first.
-fn run_all<'c>(look: &Look<'_>, checks: impl Iterator<Item = &'c Check>) -> Vec<Finding> {
+fn run_all<'c>(scan: &Scan<'_>, checks: impl Iterator<Item = &'c Check>) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
-    for check in checks.filter(|check| (check.applies)(look)) {
-        for finding in (check.run)(look) {
+    for check in checks.filter(|check| (check.applies)(scan)) {
+        for finding in (check.run)(scan) {
             debug_assert_eq!(finding.check, check.name);
             // Two paths may share a bridge that both tell of.
             if !findings.contains(&finding) {
@@ -113,21 +113,21 @@ fn run_all<'c>(look: &Look<'_>, checks: impl Iterator<Item = &'c Check>) -> Vec<
 /// Names that nothing has: of a check, of a pair. With `--nagios` none: it says so in its line.
 pub(crate) fn run(host: &dyn Host, args: &args::Doctor, out: &mut Out) -> anyhow::Result<Status> {
     if args.list_checks {
-        return tell::list(checks(), out);
+        return print::list(checks(), out);
     }
-    let seen = Machine::look(host).map_err(|why| anyhow::anyhow!("{DEVICES}: {why}"));
+    let seen = Machine::scan(host).map_err(|why| anyhow::anyhow!("{DEVICES}: {why}"));
     let examined = seen.and_then(|machine| {
         let baseline = args.baseline.as_deref().map(Baseline::load).transpose()?;
         let only = args.pair.as_deref().map(|name| pair_named(&machine, name));
-        let mut look = Look::new(host, &machine);
-        look.only = only.transpose()?;
-        look.all = args.all;
-        look.baseline = baseline.as_ref();
-        let findings = examine(&look, &args.skip)?;
+        let mut scan = Scan::new(host, &machine);
+        scan.only = only.transpose()?;
+        scan.all = args.all;
+        scan.baseline = baseline.as_ref();
+        let findings = examine(&scan, &args.skip)?;
         if args.nagios {
-            return Ok(tell::nagios(&findings, out));
+            return Ok(print::nagios(&findings, out));
         }
-        tell::all(&look, &findings, args.all, out)
+        print::all(&scan, &findings, args.all, out)
     });
     match examined {
         Err(why) if args.nagios => {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! How large packets are, how long reads, and in what order they must stay.
 
-use super::look::Check;
-use super::look::Look;
 use super::route::Route;
+use super::scan::Check;
+use super::scan::Scan;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
@@ -16,22 +16,22 @@ use crate::machine::Hca;
 
 pub(super) const MAX_PAYLOAD: Check = Check {
     name: "max-payload",
-    looks_at: "MaxPayload of both ends and of each bridge between",
+    about: "MaxPayload of both ends and of each bridge between",
     applies: super::route::applies,
     run: max_payload,
 };
 
 pub(super) const MAX_READ: Check = Check {
     name: "max-read-request",
-    looks_at: "the card's MaxReadReq",
-    applies: |look| look.has_hardware_hca(),
+    about: "the NIC's MaxReadReq",
+    applies: |scan| scan.has_hardware_hca(),
     run: max_read,
 };
 
 pub(super) const RELAXED_ORDERING: Check = Check {
     name: "relaxed-ordering",
-    looks_at: "whether the card, and the GPU, may send with relaxed ordering",
-    applies: |look| look.has_pci_gpu() || look.has_hardware_hca(),
+    about: "whether the NIC, and the GPU, may send with relaxed ordering",
+    applies: |scan| scan.has_pci_gpu() || scan.has_hardware_hca(),
     run: relaxed_ordering,
 };
 
@@ -53,21 +53,21 @@ struct Payload<'a> {
 
 /// Whose registers count for a function: its own, or of a virtual function, where these bits are reserved (Linux's
 /// `pci_configure_relaxed_ordering`), the physical one's. None: that one is not visible.
-fn counted<'a>(look: &Look<'a>, function: &'a Function) -> Option<&'a Function> {
+fn counted<'a>(scan: &Scan<'a>, function: &'a Function) -> Option<&'a Function> {
     // In a virtual machine nothing calls it a virtual function. Its link is never up.
     let is_down = matches!(&function.link, Ok(link) if link.now.width == 0);
     match function.physical {
-        Some(at) => look.machine.functions.get(&at),
-        None if look.machine.is_virtual == Some(true) && is_down => None,
+        Some(at) => scan.machine.functions.get(&at),
+        None if scan.machine.is_virtual == Some(true) && is_down => None,
         None => Some(function),
     }
 }
 
 /// From the top down.
-fn payloads<'a>(look: &Look<'a>, chain: &[&'a Function]) -> Seen<Vec<Payload<'a>>> {
+fn payloads<'a>(scan: &Scan<'a>, chain: &[&'a Function]) -> Seen<Vec<Payload<'a>>> {
     let mut all = Vec::new();
     for function in chain {
-        let Some(function) = counted(look, function) else {
+        let Some(function) = counted(scan, function) else {
             continue;
         };
         if let Some(express) = express(function)? {
@@ -88,18 +88,18 @@ const MISMATCH: &str =
     "A packet that is larger than the next function takes is dropped as malformed, and the sender's link may go \
      down.";
 
-fn max_payload(look: &Look<'_>) -> Vec<Finding> {
+fn max_payload(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for pair in look.pairs() {
-        let Some(route) = Route::of(look, pair) else {
+    for pair in scan.pairs() {
+        let Some(route) = Route::of(scan, pair) else {
             continue;
         };
         let subject = Subject::pair(pair);
-        let sides = [route.gpu, route.card].map(|end| payloads(look, &route.down_to(end)));
+        let sides = [route.gpu, route.nic].map(|end| payloads(scan, &route.down_to(end)));
         let (gpu_side, card_side) = match sides {
-            [Ok(gpu), Ok(card)] => (gpu, card),
+            [Ok(gpu), Ok(nic)] => (gpu, nic),
             [Err(why), _] | [_, Err(why)] => {
-                findings.push(Look::unseen(
+                findings.push(Scan::unseen(
                     MAX_PAYLOAD.name,
                     subject,
                     "MaxPayload along the path",
@@ -111,12 +111,12 @@ fn max_payload(look: &Look<'_>) -> Vec<Finding> {
         let new = |level, found: String| {
             Finding::new(
                 MAX_PAYLOAD.name,
-                look.level(pair, level),
+                scan.level(pair, level),
                 subject.clone(),
                 found,
             )
         };
-        let told = |all: &[&Payload<'_>]| -> String {
+        let reported = |all: &[&Payload<'_>]| -> String {
             let each = all
                 .iter()
                 .map(|it| format!("{} {} B", it.function.at, it.set));
@@ -142,16 +142,16 @@ fn max_payload(look: &Look<'_>) -> Vec<Finding> {
         let across = !route.is_through_root() && least != largest;
         if across || gpu_bad || card_bad {
             findings.push(
-                new(Level::Fault, format!("MaxPayload differs along the path: {}", told(&all)))
+                new(Level::Fault, format!("MaxPayload differs along the path: {}", reported(&all)))
                     .why(MISMATCH)
-                    .mend("pci=pcie_bus_safe on the kernel's command line, which sets all to what all can; or \
+                    .fix("pci=pcie_bus_safe on the kernel's command line, which sets all to what all can; or \
                         pci=pcie_bus_peer2peer (128 B)"),
             );
             continue;
         }
         if gpu_odd || card_odd {
             // pci=pcie_bus_perf sets it so on purpose, and keeps reads so short that answers fit.
-            let cmdline = look.host.text("/proc/cmdline").unwrap_or_default();
+            let cmdline = scan.host.text("/proc/cmdline").unwrap_or_default();
             let level = match cmdline.contains("pcie_bus_perf") {
                 true => Level::Note,
                 false => Level::Warning,
@@ -159,10 +159,10 @@ fn max_payload(look: &Look<'_>) -> Vec<Finding> {
             findings.push(
                 new(
                     level,
-                    format!("a bridge sends larger packets than the device below is set to take: {}", told(&all)),
+                    format!("a bridge sends larger packets than the device below is set to take: {}", reported(&all)),
                 )
                 .why(MISMATCH)
-                .mend("pci=pcie_bus_safe on the kernel's command line, which sets all to what all can"),
+                .fix("pci=pcie_bus_safe on the kernel's command line, which sets all to what all can"),
             );
             continue;
         }
@@ -174,9 +174,9 @@ fn max_payload(look: &Look<'_>) -> Vec<Finding> {
             )
             .why("Each packet has some 20 to 30 bytes of its own beside the payload.")
             .costs("At 128 B headers are 14 to 19 % of what goes over the link, at 256 B 7 to 10 %.")
-            .mend("\"Max Payload Size\" in the firmware's setup, or pci=pcie_bus_safe on the kernel's command line"),
+            .fix("\"Max Payload Size\" in the firmware's setup, or pci=pcie_bus_safe on the kernel's command line"),
             false => new(
-                Level::Well,
+                Level::Ok,
                 format!("MaxPayload is {least} B and more along the path"),
             ),
         });
@@ -184,26 +184,26 @@ fn max_payload(look: &Look<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Each RDMA device that a card's own registers count for: with the function and its PCI Express capability.
-fn cards<'a>(
-    look: &Look<'a>,
+/// Each RDMA device that a NIC's own registers count for: with the function and its PCI Express capability.
+fn nics<'a>(
+    scan: &Scan<'a>,
     check: &'static str,
     what: &str,
     findings: &mut Vec<Finding>,
 ) -> Vec<(&'a Hca, &'a Function, Express)> {
-    let mut cards = Vec::new();
+    let mut nics = Vec::new();
     // What soft RoCE sends from GPU memory the processor has copied.
-    for hca in look.hcas().filter(|hca| !hca.is_software) {
-        let Some(function) = hca.at.and_then(|at| look.machine.functions.get(&at)) else {
+    for hca in scan.hcas().filter(|hca| !hca.is_software) {
+        let Some(function) = hca.at.and_then(|at| scan.machine.functions.get(&at)) else {
             continue;
         };
-        let Some(function) = counted(look, function) else {
+        let Some(function) = counted(scan, function) else {
             continue;
         };
         match express(function) {
-            Ok(Some(express)) => cards.push((hca, function, express)),
+            Ok(Some(express)) => nics.push((hca, function, express)),
             Ok(None) => {}
-            Err(why) => findings.push(Look::unseen(
+            Err(why) => findings.push(Scan::unseen(
                 check,
                 Subject::hca(hca),
                 format!("{what} of {}", function.at),
@@ -211,32 +211,32 @@ fn cards<'a>(
             )),
         }
     }
-    cards
+    nics
 }
 
-fn max_read(look: &Look<'_>) -> Vec<Finding> {
+fn max_read(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for (hca, function, express) in cards(look, MAX_READ.name, "MaxReadReq", &mut findings) {
+    for (hca, function, express) in nics(scan, MAX_READ.name, "MaxReadReq", &mut findings) {
         let (at, bytes) = (function.at, express.read_request);
         let level = match bytes {
             // A code that the specification keeps for later.
             0 => continue,
             1..512 => Level::Warning,
             512..4096 => Level::Note,
-            _ => Level::Well,
+            _ => Level::Ok,
         };
         let finding = Finding::new(
             MAX_READ.name,
-            look.level_of(hca, level),
+            scan.level_of(hca, level),
             Subject::hca(hca),
             format!("MaxReadReq of {at} is {bytes} B"),
         );
         findings.push(match level {
-            Level::Well => finding,
+            Level::Ok => finding,
             _ => finding
-                .why("What is sent from GPU memory the card reads, in requests of this length; short ones keep \
+                .why("What is sent from GPU memory the NIC reads, in requests of this length; short ones keep \
                     fewer bytes on their way.")
-                .mend(format!(
+                .fix(format!(
                     "`setpci -s {at} CAP_EXP+0x8.w=5000:7000` (4096 B; until the next boot), or \"Max Read Request \
                      Size\" in the firmware's setup"
                 )),
@@ -255,10 +255,10 @@ fn has_erratum(root_port: &Function) -> bool {
     }
 }
 
-fn relaxed_ordering(look: &Look<'_>) -> Vec<Finding> {
+fn relaxed_ordering(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let name = RELAXED_ORDERING.name;
-    for (hca, function, express) in cards(look, name, "relaxed ordering", &mut findings) {
+    for (hca, function, express) in nics(scan, name, "relaxed ordering", &mut findings) {
         if express.port != PortType::Endpoint {
             continue;
         }
@@ -266,12 +266,12 @@ fn relaxed_ordering(look: &Look<'_>) -> Vec<Finding> {
         let root_port = function
             .above
             .first()
-            .and_then(|at| look.machine.functions.get(at));
+            .and_then(|at| scan.machine.functions.get(at));
         let erratum = root_port.filter(|port| has_erratum(port));
         findings.push(match (express.relaxed_ordering, erratum) {
             (true, _) => Finding::new(
                 name,
-                Level::Well,
+                Level::Ok,
                 Subject::hca(hca),
                 format!("{at} may send with relaxed ordering"),
             ),
@@ -287,24 +287,24 @@ fn relaxed_ordering(look: &Look<'_>) -> Vec<Finding> {
             ),
             (false, None) => Finding::new(
                 name,
-                look.level_of(hca, Level::Warning),
+                scan.level_of(hca, Level::Warning),
                 Subject::hca(hca),
                 format!("{at} may not send with relaxed ordering (RlxdOrd-)"),
             )
-            .why("Every write of the card waits for those before it on the way through the root complex.")
+            .why("Every write of the NIC waits for those before it on the way through the root complex.")
             .costs(
                 "Reported by others: 150 in place of 200 Gb/s on AMD (UCX#8062), 16 in place of more than 40 GB/s \
                  on Emerald Rapids (UCX#10955).",
             )
-            .mend(format!(
+            .fix(format!(
                 "`setpci -s {at} CAP_EXP+0x8.w=0010:0010` (until the next boot), and \"Relaxed Ordering\" in the \
                  firmware's setup"
             )),
         });
     }
-    for gpu in look.gpus().filter(|gpu| !gpu.is_coherent) {
-        let function = look.machine.functions.get(&gpu.at);
-        let Some(function) = function.and_then(|function| counted(look, function)) else {
+    for gpu in scan.gpus().filter(|gpu| !gpu.is_coherent) {
+        let function = scan.machine.functions.get(&gpu.at);
+        let Some(function) = function.and_then(|function| counted(scan, function)) else {
             continue;
         };
         match express(function) {
@@ -315,11 +315,11 @@ fn relaxed_ordering(look: &Look<'_>) -> Vec<Finding> {
                     Subject::gpu(gpu),
                     format!("{} may not send with relaxed ordering (RlxdOrd-)", gpu.at),
                 )
-                .why("It is the card's bit that counts for the card's transfers; this one is for what the GPU \
+                .why("It is the NIC's bit that counts for the NIC's transfers; this one is for what the GPU \
                     itself sends."),
             ),
             Ok(_) => {}
-            Err(why) => findings.push(Look::unseen(
+            Err(why) => findings.push(Scan::unseen(
                 name,
                 Subject::gpu(gpu),
                 format!("relaxed ordering of {}", gpu.at),

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! How near each GPU has a card.
+//! How near each GPU has a NIC.
 //!
 //! NVIDIA's GPUDirect RDMA guide ("Supported Systems") ranks three: switches alone are best; through one processor
 //! works and is slower, reads above all; between processors it is severely limited, or not reliable.
 
-use super::look::Check;
-use super::look::Look;
+use super::scan::Check;
+use super::scan::Scan;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
@@ -13,21 +13,21 @@ use crate::machine::Class;
 
 pub(super) const PATH: Check = Check {
     name: "path",
-    looks_at: "class of the path to each GPU's nearest RDMA device",
+    about: "class of the path to each GPU's nearest RDMA device",
     applies: super::route::applies,
     run: path,
 };
 
-fn path(look: &Look<'_>) -> Vec<Finding> {
+fn path(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for pair in look.pairs() {
-        let coherent = look.gpu(pair.gpu).is_some_and(|gpu| gpu.is_coherent);
+    for pair in scan.pairs() {
+        let coherent = scan.gpu(pair.gpu).is_some_and(|gpu| gpu.is_coherent);
         let Some(class) = pair.class.filter(|_| !coherent) else {
             continue;
         };
         let (level, words) = match class {
-            Class::Pix => (Level::Well, "PIX: one switch"),
-            Class::Pxb => (Level::Well, "PXB: switches, and no processor"),
+            Class::Pix => (Level::Ok, "PIX: one switch"),
+            Class::Pxb => (Level::Ok, "PXB: switches, and no processor"),
             Class::Phb => (Level::Note, "PHB: through a host bridge"),
             Class::Node => (
                 Level::Note,
@@ -38,13 +38,13 @@ fn path(look: &Look<'_>) -> Vec<Finding> {
         let subject = Subject::pair(pair);
         let finding = Finding::new(
             PATH.name,
-            look.level(pair, level),
+            scan.level(pair, level),
             subject,
             format!("the path is {words}"),
         );
         findings.push(match class {
             Class::Pix | Class::Pxb => finding,
-            Class::Phb | Class::Node if look.machine.is_virtual == Some(true) => finding.why(
+            Class::Phb | Class::Node if scan.machine.is_virtual == Some(true) => finding.why(
                 "So it is in this virtual machine. What lies between on the host cannot be seen from inside.",
             ),
             Class::Phb | Class::Node => finding
@@ -60,8 +60,8 @@ fn path(look: &Look<'_>) -> Vec<Finding> {
                     "NVIDIA's GPUDirect RDMA guide: severely limited, or not reliable. NCCL does not use GPUDirect \
                      RDMA on such a path by default (NCCL_NET_GDR_LEVEL).",
                 )
-                .mend("Put a card into a slot of the GPU's processor, behind its switch if it has one, or give the \
-                    job a GPU near the card."),
+                .fix("Put a NIC into a slot of the GPU's processor, behind its switch if it has one, or give the \
+                    job a GPU near the NIC."),
         });
     }
     findings

@@ -4,8 +4,8 @@
 
 use super::link::gigabits;
 use super::link::port_rate;
-use super::look::Check;
-use super::look::Look;
+use super::scan::Check;
+use super::scan::Scan;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
@@ -18,8 +18,8 @@ use crate::machine::Port;
 
 pub(super) const PORT: Check = Check {
     name: "port",
-    looks_at: "whether the ports near each GPU are ACTIVE, with all their lanes, and as fast as others of their kind",
-    applies: |look| look.has_hca(),
+    about: "whether the ports near each GPU are ACTIVE, with all their lanes, and as fast as others of their kind",
+    applies: |scan| scan.has_hca(),
     run: port,
 };
 
@@ -28,32 +28,32 @@ pub(super) fn is_active(port: &Port) -> bool {
     port.state.as_deref() == Some("ACTIVE")
 }
 
-fn port(look: &Look<'_>) -> Vec<Finding> {
+fn port(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let any = look
+    let any = scan
         .machine
         .hcas
         .iter()
         .flat_map(|hca| &hca.ports)
         .any(is_active);
-    for gpu in look.gpus() {
-        findings.extend(of_gpu(look, gpu, any));
+    for gpu in scan.gpus() {
+        findings.extend(of_gpu(scan, gpu, any));
     }
-    for hca in look.hcas() {
+    for hca in scan.hcas() {
         for port in &hca.ports {
-            findings.extend(of_port(look, hca, port));
+            findings.extend(of_port(scan, hca, port));
         }
     }
     findings
 }
 
 /// The ports that a GPU would use, where none of them is up.
-fn all_down<'a>(look: &Look<'a>, gpu: &Gpu) -> Option<Vec<(&'a Hca, &'a Port)>> {
-    let nearest = |pair: &&Pair| pair.gpu == gpu.at && (pair.is_best || look.only.is_some());
-    let ports: Vec<(&Hca, &Port)> = look
+fn all_down<'a>(scan: &Scan<'a>, gpu: &Gpu) -> Option<Vec<(&'a Hca, &'a Port)>> {
+    let nearest = |pair: &&Pair| pair.gpu == gpu.at && (pair.is_best || scan.only.is_some());
+    let ports: Vec<(&Hca, &Port)> = scan
         .pairs()
         .filter(nearest)
-        .filter_map(|pair| look.hca(&pair.hca))
+        .filter_map(|pair| scan.hca(&pair.hca))
         .flat_map(|hca| hca.ports.iter().map(move |port| (hca, port)))
         .collect();
     let is_up = ports.iter().any(|(_, port)| is_active(port));
@@ -62,8 +62,8 @@ fn all_down<'a>(look: &Look<'a>, gpu: &Gpu) -> Option<Vec<(&'a Hca, &'a Port)>> 
     (is_known && !is_up).then_some(ports)
 }
 
-fn of_gpu(look: &Look<'_>, gpu: &Gpu, any: bool) -> Option<Finding> {
-    let ports = all_down(look, gpu)?;
+fn of_gpu(scan: &Scan<'_>, gpu: &Gpu, any: bool) -> Option<Finding> {
+    let ports = all_down(scan, gpu)?;
     let each: Vec<String> = ports.iter().map(|(hca, port)| named(hca, port)).collect();
     let level = match any {
         true => Level::Warning,
@@ -78,9 +78,9 @@ fn of_gpu(look: &Look<'_>, gpu: &Gpu, any: bool) -> Option<Finding> {
     .why(
         "A port that is not up moves nothing; software uses an RDMA device farther away, or none.",
     );
-    let mut mends: Vec<String> = ports.iter().map(|(hca, port)| mend(hca, port)).collect();
-    mends.dedup();
-    Some(finding.mend(mends.join("\n")))
+    let mut fixes: Vec<String> = ports.iter().map(|(hca, port)| fix(hca, port)).collect();
+    fixes.dedup();
+    Some(finding.fix(fixes.join("\n")))
 }
 
 /// `mlx5_0 port 1 is DOWN`.
@@ -93,7 +93,7 @@ fn named(hca: &Hca, port: &Port) -> String {
     )
 }
 
-pub(super) fn mend(hca: &Hca, port: &Port) -> String {
+pub(super) fn fix(hca: &Hca, port: &Port) -> String {
     let ethernet = port.layer.as_deref() == Some("Ethernet");
     match (port.state.as_deref(), port.netdevs.first()) {
         (Some("INIT" | "ARMED"), _) if !ethernet => {
@@ -118,11 +118,11 @@ pub(super) fn cable(hca: &Hca) -> String {
 
 /// Whether an earlier port of the same NIC is up: second ports often have no cable, and virtual functions wait to be
 /// given away.
-fn is_spare(look: &Look<'_>, hca: &Hca, port: &Port) -> bool {
+fn is_spare(scan: &Scan<'_>, hca: &Hca, port: &Port) -> bool {
     // By the physical function: what tells the NIC, and where on it the port is.
     let place = |hca: &Hca, port: &Port| {
         let at = hca.at?;
-        let physical = look.machine.functions.get(&at)?.physical.unwrap_or(at);
+        let physical = scan.machine.functions.get(&at)?.physical.unwrap_or(at);
         let nic = Address {
             function: 0,
             ..physical
@@ -132,7 +132,7 @@ fn is_spare(look: &Look<'_>, hca: &Hca, port: &Port) -> bool {
     let Some((nic, own)) = place(hca, port) else {
         return false;
     };
-    let mut ports = look
+    let mut ports = scan
         .machine
         .hcas
         .iter()
@@ -143,22 +143,22 @@ fn is_spare(look: &Look<'_>, hca: &Hca, port: &Port) -> bool {
 }
 
 /// Whether the findings on GPUs say already that no port of this device is up.
-fn is_told(look: &Look<'_>, hca: &Hca) -> bool {
-    let mut gpus = look
+fn is_told(scan: &Scan<'_>, hca: &Hca) -> bool {
+    let mut gpus = scan
         .pairs()
-        .filter(|pair| pair.hca == hca.name && (pair.is_best || look.only.is_some()))
-        .filter_map(|pair| look.gpu(pair.gpu));
-    gpus.all(|gpu| all_down(look, gpu).is_some())
+        .filter(|pair| pair.hca == hca.name && (pair.is_best || scan.only.is_some()))
+        .filter_map(|pair| scan.gpu(pair.gpu));
+    gpus.all(|gpu| all_down(scan, gpu).is_some())
 }
 
-fn of_port(look: &Look<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
+fn of_port(scan: &Scan<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
     let subject = Subject::hca(hca);
     if !is_active(port) {
         let state = port.state.as_deref()?;
         let found = format!("port {} is {state}", port.number);
-        let level = match is_spare(look, hca, port) || is_told(look, hca) {
+        let level = match is_spare(scan, hca, port) || is_told(scan, hca) {
             true => Level::Note,
-            false => look.level_of(hca, Level::Warning),
+            false => scan.level_of(hca, Level::Warning),
         };
         let finding = Finding::new(PORT.name, level, subject, found);
         return Some(match level {
@@ -167,7 +167,7 @@ fn of_port(look: &Look<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
                     "It is the nearest RDMA device of a GPU. Software uses another one in its place, and shares that \
                      one's bandwidth, or fails.",
                 )
-                .mend(mend(hca, port)),
+                .fix(fix(hca, port)),
             _ => finding,
         });
     }
@@ -176,21 +176,21 @@ fn of_port(look: &Look<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
     // Ethernet's lanes are whatever the speed has; of InfiniBand two are HDR100 and NDR200, one is a cable gone bad.
     let is_narrow = port.layer.as_deref() == Some("InfiniBand") && rate.contains("(1X ");
     if !is_narrow {
-        return Some(match faster(look, hca, port) {
-            Some(peers) => slow(look, hca, &found, port, &peers),
-            None => Finding::new(PORT.name, Level::Well, subject, found),
+        return Some(match faster(scan, hca, port) {
+            Some(peers) => slow(scan, hca, &found, port, &peers),
+            None => Finding::new(PORT.name, Level::Ok, subject, found),
         });
     }
     Some(
         Finding::new(
             PORT.name,
-            look.level_of(hca, Level::Warning),
+            scan.level_of(hca, Level::Warning),
             subject,
             format!("{found}: one lane of four"),
         )
         .why("Lanes fall out where a cable or module is bad; the link then goes on with those that are left.")
         .costs("Three quarters of the rate.")
-        .mend(cable(hca)),
+        .fix(cable(hca)),
     )
 }
 
@@ -205,9 +205,9 @@ struct Faster {
 
 /// What the RDMA devices have in common that should be equally fast: the model, the function of the NIC, and how near
 /// they are to the GPUs that they are best for. A NIC of the same model for storage is farther away.
-fn kind(look: &Look<'_>, hca: &Hca) -> Option<(u16, u16, u8, Class)> {
-    let function = look.machine.functions.get(&hca.at?)?;
-    let pairs = look.machine.pairs.iter();
+fn kind(scan: &Scan<'_>, hca: &Hca) -> Option<(u16, u16, u8, Class)> {
+    let function = scan.machine.functions.get(&hca.at?)?;
+    let pairs = scan.machine.pairs.iter();
     let class = pairs
         .filter(|pair| pair.is_best && pair.hca == hca.name)
         .filter_map(|pair| pair.class)
@@ -220,14 +220,14 @@ fn kind(look: &Look<'_>, hca: &Hca) -> Option<(u16, u16, u8, Class)> {
     ))
 }
 
-fn faster(look: &Look<'_>, hca: &Hca, port: &Port) -> Option<Faster> {
-    let own = kind(look, hca).filter(|_| !hca.is_software)?;
+fn faster(scan: &Scan<'_>, hca: &Hca, port: &Port) -> Option<Faster> {
+    let own = kind(scan, hca).filter(|_| !hca.is_software)?;
     let rate = port_rate(port)?;
-    let peers: Vec<(u64, &Port)> = look
+    let peers: Vec<(u64, &Port)> = scan
         .machine
         .hcas
         .iter()
-        .filter(|peer| !peer.is_software && kind(look, peer) == Some(own))
+        .filter(|peer| !peer.is_software && kind(scan, peer) == Some(own))
         .flat_map(|peer| &peer.ports)
         .filter(|peer| is_active(peer) && (peer.number, &peer.layer) == (port.number, &port.layer))
         .filter_map(|peer| Some((port_rate(peer)?, peer)))
@@ -240,14 +240,14 @@ fn faster(look: &Look<'_>, hca: &Hca, port: &Port) -> Option<Faster> {
     })
 }
 
-fn slow(look: &Look<'_>, hca: &Hca, found: &str, port: &Port, peers: &Faster) -> Finding {
+fn slow(scan: &Scan<'_>, hca: &Hca, found: &str, port: &Port, peers: &Faster) -> Finding {
     let others = match peers.count {
         1 => "another of its kind has".to_owned(),
         count => format!("{count} others of its kind have"),
     };
     Finding::new(
         PORT.name,
-        look.level_of(hca, Level::Warning),
+        scan.level_of(hca, Level::Warning),
         Subject::hca(hca),
         format!("{found}; {others} {}", peers.rate),
     )
@@ -260,5 +260,5 @@ fn slow(look: &Look<'_>, hca: &Hca, found: &str, port: &Port, peers: &Faster) ->
         gigabits(port_rate(port).unwrap_or(0)),
         gigabits(peers.most)
     ))
-    .mend(cable(hca))
+    .fix(cable(hca))
 }

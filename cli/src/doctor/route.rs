@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Which way the packets of a pair go, and where they turn round.
 
-use super::look::Look;
+use super::scan::Scan;
 use crate::machine::config::PortType;
 use crate::machine::pci::Address;
 use crate::machine::pci::Function;
@@ -12,7 +12,7 @@ use crate::machine::Pair;
 /// The two ends, and the bridges above each that the other has not.
 pub(super) struct Route<'a> {
     pub(super) gpu: &'a Function,
-    pub(super) card: &'a Function,
+    pub(super) nic: &'a Function,
     /// Bridges above both. Not 0: the last of them is the upstream port of the switch where packets turn round.
     shared: usize,
     functions: &'a std::collections::BTreeMap<Address, Function>,
@@ -29,21 +29,21 @@ pub(super) struct Joined<'a> {
 }
 
 /// Whether there is a pair with a path over PCI.
-pub(super) fn applies(look: &Look<'_>) -> bool {
-    look.pairs().any(|pair| Route::of(look, pair).is_some())
+pub(super) fn applies(scan: &Scan<'_>) -> bool {
+    scan.pairs().any(|pair| Route::of(scan, pair).is_some())
 }
 
 impl<'a> Route<'a> {
     /// None where the RDMA device is not on PCI, or the GPU's memory is not behind PCI alone.
-    pub(super) fn of(look: &Look<'a>, pair: &Pair) -> Option<Self> {
-        let gpu = look.gpu(pair.gpu).filter(|gpu| !gpu.is_coherent)?;
-        let card = look.hca(&pair.hca)?.at?;
-        let functions = &look.machine.functions;
-        let (gpu, card) = (functions.get(&gpu.at)?, functions.get(&card)?);
+    pub(super) fn of(scan: &Scan<'a>, pair: &Pair) -> Option<Self> {
+        let gpu = scan.gpu(pair.gpu).filter(|gpu| !gpu.is_coherent)?;
+        let nic = scan.hca(&pair.hca)?.at?;
+        let functions = &scan.machine.functions;
+        let (gpu, nic) = (functions.get(&gpu.at)?, functions.get(&nic)?);
         Some(Self {
             gpu,
-            card,
-            shared: gpu.shared(card),
+            nic,
+            shared: gpu.shared(nic),
             functions,
         })
     }
@@ -53,14 +53,14 @@ impl<'a> Route<'a> {
         end.above.get(self.shared..).unwrap_or_default()
     }
 
-    /// The downstream ports of one switch between which packets can turn round: the card's and the GPU's. None where
+    /// The downstream ports of one switch between which packets can turn round: the NIC's and the GPU's. None where
     /// they go through the root complex, or both hang on one port.
     pub(super) fn turn(&self) -> Option<(&'a Function, &'a Function)> {
         if self.shared == 0 {
             return None;
         }
         let port = |end: &'a Function| self.functions.get(self.side(end).first()?);
-        Some((port(self.card)?, port(self.gpu)?))
+        Some((port(self.nic)?, port(self.gpu)?))
     }
 
     /// Whether packets go through the root complex by the shape of the machine.

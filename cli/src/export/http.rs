@@ -48,25 +48,25 @@ const HEADERS: usize = 64;
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// What a look gave: the metrics, or why there are none.
-type Look = Result<Arc<str>, Arc<str>>;
+type Scan = Result<Arc<str>, Arc<str>>;
 
-/// Serves until the listener is gone, which is never while the system goes on. `look` is called on this thread.
+/// Serves until the listener is gone, which is never while the system goes on. `scan` is called on this thread.
 pub(crate) fn serve(
     listener: TcpListener,
     limits: Limits,
-    mut look: impl FnMut() -> anyhow::Result<String>,
+    mut scan: impl FnMut() -> anyhow::Result<String>,
 ) {
     let (ask, asked) = mpsc::sync_channel(limits.connections);
     thread::spawn(move || accept(&listener, limits, &ask));
-    let mut last: Option<(Instant, Look)> = None;
+    let mut last: Option<(Instant, Scan)> = None;
     for reply in asked {
-        let reply: mpsc::SyncSender<Look> = reply;
+        let reply: mpsc::SyncSender<Scan> = reply;
         let fresh = last
             .as_ref()
             .filter(|(when, _)| when.elapsed() < limits.fresh)
             .map(|(_, answer)| answer.clone());
         let answer = fresh.unwrap_or_else(|| {
-            let answer: Look = match look() {
+            let answer: Scan = match scan() {
                 Ok(text) => Ok(text.into()),
                 Err(why) => Err(format!("{why:#}\n").into()),
             };
@@ -95,7 +95,7 @@ impl Drop for Place {
     }
 }
 
-fn accept(listener: &TcpListener, limits: Limits, ask: &mpsc::SyncSender<mpsc::SyncSender<Look>>) {
+fn accept(listener: &TcpListener, limits: Limits, ask: &mpsc::SyncSender<mpsc::SyncSender<Scan>>) {
     let taken = Arc::new(AtomicUsize::new(0));
     loop {
         let Ok((stream, _)) = listener.accept() else {
@@ -172,13 +172,13 @@ fn deadline(time: Duration) -> io::Result<Instant> {
 fn connection(
     stream: &TcpStream,
     limits: Limits,
-    ask: &mpsc::SyncSender<mpsc::SyncSender<Look>>,
+    ask: &mpsc::SyncSender<mpsc::SyncSender<Scan>>,
 ) -> io::Result<()> {
     let answer = match request(stream, limits)? {
         Asked::Metrics { is_head } => {
             let (reply, replied) = mpsc::sync_channel(1);
-            let look = ask.send(reply).ok().and_then(|()| replied.recv().ok());
-            let mut answer = match look {
+            let scan = ask.send(reply).ok().and_then(|()| replied.recv().ok());
+            let mut answer = match scan {
                 Some(Ok(text)) => Answer {
                     status: "200 OK",
                     body: text,
@@ -297,11 +297,11 @@ mod tests {
     /// A server for as long as the tests run.
     fn server(
         limits: Limits,
-        look: impl FnMut() -> anyhow::Result<String> + Send + 'static,
+        scan: impl FnMut() -> anyhow::Result<String> + Send + 'static,
     ) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        thread::spawn(move || serve(listener, limits, look));
+        thread::spawn(move || serve(listener, limits, scan));
         address
     }
 

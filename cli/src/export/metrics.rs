@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The metrics: one look at a host, in Prometheus' text format 0.0.4. `docs/monitoring.md` lists them.
+//! The metrics: one scrape of a host, in Prometheus' text format 0.0.4. `docs/monitoring.md` lists them.
 
 use std::collections::BTreeMap;
 
@@ -19,28 +19,28 @@ use crate::doctor;
 use crate::doctor::Baseline;
 use crate::finding::Level;
 use crate::host::Host;
-use crate::living;
-use crate::living::Gpu;
-use crate::living::Hca;
-use crate::living::Roll;
 use crate::machine::Class;
 use crate::machine::Machine;
+use crate::registrations;
+use crate::registrations::Gpu;
+use crate::registrations::Hca;
+use crate::registrations::Listing;
 use crate::render::known;
 use crate::render::NONE;
 use crate::software::MODULE;
 use crate::stats;
 
-/// The metrics of one look.
+/// The metrics of one scrape.
 struct Metrics {
     registry: Registry,
-    /// Whether each part could look, and for how long it did, in seconds.
+    /// Whether each collector could see anything, and how long it took, in seconds.
     parts: Vec<(&'static str, bool, Option<f64>)>,
 }
 
 /// Seconds since a moment, by the host's own clock: in a recording nothing takes time.
 fn elapsed(host: &dyn Host, begin: Option<Time>) -> Option<f64> {
     let begin = begin?;
-    living::now(host).map(|now| debugfs::seconds(begin.until(now)))
+    registrations::now(host).map(|now| debugfs::seconds(begin.until(now)))
 }
 
 /// A sample: the values of its labels, and its own.
@@ -86,7 +86,7 @@ impl Metrics {
                 .iter()
                 .map(|label| match *label {
                     "event" => counter.event.as_str(),
-                    "flavour" => counter.flavour.as_deref().unwrap_or(NONE),
+                    "mode" => counter.mode.as_deref().unwrap_or(NONE),
                     _ => counter.reason.as_deref().unwrap_or(NONE),
                 })
                 .collect();
@@ -101,15 +101,15 @@ impl Metrics {
         Ok(())
     }
 
-    /// One part of the look: it says whether it could see what it is about.
+    /// One collector: it returns whether it could see what it is about.
     fn part(
         &mut self,
         host: &dyn Host,
         name: &'static str,
-        look: impl FnOnce(&Self) -> anyhow::Result<bool>,
+        scan: impl FnOnce(&Self) -> anyhow::Result<bool>,
     ) -> anyhow::Result<()> {
-        let begin = living::now(host);
-        let success = look(self).with_context(|| format!("metrics of {name}"))?;
+        let begin = registrations::now(host);
+        let success = scan(self).with_context(|| format!("metrics of {name}"))?;
         self.parts.push((name, success, elapsed(host, begin)));
         Ok(())
     }
@@ -135,28 +135,28 @@ pub(crate) fn text(
         registry: Registry::new(),
         parts: Vec::new(),
     };
-    let begin = living::now(host);
+    let begin = registrations::now(host);
     let mut ours = None;
     metrics.part(host, "module", |metrics| {
         let seen;
         (ours, seen) = module(host, metrics)?;
         Ok(seen)
     })?;
-    let mut roll = None;
+    let mut listing = None;
     if let Some(ours) = &ours {
         metrics.part(host, "counters", |metrics| counters(host, ours, metrics))?;
         metrics.part(host, "registrations", |metrics| {
-            roll = Roll::look(host).ok();
-            match &roll {
-                Some(roll) => registrations(roll, metrics),
+            listing = Listing::scan(host).ok();
+            match &listing {
+                Some(listing) => registrations(listing, metrics),
                 None => Ok(false),
             }
         })?;
     }
     let mut machine = None;
     metrics.part(host, "machine", |metrics| {
-        machine = Machine::look(host).ok();
-        gpus(host, machine.as_ref(), roll.as_ref(), metrics)
+        machine = Machine::scan(host).ok();
+        gpus(host, machine.as_ref(), listing.as_ref(), metrics)
     })?;
     if with_doctor {
         metrics.part(host, "doctor", |metrics| match &machine {
@@ -168,7 +168,7 @@ pub(crate) fn text(
     let label = |name: &str| vec![name.to_owned()];
     metrics.gauges(
         "peermem_collector_success",
-        "Whether this part of the last look could see what it is about.",
+        "Whether this collector could see what it is about at the last scrape.",
         &["collector"],
         parts
             .iter()
@@ -176,7 +176,7 @@ pub(crate) fn text(
     )?;
     metrics.gauges(
         "peermem_collector_duration_seconds",
-        "How long this part of the last look took.",
+        "How long this collector took at the last scrape.",
         &["collector"],
         parts
             .iter()
@@ -184,14 +184,14 @@ pub(crate) fn text(
     )?;
     metrics.gauges(
         "peermem_exporter_info",
-        "The program that looked.",
+        "The program that collected the metrics.",
         &["version"],
         [(label(env!("CARGO_PKG_VERSION")), 1.0)],
     )?;
     if let Some(seconds) = elapsed(host, begin) {
         metrics.gauge(
             "peermem_scrape_duration_seconds",
-            "How long the last look took.",
+            "How long the last scrape took.",
             seconds,
         )?;
     }
@@ -200,7 +200,7 @@ pub(crate) fn text(
 
 /// Which module is loaded, and how. What it returns is ours, with its files in sight.
 fn module(host: &dyn Host, metrics: &Metrics) -> anyhow::Result<(Option<Module>, bool)> {
-    let seen = Module::look(host);
+    let seen = Module::scan(host);
     let is_loaded = match &seen {
         Ok(_) => Ok(true),
         Err(Missing::NotLoaded) => Ok(false),
@@ -211,7 +211,7 @@ fn module(host: &dyn Host, metrics: &Metrics) -> anyhow::Result<(Option<Module>,
     };
     metrics.gauge(
         "peermem_module_loaded",
-        "Whether a module nvidia_peermem is loaded, whosever.",
+        "Whether a module nvidia_peermem is loaded, any vendor's.",
         truth(is_loaded),
     )?;
     if !is_loaded {
@@ -260,46 +260,46 @@ fn counters(host: &dyn Host, module: &Module, metrics: &Metrics) -> anyhow::Resu
     metrics.counters(
         "peermem_refusals_total",
         "Registrations that the module refused.",
-        &["flavour", "reason"],
+        &["mode", "reason"],
         all.iter().filter(|one| one.event == "refused"),
     )?;
-    let is_alive = |one: &&Counter| one.event.starts_with("alive");
+    let is_active = |one: &&Counter| one.event.starts_with("active");
     let lives = all
         .iter()
-        .filter(|one| one.flavour.is_some() && one.reason.is_none());
+        .filter(|one| one.mode.is_some() && one.reason.is_none());
     metrics.counters(
         "peermem_registration_events_total",
         "What registrations went through.",
-        &["event", "flavour"],
-        lives.clone().filter(|one| !is_alive(one)),
+        &["event", "mode"],
+        lives.clone().filter(|one| !is_active(one)),
     )?;
     for (event, name, help) in [
         (
-            "alive",
-            "peermem_alive_registrations",
-            "Registrations that are alive, as the module counts them.",
+            "active",
+            "peermem_active_registrations",
+            "Active registrations, as the module counts them.",
         ),
         (
-            "alive_bytes",
-            "peermem_alive_bytes",
-            "GPU memory of the registrations that are alive, as the module counts it.",
+            "active_bytes",
+            "peermem_active_bytes",
+            "GPU memory of active registrations, as the module counts it.",
         ),
     ] {
         metrics.gauges(
             name,
             help,
-            &["flavour"],
+            &["mode"],
             lives
                 .clone()
                 .filter(|one| one.event == event)
-                .map(|one| (vec![known(one.flavour.as_ref())], float(one.count))),
+                .map(|one| (vec![known(one.mode.as_ref())], float(one.count))),
         )?;
     }
     metrics.counters(
-        "peermem_faults_total",
-        "What went wrong beside refusals: pins lost or kept, mappings not undone, callbacks for nothing.",
+        "peermem_errors_total",
+        "What went wrong beside refusals: pins leaked or orphaned, mappings not undone, spurious callbacks.",
         &["event"],
-        all.iter().filter(|one| one.flavour.is_none() && one.reason.is_none()),
+        all.iter().filter(|one| one.mode.is_none() && one.reason.is_none()),
     )?;
     metrics.gauge(
         "peermem_unreadable_lines",
@@ -309,9 +309,9 @@ fn counters(host: &dyn Host, module: &Module, metrics: &Metrics) -> anyhow::Resu
     Ok(true)
 }
 
-fn registrations(roll: &Roll, metrics: &Metrics) -> anyhow::Result<bool> {
+fn registrations(listing: &Listing, metrics: &Metrics) -> anyhow::Result<bool> {
     let mut sums: BTreeMap<Vec<String>, (u64, u64)> = BTreeMap::new();
-    for one in &roll.living {
+    for one in &listing.registrations {
         // Of several GPUs the first: a registration is in one series, or sums over series would be wrong.
         let gpu = one.gpus.first();
         let labels = vec![
@@ -319,17 +319,17 @@ fn registrations(roll: &Roll, metrics: &Metrics) -> anyhow::Result<bool> {
             known(gpu.and_then(|gpu| gpu.index)),
             known(one.hca.as_ref().map(Hca::name)),
             known(one.class.map(Class::name)),
-            known(one.flavour.as_ref()),
+            known(one.mode.as_ref()),
             known(one.state.as_ref()),
         ];
         let (count, bytes) = sums.entry(labels).or_default();
         *count = count.saturating_add(1);
         *bytes = bytes.saturating_add(one.len.unwrap_or(0));
     }
-    let labels = ["gpu", "index", "hca", "path", "flavour", "state"];
+    let labels = ["gpu", "index", "hca", "path", "mode", "state"];
     metrics.gauges(
         "peermem_registrations",
-        "Registrations that are alive, or kept; one over several GPUs counts with the first.",
+        "Registrations that are active, or orphaned; one over several GPUs counts with the first.",
         &labels,
         sums.iter()
             .map(|(labels, (count, _))| (labels.clone(), float(*count))),
@@ -344,7 +344,7 @@ fn registrations(roll: &Roll, metrics: &Metrics) -> anyhow::Result<bool> {
     metrics.gauge(
         "peermem_processes",
         "Processes that have registrations.",
-        float(living::count(roll.holders().len())),
+        float(registrations::count(listing.holders().len())),
     )?;
     Ok(true)
 }
@@ -352,10 +352,10 @@ fn registrations(roll: &Roll, metrics: &Metrics) -> anyhow::Result<bool> {
 fn gpus(
     host: &dyn Host,
     machine: Option<&Machine>,
-    roll: Option<&Roll>,
+    listing: Option<&Listing>,
     metrics: &Metrics,
 ) -> anyhow::Result<bool> {
-    let held = stats::held(host, roll);
+    let held = stats::held(host, listing);
     let of = |gpu: &Option<Gpu>| {
         gpu.as_ref()
             .map(|gpu| vec![gpu.address.clone(), known(gpu.index)])
@@ -423,13 +423,13 @@ fn findings(
     baseline: Option<&Baseline>,
     metrics: &Metrics,
 ) -> anyhow::Result<bool> {
-    let mut look = doctor::Look::new(host, machine);
-    look.baseline = baseline;
-    let findings = doctor::examine(&look, &[])?;
+    let mut scan = doctor::Scan::new(host, machine);
+    scan.baseline = baseline;
+    let findings = doctor::examine(&scan, &[])?;
     // Each level that alerts go by, so that a series does not come and go; and none of a check that had nothing to look
     // at, whose 0 would say that all is well.
     let mut sums: BTreeMap<Vec<String>, u64> = BTreeMap::new();
-    for check in doctor::checks_of(&look) {
+    for check in doctor::checks_of(&scan) {
         for level in [Level::Warning, Level::Fault, Level::NotVisible] {
             sums.insert(vec![check.name.to_owned(), level.name().to_owned()], 0);
         }

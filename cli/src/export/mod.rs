@@ -38,7 +38,7 @@ pub(crate) fn run(host: &dyn Host, args: &args::Export, out: &mut Out) -> anyhow
         http::serve(listener, http::Limits::USUAL, || {
             metrics::text(host, !args.no_doctor, baseline.as_ref())
         });
-        return Ok(Status::Well);
+        return Ok(Status::Ok);
     }
     let text = metrics::text(host, !args.no_doctor, baseline.as_ref())?;
     match &args.output {
@@ -47,7 +47,7 @@ pub(crate) fn run(host: &dyn Host, args: &args::Export, out: &mut Out) -> anyhow
         }
         None => out.raw(&text),
     }
-    Ok(Status::Well)
+    Ok(Status::Ok)
 }
 
 /// Writes a file such that whoever reads it reads the old text or the new one, whole.

@@ -123,7 +123,7 @@ impl Config {
     }
 
     /// The same without what nothing here reads: of each capability that is not known, the header alone is kept. A
-    /// network card's serial number capability has its hardware address.
+    /// NIC's serial number capability has its hardware address.
     pub(crate) fn known(&self) -> Vec<u8> {
         let mut known = vec![0; self.0.len()];
         let mut keep = |at: usize, length: usize| {

@@ -36,9 +36,9 @@ pub(crate) struct Port {
 pub(crate) struct Hca {
     /// `mlx5_0`, `rxe0`.
     pub(crate) name: String,
-    /// The PCI function that does its DMA: its own, or its network card's.
+    /// The PCI function that does its DMA: its own, or its NIC's.
     pub(crate) at: Option<Address>,
-    /// Not a card's own: rxe, siw, which do by software what a card does.
+    /// Not a NIC's own: rxe, siw, which do by software what a NIC does.
     pub(crate) is_software: bool,
     pub(crate) driver: Option<String>,
     pub(crate) firmware: Option<String>,
@@ -55,11 +55,11 @@ impl Hca {
 }
 
 /// All of them, in the order of their names, with numbers as numbers: `mlx5_2` before `mlx5_10`.
-pub(super) fn look(host: &dyn Host) -> Vec<Hca> {
+pub(super) fn scan(host: &dyn Host) -> Vec<Hca> {
     let mut names = host.names(CLASS).unwrap_or_default();
     names.sort_by_key(|name| natural(name));
     let mut hcas: Vec<Hca> = names.into_iter().map(|name| look_at(host, name)).collect();
-    // A card that is an RDMA device itself is no other's.
+    // A NIC that is an RDMA device itself is no other's.
     let own: BTreeMap<String, Address> = hcas
         .iter()
         .filter(|hca| !hca.is_software)
@@ -216,7 +216,7 @@ fn of_gids(host: &dyn Host, own: &str, port: u32) -> Vec<String> {
 }
 
 /// The PCI functions that a network interface's traffic may go through: its own, those of the bond that it is in,
-/// and, for an interface that is no card's, those of all that lie below it.
+/// and, for an interface that is no NIC's, those of all that lie below it.
 fn functions_of(host: &dyn Host, netdev: &str, with_lower: bool) -> BTreeSet<Address> {
     let mut functions = BTreeSet::new();
     let mut seen = BTreeSet::new();

@@ -66,7 +66,7 @@ impl Class {
     }
 }
 
-/// A GPU of NVIDIA's, or the rig's stand-in.
+/// A GPU of NVIDIA's, or the test VM's stand-in.
 #[derive(Debug, Clone)]
 pub(crate) struct Gpu {
     /// By PCI address, from 0, as nvidia-smi counts where it sees all of them.
@@ -89,7 +89,7 @@ pub(crate) struct Pair {
     pub(crate) hca: String,
     /// None: the RDMA device is not on PCI.
     pub(crate) class: Option<Class>,
-    /// The bridges that a transfer goes through, from the GPU's side to the card's: ports of switches and root ports.
+    /// The bridges that a transfer goes through, from the GPU's side to the NIC's: ports of switches and root ports.
     /// Neither host bridges are among them, nor `meet`.
     pub(crate) bridges: Vec<Address>,
     /// The lowest bridge that is above both, inside or below which a transfer turns round: a switch's upstream port,
@@ -115,7 +115,7 @@ pub(crate) struct Segment {
 /// What was seen.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Machine {
-    /// GPUs, network cards, RDMA devices and the bridges above them.
+    /// GPUs, NICs, RDMA devices and the bridges above them.
     pub(crate) functions: BTreeMap<Address, Function>,
     pub(crate) gpus: Vec<Gpu>,
     pub(crate) hcas: Vec<Hca>,
@@ -129,7 +129,7 @@ pub(crate) struct Machine {
 
 const NVIDIA: u16 = 0x10de;
 
-/// QEMU's `ivshmem`: where the rig's stand-in GPU is (`tests/gpu/pci.c`).
+/// QEMU's `ivshmem`: where the test VM's stand-in GPU is (`tests/gpu/pci.c`).
 const STAND_IN: (u16, u16) = (0x1af4, 0x1110);
 
 /// GPUs whose memory is part of the processor's: those of Linux's `drivers/vfio/pci/nvgrace-gpu/main.c` (GH200, GB200,
@@ -138,7 +138,7 @@ const COHERENT: [u16; 5] = [0x2342, 0x2345, 0x2348, 0x2941, 0x31c2];
 
 impl Machine {
     /// Looks at all of it. Fails where PCI itself cannot be seen.
-    pub(crate) fn look(host: &dyn Host) -> Seen<Self> {
+    pub(crate) fn scan(host: &dyn Host) -> Seen<Self> {
         let mut machine = Self {
             nodes: nodes(host),
             is_virtual: is_virtual(host),
@@ -150,7 +150,7 @@ impl Machine {
             }
         }
         machine.look_at_gpus(host);
-        machine.hcas = hca::look(host);
+        machine.hcas = hca::scan(host);
         let mut more: BTreeSet<Address> = BTreeSet::new();
         for hca in &machine.hcas {
             more.extend(hca.functions());
@@ -177,7 +177,7 @@ impl Machine {
         if self.functions.contains_key(&at) {
             return;
         }
-        if let Ok(function) = Function::look(host, at) {
+        if let Ok(function) = Function::scan(host, at) {
             self.functions.insert(at, function);
         }
     }
@@ -253,23 +253,21 @@ impl Machine {
             .collect()
     }
 
-    /// Cards (an address without its function) that have several RDMA devices of their own, or several ports. Virtual
+    /// NICs (an address without its function) that have several RDMA devices of their own, or several ports. Virtual
     /// functions do not count.
     pub(crate) fn cards_of_several(&self) -> Vec<String> {
-        let mut cards: BTreeMap<String, usize> = BTreeMap::new();
+        let mut nics: BTreeMap<String, usize> = BTreeMap::new();
         for hca in &self.hcas {
             let own = hca.at.and_then(|at| self.functions.get(&at));
             if let Some(function) = own.filter(|function| function.physical.is_none()) {
                 let text = function.at.to_string();
-                let card = text
-                    .rsplit_once('.')
-                    .map_or(text.as_str(), |(card, _)| card);
-                let ports = cards.entry(card.to_owned()).or_default();
+                let nic = text.rsplit_once('.').map_or(text.as_str(), |(nic, _)| nic);
+                let ports = nics.entry(nic.to_owned()).or_default();
                 *ports = ports.saturating_add(hca.ports.len().max(1));
             }
         }
-        cards.retain(|_, ports| *ports > 1);
-        cards.into_keys().collect()
+        nics.retain(|_, ports| *ports > 1);
+        nics.into_keys().collect()
     }
 
     /// The function at an address, or the physical one of a virtual function's.
@@ -360,8 +358,8 @@ impl Machine {
             is_best: false,
         };
         let ends = hca.at.and_then(|at| {
-            let card = self.functions.get(&at)?;
-            Some((self.functions.get(&gpu.at)?, card))
+            let nic = self.functions.get(&at)?;
+            Some((self.functions.get(&gpu.at)?, nic))
         });
         let Some((one, other)) = ends else {
             return pair;
@@ -398,7 +396,7 @@ fn is_stand_in(function: &Function) -> bool {
 fn name_of_gpu(host: &dyn Host, function: &Function) -> String {
     let (vendor, device) = (function.vendor, function.device);
     if is_stand_in(function) {
-        return "stand-in of the test rig".to_owned();
+        return "stand-in of the test VM".to_owned();
     }
     let information = host.text(&format!(
         "/proc/driver/nvidia/gpus/{}/information",

@@ -211,7 +211,7 @@ fn bars(text: &str) -> Vec<Bar> {
 
 impl Function {
     /// Looks at one. Fails where it is not there, or says not even what it is.
-    pub(crate) fn look(host: &dyn Host, at: Address) -> Seen<Self> {
+    pub(crate) fn scan(host: &dyn Host, at: Address) -> Seen<Self> {
         let own = |file: &str| format!("{DEVICES}/{at}/{file}");
         let identity = |file: &str| {
             let path = own(file);

@@ -96,7 +96,7 @@ impl Gpu {
 
 impl Nvml {
     /// What the host's NVML says. [`Unseen::Absent`]: there is no such library.
-    pub(crate) fn look(host: &dyn Host) -> Seen<Self> {
+    pub(crate) fn scan(host: &dyn Host) -> Seen<Self> {
         let text = host.fact(Fact::Nvml)?;
         serde_json::from_str(&text)
             .map_err(|error| Unseen::Failed(format!("NVML's answer is not understood: {error}")))

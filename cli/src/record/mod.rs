@@ -57,37 +57,37 @@ pub(crate) fn run(
         Some(file) => fs::write(file, text).with_context(|| format!("{}", file.display()))?,
         None => out.raw(&text),
     }
-    Ok(Status::Well)
+    Ok(Status::Ok)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixture;
     use crate::host::recording::Recording;
     use crate::host::Fact;
-    use crate::made;
     use crate::testing;
 
     fn recorded(host: &dyn Host, keep: bool) -> Recording {
         let line = ["record", "--keep-identity"];
         let (text, status) = testing::says(host, if keep { &line } else { &line[..1] });
-        assert_eq!(status, Status::Well, "{text}");
+        assert_eq!(status, Status::Ok, "{text}");
         Recording::parse(&text).unwrap()
     }
 
     /// What a recording is good for: every command says of it what it said of the machine.
     #[test]
     fn a_recording_answers_every_command_as_the_machine_did() {
-        for (name, made) in made::all() {
+        for (name, fixture) in fixture::all() {
             for keep in [true, false] {
-                let recording = recorded(&made.recording, keep);
+                let recording = recorded(&fixture.recording, keep);
                 for line in COMMANDS {
                     // It names processes and users, whose names are taken out.
                     if !keep && line.first() == Some(&"list") {
                         continue;
                     }
                     let (there, here) = (
-                        testing::says(&made.recording, line),
+                        testing::says(&fixture.recording, line),
                         testing::says(&recording, line),
                     );
                     // Bounds of versions and the like aside, nothing here depends on an identity.
@@ -99,8 +99,8 @@ mod tests {
 
     #[test]
     fn recording_again_changes_nothing() {
-        let made = made::small();
-        let once = recorded(&made.recording, false);
+        let fixture = fixture::small();
+        let once = recorded(&fixture.recording, false);
         let twice = recorded(&once, false);
         assert_eq!(once.to_json().unwrap(), twice.to_json().unwrap());
     }
@@ -111,9 +111,9 @@ mod tests {
 
     #[test]
     fn no_secret_survives() {
-        let mut made = made::small();
-        let card = made.place("0000:18:00.0");
-        let planted: &[(&str, &str, &[&str])] = &[
+        let mut fixture = fixture::small();
+        let nic = fixture.place("0000:18:00.0");
+        let injected: &[(&str, &str, &[&str])] = &[
             (
                 "/sys/class/infiniband/mlx5_0/node_guid",
                 "b83f:d203:00aa:77fe\n",
@@ -161,37 +161,37 @@ mod tests {
             ),
             ("/etc/hostname", "node17.cluster.example\n", &["node17", "cluster.example"]),
         ];
-        for (path, text, _) in planted {
+        for (path, text, _) in injected {
             let path = match path.strip_prefix("/sys/class/infiniband/mlx5_0") {
-                Some(below) => format!("{card}/infiniband/mlx5_0{below}"),
+                Some(below) => format!("{nic}/infiniband/mlx5_0{below}"),
                 None => (*path).to_owned(),
             };
-            made.file(&path, text);
+            fixture.file(&path, text);
         }
-        made.fact(
+        fixture.fact(
             Fact::KernelLog,
             "6,1,1,-;systemd[1]: Hostname set to <node17>\n\
              6,2,2,-;mlx5_core 0000:18:00.0: node17 of jdoe at 192.168.7.9\n\
              6,2,2,-;mlx5_core 0000:18:00.0: MAC b8:3f:d2:aa:77:01, serial number: MT2211X77\n\
              6,3,3,-;usb 1-1: SerialNumber: 4C530001\n",
         );
-        // The card's serial number: extended capability 3.
-        let mut config = made.recording.bytes(&format!("{card}/config")).unwrap();
+        // The NIC's serial number: extended capability 3.
+        let mut config = fixture.recording.bytes(&format!("{nic}/config")).unwrap();
         let serial = [0x01, 0x77, 0xaa, 0x00, 0x03, 0xd2, 0x3f, 0xb8];
         config[0x100..0x104].copy_from_slice(&[0x03, 0x00, 0x01, 0x20]);
         config[0x104..0x10c].copy_from_slice(&serial);
         config[0x200..0x204].copy_from_slice(&[0x0d, 0x00, 0x01, 0x00]);
-        made.bytes(&format!("{card}/config"), &config);
+        fixture.bytes(&format!("{nic}/config"), &config);
 
-        let recorder = Recorder::new(&made.recording, "a test");
+        let recorder = Recorder::new(&fixture.recording, "a test");
         let (_, status) = testing::says(&recorder, &["topo"]);
-        assert_eq!(status, Status::Well);
-        for (path, ..) in planted {
+        assert_eq!(status, Status::Ok);
+        for (path, ..) in injected {
             assert!(recorder.bytes(path).is_ok(), "{path}");
         }
         assert!(recorder.fact(Fact::KernelLog).is_ok());
         let mut recording = recorder.into_recording();
-        let secrets = planted
+        let secrets = injected
             .iter()
             .flat_map(|(_, _, secrets)| secrets.iter().copied());
         let log = ["192.168.7.9", "MT2211X77", "4C530001", "77aa0003d23fb8"];
@@ -201,9 +201,9 @@ mod tests {
         let is_in =
             |text: &str, secret: &str| text.contains(secret) || text.contains(&digits(secret));
         for secret in &secrets {
-            assert!(is_in(&before, secret), "{secret} was not planted");
+            assert!(is_in(&before, secret), "{secret} was not injected");
         }
-        scrub(&mut recording, &names_of(&made.recording));
+        scrub(&mut recording, &names_of(&fixture.recording));
         let after = recording.to_json().unwrap();
         for secret in &secrets {
             assert!(!is_in(&after, secret), "{secret} is left in {after}");
@@ -214,7 +214,7 @@ mod tests {
         assert!(after.contains("root:x:0:0"), "{after}");
         assert_eq!(
             testing::says(&recording, &["topo", "-v"]),
-            testing::says(&made.recording, &["topo", "-v"])
+            testing::says(&fixture.recording, &["topo", "-v"])
         );
     }
 }

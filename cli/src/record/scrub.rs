@@ -308,7 +308,7 @@ fn scrub_file(path: &str, text: &str, own: &Option<Regex>, others: &mut Others) 
     }
     if name == "config" && path.contains("/pci") {
         return match decode(text) {
-            // The serial number of a network card is its address.
+            // The serial number of a NIC is its address.
             Ok(bytes) => encode(&Config(bytes).known()),
             Err(_) => String::new(),
         };

@@ -31,7 +31,7 @@ pub(crate) fn is_of_module(line: &str) -> bool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NotLoaded<'a> {
     pub(crate) line: &'a str,
-    pub(crate) mend: &'static str,
+    pub(crate) advice: &'static str,
 }
 
 /// In seconds: what belongs to one try.
@@ -39,26 +39,27 @@ const ONE_TRY: u64 = 2;
 
 /// The line that tells it best: the kernel ends each of its own with "Unknown symbol".
 pub(crate) fn not_loaded(records: &[Record]) -> Option<NotLoaded<'_>> {
-    let told =
+    let reported =
         |record: &'_ Record| why_not_loaded(&record.text).map(|(rank, _)| (record.seconds, rank));
-    let (last, _) = records.iter().rev().find_map(told)?;
+    let (last, _) = records.iter().rev().find_map(reported)?;
     let of_last = records
         .iter()
         .filter(|record| record.seconds.saturating_add(ONE_TRY) >= last);
     let all = of_last.filter_map(|record| {
-        let (rank, mend) = why_not_loaded(&record.text)?;
+        let (rank, advice) = why_not_loaded(&record.text)?;
         Some((
             rank,
             NotLoaded {
                 line: &record.text,
-                mend,
+                advice,
             },
         ))
     });
-    all.min_by_key(|(rank, _)| *rank).map(|(_, told)| told)
+    all.min_by_key(|(rank, _)| *rank)
+        .map(|(_, reported)| reported)
 }
 
-/// If the line is about what keeps the module from being loaded: how little it says, and what mends it.
+/// If the line is about what keeps the module from being loaded: how little it says, and how to fix it.
 fn why_not_loaded(line: &str) -> Option<(usize, &'static str)> {
     // These name no module.
     let unsigned = (line.contains("Loading of") && line.contains("is rejected"))
@@ -70,14 +71,14 @@ fn why_not_loaded(line: &str) -> Option<(usize, &'static str)> {
         return None;
     }
     let mut of_loading = OF_LOADING.iter().enumerate();
-    let (rank, (_, mend)) = of_loading.find(|(_, (words, _))| line.contains(words))?;
-    Some((rank, mend))
+    let (rank, (_, advice)) = of_loading.find(|(_, (words, _))| line.contains(words))?;
+    Some((rank, advice))
 }
 
 const UNSIGNED: &str =
     "if that was nvidia_peermem: sign it with a key that the machine knows (docs/install.md, Secure Boot)";
 
-/// Words of such a line, and what mends it.
+/// Words of such a line, and how to fix it.
 const OF_LOADING: [(&str, &str); 9] = [
     // Peer memory is in the one or in the other, and the second brings the first.
     ("no ib_core is", "`sudo modprobe ib_uverbs`, then `sudo modprobe nvidia-peermem`"),
@@ -140,8 +141,8 @@ mod tests {
              proprietary module nvidia.\n\
              3,3,90000100,-;nvidia_peermem: Unknown symbol nvidia_p2p_put_pages (err -22)\n",
         );
-        let told = not_loaded(&records).expect("it is told");
-        assert!(told.line.contains("proprietary"), "{told:?}");
+        let reported = not_loaded(&records).expect("it is told");
+        assert!(reported.line.contains("proprietary"), "{reported:?}");
         assert_eq!(not_loaded(&[]), None);
     }
 

@@ -59,15 +59,15 @@ pub(crate) struct Symbol {
 
 impl Software {
     /// Looks at all of it.
-    pub(crate) fn look(host: &dyn Host) -> Self {
+    pub(crate) fn scan(host: &dyn Host) -> Self {
         let kernel = host.text("/proc/sys/kernel/osrelease");
         Self {
-            module: Module::look(host),
+            module: Module::scan(host),
             installed: installed(host, &kernel),
             has_forerunner: host.has("/sys/module/nv_peer_mem") == Ok(true),
-            driver: Driver::look(host),
+            driver: Driver::scan(host),
             symbols: host.fact(Fact::KernelSymbols).map(|text| symbols(&text)),
-            nvml: Nvml::look(host),
+            nvml: Nvml::scan(host),
             log: host.fact(Fact::KernelLog).map(|text| log::parse(&text)),
             kernel,
         }
@@ -116,7 +116,7 @@ impl Software {
 }
 
 impl Module {
-    fn look(host: &dyn Host) -> Seen<Option<Self>> {
+    fn scan(host: &dyn Host) -> Seen<Option<Self>> {
         if !host.has(MODULE)? {
             return Ok(None);
         }
@@ -125,7 +125,7 @@ impl Module {
         let says = version
             .as_ref()
             .is_some_and(|version| version.contains("-rs"));
-        let has = || host.has(&format!("{MODULE}/parameters/max_pieces")) == Ok(true);
+        let has = || host.has(&format!("{MODULE}/parameters/max_chunks")) == Ok(true);
         Ok(Some(Self {
             is_ours: says || has(),
             version,
@@ -149,7 +149,7 @@ impl Module {
 }
 
 impl Driver {
-    fn look(host: &dyn Host) -> Seen<Option<Self>> {
+    fn scan(host: &dyn Host) -> Seen<Option<Self>> {
         match host.text("/proc/driver/nvidia/version") {
             Ok(text) => Ok(Some(Self::parse(&text))),
             Err(Unseen::Absent) if !host.has("/sys/module/nvidia")? => Ok(None),

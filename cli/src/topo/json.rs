@@ -219,14 +219,14 @@ impl<'a> HcaJson<'a> {
 
 impl<'a> PairJson<'a> {
     fn of(machine: &'a Machine, pair: &'a Pair) -> Self {
-        let card = machine.hca(&pair.hca).and_then(|hca| hca.at);
+        let nic = machine.hca(&pair.hca).and_then(|hca| hca.at);
         let crossed = |link: &Segment| {
-            let ends = [Some(pair.gpu), card];
+            let ends = [Some(pair.gpu), nic];
             pair.bridges.contains(&link.lower) || ends.contains(&Some(link.lower))
         };
         let mut links = machine.links(pair.gpu);
         links.extend(
-            card.map(|at| machine.links(at))
+            nic.map(|at| machine.links(at))
                 .unwrap_or_default()
                 .into_iter()
                 .rev(),

@@ -29,10 +29,10 @@ const VERSION: u32 = 1;
 
 /// Shows the paths of a machine. Nothing is judged here: it is well where PCI can be seen.
 pub(crate) fn run(host: &dyn Host, args: &args::Topo, out: &mut Out) -> anyhow::Result<Status> {
-    let machine = Machine::look(host).context("the machine's PCI devices")?;
+    let machine = Machine::scan(host).context("the machine's PCI devices")?;
     if out.is_json() {
         out.json("peermemctl.topo", VERSION, &Topology::of(&machine))?;
-        return Ok(Status::Well);
+        return Ok(Status::Ok);
     }
     matrix(&machine, out);
     devices(&machine, out);
@@ -42,7 +42,7 @@ pub(crate) fn run(host: &dyn Host, args: &args::Topo, out: &mut Out) -> anyhow::
         }
     }
     notes(&machine, out);
-    Ok(Status::Well)
+    Ok(Status::Ok)
 }
 
 /// GPUs as rows, RDMA devices as columns; in parts where the screen is too narrow for all.
@@ -261,8 +261,8 @@ fn meeting(machine: &Machine, pair: &Pair) -> String {
                 let function = at.and_then(|at| machine.functions.get(&at));
                 function.map_or_else(|| "?".to_owned(), |function| function.root.clone())
             };
-            let card = machine.hca(&pair.hca).and_then(|hca| hca.at);
-            let (one, other) = (root(Some(pair.gpu)), root(card));
+            let nic = machine.hca(&pair.hca).and_then(|hca| hca.at);
+            let (one, other) = (root(Some(pair.gpu)), root(nic));
             match one == other {
                 true => format!("meet in host bridge {one}"),
                 false => format!("from host bridge {one} to {other}"),
@@ -330,7 +330,7 @@ fn notes(machine: &Machine, out: &mut Out) {
         }
         if hca.is_software {
             notes.push(format!(
-                "{} does in software what a card does; as Linux has it, it registers no memory of a GPU.",
+                "{} does in software what a NIC does; as Linux has it, it registers no memory of a GPU.",
                 hca.name
             ));
         }
@@ -351,16 +351,16 @@ fn notes(machine: &Machine, out: &mut Out) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::made;
+    use crate::fixture;
     use crate::testing;
     use serde_json::Value;
 
     #[test]
     fn every_machine_is_shown_as_before() {
-        let machines = made::all();
+        let machines = fixture::all();
         let says = |name: &str, line: &[&str]| {
             let (text, status) = testing::says(&machines[name].recording, line);
-            assert_eq!(status, Status::Well, "{name}: {text}");
+            assert_eq!(status, Status::Ok, "{name}: {text}");
             format!("$ peermemctl {}\n{text}\n", line.join(" "))
         };
         let verbose = |name| says(name, &["topo", "--verbose"]);
@@ -411,9 +411,9 @@ mod tests {
 
     #[test]
     fn json_is_the_same_with_and_without_verbose() {
-        let made = made::hgx();
-        let (brief, _) = testing::says(&made.recording, &["topo", "--json"]);
-        let (full, _) = testing::says(&made.recording, &["topo", "--json", "-v"]);
+        let fixture = fixture::hgx();
+        let (brief, _) = testing::says(&fixture.recording, &["topo", "--json"]);
+        let (full, _) = testing::says(&fixture.recording, &["topo", "--json", "-v"]);
         assert_eq!(brief, full);
         let json: Value = serde_json::from_str(&brief).unwrap();
         assert_eq!(json["schema"], "peermemctl.topo");
@@ -437,8 +437,8 @@ mod tests {
     fn every_key_of_the_json_is_documented() {
         let page = include_str!("../../../docs/peermemctl.md");
         let mut keys = std::collections::BTreeSet::new();
-        for made in made::all().values() {
-            let (text, _) = testing::says(&made.recording, &["topo", "--json"]);
+        for fixture in fixture::all().values() {
+            let (text, _) = testing::says(&fixture.recording, &["topo", "--json"]);
             keys_of(&serde_json::from_str(&text).unwrap(), &mut keys);
         }
         assert!(keys.len() > 30, "{keys:?}");
@@ -453,59 +453,65 @@ mod tests {
     /// What stands between, and which is best, on a machine of each kind.
     #[test]
     fn classes_are_those_of_nvidia_smi() {
-        let class = |made: &made::Made, gpu: usize, hca: &str| {
-            let machine = Machine::look(&made.recording).unwrap();
+        let class = |fixture: &fixture::Fixture, gpu: usize, hca: &str| {
+            let machine = Machine::scan(&fixture.recording).unwrap();
             let at = machine.gpus[gpu].at;
             let pair = machine.pair_of(at, hca).unwrap();
             (pair.class, pair.is_best)
         };
-        let hgx = made::hgx();
+        let hgx = fixture::hgx();
         assert_eq!(class(&hgx, 0, "mlx5_0"), (Some(Class::Pix), true));
         assert_eq!(class(&hgx, 0, "mlx5_1"), (Some(Class::Pix), true));
         assert_eq!(class(&hgx, 0, "mlx5_2"), (Some(Class::Node), false));
         assert_eq!(class(&hgx, 0, "mlx5_4"), (Some(Class::Sys), false));
         assert_eq!(class(&hgx, 7, "mlx5_7"), (Some(Class::Pix), true));
-        let two = made::two_sockets();
+        let two = fixture::two_sockets();
         assert_eq!(class(&two, 0, "mlx5_0"), (Some(Class::Phb), true));
         assert_eq!(class(&two, 0, "mlx5_1"), (Some(Class::Sys), false));
         assert_eq!(class(&two, 1, "mlx5_1"), (Some(Class::Node), true));
         assert_eq!(
-            class(&made::virtual_machine(), 0, "mlx5_0"),
+            class(&fixture::virtual_machine(), 0, "mlx5_0"),
             (Some(Class::Phb), true)
         );
         assert_eq!(
-            class(&made::grace(), 0, "mlx5_0"),
+            class(&fixture::grace(), 0, "mlx5_0"),
             (Some(Class::Node), true)
         );
         assert_eq!(
-            class(&made::bond(), 0, "mlx5_bond_0"),
+            class(&fixture::bond(), 0, "mlx5_bond_0"),
             (Some(Class::Pix), true)
         );
         assert_eq!(
-            class(&made::soft_roce(), 0, "rxe0"),
+            class(&fixture::soft_roce(), 0, "rxe0"),
             (Some(Class::Phb), true)
         );
         // The virtual function is as good as the physical one: it has its link.
-        assert_eq!(class(&made::sriov(), 0, "mlx5_0"), (Some(Class::Pix), true));
-        assert_eq!(class(&made::sriov(), 0, "mlx5_1"), (Some(Class::Pix), true));
+        assert_eq!(
+            class(&fixture::sriov(), 0, "mlx5_0"),
+            (Some(Class::Pix), true)
+        );
+        assert_eq!(
+            class(&fixture::sriov(), 0, "mlx5_1"),
+            (Some(Class::Pix), true)
+        );
     }
 
     #[test]
     fn two_switches_between_are_pxb() {
-        let mut made = made::small();
-        let port = |port| made::Pci::switch_port(port, 0);
-        // A second switch below the first one's second port, and a card there.
-        made.pci("0000:17:00.0", "0000:30:00.0", &port(5));
-        made.pci("0000:30:00.0", "0000:31:00.0", &port(6));
-        made.pci("0000:31:00.0", "0000:32:00.0", &made::Pci::connectx7(0));
-        made.hca(
+        let mut fixture = fixture::small();
+        let port = |port| fixture::Pci::switch_port(port, 0);
+        // A second switch below the first one's second port, and a NIC there.
+        fixture.pci("0000:17:00.0", "0000:30:00.0", &port(5));
+        fixture.pci("0000:30:00.0", "0000:31:00.0", &port(6));
+        fixture.pci("0000:31:00.0", "0000:32:00.0", &fixture::Pci::connectx7(0));
+        fixture.hca(
             "mlx5_9",
             "0000:32:00.0",
             "ibp50s0",
             "InfiniBand",
             "400 Gb/sec (4X NDR)",
         );
-        let machine = Machine::look(&made.recording).unwrap();
+        let machine = Machine::scan(&fixture.recording).unwrap();
         let pair = machine.pair_of(machine.gpus[0].at, "mlx5_9").unwrap();
         assert_eq!(pair.class, Some(Class::Pxb));
         let bridges: Vec<String> = pair.bridges.iter().map(Address::to_string).collect();
@@ -527,11 +533,11 @@ mod tests {
 
     #[test]
     fn what_is_too_wide_comes_in_parts() {
-        let mut made = made::small();
+        let mut fixture = fixture::small();
         for number in 1..20 {
             let at = format!("0000:18:{number:02x}.0");
-            made.pci("0000:17:00.0", &at, &made::Pci::connectx7(0));
-            made.hca(
+            fixture.pci("0000:17:00.0", &at, &fixture::Pci::connectx7(0));
+            fixture.hca(
                 &format!("mlx5_{number}"),
                 &at,
                 &format!("ib{number}"),
@@ -539,7 +545,7 @@ mod tests {
                 "?",
             );
         }
-        let (text, _) = testing::says(&made.recording, &["topo"]);
+        let (text, _) = testing::says(&fixture.recording, &["topo"]);
         let longest = text.lines().map(|line| line.chars().count()).max();
         assert!(longest <= Some(100), "{text}");
         let headings: Vec<&str> = text.lines().filter(|line| line.contains("mlx5_")).collect();
@@ -553,9 +559,9 @@ mod tests {
 
     #[test]
     fn without_pci_it_cannot_look() {
-        let mut made = made::small();
-        made.remove("/sys/bus/pci");
-        let (text, status) = testing::says(&made.recording, &["topo"]);
+        let mut fixture = fixture::small();
+        fixture.remove("/sys/bus/pci");
+        let (text, status) = testing::says(&fixture.recording, &["topo"]);
         assert_eq!(status, Status::Failed, "{text}");
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! A real GPU by CUDA, or the rig's stand-in, with a real RDMA device: the [`Bench`] of a worker.
+//! A real GPU by CUDA, or the test VM's stand-in, with a real RDMA device: the [`Bench`] of a worker.
 
 use std::fs::File;
 use std::io::Seek as _;
@@ -47,7 +47,7 @@ const DRIVER: &str = "/sys/bus/pci/drivers/nvidia";
 /// QEMU's shared memory, which the stand-in's BAR is.
 const STAND_IN_VENDOR: &str = "0x1af4";
 
-/// The PCI addresses of the rig's stand-in GPUs.
+/// The PCI addresses of the test VM's stand-in GPUs.
 fn stand_ins() -> Vec<String> {
     let host = Live;
     let names = host.names(DRIVER).unwrap_or_default();

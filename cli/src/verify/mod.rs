@@ -2,16 +2,16 @@
 //! The command `verify`: GPU memory registered in every way there is, bytes moved and compared, memory freed under a
 //! registration, a holder killed. docs/verify.md says what each step proves, and what it does not.
 //!
-//! [`steps`] is what is tried, on the devices of [`bench`]; [`worker`] is the process that does it, [`overseer`] who
+//! [`steps`] is what is tried, on the devices of [`bench`]; [`worker`] is the process that does it, [`supervisor`] who
 //! watches that one; [`tell`] shows what came of it.
 
 mod bench;
 mod event;
 mod module;
-mod overseer;
+mod print;
 mod steps;
+mod supervisor;
 mod task;
-mod tell;
 mod worker;
 
 use std::time::Duration;
@@ -32,11 +32,11 @@ use crate::report::Out;
 use event::Name;
 use event::Outcome;
 use event::Step;
+use print::Pair;
+use print::Report;
 use task::Found;
 use task::Source;
 use task::Task;
-use tell::Pair;
-use tell::Report;
 
 pub(crate) use worker::run as run_part;
 
@@ -51,11 +51,11 @@ pub(crate) fn run(host: &dyn Host, args: &args::Verify, out: &mut Out) -> Result
     let size = size(args.size)?;
     ensure!(args.timeout > 0, "--timeout: a step takes some time");
     let limit = Duration::from_secs(args.timeout);
-    let all = overseer::gpus(args.stand_in, limit)?;
+    let all = supervisor::gpus(args.stand_in, limit)?;
     ensure!(!all.is_empty(), "CUDA shows no GPU to this process");
     let gpus = chosen_gpus(&all, args.gpu.as_deref())?;
     // A machine whose PCI cannot be seen still has names.
-    let machine = Machine::look(host).unwrap_or_default();
+    let machine = Machine::scan(host).unwrap_or_default();
     let hcas = if args.gpu_only {
         Ok(Vec::new())
     } else {
@@ -83,7 +83,7 @@ pub(crate) fn run(host: &dyn Host, args: &args::Verify, out: &mut Out) -> Result
             limit: args.timeout,
         };
         let pair = |hca: Option<&str>| -> Result<Pair> {
-            let followed = overseer::oversee(task(hca))?;
+            let followed = supervisor::oversee(task(hca))?;
             Ok(Pair {
                 gpu: gpu.pci.clone(),
                 gpu_index: index,
@@ -107,7 +107,7 @@ pub(crate) fn run(host: &dyn Host, args: &args::Verify, out: &mut Out) -> Result
             report.pairs.push(pair(Some(hca))?);
         }
     }
-    tell::tell(&report, out)?;
+    print::tell(&report, out)?;
     match report.status() {
         Status::Failed => match hcas {
             Err(why) => Err(why.context("no pair could be tried")),

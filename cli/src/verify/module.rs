@@ -9,7 +9,7 @@ use crate::host::Unseen;
 const REGISTRATIONS: &str = "/sys/kernel/debug/nvidia_peermem/registrations";
 const REFUSALS: [&str; 2] = [
     "/sys/kernel/debug/nvidia_peermem/refusals",
-    "/sys/kernel/debug/nvidia_peermem/foreign",
+    "/sys/kernel/debug/nvidia_peermem/non_gpu",
 ];
 /// Peer-memory modules for NVIDIA's GPUs: this project's and NVIDIA's, and the one before both.
 const MODULES: [&str; 2] = ["/sys/module/nvidia_peermem", "/sys/module/nv_peer_mem"];

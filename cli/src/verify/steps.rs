@@ -574,7 +574,7 @@ impl<B: Bench> Run<'_, B> {
         self.bench.kill(holder)?;
         let listed = matches!(way, Way::PeerMemory) && held.as_ref().is_ok_and(|&count| count > 0);
         let deadline = self.bench.now() + self.plan.patience;
-        let mut told = vec!["killed while bytes moved".to_owned()];
+        let mut reported = vec!["killed while bytes moved".to_owned()];
         loop {
             let still = self.bench.registrations(process);
             let pinned = self.bench.pinned();
@@ -609,11 +609,11 @@ impl<B: Bench> Run<'_, B> {
                     "the module listed no registration of process {process}, which had one"
                 )))
             }
-            Ok(count) => told.push(format!("registrations listed: {count}, then 0")),
-            Err(why) => told.push(format!("the module's list is {why}")),
+            Ok(count) => reported.push(format!("registrations listed: {count}, then 0")),
+            Err(why) => reported.push(format!("the module's list is {why}")),
         }
         if let (Ok(before), Ok(during)) = (&before, &during) {
-            told.push(format!(
+            reported.push(format!(
                 "bytes pinned in BAR1: {before}, {during}, {before}"
             ));
         }
@@ -621,7 +621,7 @@ impl<B: Bench> Run<'_, B> {
         let memory = self.bench.gpu_memory(self.plan.size)?;
         let region = self.bench.register(way, &memory)?;
         self.bench.deregister(region)?;
-        Ok(Found::text(told.join("; ")))
+        Ok(Found::text(reported.join("; ")))
     }
 }
 

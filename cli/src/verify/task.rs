@@ -26,7 +26,7 @@ use crate::args;
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Source {
     Cuda,
-    /// The stand-in of the project's test rig.
+    /// The stand-in of the project's test VM.
     StandIn,
 }
 

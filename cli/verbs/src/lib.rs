@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What `peermemctl` and the rig's `gdr` share: memory that a device may write, registrations of it, connections that
+//! What `peermemctl` and the test VM's `gdr` share: memory that a device may write, registrations of it, connections that
 //! move bytes, and patterns that tell where bytes belong.
 //!
 //! Nothing here is linked against libibverbs or libcuda: both are looked up when they are asked for, so a program that

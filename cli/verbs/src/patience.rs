@@ -58,7 +58,7 @@ mod tests {
         let begin = Instant::now();
         let mut patience = Patience::new(Duration::from_secs(1));
         let looks = (0..)
-            .take_while(|look| !patience.advance(begin + Duration::from_millis(10) * *look))
+            .take_while(|scan| !patience.advance(begin + Duration::from_millis(10) * *scan))
             .count();
         assert_eq!(looks, 100);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What `gdr bench` can measure, and the lines of JSON that it says: the rig asks for the one, and reads the other.
+//! What `gdr bench` can measure, and the lines of JSON that it says: the test runner asks for the one, and reads the other.
 //!
 //! Cycles and nanoseconds are instructions in a machine that counts those (`-icount shift=0`).
 

@@ -5,10 +5,10 @@
 //!
 //! What is pure arithmetic has its tests beside it, in `src`; here are those of what needs the fakes:
 //!
-//! - `pieces_tests`: both flavours over several allocations.
-//! - `pin_tests`: a revocable pin, between its release and the provider's callback.
-//! - `roll_tests`: which registrations are shown as alive, from which moment to which.
-//! - `persistent_tests`, `revocable_tests`: the life of a registration in both flavours.
+//! - `chunks_tests`: both modes over several allocations.
+//! - `callback_pin_tests`: a revocable pin, between its release and the provider's callback.
+//! - `registry_tests`: which registrations are shown as alive, from which moment to which.
+//! - `persistent_tests`, `revocable_tests`: the life of a registration in both modes.
 
 #![cfg(test)]
 // Of the module's files as of these: what is `unsafe` in the module stands elsewhere.
@@ -20,17 +20,17 @@ mod fakes;
 mod src;
 use src::*;
 
+mod callback_pin_tests;
+mod chunks_tests;
 mod persistent_tests;
-mod pieces_tests;
-mod pin_tests;
+mod registry_tests;
 mod revocable_tests;
-mod roll_tests;
 mod sync;
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering;
 
-/// At the end of each case of a test at random: says how many there were, with the last one. The rig reads the line.
+/// At the end of each case of a test at random: says how many there were, with the last one. The test runner reads the line.
 fn done(count: &AtomicU32, cases: u32) {
     if count.fetch_add(1, Ordering::Relaxed) + 1 == cases {
         println!("figure: cases {cases} at random");

@@ -8,43 +8,41 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use crate::extents::PageSize;
 use crate::fakes::env::PciDevice;
 use crate::fakes::env::Ticket;
 use crate::fakes::env::IOMMU_OFFSET;
 use crate::fakes::provider::DMA_BASE;
 use crate::fakes::world::World;
-use crate::mode::Mode;
-use crate::refusal::Refusal;
-use crate::revocable::Lease;
+use crate::mr::Mr;
+use crate::ranges::PageSize;
+use crate::reason::Reason;
+use crate::revocable::RevocableMr;
 
 const MIB: u64 = 1 << 20;
 
 struct Registration {
     world: Arc<World>,
-    lease: Lease,
+    mr: RevocableMr,
 }
 
 impl Registration {
     fn at(start: u64) -> Registration {
         let world = World::at(start);
-        let lease = Lease::pin(start, MIB).expect("pinned");
-        Registration { world, lease }
+        let mr = RevocableMr::pin(start, MIB).expect("pinned");
+        Registration { world, mr }
     }
 
-    fn admit(&self) -> Result<(), Refusal> {
-        self.lease.admit(Ticket::default())
+    fn set_ticket(&self) -> Result<(), Reason> {
+        self.mr.set_ticket(Ticket::default())
     }
 
-    fn map(&self) -> Result<usize, Refusal> {
-        self.lease
-            .map(&PciDevice::default())
-            .map(|table| table.len())
+    fn map(&self) -> Result<usize, Reason> {
+        self.mr.map(&PciDevice::default()).map(|table| table.len())
     }
 
     fn up(start: u64) -> Registration {
         let this = Registration::at(start);
-        this.admit().expect("admitted");
+        this.set_ticket().expect("admitted");
         this.map().expect("mapped");
         assert_eq!(this.world.take_log(), ["pin", "map"]);
         this
@@ -54,16 +52,16 @@ impl Registration {
 #[test]
 fn without_a_callback() {
     let r = Registration::at(0x11_0000_0000);
-    r.admit().expect("admitted");
-    assert_eq!(r.lease.page_size(), PageSize::KIB_64);
+    r.set_ticket().expect("admitted");
+    assert_eq!(r.mr.page_size(), PageSize::KIB_64);
     assert_eq!(
-        (r.lease.span().start(), r.lease.span().len()),
+        (r.mr.span().start(), r.mr.span().len()),
         (0x11_0000_0000, MIB)
     );
-    let table = r.lease.map(&PciDevice::default()).expect("mapped");
+    let table = r.mr.map(&PciDevice::default()).expect("mapped");
     assert_eq!(table[0].addr, DMA_BASE + IOMMU_OFFSET);
-    assert_eq!(r.map().err(), Some(Refusal::MappedTwice));
-    r.lease.unmap();
+    assert_eq!(r.map().err(), Some(Reason::MappedTwice));
+    r.mr.unmap();
     let world = r.world.clone();
     drop(r);
     assert_eq!(
@@ -76,8 +74,8 @@ fn without_a_callback() {
 fn callback_before_the_pin_returns() {
     let world = World::at(0x12_0000_0000);
     world.provider.on_pin.set(Some(Box::new(World::free)));
-    let refusal = Lease::pin(0x12_0000_0000, MIB).err();
-    assert_eq!(refusal, Some(Refusal::Revoked));
+    let reason = RevocableMr::pin(0x12_0000_0000, MIB).err();
+    assert_eq!(reason, Some(Reason::Revoked));
     assert_eq!(
         world.take_log(),
         ["pin", "callback", "callback returns", "no unpin"]
@@ -88,8 +86,8 @@ fn callback_before_the_pin_returns() {
 fn callback_before_the_ticket() {
     let r = Registration::at(0x13_0000_0000);
     r.world.free();
-    assert_eq!(r.admit().err(), Some(Refusal::Revoked));
-    assert_eq!(r.map().err(), Some(Refusal::Revoked));
+    assert_eq!(r.set_ticket().err(), Some(Reason::Revoked));
+    assert_eq!(r.map().err(), Some(Reason::Revoked));
     let world = r.world.clone();
     drop(r);
     assert_eq!(
@@ -101,9 +99,9 @@ fn callback_before_the_ticket() {
 #[test]
 fn callback_between_ticket_and_map() {
     let r = Registration::at(0x14_0000_0000);
-    r.admit().expect("admitted");
+    r.set_ticket().expect("admitted");
     r.world.free();
-    assert_eq!(r.map().err(), Some(Refusal::Revoked));
+    assert_eq!(r.map().err(), Some(Reason::Revoked));
     let world = r.world.clone();
     drop(r);
     let want = [
@@ -130,7 +128,7 @@ fn callback_stops_the_hca_before_it_unmaps_and_leaves_the_table() {
     ];
     assert_eq!(r.world.take_log(), want);
     // ib_core calls this after an invalidation too.
-    r.lease.unmap();
+    r.mr.unmap();
     assert!(r.world.take_log().is_empty());
     let world = r.world.clone();
     drop(r);
@@ -141,8 +139,8 @@ fn callback_stops_the_hca_before_it_unmaps_and_leaves_the_table() {
 fn ib_core_may_unmap_inside_its_revocation() {
     let r = Registration::up(0x16_0000_0000);
     let world = r.world.clone();
-    let lease = Arc::new(r.lease);
-    let inner = lease.clone();
+    let mr = Arc::new(r.mr);
+    let inner = mr.clone();
     world.on_revoke.set(Some(Box::new(move |_| inner.unmap())));
     world.free();
     let want = [
@@ -153,7 +151,7 @@ fn ib_core_may_unmap_inside_its_revocation() {
         "callback returns",
     ];
     assert_eq!(world.take_log(), want);
-    drop(lease);
+    drop(mr);
     assert_eq!(world.take_log(), ["no unpin", "table freed"]);
 }
 
@@ -161,10 +159,10 @@ fn ib_core_may_unmap_inside_its_revocation() {
 fn release_on_the_callbacks_own_thread() {
     let r = Registration::up(0x17_0000_0000);
     let world = r.world.clone();
-    let mut lease = Some(r.lease);
+    let mut mr = Some(r.mr);
     world
         .on_revoke
-        .set(Some(Box::new(move |_| drop(lease.take()))));
+        .set(Some(Box::new(move |_| drop(mr.take()))));
     world.free();
     let want = [
         "callback",
@@ -190,15 +188,15 @@ fn release_waits_for_a_callback_in_ib_core() {
     })));
     thread::scope(|s| {
         let callback = s.spawn(|| {
-            world.enter();
+            world.add();
             world.free();
         });
         is_in_core.recv().expect("the callback comes to ib_core");
         let (released, is_released) = mpsc::channel();
         let record = world.clone();
         s.spawn(move || {
-            record.enter();
-            drop(r.lease);
+            record.add();
+            drop(r.mr);
             record.record("released");
             released.send(()).expect("the test waits");
         });
@@ -222,12 +220,12 @@ fn release_waits_for_a_callback_in_ib_core() {
 #[test]
 fn a_callback_after_release_calls_nobody() {
     let r = Registration::up(0x19_0000_0000);
-    r.lease.unmap();
+    r.mr.unmap();
     // Another process releases: the provider keeps the pin.
     r.world.become_process(2);
     let world = r.world.clone();
     drop(r);
-    assert_eq!(world.take_log(), ["unmap", "kept", "table freed"]);
+    assert_eq!(world.take_log(), ["unmap", "orphaned", "table freed"]);
     world.free();
     assert_eq!(world.take_log(), ["callback", "callback returns"]);
 }
@@ -235,12 +233,12 @@ fn a_callback_after_release_calls_nobody() {
 #[test]
 fn what_cannot_be_built_is_undone() {
     let r = Registration::at(0x1a_0000_0000);
-    r.admit().expect("admitted");
+    r.set_ticket().expect("admitted");
     r.world.fail("table");
-    assert_eq!(r.map().err(), Some(Refusal::NoMemory));
+    assert_eq!(r.map().err(), Some(Reason::NoMemory));
     assert_eq!(r.world.take_log(), ["pin", "map", "unmap"]);
     r.world.fail("map");
-    assert_eq!(r.map().err(), Some(Refusal::MapResource { mapped: 0 }));
+    assert_eq!(r.map().err(), Some(Reason::MapResource { mapped: 0 }));
     let world = r.world.clone();
     drop(r);
     assert_eq!(world.take_log(), ["map", "unpin"]);
@@ -254,13 +252,13 @@ fn free_beside_release_at_random() {
         let world = r.world.clone();
         thread::scope(|s| {
             s.spawn(|| {
-                world.enter();
+                world.add();
                 world.free();
             });
             let world = world.clone();
             s.spawn(move || {
-                world.enter();
-                drop(r.lease);
+                world.add();
+                drop(r.mr);
             });
         });
         let log = world.take_log();

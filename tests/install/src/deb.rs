@@ -310,7 +310,7 @@ fn later_hooks(log: Log) -> Result<()> {
         test ! -e /etc/infiniband
         mkdir -p /tmp/ofed/DEBIAN /tmp/ofed/etc/infiniband
         echo >/tmp/ofed/etc/infiniband/openib.conf
-        printf '%s\n' 'Package: made-up-ofed' 'Version: 1' 'Architecture: all' 'Maintainer: nobody' \
+        printf '%s\n' 'Package: synthetic-ofed' 'Version: 1' 'Architecture: all' 'Maintainer: nobody' \
             'Description: made up' >/tmp/ofed/DEBIAN/control
         dpkg-deb --build /tmp/ofed /tmp/ofed.deb
         dpkg -i /tmp/ofed.deb

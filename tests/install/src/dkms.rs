@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The real dkms, with its default folders, on made-up hosts: a package of NVIDIA's and ours side by side.
+//! The real dkms, with its default folders, on synthetic hosts: a package of NVIDIA's and ours side by side.
 //!
 //! The host's os-release decides what dkms does with it. `dkms.conf` is the one that is shipped; what it calls make for is
 //! there already. What is shown holds for the version of dkms that is installed here, which is noted.
@@ -144,7 +144,7 @@ impl<'a> Tree<'a> {
     /// Unpacks a package's sources into what becomes /usr/src.
     fn unpack(&self, package: Package) -> Result<()> {
         let name = package.dkms_name(self.distribution).replace('/', "-");
-        let folder = format!("made-up/src/{name}");
+        let folder = format!("synthetic/src/{name}");
         // Whichever came first.
         let build = format!("lib/modules/{RELEASE}/build");
         match package {
@@ -223,7 +223,7 @@ impl<'a> Tree<'a> {
             Remove(package) => {
                 let name = package.dkms_name(self.distribution);
                 let said = self.dkms(&format!("dkms remove {name} --all"))?;
-                let folder = format!("made-up/src/{}", name.replace('/', "-"));
+                let folder = format!("synthetic/src/{}", name.replace('/', "-"));
                 fs::remove_dir_all(self.host.path(&folder))?;
                 Ok(said)
             }
@@ -311,7 +311,7 @@ fn one_name(log: Log) -> Result<()> {
         tree.host.can_be_entered()?;
         tree.step(Add(Theirs("580.1")))?;
         tree.unpack(Ours("600.1"))?;
-        let file = tree.host.path("made-up/src/peermem-rs-600.1/dkms.conf");
+        let file = tree.host.path("synthetic/src/peermem-rs-600.1/dkms.conf");
         let conf = fs::read_to_string(&file)?;
         fs::write(
             &file,
@@ -361,7 +361,7 @@ fn make_install(log: Log) -> Result<()> {
     log.note(format!("before: {}", tree.host.loads()?));
     let build = format!("lib/modules/{RELEASE}/build");
     tree.host
-        .sources("made-up/src/checkout", &build, Module::Ours("1"), "")?;
+        .sources("synthetic/src/checkout", &build, Module::Ours("1"), "")?;
     let run = |target: &str| {
         tree.dkms(&format!(
             "make -C /usr/src/checkout KVER={RELEASE} CHECK=no {target}"

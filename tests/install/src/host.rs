@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! A made-up host: a folder for its root, and the questions that kmod answers about it.
+//! A synthetic host: a folder for its root, and the questions that kmod answers about it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,8 +20,8 @@ use anyhow::Result;
 use crate::forge::Module;
 use crate::Skip;
 
-/// The kernel of every made-up host.
-pub(crate) const RELEASE: &str = "7.9.0-1-made-up";
+/// The kernel of every synthetic host.
+pub(crate) const RELEASE: &str = "7.9.0-1-synthetic";
 
 pub(crate) const NOTHING: &str = "nothing";
 
@@ -349,7 +349,7 @@ impl Host {
             for entry in fs::read_dir(&folder)? {
                 let path = entry?.path();
                 let name = path.strip_prefix(&self.root)?.display().to_string();
-                if ["usr", "dev", "proc", "tmp", "made-up"].contains(&name.as_str())
+                if ["usr", "dev", "proc", "tmp", "synthetic"].contains(&name.as_str())
                     || name.ends_with(".bin")
                 {
                     continue;
@@ -384,10 +384,10 @@ impl Host {
         const ENTER: &str = r#"
             set -e
             cd "$1"
-            mkdir -p usr dev proc tmp made-up/src etc/alternatives lib var/lib
+            mkdir -p usr dev proc tmp synthetic/src etc/alternatives lib var/lib
             for link in bin sbin lib64 lib/x86_64-linux-gnu; do ln -sfn "/usr/$link" "$link"; done
             mount --rbind /usr usr
-            mount --bind made-up/src usr/src
+            mount --bind synthetic/src usr/src
             mount --bind /etc/alternatives etc/alternatives
             mount --rbind /dev dev
             mount --rbind /proc proc

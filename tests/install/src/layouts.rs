@@ -231,11 +231,11 @@ impl Way {
     fn make(host: &Host, target: &str) -> Result<()> {
         let output = tool("make")
             .arg("-C")
-            .arg(host.path("made-up/sources"))
+            .arg(host.path("synthetic/sources"))
             .arg(target)
             // Nothing is compiled here, and there is nothing to compile with.
             .arg("CHECK=no")
-            .arg(format!("KDIR={}", host.path("made-up/build").display()))
+            .arg(format!("KDIR={}", host.path("synthetic/build").display()))
             .arg(format!("DESTDIR={}", host.path("").display()))
             .output()
             .context("cannot start make")?;
@@ -244,7 +244,7 @@ impl Way {
 
     fn hook(host: &Host, action: &str) -> Result<()> {
         let output = tool("sh")
-            .arg(host.path("made-up/sources/packaging/host"))
+            .arg(host.path("synthetic/sources/packaging/host"))
             .arg(action)
             .arg(host.path("lib/modules"))
             .output()?;
@@ -253,7 +253,12 @@ impl Way {
 
     fn install(self, host: &Host, layout: &Layout, version: &'static str) -> Result<()> {
         let module = Module::Ours(version);
-        host.sources("made-up/sources", "made-up/build", module, layout.suffix())?;
+        host.sources(
+            "synthetic/sources",
+            "synthetic/build",
+            module,
+            layout.suffix(),
+        )?;
         match self {
             Self::Make => Self::make(host, "install")?,
             Self::LikeDkms => {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Installs the module on made-up hosts and asks kmod, dkms and systemd what comes of it.
+//! Installs the module on synthetic hosts and asks kmod, dkms and systemd what comes of it.
 //!
 //! The hosts are folders, laid out as NVIDIA's installer and the distributions lay theirs out. Their modules are small ELF
 //! files that nothing could load; what reads them is real. Prints KTAP; every question is a note with what was answered.

@@ -20,7 +20,7 @@ use crate::host::NOTHING;
 use crate::Case;
 use crate::Log;
 
-/// Not the usual one, which the made-up host has from this machine: what is below another must not name the usual one.
+/// Not the usual one, which the synthetic host has from this machine: what is below another must not name the usual one.
 const PREFIX: &str = "/opt/tools";
 
 pub(crate) fn cases() -> Vec<Case> {
@@ -78,8 +78,8 @@ fn host() -> Result<Host> {
         fs::create_dir_all(host.path(&format!("opt/tools/{folder}")))?;
     }
     // Where make finds what `make tools` would have compiled.
-    fs::create_dir_all(host.path("made-up/tools/release"))?;
-    symlink(program()?, host.path("made-up/tools/release/peermemctl"))?;
+    fs::create_dir_all(host.path("synthetic/tools/release"))?;
+    symlink(program()?, host.path("synthetic/tools/release/peermemctl"))?;
     Ok(host)
 }
 
@@ -88,7 +88,7 @@ fn make(host: &Host, target: &str) -> Result<()> {
         .arg("-C")
         .arg(repository())
         .arg(target)
-        .arg(format!("TOOLS={}", host.path("made-up/tools").display()))
+        .arg(format!("TOOLS={}", host.path("synthetic/tools").display()))
         .arg(format!("DESTDIR={}", host.path("").display()))
         .arg(format!("PREFIX={PREFIX}"))
         // What is there is to be installed; nothing is compiled as root.

@@ -29,7 +29,7 @@ const BROKEN: &[(Break, &str, &str)] = &[
         "a registration is used beside",
     ),
     (
-        Break::NoGate,
+        Break::NoPutRwsem,
         "free_beside_two_lives_unmaps",
         "somebody else's pin is put",
     ),
@@ -51,7 +51,7 @@ const BROKEN: &[(Break, &str, &str)] = &[
     (
         Break::OneProcess,
         "free_beside_a_life_that_ends_in_another_process",
-        "a callback finds no slot",
+        "a callback finds no entry",
     ),
     (Break::Strangers, "free_beside_a_life_ofed49", "deadlock"),
     (
@@ -72,7 +72,7 @@ const BROKEN: &[(Break, &str, &str)] = &[
     (
         Break::NoPut,
         "free_beside_a_life_unmaps",
-        "a callback finds no slot",
+        "a callback finds no entry",
     ),
     (
         Break::Silent,

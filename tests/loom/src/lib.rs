@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The revocable flavour of the kernel module under loom, which runs a model once for every order in
+//! The revocable mode of the kernel module under loom, which runs a model once for every order in
 //! which its threads can take locks and touch atomics.
 //!
-//! What runs are the module's files themselves: `src/revocable.rs`, `src/pin.rs`, and what they use. Around
+//! What runs are the module's files themselves: `src/revocable.rs`, `src/callback_pin.rs`, and what they use. Around
 //! them stand the two neighbours, with their own locking: `tests/fakes`, on loom's primitives.
 //!
 //! - `models`: the tests. Each prints which threads it has and how many interleavings it ran; `docs/verification.md`

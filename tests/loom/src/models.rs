@@ -14,20 +14,20 @@ use loom::sync::Mutex;
 use loom::thread;
 use loom::thread::JoinHandle;
 
+use crate::callback_pin::CallbackPin;
+use crate::callback_pin::Revoke;
 use crate::can_fail;
-use crate::extents::PageSize;
-use crate::extents::Span;
 use crate::fakes::ib_core::LEN;
 use crate::fakes::provider::ALLOCATION;
 use crate::fakes::world::world;
 use crate::fakes::world::Mode;
 use crate::fakes::world::World;
-use crate::mode::MAX_LEN;
-use crate::pin::Held;
-use crate::pin::Revoke;
-use crate::refusal::Kept;
-use crate::refusal::Refusal;
-use crate::refusal::ENOMEM;
+use crate::mr::MAX_LEN;
+use crate::ranges::PageSize;
+use crate::ranges::Span;
+use crate::reason::PutError;
+use crate::reason::Reason;
+use crate::reason::ENOMEM;
 use crate::registry::State;
 
 /// How many preemptions three threads get, unless `LOOM_MAX_PREEMPTIONS` says otherwise: switches away
@@ -54,7 +54,7 @@ fn explore_three(model: &str, mode: Mode, f: impl Fn() + Send + Sync + 'static) 
     figures(model, &format!("3, {bound} preemptions"), mode, count);
 }
 
-/// What `docs/verification.md` says of a model: the rig reads these lines.
+/// What `docs/verification.md` says of a model: the test runner reads these lines.
 fn figures(model: &str, threads: &str, mode: Mode, interleavings: usize) {
     let mode = match mode {
         Mode::Unmaps => "UNMAPS",
@@ -100,7 +100,7 @@ fn live(allocation: u64) {
     assert_eq!(
         world.stands(allocation),
         None,
-        "it is on the roll after its release"
+        "it is in the registry after its release"
     );
 }
 
@@ -112,8 +112,8 @@ fn live_and_die_elsewhere(allocation: u64) {
         world.ib_core.deregister(&umem);
         let state = world.stands(allocation);
         assert!(
-            matches!(state, None | Some(State::Kept)),
-            "what is released is {state:?} on the roll"
+            matches!(state, None | Some(State::Orphaned)),
+            "what is released is {state:?} in the registry"
         );
     }
 }
@@ -179,7 +179,7 @@ fn free_beside_the_end_and_a_second_life_legacy() {
     free_beside_the_end(Mode::Legacy);
 }
 
-/// The provider does not unpin. The slot stays, and the callback may come after all else is gone.
+/// The provider does not unpin. The entry stays, and the callback may come after all else is gone.
 #[test]
 fn free_beside_a_life_that_ends_in_another_process() {
     explore(
@@ -254,15 +254,15 @@ fn free_beside_an_exit_that_the_provider_does_not_find_and_the_unloading() {
     );
 }
 
-/// Goes through the roll as a reader of its file does, who lets go of the lock between two lines.
+/// Goes through the registry as a reader of its file does, who lets go of the lock between two lines.
 fn look() {
     let world = world();
     let mut next = 0;
     loop {
-        let found = world.roll.with(|roll| {
-            let (number, living) = roll.living.range(next..).next()?;
-            let gone = world.provider.is_gone(living.new.span.start());
-            Some((*number, living.state, gone))
+        let found = world.registry.with(|registry| {
+            let (number, registration) = registry.registration.range(next..).next()?;
+            let gone = world.provider.is_gone(registration.info.span.start());
+            Some((*number, registration.state, gone))
         });
         let Some((number, state, gone)) = found else {
             return;
@@ -275,14 +275,14 @@ fn look() {
     }
 }
 
-/// Whatever the callback meets, the roll shows it: a registration that has come to be, and lost its memory.
+/// Whatever the callback meets, the registry shows it: a registration that has come to be, and lost its memory.
 #[test]
-fn free_beside_a_registration_shows_on_the_roll() {
+fn free_beside_a_registration_shows_in_the_registry() {
     explore(
-        "a free beside a registration, which the roll then shows as revoked",
+        "a free beside a registration, which the registry then shows as revoked",
         Mode::Unmaps,
         || {
-            world().roll.watched.set(true);
+            world().registry.watched.set(true);
             let free = spawn(|| free(1));
             let umem = world().ib_core.register(1);
             join(free);
@@ -299,7 +299,7 @@ fn free_beside_a_registration_shows_on_the_roll() {
 /// A reader beside a life whose memory is freed at one place of it.
 fn a_reader_beside(model: &str, life: fn()) {
     explore(model, Mode::Unmaps, move || {
-        world().roll.watched.set(true);
+        world().registry.watched.set(true);
         let reader = spawn(look);
         life();
         join(reader);
@@ -308,22 +308,25 @@ fn a_reader_beside(model: &str, life: fn()) {
 
 #[test]
 fn a_reader_beside_a_life_that_is_revoked() {
-    a_reader_beside("a reader of the roll beside a life that is revoked", || {
-        let umem = world().ib_core.register(1).expect("nobody frees yet");
-        free(1);
-        assert_eq!(world().stands(1), Some(State::Revoked));
-        world().ib_core.deregister(&umem);
-        assert_eq!(world().stands(1), None);
-    });
+    a_reader_beside(
+        "a reader of the registry beside a life that is revoked",
+        || {
+            let umem = world().ib_core.register(1).expect("nobody frees yet");
+            free(1);
+            assert_eq!(world().stands(1), Some(State::Revoked));
+            world().ib_core.deregister(&umem);
+            assert_eq!(world().stands(1), None);
+        },
+    );
 }
 
 #[test]
-fn a_reader_beside_a_life_that_is_kept() {
+fn a_reader_beside_a_life_that_is_orphaned() {
     a_reader_beside(
-        "a reader of the roll beside a life that another process ends, and a free",
+        "a reader of the registry beside a life that another process ends, and a free",
         || {
             live_and_die_elsewhere(1);
-            assert_eq!(world().stands(1), Some(State::Kept));
+            assert_eq!(world().stands(1), Some(State::Orphaned));
             free(1);
             assert_eq!(world().stands(1), None);
         },
@@ -376,7 +379,7 @@ fn two_frees_beside_two_lives_legacy() {
     two_frees_beside_two_lives(Mode::Legacy);
 }
 
-/// Two lives that end in another process leave two slots behind.
+/// Two lives that end in another process leave two entries behind.
 #[test]
 fn two_frees_beside_two_ends_in_another_process() {
     explore_three(
@@ -396,7 +399,7 @@ fn two_frees_beside_two_ends_in_another_process() {
 
 /// In the place of a region: two pins, which may be released inside the callback of one.
 struct Pins {
-    pins: Mutex<Vec<Held>>,
+    pins: Mutex<Vec<CallbackPin>>,
     inside: bool,
 }
 
@@ -426,16 +429,16 @@ impl Revoke for Pins {
         }
     }
 
-    fn kept(&self) {}
+    fn orphaned(&self) {}
 }
 
-fn hold(allocation: u64, owner: Arc<dyn Revoke>) -> Result<Held, Refusal> {
+fn hold(allocation: u64, owner: Arc<dyn Revoke>) -> Result<CallbackPin, Reason> {
     let span = Span::covering(allocation * ALLOCATION, LEN, PageSize::KIB_64, MAX_LEN)?;
-    Held::new(span, owner)
+    CallbackPin::new(span, owner)
 }
 
 /// OFED 4.9 and a region of two pieces: the one that lives is not put under the API lock, for which
-/// another thread waits in the gate.
+/// another thread waits in put_rwsem.
 #[test]
 fn release_of_two_pins_inside_a_callback_beside_a_get() {
     explore(
@@ -447,7 +450,7 @@ fn release_of_two_pins_inside_a_callback_beside_a_get() {
             let got = hold(3, pins);
             drop(got.expect("nobody frees it"));
             join(free);
-            assert_eq!(*world().provider.kept.borrow(), [Kept::InCallback]);
+            assert_eq!(*world().provider.orphaned.borrow(), [PutError::InCallback]);
         },
     );
 }
@@ -462,7 +465,7 @@ fn release_of_two_pins_beside_the_free_of_one() {
             let free = spawn(|| free(1));
             pins.release();
             join(free);
-            assert_eq!(*world().provider.kept.borrow(), []);
+            assert_eq!(*world().provider.orphaned.borrow(), []);
         },
     );
 }
@@ -476,6 +479,6 @@ fn release_of_two_pins_beside_two_frees() {
         pins.release();
         join(first);
         join(second);
-        assert_eq!(*world().provider.kept.borrow(), []);
+        assert_eq!(*world().provider.orphaned.borrow(), []);
     });
 }

@@ -73,7 +73,7 @@ impl Counters {
             .with_context(|| format!("counter {name} ran backwards"))
     }
 
-    /// The pins that are live, of both flavours.
+    /// The pins that are live, of both modes.
     pub(crate) fn live_pins(&self) -> Result<u64> {
         Ok(self.get("pins_live")? + self.get("pins_persistent_live")?)
     }
@@ -121,7 +121,7 @@ impl Counters {
     }
 }
 
-/// Provider calls that succeeded, both flavours together.
+/// Provider calls that succeeded, both modes together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Activity {
     pub(crate) pins: u64,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The story told to a newcomer: a registration, a write, a read, a free, and nothing left.
+//! The demo: a registration, a write, a read, a free, and nothing left.
 
 use std::env;
 use std::fs;
@@ -16,8 +16,8 @@ use crate::counters::Counters;
 use crate::gpu::Allocation;
 use crate::gpu::GRANULE;
 use crate::ktap;
-use crate::lab::Flavour;
 use crate::lab::Lab;
+use crate::lab::PinMode;
 use crate::lab::Setup;
 use crate::measure;
 use crate::measure::Measurement;
@@ -34,7 +34,7 @@ use crate::sys;
 use crate::sys::Running;
 
 /// Where the runner has laid NVIDIA's own module, if it has.
-const CONTROL: &str = "RIG_CONTROL_KO";
+const CONTROL: &str = "TESTVM_CONTROL_KO";
 /// What is written and read: not aligned to anything, and longer than any page.
 const BYTES: usize = (1 << 20) + 4097;
 const OFFSET: usize = 65_536 + 123;
@@ -42,10 +42,10 @@ const OFFSET: usize = 65_536 + 123;
 /// Tells it; an error where something did not hold.
 pub(crate) fn run(setup: &Setup) -> Result<()> {
     let before = Counters::read()?;
-    let flavour = setup.flavour();
+    let mode = setup.mode();
     ensure!(
-        flavour == Flavour::Persistent,
-        "the demo begins with the module's default parameters, this is {flavour}"
+        mode == PinMode::Persistent,
+        "the demo begins with the module's default parameters, this is {mode}"
     );
     let control = control(setup).context("NVIDIA's module")?;
 
@@ -119,7 +119,7 @@ fn introduce(lab: &Lab) -> Result<()> {
         gpu.bar_len() >> 20
     );
     println!(
-        "  RDMA devices {} and {}, each on a network card of its own",
+        "  RDMA devices {} and {}, each on a NIC of its own",
         lab.near.name(),
         lab.far.name()
     );
@@ -290,25 +290,25 @@ fn freed_persistent(lab: &Lab) -> Result<()> {
     println!("   persistent (default): {live} pin keeps the pages, a WRITE ends with {status:?}; after ibv_dereg_mr {after} pins");
     ensure!(
         status == Status::Success && live == 1 && after == 0,
-        "the persistent flavour does not hold"
+        "the persistent mode does not hold"
     );
     Ok(())
 }
 
-/// The other flavour is a parameter of the module, so the module is loaded anew for it.
+/// The other mode is a parameter of the module, so the module is loaded anew for it.
 fn freed_revocable(setup: &Setup) -> Result<()> {
     module::loaded_with(&["persistent_api_support=0".to_owned()], || {
         let lab = Lab::open(setup)?;
-        let flavour = lab.setup.flavour();
+        let mode = lab.setup.mode();
         ensure!(
-            flavour == Flavour::Revocable,
-            "persistent_api_support=0 gives {flavour} registrations"
+            mode == PinMode::Revocable,
+            "persistent_api_support=0 gives {mode} registrations"
         );
         let (status, live, after) = freed(&lab)?;
         println!("   revocable (persistent_api_support=0): {live} pins, a WRITE ends with {status:?}; after ibv_dereg_mr {after} pins");
         ensure!(
             status == Status::RemoteAccessError && live == 0 && after == 0,
-            "the revocable flavour does not hold"
+            "the revocable mode does not hold"
         );
         Ok(())
     })

@@ -63,7 +63,7 @@ impl Guard {
         } else {
             Self::None
         };
-        if let Ok(asked) = std::env::var("RIG_IOMMU") {
+        if let Ok(asked) = std::env::var("TESTVM_IOMMU") {
             ensure!(
                 asked == found.option(),
                 "asked for --iommu {asked}, found {found:?}"
@@ -72,7 +72,7 @@ impl Guard {
         Ok(found)
     }
 
-    /// What the rig calls it.
+    /// What the test VM calls it.
     pub(crate) fn option(self) -> &'static str {
         match self {
             Self::None => "off",

@@ -49,7 +49,7 @@ impl Drop for Parameter {
 
 /// Whether what pins GPU memory here is NVIDIA's own code, of 550 (`--provider nvidia`).
 pub(crate) fn has_nvidias_upper_half() -> bool {
-    env::var("RIG_PROVIDER").is_ok_and(|provider| provider == "nvidia")
+    env::var("TESTVM_PROVIDER").is_ok_and(|provider| provider == "nvidia")
 }
 
 fn failure(place: &str) -> String {

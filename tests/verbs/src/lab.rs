@@ -53,14 +53,14 @@ impl fmt::Display for Peermem {
 
 /// What the registrations of this boot are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Flavour {
+pub(crate) enum PinMode {
     /// Nobody revokes; the pages live until the region goes.
     Persistent,
     /// The provider calls back when the memory goes.
     Revocable,
 }
 
-impl fmt::Display for Flavour {
+impl fmt::Display for PinMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Persistent => "persistent",
@@ -105,8 +105,8 @@ impl Setup {
         }
     }
 
-    /// Which flavour the loaded module gives to rxe.
-    pub(crate) fn flavour(&self) -> Flavour {
+    /// Which mode the loaded module gives to rxe.
+    pub(crate) fn mode(&self) -> PinMode {
         let offered = counters::module_parameter("rdma_rxe", "peer_inval").as_deref() == Some("Y");
         let persistent = match self.peermem {
             // 550 has no parameter: its callback client is asked first, and its other client where the device cannot revoke.
@@ -125,9 +125,9 @@ impl Setup {
             }
         };
         if persistent {
-            Flavour::Persistent
+            PinMode::Persistent
         } else {
-            Flavour::Revocable
+            PinMode::Revocable
         }
     }
 }
@@ -247,10 +247,10 @@ impl Lab {
         self.needs_no_lockdep("the one class of ib_core's locks for regions of both clients")
     }
 
-    pub(crate) fn needs_flavour(&self, flavour: Flavour) -> Result<()> {
+    pub(crate) fn needs_mode(&self, mode: PinMode) -> Result<()> {
         self.needs_module()?;
-        let found = self.setup.flavour();
-        if found != flavour {
+        let found = self.setup.mode();
+        if found != mode {
             return ktap::skip(format_args!("registrations are {found} here"));
         }
         Ok(())

@@ -23,7 +23,7 @@ const GIB: u64 = 1 << 30;
 pub(crate) struct Measurement {
     pub(crate) peermem: String,
     pub(crate) version: String,
-    pub(crate) flavour: String,
+    pub(crate) mode: String,
     pub(crate) bytes: u64,
     pub(crate) address: u64,
     /// Provider pins and unpins from before the registration to after the deregistration.
@@ -61,7 +61,7 @@ pub(crate) fn measure(lab: &Lab, bytes: u64) -> Result<Measurement> {
     Ok(Measurement {
         peermem: lab.setup.peermem.to_string(),
         version: module::version()?,
-        flavour: lab.setup.flavour().to_string(),
+        mode: lab.setup.mode().to_string(),
         bytes,
         address: memory.mapping().addr(),
         pins: activity.pins,

@@ -27,7 +27,7 @@ impl Place {
         Self::of(&format!("/sys/bus/pci/devices/{address}"))
     }
 
-    /// Of the card whose network interface an RDMA device of rxe's is on.
+    /// Of the NIC whose network interface an RDMA device of rxe's is on.
     pub(crate) fn of_rxe(device: &str) -> Result<Self> {
         let netdev = crate::sys::read_line(&format!("/sys/class/infiniband/{device}/parent"))?;
         Self::of(&format!("/sys/class/net/{netdev}/device"))

@@ -554,9 +554,9 @@ pub(crate) fn pipe() -> Result<(File, File)> {
     Ok((reader, writer))
 }
 
-/// The factor by which the kernel is slower than the usual one: `RIG_SLOWER`.
+/// The factor by which the kernel is slower than the usual one: `TESTVM_SLOWER`.
 pub(crate) fn slower() -> u32 {
-    let slower = std::env::var("RIG_SLOWER").ok();
+    let slower = std::env::var("TESTVM_SLOWER").ok();
     slower.and_then(|text| text.parse().ok()).unwrap_or(1)
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Is the module a client of ib_core's, of which kind, and by its own name?
 
-use crate::doctor::look::Look;
+use crate::doctor::scan::Scan;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
@@ -13,18 +13,18 @@ pub(super) const NAME: &str = "clients";
 
 pub(super) const MEMORY_PEERS: &str = "/sys/kernel/mm/memory_peers";
 
-pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
-    let Some(module) = look.software().loaded() else {
+pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
+    let Some(module) = scan.software().loaded() else {
         return Vec::new();
     };
     let mut findings = Vec::new();
-    let is_revocable = match Module::parameter(look.host, "persistent_api_support") {
+    let is_revocable = match Module::parameter(scan.host, "persistent_api_support") {
         Ok(value) => value == "0",
         // Before 560 NVIDIA's has no such parameter, and both clients.
         Err(Unseen::Absent) => !module.is_ours,
         Err(why) => {
             let what = "the parameter persistent_api_support";
-            findings.push(Look::unseen(NAME, Subject::Machine, what, &why));
+            findings.push(Scan::unseen(NAME, Subject::Machine, what, &why));
             return findings;
         }
     };
@@ -34,28 +34,28 @@ pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
                 NAME,
                 Level::Note,
                 Subject::Machine,
-                "persistent_api_support=0: registrations are revoked when their memory is freed, where the card can \
+                "persistent_api_support=0: registrations are revoked when their memory is freed, where the NIC can \
                 lose them",
             )
             .why(
-                "memory cannot be held by who has forgotten it; and a card whose driver knows no revocation is served \
+                "memory cannot be held by who has forgotten it; and a NIC whose driver knows no revocation is served \
                 by the second client, nv_mem_nc",
             ),
         );
     }
     let second = is_revocable.then_some("nv_mem_nc");
     let wanted: Vec<&str> = std::iter::once("nv_mem").chain(second).collect();
-    match look.host.names(MEMORY_PEERS) {
-        Ok(names) => findings.extend(shown(look, module, &wanted, &names)),
+    match scan.host.names(MEMORY_PEERS) {
+        Ok(names) => findings.extend(shown(scan, module, &wanted, &names)),
         // Who looks there is told of by the check of consumers.
         Err(Unseen::Absent) => {}
-        Err(why) => findings.push(Look::unseen(NAME, Subject::Machine, MEMORY_PEERS, &why)),
+        Err(why) => findings.push(Scan::unseen(NAME, Subject::Machine, MEMORY_PEERS, &why)),
     }
     findings
 }
 
 /// By the directory of clients.
-fn shown(look: &Look<'_>, module: &Module, wanted: &[&str], names: &[String]) -> Option<Finding> {
+fn shown(scan: &Scan<'_>, module: &Module, wanted: &[&str], names: &[String]) -> Option<Finding> {
     let at = |level, text: String| Finding::new(NAME, level, Subject::Machine, text);
     let there = |name: &&&str| names.iter().any(|known| known == **name);
     if let Some(lacking) = wanted.iter().find(|name| !there(name)) {
@@ -72,11 +72,11 @@ fn shown(look: &Look<'_>, module: &Module, wanted: &[&str], names: &[String]) ->
                 "the directory is another stack's, or the client is not registered; software that looks there alone \
                 does not find the module",
             )
-            .mend("look for two stacks with peer memory (`dmesg | grep memory_peers`), and load the module again \
+            .fix("look for two stacks with peer memory (`dmesg | grep memory_peers`), and load the module again \
             after the other is gone"),
         );
     }
-    let version = look
+    let version = scan
         .host
         .text(&format!("{MEMORY_PEERS}/nv_mem/version"))
         .ok();
@@ -89,10 +89,10 @@ fn shown(look: &Look<'_>, module: &Module, wanted: &[&str], names: &[String]) ->
                 ),
             )
             .why("another module is asked for GPU memory under that name")
-            .mend("`lsmod | grep -i peer` shows both; unload the one that is not wanted"),
+            .fix("`lsmod | grep -i peer` shows both; unload the one that is not wanted"),
         ),
         _ => Some(at(
-            Level::Well,
+            Level::Ok,
             format!("ib_core has the client {}", wanted.join(", then ")),
         )),
     }

@@ -4,7 +4,7 @@
 
 use super::clients::MEMORY_PEERS;
 use super::dma_buf::DmaBuf;
-use crate::doctor::look::Look;
+use crate::doctor::scan::Scan;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
@@ -28,7 +28,7 @@ const REFERENCES: &str = "/sys/module/nvidia_peermem/refcnt";
 enum Probe {
     /// One path after the other, until one is there.
     AnyOf(&'static [&'static str]),
-    /// ib_core's function, and a card of these names.
+    /// ib_core's function, and a NIC of these names.
     SymbolAndCard(&'static [&'static str]),
     /// A line of lsmod that begins so.
     Lsmod,
@@ -41,23 +41,23 @@ enum Probe {
 struct Consumer {
     name: &'static str,
     probe: Probe,
-    /// Where it looks in the wrong place: what mends that on its side.
-    mend: Option<&'static str>,
+    /// Where it looks in the wrong place: how to fix that on its side.
+    fix: Option<&'static str>,
 }
 
 const fn consumer(name: &'static str, probe: Probe) -> Consumer {
     Consumer {
         name,
         probe,
-        mend: None,
+        fix: None,
     }
 }
 
-const fn older(name: &'static str, probe: Probe, mend: &'static str) -> Consumer {
+const fn older(name: &'static str, probe: Probe, fix: &'static str) -> Consumer {
     Consumer {
         name,
         probe,
-        mend: Some(mend),
+        fix: Some(fix),
     }
 }
 
@@ -116,8 +116,8 @@ const CONSUMERS: &[Consumer] = &[
 
 impl Probe {
     /// What convinces the consumer, if anything does.
-    fn ask(&self, look: &Look<'_>) -> Seen<Option<String>> {
-        let host = look.host;
+    fn ask(&self, scan: &Scan<'_>) -> Seen<Option<String>> {
+        let host = scan.host;
         Ok(match self {
             Self::AnyOf(paths) => {
                 for path in *paths {
@@ -128,15 +128,15 @@ impl Probe {
                 None
             }
             Self::SymbolAndCard(prefixes) => {
-                let card = look
+                let nic = scan
                     .machine
                     .hcas
                     .iter()
                     .find(|hca| prefixes.iter().any(|prefix| hca.name.starts_with(prefix)));
-                match (look.software().register()?, card) {
-                    (Some(_), Some(card)) => Some(format!(
+                match (scan.software().register()?, nic) {
+                    (Some(_), Some(nic)) => Some(format!(
                         "{REGISTER}, with or without a module, and {}",
-                        card.name
+                        nic.name
                     )),
                     _ => None,
                 }
@@ -164,24 +164,24 @@ fn line_of(host: &dyn Host, module: &str) -> Seen<Option<String>> {
     Ok(line.map(str::to_owned))
 }
 
-pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
+pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
     // That none finds a module that is not there is no news.
-    let Some(module) = look.software().loaded() else {
+    let Some(module) = scan.software().loaded() else {
         return Vec::new();
     };
     let mut findings = Vec::new();
     let mut blind: Vec<&Consumer> = Vec::new();
     for consumer in CONSUMERS {
-        let well = |text: String| Finding::new(NAME, Level::Well, Subject::Machine, text);
-        match consumer.probe.ask(look) {
-            Ok(Some(by)) => findings.push(well(format!("{}: {by}", consumer.name))),
+        let ok = |text: String| Finding::new(NAME, Level::Ok, Subject::Machine, text);
+        match consumer.probe.ask(scan) {
+            Ok(Some(by)) => findings.push(ok(format!("{}: {by}", consumer.name))),
             Ok(None) if consumer.probe.looks_there_alone() => blind.push(consumer),
-            Ok(None) => findings.push(well(format!(
+            Ok(None) => findings.push(ok(format!(
                 "{}: does not find it{}",
                 consumer.name,
                 why_not(&consumer.probe)
             ))),
-            Err(why) => findings.push(Look::unseen(
+            Err(why) => findings.push(Scan::unseen(
                 NAME,
                 Subject::Machine,
                 format!("where {} looks", consumer.name),
@@ -190,8 +190,8 @@ pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
         }
     }
     // One that is there and shows other clients is told by the check of clients.
-    if !blind.is_empty() && look.host.has(MEMORY_PEERS) == Ok(false) {
-        findings.push(told(look, module, &blind));
+    if !blind.is_empty() && scan.host.has(MEMORY_PEERS) == Ok(false) {
+        findings.push(reported(scan, module, &blind));
     }
     findings
 }
@@ -203,22 +203,22 @@ fn why_not(probe: &Probe) -> &'static str {
             ": it wants the module in ib_core's line of lsmod, and OFED since 5.5 has peer memory in ib_uverbs, for \
             NVIDIA's module, too"
         }
-        Probe::SymbolAndCard(_) => ": it knows other cards alone",
+        Probe::SymbolAndCard(_) => ": it knows other NICs alone",
         _ => "",
     }
 }
 
 /// Those that look at memory_peers alone, in vain.
-fn told(look: &Look<'_>, module: &Module, blind: &[&Consumer]) -> Finding {
+fn reported(scan: &Scan<'_>, module: &Module, blind: &[&Consumer]) -> Finding {
     let names: Vec<&str> = blind.iter().map(|consumer| consumer.name).collect();
-    let newer: Vec<&str> = blind.iter().filter_map(|consumer| consumer.mend).collect();
-    let alternative = DmaBuf::judge(look);
+    let newer: Vec<&str> = blind.iter().filter_map(|consumer| consumer.fix).collect();
+    let alternative = DmaBuf::judge(scan);
     let level = match alternative.works() {
         // Those that matter most, NCCL and UCX, take that before they look for a module.
         Some(true) => Level::Note,
         _ => Level::Warning,
     };
-    let here = match (module.is_ours, Module::parameter(look.host, "memory_peers")) {
+    let here = match (module.is_ours, Module::parameter(scan.host, "memory_peers")) {
         (true, Ok(value)) if value == "N" => {
             "load the module with memory_peers=1 (\"options nvidia-peermem memory_peers=1\" in modprobe.d)"
         }
@@ -240,5 +240,5 @@ fn told(look: &Look<'_>, module: &Module, blind: &[&Consumer]) -> Finding {
         {}",
         alternative.said()
     ))
-    .mend(format!("{here}; or newer software: {}", newer.join(", ")))
+    .fix(format!("{here}; or newer software: {}", newer.join(", ")))
 }

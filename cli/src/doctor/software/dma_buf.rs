@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! dma-buf: the way to register GPU memory that takes no peer-memory module. What it needs is in docs/dma-buf.md.
 
-use crate::doctor::look::Look;
+use crate::doctor::scan::Scan;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
@@ -15,7 +15,7 @@ const OLDEST_KERNEL: (u32, u32) = (5, 12);
 /// The open kernel modules have it since (perftest's README).
 const OLDEST_DRIVER: u32 = 515;
 
-/// A card's PCI driver, and its RDMA driver if that registers dma-buf: those of Linux 7.3 that implement
+/// A NIC's PCI driver, and its RDMA driver if that registers dma-buf: those of Linux 7.3 that implement
 /// `reg_user_mr_dmabuf`.
 const DRIVERS: [(&str, &str); 10] = [
     ("bnxt_en", "bnxt_re"),
@@ -43,16 +43,16 @@ pub(super) struct DmaBuf {
 
 impl DmaBuf {
     /// Of this machine.
-    pub(super) fn judge(look: &Look<'_>) -> Self {
+    pub(super) fn judge(scan: &Scan<'_>) -> Self {
         let mut it = Self::default();
-        it.kernel(look);
-        it.driver(look);
-        it.cards(look);
+        it.kernel(scan);
+        it.driver(scan);
+        it.nics(scan);
         it
     }
 
-    fn kernel(&mut self, look: &Look<'_>) {
-        let software = look.software();
+    fn kernel(&mut self, scan: &Scan<'_>) {
+        let software = scan.software();
         let symbols = software.symbols.as_deref().unwrap_or_default();
         // Distributions have brought it to older kernels.
         if symbols.iter().any(|it| it.name == "ib_umem_dmabuf_get") {
@@ -71,14 +71,14 @@ impl DmaBuf {
         }
     }
 
-    fn driver(&mut self, look: &Look<'_>) {
+    fn driver(&mut self, scan: &Scan<'_>) {
         // It exports none, whatever its version says.
-        if look.gpus().all(|gpu| gpu.is_stand_in) {
+        if scan.gpus().all(|gpu| gpu.is_stand_in) {
             self.lacks
                 .push("the stand-in GPU has no dma-buf".to_owned());
             return;
         }
-        match &look.software().driver {
+        match &scan.software().driver {
             Ok(Some(driver)) => match (driver.is_open, driver.major()) {
                 (Some(true), Some(major)) if major >= OLDEST_DRIVER => {
                     self.has.push(driver.named());
@@ -96,21 +96,21 @@ impl DmaBuf {
         }
     }
 
-    fn cards(&mut self, look: &Look<'_>) {
-        let mut can: Vec<&str> = look
+    fn nics(&mut self, scan: &Scan<'_>) {
+        let mut can: Vec<&str> = scan
             .hcas()
-            .filter_map(|hca| rdma_driver(look, hca))
+            .filter_map(|hca| rdma_driver(scan, hca))
             .collect();
         can.sort_unstable();
         can.dedup();
-        let drivers: Vec<&str> = look
+        let drivers: Vec<&str> = scan
             .hcas()
             .map(|hca| hca.driver.as_deref().unwrap_or("software"))
             .collect();
         if !can.is_empty() {
             self.has.push(can.join(", "));
         } else if drivers.is_empty() {
-            self.unknown.push("the card's driver".to_owned());
+            self.unknown.push("the NIC's driver".to_owned());
         } else {
             self.lacks.push(format!(
                 "no RDMA driver here registers dma-buf ({})",
@@ -172,15 +172,15 @@ fn release(text: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// The RDMA driver of a card, if it registers dma-buf.
-fn rdma_driver<'a>(look: &Look<'_>, hca: &'a Hca) -> Option<&'a str> {
+/// The RDMA driver of a NIC, if it registers dma-buf.
+fn rdma_driver<'a>(scan: &Scan<'_>, hca: &'a Hca) -> Option<&'a str> {
     if hca.is_software {
         return None;
     }
     let driver = hca.driver.as_deref()?;
     let known = DRIVERS.iter().find(|(pci, _)| *pci == driver);
     let rdma = known.map_or(driver, |(_, rdma)| rdma);
-    match &look.software().symbols {
+    match &scan.software().symbols {
         // As loaded, which is what counts: OFED's are of other ages than the kernel's.
         Ok(symbols) => {
             let function = format!("{rdma}_reg_user_mr_dmabuf");
@@ -193,13 +193,13 @@ fn rdma_driver<'a>(look: &Look<'_>, hca: &'a Hca) -> Option<&'a str> {
     }
 }
 
-pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
-    let dma_buf = DmaBuf::judge(look);
+pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
+    let dma_buf = DmaBuf::judge(scan);
     let at = |level| Finding::new(NAME, level, Subject::Machine, dma_buf.said());
     let finding = match dma_buf.works() {
-        Some(true) => at(Level::Well).why("it takes no nvidia_peermem (docs/dma-buf.md)"),
+        Some(true) => at(Level::Ok).why("it takes no nvidia_peermem (docs/dma-buf.md)"),
         // Without a module that is told there, and worse.
-        Some(false) if look.software().loaded().is_none() => return Vec::new(),
+        Some(false) if scan.software().loaded().is_none() => return Vec::new(),
         Some(false) => at(Level::Note).why(
             "all registrations of GPU memory go through nvidia_peermem; NCCL, UCX and NVSHMEM would take dma-buf \
             where it works",

@@ -3,7 +3,7 @@
 //!
 //! That none is loaded is said of each GPU by the check of devices.
 
-use crate::doctor::look::Look;
+use crate::doctor::scan::Scan;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
@@ -12,12 +12,12 @@ use crate::nvml::VERSION_MISMATCH;
 /// The check's name.
 pub(super) const NAME: &str = "nvidia-driver";
 
-pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
+pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let at = |level, text: String| Finding::new(NAME, level, Subject::Machine, text);
-    let software = look.software();
+    let software = scan.software();
     match &software.driver {
-        Err(why) => findings.push(Look::unseen(
+        Err(why) => findings.push(Scan::unseen(
             NAME,
             Subject::Machine,
             "/proc/driver/nvidia/version",
@@ -33,7 +33,7 @@ pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
                         format!("{}, and the nvidia_peermem that is installed is peermem-rs", driver.named()),
                     )
                     .why("Linux gives a module in Rust nothing of a proprietary module: it does not load")
-                    .mend(
+                    .fix(
                         "install NVIDIA's open kernel modules (nvidia-open), for Turing and newer GPUs; or remove \
                         peermem-rs, and use NVIDIA's nvidia-peermem",
                     ),
@@ -50,7 +50,7 @@ pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
                     .why(
                         "drivers before 535 lack nvidia_p2p_get_pages_persistent: it does not load",
                     )
-                    .mend("install driver 535 or newer, its open kernel modules"),
+                    .fix("install driver 535 or newer, its open kernel modules"),
                 );
             } else if is_old {
                 findings.push(
@@ -59,29 +59,29 @@ pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
                     ),
                 );
             } else {
-                findings.push(at(Level::Well, driver.named()));
+                findings.push(at(Level::Ok, driver.named()));
             }
         }
     }
-    findings.extend(library(look));
+    findings.extend(library(scan));
     findings
 }
 
 /// Of the driver's library.
-fn library(look: &Look<'_>) -> Option<Finding> {
+fn library(scan: &Scan<'_>) -> Option<Finding> {
     let at = |level, text: String| Finding::new(NAME, level, Subject::Machine, text);
-    let nvml = match &look.software().nvml {
+    let nvml = match &scan.software().nvml {
         Ok(nvml) => nvml,
-        Err(_) if look.machine.gpus.iter().all(|gpu| gpu.is_stand_in) => {
+        Err(_) if scan.machine.gpus.iter().all(|gpu| gpu.is_stand_in) => {
             return Some(at(
                 Level::Note,
-                "no NVML: the GPU is the test rig's stand-in, and what NVML tells of others is not judged".to_owned(),
+                "no NVML: the GPU is the test VM's stand-in, and what NVML tells of others is not judged".to_owned(),
             ));
         }
         Err(why) => {
             let what =
                 "NVML, the driver's library libnvidia-ml.so.1 (BAR1 in use, MIG, persistence mode)";
-            return Some(Look::unseen(NAME, Subject::Machine, what, why));
+            return Some(Scan::unseen(NAME, Subject::Machine, what, why));
         }
     };
     let error = nvml.error.as_ref()?;
@@ -90,7 +90,7 @@ fn library(look: &Look<'_>) -> Option<Finding> {
         return Some(
             at(Level::Fault, format!("{library} (NVML: {})", error.text))
                 .why("the driver was upgraded under a loaded module: CUDA starts nowhere until both are of one version")
-                .mend("reboot; or stop all that uses the GPUs, `rmmod nvidia_peermem nvidia_uvm nvidia_drm \
+                .fix("reboot; or stop all that uses the GPUs, `rmmod nvidia_peermem nvidia_uvm nvidia_drm \
                 nvidia_modeset nvidia`, `modprobe nvidia`"),
         );
     }
@@ -108,6 +108,6 @@ fn library(look: &Look<'_>) -> Option<Finding> {
             format!("NVML does not start: {} ({})", error.text, error.code),
         )
         .why("CUDA starts by the same library and driver")
-        .mend("read nvidia.ko's lines in the kernel's log (`dmesg | grep NVRM`)"),
+        .fix("read nvidia.ko's lines in the kernel's log (`dmesg | grep NVRM`)"),
     )
 }

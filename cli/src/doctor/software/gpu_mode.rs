@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! What NVML tells of each GPU: how much of BAR1 is free, MIG, virtual GPUs, persistence mode.
 
-use crate::doctor::look::Look;
+use crate::doctor::scan::Scan;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
@@ -24,23 +24,23 @@ fn mib(bytes: u64) -> String {
 }
 
 /// Each GPU that NVML knows, with what it says.
-fn known<'a>(look: &'a Look<'_>) -> Vec<(Subject, &'a nvml::Gpu, bool)> {
-    let nvml = look.software().nvml.as_ref().ok();
+fn known<'a>(scan: &'a Scan<'_>) -> Vec<(Subject, &'a nvml::Gpu, bool)> {
+    let nvml = scan.software().nvml.as_ref().ok();
     let of = |gpu: &crate::machine::Gpu| {
         let said = nvml?.gpu(gpu.at)?;
         Some((Subject::gpu(gpu), said, gpu.is_coherent))
     };
-    look.gpus().filter_map(of).collect()
+    scan.gpus().filter_map(of).collect()
 }
 
 /// That NVML cannot be asked is told by the check of the driver.
-pub(super) fn applies(look: &Look<'_>) -> bool {
-    !known(look).is_empty()
+pub(super) fn applies(scan: &Scan<'_>) -> bool {
+    !known(scan).is_empty()
 }
 
-pub(super) fn bar1(look: &Look<'_>) -> Vec<Finding> {
+pub(super) fn bar1(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for (subject, gpu, is_coherent) in known(look) {
+    for (subject, gpu, is_coherent) in known(scan) {
         // Memory that the processors share is not reached through BAR1.
         let Some(bar1) = gpu.bar1.filter(|_| !is_coherent) else {
             continue;
@@ -53,7 +53,7 @@ pub(super) fn bar1(look: &Look<'_>) -> Vec<Finding> {
             mib(usable)
         );
         let is_low = bar1.total_bytes > 0 && usable < bar1.total_bytes / TENTH;
-        let level = if is_low { Level::Warning } else { Level::Well };
+        let level = if is_low { Level::Warning } else { Level::Ok };
         let mut finding = Finding::new(BAR1, level, subject, found);
         if is_low {
             finding = finding
@@ -61,7 +61,7 @@ pub(super) fn bar1(look: &Look<'_>) -> Vec<Finding> {
                     "what is registered takes its own size of BAR1, and nvidia.ko keeps 36 MiB; more is refused \
                     (no_room, EFAULT to the application)",
                 )
-                .mend(
+                .fix(
                     "`peermemctl list --by-process` says who holds it (peermem-rs); end those, or register less; \
                     where BAR1 is smaller than the memory: Resizable BAR, Above 4G Decoding in the BIOS",
                 );
@@ -71,14 +71,14 @@ pub(super) fn bar1(look: &Look<'_>) -> Vec<Finding> {
     findings
 }
 
-pub(super) fn mode(look: &Look<'_>) -> Vec<Finding> {
+pub(super) fn mode(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let persistent = Module::parameter(look.host, "persistent_api_support");
+    let persistent = Module::parameter(scan.host, "persistent_api_support");
     let pins = match persistent.as_deref() {
         Ok("0") => "persistent_api_support=0 is set, which asks for other pins first",
         _ => "where registrations are refused (pin_unsupported), load the module with persistent_api_support=0",
     };
-    for (subject, gpu, _) in known(look) {
+    for (subject, gpu, _) in known(scan) {
         let note = |text: &str| Finding::new(MODE, Level::Note, subject.clone(), text);
         if gpu.mig == Some(true) {
             findings.push(
@@ -87,7 +87,7 @@ pub(super) fn mode(look: &Look<'_>) -> Vec<Finding> {
                         "the header of NVIDIA's interface (nv-p2p.h) says that persistent pins, the module's default, \
                         are not supported on MIG; drivers since 555 have code for it",
                     )
-                    .mend(pins),
+                    .fix(pins),
             );
         }
         match gpu.virtualization {
@@ -97,7 +97,7 @@ pub(super) fn mode(look: &Look<'_>) -> Vec<Finding> {
                         "memory is pinned where the vGPU has RDMA, which its profile on the host decides; persistent \
                         pins, the module's default, are said not to be supported (nv-p2p.h)",
                     )
-                    .mend(pins),
+                    .fix(pins),
             ),
             Some(Virtualization::HostVgpu | Virtualization::HostVsga) => findings.push(
                 note("this GPU is shared out to virtual machines").why("what is registered here takes from their BAR1"),
@@ -108,7 +108,7 @@ pub(super) fn mode(look: &Look<'_>) -> Vec<Finding> {
             findings.push(
                 note("persistence mode is off")
                     .why("the driver stops the GPU when its last user goes, and starting it takes seconds each time")
-                    .mend("`sudo systemctl enable --now nvidia-persistenced`"),
+                    .fix("`sudo systemctl enable --now nvidia-persistenced`"),
             );
         }
     }

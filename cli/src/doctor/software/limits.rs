@@ -5,7 +5,7 @@
 //! asks any module; who has CAP_IPC_LOCK is not held to it. dma-buf is not charged (Linux 7.3,
 //! `drivers/infiniband/core/umem.c`).
 
-use crate::doctor::look::Look;
+use crate::doctor::scan::Scan;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
@@ -46,40 +46,40 @@ fn said(limit: u64) -> String {
 }
 
 /// The memory of the largest GPU, in bytes, as far as it can be known.
-fn largest(look: &Look<'_>) -> Option<u64> {
-    let nvml = look.software().nvml.as_ref().ok();
+fn largest(scan: &Scan<'_>) -> Option<u64> {
+    let nvml = scan.software().nvml.as_ref().ok();
     let of = |gpu: &crate::machine::Gpu| {
         nvml.and_then(|nvml| nvml.gpu(gpu.at)?.memory_total_bytes)
             .or(gpu.bar1.map(|bar| bar.size))
     };
-    look.gpus().filter_map(of).max()
+    scan.gpus().filter_map(of).max()
 }
 
 const WHY: &str = "ibv_reg_mr charges what it registers to this limit, GPU memory as memory of the host, and fails \
 with ENOMEM beyond it (\"Cannot allocate memory\"), before any module is asked";
 
-pub(super) fn memlock(look: &Look<'_>) -> Vec<Finding> {
-    let Some(memory) = largest(look) else {
+pub(super) fn memlock(scan: &Scan<'_>) -> Vec<Finding> {
+    let Some(memory) = largest(scan) else {
         return Vec::new();
     };
     let mut findings = Vec::new();
-    findings.extend(shell(look, memory));
-    findings.extend(services(look, memory));
+    findings.extend(shell(scan, memory));
+    findings.extend(services(scan, memory));
     findings
 }
 
 /// Of this process, and so of the shell that it was started from.
-fn shell(look: &Look<'_>, memory: u64) -> Option<Finding> {
+fn shell(scan: &Scan<'_>, memory: u64) -> Option<Finding> {
     let at = |level, text: String| Finding::new(MEMLOCK, level, Subject::Machine, text);
-    let limit = match look.host.text("/proc/self/limits") {
+    let limit = match scan.host.text("/proc/self/limits") {
         Ok(text) => text.lines().find_map(facts::memory_lock).and_then(limits),
         Err(why) => {
             let what = "the limit on locked memory (/proc/self/limits)";
-            return Some(Look::unseen(MEMLOCK, Subject::Machine, what, &why));
+            return Some(Scan::unseen(MEMLOCK, Subject::Machine, what, &why));
         }
     };
     let (soft, hard) = limit?;
-    let capable = look
+    let capable = scan
         .host
         .text("/proc/self/status")
         .ok()
@@ -90,7 +90,7 @@ fn shell(look: &Look<'_>, memory: u64) -> Option<Finding> {
         .is_some_and(|mask| mask & IPC_LOCK != 0);
     if capable {
         return Some(at(
-            Level::Well,
+            Level::Ok,
             format!(
                 "this shell may lock {}, and is not held to it (CAP_IPC_LOCK)",
                 said(soft)
@@ -98,10 +98,7 @@ fn shell(look: &Look<'_>, memory: u64) -> Option<Finding> {
         ));
     }
     if soft >= memory {
-        return Some(at(
-            Level::Well,
-            format!("this shell may lock {}", said(soft)),
-        ));
+        return Some(at(Level::Ok, format!("this shell may lock {}", said(soft))));
     }
     let found = format!(
         "this shell may lock {} (hard limit {}), and a GPU has {}",
@@ -109,23 +106,23 @@ fn shell(look: &Look<'_>, memory: u64) -> Option<Finding> {
         said(hard),
         said(memory)
     );
-    let mend = if hard >= memory {
+    let fix = if hard >= memory {
         "`ulimit -l unlimited` in the shell, or what the hard limit allows"
     } else {
         "\"* - memlock unlimited\" in /etc/security/limits.d/rdma.conf and a new login; in containers --ulimit \
         memlock=-1 or the capability IPC_LOCK"
     };
-    Some(at(Level::Warning, found).why(WHY).mend(mend))
+    Some(at(Level::Warning, found).why(WHY).fix(fix))
 }
 
 /// Of the services that start others.
-fn services(look: &Look<'_>, memory: u64) -> Vec<Finding> {
-    let text = match look.host.fact(Fact::Services) {
+fn services(scan: &Scan<'_>, memory: u64) -> Vec<Finding> {
+    let text = match scan.host.fact(Fact::Services) {
         Ok(text) => text,
         Err(Unseen::Absent) => return Vec::new(),
         Err(why) => {
             let what = "the limits of running services";
-            return vec![Look::unseen(MEMLOCK, Subject::Machine, what, &why)];
+            return vec![Scan::unseen(MEMLOCK, Subject::Machine, what, &why)];
         }
     };
     let mut findings: Vec<Finding> = Vec::new();
@@ -147,7 +144,7 @@ fn services(look: &Look<'_>, memory: u64) -> Vec<Finding> {
         let found = format!("what {name} starts may lock {} at most", said(hard));
         let finding = Finding::new(MEMLOCK, level, Subject::Machine, found)
             .why(WHY)
-            .mend(match is_batch {
+            .fix(match is_batch {
                 true => "LimitMEMLOCK=infinity in its unit (systemctl edit), and restart it",
                 false => {
                     "for containers --ulimit memlock=-1 or the capability IPC_LOCK; or LimitMEMLOCK=infinity in its \
@@ -183,8 +180,8 @@ fn rdma(line: &str) -> Option<(&str, u64, u64)> {
 }
 
 /// The folders of this process' cgroup with an RDMA controller, and of those above it.
-fn cgroups(look: &Look<'_>) -> Vec<String> {
-    let text = look.host.text("/proc/self/cgroup").unwrap_or_default();
+fn cgroups(scan: &Scan<'_>) -> Vec<String> {
+    let text = scan.host.text("/proc/self/cgroup").unwrap_or_default();
     let mut folders = Vec::new();
     for line in text.lines() {
         let mut parts = line.splitn(3, ':');
@@ -210,10 +207,10 @@ fn cgroups(look: &Look<'_>) -> Vec<String> {
     folders
 }
 
-pub(super) fn cgroup(look: &Look<'_>) -> Vec<Finding> {
+pub(super) fn cgroup(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for folder in cgroups(look) {
-        let file = |name: &str| look.host.text(&format!("{folder}/rdma.{name}"));
+    for folder in cgroups(scan) {
+        let file = |name: &str| scan.host.text(&format!("{folder}/rdma.{name}"));
         let (Ok(most), Ok(current)) = (file("max"), file("current")) else {
             continue;
         };
@@ -225,7 +222,7 @@ pub(super) fn cgroup(look: &Look<'_>) -> Vec<Finding> {
             else {
                 continue;
             };
-            if !look.machine.hcas.iter().any(|hca| hca.name == device) {
+            if !scan.machine.hcas.iter().any(|hca| hca.name == device) {
                 continue;
             }
             for (what, now, most) in [
@@ -250,7 +247,7 @@ pub(super) fn cgroup(look: &Look<'_>) -> Vec<Finding> {
                         "an open device is a handle; a memory region, a queue pair, a completion queue each an \
                         object; beyond the limit making one fails with EAGAIN",
                     )
-                    .mend(format!(
+                    .fix(format!(
                         "`echo '{device} hca_handle=max hca_object=max' | sudo tee {folder}/rdma.max`"
                     )),
                 );

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What the kernel's log says of the module, the driver, the GPUs and the cards.
+//! What the kernel's log says of the module, the driver, the GPUs and the NICs.
 //!
 //! The log is a ring: what is told is what it still holds. Lines about loading count only while the module is not
 //! loaded ([`super::module`] tells those), lines about devices only for devices that were found.
 
 use std::collections::BTreeMap;
 
-use crate::doctor::look::Look;
+use crate::doctor::scan::Scan;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
 use crate::machine::pci::Address;
-use crate::shipped::refusal::Event;
-use crate::shipped::refusal::Incident;
-use crate::shipped::refusal::Severity;
+use crate::shipped::reason::Event;
+use crate::shipped::reason::EventInfo;
+use crate::shipped::reason::Severity;
 use crate::software::log::is_of_module;
 use crate::software::log::Record;
 
@@ -27,19 +27,19 @@ struct Pattern {
     /// Counts only for devices that the line names.
     of_device: bool,
     why: &'static str,
-    mend: Option<&'static str>,
+    fix: Option<&'static str>,
 }
 
 const PATTERNS: &[Pattern] = &[
     Pattern {
         level: Level::Warning,
         matches: |line| {
-            let is_bad = |it: &&Incident| it.severity == Severity::Error;
+            let is_bad = |it: &&EventInfo| it.severity == Severity::Error;
             is_of_module(line) && Event::ALL.iter().filter(is_bad).any(|it| line.contains(it.message))
         },
         of_device: false,
         why: "nvidia.ko did not give back what the module asked it to",
-        mend: None,
+        fix: None,
     },
     Pattern {
         level: Level::Warning,
@@ -47,21 +47,21 @@ const PATTERNS: &[Pattern] = &[
         of_device: false,
         why: "NVIDIA's module met memory that was freed while it was registered; NVIDIA calls it harmless, users saw \
         crashes after it (nv_peer_memory#120)",
-        mend: Some("driver 560 or newer, whose module registers memory that cannot be revoked; or peermem-rs"),
+        fix: Some("driver 560 or newer, whose module registers memory that cannot be revoked; or peermem-rs"),
     },
     Pattern {
         level: Level::Fault,
         matches: |line| line.contains("NVRM:") && line.contains("BAR1 is 0M"),
         of_device: false,
         why: "the firmware gave a GPU no address space for BAR1: nothing of its memory can be reached over PCIe",
-        mend: Some("in the BIOS: Above 4G Decoding, Resizable BAR, a larger MMIO window; or boot with pci=realloc"),
+        fix: Some("in the BIOS: Above 4G Decoding, Resizable BAR, a larger MMIO window; or boot with pci=realloc"),
     },
     Pattern {
         level: Level::Fault,
         matches: |line| line.contains("NVRM: Xid") && line.contains("): 79,"),
         of_device: true,
         why: "the GPU has fallen off the bus (Xid 79): nothing reaches it any more",
-        mend: Some("reboot; if it comes again: power, seating, cooling of the GPU"),
+        fix: Some("reboot; if it comes again: power, seating, cooling of the GPU"),
     },
     Pattern {
         level: Level::Warning,
@@ -71,7 +71,7 @@ const PATTERNS: &[Pattern] = &[
         },
         of_device: true,
         why: "the IOMMU stopped a transfer of this device: the bytes did not arrive, and mostly nobody was told",
-        mend: Some("iommu=pt in the kernel's command line, if the machine may do without translation; else report \
+        fix: Some("iommu=pt in the kernel's command line, if the machine may do without translation; else report \
         it with the line"),
     },
     Pattern {
@@ -79,14 +79,14 @@ const PATTERNS: &[Pattern] = &[
         matches: |line| line.contains("AER:") && line.contains("Uncorrect") && line.contains("error"),
         of_device: true,
         why: "PCIe lost a packet for good: transfers at that moment failed or hang",
-        mend: Some("seating, risers and cables of the device; `dmesg | grep AER` has the kind of error"),
+        fix: Some("seating, risers and cables of the device; `dmesg | grep AER` has the kind of error"),
     },
     Pattern {
         level: Level::Note,
         matches: |line| line.contains("AER:") && line.contains("Corrected error"),
         of_device: true,
         why: "PCIe sent packets again; many such cost speed, and often come before worse",
-        mend: Some("seating, risers and cables of the device, if their number grows"),
+        fix: Some("seating, risers and cables of the device, if their number grows"),
     },
     Pattern {
         level: Level::Warning,
@@ -97,8 +97,8 @@ const PATTERNS: &[Pattern] = &[
                     .any(|words| line.contains(words))
         },
         of_device: true,
-        why: "the card's firmware reported trouble; queues and regions of that time may be gone",
-        mend: Some("update the card's firmware (`mlxfwmanager`); report it to the vendor with the line if it comes \
+        why: "the NIC's firmware reported trouble; queues and regions of that time may be gone",
+        fix: Some("update the NIC's firmware (`mlxfwmanager`); report it to the vendor with the line if it comes \
         again"),
     },
 ];
@@ -123,19 +123,19 @@ fn addresses(line: &str) -> Vec<Address> {
 }
 
 /// The devices that lines are heeded of, and what they are called.
-fn devices(look: &Look<'_>) -> BTreeMap<Address, Subject> {
+fn devices(scan: &Scan<'_>) -> BTreeMap<Address, Subject> {
     let mut devices = BTreeMap::new();
-    for pair in look.pairs() {
+    for pair in scan.pairs() {
         for at in &pair.bridges {
             devices.insert(*at, Subject::pair(pair));
         }
     }
-    for hca in look.hcas() {
+    for hca in scan.hcas() {
         for at in hca.functions() {
             devices.insert(at, Subject::hca(hca));
         }
     }
-    for gpu in look.gpus() {
+    for gpu in scan.gpus() {
         devices.insert(gpu.at, Subject::gpu(gpu));
     }
     devices
@@ -147,11 +147,11 @@ struct Seen<'a> {
     last: &'a Record,
 }
 
-pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
-    let records = match &look.software().log {
+pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
+    let records = match &scan.software().log {
         Ok(records) => records,
         Err(why) => {
-            return vec![Look::unseen(
+            return vec![Scan::unseen(
                 NAME,
                 Subject::Machine,
                 "the kernel's log (/dev/kmsg)",
@@ -159,10 +159,10 @@ pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
             )]
         }
     };
-    let devices = devices(look);
+    let devices = devices(scan);
     let mut seen: BTreeMap<(usize, Subject), Seen<'_>> = BTreeMap::new();
     // What the module counts it tells better there, and since it was loaded.
-    let has_counters = look.host.text(super::refusals::COUNTERS).is_ok();
+    let has_counters = scan.host.text(super::refusals::COUNTERS).is_ok();
     for record in records {
         if has_counters && is_of_module(&record.text) {
             continue;
@@ -190,7 +190,7 @@ pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
             entry.last = record;
         }
     }
-    let told = seen.into_iter().filter_map(|((index, subject), seen)| {
+    let reported = seen.into_iter().filter_map(|((index, subject), seen)| {
         let pattern = PATTERNS.get(index)?;
         let times = match seen.count {
             1 => "once".to_owned(),
@@ -201,10 +201,10 @@ pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
             seen.last.seconds, seen.last.text
         );
         let mut finding = Finding::new(NAME, pattern.level, subject, found).why(pattern.why);
-        finding.mend = pattern.mend.map(str::to_owned);
+        finding.fix = pattern.fix.map(str::to_owned);
         Some(finding)
     });
-    told.collect()
+    reported.collect()
 }
 
 #[cfg(test)]

@@ -18,99 +18,99 @@ mod refusals;
 mod service;
 
 #[cfg(test)]
-mod planted;
+mod injected;
 
-use super::look::Check;
-use super::look::Look;
+use super::scan::Check;
+use super::scan::Scan;
 
 /// Whether a module is loaded, on a machine where something could use it.
-fn has_module(look: &Look<'_>) -> bool {
-    look.has_both() && look.software().loaded().is_some()
+fn has_module(scan: &Scan<'_>) -> bool {
+    scan.has_both() && scan.software().loaded().is_some()
 }
 
 /// In the order in which one takes the other.
 pub(super) const OF_SOFTWARE: &[Check] = &[
     Check {
         name: presence::NAME,
-        looks_at: "whether there is a GPU, and an RDMA device",
+        about: "whether there is a GPU, and an RDMA device",
         applies: |_| true,
         run: presence::check,
     },
     Check {
         name: driver::NAME,
-        looks_at: "nvidia.ko: open or proprietary, its version, and the driver's library beside it",
-        applies: |look| look.has_gpu(),
+        about: "nvidia.ko: open or proprietary, its version, and the driver's library beside it",
+        applies: |scan| scan.has_gpu(),
         run: driver::check,
     },
     Check {
         name: peer_memory::NAME,
-        looks_at: "whether the ib_core that is loaded has peer memory, and whose it is",
-        applies: |look| look.has_both(),
+        about: "whether the ib_core that is loaded has peer memory, and whose it is",
+        applies: |scan| scan.has_both(),
         run: peer_memory::check,
     },
     Check {
         name: module::NAME,
-        looks_at: "whether nvidia_peermem is loaded, whose, for this driver, and why not",
-        applies: |look| look.has_both(),
+        about: "whether nvidia_peermem is loaded, whose, for this driver, and why not",
+        applies: |scan| scan.has_both(),
         run: module::check,
     },
     Check {
         name: clients::NAME,
-        looks_at: "the module's clients at ib_core, their kind, and whose they are",
+        about: "the module's clients at ib_core, their kind, and whose they are",
         applies: has_module,
         run: clients::check,
     },
     Check {
         name: consumers::NAME,
-        looks_at: "whether NCCL, UCX, NVSHMEM and others find the module where each of them looks",
+        about: "whether NCCL, UCX, NVSHMEM and others find the module where each of them looks",
         applies: has_module,
         run: consumers::check,
     },
     Check {
         name: refusals::NAME,
-        looks_at: "what the module refused of late and what it lost (peermem-rs)",
+        about: "what the module refused of late and what it lost (peermem-rs)",
         applies: refusals::applies,
         run: refusals::check,
     },
     Check {
         name: gpu_mode::BAR1,
-        looks_at: "how much of each GPU's BAR1 is free (NVML)",
+        about: "how much of each GPU's BAR1 is free (NVML)",
         applies: gpu_mode::applies,
         run: gpu_mode::bar1,
     },
     Check {
         name: limits::MEMLOCK,
-        looks_at: "how much memory this shell and the jobs of batch systems and containers may lock",
-        applies: |look| look.has_both(),
+        about: "how much memory this shell and the jobs of batch systems and containers may lock",
+        applies: |scan| scan.has_both(),
         run: limits::memlock,
     },
     Check {
         name: limits::CGROUP,
-        looks_at: "how near this cgroup is to its limits of RDMA handles and objects",
-        applies: |look| look.has_both(),
+        about: "how near this cgroup is to its limits of RDMA handles and objects",
+        applies: |scan| scan.has_both(),
         run: limits::cgroup,
     },
     Check {
         name: log::NAME,
-        looks_at: "the kernel's log since boot: the module, NVRM, IOMMU faults, PCIe errors, the cards' firmware",
-        applies: |look| look.has_both(),
+        about: "the kernel's log since boot: the module, NVRM, IOMMU faults, PCIe errors, the NICs' firmware",
+        applies: |scan| scan.has_both(),
         run: log::check,
     },
     Check {
         name: gpu_mode::MODE,
-        looks_at: "MIG, virtual GPUs, persistence mode (NVML)",
+        about: "MIG, virtual GPUs, persistence mode (NVML)",
         applies: gpu_mode::applies,
         run: gpu_mode::mode,
     },
     Check {
         name: dma_buf::NAME,
-        looks_at: "whether GPU memory can be registered by dma-buf, without the module",
-        applies: |look| look.has_both(),
+        about: "whether GPU memory can be registered by dma-buf, without the module",
+        applies: |scan| scan.has_both(),
         run: dma_buf::check,
     },
     Check {
         name: service::NAME,
-        looks_at: "whether the module comes back at boot, and after openibd's restart",
+        about: "whether the module comes back at boot, and after openibd's restart",
         applies: service::applies,
         run: service::check,
     },

@@ -2,7 +2,7 @@
 //! Is the module loaded, and whose is it?
 
 use super::dma_buf::DmaBuf;
-use crate::doctor::look::Look;
+use crate::doctor::scan::Scan;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
@@ -14,28 +14,28 @@ use crate::software::MODULE;
 /// The check's name.
 pub(super) const NAME: &str = "module";
 
-pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
-    let software = look.software();
+pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
+    let software = scan.software();
     match &software.module {
-        Err(why) => vec![Look::unseen(NAME, Subject::Machine, MODULE, why)],
-        Ok(Some(module)) => loaded(look, module),
+        Err(why) => vec![Scan::unseen(NAME, Subject::Machine, MODULE, why)],
+        Ok(Some(module)) => loaded(scan, module),
         // Each of these has a finding of its own, from which this follows.
         Ok(None) if software.lacks_peer_memory() || software.is_closed_to_ours() => Vec::new(),
         Ok(None) if software.nvidia().is_none() => Vec::new(),
-        Ok(None) => vec![missing(look)],
+        Ok(None) => vec![missing(scan)],
     }
 }
 
-fn loaded(look: &Look<'_>, module: &Module) -> Vec<Finding> {
+fn loaded(scan: &Scan<'_>, module: &Module) -> Vec<Finding> {
     let at = |level, text: String| Finding::new(NAME, level, Subject::Machine, text);
-    let software = look.software();
+    let software = scan.software();
     if software.has_forerunner {
         return vec![at(
             Level::Warning,
             format!("nv_peer_mem is loaded beside {}", module.named()),
         )
         .why("both are clients of ib_core's for the same memory, and the one that came first is asked first")
-        .mend("`rmmod nv_peer_mem`, and remove its package (nvidia-peer-memory, nvidia-peer-memory-dkms)")];
+        .fix("`rmmod nv_peer_mem`, and remove its package (nvidia-peer-memory, nvidia-peer-memory-dkms)")];
     }
     let driver = software.nvidia().and_then(|it| it.version.as_ref());
     match (&module.version, driver) {
@@ -46,37 +46,37 @@ fn loaded(look: &Look<'_>, module: &Module) -> Vec<Finding> {
                 format!("{} is not of the driver that is loaded, {driver}", module.named()),
             )
             .why("it was built for another nvidia.ko, whose page tables may look otherwise: registrations then fail")
-            .mend("install the driver again, `rmmod nvidia_peermem`, `modprobe nvidia-peermem`")]
+            .fix("install the driver again, `rmmod nvidia_peermem`, `modprobe nvidia-peermem`")]
         }
-        _ => vec![at(Level::Well, format!("{} is loaded", module.named()))],
+        _ => vec![at(Level::Ok, format!("{} is loaded", module.named()))],
     }
 }
 
-fn missing(look: &Look<'_>) -> Finding {
+fn missing(scan: &Scan<'_>) -> Finding {
     let at = |level, text: String| Finding::new(NAME, level, Subject::Machine, text);
-    let software = look.software();
+    let software = scan.software();
     if software.has_forerunner {
         return at(
             Level::Warning,
             "nv_peer_mem is loaded in the place of nvidia_peermem".to_owned(),
         )
         .why(
-            "it is the module that NVIDIA's replaced in 2021: nothing was mended in it since, it has no persistent \
+            "it is the module that NVIDIA's replaced in 2021: nothing was fixed in it since, it has no persistent \
             pins, and software that looks for nvidia_peermem does not find it",
         )
-        .mend(
+        .fix(
             "`rmmod nv_peer_mem`, remove its package (nvidia-peer-memory, nvidia-peer-memory-dkms), `modprobe \
             nvidia-peermem`",
         );
     }
-    let alternative = DmaBuf::judge(look);
+    let alternative = DmaBuf::judge(scan);
     let level = alternative.level_without_module(software.is_wanted());
     let records = software.log.as_deref().unwrap_or_default();
     let refused = log::not_loaded(records);
-    let (found, mend) = match (&software.installed, &refused) {
+    let (found, fix) = match (&software.installed, &refused) {
         (_, Some(refused)) => (
             format!("nvidia_peermem is not loaded; the kernel's log says: {}", refused.line),
-            refused.mend.to_owned(),
+            refused.advice.to_owned(),
         ),
         (Ok(Some(file)), None) => {
             let whose = if is_ours(file) {
@@ -86,7 +86,7 @@ fn missing(look: &Look<'_>) -> Finding {
             };
             (
                 format!("nvidia_peermem is not loaded; modprobe would load {file} ({whose})"),
-                format!("`sudo modprobe nvidia-peermem`{}", signature(look)),
+                format!("`sudo modprobe nvidia-peermem`{}", signature(scan)),
             )
         }
         (Ok(None), None) => (
@@ -107,16 +107,16 @@ fn missing(look: &Look<'_>) -> Finding {
             alternative.said()
         ))
         .costs(alternative.costs_without_module())
-        .mend(mend)
+        .fix(fix)
 }
 
 /// What modprobe may stumble over.
-fn signature(look: &Look<'_>) -> &'static str {
-    let enforced = look
+fn signature(scan: &Scan<'_>) -> &'static str {
+    let enforced = scan
         .host
         .text("/sys/module/module/parameters/sig_enforce")
         .is_ok_and(|value| value == "Y");
-    let locked = look
+    let locked = scan
         .host
         .text("/sys/kernel/security/lockdown")
         .is_ok_and(|text| text.contains("[integrity]") || text.contains("[confidentiality]"));

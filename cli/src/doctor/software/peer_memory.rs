@@ -3,7 +3,7 @@
 
 use super::dma_buf::DmaBuf;
 use super::presence;
-use crate::doctor::look::Look;
+use crate::doctor::scan::Scan;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
@@ -12,42 +12,42 @@ use crate::software::REGISTER;
 /// The check's name.
 pub(super) const NAME: &str = "peer-memory";
 
-pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
-    let software = look.software();
+pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
+    let software = scan.software();
     let finding = match software.register() {
         // A module that is loaded could not be without.
         Err(_) if software.loaded().is_some() => return Vec::new(),
-        Err(why) => Look::unseen(NAME, Subject::Machine, "/proc/kallsyms", &why),
+        Err(why) => Scan::unseen(NAME, Subject::Machine, "/proc/kallsyms", &why),
         Ok(Some(symbol)) => {
             let module = symbol.module.as_deref().unwrap_or("the kernel itself");
-            let found = format!("{REGISTER} is in {module}{}", version(look, module));
-            Finding::new(NAME, Level::Well, Subject::Machine, found)
+            let found = format!("{REGISTER} is in {module}{}", version(scan, module));
+            Finding::new(NAME, Level::Ok, Subject::Machine, found)
         }
         // It may come with ib_uverbs.
-        Ok(None) if presence::lacks_uverbs(look) => return Vec::new(),
-        Ok(None) => lacking(look),
+        Ok(None) if presence::lacks_uverbs(scan) => return Vec::new(),
+        Ok(None) => lacking(scan),
     };
     vec![finding]
 }
 
 /// `, version 24.10-0.7.0`: OFED's modules have one, the kernel's own have none.
-fn version(look: &Look<'_>, module: &str) -> String {
+fn version(scan: &Scan<'_>, module: &str) -> String {
     [module, "ib_core", "mlx_compat"]
         .iter()
-        .find_map(|name| look.host.text(&format!("/sys/module/{name}/version")).ok())
+        .find_map(|name| scan.host.text(&format!("/sys/module/{name}/version")).ok())
         .map(|version| format!(", version {version}"))
         .unwrap_or_default()
 }
 
-fn lacking(look: &Look<'_>) -> Finding {
-    let alternative = DmaBuf::judge(look);
-    let kernel = match &look.software().kernel {
+fn lacking(scan: &Scan<'_>) -> Finding {
+    let alternative = DmaBuf::judge(scan);
+    let kernel = match &scan.software().kernel {
         Ok(kernel) => format!(" of kernel {kernel}"),
         Err(_) => String::new(),
     };
     Finding::new(
         NAME,
-        alternative.level_without_module(look.software().is_wanted()),
+        alternative.level_without_module(scan.software().is_wanted()),
         Subject::Machine,
         format!("the ib_core{kernel} that is loaded has no peer memory: no {REGISTER}"),
     )
@@ -56,7 +56,7 @@ fn lacking(look: &Look<'_>) -> Finding {
         and some distributions' kernels",
     )
     .costs(alternative.costs_without_module())
-    .mend(format!(
+    .fix(format!(
         "install MLNX_OFED or DOCA-OFED for this kernel, and load its modules (`sudo /etc/init.d/openibd restart`); \
         or do without nvidia_peermem: {}",
         alternative.said()

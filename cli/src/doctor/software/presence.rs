@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Is there a GPU, and an RDMA device?
 
-use crate::doctor::look::Look;
+use crate::doctor::scan::Scan;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
@@ -13,57 +13,57 @@ pub(super) const NAME: &str = "presence";
 const DEVICES: &str = "/sys/class/infiniband";
 
 /// Whether ib_core is there, and not its part that programs talk to.
-pub(super) fn lacks_uverbs(look: &Look<'_>) -> bool {
-    let there = |paths: [&str; 2]| paths.map(|path| look.host.has(path));
+pub(super) fn lacks_uverbs(scan: &Scan<'_>) -> bool {
+    let there = |paths: [&str; 2]| paths.map(|path| scan.host.has(path));
     there(["/sys/module/ib_core", DEVICES]).contains(&Ok(true))
         // Built into the kernel it is no module, and has its class all the same.
         && there(["/sys/module/ib_uverbs", "/sys/class/infiniband_verbs"]) == [Ok(false), Ok(false)]
 }
 
-pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
+pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let fault = |text: &str| Finding::new(NAME, Level::Fault, Subject::Machine, text);
-    if look.machine.gpus.is_empty() {
+    if scan.machine.gpus.is_empty() {
         findings.push(
             fault("no NVIDIA GPU on PCI")
                 .why("GPUDirect RDMA moves bytes between a GPU's memory and an RDMA device")
-                .mend("in a virtual machine or a container, give it the GPU; `lspci -d 10de:` lists those that PCI \
+                .fix("in a virtual machine or a container, give it the GPU; `lspci -d 10de:` lists those that PCI \
                 knows"),
         );
     }
-    if look.machine.hcas.is_empty() {
-        let found = match look.host.names(DEVICES) {
+    if scan.machine.hcas.is_empty() {
+        let found = match scan.host.names(DEVICES) {
             Err(Unseen::Absent) => "no RDMA device: ib_core is not loaded",
             Ok(_) => "no RDMA device in /sys/class/infiniband",
             Err(why) => {
-                findings.push(Look::unseen(NAME, Subject::Machine, DEVICES, &why));
+                findings.push(Scan::unseen(NAME, Subject::Machine, DEVICES, &why));
                 return findings;
             }
         };
-        let first = match lacks_uverbs(look) {
+        let first = match lacks_uverbs(scan) {
             true => "`sudo modprobe ib_uverbs`, which is not loaded, and then ",
             false => "",
         };
         findings.push(
             fault(found)
                 .why("ibv_reg_mr is a call to an RDMA device")
-                .mend(format!(
+                .fix(format!(
                     "{first}`sudo modprobe mlx5_ib`, or another driver of the NIC (bnxt_re, irdma, efa); in a virtual \
                     machine or a container, give it the NIC"
                 )),
         );
-    } else if lacks_uverbs(look) {
+    } else if lacks_uverbs(scan) {
         findings.push(
             fault("ib_uverbs is not loaded")
                 .why(
                     "Programs open RDMA devices through it (/dev/infiniband/uverbs*), and in MLNX_OFED since 5.5 and \
                     DOCA-OFED it has the interface for peer memory, too.",
                 )
-                .mend("`sudo modprobe ib_uverbs`"),
+                .fix("`sudo modprobe ib_uverbs`"),
         );
-    } else if look.machine.hcas.iter().all(|hca| hca.is_software) {
+    } else if scan.machine.hcas.iter().all(|hca| hca.is_software) {
         // The test VM's rxe takes the memory of its stand-in GPU.
-        let is_test = look.machine.gpus.iter().all(|gpu| gpu.is_stand_in);
+        let is_test = scan.machine.gpus.iter().all(|gpu| gpu.is_stand_in);
         let level = match is_test {
             true => Level::Note,
             false => Level::Fault,
@@ -76,20 +76,20 @@ pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
                 "all RDMA devices are software (rxe, siw)",
             )
             .why("They copy by the processor, and register no GPU memory: there is no GPUDirect RDMA.")
-            .mend(
+            .fix(
                 "Use a NIC with RDMA. If there is one, load its driver, for example `sudo modprobe mlx5_ib`; `lspci | \
-                grep -i -e ethernet -e infiniband` lists network cards",
+                grep -i -e ethernet -e infiniband` lists NICs",
             ),
         );
     } else {
         findings.push(Finding::new(
             NAME,
-            Level::Well,
+            Level::Ok,
             Subject::Machine,
             format!(
                 "{} GPUs, {} RDMA devices",
-                look.machine.gpus.len(),
-                look.machine.hcas.len()
+                scan.machine.gpus.len(),
+                scan.machine.hcas.len()
             ),
         ));
     }

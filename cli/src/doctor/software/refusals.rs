@@ -5,17 +5,17 @@ use std::collections::BTreeMap;
 
 use crate::debugfs::Line;
 use crate::debugfs::Module;
-use crate::doctor::look::Look;
+use crate::doctor::scan::Scan;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
 use crate::host::Fact;
 use crate::host::Unseen;
-use crate::living::Stranded;
 use crate::reasons;
-use crate::shipped::refusal::Cause;
-use crate::shipped::refusal::Event;
-use crate::shipped::refusal::Severity;
+use crate::registrations::Stranded;
+use crate::shipped::reason::Cause;
+use crate::shipped::reason::Event;
+use crate::shipped::reason::Severity;
 
 /// The check's name.
 pub(super) const NAME: &str = "refusals";
@@ -73,16 +73,16 @@ fn span(seconds: u64) -> String {
 }
 
 /// NVIDIA's module says nothing of this kind.
-pub(super) fn applies(look: &Look<'_>) -> bool {
-    look.has_both() && look.software().loaded().is_some_and(|it| it.is_ours)
+pub(super) fn applies(scan: &Scan<'_>) -> bool {
+    scan.has_both() && scan.software().loaded().is_some_and(|it| it.is_ours)
 }
 
-pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
+pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    match look.host.text(COUNTERS) {
+    match scan.host.text(COUNTERS) {
         Ok(text) => findings.extend(counted(&text)),
         Err(why) => {
-            return vec![Look::unseen(
+            return vec![Scan::unseen(
                 NAME,
                 Subject::Machine,
                 "what the module refused (/sys/kernel/debug/nvidia_peermem)",
@@ -90,28 +90,28 @@ pub(super) fn check(look: &Look<'_>) -> Vec<Finding> {
             )]
         }
     }
-    let registrations = Module::look(look.host).and_then(|module| module.registrations(look.host));
+    let registrations = Module::scan(scan.host).and_then(|module| module.registrations(scan.host));
     if let Ok(read) = registrations {
-        for stranded in Stranded::among(look.host, &read.records) {
+        for stranded in Stranded::among(scan.host, &read.records) {
             let found = Finding::new(NAME, Level::Warning, Subject::Machine, stranded.found());
-            findings.push(found.why(Stranded::WHY).mend("restart the machine"));
+            findings.push(found.why(Stranded::WHY).fix("restart the machine"));
         }
     }
-    match look.host.text(REFUSALS) {
+    match scan.host.text(REFUSALS) {
         Ok(text) => {
-            let now = look.host.fact(Fact::Monotonic).ok();
+            let now = scan.host.fact(Fact::Monotonic).ok();
             let now = now.as_deref().and_then(seconds);
             for (reason, refused) in by_reason(&text) {
-                findings.extend(told(reason, &refused, now));
+                findings.extend(reported(reason, &refused, now));
             }
         }
         Err(Unseen::Absent) => {}
-        Err(why) => findings.push(Look::unseen(NAME, Subject::Machine, REFUSALS, &why)),
+        Err(why) => findings.push(Scan::unseen(NAME, Subject::Machine, REFUSALS, &why)),
     }
     findings
 }
 
-fn told(reason: &str, refused: &Refused, now: Option<u64>) -> Option<Finding> {
+fn reported(reason: &str, refused: &Refused, now: Option<u64>) -> Option<Finding> {
     let row = reasons::reason(reason);
     let cause = row.map(|row| row.cause);
     if cause == Some(Cause::NextClient) {
@@ -138,7 +138,7 @@ fn told(reason: &str, refused: &Refused, now: Option<u64>) -> Option<Finding> {
     }
     Some(match row.map_or("", |row| row.advice) {
         "" => finding,
-        advice => finding.mend(advice),
+        advice => finding.fix(advice),
     })
 }
 
@@ -162,7 +162,7 @@ fn counted(text: &str) -> Vec<Finding> {
             Finding::new(NAME, Level::Warning, Subject::Machine, found).why(incident.message);
         findings.push(match incident.advice {
             "" => finding,
-            advice => finding.mend(advice),
+            advice => finding.fix(advice),
         });
     }
     findings
@@ -175,7 +175,7 @@ mod tests {
     use proptest::prelude::*;
 
     const LINE: &str =
-        "seq=0 first=1.000001 last=62.500000 times=2 flavour=persistent step=acquire reason=no_room code=-12 \
+        "seq=0 first=1.000001 last=62.500000 times=2 mode=persistent step=acquire reason=no_room code=-12 \
          addr=0x7f0000000000 len=1048576 tgid=4711 pid=4712 comm=python3 text=\"no room, reason=x last=9\"";
 
     #[test]

@@ -148,7 +148,7 @@ fn toil(lab: &Lab, board: &Board, index: usize) -> Result<()> {
     let memory = lab.allocate_gpu(usize::try_from(GRANULE)?)?;
     let span = memory.span(0, usize::try_from(PAGE)?)?;
     let address = span.addr().to_string();
-    let path = format!("/sys/kernel/debug/bench/{}", lab.setup.flavour());
+    let path = format!("/sys/kernel/debug/bench/{}", lab.setup.mode());
     let mut provider = File::options()
         .write(true)
         .open(&path)

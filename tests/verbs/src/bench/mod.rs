@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `gdr bench`: what the module that is loaded costs. Prints one line of JSON for each thing measured; `tests/rig` runs it with
+//! `gdr bench`: what the module that is loaded costs. Prints one line of JSON for each thing measured; `tests/runner` runs it with
 //! each module in turn, and compares.
 //!
 //! Registrations, revocations and the data path belong into a machine whose clock counts instructions (`-icount`): there they
@@ -25,8 +25,8 @@ use peermem_figures::Part;
 use peermem_figures::Prices;
 
 use crate::knobs::Parameter;
-use crate::lab::Flavour;
 use crate::lab::Lab;
+use crate::lab::PinMode;
 use crate::lab::Setup;
 use crate::measure::parse_length;
 
@@ -95,7 +95,7 @@ pub(crate) fn run(options: &Options, setup: &Setup) -> Result<()> {
     for part in &options.parts {
         match part {
             Part::Registrations => registrations(options, setup)?,
-            Part::Revocation if setup.flavour() == Flavour::Revocable => {
+            Part::Revocation if setup.mode() == PinMode::Revocable => {
                 revocation::measure(&Lab::open(setup)?, &options.regions, options.repeats)?;
             }
             Part::Revocation => {}

@@ -39,7 +39,7 @@ pub(super) const CASES: &[Case] = &[
 
 /// NVIDIA's module, where the runner has laid it beside ours.
 pub(super) fn control() -> Option<PathBuf> {
-    env::var_os("RIG_CONTROL_KO").map(PathBuf::from)
+    env::var_os("TESTVM_CONTROL_KO").map(PathBuf::from)
 }
 
 /// Does ib_core itself show its clients in `memory_peers`? None since Linux 6.4 can.
@@ -168,7 +168,7 @@ const CONSUMERS: &[Consumer] = &[
     },
     Consumer {
         name: "ucx-on-efa",
-        source: "UCX src/uct/ib/base/ib_md.c, on Amazon's cards alone",
+        source: "UCX src/uct/ib/base/ib_md.c, on Amazon's NICs alone",
         probe: Probe::AnyOf(&[EFA]),
         finds: Finds::Never,
     },
@@ -216,7 +216,7 @@ const CONSUMERS: &[Consumer] = &[
     },
     Consumer {
         name: "libfabric-verbs",
-        source: "libfabric prov/verbs/src/verbs_osd.h:59; it also wants a card named mlx*, bnxt_re* or roce*, of which there is none here",
+        source: "libfabric prov/verbs/src/verbs_osd.h:59; it also wants a NIC named mlx*, bnxt_re* or roce*, of which there is none here",
         probe: Probe::Line("/proc/kallsyms", SYMBOL),
         finds: Finds::Core,
     },

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `peermemctl` on machines of known topology: what it says of them in JSON, and of each fault that is planted, that and
+//! `peermemctl` on machines of known topology: what it says of them in JSON, and of each fault that is injected, that and
 //! nothing else.
 //!
 //! Without a [`Lab`](crate::lab::Lab), which would keep the module that is taken away here. What the machine is like, the
@@ -102,7 +102,7 @@ const CASES: &[Case] = &[
     },
 ];
 
-/// The machine on which nothing is wrong, so that what is planted is all there is.
+/// The machine on which nothing is wrong, so that what is injected is all there is.
 fn is_plain(machine: &Machine) -> bool {
     machine.topology == "root-ports"
 }
@@ -111,7 +111,7 @@ fn is_plain(machine: &Machine) -> bool {
 pub(crate) fn run(setup: &Setup, promtool: Option<PathBuf>) -> Result<bool> {
     let machine = Machine {
         setup: setup.clone(),
-        topology: env::var("RIG_TOPOLOGY").context("RIG_TOPOLOGY")?,
+        topology: env::var("TESTVM_TOPOLOGY").context("TESTVM_TOPOLOGY")?,
         promtool,
     };
     let cases: Vec<&Case> = CASES.iter().filter(|case| (case.on)(&machine)).collect();
@@ -149,14 +149,16 @@ impl Answer {
         })
     }
 
-    /// The object that it printed, which must be the first version of this schema.
+    /// The object that it printed, which must be the current version of this schema.
     fn json(&self, schema: &str) -> Result<Value> {
         let value: Value =
             serde_json::from_str(&self.out).with_context(|| format!("no JSON: {:?}", self.out))?;
         let found = (text(&value, "schema")?, value["version"].as_u64());
+        // Only the words of `topo` have not changed since the first.
+        let version = if schema == "peermemctl.topo" { 1 } else { 2 };
         ensure!(
-            found == (schema, Some(1)),
-            "it is {found:?}, not version 1 of {schema}"
+            found == (schema, Some(version)),
+            "it is {found:?}, not version {version} of {schema}"
         );
         Ok(value)
     }
@@ -260,7 +262,7 @@ fn complains_of(answer: &Answer, expected: &[Complaint]) -> Result<()> {
     Ok(())
 }
 
-/// The classes of the paths from each GPU to each card, by the topology's own description.
+/// The classes of the paths from each GPU to each NIC, by the topology's own description.
 fn classes(machine: &Machine) -> Result<[[&'static str; 2]; 2]> {
     Ok(match machine.topology.as_str() {
         "flat" | "root-ports" => [["PHB", "PHB"], ["PHB", "PHB"]],
@@ -271,7 +273,7 @@ fn classes(machine: &Machine) -> Result<[[&'static str; 2]; 2]> {
     })
 }
 
-/// The sockets of the GPUs and of the cards. None: the firmware has one, and does not say so.
+/// The sockets of the GPUs and of the NICs. None: the firmware has one, and does not say so.
 fn sockets(machine: &Machine) -> [[Option<u64>; 2]; 2] {
     match machine.topology.as_str() {
         "sockets" => [[Some(0), Some(1)], [Some(0), Some(0)]],
@@ -289,7 +291,7 @@ fn topo(machine: &Machine) -> Result<()> {
     let pairs = list(&answer, "pairs")?;
     ensure!(
         pairs.len() == gpus.len() * devices.len(),
-        "{} pairs of {} GPUs and {} cards",
+        "{} pairs of {} GPUs and {} NICs",
         pairs.len(),
         gpus.len(),
         devices.len()
@@ -329,9 +331,11 @@ fn topo(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// Each GPU and each card by itself.
+/// Each GPU and each NIC by itself.
 fn devices_of(machine: &Machine, answer: &Value, gpus: &[Place]) -> Result<()> {
-    let bar: u64 = env::var("RIG_BAR_MIB").context("RIG_BAR_MIB")?.parse()?;
+    let bar: u64 = env::var("TESTVM_BAR_MIB")
+        .context("TESTVM_BAR_MIB")?
+        .parse()?;
     let [sockets_of_gpus, sockets_of_cards] = sockets(machine);
     let told = list(answer, "gpus")?;
     ensure!(told.len() == gpus.len(), "{} GPUs: {told:#?}", told.len());
@@ -380,12 +384,12 @@ fn doctor(machine: &Machine) -> Result<()> {
 fn at_rest(machine: &Machine) -> Result<Vec<Complaint>> {
     let gpus = gpus()?;
     let mut expected = Vec::new();
-    // Less than 512 MiB: what cards have whose BAR1 is not made for RDMA.
-    if env::var("RIG_BAR_MIB").is_ok_and(|text| text.parse().is_ok_and(|mib: u64| mib < 512)) {
+    // Less than 512 MiB: what NICs have whose BAR1 is not made for RDMA.
+    if env::var("TESTVM_BAR_MIB").is_ok_and(|text| text.parse().is_ok_and(|mib: u64| mib < 512)) {
         expected.extend(gpus.iter().map(|gpu| Complaint::new("bar1", gpu.address())));
     }
     if machine.setup.translating_iommu {
-        // Of the card of each GPU's best pair.
+        // Of the NIC of each GPU's best pair.
         expected.push(Complaint::new("iommu", "rxe0"));
     }
     if machine.topology == "sockets" {
@@ -421,13 +425,13 @@ fn one_pair(_: &Machine) -> Result<()> {
     )
 }
 
-/// QEMU's switches have no ACS. So one is laid over what sysfs says of the card's port: the root port's own, as it is read
+/// QEMU's switches have no ACS. So one is laid over what sysfs says of the NIC's port: the root port's own, as it is read
 /// from there, behind the port's last capability.
 fn redirection_at_a_switch(machine: &Machine) -> Result<()> {
     let card = Place::of_rxe("rxe0")?;
     let (root, port) = match card.above() {
         [root, _, port] => (root, port),
-        other => anyhow::bail!("the card is behind {other:?}"),
+        other => anyhow::bail!("the NIC is behind {other:?}"),
     };
     let gpu = gpus()?.first().context("a GPU")?.address().to_owned();
     let rest = at_rest(machine)?;
@@ -543,7 +547,7 @@ fn listed(machine: &Machine) -> Result<()> {
                 && one["comm"].as_str() == Some("gdr")
                 && one["len"].as_u64() == Some(EACH)
                 && one["state"].as_str() == Some("mapped")
-                && one["flavour"].as_str() == Some(machine.setup.flavour().to_string().as_str())
+                && one["mode"].as_str() == Some(machine.setup.mode().to_string().as_str())
                 && one["uid"].as_u64() == Some(0)
                 && one["gpus"][0]["address"].as_str() == Some(gpu.as_str()),
             "process {} holds {one:#?}",
@@ -567,7 +571,7 @@ fn listed(machine: &Machine) -> Result<()> {
     nothing("after")
 }
 
-/// The module's own count of an event, of all flavours.
+/// The module's own count of an event, of all modes.
 fn counted(counters: &[Value], event: &str) -> u64 {
     counters
         .iter()
@@ -577,7 +581,7 @@ fn counted(counters: &[Value], event: &str) -> u64 {
 }
 
 fn stats(machine: &Machine) -> Result<()> {
-    const EVENTS: [&str; 4] = ["registered", "released", "alive", "alive_bytes"];
+    const EVENTS: [&str; 4] = ["registered", "released", "active", "active_bytes"];
     let look = || -> Result<[u64; 4]> {
         let answer = peermemctl(&["stats"])?;
         ensure!(answer.status == 0, "its status is {}", answer.status);

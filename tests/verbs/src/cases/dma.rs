@@ -32,10 +32,10 @@ use crate::knobs::Parameter;
 use crate::ktap;
 use crate::ktap::note;
 use crate::ktap::Case;
-use crate::lab::Flavour;
 use crate::lab::Lab;
 use crate::lab::Memory;
 use crate::lab::Peermem;
+use crate::lab::PinMode;
 use crate::lab::Where;
 use crate::nvme;
 use crate::nvme::Nvme;
@@ -55,50 +55,50 @@ const SMALL: usize = 4096;
 pub(super) const CASES: &[Case] = &[
     Case {
         name: "dma.queues_in_gpu_memory",
-        run: |lab| each_flavour(lab, queues),
+        run: |lab| each_mode(lab, queues),
     },
     Case {
         name: "dma.gpu_to_disk_to_gpu",
-        run: |lab| each_flavour(lab, gpu_to_gpu),
+        run: |lab| each_mode(lab, gpu_to_gpu),
     },
     Case {
         name: "dma.unaligned",
-        run: |lab| each_flavour(lab, unaligned),
+        run: |lab| each_mode(lab, unaligned),
     },
     Case {
         name: "dma.layouts",
-        run: |lab| each_flavour(lab, layouts),
+        run: |lab| each_mode(lab, layouts),
     },
     Case {
         name: "dma.many_regions",
-        run: |lab| each_flavour(lab, many),
+        run: |lab| each_mode(lab, many),
     },
     Case {
         name: "dma.faults_after_deregistration",
-        run: |lab| each_flavour(lab, after_deregistration),
+        run: |lab| each_mode(lab, after_deregistration),
     },
     Case {
         name: "dma.other_region_stays",
-        run: |lab| each_flavour(lab, other_stays),
+        run: |lab| each_mode(lab, other_stays),
     },
     Case {
         name: "dma.faults_after_free",
-        run: |lab| one_flavour(lab, Flavour::Revocable, after_free),
+        run: |lab| one_mode(lab, PinMode::Revocable, after_free),
     },
     Case {
         name: "dma.goes_on_after_free",
-        run: |lab| one_flavour(lab, Flavour::Persistent, goes_on),
+        run: |lab| one_mode(lab, PinMode::Persistent, goes_on),
     },
     Case {
         name: "dma.lazy_window",
-        run: |lab| each_flavour(lab, window),
+        run: |lab| each_mode(lab, window),
     },
 ];
 
-/// A controller that runs on registrations of one flavour, and those who watch it.
+/// A controller that runs on registrations of one mode, and those who watch it.
 struct Bench<'a> {
     lab: &'a Lab,
-    flavour: Flavour,
+    mode: PinMode,
     // The controller stops before what it works on goes.
     controller: Nvme,
     faults: Faults,
@@ -106,42 +106,38 @@ struct Bench<'a> {
     guard: Guard,
     next_block: u64,
     _device: Parameter,
-    _flavour: Parameter,
+    _mode: Parameter,
 }
 
-/// Makes the loaded module give `flavour`, or says that it cannot.
-fn choose(lab: &Lab, flavour: Flavour) -> Result<Option<Parameter>> {
-    let revocable = if flavour == Flavour::Revocable {
-        "Y"
-    } else {
-        "N"
-    };
+/// Makes the loaded module give `mode`, or says that it cannot.
+fn choose(lab: &Lab, mode: PinMode) -> Result<Option<Parameter>> {
+    let revocable = if mode == PinMode::Revocable { "Y" } else { "N" };
     let parameter = Parameter::set("rdma_rxe", "peer_inval", revocable)?;
-    Ok((lab.setup.flavour() == flavour).then_some(parameter))
+    Ok((lab.setup.mode() == mode).then_some(parameter))
 }
 
-/// Runs `body` for both flavours. With a module that gives one alone, half of the case is done, and it ends as skipped.
-fn each_flavour(lab: &Lab, body: fn(&mut Bench<'_>) -> Result<()>) -> Result<()> {
+/// Runs `body` for both modes. With a module that gives one alone, half of the case is done, and it ends as skipped.
+fn each_mode(lab: &Lab, body: fn(&mut Bench<'_>) -> Result<()>) -> Result<()> {
     let bdf = needs_controller(lab)?;
     let mut missing = None;
-    for flavour in [Flavour::Persistent, Flavour::Revocable] {
-        match choose(lab, flavour)? {
-            Some(chosen) => run(lab, &bdf, flavour, chosen, body)?,
-            None => missing = Some(flavour),
+    for mode in [PinMode::Persistent, PinMode::Revocable] {
+        match choose(lab, mode)? {
+            Some(chosen) => run(lab, &bdf, mode, chosen, body)?,
+            None => missing = Some(mode),
         }
     }
     missing.map_or(Ok(()), no_registrations)
 }
 
-fn no_registrations(flavour: Flavour) -> Result<()> {
-    ktap::skip(format_args!("the module gives no {flavour} registrations"))
+fn no_registrations(mode: PinMode) -> Result<()> {
+    ktap::skip(format_args!("the module gives no {mode} registrations"))
 }
 
-fn one_flavour(lab: &Lab, flavour: Flavour, body: fn(&mut Bench<'_>) -> Result<()>) -> Result<()> {
+fn one_mode(lab: &Lab, mode: PinMode, body: fn(&mut Bench<'_>) -> Result<()>) -> Result<()> {
     let bdf = needs_controller(lab)?;
-    match choose(lab, flavour)? {
-        Some(chosen) => run(lab, &bdf, flavour, chosen, body),
-        None => no_registrations(flavour),
+    match choose(lab, mode)? {
+        Some(chosen) => run(lab, &bdf, mode, chosen, body),
+        None => no_registrations(mode),
     }
 }
 
@@ -156,17 +152,17 @@ fn needs_controller(lab: &Lab) -> Result<String> {
 fn run(
     lab: &Lab,
     bdf: &str,
-    flavour: Flavour,
+    mode: PinMode,
     chosen: Parameter,
     body: fn(&mut Bench<'_>) -> Result<()>,
 ) -> Result<()> {
-    let mut bench = Bench::open(lab, bdf, flavour, chosen)?;
-    body(&mut bench).with_context(|| flavour.to_string())?;
-    bench.faults.none().with_context(|| flavour.to_string())
+    let mut bench = Bench::open(lab, bdf, mode, chosen)?;
+    body(&mut bench).with_context(|| mode.to_string())?;
+    bench.faults.none().with_context(|| mode.to_string())
 }
 
 impl<'a> Bench<'a> {
-    fn open(lab: &'a Lab, bdf: &str, flavour: Flavour, chosen: Parameter) -> Result<Self> {
+    fn open(lab: &'a Lab, bdf: &str, mode: PinMode, chosen: Parameter) -> Result<Self> {
         nvme::take_from_kernel(bdf)?;
         let guard = Guard::of(bdf)?;
         let device = Parameter::set("rdma_rxe", "peer_dma_dev", bdf)?;
@@ -178,24 +174,24 @@ impl<'a> Bench<'a> {
         let controller = Nvme::start(bdf, &trace, &lab.near, memory)?;
         Ok(Self {
             lab,
-            flavour,
+            mode,
             controller,
             faults,
             trace,
             guard,
             next_block: 0,
             _device: device,
-            _flavour: chosen,
+            _mode: chosen,
         })
     }
 
     fn note(&self, name: &str, value: impl std::fmt::Display) {
-        note(&format!("{name}_{}", self.flavour), value);
+        note(&format!("{name}_{}", self.mode), value);
     }
 
     fn pattern(&self, id: u64) -> Pattern {
-        let flavour = u64::from(self.flavour == Flavour::Revocable);
-        Pattern::new(self.lab.setup.seed, 2 * id + flavour)
+        let mode = u64::from(self.mode == PinMode::Revocable);
+        Pattern::new(self.lab.setup.seed, 2 * id + mode)
     }
 
     fn allocate(&self, gpu: usize, len: usize) -> Result<Allocation> {
@@ -712,7 +708,7 @@ fn window(bench: &mut Bench<'_>) -> Result<()> {
         ));
     }
     let mut ends = vec!["deregistration"];
-    if bench.flavour == Flavour::Revocable {
+    if bench.mode == PinMode::Revocable {
         ends.push("free");
     }
     for end in ends {

@@ -16,8 +16,8 @@ use crate::hold::Hold;
 use crate::knobs::Parameter;
 use crate::ktap::note;
 use crate::ktap::Case;
-use crate::lab::Flavour;
 use crate::lab::Lab;
+use crate::lab::PinMode;
 use crate::rdma;
 use crate::rdma::full_access;
 use crate::rdma::Op;
@@ -78,7 +78,7 @@ fn written(lab: &Lab, to: Part) -> Result<Status> {
 /// The callback waits for the firmware. Meanwhile the list of registrations has the region as revoked, and its owner deregisters
 /// it: both end when the firmware has answered.
 fn firmware(lab: &Lab) -> Result<()> {
-    lab.needs_flavour(Flavour::Revocable)?;
+    lab.needs_mode(PinMode::Revocable)?;
     lab.needs_ours()?;
     let stage = Stage::open(lab)?;
     let memory = lab.allocate_gpu(M2)?;
@@ -127,7 +127,7 @@ fn fails_to_deregister(lab: &Lab) -> Result<()> {
 
 /// The HCA goes on to reach what was freed, and ib_core is not told: the module's part is the same as ever.
 fn fails_to_revoke(lab: &Lab) -> Result<()> {
-    lab.needs_flavour(Flavour::Revocable)?;
+    lab.needs_mode(PinMode::Revocable)?;
     let mut memory = lab.allocate_gpu(M2)?;
     let region = lab.far.register(memory.span(0, M2)?, full_access())?;
     let before = Counters::read()?;
@@ -151,7 +151,7 @@ fn fails_to_revoke(lab: &Lab) -> Result<()> {
 /// A registration fails when it has its umem, and the umem is released without stopping the notifier, its lock still held.
 fn gives_up(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
-    if lab.setup.flavour() == Flavour::Revocable {
+    if lab.setup.mode() == PinMode::Revocable {
         lab.needs_no_lockdep("a lock that is freed while it is held")?;
     }
     let memory = lab.allocate_gpu(M2)?;
@@ -173,7 +173,7 @@ fn gives_up(lab: &Lab) -> Result<()> {
 /// Both clients under one HCA, as mlx5 has them for regions and for queues: when the allocation is freed, the one loses its half
 /// of it and the other keeps it.
 fn both_clients(lab: &Lab) -> Result<()> {
-    lab.needs_flavour(Flavour::Revocable)?;
+    lab.needs_mode(PinMode::Revocable)?;
     lab.needs_both_clients()?;
     let mut memory = lab.allocate_gpu(2 * M2)?;
     let region = |offset| -> Result<Region> {

@@ -24,9 +24,9 @@ use crate::gpu::GRANULE;
 use crate::ktap;
 use crate::ktap::note;
 use crate::ktap::Case;
-use crate::lab::Flavour;
 use crate::lab::Lab;
 use crate::lab::Peermem;
+use crate::lab::PinMode;
 use crate::module;
 use crate::module::Replaced;
 use crate::rdma::full_access;
@@ -197,8 +197,8 @@ fn expected_clients(lab: &Lab) -> &'static [&'static str] {
 /// The one that serves rxe: the first takes what it can revoke, the other what it cannot.
 fn serving(lab: &Lab) -> &'static str {
     let clients = expected_clients(lab);
-    match (clients, lab.setup.flavour()) {
-        ([_, second], Flavour::Persistent) => second,
+    match (clients, lab.setup.mode()) {
+        ([_, second], PinMode::Persistent) => second,
         _ => "nv_mem",
     }
 }
@@ -325,7 +325,7 @@ fn statistics(lab: &Lab) -> Result<()> {
 /// With the memory goes the registration, and is counted as gone; its bytes are when the application gives it up.
 fn statistics_of_a_revocation(lab: &Lab) -> Result<()> {
     needs_memory_peers(lab)?;
-    lab.needs_flavour(Flavour::Revocable)?;
+    lab.needs_mode(PinMode::Revocable)?;
     let ours = !consumers::core_shows();
     let mut memory = lab.allocate_gpu(M2)?;
     let region = lab.near.register(memory.span(0, M2)?, full_access())?;

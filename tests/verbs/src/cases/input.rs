@@ -20,9 +20,9 @@ use crate::knobs::Parameter;
 use crate::ktap;
 use crate::ktap::note;
 use crate::ktap::Case;
-use crate::lab::Flavour;
 use crate::lab::Lab;
 use crate::lab::Peermem;
+use crate::lab::PinMode;
 use crate::module;
 use crate::module::Replaced;
 use crate::rdma::errno_name;
@@ -40,7 +40,7 @@ const M2: usize = GRANULE as usize;
 const REGISTERS: i32 = 0;
 
 /// The cases, each a row of the document: what runs it, its name, what the document calls it, what an application gets from
-/// our module (in the persistent flavour, and in the revocable one), and how that is provoked.
+/// our module (in the persistent mode, and in the revocable one), and how that is provoked.
 macro_rules! rows {
     ($($run:ident $name:literal: $text:literal, $expected:expr, $provoke:expr;)+) => {
         &[$(Case { name: $name, run: |lab| $run(lab, $text, $expected, $provoke) }),+]
@@ -219,9 +219,9 @@ fn row(
             note("log", shape(line));
         }
         let [persistent, revocable] = expected;
-        let expected = match lab.setup.flavour() {
-            Flavour::Persistent => persistent,
-            Flavour::Revocable => revocable,
+        let expected = match lab.setup.mode() {
+            PinMode::Persistent => persistent,
+            PinMode::Revocable => revocable,
         };
         ensure!(
             first.errno == expected,

@@ -12,9 +12,9 @@ use crate::gpu::GRANULE;
 use crate::ktap;
 use crate::ktap::note;
 use crate::ktap::Case;
-use crate::lab::Flavour;
 use crate::lab::Lab;
 use crate::lab::Peermem;
+use crate::lab::PinMode;
 use crate::module;
 use crate::rdma::full_access;
 use crate::rdma::Hca;
@@ -163,7 +163,7 @@ fn released_by_another_user(lab: &Lab, region: Region) -> Result<()> {
 
 /// Whoever deregisters, the account of the user that registered is the one that shrinks.
 fn goes_back(lab: &Lab) -> Result<()> {
-    lab.needs_flavour(Flavour::Persistent)?;
+    lab.needs_mode(PinMode::Persistent)?;
     limited(lab, || {
         let memory = lab.allocate_gpu(FULL)?;
         let region = register(lab, &memory, 0, FULL)?;
@@ -174,7 +174,7 @@ fn goes_back(lab: &Lab) -> Result<()> {
 
 /// nvidia.ko does not take a revocable pin from another process: it stays, and is paid for, until it is freed.
 fn orphans(lab: &Lab) -> Result<()> {
-    lab.needs_flavour(Flavour::Revocable)?;
+    lab.needs_mode(PinMode::Revocable)?;
     limited(lab, || {
         let mut memory = lab.allocate_gpu(FULL)?;
         let other = lab.allocate_gpu(FULL)?;

@@ -162,7 +162,7 @@ const SEE_DMESG: &str = "Unknown symbol in module";
 
 /// For machines without a peermem module, but with ours at hand.
 fn needs_drivers() -> Result<PathBuf> {
-    match env::var_os("RIG_DRIVERS") {
+    match env::var_os("TESTVM_DRIVERS") {
         Some(drivers) => Ok(drivers.into()),
         None => ktap::skip("a machine without other drivers"),
     }
@@ -359,10 +359,10 @@ impl Signing {
             Err(_) => ktap::skip("a kernel that takes modules without signatures"),
         };
         Ok(Self {
-            sign_file: variable("RIG_SIGN_FILE")?,
-            key: variable("RIG_SIGN_KEY")?,
-            certificate: variable("RIG_SIGN_CERTIFICATE")?,
-            module: variable("RIG_UNSIGNED_KO")?,
+            sign_file: variable("TESTVM_SIGN_FILE")?,
+            key: variable("TESTVM_SIGN_KEY")?,
+            certificate: variable("TESTVM_SIGN_CERTIFICATE")?,
+            module: variable("TESTVM_UNSIGNED_KO")?,
         })
     }
 

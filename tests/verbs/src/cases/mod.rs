@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! All cases, group by group.
 
+mod chunks;
 mod consumers;
 pub(crate) mod ctl;
 mod dma;
@@ -9,15 +10,14 @@ mod hca;
 mod identity;
 mod input;
 mod limit;
-mod living;
 pub(crate) mod loading;
 mod moving;
 mod persist;
-mod pieces;
 mod process;
 mod provider;
 mod reasons;
 pub(crate) mod register;
+mod registrations;
 mod revoke;
 mod rules;
 mod scale;
@@ -44,10 +44,10 @@ pub(crate) fn all(filters: &[String]) -> Vec<Case> {
         provider::CASES,
         input::CASES,
         reasons::CASES,
-        living::CASES,
+        registrations::CASES,
         process::CASES,
         persist::CASES,
-        pieces::CASES,
+        chunks::CASES,
         revoke::CASES,
         hca::CASES,
         rules::CASES,

@@ -9,8 +9,8 @@ use crate::counters::Counters;
 use crate::gpu::GRANULE;
 use crate::ktap::note;
 use crate::ktap::Case;
-use crate::lab::Flavour;
 use crate::lab::Lab;
+use crate::lab::PinMode;
 use crate::pattern::Pattern;
 use crate::rdma;
 use crate::rdma::full_access;
@@ -33,7 +33,7 @@ pub(super) const CASES: &[Case] = &[
 
 /// Traffic goes on into pages that have no addresses any more; deregistration gives them back.
 fn outlive(lab: &Lab) -> Result<()> {
-    lab.needs_flavour(Flavour::Persistent)?;
+    lab.needs_mode(PinMode::Persistent)?;
     let local = Arena::on_host(lab, M2, 1)?;
     for by_ioctl in [true, false] {
         let mut memory = lab.allocate_gpu(M2)?;
@@ -75,7 +75,7 @@ fn outlive(lab: &Lab) -> Result<()> {
 
 /// A new allocation at the old addresses gets other pages, and the old region does not reach them.
 fn reused(lab: &Lab) -> Result<()> {
-    lab.needs_flavour(Flavour::Persistent)?;
+    lab.needs_mode(PinMode::Persistent)?;
     let addr = sys::free_address(GRANULE, GRANULE)?;
     let local = Arena::on_host(lab, M2, 1)?;
     let gpu = lab.gpu(0)?;

@@ -10,8 +10,8 @@ use crate::counters::Counters;
 use crate::ktap;
 use crate::ktap::note;
 use crate::ktap::Case;
-use crate::lab::Flavour;
 use crate::lab::Lab;
+use crate::lab::PinMode;
 
 pub(super) const CASES: &[Case] = &[
     Case {
@@ -66,7 +66,7 @@ fn ends(lab: &Lab, regions: u64, end: impl FnOnce(Process) -> Result<()>) -> Res
     let activity = Counters::read()?.activity(&before)?;
     note("callbacks", activity.callbacks);
     note("unpins", activity.unpins);
-    let expected = if lab.setup.flavour() == Flavour::Revocable {
+    let expected = if lab.setup.mode() == PinMode::Revocable {
         regions
     } else {
         0

@@ -19,8 +19,8 @@ use crate::knobs::lose_next_put;
 use crate::knobs::rebind;
 use crate::ktap;
 use crate::ktap::Case;
-use crate::lab::Flavour;
 use crate::lab::Lab;
+use crate::lab::PinMode;
 use crate::pattern::Pattern;
 use crate::rdma::full_access;
 
@@ -55,7 +55,7 @@ fn works_again(lab: &Lab) -> Result<()> {
 
 fn unpin_out_of_memory(lab: &Lab) -> Result<()> {
     lab.needs_ours()?;
-    if lab.setup.flavour() == Flavour::Revocable {
+    if lab.setup.mode() == PinMode::Revocable {
         unpinned_again(lab)?;
     }
     unpinned_once(lab)
@@ -79,7 +79,7 @@ fn unpinned_once(lab: &Lab) -> Result<()> {
     let mine = lab.allocate_gpu(M2)?;
     let other = lab.allocate_gpu(M2)?;
     let register = |memory: &Allocation| -> Result<_> {
-        if lab.setup.flavour() == Flavour::Revocable {
+        if lab.setup.mode() == PinMode::Revocable {
             // Then the persistent client is asked.
             fail_next("get_pages", libc::ENOMEM)?;
         }
@@ -87,7 +87,7 @@ fn unpinned_once(lab: &Lab) -> Result<()> {
     };
     let (region, beside) = (register(&mine)?, register(&other)?);
     let before = Counters::read()?;
-    let lost = || Ok::<_, Error>(counts()?.get("lost").copied().unwrap_or(0));
+    let lost = || Ok::<_, Error>(counts()?.get("leaked").copied().unwrap_or(0));
     let lost_before = lost()?;
     lose_next_put(libc::ENOMEM)?;
     drop(region);
@@ -107,7 +107,7 @@ fn unpinned_once(lab: &Lab) -> Result<()> {
 
 fn failing_calls(lab: &Lab) -> Result<()> {
     lab.needs_ours()?;
-    lab.needs_flavour(Flavour::Persistent)?;
+    lab.needs_mode(PinMode::Persistent)?;
     // A place that is not there in both forms of the driver fails nothing in the other.
     let duplicated = has_nvidias_upper_half().then_some(("dup_object", libc::EIO, libc::EFAULT));
     for (place, errno, seen) in duplicated.into_iter().chain([

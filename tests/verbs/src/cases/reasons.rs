@@ -25,8 +25,8 @@ use crate::knobs::Parameter;
 use crate::ktap;
 use crate::ktap::note;
 use crate::ktap::Case;
-use crate::lab::Flavour;
 use crate::lab::Lab;
+use crate::lab::PinMode;
 use crate::module;
 use crate::module::Replaced;
 use crate::rdma::full_access;
@@ -42,7 +42,7 @@ const FILES: &str = "/sys/kernel/debug/nvidia_peermem";
 const EVENT: &str = "/sys/kernel/tracing/events/nvidia_peermem/refused";
 /// What the module keeps.
 const REFUSALS: usize = 128;
-const FOREIGN: usize = 32;
+const NON_GPU: usize = 32;
 
 pub(super) const CASES: &[Case] = &[
     Case {
@@ -54,8 +54,8 @@ pub(super) const CASES: &[Case] = &[
         run: |lab| one(lab, Expected::acquire("hole", -libc::EINVAL), hole),
     },
     Case {
-        name: "reasons.too_many_pieces",
-        run: too_many_pieces,
+        name: "reasons.too_many_chunks",
+        run: too_many_chunks,
     },
     Case {
         name: "reasons.freed",
@@ -70,7 +70,7 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "reasons.parents_memory",
         run: |lab| {
-            let expected = Expected::acquire("foreign_unmapped", -libc::EINVAL);
+            let expected = Expected::acquire("non_gpu_unmapped", -libc::EINVAL);
             one(lab, expected, parents_memory)
         },
     },
@@ -87,7 +87,7 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "reasons.memory_of_the_cpu",
         run: |lab| {
-            let expected = Expected::acquire("foreign_cpu", -libc::EINVAL);
+            let expected = Expected::acquire("non_gpu_host", -libc::EINVAL);
             one(lab, expected, |lab| {
                 let memory = Mapping::read_only(M2)?;
                 attempt(&lab.near, memory.span(0, M2)?)
@@ -97,7 +97,7 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "reasons.addresses_of_the_kernel",
         run: |lab| {
-            let expected = Expected::acquire("foreign_beyond", -libc::EINVAL);
+            let expected = Expected::acquire("non_gpu_invalid", -libc::EINVAL);
             one(lab, expected, |lab| {
                 attempt(&lab.near, Span::anywhere(0xffff_8880_0000_0000, GRANULE)?)
             })
@@ -145,7 +145,7 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "reasons.mapping_version",
         run: |lab| {
-            lab.needs_flavour(Flavour::Persistent)?;
+            lab.needs_mode(PinMode::Persistent)?;
             let expected = Expected {
                 step: "dma_map",
                 errno: libc::EINVAL,
@@ -159,7 +159,7 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "reasons.mapping_page_count",
         run: |lab| {
-            lab.needs_flavour(Flavour::Persistent)?;
+            lab.needs_mode(PinMode::Persistent)?;
             let expected = Expected {
                 step: "dma_map",
                 errno: libc::EINVAL,
@@ -171,7 +171,7 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "reasons.unreachable",
         run: |lab| {
-            lab.needs_flavour(Flavour::Persistent)?;
+            lab.needs_mode(PinMode::Persistent)?;
             let expected = Expected {
                 step: "dma_map",
                 errno: libc::EOPNOTSUPP,
@@ -183,7 +183,7 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "reasons.map_failed",
         run: |lab| {
-            lab.needs_flavour(Flavour::Persistent)?;
+            lab.needs_mode(PinMode::Persistent)?;
             let expected = Expected {
                 step: "dma_map",
                 errno: libc::EIO,
@@ -209,8 +209,8 @@ pub(super) const CASES: &[Case] = &[
         run: bounded,
     },
     Case {
-        name: "reasons.foreign_ones_push_out_no_others",
-        run: foreign,
+        name: "reasons.non_gpu_ones_push_out_no_others",
+        run: non_gpu,
     },
     Case {
         name: "reasons.readers_beside_refusals",
@@ -269,16 +269,16 @@ pub(super) fn get<'a>(line: &'a Line, key: &str) -> Result<&'a str> {
         .with_context(|| format!("no {key} in {line:?}"))
 }
 
-/// All that is not zero: `flavour/reason` of refusals, names of other events. Not the lives of registrations.
+/// All that is not zero: `mode/reason` of refusals, names of other events. Not the lives of registrations.
 pub(super) fn counts() -> Result<BTreeMap<String, u64>> {
     let mut counts = BTreeMap::new();
     for line in lines("counters")? {
         let event = get(&line, "event")?;
-        if event != "refused" && line.contains_key("flavour") {
+        if event != "refused" && line.contains_key("mode") {
             continue;
         }
         let name = match event {
-            "refused" => format!("{}/{}", get(&line, "flavour")?, get(&line, "reason")?),
+            "refused" => format!("{}/{}", get(&line, "mode")?, get(&line, "reason")?),
             _ => event.to_owned(),
         };
         let count: u64 = get(&line, "count")?.parse()?;
@@ -291,16 +291,16 @@ pub(super) fn counts() -> Result<BTreeMap<String, u64>> {
 
 /// Which clients are asked about a range that none of them takes.
 fn asked(lab: &Lab) -> &'static [&'static str] {
-    match lab.setup.flavour() {
-        Flavour::Persistent => &["persistent"],
-        Flavour::Revocable => &["revocable", "persistent"],
+    match lab.setup.mode() {
+        PinMode::Persistent => &["persistent"],
+        PinMode::Revocable => &["revocable", "persistent"],
     }
 }
 
 pub(super) fn expected_counts(lab: &Lab, reason: &str, times: u64) -> BTreeMap<String, u64> {
     asked(lab)
         .iter()
-        .map(|flavour| (format!("{flavour}/{reason}"), times))
+        .map(|mode| (format!("{mode}/{reason}"), times))
         .collect()
 }
 
@@ -314,7 +314,7 @@ pub(super) fn begin(lab: &Lab) -> Result<()> {
         "new, and has counted: {:?}",
         counts()?
     );
-    ensure!(lines("refusals")?.is_empty() && lines("foreign")?.is_empty());
+    ensure!(lines("refusals")?.is_empty() && lines("non_gpu")?.is_empty());
     Ok(())
 }
 
@@ -369,14 +369,14 @@ fn one(lab: &Lab, expected: Expected, provoke: impl FnOnce(&Lab) -> Result<Attem
         attempt.errno,
         expected.errno
     );
-    let (file, other) = match expected.reason.starts_with("foreign_") {
-        true => ("foreign", "refusals"),
-        false => ("refusals", "foreign"),
+    let (file, other) = match expected.reason.starts_with("non_gpu_") {
+        true => ("non_gpu", "refusals"),
+        false => ("refusals", "non_gpu"),
     };
     let found = lines(file)?;
     ensure!(found.len() == asked(lab).len(), "{found:?}");
     ensure!(lines(other)?.is_empty(), "{:?}", lines(other)?);
-    for ((number, line), flavour) in found.iter().enumerate().zip(asked(lab)) {
+    for ((number, line), mode) in found.iter().enumerate().zip(asked(lab)) {
         let is = |key: &str, value: &str| {
             let seen = get(line, key)?;
             ensure!(seen == value, "{key}={seen} where {value} was expected");
@@ -384,7 +384,7 @@ fn one(lab: &Lab, expected: Expected, provoke: impl FnOnce(&Lab) -> Result<Attem
         };
         is("seq", &number.to_string())?;
         is("times", "1")?;
-        is("flavour", flavour)?;
+        is("mode", mode)?;
         is("step", expected.step)?;
         is("reason", expected.reason)?;
         is("code", &expected.code.to_string())?;
@@ -439,10 +439,10 @@ fn hole(lab: &Lab) -> Result<Attempt> {
 }
 
 /// Three allocations where a registration may lie over two.
-fn too_many_pieces(lab: &Lab) -> Result<()> {
+fn too_many_chunks(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let mut parameters = module::parameters();
-    parameters.push("max_pieces=2".to_owned());
+    parameters.push("max_chunks=2".to_owned());
     module::loaded_with(&parameters, || {
         let addr = sys::free_address(3 * GRANULE, GRANULE)?;
         let gpu = lab.gpu(0)?;
@@ -456,13 +456,13 @@ fn too_many_pieces(lab: &Lab) -> Result<()> {
         let found = lines("refusals")?;
         ensure!(found.len() == asked(lab).len(), "{found:?}");
         for line in &found {
-            ensure!(get(line, "reason")? == "too_many_pieces", "{line:?}");
+            ensure!(get(line, "reason")? == "too_many_chunks", "{line:?}");
             ensure!(get(line, "code")? == "0", "{line:?}");
-            ensure!(get(line, "text")?.contains("max_pieces=2"), "{line:?}");
+            ensure!(get(line, "text")?.contains("max_chunks=2"), "{line:?}");
         }
         let counted = counts()?;
         ensure!(
-            counted == expected_counts(lab, "too_many_pieces", 1),
+            counted == expected_counts(lab, "too_many_chunks", 1),
             "{counted:?}"
         );
         Ok(())
@@ -491,7 +491,7 @@ fn parents_memory(lab: &Lab) -> Result<Attempt> {
 /// nvidia.ko refuses the next pin of each kind that is asked for.
 fn failing_pin(lab: &Lab, errno: i32) -> Result<Attempt> {
     fail_next("get_pages_persistent", errno)?;
-    if lab.setup.flavour() == Flavour::Revocable {
+    if lab.setup.mode() == PinMode::Revocable {
         fail_next("get_pages", errno)?;
     }
     let memory = lab.allocate_gpu(M2)?;
@@ -511,7 +511,7 @@ fn success(lab: &Lab) -> Result<()> {
     let host = Mapping::anonymous(M2)?;
     lab.near.register(host.span(0, M2)?, full_access())?;
     ensure!(counts()?.is_empty(), "{:?}", counts()?);
-    ensure!(lines("refusals")?.is_empty() && lines("foreign")?.is_empty());
+    ensure!(lines("refusals")?.is_empty() && lines("non_gpu")?.is_empty());
     Ok(())
 }
 
@@ -580,7 +580,7 @@ fn bounded(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn foreign(lab: &Lab) -> Result<()> {
+fn non_gpu(lab: &Lab) -> Result<()> {
     const ADDRESSES: u64 = 200;
     begin(lab)?;
     let space = reserved(1)?;
@@ -593,8 +593,8 @@ fn foreign(lab: &Lab) -> Result<()> {
         ensure!(seen.errno == libc::EFAULT, "errno {}", seen.errno);
     }
     ensure!(lines("refusals")? == before, "{:?}", lines("refusals")?);
-    ensure!(lines("foreign")?.len() == FOREIGN);
-    let mut expected = expected_counts(lab, "foreign_unmapped", ADDRESSES);
+    ensure!(lines("non_gpu")?.len() == NON_GPU);
+    let mut expected = expected_counts(lab, "non_gpu_unmapped", ADDRESSES);
     expected.extend(expected_counts(lab, "not_gpu_memory", 1));
     let counted = counts()?;
     ensure!(counted == expected, "{counted:?}");
@@ -664,13 +664,13 @@ fn files(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let version = lines("version")?;
     ensure!(version.len() == 1, "{version:?}");
-    ensure!(get(&version[0], "format")? == "1");
+    ensure!(get(&version[0], "format")? == "2");
     ensure!(get(&version[0], "module")? == module::version()?);
     let modes = [
         ("version", 0o444),
         ("counters", 0o444),
         ("refusals", 0o400),
-        ("foreign", 0o400),
+        ("non_gpu", 0o400),
         ("registrations", 0o400),
     ];
     let mut names = BTreeSet::new();
@@ -773,7 +773,7 @@ fn tracepoint(lab: &Lab) -> Result<()> {
         "u64 len",
         "int code",
         "pid_t tgid",
-        "__data_loc char[] flavour",
+        "__data_loc char[] mode",
         "__data_loc char[] step",
         "__data_loc char[] reason",
     ];
@@ -800,8 +800,8 @@ fn tracepoint(lab: &Lab) -> Result<()> {
         let lines = traced()?;
         ensure!(lines.len() == TIMES * asked(lab).len(), "{lines:?}");
         let span = space.span(0, M2)?;
-        for (line, flavour) in lines.iter().zip(asked(lab).iter().cycle()) {
-            ensure!(get(line, "flavour")? == *flavour, "{line:?}");
+        for (line, mode) in lines.iter().zip(asked(lab).iter().cycle()) {
+            ensure!(get(line, "mode")? == *mode, "{line:?}");
             ensure!(get(line, "step")? == "acquire", "{line:?}");
             ensure!(get(line, "reason")? == "not_gpu_memory", "{line:?}");
             ensure!(get(line, "code")? == "-22", "{line:?}");
@@ -816,13 +816,13 @@ fn tracepoint(lab: &Lab) -> Result<()> {
             );
         }
         fs::write(format!("{TRACE}/trace"), "")?;
-        fs::write(format!("{event}/filter"), "reason == \"foreign_unmapped\"")?;
+        fs::write(format!("{event}/filter"), "reason == \"non_gpu_unmapped\"")?;
         refuse(&lab.near, &space, 0)?;
         let addr = sys::free_address(GRANULE, GRANULE)?;
         attempt(&lab.near, Span::anywhere(addr, GRANULE)?)?;
         let lines = traced()?;
         ensure!(lines.len() == asked(lab).len(), "{lines:?}");
-        ensure!(get(&lines[0], "reason")? == "foreign_unmapped", "{lines:?}");
+        ensure!(get(&lines[0], "reason")? == "non_gpu_unmapped", "{lines:?}");
         fs::write(format!("{event}/enable"), "0")?;
         Ok(())
     }();

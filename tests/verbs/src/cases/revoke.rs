@@ -16,9 +16,9 @@ use crate::gpu::GRANULE;
 use crate::hold::Worker;
 use crate::ktap::note;
 use crate::ktap::Case;
-use crate::lab::Flavour;
 use crate::lab::Lab;
 use crate::lab::Memory;
+use crate::lab::PinMode;
 use crate::pattern::Pattern;
 use crate::rdma;
 use crate::rdma::full_access;
@@ -118,7 +118,7 @@ fn all_refused(lab: &Lab, local: &Arena, region: &Region) -> Result<()> {
 }
 
 fn freed_under_region(lab: &Lab, by: FreeBy) -> Result<()> {
-    lab.needs_flavour(Flavour::Revocable)?;
+    lab.needs_mode(PinMode::Revocable)?;
     let mut memory = lab.allocate_gpu(M2)?;
     let local = Arena::on_host(lab, M2, 1)?;
     let region = region_over(lab, &memory)?;
@@ -165,7 +165,7 @@ fn freed_under_region(lab: &Lab, by: FreeBy) -> Result<()> {
 
 /// The owner's own requests with the revoked key.
 fn local_use(lab: &Lab) -> Result<()> {
-    lab.needs_flavour(Flavour::Revocable)?;
+    lab.needs_mode(PinMode::Revocable)?;
     let mut memory = lab.allocate_gpu(M2)?;
     let remote = Arena::on_host(lab, M2, 1)?;
     let region = region_over(lab, &memory)?;
@@ -200,7 +200,7 @@ fn local_use(lab: &Lab) -> Result<()> {
 
 /// A SEND into a receive buffer that was revoked after it was posted.
 fn receive(lab: &Lab) -> Result<()> {
-    lab.needs_flavour(Flavour::Revocable)?;
+    lab.needs_mode(PinMode::Revocable)?;
     let mut memory = lab.allocate_gpu(M2)?;
     let local = Arena::on_host(lab, M2, 1)?;
     let region = region_over(lab, &memory)?;
@@ -227,7 +227,7 @@ fn receive(lab: &Lab) -> Result<()> {
 
 fn several_regions(lab: &Lab) -> Result<()> {
     const COUNT: usize = 16;
-    lab.needs_flavour(Flavour::Revocable)?;
+    lab.needs_mode(PinMode::Revocable)?;
     let mut memory = lab.allocate_gpu(M2)?;
     let local = Arena::on_host(lab, M2, 1)?;
     let regions = (0..COUNT)
@@ -252,7 +252,7 @@ fn several_regions(lab: &Lab) -> Result<()> {
 }
 
 fn others(lab: &Lab) -> Result<()> {
-    lab.needs_flavour(Flavour::Revocable)?;
+    lab.needs_mode(PinMode::Revocable)?;
     let mut memory = lab.allocate_gpu(M2)?;
     let local = Arena::on_host(lab, M2, 1)?;
     let gone = region_over(lab, &memory)?;
@@ -276,7 +276,7 @@ fn others(lab: &Lab) -> Result<()> {
 
 /// The freed memory is handed to somebody else while the old region is still registered.
 fn new_owner(lab: &Lab) -> Result<()> {
-    lab.needs_flavour(Flavour::Revocable)?;
+    lab.needs_mode(PinMode::Revocable)?;
     let mut memory = lab.allocate_gpu(M2)?;
     let local = Arena::on_host(lab, M2, 1)?;
     let region = region_over(lab, &memory)?;
@@ -302,7 +302,7 @@ fn new_owner(lab: &Lab) -> Result<()> {
 
 /// After a revocation the same addresses register again and work.
 fn again(lab: &Lab) -> Result<()> {
-    lab.needs_flavour(Flavour::Revocable)?;
+    lab.needs_mode(PinMode::Revocable)?;
     let local = Arena::on_host(lab, M2, 1)?;
     let addr = crate::sys::free_address(GRANULE, GRANULE)?;
     let mut old = Vec::new();
@@ -328,7 +328,7 @@ fn again(lab: &Lab) -> Result<()> {
 /// Freed while WRITEs and READs are under way, one after the other without an end: one of them meets the revocation, none that
 /// is posted after the free has returned succeeds, and none reaches what is written to the memory then.
 fn under_traffic(lab: &Lab) -> Result<()> {
-    lab.needs_flavour(Flavour::Revocable)?;
+    lab.needs_mode(PinMode::Revocable)?;
     let mut done = 0;
     for before in [0, 1, 4, 16] {
         for op in [Op::Write, Op::Read] {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The rules of the revocable flavour, one schedule each that fails without the rule: see `tests/mutants`, which take them
+//! The rules of the revocable mode, one schedule each that fails without the rule: see `tests/mutants`, which take them
 //! out. The number in a name is the rule's.
 
 use std::fs;
@@ -27,8 +27,8 @@ use crate::knobs::Parameter;
 use crate::ktap;
 use crate::ktap::note;
 use crate::ktap::Case;
-use crate::lab::Flavour;
 use crate::lab::Lab;
+use crate::lab::PinMode;
 use crate::module;
 use crate::rdma::full_access;
 use crate::sys;
@@ -70,12 +70,12 @@ pub(super) const CASES: &[Case] = &[
         run: second_look,
     },
     Case {
-        name: "rules.7.gate_revocable",
-        run: |lab| gate(lab, Flavour::Revocable),
+        name: "rules.7.put_rwsem_revocable",
+        run: |lab| put_rwsem(lab, PinMode::Revocable),
     },
     Case {
-        name: "rules.7.gate_persistent",
-        run: |lab| gate(lab, Flavour::Persistent),
+        name: "rules.7.put_rwsem_persistent",
+        run: |lab| put_rwsem(lab, PinMode::Persistent),
     },
     Case {
         name: "rules.8.cacheable",
@@ -132,7 +132,7 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 fn stage(lab: &Lab) -> Result<Stage> {
-    lab.needs_flavour(Flavour::Revocable)?;
+    lab.needs_mode(PinMode::Revocable)?;
     lab.needs_ours()?;
     Stage::open(lab)
 }
@@ -317,9 +317,9 @@ fn second_look(lab: &Lab) -> Result<()> {
 }
 
 /// A release has seen that its pin lives, and stands before the put. Freed now, the table's address is free for a new pin.
-fn gate(lab: &Lab, flavour: Flavour) -> Result<()> {
+fn put_rwsem(lab: &Lab, mode: PinMode) -> Result<()> {
     let stage = stage(lab)?;
-    if flavour == Flavour::Persistent {
+    if mode == PinMode::Persistent {
         lab.needs_both_clients()?;
     }
     let _reuse = Parameter::set("nvidia", "table_reuse", "1")?;
@@ -328,9 +328,9 @@ fn gate(lab: &Lab, flavour: Flavour) -> Result<()> {
     let region = stage.register(&memory)?;
     let (hold, release) = stage.deregister_until(region, "nvidia/put_before_lock")?;
     stage.free(&memory)?;
-    let _flavour = match flavour {
-        Flavour::Persistent => Some(Parameter::set("rdma_rxe", "peer_inval", "N")?),
-        Flavour::Revocable => None,
+    let _mode = match mode {
+        PinMode::Persistent => Some(Parameter::set("rdma_rxe", "peer_inval", "N")?),
+        PinMode::Revocable => None,
     };
     let mut registration = stage.start_register(&next)?;
     let made = registration.ended_or_at("the module", in_module)?;
@@ -464,7 +464,7 @@ fn registered_by_a_guest(
 
 /// The module is held for `memory` alone, and goes to nobody's callback.
 fn held_until_freed(stage: &Stage, memory: Allocation) -> Result<()> {
-    let before = [event("late_callback")?, event("stray_callback")?];
+    let before = [event("late_callback")?, event("spurious_callback")?];
     let live = Counters::read()?.get("pins_live")?;
     let references = counters::module_references(module::NAME)?;
     note("pins", live);
@@ -479,7 +479,7 @@ fn held_until_freed(stage: &Stage, memory: Allocation) -> Result<()> {
     ensure!(references == 1, "{references} references to the module");
     let references = counters::module_references(module::NAME)?;
     ensure!(references == 0, "{references} after the callback");
-    let after = [event("late_callback")?, event("stray_callback")?];
+    let after = [event("late_callback")?, event("spurious_callback")?];
     ensure!(after == before, "the callback found nothing: {after:?}");
     Ok(())
 }
@@ -538,11 +538,11 @@ fn exit_unlisted(lab: &Lab) -> Result<()> {
         errno == Some(libc::EINVAL),
         "a list of {LISTED} takes one more: {full:?}"
     );
-    let kept = event("kept_unlisted")?;
+    let kept = event("orphaned_unlisted")?;
     registered_by_a_guest(lab, &stage, &memory, "first")?;
     let foreign = stage.counted("put_pages_foreign")?;
     ensure!(foreign == 0, "put by a process that is not in the list");
-    ensure!(event("kept_unlisted")? == kept + 1, "not counted");
+    ensure!(event("orphaned_unlisted")? == kept + 1, "not counted");
     held_until_freed(&stage, memory)
 }
 

@@ -39,8 +39,8 @@ use crate::knobs::Parameter;
 use crate::ktap;
 use crate::ktap::note;
 use crate::ktap::Case;
-use crate::lab::Flavour;
 use crate::lab::Lab;
+use crate::lab::PinMode;
 use crate::pattern::Pattern;
 use crate::rdma;
 use crate::rdma::full_access;
@@ -113,7 +113,7 @@ fn needs_measures(lab: &Lab) -> Result<()> {
     if !probe::is_there() {
         return ktap::skip("what measures the module is not loaded: --bench");
     }
-    if std::env::var_os("RIG_ICOUNT").is_none() {
+    if std::env::var_os("TESTVM_ICOUNT").is_none() {
         return ktap::skip("the machine's clock does not count instructions: --icount --smp 1");
     }
     Ok(())
@@ -121,10 +121,10 @@ fn needs_measures(lab: &Lab) -> Result<()> {
 
 /// Provider calls for so many registrations, or deregistrations.
 fn mappings(lab: &Lab, number: u64) -> u64 {
-    match lab.setup.flavour() {
-        Flavour::Persistent => number,
+    match lab.setup.mode() {
+        PinMode::Persistent => number,
         // It maps by itself.
-        Flavour::Revocable => 0,
+        PinMode::Revocable => 0,
     }
 }
 
@@ -209,7 +209,7 @@ fn regions(lab: &Lab, number: usize) -> Result<()> {
     let rest = count - u64::try_from(half)?;
     same("live pins", gone.live_pins()?, rest)?;
     let mut to_unpin = rest;
-    if lab.setup.flavour() == Flavour::Revocable {
+    if lab.setup.mode() == PinMode::Revocable {
         pages.memory.free()?;
         let freed = Counters::read()?.activity(&gone)?;
         same("callbacks", freed.callbacks, rest)?;

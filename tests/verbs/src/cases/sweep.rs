@@ -37,8 +37,8 @@ use crate::knobs::Parameter;
 use crate::ktap;
 use crate::ktap::note;
 use crate::ktap::Case;
-use crate::lab::Flavour;
 use crate::lab::Lab;
+use crate::lab::PinMode;
 use crate::module;
 use crate::rdma;
 use crate::rdma::full_access;
@@ -57,16 +57,16 @@ const ENDLESS: u32 = 20_000;
 
 /// How the module is loaded.
 #[derive(Debug, Clone, Copy)]
-struct Mode {
-    flavour: Flavour,
+struct Setting {
+    mode: PinMode,
     peerdirect: u8,
 }
 
-impl Mode {
+impl Setting {
     fn parameters(self) -> [String; 2] {
-        let persistent = match self.flavour {
-            Flavour::Persistent => 1,
-            Flavour::Revocable => 0,
+        let persistent = match self.mode {
+            PinMode::Persistent => 1,
+            PinMode::Revocable => 0,
         };
         [
             format!("persistent_api_support={persistent}"),
@@ -85,12 +85,12 @@ macro_rules! in_each_mode {
             in_each_mode!($name, $run, "revocable_peerdirect", Revocable, 1),
         )+]
     };
-    ($name:literal, $run:ident, $mode:literal, $flavour:ident, $peerdirect:literal) => {
+    ($name:literal, $run:ident, $setting:literal, $mode:ident, $peerdirect:literal) => {
         Case {
-            name: concat!("sweep.", $name, "_", $mode),
+            name: concat!("sweep.", $name, "_", $setting),
             run: |lab| {
-                let flavour = Flavour::$flavour;
-                in_mode(lab, Mode { flavour, peerdirect: $peerdirect }, $run)
+                let mode = PinMode::$mode;
+                with_setting(lab, Setting { mode, peerdirect: $peerdirect }, $run)
             },
         }
     };
@@ -105,11 +105,11 @@ pub(super) const CASES: &[Case] = in_each_mode![
     "allocations_loading" loading,
 ];
 
-/// Runs `run` with the module loaded as `mode` has it.
-fn in_mode(lab: &Lab, mode: Mode, run: fn(&Lab, Mode) -> Result<()>) -> Result<()> {
+/// Runs `run` with the module loaded as `setting` has it.
+fn with_setting(lab: &Lab, setting: Setting, run: fn(&Lab, Setting) -> Result<()>) -> Result<()> {
     lab.needs_module()?;
     lab.needs_ours()?;
-    module::loaded_with(&mode.parameters(), || run(lab, mode))
+    module::loaded_with(&setting.parameters(), || run(lab, setting))
 }
 
 /// What is done while something fails.
@@ -369,9 +369,9 @@ impl<'a> Bench<'a> {
         let status = child.wait()?;
         ensure!(status <= HIT, "the forked child ended with {status}");
         // nvidia.ko takes a revocable pin from its owner alone: that one stays until the memory goes.
-        let expected = match self.lab.setup.flavour() {
-            Flavour::Persistent => 0,
-            Flavour::Revocable => 1,
+        let expected = match self.lab.setup.mode() {
+            PinMode::Persistent => 0,
+            PinMode::Revocable => 1,
         };
         let live = Counters::read()?.live_pins()?;
         ensure!(
@@ -505,34 +505,34 @@ const PLACES: &[Place] = &[
 ];
 
 /// How often the module calls the provider at `place`, on its way with memory of [`Shape::Run`] and the client that serves it.
-fn calls_made(serving: Flavour, way: Way, place: &str) -> u32 {
+fn calls_made(serving: PinMode, way: Way, place: &str) -> u32 {
     match (serving, way, place) {
-        (Flavour::Persistent, Way::Registration, "get_pages_persistent" | "dma_map") => 1,
-        (Flavour::Persistent, Way::Registration, "dma_map_page") => (GRANULE / PAGE) as u32,
-        (Flavour::Persistent, _, "dma_unmap") => 1,
-        (Flavour::Revocable, Way::Registration, "get_pages" | "get_pages_register") => 1,
-        (Flavour::Revocable, Way::Registration, "put_pages") => 1,
+        (PinMode::Persistent, Way::Registration, "get_pages_persistent" | "dma_map") => 1,
+        (PinMode::Persistent, Way::Registration, "dma_map_page") => (GRANULE / PAGE) as u32,
+        (PinMode::Persistent, _, "dma_unmap") => 1,
+        (PinMode::Revocable, Way::Registration, "get_pages" | "get_pages_register") => 1,
+        (PinMode::Revocable, Way::Registration, "put_pages") => 1,
         // Freed, or released by a process that nvidia.ko takes no put from: there is nothing to call.
         _ => 0,
     }
 }
 
 /// Every call of the provider's on the ways of a registration.
-fn calls(lab: &Lab, mode: Mode) -> Result<()> {
+fn calls(lab: &Lab, setting: Setting) -> Result<()> {
     let mut bench = Bench::new(lab)?;
     let mut hits = 0;
     let mut sweeps = 0;
     let mut by_place: BTreeMap<&str, u32> = BTreeMap::new();
     // Where the first client's pin fails as well, the second one's calls are reached.
     let both = [Some(("get_pages", libc::ENOMEM)), None];
-    let befores = match mode.flavour {
-        Flavour::Persistent => &both[1..],
-        Flavour::Revocable => &both[..],
+    let befores = match setting.mode {
+        PinMode::Persistent => &both[1..],
+        PinMode::Revocable => &both[..],
     };
     for before in befores {
         let serving = match before {
-            Some(_) => Flavour::Persistent,
-            None => mode.flavour,
+            Some(_) => PinMode::Persistent,
+            None => setting.mode,
         };
         // The knob of a place holds one failure, and `before` takes that of get_pages.
         let places = PLACES
@@ -602,30 +602,30 @@ fn one_line(log: &KernelLog, words: &str) -> Result<()> {
 }
 
 /// Puts that fail for good: the pin is lost, or stays until its memory is freed; either is logged.
-fn lost_puts(lab: &Lab, mode: Mode) -> Result<()> {
+fn lost_puts(lab: &Lab, setting: Setting) -> Result<()> {
     if lab.gpus().len() < 2 {
         return ktap::skip("needs two GPUs, one of which is unbound");
     }
     let mut bench = Bench::new(lab)?;
-    let errnos: &[i32] = match mode.flavour {
-        Flavour::Persistent => &[libc::ENOMEM, libc::EIO, libc::EINVAL],
+    let errnos: &[i32] = match setting.mode {
+        PinMode::Persistent => &[libc::ENOMEM, libc::EIO, libc::EINVAL],
         // After -ENOMEM this one is put again.
-        Flavour::Revocable => &[libc::EIO, libc::EINVAL],
+        PinMode::Revocable => &[libc::EIO, libc::EINVAL],
     };
     for &errno in errnos {
         // Loaded anew, so that nothing of the kind has been logged before.
         module::unload()?;
-        module::load(&mode.parameters())?;
+        module::load(&setting.parameters())?;
         let log = KernelLog::from_now()?;
-        match mode.flavour {
-            Flavour::Persistent => lost_for_good(&mut bench, &log, errno),
-            Flavour::Revocable => lost_until_freed(&mut bench, &log, errno),
+        match setting.mode {
+            PinMode::Persistent => lost_for_good(&mut bench, &log, errno),
+            PinMode::Revocable => lost_until_freed(&mut bench, &log, errno),
         }
         .with_context(|| format!("a put that fails with {errno}"))?;
         bench.at_rest()?;
         bench.works()?;
     }
-    if mode.flavour == Flavour::Revocable {
+    if setting.mode == PinMode::Revocable {
         // The last put of all is the one that the module waits with for its callbacks, when it goes.
         for (errno, words) in [
             (libc::ENOMEM, None),
@@ -645,7 +645,7 @@ fn lost_puts(lab: &Lab, mode: Mode) -> Result<()> {
                 Some(words) => one_line(&log, words)?,
                 None => ensure!(module_lines(&log)?.is_empty(), "a retry was logged"),
             }
-            module::load(&mode.parameters())?;
+            module::load(&setting.parameters())?;
             bench.works()?;
         }
     }
@@ -795,7 +795,7 @@ const WAYS: [(Way, Shape); 5] = [
 /// Every allocation of the thread's, whoever makes it: verbs, ib_core, rxe, the stand-in, the module, page tables. Of memory
 /// in fragments rxe maps each by itself, with a thousand allocations: there those count that are made before, by ib_core and
 /// by whom it calls.
-fn allocations(lab: &Lab, _mode: Mode) -> Result<()> {
+fn allocations(lab: &Lab, _mode: Setting) -> Result<()> {
     let symbols = Symbols::read()?;
     let mut bench = Bench::new(lab)?;
     let mut all = 0;
@@ -828,13 +828,13 @@ fn allocations(lab: &Lab, _mode: Mode) -> Result<()> {
 /// How many allocations of the module's own there are: slab objects, those of the kernel's functions that the module calls
 /// included and nvidia.ko's not. First those whose failure is felt: the application is refused, or another client serves it.
 /// Then those of `kvrealloc()`, which tries twice; both of its tries fail in [`lasting`].
-fn objects_made(mode: Mode, way: Way, shape: Shape) -> (u32, u32) {
-    match (mode.flavour, way) {
-        // The context and its tally, the pin, the lock and what it guards, the scatter list. One piece needs no list.
-        (Flavour::Persistent, Way::Registration) => (5, 0),
-        // The context and its tally, the region, the lock and what it guards, the slot and its place in the directory, the
+fn objects_made(setting: Setting, way: Way, shape: Shape) -> (u32, u32) {
+    match (setting.mode, way) {
+        // The context and its counters, the pin, the lock and what it guards, the scatter list. One piece needs no list.
+        (PinMode::Persistent, Way::Registration) => (5, 0),
+        // The context and its counters, the region, the lock and what it guards, the slot and its place in the directory, the
         // scatter list. Twice the runs, of physical and of DMA addresses; the latter list grows by doubling.
-        (Flavour::Revocable, Way::Registration) => match shape {
+        (PinMode::Revocable, Way::Registration) => match shape {
             Shape::Run => (8, 2),
             Shape::Fragments => (8, 10),
         },
@@ -844,7 +844,7 @@ fn objects_made(mode: Mode, way: Way, shape: Shape) -> (u32, u32) {
 }
 
 /// The module's own allocations: each of them, and no other.
-fn own_objects(lab: &Lab, mode: Mode) -> Result<()> {
+fn own_objects(lab: &Lab, setting: Setting) -> Result<()> {
     let symbols = Symbols::read()?;
     let mut bench = Bench::new(lab)?;
     for (way, shape) in WAYS {
@@ -861,7 +861,7 @@ fn own_objects(lab: &Lab, mode: Mode) -> Result<()> {
         let mut felt = 0;
         let mut outcomes = Outcomes::default();
         let found = bench.sweep(way, shape, Fault::Allocation, |ended| {
-            let other_client = mode.flavour == Flavour::Revocable && ended.persistent_asked;
+            let other_client = setting.mode == PinMode::Revocable && ended.persistent_asked;
             felt += u32::from(ended.registration != 0 || ended.end != 0 || other_client);
             outcomes.add(ended)
         })?;
@@ -869,7 +869,7 @@ fn own_objects(lab: &Lab, mode: Mode) -> Result<()> {
         note(&format!("{name}_felt"), felt);
         note(&format!("{name}_not_felt"), found - felt);
         outcomes.tell(&name);
-        let (expected, more) = objects_made(mode, way, shape);
+        let (expected, more) = objects_made(setting, way, shape);
         ensure!(
             felt == expected && found == expected + more,
             "{name}: {found} allocations of the module's, of which {felt} were felt to fail, where {} and {expected} were \
@@ -882,17 +882,17 @@ fn own_objects(lab: &Lab, mode: Mode) -> Result<()> {
 }
 
 /// All allocations below a function fail, for as long as a registration takes.
-fn lasting(lab: &Lab, mode: Mode) -> Result<()> {
+fn lasting(lab: &Lab, setting: Setting) -> Result<()> {
     let symbols = Symbols::read()?;
     let mut bench = Bench::new(lab)?;
-    let client = match mode.flavour {
-        Flavour::Persistent => "Persistent",
-        Flavour::Revocable => "Revocable",
+    let client = match setting.mode {
+        PinMode::Persistent => "Persistent",
+        PinMode::Revocable => "Revocable",
     };
     // Where the first client cannot take the memory the second does; once it has taken it, nobody else is asked.
-    let instead = match mode.flavour {
-        Flavour::Persistent => libc::EFAULT,
-        Flavour::Revocable => 0,
+    let instead = match setting.mode {
+        PinMode::Persistent => libc::EFAULT,
+        PinMode::Revocable => 0,
     };
     let mut places = vec![
         (
@@ -906,7 +906,7 @@ fn lasting(lab: &Lab, mode: Mode) -> Result<()> {
             libc::ENOMEM,
         ),
     ];
-    if mode.flavour == Flavour::Revocable {
+    if setting.mode == PinMode::Revocable {
         // The lists that may be long are made of memory that need not be contiguous.
         let function = symbols.function("rust_helper_kvrealloc_node_align")?;
         places.push(("kvrealloc", function, instead));
@@ -956,10 +956,10 @@ fn module_file() -> Result<PathBuf> {
 }
 
 /// Every object that is allocated below the module's start, and in its end.
-fn loading(lab: &Lab, mode: Mode) -> Result<()> {
+fn loading(lab: &Lab, setting: Setting) -> Result<()> {
     let symbols = Symbols::read()?;
     let file = fs::File::open(module_file()?)?;
-    let parameters = mode.parameters().join(" ");
+    let parameters = setting.parameters().join(" ");
     let mut bench = Bench::new(lab)?;
 
     for (name, function) in [

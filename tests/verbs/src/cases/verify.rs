@@ -12,9 +12,9 @@ use serde_json::Value;
 use crate::knobs::Parameter;
 use crate::ktap::note;
 use crate::ktap::Case;
-use crate::lab::Flavour;
 use crate::lab::Lab;
 use crate::lab::Peermem;
+use crate::lab::PinMode;
 use crate::module::Replaced;
 
 pub(super) const CASES: &[Case] = &[
@@ -78,7 +78,7 @@ impl Answer {
 
     /// Of a command that becomes the program.
     fn by(mut command: Command, arguments: &[&str]) -> Result<Self> {
-        // A machine of the rig can be very slow, and nothing here is meant to hang.
+        // A machine of the test VM can be very slow, and nothing here is meant to hang.
         command.args(["verify", "--json", "--timeout", "600"]);
         let output = command
             .args(arguments)
@@ -189,9 +189,9 @@ fn all_is_well(lab: &Lab) -> Result<()> {
     answer.passed("free_while_registered")?;
     let freed = answer.found("free_while_registered")?;
     note("freed", freed);
-    let word = match lab.setup.flavour() {
-        Flavour::Persistent => "held: ",
-        Flavour::Revocable => "revoked: ",
+    let word = match lab.setup.mode() {
+        PinMode::Persistent => "held: ",
+        PinMode::Revocable => "revoked: ",
     };
     ensure!(freed.starts_with(word), "{freed}");
     answer.passed("killed_holder")?;
@@ -274,8 +274,8 @@ fn a_refusal_has_its_reason(lab: &Lab) -> Result<()> {
 }
 
 fn wrong_bytes(lab: &Lab) -> Result<()> {
-    // The other flavour does not map by the provider.
-    lab.needs_flavour(Flavour::Persistent)?;
+    // The other mode does not map by the provider.
+    lab.needs_mode(PinMode::Persistent)?;
     let _permute = Parameter::set("nvidia", "dma_permute", "1")?;
     let answer = Answer::of(ONE_PAIR)?;
     let mut expected = MOVES.to_vec();

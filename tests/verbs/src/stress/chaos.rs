@@ -208,7 +208,7 @@ fn wait_for_device(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// What the network needs again after a card was down: the rig's addresses stay, its routes and neighbours do not.
+/// What the network needs again after a NIC was down: the test VM's addresses stay, its routes and neighbours do not.
 fn bring_up(card: u64) -> Result<()> {
     let (here, there) = (card + 1, 2 - card);
     system("ip", &format!("link set eth{card} up"))?;

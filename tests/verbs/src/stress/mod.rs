@@ -31,7 +31,7 @@ use crate::counters;
 use crate::counters::Counters;
 use crate::gpu::Gpu;
 use crate::ktap::note;
-use crate::lab::Flavour;
+use crate::lab::PinMode;
 use crate::lab::Setup;
 use crate::module;
 use crate::pattern::Choice;
@@ -146,7 +146,7 @@ pub(crate) fn run(options: &Options, setup: &Setup) -> Result<bool> {
             format_args!("{:.1}", begun.elapsed().as_secs_f64()),
         );
         let peerdirect = if plan.peerdirect { "_peerdirect" } else { "" };
-        let name = format!("stress.epoch_{epoch}_{}{peerdirect}", plan.flavour);
+        let name = format!("stress.epoch_{epoch}_{}{peerdirect}", plan.mode);
         match result {
             Ok(()) => println!("ok {number} {name}"),
             Err(error) => {
@@ -451,10 +451,10 @@ fn at_rest(world: &World, before: &Counters, plan: &Plan) -> Result<()> {
         activity.callbacks
     );
     ensure!(
-        (activity.callbacks == 0) == (plan.flavour == Flavour::Persistent),
+        (activity.callbacks == 0) == (plan.mode == PinMode::Persistent),
         "{} callbacks in an epoch that is {}",
         activity.callbacks,
-        plan.flavour
+        plan.mode
     );
     Ok(())
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! What the seed and the number of an epoch decide.
 
-use crate::lab::Flavour;
+use crate::lab::PinMode;
 use crate::pattern::Choice;
 
 const LAYOUTS: [&str; 6] = ["contiguous", "64k", "2m", "descending", "random", "run"];
@@ -22,7 +22,7 @@ pub(super) fn derive(parts: &[u64]) -> u64 {
 pub(super) struct Plan {
     pub(super) seed: u64,
     pub(super) epoch: u64,
-    pub(super) flavour: Flavour,
+    pub(super) mode: PinMode,
     pub(super) peerdirect: bool,
     pub(super) layout: &'static str,
     pub(super) layout_seed: u32,
@@ -38,10 +38,10 @@ impl Plan {
         Self {
             seed,
             epoch,
-            flavour: if epoch % 2 == 0 {
-                Flavour::Persistent
+            mode: if epoch % 2 == 0 {
+                PinMode::Persistent
             } else {
-                Flavour::Revocable
+                PinMode::Revocable
             },
             peerdirect: epoch / 2 % 2 == 1,
             layout: LAYOUTS[choice.below(LAYOUTS.len() as u64) as usize],
@@ -61,7 +61,7 @@ impl Plan {
         vec![
             format!(
                 "persistent_api_support={}",
-                u8::from(self.flavour == Flavour::Persistent)
+                u8::from(self.mode == PinMode::Persistent)
             ),
             format!("peerdirect_support={}", u8::from(self.peerdirect)),
         ]

@@ -28,7 +28,7 @@ use crate::gpu::Allocation;
 use crate::gpu::Freer;
 use crate::gpu::Gpu;
 use crate::gpu::GRANULE;
-use crate::lab::Flavour;
+use crate::lab::PinMode;
 use crate::pattern::difference;
 use crate::pattern::Choice;
 use crate::pattern::Pattern;
@@ -1189,9 +1189,8 @@ impl<'a> Session<'a> {
         self.done(operation);
 
         let new = self.allocate_block(gpu, len)?;
-        if self.plan.flavour == Flavour::Persistent && !self.granules(&new)?.is_disjoint(&granules)
-        {
-            wrong!("memory that a region of the persistent flavour has pinned was given away");
+        if self.plan.mode == PinMode::Persistent && !self.granules(&new)?.is_disjoint(&granules) {
+            wrong!("memory that a region of the persistent mode has pinned was given away");
         }
         self.blocks.push(new);
         let new = self.blocks.len() - 1;
@@ -1233,10 +1232,10 @@ impl<'a> Session<'a> {
         }
         // Whatever was under way has ended: nothing of it may have reached the new owner.
         self.check_block(new)?;
-        match self.plan.flavour {
-            Flavour::Revocable => self.use_revoked(&held)?,
-            Flavour::Persistent if met == 0 => self.use_orphaned(&held, &expected)?,
-            Flavour::Persistent => {}
+        match self.plan.mode {
+            PinMode::Revocable => self.use_revoked(&held)?,
+            PinMode::Persistent if met == 0 => self.use_orphaned(&held, &expected)?,
+            PinMode::Persistent => {}
         }
         self.check_block(new)?;
         drop(mapping);
@@ -1258,7 +1257,7 @@ impl<'a> Session<'a> {
                 | Status::RemoteOperationError
                 | Status::WorkRequestFlushedError
         );
-        if self.plan.flavour == Flavour::Revocable && revoked {
+        if self.plan.mode == PinMode::Revocable && revoked {
             return Ok(());
         }
         if self.world.board.disturbed_since(before) || status == Status::WorkRequestFlushedError {
@@ -1296,7 +1295,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// A region of the persistent flavour keeps its pages, and what is in them, without any memory of the process's.
+    /// A region of the persistent mode keeps its pages, and what is in them, without any memory of the process's.
     fn use_orphaned(&mut self, held: &Held, expected: &[u8]) -> Result<()> {
         if !self.connect()? {
             return Ok(());

@@ -140,10 +140,10 @@ fn entries(bench: &Bench) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// DMA addresses that descend while the memory ascends: an entry must follow the addresses that the card gets.
+/// DMA addresses that descend while the memory ascends: an entry must follow the addresses that the NIC gets.
 fn addresses_out_of_order(bench: &Bench) -> Result<()> {
     if bench.is_revocable() && bench.is_ours() {
-        return ktap::skip("the revocable flavour of ours maps by itself");
+        return ktap::skip("the revocable mode of ours maps by itself");
     }
     let permute = Parameter::set("nvidia", "dma_permute", "1")?;
     let memory = bench.allocate()?;
@@ -296,8 +296,8 @@ fn refuse_each(bench: &Bench, errno: i32, answers: &[Strange]) -> Result<()> {
         };
         let outcome = match bench.hca.register(memory.span(0, M2)?, full_access()) {
             Ok(_) => Some("registered"),
-            // The rig's card looks at what it gets; a real one does not.
-            Err(_) if bench.logged("rxe_peer_")?.len() > passed_on => Some("passed on to the card"),
+            // The test VM's NIC looks at what it gets; a real one does not.
+            Err(_) if bench.logged("rxe_peer_")?.len() > passed_on => Some("passed on to the NIC"),
             Err(refused) if bench.is_ours() => {
                 for (name, times) in reasons::expected_counts(&bench.lab, reason, 1) {
                     *expected.entry(name).or_default() += times;
@@ -341,7 +341,7 @@ fn strange_tables(bench: &Bench) -> Result<()> {
 
 fn strange_mappings(bench: &Bench) -> Result<()> {
     if bench.is_revocable() && bench.is_ours() {
-        return ktap::skip("the revocable flavour of ours maps by itself");
+        return ktap::skip("the revocable mode of ours maps by itself");
     }
     refuse_each(
         bench,

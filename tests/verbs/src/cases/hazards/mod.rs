@@ -31,9 +31,9 @@ use crate::gpu::Allocation;
 use crate::gpu::GRANULE;
 use crate::hold::Fate;
 use crate::ktap::Skip;
-use crate::lab::Flavour;
 use crate::lab::Lab;
 use crate::lab::Peermem;
+use crate::lab::PinMode;
 use crate::lab::Setup;
 use crate::module;
 use crate::sys;
@@ -80,7 +80,7 @@ impl Bench {
     }
 
     fn is_revocable(&self) -> bool {
-        self.lab.setup.flavour() == Flavour::Revocable
+        self.lab.setup.mode() == PinMode::Revocable
     }
 
     /// Something that happened and is in order.

@@ -212,7 +212,7 @@ fn stale_put(bench: &Bench) -> Result<()> {
 fn committed_put(bench: &Bench) -> Result<()> {
     if !bench.is_ours() || !bench.is_revocable() {
         // NVIDIA's puts in acquire as well, and would be stopped there.
-        return ktap::skip("of the revocable flavour of ours");
+        return ktap::skip("of the revocable mode of ours");
     }
     let _reuse = Parameter::set("nvidia", "table_reuse", "1")?;
     let memory = bench.allocate()?;
@@ -334,8 +334,8 @@ fn released_beside_callback(bench: &Bench, place: &str) -> Result<()> {
     let caught = hold.caught(&mut free)?;
     ensure!(
         caught == bench.is_revocable(),
-        "a callback: {caught}, the flavour: {}",
-        bench.lab.setup.flavour()
+        "a callback: {caught}, the mode: {}",
+        bench.lab.setup.mode()
     );
     let mut deregistration = bench.start_deregister(region)?;
     // Of NVIDIA's module no function is left where it ends in a call of the provider.

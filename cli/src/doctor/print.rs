@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What `doctor` found, told: to people, to programs, to a monitoring system.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use super::scan::Check;
+use super::scan::Scan;
+use crate::finding::Finding;
+use crate::finding::Level;
+use crate::finding::Plugin;
+use crate::finding::Status;
+use crate::finding::Subject;
+use crate::render::counted;
+use crate::render::Paint;
+use crate::render::Table;
+use crate::report::Out;
+
+/// `--list-checks`.
+pub(super) fn list(
+    checks: impl Iterator<Item = &'static Check>,
+    out: &mut Out,
+) -> anyhow::Result<Status> {
+    #[derive(Serialize)]
+    struct Named {
+        check: &'static str,
+        about: &'static str,
+    }
+    if out.is_json() {
+        let checks: Vec<Named> = checks
+            .map(|check| Named {
+                check: check.name,
+                about: check.about,
+            })
+            .collect();
+        let body = std::collections::BTreeMap::from([("checks", checks)]);
+        out.json("peermemctl.doctor-checks", 2, &body)?;
+        return Ok(Status::Ok);
+    }
+    let mut table = Table::new(&["CHECK", "LOOKS AT"]);
+    for check in checks {
+        table.row([check.name, check.about]);
+    }
+    out.table(&table);
+    Ok(Status::Ok)
+}
+
+/// How many findings there are of each level.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize)]
+struct Counts {
+    fault: usize,
+    warning: usize,
+    note: usize,
+    not_visible: usize,
+    /// Of those that are not visible.
+    needs_root: usize,
+}
+
+impl Counts {
+    fn of(findings: &[Finding]) -> Self {
+        let count = |level| {
+            let of_level = findings.iter().filter(|finding| finding.level == level);
+            of_level.count()
+        };
+        Self {
+            fault: count(Level::Fault),
+            warning: count(Level::Warning),
+            note: count(Level::Note),
+            not_visible: count(Level::NotVisible),
+            needs_root: findings.iter().filter(|finding| finding.needs_root).count(),
+        }
+    }
+}
+
+/// Findings of one check that differ in what was found and in how to fix it, and in nothing else.
+struct Group<'a> {
+    first: &'a Finding,
+    findings: Vec<&'a Finding>,
+}
+
+fn grouped(findings: &[Finding]) -> Vec<Group<'_>> {
+    let mut groups: Vec<Group<'_>> = Vec::new();
+    for finding in findings {
+        let same = groups.iter_mut().find(|group| {
+            let first = group.first;
+            (first.check, first.level) == (finding.check, finding.level)
+                && (&first.why, &first.costs) == (&finding.why, &finding.costs)
+        });
+        match same {
+            Some(group) => group.findings.push(finding),
+            None => groups.push(Group {
+                first: finding,
+                findings: vec![finding],
+            }),
+        }
+    }
+    groups
+}
+
+/// In the order in which they first come.
+fn unique<T: PartialEq>(all: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut unique = Vec::new();
+    for one in all {
+        if !unique.contains(&one) {
+            unique.push(one);
+        }
+    }
+    unique
+}
+
+/// Subjects in as few words as tell them: a GPU by its index; pairs as GPUs with the RDMA devices that they share.
+fn subject_names<'a>(scan: &Scan<'_>, subjects: impl Iterator<Item = &'a Subject>) -> String {
+    let name_of = |at: &str| {
+        let mut gpus = scan.machine.gpus.iter();
+        match gpus.find(|gpu| gpu.at.to_string() == at) {
+            Some(gpu) => format!("GPU {}", gpu.index),
+            None => at.to_owned(),
+        }
+    };
+    let mut names: Vec<String> = Vec::new();
+    // Each GPU with its RDMA devices.
+    let mut pairs: Vec<(String, Vec<&str>)> = Vec::new();
+    for subject in unique(subjects) {
+        match subject {
+            Subject::Machine => names.push("machine".to_owned()),
+            Subject::Gpu { gpu } => names.push(name_of(gpu)),
+            Subject::Hca { hca } => names.push(hca.clone()),
+            Subject::Pair { gpu, hca } => {
+                let gpu = name_of(gpu);
+                match pairs.iter_mut().find(|(name, _)| *name == gpu) {
+                    Some((_, hcas)) => hcas.push(hca),
+                    None => pairs.push((gpu, vec![hca])),
+                }
+            }
+        }
+    }
+    // And then GPUs that have the same ones.
+    let mut shared: Vec<(Vec<String>, Vec<&str>)> = Vec::new();
+    for (gpu, hcas) in pairs {
+        match shared.iter_mut().find(|(_, same)| *same == hcas) {
+            Some((gpus, _)) => gpus.push(gpu),
+            None => shared.push((vec![gpu], hcas)),
+        }
+    }
+    let mut all: Vec<String> = Vec::new();
+    if !names.is_empty() {
+        all.push(names.join(", "));
+    }
+    all.extend(
+        shared
+            .iter()
+            .map(|(gpus, hcas)| format!("{} \u{2013} {}", gpus.join(", "), hcas.join(", "))),
+    );
+    all.join("; ")
+}
+
+/// What is said of one thing, each line once, with whom it is said of.
+fn group(scan: &Scan<'_>, group: &Group<'_>, out: &mut Out) {
+    let first = group.first;
+    let paint = Paint::of_level(first.level);
+    out.line(format!(
+        "{} {}",
+        paint.on(first.level.name().replace('_', " ")),
+        Paint::Strong.on(first.check)
+    ));
+    for found in unique(group.findings.iter().map(|finding| &finding.found)) {
+        let same = group.findings.iter().filter(|it| it.found == *found);
+        let subjects = match first.subject {
+            Subject::Machine => String::new(),
+            _ => format!("{}: ", subject_names(scan, same.map(|it| &it.subject))),
+        };
+        out.paragraph("  ", &format!("{subjects}{found}"));
+    }
+    for (word, text) in [("why", &first.why), ("costs", &first.costs)] {
+        if let Some(text) = text {
+            out.paragraph(&format!("  {word:<5}  "), text);
+        }
+    }
+    // Commands for one device each, then what holds for all.
+    let fixes: Vec<&str> = group
+        .findings
+        .iter()
+        .filter_map(|finding| finding.fix.as_deref())
+        .collect();
+    let lines = unique(fixes.iter().flat_map(|fix| fix.lines()));
+    let (common, own): (Vec<&str>, Vec<&str>) = lines
+        .into_iter()
+        .partition(|line| fixes.iter().all(|fix| fix.lines().any(|one| one == *line)));
+    let mut word = "fix";
+    for line in own.into_iter().chain(common) {
+        out.paragraph(&format!("  {word:<5}  "), line);
+        word = "";
+    }
+    out.gap();
+}
+
+/// `1 fault, 2 warnings`.
+fn summary(counts: Counts) -> String {
+    let of = |count: usize, word| (count > 0).then(|| counted(count, word));
+    let parts = [of(counts.fault, "fault"), of(counts.warning, "warning")];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+/// The status of what was found.
+fn status(counts: Counts) -> Status {
+    match counts.fault + counts.warning {
+        0 => Status::Ok,
+        _ => Status::Findings,
+    }
+}
+
+/// For people or as JSON.
+pub(super) fn all(
+    scan: &Scan<'_>,
+    findings: &[Finding],
+    with_ok: bool,
+    out: &mut Out,
+) -> anyhow::Result<Status> {
+    let counts = Counts::of(findings);
+    if out.is_json() {
+        #[derive(Serialize)]
+        struct Told<'a> {
+            #[serde(flatten)]
+            finding: &'a Finding,
+            #[serde(skip_serializing_if = "Vec::is_empty")]
+            commands: Vec<&'a str>,
+        }
+        #[derive(Serialize)]
+        struct Body<'a> {
+            counts: Counts,
+            findings: Vec<Told<'a>>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            path: Option<super::hops::Path>,
+        }
+        let shown = findings
+            .iter()
+            .filter(|finding| with_ok || finding.level != Level::Ok);
+        let body = Body {
+            counts,
+            findings: shown
+                .map(|finding| Told {
+                    finding,
+                    commands: finding.commands(),
+                })
+                .collect(),
+            path: scan.only.map(|pair| super::hops::Path::of(scan, pair)),
+        };
+        out.json("peermemctl.doctor", 2, &body)?;
+        return Ok(status(counts));
+    }
+    // One pair in full is asked for by who wants to know all of it.
+    let in_full = with_ok || scan.only.is_some();
+    if let Some(pair) = scan.only {
+        super::hops::tell(scan, pair, out);
+    }
+    for one in grouped(findings) {
+        if one.first.level.is_finding() || in_full {
+            group(scan, &one, out);
+        }
+    }
+    out.gap();
+    let mut last = match summary(counts) {
+        none if none.is_empty() => "Nothing wrong was seen".to_owned(),
+        some => some,
+    };
+    if counts.not_visible > 0 {
+        let _ = write!(
+            last,
+            "; {} not visible",
+            counted(counts.not_visible, "thing")
+        );
+        match counts.needs_root {
+            0 => {}
+            all if all == counts.not_visible => last.push_str(" without root"),
+            some => {
+                let _ = write!(last, ", {some} of them for want of root's rights");
+            }
+        }
+    }
+    if !in_full && counts.note + counts.not_visible > 0 {
+        last.push_str("; --all shows what else there is to know");
+    }
+    last.push('.');
+    out.paragraph("", &last);
+    Ok(status(counts))
+}
+
+/// One line and a state, by the Monitoring Plugins Development Guidelines.
+pub(super) fn nagios(findings: &[Finding], out: &mut Out) -> Status {
+    let counts = Counts::of(findings);
+    let (word, state) = match counts {
+        Counts { fault: 1.., .. } => ("CRITICAL", Plugin::Critical),
+        Counts { warning: 1.., .. } => ("WARNING", Plugin::Warning),
+        // Nobody may take for well what nobody could look at.
+        Counts {
+            needs_root: 1.., ..
+        } => ("UNKNOWN", Plugin::Unknown),
+        _ => ("OK", Plugin::Ok),
+    };
+    let bad = findings.iter().filter(|finding| finding.level.is_finding());
+    let checks = unique(bad.map(|finding| finding.check));
+    let mut text = match summary(counts) {
+        none if none.is_empty() => "nothing wrong was seen".to_owned(),
+        // The bar begins the figures.
+        some => format!("{some}: {}", checks.join(", ")),
+    };
+    if counts.needs_root > 0 {
+        let _ = write!(
+            text,
+            "; {} not visible without root",
+            counted(counts.needs_root, "thing")
+        );
+    }
+    out.line(format!(
+        "GPUDIRECT {word} - {text} | faults={} warnings={} notes={} not_visible={}",
+        counts.fault, counts.warning, counts.note, counts.not_visible
+    ));
+    Status::Plugin(state)
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What a check is, and what it looks at.
+
+use std::cell::OnceCell;
+use std::path::Path;
+
+use crate::finding::Finding;
+use crate::finding::Level;
+use crate::finding::Subject;
+use crate::host::recording::Recording;
+use crate::host::Host;
+use crate::host::Unseen;
+use crate::machine::pci::Address;
+use crate::machine::pci::DEVICES;
+use crate::machine::Gpu;
+use crate::machine::Hca;
+use crate::machine::Machine;
+use crate::machine::Pair;
+use crate::software::Software;
+
+/// The machine, or one like it, as it was when all was well.
+pub(crate) struct Baseline {
+    pub(super) recording: Recording,
+    pub(super) machine: Machine,
+}
+
+impl Baseline {
+    /// From a recording's file.
+    ///
+    /// # Errors
+    /// It is no recording, or none of PCI.
+    pub(crate) fn load(file: &Path) -> anyhow::Result<Self> {
+        let recording = Recording::load(file)?;
+        let machine = Machine::scan(&recording)
+            .map_err(|why| anyhow::anyhow!("{}: {DEVICES}: {why}", file.display()))?;
+        Ok(Self { recording, machine })
+    }
+}
+
+/// What a check looks at.
+pub(crate) struct Scan<'a> {
+    pub(crate) host: &'a dyn Host,
+    pub(crate) machine: &'a Machine,
+    /// The one pair that was asked for.
+    pub(super) only: Option<&'a Pair>,
+    /// Pairs that are not the best of their GPU, too.
+    pub(super) all: bool,
+    /// What the machine is compared with.
+    pub(crate) baseline: Option<&'a Baseline>,
+    software: OnceCell<Software>,
+}
+
+impl<'a> Scan<'a> {
+    /// All of a machine, by the best pairs of each GPU.
+    pub(crate) fn new(host: &'a dyn Host, machine: &'a Machine) -> Self {
+        Self {
+            host,
+            machine,
+            only: None,
+            all: false,
+            baseline: None,
+            software: OnceCell::new(),
+        }
+    }
+
+    /// The machine's software, looked at once.
+    pub(super) fn software(&self) -> &Software {
+        self.software.get_or_init(|| Software::scan(self.host))
+    }
+
+    /// The pairs to judge: the best of each GPU, or the one that was asked for; with `--all` every one.
+    pub(crate) fn pairs(&self) -> impl Iterator<Item = &'a Pair> + '_ {
+        let (only, all) = (self.only, self.all);
+        self.machine.pairs.iter().filter(move |pair| match only {
+            Some(only) => pair.gpu == only.gpu && pair.hca == only.hca,
+            None => pair.is_best || all,
+        })
+    }
+
+    /// The GPUs to judge.
+    pub(crate) fn gpus(&self) -> impl Iterator<Item = &'a Gpu> + '_ {
+        let only = self.only;
+        let asked = move |gpu: &&Gpu| only.is_none_or(|pair| pair.gpu == gpu.at);
+        self.machine.gpus.iter().filter(asked)
+    }
+
+    /// Whether there is anything between which RDMA could go: without, only the check of that has something to say.
+    pub(super) fn has_both(&self) -> bool {
+        !self.machine.gpus.is_empty() && !self.machine.hcas.is_empty()
+    }
+
+    /// Whether there is a GPU to judge.
+    pub(super) fn has_gpu(&self) -> bool {
+        self.gpus().next().is_some()
+    }
+
+    /// Whether there is a GPU whose memory is reached through PCI alone.
+    pub(super) fn has_pci_gpu(&self) -> bool {
+        self.gpus().any(|gpu| !gpu.is_coherent)
+    }
+
+    /// Whether there is an RDMA device to judge.
+    pub(super) fn has_hca(&self) -> bool {
+        self.hcas().next().is_some()
+    }
+
+    /// Whether there is one that does its DMA itself.
+    pub(super) fn has_hardware_hca(&self) -> bool {
+        self.hcas().any(|hca| !hca.is_software)
+    }
+
+    /// The RDMA devices to judge: those that are in one of [`Self::pairs`].
+    pub(crate) fn hcas(&self) -> impl Iterator<Item = &'a Hca> + '_ {
+        let hcas = self.machine.hcas.iter();
+        hcas.filter(move |hca| self.pairs().any(|pair| pair.hca == hca.name))
+    }
+
+    /// A level, for this pair: at most a note where it is not the best of its GPU, and nobody asked for it.
+    pub(crate) fn level(&self, pair: &Pair, level: Level) -> Level {
+        match pair.is_best || self.only.is_some() {
+            true => level,
+            false => level.min(Level::Note),
+        }
+    }
+
+    /// A level, for this RDMA device: at most a note where it is in no pair that counts.
+    pub(crate) fn level_of(&self, hca: &Hca, level: Level) -> Level {
+        let mut pairs = self.pairs().filter(|pair| pair.hca == hca.name);
+        match pairs.any(|pair| pair.is_best || self.only.is_some()) {
+            true => level,
+            false => level.min(Level::Note),
+        }
+    }
+
+    /// The GPU at an address.
+    pub(crate) fn gpu(&self, at: Address) -> Option<&'a Gpu> {
+        self.machine.gpu(at)
+    }
+
+    /// The RDMA device of a name.
+    pub(crate) fn hca(&self, name: &str) -> Option<&'a Hca> {
+        self.machine.hca(name)
+    }
+
+    /// What could not be seen, and why. `what` begins a sentence: `ACS of 0000:18:01.0`.
+    pub(crate) fn unseen(
+        check: &'static str,
+        subject: Subject,
+        what: impl AsRef<str>,
+        why: &Unseen,
+    ) -> Finding {
+        let found = format!("{}: {why}", what.as_ref());
+        let mut finding = Finding::new(check, Level::NotVisible, subject, found);
+        finding.needs_root = *why == Unseen::Denied;
+        finding
+    }
+}
+
+impl Subject {
+    /// Of a GPU.
+    pub(crate) fn gpu(gpu: &Gpu) -> Self {
+        Self::Gpu {
+            gpu: gpu.at.to_string(),
+        }
+    }
+
+    /// Of an RDMA device.
+    pub(crate) fn hca(hca: &Hca) -> Self {
+        Self::Hca {
+            hca: hca.name.clone(),
+        }
+    }
+
+    /// Of a pair.
+    pub(crate) fn pair(pair: &Pair) -> Self {
+        Self::Pair {
+            gpu: pair.gpu.to_string(),
+            hca: pair.hca.clone(),
+        }
+    }
+}
+
+/// One thing to look for.
+pub(crate) struct Check {
+    /// Stable: `--skip` and the findings name it.
+    pub(crate) name: &'static str,
+    /// What it looks at, in some words.
+    pub(crate) about: &'static str,
+    /// Whether this machine has anything that it looks at.
+    pub(crate) applies: fn(&Scan<'_>) -> bool,
+    pub(crate) run: fn(&Scan<'_>) -> Vec<Finding>,
+}

@@ -1,0 +1,449 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The registrations, each with what this machine knows of its process, its GPUs and its RDMA devices.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::debugfs;
+use crate::debugfs::Missing;
+use crate::debugfs::Module;
+use crate::debugfs::Time;
+use crate::host::Fact;
+use crate::host::Host;
+use crate::host::Seen;
+use crate::machine::config::Config;
+use crate::machine::pci;
+use crate::machine::pci::Address;
+use crate::machine::Class;
+use crate::machine::Machine;
+use crate::process;
+use crate::process::Processes;
+
+/// A GPU of a registration.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(crate) struct Gpu {
+    /// None: not among the GPUs that are seen.
+    pub(crate) index: Option<usize>,
+    pub(crate) address: String,
+}
+
+/// The device that does a registration's DMA.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(crate) struct Hca {
+    pub(crate) address: String,
+    /// The RDMA devices of this PCI function.
+    pub(crate) devices: Vec<String>,
+}
+
+impl Gpu {
+    /// Its index, or its address.
+    pub(crate) fn name(&self) -> String {
+        match self.index {
+            Some(index) => index.to_string(),
+            None => self.address.clone(),
+        }
+    }
+}
+
+impl Hca {
+    /// Its RDMA devices, or its address.
+    pub(crate) fn name(&self) -> String {
+        match self.devices.is_empty() {
+            true => self.address.clone(),
+            false => self.devices.join(","),
+        }
+    }
+}
+
+/// A registration.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Registration {
+    pub(crate) id: u64,
+    pub(crate) state: Option<String>,
+    pub(crate) mode: Option<String>,
+    #[serde(serialize_with = "hexadecimal")]
+    pub(crate) addr: Option<u64>,
+    pub(crate) len: Option<u64>,
+    pub(crate) page: Option<u64>,
+    pub(crate) chunks: Option<u64>,
+    pub(crate) entries: Option<u64>,
+    pub(crate) gpus: Vec<Gpu>,
+    pub(crate) hca: Option<Hca>,
+    /// Of several GPUs, of the farthest.
+    pub(crate) class: Option<Class>,
+    pub(crate) pid: Option<u32>,
+    pub(crate) thread: Option<u32>,
+    pub(crate) comm: Option<String>,
+    pub(crate) process: process::State,
+    pub(crate) command: Option<String>,
+    pub(crate) uid: Option<u32>,
+    pub(crate) user: Option<String>,
+    pub(crate) since_seconds: Option<f64>,
+    pub(crate) age_seconds: Option<f64>,
+    /// What a newer module says beside.
+    pub(crate) other: BTreeMap<String, String>,
+}
+
+/// Addresses as everybody writes them; numbers of 64 bits are not safe in JSON either.
+pub(crate) fn hexadecimal<S: serde::Serializer>(
+    number: &Option<u64>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match number {
+        Some(number) => serializer.serialize_str(&format!("{number:#x}")),
+        None => serializer.serialize_none(),
+    }
+}
+
+/// What a process, or all of them, have of a GPU.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Share {
+    /// None: the module does not know on which GPU it is.
+    pub(crate) gpu: Option<Gpu>,
+    pub(crate) registrations: u64,
+    /// The sum of their lengths.
+    pub(crate) bytes: u64,
+    /// The same, where what one process registered several times counts once: nvidia.ko maps it once into BAR1.
+    pub(crate) distinct_bytes: u64,
+}
+
+/// A process's registrations.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Holder {
+    pub(crate) pid: Option<u32>,
+    pub(crate) comm: Option<String>,
+    pub(crate) process: process::State,
+    pub(crate) command: Option<String>,
+    pub(crate) uid: Option<u32>,
+    pub(crate) user: Option<String>,
+    pub(crate) registrations: u64,
+    pub(crate) bytes: u64,
+    pub(crate) distinct_bytes: u64,
+    /// How many are in which state.
+    pub(crate) states: BTreeMap<String, u64>,
+    pub(crate) gpus: Vec<Share>,
+    /// Of the oldest registration.
+    pub(crate) age_seconds: Option<f64>,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(crate) struct Listing {
+    pub(crate) module: Module,
+    pub(crate) now: Option<Time>,
+    pub(crate) machine: Seen<Machine>,
+    pub(crate) registrations: Vec<Registration>,
+    pub(crate) stranded: Vec<Stranded>,
+    pub(crate) unreadable: u64,
+}
+
+/// Orphaned registrations on a GPU that is lost.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Stranded {
+    pub(crate) gpu: String,
+    /// What has become of it, after "which".
+    how: &'static str,
+    pub(crate) registrations: u64,
+}
+
+impl Stranded {
+    /// By the addresses of their GPUs. None where PCI is not visible.
+    pub(crate) fn among(host: &dyn Host, all: &[debugfs::Registration]) -> Vec<Self> {
+        let mut count: BTreeMap<&str, u64> = BTreeMap::new();
+        for one in all
+            .iter()
+            .filter(|one| one.state.as_deref() == Some("orphaned"))
+        {
+            for gpu in &one.gpus {
+                let count = count.entry(gpu).or_default();
+                *count = count.saturating_add(1);
+            }
+        }
+        if count.is_empty() {
+            return Vec::new();
+        }
+        let Ok(devices) = host.names(pci::DEVICES) else {
+            return Vec::new();
+        };
+        let lost = |gpu: &str| {
+            if !devices.iter().any(|device| device == gpu) {
+                return Some("is gone from PCI");
+            }
+            let config = host.bytes(&format!("{}/{gpu}/config", pci::DEVICES));
+            let silent = config.is_ok_and(|bytes| Config(bytes).is_silent());
+            silent.then_some("has fallen off the bus")
+        };
+        count
+            .into_iter()
+            .filter_map(|(gpu, registrations)| {
+                Some(Self {
+                    gpu: gpu.to_owned(),
+                    how: lost(gpu)?,
+                    registrations,
+                })
+            })
+            .collect()
+    }
+
+    pub(crate) fn found(&self) -> String {
+        let (registrations, come) = match self.registrations {
+            1 => ("1 registration waits".to_owned(), "its callback"),
+            more => (format!("{more} registrations wait"), "their callbacks"),
+        };
+        format!(
+            "{registrations} for {come} from GPU {}, which {}: nvidia.ko may never call",
+            self.gpu, self.how
+        )
+    }
+
+    /// What follows: there is no fix.
+    pub(crate) const WHY: &'static str =
+        "a callback would run in nvidia_peermem, which therefore cannot be unloaded before; nor can nvidia.ko, whose \
+        functions it uses: both stay until the machine restarts";
+}
+
+/// The monotonic clock.
+pub(crate) fn now(host: &dyn Host) -> Option<Time> {
+    let text = host.fact(Fact::Monotonic).ok()?;
+    Time::parse(text.trim())
+}
+
+impl Listing {
+    pub(crate) fn scan(host: &dyn Host) -> Result<Self, Missing> {
+        let module = Module::scan(host)?;
+        let read = module.registrations(host)?;
+        // Behind the registrations, so that none is younger than now.
+        let now = now(host);
+        let machine = Machine::scan(host);
+        let stranded = Stranded::among(host, &read.records);
+        let names = PciNames(machine.as_ref().ok());
+        let mut processes = Processes::new(host, now);
+        let registrations = read
+            .records
+            .into_iter()
+            .map(|one| registration(one, now, &names, &mut processes))
+            .collect();
+        Ok(Self {
+            module,
+            now,
+            machine,
+            registrations,
+            stranded,
+            unreadable: read.unreadable,
+        })
+    }
+
+    /// What processes have of each GPU, by its index or address.
+    pub(crate) fn shares(&self) -> Vec<Share> {
+        shares(self.registrations.iter())
+    }
+
+    /// Who has how much, the most first.
+    pub(crate) fn holders(&self) -> Vec<Holder> {
+        // Of a number that was used again the old process and the new one are two.
+        let mut by_process: BTreeMap<_, Vec<&Registration>> = BTreeMap::new();
+        for one in &self.registrations {
+            let key = (one.pid, one.process == process::State::Reused);
+            by_process.entry(key).or_default().push(one);
+        }
+        let mut holders: Vec<Holder> = by_process
+            .values()
+            .filter_map(|all| {
+                let last = all.last()?;
+                let gpus = shares(all.iter().copied());
+                let mut states = BTreeMap::new();
+                for one in all {
+                    let state = one.state.clone().unwrap_or_else(|| "unknown".to_owned());
+                    let count: &mut u64 = states.entry(state).or_default();
+                    *count = count.saturating_add(1);
+                }
+                Some(Holder {
+                    pid: last.pid,
+                    comm: last.comm.clone(),
+                    process: last.process,
+                    command: last.command.clone(),
+                    uid: last.uid,
+                    user: last.user.clone(),
+                    registrations: count(all.len()),
+                    bytes: sum(all.iter().filter_map(|one| one.len)),
+                    distinct_bytes: distinct(all.iter().copied()),
+                    states,
+                    gpus,
+                    age_seconds: all
+                        .iter()
+                        .filter_map(|one| one.age_seconds)
+                        .reduce(f64::max),
+                })
+            })
+            .collect();
+        holders.sort_by(|one, other| (other.bytes, one.pid).cmp(&(one.bytes, other.pid)));
+        holders
+    }
+}
+
+/// What the PCI addresses in a registration stand for.
+struct PciNames<'a>(Option<&'a Machine>);
+
+impl PciNames<'_> {
+    fn gpu(&self, address: &str) -> Gpu {
+        let gpu = address.parse().ok().and_then(|at| self.0?.gpu(at));
+        Gpu {
+            index: gpu.map(|gpu| gpu.index),
+            address: address.to_owned(),
+        }
+    }
+
+    fn hca(&self, address: &str) -> Hca {
+        let at: Option<Address> = address.parse().ok();
+        let all = self.0.into_iter().flat_map(|machine| &machine.hcas);
+        let its = all.filter(|hca| at.is_some_and(|at| hca.functions().contains(&at)));
+        Hca {
+            address: address.to_owned(),
+            devices: its.map(|hca| hca.name.clone()).collect(),
+        }
+    }
+
+    fn class(&self, gpus: &[Gpu], hca: &Hca) -> Option<Class> {
+        let device = hca.devices.first()?;
+        let class = |gpu: &Gpu| self.0?.pair_of(gpu.address.parse().ok()?, device)?.class;
+        // Of one that is not known nothing is.
+        let classes = gpus.iter().map(class).collect::<Option<Vec<Class>>>()?;
+        classes.into_iter().max()
+    }
+}
+
+fn registration(
+    one: debugfs::Registration,
+    now: Option<Time>,
+    names: &PciNames<'_>,
+    processes: &mut Processes<'_>,
+) -> Registration {
+    let gpus: Vec<Gpu> = one.gpus.iter().map(|gpu| names.gpu(gpu)).collect();
+    let hca = one.hca.map(|hca| names.hca(&hca));
+    let class = hca.as_ref().and_then(|hca| names.class(&gpus, hca));
+    let process = match one.tgid {
+        Some(tgid) => processes.of(tgid, one.since),
+        None => process::Process::unknown(process::State::NotVisible),
+    };
+    Registration {
+        id: one.id,
+        state: one.state,
+        mode: one.mode,
+        addr: one.addr,
+        len: one.len,
+        page: one.page,
+        chunks: one.chunks,
+        entries: one.entries,
+        gpus,
+        hca,
+        class,
+        pid: one.tgid,
+        thread: one.pid,
+        comm: one.comm,
+        process: process.state,
+        command: process.command,
+        uid: process.uid,
+        user: process.user,
+        since_seconds: one.since.map(Time::seconds),
+        age_seconds: one
+            .since
+            .zip(now)
+            .map(|(since, now)| debugfs::seconds(since.until(now))),
+        other: one.other,
+    }
+}
+
+/// A length as a number to add up.
+pub(crate) fn count(length: usize) -> u64 {
+    u64::try_from(length).unwrap_or(u64::MAX)
+}
+
+fn sum(numbers: impl Iterator<Item = u64>) -> u64 {
+    numbers.fold(0, u64::saturating_add)
+}
+
+/// By GPU. A registration over several GPUs counts in each, for the module does not say how much of it is where.
+fn shares<'a>(all: impl Iterator<Item = &'a Registration>) -> Vec<Share> {
+    let mut by_gpu: BTreeMap<Option<&Gpu>, Vec<&Registration>> = BTreeMap::new();
+    for one in all {
+        if one.gpus.is_empty() {
+            by_gpu.entry(None).or_default().push(one);
+        }
+        for gpu in &one.gpus {
+            by_gpu.entry(Some(gpu)).or_default().push(one);
+        }
+    }
+    by_gpu
+        .into_iter()
+        .map(|(gpu, all)| Share {
+            gpu: gpu.cloned(),
+            registrations: count(all.len()),
+            bytes: sum(all.iter().filter_map(|one| one.len)),
+            distinct_bytes: distinct(all.into_iter()),
+        })
+        .collect()
+}
+
+/// Bytes where what one process registered several times counts once.
+fn distinct<'a>(all: impl Iterator<Item = &'a Registration>) -> u64 {
+    let mut ranges: Vec<_> = all
+        .filter_map(|one| {
+            let (addr, len) = (one.addr?, one.len?);
+            // A revoked one is in nobody's BAR1.
+            let is_there = one.state.as_deref() != Some("revoked");
+            let key = (one.pid, one.process == process::State::Reused);
+            is_there.then(|| (key, addr, addr.saturating_add(len)))
+        })
+        .collect();
+    ranges.sort_unstable();
+    let mut bytes = 0_u64;
+    let mut last = None;
+    for (key, start, end) in ranges {
+        let from = match last {
+            Some((known, seen)) if known == key => start.max(seen),
+            _ => start,
+        };
+        bytes = bytes.saturating_add(end.saturating_sub(from));
+        last = Some((key, end.max(from)));
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    fn one(pid: u32, addr: u64, len: u64) -> Registration {
+        let read = debugfs::Registration {
+            id: 1,
+            state: Some("mapped".to_owned()),
+            addr: Some(addr),
+            len: Some(len),
+            tgid: Some(pid),
+            ..Default::default()
+        };
+        let host = crate::host::recording::Recording::default();
+        let mut processes = Processes::new(&host, None);
+        registration(read, None, &PciNames(None), &mut processes)
+    }
+
+    proptest! {
+        /// Against a bit for each byte.
+        #[test]
+        fn what_is_registered_twice_counts_once(
+            ranges in prop::collection::vec((0..3_u32, 0..64_u64, 0..32_u64), 0..12)
+        ) {
+            let all: Vec<Registration> = ranges.iter().map(|&(pid, addr, len)| one(pid, addr, len)).collect();
+            let bytes: BTreeSet<(u32, u64)> = ranges
+                .iter()
+                .flat_map(|&(pid, addr, len)| (addr..addr + len).map(move |byte| (pid, byte)))
+                .collect();
+            prop_assert_eq!(distinct(all.iter()), count(bytes.len()));
+        }
+    }
+}

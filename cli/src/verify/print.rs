@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What `verify` saw, told: to people, and to programs.
+
+use serde::Serialize;
+
+use super::event::Figures;
+use super::event::Name;
+use super::event::Outcome;
+use super::event::Step;
+use crate::finding::Status;
+use crate::render::bytes;
+use crate::render::Paint;
+use crate::render::Table;
+use crate::report::Out;
+
+const SCHEMA: &str = "peermemctl.verify";
+const VERSION: u32 = 1;
+
+/// What came of one GPU and one RDMA device.
+#[derive(Debug, Serialize)]
+pub(crate) struct Pair {
+    /// Its PCI address.
+    pub(crate) gpu: String,
+    pub(crate) gpu_index: usize,
+    pub(crate) gpu_name: String,
+    /// The GPU is the one of the project's test VM.
+    pub(crate) stand_in: bool,
+    /// None: there is none, or none was asked for.
+    pub(crate) hca: Option<String>,
+    /// Both, in words.
+    pub(crate) about: Option<String>,
+    pub(crate) steps: Vec<Step>,
+}
+
+/// What came of all.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    /// Bytes of each buffer.
+    pub(crate) size: u64,
+    pub(crate) gpu_only: bool,
+    pub(crate) pairs: Vec<Pair>,
+}
+
+impl Report {
+    fn count(&self, outcome: Outcome) -> usize {
+        let steps = self.pairs.iter().flat_map(|pair| &pair.steps);
+        steps.filter(|step| step.outcome == outcome).count()
+    }
+
+    /// What failed is a finding. That nothing passed, or that there was no pair, is not to have looked.
+    pub(crate) fn status(&self) -> Status {
+        if self.count(Outcome::Failed) > 0 {
+            return Status::Findings;
+        }
+        let tried = self.gpu_only || self.pairs.iter().any(|pair| pair.hca.is_some());
+        if !tried || self.count(Outcome::Passed) == 0 {
+            return Status::Failed;
+        }
+        Status::Ok
+    }
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    passed: usize,
+    failed: usize,
+    not_possible_here: usize,
+    #[serde(flatten)]
+    report: &'a Report,
+}
+
+fn outcome(outcome: Outcome) -> String {
+    match outcome {
+        Outcome::Passed => Paint::Good.on("passed"),
+        Outcome::Failed => Paint::Fault.on("FAILED"),
+        Outcome::NotPossibleHere => Paint::Dim.on("not possible here"),
+    }
+}
+
+fn speed(bytes_per_second: u64) -> String {
+    // As networks and datasheets count: decimal, and bytes.
+    let speed = bytes_per_second as f64;
+    match bytes_per_second {
+        0..1_000_000 => format!("{:.1} kB/s", speed / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} MB/s", speed / 1e6),
+        _ => format!("{:.2} GB/s", speed / 1e9),
+    }
+}
+
+fn figures(figures: &Figures) -> Option<String> {
+    let mut parts = Vec::new();
+    if let (Some(per_second), Some(over)) = (figures.bytes_per_second, figures.timed_bytes) {
+        parts.push(format!("{} over {}", speed(per_second), bytes(over)));
+    }
+    if let (Some(one), Some(count)) = (figures.registration_us, figures.registrations) {
+        parts.push(format!("{one:.1} µs, median of {count}"));
+    }
+    if let Some(one) = figures.deregistration_us {
+        parts.push(format!("deregistered in {one:.1} µs"));
+    }
+    if parts.is_empty() {
+        parts.push(bytes(figures.bytes?));
+    }
+    Some(parts.join("; "))
+}
+
+fn step_name(step: &Step) -> String {
+    match step.way {
+        Some(way) => format!("{way}: {}", step.step.text()),
+        None => step.step.text(),
+    }
+}
+
+/// Whether a step was left out because the way that it belongs to does not work, which its first step says already.
+fn follows_only(step: &Step, all: &[Step]) -> bool {
+    let registered = all
+        .iter()
+        .find(|other| other.way == step.way && other.step == Name::Register);
+    step.way.is_some()
+        && step.step != Name::Register
+        && step.outcome == Outcome::NotPossibleHere
+        && registered.is_some_and(|register| register.outcome != Outcome::Passed)
+}
+
+/// Writes the report.
+pub(crate) fn tell(report: &Report, out: &mut Out) -> anyhow::Result<()> {
+    let (passed, failed, not_possible_here) = (
+        report.count(Outcome::Passed),
+        report.count(Outcome::Failed),
+        report.count(Outcome::NotPossibleHere),
+    );
+    if out.is_json() {
+        let body = Body {
+            passed,
+            failed,
+            not_possible_here,
+            report,
+        };
+        return out.json(SCHEMA, VERSION, &body);
+    }
+    for pair in &report.pairs {
+        out.gap();
+        let name = pair.about.clone().unwrap_or_else(|| {
+            let hca = pair.hca.as_deref().map(|hca| format!(", {hca}"));
+            format!("{} {}{}", pair.gpu_name, pair.gpu, hca.unwrap_or_default())
+        });
+        out.line(Paint::Strong.on(format!("GPU {}: {name}", pair.gpu_index)));
+        let mut table = Table::new(&["STEP", "OUTCOME", "SEEN"]);
+        for step in &pair.steps {
+            if follows_only(step, &pair.steps) {
+                continue;
+            }
+            let seen = match step.outcome {
+                Outcome::Passed => {
+                    let parts = [figures(&step.figures), step.found.clone()];
+                    parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
+                }
+                _ => step.found.clone().unwrap_or_default(),
+            };
+            table.row([step_name(step), outcome(step.outcome), seen]);
+        }
+        out.table(&table);
+    }
+    out.gap();
+    out.line(format!(
+        "{passed} passed, {failed} failed, {not_possible_here} not possible here"
+    ));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::event::Way;
+    use super::*;
+
+    fn step(outcome: Outcome) -> Step {
+        Step {
+            way: Some(Way::PeerMemory),
+            step: Name::WriteToGpu,
+            outcome,
+            found: (outcome != Outcome::Passed).then(|| "no\x1broom".to_owned()),
+            errno: (outcome == Outcome::Failed).then_some(14),
+            figures: Figures {
+                bytes: Some(4 << 20),
+                timed_bytes: Some(64 << 20),
+                bytes_per_second: Some(1_234_567_890),
+                ..Figures::default()
+            },
+        }
+    }
+
+    fn report(outcomes: &[Outcome], hca: Option<&str>, gpu_only: bool) -> Report {
+        Report {
+            size: 4 << 20,
+            gpu_only,
+            pairs: vec![Pair {
+                gpu: "0000:3b:00.0".to_owned(),
+                gpu_index: 0,
+                gpu_name: "a GPU".to_owned(),
+                stand_in: false,
+                hca: hca.map(str::to_owned),
+                about: None,
+                steps: outcomes.iter().map(|outcome| step(*outcome)).collect(),
+            }],
+        }
+    }
+
+    #[test]
+    fn what_failed_is_a_finding_and_what_could_not_be_tried_is_not() {
+        use Outcome::Failed;
+        use Outcome::NotPossibleHere;
+        use Outcome::Passed;
+        let status = |outcomes: &[Outcome], hca, gpu_only| report(outcomes, hca, gpu_only).status();
+        assert_eq!(status(&[Passed], Some("mlx5_0"), false), Status::Ok);
+        assert_eq!(
+            status(&[Passed, NotPossibleHere], Some("mlx5_0"), false),
+            Status::Ok
+        );
+        assert_eq!(
+            status(&[Passed, Failed], Some("mlx5_0"), false),
+            Status::Findings
+        );
+        assert_eq!(
+            status(&[NotPossibleHere], Some("mlx5_0"), false),
+            Status::Failed
+        );
+        assert_eq!(status(&[Passed], None, false), Status::Failed);
+        assert_eq!(status(&[Passed], None, true), Status::Ok);
+        assert_eq!(status(&[Failed], None, false), Status::Findings);
+        assert_eq!(status(&[], None, true), Status::Failed);
+    }
+
+    #[test]
+    fn people_see_what_was_seen() {
+        let mut out = Out::gather(false);
+        let report = report(&[Outcome::Passed, Outcome::Failed], Some("mlx5_0"), false);
+        assert!(tell(&report, &mut out).is_ok());
+        let text = out.into_text();
+        assert!(
+            text.contains("GPU 0: a GPU 0000:3b:00.0, mlx5_0\n"),
+            "{text}"
+        );
+        assert!(text.contains("ibv_reg_mr: write_to_gpu"), "{text}");
+        assert!(text.contains("1.23 GB/s over 64 MiB"), "{text}");
+        assert!(text.contains("no\\x1broom"), "{text}");
+        assert!(
+            text.ends_with("1 passed, 1 failed, 0 not possible here\n"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_way_that_is_not_there_is_one_line() {
+        let mut out = Out::gather(false);
+        let mut report = report(&[Outcome::NotPossibleHere; 3], Some("mlx5_0"), false);
+        for (step, name) in report.pairs[0].steps.iter_mut().zip([
+            Name::Register,
+            Name::WriteToGpu,
+            Name::KilledHolder,
+        ]) {
+            step.step = name;
+        }
+        assert!(tell(&report, &mut out).is_ok());
+        let text = out.into_text();
+        assert_eq!(text.matches("ibv_reg_mr: ").count(), 1, "{text}");
+        assert!(text.contains("ibv_reg_mr: register"), "{text}");
+        assert!(text.ends_with("3 not possible here\n"), "{text}");
+    }
+
+    #[test]
+    fn programs_see_it_by_name() {
+        let mut out = Out::gather(true);
+        let report = report(&[Outcome::Failed], Some("mlx5_0"), false);
+        assert!(tell(&report, &mut out).is_ok());
+        let json: serde_json::Value = serde_json::from_str(&out.into_text()).unwrap_or_default();
+        assert_eq!(json["schema"], "peermemctl.verify");
+        assert_eq!(json["version"], 1);
+        assert_eq!(json["failed"], 1);
+        let step = &json["pairs"][0]["steps"][0];
+        assert_eq!(step["step"], "write_to_gpu");
+        assert_eq!(step["way"], "peer_memory");
+        assert_eq!(step["outcome"], "failed");
+        assert_eq!(step["errno"], 14);
+        assert_eq!(step["bytes_per_second"], 1_234_567_890_u64);
+    }
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! Collections that say so when memory is short.
+
+use core::ops::{
+    Deref,
+    DerefMut, //
+};
+
+use kernel::{
+    prelude::*,
+    rbtree::RBTree, //
+};
+
+use crate::reason::Reason;
+
+/// A list that may become long, and mostly has one element, which then needs no memory of its own.
+pub(crate) enum SmallVec<T> {
+    Inline(Option<T>),
+    Heap(KVVec<T>),
+}
+
+impl<T> SmallVec<T> {
+    /// An empty one.
+    pub(crate) const fn new() -> Self {
+        SmallVec::Inline(None)
+    }
+}
+
+impl<T> Default for SmallVec<T> {
+    fn default() -> Self {
+        SmallVec::new()
+    }
+}
+
+impl<T> Deref for SmallVec<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        match self {
+            SmallVec::Inline(one) => one.as_slice(),
+            SmallVec::Heap(all) => all,
+        }
+    }
+}
+
+impl<T> DerefMut for SmallVec<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        match self {
+            SmallVec::Inline(one) => one.as_mut_slice(),
+            SmallVec::Heap(all) => all,
+        }
+    }
+}
+
+impl<T> SmallVec<T> {
+    /// Appends `value`.
+    pub(crate) fn push(&mut self, value: T) -> Result<(), Reason> {
+        match self {
+            SmallVec::Inline(None) => *self = SmallVec::Inline(Some(value)),
+            SmallVec::Inline(one) => {
+                let mut all = KVVec::with_capacity(2, GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
+                // Room was made for both.
+                if let Some(first) = one.take() {
+                    let _ = all.push_within_capacity(first);
+                }
+                let _ = all.push_within_capacity(value);
+                *self = SmallVec::Heap(all);
+            }
+            SmallVec::Heap(all) => all.push(value, GFP_KERNEL).map_err(|_| Reason::NoMemory)?,
+        }
+        Ok(())
+    }
+}
+
+/// Values by their numbers.
+pub(crate) struct IdMap<T>(RBTree<usize, T>);
+
+impl<T> Default for IdMap<T> {
+    fn default() -> Self {
+        IdMap(RBTree::new())
+    }
+}
+
+impl<T> IdMap<T> {
+    /// Adds `value`, whose number is new.
+    pub(crate) fn insert(&mut self, number: usize, value: T) -> Result<(), Reason> {
+        self.0
+            .try_create_and_insert(number, value, GFP_KERNEL)
+            .map(drop)
+            .map_err(|_| Reason::NoMemory)
+    }
+
+    /// That with the number.
+    pub(crate) fn get(&self, number: usize) -> Option<&T> {
+        self.0.get(&number)
+    }
+
+    /// Removes that with the number.
+    pub(crate) fn remove(&mut self, number: usize) -> Option<T> {
+        self.0.remove(&number)
+    }
+}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! The life of one registration whose pages nobody takes away: the persistent mode.
+//!
+//! ```text
+//! acquire    PersistentMr::pin     one pin for each allocation, usually one, until release
+//! get_pages  (nothing: the pin is there, and no one will need the ticket)
+//! dma_map    PersistentMr::map     one mapping, one scatter list
+//! dma_unmap  PersistentMr::unmap
+//! put_pages  (nothing)
+//! release    drop(PersistentMr)    unpins, frees the scatter list
+//! ```
+//!
+//! NVIDIA's module pins twice, in `acquire` and again in `get_pages`. One pin from `acquire` on costs
+//! half, and takes the provider's lock out from under ib_core's `mapping_lock`.
+//!
+//! A range over several allocations has as many pins ([`chunks`]), and one scatter list.
+//!
+//! What is freed follows from what the region itself holds, never from what ib_core hands back.
+//!
+//! Uses `core` and [`env`] alone.
+
+use super::{
+    chunks,
+    env::{
+        self,
+        DmaMapping,
+        Lock,
+        PciDevice,
+        PersistentPin,
+        Registered,
+        SgTable,
+        SgTableHead,
+        Shared,
+        SmallVec,
+        Ticket, //
+    },
+    history::PinMode,
+    mr::{
+        self,
+        Mr,
+        MAX_LEN, //
+    },
+    quota::Charge,
+    ranges::{
+        self,
+        AddrRange,
+        PageSize,
+        SgLayout,
+        Span, //
+    },
+    reason::Reason,
+    registry::RegistryStats, //
+};
+
+/// A part of a region that lies in one allocation.
+///
+/// The order of the fields is the order in which they are dropped.
+struct Chunk {
+    mapping: Option<DmaMapping>,
+    pin: PersistentPin,
+}
+
+impl Chunk {
+    /// The DMA addresses, a run for each page.
+    fn pages(&self) -> impl Iterator<Item = AddrRange> + '_ {
+        let mapping = self.mapping.as_ref();
+        let addresses = mapping.map_or(&[][..], |mapping| mapping.addresses());
+        ranges::pages(addresses.iter().copied(), self.pin.page_size())
+    }
+}
+
+/// The order of the fields is the order in which they are dropped.
+struct State {
+    chunks: SmallVec<Chunk>,
+    /// Present from the first `map` on. ib_core writes to its first and last entry before it calls
+    /// `dma_unmap`, and may do so after an invalidation: it stays until `release`.
+    table: Option<SgTable>,
+}
+
+/// A registration that holds its memory until `release`.
+///
+/// ib_core makes the calls for one region one after another, so the lock is never waited for. It is
+/// held across calls to the provider, which never calls back here.
+pub(crate) struct PersistentMr {
+    inner: Shared<Registered<Fixed, Lock<State>>>,
+    page: PageSize,
+}
+
+/// What of a region does not change.
+struct Fixed {
+    span: Span,
+    /// Goes after the pins.
+    _charge: Charge,
+}
+
+impl Mr for PersistentMr {
+    const MODE: PinMode = PinMode::Persistent;
+
+    fn pin(addr: u64, len: u64) -> Result<Self, Reason> {
+        let span = Span::covering(addr, len, PageSize::KIB_64, MAX_LEN)?;
+        let charge = Charge::new(span.len())?;
+        let pin = |span| {
+            let pin = PersistentPin::pin(span)?;
+            Ok(Chunk { mapping: None, pin })
+        };
+        let chunks = chunks::cover(span, env::max_chunks(), pin, mr::check_killed)?;
+        let page = PageSize::of_all(chunks.iter().map(|chunk| chunk.pin.page_size()));
+        let info = mr::registration_info(
+            Self::MODE,
+            span,
+            page,
+            chunks.iter().map(|chunk| chunk.pin.gpus()),
+        );
+        let fixed = Fixed {
+            span,
+            _charge: charge,
+        };
+        let table = None;
+        let inner = Registered::new(fixed, Lock::new(State { chunks, table }))?;
+        inner.entry.update(|stats, slot| stats.add(slot, info));
+        Ok(PersistentMr { inner, page })
+    }
+
+    /// Nobody will need it.
+    #[inline]
+    fn set_ticket(&self, _ticket: Ticket) -> Result<(), Reason> {
+        Ok(())
+    }
+
+    #[inline]
+    fn span(&self) -> &Span {
+        &self.inner.of.span
+    }
+
+    #[inline]
+    fn page_size(&self) -> PageSize {
+        self.page
+    }
+
+    fn map(&self, device: &PciDevice) -> Result<SgTableHead, Reason> {
+        self.inner.state.with(|state| {
+            if state.table.is_some() {
+                return Err(Reason::MappedTwice);
+            }
+            let layout = SgLayout::new(self.inner.of.span.start(), self.page, device.max_segment());
+            let table = build(&mut state.chunks, device, layout)
+                .inspect_err(|_| unmap_all(&mut state.chunks))?;
+            let (entries, hca) = (table.entries(), device.address());
+            let entry = &self.inner.entry;
+            entry.update(|stats, slot| stats.mapped(slot, entries, hca));
+            Ok(state.table.insert(table).head())
+        })
+    }
+
+    #[inline]
+    fn unmap(&self) {
+        self.inner.state.with(|state| {
+            unmap_all(&mut state.chunks);
+            self.inner.entry.update(RegistryStats::unmapped);
+        });
+    }
+}
+
+impl Drop for PersistentMr {
+    /// `release`.
+    #[inline]
+    fn drop(&mut self) {
+        let state = &self.inner.state;
+        let chunks = state.with(|state| core::mem::take(&mut state.chunks));
+        drop(chunks);
+        // Not before: where unpinning hangs, the registry shows whose.
+        let entry = &self.inner.entry;
+        entry.update(|stats, slot| stats.released(slot, false));
+    }
+}
+
+fn build(chunks: &mut [Chunk], device: &PciDevice, layout: SgLayout) -> Result<SgTable, Reason> {
+    for chunk in chunks.iter_mut() {
+        chunk.mapping = Some(chunk.pin.map(device)?);
+    }
+    SgTable::build(chunks.iter().flat_map(Chunk::pages), layout)
+}
+
+fn unmap_all(chunks: &mut [Chunk]) {
+    for chunk in chunks {
+        chunk.mapping = None;
+    }
+}

@@ -1,0 +1,442 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! The arithmetic of `ranges`.
+
+use std::sync::atomic::AtomicU32;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    done,
+    fakes::ib_core::trim, //
+};
+
+const KIB: u64 = 1 << 10;
+const GIB: u64 = 1 << 30;
+const KERNEL_PAGES: [u64; 3] = [4 * KIB, 16 * KIB, 64 * KIB];
+
+fn span(addr: u64, len: u64) -> Result<Span, Reason> {
+    Span::covering(addr, len, PageSize::KIB_64, 1 << 40)
+}
+
+fn list(addrs: &[u64], va: u64, page: PageSize, max_segment: u32) -> Vec<SgEntry> {
+    let ranges = pages(addrs.iter().copied(), page);
+    entries(ranges, SgLayout::new(va, page, max_segment))
+}
+
+fn entries(ranges: impl Iterator<Item = AddrRange>, layout: SgLayout) -> Vec<SgEntry> {
+    let mut entries = Vec::new();
+    layout.entries(ranges, |entry| entries.push(entry));
+    entries
+}
+
+fn join(ranges: impl Iterator<Item = AddrRange>) -> Vec<AddrRange> {
+    let mut joined = Vec::new();
+    super::join(ranges, |range| joined.push(range));
+    joined
+}
+
+/// The address behind each `step` of the entries.
+fn expand(entries: &[SgEntry], step: u64) -> Vec<u64> {
+    entries
+        .iter()
+        .flat_map(|e| (0..u64::from(e.len) / step).map(move |i| e.addr + i * step))
+        .collect()
+}
+
+#[test]
+fn a_run_is_mapped_in_steps() {
+    for addr in [0, 4 * GIB + KIB, u64::MAX - 5 * GIB] {
+        for len in [0, 1, GIB - 1, GIB, GIB + 1, 2 * GIB, 5 * GIB] {
+            let whole = (len > 0).then_some(AddrRange { addr, len });
+            let mut steps = Vec::new();
+            super::steps(whole.into_iter(), |step| steps.push(step));
+            let longest = steps.iter().map(|step| step.len).max().unwrap_or(0);
+            assert!(longest <= GIB, "{longest:#x} bytes are mapped at once");
+            assert_eq!(steps.len() as u64, len.div_ceil(GIB));
+            // In order, and all of it.
+            assert!(join(steps.into_iter()).into_iter().eq(whole));
+        }
+    }
+}
+
+#[test]
+fn a_span_covers_whole_pages() {
+    let covers = |addr, len| span(addr, len).map(|s| (s.start(), s.len()));
+    assert_eq!(covers(0x10000, 0x10000), Ok((0x10000, 0x10000)));
+    assert_eq!(covers(0x1ffff, 1), Ok((0x10000, 0x10000)));
+    assert_eq!(covers(0x1ffff, 2), Ok((0x10000, 0x20000)));
+    assert_eq!(covers(0x20000, 1), Ok((0x20000, 0x10000)));
+}
+
+#[test]
+fn a_span_refuses_what_wraps() {
+    assert_eq!(span(0x1000, 0), Err(Reason::Empty));
+    assert_eq!(span(u64::MAX, 1), Err(Reason::Wraps));
+    assert_eq!(span(u64::MAX - 0xffff, 0xffff), Err(Reason::Wraps));
+    assert_eq!(span(0x1000, u64::MAX), Err(Reason::Wraps));
+    assert_eq!(span(0, (1 << 40) + 1), Err(Reason::TooLong));
+    assert_eq!(span(0, 1 << 40).map(|s| s.len()), Ok(1 << 40));
+}
+
+#[test]
+fn a_span_counts_pages_of_its_own_alignment_alone() {
+    let s = span(0x10000, 0x30000);
+    assert_eq!(s.map(|s| s.pages(PageSize::KIB_64)), Ok(Some(3)));
+    assert_eq!(s.map(|s| s.pages(PageSize::KIB_128)), Ok(None));
+    let s = span(0x20000, 0x40000);
+    assert_eq!(s.map(|s| s.pages(PageSize::KIB_128)), Ok(Some(2)));
+}
+
+#[test]
+fn contiguous_memory_is_one_entry_per_window() {
+    for (gib, want) in [(1, 1), (2, 1), (4, 2), (80, 40)] {
+        let pages: Vec<u64> = (0..gib * GIB / (64 * KIB)).map(|i| i * 64 * KIB).collect();
+        let got = list(&pages, 0x7f00_0000_0000, PageSize::KIB_64, 1 << 31);
+        println!("{gib} GiB contiguous, aligned: {} entries", got.len());
+        assert_eq!(got.len(), want);
+    }
+}
+
+#[test]
+fn entries_end_at_two_gib_of_virtual_addresses() {
+    let page = PageSize::KIB_64;
+    let pages: Vec<u64> = (0..3 * GIB / page.bytes())
+        .map(|i| i * page.bytes())
+        .collect();
+    let got = list(&pages, 0x7f00_4000_0000, page, u32::MAX);
+    let lens: Vec<u64> = got.iter().map(|e| u64::from(e.len)).collect();
+    assert_eq!(lens, [GIB, 2 * GIB]);
+}
+
+#[test]
+fn a_small_segment_limit_is_kept_down_to_a_page() {
+    let page = PageSize::KIB_64;
+    let pages: Vec<u64> = (0..64).map(|i| i * page.bytes()).collect();
+    for (max, want) in [
+        (65536, 64),
+        (131_071, 64),
+        (131_072, 32),
+        (65535, 64),
+        (0, 64),
+    ] {
+        assert_eq!(list(&pages, 0, page, max).len(), want, "max_segment {max}");
+    }
+}
+
+#[test]
+fn descending_and_scattered_pages_stay_apart() {
+    let page = PageSize::KIB_64;
+    let descending: Vec<u64> = (0..100).rev().map(|i| i * page.bytes()).collect();
+    assert_eq!(list(&descending, 0, page, 1 << 31).len(), 100);
+    let same = vec![7 * page.bytes(); 10];
+    assert_eq!(list(&same, 0, page, 1 << 31).len(), 10);
+}
+
+#[test]
+fn runs_join_across_chunks() {
+    let ranges = [(0, 10), (10, 5), (20, 1), (21, 9)].map(|(addr, len)| AddrRange { addr, len });
+    let joined = join(ranges.into_iter());
+    assert_eq!(
+        joined,
+        [(0, 15), (20, 10)].map(|(addr, len)| AddrRange { addr, len })
+    );
+}
+
+#[test]
+fn the_end_of_the_address_space_is_no_trouble() {
+    let page = PageSize::KIB_64;
+    let last = 0u64.wrapping_sub(page.bytes());
+    assert_eq!(list(&[last], last, page, 1 << 31).len(), 1);
+    // Addresses are added as everywhere below: behind the last one is the first.
+    assert_eq!(list(&[last, 0], 0, page, 1 << 31).len(), 1);
+    assert_eq!(list(&[last, 0, last], 0, page, 1 << 31).len(), 2);
+    assert_eq!(list(&[0], 0, page, 1 << 31).len(), 1);
+}
+
+/// Every placement of up to six pages on up to seven places, at every start within two windows, for
+/// small pages and windows: the entries are the pages, as long as can be, and cut where they must.
+#[test]
+fn small_scopes_exhaustively() {
+    const PAGE: PageSize = PageSize::of_shift(2);
+    let mut cases = 0u64;
+    for pages in 1..=6u32 {
+        for code in 0..7u64.pow(pages) {
+            let addrs: Vec<u64> = (0..pages).map(|i| code / 7u64.pow(i) % 7 * 4).collect();
+            for window in [4u64, 8, 16] {
+                for start in (0..2 * window).step_by(4) {
+                    let got = list(&addrs, start, PAGE, window as u32);
+                    check(&got, &addrs, start, PAGE, window);
+                    cases += 1;
+                }
+            }
+        }
+    }
+    println!("figure: cases {cases}");
+}
+
+fn check(got: &[SgEntry], addrs: &[u64], start: u64, page: PageSize, window: u64) {
+    assert_eq!(expand(got, page.bytes()), addrs);
+    let mut va = start;
+    for (i, entry) in got.iter().enumerate() {
+        let end = va + u64::from(entry.len);
+        assert!(
+            entry.len > 0 && va / window == (end - 1) / window,
+            "crosses a window"
+        );
+        if let Some(next) = got.get(i + 1) {
+            let breaks = entry.addr + u64::from(entry.len) != next.addr;
+            assert!(breaks || end % window == 0, "ends without a reason");
+        }
+        va = end;
+    }
+}
+
+/// Limits on a segment: those of PCI by default, of mlx5, and what lies beside powers of two.
+const MAX_SEGMENTS: [u32; 14] = [
+    0,
+    4095,
+    (64 << 10) - 1,
+    64 << 10,
+    (64 << 10) + 1,
+    96 << 10,
+    128 << 10,
+    (1 << 20) + 4096,
+    3 << 20,
+    (1 << 31) - 1,
+    1 << 31,
+    (1 << 31) + 1,
+    3 << 30,
+    u32::MAX,
+];
+
+/// Where an entry must end, said in another way than `entries` says it.
+fn window(page: PageSize, max_segment: u32) -> u64 {
+    let segment = (0..32)
+        .map(|shift| 1u64 << shift)
+        .take_while(|&segment| segment <= u64::from(max_segment));
+    segment.max().unwrap_or(0).clamp(page.bytes(), MAX_ENTRY)
+}
+
+/// What the bytes `[from, to)` of `ranges` are, with what continues each other in one piece.
+fn clip(ranges: &[AddrRange], from: u64, to: u64) -> Vec<AddrRange> {
+    let mut at = 0;
+    let mut clipped = Vec::<AddrRange>::new();
+    for range in ranges {
+        let (start, end) = (at.max(from), (at + range.len).min(to));
+        if start < end {
+            let addr = range.addr + (start - at);
+            match clipped.last_mut() {
+                Some(last) if last.addr + last.len == addr => last.len += end - start,
+                _ => clipped.push(AddrRange {
+                    addr,
+                    len: end - start,
+                }),
+            }
+        }
+        at += range.len;
+    }
+    clipped
+}
+
+/// Everything that an HCA needs of the entries for `[addr, addr + len)`: before ib_core has trimmed
+/// them, and after.
+fn check_registration(
+    ranges: &[AddrRange],
+    addr: u64,
+    len: u64,
+    page: PageSize,
+    kernel: u64,
+    max_segment: u32,
+) {
+    let span = Span::covering(addr, len, page, 1 << 40).expect("in range");
+    let layout = SgLayout::new(span.start(), page, max_segment);
+    let whole = entries(ranges.iter().copied(), layout);
+    let window = window(page, max_segment);
+    let mut va = span.start();
+    for (i, entry) in whole.iter().enumerate() {
+        let end = va + u64::from(entry.len);
+        assert!(entry.len > 0 && va / window == (end - 1) / window);
+        let follows = |next: &SgEntry| entry.addr + u64::from(entry.len) == next.addr;
+        assert!(!whole.get(i + 1).is_some_and(follows) || end % window == 0);
+        va = end;
+    }
+    assert_eq!(va, span.start() + span.len());
+
+    let mut trimmed = whole;
+    trim(&mut trimmed, addr, len, page.bytes(), kernel).expect("can be trimmed");
+    let from = addr / kernel * kernel;
+    let to = (addr + len).div_ceil(kernel) * kernel;
+    let as_runs = |entries: &[SgEntry]| -> Vec<AddrRange> {
+        let range = |e: &SgEntry| AddrRange {
+            addr: e.addr,
+            len: u64::from(e.len),
+        };
+        entries.iter().map(range).collect()
+    };
+    let got = as_runs(&trimmed);
+    let total: u64 = got.iter().map(|range| range.len).sum();
+    assert_eq!(total, to - from);
+    assert_eq!(
+        clip(&got, 0, total),
+        clip(ranges, from - span.start(), to - span.start())
+    );
+}
+
+/// Every range of up to four pages, at every byte of the first of them, in memory that breaks or not after
+/// each page, for every ratio of the GPU's pages to the kernel's and every limit up to beyond its use.
+#[test]
+fn small_scopes_with_trimming_exhaustively() {
+    let mut cases = 0u64;
+    for (shift, kernel) in [(2, 1), (2, 2), (2, 4), (3, 1), (3, 2), (3, 4), (4, 1)] {
+        let page = PageSize::of_shift(shift);
+        for addr in page.bytes()..2 * page.bytes() {
+            for len in 1..=4 * page.bytes() - (addr - page.bytes()) {
+                let span = Span::covering(addr, len, page, 1 << 40).expect("in range");
+                let pages = span.pages(page).expect("whole pages");
+                for breaks in 0..1u64 << (pages - 1) {
+                    let addrs = (0..pages).map(|i| {
+                        let gaps = (breaks & ((1 << i) - 1)).count_ones();
+                        (i + u64::from(gaps)) * page.bytes()
+                    });
+                    let ranges = join(super::pages(addrs, page));
+                    for max_segment in 0..=8 * page.bytes() as u32 {
+                        check_registration(&ranges, addr, len, page, kernel, max_segment);
+                        cases += 1;
+                    }
+                }
+            }
+        }
+    }
+    println!("figure: cases {cases}");
+}
+
+const REAL_LIMITS: u32 = 2000;
+static REAL_LIMITS_DONE: AtomicU32 = AtomicU32::new(0);
+
+const REAL_SIZES: u32 = 256;
+static REAL_SIZES_DONE: AtomicU32 = AtomicU32::new(0);
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(REAL_LIMITS))]
+
+    /// At real sizes, up to many windows of 2 GiB, for each page of the GPU and of the kernel.
+    #[test]
+    fn real_limits(
+        start in (0u64..1 << 40).prop_map(|n| 0x7000_0000_0000u64 + n),
+        lens in proptest::collection::vec(
+            prop_oneof![1u64..4, 1u64..1 << 10, 1u64 << 14..1 << 16],
+            1..12,
+        ),
+        tail in 1u64..=64 * KIB,
+        joined in any::<u16>(),
+        page in prop_oneof![Just(PageSize::KIB_64), Just(PageSize::KIB_128)],
+        kernel in prop::sample::select(&KERNEL_PAGES[..]),
+        max_segment in prop_oneof![
+            3 => prop::sample::select(&MAX_SEGMENTS[..]),
+            1 => any::<u32>(),
+        ],
+    ) {
+        // A list of at most some thousand entries.
+        let most = lens.iter().sum::<u64>() * page.bytes() / window(page, max_segment);
+        prop_assume!(most < 20_000);
+        let mut next = 0x38_0000_0000;
+        let ranges: Vec<AddrRange> = lens
+            .iter()
+            .enumerate()
+            .map(|(i, pages)| {
+                let gap = if joined >> i & 1 == 1 { 0 } else { 3 * page.bytes() };
+                let range = AddrRange { addr: next + gap, len: pages * page.bytes() };
+                next = range.addr + range.len;
+                range
+            })
+            .collect();
+        let ranges = join(ranges.into_iter());
+        let total: u64 = ranges.iter().map(|range| range.len).sum();
+        // Ends anywhere in the last page.
+        let first = start & !(page.bytes() - 1);
+        let end = first + total - tail.min(page.bytes()) + 1;
+        prop_assume!(start < end);
+        check_registration(&ranges, start, end - start, page, kernel, max_segment);
+        done(&REAL_LIMITS_DONE, REAL_LIMITS);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(REAL_SIZES))]
+
+    /// At real sizes, with ib_core's trimming on kernels of each page size.
+    #[test]
+    fn real_sizes(
+        start in (0u64..1 << 30).prop_map(|n| 0x7f00_0000_0000u64 + n * 512),
+        len in 1u64..(24 << 20),
+        breaks in proptest::collection::vec(any::<bool>(), 400),
+        shift in 16u32..=31,
+        page in prop_oneof![Just(PageSize::KIB_64), Just(PageSize::KIB_128)],
+        kernel in prop::sample::select(&KERNEL_PAGES[..]),
+    ) {
+        let span = Span::covering(start, len, page, 1 << 40).expect("in range");
+        let pages = span.pages(page).expect("whole pages");
+        let mut next = 0x38_0000_0000;
+        let addrs: Vec<u64> = (0..pages as usize)
+            .map(|i| {
+                next += if breaks[i % breaks.len()] { 5 * page.bytes() } else { page.bytes() };
+                next
+            })
+            .collect();
+        let mut got = list(&addrs, span.start(), page, 1 << shift);
+        check(&got, &addrs, span.start(), page, (1u64 << shift).max(page.bytes()));
+
+        trim(&mut got, start, len, page.bytes(), kernel).expect("can be trimmed");
+        let first = start / kernel * kernel;
+        let end = (start + len).div_ceil(kernel) * kernel;
+        let total: u64 = got.iter().map(|e| u64::from(e.len)).sum();
+        prop_assert_eq!(total, end - first);
+        let whole = expand(&list(&addrs, span.start(), page, 1 << shift), kernel);
+        let skip = ((first - span.start()) / kernel) as usize;
+        let want = &whole[skip..skip + (total / kernel) as usize];
+        prop_assert_eq!(&expand(&got, kernel)[..], want);
+        done(&REAL_SIZES_DONE, REAL_SIZES);
+    }
+
+    #[test]
+    fn no_input_makes_a_span_wrong(addr: u64, len: u64, max: u64, shift in 12u32..=31) {
+        let page = [
+            PageSize::of_shift(12), PageSize::of_shift(14), PageSize::KIB_64, PageSize::KIB_128,
+        ][shift as usize % 4];
+        match Span::covering(addr, len, page, max) {
+            Ok(span) => {
+                let end = addr.checked_add(len).expect("was checked");
+                prop_assert!(span.start() <= addr && addr - span.start() < page.bytes());
+                let span_end = span.start().checked_add(span.len()).expect("an invariant");
+                prop_assert!(span_end >= end && span_end - end < page.bytes());
+                prop_assert!(span.len() > 0 && span.len() <= max);
+                prop_assert_eq!(span.pages(page), Some(span.len() / page.bytes()));
+            }
+            Err(Reason::Empty) => prop_assert_eq!(len, 0),
+            Err(Reason::Wraps) => {
+                prop_assert!(u128::from(addr) + u128::from(len) + u128::from(page.bytes() - 1)
+                    > u128::from(u64::MAX));
+            }
+            Err(Reason::TooLong) => {
+                prop_assert!(u128::from(len) + 2 * u128::from(page.bytes()) > u128::from(max));
+            }
+            Err(other) => prop_assert!(false, "{other:?}"),
+        }
+    }
+
+    #[test]
+    fn no_entry_is_longer_than_its_field(
+        ranges in proptest::collection::vec((any::<u64>(), 1u64..1 << 36), 1..20),
+        va: u64,
+        max_segment: u32,
+    ) {
+        let ranges = ranges.into_iter().map(|(addr, len)| AddrRange { addr, len });
+        let want: u128 = ranges.clone().map(|r| u128::from(r.len)).sum();
+        let layout = SgLayout::new(va, PageSize::KIB_64, max_segment.max(1 << 25));
+        let got = entries(ranges, layout);
+        prop_assert!(got.iter().all(|e| u64::from(e.len) <= MAX_ENTRY && e.len > 0));
+        prop_assert_eq!(got.iter().map(|e| u128::from(e.len)).sum::<u128>(), want);
+    }
+}

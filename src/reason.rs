@@ -1,0 +1,458 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! Why a registration was refused, and what else goes wrong: one table of each, for the log, the files in debugfs,
+//! `docs/observe.md` and `peermemctl`, which includes this file by its path.
+//!
+//! ib_core turns every refusal of `acquire` into `EFAULT`: the reason survives here alone. nvidia.ko has one code for
+//! several causes; a message then names them all and chooses none.
+//!
+//! Uses `core` alone.
+
+use core::{
+    ffi::CStr,
+    fmt, //
+};
+
+/// `ENOMEM`, as a negative number.
+pub(crate) const ENOMEM: i32 = -12;
+/// `EOPNOTSUPP`, as a negative number.
+pub(crate) const EOPNOTSUPP: i32 = -95;
+/// `EINTR`, as a negative number.
+pub(crate) const EINTR: i32 = -4;
+/// `EBUSY`, as a negative number.
+pub(crate) const EBUSY: i32 = -16;
+/// `ENODEV`, as a negative number.
+pub(crate) const ENODEV: i32 = -19;
+/// `EINVAL`, as a negative number.
+pub(crate) const EINVAL: i32 = -22;
+/// The kernel's own `ENOTSUPP`, as a negative number. Applications have no word for it.
+pub(crate) const ENOTSUPP: i32 = -524;
+
+/// What the process itself has at an address that nvidia.ko knows nothing of, where that shows that it
+/// was never meant for a GPU.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum VmaKind {
+    /// Processes have no such addresses.
+    Invalid,
+    /// Nothing is mapped there.
+    Unmapped,
+    /// Memory of the CPU.
+    Host,
+}
+
+/// Why a pin was not put, and stays until the memory is freed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum PutError {
+    /// Its registration was released by a process that the provider does not take it from.
+    OtherProcess,
+    /// The provider does not find it any more among those of the process that made it.
+    Unlisted,
+    /// Its registration was released inside the callback of another of its pins.
+    InCallback,
+    /// The provider's code.
+    Failed(i32),
+}
+
+/// A reason not to register, or not to go on registering, with what is known about it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Reason {
+    /// The range is empty.
+    Empty,
+    /// The range ends beyond the address space.
+    Wraps,
+    /// The range is longer than any GPU's memory.
+    TooLong,
+    /// nvidia.ko did not pin the range; its code.
+    Pin(i32),
+    /// The same for -EINVAL, where the process's own mappings say more.
+    NonGpu(VmaKind),
+    /// A page table of a version that this module does not know.
+    TableVersion(u32),
+    /// A page table with pages of a size (`enum nvidia_p2p_page_size_type`) that cannot be mapped.
+    TablePageSize(u32),
+    /// A page table, or a DMA mapping, that does not cover the range.
+    Entries {
+        /// Pages found.
+        have: u32,
+        /// Pages of the range.
+        want: u64,
+    },
+    /// The DMA device is absent or not a PCI device.
+    NotPci,
+    /// nvidia.ko did not map the pages for the device; its code.
+    Map(i32),
+    /// A DMA mapping of a version that this module does not know.
+    MappingVersion(u32),
+    /// A DMA mapping whose page size is not that of the page table.
+    MappingPageSize(u32),
+    /// The revocable mode maps addresses of a PCI BAR, and these are not.
+    NotInBar,
+    /// The revocable mode cannot map memory that CPUs cache.
+    CpuCacheable,
+    /// The kernel's DMA layer did not map a part of the BAR.
+    MapResource {
+        /// Bytes that it had mapped before.
+        mapped: u64,
+    },
+    /// The memory was freed while it was being registered.
+    Revoked,
+    /// ib_core mapped one registration twice.
+    MappedTwice,
+    /// The kernel has no memory left for the module's own records.
+    NoMemory,
+    /// The module is not up yet, or on its way out.
+    Unloading,
+    /// The user would have more pinned than the parameter `user_limit_mib` allows.
+    UserLimit {
+        /// What the user has pinned already, in bytes.
+        pinned: u64,
+        /// What the user may have, in bytes.
+        limit: u64,
+    },
+    /// The range begins in GPU memory, and does not go on in it.
+    Hole {
+        /// How far it does, in bytes from its first page on.
+        offset: u64,
+    },
+    /// The range lies over more allocations than the parameter `max_chunks` allows.
+    TooManyChunks {
+        /// What it allows.
+        limit: u32,
+    },
+    /// The process was killed while the borders between its allocations were looked for.
+    Killed,
+}
+
+/// Who can do something about a reason.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Cause {
+    /// The application's: what it asked for.
+    Request,
+    /// The administrator's: the driver, the machine, or a limit.
+    Machine,
+    /// Nobody's: the persistent client is asked next.
+    NextClient,
+}
+
+/// A row of the table of reasons.
+pub(crate) struct ReasonInfo {
+    /// For programs, which read it in debugfs, traces and metrics: one that has been in a release stays.
+    pub(crate) name: &'static CStr,
+    /// The negative errno that goes to ib_core, where a step may return one; nvidia.ko's code if there is none here.
+    errno: Option<i32>,
+    /// Who can do something about it.
+    #[allow(dead_code, reason = "for peermemctl")]
+    pub(crate) cause: Cause,
+    /// What happened, for people.
+    pub(crate) message: &'static str,
+    /// What to do about it, or nothing.
+    pub(crate) advice: &'static str,
+}
+
+/// Makes `Reason::ALL`, and what finds a refusal's place in it: that of the first pattern that fits.
+macro_rules! reasons {
+    ($($row:ident: $pattern:pat => $name:literal, $errno:expr, $cause:ident, $message:literal, $advice:literal;)*) => {
+        enum Row {
+            $($row),*
+        }
+
+        impl Reason {
+            /// Every reason that there is. Their order is that of the lines in `counters`; new ones come last.
+            pub(crate) const ALL: &[ReasonInfo] = &[$(ReasonInfo {
+                name: $name,
+                errno: $errno,
+                cause: Cause::$cause,
+                message: $message,
+                advice: $advice,
+            }),*];
+
+            /// The place of its reason in [`Reason::ALL`].
+            pub(crate) fn index(&self) -> usize {
+                // CAST: They are numbered from 0.
+                match self {
+                    $($pattern => Row::$row as usize,)*
+                }
+            }
+        }
+    };
+}
+
+reasons! {
+    Empty: Reason::Empty => c"empty", Some(EINVAL), Request,
+        "the range is empty", "";
+    Wraps: Reason::Wraps => c"wraps", Some(EINVAL), Request,
+        "the range ends beyond the address space", "";
+    TooLong: Reason::TooLong => c"too_long", Some(EINVAL), Request,
+        "the range is longer than 1 TiB, which no GPU has", "";
+    NotGpuMemory: Reason::Pin(EINVAL) => c"not_gpu_memory", Some(EINVAL), Request,
+        "no GPU memory of this process where the range begins, or in all of it: managed memory, another process's or its \
+         parent's, freed, past the end, or several allocations where max_chunks=1",
+        "register in the process that allocated the memory, after fork()";
+    NoRoom: Reason::Pin(ENOMEM) => c"no_room", Some(ENOMEM), Machine,
+        "no room in the GPU's BAR1, or no kernel memory",
+        "deregister or register less; nvidia-smi -q -d MEMORY shows BAR1, peermemctl list --by-process who holds it";
+    PinUnsupported: Reason::Pin(ENOTSUPP) => c"pin_unsupported", Some(EOPNOTSUPP), Machine,
+        "the GPU does not support this kind of pin: a vGPU without RDMA, or persistent pins on some vGPUs and MIG instances",
+        "load the module with persistent_api_support=0; a vGPU needs RDMA in its profile";
+    PinFailed: Reason::Pin(_) => c"pin_failed", None, Machine,
+        "nvidia.ko could not pin the memory; error -5 is a GPU that is not at full power, memory that it could not keep, \
+         or an address that is there twice",
+        "look for nvidia.ko's own lines in the kernel log (dmesg | grep NVRM)";
+    TableVersion: Reason::TableVersion(_) => c"table_version", Some(EINVAL), Machine,
+        "nvidia.ko's page table has a version that this module does not know (it knows 1.2 and 2.x)",
+        "install a version of peermem-rs for this driver";
+    TablePageSize: Reason::TablePageSize(_) => c"table_page_size", Some(EINVAL), Machine,
+        "nvidia.ko's page table has pages of a size that this module does not know, or the range is not a multiple of it",
+        "install a version of peermem-rs for this driver";
+    PageCount: Reason::Entries { .. } => c"page_count", Some(EINVAL), Machine,
+        "nvidia.ko returned another number of pages than the range has",
+        "install a version of peermem-rs for this driver";
+    NotPci: Reason::NotPci => c"not_pci", Some(ENODEV), Machine,
+        "the RDMA device does its DMA through no PCI device",
+        "use an RDMA device that is a PCI device; rxe and siw are not";
+    Unreachable: Reason::Map(ENOTSUPP) => c"unreachable", Some(EOPNOTSUPP), Machine,
+        "nvidia.ko denies the path from this RDMA device to this GPU",
+        "use a device behind the same PCIe switch as the GPU (peermemctl topo) or, at your own risk, load nvidia.ko with \
+         NVreg_GrdmaPciTopoCheckOverride=1";
+    MapFailed: Reason::Map(_) => c"map_failed", None, Machine,
+        "nvidia.ko could not map the memory for the RDMA device; error -5 is an IOMMU or DMA layer that refused, or memory \
+         that touches the last 64 KiB of BAR1",
+        "look for an IOMMU's lines and nvidia.ko's in the kernel log (dmesg | grep -e DMAR -e AMD-Vi -e NVRM)";
+    MappingVersion: Reason::MappingVersion(_) => c"mapping_version", Some(EINVAL), Machine,
+        "nvidia.ko's DMA mapping has a version that this module does not know (it knows 2.3)",
+        "install a version of peermem-rs for this driver";
+    MappingPageSize: Reason::MappingPageSize(_) => c"mapping_page_size", Some(EINVAL), Machine,
+        "nvidia.ko's DMA mapping has pages of another size than its page table",
+        "install a version of peermem-rs for this driver";
+    NotInBar: Reason::NotInBar => c"not_in_bar", Some(EINVAL), NextClient,
+        "the revocable client cannot map memory that is in no PCI BAR or has struct pages; the persistent one is asked next",
+        "";
+    CpuCacheable: Reason::CpuCacheable => c"cpu_cacheable", Some(EINVAL), NextClient,
+        "the revocable client cannot map memory that CPUs cache; the persistent one is asked next", "";
+    MapResource: Reason::MapResource { .. } => c"map_resource", Some(EINVAL), Machine,
+        "the kernel could not map the BAR for the RDMA device: no memory for the IOMMU's page tables, no addresses left in \
+         it, or the device cannot address the BAR",
+        "look for an IOMMU's lines in the kernel log (dmesg | grep -e DMAR -e AMD-Vi)";
+    Revoked: Reason::Revoked => c"revoked", Some(EINVAL), Request,
+        "the memory was freed while it was being registered", "";
+    MappedTwice: Reason::MappedTwice => c"mapped_twice", Some(EBUSY), Request,
+        "ib_core mapped the registration twice", "report it";
+    NoMemory: Reason::NoMemory => c"no_memory", Some(ENOMEM), Machine,
+        "out of kernel memory", "free memory of the host (free -m)";
+    Unloading: Reason::Unloading => c"unloading", Some(ENODEV), Request,
+        "the module is being loaded or unloaded", "try again later";
+    UserLimit: Reason::UserLimit { .. } => c"user_limit", Some(ENOMEM), Machine,
+        "the user would have more GPU memory pinned than user_limit_mib allows",
+        "deregister, register less, or raise user_limit_mib";
+    NonGpuInvalid: Reason::NonGpu(VmaKind::Invalid) => c"non_gpu_invalid", Some(EINVAL), Request,
+        "not GPU memory: no process has such addresses", "";
+    NonGpuUnmapped: Reason::NonGpu(VmaKind::Unmapped) => c"non_gpu_unmapped", Some(EINVAL), Request,
+        "not GPU memory of this process: it has nothing at that address (freed and unmapped, or another process's)", "";
+    NonGpuHost: Reason::NonGpu(VmaKind::Host) => c"non_gpu_host", Some(EINVAL), Request,
+        "not GPU memory: the range begins in memory of the CPU, and ib_core could not take all of it",
+        "look for pages that may not be written, lie past the end of a file, or are something else";
+    Hole: Reason::Hole { .. } => c"hole", Some(EINVAL), Request,
+        "the range begins in GPU memory of this process and does not go on in it: it goes past the end, part of it was \
+         freed, is another process's or not mapped yet, or allocations meet elsewhere than at 2 MiB",
+        "register only what is there";
+    TooManyChunks: Reason::TooManyChunks { .. } => c"too_many_chunks", Some(EINVAL), Request,
+        "the range spans more allocations, or more uneven ones, than max_chunks allows",
+        "load the module with a higher max_chunks, or register less at a time (PyTorch's expandable_segments makes an \
+         allocation of each 20 MiB)";
+    Killed: Reason::Killed => c"killed", Some(EINTR), Request,
+        "the process was killed while the module looked for the borders of its allocations", "";
+}
+
+impl Reason {
+    /// Its reason. `None` does not come: that is known to people, and not to the compiler.
+    fn info(&self) -> Option<&'static ReasonInfo> {
+        Reason::ALL.get(self.index())
+    }
+
+    /// The name of its reason.
+    pub(crate) fn name(&self) -> &'static CStr {
+        self.info().map_or(c"unknown", |reason| reason.name)
+    }
+
+    /// nvidia.ko's code; 0 where it was not nvidia.ko that refused.
+    pub(crate) fn code(&self) -> i32 {
+        match self {
+            Reason::Pin(code) | Reason::Map(code) => *code,
+            Reason::NonGpu(_) | Reason::Hole { .. } => EINVAL,
+            _ => 0,
+        }
+    }
+
+    /// The range was never meant for a GPU: ib_core asks about whatever is not the memory of a
+    /// process, and any process can ask it at any time.
+    pub(crate) fn is_non_gpu(&self) -> bool {
+        matches!(self, Reason::NonGpu(_))
+    }
+
+    /// The same, knowing what `look` finds where the range begins. It is called where that matters.
+    pub(crate) fn refine(self, look: impl FnOnce() -> Option<VmaKind>) -> Reason {
+        match self {
+            Reason::Pin(EINVAL) => look().map_or(self, Reason::NonGpu),
+            _ => self,
+        }
+    }
+
+    /// The negative errno that goes to ib_core, where a step may return one: nothing that it could take for success, or
+    /// for a pointer.
+    pub(crate) fn errno(&self) -> i32 {
+        let errno = self.info().and_then(|reason| reason.errno);
+        match errno.unwrap_or(self.code()) {
+            errno @ -4095..=-1 => errno,
+            _ => EINVAL,
+        }
+    }
+}
+
+/// What happened, what is known about it, and what to do.
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(reason) = self.info() else {
+            return Ok(());
+        };
+        f.write_str(reason.message)?;
+        match *self {
+            Reason::Pin(code) | Reason::Map(code) => write!(f, " (nvidia.ko: {})", Code(code)),
+            Reason::Hole { offset } => {
+                write!(f, " ({offset:#x} bytes are; nvidia.ko: {})", Code(EINVAL))
+            }
+            Reason::TableVersion(version) | Reason::MappingVersion(version) => {
+                write!(f, " (version {version:#010x})")
+            }
+            Reason::TablePageSize(code) | Reason::MappingPageSize(code) => {
+                write!(f, " (size code {code})")
+            }
+            Reason::Entries { have, want } => write!(f, " ({have}, not {want})"),
+            Reason::MapResource { mapped } => write!(f, " (after {mapped:#x} bytes)"),
+            Reason::UserLimit { pinned, limit } => {
+                write!(f, " ({} of {} MiB pinned)", pinned >> 20, limit >> 20)
+            }
+            Reason::TooManyChunks { limit } => write!(f, " (max_chunks={limit})"),
+            _ => Ok(()),
+        }?;
+        match reason.advice {
+            "" => Ok(()),
+            advice => write!(f, "; {advice}"),
+        }
+    }
+}
+
+/// An errno of nvidia.ko's, by name where it is one of those that it uses.
+struct Code(i32);
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            EINVAL => f.write_str("-EINVAL"),
+            ENOMEM => f.write_str("-ENOMEM"),
+            ENOTSUPP => f.write_str("-ENOTSUPP"),
+            code => write!(f, "error {code}"),
+        }
+    }
+}
+
+/// What goes wrong and refuses nothing.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Event {
+    /// A persistent pin could not be put, and never will be.
+    Leaked,
+    /// A revocable pin was not put: another process released it.
+    OrphanedOtherProcess,
+    /// The same: nvidia.ko no longer knows the process for that memory.
+    OrphanedUnlisted,
+    /// The same: released inside the callback of another pin.
+    OrphanedInCallback,
+    /// The same: nvidia.ko would not.
+    OrphanedFailed,
+    /// A DMA mapping could not be undone.
+    NotUnmapped,
+    /// nvidia.ko freed what it had said to have unpinned.
+    LateCallback,
+    /// nvidia.ko freed what this module does not know.
+    SpuriousCallback,
+}
+
+/// How bad an event is: the level of its line in the log.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Severity {
+    /// Part of ordinary life.
+    Info,
+    /// Not as it should be, and dealt with.
+    Warning,
+    /// Something is lost or held.
+    Error,
+}
+
+/// A row of the table of events.
+pub(crate) struct EventInfo {
+    /// For programs, as that of a [`ReasonInfo`].
+    pub(crate) name: &'static str,
+    /// How bad it is.
+    pub(crate) severity: Severity,
+    /// What happened, for people.
+    pub(crate) message: &'static str,
+    /// What to do about it, or nothing.
+    pub(crate) advice: &'static str,
+}
+
+impl Event {
+    /// Every event, in the order of their numbers, which is that of the lines in `counters`.
+    pub(crate) const ALL: [EventInfo; 8] = [
+        EventInfo {
+            name: "leaked",
+            severity: Severity::Error,
+            message: "nvidia.ko did not undo a persistent pin: its memory is lost until the GPU is reset or unbound",
+            advice: "nvidia-smi --gpu-reset when nobody uses the GPU, or reboot",
+        },
+        EventInfo {
+            name: "orphaned_other_process",
+            severity: Severity::Info,
+            message: "another process released a revocable pin: it stays until the memory is freed",
+            advice: "",
+        },
+        EventInfo {
+            name: "orphaned_unlisted",
+            severity: Severity::Info,
+            message: "nvidia.ko no longer takes a revocable pin from its process: it stays until the memory is freed",
+            advice: "",
+        },
+        EventInfo {
+            name: "orphaned_in_callback",
+            severity: Severity::Info,
+            message: "a revocable pin was released inside the callback of another: it stays until the memory is freed",
+            advice: "",
+        },
+        EventInfo {
+            name: "orphaned_failed",
+            severity: Severity::Error,
+            message: "nvidia.ko did not undo a revocable pin, or could not be asked: it stays until the memory is freed",
+            advice: "look for nvidia.ko's own lines in the kernel log (dmesg | grep NVRM)",
+        },
+        EventInfo {
+            name: "not_unmapped",
+            severity: Severity::Error,
+            message: "nvidia.ko did not undo a DMA mapping: it stays until the memory is unpinned",
+            advice: "look for nvidia.ko's own lines in the kernel log (dmesg | grep NVRM)",
+        },
+        EventInfo {
+            name: "late_callback",
+            severity: Severity::Warning,
+            message: "nvidia.ko revoked a pin that it had reported as unpinned: each unpin is checked first since then",
+            advice: "",
+        },
+        EventInfo {
+            name: "spurious_callback",
+            severity: Severity::Error,
+            message: "nvidia.ko revoked a pin that does not exist",
+            advice: "report it",
+        },
+    ];
+}
+
+#[cfg(all(test, feature = "unit"))]
+#[path = "reason/tests.rs"]
+mod tests;

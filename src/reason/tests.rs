@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! The reasons of `reason`.
+
+use std::collections::{
+    HashMap,
+    HashSet, //
+};
+
+use super::*;
+
+fn all() -> Vec<Reason> {
+    let mut all = vec![
+        Reason::Empty,
+        Reason::Wraps,
+        Reason::TooLong,
+        Reason::TableVersion(0x0003_0000),
+        Reason::TablePageSize(0),
+        Reason::Entries { have: 1, want: 2 },
+        Reason::NotPci,
+        Reason::MappingVersion(0x0001_0000),
+        Reason::MappingPageSize(2),
+        Reason::NotInBar,
+        Reason::CpuCacheable,
+        Reason::MapResource { mapped: 1 << 30 },
+        Reason::Revoked,
+        Reason::MappedTwice,
+        Reason::NoMemory,
+        Reason::Unloading,
+        Reason::NonGpu(VmaKind::Invalid),
+        Reason::NonGpu(VmaKind::Unmapped),
+        Reason::NonGpu(VmaKind::Host),
+        Reason::Hole { offset: 1 << 21 },
+        Reason::TooManyChunks { limit: 1024 },
+        Reason::Killed,
+        Reason::UserLimit {
+            pinned: 1 << 20,
+            limit: 1 << 20,
+        },
+    ];
+    for code in [
+        EINVAL,
+        ENOMEM,
+        ENOTSUPP,
+        EBUSY,
+        ENODEV,
+        -5,
+        0,
+        1,
+        i32::MIN,
+        i32::MAX,
+    ] {
+        all.push(Reason::Pin(code));
+        all.push(Reason::Map(code));
+    }
+    all
+}
+
+/// ib_core takes 0 for success and a positive number for a pointer.
+#[test]
+fn every_errno_is_one() {
+    for reason in all() {
+        assert!(
+            (-4095..0).contains(&reason.errno()) && reason.errno() != ENOTSUPP,
+            "{reason:?}: {}",
+            reason.errno()
+        );
+    }
+}
+
+#[test]
+fn every_kind_has_its_place_and_its_words() {
+    let mut words = HashMap::new();
+    for reason in all() {
+        assert!(reason.index() < Reason::ALL.len(), "{reason:?}");
+        let text = reason.to_string();
+        assert!(text.len() > 10, "{reason:?}");
+        words.entry(text).or_insert(reason.index());
+    }
+    let kinds: HashSet<_> = words.values().collect();
+    assert_eq!(kinds.len(), Reason::ALL.len());
+}
+
+/// Programs look for the names. docs/observe.md is made from what this prints.
+#[test]
+fn each_row_has_a_name_of_its_own() {
+    let mut names = HashSet::new();
+    let cell = |text: &str| text.replace('|', "\\|");
+    for reason in Reason::ALL {
+        let name = reason.name.to_str().expect("ASCII");
+        assert!(name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'_')));
+        assert!(names.insert(name), "{name} is there twice");
+        let [what, advice] = [reason.message, reason.advice].map(cell);
+        println!("figure: reason | `{name}` | {what} | {advice} |");
+    }
+    for incident in Event::ALL {
+        assert!(
+            names.insert(incident.name),
+            "{} is there twice",
+            incident.name
+        );
+        let [what, advice] = [incident.message, incident.advice].map(cell);
+        println!("figure: event | `{}` | {what} | {advice} |", incident.name);
+    }
+}
+
+/// An event's number is its row's.
+#[test]
+fn events_have_their_rows() {
+    for (event, name) in [
+        (Event::Leaked, "leaked"),
+        (Event::OrphanedOtherProcess, "orphaned_other_process"),
+        (Event::OrphanedUnlisted, "orphaned_unlisted"),
+        (Event::OrphanedInCallback, "orphaned_in_callback"),
+        (Event::OrphanedFailed, "orphaned_failed"),
+        (Event::NotUnmapped, "not_unmapped"),
+        (Event::LateCallback, "late_callback"),
+        (Event::SpuriousCallback, "spurious_callback"),
+    ] {
+        assert_eq!(Event::ALL[event as usize].name, name);
+    }
+}
+
+/// They stand between quotes, in one line.
+#[test]
+fn words_need_no_quoting() {
+    for reason in all() {
+        let text = reason.to_string();
+        assert!(
+            text.is_ascii() && !text.contains(['"', '\\', '\n']),
+            "{text}"
+        );
+        assert!(!text.contains("  "), "{text}");
+    }
+}
+
+/// nvidia.ko has one code for many causes: what the process's mappings show makes several of it, where
+/// they show anything, and of no other.
+#[test]
+fn only_what_nvidia_ko_does_not_know_is_looked_up() {
+    let place = Reason::Pin(EINVAL).refine(|| Some(VmaKind::Host));
+    assert_eq!(place, Reason::NonGpu(VmaKind::Host));
+    assert!(place.is_non_gpu() && place.code() == EINVAL);
+    assert_eq!(Reason::Pin(EINVAL).refine(|| None), Reason::Pin(EINVAL));
+    for reason in all() {
+        if reason != Reason::Pin(EINVAL) {
+            assert_eq!(reason.refine(|| unreachable!()), reason);
+        }
+    }
+}

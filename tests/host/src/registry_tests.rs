@@ -1,0 +1,529 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! Which registrations are shown as alive, from which moment to which, and what is counted of them.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::thread;
+
+use crate::device::Gpus;
+use crate::device::PciAddress;
+use crate::fakes::env::max_chunks;
+use crate::fakes::env::PciDevice;
+use crate::fakes::env::Stand;
+use crate::fakes::env::Ticket;
+use crate::fakes::env::HCA;
+use crate::fakes::provider::Allocation;
+use crate::fakes::world::in_roll;
+use crate::fakes::world::world;
+use crate::fakes::world::Registry;
+use crate::fakes::world::World;
+use crate::history::PinMode;
+use crate::history::Task;
+use crate::mr::Mr;
+use crate::persistent::PersistentMr;
+use crate::ranges::PageSize;
+use crate::ranges::Span;
+use crate::reason::Reason;
+use crate::reason::ENOMEM;
+use crate::registry::Counts;
+use crate::registry::Line;
+use crate::registry::Registration;
+use crate::registry::RegistrationInfo;
+use crate::registry::RegistryStats;
+use crate::registry::State;
+use crate::registry::Transition;
+use crate::revocable::RevocableMr;
+
+const MIB: u64 = 1 << 20;
+
+fn at(number: u32) -> Option<PciAddress> {
+    // Numbers as the module gives them, in another order than the addresses.
+    [0x1_4100, 0x0_8110, 0x0_8108]
+        .get(number as usize)
+        .map(|at| PciAddress(*at))
+}
+
+fn line(registration: &Registration) -> String {
+    Line {
+        registration,
+        gpu: at,
+    }
+    .to_string()
+}
+
+fn registry() -> Arc<Registry> {
+    world().registry.clone()
+}
+
+/// Of all in this test's registry: number and state.
+fn standing() -> Vec<(u64, State)> {
+    let all = registry().all();
+    all.iter().map(|l| (l.number, l.state)).collect()
+}
+
+fn counts(mode: PinMode) -> Counts {
+    registry().stats(|stats| stats.counts())[mode as usize]
+}
+
+fn registration_info(start: u64, len: u64) -> RegistrationInfo {
+    RegistrationInfo {
+        mode: PinMode::Persistent,
+        span: Span::covering(start, len, PageSize::KIB_64, 1 << 40).expect("a span"),
+        page: PageSize::KIB_64,
+        chunks: 1,
+        gpus: Gpus::one(0),
+        task: Task {
+            tgid: 1,
+            pid: 1,
+            comm: [0; 16],
+        },
+        since: 0,
+    }
+}
+
+#[test]
+fn a_line_has_what_is_promised() {
+    let mut registration = Registration {
+        number: 7,
+        state: State::Mapped,
+        info: registration_info(0x7f00_0000_0000, 2 * MIB),
+        entries: 3,
+        hca: Some(HCA),
+    };
+    registration.info.mode = PinMode::Revocable;
+    registration.info.page = PageSize::KIB_128;
+    registration.info.chunks = 2;
+    registration.info.gpus = Gpus::all((0..3).map(Gpus::one));
+    registration.info.task = Task {
+        tgid: 154,
+        pid: 155,
+        comm: *b"a b=\"c\\\0\0\0\0\0\0\0\0\0",
+    };
+    registration.info.since = 6_119_592;
+    assert_eq!(
+        line(&registration),
+        "id=7 state=mapped mode=revocable addr=0x7f0000000000 len=2097152 page=131072 chunks=2 \
+         entries=3 gpus=0000:81:01.0,0000:81:02.0,0001:41:00.0 hca=0000:03:05.1 tgid=154 pid=155 \
+         since=6.119592 comm=a\\x20b\\x3d\\x22c\\x5c"
+    );
+    // A GPU that has no number, and one that nobody knows.
+    for gpus in [Gpus::default(), Gpus::one(Gpus::MOST), Gpus::one(63)] {
+        registration.info.gpus = gpus;
+        registration.hca = None;
+        let text = line(&registration);
+        assert!(text.contains(" gpus=- hca=- "), "{text}");
+    }
+}
+
+#[test]
+fn domains_have_as_many_digits_as_they_need() {
+    for (at, want) in [
+        (0, "0000:00:00.0"),
+        (0xffff << 16 | 0xffff, "ffff:ff:1f.7"),
+        (0x1_0000 << 16 | 0xe100, "10000:e1:00.0"),
+    ] {
+        assert_eq!(PciAddress(at).to_string(), want);
+    }
+}
+
+#[test]
+fn a_persistent_life() {
+    World::at(0x40_0000_0000);
+    let start = 0x40_0000_1000;
+    let region = PersistentMr::pin(start, 2 * MIB).expect("pinned");
+    let len = 2 * MIB + 0x1_0000;
+    assert_eq!(standing(), [(1, State::Pinned)]);
+    assert_eq!(
+        line(&registry().all()[0]),
+        format!(
+            "id=1 state=pinned mode=persistent addr=0x4000000000 len={len} page=65536 chunks=1 \
+             entries=0 gpus=0001:41:00.0 hca=- tgid=154 pid=155 since=6.119592 comm=a\\x20test\\x3d"
+        )
+    );
+    region.map(&PciDevice::default()).expect("mapped");
+    let mapped = registry().all()[0];
+    assert_eq!(
+        (mapped.state, mapped.entries, mapped.hca),
+        (State::Mapped, 1, Some(HCA))
+    );
+    region.unmap();
+    let unmapped = registry().all()[0];
+    assert_eq!(
+        (unmapped.state, unmapped.entries, unmapped.hca),
+        (State::Pinned, 0, None)
+    );
+    let active = Counts {
+        registered: 1,
+        mapped: 1,
+        active: 1,
+        active_bytes: len,
+        ..Counts::default()
+    };
+    assert_eq!(counts(PinMode::Persistent), active);
+    drop(region);
+    assert_eq!(standing(), []);
+    let over = Counts {
+        registered: 1,
+        mapped: 1,
+        released: 1,
+        ..Counts::default()
+    };
+    assert_eq!(counts(PinMode::Persistent), over);
+    assert_eq!(counts(PinMode::Revocable), Counts::default());
+    let events = registry().take_events();
+    assert!(
+        matches!(
+            events[..],
+            [
+                Transition::Registered(Registration { number: 1, .. }),
+                Transition::Mapped(Registration {
+                    number: 1,
+                    entries: 1,
+                    ..
+                }),
+                Transition::Released(1, State::Pinned),
+            ]
+        ),
+        "{events:?}"
+    );
+}
+
+#[test]
+fn a_persistent_one_is_shown_until_it_is_unpinned() {
+    let world = World::at(0x41_0000_0000);
+    let region = PersistentMr::pin(0x41_0000_0000, MIB).expect("pinned");
+    let shown = Arc::new(AtomicBool::new(false));
+    let seen = shown.clone();
+    world.on_unpin.set(Some(Box::new(move |_| {
+        seen.store(standing() == [(1, State::Pinned)], Ordering::SeqCst);
+    })));
+    drop(region);
+    assert!(shown.load(Ordering::SeqCst), "gone before it was unpinned");
+    assert_eq!(standing(), []);
+}
+
+#[test]
+fn a_refused_one_never_stands_there() {
+    let world = World::at(0x42_0000_0000);
+    world.provider.refuses.set(Some(ENOMEM));
+    assert!(PersistentMr::pin(0x42_0000_0000, MIB).is_err());
+    assert!(RevocableMr::pin(0x42_0000_0000, MIB).is_err());
+    assert_eq!(standing(), []);
+    assert_eq!(counts(PinMode::Persistent), Counts::default());
+    assert_eq!(counts(PinMode::Revocable), Counts::default());
+    assert_eq!(registry().take_events(), []);
+}
+
+#[test]
+fn a_map_that_fails_leaves_it_pinned() {
+    let world = World::at(0x43_0000_0000);
+    let region = PersistentMr::pin(0x43_0000_0000, MIB).expect("pinned");
+    let mr = RevocableMr::pin(0x43_0000_0000, MIB).expect("pinned");
+    for step in ["table", "map"] {
+        world.fail(step);
+        assert!(region.map(&PciDevice::default()).is_err());
+        assert!(mr.map(&PciDevice::default()).is_err());
+        assert_eq!(standing(), [(1, State::Pinned), (2, State::Pinned)]);
+    }
+    assert_eq!(counts(PinMode::Persistent).mapped, 0);
+    assert_eq!(counts(PinMode::Revocable).mapped, 0);
+}
+
+#[test]
+fn over_several_allocations_on_two_gpus() {
+    let world = World::at(0x44_0000_0000);
+    world.provider.layout.replace(
+        (0..4)
+            .map(|i| Allocation::new(0x44_0000_0000 + i * 2 * MIB, 2 * MIB))
+            .collect(),
+    );
+    let region = PersistentMr::pin(0x44_0000_0000, 8 * MIB).expect("pinned");
+    let mr = RevocableMr::pin(0x44_0000_0000, 8 * MIB).expect("pinned");
+    assert_eq!(max_chunks(), 1024);
+    for registration in registry().all() {
+        let text = line(&registration);
+        assert_eq!(registration.info.chunks, 4, "{text}");
+        // Two allocations share a GPU here.
+        assert!(text.contains(" gpus=0000:81:02.0,0001:41:00.0 "), "{text}");
+    }
+    drop((region, mr));
+    assert_eq!(standing(), []);
+}
+
+fn up(start: u64) -> (Arc<World>, RevocableMr) {
+    let world = World::at(start);
+    let mr = RevocableMr::pin(start, MIB).expect("pinned");
+    mr.set_ticket(Ticket::default()).expect("admitted");
+    mr.map(&PciDevice::default()).expect("mapped");
+    (world, mr)
+}
+
+#[test]
+fn revoked_until_it_is_released() {
+    let (world, mr) = up(0x45_0000_0000);
+    assert_eq!(standing(), [(1, State::Mapped)]);
+    world.free();
+    let all = registry().all();
+    assert_eq!(standing(), [(1, State::Revoked)]);
+    // As it was when it was lost.
+    assert_eq!((all[0].entries, all[0].hca), (1, Some(HCA)));
+    // ib_core calls this after an invalidation too.
+    mr.unmap();
+    assert_eq!(standing(), [(1, State::Revoked)]);
+    drop(mr);
+    assert_eq!(standing(), []);
+    let over = Counts {
+        registered: 1,
+        mapped: 1,
+        revoked: 1,
+        released: 1,
+        ..Counts::default()
+    };
+    assert_eq!(counts(PinMode::Revocable), over);
+    let events = registry().take_events();
+    assert_eq!(
+        events[2..],
+        [
+            Transition::Revoked(1),
+            Transition::Released(1, State::Revoked)
+        ]
+    );
+}
+
+#[test]
+fn the_loss_of_a_second_part_is_none() {
+    let world = World::at(0x46_0000_0000);
+    world.provider.layout.replace(
+        (0..2)
+            .map(|i| Allocation::new(0x46_0000_0000 + i * 2 * MIB, 2 * MIB))
+            .collect(),
+    );
+    let mr = RevocableMr::pin(0x46_0000_0000, 4 * MIB).expect("pinned");
+    world
+        .provider
+        .free_part(0x46_0000_0000, 0x46_0000_0000 + 2 * MIB);
+    world.free();
+    assert_eq!(standing(), [(1, State::Revoked)]);
+    assert_eq!(counts(PinMode::Revocable).revoked, 1);
+    drop(mr);
+    assert_eq!(standing(), []);
+}
+
+#[test]
+fn what_is_lost_before_it_is_there_never_stands_there() {
+    let world = World::at(0x47_0000_0000);
+    world.provider.on_pin.set(Some(Box::new(World::free)));
+    let reason = RevocableMr::pin(0x47_0000_0000, MIB).err();
+    assert_eq!(reason, Some(Reason::Revoked));
+    assert_eq!(standing(), []);
+    assert_eq!(counts(PinMode::Revocable), Counts::default());
+}
+
+/// The provider takes a pin from its owner alone.
+#[test]
+fn orphaned_until_it_is_freed_where_a_stranger_releases() {
+    let (world, mr) = up(0x48_0000_0000);
+    mr.unmap();
+    world.become_process(2);
+    drop(mr);
+    let all = registry().all();
+    assert_eq!(standing(), [(1, State::Orphaned)]);
+    assert_eq!((all[0].entries, all[0].hca), (0, None));
+    let orphaned = Counts {
+        registered: 1,
+        mapped: 1,
+        released: 1,
+        active: 1,
+        active_bytes: MIB,
+        ..Counts::default()
+    };
+    assert_eq!(counts(PinMode::Revocable), orphaned);
+    world.free();
+    assert_eq!(standing(), []);
+    // Nothing was lost: it had been released.
+    let over = Counts {
+        active: 0,
+        active_bytes: 0,
+        ..orphaned
+    };
+    assert_eq!(counts(PinMode::Revocable), over);
+    assert_eq!(
+        registry().take_events()[2..],
+        [Transition::Released(1, State::Orphaned)]
+    );
+}
+
+/// OFED 4.9: the parts that live are left to their own callbacks.
+#[test]
+fn orphaned_until_the_last_part_is_freed_where_the_first_ones_callback_releases() {
+    let start = 0x49_0000_0000;
+    let world = World::at(start);
+    world.provider.layout.replace(
+        (0..3)
+            .map(|i| Allocation::new(start + i * 2 * MIB, 2 * MIB))
+            .collect(),
+    );
+    let mr = RevocableMr::pin(start, 6 * MIB).expect("pinned");
+    mr.set_ticket(Ticket::default()).expect("admitted");
+    let mut mr = Some(mr);
+    world
+        .on_revoke
+        .set(Some(Box::new(move |_| drop(mr.take()))));
+    for part in 0..2 {
+        world
+            .provider
+            .free_part(start, start + (part + 1) * 2 * MIB);
+        assert_eq!(standing(), [(1, State::Orphaned)], "after part {part}");
+        assert_eq!(counts(PinMode::Revocable).active_bytes, 6 * MIB);
+    }
+    world.free();
+    assert_eq!(standing(), []);
+    let counts = counts(PinMode::Revocable);
+    assert_eq!((counts.revoked, counts.released, counts.active), (1, 1, 0));
+}
+
+#[test]
+fn no_number_comes_twice() {
+    let world = World::at(0x4a_0000_0000);
+    let mut seen = Vec::new();
+    for round in 0..50_u64 {
+        let region = PersistentMr::pin(0x4a_0000_0000, MIB).expect("pinned");
+        let mr = RevocableMr::pin(0x4a_0000_0000, MIB).expect("pinned");
+        seen.extend(standing().iter().map(|(number, _)| *number));
+        if round % 3 == 0 {
+            world.free();
+        }
+        drop((mr, region));
+        assert_eq!(standing(), []);
+    }
+    assert!(seen.is_sorted_by(|a, b| a < b), "{seen:?}");
+    assert_eq!((seen.first(), seen.last()), (Some(&1), Some(&100)));
+    assert_eq!(registry().stats(|stats| stats.last()), 100);
+}
+
+/// Some go and come between two looks of a reader, who meets every one that stays.
+#[test]
+fn a_reader_goes_on_behind_what_it_has_seen() {
+    let stay = |i: u64| i % 3 == 0;
+    let mut stands: Vec<Option<Stand>> = (0..99).map(|_| Some(Stand::default())).collect();
+    for (i, stand) in stands.iter().flatten().enumerate() {
+        stand.add(registration_info(i as u64 * MIB, MIB));
+    }
+    let mut next = 0;
+    let mut met = Vec::new();
+    while let Some(registration) = registry().from(next) {
+        assert!(registration.number >= next);
+        next = registration.number + 1;
+        met.push(registration.number);
+        // The one behind it goes, and another comes at the end.
+        let behind = registration.number as usize;
+        if let Some(stand) = stands.get_mut(behind).filter(|_| !stay(behind as u64)) {
+            if let Some(stand) = stand.take() {
+                stand.released(false);
+                let info = Stand::default();
+                info.add(registration_info(0, MIB));
+                info.released(false);
+            }
+        }
+    }
+    assert!(met.is_sorted_by(|a, b| a < b), "{met:?}");
+    for number in (0..99).filter(|i| stay(*i)).map(|i| i + 1) {
+        assert!(met.contains(&number), "{number} was not met: {met:?}");
+    }
+}
+
+#[test]
+fn a_reader_beside_adds_and_removes() {
+    const ROUNDS: u64 = 500;
+    let registry = registry();
+    let stays: Vec<Stand> = (0..5).map(|_| Stand::default()).collect();
+    for stand in &stays {
+        stand.add(registration_info(0, MIB));
+    }
+    let done = AtomicBool::new(false);
+    let looks = thread::scope(|scope| {
+        let reader =
+            scope.spawn(|| {
+                let mut looks = 0;
+                // Once at least after the end.
+                loop {
+                    let last = done.load(Ordering::SeqCst);
+                    let all = registry.all();
+                    assert!(all.is_sorted_by(|a, b| a.number < b.number));
+                    let stayed = all.iter().filter(|l| l.number <= 5).count();
+                    assert_eq!(stayed, 5, "one that stays was not met");
+                    for registration in &all {
+                        assert!(
+                            line(registration).starts_with(&format!("id={} ", registration.number))
+                        );
+                    }
+                    looks += 1;
+                    if last {
+                        return looks;
+                    }
+                }
+            });
+        for _ in 0..ROUNDS {
+            let stand = Stand::default();
+            stand.add(registration_info(MIB, MIB));
+            stand.released(false);
+        }
+        done.store(true, Ordering::SeqCst);
+        reader.join().expect("the reader agrees")
+    });
+    println!("{looks} looks beside {ROUNDS} lives");
+    assert_eq!(registry.stats(|stats| stats.last()), 5 + ROUNDS);
+    assert_eq!(counts(PinMode::Persistent).active, 5);
+    drop(stays);
+    assert_eq!(counts(PinMode::Persistent).active, 0);
+}
+
+/// Both modes at random, freed, released, and released by strangers: what stands there is what lives.
+#[test]
+fn free_beside_release_at_random() {
+    for round in 0..1000_u64 {
+        let (world, mr) = up(0x80_0000_0000 + round * 0x100_0000);
+        let stranger = round % 2 == 0;
+        thread::scope(|s| {
+            s.spawn(|| {
+                world.add();
+                world.free();
+            });
+            let world = world.clone();
+            s.spawn(move || {
+                world.add();
+                world.become_process(if stranger { 2 } else { 1 });
+                drop(mr);
+            });
+        });
+        // Freed and released, in whichever order.
+        assert_eq!(standing(), [], "round {round}");
+    }
+    let counts = counts(PinMode::Revocable);
+    assert_eq!(
+        (counts.registered, counts.released, counts.active),
+        (1000, 1000, 0)
+    );
+    assert_eq!(counts.active_bytes, 0);
+    assert!(counts.revoked <= 1000);
+    println!("{} of 1000 were lost before their release", counts.revoked);
+}
+
+#[test]
+fn who_leaves_twice_is_counted_once() {
+    let stand = Stand::default();
+    stand.add(registration_info(0, MIB));
+    stand.released(true);
+    stand.update(RegistryStats::remove);
+    stand.update(RegistryStats::remove);
+    stand.released(false);
+    drop(stand);
+    let counts = counts(PinMode::Persistent);
+    assert_eq!(
+        (counts.released, counts.active, counts.active_bytes),
+        (1, 0, 0)
+    );
+    assert!(!in_roll());
+}

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+/*
+ * Faults injected on purpose. A detector that has died reports nothing, and so
+ * does one that works on code without faults; only a fault tells them apart.
+ * At the end of every machine with the debug kernel each of these is made, by
+ * writing its name to the parameter "inject", and must be reported.
+ *
+ * The report names the function, so each has one of its own.
+ */
+#include <linux/dma-mapping.h>
+#include <linux/module.h>
+#include <linux/mutex.h>
+#include <linux/pci.h>
+#include <linux/preempt.h>
+#include <linux/slab.h>
+#include <linux/string.h>
+
+#define OBJECT_SIZE	96
+/* One stale pointer on a stack must not hide all of it. */
+#define LEAKS		8
+
+static noinline int injected_leak(void)
+{
+	char *object = kzalloc(OBJECT_SIZE, GFP_KERNEL);
+
+	if (!object)
+		return -ENOMEM;
+	strscpy(object, "injected leak", OBJECT_SIZE);
+	OPTIMIZER_HIDE_VAR(object);
+	return 0;
+}
+
+static int leak_some(void)
+{
+	int i, ret = 0;
+
+	for (i = 0; !ret && i < LEAKS; i++)
+		ret = injected_leak();
+	return ret;
+}
+
+static noinline int injected_use_after_free(void)
+{
+	char *object = kzalloc(OBJECT_SIZE, GFP_KERNEL);
+
+	if (!object)
+		return -ENOMEM;
+	kfree(object);
+	OPTIMIZER_HIDE_VAR(object);
+	(void)READ_ONCE(*object);
+	return 0;
+}
+
+static DEFINE_MUTEX(injected_first);
+static DEFINE_MUTEX(injected_second);
+
+/* Never a deadlock: one thread, one order after the other. */
+static noinline int injected_lock_inversion(void)
+{
+	mutex_lock(&injected_first);
+	mutex_lock(&injected_second);
+	mutex_unlock(&injected_second);
+	mutex_unlock(&injected_first);
+
+	mutex_lock(&injected_second);
+	mutex_lock(&injected_first);
+	mutex_unlock(&injected_first);
+	mutex_unlock(&injected_second);
+	return 0;
+}
+
+static noinline int injected_sleep(void)
+{
+	preempt_disable();
+	might_sleep();
+	preempt_enable();
+	return 0;
+}
+
+/*
+ * The host bridge, which no driver of the test VM's kernel wants. What is mapped
+ * is an address of no memory, as a BAR's; nothing ever goes there.
+ */
+#define HOLE		0xfed1c000
+
+static int injected_probe(struct pci_dev *pdev, const struct pci_device_id *id)
+{
+	dma_addr_t addr;
+	int ret;
+
+	ret = dma_set_mask(&pdev->dev, DMA_BIT_MASK(64));
+	if (ret)
+		return ret;
+	addr = dma_map_resource(&pdev->dev, HOLE, PAGE_SIZE, DMA_BIDIRECTIONAL, 0);
+	return dma_mapping_error(&pdev->dev, addr);
+}
+
+static const struct pci_device_id injected_ids[] = {
+	{ PCI_DEVICE(PCI_VENDOR_ID_INTEL, 0x29c0) },
+	{ }
+};
+
+static struct pci_driver injected_driver = {
+	.name		= "injected",
+	.id_table	= injected_ids,
+	.probe		= injected_probe,
+};
+
+/* Reported when the driver lets go of its device. */
+static noinline int injected_mapping(void)
+{
+	int ret = pci_register_driver(&injected_driver);
+
+	if (!ret)
+		pci_unregister_driver(&injected_driver);
+	return ret;
+}
+
+static const struct {
+	const char *name;
+	int (*inject)(void);
+} faults[] = {
+	{ "leak",		leak_some },
+	{ "mapping",		injected_mapping },
+	{ "sleep",		injected_sleep },
+	{ "lock_inversion",	injected_lock_inversion },
+	{ "use_after_free",	injected_use_after_free },
+};
+
+static int inject(const char *name, const struct kernel_param *unused)
+{
+	int i;
+
+	for (i = 0; i < ARRAY_SIZE(faults); i++)
+		if (sysfs_streq(name, faults[i].name))
+			return faults[i].inject();
+	return -EINVAL;
+}
+
+static const struct kernel_param_ops inject_ops = {
+	.set = inject,
+};
+module_param_cb(inject, &inject_ops, NULL, 0200);
+MODULE_PARM_DESC(inject, "name of a fault to make");
+
+MODULE_DESCRIPTION("faults on purpose, to see that they are found");
+MODULE_LICENSE("Dual BSD/GPL");

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The first contact from an awkward place: a clone below /tmp, with a blank and a letter beyond ASCII in its name, and a
+//! cache below /tmp, too. The machine mounts its own /tmp, and kbuild takes no blanks.
+
+use std::fs;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Command;
+use std::process::Stdio;
+
+use anyhow::bail;
+use anyhow::Context as _;
+use anyhow::Result;
+
+use crate::paths::Paths;
+use crate::progress::output;
+use crate::results::Test;
+
+/// A folder that goes with this value.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn make(path: String) -> Result<Self> {
+        let path = PathBuf::from(path);
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).with_context(|| path.display().to_string())?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What the file that only the working directory has says.
+const MARK: &str = "of the working directory";
+
+/// Boots a machine from such a clone, which compiles the modules, and another from a folder below /dev/shm. `build` is the
+/// kernel's build tree.
+pub(crate) fn tests(paths: &Paths, build: &Path) -> Result<Vec<Test>> {
+    let process = std::process::id();
+    let clone = Folder::make(format!("/tmp/runner {process} clöne"))?;
+    let shm = Folder::make(format!("/dev/shm/runner {process} ü"))?;
+    let cache = Folder::make(format!("/tmp/runner-{process}-cache"))?;
+    copy_tracked(&paths.repo, &clone.0)?;
+    lend(&paths.cache, &cache.0.join("peermem-rs"))?;
+
+    let run = |name: &str, cwd: &Path, script: &str, wanted: &[&str]| {
+        let result = vm(paths, build, [&clone.0, &cache.0, cwd], script, wanted);
+        Test::of(name.to_owned(), result)
+    };
+    let first = run(
+        "clone below /tmp",
+        &clone.0,
+        "cat Kbuild > /tmp/Kbuild && cmp Kbuild src/../Kbuild && gdr test register.one_pin_one_unpin",
+        &["ok 1 register.one_pin_one_unpin"],
+    );
+    let second = run(
+        "working directory below /dev/shm",
+        &shm.0,
+        "peermemctl --version",
+        &["peermemctl "],
+    );
+    Ok(vec![first, second])
+}
+
+/// All files of the repository that git has, or would have.
+fn copy_tracked(repo: &Path, to: &Path) -> Result<()> {
+    let list = output(
+        Command::new("git")
+            // The clone may be somebody else's.
+            .args(["-c", "safe.directory=*", "-c", "core.quotePath=off", "-C"])
+            .arg(repo)
+            .args(["ls-files", "--cached", "--others", "--exclude-standard"]),
+    )?;
+    for name in list.lines() {
+        let (from, target) = (repo.join(name), to.join(name));
+        // One that was removed and not committed yet.
+        if !from.exists() {
+            continue;
+        }
+        if let Some(parent) = target.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        fs::copy(&from, &target).with_context(|| from.display().to_string())?;
+    }
+    Ok(())
+}
+
+/// Gives the new cache what takes minutes to make and does not depend on where the clone lies.
+fn lend(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to.join("programs"))?;
+    for entry in fs::read_dir(from.join("programs"))? {
+        let entry = entry?;
+        if entry.file_type()?.is_file() {
+            fs::copy(entry.path(), to.join("programs").join(entry.file_name()))?;
+        }
+    }
+    if from.join("bindgen").exists() {
+        std::os::unix::fs::symlink(from.join("bindgen"), to.join("bindgen"))?;
+    }
+    Ok(())
+}
+
+/// Runs `runner vm` of the clone as its user would; the output must have these words.
+fn vm(
+    paths: &Paths,
+    build: &Path,
+    [clone, cache, cwd]: [&Path; 3],
+    script: &str,
+    wanted: &[&str],
+) -> Result<Vec<String>> {
+    fs::write(cwd.join("mark"), MARK)?;
+    // What the machine writes there stays in it.
+    let script = format!("set -e; cat mark; echo; {script}; echo x > mark");
+    let log = paths.new_log()?;
+    // This very program, even if cargo has put another in its place since.
+    let result = Command::new("/proc/self/exe")
+        .args(["vm", "--kernel"])
+        .arg(build)
+        .arg("--log")
+        .arg(&log)
+        .args(["--", "sh", "-c", &script])
+        .current_dir(cwd)
+        .env("RUNNER_REPO", clone)
+        .env("XDG_CACHE_HOME", cache)
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot start runner")?;
+    let said = String::from_utf8_lossy(&result.stdout).into_owned();
+    let missing = [MARK]
+        .iter()
+        .chain(wanted)
+        .find(|word| !said.contains(**word));
+    let kept = fs::read_to_string(cwd.join("mark"))? == MARK;
+    if !result.status.success() || missing.is_some() || !kept {
+        let errors = String::from_utf8_lossy(&result.stderr);
+        bail!(
+            "{}{}\nkernel log: {}\n{said}\n{errors}",
+            result.status,
+            if kept {
+                ""
+            } else {
+                ", and it wrote to the host's file"
+            },
+            log.display()
+        );
+    }
+    Ok(Vec::new())
+}

@@ -1,0 +1,675 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What a registration costs: our module's own instructions by callback, counted without a machine, and held against the
+//! figures that `tests/cost/figures` has.
+//!
+//! The module's file, as it would be loaded, is linked with the services of `tests/cost` into a user process, which makes
+//! registrations in it. Callgrind counts each instruction; those in the module's sections are the module's own.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fmt::Write as _;
+use std::fs;
+use std::ops::Range;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::bail;
+use anyhow::Context as _;
+use anyhow::Result;
+use clap::Args;
+
+use crate::apt;
+use crate::kernel;
+use crate::kernel::Kernel;
+use crate::modules::Builder;
+use crate::paths::Paths;
+use crate::progress::output;
+use crate::results::Test;
+use crate::results::Verdict;
+use crate::setup;
+use crate::stamp;
+
+#[derive(Debug, Args)]
+pub(crate) struct Selection {
+    /// Writes the figures that were counted into tests/cost/figures
+    #[arg(long)]
+    update: bool,
+}
+
+const MODES: &[&str] = &["persistent", "revocable"];
+
+/// Objects of the kernel's build that the module's code runs with; all else is in `tests/cost/services.c`.
+const KERNEL_OBJECTS: &[&str] = &[
+    "arch/x86/lib/memcpy_64.o",
+    "arch/x86/lib/memset_64.o",
+    "lib/rbtree.o",
+    "lib/scatterlist.o",
+    "lib/string.o",
+    "rust/core.o",
+    "rust/helpers/helpers.o",
+    "rust/kernel.o",
+];
+
+/// The section of the program that has all instructions of the module.
+const MODULE_SECTION: &str = "cost_module";
+
+/// So many percent may an instruction count differ, up or down. Calls may not.
+const TOLERANCE: u64 = 2;
+
+/// Begins the line of the figures' file that says what the module was compiled with.
+const COMPILED: &str = "# Compiled with ";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    /// In one callback.
+    Instructions,
+    /// Of one service, in all callbacks.
+    Calls,
+}
+
+impl Kind {
+    const ALL: [Self; 2] = [Self::Instructions, Self::Calls];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Instructions => "instructions",
+            Self::Calls => "calls",
+        }
+    }
+}
+
+/// What a figure is of.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Figure {
+    /// Mode and shape: "persistent 64KiB".
+    registration: String,
+    kind: Kind,
+    /// The callback, or the service.
+    name: String,
+}
+
+impl fmt::Display for Figure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind.name(), self.name)
+    }
+}
+
+type Figures = BTreeMap<Figure, u64>;
+
+/// Figures, and what they were counted with.
+#[derive(Debug, PartialEq, Eq)]
+struct Counted {
+    compilers: String,
+    figures: Figures,
+}
+
+/// One test for each registration: whether it costs what the file says. With `frozen`, of the module that is there.
+pub(crate) fn tests(paths: &Paths, frozen: bool) -> Result<Vec<Test>> {
+    let counted = count(paths, frozen)?;
+    let kept = read(&fs::read_to_string(file(paths)).unwrap_or_default())?;
+    let mut tests = compare(&kept.figures, &counted.figures);
+    advise(&mut tests, &kept, &counted);
+    Ok(tests)
+}
+
+/// Counts, shows, and compares or writes.
+pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
+    let counted = count(paths, false)?;
+    print!("{}", table(&counted.figures));
+    let file = file(paths);
+    let kept = read(&fs::read_to_string(&file).unwrap_or_default())?;
+    let mut tests = compare(&kept.figures, &counted.figures);
+    if !selection.update {
+        advise(&mut tests, &kept, &counted);
+    }
+    println!();
+    for test in &tests {
+        let verdict = match (&test.verdict, selection.update) {
+            (Verdict::Passed, _) => "ok",
+            (_, true) => "changed",
+            (_, false) => "FAILED",
+        };
+        println!("  {}: {verdict}", test.name);
+        for note in &test.notes {
+            println!("      {note}");
+        }
+    }
+    if selection.update {
+        if stamp::update(&file, write(&counted).as_bytes())? {
+            println!("{} is written", file.display());
+        }
+        return Ok(0);
+    }
+    let failed = tests.iter().any(|test| test.verdict != Verdict::Passed);
+    Ok(i32::from(failed))
+}
+
+fn file(paths: &Paths) -> PathBuf {
+    paths.repo.join("tests/cost/figures")
+}
+
+fn count(paths: &Paths, frozen: bool) -> Result<Counted> {
+    apt::install(paths, apt::COST)?;
+    let toolchain = setup::tools(paths)?;
+    let extent = if frozen {
+        kernel::Extent::Frozen
+    } else {
+        kernel::Extent::Patched
+    };
+    let kernel = setup::find_kernel(paths, &toolchain, kernel::DEFAULT, extent)?;
+    let _lock = setup::Lock::take(paths, "modules")?;
+    let builder = Builder::new(paths, &toolchain, &kernel, frozen);
+    let directory = kernel.products.join("cost.linked");
+    fs::create_dir_all(&directory)?;
+    let program = link(
+        paths,
+        &kernel,
+        &directory,
+        &builder.services()?,
+        &builder.ours()?,
+    )?;
+    let mut figures = Figures::new();
+    for mode in MODES {
+        let dumps = directory.join(format!("{mode}.callgrind"));
+        let said = output(
+            Command::new("valgrind")
+                .args(["--command-line-only=yes", "--quiet", "--vgdb=no"])
+                .args(["--tool=callgrind", "--dump-instr=yes", "--dump-line=no"])
+                .args(["--compress-strings=no", "--compress-pos=no"])
+                .arg("--combine-dumps=yes")
+                .arg(format!("--callgrind-out-file={}", dumps.display()))
+                .arg(&program)
+                .arg(mode),
+        )?;
+        let dumps = fs::read_to_string(&dumps)
+            .with_context(|| format!("callgrind wrote no {}", dumps.display()))?;
+        add(&mut figures, mode, &said, &dumps)?;
+    }
+    Ok(Counted {
+        compilers: compilers(&kernel)?,
+        figures,
+    })
+}
+
+/// The kernel, and the compilers that it and the module were compiled with, as its configuration has them.
+fn compilers(kernel: &Kernel) -> Result<String> {
+    let file = kernel.build.join("include/config/auto.conf");
+    let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+    let value = |key: &str| {
+        text.lines()
+            .filter_map(|line| line.split_once('='))
+            .find(|(name, _)| *name == key)
+            .map(|(_, value)| value.trim_matches('"').to_owned())
+            .with_context(|| format!("{} has no {key}", file.display()))
+    };
+    Ok(format!(
+        "{}, {}, for Linux {}",
+        value("CONFIG_CC_VERSION_TEXT")?,
+        value("CONFIG_RUSTC_VERSION_TEXT")?,
+        kernel.release
+    ))
+}
+
+/// Makes the program in `directory`.
+fn link(
+    paths: &Paths,
+    kernel: &Kernel,
+    directory: &Path,
+    services: &Path,
+    module: &Path,
+) -> Result<PathBuf> {
+    let at = |name: &str| directory.join(name);
+    // Its instructions in one section, whose bounds the linker tells.
+    let mut objcopy = Command::new("objcopy");
+    objcopy.arg("--strip-debug");
+    for section in code_sections(&output(Command::new("objdump").arg("-hw").arg(module))?) {
+        objcopy.arg(format!("--rename-section={section}={MODULE_SECTION}"));
+    }
+    output(objcopy.arg(module).arg(at("module.o")))?;
+    output(
+        Command::new("ld")
+            .args(["-r", "--no-warn-execstack", "-o"])
+            .args([&at("joined.o"), services, &at("module.o")])
+            .args(
+                KERNEL_OBJECTS
+                    .iter()
+                    .map(|object| kernel.build.join(object)),
+            ),
+    )?;
+    let undefined = output(
+        Command::new("nm")
+            .args(["--undefined-only", "--just-symbols"])
+            .arg(at("joined.o")),
+    )?;
+    fs::write(at("missing.s"), missing(undefined.lines()))?;
+    let gcc = || {
+        let mut command = Command::new("gcc");
+        command.args(["-O2", "-Wall", "-no-pie"]);
+        command
+    };
+    output(
+        gcc()
+            .arg("-c")
+            .arg(at("missing.s"))
+            .arg("-o")
+            .arg(at("missing.o")),
+    )?;
+    output(
+        Command::new("ld")
+            .args(["-r", "--no-warn-execstack", "-o"])
+            .args(["kernel.o", "joined.o", "missing.o"].map(at)),
+    )?;
+    // The C library has functions of the same names.
+    output(
+        Command::new("objcopy")
+            .args(["--wildcard", "--keep-global-symbol=cost_*"])
+            .arg(at("kernel.o")),
+    )?;
+    output(
+        gcc()
+            .args([
+                "-static",
+                "-Wl,-z,noexecstack",
+                "-Wl,--no-warn-execstack",
+                "-o",
+            ])
+            .arg(at("cost"))
+            .arg(paths.repo.join("tests/cost/main.c"))
+            .arg(at("kernel.o")),
+    )?;
+    Ok(at("cost"))
+}
+
+/// The names of the sections with instructions, of what `objdump -hw` says.
+fn code_sections(headers: &str) -> Vec<&str> {
+    headers
+        .lines()
+        .filter(|line| line.contains("CODE"))
+        .filter_map(|line| line.split_whitespace().nth(1))
+        .collect()
+}
+
+/// Assembler source: for each symbol that nobody defines a page of its own, and a list of their names in that order.
+fn missing<'a>(undefined: impl Iterator<Item = &'a str>) -> String {
+    // These main.c and the linker have.
+    let others = ["host_", "__start_", "__stop_"];
+    let mut pages = ".section cost_missing, \"aw\", @nobits\n".to_owned();
+    let mut names = ".section .rodata\n.globl cost_missing_names\ncost_missing_names:\n".to_owned();
+    let mut strings = String::new();
+    for (at, symbol) in undefined
+        .filter(|symbol| !others.iter().any(|other| symbol.starts_with(other)))
+        .enumerate()
+    {
+        let _ = writeln!(pages, ".balign 4096\n.globl {symbol}\n{symbol}: .skip 4096");
+        let _ = writeln!(names, ".quad .Lname{at}");
+        let _ = writeln!(strings, ".Lname{at}: .asciz \"{symbol}\"");
+    }
+    format!("{pages}{names}{strings}.section .note.GNU-stack, \"\", @progbits\n")
+}
+
+/// Adds what the program said in a mode, and what callgrind counted.
+fn add(figures: &mut Figures, mode: &str, said: &str, dumps: &str) -> Result<()> {
+    let mut text = None;
+    let mut set = |shape: &str, kind, name: &str, value: u64| {
+        let figure = Figure {
+            registration: format!("{mode} {shape}"),
+            kind,
+            name: name.to_owned(),
+        };
+        *figures.entry(figure).or_default() += value;
+    };
+    for line in said.lines() {
+        match line.split_whitespace().collect::<Vec<_>>()[..] {
+            ["text", start, end] => text = Some(hex(start)?..hex(end)?),
+            // Functions of several names count as one.
+            ["calls", shape, service, times] => {
+                set(shape, Kind::Calls, service, times.parse()?);
+            }
+            _ => bail!("the program said: {line}"),
+        }
+    }
+    let text = text.context("the program did not say where the module is")?;
+    let counts = instructions(dumps, &text)?;
+    if counts.is_empty() {
+        bail!("callgrind dumped nothing");
+    }
+    for (title, count) in counts {
+        let (shape, callback) = title.split_once(' ').context("a dump without a title")?;
+        if count == 0 {
+            bail!("no instruction of the module's in {title}");
+        }
+        set(shape, Kind::Instructions, callback, count);
+    }
+    Ok(())
+}
+
+fn hex(text: &str) -> Result<u64> {
+    let digits = text.strip_prefix("0x").with_context(|| text.to_owned())?;
+    u64::from_str_radix(digits, 16).with_context(|| text.to_owned())
+}
+
+/// By the titles of callgrind's dumps: how many instructions of `text` were executed.
+fn instructions(dumps: &str, text: &Range<u64>) -> Result<BTreeMap<String, u64>> {
+    let mut counts = BTreeMap::new();
+    let mut title = None;
+    let mut is_call = false;
+    for line in dumps.lines() {
+        if line.starts_with("part: ") {
+            title = None;
+        } else if let Some(found) = line.strip_prefix("desc: Trigger: Client Request: ") {
+            title = Some(found);
+            counts.entry(found.to_owned()).or_default();
+        } else if let Some(positions) = line.strip_prefix("positions: ") {
+            if positions != "instr" {
+                bail!("callgrind's positions are {positions}");
+            }
+        } else if line.starts_with("calls=") {
+            is_call = true;
+        } else if line.starts_with("0x") {
+            // What follows a call is what the callee executed, which stands there once more.
+            if std::mem::take(&mut is_call) {
+                continue;
+            }
+            let (address, count) = line.split_once(' ').with_context(|| line.to_owned())?;
+            if let Some(title) = title.filter(|_| text.contains(&hex(address).unwrap_or(0))) {
+                *counts.entry(title.to_owned()).or_default() += count.parse::<u64>()?;
+            }
+        }
+    }
+    Ok(counts)
+}
+
+/// The file of the figures.
+fn write(counted: &Counted) -> String {
+    let mut text = format!(
+        "# SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause\n\
+         #\n\
+         # What a registration costs: instructions of nvidia-peermem's own, by callback, and calls of services of\n\
+         # the kernel's and of the provider's functions. Written by `make cost UPDATE=1`; tests/runner/README.md has\n\
+         # how they are counted.\n\
+         #\n\
+         {COMPILED}{}\n\n",
+        counted.compilers
+    );
+    for (figure, value) in &counted.figures {
+        let _ = writeln!(text, "{} {figure} {value}", figure.registration);
+    }
+    text
+}
+
+fn read(text: &str) -> Result<Counted> {
+    let mut counted = Counted {
+        compilers: String::new(),
+        figures: Figures::new(),
+    };
+    for line in text.lines() {
+        if let Some(compilers) = line.strip_prefix(COMPILED) {
+            counted.compilers = compilers.to_owned();
+        }
+        if line.starts_with('#') || line.is_empty() {
+            continue;
+        }
+        let wrong = || format!("tests/cost/figures: {line}");
+        let [mode, shape, kind, name, value] = line.split(' ').collect::<Vec<_>>()[..] else {
+            bail!("{}", wrong());
+        };
+        let figure = Figure {
+            registration: format!("{mode} {shape}"),
+            kind: Kind::ALL
+                .into_iter()
+                .find(|known| known.name() == kind)
+                .with_context(wrong)?,
+            name: name.to_owned(),
+        };
+        let value = value.parse().with_context(wrong)?;
+        if counted.figures.insert(figure, value).is_some() {
+            bail!("{}: for the second time", wrong());
+        }
+    }
+    Ok(counted)
+}
+
+/// Whether a figure may change so without the file.
+fn is_near(kind: Kind, old: u64, new: u64) -> bool {
+    match kind {
+        Kind::Instructions => old.abs_diff(new) * 100 <= old * TOLERANCE,
+        Kind::Calls => old == new,
+    }
+}
+
+/// One test for each registration, with what changed in it.
+fn compare(kept: &Figures, counted: &Figures) -> Vec<Test> {
+    let all: BTreeSet<&Figure> = kept.keys().chain(counted.keys()).collect();
+    let registrations: BTreeSet<&str> = all
+        .iter()
+        .map(|figure| figure.registration.as_str())
+        .collect();
+    let test = |registration: &str| {
+        let mut test = Test::of(registration.to_owned(), Ok(Vec::new()));
+        let of_this = |figure: &&Figure| figure.registration == registration;
+        for (figures, problem) in [
+            (kept, "tests/cost/figures has nothing of it"),
+            (counted, "it was not counted"),
+        ] {
+            if !figures.keys().any(|figure| of_this(&figure)) {
+                test.verdict = Verdict::Failed;
+                test.notes.push(problem.to_owned());
+                return test;
+            }
+        }
+        for figure in all.iter().copied().filter(of_this) {
+            let (old, new) = (kept.get(figure), counted.get(figure));
+            if old == new {
+                continue;
+            }
+            let word = |value: Option<&u64>| value.map_or("none".to_owned(), u64::to_string);
+            let mut note = format!("{figure}: {} -> {}", word(old), word(new));
+            let near = old.zip(new).is_some_and(|(&old, &new)| {
+                // CAST: Far below 2⁵².
+                let percent = 100.0 * (new as f64 / old as f64 - 1.0);
+                let _ = write!(note, " ({percent:+.1} %)");
+                is_near(figure.kind, old, new)
+            });
+            if !near {
+                test.verdict = Verdict::Failed;
+            }
+            test.notes.push(note);
+        }
+        test
+    };
+    registrations.into_iter().map(test).collect()
+}
+
+/// Says with what failed what to do.
+fn advise(tests: &mut [Test], kept: &Counted, counted: &Counted) {
+    for test in tests {
+        if test.verdict == Verdict::Passed {
+            continue;
+        }
+        test.notes.push(format!(
+            "if more than {TOLERANCE} % of instructions, or a call, is meant to change: make cost UPDATE=1, and commit tests/cost/figures"
+        ));
+        if kept.compilers != counted.compilers {
+            test.notes.push(format!(
+                "or the compiler changed it: the file's figures are of {}; these are of {}",
+                kept.compilers, counted.compilers
+            ));
+        }
+    }
+}
+
+/// For people: instructions by callback and registration, and how many calls there are.
+fn table(figures: &Figures) -> String {
+    let mut columns: Vec<&str> = Vec::new();
+    let mut rows: Vec<&str> = Vec::new();
+    for figure in figures.keys() {
+        if !columns.contains(&figure.registration.as_str()) {
+            columns.push(&figure.registration);
+        }
+        if figure.kind == Kind::Instructions && !rows.contains(&figure.name.as_str()) {
+            rows.push(&figure.name);
+        }
+    }
+    let sum = |registration: &str, kind: Kind, name: Option<&str>| -> u64 {
+        figures
+            .iter()
+            .filter(|(figure, _)| figure.registration == registration && figure.kind == kind)
+            .filter(|(figure, _)| name.is_none_or(|name| figure.name == name))
+            .map(|(_, value)| value)
+            .sum()
+    };
+    let mut text = "Instructions of the module's own\n".to_owned();
+    let mut row = |name: &str, cells: Vec<String>| {
+        let _ = write!(text, "{name:16}");
+        for (cell, column) in cells.iter().zip(&columns) {
+            let _ = write!(text, "  {cell:>width$}", width = column.len());
+        }
+        text.push('\n');
+    };
+    row(
+        "",
+        columns.iter().map(|column| (*column).to_owned()).collect(),
+    );
+    let each = |kind, name| {
+        columns
+            .iter()
+            .map(|column| sum(column, kind, name).to_string())
+            .collect()
+    };
+    for name in rows {
+        row(name, each(Kind::Instructions, Some(name)));
+    }
+    row("together", each(Kind::Instructions, None));
+    row("calls", each(Kind::Calls, None));
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figures(text: &str) -> Counted {
+        read(text).unwrap()
+    }
+
+    #[test]
+    fn the_file_is_read_as_it_is_written() {
+        let text = "# Compiled with gcc 1, rustc 2\n\
+                    persistent 64KiB instructions acquire 761\npersistent 64KiB calls kmalloc 5\n";
+        let counted = figures(text);
+        assert_eq!(counted.compilers, "gcc 1, rustc 2");
+        assert_eq!(counted.figures.len(), 2);
+        assert_eq!(figures(&write(&counted)), counted);
+        for wrong in [
+            "persistent 64KiB instructions acquire",
+            "persistent 64KiB instructions acquire many",
+            "persistent 64KiB cycles acquire 1",
+            "persistent 64KiB calls a 1\npersistent 64KiB calls a 2",
+        ] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn figures_may_change_a_little_and_calls_may_not() {
+        let kept = "# Compiled with a\n\
+                    m s instructions acquire 1000\nm s instructions gone 1\nm s calls kfree 100\n\
+                    m t instructions acquire 1000\nm u instructions acquire 1000\nm v calls kfree 100\n";
+        let counted = "# Compiled with b\n\
+                       m s instructions acquire 1021\nm s instructions new 1\nm s calls kfree 101\n\
+                       m t instructions acquire 1020\nm u instructions acquire 979\nm v calls kfree 100\n";
+        let (kept, counted) = (figures(kept), figures(counted));
+        let mut tests = compare(&kept.figures, &counted.figures);
+        advise(&mut tests, &kept, &counted);
+        let verdicts: Vec<(&str, bool)> = tests
+            .iter()
+            .map(|test| (test.name.as_str(), test.verdict == Verdict::Passed))
+            .collect();
+        assert_eq!(
+            verdicts,
+            [("m s", false), ("m t", true), ("m u", false), ("m v", true)]
+        );
+        assert_eq!(
+            tests[0].notes[..4],
+            [
+                "instructions acquire: 1000 -> 1021 (+2.1 %)",
+                "instructions gone: 1 -> none",
+                "instructions new: none -> 1",
+                "calls kfree: 100 -> 101 (+1.0 %)",
+            ]
+        );
+        assert!(tests[0].notes[5].contains("figures are of a; these are of b"));
+        assert_eq!(
+            tests[1].notes,
+            ["instructions acquire: 1000 -> 1020 (+2.0 %)"]
+        );
+        // A file that is not there has no figures; what is not counted any more must leave it.
+        for (kept, counted) in [(&figures(""), &counted), (&counted, &figures(""))] {
+            let tests = compare(&kept.figures, &counted.figures);
+            assert_eq!(tests.len(), 4);
+            assert!(tests.iter().all(|test| test.verdict == Verdict::Failed));
+        }
+    }
+
+    #[test]
+    fn dumps_are_counted_by_address() {
+        let dumps = "part: 1\ndesc: Trigger: Client Request: 64KiB acquire\npositions: instr\nevents: Ir\n\
+                     fn=a\n0xfff 7\n0x1000 1\n0x1004 2\ncfn=b\ncalls=3 0x1010\n0x1004 900\n0x2000 5\n\
+                     part: 2\ndesc: Trigger: Program termination\npositions: instr\n0x1000 50\n\
+                     part: 3\ndesc: Trigger: Client Request: 64KiB release\npositions: instr\n0x1fff 4\n";
+        let counts = instructions(dumps, &(0x1000..0x2000)).unwrap();
+        assert_eq!(
+            counts.into_iter().collect::<Vec<_>>(),
+            [
+                ("64KiB acquire".to_owned(), 3),
+                ("64KiB release".to_owned(), 4)
+            ]
+        );
+        assert!(instructions("positions: instr line\n", &(0..1)).is_err());
+        let mut none = Figures::new();
+        let said = "text 0x10 0x20\n";
+        assert!(add(&mut none, "m", said, "").is_err());
+        assert!(add(
+            &mut none,
+            "m",
+            said,
+            "part: 1\ndesc: Trigger: Client Request: s c\n"
+        )
+        .is_err());
+        assert!(add(&mut none, "m", "", dumps).is_err());
+    }
+
+    #[test]
+    fn calls_of_one_service_by_several_functions_are_one_figure() {
+        let mut all = Figures::new();
+        let said = "text 0x1 0x2\ncalls s kfree 1\ncalls s kfree 4\n";
+        let dumps = "desc: Trigger: Client Request: s c\npositions: instr\n0x1 6\n";
+        add(&mut all, "m", said, dumps).unwrap();
+        let text = write(&Counted {
+            compilers: String::new(),
+            figures: all,
+        });
+        assert!(
+            text.ends_with("\nm s instructions c 6\nm s calls kfree 5\n"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn what_is_missing_has_a_page_and_a_name() {
+        let source =
+            missing(["host_alloc", "vfree", "__start_cost_calls", "kthread_stop"].into_iter());
+        assert_eq!(source.matches(".skip 4096").count(), 2);
+        assert!(source.contains(".asciz \"kthread_stop\""));
+        assert!(!source.contains("host_alloc"));
+    }
+
+    #[test]
+    fn sections_with_code() {
+        let headers = "Idx Name  Size\n  3 .text  0e943  CONTENTS, ALLOC, LOAD, READONLY, CODE\n  \
+                       4 .rodata  00f1  CONTENTS, ALLOC, LOAD, READONLY, DATA\n";
+        assert_eq!(code_sections(headers), [".text"]);
+    }
+}

@@ -1,0 +1,599 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! A host as users have them, as near as there can be one here: Debian 13 with its stock kernel, ib_core's modules in
+//! `updates` as OFED has them there, and the driver installed by DKMS, with NVIDIA's own nvidia-peermem beside it.
+//!
+//! Our module is installed by DKMS, its metadata for Rust made from the kernel's source; a machine boots that root and loads
+//! whatever `modprobe` finds. DKMS runs in a chroot, since its build would take an hour inside.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::anyhow;
+use anyhow::bail;
+use anyhow::Context as _;
+use anyhow::Result;
+
+use crate::apt;
+use crate::modules;
+use crate::modules::Index;
+use crate::paths::Paths;
+use crate::programs;
+use crate::progress::output;
+use crate::progress::Stage;
+use crate::results::pattern;
+use crate::results::Format;
+use crate::results::Test;
+use crate::stamp;
+use crate::stamp::Key;
+use crate::test;
+use crate::vm;
+use crate::vm::Options;
+use crate::vm::Peermem;
+use crate::vm::Provider;
+
+/// The release, and where its newer kernels are.
+const SUITES: &[&str] = &["trixie", "trixie-backports"];
+/// The kernel's series.
+const SERIES: &str = "7.3";
+
+/// What the host has beside its kernel: DKMS, what its headers must be completed with, and what the verbs program loads.
+const PACKAGES: &[&str] = &[
+    "linux-base/trixie-backports",
+    "dkms",
+    "rustc",
+    "rust-src",
+    "bindgen",
+    "make",
+    "flex",
+    "bison",
+    "bc",
+    "libelf-dev",
+    "libssl-dev",
+    "openssl",
+    "pahole",
+    "python3-minimal",
+    "xz-utils",
+    "iproute2",
+    "libibverbs1",
+    "ibverbs-providers",
+    "librdmacm1",
+];
+
+/// Of the repository, what DKMS needs.
+const PACKAGE: &[&str] = &[
+    "Kbuild",
+    "Makefile",
+    "dkms.conf",
+    "packaging",
+    "rust-bindings",
+    "scripts",
+    "src",
+];
+
+/// What a module that is gone must have left as it was.
+const WATCHED: &str = "etc usr/lib/modules usr/lib/systemd var/lib";
+
+/// The layer over the root, in the cache's folder for this.
+const OVERLAY: &str =
+    "lowerdir=base,upperdir=layer/upper,workdir=layer/work,redirect_dir=off,metacopy=off,index=off";
+
+/// The host's root, and what was made for it.
+struct Host<'a> {
+    paths: &'a Paths,
+    root: PathBuf,
+    /// What was changed in it lies here, if not in the root itself: an overlay's upper layer.
+    layer: Option<PathBuf>,
+    release: String,
+}
+
+/// The root with nothing of ours in it, made once.
+fn base<'a>(paths: &'a Paths, rdma_source: &Path) -> Result<Host<'a>> {
+    let home = paths.cache.join("debian");
+    fs::create_dir_all(&home)?;
+    let root = home.join("base");
+    let stamp = home.join("base.stamp");
+    let mut key = Key::default();
+    key.text("suites", &SUITES.join(" "));
+    key.text("series", SERIES);
+    key.text("packages", &PACKAGES.join(" "));
+    let key = key.finish();
+    if !stamp::is_fresh(&stamp, &key) {
+        apt::install(paths, apt::ROOT)?;
+        let mut stage = Stage::begin("Debian host: installing its packages");
+        remove(&root)?;
+        let prefix = format!("linux-image-{SERIES}");
+        let name = pattern(r"^linux-image-([0-9.]+\+deb[0-9]+-amd64)$");
+        let candidates = apt::search(paths, &mut stage, &SUITES[1..], &prefix)?;
+        let release = candidates
+            .iter()
+            .find_map(|candidate| Some(name.captures(&candidate.package)?[1].to_owned()))
+            .ok_or_else(|| anyhow!("no suite has a stock kernel {SERIES}"))?;
+        let mut packages: Vec<String> = PACKAGES.iter().map(|name| (*name).to_owned()).collect();
+        packages.extend([
+            format!("linux-image-{release}"),
+            format!("linux-headers-{release}"),
+            format!("linux-source-{SERIES}"),
+        ]);
+        apt::make_root(paths, &mut stage, SUITES, &packages, &root)?;
+        stamp::set(&stamp, &key)?;
+        stage.done(&release);
+    }
+    let release = fs::read_dir(root.join("usr/lib/modules"))?
+        .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
+        .next()
+        .context("the host has no kernel")?;
+    let host = Host {
+        paths,
+        root,
+        layer: None,
+        release,
+    };
+    host.ofed(rdma_source)?;
+    Ok(host)
+}
+
+fn remove(path: &Path) -> Result<()> {
+    if path.exists() {
+        // An interrupted run may have left something mounted there.
+        output(
+            apt::as_root("rm")
+                .args(["-rf", "--one-file-system"])
+                .arg(path),
+        )?;
+    }
+    Ok(())
+}
+
+impl Host<'_> {
+    fn log(&self) -> PathBuf {
+        self.paths.cache.join("logs/debian.txt")
+    }
+
+    fn tests(&self, file: &str) -> PathBuf {
+        self.paths.repo.join("tests/debian").join(file)
+    }
+
+    /// A command in the root, with /proc and /dev. Whatever is mounted for it is gone when it ends.
+    fn command(&self, command: &str) -> Command {
+        let debian = self.paths.cache.join("debian");
+        let mut mounts = String::new();
+        let mut root = self.root.clone();
+        if self.layer.is_some() {
+            mounts = format!(
+                "cd '{}'; mount -t overlay -o {OVERLAY} overlay root; ",
+                debian.display()
+            );
+            root = debian.join("root");
+        }
+        mounts.push_str("mount -t proc proc \"$0/proc\"; mount --rbind /dev \"$0/dev\"; cd /; ");
+        mounts.push_str("exec chroot \"$0\" sh -ec \"$1\"");
+        let mut result = apt::as_root("unshare");
+        result
+            .args([
+                "--mount",
+                "--fork",
+                "env",
+                "-i",
+                "HOME=/root",
+                "LC_ALL=C.UTF-8",
+            ])
+            .arg(vm::SYSTEM_PROGRAMS)
+            .args(["sh", "-ec", &mounts])
+            .arg(&root)
+            .arg(command);
+        result
+    }
+
+    fn output(&self, command: &str) -> Result<String> {
+        output(&mut self.command(command))
+    }
+
+    /// Copies files into a folder of the root.
+    fn put(&self, sources: &[PathBuf], folder: &str) -> Result<()> {
+        let target = self.layer.as_ref().unwrap_or(&self.root).join(folder);
+        output(apt::as_root("mkdir").arg("-p").arg(&target))?;
+        output(apt::as_root("cp").arg("-rL").args(sources).arg(&target))?;
+        Ok(())
+    }
+
+    /// ib_core and rxe with peer memory: compiled outside the kernel's tree, and laid where OFED lays its own.
+    fn ofed(&self, source: &Path) -> Result<()> {
+        let stamp = self.paths.cache.join("debian/ofed.stamp");
+        let mut key = Key::default();
+        let kernel = self.paths.repo.join("tests/kernel");
+        for input in [
+            kernel.join("overlay"),
+            kernel.join("patches"),
+            self.tests("ofed"),
+        ] {
+            key.path(&self.paths.repo, &input)?;
+        }
+        key.text("release", &self.release);
+        let key = key.finish();
+        if stamp::is_fresh(&stamp, &key) && self.root.join("usr/src/ofa_kernel").exists() {
+            return Ok(());
+        }
+        let mut stage = Stage::begin("Debian host: compiling ib_core with peer memory");
+        let home = "usr/src/ofa_kernel/default";
+        remove(&self.root.join("usr/src/ofa_kernel"))?;
+        self.put(&[self.tests("ofed/Kbuild")], home)?;
+        for (folder, target) in [
+            ("drivers/infiniband/core", "drivers/infiniband"),
+            ("drivers/infiniband/sw/rxe", "drivers/infiniband/sw"),
+            ("include/rdma", "include"),
+            ("include/uapi/rdma", "include/uapi"),
+        ] {
+            self.put(&[source.join(folder)], &format!("{home}/{target}"))?;
+        }
+        self.put(
+            &[kernel.join("overlay/include/linux")],
+            &format!("{home}/include"),
+        )?;
+        // cm_trace.h is found beside a folder of this name.
+        output(
+            apt::as_root("mkdir")
+                .arg("-p")
+                .arg(self.root.join(home).join("include/trace")),
+        )?;
+        let release = &self.release;
+        stage.run(
+            &mut self.command(&format!(
+                "cd /{home}\n\
+                 make -C /lib/modules/{release}/build M=$PWD -j $(nproc) \
+                 NOSTDINC_FLAGS=\"-nostdinc -I$PWD/include -I$PWD/include/trace -I$PWD/include/uapi\" modules\n\
+                 rm -rf /lib/modules/{release}/updates/ofa\n\
+                 mkdir -p /lib/modules/{release}/updates/ofa\n\
+                 find . -name '*.ko' -exec cp {{}} /lib/modules/{release}/updates/ofa ';'\n\
+                 find . '(' -name '*.o' -o -name '.*.cmd' ')' -delete\n\
+                 depmod {release}"
+            )),
+            &self.log(),
+            "steps",
+            |line| line.starts_with("  "),
+        )?;
+        stamp::set(&stamp, &key)?;
+        stage.done("");
+        Ok(())
+    }
+
+    /// The driver's source, as its installer leaves it for DKMS.
+    fn put_driver(&self, control: &[PathBuf], version: &str) -> Result<()> {
+        let home = format!("usr/src/nvidia-{version}");
+        let repo = |path: &str| self.paths.repo.join(path);
+        self.put(
+            &[repo("tests/gpu"), repo("tests/control")],
+            &format!("{home}/tests"),
+        )?;
+        self.put(
+            &[repo("tests/kernel/overlay/include")],
+            &format!("{home}/tests/kernel/overlay"),
+        )?;
+        self.put(
+            &[repo("rust-bindings/include")],
+            &format!("{home}/rust-bindings"),
+        )?;
+        self.put(control, &format!("{home}/tests/control"))?;
+        self.put(control, &format!("{home}/nvidia"))?;
+        self.put(
+            &[self.tests("driver/Kbuild"), self.tests("driver/dkms.conf")],
+            &home,
+        )?;
+        self.output(&format!("sed -i s/@VERSION@/{version}/ /{home}/dkms.conf"))?;
+        Ok(())
+    }
+
+    /// All files that somebody could have left behind, but for what DKMS and depmod keep for themselves.
+    fn files(&self) -> Result<BTreeSet<String>> {
+        let list = self.output(&format!(
+            "cd / && find {WATCHED} -not -path 'var/lib/dkms/*' -not -name 'modules.*'"
+        ))?;
+        Ok(list.lines().map(str::to_owned).collect())
+    }
+
+    /// Boots the host, loads what its modprobe finds, and runs cases of the verbs program.
+    fn boot(
+        &self,
+        peermem: Peermem,
+        version: &str,
+        words: &[&str],
+    ) -> Result<(Vec<Test>, Vec<String>)> {
+        let options = Options {
+            peermem,
+            // What DKMS compiled.
+            provider: Provider::Ours,
+            root: self.root.clone(),
+            layer: self.layer.clone(),
+            env: vec![vm::SYSTEM_PROGRAMS.to_owned()],
+            // Debian's kernel lets nobody map what a driver holds, and the cases look into the BAR.
+            append: vec!["iomem=relaxed".to_owned()],
+            // Debian's kernel patches its code while it runs (jump labels; the test VM's own have none). With several
+            // processors the emulator was seen to run an int3 that was no longer there.
+            smp: 1,
+            ..Options::default()
+        };
+        let boot = vm::Boot {
+            image: self
+                .root
+                .join("boot")
+                .join(format!("vmlinuz-{}", self.release)),
+            release: self.release.clone(),
+            modules: self.early()?,
+            peermem_version: version.to_owned(),
+            control: None,
+            detectors: false,
+            drivers: Vec::new(),
+            signing: None,
+            host: true,
+        };
+        // The machine's root is the host's; what is this machine's lies below /host.
+        let program = vm::in_machine(&programs::gdr(self.paths));
+        let mut command = vec![program, "test".to_owned()];
+        command.extend(words.iter().map(|word| (*word).to_owned()));
+        let (outcome, mut tests) =
+            test::machine(self.paths, &options, &boot, &command, Format::Ktap)?;
+        for test in &mut tests {
+            test.name = format!("{}: {}", peermem.name(), test.name);
+        }
+        Ok((tests, outcome.failures))
+    }
+
+    /// The modules that the machine's file systems need, unpacked: busybox loads no others.
+    fn early(&self) -> Result<Index> {
+        let tree = self.root.join("usr/lib/modules").join(&self.release);
+        let folder = self.paths.cache.join("debian/early").join(&self.release);
+        fs::create_dir_all(&folder)?;
+        let table = fs::read_to_string(tree.join("modules.dep"))?;
+        let wanted = [vm::EARLY, vm::EARLY_ON_HOST].concat();
+        let mut index = Index::default();
+        for line in table.lines() {
+            let files: Vec<&str> = line
+                .split([':', ' '])
+                .filter(|word| !word.is_empty())
+                .collect();
+            let name = |file: &str| modules::name_of(Path::new(file.trim_end_matches(".xz")));
+            if !files
+                .first()
+                .is_some_and(|file| wanted.contains(&name(file).as_str()))
+            {
+                continue;
+            }
+            for file in files {
+                let plain = folder.join(format!("{}.ko", name(file)));
+                if !plain.exists() {
+                    let unpacked = Command::new("xz")
+                        .arg("-dc")
+                        .arg(tree.join(file))
+                        .output()?;
+                    if !unpacked.status.success() {
+                        bail!("cannot unpack {file}");
+                    }
+                    stamp::replace(&plain, &unpacked.stdout)?;
+                }
+                index.add(plain);
+            }
+        }
+        Ok(index)
+    }
+}
+
+/// What is in a text after a word, to the end of the line, without quotes.
+fn value<'a>(text: &'a str, name: &str) -> Result<&'a str> {
+    text.lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
+        .map(|value| value.trim_matches('"'))
+        .with_context(|| format!("no {name}"))
+}
+
+/// Installs, boots, removes, boots again.
+pub(crate) fn tests(
+    paths: &Paths,
+    rdma_source: &Path,
+    control: (&[PathBuf], &str),
+) -> Result<(Vec<Test>, Vec<String>)> {
+    // A container, say, has roots of its own and may not mount into them.
+    if output(apt::as_root("unshare").args(["--mount", "true"])).is_err() {
+        let reason = "this machine lets nobody mount".to_owned();
+        return Ok((vec![Test::skipped("dkms autoinstall", reason)], Vec::new()));
+    }
+    let mut host = base(paths, rdma_source)?;
+    let layer = paths.cache.join("debian/layer");
+    remove(&layer)?;
+    for folder in ["layer/upper", "layer/work", "root"] {
+        fs::create_dir_all(paths.cache.join("debian").join(folder))?;
+    }
+    host.layer = Some(layer.join("upper"));
+    let (control, driver) = control;
+    let mut stage = Stage::begin("Debian host: DKMS makes the driver");
+    host.put_driver(control, driver)?;
+    let release = &host.release;
+    stage.run(
+        &mut host.command(&format!("dkms install nvidia/{driver} -k {release}")),
+        &host.log(),
+        "lines",
+        |_| true,
+    )?;
+    stage.done("");
+    let before = host.files()?;
+    let of_driver = format!("/lib/modules/{release}/updates/dkms/nvidia-peermem.ko.xz");
+    let sum = host.output(&format!("sha256sum {of_driver}"))?;
+
+    let conf = fs::read_to_string(paths.repo.join("dkms.conf"))?;
+    let package = format!(
+        "{}/{}",
+        value(&conf, "PACKAGE_NAME")?,
+        value(&conf, "PACKAGE_VERSION")?
+    );
+    let source = format!("usr/src/{}", package.replace('/', "-"));
+    let files: Vec<PathBuf> = PACKAGE.iter().map(|name| paths.repo.join(name)).collect();
+    host.put(&files, &source)?;
+
+    let mut tests = Vec::new();
+    let mut problems = Vec::new();
+    tests.push(Test::of("check".to_owned(), host.check(&source)));
+    tests.push(Test::of(
+        "metadata of nothing else".to_owned(),
+        host.refusals(&source),
+    ));
+    tests.push(Test::of(
+        "dkms autoinstall".to_owned(),
+        host.install(&package),
+    ));
+    let (test, version) = host.found_by_modprobe("modprobe finds ours", "nvidia_peermem.ko.xz");
+    tests.push(test);
+    // Each in turn, whatever came of the one before.
+    let mut boot = |peermem, version: &str, words: &[&str]| {
+        let mut stage = Stage::begin(format!(
+            "Debian host: in the machine, {}",
+            peermem_title(peermem)
+        ));
+        stage.show("booting");
+        match host.boot(peermem, version, words) {
+            Ok((found, wrong)) => {
+                stage.done(&format!("{} tests", found.len()));
+                problems.extend(wrong);
+                found
+            }
+            Err(error) => {
+                stage.done("failed");
+                problems.push(format!("{error:#}"));
+                Vec::new()
+            }
+        }
+    };
+    tests.extend(boot(Peermem::Ours, &version, OURS));
+    tests.push(Test::of(
+        "dkms remove".to_owned(),
+        host.remove(&package, &before, (&of_driver, &sum)),
+    ));
+    let (test, version) = host.found_by_modprobe("modprobe finds NVIDIA's", "nvidia-peermem.ko.xz");
+    tests.push(test);
+    tests.extend(boot(Peermem::Nvidia, &version, NVIDIA));
+    remove(&layer)?;
+    Ok((tests, problems))
+}
+
+/// Cases of the verbs program with our module: all.
+const OURS: &[&str] = &[];
+/// And with NVIDIA's, which is back.
+const NVIDIA: &[&str] = &["register.", "move."];
+
+fn peermem_title(peermem: Peermem) -> &'static str {
+    match peermem {
+        Peermem::Nvidia => "NVIDIA's module",
+        _ => "our module",
+    }
+}
+
+/// What the user is to see of each step.
+impl Host<'_> {
+    /// The headers lack the metadata, and it can be made.
+    fn check(&self, source: &str) -> Result<Vec<String>> {
+        let said = self.output(&format!("/{source}/scripts/check KVER={}", self.release))?;
+        let row = pattern(r"(?m)^Rust metadata +remark +not made yet$");
+        if !row.is_match(&said) || !said.ends_with("It can be built.") {
+            bail!("scripts/check says:\n{said}");
+        }
+        Ok(Vec::new())
+    }
+
+    /// What only the kernel's own source and compiler can give is not made of anything else.
+    fn refusals(&self, source: &str) -> Result<Vec<String>> {
+        let headers = format!("/{source}/scripts/headers -m KVER={}", self.release);
+        let hidden = format!("/usr/src/linux-source-{SERIES}.tar.xz");
+        let mut said = Vec::new();
+        for (command, sentence) in [
+            (
+                format!(
+                    "mv {hidden} /usr/src/away; {headers} 2>&1; echo $?; mv /usr/src/away {hidden}"
+                ),
+                format!("run 'apt install linux-source-{SERIES}="),
+            ),
+            (
+                format!("{headers} RUSTC=/bin/true 2>&1; echo $?"),
+                "and no other can make its metadata".to_owned(),
+            ),
+        ] {
+            // Their statuses are looked at here.
+            let text = self.output(&format!("set +e; {command}; true"))?;
+            let given = format!("/lib/modules/{}/build", self.release);
+            if !text.contains(&sentence) || !text.ends_with(&format!("{given}\n1")) {
+                bail!("{command} says:\n{text}");
+            }
+            said.extend(text.lines().take(1).map(str::to_owned));
+        }
+        Ok(said)
+    }
+
+    fn install(&self, package: &str) -> Result<Vec<String>> {
+        let release = &self.release;
+        let mut stage = Stage::begin("Debian host: DKMS makes our module, and the metadata for it");
+        stage.run(
+            &mut self.command(&format!(
+                "dkms add {package} && dkms autoinstall -k {release}"
+            )),
+            &self.log(),
+            "lines",
+            |_| true,
+        )?;
+        stage.done("");
+        let status = self.output(&format!("dkms status {package} -k {release}"))?;
+        if !status.ends_with(": installed") {
+            bail!("dkms status says: {status}");
+        }
+        let said = self.output(&format!(
+            "/usr/src/{}/scripts/check KVER={release}",
+            package.replace('/', "-")
+        ))?;
+        let row = format!("rust/*.rmeta, rust/*.so in /var/lib/peermem-rs/headers/{release}");
+        if !said.contains(&row) {
+            bail!("scripts/check says:\n{said}");
+        }
+        Ok(vec![row])
+    }
+
+    /// That modprobe would load a file of this name, as a test; and the version of that file, if it would.
+    fn found_by_modprobe(&self, test: &str, name: &str) -> (Test, String) {
+        let info = |field: &str| {
+            self.output(&format!(
+                "modinfo -k {} {field} nvidia-peermem",
+                self.release
+            ))
+        };
+        let find = || -> Result<(String, String)> {
+            let file = info("-n")?;
+            if !file.ends_with(&format!("/{name}")) {
+                bail!("modprobe finds {file}");
+            }
+            Ok((file, info("-F version")?))
+        };
+        let (found, version) = match find() {
+            Ok((file, version)) => (Ok(vec![file]), version),
+            Err(error) => (Err(error), String::new()),
+        };
+        (Test::of(test.to_owned(), found), version)
+    }
+
+    fn remove(
+        &self,
+        package: &str,
+        before: &BTreeSet<String>,
+        of_driver: (&str, &str),
+    ) -> Result<Vec<String>> {
+        self.output(&format!("dkms remove {package} --all"))?;
+        let after = self.files()?;
+        let left: Vec<&String> = after.difference(before).collect();
+        let gone: Vec<&String> = before.difference(&after).collect();
+        if !left.is_empty() || !gone.is_empty() {
+            bail!("left behind: {left:?}; taken away: {gone:?}");
+        }
+        let (file, sum) = of_driver;
+        let now = self.output(&format!("sha256sum {file}"))?;
+        if now != sum {
+            bail!("NVIDIA's file was changed: {now} was {sum}");
+        }
+        Ok(vec![format!("files {}", after.len())])
+    }
+}

@@ -1,0 +1,423 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The debug kernel's detectors, and whether they live.
+//!
+//! A detector that has switched itself off finds nothing, and a run with it looks as clean as one without faults. So each
+//! machine ends with faults made on purpose (`tests/injected`), and every one of them must be reported. What the guest says
+//! of this (`tests/vm/detectors`) stands in the kernel's log; here it is read.
+
+use anyhow::Result;
+
+use crate::klog;
+use crate::klog::Expectation;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Detector {
+    /// Use of memory that is freed or not one's own.
+    Kasan,
+    /// Locks taken in an order that can end in a deadlock.
+    Lockdep,
+    /// Sleeping where one must not.
+    Sleep,
+    /// Mappings for DMA.
+    Dma,
+    /// Memory that nothing points to any more.
+    Kmemleak,
+}
+
+/// How often slower than the test VM's ordinary kernel this one may be before it counts as hanging.
+pub(crate) const SLOWER: u32 = 4;
+
+/// What the detectors need for themselves.
+pub(crate) const MEMORY_MIB: u32 = 512;
+
+/// Those that a machine must have. One whose allocations are made to fail has no use for kmemleak: what a failed call left
+/// behind is not always a leak, and kmemleak's own allocations fail as well. So do those with which DMA mappings are kept
+/// track of, and the first such failure ends that.
+pub(crate) fn wanted(faults: bool) -> &'static [Detector] {
+    use Detector::Dma;
+    use Detector::Kasan;
+    use Detector::Kmemleak;
+    use Detector::Lockdep;
+    use Detector::Sleep;
+    if faults {
+        &[Kasan, Lockdep, Sleep]
+    } else {
+        &[Kasan, Lockdep, Sleep, Dma, Kmemleak]
+    }
+}
+
+/// For the kernel's command line: KASAN goes on after its first report, there are entries for all the mappings of a test,
+/// and a processor may take longer than on hardware.
+const ARGUMENTS: &str =
+    "kasan_multi_shot dma_debug_entries=262144 rcupdate.rcu_cpu_stall_timeout=120";
+
+/// The slab allocator's caches for each processor keep the pointers of objects that they gave away, and kmemleak takes those
+/// for references: without slab_debug it does not see the injected leak. Where allocations are made to fail, those caches are
+/// filled at one time and not at another, and no count would be exact. Any of its flags does; this is the cheapest.
+const NO_CACHES: &str = "slab_debug=Z";
+
+/// Four levels of page tables. With five, the kernel rereads whether there are five while it identifies its first processor,
+/// and an interrupt in that moment has KASAN take every address for a wild one: each report lasts longer than the time to
+/// the next tick, and the machine reports for ever (seen once in some hundreds of boots; "kasan: Fix false-positive
+/// wild-memory-access on x86 under 5-level paging", linux-mm, June 2026).
+pub(crate) const PROCESSOR: &str = ",la57=off";
+
+pub(crate) fn kernel_arguments(faults: bool) -> String {
+    let off = if faults {
+        "kmemleak=off dma_debug=off"
+    } else {
+        ""
+    };
+    format!("{ARGUMENTS} {NO_CACHES} {off}")
+}
+
+/// They say so when they are switched off, be it on purpose.
+pub(crate) fn switched_off() -> Result<[Expectation; 2]> {
+    Ok([
+        "kmemleak: Kernel memory leak detector disabled=1".parse()?,
+        "DMA-API: debugging disabled on kernel command line=1".parse()?,
+    ])
+}
+
+impl Detector {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Kasan => "kasan",
+            Self::Lockdep => "lockdep",
+            Self::Sleep => "sleep",
+            Self::Dma => "dma",
+            Self::Kmemleak => "kmemleak",
+        }
+    }
+
+    /// Words of the report that its injected fault must give, all in one.
+    fn report(self) -> &'static [&'static str] {
+        match self {
+            Self::Kasan => &["BUG: KASAN: slab-use-after-free in injected_use_after_free"],
+            Self::Lockdep => &[
+                "possible circular locking dependency",
+                "injected_lock_inversion",
+            ],
+            Self::Sleep => &["BUG: sleeping function called", "injected_sleep"],
+            Self::Dma => &["pending DMA allocations while released", "injected_mapping"],
+            Self::Kmemleak => &["kmemleak: ", " new suspected memory leaks"],
+        }
+    }
+}
+
+/// The line after which reports are the injected faults'.
+const INJECTING: &str = "runner: injecting";
+/// The last line of all that.
+const INJECTED: &str = "runner: injected";
+
+/// As `dma-api/dump` shows the injected mapping.
+const INJECTED_MAPPING: &str = " P=0x00000000fed1c000 ";
+
+/// How many leaked objects a failure shows.
+const SHOWN_LEAKS: usize = 5;
+
+/// A log before and after the injecting begins. The latter is empty where it never did.
+pub(crate) fn split(log: &str) -> (&str, &str) {
+    let mut at = 0;
+    for line in log.split_inclusive('\n') {
+        if klog::message(line.trim_end_matches('\n')) == INJECTING {
+            return log.split_at(at);
+        }
+        at += line.len();
+    }
+    (log, "")
+}
+
+/// What the guest said under one heading.
+fn said<'a>(log: &'a str, heading: &str) -> impl Iterator<Item = &'a str> + use<'a> {
+    let start = format!("runner: {heading}: ");
+    log.lines()
+        .filter_map(move |line| klog::message(line).strip_prefix(&start))
+}
+
+/// A value of `dma-api`.
+fn dma(log: &str, name: &str) -> Option<String> {
+    said(log, "dma").find_map(|text| Some(text.strip_prefix(name)?.trim().to_owned()))
+}
+
+fn dead(detector: Detector, why: &str) -> String {
+    format!("detector {} is dead: {why}", detector.name())
+}
+
+/// What is wrong with the detectors, or was found by asking them.
+pub(crate) fn judge(run: &str, injected: &str, wanted: &[Detector]) -> Vec<String> {
+    if injected.is_empty() {
+        return vec!["the detectors were not asked".to_owned()];
+    }
+    let mut problems = Vec::new();
+    if wanted.contains(&Detector::Lockdep) {
+        let state = said(run, "lockdep").last().unwrap_or("nothing");
+        let on = state.split_whitespace().eq(["debug_locks:", "1"]);
+        if !on {
+            problems.push(dead(Detector::Lockdep, &format!("it says '{state}'")));
+        }
+    }
+    if wanted.contains(&Detector::Dma) {
+        problems.extend(dma_problems(run));
+        let left = said(injected, "dma").filter(|text| text.contains(INJECTED_MAPPING));
+        if left.count() != 1 {
+            problems.push(dead(
+                Detector::Dma,
+                "the injected mapping is not among those left",
+            ));
+        }
+    }
+    if wanted.contains(&Detector::Kmemleak) {
+        let since = said(run, "modules").find_map(|text| text.strip_prefix("from ")?.parse().ok());
+        match since {
+            Some(since) => problems.extend(leaks(injected, since)),
+            None => problems.push("the log does not say when the first module came".to_owned()),
+        }
+    }
+    problems.extend(reports(injected, wanted));
+    for line in injected.lines().map(klog::message) {
+        if line.starts_with("runner: cannot inject") {
+            problems.push(line.to_owned());
+        }
+    }
+    if !injected.lines().any(|line| klog::message(line) == INJECTED) {
+        problems.push("the injecting of faults did not come to its end".to_owned());
+    }
+    problems
+}
+
+/// Every injected fault must be reported, and nothing else.
+fn reports(injected: &str, wanted: &[Detector]) -> Vec<String> {
+    let mut problems = Vec::new();
+    let reports = klog::reports(injected);
+    let is_of = |report: &klog::Report, detector: Detector| {
+        let says = |words: &str| report.lines.iter().any(|line| line.contains(words));
+        detector.report().iter().all(|words| says(words))
+    };
+    for &detector in wanted {
+        if !reports.iter().any(|report| is_of(report, detector)) {
+            problems.push(dead(detector, "its injected fault was not reported"));
+        }
+    }
+    for report in &reports {
+        if !wanted.iter().any(|&detector| is_of(report, detector)) {
+            problems.push(format!(
+                "the kernel reports beside the injected faults:\n{report}"
+            ));
+        }
+    }
+    problems
+}
+
+fn dma_problems(run: &str) -> Vec<String> {
+    let mut problems = Vec::new();
+    let mut check = |name: &str, is_well: fn(&str) -> bool| {
+        let value = dma(run, name).unwrap_or_default();
+        if !is_well(&value) {
+            problems.push(dead(Detector::Dma, &format!("{name} is '{value}'")));
+        }
+    };
+    check("disabled", |value| value == "N");
+    check("error_count", |value| value == "0");
+    // At 0 it ran out of entries and switched itself off.
+    check("min_free_entries", |value| {
+        value.parse::<u64>().is_ok_and(|count| count > 0)
+    });
+    let left: Vec<&str> = said(run, "dma")
+        .filter_map(|text| text.strip_prefix("mapping "))
+        .collect();
+    if let Some(first) = left.first() {
+        problems.push(format!(
+            "{} DMA mappings are left, the first of them: {first}",
+            left.len()
+        ));
+    }
+    problems
+}
+
+/// Seconds from the boot to the time that kmemleak gives an object, in ticks from five minutes before 2³²: `INITIAL_JIFFIES`
+/// with the HZ of `debug.config`.
+fn born(object: &[&str]) -> Option<f64> {
+    const HZ: u32 = 100;
+    let ticks: f64 = object
+        .iter()
+        .find_map(|line| line.rsplit_once(", jiffies "))
+        .and_then(|(_, ticks)| ticks.trim().parse().ok())?;
+    Some((ticks - (2f64.powi(32) - f64::from(300 * HZ))) / f64::from(HZ))
+}
+
+/// Objects that kmemleak lists. The injected ones must be among them, and no others that are younger than the first module.
+fn leaks(injected: &str, since: f64) -> Vec<String> {
+    let mut objects: Vec<Vec<&str>> = Vec::new();
+    for line in said(injected, "kmemleak") {
+        if line.starts_with("unreferenced object") {
+            objects.push(Vec::new());
+        }
+        if let Some(object) = objects.last_mut() {
+            object.push(line);
+        }
+    }
+    let all = objects.len();
+    objects.retain(|object| !object.iter().any(|line| line.contains("injected_leak+")));
+    let found = all - objects.len();
+    objects.retain(|object| born(object).is_none_or(|age| age >= since));
+    let mut problems = Vec::new();
+    if found == 0 {
+        problems.push(dead(
+            Detector::Kmemleak,
+            "it does not list the injected leak",
+        ));
+    }
+    if !objects.is_empty() {
+        let shown: String = objects
+            .iter()
+            .take(SHOWN_LEAKS)
+            .flatten()
+            .map(|line| format!("\n    {line}"))
+            .collect();
+        problems.push(format!("{} objects are leaked:{shown}", objects.len()));
+    }
+    problems
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of a machine in which all was well.
+    const LOG: &str = include_str!("../samples/debug.log");
+
+    /// The problems of that log once it is changed.
+    fn problems(change: impl Fn(&str) -> Option<String>, faults: bool) -> Vec<String> {
+        let log: String = LOG
+            .lines()
+            .filter_map(change)
+            .map(|line| line + "\n")
+            .collect();
+        let (run, injected) = split(&log);
+        judge(run, injected, wanted(faults))
+    }
+
+    fn without(words: &'static str) -> Vec<String> {
+        problems(
+            |line| (!line.contains(words)).then(|| line.to_owned()),
+            false,
+        )
+    }
+
+    fn with(old: &'static str, new: &'static str) -> Vec<String> {
+        assert!(LOG.contains(old), "{old}");
+        problems(|line| Some(line.replace(old, new)), false)
+    }
+
+    #[test]
+    fn a_machine_whose_detectors_live() {
+        let (run, injected) = split(LOG);
+        assert!(klog::judge(run, &[]).is_clean());
+        assert_eq!(judge(run, injected, wanted(false)), Vec::<String>::new());
+        // Where nobody asked for the leak or the mapping nobody is to find them.
+        let found = judge(run, injected, wanted(true));
+        assert_eq!(found.len(), 2, "{found:?}");
+    }
+
+    #[test]
+    fn each_dead_detector_is_named() {
+        for (words, name) in [
+            ("KASAN: slab-use-after-free", "kasan"),
+            ("possible circular locking", "lockdep"),
+            ("sleeping function called", "sleep"),
+            ("has pending DMA allocations", "dma"),
+            ("dma: mapping pci", "dma"),
+            ("injected_leak+", "kmemleak"),
+            ("new suspected memory leaks", "kmemleak"),
+        ] {
+            let problems = without(words);
+            let dead = format!("detector {name} is dead");
+            assert!(
+                problems.iter().any(|p| p.starts_with(&dead)),
+                "{words}: {problems:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_detector_that_has_switched_itself_off_is_dead() {
+        for (old, new, name) in [
+            (
+                "debug_locks:                             1",
+                "debug_locks: 0",
+                "lockdep",
+            ),
+            ("dma: disabled N", "dma: disabled Y", "dma"),
+            ("min_free_entries 262144", "min_free_entries 0", "dma"),
+            ("error_count 0", "error_count 3", "dma"),
+        ] {
+            let problems = with(old, new);
+            let dead = format!("detector {name} is dead");
+            assert!(
+                problems.iter().any(|p| p.starts_with(&dead)),
+                "{new}: {problems:?}"
+            );
+        }
+        assert_eq!(without("runner: lockdep:").len(), 1);
+        assert_eq!(without("runner: dma: ").len(), 4);
+    }
+
+    #[test]
+    fn what_is_found_beside_the_injected_faults_is_a_failure() {
+        let leaked = "unreferenced object 0xff1100000cb5e020 (size 96):";
+        let young = problems(
+            |line| {
+                let more =
+                    "\n[  105.2] runner: kmemleak:   comm \"gdr\", pid 9, jiffies 4294941795\n\
+                    [  105.2] runner: kmemleak: unreferenced object 0xff1100000cb5e021 (size 96):";
+                Some(if line.contains(leaked) {
+                    format!("{line}{more}")
+                } else {
+                    line.to_owned()
+                })
+            },
+            false,
+        );
+        assert_eq!(young.len(), 1, "{young:?}");
+        assert!(young[0].starts_with("1 objects are leaked"), "{young:?}");
+
+        let left = with(
+            "runner: command ended",
+            "runner: dma: mapping virtio-pci 0000:00:02.0 phy idx 1 P=0x0000002000000000 attrs=0xc00",
+        );
+        assert_eq!(left.len(), 1, "{left:?}");
+        assert!(left[0].starts_with("1 DMA mappings are left"), "{left:?}");
+
+        let more = with(
+            "runner: injected",
+            "BUG: unable to handle page fault for address: ff11\n[  200.0] runner: injected",
+        );
+        assert_eq!(more.len(), 1, "{more:?}");
+    }
+
+    #[test]
+    fn what_the_boot_has_leaked_is_not_held_against_the_modules() {
+        // 13 s after the boot the first module came; these are of 12.99 s and 13.08 s.
+        let object = |ticks: &'static str| {
+            let line = format!("  comm \"init\", pid 1, jiffies {ticks}");
+            let injected = format!(
+                "runner: kmemleak: unreferenced object 0x1 (size 8):\nrunner: kmemleak: {line}\n\
+                 runner: kmemleak: unreferenced object 0x2 (size 8):\nrunner: kmemleak:  injected_leak+0x1/0x2\n"
+            );
+            leaks(&injected, 13.07).len()
+        };
+        assert_eq!(object("4294938595"), 0);
+        assert_eq!(object("4294938604"), 1);
+    }
+
+    #[test]
+    fn a_planting_that_did_not_end() {
+        assert_eq!(without("runner: injected").len(), 1);
+        assert_eq!(
+            without("runner: injecting"),
+            ["the detectors were not asked"]
+        );
+        assert_eq!(without("runner: modules:").len(), 1);
+    }
+}

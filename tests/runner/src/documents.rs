@@ -1,0 +1,638 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Parts of the documentation that are made from what the suite saw, so that they cannot say anything else.
+//!
+//! Such a part stands between two marks of its file. A run of the suite compares it; with `--update-docs` it writes it.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use anyhow::anyhow;
+use anyhow::Context as _;
+use anyhow::Result;
+
+use crate::results::Test;
+use crate::results::Verdict;
+
+/// A part of a document, and what it is made from.
+pub(crate) struct Part {
+    /// In the repository.
+    file: &'static str,
+    /// Of its marks.
+    name: &'static str,
+    /// The runs of the suite, by name. Where one of them was not done, the part is not compared.
+    pub(crate) runs: &'static [&'static str],
+    /// What the names of the verbs program's cases begin with that it is made from: a selection of others leaves it alone.
+    cases: &'static str,
+    make: fn(&[&[Test]]) -> Result<String>,
+}
+
+const LOOM: &str = "the module's logic, in every order of events";
+const HOST: &str = "the module's logic, on the host";
+
+/// All parts that are made from what the suite saw.
+pub(crate) const PARTS: &[Part] = &[
+    Part {
+        file: "docs/bad-input.md",
+        name: "bad input",
+        runs: &[
+            // A column each: our module's first, then NVIDIA's.
+            "a provider's answers: ours, on the stand-in's p2p.c",
+            "a provider's answers: ours, revocable, on the stand-in's p2p.c",
+            "verbs: NVIDIA's, persistent client, on the stand-in's p2p.c",
+            "verbs: NVIDIA's, callback client, on the stand-in's p2p.c",
+        ],
+        cases: "input.",
+        make: bad_input,
+    },
+    Part {
+        file: "docs/verification.md",
+        name: "interleavings",
+        runs: &[LOOM],
+        cases: "",
+        make: interleavings,
+    },
+    Part {
+        file: "docs/verification.md",
+        name: "cases",
+        runs: &[HOST],
+        cases: "",
+        make: |runs| cases(runs, CASES),
+    },
+    Part {
+        file: "docs/verification.md",
+        name: "searches",
+        runs: &[HOST],
+        cases: "",
+        make: |runs| cases(runs, SEARCHES),
+    },
+    Part {
+        file: "docs/registration.md",
+        name: "calls to pin",
+        runs: &[HOST],
+        cases: "",
+        make: calls_to_pin,
+    },
+    Part {
+        file: "docs/observe.md",
+        name: "reasons",
+        runs: &[HOST],
+        cases: "",
+        make: |runs| rows(runs, "reason"),
+    },
+    Part {
+        file: "docs/observe.md",
+        name: "events",
+        runs: &[HOST],
+        cases: "",
+        make: |runs| rows(runs, "event"),
+    },
+];
+
+impl Part {
+    /// Compares it with what the runs say, of which `tests_of` has the tests, or writes it. Returns what is wrong.
+    pub(crate) fn compare<'a>(
+        &self,
+        repo: &Path,
+        tests_of: impl Fn(&str) -> Option<&'a [Test]>,
+        case: &str,
+        update: bool,
+    ) -> Option<String> {
+        if !self.cases.starts_with(case) {
+            return None;
+        }
+        // A run that gave nothing at all has failed, and says so.
+        let runs: Vec<&[Test]> = self
+            .runs
+            .iter()
+            .map(|run| tests_of(run).filter(|tests| !tests.is_empty()))
+            .collect::<Option<_>>()?;
+        (self.make)(&runs)
+            .and_then(|text| check(&repo.join(self.file), self.name, &text, update))
+            .map(|problem| Some(format!("{}\n    --update-docs writes it", problem?)))
+            .unwrap_or_else(|error| Some(format!("{}: {}: {error:#}", self.file, self.name)))
+    }
+}
+
+/// The text between the marks of `name`, with what stands before and after it, marks included.
+pub(crate) fn split<'a>(document: &'a str, name: &str) -> Result<[&'a str; 3]> {
+    let begin = format!("<!-- begin {name}: made by ");
+    let end = format!("<!-- end {name} -->\n");
+    let from = document.find(&begin).and_then(|at| {
+        let line = document[at..].find('\n')?;
+        Some(at + line + 1)
+    });
+    let to = document.find(&end);
+    match (from, to) {
+        (Some(from), Some(to)) if from <= to => {
+            Ok([&document[..from], &document[from..to], &document[to..]])
+        }
+        _ => Err(anyhow!("no marks of {name}")),
+    }
+}
+
+/// Compares the part `name` of `file` with `part`, or puts it there. Returns what is wrong.
+pub(crate) fn check(file: &Path, name: &str, part: &str, update: bool) -> Result<Option<String>> {
+    let document = fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    let [before, found, after] = split(&document, name).context(file.display().to_string())?;
+    if found == part {
+        return Ok(None);
+    }
+    if update {
+        fs::write(file, [before, part, after].concat())?;
+        println!("      {}: written anew", file.display());
+        return Ok(None);
+    }
+    let (line, there, seen) = found
+        .lines()
+        .chain(["(the end)"])
+        .zip(part.lines().chain(["(the end)"]))
+        .enumerate()
+        .find(|(_, (there, seen))| there != seen)
+        .map_or((0, "", ""), |(line, (there, seen))| (line, there, seen));
+    Ok(Some(format!(
+        "{}: {name} is not what it is made from, first in line {}:\n    there: {there}\n    made:  {seen}",
+        file.display(),
+        line + before.lines().count() + 1,
+    )))
+}
+
+/// What all lines of the log about a refusal begin with.
+const REFUSED: &str = "nvidia-peermem: refused ADDRESS+LENGTH of process PID in ";
+
+fn noted<'a>(test: &'a Test, name: &str) -> Option<&'a str> {
+    test.notes
+        .iter()
+        .find_map(|note| note.strip_prefix(name)?.strip_prefix(' '))
+}
+
+/// The value of a note that must be there.
+fn figure<'a>(test: &'a Test, name: &str) -> Result<&'a str> {
+    noted(test, name).with_context(|| format!("{} says no {name}", test.name))
+}
+
+/// What loom ran, and what `can_fail` took away.
+fn interleavings(runs: &[&[Test]]) -> Result<String> {
+    let tests = || runs.iter().copied().flatten();
+    let mut rows = tests()
+        .filter(|test| test.name.starts_with("models::"))
+        .map(|test| {
+            let [threads, model, mode] =
+                ["threads", "model", "mode"].map(|name| figure(test, name));
+            let count: usize = figure(test, "interleavings")?.parse()?;
+            Ok((threads?, model?, mode?, count))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    rows.sort_unstable();
+    let mut text = String::from("| model | threads | mode | interleavings |\n|---|---|---|---|\n");
+    for (threads, model, mode, count) in rows {
+        let count = grouped(&count);
+        writeln!(text, "| {model} | {threads} | {mode} | {count} |")?;
+    }
+    let noticed = tests()
+        .filter(|test| test.name.starts_with("can_fail::"))
+        .flat_map(|test| &test.notes)
+        .filter(|note| note.starts_with("noticed "))
+        .count();
+    writeln!(
+        text,
+        "\nLocks and rules that `can_fail.rs` takes away, each noticed by a model: {noticed}."
+    )?;
+    Ok(text)
+}
+
+/// Tests, by name, that say how many cases they had, and what a case is.
+type Cases = &'static [(&'static str, &'static str)];
+
+const CASES: Cases = &[
+    (
+        "src::ranges::tests::small_scopes_exhaustively",
+        "up to six pages on seven places, at every start within two windows",
+    ),
+    (
+        "src::ranges::tests::small_scopes_with_trimming_exhaustively",
+        "every range of up to four pages, every break, every limit, seven ratios of the GPU's page to the kernel's, trimmed as \
+         ib_core does",
+    ),
+    (
+        "src::ranges::tests::real_limits",
+        "real sizes, limits of any value, up to eleven runs of up to 4 GiB (8 GiB at 128 KiB pages)",
+    ),
+    (
+        "src::ranges::tests::real_sizes",
+        "real sizes to 24 MiB, compared page by page",
+    ),
+];
+
+const SEARCHES: Cases = &[
+    (
+        "src::chunks::tests::all_layouts_of_up_to_five_allocations",
+        "up to five allocations of up to 5 units of 2 MiB, or holes, with up to five starts and five ends each",
+    ),
+    (
+        "src::chunks::tests::random_sizes",
+        "sizes and holes at random, up to 59 allocations, any limit",
+    ),
+];
+
+/// How many cases tests had.
+fn cases(runs: &[&[Test]], of: Cases) -> Result<String> {
+    let mut text = String::from("| test | cases |\n|---|---|\n");
+    for (name, words) in of {
+        let found = runs
+            .iter()
+            .copied()
+            .flatten()
+            .find(|test| test.name == *name);
+        let test = found.with_context(|| format!("{name} is missing"))?;
+        let (count, how) = figure(test, "cases")?.split_once(' ').map_or_else(
+            || Ok((figure(test, "cases")?, String::new())),
+            |(count, how)| anyhow::Ok((count, format!(" {how}"))),
+        )?;
+        writeln!(
+            text,
+            "| {words} | {}{how} |",
+            grouped(&count.parse::<u64>()?)
+        )?;
+    }
+    Ok(text)
+}
+
+/// The module's table of reasons or of events, whose test writes the rows.
+fn rows(runs: &[&[Test]], of: &str) -> Result<String> {
+    let name = "src::reason::tests::each_row_has_a_name_of_its_own";
+    let mut tests = runs.iter().copied().flatten();
+    let test = tests.find(|test| test.name == name);
+    let test = test.with_context(|| format!("{name} is missing"))?;
+    let mut text = format!("| {of} | what happened | what to do |\n|---|---|---|\n");
+    for row in test.notes.iter().filter_map(|note| note.strip_prefix(of)) {
+        writeln!(text, "{}", row.trim_start())?;
+    }
+    Ok(text)
+}
+
+/// What the search for borders costs on the model of allocations.
+fn calls_to_pin(runs: &[&[Test]]) -> Result<String> {
+    let mut text = String::from(
+        "| allocations side by side | calls to pin | an allocation | bytes tried, in parts of the range |\n|---|---|---|---|\n",
+    );
+    for name in [
+        "src::chunks::tests::neighbours_of_one_size_cost_a_call_each",
+        "src::chunks::tests::the_cost_of_random_sizes",
+    ] {
+        let found = runs
+            .iter()
+            .copied()
+            .flatten()
+            .find(|test| test.name == name);
+        let test = found.with_context(|| format!("{name} is missing"))?;
+        let mut lines = test
+            .notes
+            .iter()
+            .filter_map(|note| note.strip_prefix("search "))
+            .peekable();
+        lines
+            .peek()
+            .with_context(|| format!("{name} says nothing"))?;
+        for line in lines {
+            let cells: Vec<&str> = line.split(" | ").collect();
+            let [what, calls, tried] = cells[..] else {
+                return Err(anyhow!("{name}: {line}"));
+            };
+            let (count, size) = what.split_once(' ').with_context(|| line.to_owned())?;
+            let (count, calls): (usize, usize) = (count.parse()?, calls.parse()?);
+            writeln!(
+                text,
+                "| {} {size} | {} | {:.2} | {tried} |",
+                grouped(&count),
+                grouped(&calls),
+                calls as f64 / count as f64
+            )?;
+        }
+    }
+    Ok(text)
+}
+
+/// A number without a sign, its digits in groups of three: `12,345`.
+pub(crate) fn grouped(number: &impl ToString) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// The table of bad input, and the log's lines below it, from the results of its four runs.
+fn bad_input(runs: &[&[Test]]) -> Result<String> {
+    let runs = <[&[Test]; 4]>::try_from(runs).context("not four runs")?;
+    let mut text = String::from(
+        "| input | persistent | revocable | NVIDIA's | NVIDIA's, callback | asked, pinned | log |\n\
+         |---|---|---|---|---|---|---|\n",
+    );
+    let mut lines: Vec<&str> = Vec::new();
+    let mut skipped: Vec<&str> = Vec::new();
+    for test in runs[0]
+        .iter()
+        .filter(|test| test.name.starts_with("input."))
+    {
+        let of_runs = runs.map(|run| run.iter().find(|other| other.name == test.name));
+        let mut cells = vec![noted(test, "input")
+            .context("a case without a name")?
+            .to_owned()];
+        for found in of_runs {
+            let found = found.with_context(|| format!("{} is missing", test.name))?;
+            cells.push(match &found.verdict {
+                Verdict::Passed => noted(found, "application")
+                    .context("a case without a result")?
+                    .to_owned(),
+                Verdict::Skipped(reason) => {
+                    let at = place(&mut skipped, reason);
+                    // Letters, for the lines of the log have numbers.
+                    let letter = char::from(b'a' + u8::try_from(at)?);
+                    format!("not run ({letter})")
+                }
+                Verdict::Failed => return Err(anyhow!("{} failed", test.name)),
+            });
+        }
+        let ours = [of_runs[0], of_runs[1]];
+        let asked = ours.map(|found| {
+            let mut counts = found
+                .and_then(|found| noted(found, "provider"))
+                .unwrap_or_default()
+                .split(", ")
+                .filter_map(|count| count.split(' ').next());
+            match (counts.next(), counts.next()) {
+                (Some(asked), Some(pinned)) if !asked.is_empty() => format!("{asked}, {pinned}"),
+                _ => "–".to_owned(),
+            }
+        });
+        let logged = ours.map(|found| match found.and_then(|found| noted(found, "log")) {
+            Some(line) => (place(&mut lines, line.trim_start_matches(REFUSED)) + 1).to_string(),
+            None => "–".to_owned(),
+        });
+        for [persistent, revocable] in [asked, logged] {
+            cells.push(if persistent == revocable {
+                persistent
+            } else {
+                format!("{persistent}; {revocable}")
+            });
+        }
+        writeln!(text, "| {} |", cells.join(" | "))?;
+    }
+    text.push('\n');
+    for (number, line) in lines.iter().enumerate() {
+        wrapped(&mut text, &format!("{}. {line}", number + 1), "  ");
+    }
+    if !skipped.is_empty() {
+        text.push('\n');
+    }
+    for (at, reason) in skipped.iter().enumerate() {
+        let letter = char::from(b'a' + u8::try_from(at)?);
+        wrapped(&mut text, &format!("({letter}) {reason}.  "), "  ");
+    }
+    Ok(text)
+}
+
+/// Where `word` stands in the list, at the end of which it is put if it does not.
+fn place<'a>(list: &mut Vec<&'a str>, word: &'a str) -> usize {
+    if let Some(at) = list.iter().position(|&known| known == word) {
+        return at;
+    }
+    list.push(word);
+    list.len() - 1
+}
+
+/// Appends a paragraph in lines of at most 120 columns; those after the first are indented.
+pub(crate) fn wrapped(text: &mut String, paragraph: &str, indent: &str) {
+    let mut column = 0;
+    for word in paragraph.trim_end().split(' ') {
+        let width = word.chars().count();
+        if column > 0 && column + 1 + width > 120 {
+            text.push('\n');
+            text.push_str(indent);
+            column = indent.len();
+        } else if column > 0 {
+            text.push(' ');
+            column += 1;
+        }
+        text.push_str(word);
+        column += width;
+    }
+    // Markdown's line break, where the paragraph has one.
+    text.push_str(&paragraph[paragraph.trim_end().len()..]);
+    text.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::suite::SUITE;
+
+    fn test(name: &str, verdict: Verdict, notes: &[&str]) -> Test {
+        Test {
+            name: name.to_owned(),
+            verdict,
+            notes: notes.iter().map(|&note| note.to_owned()).collect(),
+        }
+    }
+
+    #[test]
+    fn a_table_of_bad_input() {
+        let log = format!("log {REFUSED}acquire: why");
+        let ours = |asked: &str| {
+            vec![
+                test("move.a", Verdict::Passed, &[]),
+                test(
+                    "input.a",
+                    Verdict::Passed,
+                    &["input freed", "application EFAULT", asked, &log],
+                ),
+            ]
+        };
+        let persistent = ours("provider 1 asked, 0 pinned, 0 unpinned");
+        let revocable = ours("provider 2 asked, 0 pinned, 0 unpinned");
+        let passed = ours("provider 1 asked, 0 pinned, 0 unpinned");
+        let skipped = [test(
+            "input.a",
+            Verdict::Skipped("it would die".into()),
+            &["input freed"],
+        )];
+        let text = bad_input(&[&persistent, &revocable, &passed, &skipped]).expect("a table");
+        assert_eq!(
+            text.lines().skip(2).collect::<Vec<_>>(),
+            [
+                "| freed | EFAULT | EFAULT | EFAULT | not run (a) | 1, 0; 2, 0 | 1 |",
+                "",
+                "1. acquire: why",
+                "",
+                "(a) it would die.  ",
+            ]
+        );
+        let failed = [test("input.a", Verdict::Failed, &["input freed"])];
+        assert!(bad_input(&[&persistent, &revocable, &passed, &failed]).is_err());
+        assert!(bad_input(&[&persistent, &revocable, &passed, &[]]).is_err());
+    }
+
+    #[test]
+    fn a_part_is_found_compared_and_written() {
+        let directory =
+            std::env::temp_dir().join(format!("runner-documents-{}", std::process::id()));
+        fs::create_dir_all(&directory).expect("a directory");
+        let file = directory.join("d.md");
+        let marked = |part: &str| {
+            format!("x\n<!-- begin t: made by `make test` -->\n{part}<!-- end t -->\ny\n")
+        };
+        fs::write(&file, marked("one\ntwo\n")).expect("written");
+        let mut results = vec![
+            check(&file, "t", "one\ntwo\n", false)
+                .expect("marks")
+                .is_none(),
+            check(&file, "t", "one\nthree\n", false)
+                .expect("marks")
+                .is_some_and(|problem| problem.contains("line 4") && problem.contains("three")),
+            check(&file, "u", "", false).is_err(),
+            check(&file, "t", "three\n", true).expect("marks").is_none(),
+        ];
+        results.push(fs::read_to_string(&file).expect("read") == marked("three\n"));
+        fs::remove_dir_all(&directory).expect("removed");
+        assert_eq!(results, [true; 5]);
+    }
+
+    #[test]
+    fn interleavings_are_those_that_were_run() {
+        let model = |name: &str, threads: &str, count: &str| {
+            let notes = ["model a free", "mode UNMAPS", threads, count];
+            test(name, Verdict::Passed, &notes)
+        };
+        let tests = [
+            model(
+                "models::b",
+                "threads 3, 3 preemptions",
+                "interleavings 20379",
+            ),
+            model("models::a", "threads 2, all", "interleavings 1216312"),
+            test(
+                "can_fail::x",
+                Verdict::Passed,
+                &["noticed NoWait: a", "noticed NoPutRwsem: b"],
+            ),
+            test("world::x", Verdict::Passed, &[]),
+        ];
+        let text = interleavings(&[&tests]).expect("a table");
+        assert_eq!(
+            text.lines().skip(2).collect::<Vec<_>>(),
+            [
+                "| a free | 2, all | UNMAPS | 1,216,312 |",
+                "| a free | 3, 3 preemptions | UNMAPS | 20,379 |",
+                "",
+                "Locks and rules that `can_fail.rs` takes away, each noticed by a model: 2.",
+            ]
+        );
+        // A model that says nothing has not been counted.
+        let silent = [test("models::a", Verdict::Failed, &["model a free"])];
+        assert!(interleavings(&[&silent]).is_err());
+    }
+
+    #[test]
+    fn cases_are_those_that_were_run() {
+        let tests = [
+            test("t::a", Verdict::Passed, &["cases 1921584"]),
+            test("t::b", Verdict::Passed, &["cases 2000 at random"]),
+            test("t::c", Verdict::Passed, &[]),
+        ];
+        let found = cases(&[&tests], &[("t::a", "all"), ("t::b", "some")]).expect("a table");
+        assert_eq!(
+            found.lines().skip(2).collect::<Vec<_>>(),
+            ["| all | 1,921,584 |", "| some | 2,000 at random |"]
+        );
+        assert!(cases(&[&tests], &[("t::c", "silent")]).is_err());
+        assert!(cases(&[&tests], &[("t::d", "absent")]).is_err());
+    }
+
+    #[test]
+    fn calls_are_those_that_were_counted() {
+        let [one, other] = [
+            "src::chunks::tests::neighbours_of_one_size_cost_a_call_each",
+            "src::chunks::tests::the_cost_of_random_sizes",
+        ];
+        let tests = |notes: &[&str]| {
+            [
+                test(
+                    one,
+                    Verdict::Passed,
+                    &["search 1024 of 20 MiB | 1068 | 2.00"],
+                ),
+                test(other, Verdict::Passed, notes),
+            ]
+        };
+        let random = "search 20000 of 2 to 4 MiB, at random | 40100 | 3.50";
+        let text = calls_to_pin(&[&tests(&[random])]).expect("a table");
+        assert_eq!(
+            text.lines().skip(2).collect::<Vec<_>>(),
+            [
+                "| 1,024 of 20 MiB | 1,068 | 1.04 | 2.00 |",
+                "| 20,000 of 2 to 4 MiB, at random | 40,100 | 2.00 | 3.50 |",
+            ]
+        );
+        assert!(calls_to_pin(&[&tests(&[])]).is_err());
+        assert!(calls_to_pin(&[&tests(&["search 1 of x"])]).is_err());
+    }
+
+    /// `make test` has every run that a part is made from, and every part has its place.
+    #[test]
+    fn parts_are_compared() {
+        let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        for part in PARTS {
+            assert!(!part.runs.is_empty());
+            for name in part.runs {
+                let is_done = |run: &&crate::suite::Run| run.name == *name && !run.only_in_full;
+                assert_eq!(SUITE.iter().filter(is_done).count(), 1, "{name}");
+            }
+            let document = fs::read_to_string(repo.join(part.file)).expect(part.file);
+            assert!(split(&document, part.name).is_ok(), "{}", part.name);
+        }
+    }
+
+    #[test]
+    fn a_part_needs_all_its_runs() {
+        let part = Part {
+            file: "no/such.md",
+            name: "t",
+            runs: &["a", "b"],
+            cases: "input.",
+            make: |_| Err(anyhow!("made")),
+        };
+        let some = [test("x", Verdict::Passed, &[])];
+        let with = |a: Option<&[Test]>, b: Option<&[Test]>, case: &str| -> bool {
+            let of = |name: &str| match name {
+                "a" => a.map(|_| &some[..]),
+                _ => b.map(|found| if found.is_empty() { &[] } else { &some[..] }),
+            };
+            let found = part.compare(Path::new("/"), of, case, false);
+            found.is_some_and(|problem| problem == "no/such.md: t: made")
+        };
+        assert!(with(Some(&some), Some(&some), ""));
+        assert!(with(Some(&some), Some(&some), "input"));
+        assert!(!with(Some(&some), Some(&some), "input.a"));
+        assert!(!with(Some(&some), None, ""));
+        assert!(!with(Some(&some), Some(&[]), ""));
+    }
+
+    #[test]
+    fn paragraphs_are_wrapped() {
+        for indent in ["", "  "] {
+            let mut text = String::new();
+            wrapped(&mut text, &"word ".repeat(30), indent);
+            assert_eq!(text.lines().count(), 2);
+            assert!(text.lines().all(|line| line.chars().count() <= 120));
+            assert!(text
+                .lines()
+                .nth(1)
+                .is_some_and(|line| line.starts_with(&format!("{indent}word"))));
+        }
+    }
+}

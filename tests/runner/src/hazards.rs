@@ -1,0 +1,775 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The hazards: the schedules of `gdr hazards`, run against NVIDIA's module and ours, and the page on what came of it.
+//!
+//! A machine may die: what it said until then, and what its kernel reported, is the result. The page is made of nothing
+//! else, so the page of one run is that of every run, or something has changed.
+
+mod rows;
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::fs;
+use std::sync::LazyLock;
+
+use anyhow::Context as _;
+use anyhow::Result;
+use regex::Regex;
+
+use self::rows::HEAD;
+use self::rows::ROWS;
+use crate::documents::wrapped;
+use crate::kernel;
+use crate::klog;
+use crate::paths::Paths;
+use crate::programs;
+use crate::results::pattern;
+use crate::results::Format;
+use crate::results::Reader;
+use crate::results::Test;
+use crate::results::Verdict;
+use crate::setup;
+use crate::vm;
+use crate::vm::Options;
+use crate::vm::Peermem;
+use crate::vm::Provider;
+
+/// Where the page lies in the repository.
+const PAGE: &str = "docs/hazards.md";
+
+/// What freed memory is filled with, and looked at for.
+const POISON: &str = "slab_debug=FP,kmalloc-*";
+
+/// One machine and the schedules that run in it, in this order. One that kills it stands last.
+struct Machine {
+    /// The mode, or what else sets it apart from the others of the same module.
+    name: &'static str,
+    module: Peermem,
+    options: fn(&mut Options),
+    schedules: &'static [&'static str],
+}
+
+const PERSISTENT: &str = "persistent";
+const REVOCABLE: &str = "revocable";
+const PERSISTENT_P2P: &str = "persistent, on the stand-in's p2p.c";
+const REVOCABLE_P2P: &str = "revocable, on the stand-in's p2p.c";
+const LEGACY: &str = "revocable, peerdirect_support=1";
+
+/// All that does not need a machine of its own.
+const MOST: &[&str] = &[
+    "B.",
+    "C.",
+    "D.freed_before",
+    "E.",
+    "J.",
+    "K.",
+    "L.",
+    "M.",
+    "N.",
+    "P.put",
+    "two",
+    "G.",
+    "H.",
+];
+const ALL: &[&str] = &[
+    "A.", "B.", "C.", "D.", "E.", "G.", "H.", "I.", "J.", "K.", "L.", "M.", "N.", "O.", "P.put",
+    "two",
+];
+/// What NVIDIA's `nv-p2p.c` does on no request.
+const STRANGE: &[&str] = &["P.strange"];
+
+fn no_callbacks(options: &mut Options) {
+    options.rxe_param.push("peer_inval=0".to_owned());
+}
+
+fn callbacks(options: &mut Options) {
+    options.param.push("persistent_api_support=0".to_owned());
+}
+
+fn on_a_stand_in(options: &mut Options) {
+    options.provider = Provider::Ours;
+}
+
+fn core_unmaps(options: &mut Options) {
+    options.param.push("peerdirect_support=1".to_owned());
+}
+
+const MACHINES: &[Machine] = &[
+    Machine {
+        name: REVOCABLE,
+        module: Peermem::Nvidia,
+        options: |_| {},
+        schedules: MOST,
+    },
+    Machine {
+        name: REVOCABLE,
+        module: Peermem::Nvidia,
+        // The lists that it leaves would keep the machine from ending.
+        options: |options| options.append.push("oops=panic".to_owned()),
+        schedules: &["D.freed_during"],
+    },
+    Machine {
+        name: REVOCABLE_P2P,
+        module: Peermem::Nvidia,
+        options: on_a_stand_in,
+        schedules: STRANGE,
+    },
+    Machine {
+        name: REVOCABLE,
+        module: Peermem::Nvidia,
+        options: |_| {},
+        schedules: &["A."],
+    },
+    Machine {
+        name: REVOCABLE,
+        module: Peermem::Nvidia,
+        options: |_| {},
+        schedules: &["O.", "I."],
+    },
+    Machine {
+        name: LEGACY,
+        module: Peermem::Nvidia,
+        options: core_unmaps,
+        schedules: &["F."],
+    },
+    Machine {
+        name: PERSISTENT,
+        module: Peermem::Nvidia,
+        options: no_callbacks,
+        schedules: &[
+            "A.", "J.", "K.", "L.", "M.", "N.", "P.put", "two", "G.", "H.",
+        ],
+    },
+    Machine {
+        name: PERSISTENT_P2P,
+        module: Peermem::Nvidia,
+        options: |options| {
+            no_callbacks(options);
+            on_a_stand_in(options);
+        },
+        schedules: STRANGE,
+    },
+    Machine {
+        name: PERSISTENT,
+        module: Peermem::Ours,
+        options: |_| {},
+        schedules: ALL,
+    },
+    Machine {
+        name: PERSISTENT_P2P,
+        module: Peermem::Ours,
+        options: on_a_stand_in,
+        schedules: STRANGE,
+    },
+    Machine {
+        name: REVOCABLE,
+        module: Peermem::Ours,
+        options: callbacks,
+        schedules: ALL,
+    },
+    Machine {
+        name: REVOCABLE_P2P,
+        module: Peermem::Ours,
+        options: |options| {
+            callbacks(options);
+            on_a_stand_in(options);
+        },
+        schedules: STRANGE,
+    },
+    Machine {
+        name: LEGACY,
+        module: Peermem::Ours,
+        options: |options| {
+            callbacks(options);
+            core_unmaps(options);
+        },
+        schedules: &["F."],
+    },
+];
+
+/// What a schedule said in one machine.
+#[derive(Debug, Default, Clone)]
+struct Outcome {
+    saw: Vec<String>,
+    wrong: Vec<String>,
+    /// Headlines of the kernel's reports.
+    reports: Vec<String>,
+    skipped: bool,
+    /// The schedule itself did not work: its result says nothing.
+    broken: Vec<String>,
+}
+
+impl Outcome {
+    /// From what `gdr hazards` says of a schedule.
+    fn new(notes: &[String], skipped: bool) -> Self {
+        let said = |mark: &str| {
+            notes
+                .iter()
+                .filter_map(|note| note.strip_prefix(mark))
+                .map(str::to_owned)
+                .collect()
+        };
+        Self {
+            saw: said("saw "),
+            wrong: said("wrong "),
+            reports: Vec::new(),
+            skipped,
+            broken: said("failure: "),
+        }
+    }
+
+    /// The defects, or None where there is none.
+    fn defects(&self) -> Option<String> {
+        let oops = self.reports.iter().any(|report| report == OOPS);
+        // Whether a thread or the machine dies of it depends on where the kernel stood.
+        let follows = |word: &str| word == DEATH || word.starts_with(KILLED);
+        let mut words: Vec<&str> = Vec::new();
+        for word in self.wrong.iter().chain(&self.reports) {
+            if words.contains(&word.as_str()) || oops && follows(word) {
+                continue;
+            }
+            words.push(word);
+        }
+        (!words.is_empty()).then(|| words.join("; "))
+    }
+
+    fn words(&self) -> String {
+        match self.defects() {
+            Some(defects) if self.saw.is_empty() => format!("**{defects}**"),
+            Some(defects) => format!("{}; **{defects}**", self.saw.join("; ")),
+            None => self.saw.join("; "),
+        }
+    }
+}
+
+/// By schedule, in the order in which they ran.
+type Outcomes = Vec<(String, Outcome)>;
+
+/// All that came of a machine.
+struct Ran {
+    machine: &'static Machine,
+    outcomes: Outcomes,
+    /// What is wrong beside the schedules.
+    problems: Vec<String>,
+    version: String,
+}
+
+static STAMP: LazyLock<Regex> = LazyLock::new(|| pattern(r"^\[[ 0-9.]+\](\[[ TC0-9]+\])? "));
+static WARNING_AT: LazyLock<Regex> = LazyLock::new(|| pattern(r"WARNING: \S+ at \w+\+"));
+static ALLOCATOR: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"^\[\w+ overwritten\]|^BUG kmalloc|at (object|slab)_err\+"));
+
+const OOPS: &str = "an oops";
+/// What may come of one: the machine says nothing any more, or `gdr hazards` says that of a thread.
+const DEATH: &str = "the machine dies";
+const KILLED: &str = "the kernel killed ";
+
+/// What kind of report it is. Where the kernel stood, and in what state, depends on the compiler and on what lay in memory; the
+/// stand-in's own messages do not.
+fn headline(report: &klog::Report) -> String {
+    let lines: Vec<String> = report
+        .lines
+        .iter()
+        .map(|line| STAMP.replace(line, "").into_owned())
+        .collect();
+    for (index, line) in lines.iter().enumerate() {
+        if ALLOCATOR.is_match(line) {
+            return "report of the allocator".to_owned();
+        }
+        if line.contains("Oops") || line.starts_with("BUG: ") {
+            return OOPS.to_owned();
+        }
+        if WARNING_AT.is_match(line) {
+            let before = index.checked_sub(1).and_then(|index| lines.get(index));
+            return match before.and_then(|line| line.strip_prefix("nvidia: ")) {
+                Some(message) => format!("warning: {message}"),
+                None => "a warning".to_owned(),
+            };
+        }
+    }
+    let first = lines.first().map_or("", String::as_str);
+    if first.starts_with("Kernel panic") {
+        return "panic".to_owned();
+    }
+    first.to_owned()
+}
+
+/// The schedule in which a line of the log stands.
+fn schedule_at(log: &str, line: usize) -> Option<&str> {
+    log.lines()
+        .take(line)
+        .filter_map(|line| Some(line.split_once("] hazard: ")?.1.trim()))
+        .last()
+}
+
+fn run_machine(paths: &Paths, machine: &'static Machine, frozen: bool) -> Result<Ran> {
+    let mut options = Options {
+        peermem: machine.module,
+        kernel: kernel::DEFAULT.to_owned(),
+        frozen,
+        gpus: 1,
+        interpose: true,
+        timeout: Some(1200),
+        env: vec![vm::SYSTEM_PROGRAMS.to_owned()],
+        append: vec![POISON.to_owned()],
+        ..Options::default()
+    };
+    (machine.options)(&mut options);
+    let boot = setup::boot(paths, &options)?;
+    let mut command = programs::gdr_command(paths, "hazards");
+    command.extend(machine.schedules.iter().map(|name| (*name).to_owned()));
+    let (outcome, said) = vm::run_with(
+        paths,
+        &options,
+        &boot,
+        &command,
+        Reader::new(Format::Ktap),
+        |said, line, is_error| {
+            if !is_error {
+                said.line(line);
+            }
+        },
+    )?;
+    let log = String::from_utf8_lossy(&fs::read(&outcome.log)?).into_owned();
+    let ran = sort_out(machine, &said, &log, &outcome.failures, outcome.timed_out);
+    Ok(Ran {
+        version: boot.peermem_version,
+        ..ran
+    })
+}
+
+/// Puts together what the program said and what the kernel did.
+fn sort_out(
+    machine: &'static Machine,
+    said: &Reader,
+    log: &str,
+    failures: &[String],
+    timed_out: bool,
+) -> Ran {
+    let mut outcomes: Outcomes = said
+        .tests
+        .iter()
+        .map(|test| {
+            let skipped = matches!(test.verdict, Verdict::Skipped(_));
+            (test.name.clone(), Outcome::new(&test.notes, skipped))
+        })
+        .collect();
+    let mut problems = Vec::new();
+    // The schedule that took the machine with it has no result of its own.
+    let last = schedule_at(log, usize::MAX).unwrap_or("end");
+    let died = last != "end" && !outcomes.iter().any(|(name, _)| name == last);
+    if died {
+        let mut outcome = Outcome::new(said.unfinished(), false);
+        outcome.reports.push(DEATH.to_owned());
+        outcomes.push((last.to_owned(), outcome));
+    }
+    for report in klog::judge(log, &[]).undeclared {
+        if report.is_loss() {
+            problems.push("lines of the kernel log are lost".to_owned());
+            continue;
+        }
+        let headline = headline(&report);
+        let schedule = schedule_at(log, report.line);
+        let of = schedule.and_then(|name| outcomes.iter_mut().find(|(other, _)| other == name));
+        match of {
+            // The panic that follows an oops is the machine's death.
+            Some(_) if headline == "panic" => {}
+            Some((_, outcome)) => outcome.reports.insert(0, headline),
+            // What NVIDIA's module has left behind is told where it was left.
+            None if machine.module == Peermem::Nvidia => {}
+            None => problems.push(format!("the kernel reports: {headline}")),
+        }
+    }
+    if timed_out {
+        problems.push("timed out".to_owned());
+    }
+    let lost = said
+        .unfinished()
+        .iter()
+        .any(|note| note == "the machine is lost");
+    let ends_early = died || lost;
+    if !said.is_complete() && !ends_early {
+        problems.push("not all schedules have a result".to_owned());
+    }
+    if machine.module == Peermem::Ours && (ends_early || !failures.is_empty()) {
+        problems.extend(failures.iter().cloned());
+        if ends_early {
+            problems.push("the machine is lost".to_owned());
+        }
+    }
+    Ran {
+        machine,
+        outcomes,
+        problems,
+        version: String::new(),
+    }
+}
+
+/// Whether a schedule belongs to a row.
+fn belongs(schedule: &str, letter: &str) -> bool {
+    schedule.split('.').next() == Some(letter)
+}
+
+/// What happened to a row with one of the modules: by mode, or together where the modes agree.
+fn cell(ran: &[Ran], module: Peermem, letter: &str) -> String {
+    let mut said: Vec<(&str, Vec<String>)> = Vec::new();
+    for ran in ran.iter().filter(|ran| ran.machine.module == module) {
+        let ran_at_all = ran.outcomes.iter().any(|(name, _)| belongs(name, letter));
+        if !ran_at_all {
+            continue;
+        }
+        let mode = ran.machine.name;
+        let at = said.iter().position(|(other, _)| *other == mode);
+        let at = at.unwrap_or_else(|| {
+            said.push((mode, Vec::new()));
+            said.len() - 1
+        });
+        let words = &mut said[at].1;
+        for (_, outcome) in ran
+            .outcomes
+            .iter()
+            .filter(|(name, outcome)| belongs(name, letter) && !outcome.skipped)
+        {
+            let word = match module {
+                Peermem::Nvidia => outcome.defects(),
+                _ => Some(outcome.words()),
+            };
+            if let Some(word) = word.filter(|word| !words.contains(word)) {
+                words.push(word);
+            }
+        }
+    }
+    let by_mode: Vec<(&str, String)> = said
+        .into_iter()
+        .map(|(mode, words)| match words.is_empty() {
+            true => (mode, "holds".to_owned()),
+            false => (mode, once_each(&words)),
+        })
+        .collect();
+    let different: BTreeSet<&String> = by_mode.iter().map(|(_, words)| words).collect();
+    match by_mode.first() {
+        None => "not run".to_owned(),
+        Some((_, words)) if different.len() == 1 && by_mode.len() > 1 => words.clone(),
+        Some(_) => by_mode
+            .iter()
+            .map(|(mode, words)| format!("_{mode}:_ {words}"))
+            .collect::<Vec<_>>()
+            .join("<br>"),
+    }
+}
+
+/// Joins phrases, each of which is said once.
+fn once_each(words: &[String]) -> String {
+    let mut said: Vec<&str> = Vec::new();
+    for phrase in words.iter().flat_map(|words| words.split("; ")) {
+        if !said.contains(&phrase) {
+            said.push(phrase);
+        }
+    }
+    said.join("; ")
+}
+
+fn render(ran: &[Ran]) -> String {
+    let version = ran
+        .iter()
+        .find(|ran| ran.machine.module == Peermem::Nvidia)
+        .map_or("", |ran| ran.version.as_str());
+    let mut text = HEAD.replace("{version}", version);
+    text.push_str(&format!(
+        "\n| | what it is | schedule | NVIDIA's {version} | this module | what keeps it so |\n|---|---|---|---|---|---|\n"
+    ));
+    for row in ROWS {
+        text.push_str(&format!(
+            "| {} | {} | {} | {} | {} | {} |\n",
+            row.letter,
+            row.what,
+            row.schedule,
+            cell(ran, Peermem::Nvidia, row.letter),
+            cell(ran, Peermem::Ours, row.letter),
+            row.rule
+        ));
+    }
+    text.push_str("\n## More on some\n");
+    for row in ROWS {
+        if let Some(more) = row.more {
+            text.push('\n');
+            wrapped(&mut text, &format!("**{}.** {more}", row.letter), "");
+        }
+    }
+    text.push_str(
+        "\n## Two allocations side by side\n\nA range over both is one region with this module, and none with NVIDIA's.\n\n",
+    );
+    text.push_str(&format!(
+        "| NVIDIA's {version} | this module |\n|---|---|\n| {} | {} |\n",
+        whole(ran, Peermem::Nvidia, "two_allocations"),
+        whole(ran, Peermem::Ours, "two_allocations")
+    ));
+    text.push_str(
+        "\n## Every schedule\n\nWhat is in order stands plain, what is not **bold**. \
+         The names are those of `gdr hazards NAME`.\n",
+    );
+    let mut schedules: BTreeMap<&str, Vec<(&Ran, &Outcome)>> = BTreeMap::new();
+    for ran in ran {
+        for (name, outcome) in &ran.outcomes {
+            schedules.entry(name).or_default().push((ran, outcome));
+        }
+    }
+    for (name, outcomes) in schedules {
+        text.push_str(&format!("\n`{name}`\n"));
+        for (ran, outcome) in outcomes {
+            if outcome.skipped {
+                continue;
+            }
+            let module = match ran.machine.module {
+                Peermem::Nvidia => "NVIDIA's",
+                _ => "ours",
+            };
+            let line = format!("- {module}, {}: {}", ran.machine.name, outcome.words());
+            wrapped(&mut text, &line, "  ");
+        }
+    }
+    text
+}
+
+/// As `cell`, with what is in order for both modules.
+fn whole(ran: &[Ran], module: Peermem, name: &str) -> String {
+    let mut found: Vec<String> = ran
+        .iter()
+        .filter(|ran| ran.machine.module == module)
+        .flat_map(|ran| &ran.outcomes)
+        .filter(|(other, _)| other == name)
+        .map(|(_, outcome)| outcome.words())
+        .collect();
+    found.dedup();
+    found.join("<br>")
+}
+
+/// Names the places in which two pages differ: rows by their letters, else the lines.
+fn differing(committed: &str, made: &str) -> Vec<String> {
+    let of = |text: &str| -> Vec<String> { text.lines().map(str::to_owned).collect() };
+    let (old, new) = (of(committed), of(made));
+    let mut found = BTreeSet::new();
+    for line in new.iter().filter(|line| !old.contains(line)) {
+        let letter = line
+            .strip_prefix("| ")
+            .and_then(|rest| rest.split(' ').next())
+            .filter(|letter| ROWS.iter().any(|row| row.letter == *letter));
+        found.insert(match letter {
+            Some(letter) => format!("row {letter}: now {line}"),
+            None => format!("now: {line}"),
+        });
+    }
+    if found.is_empty() && old != new {
+        found.insert("a line is gone, or the order has changed".to_owned());
+    }
+    found.into_iter().collect()
+}
+
+/// One test for each row, and what is wrong beside them.
+fn verdicts(ran: &[Ran]) -> (Vec<Test>, Vec<String>) {
+    let mut tests = Vec::new();
+    let letters = ROWS.iter().map(|row| row.letter).chain(["two_allocations"]);
+    for letter in letters {
+        let mut notes = Vec::new();
+        let mut ours = 0;
+        for ran in ran {
+            for (name, outcome) in &ran.outcomes {
+                if !belongs(name, letter) {
+                    continue;
+                }
+                for broken in &outcome.broken {
+                    notes.push(format!("{name} in {}: {broken}", ran.machine.name));
+                }
+                if ran.machine.module == Peermem::Ours && !outcome.skipped {
+                    ours += 1;
+                    if let Some(defects) = outcome.defects() {
+                        notes.push(format!("{name}, {}: {defects}", ran.machine.name));
+                    }
+                }
+            }
+        }
+        if ours == 0 {
+            notes.push("ours was not run".to_owned());
+        }
+        tests.push(Test {
+            name: format!("hazard {letter}"),
+            verdict: if notes.is_empty() {
+                Verdict::Passed
+            } else {
+                Verdict::Failed
+            },
+            notes,
+        });
+    }
+    let problems = ran
+        .iter()
+        .flat_map(|ran| {
+            let module = ran.machine.module.name();
+            ran.problems
+                .iter()
+                .map(move |problem| format!("{module}, {}: {problem}", ran.machine.name))
+        })
+        .collect();
+    (tests, problems)
+}
+
+/// Runs all schedules and makes the page.
+fn run_all(paths: &Paths, frozen: bool) -> Result<(Vec<Ran>, String)> {
+    let ran = MACHINES
+        .iter()
+        .map(|machine| run_machine(paths, machine, frozen))
+        .collect::<Result<Vec<_>>>()?;
+    let page = render(&ran);
+    Ok((ran, page))
+}
+
+/// For the suite: ours must hold, and the page must be the committed one.
+pub(crate) fn check(paths: &Paths, frozen: bool) -> Result<(Vec<Test>, Vec<String>)> {
+    let (ran, page) = run_all(paths, frozen)?;
+    let (tests, mut problems) = verdicts(&ran);
+    let committed = fs::read_to_string(paths.repo.join(PAGE)).unwrap_or_default();
+    for difference in differing(&committed, &page) {
+        problems.push(format!("{PAGE} is not what this run makes: {difference}"));
+    }
+    Ok((tests, problems))
+}
+
+/// Runs all schedules and writes the page into the work tree.
+pub(crate) fn write(paths: &Paths) -> Result<i32> {
+    setup::all(paths, [kernel::DEFAULT])?;
+    let (ran, page) = run_all(paths, true)?;
+    let (tests, problems) = verdicts(&ran);
+    let mut failed = problems.len();
+    for test in &tests {
+        if test.verdict == Verdict::Passed {
+            println!("{}: ok", test.name);
+            continue;
+        }
+        failed += 1;
+        println!("{}: FAILED", test.name);
+        for note in &test.notes {
+            println!("    {note}");
+        }
+    }
+    for problem in &problems {
+        println!("FAILED: {}", problem.trim_end());
+    }
+    fs::write(paths.repo.join(PAGE), page).context(PAGE)?;
+    println!("{PAGE} is written; {failed} failed");
+    Ok(i32::from(failed > 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headline_of(text: &str) -> String {
+        headline(&klog::Report {
+            line: 1,
+            lines: text.lines().map(str::to_owned).collect(),
+        })
+    }
+
+    #[test]
+    fn a_report_has_one_name_in_every_run() {
+        for (text, name) in [
+            (
+                "[    1.0] ------------[ cut here ]------------\n[    1.0] nvidia: dma_unmap of a page table that is gone\n\
+                 [    1.0] WARNING: dma.c:73 at is_live+0x1/0x2, CPU#0: gdr/123",
+                "warning: dma_unmap of a page table that is gone",
+            ),
+            (
+                "[    1.0] ------------[ cut here ]------------\n[    1.0] WARNING: x.c:3 at nv_mem_put_pages+0xe/0x60 [m]",
+                "a warning",
+            ),
+            (
+                "[    1.0] Oops: int3: 0000 [#1] SMP\n[    1.0] RIP: 0010:0xffffffffa0075411",
+                "an oops",
+            ),
+            (
+                "[    1.0] BUG: kernel NULL pointer dereference, address: 10\n[    1.0] RIP: 0010:dma_map_phys+0x1/0x2",
+                "an oops",
+            ),
+            (
+                "[    1.0] BUG kmalloc-128 (Tainted: G   W  O ): Object corrupt",
+                "report of the allocator",
+            ),
+            ("[    1.0] Kernel panic - not syncing: Fatal exception", "panic"),
+        ] {
+            assert_eq!(headline_of(text), name);
+        }
+    }
+
+    fn said(text: &str) -> Reader {
+        let mut reader = Reader::new(Format::Ktap);
+        for line in text.lines() {
+            reader.line(line);
+        }
+        reader
+    }
+
+    #[test]
+    fn a_schedule_that_takes_the_machine_along_is_told() {
+        let said = said("1..3\n# saw a\nok 1 X.one\n# saw b\n# wrong c\n");
+        let log = "[    1.0] hazard: X.one\n[    2.0] hazard: X.two\n[    2.1] Oops: 0000 [#1]\n\
+                   [    2.1] RIP: 0010:f+0x1/0x2\n[    2.2] Kernel panic - not syncing: x\n";
+        let ran = sort_out(&MACHINES[0], &said, log, &[], false);
+        assert_eq!(ran.outcomes.len(), 2);
+        assert_eq!(ran.outcomes[1].1.defects().as_deref(), Some("c; an oops"));
+        assert!(ran.problems.is_empty(), "{:?}", ran.problems);
+    }
+
+    #[test]
+    fn what_comes_of_an_oops_is_no_result_of_its_own() {
+        let outcome = |wrong: &[&str], reports: &[&str]| Outcome {
+            wrong: wrong.iter().map(ToString::to_string).collect(),
+            reports: reports.iter().map(ToString::to_string).collect(),
+            ..Outcome::default()
+        };
+        let killed = outcome(&["x", "the kernel killed the thread in the free"], &[OOPS]);
+        let died = outcome(&["x"], &[OOPS, DEATH]);
+        assert_eq!(killed.defects().as_deref(), Some("x; an oops"));
+        assert_eq!(killed.defects(), died.defects());
+        // Without one it is.
+        let hangs = outcome(&["x"], &[DEATH]);
+        assert_eq!(hangs.defects().as_deref(), Some("x; the machine dies"));
+    }
+
+    #[test]
+    fn a_log_with_a_hole_is_a_problem() {
+        let said = said("1..1\n# saw a\nok 1 X.one\n");
+        let log =
+            "[    1.0] hazard: X.one\n** 3 printk messages dropped **\n[    2.0] hazard: end\n";
+        let ran = sort_out(&MACHINES[0], &said, log, &[], false);
+        assert_eq!(ran.problems, ["lines of the kernel log are lost"]);
+        assert!(ran.outcomes[0].1.defects().is_none());
+    }
+
+    #[test]
+    fn results_that_are_missing_are_a_problem() {
+        let said = said("1..2\n# saw a\nok 1 X.one\n");
+        let log = "[    1.0] hazard: X.one\n[    2.0] hazard: end\n";
+        let ran = sort_out(&MACHINES[0], &said, log, &[], false);
+        assert_eq!(ran.problems, ["not all schedules have a result"]);
+    }
+
+    #[test]
+    fn ours_may_not_have_a_report_anywhere() {
+        let ours = MACHINES.iter().find(|m| m.module == Peermem::Ours).unwrap();
+        let said = said("1..1\n# saw a\nok 1 X.one\n");
+        let log = "[    1.0] hazard: X.one\n[    2.0] hazard: end\n[    3.0] runner: teardown: pins_live is 1, not 0\n";
+        let ran = sort_out(ours, &said, log, &[], false);
+        assert_eq!(ran.problems.len(), 1);
+        assert!(ran.outcomes[0].1.defects().is_none());
+    }
+
+    #[test]
+    fn differing_rows_are_named() {
+        let old = "# x\n| A | one |\n| B | two |\n";
+        assert!(differing(old, old).is_empty());
+        assert_eq!(
+            differing(old, "# x\n| A | one |\n| B | three |\n"),
+            ["row B: now | B | three |"]
+        );
+        assert_eq!(differing(old, "# x\n| A | one |\n").len(), 1);
+    }
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! How long each run of the suite took, and when it passed last: `history.json` in the cache.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use anyhow::Result;
+use serde::Deserialize;
+use serde::Serialize;
+
+use crate::paths::Paths;
+use crate::progress::output;
+use crate::setup::Lock;
+use crate::stamp;
+
+/// A day and a commit. Where the work tree differs from the commit, its name ends in `+`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct When {
+    pub(crate) date: String,
+    pub(crate) commit: String,
+}
+
+impl When {
+    pub(crate) fn now(paths: &Paths) -> Self {
+        let git = |arguments: &[&str]| {
+            output(Command::new("git").args(arguments).current_dir(&paths.repo)).unwrap_or_default()
+        };
+        let mut commit = git(&["rev-parse", "--short=10", "HEAD"]);
+        if !git(&["status", "--porcelain"]).is_empty() {
+            commit.push('+');
+        }
+        let date = output(Command::new("date").args(["-u", "+%Y-%m-%d"])).unwrap_or_default();
+        Self { date, commit }
+    }
+}
+
+/// What is remembered of one run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    pub(crate) seconds: f64,
+    pub(crate) passed: bool,
+    #[serde(flatten)]
+    pub(crate) when: When,
+    pub(crate) last_pass: Option<When>,
+}
+
+#[derive(Debug)]
+pub(crate) struct History {
+    file: PathBuf,
+    records: BTreeMap<String, Record>,
+}
+
+fn read(file: &PathBuf) -> BTreeMap<String, Record> {
+    let text = fs::read(file).unwrap_or_default();
+    // One that cannot be read is one that is not there: it is measured anew.
+    serde_json::from_slice(&text).unwrap_or_default()
+}
+
+impl History {
+    pub(crate) fn load(paths: &Paths) -> Self {
+        let file = paths.cache.join("history.json");
+        let records = read(&file);
+        Self { file, records }
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<&Record> {
+        self.records.get(name)
+    }
+
+    pub(crate) fn time(&self, name: &str) -> Option<Duration> {
+        Duration::try_from_secs_f64(self.get(name)?.seconds).ok()
+    }
+
+    /// Remembers a run, at once: the suite may be interrupted.
+    pub(crate) fn add(
+        &mut self,
+        paths: &Paths,
+        name: &str,
+        elapsed: Duration,
+        passed: bool,
+        when: &When,
+    ) -> Result<()> {
+        let _lock = Lock::take(paths, "history")?;
+        // Another suite may run beside this one.
+        let mut records = read(&self.file);
+        let before = records.remove(name).and_then(|record| record.last_pass);
+        let record = Record {
+            seconds: elapsed.as_secs_f64(),
+            passed,
+            when: when.clone(),
+            last_pass: if passed { Some(when.clone()) } else { before },
+        };
+        records.insert(name.to_owned(), record);
+        stamp::replace(&self.file, &serde_json::to_vec_pretty(&records)?)
+            .context("history.json")?;
+        self.records = records;
+        Ok(())
+    }
+}
+
+/// In which order runs begin: first those that were never timed, then the longest first.
+pub(crate) fn order(times: &[Option<Duration>]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..times.len()).collect();
+    order.sort_by_key(|&at| std::cmp::Reverse(times[at].unwrap_or(Duration::MAX)));
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_begin_first() {
+        let times = [5, 0, 9, 0, 7].map(|seconds| match seconds {
+            0 => None,
+            seconds => Some(Duration::from_secs(seconds)),
+        });
+        assert_eq!(order(&times), [1, 3, 2, 4, 0]);
+    }
+
+    #[test]
+    fn a_run_is_remembered_with_its_last_pass() {
+        let cache = std::env::temp_dir().join(format!("runner-history-{}", std::process::id()));
+        fs::create_dir_all(&cache).unwrap();
+        let paths = Paths {
+            repo: cache.clone(),
+            cache: cache.clone(),
+        };
+        let when = |commit: &str| When {
+            date: "2026-01-01".to_owned(),
+            commit: commit.to_owned(),
+        };
+        let mut history = History::load(&paths);
+        let mut add = |passed, commit| {
+            let elapsed = Duration::from_secs(3);
+            history
+                .add(&paths, "run", elapsed, passed, &when(commit))
+                .unwrap();
+        };
+        add(true, "a");
+        add(false, "b");
+        let found = History::load(&paths);
+        fs::remove_dir_all(&cache).unwrap();
+        let record = found.get("run").unwrap();
+        assert!(!record.passed && record.when == when("b"));
+        assert_eq!(record.last_pass, Some(when("a")));
+        assert_eq!(found.time("run"), Some(Duration::from_secs(3)));
+        assert_eq!(found.time("other"), None);
+    }
+}

@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Results that stand for a run which need not be done again: what it depends on is the same. And the pass of
+//! `make test-all`, which goes on where it was interrupted.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use anyhow::Result;
+use serde::Deserialize;
+use serde::Serialize;
+
+use crate::history::When;
+use crate::paths::Paths;
+use crate::programs;
+use crate::progress::output;
+use crate::results::Test;
+use crate::setup;
+use crate::stamp;
+use crate::stamp::Key;
+use crate::suite::Place;
+use crate::suite::Run;
+use crate::vm::Options;
+use crate::vm::Peermem;
+
+/// What a run that passed has left.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Kept {
+    run: String,
+    /// Of all that it depends on.
+    key: String,
+    pub(crate) tests: Vec<Test>,
+    pub(crate) column: Option<String>,
+    pub(crate) when: When,
+}
+
+/// Kept results of one kind: a directory of the cache, a file for each run.
+#[derive(Debug)]
+pub(crate) struct Shelf(PathBuf);
+
+impl Shelf {
+    pub(crate) fn unchanged(paths: &Paths) -> Self {
+        Self(paths.cache.join("results/unchanged"))
+    }
+
+    fn file(&self, run: &str) -> PathBuf {
+        let name: String = run
+            .chars()
+            .map(|letter| {
+                if letter.is_ascii_alphanumeric() {
+                    letter
+                } else {
+                    '-'
+                }
+            })
+            .collect();
+        self.0.join(format!("{name}.json"))
+    }
+
+    /// What is kept of this run, if it was made from the same.
+    pub(crate) fn get(&self, run: &str, key: &str) -> Option<Kept> {
+        let text = fs::read(self.file(run)).ok()?;
+        let kept: Kept = serde_json::from_slice(&text).ok()?;
+        (kept.run == run && kept.key == key).then_some(kept)
+    }
+
+    pub(crate) fn put(
+        &self,
+        run: &str,
+        key: &str,
+        tests: &[Test],
+        column: Option<&str>,
+        when: &When,
+    ) -> Result<()> {
+        let kept = Kept {
+            run: run.to_owned(),
+            key: key.to_owned(),
+            tests: tests.to_vec(),
+            column: column.map(str::to_owned),
+            when: when.clone(),
+        };
+        stamp::update(&self.file(run), &serde_json::to_vec(&kept)?)?;
+        Ok(())
+    }
+}
+
+/// How far the pass of `make test-all` is.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Progress {
+    /// Of the work tree that it is a pass of.
+    tree: String,
+    /// So long it ran before it was interrupted.
+    seconds: f64,
+}
+
+/// A pass of all runs over one state of the work tree.
+#[derive(Debug)]
+pub(crate) struct Pass {
+    home: PathBuf,
+    pub(crate) tree: String,
+    pub(crate) shelf: Shelf,
+    /// What earlier parts of it took.
+    pub(crate) before: Duration,
+}
+
+impl Pass {
+    /// The pass that was begun over this work tree, or a new one.
+    pub(crate) fn resume(paths: &Paths, restart: bool) -> Result<Self> {
+        let mut key = Key::default();
+        for name in tracked(paths)? {
+            // Says when the runs passed, and is written at the end of a pass.
+            if name != LAST_PASSES_PAGE {
+                add_file(&mut key, paths, &name)?;
+            }
+        }
+        Self::of(paths.cache.join("results/pass"), key.finish(), restart)
+    }
+
+    fn of(home: PathBuf, tree: String, restart: bool) -> Result<Self> {
+        let text = fs::read(home.join("progress")).unwrap_or_default();
+        let found: Progress = serde_json::from_slice(&text).unwrap_or_default();
+        let goes_on = !restart && found.tree == tree;
+        if !goes_on && home.exists() {
+            fs::remove_dir_all(&home).with_context(|| home.display().to_string())?;
+        }
+        let before = if goes_on { found.seconds } else { 0.0 };
+        Ok(Self {
+            shelf: Shelf(home.join("runs")),
+            home,
+            tree,
+            before: Duration::try_from_secs_f64(before).unwrap_or_default(),
+        })
+    }
+
+    /// Notes how long all of it has taken by now.
+    pub(crate) fn note(&self, elapsed: Duration) -> Result<()> {
+        let progress = Progress {
+            tree: self.tree.clone(),
+            seconds: (self.before + elapsed).as_secs_f64(),
+        };
+        stamp::update(&self.home.join("progress"), &serde_json::to_vec(&progress)?)?;
+        Ok(())
+    }
+
+    /// The next one begins anew.
+    pub(crate) fn end(&self) -> Result<()> {
+        fs::remove_dir_all(&self.home).with_context(|| self.home.display().to_string())
+    }
+}
+
+/// The page that has the table of last passes.
+pub(crate) const LAST_PASSES_PAGE: &str = "docs/verification.md";
+
+/// All files of the work tree that git does not ignore.
+fn tracked(paths: &Paths) -> Result<Vec<String>> {
+    let list = output(
+        Command::new("git")
+            .args([
+                "ls-files",
+                "-z",
+                "--cached",
+                "--others",
+                "--exclude-standard",
+            ])
+            .current_dir(&paths.repo),
+    )?;
+    let mut names: Vec<String> = list
+        .split('\0')
+        .filter(|name| !name.is_empty())
+        .map(str::to_owned)
+        .collect();
+    names.sort();
+    names.dedup();
+    Ok(names)
+}
+
+/// One that was deleted and is still tracked has no contents.
+fn add_file(key: &mut Key, paths: &Paths, name: &str) -> Result<()> {
+    let path = paths.repo.join(name);
+    match fs::symlink_metadata(&path) {
+        Ok(metadata) if metadata.is_file() => key.bytes(name, &fs::read(&path)?),
+        Ok(metadata) if metadata.is_symlink() => {
+            key.text(name, &fs::read_link(&path)?.to_string_lossy());
+        }
+        _ => key.text(name, ""),
+    }
+    Ok(())
+}
+
+/// The test runner's files that make and judge a machine.
+const JUDGES: &[&str] = &[
+    "cpio.rs",
+    "detectors.rs",
+    "klog.rs",
+    "results.rs",
+    "setup.rs",
+    "topology.rs",
+    "vm.rs",
+];
+
+/// Whether a machine has anything in it that is compiled from `src/`.
+pub(crate) fn has_ours(options: &Options, command: &[&str]) -> bool {
+    options.peermem == Peermem::Ours
+        || options.beside
+        || options.kunit
+        || options.signed
+        || options.mutant.is_some()
+        || !options.patches.is_empty()
+        // Whatever else may load a module is not known here.
+        || !matches!(
+            command.first(),
+            Some(&("{gdr}" | "{repo}/tests/vm/perftest" | "{repo}/tests/vm/pyverbs"))
+        )
+}
+
+/// A key of all that a run depends on; None of one that depends on `src/`, which is done each time.
+pub(crate) fn key(paths: &Paths, run: &Run, machine: Option<&Options>) -> Result<Option<String>> {
+    let mut key = Key::default();
+    match (run.place, machine, run.src) {
+        (Place::Vm { command, .. }, Some(options), _) if !has_ours(options, command) => {
+            key.text("command", &command.join("\n"));
+            key.text("options", &format!("{options:?}"));
+            for name in JUDGES {
+                let name = format!("tests/runner/src/{name}");
+                add_file(&mut key, paths, &name)?;
+            }
+            let mut files = vec![
+                paths.repo.join("tests/vm"),
+                programs::gdr(paths),
+                programs::peermemctl(paths),
+            ];
+            if command.contains(&"{pyverbs}") {
+                files.push(programs::pyverbs(paths)?);
+            }
+            if command.contains(&"{promtool}") {
+                files.push(programs::promtool(paths)?);
+            }
+            let boot = setup::boot(paths, options)?;
+            files.push(boot.image);
+            files.extend(boot.control);
+            files.extend(boot.drivers.into_iter().map(|(_, file)| file));
+            files.extend(boot.modules.files().cloned());
+            for file in files {
+                key.path(&paths.cache, &file)?;
+            }
+        }
+        (Place::Cargo(arguments), _, Some(known)) => {
+            key.text("arguments", &arguments.join("\n"));
+            for name in tracked(paths)? {
+                if !name.starts_with("src/") || known.contains(&name.as_str()) {
+                    add_file(&mut key, paths, &name)?;
+                } else {
+                    key.text(&name, "");
+                }
+            }
+            for compiler in ["/usr/bin/rustc", "gcc"] {
+                key.text(compiler, &output(Command::new(compiler).arg("--version"))?);
+            }
+        }
+        _ => return Ok(None),
+    }
+    // Programs and libraries of the host, which are a machine's own as well.
+    key.bytes(
+        "packages",
+        &fs::read("/var/lib/dpkg/status").unwrap_or_default(),
+    );
+    Ok(Some(key.finish()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("runner-kept-{name}-{}", std::process::id()))
+    }
+
+    #[test]
+    fn machines_with_our_module_depend_on_src() {
+        let test = &["{gdr}", "test"];
+        let of = |peermem| Options {
+            peermem,
+            ..Options::default()
+        };
+        let nvidia = || of(Peermem::Nvidia);
+        assert!(!has_ours(&nvidia(), test));
+        assert!(!has_ours(&of(Peermem::None), test));
+        assert!(has_ours(&of(Peermem::None), &["{repo}/tests/vm/kunit"]));
+        assert!(has_ours(&of(Peermem::None), &["true"]));
+        assert!(has_ours(&of(Peermem::Ours), test));
+        for change in [
+            (|options| options.beside = true) as fn(&mut Options),
+            |options| options.kunit = true,
+            |options| options.signed = true,
+            |options| options.mutant = Some("x".to_owned()),
+            |options| options.patches.push(PathBuf::from("x")),
+        ] {
+            let mut options = nvidia();
+            change(&mut options);
+            assert!(has_ours(&options, test), "{options:?}");
+        }
+    }
+
+    #[test]
+    fn results_are_kept_by_what_they_depend_on() {
+        let home = at("shelf");
+        let shelf = Shelf(home.clone());
+        let tests = [Test::skipped("a", "why".to_owned())];
+        let when = When::default();
+        shelf.put("a: b", "key", &tests, Some("c"), &when).unwrap();
+        let found = ["key", "other"].map(|key| shelf.get("a: b", key));
+        // Has a file of the same name.
+        let stranger = shelf.get("a: c", "key").or(shelf.get("a; b", "key"));
+        fs::remove_dir_all(&home).unwrap();
+        let kept = found[0].as_ref().unwrap();
+        assert_eq!(
+            (kept.tests.as_slice(), kept.column.as_deref()),
+            (&tests[..], Some("c"))
+        );
+        assert!(found[1].is_none() && stranger.is_none());
+    }
+
+    #[test]
+    fn a_pass_goes_on_over_the_same_tree_alone() {
+        let home = at("pass");
+        let pass = |tree: &str, restart| Pass::of(home.clone(), tree.to_owned(), restart).unwrap();
+        let ran = |pass: &Pass| pass.shelf.get("run", &pass.tree).is_some();
+        let first = pass("a", false);
+        first.note(Duration::from_secs(5)).unwrap();
+        let when = When::default();
+        first.shelf.put("run", "a", &[], None, &when).unwrap();
+        let second = pass("a", false);
+        assert!(ran(&second) && second.before == Duration::from_secs(5));
+        let anew = pass("a", true);
+        assert!(!ran(&anew) && anew.before.is_zero());
+        first.note(Duration::from_secs(5)).unwrap();
+        first.shelf.put("run", "a", &[], None, &when).unwrap();
+        let other = pass("b", false);
+        assert!(!ran(&other) && other.before.is_zero());
+        other.note(Duration::ZERO).unwrap();
+        other.end().unwrap();
+        assert!(!home.exists());
+    }
+}

@@ -1,0 +1,857 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The kernels that the test runner boots: which there are, and how one is made from Debian's source.
+//!
+//! A kernel's source tree is unpacked once and kept. What we change in it (patches, and whole files of the overlay) is laid
+//! over it by contents, so that a changed patch touches only the files that it changes and make compiles only those.
+//! Flavours that differ in configuration and compiler alone share one tree; each has an output directory of its own.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::anyhow;
+use anyhow::bail;
+use anyhow::Context as _;
+use anyhow::Result;
+
+use crate::apt;
+use crate::modules::Index;
+use crate::patch;
+use crate::paths::Paths;
+use crate::progress::Stage;
+use crate::stamp;
+use crate::stamp::Key;
+use crate::toolchain::Toolchain;
+
+/// One kernel of the test VM.
+pub(crate) struct Flavour {
+    /// What `--kernel` calls it; its directory in the cache.
+    pub(crate) name: &'static str,
+    /// Debian's package of its source.
+    package: &'static str,
+    /// Packages of the same kind to try, newest first, when that has vanished from the archive.
+    instead: Option<&'static str>,
+    /// The flavour whose directory holds the source: itself, or another of the same package and patches.
+    pub(crate) source: &'static str,
+    /// Configuration fragments in `tests/kernel/config`.
+    config: &'static [&'static str],
+    /// Directories in `tests/kernel/patches`, applied one after the other.
+    patches: &'static [&'static str],
+    /// The compiler that the variables for make choose.
+    compiler: &'static str,
+    /// More variables for make.
+    make: &'static [&'static str],
+    /// Also builds the RDMA modules as the pristine source has them.
+    stock: bool,
+    /// Its configuration has the detectors of `debug.config`, and every machine must show that they work.
+    detectors: bool,
+}
+
+pub(crate) const DEFAULT: &str = "7.3";
+/// The series before it, for what differs in the `kernel` crate.
+pub(crate) const EARLIER: &str = "7.2";
+/// The fragment of a kernel that looks at signatures: it trusts a key of the test VM's.
+const SIGNED: &str = "signed.config";
+/// The same source with what finds faults that no result shows.
+pub(crate) const DEBUG: &str = "debug";
+
+const FLAVOURS: &[Flavour] = &[
+    Flavour {
+        name: DEFAULT,
+        package: "linux-source-7.3",
+        instead: Some("linux-source-7."),
+        source: DEFAULT,
+        config: &["rig.config"],
+        patches: &["7.3"],
+        compiler: "gcc",
+        make: &[],
+        stock: true,
+        detectors: false,
+    },
+    Flavour {
+        name: EARLIER,
+        package: "linux-source-7.2",
+        instead: None,
+        source: EARLIER,
+        config: &["rig.config", "7.2.config", HOST, SIGNED],
+        patches: &["7.2", "7.3"],
+        compiler: "gcc",
+        make: &[],
+        stock: true,
+        detectors: false,
+    },
+    Flavour {
+        name: DEBUG,
+        package: "linux-source-7.3",
+        instead: Some("linux-source-7."),
+        source: DEFAULT,
+        config: &["rig.config", "debug.config"],
+        patches: &["7.3"],
+        compiler: "clang-19",
+        make: &["LLVM=-19"],
+        stock: false,
+        detectors: true,
+    },
+];
+
+/// Suites that carry kernel sources. The machine's own need not be among them.
+const SUITES: &[&str] = &["trixie-backports", "forky", "sid"];
+
+/// What of the source no kernel of the test VM compiles: two thirds of it. Descriptions for Kconfig and make stay.
+const NOT_UNPACKED: &[&str] = &[
+    "Documentation/*.rst",
+    "Documentation/devicetree/*.yaml",
+    "arch/[!x]*.[chS]",
+    "arch/[!x]*.dts*",
+    "drivers/gpu/drm/*/*.[ch]",
+    "drivers/media/*.[ch]",
+    "drivers/net/ethernet/*.[ch]",
+    "drivers/net/wireless/*.[ch]",
+    "drivers/scsi/*/*.[ch]",
+    "drivers/staging/*.[ch]",
+    "sound/*.[ch]",
+    "tools/perf/*",
+    "tools/testing/selftests/*",
+];
+
+/// Files that stay as in the pristine source while the stock modules are built.
+const RDMA: &[&str] = &["drivers/infiniband/", "include/rdma/", "include/uapi/rdma/"];
+
+/// What shows a machine's topology: NUMA, and config space past 256 bytes.
+const HOST: &str = "host.config";
+
+impl Flavour {
+    /// Whether it sees sockets, and ACS and ATS of a bridge.
+    pub(crate) fn shows_topology(&self) -> bool {
+        self.config.contains(&HOST)
+    }
+}
+
+pub(crate) fn flavour(name: &str) -> Option<&'static Flavour> {
+    FLAVOURS.iter().find(|flavour| flavour.name == name)
+}
+
+/// All that the tests run on.
+pub(crate) fn all() -> impl Iterator<Item = &'static str> {
+    FLAVOURS.iter().map(|flavour| flavour.name)
+}
+
+/// Those beside the usual one and its debug twin: they are there for what differs in the `kernel` crate.
+pub(crate) fn others() -> impl Iterator<Item = &'static str> {
+    all().filter(|name| ![DEFAULT, DEBUG].contains(name))
+}
+
+/// A kernel that is there.
+pub(crate) struct Kernel {
+    pub(crate) image: PathBuf,
+    pub(crate) release: String,
+    /// For building modules: make's output directory.
+    pub(crate) build: PathBuf,
+    /// Its own modules.
+    pub(crate) modules: PathBuf,
+    /// Its RDMA modules as the pristine source has them.
+    pub(crate) stock: Option<PathBuf>,
+    /// Changes with anything that it was made from.
+    pub(crate) key: String,
+    /// Where the products of modules built for it go.
+    pub(crate) products: PathBuf,
+    pub(crate) make: &'static [&'static str],
+    /// It has the detectors of `debug.config`.
+    pub(crate) detectors: bool,
+    /// Where the key lies whose signatures it takes.
+    pub(crate) signing: Option<Signing>,
+}
+
+/// A key that a kernel trusts, as DKMS makes its own.
+#[derive(Debug, Clone)]
+pub(crate) struct Signing {
+    /// The private key, in PEM.
+    pub(crate) key: PathBuf,
+    /// The certificate, in DER.
+    pub(crate) certificate: PathBuf,
+    /// The kernel's program.
+    pub(crate) sign_file: PathBuf,
+}
+
+impl Signing {
+    /// Signs a module's file in its place.
+    pub(crate) fn sign(&self, module: &Path) -> Result<()> {
+        crate::progress::output(
+            Command::new(&self.sign_file)
+                .arg("sha512")
+                .args([&self.key, &self.certificate])
+                .arg(module),
+        )?;
+        Ok(())
+    }
+}
+
+impl Kernel {
+    /// Its source, which the build tree names.
+    pub(crate) fn source(&self) -> PathBuf {
+        let link = self.build.join("source");
+        if link.exists() {
+            link
+        } else {
+            self.build.clone()
+        }
+    }
+
+    /// Its modules, the stock RDMA ones first if so wanted.
+    pub(crate) fn index(&self, stock: bool) -> Result<Index> {
+        let mut index = Index::default();
+        if stock {
+            let stock = self
+                .stock
+                .as_ref()
+                .ok_or_else(|| anyhow!("this kernel has no stock RDMA modules"))?;
+            index.add_tree(stock)?;
+            // Names that only the patched ones have must not be found by accident.
+            let known: BTreeSet<String> = index.names().map(str::to_owned).collect();
+            let mut rest = Index::default();
+            rest.add_tree(&self.modules)?;
+            for file in rest.files() {
+                let name = crate::modules::name_of(file);
+                if !known.contains(&name) {
+                    index.add(file.clone());
+                }
+            }
+        } else {
+            index.add_tree(&self.modules)?;
+        }
+        Ok(index)
+    }
+}
+
+/// The release of the kernel of a build tree.
+fn release_of(build: &Path) -> Result<String> {
+    let file = build.join("include/config/kernel.release");
+    let text =
+        fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    Ok(text.trim().to_owned())
+}
+
+/// A kernel that somebody else built: its build tree, or the image in one.
+pub(crate) fn by_path(paths: &Paths, path: &Path) -> Result<Kernel> {
+    let path =
+        fs::canonicalize(path).with_context(|| format!("there is no kernel {}", path.display()))?;
+    let (build, image) = if path.is_dir() {
+        // The test VM's own trees have no bzImage: QEMU enters their vmlinux.
+        let images = ["arch/x86/boot/bzImage", "vmlinux"].map(|name| path.join(name));
+        let image = images.into_iter().find(|image| image.is_file());
+        let image = image
+            .ok_or_else(|| anyhow!("{} has neither a bzImage nor a vmlinux", path.display()))?;
+        (path, image)
+    } else {
+        let build = path.ancestors().nth(4).unwrap_or(&path).to_path_buf();
+        (build, path)
+    };
+    let release = release_of(&build)
+        .with_context(|| format!("{} does not lie in a build tree", image.display()))?;
+    let mut key = Key::default();
+    key.bytes("image", &fs::read(&image)?);
+    key.bytes(
+        "symbols",
+        &fs::read(build.join("Module.symvers")).unwrap_or_default(),
+    );
+    let mut name = Key::default();
+    name.text("tree", &build.to_string_lossy());
+    Ok(Kernel {
+        image,
+        release,
+        modules: build.clone(),
+        stock: None,
+        key: key.finish(),
+        products: paths.cache.join("modules").join(name.finish()),
+        build,
+        make: &[],
+        detectors: false,
+        signing: None,
+    })
+}
+
+/// One flavour's directory in the cache, and the one that has its source.
+struct Tree<'a> {
+    paths: &'a Paths,
+    flavour: &'static Flavour,
+    directory: PathBuf,
+    home: PathBuf,
+    toolchain: &'a Toolchain,
+}
+
+/// Contents of the files that we change, by path: none for a file that is not to be there.
+type Files = BTreeMap<String, Option<Vec<u8>>>;
+
+/// How much of a kernel is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// Without the stock RDMA modules, which only tests load.
+    Patched,
+    /// With them.
+    Whole,
+    /// What is there is taken for what it is.
+    Frozen,
+}
+
+/// Makes a kernel, or as much of it as is wanted and not made yet.
+pub(crate) fn ensure(
+    paths: &Paths,
+    toolchain: &Toolchain,
+    flavour: &'static Flavour,
+    extent: Extent,
+) -> Result<Kernel> {
+    let tree = Tree {
+        paths,
+        flavour,
+        directory: paths.cache.join("kernel").join(flavour.name),
+        home: paths.cache.join("kernel").join(flavour.source),
+        toolchain,
+    };
+    fs::create_dir_all(&tree.directory)?;
+    fs::create_dir_all(&tree.home)?;
+    if tree.source_name().is_none() {
+        tree.fetch()?;
+    }
+    let source = tree
+        .source_name()
+        .context("the kernel's source was fetched and is not there")?;
+    let key = tree.key(&source)?;
+    // A key that is lost is made anew, and the kernel has to learn it.
+    let keyed = tree.signing().is_none_or(|signing| signing.key.exists());
+    let stamp = tree.at("stamp");
+    let stock = flavour.stock && extent == Extent::Whole;
+    let is_there = match extent {
+        Extent::Frozen => stamp.exists(),
+        _ => stamp::is_fresh(&stamp, &key) && !(stock && tree.stock_is_stale(&source)?),
+    };
+    if !keyed || !is_there {
+        // Until it is whole again it is not there, whoever interrupts this.
+        let _ = fs::remove_file(&stamp);
+        tree.build(&source, &key, stock)?;
+    }
+    let image = tree.at("vmlinux");
+    Ok(Kernel {
+        release: release_of(&tree.at("build"))?,
+        image,
+        build: tree.at("build"),
+        modules: tree.at("modules"),
+        stock: flavour.stock.then(|| tree.at("stock")),
+        key,
+        products: paths.cache.join("modules").join(flavour.name),
+        make: flavour.make,
+        detectors: flavour.detectors,
+        signing: tree.signing(),
+    })
+}
+
+impl Tree<'_> {
+    fn at(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// Something of the source, which several flavours may share.
+    fn shared(&self, name: &str) -> PathBuf {
+        self.home.join(name)
+    }
+
+    fn signing(&self) -> Option<Signing> {
+        self.flavour.config.contains(&SIGNED).then(|| Signing {
+            key: self.at("signing/rig.key"),
+            certificate: self.at("signing/rig.der"),
+            sign_file: self.at("build/scripts/sign-file"),
+        })
+    }
+
+    /// Makes the key, if there is none, and puts its certificate where the configuration names it.
+    fn lay_certificate(&self) -> Result<()> {
+        let Some(signing) = self.signing() else {
+            return Ok(());
+        };
+        if !signing.key.exists() {
+            let _ = fs::remove_file(&signing.certificate);
+            fs::create_dir_all(self.at("signing"))?;
+            // As `dkms generate_mok` does, under a name that is moved when both are there.
+            let half = self.at("signing/new.key");
+            crate::progress::output(
+                Command::new("openssl")
+                    .args(
+                        "req -new -x509 -nodes -days 36500 -newkey rsa:2048 -outform DER"
+                            .split(' '),
+                    )
+                    .args(["-subj", "/CN=the test VM's own key for modules/"])
+                    .arg("-keyout")
+                    .arg(&half)
+                    .arg("-out")
+                    .arg(&signing.certificate),
+            )?;
+            fs::rename(&half, &signing.key)?;
+        }
+        let pem = crate::progress::output(
+            Command::new("openssl")
+                .args(["x509", "-inform", "DER", "-in"])
+                .arg(&signing.certificate),
+        )?;
+        let certs = self.at("build/certs");
+        fs::create_dir_all(&certs)?;
+        stamp::update(&certs.join("rig.pem"), format!("{pem}\n").as_bytes())?;
+        Ok(())
+    }
+
+    fn log(&self) -> PathBuf {
+        self.paths
+            .cache
+            .join("logs")
+            .join(format!("kernel-{}.txt", self.flavour.name))
+    }
+
+    fn title(&self, what: &str) -> String {
+        format!("kernel {}: {what}", self.flavour.name)
+    }
+
+    fn ours(&self, name: &str) -> PathBuf {
+        self.paths.repo.join("tests/kernel").join(name)
+    }
+
+    /// Package and version of the unpacked source.
+    fn source_name(&self) -> Option<String> {
+        let text = fs::read_to_string(self.shared("source.name")).ok()?;
+        Some(text.trim().to_owned()).filter(|name| !name.is_empty())
+    }
+
+    /// What it is made from but for our changes to the source.
+    fn base_key(&self, source: &str) -> Result<Key> {
+        let mut key = Key::default();
+        key.text("source", source);
+        key.text("tools", &self.toolchain.versions(self.flavour.compiler)?);
+        key.text("make", &self.flavour.make.join(" "));
+        for fragment in self.flavour.config {
+            key.path(&self.paths.repo, &self.ours("config").join(fragment))?;
+        }
+        Ok(key)
+    }
+
+    fn key(&self, source: &str) -> Result<String> {
+        let mut key = self.base_key(source)?;
+        for directory in self.flavour.patches {
+            key.path(&self.paths.repo, &self.ours("patches").join(directory))?;
+        }
+        key.path(&self.paths.repo, &self.ours("overlay"))?;
+        Ok(key.finish())
+    }
+
+    /// Downloads and unpacks the source: the wanted series, or the newest other one that the patches fit.
+    fn fetch(&self) -> Result<()> {
+        let mut stage = Stage::begin(self.title("looking for its source in Debian's archive"));
+        let mut candidates = apt::search(self.paths, &mut stage, SUITES, self.flavour.package)?;
+        candidates.retain(|candidate| candidate.package == self.flavour.package);
+        let found = !candidates.is_empty();
+        if let (false, Some(prefix)) = (found, self.flavour.instead) {
+            candidates = apt::search(self.paths, &mut stage, SUITES, prefix)?;
+        }
+        let first = candidates.first().ok_or_else(|| {
+            anyhow!(
+                "{} is in no suite of Debian's archive",
+                self.flavour.package
+            )
+        })?;
+        stage.done(&format!("{} {}", first.package, first.version));
+        if !found {
+            eprintln!(
+                "  {} has vanished from the archive; trying others",
+                self.flavour.package
+            );
+        }
+        let mut misfits = Vec::new();
+        for candidate in &candidates {
+            match self.try_source(candidate) {
+                Ok(()) => return Ok(()),
+                // The wanted series must fit: a change in it is ours to follow.
+                Err(error) if found => return Err(error),
+                Err(error) => misfits.push(format!(
+                    "{} {}: {error:#}",
+                    candidate.package, candidate.version
+                )),
+            }
+        }
+        bail!(
+            "no kernel source in the archive fits:\n{}",
+            misfits.join("\n")
+        );
+    }
+
+    fn try_source(&self, candidate: &apt::Candidate) -> Result<()> {
+        let download = self.shared("download");
+        let _ = fs::remove_dir_all(&download);
+        let mut stage = Stage::begin(self.title(&format!("downloading {}", candidate.package)));
+        let package = apt::download(self.paths, &mut stage, candidate, &download)?;
+        let size = fs::metadata(&package)?.len() >> 20;
+        stage.done(&format!("{size} MiB"));
+
+        let mut stage = Stage::begin(self.title("unpacking"));
+        for stale in ["source", "pristine"] {
+            let _ = fs::remove_dir_all(self.shared(stale));
+        }
+        // What was compiled may be younger than a source that is new here, and make goes by age.
+        let kernels = self.paths.cache.join("kernel");
+        for flavour in FLAVOURS
+            .iter()
+            .filter(|other| other.source == self.flavour.source)
+        {
+            let _ = fs::remove_dir_all(kernels.join(flavour.name).join("build"));
+            let _ = fs::remove_file(kernels.join(flavour.name).join("stamp.stock"));
+        }
+        apt::extract(&mut stage, &package, &download, &self.log())?;
+        let archive = stamp::files(&download.join("usr/src"))?
+            .into_iter()
+            .find(|file| file.to_string_lossy().contains(".tar."))
+            .ok_or_else(|| anyhow!("{} has no source archive", package.display()))?;
+        let source = self.shared("source");
+        fs::create_dir_all(&source)?;
+        let files = stage.run(
+            Command::new("tar")
+                .arg("-xvf")
+                .arg(&archive)
+                .arg("-C")
+                .arg(&source)
+                .args(["--strip-components=1", "--no-same-owner"])
+                .arg("--anchored")
+                .args(
+                    NOT_UNPACKED
+                        .iter()
+                        .map(|pattern| format!("--exclude={}/{pattern}", candidate.package)),
+                )
+                .env("XZ_OPT", "-T0"),
+            &self.log(),
+            "files",
+            |_| true,
+        )?;
+        stage.done(&format!("{files} files"));
+        self.changed()?;
+        let _ = fs::remove_dir_all(&download);
+        stamp::set(
+            &self.shared("source.name"),
+            &format!("{} {}", candidate.package, candidate.version),
+        )
+    }
+
+    /// Patches in the order of their series files.
+    fn patches(&self) -> Result<Vec<PathBuf>> {
+        let mut patches = Vec::new();
+        for directory in self.flavour.patches {
+            let directory = self.ours("patches").join(directory);
+            let series = fs::read_to_string(directory.join("series"))
+                .with_context(|| format!("{}/series", directory.display()))?;
+            patches.extend(
+                series
+                    .lines()
+                    .map(|line| line.split('#').next().unwrap_or_default().trim())
+                    .filter(|line| !line.is_empty())
+                    .map(|name| directory.join(name)),
+            );
+        }
+        Ok(patches)
+    }
+
+    /// Keeps the pristine contents of a file before we change it for the first time.
+    fn keep_pristine(&self, path: &str) -> Result<()> {
+        let kept = self.shared("pristine").join(path);
+        let absent = self.shared("pristine").join(format!("{path}.absent"));
+        if kept.exists() || absent.exists() {
+            return Ok(());
+        }
+        if let Some(parent) = kept.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        match fs::read(self.shared("source").join(path)) {
+            Ok(contents) => stamp::replace(&kept, &contents),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                stamp::replace(&absent, b"")
+            }
+            Err(error) => Err(error).with_context(|| path.to_owned()),
+        }
+    }
+
+    /// All files that we ever changed, pristine.
+    fn pristine(&self) -> Result<Files> {
+        let base = self.shared("pristine");
+        let mut files = Files::new();
+        for file in stamp::files(&base)? {
+            let path = file.strip_prefix(&base)?.to_string_lossy().into_owned();
+            match path.strip_suffix(".absent") {
+                Some(path) => files.insert(path.to_owned(), None),
+                None => files.insert(path, Some(fs::read(&file)?)),
+            };
+        }
+        Ok(files)
+    }
+
+    /// All files that we change or ever changed, as they are to be.
+    fn changed(&self) -> Result<Files> {
+        let patches = self.patches()?;
+        for patch in &patches {
+            let text = fs::read(patch).with_context(|| patch.display().to_string())?;
+            for path in patched_files(&String::from_utf8_lossy(&text)) {
+                self.keep_pristine(&path)?;
+            }
+        }
+        let overlay = self.ours("overlay");
+        let overlaid = stamp::files(&overlay)?;
+        for file in &overlaid {
+            self.keep_pristine(&file.strip_prefix(&overlay)?.to_string_lossy())?;
+        }
+
+        let work = self.shared("patching");
+        let _ = fs::remove_dir_all(&work);
+        let pristine = self.pristine()?;
+        for (path, contents) in &pristine {
+            let target = work.join(path);
+            if let Some(parent) = target.parent() {
+                fs::create_dir_all(parent)?;
+            }
+            if let Some(contents) = contents {
+                fs::write(&target, contents)?;
+            }
+        }
+        for patch in &patches {
+            // What patch allows by itself: a point release changes what stands around.
+            patch::apply(&work, patch, 2)?;
+        }
+        for file in &overlaid {
+            let target = work.join(file.strip_prefix(&overlay)?);
+            fs::write(&target, fs::read(file)?)?;
+        }
+        let mut files = Files::new();
+        for path in pristine.into_keys() {
+            let contents = fs::read(work.join(&path)).ok();
+            files.insert(path, contents);
+        }
+        let _ = fs::remove_dir_all(&work);
+        Ok(files)
+    }
+
+    /// Writes files into the source tree, those alone that differ. Returns how many did.
+    fn lay(&self, files: &Files) -> Result<usize> {
+        let source = self.shared("source");
+        let mut count = 0;
+        for (path, contents) in files {
+            let target = source.join(path);
+            let differed = match contents {
+                Some(contents) => stamp::update(&target, contents)?,
+                None if target.exists() => {
+                    fs::remove_file(&target)?;
+                    true
+                }
+                None => false,
+            };
+            count += usize::from(differed);
+        }
+        Ok(count)
+    }
+
+    fn make(&self, arguments: &[&str]) -> Command {
+        let mut command = self.toolchain.make();
+        command
+            .arg("-C")
+            .arg(self.shared("source"))
+            .arg(format!("O={}", self.at("build").display()))
+            .args(self.flavour.make)
+            .args(arguments);
+        command
+    }
+
+    fn build(&self, source: &str, key: &str, stock: bool) -> Result<()> {
+        let changed = self.changed()?;
+        if stock {
+            self.build_stock(source, &changed)?;
+        }
+        let count = self.lay(&changed)?;
+        self.configure()?;
+        self.compile(&format!("compiling ({count} files changed)"))?;
+        collect_modules(&self.at("build"), &self.at("modules"))?;
+        stamp::replace(&self.at("vmlinux"), &fs::read(self.at("build/vmlinux"))?)?;
+        stamp::set(&self.at("stamp"), key)
+    }
+
+    /// What we change but for RDMA, and the key of the stock modules, which depend on that.
+    fn without_rdma(&self, source: &str, changed: &Files) -> Result<(Files, String)> {
+        let pristine = self.pristine()?;
+        let is_rdma = |path: &str| RDMA.iter().any(|prefix| path.starts_with(prefix));
+        let mut without: Files = changed.clone();
+        for (path, contents) in &mut without {
+            if is_rdma(path) {
+                *contents = pristine.get(path).cloned().flatten();
+            }
+        }
+        let mut key = self.base_key(source)?;
+        for (path, contents) in &without {
+            if !is_rdma(path) {
+                key.text("path", path);
+                key.bytes("contents", contents.as_deref().unwrap_or_default());
+            }
+        }
+        Ok((without, key.finish()))
+    }
+
+    fn stock_is_stale(&self, source: &str) -> Result<bool> {
+        let (_, key) = self.without_rdma(source, &self.changed()?)?;
+        Ok(!stamp::is_fresh(&self.at("stamp.stock"), &key))
+    }
+
+    /// The stock RDMA modules, from the same kernel, before the tree gets ours.
+    fn build_stock(&self, source: &str, changed: &Files) -> Result<()> {
+        let (without, key) = self.without_rdma(source, changed)?;
+        if stamp::is_fresh(&self.at("stamp.stock"), &key) {
+            return Ok(());
+        }
+        self.lay(&without)?;
+        self.configure()?;
+        self.compile("compiling with stock RDMA modules")?;
+        collect_modules(&self.at("build/drivers/infiniband"), &self.at("stock"))?;
+        stamp::set(&self.at("stamp.stock"), &key)
+    }
+
+    fn configure(&self) -> Result<()> {
+        let build = self.at("build");
+        fs::create_dir_all(&build)?;
+        let mut wanted = String::new();
+        for fragment in self.flavour.config {
+            let path = self.ours("config").join(fragment);
+            wanted
+                .push_str(&fs::read_to_string(&path).with_context(|| path.display().to_string())?);
+        }
+        let fragment = self.at("config");
+        fs::write(&fragment, &wanted)?;
+        let mut stage = Stage::begin(self.title("configuring"));
+        stage.run(
+            self.make(&["allnoconfig"])
+                .env("KCONFIG_ALLCONFIG", &fragment),
+            &self.log(),
+            "",
+            |_| false,
+        )?;
+        let result = fs::read_to_string(build.join(".config"))?;
+        let lost = lost_options(&wanted, &result);
+        if !lost.is_empty() {
+            bail!(
+                "the kernel's configuration did not take: {}",
+                lost.join(", ")
+            );
+        }
+        stage.done("");
+        Ok(())
+    }
+
+    fn compile(&self, what: &str) -> Result<()> {
+        self.lay_certificate()?;
+        let mut stage = Stage::begin(self.title(what));
+        // One more than there are processors: steps wait for files, too.
+        let jobs = std::thread::available_parallelism().map_or(2, usize::from) + 1;
+        let count = stage.run(
+            &mut self.make(&[&format!("-j{jobs}"), "vmlinux", "modules"]),
+            &self.log(),
+            "steps",
+            |line| line.starts_with("  "),
+        )?;
+        stage.done(&format!("{count} steps"));
+        Ok(())
+    }
+}
+
+/// Files that a patch changes, makes or removes, by their names below the source tree.
+fn patched_files(patch: &str) -> BTreeSet<String> {
+    patch
+        .lines()
+        .filter_map(|line| {
+            line.strip_prefix("+++ b/")
+                .or_else(|| line.strip_prefix("--- a/"))
+        })
+        .filter_map(|name| name.split('\t').next())
+        .map(|name| name.trim_end().to_owned())
+        .collect()
+}
+
+/// Options of a fragment that a configuration does not have as asked.
+fn lost_options(wanted: &str, result: &str) -> Vec<String> {
+    let set: BTreeSet<&str> = result
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .collect();
+    let mut lost = Vec::new();
+    for line in wanted.lines().map(str::trim) {
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let kept = match line.strip_suffix("=n") {
+            Some(name) => {
+                let prefix = format!("{name}=");
+                !set.iter().any(|line| line.starts_with(&prefix))
+            }
+            None => set.contains(line),
+        };
+        if !kept {
+            lost.push(line.to_owned());
+        }
+    }
+    lost
+}
+
+/// Copies all modules below one directory into another, flat. Others may have the old copies open.
+fn collect_modules(from: &Path, to: &Path) -> Result<()> {
+    let mut index = Index::default();
+    index.add_tree(from)?;
+    fs::create_dir_all(to)?;
+    let mut names = BTreeSet::new();
+    for file in index.files() {
+        let name = file.file_name().context("a module without a name")?;
+        stamp::replace(&to.join(name), &fs::read(file)?)?;
+        names.insert(name.to_owned());
+    }
+    for entry in fs::read_dir(to)? {
+        let entry = entry?;
+        if !names.contains(&entry.file_name()) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_that_were_not_kept_are_named() {
+        let wanted = "# comment\nCONFIG_A=y\nCONFIG_B=m\nCONFIG_C=n\nCONFIG_D=n\nCONFIG_E=16000\n";
+        let result = "CONFIG_A=y\n# CONFIG_B is not set\n# CONFIG_C is not set\nCONFIG_D=y\nCONFIG_E=16000\n";
+        assert_eq!(lost_options(wanted, result), ["CONFIG_B=m", "CONFIG_D=n"]);
+    }
+
+    #[test]
+    fn what_flavours_are_made_of_is_there() {
+        let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernel");
+        for flavour in FLAVOURS {
+            for fragment in flavour.config {
+                assert!(ours.join("config").join(fragment).is_file());
+            }
+            for directory in flavour.patches {
+                assert!(ours
+                    .join("patches")
+                    .join(directory)
+                    .join("series")
+                    .is_file());
+            }
+            assert!(FLAVOURS.iter().any(|other| other.name == flavour.source));
+        }
+    }
+
+    #[test]
+    fn files_of_a_patch() {
+        let patch = "text\n--- a/mm/x.c\t2026\n+++ b/mm/x.c\n@@ -1 +1 @@\n-a\n+b\n--- /dev/null\n+++ b/new.h\n\
+            --- a/old.h\n+++ /dev/null\n";
+        let files: Vec<String> = patched_files(patch).into_iter().collect();
+        assert_eq!(files, ["mm/x.c", "new.h", "old.h"]);
+    }
+}

@@ -1,0 +1,513 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Reads a kernel log for what must not be in it, and compares that with what a test declared.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::LazyLock;
+
+use anyhow::anyhow;
+use anyhow::Context as _;
+use regex::Regex;
+use regex::RegexSet;
+
+/// The serial line was too slow: what is not in the log cannot be judged.
+const LOSS: &str = r"^\*\* \d+ printk messages dropped";
+
+/// Lines that open a report. A report may go on for many lines; those belong to it.
+static OPENERS: LazyLock<RegexSet> = LazyLock::new(|| {
+    set(&[
+        r"\bWARNING: ",
+        r"\bBUG(:| \S+ \()|kernel BUG at ",
+        r"\bOops\b",
+        r"Kernel panic",
+        r"general protection fault",
+        r"INFO: task .* blocked for more than",
+        r"INFO: rcu\S* .*stall|rcu: INFO: .*stall|self-detected stall",
+        r"soft lockup|hard LOCKUP",
+        r"\b(KASAN|KMSAN|KCSAN|UBSAN)\b.*:",
+        r"possible recursive locking|possible circular locking|suspicious RCU usage|inconsistent lock state",
+        r"bad unlock balance|lock held when returning|held lock freed",
+        r"INFO: trying to register non-static key|turning off the locking correctness validator",
+        r"refcount_t: ",
+        r"list_(add|del) corruption|slab-.*overwritten|Redzone overwritten|Object (padding|already)",
+        r"scheduling while atomic|sleeping function called",
+        r"unregister_netdevice: waiting",
+        r"DMAR: (DRHD: handling fault|\[.*fault|\[DMA |\[INTR)",
+        // Whatever they have to say but that they are there.
+        r"^kmemleak: ",
+        r"^DMA-API: ",
+        r"^sysfs: cannot create duplicate filename",
+        r"page allocation failure",
+        r"rust_kernel: panicked",
+        r"unknown parameter '.*' ignored",
+        r"^runner: (teardown|setup):",
+        LOSS,
+    ])
+});
+
+static LOST: LazyLock<RegexSet> = LazyLock::new(|| set(&[LOSS]));
+
+/// Lines that match an opener and report nothing.
+static HARMLESS: LazyLock<RegexSet> = LazyLock::new(|| {
+    set(&[
+        r"DMA-API: (preallocated|debugging enabled|dma_debug_entry pool grown)",
+        r"kmemleak: Kernel memory leak detector initialized",
+    ])
+});
+
+static CUT_HERE: &str = "------------[ cut here ]------------";
+static END_OF_TRACE: &str = "---[ end trace";
+static MAPPED_AT: &str = "DMA-API: Mapped at:";
+
+/// No report is longer; a longer one is cut, and what follows it is looked at anew.
+const LONGEST_REPORT: usize = 160;
+
+/// How many lines after its first a report shows.
+const SHOWN_LINES: usize = 45;
+
+#[expect(
+    clippy::expect_used,
+    reason = "the patterns are constants of this file"
+)]
+fn set(patterns: &[&str]) -> RegexSet {
+    RegexSet::new(patterns).expect("constant pattern")
+}
+
+/// One report: everything from its first line to its last.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Report {
+    /// Counted from 1.
+    pub(crate) line: usize,
+    pub(crate) lines: Vec<String>,
+}
+
+impl Report {
+    /// Whether it says that a part of the log is missing.
+    pub(crate) fn is_loss(&self) -> bool {
+        self.lines
+            .first()
+            .is_some_and(|line| LOST.is_match(message(line)))
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for line in self.lines.iter().take(SHOWN_LINES) {
+            writeln!(f, "    {line}")?;
+        }
+        if self.lines.len() > SHOWN_LINES {
+            writeln!(f, "    … {} more lines", self.lines.len() - SHOWN_LINES)?;
+        }
+        Ok(())
+    }
+}
+
+/// A report that a test provokes: how often a pattern must come.
+#[derive(Debug, Clone)]
+pub(crate) struct Expectation {
+    pattern: Regex,
+    count: usize,
+}
+
+impl FromStr for Expectation {
+    type Err = anyhow::Error;
+
+    /// `REGEX=COUNT`; the regular expression may contain `=`.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (pattern, count) = text
+            .rsplit_once('=')
+            .ok_or_else(|| anyhow!("'{text}' is not REGEX=COUNT"))?;
+        Ok(Self {
+            pattern: Regex::new(pattern).with_context(|| format!("in '{text}'"))?,
+            count: count
+                .parse()
+                .with_context(|| format!("'{count}' is not a count"))?,
+        })
+    }
+}
+
+/// What a log says, measured against the declared reports.
+#[derive(Debug, Default)]
+pub(crate) struct Verdict {
+    pub(crate) undeclared: Vec<Report>,
+    /// One sentence for each declared report that came a different number of times.
+    pub(crate) miscounted: Vec<String>,
+}
+
+impl Verdict {
+    pub(crate) fn is_clean(&self) -> bool {
+        self.undeclared.is_empty() && self.miscounted.is_empty()
+    }
+}
+
+/// The text of a line without time stamp and caller.
+pub(crate) fn message(line: &str) -> &str {
+    let mut rest = line.trim_end_matches('\r');
+    if let Some(inner) = rest.strip_prefix('[') {
+        if let Some((stamp, text)) = inner.split_once(']') {
+            let is_stamp = stamp.trim().chars().all(|c| c.is_ascii_digit() || c == '.');
+            if is_stamp {
+                rest = text.trim_start();
+            }
+        }
+    }
+    if let Some(inner) = rest.strip_prefix('[') {
+        if let Some((caller, text)) = inner.split_once(']') {
+            let caller = caller.trim();
+            let is_caller = caller
+                .strip_prefix(['T', 'C'])
+                .is_some_and(|n| !n.is_empty() && n.chars().all(|c| c.is_ascii_digit()));
+            if is_caller {
+                rest = text.trim_start();
+            }
+        }
+    }
+    rest
+}
+
+/// Whether the text of a line begins with a space beyond the one after the time stamp: so do the lines of a stack.
+fn is_indented(line: &str) -> bool {
+    line.split_once(']')
+        .is_some_and(|(_, text)| text.starts_with("  "))
+}
+
+/// Whether a report that this line opens goes on in the lines after it.
+fn has_dump(text: &str) -> bool {
+    !(text.starts_with("runner: ")
+        || text.starts_with("** ")
+        || text.contains("unknown parameter")
+        || text.contains("DMAR: ")
+        || text.contains("kmemleak: ")
+        || text.contains("unregister_netdevice")
+        || text.contains("DMA-API: "))
+}
+
+fn opens(text: &str) -> bool {
+    OPENERS.is_match(text) && !HARMLESS.is_match(text) && !text.starts_with(PROVOKES)
+}
+
+/// Whether this line begins a report of its own even inside another one that has not ended.
+fn is_headline(text: &str) -> bool {
+    ["BUG: ", "WARNING: ", "INFO: task ", "watchdog: BUG: "]
+        .iter()
+        .any(|start| text.starts_with(start))
+}
+
+/// Whether a report that `first` opened ends with the line `text`.
+fn ends(first: &str, text: &str) -> bool {
+    if text.contains(END_OF_TRACE) || text.contains("Rebooting in") {
+        return true;
+    }
+    // A fault's or KASAN's report has several stacks; a lock's or a hang's ends with its stack.
+    let many_stacks = first.contains("BUG:") || first.contains("Oops") || first == CUT_HERE;
+    if text.contains("</TASK>") {
+        return !many_stacks || first.contains("sleeping function") || first.contains("scheduling");
+    }
+    first.contains("KASAN") && text.starts_with("==========")
+}
+
+/// All reports of a log, in order.
+pub(crate) fn reports(log: &str) -> Vec<Report> {
+    let lines: Vec<&str> = log.lines().collect();
+    let mut found = Vec::new();
+    let mut at = 0;
+    while at < lines.len() {
+        let first = message(lines[at]);
+        let cut = first == CUT_HERE;
+        if !cut && !opens(first) {
+            at += 1;
+            continue;
+        }
+        let start = at;
+        let mut speaks = opens(first);
+        let mut has_headline = is_headline(first);
+        at += 1;
+        if cut || has_dump(first) {
+            let limit = lines.len().min(start + LONGEST_REPORT);
+            let mut ended = false;
+            let mut probe = at;
+            while probe < limit {
+                let text = message(lines[probe]);
+                if text == CUT_HERE || (has_headline && is_headline(text)) {
+                    break;
+                }
+                has_headline |= is_headline(text);
+                speaks |= opens(text);
+                probe += 1;
+                if ends(first, text) {
+                    ended = true;
+                    break;
+                }
+            }
+            if ended {
+                at = probe;
+                // Whose mapping it is about stands behind the end.
+                if lines.get(at).is_some_and(|line| message(line) == MAPPED_AT) {
+                    at += 1;
+                    while lines.get(at).is_some_and(|line| is_indented(line)) {
+                        at += 1;
+                    }
+                }
+            } else {
+                // No end in sight: the report is what stays within a few lines of the last telling one.
+                let mut last = start;
+                for (offset, line) in lines[start..probe].iter().enumerate() {
+                    let text = message(line);
+                    if opens(text) || text.starts_with("Call Trace") || text.starts_with("RIP:") {
+                        last = start + offset;
+                    } else if start + offset > last + 40 {
+                        break;
+                    }
+                }
+                at = (last + 1).max(start + 1);
+            }
+        }
+        if speaks || cut {
+            found.push(Report {
+                line: start + 1,
+                lines: lines[start..at]
+                    .iter()
+                    .map(|line| line.trim_end_matches('\r').to_owned())
+                    .collect(),
+            });
+            // A declared report does not excuse what is lost in it.
+            let inside = lines[start..at].iter().enumerate().skip(1);
+            found.extend(inside.filter(|(_, line)| LOST.is_match(message(line))).map(
+                |(offset, line)| Report {
+                    line: start + 1 + offset,
+                    lines: vec![(*line).to_owned()],
+                },
+            ));
+        }
+    }
+    found
+}
+
+/// How a line of the log begins by which a test case declares, right before, what it is about to provoke.
+const PROVOKES: &str = "gdr: provokes ";
+
+/// What test cases declare in the log itself. What cannot be read declares nothing.
+fn provoked(log: &str) -> impl Iterator<Item = Expectation> + '_ {
+    log.lines()
+        .filter_map(|line| message(line).strip_prefix(PROVOKES)?.parse().ok())
+}
+
+/// Measures a log against what was declared, here and in the log. Each report counts for the first expectation that matches one of its lines.
+/// An expectation whose pattern is no report at all (an ordinary message) is counted by lines.
+pub(crate) fn judge(log: &str, declared: &[Expectation]) -> Verdict {
+    let mut expectations = declared.to_vec();
+    for new in provoked(log) {
+        let same = |known: &&mut Expectation| known.pattern.as_str() == new.pattern.as_str();
+        match expectations.iter_mut().find(same) {
+            Some(known) => known.count += new.count,
+            None => expectations.push(new),
+        }
+    }
+    let mut verdict = Verdict::default();
+    let mut counts = vec![0; expectations.len()];
+    let mut in_reports = vec![false; log.lines().count() + 1];
+    for report in reports(log) {
+        for covered in in_reports
+            .iter_mut()
+            .skip(report.line)
+            .take(report.lines.len())
+        {
+            *covered = true;
+        }
+        let declared = expectations
+            .iter()
+            .position(|e| report.lines.iter().any(|line| e.pattern.is_match(line)));
+        match declared {
+            Some(index) => counts[index] += 1,
+            None => verdict.undeclared.push(report),
+        }
+    }
+    for (number, line) in log.lines().enumerate() {
+        if in_reports[number + 1] || message(line).starts_with(PROVOKES) {
+            continue;
+        }
+        if let Some(index) = expectations.iter().position(|e| e.pattern.is_match(line)) {
+            counts[index] += 1;
+        }
+    }
+    for (expectation, count) in expectations.iter().zip(counts) {
+        if count != expectation.count {
+            verdict.miscounted.push(format!(
+                "'{}' was declared to come {} times and came {count} times",
+                expectation.pattern, expectation.count
+            ));
+        }
+    }
+    verdict
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOOT: &str = "\
+[    0.000000] Linux version 7.3.4 (runner@runner)
+[    0.100000] DMAR: Host address width 48
+[    0.100000] DMAR: DRHD base: 0x000000fed90000 flags: 0x0
+[    0.200000] DMA-API: preallocated 65536 debug entries
+[    0.200000] DMA-API: debugging enabled by kernel config
+[    0.300000] ACPI: DEBUG: nothing
+[    1.300000] nvidia: loading out-of-tree module taints kernel.
+[    1.400000] runner: command starts
+";
+
+    const WARN: &str = "\
+[    2.000000] ------------[ cut here ]------------
+[    2.000000] refcount_t: underflow; use-after-free.
+[    2.000000] WARNING: lib/refcount.c:28 at refcount_warn_saturate+0x1/0x2, CPU#0: gdr/123
+[    2.000000] Modules linked in: nvidia
+[    2.000000] Call Trace:
+[    2.000000]  <TASK>
+[    2.000000]  peer_free+0x1/0x2
+[    2.000000]  </TASK>
+[    2.000000] ---[ end trace 0000000000000000 ]---
+";
+
+    const OOPS: &str = "\
+[    3.000000][  T123] BUG: kernel NULL pointer dereference, address: 0000000000000010
+[    3.000000][  T123] #PF: supervisor read access in kernel mode
+[    3.000000][  T123] Oops: Oops: 0000 [#1] SMP
+[    3.000000][  T123] RIP: 0010:nv_mem_release+0x1/0x2
+[    3.000000][  T123] Call Trace:
+[    3.000000][  T123]  <TASK>
+[    3.000000][  T123]  </TASK>
+[    3.000000][  T123] ---[ end trace 0000000000000000 ]---
+";
+
+    const LOCKDEP: &str = "\
+[    4.000000] ======================================================
+[    4.000000] WARNING: possible circular locking dependency detected
+[    4.000000] 7.3.4 #1 Tainted: G O
+[    4.000000] stack backtrace:
+[    4.000000]  <TASK>
+[    4.000000]  </TASK>
+";
+
+    const DMAR: &str = "\
+[    5.000000] DMAR: DRHD: handling fault status reg 2
+[    5.000000] DMAR: [DMA Write NO_PASID] Request device [00:04.0] fault addr 0x2000000000 [fault reason 0x05] PTE Write access is not set
+";
+
+    fn expect(text: &str) -> Vec<Expectation> {
+        text.split(';').map(|part| part.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn an_ordinary_log_is_clean() {
+        assert!(reports(BOOT).is_empty());
+        assert!(judge(BOOT, &[]).is_clean());
+        assert!(judge("", &[]).is_clean());
+    }
+
+    #[test]
+    fn each_kind_is_one_report() {
+        for (text, start, lines) in [(WARN, 1, 9), (OOPS, 1, 8), (LOCKDEP, 2, 5)] {
+            let found = reports(text);
+            assert_eq!(found.len(), 1, "{text}");
+            assert_eq!(
+                (found[0].line, found[0].lines.len()),
+                (start, lines),
+                "{text}"
+            );
+        }
+        assert_eq!(reports(DMAR).len(), 2);
+        let all = [BOOT, WARN, OOPS, LOCKDEP, DMAR, WARN].concat();
+        assert_eq!(reports(&all).len(), 6);
+    }
+
+    #[test]
+    fn single_lines_that_must_not_be_there() {
+        for line in [
+            "[    9.0] Kernel panic - not syncing: Fatal exception",
+            "[    9.0] BUG: sleeping function called from invalid context at mm/slab.h:1",
+            "[    9.0] BUG: scheduling while atomic: gdr/1/0x2",
+            "[    9.0] BUG: KASAN: slab-use-after-free in peer_get+0x1/0x2",
+            "[    9.0] BUG kmalloc-64 (Tainted: G  O): Redzone overwritten",
+            "[    9.0] UBSAN: array-index-out-of-bounds in x.c:1:2",
+            "[    9.0] INFO: task rmmod:12 blocked for more than 120 seconds.",
+            "[    9.0] rcu: INFO: rcu_preempt self-detected stall on CPU",
+            "[    9.0] watchdog: BUG: soft lockup - CPU#0 stuck for 22s!",
+            "[    9.0] Oops: general protection fault, probably for non-canonical address: 0000 [#1]",
+            "[    9.0] unregister_netdevice: waiting for eth0 to become free. Usage count = 2",
+            "[    9.0] kmemleak: 3 new suspected memory leaks (see /sys/kernel/debug/kmemleak)",
+            "[    9.0] rust_kernel: panicked at src/persistent.rs:1:2:",
+            "[    9.0] WARNING: suspicious RCU usage",
+            "[    9.0] DMA-API: nvidia 0000:00:04.0: device driver frees DMA memory with different size",
+            "[    9.0] nvidia_peermem: unknown parameter 'nonsense' ignored",
+            "[    9.0] runner: teardown: pins_live is 1, not 0",
+            "** 17 printk messages dropped **",
+        ] {
+            assert_eq!(reports(line).len(), 1, "{line}");
+        }
+    }
+
+    #[test]
+    fn declared_reports_pass_and_others_do_not() {
+        let log = [BOOT, WARN, BOOT, WARN].concat();
+        assert!(judge(&log, &expect("refcount_t: underflow=2")).is_clean());
+        let verdict = judge(&log, &expect("refcount_t: underflow=1"));
+        assert!(verdict.undeclared.is_empty());
+        assert_eq!(verdict.miscounted.len(), 1);
+        let verdict = judge(&log, &expect("general protection=0"));
+        assert_eq!(verdict.undeclared.len(), 2);
+        let verdict = judge(BOOT, &expect("BUG: KASAN=1"));
+        assert_eq!(verdict.miscounted.len(), 1);
+    }
+
+    #[test]
+    fn a_test_case_declares_in_the_log() {
+        let declaration = "[    1.900000] gdr: provokes refcount_t: underflow=1\n";
+        let log = [declaration, WARN, BOOT, declaration, WARN].concat();
+        assert!(judge(&log, &[]).is_clean());
+        assert_eq!(judge(declaration, &[]).miscounted.len(), 1);
+        let verdict = judge(&[declaration, WARN, WARN].concat(), &[]);
+        assert_eq!(verdict.miscounted.len(), 1);
+    }
+
+    #[test]
+    fn a_declared_report_hides_no_other() {
+        let log = [WARN, OOPS].concat();
+        let verdict = judge(&log, &expect("refcount_t=1"));
+        assert_eq!(verdict.undeclared.len(), 1);
+        assert!(verdict.undeclared[0].lines[0].contains("NULL pointer"));
+        // Without an end, the next one must still be found.
+        let cut = WARN.lines().take(4).collect::<Vec<_>>().join("\n");
+        let log = format!("{cut}\n{OOPS}");
+        assert_eq!(reports(&log).len(), 2);
+    }
+
+    #[test]
+    fn what_is_lost_fails_and_hides_nothing_behind_it() {
+        let log = [BOOT, "** 1 printk messages dropped **\n", WARN, BOOT].concat();
+        assert_eq!(reports(&log).len(), 2);
+        let verdict = judge(&log, &expect("refcount_t=1"));
+        assert_eq!(verdict.undeclared.len(), 1);
+        assert!(verdict.undeclared[0].is_loss());
+        // Between the lines of another report.
+        let (head, tail) = WARN.split_at(WARN.find("[    2.000000] Call").unwrap());
+        let log = [head, "** 9 printk messages dropped **\n", tail].concat();
+        let verdict = judge(&log, &expect("refcount_t=1"));
+        assert_eq!(verdict.undeclared.len(), 1);
+        assert!(verdict.undeclared[0].is_loss());
+    }
+
+    #[test]
+    fn ordinary_messages_can_be_declared_too() {
+        assert!(judge(BOOT, &expect("taints kernel=1")).is_clean());
+        assert!(!judge(BOOT, &expect("taints kernel=2")).is_clean());
+    }
+
+    #[test]
+    fn expectations_are_read() {
+        let parsed: Expectation = "a=b=3".parse().unwrap();
+        assert_eq!((parsed.pattern.as_str(), parsed.count), ("a=b", 3));
+        assert!("nothing".parse::<Expectation>().is_err());
+        assert!("a=x".parse::<Expectation>().is_err());
+        assert!("(=1".parse::<Expectation>().is_err());
+    }
+}

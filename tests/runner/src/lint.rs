@@ -1,0 +1,406 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Looks at the form of the code: formatting, lints, licences.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Command;
+use std::process::Stdio;
+
+use anyhow::bail;
+use anyhow::Context as _;
+use anyhow::Result;
+
+use crate::modules::Builder;
+use crate::paths::Paths;
+use crate::programs;
+use crate::progress::output;
+use crate::toolchain::Toolchain;
+
+/// Files that need no licence line: licences themselves, what a program writes, patches, which are their file's, and JSON,
+/// which has no comments.
+fn is_exempt(name: &str) -> bool {
+    name.starts_with("LICENSES/")
+        || name == "Cargo.lock"
+        || name.starts_with("tests/kernel/patches/")
+        || name.starts_with("cli/tests/golden/")
+        || name.ends_with(".json")
+}
+
+/// checkpatch's remarks that do not apply outside the kernel's own tree or are matters of taste there.
+const CHECKPATCH_IGNORED: &str =
+    "FILE_PATH_CHANGES,MISSING_SIGN_OFF,SPDX_LICENSE_TAG,COMMIT_LOG_LONG_LINE,LINUX_VERSION_CODE";
+
+pub(crate) struct Linter<'a> {
+    pub(crate) paths: &'a Paths,
+    pub(crate) toolchain: &'a Toolchain,
+    pub(crate) builder: &'a Builder<'a>,
+    /// Has `scripts/checkpatch.pl`.
+    pub(crate) kernel_source: PathBuf,
+    /// What takes long looks at these files alone.
+    pub(crate) changed: Option<Vec<String>>,
+}
+
+impl Linter<'_> {
+    /// Whether a check has anything to look at that `concerns` it.
+    fn looks_at(&self, concerns: impl Fn(&str) -> bool) -> bool {
+        let changed = self.changed.as_deref();
+        changed.is_none_or(|changed| changed.iter().any(|name| concerns(name)))
+    }
+
+    /// Files for a check: all of a kind, or those of them that changed.
+    fn files(&self, what: &str, is_one: impl Fn(&str) -> bool) -> Result<Vec<String>> {
+        let mut names = tracked(self)?;
+        names.retain(|name| is_one(name));
+        if names.is_empty() {
+            bail!("no {what} found");
+        }
+        if let Some(changed) = &self.changed {
+            names.retain(|name| changed.contains(name));
+        }
+        Ok(names)
+    }
+}
+
+/// A check: its name, and what does it. The error is what it has to say.
+type Check = (&'static str, fn(&Linter<'_>) -> Result<()>);
+
+/// The one that cargo does.
+pub(crate) const CLIPPY_HOST: &str = "clippy, host";
+
+pub(crate) const CHECKS: &[Check] = &[
+    ("licence lines", licences),
+    ("rustfmt, host", format_host),
+    ("rustfmt, kernel", format_kernel),
+    (CLIPPY_HOST, clippy_host),
+    ("clippy, kernel", clippy_kernel),
+    ("no panic in the module", no_panic),
+    ("checkpatch", checkpatch),
+    ("shellcheck", shellcheck),
+    ("promtool", promtool),
+];
+
+/// All files of the repository that git does not ignore, as names.
+fn tracked(linter: &Linter<'_>) -> Result<Vec<String>> {
+    let list = output(
+        Command::new("git")
+            .args(["ls-files", "--cached", "--others", "--exclude-standard"])
+            .current_dir(&linter.paths.repo),
+    )?;
+    Ok(list
+        .lines()
+        .filter(|name| {
+            fs::symlink_metadata(linter.paths.repo.join(name))
+                .is_ok_and(|metadata| metadata.is_file())
+        })
+        .map(str::to_owned)
+        .collect())
+}
+
+fn licences(linter: &Linter<'_>) -> Result<()> {
+    let mut without = Vec::new();
+    for name in tracked(linter)? {
+        if is_exempt(&name) {
+            continue;
+        }
+        let text = fs::read(linter.paths.repo.join(&name)).with_context(|| name.clone())?;
+        let text = String::from_utf8_lossy(&text);
+        let has_line = text
+            .lines()
+            .take(3)
+            .any(|line| line.contains("SPDX-License-Identifier:"));
+        if !has_line {
+            without.push(name);
+        }
+    }
+    if !without.is_empty() {
+        bail!("no SPDX line at the top of:\n{}", without.join("\n"));
+    }
+    Ok(())
+}
+
+/// Runs a command that must succeed and say nothing of the kind that `complains` knows.
+fn quiet(command: &mut Command, complains: impl Fn(&str) -> bool) -> Result<()> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot start {program}"))?;
+    let said = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    if !output.status.success() || said.lines().any(complains) {
+        bail!("{}", said.trim());
+    }
+    Ok(())
+}
+
+fn format_host(linter: &Linter<'_>) -> Result<()> {
+    quiet(
+        linter
+            .toolchain
+            .cargo(linter.paths)
+            .args(["fmt", "--all", "--check"])
+            .current_dir(&linter.paths.repo),
+        |_| false,
+    )
+}
+
+fn is_kernel_rust(name: &str) -> bool {
+    ["src/", "kunit/", "rust-bindings/"]
+        .iter()
+        .any(|directory| name.starts_with(directory))
+        && name.ends_with(".rs")
+}
+
+fn format_kernel(linter: &Linter<'_>) -> Result<()> {
+    let files = linter.files("kernel Rust", is_kernel_rust)?;
+    if files.is_empty() {
+        return Ok(());
+    }
+    quiet(
+        Command::new("/usr/bin/rustfmt")
+            .args(["--check", "--edition", "2021"])
+            .args(&files)
+            .current_dir(&linter.paths.repo),
+        |_| false,
+    )
+}
+
+fn clippy_host(linter: &Linter<'_>) -> Result<()> {
+    let packages = match &linter.changed {
+        None => vec!["--workspace".to_owned()],
+        Some(changed) => touched(&linter.paths.repo, changed),
+    };
+    if packages.is_empty() {
+        return Ok(());
+    }
+    quiet(
+        linter
+            .toolchain
+            .cargo(linter.paths)
+            .args(["clippy", "--release", "--locked", "--all-targets"])
+            .args(packages)
+            .arg("--")
+            .args(["-D", "warnings"])
+            .current_dir(&linter.paths.repo),
+        |_| false,
+    )
+}
+
+/// Packages that compile files of `src/` on the host, most of them with what `tests/fakes` puts around them.
+const COMPILE_SRC: &[&str] = &["peermem-host", "peermem-loom", "peermemctl"];
+
+/// For cargo: the packages that have one of these files, or compile it.
+fn touched(repo: &Path, changed: &[String]) -> Vec<String> {
+    let mut packages: BTreeSet<String> = BTreeSet::new();
+    for name in changed {
+        let rust = name.ends_with(".rs");
+        if ["Cargo.toml", "Cargo.lock", "clippy.toml"].contains(&name.as_str()) {
+            return vec!["--workspace".to_owned()];
+        } else if rust && (name.starts_with("src/") || name.starts_with("tests/fakes/")) {
+            packages.extend(COMPILE_SRC.iter().map(|&name| name.to_owned()));
+        } else if rust || name.ends_with("/Cargo.toml") {
+            packages.extend(package_of(repo, Path::new(name)));
+        }
+    }
+    let words = packages.into_iter().map(|name| format!("--package={name}"));
+    words.collect()
+}
+
+/// The package in whose directory a file lies.
+fn package_of(repo: &Path, file: &Path) -> Option<String> {
+    let manifest = file
+        .ancestors()
+        .skip(1)
+        .filter(|directory| !directory.as_os_str().is_empty())
+        .find_map(|directory| fs::read_to_string(repo.join(directory).join("Cargo.toml")).ok())?;
+    let name = manifest
+        .lines()
+        .find_map(|line| line.strip_prefix("name = "))?;
+    Some(name.trim_matches('"').to_owned())
+}
+
+/// What our module is compiled from.
+fn is_modules(name: &str) -> bool {
+    name == "Kbuild" || is_kernel_rust(name)
+}
+
+fn clippy_kernel(linter: &Linter<'_>) -> Result<()> {
+    if !linter.looks_at(is_modules) {
+        return Ok(());
+    }
+    linter.builder.clippy()
+}
+
+/// A check that the compiler could not leave out would call one of the panicking functions of `core`.
+fn no_panic(linter: &Linter<'_>) -> Result<()> {
+    let calls = linter.builder.calls()?;
+    if !calls.iter().any(|name| name == "nvidia_p2p_put_pages") {
+        bail!("the module's calls were not read: {} names", calls.len());
+    }
+    let panics: Vec<String> = calls
+        .into_iter()
+        .filter(|name| name.contains("panic"))
+        .collect();
+    if !panics.is_empty() {
+        bail!("the module can panic: {}", panics.join(", "));
+    }
+    Ok(())
+}
+
+/// C files, and patches: what the kernel's maintainers would look at.
+fn checkpatch(linter: &Linter<'_>) -> Result<()> {
+    let script = linter.kernel_source.join("scripts/checkpatch.pl");
+    let sources = linter.files("C", |name| name.ends_with(".c") || name.ends_with(".h"))?;
+    let patches = linter.files("patches of the kernel", |name| {
+        name.ends_with(".patch") && name.starts_with("tests/kernel/")
+    })?;
+    // It hands names to a shell as they are: by this one they have no blanks.
+    let folder = linter.paths.run_directory()?;
+    let repo = folder.join("repository");
+    std::os::unix::fs::symlink(&linter.paths.repo, &repo)?;
+    let mut problems = Vec::new();
+    let mut run = |options: &[&str], files: &[String]| -> Result<()> {
+        if files.is_empty() {
+            return Ok(());
+        }
+        let result = quiet(
+            Command::new("perl")
+                .arg(&script)
+                .args([
+                    "--no-tree",
+                    "--terse",
+                    "--quiet",
+                    "--no-summary",
+                    "--show-types",
+                ])
+                .args(["--max-line-length=100", "--ignore", CHECKPATCH_IGNORED])
+                .args(options)
+                .args(files.iter().map(|name| repo.join(name)))
+                // In a git work tree it would take every tracked file for a source.
+                .current_dir("/"),
+            |line| !line.trim().is_empty(),
+        );
+        if let Err(error) = result {
+            problems.push(error.to_string());
+        }
+        Ok(())
+    };
+    run(&["--file"], &sources)?;
+    run(&["--no-signoff"], &patches)?;
+    let _ = fs::remove_dir_all(&folder);
+    if !problems.is_empty() {
+        bail!("{}", problems.join("\n"));
+    }
+    Ok(())
+}
+
+fn shellcheck(linter: &Linter<'_>) -> Result<()> {
+    let scripts = linter.files("shell scripts", |name| {
+        is_shell(&linter.paths.repo.join(name))
+    })?;
+    if scripts.is_empty() {
+        return Ok(());
+    }
+    quiet(
+        Command::new("shellcheck")
+            .args(["--external-sources", "--check-sourced"])
+            .args(&scripts)
+            .current_dir(&linter.paths.repo),
+        |_| false,
+    )
+}
+
+/// Where the rules for Prometheus lie.
+const ALERTS: &str = "packaging/peermemctl/alerts";
+
+/// Rules for Prometheus, and their own tests.
+fn promtool(linter: &Linter<'_>) -> Result<()> {
+    if !linter.looks_at(|name| name.starts_with(ALERTS)) {
+        return Ok(());
+    }
+    let program = programs::promtool(linter.paths)?;
+    let names = tracked(linter)?;
+    let (tests, rules): (Vec<&String>, Vec<&String>) = names
+        .iter()
+        .filter(|name| name.starts_with(ALERTS) && name.ends_with(".yml"))
+        .partition(|name| name.ends_with(".test.yml"));
+    for (action, files) in [("check", rules), ("test", tests)] {
+        if files.is_empty() {
+            bail!("nothing to {action}: no rules found");
+        }
+        quiet(
+            Command::new(&program)
+                .args([action, "rules"])
+                .args(files)
+                .current_dir(&linter.paths.repo),
+            |line| line.contains("FAILED"),
+        )?;
+    }
+    Ok(())
+}
+
+fn is_shell(file: &Path) -> bool {
+    let Ok(contents) = fs::read(file) else {
+        return false;
+    };
+    let first = contents
+        .split(|byte| *byte == b'\n')
+        .next()
+        .unwrap_or_default();
+    let first = String::from_utf8_lossy(first);
+    first.starts_with("#!")
+        && first
+            .split(['/', ' '])
+            .any(|word| matches!(word, "sh" | "bash"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packages_that_a_change_touches() {
+        let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let of = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+            touched(&repo, &names)
+        };
+        assert!(of(&["README.md", "tests/gpu/p2p.c", "kunit/core.rs"]).is_empty());
+        assert_eq!(
+            of(&["cli/verbs/src/lib.rs", "tests/runner/Cargo.toml"]),
+            ["--package=peermem-verbs", "--package=runner"]
+        );
+        for name in ["src/persistent.rs", "tests/fakes/env.rs"] {
+            assert_eq!(of(&[name]).len(), COMPILE_SRC.len());
+        }
+        assert_eq!(of(&["cli/src/main.rs", "Cargo.lock"]), ["--workspace"]);
+    }
+
+    /// Each that has a path to our module's sources, and no other.
+    #[test]
+    fn packages_that_compile_the_modules_sources() {
+        let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let mut found = BTreeSet::new();
+        for name in ["tests", "cli"] {
+            for file in crate::stamp::files(&repo.join(name)).unwrap() {
+                let text = fs::read_to_string(&file).unwrap_or_default();
+                let is_rust = file.extension().is_some_and(|suffix| suffix == "rs");
+                let has = |line: &str| {
+                    let path = line.strip_prefix("#[path = \"../");
+                    path.is_some_and(|path| {
+                        path.contains("../src/") || path.contains("../fakes/src.rs")
+                    })
+                };
+                if is_rust && text.lines().any(has) {
+                    found.extend(package_of(&repo, file.strip_prefix(&repo).unwrap()));
+                }
+            }
+        }
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), COMPILE_SRC);
+    }
+}

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! `runner`: the test runner. It makes what the tests need, boots virtual machines, and runs the tests in them.
+
+mod apt;
+mod bench;
+mod contact;
+mod cost;
+mod cpio;
+mod debian;
+mod detectors;
+mod documents;
+mod hazards;
+mod history;
+mod kept;
+mod kernel;
+mod klog;
+mod lint;
+mod modules;
+mod mutants;
+mod patch;
+mod paths;
+mod preflight;
+mod programs;
+mod progress;
+mod quick;
+mod results;
+mod setup;
+mod stamp;
+mod stress;
+mod suite;
+mod terminal;
+mod test;
+mod toolchain;
+mod topology;
+mod vm;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Parser;
+use clap::Subcommand;
+
+use crate::paths::Paths;
+use crate::vm::Channels;
+
+#[derive(Parser)]
+#[command(about, version)]
+struct Arguments {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Makes all that the tests need: packages, kernel, modules, programs
+    Setup,
+    /// Makes a kernel and prints where its build tree lies
+    Kernel {
+        #[arg(default_value = kernel::DEFAULT)]
+        flavour: String,
+    },
+    /// Makes the modules and prints where they lie
+    Modules {
+        #[arg(long, default_value = kernel::DEFAULT)]
+        kernel: String,
+    },
+    /// Boots a virtual machine and runs a command in it, or a shell
+    Vm {
+        #[command(flatten)]
+        options: Box<vm::Options>,
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<String>,
+    },
+    /// Runs the tests; the last line is "N passed, M failed"
+    Test(test::Selection),
+    /// What to look at while editing: host tests, the module compiled, lint of what changed
+    Quick,
+    /// Many processes at everything, for as long as wanted; the last line is "stress: N operations, all well"
+    Stress(stress::Selection),
+    /// Takes one rule after the other out of the module, and sees that the tests notice
+    Mutants(mutants::Selection),
+    /// Shows what the module does; the last line is "demo: ok"
+    Demo,
+    /// Runs the schedules of all known hazards and writes docs/hazards.md
+    Hazards,
+    /// What both modules cost, side by side; writes docs/performance.md. Status 1 where a goal is missed
+    Bench(bench::Selection),
+    /// Counts what a registration costs in instructions; status 1 where that is not what tests/cost/figures says
+    Cost(cost::Selection),
+    /// Makes the Debian package of the module's source, in build/deb
+    Deb,
+    /// Looks at the form of the code
+    Lint,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match act(arguments.action) {
+        Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
+        Err(error) => {
+            eprintln!("runner: {error:#}");
+            ExitCode::from(125)
+        }
+    }
+}
+
+fn act(action: Action) -> Result<i32> {
+    let paths = Paths::find()?;
+    let every: Vec<&str> = kernel::all().collect();
+    let (kernels, modules, programs) = match &action {
+        Action::Setup => (every.as_slice(), true, true),
+        Action::Kernel { flavour: name } => (&[name.as_str()][..], false, false),
+        Action::Modules { kernel: name } => (&[name.as_str()][..], true, false),
+        Action::Vm { options, .. } => (&[options.kernel.as_str()][..], true, true),
+        Action::Deb => (&[][..], false, false),
+        _ => (&[kernel::DEFAULT][..], true, true),
+    };
+    // The suite says itself what it wants, once it knows its runs.
+    if !matches!(action, Action::Test(_)) {
+        let wanted = preflight::Wanted {
+            kernels,
+            modules,
+            programs,
+            machines: 1,
+        };
+        preflight::check(&paths, &wanted)?;
+    }
+    let result = carry_out(&paths, action);
+    preflight::record(&paths);
+    result
+}
+
+fn carry_out(paths: &Paths, action: Action) -> Result<i32> {
+    match action {
+        Action::Setup => {
+            let code = setup::all(paths, kernel::all())?;
+            preflight::tell();
+            Ok(code)
+        }
+        Action::Kernel { flavour } => setup::kernel(paths, &flavour),
+        Action::Modules { kernel } => setup::modules(paths, &kernel),
+        Action::Vm { options, command } => run_vm(paths, &options, &command),
+        Action::Test(selection) => test::suite(paths, &selection),
+        Action::Quick => quick::run(paths),
+        Action::Stress(selection) => stress::run(paths, &selection),
+        Action::Mutants(selection) => mutants::run(paths, &selection),
+        Action::Demo => test::demo(paths),
+        Action::Hazards => hazards::write(paths),
+        Action::Bench(selection) => bench::run(paths, &selection),
+        Action::Cost(selection) => cost::run(paths, &selection),
+        Action::Deb => setup::deb(paths),
+        Action::Lint => test::lint(paths),
+    }
+}
+
+fn run_vm(paths: &Paths, options: &vm::Options, command: &[String]) -> Result<i32> {
+    let boot = setup::boot(paths, options)?;
+    setup::programs(paths)?;
+    let outcome = vm::run(paths, options, &boot, command, Channels::Caller)?;
+    for failure in &outcome.failures {
+        eprintln!("runner: {}", failure.trim_end());
+    }
+    let code = outcome.exit_code();
+    if code != 0 || !outcome.failures.is_empty() {
+        eprintln!("runner: kernel log: {}", outcome.log.display());
+    }
+    Ok(code)
+}

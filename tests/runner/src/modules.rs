@@ -1,0 +1,683 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Kernel modules: finding them, ordering them, building those of this repository.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::path::PathBuf;
+
+use anyhow::anyhow;
+use anyhow::bail;
+use anyhow::Context as _;
+use anyhow::Result;
+
+use crate::apt;
+use crate::kernel::Kernel;
+use crate::mutants;
+use crate::paths::Paths;
+use crate::progress::Stage;
+use crate::setup::Lock;
+use crate::stamp;
+use crate::stamp::Key;
+use crate::toolchain::Toolchain;
+
+/// A module's name as the kernel has it.
+pub(crate) fn name_of(file: &Path) -> String {
+    file.file_stem()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .replace('-', "_")
+}
+
+/// Modules by name. The first of a name stays.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Index(BTreeMap<String, PathBuf>);
+
+impl Index {
+    pub(crate) fn add(&mut self, file: PathBuf) {
+        self.0.entry(name_of(&file)).or_insert(file);
+    }
+
+    /// All modules below a directory.
+    pub(crate) fn add_tree(&mut self, directory: &Path) -> Result<()> {
+        let entries = fs::read_dir(directory)
+            .with_context(|| format!("cannot read {}", directory.display()))?;
+        for entry in entries {
+            let entry = entry?;
+            let path = entry.path();
+            let kind = entry.file_type()?;
+            if kind.is_dir() {
+                self.add_tree(&path)?;
+            } else if kind.is_file() && path.extension().is_some_and(|suffix| suffix == "ko") {
+                self.add(path);
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn contains(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<&PathBuf> {
+        self.0.get(name)
+    }
+
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+
+    pub(crate) fn files(&self) -> impl Iterator<Item = &PathBuf> {
+        self.0.values()
+    }
+
+    /// The named modules and all they need, each after what it needs.
+    pub(crate) fn closure(&self, names: &[&str]) -> Result<Vec<PathBuf>> {
+        let mut order = Vec::new();
+        for name in names {
+            self.visit(name, &mut order, 0)?;
+        }
+        Ok(order)
+    }
+
+    /// As `closure`, for those of the names that are modules in this kernel.
+    pub(crate) fn closure_of_present(&self, names: &[&str]) -> Result<Vec<PathBuf>> {
+        let present: Vec<&str> = names
+            .iter()
+            .copied()
+            .filter(|name| self.contains(name))
+            .collect();
+        self.closure(&present)
+    }
+
+    fn visit(&self, name: &str, order: &mut Vec<PathBuf>, depth: usize) -> Result<()> {
+        let path = self
+            .get(name)
+            .ok_or_else(|| anyhow!("there is no module {name}"))?;
+        if order.contains(path) {
+            return Ok(());
+        }
+        if depth > 32 {
+            bail!("the modules' dependencies go round in a circle at {name}");
+        }
+        for needed in info(path, "depends")?.split(',') {
+            if !needed.is_empty() {
+                let needed = needed.replace('-', "_");
+                self.visit(&needed, order, depth + 1)
+                    .with_context(|| format!("needed by {name}"))?;
+            }
+        }
+        order.push(path.clone());
+        Ok(())
+    }
+}
+
+/// Names that an object file uses and others have.
+fn undefined(file: &Path) -> Result<Vec<String>> {
+    let output = std::process::Command::new("nm")
+        .args(["--undefined-only", "--just-symbols"])
+        .arg(file)
+        .output()
+        .context("cannot start nm")?;
+    if !output.status.success() {
+        bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    let names = String::from_utf8_lossy(&output.stdout).into_owned();
+    Ok(names.lines().map(str::to_owned).collect())
+}
+
+/// One field of a module's information, empty if it has none.
+pub(crate) fn info(file: &Path, field: &str) -> Result<String> {
+    let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    Ok(info_in(&bytes, field))
+}
+
+/// The fields are strings `name=value` in a section of their own, each ended by a zero byte.
+fn info_in(bytes: &[u8], field: &str) -> String {
+    let key = format!("\0{field}=");
+    let found = bytes
+        .windows(key.len())
+        .position(|window| window == key.as_bytes());
+    let Some(at) = found else {
+        return String::new();
+    };
+    let value = &bytes[at + key.len()..];
+    let end = value.iter().position(|byte| *byte == 0).unwrap_or(0);
+    String::from_utf8_lossy(&value[..end]).into_owned()
+}
+
+/// The driver of which the control is a part: its package and the series wanted.
+const CONTROL_PACKAGE: &str = "nvidia-open-kernel-source";
+const CONTROL_SERIES: &str = "550.";
+const CONTROL_SUITES: &[&str] = &["trixie", "forky"];
+const CONTROL_FILES: &[&str] = &["nvidia-peermem.c", "nv-p2p.h", "peer_mem.h"];
+/// The upper half of the same driver's peer memory, and what it includes.
+const UPPER_FILES: &[&str] = &[
+    "nvidia/nv-p2p.c",
+    "nvidia/nv-p2p.h",
+    "nvidia/nv-ibmnpu.h",
+    "nvidia/nv-rsync.h",
+    "nvidia/rmp2pdefines.h",
+    "common/inc/cpuopsys.h",
+    "common/inc/nv-caps.h",
+    "common/inc/nv-firmware-registry.h",
+    "common/inc/nv-firmware.h",
+    "common/inc/nv-ioctl-numa.h",
+    "common/inc/nv-ioctl-numbers.h",
+    "common/inc/nv-ioctl.h",
+    "common/inc/nv-kernel-interface-api.h",
+    "common/inc/nv.h",
+    "common/inc/nv_stdarg.h",
+    "common/inc/nvlimits.h",
+    "common/inc/nvmisc.h",
+    "common/inc/nvstatus.h",
+    "common/inc/nvstatuscodes.h",
+    "common/inc/nvtypes.h",
+    "common/inc/os-interface.h",
+    "common/inc/os/nv_memory_type.h",
+];
+
+/// One module that the test runner builds: from what, and with which variables for make.
+struct Recipe<'a> {
+    /// Directory of its products, and its name in messages.
+    name: &'a str,
+    /// File that comes out.
+    product: &'a str,
+    /// Where its Kbuild lies.
+    source: PathBuf,
+    /// All that goes into it.
+    inputs: Vec<PathBuf>,
+    variables: Vec<String>,
+    /// Applied to a copy of the sources, and built there.
+    patches: &'a [PathBuf],
+}
+
+/// Builds modules for one kernel.
+pub(crate) struct Builder<'a> {
+    paths: &'a Paths,
+    toolchain: &'a Toolchain,
+    kernel: &'a Kernel,
+    /// Takes a product that is there for what it is.
+    frozen: bool,
+}
+
+impl<'a> Builder<'a> {
+    pub(crate) fn new(
+        paths: &'a Paths,
+        toolchain: &'a Toolchain,
+        kernel: &'a Kernel,
+        frozen: bool,
+    ) -> Self {
+        Self {
+            paths,
+            toolchain,
+            kernel,
+            frozen,
+        }
+    }
+
+    /// The stand-in GPU's driver.
+    pub(crate) fn gpu(&self) -> Result<PathBuf> {
+        let source = self.paths.repo.join("tests/gpu");
+        self.build(&Recipe {
+            name: "gpu",
+            product: "nvidia.ko",
+            inputs: vec![
+                source.clone(),
+                self.repo("rust-bindings/include"),
+                self.repo("tests/kernel/overlay/include"),
+            ],
+            source,
+            variables: Vec::new(),
+            patches: &[],
+        })
+    }
+
+    /// The same with NVIDIA's own nv-p2p.c as its upper half.
+    pub(crate) fn gpu_with_upper(&self) -> Result<PathBuf> {
+        let (upper, files, version) = upper_source(self.paths)?;
+        let source = self.repo("tests/gpu");
+        let mut inputs = vec![source.clone(), self.repo("tests/kernel/overlay/include")];
+        inputs.extend(files);
+        self.build(&Recipe {
+            name: "gpu-nvidia",
+            product: "nvidia.ko",
+            inputs,
+            source,
+            variables: vec![
+                format!("NVIDIA_SOURCE={}", upper.display()),
+                format!("NVIDIA_VERSION={version}"),
+            ],
+            patches: &[],
+        })
+    }
+
+    /// What breaks calls of the kernel on request.
+    pub(crate) fn interpose(&self) -> Result<PathBuf> {
+        let source = self.repo("tests/interpose");
+        self.build(&Recipe {
+            patches: &[],
+            name: "interpose",
+            product: "test_interpose.ko",
+            inputs: vec![source.clone(), self.repo("tests/kernel/overlay/include")],
+            source,
+            variables: Vec::new(),
+        })
+    }
+
+    /// What measures a peer-memory module.
+    pub(crate) fn bench(&self) -> Result<PathBuf> {
+        let source = self.repo("tests/bench");
+        let symbols = self.gpu_symbols()?;
+        self.build(&Recipe {
+            patches: &[],
+            name: "bench",
+            product: "test_bench.ko",
+            inputs: vec![
+                source.clone(),
+                self.repo("tests/gpu/spent.h"),
+                self.repo("rust-bindings/include"),
+                symbols.clone(),
+            ],
+            source,
+            variables: vec![format!("KBUILD_EXTRA_SYMBOLS={}", symbols.display())],
+        })
+    }
+
+    /// Neighbours that our module cannot work with, by what is wrong with them.
+    pub(crate) fn drivers(&self) -> Result<Vec<(&'static str, PathBuf)>> {
+        let source = self.repo("tests/drivers");
+        [
+            ("older", "driver-older", "nvidia.ko"),
+            ("proprietary", "driver-proprietary", "nvidia.ko"),
+            ("nv_peer_mem", "driver-nv_peer_mem", "nv_peer_mem.ko"),
+        ]
+        .into_iter()
+        .map(|(kind, name, product)| {
+            let file = self.build(&Recipe {
+                name,
+                product,
+                inputs: vec![source.clone(), self.repo("tests/kernel/overlay/include")],
+                source: source.clone(),
+                variables: vec![format!("DRIVER={kind}")],
+                patches: &[],
+            })?;
+            Ok((kind, file))
+        })
+        .collect()
+    }
+
+    /// The module of this repository.
+    pub(crate) fn ours(&self) -> Result<PathBuf> {
+        self.build(&self.our_recipe())
+    }
+
+    /// The same with patches applied, the last of which gives it its name.
+    pub(crate) fn patched(&self, patches: &[PathBuf]) -> Result<PathBuf> {
+        let name = patches.last().and_then(|patch| patch.file_stem());
+        let name = name.context("no patch")?.to_string_lossy();
+        let name = format!("mutant-{name}");
+        let mut recipe = self.our_recipe();
+        recipe.name = &name;
+        recipe.inputs.extend_from_slice(patches);
+        recipe.patches = patches;
+        // A suite runs with what it built at its beginning. This is not among that.
+        let builder = Builder {
+            frozen: false,
+            ..*self
+        };
+        builder.build(&recipe)
+    }
+
+    /// Its KUnit tests.
+    pub(crate) fn kunit(&self) -> Result<PathBuf> {
+        let mut recipe = self.our_recipe();
+        recipe.name = "kunit";
+        recipe.product = "nvidia-peermem-kunit.ko";
+        recipe.inputs.push(self.repo("kunit"));
+        recipe.variables.push("PEERMEM_KUNIT=1".to_owned());
+        self.build(&recipe)
+    }
+
+    /// The kernel's services in a user process, for `cost.rs`: an object.
+    pub(crate) fn services(&self) -> Result<PathBuf> {
+        let source = self.repo("tests/cost");
+        // As in `patched`: not among what a suite builds at its beginning.
+        let builder = Builder {
+            frozen: false,
+            ..*self
+        };
+        builder.build(&Recipe {
+            name: "cost",
+            product: "services.o",
+            inputs: vec![
+                source.join("Kbuild"),
+                source.join("cost.h"),
+                source.join("services.c"),
+                self.repo("rust-bindings/include"),
+            ],
+            source,
+            variables: Vec::new(),
+            patches: &[],
+        })
+    }
+
+    /// Faults for the detectors of a debug kernel.
+    pub(crate) fn injected(&self) -> Result<PathBuf> {
+        let source = self.repo("tests/injected");
+        self.build(&Recipe {
+            name: "injected",
+            product: "injected.ko",
+            inputs: vec![source.clone()],
+            source,
+            variables: Vec::new(),
+            patches: &[],
+        })
+    }
+
+    /// All that there are for this kernel.
+    pub(crate) fn all(&self) -> Result<Vec<PathBuf>> {
+        let mut files = vec![
+            self.gpu()?,
+            self.gpu_with_upper()?,
+            self.ours()?,
+            self.kunit()?,
+            self.control()?,
+            self.interpose()?,
+            self.bench()?,
+        ];
+        files.extend(self.drivers()?.into_iter().map(|(_, file)| file));
+        if self.kernel.detectors {
+            files.push(self.injected()?);
+            self.is_watched()?;
+        }
+        Ok(files)
+    }
+
+    /// Whether the compiler has put KASAN's checks into our Rust. A module without them loads as well, and unwatched.
+    fn is_watched(&self) -> Result<()> {
+        let object = self.kernel.products.join("ours.build/src/nvidia_peermem.o");
+        let calls = undefined(&object)?;
+        if !calls.iter().any(|name| name.starts_with("__asan_report_")) {
+            bail!("{} has none of KASAN's checks", object.display());
+        }
+        Ok(())
+    }
+
+    /// The functions of other modules, and of the kernel, that our module calls.
+    pub(crate) fn calls(&self) -> Result<Vec<String>> {
+        undefined(&self.ours()?)
+    }
+
+    /// Has clippy look at our module's Rust, and its tests'.
+    pub(crate) fn clippy(&self) -> Result<()> {
+        let mut recipe = self.our_recipe();
+        recipe.variables.push("PEERMEM_KUNIT=1".to_owned());
+        // Its own directory, made anew: kbuild shows a warning only when it compiles.
+        let output = self.kernel.products.join("clippy.build");
+        let _ = fs::remove_dir_all(&output);
+        fs::create_dir_all(&output)?;
+        recipe.inputs.push(self.repo("kunit"));
+        let source = self.paths.for_kbuild(&recipe.source, &recipe.inputs)?;
+        let result = self
+            .kbuild(&recipe, &source, &output)
+            .arg("CLIPPY=1")
+            .stdin(std::process::Stdio::null())
+            .output()
+            .context("cannot start make")?;
+        let said = String::from_utf8_lossy(&result.stderr).into_owned();
+        if !result.status.success() || said.contains("warning: ") {
+            bail!("{}", said.trim());
+        }
+        Ok(())
+    }
+
+    fn our_recipe(&self) -> Recipe<'_> {
+        Recipe {
+            name: "ours",
+            product: "nvidia-peermem.ko",
+            inputs: vec![
+                self.repo("Kbuild"),
+                self.repo("src"),
+                self.repo("rust-bindings"),
+            ],
+            source: self.paths.repo.clone(),
+            variables: vec![
+                // What this machine may have installed for its own kernel is not for this one. With no symbols of the
+                // driver's the build makes do, as beside a driver that DKMS has built.
+                "NV_P2P_INCLUDE=".to_owned(),
+                "PEER_MEM_INCLUDE=".to_owned(),
+            ],
+            patches: &[],
+        }
+    }
+
+    fn kbuild(&self, recipe: &Recipe<'_>, source: &Path, output: &Path) -> std::process::Command {
+        let mut command = self.toolchain.make();
+        command
+            .arg("-C")
+            .arg(&self.kernel.build)
+            .arg(format!("M={}", source.display()))
+            .arg(format!("MO={}", output.display()))
+            .args(self.kernel.make)
+            .args(&recipe.variables)
+            .arg(if recipe.product.ends_with(".o") {
+                recipe.product
+            } else {
+                "modules"
+            });
+        command
+    }
+
+    /// NVIDIA's own module, unchanged, with a Kbuild of ours beside it.
+    pub(crate) fn control(&self) -> Result<PathBuf> {
+        let (files, version) = control_source(self.paths)?;
+        let symbols = self.gpu_symbols()?;
+        let source = self.kernel.products.join("nvidia.source");
+        let mut inputs = vec![symbols.clone()];
+        let own = stamp::files(&self.repo("tests/control"))?;
+        for file in own.iter().chain(&files) {
+            let target = source.join(file.file_name().context("a file without a name")?);
+            let contents = fs::read(file).with_context(|| file.display().to_string())?;
+            stamp::update(&target, &contents)?;
+            inputs.push(target);
+        }
+        self.build(&Recipe {
+            name: "nvidia",
+            product: "nvidia-peermem.ko",
+            inputs,
+            source,
+            variables: vec![
+                format!("CONTROL_VERSION={version}"),
+                format!("KBUILD_EXTRA_SYMBOLS={}", symbols.display()),
+            ],
+            patches: &[],
+        })
+    }
+
+    fn repo(&self, path: &str) -> PathBuf {
+        self.paths.repo.join(path)
+    }
+
+    fn gpu_symbols(&self) -> Result<PathBuf> {
+        self.gpu()?;
+        Ok(self.kernel.products.join("gpu.build/Module.symvers"))
+    }
+
+    fn build(&self, recipe: &Recipe<'_>) -> Result<PathBuf> {
+        let product = self.kernel.products.join(recipe.name).join(recipe.product);
+        if self.frozen && product.exists() {
+            return Ok(product);
+        }
+        let stamp = self.kernel.products.join(format!("{}.stamp", recipe.name));
+        let mut key = Key::default();
+        key.text("kernel", &self.kernel.key);
+        key.text("variables", &recipe.variables.join(" "));
+        for input in &recipe.inputs {
+            key.path(&self.paths.repo, input)?;
+        }
+        let key = key.finish();
+        if product.exists() && stamp::is_fresh(&stamp, &key) {
+            return Ok(product);
+        }
+        // Mutants share a directory, for most of what is in it is the same for all.
+        let (source, output) = if recipe.patches.is_empty() {
+            let source = self.paths.for_kbuild(&recipe.source, &recipe.inputs)?;
+            (source, format!("{}.build", recipe.name))
+        } else {
+            let copy = mutants::patched(self.paths, recipe.patches)?;
+            (copy, "mutants.build".to_owned())
+        };
+        let output = self.kernel.products.join(output);
+        fs::create_dir_all(&output)?;
+        let mut stage = Stage::begin(format!(
+            "module {} ({}): compiling",
+            recipe.product, recipe.name
+        ));
+        stage.run(
+            &mut self.kbuild(recipe, &source, &output),
+            &self.paths.cache.join("logs/modules.txt"),
+            "steps",
+            |line| line.starts_with("  "),
+        )?;
+        let built = output.join(recipe.product);
+        if let Some(parent) = product.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        let contents =
+            fs::read(&built).with_context(|| format!("{} was not made", built.display()))?;
+        stamp::replace(&product, &contents)?;
+        stamp::set(&stamp, &key)?;
+        stage.done("");
+        Ok(product)
+    }
+}
+
+/// The control's files in the cache, downloaded when they are not there, and the driver's version.
+pub(crate) fn control_source(paths: &Paths) -> Result<(Vec<PathBuf>, String)> {
+    let (files, version) = driver_source(paths)?;
+    Ok((
+        files.into_iter().take(CONTROL_FILES.len()).collect(),
+        version,
+    ))
+}
+
+/// The upper half's files likewise, and the folder to look for them.
+fn upper_source(paths: &Paths) -> Result<(PathBuf, Vec<PathBuf>, String)> {
+    let (mut files, version) = driver_source(paths)?;
+    let files = files.split_off(CONTROL_FILES.len());
+    Ok((paths.cache.join("control/upper"), files, version))
+}
+
+/// Where a file of the driver's lies in the cache, and how its name ends in the package.
+fn driver_files(directory: &Path) -> Vec<(PathBuf, PathBuf)> {
+    let control = CONTROL_FILES
+        .iter()
+        .map(|name| (directory.join(name), Path::new("nvidia-peermem").join(name)));
+    let upper = UPPER_FILES.iter().map(|name| {
+        let below = ["nvidia/", "common/inc/"]
+            .iter()
+            .find_map(|folder| name.strip_prefix(folder));
+        let target = directory.join("upper").join(below.unwrap_or(name));
+        (target, PathBuf::from(name))
+    });
+    control.chain(upper).collect()
+}
+
+/// All that is taken from the driver's package, and its version.
+fn driver_source(paths: &Paths) -> Result<(Vec<PathBuf>, String)> {
+    let directory = paths.cache.join("control");
+    let version = directory.join("version");
+    let files = driver_files(&directory);
+    let _lock = Lock::take(paths, "control")?;
+    if !version.exists() || files.iter().any(|(file, _)| !file.exists()) {
+        fetch_driver(paths, &directory, &files)?;
+    }
+    let files = files.into_iter().map(|(file, _)| file).collect();
+    Ok((files, fs::read_to_string(version)?.trim().to_owned()))
+}
+
+fn fetch_driver(paths: &Paths, directory: &Path, files: &[(PathBuf, PathBuf)]) -> Result<()> {
+    let mut stage = Stage::begin("control: fetching NVIDIA's nvidia-peermem from Debian's archive");
+    let mut found = apt::search(paths, &mut stage, CONTROL_SUITES, CONTROL_PACKAGE)?;
+    found.retain(|candidate| candidate.package == CONTROL_PACKAGE);
+    let candidate = found
+        .iter()
+        .find(|candidate| candidate.version.starts_with(CONTROL_SERIES))
+        .or(found.first())
+        .ok_or_else(|| anyhow!("{CONTROL_PACKAGE} is in no suite of Debian's archive"))?;
+    let download = directory.join("download");
+    let _ = fs::remove_dir_all(&download);
+    let package = apt::download(paths, &mut stage, candidate, &download)?;
+    let log = paths.cache.join("logs/control.txt");
+    apt::extract(&mut stage, &package, &download, &log)?;
+    for archive in stamp::files(&download)? {
+        if archive.to_string_lossy().contains(".tar.") {
+            stage.run(
+                std::process::Command::new("tar")
+                    .arg("-xf")
+                    .arg(&archive)
+                    .arg("-C")
+                    .arg(&download),
+                &log,
+                "",
+                |_| false,
+            )?;
+        }
+    }
+    let unpacked = stamp::files(&download)?;
+    for (file, tail) in files {
+        let source = unpacked
+            .iter()
+            .find(|path| path.ends_with(tail))
+            .ok_or_else(|| anyhow!("{} has no {}", package.display(), tail.display()))?;
+        fs::create_dir_all(file.parent().unwrap_or(directory))?;
+        stamp::replace(file, &fs::read(source)?)?;
+    }
+    let _ = fs::remove_dir_all(&download);
+    let upstream = candidate.version.split('-').next().unwrap_or_default();
+    stamp::set(&directory.join("version"), upstream)?;
+    stage.done(upstream);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_of_a_module() {
+        let bytes =
+            b"\x7fELF\0\0license=GPL\0depends=ib_core,nvidia\0version=550.1\0srcversion=AB\0";
+        assert_eq!(info_in(bytes, "depends"), "ib_core,nvidia");
+        assert_eq!(info_in(bytes, "version"), "550.1");
+        assert_eq!(info_in(bytes, "nothing"), "");
+    }
+
+    #[test]
+    fn modules_come_after_what_they_need() {
+        let directory = std::env::temp_dir().join(format!("runner-modules-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let write = |name: &str, depends: &str| {
+            let text = format!("x\0depends={depends}\0y=z\0");
+            fs::write(directory.join(name), text).unwrap();
+        };
+        write("a.ko", "b-one,c");
+        write("b-one.ko", "c");
+        write("c.ko", "");
+        write("d.ko", "e");
+        let mut index = Index::default();
+        index.add_tree(&directory).unwrap();
+        let names = |wanted: &[&str]| -> Vec<String> {
+            index
+                .closure(wanted)
+                .unwrap()
+                .iter()
+                .map(|path| name_of(path))
+                .collect()
+        };
+        assert_eq!(names(&["a"]), ["c", "b_one", "a"]);
+        assert!(index.closure(&["d"]).is_err());
+        fs::remove_dir_all(&directory).unwrap();
+    }
+}

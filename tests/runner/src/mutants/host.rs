@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Tests of mutants that cargo compiles for this machine.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read as _;
+use std::io::Seek as _;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Command;
+use std::process::Stdio;
+use std::time::Duration;
+use std::time::Instant;
+
+use anyhow::ensure;
+use anyhow::Context as _;
+use anyhow::Result;
+use rustix::fs::memfd_create;
+use rustix::fs::MemfdFlags;
+
+use super::patched_as;
+use super::Seen;
+use super::FAKES;
+use crate::paths::Paths;
+use crate::progress::Stage;
+use crate::results::Format;
+use crate::results::Reader;
+use crate::results::Test;
+use crate::results::Verdict;
+use crate::stamp;
+use crate::stamp::Key;
+use crate::toolchain::Toolchain;
+
+/// When a test counts as hanging that is not seen to be deadlocked: many hundred times what any needs.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// The directory of a package of the workspace that has tests for mutants.
+pub(super) fn directory(package: &str) -> String {
+    format!("tests/{}", package.trim_start_matches("peermem-"))
+}
+
+/// The test programs of a package, compiled from patched sources, or kept from the last time.
+pub(super) fn programs(
+    paths: &Paths,
+    toolchain: &Toolchain,
+    patches: &[PathBuf],
+    package: &str,
+    release: bool,
+) -> Result<Vec<PathBuf>> {
+    let name = patches
+        .last()
+        .and_then(|patch| patch.file_stem())
+        .map_or("unchanged".into(), |stem| {
+            stem.to_string_lossy().into_owned()
+        });
+    let home = paths
+        .cache
+        .join("mutants/programs")
+        .join(package)
+        .join(&name);
+    let stamp = home.with_extension("stamp");
+    let mut key = Key::default();
+    key.text("tools", &toolchain.versions("gcc")?);
+    for input in [
+        "Cargo.toml",
+        "Cargo.lock",
+        "src",
+        "docs/observe.md",
+        FAKES,
+        &directory(package),
+    ] {
+        key.path(&paths.repo, &paths.repo.join(input))?;
+    }
+    for patch in patches {
+        key.path(&paths.repo, patch)?;
+    }
+    let key = key.finish();
+    if !stamp::is_fresh(&stamp, &key) {
+        let copy = patched_as(paths, patches, "packages")?;
+        let stage = Stage::begin(format!("mutant {name}: compiling {package}"));
+        let output = toolchain
+            .cargo(paths)
+            // To cargo the copy is the repository, and what is compiled from either the other's.
+            .env("CARGO_TARGET_DIR", paths.cache.join("mutants/target"))
+            // Nobody debugs them.
+            .env("CARGO_PROFILE_DEV_DEBUG", "0")
+            .env("CARGO_PROFILE_RELEASE_DEBUG", "0")
+            .args(["test", "--locked", "--no-run", "-p", package])
+            .args(release.then_some("--release"))
+            .current_dir(&copy)
+            .stdin(Stdio::null())
+            .output()
+            .context("cannot start cargo")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{name} does not compile:\n{said}");
+        let _ = fs::remove_dir_all(&home);
+        fs::create_dir_all(&home)?;
+        // `  Executable unittests src/lib.rs (target/debug/deps/peermem_host-0123456789abcdef)`
+        for line in said.lines().filter(|line| line.contains("Executable")) {
+            let program = line
+                .rsplit_once('(')
+                .and_then(|(_, rest)| rest.strip_suffix(')'))
+                .with_context(|| format!("cargo said {line:?}"))?;
+            let program = copy.join(program);
+            let target = home.join(program.file_name().context("a program without a name")?);
+            fs::copy(&program, &target).with_context(|| program.display().to_string())?;
+        }
+        stamp::set(&stamp, &key)?;
+        stage.done("");
+    }
+    let programs = stamp::files(&home)?;
+    ensure!(!programs.is_empty(), "{package} has no tests");
+    Ok(programs)
+}
+
+/// Runs test programs.
+pub(super) fn run(programs: &[PathBuf], test: &str) -> Result<Seen> {
+    let mut seen = Seen::default();
+    for program in programs {
+        // Without a name: whoever kills this runner leaves nothing behind that the next takes for a program.
+        let mut output = fs::File::from(memfd_create("output", MemfdFlags::CLOEXEC)?);
+        let mut child = Command::new(program)
+            .args([test, "--test-threads=1"])
+            // Of no use, and its names would be taken for what the test says.
+            .env("RUST_BACKTRACE", "0")
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output.try_clone()?)
+            .spawn()
+            .with_context(|| program.display().to_string())?;
+        let deadline = Instant::now() + PATIENCE;
+        let mut before = None;
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break status;
+            }
+            let asleep = asleep(&Path::new("/proc").join(child.id().to_string()));
+            if Instant::now() > deadline || (asleep.is_some() && asleep == before) {
+                seen.hung = true;
+                child.kill()?;
+                break child.wait()?;
+            }
+            before = asleep;
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        let mut text = Vec::new();
+        output.rewind()?;
+        output.read_to_end(&mut text)?;
+        let text = String::from_utf8_lossy(&text);
+        let died = !status.success() && !seen.hung;
+        seen.tests.extend(results(&text, test, died));
+        seen.output.push_str(&text);
+    }
+    seen.ended = !seen.hung;
+    Ok(seen)
+}
+
+/// If each thread of a process sleeps in futex(2) without a limit of time: how often each has slept so far. Where that is so
+/// twice with the same numbers, nobody has run in between, and nobody is left to wake another.
+fn asleep(process: &Path) -> Option<BTreeMap<PathBuf, String>> {
+    let mut threads = BTreeMap::new();
+    for entry in fs::read_dir(process.join("task")).ok()? {
+        let thread = entry.ok()?.path();
+        // The call's number, then its arguments; the fourth is the limit.
+        let call = fs::read_to_string(thread.join("syscall")).ok()?;
+        let mut words = call.split_whitespace();
+        let (number, limit) = (words.next()?, words.nth(3)?);
+        if number != "202" || limit != "0x0" {
+            return None;
+        }
+        let status = fs::read_to_string(thread.join("status")).ok()?;
+        let slept = status
+            .lines()
+            .find(|line| line.starts_with("voluntary_ctxt_switches"))?;
+        threads.insert(thread, slept.to_owned());
+    }
+    Some(threads)
+}
+
+/// The tests of a program's output, each failed one with what it said. A program that `died` does so in a test: a panic in a
+/// destructor ends it before it can say which one.
+fn results(text: &str, test: &str, died: bool) -> Vec<Test> {
+    let mut reader = Reader::new(Format::Cargo);
+    let mut rest = Vec::new();
+    // Whose section the line is in: `---- NAME stdout ----`.
+    let mut section: Option<&str> = None;
+    let mut said: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for line in text.lines() {
+        let name = line
+            .strip_prefix("---- ")
+            .and_then(|line| line.strip_suffix(" stdout ----"));
+        if name.is_some() {
+            section = name;
+        } else if reader.line(line).is_some() {
+            rest.clear();
+        } else if line == "failures:" || line.starts_with("test result: ") {
+            section = None;
+        } else if let Some(name) = section {
+            said.entry(name).or_default().push(line.to_owned());
+        } else {
+            rest.push(line.to_owned());
+        }
+    }
+    let mut tests = reader.finish().0;
+    for test in &mut tests {
+        if test.verdict == Verdict::Failed {
+            test.notes
+                .extend(said.remove(test.name.as_str()).unwrap_or_default());
+        }
+    }
+    if died && tests.iter().all(|test| test.verdict == Verdict::Passed) {
+        rest.insert(0, "the program died".to_owned());
+        tests.push(Test {
+            name: test.to_owned(),
+            verdict: Verdict::Failed,
+            notes: rest,
+        });
+    }
+    tests
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    /// Runs a shell script as a test program.
+    fn script(name: &str, text: &str) -> Seen {
+        let name = format!("runner-mutants-{name}-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        fs::create_dir_all(&folder).unwrap();
+        let program = folder.join("program");
+        fs::write(&program, format!("#!/bin/sh\n{text}\n")).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let seen = run(&[program], "x");
+        fs::remove_dir_all(&folder).unwrap();
+        seen.unwrap()
+    }
+
+    #[test]
+    fn programs_stay_alone_in_their_folder() {
+        let seen = script("alone", "ls \"${0%/*}\"; echo \"$1\" >&2");
+        assert_eq!(seen.output, "program\nx\n");
+    }
+
+    #[test]
+    fn what_a_test_says_is_its_own() {
+        let text = "running 3 tests\ntest a::x ... FAILED\ntest b::x ... ok\ntest c::x ... FAILED\n\nfailures:\n\n\
+                    ---- a::x stdout ----\nleft: 1\nright: 2\n\n---- c::x stdout ----\nleft: 3\n\n\n\
+                    failures:\n    a::x\n    c::x\n\ntest result: FAILED. 1 passed; 2 failed\n";
+        let tests = results(text, "x", false);
+        assert_eq!(tests[0].notes, ["left: 1", "right: 2", ""]);
+        assert!(tests[1].notes.is_empty());
+        assert_eq!(tests[2].notes, ["left: 3", "", ""]);
+        // Whoever dies has no section: what was said last is its own.
+        let text =
+            "running 2 tests\nnoise\ntest a::x ... ok\ntest b::x ... thread panicked on drop\n";
+        let tests = results(text, "x", true);
+        assert_eq!(tests[1].verdict, Verdict::Failed);
+        assert_eq!(
+            tests[1].notes,
+            ["the program died", "test b::x ... thread panicked on drop"]
+        );
+        assert_eq!(results(text, "x", false).len(), 1);
+    }
+
+    #[test]
+    fn who_runs_or_sleeps_for_a_while_is_not_deadlocked() {
+        assert_eq!(asleep(Path::new("/proc/self")), None);
+        let seen = script("sleeps", "sleep 0.3; echo awake");
+        assert!(!seen.hung);
+        assert_eq!(seen.output, "awake\n");
+    }
+}

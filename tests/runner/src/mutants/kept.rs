@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Which mutants were seen, and with what: the same need not be run again.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+use anyhow::Context as _;
+use anyhow::Result;
+use regex::Regex;
+
+use super::host;
+use super::machine;
+use super::Check;
+use super::Mutant;
+use super::Place;
+use super::FAKES;
+use crate::paths::Paths;
+use crate::results::pattern;
+use crate::setup;
+use crate::stamp;
+use crate::stamp::Key;
+use crate::toolchain::Toolchain;
+
+/// The verbs program's cases.
+const CASES: &str = "tests/verbs/src/cases";
+
+/// What all tests in a machine are made of, beside their cases and the kernel.
+const MACHINE: &[&str] = &[
+    "tests/vm",
+    "tests/gpu",
+    "tests/bench",
+    "tests/interpose",
+    "cli/verbs",
+];
+
+pub(super) struct Kept<'a> {
+    paths: &'a Paths,
+    /// What is the same for all.
+    common: Key,
+    kernels: BTreeMap<String, String>,
+}
+
+impl<'a> Kept<'a> {
+    pub(super) fn new(paths: &'a Paths, toolchain: &Toolchain) -> Result<Self> {
+        let mut common = Key::default();
+        common.text("tools", &toolchain.versions("gcc")?);
+        for own in ["tests/runner/src/mutants.rs", "tests/runner/src/mutants"] {
+            common.path(&paths.repo, &paths.repo.join(own))?;
+        }
+        Ok(Self {
+            paths,
+            common,
+            kernels: BTreeMap::new(),
+        })
+    }
+
+    /// What the result of a test depends on: the patches and the files that they change, the test's own source, and what runs
+    /// it. That another file of the module notices the mutant, or hides it, only a run of all shows.
+    pub(super) fn key(&mut self, mutant: &Mutant, check: &Check) -> Result<String> {
+        let repo = &self.paths.repo;
+        let mut key = self.common.clone();
+        key.text("test", &check.label(&mutant.name));
+        let mut files: BTreeSet<PathBuf> = mutant.patches.iter().cloned().collect();
+        for patch in &mutant.patches {
+            let text = fs::read_to_string(patch).with_context(|| patch.display().to_string())?;
+            files.extend(changed(&text).map(|file| repo.join(file)));
+        }
+        match &check.place {
+            Place::Host { package, .. } => files.extend(of_package(repo, package, &check.test)?),
+            Place::Vm { .. } => {
+                files.extend(MACHINE.iter().map(|part| repo.join(part)));
+                files.extend(of_verbs(repo, &check.test)?);
+            }
+        }
+        for file in files {
+            key.path(repo, &file)?;
+        }
+        if let Some(name) = machine::kernel(check)? {
+            if !self.kernels.contains_key(&name) {
+                let key = setup::kernel_key(self.paths, &name)?;
+                self.kernels.insert(name.clone(), key);
+            }
+            key.text("kernel", self.kernels.get(&name).map_or("", |key| key));
+        }
+        Ok(key.finish())
+    }
+
+    fn stamp(&self, name: &str) -> PathBuf {
+        let mut key = Key::default();
+        key.text("name", name);
+        self.paths.cache.join("mutants/seen").join(key.finish())
+    }
+
+    /// Whether the test with that name has passed with this key.
+    pub(super) fn has(&self, name: &str, key: &str) -> bool {
+        stamp::is_fresh(&self.stamp(name), key)
+    }
+
+    /// It has. Where that cannot be written it is run again.
+    pub(super) fn add(&self, name: &str, key: &str) {
+        let _ = stamp::update(&self.stamp(name), key.as_bytes());
+    }
+}
+
+/// The files that a patch changes.
+fn changed(patch: &str) -> impl Iterator<Item = &str> {
+    patch.lines().filter_map(|line| line.strip_prefix("+++ b/"))
+}
+
+/// The sources of a test of a package on the host: its module, and all that is no other test's. `test` begins with the module's
+/// name, or the path of one beside the file that it tests. Of a test that is in no such thing, all.
+fn of_package(repo: &Path, package: &str, test: &str) -> Result<Vec<PathBuf>> {
+    let directory = repo.join(host::directory(package));
+    let mut files = stamp::files(&directory)?;
+    files.extend(stamp::files(&repo.join(FAKES))?);
+    let words: Vec<&str> = test.split("::").collect();
+    let own = match words[..] {
+        ["src", module, "tests", ..] => repo.join(format!("src/{module}/tests.rs")),
+        [module, ..] if module.ends_with("_tests") => directory.join(format!("src/{module}.rs")),
+        _ => return Ok(files),
+    };
+    files.retain(|file| !file.to_string_lossy().ends_with("_tests.rs"));
+    files.push(own);
+    Ok(files)
+}
+
+static USED: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?:crate::cases|super)::(\w+)"));
+
+/// The sources of a case of the verbs program: the file with its name in it, those of other cases that it uses, and what all
+/// cases do.
+fn of_verbs(repo: &Path, case: &str) -> Result<Vec<PathBuf>> {
+    let sources = repo.join("tests/verbs/src");
+    let mut found: BTreeSet<PathBuf> = fs::read_dir(&sources)?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<Vec<_>>>()?
+        .into_iter()
+        .filter(|path| path.is_file())
+        .collect();
+    let cases = repo.join(CASES);
+    let mut left = Vec::new();
+    for file in stamp::files(&cases)? {
+        let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        // The quote of a name opens before what a part of it is looked for.
+        if text.contains(&format!("\"{case}")) {
+            left.push(file);
+        }
+    }
+    if left.is_empty() {
+        left = stamp::files(&cases)?;
+    }
+    while let Some(file) = left.pop() {
+        let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        if found.insert(file) {
+            let names = USED.captures_iter(&text).map(|name| name[1].to_owned());
+            let files = names.map(|name| cases.join(format!("{name}.rs")));
+            left.extend(files.filter(|file| file.exists()));
+        }
+    }
+    Ok(found.into_iter().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(files: &[PathBuf]) -> Vec<String> {
+        files
+            .iter()
+            .filter_map(|file| Some(file.file_name()?.to_string_lossy().into_owned()))
+            .collect()
+    }
+
+    #[test]
+    fn a_patch_names_what_it_changes() {
+        let patch = "# rule: 1\n--- a/src/x.rs\n+++ b/src/x.rs\n@@\n+++ c\n--- a/y\n+++ b/y\n";
+        assert_eq!(changed(patch).collect::<Vec<_>>(), ["src/x.rs", "y"]);
+    }
+
+    #[test]
+    fn a_test_depends_on_its_own_sources() {
+        let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let host = names(&of_package(&repo, "peermem-host", "callback_pin_tests::x").unwrap());
+        for (file, is_in) in [
+            ("callback_pin_tests.rs", true),
+            ("provider.rs", true),
+            ("lib.rs", true),
+            ("registry_tests.rs", false),
+        ] {
+            assert_eq!(host.iter().any(|name| name == file), is_in, "{file}");
+        }
+        let beside = of_package(&repo, "peermem-host", "src::ranges::tests::x").unwrap();
+        assert!(beside.contains(&repo.join("src/ranges/tests.rs")));
+        assert!(!names(&beside).contains(&"callback_pin_tests.rs".to_owned()));
+        let all = names(&of_package(&repo, "peermem-loom", "models::x").unwrap());
+        assert!(all.len() > 4);
+        let verbs = names(&of_verbs(&repo, "rules.4.stale_ticket").unwrap());
+        for (file, is_in) in [
+            ("rules.rs", true),
+            ("stage.rs", true),
+            ("register.rs", true),
+            ("hold.rs", true),
+            ("ktap.rs", true),
+            ("registrations.rs", false),
+        ] {
+            assert_eq!(verbs.iter().any(|name| name == file), is_in, "{file}");
+        }
+        // A name of several cases.
+        assert!(names(&of_verbs(&repo, "input.table").unwrap()).contains(&"input.rs".to_owned()));
+    }
+
+    #[test]
+    fn a_result_is_kept_by_its_key() {
+        let folder = std::env::temp_dir().join(format!("runner-kept-{}", std::process::id()));
+        let paths = Paths {
+            repo: PathBuf::new(),
+            cache: folder.clone(),
+        };
+        let kept = Kept {
+            paths: &paths,
+            common: Key::default(),
+            kernels: BTreeMap::new(),
+        };
+        assert!(!kept.has("a", "1"));
+        kept.add("a", "1");
+        let found = [("a", "1"), ("a", "2"), ("b", "1")].map(|(name, key)| kept.has(name, key));
+        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(found, [true, false, false]);
+    }
+}

@@ -1,0 +1,534 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Tests of mutants in virtual machines.
+//!
+//! A machine runs steps: each loads a module and runs a case on it (`tests/vm/mutants`). Mutants that only fail share a machine.
+//! The module as it is passes the same case before each of them and after it, so that none spoils the next one's result;
+//! where one does, it gets a machine of its own, and the rest another one. Mutants that the kernel reports, or that do not
+//! come back, never share.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::anyhow;
+use anyhow::bail;
+use anyhow::Result;
+
+use super::Check;
+use super::Mutant;
+use super::Place;
+use super::Seen;
+use super::Sign;
+use crate::klog;
+use crate::paths::Paths;
+use crate::programs;
+use crate::results::Format;
+use crate::results::Reader;
+use crate::setup;
+use crate::vm;
+use crate::vm::Options;
+
+/// What the script prints, and writes to the kernel's log, where a step begins, and what it prints where one has ended.
+const BEGINS: &str = "runner: step ";
+const ENDED: &str = "runner: step ended";
+
+/// When a machine is given up in which a mutant does not come back.
+const HANGS: u64 = 180;
+
+/// A test of a mutant in a machine.
+pub(super) struct Job<'a> {
+    /// The caller's name for it.
+    pub(super) number: usize,
+    pub(super) mutant: &'a Mutant,
+    pub(super) check: &'a Check,
+}
+
+impl<'a> Job<'a> {
+    /// The machine's options, and the module's parameters.
+    fn place(&self) -> (&'a [String], &'a [String]) {
+        match &self.check.place {
+            Place::Vm {
+                options,
+                parameters,
+            } => (options, parameters),
+            Place::Host { .. } => (&[], &[]),
+        }
+    }
+
+    fn shares(&self) -> bool {
+        let fails = |sign: &Sign| matches!(sign, Sign::Fails(_));
+        !self.check.alone && self.check.signs.iter().all(fails)
+    }
+
+    /// The case on the module as it is.
+    fn base(&self) -> Step<'a> {
+        Step {
+            patches: self.mutant.base(),
+            parameters: self.place().1,
+            case: &self.check.test,
+            must_pass: true,
+        }
+    }
+
+    fn without(&self) -> Step<'a> {
+        Step {
+            patches: &self.mutant.patches,
+            must_pass: false,
+            ..self.base()
+        }
+    }
+
+    fn signs(&self, seen: &Seen) -> Result<Vec<String>> {
+        let shows = |sign| seen.shows(&self.check.test, sign);
+        self.check.signs.iter().map(shows).collect()
+    }
+}
+
+/// A module, with its parameters, and a case to run on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Step<'a> {
+    patches: &'a [PathBuf],
+    parameters: &'a [String],
+    case: &'a str,
+    /// It is the module as it is.
+    must_pass: bool,
+}
+
+impl Step<'_> {
+    /// The folder that its module lies in; none for the one that modprobe finds.
+    fn folder(&self) -> Option<String> {
+        let stem = self.patches.last()?.file_stem()?;
+        Some(format!("mutant-{}", stem.to_string_lossy()))
+    }
+
+    /// As the script takes it.
+    fn words(&self) -> [String; 4] {
+        let usual = "persistent_api_support=0".to_owned();
+        let parameters: Vec<String> = [usual].iter().chain(self.parameters).cloned().collect();
+        [
+            self.folder().unwrap_or("-".to_owned()),
+            parameters.join(" "),
+            self.case.to_owned(),
+            if self.must_pass { "must" } else { "may" }.to_owned(),
+        ]
+    }
+}
+
+/// The steps of a machine that these share; for each, where the three that are about it begin: before it, without the rule,
+/// after it.
+fn plan<'a>(jobs: &[Job<'a>]) -> (Vec<Step<'a>>, Vec<usize>) {
+    let mut steps = Vec::new();
+    let mut places = Vec::new();
+    for job in jobs {
+        if steps.last() != Some(&job.base()) {
+            steps.push(job.base());
+        }
+        places.push(steps.len() - 1);
+        steps.extend([job.without(), job.base()]);
+    }
+    (steps, places)
+}
+
+/// What came of the first of some jobs that shared a machine.
+struct Settled {
+    /// In their order; those that are not here need another machine.
+    results: Vec<Result<Vec<String>>>,
+    /// The one behind these spoiled the machine for those that follow.
+    spoiled: bool,
+}
+
+fn settle(jobs: &[Job<'_>], places: &[usize], seen: &[Seen]) -> Settled {
+    let mut results = Vec::new();
+    for (job, &at) in jobs.iter().zip(places) {
+        let [before, without, after] = &seen[at..at + 3] else {
+            break;
+        };
+        let test = &job.check.test;
+        if let Err(error) = before.passed(test) {
+            // Whatever a mutant had left was seen by the step after that one: this is the module's own.
+            let own = jobs[results.len()..]
+                .iter()
+                .take_while(|other| other.base() == job.base());
+            let error = format!("{error:#}");
+            results.extend(own.map(|_| Err(anyhow!("{error}"))));
+            break;
+        }
+        if after.passed(test).is_err() {
+            return Settled {
+                results,
+                spoiled: true,
+            };
+        }
+        results.push(job.signs(without));
+    }
+    Settled {
+        results,
+        spoiled: false,
+    }
+}
+
+/// The machines of one run of mutants.
+pub(super) struct Machines<'a> {
+    paths: &'a Paths,
+    /// Modules by kernel and patches.
+    modules: BTreeMap<(String, &'a [PathBuf]), Result<PathBuf, String>>,
+}
+
+impl<'a> Machines<'a> {
+    pub(super) fn new(paths: &'a Paths) -> Self {
+        Self {
+            paths,
+            modules: BTreeMap::new(),
+        }
+    }
+
+    /// Runs all jobs, and tells of each what showed the mutant.
+    pub(super) fn run(
+        &mut self,
+        jobs: Vec<Job<'a>>,
+        mut tell: impl FnMut(usize, Result<Vec<String>>),
+    ) {
+        let mut shared: BTreeMap<&[String], Vec<Job<'a>>> = BTreeMap::new();
+        let mut own = Vec::new();
+        for job in jobs {
+            // What cannot be compiled is in nobody's way.
+            let module = options(job.place().0).and_then(|options| {
+                self.module(&options.kernel, job.mutant.base())?;
+                self.module(&options.kernel, &job.mutant.patches)
+            });
+            match module {
+                Err(error) => tell(job.number, Err(error)),
+                Ok(_) if job.shares() => shared.entry(job.place().0).or_default().push(job),
+                Ok(_) => own.push(job),
+            }
+        }
+        for (_, mut jobs) in shared {
+            jobs.sort_by_key(Job::base);
+            self.share(jobs, &mut tell);
+        }
+        for job in own {
+            tell(job.number, self.alone(&job));
+        }
+    }
+
+    fn share(&mut self, mut jobs: Vec<Job<'a>>, tell: &mut impl FnMut(usize, Result<Vec<String>>)) {
+        while let Some(first) = jobs.first() {
+            let (steps, places) = plan(&jobs);
+            let seen = match self.boot(first.place().0, None, &steps) {
+                Ok(seen) => seen,
+                Err(error) => {
+                    let error = format!("{error:#}");
+                    jobs.drain(..)
+                        .for_each(|job| tell(job.number, Err(anyhow!("{error}"))));
+                    return;
+                }
+            };
+            let settled = settle(&jobs, &places, &seen);
+            for (job, result) in jobs.drain(..settled.results.len()).zip(settled.results) {
+                tell(job.number, result);
+            }
+            if settled.spoiled {
+                let job = jobs.remove(0);
+                let result = self.alone(&job).map(|mut said| {
+                    said.push("the machine that it shared was spoiled".to_owned());
+                    said
+                });
+                tell(job.number, result);
+            }
+        }
+    }
+
+    /// In a machine that may end with it.
+    fn alone(&mut self, job: &Job<'a>) -> Result<Vec<String>> {
+        let hangs = job
+            .check
+            .signs
+            .iter()
+            .any(|sign| matches!(sign, Sign::Hangs));
+        let steps = [job.base(), job.without()];
+        let seen = self.boot(job.place().0, hangs.then_some(HANGS), &steps)?;
+        let [base, without] = &seen[..] else {
+            bail!("two steps were run, and there are {}", seen.len());
+        };
+        base.passed(&job.check.test)?;
+        job.signs(without)
+    }
+
+    /// The module with these patches.
+    fn module(&mut self, kernel: &str, patches: &'a [PathBuf]) -> Result<PathBuf> {
+        let paths = self.paths;
+        let file = self
+            .modules
+            .entry((kernel.to_owned(), patches))
+            .or_insert_with(|| {
+                setup::our_module(paths, kernel, patches).map_err(|error| format!("{error:#}"))
+            });
+        file.clone().map_err(|error| anyhow!("{error}"))
+    }
+
+    /// Boots a machine, and runs all steps in it, or as many as it comes to.
+    fn boot(
+        &mut self,
+        words: &[String],
+        limit: Option<u64>,
+        steps: &[Step<'a>],
+    ) -> Result<Vec<Seen>> {
+        let mut options = options(words)?;
+        options.timeout = limit;
+        let mut boot = setup::boot(self.paths, &options)?;
+        for step in steps {
+            let Some(folder) = step.folder() else {
+                continue;
+            };
+            if boot.drivers.iter().all(|(name, _)| *name != folder) {
+                let file = self.module(&options.kernel, step.patches)?;
+                // For as long as the program runs, as other names of that kind.
+                boot.drivers.push((folder.leak(), file));
+            }
+        }
+        let script = self.paths.repo.join("tests/vm/mutants");
+        let mut command = vec![
+            vm::in_machine(&script),
+            vm::in_machine(&programs::gdr(self.paths)),
+        ];
+        command.extend(steps.iter().flat_map(Step::words));
+        let (outcome, said) = vm::run_with(
+            self.paths,
+            &options,
+            &boot,
+            &command,
+            Said::default(),
+            Said::line,
+        )?;
+        let log = String::from_utf8_lossy(&fs::read(&outcome.log)?).into_owned();
+        let mut seen = said.finish(steps.len());
+        for report in klog::judge(&log, &[]).undeclared {
+            if let Some(at) = step_of(&log, report.line).and_then(|at| seen.get_mut(at)) {
+                at.problems.push(report.to_string());
+            }
+        }
+        // What the machine itself has to say belongs to the step that it did not get over.
+        if let Some(last) = seen.iter_mut().find(|seen| !seen.ended) {
+            last.hung = outcome.timed_out;
+            let others = outcome
+                .failures
+                .into_iter()
+                .filter(|failure| !failure.starts_with("the kernel reports"));
+            last.problems.extend(others);
+        }
+        Ok(seen)
+    }
+}
+
+/// The options of a machine, as a command line has them.
+fn options(words: &[String]) -> Result<Options> {
+    // A kernel that goes on after an oops leaves locks behind, and the machine would hang.
+    let usual = "runner --param persistent_api_support=0 --gpus 1 --append oops=panic";
+    let usual = usual.split(' ');
+    let words = usual.chain(words.iter().map(String::as_str));
+    let mut options = Options::parse(words)?;
+    // All was made when the run began.
+    options.frozen = true;
+    options.env.push(vm::SYSTEM_PROGRAMS.to_owned());
+    Ok(options)
+}
+
+/// The kernel of a test that is in a machine.
+pub(super) fn kernel(check: &Check) -> Result<Option<String>> {
+    match &check.place {
+        Place::Host { .. } => Ok(None),
+        Place::Vm { options: words, .. } => Ok(Some(options(words)?.kernel)),
+    }
+}
+
+/// What the steps of a machine say.
+#[derive(Default)]
+struct Said {
+    steps: Vec<(Reader, Seen)>,
+}
+
+impl Said {
+    fn line(&mut self, line: &str, is_error: bool) {
+        if !is_error && line == ENDED {
+            if let Some((_, seen)) = self.steps.last_mut() {
+                seen.ended = true;
+            }
+        } else if !is_error && line.starts_with(BEGINS) {
+            self.steps
+                .push((Reader::new(Format::Ktap), Seen::default()));
+        } else if let Some((reader, seen)) = self.steps.last_mut() {
+            if !is_error {
+                reader.line(line);
+            }
+            seen.output.push_str(line);
+            seen.output.push('\n');
+        }
+    }
+
+    /// Of so many steps; those that did not begin have nothing to say.
+    fn finish(self, count: usize) -> Vec<Seen> {
+        let mut seen: Vec<Seen> = self
+            .steps
+            .into_iter()
+            .map(|(reader, mut seen)| {
+                seen.tests = reader.finish().0;
+                seen
+            })
+            .collect();
+        seen.resize_with(count, Seen::default);
+        seen
+    }
+}
+
+/// The step, from 0, in which a line of the kernel's log was written, counted from 1. The first has what came before it, too;
+/// behind the last step the script names one more.
+fn step_of(log: &str, line: usize) -> Option<usize> {
+    let number = log
+        .lines()
+        .take(line)
+        .filter_map(|line| klog::message(line).strip_prefix(BEGINS)?.parse().ok())
+        .last()
+        .unwrap_or(1_usize);
+    number.checked_sub(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::results::Test;
+    use crate::results::Verdict;
+
+    fn mutant(name: &str, lines: &str) -> Mutant {
+        let head = format!("# rule: 1\n# removes: a\n# without: b\n{lines}\n# sign: fails gone\n");
+        Mutant::parse(name, Path::new(&format!("/x/{name}.patch")), &head).unwrap()
+    }
+
+    fn jobs(mutants: &[Mutant]) -> Vec<Job<'_>> {
+        mutants
+            .iter()
+            .enumerate()
+            .map(|(number, mutant)| Job {
+                number,
+                mutant,
+                check: &mutant.checks[0],
+            })
+            .collect()
+    }
+
+    /// What the steps of a machine come to, a letter each: passed, failed with the sign, failed without it, nothing.
+    fn seen(steps: &[Step<'_>], how: &str) -> Vec<Seen> {
+        let step = |(step, how): (&Step<'_>, char)| {
+            let (verdict, note) = match how {
+                'p' => (Verdict::Passed, ""),
+                'f' => (Verdict::Failed, "failure: gone"),
+                'o' => (Verdict::Failed, "failure: otherwise"),
+                _ => return Seen::default(),
+            };
+            Seen {
+                tests: vec![Test {
+                    name: step.case.to_owned(),
+                    verdict,
+                    notes: vec![note.to_owned()],
+                }],
+                ended: true,
+                ..Seen::default()
+            }
+        };
+        assert_eq!(steps.len(), how.len());
+        steps.iter().zip(how.chars()).map(step).collect()
+    }
+
+    #[test]
+    fn the_module_as_it_is_comes_before_each_and_after() {
+        let mutants = [
+            mutant("a", "# vm: case.x"),
+            mutant("b", "# vm: case.x"),
+            mutant("c", "# vm: case.x --param p=1"),
+            mutant("d", "# on: holds.diff\n# vm: case.x"),
+        ];
+        let jobs = jobs(&mutants);
+        let (steps, places) = plan(&jobs);
+        let words: Vec<String> = steps.iter().map(|step| step.words().join(" ")).collect();
+        let usual = "persistent_api_support=0";
+        assert_eq!(
+            words,
+            [
+                format!("- {usual} case.x must"),
+                format!("mutant-a {usual} case.x may"),
+                format!("- {usual} case.x must"),
+                format!("mutant-b {usual} case.x may"),
+                format!("- {usual} case.x must"),
+                format!("- {usual} p=1 case.x must"),
+                format!("mutant-c {usual} p=1 case.x may"),
+                format!("- {usual} p=1 case.x must"),
+                format!("mutant-holds {usual} case.x must"),
+                format!("mutant-d {usual} case.x may"),
+                format!("mutant-holds {usual} case.x must"),
+            ]
+        );
+        assert_eq!(places, [0, 2, 5, 8]);
+    }
+
+    #[test]
+    fn who_spoils_the_machine_takes_nobodys_result() {
+        let mutants = ["a", "b", "c"].map(|name| mutant(name, "# vm: case.x"));
+        let jobs = jobs(&mutants);
+        let (steps, places) = plan(&jobs);
+        let settled = |how: &str| {
+            let settled = settle(&jobs, &places, &seen(&steps, how));
+            let results: Vec<bool> = settled.results.iter().map(Result::is_ok).collect();
+            (results, settled.spoiled)
+        };
+        assert_eq!(settled("pfpfpfp"), (vec![true; 3], false));
+        // Passes without the rule, and fails otherwise.
+        assert_eq!(settled("pppopfp"), (vec![false, false, true], false));
+        // The machine ends in the second, or the case fails after it.
+        assert_eq!(settled("pfp    "), (vec![true], true));
+        assert_eq!(settled("pfpf   "), (vec![true], true));
+        assert_eq!(settled("pfpfo  "), (vec![true], true));
+        assert_eq!(settled("pf     "), (vec![], true));
+        // The module as it is does not pass: that is no mutant's doing, and no mutant is seen.
+        assert_eq!(settled("o      "), (vec![false; 3], false));
+        assert_eq!(settled("       "), (vec![false; 3], false));
+    }
+
+    #[test]
+    fn another_case_has_another_base() {
+        let mutants = [mutant("a", "# vm: case.x"), mutant("b", "# vm: case.y")];
+        let jobs = jobs(&mutants);
+        let (steps, places) = plan(&jobs);
+        let failed = settle(&jobs, &places, &seen(&steps, "o     "));
+        assert_eq!((failed.results.len(), failed.spoiled), (1, false));
+        let failed = settle(&jobs, &places, &seen(&steps, "pfpo  "));
+        let results: Vec<bool> = failed.results.iter().map(Result::is_ok).collect();
+        assert_eq!((results, failed.spoiled), (vec![true, false], false));
+    }
+
+    #[test]
+    fn each_step_has_its_own_lines() {
+        let mut said = Said::default();
+        for (line, is_error) in [
+            ("before", false),
+            ("runner: step 1", false),
+            ("1..1", false),
+            ("# failure: x", true),
+            ("ok 1 a", false),
+            ("runner: step ended", false),
+            ("runner: step 2", false),
+            ("1..1", false),
+            ("# failure: y", false),
+            ("not ok 1 a", false),
+        ] {
+            said.line(line, is_error);
+        }
+        let seen = said.finish(3);
+        assert!(seen[0].ended && seen[0].tests[0].notes.is_empty());
+        assert!(!seen[1].ended && seen[1].tests[0].notes == ["failure: y"]);
+        assert!(!seen[2].ended && seen[2].tests.is_empty());
+        let log = "[ 1.0] x\n[ 2.0] runner: step 1\n[ 3.0] y\n[ 4.0] runner: step 2\n[ 5.0] z\n";
+        let steps: Vec<_> = (1..=5).map(|line| step_of(log, line)).collect();
+        assert_eq!(steps, [Some(0), Some(0), Some(0), Some(1), Some(1)]);
+    }
+}

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Where things lie: the repository, which is only read, and the cache, which holds all that is made.
+
+use std::fs;
+use std::path::Path;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::SystemTime;
+use std::time::UNIX_EPOCH;
+
+use anyhow::bail;
+use anyhow::Context as _;
+use anyhow::Result;
+
+use crate::stamp;
+
+/// As many kernel logs are kept.
+const LOGS_KEPT: usize = 300;
+
+/// As many of those of flaky runs, apart.
+const FLAKY_LOGS_KEPT: usize = 60;
+
+/// Makes room for one more file among those of a directory, whose names sort by time.
+fn rotate(directory: &Path, kept: usize) -> Result<()> {
+    fs::create_dir_all(directory)?;
+    let mut old: Vec<PathBuf> = fs::read_dir(directory)?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .collect();
+    old.sort();
+    let surplus = old.len().saturating_sub(kept - 1);
+    for log in &old[..surplus] {
+        let _ = fs::remove_file(log);
+    }
+    Ok(())
+}
+
+pub(crate) struct Paths {
+    pub(crate) repo: PathBuf,
+    pub(crate) cache: PathBuf,
+}
+
+impl Paths {
+    pub(crate) fn find() -> Result<Self> {
+        // The bootstrap script names the tree it stands in; a program started by hand belongs to the one it was built in.
+        let repo = std::env::var_os("RUNNER_REPO").map_or_else(
+            || Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."),
+            PathBuf::from,
+        );
+        let repo = fs::canonicalize(&repo)
+            .with_context(|| format!("no repository at {}", repo.display()))?;
+        let cache = match std::env::var_os("XDG_CACHE_HOME").filter(|value| !value.is_empty()) {
+            Some(directory) => PathBuf::from(directory),
+            None => {
+                PathBuf::from(std::env::var_os("HOME").context("HOME is not set")?).join(".cache")
+            }
+        };
+        let cache = cache.join("peermem-rs");
+        fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
+        let cache = fs::canonicalize(cache)?;
+        if let Some(what) = hinders_kbuild(&cache) {
+            bail!(
+                "no kernel can be built in {}, whose name has {what}: set XDG_CACHE_HOME to another folder",
+                cache.display()
+            );
+        }
+        if repo.to_str().is_none() {
+            bail!(
+                "the name of {} is not UTF-8: move this clone",
+                repo.display()
+            );
+        }
+        Ok(Self { repo, cache })
+    }
+
+    /// Where kbuild compiles a module whose source lies in `folder` of the repository and that is made of `inputs`: there, or
+    /// where the repository's name hinders it, in a copy of the inputs.
+    pub(crate) fn for_kbuild(&self, folder: &Path, inputs: &[PathBuf]) -> Result<PathBuf> {
+        let Ok(name) = folder.strip_prefix(&self.repo) else {
+            return Ok(folder.to_path_buf());
+        };
+        if hinders_kbuild(&self.repo).is_none() {
+            return Ok(folder.to_path_buf());
+        }
+        let copy = self.cache.join("checkout");
+        for input in inputs {
+            let Ok(input) = input.strip_prefix(&self.repo) else {
+                continue;
+            };
+            for file in stamp::files(&self.repo.join(input))? {
+                let contents =
+                    fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+                stamp::update(&copy.join(file.strip_prefix(&self.repo)?), &contents)?;
+            }
+            for file in stamp::files(&copy.join(input))? {
+                if !self.repo.join(file.strip_prefix(&copy)?).exists() {
+                    fs::remove_file(&file)?;
+                }
+            }
+        }
+        Ok(copy.join(name))
+    }
+
+    /// A new directory for one run. Those of runs that were killed go.
+    pub(crate) fn run_directory(&self) -> Result<PathBuf> {
+        let runs = self.cache.join("run");
+        fs::create_dir_all(&runs)?;
+        for entry in fs::read_dir(&runs)? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let process = name.rsplit('-').next().unwrap_or_default();
+            let process = process.trim_start_matches('0');
+            if !Path::new("/proc").join(process).exists() {
+                let _ = fs::remove_dir_all(entry.path());
+            }
+        }
+        let directory = runs.join(unique_name());
+        fs::create_dir_all(&directory)?;
+        Ok(directory)
+    }
+
+    /// A new kernel log; the oldest go.
+    pub(crate) fn new_log(&self) -> Result<PathBuf> {
+        let directory = self.cache.join("logs");
+        rotate(&directory, LOGS_KEPT)?;
+        Ok(directory.join(format!("{}.log", unique_name())))
+    }
+
+    /// Copies a log to where those of other runs do not push it out, and says where it lies then.
+    pub(crate) fn keep_log(&self, log: &Path) -> PathBuf {
+        let directory = self.cache.join("logs-of-flaky-runs");
+        let kept = directory.join(log.file_name().unwrap_or_default());
+        let copied = rotate(&directory, FLAKY_LOGS_KEPT).is_ok() && fs::copy(log, &kept).is_ok();
+        if copied {
+            kept
+        } else {
+            log.to_owned()
+        }
+    }
+}
+
+/// What of a path's name kbuild, or make and the shells below it, take for something else.
+fn hinders_kbuild(path: &Path) -> Option<String> {
+    let Some(name) = path.to_str() else {
+        return Some("bytes that are no UTF-8".to_owned());
+    };
+    let plain = |letter: &char| letter.is_alphanumeric() || "/._-+".contains(*letter);
+    name.chars()
+        .find(|letter| !plain(letter))
+        .map(|letter| match letter {
+            ' ' => "a blank".to_owned(),
+            ':' => "a colon".to_owned(),
+            letter => format!("{letter:?}"),
+        })
+}
+
+/// Sorts by time, is this process's own, and given once.
+fn unique_name() -> String {
+    static GIVEN: AtomicU32 = AtomicU32::new(0);
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    format!(
+        "{}-{:04}-{:06}",
+        now.as_millis(),
+        GIVEN.fetch_add(1, Relaxed),
+        std::process::id()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_hinder_kbuild() {
+        let what = |name: &str| hinders_kbuild(Path::new(name)).unwrap_or_default();
+        assert_eq!(what("/home/jörg/.cache/peermem-rs_2+1"), "");
+        assert_eq!(what("/tmp/a b"), "a blank");
+        assert_eq!(what("/tmp/a:b"), "a colon");
+        assert_eq!(what("/tmp/100%"), "'%'");
+        assert_eq!(what("/tmp/$HOME"), "'$'");
+        assert_eq!(what("/tmp/a\tb"), "'\\t'");
+    }
+
+    #[test]
+    fn kbuild_gets_a_copy_of_what_lies_where_it_cannot_go() {
+        let base = std::env::temp_dir().join(format!("runner-paths-{}", std::process::id()));
+        let paths = Paths {
+            repo: base.join("a b"),
+            cache: base.join("cache"),
+        };
+        let file = |name: &str| paths.repo.join(name);
+        for name in ["Kbuild", "src/x.rs", "src/y.rs", "docs/z"] {
+            stamp::update(&file(name), b"text").unwrap();
+        }
+        let inputs = [file("Kbuild"), file("src")];
+        let copy = paths.for_kbuild(&paths.repo, &inputs).unwrap();
+        assert_eq!(copy, base.join("cache/checkout"));
+        assert_eq!(stamp::files(&copy).unwrap().len(), 3);
+        fs::write(file("src/x.rs"), b"other").unwrap();
+        fs::remove_file(file("src/y.rs")).unwrap();
+        let folder = paths.for_kbuild(&file("src"), &inputs).unwrap();
+        assert_eq!(folder, copy.join("src"));
+        assert_eq!(fs::read(copy.join("src/x.rs")).unwrap(), b"other");
+        assert!(!copy.join("src/y.rs").exists());
+        let plain = Paths {
+            repo: base.join("plain"),
+            ..paths
+        };
+        let folder = plain.repo.join("src");
+        assert_eq!(plain.for_kbuild(&folder, &[]).unwrap(), folder);
+        fs::remove_dir_all(&base).unwrap();
+    }
+}

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Reads what test programs print: KTAP, cargo's tests, Python's unittest.
+
+use std::sync::LazyLock;
+
+use anyhow::Result;
+use regex::Regex;
+use serde::Deserialize;
+use serde::Serialize;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Verdict {
+    Passed,
+    Failed,
+    Skipped(String),
+}
+
+/// One test's result, with what the program said about it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Test {
+    pub(crate) name: String,
+    pub(crate) verdict: Verdict,
+    /// Diagnostic lines without their mark.
+    pub(crate) notes: Vec<String>,
+}
+
+impl Test {
+    /// Of a check of the test VM's own: what it says if it passes, or why it fails.
+    pub(crate) fn of(name: String, result: Result<Vec<String>>) -> Self {
+        let (verdict, notes) = match result {
+            Ok(said) => (Verdict::Passed, said),
+            Err(error) => (
+                Verdict::Failed,
+                format!("{error:#}").lines().map(str::to_owned).collect(),
+            ),
+        };
+        Self {
+            name,
+            verdict,
+            notes,
+        }
+    }
+
+    pub(crate) fn skipped(name: &str, reason: String) -> Self {
+        Self {
+            name: name.to_owned(),
+            verdict: Verdict::Skipped(reason),
+            notes: Vec::new(),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Format {
+    Ktap,
+    /// What `cargo test` prints.
+    Cargo,
+    /// What `unittest` prints with `--verbose`.
+    Unittest,
+}
+
+/// A reader that is given a program's output line by line.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    format: Format,
+    pub(crate) tests: Vec<Test>,
+    /// What is wrong with the output itself.
+    problems: Vec<String>,
+    notes: Vec<String>,
+    /// How many tests the program announced, or counted at its end.
+    announced: Option<usize>,
+    /// unittest: the test whose result is to come. cargo: the one whose output is shown.
+    pending: Option<String>,
+}
+
+#[expect(
+    clippy::expect_used,
+    reason = "the patterns are constants of this program"
+)]
+pub(crate) fn pattern(text: &str) -> Regex {
+    Regex::new(text).expect("constant pattern")
+}
+
+static KTAP_RESULT: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"^(not )?ok (\d+)(?: -)? ?([^#]*?)\s*(?:#\s*(\S+)\s*(.*))?$"));
+static KTAP_PLAN: LazyLock<Regex> = LazyLock::new(|| pattern(r"^1\.\.(\d+)"));
+static CARGO_RESULT: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"^test (.+?) \.\.\. (ok|FAILED|ignored)(?:, (.*))?$"));
+static CARGO_COUNT: LazyLock<Regex> = LazyLock::new(|| pattern(r"^running (\d+) tests?$"));
+static CARGO_SAID: LazyLock<Regex> = LazyLock::new(|| pattern(r"^---- (.+) stdout ----$"));
+static UNITTEST_NAME: LazyLock<Regex> = LazyLock::new(|| pattern(r"^(\w+) \(([\w.]+)\)"));
+static UNITTEST_RESULT: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r#"\.\.\. (ok|FAIL|ERROR|expected failure|unexpected success|skipped (.*))$"#)
+});
+static UNITTEST_COUNT: LazyLock<Regex> = LazyLock::new(|| pattern(r"^Ran (\d+) tests? in"));
+
+impl Reader {
+    pub(crate) fn new(format: Format) -> Self {
+        Self {
+            format,
+            tests: Vec::new(),
+            problems: Vec::new(),
+            notes: Vec::new(),
+            announced: None,
+            pending: None,
+        }
+    }
+
+    /// Takes one line; says which test's result it was, if one's.
+    pub(crate) fn line(&mut self, line: &str) -> Option<&Test> {
+        let before = self.tests.len();
+        match self.format {
+            Format::Ktap => self.ktap(line),
+            Format::Cargo => self.cargo(line),
+            Format::Unittest => self.unittest(line),
+        }
+        self.tests.get(before)
+    }
+
+    fn add(&mut self, name: &str, verdict: Verdict) {
+        if self.tests.iter().any(|test| test.name == name) {
+            self.problems.push(format!("'{name}' has two results"));
+        }
+        self.tests.push(Test {
+            name: name.to_owned(),
+            verdict,
+            notes: std::mem::take(&mut self.notes),
+        });
+    }
+
+    fn ktap(&mut self, line: &str) {
+        if let Some(plan) = KTAP_PLAN.captures(line) {
+            if self.announced.is_some() {
+                self.problems.push("two plans".to_owned());
+            }
+            self.announced = plan[1].parse().ok();
+        } else if let Some(found) = KTAP_RESULT.captures(line) {
+            let number: Option<usize> = found[2].parse().ok();
+            if number != Some(self.tests.len() + 1) {
+                self.problems.push(format!("out of order: {line}"));
+            }
+            let directive = found.get(4).map_or("", |text| text.as_str());
+            let reason = found.get(5).map_or("", |text| text.as_str());
+            let verdict = if found.get(1).is_some() {
+                Verdict::Failed
+            } else if directive.eq_ignore_ascii_case("skip") {
+                Verdict::Skipped(reason.to_owned())
+            } else {
+                Verdict::Passed
+            };
+            self.add(&found[3], verdict);
+        } else if let Some(note) = line.strip_prefix("# ") {
+            self.notes.push(note.to_owned());
+        } else if line.starts_with("Bail out!") {
+            self.problems.push(line.to_owned());
+        }
+    }
+
+    fn cargo(&mut self, line: &str) {
+        if let Some(count) = CARGO_COUNT.captures(line) {
+            // One such line for each test program.
+            let count: usize = count[1].parse().unwrap_or(0);
+            self.announced = Some(self.announced.unwrap_or(0) + count);
+            self.pending = None;
+        } else if let Some(found) = CARGO_RESULT.captures(line) {
+            let verdict = match &found[2] {
+                "ok" => Verdict::Passed,
+                "FAILED" => Verdict::Failed,
+                _ => Verdict::Skipped(found.get(3).map_or("ignored", |m| m.as_str()).to_owned()),
+            };
+            // Programs may have tests of the same name.
+            let mut name = found[1].to_owned();
+            while self.tests.iter().any(|test| test.name == name) {
+                name.push('\'');
+            }
+            self.add(&name, verdict);
+        } else if let Some(found) = CARGO_SAID.captures(line) {
+            self.pending = Some(found[1].to_owned());
+        } else if let (Some(name), Some(figure)) = (&self.pending, line.strip_prefix("figure: ")) {
+            // After the results of its program, with `--show-output`; of an earlier program's test of that name it is not.
+            let of = |test: &&mut Test| test.name.trim_end_matches('\'') == name;
+            if let Some(test) = self.tests.iter_mut().rev().find(of) {
+                test.notes.push(figure.to_owned());
+            }
+        }
+    }
+
+    fn unittest(&mut self, line: &str) {
+        if let Some(count) = UNITTEST_COUNT.captures(line) {
+            self.announced = count[1].parse().ok();
+            return;
+        }
+        if let Some(found) = UNITTEST_NAME.captures(line) {
+            // Newer Pythons give the test's own name as the last part of the path, older ones do not.
+            let path = found[2].to_owned();
+            let suffix = format!(".{}", &found[1]);
+            self.pending = Some(if path.ends_with(&suffix) {
+                path
+            } else {
+                format!("{path}{suffix}")
+            });
+        }
+        if let Some(found) = UNITTEST_RESULT.captures(line) {
+            let Some(name) = self.pending.take() else {
+                return;
+            };
+            let verdict = match &found[1] {
+                "ok" | "expected failure" => Verdict::Passed,
+                "FAIL" | "ERROR" | "unexpected success" => Verdict::Failed,
+                _ => Verdict::Skipped(found.get(2).map_or("", |m| m.as_str()).to_owned()),
+            };
+            self.add(&name, verdict);
+        }
+    }
+
+    /// Whether there are as many results as were announced.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.announced == Some(self.tests.len())
+    }
+
+    /// What was said since the last result: of a test that has none, or of none.
+    pub(crate) fn unfinished(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// All is read: what is wrong with the output as a whole.
+    pub(crate) fn finish(mut self) -> (Vec<Test>, Vec<String>) {
+        match self.announced {
+            None => self.problems.push("it announced no tests".to_owned()),
+            Some(0) => self.problems.push("it ran no tests".to_owned()),
+            Some(count) if count != self.tests.len() => self.problems.push(format!(
+                "it announced {count} tests and gave {} results",
+                self.tests.len()
+            )),
+            Some(_) => {}
+        }
+        (self.tests, self.problems)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(format: Format, text: &str) -> (Vec<Test>, Vec<String>) {
+        let mut reader = Reader::new(format);
+        for line in text.lines() {
+            reader.line(line);
+        }
+        reader.finish()
+    }
+
+    #[test]
+    fn ktap_with_everything() {
+        let (tests, problems) = read(
+            Format::Ktap,
+            "KTAP version 1\n1..4\n# pins 1\n# entries 1\nok 1 register.a\nnoise\n\
+             ok 2 - register.b # SKIP needs two GPUs\n# failure: why\nnot ok 3 move.c\nok 4 d # TODO later\n",
+        );
+        assert!(problems.is_empty(), "{problems:?}");
+        assert_eq!(tests[0].name, "register.a");
+        assert_eq!(tests[0].notes, ["pins 1", "entries 1"]);
+        assert_eq!(tests[1].verdict, Verdict::Skipped("needs two GPUs".into()));
+        assert_eq!(tests[1].name, "register.b");
+        assert_eq!(tests[2].verdict, Verdict::Failed);
+        assert_eq!(tests[2].notes, ["failure: why"]);
+        assert_eq!(tests[3].verdict, Verdict::Passed);
+    }
+
+    #[test]
+    fn ktap_that_is_cut_short_or_empty_is_a_problem() {
+        assert_eq!(
+            read(Format::Ktap, "1..3\nok 1 a\n").1,
+            ["it announced 3 tests and gave 1 results"]
+        );
+        assert_eq!(read(Format::Ktap, "").1, ["it announced no tests"]);
+        assert_eq!(read(Format::Ktap, "1..0\n").1, ["it ran no tests"]);
+        assert_eq!(read(Format::Ktap, "1..2\nok 1 a\nok 3 b\n").1.len(), 1);
+        assert_eq!(read(Format::Ktap, "1..2\nok 1 a\nok 2 a\n").1.len(), 1);
+        assert_eq!(
+            read(Format::Ktap, "1..1\nok 1 a\nBail out! x\n").1,
+            ["Bail out! x"]
+        );
+    }
+
+    #[test]
+    fn cargo_tests() {
+        let (tests, problems) = read(
+            Format::Cargo,
+            "running 3 tests\ntest a::b ... ok\ntest c ... FAILED\ntest d ... ignored, slow\n\
+             test result: FAILED. 1 passed; 1 failed\nrunning 1 test\ntest a::b ... ok\n",
+        );
+        assert!(problems.is_empty(), "{problems:?}");
+        assert_eq!(tests.len(), 4);
+        assert_eq!(tests[1].verdict, Verdict::Failed);
+        assert_eq!(tests[2].verdict, Verdict::Skipped("slow".into()));
+        assert_eq!(tests[3].name, "a::b'");
+    }
+
+    #[test]
+    fn figures_of_cargo_tests() {
+        let (tests, problems) = read(
+            Format::Cargo,
+            "running 2 tests\ntest a ... ok\ntest b ... ok\nfigure: cases 9\n\nsuccesses:\n\n\
+             ---- b stdout ----\n1 GiB: 1 entry\nfigure: cases 12\nfigure: mode x\n\n\n\
+             ---- a stdout ----\nfigure: cases 3\n\nsuccesses:\n    a\n    b\n\ntest result: ok.\n\n\
+             running 1 test\ntest a ... ok\nfigure: cases 8\n---- a stdout ----\nfigure: cases 4\n",
+        );
+        assert!(problems.is_empty(), "{problems:?}");
+        assert_eq!(tests[0].notes, ["cases 3"]);
+        assert_eq!(tests[1].notes, ["cases 12", "mode x"]);
+        assert_eq!((tests[2].name.as_str(), tests[2].notes.len()), ("a'", 1));
+    }
+
+    #[test]
+    fn unittest_with_and_without_descriptions() {
+        let (tests, problems) = read(
+            Format::Unittest,
+            "test_a (tests.test_mr.MRTest.test_a) ... ok\ntest_b (tests.test_mr.MRTest)\nWhat it does ... skipped 'no'\n\
+             test_c (tests.test_mr.MRTest) ... ERROR\n\nRan 3 tests in 1.2s\n",
+        );
+        assert!(problems.is_empty(), "{problems:?}");
+        assert_eq!(tests[0].name, "tests.test_mr.MRTest.test_a");
+        assert_eq!(tests[1].name, "tests.test_mr.MRTest.test_b");
+        assert_eq!(tests[1].verdict, Verdict::Skipped("'no'".into()));
+        assert_eq!(tests[2].verdict, Verdict::Failed);
+    }
+}

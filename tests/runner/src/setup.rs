@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Makes whatever a run needs and is not there yet. What is there is left alone, and nothing touches the network then.
+
+use std::fs;
+use std::path::Path;
+use std::path::PathBuf;
+use std::thread;
+
+use anyhow::anyhow;
+use anyhow::bail;
+use anyhow::Context as _;
+use anyhow::Result;
+
+use crate::apt;
+use crate::contact;
+use crate::debian;
+use crate::kernel;
+use crate::kernel::Extent;
+use crate::kernel::Kernel;
+use crate::lint;
+use crate::lint::Linter;
+use crate::modules;
+use crate::modules::Builder;
+use crate::modules::Index;
+use crate::mutants;
+use crate::paths::Paths;
+use crate::programs;
+use crate::progress::Stage;
+use crate::results::Test;
+use crate::results::Verdict;
+use crate::toolchain::Toolchain;
+use crate::topology::Topology;
+use crate::vm;
+use crate::vm::Peermem;
+use crate::vm::Provider;
+
+/// Keeps a second `runner`, or another of its runs, from making the same thing at the same time.
+pub(crate) struct Lock(fs::File);
+
+impl Lock {
+    pub(crate) fn take(paths: &Paths, what: &str) -> Result<Self> {
+        let directory = paths.cache.join("locks");
+        fs::create_dir_all(&directory)?;
+        let file = fs::File::create(directory.join(what))?;
+        if rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
+            eprintln!("  waiting for whoever is making the same ({what}) …");
+            rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)?;
+        }
+        Ok(Self(file))
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        let _ = rustix::fs::flock(&self.0, rustix::fs::FlockOperation::Unlock);
+    }
+}
+
+/// The compilers, after the packages that they come in.
+pub(crate) fn tools(paths: &Paths) -> Result<Toolchain> {
+    let _lock = Lock::take(paths, "tools")?;
+    apt::install_all(paths)?;
+    Toolchain::find(paths)
+}
+
+/// A flavour by its name, or somebody's build tree by its path.
+pub(crate) fn find_kernel(
+    paths: &Paths,
+    toolchain: &Toolchain,
+    name: &str,
+    extent: Extent,
+) -> Result<Kernel> {
+    match kernel::flavour(name) {
+        Some(flavour) => {
+            let _lock = Lock::take(paths, &format!("kernel-{}", flavour.source))?;
+            kernel::ensure(paths, toolchain, flavour, extent)
+        }
+        None if name.contains('/') => kernel::by_path(paths, Path::new(name)),
+        None => bail!("there is no kernel {name}; a path has a slash in it"),
+    }
+}
+
+/// Everything that the tests need, on these kernels.
+pub(crate) fn all<'a>(paths: &Paths, kernels: impl IntoIterator<Item = &'a str>) -> Result<i32> {
+    beside_programs(paths, programs::COMPILED, |toolchain| {
+        for name in kernels {
+            let kernel = find_kernel(paths, toolchain, name, Extent::Whole)?;
+            let _lock = Lock::take(paths, "modules")?;
+            Builder::new(paths, toolchain, &kernel, false).all()?;
+        }
+        Ok(())
+    })?;
+    Ok(0)
+}
+
+/// What the demo needs.
+pub(crate) fn demo(paths: &Paths) -> Result<()> {
+    beside_programs(paths, &[programs::GDR], |toolchain| {
+        let kernel = find_kernel(paths, toolchain, kernel::DEFAULT, Extent::Patched)?;
+        let _lock = Lock::take(paths, "modules")?;
+        let builder = Builder::new(paths, toolchain, &kernel, false);
+        builder.ours()?;
+        builder.control()?;
+        Ok(())
+    })
+}
+
+/// Does `work` while the programs are compiled, and NVIDIA's module is fetched. Much of a kernel's build, its Rust above all,
+/// keeps one processor busy.
+fn beside_programs(
+    paths: &Paths,
+    wanted: &[&str],
+    work: impl FnOnce(&Toolchain) -> Result<()>,
+) -> Result<()> {
+    let toolchain = tools(paths)?;
+    thread::scope(|scope| {
+        let programs = scope.spawn(|| {
+            build_programs(paths, &toolchain, wanted)?;
+            modules::control_source(paths).map(drop)
+        });
+        let worked = work(&toolchain);
+        let compiled = programs
+            .join()
+            .map_err(|_| anyhow!("compiling the programs failed"))?;
+        worked.and(compiled)
+    })
+}
+
+fn build_programs(paths: &Paths, toolchain: &Toolchain, wanted: &[&str]) -> Result<()> {
+    let _lock = Lock::take(paths, "programs")?;
+    programs::build(paths, toolchain, wanted)
+}
+
+/// What a machine's command may want to run.
+pub(crate) fn programs(paths: &Paths) -> Result<()> {
+    build_programs(paths, &tools(paths)?, programs::COMPILED)
+}
+
+/// Looks at the form of the code, one test for each check that `wanted` names; what takes long looks at the changed files
+/// alone, where they are given.
+pub(crate) fn lint(
+    paths: &Paths,
+    changed: Option<Vec<String>>,
+    wanted: fn(&str) -> bool,
+) -> Result<Vec<Test>> {
+    apt::install(paths, apt::LINT)?;
+    let toolchain = tools(paths)?;
+    let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, Extent::Patched)?;
+    let linter = Linter {
+        paths,
+        toolchain: &toolchain,
+        builder: &Builder::new(paths, &toolchain, &kernel, false),
+        kernel_source: kernel.source(),
+        changed,
+    };
+    let mut tests = Vec::new();
+    for (name, check) in lint::CHECKS.iter().filter(|(name, _)| wanted(name)) {
+        // Machines that are to begin wait for one check, not for all; and not for cargo, which has a lock of its own.
+        let _lock = (*name != lint::CLIPPY_HOST)
+            .then(|| Lock::take(paths, "modules"))
+            .transpose()?;
+        let stage = Stage::begin(format!("lint: {name}"));
+        let test = Test::of((*name).to_owned(), check(&linter).map(|()| Vec::new()));
+        stage.done(if test.verdict == Verdict::Passed {
+            "ok"
+        } else {
+            "failed"
+        });
+        tests.push(test);
+    }
+    Ok(tests)
+}
+
+/// Our module alone, for the usual kernel.
+pub(crate) fn module(paths: &Paths) -> Result<()> {
+    let toolchain = tools(paths)?;
+    let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, Extent::Patched)?;
+    let _lock = Lock::take(paths, "modules")?;
+    Builder::new(paths, &toolchain, &kernel, false).ours()?;
+    Ok(())
+}
+
+/// The Debian package of the module's source.
+pub(crate) fn deb(paths: &Paths) -> Result<i32> {
+    tools(paths)?;
+    let status = std::process::Command::new(paths.repo.join("packaging/deb"))
+        .status()
+        .context("cannot start packaging/deb")?;
+    Ok(i32::from(!status.success()))
+}
+
+pub(crate) fn kernel(paths: &Paths, flavour: &str) -> Result<i32> {
+    let toolchain = tools(paths)?;
+    let kernel = find_kernel(paths, &toolchain, flavour, Extent::Whole)?;
+    println!("{}", kernel.build.display());
+    Ok(0)
+}
+
+pub(crate) fn modules(paths: &Paths, name: &str) -> Result<i32> {
+    let toolchain = tools(paths)?;
+    let kernel = find_kernel(paths, &toolchain, name, Extent::Patched)?;
+    let _lock = Lock::take(paths, "modules")?;
+    for file in Builder::new(paths, &toolchain, &kernel, false).all()? {
+        println!("{}", file.display());
+    }
+    Ok(0)
+}
+
+/// Our module on a Debian host with its stock kernel.
+pub(crate) fn debian(paths: &Paths) -> Result<(Vec<Test>, Vec<String>)> {
+    let toolchain = tools(paths)?;
+    let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, Extent::Frozen)?;
+    let (control, driver) = modules::control_source(paths)?;
+    let _lock = Lock::take(paths, "debian")?;
+    debian::tests(paths, &kernel.source(), (&control, &driver))
+}
+
+/// From a clone and a cache in an awkward place.
+pub(crate) fn contact(paths: &Paths) -> Result<Vec<Test>> {
+    let toolchain = tools(paths)?;
+    let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, Extent::Frozen)?;
+    contact::tests(paths, &kernel.build)
+}
+
+/// Our module for a kernel, with these patches applied, if there are any.
+pub(crate) fn our_module(paths: &Paths, kernel: &str, patches: &[PathBuf]) -> Result<PathBuf> {
+    let toolchain = Toolchain::find(paths)?;
+    let kernel = find_kernel(paths, &toolchain, kernel, Extent::Frozen)?;
+    let _lock = Lock::take(paths, "modules")?;
+    let builder = Builder::new(paths, &toolchain, &kernel, true);
+    match patches {
+        [] => builder.ours(),
+        patches => builder.patched(patches),
+    }
+}
+
+/// What a kernel was made from.
+pub(crate) fn kernel_key(paths: &Paths, kernel: &str) -> Result<String> {
+    let toolchain = Toolchain::find(paths)?;
+    Ok(find_kernel(paths, &toolchain, kernel, Extent::Frozen)?.key)
+}
+
+/// The kernel and the modules of one run.
+pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
+    let blind = kernel::flavour(&options.kernel).is_some_and(|flavour| !flavour.shows_topology());
+    if blind && options.topology != Topology::Flat {
+        bail!(
+            "kernel {} sees no sockets and no extended config space: give --kernel {} with --topology {}",
+            options.kernel,
+            kernel::EARLIER,
+            options.topology.name()
+        );
+    }
+    let toolchain = tools(paths)?;
+    let stock = options.rdma == vm::Rdma::Stock;
+    let extent = match (options.frozen, stock) {
+        (true, _) => Extent::Frozen,
+        (false, true) => Extent::Whole,
+        (false, false) => Extent::Patched,
+    };
+    let kernel = find_kernel(paths, &toolchain, &options.kernel, extent)?;
+    if stock && options.peermem != Peermem::None {
+        bail!("the stock RDMA modules have no peer memory: give --peermem none");
+    }
+    let _lock = Lock::take(paths, "modules")?;
+    let builder = Builder::new(paths, &toolchain, &kernel, options.frozen);
+    let mut index = Index::default();
+    for file in options.peermem_ko.iter().chain(&options.gpu_ko) {
+        let file = fs::canonicalize(file).with_context(|| file.display().to_string())?;
+        index.add(file);
+    }
+    if options.peermem_ko.is_none() {
+        match options.peermem {
+            Peermem::Ours => {
+                if let Some(name) = &options.mutant {
+                    index.add(builder.patched(&mutants::find(paths, name)?.patches)?);
+                } else if !options.patches.is_empty() {
+                    index.add(builder.patched(&options.patches)?);
+                }
+                index.add(builder.ours()?);
+            }
+            Peermem::Nvidia => index.add(builder.control()?),
+            Peermem::None => {}
+        }
+    }
+    if options.kunit {
+        index.add(builder.kunit()?);
+    }
+    let mut drivers = Vec::new();
+    if options.beside {
+        index.add(builder.ours()?);
+        drivers = builder.drivers()?;
+    }
+    if options.gpus > 0 && options.gpu_ko.is_none() {
+        index.add(match options.provider {
+            Provider::Ours => builder.gpu()?,
+            Provider::Nvidia => builder.gpu_with_upper()?,
+        });
+    }
+    if kernel.detectors {
+        index.add(builder.injected()?);
+    }
+    let control = options
+        .with_control
+        .then(|| builder.control())
+        .transpose()?;
+    let peermem_version = match index.get("nvidia_peermem") {
+        Some(file) => modules::info(file, "version")?,
+        None => String::new(),
+    };
+    if options.interpose {
+        index.add(builder.interpose()?);
+    }
+    if options.bench {
+        index.add(builder.bench()?);
+    }
+    for file in kernel.index(stock)?.files() {
+        index.add(file.clone());
+    }
+    let signing = match (&kernel.signing, options.signed) {
+        (Some(signing), true) => Some((signing.clone(), builder.ours()?)),
+        (None, true) => bail!("this kernel looks at no signatures"),
+        (_, false) => None,
+    };
+    Ok(vm::Boot {
+        image: kernel.image,
+        release: kernel.release,
+        modules: index,
+        peermem_version,
+        control,
+        drivers,
+        signing,
+        detectors: kernel.detectors,
+        host: false,
+    })
+}

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! When something must be made anew: a hash of all that it was made from, kept beside it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+
+use anyhow::Context as _;
+use anyhow::Result;
+use sha2::Digest as _;
+use sha2::Sha256;
+
+/// A hash of named things.
+#[derive(Clone, Default)]
+pub(crate) struct Key {
+    whole: Sha256,
+    /// The files among them, each with a hash of its own: what has changed can be named later.
+    files: Vec<(String, String)>,
+}
+
+/// The files of the keys that this process made, for those that become stamps.
+static FILES: Mutex<BTreeMap<String, Vec<(String, String)>>> = Mutex::new(BTreeMap::new());
+
+/// Enough of a hash to tell one from another.
+fn short(hash: Sha256) -> String {
+    hash.finalize()[..16]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+fn hash_of(contents: &[u8]) -> String {
+    short(Sha256::new().chain_update(contents))
+}
+
+impl Key {
+    pub(crate) fn text(&mut self, name: &str, value: &str) {
+        self.bytes(name, value.as_bytes());
+    }
+
+    /// Names and lengths go in too, so that nothing can be shifted from one thing to the next.
+    pub(crate) fn bytes(&mut self, name: &str, value: &[u8]) {
+        self.whole.update(format!("{name}\0{}\0", value.len()));
+        self.whole.update(value);
+    }
+
+    /// A file, or all files of a directory in the order of their names.
+    pub(crate) fn path(&mut self, base: &Path, path: &Path) -> Result<()> {
+        for file in files(path)? {
+            let name = file.strip_prefix(base).unwrap_or(&file);
+            let contents =
+                fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+            self.bytes(&name.to_string_lossy(), &contents);
+            if name.is_relative() {
+                let name = name.to_string_lossy().into_owned();
+                self.files.push((name, hash_of(&contents)));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn finish(self) -> String {
+        let key = short(self.whole);
+        let mut files = FILES.lock().unwrap_or_else(PoisonError::into_inner);
+        files.insert(key.clone(), self.files);
+        key
+    }
+}
+
+/// All files at or below a path, links followed, sorted. A path that does not exist has none.
+pub(crate) fn files(path: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    match fs::metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(found),
+        Err(error) => return Err(error).with_context(|| path.display().to_string()),
+        Ok(metadata) if metadata.is_file() => {
+            found.push(path.to_path_buf());
+            return Ok(found);
+        }
+        Ok(_) => {}
+    }
+    let mut entries: Vec<PathBuf> = fs::read_dir(path)
+        .with_context(|| format!("cannot read {}", path.display()))?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<_>>()?;
+    entries.sort();
+    for entry in entries {
+        found.extend(files(&entry)?);
+    }
+    Ok(found)
+}
+
+/// Whether the stamp says that this key's product is there.
+pub(crate) fn is_fresh(stamp: &Path, key: &str) -> bool {
+    fs::read_to_string(stamp).is_ok_and(|text| text.trim() == key)
+}
+
+/// Says so, after the product is complete.
+pub(crate) fn set(stamp: &Path, key: &str) -> Result<()> {
+    let files = FILES.lock().unwrap_or_else(PoisonError::into_inner);
+    let text: String = files
+        .get(key)
+        .into_iter()
+        .flatten()
+        .map(|(name, hash)| format!("{hash} {name}\n"))
+        .collect();
+    drop(files);
+    replace(&files_of(stamp), text.as_bytes())?;
+    replace(stamp, key.as_bytes())
+}
+
+/// Where the files of a stamp's key stand.
+fn files_of(stamp: &Path) -> PathBuf {
+    let mut name = stamp.file_name().unwrap_or_default().to_owned();
+    name.push(".files");
+    stamp.with_file_name(name)
+}
+
+/// Which of the repository's files have changed or gone since the stamp was set. Not those that are new: one that is used is
+/// named in another.
+pub(crate) fn changed(stamp: &Path, repo: &Path) -> Vec<String> {
+    let text = fs::read_to_string(files_of(stamp)).unwrap_or_default();
+    text.lines()
+        .filter_map(|line| line.split_once(' '))
+        .filter(|(hash, name)| {
+            fs::read(repo.join(name)).map_or(true, |contents| hash_of(&contents) != **hash)
+        })
+        .map(|(_, name)| name.to_owned())
+        .collect()
+}
+
+/// Writes a file that is never seen half written, nor changed under one who has the old one open.
+pub(crate) fn replace(path: &Path, contents: &[u8]) -> Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.new", std::process::id()));
+    let new = path.with_file_name(name);
+    fs::write(&new, contents).with_context(|| format!("cannot write {}", new.display()))?;
+    fs::rename(&new, path).with_context(|| format!("cannot replace {}", path.display()))
+}
+
+/// Writes a file, and the directories that it lies in, unless it has these contents; says whether it did.
+pub(crate) fn update(path: &Path, contents: &[u8]) -> Result<bool> {
+    if fs::read(path).is_ok_and(|present| present == contents) {
+        return Ok(false);
+    }
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    replace(path, contents)?;
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_do_not_change_are_left_alone() {
+        let directory = std::env::temp_dir().join(format!("runner-stamp-{}", std::process::id()));
+        let file = directory.join("a/b");
+        let results = ["x", "x", "y"].map(|text| update(&file, text.as_bytes()).unwrap());
+        let contents = fs::read_to_string(&file);
+        fs::remove_dir_all(&directory).unwrap();
+        assert_eq!(results, [true, false, true]);
+        assert_eq!(contents.unwrap(), "y");
+    }
+
+    #[test]
+    fn files_that_changed_are_named() {
+        let repo = std::env::temp_dir().join(format!("runner-changed-{}", std::process::id()));
+        let stamp = repo.join("x.stamp");
+        for name in ["src/a", "src/b", "c"] {
+            update(&repo.join(name), b"text").unwrap();
+        }
+        let mut key = Key::default();
+        key.text("tools", "1");
+        for input in ["src", "c"] {
+            key.path(&repo, &repo.join(input)).unwrap();
+        }
+        set(&stamp, &key.finish()).unwrap();
+        assert!(changed(&stamp, &repo).is_empty());
+        fs::write(repo.join("src/b"), b"other").unwrap();
+        fs::remove_file(repo.join("c")).unwrap();
+        let named = changed(&stamp, &repo);
+        fs::remove_dir_all(&repo).unwrap();
+        assert_eq!(named, ["src/b", "c"]);
+    }
+
+    #[test]
+    fn a_key_depends_on_where_its_parts_begin() {
+        let key = |parts: &[(&str, &str)]| {
+            let mut key = Key::default();
+            for (name, value) in parts {
+                key.text(name, value);
+            }
+            key.finish()
+        };
+        assert_eq!(key(&[("a", "b")]), key(&[("a", "b")]));
+        assert_ne!(key(&[("a", "bc")]), key(&[("ab", "c")]));
+        assert_ne!(key(&[("a", "b"), ("c", "")]), key(&[("a", ""), ("c", "b")]));
+    }
+}

@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The stress run: machine after machine, each of which runs some epochs of `gdr stress`, until the time is up.
+//!
+//! What is done is kept in a file for each seed, epoch by epoch, so that a run goes on where the last one ended or was
+//! interrupted. A machine whose kernel log has a report takes the epochs that it ran back.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use anyhow::Result;
+use clap::Args;
+
+use crate::paths::Paths;
+use crate::programs;
+use crate::progress::duration;
+use crate::results::Format;
+use crate::results::Reader;
+use crate::results::Test;
+use crate::results::Verdict;
+use crate::setup;
+use crate::stamp;
+use crate::test::add_last_words;
+use crate::test::status_problem;
+use crate::vm;
+use crate::vm::Iommu;
+
+/// A machine is replaced after so many epochs.
+const EPOCHS_OF_A_MACHINE: u64 = 8;
+/// Of everything that is drawn, unless another is given.
+const SEED: u64 = 0x7065_6572_6d65_6d00;
+
+#[derive(Debug, Args)]
+pub(crate) struct Selection {
+    /// No epoch begins later than this
+    #[arg(long, default_value_t = 10)]
+    minutes: u64,
+    /// What everything is drawn from
+    #[arg(long, default_value_t = SEED, value_parser = number)]
+    seed: u64,
+    /// Goes on with this epoch, whatever was done before
+    #[arg(long, value_name = "EPOCH", conflicts_with = "epoch")]
+    from: Option<u64>,
+    /// Runs this epoch alone, and keeps no account of it
+    #[arg(long)]
+    epoch: Option<u64>,
+    /// Operations of an epoch. Part of what an epoch is: the same number repeats it
+    #[arg(long, default_value_t = 2000)]
+    operations: u64,
+    /// Another kernel: a flavour, or a build tree by its path
+    #[arg(long, value_name = "FLAVOUR|PATH", default_value = crate::kernel::DEFAULT)]
+    kernel: String,
+    /// Processors of the machine
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    smp: u32,
+    /// This file in place of the peer-memory module
+    #[arg(long, value_name = "FILE")]
+    peermem_ko: Option<PathBuf>,
+}
+
+fn number(text: &str) -> Result<u64, std::num::ParseIntError> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None => text.parse(),
+    }
+}
+
+/// What a seed has done so far.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+struct Account {
+    /// The next epoch.
+    next: u64,
+    epochs: u64,
+    milliseconds: u64,
+    /// By name, as `gdr` counts.
+    counts: BTreeMap<String, u64>,
+}
+
+impl Account {
+    fn read(text: &str) -> Result<Self> {
+        let mut account = Self::default();
+        for line in text.lines() {
+            let (name, value) = line
+                .split_once(' ')
+                .with_context(|| format!("in an account: {line:?}"))?;
+            let value = value.parse()?;
+            match name {
+                "next" => account.next = value,
+                "epochs" => account.epochs = value,
+                "milliseconds" => account.milliseconds = value,
+                _ => {
+                    account.counts.insert(name.to_owned(), value);
+                }
+            }
+        }
+        Ok(account)
+    }
+
+    fn text(&self) -> String {
+        let mut text = format!(
+            "next {}\nepochs {}\nmilliseconds {}\n",
+            self.next, self.epochs, self.milliseconds
+        );
+        for (name, count) in &self.counts {
+            text.push_str(&format!("{name} {count}\n"));
+        }
+        text
+    }
+
+    /// Takes in an epoch that went well.
+    fn add(&mut self, test: &Test) {
+        self.next += 1;
+        self.epochs += 1;
+        for note in &test.notes {
+            let Some((name, value)) = note.split_once(' ') else {
+                continue;
+            };
+            if name == "seconds" {
+                let seconds: f64 = value.parse().unwrap_or(0.0);
+                self.milliseconds += (seconds * 1000.0) as u64;
+            } else if let (false, Ok(value)) = (name == "seed", value.parse::<u64>()) {
+                *self.counts.entry(name.to_owned()).or_default() += value;
+            }
+        }
+    }
+
+    fn operations(&self) -> u64 {
+        self.counts.get("operations").copied().unwrap_or(0)
+    }
+}
+
+/// How the machine of an epoch is: one or two GPUs, now and then an IOMMU.
+fn machine(selection: &Selection, epoch: u64) -> vm::Options {
+    let number = epoch / EPOCHS_OF_A_MACHINE;
+    vm::Options {
+        kernel: selection.kernel.clone(),
+        smp: selection.smp,
+        gpus: if number % 2 == 0 { 2 } else { 1 },
+        iommu: if number % 4 == 3 {
+            Iommu::Strict
+        } else {
+            Iommu::Off
+        },
+        peermem_ko: selection.peermem_ko.clone(),
+        frozen: true,
+        ..vm::Options::default()
+    }
+}
+
+/// What came of one machine.
+struct Machine {
+    tests: Vec<Test>,
+    problems: Vec<String>,
+    account: Account,
+    log: PathBuf,
+}
+
+fn run_machine(
+    paths: &Paths,
+    selection: &Selection,
+    first: u64,
+    epochs: u64,
+    left: Duration,
+    account: Account,
+    mut done: impl FnMut(&mut Account, &Test) + Send + 'static,
+) -> Result<Machine> {
+    let mut options = machine(selection, first);
+    options.timeout = Some(left.as_secs() + 1800);
+    let boot = setup::boot(paths, &options)?;
+    let mut command = programs::gdr_command(paths, "stress");
+    command.extend(
+        [
+            ("--seed", selection.seed),
+            ("--epoch", first),
+            ("--epochs", epochs),
+            ("--operations", selection.operations),
+            ("--seconds", left.as_secs()),
+        ]
+        .into_iter()
+        .flat_map(|(name, value)| [name.to_owned(), value.to_string()]),
+    );
+    let (outcome, (reader, said, account)) = vm::run_with(
+        paths,
+        &options,
+        &boot,
+        &command,
+        (Reader::new(Format::Ktap), Vec::new(), account),
+        move |(reader, said, account), line, is_error| {
+            if is_error {
+                said.push(line.to_owned());
+            } else if let Some(test) = reader.line(line) {
+                done(account, test);
+            }
+        },
+    )?;
+    let (tests, mut problems) = reader.finish();
+    problems.extend(outcome.failures);
+    status_problem(outcome.status, &tests, &mut problems);
+    add_last_words(&said, &mut problems);
+    Ok(Machine {
+        tests,
+        problems,
+        account,
+        log: outcome.log,
+    })
+}
+
+/// The last line is "stress: N operations, all well", or says how to repeat what failed.
+pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
+    let started = Instant::now();
+    let budget = Duration::from_secs(60 * selection.minutes);
+    setup::all(paths, [selection.kernel.as_str()])?;
+    let directory = paths.cache.join("stress");
+    fs::create_dir_all(&directory)?;
+    let flavour = selection.kernel.replace('/', "_");
+    let file = directory.join(format!(
+        "{:#x}-{flavour}-{}",
+        selection.seed, selection.operations
+    ));
+    let mut account = match (selection.epoch, fs::read_to_string(&file)) {
+        (None, Ok(text)) => Account::read(&text)?,
+        _ => Account::default(),
+    };
+    if let Some(first) = selection.from.or(selection.epoch) {
+        account.next = first;
+    }
+    println!(
+        "seed {:#x}, from epoch {}, {} operations before",
+        selection.seed,
+        account.next,
+        account.operations()
+    );
+    let keeps = selection.epoch.is_none();
+    while account.epochs == 0 || started.elapsed() < budget {
+        let before = account.clone();
+        let first = account.next;
+        let epochs = if keeps {
+            EPOCHS_OF_A_MACHINE - first % EPOCHS_OF_A_MACHINE
+        } else {
+            1
+        };
+        let live_file = file.clone();
+        let machine = run_machine(
+            paths,
+            selection,
+            first,
+            epochs,
+            budget.saturating_sub(started.elapsed()),
+            account,
+            move |account, test| {
+                if test.verdict == Verdict::Passed {
+                    account.add(test);
+                    println!(
+                        "  {}: {} operations in all ({})",
+                        test.name,
+                        account.operations(),
+                        duration(started.elapsed())
+                    );
+                    if keeps {
+                        // What cannot be kept now is kept after the next.
+                        let _ = stamp::replace(&live_file, account.text().as_bytes());
+                    }
+                }
+            },
+        )?;
+        account = machine.account;
+        let failed = machine
+            .tests
+            .iter()
+            .find(|test| test.verdict != Verdict::Passed);
+        if failed.is_some() || !machine.problems.is_empty() {
+            if keeps {
+                // Nobody knows which of them it was.
+                stamp::replace(&file, before.text().as_bytes())?;
+            }
+            if let Some(test) = failed {
+                println!("FAILED: {}", test.name);
+                for note in &test.notes {
+                    println!("    {note}");
+                }
+            }
+            for problem in &machine.problems {
+                println!("FAILED: {}", problem.trim_end());
+            }
+            println!("kernel log: {}", machine.log.display());
+            println!(
+                "stress: failed; again: make stress SEED={:#x} EPOCH={}{}",
+                selection.seed,
+                account.next,
+                if failed.is_none() && account.next > first {
+                    format!(" (or one from {first} on)")
+                } else {
+                    String::new()
+                }
+            );
+            return Ok(1);
+        }
+        if !keeps {
+            break;
+        }
+    }
+    for (name, count) in &account.counts {
+        println!("  {name:40} {count:>14}");
+    }
+    let minutes = account.milliseconds as f64 / 60_000.0;
+    println!(
+        "  {} epochs in {minutes:.1} minutes of work, {:.0} operations a minute",
+        account.epochs,
+        account.operations() as f64 / minutes.max(0.001)
+    );
+    println!("stress: {} operations, all well", account.operations());
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accounts_are_kept_and_add_up() {
+        let mut account = Account::default();
+        let test = Test {
+            name: "stress.epoch_0".to_owned(),
+            verdict: Verdict::Passed,
+            notes: [
+                "seed 7",
+                "layout 64k",
+                "operations 20",
+                "op.write 5",
+                "seconds 1.5",
+            ]
+            .map(str::to_owned)
+            .to_vec(),
+        };
+        account.add(&test);
+        account.add(&test);
+        assert_eq!((account.next, account.epochs), (2, 2));
+        assert_eq!((account.milliseconds, account.operations()), (3000, 40));
+        assert_eq!(account.counts.get("op.write"), Some(&10));
+        assert_eq!(account.counts.len(), 2);
+        assert_eq!(
+            Account::read(&account.text()).expect("its own text"),
+            account
+        );
+        assert!(Account::read("nonsense").is_err());
+    }
+
+    #[test]
+    fn a_machine_is_what_its_epochs_say() {
+        #[derive(clap::Parser)]
+        struct Bare {
+            #[command(flatten)]
+            selection: Selection,
+        }
+        let selection = <Bare as clap::Parser>::parse_from(["runner", "--seed", "0x10"]).selection;
+        assert_eq!(selection.seed, 16);
+        let gpus = |epoch| machine(&selection, epoch).gpus;
+        assert_eq!(
+            (gpus(0), gpus(7), gpus(8), gpus(15), gpus(16)),
+            (2, 2, 1, 1, 2)
+        );
+        assert_eq!(machine(&selection, 31).iommu, Iommu::Strict);
+    }
+}

@@ -1,0 +1,1087 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The suite: every run of `make test`, in order.
+
+use crate::kernel;
+use crate::results::Format;
+use crate::topology::Topology;
+use crate::vm::Iommu;
+use crate::vm::Options;
+use crate::vm::Peermem;
+use crate::vm::Provider;
+use crate::vm::Rdma;
+
+/// One run: a virtual machine or a program of the host, and the tests that it prints.
+#[derive(Clone, Copy)]
+pub(crate) struct Run {
+    pub(crate) name: &'static str,
+    pub(crate) place: Place,
+    pub(crate) format: Format,
+    /// Column of the table in which this run's results stand beside the others'.
+    pub(crate) column: Option<&'static str>,
+    /// Tests that are to fail here, each with the reason. One that passes all the same is a failure.
+    pub(crate) known: &'static [(&'static str, &'static str)],
+    /// Another run whose results must be the same, test for test.
+    pub(crate) same_as: Option<Same>,
+    /// Figures whose names begin so are shown with the run; for one that stands beside no other.
+    pub(crate) shown: Option<&'static str>,
+    /// Left out of `make test`: `make test-all` has it.
+    pub(crate) only_in_full: bool,
+    /// Its machine's kernel, where it is not the caller's.
+    pub(crate) kernel: Option<&'static str>,
+    /// How many tests there are of each group, which is what stands before the dot of their names; where all are told here.
+    pub(crate) groups: &'static [(&'static str, usize)],
+    /// Of a program of the host: it depends on these files of `src/` and on no others, so that its results are kept.
+    pub(crate) src: Option<&'static [&'static str]>,
+}
+
+/// A run to be compared with.
+#[derive(Clone, Copy)]
+pub(crate) struct Same {
+    pub(crate) run: &'static str,
+    /// A test that one of the two skips for one of these reasons may have any result in the other; it is listed.
+    pub(crate) but_for: &'static [&'static str],
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum Place {
+    /// In a virtual machine. `{gdr}` stands for the verbs program, `{peermemctl}` for what operators run, `{repo}` for the
+    /// repository, `{pyverbs}` for the Python tests of rdma-core, `{promtool}` for Prometheus's checker, `{filter}` for what the
+    /// caller chose.
+    Vm {
+        options: fn(&mut Options),
+        command: &'static [&'static str],
+    },
+    /// `cargo` on the host, with these arguments.
+    Cargo(&'static [&'static str]),
+    /// The schedules of the known hazards: ours must hold, and `docs/hazards.md` be what they make.
+    Hazards,
+    /// The tests of our module with one rule after the other taken out.
+    Mutants,
+    /// What a registration costs in instructions of our module's.
+    Cost,
+    /// Installed on a Debian host, which boots its own kernel.
+    Debian,
+    /// From a clone and a cache below /tmp.
+    Contact,
+    /// The checks of the code's form, where they are asked for.
+    Lint,
+}
+
+pub(crate) const BASE: Run = Run {
+    name: "",
+    place: Place::Cargo(&[]),
+    format: Format::Ktap,
+    column: None,
+    known: &[],
+    same_as: None,
+    shown: None,
+    only_in_full: false,
+    kernel: None,
+    groups: &[],
+    src: None,
+};
+
+/// Enough for the largest regions that the cases register.
+const LARGE_BAR: u64 = 128 * 1024;
+
+/// Enough for regions that cross entries of 2 GiB. KASAN wants an eighth of what rxe maps: 64 GiB are too much for it.
+const SMOKE_BAR: u64 = 8 * 1024;
+
+/// As GPUs have it whose BAR1 is not made for RDMA, and twice that: the smallest with which nothing is wrong.
+const SMALL_BAR: u64 = 256;
+const LEAST_BAR: u64 = 512;
+
+const GDR: &[&str] = &["{gdr}", "test", "{filter}"];
+const KUNIT: &[&str] = &["{repo}/tests/vm/kunit"];
+/// Its suites, and how many tests each has. That of the module's life is run with eight sets of parameters.
+const KUNIT_SUITES: &[(&str, usize)] = &[
+    ("client", 16),
+    ("life", 8 * 9),
+    ("mapping", 16),
+    ("parts", 14),
+    ("provider", 19),
+    ("revocation", 28),
+    ("showing", 21),
+];
+/// What others see of the module.
+const IDENTITY: &[&str] = &["{gdr}", "test", "identity.", "consumers."];
+/// What of it the mode has a part in.
+const IDENTITY_MODE: &[&str] = &["{gdr}", "test", "identity."];
+/// Something of each kind: what a kernel can get wrong that the module was not made on.
+const SMOKE: &[&str] = &[
+    "{gdr}",
+    "test",
+    "move.read_gpu_to_host",
+    "move.send_gpu_to_gpu",
+    "move.write_gpu_to_gpu",
+    "register.entry_boundary",
+    "register.one_pin_one_unpin",
+    "register.rereg",
+    "reasons.no_room",
+    "reasons.tracepoint",
+    "registrations.",
+    "limit.each_user",
+    "persist.",
+    "process.exit",
+    "process.killed_in_traffic",
+    "revoke.",
+    "identity.",
+];
+/// The same for the debug kernel, on which everything takes ten times as long: without sends, traffic under revocations, and
+/// readers beside unloads. The full run on that kernel has these.
+const DEBUG_SMOKE: &[&str] = &[
+    "{gdr}",
+    "test",
+    "move.write_gpu_to_gpu",
+    "register.entry_boundary",
+    "register.one_pin_one_unpin",
+    "register.rereg",
+    "reasons.no_room",
+    "reasons.tracepoint",
+    "registrations.",
+    "limit.each_user",
+    "persist.",
+    "process.exit",
+    "process.killed_in_traffic",
+    "revoke.free_by_",
+    "revoke.local_use_refused",
+    "revoke.receive_refused",
+    "revoke.all_regions_of_the_allocation",
+    "revoke.others_go_on",
+    "revoke.new_owner_keeps_his_bytes",
+    "revoke.registers_again",
+    "hca.",
+    "identity.version",
+    "identity.parameters",
+    "identity.unload_",
+    "identity.memory_peers",
+    "identity.statistics",
+    "identity.reader_across_unload",
+    "identity.modprobe",
+];
+/// What depends on how long an entry of the scatter list may be, or on what the provider's table looks like. Bytes are moved
+/// each way, far enough for several entries; all the ways to move them are in other runs.
+const ENTRIES: &[&str] = &[
+    "{gdr}",
+    "test",
+    "move.write_long_host_to_gpu",
+    "move.read_long_gpu_to_host",
+    "move.send_long_gpu_to_gpu",
+    "register.",
+    "provider.",
+    "persist.",
+    "reasons.other_page_sizes",
+    "reasons.page_count",
+    "reasons.table_version",
+];
+/// All that a mapping has a part in.
+const MAPPING: &[&str] = &[
+    "{gdr}",
+    "test",
+    "move.",
+    "register.",
+    "provider.",
+    "persist.",
+    "process.",
+    "revoke.",
+    "reasons.",
+    "registrations.",
+];
+/// Where a provider's answers are looked at, those that NVIDIA's code gives on no request among them.
+const ANSWERS: &[&str] = &[
+    "{gdr}",
+    "test",
+    "bar1.",
+    "input.",
+    "provider.",
+    "reasons.",
+    "rules.",
+];
+/// What the module says where it cannot be loaded.
+const LOADING: &[&str] = &["{gdr}", "loading"];
+const DMA: &[&str] = &["{gdr}", "test", "dma."];
+/// Some thousands of registrations, and the numbers that users ask for.
+const SCALE: &[&str] = &["{gdr}", "test", "scale.few"];
+const SCALE_MANY: &[&str] = &["{gdr}", "test", "scale.many"];
+/// What `peermemctl` says of a machine.
+const CTL: &[&str] = &["{gdr}", "ctl"];
+/// `peermemctl verify`, where all is well and where it is not; and what of it the mode has a part in.
+const VERIFY: &[&str] = &["{gdr}", "test", "verify."];
+const VERIFY_MODE: &[&str] = &["{gdr}", "test", "verify.all_is_well", "verify.every_pair"];
+/// An epoch of two thousand operations in each mode.
+const STRESS: &[&str] = &["{gdr}", "stress", "--epochs", "2"];
+const PERFTEST: &[&str] = &["{repo}/tests/vm/perftest"];
+const PYVERBS: &[&str] = &["{repo}/tests/vm/pyverbs", "{pyverbs}"];
+
+/// Our module, with NVIDIA's to be held beside it.
+fn ours(vm: &mut Options) {
+    vm.bar = LARGE_BAR;
+    vm.with_control = true;
+}
+
+/// Our module, without persistent pins.
+fn revocable(vm: &mut Options) {
+    vm.bar = LARGE_BAR;
+    vm.param.push("persistent_api_support=0".to_owned());
+}
+
+/// NVIDIA's module, whose client with callbacks serves where the HCA can be told of them.
+fn callback(vm: &mut Options) {
+    vm.bar = LARGE_BAR;
+    vm.peermem = Peermem::Nvidia;
+}
+
+/// NVIDIA's module and its other client.
+fn persistent(vm: &mut Options) {
+    callback(vm);
+    vm.rxe_param.push("peer_inval=0".to_owned());
+}
+
+/// The same cases on the other provider. Where it cannot be asked, they are skipped.
+const fn other_provider(run: &'static str) -> Same {
+    Same {
+        run,
+        but_for: &[
+            "what NVIDIA's own nv-p2p.c says no parameter changes",
+            "memory has its place in the BAR for life here",
+        ],
+    }
+}
+
+/// A machine for KUnit: on fakes of all that is left out here.
+fn kunit(vm: &mut Options) {
+    vm.peermem = Peermem::None;
+    vm.rdma = Rdma::Stock;
+    vm.gpus = 0;
+    vm.kunit = true;
+    vm.append.push("kunit.enable=1 kunit.autorun=1".to_owned());
+    // Freed memory is seen to be freed.
+    vm.append.push("slab_debug=FZP".to_owned());
+}
+
+/// As kernels before 6.4, which let ib_core have its `memory_peers`.
+fn shown(vm: &mut Options) {
+    vm.memory_peers = true;
+    vm.with_control = vm.peermem == Peermem::Ours;
+}
+
+/// The debug kernel where regions of both clients are in use: lockdep has a class of ib_core's locks for each.
+fn debug(vm: &mut Options) {
+    vm.kernel = kernel::DEBUG.to_owned();
+    vm.ib_param.push("peer_lock_classes=2".to_owned());
+}
+
+/// A machine without a peer-memory module, and with what it takes to try ours.
+fn beside(vm: &mut Options, rdma: Rdma) {
+    vm.peermem = Peermem::None;
+    vm.rdma = rdma;
+    vm.gpus = 1;
+    vm.beside = true;
+    vm.with_control = rdma == Rdma::Patched;
+}
+
+/// A machine for true DMA, with both modes to choose from, and how many accesses of each kind its IOMMU is to refuse.
+fn dma(vm: &mut Options, iommu: Iommu, refused: [usize; 2]) {
+    vm.iommu = iommu;
+    vm.nvme = Some(64);
+    // 4 MiB by one command: lists of addresses that go on in a second page.
+    vm.qemu_arg
+        .extend(["-global", "nvme.mdts=10"].map(str::to_owned));
+    if vm.peermem == Peermem::Ours {
+        vm.param.push("persistent_api_support=0".to_owned());
+    }
+    let [reads, writes] = refused;
+    for (pattern, count) in [
+        (r"DMAR: DRHD: handling fault", reads + writes),
+        (r"DMAR: \[DMA Read NO_PASID\]", reads),
+        (r"DMAR: \[DMA Write NO_PASID\]", writes),
+    ] {
+        // One that could not be read is not there, and what it should declare fails the run.
+        vm.expect.extend(format!("{pattern}={count}").parse());
+    }
+}
+
+/// A machine that counts the module's instructions and its memory.
+fn measured(vm: &mut Options) {
+    vm.bench = true;
+    vm.icount = true;
+    vm.smp = 1;
+    vm.gpus = 1;
+    vm.bar = LARGE_BAR;
+}
+
+/// The same, with room for 10,000 processes, and time.
+fn measured_at_large(vm: &mut Options) {
+    measured(vm);
+    vm.mem = 6 * 1024;
+    vm.timeout = Some(7200);
+}
+
+/// A machine with which, of itself, nothing is wrong but what its topology brings.
+fn ctl(vm: &mut Options, topology: Topology) {
+    vm.topology = topology;
+    vm.bar = LEAST_BAR;
+}
+
+pub(crate) const SUITE: &[Run] = &[
+    Run {
+        name: "lint",
+        place: Place::Lint,
+        ..BASE
+    },
+    Run {
+        name: "the module's logic, in every order of events",
+        place: Place::Cargo(&[
+            "test",
+            "--release",
+            "-p",
+            "peermem-loom",
+            "--",
+            "--show-output",
+        ]),
+        format: Format::Cargo,
+        ..BASE
+    },
+    Run {
+        name: "the runner's own tests",
+        place: Place::Cargo(&["test", "-p", "runner"]),
+        format: Format::Cargo,
+        src: Some(&["src/compat.rs"]),
+        ..BASE
+    },
+    Run {
+        name: "the tools' own tests",
+        place: Place::Cargo(&[
+            "test",
+            "--release",
+            "-p",
+            "gdr",
+            "-p",
+            "peermemctl",
+            "-p",
+            "peermem-verbs",
+            "-p",
+            "peermem-figures",
+        ]),
+        format: Format::Cargo,
+        // What the module writes is read here.
+        src: Some(&[
+            "src/device.rs",
+            "src/ranges.rs",
+            "src/history.rs",
+            "src/reason.rs",
+            "src/registry.rs",
+        ]),
+        ..BASE
+    },
+    Run {
+        name: "what a registration costs",
+        place: Place::Cost,
+        ..BASE
+    },
+    Run {
+        name: "installing, on synthetic hosts",
+        place: Place::Cargo(&["run", "--release", "--quiet", "-p", "peermem-install"]),
+        // Packed, and not looked into.
+        src: Some(&[]),
+        ..BASE
+    },
+    Run {
+        name: "installed on Debian, on its stock kernel",
+        place: Place::Debian,
+        // A quarter of an hour the first time, on what an archive gives out.
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "from a clone below /tmp",
+        place: Place::Contact,
+        ..BASE
+    },
+    Run {
+        name: "KUnit",
+        place: Place::Vm {
+            options: kunit,
+            command: KUNIT,
+        },
+        groups: KUNIT_SUITES,
+        ..BASE
+    },
+    Run {
+        name: "mutants: each rule taken out",
+        place: Place::Mutants,
+        ..BASE
+    },
+    Run {
+        name: "the module's logic, on the host",
+        place: Place::Cargo(&["test", "-p", "peermem-host", "--", "--show-output"]),
+        format: Format::Cargo,
+        ..BASE
+    },
+    Run {
+        name: "verbs: ours",
+        place: Place::Vm {
+            options: ours,
+            command: GDR,
+        },
+        shown: Some("nccl"),
+        column: Some("ours"),
+        ..BASE
+    },
+    Run {
+        name: "verbs: ours, revocable",
+        place: Place::Vm {
+            options: revocable,
+            command: GDR,
+        },
+        column: Some("ours, revocable"),
+        ..BASE
+    },
+    Run {
+        name: "verbs: ours, on the stand-in's p2p.c",
+        place: Place::Vm {
+            options: |vm| {
+                ours(vm);
+                vm.provider = Provider::Ours;
+            },
+            command: GDR,
+        },
+        same_as: Some(other_provider("verbs: ours")),
+        // Whether the two providers agree is also asked by way of NVIDIA's module, whose results are kept while only ours
+        // changes; what only p2p.c answers is in the runs of a provider's answers.
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "verbs: ours, revocable, on the stand-in's p2p.c",
+        place: Place::Vm {
+            options: |vm| {
+                revocable(vm);
+                vm.provider = Provider::Ours;
+            },
+            command: GDR,
+        },
+        same_as: Some(other_provider("verbs: ours, revocable")),
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "a provider's answers: ours, on the stand-in's p2p.c",
+        place: Place::Vm {
+            options: |vm| {
+                ours(vm);
+                vm.provider = Provider::Ours;
+            },
+            command: ANSWERS,
+        },
+        ..BASE
+    },
+    Run {
+        name: "a provider's answers: ours, revocable, on the stand-in's p2p.c",
+        place: Place::Vm {
+            options: |vm| {
+                revocable(vm);
+                vm.provider = Provider::Ours;
+            },
+            command: ANSWERS,
+        },
+        ..BASE
+    },
+    Run {
+        name: "verbs: NVIDIA's, persistent client",
+        place: Place::Vm {
+            options: persistent,
+            command: GDR,
+        },
+        column: Some("NVIDIA {version}"),
+        ..BASE
+    },
+    Run {
+        name: "verbs: NVIDIA's, callback client",
+        place: Place::Vm {
+            options: callback,
+            command: GDR,
+        },
+        column: Some("NVIDIA {version}, revocable"),
+        ..BASE
+    },
+    Run {
+        name: "verbs: NVIDIA's, persistent client, on the stand-in's p2p.c",
+        place: Place::Vm {
+            options: |vm| {
+                persistent(vm);
+                vm.provider = Provider::Ours;
+            },
+            command: GDR,
+        },
+        same_as: Some(other_provider("verbs: NVIDIA's, persistent client")),
+        ..BASE
+    },
+    Run {
+        name: "verbs: NVIDIA's, callback client, on the stand-in's p2p.c",
+        place: Place::Vm {
+            options: |vm| {
+                callback(vm);
+                vm.provider = Provider::Ours;
+            },
+            command: GDR,
+        },
+        same_as: Some(other_provider("verbs: NVIDIA's, callback client")),
+        ..BASE
+    },
+    Run {
+        name: "verbs: no peer-memory module",
+        place: Place::Vm {
+            options: |vm| {
+                vm.bar = LARGE_BAR;
+                vm.peermem = Peermem::None;
+            },
+            command: GDR,
+        },
+        column: Some("none"),
+        ..BASE
+    },
+    Run {
+        name: "verify: ours",
+        place: Place::Vm {
+            options: |_| {},
+            command: VERIFY,
+        },
+        shown: Some("registration_us"),
+        ..BASE
+    },
+    Run {
+        name: "verify: ours, revocable",
+        place: Place::Vm {
+            options: |vm| vm.param.push("persistent_api_support=0".to_owned()),
+            command: VERIFY_MODE,
+        },
+        ..BASE
+    },
+    Run {
+        name: "verbs: ours, behind a translating IOMMU",
+        place: Place::Vm {
+            options: |vm| {
+                vm.bar = LARGE_BAR;
+                vm.iommu = Iommu::Strict;
+            },
+            command: MAPPING,
+        },
+        ..BASE
+    },
+    Run {
+        name: "verbs: ours, IOMMU passing through",
+        place: Place::Vm {
+            options: |vm| {
+                vm.bar = LARGE_BAR;
+                vm.iommu = Iommu::Pt;
+            },
+            command: MAPPING,
+        },
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "verbs: ours, a DMA device that takes 64 KiB an entry",
+        place: Place::Vm {
+            options: |vm| {
+                vm.bar = LARGE_BAR;
+                vm.rxe_param.push("peer_max_seg=0".to_owned());
+            },
+            command: ENTRIES,
+        },
+        ..BASE
+    },
+    Run {
+        name: "verbs: ours, page tables of the older layout",
+        place: Place::Vm {
+            options: |vm| {
+                vm.bar = LARGE_BAR;
+                // NVIDIA's own code has one layout.
+                vm.provider = Provider::Ours;
+                vm.gpu_param.push("table_version=0x00010002".to_owned());
+            },
+            command: ENTRIES,
+        },
+        ..BASE
+    },
+    Run {
+        name: "identity: ours beside NVIDIA's, memory_peers of ib_core's",
+        place: Place::Vm {
+            options: shown,
+            command: IDENTITY,
+        },
+        shown: Some("nccl"),
+        ..BASE
+    },
+    Run {
+        name: "identity: ours, revocable, memory_peers of ib_core's",
+        place: Place::Vm {
+            options: |vm| {
+                shown(vm);
+                vm.param.push("persistent_api_support=0".to_owned());
+            },
+            command: IDENTITY_MODE,
+        },
+        ..BASE
+    },
+    Run {
+        name: "identity: NVIDIA's, memory_peers of ib_core's",
+        place: Place::Vm {
+            options: |vm| {
+                vm.peermem = Peermem::Nvidia;
+                shown(vm);
+            },
+            command: IDENTITY,
+        },
+        ..BASE
+    },
+    Run {
+        name: "7.2: smoke: ours, revocable",
+        place: Place::Vm {
+            options: |vm| {
+                vm.bar = SMOKE_BAR;
+                vm.param.push("persistent_api_support=0".to_owned());
+            },
+            command: SMOKE,
+        },
+        kernel: Some(kernel::EARLIER),
+        ..BASE
+    },
+    Run {
+        name: "loading: beside neighbours of all kinds",
+        place: Place::Vm {
+            options: |vm| beside(vm, Rdma::Patched),
+            command: LOADING,
+        },
+        ..BASE
+    },
+    Run {
+        name: "loading: beside neighbours of all kinds, memory_peers of ib_core's",
+        place: Place::Vm {
+            options: |vm| {
+                beside(vm, Rdma::Patched);
+                vm.memory_peers = true;
+                // What refuses a name that is taken says so, before ib_core does.
+                vm.expect
+                    .extend("sysfs: cannot create duplicate filename=1".parse());
+            },
+            command: LOADING,
+        },
+        // Who has memory_peers the identity runs see; the neighbours are those of the run before.
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "loading: beside an ib_core without peer memory",
+        place: Place::Vm {
+            options: |vm| beside(vm, Rdma::Stock),
+            command: LOADING,
+        },
+        ..BASE
+    },
+    Run {
+        name: "loading: a kernel that takes signed modules alone",
+        place: Place::Vm {
+            options: |vm| vm.signed = true,
+            command: LOADING,
+        },
+        kernel: Some(kernel::EARLIER),
+        ..BASE
+    },
+    Run {
+        name: "peermemctl: root ports",
+        place: Place::Vm {
+            options: |vm| ctl(vm, Topology::RootPorts),
+            command: &["{gdr}", "ctl", "--promtool", "{promtool}"],
+        },
+        kernel: Some(kernel::EARLIER),
+        ..BASE
+    },
+    Run {
+        name: "peermemctl: a switch, IOMMU translating",
+        place: Place::Vm {
+            options: |vm| {
+                ctl(vm, Topology::Switch);
+                vm.iommu = Iommu::Strict;
+            },
+            command: CTL,
+        },
+        kernel: Some(kernel::EARLIER),
+        ..BASE
+    },
+    Run {
+        name: "peermemctl: two switches",
+        place: Place::Vm {
+            options: |vm| {
+                ctl(vm, Topology::Switches);
+                vm.param.push("persistent_api_support=0".to_owned());
+            },
+            command: CTL,
+        },
+        kernel: Some(kernel::EARLIER),
+        ..BASE
+    },
+    Run {
+        name: "peermemctl: two sockets, small BARs",
+        place: Place::Vm {
+            options: |vm| {
+                ctl(vm, Topology::Sockets);
+                vm.bar = SMALL_BAR;
+            },
+            command: CTL,
+        },
+        kernel: Some(kernel::EARLIER),
+        ..BASE
+    },
+    Run {
+        name: "peermemctl: no module, and no extended config space",
+        place: Place::Vm {
+            options: |vm| {
+                ctl(vm, Topology::Flat);
+                vm.peermem = Peermem::None;
+            },
+            command: CTL,
+        },
+        ..BASE
+    },
+    Run {
+        name: "debug kernel: identity: ours, revocable, memory_peers of ib_core's",
+        place: Place::Vm {
+            options: |vm| {
+                vm.kernel = kernel::DEBUG.to_owned();
+                shown(vm);
+                vm.with_control = false;
+                vm.param.push("persistent_api_support=0".to_owned());
+            },
+            command: IDENTITY,
+        },
+        // The debug kernel's smoke runs have these cases, with the module's own memory_peers; the usual kernel has both.
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "debug kernel: KUnit",
+        place: Place::Vm {
+            options: |vm| {
+                kunit(vm);
+                vm.kernel = kernel::DEBUG.to_owned();
+                // It has no others.
+                vm.rdma = Rdma::Patched;
+            },
+            command: KUNIT,
+        },
+        groups: KUNIT_SUITES,
+        ..BASE
+    },
+    Run {
+        name: "debug kernel: smoke: ours",
+        place: Place::Vm {
+            options: |vm| {
+                vm.kernel = kernel::DEBUG.to_owned();
+                vm.bar = SMOKE_BAR;
+            },
+            command: DEBUG_SMOKE,
+        },
+        ..BASE
+    },
+    Run {
+        name: "debug kernel: smoke: ours, revocable",
+        place: Place::Vm {
+            options: |vm| {
+                vm.kernel = kernel::DEBUG.to_owned();
+                vm.bar = SMOKE_BAR;
+                vm.param.push("persistent_api_support=0".to_owned());
+            },
+            command: DEBUG_SMOKE,
+        },
+        ..BASE
+    },
+    Run {
+        name: "debug kernel: ours",
+        place: Place::Vm {
+            options: |vm| {
+                debug(vm);
+                vm.bar = SMOKE_BAR;
+            },
+            command: GDR,
+        },
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "debug kernel: ours, revocable",
+        place: Place::Vm {
+            options: |vm| {
+                debug(vm);
+                vm.bar = SMOKE_BAR;
+                vm.param.push("persistent_api_support=0".to_owned());
+            },
+            command: GDR,
+        },
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "scale: ours",
+        place: Place::Vm {
+            options: measured,
+            command: SCALE,
+        },
+        shown: Some("own_beside"),
+        ..BASE
+    },
+    Run {
+        name: "scale: ours, revocable",
+        place: Place::Vm {
+            options: |vm| {
+                measured(vm);
+                vm.param.push("persistent_api_support=0".to_owned());
+            },
+            command: SCALE,
+        },
+        shown: Some("own_beside"),
+        ..BASE
+    },
+    Run {
+        name: "scale, many: ours",
+        place: Place::Vm {
+            options: measured_at_large,
+            command: SCALE_MANY,
+        },
+        shown: Some("own_"),
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "scale, many: ours, revocable",
+        place: Place::Vm {
+            options: |vm| {
+                measured_at_large(vm);
+                vm.param.push("persistent_api_support=0".to_owned());
+            },
+            command: SCALE_MANY,
+        },
+        shown: Some("own_"),
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "DMA: ours, behind a translating IOMMU",
+        place: Place::Vm {
+            options: |vm| dma(vm, Iommu::Strict, [3, 6]),
+            command: DMA,
+        },
+        column: Some("ours"),
+        ..BASE
+    },
+    Run {
+        name: "DMA: NVIDIA's, behind a translating IOMMU",
+        place: Place::Vm {
+            options: |vm| {
+                vm.peermem = Peermem::Nvidia;
+                dma(vm, Iommu::Strict, [3, 6]);
+            },
+            command: DMA,
+        },
+        column: Some("NVIDIA {version}"),
+        ..BASE
+    },
+    Run {
+        name: "DMA: ours, behind an IOMMU that forgets lazily",
+        place: Place::Vm {
+            options: |vm| dma(vm, Iommu::On, [0, 8]),
+            command: DMA,
+        },
+        shown: Some("window"),
+        ..BASE
+    },
+    Run {
+        name: "DMA: ours, IOMMU passing through",
+        place: Place::Vm {
+            options: |vm| dma(vm, Iommu::Pt, [0, 0]),
+            command: DMA,
+        },
+        // Addresses are the bus's own, as in the run without an IOMMU.
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "DMA: ours, no IOMMU",
+        place: Place::Vm {
+            options: |vm| dma(vm, Iommu::Off, [0, 0]),
+            command: DMA,
+        },
+        ..BASE
+    },
+    Run {
+        name: "DMA: NVIDIA's, no IOMMU",
+        place: Place::Vm {
+            options: |vm| {
+                vm.peermem = Peermem::Nvidia;
+                dma(vm, Iommu::Off, [0, 0]);
+            },
+            command: DMA,
+        },
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "stress: two thousand operations in each mode",
+        place: Place::Vm {
+            options: |_| {},
+            command: STRESS,
+        },
+        ..BASE
+    },
+    Run {
+        name: "debug kernel: stress: two thousand operations in each mode",
+        place: Place::Vm {
+            options: debug,
+            command: STRESS,
+        },
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "sweep: calls of the provider's",
+        place: Place::Vm {
+            options: |_| {},
+            command: &["{gdr}", "test", "sweep.calls"],
+        },
+        ..BASE
+    },
+    Run {
+        name: "hazards",
+        place: Place::Hazards,
+        ..BASE
+    },
+    Run {
+        name: "sweep: allocations of the kernel's",
+        place: Place::Vm {
+            options: |vm| {
+                debug(vm);
+                vm.faults = true;
+            },
+            command: &["{gdr}", "test", "sweep.allocations"],
+        },
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "perftest: ours",
+        place: Place::Vm {
+            options: |_| {},
+            command: PERFTEST,
+        },
+        column: Some("ours"),
+        ..BASE
+    },
+    Run {
+        name: "perftest: NVIDIA's",
+        place: Place::Vm {
+            options: |vm| vm.peermem = Peermem::Nvidia,
+            command: PERFTEST,
+        },
+        column: Some("NVIDIA {version}"),
+        ..BASE
+    },
+    Run {
+        name: "perftest: no peer-memory module",
+        place: Place::Vm {
+            options: |vm| vm.peermem = Peermem::None,
+            command: PERFTEST,
+        },
+        column: Some("none"),
+        ..BASE
+    },
+    Run {
+        name: "pyverbs: stock rxe",
+        place: Place::Vm {
+            options: |vm| {
+                vm.peermem = Peermem::None;
+                vm.rdma = Rdma::Stock;
+                vm.gpus = 0;
+            },
+            command: PYVERBS,
+        },
+        format: Format::Unittest,
+        ..BASE
+    },
+    Run {
+        name: "pyverbs: patched rxe",
+        place: Place::Vm {
+            // On memory of the CPU: no peer-memory module is asked.
+            options: |vm| {
+                vm.peermem = Peermem::None;
+                vm.gpus = 1;
+            },
+            command: PYVERBS,
+        },
+        format: Format::Unittest,
+        same_as: Some(Same {
+            run: "pyverbs: stock rxe",
+            but_for: &[],
+        }),
+        ..BASE
+    },
+];
+
+/// Every machine of the suite once more, on another kernel; not those that have a kernel of their own.
+pub(crate) fn again(kernel: &'static str) -> Vec<Run> {
+    // For as long as the program runs, as all names of runs are.
+    let named = |name: &str| -> &'static str { format!("{kernel}: {name}").leak() };
+    SUITE
+        .iter()
+        .filter(|run| match run.place {
+            Place::Vm { options, .. } => {
+                let mut wanted = Options::default();
+                options(&mut wanted);
+                run.kernel.is_none() && wanted.kernel == kernel::DEFAULT
+            }
+            _ => false,
+        })
+        .map(|run| Run {
+            name: named(run.name),
+            same_as: run.same_as.map(|same| Same {
+                run: named(same.run),
+                ..same
+            }),
+            // The table is of modules, not of kernels.
+            column: None,
+            only_in_full: true,
+            kernel: Some(kernel),
+            ..*run
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_other_kernel_has_a_smoke_run() {
+        for flavour in kernel::others() {
+            let smoke = SUITE
+                .iter()
+                .filter(|run| run.kernel == Some(flavour) && run.name.contains("smoke"));
+            assert_eq!(smoke.filter(|run| !run.only_in_full).count(), 1);
+        }
+    }
+
+    #[test]
+    fn the_suite_runs_again_on_another_kernel() {
+        let again = again("7.x");
+        let names: Vec<&str> = again.iter().map(|run| run.name).collect();
+        assert!(names.contains(&"7.x: KUnit"));
+        assert!(names.contains(&"7.x: verbs: ours"));
+        assert!(!names.iter().any(|name| name.contains("debug kernel")));
+        assert!(!names.iter().any(|name| name.contains("smoke")));
+        for run in &again {
+            assert_eq!(run.kernel, Some("7.x"));
+            assert!(run.only_in_full && run.column.is_none());
+            assert!(run.same_as.is_none_or(|same| names.contains(&same.run)));
+        }
+    }
+}

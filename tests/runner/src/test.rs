@@ -1,0 +1,839 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Runs the suite and tells how it went.
+
+mod last_passes;
+mod report;
+mod skips;
+mod tables;
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::io::stdout;
+use std::io::IsTerminal as _;
+use std::io::Write as _;
+use std::process::Stdio;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::thread;
+use std::time::Duration;
+use std::time::Instant;
+
+use anyhow::anyhow;
+use anyhow::Context as _;
+use anyhow::Result;
+use clap::Args;
+
+use self::report::missing;
+use self::report::Origin;
+use self::report::Report;
+use self::skips::Skips;
+use self::tables::summary;
+use crate::documents;
+use crate::history;
+use crate::history::History;
+use crate::history::When;
+use crate::kept;
+use crate::kept::Pass;
+use crate::kept::Shelf;
+use crate::mutants;
+use crate::paths::Paths;
+use crate::preflight;
+use crate::programs;
+use crate::results::Format;
+use crate::results::Reader;
+use crate::results::Test;
+use crate::results::Verdict;
+use crate::setup;
+use crate::suite::again;
+use crate::suite::Place;
+use crate::suite::Run;
+use crate::suite::SUITE;
+use crate::toolchain::Toolchain;
+use crate::vm;
+use crate::vm::Channels;
+use crate::vm::Options;
+
+#[derive(Debug, Args)]
+pub(crate) struct Selection {
+    /// Only runs whose name contains this
+    filter: Option<String>,
+    /// Only cases of the verbs program whose name contains this
+    #[arg(long, default_value = "")]
+    case: String,
+    /// Also the runs that take long, and all that is unchanged; strict; goes on where such a pass was interrupted
+    #[arg(long)]
+    full: bool,
+    /// With --full: begins anew
+    #[arg(long, requires = "full")]
+    restart: bool,
+    /// Also the runs that do not depend on src/ and whose results are there
+    #[arg(long)]
+    fresh: bool,
+    /// A machine that fails gets no second try
+    #[arg(long)]
+    strict: bool,
+    /// Another kernel for all runs: a mode, or a build tree by its path
+    #[arg(long, value_name = "MODE|PATH", default_value = crate::kernel::DEFAULT)]
+    kernel: String,
+    /// Also looks at the form of the code
+    #[arg(long)]
+    lint: bool,
+    /// Writes the parts of the documentation that are made from results, where they are not what was seen
+    #[arg(long)]
+    update_docs: bool,
+    /// Writes tests/runner/skips: what was skipped is what is to be skipped
+    #[arg(long)]
+    update_skips: bool,
+    /// So many runs at once; a machine keeps little more than one processor busy
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    jobs: usize,
+    /// Names the runs and runs none
+    #[arg(long)]
+    list: bool,
+}
+
+pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
+    let began = Instant::now();
+    // Who names a kernel has chosen the one that he wants.
+    let again = match selection.full && selection.kernel == crate::kernel::DEFAULT {
+        true => crate::kernel::others().flat_map(again).collect(),
+        false => Vec::new(),
+    };
+    let runs: Vec<&'static Run> = SUITE
+        .iter()
+        .chain(again.leak().iter())
+        .filter(|run| selection.full || !run.only_in_full)
+        .filter(|run| selection.lint || !matches!(run.place, Place::Lint))
+        .filter(|run| {
+            let filter = selection.filter.as_deref().unwrap_or_default();
+            run.name.contains(filter)
+        })
+        .collect();
+    if selection.list {
+        for run in &runs {
+            println!("{}", run.name);
+        }
+        return Ok(0);
+    }
+    if runs.is_empty() {
+        return Err(anyhow!("no run has that in its name (see --list)"));
+    }
+    let kernels: BTreeSet<String> = runs
+        .iter()
+        .filter_map(|run| kernel_of(&selection.kernel, run))
+        .chain([selection.kernel.clone()])
+        .collect();
+    let names: Vec<&str> = kernels.iter().map(String::as_str).collect();
+    let wanted = preflight::Wanted {
+        kernels: &names,
+        modules: true,
+        programs: true,
+        machines: selection.jobs,
+    };
+    preflight::check(paths, &wanted)?;
+    eprintln!("runner: making what the tests need");
+    let (others, usual): (Vec<&str>, Vec<&str>) = kernels
+        .iter()
+        .map(String::as_str)
+        .partition(|name| crate::kernel::others().any(|other| other == *name));
+    setup::all(paths, usual)?;
+    let mut broken = BTreeMap::new();
+    for name in others {
+        // Its runs fail then; the others go on.
+        if let Err(error) = setup::all(paths, [name]) {
+            let error = format!("{error:#}");
+            eprintln!("runner: kernel {name}: {error}");
+            broken.insert(name.to_owned(), error);
+        }
+    }
+    preflight::tell();
+    let suite = Suite {
+        paths,
+        toolchain: Toolchain::find(paths)?,
+        selection,
+        broken,
+        now: When::now(paths),
+        unchanged: Shelf::unchanged(paths),
+        pass: selection.pass(paths),
+        history: Mutex::new(History::load(paths)),
+        skips: Skips::load(paths)?,
+        began,
+    };
+
+    let mut reports = suite.all(&runs);
+    if !selection.is_strict() {
+        suite.second_tries(&mut reports);
+    }
+    agreement(&mut reports);
+    // Of other kernels the documentation says nothing.
+    if selection.kernel == crate::kernel::DEFAULT {
+        compare_documents(paths, &mut reports, selection);
+    }
+    if selection.update_docs {
+        last_passes::write(paths, &History::load(paths))?;
+    }
+    let code = summary(&reports, suite.elapsed());
+    suite.end(code)?;
+    if selection.update_skips {
+        suite.skips.update(paths, &reports)?;
+    }
+    Ok(code)
+}
+
+impl Selection {
+    /// Whether this is a pass of `make test-all`.
+    fn is_all_of_full(&self) -> bool {
+        self.full && self.is_whole() && self.filter.is_none()
+    }
+
+    /// Whether the runs are the suite's own, with all their cases.
+    fn is_whole(&self) -> bool {
+        self.case.is_empty() && self.kernel == crate::kernel::DEFAULT
+    }
+
+    /// The pass that this is a part of. One part of the runs is done because somebody asks for it.
+    fn pass(&self, paths: &Paths) -> Option<Pass> {
+        if !self.is_all_of_full() {
+            return None;
+        }
+        Pass::resume(paths, self.restart)
+            .inspect_err(|error| eprintln!("runner: a pass that cannot be resumed: {error:#}"))
+            .ok()
+    }
+
+    fn is_strict(&self) -> bool {
+        self.strict || self.full
+    }
+
+    fn takes_unchanged(&self) -> bool {
+        !self.fresh && !self.full && self.is_whole()
+    }
+}
+
+/// The kernel that a run's machine boots.
+fn kernel_of(kernel: &str, run: &Run) -> Option<String> {
+    match run.place {
+        Place::Vm { options, .. } => Some(wanted(kernel, run, options).kernel),
+        Place::Mutants | Place::Debian | Place::Hazards | Place::Cost | Place::Contact => {
+            Some(crate::kernel::DEFAULT.to_owned())
+        }
+        Place::Cargo(_) | Place::Lint => None,
+    }
+}
+
+/// Why a run cannot be done: what its machine would boot was not made, and what is there is of another time.
+fn blocked(kernel: Option<&str>, broken: &BTreeMap<String, String>) -> Option<String> {
+    let (name, error) = broken.get_key_value(kernel?)?;
+    Some(format!(
+        "kernel {name}, or a module for it, was not made: {error}"
+    ))
+}
+
+/// All that the runs of one call need.
+struct Suite<'a> {
+    paths: &'a Paths,
+    toolchain: Toolchain,
+    selection: &'a Selection,
+    /// Kernels that could not be made, or whose modules could not, and why.
+    broken: BTreeMap<String, String>,
+    now: When,
+    unchanged: Shelf,
+    pass: Option<Pass>,
+    history: Mutex<History>,
+    skips: Skips,
+    began: Instant,
+}
+
+impl Suite<'_> {
+    fn history(&self) -> std::sync::MutexGuard<'_, History> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does all runs, some of them side by side, and tells of each when it has ended. The reports come in the order of `runs`.
+    fn all(&self, runs: &[&'static Run]) -> Vec<Report> {
+        let reports: Mutex<Vec<(usize, Report)>> = Mutex::new(Vec::new());
+        let times: Vec<_> = runs
+            .iter()
+            .map(|run| self.history().time(run.name))
+            .collect();
+        let order = history::order(&times);
+        let next = AtomicUsize::new(0);
+        let work = || loop {
+            let number = next.fetch_add(1, Relaxed);
+            let Some(&at) = order.get(number) else {
+                return;
+            };
+            let run = runs[at];
+            let title = format!("[{}/{}] {}", number + 1, runs.len(), run.name);
+            println!("{title} …");
+            let report = self.report(run, true);
+            // What others print comes before or after.
+            let mut reports = reports.lock().unwrap_or_else(PoisonError::into_inner);
+            println!("{title}");
+            report.tell();
+            reports.push((at, report));
+        };
+        thread::scope(|scope| {
+            for _ in 1..self.selection.jobs {
+                scope.spawn(work);
+            }
+            work();
+        });
+        let mut reports = reports.into_inner().unwrap_or_else(PoisonError::into_inner);
+        reports.sort_by_key(|(at, _)| *at);
+        reports.into_iter().map(|(_, report)| report).collect()
+    }
+
+    /// Does a run, or takes its results where they are there.
+    fn report(&self, run: &'static Run, may_be_kept: bool) -> Report {
+        let started = Instant::now();
+        // A run that cannot even begin fails; the others go on.
+        let failed = |error| Report::plain(run, started, Vec::new(), vec![error]);
+        let kernel = kernel_of(&self.selection.kernel, run);
+        if let Some(problem) = blocked(kernel.as_deref(), &self.broken) {
+            return failed(problem);
+        }
+        self.try_report(run, may_be_kept)
+            .unwrap_or_else(|error| failed(format!("{error:#}")))
+    }
+
+    fn try_report(&self, run: &'static Run, may_be_kept: bool) -> Result<Report> {
+        let resumed = self.pass.as_ref().filter(|_| may_be_kept);
+        if let Some(kept) = resumed.and_then(|pass| pass.shelf.get(run.name, &pass.tree)) {
+            return Ok(Report::kept(run, kept, Origin::Resumed));
+        }
+        let machine = match run.place {
+            Place::Vm { options, .. } => Some(wanted(&self.selection.kernel, run, options)),
+            _ => None,
+        };
+        // What is kept is whole. What cannot be made for a key cannot be made for the run, which says so.
+        let key = match self.selection.is_whole() {
+            true => kept::key(self.paths, run, machine.as_ref()).unwrap_or_default(),
+            false => None,
+        };
+        if let Some(key) = key
+            .as_ref()
+            .filter(|_| may_be_kept && self.selection.takes_unchanged())
+        {
+            if let Some(kept) = self.unchanged.get(run.name, key) {
+                return Ok(Report::kept(run, kept, Origin::Unchanged));
+            }
+        }
+        let mut report = one(self.paths, &self.toolchain, run, self.selection)?;
+        report.before = self.history().time(run.name);
+        if self.selection.is_whole() {
+            // Of a run that was cut short that would be said as well.
+            if report.problems.is_empty() {
+                report.problems = missing(run, &report.tests);
+                if !self.selection.update_skips {
+                    let skips = self.skips.unexpected(run.name, &report.tests);
+                    report.problems.extend(skips);
+                }
+            }
+            self.keep(&report, key.as_deref())?;
+        }
+        Ok(report)
+    }
+
+    /// Remembers how long a run took, and what it saw, if it passed.
+    fn keep(&self, report: &Report, key: Option<&str>) -> Result<()> {
+        let (name, passed) = (report.run.name, report.has_passed());
+        if report.tests.is_empty() {
+            return Ok(());
+        }
+        self.history()
+            .add(self.paths, name, report.elapsed, passed, &self.now)?;
+        if let Some(pass) = &self.pass {
+            pass.note(self.began.elapsed())?;
+        }
+        let shelves = [
+            key.map(|key| (&self.unchanged, key)),
+            self.pass
+                .as_ref()
+                .map(|pass| (&pass.shelf, pass.tree.as_str())),
+        ];
+        for (shelf, key) in shelves.into_iter().flatten().filter(|_| passed) {
+            let column = report.column.as_deref();
+            shelf.put(name, key, &report.tests, column, &self.now)?;
+        }
+        Ok(())
+    }
+
+    /// Runs machines that failed once more, with nothing beside them, the shortest first. When one has failed again, the
+    /// suite has, and the others are let be.
+    fn second_tries(&self, reports: &mut [Report]) {
+        let mut failed: Vec<usize> = (0..reports.len())
+            .filter(|&at| reports[at].may_be_tried_again())
+            .collect();
+        failed.sort_by_key(|&at| reports[at].elapsed);
+        for at in failed {
+            let run = reports[at].run;
+            println!("[again, alone] {} …", run.name);
+            let second = self.report(run, false);
+            println!("[again, alone] {}", run.name);
+            second.tell();
+            let first = std::mem::replace(
+                &mut reports[at],
+                Report::plain(run, Instant::now(), Vec::new(), Vec::new()),
+            );
+            let mut report = first.after_second_try(second);
+            if let Some(first) = &mut report.flaky {
+                for log in &mut first.logs {
+                    *log = self.paths.keep_log(log);
+                }
+            }
+            let is_flaky = report.flaky.is_some();
+            reports[at] = report;
+            if !is_flaky {
+                break;
+            }
+        }
+    }
+
+    /// How long all has taken; of a pass that was interrupted, with what went before.
+    fn elapsed(&self) -> Duration {
+        let before = self.pass.as_ref().map(|pass| pass.before);
+        before.unwrap_or_default() + self.began.elapsed()
+    }
+
+    /// A pass that holds is over. What failed in another is done again when it goes on.
+    fn end(&self, code: i32) -> Result<()> {
+        match &self.pass {
+            Some(pass) if code == 0 => pass.end(),
+            Some(pass) => pass.note(self.began.elapsed()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Compares the runs that must have the same results.
+fn agreement(reports: &mut [Report]) {
+    for at in 0..reports.len() {
+        let report = &reports[at];
+        let Some(same) = report.run.same_as else {
+            continue;
+        };
+        let Some(other) = reports
+            .iter()
+            .find(|other| other.run.name == same.run)
+            // Where one of them gave no results at all, that is its failure, told once.
+            .filter(|other| !other.tests.is_empty() && !report.tests.is_empty())
+        else {
+            continue;
+        };
+        let Differences { problems, excused } =
+            differences(&other.tests, &report.tests, same.but_for);
+        for (reason, tests) in excused {
+            println!("  {}, not as in {}: {reason}", report.run.name, same.run);
+            println!("      {}", tests.join(" "));
+        }
+        for problem in &problems {
+            println!("      FAILED: {}: {problem}", report.run.name);
+        }
+        reports[at].problems.extend(problems);
+    }
+}
+
+/// Compares the parts of documents of which all is there that they are made from.
+fn compare_documents(paths: &Paths, reports: &mut [Report], selection: &Selection) {
+    for part in documents::PARTS {
+        let problem = {
+            let of = |name: &str| {
+                let found = reports.iter().find(|report| report.run.name == name)?;
+                Some(found.tests.as_slice())
+            };
+            part.compare(&paths.repo, of, &selection.case, selection.update_docs)
+        };
+        let report = reports
+            .iter_mut()
+            .find(|report| part.runs.contains(&report.run.name));
+        if let (Some(problem), Some(report)) = (problem, report) {
+            println!("      FAILED: {problem}");
+            report.problems.push(problem);
+        }
+    }
+}
+
+/// The checks of the code's form by themselves.
+pub(crate) fn lint(paths: &Paths) -> Result<i32> {
+    let tests = setup::lint(paths, None, |_| true)?;
+    let mut failed = 0;
+    for test in &tests {
+        if test.verdict == Verdict::Passed {
+            println!("  {}: ok", test.name);
+        } else {
+            failed += 1;
+            println!("  {}: FAILED", test.name);
+            for note in &test.notes {
+                println!("      {note}");
+            }
+        }
+    }
+    Ok(i32::from(failed > 0))
+}
+
+const DEMO_OK: &str = "demo: ok";
+
+/// The demo. Whether it went well is for this side to say: it has seen the kernel's log as well.
+pub(crate) fn demo(paths: &Paths) -> Result<i32> {
+    setup::demo(paths)?;
+    preflight::tell();
+    let options = Options {
+        timeout: Some(600),
+        with_control: true,
+        // Room for a region of 1 GiB.
+        bar: 4096,
+        ..Options::default()
+    };
+    let boot = setup::boot(paths, &options)?;
+    let command = programs::gdr_command(paths, "demo");
+    let outcome = vm::run(
+        paths,
+        &options,
+        &boot,
+        &command,
+        Channels::Lines(Box::new(|line, is_error| {
+            if is_error {
+                eprintln!("{line}");
+            } else if line != DEMO_OK {
+                println!("{line}");
+            }
+        })),
+    )?;
+    for failure in &outcome.failures {
+        println!("{}", failure.trim_end());
+    }
+    let code = outcome.exit_code();
+    if code == 0 {
+        println!("{DEMO_OK}");
+    } else {
+        println!("kernel log: {}", outcome.log.display());
+        println!("demo: FAILED");
+    }
+    Ok(code)
+}
+
+/// What differs between two runs that are to be the same.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Differences<'a> {
+    problems: Vec<String>,
+    /// Tests that one of them skips for a reason that excuses it, by that.
+    excused: BTreeMap<&'a str, Vec<&'a str>>,
+}
+
+fn differences<'a>(one: &'a [Test], other: &'a [Test], but_for: &[&str]) -> Differences<'a> {
+    let word = |test: Option<&Test>| match test.map(|test| &test.verdict) {
+        None => "absent",
+        Some(Verdict::Passed) => "passed",
+        Some(Verdict::Failed) => "failed",
+        Some(Verdict::Skipped(_)) => "skipped",
+    };
+    let mut pairs: BTreeMap<&str, [Option<&Test>; 2]> = BTreeMap::new();
+    for (side, tests) in [one, other].into_iter().enumerate() {
+        for test in tests {
+            pairs.entry(&test.name).or_default()[side] = Some(test);
+        }
+    }
+    let mut differences = Differences::default();
+    for (name, pair) in pairs {
+        let [one, other] = pair.map(word);
+        let excuse = pair.iter().flatten().find_map(|test| match &test.verdict {
+            Verdict::Skipped(why) if but_for.contains(&why.as_str()) => Some(why.as_str()),
+            _ => None,
+        });
+        match excuse {
+            _ if one == other => {}
+            Some(why) => differences.excused.entry(why).or_default().push(name),
+            None => differences
+                .problems
+                .push(format!("{name}: {one} there, {other} here")),
+        }
+    }
+    differences
+}
+
+/// The machine of a run.
+fn wanted(kernel: &str, run: &Run, options: fn(&mut Options)) -> Options {
+    let mut wanted = Options {
+        kernel: run.kernel.unwrap_or(kernel).to_owned(),
+        frozen: true,
+        env: vec![vm::SYSTEM_PROGRAMS.to_owned()],
+        ..Options::default()
+    };
+    options(&mut wanted);
+    wanted
+}
+
+fn one(
+    paths: &Paths,
+    toolchain: &Toolchain,
+    run: &'static Run,
+    selection: &Selection,
+) -> Result<Report> {
+    let started = Instant::now();
+    let (tests, problems) = match run.place {
+        Place::Cargo(arguments) => on_host(paths, toolchain, run, arguments)?,
+        Place::Lint => (setup::lint(paths, None, |_| true)?, Vec::new()),
+        Place::Mutants => {
+            let fresh = selection.full || selection.fresh;
+            (mutants::tests(paths, &[], fresh)?, Vec::new())
+        }
+        Place::Cost => (crate::cost::tests(paths, true)?, Vec::new()),
+        Place::Debian => setup::debian(paths)?,
+        Place::Contact => (setup::contact(paths)?, Vec::new()),
+        Place::Hazards => {
+            let frozen = selection.kernel == crate::kernel::DEFAULT;
+            crate::hazards::check(paths, frozen)?
+        }
+        Place::Vm { options, command } => {
+            let wanted = wanted(&selection.kernel, run, options);
+            let mut words = Vec::new();
+            for word in command {
+                let mut word = word
+                    .replace("{repo}", &vm::in_machine(&paths.repo))
+                    .replace("{filter}", &selection.case)
+                    .replace("{gdr}", &vm::in_machine(&programs::gdr(paths)))
+                    .replace(
+                        "{peermemctl}",
+                        &vm::in_machine(&programs::peermemctl(paths)),
+                    );
+                if word.contains("{promtool}") {
+                    word = word.replace("{promtool}", &vm::in_machine(&programs::promtool(paths)?));
+                }
+                if word.contains("{pyverbs}") {
+                    word = word.replace("{pyverbs}", &vm::in_machine(&programs::pyverbs(paths)?));
+                }
+                if !word.is_empty() {
+                    words.push(word);
+                }
+            }
+            return in_machine(paths, run, &wanted, &words);
+        }
+    };
+    Ok(Report::plain(run, started, tests, problems))
+}
+
+/// Shows a terminal's reader how far a run is.
+fn show(line: &str) {
+    if stdout().is_terminal() {
+        let line: String = line.chars().take(100).collect();
+        print!("\r\x1b[K      {line}");
+        let _ = stdout().flush();
+    }
+}
+
+fn clear() {
+    if stdout().is_terminal() {
+        print!("\r\x1b[K");
+    }
+}
+
+fn in_machine(
+    paths: &Paths,
+    run: &'static Run,
+    options: &Options,
+    command: &[String],
+) -> Result<Report> {
+    let boot = setup::boot(paths, options)?;
+    let (outcome, tests) = machine(paths, options, &boot, command, run.format)?;
+    Ok(Report {
+        column: run
+            .column
+            .map(|column| column.replace("{version}", &boot.peermem_version)),
+        elapsed: outcome.elapsed,
+        log: Some(outcome.log),
+        ..Report::plain(run, Instant::now(), tests, outcome.failures)
+    })
+}
+
+/// Runs a command that prints tests in a machine. What its exit status should not say is among the failures.
+pub(crate) fn machine(
+    paths: &Paths,
+    options: &Options,
+    boot: &vm::Boot,
+    command: &[String],
+    format: Format,
+) -> Result<(vm::Outcome, Vec<Test>)> {
+    let (mut outcome, (reader, said)) = vm::run_with(
+        paths,
+        options,
+        boot,
+        command,
+        (Reader::new(format), Vec::new()),
+        |(reader, said), line, is_error| {
+            said.push(line.to_owned());
+            if is_error {
+                return;
+            }
+            if let Some(test) = reader.line(line) {
+                show(&test.name);
+            }
+        },
+    )?;
+    clear();
+    let (tests, mut problems) = reader.finish();
+    problems.append(&mut outcome.failures);
+    status_problem(outcome.status, &tests, &mut problems);
+    add_last_words(&said, &mut problems);
+    outcome.failures = problems;
+    Ok((outcome, tests))
+}
+
+/// A program's exit status must say what its results say.
+pub(crate) fn status_problem(status: Option<i32>, tests: &[Test], problems: &mut Vec<String>) {
+    let Some(status) = status else {
+        return;
+    };
+    let failed = tests.iter().any(|test| test.verdict == Verdict::Failed);
+    if (status != 0) != failed {
+        problems.push(format!(
+            "its exit status is {status}, {} failed tests",
+            if failed { "with" } else { "without" }
+        ));
+    }
+}
+
+/// Tells with the last problem, if there is one, what the program said last.
+pub(crate) fn add_last_words(said: &[String], problems: &mut [String]) {
+    if let (Some(last), false) = (problems.last_mut(), said.is_empty()) {
+        let tail = &said[said.len().saturating_sub(20)..];
+        last.push_str(&format!("\n    it said last:\n    {}", tail.join("\n    ")));
+    }
+}
+
+fn on_host(
+    paths: &Paths,
+    toolchain: &Toolchain,
+    run: &Run,
+    arguments: &[&str],
+) -> Result<(Vec<Test>, Vec<String>)> {
+    let output = toolchain
+        .cargo(paths)
+        .arg("--locked")
+        .args(arguments)
+        .current_dir(&paths.repo)
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot start cargo")?;
+    let mut reader = Reader::new(run.format);
+    let text = String::from_utf8_lossy(&output.stdout);
+    for line in text.lines() {
+        reader.line(line);
+    }
+    let (tests, mut problems) = reader.finish();
+    status_problem(output.status.code(), &tests, &mut problems);
+    if !output.status.success() {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let said: Vec<&str> = text.lines().chain(errors.lines()).collect();
+        let tail = &said[said.len().saturating_sub(60)..];
+        problems.push(format!(
+            "cargo {}:\n    {}",
+            arguments.join(" "),
+            tail.join("\n    ")
+        ));
+    }
+    Ok((tests, problems))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::suite::Same;
+    use crate::suite::BASE;
+
+    fn test(name: &str, verdict: Verdict) -> Test {
+        Test {
+            name: name.to_owned(),
+            verdict,
+            notes: vec!["pins 1".to_owned(), "seconds 0.2".to_owned()],
+        }
+    }
+
+    static RUN: Run = Run {
+        name: "run",
+        ..BASE
+    };
+
+    fn report(tests: Vec<Test>) -> Report {
+        Report::plain(&RUN, Instant::now(), tests, Vec::new())
+    }
+
+    #[test]
+    fn runs_that_must_agree() {
+        let skipped = |why: &str| Verdict::Skipped(why.to_owned());
+        let one = [
+            test("a", Verdict::Passed),
+            test("b", Verdict::Failed),
+            test("d", skipped("not here")),
+            test("e", skipped("otherwise")),
+        ];
+        let other = ["a", "b", "c", "d", "e"].map(|name| test(name, Verdict::Passed));
+        let found = differences(&one, &other, &["not here"]);
+        assert_eq!(
+            found.problems,
+            [
+                "b: failed there, passed here",
+                "c: absent there, passed here",
+                "e: skipped there, passed here"
+            ]
+        );
+        assert_eq!(found.excused, BTreeMap::from([("not here", vec!["d"])]));
+    }
+
+    #[test]
+    fn runs_that_must_agree_are_found_whichever_ends_first() {
+        static OTHER: Run = Run {
+            name: "other",
+            same_as: Some(Same {
+                run: "run",
+                but_for: &[],
+            }),
+            ..RUN
+        };
+        let first = || report(vec![test("a", Verdict::Passed)]);
+        let second = |tests| Report {
+            run: &OTHER,
+            ..report(tests)
+        };
+        let failed = || vec![test("a", Verdict::Failed)];
+        for mut reports in [[first(), second(failed())], [second(failed()), first()]] {
+            agreement(&mut reports);
+            let problems: Vec<&String> = reports.iter().flat_map(|one| &one.problems).collect();
+            assert_eq!(problems, ["a: passed there, failed here"]);
+        }
+        // One without results has said why.
+        let mut reports = [first(), second(Vec::new())];
+        agreement(&mut reports);
+        assert!(reports.iter().all(|one| one.problems.is_empty()));
+    }
+
+    #[test]
+    fn an_exit_status_must_agree_with_the_results() {
+        let mut problems = Vec::new();
+        status_problem(Some(0), &[test("a", Verdict::Passed)], &mut problems);
+        status_problem(Some(1), &[test("a", Verdict::Failed)], &mut problems);
+        assert!(problems.is_empty());
+        status_problem(Some(1), &[test("a", Verdict::Passed)], &mut problems);
+        status_problem(Some(0), &[test("a", Verdict::Failed)], &mut problems);
+        assert_eq!(problems.len(), 2);
+    }
+
+    #[test]
+    fn runs_of_a_kernel_that_was_not_made_fail() {
+        let broken = BTreeMap::from([("7.2".to_owned(), "why".to_owned())]);
+        assert_eq!(
+            blocked(Some("7.2"), &broken).unwrap(),
+            "kernel 7.2, or a module for it, was not made: why"
+        );
+        assert!(blocked(Some("7.3"), &broken).is_none() && blocked(None, &broken).is_none());
+        let of = |name: &str| {
+            let run = SUITE.iter().find(|run| run.name == name).unwrap();
+            kernel_of(crate::kernel::DEFAULT, run)
+        };
+        assert_eq!(of("peermemctl: root ports").as_deref(), Some("7.2"));
+        assert_eq!(of("debug kernel: KUnit").as_deref(), Some("debug"));
+        assert_eq!(of("lint"), None);
+    }
+}

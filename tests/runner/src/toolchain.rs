@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The compilers that kernels and modules are made with, named one by one: another Rust may come first in PATH, and one
+//! without the library's source cannot build a kernel.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::anyhow;
+use anyhow::bail;
+use anyhow::Context as _;
+use anyhow::Result;
+
+use crate::apt;
+use crate::paths::Paths;
+use crate::progress::output;
+use crate::progress::Stage;
+use crate::vm::quoted;
+
+/// Suites whose bindgen the kernel takes, where the machine's own is older. Its package wants the C library of its release:
+/// the program is started by that library's own loader, and neither is installed.
+const BINDGEN_SUITES: &[&str] = &["forky", "sid"];
+const OLDEST_BINDGEN: (u64, u64, u64) = (0, 71, 1);
+const OLDEST_LIBCLANG: u32 = 17;
+
+pub(crate) struct Toolchain {
+    bindgen: PathBuf,
+    libclang: PathBuf,
+}
+
+impl Toolchain {
+    pub(crate) fn find(paths: &Paths) -> Result<Self> {
+        Ok(Self {
+            bindgen: bindgen(paths)?,
+            libclang: libclang()?,
+        })
+    }
+
+    /// For the command line of make.
+    pub(crate) fn make_variables(&self) -> Vec<String> {
+        vec![
+            "RUSTC=/usr/bin/rustc".to_owned(),
+            "HOSTRUSTC=/usr/bin/rustc".to_owned(),
+            "RUSTDOC=/usr/bin/rustdoc".to_owned(),
+            "RUSTFMT=/usr/bin/rustfmt".to_owned(),
+            "CLIPPY_DRIVER=/usr/bin/clippy-driver".to_owned(),
+            format!("BINDGEN={}", self.bindgen.display()),
+        ]
+    }
+
+    /// A `make` that uses these tools and whose products say nothing of this machine.
+    pub(crate) fn make(&self) -> Command {
+        let mut command = Command::new("setpriv");
+        command
+            // Whoever ends this program, even by SIGKILL, ends make as well, which takes away what it has half written.
+            .args(["--pdeathsig", "TERM", "make"])
+            .args(self.make_variables())
+            .env("LIBCLANG_PATH", &self.libclang)
+            .env("PATH", crate::vm::system_path())
+            .env("KBUILD_BUILD_USER", "runner")
+            .env("KBUILD_BUILD_HOST", "runner")
+            .env("KBUILD_BUILD_TIMESTAMP", "2026-01-01")
+            .env("LC_ALL", "C")
+            // A make that called this program must not pass its own ways on.
+            .env_remove("MAKEFLAGS")
+            .env_remove("MFLAGS")
+            .env_remove("MAKELEVEL");
+        command
+    }
+
+    /// A `cargo` that uses the distribution's compiler and leaves the work tree clean.
+    pub(crate) fn cargo(&self, paths: &Paths) -> Command {
+        let mut command = cargo(paths);
+        command.env("LIBCLANG_PATH", &self.libclang);
+        command
+    }
+
+    /// What a product of this C compiler depends on.
+    pub(crate) fn versions(&self, compiler: &str) -> Result<String> {
+        let mut text = String::new();
+        for program in [
+            Path::new(compiler),
+            Path::new("/usr/bin/rustc"),
+            &self.bindgen,
+        ] {
+            text.push_str(&output(Command::new(program).arg("--version"))?);
+            text.push('\n');
+        }
+        text.push_str(&self.libclang.to_string_lossy());
+        Ok(text)
+    }
+}
+
+fn cargo(paths: &Paths) -> Command {
+    let mut command = Command::new("/usr/bin/cargo");
+    command
+        .env("PATH", format!("/usr/bin:{}", crate::vm::system_path()))
+        .env("RUSTC", "/usr/bin/rustc")
+        .env("RUSTDOC", "/usr/bin/rustdoc")
+        .env("CARGO_TARGET_DIR", paths.cache.join("target"))
+        .env_remove("RUSTUP_TOOLCHAIN");
+    command
+}
+
+fn version(text: &str) -> Option<(u64, u64, u64)> {
+    let mut numbers = text
+        .split_whitespace()
+        .find(|word| word.starts_with(|c: char| c.is_ascii_digit()))?
+        .split('.')
+        .map(|part| part.parse().ok());
+    Some((numbers.next()??, numbers.next()??, numbers.next()??))
+}
+
+fn will_do(program: &Path) -> bool {
+    output(Command::new(program).arg("--version"))
+        .ok()
+        .and_then(|text| version(&text))
+        .is_some_and(|version| version >= OLDEST_BINDGEN)
+}
+
+/// Whether there is one that the kernel takes.
+pub(crate) fn has_bindgen(paths: &Paths) -> bool {
+    std::env::split_paths(&crate::vm::system_path())
+        .map(|directory| directory.join("bindgen"))
+        .chain(["bindgen/bindgen", "bindgen/bin/bindgen"].map(|name| paths.cache.join(name)))
+        .any(|program| program.is_file() && will_do(&program))
+}
+
+fn bindgen(paths: &Paths) -> Result<PathBuf> {
+    let in_path = std::env::split_paths(&crate::vm::system_path())
+        .map(|directory| directory.join("bindgen"))
+        .find(|program| program.is_file() && will_do(program));
+    if let Some(program) = in_path {
+        return Ok(program);
+    }
+    let home = paths.cache.join("bindgen");
+    let program = home.join("bindgen");
+    if will_do(&program) {
+        return Ok(program);
+    }
+    let mut stage = Stage::begin("bindgen: fetching the package of a newer Debian");
+    let root = home.join("root");
+    let _ = fs::remove_dir_all(&home);
+    apt::unpack(
+        paths,
+        &mut stage,
+        BINDGEN_SUITES,
+        &["bindgen", "libc6"],
+        &root,
+    )?;
+    let libraries = root.join("usr/lib/x86_64-linux-gnu");
+    let script = format!(
+        "#!/bin/sh\nexec {} --library-path {}:/usr/lib/x86_64-linux-gnu {} \"$@\"\n",
+        quoted(&libraries.join("ld-linux-x86-64.so.2").to_string_lossy()),
+        quoted(&libraries.to_string_lossy()),
+        quoted(&root.join("usr/bin/bindgen").to_string_lossy()),
+    );
+    fs::write(&program, script)?;
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+    let version = output(Command::new(&program).arg("--version"))?;
+    if !will_do(&program) {
+        bail!("{version} is too old for the kernel");
+    }
+    stage.done(&version);
+    Ok(program)
+}
+
+fn libclang() -> Result<PathBuf> {
+    let mut found: Option<(u32, PathBuf)> = None;
+    for entry in fs::read_dir("/usr/lib").context("/usr/lib")? {
+        let path = entry?.path();
+        let number = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .and_then(|name| name.strip_prefix("llvm-"))
+            .and_then(|number| number.parse::<u32>().ok());
+        let Some(number) = number.filter(|number| *number >= OLDEST_LIBCLANG) else {
+            continue;
+        };
+        let library = path.join("lib");
+        let newer = found.as_ref().is_none_or(|(other, _)| number > *other);
+        if newer && library.join("libclang.so").exists() {
+            found = Some((number, library));
+        }
+    }
+    found
+        .map(|(_, path)| path)
+        .ok_or_else(|| anyhow!("no libclang of version {OLDEST_LIBCLANG} or newer below /usr/lib"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read() {
+        assert_eq!(version("bindgen 0.72.1"), Some((0, 72, 1)));
+        assert_eq!(version("bindgen"), None);
+        assert!(version("bindgen 0.60.1") < Some(OLDEST_BINDGEN));
+    }
+}

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Where a machine's GPUs and NICs sit: which bridges lie between them, and on which socket.
+//!
+//! QEMU's root ports have ACS, its switches (`x3130-upstream`, `xio3130-downstream`) have not, and no `disable-acs` either:
+//! what ACS does on a port of a switch cannot be tried in a machine. A GPU is `ivshmem-plain`, which is no PCI Express
+//! device, so it has no link either.
+
+use clap::ValueEnum;
+
+/// A kind of PCI tree. The names in brackets are those of `nvidia-smi topo` for what lies between two devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Topology {
+    /// All devices on the host bridge itself, without any port
+    Flat,
+    /// Each device behind a root port of its own (PHB)
+    RootPorts,
+    /// All GPUs and NIC 0 under one switch (PIX), NIC 1 under a second switch below it (PXB)
+    Switch,
+    /// Two switches: even GPUs and NIC 0 under one, odd GPUs and NIC 1 under the other (PIX, PHB)
+    Switches,
+    /// Two sockets: even GPUs and NIC 0 on the first, NIC 1 there behind a host bridge of its own, odd GPUs on the second
+    /// (PHB, NODE, SYS)
+    Sockets,
+}
+
+/// How many NICs a machine has.
+pub(crate) const CARDS: usize = 2;
+
+/// QEMU's host bridge.
+const HOST_BRIDGE: &str = "pcie.0";
+
+/// Bus numbers of the host bridges that a socket adds: far enough from another for what lies below them.
+const BRIDGE_BUSES: [u8; 3] = [0x40, 0x80, 0xc0];
+
+/// What a topology gives to QEMU's command line.
+#[derive(Debug, Default)]
+pub(crate) struct Layout {
+    /// Bridges, ports and sockets. They stand before the devices behind them.
+    pub(crate) arguments: Vec<String>,
+    /// For each GPU the bus that it goes on.
+    pub(crate) gpus: Vec<String>,
+    /// For each NIC.
+    pub(crate) cards: [String; CARDS],
+    ports: usize,
+}
+
+impl Topology {
+    /// The word on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Flat => "flat",
+            Self::RootPorts => "root-ports",
+            Self::Switch => "switch",
+            Self::Switches => "switches",
+            Self::Sockets => "sockets",
+        }
+    }
+
+    /// What `-smp` gets: processors of two sockets share no cache.
+    pub(crate) fn processors(self, smp: u32) -> String {
+        match self {
+            Self::Sockets if smp % 2 == 0 => format!("{smp},sockets=2"),
+            Self::Sockets => format!("{smp},sockets={smp}"),
+            _ => smp.to_string(),
+        }
+    }
+
+    /// The tree for so many GPUs, on a machine with `smp` processors and `mem` MiB.
+    pub(crate) fn layout(self, gpus: u32, smp: u32, mem: u32) -> Layout {
+        let mut layout = Layout::default();
+        let gpus = 0..gpus as usize;
+        match self {
+            Self::Flat => {
+                layout.cards = [(); CARDS].map(|()| HOST_BRIDGE.to_owned());
+                layout.gpus = gpus.map(|_| HOST_BRIDGE.to_owned()).collect();
+            }
+            Self::RootPorts => {
+                layout.cards = [(); CARDS].map(|()| layout.root_port(HOST_BRIDGE));
+                layout.gpus = gpus.map(|_| layout.root_port(HOST_BRIDGE)).collect();
+            }
+            Self::Switch => {
+                let port = layout.root_port(HOST_BRIDGE);
+                let switch = layout.switch(&port);
+                let near = layout.downstream(&switch);
+                let below = layout.downstream(&switch);
+                let below = layout.switch(&below);
+                layout.cards = [near, layout.downstream(&below)];
+                layout.gpus = gpus.map(|_| layout.downstream(&switch)).collect();
+            }
+            Self::Switches => {
+                let switches = [(); 2].map(|()| {
+                    let port = layout.root_port(HOST_BRIDGE);
+                    layout.switch(&port)
+                });
+                layout.cards = [0, 1].map(|card: usize| layout.downstream(&switches[card]));
+                layout.gpus = gpus
+                    .map(|gpu| layout.downstream(&switches[gpu % 2]))
+                    .collect();
+            }
+            Self::Sockets => {
+                layout.sockets(smp, mem);
+                // QEMU lists the last one first, and the kernel numbers NICs and GPUs as it finds them.
+                let mut bridges = [(2, 1), (1, 0), (0, 0)]
+                    .map(|(number, socket)| layout.host_bridge(number, socket));
+                bridges.reverse();
+                layout.cards = [0, 1].map(|card: usize| layout.root_port(&bridges[card]));
+                layout.gpus = gpus
+                    .map(|gpu| layout.root_port(&bridges[2 * (gpu % 2)]))
+                    .collect();
+            }
+        }
+        layout
+    }
+}
+
+impl Layout {
+    fn device(&mut self, text: String) {
+        self.arguments.extend(["-device".to_owned(), text]);
+    }
+
+    fn port(&mut self, kind: &str, bus: &str) -> String {
+        let number = self.ports;
+        self.ports += 1;
+        let name = format!("port{number}");
+        // Nothing is plugged in later, so the firmware need keep no room for it; a chassis is what tells slots apart.
+        let chassis = number + 1;
+        self.device(format!(
+            "{kind},id={name},bus={bus},chassis={chassis},hotplug=off"
+        ));
+        name
+    }
+
+    fn root_port(&mut self, bridge: &str) -> String {
+        self.port("pcie-root-port", bridge)
+    }
+
+    fn downstream(&mut self, switch: &str) -> String {
+        self.port("xio3130-downstream", switch)
+    }
+
+    fn switch(&mut self, port: &str) -> String {
+        let name = format!("switch-{port}");
+        self.device(format!("x3130-upstream,id={name},bus={port}"));
+        name
+    }
+
+    fn host_bridge(&mut self, number: usize, socket: usize) -> String {
+        let name = format!("bridge{number}");
+        let bus = BRIDGE_BUSES[number];
+        self.device(format!(
+            "pxb-pcie,id={name},bus={HOST_BRIDGE},bus_nr={bus},numa_node={socket}"
+        ));
+        name
+    }
+
+    /// Two sockets, with half of the processors and of the memory each.
+    fn sockets(&mut self, smp: u32, mem: u32) {
+        let first = smp.div_ceil(2);
+        let processors = [0..first, first..smp];
+        let memory = [mem - mem / 2, mem / 2];
+        for (socket, (processors, memory)) in processors.into_iter().zip(memory).enumerate() {
+            let mut node = format!("node,nodeid={socket},memdev=socket{socket}");
+            // A machine of one processor has a socket with memory alone.
+            if !processors.is_empty() {
+                node.push_str(&format!(
+                    ",cpus={}-{}",
+                    processors.start,
+                    processors.end - 1
+                ));
+            }
+            self.arguments.extend([
+                "-object".to_owned(),
+                format!("memory-backend-ram,id=socket{socket},size={memory}M"),
+                "-numa".to_owned(),
+                node,
+            ]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    /// The way from a bus up to its host bridge, each bridge by its kind.
+    fn way(layout: &Layout, place: &str) -> String {
+        let devices: BTreeMap<String, (String, String)> = layout
+            .arguments
+            .iter()
+            .filter_map(|argument| {
+                let kind = argument.split(',').next()?.to_owned();
+                let word = |name: &str| {
+                    argument
+                        .split(',')
+                        .find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
+                        .map(str::to_owned)
+                };
+                Some((word("id")?, (kind, word("bus")?)))
+            })
+            .collect();
+        let mut bus = place.to_owned();
+        let mut way = Vec::new();
+        while let Some((kind, above)) = devices.get(&bus) {
+            way.push(match kind.as_str() {
+                "pcie-root-port" => format!("root {bus}"),
+                "xio3130-downstream" => "down".to_owned(),
+                "x3130-upstream" => "up".to_owned(),
+                _ => bus.clone(),
+            });
+            bus = above.clone();
+        }
+        assert_eq!(bus, HOST_BRIDGE);
+        way.join(" ")
+    }
+
+    /// The ways of the NICs, and then of the GPUs.
+    fn ways(topology: Topology) -> Vec<String> {
+        let layout = topology.layout(3, 2, 2048);
+        assert_eq!(layout.gpus.len(), 3);
+        layout
+            .cards
+            .iter()
+            .chain(&layout.gpus)
+            .map(|place| way(&layout, place))
+            .collect()
+    }
+
+    #[test]
+    fn each_device_has_its_place() {
+        assert_eq!(ways(Topology::Flat), [""; 5]);
+        assert_eq!(
+            ways(Topology::RootPorts),
+            [
+                "root port0",
+                "root port1",
+                "root port2",
+                "root port3",
+                "root port4"
+            ]
+        );
+        let near = "down up root port0";
+        assert_eq!(
+            ways(Topology::Switch),
+            [near, "down up down up root port0", near, near, near]
+        );
+        let far = "down up root port1";
+        assert_eq!(ways(Topology::Switches), [near, far, near, far, near]);
+        assert_eq!(
+            ways(Topology::Sockets),
+            [
+                "root port0 bridge0",
+                "root port1 bridge1",
+                "root port2 bridge0",
+                "root port3 bridge2",
+                "root port4 bridge0"
+            ]
+        );
+    }
+
+    #[test]
+    fn sockets_share_processors_and_memory() {
+        let nodes = |smp, mem| -> Vec<String> {
+            let layout = Topology::Sockets.layout(0, smp, mem);
+            layout
+                .arguments
+                .into_iter()
+                .filter(|word| word.starts_with("node,") || word.starts_with("memory-"))
+                .collect()
+        };
+        assert_eq!(
+            nodes(3, 2049),
+            [
+                "memory-backend-ram,id=socket0,size=1025M",
+                "node,nodeid=0,memdev=socket0,cpus=0-1",
+                "memory-backend-ram,id=socket1,size=1024M",
+                "node,nodeid=1,memdev=socket1,cpus=2-2"
+            ]
+        );
+        assert_eq!(nodes(1, 512)[3], "node,nodeid=1,memdev=socket1");
+        let processors = [2, 3].map(|smp| Topology::Sockets.processors(smp));
+        assert_eq!(processors, ["2,sockets=2", "3,sockets=3"]);
+        assert_eq!(Topology::Switch.processors(3), "3");
+        let layout = Topology::Sockets.layout(1, 2, 512);
+        let bridges: Vec<&String> = layout
+            .arguments
+            .iter()
+            .filter(|word| word.starts_with("pxb-pcie"))
+            .collect();
+        assert_eq!(
+            bridges,
+            [
+                "pxb-pcie,id=bridge2,bus=pcie.0,bus_nr=192,numa_node=1",
+                "pxb-pcie,id=bridge1,bus=pcie.0,bus_nr=128,numa_node=0",
+                "pxb-pcie,id=bridge0,bus=pcie.0,bus_nr=64,numa_node=0"
+            ]
+        );
+    }
+}

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The Makefile and `bootstrap` in clones whose paths have blanks, colons and letters beyond ASCII. Of cargo and the
+//! programs that `bootstrap` asks there are scripts in their place.
+
+#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Command;
+use std::process::Output;
+
+/// A clone of those files alone that are needed here, and what goes with it.
+struct Clone {
+    base: PathBuf,
+    folder: PathBuf,
+}
+
+impl Drop for Clone {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.base);
+    }
+}
+
+fn script(file: &Path, text: &str) {
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    fs::write(file, format!("#!/bin/sh\n{text}\n")).unwrap();
+    fs::set_permissions(file, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+impl Clone {
+    fn new(test: &str, name: &str) -> Self {
+        let base = std::env::temp_dir().join(format!("runner-{test}-{}", std::process::id()));
+        let folder = base.join(name);
+        let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        fs::create_dir_all(folder.join("tests/runner")).unwrap();
+        fs::copy(repo.join("Makefile"), folder.join("Makefile")).unwrap();
+        let clone = Self { base, folder };
+        // Its programs by their full names are the host's; here they are ours.
+        let text = fs::read_to_string(repo.join("tests/runner/bootstrap")).unwrap();
+        assert!(text.contains("/usr/bin/cargo build"));
+        let text = text.replace(
+            "/usr/bin/",
+            &format!("{}/", clone.base.join("bin").display()),
+        );
+        let text = text.replacen("#!/bin/bash", "#!/usr/bin/env bash", 1);
+        fs::write(clone.folder.join("tests/runner/bootstrap"), text).unwrap();
+        let mode = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(clone.folder.join("tests/runner/bootstrap"), mode).unwrap();
+        clone
+    }
+
+    /// A compiler that makes a program which says what it was told.
+    fn with_cargo(self) -> Self {
+        let bin = self.base.join("bin");
+        script(
+            &bin.join("cargo"),
+            "case $1 in --version) echo cargo 1.99.0; exit ;; esac\n\
+             echo \"$@\" >\"$CARGO_TARGET_DIR/../arguments\"\n\
+             mkdir -p \"$CARGO_TARGET_DIR/debug\"\n\
+             printf '#!/bin/sh\\necho \"$RUNNER_REPO\"; for word; do echo \"<$word>\"; done\\n' >\"$CARGO_TARGET_DIR/debug/runner\"\n\
+             chmod +x \"$CARGO_TARGET_DIR/debug/runner\"",
+        );
+        script(&bin.join("rustc"), "echo rustc 1.99.0");
+        script(&bin.join("cc"), "");
+        self
+    }
+
+    fn cache(&self) -> PathBuf {
+        self.base.join("cache")
+    }
+
+    fn make(&self, arguments: &[&str]) -> Output {
+        let path = std::env::var("PATH").unwrap();
+        Command::new("make")
+            .args(arguments)
+            .current_dir(&self.folder)
+            .env(
+                "PATH",
+                format!("{}:{path}", self.base.join("bin").display()),
+            )
+            .env("XDG_CACHE_HOME", self.cache())
+            .env_remove("MAKEFLAGS")
+            .env_remove("MAKELEVEL")
+            .output()
+            .unwrap()
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn kbuild_targets_refuse_such_a_path_first() {
+    for name in ["a b", "a:b", "a ", "a\tb"] {
+        let clone = Clone::new("refuses", name);
+        for target in ["module", "install", "compile"] {
+            let result = clone.make(&[target]);
+            let said = text(&result.stderr);
+            assert_eq!(result.status.code(), Some(2), "{said}");
+            assert_eq!(text(&result.stdout), "");
+            assert_eq!(said.lines().count(), 1, "{said}");
+            assert!(said.contains("move this clone"), "{said}");
+        }
+        assert_eq!(clone.make(&["help"]).status.code(), Some(0));
+    }
+    let clone = Clone::new("takes", "ü-b");
+    let said = text(&clone.make(&["module"]).stderr);
+    assert!(!said.contains("move this clone"), "{said}");
+}
+
+#[test]
+fn the_rig_is_started_from_any_path() {
+    for name in ["a b", "ü 'x' \"y\" $HOME", "a:b", "-n"] {
+        let clone = Clone::new("starts", name).with_cargo();
+        let result = clone.make(&["vm", "CMD=echo \"a  b\" '$x'"]);
+        assert!(result.status.success(), "{}", text(&result.stderr));
+        let said = text(&result.stdout);
+        let lines: Vec<&str> = said.lines().collect();
+        assert_eq!(
+            lines,
+            [
+                &clone.folder.to_string_lossy(),
+                "<vm>",
+                "<-->",
+                "<sh>",
+                "<-c>",
+                "<echo \"a  b\" '$x'>"
+            ]
+        );
+        let told = fs::read_to_string(clone.cache().join("peermem-rs/arguments")).unwrap();
+        let manifest = clone.folder.join("Cargo.toml");
+        assert!(told.contains(&*manifest.to_string_lossy()), "{told}");
+    }
+}
+
+/// Where there is no compiler yet, what hinders installing one is said before anything is begun.
+#[test]
+fn bootstrap_says_what_this_machine_lacks() {
+    type Programs = &'static [(&'static str, &'static str)];
+    let cases: [(&str, Programs, &str); 7] = [
+        (
+            "machine",
+            &[("uname", "echo riscv64")],
+            "this machine is riscv64",
+        ),
+        ("debian", &[("apt-get", "")], "this is no Debian"),
+        (
+            "room",
+            &[("df", "echo Avail; echo 123")],
+            "no room: 123 MiB are free in the file system of /usr",
+        ),
+        (
+            "root",
+            &[("id", "echo 1000"), ("sudo", "exit 1")],
+            "as root, run 'apt-get install cargo rustc gcc",
+        ),
+        (
+            "dpkg",
+            &[("dpkg", "echo half installed")],
+            "run 'sudo dpkg --configure -a' first",
+        ),
+        (
+            "lock",
+            &[("grep", "")],
+            "apt is in use by another program, which has locked /var/lib/dpkg/lock-frontend",
+        ),
+        (
+            "sources",
+            &[("apt-get", "exit 100"), ("dpkg", "")],
+            "apt's package sources cannot be reached",
+        ),
+    ];
+    for (name, programs, sentence) in cases {
+        let clone = Clone::new("lacks", name);
+        let bin = clone.base.join("bin");
+        // What a case does not name finds nothing wrong.
+        for (program, what) in [
+            ("uname", "echo x86_64"),
+            ("apt-get", "exit 1"),
+            ("dpkg", ""),
+            ("df", "echo Avail; echo 99999"),
+            ("id", "echo 0"),
+            ("sudo", ""),
+            ("ls", ""),
+            ("grep", "exit 1"),
+        ] {
+            script(&bin.join(program), what);
+        }
+        for (program, what) in programs {
+            script(&bin.join(program), what);
+        }
+        if name == "debian" {
+            fs::remove_file(bin.join("apt-get")).unwrap();
+        }
+        for tool in [
+            "bash", "dirname", "mkdir", "tail", "cut", "sort", "stat", "sh",
+        ] {
+            let found = std::env::split_paths("/usr/bin:/bin")
+                .map(|folder| folder.join(tool))
+                .find(|file| file.exists())
+                .unwrap();
+            std::os::unix::fs::symlink(found, bin.join(tool)).unwrap();
+        }
+        let result = Command::new("/bin/bash")
+            .arg(clone.folder.join("tests/runner/bootstrap"))
+            .arg("demo")
+            .env("PATH", &bin)
+            .env("XDG_CACHE_HOME", clone.cache())
+            .output()
+            .unwrap();
+        let said = text(&result.stderr);
+        assert_eq!(result.status.code(), Some(125), "{name}: {said}");
+        assert!(said.contains(sentence), "{name}: {said}");
+        let sentences: Vec<&str> = said
+            .lines()
+            .filter(|line| line.starts_with("runner: "))
+            .collect();
+        assert_eq!(sentences.len(), 1, "{name}: {said}");
+        assert!(!clone.cache().join("peermem-rs/target").exists());
+        assert!(!clone.cache().join("peermem-rs/packages.begun").exists());
+    }
+}

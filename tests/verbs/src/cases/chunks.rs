@@ -1,0 +1,590 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Ranges over several allocations side by side, as allocators on `cuMemMap` make them (PyTorch's `expandable_segments`): one
+//! registration, whose every byte must be where it belongs, at a cost in calls of the provider's that is known.
+//!
+//! NVIDIA's module refuses all of them: there each case sees to `EFAULT` and to nothing else.
+
+use std::time::Duration;
+
+use anyhow::bail;
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Error;
+use anyhow::Result;
+
+use crate::arena::Arena;
+use crate::cases::register::peer_region;
+use crate::cases::stage::Stage;
+use crate::child::Process;
+use crate::counters::Activity;
+use crate::counters::Counters;
+use crate::gpu::Allocation;
+use crate::gpu::GRANULE;
+use crate::gpu::PAGE;
+use crate::hold::Hold;
+use crate::knobs::Parameter;
+use crate::ktap;
+use crate::ktap::note;
+use crate::ktap::Case;
+use crate::lab::Lab;
+use crate::lab::Peermem;
+use crate::lab::PinMode;
+use crate::module;
+use crate::module::Replaced;
+use crate::pattern::Choice;
+use crate::pattern::Pattern;
+use crate::rdma;
+use crate::rdma::full_access;
+use crate::rdma::Hca;
+use crate::rdma::Op;
+use crate::rdma::Region;
+use crate::rdma::Status;
+use crate::sys;
+use crate::sys::KernelLog;
+use crate::sys::Mapping;
+use crate::sys::Placement;
+use crate::sys::Span;
+
+const M2: usize = GRANULE as usize;
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "chunks.sixteen",
+        run: |lab| whole(lab, &[1; 16], 22),
+    },
+    Case {
+        name: "chunks.of_6_mib",
+        run: |lab| whole(lab, &[3; 5], 12),
+    },
+    Case {
+        name: "chunks.two",
+        run: |lab| whole(lab, &[1, 1], 3),
+    },
+    Case {
+        name: "chunks.from_middle_to_middle",
+        run: middle,
+    },
+    Case {
+        name: "chunks.random_sizes_and_layouts",
+        run: random,
+    },
+    Case {
+        name: "chunks.hole_at_each_place",
+        run: holes,
+    },
+    Case {
+        name: "chunks.not_gpu_memory",
+        run: not_gpu_memory,
+    },
+    Case {
+        name: "chunks.limit",
+        run: limit,
+    },
+    Case {
+        name: "chunks.freed_between_pins",
+        run: freed_between_pins,
+    },
+    Case {
+        name: "chunks.killed_in_the_search",
+        run: killed,
+    },
+    Case {
+        name: "chunks.freed_before_get_pages",
+        run: freed_before_get_pages,
+    },
+    Case {
+        name: "chunks.part_freed_revokes_the_whole",
+        run: part_freed,
+    },
+    Case {
+        name: "chunks.part_freed_stays_the_regions",
+        run: part_stays,
+    },
+];
+
+/// Allocations side by side.
+struct Row {
+    addr: u64,
+    parts: Vec<Allocation>,
+}
+
+impl Row {
+    /// Of so many granules each, by turns on two GPUs where there are two. 0 leaves a granule free.
+    fn of(lab: &Lab, granules: &[u64]) -> Result<Self> {
+        Self::with(lab, granules, &[])
+    }
+
+    /// The same, with a layout of the stand-in's for each.
+    fn with(lab: &Lab, granules: &[u64], layouts: &[&str]) -> Result<Self> {
+        let all: u64 = granules.iter().map(|&count| count.max(1)).sum();
+        let addr = sys::free_address(all * GRANULE, GRANULE)?;
+        let mut parts = Vec::new();
+        let mut at = addr;
+        for (index, &count) in granules.iter().enumerate() {
+            if count > 0 {
+                let layout = layouts.get(index);
+                let _layout = layout
+                    .map(|layout| Parameter::set("nvidia", "layout", layout))
+                    .transpose()?;
+                let len = usize::try_from(count)? * M2;
+                parts.push(lab.gpu(index % 2)?.allocate(len, Placement::At(at))?);
+            }
+            at += count.max(1) * GRANULE;
+        }
+        Ok(Self { addr, parts })
+    }
+
+    /// From the beginning of the first to the end of the last.
+    fn len(&self) -> Result<usize> {
+        let last = self.parts.last().context("no allocation")?.mapping();
+        Ok(usize::try_from(
+            last.addr() + last.len() as u64 - self.addr,
+        )?)
+    }
+
+    fn span(&self, offset: usize, len: usize) -> Result<Span> {
+        Span::anywhere(self.addr + offset as u64, len as u64)
+    }
+
+    fn write(&self, data: &[u8]) -> Result<()> {
+        let mut rest = data;
+        for part in &self.parts {
+            let (here, behind) = rest.split_at(part.mapping().len());
+            part.write(0, here)?;
+            rest = behind;
+        }
+        Ok(())
+    }
+
+    /// All bytes must be these.
+    fn check(&self, expected: &[u8]) -> Result<()> {
+        let mut rest = expected;
+        for (index, part) in self.parts.iter().enumerate() {
+            let (here, behind) = rest.split_at(part.mapping().len());
+            let mut found = vec![0; here.len()];
+            part.read(0, &mut found)?;
+            if let Some(wrong) = crate::pattern::difference(here, &found) {
+                bail!(
+                    "part {index}: {} bytes differ, the first at {:#x}",
+                    wrong.count,
+                    wrong.first
+                );
+            }
+            rest = behind;
+        }
+        Ok(())
+    }
+}
+
+/// Registers; NVIDIA's module must refuse.
+fn register(lab: &Lab, hca: &Hca, span: Span) -> Result<Option<Region>> {
+    match (hca.register(span, full_access()), lab.setup.peermem) {
+        (Err(refused), Peermem::Nvidia) => {
+            note("application", refused.errno());
+            ensure!(refused.errno() == libc::EFAULT, "{refused}");
+            Ok(None)
+        }
+        (Ok(_), Peermem::Nvidia) => bail!("NVIDIA's module registers this"),
+        (result, _) => Ok(Some(result?)),
+    }
+}
+
+/// What the provider was asked for meanwhile.
+fn counted<R>(body: impl FnOnce() -> Result<R>) -> Result<(R, Activity)> {
+    let before = Counters::read()?;
+    let result = body()?;
+    let activity = Counters::read()?.activity(&before)?;
+    note("calls_to_pin", activity.attempts);
+    note("pins_made", activity.pins);
+    note("unpinned_meanwhile", activity.unpins);
+    Ok((result, activity))
+}
+
+/// Reads all of the region and writes all of it, in messages that cross the borders, and compares every byte, those around
+/// the region included.
+fn every_byte(lab: &Lab, row: &Row, region: &Region, offset: usize, len: usize) -> Result<()> {
+    const STEP: usize = 3 * M2 / 4 + 4097;
+    let all = row.len()?;
+    let mut expected = Pattern::new(lab.setup.seed, 11).bytes(0, all);
+    row.write(&expected)?;
+    let mut local = Arena::on_host(lab, STEP, 12)?;
+    let mut connection = rdma::connect(&lab.near, &lab.far)?;
+    let mut at = 0;
+    while at < len {
+        let size = STEP.min(len - at);
+        let remote = region.part(at as u64, size as u64)?;
+        let here = offset + at..offset + at + size;
+        connection
+            .near
+            .transfer(Op::Read, local.part(0, size)?, remote)?;
+        local.expect(0, &expected[here.clone()])?;
+        local.check().with_context(|| format!("READ at {at:#x}"))?;
+        let new = Pattern::new(lab.setup.seed, 13).bytes(at as u64, size);
+        local.put(0, &new)?;
+        connection
+            .near
+            .transfer(Op::Write, local.part(0, size)?, remote)?;
+        expected[here].copy_from_slice(&new);
+        at += size;
+    }
+    row.check(&expected)
+}
+
+/// Registers a part of `row`, compares every byte, and deregisters. Returns what it cost.
+fn registers(lab: &Lab, row: &Row, offset: usize, len: usize) -> Result<Option<Activity>> {
+    let span = row.span(offset, len)?;
+    let (region, activity) = counted(|| register(lab, &lab.far, span))?;
+    let Some(region) = region else {
+        return Ok(None);
+    };
+    note("entries", peer_region(&lab.far, &region)?.entries);
+    every_byte(lab, row, &region, offset, len)?;
+    let before = Counters::read()?;
+    drop(region);
+    let unpins = Counters::read()?.activity(&before)?.unpins;
+    let kept = activity.pins - activity.unpins;
+    note("chunks", kept);
+    ensure!(unpins == kept, "{unpins} unpinned of {kept}");
+    Ok(Some(activity))
+}
+
+/// All of a row, with so many calls to pin.
+fn whole(lab: &Lab, granules: &[u64], calls: u64) -> Result<()> {
+    lab.needs_module()?;
+    let row = Row::of(lab, granules)?;
+    let Some(activity) = registers(lab, &row, 0, row.len()?)? else {
+        return Ok(());
+    };
+    ensure!(
+        activity.attempts == calls,
+        "{} calls to pin where {calls} were expected",
+        activity.attempts
+    );
+    let kept = activity.pins - activity.unpins;
+    ensure!(kept == granules.len() as u64, "{kept} pieces");
+    Ok(())
+}
+
+fn middle(lab: &Lab) -> Result<()> {
+    lab.needs_module()?;
+    let row = Row::of(lab, &[4, 4, 4, 4])?;
+    let all = row.len()?;
+    for (front, back, calls) in [
+        (M2 + 3 * PAGE as usize + 5, 4097, 14),
+        (3 * M2 + M2 / 2, 3 * M2 + 1, 13),
+        (2 * M2 - 1, M2, 14),
+    ] {
+        let Some(activity) = registers(lab, &row, front, all - front - back)? else {
+            return Ok(());
+        };
+        ensure!(
+            activity.attempts == calls,
+            "from {front:#x}: {} calls to pin where {calls} were expected",
+            activity.attempts
+        );
+    }
+    Ok(())
+}
+
+fn random(lab: &Lab) -> Result<()> {
+    const LAYOUTS: [&str; 4] = ["contiguous", "64k", "random", "descending"];
+    lab.needs_module()?;
+    let mut random = Choice::new(lab.setup.seed);
+    for _ in 0..3 {
+        let granules: Vec<u64> = (0..8).map(|_| 1 + random.below(4)).collect();
+        let mut layouts = Vec::new();
+        for _ in 0..granules.len() {
+            layouts.push(LAYOUTS[usize::try_from(random.below(4))?]);
+        }
+        note("granules", format_args!("{granules:?}"));
+        note("layouts", layouts.join(" "));
+        let row = Row::with(lab, &granules, &layouts)?;
+        let offset = usize::try_from(random.below(GRANULE))?;
+        let len = row.len()? - offset - usize::try_from(random.below(GRANULE))?;
+        let Some(activity) = registers(lab, &row, offset, len)? else {
+            return Ok(());
+        };
+        // As `src/chunks.rs` has it, for allocations of at most 4 units.
+        let kept = activity.pins - activity.unpins;
+        let bound = 2 + kept * (4 + 2 * 3);
+        ensure!(activity.attempts <= bound, "{} calls", activity.attempts);
+    }
+    Ok(())
+}
+
+/// How many clients are asked where none takes the range.
+fn clients(lab: &Lab) -> u64 {
+    match lab.setup.mode() {
+        PinMode::Persistent => 1,
+        PinMode::Revocable => 2,
+    }
+}
+
+/// Refused with `EFAULT`, and with no pin left. With ours at exactly so many calls to pin a client.
+fn refused(lab: &Lab, span: Span, calls: u64) -> Result<()> {
+    let (result, activity) = counted(|| Ok(lab.far.register(span, full_access())))?;
+    match result {
+        Ok(_) => bail!("registered"),
+        Err(refused) => ensure!(refused.errno() == libc::EFAULT, "{refused}"),
+    }
+    let pins = Counters::read()?.live_pins()?;
+    ensure!(pins == 0, "{pins} pins are left");
+    if lab.setup.peermem == Peermem::Ours {
+        let expected = calls * clients(lab);
+        ensure!(
+            activity.attempts == expected,
+            "{} calls to pin where {expected} were expected",
+            activity.attempts
+        );
+    }
+    Ok(())
+}
+
+fn holes(lab: &Lab) -> Result<()> {
+    const PARTS: usize = 5;
+    lab.needs_module()?;
+    let mut seen = Vec::new();
+    // Where the range begins with the hole, the place is not GPU memory.
+    for (place, calls) in [2, 4, 6, 7, 9].into_iter().enumerate() {
+        let mut row = Row::of(lab, &[1; PARTS])?;
+        row.parts.get_mut(place).context("a part")?.free()?;
+        refused(lab, row.span(0, PARTS * M2)?, calls)?;
+        seen.push(calls);
+        // What lies before and behind is as good as ever.
+        if place + 2 < PARTS {
+            let behind = row.span((place + 1) * M2, (PARTS - place - 1) * M2)?;
+            drop(register(lab, &lab.far, behind)?);
+        }
+    }
+    note("calls_to_pin_for_each_hole", format_args!("{seen:?}"));
+    Ok(())
+}
+
+fn not_gpu_memory(lab: &Lab) -> Result<()> {
+    lab.needs_module()?;
+    let reserved = Mapping::reserve(4 * M2)?;
+    let first = reserved.addr().next_multiple_of(GRANULE) - reserved.addr();
+    for (offset, len, calls) in [
+        (0, GRANULE, 1),
+        (PAGE, GRANULE - PAGE, 1),
+        (0, GRANULE + 1, 2),
+        (PAGE, GRANULE, 2),
+        (0, 2 * GRANULE, 2),
+    ] {
+        let span = reserved.span(usize::try_from(first + offset)?, usize::try_from(len)?)?;
+        refused(lab, span, calls)?;
+    }
+    Ok(())
+}
+
+fn limit(lab: &Lab) -> Result<()> {
+    lab.needs_module()?;
+    lab.needs_ours()?;
+    let with = |limit: u32| {
+        let mut parameters = module::parameters();
+        parameters.push(format!("max_chunks={limit}"));
+        parameters
+    };
+    let row = Row::of(lab, &[2; 5])?;
+    module::loaded_with(&with(4), || {
+        registers(lab, &row, 0, 8 * M2)?;
+        registers(lab, &row, M2, 7 * M2)?;
+        let log = KernelLog::from_now()?;
+        refused(lab, row.span(0, 10 * M2)?, 11)?;
+        let lines = log.lines()?;
+        let said = lines.iter().filter(|line| line.contains("max_chunks=4"));
+        ensure!(said.count() == 1, "{lines:?}");
+        Ok(())
+    })?;
+    module::loaded_with(&with(1), || {
+        refused(lab, row.span(0, 10 * M2)?, 1)?;
+        registers(lab, &row, 0, 2 * M2).map(drop)
+    })?;
+    let replaced = Replaced::begin()?;
+    ensure!(module::load(&with(0)).is_err(), "loaded with max_chunks=0");
+    replaced.end()
+}
+
+/// A part is freed while the search stands at its first pin. If it is the part that is pinned, the search ends there.
+fn freed_between_pins(lab: &Lab) -> Result<()> {
+    lab.needs_mode(PinMode::Revocable)?;
+    lab.needs_ours()?;
+    const PARTS: usize = 4;
+    let stage = Stage::open(lab)?;
+    // The second client searches, too, and finds the hole.
+    for (gone, calls) in [2 + 2, 4 + 4, 6 + 6, 7 + 7].into_iter().enumerate() {
+        let mut row = Row::of(lab, &[1; PARTS])?;
+        let span = row.span(0, PARTS * M2)?;
+        let before = Counters::read()?;
+        let (hold, registration) = Hold::catch("nvidia/get_after_register", || {
+            stage.start_register_span(span)
+        })?;
+        row.parts.get_mut(gone).context("a part")?.free()?;
+        hold.release();
+        match registration.finish()?.done("the registration")? {
+            Ok(_) => bail!("registered without part {gone}"),
+            Err(refused) => ensure!(refused.errno() == libc::EFAULT, "{refused}"),
+        }
+        let activity = Counters::read()?.activity(&before)?;
+        note(
+            &format!("part_{gone}"),
+            format_args!(
+                "{} calls to pin, {} callbacks",
+                activity.attempts, activity.callbacks
+            ),
+        );
+        ensure!(activity.attempts == calls, "{} calls", activity.attempts);
+        ensure!(activity.callbacks == u64::from(gone == 0));
+        let pins = Counters::read()?.live_pins()?;
+        ensure!(pins == 0, "{pins} pins are left");
+    }
+    Ok(())
+}
+
+/// A search that takes seconds ends with its process.
+fn killed(lab: &Lab) -> Result<()> {
+    lab.needs_ours()?;
+    let before = Counters::read()?;
+    let calls = || Ok::<_, Error>(Counters::read()?.activity(&before)?.attempts);
+    let _slow = Parameter::set("nvidia", "pin_us", "200000")?;
+    let mut child = Process::start(&lab.setup, lab.setup.seed, &["search", "24"])?;
+    child.go();
+    let searches = sys::wait_until(Duration::from_secs(60), || Ok(calls()? >= 5))?;
+    ensure!(searches, "the child does not search");
+    let made = calls()?;
+    child.kill()?;
+    let more = calls()?.saturating_sub(made);
+    note("calls_to_pin_after_the_kill", more);
+    // One that was about to be made, and the first of each client's.
+    ensure!(
+        more <= 3,
+        "{more} calls to pin for a process that was killed"
+    );
+    ktap::check_rest(&before)
+}
+
+/// All parts are pinned, ib_core's ticket has not come yet, and one of them goes.
+fn freed_before_get_pages(lab: &Lab) -> Result<()> {
+    lab.needs_mode(PinMode::Revocable)?;
+    lab.needs_ours()?;
+    const PARTS: usize = 3;
+    let stage = Stage::open(lab)?;
+    for gone in 0..PARTS {
+        let mut row = Row::of(lab, &[1; PARTS])?;
+        let span = row.span(0, PARTS * M2)?;
+        let (hold, registration) = Hold::catch("ib_peer_mem/before_get_pages", || {
+            stage.start_register_span(span)
+        })?;
+        let before = Counters::read()?;
+        let pins = before.live_pins()?;
+        ensure!(pins == PARTS as u64, "{pins} pins");
+        row.parts.get_mut(gone).context("a part")?.free()?;
+        hold.release();
+        match registration.finish()?.done("the registration")? {
+            Ok(_) => bail!("registered without part {gone}"),
+            Err(refused) => ensure!(refused.errno() == libc::EINVAL, "{refused}"),
+        }
+        let activity = Counters::read()?.activity(&before)?;
+        ensure!(activity.callbacks == 1);
+        ensure!(activity.unpins == PARTS as u64 - 1, "{activity:?}");
+    }
+    Ok(())
+}
+
+/// Accesses to each part of a region of parts of 2 MiB.
+fn all_refused(lab: &Lab, local: &Arena, region: &Region, parts: usize) -> Result<()> {
+    for part in 0..parts {
+        for op in [Op::Write, Op::Read] {
+            let mut connection = rdma::connect(&lab.near, &lab.far)?;
+            let remote = region.part((part * M2) as u64, 64)?;
+            let status = connection.near.run(op, local.part(0, 64)?, remote)?.status;
+            ensure!(
+                status == Status::RemoteAccessError,
+                "{op} to part {part} of a revoked region: {status:?}"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Whichever part goes, the whole is revoked before the free returns; who gets the memory next keeps his bytes.
+fn part_freed(lab: &Lab) -> Result<()> {
+    lab.needs_mode(PinMode::Revocable)?;
+    const PARTS: usize = 3;
+    let local = Arena::on_host(lab, M2, 1)?;
+    for gone in 0..PARTS {
+        let mut row = Row::of(lab, &[1; PARTS])?;
+        let Some(region) = register(lab, &lab.far, row.span(0, PARTS * M2)?)? else {
+            return Ok(());
+        };
+        let place = row.parts[gone].bar_address();
+        let before = Counters::read()?;
+        row.parts[gone].free()?;
+        let activity = Counters::read()?.activity(&before)?;
+        ensure!(activity.callbacks == 1, "{activity:?}");
+        let state = peer_region(&lab.far, &region)?.state;
+        ensure!(state == "revoked", "rxe holds the region as {state}");
+
+        // Pinned, as memory is in BAR1.
+        let (stranger, theirs_too) = lab
+            .gpu(gone % 2)?
+            .allocate_there(M2, place, |next| {
+                Ok(lab.near.register(next.span(0, M2)?, full_access())?)
+            })?
+            .context("freed, and the place was not handed out again: something keeps it")?;
+        let theirs = Pattern::new(lab.setup.seed, 3).bytes(0, M2);
+        stranger.write(0, &theirs)?;
+        all_refused(lab, &local, &region, PARTS)?;
+        let mut found = vec![0; M2];
+        stranger.read(0, &mut found)?;
+        ensure!(found == theirs, "the new owner's bytes changed");
+        drop(theirs_too);
+        // The others are still pinned; they go next, with a callback each, and then the region.
+        let pins = Counters::read()?.live_pins()?;
+        ensure!(pins == PARTS as u64 - 1, "{pins} pins");
+        row.parts[(gone + 1) % PARTS].free()?;
+        let pins = Counters::read()?.live_pins()?;
+        ensure!(pins == PARTS as u64 - 2, "{pins} pins");
+        drop(region);
+        let pins = Counters::read()?.live_pins()?;
+        ensure!(pins == 0, "{pins} pins are left");
+    }
+    Ok(())
+}
+
+/// In the persistent mode what was freed stays the region's, and nobody else's.
+fn part_stays(lab: &Lab) -> Result<()> {
+    lab.needs_mode(PinMode::Persistent)?;
+    const PARTS: usize = 4;
+    let mut row = Row::of(lab, &[1; PARTS])?;
+    let Some(region) = register(lab, &lab.far, row.span(0, PARTS * M2)?)? else {
+        return Ok(());
+    };
+    let views = row
+        .parts
+        .iter()
+        .map(Allocation::bar_view)
+        .collect::<Result<Vec<_>>>()?;
+    let places: Vec<u64> = row.parts.iter().map(Allocation::bar_address).collect();
+    for gone in [1, 3] {
+        row.parts[gone].free()?;
+    }
+    let local = Arena::on_host(lab, M2, 1)?;
+    let mut connection = rdma::connect(&lab.near, &lab.far)?;
+    for (part, view) in views.iter().enumerate() {
+        let next = lab.gpu(part % 2)?.allocate(M2, Placement::Any)?;
+        ensure!(
+            !places.contains(&next.bar_address()),
+            "memory of a live region was given away"
+        );
+        let remote = region.part((part * M2) as u64, M2 as u64)?;
+        connection
+            .near
+            .transfer(Op::Write, local.part(0, M2)?, remote)?;
+        let mut found = vec![0; M2];
+        view.read(0, &mut found)?;
+        ensure!(found == local.expected(0, M2)?, "part {part}");
+    }
+    drop(region);
+    Ok(())
+}

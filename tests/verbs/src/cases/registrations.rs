@@ -1,0 +1,591 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Registrations that live, where they can be read: the file `registrations`, the counts, the tracepoints
+//! (`docs/observe.md`).
+//!
+//! The module is loaded anew for each case, so that numbers begin with one and counts with zero.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
+use std::thread;
+
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+
+use crate::cases::reasons::begin;
+use crate::cases::reasons::get;
+use crate::cases::reasons::lines;
+use crate::cases::reasons::parse;
+use crate::cases::reasons::Line;
+use crate::cases::register::peer_region;
+use crate::cases::stage::Stage;
+use crate::gpu::GRANULE;
+use crate::knobs::Parameter;
+use crate::ktap;
+use crate::ktap::note;
+use crate::ktap::Case;
+use crate::lab::Lab;
+use crate::lab::PinMode;
+use crate::module;
+use crate::rdma::full_access;
+use crate::rdma::Hca;
+use crate::rdma::Region;
+use crate::sys;
+use crate::sys::Placement;
+use crate::sys::Span;
+
+const M2: usize = GRANULE as usize;
+const FILE: &str = "registrations";
+const EVENTS: &str = "/sys/kernel/tracing/events/nvidia_peermem";
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "registrations.one_from_register_to_deregister",
+        run: one,
+    },
+    Case {
+        name: "registrations.over_two_gpus",
+        run: over_two_gpus,
+    },
+    Case {
+        name: "registrations.revoked_until_it_is_deregistered",
+        run: revoked,
+    },
+    Case {
+        name: "registrations.orphaned_until_it_is_freed",
+        run: kept,
+    },
+    Case {
+        name: "registrations.orphaned_on_a_lost_gpu",
+        run: lost,
+    },
+    Case {
+        name: "registrations.readers_beside_registrations",
+        run: readers,
+    },
+    Case {
+        name: "registrations.counters_agree",
+        run: counters_agree,
+    },
+    Case {
+        name: "registrations.tracepoints",
+        run: tracepoints,
+    },
+];
+
+fn number(line: &Line, key: &str) -> Result<u64> {
+    let text = get(line, key)?;
+    text.parse()
+        .with_context(|| format!("{key}={text} is no number"))
+}
+
+/// One line has these values.
+fn has(line: &Line, values: &[(&str, &str)]) -> Result<()> {
+    for (key, value) in values {
+        let seen = get(line, key)?;
+        ensure!(
+            seen == *value,
+            "{key}={seen} where {value} was expected: {line:?}"
+        );
+    }
+    Ok(())
+}
+
+/// The only registration that there is.
+fn only() -> Result<Line> {
+    let mut found = lines(FILE)?;
+    ensure!(found.len() == 1, "{found:?}");
+    found.pop().context("none")
+}
+
+fn none() -> Result<()> {
+    let found = lines(FILE)?;
+    ensure!(found.is_empty(), "{found:?}");
+    Ok(())
+}
+
+/// What is counted of the lives of each mode: `event/mode`, all that is not zero.
+fn counts() -> Result<BTreeMap<String, u64>> {
+    let mut counts = BTreeMap::new();
+    for line in lines("counters")? {
+        let event = get(&line, "event")?;
+        if event != "refused" && line.contains_key("mode") {
+            let count = number(&line, "count")?;
+            if count > 0 {
+                counts.insert(format!("{event}/{}", get(&line, "mode")?), count);
+            }
+        }
+    }
+    Ok(counts)
+}
+
+fn expected(mode: PinMode, events: &[(&str, u64)]) -> BTreeMap<String, u64> {
+    events
+        .iter()
+        .map(|(event, count)| (format!("{event}/{mode}"), *count))
+        .collect()
+}
+
+/// PCI addresses of what the GPU driver is bound to.
+fn gpus_of_the_machine() -> Result<BTreeSet<String>> {
+    let mut found = BTreeSet::new();
+    for entry in fs::read_dir("/sys/bus/pci/drivers/nvidia")? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if Path::new("/sys/bus/pci/devices").join(&name).exists() {
+            found.insert(name);
+        }
+    }
+    ensure!(!found.is_empty(), "no device has the GPU driver");
+    Ok(found)
+}
+
+/// Named as sysfs does, and there.
+fn is_card(address: &str) -> Result<()> {
+    let class = sys::read_line(&format!("/sys/bus/pci/devices/{address}/class"))?;
+    // A network controller.
+    ensure!(class.starts_with("0x02"), "{address} has class {class}");
+    Ok(())
+}
+
+fn one(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    let memory = lab.allocate_gpu(2 * M2)?;
+    let gpus = gpus_of_the_machine()?;
+    let mode = lab.setup.mode().to_string();
+    let own = std::process::id().to_string();
+    none()?;
+    let mut since = 0.0;
+    for (round, len) in [(1, M2), (2, 2 * M2), (3, M2)] {
+        let span = memory.span(0, len)?;
+        let region = lab.near.register(span, full_access())?;
+        let line = only()?;
+        let (addr, bytes) = (format!("{:#x}", region.addr()), len.to_string());
+        let entries = peer_region(&lab.near, &region)?.entries.to_string();
+        has(
+            &line,
+            &[
+                ("id", &round.to_string()),
+                ("state", "mapped"),
+                ("mode", &mode),
+                ("addr", &addr),
+                ("len", &bytes),
+                ("page", "65536"),
+                ("chunks", "1"),
+                ("entries", &entries),
+                ("tgid", &own),
+                ("pid", &sys::thread_id().to_string()),
+                ("comm", "gdr"),
+            ],
+        )?;
+        ensure!(gpus.contains(get(&line, "gpus")?), "{line:?}, {gpus:?}");
+        is_card(get(&line, "hca")?)?;
+        let at: f64 = get(&line, "since")?.parse()?;
+        ensure!(at >= since, "{at} after {since}");
+        since = at;
+        drop(region);
+        none()?;
+        note("line", format_args!("{line:?}"));
+    }
+    // Not in whole pages: shown is what is pinned.
+    let region = lab.near.register(memory.span(100, M2)?, full_access())?;
+    let start = format!("{:#x}", memory.span(0, M2)?.addr());
+    has(
+        &only()?,
+        &[("addr", &start), ("len", &(M2 + 0x1_0000).to_string())],
+    )?;
+    drop(region);
+    // And what is refused is never there.
+    let far = Span::anywhere(sys::free_address(GRANULE, GRANULE)?, GRANULE)?;
+    ensure!(lab.near.register(far, full_access()).is_err());
+    none()?;
+    let counted = counts()?;
+    let all = [("registered", 4), ("mapped", 4), ("released", 4)];
+    ensure!(counted == expected(lab.setup.mode(), &all), "{counted:?}");
+    Ok(())
+}
+
+/// Two allocations side by side, on two GPUs where there are two.
+fn over_two_gpus(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    let addr = sys::free_address(2 * GRANULE, GRANULE)?;
+    let _parts = [
+        lab.gpu(0)?.allocate(M2, Placement::At(addr))?,
+        lab.gpu(1)?.allocate(M2, Placement::At(addr + GRANULE))?,
+    ];
+    let region = lab
+        .near
+        .register(Span::anywhere(addr, 2 * GRANULE)?, full_access())?;
+    let line = only()?;
+    has(&line, &[("chunks", "2"), ("state", "mapped")])?;
+    let shown: Vec<&str> = get(&line, "gpus")?.split(',').collect();
+    note("gpus", get(&line, "gpus")?);
+    let want = lab.gpus().len().min(2);
+    ensure!(shown.len() == want, "{shown:?}: {want} were expected");
+    ensure!(shown.is_sorted(), "{shown:?}");
+    let gpus = gpus_of_the_machine()?;
+    for gpu in shown {
+        ensure!(gpus.contains(gpu), "{gpu} is none of {gpus:?}");
+    }
+    drop(region);
+    none()
+}
+
+fn revoked(lab: &Lab) -> Result<()> {
+    lab.needs_mode(PinMode::Revocable)?;
+    begin(lab)?;
+    let stage = Stage::open(lab)?;
+    let memory = lab.allocate_gpu(M2)?;
+    let other = lab.allocate_gpu(M2)?;
+    let region = stage.register(&memory)?;
+    let stays = stage.register(&other)?;
+    let before = lines(FILE)?;
+    stage.free(&memory)?;
+    let after = lines(FILE)?;
+    ensure!(after.len() == 2, "{after:?}");
+    has(&after[0], &[("id", "1"), ("state", "revoked")])?;
+    // All else is as it was.
+    for (key, value) in &before[0] {
+        if key != "state" {
+            has(&after[0], &[(key, value)])?;
+        }
+    }
+    ensure!(after[1] == before[1], "{after:?}, {before:?}");
+    let counted = counts()?;
+    note("counts", format_args!("{counted:?}"));
+    ensure!(
+        counted
+            == expected(
+                PinMode::Revocable,
+                &[
+                    ("registered", 2),
+                    ("mapped", 2),
+                    ("revoked", 1),
+                    ("active", 2),
+                    ("active_bytes", 2 * GRANULE),
+                ]
+            ),
+        "{counted:?}"
+    );
+    drop(region);
+    has(&only()?, &[("id", "2"), ("state", "mapped")])?;
+    drop(stays);
+    none()
+}
+
+/// Released by another process, which nvidia.ko does not take the pin from.
+fn kept(lab: &Lab) -> Result<()> {
+    lab.needs_mode(PinMode::Revocable)?;
+    begin(lab)?;
+    let stage = Stage::open(lab)?;
+    let memory = lab.allocate_gpu(M2)?;
+    stage.orphan(&memory)?;
+    let line = only()?;
+    let own = std::process::id().to_string();
+    has(
+        &line,
+        &[
+            ("id", "1"),
+            ("state", "orphaned"),
+            ("entries", "0"),
+            ("hca", "-"),
+            ("tgid", &own),
+        ],
+    )?;
+    let of = |alive: u64| {
+        let all = [
+            ("registered", 1),
+            ("mapped", 1),
+            ("released", 1),
+            ("active", alive),
+            ("active_bytes", alive * GRANULE),
+        ];
+        let mut all = expected(PinMode::Revocable, &all);
+        all.retain(|_, count| *count > 0);
+        all
+    };
+    let counted = counts()?;
+    ensure!(counted == of(1), "{counted:?}");
+    stage.free(&memory)?;
+    note("callbacks", stage.counted("callbacks")?);
+    none()?;
+    let counted = counts()?;
+    ensure!(counted == of(0), "{counted:?}");
+    Ok(())
+}
+
+/// What `peermemctl` says, in one line.
+fn peermemctl(command: &str) -> Result<String> {
+    let output = Command::new("peermemctl").arg(command).output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    Ok(text.split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+/// The GPU is lost, and its memory freed without a callback: the module waits for it, and stays. The tools report it once PCI
+/// has removed the device.
+fn lost(lab: &Lab) -> Result<()> {
+    const PCI: &str = "/sys/bus/pci";
+    lab.needs_mode(PinMode::Revocable)?;
+    begin(lab)?;
+    let stage = Stage::open(lab)?;
+    let memory = lab.allocate_gpu(M2)?;
+    let bdf = stage.gpu.bdf();
+    stage.orphan(&memory)?;
+    let gone = Parameter::set("nvidia", "gpu_lost", "Y")?;
+    stage.free(&memory)?;
+    let callbacks = stage.counted("callbacks")?;
+    ensure!(
+        callbacks == 0,
+        "{callbacks} callbacks of a GPU that is lost"
+    );
+    has(&only()?, &[("state", "orphaned"), ("gpus", bdf)])?;
+    module::must_stay()?;
+
+    fs::write(format!("{PCI}/devices/{bdf}/remove"), "1")?;
+    let answers = ["list", "stats", "doctor"].map(|command| (command, peermemctl(command)));
+    fs::write(format!("{PCI}/rescan"), "1")?;
+    for (command, answer) in answers {
+        let said =
+            format!("1 registration waits for its callback from GPU {bdf}, which is gone from PCI");
+        let answer = answer?;
+        ensure!(answer.contains(&said), "{command} says {answer}");
+    }
+    ensure!(
+        gpus_of_the_machine()?.contains(bdf),
+        "the GPU is not found again"
+    );
+
+    drop(gone);
+    note("callbacks", stage.counted("callbacks")?);
+    none()
+}
+
+/// Two read while two register and deregister: whole lines, in order, each number once, and whatever stays is met.
+fn readers(lab: &Lab) -> Result<()> {
+    const STAY: u64 = 60;
+    const LIVES: u64 = 60;
+    begin(lab)?;
+    let memory = lab.allocate_gpu(M2)?;
+    let span = memory.span(0, M2)?;
+    let register = |hca: &Hca| -> Result<Region> { Ok(hca.register(span, full_access())?) };
+    // More text than a reader's buffer takes at once.
+    let stay = (0..STAY)
+        .map(|_| register(&lab.near))
+        .collect::<Result<Vec<_>>>()?;
+    let done = AtomicBool::new(false);
+    let (looks, met) = thread::scope(|scope| -> Result<(u64, u64)> {
+        let read = || -> Result<(u64, u64)> {
+            let (mut looks, mut met) = (0, 0);
+            while !done.load(Ordering::Relaxed) || looks == 0 {
+                let found = lines(FILE)?;
+                let ids = found
+                    .iter()
+                    .map(|line| number(line, "id"))
+                    .collect::<Result<Vec<_>>>()?;
+                ensure!(ids.is_sorted_by(|a, b| a < b), "{ids:?}");
+                ensure!(
+                    ids.iter().take(STAY as usize).copied().eq(1..=STAY),
+                    "one that stays was not met: {ids:?}"
+                );
+                // Two threads have one each at a time, but the file may be read through several of their lives.
+                ensure!(
+                    ids.iter().all(|id| *id <= STAY + 2 * LIVES),
+                    "more than there ever were: {ids:?}"
+                );
+                for line in &found {
+                    let state = get(line, "state")?;
+                    ensure!(matches!(state, "pinned" | "mapped"), "{line:?}");
+                    let mapped = state == "mapped";
+                    ensure!((number(line, "entries")? > 0) == mapped, "{line:?}");
+                    ensure!((get(line, "hca")? != "-") == mapped, "{line:?}");
+                }
+                met += ids.len() as u64 - STAY;
+                looks += 1;
+            }
+            Ok((looks, met))
+        };
+        let of_readers = [scope.spawn(read), scope.spawn(read)];
+        let live = |hca| (0..LIVES).try_for_each(|_| register(hca).map(drop));
+        let lives = [&lab.near, &lab.far].map(|hca| scope.spawn(move || live(hca)));
+        let lives = lives.map(thread::ScopedJoinHandle::join);
+        done.store(true, Ordering::Relaxed);
+        let (mut looks, mut met) = (0, 0);
+        for reader in of_readers {
+            let seen = reader.join().ok().context("a reader panicked")??;
+            (looks, met) = (looks + seen.0, met + seen.1);
+        }
+        for life in lives {
+            life.ok().context("a thread panicked")??;
+        }
+        Ok((looks, met))
+    })?;
+    note("looks", looks);
+    note("met_beside", met);
+    let counted = counts()?;
+    let all = STAY + 2 * LIVES;
+    ensure!(
+        counted
+            == expected(
+                lab.setup.mode(),
+                &[
+                    ("registered", all),
+                    ("mapped", all),
+                    ("released", 2 * LIVES),
+                    ("active", STAY),
+                    ("active_bytes", STAY * GRANULE),
+                ]
+            ),
+        "{counted:?}"
+    );
+    drop(stay);
+    none()
+}
+
+/// What is counted as alive is what is listed, whatever comes and goes.
+fn counters_agree(lab: &Lab) -> Result<()> {
+    const MOST: usize = 8;
+    begin(lab)?;
+    let mode = lab.setup.mode();
+    let memory = lab.allocate_gpu(MOST * M2)?;
+    let agree = |registered: u64, released: u64| -> Result<()> {
+        let found = lines(FILE)?;
+        let bytes = found
+            .iter()
+            .map(|line| number(line, "len"))
+            .sum::<Result<u64>>()?;
+        let mut want = expected(
+            mode,
+            &[
+                ("registered", registered),
+                ("mapped", registered),
+                ("released", released),
+                ("active", found.len() as u64),
+                ("active_bytes", bytes),
+            ],
+        );
+        want.retain(|_, count| *count > 0);
+        let counted = counts()?;
+        ensure!(counted == want, "{counted:?} where {want:?} was expected");
+        ensure!(found.len() as u64 == registered - released, "{found:?}");
+        Ok(())
+    };
+    agree(0, 0)?;
+    let mut regions = Vec::new();
+    for count in 1..=MOST {
+        let span = memory.span(0, count * M2)?;
+        regions.push(lab.near.register(span, full_access())?);
+        agree(count as u64, 0)?;
+    }
+    let mut released = 0;
+    while !regions.is_empty() {
+        // From the middle: neither the first nor the last that came.
+        drop(regions.remove(regions.len() / 2));
+        released += 1;
+        agree(MOST as u64, released)?;
+    }
+    note("registrations", MOST);
+    Ok(())
+}
+
+fn fields(event: &str) -> Result<Vec<String>> {
+    let format = fs::read_to_string(format!("{EVENTS}/{event}/format"))?;
+    Ok(format
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("field:")?.split_once(';'))
+        .map(|(field, _)| field.to_owned())
+        .filter(|field| !field.contains(" common_"))
+        .collect())
+}
+
+fn tracepoints(lab: &Lab) -> Result<()> {
+    const TRACE: &str = "/sys/kernel/tracing/instances/registrations";
+    begin(lab)?;
+    if !Path::new(EVENTS).join("registered").exists() {
+        return ktap::skip("this kernel has no tracepoints");
+    }
+    // As documented.
+    let documented: [(&str, &[&str]); 4] = [
+        (
+            "registered",
+            &[
+                "u64 id",
+                "u64 addr",
+                "u64 len",
+                "u64 page",
+                "u64 chunks",
+                "pid_t tgid",
+                "__data_loc char[] mode",
+            ],
+        ),
+        ("mapped", &["u64 id", "u32 entries", "char hca[20]"]),
+        ("revoked", &["u64 id"]),
+        ("released", &["u64 id", "__data_loc char[] state"]),
+    ];
+    for (event, expected) in documented {
+        let found = fields(event)?;
+        ensure!(found == expected, "{event}: {found:?}");
+    }
+    fs::create_dir_all(TRACE)?;
+    let result = traced(lab, TRACE, &documented.map(|(event, _)| event));
+    fs::remove_dir(TRACE)?;
+    result
+}
+
+/// Name and line of each event in the trace.
+fn events(trace: &str) -> Result<Vec<(String, Line)>> {
+    fs::read_to_string(format!("{trace}/trace"))?
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| {
+            // After the time: "NAME: KEY=VALUE …".
+            let (head, keys) = line.rsplit_once(": ").context(line.to_owned())?;
+            let (_, event) = head.rsplit_once(' ').context(line.to_owned())?;
+            Ok((event.to_owned(), parse(keys)?))
+        })
+        .collect()
+}
+
+fn traced(lab: &Lab, trace: &str, all: &[&str]) -> Result<()> {
+    let mode = lab.setup.mode();
+    let stage = Stage::open(lab)?;
+    let memory = lab.allocate_gpu(M2)?;
+    // Off: nothing is written.
+    drop(stage.register(&memory)?);
+    ensure!(events(trace)?.is_empty(), "{:?}", events(trace)?);
+    for event in all {
+        fs::write(format!("{trace}/events/nvidia_peermem/{event}/enable"), "1")?;
+    }
+    let region = stage.register(&memory)?;
+    let line = only()?;
+    if mode == PinMode::Revocable {
+        stage.free(&memory)?;
+    }
+    drop(region);
+    let seen = events(trace)?;
+    let names: Vec<&str> = seen.iter().map(|(name, _)| name.as_str()).collect();
+    note("events", names.join(" "));
+    let (want, last): (&[&str], _) = match mode {
+        PinMode::Persistent => (&["registered", "mapped", "released"], "pinned"),
+        PinMode::Revocable => (&["registered", "mapped", "revoked", "released"], "revoked"),
+    };
+    ensure!(names == want, "{names:?}");
+    for (name, keys) in &seen {
+        has(keys, &[("id", get(&line, "id")?)])?;
+        // What both have is the same in both.
+        for (key, value) in keys.iter().filter(|(key, _)| *key != "state") {
+            has(&line, &[(key, value)]).with_context(|| name.clone())?;
+        }
+    }
+    has(&seen[want.len() - 1].1, &[("state", last)])?;
+    // Off again.
+    for event in all {
+        fs::write(format!("{trace}/events/nvidia_peermem/{event}/enable"), "0")?;
+    }
+    drop(stage.register(&lab.allocate_gpu(M2)?)?);
+    ensure!(events(trace)?.len() == want.len());
+    Ok(())
+}
