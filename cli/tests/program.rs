@@ -263,7 +263,7 @@ fn list_says_why_a_recording_has_none() {
     };
     let (status, out, errors) = list(MACHINE);
     assert_eq!((status, errors.as_str()), (Some(0), ""));
-    assert_eq!(out, "no registration of GPU memory is alive\n");
+    assert_eq!(out, "no registration of GPU memory is active\n");
     let recorded = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/tests/recordings/four-h200s.json"
