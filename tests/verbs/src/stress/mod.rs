@@ -482,9 +482,27 @@ fn report_stall() {
     let Ok(mut log) = fs::OpenOptions::new().write(true).open("/dev/kmsg") else {
         return;
     };
+    let registrations = fs::read_to_string("/sys/kernel/debug/nvidia_peermem/registrations");
+    for line in registrations.unwrap_or_default().lines() {
+        let _ = writeln!(log, "stress: registered: {line}");
+    }
     let Ok(processes) = fs::read_dir("/proc") else {
         return;
     };
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        for fd in fs::read_dir(entry.path().join("fd"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            if let Ok(to) = fs::read_link(fd.path()) {
+                let to = to.display().to_string();
+                if to.contains("uverbs") || to.contains("socket") {
+                    let _ = writeln!(log, "stress: open: {} {to}", fd.path().display());
+                }
+            }
+        }
+    }
     for entry in processes.flatten() {
         let Ok(tasks) = fs::read_dir(entry.path().join("task")) else {
             continue;
