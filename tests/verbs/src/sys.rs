@@ -96,8 +96,7 @@ pub(crate) fn parent() -> Pid {
     unsafe { libc::getppid() }
 }
 
-/// Time that has passed in jiffies, in which the kernel measures its own intervals. They count the ticks that came: where
-/// the host does not let the machine run they fall behind all clocks, by seconds, and for good.
+/// Time that has passed in jiffies, in which the kernel measures its own intervals.
 pub(crate) fn jiffies() -> Result<Duration> {
     // SAFETY: Takes no pointer that it would use, and says what the kernel's count is, in units that do not change.
     let (now, hz) = unsafe {
