@@ -277,8 +277,16 @@ impl Crew<'_> {
             self.start_sessions()?;
             self.shoot();
             let alone = self.reap()?;
-            if board.is_stopped() && alone {
-                break;
+            if board.is_stopped() {
+                // A slow session may hand one on when the keeper has ended, and a GPU that is being unbound waits for
+                // what is pinned through it.
+                while let Some(descriptor) = sys::receive_descriptor(kept.as_fd())? {
+                    drop(descriptor);
+                    board.done(Operation::LastClose);
+                }
+                if alone {
+                    break;
+                }
             }
             // A process that ends is progress, too.
             let progress = board.total() + self.next + self.killed;
@@ -293,11 +301,6 @@ impl Crew<'_> {
                 );
             }
             std::thread::sleep(Duration::from_millis(2));
-        }
-        // A slow session may have handed one on when the keeper had ended.
-        while let Some(descriptor) = sys::receive_descriptor(kept.as_fd())? {
-            drop(descriptor);
-            board.done(Operation::LastClose);
         }
         ensure!(!board.has_failed(), "a process has failed");
         let count = |wanted: Operation| {
