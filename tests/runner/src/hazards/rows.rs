@@ -21,9 +21,9 @@ pub(super) const HEAD: &str = "\
 Sixteen ways in which a peer-memory module for NVIDIA's GPUs can go wrong, each as a schedule that leaves nothing to
 chance, run against NVIDIA's C module and against this one. The letters are this project's own.
 
-- **In a VM, not on hardware.** What pins and maps is NVIDIA's own `nv-p2p.c` ({version}) over a resource manager that is
-  imitated, but where a result says _on the stand-in's p2p.c_: strange answers, which NVIDIA's code gives on no request
-  (`tests/gpu`). ib_core and the NIC are patched ones. What is shown is what the modules do there.
+- **In a VM, not on hardware.** What pins and maps is NVIDIA's own `nv-p2p.c` ({version}) over a resource manager that
+  is imitated, but where a result says _on the stand-in's p2p.c_: strange answers, which NVIDIA's code gives on no
+  request (`tests/gpu`). ib_core and the NIC are patched ones. What is shown is what the modules do there.
 - **NVIDIA's module is {version}**, Debian's package. The hazards were read in a newer one (595), whose default is the
   mode that nobody revokes: A to F are about the mode with the callback, `persistent_api_support=0` there and
   here, and the first client of {version}. It runs with and without the callback by what the NIC says that it can do.
@@ -42,7 +42,7 @@ pub(super) const ROWS: &[Row] = &[
         letter: "A",
         what: "A process that did not pin unpins: the provider says 0 and does nothing",
         schedule: "fork; the child closes the last descriptor; rmmod; free",
-        rule: "The provider holds a number, and the pin holds the module, until the callback comes: `Slot` in `src/callback_pin.rs`",
+        rule: "The provider holds a number, and the pin holds the module, until the callback comes: `CallbackEntry` in `src/callback_pin.rs`",
         more: Some(
             "The provider looks for a pin among those of the calling process alone. With NVIDIA's module the pin and its \
              callback outlive everything that the callback uses: the context is freed when the region goes, and nothing \
@@ -53,14 +53,14 @@ pub(super) const ROWS: &[Row] = &[
         letter: "B",
         what: "dma_unmap of a page table that a finished callback took with it",
         schedule: "deregister up to dma_unmap; free, callback and all; go on",
-        rule: "The callback unmaps under the region's lock; dma_unmap finds nothing: `Region::revoke` in `src/revocable.rs`",
+        rule: "The callback unmaps under the region's lock; dma_unmap finds nothing: `Inner::revoke` in `src/revocable.rs`",
         more: None,
     },
     Row {
         letter: "C",
         what: "A late put finds another pin at the address of its dead page table",
         schedule: "deregister up to the put; free; register other memory; go on",
-        rule: "A pin that was called back is never put, and no pin is made between look and put: `Held` in `src/callback_pin.rs`",
+        rule: "A pin that was called back is never put, and no pin is made between check and put: `CallbackPin` in `src/callback_pin.rs`",
         more: Some(
             "The region whose pin was put by mistake is never revoked: its memory can be freed and given to somebody else, and \
              RDMA goes on writing there. The schedule does that, and looks at the next owner's bytes.",
@@ -70,7 +70,7 @@ pub(super) const ROWS: &[Row] = &[
         letter: "D",
         what: "The memory is freed between pin and map, or while it is mapped",
         schedule: "register up to the map, into it, or up to the ticket; free; go on",
-        rule: "The addresses are copied in acquire and mapped without the provider; a mark makes the next step fail: `Held::read`, `Region::revoke`",
+        rule: "The addresses are copied in acquire and mapped without the provider; a mark makes the next step fail: `CallbackPin::read`, `Inner::revoke`",
         more: Some(
             "Not to be cured while the provider maps: a callback beside `nvidia_p2p_dma_map_pages()` can neither wait, since the \
              map wants the lock that the callback holds, nor return, since the page table is freed then. This module's \
@@ -146,7 +146,7 @@ pub(super) const ROWS: &[Row] = &[
         letter: "M",
         what: "Records for an absurd length are allocated before anybody looks at the address",
         schedule: "8 TiB from an address of 2 MiB",
-        rule: "A limit of 1 TiB before the provider is called: `MAX_LEN` in `src/persistent.rs`",
+        rule: "A limit of 1 TiB before the provider is called: `MAX_LEN` in `src/mr.rs`",
         more: Some(
             "`nv-p2p.c` allocates 16 bytes for each page of 64 KiB, an address and two numbers, before it asks whose the memory \
              is: 2,048 MiB a call for 8 TiB. Up to the limit it does so for this module as well, up to 256 MiB.",
