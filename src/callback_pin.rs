@@ -22,16 +22,16 @@
 //!
 //! # Rules, and what fails without them
 //!
-//! - What the provider holds of ours is a number, never a pointer: [`free_callback`] looks it up under a lock,
-//!   and holds a reference while it works. A callback can come long after the drop of its pin, when
+//! - What the provider holds of ours is a number, never a pointer: [`free_callback`] looks it up under a
+//!   lock, and holds a reference while it works. A callback can come long after the drop of its pin, when
 //!   the provider did not unpin.
-//! - The page table is read only where it is known to be alive: in [`CallbackPin::read`], with the entry locked and
-//!   alive. The callback waits for that lock before it returns, and the table dies with its return.
-//!   Later the table is no more than a key.
+//! - The page table is read only where it is known to be alive: in [`CallbackPin::read`], with the entry
+//!   locked and alive. The callback waits for that lock before it returns, and the table dies with its
+//!   return. Later the table is no more than a key.
 //! - A pin whose callback has come is never put: its table's address may belong to another pin by now.
 //!   Between the check and the put no new pin of ours can be made, of either mode: pins are made
-//!   beside each other ([`env::put_rwsem_read`]), check and put are alone ([`env::put_rwsem_write`]). The
-//!   gate lies outside the API lock. Against pins that another module makes for the same process there
+//!   beside each other ([`env::put_rwsem_read`]), check and put are alone ([`env::put_rwsem_write`]). This
+//!   semaphore lies outside the API lock. Against pins that another module makes for the same process there
 //!   is no such help.
 //! - The provider looks for a pin to put among those of the calling process. From another process it
 //!   does nothing and says that it did. Then the entry, and all that it holds, stays until the callback.

@@ -25,7 +25,7 @@
 //! which counts, too: a pin costs by its length.
 //!
 //! Where nvidia.ko hands BAR1 out at each pin, one that is made over a living one shares that one's
-//! extent, and gets another for the rest, elsewhere: a run more for as long as it lives. So a pin is kept
+//! extent, and gets another for the rest, elsewhere: a range more for as long as it lives. So a pin is kept
 //! only if it was made with no other of the search beneath.
 //!
 //! That a pin of the expected length succeeds does not say that its allocation ends there. This is
@@ -67,7 +67,7 @@ pub(crate) const CALLS_MORE: u64 = 64;
 /// At the latest after so many chunks of the expected length it is seen whether one goes on.
 pub(crate) const PATIENCE: u64 = 32;
 
-/// Pins `span` by calls to `pin`, as a whole or in pieces in the order of their addresses, at most
+/// Pins `span` by calls to `pin`, as a whole or in chunks in the order of their addresses, at most
 /// `limit` of them, or not at all. Before each call but the first `go_on` is asked. May sleep, where
 /// `pin` or the drop of a pin does.
 ///

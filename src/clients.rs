@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The two clients that ib_core sees, one for each mode of region.
+//! The two clients that ib_core sees, one for each pin mode.
 
 use core::marker::PhantomData;
 

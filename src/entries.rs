@@ -69,7 +69,8 @@ impl List {
     ///
     /// # Safety
     ///
-    /// `node` is not in the list, and `next` is; the numbers then grow. `node` is not moved, and there until it is removed.
+    /// `node` is not in the list, and `next` is; the numbers then grow. `node` is not moved, and there until it is
+    /// removed.
     unsafe fn insert(&mut self, node: *mut Node, next: *mut Node) {
         let prev = if next.is_null() {
             self.last
@@ -141,8 +142,9 @@ static REGISTRY: StaticSpinLock<Registry> = StaticSpinLock::new(
 ///
 /// # Invariants
 ///
-/// Lies where it does until it is dropped. The node is accessed with the lock held alone, but for a look at `registration` in
-/// the drop; and then, but for a moment, it is in the list if and only if `registration` is not `None`.
+/// Lies where it does until it is dropped. The node is accessed with the lock held alone, but for a look at
+/// `registration` in the drop; and then, but for a moment, it is in the list if and only if `registration` is not
+/// `None`.
 pub(crate) struct Entry(UnsafeCell<Node>, PhantomPinned);
 
 // SAFETY: What is in it is plain, and is accessed with the lock held.
@@ -164,31 +166,32 @@ impl Entry {
         &self,
         f: impl FnOnce(&mut RegistryStats, &mut Option<Registration>) -> Option<Transition>,
     ) {
-        let event = REGISTRY.with(|Registry { stats, list }| {
+        let transition = REGISTRY.with(|Registry { stats, list }| {
             let node = self.0.get();
             // SAFETY: The lock is held.
             let registration = unsafe { &mut (*node).registration };
             let was = registration.is_some();
-            let event = f(stats, registration);
+            let transition = f(stats, registration);
             match (was, registration.is_some()) {
-                // SAFETY: Not in the list by the type invariant, and not moved until the drop, which removes it. Numbers grow.
+                // SAFETY: Not in the list by the type invariant, and not moved until the drop, which removes it. Numbers
+                // grow.
                 (false, true) => unsafe { list.insert(node, ptr::null_mut()) },
                 // SAFETY: In the list by the type invariant.
                 (true, false) => unsafe { list.remove(node) },
                 _ => {}
             }
-            event
+            transition
         });
-        if let Some(event) = event {
-            trace::life(event);
+        if let Some(transition) = transition {
+            trace::life(transition);
         }
     }
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        // SAFETY: What is in it only [`Entry::update`] changes, and nobody is there any more to call that. The links are
-        // others', who may hold the lock.
+        // SAFETY: What is in it only [`Entry::update`] changes, and nobody is there any more to call that. The links
+        // are others', who may hold the lock.
         if unsafe { (*self.0.get()).registration.is_some() } {
             self.update(RegistryStats::remove);
         }
@@ -248,8 +251,8 @@ impl Cursor {
         Cursor(UnsafeCell::new(position), PhantomPinned)
     }
 
-    /// A copy of the first with this number or a higher one. Takes as many steps as there are entries between the number
-    /// of the last call and this one; from the beginning, where this one is lower.
+    /// A copy of the first with this number or a higher one. Takes as many steps as there are entries between the
+    /// number of the last call and this one; from the beginning, where this one is lower.
     pub(crate) fn find(&self, number: u64) -> Option<Registration> {
         REGISTRY.with(|Registry { list, .. }| {
             let position = self.0.get();

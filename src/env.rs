@@ -47,7 +47,8 @@ pub(crate) use super::sync::put_rwsem_read;
 pub(crate) use super::sync::put_rwsem_write;
 
 /// A registration, in memory of its own: what is fixed of it (`of`), what its lock guards (`state`), and its entry
-/// in the registry (`entry`). The drop of the entry calls [`RegistryStats::remove`](super::registry::RegistryStats::remove).
+/// in the registry (`entry`). The drop of the entry calls
+/// [`RegistryStats::remove`](super::registry::RegistryStats::remove).
 pub(crate) use super::entries::Registered;
 
 /// What tells one thread from another.
@@ -108,8 +109,8 @@ pub(crate) use super::nv::TablePtr as PageTable;
 pub(crate) use super::nv::Callback;
 
 /// Pins a span in the calling process. Takes the API lock. From then on, and even before the return,
-/// [`Callback::free_callback`] may be called with the number, at most once, and the table dies with the return of that call.
-/// `None`: pinned, but there is nothing to put it by.
+/// [`Callback::free_callback`] may be called with the number, at most once, and the table dies with the return of
+/// that call. `None`: pinned, but there is nothing to put it by.
 pub(crate) use super::nv::get_pages;
 
 /// Unpins, if the table is that of a pin of the calling process. Does not look into the table. Takes the API

@@ -87,8 +87,8 @@ impl Contents for Counters {
                 )?;
             }
         }
-        for (info, kind) in Event::ALL.iter().zip(&log::EVENTS) {
-            core::writeln!(f, "event={} count={}", info.name, kind.count())?;
+        for (info, limit) in Event::ALL.iter().zip(&log::EVENTS) {
+            core::writeln!(f, "event={} count={}", info.name, limit.count())?;
         }
         // All of one moment.
         let counts = entries::stats(RegistryStats::counts);

@@ -23,7 +23,7 @@ DEFINE_SPINLOCK(peermem_registry_lock);
 DEFINE_SPINLOCK(peermem_history_lock);
 DEFINE_MUTEX(peermem_quota_lock);
 DEFINE_MUTEX(peermem_callbacks_lock);
-/* Taken with a slot's lock held; below it are the PCI core's. */
+/* Taken with an entry's lock held; below it are the PCI core's. */
 DEFINE_MUTEX(peermem_bars_lock);
 DECLARE_RWSEM(peermem_put_rwsem);
 

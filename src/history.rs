@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The last refusals: a bounded list of the last ones, and a line of text for each.
+//! The last refusals: a bounded list, and a line of text for each.
 //!
 //! `docs/observe.md` promises the form of the line to programs.
 //!
@@ -20,9 +20,9 @@ pub(crate) const FORMAT: u32 = 2;
 /// The mode of a pin, and with it the client that has it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum PinMode {
-    /// The client whose pins nobody takes away.
+    /// Nobody takes the pages away.
     Persistent,
-    /// The client whose pins go when the memory is freed.
+    /// The pin goes when the memory is freed.
     Revocable,
 }
 
@@ -103,7 +103,7 @@ impl fmt::Display for Comm<'_> {
 /// A refusal, with all that is known of it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Refusal {
-    /// Of which client.
+    /// By which client.
     pub(crate) mode: PinMode,
     /// When.
     pub(crate) step: Step,

@@ -102,7 +102,7 @@ impl<T: core::fmt::Display> fmt::Display for Plain<T> {
     }
 }
 
-/// How often each mode refused for each kind of reason.
+/// How often the client of each mode refused for each reason.
 pub(crate) static REFUSED: [[Atomic<u64>; REASONS]; PinMode::ALL.len()] =
     [const { [const { Atomic::new(0) }; REASONS] }; PinMode::ALL.len()];
 
@@ -120,9 +120,9 @@ pub(crate) fn refused(mode: PinMode, step: Step, addr: u64, len: u64, reason: Re
     static LIMITS: [RatelimitState; REASONS] = [const { RatelimitState::new() }; REASONS];
 
     let reason = reason.refine(|| task::vma_kind(addr));
-    let kind = reason.index();
+    let at = reason.index();
     // CAST: A number of a mode.
-    if let Some(count) = REFUSED.get(mode as usize).and_then(|all| all.get(kind)) {
+    if let Some(count) = REFUSED.get(mode as usize).and_then(|all| all.get(at)) {
         count.fetch_add(1, Relaxed);
     }
     let refusal = Refusal {
@@ -142,7 +142,7 @@ pub(crate) fn refused(mode: PinMode, step: Step, addr: u64, len: u64, reason: Re
         true => i64::MAX,
         false => SILENCE,
     };
-    if let Some(times) = LIMITS.get(kind).and_then(|kind| kind.pass_after(silence)) {
+    if let Some(times) = LIMITS.get(at).and_then(|limit| limit.pass_after(silence)) {
         pr_notice!(
             "refused {:#x}+{:#x} of process {} in {}: {}{}\n",
             addr,
@@ -187,10 +187,10 @@ impl fmt::Display for Line<'_> {
 fn report(event: Event, span: Option<&Span>, code: Option<c_int>) {
     // CAST: The number of a row.
     let at = event as usize;
-    let (Some(kind), Some(info)) = (EVENTS.get(at), Event::ALL.get(at)) else {
+    let (Some(limit), Some(info)) = (EVENTS.get(at), Event::ALL.get(at)) else {
         return;
     };
-    let Some(times) = kind.pass() else {
+    let Some(times) = limit.pass() else {
         return;
     };
     let line = Line {

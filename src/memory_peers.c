@@ -13,7 +13,7 @@
  * crate knows neither kobjects nor kernfs, and nothing would be left that is
  * not unsafe.
  *
- * The order is: look, register all clients with ib_core, show; hide, unregister
+ * The order is: probe, register all clients with ib_core, show; hide, unregister
  * them. An ib_core that has the directory makes it at the latest with its first
  * client, and a client's own before it returns from its registration. Before
  * that, a directory of ours would be in its way, and make it refuse the client.
@@ -51,7 +51,7 @@ module_param(memory_peers, bool, 0444);
 MODULE_PARM_DESC(memory_peers,
 		 "Show the clients in /sys/kernel/mm/memory_peers where ib_core does not: Y [default] or N");
 
-/* /sys/kernel/mm, from look to hide; referenced. */
+/* /sys/kernel/mm, from probe to hide; referenced. */
 static struct kobject *mm;
 /* Somebody had a client of our name before ib_core knew us. */
 static bool was_there;

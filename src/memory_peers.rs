@@ -36,7 +36,7 @@ const _: () = {
     assert!(offset_of!(PeerStats, free_callbacks) == offset_of!(c::peermem_stats, free_callbacks));
 };
 
-/// The directory `/sys/kernel/mm/memory_peers`, from the look whether ib_core has it. Nobody sees it
+/// The directory `/sys/kernel/mm/memory_peers`, from the check whether ib_core has it. Nobody sees it
 /// any more, and nobody is in it, after the drop.
 ///
 /// # Invariants

@@ -134,11 +134,11 @@ unsafe impl Sync for WeakSymbol {}
 impl WeakSymbol {
     /// The name of the first of `all` that is not there.
     pub(crate) fn first_missing(all: &'static [WeakSymbol]) -> Option<&'static str> {
-        let missing = all.iter().find(|needed| {
+        let missing = all.iter().find(|symbol| {
             // SAFETY: Part of a static. As it stands in memory: rustc takes no function's address for 0.
-            unsafe { (&raw const needed.0).read_volatile() }.is_null()
+            unsafe { (&raw const symbol.0).read_volatile() }.is_null()
         });
-        missing.map(|needed| needed.1)
+        missing.map(|symbol| symbol.1)
     }
 }
 

@@ -427,8 +427,8 @@ pub(crate) trait Callback {
 }
 
 /// `nvidia_p2p_get_pages()`: pins `span` in the calling process. Takes nvidia.ko's API lock. From then on
-/// [`Callback::free_callback`] may be called with `number`, once, and even before the return. `None`: pinned, but without a
-/// table. Refused without [`Callbacks`].
+/// [`Callback::free_callback`] may be called with `number`, once, and even before the return. `None`: pinned, but
+/// without a table. Refused without [`Callbacks`].
 pub(crate) fn get_pages<C: Callback>(
     span: &Span,
     number: usize,
@@ -438,8 +438,8 @@ pub(crate) fn get_pages<C: Callback>(
     }
     let mut table = ptr::null_mut();
     // SAFETY: `table` is valid for writes, and the function checks the range. The callback takes
-    // any number for its data. It is not unloaded before it has returned: there is `Callbacks`, whose drop waits for it,
-    // and which is dropped when no pin is left.
+    // any number for its data. It is not unloaded before it has returned: there is `Callbacks`, whose drop waits for
+    // it, and which is dropped when no pin is left.
     let ret = unsafe {
         c::nvidia_p2p_get_pages(
             0,

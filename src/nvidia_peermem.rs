@@ -10,14 +10,14 @@
 //! - [`clients`]: makes of each mode a client of ib_core's.
 //! - [`persistent`] and [`revocable`]: the life of one registration, in its two modes, and [`mr`] what they share.
 //! - [`chunks`]: the pins of a range that lies over several allocations. [`quota`]: what each user has pinned,
-//!   and the limit on it. [`callback_pin`], [`revocable_pin`]: the pins of the revocable mode, between their release and
-//!   the provider's callback.
+//!   and the limit on it. [`callback_pin`], [`revocable_pin`]: the pins of the revocable mode, between their
+//!   release and the provider's callback.
 //! - [`env`](mod@env): what these have of the kernel; tests put something else in its place.
 //! - [`files`], [`debugfs`]: what others can read.
 //! - [`ib`], [`nv`]: abstractions over ib_core and nvidia.ko.
-//! - [`log`], [`entries`], [`trace`]: what is logged, who is there, what is traced.
-//! - [`pci`], [`sg`], [`module`], [`params`], [`task`], [`memory_peers`], [`sync`], [`collections`]: abstractions over the
-//!   rest of the kernel. [`compat`]: what differs from kernel to kernel.
+//! - [`log`], [`entries`], [`trace`]: what is logged, which registrations there are, what is traced.
+//! - [`pci`], [`sg`], [`module`], [`params`], [`task`], [`memory_peers`], [`sync`], [`collections`]: abstractions
+//!   over the rest of the kernel. [`compat`]: what differs from kernel to kernel.
 //! - [`registry`], [`history`], [`reason`], [`stats`], [`device`], [`ranges`]: what is shown of a registration, why
 //!   one was refused, what is counted of each client, addresses. They use `core` alone, or nearly.
 

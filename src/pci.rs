@@ -152,7 +152,7 @@ impl Drop for PciDevice {
 /// How many devices are remembered.
 const BAR_CACHE_LEN: usize = 16;
 
-/// The devices in whose BARs addresses were found: a look for the next one begins with these, and walks over all
+/// The devices in whose BARs addresses were found: the search for the next one begins with these, and walks over all
 /// devices of the machine only if it is in none of them. Their references keep no device in the machine.
 struct BarCache {
     devices: [Option<(PciDevice, Gpus)>; BAR_CACHE_LEN],
@@ -188,8 +188,8 @@ impl BarCache {
             }
             None => Gpus::default(),
         };
-        let is_free = |owner: &Option<(PciDevice, Gpus)>| {
-            !owner.as_ref().is_some_and(|(device, _)| device.is_there())
+        let is_free = |known: &Option<(PciDevice, Gpus)>| {
+            !known.as_ref().is_some_and(|(device, _)| device.is_there())
         };
         let free = self.devices.iter().position(is_free);
         let place = free.unwrap_or_else(|| {
@@ -197,8 +197,8 @@ impl BarCache {
             self.next = (oldest + 1) % BAR_CACHE_LEN;
             oldest
         });
-        if let Some(owner) = self.devices.get_mut(place) {
-            *owner = Some((device, gpu));
+        if let Some(known) = self.devices.get_mut(place) {
+            *known = Some((device, gpu));
         }
         gpu
     }
@@ -207,8 +207,8 @@ impl BarCache {
 /// The memory BAR that has `addr` in it, of any PCI device, and which GPU that is. May sleep.
 fn bar_of(addr: u64) -> Option<(AddrRange, Gpus)> {
     BAR_CACHE.with(|cache| {
-        let owned = cache.devices.iter().flatten();
-        let mut known = owned.filter_map(|(device, gpu)| Some((device.bar(addr)?, *gpu)));
+        let all = cache.devices.iter().flatten();
+        let mut known = all.filter_map(|(device, gpu)| Some((device.bar(addr)?, *gpu)));
         if let Some(found) = known.next() {
             return Some(found);
         }

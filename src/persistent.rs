@@ -62,7 +62,7 @@ struct Chunk {
 }
 
 impl Chunk {
-    /// The DMA addresses, a run for each page.
+    /// The DMA addresses, a range for each page.
     fn pages(&self) -> impl Iterator<Item = AddrRange> + '_ {
         let mapping = self.mapping.as_ref();
         let addresses = mapping.map_or(&[][..], |mapping| mapping.addresses());

@@ -4,8 +4,7 @@
 //!
 //! A [`Charge`] is taken before the pin, in the context of the process that registers, and lives
 //! for as long as the memory may be pinned: with a revocable region that another process released,
-//! until its callback. It goes back to the user that it was taken from. Both clients draw on one
-//! account.
+//! until its callback. It goes back to the user that it was taken from. Both clients share one limit.
 //!
 //! A range that is registered twice is charged twice, as `RLIMIT_MEMLOCK` does it, though its pages
 //! occupy BAR1 once.
@@ -26,7 +25,7 @@ use super::{
 /// What one user has pinned.
 pub(crate) struct Usage {
     user: User,
-    /// An account without bytes serves the next user that needs one.
+    /// One without bytes serves the next user that needs one.
     bytes: u64,
 }
 
@@ -36,11 +35,11 @@ impl Usage {
     }
 }
 
-/// All of them, where there is a limit. A callback of the provider's waits for this lock: nothing is called with it
+/// All users', where there is a limit. A callback of the provider's waits for this lock: nothing is called with it
 /// held that waits for a callback.
 static USAGES: StaticMutex<SmallVec<Usage>> = StaticMutex::new(QUOTA_LOCK, SmallVec::new());
 
-/// Bytes on a user's account, until dropped.
+/// Bytes that are charged to a user, until dropped.
 pub(crate) struct Charge {
     user: User,
     bytes: u64,

@@ -203,7 +203,7 @@ fn entry(addr: u64, len: u64) -> SgEntry {
 /// How ranges become the entries of a scatter list.
 #[derive(Clone, Copy)]
 pub(crate) struct SgLayout {
-    /// The virtual address that the first run backs.
+    /// The virtual address that the first range backs.
     va: u64,
     /// A power of two of at most [`MAX_ENTRY`].
     window: u64,

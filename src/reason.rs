@@ -149,7 +149,7 @@ pub(crate) struct ReasonInfo {
     pub(crate) advice: &'static str,
 }
 
-/// Makes `Reason::ALL`, and what finds a refusal's place in it: that of the first pattern that fits.
+/// Makes `Reason::ALL`, and what finds a reason's row in it: that of the first pattern that fits.
 macro_rules! reasons {
     ($($row:ident: $pattern:pat => $name:literal, $errno:expr, $cause:ident, $message:literal, $advice:literal;)*) => {
         enum Row {
@@ -166,7 +166,7 @@ macro_rules! reasons {
                 advice: $advice,
             }),*];
 
-            /// The place of its reason in [`Reason::ALL`].
+            /// The index of its row in [`Reason::ALL`].
             pub(crate) fn index(&self) -> usize {
                 // CAST: They are numbered from 0.
                 match self {
@@ -264,14 +264,14 @@ reasons! {
 }
 
 impl Reason {
-    /// Its reason. `None` does not come: that is known to people, and not to the compiler.
+    /// Its row. `None` does not come: that is known to people, and not to the compiler.
     fn info(&self) -> Option<&'static ReasonInfo> {
         Reason::ALL.get(self.index())
     }
 
-    /// The name of its reason.
+    /// Its name, as programs read it.
     pub(crate) fn name(&self) -> &'static CStr {
-        self.info().map_or(c"unknown", |reason| reason.name)
+        self.info().map_or(c"unknown", |info| info.name)
     }
 
     /// nvidia.ko's code; 0 where it was not nvidia.ko that refused.
@@ -300,7 +300,7 @@ impl Reason {
     /// The negative errno that goes to ib_core, where a step may return one: nothing that it could take for success, or
     /// for a pointer.
     pub(crate) fn errno(&self) -> i32 {
-        let errno = self.info().and_then(|reason| reason.errno);
+        let errno = self.info().and_then(|info| info.errno);
         match errno.unwrap_or(self.code()) {
             errno @ -4095..=-1 => errno,
             _ => EINVAL,
@@ -311,10 +311,10 @@ impl Reason {
 /// What happened, what is known about it, and what to do.
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(reason) = self.info() else {
+        let Some(info) = self.info() else {
             return Ok(());
         };
-        f.write_str(reason.message)?;
+        f.write_str(info.message)?;
         match *self {
             Reason::Pin(code) | Reason::Map(code) => write!(f, " (nvidia.ko: {})", Code(code)),
             Reason::Hole { offset } => {
@@ -334,7 +334,7 @@ impl fmt::Display for Reason {
             Reason::TooManyChunks { limit } => write!(f, " (max_chunks={limit})"),
             _ => Ok(()),
         }?;
-        match reason.advice {
+        match info.advice {
             "" => Ok(()),
             advice => write!(f, "; {advice}"),
         }

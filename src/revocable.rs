@@ -32,8 +32,8 @@
 //!
 //! - A range over several allocations has as many pins ([`chunks`]), and one of them that goes revokes the
 //!   whole: the HCA has one key for all of it. The others stay pinned until `release`.
-//! - A callback before [`RevocableMr::set_ticket`] marks the region, and `set_ticket` fails: ib_core would otherwise
-//!   get a region that nobody will ever revoke.
+//! - A callback before [`RevocableMr::set_ticket`] marks the region, and `set_ticket` fails: ib_core would
+//!   otherwise get a region that nobody will ever revoke.
 //! - A callback without a ticket never calls ib_core. Tickets are small numbers that come round again:
 //!   a stale one would revoke a stranger's region. `release` clears the ticket under the lock.
 //! - `release` returns only when no callback of this region is inside ib_core or tearing down: ib_core

@@ -106,7 +106,7 @@ impl SgBuilder {
 }
 
 impl SgTable {
-    /// Allocates exactly as many entries as `layout` makes of `ranges`, and fills them. There is at least one run.
+    /// Allocates exactly as many entries as `layout` makes of `ranges`, and fills them. There is at least one range.
     pub(crate) fn build(
         ranges: impl Iterator<Item = AddrRange>,
         layout: SgLayout,

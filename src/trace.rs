@@ -32,10 +32,10 @@ pub(crate) fn refused(refusal: &Refusal) {
 }
 
 /// The tracepoints of a registration's life.
-pub(crate) fn life(event: Transition) {
+pub(crate) fn life(transition: Transition) {
     // SAFETY: The strings are NUL-terminated, and read during the call alone.
     unsafe {
-        match event {
+        match transition {
             Transition::Registered(Registration { number, info, .. }) => {
                 c::peermem_trace_registered(
                     number,

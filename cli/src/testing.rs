@@ -48,7 +48,7 @@ pub(crate) fn says(host: &dyn Host, line: &[&str]) -> (String, Status) {
     (out.into_text(), status)
 }
 
-/// In what mends a finding commands stand between backticks, and nothing else does.
+/// In the fix of a finding commands stand between backticks, and nothing else does.
 pub(crate) fn commands_are_marked(finding: &Finding) {
     const PROGRAMS: &[&str] = &[
         "displaymodeselector",

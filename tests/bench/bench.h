@@ -46,4 +46,4 @@ void table_mapped(const struct sg_table *table, unsigned long address,
 void table_init(struct dentry *root);
 void table_exit(void);
 
-#endif /* _RIG_BENCH_H_ */
+#endif /* _TEST_BENCH_H_ */

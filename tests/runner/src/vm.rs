@@ -231,11 +231,11 @@ pub(crate) struct Options {
     /// Gives the command a terminal
     #[arg(long, short = 't')]
     pub(crate) tty: bool,
-    /// Lays NVIDIA's module beside ours and names it in RIG_CONTROL_KO
+    /// Lays NVIDIA's module beside ours and names it in TESTVM_CONTROL_KO
     #[arg(long)]
     pub(crate) with_control: bool,
     /// With --peermem none: lays our module where modprobe finds it, and neighbours that it cannot work with (tests/drivers)
-    /// where RIG_DRIVERS says
+    /// where TESTVM_DRIVERS says
     #[arg(long)]
     pub(crate) beside: bool,
     /// The kernel takes signed modules alone (module.sig_enforce=1); those of the run are signed with the test VM's key
