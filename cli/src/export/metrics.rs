@@ -329,7 +329,7 @@ fn registrations(listing: &Listing, metrics: &Metrics) -> anyhow::Result<bool> {
     let labels = ["gpu", "index", "hca", "path", "mode", "state"];
     metrics.gauges(
         "peermem_registrations",
-        "Registrations that are active, or orphaned; one over several GPUs counts with the first.",
+        "Registrations in the module's list, by state; one over several GPUs counts with the first.",
         &labels,
         sums.iter()
             .map(|(labels, (count, _))| (labels.clone(), float(*count))),
