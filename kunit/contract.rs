@@ -177,13 +177,13 @@ suite!(
     }
 
     /// NICs that cannot lose a registration are for the client that never revokes.
-    fn clients_are_asked_in_order_and_only_what_the_card_can_do(card: EachCard) {
+    fn clients_are_asked_in_order_and_only_what_the_nic_can_do(nic: EachNic) {
         let names = descriptions();
         same!(names.len(), 2);
         same!(names.first().map(|seen| seen.name), Some(NvMem));
         same!(names.last().map(|seen| seen.name), Some(NvMemNc));
-        let umem = get(card.range())?;
-        same!(log().get(..2), Some(&[Acquire, card.pin][..]));
+        let umem = get(nic.range())?;
+        same!(log().get(..2), Some(&[Acquire, nic.pin][..]));
         umem.release();
     }
 
@@ -210,8 +210,8 @@ suite!(
     }
 
     /// What pins memory keeps the module loaded.
-    fn a_region_holds_the_module(card: EachCard) {
-        let umem = get(card.range())?;
+    fn a_region_holds_the_module(nic: EachNic) {
+        let umem = get(nic.range())?;
         check!(holds() > 0);
         umem.release();
         same!(holds(), 0);

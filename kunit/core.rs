@@ -614,13 +614,13 @@ pub(crate) fn get(request: Request) -> Result<Umem, Failed> {
 }
 
 /// `mapping_lock`, held.
-struct Held<'a> {
+struct Locked<'a> {
     /// Of a region that can be revoked.
     task: Option<usize>,
     guard: Guard<'a, Mapping, MutexBackend>,
 }
 
-impl Drop for Held<'_> {
+impl Drop for Locked<'_> {
     fn drop(&mut self) {
         if let Some(task) = self.task {
             core(|core| take_first(&mut core.holders, |holder| *holder == task));
@@ -643,7 +643,7 @@ impl Peer {
         ptr::with_exposed_provenance_mut(self.context)
     }
 
-    fn lock(&self) -> Held<'_> {
+    fn lock(&self) -> Locked<'_> {
         let guard = self.mapping.lock();
         let task = self.client.can_revoke.then(fakes::this_task);
         if let Some(task) = task {
@@ -651,7 +651,7 @@ impl Peer {
                 fails(c"ib_core", 0, fmt!("no memory"));
             }
         }
-        Held { task, guard }
+        Locked { task, guard }
     }
 
     /// get_pages, dma_map, get_page_size, with `mapping_lock` held.
@@ -807,7 +807,7 @@ impl Peer {
         if mapping.state != State::Mapped {
             return;
         }
-        record(Event::CardStops);
+        record(Event::NicStops);
         reach(Point::InvalidateLocked);
         if self.request.form == Form::Ofed49 {
             mapping.state = State::Unmapped;

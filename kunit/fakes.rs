@@ -148,7 +148,7 @@ pub(crate) enum Event {
     PutPages,
     Release,
     // ib_core has the RDMA driver stop the NIC.
-    CardStops,
+    NicStops,
     // The module calls nvidia.ko.
     Pin,
     Put,
@@ -833,9 +833,9 @@ unsafe extern "C" fn thread_main(data: *mut c_void) -> c_int {
     0
 }
 
-/// A gate for one thread, which another opens: it stays open.
+/// A latch for one thread, which another opens: it stays open.
 #[derive(Clone)]
-pub(crate) struct Gate(Arc<Passage>);
+pub(crate) struct Latch(Arc<Passage>);
 
 #[pin_data]
 struct Passage {
@@ -845,23 +845,23 @@ struct Passage {
     open: Completion,
 }
 
-impl Gate {
-    /// A thread that reaches `point` next stays there until the gate is opened.
+impl Latch {
+    /// A thread that reaches `point` next stays there until the latch is opened.
     pub(crate) fn at(point: Point) -> Result<Self> {
         let passage = pin_init!(Passage {
             reached <- Completion::new(),
             open <- Completion::new(),
         });
-        let gate = Gate(Arc::pin_init(passage, GFP_KERNEL)?);
-        let passed = gate.clone();
+        let latch = Latch(Arc::pin_init(passage, GFP_KERNEL)?);
+        let passed = latch.clone();
         at(point, move || {
             passed.0.reached.complete_all();
             passed.0.open.wait_for_completion();
         })?;
-        Ok(gate)
+        Ok(latch)
     }
 
-    /// Waits until a thread is at the gate.
+    /// Waits until a thread is at the latch.
     pub(crate) fn reached(&self) {
         self.0.reached.wait_for_completion();
     }

@@ -50,8 +50,8 @@ pub(crate) fn live(module: &'static ThisModule) -> Result {
         let clients = descriptions();
         record(Mark("up"));
         if init.is_ok() {
-            for card in [EachCard::CAN_LOSE, EachCard::CANNOT_LOSE] {
-                failure(card.range());
+            for nic in [EachNic::CAN_LOSE, EachNic::CANNOT_LOSE] {
+                failure(nic.range());
             }
         }
         record(Mark("exit"));
@@ -139,7 +139,7 @@ suite!(
         check!(!init.contains(&Pin) && !init.contains(&PinPersistent));
     }
 
-    fn a_range_goes_to_the_first_client_that_the_card_can_use(life: Life) {
+    fn a_range_goes_to_the_first_client_that_the_nic_can_use(life: Life) {
         let used = life.part("up", "exit");
         let count = |event| used.iter().filter(|have| **have == event).count();
         let want = match (life.is_good(), life.persistent_api_support) {

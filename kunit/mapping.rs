@@ -16,20 +16,20 @@ use crate::{
 suite!(
     mod peermem_mapping;
 
-    fn the_calls_of_one_registration_in_order(card: EachCard) {
+    fn the_calls_of_one_registration_in_order(nic: EachNic) {
         let umem =
-            calls!(get(card.range())? => Acquire, card.pin, GetPages, DmaMap, card.map, PageSize);
-        calls!(umem.stop() => DmaUnmap, card.unmap, PutPages);
-        calls!(umem.release() => Release, card.put);
+            calls!(get(nic.range())? => Acquire, nic.pin, GetPages, DmaMap, nic.map, PageSize);
+        calls!(umem.stop() => DmaUnmap, nic.unmap, PutPages);
+        calls!(umem.release() => Release, nic.put);
     }
 
-    fn a_range_for_reading_alone_is_no_other(card: EachCard) {
-        let mut request = card.range();
+    fn a_range_for_reading_alone_is_no_other(nic: EachNic) {
+        let mut request = nic.range();
         request.read_only = true;
         get(request)?.release();
     }
 
-    fn entries_are_the_pages_at_their_dma_addresses(card: EachCard) {
+    fn entries_are_the_pages_at_their_dma_addresses(nic: EachNic) {
         // Number of the first page and of pages.
         for (layout, want) in rows([
             (CONTIGUOUS, &[(0, 6)][..]),
@@ -46,7 +46,7 @@ suite!(
             (|_| BAR + 9 * KIB_64, &[(9, 1); 6]),
         ]) {
             lies(layout);
-            let umem = get(card.pages(6))?;
+            let umem = get(nic.pages(6))?;
             let want = want.iter().map(|(page, count)| SgEntry {
                 addr: BAR + DMA_OFFSET + page * KIB_64,
                 // CAST: Small.
@@ -59,12 +59,12 @@ suite!(
 
     /// Past the 128 entries that fit a page, where the list is chained. What is allocated is exactly what
     /// is used: ib_core walks the one and counts by the other.
-    fn nents_is_orig_nents_and_what_dma_map_says(card: EachCard) {
+    fn nents_is_orig_nents_and_what_dma_map_says(nic: EachNic) {
         lies(|page| BAR + (page + page / 3) * KIB_64);
         for count in rows([
             1, 2, 31, 32, 33, 64, 127, 128, 129, 159, 160, 254, 255, 256, 1000, 5000,
         ]) {
-            let umem = get(card.pages(count * 3))?;
+            let umem = get(nic.pages(count * 3))?;
             same!(umem.entries().len() as u64, count);
             let want = (0..count).map(|entry| BAR + DMA_OFFSET + 4 * entry * KIB_64);
             check!(umem.entries().iter().map(|entry| entry.addr).eq(want));
@@ -72,7 +72,7 @@ suite!(
         }
     }
 
-    fn an_entry_ends_at_two_gib_and_at_what_the_card_takes(card: EachCard) {
+    fn an_entry_ends_at_two_gib_and_at_what_the_nic_takes(nic: EachNic) {
         let gib = (1 << 30) / KIB_64;
         for (count, segment, want) in rows([
             (4 * gib, 1 << 31, 2),
@@ -85,13 +85,13 @@ suite!(
             (16, 4096, 16),
         ]) {
             fake_nic_max_segment(segment);
-            let umem = get(card.pages(count))?;
+            let umem = get(nic.pages(count))?;
             same!(umem.entries().len(), want);
             umem.release();
         }
     }
 
-    fn ib_core_trims_the_first_and_the_last_entry_and_writes_them_back(card: EachCard) {
+    fn ib_core_trims_the_first_and_the_last_entry_and_writes_them_back(nic: EachNic) {
         let page = PAGE_SIZE as u64;
         for (layout, segment) in rows([
             (CONTIGUOUS, 1 << 31),
@@ -110,7 +110,7 @@ suite!(
                 (1, 4 * KIB_64 - 2),
             ]) {
                 // CAST: Small.
-                let umem = get(card.asks(Request::new(VA + skip, len as usize)))?;
+                let umem = get(nic.asks(Request::new(VA + skip, len as usize)))?;
                 let first = (VA + skip) & !(page - 1);
                 let end = (VA + skip + len).next_multiple_of(page);
                 let seen = umem.seen()?;
@@ -124,37 +124,37 @@ suite!(
         }
     }
 
-    fn the_page_size_is_that_of_the_table(card: EachCard) {
+    fn the_page_size_is_that_of_the_table(nic: EachNic) {
         for (code, size, layout) in rows([
             (1, KIB_64, CONTIGUOUS),
             (2, 2 * KIB_64, EVERY_OTHER), //
         ]) {
             lies(layout);
             with(|world| (world.table.page_size, world.mapping.page_size) = (code, code));
-            let umem = get(card.range())?;
+            let umem = get(nic.range())?;
             same!(umem.page_size(), size);
             same!(umem.entries().len(), 1);
             umem.release();
         }
     }
 
-    fn a_card_that_is_no_pci_device_gets_enodev(card: EachCard) {
+    fn a_nic_that_is_no_pci_device_gets_enodev(nic: EachNic) {
         for device in rows([Device::NULL, plain_device()]) {
-            let mut request = card.range();
+            let mut request = nic.range();
             request.device = device;
             same!(failure(request), Some(Failed::DmaMap(ENODEV.to_errno())));
-            logged![Acquire, card.pin, GetPages, DmaMap, PutPages, Release, card.put];
+            logged![Acquire, nic.pin, GetPages, DmaMap, PutPages, Release, nic.put];
         }
     }
 
-    fn a_failing_dma_map_is_followed_by_put_pages_and_release(card: EachCard) {
-        let (call, code) = match card.can_lose {
+    fn a_failing_dma_map_is_followed_by_put_pages_and_release(nic: EachNic) {
+        let (call, code) = match nic.can_lose {
             true => (Call::BarMap, EINVAL),
             false => (Call::Map, EIO),
         };
         fail_once(call, EIO.to_errno())?;
-        same!(failure(card.range()), Some(Failed::DmaMap(code.to_errno())));
-        logged![Acquire, card.pin, GetPages, DmaMap, card.map, PutPages, Release, card.put];
+        same!(failure(nic.range()), Some(Failed::DmaMap(code.to_errno())));
+        logged![Acquire, nic.pin, GetPages, DmaMap, nic.map, PutPages, Release, nic.put];
     }
 
     /// An IOMMU's page tables for it come from memory that may not be waited for.
@@ -194,27 +194,27 @@ suite!(
         ]) {
             // The other client calls no function of nvidia.ko's there.
             fail_once(Call::Map, code)?;
-            let failed = failure(EachCard::CANNOT_LOSE.range());
+            let failed = failure(EachNic::CANNOT_LOSE.range());
             same!(failed, Some(Failed::DmaMap(want)));
         }
     }
 
     /// A table of more than 256 entries: of its three chunks each, and the last one cut to its length.
-    fn a_scatter_list_that_cannot_be_allocated_leaves_nothing_mapped(card: EachCard) {
+    fn a_scatter_list_that_cannot_be_allocated_leaves_nothing_mapped(nic: EachNic) {
         lies(EVERY_OTHER);
         for nth in rows(1..=4) {
             fail(Call::SgAlloc, nth, 1, ENOMEM.to_errno())?;
-            let failed = failure(card.pages(300));
+            let failed = failure(nic.pages(300));
             same!(failed, Some(Failed::DmaMap(ENOMEM.to_errno())));
             let log = log();
             let at = |event| log.iter().rposition(|have| *have == event);
             // Undone by the step that failed.
-            let unmapped = at(card.unmap);
+            let unmapped = at(nic.unmap);
             check!(unmapped.is_some() && unmapped < at(PutPages));
             nothing_mapped();
             same!(pins(), 0);
         }
-        get(card.pages(300))?.release();
+        get(nic.pages(300))?.release();
     }
 
     /// nvidia.ko, which maps for the other client, maps all or nothing.
@@ -232,16 +232,16 @@ suite!(
         }
     }
 
-    fn mapping_a_region_twice_is_refused_and_changes_nothing(card: EachCard) {
-        let umem = mapped(card.range())?;
+    fn mapping_a_region_twice_is_refused_and_changes_nothing(nic: EachNic) {
+        let umem = mapped(nic.range())?;
         same!(umem.map_again(), EBUSY.to_errno());
         logged![DmaMap];
         umem.release();
     }
 
-    fn a_reference_to_the_nic_is_held_while_it_is_mapped(card: EachCard) {
+    fn a_reference_to_the_nic_is_held_while_it_is_mapped(nic: EachNic) {
         let before = fake_device_refs();
-        let umem = get(card.range())?;
+        let umem = get(nic.range())?;
         check!(fake_device_refs() > before);
         umem.stop();
         same!(fake_device_refs(), before);
@@ -249,9 +249,9 @@ suite!(
     }
 
     /// Registrations of one range are independent of each other.
-    fn a_range_can_be_registered_more_than_once(card: EachCard) {
-        let first = get(card.range())?;
-        let second = get(card.range())?;
+    fn a_range_can_be_registered_more_than_once(nic: EachNic) {
+        let first = get(nic.range())?;
+        let second = get(nic.range())?;
         same!(pins(), 2);
         first.release();
         same!(pins(), 1);

@@ -11,10 +11,10 @@ fn table(change: impl FnOnce(&mut TableForm), revocable: bool, persistent: bool)
         world.table = TableForm::GOOD;
         change(&mut world.table);
     });
-    for card in rows([EachCard::CAN_LOSE, EachCard::CANNOT_LOSE]) {
-        let can_lose = card.can_lose;
+    for nic in rows([EachNic::CAN_LOSE, EachNic::CANNOT_LOSE]) {
+        let can_lose = nic.can_lose;
         log();
-        let failed = failure(card.range());
+        let failed = failure(nic.range());
         let taken = persistent || (can_lose && revocable);
         same!(failed, (!taken).then_some(Failed::NotMine));
         let log = log();

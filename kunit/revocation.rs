@@ -37,18 +37,18 @@ fn callback_waits_at(point: Point) -> Result {
     })
 }
 
-/// Starts a thread that stays at `point` until the gate is opened.
-fn stopped_at(point: Point, body: impl FnMut() + Send + 'static) -> Result<(Gate, Thread)> {
-    let gate = Gate::at(point)?;
+/// Starts a thread that stays at `point` until the latch is opened.
+fn stopped_at(point: Point, body: impl FnMut() + Send + 'static) -> Result<(Latch, Thread)> {
+    let latch = Latch::at(point)?;
     let thread = Thread::start(body)?;
-    gate.reached();
-    Ok((gate, thread))
+    latch.reached();
+    Ok((latch, thread))
 }
 
-/// The second thread waits for the first, until the gate is opened at which that is.
-fn waits_for((gate, first): (Gate, Thread), second: Thread) {
+/// The second thread waits for the first, until the latch is opened at which that is.
+fn waits_for((latch, first): (Latch, Thread), second: Thread) {
     check!(second.waits());
-    gate.open();
+    latch.open();
     first.join();
     second.join();
 }
@@ -74,12 +74,12 @@ suite!(
 
     // --- one thread: what is called, in which order ----------------------------------------------
 
-    fn a_client_that_unmaps_stops_the_card_first_and_core_calls_neither_function(
+    fn a_client_that_unmaps_stops_the_nic_first_and_core_calls_neither_function(
         _: RevocableClient,
     ) {
         let umem = mapped(range())?;
         calls!(free_memory() =>
-            Callback, Invalidate(umem.ticket()), CardStops, BarUnmap, CallbackReturns);
+            Callback, Invalidate(umem.ticket()), NicStops, BarUnmap, CallbackReturns);
         // A revoked pin is not put: its table's address may be another pin's.
         calls!(umem.release() => Release);
     }
@@ -87,7 +87,7 @@ suite!(
     fn a_client_that_does_not_unmap_has_both_called_inside_the_invalidation(_: CoreUnmapsClient) {
         let umem = mapped(range())?;
         calls!(free_memory() =>
-            Callback, Invalidate(umem.ticket()), CardStops, DmaUnmap, BarUnmap, PutPages,
+            Callback, Invalidate(umem.ticket()), NicStops, DmaUnmap, BarUnmap, PutPages,
             CallbackReturns);
         calls!(umem.release() => Release);
     }
@@ -95,7 +95,7 @@ suite!(
     fn ofed_4_9_releases_inside_the_callback_on_its_thread(_: CoreUnmapsClient) {
         let umem = mapped(of_ofed_4_9())?;
         calls!(free_memory() =>
-            Callback, Invalidate(umem.ticket()), CardStops, DmaUnmap, BarUnmap, PutPages, Release,
+            Callback, Invalidate(umem.ticket()), NicStops, DmaUnmap, BarUnmap, PutPages, Release,
             CallbackReturns);
     }
 
@@ -132,7 +132,7 @@ suite!(
         for ticket in rows([0, 1, 7, 0x8000_0000, 0xffff_fffe, 0xffff_ffff, u64::MAX]) {
             let umem = mapped(with_ticket(ticket))?;
             calls!(free_memory() =>
-                Callback, Invalidate(ticket), CardStops, BarUnmap, CallbackReturns);
+                Callback, Invalidate(ticket), NicStops, BarUnmap, CallbackReturns);
             umem.release();
         }
     }
@@ -141,8 +141,8 @@ suite!(
         let first = mapped(range())?;
         let second = mapped(pages(1))?;
         calls!(free_memory() =>
-            Callback, Invalidate(first.ticket()), CardStops, BarUnmap, CallbackReturns,
-            Callback, Invalidate(second.ticket()), CardStops, BarUnmap, CallbackReturns);
+            Callback, Invalidate(first.ticket()), NicStops, BarUnmap, CallbackReturns,
+            Callback, Invalidate(second.ticket()), NicStops, BarUnmap, CallbackReturns);
         first.release();
         second.release();
     }
@@ -176,7 +176,7 @@ suite!(
             let log = log();
             same!(log.first(), Some(&Callback));
             same!(log.get(1), Some(&Invalidate(umem.ticket())));
-            check!(!log.contains(&CardStops));
+            check!(!log.contains(&NicStops));
             same!(log.last(), Some(&PutPages));
             umem.release();
         }
@@ -195,7 +195,7 @@ suite!(
         let umem = mapped(range())?;
         free_at(Point::BeforeRelease)?;
         umem.release();
-        check!(!log().contains(&CardStops));
+        check!(!log().contains(&NicStops));
     }
 
     /// Where the put did nothing, a callback comes after `release`. By then the ticket is another
@@ -208,7 +208,7 @@ suite!(
         request.ticket = Some(3);
         let next = mapped(request)?;
         calls!(free_memory_at(VA) => Callback, CallbackReturns);
-        calls!(free_memory() => Callback, Invalidate(3), CardStops, BarUnmap, CallbackReturns);
+        calls!(free_memory() => Callback, Invalidate(3), NicStops, BarUnmap, CallbackReturns);
         next.release();
     }
 
@@ -237,7 +237,7 @@ suite!(
         let log = log();
         let want = [Acquire, Pin, GetPages, DmaMap, BarMap, PageSize];
         same!(log.get(..6), Some(&want[..]));
-        let want = [Callback, Invalidate(9), CardStops];
+        let want = [Callback, Invalidate(9), NicStops];
         same!(log.get(6..9), Some(&want[..]));
         check!(log.contains(&BarUnmap));
         umem.release();
@@ -266,14 +266,14 @@ suite!(
             Point::BarUnmapping,
         ]) {
             let umem = mapped(range())?;
-            let (gate, callback) = stopped_at(point, free_memory)?;
+            let (latch, callback) = stopped_at(point, free_memory)?;
             let release = Thread::start(move || {
                 umem.release();
                 record(Mark("released"));
             })?;
             check!(release.waits());
             check!(!log().contains(&Mark("released")));
-            gate.open();
+            latch.open();
             callback.join();
             release.join();
             check!(log().contains(&Mark("released")));
@@ -286,20 +286,20 @@ suite!(
         let umem = mapped(range())?;
         umem.stop();
         log();
-        let (gate, callback) = stopped_at(Point::CallingBack, free_memory)?;
+        let (latch, callback) = stopped_at(Point::CallingBack, free_memory)?;
         // When the put has come as far as the lock.
-        at(Point::Putting, move || gate.open())?;
+        at(Point::Putting, move || latch.open())?;
         umem.release();
         callback.join();
         logged![Release, Callback, CallbackReturns, PutNothing];
     }
 
     /// nvidia.ko's mark comes after ours; what is put in between is another pin's.
-    fn no_pin_is_made_between_the_look_and_the_put(card: EachCard) {
+    fn no_pin_is_made_between_the_check_and_the_put(nic: EachNic) {
         let umem = mapped(range())?;
         umem.stop();
         log();
-        let request = card.range();
+        let request = nic.range();
         at(Point::Putting, move || {
             let thread = Thread::start(move || same!(failure(request), None));
             if let Ok(thread) = thread {
@@ -314,12 +314,12 @@ suite!(
         free_memory();
     }
 
-    /// The gate is for puts alone: registrations of many processes pin beside each other.
+    /// The semaphore is for puts alone: registrations of many processes pin beside each other.
     fn pins_are_made_beside_each_other(_: RevocableClient) {
-        let (gate, first) = stopped_at(Point::Pinning, || same!(failure(range()), None))?;
+        let (latch, first) = stopped_at(Point::Pinning, || same!(failure(range()), None))?;
         let second = get(pages(1))?;
         second.stop();
-        gate.open();
+        latch.open();
         first.join();
         second.release();
     }
@@ -361,10 +361,10 @@ suite!(
         let first = mapped(range())?;
         let second = mapped(elsewhere())?;
         second.stop();
-        let (gate, callback) = stopped_at(Point::InvalidateLocked, || free_memory_at(VA))?;
+        let (latch, callback) = stopped_at(Point::InvalidateLocked, || free_memory_at(VA))?;
         // By another process, for a put waits for the API lock, and thus for every callback.
         Thread::start(move || second.release())?.join();
-        gate.open();
+        latch.open();
         callback.join();
         free_memory();
         first.release();
@@ -379,7 +379,7 @@ suite!(
         // Outside mapping_lock, which the release takes too, its own one.
         at(Point::InvalidateUnlocked, move || second.release())?;
         calls!(free_memory_at(VA) =>
-            Callback, Invalidate(first.ticket()), CardStops, DmaUnmap, BarUnmap, PutPages, Release,
+            Callback, Invalidate(first.ticket()), NicStops, DmaUnmap, BarUnmap, PutPages, Release,
             BarUnmap, CallbackReturns);
         check!(holds() > 0);
         first.release();

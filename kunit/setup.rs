@@ -188,7 +188,7 @@ impl SetUp for CoreUnmapsClient {
 }
 
 /// Both clients, and a NIC for which one of them is asked. The case is run for each NIC.
-pub(crate) struct EachCard {
+pub(crate) struct EachNic {
     /// The revocable client is asked.
     pub(crate) can_lose: bool,
     // What the client calls.
@@ -198,15 +198,15 @@ pub(crate) struct EachCard {
     pub(crate) put: Event,
 }
 
-impl EachCard {
-    pub(crate) const CAN_LOSE: EachCard = EachCard {
+impl EachNic {
+    pub(crate) const CAN_LOSE: EachNic = EachNic {
         can_lose: true,
         pin: Pin,
         map: BarMap,
         unmap: BarUnmap,
         put: Put,
     };
-    pub(crate) const CANNOT_LOSE: EachCard = EachCard {
+    pub(crate) const CANNOT_LOSE: EachNic = EachNic {
         can_lose: false,
         pin: PinPersistent,
         map: Map,
@@ -231,12 +231,12 @@ impl EachCard {
     }
 }
 
-impl SetUp for EachCard {
+impl SetUp for EachNic {
     fn case(mut body: impl FnMut(&Self) -> Result) -> Result {
         BothClients::case(|_| {
-            for card in rows([EachCard::CAN_LOSE, EachCard::CANNOT_LOSE]) {
+            for nic in rows([EachNic::CAN_LOSE, EachNic::CANNOT_LOSE]) {
                 log();
-                body(&card)?;
+                body(&nic)?;
             }
             Ok(())
         })

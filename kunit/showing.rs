@@ -235,14 +235,14 @@ suite!(
 
     // --- the registry --------------------------------------------------------------------------------
 
-    fn a_registration_is_in_the_registry_from_acquire_to_release(card: EachCard) {
-        let umem = get(card.range())?;
+    fn a_registration_is_in_the_registry_from_acquire_to_release(nic: EachNic) {
+        let umem = get(nic.range())?;
         let registration = only()?;
         same!(registration.state, State::Mapped);
         same!(registration.entries, 1);
         // As the fakes have it: domain 3, bus 0x81, device 1, function 0.
         same!(registration.hca, Some(PciAddress(3 << 16 | 0x8108)));
-        same!(registration.info.mode == PinMode::Revocable, card.can_lose);
+        same!(registration.info.mode == PinMode::Revocable, nic.can_lose);
         same!(
             (registration.info.span.start(), registration.info.span.len()),
             (VA, BYTES)

@@ -17,7 +17,7 @@
 
 #include "bench.h"
 
-static struct pci_dev *card;
+static struct pci_dev *nic;
 
 static int persistent_life(void *unused, u64 address)
 {
@@ -28,9 +28,9 @@ static int persistent_life(void *unused, u64 address)
 	ret = nvidia_p2p_get_pages_persistent(address, SZ_64K, &table, 0);
 	if (ret)
 		return ret;
-	ret = nvidia_p2p_dma_map_pages(card, table, &mapping);
+	ret = nvidia_p2p_dma_map_pages(nic, table, &mapping);
 	if (!ret)
-		ret = nvidia_p2p_dma_unmap_pages(card, table, mapping);
+		ret = nvidia_p2p_dma_unmap_pages(nic, table, mapping);
 	err = nvidia_p2p_put_pages_persistent(address, table, 0);
 	return ret ?: err;
 }
@@ -58,8 +58,8 @@ DEFINE_DEBUGFS_ATTRIBUTE(revocable_fops, NULL, revocable_life, "%llu\n");
 
 int provider_init(struct dentry *root)
 {
-	card = pci_get_class(PCI_CLASS_NETWORK_ETHERNET << 8, NULL);
-	if (!card)
+	nic = pci_get_class(PCI_CLASS_NETWORK_ETHERNET << 8, NULL);
+	if (!nic)
 		return -ENODEV;
 	debugfs_create_file_unsafe("persistent", 0200, root, NULL,
 				   &persistent_fops);
@@ -70,5 +70,5 @@ int provider_init(struct dentry *root)
 
 void provider_exit(void)
 {
-	pci_dev_put(card);
+	pci_dev_put(nic);
 }

@@ -442,7 +442,7 @@ pub(crate) fn put_pages(_span: &Span, table: PageTable) -> i32 {
     } else {
         let foreign = pins.iter().any(|pin| pin.table.serial == table.serial);
         match of.returned {
-            // Between the look and the put.
+            // Between the check and the put.
             Some(when) => assert!(
                 when > world.put_rwsem_since.get(),
                 "a pin is put whose callback had returned before"

@@ -149,14 +149,14 @@ thread_local! {
 }
 
 /// This thread holds the lock of a registry.
-pub(crate) fn in_roll() -> bool {
+pub(crate) fn in_registry() -> bool {
     IN_REGISTRY.get()
 }
 
 impl Registry {
     /// Runs `f` with the registry locked.
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Locked) -> R) -> R {
-        assert!(!in_roll(), "the registry is locked twice");
+        assert!(!in_registry(), "the registry is locked twice");
         let watched = self.watched.get();
         let _guard = watched.then(|| self.lock.lock().expect("no poison"));
         let mut locked = self.locked.borrow_mut();

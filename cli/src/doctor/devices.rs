@@ -15,12 +15,12 @@ pub(super) const GPU_DRIVER: Check = Check {
     run: gpu_driver,
 };
 
-pub(super) const CARD_DRIVER: Check = Check {
+pub(super) const NIC_DRIVER: Check = Check {
     name: "nic-driver",
     about: "InfiniBand and NVIDIA NICs that no driver makes an RDMA device of",
     // One pair has its RDMA device.
-    applies: |scan| scan.only.is_none() && scan.machine.functions.values().any(is_card),
-    run: card_driver,
+    applies: |scan| scan.only.is_none() && scan.machine.functions.values().any(is_nic),
+    run: nic_driver,
 };
 
 pub(super) const DEVICE_KIND: Check = Check {
@@ -74,7 +74,7 @@ const ETHERNET: u32 = 0x0200;
 /// Of Mellanox, now NVIDIA Networking.
 const MELLANOX: u16 = 0x15b3;
 
-fn is_card(function: &Function) -> bool {
+fn is_nic(function: &Function) -> bool {
     match function.class >> 8 {
         INFINIBAND => true,
         ETHERNET => function.vendor == MELLANOX,
@@ -82,20 +82,20 @@ fn is_card(function: &Function) -> bool {
     }
 }
 
-fn card_driver(scan: &Scan<'_>) -> Vec<Finding> {
+fn nic_driver(scan: &Scan<'_>) -> Vec<Finding> {
     let is_known = |function: &Function| {
         let mut hcas = scan.machine.hcas.iter();
         hcas.any(|hca| hca.functions().contains(&function.at))
     };
     let mut findings = Vec::new();
-    for function in scan.machine.functions.values().filter(|it| is_card(it)) {
+    for function in scan.machine.functions.values().filter(|it| is_nic(it)) {
         // Virtual functions wait without a driver for whom they will be given to.
         if is_known(function) || function.physical.is_some() {
             continue;
         }
         let at = function.at;
         let new =
-            |level, found: String| Finding::new(CARD_DRIVER.name, level, Subject::Machine, found);
+            |level, found: String| Finding::new(NIC_DRIVER.name, level, Subject::Machine, found);
         findings.push(match function.driver.as_deref() {
             None => new(
                 Level::Warning,

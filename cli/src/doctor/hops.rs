@@ -58,7 +58,7 @@ impl Path {
             function.map(|function| (function.above.as_slice(), function.root.as_str()))
         };
         let (to_gpu, gpu_root) = above(Some(pair.gpu)).unwrap_or_default();
-        let card_root = above(hca).map_or(gpu_root, |(_, root)| root);
+        let nic_root = above(hca).map_or(gpu_root, |(_, root)| root);
         // Up on the GPU's side, round, and down on the NIC's.
         let (up, down): (Vec<Address>, Vec<Address>) =
             pair.bridges.iter().partition(|at| to_gpu.contains(at));
@@ -68,8 +68,8 @@ impl Path {
             None if hca.is_none() => {}
             None => {
                 hops.push(Hop::host_bridge(gpu_root));
-                if card_root != gpu_root {
-                    hops.push(Hop::host_bridge(card_root));
+                if nic_root != gpu_root {
+                    hops.push(Hop::host_bridge(nic_root));
                 }
             }
         }

@@ -78,7 +78,7 @@ fn iommu(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for hca in scan.hcas() {
         for function in functions(scan, hca) {
-            findings.push(of_card(scan, hca, function));
+            findings.push(of_nic(scan, hca, function));
         }
     }
     for gpu in scan.gpus() {
@@ -101,7 +101,7 @@ fn iommu(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
-fn of_card(scan: &Scan<'_>, hca: &Hca, function: &Function) -> Finding {
+fn of_nic(scan: &Scan<'_>, hca: &Hca, function: &Function) -> Finding {
     let at = function.at;
     let new = |level, found: String| {
         Finding::new(

@@ -59,7 +59,7 @@ pub(crate) fn checks_of<'a>(scan: &'a Scan<'a>) -> impl Iterator<Item = &'static
 const OF_HARDWARE: &[Check] = &[
     baseline::BASELINE,
     devices::GPU_DRIVER,
-    devices::CARD_DRIVER,
+    devices::NIC_DRIVER,
     port::PORT,
     path::PATH,
     acs::ACS,

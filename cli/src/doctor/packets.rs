@@ -96,7 +96,7 @@ fn max_payload(scan: &Scan<'_>) -> Vec<Finding> {
         };
         let subject = Subject::pair(pair);
         let sides = [route.gpu, route.nic].map(|end| payloads(scan, &route.down_to(end)));
-        let (gpu_side, card_side) = match sides {
+        let (gpu_side, nic_side) = match sides {
             [Ok(gpu), Ok(nic)] => (gpu, nic),
             [Err(why), _] | [_, Err(why)] => {
                 findings.push(Scan::unseen(
@@ -123,7 +123,7 @@ fn max_payload(scan: &Scan<'_>) -> Vec<Finding> {
             each.collect::<Vec<_>>().join(", ")
         };
         // Down from the one end, and up to the other, as a packet goes.
-        let all: Vec<&Payload<'_>> = gpu_side.iter().rev().chain(&card_side).collect();
+        let all: Vec<&Payload<'_>> = gpu_side.iter().rev().chain(&nic_side).collect();
         let sets = || all.iter().map(|it| it.set);
         let (Some(least), Some(largest)) = (sets().min(), sets().max()) else {
             continue;
@@ -138,9 +138,9 @@ fn max_payload(scan: &Scan<'_>) -> Vec<Finding> {
             })
         };
         let (gpu_bad, gpu_odd) = steps(&gpu_side);
-        let (card_bad, card_odd) = steps(&card_side);
+        let (nic_bad, nic_odd) = steps(&nic_side);
         let across = !route.is_through_root() && least != largest;
-        if across || gpu_bad || card_bad {
+        if across || gpu_bad || nic_bad {
             findings.push(
                 new(Level::Fault, format!("MaxPayload differs along the path: {}", reported(&all)))
                     .why(MISMATCH)
@@ -149,7 +149,7 @@ fn max_payload(scan: &Scan<'_>) -> Vec<Finding> {
             );
             continue;
         }
-        if gpu_odd || card_odd {
+        if gpu_odd || nic_odd {
             // pci=pcie_bus_perf sets it so on purpose, and keeps reads so short that answers fit.
             let cmdline = scan.host.text("/proc/cmdline").unwrap_or_default();
             let level = match cmdline.contains("pcie_bus_perf") {

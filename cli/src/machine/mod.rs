@@ -255,7 +255,7 @@ impl Machine {
 
     /// NICs (an address without its function) that have several RDMA devices of their own, or several ports. Virtual
     /// functions do not count.
-    pub(crate) fn cards_of_several(&self) -> Vec<String> {
+    pub(crate) fn nics_of_several(&self) -> Vec<String> {
         let mut nics: BTreeMap<String, usize> = BTreeMap::new();
         for hca in &self.hcas {
             let own = hca.at.and_then(|at| self.functions.get(&at));

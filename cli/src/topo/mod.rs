@@ -335,7 +335,7 @@ fn notes(machine: &Machine, out: &mut Out) {
             ));
         }
     }
-    for at in machine.cards_of_several() {
+    for at in machine.nics_of_several() {
         notes.push(format!(
             "{at} has several RDMA devices or ports, which share its link."
         ));

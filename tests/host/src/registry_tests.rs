@@ -15,7 +15,7 @@ use crate::fakes::env::Stand;
 use crate::fakes::env::Ticket;
 use crate::fakes::env::HCA;
 use crate::fakes::provider::Allocation;
-use crate::fakes::world::in_roll;
+use crate::fakes::world::in_registry;
 use crate::fakes::world::world;
 use crate::fakes::world::Registry;
 use crate::fakes::world::World;
@@ -525,5 +525,5 @@ fn who_leaves_twice_is_counted_once() {
         (counts.released, counts.active, counts.active_bytes),
         (1, 0, 0)
     );
-    assert!(!in_roll());
+    assert!(!in_registry());
 }

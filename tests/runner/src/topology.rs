@@ -24,7 +24,7 @@ pub(crate) enum Topology {
 }
 
 /// How many NICs a machine has.
-pub(crate) const CARDS: usize = 2;
+pub(crate) const NICS: usize = 2;
 
 /// QEMU's host bridge.
 const HOST_BRIDGE: &str = "pcie.0";
@@ -40,7 +40,7 @@ pub(crate) struct Layout {
     /// For each GPU the bus that it goes on.
     pub(crate) gpus: Vec<String>,
     /// For each NIC.
-    pub(crate) cards: [String; CARDS],
+    pub(crate) nics: [String; NICS],
     ports: usize,
 }
 
@@ -71,11 +71,11 @@ impl Topology {
         let gpus = 0..gpus as usize;
         match self {
             Self::Flat => {
-                layout.cards = [(); CARDS].map(|()| HOST_BRIDGE.to_owned());
+                layout.nics = [(); NICS].map(|()| HOST_BRIDGE.to_owned());
                 layout.gpus = gpus.map(|_| HOST_BRIDGE.to_owned()).collect();
             }
             Self::RootPorts => {
-                layout.cards = [(); CARDS].map(|()| layout.root_port(HOST_BRIDGE));
+                layout.nics = [(); NICS].map(|()| layout.root_port(HOST_BRIDGE));
                 layout.gpus = gpus.map(|_| layout.root_port(HOST_BRIDGE)).collect();
             }
             Self::Switch => {
@@ -84,7 +84,7 @@ impl Topology {
                 let near = layout.downstream(&switch);
                 let below = layout.downstream(&switch);
                 let below = layout.switch(&below);
-                layout.cards = [near, layout.downstream(&below)];
+                layout.nics = [near, layout.downstream(&below)];
                 layout.gpus = gpus.map(|_| layout.downstream(&switch)).collect();
             }
             Self::Switches => {
@@ -92,7 +92,7 @@ impl Topology {
                     let port = layout.root_port(HOST_BRIDGE);
                     layout.switch(&port)
                 });
-                layout.cards = [0, 1].map(|card: usize| layout.downstream(&switches[card]));
+                layout.nics = [0, 1].map(|nic: usize| layout.downstream(&switches[nic]));
                 layout.gpus = gpus
                     .map(|gpu| layout.downstream(&switches[gpu % 2]))
                     .collect();
@@ -103,7 +103,7 @@ impl Topology {
                 let mut bridges = [(2, 1), (1, 0), (0, 0)]
                     .map(|(number, socket)| layout.host_bridge(number, socket));
                 bridges.reverse();
-                layout.cards = [0, 1].map(|card: usize| layout.root_port(&bridges[card]));
+                layout.nics = [0, 1].map(|nic: usize| layout.root_port(&bridges[nic]));
                 layout.gpus = gpus
                     .map(|gpu| layout.root_port(&bridges[2 * (gpu % 2)]))
                     .collect();
@@ -220,7 +220,7 @@ mod tests {
         let layout = topology.layout(3, 2, 2048);
         assert_eq!(layout.gpus.len(), 3);
         layout
-            .cards
+            .nics
             .iter()
             .chain(&layout.gpus)
             .map(|place| way(&layout, place))

@@ -816,13 +816,13 @@ fn qemu_arguments(
     }
     // A wire between the two NICs. UNIX datagrams stay in order and push back when the receiver is full; QEMU's hub
     // lets later packets overtake those it holds, and RDMA READ does not get over that.
-    let end = |card: u32| value(&scratch.join(format!("wire{card}")));
-    for (bus, (card, peer)) in layout.cards.iter().zip([(1, 2), (2, 1)]) {
+    let end = |nic: u32| value(&scratch.join(format!("wire{nic}")));
+    for (bus, (nic, peer)) in layout.nics.iter().zip([(1, 2), (2, 1)]) {
         add(&[
             "-netdev",
             &format!(
-                "dgram,id=net{card},local.type=unix,local.path={},remote.type=unix,remote.path={}",
-                end(card),
+                "dgram,id=net{nic},local.type=unix,local.path={},remote.type=unix,remote.path={}",
+                end(nic),
                 end(peer)
             ),
         ]);
@@ -830,7 +830,7 @@ fn qemu_arguments(
         add(&[
             "-device",
             &format!(
-                "virtio-net-pci,netdev=net{card},mac=52:54:00:77:00:0{card},host_mtu=4500,\
+                "virtio-net-pci,netdev=net{nic},mac=52:54:00:77:00:0{nic},host_mtu=4500,\
                  mrg_rxbuf=off,romfile=,bus={bus}"
             ),
         ]);
@@ -1327,16 +1327,16 @@ mod tests {
     #[test]
     fn devices_go_where_the_topology_says() {
         let gpus = |words| buses(words, "ivshmem-plain");
-        let cards = |words| buses(words, "virtio-net-pci");
+        let nics = |words| buses(words, "virtio-net-pci");
         assert_eq!(gpus("--gpus 3"), ["pcie.0"; 3]);
-        assert_eq!(cards(""), ["pcie.0"; 2]);
-        assert_eq!(cards("--topology root-ports"), ["port0", "port1"]);
+        assert_eq!(nics(""), ["pcie.0"; 2]);
+        assert_eq!(nics("--topology root-ports"), ["port0", "port1"]);
         assert_eq!(gpus("--topology root-ports"), ["port2", "port3"]);
-        assert_eq!(cards("--topology switch --iommu on"), ["port1", "port3"]);
+        assert_eq!(nics("--topology switch --iommu on"), ["port1", "port3"]);
         assert_eq!(gpus("--topology switch --gpus 1"), ["port4"]);
-        assert_eq!(cards("--topology switches"), ["port2", "port3"]);
+        assert_eq!(nics("--topology switches"), ["port2", "port3"]);
         assert_eq!(gpus("--topology switches --bar 64"), ["port4", "port5"]);
-        assert_eq!(cards("--topology sockets --smp 4"), ["port0", "port1"]);
+        assert_eq!(nics("--topology sockets --smp 4"), ["port0", "port1"]);
         assert_eq!(gpus("--topology sockets"), ["port2", "port3"]);
         assert_eq!(buses("--topology sockets", "pxb-pcie"), ["pcie.0"; 3]);
         // A bus stands before what is on it.

@@ -288,15 +288,15 @@ mod tests {
     fn the_bridges_between() {
         let gpu =
             place("/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:02.0/0000:07:00.0");
-        let card = place(
+        let nic = place(
             "/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0/0000:03:00.0/virtio3",
         );
         assert_eq!(gpu.address(), "0000:07:00.0");
-        assert_eq!(card.address(), "0000:03:00.0");
-        assert_eq!(gpu.bridges_to(&card), ["0000:02:02.0", "0000:02:00.0"]);
+        assert_eq!(nic.address(), "0000:03:00.0");
+        assert_eq!(gpu.bridges_to(&nic), ["0000:02:02.0", "0000:02:00.0"]);
         let other = place("/sys/devices/pci0000:40/0000:40:00.0/0000:41:00.0");
         assert_eq!(
-            other.bridges_to(&card),
+            other.bridges_to(&nic),
             [
                 "0000:40:00.0",
                 "0000:00:01.0",

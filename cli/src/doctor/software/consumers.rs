@@ -29,7 +29,7 @@ enum Probe {
     /// One path after the other, until one is there.
     AnyOf(&'static [&'static str]),
     /// ib_core's function, and a NIC of these names.
-    SymbolAndCard(&'static [&'static str]),
+    SymbolAndNic(&'static [&'static str]),
     /// A line of lsmod that begins so.
     Lsmod,
     /// The module among the users of ib_core in lsmod.
@@ -102,7 +102,7 @@ const CONSUMERS: &[Consumer] = &[
     ),
     consumer(
         "libfabric verbs",
-        Probe::SymbolAndCard(&["mlx", "bnxt_re", "roce"]),
+        Probe::SymbolAndNic(&["mlx", "bnxt_re", "roce"]),
     ),
     consumer("mscclpp", Probe::Lsmod),
     consumer("Mooncake (tent)", Probe::Lsmod),
@@ -127,7 +127,7 @@ impl Probe {
                 }
                 None
             }
-            Self::SymbolAndCard(prefixes) => {
+            Self::SymbolAndNic(prefixes) => {
                 let nic = scan
                     .machine
                     .hcas
@@ -203,7 +203,7 @@ fn why_not(probe: &Probe) -> &'static str {
             ": it wants the module in ib_core's line of lsmod, and OFED since 5.5 has peer memory in ib_uverbs, for \
             NVIDIA's module, too"
         }
-        Probe::SymbolAndCard(_) => ": it knows other NICs alone",
+        Probe::SymbolAndNic(_) => ": it knows other NICs alone",
         _ => "",
     }
 }

@@ -298,7 +298,7 @@ fn topo(machine: &Machine) -> Result<()> {
     );
     for (gpu, classes) in gpus.iter().zip(classes(machine)?) {
         for (device, class) in devices.iter().zip(classes) {
-            let card = Place::of_rxe(device)?;
+            let nic = Place::of_rxe(device)?;
             let pair = pairs
                 .iter()
                 .find(|pair| {
@@ -321,10 +321,10 @@ fn topo(machine: &Machine) -> Result<()> {
                 gpu.address()
             );
             ensure!(
-                bridges == gpu.bridges_to(&card),
+                bridges == gpu.bridges_to(&nic),
                 "{} and {device}: there are {:?} between",
                 gpu.address(),
-                gpu.bridges_to(&card)
+                gpu.bridges_to(&nic)
             );
         }
     }
@@ -336,7 +336,7 @@ fn devices_of(machine: &Machine, answer: &Value, gpus: &[Place]) -> Result<()> {
     let bar: u64 = env::var("TESTVM_BAR_MIB")
         .context("TESTVM_BAR_MIB")?
         .parse()?;
-    let [sockets_of_gpus, sockets_of_cards] = sockets(machine);
+    let [sockets_of_gpus, sockets_of_nics] = sockets(machine);
     let told = list(answer, "gpus")?;
     ensure!(told.len() == gpus.len(), "{} GPUs: {told:#?}", told.len());
     for ((index, gpu), socket) in gpus.iter().enumerate().zip(sockets_of_gpus) {
@@ -356,20 +356,20 @@ fn devices_of(machine: &Machine, answer: &Value, gpus: &[Place]) -> Result<()> {
         );
     }
     let told = list(answer, "hcas")?;
-    for (device, socket) in machine.setup.devices.iter().zip(sockets_of_cards) {
-        let card = Place::of_rxe(device)?;
+    for (device, socket) in machine.setup.devices.iter().zip(sockets_of_nics) {
+        let nic = Place::of_rxe(device)?;
         let one = told
             .iter()
             .find(|one| one["name"].as_str() == Some(device))
             .with_context(|| format!("no {device}"))?;
-        note(device, format!("{} {}", card.address(), one["numa_node"]));
+        note(device, format!("{} {}", nic.address(), one["numa_node"]));
         ensure!(
-            one["address"].as_str() == Some(card.address())
+            one["address"].as_str() == Some(nic.address())
                 && one["software"].as_bool() == Some(true)
                 && one["ports"][0]["state"].as_str() == Some("ACTIVE")
                 && one["numa_node"].as_u64() == socket,
             "{device} at {}: {one:#?}",
-            card.address()
+            nic.address()
         );
     }
     ensure!(told.len() == machine.setup.devices.len(), "{told:#?}");
@@ -428,8 +428,8 @@ fn one_pair(_: &Machine) -> Result<()> {
 /// QEMU's switches have no ACS. So one is laid over what sysfs says of the NIC's port: the root port's own, as it is read
 /// from there, behind the port's last capability.
 fn redirection_at_a_switch(machine: &Machine) -> Result<()> {
-    let card = Place::of_rxe("rxe0")?;
-    let (root, port) = match card.above() {
+    let nic = Place::of_rxe("rxe0")?;
+    let (root, port) = match nic.above() {
         [root, _, port] => (root, port),
         other => anyhow::bail!("the NIC is behind {other:?}"),
     };

@@ -145,7 +145,7 @@ fn gpus_of_the_machine() -> Result<BTreeSet<String>> {
 }
 
 /// Named as sysfs does, and there.
-fn is_card(address: &str) -> Result<()> {
+fn is_nic(address: &str) -> Result<()> {
     let class = sys::read_line(&format!("/sys/bus/pci/devices/{address}/class"))?;
     // A network controller.
     ensure!(class.starts_with("0x02"), "{address} has class {class}");
@@ -183,7 +183,7 @@ fn one(lab: &Lab) -> Result<()> {
             ],
         )?;
         ensure!(gpus.contains(get(&line, "gpus")?), "{line:?}, {gpus:?}");
-        is_card(get(&line, "hca")?)?;
+        is_nic(get(&line, "hca")?)?;
         let at: f64 = get(&line, "since")?.parse()?;
         ensure!(at >= since, "{at} after {since}");
         since = at;

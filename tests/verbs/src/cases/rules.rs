@@ -66,8 +66,8 @@ pub(super) const CASES: &[Case] = &[
         run: revoked_is_not_put,
     },
     Case {
-        name: "rules.7.second_look",
-        run: second_look,
+        name: "rules.7.second_check",
+        run: second_check,
     },
     Case {
         name: "rules.7.put_rwsem_revocable",
@@ -295,8 +295,8 @@ fn revoked_is_not_put(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Freed when a release has seen that its pin lives, and waits for the gate that a get stands in.
-fn second_look(lab: &Lab) -> Result<()> {
+/// Freed when a release has seen that its pin lives, and waits for `put_rwsem`, which a get holds.
+fn second_check(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = lab.allocate_gpu(M2)?;
     let next = lab.allocate_gpu(M2)?;
@@ -304,7 +304,7 @@ fn second_look(lab: &Lab) -> Result<()> {
     let (hold, registration) = stage.register_until(&next, "nvidia/get_after_register")?;
     let mut release = stage.start_deregister(region)?;
     let ended = release.ended_or_at("the module", in_module)?;
-    ensure!(!ended, "the release did not wait for the gate");
+    ensure!(!ended, "the release did not wait for put_rwsem");
     stage.free(&memory)?;
     hold.release();
     let other = registration.finish()?.done("the registration")??;
@@ -341,7 +341,7 @@ fn put_rwsem(lab: &Lab, mode: PinMode) -> Result<()> {
     note("pins", live);
     ensure!(
         !made,
-        "a pin was made between the look and the put; {live} pins are left of 1"
+        "a pin was made between the check and the put; {live} pins are left of 1"
     );
     ensure!(live == 1, "{live} pins are left of 1");
     drop(other);

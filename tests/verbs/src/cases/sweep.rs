@@ -830,10 +830,10 @@ fn allocations(lab: &Lab, _mode: Setting) -> Result<()> {
 /// Then those of `kvrealloc()`, which tries twice; both of its tries fail in [`lasting`].
 fn objects_made(setting: Setting, way: Way, shape: Shape) -> (u32, u32) {
     match (setting.mode, way) {
-        // The context and its counters, the pin, the lock and what it guards, the scatter list. One piece needs no list.
+        // The context and its counters, the pin, the lock and what it guards, the scatter list. One chunk needs no list.
         (PinMode::Persistent, Way::Registration) => (5, 0),
-        // The context and its counters, the region, the lock and what it guards, the slot and its place in the directory, the
-        // scatter list. Twice the runs, of physical and of DMA addresses; the latter list grows by doubling.
+        // The context and its counters, the region, the lock and what it guards, the callback's entry and its place in
+        // the table, the scatter list. Twice the ranges, of physical and of DMA addresses; the latter list grows by doubling.
         (PinMode::Revocable, Way::Registration) => match shape {
             Shape::Run => (8, 2),
             Shape::Fragments => (8, 10),

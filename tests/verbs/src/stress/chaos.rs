@@ -209,32 +209,32 @@ fn wait_for_device(name: &str) -> Result<()> {
 }
 
 /// What the network needs again after a NIC was down: the test VM's addresses stay, its routes and neighbours do not.
-fn bring_up(card: u64) -> Result<()> {
-    let (here, there) = (card + 1, 2 - card);
-    system("ip", &format!("link set eth{card} up"))?;
+fn bring_up(nic: u64) -> Result<()> {
+    let (here, there) = (nic + 1, 2 - nic);
+    system("ip", &format!("link set eth{nic} up"))?;
     system(
         "ip",
         &format!(
-            "neigh replace 10.77.0.{there} lladdr 52:54:00:77:00:0{there} dev eth{card} nud permanent"
+            "neigh replace 10.77.0.{there} lladdr 52:54:00:77:00:0{there} dev eth{nic} nud permanent"
         ),
     )?;
     system(
         "ip",
-        &format!("route replace 10.77.0.{there} dev eth{card} src 10.77.0.{here} table 10{here}"),
+        &format!("route replace 10.77.0.{there} dev eth{nic} src 10.77.0.{here} table 10{here}"),
     )
 }
 
 fn net_down_up(world: &World, choice: &mut Choice) -> Result<()> {
-    let card = choice.below(2);
+    let nic = choice.below(2);
     world.board.disturb(Place::Net);
     let quiet = sys::wait_until(2 * PATIENCE, || Ok(!world.board.has_reads()))?;
     ensure!(quiet, "somebody READs and does not end");
     // A child may have inherited the queue pair of somebody who was killed.
     std::thread::sleep(Duration::from_secs(1) * sys::slower());
-    system("ip", &format!("link set eth{card} down"))?;
+    system("ip", &format!("link set eth{nic} down"))?;
     pause(choice, 300);
-    bring_up(card)?;
-    wait_for_device(&world.devices[card as usize])?;
+    bring_up(nic)?;
+    wait_for_device(&world.devices[nic as usize])?;
     world.board.disturb(Place::Net);
     world.board.done(Operation::NetDown);
     Ok(())
@@ -242,15 +242,12 @@ fn net_down_up(world: &World, choice: &mut Choice) -> Result<()> {
 
 /// The RDMA device goes under everybody: the kernel ends what hangs on it, from the thread that removes it.
 fn cycle_link(world: &World, choice: &mut Choice) -> Result<()> {
-    let card = choice.below(2);
-    let name = &world.devices[card as usize];
+    let nic = choice.below(2);
+    let name = &world.devices[nic as usize];
     world.board.disturb(Place::Link);
     system("rdma", &format!("link delete {name}"))?;
     pause(choice, 30);
-    system(
-        "rdma",
-        &format!("link add {name} type rxe netdev eth{card}"),
-    )?;
+    system("rdma", &format!("link add {name} type rxe netdev eth{nic}"))?;
     wait_for_device(name)?;
     world.board.disturb(Place::Link);
     world.board.done(Operation::LinkCycle);
@@ -260,8 +257,8 @@ fn cycle_link(world: &World, choice: &mut Choice) -> Result<()> {
 /// Other packets on the same wire, both ways.
 fn load_net(world: &World, choice: &mut Choice) -> Result<()> {
     let data = [0u8; 4000];
-    for card in 0..2 {
-        let (here, there) = (card + 1, 2 - card);
+    for nic in 0..2 {
+        let (here, there) = (nic + 1, 2 - nic);
         let socket = UdpSocket::bind(format!("10.77.0.{here}:0"))?;
         for _ in 0..100 + choice.below(400) {
             // Nobody listens; that the answer says so is no error.

@@ -528,15 +528,15 @@ impl<'a> Session<'a> {
 
     /// The granules of the BAR in which a block lies now: a pin may have moved it.
     fn granules(&self, block: &Block) -> Result<BTreeSet<u64>> {
-        let card = &self.gpus[block.gpu];
+        let gpu = &self.gpus[block.gpu];
         let len = block.expected.len() as u64;
         let mut granules = BTreeSet::new();
         let mut at = 0;
         while at < len {
-            let place = card.place_of(block.memory.mapping().addr() + at)?;
+            let place = gpu.place_of(block.memory.mapping().addr() + at)?;
             let run = place.run.min(len - at);
-            let first = (place.bar_address - card.bar_start()) / GRANULE;
-            let last = (place.bar_address - card.bar_start() + run - 1) / GRANULE;
+            let first = (place.bar_address - gpu.bar_start()) / GRANULE;
+            let last = (place.bar_address - gpu.bar_start() + run - 1) / GRANULE;
             granules.extend(first..=last);
             at += run;
         }
@@ -1430,8 +1430,8 @@ pub(super) fn probe(
     over: impl Fn() -> bool,
 ) -> Result<()> {
     let hca = Hca::open(&world.devices[0])?;
-    let card = Arc::new(Gpu::open(gpu, world.gpus[gpu].clone())?);
-    let memory = card.allocate(M2, Placement::Any)?;
+    let opened = Arc::new(Gpu::open(gpu, world.gpus[gpu].clone())?);
+    let memory = opened.allocate(M2, Placement::Any)?;
     let span = memory.span(0, M2)?;
     drop(hca.register(span, full_access())?);
     world.board.done(Operation::Register);
