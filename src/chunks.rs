@@ -24,7 +24,7 @@
 //! That way a chunk measured is an allocation, and the memory tried is a small multiple of what is there,
 //! which counts, too: a pin costs by its length.
 //!
-//! Where nvidia.ko hands BAR1 out at each pin, one that is made over a living one shares that one's
+//! Where nvidia.ko hands BAR1 out at each pin, one that is made over a live one shares that one's
 //! extent, and gets another for the rest, elsewhere: a range more for as long as it lives. So a pin is kept
 //! only if it was made with no other of the search beneath.
 //!

@@ -220,7 +220,7 @@ impl Model {
                 let chunks = ranges.len() as u64;
                 assert!(
                     chunks <= (PATIENCE + 1) * count,
-                    "{chunks} pieces: {}",
+                    "{chunks} chunks: {}",
                     what()
                 );
                 assert!(chunks <= u64::from(limit));
@@ -470,7 +470,7 @@ fn the_cost_of_random_sizes() {
             bytes += model.end() - BASE;
         }
         println!(
-            "{:.2} pieces an allocation",
+            "{:.2} chunks an allocation",
             all_chunks as f64 / allocations as f64
         );
         println!(

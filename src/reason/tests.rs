@@ -93,14 +93,10 @@ fn each_row_has_a_name_of_its_own() {
         let [what, advice] = [reason.message, reason.advice].map(cell);
         println!("figure: reason | `{name}` | {what} | {advice} |");
     }
-    for incident in Event::ALL {
-        assert!(
-            names.insert(incident.name),
-            "{} is there twice",
-            incident.name
-        );
-        let [what, advice] = [incident.message, incident.advice].map(cell);
-        println!("figure: event | `{}` | {what} | {advice} |", incident.name);
+    for info in Event::ALL {
+        assert!(names.insert(info.name), "{} is there twice", info.name);
+        let [what, advice] = [info.message, info.advice].map(cell);
+        println!("figure: event | `{}` | {what} | {advice} |", info.name);
     }
 }
 

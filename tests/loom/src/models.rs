@@ -437,8 +437,8 @@ fn hold(allocation: u64, owner: Arc<dyn Revoke>) -> Result<CallbackPin, Reason> 
     CallbackPin::new(span, owner)
 }
 
-/// OFED 4.9 and a region of two pieces: the one that lives is not put under the API lock, for which
-/// another thread waits in put_rwsem.
+/// OFED 4.9 and a region of two pins: the one that is alive is not put under the API lock, for which
+/// another thread waits in `put_rwsem`.
 #[test]
 fn release_of_two_pins_inside_a_callback_beside_a_get() {
     explore(

@@ -152,15 +152,14 @@ fn counted(text: &str) -> Vec<Finding> {
             .fold(0, u64::saturating_add)
     };
     let mut findings = Vec::new();
-    for incident in &Event::ALL {
-        let count = event(incident.name);
-        if count == 0 || incident.severity == Severity::Info {
+    for info in &Event::ALL {
+        let count = event(info.name);
+        if count == 0 || info.severity == Severity::Info {
             continue;
         }
-        let found = format!("{}: {count}", incident.name);
-        let finding =
-            Finding::new(NAME, Level::Warning, Subject::Machine, found).why(incident.message);
-        findings.push(match incident.advice {
+        let found = format!("{}: {count}", info.name);
+        let finding = Finding::new(NAME, Level::Warning, Subject::Machine, found).why(info.message);
+        findings.push(match info.advice {
             "" => finding,
             advice => finding.fix(advice),
         });
