@@ -4,7 +4,8 @@
 
 RUNNER := tests/runner/bootstrap
 
-# kbuild takes no blanks and no colons in a path. Only `make module` and what stands on it need it here: the test runner copies.
+# kbuild takes no blanks and no colons in a path. Only `make module` and what stands on it need it here: the test
+# runner copies.
 ifneq ($(filter module compile install,$(MAKECMDGOALS)),)
 ifneq ($(words $(subst :, ,x$(CURDIR)x)),1)
 $(error kbuild cannot compile in '$(CURDIR)': move this clone to a folder with neither blanks nor colons in its path)

@@ -188,7 +188,7 @@ impl<T> Monitor<T> {
 /// A registration, with its entry. The order of the fields is the kernel's.
 pub(crate) struct Registered<T, L> {
     pub(crate) state: L,
-    pub(crate) entry: Stand,
+    pub(crate) entry: Entry,
     pub(crate) of: T,
 }
 
@@ -196,7 +196,7 @@ impl<T, L> Registered<T, L> {
     pub(crate) fn new(of: T, state: L) -> Result<Shared<Self>, Reason> {
         share(Registered {
             state,
-            entry: Stand::default(),
+            entry: Entry::default(),
             of,
         })
     }
@@ -204,9 +204,9 @@ impl<T, L> Registered<T, L> {
 
 /// The number in the registry; 0: not there.
 #[derive(Default)]
-pub(crate) struct Stand(AtomicU64);
+pub(crate) struct Entry(AtomicU64);
 
-impl Stand {
+impl Entry {
     pub(crate) fn update(
         &self,
         f: impl FnOnce(&mut RegistryStats, &mut Option<Registration>) -> Option<Transition>,
@@ -223,7 +223,7 @@ impl Stand {
     }
 }
 
-impl Drop for Stand {
+impl Drop for Entry {
     fn drop(&mut self) {
         if self.0.load(Relaxed) != 0 && !thread::panicking() {
             self.update(RegistryStats::remove);
@@ -241,7 +241,7 @@ impl EntryLock {
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut bool) -> R) -> R {
         let mut guard = self.0.lock().expect("no poison");
         let world = world();
-        if world.is_broken(Break::OpenSlot) {
+        if world.is_broken(Break::UnlockedEntry) {
             let mut copy = *guard;
             drop(guard);
             let result = f(&mut copy);
@@ -297,8 +297,8 @@ impl<T> Default for IdMap<T> {
 }
 
 impl<T> IdMap<T> {
-    pub(crate) fn insert(&mut self, number: usize, slot: T) -> Result<(), Reason> {
-        assert!(self.0.insert(number, slot).is_none());
+    pub(crate) fn insert(&mut self, number: usize, value: T) -> Result<(), Reason> {
+        assert!(self.0.insert(number, value).is_none());
         Ok(())
     }
 

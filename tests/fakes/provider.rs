@@ -471,18 +471,18 @@ pub(crate) fn orphaned(_span: &Span, why: PutError) {
     world.provider.orphaned.borrow_mut().push(why);
 }
 
-/// A callback that finds no slot: one that a test has made, or a fault.
-fn slotless(what: &str) {
+/// A callback that finds no entry: one that a test has made, or a fault.
+fn no_entry(what: &str) {
     match SCRIPTED {
         true => world().provider.record(what),
-        false => panic!("a callback finds no slot"),
+        false => panic!("a callback finds no entry"),
     }
 }
 
 pub(crate) fn late_callback() {
-    slotless("late");
+    no_entry("late");
 }
 
 pub(crate) fn spurious_callback() {
-    slotless("spurious");
+    no_entry("spurious");
 }

@@ -55,13 +55,13 @@ pub(crate) enum Mode {
 pub(crate) enum Break {
     /// `Monitor::wait_while` does not wait.
     NoWait,
-    /// put_rwsem lets everybody in.
+    /// `put_rwsem` lets everybody in.
     NoPutRwsem,
-    /// The page table is read when its slot's lock has been given back.
+    /// The page table is read when its entry's lock has been given back.
     LateRead,
-    /// What is done under a slot's lock is done without it.
-    OpenSlot,
-    /// A slot is always alive.
+    /// What is done under an entry's lock is done without it.
+    UnlockedEntry,
+    /// An entry is always alive.
     Undead,
     /// Every process is the owner.
     OneProcess,
@@ -75,7 +75,7 @@ pub(crate) enum Break {
     NoPut,
     /// ib_core is not told of a callback.
     Silent,
-    /// A slot does not hold the module.
+    /// An entry does not hold the module.
     NoHold,
     /// Exit does not wait for the API lock.
     NoFence,
@@ -140,7 +140,7 @@ pub(crate) struct Registry {
 #[derive(Default)]
 pub(crate) struct Locked {
     pub(crate) stats: RegistryStats,
-    pub(crate) registration: BTreeMap<u64, Registration>,
+    pub(crate) registrations: BTreeMap<u64, Registration>,
 }
 
 thread_local! {
@@ -166,37 +166,37 @@ impl Registry {
         result
     }
 
-    /// Changes the entry with that number; 0: none stands there.
+    /// Changes the registration with that number; 0: there is none.
     pub(crate) fn update(
         &self,
         number: &AtomicU64,
         f: impl FnOnce(&mut RegistryStats, &mut Option<Registration>) -> Option<Transition>,
     ) {
-        let event = self.with(
+        let transition = self.with(
             |Locked {
                  stats,
-                 registration,
+                 registrations,
              }| {
-                let mut slot = registration.remove(&number.load(Relaxed));
-                let event = f(stats, &mut slot);
+                let mut slot = registrations.remove(&number.load(Relaxed));
+                let transition = f(stats, &mut slot);
                 number.store(slot.map_or(0, |slot| slot.number), Relaxed);
                 if let Some(slot) = slot {
-                    let before = registration.insert(slot.number, slot);
+                    let before = registrations.insert(slot.number, slot);
                     assert!(
                         before.is_none(),
                         "{} comes twice in the registry",
                         slot.number
                     );
                 }
-                event
+                transition
             },
         );
-        self.events.borrow_mut().extend(event);
+        self.events.borrow_mut().extend(transition);
     }
 
-    /// The first that stands there with this number or a higher one.
+    /// The first with this number or a higher one.
     pub(crate) fn from(&self, number: u64) -> Option<Registration> {
-        self.with(|locked| locked.registration.range(number..).next().map(|(_, l)| *l))
+        self.with(|locked| locked.registrations.range(number..).next().map(|(_, l)| *l))
     }
 
     /// All, as a reader comes by them.
@@ -241,13 +241,13 @@ pub(crate) struct World {
     pub(crate) max_chunks: Cell<Option<u32>>,
     pub(crate) user: Cell<u32>,
     pub(crate) user_limit: Cell<Option<u64>>,
-    /// The lock of the accounts is a leaf, and the models do not look at its order.
+    /// The lock of the users' bytes is a leaf, and the models do not look at its order.
     pub(crate) usages: RefCell<SmallVec<Usage>>,
-    /// Slots that hold the module.
+    /// Entries that hold the module.
     pub(crate) holds: AtomicUsize,
     pub(crate) callbacks: Mutex<Option<CallbackTable>>,
     pub(crate) put_rwsem: RwLock<()>,
-    /// When put_rwsem was last closed.
+    /// When `put_rwsem` was last taken for a put.
     pub(crate) put_rwsem_since: Cell<u64>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) provider: Provider,
@@ -395,12 +395,12 @@ impl World {
         self.processes.borrow_mut().insert(this, process);
     }
 
-    /// What the registration of an allocation is in the registry. Each life of a model has its own.
-    pub(crate) fn stands(&self, allocation: u64) -> Option<State> {
+    /// The state of an allocation's registration in the registry. Each life of a model has its own.
+    pub(crate) fn state(&self, allocation: u64) -> Option<State> {
         let start = allocation * ALLOCATION;
         let registry = self.registry.locked.borrow();
         let mut found = registry
-            .registration
+            .registrations
             .values()
             .filter(|l| l.info.span.start() == start);
         let state = found.next().map(|registration| registration.state);
@@ -411,7 +411,7 @@ impl World {
     fn check_empty(&self) {
         let registry = self.registry.locked.borrow();
         assert!(
-            registry.registration.is_empty(),
+            registry.registrations.is_empty(),
             "somebody is left in the registry"
         );
         for counts in registry.stats.counts() {
@@ -424,7 +424,7 @@ impl World {
         for memory in self.memory.borrow().iter() {
             assert!(memory.freed.get(), "{} is never freed", memory.what);
         }
-        assert_eq!(self.holds.load(Ordering::SeqCst), 0, "a slot is left");
+        assert_eq!(self.holds.load(Ordering::SeqCst), 0, "an entry is left");
         drop(Charge::new(LIMIT).expect("nobody is charged any more"));
     }
 }

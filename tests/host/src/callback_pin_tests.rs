@@ -278,7 +278,7 @@ fn another_process_keeps_the_entry_until_the_callback() {
     assert_eq!(take_log(), ["revoke", "let go"]);
 }
 
-/// OFED 4.9. The provider would refuse to put, and another thread may be in put_rwsem, waiting for this
+/// OFED 4.9. The provider would refuse to put, and another thread may hold `put_rwsem`, waiting for this
 /// one to give back the API lock.
 #[test]
 fn release_in_a_callback_keeps_the_other_pins_of_the_region() {

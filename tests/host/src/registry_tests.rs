@@ -10,8 +10,8 @@ use std::thread;
 use crate::device::Gpus;
 use crate::device::PciAddress;
 use crate::fakes::env::max_chunks;
+use crate::fakes::env::Entry;
 use crate::fakes::env::PciDevice;
-use crate::fakes::env::Stand;
 use crate::fakes::env::Ticket;
 use crate::fakes::env::HCA;
 use crate::fakes::provider::Allocation;
@@ -407,9 +407,9 @@ fn no_number_comes_twice() {
 #[test]
 fn a_reader_goes_on_behind_what_it_has_seen() {
     let stay = |i: u64| i % 3 == 0;
-    let mut stands: Vec<Option<Stand>> = (0..99).map(|_| Some(Stand::default())).collect();
-    for (i, stand) in stands.iter().flatten().enumerate() {
-        stand.add(registration_info(i as u64 * MIB, MIB));
+    let mut entries: Vec<Option<Entry>> = (0..99).map(|_| Some(Entry::default())).collect();
+    for (i, entry) in entries.iter().flatten().enumerate() {
+        entry.add(registration_info(i as u64 * MIB, MIB));
     }
     let mut next = 0;
     let mut met = Vec::new();
@@ -419,12 +419,12 @@ fn a_reader_goes_on_behind_what_it_has_seen() {
         met.push(registration.number);
         // The one behind it goes, and another comes at the end.
         let behind = registration.number as usize;
-        if let Some(stand) = stands.get_mut(behind).filter(|_| !stay(behind as u64)) {
-            if let Some(stand) = stand.take() {
-                stand.released(false);
-                let info = Stand::default();
-                info.add(registration_info(0, MIB));
-                info.released(false);
+        if let Some(entry) = entries.get_mut(behind).filter(|_| !stay(behind as u64)) {
+            if let Some(entry) = entry.take() {
+                entry.released(false);
+                let last = Entry::default();
+                last.add(registration_info(0, MIB));
+                last.released(false);
             }
         }
     }
@@ -438,9 +438,9 @@ fn a_reader_goes_on_behind_what_it_has_seen() {
 fn a_reader_beside_adds_and_removes() {
     const ROUNDS: u64 = 500;
     let registry = registry();
-    let stays: Vec<Stand> = (0..5).map(|_| Stand::default()).collect();
-    for stand in &stays {
-        stand.add(registration_info(0, MIB));
+    let stays: Vec<Entry> = (0..5).map(|_| Entry::default()).collect();
+    for entry in &stays {
+        entry.add(registration_info(0, MIB));
     }
     let done = AtomicBool::new(false);
     let looks = thread::scope(|scope| {
@@ -466,9 +466,9 @@ fn a_reader_beside_adds_and_removes() {
                 }
             });
         for _ in 0..ROUNDS {
-            let stand = Stand::default();
-            stand.add(registration_info(MIB, MIB));
-            stand.released(false);
+            let entry = Entry::default();
+            entry.add(registration_info(MIB, MIB));
+            entry.released(false);
         }
         done.store(true, Ordering::SeqCst);
         reader.join().expect("the reader agrees")
@@ -513,13 +513,13 @@ fn free_beside_release_at_random() {
 
 #[test]
 fn who_leaves_twice_is_counted_once() {
-    let stand = Stand::default();
-    stand.add(registration_info(0, MIB));
-    stand.released(true);
-    stand.update(RegistryStats::remove);
-    stand.update(RegistryStats::remove);
-    stand.released(false);
-    drop(stand);
+    let entry = Entry::default();
+    entry.add(registration_info(0, MIB));
+    entry.released(true);
+    entry.update(RegistryStats::remove);
+    entry.update(RegistryStats::remove);
+    entry.released(false);
+    drop(entry);
     let counts = counts(PinMode::Persistent);
     assert_eq!(
         (counts.released, counts.active, counts.active_bytes),

@@ -101,5 +101,5 @@ impl<T> UnsafeCell<T> {
 /// Locks where no other thread can be in the way: one that would wait hangs.
 pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.try_write()
-        .expect("the gate is not taken where it may have to wait")
+        .expect("put_rwsem is not taken where it may have to wait")
 }

@@ -39,7 +39,7 @@ const BROKEN: &[(Break, &str, &str)] = &[
         "a page table is used beside",
     ),
     (
-        Break::OpenSlot,
+        Break::UnlockedEntry,
         "free_beside_a_life_unmaps",
         "a page table is used beside",
     ),

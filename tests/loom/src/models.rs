@@ -98,7 +98,7 @@ fn live(allocation: u64) {
         world.ib_core.deregister(&umem);
     }
     assert_eq!(
-        world.stands(allocation),
+        world.state(allocation),
         None,
         "it is in the registry after its release"
     );
@@ -110,7 +110,7 @@ fn live_and_die_elsewhere(allocation: u64) {
     if let Some(umem) = world.ib_core.register(allocation) {
         world.become_process(2);
         world.ib_core.deregister(&umem);
-        let state = world.stands(allocation);
+        let state = world.state(allocation);
         assert!(
             matches!(state, None | Some(State::Orphaned)),
             "what is released is {state:?} in the registry"
@@ -260,7 +260,7 @@ fn look() {
     let mut next = 0;
     loop {
         let found = world.registry.with(|registry| {
-            let (number, registration) = registry.registration.range(next..).next()?;
+            let (number, registration) = registry.registrations.range(next..).next()?;
             let gone = world.provider.is_gone(registration.info.span.start());
             Some((*number, registration.state, gone))
         });
@@ -287,11 +287,11 @@ fn free_beside_a_registration_shows_in_the_registry() {
             let umem = world().ib_core.register(1);
             join(free);
             let state = umem.as_ref().map(|_| State::Revoked);
-            assert_eq!(world().stands(1), state);
+            assert_eq!(world().state(1), state);
             if let Some(umem) = umem {
                 world().ib_core.deregister(&umem);
             }
-            assert_eq!(world().stands(1), None);
+            assert_eq!(world().state(1), None);
         },
     );
 }
@@ -313,9 +313,9 @@ fn a_reader_beside_a_life_that_is_revoked() {
         || {
             let umem = world().ib_core.register(1).expect("nobody frees yet");
             free(1);
-            assert_eq!(world().stands(1), Some(State::Revoked));
+            assert_eq!(world().state(1), Some(State::Revoked));
             world().ib_core.deregister(&umem);
-            assert_eq!(world().stands(1), None);
+            assert_eq!(world().state(1), None);
         },
     );
 }
@@ -326,9 +326,9 @@ fn a_reader_beside_a_life_that_is_orphaned() {
         "a reader of the registry beside a life that another process ends, and a free",
         || {
             live_and_die_elsewhere(1);
-            assert_eq!(world().stands(1), Some(State::Orphaned));
+            assert_eq!(world().state(1), Some(State::Orphaned));
             free(1);
-            assert_eq!(world().stands(1), None);
+            assert_eq!(world().state(1), None);
         },
     );
 }
