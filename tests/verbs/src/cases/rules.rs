@@ -66,8 +66,8 @@ pub(super) const CASES: &[Case] = &[
         run: revoked_is_not_put,
     },
     Case {
-        name: "rules.7.second_look",
-        run: second_look,
+        name: "rules.7.second_check",
+        run: second_check,
     },
     Case {
         name: "rules.7.put_rwsem_revocable",
@@ -296,7 +296,7 @@ fn revoked_is_not_put(lab: &Lab) -> Result<()> {
 }
 
 /// Freed when a release has seen that its pin lives, and waits for `put_rwsem`, which a get holds.
-fn second_look(lab: &Lab) -> Result<()> {
+fn second_check(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = lab.allocate_gpu(M2)?;
     let next = lab.allocate_gpu(M2)?;
@@ -341,7 +341,7 @@ fn put_rwsem(lab: &Lab, mode: PinMode) -> Result<()> {
     note("pins", live);
     ensure!(
         !made,
-        "a pin was made between the look and the put; {live} pins are left of 1"
+        "a pin was made between the check and the put; {live} pins are left of 1"
     );
     ensure!(live == 1, "{live} pins are left of 1");
     drop(other);
