@@ -261,6 +261,65 @@ pub(crate) fn find(paths: &Paths, name: &str) -> Result<Mutant> {
         .ok_or_else(|| anyhow!("there is no mutant {name} in tests/mutants"))
 }
 
+/// What a change can break of them, seen without compiling anything: that each patch fits, and that the test that it names
+/// is there. Says how many there are.
+pub(crate) fn fit(paths: &Paths) -> Result<String> {
+    let mutants = all(paths)?;
+    let mut tests = String::new();
+    for directory in ["src", "tests/host", "tests/loom", "tests/verbs"] {
+        for file in stamp::files(&paths.repo.join(directory))? {
+            if file.extension().is_some_and(|suffix| suffix == "rs") {
+                tests += &fs::read_to_string(&file)?;
+            }
+        }
+    }
+    let mut wrong = Vec::new();
+    for mutant in &mutants {
+        if let Err(error) = fits(paths, &mutant.patches) {
+            wrong.push(format!("{}: {error:#}", mutant.name));
+        }
+        for check in &mutant.checks {
+            let declared = match check.place {
+                Place::Host { .. } => {
+                    let name = check.test.rsplit("::").next().unwrap_or_default();
+                    format!("fn {name}")
+                }
+                Place::Vm { .. } => format!("\"{}", check.test),
+            };
+            if !tests.contains(&declared) {
+                wrong.push(format!("{}: there is no test {}", mutant.name, check.test));
+            }
+        }
+    }
+    if !wrong.is_empty() {
+        bail!("{}", wrong.join("\n"));
+    }
+    Ok(format!("{} fit", mutants.len()))
+}
+
+/// Applies patches to a copy of the files that they change.
+fn fits(paths: &Paths, patches: &[PathBuf]) -> Result<()> {
+    let copy = paths.cache.join("mutants/fit");
+    let _ = fs::remove_dir_all(&copy);
+    for patch in patches {
+        let text = fs::read_to_string(patch).with_context(|| patch.display().to_string())?;
+        for name in text.lines().filter_map(|line| line.strip_prefix("--- a/")) {
+            let target = copy.join(name);
+            if target.exists() {
+                continue;
+            }
+            if let Some(parent) = target.parent() {
+                fs::create_dir_all(parent)?;
+            }
+            fs::copy(paths.repo.join(name), &target).with_context(|| name.to_owned())?;
+        }
+    }
+    for patch in patches {
+        patch::apply(&copy, patch, 0)?;
+    }
+    Ok(())
+}
+
 /// What the packages on the host put around the module's logic.
 const FAKES: &str = "tests/fakes";
 

@@ -13,6 +13,7 @@ use anyhow::Result;
 
 use crate::cost;
 use crate::lint::CLIPPY_HOST;
+use crate::mutants;
 use crate::paths::Paths;
 use crate::progress::duration;
 use crate::progress::output;
@@ -40,6 +41,10 @@ const LANES: &[&[Step]] = &[
         },
     ],
     &[
+        Step {
+            name: "mutants",
+            run: mutants::fit,
+        },
         Step {
             name: "the module for 7.3",
             run: |paths| setup::module(paths).map(|()| "compiled".to_owned()),
