@@ -103,6 +103,19 @@ impl Fixture {
         self.machine.functions.get_mut(&at).unwrap()
     }
 
+    /// The first socket's NIC once more at another address, as `mlx5_2`, with its port down.
+    fn nic_that_is_down(&mut self, at: Address) {
+        let mut function = self.function(socket(FIRST).nic).clone();
+        function.at = at;
+        let mut hca = self.machine.hcas[0].clone();
+        hca.name = "mlx5_2".to_owned();
+        hca.at = Some(at);
+        hca.ports[0].state = Some("DOWN".to_owned());
+        self.machine.functions.insert(at, function);
+        self.machine.hcas.push(hca);
+        self.pair_up();
+    }
+
     /// Sets a word of config space.
     pub(super) fn set(&mut self, at: Address, offset: usize, value: u16) {
         let config = self.function(at).config.as_mut().unwrap();
@@ -171,20 +184,10 @@ const INJECTED: &[Injected] = &[
     Injected {
         name: "a port that is down beside one that is as near and up",
         inject: |fixture| {
-            let function = Function {
-                at: Address {
-                    device: 1,
-                    ..socket(FIRST).nic
-                },
-                ..fixture.function(socket(FIRST).nic).clone()
-            };
-            let mut hca = fixture.machine.hcas[0].clone();
-            hca.name = "mlx5_2".to_owned();
-            hca.at = Some(function.at);
-            hca.ports[0].state = Some("DOWN".to_owned());
-            fixture.machine.functions.insert(function.at, function);
-            fixture.machine.hcas.push(hca);
-            fixture.pair_up();
+            fixture.nic_that_is_down(Address {
+                device: 1,
+                ..socket(FIRST).nic
+            });
         },
         check: "port",
         level: Level::Warning,
@@ -581,15 +584,10 @@ fn what_is_no_fault_is_none() {
         (
             "the second port of a NIC, with a function of its own",
             |fixture| {
-                let mut function = fixture.function(socket(FIRST).nic).clone();
-                function.at.function = 1;
-                let mut hca = fixture.machine.hcas[0].clone();
-                hca.name = "mlx5_2".to_owned();
-                hca.at = Some(function.at);
-                hca.ports[0].state = Some("DOWN".to_owned());
-                fixture.machine.functions.insert(function.at, function);
-                fixture.machine.hcas.push(hca);
-                fixture.pair_up();
+                fixture.nic_that_is_down(Address {
+                    function: 1,
+                    ..socket(FIRST).nic
+                });
             },
         ),
         ("no IOMMU", |fixture| {
