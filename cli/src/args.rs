@@ -178,25 +178,62 @@ pub(crate) struct Topo {
     pub(crate) verbose: bool,
 }
 
+/// What `doctor`'s checks compare a machine with.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Expectation {
+    /// Compares with this recording of `peermemctl record`, made when all was well: devices, ports, links, versions
+    #[arg(long, value_name = "FILE")]
+    pub(crate) baseline: Option<PathBuf>,
+    /// Compares with the counts, links, rates and versions in this file; --write-expect prints one
+    #[arg(long, value_name = "FILE")]
+    pub(crate) expect: Option<PathBuf>,
+}
+
+/// From which level on a finding makes the exit status 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FailOn {
+    Fault,
+    Warning,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
     #[command(flatten)]
     pub(crate) source: Source,
     /// One pair in full: a GPU by index or PCI address, an RDMA device by name
-    #[arg(long, value_name = "GPU,HCA")]
+    #[arg(long, value_name = "GPU,HCA", conflicts_with_all = ["baseline", "expect"])]
     pub(crate) pair: Option<String>,
-    /// Compares with this recording of `peermemctl record`, made when all was well: devices, ports, links, versions
-    #[arg(long, value_name = "FILE", conflicts_with = "pair")]
-    pub(crate) baseline: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) expectation: Expectation,
+    /// Prints what this machine has as a file for --expect
+    #[arg(long, conflicts_with_all = ["json", "nagios", "pair"])]
+    pub(crate) write_expect: bool,
     /// All that was checked, also what is in order
     #[arg(long, short)]
     pub(crate) all: bool,
     /// One line and an exit status as monitoring plugins have them: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN
     #[arg(long, conflicts_with = "json")]
     pub(crate) nagios: bool,
+    /// What makes the exit status 1: a warning or worse, or nothing less than a fault
+    #[arg(
+        long,
+        value_enum,
+        default_value = "warning",
+        value_name = "LEVEL",
+        conflicts_with = "nagios"
+    )]
+    pub(crate) fail_on: FailOn,
     /// Leaves these checks out
     #[arg(long, value_name = "CHECK", value_delimiter = ',')]
     pub(crate) skip: Vec<String>,
+    /// Runs these checks and no others
+    #[arg(
+        long,
+        value_name = "CHECK",
+        value_delimiter = ',',
+        conflicts_with = "skip"
+    )]
+    pub(crate) only: Vec<String>,
     /// Names the checks, and looks at nothing
     #[arg(long)]
     pub(crate) list_checks: bool,
@@ -270,11 +307,10 @@ pub(crate) struct Export {
     /// Serves /metrics there until interrupted, as in 127.0.0.1:9837; :9837 is on all addresses
     #[arg(long, value_name = "[ADDRESS]:PORT")]
     pub(crate) listen: Option<Listen>,
-    /// Compares with this recording, as `doctor` does
-    #[arg(long, value_name = "FILE", conflicts_with = "no_doctor")]
-    pub(crate) baseline: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) expectation: Expectation,
     /// Leaves out what doctor finds, which is most of the work of a scrape
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["baseline", "expect"])]
     pub(crate) no_doctor: bool,
 }
 

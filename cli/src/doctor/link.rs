@@ -125,10 +125,14 @@ pub(super) fn gigabits(megabits: u64) -> String {
     }
 }
 
-/// Of `400 Gb/sec (4X NDR)`, in millions of bits a second.
+/// The rate of a port, in millions of bits a second.
 pub(super) fn port_rate(port: &Port) -> Option<u64> {
-    let rate = port.rate.as_deref()?;
-    let (number, unit) = rate.split_once(' ')?;
+    rate_of(port.rate.as_deref()?)
+}
+
+/// Of `400 Gb/sec (4X NDR)`, in millions of bits a second.
+pub(super) fn rate_of(text: &str) -> Option<u64> {
+    let (number, unit) = text.split_once(' ')?;
     if !unit.starts_with("Gb/sec") {
         return None;
     }

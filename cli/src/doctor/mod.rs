@@ -10,6 +10,7 @@ mod acs;
 mod bar1;
 mod baseline;
 mod devices;
+mod expect;
 mod hops;
 #[cfg(test)]
 mod injected;
@@ -30,6 +31,7 @@ use anyhow::Context as _;
 
 use crate::args;
 use crate::finding::Finding;
+use crate::finding::Level;
 use crate::finding::Plugin;
 use crate::finding::Status;
 use crate::host::Host;
@@ -39,9 +41,10 @@ use crate::machine::Gpu;
 use crate::machine::Machine;
 use crate::machine::Pair;
 use crate::report::Out;
+use expect::Expected;
+use scan::Baseline;
 use scan::Check;
 
-pub(crate) use scan::Baseline;
 pub(crate) use scan::Scan;
 
 /// All checks, in the order in which they matter where their findings are as bad: whether it works at all, then the
@@ -58,6 +61,7 @@ pub(crate) fn checks_of<'a>(scan: &'a Scan<'a>) -> impl Iterator<Item = &'static
 /// Paths and devices.
 const OF_HARDWARE: &[Check] = &[
     baseline::BASELINE,
+    expect::EXPECT,
     devices::GPU_DRIVER,
     devices::NIC_DRIVER,
     port::PORT,
@@ -75,18 +79,30 @@ const OF_HARDWARE: &[Check] = &[
     devices::DEVICE_KIND,
 ];
 
-/// What the checks but those in `skip` say, the worst first.
+/// Which checks to run.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Selection<'a> {
+    /// These alone; empty: all.
+    pub(crate) only: &'a [String],
+    pub(crate) skip: &'a [String],
+}
+
+/// What the selected checks say, the worst first.
 ///
 /// # Errors
-/// `skip` has a name that no check has.
-pub(crate) fn examine(scan: &Scan<'_>, skip: &[String]) -> anyhow::Result<Vec<Finding>> {
-    if let Some(unknown) = skip
+/// A name that no check has.
+pub(crate) fn examine(scan: &Scan<'_>, selection: Selection<'_>) -> anyhow::Result<Vec<Finding>> {
+    let Selection { only, skip } = selection;
+    if let Some(unknown) = only
         .iter()
+        .chain(skip)
         .find(|name| !checks().any(|check| check.name == **name))
     {
         bail!("there is no check {unknown:?}; `peermemctl doctor --list-checks` names them");
     }
-    let wanted = checks().filter(|check| !skip.iter().any(|name| name == check.name));
+    let is_in = |names: &[String], check: &Check| names.iter().any(|name| name == check.name);
+    let wanted =
+        checks().filter(|check| (only.is_empty() || is_in(only, check)) && !is_in(skip, check));
     Ok(run_all(scan, wanted))
 }
 
@@ -107,6 +123,32 @@ fn run_all<'c>(scan: &Scan<'_>, checks: impl Iterator<Item = &'c Check>) -> Vec<
     findings
 }
 
+/// What the machine is compared with.
+#[derive(Default)]
+pub(crate) struct Expectation {
+    baseline: Option<Baseline>,
+    expected: Option<Expected>,
+}
+
+impl Expectation {
+    /// By the files of the command line.
+    ///
+    /// # Errors
+    /// One cannot be read, or is not what it should be.
+    pub(crate) fn load(args: &args::Expectation) -> anyhow::Result<Self> {
+        Ok(Self {
+            baseline: args.baseline.as_deref().map(Baseline::load).transpose()?,
+            expected: args.expect.as_deref().map(Expected::load).transpose()?,
+        })
+    }
+
+    /// For the checks of a scan.
+    pub(crate) fn of<'a>(&'a self, scan: &mut Scan<'a>) {
+        scan.baseline = self.baseline.as_ref();
+        scan.expected = self.expected.as_ref();
+    }
+}
+
 /// The command.
 ///
 /// # Errors
@@ -116,18 +158,32 @@ pub(crate) fn run(host: &dyn Host, args: &args::Doctor, out: &mut Out) -> anyhow
         return print::list(checks(), out);
     }
     let seen = Machine::scan(host).map_err(|why| anyhow::anyhow!("{DEVICES}: {why}"));
+    if args.write_expect {
+        let expected = Expected::of(host, &seen?);
+        out.raw(&format!("{}\n", serde_json::to_string_pretty(&expected)?));
+        return Ok(Status::Ok);
+    }
     let examined = seen.and_then(|machine| {
-        let baseline = args.baseline.as_deref().map(Baseline::load).transpose()?;
+        let expectation = Expectation::load(&args.expectation)?;
         let only = args.pair.as_deref().map(|name| pair_named(&machine, name));
         let mut scan = Scan::new(host, &machine);
         scan.only = only.transpose()?;
         scan.all = args.all;
-        scan.baseline = baseline.as_ref();
-        let findings = examine(&scan, &args.skip)?;
+        expectation.of(&mut scan);
+        let selection = Selection {
+            only: &args.only,
+            skip: &args.skip,
+        };
+        let findings = examine(&scan, selection)?;
         if args.nagios {
             return Ok(print::nagios(&findings, out));
         }
-        print::all(&scan, &findings, args.all, out)
+        let fail_on = match args.fail_on {
+            args::FailOn::Fault => Level::Fault,
+            args::FailOn::Warning => Level::Warning,
+        };
+        print::all(&scan, &findings, args.all, out)?;
+        Ok(print::status(&findings, fail_on))
     });
     match examined {
         Err(why) if args.nagios => {

@@ -202,11 +202,11 @@ fn summary(counts: Counts) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-/// The status of what was found.
-fn status(counts: Counts) -> Status {
-    match counts.fault + counts.warning {
-        0 => Status::Ok,
-        _ => Status::Findings,
+/// The status of what was found, where findings of this level and worse count.
+pub(super) fn status(findings: &[Finding], fail_on: Level) -> Status {
+    match findings.iter().any(|finding| finding.level >= fail_on) {
+        true => Status::Findings,
+        false => Status::Ok,
     }
 }
 
@@ -216,7 +216,7 @@ pub(super) fn all(
     findings: &[Finding],
     with_ok: bool,
     out: &mut Out,
-) -> anyhow::Result<Status> {
+) -> anyhow::Result<()> {
     let counts = Counts::of(findings);
     if out.is_json() {
         #[derive(Serialize)]
@@ -247,7 +247,7 @@ pub(super) fn all(
             path: scan.only.map(|pair| super::hops::Path::of(scan, pair)),
         };
         out.json("peermemctl.doctor", 2, &body)?;
-        return Ok(status(counts));
+        return Ok(());
     }
     // One pair in full is asked for by who wants to know all of it.
     let in_full = with_ok || scan.only.is_some();
@@ -283,7 +283,7 @@ pub(super) fn all(
     }
     last.push('.');
     out.paragraph("", &last);
-    Ok(status(counts))
+    Ok(())
 }
 
 /// One line and a state, by the Monitoring Plugins Development Guidelines.

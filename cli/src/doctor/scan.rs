@@ -4,6 +4,7 @@
 use std::cell::OnceCell;
 use std::path::Path;
 
+use super::expect::Expected;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
@@ -47,6 +48,8 @@ pub(crate) struct Scan<'a> {
     pub(super) all: bool,
     /// What the machine is compared with.
     pub(crate) baseline: Option<&'a Baseline>,
+    /// What it should have.
+    pub(crate) expected: Option<&'a Expected>,
     software: OnceCell<Software>,
 }
 
@@ -59,6 +62,7 @@ impl<'a> Scan<'a> {
             only: None,
             all: false,
             baseline: None,
+            expected: None,
             software: OnceCell::new(),
         }
     }

@@ -60,7 +60,7 @@ fn a_pair_that_is_not_the_best_is_worth_a_note_unless_it_is_asked_for() {
         .unwrap();
     assert_eq!(far.class, Some(Class::Sys));
     let levels = |scan: &Scan<'_>| -> Vec<Level> {
-        let findings = examine(scan, &[]).unwrap();
+        let findings = examine(scan, Selection::default()).unwrap();
         let path = findings.into_iter().filter(|it| it.check == "path");
         path.map(|finding| finding.level).collect()
     };
@@ -94,8 +94,7 @@ fn findings_of_one_kind_are_told_under_one_head() {
         .collect();
     assert_eq!(findings.len(), 4);
     let mut out = Out::gather(false);
-    let status = print::all(&scan, &findings, false, &mut out).unwrap();
-    assert_eq!(status, Status::Findings);
+    print::all(&scan, &findings, false, &mut out).unwrap();
     let text = out.into_text();
     println!("{text}");
     let count = |what: &str| text.matches(what).count();
@@ -148,9 +147,13 @@ fn monitoring_gets_one_line_and_its_own_status() {
 fn a_check_or_a_pair_that_is_not_there_is_an_error() {
     let fixture = Fixture::healthy();
     let scan = Scan::new(&fixture.host, &fixture.machine);
-    assert!(examine(&scan, &["no-such-check".to_owned()]).is_err());
-    let skipped = examine(&scan, &["acs".to_owned()]).unwrap();
+    let (none, acs) = (["no-such-check".to_owned()], ["acs".to_owned()]);
+    let with = |only, skip| examine(&scan, Selection { only, skip });
+    assert!(with(&[], &none).is_err() && with(&none, &[]).is_err());
+    let skipped = with(&[], &acs).unwrap();
     assert!(!skipped.iter().any(|finding| finding.check == "acs"));
+    let only = with(&acs, &[]).unwrap();
+    assert!(!only.is_empty() && only.iter().all(|finding| finding.check == "acs"));
     for (name, is_there) in [
         ("0,mlx5_0", true),
         ("1, mlx5_0", true),
@@ -196,6 +199,37 @@ fn one_pair_is_told_hop_by_hop() {
     assert_eq!(json["findings"].as_array().unwrap().len(), 0);
 }
 
+/// `--fail-on` changes the exit status, and nothing that is said.
+#[test]
+fn what_counts_as_failing_can_be_chosen() {
+    let mut healthy = fixture::small();
+    healthy.software();
+    let mut slow = fixture::acs();
+    slow.software();
+    let mut broken = slow.clone();
+    broken
+        .recording
+        .links
+        .retain(|path, _| !path.ends_with("0000:19:00.0/driver"));
+    use Status::Findings;
+    for (machine, on_warning, on_fault) in [
+        (&healthy, Status::Ok, Status::Ok),
+        (&slow, Findings, Status::Ok),
+        (&broken, Findings, Findings),
+    ] {
+        let says = |line: &[&str]| testing::says(&machine.recording, line);
+        let (text, status) = says(&["doctor"]);
+        assert_eq!(status, on_warning, "{text}");
+        assert_eq!(
+            says(&["doctor", "--fail-on", "warning"]),
+            (text.clone(), on_warning)
+        );
+        assert_eq!(says(&["doctor", "--fail-on", "fault"]), (text, on_fault));
+        let (_, status) = says(&["doctor", "--fail-on", "fault", "--json"]);
+        assert_eq!(status, on_fault);
+    }
+}
+
 /// What the checks of paths and devices say of a synthetic machine, as `doctor` tells it.
 fn reported(fixture: &fixture::Fixture, all: bool) -> (String, Status, Vec<Finding>) {
     let host = &fixture.recording;
@@ -204,7 +238,8 @@ fn reported(fixture: &fixture::Fixture, all: bool) -> (String, Status, Vec<Findi
     scan.all = all;
     let findings = run_all(&scan, OF_HARDWARE.iter());
     let mut out = Out::gather(false);
-    let status = print::all(&scan, &findings, all, &mut out).unwrap();
+    print::all(&scan, &findings, all, &mut out).unwrap();
+    let status = print::status(&findings, Level::Warning);
     (out.into_text(), status, findings)
 }
 
@@ -451,12 +486,42 @@ fn pairs_are_not_listed_one_by_one() {
     assert!(payload.lines().count() <= 4, "{payload}");
 }
 
+/// What is done to a machine, and what must be found then: the beginning of each group of findings.
+type Change = (
+    &'static str,
+    fn(&mut fixture::Fixture),
+    &'static [(Level, &'static str)],
+);
+
+/// Makes each change in a machine that is compared with a file; `check` is its option, too.
+fn are_found(before: &fixture::Fixture, check: &str, file: &str, changes: &[Change]) {
+    for (name, change, wanted) in changes {
+        let mut now = before.clone();
+        change(&mut now);
+        let option = format!("--{check}");
+        let line = ["doctor", "--all", "--only", check, &option, file];
+        let (text, status) = testing::says(&now.recording, &line);
+        // A group each, wrapped; those of the level "ok" aside.
+        let unwrap = |group: &str| group.split_whitespace().collect::<Vec<_>>().join(" ");
+        let groups: Vec<String> = text
+            .split("\n\n")
+            .filter(|group| group.contains(&format!(" {check}\n")) && !group.starts_with("ok"))
+            .map(unwrap)
+            .collect();
+        assert_eq!(groups.len(), wanted.len(), "{name}: {text}");
+        for (group, (level, words)) in groups.iter().zip(*wanted) {
+            let begin = format!("{} {check} {words}", level.name().replace('_', " "));
+            assert!(group.starts_with(&begin), "{name}: {group}");
+        }
+        let is_bad = wanted.iter().any(|(level, _)| level.is_finding());
+        assert_eq!(status == Status::Findings, is_bad, "{name}: {text}");
+    }
+}
+
 /// An HGX machine that is compared with what it was: what is gone or less is found, and nothing else.
 #[test]
 fn a_baseline_finds_what_is_gone() {
-    type Change = fn(&mut fixture::Fixture);
-    type Wanted = &'static [(Level, &'static str)];
-    let changes: &[(&str, Change, Wanted)] = &[
+    let changes: &[Change] = &[
         ("nothing", |_| {}, &[]),
         (
             "a lost GPU",
@@ -518,26 +583,7 @@ fn a_baseline_finds_what_is_gone() {
     let file = folder.path().join("before.json");
     std::fs::write(&file, before.recording.to_json().unwrap()).unwrap();
     let file = file.to_str().unwrap();
-    for (name, change, wanted) in changes {
-        let mut now = before.clone();
-        change(&mut now);
-        let line = ["doctor", "--all", "--baseline", file];
-        let (text, status) = testing::says(&now.recording, &line);
-        // A group each, wrapped; those of the level "well" aside.
-        let unwrap = |group: &str| group.split_whitespace().collect::<Vec<_>>().join(" ");
-        let groups: Vec<String> = text
-            .split("\n\n")
-            .filter(|group| group.contains(" baseline\n") && !group.starts_with("ok"))
-            .map(unwrap)
-            .collect();
-        assert_eq!(groups.len(), wanted.len(), "{name}: {text}");
-        for (group, (level, words)) in groups.iter().zip(*wanted) {
-            let begin = format!("{} baseline {words}", level.name());
-            assert!(group.starts_with(&begin), "{name}: {group}");
-        }
-        let is_bad = wanted.iter().any(|(level, _)| level.is_finding());
-        assert_eq!(status == Status::Findings, is_bad, "{name}: {text}");
-    }
+    are_found(&before, "baseline", file, changes);
     for command in ["doctor", "export"] {
         let line = [command, "--baseline", "/none.json"];
         assert_eq!(testing::says(&before.recording, &line).1, Status::Failed);
@@ -547,6 +593,214 @@ fn a_baseline_finds_what_is_gone() {
     let (text, _) = testing::says(&before.recording, &["export", "--baseline", file]);
     let sample = "peermem_doctor_findings{check=\"baseline\",level=\"fault\"} 1";
     assert!(text.lines().any(|line| line == sample), "{text}");
+}
+
+/// What `--write-expect` prints is what the machine has: compared with it nothing is found.
+#[test]
+fn every_machine_is_as_it_says_it_should_be() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("expect.json");
+    for (name, fixture) in fixture::all() {
+        let (text, status) = testing::says(&fixture.recording, &["doctor", "--write-expect"]);
+        assert_eq!(status, Status::Ok, "{text}");
+        if name == "hgx" {
+            testing::golden("golden/expect-hgx.json", &text);
+        }
+        std::fs::write(&file, text).unwrap();
+        let line = ["doctor", "--only", "expect", "--all", "--json", "--expect"];
+        let line = [&line[..], &[file.to_str().unwrap()]].concat();
+        let (json, status) = testing::says(&fixture.recording, &line);
+        assert_eq!(status, Status::Ok, "{name}: {json}");
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let findings = json["findings"].as_array().unwrap();
+        assert_eq!(findings.len(), 1, "{name}: {json}");
+        assert_eq!(findings[0]["level"], "ok", "{name}: {json}");
+    }
+}
+
+/// An HGX machine that is compared with a file that was written for all machines like it.
+#[test]
+fn what_is_not_as_expected_is_found() {
+    let changes: &[Change] = &[
+        ("nothing", |_| {}, &[]),
+        (
+            "a lost GPU",
+            |fixture| fixture.unplug("0000:3b:00.0"),
+            &[(Level::Fault, "7 GPUs of 10de:2330, and 8 are expected why One fell off the bus")],
+        ),
+        (
+            "a lost NIC",
+            |fixture| fixture.unplug("0000:9a:00.0"),
+            &[(Level::Fault, "7 RDMA devices of 15b3:1021, and 8 are expected")],
+        ),
+        (
+            "a NIC whose driver gave up",
+            |fixture| fixture.remove("/sys/class/infiniband/mlx5_4"),
+            &[(Level::Fault, "7 RDMA devices of 15b3:1021, and 8 are expected")],
+        ),
+        (
+            "one more NIC",
+            |fixture| {
+                let above = "0000:39:03.0";
+                fixture.pci(above, "0000:3e:00.0", &fixture::Pci::connectx7(0));
+                fixture.hca("mlx5_9", "0000:3e:00.0", "ib9", "InfiniBand", "400 Gb/sec (4X NDR)");
+            },
+            &[(Level::Note, "9 RDMA devices of 15b3:1021, and 8 are expected")],
+        ),
+        (
+            "dead rails",
+            |fixture| {
+                fixture.hca_file("mlx5_2", "ports/1/state", "1: DOWN\n");
+                fixture.hca_file("mlx5_5", "ports/1/state", "1: DOWN\n");
+            },
+            &[(Level::Warning, "mlx5_2, mlx5_5: port 1 is DOWN; 1 ACTIVE port expected")],
+        ),
+        (
+            "a slow rail",
+            |fixture| fixture.hca_file("mlx5_3", "ports/1/rate", "200 Gb/sec (2X NDR)\n"),
+            &[(
+                Level::Warning,
+                "mlx5_3: port 1 has 200 Gb/sec (2X NDR), and 400 Gb/s is expected",
+            )],
+        ),
+        (
+            "other firmware",
+            |fixture| fixture.hca_file("mlx5_0", "fw_ver", "28.43.2026\n"),
+            &[(
+                Level::Warning,
+                "mlx5_0: the firmware is 28.43.2026, and 28.39.1002 is expected",
+            )],
+        ),
+        (
+            "a NIC's link with half of its lanes, and an idle GPU's",
+            |fixture| {
+                for at in ["0000:17:00.0", "0000:18:00.0"] {
+                    fixture.set_link(at, ("32.0 GT/s PCIe", 8), ("32.0 GT/s PCIe", 16));
+                }
+                for at in ["0000:17:01.0", "0000:19:00.0"] {
+                    fixture.set_link(at, ("2.5 GT/s PCIe", 16), ("32.0 GT/s PCIe", 16));
+                }
+            },
+            &[(
+                Level::Warning,
+                "mlx5_0: the link above 0000:18:00.0 is 32.0 GT/s x8, and 32.0 GT/s x16 is expected",
+            )],
+        ),
+        (
+            "a GPU in a slot of half the lanes",
+            |fixture| {
+                for at in ["0000:17:01.0", "0000:19:00.0"] {
+                    fixture.set_link(at, ("32.0 GT/s PCIe", 8), ("32.0 GT/s PCIe", 8));
+                }
+            },
+            &[(
+                Level::Warning,
+                "GPU 0: the link above 0000:19:00.0 is 32.0 GT/s x8, and 32.0 GT/s x16 is expected",
+            )],
+        ),
+        (
+            "another driver",
+            |fixture| fixture.file("/sys/module/nvidia/version", "570.124.06\n"),
+            &[(Level::Warning, "nvidia is 570.124.06, and 570.86.15 is expected")],
+        ),
+        (
+            "a module that is not loaded",
+            |fixture| fixture.remove("/sys/module/nvidia_peermem"),
+            &[(
+                Level::Fault,
+                "nvidia_peermem is not loaded, and 595.45.04-rs1 is expected fix `modprobe nvidia_peermem`",
+            )],
+        ),
+        (
+            "a module whose version cannot be seen",
+            |fixture| fixture.deny("/sys/module/nvidia/version"),
+            &[(Level::NotVisible, "the version of nvidia: not visible without root")],
+        ),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("expect.json");
+    let mut before = fixture::hgx();
+    before.software();
+    let expected = testing::says(&before.recording, &["doctor", "--write-expect"]).0;
+    std::fs::write(&file, expected).unwrap();
+    let file = file.to_str().unwrap();
+    are_found(&before, "expect", file, changes);
+    // Monitoring has it, too.
+    before.unplug("0000:3b:00.0");
+    let (text, _) = testing::says(&before.recording, &["export", "--expect", file]);
+    let sample = "peermem_doctor_findings{check=\"expect\",level=\"fault\"} 1";
+    assert!(text.lines().any(|line| line == sample), "{text}");
+}
+
+/// What is wrong in the file is named, with its line, and nothing is looked at.
+#[test]
+fn a_wrong_expectation_is_refused_with_its_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("expect.json");
+    let name = file.to_str().unwrap();
+    let mut machine = fixture::small();
+    machine.software();
+    let refused = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        let (text, status) = testing::says(&machine.recording, &["doctor", "--expect", name]);
+        assert_eq!(status, Status::Failed, "{text}");
+        let (line, status) = testing::says(
+            &machine.recording,
+            &["doctor", "--nagios", "--expect", name],
+        );
+        assert_eq!(
+            (status.code(), line.starts_with("GPUDIRECT UNKNOWN - ")),
+            (3, true),
+            "{line}"
+        );
+        text
+    };
+    for (text, says) in [
+        (
+            "{\n \"gpu\": []}",
+            "unknown field `gpu`, expected one of `gpus`, `hcas`, `modules` at line 2",
+        ),
+        (
+            "{\"gpus\": [\n {\"count\": 8,\n \"lanes\": 16}]}",
+            "unknown field `lanes`, expected one of `count`, `device`, `link` at line 3",
+        ),
+        ("{\"hcas\": [\n{}]}", "missing field `count` at line 2"),
+        (
+            "{\"hcas\": [{\"count\": \"8\"}]}",
+            "expected usize at line 1",
+        ),
+        (
+            "{\"gpus\": [\n{\"count\": 1, \"device\": \"H100\"}]}",
+            "\"H100\" is no PCI vendor and device such as 15b3:1021 at line 2",
+        ),
+        (
+            "{\"hcas\": [\n{\"count\": 1, \"link\": \"gen5 x16\"}]}",
+            "\"gen5 x16\" is no link such as \"32.0 GT/s x16\" at line 2",
+        ),
+        (
+            "{\"hcas\": [\n{\"count\": 1, \"rate\": \"NDR\"}]}",
+            "\"NDR\" is no rate such as \"400 Gb/sec (4X NDR)\" at line 2",
+        ),
+        (
+            "{\"modules\": {\"../x\": \"1\"}}",
+            "\"../x\" is no module's name",
+        ),
+        ("", "it is empty"),
+    ] {
+        let refused = refused(text);
+        assert!(
+            refused.contains(says) && refused.contains(name),
+            "{refused}"
+        );
+    }
+    // What is left out is not compared.
+    std::fs::write(
+        &file,
+        "{\"gpus\": [{\"count\": 1}], \"hcas\": [{\"count\": 1}]}",
+    )
+    .unwrap();
+    let (text, status) = testing::says(&machine.recording, &["doctor", "--expect", name]);
+    assert_eq!(status, Status::Ok, "{text}");
 }
 
 /// docs/doctor.md has a row for each check, and for nothing else.

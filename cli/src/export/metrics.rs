@@ -16,7 +16,7 @@ use crate::debugfs::Missing;
 use crate::debugfs::Module;
 use crate::debugfs::Time;
 use crate::doctor;
-use crate::doctor::Baseline;
+use crate::doctor::Expectation;
 use crate::finding::Level;
 use crate::host::Host;
 use crate::machine::Class;
@@ -129,7 +129,7 @@ fn truth(is: bool) -> f64 {
 pub(crate) fn text(
     host: &dyn Host,
     with_doctor: bool,
-    baseline: Option<&Baseline>,
+    expectation: &Expectation,
 ) -> anyhow::Result<String> {
     let mut metrics = Metrics {
         registry: Registry::new(),
@@ -160,7 +160,7 @@ pub(crate) fn text(
     })?;
     if with_doctor {
         metrics.part(host, "doctor", |metrics| match &machine {
-            Some(machine) => findings(host, machine, baseline, metrics),
+            Some(machine) => findings(host, machine, expectation, metrics),
             None => Ok(false),
         })?;
     }
@@ -420,12 +420,12 @@ fn gpus(
 fn findings(
     host: &dyn Host,
     machine: &Machine,
-    baseline: Option<&Baseline>,
+    expectation: &Expectation,
     metrics: &Metrics,
 ) -> anyhow::Result<bool> {
     let mut scan = doctor::Scan::new(host, machine);
-    scan.baseline = baseline;
-    let findings = doctor::examine(&scan, &[])?;
+    expectation.of(&mut scan);
+    let findings = doctor::examine(&scan, doctor::Selection::default())?;
     // Each level that alerts go by, so that a series does not come and go; and none of a check that had nothing to look
     // at, whose 0 would say that all is well.
     let mut sums: BTreeMap<Vec<String>, u64> = BTreeMap::new();

@@ -13,7 +13,7 @@ use std::path::Path;
 use anyhow::Context as _;
 
 use crate::args;
-use crate::doctor::Baseline;
+use crate::doctor::Expectation;
 use crate::finding::Status;
 use crate::host::Host;
 use crate::report::Out;
@@ -27,7 +27,7 @@ pub(crate) fn run(host: &dyn Host, args: &args::Export, out: &mut Out) -> anyhow
     if out.is_json() {
         anyhow::bail!("export has no JSON: its metrics have a format of their own; list, stats and doctor have it");
     }
-    let baseline = args.baseline.as_deref().map(Baseline::load).transpose()?;
+    let expectation = Expectation::load(&args.expectation)?;
     if let Some(listen) = &args.listen {
         let listener = TcpListener::bind(&listen.addresses[..])
             .with_context(|| format!("cannot listen on {}", listen.text))?;
@@ -36,11 +36,11 @@ pub(crate) fn run(host: &dyn Host, args: &args::Export, out: &mut Out) -> anyhow
             .map_or_else(|_| listen.text.clone(), |address| address.to_string());
         eprintln!("peermemctl: metrics on http://{address}/metrics");
         http::serve(listener, http::Limits::USUAL, || {
-            metrics::text(host, !args.no_doctor, baseline.as_ref())
+            metrics::text(host, !args.no_doctor, &expectation)
         });
         return Ok(Status::Ok);
     }
-    let text = metrics::text(host, !args.no_doctor, baseline.as_ref())?;
+    let text = metrics::text(host, !args.no_doctor, &expectation)?;
     match &args.output {
         Some(file) => {
             replace(file, &text).with_context(|| format!("cannot write {}", file.display()))?;

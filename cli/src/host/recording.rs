@@ -179,8 +179,8 @@ fn joined(components: &[String]) -> String {
     format!("/{}", components.join("/"))
 }
 
-/// A recording's file, or a pipe that somebody writes it to.
-fn read(path: &Path) -> anyhow::Result<String> {
+/// A file's text, or a pipe's that somebody writes to.
+pub(crate) fn read(path: &Path) -> anyhow::Result<String> {
     // To open a FIFO waits for somebody who writes to it, and nobody may come. To read waits for those who have come.
     let file = File::options()
         .read(true)

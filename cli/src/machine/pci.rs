@@ -143,6 +143,21 @@ impl fmt::Display for Rate {
     }
 }
 
+impl FromStr for Rate {
+    type Err = String;
+
+    /// As it is written: `32.0 GT/s x16`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let rate = text.split_once(" x").and_then(|(before, lanes)| {
+            Some(Self {
+                speed: Some(speed(before.strip_suffix(" GT/s")?)).filter(|speed| *speed > 0)?,
+                width: Some(width(lanes)).filter(|lanes| *lanes > 0)?,
+            })
+        });
+        rate.ok_or_else(|| format!("{text:?} is no link such as \"32.0 GT/s x16\""))
+    }
+}
+
 /// Where sysfs lists all functions.
 pub(crate) const DEVICES: &str = "/sys/bus/pci/devices";
 

@@ -21,6 +21,7 @@ use scrub::scrub;
 const COMMANDS: &[&[&str]] = &[
     &["topo", "--verbose"],
     &["doctor", "--all"],
+    &["doctor", "--write-expect"],
     &["list"],
     &["stats"],
     &["export"],
