@@ -176,6 +176,9 @@ pub(crate) struct Topo {
     /// The bridges of each path, and each device in full
     #[arg(long, short)]
     pub(crate) verbose: bool,
+    /// What is other than in this recording of `peermemctl record`; the exit status is 1 if anything is
+    #[arg(long, value_name = "RECORDING", conflicts_with = "verbose")]
+    pub(crate) diff: Option<PathBuf>,
 }
 
 /// What `doctor`'s checks compare a machine with.

@@ -44,7 +44,7 @@ fn baseline(scan: &Scan<'_>) -> Vec<Finding> {
         }
     }
     for was in &before.hcas {
-        match same(scan.machine, was) {
+        match scan.machine.same_hca(was) {
             Some(now) => findings.extend(of_hca(scan, before, was, now)),
             None => findings.push(lost_hca(scan, was)),
         }
@@ -59,7 +59,7 @@ fn baseline(scan: &Scan<'_>) -> Vec<Finding> {
             scan.machine
                 .hcas
                 .iter()
-                .filter(|hca| same(before, hca).is_none())
+                .filter(|hca| before.same_hca(hca).is_none())
                 .map(Subject::hca),
         );
     for subject in others {
@@ -85,16 +85,6 @@ fn baseline(scan: &Scan<'_>) -> Vec<Finding> {
         ));
     }
     findings
-}
-
-/// The same RDMA device: names may come in another order after a boot, and addresses do not.
-fn same<'a>(machine: &'a Machine, hca: &Hca) -> Option<&'a Hca> {
-    let mut hcas = machine.hcas.iter();
-    let is_it = |other: &&Hca| (other.at, &other.name) == (hca.at, &hca.name);
-    hcas.clone().find(is_it).or_else(|| match hca.at {
-        Some(at) => hcas.find(|other| other.at == Some(at)),
-        None => machine.hca(&hca.name),
-    })
 }
 
 fn lost_gpu(was: &Gpu) -> Finding {

@@ -233,6 +233,17 @@ impl Machine {
         self.hcas.iter().find(|hca| hca.name == name)
     }
 
+    /// The same RDMA device as another machine's, or as this one's at another time: names may come in another order
+    /// after a boot, and addresses do not.
+    pub(crate) fn same_hca(&self, hca: &Hca) -> Option<&Hca> {
+        let mut hcas = self.hcas.iter();
+        let is_it = |other: &&Hca| (other.at, &other.name) == (hca.at, &hca.name);
+        hcas.clone().find(is_it).or_else(|| match hca.at {
+            Some(at) => hcas.find(|other| other.at == Some(at)),
+            None => self.hca(&hca.name),
+        })
+    }
+
     /// A GPU with an RDMA device.
     pub(crate) fn pair_of(&self, gpu: Address, hca: &str) -> Option<&Pair> {
         self.pairs

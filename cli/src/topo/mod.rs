@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! `topo`: every GPU against every RDMA device.
 
+mod diff;
 mod json;
 
 use anyhow::Context as _;
 
 use crate::args;
 use crate::finding::Status;
+use crate::host::recording::Recording;
 use crate::host::Host;
 use crate::host::Unseen;
 use crate::machine::pci::Address;
@@ -30,6 +32,11 @@ const VERSION: u32 = 1;
 /// Shows the paths of a machine. Nothing is judged here: it is well where PCI can be seen.
 pub(crate) fn run(host: &dyn Host, args: &args::Topo, out: &mut Out) -> anyhow::Result<Status> {
     let machine = Machine::scan(host).context("the machine's PCI devices")?;
+    if let Some(file) = &args.diff {
+        let then = Recording::load(file)?;
+        let then = Machine::scan(&then).with_context(|| format!("{}: PCI", file.display()))?;
+        return diff::run(&then, &machine, out);
+    }
     if out.is_json() {
         out.json("peermemctl.topo", VERSION, &Topology::of(&machine))?;
         return Ok(Status::Ok);

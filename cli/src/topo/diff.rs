@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! `topo --diff`: what of a machine is other than in a recording of it, or of one like it. Nothing is judged; `doctor
+//! --baseline` does that.
+
+use serde::Serialize;
+
+use crate::finding::Status;
+use crate::machine::pci::Address;
+use crate::machine::Class;
+use crate::machine::Gpu;
+use crate::machine::Hca;
+use crate::machine::Machine;
+use crate::machine::Segment;
+use crate::render;
+use crate::render::counted;
+use crate::render::known;
+use crate::render::Table;
+use crate::report::Out;
+
+/// Changes when a key goes or changes its meaning.
+const VERSION: u32 = 1;
+
+/// One thing that is other than it was.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Change {
+    device: String,
+    what: String,
+    /// None: it was not there, or not known.
+    then: Option<String>,
+    /// None: it is gone, or not known.
+    now: Option<String>,
+}
+
+/// What there is to know of a device, by name.
+type Facts = Vec<(String, Option<String>)>;
+
+/// Says what changed; status 1 if anything did, as `diff` has it.
+pub(super) fn run(then: &Machine, now: &Machine, out: &mut Out) -> anyhow::Result<Status> {
+    let changes = changes(then, now);
+    if out.is_json() {
+        let body = std::collections::BTreeMap::from([("changes", &changes)]);
+        out.json("peermemctl.topo-diff", VERSION, &body)?;
+    } else {
+        let mut table = Table::new(&["DEVICE", "WHAT", "THEN", "NOW"]);
+        for change in &changes {
+            table.row([
+                change.device.clone(),
+                change.what.clone(),
+                known(change.then.as_ref()),
+                known(change.now.as_ref()),
+            ]);
+        }
+        if !changes.is_empty() {
+            out.table(&table);
+            out.gap();
+        }
+        let last = match changes.len() {
+            0 => format!(
+                "No difference: {}, {}.",
+                counted(now.gpus.len(), "GPU"),
+                counted(now.hcas.len(), "RDMA device")
+            ),
+            some => format!("{}.", counted(some, "difference")),
+        };
+        out.paragraph("", &last);
+    }
+    Ok(match changes.is_empty() {
+        true => Status::Ok,
+        false => Status::Findings,
+    })
+}
+
+fn changes(then: &Machine, now: &Machine) -> Vec<Change> {
+    let mut changes = Vec::new();
+    let nodes = |machine: &Machine| {
+        let nodes = machine.nodes.map(|nodes| nodes.to_string());
+        vec![("NUMA nodes".to_owned(), nodes)]
+    };
+    compare("machine", nodes(then), nodes(now), &mut changes);
+
+    let named = |gpu: &Gpu| format!("GPU {}", gpu.at);
+    for was in &then.gpus {
+        match now.gpu(was.at) {
+            Some(is) => compare(&named(is), of_gpu(then, was), of_gpu(now, is), &mut changes),
+            None => changes.push(gone(named(was), "GPU", &was.name)),
+        }
+    }
+    let new = now.gpus.iter().filter(|gpu| then.gpu(gpu.at).is_none());
+    changes.extend(new.map(|gpu| come(named(gpu), "GPU", &gpu.name)));
+
+    let at = |hca: &Hca| known(hca.at);
+    for was in &then.hcas {
+        match now.same_hca(was) {
+            Some(is) => compare(&is.name, of_hca(then, was), of_hca(now, is), &mut changes),
+            None => changes.push(gone(was.name.clone(), "RDMA device", &at(was))),
+        }
+    }
+    let new = now.hcas.iter().filter(|hca| then.same_hca(hca).is_none());
+    changes.extend(new.map(|hca| come(hca.name.clone(), "RDMA device", &at(hca))));
+
+    // Between switches and root ports: those of GPUs and NICs are told of with them.
+    let ends = |at: Address| now.gpu(at).is_some() || now.hcas.iter().any(|hca| hca.at == Some(at));
+    for link in inner(now).into_iter().filter(|link| !ends(link.lower)) {
+        if let Some(was) = inner(then).into_iter().find(|was| was.lower == link.lower) {
+            let device = link.lower.to_string();
+            compare(&device, of_link(&was), of_link(&link), &mut changes);
+        }
+    }
+    for pair in &now.pairs {
+        let was = now.hca(&pair.hca).and_then(|hca| then.same_hca(hca));
+        if let Some(was) = was.and_then(|was| then.pair_of(pair.gpu, &was.name)) {
+            let facts = |class: Option<Class>, is_best: bool| {
+                let best = if is_best { "yes" } else { "no" };
+                vec![
+                    (
+                        "path".to_owned(),
+                        class.map(|class| class.name().to_owned()),
+                    ),
+                    ("best of the GPU".to_owned(), Some(best.to_owned())),
+                ]
+            };
+            compare(
+                &format!("GPU {} \u{2013} {}", pair.gpu, pair.hca),
+                facts(was.class, was.is_best),
+                facts(pair.class, pair.is_best),
+                &mut changes,
+            );
+        }
+    }
+    changes
+}
+
+fn gone(device: String, what: &str, then: &str) -> Change {
+    Change {
+        device,
+        what: what.to_owned(),
+        then: Some(then.to_owned()),
+        now: None,
+    }
+}
+
+fn come(device: String, what: &str, now: &str) -> Change {
+    Change {
+        device,
+        what: what.to_owned(),
+        then: None,
+        now: Some(now.to_owned()),
+    }
+}
+
+/// Facts of the same name, then those that are on one side only.
+fn compare(device: &str, then: Facts, now: Facts, changes: &mut Vec<Change>) {
+    let mut then: std::collections::BTreeMap<String, Option<String>> = then.into_iter().collect();
+    let mut add = |what: String, then: Option<String>, now: Option<String>| {
+        if then != now {
+            changes.push(Change {
+                device: device.to_owned(),
+                what,
+                then,
+                now,
+            });
+        }
+    };
+    for (what, value) in now {
+        let was = then.remove(&what).flatten();
+        add(what, was, value);
+    }
+    for (what, was) in then {
+        add(what, was, None);
+    }
+}
+
+/// The links above a machine's devices, each once.
+fn inner(machine: &Machine) -> Vec<Segment> {
+    let gpus = machine.gpus.iter().map(|gpu| gpu.at);
+    let ends = gpus.chain(machine.hcas.iter().filter_map(|hca| hca.at));
+    let mut links: Vec<Segment> = Vec::new();
+    for link in ends.flat_map(|at| machine.links(at)) {
+        if !links.iter().any(|known| known.lower == link.lower) {
+            links.push(link);
+        }
+    }
+    links
+}
+
+fn of_link(link: &Segment) -> Facts {
+    vec![
+        ("link".to_owned(), Some(link.now.to_string())),
+        ("link at most".to_owned(), Some(link.most.to_string())),
+    ]
+}
+
+fn of_function(machine: &Machine, at: Option<Address>) -> Facts {
+    let function = at.and_then(|at| machine.functions.get(&at));
+    let numa = function.and_then(|function| function.numa);
+    vec![
+        ("NUMA node".to_owned(), numa.map(|node| node.to_string())),
+        (
+            "driver".to_owned(),
+            function.and_then(|function| function.driver.clone()),
+        ),
+    ]
+}
+
+fn of_gpu(machine: &Machine, gpu: &Gpu) -> Facts {
+    let mut facts = vec![
+        ("name".to_owned(), Some(gpu.name.clone())),
+        (
+            "BAR1".to_owned(),
+            gpu.bar1.map(|bar| render::bytes(bar.size)),
+        ),
+    ];
+    facts.extend(of_function(machine, Some(gpu.at)));
+    if let Some(link) = machine.links(gpu.at).first() {
+        // Its speed goes up and down with the work that it has.
+        facts.extend([
+            ("lanes".to_owned(), Some(format!("x{}", link.now.width))),
+            ("link at most".to_owned(), Some(link.most.to_string())),
+        ]);
+    }
+    facts
+}
+
+fn of_hca(machine: &Machine, hca: &Hca) -> Facts {
+    let mut facts = vec![
+        ("name".to_owned(), Some(hca.name.clone())),
+        ("address".to_owned(), hca.at.map(|at| at.to_string())),
+        ("firmware".to_owned(), hca.firmware.clone()),
+    ];
+    facts.extend(of_function(machine, hca.at));
+    if let Some(link) = hca.at.and_then(|at| machine.links(at).first().copied()) {
+        facts.extend(of_link(&link));
+    }
+    for port in &hca.ports {
+        let number = port.number;
+        let netdevs = Some(port.netdevs.join(" ")).filter(|names| !names.is_empty());
+        for (what, value) in [
+            ("link layer", port.layer.clone()),
+            ("state", port.state.clone()),
+            ("rate", port.rate.clone()),
+            ("netdev", netdevs),
+        ] {
+            facts.push((format!("port {number} {what}"), value));
+        }
+    }
+    facts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture;
+    use crate::testing;
+
+    /// Two machines, one of which was recorded before.
+    fn diff(then: &fixture::Fixture, now: &fixture::Fixture, more: &[&str]) -> (String, Status) {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("then.json");
+        std::fs::write(&file, then.recording.to_json().unwrap()).unwrap();
+        let line = ["topo", "--diff", file.to_str().unwrap()];
+        testing::says(&now.recording, &[&line, more].concat())
+    }
+
+    #[test]
+    fn a_machine_differs_from_itself_in_nothing() {
+        for (name, machine) in fixture::all() {
+            let (text, status) = diff(&machine, &machine, &[]);
+            assert_eq!(status, Status::Ok, "{name}: {text}");
+            assert!(text.starts_with("No difference: "), "{name}: {text}");
+            let (json, status) = diff(&machine, &machine, &["--json"]);
+            assert_eq!(status, Status::Ok, "{name}: {json}");
+            assert!(json.contains("\"changes\": []"), "{name}: {json}");
+        }
+    }
+
+    #[test]
+    fn each_change_is_a_line() {
+        let then = fixture::hgx();
+        let mut now = fixture::hgx();
+        now.unplug("0000:3b:00.0");
+        now.remove("/sys/class/infiniband/mlx5_4");
+        now.hca_file("mlx5_1", "ports/1/state", "1: DOWN\n");
+        now.hca_file("mlx5_1", "ports/1/rate", "10 Gb/sec (4X SDR)\n");
+        now.hca_file("mlx5_2", "fw_ver", "28.43.2026\n");
+        for at in ["0000:15:01.0", "0000:16:00.0"] {
+            now.set_link(at, ("32.0 GT/s PCIe", 4), ("32.0 GT/s PCIe", 16));
+        }
+        // Idle, which is no change, and with half of its lanes, which is one.
+        now.set_link("0000:19:00.0", ("2.5 GT/s PCIe", 8), ("32.0 GT/s PCIe", 16));
+        let place = now.place("0000:c4:00.0");
+        now.file(&format!("{place}/numa_node"), "0\n");
+        now.pci("pci0000:00", "0000:00:1d.0", &fixture::Pci::root_port(0));
+        now.pci("0000:00:1d.0", "0000:02:00.0", &fixture::Pci::connectx7(0));
+        now.hca(
+            "mlx5_9",
+            "0000:02:00.0",
+            "ib9",
+            "InfiniBand",
+            "400 Gb/sec (4X NDR)",
+        );
+        let (text, status) = diff(&then, &now, &[]);
+        assert_eq!(status, Status::Findings, "{text}");
+        let (json, _) = diff(&then, &now, &["--json"]);
+        testing::golden(
+            "golden/topo-diff.txt",
+            &format!("$ peermemctl topo --diff then.json\n{text}\n$ peermemctl topo --diff then.json --json\n{json}"),
+        );
+    }
+
+    /// The names of RDMA devices come in another order after a boot.
+    #[test]
+    fn a_device_of_another_name_is_the_same() {
+        let then = fixture::two_sockets();
+        let mut now = fixture::two_sockets();
+        for (name, at) in [("mlx5_1", "0000:18:00.0"), ("mlx5_0", "0000:c8:00.0")] {
+            let own = now.place(at);
+            now.remove(&format!("{own}/infiniband"));
+            now.remove(&format!("/sys/class/infiniband/{name}"));
+            let netdev = if name == "mlx5_1" {
+                "ibp24s0"
+            } else {
+                "ibp200s0"
+            };
+            now.hca(name, at, netdev, "InfiniBand", "400 Gb/sec (4X NDR)");
+        }
+        let (text, _) = diff(&then, &now, &[]);
+        assert!(text.ends_with("\n2 differences.\n"), "{text}");
+        for line in [
+            "mlx5_1  name  mlx5_0  mlx5_1",
+            "mlx5_0  name  mlx5_1  mlx5_0",
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_recording_is_refused() {
+        let machine = fixture::small();
+        let line = ["topo", "--diff", "/none.json"];
+        let (text, status) = testing::says(&machine.recording, &line);
+        assert_eq!(status, Status::Failed, "{text}");
+        assert!(text.contains("/none.json"), "{text}");
+    }
+}
