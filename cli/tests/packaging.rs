@@ -1,5 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What the manifests for Kubernetes must say, by their lines. No cluster was at hand.
+//! What the manifests for Kubernetes must say, by their lines, and what the scripts for schedulers do with `doctor` on
+//! a recording. No cluster was at hand.
+
+#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Command;
 
 const DAEMONSET: &str = include_str!("../../packaging/peermemctl/daemonset.yaml");
 
@@ -72,7 +81,7 @@ fn the_pod_monitor_finds_the_pods() {
         env!("CARGO_MANIFEST_DIR"),
         "/../packaging/peermemctl/podmonitor.yaml"
     );
-    let monitor = std::fs::read_to_string(file).unwrap_or_default();
+    let monitor = fs::read_to_string(file).unwrap_or_default();
     assert!(has(&monitor, &["kind: PodMonitor"]));
     for shared in [
         &["namespace: monitoring"][..],
@@ -85,4 +94,181 @@ fn the_pod_monitor_finds_the_pods() {
     }
     assert!(has(&monitor, &["podMetricsEndpoints:", "port: metrics"]));
     assert!(has(DAEMONSET, &["ports:", "name: metrics"]));
+}
+
+/// A node as the scripts see it: `peermemctl` answers from a recording, and what is said to Slurm and to the system log
+/// is kept.
+struct Node {
+    folder: tempfile::TempDir,
+}
+
+impl Node {
+    /// `change` is done to the recording of an HGX machine, of which `expect.json` is as it was before.
+    fn new(change: impl Fn(String) -> String) -> Self {
+        let node = Self {
+            folder: tempfile::tempdir().unwrap(),
+        };
+        let healthy = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/machines/hgx.json");
+        let program = env!("CARGO_BIN_EXE_peermemctl");
+        let expected = Command::new(program)
+            .args(["doctor", "--write-expect", "--machine", healthy])
+            .output();
+        fs::write(node.path("expect.json"), expected.unwrap().stdout).unwrap();
+        let machine = change(fs::read_to_string(healthy).unwrap());
+        fs::write(node.path("machine.json"), machine).unwrap();
+        let machine = node.path("machine.json");
+        let machine = machine.display();
+        node.program(
+            "peermemctl",
+            &format!("exec {program} \"$@\" --machine {machine}"),
+        );
+        node.program("logger", "echo \"$@\" >>\"$SAID\"");
+        node.program(
+            "scontrol",
+            "case \"$*\" in *show*) echo \"NodeName=n1 State=$STATE \" ;; *) echo \"$@\" >>\"$SAID\" ;; esac",
+        );
+        node
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn program(&self, name: &str, does: &str) {
+        fs::write(self.path(name), format!("#!/bin/sh\n{does}\n")).unwrap();
+        fs::set_permissions(self.path(name), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// Runs a script: its status, its output, and what it said to Slurm or the log.
+    fn run(&self, script: &str, variables: &[(&str, &str)]) -> (Option<i32>, String, String) {
+        let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/peermemctl");
+        let text = fs::read_to_string(packaging.join(script)).unwrap();
+        // The prolog sets a search path of its own.
+        let own = format!("PATH={}:", self.folder.path().display());
+        let text = text.replace("PATH=/usr/sbin:", &format!("{own}/usr/sbin:"));
+        fs::write(self.path(script), text).unwrap();
+        let path = std::env::var("PATH").unwrap();
+        let _ = fs::remove_file(self.path("said"));
+        let output = Command::new("sh")
+            .arg(self.path(script))
+            .env("PATH", format!("{}:{path}", self.folder.path().display()))
+            .env("PEERMEMCTL", self.path("peermemctl"))
+            .env("EXPECT", self.path("expect.json"))
+            .env("SAID", self.path("said"))
+            .env("SLURMD_NODENAME", "n1")
+            .env("STATE", "IDLE")
+            .envs(variables.iter().copied())
+            .output()
+            .unwrap();
+        let said = fs::read_to_string(self.path("said")).unwrap_or_default();
+        let out = String::from_utf8_lossy(&output.stdout).into_owned();
+        (output.status.code(), out, said)
+    }
+}
+
+fn is_shell(script: &str) {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../packaging/peermemctl")
+        .join(script);
+    let mode = fs::metadata(&file).unwrap().permissions().mode();
+    assert_eq!(mode & 0o111, 0o111, "{script} is not executable");
+    let checked = Command::new("sh").arg("-n").arg(&file).status().unwrap();
+    assert!(checked.success(), "{script}");
+}
+
+fn healthy() -> Node {
+    Node::new(|machine| machine)
+}
+
+/// mlx5_4 is gone.
+fn broken() -> Node {
+    Node::new(|machine| {
+        let mut json: serde_json::Value = serde_json::from_str(&machine).unwrap();
+        let names = json["directories"]["/sys/class/infiniband"].as_array_mut();
+        names.unwrap().retain(|name| name != "mlx5_4");
+        json.to_string()
+    })
+}
+
+/// A rail is down.
+fn slow() -> Node {
+    Node::new(|machine| {
+        let mut json: serde_json::Value = serde_json::from_str(&machine).unwrap();
+        let files = json["files"].as_object_mut().unwrap();
+        let state = files
+            .iter_mut()
+            .find(|(path, _)| path.ends_with("mlx5_2/ports/1/state"));
+        *state.unwrap().1 = "1: DOWN\n".into();
+        json.to_string()
+    })
+}
+
+/// Nothing can be seen of it.
+fn blind() -> Node {
+    Node::new(|_| "{}".to_owned())
+}
+
+#[test]
+fn the_prolog_keeps_jobs_from_broken_nodes_alone() {
+    const SCRIPT: &str = "slurm-prolog.sh";
+    is_shell(SCRIPT);
+    let (status, _, said) = healthy().run(SCRIPT, &[]);
+    assert_eq!((status, said.as_str()), (Some(0), ""));
+    let (status, _, said) = broken().run(SCRIPT, &[]);
+    assert_eq!(status, Some(1), "{said}");
+    assert!(
+        said.contains("7 RDMA devices of 15b3:1021, and 8 are expected"),
+        "{said}"
+    );
+    let slow = slow();
+    assert_eq!(slow.run(SCRIPT, &[]).0, Some(0));
+    let (status, _, said) = slow.run(SCRIPT, &[("FAIL_ON", "warning")]);
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains("mlx5_2: port 1 is DOWN"), "{said}");
+    let (status, _, said) = blind().run(SCRIPT, &[]);
+    assert_eq!(status, Some(0), "{said}");
+    assert!(said.contains("status 2: peermemctl: "), "{said}");
+    // Without a file there is nothing to expect, and it looks all the same.
+    let none = [("EXPECT", "/none.json")];
+    assert_eq!(slow.run(SCRIPT, &none).0, Some(0));
+}
+
+#[test]
+fn the_health_check_drains_broken_nodes_once() {
+    const SCRIPT: &str = "slurm-health-check.sh";
+    is_shell(SCRIPT);
+    let (status, _, said) = healthy().run(SCRIPT, &[]);
+    assert_eq!((status, said.as_str()), (Some(0), ""));
+    let broken = broken();
+    let (status, _, said) = broken.run(SCRIPT, &[]);
+    assert_eq!(status, Some(0));
+    assert!(
+        said.starts_with("update NodeName=n1 State=DRAIN Reason=GPUDIRECT CRITICAL - 1 fault"),
+        "{said}"
+    );
+    assert!(said.contains("expect") && !said.contains('|'), "{said}");
+    let (_, _, said) = broken.run(SCRIPT, &[("STATE", "IDLE+DRAIN")]);
+    assert_eq!(said, "");
+    let slow = slow();
+    assert_eq!(slow.run(SCRIPT, &[]).2, "");
+    let (_, _, said) = slow.run(SCRIPT, &[("FAIL_ON", "warning")]);
+    assert!(said.contains("Reason=GPUDIRECT WARNING"), "{said}");
+    let (status, _, said) = blind().run(SCRIPT, &[]);
+    assert_eq!((status, said.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn the_problem_detector_has_its_own_statuses() {
+    const SCRIPT: &str = "node-problem-detector.sh";
+    is_shell(SCRIPT);
+    let (status, out, _) = healthy().run(SCRIPT, &[]);
+    assert_eq!(status, Some(0));
+    assert!(out.starts_with("GPUDIRECT OK"), "{out}");
+    let (status, out, _) = broken().run(SCRIPT, &[]);
+    assert_eq!(status, Some(1));
+    assert!(out.starts_with("GPUDIRECT CRITICAL - "), "{out}");
+    let slow = slow();
+    assert_eq!(slow.run(SCRIPT, &[]).0, Some(0));
+    assert_eq!(slow.run(SCRIPT, &[("FAIL_ON", "warning")]).0, Some(1));
+    assert_eq!(blind().run(SCRIPT, &[]).0, Some(2));
 }
