@@ -211,6 +211,14 @@ pub(crate) struct Doctor {
     /// Prints what this machine has as a file for --expect
     #[arg(long, conflicts_with_all = ["json", "nagios", "pair"])]
     pub(crate) write_expect: bool,
+    /// Waits so many seconds, and says which error counters of ports, GPUs and NICs have grown meanwhile
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        conflicts_with = "machine",
+        value_parser = clap::value_parser!(u64).range(1..=86_400)
+    )]
+    pub(crate) interval: Option<u64>,
     /// All that was checked, also what is in order
     #[arg(long, short)]
     pub(crate) all: bool,

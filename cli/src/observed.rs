@@ -151,6 +151,21 @@ fn busy() -> Fixture {
     );
     process(&mut fixture, 4800, 1001, 359_800, "gdr\0hold\0");
     process(&mut fixture, 4900, 0, 359_000, "new\0");
+    fixture.counters(
+        "mlx5_0",
+        &[
+            ("link_downed", 3),
+            ("out_of_sequence", 12),
+            ("np_cnp_sent", 4000),
+            ("port_xmit_data", 250_000_000),
+            ("port_rcv_packets", 1_000_000),
+        ],
+    );
+    fixture.errors(
+        "0000:18:00.0",
+        "correctable",
+        "RxErr 0\nBadTLP 2\nTOTAL_ERR_COR 2\n",
+    );
     fixture.fact(
         Fact::Nvml,
         "{\"driver\":\"595.45.04\",\"gpus\":[{\"at\":\"00000000:19:00.0\",\"bar1\":{\"total_bytes\":137438953472,\
@@ -295,6 +310,32 @@ fn metrics_are_what_list_and_stats_say() {
             "peermem_bar1_used_bytes{gpu=\"0000:19:00.0\",index=\"0\"}",
             3_221_225_472.0,
         ),
+        ("peermem_port_active{hca=\"mlx5_8\",link_layer=\"Ethernet\",port=\"1\"}", 1.0),
+        (
+            "peermem_port_rate_bits_per_second{hca=\"mlx5_0\",port=\"1\"}",
+            4e11,
+        ),
+        ("peermem_port_lanes{hca=\"mlx5_0\",port=\"1\"}", 4.0),
+        (
+            "peermem_pci_link_lanes{address=\"0000:19:00.0\",device=\"GPU 0\"}",
+            16.0,
+        ),
+        (
+            "peermem_pci_link_max_transfers_per_second{address=\"0000:18:00.0\",device=\"mlx5_0\"}",
+            32e9,
+        ),
+        (
+            "peermem_port_errors_total{counter=\"link_downed\",hca=\"mlx5_0\",port=\"1\"}",
+            3.0,
+        ),
+        (
+            "peermem_port_bytes_total{direction=\"transmit\",hca=\"mlx5_0\",port=\"1\"}",
+            1e9,
+        ),
+        (
+            "peermem_pci_errors_total{address=\"0000:18:00.0\",device=\"mlx5_0\",error=\"BadTLP\",severity=\"correctable\"}",
+            2.0,
+        ),
         (
             "peermem_collector_success{collector=\"registrations\"}",
             1.0,
@@ -303,7 +344,7 @@ fn metrics_are_what_list_and_stats_say() {
         assert_eq!(samples.get(sample), Some(&value), "{sample} in:\n{text}");
     }
     // There is no systemd, and nothing to compare with.
-    let absent = ["module-at-boot", "baseline", "expect"];
+    let absent = ["module-at-boot", "baseline", "expect", "counters"];
     for check in crate::doctor::checks().filter(|check| !absent.contains(&check.name)) {
         let sample = format!(
             "peermem_doctor_findings{{check=\"{}\",level=\"fault\"}}",

@@ -131,7 +131,7 @@ pub(super) fn port_rate(port: &Port) -> Option<u64> {
 }
 
 /// Of `400 Gb/sec (4X NDR)`, in millions of bits a second.
-pub(super) fn rate_of(text: &str) -> Option<u64> {
+pub(crate) fn rate_of(text: &str) -> Option<u64> {
     let (number, unit) = text.split_once(' ')?;
     if !unit.starts_with("Gb/sec") {
         return None;

@@ -9,6 +9,7 @@
 mod acs;
 mod bar1;
 mod baseline;
+mod counters;
 mod devices;
 mod expect;
 mod hops;
@@ -26,6 +27,8 @@ mod software;
 #[cfg(test)]
 mod tests;
 
+use std::time::Duration;
+
 use anyhow::bail;
 use anyhow::Context as _;
 
@@ -35,6 +38,7 @@ use crate::finding::Level;
 use crate::finding::Plugin;
 use crate::finding::Status;
 use crate::host::Host;
+use crate::machine::counters::Counters;
 use crate::machine::pci::Address;
 use crate::machine::pci::DEVICES;
 use crate::machine::Gpu;
@@ -45,7 +49,11 @@ use expect::Expected;
 use scan::Baseline;
 use scan::Check;
 
+pub(crate) use link::rate_of;
 pub(crate) use scan::Scan;
+
+/// The check of counters.
+pub(crate) const COUNTERS: &str = counters::ERRORS.name;
 
 /// All checks, in the order in which they matter where their findings are as bad: whether it works at all, then the
 /// path, then speed.
@@ -65,6 +73,7 @@ const OF_HARDWARE: &[Check] = &[
     devices::GPU_DRIVER,
     devices::NIC_DRIVER,
     port::PORT,
+    counters::ERRORS,
     path::PATH,
     acs::ACS,
     iommu::IOMMU,
@@ -170,6 +179,10 @@ pub(crate) fn run(host: &dyn Host, args: &args::Doctor, out: &mut Out) -> anyhow
         scan.only = only.transpose()?;
         scan.all = args.all;
         expectation.of(&mut scan);
+        if let Some(seconds) = args.interval {
+            scan.earlier = Some(Counters::scan(host, &machine));
+            std::thread::sleep(Duration::from_secs(seconds));
+        }
         let selection = Selection {
             only: &args.only,
             skip: &args.skip,

@@ -11,6 +11,7 @@ use crate::finding::Subject;
 use crate::host::recording::Recording;
 use crate::host::Host;
 use crate::host::Unseen;
+use crate::machine::counters::Counters;
 use crate::machine::pci::Address;
 use crate::machine::pci::DEVICES;
 use crate::machine::Gpu;
@@ -50,6 +51,8 @@ pub(crate) struct Scan<'a> {
     pub(crate) baseline: Option<&'a Baseline>,
     /// What it should have.
     pub(crate) expected: Option<&'a Expected>,
+    /// What was counted a while ago.
+    pub(super) earlier: Option<Counters>,
     software: OnceCell<Software>,
 }
 
@@ -63,6 +66,7 @@ impl<'a> Scan<'a> {
             all: false,
             baseline: None,
             expected: None,
+            earlier: None,
             software: OnceCell::new(),
         }
     }

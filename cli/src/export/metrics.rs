@@ -2,6 +2,7 @@
 //! The metrics: one scrape of a host, in Prometheus' text format 0.0.4. `docs/monitoring.md` lists them.
 
 use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use anyhow::Context as _;
 use prometheus::GaugeVec;
@@ -19,14 +20,19 @@ use crate::doctor;
 use crate::doctor::Expectation;
 use crate::finding::Level;
 use crate::host::Host;
+use crate::machine::counters::Counters;
+use crate::machine::counters::Kind;
+use crate::machine::counters::COUNTERS;
+use crate::machine::pci::Address;
 use crate::machine::Class;
 use crate::machine::Machine;
+use crate::machine::Port;
+use crate::machine::Segment;
 use crate::registrations;
 use crate::registrations::Gpu;
 use crate::registrations::Hca;
 use crate::registrations::Listing;
 use crate::render::known;
-use crate::render::NONE;
 use crate::software::MODULE;
 use crate::stats;
 
@@ -72,6 +78,7 @@ impl Metrics {
         self.gauges(name, help, &[], [(Vec::new(), value)])
     }
 
+    /// The module's counters.
     fn counters<'a>(
         &self,
         name: &str,
@@ -79,20 +86,30 @@ impl Metrics {
         labels: &[&str],
         counters: impl IntoIterator<Item = &'a Counter>,
     ) -> anyhow::Result<()> {
+        let samples = counters.into_iter().map(|counter| {
+            let values = labels.iter().map(|label| match *label {
+                "event" => counter.event.clone(),
+                "mode" => known(counter.mode.as_ref()),
+                _ => known(counter.reason.as_ref()),
+            });
+            (values.collect(), counter.count)
+        });
+        self.totals(name, help, labels, samples)
+    }
+
+    /// A family of counters. None where there is no sample.
+    fn totals(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+        samples: impl IntoIterator<Item = Sample<u64>>,
+    ) -> anyhow::Result<()> {
         let family = IntCounterVec::new(Opts::new(name, help), labels)?;
         let mut is_empty = true;
-        for counter in counters {
-            let values: Vec<&str> = labels
-                .iter()
-                .map(|label| match *label {
-                    "event" => counter.event.as_str(),
-                    "mode" => counter.mode.as_deref().unwrap_or(NONE),
-                    _ => counter.reason.as_deref().unwrap_or(NONE),
-                })
-                .collect();
-            family
-                .get_metric_with_label_values(&values)?
-                .inc_by(counter.count);
+        for (values, value) in samples {
+            let values: Vec<&str> = values.iter().map(String::as_str).collect();
+            family.get_metric_with_label_values(&values)?.inc_by(value);
             is_empty = false;
         }
         if !is_empty {
@@ -157,6 +174,15 @@ pub(crate) fn text(
     metrics.part(host, "machine", |metrics| {
         machine = Machine::scan(host).ok();
         gpus(host, machine.as_ref(), listing.as_ref(), metrics)
+    })?;
+    metrics.part(host, "ports", |metrics| match &machine {
+        Some(machine) => {
+            ports(machine, metrics)?;
+            links(machine, metrics)?;
+            counted(&Counters::scan(host, machine), machine, metrics)?;
+            Ok(true)
+        }
+        None => Ok(false),
     })?;
     if with_doctor {
         metrics.part(host, "doctor", |metrics| match &machine {
@@ -417,6 +443,183 @@ fn gpus(
     Ok(true)
 }
 
+/// State, rate and width of each port.
+fn ports(machine: &Machine, metrics: &Metrics) -> anyhow::Result<()> {
+    let each = || {
+        machine.hcas.iter().flat_map(|hca| {
+            let labels = |port: &Port| vec![hca.name.clone(), port.number.to_string()];
+            hca.ports.iter().map(move |port| (labels(port), port))
+        })
+    };
+    metrics.gauges(
+        "peermem_port_active",
+        "Whether a port of an RDMA device is ACTIVE.",
+        &["hca", "port", "link_layer"],
+        each().filter_map(|(mut labels, port)| {
+            labels.push(known(port.layer.as_ref()));
+            Some((labels, truth(port.state.as_deref()? == "ACTIVE")))
+        }),
+    )?;
+    metrics.gauges(
+        "peermem_port_rate_bits_per_second",
+        "The rate of a port of an RDMA device, as it is now.",
+        &["hca", "port"],
+        each().filter_map(|(labels, port)| {
+            let megabits = doctor::rate_of(port.rate.as_deref()?)?;
+            Some((labels, float(megabits.saturating_mul(1_000_000))))
+        }),
+    )?;
+    metrics.gauges(
+        "peermem_port_lanes",
+        "The lanes of a port's cable that are in use.",
+        &["hca", "port"],
+        each().filter_map(|(labels, port)| {
+            // `400 Gb/sec (4X NDR)`.
+            let (_, width) = port.rate.as_deref()?.split_once('(')?;
+            Some((labels, width.split_once('X')?.0.parse().ok()?))
+        }),
+    )
+}
+
+/// What people call what is at a PCI address.
+fn device(machine: &Machine, at: Address) -> String {
+    let gpu = machine.gpu(at).map(|gpu| format!("GPU {}", gpu.index));
+    let hca = || {
+        let mut hcas = machine.hcas.iter();
+        hcas.find(|hca| hca.functions().contains(&at))
+            .map(|hca| hca.name.clone())
+    };
+    known(gpu.or_else(hca))
+}
+
+/// The PCI links of GPUs and NICs.
+fn links(machine: &Machine, metrics: &Metrics) -> anyhow::Result<()> {
+    let gpus = machine.gpus.iter().map(|gpu| gpu.at);
+    let nics = machine.hcas.iter().filter(|hca| !hca.is_software);
+    let ends: BTreeSet<Address> = gpus.chain(nics.filter_map(|hca| hca.at)).collect();
+    let links: Vec<(Vec<String>, Segment)> = ends
+        .into_iter()
+        .filter_map(|at| {
+            let labels = vec![at.to_string(), device(machine, at)];
+            Some((labels, *machine.links(at).first()?))
+        })
+        .collect();
+    for (name, help, value) in [
+        (
+            "peermem_pci_link_lanes",
+            "Lanes of a device's PCI link, as it is now.",
+            (|link| float(u64::from(link.now.width))) as fn(&Segment) -> f64,
+        ),
+        (
+            "peermem_pci_link_max_lanes",
+            "Lanes of a device's PCI link that both its ends have.",
+            |link| float(u64::from(link.most.width)),
+        ),
+        (
+            "peermem_pci_link_transfers_per_second",
+            "Speed of a device's PCI link, as it is now; an idle GPU lowers it.",
+            |link| float(u64::from(link.now.speed).saturating_mul(100_000_000)),
+        ),
+        (
+            "peermem_pci_link_max_transfers_per_second",
+            "Speed of a device's PCI link that both its ends are capable of.",
+            |link| float(u64::from(link.most.speed).saturating_mul(100_000_000)),
+        ),
+    ] {
+        metrics.gauges(
+            name,
+            help,
+            &["address", "device"],
+            links
+                .iter()
+                .map(|(labels, link)| (labels.clone(), value(link)))
+                // What the kernel does not know.
+                .filter(|(_, value)| *value > 0.0),
+        )?;
+    }
+    Ok(())
+}
+
+/// What ports and PCI functions have counted.
+fn counted(counters: &Counters, machine: &Machine, metrics: &Metrics) -> anyhow::Result<()> {
+    // Each value with its counter.
+    let each = |wanted: fn(Kind) -> bool| {
+        counters
+            .ports
+            .iter()
+            .flat_map(move |((hca, port), values)| {
+                COUNTERS
+                    .iter()
+                    .zip(values)
+                    .filter(move |(counter, _)| wanted(counter.kind))
+                    .filter_map(move |(counter, value)| {
+                        Some((vec![hca.clone(), port.to_string()], counter, (*value)?))
+                    })
+            })
+    };
+    let directed = |name: &str| match name.contains("xmit") {
+        true => "transmit".to_owned(),
+        false => "receive".to_owned(),
+    };
+    metrics.totals(
+        "peermem_port_errors_total",
+        "Errors, retransmissions and signs of congestion that a port has counted.",
+        &["hca", "port", "counter"],
+        each(|kind| !matches!(kind, Kind::Data | Kind::Packets | Kind::Wait)).map(
+            |(mut labels, counter, value)| {
+                labels.push(counter.name.to_owned());
+                (labels, value)
+            },
+        ),
+    )?;
+    for (name, help, wanted, size) in [
+        (
+            "peermem_port_bytes_total",
+            "Bytes that went through a port.",
+            (|kind| kind == Kind::Data) as fn(Kind) -> bool,
+            4,
+        ),
+        (
+            "peermem_port_packets_total",
+            "Packets that went through a port.",
+            |kind| kind == Kind::Packets,
+            1,
+        ),
+    ] {
+        metrics.totals(
+            name,
+            help,
+            &["hca", "port", "direction"],
+            each(wanted).map(|(mut labels, counter, value)| {
+                labels.push(directed(counter.name));
+                (labels, value.saturating_mul(size))
+            }),
+        )?;
+    }
+    metrics.totals(
+        "peermem_port_transmit_wait_ticks_total",
+        "Ticks in which a port had something to send and was not allowed to.",
+        &["hca", "port"],
+        each(|kind| kind == Kind::Wait).map(|(labels, _, value)| (labels, value)),
+    )?;
+    metrics.totals(
+        "peermem_pci_errors_total",
+        "PCI errors of a device, as AER counts them.",
+        &["address", "device", "severity", "error"],
+        counters.errors.iter().flat_map(|(at, errors)| {
+            errors.iter().map(|(severity, error, count)| {
+                let labels = vec![
+                    at.to_string(),
+                    device(machine, *at),
+                    (*severity).to_owned(),
+                    error.clone(),
+                ];
+                (labels, *count)
+            })
+        }),
+    )
+}
+
 fn findings(
     host: &dyn Host,
     machine: &Machine,
@@ -429,7 +632,8 @@ fn findings(
     // Each level that alerts go by, so that a series does not come and go; and none of a check that had nothing to look
     // at, whose 0 would say that all is well.
     let mut sums: BTreeMap<Vec<String>, u64> = BTreeMap::new();
-    for check in doctor::checks_of(&scan) {
+    // Counters have metrics of their own, and a single look does not tell whether they grow.
+    for check in doctor::checks_of(&scan).filter(|check| check.name != doctor::COUNTERS) {
         for level in [Level::Warning, Level::Fault, Level::NotVisible] {
             sums.insert(vec![check.name.to_owned(), level.name().to_owned()], 0);
         }

@@ -2,6 +2,7 @@
 //! What of a machine matters to GPUDirect RDMA: its GPUs, its RDMA devices, and the paths between them.
 
 pub(crate) mod config;
+pub(crate) mod counters;
 mod hca;
 pub(crate) mod pci;
 

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Errors that ports and PCI functions count: with `--interval` whether they grow, without it what was counted so far.
+//!
+//! A total says nothing of when: a cable that was replaced has its errors still. So only growth is a warning.
+
+use super::port;
+use super::scan::Check;
+use super::scan::Scan;
+use crate::finding::Finding;
+use crate::finding::Level;
+use crate::finding::Subject;
+use crate::machine::counters::Counters;
+use crate::machine::counters::Kind;
+use crate::machine::counters::COUNTERS;
+use crate::machine::pci::Address;
+use crate::machine::Hca;
+
+pub(super) const ERRORS: Check = Check {
+    name: "counters",
+    about: "errors that ports, GPUs and NICs have counted; with --interval whether there are more of them",
+    applies: |scan| scan.has_hca() || scan.has_gpu(),
+    run: errors,
+};
+
+/// Of a counter that grows a little on a fabric that is well, a second.
+const FEW: f64 = 1.0;
+/// Symbol errors, and PCI errors that the link corrected, a minute: FEC and replays are there for some.
+const CORRECTED: f64 = 2.0;
+
+fn errors(scan: &Scan<'_>) -> Vec<Finding> {
+    let now = Counters::scan(scan.host, scan.machine);
+    let mut findings = Vec::new();
+    let since = |earlier: &Counters| match (earlier.when, now.when) {
+        (Some(then), Some(now)) if now > then => Some(now - then),
+        _ => None,
+    };
+    let seconds = scan.earlier.as_ref().and_then(since);
+    for hca in scan.hcas() {
+        for port in &hca.ports {
+            let key = (hca.name.clone(), port.number);
+            let Some(values) = now.ports.get(&key) else {
+                continue;
+            };
+            let before = scan
+                .earlier
+                .as_ref()
+                .and_then(|earlier| earlier.ports.get(&key));
+            match (seconds, before) {
+                (Some(seconds), Some(before)) => {
+                    findings.extend(growth(hca, port.number, before, values, seconds));
+                }
+                _ => findings.push(totals(hca, port.number, values)),
+            }
+        }
+    }
+    for (at, errors) in &now.errors {
+        let before = scan.earlier.as_ref().and_then(|it| it.errors.get(at));
+        let subject = match (scan.gpu(*at), scan.hcas().find(|hca| hca.at == Some(*at))) {
+            (Some(gpu), _) if scan.gpus().any(|one| one.at == gpu.at) => Subject::gpu(gpu),
+            (_, Some(hca)) => Subject::hca(hca),
+            _ => continue,
+        };
+        findings.push(of_pci(*at, before, errors, seconds, subject));
+    }
+    findings
+}
+
+/// Values of the counters of one kind that are not 0, as they are named.
+fn listed(values: &[Option<u64>], kind: Kind) -> Vec<(&'static str, u64)> {
+    let counters = COUNTERS.iter().zip(values);
+    counters
+        .filter(|(counter, _)| counter.kind == kind)
+        .filter_map(|(counter, value)| Some((counter.name, (*value)?)))
+        .filter(|(_, value)| *value > 0)
+        .collect()
+}
+
+fn named(counters: &[(&str, u64)], sign: &str) -> String {
+    let each: Vec<String> = counters
+        .iter()
+        .map(|(name, value)| format!("{name} {sign}{value}"))
+        .collect();
+    each.join(", ")
+}
+
+/// What is told of errors, and not of work.
+const OF_ERRORS: [Kind; 5] = [
+    Kind::Link,
+    Kind::Discard,
+    Kind::Loss,
+    Kind::Congestion,
+    Kind::Receiver,
+];
+
+fn totals(hca: &Hca, port: u32, values: &[Option<u64>]) -> Finding {
+    let all: Vec<(&str, u64)> = OF_ERRORS
+        .iter()
+        .flat_map(|kind| listed(values, *kind))
+        .collect();
+    let new = |level, found: String| Finding::new(ERRORS.name, level, Subject::hca(hca), found);
+    match all.is_empty() {
+        true => new(Level::Ok, format!("port {port} has counted no errors")),
+        false => new(
+            Level::Note,
+            format!("port {port} has counted {}", named(&all, "")),
+        )
+        .why("Since the driver was loaded or they were reset; some stop at their highest value. A total does not say \
+             when.")
+        .fix("`peermemctl doctor --interval 10` says whether they grow"),
+    }
+}
+
+fn growth(
+    hca: &Hca,
+    port: u32,
+    before: &[Option<u64>],
+    now: &[Option<u64>],
+    seconds: f64,
+) -> Vec<Finding> {
+    // One that is less was reset meanwhile.
+    let more: Vec<Option<u64>> = before
+        .iter()
+        .zip(now)
+        .map(|(before, now)| (*now)?.checked_sub((*before)?))
+        .collect();
+    let mut findings = Vec::new();
+    for kind in OF_ERRORS {
+        let grown = listed(&more, kind);
+        if grown.is_empty() {
+            continue;
+        }
+        let sum = grown
+            .iter()
+            .fold(0_u64, |sum, (_, more)| sum.saturating_add(*more));
+        let has = |name: &str| grown.iter().any(|(grown, _)| *grown == name);
+        let level = match kind {
+            Kind::Link if grown.iter().all(|(name, _)| *name == "symbol_error") => {
+                above(sum, seconds, CORRECTED / 60.0)
+            }
+            Kind::Link | Kind::Discard => Level::Warning,
+            Kind::Loss if has("req_transport_retries_exceeded") => Level::Warning,
+            Kind::Loss => above(sum, seconds, FEW),
+            // It works as it should, and is slower for it.
+            _ => Level::Note,
+        };
+        let found = format!("port {port} in {seconds:.0} s: {}", named(&grown, "+"));
+        let finding = Finding::new(ERRORS.name, level, Subject::hca(hca), found);
+        findings.push(match kind {
+            Kind::Link => finding
+                .why(
+                    "The link loses bits: a cable or transceiver is bad, or not plugged in well. Each time it goes \
+                     down or recovers, all transfers over it wait.",
+                )
+                .fix(port::cable(hca)),
+            Kind::Discard => finding
+                .why(
+                    "The port threw packets away: its peer took none for too long, or is down. Of InfiniBand that is \
+                     congestion farther on in the fabric.",
+                )
+                .fix(port::cable(hca)),
+            Kind::Loss => finding
+                .why(
+                    "Packets are lost or come late, and are sent again; a collective waits for each. On Ethernet, look \
+                     for drops at the switch: PFC and ECN must be set for the same priority on every hop. \
+                     out_of_sequence alone also grows with adaptive routing.",
+                )
+                .fix(match hca.ports.iter().flat_map(|port| &port.netdevs).next() {
+                    Some(netdev) => format!(
+                        "`ethtool -S {netdev} | grep -e discard -e pause -e out_of_buffer`, and the same counters of \
+                         the switch's port"
+                    ),
+                    None => port::cable(hca),
+                }),
+            Kind::Congestion => finding.why(
+                "Congestion control is at work: some receiver or link of the fabric has more senders than it can take.",
+            ),
+            _ => finding.why(
+                "The program that receives had posted no buffer in time: it, or its processor, is slow.",
+            ),
+        });
+    }
+    if findings.is_empty() {
+        findings.push(Finding::new(
+            ERRORS.name,
+            Level::Ok,
+            Subject::hca(hca),
+            format!("port {port} counted no errors in {seconds:.0} s"),
+        ));
+    }
+    findings
+}
+
+fn above(count: u64, seconds: f64, per_second: f64) -> Level {
+    // CAST: Exact up to 2^53.
+    match count as f64 / seconds > per_second {
+        true => Level::Warning,
+        false => Level::Note,
+    }
+}
+
+fn of_pci(
+    at: Address,
+    before: Option<&Vec<(&'static str, String, u64)>>,
+    now: &[(&'static str, String, u64)],
+    seconds: Option<f64>,
+    subject: Subject,
+) -> Finding {
+    let compared = before.zip(seconds);
+    let count = |(severity, name, count): &(&'static str, String, u64)| match compared {
+        Some((before, _)) => {
+            let mut same = before.iter();
+            let was = same.find(|(its, named, _)| (its, named) == (severity, name));
+            count.saturating_sub(was.map_or(0, |(_, _, was)| *was))
+        }
+        None => *count,
+    };
+    let errors: Vec<(&'static str, &str, u64)> = now
+        .iter()
+        .map(|error| (error.0, error.1.as_str(), count(error)))
+        .filter(|(_, _, count)| *count > 0)
+        .collect();
+    let period = match compared {
+        Some((_, seconds)) => format!("in {seconds:.0} s"),
+        None => "since boot".to_owned(),
+    };
+    let new = |level, found: String| Finding::new(ERRORS.name, level, subject, found);
+    if errors.is_empty() {
+        return new(Level::Ok, format!("{at} had no PCI errors {period}"));
+    }
+    let corrected = errors
+        .iter()
+        .filter(|(severity, ..)| *severity == "correctable");
+    let corrected = corrected.fold(0_u64, |sum, (.., count)| sum.saturating_add(*count));
+    let is_worse = errors
+        .iter()
+        .any(|(severity, ..)| *severity != "correctable");
+    let level = match compared {
+        Some(_) if is_worse => Level::Warning,
+        Some((_, seconds)) => above(corrected, seconds, CORRECTED / 60.0),
+        None => Level::Note,
+    };
+    let each: Vec<String> = errors
+        .iter()
+        .map(|(severity, name, count)| format!("{name} {count} ({severity})"))
+        .collect();
+    new(level, format!("{at} had PCI errors {period}: {}", each.join(", ")))
+        .why(
+            "Each corrected error is a packet sent again; many of them, and any other kind, are a bad contact, \
+             riser or cable.",
+        )
+        .fix(format!(
+            "Reseat the device, check riser and cable; `dmesg | grep -i -e aer -e {at}` shows when"
+        ))
+}
