@@ -21,6 +21,7 @@ mod packets;
 mod path;
 mod port;
 mod print;
+mod roce;
 mod route;
 mod scan;
 mod software;
@@ -74,6 +75,7 @@ const OF_HARDWARE: &[Check] = &[
     devices::NIC_DRIVER,
     port::PORT,
     counters::ERRORS,
+    roce::ROCE,
     path::PATH,
     acs::ACS,
     iommu::IOMMU,

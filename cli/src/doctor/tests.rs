@@ -990,6 +990,70 @@ fn totals_of_counters_are_no_warning() {
     assert_eq!(status, Status::Ok, "{text}");
 }
 
+/// Two machines in one: what RoCE wants of its ports.
+#[test]
+fn roce_has_its_mtu_and_gids() {
+    use fixture::ADDRESS;
+    use fixture::LINK_LOCAL;
+    let found = |change: fn(&mut fixture::Fixture)| {
+        let mut fixture = fixture::two_sockets();
+        fixture.roce("mlx5_0", "ibp24s0", 4200, &[LINK_LOCAL, ADDRESS]);
+        fixture.roce("mlx5_1", "ibp200s0", 9000, &[LINK_LOCAL, ADDRESS]);
+        change(&mut fixture);
+        let machine = Machine::scan(&fixture.recording).unwrap();
+        let scan = Scan::new(&fixture.recording, &machine);
+        assert!((roce::ROCE.applies)(&scan));
+        let findings = (roce::ROCE.run)(&scan);
+        findings.iter().for_each(testing::commands_are_marked);
+        let bad = findings
+            .into_iter()
+            .filter(|finding| finding.level != Level::Ok);
+        bad.map(|finding| (finding.level, finding.found))
+            .collect::<Vec<_>>()
+    };
+    let warning = |says: &str| vec![(Level::Warning, says.to_owned())];
+    assert_eq!(found(|_| {}), []);
+    assert_eq!(
+        found(|fixture| fixture.roce("mlx5_0", "ibp24s0", 1500, &[LINK_LOCAL, ADDRESS])),
+        warning("port 1: the MTU of ibp24s0 is 1500, that of RDMA 1024")
+    );
+    assert_eq!(
+        found(|fixture| fixture.roce("mlx5_0", "ibp24s0", 4191, &[LINK_LOCAL, ADDRESS])),
+        warning("port 1: the MTU of ibp24s0 is 4191, that of RDMA 2048")
+    );
+    assert_eq!(
+        found(|fixture| {
+            fixture.hca_file("mlx5_1", "ports/1/gid_attrs/types/3", "IB/RoCE v1\n");
+        }),
+        warning("port 1: of RoCE v2 there is only a link-local GID, at index 1")
+    );
+    assert_eq!(
+        found(|fixture| {
+            for index in [1, 3] {
+                let file = format!("ports/1/gid_attrs/types/{index}");
+                fixture.hca_file("mlx5_1", &file, "IB/RoCE v1\n");
+            }
+        }),
+        warning("port 1 has no GID of RoCE v2")
+    );
+    // Another address came first on one of them.
+    assert_eq!(
+        found(|fixture| fixture.roce("mlx5_1", "ibp200s0", 9000, &[LINK_LOCAL, LINK_LOCAL, ADDRESS])),
+        warning(
+            "the first GID of RoCE v2 with an IP address is at index 3 on mlx5_0 port 1; 5 on mlx5_1 port 1"
+        )
+    );
+    // A recording of old has no GIDs: nothing is known of them.
+    assert_eq!(
+        found(|fixture| {
+            for index in 0..4 {
+                fixture.hca_file("mlx5_0", &format!("ports/1/gids/{index}"), "removed\n");
+            }
+        }),
+        []
+    );
+}
+
 /// docs/doctor.md has a row for each check, and for nothing else.
 #[test]
 fn the_documentation_has_each_check() {

@@ -14,8 +14,8 @@ const NET: &str = "/sys/class/net";
 /// Network interfaces that are followed below one: bonds of VLANs of bridges are no deeper.
 const MOST_NETDEVS: usize = 64;
 
-/// GIDs of a port that are asked for their network interface.
-const MOST_GIDS: u32 = 16;
+/// GIDs of a port that are looked at.
+pub(crate) const MOST_GIDS: u32 = 16;
 
 /// A port of an RDMA device.
 #[derive(Debug, Clone)]

@@ -18,6 +18,7 @@ use pci::Rate;
 
 pub(crate) use hca::Hca;
 pub(crate) use hca::Port;
+pub(crate) use hca::MOST_GIDS;
 
 /// How two functions are joined, nearest first, by the names and the legend of `nvidia-smi topo -m`, which NVML has as
 /// `NVML_TOPOLOGY_SINGLE`, `_MULTIPLE`, `_HOSTBRIDGE`, `_NODE` and `_SYSTEM` (`nvml.h`).

@@ -125,6 +125,16 @@ mod tests {
                 "fe80:0000:0000:0000:b83f:d203:00aa:77fe\n",
                 &["77fe"],
             ),
+            (
+                "/sys/class/infiniband/mlx5_0/ports/1/gids/1",
+                "0000:0000:0000:0000:0000:ffff:0a11:0304\n",
+                &["0a11:0304"],
+            ),
+            (
+                "/sys/class/infiniband/mlx5_0/ports/1/gids/2",
+                "fd00:1234:5678:0000:b83f:d203:00aa:77fe\n",
+                &["1234:5678"],
+            ),
             ("/sys/class/net/ibp24s0/address", "b8:3f:d2:aa:77:01\n", &["77:01"]),
             ("/sys/class/dmi/id/product_serial", "S1234567X\n", &["S1234567X"]),
             (
@@ -213,6 +223,10 @@ mod tests {
         assert!(after.contains("iommu=pt"), "{after}");
         assert!(after.contains("mlx5_core 0000:18:00.0"), "{after}");
         assert!(after.contains("root:x:0:0"), "{after}");
+        // And which kind of GID it was.
+        for gid in ["fe80:0000", "0000:ffff:0000:0000", "2001:0db8"] {
+            assert!(after.contains(gid), "{gid} in {after}");
+        }
         assert_eq!(
             testing::says(&recording, &["topo", "-v"]),
             testing::says(&fixture.recording, &["topo", "-v"])

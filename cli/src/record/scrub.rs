@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
+use std::net::Ipv6Addr;
 use std::sync::LazyLock;
 
 use regex::Captures;
@@ -303,7 +304,10 @@ impl Others {
 /// A file's contents without what identifies.
 fn scrub_file(path: &str, text: &str, own: &Option<Regex>, others: &mut Others) -> String {
     let name = path.rsplit('/').next().unwrap_or_default();
-    if IDENTITIES.contains(&name) || path.contains("/gids/") {
+    if path.contains("/gids/") {
+        return gid_of(text);
+    }
+    if IDENTITIES.contains(&name) {
         return "removed\n".to_owned();
     }
     if name == "config" && path.contains("/pci") {
@@ -326,6 +330,19 @@ fn scrub_file(path: &str, text: &str, own: &Option<Regex>, others: &mut Others) 
     }
     let part = part_of(path, name, &text, others);
     encode(text_of(part.as_deref().unwrap_or(&text), own).as_bytes())
+}
+
+/// A GID of the same kind that is nobody's.
+fn gid_of(text: &str) -> String {
+    let of_kind = match text.trim().parse::<Ipv6Addr>() {
+        Ok(gid) if gid.is_unspecified() => "0000:0000:0000:0000:0000:0000:0000:0000",
+        Ok(gid) if gid.is_unicast_link_local() => "fe80:0000:0000:0000:0000:0000:0000:0000",
+        Ok(gid) if gid.to_ipv4_mapped().is_some() => "0000:0000:0000:0000:0000:ffff:0000:0000",
+        // An address for documentation.
+        Ok(_) => "2001:0db8:0000:0000:0000:0000:0000:0000",
+        Err(_) => "removed",
+    };
+    format!("{of_kind}\n")
 }
 
 /// What is kept of a file that may hold anything. None: all of it.
