@@ -101,7 +101,7 @@ pub(crate) fn commands_are_marked(finding: &Finding) {
 fn a_machine_is_the_same_from_its_file() {
     let own = tempfile::tempdir().unwrap();
     let folder = std::env::var_os("MACHINES").map_or(own.path().to_owned(), PathBuf::from);
-    for (name, fixture) in fixture::all() {
+    for (name, fixture) in fixture::all().into_iter().chain(fixture::degraded()) {
         let file = folder.join(format!("{name}.json"));
         fs::write(&file, fixture.recording.to_json().unwrap()).unwrap();
         assert_eq!(Recording::load(&file).unwrap(), fixture.recording, "{name}");

@@ -370,12 +370,8 @@ fn costs_name_their_source() {
 /// A machine with some ports of the fabric down: each GPU has a port left, and yet half of the bandwidth is gone.
 #[test]
 fn dead_rails_are_found() {
-    let mut fixture = fixture::hgx();
-    fixture.software();
-    for hca in [0, 2, 4, 6] {
-        fixture.hca_file(&format!("mlx5_{hca}"), "ports/1/state", "1: DOWN\n");
-    }
-    let (text, status, findings) = reported(&fixture, false);
+    let fixture = &fixture::degraded()["dead_rails"];
+    let (text, status, findings) = reported(fixture, false);
     println!("{text}");
     assert_eq!(status, Status::Findings);
     let subjects: Vec<&Subject> = findings
@@ -593,6 +589,45 @@ fn a_baseline_finds_what_is_gone() {
     let (text, _) = testing::says(&before.recording, &["export", "--baseline", file]);
     let sample = "peermem_doctor_findings{check=\"baseline\",level=\"fault\"} 1";
     assert!(text.lines().any(|line| line == sample), "{text}");
+}
+
+/// What machines like the large one have lost, by themselves and compared with it.
+#[test]
+fn what_was_lost_is_found_by_comparison() {
+    let folder = tempfile::tempdir().unwrap();
+    let (baseline, expect) = (
+        folder.path().join("then.json"),
+        folder.path().join("expect.json"),
+    );
+    let before = &fixture::all()["hgx"].recording;
+    std::fs::write(&baseline, before.to_json().unwrap()).unwrap();
+    std::fs::write(
+        &expect,
+        testing::says(before, &["doctor", "--write-expect"]).0,
+    )
+    .unwrap();
+    for (name, machine) in fixture::degraded() {
+        let alone = testing::says(&machine.recording, &["doctor"]).1;
+        let sees_nothing = name.starts_with("lost");
+        assert_eq!(alone == Status::Ok, sees_nothing, "{name}");
+        for (option, file) in [("--baseline", &baseline), ("--expect", &expect)] {
+            let line = [
+                "doctor",
+                "--fail-on",
+                "warning",
+                option,
+                file.to_str().unwrap(),
+            ];
+            let (text, status) = testing::says(&machine.recording, &line);
+            assert_eq!(status, Status::Findings, "{name}: {text}");
+            let check = option.trim_start_matches("--");
+            let level = if sees_nothing { "fault" } else { "warning" };
+            assert!(
+                text.contains(&format!("{level} {check}\n")),
+                "{name}: {text}"
+            );
+        }
+    }
 }
 
 /// What `--write-expect` prints is what the machine has: compared with it nothing is found.
