@@ -3,7 +3,10 @@
 //! `cli/tests/golden`.
 
 use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
+
+use regex::Regex;
 
 use crate::finding::Status;
 use crate::fixture;
@@ -354,6 +357,72 @@ fn metrics_are_what_list_and_stats_say() {
     }
     let without = says(&busy(), &["export", "--no-doctor"]);
     assert!(!without.contains("doctor"), "{without}");
+}
+
+/// Grafana's dashboard asks for metrics and labels that are there.
+#[test]
+fn the_dashboard_asks_for_what_there_is() {
+    let text = says(&busy(), &["export"]);
+    let mut labels: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    let label = Regex::new("([a-z_]+)=\"((?:[^\"\\\\]|\\\\.)*)\"").unwrap();
+    let mut counters = BTreeSet::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let (name, of) = line.split_once(['{', ' ']).unwrap();
+        let labels = labels
+            .entry(name)
+            .or_insert_with(|| BTreeSet::from(["instance"]));
+        for found in label.captures_iter(of) {
+            let (_, [key, value]) = found.extract();
+            labels.insert(key);
+            if key == "counter" {
+                counters.insert(value);
+            }
+        }
+    }
+    let dashboard = include_str!("../../packaging/peermemctl/grafana-dashboard.json");
+    let dashboard: serde_json::Value = serde_json::from_str(dashboard).unwrap();
+    let metric = Regex::new(r"(peermem_[a-z0-9_]+)(?:\{([^}]*)\})?").unwrap();
+    let grouped = Regex::new(r"\b(?:by|on) \(([^)]*)\)").unwrap();
+    let matcher = Regex::new("([a-z_]+)(?:=|!)~?\"([^\"]*)\"").unwrap();
+    let shown = Regex::new(r"\{\{([a-z_]+)\}\}").unwrap();
+    let mut asked = BTreeSet::new();
+    for panel in dashboard["panels"].as_array().unwrap() {
+        let query = panel["targets"][0]["expr"].as_str().unwrap();
+        let mut known: BTreeSet<&str> = BTreeSet::new();
+        for found in metric.captures_iter(query) {
+            let name = found.get(1).unwrap().as_str();
+            let has = labels
+                .get(name)
+                .unwrap_or_else(|| panic!("{name} is not exported: {query}"));
+            let matchers = found.get(2).map_or("", |matchers| matchers.as_str());
+            assert!(matchers.contains("instance=~\"$instance\""), "{query}");
+            for found in matcher.captures_iter(matchers) {
+                let (_, [key, value]) = found.extract();
+                assert!(has.contains(key), "{name} has no label {key}: {query}");
+                if key == "counter" {
+                    asked.extend(value.split('|'));
+                }
+            }
+            known.extend(has);
+        }
+        assert!(!known.is_empty(), "{query}");
+        let groups = grouped.captures_iter(query);
+        let legend = panel["targets"][0]["legendFormat"]
+            .as_str()
+            .unwrap_or_default();
+        let names = groups
+            .flat_map(|found| found.extract::<1>().1[0].split(", ").collect::<Vec<_>>())
+            .chain(
+                shown
+                    .captures_iter(legend)
+                    .map(|found| found.extract::<1>().1[0]),
+            );
+        for name in names {
+            assert!(known.contains(name), "no metric has {name}: {query}");
+        }
+    }
+    // Each counter is in one panel.
+    assert_eq!(asked, counters);
 }
 
 /// On a machine without an RDMA device most checks have nothing to look at: that is no 0.
