@@ -236,7 +236,7 @@ impl Real {
             }
         }
         Refusal::Refused {
-            errno: refused.errno(),
+            errno: Some(refused.errno()),
             why,
         }
     }
@@ -246,10 +246,7 @@ impl Real {
             Ok(buffer) => buffer,
             Err(Unable::Impossible(why)) => return Err(Refusal::NoSuchWay(why)),
             Err(Unable::Failed { why, errno }) => {
-                return Err(Refusal::Refused {
-                    errno: errno.unwrap_or(0),
-                    why,
-                })
+                return Err(Refusal::Refused { errno, why });
             }
         };
         let span = memory.span()?;

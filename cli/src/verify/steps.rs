@@ -40,13 +40,13 @@ pub(crate) enum Refusal {
     /// There is no such way on this machine: why.
     NoSuchWay(String),
     /// It was refused.
-    Refused { errno: i32, why: String },
+    Refused { errno: Option<i32>, why: String },
 }
 
 impl From<anyhow::Error> for Refusal {
     fn from(error: anyhow::Error) -> Self {
         Self::Refused {
-            errno: 0,
+            errno: None,
             why: format!("{error:#}"),
         }
     }
@@ -56,10 +56,7 @@ impl From<Refusal> for Unable {
     fn from(refusal: Refusal) -> Self {
         match refusal {
             Refusal::NoSuchWay(why) => Self::Impossible(why),
-            Refusal::Refused { errno, why } => Self::Failed {
-                why,
-                errno: Some(errno),
-            },
+            Refusal::Refused { errno, why } => Self::Failed { why, errno },
         }
     }
 }

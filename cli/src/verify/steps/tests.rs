@@ -174,7 +174,7 @@ impl Bench for Fake {
 
     fn register(&mut self, way: Way, memory: &Memory) -> Result<Region, Refusal> {
         let refused = |errno, why: &str| Refusal::Refused {
-            errno,
+            errno: Some(errno),
             why: why.to_owned(),
         };
         match (memory.is_gpu, way) {
@@ -480,6 +480,16 @@ fn one_way_is_enough() {
 fn no_way_is_a_failure() {
     let steps = steps_with(&[Fault::NoDmaBuf, Fault::NoModule]);
     assert_eq!(outcomes(&steps, Outcome::Failed), [(None, Name::AnyWay)]);
+}
+
+/// What failed before the kernel was asked has no errno, rather than 0.
+#[test]
+fn what_has_no_errno_says_none() {
+    let failed = Unable::from(Refusal::from(anyhow::anyhow!("no such range")));
+    assert!(
+        matches!(failed, Unable::Failed { errno: None, .. }),
+        "{failed:?}"
+    );
 }
 
 #[test]
