@@ -275,7 +275,8 @@ impl<'a> Line<'a> {
         self.take(key).and_then(Time::parse)
     }
 
-    fn name(&mut self, key: &str) -> Option<String> {
+    /// What a thread calls itself.
+    pub(crate) fn name(&mut self, key: &str) -> Option<String> {
         // A thread may call itself `-`.
         self.any(key).map(unescaped)
     }

@@ -45,7 +45,7 @@ struct Refused {
 /// The file's records by reason.
 fn by_reason(text: &str) -> BTreeMap<&str, Refused> {
     let mut all: BTreeMap<&str, Refused> = BTreeMap::new();
-    for line in text.lines().filter_map(Line::parse) {
+    for mut line in text.lines().filter_map(Line::parse) {
         let Some(reason) = line.get("reason") else {
             continue;
         };
@@ -55,7 +55,7 @@ fn by_reason(text: &str) -> BTreeMap<&str, Refused> {
         refused.times = refused.times.saturating_add(times.unwrap_or(1));
         if last >= refused.last {
             refused.last = last;
-            refused.comm = line.get("comm").unwrap_or("?").to_owned();
+            refused.comm = line.name("comm").unwrap_or_else(|| "?".to_owned());
             refused.text = line.get("text").unwrap_or_default().to_owned();
         }
     }
@@ -183,6 +183,14 @@ mod tests {
         let refused = all.get("no_room").expect("it is there");
         assert_eq!((refused.times, refused.last), (2, 62));
         assert_eq!(refused.text, "no room, reason=x last=9");
+    }
+
+    /// The module escapes what a thread may call itself.
+    #[test]
+    fn the_name_is_the_threads_own() {
+        let line = LINE.replace("comm=python3", "comm=a\\x20b");
+        let all = by_reason(&line);
+        assert_eq!(all.get("no_room").map(|it| it.comm.as_str()), Some("a b"));
     }
 
     #[test]
