@@ -225,7 +225,7 @@ pub(crate) struct Doctor {
     /// One line and an exit status as monitoring plugins have them: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN
     #[arg(long, conflicts_with = "json")]
     pub(crate) nagios: bool,
-    /// What makes the exit status 1: a warning or worse, or nothing less than a fault
+    /// What makes the exit status 1: a fault alone, or a warning, too
     #[arg(
         long,
         value_enum,

@@ -27,6 +27,23 @@ fn four_h200s_in_a_virtual_machine() {
     testing::golden("golden/recorded-four-h200s.txt", &golden);
 }
 
+/// In a virtual machine no port is above a GPU, which knows its link all the same.
+#[test]
+fn links_of_a_virtual_machine_are_exported() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recordings/four-h200s.json");
+    let recording = Recording::load(&file).unwrap();
+    let (text, _) = testing::says(&recording, &["export"]);
+    for name in ["lanes", "max_lanes"] {
+        let link = format!("peermem_pci_link_{name}{{");
+        let lines = text.lines().filter(|line| line.starts_with(&link));
+        assert_eq!(
+            lines.filter(|line| line.ends_with(" 16")).count(),
+            4,
+            "{text}"
+        );
+    }
+}
+
 /// What no recording that is kept here may have in it.
 #[test]
 fn nothing_names_the_machine() {

@@ -31,6 +31,7 @@ use crate::host::Host;
 use crate::host::Unseen;
 use crate::machine::pci::Address;
 use crate::machine::pci::Function;
+use crate::machine::pci::Link;
 use crate::machine::pci::Rate;
 use crate::machine::Hca;
 use crate::machine::Machine;
@@ -187,7 +188,7 @@ impl Expected {
             .iter()
             .filter_map(|gpu| Some((gpu.at, model_of(machine, gpu.at)?)))
         {
-            let link = link(machine, at).map(|link| Text(link.for_gpu()));
+            let link = link(machine, at).map(|link| Text(of_gpu(link)));
             let device = Some(Text(model));
             match expected.gpus.iter_mut().find(|gpus| gpus.device == device) {
                 Some(gpus) => {
@@ -275,37 +276,18 @@ fn model_of(machine: &Machine, at: Address) -> Option<Model> {
     machine.functions.get(&at).map(Model::of)
 }
 
-/// A device's own link.
-struct Own {
-    now: Rate,
-    most: Rate,
-}
-
-impl Own {
-    fn for_gpu(&self) -> Rate {
-        Rate {
-            speed: self.most.speed,
-            ..self.now
-        }
-    }
-}
-
 /// None: its speed and width are not known, as in many virtual machines.
-fn link(machine: &Machine, at: Address) -> Option<Own> {
-    let own = || {
-        let link = machine.physical(at)?.link.as_ref().ok()?;
-        Some(Own {
-            now: link.now,
-            most: link.most,
-        })
-    };
-    let links = machine.links(at);
-    let first = links.first().map(|link| Own {
-        now: link.now,
-        most: link.most,
-    });
-    let is_known = |own: &Own| own.now.speed != 0 && own.now.width != 0 && own.most.speed != 0;
-    first.or_else(own).filter(is_known)
+fn link(machine: &Machine, at: Address) -> Option<Link> {
+    let is_known = |link: &Link| link.now.speed != 0 && link.now.width != 0 && link.most.speed != 0;
+    machine.link(at).filter(is_known)
+}
+
+/// Of an idle GPU the speed goes down; what both ends can does not.
+fn of_gpu(link: Link) -> Rate {
+    Rate {
+        speed: link.most.speed,
+        ..link.now
+    }
 }
 
 fn new(level: Level, subject: Subject, found: String) -> Finding {
@@ -333,7 +315,7 @@ fn expect(scan: &Scan<'_>) -> Vec<Finding> {
         ));
         for gpu in there {
             if let Some(Text(least)) = wanted.link {
-                let now = link(machine, gpu.at).map(|link| link.for_gpu());
+                let now = link(machine, gpu.at).map(of_gpu);
                 findings.extend(of_link(gpu.at, now, least, Subject::gpu(gpu)));
             }
         }

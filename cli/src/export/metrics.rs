@@ -24,10 +24,10 @@ use crate::machine::counters::Counters;
 use crate::machine::counters::Kind;
 use crate::machine::counters::COUNTERS;
 use crate::machine::pci::Address;
+use crate::machine::pci::Link;
 use crate::machine::Class;
 use crate::machine::Machine;
 use crate::machine::Port;
-use crate::machine::Segment;
 use crate::registrations;
 use crate::registrations::Gpu;
 use crate::registrations::Hca;
@@ -497,18 +497,18 @@ fn links(machine: &Machine, metrics: &Metrics) -> anyhow::Result<()> {
     let gpus = machine.gpus.iter().map(|gpu| gpu.at);
     let nics = machine.hcas.iter().filter(|hca| !hca.is_software);
     let ends: BTreeSet<Address> = gpus.chain(nics.filter_map(|hca| hca.at)).collect();
-    let links: Vec<(Vec<String>, Segment)> = ends
+    let links: Vec<(Vec<String>, Link)> = ends
         .into_iter()
         .filter_map(|at| {
             let labels = vec![at.to_string(), device(machine, at)];
-            Some((labels, *machine.links(at).first()?))
+            Some((labels, machine.link(at)?))
         })
         .collect();
     for (name, help, value) in [
         (
             "peermem_pci_link_lanes",
             "Lanes of a device's PCI link, as it is now.",
-            (|link| float(u64::from(link.now.width))) as fn(&Segment) -> f64,
+            (|link| float(u64::from(link.now.width))) as fn(&Link) -> f64,
         ),
         (
             "peermem_pci_link_max_lanes",

@@ -14,6 +14,7 @@ use crate::host::Seen;
 use crate::host::Unseen;
 use pci::Address;
 use pci::Function;
+use pci::Link;
 use pci::Rate;
 
 pub(crate) use hca::Hca;
@@ -318,6 +319,18 @@ impl Machine {
             .collect();
         segments.reverse();
         segments
+    }
+
+    /// The link of a device to the port above it, as it is and as both ends can be. In a virtual machine no port may be
+    /// above it: then what the device says of itself.
+    pub(crate) fn link(&self, at: Address) -> Option<Link> {
+        match self.links(at).first() {
+            Some(segment) => Some(Link {
+                now: segment.now,
+                most: segment.most,
+            }),
+            None => self.physical(at)?.link.clone().ok(),
+        }
     }
 
     fn segment(&self, upper: Address, lower: Address) -> Option<Segment> {

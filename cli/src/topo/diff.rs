@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::finding::Status;
 use crate::machine::pci::Address;
+use crate::machine::pci::Link;
 use crate::machine::Class;
 use crate::machine::Gpu;
 use crate::machine::Hca;
@@ -103,7 +104,13 @@ fn changes(then: &Machine, now: &Machine) -> Vec<Change> {
     for link in inner(now).into_iter().filter(|link| !ends(link.lower)) {
         if let Some(was) = inner(then).into_iter().find(|was| was.lower == link.lower) {
             let device = link.lower.to_string();
-            compare(&device, of_link(&was), of_link(&link), &mut changes);
+            let facts = |segment: Segment| {
+                of_link(Link {
+                    now: segment.now,
+                    most: segment.most,
+                })
+            };
+            compare(&device, facts(was), facts(link), &mut changes);
         }
     }
     for pair in &now.pairs {
@@ -183,7 +190,7 @@ fn inner(machine: &Machine) -> Vec<Segment> {
     links
 }
 
-fn of_link(link: &Segment) -> Facts {
+fn of_link(link: Link) -> Facts {
     vec![
         ("link".to_owned(), Some(link.now.to_string())),
         ("link at most".to_owned(), Some(link.most.to_string())),
@@ -211,7 +218,7 @@ fn of_gpu(machine: &Machine, gpu: &Gpu) -> Facts {
         ),
     ];
     facts.extend(of_function(machine, Some(gpu.at)));
-    if let Some(link) = machine.links(gpu.at).first() {
+    if let Some(link) = machine.link(gpu.at) {
         // Its speed goes up and down with the work that it has.
         facts.extend([
             ("lanes".to_owned(), Some(format!("x{}", link.now.width))),
@@ -228,8 +235,8 @@ fn of_hca(machine: &Machine, hca: &Hca) -> Facts {
         ("firmware".to_owned(), hca.firmware.clone()),
     ];
     facts.extend(of_function(machine, hca.at));
-    if let Some(link) = hca.at.and_then(|at| machine.links(at).first().copied()) {
-        facts.extend(of_link(&link));
+    if let Some(link) = hca.at.and_then(|at| machine.link(at)) {
+        facts.extend(of_link(link));
     }
     for port in &hca.ports {
         let number = port.number;

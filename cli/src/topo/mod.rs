@@ -167,15 +167,9 @@ fn node(machine: &Machine, at: Option<Address>) -> String {
 
 /// The link of a device to the port above it, with what both ends can where it is not that.
 fn link(machine: &Machine, at: Option<Address>) -> String {
-    let text = at.and_then(|at| {
-        let links = machine.links(at);
-        // In a virtual machine no port is above it: what the device says of itself.
-        let own = || machine.physical(at)?.link.clone().ok();
-        match links.first() {
-            Some(link) => Some(rates(link.now, link.most)),
-            None => own().map(|link| rates(link.now, link.most)),
-        }
-    });
+    let text = at
+        .and_then(|at| machine.link(at))
+        .map(|link| rates(link.now, link.most));
     known(text)
 }
 
