@@ -46,7 +46,7 @@ const REFUSALS: &str = concat!(
      addr=0x7f5000000000 len=68719476736 tgid=4711 pid=4711 comm=pt_main_thread text=\"no room in the GPU's BAR1, \
      or no kernel memory (nvidia.ko: -ENOMEM)\"\n",
     "seq=1 first=20.000000 last=20.000000 times=1 mode=persistent step=dma_map reason=unreachable code=-524 \
-     addr=0x7f6000000000 len=65536 tgid=77 pid=77 comm=gdr text=\"the RDMA device cannot reach this GPU's memory\"\n",
+     addr=0x7f6000000000 len=65536 tgid=77 pid=77 comm=gdr text=\"nvidia.ko denies the path from this RDMA device to this GPU\"\n",
 );
 
 fn counters() -> String {

@@ -107,8 +107,14 @@ impl Part {
             .iter()
             .map(|run| tests_of(run).filter(|tests| !tests.is_empty()))
             .collect::<Option<_>>()?;
+        // Nothing is written from a run that failed: it may have stopped halfway.
+        let passed = runs
+            .iter()
+            .copied()
+            .flatten()
+            .all(|test| test.verdict != Verdict::Failed);
         (self.make)(&runs)
-            .and_then(|text| check(&repo.join(self.file), self.name, &text, update))
+            .and_then(|text| check(&repo.join(self.file), self.name, &text, update && passed))
             .map(|problem| Some(format!("{}\n    --update-docs writes it", problem?)))
             .unwrap_or_else(|error| Some(format!("{}: {}: {error:#}", self.file, self.name)))
     }
@@ -500,6 +506,35 @@ mod tests {
         results.push(fs::read_to_string(&file).expect("read") == marked("three\n"));
         fs::remove_dir_all(&directory).expect("removed");
         assert_eq!(results, [true; 5]);
+    }
+
+    #[test]
+    fn nothing_is_written_from_a_run_that_failed() {
+        let directory =
+            std::env::temp_dir().join(format!("runner-documents-failed-{}", std::process::id()));
+        fs::create_dir_all(&directory).expect("a directory");
+        let file = directory.join("d.md");
+        let marked =
+            |part: &str| format!("<!-- begin t: made by `make test` -->\n{part}<!-- end t -->\n");
+        fs::write(&file, marked("sixteen\n")).expect("written");
+        let part = Part {
+            file: "d.md",
+            name: "t",
+            runs: &["r"],
+            cases: "",
+            make: |runs| Ok(format!("{}\n", runs[0].len())),
+        };
+        let outcome = |verdict| {
+            let tests = [test("a", verdict, &[])];
+            let problem = part.compare(&directory, |_| Some(&tests), "", true);
+            (problem.is_some(), fs::read_to_string(&file).expect("read"))
+        };
+        let outcomes = [outcome(Verdict::Failed), outcome(Verdict::Passed)];
+        fs::remove_dir_all(&directory).expect("removed");
+        assert_eq!(
+            outcomes,
+            [(true, marked("sixteen\n")), (false, marked("1\n"))]
+        );
     }
 
     #[test]
