@@ -315,8 +315,8 @@ fn metrics_are_what_list_and_stats_say() {
         ),
         ("peermem_port_active{hca=\"mlx5_8\",link_layer=\"Ethernet\",port=\"1\"}", 1.0),
         (
-            "peermem_port_rate_bits_per_second{hca=\"mlx5_0\",port=\"1\"}",
-            4e11,
+            "peermem_port_rate_bytes_per_second{hca=\"mlx5_0\",port=\"1\"}",
+            5e10,
         ),
         ("peermem_port_lanes{hca=\"mlx5_0\",port=\"1\"}", 4.0),
         (

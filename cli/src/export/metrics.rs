@@ -461,12 +461,13 @@ fn ports(machine: &Machine, metrics: &Metrics) -> anyhow::Result<()> {
         }),
     )?;
     metrics.gauges(
-        "peermem_port_rate_bits_per_second",
+        "peermem_port_rate_bytes_per_second",
         "The rate of a port of an RDMA device, as it is now.",
         &["hca", "port"],
         each().filter_map(|(labels, port)| {
             let megabits = doctor::rate_of(port.rate.as_deref()?)?;
-            Some((labels, float(megabits.saturating_mul(1_000_000))))
+            // 10^6 bits are 125,000 bytes.
+            Some((labels, float(megabits.saturating_mul(125_000))))
         }),
     )?;
     metrics.gauges(
