@@ -195,9 +195,9 @@ fn apt(paths: &Paths, suite: &str, program: &str) -> Command {
 }
 
 /// An entry of the deb822 form for these suites of an archive.
-fn entry(archive: &Source, suites: &str, components: &str) -> String {
+fn entry(archive: &Source, types: &str, suites: &str, components: &str) -> String {
     let mut text = format!(
-        "Types: deb\nURIs: {}\nSuites: {suites}\nComponents: {components}\n",
+        "Types: {types}\nURIs: {}\nSuites: {suites}\nComponents: {components}\n",
         archive.uris.join(" ")
     );
     if let Some(keys) = &archive.signed_by {
@@ -220,7 +220,7 @@ pub(crate) fn make_root(
     fs::create_dir_all(&work)?;
     let sources = work.join("root.sources");
     let archive = machine_archive()?;
-    fs::write(&sources, entry(&archive, &suites.join(" "), "main"))?;
+    fs::write(&sources, entry(&archive, "deb", &suites.join(" "), "main"))?;
     let reached: Vec<String> = output(Command::new("apt-config").arg("dump"))?
         .lines()
         .filter(|line| line.starts_with("Acquire::http") || line.starts_with("Acquire::Check"))
@@ -257,6 +257,9 @@ pub(crate) fn make_root(
     Ok(())
 }
 
+/// Behind a suite's name: its source packages, whose lists nobody else needs.
+const SOURCES: &str = "-sources";
+
 /// Reads a suite's lists, once a run.
 fn read_suite(paths: &Paths, stage: &mut Stage, suite: &str) -> Result<()> {
     static READ: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
@@ -270,10 +273,11 @@ fn read_suite(paths: &Paths, stage: &mut Stage, suite: &str) -> Result<()> {
     for directory in ["state/lists/partial", "cache/archives/partial"] {
         fs::create_dir_all(state.join(directory))?;
     }
-    fs::write(
-        state.join("archive.sources"),
-        entry(&archive, suite, "main contrib"),
-    )?;
+    let entry = match suite.strip_suffix(SOURCES) {
+        Some(name) => entry(&archive, "deb-src", name, "main"),
+        None => entry(&archive, "deb", suite, "main contrib"),
+    };
+    fs::write(state.join("archive.sources"), entry)?;
     let log = paths.cache.join("logs/suites.txt");
     stage.run(
         apt(paths, suite, "apt-get").args(["-q", "update", "-o", "APT::Update::Error-Mode=any"]),
@@ -373,6 +377,45 @@ pub(crate) fn download(
                 .is_some_and(|name| name.starts_with(&prefix) && name.ends_with(".deb"))
         })
         .ok_or_else(|| anyhow!("{wanted} was downloaded and is not there"))
+}
+
+/// Downloads the source of a package as its authors gave it out, without Debian's changes: the newest of the first suite
+/// that can be read.
+pub(crate) fn original(
+    paths: &Paths,
+    stage: &mut Stage,
+    suites: &[&str],
+    package: &str,
+    directory: &Path,
+) -> Result<PathBuf> {
+    fs::create_dir_all(directory)?;
+    let log = paths.cache.join("logs/suites.txt");
+    let mut problems = Vec::new();
+    for suite in suites {
+        let suite = format!("{suite}{SOURCES}");
+        let fetched = read_suite(paths, stage, &suite).and_then(|()| {
+            stage.run(
+                apt(paths, &suite, "apt-get")
+                    .args(["-q", "source", "--download-only", "--tar-only", package])
+                    .current_dir(directory),
+                &log,
+                "files",
+                |line| line.starts_with("Get:"),
+            )
+        });
+        if let Err(error) = fetched {
+            problems.push(format!("{suite}: {error:#}"));
+            continue;
+        }
+        return fs::read_dir(directory)?
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .find(|path| path.to_string_lossy().contains(".orig.tar."))
+            .with_context(|| format!("{package} was downloaded and is not there"));
+    }
+    bail!(
+        "the source of {package} could not be fetched:\n{}",
+        problems.join("\n")
+    )
 }
 
 /// Unpacks packages of the first of the suites that has them all. Nothing is installed.
@@ -675,35 +718,48 @@ fn read_lists(paths: &Paths) -> Result<()> {
     Ok(())
 }
 
-/// One file of a package of the machine's own release, which is not installed: what else its package would do to the
-/// machine, such as starting a service, is not done.
-pub(crate) fn file_of(paths: &Paths, package: &str, file: &str) -> Result<Vec<u8>> {
-    if candidate(package).is_none() {
+/// Unpacks packages of the machine's own release, which are not installed: what else a package would do to the machine,
+/// such as starting a service, is not done.
+pub(crate) fn unpack_own(
+    paths: &Paths,
+    stage: &mut Stage,
+    packages: &[&str],
+    root: &Path,
+) -> Result<()> {
+    if packages.iter().any(|package| candidate(package).is_none()) {
         read_lists(paths)?;
     }
-    let mut stage = Stage::begin(format!("package {package}: fetching {file} of it"));
     let log = paths.cache.join("logs/packages.txt");
     let directory = paths.run_directory()?;
-    let unpacked = directory.join("root");
     let result = (|| {
         stage.run(
             Command::new("apt-get")
-                .args(["-q", "download", package])
+                .args(["-q", "download"])
+                .args(packages)
                 .args(["-o", "APT::Sandbox::User="])
                 .current_dir(&directory),
             &log,
             "files",
             |line| line.starts_with("Get:"),
         )?;
-        let archive = fs::read_dir(&directory)?
-            .filter_map(|entry| Some(entry.ok()?.path()))
-            .find(|path| path.extension().is_some_and(|suffix| suffix == "deb"))
-            .with_context(|| format!("{package} was downloaded and is not there"))?;
-        extract(&mut stage, &archive, &unpacked, &log)?;
-        fs::read(unpacked.join(file)).with_context(|| format!("{package} has no {file}"))
+        for entry in fs::read_dir(&directory)? {
+            extract(stage, &entry?.path(), root, &log)?;
+        }
+        Ok(())
     })();
     let _ = fs::remove_dir_all(&directory);
-    let contents = result?;
+    result
+}
+
+/// One file of such a package.
+pub(crate) fn file_of(paths: &Paths, package: &str, file: &str) -> Result<Vec<u8>> {
+    let mut stage = Stage::begin(format!("package {package}: fetching {file} of it"));
+    let root = paths.run_directory()?;
+    let contents = unpack_own(paths, &mut stage, &[package], &root).and_then(|()| {
+        fs::read(root.join(file)).with_context(|| format!("{package} has no {file}"))
+    });
+    let _ = fs::remove_dir_all(&root);
+    let contents = contents?;
     stage.done("");
     Ok(contents)
 }

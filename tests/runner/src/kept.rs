@@ -231,11 +231,10 @@ pub(crate) fn key(paths: &Paths, run: &Run, machine: Option<&Options>) -> Result
                 programs::gdr(paths),
                 programs::peermemctl(paths),
             ];
-            if command.contains(&"{pyverbs}") {
-                files.push(programs::pyverbs(paths)?);
-            }
-            if command.contains(&"{promtool}") {
-                files.push(programs::promtool(paths)?);
+            for (name, make) in programs::ON_DEMAND {
+                if command.contains(name) {
+                    files.push(make(paths)?);
+                }
             }
             let boot = setup::boot(paths, options)?;
             files.push(boot.image);

@@ -3,6 +3,7 @@
 
 mod apt;
 mod bench;
+mod consumers;
 mod contact;
 mod cost;
 mod cpio;

@@ -13,6 +13,7 @@ use anyhow::Context as _;
 use anyhow::Result;
 
 use crate::apt;
+use crate::consumers;
 use crate::paths::Paths;
 use crate::progress::output;
 use crate::progress::Stage;
@@ -115,6 +116,17 @@ pub(crate) fn build(paths: &Paths, toolchain: &Toolchain, wanted: &[&str]) -> Re
     Ok(())
 }
 
+/// A word of a run's command, and what makes the file or directory that it stands for.
+type OnDemand = (&'static str, fn(&Paths) -> Result<PathBuf>);
+
+/// What is made once a run wants it, and not before.
+pub(crate) const ON_DEMAND: &[OnDemand] = &[
+    ("{cuda}", consumers::cuda),
+    ("{perftest}", consumers::perftest),
+    ("{promtool}", promtool),
+    ("{pyverbs}", pyverbs),
+];
+
 /// Prometheus's own program to check metrics and rules. Its package would start a server.
 pub(crate) fn promtool(paths: &Paths) -> Result<PathBuf> {
     let _lock = Lock::take(paths, "promtool")?;
@@ -129,7 +141,7 @@ pub(crate) fn promtool(paths: &Paths) -> Result<PathBuf> {
 }
 
 /// rdma-core's tests, unpacked in the cache.
-pub(crate) fn pyverbs(paths: &Paths) -> Result<PathBuf> {
+fn pyverbs(paths: &Paths) -> Result<PathBuf> {
     let _lock = Lock::take(paths, "pyverbs")?;
     let target = paths.cache.join("pyverbs");
     fs::create_dir_all(&target)?;

@@ -45,8 +45,7 @@ pub(crate) struct Same {
 #[derive(Clone, Copy)]
 pub(crate) enum Place {
     /// In a virtual machine. `{gdr}` stands for the verbs program, `{peermemctl}` for what operators run, `{repo}` for the
-    /// repository, `{pyverbs}` for the Python tests of rdma-core, `{promtool}` for Prometheus's checker, `{filter}` for what the
-    /// caller chose.
+    /// repository, `{filter}` for what the caller chose; for what else stands in braces see `programs::ON_DEMAND`.
     Vm {
         options: fn(&mut Options),
         command: &'static [&'static str],
@@ -211,6 +210,26 @@ const VERIFY_MODE: &[&str] = &["{gdr}", "test", "verify.all_is_well", "verify.ev
 /// An epoch of two thousand operations in each mode.
 const STRESS: &[&str] = &["{gdr}", "stress", "--epochs", "2"];
 const PERFTEST: &[&str] = &["{repo}/tests/vm/perftest"];
+/// perftest's `--use_cuda`, and `peermemctl verify` by CUDA.
+const CUDA: &[&str] = &[
+    "{gdr}",
+    "cuda",
+    "--library",
+    "{cuda}",
+    "--perftest",
+    "{perftest}",
+];
+/// A part of it that does not take long.
+const CUDA_PART: &[&str] = &[
+    "{gdr}",
+    "cuda",
+    "--library",
+    "{cuda}",
+    "--perftest",
+    "{perftest}",
+    "cuda.write_bw",
+    "cuda.verify",
+];
 const PYVERBS: &[&str] = &["{repo}/tests/vm/pyverbs", "{pyverbs}"];
 
 /// Our module, with NVIDIA's to be held beside it.
@@ -991,6 +1010,53 @@ pub(crate) const SUITE: &[Run] = &[
         place: Place::Vm {
             options: |vm| vm.peermem = Peermem::None,
             command: PERFTEST,
+        },
+        column: Some("none"),
+        ..BASE
+    },
+    Run {
+        name: "CUDA: ours, one pair and verify",
+        place: Place::Vm {
+            options: |_| {},
+            command: CUDA_PART,
+        },
+        ..BASE
+    },
+    Run {
+        name: "CUDA: ours",
+        place: Place::Vm {
+            options: |_| {},
+            command: CUDA,
+        },
+        column: Some("ours"),
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "CUDA: ours, revocable",
+        place: Place::Vm {
+            options: |vm| vm.param.push("persistent_api_support=0".to_owned()),
+            command: CUDA,
+        },
+        column: Some("ours, revocable"),
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "CUDA: NVIDIA's",
+        place: Place::Vm {
+            options: |vm| vm.peermem = Peermem::Nvidia,
+            command: CUDA,
+        },
+        column: Some("NVIDIA {version}"),
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "CUDA: no peer-memory module",
+        place: Place::Vm {
+            options: |vm| vm.peermem = Peermem::None,
+            command: CUDA,
         },
         column: Some("none"),
         ..BASE

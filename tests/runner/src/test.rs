@@ -599,11 +599,10 @@ fn one(
                         "{peermemctl}",
                         &vm::in_machine(&programs::peermemctl(paths)),
                     );
-                if word.contains("{promtool}") {
-                    word = word.replace("{promtool}", &vm::in_machine(&programs::promtool(paths)?));
-                }
-                if word.contains("{pyverbs}") {
-                    word = word.replace("{pyverbs}", &vm::in_machine(&programs::pyverbs(paths)?));
+                for (name, make) in programs::ON_DEMAND {
+                    if word.contains(name) {
+                        word = word.replace(name, &vm::in_machine(&make(paths)?));
+                    }
                 }
                 if !word.is_empty() {
                     words.push(word);

@@ -122,7 +122,7 @@ impl Counters {
 }
 
 /// Provider calls that succeeded, both modes together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Activity {
     pub(crate) pins: u64,
     pub(crate) unpins: u64,

@@ -91,6 +91,16 @@ enum Verb {
         #[arg(long)]
         promtool: Option<std::path::PathBuf>,
     },
+    /// Run consumers of CUDA over a stand-in for its library, those whose name begins with a FILTER, results in KTAP
+    Cuda {
+        /// The directory of that library
+        #[arg(long)]
+        library: std::path::PathBuf,
+        /// The directory of perftest's programs
+        #[arg(long)]
+        perftest: std::path::PathBuf,
+        filter: Vec<String>,
+    },
     /// Load the module where it cannot work, or where only signed ones are taken, results in KTAP
     Loading,
     #[command(hide = true)]
@@ -166,6 +176,11 @@ fn run(arguments: &Arguments) -> Result<bool> {
         Verb::Stress(options) => stress::run(options, &setup(false)),
         Verb::Hazards { names } => cases::hazards::run(names, &setup(false)),
         Verb::Ctl { promtool } => cases::ctl::run(&setup(false), promtool.clone()),
+        Verb::Cuda {
+            library,
+            perftest,
+            filter,
+        } => cases::cuda::run(&setup(false), library, perftest, filter),
         Verb::Loading => Ok(cases::loading::run(&setup(false))),
         Verb::Child { host_memory, role } => child::run(role, &setup(*host_memory)).map(|()| true),
     }

@@ -84,6 +84,28 @@ pub(crate) fn kill(pid: Pid) {
     unsafe { libc::kill(pid, libc::SIGKILL) };
 }
 
+/// A process that does nothing until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Stopped(Pid);
+
+impl Stopped {
+    /// Stops a child that has not been waited for.
+    pub(crate) fn stop(pid: u32) -> Result<Self> {
+        let pid = Pid::try_from(pid)?;
+        // SAFETY: A number and a number.
+        let ret = unsafe { libc::kill(pid, libc::SIGSTOP) };
+        ensure!(ret == 0, "SIGSTOP: {}", io::Error::last_os_error());
+        Ok(Self(pid))
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        // SAFETY: A number and a number.
+        unsafe { libc::kill(self.0, libc::SIGCONT) };
+    }
+}
+
 /// SIGKILL to this process.
 pub(crate) fn die() -> ! {
     kill(Pid::try_from(std::process::id()).unwrap_or(0));

@@ -8,7 +8,7 @@
 pub(crate) mod alive;
 mod cost;
 mod crowd;
-mod datapath;
+pub(crate) mod datapath;
 mod pgsz;
 pub(crate) mod probe;
 mod processes;

@@ -123,8 +123,8 @@ pub(crate) fn run(setup: &Setup, promtool: Option<PathBuf>) -> Result<bool> {
 }
 
 /// What `peermemctl` answered.
-struct Answer {
-    status: i32,
+pub(super) struct Answer {
+    pub(super) status: i32,
     out: String,
     error: String,
 }
@@ -165,7 +165,7 @@ impl Answer {
 }
 
 /// Runs `peermemctl`, which the runner has put where programs are found.
-fn peermemctl(words: &[&str]) -> Result<Answer> {
+pub(super) fn peermemctl(words: &[&str]) -> Result<Answer> {
     Answer::of(Command::new("peermemctl").arg("--json").args(words))
 }
 
@@ -503,7 +503,7 @@ fn locked_memory(machine: &Machine) -> Result<()> {
 }
 
 /// The registrations that `list` shows.
-fn registrations(words: &[&str]) -> Result<Vec<Value>> {
+pub(super) fn registrations(words: &[&str]) -> Result<Vec<Value>> {
     let answer = peermemctl(&[&["list"], words].concat())?;
     ensure!(answer.status == 0, "its status is {}", answer.status);
     let answer = answer.json("peermemctl.list")?;

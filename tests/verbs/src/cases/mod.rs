@@ -4,6 +4,7 @@
 mod chunks;
 mod consumers;
 pub(crate) mod ctl;
+pub(crate) mod cuda;
 mod dma;
 pub(crate) mod hazards;
 mod hca;

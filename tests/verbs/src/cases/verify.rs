@@ -62,14 +62,14 @@ const MOVES: [&str; 5] = [
 ];
 
 /// What `peermemctl verify` answered.
-struct Answer {
+pub(super) struct Answer {
     status: Option<i32>,
     json: Value,
     errors: String,
 }
 
 /// One pair, and buffers that are soon compared where the processor is emulated.
-const ONE_PAIR: &[&str] = &["--gpu", "0", "--size", "1048576"];
+pub(super) const ONE_PAIR: &[&str] = &["--gpu", "0", "--size", "1048576"];
 
 impl Answer {
     fn of(arguments: &[&str]) -> Result<Self> {
@@ -77,7 +77,7 @@ impl Answer {
     }
 
     /// Of a command that becomes the program.
-    fn by(mut command: Command, arguments: &[&str]) -> Result<Self> {
+    pub(super) fn by(mut command: Command, arguments: &[&str]) -> Result<Self> {
         // A machine of the test VM can be very slow, and nothing here is meant to hang.
         command.args(["verify", "--json", "--timeout", "600"]);
         let output = command
@@ -134,7 +134,7 @@ impl Answer {
     }
 
     /// It looked, and these steps failed and no others.
-    fn expect(&self, failed: &[&str]) -> Result<()> {
+    pub(super) fn expect(&self, failed: &[&str]) -> Result<()> {
         for step in self.failed() {
             note("failed", format_args!("{step}: {}", self.found(step)?));
         }
@@ -154,6 +154,19 @@ impl Answer {
         );
         ensure!(self.json["schema"] == "peermemctl.verify", "{}", self.json);
         ensure!(self.json["version"] == 1, "{}", self.json);
+        Ok(())
+    }
+
+    /// All of one pair was tried, on memory that CUDA's library gave.
+    pub(super) fn is_by_cuda(&self) -> Result<()> {
+        for step in MOVES
+            .iter()
+            .chain(&["free_while_registered", "killed_holder"])
+        {
+            self.passed(step)?;
+        }
+        let pair = self.pairs().first().context("no pair")?;
+        ensure!(pair["stand_in"] == false, "{pair}");
         Ok(())
     }
 

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
+/*
+ * What the tests use of CUDA's driver API: a test fixture, written from its
+ * public documentation. Consumers are compiled with it where they want cuda.h,
+ * and cuda.c beside it implements it on the stand-in GPU.
+ */
+#ifndef _TESTS_CUDA_H_
+#define _TESTS_CUDA_H_
+
+#include <stddef.h>
+
+#define CUDA_VERSION	12080
+
+/* Whoever uses a name without a version means the newest of that time. */
+#define cuCtxCreate		cuCtxCreate_v2
+#define cuCtxDestroy		cuCtxDestroy_v2
+#define cuDevicePrimaryCtxRelease	cuDevicePrimaryCtxRelease_v2
+#define cuMemAlloc		cuMemAlloc_v2
+#define cuMemAllocHost		cuMemAllocHost_v2
+#define cuMemFree		cuMemFree_v2
+#define cuMemGetAddressRange	cuMemGetAddressRange_v2
+#define cuMemcpyDtoD		cuMemcpyDtoD_v2
+#define cuMemcpyDtoH		cuMemcpyDtoH_v2
+#define cuMemcpyHtoD		cuMemcpyHtoD_v2
+
+typedef int CUdevice;
+typedef unsigned long long CUdeviceptr;
+typedef struct CUctx_st *CUcontext;
+
+typedef enum {
+	CUDA_SUCCESS = 0,
+	CUDA_ERROR_INVALID_VALUE = 1,
+	CUDA_ERROR_OUT_OF_MEMORY = 2,
+	CUDA_ERROR_NOT_INITIALIZED = 3,
+	CUDA_ERROR_NO_DEVICE = 100,
+	CUDA_ERROR_INVALID_DEVICE = 101,
+	CUDA_ERROR_INVALID_CONTEXT = 201,
+	CUDA_ERROR_NOT_SUPPORTED = 801,
+} CUresult;
+
+typedef enum {
+	CU_DEVICE_ATTRIBUTE_INTEGRATED = 18,
+	CU_DEVICE_ATTRIBUTE_PCI_BUS_ID = 33,
+	CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID = 34,
+	CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING = 41,
+	CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID = 50,
+	CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
+	CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
+	CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED = 116,
+	CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED = 124,
+} CUdevice_attribute;
+
+typedef enum {
+	CU_POINTER_ATTRIBUTE_CONTEXT = 1,
+	CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
+	CU_POINTER_ATTRIBUTE_DEVICE_POINTER = 3,
+	CU_POINTER_ATTRIBUTE_SYNC_MEMOPS = 6,
+	CU_POINTER_ATTRIBUTE_IS_MANAGED = 8,
+	CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
+	CU_POINTER_ATTRIBUTE_RANGE_START_ADDR = 11,
+	CU_POINTER_ATTRIBUTE_RANGE_SIZE = 12,
+} CUpointer_attribute;
+
+typedef enum {
+	CU_MEMORYTYPE_HOST = 1,
+	CU_MEMORYTYPE_DEVICE = 2,
+} CUmemorytype;
+
+typedef enum {
+	CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD = 1,
+} CUmemRangeHandleType;
+
+#define CU_CTX_MAP_HOST	0x08
+
+CUresult cuInit(unsigned int flags);
+CUresult cuDriverGetVersion(int *version);
+CUresult cuGetErrorName(CUresult error, const char **name);
+
+CUresult cuDeviceGet(CUdevice *device, int ordinal);
+CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute,
+			      CUdevice device);
+CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *address);
+CUresult cuDeviceGetCount(int *count);
+CUresult cuDeviceGetName(char *name, int size, CUdevice device);
+CUresult cuDeviceGetPCIBusId(char *address, int size, CUdevice device);
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
+CUresult cuDevicePrimaryCtxRelease(CUdevice device);
+CUresult cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device);
+CUresult cuCtxDestroy(CUcontext context);
+CUresult cuCtxGetCurrent(CUcontext *context);
+CUresult cuCtxSetCurrent(CUcontext context);
+
+CUresult cuMemAlloc(CUdeviceptr *address, size_t size);
+CUresult cuMemAllocHost(void **address, size_t size);
+CUresult cuMemFree(CUdeviceptr address);
+CUresult cuMemFreeHost(void *address);
+CUresult cuMemGetAddressRange(CUdeviceptr *start, size_t *size,
+			      CUdeviceptr address);
+CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address,
+				       size_t size, CUmemRangeHandleType type,
+				       unsigned long long flags);
+CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size);
+CUresult cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, size_t size);
+CUresult cuMemcpyDtoH(void *to, CUdeviceptr from, size_t size);
+CUresult cuMemcpyHtoD(CUdeviceptr to, const void *from, size_t size);
+
+CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute,
+			       CUdeviceptr address);
+CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute,
+			       CUdeviceptr address);
+
+#endif /* _TESTS_CUDA_H_ */
