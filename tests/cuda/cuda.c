@@ -8,6 +8,7 @@
  * Memory is a mapping of /dev/nvidia<N>. It lies in the GPU's BAR, and the CPU
  * copies it, so that each copy is over when its call returns.
  */
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -23,9 +24,12 @@
 #include "standin.h"
 
 #define MAX_GPUS	8
+#define MAX_CONTEXTS	16
 
 struct CUctx_st {
 	CUdevice device;
+	unsigned int flags;
+	unsigned long long id;
 };
 
 static struct gpu {
@@ -35,10 +39,12 @@ static struct gpu {
 } gpus[MAX_GPUS];
 
 static int gpu_count;
+static unsigned long long contexts;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-/* Contexts of other threads are not seen. */
-static __thread CUcontext current;
+/* A thread's own contexts, the current one on top. */
+static __thread CUcontext stack[MAX_CONTEXTS];
+static __thread int top;
 
 struct allocation {
 	struct allocation *next;
@@ -65,6 +71,7 @@ static void open_gpus(void)
 			close(gpu->fd);
 			return;
 		}
+		gpu->primary.id = ++contexts;
 		gpu->primary.device = gpu_count++;
 	}
 }
@@ -137,6 +144,7 @@ CUresult cuGetErrorName(CUresult error, const char **name)
 		{ CUDA_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE" },
 		{ CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE" },
 		{ CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT" },
+		{ CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND" },
 		{ CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED" },
 		{ CUDA_SUCCESS, NULL },
 	};
@@ -146,6 +154,30 @@ CUresult cuGetErrorName(CUresult error, const char **name)
 		i++;
 	*name = names[i].name;
 	return *name ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuGetErrorString(CUresult error, const char **text)
+{
+	return cuGetErrorName(error, text);
+}
+
+/* The newest version of a function, whichever is asked for. */
+CUresult cuGetProcAddress(const char *name, void **function, int version,
+			  unsigned long long flags,
+			  CUdriverProcAddressQueryResult *status)
+{
+	char second[64];
+
+	(void)version;
+	(void)flags;
+	snprintf(second, sizeof(second), "%s_v2", name);
+	*function = dlsym(RTLD_DEFAULT, second);
+	if (!*function)
+		*function = dlsym(RTLD_DEFAULT, name);
+	if (status)
+		*status = *function ? CU_GET_PROC_ADDRESS_SUCCESS :
+				      CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+	return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
 /* Devices */
@@ -191,6 +223,24 @@ CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *address)
 		if (!strcasecmp(gpus[*device].info.pci, address))
 			return CUDA_SUCCESS;
 	return gpu_count ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_NOT_INITIALIZED;
+}
+
+CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
+{
+	CUresult result = check_device(device);
+
+	if (!result)
+		memcpy(uuid->bytes, gpus[device].info.uuid, sizeof(uuid->bytes));
+	return result;
+}
+
+CUresult cuDeviceTotalMem(size_t *size, CUdevice device)
+{
+	CUresult result = check_device(device);
+
+	if (!result)
+		*size = gpus[device].info.bar_length;
+	return result;
 }
 
 CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute,
@@ -242,6 +292,14 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 	return result;
 }
 
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags,
+				    int *active)
+{
+	*flags = 0;
+	*active = 1;
+	return check_device(device);
+}
+
 CUresult cuDevicePrimaryCtxRelease(CUdevice device)
 {
 	return check_device(device);
@@ -251,15 +309,17 @@ CUresult cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)
 {
 	CUresult result = check_device(device);
 
-	(void)flags;
 	if (result)
 		return result;
-	*context = malloc(sizeof(**context));
+	*context = calloc(1, sizeof(**context));
 	if (!*context)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	(*context)->device = device;
-	current = *context;
-	return CUDA_SUCCESS;
+	(*context)->flags = flags;
+	pthread_mutex_lock(&lock);
+	(*context)->id = ++contexts;
+	pthread_mutex_unlock(&lock);
+	return cuCtxPushCurrent(*context);
 }
 
 CUresult cuCtxDestroy(CUcontext context)
@@ -268,8 +328,8 @@ CUresult cuCtxDestroy(CUcontext context)
 
 	if (!context || context == &gpus[context->device].primary)
 		return CUDA_ERROR_INVALID_CONTEXT;
-	if (current == context)
-		current = NULL;
+	if (stack[top] == context)
+		cuCtxPopCurrent(NULL);
 	/* What it allocated goes with it. */
 	pthread_mutex_lock(&lock);
 	it = allocations;
@@ -282,15 +342,61 @@ CUresult cuCtxDestroy(CUcontext context)
 	return CUDA_SUCCESS;
 }
 
+CUresult cuCtxGetDevice(CUdevice *device)
+{
+	if (!stack[top])
+		return CUDA_ERROR_INVALID_CONTEXT;
+	*device = stack[top]->device;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetFlags(unsigned int *flags)
+{
+	if (!stack[top])
+		return CUDA_ERROR_INVALID_CONTEXT;
+	*flags = stack[top]->flags;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetId(CUcontext context, unsigned long long *id)
+{
+	if (!context)
+		context = stack[top];
+	if (!context)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	*id = context->id;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxPushCurrent(CUcontext context)
+{
+	if (!context || top == MAX_CONTEXTS - 1)
+		return CUDA_ERROR_INVALID_VALUE;
+	stack[++top] = context;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxPopCurrent(CUcontext *context)
+{
+	if (!stack[top])
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (context)
+		*context = stack[top];
+	stack[top] = NULL;
+	if (top)
+		top--;
+	return CUDA_SUCCESS;
+}
+
 CUresult cuCtxSetCurrent(CUcontext context)
 {
-	current = context;
+	stack[top] = context;
 	return CUDA_SUCCESS;
 }
 
 CUresult cuCtxGetCurrent(CUcontext *context)
 {
-	*context = current;
+	*context = stack[top];
 	return CUDA_SUCCESS;
 }
 
@@ -303,20 +409,20 @@ CUresult cuMemAlloc(CUdeviceptr *address, size_t size)
 
 	if (!size || !address)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (!current)
+	if (!stack[top])
 		return CUDA_ERROR_INVALID_CONTEXT;
 	new = malloc(sizeof(*new));
 	if (!new)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	start = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED,
-		     gpus[current->device].fd, 0);
+		     gpus[stack[top]->device].fd, 0);
 	if (start == MAP_FAILED) {
 		free(new);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	new->start = (uintptr_t)start;
 	new->size = size;
-	new->context = current;
+	new->context = stack[top];
 	pthread_mutex_lock(&lock);
 	new->next = allocations;
 	allocations = new;
@@ -385,11 +491,37 @@ CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address,
 					  CUDA_ERROR_INVALID_VALUE;
 }
 
+/* There is no memory but that of cuMemAlloc(). */
+CUresult cuMemGetAllocationGranularity(size_t *size,
+				       const CUmemAllocationProp *properties,
+				       CUmemAllocationGranularity_flags which)
+{
+	(void)size;
+	(void)properties;
+	(void)which;
+	return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle,
+				     void *address)
+{
+	(void)handle;
+	(void)address;
+	return CUDA_ERROR_INVALID_VALUE;
+}
+
 /* Either end may be the GPU's or the host's. */
 CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size)
 {
 	memmove((void *)(uintptr_t)to, (void *)(uintptr_t)from, size);
 	return CUDA_SUCCESS;
+}
+
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size,
+		       CUstream stream)
+{
+	(void)stream;
+	return cuMemcpy(to, from, size);
 }
 
 CUresult cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, size_t size)
@@ -453,6 +585,33 @@ CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute,
 	return CUDA_SUCCESS;
 }
 
+/* What is not known of an address is zero, and that is no failure. */
+CUresult cuPointerGetAttributes(unsigned int count,
+				CUpointer_attribute *attributes, void **values,
+				CUdeviceptr address)
+{
+	struct allocation it;
+	int known = look_up(address, &it);
+
+	for (unsigned int i = 0; i < count; i++) {
+		if (known && cuPointerGetAttribute(values[i], attributes[i], address))
+			return CUDA_ERROR_INVALID_VALUE;
+		if (known)
+			continue;
+		switch (attributes[i]) {
+		case CU_POINTER_ATTRIBUTE_CONTEXT:
+		case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+		case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+		case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+			memset(values[i], 0, sizeof(CUdeviceptr));
+			break;
+		default:
+			memset(values[i], 0, sizeof(unsigned int));
+		}
+	}
+	return CUDA_SUCCESS;
+}
+
 /* Copies are over when their calls return, whatever is set. */
 CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute,
 			       CUdeviceptr address)
@@ -460,5 +619,52 @@ CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute,
 	(void)value;
 	if (attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || !is_device(address, 1))
 		return CUDA_ERROR_INVALID_VALUE;
+	return CUDA_SUCCESS;
+}
+
+/* Streams and events: whatever is put into one is over already. */
+
+CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
+{
+	(void)flags;
+	*stream = malloc(1);
+	return *stream ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult cuStreamDestroy(CUstream stream)
+{
+	free(stream);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamSynchronize(CUstream stream)
+{
+	(void)stream;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuEventCreate(CUevent *event, unsigned int flags)
+{
+	(void)flags;
+	*event = malloc(1);
+	return *event ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult cuEventDestroy(CUevent event)
+{
+	free(event);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuEventQuery(CUevent event)
+{
+	(void)event;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream)
+{
+	(void)event;
+	(void)stream;
 	return CUDA_SUCCESS;
 }

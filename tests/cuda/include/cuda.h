@@ -14,7 +14,12 @@
 /* Whoever uses a name without a version means the newest of that time. */
 #define cuCtxCreate		cuCtxCreate_v2
 #define cuCtxDestroy		cuCtxDestroy_v2
+#define cuCtxPopCurrent		cuCtxPopCurrent_v2
+#define cuCtxPushCurrent	cuCtxPushCurrent_v2
 #define cuDevicePrimaryCtxRelease	cuDevicePrimaryCtxRelease_v2
+#define cuDeviceTotalMem	cuDeviceTotalMem_v2
+#define cuEventDestroy		cuEventDestroy_v2
+#define cuGetProcAddress	cuGetProcAddress_v2
 #define cuMemAlloc		cuMemAlloc_v2
 #define cuMemAllocHost		cuMemAllocHost_v2
 #define cuMemFree		cuMemFree_v2
@@ -22,10 +27,19 @@
 #define cuMemcpyDtoD		cuMemcpyDtoD_v2
 #define cuMemcpyDtoH		cuMemcpyDtoH_v2
 #define cuMemcpyHtoD		cuMemcpyHtoD_v2
+#define cuStreamDestroy		cuStreamDestroy_v2
 
 typedef int CUdevice;
 typedef unsigned long long CUdeviceptr;
 typedef struct CUctx_st *CUcontext;
+typedef struct CUevent_st *CUevent;
+typedef struct CUstream_st *CUstream;
+typedef struct CUmemAllocationProp_st CUmemAllocationProp;
+typedef unsigned long long CUmemGenericAllocationHandle;
+
+typedef struct {
+	char bytes[16];
+} CUuuid;
 
 typedef enum {
 	CUDA_SUCCESS = 0,
@@ -35,6 +49,7 @@ typedef enum {
 	CUDA_ERROR_NO_DEVICE = 100,
 	CUDA_ERROR_INVALID_DEVICE = 101,
 	CUDA_ERROR_INVALID_CONTEXT = 201,
+	CUDA_ERROR_NOT_FOUND = 500,
 	CUDA_ERROR_NOT_SUPPORTED = 801,
 } CUresult;
 
@@ -70,11 +85,25 @@ typedef enum {
 	CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD = 1,
 } CUmemRangeHandleType;
 
+typedef enum {
+	CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
+	CU_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1,
+} CUmemAllocationGranularity_flags;
+
+typedef enum {
+	CU_GET_PROC_ADDRESS_SUCCESS = 0,
+	CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND = 1,
+} CUdriverProcAddressQueryResult;
+
 #define CU_CTX_MAP_HOST	0x08
 
 CUresult cuInit(unsigned int flags);
 CUresult cuDriverGetVersion(int *version);
 CUresult cuGetErrorName(CUresult error, const char **name);
+CUresult cuGetErrorString(CUresult error, const char **text);
+CUresult cuGetProcAddress(const char *name, void **function, int version,
+			  unsigned long long flags,
+			  CUdriverProcAddressQueryResult *status);
 
 CUresult cuDeviceGet(CUdevice *device, int ordinal);
 CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute,
@@ -83,12 +112,21 @@ CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *address);
 CUresult cuDeviceGetCount(int *count);
 CUresult cuDeviceGetName(char *name, int size, CUdevice device);
 CUresult cuDeviceGetPCIBusId(char *address, int size, CUdevice device);
+CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device);
+CUresult cuDeviceTotalMem(size_t *size, CUdevice device);
 
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags,
+				    int *active);
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
 CUresult cuDevicePrimaryCtxRelease(CUdevice device);
 CUresult cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device);
 CUresult cuCtxDestroy(CUcontext context);
 CUresult cuCtxGetCurrent(CUcontext *context);
+CUresult cuCtxGetDevice(CUdevice *device);
+CUresult cuCtxGetFlags(unsigned int *flags);
+CUresult cuCtxGetId(CUcontext context, unsigned long long *id);
+CUresult cuCtxPopCurrent(CUcontext *context);
+CUresult cuCtxPushCurrent(CUcontext context);
 CUresult cuCtxSetCurrent(CUcontext context);
 
 CUresult cuMemAlloc(CUdeviceptr *address, size_t size);
@@ -97,17 +135,35 @@ CUresult cuMemFree(CUdeviceptr address);
 CUresult cuMemFreeHost(void *address);
 CUresult cuMemGetAddressRange(CUdeviceptr *start, size_t *size,
 			      CUdeviceptr address);
+CUresult cuMemGetAllocationGranularity(size_t *size,
+				       const CUmemAllocationProp *properties,
+				       CUmemAllocationGranularity_flags which);
 CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address,
 				       size_t size, CUmemRangeHandleType type,
 				       unsigned long long flags);
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle,
+				     void *address);
 CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size);
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size,
+		       CUstream stream);
 CUresult cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, size_t size);
 CUresult cuMemcpyDtoH(void *to, CUdeviceptr from, size_t size);
 CUresult cuMemcpyHtoD(CUdeviceptr to, const void *from, size_t size);
 
 CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute,
 			       CUdeviceptr address);
+CUresult cuPointerGetAttributes(unsigned int count,
+				CUpointer_attribute *attributes, void **values,
+				CUdeviceptr address);
 CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute,
 			       CUdeviceptr address);
+
+CUresult cuStreamCreate(CUstream *stream, unsigned int flags);
+CUresult cuStreamDestroy(CUstream stream);
+CUresult cuStreamSynchronize(CUstream stream);
+CUresult cuEventCreate(CUevent *event, unsigned int flags);
+CUresult cuEventDestroy(CUevent event);
+CUresult cuEventQuery(CUevent event);
+CUresult cuEventRecord(CUevent event, CUstream stream);
 
 #endif /* _TESTS_CUDA_H_ */

@@ -564,6 +564,9 @@ pub(crate) const ROOT: &[Need] = &[need(&["mmdebstrap"])];
 /// To look at the code.
 pub(crate) const LINT: &[Need] = &[need(&["shellcheck"])];
 
+/// To fetch wheels, where no other `pip` is at hand.
+pub(crate) const WHEELS: &[Need] = &[need(&["python3-pip"])];
+
 /// To count instructions.
 pub(crate) const COST: &[Need] = &[need(&["valgrind"])];
 

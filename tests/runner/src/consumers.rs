@@ -45,6 +45,18 @@ const PERFTEST: &[&str] = &[
     "ib_write_bw",
 ];
 
+/// NIXL, with the UCX in it: a wheel by its hash. Its C library, which alone is used, is the same for each Python.
+const NIXL: &str = "nixl-cu12==1.5.1 \
+     --hash=sha256:341d0dfa499f941c054614252f1d8047d1380e33f29c87707372ff5ec7d3779a";
+const NIXL_PYTHON: &str = "3.11";
+const NIXL_LIBRARIES: [&str; 2] = [".nixl_cu12.mesonpy.libs", "nixl_cu12.libs"];
+
+/// The machine's, which a virtual machine has at the same place.
+const LIBIBVERBS: &str = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1";
+
+/// The stand-ins for the driver's libraries: a source each.
+const DRIVER: &[(&str, &str)] = &[("cuda.c", "libcuda.so.1"), ("nvml.c", "libnvidia-ml.so.1")];
+
 /// A program that is ended with this one, and sees nothing of a make that called this one.
 fn tool(program: &str, directory: &Path) -> Command {
     let mut command = Command::new("setpriv");
@@ -73,7 +85,7 @@ fn compiler() -> Result<String> {
     output(Command::new("gcc").arg("--version"))
 }
 
-/// The directory of the stand-in for CUDA's library. The declarations lie in `include` beside it: whatever the repository's
+/// The directory of the stand-ins for the driver's libraries. The declarations lie in `include` beside it: whatever the repository's
 /// path is, this one has no blanks.
 pub(crate) fn cuda(paths: &Paths) -> Result<PathBuf> {
     let _lock = Lock::take(paths, "cuda")?;
@@ -90,27 +102,30 @@ pub(crate) fn cuda(paths: &Paths) -> Result<PathBuf> {
     if stamp::is_fresh(&stamp, &key) {
         return Ok(libraries);
     }
-    let mut stage = Stage::begin("CUDA: compiling the stand-in for its library");
+    let mut stage = Stage::begin("CUDA: compiling the stand-in for the driver's libraries");
     put(
         &source.join("include/cuda.h"),
         &home.join("include"),
         "cuda.h",
     )?;
     let built = home.join("built.so");
-    stage.run(
-        tool("gcc", &home)
-            .args(["-Wall", "-Wextra", "-Wmissing-prototypes", "-Werror"])
-            .args(["-O2", "-fPIC", "-shared", "-pthread"])
-            .args(["-Wl,-soname,libcuda.so.1", "-Iinclude", "-I"])
-            .arg(paths.repo.join("tests/gpu"))
-            .arg(source.join("cuda.c"))
-            .arg("-o")
-            .arg(&built),
-        &paths.cache.join("logs/consumers.txt"),
-        "",
-        |_| false,
-    )?;
-    put(&built, &libraries, "libcuda.so.1")?;
+    for (file, library) in DRIVER {
+        stage.run(
+            tool("gcc", &home)
+                .args(["-Wall", "-Wextra", "-Werror"])
+                .args(["-O2", "-fPIC", "-shared", "-pthread"])
+                .arg(format!("-Wl,-soname,{library}"))
+                .args(["-Iinclude", "-I"])
+                .arg(paths.repo.join("tests/gpu"))
+                .arg(source.join(file))
+                .arg("-o")
+                .arg(&built),
+            &paths.cache.join("logs/consumers.txt"),
+            "",
+            |_| false,
+        )?;
+        put(&built, &libraries, library)?;
+    }
     // For the linker, and for who looks it up by this name.
     let short = libraries.join("libcuda.so");
     if fs::symlink_metadata(&short).is_err() {
@@ -184,4 +199,67 @@ pub(crate) fn perftest(paths: &Paths) -> Result<PathBuf> {
     stamp::set(&stamp, &key)?;
     stage.done("");
     Ok(programs)
+}
+
+/// The directory of NIXL's libraries, and of the agent that calls them.
+pub(crate) fn nixl(paths: &Paths) -> Result<PathBuf> {
+    let _lock = Lock::take(paths, "nixl")?;
+    let home = paths.cache.join("nixl");
+    let stamp = home.join("stamp");
+    let mut key = Key::default();
+    key.text("wheel", NIXL);
+    let key = key.finish();
+    if !stamp::is_fresh(&stamp, &key) {
+        let _ = fs::remove_dir_all(&home);
+        fetch_nixl(paths, &home)?;
+        stamp::set(&stamp, &key)?;
+    }
+    put(&paths.repo.join("tests/cuda/nixl.py"), &home, "nixl.py")?;
+    Ok(home)
+}
+
+fn fetch_nixl(paths: &Paths, home: &Path) -> Result<()> {
+    if output(Command::new("pip").arg("--version")).is_err() {
+        apt::install(paths, apt::WHEELS)?;
+    }
+    let mut stage = Stage::begin("NIXL: fetching its wheel, 69 MB");
+    let log = paths.cache.join("logs/consumers.txt");
+    let download = paths.run_directory()?;
+    let result = (|| {
+        let wanted = download.join("wanted");
+        fs::write(&wanted, NIXL)?;
+        let mut run = |command: &mut Command| stage.run(command, &log, "", |_| false);
+        run(tool("pip", &download)
+            .args(["download", "--no-deps", "--only-binary=:all:"])
+            .args(["--require-hashes", "--python-version", NIXL_PYTHON])
+            .args(["--platform", "manylinux_2_28_x86_64", "-r"])
+            .arg(&wanted))?;
+        let wheel = fs::read_dir(&download)?
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .find(|path| path.extension().is_some_and(|suffix| suffix == "whl"))
+            .context("the wheel was downloaded and is not there")?;
+        let unpacked = download.join("wheel");
+        run(tool("/usr/bin/python3", &download)
+            .args(["-m", "zipfile", "-e"])
+            .arg(&wheel)
+            .arg(&unpacked))?;
+        fs::create_dir_all(home)?;
+        for directory in NIXL_LIBRARIES {
+            fs::rename(unpacked.join(directory), home.join(directory))?;
+        }
+        // The wheel's own finds no providers, and those of the machine want the machine's.
+        let bundled = home.join(NIXL_LIBRARIES[1]);
+        for entry in fs::read_dir(bundled)? {
+            let path = entry?.path();
+            if path.to_string_lossy().contains("/libibverbs-") {
+                fs::remove_file(&path)?;
+                symlink(LIBIBVERBS, &path)?;
+            }
+        }
+        anyhow::Ok(())
+    })();
+    let _ = fs::remove_dir_all(&download);
+    result?;
+    stage.done("");
+    Ok(())
 }

@@ -230,6 +230,16 @@ const CUDA_PART: &[&str] = &[
     "cuda.write_bw",
     "cuda.verify",
 ];
+/// NIXL, between two agents.
+const NIXL: &[&str] = &[
+    "{gdr}",
+    "cuda",
+    "--library",
+    "{cuda}",
+    "--nixl",
+    "{nixl}",
+    "cuda.nixl",
+];
 const PYVERBS: &[&str] = &["{repo}/tests/vm/pyverbs", "{pyverbs}"];
 
 /// Our module, with NVIDIA's to be held beside it.
@@ -1059,6 +1069,50 @@ pub(crate) const SUITE: &[Run] = &[
             command: CUDA,
         },
         column: Some("none"),
+        ..BASE
+    },
+    Run {
+        name: "NIXL: ours",
+        place: Place::Vm {
+            options: |_| {},
+            command: NIXL,
+        },
+        column: Some("ours"),
+        // 69 MB to fetch.
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "NIXL: ours, revocable",
+        place: Place::Vm {
+            options: |vm| vm.param.push("persistent_api_support=0".to_owned()),
+            command: NIXL,
+        },
+        column: Some("ours, revocable"),
+        // 69 MB to fetch.
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "NIXL: NVIDIA's",
+        place: Place::Vm {
+            options: |vm| vm.peermem = Peermem::Nvidia,
+            command: NIXL,
+        },
+        column: Some("NVIDIA {version}"),
+        // 69 MB to fetch.
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "NIXL: no peer-memory module",
+        place: Place::Vm {
+            options: |vm| vm.peermem = Peermem::None,
+            command: NIXL,
+        },
+        column: Some("none"),
+        // 69 MB to fetch.
+        only_in_full: true,
         ..BASE
     },
     Run {

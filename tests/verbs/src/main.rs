@@ -93,12 +93,8 @@ enum Verb {
     },
     /// Run consumers of CUDA over a stand-in for its library, those whose name begins with a FILTER, results in KTAP
     Cuda {
-        /// The directory of that library
-        #[arg(long)]
-        library: std::path::PathBuf,
-        /// The directory of perftest's programs
-        #[arg(long)]
-        perftest: std::path::PathBuf,
+        #[command(flatten)]
+        places: cases::cuda::Places,
         filter: Vec<String>,
     },
     /// Load the module where it cannot work, or where only signed ones are taken, results in KTAP
@@ -176,11 +172,7 @@ fn run(arguments: &Arguments) -> Result<bool> {
         Verb::Stress(options) => stress::run(options, &setup(false)),
         Verb::Hazards { names } => cases::hazards::run(names, &setup(false)),
         Verb::Ctl { promtool } => cases::ctl::run(&setup(false), promtool.clone()),
-        Verb::Cuda {
-            library,
-            perftest,
-            filter,
-        } => cases::cuda::run(&setup(false), library, perftest, filter),
+        Verb::Cuda { places, filter } => cases::cuda::run(&setup(false), places, filter),
         Verb::Loading => Ok(cases::loading::run(&setup(false))),
         Verb::Child { host_memory, role } => child::run(role, &setup(*host_memory)).map(|()| true),
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Consumers of CUDA as their authors gave them out, over a stand-in for CUDA's library (`tests/cuda`): perftest with
-//! `--use_cuda`, and `peermemctl verify`.
+//! `--use_cuda`, NIXL between two agents, and `peermemctl verify`.
 //!
 //! That bytes arrive proves nothing, since a consumer may stage them through the host. So what is pinned, mapped and listed is
 //! looked at while both ends have registered, and what went over the wire at the end. Without a module nothing of it may be.
@@ -8,12 +8,12 @@
 //! Without a [`Lab`](crate::lab::Lab), whose own devices and GPUs no consumer needs.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::bail;
 use anyhow::ensure;
 use anyhow::Context;
 use anyhow::Result;
@@ -31,15 +31,26 @@ use crate::lab::Peermem;
 use crate::lab::PinMode;
 use crate::lab::Setup;
 use crate::sys;
+use crate::sys::Finished;
 use crate::sys::Running;
 
-/// Where the consumers lie, and what they are run on.
-#[derive(Debug)]
-pub(crate) struct Consumers {
-    setup: Setup,
-    /// The directory of the stand-in for CUDA's library.
+/// Where the consumers lie.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Places {
+    /// The directory of the stand-in for CUDA's library
+    #[arg(long)]
     library: PathBuf,
-    perftest: PathBuf,
+    /// The directory of perftest's programs
+    #[arg(long)]
+    perftest: Option<PathBuf>,
+    /// The directory of NIXL's libraries and of the agent that calls them
+    #[arg(long)]
+    nixl: Option<PathBuf>,
+}
+
+struct Consumers {
+    setup: Setup,
+    places: Places,
 }
 
 /// One of perftest's programs at both ends, and how many bytes at least go out of the client's device and of the server's.
@@ -106,6 +117,11 @@ const PAIRS: &[Pair] = &[
 ];
 
 const VERIFY: &str = "cuda.verify";
+const NIXL: &str = "cuda.nixl";
+
+/// What NIXL's agents register at each end, and each of them in bytes.
+const NIXL_BUFFERS: usize = 3;
+const NIXL_LEN: u64 = 8 << 20;
 
 /// How long one may take.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -114,20 +130,17 @@ const PATIENCE: Duration = Duration::from_secs(600);
 const SILENCE: u64 = 4096;
 
 /// Runs the cases whose name begins with a word of `filter`; true when none failed.
-pub(crate) fn run(
-    setup: &Setup,
-    library: &Path,
-    perftest: &Path,
-    filter: &[String],
-) -> Result<bool> {
+pub(crate) fn run(setup: &Setup, places: &Places, filter: &[String]) -> Result<bool> {
     let consumers = Consumers {
         setup: setup.clone(),
-        library: library.to_owned(),
-        perftest: perftest.to_owned(),
+        places: places.clone(),
     };
-    let names: Vec<&str> = PAIRS
-        .iter()
+    let pairs = places.perftest.is_some().then_some(PAIRS);
+    let names: Vec<&str> = pairs
+        .into_iter()
+        .flatten()
         .map(|pair| pair.name)
+        .chain(places.nixl.is_some().then_some(NIXL))
         // It tells by itself whether there is a module, and has a case without one.
         .chain((setup.peermem == Peermem::Ours).then_some(VERIFY))
         .filter(|name| filter.is_empty() || filter.iter().any(|word| name.starts_with(word)))
@@ -136,10 +149,13 @@ pub(crate) fn run(
     println!("KTAP version 1");
     Ok(ktap::tell(names.clone(), |index| {
         let before = Counters::read()?;
-        let name = names.get(index).copied().unwrap_or_default();
-        match PAIRS.iter().find(|pair| pair.name == name) {
-            Some(pair) => consumers.perftest(pair),
-            None => consumers.verify(),
+        match names.get(index).copied().unwrap_or_default() {
+            VERIFY => consumers.verify(),
+            NIXL => consumers.nixl(),
+            name => PAIRS
+                .iter()
+                .filter(|pair| pair.name == name)
+                .try_for_each(|pair| consumers.perftest(pair)),
         }?;
         ktap::check_rest(&before)
     }))
@@ -148,7 +164,7 @@ pub(crate) fn run(
 impl Consumers {
     fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
-        command.env("LD_LIBRARY_PATH", &self.library);
+        command.env("LD_LIBRARY_PATH", &self.places.library);
         command
     }
 
@@ -157,90 +173,125 @@ impl Consumers {
         let mut words = pair.program.split(' ');
         let program = words.next().unwrap_or_default();
         let words: Vec<&str> = words.collect();
+        let path = self.places.perftest.as_deref().context("no perftest")?;
         let end = |device: &str, server: &[&str]| {
-            let mut command = self.command(&self.perftest.join(program));
+            let mut command = self.command(&path.join(program));
             // A queue pair asks again after four seconds: a busy machine stands still for longer than perftest's own time.
             command.args(["-d", device, "-x", "1", "-u", "20", "--use_cuda=0"]);
             Running::start(command.args(&words).args(server))
         };
-        let before = Counters::read()?;
-        let wire = sent()?;
+        let start = Start::now()?;
         let mut server = end(far, &[])?;
         sys::wait_until(PATIENCE, || {
             Ok(datapath::listens()? || !server.is_running()?)
         })?;
-        let mut client = end(near, &["127.0.0.1"])?;
-        let ends = [&mut client, &mut server];
-        let seen = match self.setup.peermem {
-            Peermem::None => not_listed(),
-            _ => self.registered(program, ends, &before),
+        let ends = Ends {
+            program,
+            client: end(near, &["127.0.0.1"])?,
+            server,
         };
-        let (client, server) = (client.finish(PATIENCE)?, server.finish(PATIENCE)?);
-        let said = || format!("{}\n{}", server.tail(10), client.tail(10));
-        seen.with_context(said)?;
-
-        let mut activity = Counters::read()?.activity(&before)?;
-        sys::wait_until(PATIENCE, || {
-            activity = Counters::read()?.activity(&before)?;
-            Ok(activity.unpins == activity.pins)
-        })?;
-        let now = sent()?;
-        let wire = [0, 1].map(|end: usize| now[end].saturating_sub(wire[end]));
-        note("pins", activity.pins);
-        note("wire", format_args!("{} {}", wire[0], wire[1]));
+        let seen = self.see(ends, &start, 2)?;
         if self.setup.peermem == Peermem::None {
-            let refused = |output: &str| output.contains("Couldn't allocate MR");
-            ensure!(
-                !client.success() && !server.success(),
-                "it ended well: {}",
-                said()
-            );
-            ensure!(
-                refused(&client.output) && refused(&server.output),
-                "it was not the registration that failed: {}",
-                said()
-            );
-            ensure!(activity == Activity::default(), "{activity:?}");
-            ensure!(wire.iter().all(|sent| *sent < SILENCE), "sent: {wire:?}");
+            for end in [&seen.client, &seen.server] {
+                ensure!(
+                    !end.success() && end.output.contains("Couldn't allocate MR"),
+                    "it was not the registration that failed: {}",
+                    seen.said()
+                );
+            }
+            let silent = seen.wire.iter().all(|sent| *sent < SILENCE);
+            ensure!(silent, "sent: {:?}", seen.wire);
             note("outcome", "refused");
             return Ok(());
         }
-        ensure!(client.success() && server.success(), "{}", said());
-        // The buffer of each end, which NVIDIA's module pins twice.
-        let pins = match self.setup.peermem {
-            Peermem::Nvidia => 4,
-            _ => 2,
-        };
-        ensure!(
-            activity.pins == pins && activity.unpins == pins && activity.callbacks == 0,
-            "{activity:?}, where {pins} pins were expected"
-        );
-        // In the other mode ours maps without the provider.
-        let maps = match (self.setup.peermem, self.setup.mode()) {
-            (Peermem::Ours, PinMode::Revocable) => 0,
-            _ => 2,
-        };
-        ensure!(
-            activity.maps == maps && activity.unmaps == maps,
-            "{activity:?}, where {maps} mappings were expected"
-        );
-        let arrived = wire
-            .iter()
-            .zip(&pair.sent)
-            .all(|(sent, least)| sent >= least);
-        ensure!(arrived, "sent: {wire:?}, at least {:?} expected", pair.sent);
-        note("outcome", "moved");
-        note("figure", datapath::result(&client.output)?);
+        seen.moved(&pair.sent)?;
+        note("figure", datapath::result(&seen.client.output)?);
         Ok(())
     }
 
+    /// One agent writes into the other's memory and reads from it. They compare the bytes.
+    fn nixl(&self) -> Result<()> {
+        let [near, far] = &self.setup.devices;
+        let path = self.places.nixl.as_deref().context("no NIXL")?;
+        let folder = PathBuf::from(format!("/tmp/nixl-{}", std::process::id()));
+        fs::create_dir(&folder)?;
+        let end = |device: &str, role: &str| {
+            let mut command = self.command(Path::new("/usr/bin/python3"));
+            command
+                .env("NIXL_PLUGIN_DIR", path.join("nixl_cu12.libs/nixl"))
+                .env("UCX_MODULE_DIR", path.join("nixl_cu12.libs/ucx"))
+                .env("UCX_NET_DEVICES", format!("{device}:1"))
+                .env("UCX_TLS", "rc_verbs,ud_verbs,cuda_copy")
+                // It asks CUDA about each address, for it is not told of allocations: that takes NVIDIA's libcudart.
+                .env("UCX_MEMTYPE_CACHE", "n")
+                .arg(path.join("nixl.py"))
+                .arg(path.join(".nixl_cu12.mesonpy.libs"))
+                .arg(&folder)
+                .arg(role);
+            Running::start(&mut command)
+        };
+        let start = Start::now()?;
+        let ends = Ends {
+            program: "python3",
+            server: end(far, "target")?,
+            client: end(near, "initiator")?,
+        };
+        let seen = self.see(ends, &start, NIXL_BUFFERS);
+        fs::remove_dir_all(&folder)?;
+        let seen = seen?;
+        // Without a module as well: the bytes go by the host then.
+        seen.moved(&[NIXL_LEN, NIXL_LEN])
+    }
+
+    /// Looks at what there is once both ends have registered so many buffers, and again at the end of both.
+    fn see(&self, mut ends: Ends<'_>, start: &Start, buffers: usize) -> Result<Seen> {
+        let registered = match self.setup.peermem {
+            Peermem::None => not_listed(),
+            _ => self.registered(&mut ends, start, buffers),
+        };
+        let mut seen = Seen {
+            client: ends.client.finish(PATIENCE)?,
+            server: ends.server.finish(PATIENCE)?,
+            wire: [0; 2],
+        };
+        registered.with_context(|| seen.said())?;
+        let mut activity = Activity::default();
+        sys::wait_until(PATIENCE, || {
+            activity = Counters::read()?.activity(&start.counters)?;
+            Ok(activity.unpins == activity.pins)
+        })?;
+        let now = sent()?;
+        seen.wire = [0, 1].map(|end: usize| now[end].saturating_sub(start.sent[end]));
+        note("pins", activity.pins);
+        note("wire", format_args!("{} {}", seen.wire[0], seen.wire[1]));
+
+        let buffers = buffers as u64;
+        let [pins, maps] = match (self.setup.peermem, self.setup.mode()) {
+            (Peermem::None, _) => [0, 0],
+            // It pins each twice.
+            (Peermem::Nvidia, _) => [2 * buffers, buffers],
+            // In this mode ours maps without the provider.
+            (Peermem::Ours, PinMode::Revocable) => [buffers, 0],
+            (Peermem::Ours, PinMode::Persistent) => [buffers, buffers],
+        };
+        let expected = Activity {
+            pins,
+            unpins: pins,
+            attempts: pins,
+            maps,
+            unmaps: maps,
+            callbacks: 0,
+        };
+        ensure!(
+            activity == expected,
+            "{activity:?}, where {expected:?} was expected: {}",
+            seen.said()
+        );
+        Ok(seen)
+    }
+
     /// Stops the client once both ends have registered, looks at what there is, and lets it go on.
-    fn registered(
-        &self,
-        program: &str,
-        [client, server]: [&mut Running; 2],
-        before: &Counters,
-    ) -> Result<()> {
+    fn registered(&self, ends: &mut Ends<'_>, start: &Start, buffers: usize) -> Result<()> {
         let regions = || -> Result<Vec<_>> {
             let mut all = Vec::new();
             for device in &self.setup.devices {
@@ -248,40 +299,37 @@ impl Consumers {
             }
             Ok(all)
         };
-        let both = sys::wait_until(PATIENCE, || {
-            Ok(regions()?.len() == 2 || !client.is_running()?)
+        let client = &mut ends.client;
+        let all = sys::wait_until(PATIENCE, || {
+            Ok(regions()?.len() == buffers || !client.is_running()?)
         })?;
         ensure!(
-            both && client.is_running()?,
-            "it ended, or never registered"
+            all && client.is_running()?,
+            "it ended, or never registered all"
         );
-        let pids = [client.id(), server.id()];
         let stopped = sys::Stopped::stop(client.id())?;
 
         let found = regions()?;
-        let [near, far] = &found[..] else {
-            bail!("peer regions of both devices: {found:?}");
-        };
-        ensure!(near.len == far.len, "{found:?}");
-        ensure!(
-            found
-                .iter()
-                .all(|region| region.entries > 0 && region.state == "valid"),
-            "{found:?}"
-        );
-        note("bytes", near.len);
-        note("entries", near.entries);
+        let len = found.first().map_or(0, |region| region.len);
+        let alike = found
+            .iter()
+            .all(|region| region.len == len && region.entries > 0 && region.state == "valid");
+        ensure!(found.len() == buffers && alike, "{found:?}");
+        note("bytes", len);
+        note("entries", found[0].entries);
         let counters = Counters::read()?;
         let live = counters.live_pins()?;
-        ensure!(live == 2, "{live} pins are live under two regions");
-        let pinned = counters.since(before, "bar_bytes_pinned")?;
         ensure!(
-            pinned >= 2 * near.len,
-            "{pinned} bytes are pinned under two regions of {}",
-            near.len
+            live == buffers as u64,
+            "{live} pins are live under {buffers} regions"
+        );
+        let pinned = counters.since(&start.counters, "bar_bytes_pinned")?;
+        ensure!(
+            pinned >= live * len,
+            "{pinned} bytes are pinned under {buffers} regions of {len}"
         );
         if self.setup.peermem == Peermem::Ours {
-            self.listed(program, pids, near.len)?;
+            self.listed(ends, buffers, len)?;
         } else {
             not_listed()?;
         }
@@ -289,8 +337,8 @@ impl Consumers {
         Ok(())
     }
 
-    /// `peermemctl list` has both, mapped, each with its process, and in whole pages of the GPU.
-    fn listed(&self, program: &str, pids: [u32; 2], len: u64) -> Result<()> {
+    /// `peermemctl list` has all of them, mapped, each with its process, and in whole pages of the GPU.
+    fn listed(&self, ends: &Ends<'_>, buffers: usize, len: u64) -> Result<()> {
         let listed = ctl::registrations(&[])?;
         let mode = self.setup.mode().to_string();
         let len = len.next_multiple_of(PAGE);
@@ -298,16 +346,16 @@ impl Consumers {
             ensure!(
                 one["state"] == "mapped"
                     && one["mode"] == mode.as_str()
-                    && one["comm"] == program
+                    && one["comm"] == ends.program
                     && one["len"] == len,
                 "{one:#?}"
             );
         }
         let found: BTreeSet<_> = listed.iter().map(|one| one["pid"].as_u64()).collect();
-        let expected = pids.map(|pid| Some(u64::from(pid)));
+        let expected = [&ends.client, &ends.server].map(|end| Some(u64::from(end.id())));
         ensure!(
-            listed.len() == 2 && found == expected.into(),
-            "{listed:#?}, where one of each of {pids:?} was expected"
+            listed.len() == buffers && found == expected.into(),
+            "{listed:#?}, where {buffers} of {expected:?} were expected"
         );
         Ok(())
     }
@@ -318,6 +366,62 @@ impl Consumers {
         let answer = verify::Answer::by(command, verify::ONE_PAIR)?;
         answer.expect(&[])?;
         answer.is_by_cuda()
+    }
+}
+
+/// A consumer at both ends.
+struct Ends<'a> {
+    program: &'a str,
+    client: Running,
+    server: Running,
+}
+
+/// What was counted before a consumer started.
+struct Start {
+    counters: Counters,
+    sent: [u64; 2],
+}
+
+impl Start {
+    fn now() -> Result<Self> {
+        Ok(Self {
+            counters: Counters::read()?,
+            sent: sent()?,
+        })
+    }
+}
+
+/// How both ends ended, and what went out of the client's device and of the server's.
+struct Seen {
+    client: Finished,
+    server: Finished,
+    wire: [u64; 2],
+}
+
+impl Seen {
+    fn said(&self) -> String {
+        format!("{}\n{}", self.server.tail(10), self.client.tail(10))
+    }
+
+    /// Both ended well, and at least so much was sent.
+    fn moved(&self, least: &[u64; 2]) -> Result<()> {
+        ensure!(
+            self.client.success() && self.server.success(),
+            "{}",
+            self.said()
+        );
+        let arrived = self
+            .wire
+            .iter()
+            .zip(least)
+            .all(|(sent, least)| sent >= least);
+        ensure!(
+            arrived,
+            "sent: {:?}, at least {least:?} expected",
+            self.wire
+        );
+        note("outcome", "moved");
+        Ok(())
     }
 }
 
