@@ -7,10 +7,14 @@
 #include <kunit/test.h>
 #include <kunit/test-bug.h>
 #include <linux/device.h>
+#include <linux/dma-direct.h>
+#include <linux/dma-map-ops.h>
+#include <linux/iommu.h>
 #include <linux/kthread.h>
 #include <linux/pci.h>
 #include <linux/scatterlist.h>
 #include <linux/sched/task.h>
+#include <linux/sizes.h>
 #include <linux/slab.h>
 #include <linux/string.h>
 
@@ -78,10 +82,12 @@ int fake_machine_new(void)
 		return -ENOMEM;
 	}
 	fake_nic_max_segment(1U << 31);
+	fake_nic_guard(FAKE_OPS);
 	bar(0, FAKE_IO_START, FAKE_SMALL_LEN, IORESOURCE_IO, &window);
 	bar(1, FAKE_BAR_START, FAKE_BAR_LEN, IORESOURCE_MEM, &window);
 	bar(2, FAKE_UNASSIGNED_START, FAKE_SMALL_LEN, IORESOURCE_MEM, NULL);
 	bar(3, FAKE_RAM_START, FAKE_SMALL_LEN, IORESOURCE_MEM, &window);
+	bar(4, FAKE_SECOND_START, FAKE_SMALL_LEN, IORESOURCE_MEM, &window);
 	return 0;
 }
 
@@ -106,6 +112,31 @@ struct device *fake_nic(void)
 void fake_nic_max_segment(unsigned int bytes)
 {
 	nic->dma_parms.max_segment_size = bytes;
+}
+
+static int guard;
+static struct iommu_domain domain = { .pgsize_bitmap = SZ_4K | SZ_2M | SZ_1G };
+static const struct dma_map_ops ops;
+static const struct bus_dma_region range_map[2];
+
+void fake_nic_guard(int wanted)
+{
+	guard = wanted;
+	nic->dev.dma_range_map = guard == FAKE_RANGE_MAP ? range_map : NULL;
+	domain.type = guard == FAKE_IDENTITY ? IOMMU_DOMAIN_IDENTITY :
+		      guard == FAKE_BLOCKS ? IOMMU_DOMAIN_BLOCKED :
+					     IOMMU_DOMAIN_DMA;
+}
+
+const struct dma_map_ops *fake_dma_ops(struct device *dev)
+{
+	return guard == FAKE_OPS ? &ops : NULL;
+}
+
+struct iommu_domain *fake_domain(struct device *dev)
+{
+	return guard == FAKE_IDENTITY || guard == FAKE_TRANSLATES ||
+	       guard == FAKE_BLOCKS ? &domain : NULL;
 }
 
 struct device *fake_plain_device(void)

@@ -7,6 +7,7 @@
 #define PEERMEM_KUNIT_FAKES_H
 
 #include <linux/bits.h>
+#include <linux/dma-mapping.h>
 #include <linux/pci.h>
 #include <linux/scatterlist.h>
 #include <linux/types.h>
@@ -20,6 +21,8 @@
 /* Memory with a struct page that claims to be a BAR. */
 #define FAKE_RAM_START		BIT_ULL(20)
 #define FAKE_SMALL_LEN		BIT_ULL(24)
+/* A second BAR with memory. */
+#define FAKE_SECOND_START	(FAKE_BAR_START + BIT_ULL(42))
 
 /* In place of the kernel's functions of these names: fakes.rs. */
 int fake_sg_alloc(struct sg_table *table, unsigned int entries, gfp_t gfp);
@@ -28,6 +31,35 @@ u64 fake_dma_map(struct device *dev, u64 addr, size_t len, int dir,
 void fake_dma_unmap(struct device *dev, u64 dma, size_t len, int dir,
 		    unsigned long attrs);
 void fake_resched(void);
+bool fake_iova_alloc(struct device *dev, struct dma_iova_state *state,
+		     phys_addr_t phys, size_t size);
+int fake_iova_link(struct device *dev, struct dma_iova_state *state,
+		   phys_addr_t phys, size_t offset, size_t len,
+		   enum dma_data_direction dir, unsigned long attrs);
+int fake_iova_sync(struct device *dev, struct dma_iova_state *state,
+		   size_t offset, size_t len);
+void fake_iova_unlink(struct device *dev, struct dma_iova_state *state,
+		      size_t offset, size_t len, enum dma_data_direction dir,
+		      unsigned long attrs);
+void fake_iova_free(struct device *dev, struct dma_iova_state *state);
+
+/*
+ * What stands between the fake NIC and memory, by the numbers of fakes.rs's
+ * Guard: DMA operations of the architecture's, nothing, an IOMMU that passes
+ * through or that translates or that blocks, a bus with addresses of its own.
+ */
+enum {
+	FAKE_OPS,
+	FAKE_NOTHING,
+	FAKE_IDENTITY,
+	FAKE_TRANSLATES,
+	FAKE_BLOCKS,
+	FAKE_RANGE_MAP,
+};
+
+void fake_nic_guard(int guard);
+const struct dma_map_ops *fake_dma_ops(struct device *dev);
+struct iommu_domain *fake_domain(struct device *dev);
 
 /* Of the machine. The list has the fake NIC first, then the fake GPU. */
 struct pci_dev *fake_pci_get(unsigned int vendor, unsigned int device,

@@ -60,6 +60,7 @@ use crate::{
     ib_core,
     life::Life,
     pci::Bars,
+    ranges::MAX_STEP,
     registry::{
         Registration,
         RegistryStats, //
@@ -76,7 +77,9 @@ pub(crate) const IO: u64 = BAR + (1 << 40);
 pub(crate) const UNASSIGNED: u64 = BAR + (2 << 40);
 /// Memory with a `struct page` that claims to be a BAR.
 pub(crate) const RAM: u64 = 1 << 20;
-/// How far DMA addresses are from physical ones.
+/// A second BAR, as `FAKE_SECOND_START` of `fakes.h`.
+pub(crate) const SECOND: u64 = BAR + (4 << 40);
+/// How far DMA addresses are from physical ones, unless nothing translates.
 pub(crate) const DMA_OFFSET: u64 = 1 << 50;
 /// A page of nvidia.ko's.
 pub(crate) const KIB_64: u64 = 64 << 10;
@@ -93,6 +96,7 @@ unsafe extern "C" {
     safe fn fake_nic() -> *mut c_void;
     /// The longest segment that the NIC takes.
     pub(crate) safe fn fake_nic_max_segment(bytes: c_uint);
+    safe fn fake_nic_guard(guard: c_int);
     safe fn fake_plain_device() -> *mut c_void;
     /// References to the fake devices that are not the machine's own.
     pub(crate) safe fn fake_device_refs() -> c_uint;
@@ -164,6 +168,11 @@ pub(crate) enum Event {
     // The module calls the kernel.
     BarMap,
     BarUnmap,
+    IovaAlloc,
+    IovaLink,
+    IovaSync,
+    IovaUnlink,
+    IovaFree,
     /// The module makes `memory_peers`.
     Shows,
     /// It is gone, and nobody is in it.
@@ -191,6 +200,9 @@ pub(crate) enum Call {
     Map,
     Unmap,
     BarMap,
+    IovaAlloc,
+    IovaLink,
+    IovaSync,
     SgAlloc,
     /// `kobject_create_and_add()`.
     Kobject,
@@ -215,9 +227,9 @@ pub(crate) enum Point {
     PutFailed,
     /// In nvidia.ko's `dma_map_pages()`. The API lock is held.
     Mapping,
-    /// In `dma_map_resource()`.
+    /// In `dma_map_resource()`, or `dma_iova_link()`.
     BarMapping,
-    /// In `dma_unmap_resource()`.
+    /// In `dma_unmap_resource()`, or `dma_iova_unlink()`.
     BarUnmapping,
     // Those of ib_core are the test VM's: `peer_holds` of its peer_mem.c.
     /// `mapping_lock` is held.
@@ -345,11 +357,43 @@ struct Mapped {
 }
 
 /// A range of the BAR mapped by `dma_map_resource()`.
-#[derive(PartialEq)]
-struct BarRange {
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) struct BarRange {
     device: usize,
+    pub(crate) dma: u64,
+    pub(crate) len: usize,
+}
+
+/// What stands between the NIC and memory. The numbers are those of `fakes.h`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Guard {
+    Ops,
+    Nothing,
+    Identity,
+    Translates,
+    Blocks,
+    RangeMap,
+}
+
+/// A range of the IOMMU's addresses, and what is linked in it.
+struct Iova {
+    base: u64,
+    len: u64,
+    links: KVec<Link>,
+}
+
+#[derive(Clone, Copy)]
+struct Link {
     dma: u64,
-    len: usize,
+    phys: u64,
+    len: u64,
+    synced: bool,
+}
+
+impl Link {
+    fn end(&self) -> u64 {
+        self.dma + self.len
+    }
 }
 
 type Hook = KBox<dyn FnMut() + Send>;
@@ -369,7 +413,11 @@ pub(crate) struct World {
     pub(crate) rests: u32,
     pins: KVec<Pinned>,
     mappings: KVec<Mapped>,
-    bar: KVec<BarRange>,
+    pub(crate) bar: KVec<BarRange>,
+    guard: Guard,
+    /// Where the next range of the IOMMU's addresses begins: at any page of its.
+    pub(crate) iova_base: u64,
+    iovas: KVec<Iova>,
     threads: KVec<Thread>,
     pub(crate) core: ib_core::Core,
 }
@@ -388,6 +436,9 @@ impl World {
             pins: KVec::new(),
             mappings: KVec::new(),
             bar: KVec::new(),
+            guard: Guard::Ops,
+            iova_base: 0x1_2345_6000,
+            iovas: KVec::new(),
             threads: KVec::new(),
             core: ib_core::Core::new(),
         }
@@ -662,6 +713,7 @@ pub(crate) fn nothing_left() {
         same!(world.pins.len(), 0);
         same!(world.mappings.len(), 0);
         same!(world.bar.len(), 0);
+        same!(world.iovas.len(), 0);
         same!(world.holds, 0);
         same!(world.core.left(), (0, 0));
         same!(unreached, None);
@@ -713,7 +765,25 @@ pub(crate) fn plain_device() -> ib_core::Device {
 
 /// Has the test fail if anything is mapped.
 pub(crate) fn nothing_mapped() {
-    same!(with(|world| world.mappings.len() + world.bar.len()), 0);
+    let mapped = with(|world| world.mappings.len() + world.bar.len() + world.iovas.len());
+    same!(mapped, 0);
+}
+
+/// From now on this stands between the NIC and memory.
+pub(crate) fn guard(guard: Guard) {
+    with(|world| world.guard = guard);
+    // CAST: As numbered there.
+    fake_nic_guard(guard as c_int);
+}
+
+/// Where the IOMMU leads an address, and how much is linked in all.
+pub(crate) fn translated(dma: u64) -> (Option<u64>, u64) {
+    with(|world| {
+        let links = || world.iovas.iter().flat_map(|iova| iova.links.iter());
+        let mut at = links().filter(|link| link.synced && (link.dma..link.end()).contains(&dma));
+        let phys = at.next().map(|link| link.phys + (dma - link.dma));
+        (phys, links().map(|link| link.len).sum())
+    })
 }
 
 /// How often the module is held.
@@ -1379,13 +1449,15 @@ extern "C" fn fake_dma_map(
         // `DMA_MAPPING_ERROR`.
         return u64::MAX;
     }
+    let direct = with(|world| matches!(world.guard, Guard::Nothing | Guard::Identity));
+    let dma = addr + if direct { 0 } else { DMA_OFFSET };
     let range = BarRange {
         device: device.addr(),
-        dma: addr + DMA_OFFSET,
+        dma,
         len,
     };
     match with(|world| world.bar.push(range, GFP_KERNEL)) {
-        Ok(()) => addr + DMA_OFFSET,
+        Ok(()) => dma,
         Err(_) => u64::MAX,
     }
 }
@@ -1409,4 +1481,187 @@ extern "C" fn fake_dma_unmap(
         fails(c"DMA", 0, fmt!("{:#x}+{:#x} is not mapped", dma, len));
     }
     reach(Point::BarUnmapping);
+}
+
+/// A page of the IOMMU's.
+const GRANULE: u64 = 4096;
+/// `DMA_ATTR_MMIO`.
+const MMIO: c_ulong = 1 << 10;
+
+/// As `dma_iova_try_alloc()`.
+#[no_mangle]
+extern "C" fn fake_iova_alloc(
+    _device: *mut bindings::device,
+    state: &mut bindings::dma_iova_state,
+    phys: u64,
+    size: usize,
+) -> bool {
+    *state = bindings::dma_iova_state::default();
+    if with(|world| world.guard) != Guard::Translates {
+        return false;
+    }
+    record(Event::IovaAlloc);
+    if failing(Call::IovaAlloc).is_some() {
+        return false;
+    }
+    let within = phys & (GRANULE - 1);
+    // CAST: As wide.
+    let len = (size as u64 + within).next_multiple_of(GRANULE);
+    with(|world| {
+        let base = world.iova_base;
+        // The next range lies right behind.
+        world.iova_base += len;
+        state.addr = base + within;
+        // CAST: As wide.
+        state.__size = size as u64;
+        let links = KVec::new();
+        let iova = Iova { base, len, links };
+        world.iovas.push(iova, GFP_KERNEL).is_ok()
+    })
+}
+
+/// Runs `f` on the range, which the module has.
+fn of_iova<R: Default>(
+    state: &bindings::dma_iova_state,
+    f: impl FnOnce(&mut Iova) -> Result<R, &'static str>,
+) -> R {
+    let result = with(|world| {
+        let mut iovas = world.iovas.iter_mut();
+        let found = iovas.find(|iova| iova.base == state.addr & !(GRANULE - 1));
+        found.map_or(Err("none is of that name"), f)
+    });
+    result.unwrap_or_else(|wrong| {
+        fails(c"IOVA", 0, fmt!("{:#x}: {}", state.addr, wrong));
+        R::default()
+    })
+}
+
+/// As `dma_iova_link()`: in whole pages of the IOMMU's, whatever is asked for.
+#[no_mangle]
+extern "C" fn fake_iova_link(
+    _device: *mut bindings::device,
+    state: &mut bindings::dma_iova_state,
+    phys: u64,
+    offset: usize,
+    len: usize,
+    dir: c_int,
+    attrs: c_ulong,
+) -> c_int {
+    record(Event::IovaLink);
+    check!(dir == DMA_BIDIRECTIONAL);
+    check!(attrs == MMIO);
+    reach(Point::BarMapping);
+    if let Some(code) = failing(Call::IovaLink) {
+        return code;
+    }
+    let within = phys & (GRANULE - 1);
+    // CAST: As wide.
+    let link = Link {
+        dma: state.addr + offset as u64 - within,
+        phys: phys - within,
+        len: (len as u64 + within).next_multiple_of(GRANULE),
+        synced: false,
+    };
+    of_iova(state, |iova| {
+        if link.dma < iova.base || link.end() > iova.base + iova.len {
+            return Err("linked beyond its end");
+        }
+        let mut others = iova.links.iter();
+        if others.any(|other| other.dma < link.end() && link.dma < other.end()) {
+            return Err("linked twice");
+        }
+        let pushed = iova.links.push(link, GFP_KERNEL);
+        pushed.map_err(|_| "no memory")
+    });
+    0
+}
+
+/// As `dma_iova_sync()`.
+#[no_mangle]
+extern "C" fn fake_iova_sync(
+    _device: *mut bindings::device,
+    state: &mut bindings::dma_iova_state,
+    offset: usize,
+    len: usize,
+) -> c_int {
+    record(Event::IovaSync);
+    if let Some(code) = failing(Call::IovaSync) {
+        return code;
+    }
+    // CAST: As wide.
+    let from = state.addr + offset as u64;
+    let to = from + len as u64;
+    of_iova(state, |iova| {
+        for link in iova.links.iter_mut() {
+            link.synced = link.dma >= from && link.end() <= to;
+        }
+        Ok(())
+    });
+    0
+}
+
+/// As `dma_iova_unlink()`, which wants all of it to be linked. A large page of the IOMMU's goes as a whole.
+#[no_mangle]
+extern "C" fn fake_iova_unlink(
+    _device: *mut bindings::device,
+    state: &mut bindings::dma_iova_state,
+    offset: usize,
+    len: usize,
+    dir: c_int,
+    attrs: c_ulong,
+) {
+    record(Event::IovaUnlink);
+    check!(dir == DMA_BIDIRECTIONAL);
+    check!(attrs == MMIO);
+    // CAST: As wide.
+    let from = state.addr + offset as u64;
+    let to = from + len as u64;
+    of_iova(state, |iova| {
+        let mut gone = 0;
+        let mut left = KVec::new();
+        for link in iova.links.iter() {
+            let (start, end) = (link.dma.clamp(from, to), link.end().clamp(from, to));
+            if start == end {
+                left.push(*link, GFP_KERNEL).map_err(|_| "no memory")?;
+                continue;
+            }
+            gone += end - start;
+            for (dma, end) in [(link.dma, start), (end, link.end())] {
+                if dma == end {
+                    continue;
+                }
+                let border = if dma == link.dma { end } else { dma };
+                if border % MAX_STEP != 0 {
+                    return Err("unlinked through a page");
+                }
+                let rest = Link {
+                    dma,
+                    phys: link.phys + (dma - link.dma),
+                    len: end - dma,
+                    ..*link
+                };
+                left.push(rest, GFP_KERNEL).map_err(|_| "no memory")?;
+            }
+        }
+        iova.links = left;
+        if gone != to - from {
+            return Err("unlinked where nothing is");
+        }
+        Ok(())
+    });
+    reach(Point::BarUnmapping);
+}
+
+/// As `dma_iova_free()`.
+#[no_mangle]
+extern "C" fn fake_iova_free(_device: *mut bindings::device, state: &mut bindings::dma_iova_state) {
+    record(Event::IovaFree);
+    of_iova(state, |iova| {
+        if !iova.links.is_empty() {
+            return Err("freed with something linked");
+        }
+        Ok(())
+    });
+    let base = state.addr & !(GRANULE - 1);
+    with(|world| take_first(&mut world.iovas, |iova| iova.base == base));
 }

@@ -4,7 +4,9 @@
  * few functions of the kernel that a test wants to see called, or to fail.
  */
 
+#include <linux/dma-map-ops.h>
 #include <linux/dma-mapping.h>
+#include <linux/iommu.h>
 #include <linux/module.h>
 #include <linux/pci.h>
 #include <linux/scatterlist.h>
@@ -16,6 +18,13 @@
 #define sg_alloc_table fake_sg_alloc
 #define dma_map_resource fake_dma_map
 #define dma_unmap_resource fake_dma_unmap
+#define dma_iova_try_alloc fake_iova_alloc
+#define dma_iova_link fake_iova_link
+#define dma_iova_sync fake_iova_sync
+#define dma_iova_unlink fake_iova_unlink
+#define dma_iova_free fake_iova_free
+#define get_dma_ops fake_dma_ops
+#define iommu_get_domain_for_dev fake_domain
 #undef cond_resched
 #define cond_resched fake_resched
 

@@ -200,21 +200,193 @@ suite!(
     }
 
     /// A table of more than 256 entries: of its three chunks each, and the last one cut to its length.
-    fn a_scatter_list_that_cannot_be_allocated_leaves_nothing_mapped(nic: EachNic) {
+    fn a_scatter_list_that_cannot_be_allocated_leaves_nothing_mapped(_: PersistentClient) {
         lies(EVERY_OTHER);
         for nth in rows(1..=4) {
             fail(Call::SgAlloc, nth, 1, ENOMEM.to_errno())?;
-            let failed = failure(nic.pages(300));
+            let failed = failure(pages(300));
             same!(failed, Some(Failed::DmaMap(ENOMEM.to_errno())));
             let log = log();
             let at = |event| log.iter().rposition(|have| *have == event);
             // Undone by the step that failed.
-            let unmapped = at(nic.unmap);
-            check!(unmapped.is_some() && unmapped < at(PutPages));
+            check!(at(Unmap).is_some() && at(Unmap) < at(PutPages));
             nothing_mapped();
             same!(pins(), 0);
         }
-        get(nic.pages(300))?.release();
+        get(pages(300))?.release();
+    }
+
+    /// The first four are of the physical addresses, in `acquire`. They are the list where nothing translates.
+    fn a_list_of_addresses_that_cannot_be_allocated_leaves_nothing(_: RevocableClient) {
+        lies(EVERY_OTHER);
+        for (guard_is, count) in
+            rows([(Guard::Ops, 8), (Guard::Nothing, 4), (Guard::Translates, 5)])
+        {
+            guard(guard_is);
+            for nth in 1..=count {
+                fail(Call::SgAlloc, nth, 1, ENOMEM.to_errno())?;
+                let want = if nth > 4 {
+                    Failed::DmaMap(ENOMEM.to_errno())
+                } else {
+                    Failed::NotMine
+                };
+                same!(failure(pages(300)), Some(want));
+                nothing_mapped();
+                same!(pins(), 0);
+            }
+            get(pages(300))?.release();
+        }
+    }
+
+    /// With all that lies between its pages, which the NIC could reach before.
+    fn where_nothing_translates_one_mapping_is_for_all(_: RevocableClient) {
+        lies(EVERY_OTHER);
+        for guard_is in rows([Guard::Nothing, Guard::Identity]) {
+            guard(guard_is);
+            log();
+            let umem = calls!(get(pages(40))? => Acquire, Pin, GetPages, DmaMap, BarMap, PageSize);
+            let want = (0..40).map(EVERY_OTHER);
+            check!(umem.entries().iter().map(|entry| entry.addr).eq(want));
+            let (first, last) = (EVERY_OTHER(0), EVERY_OTHER(39) + KIB_64);
+            let range = with(|world| world.bar.first().copied()).ok_or(ENOENT)?;
+            // CAST: As wide.
+            let end = range.dma + range.len as u64;
+            check!((BAR..=first).contains(&range.dma));
+            check!((last..=BAR + BAR_LEN).contains(&end));
+            umem.stop();
+            logged![DmaUnmap, BarUnmap, PutPages];
+            umem.release();
+            log();
+            fail_once(Call::BarMap, EIO.to_errno())?;
+            same!(failure(pages(40)), Some(Failed::DmaMap(EINVAL.to_errno())));
+        }
+    }
+
+    /// The list is made anew: the one of physical addresses knows no limit.
+    fn where_nothing_translates_an_entry_is_what_the_nic_takes(_: RevocableClient) {
+        guard(Guard::Nothing);
+        for (segment, want) in rows([(1 << 31, 1), (1 << 17, 8), (1 << 16, 16)]) {
+            fake_nic_max_segment(segment);
+            let umem = get(pages(16))?;
+            same!(umem.entries().len(), want);
+            umem.release();
+        }
+    }
+
+    /// Something stands between that is not known to let all through, or the memory is in two BARs: nothing is mapped but
+    /// the pages.
+    fn nothing_else_is_mapped_where_anything_may_translate(_: RevocableClient) {
+        let in_two_bars: Layout = |page| if page < 20 { BAR } else { SECOND } + page * KIB_64;
+        for (guard_is, layout, want) in rows([
+            (Guard::Ops, EVERY_OTHER, 40),
+            (Guard::Blocks, EVERY_OTHER, 40),
+            (Guard::RangeMap, EVERY_OTHER, 40),
+            (Guard::Nothing, in_two_bars, 2),
+        ]) {
+            guard(guard_is);
+            lies(layout);
+            let umem = get(pages(40))?;
+            same!(umem.entries().len(), want);
+            let mapped = with(|world| world.bar.iter().map(|range| range.len).sum::<usize>());
+            // CAST: As wide.
+            same!(mapped as u64, 40 * KIB_64);
+            let log = log();
+            same!(log.iter().filter(|event| **event == BarMap).count(), want);
+            umem.release();
+        }
+    }
+
+    /// The IOMMU leads the NIC to the pages, in their order, and to nothing else.
+    fn behind_an_iommu_fragmented_memory_is_contiguous_and_alone(_: RevocableClient) {
+        guard(Guard::Translates);
+        let in_two_bars: Layout = |page| if page % 2 == 0 { BAR } else { SECOND } + page * KIB_64;
+        let descending: Layout = |page| BAR + (1 << 30) - page * KIB_64;
+        for (layout, count) in rows([
+            (EVERY_OTHER, 1),
+            (EVERY_OTHER, 40),
+            (descending, 40),
+            (in_two_bars, 40), //
+        ]) {
+            lies(layout);
+            let umem = get(pages(count))?;
+            same!(umem.entries().len(), 1);
+            let entry = umem.entries().first().copied().ok_or(ENOENT)?;
+            same!(u64::from(entry.len), count * KIB_64);
+            for page in 0..count {
+                let (phys, linked) = translated(entry.addr + page * KIB_64);
+                same!(phys, Some(layout(page)));
+                same!(linked, count * KIB_64);
+            }
+            umem.stop();
+            nothing_mapped();
+            umem.release();
+        }
+        lies(EVERY_OTHER);
+        log();
+        let umem = calls!(get(pages(2))? =>
+            Acquire, Pin, GetPages, DmaMap, IovaAlloc, IovaLink, IovaLink, IovaSync, PageSize);
+        calls!(umem.stop() => DmaUnmap, IovaUnlink, IovaFree, PutPages);
+        umem.release();
+    }
+
+    /// From 2 MiB on, wherever the range begins.
+    fn behind_an_iommu_large_memory_is_congruent_to_its_virtual_addresses(_: RevocableClient) {
+        guard(Guard::Translates);
+        let mib_2 = 2 << 20;
+        for base in rows([0x1_0000_1000, 0x1_001f_f000, 0x1_0020_0000]) {
+            for count in [32, 33, 64] {
+                with(|world| world.iova_base = base);
+                let umem = get(pages(count))?;
+                let entry = umem.entries().first().copied().ok_or(ENOENT)?;
+                same!(entry.addr % mib_2, VA % mib_2);
+                umem.release();
+            }
+        }
+    }
+
+    fn behind_an_iommu_a_long_region_is_linked_and_unlinked_in_steps(_: RevocableClient) {
+        guard(Guard::Translates);
+        let umem = calls!(get(pages(2 * MAX_STEP / KIB_64 + 1))? => Acquire, Pin, GetPages, DmaMap,
+            IovaAlloc, IovaLink, IovaLink, IovaLink, IovaSync, PageSize);
+        same!(with(|world| world.rests), 2);
+        same!(umem.entries().len(), 2);
+        calls!(umem.stop() => DmaUnmap, IovaUnlink, IovaUnlink, IovaUnlink, IovaFree, PutPages);
+        same!(with(|world| world.rests), 4);
+        umem.release();
+    }
+
+    fn behind_an_iommu_what_fails_half_way_is_undone(_: RevocableClient) {
+        guard(Guard::Translates);
+        lies(EVERY_OTHER);
+        let refused = Some(Failed::DmaMap(EINVAL.to_errno()));
+        for nth in rows(1..=4) {
+            fail(Call::IovaLink, nth, 1, ENOMEM.to_errno())?;
+            log();
+            same!(failure(pages(4)), refused);
+            let log = log();
+            // CAST: Small.
+            let count = |event| log.iter().filter(|have| **have == event).count() as u32;
+            same!(count(IovaUnlink), u32::from(nth > 1));
+            same!((count(IovaFree), count(BarMap)), (1, 0));
+            nothing_mapped();
+        }
+        fail_once(Call::IovaSync, ENOMEM.to_errno())?;
+        same!(failure(pages(4)), refused);
+        // Addresses are used up: page by page there may be some.
+        fail_once(Call::IovaAlloc, ENOMEM.to_errno())?;
+        let umem = get(pages(4))?;
+        same!(umem.entries().len(), 4);
+        umem.release();
+    }
+
+    /// The kernel would round to whole pages of the IOMMU's, with what lies beside.
+    fn behind_an_iommu_what_is_in_no_whole_pages_of_its_is_refused(_: RevocableClient) {
+        guard(Guard::Translates);
+        lies(|page| BAR + page * KIB_64 + 2048);
+        log();
+        same!(failure(pages(4)), Some(Failed::DmaMap(EINVAL.to_errno())));
+        check!(!log().contains(&IovaLink));
+        nothing_mapped();
     }
 
     /// nvidia.ko, which maps for the other client, maps all or nothing.

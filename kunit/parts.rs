@@ -8,6 +8,7 @@ use crate::{
         Gpus,
         PciAddress, //
     },
+    dma::BarMapping,
     module::{
         LoadedModule,
         ModuleRef, //
@@ -16,13 +17,13 @@ use crate::{
     pci::{
         gpu_address,
         gpu_of,
-        BarFinder,
-        BarMapping, //
+        BarFinder, //
     },
+    phys::PhysRanges,
     ranges::{
-        self,
         AddrRange,
         PageSize,
+        SgEntry,
         SgLayout,
         Span, //
     },
@@ -35,19 +36,31 @@ use crate::{
     }, //
 };
 
-/// `count` pages with a break after each `every`.
-fn broken(count: u64, every: u64) -> impl Iterator<Item = u64> + Clone {
-    (0..count).map(move |i| (i + i / every) * KIB_64)
-}
-
 /// A page of nvidia.ko's.
 fn page(addr: u64) -> AddrRange {
     AddrRange { addr, len: KIB_64 }
 }
 
-/// Why this lies in no BAR.
+/// Why these lie in no BAR.
+fn refused(ranges: &[AddrRange]) -> Option<Reason> {
+    let mut bars = BarFinder::default();
+    ranges.iter().for_each(|range| bars.lookup(range));
+    bars.hull().err()
+}
+
 fn not_found(addr: u64, len: u64) -> Option<Reason> {
-    BarFinder::default().find(AddrRange { addr, len }).err()
+    refused(&[AddrRange { addr, len }])
+}
+
+/// So many entries.
+fn table(count: u64) -> Result<SgTable, Reason> {
+    let (table, ()) = SgTable::build(|table| {
+        for addr in 0..count {
+            table.push(SgEntry { addr, len: 1 });
+        }
+        Ok(())
+    })?;
+    Ok(table)
 }
 
 suite!(
@@ -61,26 +74,37 @@ suite!(
     }
 
     fn contiguous_memory_is_one_entry_for_each_two_gib(_: NoClient) {
-        let page = PageSize::KIB_64;
         for (gib, want) in rows([(1u64, 1), (4, 2), (80, 40)]) {
-            let pages = ranges::pages(broken((gib << 30) / KIB_64, u64::MAX), page);
-            let mut count = 0;
-            SgLayout::new(VA, page, 1 << 31).entries(pages, |_| count += 1);
+            let (mut layout, mut count) = (SgLayout::new(VA, PageSize::KIB_64, 1 << 31), 0);
+            let len = gib << 30;
+            layout.range(AddrRange { addr: 0, len }, |_| count += 1);
+            layout.finish(|_| count += 1);
             same!(count, want);
         }
     }
 
     fn an_empty_table_is_refused(_: NoClient) {
-        let layout = SgLayout::new(0, PageSize::KIB_64, 1 << 31);
-        check!(SgTable::build(core::iter::empty(), layout).is_err());
+        check!(table(0).is_err());
     }
 
     /// `sg_alloc_table()` leaves numbers in the table when it fails half way.
     fn a_table_that_could_not_be_allocated_is_not_looked_at(_: NoClient) {
-        fail_once(Call::SgAlloc, ENOMEM.to_errno())?;
-        let pages = ranges::pages(broken(300, 1), PageSize::KIB_64);
-        let table = SgTable::build(pages, SgLayout::new(0, PageSize::KIB_64, 1 << 31));
-        same!(table.err(), Some(Reason::NoMemory));
+        // The first three chunks, and the last one cut to its length.
+        for nth in rows(1..=4) {
+            fail(Call::SgAlloc, nth, 1, ENOMEM.to_errno())?;
+            same!(table(300).err(), Some(Reason::NoMemory));
+        }
+        same!(table(300).map(|table| table.entries()), Ok(300));
+        // What adds the entries may fail, too.
+        for count in rows([0, 1, 200]) {
+            let table = SgTable::build(|table| -> Result<(), Reason> {
+                for addr in 0..count {
+                    table.push(SgEntry { addr, len: 1 });
+                }
+                Err(Reason::Revoked)
+            });
+            same!(table.err(), Some(Reason::Revoked));
+        }
     }
 
     fn only_a_pci_device_is_one(_: NoClient) {
@@ -114,18 +138,45 @@ suite!(
         }
     }
 
-    /// The finder remembers a BAR: not for what does not lie in it.
-    fn a_bar_that_is_remembered_is_still_looked_at(_: NoClient) {
-        let mut finder = BarFinder::default();
-        for (addr, want) in rows([
-            (BAR, None),
-            (BAR + BAR_LEN, Some(Reason::NotInBar)),
-            (BAR + KIB_64, None),
-            (RAM, Some(Reason::NotInBar)),
-            (BAR + 2 * KIB_64, None),
+    /// The finder remembers what it has found: not for what does not lie in it.
+    fn what_is_remembered_is_still_looked_at(_: NoClient) {
+        let (good, far) = (page(BAR), page(BAR + (8 << 30)));
+        for (ranges, want) in rows([
+            (&[good, far, page(BAR + KIB_64)][..], None),
+            (&[good, page(BAR + BAR_LEN)], Some(Reason::NotInBar)),
+            (&[good, page(RAM)], Some(Reason::NotInBar)),
+            (&[page(RAM), good], Some(Reason::NotInBar)),
+            (
+                &[page(BAR + BAR_LEN - KIB_64), page(BAR + BAR_LEN)],
+                Some(Reason::NotInBar),
+            ),
         ]) {
-            same!(finder.find(page(addr)).err(), want);
+            same!(refused(ranges), want);
         }
+    }
+
+    fn a_hull_has_all_of_it_and_lies_in_one_bar(_: NoClient) {
+        let hull = |ranges: &[AddrRange]| {
+            let mut bars = BarFinder::default();
+            ranges.iter().for_each(|range| bars.lookup(range));
+            bars.hull()
+        };
+        let high = BAR + (9 << 30);
+        for ranges in rows([
+            &[page(high), page(BAR + 3 * KIB_64)][..],
+            &[page(BAR + 3 * KIB_64), page(high)],
+            &[page(BAR), page(high), page(BAR + BAR_LEN - KIB_64)],
+        ]) {
+            let found = hull(ranges).ok().flatten().ok_or(EINVAL)?;
+            check!(ranges.iter().all(|range| found.contains(range)));
+            check!(AddrRange {
+                addr: BAR,
+                len: BAR_LEN
+            }
+            .contains(&found));
+        }
+        same!(hull(&[page(BAR), page(SECOND)]), Ok(None));
+        same!(hull(&[page(BAR), page(SECOND), page(BAR)]), Ok(None));
     }
 
     /// From finder to finder, as from registration to registration.
@@ -160,7 +211,8 @@ suite!(
         same!(gpu_address(1), None);
         let mut finder = BarFinder::default();
         same!(finder.gpus(), Gpus::default());
-        check!(finder.find(page(BAR)).is_ok());
+        finder.lookup(&page(BAR));
+        same!(finder.hull().err(), None);
         same!(finder.gpus(), Gpus::one(0));
         // Memory is not looked for.
         let before = fake_pci_steps();
@@ -168,20 +220,34 @@ suite!(
         same!(fake_pci_steps(), before);
     }
 
+    /// Nor is what it was made from used up.
     fn a_mapping_that_fails_half_way_leaves_nothing_mapped(_: NoClient) {
         let device = nic().as_pci().ok_or(ENODEV)?;
-        let mut bars = BarFinder::default();
-        let runs = [0, 2, 4].map(|number| bars.find(page(BAR + number * KIB_64)));
-        let runs = || runs.iter().filter_map(|run| run.as_ref().ok());
-        for nth in rows(1..=3) {
-            fail(Call::BarMap, nth, 1, EIO.to_errno())?;
-            let refused = BarMapping::map(&device, runs()).err();
-            let mapped = u64::from(nth - 1) * KIB_64;
-            same!(refused, Some(Reason::MapResource { mapped }));
-            nothing_mapped();
+        let pages = [0, 2, 4].map(|number| BAR + number * KIB_64);
+        let memory = PhysRanges::read(VA, |reader| {
+            reader.pages(&pages, |addr| *addr, PageSize::KIB_64);
+            Ok(())
+        });
+        let (memory, gpus) = memory.map_err(|_| EINVAL)?;
+        same!(gpus, Gpus::one(0));
+        let mut memory = Some(memory);
+        for (guard_is, call) in rows([
+            (Guard::Ops, Call::BarMap),
+            (Guard::Translates, Call::IovaLink), //
+        ]) {
+            guard(guard_is);
+            for nth in 1..=3 {
+                fail(call, nth, 1, ENOMEM.to_errno())?;
+                let refused = BarMapping::map(&device, &mut memory, VA, PageSize::KIB_64).err();
+                let mapped = u64::from(nth - 1) * KIB_64;
+                same!(refused, Some(Reason::MapResource { mapped }));
+                nothing_mapped();
+            }
         }
-        let mapping = BarMapping::map(&device, runs()).map_err(|_| EIO)?;
-        same!(mapping.ranges().len(), 3);
+        guard(Guard::Ops);
+        let mapping = BarMapping::map(&device, &mut memory, VA, PageSize::KIB_64);
+        same!(mapping.map(|(_, table)| table.entries()), Ok(3));
+        check!(memory.is_none());
     }
 
     fn locks_guard_and_monitors_wait_no_longer_than_they_must(_: NoClient) {

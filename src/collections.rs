@@ -54,22 +54,31 @@ impl<T> DerefMut for SmallVec<T> {
 }
 
 impl<T> SmallVec<T> {
-    /// Appends `value`.
-    pub(crate) fn push(&mut self, value: T) -> Result<(), Reason> {
-        match self {
-            SmallVec::Inline(None) => *self = SmallVec::Inline(Some(value)),
-            SmallVec::Inline(one) => {
-                let mut all = KVVec::with_capacity(2, GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
-                // Room was made for both.
-                if let Some(first) = one.take() {
-                    let _ = all.push_within_capacity(first);
-                }
-                let _ = all.push_within_capacity(value);
-                *self = SmallVec::Heap(all);
+    /// Appends what `make` makes, for which there is room by then.
+    pub(crate) fn push_with(
+        &mut self,
+        make: impl FnOnce() -> Result<T, Reason>,
+    ) -> Result<(), Reason> {
+        if let SmallVec::Inline(one @ Some(_)) = self {
+            let mut all = KVVec::with_capacity(2, GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
+            if let Some(first) = one.take() {
+                let _ = all.push_within_capacity(first);
             }
-            SmallVec::Heap(all) => all.push(value, GFP_KERNEL).map_err(|_| Reason::NoMemory)?,
+            *self = SmallVec::Heap(all);
+        }
+        match self {
+            SmallVec::Inline(one) => *one = Some(make()?),
+            SmallVec::Heap(all) => {
+                all.reserve(1, GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
+                let _ = all.push_within_capacity(make()?);
+            }
         }
         Ok(())
+    }
+
+    /// Appends `value`.
+    pub(crate) fn push(&mut self, value: T) -> Result<(), Reason> {
+        self.push_with(|| Ok(value))
     }
 }
 

@@ -84,8 +84,11 @@ pub(crate) use super::module::ModuleRef;
 /// The device that does the HCA's DMA.
 pub(crate) use super::pci::PciDevice;
 
-/// Ranges of a BAR mapped for a device, until dropped. Takes no lock of the provider's.
-pub(crate) use super::pci::BarMapping;
+/// [`PhysRanges`] mapped for a device, until dropped. Takes no lock of the provider's.
+pub(crate) use super::dma::BarMapping;
+
+/// Where pinned memory is.
+pub(crate) use super::phys::PhysRanges;
 
 /// A scatter list for ib_core, which may write to its first and last entry until `release`.
 pub(crate) use super::sg::SgTable;

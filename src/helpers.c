@@ -4,8 +4,11 @@
  * no helper for: as rust/helpers of the kernel.
  */
 
+#include <linux/bitops.h>
 #include <linux/debugfs.h>
+#include <linux/dma-map-ops.h>
 #include <linux/dma-mapping.h>
+#include <linux/iommu.h>
 #include <linux/math.h>
 #include <linux/mm.h>
 #include <linux/sched.h>
@@ -101,6 +104,57 @@ int peermem_bar_map(struct pci_dev *pdev, u64 addr, size_t len, u64 *dma)
 void peermem_bar_unmap(struct pci_dev *pdev, u64 dma, size_t len)
 {
 	dma_unmap_resource(&pdev->dev, dma, len, DMA_BIDIRECTIONAL, BAR_ATTRS);
+}
+
+/*
+ * Does nothing translate what the device says? Then a mapping gives it nothing
+ * that it could not reach before.
+ */
+bool peermem_is_direct(struct pci_dev *pdev)
+{
+	struct device *dev = &pdev->dev;
+	struct iommu_domain *domain = iommu_get_domain_for_dev(dev);
+
+	return !get_dma_ops(dev) && !dev->dma_range_map &&
+	       (!domain || domain->type == IOMMU_DOMAIN_IDENTITY);
+}
+
+/* Of no physical address: what is linked begins at a page of the IOMMU's. */
+bool peermem_iova_alloc(struct pci_dev *pdev, struct dma_iova_state *state,
+			size_t size)
+{
+	return dma_iova_try_alloc(&pdev->dev, state, 0, size);
+}
+
+/* dma_iova_link() rounds to pages of the IOMMU's, and links what is beside. */
+int peermem_iova_link(struct pci_dev *pdev, struct dma_iova_state *state,
+		      u64 addr, size_t offset, size_t len)
+{
+	struct iommu_domain *domain = iommu_get_domain_for_dev(&pdev->dev);
+
+	if (!domain || (addr | len) & (BIT(__ffs(domain->pgsize_bitmap)) - 1))
+		return -EINVAL;
+	return dma_iova_link(&pdev->dev, state, addr, offset, len,
+			     DMA_BIDIRECTIONAL, DMA_ATTR_MMIO);
+}
+
+int peermem_iova_sync(struct pci_dev *pdev, struct dma_iova_state *state,
+		      size_t offset, size_t len)
+{
+	return dma_iova_sync(&pdev->dev, state, offset, len);
+}
+
+/* dma_iova_destroy() does for what is linked from the beginning on alone. */
+void peermem_iova_unlink(struct pci_dev *pdev, struct dma_iova_state *state,
+			 size_t offset, size_t len)
+{
+	dma_iova_unlink(&pdev->dev, state, offset, len, DMA_BIDIRECTIONAL,
+			DMA_ATTR_MMIO);
+}
+
+void peermem_iova_free(struct pci_dev *pdev, struct dma_iova_state *state)
+{
+	dma_iova_free(&pdev->dev, state);
 }
 
 /* Without debugfs these do nothing. */

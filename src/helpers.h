@@ -6,6 +6,7 @@
 #ifndef PEERMEM_HELPERS_H
 #define PEERMEM_HELPERS_H
 
+#include <linux/dma-mapping.h>
 #include <linux/fs.h>
 #include <linux/mutex.h>
 #include <linux/pci.h>
@@ -52,34 +53,39 @@ u64 peermem_pci_address(struct pci_dev *pdev);
 bool peermem_has_struct_page(u64 addr, u64 len);
 int peermem_bar_map(struct pci_dev *pdev, u64 addr, size_t len, u64 *dma);
 void peermem_bar_unmap(struct pci_dev *pdev, u64 dma, size_t len);
+bool peermem_is_direct(struct pci_dev *pdev);
+bool peermem_iova_alloc(struct pci_dev *pdev, struct dma_iova_state *state,
+			size_t size);
+int peermem_iova_link(struct pci_dev *pdev, struct dma_iova_state *state,
+		      u64 addr, size_t offset, size_t len);
+int peermem_iova_sync(struct pci_dev *pdev, struct dma_iova_state *state,
+		      size_t offset, size_t len);
+void peermem_iova_unlink(struct pci_dev *pdev, struct dma_iova_state *state,
+			 size_t offset, size_t len);
+void peermem_iova_free(struct pci_dev *pdev, struct dma_iova_state *state);
 
 struct dentry *peermem_debugfs_dir(const char *name);
 void peermem_debugfs_file(const char *name, umode_t mode, struct dentry *dir,
 			  const struct file_operations *ops);
 void peermem_debugfs_remove(struct dentry *dir);
 
-/* sg.c: an entry of a scatter list that has no pages, only a DMA address. */
-struct peermem_entry {
-	u64 addr;
-	u32 len;
-};
-
 /*
- * A scatter list that grows: whole chunks, linked as sg_alloc_table() links
- * them. All zero before the first call; sg_free_table() takes @table at any
- * time after.
+ * sg.c: a scatter list that grows: whole chunks, linked as sg_alloc_table()
+ * links them. All zero before the first call; sg_free_table() takes @table at
+ * any time after.
  */
+enum { PEERMEM_SG_CHUNK = SG_MAX_SINGLE_ALLOC };
+
 struct peermem_sg {
 	struct sg_table table;
-	/* The last chunk, how much of it is filled, and the one before it. */
+	/* The last chunk, and the one before it. */
 	struct scatterlist *chunk;
-	unsigned int used;
 	struct scatterlist *before;
 };
 
-int peermem_sg_append(struct peermem_sg *list,
-		      const struct peermem_entry *entries, unsigned int count);
-int peermem_sg_finish(struct peermem_sg *list,
-		      const struct peermem_entry *entries, unsigned int count);
+unsigned int peermem_sg_grow(struct peermem_sg *list, struct scatterlist *first,
+			     unsigned int filled);
+int peermem_sg_finish(struct peermem_sg *list, struct scatterlist *first,
+		      unsigned int filled);
 
 #endif /* PEERMEM_HELPERS_H */

@@ -60,20 +60,21 @@ pub(crate) fn check_killed() -> Result<(), Reason> {
     Ok(())
 }
 
-/// What a registration by the calling thread puts in the registry; `gpus` has an element for each pin.
+/// What a registration by the calling thread puts in the registry.
 pub(crate) fn registration_info(
     mode: PinMode,
     span: Span,
     page: PageSize,
-    gpus: impl ExactSizeIterator<Item = Gpus>,
+    chunks: usize,
+    gpus: Gpus,
 ) -> RegistrationInfo {
     let (task, since) = env::caller();
     RegistrationInfo {
         mode,
         span,
         page,
-        chunks: gpus.len(),
-        gpus: Gpus::all(gpus),
+        chunks,
+        gpus,
         task,
         since,
     }

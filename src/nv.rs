@@ -45,8 +45,8 @@ use crate::{
         self,
         PciDevice, //
     },
+    phys::Reader,
     ranges::{
-        self,
         AddrRange,
         PageSize,
         Span, //
@@ -214,13 +214,12 @@ impl Checked<'_> {
         })
     }
 
-    /// Calls `each` with where the pages are, in physical addresses, joined as far as they are mapped at once.
-    pub(crate) fn ranges(&self, each: impl FnMut(AddrRange)) {
-        let addrs = self.pages.iter().map(|page| {
-            // SAFETY: The page is alive by the type invariant.
-            unsafe { (**page).physical_address }
-        });
-        ranges::steps(ranges::pages(addrs, self.page), each);
+    /// Reads where the pages are.
+    #[inline(always)]
+    pub(crate) fn read(&self, reader: &mut Reader<'_, '_>) {
+        // SAFETY: The page is alive by the type invariant.
+        let addr = |page: &*mut c::nvidia_p2p_page| unsafe { (**page).physical_address };
+        reader.pages(self.pages, addr, self.page);
     }
 }
 

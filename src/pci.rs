@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! PCI devices, their BARs, and mappings of these for others.
+//! PCI devices and their BARs.
 //!
-//! C headers: [`include/linux/pci.h`](srctree/include/linux/pci.h),
-//! [`include/linux/dma-mapping.h`](srctree/include/linux/dma-mapping.h); C side: [`helpers.c`](helpers.c).
+//! C header: [`include/linux/pci.h`](srctree/include/linux/pci.h); C side: [`helpers.c`](helpers.c).
 
 use core::{
     mem::ManuallyDrop,
@@ -25,10 +24,7 @@ use crate::{
         Gpus,
         PciAddress, //
     },
-    ranges::{
-        AddrRange,
-        MAX_STEP, //
-    },
+    ranges::AddrRange,
     reason::Reason,
     sync::{
         StaticMutex,
@@ -258,145 +254,64 @@ pub(crate) fn gpu_of(page: &AddrRange) -> Gpus {
     bar_of(page.addr).map_or(Gpus::default(), |(_, gpu)| gpu)
 }
 
-/// A range of physical addresses in one PCI BAR, with no `struct page` for any part of it.
-#[derive(Clone, Copy)]
-pub(crate) struct BarRange(AddrRange);
+/// Memory has a `struct page` for each of its pages or for none, in steps of so much at the least.
+const SUBSECTION: u64 = 1 << 21;
 
-/// Turns ranges of physical addresses into [`BarRange`]s; remembers the BAR, for the next range tends to lie
-/// in the same one.
+/// Checks that memory is in BARs, and has no `struct page`. Remembers what it has checked: what comes next tends to lie
+/// beside it.
 #[derive(Default)]
 pub(crate) struct BarFinder {
+    /// The BAR found last.
     bar: Option<AddrRange>,
+    /// A part of it without a `struct page`.
+    clear: AddrRange,
+    /// How often it was another BAR than before.
+    bars: u32,
     gpus: Gpus,
+    /// All that was clear.
+    hull: Option<AddrRange>,
+    failed: bool,
 }
 
 impl BarFinder {
-    /// `range`, if it lies in a BAR. May sleep.
-    #[inline]
-    pub(crate) fn find(&mut self, range: AddrRange) -> Result<BarRange, Reason> {
-        if !self.bar.is_some_and(|bar| contains(&bar, &range)) {
-            self.lookup(range);
+    /// Checks `range`, which is not empty. May sleep.
+    #[inline(always)]
+    pub(crate) fn lookup(&mut self, range: &AddrRange) {
+        if !self.clear.contains(range) {
+            self.lookup_beyond(range);
         }
-        // SAFETY: Has no preconditions.
-        if self.bar.is_none() || unsafe { c::peermem_has_struct_page(range.addr, range.len) } {
-            return Err(Reason::NotInBar);
-        }
-        Ok(BarRange(range))
     }
 
-    /// Not inlined: seldom done, where `find` is for each range.
+    #[cold]
     #[inline(never)]
-    fn lookup(&mut self, range: AddrRange) {
-        let found = bar_of(range.addr).filter(|(bar, _)| contains(bar, &range));
-        self.bar = found.map(|(bar, _)| bar);
-        self.gpus = found.map_or(self.gpus, |(_, gpu)| self.gpus.or(gpu));
+    fn lookup_beyond(&mut self, range: &AddrRange) {
+        if !self.bar.is_some_and(|bar| bar.contains(range)) {
+            let found = bar_of(range.addr).filter(|(bar, _)| bar.contains(range));
+            self.bar = found.map(|(bar, _)| bar);
+            self.bars = self.bars.saturating_add(1);
+            self.gpus = found.map_or(self.gpus, |(_, gpu)| self.gpus.or(gpu));
+        }
+        let clear = self.bar.map(|bar| range.widened(SUBSECTION, &bar));
+        // SAFETY: Has no preconditions.
+        match clear.filter(|all| unsafe { !c::peermem_has_struct_page(all.addr, all.len) }) {
+            Some(clear) => {
+                self.clear = clear;
+                self.hull = Some(self.hull.map_or(clear, |hull| hull.hull(&clear)));
+            }
+            None => self.failed = true,
+        }
+    }
+
+    /// A range in one BAR with all that was checked, if there is one. Refused unless all was as it should be.
+    pub(crate) fn hull(&self) -> Result<Option<AddrRange>, Reason> {
+        if self.failed {
+            return Err(Reason::NotInBar);
+        }
+        Ok(self.hull.filter(|_| self.bars == 1))
     }
 
     /// The GPUs in whose BARs something was found.
     pub(crate) fn gpus(&self) -> Gpus {
         self.gpus
-    }
-}
-
-/// Does all of `range` lie in `bar`?
-fn contains(bar: &AddrRange, range: &AddrRange) -> bool {
-    range
-        .addr
-        .checked_sub(bar.addr)
-        .and_then(|offset| offset.checked_add(range.len))
-        .is_some_and(|end| end <= bar.len)
-}
-
-/// Lets others run whenever so much as [`MAX_STEP`] has been mapped or unmapped.
-#[derive(Default)]
-struct Resched {
-    since: u64,
-}
-
-impl Resched {
-    /// So many more bytes are done. May sleep.
-    fn after(&mut self, bytes: u64) {
-        self.since = self.since.wrapping_add(bytes);
-        if self.since >= MAX_STEP {
-            self.since = 0;
-            // SAFETY: Process context without a spinlock, as in all that may sleep.
-            unsafe { c::peermem_cond_resched() };
-        }
-    }
-}
-
-/// Bytes of all `ranges`.
-fn total(ranges: &[AddrRange]) -> u64 {
-    ranges
-        .iter()
-        .fold(0, |sum, range| sum.saturating_add(range.len))
-}
-
-/// Ranges of a BAR mapped for a device, until dropped.
-///
-/// Calls `dma_map_resource()`, which takes no lock of another driver's, once for each range. What is
-/// adjacent all the same becomes one entry of a scatter list.
-///
-/// # Invariants
-///
-/// Each of `ranges` is mapped for `device`.
-pub(crate) struct BarMapping {
-    device: PciDevice,
-    ranges: KVVec<AddrRange>,
-}
-
-impl BarMapping {
-    /// Maps each of `ranges` for `device`.
-    pub(crate) fn map<'a>(
-        device: &PciDevice,
-        ranges: impl Iterator<Item = &'a BarRange>,
-    ) -> Result<Self, Reason> {
-        let mut mapping = BarMapping {
-            device: device.clone(),
-            ranges: KVVec::new(),
-        };
-        let mut resched = Resched::default();
-        for BarRange(range) in ranges {
-            // First the place, then the mapping: nothing can fail between it and its record.
-            if mapping.ranges.reserve(1, GFP_KERNEL).is_err() {
-                return Err(Reason::NoMemory);
-            }
-            // CAST: Addresses have 64 bits.
-            let len = range.len as usize;
-            let mut addr = 0;
-            // SAFETY: `dma_map_resource()` wants a device that is alive, and memory of an I/O device
-            // that has no `struct page`, which a `BarRange` is. `addr` is valid for writes.
-            let ret = unsafe { c::peermem_bar_map(device.as_raw(), range.addr, len, &mut addr) };
-            if ret != 0 {
-                // What was mapped before goes with `mapping`.
-                let mapped = total(&mapping.ranges);
-                return Err(Reason::MapResource { mapped });
-            }
-            // INVARIANT: Mapped above. The place was reserved.
-            let _ = mapping.ranges.push_within_capacity(AddrRange {
-                addr,
-                len: range.len,
-            });
-            resched.after(range.len);
-        }
-        Ok(mapping)
-    }
-
-    /// The DMA addresses, in the order of the ranges that were mapped.
-    pub(crate) fn ranges(&self) -> &[AddrRange] {
-        &self.ranges
-    }
-}
-
-impl Drop for BarMapping {
-    fn drop(&mut self) {
-        let mut resched = Resched::default();
-        for range in self.ranges.iter() {
-            // CAST: Was a `usize` when it was mapped.
-            let len = range.len as usize;
-            // SAFETY: Mapped for this device by the type invariant, and unmapped once.
-            unsafe { c::peermem_bar_unmap(self.device.as_raw(), range.addr, len) };
-            resched.after(range.len);
-        }
     }
 }

@@ -22,6 +22,7 @@
 
 use super::{
     chunks,
+    device::Gpus,
     env::{
         self,
         DmaMapping,
@@ -43,8 +44,6 @@ use super::{
     },
     quota::Charge,
     ranges::{
-        self,
-        AddrRange,
         PageSize,
         SgLayout,
         Span, //
@@ -62,11 +61,10 @@ struct Chunk {
 }
 
 impl Chunk {
-    /// The DMA addresses, a range for each page.
-    fn pages(&self) -> impl Iterator<Item = AddrRange> + '_ {
+    /// The DMA addresses of the pages.
+    fn addresses(&self) -> &[u64] {
         let mapping = self.mapping.as_ref();
-        let addresses = mapping.map_or(&[][..], |mapping| mapping.addresses());
-        ranges::pages(addresses.iter().copied(), self.pin.page_size())
+        mapping.map_or(&[], |mapping| mapping.addresses())
     }
 }
 
@@ -106,12 +104,8 @@ impl Mr for PersistentMr {
         };
         let chunks = chunks::cover(span, env::max_chunks(), pin, mr::check_killed)?;
         let page = PageSize::of_all(chunks.iter().map(|chunk| chunk.pin.page_size()));
-        let info = mr::registration_info(
-            Self::MODE,
-            span,
-            page,
-            chunks.iter().map(|chunk| chunk.pin.gpus()),
-        );
+        let gpus = Gpus::all(chunks.iter().map(|chunk| chunk.pin.gpus()));
+        let info = mr::registration_info(Self::MODE, span, page, chunks.len(), gpus);
         let fixed = Fixed {
             span,
             _charge: charge,
@@ -175,11 +169,24 @@ impl Drop for PersistentMr {
     }
 }
 
-fn build(chunks: &mut [Chunk], device: &PciDevice, layout: SgLayout) -> Result<SgTable, Reason> {
+fn build(
+    chunks: &mut [Chunk],
+    device: &PciDevice,
+    mut layout: SgLayout,
+) -> Result<SgTable, Reason> {
     for chunk in chunks.iter_mut() {
         chunk.mapping = Some(chunk.pin.map(device)?);
     }
-    SgTable::build(chunks.iter().flat_map(Chunk::pages), layout)
+    let (table, ()) = SgTable::build(|table| {
+        for chunk in chunks.iter() {
+            let page = chunk.pin.page_size();
+            let push = |entry| table.push(entry);
+            layout.pages(chunk.addresses(), |addr| *addr, page, push);
+        }
+        layout.finish(|entry| table.push(entry));
+        Ok(())
+    })?;
+    Ok(table)
 }
 
 fn unmap_all(chunks: &mut [Chunk]) {

@@ -115,7 +115,7 @@ impl Span {
 }
 
 /// A contiguous range of physical or DMA addresses.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct AddrRange {
     /// First address.
     pub(crate) addr: u64,
@@ -123,67 +123,74 @@ pub(crate) struct AddrRange {
     pub(crate) len: u64,
 }
 
+impl AddrRange {
+    /// Does all of `other` lie in it?
+    #[inline(always)]
+    pub(crate) fn contains(&self, other: &AddrRange) -> bool {
+        // That of an address below is greater than any length.
+        let offset = other.addr.wrapping_sub(self.addr);
+        offset < self.len && other.len <= self.len - offset
+    }
+
+    /// From the multiple of `round`, a power of two, at or below it to that at or above its end, as far as `within` goes,
+    /// which contains it. None of these is empty.
+    pub(crate) fn widened(&self, round: u64, within: &AddrRange) -> AddrRange {
+        let first = (self.addr & !(round - 1)).max(within.addr);
+        AddrRange::between(first, (self.last() | (round - 1)).min(within.last()))
+    }
+
+    /// From the lowest address of both to the highest. Neither is empty.
+    pub(crate) fn hull(&self, other: &AddrRange) -> AddrRange {
+        AddrRange::between(self.addr.min(other.addr), self.last().max(other.last()))
+    }
+
+    fn between(first: u64, last: u64) -> AddrRange {
+        AddrRange {
+            addr: first,
+            len: last.wrapping_sub(first).wrapping_add(1),
+        }
+    }
+
+    /// Its last address, unless it is empty.
+    fn last(&self) -> u64 {
+        self.addr.wrapping_add(self.len).wrapping_sub(1)
+    }
+}
+
 /// How much is mapped for a device at once, at most. An IOMMU that translates fills page tables for all of it in one go,
 /// from memory that may not be waited for: 2 MiB of tables, where it has no larger pages.
 pub(crate) const MAX_STEP: u64 = 1 << 30;
 
-/// The pages at `addrs`, each of them a range of one `page`.
-pub(crate) fn pages(
-    addrs: impl Iterator<Item = u64>,
-    page: PageSize,
-) -> impl Iterator<Item = AddrRange> {
-    let len = page.bytes();
-    addrs.map(move |addr| AddrRange { addr, len })
-}
-
-/// Joins ranges that continue each other, and calls `each` with what comes of it: ranges that are not empty.
-///
-/// A walk from the inside, as all that follow: one through iterators in iterators costs many times the
-/// instructions for each page.
-pub(crate) fn join(ranges: impl Iterator<Item = AddrRange>, mut each: impl FnMut(AddrRange)) {
-    // The range in progress: its first address, and the one behind it. None if they are the same. Behind the
-    // last address is the first.
-    let (mut start, mut end) = (0, 0);
-    ranges.for_each(|range| {
-        if range.addr != end {
-            if start != end {
-                each(closed(start, end));
-            }
-            start = range.addr;
-            end = range.addr.wrapping_add(range.len);
-        } else {
-            end = end.wrapping_add(range.len);
-        }
-    });
-    if start != end {
-        each(closed(start, end));
-    }
-}
-
-/// Joins ranges as [`join`], no further than [`MAX_STEP`], and calls `each` with what comes of it.
-pub(crate) fn steps(ranges: impl Iterator<Item = AddrRange>, mut each: impl FnMut(AddrRange)) {
-    join(ranges, |mut range| loop {
-        let len = range.len.min(MAX_STEP);
-        each(AddrRange { len, ..range });
-        range.len -= len;
-        if range.len == 0 {
-            break;
-        }
+/// `range` in parts that end at multiples of [`MAX_STEP`].
+pub(crate) fn steps(mut range: AddrRange) -> impl Iterator<Item = AddrRange> {
+    core::iter::from_fn(move || {
+        let len = range.len.min(MAX_STEP - (range.addr & (MAX_STEP - 1)));
+        let step = AddrRange { len, ..range };
         range.addr = range.addr.wrapping_add(len);
-    });
+        range.len -= len;
+        (len > 0).then_some(step)
+    })
 }
 
-/// The range from `start` to `end`, which may lie behind the last address.
-fn closed(start: u64, end: u64) -> AddrRange {
-    AddrRange {
-        addr: start,
-        len: end.wrapping_sub(start),
+/// From so many bytes on an HCA has larger pages for memory whose DMA addresses are congruent to its virtual ones.
+const LARGE: u64 = 1 << 21;
+
+/// By how much a range of DMA addresses for `len` bytes is longer than these, for [`iova_offset`]: a power of two, or 0. The
+/// kernel promises no more of the beginning of such a range than that a page of the IOMMU's begins there.
+pub(crate) fn iova_slack(len: u64) -> u64 {
+    match len.min(MAX_ENTRY).checked_ilog2() {
+        Some(shift) if len >= LARGE => 1 << shift,
+        _ => 0,
     }
+}
+
+/// Where in the range from `base` on an address is congruent to `va` modulo `slack`.
+pub(crate) fn iova_offset(base: u64, va: u64, slack: u64) -> u64 {
+    va.wrapping_sub(base) & slack.saturating_sub(1)
 }
 
 /// One entry of a scatter list.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-#[repr(C)]
 pub(crate) struct SgEntry {
     /// DMA address.
     pub(crate) addr: u64,
@@ -191,64 +198,149 @@ pub(crate) struct SgEntry {
     pub(crate) len: u32,
 }
 
-/// An entry of at most a window.
-fn entry(addr: u64, len: u64) -> SgEntry {
-    SgEntry {
-        addr,
-        // CAST: At most `MAX_ENTRY`.
-        len: len as u32,
+impl SgEntry {
+    /// Its addresses.
+    pub(crate) fn range(&self) -> AddrRange {
+        AddrRange {
+            addr: self.addr,
+            len: u64::from(self.len),
+        }
     }
 }
 
-/// How ranges become the entries of a scatter list.
-#[derive(Clone, Copy)]
+/// The entry from `start` to `end`, which are in one window.
+fn entry(start: u64, end: u64) -> SgEntry {
+    SgEntry {
+        addr: start,
+        // CAST: At most `MAX_ENTRY`.
+        len: end.wrapping_sub(start) as u32,
+    }
+}
+
+/// Joins ranges as they come, and cuts them into the entries of a scatter list.
+///
+/// An entry ends at a multiple of a window of virtual addresses: [`MAX_ENTRY`], or the largest power of
+/// two that the device takes where that is less. Borders at round virtual addresses leave the HCA the
+/// largest page size that there is.
 pub(crate) struct SgLayout {
-    /// The virtual address that the first range backs.
-    va: u64,
-    /// A power of two of at most [`MAX_ENTRY`].
     window: u64,
+    /// Bytes to the end of the window; not 0.
+    left: u64,
+    /// The range under way, which lies in one window: its first address, and the one behind it, which may be
+    /// behind the last of all. None if they are the same.
+    start: u64,
+    end: u64,
 }
 
 impl SgLayout {
     /// For ranges that back the virtual addresses from `va` on, and a device that takes segments of at most
     /// `max_segment` bytes.
     ///
-    /// An entry ends at a multiple of a window: [`MAX_ENTRY`], or the largest power of two that the
-    /// device takes where that is less. Borders at round virtual addresses leave the HCA the largest
-    /// page size that there is. A window is never smaller than `page`, whatever the device says: ib_core
-    /// trims the first entry by up to a page, and NVIDIA's module too hands out whole pages.
+    /// A window is never smaller than `page`, whatever the device says: ib_core trims the first entry by
+    /// up to a page, and NVIDIA's module too hands out whole pages.
     pub(crate) fn new(va: u64, page: PageSize, max_segment: u32) -> SgLayout {
         let segment = match max_segment.checked_ilog2() {
             Some(shift) => 1 << shift,
             None => 0,
         };
+        let window = page.bytes().max(segment).min(MAX_ENTRY);
         SgLayout {
-            va,
-            window: page.bytes().max(segment).min(MAX_ENTRY),
+            window,
+            left: window - (va & (window - 1)),
+            start: 0,
+            end: 0,
         }
     }
 
-    /// Joins `ranges`, and calls `each` with the entries for them.
-    pub(crate) fn entries(
-        self,
-        ranges: impl Iterator<Item = AddrRange>,
+    /// Whether it cuts no further than [`MAX_ENTRY`] does.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.window == MAX_ENTRY
+    }
+
+    /// Goes on with the pages that `addr` finds in `pages`, and calls `each` with the entries that end there. What is
+    /// backed by them begins at a whole page of virtual addresses.
+    ///
+    /// One loop over each window's pages: what it does for a page is most of what large regions cost.
+    #[inline(always)]
+    pub(crate) fn pages<T>(
+        &mut self,
+        mut pages: &[T],
+        addr: impl Fn(&T) -> u64,
+        page: PageSize,
         mut each: impl FnMut(SgEntry),
     ) {
-        // Bytes to the end of the window.
-        let mut left = self.window - (self.va & (self.window - 1));
-        join(ranges, |mut range| {
-            while range.len > left {
-                each(entry(range.addr, left));
-                range.addr = range.addr.wrapping_add(left);
-                range.len -= left;
-                left = self.window;
+        let len = page.bytes();
+        while !pages.is_empty() {
+            // CAST: No more than there are.
+            let count = (self.left / len).min(pages.len() as u64) as usize;
+            let Some((now, rest)) = pages.split_at_checked(count.max(1)) else {
+                return;
+            };
+            pages = rest;
+            if count == 0 {
+                // Another pin has smaller pages, and the device takes no more than these.
+                let range = |page| AddrRange {
+                    addr: addr(page),
+                    len,
+                };
+                now.iter()
+                    .for_each(|page| self.range(range(page), &mut each));
+                continue;
             }
-            each(entry(range.addr, range.len));
-            left -= range.len;
-            if left == 0 {
-                left = self.window;
+            let (mut start, mut end) = (self.start, self.end);
+            // Not a closure over `end`, which would be in memory.
+            let breaks = |addr, end: &mut u64| {
+                let breaks = addr != *end;
+                if !breaks {
+                    *end = end.wrapping_add(len);
+                }
+                breaks
+            };
+            let mut addrs = now.iter().map(&addr);
+            while let Some(addr) = addrs.find(|addr| breaks(*addr, &mut end)) {
+                if start != end {
+                    each(entry(start, end));
+                }
+                (start, end) = (addr, addr.wrapping_add(len));
             }
-        });
+            (self.start, self.end) = (start, end);
+            self.advance(len.saturating_mul(count as u64), &mut each);
+        }
+    }
+
+    /// Goes on with `range`, and calls `each` with the entries that end in it.
+    pub(crate) fn range(&mut self, mut range: AddrRange, mut each: impl FnMut(SgEntry)) {
+        while range.len > 0 {
+            let len = range.len.min(self.left);
+            if range.addr != self.end {
+                self.close(&mut each);
+                (self.start, self.end) = (range.addr, range.addr);
+            }
+            range.addr = range.addr.wrapping_add(len);
+            range.len -= len;
+            self.end = range.addr;
+            self.advance(len, &mut each);
+        }
+    }
+
+    /// Calls `each` with the entry that is under way.
+    pub(crate) fn finish(mut self, mut each: impl FnMut(SgEntry)) {
+        self.close(&mut each);
+    }
+
+    fn advance(&mut self, len: u64, each: &mut impl FnMut(SgEntry)) {
+        self.left = self.left.saturating_sub(len);
+        if self.left == 0 {
+            self.close(each);
+            self.left = self.window;
+        }
+    }
+
+    fn close(&mut self, each: &mut impl FnMut(SgEntry)) {
+        if self.start != self.end {
+            each(entry(self.start, self.end));
+            self.start = self.end;
+        }
     }
 }
 

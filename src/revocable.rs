@@ -57,6 +57,7 @@ use super::{
         BarMapping,
         Monitor,
         PciDevice,
+        PhysRanges,
         Registered,
         SgTable,
         SgTableHead,
@@ -74,7 +75,6 @@ use super::{
     quota::Charge,
     ranges::{
         PageSize,
-        SgLayout,
         Span, //
     },
     reason::Reason,
@@ -99,6 +99,8 @@ pub(crate) struct State {
     table: Option<SgTable>,
     /// From `pin` until `release`.
     pins: SmallVec<RevocablePin>,
+    /// Where the memory is, from `pin` until `map` or `release`, whichever is first.
+    memory: Option<PhysRanges>,
 }
 
 /// A registration whose memory may go away. Held through a [`RevocableMr`].
@@ -136,13 +138,14 @@ impl Mr for RevocableMr {
             // Once a part is gone, the rest is not worth its pins.
             || mr::check_killed().and_then(|()| inner.state.with(|state| state.check())),
         )?;
-        let page = PageSize::of_all(pins.iter().map(|pin| pin.page_size()));
+        let (memory, page, gpus) = RevocablePin::read_all(&pins, span.start())?;
         // From here on an early return is a release. It may wait for a callback with ib_core's global
         // mutex held: a callback for a region without a ticket calls nobody.
         let mr = Self { inner, page };
-        let info = mr::registration_info(Self::MODE, span, page, pins.iter().map(|pin| pin.gpus()));
+        let info = mr::registration_info(Self::MODE, span, page, pins.len(), gpus);
         mr.inner.state.with(|state| {
             state.pins = pins;
+            state.memory = Some(memory);
             state.check()?;
             // Under the lock: the callback that comes next finds it in the registry.
             mr.inner.entry.update(|stats, slot| stats.add(slot, info));
@@ -168,9 +171,8 @@ impl Mr for RevocableMr {
             if state.table.is_some() {
                 return Err(Reason::MappedTwice);
             }
-            let mapping = BarMapping::map(device, state.pins.iter().flat_map(|pin| pin.ranges()))?;
-            let layout = SgLayout::new(self.inner.of.span.start(), self.page, device.max_segment());
-            let table = SgTable::build(mapping.ranges().iter().copied(), layout)?;
+            let va = self.inner.of.span.start();
+            let (mapping, table) = BarMapping::map(device, &mut state.memory, va, self.page)?;
             state.mapping = Some(mapping);
             let (entries, hca) = (table.entries(), device.address());
             let entry = &self.inner.entry;
@@ -216,7 +218,7 @@ impl Drop for RevocableMr {
             // The provider was asked for each pin by now: what it did not put stays in the registry with the region.
             let entry = &self.inner.entry;
             entry.update(|stats, slot| stats.released(slot, own.orphaned));
-            (own.mapping.take(), own.table.take())
+            (own.mapping.take(), own.table.take(), own.memory.take())
         });
         drop(held);
     }
@@ -257,6 +259,7 @@ impl State {
             mapping: None,
             table: None,
             pins: SmallVec::default(),
+            memory: None,
         }
     }
 

@@ -2,24 +2,16 @@
 
 //! GPU memory that may be freed while it is pinned, and where it is.
 
-use kernel::{
-    prelude::*,
-    sync::Arc, //
-};
+use kernel::sync::Arc;
 
 use crate::{
     callback_pin::{
         CallbackPin,
-        Revoke,
-        TableGuard, //
+        Revoke, //
     },
     device::Gpus,
-    pci::{
-        BarFinder,
-        BarRange, //
-    },
+    phys::PhysRanges,
     ranges::{
-        AddrRange,
         PageSize,
         Span, //
     },
@@ -33,80 +25,37 @@ use crate::{
 /// both take the provider's API lock.
 pub(crate) struct RevocablePin {
     /// Unpins.
-    _pin: CallbackPin,
-    page: PageSize,
-    gpus: Gpus,
-    ranges: KVVec<BarRange>,
+    held: CallbackPin,
+    span: Span,
 }
 
 impl RevocablePin {
     /// `nvidia_p2p_get_pages()`. Takes nvidia.ko's API lock. `region` may be revoked before this
     /// returns.
     pub(crate) fn pin(span: Span, region: Arc<dyn Revoke>) -> Result<Self, Reason> {
-        let pin = CallbackPin::new(span, region)?;
-        let (page, gpus, ranges) = pin.read(|table| copy(&table, span))?;
-        Ok(RevocablePin {
-            _pin: pin,
-            page,
-            gpus,
-            ranges,
-        })
+        let held = CallbackPin::new(span, region)?;
+        Ok(RevocablePin { held, span })
     }
 
-    /// The size of its pages.
-    pub(crate) fn page_size(&self) -> PageSize {
-        self.page
+    /// Where the memory of `pins` is, which backs the virtual addresses from `va` on, the size of its pages, and in whose
+    /// BARs it is. Refused where it is gone, or nothing that this module can map.
+    pub(crate) fn read_all(pins: &[Self], va: u64) -> Result<(PhysRanges, PageSize, Gpus), Reason> {
+        let mut page = PageSize::KIB_128;
+        let (memory, gpus) = PhysRanges::read(va, |reader| {
+            pins.iter().try_for_each(|pin| {
+                pin.held.read(|table| {
+                    // SAFETY: The table lives until `free_callback` returns for it, and that call does not return
+                    // while there is a `TableGuard`. The borrow ends with this function.
+                    let checked = unsafe { table.table().check(pin.span) }?;
+                    if checked.cacheable {
+                        return Err(Reason::CpuCacheable);
+                    }
+                    page = page.min(checked.page);
+                    checked.read(reader);
+                    Ok(())
+                })
+            })
+        })?;
+        Ok((memory, page, gpus))
     }
-
-    /// In whose BARs they are.
-    pub(crate) fn gpus(&self) -> Gpus {
-        self.gpus
-    }
-
-    /// Where the pages are, in the order of virtual addresses.
-    pub(crate) fn ranges(&self) -> &[BarRange] {
-        &self.ranges
-    }
-}
-
-/// So many ranges fit on the stack.
-const FEW: usize = 16;
-
-/// The page size of `table`, and where its pages are: on which GPUs, and at which addresses.
-fn copy(table: &TableGuard<'_>, span: Span) -> Result<(PageSize, Gpus, KVVec<BarRange>), Reason> {
-    // SAFETY: The table lives until `free_callback` returns for it, and that call does not return
-    // while there is a `TableGuard`. The borrow ends with this function.
-    let checked = unsafe { table.table().check(span) }?;
-    if checked.cacheable {
-        return Err(Reason::CpuCacheable);
-    }
-    // Where they are few, one walk finds them.
-    let mut few = [AddrRange { addr: 0, len: 0 }; FEW];
-    let mut count = 0;
-    checked.ranges(|range| {
-        if let Some(place) = few.get_mut(count) {
-            *place = range;
-        }
-        count += 1;
-    });
-    let mut ranges = KVVec::with_capacity(count, GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
-    // Tables before 2.0 do not say what kind of memory they are for.
-    let mut bars = BarFinder::default();
-    let mut found = true;
-    let add = |range| {
-        if found {
-            // Room was made for all.
-            found = bars
-                .find(range)
-                .is_ok_and(|range| ranges.push_within_capacity(range).is_ok());
-        }
-    };
-    match few.get(..count) {
-        Some(few) => few.iter().copied().for_each(add),
-        None => checked.ranges(add),
-    }
-    if !found {
-        return Err(Reason::NotInBar);
-    }
-    Ok((checked.page, bars.gpus(), ranges))
 }

@@ -1,108 +1,76 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * Scatter lists of DMA addresses, for sg.rs. In C, since the fields and their
- * accessors depend on the configuration, and the kernel crate only reads them.
+ * How scatter lists of DMA addresses grow, for sg.rs. In C, since the kernel
+ * crate has no form for the links between their chunks.
  */
 
-#include <linux/minmax.h>
 #include <linux/scatterlist.h>
 
 #include "helpers.h"
 
-static void peermem_sg_set(struct scatterlist *sg, u64 addr, u32 len)
-{
-	sg_set_page(sg, NULL, len, 0);
-	sg_dma_address(sg) = addr;
-	sg_dma_len(sg) = len;
-}
-
-static void peermem_sg_fill(struct scatterlist *sg,
-			    const struct peermem_entry *entries,
-			    unsigned int count)
-{
-	for (; count; count--, entries++, sg++)
-		peermem_sg_set(sg, entries->addr, entries->len);
-}
-
+/* To entries that are as sg_alloc_table() left them. */
 static void peermem_sg_copy(struct scatterlist *to, struct scatterlist *from,
 			    unsigned int count)
 {
-	for (; count; count--, to++, from++)
-		peermem_sg_set(to, sg_dma_address(from), sg_dma_len(from));
+	for (; count; count--, to++, from++) {
+		to->length = from->length;
+		sg_dma_address(to) = sg_dma_address(from);
+		sg_dma_len(to) = sg_dma_len(from);
+	}
 }
 
-/* The last chunk is full. */
-static int peermem_sg_grow(struct peermem_sg *list)
+/*
+ * Adds a chunk that begins with the @filled entries from @first on if it is
+ * the first chunk, and else with the last of these, whose place is the link's
+ * now. Returns how many it begins with, or 0 without memory. May sleep.
+ */
+unsigned int peermem_sg_grow(struct peermem_sg *list, struct scatterlist *first,
+			     unsigned int filled)
 {
 	struct sg_table chunk;
 
-	if (sg_alloc_table(&chunk, SG_MAX_SINGLE_ALLOC, GFP_KERNEL))
-		return -ENOMEM;
+	if (sg_alloc_table(&chunk, PEERMEM_SG_CHUNK, GFP_KERNEL))
+		return 0;
 	list->before = list->chunk;
+	list->chunk = chunk.sgl;
 	if (!list->before) {
 		list->table = chunk;
-		list->used = 0;
-	} else {
-		/* The place of its last entry is the link's now. */
-		peermem_sg_copy(chunk.sgl,
-				&list->before[SG_MAX_SINGLE_ALLOC - 1], 1);
-		sg_chain(list->before, SG_MAX_SINGLE_ALLOC, chunk.sgl);
-		list->table.orig_nents += SG_MAX_SINGLE_ALLOC - 1;
-		list->used = 1;
+		peermem_sg_copy(chunk.sgl, first, filled);
+		return filled;
 	}
-	list->chunk = chunk.sgl;
-	return 0;
+	peermem_sg_copy(chunk.sgl, &first[filled - 1], 1);
+	sg_chain(list->before, PEERMEM_SG_CHUNK, chunk.sgl);
+	list->table.orig_nents += PEERMEM_SG_CHUNK - 1;
+	return 1;
 }
 
-/* Adds entries to @list. May sleep. */
-int peermem_sg_append(struct peermem_sg *list,
-		      const struct peermem_entry *entries, unsigned int count)
+/*
+ * Ends the list with the @filled entries from @first on, which are the last
+ * chunk's if there is any, and gives back what it has beyond. May sleep.
+ */
+int peermem_sg_finish(struct peermem_sg *list, struct scatterlist *first,
+		      unsigned int filled)
 {
-	while (count) {
-		unsigned int now;
+	struct sg_table last;
 
-		if (!list->chunk || list->used == SG_MAX_SINGLE_ALLOC) {
-			int ret = peermem_sg_grow(list);
-
-			if (ret)
-				return ret;
+	if (filled < PEERMEM_SG_CHUNK) {
+		if (sg_alloc_table(&last, filled, GFP_KERNEL))
+			return -ENOMEM;
+		peermem_sg_copy(last.sgl, first, filled);
+		if (!list->chunk) {
+			list->table = last;
+			return 0;
 		}
-		now = min(count, SG_MAX_SINGLE_ALLOC - list->used);
-		peermem_sg_fill(&list->chunk[list->used], entries, now);
-		list->used += now;
-		entries += now;
-		count -= now;
-	}
-	return 0;
-}
-
-/* Adds the last entries, and gives back what was allocated beyond. May sleep. */
-int peermem_sg_finish(struct peermem_sg *list,
-		      const struct peermem_entry *entries, unsigned int count)
-{
-	struct sg_table last, chunk = {};
-
-	if (!list->chunk) {
-		if (sg_alloc_table(&last, count, GFP_KERNEL))
-			return -ENOMEM;
-		peermem_sg_fill(last.sgl, entries, count);
-		list->table = last;
-		return 0;
-	}
-	if (peermem_sg_append(list, entries, count))
-		return -ENOMEM;
-	if (list->used < SG_MAX_SINGLE_ALLOC) {
-		if (sg_alloc_table(&last, list->used, GFP_KERNEL))
-			return -ENOMEM;
-		peermem_sg_copy(last.sgl, list->chunk, list->used);
 		if (list->before)
-			sg_chain(list->before, SG_MAX_SINGLE_ALLOC, last.sgl);
+			sg_chain(list->before, PEERMEM_SG_CHUNK, last.sgl);
 		else
 			list->table.sgl = last.sgl;
-		list->table.orig_nents -= SG_MAX_SINGLE_ALLOC - list->used;
-		chunk.sgl = list->chunk;
-		chunk.orig_nents = SG_MAX_SINGLE_ALLOC;
-		sg_free_table(&chunk);
+		list->table.orig_nents -= PEERMEM_SG_CHUNK - filled;
+		last = (struct sg_table) {
+			.sgl = list->chunk,
+			.orig_nents = PEERMEM_SG_CHUNK,
+		};
+		sg_free_table(&last);
 	}
 	list->table.nents = list->table.orig_nents;
 	return 0;

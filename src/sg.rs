@@ -4,9 +4,9 @@
 //!
 //! C header: [`include/linux/scatterlist.h`](srctree/include/linux/scatterlist.h); C side: [`sg.c`](sg.c).
 
-use core::mem::{
-    offset_of,
-    MaybeUninit, //
+use core::{
+    marker::PhantomData,
+    mem::MaybeUninit, //
 };
 
 use kernel::{
@@ -18,8 +18,7 @@ use crate::{
     c,
     ranges::{
         AddrRange,
-        SgEntry,
-        SgLayout, //
+        SgEntry, //
     },
     reason::Reason, //
 };
@@ -38,82 +37,133 @@ unsafe impl Send for SgTable {}
 /// The head of an [`SgTable`], for C code that reads its entries, or writes to them.
 pub(crate) struct SgTableHead(pub(crate) bindings::sg_table);
 
-/// How many entries are handed to C at once.
-const BATCH: usize = 32;
+/// How many entries a chunk has.
+const CHUNK: usize = c::PEERMEM_SG_CHUNK as usize;
 
-// `peermem_sg_append()` reads one as the other.
-const _: () = {
-    assert!(size_of::<SgEntry>() == size_of::<c::peermem_entry>());
-    assert!(offset_of!(SgEntry, addr) == offset_of!(c::peermem_entry, addr));
-    assert!(offset_of!(SgEntry, len) == offset_of!(c::peermem_entry, len));
-};
+/// So many entries are gathered on the stack first: a list of few takes memory for just these.
+const FEW: usize = 8;
 
-/// An [`SgTable`] that grows: nobody walks twice over the memory to count its entries first.
-struct SgBuilder {
+/// The end of a [`SgTable`] that grows: nobody walks twice over the memory to count its entries first.
+///
+/// # Invariants
+///
+/// From `first` to `end` are entries that nobody else has: those on the stack, or the last chunk of `list`. `at` is one of
+/// them, or `end`; those before it are filled.
+pub(crate) struct SgBuilder<'a> {
+    at: *mut bindings::scatterlist,
+    end: *mut bindings::scatterlist,
+    first: *mut bindings::scatterlist,
+    _few: PhantomData<&'a mut [MaybeUninit<bindings::scatterlist>; FEW]>,
     /// Its table is always one.
     list: c::peermem_sg,
-    result: Result<(), Reason>,
-    /// Of these the first `waiting` are entries that are not in the list yet.
-    batch: [MaybeUninit<SgEntry>; BATCH],
-    waiting: usize,
+    /// There was no memory for a chunk.
+    failed: bool,
 }
 
-impl SgBuilder {
-    fn new() -> Self {
+impl<'a> SgBuilder<'a> {
+    fn new(few: &'a mut [MaybeUninit<bindings::scatterlist>; FEW]) -> Self {
+        let all = few.as_mut_ptr_range();
         SgBuilder {
+            at: all.start.cast(),
+            end: all.end.cast(),
+            first: all.start.cast(),
+            _few: PhantomData,
             list: c::peermem_sg::default(),
-            result: Ok(()),
-            batch: [const { MaybeUninit::uninit() }; BATCH],
-            waiting: 0,
+            failed: false,
         }
     }
 
-    /// Adds an entry, or remembers why it could not. May sleep.
-    fn push(&mut self, entry: SgEntry) {
-        if let Some(place) = self.batch.get_mut(self.waiting) {
-            place.write(entry);
-            self.waiting += 1;
+    /// Adds an entry, unless there is no memory for it. May sleep.
+    #[inline(always)]
+    pub(crate) fn push(&mut self, entry: SgEntry) {
+        let mut at = self.at;
+        if at == self.end {
+            at = self.grow();
         }
-        if self.waiting == BATCH {
-            self.flush(c::peermem_sg_append);
-        }
-    }
-
-    /// Not inlined, so that `push` is.
-    #[inline(never)]
-    fn flush(
-        &mut self,
-        add: unsafe extern "C" fn(*mut c::peermem_sg, *const c::peermem_entry, c_uint) -> c_int,
-    ) {
-        if self.result.is_ok() {
-            // CAST: At most `BATCH`.
-            let count = self.waiting as c_uint;
-            // SAFETY: `add` is one of the two functions for the list, of whose calls none has failed. So many
-            // entries are written, and read during the call alone.
-            if unsafe { add(&mut self.list, self.batch.as_ptr().cast(), count) } != 0 {
-                self.result = Err(Reason::NoMemory);
+        // SAFETY: Before `end`, and nobody else's. What links it to others stays as it is.
+        unsafe {
+            (*at).length = entry.len;
+            (*at).dma_address = entry.addr;
+            #[cfg(CONFIG_NEED_SG_DMA_LENGTH)]
+            {
+                (*at).dma_length = entry.len;
             }
         }
-        self.waiting = 0;
+        // INVARIANT: It was before `end`, and is filled.
+        self.at = at.wrapping_add(1);
     }
 
-    fn finish(mut self) -> Result<SgTable, Reason> {
-        self.flush(c::peermem_sg_finish);
+    /// How many entries are filled, of those from `first` on.
+    fn filled(&self) -> c_uint {
+        // CAST: Few.
+        ((self.at.addr() - self.first.addr()) / size_of::<bindings::scatterlist>()) as c_uint
+    }
+
+    /// Makes room, in a new chunk, and says where it begins; where there is no memory for one, over what is there.
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self) -> *mut bindings::scatterlist {
+        let mut used = 0;
+        if !self.failed {
+            let filled = self.filled();
+            // SAFETY: None of the calls for the list has failed. So many entries are filled.
+            used = unsafe { c::peermem_sg_grow(&mut self.list, self.first, filled) };
+        }
+        if used == 0 {
+            self.failed = true;
+            return self.first;
+        }
+        // INVARIANT: A chunk with so many entries, of which the first `used` are filled, and this is not all.
+        self.first = self.list.chunk;
+        self.end = self.first.wrapping_add(CHUNK);
+        self.first.wrapping_add(used as usize)
+    }
+
+    /// The list of the entries that were added, and what adding them returned. To be called once; not by value, which would
+    /// copy all of it.
+    fn finish<R>(&mut self, filled: Result<R, Reason>) -> Result<(SgTable, R), Reason> {
+        let count = self.filled();
+        let ended = !self.failed && filled.is_ok() && {
+            // SAFETY: None of the calls for the list has failed, and this is the last. So many entries are filled.
+            unsafe { c::peermem_sg_finish(&mut self.list, self.first, count) == 0 }
+        };
         // INVARIANT: Allocated by the C functions; whatever they did, `sg_free_table()` takes it.
         let table = SgTable(self.list.table);
-        self.result.map(|()| table)
+        match filled {
+            Ok(filled) if ended => Ok((table, filled)),
+            Ok(_) => Err(Reason::NoMemory),
+            Err(reason) => Err(reason),
+        }
     }
 }
 
 impl SgTable {
-    /// Allocates exactly as many entries as `layout` makes of `ranges`, and fills them. There is at least one range.
-    pub(crate) fn build(
-        ranges: impl Iterator<Item = AddrRange>,
-        layout: SgLayout,
-    ) -> Result<Self, Reason> {
-        let mut list = SgBuilder::new();
-        layout.entries(ranges, |entry| list.push(entry));
-        list.finish()
+    /// Allocates exactly as many entries as `fill` adds, at least one, and fills them. Also returns what `fill` does.
+    #[inline(always)]
+    pub(crate) fn build<R>(
+        fill: impl FnOnce(&mut SgBuilder<'_>) -> Result<R, Reason>,
+    ) -> Result<(Self, R), Reason> {
+        let mut few = [const { MaybeUninit::uninit() }; FEW];
+        let mut builder = SgBuilder::new(&mut few);
+        let filled = fill(&mut builder);
+        builder.finish(filled)
+    }
+
+    /// Its entries, while nobody else has them.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = AddrRange> + '_ {
+        let mut next = self.0.sgl;
+        (0..self.0.nents).map(move |_| {
+            let at = next;
+            // SAFETY: The table has so many entries, and none of them changes.
+            unsafe {
+                next = bindings::sg_next(at);
+                AddrRange {
+                    addr: (*at).dma_address,
+                    // What it is of DMA is the same.
+                    len: u64::from((*at).length),
+                }
+            }
+        })
     }
 
     /// How many entries it has.

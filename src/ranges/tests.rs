@@ -13,6 +13,7 @@ use crate::{
 };
 
 const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 const KERNEL_PAGES: [u64; 3] = [4 * KIB, 16 * KIB, 64 * KIB];
 
@@ -20,21 +21,43 @@ fn span(addr: u64, len: u64) -> Result<Span, Reason> {
     Span::covering(addr, len, PageSize::KIB_64, 1 << 40)
 }
 
+/// The entries for these pages: as a pin's, as those of two pins, and as ranges, which makes no difference.
 fn list(addrs: &[u64], va: u64, page: PageSize, max_segment: u32) -> Vec<SgEntry> {
-    let ranges = pages(addrs.iter().copied(), page);
-    entries(ranges, SgLayout::new(va, page, max_segment))
-}
-
-fn entries(ranges: impl Iterator<Item = AddrRange>, layout: SgLayout) -> Vec<SgEntry> {
-    let mut entries = Vec::new();
-    layout.entries(ranges, |entry| entries.push(entry));
+    let read = |pins: &[&[u64]]| {
+        let (mut layout, mut entries) = (SgLayout::new(va, page, max_segment), Vec::new());
+        for pin in pins {
+            layout.pages(pin, |addr| *addr, page, |entry| entries.push(entry));
+        }
+        layout.finish(|entry| entries.push(entry));
+        entries
+    };
+    let entries = read(&[addrs]);
+    let (first, second) = addrs.split_at(addrs.len() / 2);
+    assert_eq!(read(&[first, second]), entries);
+    let layout = SgLayout::new(va, page, max_segment);
+    let ranges = entries_of(pages(addrs, page), layout);
+    assert_eq!(ranges, entries, "by ranges, max_segment {max_segment}");
     entries
 }
 
+fn pages(addrs: &[u64], page: PageSize) -> impl Iterator<Item = AddrRange> + '_ {
+    let len = page.bytes();
+    addrs.iter().map(move |&addr| AddrRange { addr, len })
+}
+
+fn entries_of(ranges: impl Iterator<Item = AddrRange>, mut layout: SgLayout) -> Vec<SgEntry> {
+    let mut entries = Vec::new();
+    for range in ranges {
+        layout.range(range, |entry| entries.push(entry));
+    }
+    layout.finish(|entry| entries.push(entry));
+    entries
+}
+
+/// What continues each other in one piece.
 fn join(ranges: impl Iterator<Item = AddrRange>) -> Vec<AddrRange> {
-    let mut joined = Vec::new();
-    super::join(ranges, |range| joined.push(range));
-    joined
+    let ranges: Vec<AddrRange> = ranges.collect();
+    clip(&ranges, 0, u64::MAX)
 }
 
 /// The address behind each `step` of the entries.
@@ -46,19 +69,115 @@ fn expand(entries: &[SgEntry], step: u64) -> Vec<u64> {
 }
 
 #[test]
-fn a_run_is_mapped_in_steps() {
-    for addr in [0, 4 * GIB + KIB, u64::MAX - 5 * GIB] {
-        for len in [0, 1, GIB - 1, GIB, GIB + 1, 2 * GIB, 5 * GIB] {
-            let whole = (len > 0).then_some(AddrRange { addr, len });
-            let mut steps = Vec::new();
-            super::steps(whole.into_iter(), |step| steps.push(step));
+fn a_range_is_mapped_in_steps_that_end_at_round_addresses() {
+    for addr in [0, 4 * GIB + KIB, 5 * GIB - KIB, u64::MAX - 5 * GIB] {
+        for len in [0, 1, KIB, GIB - 1, GIB, GIB + 1, 2 * GIB, 5 * GIB] {
+            let steps: Vec<AddrRange> = steps(AddrRange { addr, len }).collect();
             let longest = steps.iter().map(|step| step.len).max().unwrap_or(0);
             assert!(longest <= GIB, "{longest:#x} bytes are mapped at once");
-            assert_eq!(steps.len() as u64, len.div_ceil(GIB));
+            // A page of the IOMMU's that begins at a multiple of its size is in one step.
+            for step in steps.iter().skip(1) {
+                assert_eq!(step.addr % GIB, 0, "a step begins at {:#x}", step.addr);
+            }
             // In order, and all of it.
+            let whole = (len > 0).then_some(AddrRange { addr, len });
             assert!(join(steps.into_iter()).into_iter().eq(whole));
         }
     }
+}
+
+/// Every pair of ranges in sixteen places.
+#[test]
+fn ranges_contain_widen_and_have_a_hull() {
+    let all =
+        || (0..16u64).flat_map(|addr| (1..=16 - addr).map(move |len| AddrRange { addr, len }));
+    let places = |range: &AddrRange| range.addr..range.addr + range.len;
+    for one in all() {
+        for other in all() {
+            let inside = places(&other).all(|place| places(&one).contains(&place));
+            assert_eq!(one.contains(&other), inside, "{one:?} {other:?}");
+            let hull = one.hull(&other);
+            assert_eq!(hull.addr, one.addr.min(other.addr));
+            assert_eq!(places(&hull).end, places(&one).end.max(places(&other).end));
+            for round in [1, 2, 4, 8, 16].into_iter().filter(|_| inside) {
+                let from = other.addr / round * round;
+                let to = places(&other).end.next_multiple_of(round);
+                let want = from.max(one.addr)..to.min(places(&one).end);
+                assert_eq!(
+                    places(&other.widened(round, &one)),
+                    want,
+                    "{one:?} {other:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn ranges_at_the_end_of_the_address_space() {
+    let last = 0u64.wrapping_sub(KIB);
+    let end = AddrRange {
+        addr: last,
+        len: KIB,
+    };
+    let all = AddrRange {
+        addr: 0,
+        len: u64::MAX,
+    };
+    assert!(end.contains(&end) && !end.contains(&AddrRange { addr: 0, len: 1 }));
+    assert!(!end.contains(&AddrRange {
+        addr: last,
+        len: u64::MAX
+    }));
+    assert_eq!(end.widened(4 * KIB, &end), end);
+    assert_eq!(all.widened(1, &all), all);
+    let below = AddrRange {
+        addr: last - KIB,
+        len: KIB,
+    };
+    assert_eq!(below.hull(&end).len, 2 * KIB);
+}
+
+/// A range of DMA addresses that begins at any page of the IOMMU's: what is mapped lies in it, and where an HCA has larger
+/// pages for that, DMA addresses are congruent to virtual ones.
+#[test]
+fn dma_addresses_are_congruent_to_virtual_ones_from_two_mib_on() {
+    for len in [
+        64 * KIB,
+        2 * MIB - 64 * KIB,
+        2 * MIB,
+        3 * MIB,
+        GIB,
+        2 * GIB,
+        5 * GIB,
+    ] {
+        let slack = iova_slack(len);
+        let want = [2 * MIB, GIB, 2 * GIB]
+            .into_iter()
+            .filter(|size| *size <= len);
+        assert_eq!(slack, want.max().unwrap_or(0), "{len:#x}");
+        for base in [4 * KIB, 64 * KIB, 0xffff_0000, 5 * GIB - 4 * KIB] {
+            for va in [0x7f00_0000_0000, 0x7f00_0001_0000, 0x7f7f_ffff_0000] {
+                let offset = iova_offset(base, va, slack);
+                assert!(offset <= slack, "{offset:#x} of {slack:#x}");
+                assert_eq!(offset % (4 * KIB), 0);
+                let apart = va - (base + offset);
+                assert!(slack == 0 || apart % slack == 0, "{apart:#x} apart");
+            }
+        }
+    }
+}
+
+/// However fragmented it is: at 2 GiB of virtual addresses as of DMA addresses.
+#[test]
+fn memory_behind_an_iommu_has_an_entry_for_each_two_gib() {
+    let (va, len) = (0x7f00_0000_0000, 80 * GIB);
+    let base = 0xffff_f000;
+    let addr = base + iova_offset(base, va, iova_slack(len));
+    let layout = SgLayout::new(va, PageSize::KIB_64, 1 << 31);
+    let got = entries_of([AddrRange { addr, len }].into_iter(), layout);
+    assert_eq!(got.len(), 40);
+    assert!(got.iter().all(|entry| entry.addr % (2 * GIB) == 0));
 }
 
 #[test]
@@ -108,6 +227,7 @@ fn entries_end_at_two_gib_of_virtual_addresses() {
     let got = list(&pages, 0x7f00_4000_0000, page, u32::MAX);
     let lens: Vec<u64> = got.iter().map(|e| u64::from(e.len)).collect();
     assert_eq!(lens, [GIB, 2 * GIB]);
+    assert!(SgLayout::new(0x7f00_4000_0000, page, u32::MAX).is_whole());
 }
 
 #[test]
@@ -122,6 +242,33 @@ fn a_small_segment_limit_is_kept_down_to_a_page() {
         (0, 64),
     ] {
         assert_eq!(list(&pages, 0, page, max).len(), want, "max_segment {max}");
+        assert!(!SgLayout::new(0, page, max).is_whole());
+    }
+}
+
+/// One pin has pages of 64 KiB, the other of 128 KiB: the smaller one is that of the registration.
+#[test]
+fn a_small_segment_limit_is_kept_for_larger_pages_of_another_pin() {
+    for (max, want) in [(65536, 6), (131_072, 4), (1 << 31, 3)] {
+        let mut layout = SgLayout::new(0, PageSize::KIB_64, max);
+        let mut entries = Vec::new();
+        layout.pages(
+            &[0, 2 * MIB],
+            |addr| *addr,
+            PageSize::KIB_64,
+            |entry| entries.push(entry),
+        );
+        let large = [4 * MIB, 4 * MIB + 128 * KIB];
+        layout.pages(
+            &large,
+            |addr| *addr,
+            PageSize::KIB_128,
+            |entry| entries.push(entry),
+        );
+        layout.finish(|entry| entries.push(entry));
+        let longest = entries.iter().map(|entry| entry.len).max();
+        assert!(longest <= Some(max), "{longest:?} of {max}");
+        assert_eq!(entries.len(), want, "max_segment {max}");
     }
 }
 
@@ -135,13 +282,11 @@ fn descending_and_scattered_pages_stay_apart() {
 }
 
 #[test]
-fn runs_join_across_chunks() {
-    let ranges = [(0, 10), (10, 5), (20, 1), (21, 9)].map(|(addr, len)| AddrRange { addr, len });
-    let joined = join(ranges.into_iter());
-    assert_eq!(
-        joined,
-        [(0, 15), (20, 10)].map(|(addr, len)| AddrRange { addr, len })
-    );
+fn ranges_join_across_chunks() {
+    let chunks = [(0, 10), (10, 5), (20, 1), (21, 9)].map(|(addr, len)| AddrRange { addr, len });
+    let layout = SgLayout::new(0, PageSize::KIB_64, 1 << 31);
+    let want = [(0, 15), (20, 10)].map(|(addr, len)| SgEntry { addr, len });
+    assert_eq!(entries_of(chunks.into_iter(), layout), want);
 }
 
 #[test]
@@ -252,7 +397,7 @@ fn check_registration(
 ) {
     let span = Span::covering(addr, len, page, 1 << 40).expect("in range");
     let layout = SgLayout::new(span.start(), page, max_segment);
-    let whole = entries(ranges.iter().copied(), layout);
+    let whole = entries_of(ranges.iter().copied(), layout);
     let window = window(page, max_segment);
     let mut va = span.start();
     for (i, entry) in whole.iter().enumerate() {
@@ -268,14 +413,7 @@ fn check_registration(
     trim(&mut trimmed, addr, len, page.bytes(), kernel).expect("can be trimmed");
     let from = addr / kernel * kernel;
     let to = (addr + len).div_ceil(kernel) * kernel;
-    let as_runs = |entries: &[SgEntry]| -> Vec<AddrRange> {
-        let range = |e: &SgEntry| AddrRange {
-            addr: e.addr,
-            len: u64::from(e.len),
-        };
-        entries.iter().map(range).collect()
-    };
-    let got = as_runs(&trimmed);
+    let got: Vec<AddrRange> = trimmed.iter().map(SgEntry::range).collect();
     let total: u64 = got.iter().map(|range| range.len).sum();
     assert_eq!(total, to - from);
     assert_eq!(
@@ -296,11 +434,13 @@ fn small_scopes_with_trimming_exhaustively() {
                 let span = Span::covering(addr, len, page, 1 << 40).expect("in range");
                 let pages = span.pages(page).expect("whole pages");
                 for breaks in 0..1u64 << (pages - 1) {
-                    let addrs = (0..pages).map(|i| {
+                    let ranges = join((0..pages).map(|i| {
                         let gaps = (breaks & ((1 << i) - 1)).count_ones();
-                        (i + u64::from(gaps)) * page.bytes()
-                    });
-                    let ranges = join(super::pages(addrs, page));
+                        AddrRange {
+                            addr: (i + u64::from(gaps)) * page.bytes(),
+                            len: page.bytes(),
+                        }
+                    }));
                     for max_segment in 0..=8 * page.bytes() as u32 {
                         check_registration(&ranges, addr, len, page, kernel, max_segment);
                         cases += 1;
@@ -435,7 +575,7 @@ proptest! {
         let ranges = ranges.into_iter().map(|(addr, len)| AddrRange { addr, len });
         let want: u128 = ranges.clone().map(|r| u128::from(r.len)).sum();
         let layout = SgLayout::new(va, PageSize::KIB_64, max_segment.max(1 << 25));
-        let got = entries(ranges, layout);
+        let got = entries_of(ranges, layout);
         prop_assert!(got.iter().all(|e| u64::from(e.len) <= MAX_ENTRY && e.len > 0));
         prop_assert_eq!(got.iter().map(|e| u128::from(e.len)).sum::<u128>(), want);
     }

@@ -21,7 +21,6 @@ use crate::fakes::world::world;
 use crate::fakes::world::Break;
 use crate::history::Task;
 use crate::quota::Usage;
-use crate::ranges::AddrRange;
 use crate::ranges::PageSize;
 use crate::ranges::SgEntry;
 use crate::ranges::SgLayout;
@@ -346,18 +345,17 @@ impl Deref for SgTableHead {
 }
 
 impl SgTable {
-    pub(crate) fn build(
-        runs: impl Iterator<Item = AddrRange>,
-        layout: SgLayout,
-    ) -> Result<Self, Reason> {
+    pub(crate) fn build<R>(
+        fill: impl FnOnce(&mut Vec<SgEntry>) -> Result<R, Reason>,
+    ) -> Result<(Self, R), Reason> {
         let world = world();
         if world.fails("table") {
             return Err(Reason::NoMemory);
         }
         let mut entries = Vec::new();
-        layout.entries(runs, |entry| entries.push(entry));
+        let filled = fill(&mut entries)?;
         let memory = world.alloc("the scatter list");
-        Ok(SgTable { entries, memory })
+        Ok((SgTable { entries, memory }, filled))
     }
 
     pub(crate) fn entries(&self) -> u32 {
@@ -434,55 +432,42 @@ impl Drop for DmaMapping {
     }
 }
 
-/// Physical addresses, and the GPU's memory there.
-pub(crate) struct BarRange {
-    run: AddrRange,
-    gpu: usize,
-}
+/// What page tables said.
+pub(crate) struct PhysRanges(Vec<Content>);
 
 pub(crate) struct RevocablePin {
     /// Until the drop.
     held: Option<CallbackPin>,
     table: PageTable,
-    page: PageSize,
-    runs: Vec<BarRange>,
 }
 
 impl RevocablePin {
     pub(crate) fn pin(span: Span, region: Shared<dyn Revoke>) -> Result<Self, Reason> {
         let held = CallbackPin::new(span, region)?;
+        Ok(RevocablePin {
+            held: Some(held),
+            table: world().provider.newest(),
+        })
+    }
+
+    pub(crate) fn read_all(
+        pins: &[Self],
+        _va: u64,
+    ) -> Result<(PhysRanges, PageSize, Gpus), Reason> {
         let world = world();
-        let mut this = RevocablePin {
-            held: None,
-            table: world.provider.newest(),
-            page: PageSize::KIB_64,
-            runs: Vec::new(),
-        };
-        let held = this.held.insert(held);
-        if world.is_broken(Break::LateRead) {
-            held.read(|table| Ok(table.table()))?.read();
+        let mut all = Vec::new();
+        for held in pins.iter().filter_map(|pin| pin.held.as_ref()) {
+            if world.is_broken(Break::LateRead) {
+                held.read(|table| Ok(table.table()))?.read();
+            }
+            all.push(held.read(|table| Ok(table.table().read()))?);
         }
-        let content = held.read(|table| Ok(table.table().read()))?;
-        this.page = content.page;
-        crate::ranges::steps(content.ranges(), |run| {
-            this.runs.push(BarRange {
-                run,
-                gpu: content.gpu,
-            });
-        });
-        Ok(this)
-    }
-
-    pub(crate) fn page_size(&self) -> PageSize {
-        self.page
-    }
-
-    pub(crate) fn gpus(&self) -> Gpus {
-        gpus(self.runs.iter().map(|bar| bar.run.addr))
-    }
-
-    pub(crate) fn ranges(&self) -> &[BarRange] {
-        &self.runs
+        let page = PageSize::of_all(all.iter().map(|content| content.page));
+        let gpus = gpus(
+            all.iter()
+                .flat_map(|content| content.addresses.iter().copied()),
+        );
+        Ok((PhysRanges(all), page, gpus))
     }
 }
 
@@ -504,42 +489,45 @@ pub(crate) struct BarMapping {
     umem: Option<usize>,
     /// The GPU's memory behind them.
     gpus: Vec<usize>,
-    runs: Vec<AddrRange>,
 }
 
 impl BarMapping {
-    pub(crate) fn map<'a>(
+    pub(crate) fn map(
         device: &PciDevice,
-        runs: impl Iterator<Item = &'a BarRange>,
-    ) -> Result<Self, Reason> {
+        memory: &mut Option<PhysRanges>,
+        va: u64,
+        page: PageSize,
+    ) -> Result<(Self, SgTable), Reason> {
+        let PhysRanges(all) = memory.as_ref().ok_or(Reason::MappedTwice)?;
         let world = world();
         world.record("map");
         if world.fails("map") {
             return Err(Reason::MapResource { mapped: 0 });
         }
-        let (mut gpus, mut mapped) = (Vec::new(), Vec::new());
-        for BarRange { run, gpu } in runs {
-            world.memory(*gpu).read();
-            gpus.push(*gpu);
-            mapped.push(AddrRange {
-                addr: run.addr + IOMMU_OFFSET,
-                len: run.len,
-            });
-        }
-        let memory = world.alloc("a DMA mapping");
-        if let Some(umem) = device.0 {
-            world.ib_core.umem(umem).mapped(memory, &gpus);
-        }
-        Ok(BarMapping {
-            memory,
+        let gpus: Vec<usize> = all.iter().map(|content| content.gpu).collect();
+        gpus.iter().for_each(|gpu| world.memory(*gpu).read());
+        let mapping = BarMapping {
+            memory: world.alloc("a DMA mapping"),
             umem: device.0,
             gpus,
-            runs: mapped,
-        })
-    }
-
-    pub(crate) fn ranges(&self) -> &[AddrRange] {
-        &self.runs
+        };
+        if let Some(umem) = device.0 {
+            let umem = world.ib_core.umem(umem);
+            umem.mapped(mapping.memory, &mapping.gpus);
+        }
+        let (table, ()) = SgTable::build(|table| {
+            let mut layout = SgLayout::new(va, page, device.max_segment());
+            for content in all {
+                let dma = |addr: &u64| addr + IOMMU_OFFSET;
+                layout.pages(&content.addresses, dma, content.page, |entry| {
+                    table.push(entry);
+                });
+            }
+            layout.finish(|entry| table.push(entry));
+            Ok(())
+        })?;
+        *memory = None;
+        Ok((mapping, table))
     }
 }
 

@@ -9,8 +9,6 @@ use crate::fakes::world::world;
 use crate::fakes::world::Break;
 use crate::fakes::world::Hook;
 use crate::fakes::world::World;
-use crate::ranges;
-use crate::ranges::AddrRange;
 use crate::ranges::PageSize;
 use crate::ranges::Span;
 use crate::reason::PutError;
@@ -57,13 +55,6 @@ pub(crate) struct Content {
     /// Where the allocation begins.
     start: u64,
     pub(crate) gpu: usize,
-}
-
-impl Content {
-    /// A run for each page.
-    pub(crate) fn ranges(&self) -> impl Iterator<Item = AddrRange> + '_ {
-        ranges::pages(self.addresses.iter().copied(), self.page)
-    }
 }
 
 /// What the caller of `get` has. The provider knows the pointer alone; who is meant is for the record.

@@ -2,11 +2,12 @@
 //! DMA as the kernel sees it: what stands between a device and memory, which DMA addresses a registration was given, and
 //! the accesses that the IOMMU refused.
 //!
-//! A region's DMA addresses go from the peermem module to ib_core and are shown to nobody. The kernel's own tracepoint in
-//! `dma_map_resource()` says which physical address has which DMA address for which device, and the stand-in GPU says at
-//! which physical address each page of an allocation lies. That the addresses in the region's scatter list are these and
-//! no others is what rxe adds: it follows each of them through the IOMMU's tables to a physical address, and moves the
-//! bytes there.
+//! A region's DMA addresses go from the peermem module to ib_core and are shown to nobody. The kernel's own tracepoints say
+//! which physical address has which DMA address: where an IOMMU translates, those of its tables, which are told of all that
+//! is mapped, by whatever function of the DMA API; elsewhere that of `dma_map_resource()`. The stand-in GPU says at which
+//! physical address each page of an allocation lies. That the addresses in the region's scatter list are these and no
+//! others is what rxe adds: it follows each of them through the IOMMU's tables to a physical address, and moves the bytes
+//! there.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -87,7 +88,7 @@ impl Guard {
     }
 }
 
-/// One `dma_map_resource()`.
+/// What was mapped at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Map {
     phys: u64,
@@ -113,10 +114,12 @@ enum Event {
 pub(crate) struct Trace {
     directory: PathBuf,
     device: String,
+    translates: bool,
 }
 
 impl Trace {
-    pub(crate) fn of(device: &str) -> Result<Self> {
+    /// The IOMMU's tables do not say for which device: while they are watched, nothing is mapped for any other.
+    pub(crate) fn of(device: &str, guard: Guard) -> Result<Self> {
         let directory = PathBuf::from(format!(
             "/sys/kernel/tracing/instances/gdr-{}",
             std::process::id()
@@ -126,6 +129,7 @@ impl Trace {
         let trace = Self {
             directory,
             device: device.to_owned(),
+            translates: guard.translates(),
         };
         // One order of events on all processors.
         trace.set("trace_clock", "global")?;
@@ -133,6 +137,9 @@ impl Trace {
             let filter = format!("device == \"{device}\"");
             trace.set(&format!("events/dma/{event}/filter"), &filter)?;
             trace.set(&format!("events/dma/{event}/enable"), "1")?;
+        }
+        for event in ["map", "unmap"].into_iter().filter(|_| trace.translates) {
+            trace.set(&format!("events/iommu/{event}/enable"), "1")?;
         }
         Ok(trace)
     }
@@ -146,7 +153,7 @@ impl Trace {
         self.set("trace", "")?;
         let value = body()?;
         let text = fs::read_to_string(self.directory.join("trace"))?;
-        Ok((value, parse_trace(&text, &self.device)?))
+        Ok((value, parse_trace(&text, &self.device, self.translates)?))
     }
 
     /// Registers a part of `memory`, for the device that is watched, and says where its pages are.
@@ -185,8 +192,9 @@ impl Trace {
             });
         }
         let mapped: u64 = maps.iter().map(|map| map.len).sum();
+        // Where nothing translates, what is mapped beside it gives nothing to the device.
         ensure!(
-            mapped == end - first,
+            mapped == end - first || !self.translates,
             "{mapped:#x} bytes were mapped for a region of {:#x}",
             end - first
         );
@@ -197,7 +205,7 @@ impl Trace {
         })
     }
 
-    /// Runs `body`, which must unmap the pages of a region, each once, and nothing else.
+    /// Runs `body`, which must unmap the pages of a region, each once, and, where something translates, nothing else.
     pub(crate) fn unmapping<T>(
         &self,
         pages: &[Page],
@@ -213,7 +221,7 @@ impl Trace {
             left.retain(|dma| *dma < unmap.dma || *dma >= unmap.dma + unmap.len);
             let gone = (before - left.len()) as u64;
             ensure!(
-                gone * PAGE == unmap.len,
+                gone * PAGE == unmap.len || (!self.translates && gone > 0),
                 "{unmap:x?} is not of this region, or came twice"
             );
         }
@@ -230,7 +238,7 @@ impl Drop for Trace {
     }
 }
 
-fn parse_trace(text: &str, device: &str) -> Result<Vec<Event>> {
+fn parse_trace(text: &str, device: &str, translates: bool) -> Result<Vec<Event>> {
     let mut events = Vec::new();
     for line in text.lines() {
         if let Some(counts) = line.strip_prefix("# entries-in-buffer/entries-written: ") {
@@ -241,13 +249,11 @@ fn parse_trace(text: &str, device: &str) -> Result<Vec<Event>> {
                 .context("no counts")?;
             ensure!(kept == written, "the trace lost events: {counts}");
         }
-        let (is_map, rest) = match (
-            line.split_once(": dma_map_phys: "),
-            line.split_once(": dma_unmap_phys: "),
-        ) {
-            (Some((_, rest)), _) => (true, rest),
-            (_, Some((_, rest))) => (false, rest),
-            (None, None) => continue,
+        let Some((kind, rest)) = ["dma_map_phys", "dma_unmap_phys", "map", "unmap"]
+            .into_iter()
+            .find_map(|kind| Some((kind, line.split_once(&format!(": {kind}: "))?.1)))
+        else {
+            continue;
         };
         let field = |name: &str| {
             rest.split_whitespace()
@@ -256,21 +262,49 @@ fn parse_trace(text: &str, device: &str) -> Result<Vec<Event>> {
                 .map(|(_, value)| value)
                 .with_context(|| format!("no {name} in {line:?}"))
         };
-        let hex = |name| Ok::<_, anyhow::Error>(u64::from_str_radix(field(name)?, 16)?);
-        ensure!(
-            rest.starts_with(device),
-            "an event of another device: {line}"
-        );
-        let (dma, len) = (hex("dma_addr")?, field("size")?.parse()?);
-        // What a driver of its own maps is host memory, and not for this program.
-        if !field("attrs")?.split('|').any(|flag| flag == "MMIO") {
-            bail!("host memory was mapped for the device: {line}");
+        let hex = |name| {
+            let value: &str = field(name)?;
+            let digits = value.strip_prefix("0x").unwrap_or(value);
+            Ok::<_, anyhow::Error>(u64::from_str_radix(digits, 16)?)
+        };
+        let of_tables = matches!(kind, "map" | "unmap");
+        if !of_tables {
+            ensure!(
+                rest.starts_with(device),
+                "an event of another device: {line}"
+            );
+            // What a driver of its own maps is host memory, and not for this program.
+            if !field("attrs")?.split('|').any(|flag| flag == "MMIO") {
+                bail!("host memory was mapped for the device: {line}");
+            }
         }
-        events.push(if is_map {
-            let phys = hex("phys_addr")?;
-            Event::Map(Map { phys, dma, len })
-        } else {
-            Event::Unmap(Unmap { dma, len })
+        if of_tables != translates {
+            continue;
+        }
+        let len = field("size")?.parse()?;
+        events.push(match kind {
+            "dma_map_phys" => Event::Map(Map {
+                phys: hex("phys_addr")?,
+                dma: hex("dma_addr")?,
+                len,
+            }),
+            "map" => Event::Map(Map {
+                phys: hex("paddr")?,
+                dma: hex("iova")?,
+                len,
+            }),
+            "dma_unmap_phys" => Event::Unmap(Unmap {
+                dma: hex("dma_addr")?,
+                len,
+            }),
+            _ => {
+                let unmapped: u64 = field("unmapped_size")?.parse()?;
+                ensure!(unmapped == len, "not all was unmapped: {line}");
+                Event::Unmap(Unmap {
+                    dma: hex("iova")?,
+                    len,
+                })
+            }
         });
     }
     Ok(events)
@@ -494,31 +528,38 @@ mod tests {
     const TRACE: &str = "\
 # tracer: nop
 #
-# entries-in-buffer/entries-written: 3/3   #P:2
+# entries-in-buffer/entries-written: 5/5   #P:2
 #
+             gdr-85      [001] .....     4.0: map: IOMMU: iova=0x00000000ffff0000 - 0x0000000100000000 paddr=0x0000000800000000 size=65536
              gdr-85      [001] .....     4.1: dma_map_phys: 0000:00:06.0 dir=BIDIRECTIONAL dma_addr=ffff0000 size=65536 phys_addr=800000000 attrs=MMIO
              gdr-85      [001] .....     4.2: dma_map_phys: 0000:00:06.0 dir=BIDIRECTIONAL dma_addr=fffe0000 size=65536 phys_addr=800010000 attrs=SKIP_CPU_SYNC|MMIO
+             gdr-85      [000] .....     4.3: unmap: IOMMU: iova=0x00000000ffff0000 - 0x0000000100000000 size=65536 unmapped_size=65536
              gdr-85      [000] .....     4.3: dma_unmap_phys: 0000:00:06.0 dir=BIDIRECTIONAL dma_addr=ffff0000 size=65536 attrs=MMIO
 ";
 
     #[test]
     fn traces_are_read() {
-        let events = parse_trace(TRACE, "0000:00:06.0").expect("a trace");
-        let map = Map {
-            phys: 0x8_0001_0000,
-            dma: 0xfffe_0000,
-            len: 65536,
+        let read = |text: &str, translates| parse_trace(text, "0000:00:06.0", translates);
+        let events = read(TRACE, false).expect("a trace");
+        let map = |phys, dma| {
+            let len = 65536;
+            Event::Map(Map { phys, dma, len })
         };
-        assert_eq!(events.len(), 3);
-        assert_eq!(events[1], Event::Map(map));
-        let unmap = Unmap {
+        let first = map(0x8_0000_0000, 0xffff_0000);
+        let unmap = Event::Unmap(Unmap {
             dma: 0xffff_0000,
             len: 65536,
-        };
-        assert_eq!(events[2], Event::Unmap(unmap));
-        assert!(parse_trace(TRACE, "0000:00:07.0").is_err());
-        assert!(parse_trace(&TRACE.replace("3/3", "3/4"), "0000:00:06.0").is_err());
-        assert!(parse_trace(&TRACE.replace("=MMIO", "="), "0000:00:06.0").is_err());
+        });
+        assert_eq!(events, [first, map(0x8_0001_0000, 0xfffe_0000), unmap]);
+        assert_eq!(read(TRACE, true).expect("a trace"), [first, unmap]);
+        assert!(parse_trace(TRACE, "0000:00:07.0", false).is_err());
+        for (good, bad) in [
+            ("5/5", "5/6"),
+            ("=MMIO", "="),
+            ("unmapped_size=65536", "unmapped_size=0"),
+        ] {
+            assert!(read(&TRACE.replace(good, bad), true).is_err(), "{bad}");
+        }
     }
 
     #[test]
