@@ -433,7 +433,16 @@ impl Drop for DmaMapping {
 }
 
 /// What page tables said.
-pub(crate) struct PhysRanges(Vec<Content>);
+pub(crate) struct PhysRanges {
+    all: Vec<Content>,
+    memory: usize,
+}
+
+impl Drop for PhysRanges {
+    fn drop(&mut self) {
+        world().memory(self.memory).free();
+    }
+}
 
 pub(crate) struct RevocablePin {
     /// Until the drop.
@@ -467,7 +476,8 @@ impl RevocablePin {
             all.iter()
                 .flat_map(|content| content.addresses.iter().copied()),
         );
-        Ok((PhysRanges(all), page, gpus))
+        let memory = world.alloc("the list of addresses");
+        Ok((PhysRanges { all, memory }, page, gpus))
     }
 }
 
@@ -498,7 +508,7 @@ impl BarMapping {
         va: u64,
         page: PageSize,
     ) -> Result<(Self, SgTable), Reason> {
-        let PhysRanges(all) = memory.as_ref().ok_or(Reason::MappedTwice)?;
+        let PhysRanges { all, .. } = memory.as_ref().ok_or(Reason::MappedTwice)?;
         let world = world();
         world.record("map");
         if world.fails("map") {

@@ -380,6 +380,13 @@ impl World {
         memory.len() - 1
     }
 
+    /// How much that is called so was not freed.
+    pub(crate) fn alive(&self, what: &str) -> usize {
+        let memory = self.memory.borrow();
+        let alive = |memory: &&Arc<Memory>| memory.what == what && !memory.freed.get();
+        memory.iter().filter(alive).count()
+    }
+
     pub(crate) fn memory(&self, number: usize) -> Arc<Memory> {
         self.memory.borrow()[number].clone()
     }

@@ -230,6 +230,19 @@ fn a_callback_after_release_calls_nobody() {
     assert_eq!(world.take_log(), ["callback", "callback returns"]);
 }
 
+/// The region itself is there until the callback.
+#[test]
+fn what_was_not_mapped_goes_with_the_release_too() {
+    let r = Registration::at(0x1b_0000_0000);
+    assert_eq!(r.world.alive("the list of addresses"), 1);
+    r.world.become_process(2);
+    let world = r.world.clone();
+    drop(r);
+    assert_eq!(world.take_log(), ["pin", "orphaned"]);
+    assert_eq!(world.alive("the list of addresses"), 0);
+    world.free();
+}
+
 #[test]
 fn what_cannot_be_built_is_undone() {
     let r = Registration::at(0x1a_0000_0000);
