@@ -6,7 +6,6 @@ use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
 use std::process::Command;
-use std::process::Stdio;
 
 use anyhow::bail;
 use anyhow::Context as _;
@@ -123,8 +122,8 @@ fn licences(linter: &Linter<'_>) -> Result<()> {
 /// Runs a command that must succeed and say nothing of the kind that `complains` knows.
 fn quiet(command: &mut Command, complains: impl Fn(&str) -> bool) -> Result<()> {
     let program = command.get_program().to_string_lossy().into_owned();
+    // Its standard input is empty, unless the caller says otherwise.
     let output = command
-        .stdin(Stdio::null())
         .output()
         .with_context(|| format!("cannot start {program}"))?;
     let said = format!(
@@ -323,12 +322,23 @@ fn shellcheck(linter: &Linter<'_>) -> Result<()> {
 /// Where the rules for Prometheus lie.
 const ALERTS: &str = "packaging/peermemctl/alerts";
 
-/// Rules for Prometheus, and their own tests.
+/// What the exporter says of synthetic machines.
+const METRICS: &str = "cli/tests/golden/export.prom";
+
+/// Rules for Prometheus and their own tests, and the exporter's metrics.
 fn promtool(linter: &Linter<'_>) -> Result<()> {
-    if !linter.looks_at(|name| name.starts_with(ALERTS)) {
+    if !linter.looks_at(|name| name.starts_with(ALERTS) || name == METRICS) {
         return Ok(());
     }
     let program = programs::promtool(linter.paths)?;
+    let metrics = linter.paths.repo.join(METRICS);
+    let metrics = fs::File::open(&metrics).with_context(|| metrics.display().to_string())?;
+    quiet(
+        Command::new(&program)
+            .args(["check", "metrics"])
+            .stdin(metrics),
+        |_| true,
+    )?;
     let names = tracked(linter)?;
     let (tests, rules): (Vec<&String>, Vec<&String>) = names
         .iter()
