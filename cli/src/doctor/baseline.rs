@@ -18,6 +18,7 @@ use crate::machine::Hca;
 use crate::machine::Machine;
 use crate::machine::Port;
 use crate::render::bytes;
+use crate::render::counted;
 use crate::software::Software;
 
 pub(super) const BASELINE: Check = Check {
@@ -78,9 +79,9 @@ fn baseline(scan: &Scan<'_>) -> Vec<Finding> {
             Level::Ok,
             Subject::Machine,
             format!(
-                "{} GPUs and {} RDMA devices are as in the baseline",
-                before.gpus.len(),
-                before.hcas.len()
+                "as in the baseline: {} and {}",
+                counted(before.gpus.len(), "GPU"),
+                counted(before.hcas.len(), "RDMA device")
             ),
         ));
     }

@@ -576,6 +576,18 @@ fn a_baseline_finds_what_is_gone() {
     let mut before = fixture::hgx();
     before.software();
     let folder = tempfile::tempdir().unwrap();
+    // One of each is no plural.
+    let one = folder.path().join("one.json");
+    let mut small = fixture::small();
+    small.software();
+    std::fs::write(&one, small.recording.to_json().unwrap()).unwrap();
+    let line = ["doctor", "--all", "--baseline", one.to_str().unwrap()];
+    let (text, _) = testing::says(&small.recording, &line);
+    assert!(
+        text.contains("as in the baseline: 1 GPU and 1 RDMA device"),
+        "{text}"
+    );
+    assert!(text.contains("1 GPU, 1 RDMA device"), "{text}");
     let file = folder.path().join("before.json");
     std::fs::write(&file, before.recording.to_json().unwrap()).unwrap();
     let file = file.to_str().unwrap();

@@ -13,6 +13,7 @@ use super::Host;
 use super::Seen;
 use super::Unseen;
 use crate::nvml;
+use crate::software::files;
 
 /// Of one file, in bytes. The module's list of 100,000 registrations is one of about 25 MB.
 const LONGEST: u64 = 64 << 20;
@@ -139,6 +140,7 @@ impl Host for Live {
             Fact::KernelLog => kernel_log(),
             Fact::Nvml => nvml::ask(),
             Fact::KernelSymbols => facts::symbols(),
+            Fact::ModuleFiles => files::read(self),
             Fact::Services => facts::services(self),
         }
     }

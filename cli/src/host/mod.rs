@@ -56,6 +56,9 @@ pub(crate) enum Fact {
     /// Those of `/proc/kallsyms` that tell who has peer memory and dma-buf, a line each without the address:
     /// `T ib_register_peer_memory_client [ib_uverbs]`.
     KernelSymbols,
+    /// What the files of the peer-memory module and of those that it calls say, as the JSON of
+    /// [`crate::software::files`].
+    ModuleFiles,
     /// The running services that hand their limits to users of RDMA, a line each: name, process, and how much memory
     /// it may lock, soft and hard, in bytes, `unlimited`, or `?`.
     Services,

@@ -357,6 +357,7 @@ fn key_of(fact: Fact) -> String {
         Fact::KernelLog => "kernel_log",
         Fact::Nvml => "nvml",
         Fact::KernelSymbols => "kernel_symbols",
+        Fact::ModuleFiles => "module_files",
         Fact::Services => "services",
     };
     format!("fact {name}")

@@ -2,6 +2,7 @@
 //! What of a machine's software matters to GPUDirect RDMA: the modules, the driver, and what the kernel's log says of
 //! them.
 
+pub(crate) mod files;
 pub(crate) mod log;
 
 use crate::host::Fact;
@@ -24,6 +25,8 @@ pub(crate) struct Software {
     pub(crate) module: Seen<Option<Module>>,
     /// The file that modprobe would load it from, below the modules' directory; none: there is no such file.
     pub(crate) installed: Seen<Option<String>>,
+    /// What that file says, and those of the modules that it calls; none: there is no such file.
+    pub(crate) files: Seen<Option<files::Files>>,
     /// The module before NVIDIA's, nv_peer_mem, is loaded.
     pub(crate) has_forerunner: bool,
     /// nvidia.ko; none: not loaded.
@@ -64,6 +67,7 @@ impl Software {
         Self {
             module: Module::scan(host),
             installed: installed(host, &kernel),
+            files: files::Files::scan(host),
             has_forerunner: host.has("/sys/module/nv_peer_mem") == Ok(true),
             driver: Driver::scan(host),
             symbols: host.fact(Fact::KernelSymbols).map(|text| symbols(&text)),
@@ -237,11 +241,14 @@ fn installed(host: &dyn Host, kernel: &Seen<String>) -> Seen<Option<String>> {
     let lines = host.matching(&format!("/lib/modules/{kernel}/modules.dep"), "peermem")?;
     let file = lines.lines().find_map(|line| {
         let (path, _) = line.split_once(':')?;
-        let name = path.rsplit('/').next()?;
-        let (stem, _) = name.split_once(".ko")?;
-        (stem.starts_with("nvidia") && stem.ends_with("peermem")).then(|| path.to_owned())
+        is_peermem(path).then(|| path.to_owned())
     });
     Ok(file)
+}
+
+/// Whether a file is a peer-memory module of NVIDIA's or ours.
+fn is_peermem(path: &str) -> bool {
+    files::stem(path).is_some_and(|stem| stem.starts_with("nvidia") && stem.ends_with("peermem"))
 }
 
 /// By its name: NVIDIA's has dashes.

@@ -12,6 +12,7 @@ use crate::finding::Level::Warning;
 use crate::fixture;
 use crate::fixture::software::driver;
 use crate::fixture::software::limits;
+use crate::fixture::software::module_files;
 use crate::fixture::software::nvml;
 use crate::fixture::software::OURS;
 use crate::fixture::Fixture;
@@ -22,6 +23,8 @@ use crate::nvml::Memory;
 use crate::nvml::Refused;
 use crate::nvml::Virtualization;
 use crate::shipped::reason::Event;
+use crate::software::files::File;
+use crate::software::files::Files;
 use crate::software::MODULE;
 use crate::software::REGISTER;
 use crate::testing;
@@ -77,6 +80,21 @@ fn nvidias(fixture: &mut Fixture, version: &str) {
         "updates/dkms/nvidia-peermem.ko: updates/dkms/nvidia.ko\n",
     );
 }
+
+/// The file that modprobe would load, and what it says, changed; none is loaded.
+fn with_files(fixture: &mut Fixture, module: &str, change: fn(&mut Files)) {
+    unload(fixture);
+    fixture.file(
+        "/lib/modules/6.8.0-45-generic/modules.dep",
+        &format!("{module}: updates/dkms/nvidia.ko\n"),
+    );
+    let mut files = module_files(module);
+    change(&mut files);
+    fixture.module_files(&files);
+}
+
+const NVIDIAS: &str = "updates/dkms/nvidia-peermem.ko";
+const OUR_FILE: &str = "updates/peermem-rs/nvidia_peermem.ko";
 
 fn proprietary(fixture: &mut Fixture) {
     fixture.file(
@@ -202,6 +220,94 @@ const INJECTED: &[Injected] = &[
             );
         },
         says: &[("module", Warning, "Secure Boot")],
+    },
+    Injected {
+        name: "NVIDIA's, built before OFED was installed",
+        inject: |fixture| {
+            with_files(fixture, NVIDIAS, |files| {
+                files.module.needs.retain(|name, _| !name.contains("peer_memory"));
+            });
+        },
+        says: &[("module", Note, "never calls ib_register_peer_memory_client")],
+    },
+    Injected {
+        name: "ours, built against another OFED",
+        inject: |fixture| {
+            with_files(fixture, OUR_FILE, |files| {
+                for crc in files.others[0].exports.values_mut() {
+                    *crc = Some(0x1234);
+                }
+            });
+        },
+        says: &[(
+            "module",
+            Warning,
+            "another OFED: ib_register_peer_memory_client has the CRC 0x3b6d0a1c in it, and 0x00001234 in \
+            updates/dkms/ib_uverbs.ko; 1 more differ",
+        )],
+    },
+    Injected {
+        name: "ours, built against another driver",
+        inject: |fixture| {
+            with_files(fixture, OUR_FILE, |files| {
+                files.others[1].exports.insert("nvidia_p2p_put_pages".to_owned(), Some(1));
+            });
+        },
+        says: &[("module", Warning, "another driver: nvidia_p2p_put_pages has the CRC")],
+    },
+    Injected {
+        name: "ours is loaded, and OFED was upgraded under its file",
+        inject: |fixture| {
+            let mut files = module_files(OUR_FILE);
+            files.others[0].exports.insert(REGISTER.to_owned(), Some(1));
+            fixture.module_files(&files);
+        },
+        says: &[("module", Warning, "would not load again: updates/peermem-rs/nvidia_peermem.ko was built against")],
+    },
+    Injected {
+        name: "ours is loaded, and the driver was upgraded without a reboot",
+        inject: |fixture| fixture.file("/sys/module/nvidia/srcversion", "F00D\n"),
+        says: &[("module", Warning, "the nvidia that is loaded is not the one in updates/dkms/nvidia.ko")],
+    },
+    Injected {
+        name: "of another kernel",
+        inject: |fixture| {
+            with_files(fixture, NVIDIAS, |files| {
+                files.module.vermagic = Some("6.8.0-31-generic SMP mod_unload".to_owned());
+                files.module.needs.values_mut().for_each(|crc| *crc = None);
+            });
+        },
+        says: &[("module", Note, "built for Linux 6.8.0-31-generic, and 6.8.0-45-generic runs")],
+    },
+    Injected {
+        name: "a symbol that the driver has not",
+        inject: |fixture| {
+            with_files(fixture, OUR_FILE, |files| {
+                files.others[1].exports.remove("nvidia_p2p_get_pages");
+            });
+        },
+        says: &[("module", Warning, "calls nvidia_p2p_get_pages, and no module that is installed has it")],
+    },
+    Injected {
+        name: "not signed, and the kernel asks for it",
+        inject: |fixture| {
+            with_files(fixture, OUR_FILE, |files| files.module.is_signed = false);
+            fixture.file("/sys/module/module/parameters/sig_enforce", "Y\n");
+        },
+        says: &[("module", Warning, "is not signed, and this kernel takes signed modules alone")],
+    },
+    Injected {
+        name: "a file that cannot be read",
+        inject: |fixture| {
+            with_files(fixture, OUR_FILE, |files| {
+                files.module = File {
+                    path: OUR_FILE.to_owned(),
+                    unread: Some("it is compressed (xz)".to_owned()),
+                    ..File::default()
+                };
+            });
+        },
+        says: &[("module", Warning, "(peermem-rs), which cannot be read: it is compressed (xz)")],
     },
     Injected {
         name: "nv_peer_mem in its place",

@@ -12,6 +12,7 @@ mod gpu_mode;
 mod limits;
 mod log;
 mod module;
+mod module_file;
 mod peer_memory;
 mod presence;
 mod refusals;
@@ -50,7 +51,7 @@ pub(super) const OF_SOFTWARE: &[Check] = &[
     },
     Check {
         name: module::NAME,
-        about: "whether nvidia_peermem is loaded, whose, for this driver, and why not",
+        about: "whether nvidia_peermem is loaded, whose, for this driver, and why not; whether its file would load",
         applies: |scan| scan.has_both(),
         run: module::check,
     },

@@ -2,6 +2,8 @@
 //! Is the module loaded, and whose is it?
 
 use super::dma_buf::DmaBuf;
+use super::module_file;
+use super::module_file::Cause;
 use crate::doctor::scan::Scan;
 use crate::finding::Finding;
 use crate::finding::Level;
@@ -18,12 +20,29 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let software = scan.software();
     match &software.module {
         Err(why) => vec![Scan::unseen(NAME, Subject::Machine, MODULE, why)],
-        Ok(Some(module)) => loaded(scan, module),
+        Ok(Some(module)) => {
+            let mut findings = loaded(scan, module);
+            findings.extend(module_file::cause(scan).map(next_time));
+            findings.extend(replaced(scan));
+            findings
+        }
         // Each of these has a finding of its own, from which this follows.
         Ok(None) if software.lacks_peer_memory() || software.is_closed_to_ours() => Vec::new(),
         Ok(None) if software.nvidia().is_none() => Vec::new(),
-        Ok(None) => vec![missing(scan)],
+        Ok(None) => std::iter::once(missing(scan))
+            .chain(replaced(scan))
+            .collect(),
     }
+}
+
+/// What is loaded is not its file's concern; a reboot makes it so.
+fn next_time(mut cause: Cause) -> Finding {
+    cause.found = format!("nvidia_peermem would not load again: {}", cause.found);
+    cause.at(NAME, Level::Warning)
+}
+
+fn replaced(scan: &Scan<'_>) -> Option<Finding> {
+    Some(module_file::replaced(scan)?.at(NAME, Level::Warning))
 }
 
 fn loaded(scan: &Scan<'_>, module: &Module) -> Vec<Finding> {
@@ -73,36 +92,47 @@ fn missing(scan: &Scan<'_>) -> Finding {
     let level = alternative.level_without_module(software.is_wanted());
     let records = software.log.as_deref().unwrap_or_default();
     let refused = log::not_loaded(records);
-    let (found, fix) = match (&software.installed, &refused) {
-        (_, Some(refused)) => (
+    let cause = module_file::cause(scan);
+    let because = cause
+        .as_ref()
+        .map_or(String::new(), |cause| format!("{}; ", cause.why));
+    let (found, fix) = match (cause, &software.installed, &refused) {
+        // The log tells of the past, the file of now.
+        (Some(cause), ..) => (
+            format!("nvidia_peermem is not loaded, and modprobe would fail: {}", cause.found),
+            cause.fix,
+        ),
+        (None, _, Some(refused)) => (
             format!("nvidia_peermem is not loaded; the kernel's log says: {}", refused.line),
             refused.advice.to_owned(),
         ),
-        (Ok(Some(file)), None) => {
+        (None, Ok(Some(file)), None) => {
             let whose = if is_ours(file) {
                 "peermem-rs"
             } else {
                 "NVIDIA's"
             };
+            let unread = module_file::unread(scan);
+            let unread = unread.map_or(String::new(), |why| format!(", which cannot be read: {why}"));
             (
-                format!("nvidia_peermem is not loaded; modprobe would load {file} ({whose})"),
+                format!("nvidia_peermem is not loaded; modprobe would load {file} ({whose}){unread}"),
                 format!("`sudo modprobe nvidia-peermem`{}", signature(scan)),
             )
         }
-        (Ok(None), None) => (
+        (None, Ok(None), None) => (
             "nvidia_peermem is not loaded, and modprobe has no such module for this kernel".to_owned(),
             "build and install peermem-rs for this kernel (docs/install.md), or install the driver again, with its \
             kernel modules"
                 .to_owned(),
         ),
-        (Err(_), None) => (
+        (None, Err(_), None) => (
             "nvidia_peermem is not loaded".to_owned(),
             "`sudo modprobe nvidia-peermem`; what it answers says more".to_owned(),
         ),
     };
     at(level, found)
         .why(format!(
-            "ib_core asks it about each address that is no memory of the processor; libfabric's verbs provider and \
+            "{because}ib_core asks it about each address that is no memory of the processor; libfabric's verbs provider and \
             RCCL believe in it without looking, since ib_core has the function; {}",
             alternative.said()
         ))
@@ -112,18 +142,11 @@ fn missing(scan: &Scan<'_>) -> Finding {
 
 /// What modprobe may stumble over.
 fn signature(scan: &Scan<'_>) -> &'static str {
-    let enforced = scan
-        .host
-        .text("/sys/module/module/parameters/sig_enforce")
-        .is_ok_and(|value| value == "Y");
-    let locked = scan
-        .host
-        .text("/sys/kernel/security/lockdown")
-        .is_ok_and(|text| text.contains("[integrity]") || text.contains("[confidentiality]"));
-    if enforced || locked {
-        "; this kernel takes signed modules alone: sign it with a key that the machine knows (docs/install.md, Secure \
-        Boot)"
-    } else {
-        ""
+    match module_file::is_enforced(scan) {
+        true => {
+            "; this kernel takes signed modules alone: sign it with a key that the machine knows (docs/install.md, \
+            Secure Boot)"
+        }
+        false => "",
     }
 }

@@ -6,6 +6,7 @@ use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
 use crate::host::Unseen;
+use crate::render::counted;
 
 /// The check's name.
 pub(super) const NAME: &str = "presence";
@@ -87,9 +88,9 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
             Level::Ok,
             Subject::Machine,
             format!(
-                "{} GPUs, {} RDMA devices",
-                scan.machine.gpus.len(),
-                scan.machine.hcas.len()
+                "{}, {}",
+                counted(scan.machine.gpus.len(), "GPU"),
+                counted(scan.machine.hcas.len(), "RDMA device")
             ),
         ));
     }

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Would the kernel load the module's file, and would it serve? By what the file says, before modprobe.
+//!
+//! The kernel looks at the signature, at the version magic, and then at each symbol (`kernel/module/main.c`,
+//! `version.c`); the first that does not fit is why the module does not load.
+
+use crate::doctor::scan::Scan;
+use crate::finding::Finding;
+use crate::finding::Level;
+use crate::finding::Subject;
+use crate::software::files::File;
+use crate::software::files::Files;
+use crate::software::is_ours;
+use crate::software::REGISTER;
+
+/// Why a file would not load, or not serve.
+pub(super) struct Cause {
+    pub(super) found: String,
+    pub(super) why: &'static str,
+    pub(super) fix: String,
+}
+
+impl Cause {
+    pub(super) fn at(self, check: &'static str, level: Level) -> Finding {
+        Finding::new(check, level, Subject::Machine, self.found)
+            .why(self.why)
+            .fix(self.fix)
+    }
+}
+
+/// What is known of the file that modprobe would load.
+fn files<'a>(scan: &'a Scan<'_>) -> Option<&'a Files> {
+    let software = scan.software();
+    let files = software.files.as_ref().ok()?.as_ref()?;
+    let installed = software.installed.as_ref().ok()?.as_ref()?;
+    (*installed == files.module.path).then_some(files)
+}
+
+/// Why modprobe would fail, if the file says so.
+pub(super) fn cause(scan: &Scan<'_>) -> Option<Cause> {
+    let files = files(scan)?;
+    if files.module.unread.is_some() {
+        return None;
+    }
+    // In the kernel's order.
+    unsigned(scan, &files.module)
+        .or_else(|| other_kernel(scan, &files.module))
+        .or_else(|| other_versions(files))
+        .or_else(|| unknown_symbol(files))
+        .or_else(|| before_ofed(scan, files))
+}
+
+/// Why the file's content is not known.
+pub(super) fn unread<'a>(scan: &'a Scan<'_>) -> Option<&'a str> {
+    files(scan)?.module.unread.as_deref()
+}
+
+/// Of ib_core, ib_uverbs and nvidia.ko, what is loaded and not what the files are that the module was compared with.
+pub(super) fn replaced(scan: &Scan<'_>) -> Option<Cause> {
+    let mut others = files(scan)?.others.iter();
+    let (name, path) = others.find_map(|file| {
+        let (name, known) = (file.name.as_ref()?, file.srcversion.as_ref()?);
+        let loaded = scan
+            .host
+            .text(&format!("/sys/module/{name}/srcversion"))
+            .ok()?;
+        (loaded != *known).then_some((name, &file.path))
+    })?;
+    Some(Cause {
+        found: format!("the {name} that is loaded is not the one in {path}"),
+        why: "it was upgraded after it was loaded, or an older one was loaded from the initramfs; modules that were \
+            built for the new one may not load beside the old one",
+        fix: "build the initramfs anew if the module is in it, and reboot; or `sudo systemctl restart openibd` for OFED's \
+            modules"
+            .to_owned(),
+    })
+}
+
+/// How to build it again.
+fn rebuild(module: &File) -> String {
+    match is_ours(&module.path) {
+        true => "build it again: `sudo dkms unbuild peermem-rs/VERSION`, `sudo dkms install peermem-rs/VERSION` (`sudo \
+            dkms status` has the version); without dkms `sudo make install`; then `sudo modprobe nvidia-peermem`"
+            .to_owned(),
+        false => "build the driver's modules again, now that OFED is installed: `sudo dkms unbuild` and `sudo dkms \
+            install` for the driver (`sudo dkms status` names it), or its installer once more; modules that a distribution \
+            has built know no OFED, so take its dkms package instead; then `sudo modprobe nvidia-peermem`"
+            .to_owned(),
+    }
+}
+
+/// Whether the kernel takes signed modules alone.
+pub(super) fn is_enforced(scan: &Scan<'_>) -> bool {
+    let said = |path: &str, words: &[&str]| {
+        let text = scan.host.text(path);
+        text.is_ok_and(|text| words.iter().any(|word| text.contains(word)))
+    };
+    said("/sys/module/module/parameters/sig_enforce", &["Y"])
+        || said(
+            "/sys/kernel/security/lockdown",
+            &["[integrity]", "[confidentiality]"],
+        )
+}
+
+fn unsigned(scan: &Scan<'_>, module: &File) -> Option<Cause> {
+    (!module.is_signed && is_enforced(scan)).then(|| Cause {
+        found: format!("{} is not signed, and this kernel takes signed modules alone", module.path),
+        why: "Secure Boot, lockdown or module.sig_enforce asks for it: modprobe says \"Key was rejected by service\" \
+            or \"Operation not permitted\"",
+        fix: "sign it with a key that the machine knows (docs/install.md, Secure Boot)".to_owned(),
+    })
+}
+
+/// With CRCs the kernel goes by them, and passes over its own release.
+fn other_kernel(scan: &Scan<'_>, module: &File) -> Option<Cause> {
+    let running = scan.software().kernel.as_ref().ok()?;
+    let built = module.vermagic.as_ref()?.split_whitespace().next()?;
+    (built != running && !module.has_crcs()).then(|| Cause {
+        found: format!("{} was built for Linux {built}, and {running} runs", module.path),
+        why: "the kernel compares the release: \"version magic … should be …\" in its log, \"Exec format error\" of \
+            modprobe",
+        fix: rebuild(module),
+    })
+}
+
+fn other_versions(files: &Files) -> Option<Cause> {
+    let module = &files.module;
+    let differ = |file: &File| -> Vec<(String, u32, u32)> {
+        let needs = module.needs.iter();
+        let both =
+            needs.filter_map(|(name, crc)| Some((name, (*crc)?, (*file.exports.get(name)?)?)));
+        both.filter(|(_, built, now)| built != now)
+            .map(|(name, built, now)| (name.clone(), built, now))
+            .collect()
+    };
+    let mut others = files.others.iter().map(|file| (file, differ(file)));
+    let (other, symbols) = others.find(|(_, symbols)| !symbols.is_empty())?;
+    let (name, built, now) = symbols.first()?;
+    let more = match symbols.len().saturating_sub(1) {
+        0 => String::new(),
+        more => format!("; {more} more differ"),
+    };
+    let whose = match other.path.contains("nvidia") {
+        true => "driver",
+        false => "OFED",
+    };
+    Some(Cause {
+        found: format!(
+            "{} was built against another {whose}: {name} has the CRC {built:#010x} in it, and {now:#010x} in {}{more}",
+            module.path, other.path
+        ),
+        why: "the kernel compares the CRC of each symbol: \"disagrees about version of symbol\" in its log, \"Invalid \
+            argument\" of modprobe",
+        fix: rebuild(module),
+    })
+}
+
+/// What nobody exports.
+fn unknown_symbol(files: &Files) -> Option<Cause> {
+    let (module, others) = (&files.module, &files.others);
+    if others.iter().any(|file| file.unread.is_some()) {
+        return None;
+    }
+    let is_known = |name: &str| others.iter().any(|file| file.exports.contains_key(name));
+    let has = |word: &str| {
+        let mut names = others.iter().filter_map(|file| file.name.as_ref());
+        names.any(|name| name.starts_with(word))
+    };
+    let name = module.needs.keys().find(|name| {
+        let is_of_driver = name.starts_with("nvidia_p2p_") && has("nvidia");
+        let is_of_ofed = name.ends_with("register_peer_memory_client") && has("ib_");
+        (is_of_driver || is_of_ofed) && !is_known(name)
+    })?;
+    Some(Cause {
+        found: format!("{} calls {name}, and no module that is installed has it", module.path),
+        why: "OFED was removed, or the driver is older than the one it was built with: \"Unknown symbol\" in the \
+            kernel's log",
+        fix: rebuild(module),
+    })
+}
+
+fn before_ofed(scan: &Scan<'_>, files: &Files) -> Option<Cause> {
+    let module = &files.module;
+    let is_exported = matches!(scan.software().register(), Ok(Some(_)))
+        || files
+            .others
+            .iter()
+            .any(|file| file.exports.contains_key(REGISTER));
+    (is_exported && !module.needs.contains_key(REGISTER)).then(|| Cause {
+        found: format!("{} was built without OFED: it never calls {REGISTER}", module.path),
+        why: "built where there was no peer memory, its init does nothing but fail: \"Invalid argument\" of modprobe, \
+            and nothing in the kernel's log",
+        fix: rebuild(module),
+    })
+}

@@ -1,0 +1,496 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What the ELF files of the peer-memory module, and of the modules that it calls, say before anything is loaded: the
+//! fact [`ModuleFiles`](crate::host::Fact::ModuleFiles) as JSON.
+//!
+//! Sections and symbols by kbuild's `modpost` and the kernel's `kernel/module/version.c`, as libkmod reads them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read as _;
+use std::sync::Mutex;
+use std::time::SystemTime;
+
+use object::read::elf::ElfFile64;
+use object::Endianness;
+use object::Object as _;
+use object::ObjectSection as _;
+use object::ObjectSymbol as _;
+use object::SymbolSection;
+use serde::Deserialize;
+use serde::Serialize;
+
+use super::REGISTER;
+use crate::host::Fact;
+use crate::host::Host;
+use crate::host::Seen;
+use crate::host::Unseen;
+
+/// Of one file, decompressed, in bytes. The proprietary nvidia.ko has about 100 MB.
+const LONGEST: u64 = 256 << 20;
+
+/// Behind a module that is signed (`scripts/sign-file.c`).
+const SIGNATURE: &[u8] = b"~Module signature appended~\n";
+
+/// Of one entry of `__versions`: a CRC as `unsigned long`, and the name in the rest.
+const VERSION: usize = 64;
+
+/// The file that modprobe would load, and those of ib_core, ib_uverbs and nvidia.ko.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Files {
+    pub(crate) module: File,
+    pub(crate) others: Vec<File>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct File {
+    /// Below the modules' directory.
+    pub(crate) path: String,
+    /// Why nothing else is known.
+    pub(crate) unread: Option<String>,
+    /// What the kernel calls it: Debian's `nvidia-current-open.ko` is `nvidia`.
+    pub(crate) name: Option<String>,
+    pub(crate) vermagic: Option<String>,
+    /// A checksum of its sources, which a loaded module has in sysfs.
+    pub(crate) srcversion: Option<String>,
+    pub(crate) is_signed: bool,
+    /// Undefined symbols, each with the CRC that it was built with, if the kernel compares CRCs.
+    pub(crate) needs: BTreeMap<String, Option<u32>>,
+    /// Of what the module needs.
+    pub(crate) exports: BTreeMap<String, Option<u32>>,
+}
+
+impl Files {
+    /// None: modprobe has no such module.
+    pub(crate) fn scan(host: &dyn Host) -> Seen<Option<Self>> {
+        match host.fact(Fact::ModuleFiles) {
+            Ok(text) => serde_json::from_str(&text)
+                .map(Some)
+                .map_err(|error| Unseen::Failed(format!("the modules' files: {error}"))),
+            Err(Unseen::Absent) => Ok(None),
+            Err(why) => Err(why),
+        }
+    }
+}
+
+/// The fact, of this machine. The exporter asks each time, and files seldom change.
+pub(crate) fn read(host: &dyn Host) -> Seen<String> {
+    type Stamp = Vec<(String, u64, Option<SystemTime>)>;
+    static LAST: Mutex<Option<(Stamp, String)>> = Mutex::new(None);
+    let kernel = host.text("/proc/sys/kernel/osrelease")?;
+    let directory = format!("/lib/modules/{kernel}");
+    let paths = paths(&host.text(&format!("{directory}/modules.dep"))?);
+    let stamp = |path: &String| {
+        let about = fs::metadata(format!("{directory}/{path}")).ok()?;
+        Some((path.clone(), about.len(), about.modified().ok()))
+    };
+    let stamps: Stamp = paths.iter().filter_map(stamp).collect();
+    let mut last = LAST.lock().unwrap_or_else(|error| error.into_inner());
+    if let Some((_, text)) = last.as_ref().filter(|(of, _)| *of == stamps) {
+        return Ok(text.clone());
+    }
+    let Some((module, others)) = paths.split_first() else {
+        return Err(Unseen::Absent);
+    };
+    let file = |path: &String, wanted: Option<&File>| match contents(&directory, path) {
+        Ok(bytes) => File::parse(path, &bytes, wanted),
+        Err(why) => File::unread(path, why),
+    };
+    let module = file(module, None);
+    let others = others.iter().map(|path| file(path, Some(&module)));
+    let files = Files {
+        others: others.collect(),
+        module,
+    };
+    let text = serde_json::to_string(&files).map_err(|error| Unseen::Failed(error.to_string()))?;
+    *last = Some((stamps, text.clone()));
+    Ok(text)
+}
+
+/// Of `modules.dep`: the peer-memory module first, then what it calls. None where it has no such module.
+fn paths(dependencies: &str) -> Vec<String> {
+    let all = || dependencies.lines().filter_map(|line| line.split_once(':'));
+    let Some((module, needs)) = all().find(|(path, _)| super::is_peermem(path)) else {
+        return Vec::new();
+    };
+    let is_core = |path: &&str| matches!(stem(path), Some("ib_core" | "ib_uverbs" | "nvidia"));
+    let is_driver = |path: &&str| stem(path).is_some_and(|stem| stem.starts_with("nvidia"));
+    let mut others: Vec<&str> = needs.split_whitespace().filter(is_driver).collect();
+    others.extend(all().map(|(path, _)| path).filter(is_core));
+    others.sort_unstable();
+    others.dedup();
+    let paths = std::iter::once(module).chain(others);
+    paths.map(str::to_owned).collect()
+}
+
+/// A module's name by its file's.
+pub(super) fn stem(path: &str) -> Option<&str> {
+    let (stem, _) = path.rsplit('/').next()?.split_once(".ko")?;
+    Some(stem)
+}
+
+/// A module's file, decompressed.
+fn contents(directory: &str, path: &str) -> Result<Vec<u8>, String> {
+    // Debian's and others' paths in modules.dep are below the directory; some are absolute.
+    let path = match path.starts_with('/') {
+        true => path.to_owned(),
+        false => format!("{directory}/{path}"),
+    };
+    let file = fs::File::open(path).map_err(|error| error.to_string())?;
+    let mut bytes = Vec::new();
+    let read = file.take(LONGEST).read_to_end(&mut bytes);
+    read.map_err(|error| error.to_string())?;
+    decompressed(bytes)
+}
+
+/// By the first bytes, as the kernel goes by them (`kernel/module/decompress.c`).
+fn decompressed(bytes: Vec<u8>) -> Result<Vec<u8>, String> {
+    if bytes.starts_with(b"\xfd7zXZ") {
+        return Err("it is compressed (xz)".to_owned());
+    }
+    if bytes.starts_with(b"\x1f\x8b") {
+        return Err("it is compressed (gzip)".to_owned());
+    }
+    if !bytes.starts_with(b"\x28\xb5\x2f\xfd") {
+        return Ok(bytes);
+    }
+    let wrong = |error: &dyn std::fmt::Display| format!("it is compressed (zstd): {error}");
+    let decoder = ruzstd::decoding::StreamingDecoder::new(bytes.as_slice());
+    let decoder = decoder.map_err(|error| wrong(&error))?;
+    let mut plain = Vec::new();
+    let read = decoder.take(LONGEST).read_to_end(&mut plain);
+    read.map_err(|error| wrong(&error))?;
+    Ok(plain)
+}
+
+impl File {
+    fn unread(path: &str, why: impl Into<String>) -> Self {
+        Self {
+            path: path.to_owned(),
+            unread: Some(why.into()),
+            ..Self::default()
+        }
+    }
+
+    /// What a file says; `caller`: only what that one calls counts of its exports.
+    fn parse(path: &str, bytes: &[u8], caller: Option<&Self>) -> Self {
+        let Ok(elf) = ElfFile64::<Endianness>::parse(bytes) else {
+            return Self::unread(path, "it is no ELF file");
+        };
+        let section = |name: &str| -> &[u8] {
+            let section = elf.section_by_name(name);
+            section.and_then(|it| it.data().ok()).unwrap_or_default()
+        };
+        let info = strings(section(".modinfo"));
+        let info = |key: &str| {
+            let mut values = info.iter().filter_map(|line| line.split_once('='));
+            let value = values
+                .find(|(name, _)| *name == key)
+                .map(|(_, value)| value);
+            value.map(str::to_owned)
+        };
+        let mut file = Self {
+            path: path.to_owned(),
+            name: info("name"),
+            vermagic: info("vermagic").map(|text| text.trim_end().to_owned()),
+            srcversion: info("srcversion"),
+            is_signed: bytes.ends_with(SIGNATURE),
+            ..Self::default()
+        };
+        let endian = elf.endian();
+        let symbols = elf
+            .symbols()
+            .filter_map(|symbol| Some((symbol.name().ok()?, symbol)));
+        let Some(caller) = caller else {
+            let versions = match section("__version_ext_names") {
+                [] => versions(section("__versions"), endian),
+                // The kernel looks at no others where there are these.
+                names => {
+                    let crcs = section("__version_ext_crcs").chunks_exact(4);
+                    let crcs = crcs.filter_map(|bytes| word(bytes, endian));
+                    strings(names).into_iter().zip(crcs).collect()
+                }
+            };
+            let needs = symbols.filter(|(name, symbol)| symbol.is_undefined() && !name.is_empty());
+            file.needs = needs
+                .map(|(name, _)| (name.to_owned(), versions.get(name).copied()))
+                .collect();
+            return file;
+        };
+        let is_wanted = |name: &str| name == REGISTER || caller.needs.contains_key(name);
+        for (name, symbol) in symbols {
+            if let Some(name) = name
+                .strip_prefix("__ksymtab_")
+                .filter(|name| is_wanted(name))
+            {
+                file.exports.entry(name.to_owned()).or_default();
+            } else if let Some(name) = name.strip_prefix("__crc_").filter(|name| is_wanted(name)) {
+                // Up to Linux 5.18 the symbol's value is the CRC; since then it says where the CRC is.
+                let crc = match symbol.section() {
+                    SymbolSection::Absolute => u32::try_from(symbol.address()).ok(),
+                    SymbolSection::Section(index) => elf
+                        .section_by_index(index)
+                        .ok()
+                        .and_then(|section| section.data().ok())
+                        .and_then(|data| data.get(usize::try_from(symbol.address()).ok()?..))
+                        .and_then(|bytes| word(bytes, endian)),
+                    _ => None,
+                };
+                file.exports.insert(name.to_owned(), crc);
+            }
+        }
+        file
+    }
+
+    /// Whether it carries CRCs, so that the kernel goes by them and not by its release.
+    pub(crate) fn has_crcs(&self) -> bool {
+        self.needs.values().any(Option::is_some)
+    }
+}
+
+/// Texts that end with a zero each.
+fn strings(bytes: &[u8]) -> Vec<&str> {
+    let texts = bytes.split(|byte| *byte == 0);
+    let texts = texts.filter_map(|text| std::str::from_utf8(text).ok());
+    texts.filter(|text| !text.is_empty()).collect()
+}
+
+/// The first four bytes.
+fn word(bytes: &[u8], endian: Endianness) -> Option<u32> {
+    let bytes = *bytes.first_chunk()?;
+    Some(match endian {
+        Endianness::Little => u32::from_le_bytes(bytes),
+        Endianness::Big => u32::from_be_bytes(bytes),
+    })
+}
+
+/// Those of `__versions`.
+fn versions(bytes: &[u8], endian: Endianness) -> BTreeMap<&str, u32> {
+    bytes
+        .chunks_exact(VERSION)
+        .filter_map(|bytes| {
+            let (crc, name) = bytes.split_at_checked(8)?;
+            let (first, second) = crc.split_at(4);
+            let (low, high) = match endian {
+                Endianness::Little => (first, second),
+                Endianness::Big => (second, first),
+            };
+            // An `unsigned long`. With bits above it, this is another kind of table, as some kernels of Ubuntu have.
+            (high == [0; 4]).then_some(())?;
+            Some((*strings(name).first()?, word(low, endian)?))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use proptest::prelude::*;
+
+    /// Where a symbol is.
+    #[derive(Clone, Copy)]
+    enum Place {
+        Undefined,
+        Absolute,
+        /// The index into the sections that are given.
+        In(u16),
+    }
+
+    /// A file of ELF, 64 bits, little-endian, relocatable: the header, the sections' contents, symbols and names, and
+    /// the table of sections.
+    fn elf(sections: &[(&str, &[u8])], symbols: &[(&str, Place, u64)]) -> Vec<u8> {
+        let mut names = vec![0];
+        let mut name = |text: &str| {
+            let at = u32::try_from(names.len()).unwrap();
+            names.extend(text.bytes().chain([0]));
+            at
+        };
+        // st_name, st_info, st_other, st_shndx, st_value, st_size; the first is empty.
+        let mut table = vec![0; 24];
+        for (text, place, value) in symbols {
+            let index = match place {
+                Place::Undefined => 0,
+                Place::Absolute => 0xfff1,
+                Place::In(index) => index + 1,
+            };
+            table.extend(name(text).to_le_bytes());
+            table.extend([0x10, 0]);
+            table.extend(index.to_le_bytes());
+            table.extend(value.to_le_bytes());
+            table.extend([0; 8]);
+        }
+        let count = u16::try_from(sections.len()).unwrap();
+        // Name, type, contents, link, size of an entry.
+        let mut headers: Vec<(u32, u32, &[u8], u32, u64)> = vec![(0, 0, &[], 0, 0)];
+        headers.extend(
+            sections
+                .iter()
+                .map(|(text, bytes)| (name(text), 1, *bytes, 0, 0)),
+        );
+        headers.push((name(".symtab"), 2, &table, u32::from(count) + 2, 24));
+        let names_at = name(".strtab");
+        headers.push((names_at, 3, &names, 0, 0));
+        let mut file = vec![0x7f, b'E', b'L', b'F', 2, 1, 1];
+        file.resize(16, 0);
+        // ET_REL, EM_X86_64, EV_CURRENT; no entry, no program headers.
+        file.extend([1, 0, 62, 0, 1, 0, 0, 0]);
+        file.resize(64, 0);
+        let mut section_headers = Vec::new();
+        for (name, kind, bytes, link, entry) in headers {
+            let info = u32::from(kind == 2);
+            section_headers.extend(name.to_le_bytes());
+            section_headers.extend(kind.to_le_bytes());
+            section_headers.extend([0; 16]);
+            section_headers.extend(u64::try_from(file.len()).unwrap().to_le_bytes());
+            section_headers.extend(u64::try_from(bytes.len()).unwrap().to_le_bytes());
+            section_headers.extend(link.to_le_bytes());
+            section_headers.extend(info.to_le_bytes());
+            section_headers.extend(1_u64.to_le_bytes());
+            section_headers.extend(entry.to_le_bytes());
+            file.extend(bytes);
+        }
+        let at = u64::try_from(file.len()).unwrap();
+        file[40..48].copy_from_slice(&at.to_le_bytes());
+        for (at, value) in [(52, 64), (58, 64), (60, count + 3), (62, count + 2)] {
+            file[at..at + 2].copy_from_slice(&value.to_le_bytes());
+        }
+        file.extend(section_headers);
+        file
+    }
+
+    fn version(crc: u64, name: &str) -> Vec<u8> {
+        let mut entry = crc.to_le_bytes().to_vec();
+        entry.extend(name.as_bytes());
+        entry.resize(VERSION, 0);
+        entry
+    }
+
+    const INFO: &[u8] = b"license=GPL\0vermagic=6.8.0-45-generic SMP mod_unload modversions \0name=nvidia_peermem\0\
+        srcversion=6E26\0";
+    const CALLS: [(&str, Place, u64); 3] = [
+        (REGISTER, Place::Undefined, 0),
+        ("nvidia_p2p_get_pages", Place::Undefined, 0),
+        ("own", Place::In(0), 0),
+    ];
+
+    #[test]
+    fn what_a_module_needs() {
+        let versions = [version(0x3b6d_0a1c, REGISTER), version(7, "module_layout")].concat();
+        let sections: [(&str, &[u8]); 2] = [(".modinfo", INFO), ("__versions", &versions)];
+        let mut bytes = elf(&sections, &CALLS);
+        let file = File::parse("a.ko", &bytes, None);
+        assert_eq!(file.unread, None);
+        assert_eq!(file.name.as_deref(), Some("nvidia_peermem"));
+        assert_eq!(file.srcversion.as_deref(), Some("6E26"));
+        assert_eq!(
+            file.vermagic.as_deref(),
+            Some("6.8.0-45-generic SMP mod_unload modversions")
+        );
+        let needs = [
+            (REGISTER, Some(0x3b6d_0a1c)),
+            ("nvidia_p2p_get_pages", None),
+        ];
+        let needs = needs.map(|(name, crc)| (name.to_owned(), crc));
+        assert_eq!(file.needs, needs.into());
+        assert!(file.has_crcs() && !file.is_signed);
+        bytes.extend(SIGNATURE);
+        assert!(File::parse("a.ko", &bytes, None).is_signed);
+        // Rust's names are longer than __versions takes.
+        let names = [REGISTER, "\0nvidia_p2p_get_pages\0"].concat();
+        let extended: [(&str, &[u8]); 3] = [
+            ("__versions", &versions),
+            ("__version_ext_crcs", &[1, 0, 0, 0, 0, 2, 0, 0]),
+            ("__version_ext_names", names.as_bytes()),
+        ];
+        let file = File::parse("a.ko", &elf(&extended, &CALLS), None);
+        let crcs: Vec<_> = file.needs.into_values().collect();
+        assert_eq!(crcs, [Some(1), Some(0x200)]);
+        // Another table of that name: the length of an entry beside the CRC.
+        let other = [(32 << 32) + 7, 7]
+            .map(|crc| version(crc, REGISTER))
+            .concat();
+        let file = File::parse("a.ko", &elf(&[("__versions", &other[..64])], &CALLS), None);
+        assert!(!file.has_crcs(), "{file:?}");
+    }
+
+    #[test]
+    fn what_the_others_export() {
+        let caller = File::parse("a.ko", &elf(&[(".modinfo", INFO)], &CALLS), None);
+        let table: [(&str, &[u8]); 1] = [("__kcrctab", &[9, 9, 9, 9, 0x1c, 0x0a, 0x6d, 0x3b])];
+        let symbols = [
+            ("__ksymtab_ib_register_peer_memory_client", Place::In(0), 0),
+            ("__crc_ib_register_peer_memory_client", Place::In(0), 4),
+            ("__crc_ib_dealloc_pd", Place::In(0), 0),
+            ("__crc_nvidia_p2p_get_pages", Place::Absolute, 0x71fd_226a),
+        ];
+        let file = File::parse("b.ko", &elf(&table, &symbols), Some(&caller));
+        let exports = [
+            (REGISTER, Some(0x3b6d_0a1c)),
+            ("nvidia_p2p_get_pages", Some(0x71fd_226a)),
+        ];
+        let exports = exports.map(|(name, crc)| (name.to_owned(), crc));
+        assert_eq!(file.exports, exports.into());
+        // A kernel without CRCs; and one that lies beyond its section.
+        for (symbols, crc) in [
+            (&symbols[..1], None),
+            (
+                &[("__crc_ib_register_peer_memory_client", Place::In(0), 6)],
+                None,
+            ),
+        ] {
+            let file = File::parse("b.ko", &elf(&table, symbols), Some(&caller));
+            assert_eq!(file.exports, [(REGISTER.to_owned(), crc)].into());
+        }
+    }
+
+    #[test]
+    fn which_files_are_read() {
+        let dependencies = "updates/dkms/nvidia-peermem.ko.zst: updates/dkms/nvidia.ko.zst kernel/video.ko.zst\n\
+            updates/dkms/nvidia.ko.zst: kernel/video.ko.zst\nupdates/dkms/ib_core.ko:\nupdates/dkms/ib_uverbs.ko:\n\
+            updates/dkms/ib_ipoib.ko:\n";
+        assert_eq!(
+            paths(dependencies),
+            [
+                "updates/dkms/nvidia-peermem.ko.zst",
+                "updates/dkms/ib_core.ko",
+                "updates/dkms/ib_uverbs.ko",
+                "updates/dkms/nvidia.ko.zst",
+            ]
+        );
+        assert_eq!(paths("updates/dkms/nvidia.ko:\n"), [""; 0]);
+    }
+
+    /// `printf peermem | zstd --no-check`, others by their first bytes, and what is no module.
+    #[test]
+    fn compressed_files() {
+        let zstd = b"\x28\xb5\x2f\xfd\x00\x58\x39\x00\x00peermem";
+        assert_eq!(decompressed(zstd.to_vec()).unwrap(), b"peermem");
+        assert!(decompressed(zstd[..9].to_vec()).is_err());
+        for (bytes, how) in [(&b"\xfd7zXZ\0"[..], "xz"), (b"\x1f\x8b\x08", "gzip")] {
+            let why = decompressed(bytes.to_vec()).unwrap_err();
+            assert_eq!(why, format!("it is compressed ({how})"));
+        }
+        let file = File::parse("a.ko", b"peermem", None);
+        assert_eq!(file.unread.as_deref(), Some("it is no ELF file"));
+    }
+
+    proptest! {
+        #[test]
+        fn no_file_is_a_panic(at in 0_usize..2000, with in prop::collection::vec(any::<u8>(), 1..16)) {
+            let versions = version(7, REGISTER);
+            let sections: [(&str, &[u8]); 3] =
+                [(".modinfo", INFO), ("__versions", &versions), ("__version_ext_crcs", &[0; 8])];
+            let mut bytes = elf(&sections, &CALLS);
+            let at = at % bytes.len();
+            for (byte, with) in bytes[at..].iter_mut().zip(&with) {
+                *byte = *with;
+            }
+            let caller = File::parse("a.ko", &bytes, None);
+            File::parse("a.ko", &bytes, Some(&caller));
+            File::parse("a.ko", &with, None);
+            let _ = decompressed([&b"\x28\xb5\x2f\xfd"[..], &with].concat());
+        }
+    }
+}
