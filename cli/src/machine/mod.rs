@@ -373,6 +373,29 @@ impl Machine {
         pairs
     }
 
+    /// The class of the path between two functions.
+    pub(crate) fn class(&self, one: &Function, other: &Function) -> Class {
+        let alike = one.shared(other);
+        let below = |function: &Function| function.above.len().saturating_sub(alike);
+        match alike {
+            0 if one.root == other.root => Class::Phb,
+            0 => match (one.numa, other.numa) {
+                (Some(a), Some(b)) if a == b => Class::Node,
+                // The firmware says nothing where there is one node.
+                _ if self.nodes == Some(1) => Class::Node,
+                _ => Class::Sys,
+            },
+            _ if below(one) <= 1 && below(other) <= 1 => Class::Pix,
+            _ => Class::Pxb,
+        }
+    }
+
+    /// The class of the path between two RDMA devices. None: one of them is not on PCI.
+    pub(crate) fn class_of_hcas(&self, one: &Hca, other: &Hca) -> Option<Class> {
+        let function = |hca: &Hca| self.functions.get(&hca.at?);
+        Some(self.class(function(one)?, function(other)?))
+    }
+
     fn pair(&self, gpu: &Gpu, hca: &Hca) -> Pair {
         let mut pair = Pair {
             gpu: gpu.at,
@@ -396,17 +419,7 @@ impl Machine {
         pair.meet = alike
             .checked_sub(1)
             .and_then(|last| one.above.get(last).copied());
-        pair.class = Some(match pair.meet {
-            Some(_) if up.len() <= 1 && down.len() <= 1 => Class::Pix,
-            Some(_) => Class::Pxb,
-            None if one.root == other.root => Class::Phb,
-            None => match (one.numa, other.numa) {
-                (Some(a), Some(b)) if a == b => Class::Node,
-                // The firmware says nothing where there is one node.
-                _ if self.nodes == Some(1) => Class::Node,
-                _ => Class::Sys,
-            },
-        });
+        pair.class = Some(self.class(one, other));
         pair.bridges = up.into_iter().rev().chain(down).collect();
         pair.megabits = self.megabits(gpu.at).min(self.megabits(other.at));
         pair

@@ -105,6 +105,8 @@ pub(crate) struct Function {
     pub(crate) above: Vec<Address>,
     /// Of the memory that is near; none: the machine has one node, or the firmware does not say.
     pub(crate) numa: Option<u32>,
+    /// Processors that are near, as the kernel lists them: `0-55,112-167`.
+    pub(crate) cpus: Option<String>,
     pub(crate) driver: Option<String>,
     pub(crate) link: Seen<Link>,
     pub(crate) bars: Vec<Bar>,
@@ -252,6 +254,7 @@ impl Function {
             })
         };
         let numa = host.text(&own("numa_node")).ok();
+        let cpus = host.text(&own("local_cpulist")).ok();
         let group = host.link(&own("iommu_group"));
         let physical = host.resolved(&own("physfn")).ok();
         Ok(Self {
@@ -262,6 +265,7 @@ impl Function {
             root,
             above,
             numa: numa.and_then(|node| node.parse().ok()),
+            cpus: cpus.filter(|list| !list.is_empty()),
             driver: host
                 .link(&own("driver"))
                 .ok()

@@ -20,6 +20,7 @@ pub(super) struct Topology<'a> {
     gpus: Vec<GpuJson<'a>>,
     hcas: Vec<HcaJson<'a>>,
     pairs: Vec<PairJson<'a>>,
+    hca_pairs: Vec<HcaPairJson<'a>>,
     bridges: Vec<BridgeJson>,
 }
 
@@ -29,6 +30,7 @@ struct GpuJson<'a> {
     address: Address,
     name: &'a str,
     numa_node: Option<u32>,
+    cpus: Option<&'a str>,
     bar1_bytes: Option<u64>,
     stand_in: bool,
     coherent: bool,
@@ -42,6 +44,7 @@ struct HcaJson<'a> {
     name: &'a str,
     address: Option<Address>,
     numa_node: Option<u32>,
+    cpus: Option<&'a str>,
     software: bool,
     driver: Option<&'a str>,
     firmware: Option<&'a str>,
@@ -72,6 +75,13 @@ struct PairJson<'a> {
     meet: Option<Address>,
     bridges: &'a [Address],
     links: Vec<LinkJson>,
+}
+
+/// Two RDMA devices.
+#[derive(Serialize)]
+struct HcaPairJson<'a> {
+    hcas: [&'a str; 2],
+    class: Option<Class>,
 }
 
 #[derive(Serialize)]
@@ -149,6 +159,7 @@ impl<'a> Topology<'a> {
                 .iter()
                 .map(|pair| PairJson::of(machine, pair))
                 .collect(),
+            hca_pairs: HcaPairJson::all(machine),
             bridges: bridges
                 .into_iter()
                 .filter_map(|at| BridgeJson::of(machine, at))
@@ -179,6 +190,7 @@ impl<'a> GpuJson<'a> {
             address: gpu.at,
             name: &gpu.name,
             numa_node: function.and_then(|function| function.numa),
+            cpus: function.and_then(|function| function.cpus.as_deref()),
             bar1_bytes: gpu.bar1.map(|bar| bar.size),
             stand_in: gpu.is_stand_in,
             coherent: gpu.is_coherent,
@@ -196,6 +208,7 @@ impl<'a> HcaJson<'a> {
             name: &hca.name,
             address: hca.at,
             numa_node: function.and_then(|function| function.numa),
+            cpus: function.and_then(|function| function.cpus.as_deref()),
             software: hca.is_software,
             driver: hca.driver.as_deref(),
             firmware: hca.firmware.as_deref(),
@@ -246,6 +259,20 @@ impl<'a> PairJson<'a> {
                 .map(LinkJson::of)
                 .collect(),
         }
+    }
+}
+
+impl<'a> HcaPairJson<'a> {
+    fn all(machine: &'a Machine) -> Vec<Self> {
+        let mut pairs = Vec::new();
+        let mut hcas = machine.hcas.iter();
+        while let Some(one) = hcas.next() {
+            pairs.extend(hcas.clone().map(|other| Self {
+                hcas: [&one.name, &other.name],
+                class: machine.class_of_hcas(one, other),
+            }));
+        }
+        pairs
     }
 }
 

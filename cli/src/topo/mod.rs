@@ -4,6 +4,8 @@
 mod diff;
 mod json;
 
+use std::collections::BTreeMap;
+
 use anyhow::Context as _;
 
 use crate::args;
@@ -15,6 +17,7 @@ use crate::machine::pci::Address;
 use crate::machine::pci::Function;
 use crate::machine::pci::Rate;
 use crate::machine::Class;
+use crate::machine::Hca;
 use crate::machine::Machine;
 use crate::machine::Pair;
 use crate::machine::Port;
@@ -43,7 +46,9 @@ pub(crate) fn run(host: &dyn Host, args: &args::Topo, out: &mut Out) -> anyhow::
     }
     matrix(&machine, out);
     devices(&machine, out);
+    processors(&machine, out);
     if args.verbose {
+        between_hcas(&machine, out);
         for pair in &machine.pairs {
             path(&machine, pair, out);
         }
@@ -57,15 +62,7 @@ fn matrix(machine: &Machine, out: &mut Out) {
     if machine.gpus.is_empty() || machine.hcas.is_empty() {
         return;
     }
-    // The first column, and as many as fit of the widest name and two blanks.
-    let widest = machine
-        .hcas
-        .iter()
-        .map(|hca| hca.name.chars().count())
-        .max();
-    let column = widest.unwrap_or(0).max(4).saturating_add(2);
-    let fitting = (out.columns().saturating_sub(6) / column).max(1);
-    for hcas in machine.hcas.chunks(fitting) {
+    for hcas in machine.hcas.chunks(fitting(machine, out, 3)) {
         let mut headings = vec!["GPU"];
         headings.extend(hcas.iter().map(|hca| hca.name.as_str()));
         let mut table = Table::new(&headings);
@@ -94,6 +91,62 @@ fn matrix(machine: &Machine, out: &mut Out) {
         legend.row(["-", "the RDMA device is not on PCI"]);
     }
     out.table(&legend);
+}
+
+/// How many RDMA devices fit as columns behind a first column of this width: the widest name and two blanks each.
+fn fitting(machine: &Machine, out: &Out, first: usize) -> usize {
+    let column = widest(machine).max(4).saturating_add(2);
+    let left = out.columns().saturating_sub(first.saturating_add(3));
+    (left / column).max(1)
+}
+
+fn widest(machine: &Machine) -> usize {
+    let names = machine.hcas.iter().map(|hca| hca.name.chars().count());
+    names.max().unwrap_or(0)
+}
+
+/// RDMA devices against each other: rails that meet below one switch share its way up.
+fn between_hcas(machine: &Machine, out: &mut Out) {
+    if machine.hcas.len() < 2 {
+        return;
+    }
+    for columns in machine.hcas.chunks(fitting(machine, out, widest(machine))) {
+        out.gap();
+        let mut headings = vec!["HCA"];
+        headings.extend(columns.iter().map(|hca| hca.name.as_str()));
+        let mut table = Table::new(&headings);
+        for hca in &machine.hcas {
+            let class = |other: &Hca| match other.name == hca.name {
+                true => "X",
+                false => machine.class_of_hcas(hca, other).map_or("-", Class::name),
+            };
+            table.row(std::iter::once(hca.name.as_str()).chain(columns.iter().map(class)));
+        }
+        out.table(&table);
+    }
+}
+
+/// Which processors are near to which devices, for who binds processes.
+fn processors(machine: &Machine, out: &mut Out) {
+    let gpus = machine.gpus.iter();
+    let gpus = gpus.map(|gpu| (Some(gpu.at), format!("GPU {}", gpu.index)));
+    let hcas = machine.hcas.iter().map(|hca| (hca.at, hca.name.clone()));
+    let mut near: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for (at, name) in gpus.chain(hcas) {
+        let function = at.and_then(|at| machine.functions.get(&at));
+        if let Some(cpus) = function.and_then(|function| function.cpus.as_deref()) {
+            near.entry(cpus).or_default().push(name);
+        }
+    }
+    if near.is_empty() {
+        return;
+    }
+    out.gap();
+    let mut table = Table::new(&["CPUS", "NEAR TO"]);
+    for (cpus, names) in near {
+        table.row([cpus, &names.join(", ")]);
+    }
+    out.table(&table);
 }
 
 fn cell(pair: &Pair) -> String {
@@ -485,6 +538,22 @@ mod tests {
         assert_eq!(
             class(&fixture::soft_roce(), 0, "rxe0"),
             (Some(Class::Phb), true)
+        );
+        // RDMA devices against each other, in both orders.
+        let hcas = |fixture: &fixture::Fixture, one: &str, other: &str| {
+            let machine = Machine::scan(&fixture.recording).unwrap();
+            let (one, other) = (machine.hca(one).unwrap(), machine.hca(other).unwrap());
+            let class = machine.class_of_hcas(one, other);
+            assert_eq!(class, machine.class_of_hcas(other, one));
+            class
+        };
+        assert_eq!(hcas(&hgx, "mlx5_0", "mlx5_1"), Some(Class::Pix));
+        assert_eq!(hcas(&hgx, "mlx5_0", "mlx5_2"), Some(Class::Node));
+        assert_eq!(hcas(&hgx, "mlx5_0", "mlx5_4"), Some(Class::Sys));
+        assert_eq!(hcas(&two, "mlx5_0", "mlx5_1"), Some(Class::Sys));
+        assert_eq!(
+            hcas(&fixture::sriov(), "mlx5_0", "mlx5_1"),
+            Some(Class::Pix)
         );
         // The virtual function is as good as the physical one: it has its link.
         assert_eq!(
