@@ -25,7 +25,7 @@ pub(super) const NIC_DRIVER: Check = Check {
 
 pub(super) const DEVICE_KIND: Check = Check {
     name: "device-kind",
-    about: "virtual functions, and GPUs whose memory is the processor's (Grace)",
+    about: "GPUs that have no GPUDirect RDMA, virtual functions, and GPUs whose memory is the processor's (Grace)",
     applies: |scan| scan.has_gpu() || scan.has_hca(),
     run: device_kind,
 };
@@ -121,12 +121,34 @@ fn nic_driver(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
+/// Why GPUs of a kind have no GPUDirect RDMA.
+fn why_none(name: &str) -> Option<&'static str> {
+    if name.contains("GeForce") {
+        return Some(
+            "NVIDIA has it in GPUs for data centers and workstations alone. nvidia_peermem loads, and nvidia.ko refuses \
+            each registration.",
+        );
+    }
+    name.split_whitespace().any(|word| word == "GB10").then_some(
+        "Devices cannot reach what CUDA allocates there coherently, and neither nvidia_peermem nor dma-buf works (NVIDIA \
+        on its DGX Spark). Memory of cudaHostAlloc can be registered.",
+    )
+}
+
 fn device_kind(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for gpu in scan.gpus() {
         let function = scan.machine.functions.get(&gpu.at);
         let new =
             |found: String| Finding::new(DEVICE_KIND.name, Level::Note, Subject::gpu(gpu), found);
+        if let Some(why) = why_none(&gpu.name) {
+            let found = format!("{} has no GPUDirect RDMA: {}", gpu.at, gpu.name);
+            findings.push(
+                Finding::new(DEVICE_KIND.name, Level::Fault, Subject::gpu(gpu), found)
+                    .why(why)
+                    .fix("Copy through memory of the host, as NCCL does by itself (NCCL_NET_GDR_LEVEL=LOC asks for it)"),
+            );
+        }
         if gpu.is_coherent {
             findings.push(
                 new(format!("the memory of {} is coherent with the processor's (Grace)", gpu.at))

@@ -145,6 +145,22 @@ struct Injected {
 
 const INJECTED: &[Injected] = &[
     Injected {
+        name: "a GPU for games",
+        inject: |fixture| fixture.machine.gpus[0].name = "NVIDIA GeForce RTX 4090".to_owned(),
+        check: "device-kind",
+        level: Level::Fault,
+        says: "0000:13:00.0 has no GPUDirect RDMA: NVIDIA GeForce RTX 4090",
+        fix: "Copy through memory of the host",
+    },
+    Injected {
+        name: "a GPU of a DGX Spark",
+        inject: |fixture| fixture.machine.gpus[0].name = "NVIDIA GB10".to_owned(),
+        check: "device-kind",
+        level: Level::Fault,
+        says: "0000:13:00.0 has no GPUDirect RDMA: NVIDIA GB10",
+        fix: "Copy through memory of the host",
+    },
+    Injected {
         name: "a GPU without a driver",
         inject: |fixture| fixture.function(socket(FIRST).gpu).driver = None,
         check: "gpu-driver",
@@ -506,14 +522,7 @@ fn each_injected_fault_makes_its_finding_and_no_other() {
 #[test]
 fn no_check_goes_untried() {
     // Or has a test of its own.
-    let only_notes = [
-        "numa",
-        "device-kind",
-        "baseline",
-        "expect",
-        "counters",
-        "roce",
-    ];
+    let only_notes = ["numa", "baseline", "expect", "counters", "roce"];
     for check in OF_HARDWARE {
         let tried = INJECTED.iter().any(|injected| injected.check == check.name);
         assert!(tried != only_notes.contains(&check.name), "{}", check.name);

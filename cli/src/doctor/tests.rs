@@ -299,6 +299,8 @@ fn made_up_machines_have_what_was_made_in_them() {
             "iommu" => &["iommu"],
             "trained_down" => &["link"],
             "small_bar1" => &["bar1"],
+            // A GeForce.
+            "soft_roce" => &["device-kind"],
             _ => &[],
         };
         assert_eq!(checks, wanted, "{name}: {text}");
