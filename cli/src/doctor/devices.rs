@@ -7,6 +7,7 @@ use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
 use crate::machine::pci::Function;
+use crate::machine::Gpu;
 
 pub(super) const GPU_DRIVER: Check = Check {
     name: "gpu-driver",
@@ -122,7 +123,8 @@ fn nic_driver(scan: &Scan<'_>) -> Vec<Finding> {
 }
 
 /// Why GPUs of a kind have no GPUDirect RDMA.
-fn why_none(name: &str) -> Option<&'static str> {
+pub(super) fn why_none(gpu: &Gpu) -> Option<&'static str> {
+    let name = &gpu.name;
     if name.contains("GeForce") {
         return Some(
             "NVIDIA has it in GPUs for data centers and workstations alone. nvidia_peermem loads, and nvidia.ko refuses \
@@ -141,7 +143,7 @@ fn device_kind(scan: &Scan<'_>) -> Vec<Finding> {
         let function = scan.machine.functions.get(&gpu.at);
         let new =
             |found: String| Finding::new(DEVICE_KIND.name, Level::Note, Subject::gpu(gpu), found);
-        if let Some(why) = why_none(&gpu.name) {
+        if let Some(why) = why_none(gpu) {
             let found = format!("{} has no GPUDirect RDMA: {}", gpu.at, gpu.name);
             findings.push(
                 Finding::new(DEVICE_KIND.name, Level::Fault, Subject::gpu(gpu), found)

@@ -4,6 +4,7 @@
 use std::cell::OnceCell;
 use std::path::Path;
 
+use super::devices::why_none;
 use super::expect::Expected;
 use crate::finding::Finding;
 use crate::finding::Level;
@@ -92,9 +93,10 @@ impl<'a> Scan<'a> {
         self.machine.gpus.iter().filter(asked)
     }
 
-    /// Whether there is anything between which RDMA could go: without, only the check of that has something to say.
+    /// Whether there is anything between which RDMA could go: without, only the checks of that have something to say.
     pub(super) fn has_both(&self) -> bool {
-        !self.machine.gpus.is_empty() && !self.machine.hcas.is_empty()
+        let mut gpus = self.machine.gpus.iter();
+        gpus.any(|gpu| why_none(gpu).is_none()) && !self.machine.hcas.is_empty()
     }
 
     /// Whether there is a GPU to judge.

@@ -830,6 +830,19 @@ fn without_a_device_that_alone_is_told() {
 }
 
 /// As it is after `rmmod ib_uverbs`, which takes the drivers of RDMA devices with it.
+/// Neither OFED nor the module would help there, and dma-buf does not work either.
+#[test]
+fn gpus_without_gpudirect_rdma_lack_no_software() {
+    for name in ["NVIDIA GB10", "NVIDIA GeForce RTX 5090"] {
+        let mut fixture = healthy();
+        fixture.gpu("0000:19:00.0", name);
+        unload(&mut fixture);
+        assert_eq!(findings(&fixture), [], "{name}");
+        without_function(&mut fixture, REGISTER);
+        assert_eq!(findings(&fixture), [], "{name}");
+    }
+}
+
 #[test]
 fn without_ib_uverbs_its_modprobe_is_the_advice() {
     let mut fixture = fixture::no_hca();
