@@ -172,6 +172,12 @@ impl Machine {
         for at in above {
             machine.look_at(host, at);
         }
+        if machine.nodes.is_none_or(|nodes| nodes > 1) {
+            // The kernel then lists all processors there are.
+            for function in machine.functions.values_mut() {
+                function.cpus = function.cpus.take().filter(|_| function.numa.is_some());
+            }
+        }
         machine.pairs = machine.all_pairs();
         Ok(machine)
     }

@@ -131,11 +131,13 @@ fn processors(machine: &Machine, out: &mut Out) {
     let gpus = machine.gpus.iter();
     let gpus = gpus.map(|gpu| (Some(gpu.at), format!("GPU {}", gpu.index)));
     let hcas = machine.hcas.iter().map(|hca| (hca.at, hca.name.clone()));
-    let mut near: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    let mut near: BTreeMap<(Option<u32>, &str), Vec<String>> = BTreeMap::new();
     for (at, name) in gpus.chain(hcas) {
         let function = at.and_then(|at| machine.functions.get(&at));
         if let Some(cpus) = function.and_then(|function| function.cpus.as_deref()) {
-            near.entry(cpus).or_default().push(name);
+            let first = cpus.split([',', '-']).next();
+            let first = first.and_then(|number| number.parse().ok());
+            near.entry((first, cpus)).or_default().push(name);
         }
     }
     if near.is_empty() {
@@ -143,7 +145,7 @@ fn processors(machine: &Machine, out: &mut Out) {
     }
     out.gap();
     let mut table = Table::new(&["CPUS", "NEAR TO"]);
-    for (cpus, names) in near {
+    for ((_, cpus), names) in near {
         table.row([cpus, &names.join(", ")]);
     }
     out.table(&table);
@@ -564,6 +566,30 @@ mod tests {
             class(&fixture::sriov(), 0, "mlx5_1"),
             (Some(Class::Pix), true)
         );
+    }
+
+    /// The kernel lists all processors of the machine as near to a device whose node it does not know.
+    #[test]
+    fn near_processors_take_a_node() {
+        let mut fixture = fixture::two_sockets();
+        let own = fixture.place("0000:98:00.0");
+        fixture.file(&format!("{own}/numa_node"), "-1\n");
+        fixture.file(&format!("{own}/local_cpulist"), "0-223\n");
+        let machine = Machine::scan(&fixture.recording).unwrap();
+        let cpus = |gpu: usize| machine.functions[&machine.gpus[gpu].at].cpus.as_deref();
+        assert_eq!((cpus(0), cpus(1)), (Some("0-55,112-167"), None));
+    }
+
+    #[test]
+    fn processors_are_in_their_order() {
+        let mut fixture = fixture::two_sockets();
+        for (at, cpus) in [("0000:17:00.0", "96-127"), ("0000:98:00.0", "128-159")] {
+            let own = fixture.place(at);
+            fixture.file(&format!("{own}/local_cpulist"), &format!("{cpus}\n"));
+        }
+        let (text, _) = testing::says(&fixture.recording, &["topo"]);
+        let at = |cpus: &str| text.find(cpus).unwrap();
+        assert!(at("96-127") < at("128-159"), "{text}");
     }
 
     #[test]
