@@ -7,6 +7,8 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read as _;
+use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::SystemTime;
 
@@ -76,16 +78,12 @@ impl Files {
 
 /// The fact, of this machine. The exporter asks each time, and files seldom change.
 pub(crate) fn read(host: &dyn Host) -> Seen<String> {
-    type Stamp = Vec<(String, u64, Option<SystemTime>)>;
-    static LAST: Mutex<Option<(Stamp, String)>> = Mutex::new(None);
+    static LAST: Mutex<Option<(Vec<Stamp>, String)>> = Mutex::new(None);
     let kernel = host.text("/proc/sys/kernel/osrelease")?;
     let directory = format!("/lib/modules/{kernel}");
     let paths = paths(&host.text(&format!("{directory}/modules.dep"))?);
-    let stamp = |path: &String| {
-        let about = fs::metadata(format!("{directory}/{path}")).ok()?;
-        Some((path.clone(), about.len(), about.modified().ok()))
-    };
-    let stamps: Stamp = paths.iter().filter_map(stamp).collect();
+    let stamps = paths.iter().map(|path| stamp(&directory, path));
+    let stamps: Vec<Stamp> = stamps.flatten().collect();
     let mut last = LAST.lock().unwrap_or_else(|error| error.into_inner());
     if let Some((_, text)) = last.as_ref().filter(|(of, _)| *of == stamps) {
         return Ok(text.clone());
@@ -108,13 +106,32 @@ pub(crate) fn read(host: &dyn Host) -> Seen<String> {
     Ok(text)
 }
 
+/// Paths in `modules.dep` are below the modules' directory, or absolute.
+fn place(directory: &str, path: &str) -> PathBuf {
+    Path::new(directory).join(path)
+}
+
+/// A file's path, length and time of change.
+type Stamp = (String, u64, Option<SystemTime>);
+
+fn stamp(directory: &str, path: &str) -> Option<Stamp> {
+    let about = fs::metadata(place(directory, path)).ok()?;
+    Some((path.to_owned(), about.len(), about.modified().ok()))
+}
+
 /// Of `modules.dep`: the peer-memory module first, then what it calls. None where it has no such module.
 fn paths(dependencies: &str) -> Vec<String> {
     let all = || dependencies.lines().filter_map(|line| line.split_once(':'));
     let Some((module, needs)) = all().find(|(path, _)| super::is_peermem(path)) else {
         return Vec::new();
     };
-    let is_core = |path: &&str| matches!(stem(path), Some("ib_core" | "ib_uverbs" | "nvidia"));
+    // Vendors of other NICs bring peer memory as a module beside the kernel's own ib_core: ib_peer_mem.
+    let is_core = |path: &&str| {
+        matches!(
+            stem(path),
+            Some("ib_core" | "ib_peer_mem" | "ib_uverbs" | "nvidia")
+        )
+    };
     let is_driver = |path: &&str| stem(path).is_some_and(|stem| stem.starts_with("nvidia"));
     let mut others: Vec<&str> = needs.split_whitespace().filter(is_driver).collect();
     others.extend(all().map(|(path, _)| path).filter(is_core));
@@ -125,19 +142,14 @@ fn paths(dependencies: &str) -> Vec<String> {
 }
 
 /// A module's name by its file's.
-pub(super) fn stem(path: &str) -> Option<&str> {
+pub(crate) fn stem(path: &str) -> Option<&str> {
     let (stem, _) = path.rsplit('/').next()?.split_once(".ko")?;
     Some(stem)
 }
 
 /// A module's file, decompressed.
 fn contents(directory: &str, path: &str) -> Result<Vec<u8>, String> {
-    // Debian's and others' paths in modules.dep are below the directory; some are absolute.
-    let path = match path.starts_with('/') {
-        true => path.to_owned(),
-        false => format!("{directory}/{path}"),
-    };
-    let file = fs::File::open(path).map_err(|error| error.to_string())?;
+    let file = fs::File::open(place(directory, path)).map_err(|error| error.to_string())?;
     let mut bytes = Vec::new();
     let read = file.take(LONGEST).read_to_end(&mut bytes);
     read.map_err(|error| error.to_string())?;
@@ -267,20 +279,26 @@ fn word(bytes: &[u8], endian: Endianness) -> Option<u32> {
 
 /// Those of `__versions`.
 fn versions(bytes: &[u8], endian: Endianness) -> BTreeMap<&str, u32> {
-    bytes
-        .chunks_exact(VERSION)
-        .filter_map(|bytes| {
-            let (crc, name) = bytes.split_at_checked(8)?;
-            let (first, second) = crc.split_at(4);
-            let (low, high) = match endian {
-                Endianness::Little => (first, second),
-                Endianness::Big => (second, first),
-            };
-            // An `unsigned long`. With bits above it, this is another kind of table, as some kernels of Ubuntu have.
-            (high == [0; 4]).then_some(())?;
-            Some((*strings(name).first()?, word(low, endian)?))
-        })
-        .collect()
+    let entry = |bytes: &[u8]| Some((word(bytes, endian)?, word(bytes.get(4..)?, endian)?));
+    let mut found = BTreeMap::new();
+    let mut rest = bytes;
+    while let Some((first, second)) = entry(rest) {
+        // A CRC as `unsigned long`, so that half of it is zero; or, as some kernels of Ubuntu have it, the length of the
+        // entry and a CRC.
+        let (length, crc) = match (endian, first, second) {
+            (Endianness::Little, crc, 0) | (Endianness::Big, 0, crc) => (VERSION, crc),
+            (_, length, crc) => (usize::try_from(length).unwrap_or(usize::MAX), crc),
+        };
+        let Some((name, next)) = rest
+            .split_at_checked(length)
+            .and_then(|(entry, next)| Some((strings(entry.get(8..)?), next)))
+        else {
+            break;
+        };
+        found.extend(name.first().map(|name| (*name, crc)));
+        rest = next;
+    }
+    found
 }
 
 #[cfg(test)]
@@ -407,12 +425,50 @@ mod tests {
         let file = File::parse("a.ko", &elf(&extended, &CALLS), None);
         let crcs: Vec<_> = file.needs.into_values().collect();
         assert_eq!(crcs, [Some(1), Some(0x200)]);
-        // Another table of that name: the length of an entry beside the CRC.
-        let other = [(32 << 32) + 7, 7]
-            .map(|crc| version(crc, REGISTER))
-            .concat();
-        let file = File::parse("a.ko", &elf(&[("__versions", &other[..64])], &CALLS), None);
-        assert!(!file.has_crcs(), "{file:?}");
+    }
+
+    /// As some kernels of Ubuntu have them.
+    #[test]
+    fn versions_of_any_length() {
+        let entry = |crc: u32, name: &str| {
+            let length = (8 + name.len() + 1).next_multiple_of(4);
+            let mut entry = u32::try_from(length).unwrap().to_le_bytes().to_vec();
+            entry.extend(crc.to_le_bytes());
+            entry.extend(name.as_bytes());
+            entry.resize(length, 0);
+            entry
+        };
+        let long = "n".repeat(100);
+        let table = [
+            entry(7, "module_layout"),
+            entry(8, &long),
+            entry(0x00ab_cdef, REGISTER),
+            vec![0; 8],
+        ];
+        let needs = |table: &[u8]| {
+            let file = File::parse("a.ko", &elf(&[("__versions", table)], &CALLS), None);
+            file.needs[REGISTER]
+        };
+        assert_eq!(needs(&table.concat()), Some(0x00ab_cdef));
+        // Cut off, and an entry that ends before its name, beyond the table, or nowhere.
+        let mut table = table.concat();
+        assert_eq!(needs(&table[..table.len() - 40]), None);
+        for length in [0, 7, 8, 1000, u32::MAX] {
+            table[..4].copy_from_slice(&u32::to_le_bytes(length));
+            assert_eq!(needs(&table), None, "{length}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_has_changed() {
+        let file = std::env::temp_dir().join(format!("peermemctl-files-{}", std::process::id()));
+        fs::write(&file, "1").unwrap();
+        let path = file.to_str().unwrap();
+        let before = stamp("/lib/modules/6.8.0", path);
+        fs::write(&file, "22").unwrap();
+        let after = stamp("/lib/modules/6.8.0", path);
+        fs::remove_file(&file).unwrap();
+        assert!(before.is_some() && before != after, "{before:?}");
     }
 
     #[test]
@@ -449,12 +505,13 @@ mod tests {
     fn which_files_are_read() {
         let dependencies = "updates/dkms/nvidia-peermem.ko.zst: updates/dkms/nvidia.ko.zst kernel/video.ko.zst\n\
             updates/dkms/nvidia.ko.zst: kernel/video.ko.zst\nupdates/dkms/ib_core.ko:\nupdates/dkms/ib_uverbs.ko:\n\
-            updates/dkms/ib_ipoib.ko:\n";
+            updates/dkms/ib_ipoib.ko:\nupdates/dkms/ib_peer_mem.ko:\n";
         assert_eq!(
             paths(dependencies),
             [
                 "updates/dkms/nvidia-peermem.ko.zst",
                 "updates/dkms/ib_core.ko",
+                "updates/dkms/ib_peer_mem.ko",
                 "updates/dkms/ib_uverbs.ko",
                 "updates/dkms/nvidia.ko.zst",
             ]

@@ -247,6 +247,16 @@ const INJECTED: &[Injected] = &[
         )],
     },
     Injected {
+        name: "ours, built against another OFED, whose path has the vendor's name in it",
+        inject: |fixture| {
+            with_files(fixture, OUR_FILE, |files| {
+                files.others[0].path = "/lib/modules/6.8.0-45-nvidia/updates/dkms/ib_uverbs.ko".to_owned();
+                files.others[0].exports.insert(REGISTER.to_owned(), Some(1));
+            });
+        },
+        says: &[("module", Warning, "built against another OFED")],
+    },
+    Injected {
         name: "ours, built against another driver",
         inject: |fixture| {
             with_files(fixture, OUR_FILE, |files| {

@@ -8,6 +8,7 @@ use crate::doctor::scan::Scan;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
+use crate::software::files;
 use crate::software::files::File;
 use crate::software::files::Files;
 use crate::software::is_ours;
@@ -140,7 +141,7 @@ fn other_versions(files: &Files) -> Option<Cause> {
         0 => String::new(),
         more => format!("; {more} more differ"),
     };
-    let whose = match other.path.contains("nvidia") {
+    let whose = match files::stem(&other.path).is_some_and(|stem| stem.starts_with("nvidia")) {
         true => "driver",
         false => "OFED",
     };
