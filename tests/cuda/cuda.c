@@ -161,7 +161,7 @@ CUresult cuGetErrorString(CUresult error, const char **text)
 	return cuGetErrorName(error, text);
 }
 
-/* The newest version of a function, whichever is asked for. */
+/* What cuda.h declares, whichever version of a function is asked for. */
 CUresult cuGetProcAddress(const char *name, void **function, int version,
 			  unsigned long long flags,
 			  CUdriverProcAddressQueryResult *status)
@@ -390,6 +390,8 @@ CUresult cuCtxPopCurrent(CUcontext *context)
 
 CUresult cuCtxSetCurrent(CUcontext context)
 {
+	if (!context && top)
+		return cuCtxPopCurrent(NULL);
 	stack[top] = context;
 	return CUDA_SUCCESS;
 }
@@ -471,7 +473,7 @@ CUresult cuMemGetAddressRange(CUdeviceptr *start, size_t *size,
 	struct allocation it;
 
 	if (!look_up(address, &it))
-		return CUDA_ERROR_INVALID_VALUE;
+		return CUDA_ERROR_NOT_FOUND;
 	if (start)
 		*start = it.start;
 	if (size)
