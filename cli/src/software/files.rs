@@ -170,10 +170,16 @@ fn decompressed(bytes: Vec<u8>) -> Result<Vec<u8>, String> {
     let wrong = |error: &dyn std::fmt::Display| format!("it is compressed (zstd): {error}");
     let decoder = ruzstd::decoding::StreamingDecoder::new(bytes.as_slice());
     let decoder = decoder.map_err(|error| wrong(&error))?;
+    let mut decoder = decoder.take(LONGEST);
     let mut plain = Vec::new();
-    let read = decoder.take(LONGEST).read_to_end(&mut plain);
-    read.map_err(|error| wrong(&error))?;
-    Ok(plain)
+    // By pieces: the decoder would have all that `read_to_end` has room for in its own buffer, too.
+    let mut piece = [0; 1 << 16];
+    loop {
+        match decoder.read(&mut piece).map_err(|error| wrong(&error))? {
+            0 => return Ok(plain),
+            count => plain.extend(piece.iter().take(count)),
+        }
+    }
 }
 
 impl File {
