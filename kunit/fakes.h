@@ -23,6 +23,8 @@
 #define FAKE_SMALL_LEN		BIT_ULL(24)
 /* A second BAR with memory. */
 #define FAKE_SECOND_START	(FAKE_BAR_START + BIT_ULL(42))
+/* One that begins where that ends. */
+#define FAKE_THIRD_START	(FAKE_SECOND_START + FAKE_SMALL_LEN)
 
 /* In place of the kernel's functions of these names: fakes.rs. */
 int fake_sg_alloc(struct sg_table *table, unsigned int entries, gfp_t gfp);

@@ -79,6 +79,8 @@ pub(crate) const UNASSIGNED: u64 = BAR + (2 << 40);
 pub(crate) const RAM: u64 = 1 << 20;
 /// A second BAR, as `FAKE_SECOND_START` of `fakes.h`.
 pub(crate) const SECOND: u64 = BAR + (4 << 40);
+/// A third, right behind it, as `FAKE_THIRD_START`.
+pub(crate) const THIRD: u64 = SECOND + (16 << 20);
 /// How far DMA addresses are from physical ones, unless nothing translates.
 pub(crate) const DMA_OFFSET: u64 = 1 << 50;
 /// A page of nvidia.ko's.

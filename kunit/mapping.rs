@@ -377,6 +377,14 @@ suite!(
         let umem = get(pages(4))?;
         same!(umem.entries().len(), 4);
         umem.release();
+        // What is longer than the memory has no room; the memory has, and then has not.
+        for (times, entries) in rows([(1, 1), (2, 64)]) {
+            fail(Call::IovaAlloc, 1, times, ENOMEM.to_errno())?;
+            let umem = get(pages(64))?;
+            same!(umem.entries().len(), entries);
+            umem.release();
+            nothing_mapped();
+        }
     }
 
     /// The kernel would round to whole pages of the IOMMU's, with what lies beside.

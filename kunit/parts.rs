@@ -44,7 +44,7 @@ fn page(addr: u64) -> AddrRange {
 /// Why these lie in no BAR.
 fn refused(ranges: &[AddrRange]) -> Option<Reason> {
     let mut bars = BarFinder::default();
-    ranges.iter().for_each(|range| bars.lookup(range));
+    ranges.iter().for_each(|range| _ = bars.lookup(range));
     bars.hull().err()
 }
 
@@ -158,7 +158,7 @@ suite!(
     fn a_hull_has_all_of_it_and_lies_in_one_bar(_: NoClient) {
         let hull = |ranges: &[AddrRange]| {
             let mut bars = BarFinder::default();
-            ranges.iter().for_each(|range| bars.lookup(range));
+            ranges.iter().for_each(|range| _ = bars.lookup(range));
             bars.hull()
         };
         let high = BAR + (9 << 30);
@@ -179,6 +179,26 @@ suite!(
         same!(hull(&[page(BAR), page(SECOND), page(BAR)]), Ok(None));
     }
 
+    /// What lies on both sides of a border is one range for whoever reads the addresses.
+    fn bars_side_by_side_are_two(_: NoClient) {
+        let (last, two) = (THIRD - KIB_64, 2 * KIB_64);
+        same!(not_found(last, two), None);
+        same!(
+            not_found(THIRD + KIB_64 - (32 << 20), 32 << 20),
+            Some(Reason::NotInBar)
+        );
+        let memory = PhysRanges::read(VA, |reader| {
+            reader.pages(&[last], |addr| *addr, PageSize::KIB_64);
+            reader.pages(&[THIRD], |addr| *addr, PageSize::KIB_64);
+            Ok(())
+        });
+        let (memory, gpus) = memory.map_err(|_| EINVAL)?;
+        same!(gpus, Gpus::one(0));
+        same!(memory.hull(), None);
+        same!(memory.len(), two);
+        same!(memory.into_table().entries(), 1);
+    }
+
     /// From finder to finder, as from registration to registration.
     fn the_owner_of_a_bar_is_looked_for_once(_: NoClient) {
         let find = |addr| {
@@ -195,6 +215,14 @@ suite!(
         same!(find(BAR + BAR_LEN), (Some(Reason::NotInBar), 3));
         same!(find(BAR + 9 * KIB_64), (None, 0));
         same!(fake_remembered(), 1);
+        // However many pages lie in none: each search would be as long.
+        let (before, nowhere) = (fake_pci_steps(), [BAR + BAR_LEN; 100]);
+        let refused = PhysRanges::read(VA, |reader| {
+            reader.pages(&nowhere, |addr| *addr, PageSize::KIB_64);
+            Ok(())
+        });
+        same!(refused.err(), Some(Reason::NotInBar));
+        same!(fake_pci_steps() - before, 3);
     }
 
     fn a_device_that_was_pulled_out_is_not_found_by_what_was_remembered(_: NoClient) {

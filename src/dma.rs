@@ -121,14 +121,21 @@ impl IovaMapping {
     /// translates for this device, or its addresses are used up.
     fn map(device: &PciDevice, memory: &PhysRanges, va: u64) -> Result<Option<Self>, Reason> {
         let len = memory.len();
+        let alloc = |slack: u64| {
+            let mut state = bindings::dma_iova_state::default();
+            // CAST: Addresses have 64 bits.
+            let size = len.saturating_add(slack) as usize;
+            // SAFETY: The device is alive, and `state` is valid for writes.
+            let found = unsafe { c::peermem_iova_alloc(device.as_raw(), &mut state, size) };
+            found.then_some((state, slack))
+        };
+        // Where there is no room for more than the memory, one range is still worth having: without more its beginning tends
+        // to be as round as the memory is long.
         let slack = ranges::iova_slack(len);
-        let mut state = bindings::dma_iova_state::default();
-        // CAST: Addresses have 64 bits.
-        let size = len.saturating_add(slack) as usize;
-        // SAFETY: The device is alive, and `state` is valid for writes.
-        if !unsafe { c::peermem_iova_alloc(device.as_raw(), &mut state, size) } {
+        let again = || (slack > 0).then(|| alloc(0)).flatten();
+        let Some((state, slack)) = alloc(slack).or_else(again) else {
             return Ok(None);
-        }
+        };
         // INVARIANT: Allocated above, with nothing in it.
         let mut mapping = IovaMapping {
             device: device.clone(),

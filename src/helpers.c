@@ -132,7 +132,8 @@ int peermem_iova_link(struct pci_dev *pdev, struct dma_iova_state *state,
 {
 	struct iommu_domain *domain = iommu_get_domain_for_dev(&pdev->dev);
 
-	if (!domain || (addr | len) & (BIT(__ffs(domain->pgsize_bitmap)) - 1))
+	if (!domain || !domain->pgsize_bitmap ||
+	    (addr | len) & (BIT(__ffs(domain->pgsize_bitmap)) - 1))
 		return -EINVAL;
 	return dma_iova_link(&pdev->dev, state, addr, offset, len,
 			     DMA_BIDIRECTIONAL, DMA_ATTR_MMIO);

@@ -274,32 +274,50 @@ pub(crate) struct BarFinder {
 }
 
 impl BarFinder {
-    /// Checks `range`, which is not empty. May sleep.
+    /// Checks `range`, which is not empty and may go on in another BAR, and says whether all is well so far. May sleep.
     #[inline(always)]
-    pub(crate) fn lookup(&mut self, range: &AddrRange) {
-        if !self.clear.contains(range) {
-            self.lookup_beyond(range);
-        }
+    pub(crate) fn lookup(&mut self, range: &AddrRange) -> bool {
+        self.clear.contains(range) || self.lookup_beyond(*range)
     }
 
     #[cold]
     #[inline(never)]
-    fn lookup_beyond(&mut self, range: &AddrRange) {
-        if !self.bar.is_some_and(|bar| bar.contains(range)) {
-            let found = bar_of(range.addr).filter(|(bar, _)| bar.contains(range));
+    fn lookup_beyond(&mut self, mut range: AddrRange) -> bool {
+        // Nothing is looked for after a failure: each search may go over all devices of the machine.
+        while !self.failed && range.len > 0 {
+            let here = self
+                .bar_at(range.addr)
+                .map(|bar| (bar, range.start_in(&bar)));
+            let clear = here.map(|(bar, here)| here.widened(SUBSECTION, &bar));
+            // SAFETY: Has no preconditions.
+            let clear =
+                clear.filter(|all| unsafe { !c::peermem_has_struct_page(all.addr, all.len) });
+            let (Some(clear), Some((_, here))) = (clear, here) else {
+                // What is remembered is not for what comes next.
+                self.clear = AddrRange::default();
+                self.failed = true;
+                break;
+            };
+            self.clear = clear;
+            self.hull = Some(self.hull.map_or(clear, |hull| hull.hull(&clear)));
+            range.addr = range.addr.wrapping_add(here.len);
+            range.len -= here.len;
+        }
+        !self.failed
+    }
+
+    /// The BAR with `addr` in it.
+    fn bar_at(&mut self, addr: u64) -> Option<AddrRange> {
+        if !self
+            .bar
+            .is_some_and(|bar| bar.contains(&AddrRange { addr, len: 1 }))
+        {
+            let found = bar_of(addr);
             self.bar = found.map(|(bar, _)| bar);
             self.bars = self.bars.saturating_add(1);
             self.gpus = found.map_or(self.gpus, |(_, gpu)| self.gpus.or(gpu));
         }
-        let clear = self.bar.map(|bar| range.widened(SUBSECTION, &bar));
-        // SAFETY: Has no preconditions.
-        match clear.filter(|all| unsafe { !c::peermem_has_struct_page(all.addr, all.len) }) {
-            Some(clear) => {
-                self.clear = clear;
-                self.hull = Some(self.hull.map_or(clear, |hull| hull.hull(&clear)));
-            }
-            None => self.failed = true,
-        }
+        self.bar
     }
 
     /// A range in one BAR with all that was checked, if there is one. Refused unless all was as it should be.

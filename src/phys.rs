@@ -45,18 +45,21 @@ impl Reader<'_, '_> {
     pub(crate) fn pages<T>(&mut self, pages: &[T], addr: impl Fn(&T) -> u64, page: PageSize) {
         let (bars, table) = (&mut self.bars, &mut *self.table);
         self.layout.pages(pages, addr, page, |entry| {
-            bars.lookup(&entry.range());
-            table.push(entry);
+            if bars.lookup(&entry.range()) {
+                table.push(entry);
+            }
         });
     }
 
-    fn finish(self) -> BarFinder {
+    /// The hull and the GPUs of all.
+    fn finish(self) -> Result<(Option<AddrRange>, Gpus), Reason> {
         let (mut bars, table) = (self.bars, self.table);
         self.layout.finish(|entry| {
-            bars.lookup(&entry.range());
-            table.push(entry);
+            if bars.lookup(&entry.range()) {
+                table.push(entry);
+            }
         });
-        bars
+        Ok((bars.hull()?, bars.gpus()))
     }
 }
 
@@ -67,18 +70,17 @@ impl PhysRanges {
         va: u64,
         read: impl FnOnce(&mut Reader<'_, '_>) -> Result<(), Reason>,
     ) -> Result<(Self, Gpus), Reason> {
-        let (table, bars) = SgTable::build(|table| {
+        let (table, (hull, gpus)) = SgTable::build(|table| {
             let mut reader = Reader {
                 layout: SgLayout::new(va, PageSize::KIB_64, u32::MAX),
                 bars: BarFinder::default(),
                 table,
             };
             read(&mut reader)?;
-            Ok(reader.finish())
+            reader.finish()
         })?;
-        // INVARIANT: All of it is where it should be, or this is an error.
-        let hull = bars.hull()?;
-        Ok((PhysRanges { table, hull }, bars.gpus()))
+        // INVARIANT: All of it is where it should be, or the above is an error.
+        Ok((PhysRanges { table, hull }, gpus))
     }
 
     /// From the lowest address to the highest, or somewhat further, if that is in one BAR.

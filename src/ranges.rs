@@ -139,6 +139,15 @@ impl AddrRange {
         AddrRange::between(first, (self.last() | (round - 1)).min(within.last()))
     }
 
+    /// What lies in `other` of it, which begins there.
+    pub(crate) fn start_in(&self, other: &AddrRange) -> AddrRange {
+        let left = other.len.saturating_sub(self.addr.wrapping_sub(other.addr));
+        AddrRange {
+            len: self.len.min(left),
+            ..*self
+        }
+    }
+
     /// From the lowest address of both to the highest. Neither is empty.
     pub(crate) fn hull(&self, other: &AddrRange) -> AddrRange {
         AddrRange::between(self.addr.min(other.addr), self.last().max(other.last()))

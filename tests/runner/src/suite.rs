@@ -97,7 +97,7 @@ const KUNIT_SUITES: &[(&str, usize)] = &[
     ("client", 16),
     ("life", 8 * 9),
     ("mapping", 25),
-    ("parts", 15),
+    ("parts", 16),
     ("provider", 19),
     ("revocation", 28),
     ("showing", 21),

@@ -4,6 +4,7 @@
 use anyhow::ensure;
 use anyhow::Result;
 
+use crate::counters::Counters;
 use crate::gpu::GRANULE;
 use crate::gpu::PAGE;
 use crate::knobs::fail_next;
@@ -66,9 +67,18 @@ fn half_a_scatter_list(bench: &Bench) -> Result<()> {
     drop(layout);
     interpose("sg_kmalloc", "2")?;
     let refused = bench.hca.register(memory.span(0, len)?, full_access());
+    let failed = interposed("sg_kmalloc")?;
     interpose("sg_kmalloc", "0")?;
+    ensure!(failed, "no allocation failed");
     match refused {
-        Ok(_) => anyhow::bail!("registered: no allocation failed"),
+        // The client that ib_core asks next has memory again.
+        Ok(region) if bench.is_ours() && bench.is_revocable() => {
+            let persistent = Counters::read()?.get("pins_persistent_live")?;
+            ensure!(persistent == 1, "{persistent} persistent pins");
+            bench.saw("registered in persistent mode");
+            drop(region);
+        }
+        Ok(_) => anyhow::bail!("registered"),
         Err(refused) => {
             ensure!(refused.errno() == libc::ENOMEM, "{refused}");
             bench.saw("ENOMEM");
