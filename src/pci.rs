@@ -285,25 +285,28 @@ impl BarFinder {
     fn lookup_beyond(&mut self, mut range: AddrRange) -> bool {
         // Nothing is looked for after a failure: each search may go over all devices of the machine.
         while !self.failed && range.len > 0 {
-            let here = self
-                .bar_at(range.addr)
-                .map(|bar| (bar, range.start_in(&bar)));
-            let clear = here.map(|(bar, here)| here.widened(SUBSECTION, &bar));
-            // SAFETY: Has no preconditions.
-            let clear =
-                clear.filter(|all| unsafe { !c::peermem_has_struct_page(all.addr, all.len) });
-            let (Some(clear), Some((_, here))) = (clear, here) else {
-                // What is remembered is not for what comes next.
-                self.clear = AddrRange::default();
-                self.failed = true;
-                break;
+            let Some(bar) = self.bar_at(range.addr) else {
+                return self.fail();
             };
+            let here = range.start_in(&bar);
+            let clear = here.widened(SUBSECTION, &bar);
+            // SAFETY: Has no preconditions.
+            if unsafe { c::peermem_has_struct_page(clear.addr, clear.len) } {
+                return self.fail();
+            }
             self.clear = clear;
             self.hull = Some(self.hull.map_or(clear, |hull| hull.hull(&clear)));
             range.addr = range.addr.wrapping_add(here.len);
             range.len -= here.len;
         }
         !self.failed
+    }
+
+    fn fail(&mut self) -> bool {
+        // What was found clear is no answer any more.
+        self.clear = AddrRange::default();
+        self.failed = true;
+        false
     }
 
     /// The BAR with `addr` in it.
