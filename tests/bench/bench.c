@@ -272,7 +272,11 @@ static int before_register(struct kprobe *probe, struct pt_regs *regs)
 					     client);
 	use_functions[n](&client->copy.client);
 	nr_clients = max(nr_clients, n + 1);
+#ifdef CONFIG_ARM64
+	regs->regs[0] = (unsigned long)&client->copy.client;
+#else
 	regs->di = (unsigned long)&client->copy.client;
+#endif
 	return 0;
 }
 

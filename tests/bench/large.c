@@ -38,8 +38,12 @@ static struct tracepoint *kmalloc_point;
 static void answer_null(struct pt_regs *regs)
 {
 	regs_set_return_value(regs, 0);
+#ifdef CONFIG_ARM64
+	instruction_pointer_set(regs, procedure_link_pointer(regs));
+#else
 	instruction_pointer_set(regs, *(unsigned long *)kernel_stack_pointer(regs));
 	regs->sp += sizeof(unsigned long);
+#endif
 }
 
 /*

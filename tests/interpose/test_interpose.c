@@ -80,8 +80,12 @@ static bool caught(struct trap *trap)
 static void answer(struct pt_regs *regs, unsigned long value)
 {
 	regs_set_return_value(regs, value);
+#ifdef CONFIG_ARM64
+	instruction_pointer_set(regs, procedure_link_pointer(regs));
+#else
 	instruction_pointer_set(regs, *(unsigned long *)kernel_stack_pointer(regs));
 	regs->sp += sizeof(unsigned long);
+#endif
 }
 
 static int before_sg_kmalloc(struct kprobe *probe, struct pt_regs *regs)
