@@ -39,7 +39,7 @@ PREFIX ?= /usr/local
 TOOLS = build/tools
 PEERMEMCTL = $(TOOLS)/release/peermemctl
 
-# Of `make vm`, `make test`, `make mutants` and `make bench`.
+# Of `make vm` and `make demo`, `make test`, `make mutants` and `make bench`.
 VM ?=
 TEST ?=
 FRESH ?=
@@ -58,7 +58,7 @@ help: ## Says what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
 demo: ## The whole story in one screen: RDMA into GPU memory, in a virtual machine (first time: some minutes more)
-	@$(RUNNER) demo
+	@$(RUNNER) demo $(VM)
 
 test: ## Everything that must hold; TEST='words' chooses runs (TEST=--list), FRESH=1 does unchanged ones too, STRICT=1 tries none twice
 	@$(RUNNER) test $(if $(FRESH),--fresh) $(if $(STRICT),--strict) $(TEST)

@@ -131,7 +131,7 @@ fn codename() -> Result<String> {
         .ok_or_else(|| anyhow!("/etc/os-release names no release; the test runner needs Debian"))
 }
 
-fn machine_archive() -> Result<Source> {
+fn machine_sources() -> Vec<Source> {
     let mut sources = Vec::new();
     let mut files = vec![PathBuf::from("/etc/apt/sources.list")];
     if let Ok(entries) = fs::read_dir("/etc/apt/sources.list.d") {
@@ -151,7 +151,11 @@ fn machine_archive() -> Result<Source> {
             _ => {}
         }
     }
-    archive(&sources, &codename()?)
+    sources
+}
+
+fn machine_archive() -> Result<Source> {
+    archive(&machine_sources(), &codename()?)
         .ok_or_else(|| anyhow!("apt's sources on this machine name no Debian archive"))
 }
 
@@ -206,21 +210,46 @@ fn entry(archive: &Source, types: &str, suites: &str, components: &str) -> Strin
     text
 }
 
-/// Makes a root of its own out of these suites, the first of which gives the release, with these packages. The mirror, its
-/// keys and how it is reached are the machine's own.
+/// Sources of these suites, for [`make_root`]. The mirror and its keys are the machine's own.
+pub(crate) fn sources_of(suites: &[&str]) -> Result<String> {
+    Ok(entry(&machine_archive()?, "deb", &suites.join(" "), "main"))
+}
+
+/// The machine's own release and all that gives packages for it, updates as well.
+pub(crate) fn own_sources() -> Result<(String, String)> {
+    let codename = codename()?;
+    let sources: Vec<String> = machine_sources()
+        .iter()
+        .filter(|source| is_of(source, &codename))
+        .map(|source| entry(source, "deb", &source.suites.join(" "), "main"))
+        .collect();
+    Ok((codename, sources.join("\n")))
+}
+
+/// Whether it gives packages of a release: all its suites are Debian's for that.
+fn is_of(source: &Source, codename: &str) -> bool {
+    let of = |suite: &String| {
+        suite
+            .strip_prefix(codename)
+            .is_some_and(|rest| ["", "-updates", "-security", "-backports"].contains(&rest))
+    };
+    !source.uris.is_empty() && !source.suites.is_empty() && source.suites.iter().all(of)
+}
+
+/// Makes a root of its own out of the release and its sources, with these packages. How the mirror is reached is the machine's
+/// own. What this machine cannot run, `foreign` by Debian's name, is unpacked and not configured.
 pub(crate) fn make_root(
     paths: &Paths,
     stage: &mut Stage,
-    suites: &[&str],
+    (release, sources): (&str, &str),
     packages: &[String],
     root: &Path,
+    foreign: Option<&str>,
 ) -> Result<()> {
-    let release = suites.first().context("no suite")?;
     let work = paths.cache.join("suites");
     fs::create_dir_all(&work)?;
-    let sources = work.join("root.sources");
-    let archive = machine_archive()?;
-    fs::write(&sources, entry(&archive, "deb", &suites.join(" "), "main"))?;
+    let file = work.join("root.sources");
+    fs::write(&file, sources)?;
     let reached: Vec<String> = output(Command::new("apt-config").arg("dump"))?
         .lines()
         .filter(|line| line.starts_with("Acquire::http") || line.starts_with("Acquire::Check"))
@@ -237,12 +266,15 @@ pub(crate) fn make_root(
     let mut command = as_root("env");
     // No initial RAM disk: nobody boots it.
     command
-        .args([
-            "INITRD=No",
-            "mmdebstrap",
-            "--mode=root",
-            "--variant=minbase",
-        ])
+        .args(["INITRD=No", "mmdebstrap", "--mode=root"])
+        .args(match foreign {
+            None => vec!["--variant=minbase".to_owned()],
+            Some(name) => vec![
+                "--variant=extract".to_owned(),
+                format!("--architectures={name}"),
+                "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr".to_owned(),
+            ],
+        })
         .arg(format!("--aptopt={}", options.display()))
         .args(
             ["doc", "man", "locale"]
@@ -251,7 +283,7 @@ pub(crate) fn make_root(
         .arg(format!("--include={}", packages.join(",")))
         .arg(release)
         .arg(root)
-        .arg(&sources);
+        .arg(&file);
     let log = paths.cache.join("logs/root.txt");
     stage.run(&mut command, &log, "lines", |_| true)?;
     Ok(())
@@ -567,6 +599,9 @@ pub(crate) const LINT: &[Need] = &[need(&["shellcheck"])];
 /// To fetch wheels, where no other `pip` is at hand.
 pub(crate) const WHEELS: &[Need] = &[need(&["python3-pip"])];
 
+/// To boot machines that this one's programs do not run on, and to make their root.
+pub(crate) const FOREIGN: &[Need] = &[need(&["qemu-system-arm"]), need(&["mmdebstrap"])];
+
 /// To count instructions.
 pub(crate) const COST: &[Need] = &[need(&["valgrind"])];
 
@@ -775,9 +810,9 @@ pub(crate) fn install_all(paths: &Paths) -> Result<()> {
     install(paths, &all_needs())
 }
 
-/// What [`install_all`] would install: of each need the first package that apt knows, or the first.
-pub(crate) fn missing_all() -> Result<Vec<String>> {
-    let missing = missing(&all_needs())?;
+/// What [`install_all`] would install, and [`install`] of `more`: of each need the first package that apt knows, or the first.
+pub(crate) fn missing_all(more: &[Need]) -> Result<Vec<String>> {
+    let missing = missing(&[&all_needs(), more].concat())?;
     if missing.is_empty() {
         return Ok(Vec::new());
     }
@@ -871,6 +906,22 @@ mod tests {
         let found = archive(&sources, "bookworm").unwrap();
         assert_eq!(found.uris, ["http://mirror.example/debian"]);
         assert_eq!(archive(&sources, "trixie"), None);
+    }
+
+    #[test]
+    fn updates_belong_to_the_release_and_strangers_do_not() {
+        let of = |codename: &str| -> Vec<String> {
+            let mut sources = one_line("deb http://third.example/x bookworm-pgdg main\n");
+            sources.extend(one_line("deb http://third.example/x cloud-bookworm main\n"));
+            sources.extend(deb822(SOURCES));
+            let found = sources.iter().filter(|source| is_of(source, codename));
+            found.map(|source| source.suites.join(" ")).collect()
+        };
+        assert_eq!(
+            of("bookworm"),
+            ["bookworm bookworm-updates", "bookworm-security"]
+        );
+        assert!(of("book").is_empty());
     }
 
     #[test]

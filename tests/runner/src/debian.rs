@@ -17,6 +17,7 @@ use anyhow::Context as _;
 use anyhow::Result;
 
 use crate::apt;
+use crate::arch::Arch;
 use crate::modules;
 use crate::modules::Index;
 use crate::paths::Paths;
@@ -117,7 +118,15 @@ fn base<'a>(paths: &'a Paths, rdma_source: &Path) -> Result<Host<'a>> {
             format!("linux-headers-{release}"),
             format!("linux-source-{SERIES}"),
         ]);
-        apt::make_root(paths, &mut stage, SUITES, &packages, &root)?;
+        let sources = apt::sources_of(SUITES)?;
+        apt::make_root(
+            paths,
+            &mut stage,
+            (SUITES[0], &sources),
+            &packages,
+            &root,
+            None,
+        )?;
         stamp::set(&stamp, &key)?;
         stage.done(&release);
     }
@@ -315,6 +324,8 @@ impl Host<'_> {
             ..Options::default()
         };
         let boot = vm::Boot {
+            arch: Arch::X86_64,
+            root: PathBuf::from("/"),
             image: self
                 .root
                 .join("boot")
@@ -329,7 +340,7 @@ impl Host<'_> {
             host: true,
         };
         // The machine's root is the host's; what is this machine's lies below /host.
-        let program = vm::in_machine(&programs::gdr(self.paths));
+        let program = vm::in_machine(&programs::gdr(self.paths, Arch::X86_64));
         let mut command = vec![program, "test".to_owned()];
         command.extend(words.iter().map(|word| (*word).to_owned()));
         let (outcome, mut tests) =

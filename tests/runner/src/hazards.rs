@@ -315,7 +315,7 @@ fn run_machine(paths: &Paths, machine: &'static Machine, frozen: bool) -> Result
     };
     (machine.options)(&mut options);
     let boot = setup::boot(paths, &options)?;
-    let mut command = programs::gdr_command(paths, "hazards");
+    let mut command = programs::gdr_command(paths, options.arch(), "hazards");
     command.extend(machine.schedules.iter().map(|name| (*name).to_owned()));
     let (outcome, said) = vm::run_with(
         paths,

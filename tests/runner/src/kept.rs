@@ -191,6 +191,7 @@ fn add_file(key: &mut Key, paths: &Paths, name: &str) -> Result<()> {
 
 /// The test runner's files that make and judge a machine.
 const JUDGES: &[&str] = &[
+    "arch.rs",
     "cpio.rs",
     "detectors.rs",
     "klog.rs",
@@ -228,8 +229,8 @@ pub(crate) fn key(paths: &Paths, run: &Run, machine: Option<&Options>) -> Result
             }
             let mut files = vec![
                 paths.repo.join("tests/vm"),
-                programs::gdr(paths),
-                programs::peermemctl(paths),
+                programs::gdr(paths, options.arch()),
+                programs::peermemctl(paths, options.arch()),
             ];
             for (name, make) in programs::ON_DEMAND {
                 if command.contains(name) {

@@ -18,6 +18,7 @@ use anyhow::Context as _;
 use anyhow::Result;
 
 use crate::apt;
+use crate::arch::Arch;
 use crate::modules::Index;
 use crate::patch;
 use crate::paths::Paths;
@@ -30,6 +31,7 @@ use crate::toolchain::Toolchain;
 pub(crate) struct Flavour {
     /// What `--kernel` calls it; its directory in the cache.
     pub(crate) name: &'static str,
+    pub(crate) arch: Arch,
     /// Debian's package of its source.
     package: &'static str,
     /// Packages of the same kind to try, newest first, when that has vanished from the archive.
@@ -57,10 +59,14 @@ pub(crate) const EARLIER: &str = "7.2";
 const SIGNED: &str = "signed.config";
 /// The same source with what finds faults that no result shows.
 pub(crate) const DEBUG: &str = "debug";
+/// The usual one for arm64, with pages of 4 KiB, and the same with pages of 64 KiB.
+pub(crate) const ARM64: &str = "7.3-arm64";
+pub(crate) const ARM64_64K: &str = "7.3-arm64-64k";
 
 const FLAVOURS: &[Flavour] = &[
     Flavour {
         name: DEFAULT,
+        arch: Arch::X86_64,
         package: "linux-source-7.3",
         instead: Some("linux-source-7."),
         source: DEFAULT,
@@ -73,6 +79,7 @@ const FLAVOURS: &[Flavour] = &[
     },
     Flavour {
         name: EARLIER,
+        arch: Arch::X86_64,
         package: "linux-source-7.2",
         instead: None,
         source: EARLIER,
@@ -85,6 +92,7 @@ const FLAVOURS: &[Flavour] = &[
     },
     Flavour {
         name: DEBUG,
+        arch: Arch::X86_64,
         package: "linux-source-7.3",
         instead: Some("linux-source-7."),
         source: DEFAULT,
@@ -95,6 +103,32 @@ const FLAVOURS: &[Flavour] = &[
         stock: false,
         detectors: true,
     },
+    Flavour {
+        name: ARM64,
+        arch: Arch::Arm64,
+        package: "linux-source-7.3",
+        instead: Some("linux-source-7."),
+        source: ARM64,
+        config: &["rig.config", "arm64.config"],
+        patches: &["7.3"],
+        compiler: "clang-19",
+        make: Arch::Arm64.make(),
+        stock: false,
+        detectors: false,
+    },
+    Flavour {
+        name: ARM64_64K,
+        arch: Arch::Arm64,
+        package: "linux-source-7.3",
+        instead: Some("linux-source-7."),
+        source: ARM64,
+        config: &["rig.config", "arm64.config", "arm64-64k.config"],
+        patches: &["7.3"],
+        compiler: "clang-19",
+        make: Arch::Arm64.make(),
+        stock: false,
+        detectors: false,
+    },
 ];
 
 /// Suites that carry kernel sources. The machine's own need not be among them.
@@ -104,8 +138,6 @@ const SUITES: &[&str] = &["trixie-backports", "forky", "sid"];
 const NOT_UNPACKED: &[&str] = &[
     "Documentation/*.rst",
     "Documentation/devicetree/*.yaml",
-    "arch/[!x]*.[chS]",
-    "arch/[!x]*.dts*",
     "drivers/gpu/drm/*/*.[ch]",
     "drivers/media/*.[ch]",
     "drivers/net/ethernet/*.[ch]",
@@ -130,22 +162,34 @@ impl Flavour {
     }
 }
 
+/// The usual kernel of a machine with these processors.
+pub(crate) fn default_of(arch: Arch) -> &'static str {
+    match arch {
+        Arch::X86_64 => DEFAULT,
+        Arch::Arm64 => ARM64,
+    }
+}
+
 pub(crate) fn flavour(name: &str) -> Option<&'static Flavour> {
     FLAVOURS.iter().find(|flavour| flavour.name == name)
 }
 
-/// All that the tests run on.
-pub(crate) fn all() -> impl Iterator<Item = &'static str> {
-    FLAVOURS.iter().map(|flavour| flavour.name)
+/// All for these processors.
+pub(crate) fn of(arch: Arch) -> impl Iterator<Item = &'static str> {
+    FLAVOURS
+        .iter()
+        .filter(move |flavour| flavour.arch == arch)
+        .map(|flavour| flavour.name)
 }
 
 /// Those beside the usual one and its debug twin: they are there for what differs in the `kernel` crate.
 pub(crate) fn others() -> impl Iterator<Item = &'static str> {
-    all().filter(|name| ![DEFAULT, DEBUG].contains(name))
+    of(Arch::X86_64).filter(|name| ![DEFAULT, DEBUG].contains(name))
 }
 
 /// A kernel that is there.
 pub(crate) struct Kernel {
+    pub(crate) arch: Arch,
     pub(crate) image: PathBuf,
     pub(crate) release: String,
     /// For building modules: make's output directory.
@@ -234,20 +278,51 @@ fn release_of(build: &Path) -> Result<String> {
     Ok(text.trim().to_owned())
 }
 
+/// The build tree that a path names: itself, or the one that an image lies in.
+fn tree_of(path: &Path) -> &Path {
+    if path.is_dir() {
+        path
+    } else {
+        path.ancestors().nth(4).unwrap_or(path)
+    }
+}
+
+/// The processors that a kernel is for, by its name, or a path to a build tree or the image in one.
+pub(crate) fn arch_of(name: &str) -> Arch {
+    if let Some(flavour) = flavour(name) {
+        return flavour.arch;
+    }
+    let options = tree_of(Path::new(name)).join("include/config/auto.conf");
+    let options = fs::read_to_string(options).unwrap_or_default();
+    if options.lines().any(|line| line == "CONFIG_ARM64=y") {
+        Arch::Arm64
+    } else {
+        Arch::X86_64
+    }
+}
+
+/// Those of several kernels, each once.
+pub(crate) fn archs(kernels: &[&str]) -> Vec<Arch> {
+    let mut archs: Vec<Arch> = kernels.iter().map(|name| arch_of(name)).collect();
+    archs.sort();
+    archs.dedup();
+    archs
+}
+
 /// A kernel that somebody else built: its build tree, or the image in one.
 pub(crate) fn by_path(paths: &Paths, path: &Path) -> Result<Kernel> {
     let path =
         fs::canonicalize(path).with_context(|| format!("there is no kernel {}", path.display()))?;
-    let (build, image) = if path.is_dir() {
-        // The test VM's own trees have no bzImage: QEMU enters their vmlinux.
-        let images = ["arch/x86/boot/bzImage", "vmlinux"].map(|name| path.join(name));
+    let arch = arch_of(&path.to_string_lossy());
+    let build = tree_of(&path).to_path_buf();
+    let image = if path.is_dir() {
+        // The test VM's own trees have no bzImage: QEMU enters their vmlinux. All trees have that.
+        let images = ["arch/x86/boot/bzImage", Arch::Arm64.image().0, "vmlinux"];
+        let images = images.map(|name| path.join(name));
         let image = images.into_iter().find(|image| image.is_file());
-        let image = image
-            .ok_or_else(|| anyhow!("{} has neither a bzImage nor a vmlinux", path.display()))?;
-        (path, image)
+        image.ok_or_else(|| anyhow!("{} has no kernel that QEMU boots", path.display()))?
     } else {
-        let build = path.ancestors().nth(4).unwrap_or(&path).to_path_buf();
-        (build, path)
+        path
     };
     let release = release_of(&build)
         .with_context(|| format!("{} does not lie in a build tree", image.display()))?;
@@ -260,6 +335,7 @@ pub(crate) fn by_path(paths: &Paths, path: &Path) -> Result<Kernel> {
     let mut name = Key::default();
     name.text("tree", &build.to_string_lossy());
     Ok(Kernel {
+        arch,
         image,
         release,
         modules: build.clone(),
@@ -267,7 +343,7 @@ pub(crate) fn by_path(paths: &Paths, path: &Path) -> Result<Kernel> {
         key: key.finish(),
         products: paths.cache.join("modules").join(name.finish()),
         build,
-        make: &[],
+        make: arch.make(),
         detectors: false,
         signing: None,
     })
@@ -332,10 +408,10 @@ pub(crate) fn ensure(
         let _ = fs::remove_file(&stamp);
         tree.build(&source, &key, stock)?;
     }
-    let image = tree.at("vmlinux");
     Ok(Kernel {
+        arch: flavour.arch,
+        image: tree.image(),
         release: release_of(&tree.at("build"))?,
-        image,
         build: tree.at("build"),
         modules: tree.at("modules"),
         stock: flavour.stock.then(|| tree.at("stock")),
@@ -350,6 +426,12 @@ pub(crate) fn ensure(
 impl Tree<'_> {
     fn at(&self, name: &str) -> PathBuf {
         self.directory.join(name)
+    }
+
+    /// What QEMU boots. Others may have the build tree's open.
+    fn image(&self) -> PathBuf {
+        let (image, _) = self.flavour.arch.image();
+        self.at(image.rsplit('/').next().unwrap_or(image))
     }
 
     /// Something of the source, which several flavours may share.
@@ -521,6 +603,7 @@ impl Tree<'_> {
                 .args(
                     NOT_UNPACKED
                         .iter()
+                        .chain(&self.flavour.arch.others())
                         .map(|pattern| format!("--exclude={}/{pattern}", candidate.package)),
                 )
                 .env("XZ_OPT", "-T0"),
@@ -671,7 +754,8 @@ impl Tree<'_> {
         self.configure()?;
         self.compile(&format!("compiling ({count} files changed)"))?;
         collect_modules(&self.at("build"), &self.at("modules"))?;
-        stamp::replace(&self.at("vmlinux"), &fs::read(self.at("build/vmlinux"))?)?;
+        let (image, _) = self.flavour.arch.image();
+        stamp::replace(&self.image(), &fs::read(self.at("build").join(image))?)?;
         stamp::set(&self.at("stamp"), key)
     }
 
@@ -748,9 +832,10 @@ impl Tree<'_> {
         self.lay_certificate()?;
         let mut stage = Stage::begin(self.title(what));
         // One more than there are processors: steps wait for files, too.
+        let (_, target) = self.flavour.arch.image();
         let jobs = std::thread::available_parallelism().map_or(2, usize::from) + 1;
         let count = stage.run(
-            &mut self.make(&[&format!("-j{jobs}"), "vmlinux", "modules"]),
+            &mut self.make(&[&format!("-j{jobs}"), target, "modules"]),
             &self.log(),
             "steps",
             |line| line.starts_with("  "),
@@ -773,15 +858,24 @@ fn patched_files(patch: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Options of a fragment that a configuration does not have as asked.
+/// Options of fragments that a configuration does not have as asked. Of several words on one option the last counts.
 fn lost_options(wanted: &str, result: &str) -> Vec<String> {
     let set: BTreeSet<&str> = result
         .lines()
         .filter(|line| !line.starts_with('#'))
         .collect();
+    let wanted: Vec<&str> = wanted
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        .collect();
+    let name = |line: &&str| line.split('=').next().map(str::to_owned);
     let mut lost = Vec::new();
-    for line in wanted.lines().map(str::trim) {
-        if line.is_empty() || line.starts_with('#') {
+    for (at, line) in wanted.iter().enumerate() {
+        if wanted[at + 1..]
+            .iter()
+            .any(|later| name(later) == name(line))
+        {
             continue;
         }
         let kept = match line.strip_suffix("=n") {
@@ -792,7 +886,7 @@ fn lost_options(wanted: &str, result: &str) -> Vec<String> {
             None => set.contains(line),
         };
         if !kept {
-            lost.push(line.to_owned());
+            lost.push((*line).to_owned());
         }
     }
     lost
@@ -827,6 +921,8 @@ mod tests {
         let wanted = "# comment\nCONFIG_A=y\nCONFIG_B=m\nCONFIG_C=n\nCONFIG_D=n\nCONFIG_E=16000\n";
         let result = "CONFIG_A=y\n# CONFIG_B is not set\n# CONFIG_C is not set\nCONFIG_D=y\nCONFIG_E=16000\n";
         assert_eq!(lost_options(wanted, result), ["CONFIG_B=m", "CONFIG_D=n"]);
+        let wanted = "CONFIG_B=m\nCONFIG_C=y\nCONFIG_B=n\nCONFIG_C=m\n";
+        assert_eq!(lost_options(wanted, result), ["CONFIG_C=m"]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! `runner`: the test runner. It makes what the tests need, boots virtual machines, and runs the tests in them.
 
 mod apt;
+mod arch;
 mod bench;
 mod consumers;
 mod contact;
@@ -10,6 +11,7 @@ mod cpio;
 mod debian;
 mod detectors;
 mod documents;
+mod foreign;
 mod hazards;
 mod history;
 mod kept;
@@ -41,6 +43,7 @@ use anyhow::Result;
 use clap::Parser;
 use clap::Subcommand;
 
+use crate::arch::Arch;
 use crate::paths::Paths;
 use crate::vm::Channels;
 
@@ -54,7 +57,11 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Action {
     /// Makes all that the tests need: packages, kernel, modules, programs
-    Setup,
+    Setup {
+        /// The machines' processors
+        #[arg(long, value_enum, default_value = "x86-64")]
+        arch: Arch,
+    },
     /// Makes a kernel and prints where its build tree lies
     Kernel {
         #[arg(default_value = kernel::DEFAULT)]
@@ -81,7 +88,11 @@ enum Action {
     /// Takes one rule after the other out of the module, and sees that the tests notice
     Mutants(mutants::Selection),
     /// Shows what the module does; the last line is "demo: ok"
-    Demo,
+    Demo {
+        /// The machine's processors
+        #[arg(long, value_enum, default_value = "x86-64")]
+        arch: Arch,
+    },
     /// Runs the schedules of all known hazards and writes docs/hazards.md
     Hazards,
     /// What both modules cost, side by side; writes docs/performance.md. Status 1 where a goal is missed
@@ -107,19 +118,19 @@ fn main() -> ExitCode {
 
 fn act(action: Action) -> Result<i32> {
     let paths = Paths::find()?;
-    let every: Vec<&str> = kernel::all().collect();
     let (kernels, modules, programs) = match &action {
-        Action::Setup => (every.as_slice(), true, true),
-        Action::Kernel { flavour: name } => (&[name.as_str()][..], false, false),
-        Action::Modules { kernel: name } => (&[name.as_str()][..], true, false),
-        Action::Vm { options, .. } => (&[options.kernel.as_str()][..], true, true),
-        Action::Deb => (&[][..], false, false),
-        _ => (&[kernel::DEFAULT][..], true, true),
+        Action::Setup { arch } => (kernel::of(*arch).collect(), true, true),
+        Action::Kernel { flavour: name } => (vec![name.as_str()], false, false),
+        Action::Modules { kernel: name } => (vec![name.as_str()], true, false),
+        Action::Vm { options, .. } => (vec![options.kernel.as_str()], true, true),
+        Action::Demo { arch } => (vec![kernel::default_of(*arch)], true, true),
+        Action::Deb => (Vec::new(), false, false),
+        _ => (vec![kernel::DEFAULT], true, true),
     };
     // The suite says itself what it wants, once it knows its runs.
     if !matches!(action, Action::Test(_)) {
         let wanted = preflight::Wanted {
-            kernels,
+            kernels: &kernels,
             modules,
             programs,
             machines: 1,
@@ -133,8 +144,8 @@ fn act(action: Action) -> Result<i32> {
 
 fn carry_out(paths: &Paths, action: Action) -> Result<i32> {
     match action {
-        Action::Setup => {
-            let code = setup::all(paths, kernel::all())?;
+        Action::Setup { arch } => {
+            let code = setup::all(paths, kernel::of(arch))?;
             preflight::tell();
             Ok(code)
         }
@@ -145,7 +156,7 @@ fn carry_out(paths: &Paths, action: Action) -> Result<i32> {
         Action::Quick => quick::run(paths),
         Action::Stress(selection) => stress::run(paths, &selection),
         Action::Mutants(selection) => mutants::run(paths, &selection),
-        Action::Demo => test::demo(paths),
+        Action::Demo { arch } => test::demo(paths, arch),
         Action::Hazards => hazards::write(paths),
         Action::Bench(selection) => bench::run(paths, &selection),
         Action::Cost(selection) => cost::run(paths, &selection),
@@ -156,7 +167,7 @@ fn carry_out(paths: &Paths, action: Action) -> Result<i32> {
 
 fn run_vm(paths: &Paths, options: &vm::Options, command: &[String]) -> Result<i32> {
     let boot = setup::boot(paths, options)?;
-    setup::programs(paths)?;
+    setup::programs(paths, boot.arch)?;
     let outcome = vm::run(paths, options, &boot, command, Channels::Caller)?;
     for failure in &outcome.failures {
         eprintln!("runner: {}", failure.trim_end());

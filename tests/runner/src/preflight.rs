@@ -22,9 +22,12 @@ use anyhow::bail;
 use anyhow::Result;
 
 use crate::apt;
+use crate::arch::Arch;
 use crate::documents::grouped;
+use crate::foreign;
 use crate::kernel;
 use crate::paths::Paths;
+use crate::programs;
 use crate::progress;
 use crate::progress::output;
 use crate::stamp;
@@ -134,6 +137,7 @@ struct Facts {
 pub(crate) struct Wanted<'a> {
     pub(crate) kernels: &'a [&'a str],
     pub(crate) modules: bool,
+    /// Those for the kernels' processors, and a root where programs of this machine do not run on them.
     pub(crate) programs: bool,
     /// So many machines at once.
     pub(crate) machines: usize,
@@ -235,12 +239,9 @@ fn change(stamp: &Path, repo: &Path) -> Option<String> {
     })
 }
 
-fn plan(paths: &Paths, wanted: &Wanted<'_>) -> Result<Plan> {
-    let mut plan = Plan {
-        machines: wanted.machines as u64,
-        ..Plan::default()
-    };
-    let step = |name: &str, why: &str, stages: &[&str]| Step {
+/// A step with all that most have alike.
+fn step(name: &str, why: &str, stages: &[&str]) -> Step {
+    Step {
         name: name.to_owned(),
         why: why.to_owned(),
         stages: stages.iter().map(|stage| (*stage).to_owned()).collect(),
@@ -249,9 +250,18 @@ fn plan(paths: &Paths, wanted: &Wanted<'_>) -> Result<Plan> {
         mib: 0,
         whole: true,
         fetches: false,
+    }
+}
+
+fn plan(paths: &Paths, wanted: &Wanted<'_>) -> Result<Plan> {
+    let mut plan = Plan {
+        machines: wanted.machines as u64,
+        ..Plan::default()
     };
 
-    let names = apt::missing_all()?;
+    let archs = kernel::archs(wanted.kernels);
+    let is_foreign = wanted.programs && archs.iter().any(|arch| arch.foreign().is_some());
+    let names = apt::missing_all(if is_foreign { apt::FOREIGN } else { &[] })?;
     if !names.is_empty() {
         plan.packages = measure(names);
         let names = &plan.packages.names;
@@ -352,15 +362,41 @@ fn plan(paths: &Paths, wanted: &Wanted<'_>) -> Result<Plan> {
             )
         });
     }
-    let programs = paths.cache.join("programs");
-    let stamp = programs.join("gdr.stamp");
-    let why = if programs.join("gdr").exists() {
-        change(&stamp, &paths.repo)
-    } else {
+    if any_source && !paths.cache.join("suites").exists() {
+        // Lists of suites that this machine's apt does not have.
+        if let Some(first) = plan.steps.iter_mut().find(|step| step.fetches) {
+            first.mib += 65;
+        }
+    }
+    for arch in archs {
+        if wanted.programs {
+            plan_programs(paths, arch, &mut plan);
+        }
+    }
+    Ok(plan)
+}
+
+fn plan_programs(paths: &Paths, arch: Arch, plan: &mut Plan) {
+    if let (Some(name), false) = (arch.foreign(), foreign::is_there(paths, arch)) {
+        plan.steps.push(Step {
+            seconds: 30.0,
+            mib: 700,
+            fetches: true,
+            ..step(
+                &format!("root for {name}"),
+                "not made of Debian's packages yet",
+                &[&format!("{name}:")],
+            )
+        });
+    }
+    let gdr = programs::gdr(paths, arch);
+    let whole = !gdr.exists();
+    let why = if whole {
         Some("not compiled yet".to_owned())
+    } else {
+        change(&gdr.with_extension("stamp"), &paths.repo)
     };
-    if let (true, Some(why)) = (wanted.programs, why) {
-        let whole = !programs.join("gdr").exists();
+    if let Some(why) = why {
         plan.steps.push(Step {
             seconds: 111.0,
             shared: 0.7,
@@ -369,13 +405,6 @@ fn plan(paths: &Paths, wanted: &Wanted<'_>) -> Result<Plan> {
             ..step("programs", &why, &["programs:"])
         });
     }
-    if any_source && !paths.cache.join("suites").exists() {
-        // Lists of suites that this machine's apt does not have.
-        if let Some(first) = plan.steps.iter_mut().find(|step| step.fetches) {
-            first.mib += 65;
-        }
-    }
-    Ok(plan)
 }
 
 /// What apt says of these packages and all that they need. Where it knows some of them only after it has read the lists,

@@ -13,7 +13,9 @@ use anyhow::Context as _;
 use anyhow::Result;
 
 use crate::apt;
+use crate::arch::Arch;
 use crate::consumers;
+use crate::foreign;
 use crate::paths::Paths;
 use crate::progress::output;
 use crate::progress::Stage;
@@ -46,30 +48,50 @@ pub(crate) const GDR: &str = "gdr";
 pub(crate) const COMPILED: &[&str] = &[GDR, "peermemctl"];
 
 /// The directory of all programs that are compiled. The machine's commands find them by name.
-pub(crate) fn directory(paths: &Paths) -> PathBuf {
-    paths.cache.join("programs")
+pub(crate) fn directory(paths: &Paths, arch: Arch) -> PathBuf {
+    paths
+        .cache
+        .join("programs")
+        .join(arch.foreign().unwrap_or_default())
 }
 
 /// Where the verbs program lies once it is compiled.
-pub(crate) fn gdr(paths: &Paths) -> PathBuf {
-    directory(paths).join(GDR)
+pub(crate) fn gdr(paths: &Paths, arch: Arch) -> PathBuf {
+    directory(paths, arch).join(GDR)
 }
 
 /// The same of what operators run.
-pub(crate) fn peermemctl(paths: &Paths) -> PathBuf {
-    directory(paths).join("peermemctl")
+pub(crate) fn peermemctl(paths: &Paths, arch: Arch) -> PathBuf {
+    directory(paths, arch).join("peermemctl")
 }
 
 /// The beginning of its command line in the machine.
-pub(crate) fn gdr_command(paths: &Paths, action: &str) -> Vec<String> {
-    vec![in_machine(&gdr(paths)), action.to_owned()]
+pub(crate) fn gdr_command(paths: &Paths, arch: Arch, action: &str) -> Vec<String> {
+    vec![in_machine(&gdr(paths, arch)), action.to_owned()]
 }
 
 /// Compiles the programs if they have not been from this source. Both are linked to most of the same crates.
-pub(crate) fn build(paths: &Paths, toolchain: &Toolchain, wanted: &[&str]) -> Result<()> {
-    let directory = directory(paths);
+pub(crate) fn build(
+    paths: &Paths,
+    toolchain: &Toolchain,
+    arch: Arch,
+    wanted: &[&str],
+) -> Result<()> {
+    let directory = directory(paths, arch);
+    let mut cargo = toolchain.cargo(paths);
     let mut key = Key::default();
-    key.text("tools", &toolchain.versions("gcc")?);
+    let mut built = paths.cache.join("target");
+    let mut target = Vec::new();
+    if arch.foreign().is_none() {
+        key.text("tools", &toolchain.versions("gcc")?);
+    } else {
+        let root = foreign::root(paths, arch)?;
+        key.text("tools", &toolchain.versions(foreign::COMPILER)?);
+        key.text("root", &foreign::key(arch)?);
+        foreign::cross(&mut cargo, &root);
+        built.push(foreign::TARGET);
+        target = vec!["--target", foreign::TARGET];
+    }
     for input in [
         "Cargo.toml",
         "Cargo.lock",
@@ -92,9 +114,9 @@ pub(crate) fn build(paths: &Paths, toolchain: &Toolchain, wanted: &[&str]) -> Re
     }
     let mut stage = Stage::begin(format!("programs: compiling {}", missing.join(" and ")));
     let crates = stage.run(
-        toolchain
-            .cargo(paths)
+        cargo
             .args(["build", "--release", "--locked"])
+            .args(target)
             .args(missing.iter().flat_map(|name| ["-p", name]))
             .current_dir(&paths.repo),
         &paths.cache.join("logs/programs.txt"),
@@ -104,7 +126,7 @@ pub(crate) fn build(paths: &Paths, toolchain: &Toolchain, wanted: &[&str]) -> Re
     // Copies: a machine may have the old ones open, and cargo writes where they were.
     fs::create_dir_all(&directory)?;
     for name in missing {
-        let built = paths.cache.join("target/release").join(name);
+        let built = built.join("release").join(name);
         let product = directory.join(name);
         let contents =
             fs::read(&built).with_context(|| format!("{} was not made", built.display()))?;
@@ -131,10 +153,10 @@ pub(crate) const ON_DEMAND: &[OnDemand] = &[
 /// Prometheus's own program to check metrics and rules. Its package would start a server.
 pub(crate) fn promtool(paths: &Paths) -> Result<PathBuf> {
     let _lock = Lock::take(paths, "promtool")?;
-    let product = directory(paths).join("promtool");
+    let product = directory(paths, Arch::X86_64).join("promtool");
     if !product.exists() {
         let contents = apt::file_of(paths, "prometheus", "usr/bin/promtool")?;
-        fs::create_dir_all(directory(paths))?;
+        fs::create_dir_all(directory(paths, Arch::X86_64))?;
         stamp::replace(&product, &contents)?;
         fs::set_permissions(&product, fs::Permissions::from_mode(0o755))?;
     }

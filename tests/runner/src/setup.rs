@@ -12,8 +12,10 @@ use anyhow::Context as _;
 use anyhow::Result;
 
 use crate::apt;
+use crate::arch::Arch;
 use crate::contact;
 use crate::debian;
+use crate::foreign;
 use crate::kernel;
 use crate::kernel::Extent;
 use crate::kernel::Kernel;
@@ -82,21 +84,27 @@ pub(crate) fn find_kernel(
 
 /// Everything that the tests need, on these kernels.
 pub(crate) fn all<'a>(paths: &Paths, kernels: impl IntoIterator<Item = &'a str>) -> Result<i32> {
-    beside_programs(paths, programs::COMPILED, |toolchain| {
-        for name in kernels {
-            let kernel = find_kernel(paths, toolchain, name, Extent::Whole)?;
-            let _lock = Lock::take(paths, "modules")?;
-            Builder::new(paths, toolchain, &kernel, false).all()?;
-        }
-        Ok(())
-    })?;
+    let kernels: Vec<&str> = kernels.into_iter().collect();
+    beside_programs(
+        paths,
+        &kernel::archs(&kernels),
+        programs::COMPILED,
+        |toolchain| {
+            for name in kernels {
+                let kernel = find_kernel(paths, toolchain, name, Extent::Whole)?;
+                let _lock = Lock::take(paths, "modules")?;
+                Builder::new(paths, toolchain, &kernel, false).all()?;
+            }
+            Ok(())
+        },
+    )?;
     Ok(0)
 }
 
 /// What the demo needs.
-pub(crate) fn demo(paths: &Paths) -> Result<()> {
-    beside_programs(paths, &[programs::GDR], |toolchain| {
-        let kernel = find_kernel(paths, toolchain, kernel::DEFAULT, Extent::Patched)?;
+pub(crate) fn demo(paths: &Paths, options: &vm::Options) -> Result<()> {
+    beside_programs(paths, &[options.arch()], &[programs::GDR], |toolchain| {
+        let kernel = find_kernel(paths, toolchain, &options.kernel, Extent::Patched)?;
         let _lock = Lock::take(paths, "modules")?;
         let builder = Builder::new(paths, toolchain, &kernel, false);
         builder.ours()?;
@@ -109,13 +117,16 @@ pub(crate) fn demo(paths: &Paths) -> Result<()> {
 /// keeps one processor busy.
 fn beside_programs(
     paths: &Paths,
+    archs: &[Arch],
     wanted: &[&str],
     work: impl FnOnce(&Toolchain) -> Result<()>,
 ) -> Result<()> {
     let toolchain = tools(paths)?;
     thread::scope(|scope| {
         let programs = scope.spawn(|| {
-            build_programs(paths, &toolchain, wanted)?;
+            for arch in archs {
+                build_programs(paths, &toolchain, *arch, wanted)?;
+            }
             modules::control_source(paths).map(drop)
         });
         let worked = work(&toolchain);
@@ -126,14 +137,14 @@ fn beside_programs(
     })
 }
 
-fn build_programs(paths: &Paths, toolchain: &Toolchain, wanted: &[&str]) -> Result<()> {
+fn build_programs(paths: &Paths, toolchain: &Toolchain, arch: Arch, wanted: &[&str]) -> Result<()> {
     let _lock = Lock::take(paths, "programs")?;
-    programs::build(paths, toolchain, wanted)
+    programs::build(paths, toolchain, arch, wanted)
 }
 
 /// What a machine's command may want to run.
-pub(crate) fn programs(paths: &Paths) -> Result<()> {
-    build_programs(paths, &tools(paths)?, programs::COMPILED)
+pub(crate) fn programs(paths: &Paths, arch: Arch) -> Result<()> {
+    build_programs(paths, &tools(paths)?, arch, programs::COMPILED)
 }
 
 /// Looks at the form of the code, one test for each check that `wanted` names; what takes long looks at the changed files
@@ -262,6 +273,7 @@ pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
     if stock && options.peermem != Peermem::None {
         bail!("the stock RDMA modules have no peer memory: give --peermem none");
     }
+    let root = foreign::root(paths, kernel.arch)?;
     let _lock = Lock::take(paths, "modules")?;
     let builder = Builder::new(paths, &toolchain, &kernel, options.frozen);
     let mut index = Index::default();
@@ -323,6 +335,8 @@ pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
         (_, false) => None,
     };
     Ok(vm::Boot {
+        arch: kernel.arch,
+        root,
         image: kernel.image,
         release: kernel.release,
         modules: index,

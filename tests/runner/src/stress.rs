@@ -170,7 +170,7 @@ fn run_machine(
     let mut options = machine(selection, first);
     options.timeout = Some(left.as_secs() + 1800);
     let boot = setup::boot(paths, &options)?;
-    let mut command = programs::gdr_command(paths, "stress");
+    let mut command = programs::gdr_command(paths, options.arch(), "stress");
     command.extend(
         [
             ("--seed", selection.seed),

@@ -30,6 +30,7 @@ use self::report::Origin;
 use self::report::Report;
 use self::skips::Skips;
 use self::tables::summary;
+use crate::arch::Arch;
 use crate::documents;
 use crate::history;
 use crate::history::History;
@@ -477,18 +478,20 @@ pub(crate) fn lint(paths: &Paths) -> Result<i32> {
 const DEMO_OK: &str = "demo: ok";
 
 /// The demo. Whether it went well is for this side to say: it has seen the kernel's log as well.
-pub(crate) fn demo(paths: &Paths) -> Result<i32> {
-    setup::demo(paths)?;
-    preflight::tell();
+pub(crate) fn demo(paths: &Paths, arch: Arch) -> Result<i32> {
     let options = Options {
         timeout: Some(600),
         with_control: true,
         // Room for a region of 1 GiB.
         bar: 4096,
+        arch,
+        kernel: crate::kernel::default_of(arch).to_owned(),
         ..Options::default()
     };
+    setup::demo(paths, &options)?;
+    preflight::tell();
     let boot = setup::boot(paths, &options)?;
-    let command = programs::gdr_command(paths, "demo");
+    let command = programs::gdr_command(paths, arch, "demo");
     let outcome = vm::run(
         paths,
         &options,
@@ -594,10 +597,13 @@ fn one(
                 let mut word = word
                     .replace("{repo}", &vm::in_machine(&paths.repo))
                     .replace("{filter}", &selection.case)
-                    .replace("{gdr}", &vm::in_machine(&programs::gdr(paths)))
+                    .replace(
+                        "{gdr}",
+                        &vm::in_machine(&programs::gdr(paths, wanted.arch())),
+                    )
                     .replace(
                         "{peermemctl}",
-                        &vm::in_machine(&programs::peermemctl(paths)),
+                        &vm::in_machine(&programs::peermemctl(paths, wanted.arch())),
                     );
                 for (name, make) in programs::ON_DEMAND {
                     if word.contains(name) {

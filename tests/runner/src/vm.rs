@@ -28,6 +28,7 @@ use clap::Args;
 use clap::Parser as _;
 use clap::ValueEnum;
 
+use crate::arch::Arch;
 use crate::cpio::Archive;
 use crate::detectors;
 use crate::kernel::Signing;
@@ -174,10 +175,19 @@ pub(crate) struct Options {
     /// Adds an NVMe controller with a disk of this size
     #[arg(long, value_name = "MIB")]
     pub(crate) nvme: Option<u64>,
-    /// A kernel of the test VM by name, or a kernel image or build tree by path
-    #[arg(long, value_name = "FLAVOUR|PATH", default_value = crate::kernel::DEFAULT)]
+    /// The machine's processors: chooses the kernel where --kernel does not
+    #[arg(long, value_enum, default_value = "x86-64")]
+    pub(crate) arch: Arch,
+    /// A kernel of the test VM by name, or a kernel image or build tree by path; the machine has the processors that it is for
+    #[arg(
+        long,
+        value_name = "FLAVOUR|PATH",
+        default_value = crate::kernel::DEFAULT,
+        default_value_if("arch", "arm64", crate::kernel::ARM64)
+    )]
     pub(crate) kernel: String,
-    /// Directory that becomes the machine's root, read-only; the host's files lie under /host, as always
+    /// Directory that becomes the machine's root, read-only; the host's files lie under /host, as always. What a machine of
+    /// other processors finds there by default is Debian's
     #[arg(long, value_name = "DIR", default_value = "/")]
     pub(crate) root: PathBuf,
     /// More arguments for the kernel
@@ -260,6 +270,11 @@ struct Bare {
 }
 
 impl Options {
+    /// The machine's processors: those that its kernel is for.
+    pub(crate) fn arch(&self) -> Arch {
+        crate::kernel::arch_of(&self.kernel)
+    }
+
     pub(crate) fn parse<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<Self, clap::Error> {
         Ok(Bare::try_parse_from(words)?.options)
     }
@@ -306,6 +321,9 @@ impl Outcome {
 
 /// What a machine boots and what it finds its modules in.
 pub(crate) struct Boot {
+    pub(crate) arch: Arch,
+    /// Its root, where its options name none: the host's own, if the host's programs run on it.
+    pub(crate) root: PathBuf,
     pub(crate) image: PathBuf,
     pub(crate) release: String,
     /// Modules by name; what was put in first wins.
@@ -329,6 +347,7 @@ type Parameters = BTreeMap<String, String>;
 
 /// Which modules are loaded, in which order, and which parameters each gets.
 struct Plan {
+    arch: Arch,
     early: Vec<PathBuf>,
     /// Files; on a host names for modprobe.
     modules: Vec<(PathBuf, String)>,
@@ -361,6 +380,7 @@ fn plan_host(options: &Options, boot: &Boot) -> Result<Plan> {
                 (PathBuf::from(name), values)
             })
             .collect(),
+        arch: boot.arch,
         rdma: true,
         host: true,
     })
@@ -437,6 +457,7 @@ fn plan(options: &Options, boot: &Boot) -> Result<Plan> {
     Ok(Plan {
         early,
         modules,
+        arch: boot.arch,
         rdma,
         host: false,
     })
@@ -525,7 +546,7 @@ fn command_script(
         export(name, value);
     }
     // Found by name, and after all else.
-    let programs = in_machine(&programs::directory(paths));
+    let programs = in_machine(&programs::directory(paths, boot.arch));
     script.push_str(&format!("PATH=$PATH:{}\n", quoted(&programs)));
     if tty {
         if let Some((rows, columns)) = terminal::size() {
@@ -538,7 +559,7 @@ fn command_script(
     let here = here
         .to_str()
         .context("the working directory's name is not UTF-8")?;
-    script.push_str(&if options.root == Path::new("/") {
+    script.push_str(&if options.root == boot.root {
         format!("cd {} || exit 126\n", quoted(&format!("{HOST}{here}")))
     } else {
         format!("cd {} 2>/dev/null || cd /\n", quoted(here))
@@ -649,7 +670,12 @@ fn initramfs(
     ] {
         archive.directory(directory);
     }
-    let busybox = find_program("busybox").context("busybox (package busybox-static)")?;
+    let is_foreign = plan.arch.foreign().is_some();
+    let busybox = if is_foreign {
+        options.root.join("bin/busybox")
+    } else {
+        find_program("busybox").context("busybox (package busybox-static)")?
+    };
     archive.copy("bin/busybox", 0o755, &busybox)?;
     archive.symlink("bin/sh", "busybox");
     archive.copy("init", 0o755, &paths.repo.join("tests/vm/init"))?;
@@ -686,6 +712,8 @@ fn initramfs(
                 "root"
             },
         ),
+        // busybox's ip and a strange root's lack what the host's has, where the host's runs.
+        ("TOOLS", if is_foreign { "/" } else { HOST }),
         ("MODULE_ROOT", &in_machine(module_root)),
         ("RXE", if plan.rdma { "1" } else { "" }),
         ("CONSOLE", if tty { "1" } else { "" }),
@@ -745,12 +773,14 @@ fn qemu_arguments(
         _ => 4 * gpu_bytes,
     };
     let hole = room.next_power_of_two().max(32 * 1024);
-    let machine = match options.iommu {
-        Iommu::Off => "q35",
-        _ => "q35,kernel-irqchip=split",
+    let machine = match (boot.arch, options.iommu) {
+        (Arch::X86_64, Iommu::Off) => "q35",
+        (Arch::X86_64, _) => "q35,kernel-irqchip=split",
+        (Arch::Arm64, Iommu::Off) => "virt,gic-version=3",
+        (Arch::Arm64, _) => "virt,gic-version=3,iommu=smmuv3",
     };
     let mut cpu = options.cpu.clone();
-    if hole > 256 * 1024 {
+    if boot.arch == Arch::X86_64 && hole > 256 * 1024 {
         cpu.push_str(",phys-bits=46");
     }
     if boot.detectors {
@@ -764,7 +794,10 @@ fn qemu_arguments(
         "none",
     ]);
     add(&["-machine", machine, "-accel", accel, "-cpu", &cpu]);
-    add(&["-global", &format!("q35-pcihost.pci-hole64-size={hole}M")]);
+    // virt has 512 GiB, always.
+    if boot.arch == Arch::X86_64 {
+        add(&["-global", &format!("q35-pcihost.pci-hole64-size={hole}M")]);
+    }
     add(&[
         "-smp",
         &options.topology.processors(options.smp),
@@ -774,6 +807,7 @@ fn qemu_arguments(
     add(&["-chardev", &format!("file,id=log,path={}", value(log))]);
     add(&["-serial", "chardev:log", "-monitor", "none"]);
     match options.iommu {
+        _ if boot.arch != Arch::X86_64 => {}
         Iommu::Off => {}
         // In caching mode the kernel unmaps at once, whatever it is told.
         Iommu::On => add(&["-device", "intel-iommu,aw-bits=48"]),
@@ -888,8 +922,12 @@ pub(crate) fn run(
     fs::write(&log, "")?;
 
     let mut options = options.clone();
-    options.root = fs::canonicalize(&options.root)
-        .with_context(|| format!("no root directory {}", options.root.display()))?;
+    options.root = if options.root == Path::new("/") {
+        boot.root.clone()
+    } else {
+        fs::canonicalize(&options.root)
+            .with_context(|| format!("no root directory {}", options.root.display()))?
+    };
     let (plan, module_root) = if boot.host {
         (plan_host(&options, boot)?, PathBuf::new())
     } else {
@@ -919,16 +957,24 @@ pub(crate) fn run(
     )?;
 
     let mut kernel_args = vec![
-        "console=ttyS0 loglevel=7 panic=-1 printk.devkmsg=on no_timer_check".to_owned(),
+        format!(
+            "console={} loglevel=7 panic=-1 printk.devkmsg=on",
+            boot.arch.console()
+        ),
+        boot.arch.kernel_arguments().to_owned(),
         // So much of the log can wait for the serial line; and a machine that stood still has no stall.
-        "nokaslr tsc=reliable log_buf_len=1M rcupdate.rcu_cpu_stall_timeout=120".to_owned(),
+        "log_buf_len=1M rcupdate.rcu_cpu_stall_timeout=120".to_owned(),
     ];
+    if options.iommu != Iommu::Off && boot.arch == Arch::X86_64 {
+        kernel_args.push("intel_iommu=on".to_owned());
+    }
     kernel_args.push(
         match options.iommu {
             Iommu::Off => "",
-            Iommu::Pt => "intel_iommu=on iommu=pt",
-            Iommu::On => "intel_iommu=on iommu.passthrough=0 iommu.strict=0",
-            Iommu::Strict => "intel_iommu=on iommu.passthrough=0 iommu.strict=1",
+            Iommu::Pt if boot.arch == Arch::X86_64 => "iommu=pt",
+            Iommu::Pt => "iommu.passthrough=1",
+            Iommu::On => "iommu.passthrough=0 iommu.strict=0",
+            Iommu::Strict => "iommu.passthrough=0 iommu.strict=1",
         }
         .to_owned(),
     );
@@ -964,19 +1010,20 @@ pub(crate) fn run(
     let mut ports = open_ports(&mut arguments, tty)?;
     arguments.extend(options.qemu_arg.iter().cloned());
 
+    let (program, package) = boot.arch.qemu();
     if options.verbose {
-        eprintln!("runner: qemu-system-x86_64 {}", arguments.join(" "));
+        eprintln!("runner: {program} {}", arguments.join(" "));
     }
     let errors = scratch.0.join("qemu.err");
     let qemu = Command::new("setpriv")
-        .args(["--pdeathsig", "KILL", "qemu-system-x86_64"])
+        .args(["--pdeathsig", "KILL", program])
         .args(&arguments)
         .env("PATH", system_path())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(fs::File::create(&errors)?)
         .spawn()
-        .context("cannot start qemu-system-x86_64 (package qemu-system-x86)")?;
+        .with_context(|| format!("cannot start {program} (package {package})"))?;
     let mut qemu = Machine(qemu);
     ports.remote.clear();
 
@@ -1291,6 +1338,8 @@ mod tests {
 
     fn boot() -> Boot {
         Boot {
+            arch: Arch::X86_64,
+            root: PathBuf::from("/"),
             image: PathBuf::from("bzImage"),
             release: "7.x".to_owned(),
             modules: Index::default(),
@@ -1322,6 +1371,45 @@ mod tests {
             bus.unwrap_or_default().to_owned()
         })
         .collect()
+    }
+
+    #[test]
+    fn the_kernel_says_which_processors() {
+        let of = |words: &str| {
+            let words = format!("runner {words}");
+            let options = Options::parse(words.split_whitespace()).unwrap();
+            let boot = Boot {
+                arch: options.arch(),
+                ..boot()
+            };
+            let (log, scratch) = (Path::new("log"), Path::new("scratch"));
+            let arguments = qemu_arguments(&options, &boot, "", log, scratch).join(" ");
+            let at = arguments.find("-machine ").unwrap();
+            let machine = arguments[at..].split(' ').nth(1).unwrap().to_owned();
+            (options.kernel, machine, arguments)
+        };
+        let (kernel, machine, arguments) = of("--iommu on");
+        assert_eq!((&*kernel, &*machine), ("7.3", "q35,kernel-irqchip=split"));
+        assert!(arguments.contains("intel-iommu") && arguments.contains("pci-hole64-size"));
+        for (words, name, end) in [
+            ("--arch arm64", "7.3-arm64", "gic-version=3"),
+            ("--arch arm64 --iommu on", "7.3-arm64", "iommu=smmuv3"),
+            (
+                "--kernel 7.3-arm64-64k --iommu pt",
+                "7.3-arm64-64k",
+                "iommu=smmuv3",
+            ),
+        ] {
+            let (kernel, machine, arguments) = of(words);
+            assert_eq!(kernel, name);
+            assert!(
+                machine.starts_with("virt,") && machine.ends_with(end),
+                "{machine}"
+            );
+            assert!(!arguments.contains("intel-iommu") && !arguments.contains("q35"));
+        }
+        // A kernel that was named stays.
+        assert_eq!(of("--arch arm64 --kernel debug").0, "debug");
     }
 
     #[test]

@@ -14,6 +14,7 @@ use peermem_figures::Line;
 use peermem_figures::Part;
 
 use super::Selection;
+use crate::arch::Arch;
 use crate::kernel;
 use crate::paths::Paths;
 use crate::programs;
@@ -159,7 +160,7 @@ impl Machine {
             _ => "0,1000",
         };
         let repeats = selection.repeats.to_string();
-        let mut command = programs::gdr_command(paths, "bench");
+        let mut command = programs::gdr_command(paths, Arch::X86_64, "bench");
         command.extend(
             parts
                 .iter()

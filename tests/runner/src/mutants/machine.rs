@@ -19,6 +19,7 @@ use super::Mutant;
 use super::Place;
 use super::Seen;
 use super::Sign;
+use crate::arch::Arch;
 use crate::klog;
 use crate::paths::Paths;
 use crate::programs;
@@ -289,7 +290,7 @@ impl<'a> Machines<'a> {
         let script = self.paths.repo.join("tests/vm/mutants");
         let mut command = vec![
             vm::in_machine(&script),
-            vm::in_machine(&programs::gdr(self.paths)),
+            vm::in_machine(&programs::gdr(self.paths, Arch::X86_64)),
         ];
         command.extend(steps.iter().flat_map(Step::words));
         let (outcome, said) = vm::run_with(

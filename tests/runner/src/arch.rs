@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The processors that the test VM may have. A kernel is built for one, and whatever a run makes beside it follows.
+
+use clap::ValueEnum;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub(crate) enum Arch {
+    #[value(name = "x86-64")]
+    X86_64,
+    /// Cross-compiled, and emulated by QEMU's `virt` machine
+    Arm64,
+}
+
+impl Arch {
+    /// What of a kernel's source is only for other processors. tar knows no "all but these two letters", so a few stay.
+    pub(crate) fn others(self) -> [&'static str; 2] {
+        match self {
+            Self::X86_64 => ["arch/[!x]*.[chS]", "arch/[!x]*.dts*"],
+            // It includes headers of the 32-bit arm.
+            Self::Arm64 => ["arch/[!a]*.[chS]", "arch/*.dts*"],
+        }
+    }
+
+    /// The file of a kernel's build tree that QEMU boots, and how make calls it.
+    pub(crate) fn image(self) -> (&'static str, &'static str) {
+        match self {
+            // As it is: nothing to unpack at each boot.
+            Self::X86_64 => ("vmlinux", "vmlinux"),
+            Self::Arm64 => ("arch/arm64/boot/Image", "Image"),
+        }
+    }
+
+    /// Variables of make for kernels and modules, where they are cross-compiled.
+    pub(crate) const fn make(self) -> &'static [&'static str] {
+        match self {
+            Self::X86_64 => &[],
+            // The compiler is the debug kernel's.
+            Self::Arm64 => &["ARCH=arm64", "LLVM=-19"],
+        }
+    }
+
+    /// QEMU's program, and the package that it comes in.
+    pub(crate) fn qemu(self) -> (&'static str, &'static str) {
+        match self {
+            Self::X86_64 => ("qemu-system-x86_64", "qemu-system-x86"),
+            Self::Arm64 => ("qemu-system-aarch64", "qemu-system-arm"),
+        }
+    }
+
+    /// The serial line that has the kernel's log.
+    pub(crate) fn console(self) -> &'static str {
+        match self {
+            Self::X86_64 => "ttyS0",
+            Self::Arm64 => "ttyAMA0",
+        }
+    }
+
+    /// What the kernel is told of this machine's clocks and addresses.
+    pub(crate) fn kernel_arguments(self) -> &'static str {
+        match self {
+            Self::X86_64 => "no_timer_check nokaslr tsc=reliable",
+            Self::Arm64 => "nokaslr",
+        }
+    }
+
+    /// Debian's name of it, where programs of this machine do not run on it.
+    pub(crate) fn foreign(self) -> Option<&'static str> {
+        match self {
+            Self::X86_64 => None,
+            Self::Arm64 => Some("arm64"),
+        }
+    }
+}
