@@ -34,8 +34,13 @@ impl Arch {
     pub(crate) const fn make(self) -> &'static [&'static str] {
         match self {
             Self::X86_64 => &[],
-            // The compiler is the debug kernel's.
-            Self::Arm64 => &["ARCH=arm64", "LLVM=-19"],
+            // The compiler is the debug kernel's. By default it has addresses of weak symbols from a table that a module does not
+            // get there.
+            Self::Arm64 => &[
+                "ARCH=arm64",
+                "LLVM=-19",
+                "CFLAGS_peer_mem.o=-mcmodel=large",
+            ],
         }
     }
 
