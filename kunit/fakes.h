@@ -18,8 +18,8 @@
 /* An I/O range, and a BAR without an address of its own. */
 #define FAKE_IO_START		(FAKE_BAR_START + BIT_ULL(40))
 #define FAKE_UNASSIGNED_START	(FAKE_BAR_START + BIT_ULL(41))
-/* Memory with a struct page that claims to be a BAR. */
-#define FAKE_RAM_START		BIT_ULL(20)
+/* Memory with a struct page that claims to be a BAR: RAM of all test VMs. arm64's begins here. */
+#define FAKE_RAM_START		BIT_ULL(30)
 #define FAKE_SMALL_LEN		BIT_ULL(24)
 /* A second BAR with memory. */
 #define FAKE_SECOND_START	(FAKE_BAR_START + BIT_ULL(42))

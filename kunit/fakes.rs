@@ -76,7 +76,7 @@ pub(crate) const IO: u64 = BAR + (1 << 40);
 /// A BAR that was given no address.
 pub(crate) const UNASSIGNED: u64 = BAR + (2 << 40);
 /// Memory with a `struct page` that claims to be a BAR.
-pub(crate) const RAM: u64 = 1 << 20;
+pub(crate) const RAM: u64 = 1 << 30;
 /// A second BAR, as `FAKE_SECOND_START` of `fakes.h`.
 pub(crate) const SECOND: u64 = BAR + (4 << 40);
 /// A third, right behind it, as `FAKE_THIRD_START`.
