@@ -52,6 +52,9 @@ const PACKAGES: &[&str] = &[
     "util-linux",
 ];
 
+/// Links that configuring a package would make, and where they lead.
+const LINKS: &[(&str, &str)] = &[("usr/bin/awk", "gawk")];
+
 /// rustc's package of the library for these processors, of the very version that this machine's has.
 fn library() -> Result<String> {
     let owner = output(Command::new("dpkg-query").args(["-S", "/usr/bin/rustc"]))?;
@@ -83,6 +86,7 @@ pub(crate) fn key(arch: Arch) -> Result<String> {
     key.text("architecture", arch.foreign().unwrap_or_default());
     key.text("sources", &sources);
     key.text("packages", &packages()?.join(" "));
+    key.text("links", &format!("{LINKS:?}"));
     Ok(key.finish())
 }
 
@@ -121,6 +125,9 @@ pub(crate) fn root(paths: &Paths, arch: Arch) -> Result<PathBuf> {
         &root,
         Some(name),
     )?;
+    for (link, target) in LINKS {
+        output(apt::as_root("ln").args(["-s", target]).arg(root.join(link)))?;
+    }
     stamp::set(&stamp, &key)?;
     stage.done("");
     Ok(root)
