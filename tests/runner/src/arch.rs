@@ -36,11 +36,7 @@ impl Arch {
             Self::X86_64 => &[],
             // The compiler is the debug kernel's. By default it has addresses of weak symbols from a table that a module does not
             // get there.
-            Self::Arm64 => &[
-                "ARCH=arm64",
-                "LLVM=-19",
-                "CFLAGS_peer_mem.o=-mcmodel=large",
-            ],
+            Self::Arm64 => &["ARCH=arm64", "LLVM=-19", "CFLAGS_peer_mem.o=-mcmodel=large"],
         }
     }
 
