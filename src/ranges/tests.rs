@@ -96,6 +96,10 @@ fn ranges_contain_widen_and_have_a_hull() {
         for other in all() {
             let inside = places(&other).all(|place| places(&one).contains(&place));
             assert_eq!(one.contains(&other), inside, "{one:?} {other:?}");
+            if places(&one).contains(&other.addr) {
+                let both = other.addr..places(&one).end.min(places(&other).end);
+                assert_eq!(places(&other.start_in(&one)), both, "{one:?} {other:?}");
+            }
             let hull = one.hull(&other);
             assert_eq!(hull.addr, one.addr.min(other.addr));
             assert_eq!(places(&hull).end, places(&one).end.max(places(&other).end));
@@ -136,6 +140,8 @@ fn ranges_at_the_end_of_the_address_space() {
         len: KIB,
     };
     assert_eq!(below.hull(&end).len, 2 * KIB);
+    assert_eq!(all.start_in(&all), all);
+    assert_eq!(end.start_in(&all).len, KIB - 1);
 }
 
 /// A range of DMA addresses that begins at any page of the IOMMU's: what is mapped lies in it, and where an HCA has larger
