@@ -1,7 +1,42 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The processors that the test VM may have. A kernel is built for one, and whatever a run makes beside it follows.
 
+use std::sync::LazyLock;
+#[cfg(target_arch = "x86_64")]
+use std::thread;
+#[cfg(target_arch = "x86_64")]
+use std::time::Duration;
+#[cfg(target_arch = "x86_64")]
+use std::time::Instant;
+
 use clap::ValueEnum;
+
+/// How fast the TSC of this machine counts, which QEMU hands through.
+static TSC_KHZ: LazyLock<Option<u64>> = LazyLock::new(tsc_khz);
+
+#[cfg(target_arch = "x86_64")]
+fn tsc_khz() -> Option<u64> {
+    // Both clocks, read so close to each other that the interval below is known to a thousandth.
+    let read = || loop {
+        let time = Instant::now();
+        // SAFETY: Every x86-64 processor has the instruction, which touches no memory, and Linux leaves it to user space but where
+        // a process asked otherwise (prctl(2), PR_SET_TSC).
+        let ticks = unsafe { core::arch::x86_64::_rdtsc() };
+        if time.elapsed() < Duration::from_micros(20) {
+            return (time, ticks);
+        }
+    };
+    let (begin, first) = read();
+    thread::sleep(Duration::from_millis(20));
+    let (end, last) = read();
+    let khz = u128::from(last.checked_sub(first)?) * 1_000_000 / (end - begin).as_nanos();
+    u64::try_from(khz).ok()
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn tsc_khz() -> Option<u64> {
+    None
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Arch {
@@ -56,11 +91,16 @@ impl Arch {
         }
     }
 
-    /// What the kernel is told of this machine's clocks and addresses.
-    pub(crate) fn kernel_arguments(self) -> &'static str {
-        match self {
+    /// What the kernel is told of this machine's clocks and addresses. On a busy machine it may measure the TSC many times too
+    /// slow, so it is told how fast that is, but where QEMU counts instructions in its place.
+    pub(crate) fn kernel_arguments(self, icount: bool) -> String {
+        let told = match self {
             Self::X86_64 => "no_timer_check nokaslr tsc=reliable",
             Self::Arm64 => "nokaslr",
+        };
+        match *TSC_KHZ {
+            Some(khz) if self == Self::X86_64 && !icount => format!("{told} tsc_early_khz={khz}"),
+            _ => told.to_owned(),
         }
     }
 

@@ -961,7 +961,7 @@ pub(crate) fn run(
             "console={} loglevel=7 panic=-1 printk.devkmsg=on",
             boot.arch.console()
         ),
-        boot.arch.kernel_arguments().to_owned(),
+        boot.arch.kernel_arguments(options.icount),
         // So much of the log can wait for the serial line; and a machine that stood still has no stall.
         "log_buf_len=1M rcupdate.rcu_cpu_stall_timeout=120".to_owned(),
     ];
