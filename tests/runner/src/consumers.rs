@@ -18,7 +18,7 @@ use crate::progress::Stage;
 use crate::setup::Lock;
 use crate::stamp;
 use crate::stamp::Key;
-use crate::vm::system_path;
+use crate::toolchain;
 
 /// Where the newest source is looked for.
 const SUITES: &[&str] = &["sid", "forky", "trixie"];
@@ -57,17 +57,10 @@ const LIBIBVERBS: &str = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1";
 /// The stand-ins for the driver's libraries: a source each.
 const DRIVER: &[(&str, &str)] = &[("cuda.c", "libcuda.so.1"), ("nvml.c", "libnvidia-ml.so.1")];
 
-/// A program that is ended with this one, and sees nothing of a make that called this one.
+/// A program that is run there.
 fn tool(program: &str, directory: &Path) -> Command {
-    let mut command = Command::new("setpriv");
-    command
-        .args(["--pdeathsig", "TERM", program])
-        .current_dir(directory)
-        .env("PATH", system_path())
-        .env("LC_ALL", "C");
-    for name in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL"] {
-        command.env_remove(name);
-    }
+    let mut command = toolchain::tool(program);
+    command.current_dir(directory);
     command
 }
 

@@ -30,6 +30,21 @@ pub(crate) struct Toolchain {
     libclang: PathBuf,
 }
 
+/// A program of the machine's that builds something.
+pub(crate) fn tool(program: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    command
+        // Whoever ends this program, even by SIGKILL, ends that one as well, which takes away what it has half written.
+        .args(["--pdeathsig", "TERM", program])
+        .env("PATH", crate::vm::system_path())
+        .env("LC_ALL", "C")
+        // A make that called this program must not pass its own ways on.
+        .env_remove("MAKEFLAGS")
+        .env_remove("MFLAGS")
+        .env_remove("MAKELEVEL");
+    command
+}
+
 impl Toolchain {
     pub(crate) fn find(paths: &Paths) -> Result<Self> {
         Ok(Self {
@@ -52,21 +67,13 @@ impl Toolchain {
 
     /// A `make` that uses these tools and whose products say nothing of this machine.
     pub(crate) fn make(&self) -> Command {
-        let mut command = Command::new("setpriv");
+        let mut command = tool("make");
         command
-            // Whoever ends this program, even by SIGKILL, ends make as well, which takes away what it has half written.
-            .args(["--pdeathsig", "TERM", "make"])
             .args(self.make_variables())
             .env("LIBCLANG_PATH", &self.libclang)
-            .env("PATH", crate::vm::system_path())
             .env("KBUILD_BUILD_USER", "runner")
             .env("KBUILD_BUILD_HOST", "runner")
-            .env("KBUILD_BUILD_TIMESTAMP", "2026-01-01")
-            .env("LC_ALL", "C")
-            // A make that called this program must not pass its own ways on.
-            .env_remove("MAKEFLAGS")
-            .env_remove("MFLAGS")
-            .env_remove("MAKELEVEL");
+            .env("KBUILD_BUILD_TIMESTAMP", "2026-01-01");
         command
     }
 
