@@ -839,7 +839,6 @@ fn without_a_device_that_alone_is_told() {
     }
 }
 
-/// As it is after `rmmod ib_uverbs`, which takes the drivers of RDMA devices with it.
 /// Neither OFED nor the module would help there, and dma-buf does not work either.
 #[test]
 fn gpus_without_gpudirect_rdma_lack_no_software() {
@@ -853,6 +852,7 @@ fn gpus_without_gpudirect_rdma_lack_no_software() {
     }
 }
 
+/// As it is after `rmmod ib_uverbs`, which takes the drivers of RDMA devices with it.
 #[test]
 fn without_ib_uverbs_its_modprobe_is_the_advice() {
     let mut fixture = fixture::no_hca();
