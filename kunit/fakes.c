@@ -56,7 +56,17 @@ static struct pci_dev *pci_new(const char *name, unsigned int devfn)
 		put_device(&pdev->dev);
 		return NULL;
 	}
+	pdev->dev.kobj.state_in_sysfs = 1;
 	return pdev;
+}
+
+static void pci_remove(struct pci_dev *pdev)
+{
+	if (!pdev)
+		return;
+	/* It never was there, and the kernel must not take it away. */
+	pdev->dev.kobj.state_in_sysfs = 0;
+	put_device(&pdev->dev);
 }
 
 static void bar(int index, u64 start, u64 len, unsigned long flags,
@@ -68,9 +78,18 @@ static void bar(int index, u64 start, u64 len, unsigned long flags,
 	gpu->resource[index].parent = parent;
 }
 
+static struct pci_dev *nic_new(void)
+{
+	struct pci_dev *pdev = pci_new("fake-nic", PCI_DEVFN(1, 0));
+
+	if (pdev)
+		pdev->dma_parms.max_segment_size = 1U << 31;
+	return pdev;
+}
+
 int fake_machine_new(void)
 {
-	nic = pci_new("fake-nic", PCI_DEVFN(1, 0));
+	nic = nic_new();
 	gpu = pci_new("fake-gpu", PCI_DEVFN(2, 1));
 	plain = kzalloc_obj(*plain);
 	if (plain) {
@@ -81,7 +100,6 @@ int fake_machine_new(void)
 		fake_machine_free();
 		return -ENOMEM;
 	}
-	fake_nic_max_segment(1U << 31);
 	fake_nic_guard(FAKE_OPS);
 	bar(0, FAKE_IO_START, FAKE_SMALL_LEN, IORESOURCE_IO, &window);
 	bar(1, FAKE_BAR_START, FAKE_BAR_LEN, IORESOURCE_MEM, &window);
@@ -94,15 +112,24 @@ int fake_machine_new(void)
 
 void fake_machine_free(void)
 {
-	if (nic)
-		put_device(&nic->dev);
-	if (gpu)
-		put_device(&gpu->dev);
+	pci_remove(nic);
+	pci_remove(gpu);
 	if (plain)
 		put_device(plain);
 	nic = NULL;
 	gpu = NULL;
 	plain = NULL;
+}
+
+int fake_nic_is_replaced(void)
+{
+	struct pci_dev *new = nic_new();
+
+	if (!new)
+		return -ENOMEM;
+	pci_remove(nic);
+	nic = new;
+	return 0;
 }
 
 struct device *fake_nic(void)
@@ -168,6 +195,7 @@ void fake_gpu_leaves(void)
 
 	for (i = 0; i < PCI_STD_NUM_BARS; i++)
 		gpu->resource[i].parent = NULL;
+	gpu->dev.kobj.state_in_sysfs = 0;
 }
 
 /* As pci_get_device(): gives back @from, takes the next. */

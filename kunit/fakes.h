@@ -73,6 +73,8 @@ void fake_machine_free(void);
 unsigned int fake_pci_steps(void);
 /* As when a device is pulled out: its BARs are nobody's. */
 void fake_gpu_leaves(void);
+/* Another one stands where the NIC was. */
+int fake_nic_is_replaced(void);
 struct device *fake_nic(void);
 void fake_nic_max_segment(unsigned int bytes);
 struct device *fake_plain_device(void);
@@ -85,6 +87,7 @@ unsigned int fake_remembered(void);
 
 /* kernel.c: the module's parameters. */
 void fake_parameters(int peerdirect_support, int persistent_api_support);
+void fake_provider_maps(bool maps);
 /* As this module was loaded; the last is its own. */
 void fake_loaded_with(int *peerdirect_support, int *persistent_api_support,
 		      unsigned int *fail_registration);

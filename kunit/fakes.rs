@@ -107,7 +107,10 @@ unsafe extern "C" {
     pub(crate) safe fn fake_pci_steps() -> c_uint;
     /// The GPU is pulled out.
     pub(crate) safe fn fake_gpu_leaves();
+    /// Another stands where the NIC was.
+    pub(crate) safe fn fake_nic_is_replaced() -> c_int;
     pub(crate) safe fn fake_parameters(peerdirect_support: c_int, persistent_api_support: c_int);
+    pub(crate) safe fn fake_provider_maps(maps: bool);
     pub(crate) safe fn fake_loaded_with(
         peerdirect_support: &mut c_int,
         persistent_api_support: &mut c_int,
@@ -299,6 +302,8 @@ pub(crate) struct MappingForm {
     pub(crate) version: u32,
     pub(crate) page_size: u32,
     pub(crate) surplus: i32,
+    /// How far its addresses are from physical ones.
+    pub(crate) offset: u64,
     pub(crate) no_addresses: bool,
     /// Success, and no mapping.
     pub(crate) no_mapping: bool,
@@ -309,6 +314,7 @@ impl MappingForm {
         version: 0x0002_0003,
         page_size: SIZE_64,
         surplus: 0,
+        offset: DMA_OFFSET,
         no_addresses: false,
         no_mapping: false,
     };
@@ -1233,7 +1239,7 @@ fn new_mapping(table: usize, peer: *mut bindings::pci_dev) -> Result<usize> {
             GFP_KERNEL,
         )?;
         for page in pages.iter() {
-            let address = page.physical_address + DMA_OFFSET;
+            let address = page.physical_address + form.offset;
             memory.addresses.push(address, GFP_KERNEL)?;
         }
         memory.raw.version = form.version;

@@ -49,4 +49,10 @@ void fake_parameters(int peerdirect, int persistent)
 {
 	peermem_params.peerdirect_support = peerdirect;
 	peermem_params.persistent_api_support = persistent;
+	peermem_params.provider_maps = false;
+}
+
+void fake_provider_maps(bool maps)
+{
+	peermem_params.provider_maps = maps;
 }

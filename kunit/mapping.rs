@@ -3,7 +3,10 @@
 //! From get_pages to put_pages, for both modes: the scatter list that ib_core gets, and what follows a
 //! step that fails.
 
-use kernel::page::PAGE_SIZE;
+use kernel::{
+    error::to_result,
+    page::PAGE_SIZE, //
+};
 
 use crate::{
     ranges::{
@@ -148,9 +151,9 @@ suite!(
     }
 
     fn a_failing_dma_map_is_followed_by_put_pages_and_release(nic: EachNic) {
-        let (call, code) = match nic.can_lose {
-            true => (Call::BarMap, EINVAL),
-            false => (Call::Map, EIO),
+        let (call, code) = match nic.map {
+            Map => (Call::Map, EIO),
+            _ => (Call::BarMap, EINVAL),
         };
         fail_once(call, EIO.to_errno())?;
         same!(failure(nic.range()), Some(Failed::DmaMap(code.to_errno())));
@@ -177,7 +180,7 @@ suite!(
     }
 
     /// ib_core makes a pointer of whatever is not 0, and sees an error in few of them.
-    fn what_dma_map_returns_is_zero_or_an_errno(_: BothClients) {
+    fn what_dma_map_returns_is_zero_or_an_errno(_: ProviderMaps) {
         for (code, want) in rows([
             (-1, -1),
             (-5, -5),
@@ -192,15 +195,13 @@ suite!(
             (5, EINVAL.to_errno()),
             (c_int::MAX, EINVAL.to_errno()),
         ]) {
-            // The other client calls no function of nvidia.ko's there.
             fail_once(Call::Map, code)?;
-            let failed = failure(EachNic::CANNOT_LOSE.range());
-            same!(failed, Some(Failed::DmaMap(want)));
+            same!(failure(range()), Some(Failed::DmaMap(want)));
         }
     }
 
     /// A table of more than 256 entries: of its three chunks each, and the last one cut to its length.
-    fn a_scatter_list_that_cannot_be_allocated_leaves_nothing_mapped(_: PersistentClient) {
+    fn a_scatter_list_that_cannot_be_allocated_leaves_nothing_mapped(_: ProviderMaps) {
         lies(EVERY_OTHER);
         for nth in rows(1..=4) {
             fail(Call::SgAlloc, nth, 1, ENOMEM.to_errno())?;
@@ -216,25 +217,29 @@ suite!(
         get(pages(300))?.release();
     }
 
-    /// The first four are of the physical addresses, in `acquire`. They are the list where nothing translates.
-    fn a_list_of_addresses_that_cannot_be_allocated_leaves_nothing(_: RevocableClient) {
+    /// The first four are of the physical addresses, which the revocable client reads in `acquire`. They are the list where
+    /// nothing translates.
+    fn a_list_of_addresses_that_cannot_be_allocated_leaves_nothing(_: BothClients) {
         lies(EVERY_OTHER);
         for (guard_is, count) in
             rows([(Guard::Ops, 8), (Guard::Nothing, 4), (Guard::Translates, 5)])
         {
             guard(guard_is);
-            for nth in 1..=count {
-                fail(Call::SgAlloc, nth, 1, ENOMEM.to_errno())?;
-                let want = if nth > 4 {
-                    Failed::DmaMap(ENOMEM.to_errno())
-                } else {
-                    Failed::NotMine
-                };
-                same!(failure(pages(300)), Some(want));
-                nothing_mapped();
-                same!(pins(), 0);
+            for nic in [EachNic::CAN_LOSE, EachNic::CANNOT_LOSE] {
+                let request = nic.pages(300);
+                for nth in 1..=count {
+                    fail(Call::SgAlloc, nth, 1, ENOMEM.to_errno())?;
+                    // Then it is the other client's.
+                    let want = match nic.can_lose && nth <= 4 {
+                        true => None,
+                        false => Some(Failed::DmaMap(ENOMEM.to_errno())),
+                    };
+                    same!(failure(request), want);
+                    nothing_mapped();
+                    same!(pins(), 0);
+                }
+                get(request)?.release();
             }
-            get(pages(300))?.release();
         }
     }
 
@@ -397,19 +402,101 @@ suite!(
         nothing_mapped();
     }
 
-    /// nvidia.ko, which maps for the other client, maps all or nothing.
     fn a_mapping_that_fails_half_way_is_undone(_: BothClients) {
         lies(EVERY_OTHER);
-        for nth in rows(1..=4) {
-            fail(Call::BarMap, nth, 1, EIO.to_errno())?;
-            log();
-            let failed = failure(pages(4));
-            same!(failed, Some(Failed::DmaMap(EINVAL.to_errno())));
-            let log = log();
-            // CAST: Small.
-            let count = |event| log.iter().filter(|have| **have == event).count() as u32;
-            same!((count(BarMap), count(BarUnmap)), (nth, nth - 1));
+        for nic in rows([EachNic::CAN_LOSE, EachNic::CANNOT_LOSE]) {
+            for nth in 1..=4 {
+                fail(Call::BarMap, nth, 1, EIO.to_errno())?;
+                log();
+                let failed = failure(nic.pages(4));
+                same!(failed, Some(Failed::DmaMap(EINVAL.to_errno())));
+                let log = log();
+                // CAST: Small.
+                let count = |event| log.iter().filter(|have| **have == event).count() as u32;
+                same!((count(BarMap), count(BarUnmap)), (nth, nth - 1));
+            }
         }
+    }
+
+    /// nvidia.ko alone knows of some machines that a NIC does not reach a GPU.
+    fn before_the_first_mapping_for_a_nic_nvidia_ko_maps_a_page(_: NoClient) {
+        let _up = persistent(c"nv_mem")?;
+        log();
+        let first = calls!(get(range())? => Acquire, PinPersistent, GetPages, DmaMap,
+            PinPersistent, Map, Unmap, PutPersistent, BarMap, PageSize);
+        let second = calls!(get(range())? =>
+            Acquire, PinPersistent, GetPages, DmaMap, BarMap, PageSize);
+        first.release();
+        second.release();
+        // Another NIC where that was.
+        to_result(fake_nic_is_replaced())?;
+        log();
+        calls!(get(range())? => Acquire, PinPersistent, GetPages, DmaMap,
+            PinPersistent, Map, Unmap, PutPersistent, BarMap, PageSize)
+        .release();
+        get(range())?.release();
+        // The old one is forgotten.
+        same!(fake_remembered(), 2);
+    }
+
+    /// So that nothing is mapped otherwise than nvidia.ko would.
+    fn where_nvidia_ko_maps_otherwise_it_maps_all(_: NoClient) {
+        let _up = persistent(c"nv_mem")?;
+        for (guard_is, offset, own) in rows([
+            (Guard::Nothing, 0, true),
+            (Guard::Nothing, DMA_OFFSET, false),
+            (Guard::Identity, 0, true),
+            (Guard::Translates, 0, false),
+            (Guard::Translates, DMA_OFFSET, true),
+            (Guard::Ops, 0, false),
+            (Guard::Ops, DMA_OFFSET, true),
+        ]) {
+            guard(guard_is);
+            with(|world| world.mapping.offset = offset);
+            to_result(fake_nic_is_replaced())?;
+            get(range())?.release();
+            log();
+            get(range())?.release();
+            same!(!log().contains(&Map), own);
+        }
+    }
+
+    fn without_an_answer_nvidia_ko_maps_and_is_asked_again(_: NoClient) {
+        let _up = persistent(c"nv_mem")?;
+        for (call, asks) in rows([
+            (Call::PinPersistent, &[PinPersistent][..]),
+            (Call::Map, &[PinPersistent, Map, PutPersistent]),
+        ]) {
+            // The first pin is that of the registration.
+            let nth = if call == Call::Map { 1 } else { 2 };
+            fail(call, nth, 1, ENOMEM.to_errno())?;
+            log();
+            get(range())?.release();
+            let log = log();
+            let (before, rest) = log.split_at(4);
+            same!(before, &[Acquire, PinPersistent, GetPages, DmaMap]);
+            check!(rest.starts_with(asks));
+            same!(rest.get(asks.len()), Some(&Map));
+            check!(!log.contains(&BarMap));
+        }
+        // A refusal of the registration itself is nvidia.ko's.
+        fail(Call::Map, 1, 2, -524)?;
+        same!(failure(range()), Some(Failed::DmaMap(-95)));
+        log();
+        get(range())?.release();
+        check!(log().contains(&BarMap));
+    }
+
+    /// nvidia.ko does not map it by itself.
+    fn the_last_page_of_a_bar_is_not_asked_for(_: NoClient) {
+        let _up = persistent(c"nv_mem")?;
+        lies(|page| BAR + BAR_LEN - (page + 1) * KIB_64);
+        log();
+        calls!(get(pages(1))? => Acquire, PinPersistent, GetPages, DmaMap, Map, PageSize).release();
+        log();
+        calls!(get(pages(2))? => Acquire, PinPersistent, GetPages, DmaMap,
+            PinPersistent, Map, Unmap, PutPersistent, BarMap, BarMap, PageSize)
+        .release();
     }
 
     fn mapping_a_region_twice_is_refused_and_changes_nothing(nic: EachNic) {

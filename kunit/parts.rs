@@ -3,6 +3,8 @@
 //! The parts that call neither neighbour: the arithmetic as kbuild compiles it, and what is made of the
 //! kernel's own types.
 
+use kernel::error::to_result;
+
 use crate::{
     device::{
         Gpus,
@@ -15,8 +17,11 @@ use crate::{
     },
     params,
     pci::{
+        ends_bar,
         gpu_address,
         gpu_of,
+        recall,
+        remember,
         BarFinder, //
     },
     phys::PhysRanges,
@@ -230,6 +235,40 @@ suite!(
         fake_gpu_leaves();
         same!(not_found(BAR, KIB_64), Some(Reason::NotInBar));
         same!(gpu_of(&page(BAR)), Gpus::default());
+    }
+
+    fn what_is_remembered_of_two_devices_goes_with_either(_: NoClient) {
+        let (first, gpu) = (nic().as_pci().ok_or(ENODEV)?, gpu_of(&page(BAR)));
+        same!(recall(gpu, &first), None);
+        for answer in rows([true, false]) {
+            remember(gpu, &first, answer);
+            same!(recall(gpu, &first), Some(answer));
+            same!(fake_remembered(), 2);
+        }
+        to_result(fake_nic_is_replaced())?;
+        let second = nic().as_pci().ok_or(ENODEV)?;
+        same!(recall(gpu, &second), None);
+        // In the place of what is gone.
+        remember(gpu, &second, true);
+        same!(recall(gpu, &second), Some(true));
+        same!(fake_remembered(), 2);
+        fake_gpu_leaves();
+        same!(recall(gpu, &second), None);
+        remember(gpu, &second, true);
+        same!(recall(gpu, &second), None);
+    }
+
+    fn a_bar_ends_with_its_last_page(_: NoClient) {
+        for (addr, want) in rows([
+            (BAR, false),
+            (BAR + BAR_LEN - 2 * KIB_64, false),
+            (BAR + BAR_LEN - KIB_64, true),
+            // Another begins there.
+            (THIRD - KIB_64, true),
+            (IO, true),
+        ]) {
+            same!(ends_bar(&page(addr)), want);
+        }
     }
 
     fn a_gpu_has_the_number_and_the_address_of_its_device(_: NoClient) {

@@ -116,7 +116,7 @@ suite!(
     }
 
     /// One that is refused is unmapped, if it is one.
-    fn a_mapping_is_one_of_2_3_with_the_pages_of_its_table(_: PersistentClient) {
+    fn a_mapping_is_one_of_2_3_with_the_pages_of_its_table(_: ProviderMaps) {
         let refused = Some(Failed::DmaMap(EINVAL.to_errno()));
         for (change, want) in rows([
             ((|_| ()) as fn(&mut MappingForm), None),
@@ -202,7 +202,7 @@ suite!(
         calls!(umem.release() => Release, Put, Callback, CallbackReturns);
     }
 
-    fn an_unmapping_that_fails_does_not_keep_the_pin(_: PersistentClient) {
+    fn an_unmapping_that_fails_does_not_keep_the_pin(_: ProviderMaps) {
         let umem = mapped(range())?;
         fail_once(Call::Unmap, EINVAL.to_errno())?;
         calls!(umem.release() => DmaUnmap, Unmap, PutPages, Release, PutPersistent);
@@ -225,7 +225,7 @@ suite!(
     fn a_persistent_pin_is_put_by_any_process(_: PersistentClient) {
         let umem = mapped(range())?;
         Thread::start(move || umem.release())?.join();
-        logged![DmaUnmap, Unmap, PutPages, Release, PutPersistent];
+        logged![DmaUnmap, BarUnmap, PutPages, Release, PutPersistent];
     }
 
     /// What nvidia.ko has of ours is a number, and it is not used twice.

@@ -123,7 +123,7 @@ suite!(
         free_at(Point::Pinning)?;
         let umem = calls!(get(range())? =>
             Acquire, Pin, Callback, CallbackReturns,
-            Acquire, PinPersistent, GetPages, DmaMap, Map, PageSize);
+            Acquire, PinPersistent, GetPages, DmaMap, BarMap, PageSize);
         umem.release();
     }
 

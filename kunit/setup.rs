@@ -144,11 +144,15 @@ pub(crate) fn revocable(invalidation: Invalidation) -> Result<Up<OfTest>> {
 
 /// No client is registered.
 pub(crate) struct NoClient;
-/// The client whose pins nobody takes away, alone.
+/// The client whose pins nobody takes away, alone, which knows that the NIC reaches the GPU.
 pub(crate) type PersistentClient = Up<clients::Persistent>;
+/// The same with `provider_maps=1`.
+pub(crate) struct ProviderMaps {
+    _up: PersistentClient,
+}
 /// The client whose pins go when the memory is freed, alone. It unmaps by itself.
 pub(crate) type RevocableClient = Up<OfTest>;
-/// Both, in the order in which the module registers them.
+/// Both, in the order in which the module registers them. The second knows that the NIC reaches the GPU.
 pub(crate) type BothClients = (RevocableClient, PersistentClient);
 /// The revocable client alone, where ib_core unmaps: `peerdirect_support=1`.
 pub(crate) struct CoreUnmapsClient {
@@ -163,7 +167,22 @@ impl SetUp for NoClient {
 
 impl SetUp for PersistentClient {
     fn case(body: impl FnMut(&Self) -> Result) -> Result {
-        run(|| persistent(c"nv_mem"), body)
+        let client = || {
+            let up = persistent(c"nv_mem")?;
+            get(EachNic::CANNOT_LOSE.range())?.release();
+            Ok(up)
+        };
+        run(client, body)
+    }
+}
+
+impl SetUp for ProviderMaps {
+    fn case(body: impl FnMut(&Self) -> Result) -> Result {
+        let client = || {
+            fake_provider_maps(true);
+            persistent(c"nv_mem").map(|_up| ProviderMaps { _up })
+        };
+        run(client, body)
     }
 }
 
@@ -175,7 +194,11 @@ impl SetUp for RevocableClient {
 
 impl SetUp for BothClients {
     fn case(body: impl FnMut(&Self) -> Result) -> Result {
-        let clients = || Ok((revocable(ClientUnmaps)?, persistent(c"nv_mem_nc")?));
+        let clients = || {
+            let up = (revocable(ClientUnmaps)?, persistent(c"nv_mem_nc")?);
+            get(EachNic::CANNOT_LOSE.range())?.release();
+            Ok(up)
+        };
         run(clients, body)
     }
 }
@@ -187,10 +210,12 @@ impl SetUp for CoreUnmapsClient {
     }
 }
 
-/// Both clients, and a NIC for which one of them is asked. The case is run for each NIC.
+/// Both clients, and a NIC for which one of them is asked. The case is run for each NIC, and once more with
+/// `provider_maps=1`.
 pub(crate) struct EachNic {
     /// The revocable client is asked.
     pub(crate) can_lose: bool,
+    provider_maps: bool,
     // What the client calls.
     pub(crate) pin: Event,
     pub(crate) map: Event,
@@ -201,6 +226,7 @@ pub(crate) struct EachNic {
 impl EachNic {
     pub(crate) const CAN_LOSE: EachNic = EachNic {
         can_lose: true,
+        provider_maps: false,
         pin: Pin,
         map: BarMap,
         unmap: BarUnmap,
@@ -208,10 +234,17 @@ impl EachNic {
     };
     pub(crate) const CANNOT_LOSE: EachNic = EachNic {
         can_lose: false,
+        provider_maps: false,
         pin: PinPersistent,
+        map: BarMap,
+        unmap: BarUnmap,
+        put: PutPersistent,
+    };
+    const PROVIDER_MAPS: EachNic = EachNic {
+        provider_maps: true,
         map: Map,
         unmap: Unmap,
-        put: PutPersistent,
+        ..EachNic::CANNOT_LOSE
     };
 
     pub(crate) fn pages(&self, count: u64) -> Request {
@@ -234,7 +267,12 @@ impl EachNic {
 impl SetUp for EachNic {
     fn case(mut body: impl FnMut(&Self) -> Result) -> Result {
         BothClients::case(|_| {
-            for nic in rows([EachNic::CAN_LOSE, EachNic::CANNOT_LOSE]) {
+            for nic in rows([
+                EachNic::CAN_LOSE,
+                EachNic::CANNOT_LOSE,
+                EachNic::PROVIDER_MAPS,
+            ]) {
+                fake_provider_maps(nic.provider_maps);
                 log();
                 body(&nic)?;
             }

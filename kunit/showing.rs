@@ -391,7 +391,7 @@ suite!(
     }
 
     fn a_registration_that_fails_counts_for_nothing(_: PersistentClient) {
-        for call in rows([Call::PinPersistent, Call::Map, Call::SgAlloc]) {
+        for call in rows([Call::PinPersistent, Call::BarMap, Call::SgAlloc]) {
             fail(call, 1, 1, -12)?;
             let of = Persistent::peer_stats();
             let gain = added(of, || check!(failure(range()).is_some()));

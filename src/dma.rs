@@ -243,9 +243,7 @@ impl BarMapping {
     }
 
     fn new(device: &PciDevice, memory: &PhysRanges, va: u64) -> Result<Self, Reason> {
-        // SAFETY: The device is alive.
-        let is_direct = unsafe { c::peermem_is_direct(device.as_raw()) };
-        if let Some(hull) = memory.hull().filter(|_| is_direct) {
+        if let Some(hull) = memory.hull().filter(|_| device.is_direct()) {
             let mapping = ResourceMapping::map(device, iter::once(hull))?;
             if mapping.ranges.iter().eq([&hull]) {
                 return Ok(BarMapping::Hull(mapping));

@@ -3,10 +3,10 @@
 //! What surrounds the logic, by the names that it uses.
 //!
 //! [`quota`](super::quota), [`mr`](super::mr), [`chunks`](super::chunks), [`callback_pin`](super::callback_pin),
-//! [`persistent`](super::persistent) and [`revocable`](super::revocable) use `core`, one another, and what is named
-//! here: the kernel's types and functions. On the host (`tests/host`) and under loom (`tests/loom`) another
-//! `env.rs` with the same names stands in the place of this one, so that cargo compiles the very lines that
-//! run in the kernel.
+//! [`persistent`](super::persistent), [`persistent_mapping`](super::persistent_mapping) and
+//! [`revocable`](super::revocable) use `core`, one another, and what is named here: the kernel's types and functions.
+//! On the host (`tests/host`) and under loom (`tests/loom`) another `env.rs` with the same names stands in the place of
+//! this one, so that cargo compiles the very lines that run in the kernel.
 //!
 //! What is said of a name here is what the logic relies on, whatever stands behind it.
 
@@ -78,11 +78,23 @@ pub(crate) use super::params::max_chunks;
 /// How many bytes one user may have pinned. Where there is no limit, there never was one.
 pub(crate) use super::params::user_limit;
 
+/// Whether the provider maps all that has a persistent pin.
+pub(crate) use super::params::provider_maps;
+
 /// Keeps the module loaded until dropped.
 pub(crate) use super::module::ModuleRef;
 
 /// The device that does the HCA's DMA.
 pub(crate) use super::pci::PciDevice;
+
+/// What was remembered of a GPU and a device, if both are still in the machine.
+pub(crate) use super::pci::recall;
+
+/// Remembers something of a GPU and a device.
+pub(crate) use super::pci::remember;
+
+/// Whether a page is the last of its BAR.
+pub(crate) use super::pci::ends_bar;
 
 /// [`PhysRanges`] mapped for a device, until dropped. Takes no lock of the provider's.
 pub(crate) use super::dma::BarMapping;

@@ -21,6 +21,7 @@ struct peermem_params {
 	int persistent_api_support;
 	unsigned int user_limit_mib;
 	unsigned int max_chunks;
+	bool provider_maps;
 };
 
 extern struct peermem_params peermem_params;

@@ -205,12 +205,16 @@ impl Checked<'_> {
     /// The GPU that the first page is on, as its address tells: an allocation lies on one. Not for memory
     /// that CPUs cache.
     fn gpu(&self) -> Gpus {
-        let first = self.pages.first().filter(|_| !self.cacheable);
-        first.map_or(Gpus::default(), |page| {
+        let first = self.page_at(0).filter(|_| !self.cacheable);
+        first.map_or(Gpus::default(), |page| pci::gpu_of(&page))
+    }
+
+    /// Where the page with that number is, if there are so many.
+    fn page_at(&self, number: usize) -> Option<AddrRange> {
+        self.pages.get(number).map(|page| AddrRange {
             // SAFETY: The page is alive by the type invariant.
-            let addr = unsafe { (**page).physical_address };
-            let len = self.page.bytes();
-            pci::gpu_of(&AddrRange { addr, len })
+            addr: unsafe { (**page).physical_address },
+            len: self.page.bytes(),
         })
     }
 
@@ -276,6 +280,32 @@ impl PersistentPin {
     /// On which GPU it is, as far as its first address shows it.
     pub(crate) fn gpus(&self) -> Gpus {
         self.0.gpu
+    }
+
+    /// The range of virtual addresses.
+    pub(crate) fn span(&self) -> Span {
+        self.0.span
+    }
+
+    /// What the page table says.
+    fn checked(&self) -> Result<Checked<'_>, Reason> {
+        // SAFETY: The table is alive by the type invariant, for as long as `self` is borrowed.
+        unsafe { self.0.table.check(self.0.span) }
+    }
+
+    /// Where the page with that number is, if there are so many.
+    pub(crate) fn page(&self, number: usize) -> Option<AddrRange> {
+        self.checked().ok()?.page_at(number)
+    }
+
+    /// Reads where the pages are. Refused where CPUs cache them.
+    pub(crate) fn read(&self, reader: &mut Reader<'_, '_>) -> Result<(), Reason> {
+        let checked = self.checked()?;
+        if checked.cacheable {
+            return Err(Reason::CpuCacheable);
+        }
+        checked.read(reader);
+        Ok(())
     }
 
     /// Maps every page for `device`: `nvidia_p2p_dma_map_pages()`. Takes nvidia.ko's API lock.

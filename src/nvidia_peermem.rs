@@ -11,7 +11,7 @@
 //! - [`persistent`] and [`revocable`]: the life of one registration, in its two modes, and [`mr`] what they share.
 //! - [`chunks`]: the pins of a range that lies over several allocations. [`quota`]: what each user has pinned,
 //!   and the limit on it. [`callback_pin`], [`revocable_pin`]: the pins of the revocable mode, between their
-//!   release and the provider's callback.
+//!   release and the provider's callback. [`persistent_mapping`]: who maps those of the other mode.
 //! - [`env`](mod@env): what these have of the kernel; tests put something else in its place.
 //! - [`files`], [`debugfs`]: what others can read.
 //! - [`ib`], [`nv`]: abstractions over ib_core and nvidia.ko.
@@ -44,6 +44,7 @@ pub(crate) mod nv;
 pub(crate) mod params;
 pub(crate) mod pci;
 pub(crate) mod persistent;
+pub(crate) mod persistent_mapping;
 pub(crate) mod phys;
 pub(crate) mod quota;
 pub(crate) mod ranges;

@@ -34,6 +34,9 @@ PARAM(user_limit_mib, uint,
 PARAM(max_chunks, uint,
 	"Allocations that one registration may lie over: " __stringify(PEERMEM_MAX_CHUNKS) " [default], 1 as NVIDIA's module");
 
+PARAM(provider_maps, bool,
+	"Who maps persistent pins: 0 [default] this module wherever it can, 1 nvidia.ko, as for NVIDIA's module");
+
 /* Every consumer looks at it. */
 MODULE_VERSION(PEERMEM_VERSION);
 const char peermem_version[] = PEERMEM_VERSION;

@@ -36,6 +36,12 @@ pub(crate) fn max_chunks() -> u32 {
     unsafe { c::peermem_params.max_chunks }
 }
 
+/// Whether the provider maps all that has a persistent pin.
+pub(crate) fn provider_maps() -> bool {
+    // SAFETY: As above.
+    unsafe { c::peermem_params.provider_maps }
+}
+
 /// The module's version, as in `/sys/module`.
 pub(crate) fn version() -> &'static CStr {
     // SAFETY: A string of the module's, which nobody writes to.

@@ -20,6 +20,7 @@ use kernel::{
 
 use crate::{
     c,
+    collections::SmallVec,
     device::{
         Gpus,
         PciAddress, //
@@ -92,6 +93,12 @@ impl PciDevice {
         PciAddress(unsafe { c::peermem_pci_address(self.as_raw()) })
     }
 
+    /// Nothing translates what it says: a mapping gives it nothing that it could not reach before.
+    pub(crate) fn is_direct(&self) -> bool {
+        // SAFETY: The device is alive by the type invariant.
+        unsafe { c::peermem_is_direct(self.as_raw()) }
+    }
+
     /// It has not been removed.
     fn is_there(&self) -> bool {
         // SAFETY: The device is alive by the type invariant. No reference to what C changes.
@@ -148,10 +155,26 @@ impl Drop for PciDevice {
 /// How many devices are remembered.
 const BAR_CACHE_LEN: usize = 16;
 
+/// A device in whose BARs addresses were found.
+struct Known {
+    device: PciDevice,
+    gpu: Gpus,
+    /// For which others this module maps its BARs, and for which it does not: see [`remember`].
+    answers: SmallVec<(PciDevice, bool)>,
+}
+
+impl Known {
+    fn answer(&self, hca: &PciDevice) -> Option<bool> {
+        let mut all = self.answers.iter();
+        let (_, answer) = all.find(|(known, _)| known.0 == hca.0)?;
+        Some(*answer)
+    }
+}
+
 /// The devices in whose BARs addresses were found: the search for the next one begins with these, and walks over all
 /// devices of the machine only if it is in none of them. Their references keep no device in the machine.
 struct BarCache {
-    devices: [Option<(PciDevice, Gpus)>; BAR_CACHE_LEN],
+    devices: [Option<Known>; BAR_CACHE_LEN],
     /// Whose place the next one gets, if each has one.
     next: usize,
     /// Numbers of devices, by where they are: these stay.
@@ -184,9 +207,8 @@ impl BarCache {
             }
             None => Gpus::default(),
         };
-        let is_free = |known: &Option<(PciDevice, Gpus)>| {
-            !known.as_ref().is_some_and(|(device, _)| device.is_there())
-        };
+        let is_free =
+            |known: &Option<Known>| !known.as_ref().is_some_and(|known| known.device.is_there());
         let free = self.devices.iter().position(is_free);
         let place = free.unwrap_or_else(|| {
             let oldest = self.next;
@@ -194,9 +216,20 @@ impl BarCache {
             oldest
         });
         if let Some(known) = self.devices.get_mut(place) {
-            *known = Some((device, gpu));
+            let answers = SmallVec::new();
+            *known = Some(Known {
+                device,
+                gpu,
+                answers,
+            });
         }
         gpu
+    }
+
+    /// The device with that number that is in the machine.
+    fn gpu(&mut self, gpu: Gpus) -> Option<&mut Known> {
+        let mut all = self.devices.iter_mut().flatten();
+        all.find(|known| known.gpu == gpu && known.device.is_there())
     }
 }
 
@@ -204,7 +237,7 @@ impl BarCache {
 fn bar_of(addr: u64) -> Option<(AddrRange, Gpus)> {
     BAR_CACHE.with(|cache| {
         let all = cache.devices.iter().flatten();
-        let mut known = all.filter_map(|(device, gpu)| Some((device.bar(addr)?, *gpu)));
+        let mut known = all.filter_map(|known| Some((known.device.bar(addr)?, known.gpu)));
         if let Some(found) = known.next() {
             return Some(found);
         }
@@ -216,6 +249,35 @@ fn bar_of(addr: u64) -> Option<(AddrRange, Gpus)> {
             device = PciDevice::next(Some(device))?;
         }
     })
+}
+
+/// What was remembered of `gpu` and `device` last; nothing where one of them was removed since. May sleep.
+pub(crate) fn recall(gpu: Gpus, device: &PciDevice) -> Option<bool> {
+    BAR_CACHE.with(|cache| cache.gpu(gpu)?.answer(device))
+}
+
+/// Remembers something of `gpu` and `device`, if there is memory for it. May sleep.
+pub(crate) fn remember(gpu: Gpus, device: &PciDevice, answer: bool) {
+    BAR_CACHE.with(|cache| {
+        let Some(known) = cache.gpu(gpu) else {
+            return;
+        };
+        let new = (device.clone(), answer);
+        let old = |(old, _): &&mut (PciDevice, bool)| old.0 == device.0 || !old.is_there();
+        match known.answers.iter_mut().find(old) {
+            Some(place) => *place = new,
+            // Asked again.
+            None => {
+                let _ = known.answers.push(new);
+            }
+        }
+    });
+}
+
+/// Whether `page` is the last of its BAR, or in none. May sleep.
+pub(crate) fn ends_bar(page: &AddrRange) -> bool {
+    let next = page.addr.wrapping_add(page.len);
+    bar_of(page.addr).is_none_or(|(bar, _)| !bar.contains(&AddrRange { addr: next, len: 1 }))
 }
 
 /// Where the GPU with that number is.
@@ -231,10 +293,13 @@ impl Bars {
         Bars(())
     }
 
-    /// How many devices are remembered.
+    /// How many references to devices are kept.
     #[cfg(peermem_kunit)]
     pub(crate) fn remembered() -> usize {
-        BAR_CACHE.with(|cache| cache.devices.iter().flatten().count())
+        BAR_CACHE.with(|cache| {
+            let all = cache.devices.iter().flatten();
+            all.map(|known| 1 + known.answers.len()).sum()
+        })
     }
 }
 

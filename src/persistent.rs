@@ -25,7 +25,6 @@ use super::{
     device::Gpus,
     env::{
         self,
-        DmaMapping,
         Lock,
         PciDevice,
         PersistentPin,
@@ -42,35 +41,21 @@ use super::{
         Mr,
         MAX_LEN, //
     },
+    persistent_mapping::PersistentMapping,
     quota::Charge,
     ranges::{
         PageSize,
-        SgLayout,
         Span, //
     },
     reason::Reason,
     registry::RegistryStats, //
 };
 
-/// A part of a region that lies in one allocation.
-///
-/// The order of the fields is the order in which they are dropped.
-struct Chunk {
-    mapping: Option<DmaMapping>,
-    pin: PersistentPin,
-}
-
-impl Chunk {
-    /// The DMA addresses of the pages.
-    fn addresses(&self) -> &[u64] {
-        let mapping = self.mapping.as_ref();
-        mapping.map_or(&[], |mapping| mapping.addresses())
-    }
-}
-
 /// The order of the fields is the order in which they are dropped.
 struct State {
-    chunks: SmallVec<Chunk>,
+    /// From `map` until `unmap` or `release`, whichever is first.
+    mapping: Option<PersistentMapping>,
+    pins: SmallVec<PersistentPin>,
     /// Present from the first `map` on. ib_core writes to its first and last entry before it calls
     /// `dma_unmap`, and may do so after an invalidation: it stays until `release`.
     table: Option<SgTable>,
@@ -98,20 +83,25 @@ impl Mr for PersistentMr {
     fn pin(addr: u64, len: u64) -> Result<Self, Reason> {
         let span = Span::covering(addr, len, PageSize::KIB_64, MAX_LEN)?;
         let charge = Charge::new(span.len())?;
-        let pin = |span| {
-            let pin = PersistentPin::pin(span)?;
-            Ok(Chunk { mapping: None, pin })
-        };
-        let chunks = chunks::cover(span, env::max_chunks(), pin, mr::check_killed)?;
-        let page = PageSize::of_all(chunks.iter().map(|chunk| chunk.pin.page_size()));
-        let gpus = Gpus::all(chunks.iter().map(|chunk| chunk.pin.gpus()));
-        let info = mr::registration_info(Self::MODE, span, page, chunks.len(), gpus);
+        let pins = chunks::cover(
+            span,
+            env::max_chunks(),
+            PersistentPin::pin,
+            mr::check_killed,
+        )?;
+        let page = PageSize::of_all(pins.iter().map(PersistentPin::page_size));
+        let gpus = Gpus::all(pins.iter().map(PersistentPin::gpus));
+        let info = mr::registration_info(Self::MODE, span, page, pins.len(), gpus);
         let fixed = Fixed {
             span,
             _charge: charge,
         };
-        let table = None;
-        let inner = Registered::new(fixed, Lock::new(State { chunks, table }))?;
+        let state = State {
+            mapping: None,
+            pins,
+            table: None,
+        };
+        let inner = Registered::new(fixed, Lock::new(state))?;
         inner.entry.update(|stats, slot| stats.add(slot, info));
         Ok(PersistentMr { inner, page })
     }
@@ -137,9 +127,9 @@ impl Mr for PersistentMr {
             if state.table.is_some() {
                 return Err(Reason::MappedTwice);
             }
-            let layout = SgLayout::new(self.inner.of.span.start(), self.page, device.max_segment());
-            let table = build(&mut state.chunks, device, layout)
-                .inspect_err(|_| unmap_all(&mut state.chunks))?;
+            let va = self.inner.of.span.start();
+            let (mapping, table) = PersistentMapping::map(&state.pins, device, va, self.page)?;
+            state.mapping = Some(mapping);
             let (entries, hca) = (table.entries(), device.address());
             let entry = &self.inner.entry;
             entry.update(|stats, slot| stats.mapped(slot, entries, hca));
@@ -150,7 +140,7 @@ impl Mr for PersistentMr {
     #[inline]
     fn unmap(&self) {
         self.inner.state.with(|state| {
-            unmap_all(&mut state.chunks);
+            state.mapping = None;
             self.inner.entry.update(RegistryStats::unmapped);
         });
     }
@@ -161,36 +151,14 @@ impl Drop for PersistentMr {
     #[inline]
     fn drop(&mut self) {
         let state = &self.inner.state;
-        let chunks = state.with(|state| core::mem::take(&mut state.chunks));
-        drop(chunks);
+        let (mapping, pins) = state.with(|state| {
+            let pins = core::mem::take(&mut state.pins);
+            (state.mapping.take(), pins)
+        });
+        drop(mapping);
+        drop(pins);
         // Not before: where unpinning hangs, the registry shows whose.
         let entry = &self.inner.entry;
         entry.update(|stats, slot| stats.released(slot, false));
-    }
-}
-
-fn build(
-    chunks: &mut [Chunk],
-    device: &PciDevice,
-    mut layout: SgLayout,
-) -> Result<SgTable, Reason> {
-    for chunk in chunks.iter_mut() {
-        chunk.mapping = Some(chunk.pin.map(device)?);
-    }
-    let (table, ()) = SgTable::build(|table| {
-        for chunk in chunks.iter() {
-            let page = chunk.pin.page_size();
-            let push = |entry| table.push(entry);
-            layout.pages(chunk.addresses(), |addr| *addr, page, push);
-        }
-        layout.finish(|entry| table.push(entry));
-        Ok(())
-    })?;
-    Ok(table)
-}
-
-fn unmap_all(chunks: &mut [Chunk]) {
-    for chunk in chunks {
-        chunk.mapping = None;
     }
 }

@@ -7,7 +7,10 @@
 //! host (`tests/host`). Every page size is a value: the provider's comes with each page table, and
 //! kernels with pages of 4, 16 and 64 KiB are all real.
 
-use core::num::NonZeroU32;
+use core::num::{
+    NonZeroU32,
+    NonZeroU64, //
+};
 
 use super::reason::Reason;
 
@@ -47,6 +50,12 @@ impl PageSize {
     /// entry.
     pub(crate) fn of_all(sizes: impl Iterator<Item = PageSize>) -> PageSize {
         sizes.min().unwrap_or(PageSize::KIB_64)
+    }
+
+    /// How many of it are in so many bytes, the rest left out.
+    fn whole_in(self, bytes: u64) -> u64 {
+        // By what is not zero for the compiler, too: a panic is in no module.
+        bytes / NonZeroU64::from(self.0)
     }
 
     fn mask(self) -> u64 {
@@ -110,7 +119,7 @@ impl Span {
 
     /// The number of `page`s; `None` if the span does not consist of whole ones.
     pub(crate) fn pages(&self, page: PageSize) -> Option<u64> {
-        ((self.start | self.len) & page.mask() == 0).then(|| self.len / page.bytes())
+        ((self.start | self.len) & page.mask() == 0).then(|| page.whole_in(self.len))
     }
 }
 
@@ -281,7 +290,7 @@ impl SgLayout {
         let len = page.bytes();
         while !pages.is_empty() {
             // CAST: No more than there are.
-            let count = (self.left / len).min(pages.len() as u64) as usize;
+            let count = page.whole_in(self.left).min(pages.len() as u64) as usize;
             let Some((now, rest)) = pages.split_at_checked(count.max(1)) else {
                 return;
             };

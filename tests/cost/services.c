@@ -390,41 +390,50 @@ void dma_unmap_resource(struct device *dev, dma_addr_t addr, size_t len,
 /* --- nvidia.ko --------------------------------------------------------------- */
 
 static const struct cost_shape *shape;
-/* The one pin, and its mapping. What they are made of is the provider's own. */
-static struct nvidia_p2p_page_table table;
-static struct nvidia_p2p_page *pages;
+/*
+ * The pin of the registration, and that of a page by which the provider is
+ * asked whether the HCA reaches the GPU; and a mapping. What they are made of is
+ * the provider's own.
+ */
+static struct pin {
+	struct nvidia_p2p_page_table table;
+	struct nvidia_p2p_page *pages;
+} pins[2];
 static struct nvidia_p2p_dma_mapping mapping;
 
 static int pin(u64 len, struct nvidia_p2p_page_table **found)
 {
 	u32 count = len / SZ_64K;
+	struct pin *new = &pins[held[PINS]];
 	u32 i;
 
-	take(PINS);
-	if (len != shape->len)
+	if (held[PINS]++ >= ARRAY_SIZE(pins))
+		host_fail(held_names[PINS], held[PINS]);
+	if (len != (new == pins ? shape->len : SZ_64K))
 		host_fail("another length than was registered", len);
-	pages = host_alloc(array_size(count, sizeof(*pages)), sizeof(u64));
-	table = (struct nvidia_p2p_page_table) {
+	new->pages = host_alloc(array_size(count, sizeof(*new->pages)), sizeof(u64));
+	new->table = (struct nvidia_p2p_page_table) {
 		.version = NVIDIA_P2P_PAGE_TABLE_VERSION,
 		.page_size = NVIDIA_P2P_PAGE_SIZE_64KB,
-		.pages = host_alloc(array_size(count, sizeof(*table.pages)), sizeof(u64)),
+		.pages = host_alloc(array_size(count, sizeof(*new->table.pages)), sizeof(u64)),
 		.entries = count,
 	};
 	for (i = 0; i < count; i++) {
-		pages[i].physical_address = BAR_START + i * shape->stride;
-		table.pages[i] = &pages[i];
+		new->pages[i].physical_address = BAR_START + i * shape->stride;
+		new->table.pages[i] = &new->pages[i];
 	}
-	*found = &table;
+	*found = &new->table;
 	return 0;
 }
 
 static int unpin(struct nvidia_p2p_page_table *put)
 {
-	if (put != &table)
+	struct pin *last = &pins[--held[PINS]];
+
+	if (held[PINS] < 0 || put != &last->table)
 		host_fail("the provider does not know this table", (long)put);
-	held[PINS]--;
-	host_free(table.pages);
-	host_free(pages);
+	host_free(last->table.pages);
+	host_free(last->pages);
 	return 0;
 }
 

@@ -21,6 +21,7 @@ use crate::fakes::world::world;
 use crate::fakes::world::Break;
 use crate::history::Task;
 use crate::quota::Usage;
+use crate::ranges::AddrRange;
 use crate::ranges::PageSize;
 use crate::ranges::SgEntry;
 use crate::ranges::SgLayout;
@@ -58,7 +59,7 @@ pub(crate) type User = u32;
 /// Where the HCA is.
 pub(crate) const HCA: PciAddress = PciAddress(0x0300 | 5 << 3 | 1);
 
-/// How far DMA addresses are from physical ones in the revocable mode.
+/// How far DMA addresses are from physical ones where this module maps.
 pub(crate) const IOMMU_OFFSET: u64 = 0x100_0000_0000;
 
 pub(crate) fn share<T>(value: T) -> Result<Shared<T>, Reason> {
@@ -322,6 +323,34 @@ impl PciDevice {
     pub(crate) fn address(&self) -> PciAddress {
         HCA
     }
+
+    pub(crate) fn is_direct(&self) -> bool {
+        world().is_direct.get()
+    }
+}
+
+pub(crate) fn provider_maps() -> bool {
+    world().provider_maps.get()
+}
+
+pub(crate) fn recall(gpu: Gpus, _device: &PciDevice) -> Option<bool> {
+    match &*world().answers.borrow() {
+        Some(answers) => answers
+            .iter()
+            .find(|(of, _)| *of == gpu)
+            .map(|(_, answer)| *answer),
+        None => Some(true),
+    }
+}
+
+pub(crate) fn remember(gpu: Gpus, _device: &PciDevice, answer: bool) {
+    let world = world();
+    let mut answers = world.answers.borrow_mut();
+    answers.as_mut().expect("asked").push((gpu, answer));
+}
+
+pub(crate) fn ends_bar(page: &AddrRange) -> bool {
+    world().bar_end.get() == Some(page.addr + page.len)
 }
 
 /// A scatter list: a piece of memory that ib_core writes to.
@@ -380,33 +409,58 @@ impl Drop for SgTable {
     }
 }
 
-/// Two allocations share a GPU, as their addresses tell.
+/// Two allocations share a GPU, as their addresses tell; unless there are too many GPUs.
 fn gpus(addresses: impl Iterator<Item = u64>) -> Gpus {
-    Gpus::all(addresses.map(|addr| Gpus::one(((addr - DMA_BASE) >> 37) as u32)))
+    match world().fails("gpus") {
+        true => Gpus::default(),
+        false => Gpus::all(addresses.map(|addr| Gpus::one(((addr - DMA_BASE) >> 37) as u32))),
+    }
 }
 
-pub(crate) struct PersistentPin(Content);
+pub(crate) struct PersistentPin(Span, Content);
 
 impl PersistentPin {
     pub(crate) fn pin(span: Span) -> Result<Self, Reason> {
-        world().provider.get_persistent(&span).map(PersistentPin)
+        let content = world().provider.get_persistent(&span)?;
+        Ok(PersistentPin(span, content))
+    }
+
+    pub(crate) fn span(&self) -> Span {
+        self.0
     }
 
     pub(crate) fn page_size(&self) -> PageSize {
-        self.0.page
+        self.1.page
+    }
+
+    pub(crate) fn page(&self, number: usize) -> Option<AddrRange> {
+        self.1.addresses.get(number).map(|addr| AddrRange {
+            addr: *addr,
+            len: self.1.page.bytes(),
+        })
     }
 
     pub(crate) fn gpus(&self) -> Gpus {
-        gpus(self.0.addresses.iter().copied())
+        gpus(self.1.addresses.iter().take(1).copied())
+    }
+
+    pub(crate) fn read(&self, reader: &mut Reader) -> Result<(), Reason> {
+        if world().fails("cacheable") {
+            return Err(Reason::CpuCacheable);
+        }
+        reader.0.push(self.1.clone());
+        Ok(())
     }
 
     pub(crate) fn map(&self, _device: &PciDevice) -> Result<DmaMapping, Reason> {
         let world = world();
-        world.record("map");
-        if world.fails("map") || world.map_is_to_fail() {
+        world.record("provider maps");
+        if world.fails("provider maps") || world.map_is_to_fail() {
             return Err(Reason::Map(-5));
         }
-        Ok(DmaMapping(self.0.addresses.clone()))
+        let offset = world.provider_offset.get();
+        let mapped = self.1.addresses.iter().map(|addr| addr + offset);
+        Ok(DmaMapping(mapped.collect()))
     }
 }
 
@@ -428,7 +482,7 @@ impl DmaMapping {
 
 impl Drop for DmaMapping {
     fn drop(&mut self) {
-        world().record("unmap");
+        world().record("provider unmaps");
     }
 }
 
@@ -436,6 +490,31 @@ impl Drop for DmaMapping {
 pub(crate) struct PhysRanges {
     all: Vec<Content>,
     memory: usize,
+}
+
+pub(crate) struct Reader(Vec<Content>);
+
+impl PhysRanges {
+    pub(crate) fn read(
+        _va: u64,
+        read: impl FnOnce(&mut Reader) -> Result<(), Reason>,
+    ) -> Result<(Self, Gpus), Reason> {
+        let world = world();
+        let mut reader = Reader(Vec::new());
+        read(&mut reader)?;
+        for (what, reason) in [("bars", Reason::NotInBar), ("list", Reason::NoMemory)] {
+            if world.fails(what) {
+                return Err(reason);
+            }
+        }
+        let all = reader.0;
+        let gpus = gpus(
+            all.iter()
+                .flat_map(|content| content.addresses.iter().copied()),
+        );
+        let memory = world.alloc("the list of addresses");
+        Ok((PhysRanges { all, memory }, gpus))
+    }
 }
 
 impl Drop for PhysRanges {
@@ -459,25 +538,18 @@ impl RevocablePin {
         })
     }
 
-    pub(crate) fn read_all(
-        pins: &[Self],
-        _va: u64,
-    ) -> Result<(PhysRanges, PageSize, Gpus), Reason> {
-        let world = world();
-        let mut all = Vec::new();
-        for held in pins.iter().filter_map(|pin| pin.held.as_ref()) {
-            if world.is_broken(Break::LateRead) {
-                held.read(|table| Ok(table.table()))?.read();
+    pub(crate) fn read_all(pins: &[Self], va: u64) -> Result<(PhysRanges, PageSize, Gpus), Reason> {
+        let (memory, gpus) = PhysRanges::read(va, |reader| {
+            for held in pins.iter().filter_map(|pin| pin.held.as_ref()) {
+                if world().is_broken(Break::LateRead) {
+                    held.read(|table| Ok(table.table()))?.read();
+                }
+                reader.0.push(held.read(|table| Ok(table.table().read()))?);
             }
-            all.push(held.read(|table| Ok(table.table().read()))?);
-        }
-        let page = PageSize::of_all(all.iter().map(|content| content.page));
-        let gpus = gpus(
-            all.iter()
-                .flat_map(|content| content.addresses.iter().copied()),
-        );
-        let memory = world.alloc("the list of addresses");
-        Ok((PhysRanges { all, memory }, page, gpus))
+            Ok(())
+        })?;
+        let page = PageSize::of_all(memory.all.iter().map(|content| content.page));
+        Ok((memory, page, gpus))
     }
 }
 

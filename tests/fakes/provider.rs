@@ -130,6 +130,8 @@ pub(crate) struct Provider {
     pub(crate) no_table: Cell<bool>,
     /// Calls to pin so far.
     pub(crate) calls: Cell<u64>,
+    /// What persistent pins were asked for.
+    pub(crate) spans: RefCell<Vec<Span>>,
     /// The number of a call to pin that fails, and the provider's code.
     pub(crate) fail_call: Cell<Option<(u64, i32)>>,
     /// Run when the provider is called to pin.
@@ -206,6 +208,7 @@ impl Provider {
     /// The same, for a pin that is never called back.
     pub(crate) fn get_persistent(&self, span: &Span) -> Result<Content, Reason> {
         let _guard = self.lock("a get");
+        self.spans.borrow_mut().push(*span);
         let (_, content) = self.answer(&world(), span)?;
         Ok(content)
     }

@@ -14,6 +14,8 @@ pub(crate) mod history;
 pub(crate) mod mr;
 #[path = "../../src/persistent.rs"]
 pub(crate) mod persistent;
+#[path = "../../src/persistent_mapping.rs"]
+pub(crate) mod persistent_mapping;
 #[path = "../../src/quota.rs"]
 pub(crate) mod quota;
 #[path = "../../src/ranges.rs"]

@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 
 use crate::callback_pin::CallbackTable;
+use crate::device::Gpus;
 use crate::fakes::env::SmallVec;
 use crate::fakes::ib_core::Core;
 use crate::fakes::ib_core::LEN;
@@ -254,8 +255,17 @@ pub(crate) struct World {
     pub(crate) ib_core: Core,
     log: RefCell<Vec<&'static str>>,
     failing: RefCell<Vec<&'static str>>,
-    /// How many calls to map a persistent pin until one fails, once.
+    /// How many calls of the provider's to map a pin until one fails, once.
     pub(crate) fail_map: Cell<Option<u64>>,
+    /// The parameter.
+    pub(crate) provider_maps: Cell<bool>,
+    /// How far the provider's DMA addresses are from physical ones, and whether nothing translates the device's.
+    pub(crate) provider_offset: Cell<u64>,
+    pub(crate) is_direct: Cell<bool>,
+    /// What the provider answered of each GPU; `None`: that all of them are reached.
+    pub(crate) answers: RefCell<Option<Vec<(Gpus, bool)>>>,
+    /// Where a BAR ends.
+    pub(crate) bar_end: Cell<Option<u64>>,
     /// Run before a persistent pin is put.
     pub(crate) on_unpin: Cell<Option<Hook>>,
     /// Run while ib_core revokes.

@@ -61,9 +61,9 @@ fn persistent_over_several() {
     let edge = 64 * 1024;
     check_entries(&table, edge, &[2 * MIB - edge, 20 * MIB, 6 * MIB - edge]);
     let log = world.take_log();
-    assert_eq!(count(&log, "map"), 3);
+    assert_eq!(count(&log, "map"), 1);
     region.unmap();
-    assert_eq!(world.take_log(), ["unmap"; 3]);
+    assert_eq!(world.take_log(), ["unmap"]);
     drop(region);
     assert_eq!(world.take_log(), ["unpin", "unpin", "unpin", "table freed"]);
 }
@@ -72,6 +72,7 @@ fn persistent_over_several() {
 fn a_failed_map_of_one_chunk_undoes_the_others() {
     let start = 0x31_0000_0000;
     let (world, len) = world(start, &[2, 2, 2]);
+    world.provider_maps.set(true);
     let region = PersistentMr::pin(start, len).expect("pinned");
     world.take_log();
     world.fail_map.set(Some(3));
@@ -79,7 +80,8 @@ fn a_failed_map_of_one_chunk_undoes_the_others() {
         region.map(&PciDevice::default()).err(),
         Some(Reason::Map(-5))
     );
-    assert_eq!(world.take_log(), ["map", "map", "map", "unmap", "unmap"]);
+    let (maps, unmaps) = ("provider maps", "provider unmaps");
+    assert_eq!(world.take_log(), [maps, maps, maps, unmaps, unmaps]);
     region.map(&PciDevice::default()).expect("mapped");
     drop(region);
 }

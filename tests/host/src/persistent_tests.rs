@@ -2,12 +2,18 @@
 
 //! The life of a persistent registration.
 
+use std::sync::Arc;
+
+use crate::device::Gpus;
 use crate::fakes::env::PciDevice;
+use crate::fakes::env::IOMMU_OFFSET;
+use crate::fakes::provider::Allocation;
 use crate::fakes::provider::DMA_BASE;
 use crate::fakes::world::World;
 use crate::mr::Mr;
 use crate::persistent::PersistentMr;
 use crate::ranges::PageSize;
+use crate::ranges::Span;
 use crate::reason::Reason;
 
 const MIB: u64 = 1 << 20;
@@ -25,7 +31,7 @@ fn one_pin_one_map_one_unmap_one_unpin() {
     assert_eq!(table.len(), 1);
     assert_eq!(
         (table[0].addr, table[0].len),
-        (DMA_BASE, (2 * MIB + 0x10000) as u32)
+        (DMA_BASE + IOMMU_OFFSET, (2 * MIB + 0x10000) as u32)
     );
     assert_eq!(world.take_log(), ["pin", "map"]);
     region.unmap();
@@ -78,7 +84,7 @@ fn a_failed_map_leaves_the_pin_alone() {
     world.fail("map");
     assert_eq!(
         region.map(&PciDevice::default()).err(),
-        Some(Reason::Map(-5))
+        Some(Reason::MapResource { mapped: 0 })
     );
     region.unmap();
     drop(region);
@@ -119,4 +125,179 @@ fn absurd_ranges_never_reach_the_provider() {
         );
     }
     assert!(world.take_log().is_empty());
+}
+
+const PAGE: u64 = 1 << 16;
+
+/// What the provider does of which it is asked whether a device reaches a GPU.
+const ASKED: [&str; 4] = ["pin", "provider maps", "provider unmaps", "unpin"];
+const MAPS_ITSELF: [&str; 3] = ["map", "unmap", "unpin"];
+const BY_PROVIDER: [&str; 3] = ["provider maps", "provider unmaps", "unpin"];
+
+/// One in which no device was asked about.
+fn world_of_strangers(start: u64) -> Arc<World> {
+    let world = World::at(start);
+    world.answers.replace(Some(Vec::new()));
+    world.is_direct.set(true);
+    world
+}
+
+/// What a life has done, from the map on. The scatter list goes in the end.
+fn life(world: &World, start: u64, len: u64) -> Vec<&'static str> {
+    let region = PersistentMr::pin(start, len).expect("pinned");
+    world.take_log();
+    region.map(&PciDevice::default()).expect("mapped");
+    drop(region);
+    let mut log = world.take_log();
+    assert_eq!(log.pop(), Some("table freed"));
+    log
+}
+
+#[test]
+fn the_provider_is_asked_once_whether_a_device_reaches_a_gpu() {
+    let start = 0x8_0000_0000;
+    let world = world_of_strangers(start);
+    let (asked, itself) = (ASKED.as_slice(), MAPS_ITSELF.as_slice());
+    assert_eq!(life(&world, start, 4 * MIB), [asked, itself].concat());
+    assert_eq!(life(&world, start, 4 * MIB), itself);
+    // Another GPU.
+    world.answers.replace(Some(vec![(Gpus::one(1), true)]));
+    assert_eq!(life(&world, start, 4 * MIB), [asked, itself].concat());
+}
+
+#[test]
+fn who_maps_follows_from_the_address_that_the_provider_gives() {
+    let start = 0x8_1000_0000;
+    for (is_direct, offset, own) in [
+        (true, 0, true),
+        (true, IOMMU_OFFSET, false),
+        (false, 0, false),
+        (false, IOMMU_OFFSET, true),
+    ] {
+        let world = world_of_strangers(start);
+        world.is_direct.set(is_direct);
+        world.provider_offset.set(offset);
+        let maps = if own { MAPS_ITSELF } else { BY_PROVIDER };
+        let case = format!("direct {is_direct}, offset {offset:#x}");
+        assert_eq!(
+            life(&world, start, MIB),
+            [ASKED.as_slice(), &maps].concat(),
+            "{case}"
+        );
+        assert_eq!(life(&world, start, MIB), maps, "{case}");
+    }
+}
+
+#[test]
+fn without_an_answer_the_provider_maps_and_is_asked_again() {
+    let start = 0x8_2000_0000;
+    let world = world_of_strangers(start);
+    let no_answer = ["pin", "provider maps", "unpin"];
+    for _ in 0..2 {
+        world.fail_map.set(Some(1));
+        let want = [no_answer.as_slice(), &BY_PROVIDER].concat();
+        assert_eq!(life(&world, start, MIB), want);
+    }
+    // No pin either.
+    let region = PersistentMr::pin(start, MIB).expect("pinned");
+    world.take_log();
+    world.provider.refuses.set(Some(crate::reason::ENOMEM));
+    region.map(&PciDevice::default()).expect("mapped");
+    assert_eq!(world.take_log(), ["pin", "provider maps"]);
+    world.provider.refuses.set(None);
+    // What it says of the registration itself counts.
+    let other = PersistentMr::pin(start, MIB).expect("pinned");
+    world.fail("provider maps");
+    let reason = other.map(&PciDevice::default()).err();
+    assert_eq!(reason, Some(Reason::Map(-5)));
+}
+
+#[test]
+fn the_last_page_of_a_bar_is_not_asked_for() {
+    let start = 0x8_3000_0000;
+    // By where it ends, how long the range is, and which page the provider is asked for.
+    for (end, len, page) in [
+        (PAGE, 3 * PAGE, Some(1)),
+        (PAGE, PAGE, None),
+        (2 * PAGE, 3 * PAGE, Some(0)),
+    ] {
+        let world = world_of_strangers(start);
+        world.bar_end.set(Some(DMA_BASE + end));
+        let region = PersistentMr::pin(start, len).expect("pinned");
+        world.provider.spans.take();
+        region.map(&PciDevice::default()).expect("mapped");
+        let asked = world.provider.spans.take();
+        let want = page.map(|page| Span::covering(start + page * PAGE, 1, PageSize::KIB_64, MIB));
+        assert_eq!(
+            asked,
+            Vec::from_iter(want.map(|span| span.expect("a page")))
+        );
+        let own = world.take_log().contains(&"map");
+        assert_eq!(own, page.is_some());
+    }
+}
+
+#[test]
+fn the_page_that_is_asked_for_is_one_of_the_provider_s() {
+    let start = 0x8_4000_0000;
+    let world = world_of_strangers(start);
+    world.provider.layout.borrow_mut().push(Allocation {
+        start,
+        len: MIB,
+        page: PageSize::KIB_128,
+    });
+    let want = [ASKED.as_slice(), &MAPS_ITSELF].concat();
+    assert_eq!(life(&world, start, MIB), want);
+}
+
+#[test]
+fn what_this_module_cannot_map_the_provider_does() {
+    let start = 0x8_5000_0000;
+    for what in ["cacheable", "bars", "gpus"] {
+        let world = World::at(start);
+        world.fail(what);
+        assert_eq!(life(&world, start, MIB), BY_PROVIDER, "{what}");
+    }
+    let world = World::at(start);
+    world.provider_maps.set(true);
+    assert_eq!(life(&world, start, MIB), BY_PROVIDER);
+    world.provider_maps.set(false);
+    assert_eq!(life(&world, start, MIB), MAPS_ITSELF);
+    world.fail("list");
+    let region = PersistentMr::pin(start, MIB).expect("pinned");
+    let reason = region.map(&PciDevice::default()).err();
+    assert_eq!(reason, Some(Reason::NoMemory));
+}
+
+#[test]
+fn of_one_pin_on_two_gpus_the_second_was_not_asked_about() {
+    let start = 0x40_0000_0000;
+    let world = World::at(start);
+    let border = start + (1 << 37);
+    assert_eq!(life(&world, border - MIB, MIB), MAPS_ITSELF);
+    assert_eq!(life(&world, border - MIB, 2 * MIB), BY_PROVIDER);
+}
+
+#[test]
+fn each_gpu_of_a_range_is_asked_about() {
+    let start = 0x8_6000_0000;
+    let world = world_of_strangers(start);
+    // Two on each GPU.
+    for number in 0..4 {
+        let at = start + number * 2 * MIB;
+        let mut layout = world.provider.layout.borrow_mut();
+        layout.push(Allocation::new(at, 2 * MIB));
+    }
+    let asked = [ASKED.as_slice(), &ASKED].concat();
+    let log = life(&world, start, 8 * MIB);
+    assert_eq!(log[..asked.len()], asked);
+    assert_eq!(log[asked.len()..][..2], ["map", "unmap"]);
+    // One of them is not reached.
+    let of_each = world.answers.take().expect("two");
+    assert_eq!(of_each.len(), 2);
+    let answers = of_each.iter().enumerate();
+    let answers = answers.map(|(number, (gpu, _))| (*gpu, number == 0));
+    world.answers.replace(Some(answers.collect()));
+    let log = life(&world, start, 8 * MIB);
+    assert_eq!(log[..4], ["provider maps"; 4]);
 }

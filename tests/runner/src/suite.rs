@@ -96,8 +96,8 @@ const KUNIT: &[&str] = &["{repo}/tests/vm/kunit"];
 const KUNIT_SUITES: &[(&str, usize)] = &[
     ("client", 16),
     ("life", 8 * 9),
-    ("mapping", 25),
-    ("parts", 16),
+    ("mapping", 29),
+    ("parts", 18),
     ("provider", 19),
     ("revocation", 28),
     ("showing", 21),
@@ -898,7 +898,7 @@ pub(crate) const SUITE: &[Run] = &[
     Run {
         name: "DMA: ours, behind a translating IOMMU",
         place: Place::Vm {
-            options: |vm| dma(vm, Iommu::Strict, [3, 7]),
+            options: |vm| dma(vm, Iommu::Strict, [3, 8]),
             command: DMA,
         },
         column: Some("ours"),
@@ -919,7 +919,7 @@ pub(crate) const SUITE: &[Run] = &[
     Run {
         name: "DMA: ours, behind an IOMMU that forgets lazily",
         place: Place::Vm {
-            options: |vm| dma(vm, Iommu::On, [0, 9]),
+            options: |vm| dma(vm, Iommu::On, [0, 10]),
             command: DMA,
         },
         shown: Some("window"),

@@ -166,11 +166,19 @@ impl Trace {
     ) -> Result<Mapped> {
         let span = memory.span(offset, len)?;
         let (region, events) = self.during(|| Ok(hca.register(span, full_access())?))?;
-        let mut maps = Vec::new();
+        let mut maps: Vec<Map> = Vec::new();
         for event in events {
             match event {
                 Event::Map(map) => maps.push(map),
-                Event::Unmap(unmap) => bail!("a registration unmapped {unmap:x?}"),
+                // The first for a GPU and an HCA has nvidia.ko map a page, to see whether the one reaches the other.
+                Event::Unmap(unmap) => ensure!(
+                    maps.pop().is_some_and(|page| {
+                        maps.is_empty()
+                            && (page.dma, page.len) == (unmap.dma, unmap.len)
+                            && page.len == PAGE
+                    }),
+                    "a registration unmapped {unmap:x?}"
+                ),
             }
         }
         let base = memory.mapping().addr();

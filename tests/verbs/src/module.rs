@@ -17,6 +17,9 @@ pub(crate) const NAME: &str = "nvidia_peermem";
 /// The parameters that NVIDIA's module has, the second since 560.
 pub(crate) const PARAMETERS: [&str; 2] = ["peerdirect_support", "persistent_api_support"];
 
+/// nvidia.ko maps all that this module pins for good.
+pub(crate) const PROVIDER_MAPS: &str = "provider_maps=1";
+
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(crate) fn is_loaded() -> bool {
@@ -116,6 +119,13 @@ impl Drop for Replaced {
             eprintln!("the module under test could not be loaded again: {error:#}");
         }
     }
+}
+
+/// Runs `body` with the module loaded anew, as it was but for one more parameter.
+pub(crate) fn loaded_with_also(parameter: &str, body: impl FnOnce() -> Result<()>) -> Result<()> {
+    let mut all = parameters();
+    all.push(parameter.to_owned());
+    loaded_with(&all, body)
 }
 
 /// Runs `body` with the module loaded anew, with these parameters; afterwards it is loaded as it was.

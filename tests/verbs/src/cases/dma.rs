@@ -91,11 +91,11 @@ pub(super) const CASES: &[Case] = &[
     },
     Case {
         name: "dma.fragmented",
-        run: |lab| one_mode(lab, PinMode::Revocable, fragmented),
+        run: |lab| each_mode(lab, fragmented),
     },
     Case {
         name: "dma.nothing_beside",
-        run: |lab| one_mode(lab, PinMode::Revocable, nothing_beside),
+        run: |lab| each_mode(lab, nothing_beside),
     },
     Case {
         name: "dma.lazy_window",
@@ -782,7 +782,7 @@ fn fragmented_regions(
 
 /// How long an address stays usable where the IOMMU forgets lazily. The kernel takes the entry out of the IOMMU's tables at
 /// once; what a device has used lately lies in the IOMMU's cache, which is emptied after 10 ms, or when 256 ranges wait. Not
-/// so what our module links in a range by itself, in revocable mode: that is out of both when the unmapping returns.
+/// so what our module links in a range: that is out of both when the unmapping returns.
 fn window(bench: &mut Bench<'_>) -> Result<()> {
     const ROUNDS: usize = 2;
     if bench.guard != Guard::Lazy {
@@ -814,10 +814,9 @@ fn window(bench: &mut Bench<'_>) -> Result<()> {
             let (open, uses) = until_refused(bench, begin, dma, &view, at)?;
             bench.faults.take(Access::Write, dma)?;
             drop(probed);
-            let at_once =
-                bench.mode == PinMode::Revocable && bench.lab.setup.peermem == Peermem::Ours;
+            let by_nvidia = bench.lab.setup.peermem == Peermem::Nvidia;
             ensure!(
-                uses == 0 || !at_once,
+                uses == 0 || by_nvidia,
                 "usable {uses} times after {end}, for {open:?}"
             );
             bench.note(

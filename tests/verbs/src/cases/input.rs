@@ -71,7 +71,7 @@ pub(super) const CASES: &[Case] = rows![
         [libc::ENODEV; 2], with("rdma_rxe", "peer_dma_dev", "nonpci");
     ours_only "input.device_absent": "an RDMA device without a DMA device",
         [libc::ENODEV; 2], with("rdma_rxe", "peer_dma_dev", "none");
-    row "input.unreachable": "an RDMA device that cannot reach the GPU",
+    row_of_a_stranger "input.unreachable": "an RDMA device that cannot reach the GPU",
         [libc::EOPNOTSUPP, REGISTERS], with("nvidia", "topology_deny", "1");
     row "input.table_version_3_0": "a page table of version 3.0",
         [libc::EFAULT; 2], with("nvidia", "table_version", "0x00030000");
@@ -92,15 +92,15 @@ pub(super) const CASES: &[Case] = rows![
     row "input.table_flags_unknown": "a page table with flags that nobody knows",
         [REGISTERS; 2], with_flags("0xfffffffe");
     row "input.table_cacheable": "a page table of memory that CPUs cache", [REGISTERS; 2], with_flags("1");
-    row "input.mapping_version_3_0": "a DMA mapping of version 3.0",
+    row_of_a_stranger "input.mapping_version_3_0": "a DMA mapping of version 3.0",
         [libc::EINVAL, REGISTERS], with("nvidia", "dma_mapping_version", "0x00030000");
     row "input.mapping_version_2_4": "a DMA mapping of version 2.4",
         [REGISTERS; 2], with("nvidia", "dma_mapping_version", "0x00020004");
-    row "input.mapping_version_2_2": "a DMA mapping of version 2.2",
+    row_of_a_stranger "input.mapping_version_2_2": "a DMA mapping of version 2.2",
         [libc::EINVAL, REGISTERS], with("nvidia", "dma_mapping_version", "0x00020002");
-    row "input.mapping_entry_too_many": "a DMA mapping with an entry too many",
+    row_of_a_stranger "input.mapping_entry_too_many": "a DMA mapping with an entry too many",
         [libc::EINVAL, REGISTERS], with("nvidia", "dma_entries_delta", "1");
-    row "input.mapping_entry_too_few": "a DMA mapping with an entry too few",
+    row_of_a_stranger "input.mapping_entry_too_few": "a DMA mapping with an entry too few",
         [libc::EINVAL, REGISTERS], with("nvidia", "dma_entries_delta", "-1");
     row "input.fork_safe": "RDMAV_FORK_SAFE=1 (bytes are moved)", [REGISTERS; 2], fork_safe;
     row "input.container": "a container: sysfs read-only, no debugfs (as above)",
@@ -182,9 +182,37 @@ fn row(
     expected: [i32; 2],
     provoke: impl FnOnce(&Lab, &mut Row) -> Result<()>,
 ) -> Result<()> {
+    module_for(lab, text)?;
+    // Our module has asked nvidia.ko whether the HCA reaches the GPU.
+    let memory = lab.allocate_gpu(M2)?;
+    lab.near.register(memory.span(0, M2)?, full_access())?;
+    drop(memory);
+    row_of_this_module(lab, expected, provoke)
+}
+
+/// A row in which nvidia.ko is asked for the first time whether the HCA reaches the GPU.
+fn row_of_a_stranger(
+    lab: &Lab,
+    text: &str,
+    expected: [i32; 2],
+    provoke: impl FnOnce(&Lab, &mut Row) -> Result<()>,
+) -> Result<()> {
+    module_for(lab, text)?;
+    row_of_this_module(lab, expected, provoke)
+}
+
+/// The module, loaded anew.
+fn module_for(lab: &Lab, text: &str) -> Result<()> {
     note("input", text);
     lab.needs_module()?;
-    Replaced::begin()?.end()?;
+    Replaced::begin()?.end()
+}
+
+fn row_of_this_module(
+    lab: &Lab,
+    expected: [i32; 2],
+    provoke: impl FnOnce(&Lab, &mut Row) -> Result<()>,
+) -> Result<()> {
     let mut row = Row {
         log: KernelLog::from_now()?,
         begun: Instant::now(),

@@ -21,6 +21,7 @@ use crate::ktap;
 use crate::ktap::Case;
 use crate::lab::Lab;
 use crate::lab::PinMode;
+use crate::module;
 use crate::pattern::Pattern;
 use crate::rdma::full_access;
 
@@ -113,15 +114,26 @@ fn failing_calls(lab: &Lab) -> Result<()> {
     for (place, errno, seen) in duplicated.into_iter().chain([
         ("get_pages_persistent", libc::EIO, libc::EFAULT),
         ("get_pages_persistent", libc::ENOMEM, libc::EFAULT),
-        ("dma_map", libc::EIO, libc::EIO),
-        ("dma_map", libc::ENOMEM, libc::ENOMEM),
-        ("dma_map_page", libc::EIO, libc::EIO),
     ]) {
-        fail_next(place, errno)?;
-        refused_once(lab, &[seen]).with_context(|| format!("{place} fails with {errno}"))?;
-        works_again(lab)?;
+        fails(lab, place, errno, seen)?;
     }
-    Ok(())
+    module::loaded_with_also(module::PROVIDER_MAPS, || {
+        for (place, errno) in [
+            ("dma_map", libc::EIO),
+            ("dma_map", libc::ENOMEM),
+            ("dma_map_page", libc::EIO),
+        ] {
+            fails(lab, place, errno, errno)?;
+        }
+        Ok(())
+    })
+}
+
+/// One call at `place` fails with `errno`, and the application sees `seen`.
+fn fails(lab: &Lab, place: &str, errno: i32, seen: i32) -> Result<()> {
+    fail_next(place, errno)?;
+    refused_once(lab, &[seen]).with_context(|| format!("{place} fails with {errno}"))?;
+    works_again(lab)
 }
 
 /// What is unpinned leaves its range of BAR1 to the next pin, and takes its bytes with it: whoever unpins too early reads

@@ -189,10 +189,13 @@ pub(super) const CASES: &[Case] = &[
                 errno: libc::EIO,
                 ..Expected::acquire("map_failed", -libc::EIO)
             };
-            one(lab, expected, |lab| {
-                fail_next("dma_map", libc::EIO)?;
-                let memory = lab.allocate_gpu(M2)?;
-                attempt(&lab.near, memory.span(0, M2)?)
+            begin(lab)?;
+            module::loaded_with_also(module::PROVIDER_MAPS, || {
+                one_loaded(lab, expected, |lab| {
+                    fail_next("dma_map", libc::EIO)?;
+                    let memory = lab.allocate_gpu(M2)?;
+                    attempt(&lab.near, memory.span(0, M2)?)
+                })
             })
         },
     },
@@ -361,6 +364,15 @@ impl Expected {
 /// One registration is refused: its line, its count and the log's line are there, and nothing else.
 fn one(lab: &Lab, expected: Expected, provoke: impl FnOnce(&Lab) -> Result<Attempt>) -> Result<()> {
     begin(lab)?;
+    one_loaded(lab, expected, provoke)
+}
+
+/// As [`one`], with the module as it is.
+fn one_loaded(
+    lab: &Lab,
+    expected: Expected,
+    provoke: impl FnOnce(&Lab) -> Result<Attempt>,
+) -> Result<()> {
     let log = KernelLog::from_now()?;
     let attempt = provoke(lab)?;
     ensure!(

@@ -519,6 +519,11 @@ fn calls_made(serving: PinMode, way: Way, place: &str) -> u32 {
 
 /// Every call of the provider's on the ways of a registration.
 fn calls(lab: &Lab, setting: Setting) -> Result<()> {
+    // Else nvidia.ko maps a page for the first registration, and no more.
+    module::unload()?;
+    let mut parameters = setting.parameters().to_vec();
+    parameters.push(module::PROVIDER_MAPS.to_owned());
+    module::load(&parameters)?;
     let mut bench = Bench::new(lab)?;
     let mut hits = 0;
     let mut sweeps = 0;

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! Persistent pins mapped for a device: by this module where it can, else by the provider.
+//!
+//! The provider maps each page by itself, under its API lock; this module maps what adjoins at once, and takes no lock of
+//! the provider's. But the provider knows of machines in which a device does not reach a GPU (driver 580 and later), and
+//! says so only when it maps. So it is asked once for each GPU and device, with a pin of one page. What it answers is
+//! remembered until one of the two is removed.
+//!
+//! The provider maps:
+//!
+//! - what CPUs cache, what lies in no BAR, and what has a `struct page`;
+//! - where it did not map the page: what it says of the registration itself then counts;
+//! - where it gives out the BAR's own addresses though something translates the device's, or other addresses though
+//!   nothing does. It was told of the machine what this module cannot know (`NVreg_DmaRemapPeerMmio=0`);
+//! - everything, with `provider_maps=1`.
+//!
+//! Uses `core` and [`env`] alone.
+
+use super::{
+    device::Gpus,
+    env::{
+        self,
+        BarMapping,
+        DmaMapping,
+        PciDevice,
+        PersistentPin,
+        PhysRanges,
+        SgTable,
+        SmallVec, //
+    },
+    ranges::{
+        PageSize,
+        SgLayout,
+        Span, //
+    },
+    reason::Reason, //
+};
+
+/// A region's pins mapped for a device, until dropped.
+pub(crate) enum PersistentMapping {
+    /// By this module.
+    Own(#[expect(dead_code, reason = "held for its drop")] BarMapping),
+    /// By the provider, pin by pin.
+    Provider(#[expect(dead_code, reason = "held for its drop")] SmallVec<DmaMapping>),
+}
+
+impl PersistentMapping {
+    /// Maps all of `pins` for `device`, or nothing, and makes the scatter list. `va` is the virtual address of the first
+    /// page, `page` the size of the smallest. May sleep, and may take the provider's API lock.
+    pub(crate) fn map(
+        pins: &[PersistentPin],
+        device: &PciDevice,
+        va: u64,
+        page: PageSize,
+    ) -> Result<(Self, SgTable), Reason> {
+        let mut memory = memory(pins, device, va)?;
+        if memory.is_some() {
+            let (mapping, table) = BarMapping::map(device, &mut memory, va, page)?;
+            return Ok((PersistentMapping::Own(mapping), table));
+        }
+        let mut mappings = SmallVec::default();
+        for pin in pins {
+            mappings.push(pin.map(device)?)?;
+        }
+        let mut layout = SgLayout::new(va, page, device.max_segment());
+        let (table, ()) = SgTable::build(|table| {
+            for (pin, mapping) in pins.iter().zip(mappings.iter()) {
+                let push = |entry| table.push(entry);
+                layout.pages(mapping.addresses(), |addr| *addr, pin.page_size(), push);
+            }
+            layout.finish(|entry| table.push(entry));
+            Ok(())
+        })?;
+        Ok((PersistentMapping::Provider(mappings), table))
+    }
+}
+
+/// Where the memory is, if this module maps it.
+fn memory(
+    pins: &[PersistentPin],
+    device: &PciDevice,
+    va: u64,
+) -> Result<Option<PhysRanges>, Reason> {
+    if env::provider_maps() {
+        return Ok(None);
+    }
+    let mut reached = Gpus::default();
+    for pin in pins {
+        let gpu = pin.gpus();
+        let is_asked = reached.or(gpu) == reached;
+        // Of a GPU without a number nothing is remembered.
+        if gpu == Gpus::default() || !is_asked && !is_reached(pin, gpu, device) {
+            return Ok(None);
+        }
+        reached = reached.or(gpu);
+    }
+    match PhysRanges::read(va, |reader| {
+        pins.iter().try_for_each(|pin| pin.read(reader))
+    }) {
+        // One allocation is on one GPU, as far as is known. Of others the provider was not asked.
+        Ok((memory, gpus)) => Ok((gpus == reached).then_some(memory)),
+        Err(Reason::CpuCacheable | Reason::NotInBar) => Ok(None),
+        Err(reason) => Err(reason),
+    }
+}
+
+/// Whether this module maps for `device` what is on the `gpu` of `pin`.
+fn is_reached(pin: &PersistentPin, gpu: Gpus, device: &PciDevice) -> bool {
+    let ask = || {
+        let answer = ask(pin, device)?;
+        env::remember(gpu, device, answer);
+        Some(answer)
+    };
+    env::recall(gpu, device).or_else(ask).unwrap_or(false)
+}
+
+/// Has the provider map one page of `pin` for `device`, and tells whether it did so as this module would. `None`: it did not.
+fn ask(pin: &PersistentPin, device: &PciDevice) -> Option<bool> {
+    // The last page of a BAR by itself is what the provider never maps.
+    let maps = |number| pin.page(number).is_some_and(|page| !env::ends_bar(&page));
+    let page = pin.page_size();
+    let offset = match (maps(0), maps(1)) {
+        (true, _) => 0,
+        (false, true) => page.bytes(),
+        (false, false) => return None,
+    };
+    let start = pin.span().start().checked_add(offset)?;
+    let pin = PersistentPin::pin(Span::covering(start, 1, page, u64::MAX).ok()?).ok()?;
+    // Unmapped before the pin is put.
+    let mapping = pin.map(device).ok()?;
+    let is_own_address = pin.page(0)?.addr == *mapping.addresses().first()?;
+    Some(is_own_address == device.is_direct())
+}
