@@ -45,6 +45,10 @@ const SETTLE: Duration = Duration::from_secs(60);
 pub(crate) fn run(cases: &[Case], setup: &Setup) -> Result<bool> {
     println!("KTAP version 1");
     println!("# seed {}", setup.seed);
+    // Some machines are set up so that they are refused.
+    if let Err(error) = Lab::open(setup).and_then(|lab| lab.first_registrations()) {
+        note("first_registrations", format_args!("{error:#}"));
+    }
     let names = cases.iter().map(|case| case.name);
     Ok(tell(names.collect(), |index| {
         cases

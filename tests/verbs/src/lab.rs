@@ -14,7 +14,9 @@ use anyhow::Result;
 use crate::counters;
 use crate::gpu::Allocation;
 use crate::gpu::Gpu;
+use crate::gpu::GRANULE;
 use crate::ktap;
+use crate::rdma::full_access;
 use crate::rdma::Hca;
 use crate::sys::Mapping;
 use crate::sys::Placement;
@@ -171,6 +173,21 @@ impl Lab {
             far: Hca::open(far)?,
             gpus,
         })
+    }
+
+    /// The first registration of each GPU with each HCA, for which our module in persistent mode asks nvidia.ko, with a pin
+    /// and a mapping, how it maps. Whatever counts calls comes after this.
+    pub(crate) fn first_registrations(&self) -> Result<()> {
+        if self.setup.peermem != Peermem::Ours || self.setup.mode() != PinMode::Persistent {
+            return Ok(());
+        }
+        for gpu in self.gpus() {
+            let memory = gpu.allocate(GRANULE as usize, Placement::Any)?;
+            for hca in [&self.near, &self.far] {
+                hca.register(memory.span(0, memory.mapping().len())?, full_access())?;
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn gpus(&self) -> &[Arc<Gpu>] {

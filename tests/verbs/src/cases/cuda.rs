@@ -27,8 +27,8 @@ use crate::counters::Counters;
 use crate::gpu::PAGE;
 use crate::ktap;
 use crate::ktap::note;
+use crate::lab::Lab;
 use crate::lab::Peermem;
-use crate::lab::PinMode;
 use crate::lab::Setup;
 use crate::sys;
 use crate::sys::Finished;
@@ -146,6 +146,7 @@ pub(crate) fn run(setup: &Setup, places: &Places, filter: &[String]) -> Result<b
         .filter(|name| filter.is_empty() || filter.iter().any(|word| name.starts_with(word)))
         .collect();
     ensure!(!names.is_empty(), "no case has such a name");
+    Lab::open(setup)?.first_registrations()?;
     println!("KTAP version 1");
     Ok(ktap::tell(names.clone(), |index| {
         let before = Counters::read()?;
@@ -266,13 +267,12 @@ impl Consumers {
         note("wire", format_args!("{} {}", seen.wire[0], seen.wire[1]));
 
         let buffers = buffers as u64;
-        let [pins, maps] = match (self.setup.peermem, self.setup.mode()) {
-            (Peermem::None, _) => [0, 0],
+        let [pins, maps] = match self.setup.peermem {
+            Peermem::None => [0, 0],
             // It pins each twice.
-            (Peermem::Nvidia, _) => [2 * buffers, buffers],
-            // In this mode ours maps without the provider.
-            (Peermem::Ours, PinMode::Revocable) => [buffers, 0],
-            (Peermem::Ours, PinMode::Persistent) => [buffers, buffers],
+            Peermem::Nvidia => [2 * buffers, buffers],
+            // It maps by itself.
+            Peermem::Ours => [buffers, 0],
         };
         let expected = Activity {
             pins,

@@ -183,10 +183,7 @@ fn row(
     provoke: impl FnOnce(&Lab, &mut Row) -> Result<()>,
 ) -> Result<()> {
     module_for(lab, text)?;
-    // Our module has asked nvidia.ko whether the HCA reaches the GPU.
-    let memory = lab.allocate_gpu(M2)?;
-    lab.near.register(memory.span(0, M2)?, full_access())?;
-    drop(memory);
+    lab.first_registrations()?;
     row_of_this_module(lab, expected, provoke)
 }
 
