@@ -16,6 +16,7 @@ use crate::machine::Class;
 use crate::machine::Machine;
 use crate::process::State;
 use crate::registrations;
+use crate::registrations::Freed;
 use crate::registrations::Gpu;
 use crate::registrations::Holder;
 use crate::registrations::Listing;
@@ -118,7 +119,7 @@ fn show(table: &Table, out: &mut Out) {
 fn show_each(listing: &Listing, out: &mut Out) {
     let mut table = Table::new(&[
         "ID", "PID", "COMMAND", "USER", "GPU", "HCA", "PATH", "ADDRESS", "SIZE", "CHUNKS",
-        "ENTRIES", "MODE", "AGE", "STATE",
+        "ENTRIES", "MODE", "AGE", "STATE", "FREED",
     ]);
     for one in &listing.registrations {
         table.row([
@@ -136,9 +137,10 @@ fn show_each(listing: &Listing, out: &mut Out) {
             known(one.mode.as_deref()),
             known(one.age_seconds.map(render::seconds)),
             state(one.state.as_deref()),
+            known(one.freed_bytes.map(render::bytes)),
         ]);
     }
-    table.right(&[0, 8, 9, 10]);
+    table.right(&[0, 8, 9, 10, 14]);
     if !table.is_empty() {
         show(&table, out);
         out.gap();
@@ -287,6 +289,13 @@ fn notes(listing: &Listing) -> Vec<String> {
                 _ => format!("{kept} registrations are"),
             }
         ));
+    }
+    let freed = listing
+        .registrations
+        .iter()
+        .filter_map(|one| one.freed_bytes);
+    if let Some(found) = Freed::found(freed) {
+        notes.push(format!("{found}: {}; {}", Freed::WHY, Freed::FIX));
     }
     for stranded in &listing.stranded {
         notes.push(format!("{}; {}", stranded.found(), Stranded::WHY));

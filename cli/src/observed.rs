@@ -152,6 +152,12 @@ fn busy() -> Fixture {
         299_000,
         "python3\0train.py\0--model\0x\x1b[2J\0",
     );
+    // As CUDA reserves addresses. The last quarter of what is registered is freed.
+    fixture.file(
+        "/proc/4711/maps",
+        "55d000000000-55d000001000 r-xp 00000000 fe:00 12 /usr/bin/python3\n\
+         7efff0000000-7f0060000000 ---p 00000000 00:00 0 \n",
+    );
     process(&mut fixture, 4800, 1001, 359_800, "gdr\0hold\0");
     process(&mut fixture, 4900, 0, 359_000, "new\0");
     fixture.counters(

@@ -61,6 +61,39 @@ struct Entry {
     process: Process,
     /// When it began, by the monotonic clock.
     start: Option<Time>,
+    /// None: not to be seen.
+    mapped: Option<Mapped>,
+}
+
+/// The ranges of addresses that a process has, each with its end, in ascending order.
+struct Mapped(Vec<(u64, u64)>);
+
+impl Mapped {
+    /// Of `/proc/PID/maps`.
+    fn parse(maps: &str) -> Self {
+        let ranges = maps.lines().filter_map(|line| {
+            let (start, end) = line.split(' ').next()?.split_once('-')?;
+            let number = |text| u64::from_str_radix(text, 16).ok();
+            Some((number(start)?, number(end)?))
+        });
+        Self(ranges.collect())
+    }
+
+    /// How many bytes from `start` to `end` are in none.
+    fn lacks(&self, start: u64, end: u64) -> u64 {
+        let mut bytes = 0_u64;
+        let mut at = start;
+        // Those that end at or before `start` come first.
+        let first = self.0.partition_point(|range| range.1 <= start);
+        for &(from, to) in self.0.get(first..).unwrap_or_default() {
+            if from >= end {
+                break;
+            }
+            bytes = bytes.saturating_add(from.saturating_sub(at));
+            at = at.max(to);
+        }
+        bytes.saturating_add(end.saturating_sub(at))
+    }
 }
 
 /// The processes of a host, each looked at once.
@@ -96,22 +129,37 @@ impl<'a> Processes<'a> {
 
     /// The process that had this number at that moment.
     pub(crate) fn of(&mut self, number: u32, then: Option<Time>) -> Process {
+        match self.entry(number, then) {
+            Ok(entry) => entry.process.clone(),
+            Err(state) => Process::unknown(state),
+        }
+    }
+
+    /// How much of a range of addresses that process does not map, in bytes. None: that is not known.
+    pub(crate) fn lacks(
+        &mut self,
+        number: u32,
+        then: Option<Time>,
+        start: u64,
+        len: u64,
+    ) -> Option<u64> {
+        let mapped = self.entry(number, then).ok()?.mapped.as_ref()?;
+        Some(mapped.lacks(start, start.saturating_add(len)))
+    }
+
+    fn entry(&mut self, number: u32, then: Option<Time>) -> Result<&Entry, State> {
         if self.is_elsewhere {
-            return Process::unknown(State::Elsewhere);
+            return Err(State::Elsewhere);
         }
         if !self.known.contains_key(&number) {
             let entry = self.scan(number);
             self.known.insert(number, entry);
         }
-        let Some(entry) = self.known.get(&number) else {
-            return Process::unknown(State::NotVisible);
-        };
+        let entry = self.known.get(&number).ok_or(State::NotVisible)?;
         match (entry.start, then) {
             // Both are rounded down, one to a tick; and the machine's clocks were not read in one moment.
-            (Some(start), Some(then)) if then.until(start) > 1_000_000 => {
-                Process::unknown(State::Reused)
-            }
-            _ => entry.process.clone(),
+            (Some(start), Some(then)) if then.until(start) > 1_000_000 => Err(State::Reused),
+            _ => Ok(entry),
         }
     }
 
@@ -126,6 +174,7 @@ impl<'a> Processes<'a> {
                 return Entry {
                     process: Process::unknown(state),
                     start: None,
+                    mapped: None,
                 };
             }
         };
@@ -152,6 +201,13 @@ impl<'a> Processes<'a> {
                 user: uid.and_then(|uid| self.users.get(&uid).cloned()),
             },
             start,
+            mapped: self
+                .host
+                .text(&format!("/proc/{number}/maps"))
+                .ok()
+                // Of a process on its way out it is empty.
+                .filter(|maps| !maps.is_empty())
+                .map(|maps| Mapped::parse(&maps)),
         }
     }
 }
@@ -218,9 +274,34 @@ mod tests {
         assert_eq!(command(b""), None);
     }
 
+    #[test]
+    fn ranges_are_those_of_proc() {
+        let mapped = Mapped::parse(
+            "1000-3000 r-xp 00000000 fe:00 12 /usr/bin/x y\n302000000-306000000 ---p 00000000 00:00 0 \nwhat\n",
+        );
+        assert_eq!(mapped.0, [(0x1000, 0x3000), (0x3_0200_0000, 0x3_0600_0000)]);
+    }
+
     proptest! {
+        /// Against a look at each byte.
+        #[test]
+        fn what_is_not_mapped_counts(
+            lengths in prop::collection::vec((0..4_u64, 1..5_u64), 0..8), start in 0..64_u64, len in 0..64_u64
+        ) {
+            let mut at = 0;
+            let mut ranges = Vec::new();
+            for (gap, length) in lengths {
+                ranges.push((at + gap, at + gap + length));
+                at += gap + length;
+            }
+            let is_mapped = |byte: &u64| ranges.iter().any(|(from, to)| (from..to).contains(&byte));
+            let expected = (start..start + len).filter(|byte| !is_mapped(byte)).count();
+            prop_assert_eq!(Mapped(ranges).lacks(start, start + len), expected as u64);
+        }
+
         #[test]
         fn nothing_of_a_process_is_a_panic(text in any::<String>(), number in any::<u64>()) {
+            Mapped::parse(&text).lacks(number, number.saturating_add(1));
             start(&text, number);
             users(&text);
             command(text.as_bytes());

@@ -2,6 +2,7 @@
 //! The registrations, each with what this machine knows of its process, its GPUs and its RDMA devices.
 
 use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use serde::Serialize;
 
@@ -19,6 +20,7 @@ use crate::machine::Class;
 use crate::machine::Machine;
 use crate::process;
 use crate::process::Processes;
+use crate::render;
 
 /// A GPU of a registration.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -66,6 +68,8 @@ pub(crate) struct Registration {
     pub(crate) addr: Option<u64>,
     pub(crate) len: Option<u64>,
     pub(crate) page: Option<u64>,
+    /// So much of it its process has freed, and the registration still holds. None: not known, or it holds nothing.
+    pub(crate) freed_bytes: Option<u64>,
     pub(crate) chunks: Option<u64>,
     pub(crate) entries: Option<u64>,
     pub(crate) gpus: Vec<Gpu>,
@@ -203,6 +207,67 @@ impl Stranded {
         functions it uses: both stay until the machine restarts";
 }
 
+/// Memory that processes have freed and registrations still hold: each registration of which this is known, with its bytes.
+#[derive(Debug, Default)]
+pub(crate) struct Freed(BTreeMap<u64, u64>);
+
+impl Freed {
+    /// Of `all`, which was read before. Freed is what a process has no addresses for any more.
+    pub(crate) fn among(
+        host: &dyn Host,
+        module: &Module,
+        all: &[debugfs::Registration],
+        processes: &mut Processes<'_>,
+    ) -> Self {
+        let mut freed: BTreeMap<u64, u64> = all
+            .iter()
+            // Others hold nothing, or are not the process's any more.
+            .filter(|one| matches!(one.state.as_deref(), Some("pinned" | "mapped")))
+            .filter_map(|one| {
+                let bytes = processes.lacks(one.tgid?, one.since, one.addr?, one.len?)?;
+                Some((one.id, bytes))
+            })
+            .collect();
+        if freed.values().any(|bytes| *bytes > 0) {
+            // It may have been deregistered before it was freed, both since `all` was read.
+            let now = module.registrations(host).map(|read| read.records);
+            let alive: BTreeSet<u64> = now.iter().flatten().map(|one| one.id).collect();
+            freed.retain(|id, bytes| *bytes == 0 || alive.contains(id));
+        }
+        Self(freed)
+    }
+
+    fn of(&self, id: u64) -> Option<u64> {
+        self.0.get(&id).copied()
+    }
+
+    /// What is found of so many bytes of each registration, if anything is.
+    pub(crate) fn found(bytes: impl Iterator<Item = u64>) -> Option<String> {
+        let freed: Vec<u64> = bytes.filter(|bytes| *bytes > 0).collect();
+        let who = match freed.len() {
+            0 => return None,
+            1 => "1 registration is".to_owned(),
+            more => format!("{more} registrations are"),
+        };
+        let bytes = render::bytes(sum(freed.into_iter()));
+        Some(format!(
+            "{who} of memory that the process has freed, {bytes} in all"
+        ))
+    }
+
+    pub(crate) fn bytes(&self) -> impl Iterator<Item = u64> + '_ {
+        self.0.values().copied()
+    }
+
+    /// What follows.
+    pub(crate) const WHY: &'static str =
+        "GPU memory stays allocated, and in BAR1, while a persistent registration holds it; a cache of registrations, \
+        as UCX has one, may deregister it much later";
+    pub(crate) const FIX: &'static str =
+        "UCX_RCACHE_ENABLE=n in the job's environment, if each transfer may register anew; or the module with \
+        persistent_api_support=0: where the NIC allows it, memory that is freed is then taken from its registrations";
+}
+
 /// The monotonic clock.
 pub(crate) fn now(host: &dyn Host) -> Option<Time> {
     let text = host.fact(Fact::Monotonic).ok()?;
@@ -219,10 +284,11 @@ impl Listing {
         let stranded = Stranded::among(host, &read.records);
         let names = PciNames(machine.as_ref().ok());
         let mut processes = Processes::new(host, now);
+        let freed = Freed::among(host, &module, &read.records, &mut processes);
         let registrations = read
             .records
             .into_iter()
-            .map(|one| registration(one, now, &names, &mut processes))
+            .map(|one| registration(one, now, &names, &mut processes, &freed))
             .collect();
         Ok(Self {
             module,
@@ -318,6 +384,7 @@ fn registration(
     now: Option<Time>,
     names: &PciNames<'_>,
     processes: &mut Processes<'_>,
+    freed: &Freed,
 ) -> Registration {
     let gpus: Vec<Gpu> = one.gpus.iter().map(|gpu| names.gpu(gpu)).collect();
     let hca = one.hca.map(|hca| names.hca(&hca));
@@ -333,6 +400,7 @@ fn registration(
         addr: one.addr,
         len: one.len,
         page: one.page,
+        freed_bytes: freed.of(one.id),
         chunks: one.chunks,
         entries: one.entries,
         gpus,
@@ -414,8 +482,6 @@ fn distinct<'a>(all: impl Iterator<Item = &'a Registration>) -> u64 {
 mod tests {
     use super::*;
 
-    use std::collections::BTreeSet;
-
     use proptest::prelude::*;
 
     fn one(pid: u32, addr: u64, len: u64) -> Registration {
@@ -429,7 +495,13 @@ mod tests {
         };
         let host = crate::host::recording::Recording::default();
         let mut processes = Processes::new(&host, None);
-        registration(read, None, &PciNames(None), &mut processes)
+        registration(
+            read,
+            None,
+            &PciNames(None),
+            &mut processes,
+            &Freed::default(),
+        )
     }
 
     proptest! {

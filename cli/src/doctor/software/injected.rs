@@ -599,6 +599,24 @@ const INJECTED: &[Injected] = &[
         says: &[("refusals", Warning, "leaked: 3")],
     },
     Injected {
+        name: "memory that its process has freed, and a registration that holds it",
+        inject: |fixture| {
+            fixture.file(&format!("{DEBUG}/version"), "format=2 module=1\n");
+            fixture.file(
+                &format!("{DEBUG}/registrations"),
+                "id=1 state=mapped addr=0x10000 len=131072 tgid=77\nid=2 state=revoked addr=0x90000 len=65536 tgid=77\n\
+                id=3 state=pinned addr=0x40000 len=65536 tgid=77\nid=4 state=mapped addr=0x40000 len=65536 tgid=78\n",
+            );
+            fixture.file("/proc/77/status", "Name:\tx\n");
+            fixture.file("/proc/77/maps", "10000-20000 ---p 00000000 00:00 0 \n40000-50000 ---p 00000000 00:00 0 \n");
+        },
+        says: &[(
+            "refusals",
+            Note,
+            "1 registration is of memory that the process has freed, 64 KiB in all",
+        )],
+    },
+    Injected {
         name: "a GPU that is gone, and its callbacks with it",
         inject: |fixture| {
             fixture.file(&format!("{DEBUG}/version"), "format=2 module=1\n");

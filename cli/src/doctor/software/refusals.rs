@@ -11,7 +11,10 @@ use crate::finding::Level;
 use crate::finding::Subject;
 use crate::host::Fact;
 use crate::host::Unseen;
+use crate::process::Processes;
 use crate::reasons;
+use crate::registrations;
+use crate::registrations::Freed;
 use crate::registrations::Stranded;
 use crate::shipped::reason::Cause;
 use crate::shipped::reason::Event;
@@ -90,8 +93,17 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
             )]
         }
     }
-    let registrations = Module::scan(scan.host).and_then(|module| module.registrations(scan.host));
-    if let Ok(read) = registrations {
+    let module = Module::scan(scan.host);
+    let read = module
+        .as_ref()
+        .map(|module| module.registrations(scan.host));
+    if let (Ok(module), Ok(Ok(read))) = (&module, read) {
+        let mut processes = Processes::new(scan.host, registrations::now(scan.host));
+        let freed = Freed::among(scan.host, module, &read.records, &mut processes);
+        if let Some(found) = Freed::found(freed.bytes()) {
+            let found = Finding::new(NAME, Level::Note, Subject::Machine, found);
+            findings.push(found.why(Freed::WHY).fix(Freed::FIX));
+        }
         for stranded in Stranded::among(scan.host, &read.records) {
             let found = Finding::new(NAME, Level::Warning, Subject::Machine, stranded.found());
             findings.push(found.why(Stranded::WHY).fix("restart the machine"));

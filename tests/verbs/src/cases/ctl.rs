@@ -22,12 +22,15 @@ use crate::child::Process;
 use crate::gpu::Gpu;
 use crate::ktap;
 use crate::ktap::note;
+use crate::lab::Lab;
 use crate::lab::Peermem;
+use crate::lab::PinMode;
 use crate::lab::Setup;
 use crate::module;
 use crate::pci;
 use crate::pci::Acs;
 use crate::pci::Place;
+use crate::rdma::full_access;
 
 /// A machine, as the runner made it.
 struct Machine {
@@ -84,6 +87,11 @@ const CASES: &[Case] = &[
         name: "ctl.list",
         on: is_plain,
         run: listed,
+    },
+    Case {
+        name: "ctl.list_freed",
+        on: is_plain,
+        run: freed,
     },
     Case {
         name: "ctl.stats",
@@ -569,6 +577,50 @@ fn listed(machine: &Machine) -> Result<()> {
     ensure!(registrations(&["--gpu", "1"])?.is_empty(), "--gpu 1");
     child.kill()?;
     nothing("after")
+}
+
+/// Memory that this process has freed, and whose registration it keeps.
+fn freed(machine: &Machine) -> Result<()> {
+    let lab = Lab::open(&machine.setup)?;
+    lab.needs_mode(PinMode::Persistent)?;
+    let each = usize::try_from(EACH)?;
+    let (kept, freed) = (lab.allocate_gpu(each)?, lab.allocate_gpu(each)?);
+    let regions = [
+        lab.near.register(kept.span(0, each)?, full_access())?,
+        lab.near.register(freed.span(0, each)?, full_access())?,
+    ];
+    let told = || -> Result<Vec<Option<u64>>> {
+        let found = registrations(&[])?;
+        let bytes: Vec<_> = found
+            .iter()
+            .map(|one| one["freed_bytes"].as_u64())
+            .collect();
+        note("freed_bytes", format_args!("{bytes:?}"));
+        Ok(bytes)
+    };
+    let findings = || -> Result<usize> {
+        let answer = peermemctl(&["doctor", "--only", "refusals"])?.json("peermemctl.doctor")?;
+        let findings = list(&answer, "findings")?.iter();
+        let is_it = |found: &&Value| {
+            found["found"]
+                .as_str()
+                .is_some_and(|it| it.contains("the process has freed"))
+        };
+        Ok(findings.filter(is_it).count())
+    };
+    let (before, found_before) = (told()?, findings()?);
+    drop(freed);
+    let (after, found_after) = (told()?, findings()?);
+    drop(regions);
+    ensure!(
+        before == [Some(0); 2] && found_before == 0,
+        "{before:?}, {found_before} findings"
+    );
+    ensure!(
+        after == [Some(0), Some(EACH)] && found_after == 1,
+        "{after:?}, {found_after} findings"
+    );
+    Ok(())
 }
 
 /// The module's own count of an event, of all modes.
