@@ -6,7 +6,9 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Read as _;
+use std::io::Cursor;
+use std::io::Read;
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -20,6 +22,8 @@ use object::ObjectSymbol as _;
 use object::SymbolSection;
 use serde::Deserialize;
 use serde::Serialize;
+use xz4rust::XzDecoder;
+use xz4rust::XzReader;
 
 use super::REGISTER;
 use crate::host::Fact;
@@ -29,6 +33,11 @@ use crate::host::Unseen;
 
 /// Of one file, decompressed, in bytes. The proprietary nvidia.ko has about 100 MB.
 const LONGEST: u64 = 256 << 20;
+/// How much of it is decompressed at once, in bytes.
+const PIECE: usize = 1 << 16;
+/// The dictionary that the kernel's build has `xz` take, and that of `xz -9`, in bytes.
+const DICTIONARY: usize = 1 << 20;
+const LARGEST_DICTIONARY: usize = 64 << 20;
 
 /// Behind a module that is signed (`scripts/sign-file.c`).
 const SIGNATURE: &[u8] = b"~Module signature appended~\n";
@@ -158,24 +167,35 @@ fn contents(directory: &str, path: &str) -> Result<Vec<u8>, String> {
 
 /// By the first bytes, as the kernel goes by them (`kernel/module/decompress.c`).
 fn decompressed(bytes: Vec<u8>) -> Result<Vec<u8>, String> {
+    if bytes.starts_with(b"\x28\xb5\x2f\xfd") {
+        let decoder = ruzstd::decoding::StreamingDecoder::new(bytes.as_slice());
+        return decoder
+            .map_err(|error| error.to_string())
+            .and_then(plain)
+            .map_err(|why| format!("it is compressed (zstd): {why}"));
+    }
     if bytes.starts_with(b"\xfd7zXZ") {
-        return Err("it is compressed (xz)".to_owned());
+        let decoder = XzDecoder::in_heap_with_alloc_dict_size(DICTIONARY, LARGEST_DICTIONARY);
+        let piece = NonZeroUsize::new(PIECE).unwrap_or(NonZeroUsize::MIN);
+        let reader = XzReader::new_with_buffer_size_and_decoder(Cursor::new(bytes), piece, decoder);
+        return plain(reader).map_err(|why| format!("it is compressed (xz): {why}"));
     }
     if bytes.starts_with(b"\x1f\x8b") {
         return Err("it is compressed (gzip)".to_owned());
     }
-    if !bytes.starts_with(b"\x28\xb5\x2f\xfd") {
-        return Ok(bytes);
-    }
-    let wrong = |error: &dyn std::fmt::Display| format!("it is compressed (zstd): {error}");
-    let decoder = ruzstd::decoding::StreamingDecoder::new(bytes.as_slice());
-    let decoder = decoder.map_err(|error| wrong(&error))?;
+    Ok(bytes)
+}
+
+fn plain(decoder: impl Read) -> Result<Vec<u8>, String> {
     let mut decoder = decoder.take(LONGEST);
     let mut plain = Vec::new();
-    // By pieces: the decoder would have all that `read_to_end` has room for in its own buffer, too.
-    let mut piece = [0; 1 << 16];
+    // By pieces: a decoder would have all that `read_to_end` has room for in its own buffer, too.
+    let mut piece = [0; PIECE];
     loop {
-        match decoder.read(&mut piece).map_err(|error| wrong(&error))? {
+        match decoder
+            .read(&mut piece)
+            .map_err(|error| error.to_string())?
+        {
             0 => return Ok(plain),
             count => plain.extend(piece.iter().take(count)),
         }
@@ -531,10 +551,13 @@ mod tests {
         let zstd = b"\x28\xb5\x2f\xfd\x00\x58\x39\x00\x00peermem";
         assert_eq!(decompressed(zstd.to_vec()).unwrap(), b"peermem");
         assert!(decompressed(zstd[..9].to_vec()).is_err());
-        for (bytes, how) in [(&b"\xfd7zXZ\0"[..], "xz"), (b"\x1f\x8b\x08", "gzip")] {
-            let why = decompressed(bytes.to_vec()).unwrap_err();
-            assert_eq!(why, format!("it is compressed ({how})"));
-        }
+        // `printf peermem | xz --check=crc32 --lzma2=dict=1MiB`.
+        let xz = b"\xfd7zXZ\0\x00\x01\x69\x22\xde\x36\x02\x00\x21\x01\x10\x00\x00\x00\xa8\x70\x8e\x86\x01\x00\x06peermem\
+            \x00\x00\xe2\xdb\x5f\xd2\x00\x01\x1b\x07\x12\xeb\xd4\x17\x90\x42\x99\x0d\x01\x00\x00\x00\x00\x01YZ";
+        assert_eq!(decompressed(xz.to_vec()).unwrap(), b"peermem");
+        assert!(decompressed(xz[..40].to_vec()).is_err());
+        let why = decompressed(b"\x1f\x8b\x08".to_vec()).unwrap_err();
+        assert_eq!(why, "it is compressed (gzip)");
         let file = File::parse("a.ko", b"peermem", None);
         assert_eq!(file.unread.as_deref(), Some("it is no ELF file"));
     }
@@ -554,6 +577,7 @@ mod tests {
             File::parse("a.ko", &bytes, Some(&caller));
             File::parse("a.ko", &with, None);
             let _ = decompressed([&b"\x28\xb5\x2f\xfd"[..], &with].concat());
+            let _ = decompressed([&b"\xfd7zXZ\0\x00\x01\x69\x22\xde\x36"[..], &with].concat());
         }
     }
 }

@@ -312,12 +312,12 @@ const INJECTED: &[Injected] = &[
             with_files(fixture, OUR_FILE, |files| {
                 files.module = File {
                     path: OUR_FILE.to_owned(),
-                    unread: Some("it is compressed (xz)".to_owned()),
+                    unread: Some("it is compressed (gzip)".to_owned()),
                     ..File::default()
                 };
             });
         },
-        says: &[("module", Warning, "(peermem-rs), which cannot be read: it is compressed (xz)")],
+        says: &[("module", Warning, "(peermem-rs), which cannot be read: it is compressed (gzip)")],
     },
     Injected {
         name: "nv_peer_mem in its place",
