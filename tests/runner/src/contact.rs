@@ -37,7 +37,7 @@ impl Drop for Folder {
 /// What the file that only the working directory has says.
 const MARK: &str = "of the working directory";
 
-/// Boots a machine from such a clone, which compiles the modules, and another from a folder below /dev/shm. `build` is the
+/// Boots a machine from such a clone, which compiles the modules and shows what `make demo` does, and another from a folder below /dev/shm. `build` is the
 /// kernel's build tree.
 pub(crate) fn tests(paths: &Paths, build: &Path) -> Result<Vec<Test>> {
     let process = std::process::id();
@@ -54,8 +54,8 @@ pub(crate) fn tests(paths: &Paths, build: &Path) -> Result<Vec<Test>> {
     let first = run(
         "clone below /tmp",
         &clone.0,
-        "cat Kbuild > /tmp/Kbuild && cmp Kbuild src/../Kbuild && gdr test register.one_pin_one_unpin",
-        &["ok 1 register.one_pin_one_unpin"],
+        "cat Kbuild > /tmp/Kbuild && cmp Kbuild src/../Kbuild && gdr demo",
+        &["demo: ok", "NVIDIA's"],
     );
     let second = run(
         "working directory below /dev/shm",
@@ -118,7 +118,8 @@ fn vm(
     let log = paths.new_log()?;
     // This very program, even if cargo has put another in its place since.
     let result = Command::new("/proc/self/exe")
-        .args(["vm", "--kernel"])
+        // The demo registers 1 GiB.
+        .args(["vm", "--bar", "4096", "--kernel"])
         .arg(build)
         .arg("--log")
         .arg(&log)

@@ -128,6 +128,8 @@ fn introduce(lab: &Lab) -> Result<()> {
         module::NAME,
         module::version()?
     );
+    lab.first_registrations()?;
+    println!("  It has asked nvidia.ko, with one pin for each GPU and NIC, how that maps. Below it maps by itself.");
     Ok(())
 }
 
