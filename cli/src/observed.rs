@@ -13,6 +13,8 @@ use crate::fixture;
 use crate::fixture::Fixture;
 use crate::host::Fact;
 use crate::host::Unseen;
+use crate::machine::counters::Kind;
+use crate::machine::counters::COUNTERS;
 use crate::shipped::reason::Event;
 use crate::shipped::reason::EventInfo;
 use crate::shipped::reason::Reason;
@@ -365,70 +367,118 @@ fn metrics_are_what_list_and_stats_say() {
     assert!(!without.contains("doctor"), "{without}");
 }
 
-/// Grafana's dashboard asks for metrics and labels that are there.
-#[test]
-fn the_dashboard_asks_for_what_there_is() {
-    let text = says(&busy(), &["export"]);
-    let mut labels: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    let label = Regex::new("([a-z_]+)=\"((?:[^\"\\\\]|\\\\.)*)\"").unwrap();
-    let mut counters = BTreeSet::new();
-    for line in text.lines().filter(|line| !line.starts_with('#')) {
-        let (name, of) = line.split_once(['{', ' ']).unwrap();
-        let labels = labels
-            .entry(name)
-            .or_insert_with(|| BTreeSet::from(["instance"]));
-        for found in label.captures_iter(of) {
-            let (_, [key, value]) = found.extract();
-            labels.insert(key);
-            if key == "counter" {
-                counters.insert(value);
+/// What is exported: each metric with its labels, and the counters of ports.
+struct Exported<'a> {
+    labels: BTreeMap<&'a str, BTreeSet<&'a str>>,
+    counters: BTreeSet<&'a str>,
+}
+
+impl<'a> Exported<'a> {
+    fn parse(text: &'a str) -> Self {
+        let mut labels: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        let mut counters = BTreeSet::new();
+        let label = Regex::new("([a-z_]+)=\"((?:[^\"\\\\]|\\\\.)*)\"").unwrap();
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let (name, of) = line.split_once(['{', ' ']).unwrap();
+            let labels = labels
+                .entry(name)
+                .or_insert_with(|| BTreeSet::from(["instance"]));
+            for found in label.captures_iter(of) {
+                let (_, [key, value]) = found.extract();
+                labels.insert(key);
+                if key == "counter" {
+                    counters.insert(value);
+                }
             }
         }
+        Self { labels, counters }
     }
-    let dashboard = include_str!("../../packaging/peermemctl/grafana-dashboard.json");
-    let dashboard: serde_json::Value = serde_json::from_str(dashboard).unwrap();
-    let metric = Regex::new(r"(peermem_[a-z0-9_]+)(?:\{([^}]*)\})?").unwrap();
-    let grouped = Regex::new(r"\b(?:by|on) \(([^)]*)\)").unwrap();
-    let matcher = Regex::new("([a-z_]+)(?:=|!)~?\"([^\"]*)\"").unwrap();
-    let shown = Regex::new(r"\{\{([a-z_]+)\}\}").unwrap();
-    let mut asked = BTreeSet::new();
-    for panel in dashboard["panels"].as_array().unwrap() {
-        let query = panel["targets"][0]["expr"].as_str().unwrap();
+
+    /// A query asks for metrics and labels that are there: the matchers of each metric, and the counters that they name.
+    fn has_all_of<'q>(&self, query: &'q str, shown: &[&str]) -> (Vec<&'q str>, Vec<&'q str>) {
+        let metric = Regex::new(r"(peermem_[a-z0-9_]+)(?:\{([^}]*)\})?").unwrap();
+        let grouped = Regex::new(r"\b(?:by|on) \(([^)]*)\)").unwrap();
+        let matcher = Regex::new("([a-z_]+)(?:=|!)~?\"([^\"]*)\"").unwrap();
         let mut known: BTreeSet<&str> = BTreeSet::new();
+        let (mut all, mut counters) = (Vec::new(), Vec::new());
         for found in metric.captures_iter(query) {
             let name = found.get(1).unwrap().as_str();
-            let has = labels
+            let has = self
+                .labels
                 .get(name)
                 .unwrap_or_else(|| panic!("{name} is not exported: {query}"));
             let matchers = found.get(2).map_or("", |matchers| matchers.as_str());
-            assert!(matchers.contains("instance=~\"$instance\""), "{query}");
             for found in matcher.captures_iter(matchers) {
                 let (_, [key, value]) = found.extract();
                 assert!(has.contains(key), "{name} has no label {key}: {query}");
                 if key == "counter" {
-                    asked.extend(value.split('|'));
+                    counters.extend(value.split('|'));
                 }
             }
             known.extend(has);
+            all.push(matchers);
         }
-        assert!(!known.is_empty(), "{query}");
         let groups = grouped.captures_iter(query);
-        let legend = panel["targets"][0]["legendFormat"]
-            .as_str()
-            .unwrap_or_default();
-        let names = groups
-            .flat_map(|found| found.extract::<1>().1[0].split(", ").collect::<Vec<_>>())
-            .chain(
-                shown
-                    .captures_iter(legend)
-                    .map(|found| found.extract::<1>().1[0]),
-            );
-        for name in names {
+        let names =
+            groups.flat_map(|found| found.extract::<1>().1[0].split(", ").collect::<Vec<_>>());
+        for name in names.chain(shown.iter().copied()) {
             assert!(known.contains(name), "no metric has {name}: {query}");
         }
+        (all, counters)
+    }
+}
+
+/// The labels that a text with templates shows.
+fn shown(text: &str) -> Vec<&str> {
+    let label = Regex::new(r"\{\{ ?(?:\$labels\.)?([a-z_]+) ?\}\}").unwrap();
+    let found = label.captures_iter(text);
+    found.map(|found| found.extract::<1>().1[0]).collect()
+}
+
+/// Grafana's dashboard asks for metrics and labels that are there.
+#[test]
+fn the_dashboard_asks_for_what_there_is() {
+    let text = says(&busy(), &["export"]);
+    let exported = Exported::parse(&text);
+    let dashboard = include_str!("../../packaging/peermemctl/grafana-dashboard.json");
+    let dashboard: serde_json::Value = serde_json::from_str(dashboard).unwrap();
+    let mut asked = BTreeSet::new();
+    for panel in dashboard["panels"].as_array().unwrap() {
+        let target = &panel["targets"][0];
+        let query = target["expr"].as_str().unwrap();
+        let legend = target["legendFormat"].as_str().unwrap_or_default();
+        let (matchers, counters) = exported.has_all_of(query, &shown(legend));
+        assert!(!matchers.is_empty(), "{query}");
+        for matchers in matchers {
+            assert!(matchers.contains("instance=~\"$instance\""), "{query}");
+        }
+        asked.extend(counters);
     }
     // Each counter is in one panel.
-    assert_eq!(asked, counters);
+    assert_eq!(asked, exported.counters);
+}
+
+/// So do the alerts; and what doctor warns of by rate has one.
+#[test]
+fn the_alerts_ask_for_what_there_is() {
+    let text = says(&busy(), &["export"]);
+    let exported = Exported::parse(&text);
+    let alerts = include_str!("../../packaging/peermemctl/alerts.yml");
+    let mut asked = Vec::new();
+    for alert in alerts.split("- alert: ").skip(1) {
+        let (query, rest) = alert.split_once("labels:").unwrap();
+        // The one of another program's.
+        if !query.contains("node_textfile") {
+            asked.extend(exported.has_all_of(query, &shown(rest)).1);
+        }
+    }
+    let warned = COUNTERS
+        .iter()
+        .filter(|counter| matches!(counter.kind, Kind::Link | Kind::Discard | Kind::Loss));
+    let mut warned: Vec<&str> = warned.map(|counter| counter.name).collect();
+    warned.sort_unstable();
+    asked.sort_unstable();
+    assert_eq!(asked, warned);
 }
 
 /// On a machine without an RDMA device most checks have nothing to look at: that is no 0.

@@ -337,6 +337,7 @@ fn counters(host: &dyn Host, module: &Module, metrics: &Metrics) -> anyhow::Resu
 
 fn registrations(listing: &Listing, metrics: &Metrics) -> anyhow::Result<bool> {
     let mut sums: BTreeMap<Vec<String>, (u64, u64)> = BTreeMap::new();
+    let mut freed = BTreeMap::new();
     for one in &listing.registrations {
         // Of several GPUs the first: a registration is in one series, or sums over series would be wrong.
         let gpu = one.gpus.first();
@@ -348,6 +349,10 @@ fn registrations(listing: &Listing, metrics: &Metrics) -> anyhow::Result<bool> {
             known(one.mode.as_ref()),
             known(one.state.as_ref()),
         ];
+        if let Some(bytes) = one.freed_bytes {
+            let freed: &mut u64 = freed.entry(labels.clone()).or_default();
+            *freed = freed.saturating_add(bytes);
+        }
         let (count, bytes) = sums.entry(labels).or_default();
         *count = count.saturating_add(1);
         *bytes = bytes.saturating_add(one.len.unwrap_or(0));
@@ -366,6 +371,14 @@ fn registrations(listing: &Listing, metrics: &Metrics) -> anyhow::Result<bool> {
         &labels,
         sums.iter()
             .map(|(labels, (_, bytes))| (labels.clone(), float(*bytes))),
+    )?;
+    metrics.gauges(
+        "peermem_registration_freed_bytes",
+        "What of it the processes have freed, as far as that can be told.",
+        &labels,
+        freed
+            .iter()
+            .map(|(labels, bytes)| (labels.clone(), float(*bytes))),
     )?;
     metrics.gauge(
         "peermem_processes",
