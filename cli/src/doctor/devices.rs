@@ -139,6 +139,11 @@ pub(super) fn why_none(gpu: &Gpu) -> Option<&'static str> {
 
 fn device_kind(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
+    // One for the display beside others that have it is no fault of the machine.
+    let of_none = match scan.gpus().all(|gpu| why_none(gpu).is_some()) {
+        true => Level::Fault,
+        false => Level::Note,
+    };
     for gpu in scan.gpus() {
         let function = scan.machine.functions.get(&gpu.at);
         let new =
@@ -146,7 +151,7 @@ fn device_kind(scan: &Scan<'_>) -> Vec<Finding> {
         if let Some(why) = why_none(gpu) {
             let found = format!("{} has no GPUDirect RDMA: {}", gpu.at, gpu.name);
             findings.push(
-                Finding::new(DEVICE_KIND.name, Level::Fault, Subject::gpu(gpu), found)
+                Finding::new(DEVICE_KIND.name, of_none, Subject::gpu(gpu), found)
                     .why(why)
                     .fix("Copy through memory of the host, as NCCL does by itself (NCCL_NET_GDR_LEVEL=LOC asks for it)"),
             );

@@ -95,6 +95,14 @@ impl Fixture {
         }
     }
 
+    /// Without the second socket's devices.
+    fn only_gpu_is(&mut self, name: &str) {
+        self.machine.gpus.truncate(1);
+        self.machine.hcas.truncate(1);
+        name.clone_into(&mut self.machine.gpus[0].name);
+        self.pair_up();
+    }
+
     fn pair_up(&mut self) {
         self.machine.pairs = self.machine.all_pairs();
     }
@@ -146,7 +154,7 @@ struct Injected {
 const INJECTED: &[Injected] = &[
     Injected {
         name: "a GPU for games",
-        inject: |fixture| fixture.machine.gpus[0].name = "NVIDIA GeForce RTX 4090".to_owned(),
+        inject: |fixture| fixture.only_gpu_is("NVIDIA GeForce RTX 4090"),
         check: "device-kind",
         level: Level::Fault,
         says: "0000:13:00.0 has no GPUDirect RDMA: NVIDIA GeForce RTX 4090",
@@ -154,7 +162,7 @@ const INJECTED: &[Injected] = &[
     },
     Injected {
         name: "a GPU of a DGX Spark",
-        inject: |fixture| fixture.machine.gpus[0].name = "NVIDIA GB10".to_owned(),
+        inject: |fixture| fixture.only_gpu_is("NVIDIA GB10"),
         check: "device-kind",
         level: Level::Fault,
         says: "0000:13:00.0 has no GPUDirect RDMA: NVIDIA GB10",
@@ -588,6 +596,9 @@ fn what_is_no_fault_is_none() {
                 fixture.set(it.nic, EXPRESS + 8, 0x5040);
             },
         ),
+        ("a GPU for a display beside one for computing", |fixture| {
+            fixture.machine.gpus[0].name = "NVIDIA GeForce RTX 4090".to_owned();
+        }),
         ("a GPU given to a virtual machine", |fixture| {
             fixture.function(socket(FIRST).gpu).driver = Some("vfio-pci".to_owned());
         }),

@@ -32,6 +32,8 @@ pub(crate) fn is_of_module(line: &str) -> bool {
 pub(crate) struct NotLoaded<'a> {
     pub(crate) line: &'a str,
     pub(crate) advice: &'static str,
+    /// It was the file, which may be another since.
+    pub(crate) is_of_file: bool,
 }
 
 /// In seconds: what belongs to one try.
@@ -47,11 +49,13 @@ pub(crate) fn not_loaded(records: &[Record]) -> Option<NotLoaded<'_>> {
         .filter(|record| record.seconds.saturating_add(ONE_TRY) >= last);
     let all = of_last.filter_map(|record| {
         let (rank, advice) = why_not_loaded(&record.text)?;
+        let words = ["disagrees about version of symbol", "Unknown symbol"];
         Some((
             rank,
             NotLoaded {
                 line: &record.text,
                 advice,
+                is_of_file: words.iter().any(|words| record.text.contains(words)),
             },
         ))
     });

@@ -211,6 +211,14 @@ const INJECTED: &[Injected] = &[
         says: &[("module", Warning, "disagrees about version")],
     },
     Injected {
+        name: "not loaded, since symbols differed before it was built again",
+        inject: |fixture| {
+            with_files(fixture, OUR_FILE, |_| ());
+            log(fixture, &["nvidia_peermem: disagrees about version of symbol ib_register_peer_memory_client"]);
+        },
+        says: &[("module", Warning, "when it was tried last, the kernel's log said: nvidia_peermem: disagrees")],
+    },
+    Injected {
         name: "not loaded, since it is not signed",
         inject: |fixture| {
             unload(fixture);

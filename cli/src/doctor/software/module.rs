@@ -100,7 +100,14 @@ fn missing(scan: &Scan<'_>) -> Finding {
         // The log tells of the past, the file of now.
         (Some(cause), ..) => (
             format!("nvidia_peermem is not loaded, and modprobe would fail: {}", cause.found),
-            cause.fix,
+            format!("{}; then `sudo modprobe nvidia-peermem`", cause.fix),
+        ),
+        (None, _, Some(refused)) if refused.is_of_file && module_file::would_load(scan) => (
+            format!("nvidia_peermem is not loaded; when it was tried last, the kernel's log said: {}", refused.line),
+            format!(
+                "`sudo modprobe nvidia-peermem`: by what its file says now, it would load; otherwise {}",
+                refused.advice
+            ),
         ),
         (None, _, Some(refused)) => (
             format!("nvidia_peermem is not loaded; the kernel's log says: {}", refused.line),

@@ -51,6 +51,15 @@ pub(super) fn cause(scan: &Scan<'_>) -> Option<Cause> {
         .or_else(|| before_ofed(scan, files))
 }
 
+/// Whether the file was read, as those that it was compared with, and nothing speaks against it.
+pub(super) fn would_load(scan: &Scan<'_>) -> bool {
+    let is_read = |files: &Files| {
+        let mut all = files.others.iter().chain([&files.module]);
+        !files.others.is_empty() && all.all(|file| file.unread.is_none())
+    };
+    files(scan).is_some_and(is_read) && cause(scan).is_none()
+}
+
 /// Why the file's content is not known.
 pub(super) fn unread<'a>(scan: &'a Scan<'_>) -> Option<&'a str> {
     files(scan)?.module.unread.as_deref()
@@ -81,11 +90,11 @@ pub(super) fn replaced(scan: &Scan<'_>) -> Option<Cause> {
 fn rebuild(module: &File) -> String {
     match is_ours(&module.path) {
         true => "build it again: `sudo dkms unbuild peermem-rs/VERSION`, `sudo dkms install peermem-rs/VERSION` (`sudo \
-            dkms status` has the version); without dkms `sudo make install`; then `sudo modprobe nvidia-peermem`"
+            dkms status` has the version); without dkms `sudo make install`"
             .to_owned(),
         false => "build the driver's modules again, now that OFED is installed: `sudo dkms unbuild` and `sudo dkms \
             install` for the driver (`sudo dkms status` names it), or its installer once more; modules that a distribution \
-            has built know no OFED, so take its dkms package instead; then `sudo modprobe nvidia-peermem`"
+            has built know no OFED, so take its dkms package instead"
             .to_owned(),
     }
 }
