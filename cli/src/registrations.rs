@@ -207,6 +207,13 @@ impl Stranded {
         functions it uses: both stay until the machine restarts";
 }
 
+/// Those that hold memory of their process. Others hold nothing, or are not the process's any more.
+fn holding(all: &[debugfs::Registration]) -> impl Iterator<Item = &debugfs::Registration> {
+    let holds = |state: &str| matches!(state, "pinned" | "mapped");
+    all.iter()
+        .filter(move |one| one.state.as_deref().is_some_and(holds))
+}
+
 /// Memory that processes have freed and registrations still hold: each registration of which this is known, with its bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Freed(BTreeMap<u64, u64>);
@@ -219,22 +226,22 @@ impl Freed {
         all: &[debugfs::Registration],
         processes: &mut Processes<'_>,
     ) -> Self {
-        let mut freed: BTreeMap<u64, u64> = all
-            .iter()
-            // Others hold nothing, or are not the process's any more.
-            .filter(|one| matches!(one.state.as_deref(), Some("pinned" | "mapped")))
-            .filter_map(|one| {
-                let bytes = processes.lacks(one.tgid?, one.since, one.addr?, one.len?)?;
-                Some((one.id, bytes))
-            })
-            .collect();
-        if freed.values().any(|bytes| *bytes > 0) {
-            // It may have been deregistered before it was freed, both since `all` was read.
+        let lacks = |one: &debugfs::Registration| {
+            let bytes = processes.lacks(one.tgid?, one.since, one.addr?, one.len?)?;
+            Some((one.id, bytes))
+        };
+        let mut freed = Self(holding(all).filter_map(lacks).collect());
+        if freed.bytes().any(|bytes| bytes > 0) {
             let now = module.registrations(host).map(|read| read.records);
-            let alive: BTreeSet<u64> = now.iter().flatten().map(|one| one.id).collect();
-            freed.retain(|id, bytes| *bytes == 0 || alive.contains(id));
+            freed.keep_held(&now.unwrap_or_default());
         }
-        Self(freed)
+        freed
+    }
+
+    /// Without what was deregistered or revoked by `now`: whoever frees in that order has nothing held.
+    fn keep_held(&mut self, now: &[debugfs::Registration]) {
+        let held: BTreeSet<u64> = holding(now).map(|one| one.id).collect();
+        self.0.retain(|id, bytes| *bytes == 0 || held.contains(id));
     }
 
     fn of(&self, id: u64) -> Option<u64> {
@@ -502,6 +509,18 @@ mod tests {
             &mut processes,
             &Freed::default(),
         )
+    }
+
+    #[test]
+    fn what_is_not_held_any_more_was_freed_in_order() {
+        let one = |id, state: &str| debugfs::Registration {
+            id,
+            state: Some(state.to_owned()),
+            ..Default::default()
+        };
+        let mut freed = Freed([(1, 64), (2, 64), (3, 64), (4, 0)].into());
+        freed.keep_held(&[one(1, "mapped"), one(2, "revoked")]);
+        assert_eq!(freed.0, [(1, 64), (4, 0)].into());
     }
 
     proptest! {
