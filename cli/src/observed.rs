@@ -371,6 +371,9 @@ fn metrics_are_what_list_and_stats_say() {
 struct Exported<'a> {
     labels: BTreeMap<&'a str, BTreeSet<&'a str>>,
     counters: BTreeSet<&'a str>,
+    metric: Regex,
+    grouped: Regex,
+    matcher: Regex,
 }
 
 impl<'a> Exported<'a> {
@@ -391,24 +394,27 @@ impl<'a> Exported<'a> {
                 }
             }
         }
-        Self { labels, counters }
+        Self {
+            labels,
+            counters,
+            metric: Regex::new(r"(peermem_[a-z0-9_]+)(?:\{([^}]*)\})?").unwrap(),
+            grouped: Regex::new(r"\b(?:by|on) \(([^)]*)\)").unwrap(),
+            matcher: Regex::new("([a-z_]+)(?:=|!)~?\"([^\"]*)\"").unwrap(),
+        }
     }
 
     /// A query asks for metrics and labels that are there: the matchers of each metric, and the counters that they name.
     fn has_all_of<'q>(&self, query: &'q str, shown: &[&str]) -> (Vec<&'q str>, Vec<&'q str>) {
-        let metric = Regex::new(r"(peermem_[a-z0-9_]+)(?:\{([^}]*)\})?").unwrap();
-        let grouped = Regex::new(r"\b(?:by|on) \(([^)]*)\)").unwrap();
-        let matcher = Regex::new("([a-z_]+)(?:=|!)~?\"([^\"]*)\"").unwrap();
         let mut known: BTreeSet<&str> = BTreeSet::new();
         let (mut all, mut counters) = (Vec::new(), Vec::new());
-        for found in metric.captures_iter(query) {
+        for found in self.metric.captures_iter(query) {
             let name = found.get(1).unwrap().as_str();
             let has = self
                 .labels
                 .get(name)
                 .unwrap_or_else(|| panic!("{name} is not exported: {query}"));
             let matchers = found.get(2).map_or("", |matchers| matchers.as_str());
-            for found in matcher.captures_iter(matchers) {
+            for found in self.matcher.captures_iter(matchers) {
                 let (_, [key, value]) = found.extract();
                 assert!(has.contains(key), "{name} has no label {key}: {query}");
                 if key == "counter" {
@@ -418,7 +424,7 @@ impl<'a> Exported<'a> {
             known.extend(has);
             all.push(matchers);
         }
-        let groups = grouped.captures_iter(query);
+        let groups = self.grouped.captures_iter(query);
         let names =
             groups.flat_map(|found| found.extract::<1>().1[0].split(", ").collect::<Vec<_>>());
         for name in names.chain(shown.iter().copied()) {

@@ -336,8 +336,7 @@ fn counters(host: &dyn Host, module: &Module, metrics: &Metrics) -> anyhow::Resu
 }
 
 fn registrations(listing: &Listing, metrics: &Metrics) -> anyhow::Result<bool> {
-    let mut sums: BTreeMap<Vec<String>, (u64, u64)> = BTreeMap::new();
-    let mut freed = BTreeMap::new();
+    let mut sums: BTreeMap<Vec<String>, (u64, u64, Option<u64>)> = BTreeMap::new();
     for one in &listing.registrations {
         // Of several GPUs the first: a registration is in one series, or sums over series would be wrong.
         let gpu = one.gpus.first();
@@ -349,11 +348,10 @@ fn registrations(listing: &Listing, metrics: &Metrics) -> anyhow::Result<bool> {
             known(one.mode.as_ref()),
             known(one.state.as_ref()),
         ];
+        let (count, bytes, freed) = sums.entry(labels).or_default();
         if let Some(bytes) = one.freed_bytes {
-            let freed: &mut u64 = freed.entry(labels.clone()).or_default();
-            *freed = freed.saturating_add(bytes);
+            *freed = Some(freed.unwrap_or(0).saturating_add(bytes));
         }
-        let (count, bytes) = sums.entry(labels).or_default();
         *count = count.saturating_add(1);
         *bytes = bytes.saturating_add(one.len.unwrap_or(0));
     }
@@ -363,22 +361,21 @@ fn registrations(listing: &Listing, metrics: &Metrics) -> anyhow::Result<bool> {
         "Registrations in the module's list, by state; one over several GPUs counts with the first.",
         &labels,
         sums.iter()
-            .map(|(labels, (count, _))| (labels.clone(), float(*count))),
+            .map(|(labels, (count, ..))| (labels.clone(), float(*count))),
     )?;
     metrics.gauges(
         "peermem_registration_bytes",
         "GPU memory of these registrations: the sum of their lengths.",
         &labels,
         sums.iter()
-            .map(|(labels, (_, bytes))| (labels.clone(), float(*bytes))),
+            .map(|(labels, (_, bytes, _))| (labels.clone(), float(*bytes))),
     )?;
     metrics.gauges(
         "peermem_registration_freed_bytes",
         "What of it the processes have freed, as far as that can be told.",
         &labels,
-        freed
-            .iter()
-            .map(|(labels, bytes)| (labels.clone(), float(*bytes))),
+        sums.iter()
+            .filter_map(|(labels, (.., freed))| Some((labels.clone(), float((*freed)?)))),
     )?;
     metrics.gauge(
         "peermem_processes",

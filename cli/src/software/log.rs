@@ -49,13 +49,12 @@ pub(crate) fn not_loaded(records: &[Record]) -> Option<NotLoaded<'_>> {
         .filter(|record| record.seconds.saturating_add(ONE_TRY) >= last);
     let all = of_last.filter_map(|record| {
         let (rank, advice) = why_not_loaded(&record.text)?;
-        let words = ["disagrees about version of symbol", "Unknown symbol"];
         Some((
             rank,
             NotLoaded {
                 line: &record.text,
                 advice,
-                is_of_file: words.iter().any(|words| record.text.contains(words)),
+                is_of_file: OF_FILE.iter().any(|words| record.text.contains(words)),
             },
         ))
     });
@@ -82,6 +81,9 @@ fn why_not_loaded(line: &str) -> Option<(usize, &'static str)> {
 const UNSIGNED: &str =
     "if that was nvidia_peermem: sign it with a key that the machine knows (docs/install.md, Secure Boot)";
 
+/// Words of a line that blames the file.
+const OF_FILE: [&str; 2] = ["disagrees about version of symbol", "Unknown symbol"];
+
 /// Words of such a line, and how to fix it.
 const OF_LOADING: [(&str, &str); 9] = [
     // Peer memory is in the one or in the other, and the second brings the first.
@@ -101,12 +103,12 @@ const OF_LOADING: [(&str, &str); 9] = [
         "`rmmod nv_peer_mem`, remove its package (nvidia-peer-memory), `sudo modprobe nvidia-peermem`",
     ),
     (
-        "disagrees about version of symbol",
+        OF_FILE[0],
         "ib_core or the driver was upgraded after it was built: build it again (peermem-rs: dkms unbuild, then \
         dkms install; NVIDIA's: install the driver again)",
     ),
     (
-        "Unknown symbol",
+        OF_FILE[1],
         "ib_core or the driver was changed after it was built: build it again (peermem-rs: dkms unbuild, then \
         dkms install; NVIDIA's: install the driver again, after OFED)",
     ),

@@ -37,8 +37,8 @@ impl Drop for Folder {
 /// What the file that only the working directory has says.
 const MARK: &str = "of the working directory";
 
-/// Boots a machine from such a clone, which compiles the modules and shows what `make demo` does, and another from a folder below /dev/shm. `build` is the
-/// kernel's build tree.
+/// Boots a machine from such a clone, which compiles the modules and shows what `make demo` does, and another from a folder
+/// below /dev/shm. `build` is the kernel's build tree.
 pub(crate) fn tests(paths: &Paths, build: &Path) -> Result<Vec<Test>> {
     let process = std::process::id();
     let clone = Folder::make(format!("/tmp/runner {process} clöne"))?;

@@ -136,6 +136,7 @@ fn registered(activity: &Activity, number: u64) -> Result<()> {
 
 fn deregistered(activity: &Activity, number: u64) -> Result<()> {
     same("unpins", activity.unpins, number)?;
+    same("mappings undone by nvidia.ko", activity.unmaps, 0)?;
     same("pins while deregistering", activity.attempts, 0)
 }
 
@@ -313,6 +314,7 @@ fn processes(lab: &Lab, number: usize) -> Result<()> {
         activity.unpins + activity.callbacks,
         count,
     )?;
+    same("mappings undone by nvidia.ko", activity.unmaps, 0)?;
     at_zero(&watch)
 }
 
