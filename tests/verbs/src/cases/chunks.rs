@@ -103,14 +103,14 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 /// Allocations side by side.
-struct Row {
+pub(super) struct Row {
     addr: u64,
     parts: Vec<Allocation>,
 }
 
 impl Row {
     /// Of so many granules each, by turns on two GPUs where there are two. 0 leaves a granule free.
-    fn of(lab: &Lab, granules: &[u64]) -> Result<Self> {
+    pub(super) fn of(lab: &Lab, granules: &[u64]) -> Result<Self> {
         Self::with(lab, granules, &[])
     }
 
@@ -135,14 +135,14 @@ impl Row {
     }
 
     /// From the beginning of the first to the end of the last.
-    fn len(&self) -> Result<usize> {
+    pub(super) fn len(&self) -> Result<usize> {
         let last = self.parts.last().context("no allocation")?.mapping();
         Ok(usize::try_from(
             last.addr() + last.len() as u64 - self.addr,
         )?)
     }
 
-    fn span(&self, offset: usize, len: usize) -> Result<Span> {
+    pub(super) fn span(&self, offset: usize, len: usize) -> Result<Span> {
         Span::anywhere(self.addr + offset as u64, len as u64)
     }
 
