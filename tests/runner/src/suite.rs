@@ -599,6 +599,20 @@ pub(crate) const SUITE: &[Run] = &[
         ..BASE
     },
     Run {
+        name: "verbs: ours, mapped by nvidia.ko, behind a translating IOMMU",
+        place: Place::Vm {
+            options: |vm| {
+                vm.bar = LARGE_BAR;
+                vm.iommu = Iommu::Strict;
+                vm.param.push("provider_maps=1".to_owned());
+            },
+            command: MAPPING,
+        },
+        // `dma.provider_maps`, the hazards and the sweep of calls have this mapping, too.
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
         name: "verbs: ours, IOMMU passing through",
         place: Place::Vm {
             options: |vm| {
@@ -827,6 +841,19 @@ pub(crate) const SUITE: &[Run] = &[
         ..BASE
     },
     Run {
+        name: "debug kernel: smoke: ours, mapped by nvidia.ko",
+        place: Place::Vm {
+            options: |vm| {
+                vm.kernel = kernel::DEBUG.to_owned();
+                vm.bar = SMOKE_BAR;
+                vm.param.push("provider_maps=1".to_owned());
+            },
+            command: DEBUG_SMOKE,
+        },
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
         name: "debug kernel: ours",
         place: Place::Vm {
             options: |vm| {
@@ -898,7 +925,7 @@ pub(crate) const SUITE: &[Run] = &[
     Run {
         name: "DMA: ours, behind a translating IOMMU",
         place: Place::Vm {
-            options: |vm| dma(vm, Iommu::Strict, [3, 8]),
+            options: |vm| dma(vm, Iommu::Strict, [4, 9]),
             command: DMA,
         },
         column: Some("ours"),

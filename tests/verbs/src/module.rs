@@ -34,6 +34,8 @@ pub(crate) fn version() -> Result<String> {
 pub(crate) fn parameters() -> Vec<String> {
     PARAMETERS
         .into_iter()
+        // Ours alone has it.
+        .chain(["provider_maps"])
         .filter_map(|name| {
             counters::module_parameter(NAME, name).map(|value| format!("{name}={value}"))
         })

@@ -17,6 +17,8 @@ use anyhow::Result;
 use super::register::peer_region;
 use super::register::ENTRY_BOUNDARY;
 use crate::arena::Arena;
+use crate::counters::Activity;
+use crate::counters::Counters;
 use crate::dma::Access;
 use crate::dma::Faults;
 use crate::dma::Guard;
@@ -37,6 +39,7 @@ use crate::lab::Memory;
 use crate::lab::Peermem;
 use crate::lab::PinMode;
 use crate::lab::Where;
+use crate::module;
 use crate::nvme;
 use crate::nvme::Nvme;
 use crate::nvme::Op;
@@ -101,6 +104,10 @@ pub(super) const CASES: &[Case] = &[
         name: "dma.lazy_window",
         run: |lab| each_mode(lab, window),
     },
+    Case {
+        name: "dma.provider_maps",
+        run: provider_maps,
+    },
 ];
 
 /// A controller that runs on registrations of one mode, and those who watch it.
@@ -147,6 +154,30 @@ fn one_mode(lab: &Lab, mode: PinMode, body: fn(&mut Bench<'_>) -> Result<()>) ->
         Some(chosen) => run(lab, &bdf, mode, chosen, body),
         None => no_registrations(mode),
     }
+}
+
+/// The persistent mode with `provider_maps=1`: page by page, at the addresses that nvidia.ko gives.
+fn provider_maps(lab: &Lab) -> Result<()> {
+    needs_controller(lab)?;
+    lab.needs_ours()?;
+    module::loaded_with_also(module::PROVIDER_MAPS, || {
+        one_mode(lab, PinMode::Persistent, |bench| {
+            let before = Counters::read()?;
+            for body in [gpu_to_gpu, unaligned, layouts] {
+                body(bench)?;
+            }
+            if bench.guard != Guard::Lazy {
+                after_deregistration(bench)?;
+            }
+            let Activity { pins, maps, .. } = Counters::read()?.activity(&before)?;
+            note("mapped_by_nvidia_ko", maps);
+            ensure!(
+                maps == pins && maps > 0,
+                "{pins} pins, and nvidia.ko mapped {maps} of them"
+            );
+            Ok(())
+        })
+    })
 }
 
 fn needs_controller(lab: &Lab) -> Result<String> {
