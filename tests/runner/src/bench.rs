@@ -30,6 +30,7 @@ use serde::Serialize;
 use self::goals::Goal;
 use self::machine::Clock;
 use self::machine::Machine;
+use self::machine::PinMode;
 use self::machine::MODES;
 use self::record::Beside;
 use self::record::Figure;
@@ -116,16 +117,17 @@ struct Measured {
 
 impl Measured {
     /// Of the lines of our module and of theirs.
-    fn of(name: &'static str, [ours, theirs]: &[Vec<Line>; 2]) -> Result<Self> {
+    fn of(mode: &PinMode, [ours, theirs]: &[Vec<Line>; 2]) -> Result<Self> {
         let freed = [record::revocations(ours)?, record::revocations(theirs)?];
         let alive = [record::alive(ours)?, record::alive(theirs)?];
         let timed = [Timed::of(ours)?, Timed::of(theirs)?];
         let (ours, theirs) = (record::rows(ours)?, record::rows(theirs)?);
-        let mut goals = goals::of_registrations(&goals::pairs(&ours, &theirs), &alive);
+        let pairs = goals::pairs(&ours, &theirs);
+        let mut goals = goals::of_registrations(&mode.limits, &pairs, &alive);
         goals.extend(goals::of_revocations(&freed[0], &freed[1]));
         goals.push(timed::goal(&timed[0]));
         Ok(Self {
-            name,
+            name: mode.name,
             ours,
             theirs,
             freed,
@@ -289,7 +291,7 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     let measured = MODES
         .iter()
         .zip(&said)
-        .map(|(mode, lines)| Measured::of(mode.name, lines))
+        .map(|(mode, lines)| Measured::of(mode, lines))
         .collect::<Result<Vec<_>>>()?;
     write(&folder, &environment, &measured)?;
     if selection.is_whole() {

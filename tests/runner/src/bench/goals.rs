@@ -15,7 +15,7 @@ use super::table;
 const GIB: u64 = 1 << 30;
 
 /// Prices of a V100's provider, in nanoseconds, as gdrcopy's users have published them (69.6 and 37.8 µs for 64 KiB; what a pin
-/// of more takes longer is extrapolated). There is none for `dma_map_pages`: it is given 0, and both modules call it as often.
+/// of more takes longer is extrapolated). There is none for `dma_map_pages`.
 pub(super) const PIN: f64 = 70_000.0;
 const UNPIN: f64 = 38_000.0;
 const PIN_OF_A_GIB: f64 = 3_000_000.0;
@@ -31,7 +31,8 @@ pub(super) fn whole(what: &What, row: &Row) -> f64 {
     row.own.median + price(row.pins, row.unpins, what.bytes)
 }
 
-/// The same, where the stand-in's mapping and unmapping are paid for by their instructions.
+/// The same, where the stand-in's mapping and unmapping are paid for by their instructions. To be compared where one module has
+/// the provider map and the other maps by itself.
 pub(super) fn whole_with_mapping(what: &What, row: &Row) -> f64 {
     whole(what, row) + row.standin_mapping.median
 }
@@ -88,6 +89,26 @@ impl Goal {
         self.worst.map(|worst| worst <= self.limit)
     }
 }
+
+/// Those that differ from mode to mode.
+#[derive(Debug)]
+pub(super) struct Limits {
+    whole_contiguous: f64,
+    whole_fragmented: f64,
+    own_a_page: f64,
+}
+
+pub(super) const PERSISTENT: Limits = Limits {
+    whole_contiguous: 0.35,
+    whole_fragmented: 0.35,
+    own_a_page: 1.0,
+};
+
+pub(super) const REVOCABLE: Limits = Limits {
+    whole_contiguous: 0.33,
+    whole_fragmented: 0.45,
+    own_a_page: 1.5,
+};
 
 const FRAGMENTED: &str = "64k";
 const CONTIGUOUS: &str = "contiguous";
@@ -165,8 +186,38 @@ const SOME: u64 = 100;
 const LINEAR: &str = "revocation of one region, of many against 100";
 const LINEAR_LIMIT: f64 = 1.1;
 
+/// What a page more takes where none adjoins another, ours in parts of theirs: from the shortest to the longest.
+fn own_a_page(limit: f64, pairs: &Pairs<'_>) -> Goal {
+    let fragmented = || {
+        pairs
+            .iter()
+            .filter(|(what, _, _)| what.layout == FRAGMENTED)
+    };
+    let ends = fragmented()
+        .min_by_key(|(what, _, _)| what.bytes)
+        .zip(fragmented().max_by_key(|(what, _, _)| what.bytes))
+        .filter(|(short, long)| short.0.bytes < long.0.bytes);
+    let slope = ends.map(|(short, long)| {
+        let [ours, theirs] = [
+            long.1.own.median - short.1.own.median,
+            long.2.own.median - short.2.own.median,
+        ];
+        let [from, to] = [short, long].map(|(what, _, _)| table::size(what.bytes));
+        (ours / theirs, format!("{from} to {to}"))
+    });
+    Goal::new("own cost a page, fragmented", limit, slope, |_| {
+        ends.map_or_else(Vec::new, |(_, (_, ours, theirs))| {
+            reasons::own(ours, theirs)
+        })
+    })
+}
+
 /// All goals that a registration's figures decide. `alive` is of ours and of theirs, where that was measured.
-pub(super) fn of_registrations(pairs: &Pairs<'_>, alive: &[BTreeMap<u64, Beside>; 2]) -> Vec<Goal> {
+pub(super) fn of_registrations(
+    limits: &Limits,
+    pairs: &Pairs<'_>,
+    alive: &[BTreeMap<u64, Beside>; 2],
+) -> Vec<Goal> {
     let own = |_: &What, row: &Row| row.own.median;
     let is = |layout: &'static str, bytes: u64| {
         move |what: &What| what.layout == layout && what.bytes == bytes
@@ -185,11 +236,27 @@ pub(super) fn of_registrations(pairs: &Pairs<'_>, alive: &[BTreeMap<u64, Beside>
         goal("pins", 0.5, pairs, |_| true, pins, unknown),
         goal("unpins", 0.5, pairs, |_| true, unpins, unknown),
         goal(
-            "whole cost, V100 prices",
+            "whole cost with mapping",
             0.55,
             pairs,
             |_| true,
-            whole,
+            whole_with_mapping,
+            reasons::whole,
+        ),
+        goal(
+            "whole cost with mapping, 64 GiB contiguous",
+            limits.whole_contiguous,
+            pairs,
+            is(CONTIGUOUS, 64 * GIB),
+            whole_with_mapping,
+            reasons::whole,
+        ),
+        goal(
+            "whole cost with mapping, 1 GiB fragmented",
+            limits.whole_fragmented,
+            pairs,
+            is(FRAGMENTED, GIB),
+            whole_with_mapping,
             reasons::whole,
         ),
         goal(
@@ -208,14 +275,7 @@ pub(super) fn of_registrations(pairs: &Pairs<'_>, alive: &[BTreeMap<u64, Beside>
             own,
             why_own,
         ),
-        goal(
-            "own cost, fully fragmented",
-            1.0,
-            pairs,
-            |what| what.layout == FRAGMENTED,
-            own,
-            why_own,
-        ),
+        own_a_page(limits.own_a_page, pairs),
         goal(
             "own kernel memory, contiguous, 1 GiB and more",
             0.01,
@@ -236,7 +296,7 @@ mod tests {
     fn goals_are_compared_with_the_worst() {
         let ours = record::rows(&record::tests::lines(1, 100)).expect("rows");
         let theirs = record::rows(&record::tests::lines(2, 200)).expect("rows");
-        let goals = of_registrations(&pairs(&ours, &theirs), &Default::default());
+        let goals = of_registrations(&PERSISTENT, &pairs(&ours, &theirs), &Default::default());
         let found = |name: &str| {
             goals
                 .iter()
@@ -249,7 +309,7 @@ mod tests {
         assert_eq!(found("own cost, 1 GiB"), Some((Some(own), Some(false))));
         assert_eq!(found("own kernel"), Some((Some(0.5), Some(false))));
         assert_eq!(goals[2].at.as_deref(), Some("64 KiB, contiguous"));
-        let goals = of_registrations(&Vec::new(), &Default::default());
+        let goals = of_registrations(&PERSISTENT, &Vec::new(), &Default::default());
         assert!(goals.iter().all(|goal| goal.is_met().is_none()));
     }
 
@@ -288,6 +348,36 @@ mod tests {
     }
 
     #[test]
+    fn a_page_more_is_a_slope() {
+        let rows = |short, long| {
+            let (one, other) = (
+                record::tests::lines(1, short),
+                record::tests::lines(1, long),
+            );
+            let [short, mut long] = [one, other].map(|lines| record::rows(&lines).expect("rows"));
+            let what = |bytes| What {
+                layout: FRAGMENTED.to_owned(),
+                bytes,
+            };
+            long.extend(
+                short
+                    .into_iter()
+                    .filter_map(|(from, row)| (from == what(GIB)).then(|| (what(64 << 10), row))),
+            );
+            long
+        };
+        // Whatever the first page costs.
+        let (ours, theirs) = (rows(5000, 5300), rows(100, 300));
+        let goal = own_a_page(1.0, &pairs(&ours, &theirs));
+        assert_eq!((goal.worst, goal.is_met()), (Some(1.5), Some(false)));
+        assert_eq!(goal.at.as_deref(), Some("64 KiB to 1 GiB"));
+        assert!(goal.reasons[0].contains("`acquire` 5,000"), "{goal:?}");
+        assert_eq!(own_a_page(1.5, &pairs(&ours, &theirs)).is_met(), Some(true));
+        let one = record::rows(&record::tests::lines(1, 100)).expect("rows");
+        assert_eq!(own_a_page(1.0, &pairs(&one, &one)).is_met(), None);
+    }
+
+    #[test]
     fn prices() {
         assert_eq!(price(1, 1, 0), 108_000.0);
         assert_eq!(price(2, 2, GIB), 2.0 * 3_108_000.0);
@@ -308,7 +398,7 @@ mod tests {
         let found = |ours: &BTreeMap<What, Row>, theirs: &BTreeMap<What, Row>| {
             let alive = [300, 100].map(|own| record::alive(&record::tests::lines(1, own)));
             let alive = alive.map(|found| found.expect("samples"));
-            of_registrations(&pairs(ours, theirs), &alive)
+            of_registrations(&PERSISTENT, &pairs(ours, theirs), &alive)
         };
         // Ours makes as many calls, and takes three times the instructions.
         let (slow, quick) = (rows(300), rows(100));
@@ -319,28 +409,28 @@ mod tests {
             [
                 "own cost, 1 GiB contiguous",
                 "own cost, 64 KiB",
-                "own cost, fully fragmented",
-                "whole cost, V100 prices",
+                "whole cost with mapping",
+                "whole cost with mapping, 1 GiB fragmented",
+                "whole cost with mapping, 64 GiB contiguous",
             ]
         );
         let more = "Instructions more than NVIDIA's: `acquire` 200, `dma_map` 200, `release` 200.";
         assert_eq!(told["own cost, 64 KiB"], [more]);
         assert_eq!(
-            told["whole cost, V100 prices"],
+            told["whole cost with mapping"],
             ["The provider's calls alone are 1.0000 of NVIDIA's, own cost is 2.9934."]
         );
         // The other way round those goals are met; not that of 1 GiB, nor those that count calls.
         let goals = found(&quick, &slow);
         let told = reasons_of(&goals);
         assert!(!told.contains_key("own cost, 64 KiB"), "{told:?}");
-        assert!(!told.contains_key("own cost, fully fragmented"), "{told:?}");
 
         // Half of the calls: the whole cost is as it is to be, and nothing is said of it.
         let twice = record::rows(&record::tests::lines(2, 100)).expect("rows");
         let goals = found(&slow, &twice);
         let told = reasons_of(&goals);
         assert!(told.contains_key("own cost, 64 KiB"), "{told:?}");
-        assert!(!told.contains_key("whole cost, V100 prices"), "{told:?}");
+        assert!(!told.contains_key("whole cost with mapping"), "{told:?}");
 
         // What is said of entries, of mapping, and of allocations, is so in these figures alone.
         let mut mapped = slow;
@@ -356,7 +446,7 @@ mod tests {
             row.entries = 16;
         }
         let goals = found(&mapped, &as_many);
-        let told = reasons_of(&goals)["own cost, fully fragmented"].join(" ");
+        let told = reasons_of(&goals)["own cost, 64 KiB"].join(" ");
         assert!(told.contains("has 16 entries, as NVIDIA's"), "{told}");
     }
 }

@@ -13,6 +13,8 @@ use clap::ValueEnum as _;
 use peermem_figures::Line;
 use peermem_figures::Part;
 
+use super::goals;
+use super::goals::Limits;
 use super::Selection;
 use crate::arch::Arch;
 use crate::kernel;
@@ -65,6 +67,7 @@ pub(super) struct PinMode {
     theirs: fn(&mut Options),
     /// What need not be measured with both.
     leaves_out: &'static [Part],
+    pub(super) limits: Limits,
 }
 
 pub(super) const MODES: [PinMode; 2] = [
@@ -74,12 +77,14 @@ pub(super) const MODES: [PinMode; 2] = [
         // It has no parameter: its client without the callback serves NICs that cannot revoke.
         theirs: |options| options.rxe_param.push("peer_inval=0".to_owned()),
         leaves_out: &[Part::Revocation],
+        limits: goals::PERSISTENT,
     },
     PinMode {
         name: "revocable",
         ours: |options| options.param.push("persistent_api_support=0".to_owned()),
         theirs: |_| {},
         leaves_out: &[Part::Datapath],
+        limits: goals::REVOCABLE,
     },
 ];
 

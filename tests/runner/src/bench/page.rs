@@ -60,13 +60,14 @@ const ENVIRONMENT: &str = "Measured on {date} at commit {commit}, on {processor}
 with whatever else it did.";
 
 const GOALS: &str = "Ours in parts of NVIDIA's, but for the last two: the worst, and where it was. A goal that is **missed** \
-says so.";
+says so. Of two limits the second is the revocable mode's.";
 
 /// What each goal is measured by.
 const GOALS_EXPLAINED: &[&str] = &[
     "- Pins and unpins: counted by the stand-in, from before `ibv_reg_mr` to after `ibv_dereg_mr`, in all rows below.",
-    "- Whole cost: instructions and prices, in all rows below.",
-    "- Own cost: instructions.",
+    "- Whole cost with mapping: instructions and prices, in all rows below; for the provider's mapping, the stand-in's \
+     instructions.",
+    "- Own cost: instructions. A page: what each page of 64 KiB more takes, of memory of which no two adjoin.",
     "- Own kernel memory: bytes held while it is registered, in the contiguous rows of 1 GiB and more.",
     "- Revocation: instructions from the call that frees to its return. Of one region, of many: what a region's share is with \
      1,000 and more, in parts of what it is with 100. 1 is linear.",
@@ -414,6 +415,7 @@ static COMMIT: LazyLock<Regex> =
 #[cfg(test)]
 mod tests {
     use super::super::record::tests::lines;
+    use super::super::MODES;
     use super::*;
     use crate::documents;
     use peermem_figures::Calibration;
@@ -445,7 +447,7 @@ mod tests {
             let slower = pins[at];
             [lines(pins[at], own[at]), timed::tests::lines(slower)].concat()
         };
-        [Measured::of("persistent", &[of(0), of(1)]).expect("figures")]
+        [Measured::of(&MODES[0], &[of(0), of(1)]).expect("figures")]
     }
 
     /// The names of the goals that the page explains.
@@ -467,6 +469,8 @@ mod tests {
         assert_eq!(
             explained(&text),
             [
+                "whole cost with mapping, 64 GiB contiguous",
+                "whole cost with mapping, 1 GiB fragmented",
                 "own cost, 1 GiB contiguous",
                 "own kernel memory, contiguous, 1 GiB and more"
             ]

@@ -112,13 +112,16 @@ fn reached(goal: &Goal) -> String {
     }
 }
 
-/// The goals, and what each mode reached.
+/// The goals, and what each mode reached. Where the modes have limits of their own, these stand in the modes' order.
 pub(super) fn goals(of: &[(&str, &[Goal])]) -> String {
     let mut head = vec!["goal", "at most"];
     head.extend(of.iter().map(|(mode, _)| *mode));
     let first = of.first().map_or(&[][..], |(_, goals)| goals);
     let rows = first.iter().enumerate().map(|(index, goal)| {
-        let mut row = vec![goal.name.to_owned(), goal.limit.to_string()];
+        let limits = of.iter().filter_map(|(_, goals)| goals.get(index));
+        let mut limits: Vec<String> = limits.map(|goal| goal.limit.to_string()).collect();
+        limits.dedup();
+        let mut row = vec![goal.name.to_owned(), limits.join("; ")];
         row.extend(
             of.iter()
                 .map(|(_, goals)| goals.get(index).map_or(String::new(), reached)),
@@ -382,9 +385,17 @@ mod tests {
         let ours = record::rows(&record::tests::lines(1, 100)).expect("rows");
         let theirs = record::rows(&record::tests::lines(2, 200)).expect("rows");
         let pairs = goals::pairs(&ours, &theirs);
-        let of = goals::of_registrations(&pairs, &Default::default());
+        let of = goals::of_registrations(&goals::PERSISTENT, &pairs, &Default::default());
         let text = goals(&[("persistent", &of), ("revocable", &[])]);
         assert!(text.contains("| pins "), "{text}");
+        let others = goals::of_registrations(&goals::REVOCABLE, &pairs, &Default::default());
+        let both = goals(&[("persistent", &of), ("revocable", &others)]);
+        let limits = |name: &str| {
+            let line = both.lines().find(|line| line.contains(name));
+            line.and_then(|line| Some(line.split('|').nth(2)?.trim().to_owned()))
+        };
+        assert_eq!(limits("pins").as_deref(), Some("0.5"));
+        assert_eq!(limits("mapping, 64 GiB").as_deref(), Some("0.35; 0.33"));
         assert!(
             text.lines()
                 .any(|line| line.contains("own cost, 1 GiB") && line.contains("**missed:** 0.5008")),
