@@ -120,6 +120,15 @@ fn compatible(version: u32, known: u32) -> bool {
     version >> 16 == known >> 16 && version & 0xffff >= known & 0xffff
 }
 
+/// Refused unless `array` has `want` entries, which are never none; NULL has none.
+fn check_entries<T>(array: *const T, entries: u32, want: u64) -> Result<(), Reason> {
+    let have = if array.is_null() { 0 } else { entries };
+    if u64::from(have) == want {
+        return Ok(());
+    }
+    Err(Reason::Entries { have, want })
+}
+
 /// A page table of nvidia.ko's.
 ///
 /// # Invariants
@@ -166,12 +175,7 @@ impl TablePtr {
             _ => return Err(Reason::TablePageSize(size)),
         };
         let want = span.pages(page).ok_or(Reason::TablePageSize(size))?;
-        if u64::from(entries) != want || pages.is_null() {
-            return Err(Reason::Entries {
-                have: if pages.is_null() { 0 } else { entries },
-                want,
-            });
-        }
+        check_entries(pages, entries, want)?;
         let cacheable = has_flags && {
             // SAFETY: The table is alive, and from version 2.0 on it has `flags`.
             let flags = unsafe { (*raw).flags };
@@ -377,17 +381,7 @@ impl DmaMapping {
             return Err(Reason::MappingPageSize(raw.page_size_type));
         }
         let want = pin.span.len() / pin.page.bytes();
-        if u64::from(raw.entries) != want || raw.dma_addresses.is_null() {
-            return Err(Reason::Entries {
-                have: if raw.dma_addresses.is_null() {
-                    0
-                } else {
-                    raw.entries
-                },
-                want,
-            });
-        }
-        Ok(())
+        check_entries(raw.dma_addresses, raw.entries, want)
     }
 
     /// The DMA address of each page, in the order of virtual addresses.
