@@ -78,7 +78,14 @@ impl Recording {
     ///
     /// It is no JSON, or no recording of this version.
     pub(crate) fn parse(text: &str) -> anyhow::Result<Self> {
-        let recording: Self = serde_json::from_str(text)?;
+        let recording: Self = match serde_json::from_str(text) {
+            Ok(recording) => recording,
+            Err(_) if is_rdma_topo_dump(text) => bail!(
+                "a dump of rdma_topo, not a recording: it has no drivers, ports, BARs or software. `rdma_topo check -F` \
+                 reads it; `peermemctl record` on that machine makes a recording"
+            ),
+            Err(error) => return Err(error.into()),
+        };
         if recording.schema != SCHEMA {
             bail!(
                 "no recording of peermemctl: schema is {:?}",
@@ -167,6 +174,18 @@ impl Recording {
             || self.directories.contains_key(path)
             || self.there.contains(path)
     }
+}
+
+/// Whether this is what rdma-core's `rdma_topo dump` prints: a list of PCI functions with these keys, among others.
+fn is_rdma_topo_dump(text: &str) -> bool {
+    #[derive(Deserialize)]
+    #[expect(dead_code, reason = "that they are there tells it")]
+    struct Function {
+        realpath: String,
+        config: String,
+        modalias: String,
+    }
+    serde_json::from_str::<Vec<Function>>(text).is_ok_and(|functions| !functions.is_empty())
 }
 
 /// The names in a path, without `.` and empty ones.
@@ -570,6 +589,22 @@ mod tests {
         assert!(decode("hex:00+").is_err());
         assert!(decode("hex:+99999999999").is_err());
         assert_eq!(decode("hex:ff+2"), Ok(vec![0xff, 0, 0]));
+    }
+
+    /// It lacks drivers, ports, BARs and all software, and would be taken for a machine without.
+    #[test]
+    fn a_dump_of_rdma_topo_is_told_as_what_it_is() {
+        let device = r#"{"realpath": "/sys/devices/pci0009:00/0009:00:00.0", "config": "eJw=", "modalias": "pci:v",
+            "iommu_group": 1, "numa_node": 0, "vpd": null, "subsystems": {}}"#;
+        for dump in [format!("[{device}]"), format!("[{device}, {device}]")] {
+            let error = format!("{:#}", Recording::parse(&dump).unwrap_err());
+            assert!(error.contains("a dump of rdma_topo"), "{error}");
+            assert!(error.contains("`rdma_topo check -F`"), "{error}");
+        }
+        for other in ["[]", "[1]", "[{}]", r#"[{"realpath": "/sys"}]"#] {
+            let error = format!("{:#}", Recording::parse(other).unwrap_err());
+            assert!(!error.contains("rdma_topo"), "{other}: {error}");
+        }
     }
 
     #[test]
