@@ -17,6 +17,8 @@
 //! - Direct Translated lets requests whose address the IOMMU has translated (ATS) go straight in spite of all
 //!   redirection; Translation Blocking drops them.
 
+use std::collections::BTreeMap;
+
 use super::route::Route;
 use super::scan::Check;
 use super::scan::Scan;
@@ -26,6 +28,7 @@ use crate::finding::Subject;
 use crate::host::Seen;
 use crate::host::Unseen;
 use crate::machine::config::Acs;
+use crate::machine::pci::Address;
 use crate::machine::pci::Function;
 use crate::machine::Pair;
 
@@ -55,81 +58,191 @@ pub(super) fn translates(nic: &Function) -> Seen<bool> {
     }
 }
 
+/// What a port's controls must be; those that are neither in `on` nor in `off` may be either.
+struct Wanted<'a> {
+    port: &'a Function,
+    /// What the port is in words.
+    what: &'static str,
+    /// As it is.
+    set: u16,
+    on: u16,
+    off: u16,
+}
+
+impl Wanted<'_> {
+    /// What is off and must be on, and what is on and must be off.
+    fn wrong(&self) -> (u16, u16) {
+        (self.on & !self.set, self.off & self.set)
+    }
+
+    fn is_met(&self) -> bool {
+        self.wrong() == (0, 0)
+    }
+
+    /// As `pci=config_acs=` has it: a character a bit, the highest first.
+    fn flags(&self) -> String {
+        let bits = (0..7).rev().map(|bit| 1_u16 << bit);
+        bits.map(|bit| match (self.on & bit, self.off & bit) {
+            (0, 0) => 'x',
+            (0, _) => '0',
+            _ => '1',
+        })
+        .collect()
+    }
+
+    /// The command that changes these controls and no others.
+    fn command(&self) -> String {
+        let mask = self.on | self.off;
+        format!(
+            "`setpci -s {} ECAP_ACS+0x6.w={:04x}:{mask:04x}`",
+            self.port.at, self.on
+        )
+    }
+}
+
+/// What is set where packets of a pair turn round in a switch.
+struct Turn<'a> {
+    nic: Wanted<'a>,
+    gpu: Wanted<'a>,
+    /// What ATS has translated goes straight.
+    straight: bool,
+}
+
+impl<'a> Turn<'a> {
+    /// None: they turn round nowhere.
+    fn of(route: &Route<'a>) -> Option<Seen<Self>> {
+        let (nic_port, gpu_port) = route.turn()?;
+        let wanted = |port: &'a Function, what| -> Seen<Wanted<'a>> {
+            Ok(Wanted {
+                port,
+                what,
+                set: control(port)?,
+                on: 0,
+                off: REDIRECTS,
+            })
+        };
+        let both = || {
+            Ok((
+                wanted(nic_port, "the NIC's port")?,
+                wanted(gpu_port, "the GPU's port")?,
+            ))
+        };
+        Some(both().map(|(nic, gpu)| Self {
+            // Where it cannot be seen, it is not counted on.
+            straight: nic.set & (Acs::DT | Acs::TB) == Acs::DT
+                && translates(route.nic).unwrap_or(false),
+            nic,
+            gpu,
+        }))
+    }
+
+    fn level(&self) -> Level {
+        let (nic, gpu) = (self.nic.set, self.gpu.set);
+        let requests = nic & (Acs::RR | Acs::EC);
+        let answers = gpu & Acs::CR;
+        let of_gpu = (gpu & (Acs::RR | Acs::EC)) | (nic & Acs::CR);
+        match (requests | answers, of_gpu) {
+            (0, 0) => Level::Ok,
+            _ if self.straight => Level::Ok,
+            // Only what the GPU itself asks of the NIC.
+            (0, _) => Level::Note,
+            _ => Level::Warning,
+        }
+    }
+
+    /// The ports that redirect.
+    fn redirecting(self) -> impl Iterator<Item = Wanted<'a>> {
+        [self.nic, self.gpu]
+            .into_iter()
+            .filter(|port| !port.is_met())
+    }
+}
+
+/// All ports of the machine that the kernel's command line must name, by address: those of each pair that counts.
+fn at_boot<'a>(scan: &Scan<'a>) -> BTreeMap<Address, Wanted<'a>> {
+    let mut ports = BTreeMap::new();
+    let pairs = scan.machine.pairs.iter();
+    for pair in pairs.filter(|pair| scan.counts(pair)) {
+        let Some(route) = Route::of(scan, pair) else {
+            continue;
+        };
+        let wanted: Vec<Wanted<'a>> = match Turn::of(&route) {
+            Some(Ok(turn)) if turn.level() == Level::Warning => turn.redirecting().collect(),
+            _ => Vec::new(),
+        };
+        ports.extend(wanted.into_iter().map(|port| (port.port.at, port)));
+    }
+    ports
+}
+
 fn acs(scan: &Scan<'_>) -> Vec<Finding> {
+    let at_boot = at_boot(scan);
     let mut findings = Vec::new();
     for pair in scan.pairs() {
         let Some(route) = Route::of(scan, pair) else {
             continue;
         };
-        let Some((nic_port, gpu_port)) = route.turn() else {
-            findings.extend(at_root(pair, &route));
-            continue;
-        };
-        let subject = Subject::pair(pair);
-        let (nic_set, gpu_set) = match (control(nic_port), control(gpu_port)) {
-            (Ok(nic), Ok(gpu)) => (nic, gpu),
-            (Err(why), _) | (_, Err(why)) => {
-                let what = format!("ACS of {} and {}", nic_port.at, gpu_port.at);
-                findings.push(Scan::unseen(ACS.name, subject, what, &why));
-                continue;
+        match Turn::of(&route) {
+            Some(Err(why)) => {
+                let ports = route.turn().map(|(nic, gpu)| [nic.at, gpu.at]);
+                let ports = ports.iter().flatten().map(Address::to_string);
+                let what = format!("ACS of {}", ports.collect::<Vec<_>>().join(" and "));
+                findings.push(Scan::unseen(ACS.name, Subject::pair(pair), what, &why));
             }
-        };
-        // What ATS has translated goes straight. Where it cannot be seen, it is not counted on.
-        let straight =
-            nic_set & (Acs::DT | Acs::TB) == Acs::DT && translates(route.nic).unwrap_or(false);
-        let requests = nic_set & (Acs::RR | Acs::EC);
-        let answers = gpu_set & Acs::CR;
-        let of_gpu = (gpu_set & (Acs::RR | Acs::EC)) | (nic_set & Acs::CR);
-        let level = match (requests | answers, of_gpu) {
-            (0, 0) => Level::Ok,
-            _ if straight => Level::Ok,
-            // Only what the GPU itself asks of the NIC.
-            (0, _) => Level::Note,
-            _ => Level::Warning,
-        };
-        let mut parts = Vec::new();
-        for (port, whose, set) in [(nic_port, "NIC", nic_set), (gpu_port, "GPU", gpu_set)] {
-            let on = Acs::names(set & REDIRECTS);
-            if !on.is_empty() {
-                parts.push(format!(
-                    "{} (the {whose}'s port) has {}",
-                    port.at,
-                    on.join(", ")
-                ));
-            }
+            Some(Ok(turn)) => findings.push(of_switch(scan, pair, turn, &at_boot)),
+            None => findings.extend(at_root(pair, &route)),
         }
-        let found = match parts.is_empty() {
-            true => format!(
-                "no redirection at {} and {}, the switch ports of NIC and GPU",
-                nic_port.at, gpu_port.at
-            ),
-            false if straight => format!(
-                "{}; the NIC's ATS is on and {} lets translated requests straight through",
-                parts.join(", "),
-                nic_port.at
-            ),
-            false => parts.join(", "),
-        };
-        let finding = Finding::new(ACS.name, scan.level(pair, level), subject, found);
-        findings.push(match level {
-            Level::Ok => finding,
-            Level::Note => finding.why(
-                "What a GPU asks of the NIC, as in GPU-initiated networking, goes up to the root complex in place \
-                 of straight through the switch. The NIC's own transfers do not.",
-            ),
-            _ => finding
-                .why(
-                    "NIC and GPU hang under one switch, where packets can turn round. With redirection each goes \
-                     up to the root complex and comes down again, if that lets it through at all.",
-                )
-                .costs(
-                    "Half of the bandwidth, by NCCL's maintainers (nccl-tests#112), or transfers that hang (NCCL's \
-                     troubleshooting page).",
-                )
-                .fix(fix(&[(nic_port, nic_set), (gpu_port, gpu_set)])),
-        });
     }
     findings
+}
+
+/// Where NIC and GPU meet in a switch.
+fn of_switch(
+    scan: &Scan<'_>,
+    pair: &Pair,
+    turn: Turn<'_>,
+    at_boot: &BTreeMap<Address, Wanted<'_>>,
+) -> Finding {
+    let (level, straight) = (turn.level(), turn.straight);
+    let (nic_port, gpu_port) = (turn.nic.port.at, turn.gpu.port.at);
+    let bad: Vec<Wanted<'_>> = turn.redirecting().collect();
+    let each = bad.iter().map(|port| {
+        let on = Acs::names(port.wrong().1).join(", ");
+        format!("{} ({}) has {on}", port.port.at, port.what)
+    });
+    let parts = each.collect::<Vec<_>>().join(", ");
+    let found = match parts.is_empty() {
+        true => {
+            format!("no redirection at {nic_port} and {gpu_port}, the switch ports of NIC and GPU")
+        }
+        false if straight => format!(
+            "{parts}; the NIC's ATS is on and {nic_port} lets translated requests straight through"
+        ),
+        false => parts,
+    };
+    let finding = Finding::new(
+        ACS.name,
+        scan.level(pair, level),
+        Subject::pair(pair),
+        found,
+    );
+    match level {
+        Level::Ok => finding,
+        Level::Note => finding.why(
+            "What a GPU asks of the NIC, as in GPU-initiated networking, goes up to the root complex in place of \
+             straight through the switch. The NIC's own transfers do not.",
+        ),
+        _ => finding
+            .why(
+                "NIC and GPU hang under one switch, where packets can turn round. With redirection each goes up to the \
+                 root complex and comes down again, if that lets it through at all.",
+            )
+            .costs(
+                "Half of the bandwidth, by NCCL's maintainers (nccl-tests#112), or transfers that hang (NCCL's \
+                 troubleshooting page).",
+            )
+            .fix(fix(&bad, at_boot)),
+    }
 }
 
 /// Between root ports, without a common switch: worth knowing, and no fault.
@@ -164,30 +277,114 @@ fn at_root(pair: &Pair, route: &Route<'_>) -> Option<Finding> {
 }
 
 /// Clears what redirects, and nothing else.
-fn fix(ports: &[(&Function, u16)]) -> String {
-    let bad: Vec<&Function> = ports
-        .iter()
-        .filter(|(_, set)| set & REDIRECTS != 0)
-        .map(|(port, _)| *port)
-        .collect();
-    let mut lines: Vec<String> = bad
-        .iter()
-        .map(|port| {
-            format!(
-                "`setpci -s {} ECAP_ACS+0x6.w=0000:{REDIRECTS:04x}`",
-                port.at
-            )
-        })
-        .collect();
+fn fix(bad: &[Wanted<'_>], at_boot: &BTreeMap<Address, Wanted<'_>>) -> String {
+    let mut lines: Vec<String> = bad.iter().map(Wanted::command).collect();
     lines.push(
-        "That lasts until the next boot. For good: ACS off in the firmware's setup (\"ACS Enable\", \"ACS \
-         Control\"), or pci=disable_acs_redir=ADDRESS;ADDRESS on the kernel's command line."
+        "That lasts until the next boot. For good: ACS off in the firmware's setup (\"ACS Enable\", \"ACS Control\"), \
+         or on the kernel's command line:"
             .to_owned(),
     );
+    lines.extend(command_line(at_boot));
     lines.push(
         "Not on a host whose GPUs or NICs are given to virtual machines: ACS keeps these apart. There set the \
          NIC's ATS_ENABLED with mlxconfig and DirectTrans (0x40) at its port."
             .to_owned(),
     );
     lines.join("\n")
+}
+
+/// What belongs on the kernel's command line, for all ports of the machine: of several such lists it takes the last.
+fn command_line(at_boot: &BTreeMap<Address, Wanted<'_>>) -> Vec<String> {
+    let each = at_boot.values();
+    let each = each.map(|port| format!("{}@{}", port.flags(), port.port.at));
+    let list = each.collect::<Vec<_>>().join(";");
+    let is_long = at_boot.len() > 1;
+    // Before, only the first was heeded (Linux's 9cf8a952d57b).
+    let several = if is_long {
+        "; for several ports 6.12.23, 6.13.11, 6.14.2 or 6.15"
+    } else {
+        ""
+    };
+    let mut lines = vec![format!("pci=config_acs={list} (since Linux 6.11{several})")];
+    // It clears what redirects, and can do nothing else.
+    if at_boot.values().all(|port| port.on == 0) {
+        let each: Vec<String> = at_boot.keys().map(Address::to_string).collect();
+        lines.push(format!(
+            "pci=disable_acs_redir={} (Linux 4.19 to 6.10)",
+            each.join(";")
+        ));
+    }
+    if is_long {
+        lines.push(
+            r#"In /etc/default/grub quote the list, \"…\", as GRUB takes a semicolon for the end of a command."#
+                .to_owned(),
+        );
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::finding::Status;
+    use crate::fixture;
+    use crate::fixture::Fixture;
+    use crate::fixture::Pci;
+    use crate::testing;
+
+    /// What `doctor` says of ACS.
+    fn says(fixture: &Fixture, more: &[&str]) -> (String, Status) {
+        let line = [&["doctor", "--only", "acs"], more].concat();
+        let (text, status) = testing::says(&fixture.recording, &line);
+        // As it is before it is wrapped.
+        (
+            text.split_whitespace().collect::<Vec<_>>().join(" "),
+            status,
+        )
+    }
+
+    #[test]
+    fn other_machines_get_one_line_for_all_ports_that_redirect() {
+        let mut fixture = fixture::hgx();
+        for port in [
+            "0000:17:00.0",
+            "0000:17:01.0",
+            "0000:bf:01.0",
+            "0000:c1:03.0",
+        ] {
+            let redirecting = Pci {
+                acs: Some((fixture::ACS_ALL, fixture::ACS_LINUX)),
+                ..Pci::switch_port(6, 0)
+            };
+            fixture.set_config(port, &redirecting);
+        }
+        let (text, status) = says(&fixture, &[]);
+        assert_eq!(status, Status::Findings, "{text}");
+        let line = "pci=config_acs=x0x00xx@0000:17:00.0;x0x00xx@0000:17:01.0;x0x00xx@0000:c1:03.0 ";
+        assert_eq!(text.matches(line).count(), 1, "{text}");
+        let before = "pci=disable_acs_redir=0000:17:00.0;0000:17:01.0;0000:c1:03.0 ";
+        assert_eq!(text.matches(before).count(), 1, "{text}");
+    }
+
+    /// A NIC farther away is nobody's best, and its port is left as it is.
+    #[test]
+    fn ports_of_pairs_that_do_not_count_are_not_named() {
+        let mut fixture = fixture::acs();
+        let redirecting = Pci {
+            acs: Some((fixture::ACS_ALL, fixture::ACS_LINUX)),
+            ..Pci::switch_port(6, 0)
+        };
+        fixture.pci("0000:16:00.0", "0000:17:02.0", &redirecting);
+        fixture.pci("0000:17:02.0", "0000:30:00.0", &Pci::switch_port(5, 0));
+        fixture.pci("0000:30:00.0", "0000:31:00.0", &Pci::switch_port(6, 0));
+        fixture.pci("0000:31:00.0", "0000:32:00.0", &Pci::connectx7(0));
+        fixture.hca("mlx5_9", "0000:32:00.0", "ibp50s0", "InfiniBand", "?");
+        let (text, _) = says(&fixture, &["--all"]);
+        let far = "0000:17:02.0 (the NIC's port) has ReqRedir, CmpltRedir";
+        assert!(text.contains(far), "{text}");
+        let line = "pci=config_acs=x0x00xx@0000:17:00.0;x0x00xx@0000:17:01.0 (";
+        assert!(text.contains(line), "{text}");
+        // Unless it is what was asked for.
+        let (text, _) = says(&fixture, &["--pair", "0,mlx5_9"]);
+        assert!(text.contains("x0x00xx@0000:17:02.0"), "{text}");
+    }
 }

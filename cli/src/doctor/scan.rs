@@ -125,9 +125,15 @@ impl<'a> Scan<'a> {
         hcas.filter(move |hca| self.pairs().any(|pair| pair.hca == hca.name))
     }
 
-    /// A level, for this pair: at most a note where it is not the best of its GPU, and nobody asked for it.
+    /// Whether what is wrong with this pair counts: it is the best of its GPU, or somebody asked for it.
+    pub(crate) fn counts(&self, pair: &Pair) -> bool {
+        let is_asked_for = |only: &Pair| only.gpu == pair.gpu && only.hca == pair.hca;
+        pair.is_best || self.only.is_some_and(is_asked_for)
+    }
+
+    /// A level, for this pair: at most a note where it does not count.
     pub(crate) fn level(&self, pair: &Pair, level: Level) -> Level {
-        match pair.is_best || self.only.is_some() {
+        match self.counts(pair) {
             true => level,
             false => level.min(Level::Note),
         }
