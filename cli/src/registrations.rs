@@ -379,7 +379,11 @@ impl PciNames<'_> {
 
     fn class(&self, gpus: &[Gpu], hca: &Hca) -> Option<Class> {
         let device = hca.devices.first()?;
-        let class = |gpu: &Gpu| self.0?.pair_of(gpu.address.parse().ok()?, device)?.class;
+        // What the module maps goes by the RDMA device's own function.
+        let class = |gpu: &Gpu| {
+            let pair = self.0?.pair_of(gpu.address.parse().ok()?, device)?;
+            pair.by_own_function().class
+        };
         // Of one that is not known nothing is.
         let classes = gpus.iter().map(class).collect::<Option<Vec<Class>>>()?;
         classes.into_iter().max()
@@ -509,6 +513,17 @@ mod tests {
             &mut processes,
             &Freed::default(),
         )
+    }
+
+    /// The module maps for the RDMA device's own function, whatever dma-buf can do.
+    #[test]
+    fn a_registration_goes_by_the_function_that_it_was_made_for() {
+        let machine = Machine::scan(&crate::fixture::data_direct().recording).unwrap();
+        let names = PciNames(Some(&machine));
+        let gpu = names.gpu("0009:06:00.0");
+        let hca = names.hca("0000:03:00.0");
+        assert_eq!(hca.devices, ["mlx5_0"]);
+        assert_eq!(names.class(&[gpu], &hca), Some(Class::Node));
     }
 
     #[test]

@@ -66,6 +66,7 @@ pub(crate) fn commands_are_marked(finding: &Finding) {
         "nvidia-smi",
         "peermemctl",
         "rdma",
+        "rdma_topo",
         "rmmod",
         "setpci",
         "sudo",

@@ -19,6 +19,7 @@
 
 use std::collections::BTreeMap;
 
+use super::data_direct;
 use super::route::Route;
 use super::scan::Check;
 use super::scan::Scan;
@@ -59,28 +60,28 @@ pub(super) fn translates(nic: &Function) -> Seen<bool> {
 }
 
 /// What a port's controls must be; those that are neither in `on` nor in `off` may be either.
-struct Wanted<'a> {
-    port: &'a Function,
+pub(super) struct Wanted<'a> {
+    pub(super) port: &'a Function,
     /// What the port is in words.
-    what: &'static str,
+    pub(super) what: &'static str,
     /// As it is.
-    set: u16,
-    on: u16,
-    off: u16,
+    pub(super) set: u16,
+    pub(super) on: u16,
+    pub(super) off: u16,
 }
 
 impl Wanted<'_> {
     /// What is off and must be on, and what is on and must be off.
-    fn wrong(&self) -> (u16, u16) {
+    pub(super) fn wrong(&self) -> (u16, u16) {
         (self.on & !self.set, self.off & self.set)
     }
 
-    fn is_met(&self) -> bool {
+    pub(super) fn is_met(&self) -> bool {
         self.wrong() == (0, 0)
     }
 
     /// As `pci=config_acs=` has it: a character a bit, the highest first.
-    fn flags(&self) -> String {
+    pub(super) fn flags(&self) -> String {
         let bits = (0..7).rev().map(|bit| 1_u16 << bit);
         bits.map(|bit| match (self.on & bit, self.off & bit) {
             (0, 0) => 'x',
@@ -91,7 +92,7 @@ impl Wanted<'_> {
     }
 
     /// The command that changes these controls and no others.
-    fn command(&self) -> String {
+    pub(super) fn command(&self) -> String {
         let mask = self.on | self.off;
         format!(
             "`setpci -s {} ECAP_ACS+0x6.w={:04x}:{mask:04x}`",
@@ -159,15 +160,19 @@ impl<'a> Turn<'a> {
 }
 
 /// All ports of the machine that the kernel's command line must name, by address: those of each pair that counts.
-fn at_boot<'a>(scan: &Scan<'a>) -> BTreeMap<Address, Wanted<'a>> {
+pub(super) fn at_boot<'a>(scan: &Scan<'a>) -> BTreeMap<Address, Wanted<'a>> {
     let mut ports = BTreeMap::new();
     let pairs = scan.machine.pairs.iter();
     for pair in pairs.filter(|pair| scan.counts(pair)) {
         let Some(route) = Route::of(scan, pair) else {
             continue;
         };
-        let wanted: Vec<Wanted<'a>> = match Turn::of(&route) {
-            Some(Ok(turn)) if turn.level() == Level::Warning => turn.redirecting().collect(),
+        let wanted: Vec<Wanted<'a>> = match (data_direct::wanted(pair, &route), Turn::of(&route)) {
+            // The others are as Linux has them by itself.
+            (Some(Ok(wanted)), _) => wanted.into_iter().filter(|it| it.off != 0).collect(),
+            (None, Some(Ok(turn))) if turn.level() == Level::Warning => {
+                turn.redirecting().collect()
+            }
             _ => Vec::new(),
         };
         ports.extend(wanted.into_iter().map(|port| (port.port.at, port)));
@@ -182,15 +187,18 @@ fn acs(scan: &Scan<'_>) -> Vec<Finding> {
         let Some(route) = Route::of(scan, pair) else {
             continue;
         };
-        match Turn::of(&route) {
-            Some(Err(why)) => {
+        match (data_direct::wanted(pair, &route), Turn::of(&route)) {
+            (Some(Err(why)), _) | (None, Some(Err(why))) => {
                 let ports = route.turn().map(|(nic, gpu)| [nic.at, gpu.at]);
                 let ports = ports.iter().flatten().map(Address::to_string);
                 let what = format!("ACS of {}", ports.collect::<Vec<_>>().join(" and "));
                 findings.push(Scan::unseen(ACS.name, Subject::pair(pair), what, &why));
             }
-            Some(Ok(turn)) => findings.push(of_switch(scan, pair, turn, &at_boot)),
-            None => findings.extend(at_root(pair, &route)),
+            (Some(Ok(wanted)), _) => {
+                findings.push(data_direct::acs(scan, pair, &wanted, &at_boot));
+            }
+            (None, Some(Ok(turn))) => findings.push(of_switch(scan, pair, turn, &at_boot)),
+            (None, None) => findings.extend(at_root(pair, &route)),
         }
     }
     findings
@@ -294,7 +302,7 @@ fn fix(bad: &[Wanted<'_>], at_boot: &BTreeMap<Address, Wanted<'_>>) -> String {
 }
 
 /// What belongs on the kernel's command line, for all ports of the machine: of several such lists it takes the last.
-fn command_line(at_boot: &BTreeMap<Address, Wanted<'_>>) -> Vec<String> {
+pub(super) fn command_line(at_boot: &BTreeMap<Address, Wanted<'_>>) -> Vec<String> {
     let each = at_boot.values();
     let each = each.map(|port| format!("{}@{}", port.flags(), port.port.at));
     let list = each.collect::<Vec<_>>().join(";");

@@ -23,8 +23,7 @@ pub(super) const BAR1: Check = Check {
 const SMALL: u64 = 256 << 20;
 
 fn bar1(scan: &Scan<'_>) -> Vec<Finding> {
-    let gpus = scan.gpus().filter(|gpu| !gpu.is_coherent);
-    gpus.map(|gpu| of_gpu(scan, gpu)).collect()
+    scan.pci_gpus().map(|gpu| of_gpu(scan, gpu)).collect()
 }
 
 fn of_gpu(scan: &Scan<'_>, gpu: &Gpu) -> Finding {

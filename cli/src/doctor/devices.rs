@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Devices themselves: whose driver has them, and what they are.
 
+use super::data_direct;
 use super::scan::Check;
 use super::scan::Scan;
 use crate::finding::Finding;
@@ -18,7 +19,7 @@ pub(super) const GPU_DRIVER: Check = Check {
 
 pub(super) const NIC_DRIVER: Check = Check {
     name: "nic-driver",
-    about: "InfiniBand and NVIDIA NICs that no driver makes an RDMA device of",
+    about: "InfiniBand and NVIDIA NICs that no driver makes an RDMA device of, and Data Direct functions",
     // One pair has its RDMA device.
     applies: |scan| scan.only.is_none() && scan.machine.functions.values().any(is_nic),
     run: nic_driver,
@@ -77,6 +78,7 @@ const MELLANOX: u16 = 0x15b3;
 
 fn is_nic(function: &Function) -> bool {
     match function.class >> 8 {
+        _ if function.is_data_direct() => true,
         INFINIBAND => true,
         ETHERNET => function.vendor == MELLANOX,
         _ => false,
@@ -90,6 +92,10 @@ fn nic_driver(scan: &Scan<'_>) -> Vec<Finding> {
     };
     let mut findings = Vec::new();
     for function in scan.machine.functions.values().filter(|it| is_nic(it)) {
+        if function.is_data_direct() {
+            findings.extend(data_direct::driver(scan, function));
+            continue;
+        }
         // Virtual functions wait without a driver for whom they will be given to.
         if is_known(function) || function.physical.is_some() {
             continue;
@@ -157,13 +163,17 @@ fn device_kind(scan: &Scan<'_>) -> Vec<Finding> {
             );
         }
         if gpu.is_coherent {
+            // Where Data Direct reaches it, that is judged.
+            let judged = match scan.pci_gpus().any(|it| it.at == gpu.at) {
+                true => "The path to it is not a BAR behind bridges, but for Data Direct, whose path is judged.",
+                false => "The path to it is not a BAR behind bridges, so the checks of paths say nothing.",
+            };
             findings.push(
                 new(format!("the memory of {} is coherent with the processor's (Grace)", gpu.at))
-                    .why(
-                        "The path to it is not a BAR behind bridges, so the checks of paths say nothing. The \
-                         persistent client takes such memory; a revocable one refuses what processors cache. NVIDIA \
-                         recommends dma-buf (docs/dma-buf.md).",
-                    ),
+                    .why(format!(
+                        "{judged} The persistent client takes such memory; a revocable one refuses what processors \
+                         cache. NVIDIA recommends dma-buf (docs/dma-buf.md).",
+                    )),
             );
         }
         if let Some(physical) = function.and_then(|function| function.physical) {

@@ -51,7 +51,7 @@ impl Path {
             Some(gpu) => format!("GPU {}", gpu.index),
             None => "GPU".to_owned(),
         };
-        let hca = scan.hca(&pair.hca).and_then(|hca| hca.at);
+        let hca = pair.nic;
         let mut hops = vec![Hop::of(scan, pair.gpu, gpu)];
         let above = |at: Option<Address>| {
             let function = at.and_then(|at| scan.machine.functions.get(&at));
@@ -75,7 +75,12 @@ impl Path {
         }
         hops.extend(down.iter().map(|at| Hop::port(scan, *at)));
         if let Some(at) = hca {
-            hops.push(Hop::of(scan, at, pair.hca.clone()));
+            let direct = if pair.is_data_direct() {
+                ", Data Direct"
+            } else {
+                ""
+            };
+            hops.push(Hop::of(scan, at, format!("{}{direct}", pair.hca)));
         }
         Self {
             class: pair.class,

@@ -6,6 +6,7 @@
 //! from.
 
 use super::acs;
+use super::data_direct;
 use super::route::Route;
 use super::scan::Check;
 use super::scan::Scan;
@@ -67,10 +68,11 @@ fn mode(scan: &Scan<'_>, function: &Function) -> Seen<(Mode, u32)> {
     Ok((mode, group))
 }
 
-/// Of an RDMA device: each function that does its DMA, once.
+/// Of an RDMA device: each function that does its DMA, once, but for Data Direct.
 fn functions<'a>(scan: &Scan<'a>, hca: &Hca) -> Vec<&'a Function> {
     let all = hca.functions().into_iter();
-    all.filter_map(|at| scan.machine.functions.get(&at))
+    all.filter(|at| hca.data_direct != Some(*at))
+        .filter_map(|at| scan.machine.functions.get(&at))
         .collect()
 }
 
@@ -80,6 +82,9 @@ fn iommu(scan: &Scan<'_>) -> Vec<Finding> {
         for function in functions(scan, hca) {
             findings.push(of_nic(scan, hca, function));
         }
+    }
+    for pair in scan.pairs().filter(|pair| pair.is_data_direct()) {
+        findings.extend(data_direct::group(scan, pair));
     }
     for gpu in scan.gpus() {
         let Some(function) = scan.machine.functions.get(&gpu.at) else {
@@ -141,6 +146,12 @@ fn of_nic(scan: &Scan<'_>, hca: &Hca, function: &Function) -> Finding {
                 return new(
                     Level::Ok,
                     format!("{found}; ATS is on, and switches let translated requests straight through"),
+                );
+            }
+            if scan.is_by_data_direct(hca) {
+                return new(
+                    Level::Ok,
+                    format!("{found}; GPU memory goes by Data Direct"),
                 );
             }
             // With memory of the processor's own there is no switch to turn round in.

@@ -33,7 +33,9 @@ fn link(scan: &Scan<'_>) -> Vec<Finding> {
         let Some(route) = Route::of(scan, pair) else {
             continue;
         };
-        for (end, is_gpu_side) in [(route.gpu, true), (route.nic, false)] {
+        let ends = [(route.gpu, true), (route.nic, false)];
+        // Data Direct is in one chip with the switch above it.
+        for (end, is_gpu_side) in ends.into_iter().filter(|(end, _)| !end.is_data_direct()) {
             for joined in route.links(end) {
                 let is_end = joined.lower.at == end.at;
                 let subject = match (scan.gpu(pair.gpu), scan.hca(&pair.hca)) {
@@ -151,6 +153,10 @@ fn slot(scan: &Scan<'_>) -> Vec<Finding> {
 fn of_slot(scan: &Scan<'_>, hca: &Hca) -> Option<Finding> {
     let functions = &scan.machine.functions;
     let function = functions.get(&hca.at?)?;
+    // What its own slot carries is no GPU memory.
+    if scan.is_by_data_direct(hca) {
+        return None;
+    }
     // A virtual function has no link of its own.
     if function.physical.is_some() {
         return None;

@@ -10,6 +10,7 @@ mod acs;
 mod bar1;
 mod baseline;
 mod counters;
+mod data_direct;
 mod devices;
 mod expect;
 mod hops;

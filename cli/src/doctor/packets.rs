@@ -193,8 +193,16 @@ fn nics<'a>(
 ) -> Vec<(&'a Hca, &'a Function, Express)> {
     let mut nics = Vec::new();
     // What soft RoCE sends from GPU memory the processor has copied.
-    for hca in scan.hcas().filter(|hca| !hca.is_software) {
-        let Some(function) = hca.at.and_then(|at| scan.machine.functions.get(&at)) else {
+    let hcas = scan.hcas().filter(|hca| !hca.is_software);
+    // Data Direct sends by its own registers.
+    let all = hcas.flat_map(|hca| {
+        hca.at
+            .into_iter()
+            .chain(hca.data_direct)
+            .map(move |at| (hca, at))
+    });
+    for (hca, at) in all {
+        let Some(function) = scan.machine.functions.get(&at) else {
             continue;
         };
         let Some(function) = counted(scan, function) else {

@@ -22,7 +22,8 @@ fn path(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for pair in scan.pairs() {
         let coherent = scan.gpu(pair.gpu).is_some_and(|gpu| gpu.is_coherent);
-        let Some(class) = pair.class.filter(|_| !coherent) else {
+        let is_by_pci = !coherent || pair.is_data_direct();
+        let Some(class) = pair.class.filter(|_| is_by_pci) else {
             continue;
         };
         let (level, words) = match class {
@@ -40,7 +41,10 @@ fn path(scan: &Scan<'_>) -> Vec<Finding> {
             PATH.name,
             scan.level(pair, level),
             subject,
-            format!("the path is {words}"),
+            match pair.nic.filter(|_| pair.is_data_direct()) {
+                Some(at) => format!("the path is {words}, by Data Direct ({at})"),
+                None => format!("the path is {words}"),
+            },
         );
         findings.push(match class {
             Class::Pix | Class::Pxb => finding,

@@ -7,6 +7,7 @@ use crate::machine::pci::Address;
 use crate::machine::pci::Function;
 use crate::machine::pci::Link;
 use crate::machine::pci::Rate;
+use crate::machine::Gpu;
 use crate::machine::Pair;
 
 /// The two ends, and the bridges above each that the other has not.
@@ -34,12 +35,13 @@ pub(super) fn applies(scan: &Scan<'_>) -> bool {
 }
 
 impl<'a> Route<'a> {
-    /// None where the RDMA device is not on PCI, or the GPU's memory is not behind PCI alone.
+    /// None where the RDMA device is not on PCI, or the GPU's memory is not behind PCI alone: Data Direct reaches that
+    /// through PCI all the same.
     pub(super) fn of(scan: &Scan<'a>, pair: &Pair) -> Option<Self> {
-        let gpu = scan.gpu(pair.gpu).filter(|gpu| !gpu.is_coherent)?;
-        let nic = scan.hca(&pair.hca)?.at?;
+        let is_by_pci = |gpu: &&Gpu| !gpu.is_coherent || pair.is_data_direct();
+        let gpu = scan.gpu(pair.gpu).filter(is_by_pci)?;
         let functions = &scan.machine.functions;
-        let (gpu, nic) = (functions.get(&gpu.at)?, functions.get(&nic)?);
+        let (gpu, nic) = (functions.get(&gpu.at)?, functions.get(&pair.nic?)?);
         Some(Self {
             gpu,
             nic,
@@ -61,6 +63,12 @@ impl<'a> Route<'a> {
         }
         let port = |end: &'a Function| self.functions.get(self.side(end).first()?);
         Some((port(self.nic)?, port(self.gpu)?))
+    }
+
+    /// All bridges above the NIC's end and the GPU, the highest first, those above both once.
+    pub(super) fn bridges(&self) -> Vec<&'a Function> {
+        let all = self.nic.above.iter().chain(self.side(self.gpu));
+        all.filter_map(|at| self.functions.get(at)).collect()
     }
 
     /// Whether packets go through the root complex by the shape of the machine.

@@ -104,9 +104,19 @@ impl<'a> Scan<'a> {
         self.gpus().next().is_some()
     }
 
-    /// Whether there is a GPU whose memory is reached through PCI alone.
+    /// Whether there is a GPU whose memory is reached through PCI.
     pub(super) fn has_pci_gpu(&self) -> bool {
-        self.gpus().any(|gpu| !gpu.is_coherent)
+        self.pci_gpus().next().is_some()
+    }
+
+    /// The GPUs whose memory is reached through PCI: those that have nothing else, and those with Data Direct.
+    pub(super) fn pci_gpus(&self) -> impl Iterator<Item = &'a Gpu> + '_ {
+        let is_direct = |gpu: &Gpu| {
+            let mut pairs = self.machine.pairs.iter();
+            pairs.any(|pair| pair.gpu == gpu.at && pair.is_data_direct())
+        };
+        self.gpus()
+            .filter(move |gpu| !gpu.is_coherent || is_direct(gpu))
     }
 
     /// Whether there is an RDMA device to judge.
@@ -129,6 +139,15 @@ impl<'a> Scan<'a> {
     pub(crate) fn counts(&self, pair: &Pair) -> bool {
         let is_asked_for = |only: &Pair| only.gpu == pair.gpu && only.hca == pair.hca;
         pair.is_best || self.only.is_some_and(is_asked_for)
+    }
+
+    /// Whether all pairs of an RDMA device that count, and there is one, go by its Data Direct function.
+    pub(super) fn is_by_data_direct(&self, hca: &Hca) -> bool {
+        let mut pairs = self
+            .pairs()
+            .filter(|pair| pair.hca == hca.name && self.counts(pair))
+            .peekable();
+        pairs.peek().is_some() && pairs.all(Pair::is_data_direct)
     }
 
     /// A level, for this pair: at most a note where it does not count.

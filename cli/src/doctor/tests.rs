@@ -295,7 +295,7 @@ fn made_up_machines_have_what_was_made_in_them() {
             .collect();
         checks.dedup();
         let wanted: &[&str] = match name {
-            "acs" => &["acs"],
+            "acs" | "data_direct_acs" => &["acs"],
             "iommu" => &["iommu"],
             "trained_down" => &["link"],
             "small_bar1" => &["bar1"],

@@ -44,13 +44,16 @@ pub(crate) struct Hca {
     pub(crate) firmware: Option<String>,
     /// Of a bond: all functions that its traffic may go through, `at` among them.
     pub(crate) members: Vec<Address>,
+    /// The NIC's Data Direct function.
+    pub(crate) data_direct: Option<Address>,
     pub(crate) ports: Vec<Port>,
 }
 
 impl Hca {
     /// All that its traffic may go through.
     pub(crate) fn functions(&self) -> BTreeSet<Address> {
-        self.at.iter().chain(&self.members).copied().collect()
+        let own = self.at.iter().chain(&self.members);
+        own.chain(&self.data_direct).copied().collect()
     }
 }
 
@@ -154,6 +157,7 @@ fn look_at(host: &dyn Host, name: String) -> Hca {
             .ok()
             .filter(|version| !version.is_empty()),
         members: members.into_iter().collect(),
+        data_direct: None,
         ports,
         name,
     }

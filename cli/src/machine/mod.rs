@@ -3,6 +3,7 @@
 
 pub(crate) mod config;
 pub(crate) mod counters;
+pub(crate) mod data_direct;
 mod hca;
 pub(crate) mod pci;
 
@@ -90,6 +91,8 @@ pub(crate) struct Pair {
     pub(crate) gpu: Address,
     /// The RDMA device's name.
     pub(crate) hca: String,
+    /// The PCI function at this end: the RDMA device's own, or its Data Direct function. None: it is not on PCI.
+    pub(crate) nic: Option<Address>,
     /// None: the RDMA device is not on PCI.
     pub(crate) class: Option<Class>,
     /// The bridges that a transfer goes through, from the GPU's side to the NIC's: ports of switches and root ports.
@@ -102,6 +105,9 @@ pub(crate) struct Pair {
     pub(crate) megabits: u64,
     /// The nearest of this GPU's by class, then by what the links of both ends could carry; of several as good, each.
     pub(crate) is_best: bool,
+    /// Where this is the path by the NIC's Data Direct function: that by the RDMA device's own. Memory registered
+    /// through nvidia_peermem goes there, and so does a dma-buf that is registered without asking for Data Direct.
+    pub(crate) own: Option<Box<Self>>,
 }
 
 /// A link between two functions.
@@ -118,7 +124,7 @@ pub(crate) struct Segment {
 /// What was seen.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Machine {
-    /// GPUs, NICs, RDMA devices and the bridges above them.
+    /// GPUs, NICs, RDMA devices, Data Direct functions, and the bridges above them.
     pub(crate) functions: BTreeMap<Address, Function>,
     pub(crate) gpus: Vec<Gpu>,
     pub(crate) hcas: Vec<Hca>,
@@ -128,6 +134,8 @@ pub(crate) struct Machine {
     pub(crate) nodes: Option<usize>,
     /// Whether this is a virtual machine, whose PCI tree may not be the metal's. None: it cannot be told.
     pub(crate) is_virtual: Option<bool>,
+    /// Why it could not be seen which RDMA device a Data Direct function belongs to.
+    pub(crate) data_direct_unseen: Option<Unseen>,
 }
 
 const NVIDIA: u16 = 0x10de;
@@ -164,6 +172,8 @@ impl Machine {
         for at in more {
             machine.look_at(host, at);
         }
+        let assigned = data_direct::assign(host, &machine.functions, &mut machine.hcas);
+        machine.data_direct_unseen = assigned.err();
         let above: BTreeSet<Address> = machine
             .functions
             .values()
@@ -200,7 +210,13 @@ impl Machine {
             Some(0x02 | 0x03) => true,
             // Memory.
             Some(0x05) => number("vendor") == Some(u64::from(STAND_IN.0)),
-            _ => false,
+            // Data Direct, of whatever class it is.
+            Some(_) => {
+                let (vendor, device) = data_direct::ID;
+                number("vendor") == Some(u64::from(vendor))
+                    && number("device") == Some(u64::from(device))
+            }
+            None => false,
         };
         if wanted {
             self.look_at(host, at);
@@ -403,16 +419,29 @@ impl Machine {
     }
 
     fn pair(&self, gpu: &Gpu, hca: &Hca) -> Pair {
+        let own = self.pair_by(gpu, hca, hca.at);
+        // Only below a common switch: of memory elsewhere nvidia.ko gives no address for PCI (nv-dmabuf.c).
+        let direct = hca.data_direct.map(|at| Pair {
+            own: Some(Box::new(own.clone())),
+            ..self.pair_by(gpu, hca, Some(at))
+        });
+        direct.filter(|pair| pair.meet.is_some()).unwrap_or(own)
+    }
+
+    /// By one of the RDMA device's functions.
+    fn pair_by(&self, gpu: &Gpu, hca: &Hca, nic: Option<Address>) -> Pair {
         let mut pair = Pair {
             gpu: gpu.at,
             hca: hca.name.clone(),
+            nic,
             class: None,
             bridges: Vec::new(),
             meet: None,
             megabits: 0,
             is_best: false,
+            own: None,
         };
-        let ends = hca.at.and_then(|at| {
+        let ends = nic.and_then(|at| {
             let nic = self.functions.get(&at)?;
             Some((self.functions.get(&gpu.at)?, nic))
         });
@@ -427,7 +456,11 @@ impl Machine {
             .and_then(|last| one.above.get(last).copied());
         pair.class = Some(self.class(one, other));
         pair.bridges = up.into_iter().rev().chain(down).collect();
-        pair.megabits = self.megabits(gpu.at).min(self.megabits(other.at));
+        pair.megabits = match other.is_data_direct() {
+            // It is in one chip with the switch: there is no link.
+            true => self.megabits(gpu.at),
+            false => self.megabits(gpu.at).min(self.megabits(other.at)),
+        };
         pair
     }
 }

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use super::config::Config;
 use super::config::Express;
 use super::config::PortType;
+use super::data_direct;
 use crate::host;
 use crate::host::Host;
 use crate::host::Seen;
@@ -294,6 +295,11 @@ impl Function {
     /// Its config space, or why there is none.
     pub(crate) fn config(&self) -> Seen<&Config> {
         self.config.as_ref().map_err(Clone::clone)
+    }
+
+    /// Whether it is ConnectX-8's Data Direct function.
+    pub(crate) fn is_data_direct(&self) -> bool {
+        (self.vendor, self.device) == data_direct::ID
     }
 
     /// What kind of bridge it is, as far as that can be seen.

@@ -193,6 +193,10 @@ mod tests {
         config[0x104..0x10c].copy_from_slice(&serial);
         config[0x200..0x204].copy_from_slice(&[0x0d, 0x00, 0x01, 0x00]);
         fixture.bytes(&format!("{nic}/config"), &config);
+        // And in VPD, with that of the chip, which has the hardware address.
+        let mut vpd = b"\x90\x1d\0SN\x09MT2244Z77V3\x0e0a5e8000b83f77".to_vec();
+        vpd.push(0x78);
+        fixture.bytes(&format!("{nic}/vpd"), &vpd);
 
         let recorder = Recorder::new(&fixture.recording, "a test");
         let (_, status) = testing::says(&recorder, &["topo"]);
@@ -201,12 +205,16 @@ mod tests {
             assert!(recorder.bytes(path).is_ok(), "{path}");
         }
         assert!(recorder.fact(Fact::KernelLog).is_ok());
+        assert!(recorder
+            .bytes("/sys/bus/pci/devices/0000:18:00.0/vpd")
+            .is_ok());
         let mut recording = recorder.into_recording();
         let secrets = injected
             .iter()
             .flat_map(|(_, _, secrets)| secrets.iter().copied());
         let log = ["192.168.7.9", "MT2211X77", "4C530001", "77aa0003d23fb8"];
-        let secrets: Vec<&str> = secrets.chain(log).collect();
+        let vpd = ["MT2244Z77", "0a5e8000b83f77"];
+        let secrets: Vec<&str> = secrets.chain(log).chain(vpd).collect();
         let before = recording.to_json().unwrap();
         // As text, or in the digits of a file that is none.
         let is_in =

@@ -20,6 +20,7 @@ use crate::host::Fact;
 use crate::host::Host;
 use crate::host::Unseen;
 use crate::machine::config::Config;
+use crate::machine::data_direct;
 
 /// The machine's own names, which no pattern knows.
 pub(super) fn names_of(host: &dyn Host) -> BTreeSet<String> {
@@ -267,6 +268,7 @@ fn text_of(text: &str, own: &Option<Regex>) -> String {
 struct Others {
     groups: BTreeMap<String, String>,
     commands: BTreeMap<String, String>,
+    chips: BTreeMap<String, String>,
 }
 
 impl Others {
@@ -285,6 +287,12 @@ impl Others {
     fn command(&mut self, name: &str) -> String {
         let next = format!("process{}", self.commands.len().saturating_add(1));
         self.commands.entry(name.to_owned()).or_insert(next).clone()
+    }
+
+    /// A NIC's chip by its number.
+    fn chip(&mut self, number: &str) -> String {
+        let next = format!("chip{}", self.chips.len().saturating_add(1));
+        self.chips.entry(number.to_owned()).or_insert(next).clone()
     }
 
     /// A path, in which people choose names below the control groups alone: the others are the kernel's own, whatever
@@ -320,6 +328,15 @@ fn scrub_file(path: &str, text: &str, own: &Option<Regex>, others: &mut Others) 
     let Ok(bytes) = decode(text) else {
         return String::new();
     };
+    if name == "vpd" {
+        // Which functions are of one chip is all that is asked of it; the chip's number has its address.
+        let chip = data_direct::v3(&bytes).map(|chip| others.chip(&chip));
+        return encode(
+            &chip
+                .and_then(|chip| data_direct::vpd_of(&chip))
+                .unwrap_or_default(),
+        );
+    }
     let Ok(text) = String::from_utf8(bytes) else {
         // No command reads any other that is not text.
         return "removed\n".to_owned();

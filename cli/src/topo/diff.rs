@@ -232,6 +232,10 @@ fn of_hca(machine: &Machine, hca: &Hca) -> Facts {
     let mut facts = vec![
         ("name".to_owned(), Some(hca.name.clone())),
         ("address".to_owned(), hca.at.map(|at| at.to_string())),
+        (
+            "Data Direct".to_owned(),
+            hca.data_direct.map(|at| at.to_string()),
+        ),
         ("firmware".to_owned(), hca.firmware.clone()),
     ];
     facts.extend(of_function(machine, hca.at));

@@ -20,6 +20,8 @@ pub(super) struct Topology<'a> {
     gpus: Vec<GpuJson<'a>>,
     hcas: Vec<HcaJson<'a>>,
     pairs: Vec<PairJson<'a>>,
+    /// Of no RDMA device that is known.
+    data_direct_unassigned: Vec<Address>,
     hca_pairs: Vec<HcaPairJson<'a>>,
     bridges: Vec<BridgeJson>,
 }
@@ -50,6 +52,7 @@ struct HcaJson<'a> {
     firmware: Option<&'a str>,
     bond_of: &'a [Address],
     virtual_function_of: Option<Address>,
+    data_direct: Option<Address>,
     ports: Vec<PortJson<'a>>,
     link: Option<LinkJson>,
 }
@@ -68,8 +71,16 @@ struct PairJson<'a> {
     gpu: usize,
     gpu_address: Address,
     hca: &'a str,
-    class: Option<Class>,
     best: bool,
+    #[serde(flatten)]
+    path: PathJson<'a>,
+    /// By the RDMA device's own function, where `path` is by its Data Direct function.
+    without_data_direct: Option<PathJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct PathJson<'a> {
+    class: Option<Class>,
     /// Of the ends' links, the lesser, at most.
     megabits_per_second: Option<u64>,
     meet: Option<Address>,
@@ -139,7 +150,8 @@ impl<'a> Topology<'a> {
         let bridges: std::collections::BTreeSet<Address> = machine
             .pairs
             .iter()
-            .flat_map(|pair| pair.bridges.iter().copied().chain(pair.meet))
+            .flat_map(|pair| [pair, pair.by_own_function()])
+            .flat_map(|path| path.bridges.iter().copied().chain(path.meet))
             .collect();
         Self {
             virtual_machine: machine.is_virtual,
@@ -158,6 +170,10 @@ impl<'a> Topology<'a> {
                 .pairs
                 .iter()
                 .map(|pair| PairJson::of(machine, pair))
+                .collect(),
+            data_direct_unassigned: machine
+                .unassigned_data_direct()
+                .map(|function| function.at)
                 .collect(),
             hca_pairs: HcaPairJson::all(machine),
             bridges: bridges
@@ -214,6 +230,7 @@ impl<'a> HcaJson<'a> {
             firmware: hca.firmware.as_deref(),
             bond_of: &hca.members,
             virtual_function_of: function.and_then(|function| function.physical),
+            data_direct: hca.data_direct,
             ports: hca
                 .ports
                 .iter()
@@ -232,12 +249,27 @@ impl<'a> HcaJson<'a> {
 
 impl<'a> PairJson<'a> {
     fn of(machine: &'a Machine, pair: &'a Pair) -> Self {
-        let nic = machine.hca(&pair.hca).and_then(|hca| hca.at);
+        let own = pair.own.as_deref();
+        Self {
+            gpu: machine.gpu(pair.gpu).map_or(0, |gpu| gpu.index),
+            gpu_address: pair.gpu,
+            hca: &pair.hca,
+            best: pair.is_best,
+            path: PathJson::of(machine, pair),
+            without_data_direct: own.map(|own| PathJson::of(machine, own)),
+        }
+    }
+}
+
+impl<'a> PathJson<'a> {
+    fn of(machine: &'a Machine, pair: &'a Pair) -> Self {
         let crossed = |link: &Segment| {
-            let ends = [Some(pair.gpu), nic];
+            let ends = [Some(pair.gpu), pair.nic];
             pair.bridges.contains(&link.lower) || ends.contains(&Some(link.lower))
         };
         let mut links = machine.links(pair.gpu);
+        // Data Direct is in one chip with the switch above it.
+        let nic = pair.nic.filter(|_| !pair.is_data_direct());
         links.extend(
             nic.map(|at| machine.links(at))
                 .unwrap_or_default()
@@ -245,11 +277,7 @@ impl<'a> PairJson<'a> {
                 .rev(),
         );
         Self {
-            gpu: machine.gpu(pair.gpu).map_or(0, |gpu| gpu.index),
-            gpu_address: pair.gpu,
-            hca: &pair.hca,
             class: pair.class,
-            best: pair.is_best,
             megabits_per_second: (pair.megabits != 0).then_some(pair.megabits),
             meet: pair.meet,
             bridges: &pair.bridges,

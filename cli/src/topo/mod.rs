@@ -51,6 +51,9 @@ pub(crate) fn run(host: &dyn Host, args: &args::Topo, out: &mut Out) -> anyhow::
         between_hcas(&machine, out);
         for pair in &machine.pairs {
             path(&machine, pair, out);
+            if let Some(own) = &pair.own {
+                path(&machine, own, out);
+            }
         }
     }
     notes(&machine, out);
@@ -62,6 +65,45 @@ fn matrix(machine: &Machine, out: &mut Out) {
     if machine.gpus.is_empty() || machine.hcas.is_empty() {
         return;
     }
+    classes(machine, out, cell);
+    let mut legend = Table::new(&[]);
+    legend.row([
+        "*",
+        "the best of this GPU: by class, then by what the links of both ends can carry",
+    ]);
+    let is_direct = machine.pairs.iter().any(Pair::is_data_direct);
+    if is_direct {
+        legend.row(["+", "by the NIC's Data Direct function"]);
+    }
+    let all = || {
+        machine
+            .pairs
+            .iter()
+            .chain(machine.pairs.iter().map(Pair::by_own_function))
+    };
+    for class in Class::ALL {
+        if all().any(|pair| pair.class == Some(class)) {
+            legend.row([class.name(), class.meaning()]);
+        }
+    }
+    if machine.pairs.iter().any(|pair| pair.class.is_none()) {
+        legend.row(["-", "the RDMA device is not on PCI"]);
+    }
+    out.table(&legend);
+    if is_direct {
+        out.gap();
+        out.paragraph(
+            "",
+            "By the RDMA devices' own functions, as nvidia_peermem goes, and a dma-buf that is registered without \
+             asking for Data Direct:",
+        );
+        out.gap();
+        classes(machine, out, |pair| class_of(pair.by_own_function()));
+    }
+}
+
+/// The matrix itself, with a blank line behind it.
+fn classes(machine: &Machine, out: &mut Out, cell: fn(&Pair) -> String) {
     for hcas in machine.hcas.chunks(fitting(machine, out, 3)) {
         let mut headings = vec!["GPU"];
         headings.extend(hcas.iter().map(|hca| hca.name.as_str()));
@@ -77,20 +119,6 @@ fn matrix(machine: &Machine, out: &mut Out) {
         out.table(&table);
         out.gap();
     }
-    let mut legend = Table::new(&[]);
-    legend.row([
-        "*",
-        "the best of this GPU: by class, then by what the links of both ends can carry",
-    ]);
-    for class in Class::ALL {
-        if machine.pairs.iter().any(|pair| pair.class == Some(class)) {
-            legend.row([class.name(), class.meaning()]);
-        }
-    }
-    if machine.pairs.iter().any(|pair| pair.class.is_none()) {
-        legend.row(["-", "the RDMA device is not on PCI"]);
-    }
-    out.table(&legend);
 }
 
 /// How many RDMA devices fit as columns behind a first column of this width: the widest name and two blanks each.
@@ -152,13 +180,17 @@ fn processors(machine: &Machine, out: &mut Out) {
 }
 
 fn cell(pair: &Pair) -> String {
+    let direct = if pair.is_data_direct() { "+" } else { "" };
+    format!("{}{direct}{}", class_of(pair), star(pair))
+}
+
+fn class_of(pair: &Pair) -> String {
     let name = pair.class.map_or("-", Class::name);
-    let paint = match pair.class {
-        Some(Class::Pix | Class::Pxb) => Paint::Good,
-        Some(Class::Sys) => Paint::Dim,
-        _ => return format!("{name}{}", star(pair)),
-    };
-    format!("{}{}", paint.on(name), star(pair))
+    match pair.class {
+        Some(Class::Pix | Class::Pxb) => Paint::Good.on(name),
+        Some(Class::Sys) => Paint::Dim.on(name),
+        _ => name.to_owned(),
+    }
 }
 
 fn star(pair: &Pair) -> &'static str {
@@ -208,6 +240,16 @@ fn devices(machine: &Machine, out: &mut Out) {
                         .chain([port(one), one.netdevs.join(" ")]),
                 );
                 first = Default::default();
+            }
+            if let Some(at) = hca.data_direct {
+                // It is in the chip of the switch above it: there is no link.
+                let direct = "  Data Direct".to_owned();
+                table.row([
+                    direct,
+                    at.to_string(),
+                    node(machine, Some(at)),
+                    "-".to_owned(),
+                ]);
             }
         }
         out.table(&table);
@@ -266,7 +308,13 @@ fn path(machine: &Machine, pair: &Pair, out: &mut Out) {
     };
     out.gap();
     let index = machine.gpu(pair.gpu).map_or(0, |gpu| gpu.index);
-    let best = if pair.is_best { ", best" } else { "" };
+    let mut which = String::new();
+    if pair.nic != hca.at {
+        which.push_str(", by Data Direct");
+    } else if hca.data_direct.is_some() {
+        which.push_str(", by its own function");
+    }
+    which.push_str(if pair.is_best { ", best" } else { "" });
     let Some(class) = pair.class else {
         out.paragraph("", &format!("GPU {index} – {}: not on PCI", hca.name));
         return;
@@ -274,21 +322,21 @@ fn path(machine: &Machine, pair: &Pair, out: &mut Out) {
     out.paragraph(
         "",
         &format!(
-            "{}: {}{best}: {}",
+            "{}: {}{which}: {}",
             Paint::Strong.on(format!("GPU {index} – {}", hca.name)),
             class.name(),
             meeting(machine, pair)
         ),
     );
     let mut table = Table::new(&["  ADDRESS", "WHAT", "LINK UP", "PAYLOAD", "NODE"]);
-    let links: Vec<Segment> = [Some(pair.gpu), hca.at]
+    let links: Vec<Segment> = [Some(pair.gpu), hca.at.filter(|at| pair.nic == Some(*at))]
         .into_iter()
         .flatten()
         .flat_map(|at| machine.links(at))
         .collect();
     let ends = std::iter::once(pair.gpu)
         .chain(pair.bridges.iter().copied())
-        .chain(hca.at);
+        .chain(pair.nic);
     for at in ends {
         // A virtual function has the physical one's.
         let own = machine.physical(at).map(|function| function.at);
@@ -297,7 +345,7 @@ fn path(machine: &Machine, pair: &Pair, out: &mut Out) {
             format!("  {at}"),
             match at {
                 at if at == pair.gpu => format!("GPU {index}"),
-                at if Some(at) == hca.at => hca.name.clone(),
+                at if Some(at) == pair.nic => hca.name.clone(),
                 at => kind(machine, at).to_owned(),
             },
             up.map_or_else(String::new, segment),
@@ -317,8 +365,7 @@ fn meeting(machine: &Machine, pair: &Pair) -> String {
                 let function = at.and_then(|at| machine.functions.get(&at));
                 function.map_or_else(|| "?".to_owned(), |function| function.root.clone())
             };
-            let nic = machine.hca(&pair.hca).and_then(|hca| hca.at);
-            let (one, other) = (root(Some(pair.gpu)), root(nic));
+            let (one, other) = (root(Some(pair.gpu)), root(pair.nic));
             match one == other {
                 true => format!("meet in host bridge {one}"),
                 false => format!("from host bridge {one} to {other}"),
@@ -391,6 +438,25 @@ fn notes(machine: &Machine, out: &mut Out) {
             ));
         }
     }
+    let direct = machine.hcas.iter().filter(|hca| hca.data_direct.is_some());
+    let direct: Vec<&str> = direct.map(|hca| hca.name.as_str()).collect();
+    if !direct.is_empty() {
+        notes.push(format!(
+            "Data Direct ({}): NCCL and UCX register GPU memory with it, by dma-buf. nvidia_peermem cannot: nvidia.ko \
+             refuses it.",
+            direct.join(", ")
+        ));
+    }
+    for function in machine.unassigned_data_direct() {
+        let why = match &machine.data_direct_unseen {
+            Some(why) => format!("its VPD, or an RDMA device's, is {why}"),
+            None => "no RDMA device's VPD has the same V3".to_owned(),
+        };
+        notes.push(format!(
+            "Which RDMA device the Data Direct function {} belongs to is not known: {why}.",
+            function.at
+        ));
+    }
     for at in machine.nics_of_several() {
         notes.push(format!(
             "{at} has several RDMA devices or ports, which share its link."
@@ -426,9 +492,14 @@ mod tests {
                 // All paths of eight GPUs are nothing to read again.
                 "hgx" => says(name, &["topo"]),
                 // What is wrong with these is no matter of topo's.
-                "acs" | "iommu" => {
-                    assert_eq!(verbose(name), verbose("small"), "{name}");
-                    assert_eq!(json(name), json("small"), "{name}");
+                "acs" | "iommu" | "data_direct_acs" => {
+                    let well = if name == "data_direct_acs" {
+                        "data_direct"
+                    } else {
+                        "small"
+                    };
+                    assert_eq!(verbose(name), verbose(well), "{name}");
+                    assert_eq!(json(name), json(well), "{name}");
                     continue;
                 }
                 "small_bar1" | "trained_down" | "unprivileged" => {
