@@ -11,6 +11,7 @@ use crate::finding::Level;
 use crate::finding::Subject;
 use crate::host::recording::Recording;
 use crate::host::Host;
+use crate::host::Seen;
 use crate::host::Unseen;
 use crate::machine::counters::Counters;
 use crate::machine::pci::Address;
@@ -19,6 +20,7 @@ use crate::machine::Gpu;
 use crate::machine::Hca;
 use crate::machine::Machine;
 use crate::machine::Pair;
+use crate::software::files::Files;
 use crate::software::Software;
 
 /// The machine, or one like it, as it was when all was well.
@@ -55,6 +57,7 @@ pub(crate) struct Scan<'a> {
     /// What was counted a while ago.
     pub(super) earlier: Option<Counters>,
     software: OnceCell<Software>,
+    module_files: OnceCell<Seen<Option<Files>>>,
 }
 
 impl<'a> Scan<'a> {
@@ -69,12 +72,19 @@ impl<'a> Scan<'a> {
             expected: None,
             earlier: None,
             software: OnceCell::new(),
+            module_files: OnceCell::new(),
         }
     }
 
     /// The machine's software, looked at once.
     pub(super) fn software(&self) -> &Software {
         self.software.get_or_init(|| Software::scan(self.host))
+    }
+
+    /// What the modules' files say, read at the first question: a compressed nvidia.ko takes half a second. None: modprobe
+    /// has no such module.
+    pub(super) fn module_files(&self) -> &Seen<Option<Files>> {
+        self.module_files.get_or_init(|| Files::scan(self.host))
     }
 
     /// The pairs to judge: the best of each GPU, or the one that was asked for; with `--all` every one.
@@ -224,4 +234,68 @@ pub(crate) struct Check {
     /// Whether this machine has anything that it looks at.
     pub(crate) applies: fn(&Scan<'_>) -> bool,
     pub(crate) run: fn(&Scan<'_>) -> Vec<Finding>,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::fixture;
+    use crate::host::Fact;
+    use crate::testing;
+
+    /// A machine that counts how often it is asked what the modules' files say.
+    struct Counting {
+        machine: Recording,
+        reads: Cell<usize>,
+    }
+
+    impl Host for Counting {
+        fn bytes(&self, path: &str) -> Seen<Vec<u8>> {
+            self.machine.bytes(path)
+        }
+        fn names(&self, path: &str) -> Seen<Vec<String>> {
+            self.machine.names(path)
+        }
+        fn link(&self, path: &str) -> Seen<String> {
+            self.machine.link(path)
+        }
+        fn resolved(&self, path: &str) -> Seen<String> {
+            self.machine.resolved(path)
+        }
+        fn matching(&self, path: &str, word: &str) -> Seen<String> {
+            self.machine.matching(path, word)
+        }
+        fn fact(&self, fact: Fact) -> Seen<String> {
+            if fact == Fact::ModuleFiles {
+                self.reads.set(self.reads.get() + 1);
+            }
+            self.machine.fact(fact)
+        }
+    }
+
+    /// To unpack nvidia.ko takes half a second.
+    #[test]
+    fn the_modules_files_are_read_once_and_only_for_who_asks() {
+        let (one, without) = (fixture::small(), fixture::no_hca());
+        for (mut fixture, line, reads) in [
+            (one.clone(), &["topo", "--verbose"][..], 0),
+            (one.clone(), &["doctor", "--only", "link,nvidia-driver"], 0),
+            (one.clone(), &["export", "--no-doctor"], 0),
+            (one.clone(), &["doctor"], 1),
+            (one, &["export"], 1),
+            // Without an RDMA device no module is missed.
+            (without.clone(), &["doctor"], 0),
+            (without, &["export"], 0),
+        ] {
+            fixture.software();
+            let host = Counting {
+                machine: fixture.recording,
+                reads: Cell::new(0),
+            };
+            let (text, _) = testing::says(&host, line);
+            assert_eq!(host.reads.get(), reads, "{line:?}: {text}");
+        }
+    }
 }

@@ -25,8 +25,6 @@ pub(crate) struct Software {
     pub(crate) module: Seen<Option<Module>>,
     /// The file that modprobe would load it from, below the modules' directory; none: there is no such file.
     pub(crate) installed: Seen<Option<String>>,
-    /// What that file says, and those of the modules that it calls; none: there is no such file.
-    pub(crate) files: Seen<Option<files::Files>>,
     /// The module before NVIDIA's, nv_peer_mem, is loaded.
     pub(crate) has_forerunner: bool,
     /// nvidia.ko; none: not loaded.
@@ -61,13 +59,12 @@ pub(crate) struct Symbol {
 }
 
 impl Software {
-    /// Looks at all of it.
+    /// Looks at all of it, but for what takes long and few ask for: what the modules' files say ([`files::Files`]).
     pub(crate) fn scan(host: &dyn Host) -> Self {
         let kernel = host.text("/proc/sys/kernel/osrelease");
         Self {
             module: Module::scan(host),
             installed: installed(host, &kernel),
-            files: files::Files::scan(host),
             has_forerunner: host.has("/sys/module/nv_peer_mem") == Ok(true),
             driver: Driver::scan(host),
             symbols: host.fact(Fact::KernelSymbols).map(|text| symbols(&text)),

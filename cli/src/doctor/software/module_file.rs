@@ -31,9 +31,8 @@ impl Cause {
 
 /// What is known of the file that modprobe would load.
 fn files<'a>(scan: &'a Scan<'_>) -> Option<&'a Files> {
-    let software = scan.software();
-    let files = software.files.as_ref().ok()?.as_ref()?;
-    let installed = software.installed.as_ref().ok()?.as_ref()?;
+    let files = scan.module_files().as_ref().ok()?.as_ref()?;
+    let installed = scan.software().installed.as_ref().ok()?.as_ref()?;
     (*installed == files.module.path).then_some(files)
 }
 
