@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::SystemTime;
 
+use flate2::read::GzDecoder;
 use object::read::elf::ElfFile64;
 use object::Endianness;
 use object::Object as _;
@@ -159,35 +160,34 @@ pub(crate) fn stem(path: &str) -> Option<&str> {
 /// A module's file, decompressed.
 fn contents(directory: &str, path: &str) -> Result<Vec<u8>, String> {
     let file = fs::File::open(place(directory, path)).map_err(|error| error.to_string())?;
-    let mut bytes = Vec::new();
-    let read = file.take(LONGEST).read_to_end(&mut bytes);
-    read.map_err(|error| error.to_string())?;
-    decompressed(bytes)
+    decompressed(plain(file, LONGEST)?, LONGEST)
 }
 
-/// By the first bytes, as the kernel goes by them (`kernel/module/decompress.c`).
-fn decompressed(bytes: Vec<u8>) -> Result<Vec<u8>, String> {
+/// By the first bytes, as the kernel goes by them (`kernel/module/decompress.c`); an error where it has more than `most`
+/// bytes.
+fn decompressed(bytes: Vec<u8>, most: u64) -> Result<Vec<u8>, String> {
     if bytes.starts_with(b"\x28\xb5\x2f\xfd") {
         let decoder = ruzstd::decoding::StreamingDecoder::new(bytes.as_slice());
         return decoder
             .map_err(|error| error.to_string())
-            .and_then(plain)
+            .and_then(|decoder| plain(decoder, most))
             .map_err(|why| format!("it is compressed (zstd): {why}"));
     }
     if bytes.starts_with(b"\xfd7zXZ") {
         let decoder = XzDecoder::in_heap_with_alloc_dict_size(DICTIONARY, LARGEST_DICTIONARY);
         let piece = NonZeroUsize::new(PIECE).unwrap_or(NonZeroUsize::MIN);
         let reader = XzReader::new_with_buffer_size_and_decoder(Cursor::new(bytes), piece, decoder);
-        return plain(reader).map_err(|why| format!("it is compressed (xz): {why}"));
+        return plain(reader, most).map_err(|why| format!("it is compressed (xz): {why}"));
     }
     if bytes.starts_with(b"\x1f\x8b") {
-        return Err("it is compressed (gzip)".to_owned());
+        return plain(GzDecoder::new(bytes.as_slice()), most)
+            .map_err(|why| format!("it is compressed (gzip): {why}"));
     }
     Ok(bytes)
 }
 
-fn plain(decoder: impl Read) -> Result<Vec<u8>, String> {
-    let mut decoder = decoder.take(LONGEST);
+fn plain(decoder: impl Read, most: u64) -> Result<Vec<u8>, String> {
+    let mut decoder = decoder.take(most.saturating_add(1));
     let mut plain = Vec::new();
     // By pieces: a decoder would have all that `read_to_end` has room for in its own buffer, too.
     let mut piece = [0; PIECE];
@@ -196,6 +196,8 @@ fn plain(decoder: impl Read) -> Result<Vec<u8>, String> {
             .read(&mut piece)
             .map_err(|error| error.to_string())?
         {
+            // What was cut off would look as if it had fewer symbols.
+            0 if decoder.limit() == 0 => return Err(format!("it has more than {most} bytes")),
             0 => return Ok(plain),
             count => plain.extend(piece.iter().take(count)),
         }
@@ -545,20 +547,39 @@ mod tests {
         assert_eq!(paths("updates/dkms/nvidia.ko:\n"), [""; 0]);
     }
 
-    /// `printf peermem | zstd --no-check`, others by their first bytes, and what is no module.
+    /// `printf peermem | zstd --no-check`, `xz --check=crc32 --lzma2=dict=1MiB`, `gzip -n`.
+    const ZSTD: &[u8] = b"\x28\xb5\x2f\xfd\x00\x58\x39\x00\x00peermem";
+    const XZ: &[u8] = b"\xfd7zXZ\0\x00\x01\x69\x22\xde\x36\x02\x00\x21\x01\x10\x00\x00\x00\xa8\x70\x8e\x86\x01\x00\x06\
+        peermem\x00\x00\xe2\xdb\x5f\xd2\x00\x01\x1b\x07\x12\xeb\xd4\x17\x90\x42\x99\x0d\x01\x00\x00\x00\x00\x01YZ";
+    const GZIP: &[u8] =
+        b"\x1f\x8b\x08\0\0\0\0\0\0\x03\x2b\x48\x4d\x2d\xca\x4d\xcd\x05\0\xe2\xdb\x5f\xd2\x07\0\0\0";
+
     #[test]
     fn compressed_files() {
-        let zstd = b"\x28\xb5\x2f\xfd\x00\x58\x39\x00\x00peermem";
-        assert_eq!(decompressed(zstd.to_vec()).unwrap(), b"peermem");
-        assert!(decompressed(zstd[..9].to_vec()).is_err());
-        // `printf peermem | xz --check=crc32 --lzma2=dict=1MiB`.
-        let xz = b"\xfd7zXZ\0\x00\x01\x69\x22\xde\x36\x02\x00\x21\x01\x10\x00\x00\x00\xa8\x70\x8e\x86\x01\x00\x06peermem\
-            \x00\x00\xe2\xdb\x5f\xd2\x00\x01\x1b\x07\x12\xeb\xd4\x17\x90\x42\x99\x0d\x01\x00\x00\x00\x00\x01YZ";
-        assert_eq!(decompressed(xz.to_vec()).unwrap(), b"peermem");
-        assert!(decompressed(xz[..40].to_vec()).is_err());
-        let why = decompressed(b"\x1f\x8b\x08".to_vec()).unwrap_err();
-        assert_eq!(why, "it is compressed (gzip)");
-        let file = File::parse("a.ko", b"peermem", None);
+        for (format, bytes) in [("zstd", ZSTD), ("xz", XZ), ("gzip", GZIP)] {
+            let (all, most) = (bytes.to_vec(), 7);
+            assert_eq!(
+                decompressed(all.clone(), most).unwrap(),
+                b"peermem",
+                "{format}"
+            );
+            let why = decompressed(all, most - 1).unwrap_err();
+            assert_eq!(
+                why,
+                format!("it is compressed ({format}): it has more than 6 bytes")
+            );
+            // Cut off anywhere behind the bytes by which the format is known.
+            for end in 6..bytes.len() {
+                let cut = decompressed(bytes[..end].to_vec(), LONGEST);
+                assert!(cut.is_err(), "{format} of {end} bytes: {cut:?}");
+            }
+        }
+        // Another checksum.
+        let mut wrong = GZIP.to_vec();
+        wrong[20] ^= 1;
+        assert!(decompressed(wrong, LONGEST).is_err());
+        let plain = decompressed(b"peermem".to_vec(), LONGEST).unwrap();
+        let file = File::parse("a.ko", &plain, None);
         assert_eq!(file.unread.as_deref(), Some("it is no ELF file"));
     }
 
@@ -576,8 +597,15 @@ mod tests {
             let caller = File::parse("a.ko", &bytes, None);
             File::parse("a.ko", &bytes, Some(&caller));
             File::parse("a.ko", &with, None);
-            let _ = decompressed([&b"\x28\xb5\x2f\xfd"[..], &with].concat());
-            let _ = decompressed([&b"\xfd7zXZ\0\x00\x01\x69\x22\xde\x36"[..], &with].concat());
+            for (format, header) in [(ZSTD, 4), (XZ, 12), (GZIP, 10)] {
+                let _ = decompressed([&format[..header], &with].concat(), LONGEST);
+                let mut bytes = format.to_vec();
+                let at = at % bytes.len();
+                for (byte, with) in bytes[at..].iter_mut().zip(&with) {
+                    *byte = *with;
+                }
+                let _ = decompressed(bytes, LONGEST);
+            }
         }
     }
 }

@@ -320,12 +320,12 @@ const INJECTED: &[Injected] = &[
             with_files(fixture, OUR_FILE, |files| {
                 files.module = File {
                     path: OUR_FILE.to_owned(),
-                    unread: Some("it is compressed (gzip)".to_owned()),
+                    unread: Some("it is compressed (gzip): corrupt deflate stream".to_owned()),
                     ..File::default()
                 };
             });
         },
-        says: &[("module", Warning, "(peermem-rs), which cannot be read: it is compressed (gzip)")],
+        says: &[("module", Warning, "(peermem-rs), which cannot be read: it is compressed (gzip): ")],
     },
     Injected {
         name: "nv_peer_mem in its place",
