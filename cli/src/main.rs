@@ -14,6 +14,7 @@ mod fixture;
 mod host;
 mod list;
 mod machine;
+mod netlink;
 mod nvml;
 #[cfg(test)]
 mod observed;
