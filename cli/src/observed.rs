@@ -355,7 +355,14 @@ fn metrics_are_what_list_and_stats_say() {
         assert_eq!(samples.get(sample), Some(&value), "{sample} in:\n{text}");
     }
     // There is no systemd, nothing to compare with, and no RoCE near a GPU.
-    let absent = ["module-at-boot", "baseline", "expect", "counters", "roce"];
+    let absent = [
+        "module-at-boot",
+        "baseline",
+        "expect",
+        "counters",
+        "roce",
+        "roce-qos",
+    ];
     for check in crate::doctor::checks().filter(|check| !absent.contains(&check.name)) {
         let sample = format!(
             "peermem_doctor_findings{{check=\"{}\",level=\"fault\"}}",

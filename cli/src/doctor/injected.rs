@@ -530,7 +530,7 @@ fn each_injected_fault_makes_its_finding_and_no_other() {
 #[test]
 fn no_check_goes_untried() {
     // Or has a test of its own.
-    let only_notes = ["numa", "baseline", "expect", "counters", "roce"];
+    let only_notes = ["numa", "baseline", "expect", "counters", "roce", "roce-qos"];
     for check in OF_HARDWARE {
         let tried = INJECTED.iter().any(|injected| injected.check == check.name);
         assert!(tried != only_notes.contains(&check.name), "{}", check.name);

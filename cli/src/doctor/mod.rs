@@ -22,6 +22,7 @@ mod packets;
 mod path;
 mod port;
 mod print;
+mod qos;
 mod roce;
 mod route;
 mod scan;
@@ -77,6 +78,7 @@ const OF_HARDWARE: &[Check] = &[
     port::PORT,
     counters::ERRORS,
     roce::ROCE,
+    qos::QOS,
     path::PATH,
     acs::ACS,
     iommu::IOMMU,

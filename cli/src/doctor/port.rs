@@ -205,7 +205,7 @@ struct Faster {
 
 /// What the RDMA devices have in common that should be equally fast: the model, the function of the NIC, and how near
 /// they are to the GPUs that they are best for. A NIC of the same model for storage is farther away.
-fn kind(scan: &Scan<'_>, hca: &Hca) -> Option<(u16, u16, u8, Class)> {
+pub(super) fn kind(scan: &Scan<'_>, hca: &Hca) -> Option<(u16, u16, u8, Class)> {
     let function = scan.machine.functions.get(&hca.at?)?;
     let pairs = scan.machine.pairs.iter();
     let class = pairs

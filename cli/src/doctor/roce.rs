@@ -23,7 +23,7 @@ pub(super) const ROCE: Check = Check {
 };
 
 /// The ports that use RoCE, and are up.
-fn ports<'a>(scan: &'a Scan<'_>) -> impl Iterator<Item = (&'a Hca, &'a Port)> + 'a {
+pub(super) fn ports<'a>(scan: &'a Scan<'_>) -> impl Iterator<Item = (&'a Hca, &'a Port)> + 'a {
     let hcas = scan.hcas().filter(|hca| !hca.is_software);
     let ports = hcas.flat_map(|hca| hca.ports.iter().map(move |port| (hca, port)));
     ports.filter(|(_, port)| port::is_active(port) && port.layer.as_deref() == Some("Ethernet"))

@@ -12,6 +12,7 @@ use super::Fact;
 use super::Host;
 use super::Seen;
 use super::Unseen;
+use crate::machine::dcb;
 use crate::nvml;
 use crate::software::files;
 
@@ -142,6 +143,7 @@ impl Host for Live {
             Fact::KernelSymbols => facts::symbols(),
             Fact::ModuleFiles => files::read(self),
             Fact::Services => facts::services(self),
+            Fact::Dcb => dcb::ask(self),
         }
     }
 }

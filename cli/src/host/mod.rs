@@ -62,6 +62,8 @@ pub(crate) enum Fact {
     /// The running services that hand their limits to users of RDMA, a line each: name, process, and how much memory
     /// it may lock, soft and hard, in bytes, `unlimited`, or `?`.
     Services,
+    /// PFC and DSCP of the network interfaces, as the JSON of [`crate::machine::dcb`].
+    Dcb,
 }
 
 /// A machine to ask.

@@ -378,6 +378,7 @@ fn key_of(fact: Fact) -> String {
         Fact::KernelSymbols => "kernel_symbols",
         Fact::ModuleFiles => "module_files",
         Fact::Services => "services",
+        Fact::Dcb => "dcb",
     };
     format!("fact {name}")
 }

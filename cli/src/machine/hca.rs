@@ -9,7 +9,7 @@ use super::pci::Address;
 use crate::host::Host;
 
 const CLASS: &str = "/sys/class/infiniband";
-const NET: &str = "/sys/class/net";
+pub(super) const NET: &str = "/sys/class/net";
 
 /// Network interfaces that are followed below one: bonds of VLANs of bridges are no deeper.
 const MOST_NETDEVS: usize = 64;
@@ -219,10 +219,19 @@ fn of_gids(host: &dyn Host, own: &str, port: u32) -> Vec<String> {
     netdevs
 }
 
-/// The PCI functions that a network interface's traffic may go through: its own, those of the bond that it is in,
-/// and, for an interface that is no NIC's, those of all that lie below it.
+/// The PCI functions that a network interface's traffic may go through.
 fn functions_of(host: &dyn Host, netdev: &str, with_lower: bool) -> BTreeSet<Address> {
-    let mut functions = BTreeSet::new();
+    let netdevs = netdevs_of(host, netdev, with_lower).into_iter();
+    let device = |name: String| host.resolved(&format!("{NET}/{name}/device")).ok();
+    netdevs
+        .filter_map(device)
+        .filter_map(|path| last_address(&path))
+        .collect()
+}
+
+/// Those that a network interface's traffic may go through: itself, those of the bond that it is in, and `with_lower`,
+/// for an interface that is no NIC's, all that lie below it.
+pub(crate) fn netdevs_of(host: &dyn Host, netdev: &str, with_lower: bool) -> BTreeSet<String> {
     let mut seen = BTreeSet::new();
     let mut todo = vec![netdev.to_owned()];
     while let Some(name) = todo.pop() {
@@ -235,14 +244,6 @@ fn functions_of(host: &dyn Host, netdev: &str, with_lower: bool) -> BTreeSet<Add
             continue;
         }
         let own = format!("{NET}/{name}");
-        if let Some(at) = host
-            .resolved(&format!("{own}/device"))
-            .ok()
-            .as_deref()
-            .and_then(last_address)
-        {
-            functions.insert(at);
-        }
         if let Ok(master) = host.link(&format!("{own}/master")) {
             let master = master.rsplit('/').next().unwrap_or_default();
             if let Ok(slaves) = host.text(&format!("{NET}/{master}/bonding/slaves")) {
@@ -257,7 +258,7 @@ fn functions_of(host: &dyn Host, netdev: &str, with_lower: bool) -> BTreeSet<Add
             todo.extend(lower.map(str::to_owned));
         }
     }
-    functions
+    seen
 }
 
 #[cfg(test)]

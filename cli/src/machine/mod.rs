@@ -4,6 +4,7 @@
 pub(crate) mod config;
 pub(crate) mod counters;
 pub(crate) mod data_direct;
+pub(crate) mod dcb;
 mod hca;
 pub(crate) mod pci;
 
@@ -18,6 +19,7 @@ use pci::Function;
 use pci::Link;
 use pci::Rate;
 
+pub(crate) use hca::netdevs_of;
 pub(crate) use hca::Hca;
 pub(crate) use hca::Port;
 pub(crate) use hca::MOST_GIDS;

@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Eight rails that are well, and one fault at a time.
+
+use super::*;
+use crate::fixture;
+use crate::fixture::Fixture;
+use crate::fixture::ADDRESS;
+use crate::fixture::LINK_LOCAL;
+use crate::host::Fact;
+use crate::machine::Machine;
+use crate::testing;
+
+/// Eight rails of RoCE, each GPU with two that are near.
+fn rails() -> Fixture {
+    let mut fixture = fixture::hgx();
+    for (index, bus) in RAILS.into_iter().enumerate() {
+        let (hca, netdev) = (format!("mlx5_{index}"), format!("ibp{bus}s0"));
+        fixture.roce(&hca, &netdev, 9000, &[LINK_LOCAL, ADDRESS]);
+    }
+    fixture
+}
+
+const RAILS: [u8; 8] = [24, 26, 58, 60, 154, 156, 194, 196];
+const FIFTH: &str = "ibp154s0";
+
+fn findings(fixture: &Fixture) -> Vec<Finding> {
+    let machine = Machine::scan(&fixture.recording).unwrap();
+    let scan = Scan::new(&fixture.recording, &machine);
+    assert!((QOS.applies)(&scan));
+    let findings = (QOS.run)(&scan);
+    findings.iter().for_each(testing::commands_are_marked);
+    findings
+}
+
+/// What is not well.
+fn bad(change: fn(&mut Fixture)) -> Vec<Finding> {
+    let mut fixture = rails();
+    change(&mut fixture);
+    let findings = findings(&fixture).into_iter();
+    findings.filter(|one| one.level != Level::Ok).collect()
+}
+
+fn by_rule(dscp: u8) -> Option<u8> {
+    Some(dscp / 8)
+}
+
+#[test]
+fn what_a_port_has_is_said() {
+    let well = findings(&rails());
+    assert_eq!(well.len(), 8);
+    assert_eq!(well[4].level, Level::Ok);
+    assert_eq!(
+        well[4].found,
+        "port 1 (ibp154s0): PFC on priority 3 (DSCP 24-31), ECN on priorities 0-7, traffic class 106"
+    );
+}
+
+#[test]
+fn a_rail_unlike_its_peers_is_a_warning() {
+    for (change, found, fix) in [
+        (
+            (|fixture| fixture.dcb(FIFTH, Some(0), by_rule)) as fn(&mut Fixture),
+            "PFC is not the same on ports of one kind: no priority on mlx5_4 port 1 (ibp154s0); priority 3 on the 7 \
+             others",
+            "`sudo dcb pfc set dev ibp154s0 prio-pfc all:off 3:on`",
+        ),
+        (
+            |fixture| fixture.dcb(FIFTH, Some(0b1001_1000), by_rule),
+            "PFC is not the same on ports of one kind: priorities 3-4, 7 on mlx5_4 port 1 (ibp154s0); priority 3 on \
+             the 7 others",
+            "`sudo dcb pfc set dev ibp154s0 prio-pfc all:off 3:on`",
+        ),
+        (
+            |fixture| fixture.dcb(FIFTH, Some(8), |dscp| Some(if dscp == 30 { 0 } else { dscp / 8 })),
+            "the priority by DSCP is not the same on ports of one kind: 3 for DSCP 24-29, 31 on mlx5_4 port 1 \
+             (ibp154s0); 3 for DSCP 24-31 on the 7 others",
+            "`sudo dcb app replace dev ibp154s0 dscp-prio 30:3`",
+        ),
+        (
+            |fixture| fixture.ecn(FIFTH, 0b1111_0111, 0xff),
+            "ECN is not the same on ports of one kind: priorities 0-2, 4-7 (roce_np), priorities 0-7 (roce_rp) on \
+             mlx5_4 port 1 (ibp154s0); priorities 0-7 on the 7 others",
+            "`echo 1 | sudo tee /sys/class/net/ibp154s0/ecn/roce_np/enable/3`",
+        ),
+        (
+            |fixture| fixture.hca_file("mlx5_4", "tc/1/traffic_class", "\n"),
+            "the traffic class of all queue pairs is not the same on ports of one kind: not set on mlx5_4 port 1 \
+             (ibp154s0); 106 on the 7 others",
+            "`echo 106 | sudo tee /sys/class/infiniband/mlx5_4/tc/1/traffic_class`",
+        ),
+    ] {
+        let bad = bad(change);
+        let first = bad.first().expect("there is a finding");
+        assert_eq!((first.level, &first.subject), (Level::Warning, &Subject::Machine));
+        assert_eq!(first.found, found);
+        assert!(first.fix.as_ref().unwrap().contains(fix), "{first:#?}");
+        let others = bad.iter().skip(1);
+        assert_eq!(others.filter(|one| one.subject == Subject::Machine).count(), 0, "{bad:#?}");
+    }
+    // No majority says which of them is right.
+    let halves = bad(|fixture| {
+        for bus in RAILS.into_iter().skip(4) {
+            fixture.dcb(&format!("ibp{bus}s0"), Some(16), |dscp| {
+                Some(if dscp == 26 { 4 } else { 0 })
+            });
+        }
+    });
+    assert_eq!(halves.len(), 2, "{halves:#?}");
+    assert!(
+        halves[0]
+            .found
+            .contains("priority 3 on mlx5_0 port 1 (ibp24s0), mlx5_1"),
+        "{halves:#?}"
+    );
+    assert!(
+        halves[0]
+            .found
+            .contains("priority 4 on mlx5_4 port 1 (ibp154s0), mlx5_5"),
+        "{halves:#?}"
+    );
+    assert!(
+        halves.iter().all(|one| one.commands().is_empty()),
+        "{halves:#?}"
+    );
+}
+
+/// Another model, farther away, may be another network.
+#[test]
+fn ports_of_another_kind_are_not_compared() {
+    let found = bad(|fixture| {
+        fixture.dcb("ens1f0np0", Some(0), |_| None);
+        fixture.ecn("ens1f0np0", 0, 0);
+    });
+    assert_eq!(found, []);
+}
+
+#[test]
+fn a_traffic_class_without_pfc_is_a_warning() {
+    for (change, says) in [
+        (
+            (|fixture| fixture.hca_file("mlx5_4", "tc/1/traffic_class", "Global tclass=162\n"))
+                as fn(&mut Fixture),
+            "port 1: the traffic class of all queue pairs is 162 (DSCP 40), and ibp154s0 gives that priority 5; PFC \
+             is on priority 3",
+        ),
+        (
+            |fixture| fixture.dcb(FIFTH, Some(8), |_| None),
+            "port 1: the traffic class of all queue pairs is 106 (DSCP 26), and ibp154s0 does not go by DSCP (trust \
+             state pcp: the tag of a VLAN decides); PFC is on priority 3",
+        ),
+        (
+            |fixture| {
+                fixture.file("/sys/kernel/config/rdma_cm/mlx5_4/ports/1/default_roce_tos", "2\n");
+            },
+            "port 1: RDMA CM's default TOS is 2 (DSCP 0), and ibp154s0 gives that priority 0; PFC is on priority 3",
+        ),
+    ] {
+        let bad = bad(change);
+        let of_port = bad.iter().find(|one| one.subject != Subject::Machine);
+        let finding = of_port.expect("there is a finding");
+        assert_eq!((finding.level, finding.found.as_str()), (Level::Warning, says));
+    }
+    // Over a VLAN its tag may have the priority.
+    let vlan = bad(|fixture| {
+        fixture.dcb(FIFTH, Some(8), |_| None);
+        let says = fixture.recording.links[&format!("/sys/class/net/{FIFTH}")].clone();
+        let own = format!("/sys/{}", says.trim_start_matches("../"));
+        fixture.link(
+            &format!("{own}/upper_{FIFTH}.100"),
+            "../../../../virtual/net/vlan",
+        );
+    });
+    let of_port = vlan.iter().find(|one| one.subject != Subject::Machine);
+    assert_eq!(of_port.map(|one| one.level), Some(Level::Note), "{vlan:#?}");
+    // One for all destinations that is not set, or nothing without PFC, is none.
+    for change in [
+        (|fixture: &mut Fixture| {
+            let file = "/sys/kernel/config/rdma_cm/mlx5_4/ports/1/default_roce_tos";
+            fixture.file(file, "0\n");
+        }) as fn(&mut Fixture),
+        |fixture| {
+            for bus in RAILS {
+                fixture.dcb(&format!("ibp{bus}s0"), Some(0), |_| None);
+            }
+        },
+        |fixture| {
+            for index in 0..8 {
+                let rules = "src_ip=192.0.2.1,tclass=12\n";
+                fixture.hca_file(&format!("mlx5_{index}"), "tc/1/traffic_class", rules);
+            }
+        },
+    ] {
+        assert_eq!(bad(change), []);
+    }
+}
+
+#[test]
+fn neither_pfc_nor_ecn_is_a_note() {
+    let all = |fixture: &mut Fixture, pfc, np, rp| {
+        for bus in RAILS {
+            fixture.dcb(&format!("ibp{bus}s0"), Some(pfc), by_rule);
+            fixture.ecn(&format!("ibp{bus}s0"), np, rp);
+        }
+    };
+    let mut neither = rails();
+    all(&mut neither, 0, 0, 0);
+    let found = findings(&neither);
+    assert_eq!(found.len(), 8);
+    assert!(
+        found.iter().all(|one| one.level == Level::Note),
+        "{found:#?}"
+    );
+    assert!(
+        found[0]
+            .found
+            .contains("PFC on no priority, ECN on no priority"),
+        "{found:#?}"
+    );
+    // A fabric of ECN alone, or of PFC alone, is one that somebody wants so.
+    for (pfc, ecn) in [(0, 8), (8, 0)] {
+        let mut fixture = rails();
+        all(&mut fixture, pfc, ecn, ecn);
+        let found = findings(&fixture);
+        assert!(found.iter().all(|one| one.level == Level::Ok), "{found:#?}");
+    }
+    // Half of ECN.
+    let mut half = rails();
+    all(&mut half, 8, 8, 0);
+    let found = findings(&half);
+    assert!(
+        found.iter().all(|one| one.level == Level::Note),
+        "{found:#?}"
+    );
+    let says = "ECN marks answered on priority 3 (roce_np) and heeded on no priority (roce_rp)";
+    assert!(found[0].found.contains(says), "{found:#?}");
+}
+
+/// Never good, never bad, and no port is compared with one that cannot be seen.
+#[test]
+fn what_cannot_be_read_is_not_visible() {
+    for (change, says) in [
+        (
+            (|fixture| {
+                fixture.fact(Fact::Dcb, "{}");
+            }) as fn(&mut Fixture),
+            "PFC not visible (its driver does not show it; that of a virtual function never does), ECN on priorities \
+             0-7",
+        ),
+        (
+            |fixture| drop(fixture.recording.facts.remove(&Fact::Dcb)),
+            "PFC not visible (not in the recording)",
+        ),
+        (
+            |fixture| fixture.fact(Fact::Dcb, "["),
+            "PFC not visible (what dcbnl says is not understood",
+        ),
+        (
+            |fixture| {
+                for (bus, hca) in RAILS.into_iter().zip(0..) {
+                    let netdev = format!("ibp{bus}s0");
+                    let says = &fixture.recording.links[&format!("/sys/class/net/{netdev}")];
+                    let own = format!("/sys/{}", says.trim_start_matches("../"));
+                    fixture.remove(&format!("{own}/ecn"));
+                    fixture.dcb(&netdev, Some(0), by_rule);
+                    fixture.hca_file(&format!("mlx5_{hca}"), "tc/1/traffic_class", "");
+                }
+            },
+            "PFC on no priority, ECN not visible (OFED's mlx5 driver shows it)",
+        ),
+    ] {
+        let bad = bad(change);
+        assert_eq!(bad.len(), 8, "{bad:#?}");
+        for finding in bad {
+            assert_eq!(finding.level, Level::NotVisible, "{finding:#?}");
+            assert!(finding.found.contains(says), "{finding:#?}");
+        }
+    }
+    let one = bad(|fixture| fixture.dcb(FIFTH, None, by_rule));
+    assert_eq!(one.len(), 1, "{one:#?}");
+    assert_eq!(one[0].level, Level::NotVisible);
+}
+
+/// From a recording that somebody wrote.
+#[test]
+fn numbers_that_do_not_exist_are_no_panic() {
+    let mut fixture = rails();
+    let said = r#"{"ibp154s0":{"pfc":8,"dscp":{"24":3,"26":8,"40":255,"255":3}}}"#;
+    fixture.fact(Fact::Dcb, said);
+    let found = findings(&fixture);
+    let says = "PFC on priority 3 (DSCP 24), ECN";
+    assert!(
+        found.iter().any(|one| one.found.contains(says)),
+        "{found:#?}"
+    );
+}

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! PFC and DSCP of network interfaces, as the kernel's dcbnl has them: the fact [`Dcb`](crate::host::Fact::Dcb) as JSON.
+//!
+//! It is what `dcb pfc show` and `dcb app show` of iproute2 ask, and `mlnx_qos`: `RTM_GETDCB` with `DCB_CMD_IEEE_GET`, by
+//! Linux's `include/uapi/linux/dcbnl.h` and `net/dcb/dcbnl.c`. It takes no rights, and sets nothing.
+
+use std::collections::BTreeMap;
+
+use netlink_packet_core::DefaultNla;
+use serde::Deserialize;
+use serde::Serialize;
+
+use super::hca::NET;
+use crate::host::Fact;
+use crate::host::Host;
+use crate::host::Seen;
+use crate::host::Unseen;
+use crate::netlink::attributes;
+use crate::netlink::Refused;
+use crate::netlink::Socket;
+
+const RTM_GETDCB: u16 = 78;
+const DCB_CMD_IEEE_GET: u8 = 21;
+const DCB_ATTR_IFNAME: u16 = 1;
+const DCB_ATTR_IEEE: u16 = 13;
+const DCB_ATTR_IEEE_PFC: u16 = 2;
+const DCB_ATTR_IEEE_APP_TABLE: u16 = 3;
+const DCB_ATTR_IEEE_APP: u16 = 1;
+const IEEE_8021QAZ_APP_SEL_DSCP: u8 = 5;
+
+/// `struct dcbmsg`: family, command, padding.
+const MESSAGE: [u8; 4] = [0, DCB_CMD_IEEE_GET, 0, 0];
+
+/// What an interface's driver says.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Dcb {
+    /// Priorities with PFC, a bit for each; none: the driver does not say.
+    pub(crate) pfc: Option<u8>,
+    /// Which priority packets of a DSCP get, where DSCP decides.
+    pub(crate) dscp: BTreeMap<u8, u8>,
+}
+
+/// By the name of the interface; one whose driver has no DCB is not among them.
+pub(crate) type Interfaces = BTreeMap<String, Dcb>;
+
+/// What the host's kernel says.
+pub(crate) fn scan(host: &dyn Host) -> Seen<Interfaces> {
+    let mut interfaces: Interfaces = serde_json::from_str(&host.fact(Fact::Dcb)?)
+        .map_err(|error| Unseen::Failed(format!("what dcbnl says is not understood: {error}")))?;
+    // A recording may have any.
+    for dcb in interfaces.values_mut() {
+        dcb.dscp.retain(|dscp, priority| exists(*dscp, *priority));
+    }
+    Ok(interfaces)
+}
+
+fn exists(dscp: u8, priority: u8) -> bool {
+    dscp < 64 && priority < 8
+}
+
+/// The fact, of this machine.
+pub(crate) fn ask(host: &dyn Host) -> Seen<String> {
+    let failed = |why: Refused| Unseen::Failed(why.to_string());
+    let mut socket = Socket::open(None).map_err(failed)?;
+    let mut interfaces = Interfaces::new();
+    for name in host.names(NET)? {
+        let attribute = DefaultNla::new(DCB_ATTR_IFNAME, [name.as_bytes(), b"\0"].concat());
+        match socket.ask((RTM_GETDCB, 0), &MESSAGE, &[attribute]) {
+            Ok(answer) => {
+                let of_it = answer.first().map(Vec::as_slice).unwrap_or_default();
+                interfaces.insert(name, parse(of_it).map_err(failed)?);
+            }
+            // Virtual functions have none; and interfaces come and go.
+            Err(Refused::Kernel(_)) => {}
+            Err(why) => return Err(failed(why)),
+        }
+    }
+    serde_json::to_string(&interfaces).map_err(|error| Unseen::Failed(error.to_string()))
+}
+
+/// An answer, behind its header.
+fn parse(answer: &[u8]) -> Result<Dcb, Refused> {
+    let cut = || Refused::Answer("it has no dcbmsg".to_owned());
+    let mut dcb = Dcb::default();
+    for outer in attributes(answer.get(MESSAGE.len()..).ok_or_else(cut)?) {
+        let (DCB_ATTR_IEEE, ieee) = outer? else {
+            continue;
+        };
+        for inner in attributes(ieee) {
+            match inner? {
+                // `struct ieee_pfc`: how many priorities can have it, which have it, and more.
+                (DCB_ATTR_IEEE_PFC, pfc) => dcb.pfc = pfc.get(1).copied(),
+                (DCB_ATTR_IEEE_APP_TABLE, table) => {
+                    for entry in attributes(table) {
+                        let (kind, app) = entry?;
+                        if let Some((dscp, priority)) =
+                            dscp(app).filter(|_| kind == DCB_ATTR_IEEE_APP)
+                        {
+                            // Of several the highest, as mlxsw has it; mlx5 has one for each DSCP.
+                            let most = dcb.dscp.entry(dscp).or_default();
+                            *most = priority.max(*most);
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(dcb)
+}
+
+/// Of a `struct dcb_app`, which has selector, priority, and here DSCP: the DSCP and its priority.
+fn dscp(app: &[u8]) -> Option<(u8, u8)> {
+    let [IEEE_8021QAZ_APP_SEL_DSCP, priority, dscp @ ..] = *app.first_chunk::<4>()? else {
+        return None;
+    };
+    let dscp = u8::try_from(u16::from_ne_bytes(dscp)).ok()?;
+    exists(dscp, priority).then_some((dscp, priority))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::live::Live;
+    use crate::netlink::tests::attribute;
+
+    use proptest::prelude::*;
+
+    fn app(selector: u8, priority: u8, protocol: u16) -> Vec<u8> {
+        let [low, high] = protocol.to_ne_bytes();
+        attribute(DCB_ATTR_IEEE_APP, &[selector, priority, low, high])
+    }
+
+    /// As `dcbnl_ieee_fill()` writes it: the name, ETS, PFC, the table, DCBX.
+    fn answer() -> Vec<u8> {
+        let mut pfc = vec![8, 0b1000, 0, 0, 7, 0];
+        pfc.resize(136, 0xff);
+        let table = [
+            app(IEEE_8021QAZ_APP_SEL_DSCP, 3, 26),
+            app(IEEE_8021QAZ_APP_SEL_DSCP, 1, 26),
+            app(IEEE_8021QAZ_APP_SEL_DSCP, 6, 48),
+            // RoCE v2 by its UDP port; a DSCP and a priority that do not exist.
+            app(3, 5, 4791),
+            app(IEEE_8021QAZ_APP_SEL_DSCP, 1, 64),
+            app(IEEE_8021QAZ_APP_SEL_DSCP, 1, 256),
+            app(IEEE_8021QAZ_APP_SEL_DSCP, 8, 1),
+        ];
+        let ieee = [
+            attribute(1, &[0; 59]),
+            attribute(DCB_ATTR_IEEE_PFC, &pfc),
+            attribute(DCB_ATTR_IEEE_APP_TABLE, &table.concat()),
+        ];
+        [
+            MESSAGE.to_vec(),
+            attribute(DCB_ATTR_IFNAME, b"ens1f0np0\0"),
+            attribute(DCB_ATTR_IEEE, &ieee.concat()),
+            attribute(14, &[9]),
+        ]
+        .concat()
+    }
+
+    #[test]
+    fn pfc_and_dscp_are_read() {
+        let dcb = Dcb {
+            pfc: Some(0b1000),
+            dscp: [(26, 3), (48, 6)].into(),
+        };
+        assert_eq!(parse(&answer()), Ok(dcb.clone()));
+        // A driver that has neither, and with the flag that newer kernels set on what is nested.
+        let bare = |kind| [MESSAGE.to_vec(), attribute(kind, &[])].concat();
+        assert_eq!(parse(&bare(DCB_ATTR_IEEE)), Ok(Dcb::default()));
+        assert_eq!(parse(&bare(0x8000 | DCB_ATTR_IEEE)), Ok(Dcb::default()));
+        let text = serde_json::to_string(&dcb).unwrap();
+        assert_eq!(text, r#"{"pfc":8,"dscp":{"26":3,"48":6}}"#);
+        assert_eq!(serde_json::from_str::<Dcb>(&text).unwrap(), dcb);
+    }
+
+    /// The kernel of whoever runs this: every interface is asked, and the loopback has no DCB.
+    #[test]
+    fn this_kernel_is_asked() {
+        let said: Interfaces = serde_json::from_str(&ask(&Live).unwrap()).unwrap();
+        assert!(!said.contains_key("lo"), "{said:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn no_answer_is_a_panic(
+            at in any::<prop::sample::Index>(),
+            with in prop::collection::vec(any::<u8>(), 0..40),
+        ) {
+            let mut bytes = answer();
+            let at = at.index(bytes.len());
+            let _ = parse(&bytes[..at]);
+            for (byte, with) in bytes[at..].iter_mut().zip(&with) {
+                *byte = *with;
+            }
+            let _ = parse(&bytes);
+            let _ = parse(&with);
+        }
+    }
+}
