@@ -77,6 +77,8 @@ impl Class {
 pub(crate) struct Gpu {
     /// By PCI address, from 0, as nvidia-smi counts where it sees all of them.
     pub(crate) index: usize,
+    /// Of its device file: 3 is `/dev/nvidia3`.
+    pub(crate) minor: Option<u32>,
     pub(crate) at: Address,
     /// The product, as far as the PCI ids or the driver name it.
     pub(crate) name: String,
@@ -234,10 +236,12 @@ impl Machine {
         });
         self.gpus = gpus
             .enumerate()
-            .map(|(index, function)| Gpu {
+            .map(|(index, function)| (index, function, Information::of(host, function.at)))
+            .map(|(index, function, information)| Gpu {
                 index,
+                minor: information.minor,
                 at: function.at,
-                name: name_of_gpu(host, function),
+                name: name_of_gpu(function, information.model),
                 bar1: function
                     .bars
                     .iter()
@@ -416,7 +420,12 @@ impl Machine {
 
     /// The class of the path between two RDMA devices. None: one of them is not on PCI.
     pub(crate) fn class_of_hcas(&self, one: &Hca, other: &Hca) -> Option<Class> {
-        let function = |hca: &Hca| self.functions.get(&hca.at?);
+        self.class_of(one.at?, other.at?)
+    }
+
+    /// The class of the path between two functions. None: one of them was not looked at.
+    pub(crate) fn class_of(&self, one: Address, other: Address) -> Option<Class> {
+        let function = |at: Address| self.functions.get(&at);
         Some(self.class(function(one)?, function(other)?))
     }
 
@@ -472,21 +481,36 @@ fn is_stand_in(function: &Function) -> bool {
     (function.vendor, function.device) == STAND_IN && function.driver.as_deref() == Some("nvidia")
 }
 
+/// What nvidia.ko says of a GPU.
+#[derive(Default)]
+struct Information {
+    model: Option<String>,
+    minor: Option<u32>,
+}
+
+impl Information {
+    fn of(host: &dyn Host, at: Address) -> Self {
+        let Ok(text) = host.text(&format!("/proc/driver/nvidia/gpus/{at}/information")) else {
+            return Self::default();
+        };
+        let value = |key| {
+            let value = text.lines().find_map(|line| line.strip_prefix(key))?.trim();
+            (!value.is_empty()).then_some(value)
+        };
+        let model = value("Model:").filter(|model| *model != "Unknown");
+        Self {
+            model: model.map(str::to_owned),
+            minor: value("Device Minor:").and_then(|minor| minor.parse().ok()),
+        }
+    }
+}
+
 /// As nvidia.ko names it, or the list of PCI ids, or by its numbers.
-fn name_of_gpu(host: &dyn Host, function: &Function) -> String {
+fn name_of_gpu(function: &Function, model: Option<String>) -> String {
     let (vendor, device) = (function.vendor, function.device);
     if is_stand_in(function) {
         return "stand-in of the test VM".to_owned();
     }
-    let information = host.text(&format!(
-        "/proc/driver/nvidia/gpus/{}/information",
-        function.at
-    ));
-    let model = information.ok().and_then(|text| {
-        let mut lines = text.lines();
-        let model = lines.find_map(|line| line.strip_prefix("Model:"))?.trim();
-        (!model.is_empty() && model != "Unknown").then(|| model.to_owned())
-    });
     let listed =
         || pci_ids::Device::from_vid_pid(vendor, device).map(|known| known.name().to_owned());
     model

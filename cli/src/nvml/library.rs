@@ -19,6 +19,7 @@ use crate::host::Unseen;
 
 /// The library and nvidia.ko are not of one version.
 pub(crate) const VERSION_MISMATCH: i32 = 18;
+pub(super) const INVALID_ARGUMENT: i32 = 2;
 pub(super) const NOT_SUPPORTED: i32 = 3;
 pub(super) const NO_PERMISSION: i32 = 4;
 pub(super) const FUNCTION_NOT_FOUND: i32 = 13;
@@ -53,6 +54,9 @@ pub(super) trait Calls {
     fn virtualization(&self, device: Device) -> Result<u32, Code>;
     fn performance_state(&self, device: Device) -> Result<u32, Code>;
     fn utilization(&self, device: Device) -> Result<u32, Code>;
+    fn nvlink_state(&self, device: Device, link: u32) -> Result<u32, Code>;
+    fn nvlink_remote_kind(&self, device: Device, link: u32) -> Result<u32, Code>;
+    fn nvlink_remote_address(&self, device: Device, link: u32) -> Result<String, Code>;
 }
 
 /// What of a memory is used, in bytes.
@@ -63,8 +67,9 @@ pub(crate) struct Memory {
     pub(crate) used_bytes: u64,
 }
 
-/// `nvmlPciInfo_t` of `nvmlDeviceGetPciInfo_v3`.
+/// `nvmlPciInfo_t` of `nvmlDeviceGetPciInfo_v3` and `nvmlDeviceGetNvLinkRemotePciInfo_v2`.
 #[repr(C)]
+#[derive(Default)]
 struct PciInfo {
     bus_id_legacy: [c_char; 16],
     domain: c_uint,
@@ -95,6 +100,7 @@ struct RawUtilization {
 type Plain = unsafe extern "C" fn() -> c_int;
 type Text = unsafe extern "C" fn(*mut c_char, c_uint) -> c_int;
 type OfDevice<T> = unsafe extern "C" fn(*mut c_void, *mut T) -> c_int;
+type OfLink<T> = unsafe extern "C" fn(*mut c_void, c_uint, *mut T) -> c_int;
 
 /// The real library.
 pub(super) struct Loaded(Library);
@@ -138,6 +144,26 @@ impl Loaded {
         let function = unsafe { self.function::<OfDevice<T>>(name) }?;
         // SAFETY: the device came from this library, which was started and is never stopped; the place is a `T`.
         done(unsafe { function(device.0, &mut value) })?;
+        Ok(value)
+    }
+
+    /// The same of one of a device's NVLinks.
+    ///
+    /// # Safety
+    ///
+    /// `name` is a function `nvmlReturn_t (nvmlDevice_t, unsigned int, T *)` that writes no more than a `T`.
+    unsafe fn of_link<T: Default>(
+        &self,
+        name: &CStr,
+        device: Device,
+        link: u32,
+    ) -> Result<T, Code> {
+        let mut value = T::default();
+        // SAFETY: by this function's contract it is the function's type.
+        let function = unsafe { self.function::<OfLink<T>>(name) }?;
+        // SAFETY: the device came from this library, which was started and is never stopped; it refuses a link that there
+        // is not; the place is a `T`.
+        done(unsafe { function(device.0, link, &mut value) })?;
         Ok(value)
     }
 }
@@ -222,17 +248,9 @@ impl Calls for Loaded {
     }
 
     fn address(&self, device: Device) -> Result<String, Code> {
-        let empty = PciInfo {
-            bus_id_legacy: [0; 16],
-            domain: 0,
-            bus: 0,
-            device: 0,
-            pci_device_id: 0,
-            pci_subsystem_id: 0,
-            bus_id: [0; 32],
-        };
         // SAFETY: `nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t, nvmlPciInfo_t *)`, which is laid out as ours.
-        let info = unsafe { self.of_device(c"nvmlDeviceGetPciInfo_v3", device, empty) }?;
+        let info =
+            unsafe { self.of_device(c"nvmlDeviceGetPciInfo_v3", device, PciInfo::default()) }?;
         Ok(text(&info.bus_id).to_lowercase())
     }
 
@@ -302,6 +320,26 @@ impl Calls for Loaded {
             )
         }?;
         Ok(rates.gpu)
+    }
+
+    fn nvlink_state(&self, device: Device, link: u32) -> Result<u32, Code> {
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t, unsigned int, nvmlEnableState_t *)`, an enum as
+        // above.
+        unsafe { self.of_link(c"nvmlDeviceGetNvLinkState", device, link) }
+    }
+
+    fn nvlink_remote_kind(&self, device: Device, link: u32) -> Result<u32, Code> {
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t, unsigned int,
+        // nvmlIntNvLinkDeviceType_t *)`, an enum as above.
+        unsafe { self.of_link(c"nvmlDeviceGetNvLinkRemoteDeviceType", device, link) }
+    }
+
+    fn nvlink_remote_address(&self, device: Device, link: u32) -> Result<String, Code> {
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t, unsigned int, nvmlPciInfo_t *)`, which
+        // is laid out as ours.
+        let info: PciInfo =
+            unsafe { self.of_link(c"nvmlDeviceGetNvLinkRemotePciInfo_v2", device, link) }?;
+        Ok(text(&info.bus_id).to_lowercase())
     }
 }
 

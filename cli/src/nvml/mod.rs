@@ -7,6 +7,7 @@
 
 mod library;
 
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use serde::Deserialize;
@@ -18,8 +19,10 @@ use crate::host::Seen;
 use crate::host::Unseen;
 use crate::machine::pci::Address;
 use library::Calls;
+use library::Device;
 use library::Loaded;
 use library::FUNCTION_NOT_FOUND;
+use library::INVALID_ARGUMENT;
 use library::NOT_SUPPORTED;
 use library::NO_PERMISSION;
 
@@ -28,6 +31,8 @@ pub(crate) use library::VERSION_MISMATCH;
 
 /// Of GPUs: a library that counts more is not believed.
 const MOST_GPUS: u32 = 1024;
+/// Of the NVLinks of a GPU; nvml.h has 18.
+const MOST_LINKS: u32 = 64;
 
 /// What NVML said.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,6 +65,8 @@ impl Refused {
 pub(crate) struct Gpu {
     /// The PCI address as NVML writes it, with eight digits of domain.
     pub(crate) at: String,
+    /// By which NVML and nvidia-smi number it.
+    pub(crate) index: Option<u32>,
     pub(crate) name: Option<String>,
     pub(crate) bar1: Option<Memory>,
     pub(crate) memory_total_bytes: Option<u64>,
@@ -70,6 +77,19 @@ pub(crate) struct Gpu {
     pub(crate) performance_state: Option<u32>,
     /// For how much of the last second or less it worked, in percent.
     pub(crate) utilization_percent: Option<u32>,
+    /// How many NVLinks are up, by what they lead to: the PCI address of a GPU, [`SWITCH`], `npu`, or `unknown`.
+    pub(crate) nvlinks: Option<BTreeMap<String, u32>>,
+}
+
+/// An NVSwitch, at the other end of an NVLink.
+pub(crate) const SWITCH: &str = "switch";
+
+/// The NVLinks from one GPU to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Nvlinks {
+    /// 0: there are none.
+    pub(crate) count: u32,
+    pub(crate) is_by_switch: bool,
 }
 
 /// `nvmlGpuVirtualizationMode_t`.
@@ -105,6 +125,20 @@ impl Nvml {
     /// The GPU at this address.
     pub(crate) fn gpu(&self, at: Address) -> Option<&Gpu> {
         self.gpus.iter().find(|gpu| gpu.address() == Some(at))
+    }
+
+    /// The NVLinks between the GPUs at these addresses; through switches as many as the one with fewer has. None: they do
+    /// not tell.
+    pub(crate) fn nvlinks(&self, one: Address, other: Address) -> Option<Nvlinks> {
+        let of = |at: Address| self.gpu(at)?.nvlinks.as_ref();
+        let (links, back) = (of(one)?, of(other)?);
+        let to_switch = |links: &BTreeMap<String, u32>| links.get(SWITCH).copied().unwrap_or(0);
+        let direct = links.get(&other.to_string()).copied().unwrap_or(0);
+        let by_switch = to_switch(links).min(to_switch(back));
+        Some(Nvlinks {
+            count: direct.max(by_switch),
+            is_by_switch: by_switch > direct,
+        })
     }
 }
 
@@ -143,6 +177,7 @@ fn gpu(calls: &dyn Calls, index: u32) -> Option<Gpu> {
     let device = calls.device(index).ok()?;
     Some(Gpu {
         at: calls.address(device).ok()?,
+        index: Some(index),
         name: calls.name(device).ok(),
         bar1: calls.bar1(device).ok(),
         memory_total_bytes: calls.memory_total(device).ok(),
@@ -172,7 +207,34 @@ fn gpu(calls: &dyn Calls, index: u32) -> Option<Gpu> {
             .utilization(device)
             .ok()
             .filter(|&percent| percent <= 100),
+        nvlinks: nvlinks(calls, device),
     })
+}
+
+fn nvlinks(calls: &dyn Calls, device: Device) -> Option<BTreeMap<String, u32>> {
+    let mut links: BTreeMap<String, u32> = BTreeMap::new();
+    for link in 0..MOST_LINKS {
+        match calls.nvlink_state(device, link) {
+            Ok(1) => {}
+            // It is down, or this GPU has no such link.
+            Ok(_) | Err(NOT_SUPPORTED) => continue,
+            Err(INVALID_ARGUMENT) => break,
+            Err(_) => return None,
+        }
+        let to = match calls.nvlink_remote_kind(device, link) {
+            Ok(1) => "npu".to_owned(),
+            Ok(2) => SWITCH.to_owned(),
+            // A GPU; or an old library, which does not tell.
+            _ => {
+                let address = calls.nvlink_remote_address(device, link).ok();
+                let address = address.and_then(|address| address.parse::<Address>().ok());
+                address.map_or("unknown".to_owned(), |address| address.to_string())
+            }
+        };
+        let count = links.entry(to).or_default();
+        *count = count.saturating_add(1);
+    }
+    Some(links)
 }
 
 fn bool_of(mode: u32) -> Option<bool> {
@@ -198,6 +260,8 @@ mod tests {
         /// The call that fails with "not supported".
         fails: Option<&'static str>,
         mode: u32,
+        /// What the first NVLink leads to.
+        remote: u32,
     }
 
     impl Fake {
@@ -260,6 +324,19 @@ mod tests {
         fn utilization(&self, _device: Device) -> Result<u32, Code> {
             self.answer("utilization", self.mode)
         }
+        /// Three links, the second of which is down.
+        fn nvlink_state(&self, _device: Device, link: u32) -> Result<u32, Code> {
+            match link {
+                3.. => Err(INVALID_ARGUMENT),
+                _ => self.answer("nvlink", u32::from(link != 1)),
+            }
+        }
+        fn nvlink_remote_kind(&self, _device: Device, link: u32) -> Result<u32, Code> {
+            self.answer("kind", if link == 0 { self.remote } else { 0 })
+        }
+        fn nvlink_remote_address(&self, _device: Device, _link: u32) -> Result<String, Code> {
+            self.answer("remote", "00000000:3b:00.0".to_owned())
+        }
     }
 
     fn fake() -> Fake {
@@ -268,6 +345,7 @@ mod tests {
             count: 1,
             fails: None,
             mode: 1,
+            remote: 2,
         }
     }
 
@@ -284,6 +362,75 @@ mod tests {
         assert_eq!(gpu.performance_state, Some(1));
         assert_eq!(gpu.utilization_percent, Some(1));
         assert_eq!(gpu.bar1.map(|memory| memory.free_bytes), Some(2));
+        assert_eq!(gpu.index, Some(0));
+    }
+
+    #[test]
+    fn nvlinks_are_counted_by_what_they_lead_to() {
+        let told = |fake: Fake| collect(&fake).gpus[0].nvlinks.clone();
+        let links = |links: &[(&str, u32)]| {
+            let links = links.iter();
+            Some(
+                links
+                    .map(|(to, count)| ((*to).to_owned(), *count))
+                    .collect(),
+            )
+        };
+        let gpu = "0000:3b:00.0";
+        assert_eq!(told(fake()), links(&[(gpu, 1), (SWITCH, 1)]));
+        for (remote, expected) in [(0, links(&[(gpu, 2)])), (1, links(&[(gpu, 1), ("npu", 1)]))] {
+            assert_eq!(told(Fake { remote, ..fake() }), expected);
+        }
+        let fails = |call| {
+            told(Fake {
+                fails: Some(call),
+                ..fake()
+            })
+        };
+        // One without NVLink; an old library; one end that is not told.
+        assert_eq!(fails("nvlink"), links(&[]));
+        assert_eq!(fails("kind"), links(&[(gpu, 2)]));
+        assert_eq!(fails("remote"), links(&[(SWITCH, 1), ("unknown", 1)]));
+    }
+
+    #[test]
+    fn nvlinks_between_two_are_direct_or_by_switches() {
+        let gpu = |at: &str, links: Option<&[(&str, u32)]>| Gpu {
+            at: at.to_owned(),
+            nvlinks: links.map(|links| {
+                let links = links.iter();
+                links
+                    .map(|(to, count)| ((*to).to_owned(), *count))
+                    .collect()
+            }),
+            ..Gpu::default()
+        };
+        let between = |one, other| {
+            let nvml = Nvml {
+                gpus: vec![gpu("00000000:19:00.0", one), gpu("0000:3b:00.0", other)],
+                ..Nvml::default()
+            };
+            let (one, other) = (
+                "0000:19:00.0".parse().unwrap(),
+                "0000:3b:00.0".parse().unwrap(),
+            );
+            let there = nvml.nvlinks(one, other);
+            assert_eq!(there, nvml.nvlinks(other, one));
+            there.map(|links| (links.count, links.is_by_switch))
+        };
+        let (to_one, to_other) = ([("0000:19:00.0", 4)], [("0000:3b:00.0", 4)]);
+        assert_eq!(between(Some(&to_other), Some(&to_one)), Some((4, false)));
+        assert_eq!(
+            between(Some(&[(SWITCH, 18)]), Some(&[(SWITCH, 17)])),
+            Some((17, true))
+        );
+        // To a switch from one of them alone, or to a third GPU, is no link.
+        assert_eq!(between(Some(&[(SWITCH, 18)]), Some(&[])), Some((0, false)));
+        assert_eq!(
+            between(Some(&[("0000:5d:00.0", 4)]), Some(&[])),
+            Some((0, false))
+        );
+        assert_eq!(between(Some(&[(SWITCH, 18)]), None), None);
     }
 
     #[test]

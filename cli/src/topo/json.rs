@@ -11,6 +11,7 @@ use crate::machine::Hca;
 use crate::machine::Machine;
 use crate::machine::Pair;
 use crate::machine::Segment;
+use crate::nvml::Nvml;
 
 /// The body.
 #[derive(Serialize)]
@@ -23,12 +24,15 @@ pub(super) struct Topology<'a> {
     /// Of no RDMA device that is known.
     data_direct_unassigned: Vec<Address>,
     hca_pairs: Vec<HcaPairJson<'a>>,
+    gpu_pairs: Vec<GpuPairJson>,
     bridges: Vec<BridgeJson>,
 }
 
 #[derive(Serialize)]
 struct GpuJson<'a> {
     index: usize,
+    nvml_index: Option<u32>,
+    minor: Option<u32>,
     address: Address,
     name: &'a str,
     numa_node: Option<u32>,
@@ -95,6 +99,16 @@ struct HcaPairJson<'a> {
     class: Option<Class>,
 }
 
+/// Two GPUs.
+#[derive(Serialize)]
+struct GpuPairJson {
+    gpus: [usize; 2],
+    class: Option<Class>,
+    /// None: NVML does not tell.
+    nvlinks: Option<u32>,
+    nvswitch: Option<bool>,
+}
+
 #[derive(Serialize)]
 struct BridgeJson {
     address: Address,
@@ -146,7 +160,7 @@ impl LinkJson {
 }
 
 impl<'a> Topology<'a> {
-    pub(super) fn of(machine: &'a Machine) -> Self {
+    pub(super) fn of(machine: &'a Machine, nvml: Option<&Nvml>) -> Self {
         let bridges: std::collections::BTreeSet<Address> = machine
             .pairs
             .iter()
@@ -159,7 +173,7 @@ impl<'a> Topology<'a> {
             gpus: machine
                 .gpus
                 .iter()
-                .map(|gpu| GpuJson::of(machine, gpu))
+                .map(|gpu| GpuJson::of(machine, nvml, gpu))
                 .collect(),
             hcas: machine
                 .hcas
@@ -176,6 +190,7 @@ impl<'a> Topology<'a> {
                 .map(|function| function.at)
                 .collect(),
             hca_pairs: HcaPairJson::all(machine),
+            gpu_pairs: GpuPairJson::all(machine, nvml),
             bridges: bridges
                 .into_iter()
                 .filter_map(|at| BridgeJson::of(machine, at))
@@ -199,10 +214,12 @@ fn first_link(machine: &Machine, at: Option<Address>) -> Option<LinkJson> {
 }
 
 impl<'a> GpuJson<'a> {
-    fn of(machine: &'a Machine, gpu: &'a Gpu) -> Self {
+    fn of(machine: &'a Machine, nvml: Option<&Nvml>, gpu: &'a Gpu) -> Self {
         let function = machine.functions.get(&gpu.at);
         Self {
             index: gpu.index,
+            nvml_index: nvml.and_then(|nvml| nvml.gpu(gpu.at)?.index),
+            minor: gpu.minor,
             address: gpu.at,
             name: &gpu.name,
             numa_node: function.and_then(|function| function.numa),
@@ -298,6 +315,25 @@ impl<'a> HcaPairJson<'a> {
             pairs.extend(hcas.clone().map(|other| Self {
                 hcas: [&one.name, &other.name],
                 class: machine.class_of_hcas(one, other),
+            }));
+        }
+        pairs
+    }
+}
+
+impl GpuPairJson {
+    fn all(machine: &Machine, nvml: Option<&Nvml>) -> Vec<Self> {
+        let mut pairs = Vec::new();
+        let mut gpus = machine.gpus.iter();
+        while let Some(one) = gpus.next() {
+            pairs.extend(gpus.clone().map(|other| {
+                let links = nvml.and_then(|nvml| nvml.nvlinks(one.at, other.at));
+                Self {
+                    gpus: [one.index, other.index],
+                    class: machine.class_of(one.at, other.at),
+                    nvlinks: links.map(|links| links.count),
+                    nvswitch: links.map(|links| links.is_by_switch),
+                }
             }));
         }
         pairs

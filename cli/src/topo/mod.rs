@@ -2,6 +2,7 @@
 //! `topo`: every GPU against every RDMA device.
 
 mod diff;
+mod gpus;
 mod json;
 
 use std::collections::BTreeMap;
@@ -22,6 +23,7 @@ use crate::machine::Machine;
 use crate::machine::Pair;
 use crate::machine::Port;
 use crate::machine::Segment;
+use crate::nvml::Nvml;
 use crate::render;
 use crate::render::known;
 use crate::render::Paint;
@@ -40,15 +42,19 @@ pub(crate) fn run(host: &dyn Host, args: &args::Topo, out: &mut Out) -> anyhow::
         let then = Machine::scan(&then).with_context(|| format!("{}: PCI", file.display()))?;
         return diff::run(&then, &machine, out);
     }
+    // To start it may take seconds, and wakes GPUs that nobody uses.
+    let nvml = (args.verbose || out.is_json()).then(|| Nvml::scan(host));
     if out.is_json() {
-        out.json("peermemctl.topo", VERSION, &Topology::of(&machine))?;
+        let nvml = nvml.as_ref().and_then(|nvml| nvml.as_ref().ok());
+        out.json("peermemctl.topo", VERSION, &Topology::of(&machine, nvml))?;
         return Ok(Status::Ok);
     }
     matrix(&machine, out);
     devices(&machine, out);
     processors(&machine, out);
-    if args.verbose {
+    if let Some(nvml) = nvml {
         between_hcas(&machine, out);
+        gpus::matrix(&machine, &nvml, out);
         for pair in &machine.pairs {
             path(&machine, pair, out);
             if let Some(own) = &pair.own {
@@ -104,7 +110,7 @@ fn matrix(machine: &Machine, out: &mut Out) {
 
 /// The matrix itself, with a blank line behind it.
 fn classes(machine: &Machine, out: &mut Out, cell: fn(&Pair) -> String) {
-    for hcas in machine.hcas.chunks(fitting(machine, out, 3)) {
+    for hcas in machine.hcas.chunks(fitting(out, 3, widest(machine))) {
         let mut headings = vec!["GPU"];
         headings.extend(hcas.iter().map(|hca| hca.name.as_str()));
         let mut table = Table::new(&headings);
@@ -121,9 +127,9 @@ fn classes(machine: &Machine, out: &mut Out, cell: fn(&Pair) -> String) {
     }
 }
 
-/// How many RDMA devices fit as columns behind a first column of this width: the widest name and two blanks each.
-fn fitting(machine: &Machine, out: &Out, first: usize) -> usize {
-    let column = widest(machine).max(4).saturating_add(2);
+/// How many columns fit behind a first one of this width: the widest of them, or a class, and two blanks each.
+fn fitting(out: &Out, first: usize, widest: usize) -> usize {
+    let column = widest.max(4).saturating_add(2);
     let left = out.columns().saturating_sub(first.saturating_add(3));
     (left / column).max(1)
 }
@@ -138,7 +144,8 @@ fn between_hcas(machine: &Machine, out: &mut Out) {
     if machine.hcas.len() < 2 {
         return;
     }
-    for columns in machine.hcas.chunks(fitting(machine, out, widest(machine))) {
+    let widest = widest(machine);
+    for columns in machine.hcas.chunks(fitting(out, widest, widest)) {
         out.gap();
         let mut headings = vec!["HCA"];
         headings.extend(columns.iter().map(|hca| hca.name.as_str()));

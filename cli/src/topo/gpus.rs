@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! GPUs against each other: NVLinks, or the class of the path over PCI, as `nvidia-smi topo -m` has it; and the numbers
+//! that others give them.
+
+use std::collections::BTreeSet;
+
+use super::fitting;
+use crate::host::Seen;
+use crate::machine::Class;
+use crate::machine::Machine;
+use crate::nvml::Nvml;
+use crate::render::known;
+use crate::render::Table;
+use crate::report::Out;
+
+pub(super) fn matrix(machine: &Machine, nvml: &Seen<Nvml>, out: &mut Out) {
+    if machine.gpus.len() < 2 {
+        return;
+    }
+    let said = nvml.as_ref().ok();
+    let (mut classes, mut is_any, mut is_all) = (BTreeSet::new(), false, true);
+    // The first three columns.
+    let front = "GPU  NVML  /dev/nvidia00".len();
+    for columns in machine.gpus.chunks(fitting(out, front, 0)) {
+        out.gap();
+        let indices: Vec<String> = columns.iter().map(|gpu| gpu.index.to_string()).collect();
+        let mut headings = vec!["GPU", "NVML", "DEVICE"];
+        headings.extend(indices.iter().map(String::as_str));
+        let mut table = Table::new(&headings);
+        for gpu in &machine.gpus {
+            let index = said.and_then(|nvml| nvml.gpu(gpu.at)?.index);
+            let device = gpu.minor.map(|minor| format!("/dev/nvidia{minor}"));
+            let mut row = vec![gpu.index.to_string(), known(index), known(device)];
+            for other in columns {
+                if other.at == gpu.at {
+                    row.push("X".to_owned());
+                    continue;
+                }
+                let links = said.and_then(|nvml| nvml.nvlinks(gpu.at, other.at));
+                is_all &= links.is_some();
+                row.push(match links.filter(|links| links.count > 0) {
+                    Some(links) => {
+                        is_any = true;
+                        format!("NV{}", links.count)
+                    }
+                    None => {
+                        let class = machine.class_of(gpu.at, other.at);
+                        classes.extend(class);
+                        class.map_or("-", Class::name).to_owned()
+                    }
+                });
+            }
+            table.row(row);
+        }
+        out.table(&table);
+    }
+    let mut legend = Table::new(&[]);
+    if is_any {
+        legend.row([
+            "NV#",
+            "so many NVLinks: to the other GPU, or from both to NVSwitches",
+        ]);
+    }
+    for class in classes {
+        legend.row([class.name(), class.meaning()]);
+    }
+    out.gap();
+    out.table(&legend);
+    if !is_all {
+        let why = match nvml {
+            Err(why) => why.to_string(),
+            Ok(Nvml {
+                error: Some(why), ..
+            }) => why.text.clone(),
+            Ok(_) => "it does not tell of all GPUs".to_owned(),
+        };
+        out.gap();
+        out.paragraph(
+            "",
+            &format!("NVLinks are not all visible, and count as none here. NVML: {why}."),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::fixture;
+    use crate::fixture::software::nvml;
+    use crate::fixture::Fixture;
+    use crate::host::recording::Recorder;
+    use crate::host::Fact;
+    use crate::nvml::Nvml;
+    use crate::testing;
+
+    fn said(change: fn(&mut Nvml)) -> Fixture {
+        let mut fixture = fixture::all().remove("hgx").unwrap();
+        let mut said = nvml(&fixture.recording);
+        change(&mut said);
+        fixture.fact(Fact::Nvml, &serde_json::to_string(&said).unwrap());
+        fixture
+    }
+
+    /// The matrix, and what follows up to the first path.
+    fn matrix(fixture: &Fixture) -> String {
+        let (text, _) = testing::says(&fixture.recording, &["topo", "--verbose"]);
+        let (_, behind) = text.split_once("\nGPU  NVML").unwrap();
+        let (matrix, _) = behind.split_once("\nGPU 0 ").unwrap();
+        matrix.to_owned()
+    }
+
+    #[test]
+    fn switches_join_all() {
+        let text = matrix(&said(|_| {}));
+        assert_eq!(text.matches("NV18").count(), 8 * 7, "{text}");
+        assert!(
+            text.contains("7    7     /dev/nvidia7  NV18  NV18  NV18  NV18  NV18  NV18  NV18  X\n"),
+            "{text}"
+        );
+        assert!(text.contains("NV#  so many NVLinks"), "{text}");
+        assert!(!text.contains("not all visible"), "{text}");
+    }
+
+    /// Two bridges of four links, and a GPU that NVML numbers otherwise.
+    #[test]
+    fn bridges_join_two() {
+        let fixture = said(|nvml| {
+            let at: Vec<String> = nvml.gpus.iter().map(|gpu| gpu.at.clone()).collect();
+            for (index, gpu) in nvml.gpus.iter_mut().enumerate() {
+                gpu.nvlinks = Some(match index {
+                    0 | 1 => [(at[1 - index].clone(), 4)].into(),
+                    _ => [].into(),
+                });
+                gpu.index = Some([1, 0, 2, 3, 4, 5, 6, 7][index]);
+            }
+        });
+        let text = matrix(&fixture);
+        let row = "0    1     /dev/nvidia0  X     NV4   NODE  NODE  SYS   SYS   SYS   SYS\n";
+        assert!(text.contains(row), "{text}");
+        let (json, _) = testing::says(&fixture.recording, &["topo", "--json"]);
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let pair = |index: usize| json["gpu_pairs"][index].to_string();
+        assert_eq!(json["gpu_pairs"].as_array().map(Vec::len), Some(8 * 7 / 2));
+        assert_eq!(
+            pair(0),
+            r#"{"class":"PIX","gpus":[0,1],"nvlinks":4,"nvswitch":false}"#
+        );
+        assert_eq!(
+            pair(1),
+            r#"{"class":"NODE","gpus":[0,2],"nvlinks":0,"nvswitch":false}"#
+        );
+        assert_eq!(json["gpus"][0]["nvml_index"], 1);
+        assert_eq!(json["gpus"][0]["minor"], 0);
+    }
+
+    #[test]
+    fn what_nvml_does_not_tell_is_not_visible() {
+        let text = matrix(&said(|nvml| nvml.gpus[3].nvlinks = None));
+        assert_eq!(text.matches("NV18").count(), 7 * 6, "{text}");
+        assert!(
+            text.contains("NVML: it does not tell of all GPUs."),
+            "{text}"
+        );
+        let without = fixture::hgx();
+        let text = matrix(&without);
+        assert!(
+            text.contains("0    -     /dev/nvidia0  X     PIX"),
+            "{text}"
+        );
+        assert!(text.contains("NVML: not there."), "{text}");
+        let (json, _) = testing::says(&without.recording, &["topo", "--json"]);
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert!(json["gpu_pairs"][0]["nvlinks"].is_null(), "{json}");
+    }
+
+    #[test]
+    fn the_short_form_does_not_ask_nvml() {
+        let fixture = said(|_| {});
+        for (line, asked) in [
+            (&["topo"][..], false),
+            (&["topo", "-v"], true),
+            (&["topo", "--json"], true),
+        ] {
+            let recorder = Recorder::new(&fixture.recording, "a test");
+            testing::says(&recorder, line);
+            let facts = recorder.into_recording().facts;
+            assert_eq!(facts.contains_key(&Fact::Nvml), asked, "{line:?}");
+        }
+    }
+}
