@@ -96,6 +96,21 @@ fn the_pod_monitor_finds_the_pods() {
     assert!(has(DAEMONSET, &["ports:", "name: metrics"]));
 }
 
+/// What the module's service asks when it cannot load the module.
+#[test]
+fn the_service_names_checks_that_exist() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let unit = fs::read_to_string(format!("{root}/packaging/peermem-rs.service")).unwrap();
+    let (_, behind) = unit.split_once("exec peermemctl ").unwrap();
+    let (line, _) = behind.split_once('\'').unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_peermemctl"))
+        .args(line.split_whitespace())
+        .args(["--machine", &format!("{root}/cli/tests/machines/hgx.json")])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+}
+
 /// A node as the scripts see it: `peermemctl` answers from a recording, and what is said to Slurm and to the system log
 /// is kept.
 struct Node {

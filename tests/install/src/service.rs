@@ -5,6 +5,7 @@
 //! modprobe and rmmod. What is tested is when they are run.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use anyhow::anyhow;
@@ -31,6 +32,9 @@ ExecReload=NOTE openibd-reload
 
 /// Targets that units refer to without being asked.
 const TARGET: &str = "[Unit]\nDefaultDependencies=no\n";
+
+/// Below the host.
+const FAILS: &str = "fails";
 
 /// Boots, and then does what stands in each line of `$2`, writing a line of its own before.
 const SCRIPT: &str = r#"
@@ -70,10 +74,22 @@ fn events(host: &Host, commands: &[&str]) -> Result<Vec<String>> {
     let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging");
     let note = host.path("note");
     let events = host.path("events");
+    // What is to load fails where a file says so.
+    let fails = host.path(FAILS);
     fs::write(
         &note,
-        format!("#!/bin/sh\necho \"$1\" >>{}\n", events.display()),
+        format!(
+            "#!/bin/sh\necho \"$1\" >>{}\n[ \"$1\" != loaded ] || ! [ -e {} ]\n",
+            events.display(),
+            fails.display()
+        ),
     )?;
+    host.put(
+        "bin/peermemctl",
+        &format!("#!/bin/sh\nsh {} \"$*\"\n", note.display()),
+    )?;
+    let program = host.path("bin/peermemctl");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
     let mut units = vec![
         ("basic.target".to_owned(), TARGET.to_owned()),
         ("multi-user.target".to_owned(), TARGET.to_owned()),
@@ -94,6 +110,8 @@ fn events(host: &Host, commands: &[&str]) -> Result<Vec<String>> {
         }
         text = text.replace(from, &format!("{note} {to}"));
     }
+    // The manager looks for programs where it likes.
+    text = text.replace("peermemctl", &program.display().to_string());
     units.push(("peermem-rs.service".to_owned(), text));
     if commands.iter().any(|command| command.contains("openibd")) {
         units.push(("openibd.service".to_owned(), OPENIBD.replace("NOTE", &note)));
@@ -211,6 +229,18 @@ fn without_openibd(log: Log) -> Result<()> {
     told(log, &events(&host, &["restart peermem-rs"])?, &wanted)
 }
 
+/// As after an upgrade of OFED or the driver, to which the module no longer fits.
+fn that_does_not_load(log: Log) -> Result<()> {
+    let host = installed()?;
+    host.put(FAILS, "")?;
+    let whole = "loaded doctor --only nvidia-driver,peer-memory,module";
+    told(
+        log,
+        &events(&host, &["start peermem-rs"])?,
+        &[("boot", whole), ("start peermem-rs", whole)],
+    )
+}
+
 /// An operator's decision outlasts the next installation, of another kernel or another version.
 fn disabled(log: Log) -> Result<()> {
     let host = installed()?;
@@ -237,9 +267,10 @@ fn disabled(log: Log) -> Result<()> {
 type Run = fn(Log) -> Result<()>;
 
 pub(crate) fn cases() -> Vec<Case> {
-    let all: [(&str, Run); 3] = [
+    let all: [(&str, Run); 4] = [
         ("systemd: with openibd", with_openibd),
         ("systemd: without openibd", without_openibd),
+        ("systemd: a module that does not load", that_does_not_load),
         ("systemd: what an operator decided stays", disabled),
     ];
     all.into_iter()
