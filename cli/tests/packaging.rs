@@ -96,6 +96,23 @@ fn the_pod_monitor_finds_the_pods() {
     assert!(has(DAEMONSET, &["ports:", "name: metrics"]));
 }
 
+/// By netlink doctor sees PFC and DSCP; without it they are not visible, and no warning comes.
+#[test]
+fn the_units_leave_netlink() {
+    for unit in ["peermemctl-export", "peermemctl-export-http"] {
+        let file = format!(
+            "{}/../packaging/peermemctl/{unit}.service",
+            env!("CARGO_MANIFEST_DIR")
+        );
+        let text = fs::read_to_string(file).unwrap();
+        let families = lines(&text)
+            .into_iter()
+            .find_map(|line| line.strip_prefix("RestrictAddressFamilies="));
+        let mut families = families.unwrap().split_whitespace();
+        assert!(families.any(|family| family == "AF_NETLINK"), "{unit}");
+    }
+}
+
 /// What the module's service asks when it cannot load the module.
 #[test]
 fn the_service_names_checks_that_exist() {
