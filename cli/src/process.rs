@@ -4,6 +4,7 @@
 //! The module numbers processes as the first PID namespace does. A number may have gone to another process since: what
 //! `/proc` says of it counts only if that process is old enough.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 
 use serde::Serialize;
@@ -61,8 +62,8 @@ struct Entry {
     process: Process,
     /// When it began, by the monotonic clock.
     start: Option<Time>,
-    /// None: not to be seen.
-    mapped: Option<Mapped>,
+    /// Read at the first question. None: not to be seen.
+    mapped: OnceCell<Option<Mapped>>,
 }
 
 /// The ranges of addresses that a process has, each with its end, in ascending order.
@@ -127,6 +128,32 @@ impl<'a> Processes<'a> {
         }
     }
 
+    /// Numbers are those that this program sees, whatever its PID namespace.
+    pub(crate) fn by_own_numbers(mut self) -> Self {
+        self.is_elsewhere = false;
+        self
+    }
+
+    /// Whether this program runs in a PID namespace of its own.
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        self.is_elsewhere
+    }
+
+    /// The process of a thread. One that cannot be seen stands for itself.
+    pub(crate) fn of_thread(&self, thread: u32) -> u32 {
+        let status = self.host.text(&format!("/proc/{thread}/status"));
+        let process = status.ok().and_then(|status| {
+            let lines = status.lines();
+            lines
+                .filter_map(|line| line.strip_prefix("Tgid:"))
+                .next()?
+                .trim()
+                .parse()
+                .ok()
+        });
+        process.unwrap_or(thread)
+    }
+
     /// The process that had this number at that moment.
     pub(crate) fn of(&mut self, number: u32, then: Option<Time>) -> Process {
         match self.entry(number, then) {
@@ -143,7 +170,15 @@ impl<'a> Processes<'a> {
         start: u64,
         len: u64,
     ) -> Option<u64> {
-        let mapped = self.entry(number, then).ok()?.mapped.as_ref()?;
+        let host = self.host;
+        let read = || {
+            let maps = host.text(&format!("/proc/{number}/maps")).ok();
+            // Of a process on its way out it is empty.
+            maps.filter(|maps| !maps.is_empty())
+                .map(|maps| Mapped::parse(&maps))
+        };
+        let mapped = &self.entry(number, then).ok()?.mapped;
+        let mapped = mapped.get_or_init(read).as_ref()?;
         Some(mapped.lacks(start, start.saturating_add(len)))
     }
 
@@ -174,7 +209,7 @@ impl<'a> Processes<'a> {
                 return Entry {
                     process: Process::unknown(state),
                     start: None,
-                    mapped: None,
+                    mapped: OnceCell::new(),
                 };
             }
         };
@@ -201,13 +236,7 @@ impl<'a> Processes<'a> {
                 user: uid.and_then(|uid| self.users.get(&uid).cloned()),
             },
             start,
-            mapped: self
-                .host
-                .text(&format!("/proc/{number}/maps"))
-                .ok()
-                // Of a process on its way out it is empty.
-                .filter(|maps| !maps.is_empty())
-                .map(|maps| Mapped::parse(&maps)),
+            mapped: OnceCell::new(),
         }
     }
 }
