@@ -77,7 +77,7 @@ pub(crate) enum Command {
     Topo(Topo),
     /// Looks for what makes GPUDirect RDMA slow or impossible, and says how to fix it
     Doctor(Doctor),
-    /// The active registrations of GPU memory (root)
+    /// The active registrations of GPU memory, and who uses GPUDirect RDMA (root)
     List(List),
     /// What the module counts: registrations, refusals by reason, BAR1 by GPU (root)
     Stats(Stats),
@@ -266,6 +266,9 @@ pub(crate) struct List {
     /// Sums by process in place of each registration
     #[arg(long)]
     pub(crate) by_process: bool,
+    /// All memory regions by process, whatever registered them, and who uses GPUDirect RDMA: needs no module
+    #[arg(long, conflicts_with_all = ["gpu", "by_process"])]
+    pub(crate) all: bool,
 }
 
 #[derive(Debug, Args)]

@@ -56,8 +56,7 @@ impl fmt::Display for Missing {
             ),
             Self::Denied => write!(f, "{DIRECTORY} is not visible without root"),
             Self::NoDebugfs => f.write_str(
-                "this kernel has no debugfs (no CONFIG_DEBUG_FS, or booted with debugfs=off): the module can report \
-                 nothing",
+                "this kernel has no debugfs (no CONFIG_DEBUG_FS, or booted with debugfs=off)",
             ),
             Self::NotMounted => f.write_str(
                 "debugfs is not mounted: mount -t debugfs debugfs /sys/kernel/debug",
@@ -133,13 +132,7 @@ impl Module {
                 return Missing::Other(version);
             }
         }
-        match host.names("/sys/kernel/debug") {
-            // Where it is mounted there is always something in it.
-            Ok(names) if names.is_empty() => Missing::NotMounted,
-            Ok(_) => Missing::NoFiles,
-            Err(Unseen::Absent) => Missing::NoDebugfs,
-            Err(why) => missing("version", why),
-        }
+        is_mounted(host).err().unwrap_or(Missing::NoFiles)
     }
 
     /// The registrations, by their numbers.
@@ -183,6 +176,17 @@ impl Module {
             read.unreadable = read.unreadable.saturating_add(1);
         }
         Ok(read)
+    }
+}
+
+/// Whether debugfs is there to be read.
+pub(crate) fn is_mounted(host: &dyn Host) -> Result<(), Missing> {
+    match host.names("/sys/kernel/debug") {
+        // Where it is mounted there is always something in it.
+        Ok(names) if names.is_empty() => Err(Missing::NotMounted),
+        Ok(_) => Ok(()),
+        Err(Unseen::Absent) => Err(Missing::NoDebugfs),
+        Err(why) => Err(missing("version", why)),
     }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `peermemctl list`: who holds which GPU memory registered, and through which RDMA device.
+//! `peermemctl list`: who holds which GPU memory registered, and through which RDMA device. [`regions`] has `--all`.
 
 use std::collections::BTreeSet;
 
@@ -8,6 +8,7 @@ use anyhow::bail;
 use serde::Serialize;
 
 use crate::args;
+use crate::debugfs::Missing;
 use crate::debugfs::Module;
 use crate::finding::Status;
 use crate::host::Host;
@@ -15,6 +16,7 @@ use crate::machine::pci::Address;
 use crate::machine::Class;
 use crate::machine::Machine;
 use crate::process::State;
+use crate::regions;
 use crate::registrations;
 use crate::registrations::Freed;
 use crate::registrations::Gpu;
@@ -50,9 +52,12 @@ struct Body<'a> {
 
 /// Shows the registrations. An error: they cannot be seen.
 pub(crate) fn run(host: &dyn Host, args: &args::List, out: &mut Out) -> anyhow::Result<Status> {
+    if args.all {
+        return regions::run(host, args, out);
+    }
     let interval = watch::interval(args.watch)?;
     watch::repeat(interval, out, |out| {
-        let mut listing = Listing::scan(host)?;
+        let mut listing = Listing::scan(host).map_err(why)?;
         if let Some(pid) = args.pid {
             listing.registrations.retain(|one| one.pid == Some(pid));
         }
@@ -86,6 +91,16 @@ pub(crate) fn run(host: &dyn Host, args: &args::List, out: &mut Out) -> anyhow::
     })
 }
 
+/// Why there is no list, and what tells the rest.
+fn why(why: Missing) -> anyhow::Error {
+    match why {
+        Missing::NotLoaded | Missing::Other(_) => anyhow!(
+            "{why}; peermemctl list --all shows all memory regions, whatever registered them"
+        ),
+        why => why.into(),
+    }
+}
+
 /// The PCI address of a GPU that somebody named by its index or address.
 fn address_of(gpu: &str, listing: &Listing) -> anyhow::Result<Address> {
     if let Ok(address) = gpu.parse::<Address>() {
@@ -110,7 +125,7 @@ fn address_of(gpu: &str, listing: &Listing) -> anyhow::Result<Address> {
 }
 
 /// A table that is as wide as it must be: a line is a registration, or a process, for grep and awk.
-fn show(table: &Table, out: &mut Out) {
+pub(crate) fn show(table: &Table, out: &mut Out) {
     for line in table.lines(usize::from(u16::MAX)) {
         out.line(line);
     }
@@ -338,7 +353,7 @@ fn notes(listing: &Listing) -> Vec<String> {
 }
 
 /// A process's number, and what has become of it.
-fn pid(pid: Option<u32>, state: State) -> String {
+pub(crate) fn pid(pid: Option<u32>, state: State) -> String {
     known(pid.map(|pid| match state {
         State::Gone => format!("{pid} (gone)"),
         State::Reused => format!("{pid} (reused)"),
@@ -346,7 +361,7 @@ fn pid(pid: Option<u32>, state: State) -> String {
     }))
 }
 
-fn user(name: Option<&str>, uid: Option<u32>) -> String {
+pub(crate) fn user(name: Option<&str>, uid: Option<u32>) -> String {
     known(name.map(str::to_owned).or(uid.map(|uid| uid.to_string())))
 }
 

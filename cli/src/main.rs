@@ -6,6 +6,7 @@
 
 mod args;
 mod debugfs;
+mod dma_buf;
 mod doctor;
 mod export;
 mod finding;
@@ -23,6 +24,7 @@ mod reasons;
 mod record;
 #[cfg(test)]
 mod recorded;
+mod regions;
 mod registrations;
 mod render;
 mod report;

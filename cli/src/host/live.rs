@@ -14,6 +14,7 @@ use super::Seen;
 use super::Unseen;
 use crate::machine::dcb;
 use crate::nvml;
+use crate::regions::nldev;
 use crate::software::files;
 
 /// Of one file, in bytes. The module's list of 100,000 registrations is one of about 25 MB.
@@ -144,6 +145,7 @@ impl Host for Live {
             Fact::ModuleFiles => files::read(self),
             Fact::Services => facts::services(self),
             Fact::Dcb => dcb::ask(self),
+            Fact::MemoryRegions => nldev::ask(self),
         }
     }
 }

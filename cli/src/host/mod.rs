@@ -64,6 +64,8 @@ pub(crate) enum Fact {
     Services,
     /// PFC and DSCP of the network interfaces, as the JSON of [`crate::machine::dcb`].
     Dcb,
+    /// The memory regions that the kernel tracks of each RDMA device, as the JSON of [`crate::regions::nldev`].
+    MemoryRegions,
 }
 
 /// A machine to ask.

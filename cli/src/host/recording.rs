@@ -379,6 +379,7 @@ fn key_of(fact: Fact) -> String {
         Fact::ModuleFiles => "module_files",
         Fact::Services => "services",
         Fact::Dcb => "dcb",
+        Fact::MemoryRegions => "memory_regions",
     };
     format!("fact {name}")
 }

@@ -8,7 +8,7 @@ use super::pci;
 use super::pci::Address;
 use crate::host::Host;
 
-const CLASS: &str = "/sys/class/infiniband";
+pub(crate) const CLASS: &str = "/sys/class/infiniband";
 pub(super) const NET: &str = "/sys/class/net";
 
 /// Network interfaces that are followed below one: bonds of VLANs of bridges are no deeper.

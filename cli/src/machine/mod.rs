@@ -5,7 +5,7 @@ pub(crate) mod config;
 pub(crate) mod counters;
 pub(crate) mod data_direct;
 pub(crate) mod dcb;
-mod hca;
+pub(crate) mod hca;
 pub(crate) mod pci;
 
 use std::collections::BTreeMap;

@@ -23,6 +23,7 @@ const COMMANDS: &[&[&str]] = &[
     &["doctor", "--all"],
     &["doctor", "--write-expect"],
     &["list"],
+    &["list", "--all"],
     &["stats"],
     &["export"],
 ];

@@ -13,6 +13,7 @@ use std::sync::LazyLock;
 use regex::Captures;
 use regex::Regex;
 
+use crate::dma_buf;
 use crate::host::recording::decode;
 use crate::host::recording::encode;
 use crate::host::recording::Recording;
@@ -401,11 +402,14 @@ fn part_of(path: &str, name: &str, text: &str, others: &mut Others) -> Option<St
     }
     if path.starts_with("/proc/") && name == "status" {
         let kept = text.lines().filter(|line| {
-            ["Uid:", "NSpid:", "CapEff:"]
+            ["Tgid:", "Uid:", "NSpid:", "CapEff:"]
                 .iter()
                 .any(|key| line.starts_with(key))
         });
         return Some(kept.map(|line| format!("{line}\n")).collect());
+    }
+    if path == dma_buf::FILE {
+        return Some(dma_buf::without_names(text));
     }
     if path.contains("/nvidia_peermem/") {
         // `comm=python3`: the last word of a line but for a text.

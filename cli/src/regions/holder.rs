@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The memory regions of each process, of which one after the other is recognized.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
+
+use serde::Serialize;
+
+use super::nldev::Device;
+use super::nldev::Maker;
+use crate::process::Processes;
+
+/// RDMA devices by their names. None: all.
+pub(super) type Devices = Option<BTreeSet<String>>;
+
+/// Some regions of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(crate) struct Part {
+    pub(crate) regions: u64,
+    /// None: that is not known.
+    pub(crate) bytes: Option<u64>,
+}
+
+impl Default for Part {
+    fn default() -> Self {
+        Self {
+            regions: 0,
+            bytes: Some(0),
+        }
+    }
+}
+
+impl Part {
+    pub(super) fn add(&mut self, regions: u64, bytes: u64) {
+        self.regions = self.regions.saturating_add(regions);
+        self.bytes = self.bytes.map(|sum| sum.saturating_add(bytes));
+    }
+}
+
+/// Whose regions they are.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Owner {
+    Process(u32),
+    Kernel(String),
+    Unknown,
+}
+
+/// An owner's regions.
+#[derive(Debug, Default)]
+pub(super) struct Holder {
+    /// Of each device how many of each length, of which nothing is known yet.
+    pub(super) left: BTreeMap<String, BTreeMap<u64, u64>>,
+    /// The devices of its regions.
+    pub(super) devices: BTreeSet<String>,
+    /// And of its protection domains, which come first.
+    pub(super) uses: BTreeSet<String>,
+    pub(super) all: Part,
+    pub(super) peer_memory: Part,
+    pub(super) dma_buf: Part,
+    pub(super) other: Part,
+    pub(super) unknown: Part,
+    pub(super) without_region: u64,
+}
+
+impl Holder {
+    /// Takes out the longest of these lengths; none: it has no such region. Its device, and its length.
+    fn take_on(
+        &mut self,
+        devices: &Devices,
+        lengths: RangeInclusive<u64>,
+    ) -> Option<(String, u64)> {
+        let on = |device: &String| {
+            devices
+                .as_ref()
+                .is_none_or(|devices| devices.contains(device))
+        };
+        let here = self.left.iter_mut().filter(|(device, _)| on(device));
+        let longest = here.filter_map(|(device, regions)| {
+            let length = *regions.range(lengths.clone()).next_back()?.0;
+            Some((length, device.clone(), regions))
+        });
+        let (length, device, regions) = longest.max_by_key(|(length, ..)| *length)?;
+        let count = regions.get_mut(&length)?;
+        *count = count.saturating_sub(1);
+        if *count == 0 {
+            regions.remove(&length);
+        }
+        Some((device, length))
+    }
+
+    pub(super) fn take(&mut self, devices: &Devices, lengths: RangeInclusive<u64>) -> Option<u64> {
+        self.take_on(devices, lengths).map(|(_, length)| length)
+    }
+
+    /// The same, which is then not this one's any more.
+    pub(super) fn give(
+        &mut self,
+        devices: &Devices,
+        lengths: RangeInclusive<u64>,
+    ) -> Option<(String, u64)> {
+        let (device, length) = self.take_on(devices, lengths)?;
+        self.all.regions = self.all.regions.saturating_sub(1);
+        self.all.bytes = self.all.bytes.map(|bytes| bytes.saturating_sub(length));
+        Some((device, length))
+    }
+
+    /// Takes in regions, of which nothing is known.
+    pub(super) fn add(&mut self, device: &str, bytes: u64, count: u64) {
+        self.devices.insert(device.to_owned());
+        self.uses.insert(device.to_owned());
+        self.all.add(count, bytes.saturating_mul(count));
+        let lengths = self.left.entry(device.to_owned()).or_default();
+        let regions = lengths.entry(bytes).or_default();
+        *regions = regions.saturating_add(count);
+    }
+
+    pub(super) fn left(&self) -> Part {
+        let mut left = Part::default();
+        for regions in self.left.values() {
+            for (bytes, count) in regions {
+                left.add(*count, bytes.saturating_mul(*count));
+            }
+        }
+        left
+    }
+
+    /// GPU memory that is registered: a region of this many bytes, or none that is seen.
+    pub(super) fn is_gpu(&mut self, how: fn(&mut Self) -> &mut Part, region: Option<u64>) {
+        match region {
+            Some(bytes) => how(self).add(1, bytes),
+            None => self.without_region = self.without_region.saturating_add(1),
+        }
+    }
+}
+
+/// The regions of all devices, by whom they belong to.
+pub(super) fn holders(devices: &[Device], processes: &Processes<'_>) -> BTreeMap<Owner, Holder> {
+    let mut of_threads = BTreeMap::new();
+    let mut process = |thread: u32| {
+        *of_threads
+            .entry(thread)
+            .or_insert_with(|| processes.of_thread(thread))
+    };
+    let mut holders: BTreeMap<Owner, Holder> = BTreeMap::new();
+    for device in devices {
+        // The region of a thread that has ended is that of the process which has its protection domain.
+        let mut domains: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
+        let makers = device.regions.iter().map(|regions| &regions.maker);
+        for maker in makers.chain(&device.domains) {
+            if let (Some(domain), Some(thread)) = (maker.domain, maker.thread) {
+                domains.entry(domain).or_default().insert(process(thread));
+            }
+        }
+        let mut owner = |maker: &Maker| {
+            let mut of_domain = maker
+                .domain
+                .iter()
+                .filter_map(|domain| domains.get(domain))
+                .flatten();
+            match (&maker.kernel, maker.thread) {
+                (Some(kernel), _) => Owner::Kernel(kernel.clone()),
+                (None, Some(thread)) => Owner::Process(process(thread)),
+                (None, None) => match (of_domain.next(), of_domain.next()) {
+                    (Some(process), None) => Owner::Process(*process),
+                    _ => Owner::Unknown,
+                },
+            }
+        };
+        for domain in &device.domains {
+            let holder = holders.entry(owner(domain)).or_default();
+            holder.uses.insert(device.name.clone());
+        }
+        for regions in &device.regions {
+            let holder = holders.entry(owner(&regions.maker)).or_default();
+            holder.add(&device.name, regions.bytes, regions.count);
+        }
+    }
+    holders
+}

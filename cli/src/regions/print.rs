@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! `peermemctl list --all`, as text and as JSON.
+
+use anyhow::anyhow;
+use serde::Serialize;
+
+use super::holder::Part;
+use super::usage::Usage;
+use super::usage::User;
+use super::usage::Verdict;
+use crate::args;
+use crate::debugfs::Time;
+use crate::finding::Status;
+use crate::host::Host;
+use crate::host::Unseen;
+use crate::list;
+use crate::process::State;
+use crate::registrations::count;
+use crate::render;
+use crate::render::counted;
+use crate::render::known;
+use crate::render::Paint;
+use crate::render::Table;
+use crate::report::Out;
+use crate::watch;
+
+const SCHEMA: &str = "peermemctl.list-all";
+const VERSION: u32 = 1;
+
+/// The body of the JSON.
+#[derive(Serialize)]
+struct Body<'a> {
+    now_seconds: Option<f64>,
+    /// Of the one process that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpudirect: Option<Verdict>,
+    processes: &'a [User],
+    reasons: &'a [String],
+    notes: Vec<String>,
+}
+
+/// Shows the memory regions by process. An error: they cannot be seen.
+pub(crate) fn run(host: &dyn Host, args: &args::List, out: &mut Out) -> anyhow::Result<Status> {
+    let interval = watch::interval(args.watch)?;
+    watch::repeat(interval, out, |out| {
+        let mut usage = Usage::scan(host).map_err(why)?;
+        let gpudirect = args.pid.map(|pid| usage.verdict(pid));
+        if let Some(pid) = args.pid {
+            usage.users.retain(|user| user.pid == Some(pid));
+        }
+        if out.is_json() {
+            let body = Body {
+                now_seconds: usage.now.map(Time::seconds),
+                gpudirect,
+                processes: &usage.users,
+                reasons: &usage.reasons,
+                notes: notes(&usage),
+            };
+            out.json(SCHEMA, VERSION, &body)?;
+            return Ok(Status::Ok);
+        }
+        watch::heading(usage.now, out);
+        show(&usage, out);
+        match args.pid.zip(gpudirect) {
+            Some((pid, verdict)) => out.line(answer(pid, verdict, usage.users.first())),
+            None => out.line(sum(&usage)),
+        }
+        let is_unknown = |user: &User| user.unknown.regions > 0;
+        if gpudirect == Some(Verdict::Unknown)
+            || usage.is_open
+            || usage.users.iter().any(is_unknown)
+        {
+            for reason in &usage.reasons {
+                out.paragraph("not told: ", reason);
+            }
+        }
+        for note in notes(&usage) {
+            out.paragraph("note: ", &note);
+        }
+        Ok(Status::Ok)
+    })
+}
+
+fn why(why: Unseen) -> anyhow::Error {
+    match why {
+        Unseen::NotRecorded => {
+            anyhow!("the recording has no memory regions: it is older than this program")
+        }
+        why => anyhow!("memory regions cannot be seen: {why}"),
+    }
+}
+
+fn show(usage: &Usage, out: &mut Out) {
+    let mut table = Table::new(&[
+        "PID",
+        "USER",
+        "HCA",
+        "REGIONS",
+        "SIZE",
+        "PEERMEM",
+        "DMA-BUF",
+        "OTHER",
+        "UNKNOWN",
+        "GPUDIRECT",
+        "COMMAND",
+    ]);
+    for user in &usage.users {
+        let command = match &user.kernel {
+            Some(kernel) => Some(format!("[{kernel}]")),
+            None => user.command.clone(),
+        };
+        table.row([
+            list::pid(user.pid, user.process),
+            list::user(user.user.as_deref(), user.uid),
+            known((!user.devices.is_empty()).then(|| user.devices.join(","))),
+            user.regions.to_string(),
+            render::bytes(user.bytes),
+            part(&user.peer_memory),
+            part(&user.dma_buf),
+            part(&user.other),
+            part(&user.unknown),
+            verdict(user.gpudirect),
+            known(command),
+        ]);
+    }
+    table.right(&[3, 4]);
+    if !table.is_empty() {
+        list::show(&table, out);
+        out.gap();
+    }
+}
+
+/// How many, and how large.
+fn part(part: &Part) -> String {
+    match (part.regions, part.bytes) {
+        (0, _) => render::NONE.to_owned(),
+        (regions, Some(bytes)) => format!("{regions} ({})", render::bytes(bytes)),
+        (regions, None) => regions.to_string(),
+    }
+}
+
+fn verdict(verdict: Option<Verdict>) -> String {
+    match verdict {
+        Some(Verdict::Yes) => Paint::Good.on("yes"),
+        Some(Verdict::No) => "no".to_owned(),
+        Some(Verdict::Unknown) => Paint::Warning.on("unknown"),
+        None => render::NONE.to_owned(),
+    }
+}
+
+/// Of all processes.
+fn sum(usage: &Usage) -> String {
+    let users = &usage.users;
+    if users.is_empty() {
+        return match usage.is_whole {
+            true => "there is no memory region: nothing uses RDMA now",
+            false => "no memory region is seen",
+        }
+        .to_owned();
+    }
+    let regions = users
+        .iter()
+        .fold(0, |sum: u64, user| sum.saturating_add(user.regions));
+    let bytes = users
+        .iter()
+        .fold(0, |sum: u64, user| sum.saturating_add(user.bytes));
+    let verdicts = [
+        (Verdict::Yes, "is used by"),
+        (Verdict::No, "is not used by"),
+        (Verdict::Unknown, "may be used by"),
+    ];
+    let parts = verdicts.iter().filter_map(|(verdict, words)| {
+        let those = users.iter().filter(|user| user.gpudirect == Some(*verdict));
+        let number = those.count();
+        (number > 0).then(|| format!("{words} {}", counted(number, "process")))
+    });
+    let parts: Vec<String> = parts.collect();
+    let regions = counted(regions, "memory region");
+    let bytes = render::bytes(bytes);
+    match parts.is_empty() {
+        true => format!("{regions}, {bytes}, of the kernel alone"),
+        false => format!("{regions}, {bytes}; GPUDirect RDMA {}", parts.join(", ")),
+    }
+}
+
+/// Of one process.
+fn answer(pid: u32, verdict: Verdict, user: Option<&User>) -> String {
+    let Some(user) = user else {
+        return match verdict {
+            Verdict::Unknown => format!("whether process {pid} uses GPUDirect RDMA cannot be told"),
+            _ => format!(
+                "process {pid} does not use GPUDirect RDMA now: it has no memory region; `peermemctl list --all` shows \
+                 whether its children have"
+            ),
+        };
+    };
+    let regions = counted(user.regions, "region");
+    match verdict {
+        Verdict::No => {
+            format!("process {pid} does not use GPUDirect RDMA now: none of its {regions} is GPU memory")
+        }
+        Verdict::Unknown if user.unknown.regions == 0 => format!(
+            "whether process {pid} uses GPUDirect RDMA cannot be told: none of its {regions} is GPU memory, and there may \
+             be others"
+        ),
+        Verdict::Unknown => format!(
+            "whether process {pid} uses GPUDirect RDMA cannot be told: {} of its {regions} may be GPU memory",
+            user.unknown.regions
+        ),
+        Verdict::Yes => {
+            let ways = [
+                (&user.peer_memory, "by peer memory"),
+                (&user.dma_buf, "by dma-buf"),
+            ];
+            let ways = ways.iter().filter(|(its, _)| its.regions > 0);
+            let ways: Vec<String> = ways
+                .map(|(its, way)| format!("{} {way}", part(its)))
+                .collect();
+            let found = match ways.is_empty() {
+                true => format!("it has registered GPU memory beside its {regions}"),
+                false => format!("GPU memory among its {regions}: {}", ways.join(", ")),
+            };
+            format!("process {pid} uses GPUDirect RDMA; {found}")
+        }
+    }
+}
+
+/// What a reader of the table should know.
+fn notes(usage: &Usage) -> Vec<String> {
+    let mut notes = usage.notes.clone();
+    let without = usage.users.iter().filter(|user| user.without_region > 0);
+    let names: Vec<String> = without
+        .filter_map(|user| user.pid)
+        .map(|pid| pid.to_string())
+        .collect();
+    if !names.is_empty() {
+        notes.push(format!(
+            "process {} has GPU memory registered that is in no memory region: by DEVX (as GPU-initiated communication \
+             does), or while this was read",
+            names.join(", ")
+        ));
+    }
+    let gone = usage
+        .users
+        .iter()
+        .filter(|user| user.process == State::Gone);
+    let gone = count(gone.count());
+    if gone > 0 {
+        notes.push(format!(
+            "/proc has {} of these no more, or does not show them",
+            counted(gone, "process")
+        ));
+    }
+    notes
+}

@@ -1,0 +1,756 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! `list --all` on synthetic machines: one for each answer, and for each reason why there is none. What it says is kept in
+//! `cli/tests/golden`.
+
+use serde_json::json;
+use serde_json::Value;
+
+use crate::dma_buf;
+use crate::dma_buf::tests::bufinfo;
+use crate::finding::Status;
+use crate::fixture;
+use crate::fixture::Fixture;
+use crate::host::recording::Recording;
+use crate::host::Fact;
+use crate::host::Host as _;
+use crate::host::Unseen;
+use crate::testing;
+
+const FILES: &str = crate::debugfs::DIRECTORY;
+const MODULE: &str = "/sys/module/nvidia_peermem";
+/// Of RDMA devices of the machine.
+const MLX5_0: &str = "0000:18:00.0";
+const MLX5_1: &str = "0000:1a:00.0";
+/// A NIC's function that is no RDMA device.
+const DATA_DIRECT: &str = "0000:1f:00.0";
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// Of the module's list.
+fn registration(id: u64, state: &str, pid: u32, len: u64, hca: &str) -> String {
+    format!(
+        "id={id} state={state} mode=persistent addr={:#x} len={len} page=65536 chunks=1 entries=1 gpus=0000:19:00.0 \
+         hca={hca} tgid={pid} pid={} since=3000.500000 comm=pt_main_thread\n",
+        0x7f00_0000_0000 + (id << 32),
+        pid + 1
+    )
+}
+
+/// What the kernel tracks of a device.
+fn device(name: &str, regions: &[Value]) -> Value {
+    json!({ "name": name, "regions": regions, "domains": [] })
+}
+
+fn region(thread: Option<u32>, domain: u32, bytes: u64, count: u64) -> Value {
+    json!({ "thread": thread, "domain": domain, "bytes": bytes, "count": count })
+}
+
+fn track(fixture: &mut Fixture, devices: &[Value]) {
+    fixture.fact(
+        Fact::MemoryRegions,
+        &json!({ "devices": devices }).to_string(),
+    );
+}
+
+fn process(fixture: &mut Fixture, pid: u32, threads: &[u32], uid: u32, command: &str) {
+    for number in threads.iter().chain([&pid]) {
+        let status =
+            format!("Name:\tx\nTgid:\t{pid}\nPid:\t{number}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n");
+        fixture.file(&format!("/proc/{number}/status"), &status);
+    }
+    fixture.file(&format!("/proc/{pid}/cmdline"), command);
+    fixture.file(
+        &format!("/proc/{pid}/stat"),
+        &format!("{pid} (x) S 1 1 1\n"),
+    );
+}
+
+/// With no module and no dma-buf of a GPU; two processes and the kernel have regions.
+fn machine() -> Fixture {
+    let mut fixture = fixture::hgx();
+    fixture.link("/proc/self/ns/pid", "pid:[4026531836]");
+    fixture.file("/etc/passwd", "alice:x:1000:1000::/home/alice:/bin/bash\n");
+    fixture.file(
+        dma_buf::FILE,
+        &bufinfo(&[("udmabuf", "frames", 65_536, &[])]),
+    );
+    process(
+        &mut fixture,
+        4711,
+        &[4712, 4713],
+        1000,
+        "python3\0train.py\0",
+    );
+    process(&mut fixture, 4800, &[], 1001, "ib_write_bw\0");
+    track(
+        &mut fixture,
+        &[
+            device(
+                "mlx5_0",
+                &[
+                    region(Some(4712), 2, 2 * GIB, 1),
+                    region(Some(4713), 2, GIB - 4096, 1),
+                    region(Some(4711), 2, 4 * MIB, 210),
+                    json!({ "kernel": "nvme_rdma", "bytes": 131_072, "count": 128 }),
+                ],
+            ),
+            device(
+                "mlx5_1",
+                &[
+                    region(Some(4711), 1, 2 * GIB, 1),
+                    region(Some(4800), 3, 65_536, 2),
+                ],
+            ),
+            device("mlx5_2", &[]),
+        ],
+    );
+    fixture
+}
+
+/// The two processes, each with a device of its own.
+fn apart(fixture: &mut Fixture) {
+    track(
+        fixture,
+        &[
+            device(
+                "mlx5_0",
+                &[
+                    region(Some(4712), 2, 2 * GIB, 1),
+                    region(Some(4711), 2, 4 * MIB, 210),
+                ],
+            ),
+            device("mlx5_1", &[region(Some(4800), 3, 65_536, 2)]),
+        ],
+    );
+}
+
+/// With peermem-rs, and registrations by it.
+fn ours(registrations: &str) -> Fixture {
+    let mut fixture = machine();
+    fixture.file(&format!("{MODULE}/version"), "595.45.04-rs1\n");
+    fixture.file(&format!("{MODULE}/refcnt"), "3\n");
+    fixture.file(
+        &format!("{FILES}/version"),
+        "format=2 module=595.45.04-rs1\n",
+    );
+    fixture.file(&format!("{FILES}/registrations"), registrations);
+    fixture
+}
+
+/// With NVIDIA's module, which has so many.
+fn nvidias(count: u64) -> Fixture {
+    let mut fixture = machine();
+    fixture.file(&format!("{MODULE}/version"), "580.159.04\n");
+    fixture.file(&format!("{MODULE}/refcnt"), &format!("{count}\n"));
+    fixture
+}
+
+fn says(fixture: &Fixture, line: &[&str]) -> String {
+    let (text, status) = testing::says(&fixture.recording, line);
+    assert_eq!(status, Status::Ok, "{text}");
+    text
+}
+
+/// Without the line ends that wrapping makes.
+fn unwrapped(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn json(fixture: &Fixture) -> Value {
+    serde_json::from_str(&says(fixture, &["list", "--all", "--json"])).unwrap()
+}
+
+/// A process, or what is nobody's: verdict, and regions by peer memory, by dma-buf, other, unknown.
+fn of(answer: &Value, pid: Option<u32>) -> (String, [u64; 4]) {
+    let all = answer["processes"].as_array().unwrap();
+    let is_it = |one: &&Value| one["pid"] == json!(pid) && one["kernel"].is_null();
+    let one = all.iter().find(is_it).unwrap();
+    let parts = ["peer_memory", "dma_buf", "other", "unknown"];
+    let parts = parts.map(|part| one[part]["regions"].as_u64().unwrap());
+    let without = one["without_region"].as_u64().unwrap();
+    assert_eq!(
+        parts.iter().sum::<u64>(),
+        one["regions"].as_u64().unwrap(),
+        "{one:#}, {without} without"
+    );
+    (one["gpudirect"].as_str().unwrap().to_owned(), parts)
+}
+
+fn reasons(answer: &Value) -> String {
+    answer["reasons"].to_string()
+}
+
+#[test]
+fn each_answer_is_shown() {
+    let registrations = [
+        registration(1, "mapped", 4711, 2 * GIB, MLX5_0),
+        registration(2, "mapped", 4711, GIB, MLX5_0),
+        registration(3, "mapped", 4711, 2 * GIB, MLX5_1),
+        registration(4, "orphaned", 4711, 4 * MIB, MLX5_0),
+    ];
+    let ours = ours(&registrations.concat());
+    let mut shared = nvidias(2);
+    let gpu = ("nv_dmabuf", "<none>", 2 * GIB);
+    shared.file(
+        dma_buf::FILE,
+        &bufinfo(&[
+            (gpu.0, gpu.1, gpu.2, &[MLX5_0, MLX5_1]),
+            ("udmabuf", "frames", 65_536, &[MLX5_1]),
+        ]),
+    );
+    for (name, fixture, line) in [
+        ("list-all.txt", &ours, &["list", "--all"][..]),
+        ("list-all.json", &ours, &["list", "--all", "--json"]),
+        (
+            "list-all-pid.txt",
+            &ours,
+            &["list", "--all", "--pid", "4711"],
+        ),
+        ("list-all-unknown.txt", &shared, &["list", "--all"]),
+    ] {
+        testing::golden(&format!("golden/{name}"), &says(fixture, line));
+    }
+}
+
+#[test]
+fn a_process_without_gpu_memory_is_told() {
+    let answer = json(&machine());
+    assert_eq!(of(&answer, Some(4711)), ("no".to_owned(), [0, 0, 213, 0]));
+    assert_eq!(of(&answer, Some(4800)), ("no".to_owned(), [0, 0, 2, 0]));
+    assert_eq!(answer["reasons"], json!([]));
+    // A kernel that has no dma-buf at all.
+    let mut without = machine();
+    without.remove("/sys/kernel/debug/dma_buf");
+    without.file("/sys/kernel/debug/x", "");
+    assert_eq!(of(&json(&without), Some(4711)).0, "no");
+    for (pid, says_so) in [
+        (
+            "4711",
+            "process 4711 does not use GPUDirect RDMA now: none of its 213 regions is GPU memory",
+        ),
+        (
+            "77",
+            "process 77 does not use GPUDirect RDMA now: it has no memory region",
+        ),
+    ] {
+        let text = unwrapped(&says(&machine(), &["list", "--all", "--pid", pid]));
+        assert!(text.contains(says_so), "{text}");
+    }
+}
+
+#[test]
+fn what_peermem_rs_lists_is_gpu_memory() {
+    // Of the regions that fit the one that was made of it is the longest.
+    let mapped = |pid, len| registration(1, "mapped", pid, len, MLX5_0);
+    let answer = json(&ours(&mapped(4711, GIB)));
+    assert_eq!(of(&answer, Some(4711)), ("yes".to_owned(), [1, 0, 212, 0]));
+    let bytes = &answer["processes"][0]["peer_memory"]["bytes"];
+    assert_eq!(bytes, &json!(GIB - 4096));
+    assert_eq!(of(&answer, Some(4800)).0, "no");
+    // What is not mapped any more, or not yet, is no GPU memory of a region.
+    for state in ["revoked", "orphaned", "pinned"] {
+        let answer = json(&ours(&registration(1, state, 4711, GIB, MLX5_0)));
+        assert_eq!(of(&answer, Some(4711)).0, "no", "{state}");
+    }
+    // By DEVX: in the module's list, and no region. No region of another device is taken for it.
+    for (registration, pid) in [
+        (mapped(4800, 64 * MIB), 4800),
+        (registration(1, "mapped", 4711, GIB, MLX5_1), 4711),
+    ] {
+        let fixture = ours(&registration);
+        let (verdict, [by_peer_memory, ..]) = of(&json(&fixture), Some(pid));
+        assert_eq!((verdict.as_str(), by_peer_memory), ("yes", 0));
+        assert!(says(&fixture, &["list", "--all"]).contains("in no memory region"));
+    }
+    // A process that has nothing else.
+    let answer = json(&ours(&mapped(99, GIB)));
+    assert_eq!(of(&answer, Some(99)), ("yes".to_owned(), [0; 4]));
+}
+
+#[test]
+fn what_nvidias_module_counts_is_its_only_users() {
+    assert_eq!(of(&json(&nvidias(0)), Some(4711)).0, "no");
+    // Of two processes nobody knows which.
+    let answer = json(&nvidias(3));
+    assert_eq!(
+        of(&answer, Some(4711)),
+        ("unknown".to_owned(), [0, 0, 0, 213])
+    );
+    assert_eq!(
+        of(&answer, Some(4800)),
+        ("unknown".to_owned(), [0, 0, 0, 2])
+    );
+    assert!(
+        reasons(&answer).contains("has 3 registrations of GPU memory"),
+        "{answer:#}"
+    );
+    assert!(reasons(&answer).contains("not peermem-rs"), "{answer:#}");
+    let text = unwrapped(&says(&nvidias(3), &["list", "--all", "--pid", "4800"]));
+    assert!(
+        text.contains(
+            "whether process 4800 uses GPUDirect RDMA cannot be told: 2 of its 2 regions may be"
+        ),
+        "{text}"
+    );
+    let mut alone = nvidias(3);
+    let regions = [
+        region(Some(4711), 2, GIB, 4),
+        json!({ "kernel": "nvme_rdma", "bytes": 4096, "count": 9 }),
+    ];
+    track(&mut alone, &[device("mlx5_0", &regions)]);
+    let answer = json(&alone);
+    assert_eq!(of(&answer, Some(4711)), ("yes".to_owned(), [3, 0, 1, 0]));
+    // Which of the four is not known.
+    assert!(answer["processes"][0]["peer_memory"]["bytes"].is_null());
+    // Without root: the count of ours is there.
+    let mut denied = ours("");
+    denied.remove("/sys/kernel/debug");
+    denied.deny("/sys/kernel/debug");
+    denied.deny(&format!("{FILES}/version"));
+    denied.deny(dma_buf::FILE);
+    let answer = json(&denied);
+    assert_eq!(of(&answer, Some(4711)).0, "unknown");
+    for said in [
+        "not visible without root",
+        "has 3 registrations",
+        "by dma-buf",
+    ] {
+        assert!(reasons(&answer).contains(said), "{said}: {answer:#}");
+    }
+    denied.file(&format!("{MODULE}/refcnt"), "0\n");
+    let answer = json(&denied);
+    assert_eq!(of(&answer, Some(4711)).0, "unknown");
+    assert!(!reasons(&answer).contains("registrations"), "{answer:#}");
+}
+
+#[test]
+fn a_dma_buf_is_its_only_users() {
+    let attached = |fixture: &mut Fixture, exporter: &str, device: &str| {
+        fixture.file(
+            dma_buf::FILE,
+            &bufinfo(&[(exporter, "<none>", 2 * GIB, &[device])]),
+        );
+    };
+    let mut fixture = machine();
+    apart(&mut fixture);
+    for exporter in ["nv_dmabuf", "nvidia"] {
+        attached(&mut fixture, exporter, MLX5_0);
+        let answer = json(&fixture);
+        assert_eq!(of(&answer, Some(4711)), ("yes".to_owned(), [0, 1, 210, 0]));
+        assert_eq!(of(&answer, Some(4800)), ("no".to_owned(), [0, 0, 2, 0]));
+        assert_eq!(answer["processes"][0]["dma_buf"]["bytes"], json!(2 * GIB));
+    }
+    // Of a device that nobody uses, of another GPU, of a disk.
+    for device in ["0000:29:00.0", "0000:1b:00.0", "0000:99:00.0", "card0"] {
+        attached(&mut fixture, "nv_dmabuf", device);
+        assert_eq!(of(&json(&fixture), Some(4711)).0, "no", "{device}");
+    }
+    // Two processes with one device; the third has another.
+    let mut shared = machine();
+    attached(&mut shared, "nv_dmabuf", MLX5_1);
+    let answer = json(&shared);
+    assert_eq!(
+        of(&answer, Some(4711)),
+        ("unknown".to_owned(), [0, 0, 212, 1])
+    );
+    assert_eq!(
+        of(&answer, Some(4800)),
+        ("unknown".to_owned(), [0, 0, 0, 2])
+    );
+    assert!(
+        reasons(&answer).contains("processes 4711, 4800"),
+        "{answer:#}"
+    );
+    // A protection domain makes a user of a device, too.
+    let mut domain = machine();
+    let mut first = device("mlx5_0", &[region(Some(4711), 2, 2 * GIB, 1)]);
+    first["domains"] =
+        json!([{ "thread": 4800, "domain": 3 }, { "kernel": "rdma_cm", "domain": 0 }]);
+    track(&mut domain, &[first]);
+    attached(&mut domain, "nv_dmabuf", MLX5_0);
+    assert_eq!(of(&json(&domain), Some(4711)).0, "unknown");
+    // More than it has regions: DEVX.
+    let mut more = machine();
+    track(
+        &mut more,
+        &[device("mlx5_0", &[region(Some(4711), 2, 4 * GIB, 1)])],
+    );
+    attached(&mut more, "nv_dmabuf", MLX5_0);
+    assert_eq!(
+        of(&json(&more), Some(4711)),
+        ("yes".to_owned(), [0, 0, 1, 0])
+    );
+    // Another exporter's is told, and is not a GPU's.
+    attached(&mut more, "udmabuf", MLX5_0);
+    let answer = json(&more);
+    assert_eq!(of(&answer, Some(4711)).0, "no");
+    assert!(
+        answer["notes"].to_string().contains("udmabuf"),
+        "{answer:#}"
+    );
+}
+
+#[test]
+fn a_dma_buf_of_a_nic_without_rdma_is_anybodys() {
+    let mut fixture = machine();
+    fixture.file(
+        dma_buf::FILE,
+        &bufinfo(&[("nv_dmabuf", "<none>", GIB, &[DATA_DIRECT])]),
+    );
+    fixture.file(
+        &format!("/sys/bus/pci/devices/{DATA_DIRECT}/vendor"),
+        "0x15b3\n",
+    );
+    let answer = json(&fixture);
+    assert_eq!(of(&answer, Some(4711)).0, "unknown");
+    assert!(reasons(&answer).contains("Data Direct"), "{answer:#}");
+    track(
+        &mut fixture,
+        &[device("mlx5_0", &[region(Some(4711), 2, GIB, 2)])],
+    );
+    assert_eq!(
+        of(&json(&fixture), Some(4711)),
+        ("yes".to_owned(), [0, 1, 1, 0])
+    );
+}
+
+#[test]
+fn why_it_cannot_be_told_is_said() {
+    let with = |change: fn(&mut Fixture)| {
+        let mut fixture = machine();
+        change(&mut fixture);
+        fixture
+    };
+    for (fixture, said) in [
+        (
+            with(|fixture| fixture.deny(dma_buf::FILE)),
+            "bufinfo is not visible without root",
+        ),
+        (
+            with(|fixture| {
+                fixture.remove("/sys/kernel/debug");
+                fixture.directory("/sys/kernel/debug");
+            }),
+            "debugfs is not mounted: mount -t debugfs",
+        ),
+        (
+            with(|fixture| fixture.remove("/sys/kernel/debug")),
+            "this kernel has no debugfs",
+        ),
+        (
+            with(|fixture| fixture.file(dma_buf::FILE, "\nDma-buf Objects:\n")),
+            "is not whole",
+        ),
+        (
+            with(|fixture| fixture.file("/sys/module/nv_peer_mem/refcnt", "0\n")),
+            "nv_peer_mem is loaded",
+        ),
+        (
+            with(|fixture| fixture.file(&format!("{MODULE}/version"), "580.159.04\n")),
+            "what nvidia_peermem has registered is not seen",
+        ),
+    ] {
+        let answer = json(&fixture);
+        let (verdict, [.., unknown]) = of(&answer, Some(4711));
+        assert_eq!((verdict.as_str(), unknown), ("unknown", 213), "{said}");
+        assert!(reasons(&answer).contains(said), "{said}: {answer:#}");
+        let text = says(&fixture, &["list", "--all", "--pid", "4800"]);
+        assert!(unwrapped(&text).contains(said), "{said}: {text}");
+    }
+    let newer =
+        registration(7, "mapped", 4711, GIB, MLX5_0).replace("state=mapped", "state=parked");
+    assert!(reasons(&json(&ours(&newer))).contains("registration 7 of the module's list"));
+    let cut = ours("id=1 state=map");
+    assert!(reasons(&json(&cut)).contains("1 line of its list could not be read"));
+    let mut grace = fixture::grace();
+    grace.file(dma_buf::FILE, &bufinfo(&[]));
+    track(
+        &mut grace,
+        &[device("mlx5_0", &[region(Some(4711), 2, GIB, 1)])],
+    );
+    assert!(reasons(&json(&grace)).contains("Grace"));
+    // What is known all the same, is.
+    let mut known = ours(&registration(1, "mapped", 4711, GIB, MLX5_0));
+    known.deny(dma_buf::FILE);
+    assert_eq!(
+        of(&json(&known), Some(4711)),
+        ("yes".to_owned(), [1, 0, 0, 212])
+    );
+}
+
+#[test]
+fn regions_that_are_not_seen_leave_it_open() {
+    let refused = json!({ "name": "mlx5_1", "refused": "the kernel lists none" });
+    let seen = device("mlx5_0", &[region(Some(4711), 2, GIB, 1)]);
+    // One process is seen, and others may have what the module counts, or what is attached.
+    for (hide, said) in [
+        (
+            (|_| {}) as fn(&mut Fixture),
+            "of mlx5_1 are not seen: the kernel lists none",
+        ),
+        (
+            |fixture| fixture.file("/proc/sys/kernel/osrelease", "5.4.0-200-generic\n"),
+            "this kernel (5.4.0-200-generic) leaves out",
+        ),
+    ] {
+        for (registered, verdict) in [(3, "unknown"), (0, "no")] {
+            let mut fixture = nvidias(registered);
+            track(&mut fixture, &[seen.clone(), refused.clone()]);
+            hide(&mut fixture);
+            let answer = json(&fixture);
+            assert_eq!(of(&answer, Some(4711)).0, verdict, "{said}");
+            assert!(answer["notes"].to_string().contains(said), "{answer:#}");
+            let text = unwrapped(&says(&fixture, &["list", "--all", "--pid", "4800"]));
+            assert!(text.contains(said), "{text}");
+            let is_open = text.contains("whether process 4800 uses GPUDirect RDMA cannot be told");
+            assert_eq!(is_open, registered > 0, "{text}");
+            assert_eq!(
+                text.contains("has 3 registrations"),
+                registered > 0,
+                "{text}"
+            );
+        }
+    }
+    let mut fixture = nvidias(0);
+    fixture.file(
+        dma_buf::FILE,
+        &bufinfo(&[("nvidia", "<none>", GIB, &[MLX5_0])]),
+    );
+    track(&mut fixture, &[seen, refused.clone()]);
+    assert_eq!(of(&json(&fixture), Some(4711)).0, "yes");
+    let mut elsewhere = fixture.clone();
+    elsewhere.file(
+        dma_buf::FILE,
+        &bufinfo(&[("nvidia", "<none>", GIB, &[MLX5_1])]),
+    );
+    let text = unwrapped(&says(&elsewhere, &["list", "--all", "--pid", "4711"]));
+    assert!(
+        text.contains("none of its 1 region is GPU memory, and there may be others"),
+        "{text}"
+    );
+    assert!(text.contains("attached to mlx5_1"), "{text}");
+    fixture.file("/proc/sys/kernel/osrelease", "4.18.0-553.el8_10.x86_64\n");
+    assert_eq!(of(&json(&fixture), Some(4711)).0, "unknown");
+    track(&mut fixture, &[refused]);
+    assert!(says(&fixture, &["list", "--all"]).contains("no memory region is seen"));
+}
+
+#[test]
+fn what_cannot_be_asked_fails() {
+    let mut fixture = machine();
+    fixture.recording.facts.remove(&Fact::MemoryRegions);
+    for (why, said) in [
+        (Unseen::NotRecorded, "the recording has no memory regions"),
+        (
+            Unseen::Failed("RDMA netlink: x".to_owned()),
+            "memory regions cannot be seen: RDMA netlink: x",
+        ),
+    ] {
+        fixture
+            .recording
+            .unseen
+            .insert("fact memory_regions".to_owned(), why);
+        let (text, status) = testing::says(&fixture.recording, &["list", "--all"]);
+        assert_eq!(status, Status::Failed);
+        assert!(text.contains(said), "{text}");
+    }
+    fixture.fact(Fact::MemoryRegions, "{\"devices\":7}");
+    let (text, status) = testing::says(&fixture.recording, &["list", "--all"]);
+    assert_eq!(status, Status::Failed);
+    assert!(text.contains("not understood"), "{text}");
+    // Without a device there is an answer.
+    let text = says(&fixture::no_hca(), &["list", "--all"]);
+    assert!(text.contains("nothing uses RDMA now"), "{text}");
+}
+
+#[test]
+fn regions_of_threads_that_have_ended_are_their_processs() {
+    let mut fixture = machine();
+    let mut first = device(
+        "mlx5_0",
+        &[region(None, 2, GIB, 3), region(None, 3, MIB, 1)],
+    );
+    first["domains"] = json!([{ "thread": 4713, "domain": 2 }]);
+    // A protection domain of the same number on another device is another.
+    let second = device("mlx5_1", &[region(None, 2, GIB, 1)]);
+    track(&mut fixture, &[first, second]);
+    let answer = json(&fixture);
+    assert_eq!(of(&answer, Some(4711)), ("no".to_owned(), [0, 0, 3, 0]));
+    assert_eq!(of(&answer, None), ("no".to_owned(), [0, 0, 2, 0]));
+    assert!(
+        answer["notes"]
+            .to_string()
+            .contains("of 2 regions the kernel does not name"),
+        "{answer:#}"
+    );
+    // The module knows whose the others are.
+    let mut known = ours(&registration(1, "mapped", 4800, GIB, MLX5_1));
+    known.recording.facts = fixture.recording.facts.clone();
+    let answer = json(&known);
+    assert_eq!(of(&answer, Some(4800)), ("yes".to_owned(), [1, 0, 0, 0]));
+    assert_eq!(of(&answer, None), ("no".to_owned(), [0, 0, 1, 0]));
+    // Nobody's regions may be those of a process that has none.
+    fixture.deny(dma_buf::FILE);
+    let text = unwrapped(&says(&fixture, &["list", "--all", "--pid", "4800"]));
+    for said in [
+        "cannot be told",
+        "of 2 regions the kernel does not name",
+        "without root",
+    ] {
+        assert!(text.contains(said), "{text}");
+    }
+    // The number is another process's now, which began at 3,590 s.
+    let stat = "4800 (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 359000 0 0\n";
+    known.file("/proc/4800/stat", stat);
+    let answer = json(&known);
+    assert_eq!(of(&answer, None), ("yes".to_owned(), [1, 0, 1, 0]));
+    let without = says(&known, &["list", "--all", "--pid", "4800"]);
+    assert!(without.contains("cannot be told"), "{without}");
+    // One protection domain, two processes: whose they are is not known.
+    let shared = [
+        region(None, 2, GIB, 1),
+        region(Some(4711), 2, GIB, 1),
+        region(Some(4800), 2, GIB, 1),
+    ];
+    track(&mut fixture, &[device("mlx5_0", &shared)]);
+    assert_eq!(of(&json(&fixture), None).1, [0, 0, 0, 1]);
+}
+
+#[test]
+fn another_pid_namespace_has_its_own_numbers() {
+    let mut fixture = ours(&registration(1, "mapped", 4711, GIB, MLX5_0));
+    fixture.link("/proc/self/ns/pid", "pid:[4026532001]");
+    let answer = json(&fixture);
+    // The module's 4711 is another's; the names are of this namespace.
+    assert_eq!(of(&answer, Some(4711)).0, "unknown");
+    assert_eq!(answer["processes"][0]["user"], json!("alice"));
+    assert!(reasons(&answer).contains("PID namespace"), "{answer:#}");
+    assert!(
+        answer["notes"].to_string().contains("of this namespace"),
+        "{answer:#}"
+    );
+    fixture.file(&format!("{FILES}/registrations"), "");
+    assert_eq!(of(&json(&fixture), Some(4711)).0, "no");
+}
+
+#[test]
+fn other_network_namespaces_may_have_devices() {
+    let mut fixture = nvidias(3);
+    let devices = json!([device("mlx5_0", &[region(Some(4711), 2, GIB, 4)])]);
+    for (exclusive, verdict, without) in [
+        (false, "yes", "does not use"),
+        (true, "unknown", "cannot be told"),
+    ] {
+        let fact = json!({ "devices": devices, "is_exclusive": exclusive });
+        fixture.fact(Fact::MemoryRegions, &fact.to_string());
+        assert_eq!(of(&json(&fixture), Some(4711)).0, verdict);
+        let text = says(&fixture, &["list", "--all", "--pid", "4800"]);
+        assert!(text.contains(without), "{text}");
+        assert_eq!(text.contains("nsenter"), exclusive, "{text}");
+    }
+    // A device that is seen has no users elsewhere.
+    fixture.file(&format!("{MODULE}/refcnt"), "0\n");
+    fixture.file(
+        dma_buf::FILE,
+        &bufinfo(&[("nv_dmabuf", "<none>", GIB, &[MLX5_0])]),
+    );
+    assert_eq!(
+        of(&json(&fixture), Some(4711)),
+        ("yes".to_owned(), [0, 1, 3, 0])
+    );
+}
+
+/// What a recording says, with the names and without.
+#[test]
+fn a_recording_tells_the_same() {
+    let mut fixture = ours(&registration(1, "mapped", 4711, GIB, MLX5_0));
+    fixture.file(
+        dma_buf::FILE,
+        &bufinfo(&[
+            ("nv_dmabuf", "project-x", GIB, &[MLX5_1]),
+            ("udmabuf", "cat\n\tx", 4096, &[]),
+        ]),
+    );
+    let line = ["list", "--all", "--json"];
+    for keep in [true, false] {
+        let record: &[&str] = if keep {
+            &["record", "--keep-identity"]
+        } else {
+            &["record"]
+        };
+        let text = says(&fixture, record);
+        let recording = Recording::parse(&text).unwrap();
+        let mut there: Value = serde_json::from_str(&says(&fixture, &line)).unwrap();
+        let (text, status) = testing::says(&recording, &line);
+        assert_eq!(status, Status::Ok, "{text}");
+        let mut here: Value = serde_json::from_str(&text).unwrap();
+        if !keep {
+            for answer in [&mut there, &mut here] {
+                for one in answer["processes"].as_array_mut().unwrap() {
+                    one["command"] = Value::Null;
+                    one["user"] = Value::Null;
+                }
+            }
+        }
+        assert_eq!(here, there, "identity kept: {keep}");
+        let kept = recording.text(dma_buf::FILE).unwrap();
+        assert_eq!(kept.contains("project-x"), keep, "{kept}");
+        assert_eq!(kept.contains("cat"), keep, "{kept}");
+    }
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig {
+        cases: 64,
+        failure_persistence: None,
+        ..proptest::prelude::ProptestConfig::default()
+    })]
+
+    /// Each region is counted once, whatever the kernel and the module say.
+    #[test]
+    fn each_region_counts_once(
+        regions in proptest::collection::vec((0_u32..4, 0_u32..3, 0_u64..5, 1_u64..4, 0_usize..2), 0..12),
+        registrations in proptest::collection::vec((0_u32..3, 0_u64..5, 0_usize..3), 0..8),
+        buffers in proptest::collection::vec((0_u64..5, 0_usize..3), 0..6),
+        refcnt in 0_u64..4,
+        is_ours in proptest::prelude::any::<bool>(),
+    ) {
+        let names = ["mlx5_0", "mlx5_1"];
+        let functions = [MLX5_0, MLX5_1, "0000:19:00.0"];
+        let lines: String = registrations
+            .iter()
+            .enumerate()
+            .map(|(id, (pid, mib, hca))| registration(id as u64, "mapped", 4711 + pid, mib * MIB, functions[*hca]))
+            .collect();
+        let mut fixture = if is_ours { ours(&lines) } else { nvidias(refcnt) };
+        let buffers: Vec<(u64, [&str; 1])> = buffers.iter().map(|(mib, at)| (mib * MIB, [functions[*at]])).collect();
+        let buffers: Vec<_> = buffers.iter().map(|(bytes, at)| ("nvidia", "<none>", *bytes, &at[..])).collect();
+        fixture.file(dma_buf::FILE, &bufinfo(&buffers));
+        let on = |index: usize| {
+            let its = regions.iter().filter(|region| region.4 == index);
+            let its: Vec<Value> = its
+                .map(|(thread, domain, mib, count, _)| {
+                    region((*thread > 0).then_some(4710 + thread), *domain, mib * MIB, *count)
+                })
+                .collect();
+            device(names[index], &its)
+        };
+        track(&mut fixture, &[on(0), on(1)]);
+        let answer = json(&fixture);
+        let (mut count, mut bytes) = (0, 0);
+        for one in answer["processes"].as_array().unwrap() {
+            let parts = ["peer_memory", "dma_buf", "other", "unknown"];
+            let parts = parts.map(|part| (one[part]["regions"].as_u64().unwrap(), one[part]["bytes"].as_u64()));
+            let its: u64 = parts.iter().map(|part| part.0).sum();
+            proptest::prop_assert_eq!(Some(its), one["regions"].as_u64());
+            if let Some(known) = parts.iter().map(|part| part.1).sum::<Option<u64>>() {
+                proptest::prop_assert_eq!(Some(known), one["bytes"].as_u64());
+            }
+            count += its;
+            bytes += one["bytes"].as_u64().unwrap();
+        }
+        proptest::prop_assert_eq!(count, regions.iter().map(|region| region.3).sum::<u64>());
+        proptest::prop_assert_eq!(bytes, regions.iter().map(|region| region.2 * MIB * region.3).sum::<u64>());
+    }
+}

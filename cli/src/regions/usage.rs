@@ -1,0 +1,496 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Who has which memory regions, and which of them are GPU memory, as far as that can be told.
+//!
+//! What is said is certain: a region counts as GPU memory or as other memory only where nothing else is possible. Whose
+//! a dma-buf is the kernel does not say: where one process alone uses the device that is attached, it is that one's.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+
+use super::holder::holders;
+use super::holder::Devices;
+use super::holder::Holder;
+use super::holder::Owner;
+use super::holder::Part;
+use super::nldev::Tracked;
+use super::sources::Hidden;
+use super::sources::PeerMemory;
+use crate::debugfs::Registration;
+use crate::debugfs::Time;
+use crate::dma_buf;
+use crate::host::Host;
+use crate::host::Seen;
+use crate::host::Unseen;
+use crate::machine::pci;
+use crate::machine::pci::Address;
+use crate::machine::Machine;
+use crate::process;
+use crate::process::Processes;
+use crate::registrations;
+use crate::render;
+use crate::render::counted;
+
+/// Of NVIDIA's NICs. A function of theirs that is no RDMA device does the DMA of one: Data Direct.
+const NVIDIA_NETWORKING: u64 = 0x15b3;
+
+/// Of a GPU, where the module does not say it.
+const GPU_PAGE: u64 = 64 << 10;
+
+/// Other modules that give RDMA drivers GPU memory.
+const OTHER_MODULES: [&str; 2] = ["nv_peer_mem", "efa_nv_peermem"];
+
+/// Whether a process uses GPUDirect RDMA now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Verdict {
+    Yes,
+    No,
+    Unknown,
+}
+
+/// A process with memory regions.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct User {
+    /// None: the kernel's own, or nobody's that is known.
+    pub(crate) pid: Option<u32>,
+    /// The part of the kernel that they are.
+    pub(crate) kernel: Option<String>,
+    pub(crate) process: process::State,
+    pub(crate) command: Option<String>,
+    pub(crate) uid: Option<u32>,
+    pub(crate) user: Option<String>,
+    pub(crate) devices: Vec<String>,
+    pub(crate) regions: u64,
+    pub(crate) bytes: u64,
+    /// GPU memory by a peer-memory module.
+    pub(crate) peer_memory: Part,
+    /// GPU memory by dma-buf.
+    pub(crate) dma_buf: Part,
+    /// Neither.
+    pub(crate) other: Part,
+    /// What may be either.
+    pub(crate) unknown: Part,
+    /// GPU memory that is registered and in none of the regions: DEVX, or registered while they were read.
+    pub(crate) without_region: u64,
+    /// None: the kernel's own.
+    pub(crate) gpudirect: Option<Verdict>,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(crate) struct Usage {
+    pub(crate) now: Option<Time>,
+    pub(crate) users: Vec<User>,
+    /// Why something cannot be told.
+    pub(crate) reasons: Vec<String>,
+    pub(crate) notes: Vec<String>,
+    /// Whether all regions are seen.
+    pub(crate) is_whole: bool,
+    /// Whether what cannot be told may be regions that are not seen, of any process.
+    pub(crate) is_open: bool,
+}
+
+/// Why regions on these devices may be GPU memory.
+struct Doubt {
+    devices: Devices,
+    text: String,
+}
+
+/// The regions and what is found out of them.
+struct Search<'a> {
+    host: &'a dyn Host,
+    machine: &'a Seen<Machine>,
+    hidden: Hidden,
+    holders: BTreeMap<Owner, Holder>,
+    doubts: Vec<Doubt>,
+    notes: Vec<String>,
+}
+
+impl Usage {
+    /// An error: the kernel's list cannot be had.
+    pub(crate) fn scan(host: &dyn Host) -> Seen<Self> {
+        // First of all: what is registered meanwhile is then at least in the module's list.
+        let tracked = Tracked::scan(host)?;
+        let now = registrations::now(host);
+        let processes = Processes::new(host, now);
+        let is_elsewhere = processes.is_elsewhere();
+        let mut processes = processes.by_own_numbers();
+        let machine = Machine::scan(host);
+        let mut search = Search {
+            host,
+            machine: &machine,
+            hidden: Hidden::scan(host, &tracked),
+            holders: holders(&tracked.devices, &processes),
+            doubts: Vec::new(),
+            notes: Vec::new(),
+        };
+        let peer_memory = PeerMemory::scan(host, is_elsewhere);
+        if let PeerMemory::Listed(registrations) = &peer_memory {
+            search.listed(registrations, &mut processes);
+        }
+        search.dma_bufs();
+        if let PeerMemory::Counted(count, why) = peer_memory {
+            search.only_counted(count, &why);
+        }
+        search.other_ways();
+        let is_whole = search.hidden.notes.is_empty();
+        let is_open = !is_whole && !search.doubts.is_empty();
+        let reasons = search.rest(is_open);
+        if is_elsewhere {
+            let note = "this program runs in a PID namespace of its own: PIDs are those of this namespace, and regions \
+                        of processes outside have none";
+            search.notes.push(note.to_owned());
+        }
+        search.notes.append(&mut search.hidden.notes);
+        if let Some(nobody) = search
+            .holders
+            .get(&Owner::Unknown)
+            .filter(|nobody| nobody.all.regions > 0)
+        {
+            search.notes.push(format!(
+                "of {} the kernel does not name the process: the thread that registered has ended, or is in another PID \
+                 namespace",
+                counted(nobody.all.regions, "region")
+            ));
+        }
+        let all = search.holders.into_iter();
+        let mut users: Vec<User> = all
+            .filter(|(_, holder)| holder.all.regions > 0 || holder.without_region > 0)
+            .map(|(owner, holder)| user(owner, holder, is_open, &mut processes))
+            .collect();
+        users.sort_by(|one, other| (other.bytes, one.pid).cmp(&(one.bytes, other.pid)));
+        Ok(Self {
+            now,
+            users,
+            reasons,
+            notes: search.notes,
+            is_whole,
+            is_open,
+        })
+    }
+
+    /// Whether this process uses it.
+    pub(crate) fn verdict(&self, pid: u32) -> Verdict {
+        let its = self.users.iter().find(|user| user.pid == Some(pid));
+        // One that has none may have those that are nobody's.
+        let is_nobodys = |user: &&User| user.pid.is_none() && user.kernel.is_none();
+        let nobody = self.users.iter().find(is_nobodys);
+        let without = match (self.is_open, nobody.and_then(|user| user.gpudirect)) {
+            (false, None | Some(Verdict::No)) => Verdict::No,
+            _ => Verdict::Unknown,
+        };
+        its.and_then(|user| user.gpudirect).unwrap_or(without)
+    }
+}
+
+impl Search<'_> {
+    /// The RDMA devices whose DMA this PCI function does; empty: none that is seen.
+    fn devices_of(&self, function: &str) -> BTreeSet<String> {
+        let at: Option<Address> = function.parse().ok();
+        let hcas = self.machine.as_ref().map(|machine| machine.hcas.as_slice());
+        let its = hcas.unwrap_or_default().iter();
+        its.filter(|hca| at.is_some_and(|at| hca.functions().contains(&at)))
+            .map(|hca| hca.name.clone())
+            .collect()
+    }
+
+    /// Those that use one of these devices.
+    fn users_of(&self, devices: &Devices) -> Vec<&Owner> {
+        let uses = |holder: &Holder| match devices {
+            Some(devices) => holder.uses.intersection(devices).next().is_some(),
+            None => !holder.uses.is_empty(),
+        };
+        let all = self.holders.iter();
+        all.filter(|(owner, holder)| !matches!(owner, Owner::Kernel(_)) && uses(holder))
+            .map(|(owner, _)| owner)
+            .collect()
+    }
+
+    /// The one process that uses these devices; none: there are several, or it is not known which.
+    fn only_user_of(&self, devices: &Devices) -> Option<Owner> {
+        match self.users_of(devices).as_slice() {
+            [Owner::Process(pid)] if !self.hidden.may_use(devices) => Some(Owner::Process(*pid)),
+            _ => None,
+        }
+    }
+
+    /// What peermem-rs lists.
+    fn listed(&mut self, registrations: &[Registration], processes: &mut Processes<'_>) {
+        for one in registrations {
+            let (is_mapped, pid, len) = match (one.state.as_deref(), one.tgid, one.len) {
+                (Some("mapped"), Some(pid), Some(len)) => (true, pid, len),
+                (Some("revoked"), Some(pid), Some(len)) => (false, pid, len),
+                // In the making, or deregistered: no region.
+                (Some("pinned" | "orphaned"), ..) => continue,
+                _ => {
+                    let text = format!(
+                        "registration {} of the module's list is not understood",
+                        one.id
+                    );
+                    self.doubts.push(Doubt {
+                        devices: None,
+                        text,
+                    });
+                    continue;
+                }
+            };
+            let function = one.hca.as_deref().unwrap_or_default();
+            let devices = Some(self.devices_of(function)).filter(|devices| !devices.is_empty());
+            // It is pinned in whole pages.
+            let pages = one.page.unwrap_or(GPU_PAGE).saturating_mul(2);
+            let lengths = len.saturating_sub(pages)..=len;
+            let owner = match processes.of(pid, one.since).state {
+                process::State::Reused => Owner::Unknown,
+                _ => Owner::Process(pid),
+            };
+            let mut holder = self.holders.remove(&owner).unwrap_or_default();
+            let region = holder.take(&devices, lengths.clone()).or_else(|| {
+                // The kernel does not know any more whose it is; the module does.
+                let nobody = self.holders.get_mut(&Owner::Unknown)?;
+                let (device, bytes) = nobody.give(&devices, lengths)?;
+                holder.add(&device, bytes, 1);
+                holder.take(&devices, bytes..=bytes)
+            });
+            match region {
+                region if is_mapped => holder.is_gpu(|holder| &mut holder.peer_memory, region),
+                // Its memory is gone; the region reaches nothing.
+                Some(bytes) => holder.other.add(1, bytes),
+                None => {}
+            }
+            self.holders.insert(owner, holder);
+        }
+    }
+
+    /// The dma-bufs of GPUs, by the devices that are attached to them.
+    fn dma_bufs(&mut self) {
+        let buffers = match dma_buf::scan(self.host) {
+            Ok(buffers) => buffers,
+            Err(why) => {
+                let file = match &why {
+                    Unseen::Failed(_) => String::new(),
+                    _ => format!("{} is ", dma_buf::FILE),
+                };
+                let text =
+                    format!("GPU memory by dma-buf cannot be told from other memory: {file}{why}");
+                return self.doubts.push(Doubt {
+                    devices: None,
+                    text,
+                });
+            }
+        };
+        let mut shared: BTreeMap<Devices, Part> = BTreeMap::new();
+        let mut others: BTreeMap<(String, String), u64> = BTreeMap::new();
+        for buffer in &buffers {
+            for function in &buffer.attached {
+                let of_function = self.devices_of(function);
+                if !buffer.is_gpu() {
+                    for device in of_function {
+                        let count = others.entry((buffer.exporter.clone(), device)).or_default();
+                        *count = count.saturating_add(1);
+                    }
+                    continue;
+                }
+                let devices = match of_function.is_empty() {
+                    true if self.is_another_function(function) => continue,
+                    true => None,
+                    false => Some(of_function),
+                };
+                let holder = self
+                    .only_user_of(&devices)
+                    .and_then(|user| self.holders.get_mut(&user));
+                match holder {
+                    Some(holder) => {
+                        let region = holder.take(&devices, 0..=buffer.bytes);
+                        holder.is_gpu(|holder| &mut holder.dma_buf, region);
+                    }
+                    None => shared.entry(devices).or_default().add(1, buffer.bytes),
+                }
+            }
+        }
+        for (devices, part) in shared {
+            let names = devices.as_ref().map_or_else(
+                || "a function of a NIC that is no RDMA device (Data Direct)".to_owned(),
+                |devices| devices.iter().cloned().collect::<Vec<_>>().join(", "),
+            );
+            let (are, whose) = match part.regions {
+                1 => ("is", "whose it is"),
+                _ => ("are", "whose they are"),
+            };
+            let text = format!(
+                "{} of GPU memory ({}) {are} attached to {names}, which {}: the kernel does not say {whose}",
+                counted(part.regions, "dma-buf"),
+                part.bytes.map(render::bytes).unwrap_or_default(),
+                self.who_uses(&devices),
+            );
+            self.doubts.push(Doubt { devices, text });
+        }
+        for ((exporter, device), count) in others {
+            self.notes.push(format!(
+                "{} of {exporter} attached to {device}: no memory of an NVIDIA GPU, and counted under OTHER",
+                counted(count, "dma-buf")
+            ));
+        }
+    }
+
+    /// Whether a device that is attached to a dma-buf has nothing to do with RDMA: another GPU, a disk.
+    fn is_another_function(&self, name: &str) -> bool {
+        if self.machine.is_err() {
+            return false;
+        }
+        match self.host.number(&format!("{}/{name}/vendor", pci::DEVICES)) {
+            Ok(vendor) => vendor != NVIDIA_NETWORKING,
+            Err(Unseen::Absent) => true,
+            Err(_) => false,
+        }
+    }
+
+    /// Who uses these devices, with the verb.
+    fn who_uses(&self, devices: &Devices) -> String {
+        let users = self.users_of(devices);
+        let numbers = users.iter().filter_map(|user| match user {
+            Owner::Process(pid) => Some(pid.to_string()),
+            _ => None,
+        });
+        let mut names: Vec<String> = numbers.take(8).collect();
+        let more = users.len().saturating_sub(names.len());
+        if more > 0 {
+            names.push(format!("{more} more"));
+        }
+        match names.as_slice() {
+            [one] => format!("process {one} uses"),
+            names => format!("processes {} use", names.join(", ")),
+        }
+    }
+
+    /// What a module has that does not say whose it is.
+    fn only_counted(&mut self, count: Option<u64>, why: &str) {
+        let user = self
+            .only_user_of(&None)
+            .and_then(|user| self.holders.get_mut(&user));
+        let text = match (count, user) {
+            (Some(count), Some(holder)) => {
+                let left = holder.left();
+                let its = count.min(left.regions);
+                holder.without_region = holder
+                    .without_region
+                    .saturating_add(count.saturating_sub(its));
+                holder.peer_memory = Part {
+                    regions: its,
+                    // All that are left, or which of them is not known.
+                    bytes: left.bytes.filter(|_| its == left.regions),
+                };
+                let rest = left.regions.saturating_sub(its);
+                holder.left.clear();
+                if rest > 0 {
+                    holder.other = Part {
+                        regions: holder.other.regions.saturating_add(rest),
+                        bytes: None,
+                    };
+                }
+                return;
+            }
+            (Some(count), None) => format!(
+                "nvidia_peermem has {} of GPU memory, and whose they are is not known: {why}",
+                counted(count, "registration")
+            ),
+            (None, _) => format!("what nvidia_peermem has registered is not seen: {why}"),
+        };
+        self.doubts.push(Doubt {
+            devices: None,
+            text,
+        });
+    }
+
+    /// What else may make a region of GPU memory.
+    fn other_ways(&mut self) {
+        for module in OTHER_MODULES {
+            if self.host.has(&format!("/sys/module/{module}")) == Ok(true) {
+                let text = format!("{module} is loaded, which does not say what it has registered");
+                self.doubts.push(Doubt {
+                    devices: None,
+                    text,
+                });
+            }
+        }
+        let gpus = self.machine.as_ref().map(|machine| machine.gpus.as_slice());
+        if gpus.unwrap_or_default().iter().any(|gpu| gpu.is_coherent) {
+            let text = "the memory of a GPU is part of the processor's here (Grace), and is registered as that is";
+            self.doubts.push(Doubt {
+                devices: None,
+                text: text.to_owned(),
+            });
+        }
+    }
+
+    /// What is left is other memory where there is no doubt. The doubts that matter, or all.
+    fn rest(&mut self, is_open: bool) -> Vec<String> {
+        let mut reasons = BTreeSet::new();
+        for (owner, holder) in &mut self.holders {
+            if matches!(owner, Owner::Kernel(_)) {
+                continue;
+            }
+            for (device, regions) in std::mem::take(&mut holder.left) {
+                let doubts = self.doubts.iter().enumerate().filter(|(_, doubt)| {
+                    let devices = doubt.devices.as_ref();
+                    devices.is_none_or(|devices| devices.contains(&device))
+                });
+                let doubts: Vec<usize> = doubts.map(|(index, _)| index).collect();
+                let part = match doubts.is_empty() {
+                    true => &mut holder.other,
+                    false => &mut holder.unknown,
+                };
+                for (bytes, count) in &regions {
+                    part.add(*count, bytes.saturating_mul(*count));
+                }
+                if !regions.is_empty() {
+                    reasons.extend(doubts);
+                }
+            }
+        }
+        let all = self.doubts.iter().enumerate();
+        all.filter(|(index, _)| is_open || reasons.contains(index))
+            .map(|(_, doubt)| doubt.text.clone())
+            .collect()
+    }
+}
+
+fn user(owner: Owner, holder: Holder, is_open: bool, processes: &mut Processes<'_>) -> User {
+    let (pid, kernel) = match owner {
+        Owner::Process(pid) => (Some(pid), None),
+        Owner::Kernel(name) => (None, Some(name)),
+        Owner::Unknown => (None, None),
+    };
+    let process = match pid {
+        Some(pid) => processes.of(pid, None),
+        None => process::Process::unknown(process::State::NotVisible),
+    };
+    let gpu = holder
+        .peer_memory
+        .regions
+        .saturating_add(holder.dma_buf.regions)
+        .saturating_add(holder.without_region);
+    let verdict = match (gpu, holder.unknown.regions) {
+        (0, 0) if !is_open => Verdict::No,
+        (0, _) => Verdict::Unknown,
+        _ => Verdict::Yes,
+    };
+    User {
+        pid,
+        gpudirect: kernel.is_none().then_some(verdict),
+        kernel,
+        process: process.state,
+        command: process.command,
+        uid: process.uid,
+        user: process.user,
+        devices: holder.devices.into_iter().collect(),
+        regions: holder.all.regions,
+        bytes: holder.all.bytes.unwrap_or(u64::MAX),
+        peer_memory: holder.peer_memory,
+        dma_buf: holder.dma_buf,
+        other: holder.other,
+        unknown: holder.unknown,
+        without_region: holder.without_region,
+    }
+}
