@@ -778,6 +778,17 @@ pub(crate) const SUITE: &[Run] = &[
         ..BASE
     },
     Run {
+        name: "peermemctl: NVIDIA's module",
+        place: Place::Vm {
+            options: |vm| {
+                ctl(vm, Topology::Flat);
+                vm.peermem = Peermem::Nvidia;
+            },
+            command: CTL,
+        },
+        ..BASE
+    },
+    Run {
         name: "peermemctl: no module, and no extended config space",
         place: Place::Vm {
             options: |vm| {

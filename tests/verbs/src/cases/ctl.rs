@@ -31,6 +31,8 @@ use crate::pci;
 use crate::pci::Acs;
 use crate::pci::Place;
 use crate::rdma::full_access;
+use crate::rdma::Hca;
+use crate::sys::Mapping;
 
 /// A machine, as the runner made it.
 struct Machine {
@@ -92,6 +94,11 @@ const CASES: &[Case] = &[
         name: "ctl.list_freed",
         on: is_plain,
         run: freed,
+    },
+    Case {
+        name: "ctl.list_all",
+        on: |_| true,
+        run: listed_all,
     },
     Case {
         name: "ctl.stats",
@@ -162,8 +169,11 @@ impl Answer {
         let value: Value =
             serde_json::from_str(&self.out).with_context(|| format!("no JSON: {:?}", self.out))?;
         let found = (text(&value, "schema")?, value["version"].as_u64());
-        // Only the words of `topo` have not changed since the first.
-        let version = if schema == "peermemctl.topo" { 1 } else { 2 };
+        // The words of others were changed once.
+        let version = match schema {
+            "peermemctl.topo" | "peermemctl.list-all" => 1,
+            _ => 2,
+        };
         ensure!(
             found == (schema, Some(version)),
             "it is {found:?}, not version {version} of {schema}"
@@ -409,8 +419,11 @@ fn at_rest(machine: &Machine) -> Result<Vec<Complaint>> {
             ));
         }
     }
-    if machine.setup.peermem == Peermem::None {
-        expected.push(Complaint::new("module", "machine"));
+    match machine.setup.peermem {
+        Peermem::Ours => {}
+        // Who looks in memory_peers does not find it, where ib_core cannot have that.
+        Peermem::Nvidia => expected.push(Complaint::new("consumers", "machine")),
+        Peermem::None => expected.push(Complaint::new("module", "machine")),
     }
     Ok(expected)
 }
@@ -577,6 +590,127 @@ fn listed(machine: &Machine) -> Result<()> {
     ensure!(registrations(&["--gpu", "1"])?.is_empty(), "--gpu 1");
     child.kill()?;
     nothing("after")
+}
+
+/// What `list --all` says of who runs it as `prefix` does.
+fn all_regions(prefix: &[&str]) -> Result<Value> {
+    let words = ["peermemctl", "--json", "list", "--all"];
+    let line = [prefix, &words].concat();
+    let (program, arguments) = line.split_first().context("a program")?;
+    let answer = Answer::of(Command::new(program).args(arguments))?;
+    ensure!(answer.status == 0, "its status is {}", answer.status);
+    let answer = answer.json("peermemctl.list-all")?;
+    for one in list(&answer, "processes")? {
+        note("process", one);
+    }
+    note("reasons", &answer["reasons"]);
+    Ok(answer)
+}
+
+/// How many, and their bytes, where they are known.
+type Regions = (u64, Option<u64>);
+
+/// Of this process: whether it uses GPUDirect RDMA, and its regions by peer memory, otherwise, and unknown ones.
+fn usage(answer: &Value, pid: u32) -> Result<(String, [Regions; 3])> {
+    let its = list(answer, "processes")?
+        .iter()
+        .find(|one| one["pid"].as_u64() == Some(u64::from(pid)))
+        .with_context(|| format!("process {pid} is not in {answer}"))?;
+    let part = |name: &str| {
+        let part = &its[name];
+        let regions = part["regions"].as_u64().unwrap_or_default();
+        (regions, part["bytes"].as_u64())
+    };
+    Ok((
+        text(its, "gpudirect")?.to_owned(),
+        ["peer_memory", "other", "unknown"].map(part),
+    ))
+}
+
+/// How many regions there are, and their bytes: as iproute2's program says.
+fn regions_by_rdma() -> Result<(u64, u64)> {
+    let output = Command::new("rdma")
+        .args(["-j", "resource", "show", "mr"])
+        .output()
+        .context("start rdma")?;
+    ensure!(output.status.success(), "rdma ends with {}", output.status);
+    let all: Value = serde_json::from_slice(&output.stdout).context("rdma")?;
+    let all = all.as_array().context("rdma lists nothing")?;
+    let lengths = all.iter().filter_map(|one| one["mrlen"].as_u64());
+    Ok((all.len() as u64, lengths.sum()))
+}
+
+/// Memory of the host, which this process registers, and of a GPU, which another one does.
+fn listed_all(machine: &Machine) -> Result<()> {
+    const LENGTHS: [usize; 2] = [64 << 10, 5 << 20];
+    let peermem = machine.setup.peermem;
+    let own = std::process::id();
+    let hca = Hca::open(machine.setup.devices.first().context("a NIC")?)?;
+    let memory = LENGTHS
+        .iter()
+        .map(|length| Mapping::anonymous(*length).context("host memory"))
+        .collect::<Result<Vec<_>>>()?;
+    let regions = memory
+        .iter()
+        .map(|memory| Ok(hca.register(memory.span(0, memory.len())?, full_access())?))
+        .collect::<Result<Vec<_>>>()?;
+    let child = match peermem {
+        Peermem::None => None,
+        _ => Some(holder(machine)?),
+    };
+    let answer = all_regions(&[])?;
+    let total = |name: &str| -> Result<u64> {
+        let all = list(&answer, "processes")?.iter();
+        Ok(all.filter_map(|one| one[name].as_u64()).sum())
+    };
+    let all = (total("regions")?, total("bytes")?);
+    let by_rdma = regions_by_rdma()?;
+    ensure!(
+        all == by_rdma,
+        "rdma has {by_rdma:?}, and peermemctl {all:?}"
+    );
+
+    let none = (0, Some(0));
+    let gpu = (HELD as u64, Some(HELD as u64 * EACH));
+    let host = (2, Some(LENGTHS.iter().map(|length| *length as u64).sum()));
+    let sure = |verdict: &str, gpu, host| (verdict.to_owned(), [gpu, host, none]);
+    let open = |regions| ("unknown".to_owned(), [none, none, regions]);
+    // NVIDIA's module counts, and does not say whose they are.
+    let (expected, of_child) = match peermem {
+        Peermem::Nvidia => (open(host), open(gpu)),
+        _ => (sure("no", none, host), sure("yes", gpu, none)),
+    };
+    let found = usage(&answer, own)?;
+    ensure!(found == expected, "of this process: {found:?}");
+    if let Some(child) = &child {
+        let found = usage(&answer, child.id())?;
+        ensure!(found == of_child, "of process {}: {found:?}", child.id());
+        let pid = child.id().to_string();
+        let answer = peermemctl(&["list", "--all", "--pid", &pid])?;
+        let answer = answer.json("peermemctl.list-all")?;
+        ensure!(
+            answer["gpudirect"].as_str() == Some(&of_child.0),
+            "{answer}"
+        );
+    }
+    // Who is not root sees no lists of what is registered.
+    let answer = all_regions(&["setpriv", "--reuid=65534", "--clear-groups"])?;
+    let found = usage(&answer, own)?;
+    ensure!(found == open(host), "of this process: {found:?}");
+    let reasons = answer["reasons"].to_string();
+    ensure!(reasons.contains("not visible without root"), "{reasons}");
+    // Where the other is the only one left, they are its.
+    drop((regions, hca));
+    if let Some(child) = child {
+        let found = usage(&all_regions(&[])?, child.id())?;
+        ensure!(
+            found == sure("yes", gpu, none),
+            "of process {}: {found:?}",
+            child.id()
+        );
+        child.kill()?;
+    }
+    Ok(())
 }
 
 /// Memory that this process has freed, and whose registration it keeps.
