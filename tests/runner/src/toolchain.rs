@@ -207,4 +207,44 @@ mod tests {
         assert_eq!(version("bindgen"), None);
         assert!(version("bindgen 0.60.1") < Some(OLDEST_BINDGEN));
     }
+
+    /// What the lock file names must compile with the Rust that the workspace promises to need, as Debian 13's is.
+    #[test]
+    fn no_dependency_needs_a_newer_rust() {
+        let metadata = |more: &[&str]| {
+            Command::new(env!("CARGO"))
+                .args(["metadata", "--locked", "--format-version", "1"])
+                .args(["--filter-platform", "x86_64-unknown-linux-gnu"])
+                .args(more)
+                .current_dir(env!("CARGO_MANIFEST_DIR"))
+                .output()
+                .expect("cargo")
+        };
+        // Whoever tests this package alone has not fetched what the others depend on.
+        let mut output = metadata(&["--offline"]);
+        if !output.status.success() {
+            output = metadata(&[]);
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let rust = |version: &str| super::version(&format!("{version}.0"));
+        let ours = rust(env!("CARGO_PKG_RUST_VERSION"));
+        assert!(ours.is_some());
+        let used: Vec<&serde_json::Value> = metadata["resolve"]["nodes"]
+            .as_array()
+            .expect("nodes")
+            .iter()
+            .map(|node| &node["id"])
+            .collect();
+        let newer: Vec<String> = metadata["packages"]
+            .as_array()
+            .expect("packages")
+            .iter()
+            .filter(|package| used.contains(&&package["id"]))
+            .filter(|package| package["rust_version"].as_str().and_then(rust) > ours)
+            .map(|package| format!("{} {}", package["name"], package["rust_version"]))
+            .collect();
+        assert!(newer.is_empty(), "{newer:?}");
+    }
 }
