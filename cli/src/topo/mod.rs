@@ -75,7 +75,7 @@ fn matrix(machine: &Machine, out: &mut Out) {
     let mut legend = Table::new(&[]);
     legend.row([
         "*",
-        "the best of this GPU: by class, then by what the links of both ends can carry",
+        "best for this GPU: nearest first, then highest link bandwidth; ties are all marked",
     ]);
     let is_direct = machine.pairs.iter().any(Pair::is_data_direct);
     if is_direct {
