@@ -425,6 +425,44 @@ fn blacklisted(log: Log) -> Result<()> {
     Ok(())
 }
 
+/// An `install` line that keeps every such module out holds if its file is read first, as docs/install.md says.
+fn kept_out(log: Log) -> Result<()> {
+    for layout in LAYOUTS {
+        // These have an `install` line of ours.
+        let debians = ["debian", "ubuntu"].contains(&layout.id);
+        for (name, holds) in [("00-local.conf", true), ("zz-local.conf", !debians)] {
+            let host = host(layout, "580.1")?;
+            Way::Make.install(&host, layout, "1")?;
+            let line = "install nvidia-peermem /bin/false\n";
+            host.put(&format!("etc/modprobe.d/{name}"), line)?;
+            log.equal(
+                &format!("{}: that in {name} holds", layout.name),
+                &(host.loads()? == NOTHING),
+                &holds,
+            )?;
+        }
+    }
+    Ok(())
+}
+
+/// What a kernel gets that ours was not built for: NVIDIA's, if that has its own name.
+fn kernel_without(log: Log) -> Result<()> {
+    for layout in LAYOUTS {
+        let host = host(layout, "580.1")?;
+        Way::Make.install(&host, layout, "1")?;
+        let modules = host.path("lib/modules").join(RELEASE);
+        fs::remove_file(modules.join(Way::Make.file(layout)))?;
+        host.depmod()?;
+        let wanted = if layout.name.starts_with("Debian") {
+            NOTHING.to_owned()
+        } else {
+            theirs(layout, "580.1")
+        };
+        log.equal(layout.name, &host.loads()?, &wanted)?;
+    }
+    Ok(())
+}
+
 /// What the two lines of configuration are for: without them NVIDIA's module comes first somewhere.
 fn without_configuration(log: Log) -> Result<()> {
     let mut lost = Vec::new();
@@ -512,6 +550,8 @@ pub(crate) fn cases() -> Vec<Case> {
     });
     add("two kernels", two_kernels);
     add("a blacklist holds", blacklisted);
+    add("an install line that keeps it out", kept_out);
+    add("a kernel without ours", kernel_without);
     add(
         "without the configuration NVIDIA's is loaded",
         without_configuration,
