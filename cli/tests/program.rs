@@ -33,6 +33,12 @@ fn topo_of_a_recording_exits_with_0() {
     let (status, out, errors) = said(&output.unwrap());
     assert_eq!((status, errors.as_str()), (Some(0), ""), "{out}");
     assert!(out.contains("PIX*"), "{out}");
+    // The README shows its beginning.
+    let readme = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md"));
+    let command = "$ peermemctl topo --machine cli/tests/machines/hgx.json\n";
+    let (_, shown) = readme.split_once(command).unwrap();
+    let (shown, _) = shown.split_once("```").unwrap();
+    assert!(out.starts_with(shown), "{out}");
     assert!(
         !out.contains('\x1b'),
         "colours where nobody sees them: {out}"

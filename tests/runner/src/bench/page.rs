@@ -356,28 +356,28 @@ pub(super) fn readme(page: &str) -> Result<String> {
     let [pins, unpins] = [2, 3].map(|at| calls.get(at).and_then(|cell| cell.split_once(", ")));
     let ((pins, their_pins), (unpins, their_unpins)) = pins.zip(unpins).context("no calls")?;
     let mut rows = vec![(
-        "provider pins and unpins of one registration".to_owned(),
+        "pins and unpins by nvidia.ko for one registration".to_owned(),
         format!("{pins} and {unpins}"),
         format!("{their_pins} and {their_unpins}"),
     )];
     for (what, section, length) in [
         (
-            "scatter-list entries, contiguous",
+            "scatter-list entries for",
             "Scatter lists, kernel memory, HCA pages, persistent",
             large,
         ),
         (
-            "scatter-list entries, contiguous",
+            "scatter-list entries for",
             "Scatter lists, kernel memory, HCA pages, persistent",
             larger,
         ),
         (
-            "instructions of its own in a registration's life, contiguous",
+            "the module's own instructions to register and deregister",
             "Cost, persistent",
             large,
         ),
         (
-            "instructions of its own in a registration's life, contiguous",
+            "the module's own instructions to register and deregister",
             "Cost, persistent",
             small,
         ),
@@ -387,7 +387,7 @@ pub(super) fn readme(page: &str) -> Result<String> {
             bail!("{section}: {cells:?}");
         };
         rows.push((
-            format!("{what}, {length}"),
+            format!("{what} {length} of contiguous memory"),
             ours.to_owned(),
             theirs.to_owned(),
         ));
@@ -400,8 +400,8 @@ pub(super) fn readme(page: &str) -> Result<String> {
     wrapped(
         &mut text,
         &format!(
-            "Persistent mode, measured on {date} at commit {commit}. [docs/performance.md]({PAGE}) has all costs, and which \
-             of the goals set for them are missed."
+            "In the default mode (`persistent_api_support=1`), measured in the test VM on {date} at commit {commit}. \
+             [docs/performance.md]({PAGE}) has all costs, and says which goals they miss."
         ),
         "",
     );
@@ -529,14 +529,14 @@ mod tests {
             [
                 "| | this module | NVIDIA's 550 |",
                 "|---|---|---|",
-                "| provider pins and unpins of one registration | 1 and 1 | 2 and 2 |",
-                "| scatter-list entries, contiguous, 1 GiB | 1 | 1 |",
-                "| scatter-list entries, contiguous, 64 GiB | 1 | 1 |",
-                "| instructions of its own in a registration's life, contiguous, 1 GiB | 301 | 601 |",
-                "| instructions of its own in a registration's life, contiguous, 64 KiB | 301 | 601 |",
+                "| pins and unpins by nvidia.ko for one registration | 1 and 1 | 2 and 2 |",
+                "| scatter-list entries for 1 GiB of contiguous memory | 1 | 1 |",
+                "| scatter-list entries for 64 GiB of contiguous memory | 1 | 1 |",
+                "| the module's own instructions to register and deregister 1 GiB of contiguous memory | 301 | 601 |",
+                "| the module's own instructions to register and deregister 64 KiB of contiguous memory | 301 | 601 |",
                 "",
-                "Persistent mode, measured on 2026-01-02 at commit 0123456789ab. [docs/performance.md](docs/performance.md) has all",
-                "costs, and which of the goals set for them are missed.",
+                "In the default mode (`persistent_api_support=1`), measured in the test VM on 2026-01-02 at commit 0123456789ab.",
+                "[docs/performance.md](docs/performance.md) has all costs, and says which goals they miss.",
             ]
         );
         let without = text.replace(" at commit 0123456789ab", "");
