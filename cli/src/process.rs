@@ -20,6 +20,8 @@ const LONGEST: usize = 4096;
 /// What `/proc/PID/stat` counts a second in, `USER_HZ`, in microseconds: 100 on each architecture that has NVIDIA's
 /// driver.
 const TICK: u64 = 10_000;
+/// A page of the GPU's, in which nvidia.ko pins. A registration has whole ones, whatever of the last one is the process's.
+const GPU_PAGE: u64 = 64 << 10;
 
 /// What is known of a process today.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -66,7 +68,8 @@ struct Entry {
     mapped: OnceCell<Option<Mapped>>,
 }
 
-/// The ranges of addresses that a process has, each with its end, in ascending order.
+/// The ranges of addresses that a process has, in ascending order, each from the beginning of the GPU's page in which it
+/// begins to the end of the one in which it ends. They may overlap.
 struct Mapped(Vec<(u64, u64)>);
 
 impl Mapped {
@@ -75,12 +78,14 @@ impl Mapped {
         let ranges = maps.lines().filter_map(|line| {
             let (start, end) = line.split(' ').next()?.split_once('-')?;
             let number = |text| u64::from_str_radix(text, 16).ok();
-            Some((number(start)?, number(end)?))
+            let (start, end) = (number(start)?, number(end)?);
+            let last = end.checked_next_multiple_of(GPU_PAGE).unwrap_or(end);
+            Some((start - start % GPU_PAGE, last))
         });
         Self(ranges.collect())
     }
 
-    /// How many bytes from `start` to `end` are in none.
+    /// How many bytes from `start` to `end`, in whole pages of the GPU's, are in none.
     fn lacks(&self, start: u64, end: u64) -> u64 {
         let mut bytes = 0_u64;
         let mut at = start;
@@ -306,9 +311,24 @@ mod tests {
     #[test]
     fn ranges_are_those_of_proc() {
         let mapped = Mapped::parse(
-            "1000-3000 r-xp 00000000 fe:00 12 /usr/bin/x y\n302000000-306000000 ---p 00000000 00:00 0 \nwhat\n",
+            "10000-30000 r-xp 00000000 fe:00 12 /usr/bin/x y\n302000000-306000000 ---p 00000000 00:00 0 \nwhat\n",
         );
-        assert_eq!(mapped.0, [(0x1000, 0x3000), (0x3_0200_0000, 0x3_0600_0000)]);
+        assert_eq!(
+            mapped.0,
+            [(0x10000, 0x30000), (0x3_0200_0000, 0x3_0600_0000)]
+        );
+    }
+
+    #[test]
+    fn a_page_of_the_gpu_counts_as_mapped_where_a_part_of_it_is() {
+        // As UCX's perftest allocates 8 MiB and 8 bytes: the registration goes to the end of the GPU's last page.
+        let mapped =
+            Mapped::parse("7f0000000000-7f0000801000 rw-s 00000000 00:06 9 /dev/nvidia0\n");
+        assert_eq!(mapped.lacks(0x7f00_0000_0000, 0x7f00_0081_0000), 0);
+        assert_eq!(mapped.lacks(0x7f00_0000_0000, 0x7f00_0082_0000), 0x1_0000);
+        let mapped =
+            Mapped::parse("7f000001f000-7f0000020000 rw-s 00000000 00:06 9 /dev/nvidia0\n");
+        assert_eq!(mapped.lacks(0x7f00_0000_0000, 0x7f00_0002_0000), 0x1_0000);
     }
 
     proptest! {
