@@ -24,6 +24,7 @@
 #define cuMemAllocHost		cuMemAllocHost_v2
 #define cuMemFree		cuMemFree_v2
 #define cuMemGetAddressRange	cuMemGetAddressRange_v2
+#define cuMemHostRegister	cuMemHostRegister_v2
 #define cuMemcpyDtoD		cuMemcpyDtoD_v2
 #define cuMemcpyDtoH		cuMemcpyDtoH_v2
 #define cuMemcpyHtoD		cuMemcpyHtoD_v2
@@ -70,6 +71,7 @@ typedef enum {
 	CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
 	CU_POINTER_ATTRIBUTE_DEVICE_POINTER = 3,
 	CU_POINTER_ATTRIBUTE_SYNC_MEMOPS = 6,
+	CU_POINTER_ATTRIBUTE_BUFFER_ID = 7,
 	CU_POINTER_ATTRIBUTE_IS_MANAGED = 8,
 	CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
 	CU_POINTER_ATTRIBUTE_RANGE_START_ADDR = 11,
@@ -141,6 +143,8 @@ CUresult cuMemGetAllocationGranularity(size_t *size,
 CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address,
 				       size_t size, CUmemRangeHandleType type,
 				       unsigned long long flags);
+CUresult cuMemHostRegister(void *address, size_t size, unsigned int flags);
+CUresult cuMemHostUnregister(void *address);
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle,
 				     void *address);
 CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size);

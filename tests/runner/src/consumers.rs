@@ -3,7 +3,9 @@
 //! the declarations of CUDA's driver API in `tests/cuda`, and linked to the stand-in for CUDA's library that is there.
 
 use std::fs;
+use std::fs::Permissions;
 use std::os::unix::fs::symlink;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::path::PathBuf;
 use std::process::Command;
@@ -48,14 +50,39 @@ const PERFTEST: &[&str] = &[
 /// NIXL, with the UCX in it: a wheel by its hash. Its C library, which alone is used, is the same for each Python.
 const NIXL: &str = "nixl-cu12==1.5.1 \
      --hash=sha256:341d0dfa499f941c054614252f1d8047d1380e33f29c87707372ff5ec7d3779a";
-const NIXL_PYTHON: &str = "3.11";
 const NIXL_LIBRARIES: [&str; 2] = [".nixl_cu12.mesonpy.libs", "nixl_cu12.libs"];
+
+/// What wheels are fetched for. No Python calls what is used of them.
+const PYTHON: &str = "3.11";
+
+/// UCX 1.22.0: its program and its headers are in a wheel that was compiled without InfiniBand's verbs; its libraries with
+/// them are in that of a NIXL which has this version.
+const UCX: &str = "libucx-cu12==1.22.0 --hash=sha256:5cbbef0c140a0a158ae3486089af659b38822b2234cd3dc90ba40a5e6553402a";
+const UCX_LIBRARIES: &str = "nixl-cu12==1.4.1 --hash=sha256:cbdee61e963002bcf7f84f22a85ff77b938616ba2c9c7733da5868ecea26fb58";
+
+/// Of UCX: what it is linked to, then what it loads.
+const UCX_LINKED: [&str; 4] = ["libucp", "libuct", "libucs", "libucm"];
+const UCX_LOADED: [&str; 4] = [
+    "libuct_ib",
+    "libuct_cuda",
+    "libucm_cuda",
+    "libucx_perftest_cuda",
+];
 
 /// The machine's, which a virtual machine has at the same place.
 const LIBIBVERBS: &str = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1";
 
-/// The stand-ins for the driver's libraries: a source each.
-const DRIVER: &[(&str, &str)] = &[("cuda.c", "libcuda.so.1"), ("nvml.c", "libnvidia-ml.so.1")];
+/// The stand-ins for the driver's libraries and for CUDA's runtime: a source each, and what its linker is told.
+const DRIVER: &[(&str, &str, &[&str])] = &[
+    ("cuda.c", "libcuda.so.1", &[]),
+    ("nvml.c", "libnvidia-ml.so.1", &[]),
+    // Its functions have a version: the library's name.
+    (
+        "cudart.c",
+        "libcudart.so.12",
+        &["-Wl,--default-symver", "lib/libcuda.so.1"],
+    ),
+];
 
 /// A program that is run there.
 fn tool(program: &str, directory: &Path) -> Command {
@@ -102,7 +129,7 @@ pub(crate) fn cuda(paths: &Paths) -> Result<PathBuf> {
         "cuda.h",
     )?;
     let built = home.join("built.so");
-    for (file, library) in DRIVER {
+    for (file, library, linked) in DRIVER {
         stage.run(
             tool("gcc", &home)
                 .args(["-Wall", "-Wextra", "-Werror"])
@@ -111,6 +138,7 @@ pub(crate) fn cuda(paths: &Paths) -> Result<PathBuf> {
                 .args(["-Iinclude", "-I"])
                 .arg(paths.repo.join("tests/gpu"))
                 .arg(source.join(file))
+                .args(*linked)
                 .arg("-o")
                 .arg(&built),
             &paths.cache.join("logs/consumers.txt"),
@@ -212,19 +240,140 @@ pub(crate) fn nixl(paths: &Paths) -> Result<PathBuf> {
 }
 
 fn fetch_nixl(paths: &Paths, home: &Path) -> Result<()> {
+    wheel(paths, "NIXL: fetching its wheel, 69 MB", NIXL, |unpacked| {
+        fs::create_dir_all(home)?;
+        for directory in NIXL_LIBRARIES {
+            fs::rename(unpacked.join(directory), home.join(directory))?;
+        }
+        // The wheel's own finds no providers, and those of the machine want the machine's.
+        let bundled = home.join(NIXL_LIBRARIES[1]);
+        let own = beginning(&bundled, "libibverbs-")?;
+        fs::remove_file(&own)?;
+        symlink(LIBIBVERBS, &own)?;
+        Ok(())
+    })
+}
+
+/// The directory of UCX: its program and ours (`ucp.c`) in `bin`, what they load in `lib`.
+pub(crate) fn ucx(paths: &Paths) -> Result<PathBuf> {
+    let cuda = cuda(paths)?;
+    let _lock = Lock::take(paths, "ucx")?;
+    let home = paths.cache.join("ucx");
+    let stamp = home.join("stamp");
+    let mut wheels = Key::default();
+    wheels.text("wheels", &format!("{UCX} {UCX_LIBRARIES}"));
+    let wheels = wheels.finish();
+    let mut key = Key::default();
+    key.text("wheels", &wheels);
+    key.text("compiler", &compiler()?);
+    for input in ["tests/cuda/ucp.c", "tests/cuda/include"] {
+        key.path(&paths.repo, &paths.repo.join(input))?;
+    }
+    let key = key.finish();
+    if stamp::is_fresh(&stamp, &key) {
+        return Ok(home);
+    }
+    let fetched = home.join("fetched");
+    if !stamp::is_fresh(&fetched, &wheels) {
+        let _ = fs::remove_dir_all(&home);
+        fetch_ucx(paths, &home)?;
+        stamp::set(&fetched, &wheels)?;
+    }
+    let mut stage = Stage::begin("UCX: compiling what shows its cache");
+    let built = home.join("built");
+    stage.run(
+        tool("gcc", &home)
+            .args(["-Wall", "-Wextra", "-Werror", "-O2"])
+            .args(["-isystem", "include", "-I"])
+            .arg(cuda.with_file_name("include"))
+            .arg(paths.repo.join("tests/cuda/ucp.c"))
+            // All of them by the names that its own program has for them.
+            .arg("-Wl,--no-as-needed,--allow-shlib-undefined")
+            .args(UCX_LINKED.map(|library| format!("linked/{library}.so.0")))
+            .arg(cuda.join("libcuda.so.1"))
+            .arg("-o")
+            .arg(&built),
+        &paths.cache.join("logs/consumers.txt"),
+        "",
+        |_| false,
+    )?;
+    put(&built, &home.join("bin"), "ucp")?;
+    stamp::set(&stamp, &key)?;
+    stage.done("");
+    Ok(home)
+}
+
+/// The libraries get the names by which the program knows them. UCX looks for what it loads in `ucx` beside them, under names
+/// that end as its own do.
+fn fetch_ucx(paths: &Paths, home: &Path) -> Result<()> {
+    wheel(paths, "UCX: fetching its wheel, 43 MB", UCX, |unpacked| {
+        fs::create_dir_all(home)?;
+        let from = unpacked.join("libucx");
+        fs::rename(from.join("include"), home.join("include"))?;
+        let program = from.join("bin/ucx_perftest");
+        fs::set_permissions(&program, Permissions::from_mode(0o755))?;
+        put(&program, &home.join("bin"), "ucx_perftest")?;
+        for library in UCX_LINKED {
+            let name = format!("{library}.so.0");
+            put(&from.join("lib").join(&name), &home.join("linked"), &name)?;
+        }
+        let threads = beginning(&unpacked.join("libucx_cu12.libs"), "libgomp-")?;
+        let name = threads.file_name().unwrap_or_default().to_string_lossy();
+        put(&threads, &home.join("lib"), &name)
+    })?;
+    let title = "UCX: fetching its libraries with verbs, 79 MB";
+    wheel(paths, title, UCX_LIBRARIES, |unpacked| {
+        let from = unpacked.join(NIXL_LIBRARIES[1]);
+        let lib = home.join("lib");
+        for library in UCX_LINKED {
+            let found = beginning(&from, &format!("{library}-"))?;
+            put(&found, &lib, &format!("{library}.so.0"))?;
+        }
+        for library in UCX_LOADED {
+            let found = from.join("ucx").join(format!("{library}.so.0.0.0"));
+            put(&found, &lib.join("ucx"), &format!("{library}.so.0"))?;
+        }
+        let bundled = beginning(&from, "libibverbs-")?;
+        symlink(
+            LIBIBVERBS,
+            lib.join(bundled.file_name().unwrap_or_default()),
+        )?;
+        Ok(())
+    })
+}
+
+/// The one file in a directory whose name begins so.
+fn beginning(directory: &Path, prefix: &str) -> Result<PathBuf> {
+    fs::read_dir(directory)
+        .with_context(|| directory.display().to_string())?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(|path| {
+            let name = path.file_name().unwrap_or_default();
+            name.to_string_lossy().starts_with(prefix)
+        })
+        .with_context(|| format!("{} has no {prefix}…", directory.display()))
+}
+
+/// Fetches a wheel and hands over the directory that it was unpacked into, which is then removed.
+fn wheel(
+    paths: &Paths,
+    title: &str,
+    requirement: &str,
+    take: impl FnOnce(&Path) -> Result<()>,
+) -> Result<()> {
     if output(Command::new("pip").arg("--version")).is_err() {
         apt::install(paths, apt::WHEELS)?;
     }
-    let mut stage = Stage::begin("NIXL: fetching its wheel, 69 MB");
+    let mut stage = Stage::begin(title);
     let log = paths.cache.join("logs/consumers.txt");
     let download = paths.run_directory()?;
     let result = (|| {
         let wanted = download.join("wanted");
-        fs::write(&wanted, NIXL)?;
+        fs::write(&wanted, requirement)?;
         let mut run = |command: &mut Command| stage.run(command, &log, "", |_| false);
         run(tool("pip", &download)
             .args(["download", "--no-deps", "--only-binary=:all:"])
-            .args(["--require-hashes", "--python-version", NIXL_PYTHON])
+            .args(["--require-hashes", "--python-version", PYTHON])
             .args(["--platform", "manylinux_2_28_x86_64", "-r"])
             .arg(&wanted))?;
         let wheel = fs::read_dir(&download)?
@@ -236,20 +385,7 @@ fn fetch_nixl(paths: &Paths, home: &Path) -> Result<()> {
             .args(["-m", "zipfile", "-e"])
             .arg(&wheel)
             .arg(&unpacked))?;
-        fs::create_dir_all(home)?;
-        for directory in NIXL_LIBRARIES {
-            fs::rename(unpacked.join(directory), home.join(directory))?;
-        }
-        // The wheel's own finds no providers, and those of the machine want the machine's.
-        let bundled = home.join(NIXL_LIBRARIES[1]);
-        for entry in fs::read_dir(bundled)? {
-            let path = entry?.path();
-            if path.to_string_lossy().contains("/libibverbs-") {
-                fs::remove_file(&path)?;
-                symlink(LIBIBVERBS, &path)?;
-            }
-        }
-        anyhow::Ok(())
+        take(&unpacked)
     })();
     let _ = fs::remove_dir_all(&download);
     result?;

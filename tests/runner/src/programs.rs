@@ -148,6 +148,7 @@ pub(crate) const ON_DEMAND: &[OnDemand] = &[
     ("{perftest}", consumers::perftest),
     ("{promtool}", promtool),
     ("{pyverbs}", pyverbs),
+    ("{ucx}", consumers::ucx),
 ];
 
 /// Prometheus's own program to check metrics and rules. Its package would start a server.

@@ -240,6 +240,16 @@ const NIXL: &[&str] = &[
     "{nixl}",
     "cuda.nixl",
 ];
+/// UCX by itself.
+const UCX: &[&str] = &[
+    "{gdr}",
+    "cuda",
+    "--library",
+    "{cuda}",
+    "--ucx",
+    "{ucx}",
+    "ucx.",
+];
 const PYVERBS: &[&str] = &["{repo}/tests/vm/pyverbs", "{pyverbs}"];
 
 /// Our module, with NVIDIA's to be held beside it.
@@ -1150,6 +1160,47 @@ pub(crate) const SUITE: &[Run] = &[
         },
         column: Some("none"),
         // 69 MB to fetch.
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "UCX: ours",
+        place: Place::Vm {
+            options: |_| {},
+            command: UCX,
+        },
+        column: Some("ours"),
+        // 122 MB to fetch.
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "UCX: ours, revocable",
+        place: Place::Vm {
+            options: |vm| vm.param.push("persistent_api_support=0".to_owned()),
+            command: UCX,
+        },
+        column: Some("ours, revocable"),
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "UCX: NVIDIA's",
+        place: Place::Vm {
+            options: |vm| vm.peermem = Peermem::Nvidia,
+            command: UCX,
+        },
+        column: Some("NVIDIA {version}"),
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "UCX: no peer-memory module",
+        place: Place::Vm {
+            options: |vm| vm.peermem = Peermem::None,
+            command: UCX,
+        },
+        column: Some("none"),
         only_in_full: true,
         ..BASE
     },

@@ -28,7 +28,7 @@ const PROGRAMS: [&str; 3] = [
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Where it listens.
-const PORT: u16 = 18515;
+pub(crate) const PORT: u16 = 18515;
 
 /// Runs each program with both kinds of memory in turn, and prints.
 pub(super) fn measure(setup: &Setup, repeats: u32) -> Result<()> {
@@ -60,7 +60,7 @@ fn pair(setup: &Setup, program: &str, memory: &str) -> Result<f64> {
         Running::start(command.args(address))
     };
     let mut server = end(&setup.devices[1], &[])?;
-    sys::wait_until(PATIENCE, || Ok(listens()? || !server.is_running()?))?;
+    sys::wait_until(PATIENCE, || Ok(listens(PORT)? || !server.is_running()?))?;
     let client = end(&setup.devices[0], &["127.0.0.1"])?.finish(PATIENCE)?;
     let server = server.finish(PATIENCE)?;
     ensure!(
@@ -72,10 +72,10 @@ fn pair(setup: &Setup, program: &str, memory: &str) -> Result<f64> {
     result(&client.output).with_context(|| client.tail(10))
 }
 
-/// Whether a program of perftest's waits for its other end.
-pub(crate) fn listens() -> Result<bool> {
+/// Whether a program waits for its other end at a port of TCP's.
+pub(crate) fn listens(port: u16) -> Result<bool> {
     const LISTENING: &str = "0A";
-    let port = format!(":{PORT:04X}");
+    let port = format!(":{port:04X}");
     for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
         // The usual kernel has no IPv6.
         if !Path::new(table).exists() {

@@ -52,11 +52,11 @@ fn module_shows() -> bool {
     counters::module_parameter(module::NAME, "memory_peers").as_deref() == Some("Y")
 }
 
-const NV_MEM: &str = "/sys/kernel/mm/memory_peers/nv_mem/version";
+pub(super) const NV_MEM: &str = "/sys/kernel/mm/memory_peers/nv_mem/version";
 const NV_MEM_NC: &str = "/sys/kernel/mm/memory_peers/nv_mem_nc/version";
 /// A name that no client ever had.
 const BY_MODULE_NAME: &str = "/sys/kernel/mm/memory_peers/nvidia-peermem/version";
-const MODULE: &str = "/sys/module/nvidia_peermem/version";
+pub(super) const MODULE: &str = "/sys/module/nvidia_peermem/version";
 const FORERUNNER: &str = "/sys/module/nv_peer_mem/version";
 const EFA: &str = "/sys/module/efa_nv_peermem/version";
 const REFERENCES: &str = "/sys/module/nvidia_peermem/refcnt";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Consumers of CUDA as their authors gave them out, over a stand-in for CUDA's library (`tests/cuda`): perftest with
-//! `--use_cuda`, NIXL between two agents, and `peermemctl verify`.
+//! `--use_cuda`, NIXL between two agents, UCX by itself ([`ucx`](super::ucx)), and `peermemctl verify`.
 //!
 //! That bytes arrive proves nothing, since a consumer may stage them through the host. So what is pinned, mapped and listed is
 //! looked at while both ends have registered, and what went over the wire at the end. Without a module nothing of it may be.
@@ -19,6 +19,7 @@ use anyhow::Context;
 use anyhow::Result;
 
 use super::ctl;
+use super::ucx;
 use super::verify;
 use crate::bench::datapath;
 use crate::counters::peer_regions;
@@ -29,6 +30,7 @@ use crate::ktap;
 use crate::ktap::note;
 use crate::lab::Lab;
 use crate::lab::Peermem;
+use crate::lab::PinMode;
 use crate::lab::Setup;
 use crate::sys;
 use crate::sys::Finished;
@@ -39,25 +41,28 @@ use crate::sys::Running;
 pub(crate) struct Places {
     /// The directory of the stand-in for CUDA's library
     #[arg(long)]
-    library: PathBuf,
+    pub(super) library: PathBuf,
     /// The directory of perftest's programs
     #[arg(long)]
     perftest: Option<PathBuf>,
     /// The directory of NIXL's libraries and of the agent that calls them
     #[arg(long)]
     nixl: Option<PathBuf>,
+    /// The directory of UCX's programs and libraries
+    #[arg(long)]
+    pub(super) ucx: Option<PathBuf>,
 }
 
-struct Consumers {
-    setup: Setup,
-    places: Places,
+pub(super) struct Consumers {
+    pub(super) setup: Setup,
+    pub(super) places: Places,
 }
 
 /// One of perftest's programs at both ends, and how many bytes at least go out of the client's device and of the server's.
-struct Pair {
-    name: &'static str,
-    program: &'static str,
-    sent: [u64; 2],
+pub(super) struct Pair {
+    pub(super) name: &'static str,
+    pub(super) program: &'static str,
+    pub(super) sent: [u64; 2],
 }
 
 /// All sizes from 2 bytes to 8 MiB, five times each.
@@ -124,7 +129,7 @@ const NIXL_BUFFERS: usize = 3;
 const NIXL_LEN: u64 = 8 << 20;
 
 /// How long one may take.
-const PATIENCE: Duration = Duration::from_secs(600);
+pub(super) const PATIENCE: Duration = Duration::from_secs(600);
 
 /// What may go out beside the data: no byte of it goes through these NICs.
 const SILENCE: u64 = 4096;
@@ -141,6 +146,7 @@ pub(crate) fn run(setup: &Setup, places: &Places, filter: &[String]) -> Result<b
         .flatten()
         .map(|pair| pair.name)
         .chain(places.nixl.is_some().then_some(NIXL))
+        .chain(places.ucx.iter().flat_map(|_| ucx::names()))
         // It tells by itself whether there is a module, and has a case without one.
         .chain((setup.peermem == Peermem::Ours).then_some(VERIFY))
         .filter(|name| filter.is_empty() || filter.iter().any(|word| name.starts_with(word)))
@@ -153,6 +159,7 @@ pub(crate) fn run(setup: &Setup, places: &Places, filter: &[String]) -> Result<b
         match names.get(index).copied().unwrap_or_default() {
             VERIFY => consumers.verify(),
             NIXL => consumers.nixl(),
+            name if name.starts_with("ucx.") => consumers.ucx(name),
             name => PAIRS
                 .iter()
                 .filter(|pair| pair.name == name)
@@ -163,7 +170,7 @@ pub(crate) fn run(setup: &Setup, places: &Places, filter: &[String]) -> Result<b
 }
 
 impl Consumers {
-    fn command(&self, program: &Path) -> Command {
+    pub(super) fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         command.env("LD_LIBRARY_PATH", &self.places.library);
         command
@@ -184,12 +191,13 @@ impl Consumers {
         let start = Start::now()?;
         let mut server = end(far, &[])?;
         sys::wait_until(PATIENCE, || {
-            Ok(datapath::listens()? || !server.is_running()?)
+            Ok(datapath::listens(datapath::PORT)? || !server.is_running()?)
         })?;
         let ends = Ends {
             program,
             client: end(near, &["127.0.0.1"])?,
             server,
+            frees_first: false,
         };
         let seen = self.see(ends, &start, 2)?;
         if self.setup.peermem == Peermem::None {
@@ -223,8 +231,6 @@ impl Consumers {
                 .env("UCX_MODULE_DIR", path.join("nixl_cu12.libs/ucx"))
                 .env("UCX_NET_DEVICES", format!("{device}:1"))
                 .env("UCX_TLS", "rc_verbs,ud_verbs,cuda_copy")
-                // It asks CUDA about each address, for it is not told of allocations: that takes NVIDIA's libcudart.
-                .env("UCX_MEMTYPE_CACHE", "n")
                 .arg(path.join("nixl.py"))
                 .arg(path.join(".nixl_cu12.mesonpy.libs"))
                 .arg(&folder)
@@ -236,6 +242,7 @@ impl Consumers {
             program: "python3",
             server: end(far, "target")?,
             client: end(near, "initiator")?,
+            frees_first: false,
         };
         let seen = self.see(ends, &start, NIXL_BUFFERS);
         fs::remove_dir_all(&folder)?;
@@ -245,11 +252,12 @@ impl Consumers {
     }
 
     /// Looks at what there is once both ends have registered so many buffers, and again at the end of both.
-    fn see(&self, mut ends: Ends<'_>, start: &Start, buffers: usize) -> Result<Seen> {
+    pub(super) fn see(&self, mut ends: Ends<'_>, start: &Start, buffers: usize) -> Result<Seen> {
         let registered = match self.setup.peermem {
             Peermem::None => not_listed(),
             _ => self.registered(&mut ends, start, buffers),
         };
+        let frees_first = ends.frees_first;
         let mut seen = Seen {
             client: ends.client.finish(PATIENCE)?,
             server: ends.server.finish(PATIENCE)?,
@@ -259,7 +267,7 @@ impl Consumers {
         let mut activity = Activity::default();
         sys::wait_until(PATIENCE, || {
             activity = Counters::read()?.activity(&start.counters)?;
-            Ok(activity.unpins == activity.pins)
+            Ok(activity.unpins + activity.callbacks == activity.pins)
         })?;
         let now = sent()?;
         seen.wire = [0, 1].map(|end: usize| now[end].saturating_sub(start.sent[end]));
@@ -274,13 +282,17 @@ impl Consumers {
             // It maps by itself.
             Peermem::Ours => [buffers, 0],
         };
+        let is_revoked = self.setup.peermem != Peermem::None
+            && frees_first
+            && self.setup.mode() == PinMode::Revocable;
+        let callbacks = if is_revoked { buffers } else { 0 };
         let expected = Activity {
             pins,
-            unpins: pins,
+            unpins: pins - callbacks,
             attempts: pins,
             maps,
-            unmaps: maps,
-            callbacks: 0,
+            unmaps: maps.saturating_sub(callbacks),
+            callbacks,
         };
         ensure!(
             activity == expected,
@@ -370,20 +382,22 @@ impl Consumers {
 }
 
 /// A consumer at both ends.
-struct Ends<'a> {
-    program: &'a str,
-    client: Running,
-    server: Running,
+pub(super) struct Ends<'a> {
+    pub(super) program: &'a str,
+    pub(super) client: Running,
+    pub(super) server: Running,
+    /// It frees its memory first and deregisters it then.
+    pub(super) frees_first: bool,
 }
 
 /// What was counted before a consumer started.
-struct Start {
-    counters: Counters,
+pub(super) struct Start {
+    pub(super) counters: Counters,
     sent: [u64; 2],
 }
 
 impl Start {
-    fn now() -> Result<Self> {
+    pub(super) fn now() -> Result<Self> {
         Ok(Self {
             counters: Counters::read()?,
             sent: sent()?,
@@ -392,9 +406,9 @@ impl Start {
 }
 
 /// How both ends ended, and what went out of the client's device and of the server's.
-struct Seen {
-    client: Finished,
-    server: Finished,
+pub(super) struct Seen {
+    pub(super) client: Finished,
+    pub(super) server: Finished,
     wire: [u64; 2],
 }
 
@@ -404,7 +418,7 @@ impl Seen {
     }
 
     /// Both ended well, and at least so much was sent.
-    fn moved(&self, least: &[u64; 2]) -> Result<()> {
+    pub(super) fn moved(&self, least: &[u64; 2]) -> Result<()> {
         ensure!(
             self.client.success() && self.server.success(),
             "{}",

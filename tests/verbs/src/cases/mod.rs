@@ -24,6 +24,7 @@ mod rules;
 mod scale;
 mod stage;
 mod sweep;
+mod ucx;
 mod verify;
 
 use crate::ktap::Case;
