@@ -21,7 +21,7 @@ const LONGEST: usize = 4096;
 /// driver.
 const TICK: u64 = 10_000;
 /// A page of the GPU's, in which nvidia.ko pins. A registration has whole ones, whatever of the last one is the process's.
-const GPU_PAGE: u64 = 64 << 10;
+pub(crate) const GPU_PAGE: u64 = 64 << 10;
 
 /// What is known of a process today.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

@@ -9,6 +9,7 @@ use crate::finding::Level;
 use crate::finding::Subject;
 use crate::machine::pci::Function;
 use crate::machine::Gpu;
+use crate::machine::MELLANOX;
 
 pub(super) const GPU_DRIVER: Check = Check {
     name: "gpu-driver",
@@ -73,8 +74,6 @@ fn gpu_driver(scan: &Scan<'_>) -> Vec<Finding> {
 const INFINIBAND: u32 = 0x0207;
 /// And of an Ethernet one.
 const ETHERNET: u32 = 0x0200;
-/// Of Mellanox, now NVIDIA Networking.
-const MELLANOX: u16 = 0x15b3;
 
 fn is_nic(function: &Function) -> bool {
     match function.class >> 8 {

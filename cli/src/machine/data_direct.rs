@@ -14,11 +14,12 @@ use super::pci::DEVICES;
 use super::Hca;
 use super::Machine;
 use super::Pair;
+use super::MELLANOX;
 use crate::host::Host;
 use crate::host::Unseen;
 
 /// Vendor and device.
-pub(super) const ID: (u16, u16) = (0x15b3, 0x2100);
+pub(super) const ID: (u16, u16) = (MELLANOX, 0x2100);
 
 /// Item tags of VPD (PCI Local Bus 3.0, appendix I): a large item has bit 7, and two bytes of length behind it.
 const LARGE: u8 = 0x80;

@@ -143,6 +143,8 @@ pub(crate) struct Machine {
 }
 
 const NVIDIA: u16 = 0x10de;
+/// Mellanox, now NVIDIA Networking.
+pub(crate) const MELLANOX: u16 = 0x15b3;
 
 /// QEMU's `ivshmem`: where the test VM's stand-in GPU is (`tests/gpu/pci.c`).
 const STAND_IN: (u16, u16) = (0x1af4, 0x1110);

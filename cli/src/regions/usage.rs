@@ -26,17 +26,13 @@ use crate::host::Unseen;
 use crate::machine::pci;
 use crate::machine::pci::Address;
 use crate::machine::Machine;
+use crate::machine::MELLANOX;
 use crate::process;
 use crate::process::Processes;
+use crate::process::GPU_PAGE;
 use crate::registrations;
 use crate::render;
 use crate::render::counted;
-
-/// Of NVIDIA's NICs. A function of theirs that is no RDMA device does the DMA of one: Data Direct.
-const NVIDIA_NETWORKING: u64 = 0x15b3;
-
-/// Of a GPU, where the module does not say it.
-const GPU_PAGE: u64 = 64 << 10;
 
 /// Other modules that give RDMA drivers GPU memory.
 const OTHER_MODULES: [&str; 2] = ["nv_peer_mem", "efa_nv_peermem"];
@@ -238,7 +234,7 @@ impl Search<'_> {
             };
             let function = one.hca.as_deref().unwrap_or_default();
             let devices = Some(self.devices_of(function)).filter(|devices| !devices.is_empty());
-            // It is pinned in whole pages.
+            // It is pinned in whole pages; not every line says how large they are.
             let pages = one.page.unwrap_or(GPU_PAGE).saturating_mul(2);
             let lengths = len.saturating_sub(pages)..=len;
             let owner = match processes.of(pid, one.since).state {
@@ -340,7 +336,8 @@ impl Search<'_> {
             return false;
         }
         match self.host.number(&format!("{}/{name}/vendor", pci::DEVICES)) {
-            Ok(vendor) => vendor != NVIDIA_NETWORKING,
+            // A function of theirs that is no RDMA device does the DMA of one: Data Direct.
+            Ok(vendor) => vendor != u64::from(MELLANOX),
             Err(Unseen::Absent) => true,
             Err(_) => false,
         }
