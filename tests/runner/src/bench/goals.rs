@@ -37,6 +37,11 @@ pub(super) fn whole_with_mapping(what: &What, row: &Row) -> f64 {
     whole(what, row) + row.standin_mapping.median
 }
 
+/// The same, with pins and unpins at no price: the least that any can be.
+pub(super) fn without_pins(row: &Row) -> f64 {
+    row.own.median + row.standin_mapping.median
+}
+
 /// How long a registration holds ib_core's mutex, in nanoseconds.
 pub(super) fn mutex(what: &What, row: &Row) -> f64 {
     row.mutex.median + price(row.mutex_pins, row.mutex_unpins, what.bytes)

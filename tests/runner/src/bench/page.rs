@@ -47,7 +47,9 @@ const INTRODUCTION: &[&str] = &[
      were counted. For `dma_map_pages` nothing is published: its price here is 0. Where both modules call it as often (the \
      tables of calls say so), any other price moves the ratio towards 1: the column _with mapping_ has what the stand-in's own \
      mapping and unmapping take (an instruction as a nanosecond), as an example. Where this module does not call it, it maps \
-     by itself, and that is in its own cost.",
+     by itself, and that is in its own cost. The column _and free pins_ has pins and unpins at a price of 0, too. With static \
+     BAR1 nvidia.ko need not make room in BAR1, and no prices are published for that. Whatever they are, the ratio lies between \
+     that column and 0.5, since this module pins half as often.",
     "- **Memory**: contiguous in one run, in chunks of 2 MiB, or fragmented: no two pages of 64 KiB side by side. Kernel \
      memory is what the allocators gave in those functions, the provider's calls left out.",
     "- **Spread** is that of the middle half of all samples, in parts of their median. What is registered is registered once \

@@ -182,6 +182,7 @@ pub(super) fn costs(pairs: &Pairs<'_>) -> String {
                 time(whole[1]),
                 ratio(whole[0], whole[1]),
                 ratio(mapping[0], mapping[1]),
+                ratio(goals::without_pins(ours), goals::without_pins(theirs)),
             ],
         )
     });
@@ -198,6 +199,7 @@ pub(super) fn costs(pairs: &Pairs<'_>) -> String {
             "NVIDIA's",
             "ratio",
             "with mapping",
+            "and free pins",
         ],
         1,
         rows,
