@@ -13,10 +13,14 @@ use anyhow::bail;
 use anyhow::ensure;
 use anyhow::Context;
 use anyhow::Result;
+use serde::Deserialize;
+use serde::Serialize;
 use sideway::ibverbs::address::AddressHandleAttribute;
+use sideway::ibverbs::address::Gid;
 use sideway::ibverbs::completion::BasicCompletionQueue;
 use sideway::ibverbs::completion::PollCompletionQueueError;
 use sideway::ibverbs::completion::WorkCompletionStatus;
+use sideway::ibverbs::device_context::Mtu;
 use sideway::ibverbs::queue_pair::BasicQueuePair;
 use sideway::ibverbs::queue_pair::PostSendGuard;
 use sideway::ibverbs::queue_pair::QueuePair;
@@ -106,6 +110,15 @@ impl Completion {
     }
 }
 
+/// What one end must know of the other to connect to it. Whoever connects two hosts carries it over.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct Contact {
+    queue_pair: u32,
+    address: Address,
+    /// As verbs number them.
+    mtu: u32,
+}
+
 /// One end of a connected pair.
 #[derive(Debug)]
 pub struct Endpoint {
@@ -116,7 +129,8 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    fn new(hca: &Hca) -> Result<Self> {
+    /// An end that is not connected yet.
+    pub fn new(hca: &Hca) -> Result<Self> {
         let queue = || hca.context.create_cq_builder().setup_cqe(256).build();
         let send_queue = Completions::of(queue().context("send completion queue")?);
         let receive_queue = Completions::of(queue().context("receive completion queue")?);
@@ -137,7 +151,17 @@ impl Endpoint {
         })
     }
 
-    fn bring_up(&mut self, hca: &Hca, peer: &Hca, peer_number: u32) -> Result<()> {
+    /// What the other end must know of this one, which was made on `hca`.
+    pub fn contact(&self, hca: &Hca) -> Result<Contact> {
+        Ok(Contact {
+            queue_pair: self.qp.qp_number(),
+            address: hca.address,
+            mtu: hca.context.query_port(hca.port)?.active_mtu() as u32,
+        })
+    }
+
+    /// Connects this end, which was made on `hca`, with the other, which must do the same before it is sent anything.
+    pub fn connect(&mut self, hca: &Hca, peer: &Contact) -> Result<()> {
         const PACKET_NUMBER: u32 = 0x1234;
         let mut init = QueuePairAttribute::new();
         init.setup_state(QueuePairState::Init)
@@ -152,7 +176,7 @@ impl Endpoint {
             (Address::Roce { index, .. }, Address::Roce { gid, .. }) => {
                 address
                     .setup_grh_src_gid_index(index)
-                    .setup_grh_dest_gid(&gid)
+                    .setup_grh_dest_gid(&Gid::from(gid))
                     .setup_grh_hop_limit(64);
             }
             (Address::InfiniBand { .. }, Address::InfiniBand { lid }) => {
@@ -160,13 +184,18 @@ impl Endpoint {
             }
             (near, far) => bail!("{near} and {far} are not of one network"),
         }
-        let mtu_of = |end: &Hca| anyhow::Ok(end.context.query_port(end.port)?.active_mtu());
-        let mtu = mtu_of(hca)?.min(mtu_of(peer)?);
+        let mtu = hca.context.query_port(hca.port)?.active_mtu() as u32;
+        let mtu = mtu.min(peer.mtu);
+        // sideway's conversion panics on a number that it does not know.
+        ensure!(
+            (Mtu::Mtu256 as u32..=Mtu::Mtu4096 as u32).contains(&mtu),
+            "unknown MTU {mtu}"
+        );
         let mut receive = QueuePairAttribute::new();
         receive
             .setup_state(QueuePairState::ReadyToReceive)
-            .setup_path_mtu(mtu)
-            .setup_dest_qp_num(peer_number)
+            .setup_path_mtu(Mtu::from(mtu))
+            .setup_dest_qp_num(peer.queue_pair)
             .setup_rq_psn(PACKET_NUMBER)
             .setup_max_dest_read_atomic(16)
             .setup_min_rnr_timer(1)
@@ -345,17 +374,14 @@ pub fn connect(near: &Hca, far: &Hca) -> Result<Connection> {
         near: Endpoint::new(near)?,
         far: Endpoint::new(far)?,
     };
-    let (near_number, far_number) = (
-        connection.near.qp.qp_number(),
-        connection.far.qp.qp_number(),
-    );
+    let contacts = (connection.near.contact(near)?, connection.far.contact(far)?);
     connection
         .near
-        .bring_up(near, far, far_number)
+        .connect(near, &contacts.1)
         .with_context(|| near.name.clone())?;
     connection
         .far
-        .bring_up(far, near, near_number)
+        .connect(far, &contacts.0)
         .with_context(|| far.name.clone())?;
     Ok(connection)
 }

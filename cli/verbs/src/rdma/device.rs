@@ -16,6 +16,8 @@ use anyhow::ensure;
 use anyhow::Context;
 use anyhow::Result;
 use rdma_mummy_sys::ibv_mr;
+use serde::Deserialize;
+use serde::Serialize;
 use sideway::ibverbs::address::Gid;
 use sideway::ibverbs::address::GidType;
 use sideway::ibverbs::device::DeviceInfo;
@@ -124,10 +126,10 @@ pub fn errno_name(errno: i32) -> String {
 }
 
 /// How a port is reached.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) enum Address {
     /// By an entry of the GID table.
-    Roce { gid: Gid, index: u8 },
+    Roce { gid: Ipv6Addr, index: u8 },
     /// By a number that the subnet manager gave.
     InfiniBand { lid: u16 },
 }
@@ -135,7 +137,7 @@ pub(super) enum Address {
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Roce { gid, index } => write!(f, "GID {index} ({gid})"),
+            Self::Roce { gid, index } => write!(f, "GID {index} ({})", Gid::from(*gid)),
             Self::InfiniBand { lid } => write!(f, "LID {lid}"),
         }
     }
@@ -367,9 +369,8 @@ impl HcaFile {
 
 /// How good a GID is to send from; None for one that is not of RoCE. Version 2 on an IPv4 address is what both ends of
 /// a fabric agree on most often.
-fn preference(kind: GidType, gid: Gid) -> Option<u8> {
-    let address = Ipv6Addr::from(gid);
-    let has_ip = address
+fn preference(kind: GidType, gid: Ipv6Addr) -> Option<u8> {
+    let has_ip = gid
         .to_ipv4_mapped()
         .is_some_and(|ip| ip != Ipv4Addr::UNSPECIFIED);
     match kind {
@@ -392,11 +393,12 @@ fn address(context: &Arc<DeviceContext>, port: u8) -> Result<Address> {
         if entry.port_num() != u32::from(port) {
             continue;
         }
-        let Some(rank) = preference(entry.gid_type(), entry.gid()) else {
+        let gid = Ipv6Addr::from(entry.gid());
+        let Some(rank) = preference(entry.gid_type(), gid) else {
             continue;
         };
         if best.is_none_or(|(found, _)| rank < found) {
-            let (gid, index) = (entry.gid(), u8::try_from(entry.gid_index())?);
+            let index = u8::try_from(entry.gid_index())?;
             best = Some((rank, Address::Roce { gid, index }));
         }
     }
@@ -506,8 +508,8 @@ struct ReregAnswer {
     rkey: u32,
 }
 
-/// A piece of a region, as work requests name it.
-#[derive(Debug, Clone, Copy)]
+/// A piece of a region, as work requests name it; those of the other end may be on another host.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Part {
     pub(super) addr: u64,
     pub(super) len: u32,
