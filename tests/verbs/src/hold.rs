@@ -140,10 +140,7 @@ impl<T: Send + 'static> Worker<T> {
 impl<T> Worker<T> {
     /// R, S, D, I, …; None once it is gone.
     fn state(&self) -> Option<char> {
-        let path = format!("/proc/self/task/{}/stat", self.tid);
-        let stat = fs::read_to_string(path).ok()?;
-        // After the name, which may contain anything.
-        stat.rsplit_once(") ")?.1.chars().next()
+        sys::state(&format!("/proc/self/task/{}", self.tid))
     }
 
     fn is_alive(&self) -> bool {

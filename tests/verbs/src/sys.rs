@@ -611,6 +611,13 @@ pub(crate) fn read_line(path: &str) -> Result<String> {
         .to_owned())
 }
 
+/// What a thread does, by its folder in /proc: R, S, D, T, …; None once it is gone.
+pub(crate) fn state(folder: &str) -> Option<char> {
+    let stat = fs::read_to_string(format!("{folder}/stat")).ok()?;
+    // After the name, which may contain anything.
+    stat.rsplit_once(") ")?.1.chars().next()
+}
+
 /// The kernel's log from a moment on.
 #[derive(Debug)]
 pub(crate) struct KernelLog {

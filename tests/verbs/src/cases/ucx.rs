@@ -262,15 +262,12 @@ impl Consumers {
 
 /// Waits until a program has said this last, and has stopped itself.
 fn stops(program: &mut Running, said: &str) -> Result<()> {
-    let path = format!("/proc/{}/stat", program.id());
+    let folder = format!("/proc/{}", program.id());
     let stopped = sys::wait_until(PATIENCE, || {
         if !program.is_running()? {
             return Ok(true);
         }
-        let stat = sys::read_line(&path)?;
-        let state = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-        Ok(state.trim_start().starts_with('T')
-            && program.so_far()?.lines().any(|line| line == said))
+        Ok(sys::state(&folder) == Some('T') && program.so_far()?.lines().any(|line| line == said))
     })?;
     ensure!(
         stopped && program.is_running()?,
