@@ -195,6 +195,7 @@ const JUDGES: &[&str] = &[
     "cpio.rs",
     "detectors.rs",
     "klog.rs",
+    "pair.rs",
     "results.rs",
     "setup.rs",
     "topology.rs",

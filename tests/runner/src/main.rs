@@ -20,6 +20,7 @@ mod klog;
 mod lint;
 mod modules;
 mod mutants;
+mod pair;
 mod patch;
 mod paths;
 mod preflight;
@@ -127,13 +128,17 @@ fn act(action: Action) -> Result<i32> {
         Action::Deb => (Vec::new(), false, false),
         _ => (vec![kernel::DEFAULT], true, true),
     };
+    let machines = match &action {
+        Action::Vm { options, .. } => 1 + usize::from(options.pair),
+        _ => 1,
+    };
     // The suite says itself what it wants, once it knows its runs.
     if !matches!(action, Action::Test(_)) {
         let wanted = preflight::Wanted {
             kernels: &kernels,
             modules,
             programs,
-            machines: 1,
+            machines,
         };
         preflight::check(&paths, &wanted)?;
     }

@@ -1236,6 +1236,20 @@ pub(crate) const SUITE: &[Run] = &[
     },
 ];
 
+impl Run {
+    /// How many machines it has at once.
+    pub(crate) fn machines(&self) -> usize {
+        match self.place {
+            Place::Vm { options, .. } => {
+                let mut wanted = Options::default();
+                options(&mut wanted);
+                1 + usize::from(wanted.pair)
+            }
+            _ => 1,
+        }
+    }
+}
+
 /// Every machine of the suite once more, on another kernel; not those that have a kernel of their own.
 pub(crate) fn again(kernel: &'static str) -> Vec<Run> {
     // For as long as the program runs, as all names of runs are.

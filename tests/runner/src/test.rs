@@ -131,7 +131,12 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
         kernels: &names,
         modules: true,
         programs: true,
-        machines: selection.jobs,
+        machines: runs
+            .iter()
+            .map(|run| run.machines())
+            .max()
+            .unwrap_or(1)
+            .max(selection.jobs),
     };
     preflight::check(paths, &wanted)?;
     eprintln!("runner: making what the tests need");
@@ -259,15 +264,18 @@ impl Suite<'_> {
             .iter()
             .map(|run| self.history().time(run.name))
             .collect();
-        let order = history::order(&times);
-        let next = AtomicUsize::new(0);
-        let work = || loop {
-            let number = next.fetch_add(1, Relaxed);
-            let Some(&at) = order.get(number) else {
+        // Two machines at once are run alone, after the others.
+        let (pairs, others): (Vec<_>, Vec<_>) = history::order(&times)
+            .into_iter()
+            .partition(|&at| runs[at].machines() > 1);
+        let done = AtomicUsize::new(0);
+        let work = |order: &[usize], next: &AtomicUsize| loop {
+            let Some(&at) = order.get(next.fetch_add(1, Relaxed)) else {
                 return;
             };
             let run = runs[at];
-            let title = format!("[{}/{}] {}", number + 1, runs.len(), run.name);
+            let number = done.fetch_add(1, Relaxed) + 1;
+            let title = format!("[{number}/{}] {}", runs.len(), run.name);
             println!("{title} …");
             let report = self.report(run, true);
             // What others print comes before or after.
@@ -276,12 +284,14 @@ impl Suite<'_> {
             report.tell();
             reports.push((at, report));
         };
+        let next = AtomicUsize::new(0);
         thread::scope(|scope| {
             for _ in 1..self.selection.jobs {
-                scope.spawn(work);
+                scope.spawn(|| work(&others, &next));
             }
-            work();
+            work(&others, &next);
         });
+        work(&pairs, &AtomicUsize::new(0));
         let mut reports = reports.into_inner().unwrap_or_else(PoisonError::into_inner);
         reports.sort_by_key(|(at, _)| *at);
         reports.into_iter().map(|(_, report)| report).collect()

@@ -7,6 +7,7 @@ use std::io::Read;
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixDatagram;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::path::PathBuf;
@@ -16,6 +17,7 @@ use std::process::Stdio;
 use std::sync::mpsc;
 use std::sync::Arc;
 use std::sync::Mutex;
+use std::sync::PoisonError;
 use std::thread;
 use std::time::Duration;
 use std::time::Instant;
@@ -24,6 +26,7 @@ use anyhow::anyhow;
 use anyhow::bail;
 use anyhow::Context as _;
 use anyhow::Result;
+use clap::builder::ArgPredicate;
 use clap::Args;
 use clap::Parser as _;
 use clap::ValueEnum;
@@ -35,6 +38,7 @@ use crate::kernel::Signing;
 use crate::klog;
 use crate::modules;
 use crate::modules::Index;
+use crate::pair;
 use crate::paths::Paths;
 use crate::programs;
 use crate::terminal;
@@ -154,8 +158,25 @@ pub(crate) struct Options {
     /// Memory of the machine
     #[arg(long, value_name = "MIB", default_value_t = 2048)]
     pub(crate) mem: u32,
+    /// Boots two such machines, hosts 1 and 2, each with one NIC on the wire between them and, unless --smp says otherwise, one
+    /// processor. Once both are up, both run the command, without input. In its environment TESTVM_HOST is 1 or 2, and
+    /// TESTVM_PEER the address of the other host. Each line of output begins with "host1: " or "host2: ". A host whose command
+    /// has ended is switched off. The exit status is 0 if both commands end with 0
+    #[arg(long)]
+    pub(crate) pair: bool,
+    /// With --pair: host 2's command switches its machine off, and host 1 goes on
+    #[arg(skip)]
+    pub(crate) host_2_is_lost: bool,
+    /// Which of a pair this machine is
+    #[arg(skip)]
+    pub(crate) host_number: Option<u32>,
     /// Processors of the machine
-    #[arg(long, value_name = "N", default_value_t = 2)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 2,
+        default_value_if("pair", ArgPredicate::Equals("true".into()), "1")
+    )]
     pub(crate) smp: u32,
     /// Model of the processors
     #[arg(long, value_name = "MODEL", default_value = "max")]
@@ -539,6 +560,10 @@ fn command_script(
     if options.icount {
         export("TESTVM_ICOUNT", "1");
     }
+    if let Some(number) = options.host_number {
+        export("TESTVM_HOST", &number.to_string());
+        export("TESTVM_PEER", &format!("10.77.0.{}", 3 - number));
+    }
     for variable in &options.env {
         let (name, value) = variable
             .split_once('=')
@@ -719,6 +744,12 @@ fn initramfs(
         ("CONSOLE", if tty { "1" } else { "" }),
         ("LAYER", if options.layer.is_some() { "1" } else { "" }),
         ("HOST", if plan.host { "1" } else { "" }),
+        (
+            "PAIR",
+            &options
+                .host_number
+                .map_or(String::new(), |number| number.to_string()),
+        ),
         ("UNLOAD", &unload.join(" ")),
         ("DETECTORS", detectors),
     ];
@@ -757,6 +788,7 @@ fn qemu_arguments(
     kernel_args: &str,
     log: &Path,
     scratch: &Path,
+    wire: Option<&UnixDatagram>,
 ) -> Vec<String> {
     let mut arguments: Vec<String> = Vec::new();
     let mut add = |words: &[&str]| arguments.extend(words.iter().map(|word| (*word).to_owned()));
@@ -851,15 +883,24 @@ fn qemu_arguments(
     // A wire between the two NICs. UNIX datagrams stay in order and push back when the receiver is full; QEMU's hub
     // lets later packets overtake those it holds, and RDMA READ does not get over that.
     let end = |nic: u32| value(&scratch.join(format!("wire{nic}")));
-    for (bus, (nic, peer)) in layout.nics.iter().zip([(1, 2), (2, 1)]) {
-        add(&[
-            "-netdev",
-            &format!(
-                "dgram,id=net{nic},local.type=unix,local.path={},remote.type=unix,remote.path={}",
-                end(nic),
-                end(peer)
-            ),
-        ]);
+    let inside = |nic, peer| {
+        format!(
+            "local.type=unix,local.path={},remote.type=unix,remote.path={}",
+            end(nic),
+            end(peer)
+        )
+    };
+    let nics = match (options.host_number, wire) {
+        (Some(number), Some(wire)) => {
+            vec![(
+                number,
+                format!("local.type=fd,local.str={}", wire.as_raw_fd()),
+            )]
+        }
+        _ => vec![(1, inside(1, 2)), (2, inside(2, 1))],
+    };
+    for (bus, (nic, ends)) in layout.nics.iter().zip(nics) {
+        add(&["-netdev", &format!("dgram,id=net{nic},{ends}")]);
         // With mergeable buffers, and an IOMMU that translates, the NICs were seen to write to address 0.
         add(&[
             "-device",
@@ -886,13 +927,33 @@ fn qemu_arguments(
     arguments
 }
 
-/// Boots, runs, waits. An error is one of the host's; whatever the machine does is an outcome.
+/// Boots, runs, waits: one machine, or a pair. An error is one of the host's; whatever the machine does is an outcome.
 pub(crate) fn run(
     paths: &Paths,
     options: &Options,
     boot: &Boot,
     command: &[String],
     channels: Channels,
+) -> Result<Outcome> {
+    if options.pair {
+        pair::run(paths, options, boot, command, channels)
+    } else {
+        run_one(paths, options, boot, command, channels, None)
+    }
+}
+
+/// Two machines that are started at once must not inherit each other's descriptors: the other end of each would stay open
+/// after the machine that it belongs to.
+static STARTING: Mutex<()> = Mutex::new(());
+
+/// The same of one machine. One of a pair has this end of the wire.
+pub(crate) fn run_one(
+    paths: &Paths,
+    options: &Options,
+    boot: &Boot,
+    command: &[String],
+    channels: Channels,
+    wire: Option<UnixDatagram>,
 ) -> Result<Outcome> {
     let started = Instant::now();
     let interactive = matches!(channels, Channels::Caller) && terminal::is_terminal();
@@ -992,7 +1053,14 @@ pub(crate) fn run(
         }
     }
     kernel_args.extend(options.append.iter().cloned());
-    let mut arguments = qemu_arguments(&options, boot, &kernel_args.join(" "), &log, &scratch.0);
+    let mut arguments = qemu_arguments(
+        &options,
+        boot,
+        &kernel_args.join(" "),
+        &log,
+        &scratch.0,
+        wire.as_ref(),
+    );
     let mut add = |words: &[&str]| arguments.extend(words.iter().map(|word| (*word).to_owned()));
     add(&["-kernel", &boot.image.display().to_string()]);
     add(&["-initrd", &ramfs.display().to_string()]);
@@ -1007,7 +1075,11 @@ pub(crate) fn run(
         ]);
     }
     add(&["-device", "virtio-serial-pci,max_ports=8,bus=pcie.0"]);
+    let starting = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
     let mut ports = open_ports(&mut arguments, tty)?;
+    if let Some(wire) = &wire {
+        rustix::io::fcntl_setfd(wire.as_fd(), rustix::io::FdFlags::empty())?;
+    }
     arguments.extend(options.qemu_arg.iter().cloned());
 
     let (program, package) = boot.arch.qemu();
@@ -1026,6 +1098,8 @@ pub(crate) fn run(
         .with_context(|| format!("cannot start {program} (package {package})"))?;
     let mut qemu = Machine(qemu);
     ports.remote.clear();
+    drop(wire);
+    drop(starting);
 
     let raw = if tty { terminal::Raw::enter()? } else { None };
     let (status, timed_out, mut failures) =
@@ -1034,7 +1108,10 @@ pub(crate) fn run(
 
     let qemu_says = fs::read_to_string(&errors).unwrap_or_default();
     let text = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
-    if status.is_none() && failures.is_empty() {
+    let is_lost = options.host_2_is_lost && options.host_number == Some(2);
+    if is_lost && status.is_some() {
+        failures.push("the command ended, where it was to switch its machine off".to_owned());
+    } else if status.is_none() && failures.is_empty() && !is_lost {
         let tail: Vec<&str> = text.lines().rev().take(15).collect();
         let tail: String = tail
             .iter()
@@ -1361,6 +1438,7 @@ mod tests {
             "",
             Path::new("log"),
             Path::new("scratch"),
+            None,
         )
         .iter()
         .filter(|argument| argument.split(',').next() == Some(kind))
@@ -1383,7 +1461,7 @@ mod tests {
                 ..boot()
             };
             let (log, scratch) = (Path::new("log"), Path::new("scratch"));
-            let arguments = qemu_arguments(&options, &boot, "", log, scratch).join(" ");
+            let arguments = qemu_arguments(&options, &boot, "", log, scratch, None).join(" ");
             let at = arguments.find("-machine ").unwrap();
             let machine = arguments[at..].split(' ').nth(1).unwrap().to_owned();
             (options.kernel, machine, arguments)
@@ -1413,6 +1491,28 @@ mod tests {
     }
 
     #[test]
+    fn each_of_a_pair_has_one_nic() {
+        let mut options = Options::parse(["runner", "--pair"]).unwrap();
+        options.host_number = Some(2);
+        let (wire, _other) = UnixDatagram::pair().unwrap();
+        let (log, scratch) = (Path::new("log"), Path::new("scratch"));
+        let arguments = qemu_arguments(&options, &boot(), "", log, scratch, Some(&wire));
+        let of = |kind: &str| -> Vec<&str> {
+            let all = arguments.iter().map(String::as_str);
+            all.filter(|text| text.starts_with(kind)).collect()
+        };
+        let end = format!("dgram,id=net2,local.type=fd,local.str={}", wire.as_raw_fd());
+        assert_eq!(of("dgram,"), [end]);
+        assert!(
+            matches!(of("virtio-net-pci,")[..], [nic] if nic.contains("mac=52:54:00:77:00:02"))
+        );
+        let smp = |words: &[&str]| Options::parse(words.iter().copied()).unwrap().smp;
+        assert_eq!(smp(&["runner", "--pair"]), 1);
+        assert_eq!(smp(&["runner", "--pair", "--smp", "2"]), 2);
+        assert_eq!(smp(&["runner"]), 2);
+    }
+
+    #[test]
     fn devices_go_where_the_topology_says() {
         let gpus = |words| buses(words, "ivshmem-plain");
         let nics = |words| buses(words, "virtio-net-pci");
@@ -1429,7 +1529,7 @@ mod tests {
         assert_eq!(buses("--topology sockets", "pxb-pcie"), ["pcie.0"; 3]);
         // A bus stands before what is on it.
         let options = Options::parse(["runner", "--topology", "switch"]).unwrap();
-        let arguments = qemu_arguments(&options, &boot(), "", Path::new("l"), Path::new("s"));
+        let arguments = qemu_arguments(&options, &boot(), "", Path::new("l"), Path::new("s"), None);
         for (at, argument) in arguments.iter().enumerate() {
             let bus = argument
                 .split(',')
