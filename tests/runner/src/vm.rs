@@ -830,12 +830,13 @@ fn qemu_arguments(
     if boot.arch == Arch::X86_64 {
         add(&["-global", &format!("q35-pcihost.pci-hole64-size={hole}M")]);
     }
-    add(&[
-        "-smp",
-        &options.topology.processors(options.smp),
-        "-m",
-        &options.mem.to_string(),
-    ]);
+    let mut processors = options.topology.processors(options.smp);
+    // Where no second processor can be added, QEMU's translation makes locked instructions ordinary ones, although its devices
+    // have threads of their own. The kernel's barriers are such: a NIC misses a notification then, and stands still for good.
+    if options.smp == 1 && !options.icount {
+        processors.push_str(",maxcpus=2");
+    }
+    add(&["-smp", &processors, "-m", &options.mem.to_string()]);
     add(&["-chardev", &format!("file,id=log,path={}", value(log))]);
     add(&["-serial", "chardev:log", "-monitor", "none"]);
     match options.iommu {
@@ -1503,6 +1504,7 @@ mod tests {
         };
         let end = format!("dgram,id=net2,local.type=fd,local.str={}", wire.as_raw_fd());
         assert_eq!(of("dgram,"), [end]);
+        assert_eq!(of("1,"), ["1,maxcpus=2"]);
         assert!(
             matches!(of("virtio-net-pci,")[..], [nic] if nic.contains("mac=52:54:00:77:00:02"))
         );
