@@ -250,6 +250,18 @@ const UCX: &[&str] = &[
     "{ucx}",
     "ucx.",
 ];
+/// perftest, NIXL and our own cases between two hosts.
+const PAIR: &[&str] = &[
+    "{gdr}",
+    "pair",
+    "--library",
+    "{cuda}",
+    "--perftest",
+    "{perftest}",
+    "--nixl",
+    "{nixl}",
+];
+const PAIR_LOST: &[&str] = &["{gdr}", "pair", "pair.lost_in_traffic"];
 const PYVERBS: &[&str] = &["{repo}/tests/vm/pyverbs", "{pyverbs}"];
 
 /// Our module, with NVIDIA's to be held beside it.
@@ -354,6 +366,13 @@ fn measured_at_large(vm: &mut Options) {
     measured(vm);
     vm.mem = 6 * 1024;
     vm.timeout = Some(7200);
+}
+
+/// Two hosts on one wire.
+fn pair(vm: &mut Options) {
+    vm.pair = true;
+    vm.smp = 1;
+    vm.gpus = 1;
 }
 
 /// A machine with which, of itself, nothing is wrong but what its topology brings.
@@ -1202,6 +1221,67 @@ pub(crate) const SUITE: &[Run] = &[
         },
         column: Some("none"),
         only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "two hosts: ours",
+        place: Place::Vm {
+            options: pair,
+            command: PAIR,
+        },
+        column: Some("ours"),
+        // NIXL is 69 MB to fetch.
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "two hosts: ours, revocable",
+        place: Place::Vm {
+            options: |vm| {
+                pair(vm);
+                vm.param.push("persistent_api_support=0".to_owned());
+            },
+            command: PAIR,
+        },
+        column: Some("ours, revocable"),
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "two hosts: NVIDIA's",
+        place: Place::Vm {
+            options: |vm| {
+                pair(vm);
+                vm.peermem = Peermem::Nvidia;
+            },
+            command: PAIR,
+        },
+        column: Some("NVIDIA {version}"),
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "two hosts: no peer-memory module",
+        place: Place::Vm {
+            options: |vm| {
+                pair(vm);
+                vm.peermem = Peermem::None;
+            },
+            command: PAIR,
+        },
+        column: Some("none"),
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "two hosts: ours, one switched off in traffic",
+        place: Place::Vm {
+            options: |vm| {
+                pair(vm);
+                vm.host_2_is_lost = true;
+            },
+            command: PAIR_LOST,
+        },
         ..BASE
     },
     Run {

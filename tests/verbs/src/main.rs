@@ -17,6 +17,7 @@ mod measure;
 mod module;
 mod nvme;
 mod pci;
+mod peer;
 mod stress;
 mod sys;
 
@@ -97,6 +98,8 @@ enum Verb {
         places: cases::cuda::Places,
         filter: Vec<String>,
     },
+    /// Run the cases between two hosts, on both of them at once: those whose name begins with a FILTER, results in KTAP
+    Pair(cases::pair::Options),
     /// Load the module where it cannot work, or where only signed ones are taken, results in KTAP
     Loading,
     #[command(hide = true)]
@@ -173,6 +176,7 @@ fn run(arguments: &Arguments) -> Result<bool> {
         Verb::Hazards { names } => cases::hazards::run(names, &setup(false)),
         Verb::Ctl { promtool } => cases::ctl::run(&setup(false), promtool.clone()),
         Verb::Cuda { places, filter } => cases::cuda::run(&setup(false), places, filter),
+        Verb::Pair(options) => cases::pair::run(&setup(false), options),
         Verb::Loading => Ok(cases::loading::run(&setup(false))),
         Verb::Child { host_memory, role } => child::run(role, &setup(*host_memory)).map(|()| true),
     }

@@ -25,6 +25,7 @@ use crate::bench::datapath;
 use crate::counters::peer_regions;
 use crate::counters::Activity;
 use crate::counters::Counters;
+use crate::counters::PeerRegion;
 use crate::gpu::PAGE;
 use crate::ktap;
 use crate::ktap::note;
@@ -40,17 +41,58 @@ use crate::sys::Running;
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Places {
     /// The directory of the stand-in for CUDA's library
-    #[arg(long)]
+    // Where these options are optional as a whole, clap wants to be told; one that lacks is missed all the same.
+    #[arg(long, required = false)]
     pub(super) library: PathBuf,
     /// The directory of perftest's programs
     #[arg(long)]
-    perftest: Option<PathBuf>,
+    pub(super) perftest: Option<PathBuf>,
     /// The directory of NIXL's libraries and of the agent that calls them
     #[arg(long)]
-    nixl: Option<PathBuf>,
+    pub(super) nixl: Option<PathBuf>,
     /// The directory of UCX's programs and libraries
     #[arg(long)]
     pub(super) ucx: Option<PathBuf>,
+}
+
+impl Places {
+    pub(super) fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        command.env("LD_LIBRARY_PATH", &self.library);
+        command
+    }
+
+    /// One of perftest's programs with its arguments, at a server's end or, with its address, at a client's.
+    pub(super) fn perftest(
+        &self,
+        program: &str,
+        device: &str,
+        server: Option<&str>,
+    ) -> Result<Command> {
+        let mut words = program.split(' ');
+        let path = self.perftest.as_deref().context("no perftest")?;
+        let mut command = self.command(&path.join(words.next().unwrap_or_default()));
+        // A queue pair asks again after four seconds: a busy machine stands still for longer than perftest's own time.
+        command.args(["-d", device, "-x", "1", "-u", "20", "--use_cuda=0"]);
+        command.args(words).args(server);
+        Ok(command)
+    }
+
+    /// One of two agents, which meet in a folder.
+    pub(super) fn nixl(&self, device: &str, folder: &Path, role: &str) -> Result<Command> {
+        let path = self.nixl.as_deref().context("no NIXL")?;
+        let mut command = self.command(Path::new("/usr/bin/python3"));
+        command
+            .env("NIXL_PLUGIN_DIR", path.join("nixl_cu12.libs/nixl"))
+            .env("UCX_MODULE_DIR", path.join("nixl_cu12.libs/ucx"))
+            .env("UCX_NET_DEVICES", format!("{device}:1"))
+            .env("UCX_TLS", "rc_verbs,ud_verbs,cuda_copy")
+            .arg(path.join("nixl.py"))
+            .arg(path.join(".nixl_cu12.mesonpy.libs"))
+            .arg(folder)
+            .arg(role);
+        Ok(command)
+    }
 }
 
 pub(super) struct Consumers {
@@ -126,7 +168,7 @@ const NIXL: &str = "cuda.nixl";
 
 /// What NIXL's agents register at each end, and each of them in bytes.
 const NIXL_BUFFERS: usize = 3;
-const NIXL_LEN: u64 = 8 << 20;
+pub(super) const NIXL_LEN: u64 = 8 << 20;
 
 /// How long one may take.
 pub(super) const PATIENCE: Duration = Duration::from_secs(600);
@@ -170,44 +212,27 @@ pub(crate) fn run(setup: &Setup, places: &Places, filter: &[String]) -> Result<b
 }
 
 impl Consumers {
-    pub(super) fn command(&self, program: &Path) -> Command {
-        let mut command = Command::new(program);
-        command.env("LD_LIBRARY_PATH", &self.places.library);
-        command
-    }
-
     fn perftest(&self, pair: &Pair) -> Result<()> {
         let [near, far] = &self.setup.devices;
-        let mut words = pair.program.split(' ');
-        let program = words.next().unwrap_or_default();
-        let words: Vec<&str> = words.collect();
-        let path = self.places.perftest.as_deref().context("no perftest")?;
-        let end = |device: &str, server: &[&str]| {
-            let mut command = self.command(&path.join(program));
-            // A queue pair asks again after four seconds: a busy machine stands still for longer than perftest's own time.
-            command.args(["-d", device, "-x", "1", "-u", "20", "--use_cuda=0"]);
-            Running::start(command.args(&words).args(server))
+        let end = |device, server| {
+            Running::start(&mut self.places.perftest(pair.program, device, server)?)
         };
         let start = Start::now()?;
-        let mut server = end(far, &[])?;
+        let mut server = end(far, None)?;
         sys::wait_until(PATIENCE, || {
             Ok(datapath::listens(datapath::PORT)? || !server.is_running()?)
         })?;
         let ends = Ends {
-            program,
-            client: end(near, &["127.0.0.1"])?,
+            program: pair.program.split(' ').next().unwrap_or_default(),
+            client: end(near, Some("127.0.0.1"))?,
             server,
             frees_first: false,
         };
         let seen = self.see(ends, &start, 2)?;
         if self.setup.peermem == Peermem::None {
-            for end in [&seen.client, &seen.server] {
-                ensure!(
-                    !end.success() && end.output.contains("Couldn't allocate MR"),
-                    "it was not the registration that failed: {}",
-                    seen.said()
-                );
-            }
+            [&seen.client, &seen.server]
+                .into_iter()
+                .try_for_each(refused)?;
             let silent = seen.wire.iter().all(|sent| *sent < SILENCE);
             ensure!(silent, "sent: {:?}", seen.wire);
             note("outcome", "refused");
@@ -221,22 +246,9 @@ impl Consumers {
     /// One agent writes into the other's memory and reads from it. They compare the bytes.
     fn nixl(&self) -> Result<()> {
         let [near, far] = &self.setup.devices;
-        let path = self.places.nixl.as_deref().context("no NIXL")?;
         let folder = PathBuf::from(format!("/tmp/nixl-{}", std::process::id()));
         fs::create_dir(&folder)?;
-        let end = |device: &str, role: &str| {
-            let mut command = self.command(Path::new("/usr/bin/python3"));
-            command
-                .env("NIXL_PLUGIN_DIR", path.join("nixl_cu12.libs/nixl"))
-                .env("UCX_MODULE_DIR", path.join("nixl_cu12.libs/ucx"))
-                .env("UCX_NET_DEVICES", format!("{device}:1"))
-                .env("UCX_TLS", "rc_verbs,ud_verbs,cuda_copy")
-                .arg(path.join("nixl.py"))
-                .arg(path.join(".nixl_cu12.mesonpy.libs"))
-                .arg(&folder)
-                .arg(role);
-            Running::start(&mut command)
-        };
+        let end = |device, role| Running::start(&mut self.places.nixl(device, &folder, role)?);
         let start = Start::now()?;
         let ends = Ends {
             program: "python3",
@@ -264,117 +276,34 @@ impl Consumers {
             wire: [0; 2],
         };
         registered.with_context(|| seen.said())?;
-        let mut activity = Activity::default();
-        sys::wait_until(PATIENCE, || {
-            activity = Counters::read()?.activity(&start.counters)?;
-            Ok(activity.unpins + activity.callbacks == activity.pins)
-        })?;
+        let is_revoked = frees_first && self.setup.mode() == PinMode::Revocable;
+        let ended = all_ended(&self.setup, &start.counters, buffers, is_revoked);
         let now = sent()?;
         seen.wire = [0, 1].map(|end: usize| now[end].saturating_sub(start.sent[end]));
-        note("pins", activity.pins);
         note("wire", format_args!("{} {}", seen.wire[0], seen.wire[1]));
-
-        let buffers = buffers as u64;
-        let [pins, maps] = match self.setup.peermem {
-            Peermem::None => [0, 0],
-            // It pins each twice.
-            Peermem::Nvidia => [2 * buffers, buffers],
-            // It maps by itself.
-            Peermem::Ours => [buffers, 0],
-        };
-        let is_revoked = self.setup.peermem != Peermem::None
-            && frees_first
-            && self.setup.mode() == PinMode::Revocable;
-        let callbacks = if is_revoked { buffers } else { 0 };
-        let expected = Activity {
-            pins,
-            unpins: pins - callbacks,
-            attempts: pins,
-            maps,
-            unmaps: maps.saturating_sub(callbacks),
-            callbacks,
-        };
-        ensure!(
-            activity == expected,
-            "{activity:?}, where {expected:?} was expected: {}",
-            seen.said()
-        );
+        ended.with_context(|| seen.said())?;
         Ok(seen)
     }
 
     /// Stops the client once both ends have registered, looks at what there is, and lets it go on.
     fn registered(&self, ends: &mut Ends<'_>, start: &Start, buffers: usize) -> Result<()> {
-        let regions = || -> Result<Vec<_>> {
-            let mut all = Vec::new();
-            for device in &self.setup.devices {
-                all.extend(peer_regions(device)?);
-            }
-            Ok(all)
-        };
-        let client = &mut ends.client;
-        let all = sys::wait_until(PATIENCE, || {
-            Ok(regions()?.len() == buffers || !client.is_running()?)
-        })?;
-        ensure!(
-            all && client.is_running()?,
-            "it ended, or never registered all"
-        );
-        let stopped = sys::Stopped::stop(client.id())?;
-
-        let found = regions()?;
-        let len = found.first().map_or(0, |region| region.len);
-        let alike = found
-            .iter()
-            .all(|region| region.len == len && region.entries > 0 && region.state == "valid");
-        ensure!(found.len() == buffers && alike, "{found:?}");
-        note("bytes", len);
-        note("entries", found[0].entries);
-        let counters = Counters::read()?;
-        let live = counters.live_pins()?;
-        ensure!(
-            live == buffers as u64,
-            "{live} pins are live under {buffers} regions"
-        );
-        let pinned = counters.since(&start.counters, "bar_bytes_pinned")?;
-        ensure!(
-            pinned >= live * len,
-            "{pinned} bytes are pinned under {buffers} regions of {len}"
-        );
-        if self.setup.peermem == Peermem::Ours {
-            self.listed(ends, buffers, len)?;
-        } else {
-            not_listed()?;
-        }
+        has_registered(&self.setup, &mut ends.client, buffers)?;
+        let stopped = sys::Stopped::stop(ends.client.id())?;
+        let processes = [ends.client.id(), ends.server.id()];
+        held(
+            &self.setup,
+            &start.counters,
+            ends.program,
+            &processes,
+            buffers,
+        )?;
         drop(stopped);
-        Ok(())
-    }
-
-    /// `peermemctl list` has all of them, mapped, each with its process, and in whole pages of the GPU.
-    fn listed(&self, ends: &Ends<'_>, buffers: usize, len: u64) -> Result<()> {
-        let listed = ctl::registrations(&[])?;
-        let mode = self.setup.mode().to_string();
-        let len = len.next_multiple_of(PAGE);
-        for one in &listed {
-            ensure!(
-                one["state"] == "mapped"
-                    && one["mode"] == mode.as_str()
-                    && one["comm"] == ends.program
-                    && one["len"] == len,
-                "{one:#?}"
-            );
-        }
-        let found: BTreeSet<_> = listed.iter().map(|one| one["pid"].as_u64()).collect();
-        let expected = [&ends.client, &ends.server].map(|end| Some(u64::from(end.id())));
-        ensure!(
-            listed.len() == buffers && found == expected.into(),
-            "{listed:#?}, where {buffers} of {expected:?} were expected"
-        );
         Ok(())
     }
 
     /// What it finds through CUDA it finds without, too: see `verify`'s own cases.
     fn verify(&self) -> Result<()> {
-        let command = self.command(Path::new("peermemctl"));
+        let command = self.places.command(Path::new("peermemctl"));
         let answer = verify::Answer::by(command, verify::ONE_PAIR)?;
         answer.expect(&[])?;
         answer.is_by_cuda()
@@ -439,8 +368,136 @@ impl Seen {
     }
 }
 
+/// All peer regions of the machine's devices.
+fn regions(setup: &Setup) -> Result<Vec<PeerRegion>> {
+    let devices: BTreeSet<_> = setup.devices.iter().collect();
+    let mut all = Vec::new();
+    for device in devices {
+        all.extend(peer_regions(device)?);
+    }
+    Ok(all)
+}
+
+/// Waits until there are so many regions, which `consumer` is the last to make.
+pub(super) fn has_registered(setup: &Setup, consumer: &mut Running, buffers: usize) -> Result<()> {
+    let all = sys::wait_until(PATIENCE, || {
+        Ok(regions(setup)?.len() == buffers || !consumer.is_running()?)
+    })?;
+    ensure!(
+        all && consumer.is_running()?,
+        "it ended, or never registered all"
+    );
+    Ok(())
+}
+
+/// So many buffers of these processes are registered: each is a region, a pin and, of ours, a registration in the list.
+pub(super) fn held(
+    setup: &Setup,
+    before: &Counters,
+    program: &str,
+    processes: &[u32],
+    buffers: usize,
+) -> Result<()> {
+    let found = regions(setup)?;
+    let len = found.first().map_or(0, |region| region.len);
+    let alike = found
+        .iter()
+        .all(|region| region.len == len && region.entries > 0 && region.state == "valid");
+    ensure!(found.len() == buffers && alike, "{found:?}");
+    note("bytes", len);
+    note("entries", found[0].entries);
+    let counters = Counters::read()?;
+    let live = counters.live_pins()?;
+    ensure!(
+        live == buffers as u64,
+        "{live} pins are live under {buffers} regions"
+    );
+    let pinned = counters.since(before, "bar_bytes_pinned")?;
+    ensure!(
+        pinned >= live * len,
+        "{pinned} bytes are pinned under {buffers} regions of {len}"
+    );
+    if setup.peermem == Peermem::Ours {
+        listed(setup, program, processes, buffers, len)
+    } else {
+        not_listed()
+    }
+}
+
+/// `peermemctl list` has all of them, mapped, each with its process, and in whole pages of the GPU.
+fn listed(setup: &Setup, program: &str, processes: &[u32], buffers: usize, len: u64) -> Result<()> {
+    let listed = ctl::registrations(&[])?;
+    let mode = setup.mode().to_string();
+    let len = len.next_multiple_of(PAGE);
+    for one in &listed {
+        ensure!(
+            one["state"] == "mapped"
+                && one["mode"] == mode.as_str()
+                && one["comm"] == program
+                && one["len"] == len,
+            "{one:#?}"
+        );
+    }
+    let found: BTreeSet<_> = listed.iter().map(|one| one["pid"].as_u64()).collect();
+    let expected: BTreeSet<_> = processes.iter().map(|id| Some(u64::from(*id))).collect();
+    ensure!(
+        listed.len() == buffers && found == expected,
+        "{listed:#?}, where {buffers} of {expected:?} were expected"
+    );
+    Ok(())
+}
+
+/// Waits until no pin is left of what came since `before`, and compares all calls with those that so many buffers take, each
+/// of which lost its memory while it was registered if `is_revoked`.
+pub(super) fn all_ended(
+    setup: &Setup,
+    before: &Counters,
+    buffers: usize,
+    is_revoked: bool,
+) -> Result<()> {
+    let mut activity = Activity::default();
+    sys::wait_until(PATIENCE, || {
+        activity = Counters::read()?.activity(before)?;
+        Ok(activity.unpins + activity.callbacks == activity.pins)
+    })?;
+    note("pins", activity.pins);
+    let buffers = buffers as u64;
+    let [pins, maps] = match setup.peermem {
+        Peermem::None => [0, 0],
+        // It pins each twice.
+        Peermem::Nvidia => [2 * buffers, buffers],
+        // It maps by itself.
+        Peermem::Ours => [buffers, 0],
+    };
+    let is_revoked = is_revoked && setup.peermem != Peermem::None;
+    let callbacks = if is_revoked { buffers } else { 0 };
+    let expected = Activity {
+        pins,
+        unpins: pins - callbacks,
+        attempts: pins,
+        maps,
+        unmaps: maps.saturating_sub(callbacks),
+        callbacks,
+    };
+    ensure!(
+        activity == expected,
+        "{activity:?}, where {expected:?} was expected"
+    );
+    Ok(())
+}
+
+/// One of perftest's programs ended because it could not register.
+pub(super) fn refused(end: &Finished) -> Result<()> {
+    ensure!(
+        !end.success() && end.output.contains("Couldn't allocate MR"),
+        "it was not the registration that failed: {}",
+        end.tail(10)
+    );
+    Ok(())
+}
+
 /// Of no module but ours is there a list.
-fn not_listed() -> Result<()> {
+pub(super) fn not_listed() -> Result<()> {
     let status = ctl::peermemctl(&["list"])?.status;
     ensure!(status == 2, "peermemctl list ends with {status}");
     Ok(())

@@ -13,6 +13,7 @@ mod input;
 mod limit;
 pub(crate) mod loading;
 mod moving;
+pub(crate) mod pair;
 mod persist;
 mod process;
 mod provider;

@@ -116,7 +116,7 @@ impl Consumers {
     /// A program of UCX's directory, which takes this device.
     fn ucx_command(&self, program: &str, device: &str) -> Result<Command> {
         let ucx = self.places.ucx.as_deref().context("no UCX")?;
-        let mut command = self.command(&ucx.join("bin").join(program));
+        let mut command = self.places.command(&ucx.join("bin").join(program));
         let libraries = [ucx.join("lib").as_path(), &self.places.library]
             .map(|path| path.display().to_string())
             .join(":");

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! perftest and NIXL between the GPU memory of two hosts.
+
+use std::fs;
+use std::path::Path;
+use std::path::PathBuf;
+
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+
+use super::Host;
+use super::PATIENCE;
+use crate::bench::datapath;
+use crate::cases::cuda;
+use crate::counters::Counters;
+use crate::ktap::note;
+use crate::lab::Peermem;
+use crate::sys;
+use crate::sys::Running;
+
+/// What goes over the wire beside the data, at most: the programs' own words and ours.
+const SILENCE: u64 = 64 << 10;
+
+impl Host {
+    pub(super) fn perftest(&mut self, program: &str, sent: [u64; 2]) -> Result<()> {
+        let start = Start::now(self.device())?;
+        let server = self.peer.address().to_string();
+        let to = self.is_first().then_some(server.as_str());
+        let mut command = self.places()?.perftest(program, self.device(), to)?;
+        let mut consumer = if self.is_first() {
+            self.peer.wait()?;
+            Running::start(&mut command)?
+        } else {
+            let mut server = Running::start(&mut command)?;
+            sys::wait_until(PATIENCE, || {
+                Ok(datapath::listens(datapath::PORT)? || !server.is_running()?)
+            })?;
+            self.peer.wait()?;
+            server
+        };
+        if self.setup.peermem == Peermem::None {
+            cuda::not_listed()?;
+        } else {
+            let name = program.split(' ').next().unwrap_or_default();
+            self.look(&mut consumer, &start, name, 1)
+                .map_err(|error| match consumer.so_far() {
+                    Ok(said) => error.context(said),
+                    Err(_) => error,
+                })?;
+        }
+        let finished = consumer.finish(PATIENCE)?;
+        let wire = start.wire(self.device())?;
+        if self.setup.peermem == Peermem::None {
+            cuda::refused(&finished)?;
+            ensure!(wire.iter().all(|bytes| *bytes < SILENCE), "{wire:?}");
+            note("outcome", "refused");
+            return cuda::all_ended(&self.setup, &start.counters, 1, false);
+        }
+        ensure!(finished.success(), "{}", finished.tail(10));
+        cuda::all_ended(&self.setup, &start.counters, 1, false)?;
+        self.moved(wire, sent)?;
+        if self.is_first() {
+            note("figure", datapath::result(&finished.output)?);
+        }
+        Ok(())
+    }
+
+    /// Looks at what there is once both hosts have registered. The first one's program does nothing meanwhile.
+    fn look(
+        &mut self,
+        consumer: &mut Running,
+        start: &Start,
+        name: &str,
+        buffers: usize,
+    ) -> Result<()> {
+        cuda::has_registered(&self.setup, consumer, buffers)?;
+        let stopped = self
+            .is_first()
+            .then(|| sys::Stopped::stop(consumer.id()))
+            .transpose()?;
+        self.peer.wait()?;
+        cuda::held(
+            &self.setup,
+            &start.counters,
+            name,
+            &[consumer.id()],
+            buffers,
+        )?;
+        self.peer.wait()?;
+        drop(stopped);
+        Ok(())
+    }
+
+    /// As many bytes at least went out as this host was to send, and came in as the other was.
+    fn moved(&self, wire: [u64; 2], mut least: [u64; 2]) -> Result<()> {
+        if !self.is_first() {
+            least.reverse();
+        }
+        let arrived = wire.iter().zip(least).all(|(bytes, least)| *bytes >= least);
+        ensure!(arrived, "sent, received: {wire:?}, at least {least:?}");
+        note("outcome", "moved");
+        Ok(())
+    }
+
+    /// One agent writes into the other's memory and reads from it. They compare the bytes. What they leave in their folder
+    /// for each other is carried over.
+    pub(super) fn nixl(&mut self) -> Result<()> {
+        let folder = PathBuf::from(format!("/tmp/nixl-{}", std::process::id()));
+        fs::create_dir(&folder)?;
+        let result = self.nixl_in(&folder);
+        fs::remove_dir_all(&folder)?;
+        result
+    }
+
+    fn nixl_in(&mut self, folder: &Path) -> Result<()> {
+        let (role, other, buffers) = match self.is_first() {
+            true => ("initiator", "target", 2),
+            false => ("target", "initiator", 1),
+        };
+        let start = Start::now(self.device())?;
+        let mut command = self.places()?.nixl(self.device(), folder, role)?;
+        let mut agent = Running::start(&mut command)?;
+        let result = (|| {
+            // It has registered by then.
+            let own = left(&mut agent, folder, role)?;
+            match self.setup.peermem {
+                Peermem::None => cuda::not_listed()?,
+                _ => self.look(&mut agent, &start, "python3", buffers)?,
+            }
+            let theirs = self.peer.swap(&own)?;
+            leave(folder, other, &theirs)?;
+            if self.is_first() {
+                let filled: Vec<u8> = self.peer.hear()?;
+                leave(folder, "filled", &filled)
+            } else {
+                let filled = left(&mut agent, folder, "filled")?;
+                self.peer.tell(&filled)
+            }
+        })();
+        if let Err(error) = result {
+            return Err(error.context(agent.so_far()?));
+        }
+        let finished = agent.finish(PATIENCE)?;
+        let wire = start.wire(self.device())?;
+        ensure!(finished.success(), "{}", finished.tail(10));
+        cuda::all_ended(&self.setup, &start.counters, buffers, false)?;
+        // Without a module as well: the bytes go by the host then.
+        self.moved(wire, [cuda::NIXL_LEN, cuda::NIXL_LEN])
+    }
+}
+
+/// What was counted before a consumer started.
+struct Start {
+    counters: Counters,
+    wire: [u64; 2],
+}
+
+impl Start {
+    fn now(device: &str) -> Result<Self> {
+        Ok(Self {
+            counters: Counters::read()?,
+            wire: counted(device)?,
+        })
+    }
+
+    /// How many bytes have gone out since, and come in.
+    fn wire(&self, device: &str) -> Result<[u64; 2]> {
+        let now = counted(device)?;
+        let wire = [0, 1].map(|way: usize| now[way].saturating_sub(self.wire[way]));
+        note("wire", format_args!("{} {}", wire[0], wire[1]));
+        Ok(wire)
+    }
+}
+
+/// The bytes that an RDMA device's network device counts, out and in.
+fn counted(device: &str) -> Result<[u64; 2]> {
+    let net = sys::read_line(&format!("/sys/class/infiniband/{device}/parent"))?;
+    let of = |name: &str| -> Result<u64> {
+        let path = format!("/sys/class/net/{net}/statistics/{name}");
+        sys::read_line(&path)?.parse().context(path)
+    };
+    Ok([of("tx_bytes")?, of("rx_bytes")?])
+}
+
+/// What a program has left in a folder under this name, once it has.
+fn left(program: &mut Running, folder: &Path, name: &str) -> Result<Vec<u8>> {
+    let file = folder.join(name);
+    sys::wait_until(PATIENCE, || Ok(file.exists() || !program.is_running()?))?;
+    fs::read(&file).with_context(|| file.display().to_string())
+}
+
+/// Leaves a file for a program that waits for it.
+fn leave(folder: &Path, name: &str, bytes: &[u8]) -> Result<()> {
+    let new = folder.join(format!("{name}.new"));
+    fs::write(&new, bytes)?;
+    Ok(fs::rename(new, folder.join(name))?)
+}

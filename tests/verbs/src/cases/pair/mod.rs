@@ -1,0 +1,489 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Cases between two hosts, each with a GPU, a device and a module of its own. This program runs on both and does the same
+//! cases in the same order; in each, host 1 is the one that begins. A [`Peer`] carries what one must know of the other, and
+//! has a case fail on both hosts if it fails on one.
+
+mod consumers;
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+use std::time::Instant;
+
+use anyhow::bail;
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+
+use super::ctl;
+use super::cuda::Places;
+use super::register::peer_region;
+use crate::arena::Arena;
+use crate::counters;
+use crate::counters::peer_regions;
+use crate::counters::Counters;
+use crate::gpu::GRANULE;
+use crate::ktap;
+use crate::ktap::note;
+use crate::lab::Lab;
+use crate::lab::Memory;
+use crate::lab::Peermem;
+use crate::lab::PinMode;
+use crate::lab::Setup;
+use crate::lab::Where;
+use crate::module;
+use crate::module::Replaced;
+use crate::pattern::Pattern;
+use crate::peer::Peer;
+use crate::rdma;
+use crate::rdma::full_access;
+use crate::rdma::Endpoint;
+use crate::rdma::Op;
+use crate::rdma::Part;
+use crate::rdma::Status;
+use crate::sys;
+
+const M2: usize = GRANULE as usize;
+
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Options {
+    /// Which of the two hosts this is, 1 or 2
+    #[arg(long, env = "TESTVM_HOST", value_parser = clap::value_parser!(u8).range(1..=2))]
+    host: u8,
+    /// The other's address
+    #[arg(long, env = "TESTVM_PEER")]
+    peer: IpAddr,
+    #[command(flatten)]
+    places: Option<Places>,
+    filter: Vec<String>,
+}
+
+impl Options {
+    fn has(&self, what: fn(&Places) -> &Option<PathBuf>) -> bool {
+        self.places
+            .as_ref()
+            .is_some_and(|places| what(places).is_some())
+    }
+}
+
+struct Case {
+    name: &'static str,
+    /// Whether it can be done.
+    on: fn(&Options) -> bool,
+    run: fn(&mut Host) -> Result<()>,
+}
+
+const ALWAYS: fn(&Options) -> bool = |_| true;
+const WITH_PERFTEST: fn(&Options) -> bool = |options| options.has(|places| &places.perftest);
+
+/// What one of perftest's programs moves.
+const MESSAGES: u64 = 500;
+
+const CASES: &[Case] = &[
+    Case {
+        name: "pair.write_bw",
+        on: WITH_PERFTEST,
+        run: |host| host.perftest("ib_write_bw -s 65536 -n 500", [MESSAGES << 16, 0]),
+    },
+    Case {
+        name: "pair.read_bw",
+        on: WITH_PERFTEST,
+        run: |host| host.perftest("ib_read_bw -s 65536 -n 500", [0, MESSAGES << 16]),
+    },
+    Case {
+        name: "pair.send_bw",
+        on: WITH_PERFTEST,
+        run: |host| host.perftest("ib_send_bw -s 65536 -n 500", [MESSAGES << 16, 0]),
+    },
+    Case {
+        name: "pair.nixl",
+        on: |options| options.has(|places| &places.nixl),
+        run: Host::nixl,
+    },
+    Case {
+        name: "pair.unload_on_one",
+        on: ALWAYS,
+        run: Host::unload_on_one,
+    },
+    Case {
+        name: "pair.freed_under_traffic",
+        on: ALWAYS,
+        run: Host::freed_under_traffic,
+    },
+    Case {
+        name: LOST,
+        // Host 2 does not come back.
+        on: |options| options.filter.iter().any(|word| word == LOST),
+        run: Host::lost_in_traffic,
+    },
+];
+
+const LOST: &str = "pair.lost_in_traffic";
+
+/// How long a program may take.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Requests that are under way at any time, and how many end before something happens.
+const UNDER_WAY: usize = 8;
+const BEFORE: usize = 16;
+
+/// How long a queue pair waits for an answer, 4.096 µs times two to the power of this (2.1 s), and how often it asks again.
+const ACK_TIMEOUT: u8 = 19;
+const RETRIES: u8 = 3;
+
+/// Runs the cases whose name begins with a word of the filter; true when none failed on either host.
+pub(crate) fn run(setup: &Setup, options: &Options) -> Result<bool> {
+    let [near, _] = &setup.devices;
+    let mut host = Host {
+        setup: Setup {
+            // The other device is on the other host.
+            devices: [near.clone(), near.clone()],
+            ..setup.clone()
+        },
+        options: options.clone(),
+        peer: Peer::meet(options.host, options.peer)?,
+    };
+    let chosen = |name: &str| {
+        let filter = &options.filter;
+        filter.is_empty() || filter.iter().any(|word| name.starts_with(word.as_str()))
+    };
+    let cases: Vec<&Case> = CASES
+        .iter()
+        .filter(|case| (case.on)(options) && chosen(case.name))
+        .collect();
+    ensure!(!cases.is_empty(), "no case has such a name");
+    Lab::open(&host.setup)?.first_registrations()?;
+    println!("KTAP version 1");
+    let names = cases.iter().map(|case| case.name).collect();
+    Ok(ktap::tell(names, |index| {
+        let before = Counters::read()?;
+        let result = cases
+            .get(index)
+            .map_or(Ok(()), |case| (case.run)(&mut host))
+            .and_then(|()| ktap::check_rest(&before));
+        host.peer.end(result)
+    }))
+}
+
+struct Host {
+    setup: Setup,
+    options: Options,
+    peer: Peer,
+}
+
+/// A queue pair that is connected with the other host's, with what that has said of its memory.
+struct Connected<T> {
+    end: Endpoint,
+    theirs: T,
+}
+
+impl Host {
+    fn is_first(&self) -> bool {
+        self.options.host == 1
+    }
+
+    fn device(&self) -> &str {
+        &self.setup.devices[0]
+    }
+
+    fn places(&self) -> Result<Places> {
+        self.options.places.clone().context("no consumers")
+    }
+
+    /// Connects with a queue pair of the other host's, which does the same, and says `own` for what that says.
+    fn connect<T: serde::Serialize + serde::de::DeserializeOwned>(
+        &mut self,
+        lab: &Lab,
+        own: &T,
+    ) -> Result<Connected<T>> {
+        let mut end = Endpoint::new(&lab.near)?;
+        let contact = self.peer.swap(&end.contact(&lab.near)?)?;
+        end.connect(&lab.near, &contact)?;
+        // Neither is sent anything before it is connected.
+        let theirs = self.peer.swap(own)?;
+        Ok(Connected { end, theirs })
+    }
+
+    /// GPU memory, registered, with the bytes of a host's own pattern.
+    fn arena(&self, lab: &Lab, host: u8) -> Result<Arena> {
+        Arena::whole(
+            &lab.near,
+            lab.allocate(Where::Gpu(0), M2)?,
+            self.pattern(host),
+        )
+    }
+
+    fn pattern(&self, host: u8) -> Pattern {
+        Pattern::new(self.setup.seed, u64::from(host))
+    }
+
+    /// `peermemctl list` has registrations in these states, and so many pins are live.
+    fn holds(&self, states: &[&str], pins: u64) -> Result<()> {
+        let live = Counters::read()?.live_pins()?;
+        ensure!(live == pins, "{live} pins are live, and not {pins}");
+        if self.setup.peermem != Peermem::Ours {
+            return Ok(());
+        }
+        let listed = ctl::registrations(&[])?;
+        let mut found: Vec<_> = listed
+            .iter()
+            .map(|one| one["state"].as_str().unwrap_or_default())
+            .collect();
+        found.sort_unstable();
+        ensure!(
+            found == states,
+            "peermemctl list shows {found:?}, and not {states:?}"
+        );
+        Ok(())
+    }
+
+    /// Host 2 cannot unload its module while it has a registration. Once it has unloaded it, it can register no GPU memory, and
+    /// host 1's still serves it.
+    fn unload_on_one(&mut self) -> Result<()> {
+        let lab = Lab::open(&self.setup)?;
+        lab.needs_module()?;
+        let own = self.arena(&lab, self.options.host)?;
+        let Connected { end, theirs } = self.connect(&lab, &own.part(0, M2)?)?;
+        if self.is_first() {
+            self.beside_unloading(&lab, own, end, theirs)
+        } else {
+            self.unloading(&lab, own, end, theirs)
+        }
+    }
+
+    fn unloading(
+        &mut self,
+        lab: &Lab,
+        mut own: Arena,
+        mut end: Endpoint,
+        theirs: Part,
+    ) -> Result<()> {
+        // Without one it would go, and wait for the region.
+        let references = counters::module_references(module::NAME)?;
+        ensure!(references > 0, "no reference to the module under a region");
+        match sys::unload_module(module::NAME) {
+            Err(error) if error.raw_os_error() == Some(libc::EWOULDBLOCK) => {}
+            other => bail!("the module goes under a region: {other:?}"),
+        }
+        self.peer.wait()?;
+        // Host 1 writes.
+        self.peer.wait()?;
+        own.expect(0, &self.pattern(1).bytes(0, M2))?;
+        own.check().context("after the refusal to unload")?;
+        drop(own);
+
+        let replaced = Replaced::begin()?;
+        let memory = lab.allocate_gpu(M2)?;
+        let errno = match lab.near.register(memory.span(0, M2)?, full_access()) {
+            Ok(_) => bail!("GPU memory is registered without a module"),
+            Err(refused) => refused.errno(),
+        };
+        note("errno", rdma::errno_name(errno));
+        ensure!(errno == libc::EFAULT, "errno {errno} without a module");
+        let mut local = Arena::on_host(lab, M2, 3)?;
+        let (part, before) = (local.part(0, M2)?, local.expected(0, M2)?.to_vec());
+        end.transfer(Op::Read, part, theirs)?;
+        local.expect(0, &self.pattern(1).bytes(0, M2))?;
+        local.check().context("read from the other host")?;
+        local.put(0, &before)?;
+        end.transfer(Op::Write, part, theirs)?;
+        self.peer.wait()?;
+
+        replaced.end()?;
+        lab.first_registrations()?;
+        let mut own = Arena::whole(&lab.near, Memory::Gpu(memory), self.pattern(2))?;
+        self.peer.tell(&own.part(0, M2)?)?;
+        // Host 1 writes.
+        self.peer.wait()?;
+        own.expect(0, &Pattern::new(self.setup.seed, 3).bytes(0, M2))?;
+        own.check().context("with the module loaded again")
+    }
+
+    fn beside_unloading(
+        &mut self,
+        lab: &Lab,
+        mut own: Arena,
+        mut end: Endpoint,
+        theirs: Part,
+    ) -> Result<()> {
+        self.peer.wait()?;
+        end.transfer(Op::Write, own.part(0, M2)?, theirs)?;
+        self.peer.wait()?;
+        // Host 2 unloads, reads and writes.
+        self.peer.wait()?;
+        own.expect(0, &Pattern::new(self.setup.seed, 3).bytes(0, M2))?;
+        own.check().context("written by the other host")?;
+        let next = self.arena(lab, 1)?;
+        self.holds(&["mapped"; 2], 2)?;
+        drop(next);
+        let theirs = self.peer.hear()?;
+        end.transfer(Op::Write, own.part(0, M2)?, theirs)?;
+        self.peer.wait()
+    }
+
+    /// Host 2 frees memory that host 1 writes into: host 1's requests are refused, and nothing else of the two ends.
+    fn freed_under_traffic(&mut self) -> Result<()> {
+        let lab = Lab::open(&self.setup)?;
+        lab.needs_mode(PinMode::Revocable)?;
+        if self.is_first() {
+            self.writing(&lab)
+        } else {
+            self.freeing(&lab)
+        }
+    }
+
+    fn freeing(&mut self, lab: &Lab) -> Result<()> {
+        let mut memory = lab.allocate_gpu(M2)?;
+        let region = lab.near.register(memory.span(0, M2)?, full_access())?;
+        let mut stays = self.arena(lab, 2)?;
+        let view = memory.bar_view()?;
+        let parts = [region.part(0, M2 as u64)?, stays.part(0, M2)?];
+        let connected = self.connect(lab, &parts)?;
+        // Host 1 writes, and goes on.
+        self.peer.wait()?;
+        let before = Counters::read()?;
+        memory.free()?;
+        let next = self.pattern(4).bytes(0, M2);
+        view.write(0, &next)?;
+        let callbacks = Counters::read()?.activity(&before)?.callbacks;
+        ensure!(callbacks == 1, "{callbacks} callbacks, and not one");
+        let state = peer_region(&lab.near, &region)?.state;
+        ensure!(state == "revoked", "rxe holds the region as {state}");
+        self.holds(&["mapped", "revoked"], 1)?;
+        // Host 1 is refused.
+        self.peer.wait()?;
+        let mut found = vec![0; M2];
+        view.read(0, &mut found)?;
+        ensure!(found == next, "bytes changed after the free had returned");
+        drop((connected, region));
+        let _connected = self.connect(lab, &parts)?;
+        // Host 1 writes where nothing was freed.
+        self.peer.wait()?;
+        stays.expect(0, &self.pattern(1).bytes(0, M2))?;
+        stays.check()
+    }
+
+    fn writing(&mut self, lab: &Lab) -> Result<()> {
+        let own = self.arena(lab, 1)?;
+        let from = own.part(0, M2)?;
+        let mut connected = self.connect(lab, &[from; 2])?;
+        let [gone, stays] = connected.theirs;
+        let end = &mut connected.end;
+        begin(end, from, gone)?;
+        self.peer.wait()?;
+        let refused = until_refused(end, from, gone)?;
+        ensure!(
+            refused.status == Status::RemoteAccessError,
+            "WRITE into freed memory: {:?}",
+            refused.status
+        );
+        note("requests_done", refused.done);
+        self.holds(&["mapped"], 1)?;
+        self.peer.wait()?;
+        drop(connected);
+        let mut connected = self.connect(lab, &[from; 2])?;
+        connected.end.transfer(Op::Write, from, stays)?;
+        self.peer.wait()?;
+        own.check()
+    }
+
+    /// Host 2 is switched off while host 1 writes into its memory. Host 1 is told so in its time, ends without deregistering,
+    /// and leaves nothing.
+    fn lost_in_traffic(&mut self) -> Result<()> {
+        Lab::open(&self.setup)?.needs_module()?;
+        if !self.is_first() {
+            let lab = Lab::open(&self.setup)?;
+            let own = self.arena(&lab, 2)?;
+            let _connected = self.connect(&lab, &own.part(0, M2)?)?;
+            self.peer.wait()?;
+            return Err(sys::power_off()).context("the machine does not switch off");
+        }
+        let before = Counters::read()?;
+        let status = sys::in_forked_child(|| match self.survivor() {
+            Ok(()) => 0,
+            Err(error) => {
+                println!("# survivor: {error:#}");
+                1
+            }
+        })?;
+        self.peer.is_lost();
+        ensure!(status == 0, "the survivor's process ended with {status}");
+        ktap::check_rest(&before)?;
+        self.holds(&[], 0)?;
+        let left = peer_regions(self.device())?;
+        ensure!(left.is_empty(), "{left:?}");
+        Ok(())
+    }
+
+    fn survivor(&mut self) -> Result<()> {
+        rdma::wait_for_answers(ACK_TIMEOUT, RETRIES);
+        let lab = Lab::open(&self.setup)?;
+        let own = self.arena(&lab, 1)?;
+        let from = own.part(0, M2)?;
+        let Connected { mut end, theirs } = self.connect(&lab, &from)?;
+        begin(&mut end, from, theirs)?;
+        self.peer.wait()?;
+        let refused = until_refused(&mut end, from, theirs)?;
+        ensure!(
+            refused.status == Status::RetryCounterExceededError,
+            "WRITE to a host that is off: {:?}",
+            refused.status
+        );
+        let seconds = refused.after.as_secs_f64();
+        note("requests_done", refused.done);
+        note("seconds_to_the_error", format_args!("{seconds:.1}"));
+        // The first wait may have begun before the last completion was taken. Each may take four times as long as it is set to.
+        let wait = 4.096e-6 * f64::from(1 << ACK_TIMEOUT);
+        let least = wait * f64::from(RETRIES);
+        let most = 4.0 * wait * f64::from(RETRIES + 1) * f64::from(sys::slower());
+        ensure!(
+            (least..=most).contains(&seconds),
+            "after {seconds:.1} s, and not {least:.1} to {most:.1}"
+        );
+        self.holds(&["mapped"], 1)?;
+        // What is not dropped is the kernel's to take back.
+        std::mem::forget((own, end, lab));
+        Ok(())
+    }
+}
+
+/// Posts WRITEs, and has some of them end well.
+fn begin(end: &mut Endpoint, from: Part, to: Part) -> Result<()> {
+    for _ in 0..UNDER_WAY {
+        end.post(Op::Write, from, to)?;
+    }
+    for _ in 0..BEFORE {
+        end.sent()?.expect(Status::Success)?;
+        end.post(Op::Write, from, to)?;
+    }
+    Ok(())
+}
+
+/// How the first request that failed ended, how many had not, and how long after the last of them.
+struct Refused {
+    status: Status,
+    done: usize,
+    after: Duration,
+}
+
+/// Posts WRITEs without an end until one fails; those behind it are flushed.
+fn until_refused(end: &mut Endpoint, from: Part, to: Part) -> Result<Refused> {
+    let mut done = BEFORE;
+    let mut last = Instant::now();
+    let refused = loop {
+        let completion = end.sent()?;
+        if completion.status != Status::Success {
+            break Refused {
+                status: completion.status,
+                done,
+                after: last.elapsed(),
+            };
+        }
+        (done, last) = (done + 1, Instant::now());
+        end.post(Op::Write, from, to)?;
+    };
+    for _ in 1..UNDER_WAY {
+        end.sent()?.expect(Status::WorkRequestFlushedError)?;
+    }
+    Ok(refused)
+}

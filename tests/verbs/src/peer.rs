@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! This program on the other of two hosts: by TCP both say how far they are and what the other must know.
+
+use std::io;
+use std::io::BufRead as _;
+use std::io::BufReader;
+use std::io::Write as _;
+use std::net::IpAddr;
+use std::net::Ipv4Addr;
+use std::net::TcpListener;
+use std::net::TcpStream;
+use std::time::Duration;
+
+use anyhow::anyhow;
+use anyhow::bail;
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+use serde::de::DeserializeOwned;
+use serde::Deserialize;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::ktap::Skip;
+use crate::sys;
+
+const PORT: u16 = 7477;
+
+/// How long to wait for the other to be there, and for what it says next: longer than for any program.
+const PATIENCE: Duration = Duration::from_secs(900);
+
+/// A line of JSON.
+#[derive(Debug, Serialize, Deserialize)]
+enum Message {
+    Word(Value),
+    /// The case is over; why it failed, if it did.
+    End(Option<String>),
+}
+
+/// The other host.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    stream: BufReader<TcpStream>,
+    address: IpAddr,
+    /// It has ended the case.
+    has_ended: bool,
+    /// It is there no more.
+    is_lost: bool,
+}
+
+impl Peer {
+    /// Finds the other: host 2 listens, and host 1 connects.
+    pub(crate) fn meet(number: u8, address: IpAddr) -> Result<Self> {
+        let stream = if number == 1 {
+            let mut last = None;
+            let mut stream = None;
+            sys::wait_until(PATIENCE, || {
+                match TcpStream::connect((address, PORT)) {
+                    Ok(found) => stream = Some(found),
+                    Err(error) => last = Some(error),
+                }
+                Ok(stream.is_some())
+            })?;
+            stream.with_context(|| format!("{address}: {last:?}"))?
+        } else {
+            let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT))?;
+            listener.set_nonblocking(true)?;
+            let mut stream = None;
+            sys::wait_until(PATIENCE, || {
+                match listener.accept() {
+                    Ok((found, _)) => stream = Some(found),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    Err(error) => return Err(error.into()),
+                }
+                Ok(stream.is_some())
+            })?;
+            let stream = stream.with_context(|| format!("{address} does not connect"))?;
+            stream.set_nonblocking(false)?;
+            stream
+        };
+        Self::of(stream)
+    }
+
+    fn of(stream: TcpStream) -> Result<Self> {
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE * sys::slower()))?;
+        Ok(Self {
+            address: stream.peer_addr()?.ip(),
+            stream: BufReader::new(stream),
+            has_ended: false,
+            is_lost: false,
+        })
+    }
+
+    /// The other's address.
+    pub(crate) fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    fn send(&mut self, message: &Message) -> Result<()> {
+        let mut line = serde_json::to_string(message)?;
+        line.push('\n');
+        let stream = self.stream.get_mut();
+        stream.write_all(line.as_bytes()).context("the other host")
+    }
+
+    fn receive(&mut self) -> Result<Message> {
+        let mut line = String::new();
+        self.stream
+            .read_line(&mut line)
+            .context("the other host says nothing")?;
+        ensure!(!line.is_empty(), "the other host has left");
+        let message = serde_json::from_str(&line).with_context(|| line.clone())?;
+        if matches!(message, Message::End(_)) {
+            self.has_ended = true;
+        }
+        Ok(message)
+    }
+
+    /// Says something.
+    pub(crate) fn tell(&mut self, what: &impl Serialize) -> Result<()> {
+        self.send(&Message::Word(serde_json::to_value(what)?))
+    }
+
+    /// Waits for what the other says next.
+    pub(crate) fn hear<T: DeserializeOwned>(&mut self) -> Result<T> {
+        match self.receive()? {
+            Message::Word(word) => {
+                serde_json::from_value(word).context("the other host says something else")
+            }
+            Message::End(Some(why)) => bail!("the other host: {why}"),
+            Message::End(None) => bail!("the other host has ended the case"),
+        }
+    }
+
+    /// Says something, and waits for the same of the other.
+    pub(crate) fn swap<T: Serialize + DeserializeOwned>(&mut self, own: &T) -> Result<T> {
+        self.tell(own)?;
+        self.hear()
+    }
+
+    /// Waits until the other is as far.
+    pub(crate) fn wait(&mut self) -> Result<()> {
+        self.swap(&())
+    }
+
+    /// From now on the other is off, and says nothing any more.
+    pub(crate) fn is_lost(&mut self) {
+        self.is_lost = true;
+    }
+
+    /// Ends a case: it has failed here if it has failed on either host.
+    pub(crate) fn end(&mut self, own: Result<()>) -> Result<()> {
+        if self.is_lost {
+            return own;
+        }
+        // That it fails here because it has failed there, the other knows.
+        let says = match &own {
+            Err(error) if !self.has_ended && error.downcast_ref::<Skip>().is_none() => {
+                Some(format!("{error:#}"))
+            }
+            _ => None,
+        };
+        self.send(&Message::End(says))?;
+        let mut other = None;
+        while !self.has_ended {
+            if let Message::End(why) = self.receive()? {
+                other = why;
+            }
+        }
+        self.has_ended = false;
+        match (own, other) {
+            (own, None) => own,
+            (Ok(()), Some(other)) => bail!("the other host: {other}"),
+            (Err(own), Some(other)) => Err(anyhow!("{own:#}\nthe other host: {other}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ktap;
+
+    fn ends() -> [Peer; 2] {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let address = listener.local_addr().expect("its address");
+        let near = TcpStream::connect(address).expect("a connection");
+        let (far, _) = listener.accept().expect("its other end");
+        [near, far].map(|stream| Peer::of(stream).expect("an end"))
+    }
+
+    /// What a case comes to on both hosts, of what it came to on each.
+    fn both(near: Result<()>, far: Result<()>) -> [Result<()>; 2] {
+        let [mut one, mut other] = ends();
+        let far = std::thread::spawn(move || other.end(far));
+        [one.end(near), far.join().expect("the other end")]
+    }
+
+    #[test]
+    fn a_case_fails_on_both_hosts() {
+        assert!(both(Ok(()), Ok(())).iter().all(Result::is_ok));
+        let said = both(Err(anyhow!("why")), Ok(())).map(|end| end.expect_err("failed"));
+        assert_eq!(
+            said.map(|end| end.to_string()),
+            ["why", "the other host: why"]
+        );
+        // A skip does not hide a failure.
+        let said = both(ktap::skip("no"), Err(anyhow!("why"))).map(|end| end.expect_err("failed"));
+        assert!(said.iter().all(|end| end.downcast_ref::<Skip>().is_none()));
+        let said = both(ktap::skip("no"), ktap::skip("no")).map(|end| end.expect_err("skipped"));
+        assert!(said.iter().all(|end| end.downcast_ref::<Skip>().is_some()));
+    }
+
+    #[test]
+    fn who_waits_hears_of_a_failure() {
+        let [mut near, mut far] = ends();
+        near.tell(&7).expect("said");
+        assert_eq!(far.hear::<u32>().expect("heard"), 7);
+        let waits = std::thread::spawn(move || {
+            let heard = far.wait();
+            (far.end(heard), far)
+        });
+        near.end(Err(anyhow!("why"))).expect_err("failed");
+        let (heard, mut far) = waits.join().expect("the other end");
+        assert_eq!(
+            heard.expect_err("failed").to_string(),
+            "the other host: why"
+        );
+        // The next case begins anew.
+        far.tell(&8).expect("said");
+        assert_eq!(near.hear::<u32>().expect("heard"), 8);
+        drop(far);
+        assert!(near.wait().is_err());
+    }
+}
