@@ -262,7 +262,11 @@ impl Suite<'_> {
         let reports: Mutex<Vec<(usize, Report)>> = Mutex::new(Vec::new());
         let times: Vec<_> = runs
             .iter()
-            .map(|run| self.history().time(run.name))
+            .map(|run| match run.place {
+                // How many of them are to be run is not known before.
+                Place::Mutants => None,
+                _ => self.history().time(run.name),
+            })
             .collect();
         // Two machines at once are run alone, after the others.
         let (pairs, others): (Vec<_>, Vec<_>) = history::order(&times)
