@@ -6,161 +6,113 @@ The initiator writes into the target's memory and notifies it; the target compar
 initiator reads that, notifies and compares. In FOLDER they find each other. NIXL is called by its C API.
 """
 import ctypes
-import os
 import sys
-import time
 from ctypes import byref, c_char_p, c_size_t, c_uint64, c_void_p
 
-LENGTH = 8 << 20
+import gpu
+from gpu import LENGTH, Memory, pattern, wait_for
+
 VRAM = 1
 READ, WRITE = 0, 1
 IN_PROGRESS = 1
 
 libraries, folder, role = sys.argv[1:]
-cuda = ctypes.CDLL("libcuda.so.1")
 nixl = ctypes.CDLL(f"{libraries}/libnixl_capi.so")
 
 
-def call(library, name, *arguments):
-    """Calls a function that answers 0, or that it is at work."""
-    status = getattr(library, name)(*arguments)
-    if status not in (0, IN_PROGRESS):
-        sys.exit(f"{role}: {name} answers {status}")
-    return status
-
-
-def pattern(seed):
-    return bytes((seed + 7 * at) % 251 for at in range(1 << 16)) * (LENGTH >> 16)
-
-
-def publish(name, data):
-    with open(f"{folder}/{name}.new", "wb") as file:
-        file.write(data)
-    os.rename(f"{folder}/{name}.new", f"{folder}/{name}")
-
-
-def wait_for(what, done):
-    end = time.monotonic() + 600
-    while not done():
-        if time.monotonic() > end:
-            sys.exit(f"{role}: waited too long for {what}")
-        time.sleep(0.001)
-
-
-def take(name):
-    path = f"{folder}/{name}"
-    wait_for(name, lambda: os.path.exists(path))
-    with open(path, "rb") as file:
-        return file.read()
-
-
-class Memory:
-    def __init__(self):
-        address = c_uint64()
-        call(cuda, "cuMemAlloc_v2", byref(address), c_size_t(LENGTH))
-        self.address = address
-
-    def fill(self, data):
-        call(cuda, "cuMemcpyHtoD_v2", self.address, data, c_size_t(LENGTH))
-
-    def expect(self, data):
-        found = ctypes.create_string_buffer(LENGTH)
-        call(cuda, "cuMemcpyDtoH_v2", found, self.address, c_size_t(LENGTH))
-        if found.raw != data:
-            sys.exit(f"{role}: wrong bytes")
+def call(name, *arguments):
+    """Calls a function of NIXL's, which answers 0, or that it is at work."""
+    return gpu.call(nixl, name, *arguments, fine=(0, IN_PROGRESS))
 
 
 class Agent:
     def __init__(self, name):
         self.agent, backend, memories, parameters = (c_void_p() for _ in range(4))
-        call(nixl, "nixl_capi_create_agent", name, byref(self.agent))
-        call(nixl, "nixl_capi_get_plugin_params", self.agent, b"UCX", byref(memories), byref(parameters))
-        call(nixl, "nixl_capi_create_backend", self.agent, b"UCX", parameters, byref(backend))
+        call("nixl_capi_create_agent", name, byref(self.agent))
+        call("nixl_capi_get_plugin_params", self.agent, b"UCX", byref(memories), byref(parameters))
+        call("nixl_capi_create_backend", self.agent, b"UCX", parameters, byref(backend))
         self.options = self.arguments()
 
     def arguments(self):
         arguments = c_void_p()
-        call(nixl, "nixl_capi_create_opt_args", byref(arguments))
+        call("nixl_capi_create_opt_args", byref(arguments))
         return arguments
 
     def register(self, *memories):
         self.registered = c_void_p()
-        call(nixl, "nixl_capi_create_reg_dlist", VRAM, byref(self.registered), False)
+        call("nixl_capi_create_reg_dlist", VRAM, byref(self.registered), False)
         for memory in memories:
-            call(nixl, "nixl_capi_reg_dlist_add_desc", self.registered, memory.address, c_size_t(LENGTH), c_uint64(0), None, c_size_t(0))
-        call(nixl, "nixl_capi_register_mem", self.agent, self.registered, self.options)
+            call("nixl_capi_reg_dlist_add_desc", self.registered, memory.address, c_size_t(LENGTH), c_uint64(0), None, c_size_t(0))
+        call("nixl_capi_register_mem", self.agent, self.registered, self.options)
 
     def deregister(self):
-        call(nixl, "nixl_capi_deregister_mem", self.agent, self.registered, self.options)
-        call(nixl, "nixl_capi_destroy_agent", self.agent)
+        call("nixl_capi_deregister_mem", self.agent, self.registered, self.options)
+        call("nixl_capi_destroy_agent", self.agent)
 
     def metadata(self):
         data, length = c_void_p(), c_size_t()
-        call(nixl, "nixl_capi_get_local_md", self.agent, byref(data), byref(length))
+        call("nixl_capi_get_local_md", self.agent, byref(data), byref(length))
         return ctypes.string_at(data, length.value)
 
     def meet(self, metadata):
         name = c_char_p()
-        call(nixl, "nixl_capi_load_remote_md", self.agent, metadata, c_size_t(len(metadata)), byref(name))
+        call("nixl_capi_load_remote_md", self.agent, metadata, c_size_t(len(metadata)), byref(name))
 
     def transfer(self, operation, memory, remote, message):
         lists = []
         for address in (memory.address, remote):
             entries = c_void_p()
-            call(nixl, "nixl_capi_create_xfer_dlist", VRAM, byref(entries), False)
-            call(nixl, "nixl_capi_xfer_dlist_add_desc", entries, address, c_size_t(LENGTH), c_uint64(0))
+            call("nixl_capi_create_xfer_dlist", VRAM, byref(entries), False)
+            call("nixl_capi_xfer_dlist_add_desc", entries, address, c_size_t(LENGTH), c_uint64(0))
             lists.append(entries)
         options, request = self.arguments(), c_void_p()
-        call(nixl, "nixl_capi_opt_args_set_notif_msg", options, message, c_size_t(len(message)))
-        call(nixl, "nixl_capi_opt_args_set_has_notif", options, True)
-        call(nixl, "nixl_capi_create_xfer_req", self.agent, operation, lists[0], lists[1], b"target", byref(request), options)
-        call(nixl, "nixl_capi_post_xfer_req", self.agent, request, options)
-        wait_for(message, lambda: call(nixl, "nixl_capi_get_xfer_status", self.agent, request) == 0)
-        call(nixl, "nixl_capi_release_xfer_req", self.agent, request)
+        call("nixl_capi_opt_args_set_notif_msg", options, message, c_size_t(len(message)))
+        call("nixl_capi_opt_args_set_has_notif", options, True)
+        call("nixl_capi_create_xfer_req", self.agent, operation, lists[0], lists[1], b"target", byref(request), options)
+        call("nixl_capi_post_xfer_req", self.agent, request, options)
+        wait_for(message, lambda: call("nixl_capi_get_xfer_status", self.agent, request) == 0)
+        call("nixl_capi_release_xfer_req", self.agent, request)
 
     def hear(self, message):
         heard = c_void_p()
-        call(nixl, "nixl_capi_create_notif_map", byref(heard))
+        call("nixl_capi_create_notif_map", byref(heard))
 
         def has_come():
-            call(nixl, "nixl_capi_get_notifs", self.agent, heard, self.options)
+            call("nixl_capi_get_notifs", self.agent, heard, self.options)
             count = c_size_t()
-            call(nixl, "nixl_capi_notif_map_size", heard, byref(count))
+            call("nixl_capi_notif_map_size", heard, byref(count))
             if not count.value:
                 return False
             data, length = c_void_p(), c_size_t()
-            call(nixl, "nixl_capi_notif_map_get_notif", heard, b"initiator", c_size_t(0), byref(data), byref(length))
+            call("nixl_capi_notif_map_get_notif", heard, b"initiator", c_size_t(0), byref(data), byref(length))
             return ctypes.string_at(data, length.value) == message
 
         wait_for(message, has_come)
 
 
-context = c_void_p()
-call(cuda, "cuInit", 0)
-call(cuda, "cuDevicePrimaryCtxRetain", byref(context), 0)
-call(cuda, "cuCtxSetCurrent", context)
+gpu.take_a_gpu()
 agent = Agent(role.encode())
 WRITTEN, ANSWER = pattern(1), pattern(2)
 if role == "target":
     memory = Memory()
     agent.register(memory)
-    publish("target", memory.address.value.to_bytes(8, "little") + agent.metadata())
-    agent.meet(take("initiator"))
+    gpu.publish(folder, "target", memory.address.value.to_bytes(8, "little") + agent.metadata())
+    agent.meet(gpu.take(folder, "initiator"))
     agent.hear(b"written")
     memory.expect(WRITTEN)
     memory.fill(ANSWER)
-    publish("filled", b"")
+    gpu.publish(folder, "filled", b"")
     agent.hear(b"read")
 else:
     source, sink = Memory(), Memory()
     source.fill(WRITTEN)
     agent.register(source, sink)
-    publish("initiator", agent.metadata())
-    found = take("target")
+    gpu.publish(folder, "initiator", agent.metadata())
+    found = gpu.take(folder, "target")
     agent.meet(found[8:])
     remote = c_uint64(int.from_bytes(found[:8], "little"))
     agent.transfer(WRITE, source, remote, b"written")
-    take("filled")
+    gpu.take(folder, "filled")
     agent.transfer(READ, sink, remote, b"read")
     sink.expect(ANSWER)
 agent.deregister()

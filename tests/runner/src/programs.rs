@@ -144,6 +144,7 @@ type OnDemand = (&'static str, fn(&Paths) -> Result<PathBuf>);
 /// What is made once a run wants it, and not before.
 pub(crate) const ON_DEMAND: &[OnDemand] = &[
     ("{cuda}", consumers::cuda),
+    ("{mpi}", consumers::mpi),
     ("{nixl}", consumers::nixl),
     ("{perftest}", consumers::perftest),
     ("{promtool}", promtool),

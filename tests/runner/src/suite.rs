@@ -250,7 +250,7 @@ const UCX: &[&str] = &[
     "{ucx}",
     "ucx.",
 ];
-/// perftest, NIXL and our own cases between two hosts.
+/// perftest, NIXL, Open MPI and our own cases between two hosts.
 const PAIR: &[&str] = &[
     "{gdr}",
     "pair",
@@ -260,6 +260,10 @@ const PAIR: &[&str] = &[
     "{perftest}",
     "--nixl",
     "{nixl}",
+    "--ucx",
+    "{ucx}",
+    "--mpi",
+    "{mpi}",
 ];
 const PAIR_LOST: &[&str] = &["{gdr}", "pair", "pair.lost_in_traffic"];
 const PYVERBS: &[&str] = &["{repo}/tests/vm/pyverbs", "{pyverbs}"];
@@ -1230,7 +1234,7 @@ pub(crate) const SUITE: &[Run] = &[
             command: PAIR,
         },
         column: Some("ours"),
-        // NIXL is 69 MB to fetch.
+        // NIXL, UCX and Open MPI are 198 MB to fetch.
         only_in_full: true,
         ..BASE
     },

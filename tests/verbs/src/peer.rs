@@ -97,6 +97,11 @@ impl Peer {
         self.address
     }
 
+    /// By which the other reaches this host.
+    pub(crate) fn own_address(&self) -> Result<IpAddr> {
+        Ok(self.stream.get_ref().local_addr()?.ip())
+    }
+
     fn send(&mut self, message: &Message) -> Result<()> {
         let mut line = serde_json::to_string(message)?;
         line.push('\n');

@@ -53,6 +53,9 @@ pub(crate) struct Places {
     /// The directory of UCX's programs and libraries
     #[arg(long)]
     pub(super) ucx: Option<PathBuf>,
+    /// The directory of Open MPI, which is run with that UCX, and of the ranks
+    #[arg(long)]
+    pub(super) mpi: Option<PathBuf>,
 }
 
 impl Places {
@@ -60,6 +63,41 @@ impl Places {
         let mut command = Command::new(program);
         command.env("LD_LIBRARY_PATH", &self.library);
         command
+    }
+
+    /// A program that takes the libraries of UCX's directory, then those of `more`, and this device.
+    pub(super) fn over_ucx(
+        &self,
+        program: &Path,
+        device: &str,
+        more: Option<PathBuf>,
+    ) -> Result<Command> {
+        let ucx = self.ucx.as_deref().context("no UCX")?;
+        let libraries = [ucx.join("lib"), self.library.clone()];
+        let libraries = std::env::join_paths(libraries.into_iter().chain(more))?;
+        let mut command = Command::new(program);
+        command
+            .env("LD_LIBRARY_PATH", libraries)
+            .env("UCX_NET_DEVICES", format!("{device}:1"))
+            // UD is for connecting only.
+            .env("UCX_TLS", "rc_verbs,ud_verbs,cuda_copy")
+            // A queue pair asks again after four seconds: a busy machine stands still for longer than one.
+            .env("UCX_RC_VERBS_TIMEOUT", "4s")
+            // Of itself UCX 1.22 fences by a read with a key that it has for NVIDIA's NICs alone. Any other refuses that, on
+            // host memory as well.
+            .env("UCX_FENCE_MODE", "weak");
+        Ok(command)
+    }
+
+    /// A program of Open MPI's, or what starts one, which takes this device.
+    pub(super) fn over_mpi(&self, program: &Path, device: &str) -> Result<Command> {
+        let mpi = self.mpi.as_deref().context("no Open MPI")?;
+        let mut command = self.over_ucx(program, device, Some(mpi.join("lib")))?;
+        // It was made for another place.
+        for prefix in ["OPAL_PREFIX", "PMIX_PREFIX", "PRTE_PREFIX"] {
+            command.env(prefix, mpi);
+        }
+        Ok(command)
     }
 
     /// One of perftest's programs with its arguments, at a server's end or, with its address, at a client's.

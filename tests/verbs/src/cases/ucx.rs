@@ -116,21 +116,10 @@ impl Consumers {
     /// A program of UCX's directory, which takes this device.
     fn ucx_command(&self, program: &str, device: &str) -> Result<Command> {
         let ucx = self.places.ucx.as_deref().context("no UCX")?;
-        let mut command = self.places.command(&ucx.join("bin").join(program));
-        let libraries = [ucx.join("lib").as_path(), &self.places.library]
-            .map(|path| path.display().to_string())
-            .join(":");
-        command
-            .env("LD_LIBRARY_PATH", libraries)
-            .env("UCX_NET_DEVICES", format!("{device}:1"))
-            // UD is for connecting only.
-            .env("UCX_TLS", "rc_verbs,ud_verbs,cuda_copy")
-            // A queue pair asks again after four seconds: a busy machine stands still for longer than one.
-            .env("UCX_RC_VERBS_TIMEOUT", "4s")
-            // Of itself UCX 1.22 fences by a read with a key that it has for NVIDIA's NICs alone. Any other refuses that, on
-            // host memory as well.
-            .env("UCX_FENCE_MODE", "weak")
-            .env("UCX_LOG_LEVEL", "debug");
+        let mut command = self
+            .places
+            .over_ucx(&ucx.join("bin").join(program), device, None)?;
+        command.env("UCX_LOG_LEVEL", "debug");
         Ok(command)
     }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! perftest and NIXL between the GPU memory of two hosts.
+//! perftest, NIXL and Open MPI between the GPU memory of two hosts.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
@@ -21,6 +22,9 @@ use crate::sys::Running;
 
 /// What goes over the wire beside the data, at most: the programs' own words and ours.
 const SILENCE: u64 = 64 << 10;
+
+/// What the ranks send each way, at least: in `mpi.py` four times as much as an agent of NIXL's.
+const MPI_SENT: u64 = 4 * cuda::NIXL_LEN;
 
 impl Host {
     pub(super) fn perftest(&mut self, program: &str, sent: [u64; 2]) -> Result<()> {
@@ -106,9 +110,14 @@ impl Host {
     /// One agent writes into the other's memory and reads from it. They compare the bytes. What they leave in their folder
     /// for each other is carried over.
     pub(super) fn nixl(&mut self) -> Result<()> {
-        let folder = PathBuf::from(format!("/tmp/nixl-{}", std::process::id()));
+        self.in_folder("nixl", Self::nixl_in)
+    }
+
+    /// Runs `f` with a folder of its own.
+    fn in_folder(&mut self, name: &str, f: fn(&mut Self, &Path) -> Result<()>) -> Result<()> {
+        let folder = PathBuf::from(format!("/tmp/{name}"));
         fs::create_dir(&folder)?;
-        let result = self.nixl_in(&folder);
+        let result = f(self, &folder);
         fs::remove_dir_all(&folder)?;
         result
     }
@@ -147,6 +156,88 @@ impl Host {
         cuda::all_ended(&self.setup, &start.counters, buffers, false)?;
         // Without a module as well: the bytes go by the host then.
         self.moved(wire, [cuda::NIXL_LEN, cuda::NIXL_LEN])
+    }
+
+    /// Two ranks of Open MPI, each on its host, send each other their GPU memory. They compare the bytes.
+    pub(super) fn mpi(&mut self) -> Result<()> {
+        self.in_folder("mpi", Self::mpi_in)
+    }
+
+    fn mpi_in(&mut self, folder: &Path) -> Result<()> {
+        let start = Start::now(self.device())?;
+        let (mut program, rank) = match self.is_first() {
+            true => (self.mpirun(folder)?, "rank0"),
+            false => (self.daemon()?, "rank1"),
+        };
+        let result = (|| {
+            // It has sent all of its memory by then.
+            let rank = String::from_utf8(left(&mut program, folder, rank)?)?.parse()?;
+            if self.setup.peermem == Peermem::None {
+                cuda::not_listed()?;
+            } else {
+                cuda::has_registered(&self.setup, &mut program, 1)?;
+                cuda::held(&self.setup, &start.counters, "python3", &[rank], 1)?;
+            }
+            self.peer.wait()?;
+            leave(folder, "go", b"")
+        })();
+        if let Err(error) = result {
+            return Err(error.context(program.so_far()?));
+        }
+        let finished = program.finish(PATIENCE)?;
+        let wire = start.wire(self.device())?;
+        ensure!(finished.success(), "{}", finished.tail(10));
+        cuda::all_ended(&self.setup, &start.counters, 1, false)?;
+        self.moved(wire, [MPI_SENT, MPI_SENT])
+    }
+
+    /// Starts `mpirun`. What it would have a remote shell start on the other host it gives to a script, which says what that is,
+    /// and is there until the case is over.
+    fn mpirun(&mut self, folder: &Path) -> Result<Running> {
+        let places = self.places()?;
+        let mpi = places.mpi.as_deref().context("no Open MPI")?;
+        let (shell, daemon) = (folder.join("shell"), folder.join("daemon"));
+        let script = format!(
+            "shift\necho \"$*\" >{0}.new\nmv {0}.new {0}\nwhile [ -e {0} ]; do sleep 1; done\n",
+            daemon.display()
+        );
+        fs::write(&shell, script)?;
+        let hosts = format!("{}:1,{}:1", self.peer.own_address()?, self.peer.address());
+        let mut command = places.over_mpi(&mpi.join("bin/mpirun"), self.device())?;
+        let variables: Vec<_> = command
+            .get_envs()
+            .map(|(name, _)| name.to_owned())
+            .collect();
+        command
+            .args(["--allow-run-as-root", "--leave-session-attached", "-n", "2"])
+            .args(["--host", &hosts, "--prtemca", "plm_ssh_agent"])
+            // Its daemon looks for the first word, too.
+            .arg(format!("/bin/sh {}", shell.display()))
+            // Of itself its layer over UCX is for NVIDIA's devices alone.
+            .args(["--mca", "pml", "ucx", "--mca", "opal_common_ucx_tls", "any"])
+            .args(["--mca", "opal_common_ucx_devices", "any"])
+            .args(
+                variables
+                    .into_iter()
+                    .flat_map(|name| [OsString::from("-x"), name]),
+            )
+            .arg("/usr/bin/python3")
+            .args([&mpi.join("mpi.py"), folder]);
+        let mut program = Running::start(&mut command)?;
+        match left(&mut program, folder, "daemon") {
+            Ok(daemon) => self.peer.tell(&daemon)?,
+            Err(error) => return Err(error.context(program.so_far()?)),
+        }
+        Ok(program)
+    }
+
+    /// Starts what `mpirun` wants on this host.
+    fn daemon(&mut self) -> Result<Running> {
+        let daemon = String::from_utf8(self.peer.hear()?)?;
+        let mut command = self
+            .places()?
+            .over_mpi(Path::new("/bin/sh"), self.device())?;
+        Running::start(command.args(["-c", &daemon]))
     }
 }
 

@@ -101,6 +101,11 @@ const CASES: &[Case] = &[
         run: Host::nixl,
     },
     Case {
+        name: "pair.mpi",
+        on: |options| options.has(|places| &places.mpi),
+        run: Host::mpi,
+    },
+    Case {
         name: "pair.unload_on_one",
         on: ALWAYS,
         run: Host::unload_on_one,

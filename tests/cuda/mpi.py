@@ -1,0 +1,61 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+"""One of two ranks of Open MPI, whose memory is a GPU's: `mpi.py FOLDER`.
+
+Rank 0 sends, and rank 1 sends other bytes back; each compares what has come. After the first time each says in FOLDER which
+process it is, and waits until it may go on. Open MPI is called by its C interface.
+"""
+import ctypes
+import os
+import sys
+from ctypes import byref, c_char, c_int, c_void_p
+
+import gpu
+from gpu import LENGTH, Memory, pattern
+
+TIMES = 4
+
+(folder,) = sys.argv[1:]
+mpi = ctypes.CDLL("libmpi.so.40", mode=ctypes.RTLD_GLOBAL)
+
+
+def call(name, *arguments):
+    gpu.call(mpi, name, *arguments)
+
+
+def handle(name):
+    """MPI's constants are the addresses of these."""
+    return c_void_p(ctypes.addressof(c_char.in_dll(mpi, name)))
+
+
+gpu.take_a_gpu()
+call("MPI_Init", None, None)
+rank, world, byte = c_int(), handle("ompi_mpi_comm_world"), handle("ompi_mpi_byte")
+call("MPI_Comm_rank", world, byref(rank))
+rank, other = rank.value, 1 - rank.value
+memory = Memory()
+
+
+def send(data):
+    memory.fill(data)
+    call("MPI_Send", c_void_p(memory.address.value), LENGTH, byte, other, 0, world)
+
+
+def receive(data):
+    call("MPI_Recv", c_void_p(memory.address.value), LENGTH, byte, other, 0, world, None)
+    memory.expect(data)
+
+
+for time in range(TIMES):
+    there, back = pattern(2 * time), pattern(2 * time + 1)
+    if rank == 0:
+        send(there)
+        receive(back)
+    else:
+        receive(there)
+        send(back)
+    if time == 0:
+        gpu.publish(folder, f"rank{rank}", str(os.getpid()).encode())
+        gpu.take(folder, "go")
+call("MPI_Finalize")
+print(f"rank {rank}: done")
