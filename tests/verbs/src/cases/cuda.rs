@@ -93,6 +93,11 @@ impl Places {
     pub(super) fn over_mpi(&self, program: &Path, device: &str) -> Result<Command> {
         let mpi = self.mpi.as_deref().context("no Open MPI")?;
         let mut command = self.over_ucx(program, device, Some(mpi.join("lib")))?;
+        command
+            // It asks CUDA about each address: what its hooks tell it in a program of Open MPI's was seen not to be all.
+            .env("UCX_MEMTYPE_CACHE", "n")
+            // On rxe it would copy.
+            .env("UCX_RNDV_THRESH", "8192");
         // It was made for another place.
         for prefix in ["OPAL_PREFIX", "PMIX_PREFIX", "PRTE_PREFIX"] {
             command.env(prefix, mpi);

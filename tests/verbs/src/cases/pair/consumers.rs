@@ -23,7 +23,8 @@ use crate::sys::Running;
 /// What goes over the wire beside the data, at most: the programs' own words and ours.
 const SILENCE: u64 = 64 << 10;
 
-/// What the ranks send each way, at least: in `mpi.py` four times as much as an agent of NIXL's.
+/// What each rank registers, and what the ranks send each way, at least (`mpi.py`).
+const MPI_BUFFERS: usize = 2;
 const MPI_SENT: u64 = 4 * cuda::NIXL_LEN;
 
 impl Host {
@@ -175,8 +176,14 @@ impl Host {
             if self.setup.peermem == Peermem::None {
                 cuda::not_listed()?;
             } else {
-                cuda::has_registered(&self.setup, &mut program, 1)?;
-                cuda::held(&self.setup, &start.counters, "python3", &[rank], 1)?;
+                cuda::has_registered(&self.setup, &mut program, MPI_BUFFERS)?;
+                cuda::held(
+                    &self.setup,
+                    &start.counters,
+                    "python3",
+                    &[rank],
+                    MPI_BUFFERS,
+                )?;
             }
             self.peer.wait()?;
             leave(folder, "go", b"")
@@ -187,7 +194,7 @@ impl Host {
         let finished = program.finish(PATIENCE)?;
         let wire = start.wire(self.device())?;
         ensure!(finished.success(), "{}", finished.tail(10));
-        cuda::all_ended(&self.setup, &start.counters, 1, false)?;
+        cuda::all_ended(&self.setup, &start.counters, MPI_BUFFERS, false)?;
         self.moved(wire, [MPI_SENT, MPI_SENT])
     }
 
