@@ -9,6 +9,8 @@
 //! - `callback_pin_tests`: a revocable pin, between its release and the provider's callback.
 //! - `registry_tests`: which registrations are shown as alive, from which moment to which.
 //! - `persistent_tests`, `revocable_tests`: the life of a registration in both modes.
+//!
+//! `order_tests` compares the sources with the table of what their memory order relies on.
 
 #![cfg(test)]
 // Of the module's files as of these: what is `unsafe` in the module stands elsewhere.
@@ -22,6 +24,7 @@ use src::*;
 
 mod callback_pin_tests;
 mod chunks_tests;
+mod order_tests;
 mod persistent_tests;
 mod registry_tests;
 mod revocable_tests;
