@@ -110,6 +110,8 @@ impl Host {
             "etc/systemd/system/multi-user.target.wants/site.service",
             "",
         )?;
+        // systemd's package brings these.
+        host.put("usr/lib/systemd/system/halt.target", "")?;
         for name in [
             "modules.order",
             "modules.builtin",
@@ -349,7 +351,7 @@ impl Host {
             for entry in fs::read_dir(&folder)? {
                 let path = entry?.path();
                 let name = path.strip_prefix(&self.root)?.display().to_string();
-                if ["usr", "dev", "proc", "tmp", "synthetic"].contains(&name.as_str())
+                if ["dev", "proc", "tmp", "synthetic"].contains(&name.as_str())
                     || name.ends_with(".bin")
                 {
                     continue;
@@ -380,13 +382,15 @@ impl Host {
 
     /// Runs a command on the host: in a mount namespace whose root is the host's, with this machine's programs.
     pub(crate) fn inside(&self, command: &str) -> Result<Output> {
-        // dkms keeps its sources below /usr/src. /lib is the host's own: it has the modules.
+        // dkms keeps its sources below /usr/src. /lib is the host's own: it has the modules; and so are systemd's units.
         const ENTER: &str = r#"
             set -e
             cd "$1"
-            mkdir -p usr dev proc tmp synthetic/src etc/alternatives lib var/lib
+            mkdir -p usr/lib/systemd/system dev proc tmp synthetic/src synthetic/units etc/alternatives lib var/lib
             for link in bin sbin lib64 lib/x86_64-linux-gnu; do ln -sfn "/usr/$link" "$link"; done
+            mount --bind usr/lib/systemd/system synthetic/units
             mount --rbind /usr usr
+            mount --bind synthetic/units usr/lib/systemd/system
             mount --bind synthetic/src usr/src
             mount --bind /etc/alternatives etc/alternatives
             mount --rbind /dev dev

@@ -393,7 +393,7 @@ fn two_kernels(log: Log) -> Result<()> {
     let files = || -> Result<bool> {
         let listing = host.listing()?;
         Ok(listing.contains_key("etc/depmod.d/zz-peermem-rs.conf")
-            && listing.contains_key("etc/systemd/system/peermem-rs.service"))
+            && listing.contains_key("usr/lib/systemd/system/peermem-rs.service"))
     };
     Way::Make.remove(&host, layout)?;
     log.equal(

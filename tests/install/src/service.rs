@@ -33,6 +33,10 @@ ExecReload=NOTE openibd-reload
 /// Targets that units refer to without being asked.
 const TARGET: &str = "[Unit]\nDefaultDependencies=no\n";
 
+/// Below the host: the unit, and where it was installed before and an administrator masks it.
+const UNIT: &str = "usr/lib/systemd/system/peermem-rs.service";
+const DECIDED: &str = "etc/systemd/system/peermem-rs.service";
+
 /// Below the host.
 const FAILS: &str = "fails";
 
@@ -46,7 +50,7 @@ const SCRIPT: &str = r#"
     mkdir -p "/sys/fs/cgroup/peermem-install-$3" /run/user /run/systemd/system || exit 77
     chmod 700 /run/user
     echo 0 >"/sys/fs/cgroup/peermem-install-$3/cgroup.procs" || exit 77
-    export XDG_RUNTIME_DIR=/run/user XDG_CONFIG_HOME="$1/none" SYSTEMD_UNIT_PATH="$1/etc/systemd/system"
+    export XDG_RUNTIME_DIR=/run/user XDG_CONFIG_HOME="$1/none" SYSTEMD_UNIT_PATH="$1/etc/systemd/system:$1/usr/lib/systemd/system"
     export SYSTEMD_GENERATOR_PATH="$1/none" SYSTEMD_ENVIRONMENT_GENERATOR_PATH="$1/none"
     unset DBUS_SESSION_BUS_ADDRESS
     /lib/systemd/systemd --user --unit=multi-user.target >log 2>&1 </dev/null &
@@ -96,8 +100,7 @@ fn events(host: &Host, commands: &[&str]) -> Result<Vec<String>> {
         ("shutdown.target".to_owned(), TARGET.to_owned()),
     ];
     let note = format!("/bin/sh {}", note.display());
-    let ours = host.path("etc/systemd/system/peermem-rs.service");
-    let mut text = fs::read_to_string(&ours).context("the unit was not installed")?;
+    let mut text = fs::read_to_string(host.path(UNIT)).context("the unit was not installed")?;
     if text != fs::read_to_string(packaging.join("peermem-rs.service"))? {
         bail!("the unit that was installed is not the one in packaging");
     }
@@ -112,7 +115,7 @@ fn events(host: &Host, commands: &[&str]) -> Result<Vec<String>> {
     }
     // The manager looks for programs where it likes.
     text = text.replace("peermemctl", &program.display().to_string());
-    units.push(("peermem-rs.service".to_owned(), text));
+    host.put(UNIT, &text)?;
     if commands.iter().any(|command| command.contains("openibd")) {
         units.push(("openibd.service".to_owned(), OPENIBD.replace("NOTE", &note)));
         host.link(
@@ -172,14 +175,18 @@ fn remove_group(id: &str) {
 
 fn installed() -> Result<Host> {
     let host = Host::new("debian")?;
-    let output = tool("sh")
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/host"))
-        .arg("install")
-        .arg(host.path("lib/modules"))
-        .output()?;
-    crate::host::succeeded("packaging/host", &output)?;
+    packaging(&host, "install")?;
     fs::remove_file(host.path("etc/systemd/system/multi-user.target.wants/site.service"))?;
     Ok(host)
+}
+
+fn packaging(host: &Host, action: &str) -> Result<()> {
+    let output = tool("sh")
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/host"))
+        .arg(action)
+        .arg(host.path("lib/modules"))
+        .output()?;
+    crate::host::succeeded("packaging/host", &output)
 }
 
 /// What followed each command, in order.
@@ -244,34 +251,77 @@ fn that_does_not_load(log: Log) -> Result<()> {
 /// An operator's decision outlasts the next installation, of another kernel or another version.
 fn disabled(log: Log) -> Result<()> {
     let host = installed()?;
-    let wants = "etc/systemd/system/multi-user.target.wants/peermem-rs.service";
-    let unit = host.path("etc/systemd/system/peermem-rs.service");
-    let again = || -> Result<()> {
-        let output = tool("sh")
-            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/host"))
-            .arg("install")
-            .arg(host.path("lib/modules"))
-            .output()?;
-        crate::host::succeeded("packaging/host", &output)
+    let wants = host.path("etc/systemd/system/multi-user.target.wants/peermem-rs.service");
+    let masked = host.path(DECIDED);
+    log.that("enabled", wants.is_symlink())?;
+    fs::remove_file(&wants)?;
+    packaging(&host, "install")?;
+    log.that("disabled, stays so", !wants.is_symlink())?;
+    let output = tool("systemctl")
+        .arg("--root")
+        .arg(host.path(""))
+        .args(["mask", "peermem-rs.service"])
+        .output()?;
+    crate::host::succeeded("systemctl mask", &output)?;
+    log.that("masked", masked.is_symlink())?;
+    packaging(&host, "install")?;
+    log.that("masked, stays so", masked.is_symlink())?;
+    packaging(&host, "remove")?;
+    log.that("removed", !masked.is_symlink() && !host.path(UNIT).exists())
+}
+
+/// As it was installed before, where `systemctl mask` would put its link.
+fn moved(log: Log) -> Result<()> {
+    let host = installed()?;
+    let old = host.path(DECIDED);
+    let wants = |target: &str| {
+        host.path(&format!(
+            "etc/systemd/system/{target}.wants/peermem-rs.service"
+        ))
     };
-    log.that("enabled", host.path(wants).is_symlink())?;
-    fs::remove_file(host.path(wants))?;
-    again()?;
-    log.that("disabled, stays so", !host.path(wants).is_symlink())?;
-    fs::remove_file(&unit)?;
-    host.link("etc/systemd/system/peermem-rs.service", "/dev/null")?;
-    again()?;
-    log.that("masked, stays so", unit.is_symlink())
+    fs::rename(host.path(UNIT), &old)?;
+    fs::remove_file(wants("multi-user.target"))?;
+    host.link(
+        "etc/systemd/system/multi-user.target.wants/peermem-rs.service",
+        "../peermem-rs.service",
+    )?;
+    fs::remove_file(wants("openibd.service"))?;
+    packaging(&host, "install")?;
+    log.that("moved", !old.exists() && host.path(UNIT).exists())?;
+    let link = fs::read_link(wants("multi-user.target"))?;
+    log.that("still enabled", link == Path::new("/").join(UNIT))?;
+    log.that(
+        "and not enabled again",
+        !wants("openibd.service").is_symlink(),
+    )?;
+    host.put(DECIDED, "[Service]\n")?;
+    packaging(&host, "install")?;
+    log.that("an administrator's own stays", old.exists())?;
+    packaging(&host, "remove")?;
+    log.that("removed", !old.exists() && !host.path(UNIT).exists())
+}
+
+/// Where `/lib` is no link to `/usr/lib`, the units are there.
+fn unmerged(log: Log) -> Result<()> {
+    let host = Host::new("debian")?;
+    fs::rename(host.path("usr/lib/systemd"), host.path("lib/systemd"))?;
+    packaging(&host, "install")?;
+    let unit = host.path("lib/systemd/system/peermem-rs.service");
+    log.that("in /lib", unit.exists() && !host.path(UNIT).exists())?;
+    packaging(&host, "remove")?;
+    log.that("removed", !unit.exists())
 }
 
 type Run = fn(Log) -> Result<()>;
 
 pub(crate) fn cases() -> Vec<Case> {
-    let all: [(&str, Run); 4] = [
+    let all: [(&str, Run); 6] = [
         ("systemd: with openibd", with_openibd),
         ("systemd: without openibd", without_openibd),
         ("systemd: a module that does not load", that_does_not_load),
         ("systemd: what an operator decided stays", disabled),
+        ("systemd: a unit where it was installed before", moved),
+        ("systemd: units in /lib", unmerged),
     ];
     all.into_iter()
         .map(|(name, run)| Case {
