@@ -195,6 +195,7 @@ const JUDGES: &[&str] = &[
     "cpio.rs",
     "detectors.rs",
     "klog.rs",
+    "klog/smmu.rs",
     "pair.rs",
     "results.rs",
     "setup.rs",

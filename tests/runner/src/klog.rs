@@ -10,6 +10,8 @@ use anyhow::Context as _;
 use regex::Regex;
 use regex::RegexSet;
 
+mod smmu;
+
 /// The serial line was too slow: what is not in the log cannot be judged.
 const LOSS: &str = r"^\*\* \d+ printk messages dropped";
 
@@ -21,6 +23,8 @@ static OPENERS: LazyLock<RegexSet> = LazyLock::new(|| {
         r"\bOops\b",
         r"Kernel panic",
         r"general protection fault",
+        // arm64's, where there is no "Oops" in it.
+        r"^Internal error: |^Unable to handle kernel |\bSError\b",
         r"INFO: task .* blocked for more than",
         r"INFO: rcu\S* .*stall|rcu: INFO: .*stall|self-detected stall",
         r"soft lockup|hard LOCKUP",
@@ -33,6 +37,9 @@ static OPENERS: LazyLock<RegexSet> = LazyLock::new(|| {
         r"scheduling while atomic|sleeping function called",
         r"unregister_netdevice: waiting",
         r"DMAR: (DRHD: handling fault|\[.*fault|\[DMA |\[INTR)",
+        // An SMMU's: what a device may not do, and what goes wrong between it and its driver.
+        r"^arm-smmu-v3 \S+: (event |unexpected |device has entered|no \w+ irq|CMD)",
+        r"^arm-smmu-v3 \S+: .*(timeout|error|overflow|aborted|fail)",
         // Whatever they have to say but that they are there.
         r"^kmemleak: ",
         r"^DMA-API: ",
@@ -177,6 +184,7 @@ fn has_dump(text: &str) -> bool {
         || text.starts_with("** ")
         || text.contains("unknown parameter")
         || text.contains("DMAR: ")
+        || text.starts_with(smmu::DRIVER)
         || text.contains("kmemleak: ")
         || text.contains("unregister_netdevice")
         || text.contains("DMA-API: "))
@@ -188,7 +196,20 @@ fn opens(text: &str) -> bool {
 
 /// Whether this line begins a report of its own even inside another one that has not ended.
 fn is_headline(text: &str) -> bool {
-    ["BUG: ", "WARNING: ", "INFO: task ", "watchdog: BUG: "]
+    [
+        "BUG: ",
+        "WARNING: ",
+        "INFO: task ",
+        "watchdog: BUG: ",
+        "Unable to handle kernel ",
+    ]
+    .iter()
+    .any(|start| text.starts_with(start))
+}
+
+/// Whether a report without an end has gone on at least to this line, on either kind of processor.
+fn is_telling(text: &str) -> bool {
+    ["Call Trace", "RIP:", "Call trace", "pc :"]
         .iter()
         .any(|start| text.starts_with(start))
 }
@@ -221,7 +242,7 @@ pub(crate) fn reports(log: &str) -> Vec<Report> {
         let start = at;
         let mut speaks = opens(first);
         let mut has_headline = is_headline(first);
-        at += 1;
+        at += smmu::access(&lines[at..]).max(1);
         if cut || has_dump(first) {
             let limit = lines.len().min(start + LONGEST_REPORT);
             let mut ended = false;
@@ -253,7 +274,7 @@ pub(crate) fn reports(log: &str) -> Vec<Report> {
                 let mut last = start;
                 for (offset, line) in lines[start..probe].iter().enumerate() {
                     let text = message(line);
-                    if opens(text) || text.starts_with("Call Trace") || text.starts_with("RIP:") {
+                    if opens(text) || is_telling(text) {
                         last = start + offset;
                     } else if start + offset > last + 40 {
                         break;
@@ -379,6 +400,18 @@ mod tests {
 [    3.000000][  T123] ---[ end trace 0000000000000000 ]---
 ";
 
+    const ARM64_OOPS: &str = "\
+[    3.000000] Unable to handle kernel NULL pointer dereference at virtual address 0000000000000010
+[    3.000000] Mem abort info:
+[    3.000000]   ESR = 0x0000000096000004
+[    3.000000] Internal error: Oops: 0000000096000004 [#1]  SMP
+[    3.000000] pc : nv_mem_release+0x1/0x2 [nvidia_peermem]
+[    3.000000] Call trace:
+[    3.000000]  nv_mem_release+0x1/0x2 [nvidia_peermem] (P)
+[    3.000000] Code: 00000000 00000000 00000000 00000000 (b9401000)
+[    3.000000] ---[ end trace 0000000000000000 ]---
+";
+
     const LOCKDEP: &str = "\
 [    4.000000] ======================================================
 [    4.000000] WARNING: possible circular locking dependency detected
@@ -406,7 +439,12 @@ mod tests {
 
     #[test]
     fn each_kind_is_one_report() {
-        for (text, start, lines) in [(WARN, 1, 9), (OOPS, 1, 8), (LOCKDEP, 2, 5)] {
+        for (text, start, lines) in [
+            (WARN, 1, 9),
+            (OOPS, 1, 8),
+            (ARM64_OOPS, 1, 9),
+            (LOCKDEP, 2, 5),
+        ] {
             let found = reports(text);
             assert_eq!(found.len(), 1, "{text}");
             assert_eq!(
@@ -432,6 +470,8 @@ mod tests {
             "[    9.0] INFO: task rmmod:12 blocked for more than 120 seconds.",
             "[    9.0] rcu: INFO: rcu_preempt self-detected stall on CPU",
             "[    9.0] watchdog: BUG: soft lockup - CPU#0 stuck for 22s!",
+            "[    9.0] Internal error: synchronous external abort: 0000000096000010 [#1]  SMP",
+            "[    9.0] SError Interrupt on CPU1, code 0x00000000bf000000 -- SError",
             "[    9.0] Oops: general protection fault, probably for non-canonical address: 0000 [#1]",
             "[    9.0] unregister_netdevice: waiting for eth0 to become free. Usage count = 2",
             "[    9.0] kmemleak: 3 new suspected memory leaks (see /sys/kernel/debug/kmemleak)",

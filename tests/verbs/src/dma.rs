@@ -20,6 +20,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Mutex;
+use std::sync::MutexGuard;
 use std::sync::PoisonError;
 use std::time::Duration;
 
@@ -391,13 +392,15 @@ pub(crate) struct Fault {
     pub(crate) addr: u64,
 }
 
-/// The kernel reports three faults and is then silent for the rest of five seconds: of ten messages that are allowed in
-/// that time a fault takes three, one of them for looking whether there is another. So any four must lie further apart than
-/// that, whenever the kernel began to count. It counts in [`sys::jiffies`].
-const BURST: usize = 3;
+/// How many accesses in a row the kernel reports, before it is silent for the rest of five seconds. Any further one must come
+/// later than that, whenever the kernel began to count. It counts in [`sys::jiffies`].
+///
+/// Of Intel's IOMMU it prints ten messages in that time, and a fault takes three, one of them for looking whether there is
+/// another. Of an SMMU it prints ten events, and QEMU's has one for each word that the device reads or writes.
+const BURST: usize = if cfg!(target_arch = "aarch64") { 1 } else { 3 };
 const INTERVAL: Duration = Duration::from_millis(5500);
 
-/// When the latest faults had been reported.
+/// When the latest accesses had been reported.
 static REPORTED: Mutex<VecDeque<Duration>> = Mutex::new(VecDeque::new());
 
 /// Reads the kernel's log for refused accesses, from its making on.
@@ -405,7 +408,10 @@ static REPORTED: Mutex<VecDeque<Duration>> = Mutex::new(VecDeque::new());
 pub(crate) struct Faults {
     log: File,
     device: String,
+    reader: Reader,
     seen: usize,
+    /// How many more reports there were of the same accesses.
+    rest: usize,
 }
 
 impl Faults {
@@ -419,7 +425,9 @@ impl Faults {
         Ok(Self {
             log,
             device: device.to_owned(),
+            reader: Reader::default(),
             seen: 0,
+            rest: 0,
         })
     }
 
@@ -433,7 +441,18 @@ impl Faults {
                 Ok(got) => {
                     let text = String::from_utf8_lossy(&record[..got]);
                     let message = text.split_once(';').map_or("", |(_, message)| message);
-                    found.extend(parse_fault(message)?);
+                    // What follows says of which device the message is.
+                    let message = message.lines().next().unwrap_or_default();
+                    match self.reader.next(message)? {
+                        None => {}
+                        Some(Found::Access(fault)) => found.push(fault),
+                        Some(Found::Rest) => {
+                            self.rest += 1;
+                            if let Some(latest) = reported().back_mut() {
+                                *latest = sys::jiffies()?;
+                            }
+                        }
+                    }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error).context("/dev/kmsg"),
@@ -443,7 +462,7 @@ impl Faults {
         Ok(found)
     }
 
-    /// None has come that was not taken by [`Self::provoke`].
+    /// None has come that was not taken by [`Self::take`].
     pub(crate) fn none(&mut self) -> Result<()> {
         let found = self.new_ones()?;
         ensure!(found.is_empty(), "refused by the IOMMU: {found:x?}");
@@ -451,16 +470,19 @@ impl Faults {
     }
 
     /// Waits until the kernel would report one more.
-    pub(crate) fn pace(&self) -> Result<()> {
-        let reported = REPORTED.lock().unwrap_or_else(PoisonError::into_inner);
-        if reported.len() == BURST {
-            if let Some(oldest) = reported.front() {
-                let due = *oldest + INTERVAL;
-                while let Some(left) = due.checked_sub(sys::jiffies()?) {
-                    std::thread::sleep(left.max(Duration::from_millis(10)));
-                }
-            }
+    pub(crate) fn pace(&mut self) -> Result<()> {
+        loop {
+            self.none()?;
+            let reported = reported();
+            let oldest = reported.front().filter(|_| reported.len() == BURST);
+            let due = oldest.map_or(Duration::ZERO, |oldest| *oldest + INTERVAL);
+            drop(reported);
+            let Some(left) = due.checked_sub(sys::jiffies()?) else {
+                break;
+            };
+            std::thread::sleep(left.clamp(Duration::from_millis(10), Duration::from_millis(500)));
         }
+        self.reader.last = None;
         Ok(())
     }
 
@@ -471,7 +493,14 @@ impl Faults {
             found.extend(self.new_ones()?);
             Ok(!found.is_empty())
         })?;
-        let mut reported = REPORTED.lock().unwrap_or_else(PoisonError::into_inner);
+        // Whoever looks next, with a reader of his own, must not begin in the middle of an SMMU's report.
+        let mut before = None;
+        while self.reader.last.is_some() && before != Some(self.rest) {
+            before = Some(self.rest);
+            std::thread::sleep(Duration::from_millis(500));
+            found.extend(self.new_ones()?);
+        }
+        let mut reported = reported();
         reported.push_back(sys::jiffies()?);
         ensure!(
             came,
@@ -500,33 +529,99 @@ impl Faults {
     }
 }
 
-/// `DMAR: [DMA Write NO_PASID] Request device [0000:00:06.0] fault addr 0xfffff000 [fault reason 0x05] …`
-fn parse_fault(message: &str) -> Result<Option<Fault>> {
-    let Some(rest) = message.strip_prefix("DMAR: [DMA ") else {
-        return Ok(None);
-    };
-    let parse = || {
-        let access = match rest.split_whitespace().next()? {
-            "Read" => Access::Read,
-            "Write" => Access::Write,
-            _ => return None,
+/// What a message says of refused accesses.
+#[derive(Debug, PartialEq, Eq)]
+enum Found {
+    /// The first of an access.
+    Access(Fault),
+    /// More of the access before.
+    Rest,
+}
+
+/// Reads messages one after the other: an SMMU's report has several.
+#[derive(Debug, Default)]
+struct Reader {
+    /// The event's words so far, of an SMMU's report that has begun.
+    words: Vec<u64>,
+    /// The latest that an SMMU reported, and its very address.
+    last: Option<(Fault, u64)>,
+}
+
+impl Reader {
+    fn next(&mut self, message: &str) -> Result<Option<Found>> {
+        let unknown = || format!("a fault of unknown form: {message}");
+        if let Some(rest) = message.strip_prefix("DMAR: [DMA ") {
+            let fault = parse_dmar(rest).with_context(unknown)?;
+            return Ok(Some(Found::Access(fault)));
+        }
+        let smmu = message.strip_prefix("arm-smmu-v3 ");
+        let Some((_, text)) = smmu.and_then(|rest| rest.split_once(": ")) else {
+            return Ok(None);
         };
-        let (_, rest) = rest.split_once("Request device [")?;
-        let (device, rest) = rest.split_once(']')?;
-        let addr = rest
-            .trim_start()
-            .strip_prefix("fault addr 0x")?
-            .split_whitespace()
-            .next()?;
-        Some(Fault {
-            access,
-            device: device.to_owned(),
-            addr: u64::from_str_radix(addr, 16).ok()?,
-        })
+        if text.starts_with("event 0x") {
+            self.words.clear();
+        } else if let Some(word) = text.strip_prefix("\\x090x") {
+            self.words
+                .push(u64::from_str_radix(word, 16).with_context(unknown)?);
+        } else if let Some(event) = text.strip_prefix("event: ") {
+            let (fault, addr) = parse_event(event, &self.words).with_context(unknown)?;
+            let goes_on = |(last, end): &(Fault, u64)| *last == fault && *end <= addr;
+            let is_rest = self.last.as_ref().is_some_and(goes_on);
+            self.last = Some((fault.clone(), addr));
+            return Ok(Some(if is_rest {
+                Found::Rest
+            } else {
+                Found::Access(fault)
+            }));
+        }
+        Ok(None)
+    }
+}
+
+/// `Write NO_PASID] Request device [0000:00:06.0] fault addr 0xfffff000 [fault reason 0x05] …`
+fn parse_dmar(rest: &str) -> Option<Fault> {
+    let access = match rest.split_whitespace().next()? {
+        "Read" => Access::Read,
+        "Write" => Access::Write,
+        _ => return None,
     };
-    parse()
-        .map(Some)
-        .with_context(|| format!("a fault of unknown form: {message}"))
+    let (_, rest) = rest.split_once("Request device [")?;
+    let (device, rest) = rest.split_once(']')?;
+    let addr = rest
+        .trim_start()
+        .strip_prefix("fault addr 0x")?
+        .split_whitespace()
+        .next()?;
+    Some(Fault {
+        access,
+        device: device.to_owned(),
+        addr: u64::from_str_radix(addr, 16).ok()?,
+    })
+}
+
+/// `F_TRANSLATION client: 0000:00:06.0 sid: 0x30 ssid: 0x0 iova: 0xfffff010 ipa: 0x0`, and the words that came before. Whether
+/// it was a read is also in the message after it, which has no end of line and so comes no sooner than the next one does.
+fn parse_event(event: &str, words: &[u64]) -> Option<(Fault, u64)> {
+    const READ: u64 = 1 << 35;
+    let (_, rest) = event.split_once(" client: ")?;
+    let (device, rest) = rest.split_once(" sid: ")?;
+    let (_, rest) = rest.split_once(" iova: 0x")?;
+    let addr = u64::from_str_radix(rest.split_whitespace().next()?, 16).ok()?;
+    let access = if words.get(1)? & READ == 0 {
+        Access::Write
+    } else {
+        Access::Read
+    };
+    let fault = Fault {
+        access,
+        device: device.to_owned(),
+        addr: addr / 4096 * 4096,
+    };
+    Some((fault, addr))
+}
+
+fn reported() -> MutexGuard<'static, VecDeque<Duration>> {
+    REPORTED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -570,22 +665,87 @@ mod tests {
         }
     }
 
+    fn read(messages: &str) -> Result<Vec<Found>> {
+        let mut reader = Reader::default();
+        let mut found = Vec::new();
+        for message in messages.lines() {
+            found.extend(reader.next(message)?);
+        }
+        Ok(found)
+    }
+
+    fn fault(access: Access, device: &str, addr: u64) -> Found {
+        let device = device.to_owned();
+        Found::Access(Fault {
+            access,
+            device,
+            addr,
+        })
+    }
+
     #[test]
     fn faults_are_read() {
         let line =
             "DMAR: [DMA Write NO_PASID] Request device [0000:00:06.0] fault addr 0xfffff000 \
                     [fault reason 0x05] PTE Write access is not set\n";
-        let fault = Fault {
-            access: Access::Write,
-            device: "0000:00:06.0".to_owned(),
-            addr: 0xffff_f000,
-        };
-        assert_eq!(parse_fault(line).expect("a fault"), Some(fault));
+        let write = || fault(Access::Write, "0000:00:06.0", 0xffff_f000);
+        assert_eq!(read(line).expect("a fault"), [write()]);
+        // Each line of this IOMMU's is an access.
         assert_eq!(
-            parse_fault("DMAR: IOMMU enabled\n").expect("no fault"),
-            None
+            read(&line.repeat(2)).expect("two faults"),
+            [write(), write()]
         );
-        assert!(parse_fault("DMAR: [DMA Burn] what\n").is_err());
+        assert!(read("DMAR: IOMMU enabled\n").expect("no fault").is_empty());
+        assert!(read("DMAR: [DMA Burn] what\n").is_err());
+    }
+
+    /// As /dev/kmsg has the messages of one event.
+    fn event(second: u64, addr: u64) -> String {
+        let smmu = "arm-smmu-v3 9050000.smmuv3: ";
+        let mut text = format!("{smmu}event 0x10 received:\n");
+        for word in [0x28_0000_0010, second, addr, addr & !0xfff] {
+            text.push_str(&format!("{smmu}\\x090x{word:016x}\n"));
+        }
+        text + &format!(
+            "{smmu}event: F_TRANSLATION client: 0000:00:05.0 sid: 0x28 ssid: 0x0 iova: {addr:#x} ipa: 0x0\n"
+        )
+    }
+
+    #[test]
+    fn an_smmus_faults_are_read() {
+        const WRITE: u64 = 0x200 << 32;
+        const READ: u64 = 0x208 << 32;
+        let of = |access, addr| fault(access, "0000:00:05.0", addr);
+        // An access has one event for each of its words. One that begins anew is another, and so is one of another kind.
+        let messages = [
+            event(WRITE, 0xfff2_2000),
+            event(WRITE, 0xfff2_2000),
+            event(WRITE, 0xfff2_2004),
+            "arm_smmu_dump_event: 1014 callbacks suppressed\n".to_owned(),
+            event(WRITE, 0xfff2_2ffc),
+            event(READ, 0xfff2_2ffc),
+            event(READ, 0xfff2_2000),
+            event(READ, 0xfff2_3000),
+        ];
+        let expected = [
+            of(Access::Write, 0xfff2_2000),
+            Found::Rest,
+            Found::Rest,
+            Found::Rest,
+            of(Access::Read, 0xfff2_2000),
+            of(Access::Read, 0xfff2_2000),
+            of(Access::Read, 0xfff2_3000),
+        ];
+        assert_eq!(read(&messages.concat()).expect("faults"), expected);
+        let boot = "arm-smmu-v3 9050000.smmuv3: ias 44-bit, oas 44-bit (features 0x00008325)\n";
+        assert!(read(boot).expect("no fault").is_empty());
+        for bad in [
+            "event: C_BAD_STE client: 0000:00:05.0 sid: 0x28 ssid: 0x0",
+            "event: F_TRANSLATION client: 0000:00:05.0 sid: 0x28 ssid: 0x0 iova: 0x10 ipa: 0x0",
+        ] {
+            let line = format!("arm-smmu-v3 9050000.smmuv3: {bad}\n");
+            assert!(read(&line).is_err(), "{bad}");
+        }
     }
 
     #[test]
