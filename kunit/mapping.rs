@@ -106,7 +106,7 @@ suite!(
             for (skip, len) in rows([
                 (0, 1),
                 (0, KIB_64),
-                (page, KIB_64 - page),
+                (page % KIB_64, KIB_64 - page % KIB_64),
                 (KIB_64 - 1, 2),
                 (KIB_64 - page, page),
                 (3 * page + 17, 3 * KIB_64 + 100),

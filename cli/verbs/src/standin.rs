@@ -267,8 +267,8 @@ impl Gpu {
             "{from:#x}+{len:#x} is not in the BAR of {}",
             self.bdf
         );
-        // mmap wants pages.
-        let skip = offset % 4096;
+        // mmap wants pages, and kernels with larger ones have none than this.
+        let skip = offset % (64 << 10);
         let mapping = memory::map_file(
             &format!("/sys/bus/pci/devices/{}/resource2", self.bdf),
             offset - skip,

@@ -115,11 +115,42 @@ impl Queue {
     }
 }
 
+/// The controller's registers.
+#[derive(Debug)]
+struct Registers {
+    mapping: Mapping,
+    /// Where they begin in the mapping, which is of whole pages: larger ones have other devices' registers in them, too.
+    skip: usize,
+}
+
+impl Registers {
+    fn map(bdf: &str) -> Result<Self> {
+        let device = format!("/sys/bus/pci/devices/{bdf}");
+        let line = sys::read_line(&format!("{device}/resource"))?;
+        let start = line
+            .split_whitespace()
+            .next()
+            .and_then(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok())
+            .with_context(|| format!("{bdf} has no BAR0: {line:?}"))?;
+        let skip = usize::try_from(start % sys::page_size()?)?;
+        let mapping = sys::map_file(&format!("{device}/resource0"), 0, skip + 2 * DOORBELLS)?;
+        Ok(Self { mapping, skip })
+    }
+
+    fn load32(&self, register: usize) -> Result<u32> {
+        self.mapping.load32(self.skip + register)
+    }
+
+    fn store32(&self, register: usize, value: u32) -> Result<()> {
+        self.mapping.store32(self.skip + register, value)
+    }
+}
+
 /// A controller that runs, with one pair of queues for I/O. Stopped when dropped.
 #[derive(Debug)]
 pub(crate) struct Nvme {
     bdf: String,
-    registers: Mapping,
+    registers: Registers,
     doorbell: usize,
     // The region goes before the memory under it.
     mapped: Mapped,
@@ -180,11 +211,7 @@ impl Nvme {
     /// Starts the controller with all that is its own in `memory`, which `hca` registers for it.
     pub(crate) fn start(bdf: &str, trace: &Trace, hca: &Hca, memory: Allocation) -> Result<Self> {
         let mapped = trace.register(hca, &memory, 0, MEMORY)?;
-        let registers = sys::map_file(
-            &format!("/sys/bus/pci/devices/{bdf}/resource0"),
-            0,
-            2 * DOORBELLS,
-        )?;
+        let registers = Registers::map(bdf)?;
         let stride = registers.load32(4)? & 0xf;
         let mut nvme = Self {
             bdf: bdf.to_owned(),

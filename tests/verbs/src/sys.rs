@@ -132,6 +132,16 @@ pub(crate) fn jiffies() -> Result<Duration> {
     Ok(Duration::from_secs(now as u64) / hz as u32)
 }
 
+/// The kernel's page.
+pub(crate) fn page_size() -> Result<u64> {
+    // SAFETY: Takes a number and gives one.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u64::try_from(size)
+        .ok()
+        .filter(|size| size.is_power_of_two())
+        .with_context(|| format!("a page of {size} bytes"))
+}
+
 /// Makes processes whose parents end children of this one.
 pub(crate) fn adopt_orphans() -> Result<()> {
     // SAFETY: An option with a number.
