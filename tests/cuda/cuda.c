@@ -5,78 +5,34 @@
  * runs no kernels, and what it lacks is lacking at link time or when it is
  * looked up.
  *
- * Memory is a mapping of /dev/nvidia<N>. It lies in the GPU's BAR, and the CPU
- * copies it, so that each copy is over when its call returns.
+ * Memory (memory.c) is a mapping of /dev/nvidia<N>. It lies in the GPU's BAR,
+ * and the CPU copies it, so that each copy is over when its call returns.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cuda.h>
-#include "standin.h"
+#include "internal.h"
 
-#define MAX_GPUS	8
 #define MAX_CONTEXTS	16
 
-struct CUctx_st {
-	CUdevice device;
-	unsigned int flags;
-	unsigned long long id;
-};
-
-static struct gpu {
-	int fd;
-	struct standin_info info;
-	struct CUctx_st primary;
-} gpus[MAX_GPUS];
-
-/*
- * UCX hears of allocations by a jump that it puts over the beginning of a
- * function; what was there it keeps. It knows few instructions, those with
- * which functions usually begin where little is optimised. So the beginning is
- * not left to the compiler, and has room for a jump to any address.
- */
-#define STRING(text)	#text
-#define BEGINNING(name, body)			\
-	__asm__(".text\n"			\
-		".globl " STRING(name) "\n"	\
-		".type " STRING(name) ", @function\n" \
-		STRING(name) ":\n"		\
-		"	push %rbp\n"		\
-		"	mov %rsp, %rbp\n"	\
-		"	mov $0, %eax\n"		\
-		"	mov $0, %eax\n"		\
-		"	pop %rbp\n"		\
-		"	jmp " STRING(body) "\n"	\
-		".size " STRING(name) ", . - " STRING(name))
-#define BODY	__attribute__((used, noinline, noclone))
+struct gpu gpus[MAX_GPUS];
 
 static int gpu_count;
-static unsigned long long contexts, buffers;
+static unsigned long long contexts;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 /* A thread's own contexts, the current one on top. */
 static __thread CUcontext stack[MAX_CONTEXTS];
 static __thread int top;
-
-struct allocation {
-	struct allocation *next;
-	CUdeviceptr start;
-	size_t size;
-	CUcontext context;
-	unsigned long long id;
-};
-
-static struct allocation *allocations;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void open_gpus(void)
 {
@@ -98,45 +54,13 @@ static void open_gpus(void)
 	}
 }
 
-static CUresult check_device(CUdevice device)
+CUresult check_device(CUdevice device)
 {
 	if (!gpu_count)
 		return CUDA_ERROR_NOT_INITIALIZED;
 	if (device < 0 || device >= gpu_count)
 		return CUDA_ERROR_INVALID_DEVICE;
 	return CUDA_SUCCESS;
-}
-
-/* The allocation at an address, or NULL. Caller holds the lock. */
-static struct allocation *find(CUdeviceptr address)
-{
-	struct allocation *it;
-
-	for (it = allocations; it; it = it->next)
-		if (address >= it->start && address - it->start < it->size)
-			return it;
-	return NULL;
-}
-
-/* What is known of an address; false if it is not the GPU's. */
-static int look_up(CUdeviceptr address, struct allocation *copy)
-{
-	struct allocation *found;
-
-	pthread_mutex_lock(&lock);
-	found = find(address);
-	if (found)
-		*copy = *found;
-	pthread_mutex_unlock(&lock);
-	return found != NULL;
-}
-
-/* Whether all of a range lies in one allocation. */
-static int is_device(CUdeviceptr address, size_t size)
-{
-	struct allocation it;
-
-	return look_up(address, &it) && size <= it.size - (address - it.start);
 }
 
 CUresult cuInit(unsigned int flags)
@@ -286,6 +210,8 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute,
 		*value = slot;
 		break;
 	case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
+	case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+	case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED:
 	case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED:
 		*value = 1;
 		break;
@@ -346,20 +272,11 @@ CUresult cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)
 
 CUresult cuCtxDestroy(CUcontext context)
 {
-	struct allocation *it;
-
 	if (!context || context == &gpus[context->device].primary)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	if (stack[top] == context)
 		cuCtxPopCurrent(NULL);
-	/* What it allocated goes with it. */
-	pthread_mutex_lock(&lock);
-	it = allocations;
-	while (it && it->context != context)
-		it = it->next;
-	pthread_mutex_unlock(&lock);
-	if (it && cuMemFree(it->start) == CUDA_SUCCESS)
-		return cuCtxDestroy(context);
+	free_all_of(context);
 	free(context);
 	return CUDA_SUCCESS;
 }
@@ -377,6 +294,14 @@ CUresult cuCtxGetFlags(unsigned int *flags)
 	if (!stack[top])
 		return CUDA_ERROR_INVALID_CONTEXT;
 	*flags = stack[top]->flags;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSetFlags(unsigned int flags)
+{
+	if (!stack[top])
+		return CUDA_ERROR_INVALID_CONTEXT;
+	stack[top]->flags = flags;
 	return CUDA_SUCCESS;
 }
 
@@ -421,248 +346,6 @@ CUresult cuCtxSetCurrent(CUcontext context)
 CUresult cuCtxGetCurrent(CUcontext *context)
 {
 	*context = stack[top];
-	return CUDA_SUCCESS;
-}
-
-/* Memory */
-
-BEGINNING(cuMemAlloc, allocate);
-static BODY CUresult allocate(CUdeviceptr *address, size_t size)
-{
-	struct allocation *new;
-	void *start;
-
-	if (!size || !address)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!stack[top])
-		return CUDA_ERROR_INVALID_CONTEXT;
-	new = malloc(sizeof(*new));
-	if (!new)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	start = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED,
-		     gpus[stack[top]->device].fd, 0);
-	if (start == MAP_FAILED) {
-		free(new);
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	new->start = (uintptr_t)start;
-	new->size = size;
-	new->context = stack[top];
-	pthread_mutex_lock(&lock);
-	new->id = ++buffers;
-	new->next = allocations;
-	allocations = new;
-	pthread_mutex_unlock(&lock);
-	*address = new->start;
-	return CUDA_SUCCESS;
-}
-
-BEGINNING(cuMemFree, release);
-static BODY CUresult release(CUdeviceptr address)
-{
-	struct allocation **link, *old;
-
-	if (!address)
-		return CUDA_SUCCESS;
-	pthread_mutex_lock(&lock);
-	link = &allocations;
-	while (*link && (*link)->start != address)
-		link = &(*link)->next;
-	old = *link;
-	if (old)
-		*link = old->next;
-	pthread_mutex_unlock(&lock);
-	if (!old)
-		return CUDA_ERROR_INVALID_VALUE;
-	/* The last of the mapping frees the memory, and makes the callbacks. */
-	munmap((void *)(uintptr_t)old->start, old->size);
-	free(old);
-	return CUDA_SUCCESS;
-}
-
-CUresult cuMemAllocHost(void **address, size_t size)
-{
-	*address = malloc(size);
-	return *address ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-BEGINNING(cuMemFreeHost, release_host);
-static BODY CUresult release_host(void *address)
-{
-	free(address);
-	return CUDA_SUCCESS;
-}
-
-/* The host's memory is the CPU's to copy as it is. */
-CUresult cuMemHostRegister(void *address, size_t size, unsigned int flags)
-{
-	(void)flags;
-	return address && size ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult cuMemHostUnregister(void *address)
-{
-	return address ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult cuMemGetAddressRange(CUdeviceptr *start, size_t *size,
-			      CUdeviceptr address)
-{
-	struct allocation it;
-
-	if (!look_up(address, &it))
-		return CUDA_ERROR_NOT_FOUND;
-	if (start)
-		*start = it.start;
-	if (size)
-		*size = it.size;
-	return CUDA_SUCCESS;
-}
-
-/* The stand-in GPU exports nothing: consumers are to register the address. */
-CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address,
-				       size_t size, CUmemRangeHandleType type,
-				       unsigned long long flags)
-{
-	(void)handle;
-	(void)type;
-	(void)flags;
-	return is_device(address, size) ? CUDA_ERROR_NOT_SUPPORTED :
-					  CUDA_ERROR_INVALID_VALUE;
-}
-
-/* There is no memory but that of cuMemAlloc(). */
-CUresult cuMemGetAllocationGranularity(size_t *size,
-				       const CUmemAllocationProp *properties,
-				       CUmemAllocationGranularity_flags which)
-{
-	(void)size;
-	(void)properties;
-	(void)which;
-	return CUDA_ERROR_NOT_SUPPORTED;
-}
-
-CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle,
-				     void *address)
-{
-	(void)handle;
-	(void)address;
-	return CUDA_ERROR_INVALID_VALUE;
-}
-
-/* Either end may be the GPU's or the host's. */
-CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size)
-{
-	memmove((void *)(uintptr_t)to, (void *)(uintptr_t)from, size);
-	return CUDA_SUCCESS;
-}
-
-CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size,
-		       CUstream stream)
-{
-	(void)stream;
-	return cuMemcpy(to, from, size);
-}
-
-CUresult cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, size_t size)
-{
-	if (!is_device(to, size) || !is_device(from, size))
-		return CUDA_ERROR_INVALID_VALUE;
-	return cuMemcpy(to, from, size);
-}
-
-CUresult cuMemcpyDtoH(void *to, CUdeviceptr from, size_t size)
-{
-	if (!is_device(from, size))
-		return CUDA_ERROR_INVALID_VALUE;
-	return cuMemcpy((uintptr_t)to, from, size);
-}
-
-CUresult cuMemcpyHtoD(CUdeviceptr to, const void *from, size_t size)
-{
-	if (!is_device(to, size))
-		return CUDA_ERROR_INVALID_VALUE;
-	return cuMemcpy(to, (uintptr_t)from, size);
-}
-
-/* Pointers: those that cuMemAlloc() has given. All others are unknown to CUDA. */
-
-CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute,
-			       CUdeviceptr address)
-{
-	struct allocation it;
-
-	if (!look_up(address, &it))
-		return CUDA_ERROR_INVALID_VALUE;
-	switch (attribute) {
-	case CU_POINTER_ATTRIBUTE_CONTEXT:
-		*(CUcontext *)value = it.context;
-		break;
-	case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-		*(unsigned int *)value = CU_MEMORYTYPE_DEVICE;
-		break;
-	case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-		*(CUdeviceptr *)value = address;
-		break;
-	case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-		*(unsigned int *)value = 0;
-		break;
-	case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
-		*(unsigned int *)value = 1;
-		break;
-	case CU_POINTER_ATTRIBUTE_BUFFER_ID:
-		*(unsigned long long *)value = it.id;
-		break;
-	case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-		*(int *)value = it.context->device;
-		break;
-	case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-		*(CUdeviceptr *)value = it.start;
-		break;
-	case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-		*(size_t *)value = it.size;
-		break;
-	default:
-		return CUDA_ERROR_INVALID_VALUE;
-	}
-	return CUDA_SUCCESS;
-}
-
-/* What is not known of an address is zero, and that is no failure. */
-CUresult cuPointerGetAttributes(unsigned int count,
-				CUpointer_attribute *attributes, void **values,
-				CUdeviceptr address)
-{
-	struct allocation it;
-	int known = look_up(address, &it);
-
-	for (unsigned int i = 0; i < count; i++) {
-		if (known && cuPointerGetAttribute(values[i], attributes[i], address))
-			return CUDA_ERROR_INVALID_VALUE;
-		if (known)
-			continue;
-		switch (attributes[i]) {
-		case CU_POINTER_ATTRIBUTE_CONTEXT:
-		case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-		case CU_POINTER_ATTRIBUTE_BUFFER_ID:
-		case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-		case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-			memset(values[i], 0, sizeof(CUdeviceptr));
-			break;
-		default:
-			memset(values[i], 0, sizeof(unsigned int));
-		}
-	}
-	return CUDA_SUCCESS;
-}
-
-/* Copies are over when their calls return, whatever is set. */
-CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute,
-			       CUdeviceptr address)
-{
-	(void)value;
-	if (attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || !is_device(address, 1))
-		return CUDA_ERROR_INVALID_VALUE;
 	return CUDA_SUCCESS;
 }
 

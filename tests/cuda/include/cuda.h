@@ -35,7 +35,6 @@ typedef unsigned long long CUdeviceptr;
 typedef struct CUctx_st *CUcontext;
 typedef struct CUevent_st *CUevent;
 typedef struct CUstream_st *CUstream;
-typedef struct CUmemAllocationProp_st CUmemAllocationProp;
 typedef unsigned long long CUmemGenericAllocationHandle;
 
 typedef struct {
@@ -62,6 +61,8 @@ typedef enum {
 	CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID = 50,
 	CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
 	CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
+	CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102,
+	CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED = 110,
 	CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED = 116,
 	CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED = 124,
 } CUdevice_attribute;
@@ -86,6 +87,47 @@ typedef enum {
 typedef enum {
 	CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD = 1,
 } CUmemRangeHandleType;
+
+typedef enum {
+	CU_MEM_ALLOCATION_TYPE_PINNED = 1,
+} CUmemAllocationType;
+
+typedef enum {
+	CU_MEM_HANDLE_TYPE_NONE = 0,
+} CUmemAllocationHandleType;
+
+typedef enum {
+	CU_MEM_LOCATION_TYPE_DEVICE = 1,
+} CUmemLocationType;
+
+typedef struct {
+	CUmemLocationType type;
+	int id;
+} CUmemLocation;
+
+typedef struct {
+	CUmemAllocationType type;
+	CUmemAllocationHandleType requestedHandleTypes;
+	CUmemLocation location;
+	void *win32HandleMetaData;
+	struct {
+		unsigned char compressionType;
+		unsigned char gpuDirectRDMACapable;
+		unsigned short usage;
+		unsigned char reserved[4];
+	} allocFlags;
+} CUmemAllocationProp;
+
+typedef enum {
+	CU_MEM_ACCESS_FLAGS_PROT_NONE = 0,
+	CU_MEM_ACCESS_FLAGS_PROT_READ = 1,
+	CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
+} CUmemAccess_flags;
+
+typedef struct {
+	CUmemLocation location;
+	CUmemAccess_flags flags;
+} CUmemAccessDesc;
 
 typedef enum {
 	CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
@@ -130,9 +172,17 @@ CUresult cuCtxGetId(CUcontext context, unsigned long long *id);
 CUresult cuCtxPopCurrent(CUcontext *context);
 CUresult cuCtxPushCurrent(CUcontext context);
 CUresult cuCtxSetCurrent(CUcontext context);
+CUresult cuCtxSetFlags(unsigned int flags);
 
+CUresult cuMemAddressFree(CUdeviceptr address, size_t size);
+CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size,
+			     size_t alignment, CUdeviceptr wanted,
+			     unsigned long long flags);
 CUresult cuMemAlloc(CUdeviceptr *address, size_t size);
 CUresult cuMemAllocHost(void **address, size_t size);
+CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
+		     const CUmemAllocationProp *properties,
+		     unsigned long long flags);
 CUresult cuMemFree(CUdeviceptr address);
 CUresult cuMemFreeHost(void *address);
 CUresult cuMemGetAddressRange(CUdeviceptr *start, size_t *size,
@@ -140,13 +190,22 @@ CUresult cuMemGetAddressRange(CUdeviceptr *start, size_t *size,
 CUresult cuMemGetAllocationGranularity(size_t *size,
 				       const CUmemAllocationProp *properties,
 				       CUmemAllocationGranularity_flags which);
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties,
+						CUmemGenericAllocationHandle handle);
 CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address,
 				       size_t size, CUmemRangeHandleType type,
 				       unsigned long long flags);
 CUresult cuMemHostRegister(void *address, size_t size, unsigned int flags);
 CUresult cuMemHostUnregister(void *address);
+CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset,
+		  CUmemGenericAllocationHandle handle,
+		  unsigned long long flags);
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle);
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle,
 				     void *address);
+CUresult cuMemSetAccess(CUdeviceptr address, size_t size,
+			const CUmemAccessDesc *access, size_t count);
+CUresult cuMemUnmap(CUdeviceptr address, size_t size);
 CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size);
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size,
 		       CUstream stream);

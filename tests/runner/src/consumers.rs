@@ -76,13 +76,13 @@ const UCX_LOADED: [&str; 4] = [
 /// The machine's, which a virtual machine has at the same place.
 const LIBIBVERBS: &str = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1";
 
-/// The stand-ins for the driver's libraries and for CUDA's runtime: a source each, and what its linker is told.
-const DRIVER: &[(&str, &str, &[&str])] = &[
-    ("cuda.c", "libcuda.so.1", &[]),
-    ("nvml.c", "libnvidia-ml.so.1", &[]),
+/// The stand-ins for the driver's libraries and for CUDA's runtime: the sources of each, and what its linker is told.
+const DRIVER: &[(&[&str], &str, &[&str])] = &[
+    (&["cuda.c", "memory.c"], "libcuda.so.1", &[]),
+    (&["nvml.c"], "libnvidia-ml.so.1", &[]),
     // Its functions have a version: the library's name.
     (
-        "cudart.c",
+        &["cudart.c"],
         "libcudart.so.12",
         &["-Wl,--default-symver", "lib/libcuda.so.1"],
     ),
@@ -133,7 +133,7 @@ pub(crate) fn cuda(paths: &Paths) -> Result<PathBuf> {
         "cuda.h",
     )?;
     let built = home.join("built.so");
-    for (file, library, linked) in DRIVER {
+    for (files, library, linked) in DRIVER {
         stage.run(
             tool("gcc", &home)
                 .args(["-Wall", "-Wextra", "-Werror"])
@@ -141,7 +141,7 @@ pub(crate) fn cuda(paths: &Paths) -> Result<PathBuf> {
                 .arg(format!("-Wl,-soname,{library}"))
                 .args(["-Iinclude", "-I"])
                 .arg(paths.repo.join("tests/gpu"))
-                .arg(source.join(file))
+                .args(files.iter().map(|file| source.join(file)))
                 .args(*linked)
                 .arg("-o")
                 .arg(&built),
@@ -312,7 +312,11 @@ pub(crate) fn ucx(paths: &Paths) -> Result<PathBuf> {
     let mut key = Key::default();
     key.text("wheels", &wheels);
     key.text("compiler", &compiler()?);
-    for input in ["tests/cuda/ucp.c", "tests/cuda/include"] {
+    for input in [
+        "tests/cuda/ucp.c",
+        "tests/cuda/parts.h",
+        "tests/cuda/include",
+    ] {
         key.path(&paths.repo, &paths.repo.join(input))?;
     }
     let key = key.finish();

@@ -1,0 +1,725 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+/*
+ * Memory: each allocation is a mapping of /dev/nvidia<N>, which lies in the
+ * GPU's BAR and which the CPU can copy.
+ *
+ * The stand-in GPU has no memory without an address. So what cuMemCreate()
+ * returns gets its memory where cuMemMap() maps it, once.
+ *
+ * With CUDA_PART_MIB in the environment cuMemAlloc() makes memory of parts of
+ * so many MiB: for programs that do not use cuMemMap().
+ */
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <cuda.h>
+#include "internal.h"
+#include "parts.h"
+
+/*
+ * UCX hears of allocations by a jump that it puts over the beginning of a
+ * function; what was there it keeps. It knows few instructions, those with
+ * which functions usually begin where little is optimised. So the beginning is
+ * not left to the compiler, and has room for a jump to any address.
+ */
+#define STRING(text)	#text
+#define BEGINNING(name, body)			\
+	__asm__(".text\n"			\
+		".globl " STRING(name) "\n"	\
+		".type " STRING(name) ", @function\n" \
+		STRING(name) ":\n"		\
+		"	push %rbp\n"		\
+		"	mov %rsp, %rbp\n"	\
+		"	mov $0, %eax\n"		\
+		"	mov $0, %eax\n"		\
+		"	pop %rbp\n"		\
+		"	jmp " STRING(body) "\n"	\
+		".size " STRING(name) ", . - " STRING(name))
+#define BODY	__attribute__((used, noinline, noclone))
+
+/* What cuMemCreate() returns. It lives while it has handles, or an allocation. */
+struct part {
+	size_t size;
+	CUmemAllocationProp properties;
+	unsigned int handles;
+	int was_mapped;
+};
+
+enum state {
+	MAPPED,
+	/* cuMemUnmap() was called, but there are handles. */
+	KEPT,
+	GOING,
+};
+
+struct allocation {
+	struct allocation *next;
+	CUdeviceptr start;
+	size_t size;
+	CUdevice device;
+	/* Of cuMemAlloc(), */
+	CUcontext context;
+	/* or of cuMemMap(). */
+	struct part *part;
+	enum state state;
+	unsigned long long id;
+};
+
+/* Addresses of cuMemAddressReserve(). */
+struct reservation {
+	struct reservation *next;
+	CUdeviceptr start;
+	size_t size;
+};
+
+/*
+ * Nothing is mapped or unmapped under the lock: UCX is told of that, too, and
+ * may be asking about an address with a lock of its own held.
+ */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct allocation *allocations;
+static struct reservation *reservations;
+static unsigned long long buffers;
+
+/* The allocation at an address, or NULL. Caller holds the lock. */
+static struct allocation *find(CUdeviceptr address)
+{
+	struct allocation *it;
+
+	for (it = allocations; it; it = it->next)
+		if (it->state == MAPPED && address >= it->start &&
+		    address - it->start < it->size)
+			return it;
+	return NULL;
+}
+
+/* What is known of an address; false if it is not the GPU's. */
+static int look_up(CUdeviceptr address, struct allocation *copy)
+{
+	struct allocation *found;
+
+	pthread_mutex_lock(&lock);
+	found = find(address);
+	if (found)
+		*copy = *found;
+	pthread_mutex_unlock(&lock);
+	return found != NULL;
+}
+
+/* Whether all of a range is the GPU's: in one allocation, or in parts that adjoin. */
+static int is_device(CUdeviceptr address, size_t size)
+{
+	struct allocation it;
+	size_t rest;
+
+	while (look_up(address, &it)) {
+		rest = it.size - (address - it.start);
+		if (size <= rest)
+			return 1;
+		if (!it.part)
+			return 0;
+		address += rest;
+		size -= rest;
+	}
+	return 0;
+}
+
+/* Caller holds the lock. */
+static void add(struct allocation *new)
+{
+	new->id = ++buffers;
+	new->next = allocations;
+	allocations = new;
+}
+
+/* Caller holds the lock. */
+static void take_out(struct allocation *old)
+{
+	struct allocation **link = &allocations;
+
+	while (*link != old)
+		link = &(*link)->next;
+	*link = old->next;
+}
+
+static void *map(CUdeviceptr address, size_t size, int access, int flags, int fd)
+{
+	return mmap((void *)(uintptr_t)address, size, access, flags, fd, 0);
+}
+
+/* Memory */
+
+/* 0: cuMemAlloc()'s is one allocation. */
+static size_t part_size(void)
+{
+	const char *mib = getenv("CUDA_PART_MIB");
+
+	return mib ? strtoul(mib, NULL, 10) << 20 : 0;
+}
+
+BEGINNING(cuMemAlloc, allocate);
+static BODY CUresult allocate(CUdeviceptr *address, size_t size)
+{
+	struct allocation *new;
+	size_t part = part_size();
+	CUcontext context;
+	void *start;
+
+	if (!size || !address)
+		return CUDA_ERROR_INVALID_VALUE;
+	cuCtxGetCurrent(&context);
+	if (!context)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (part)
+		return allocate_parts(address, size, part);
+	new = calloc(1, sizeof(*new));
+	if (!new)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	start = map(0, size, PROT_READ | PROT_WRITE, MAP_SHARED,
+		    gpus[context->device].fd);
+	if (start == MAP_FAILED) {
+		free(new);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	new->start = (uintptr_t)start;
+	new->size = size;
+	new->device = context->device;
+	new->context = context;
+	pthread_mutex_lock(&lock);
+	add(new);
+	pthread_mutex_unlock(&lock);
+	*address = new->start;
+	return CUDA_SUCCESS;
+}
+
+BEGINNING(cuMemFree, release);
+static BODY CUresult release(CUdeviceptr address)
+{
+	struct allocation *old;
+
+	if (!address)
+		return CUDA_SUCCESS;
+	if (part_size())
+		return free_parts(address);
+	pthread_mutex_lock(&lock);
+	old = find(address);
+	if (old && (old->part || old->start != address))
+		old = NULL;
+	if (old)
+		take_out(old);
+	pthread_mutex_unlock(&lock);
+	if (!old)
+		return CUDA_ERROR_INVALID_VALUE;
+	/* The last of the mapping frees the memory, and makes the callbacks. */
+	munmap((void *)(uintptr_t)old->start, old->size);
+	free(old);
+	return CUDA_SUCCESS;
+}
+
+void free_all_of(CUcontext context)
+{
+	struct allocation *it;
+
+	do {
+		pthread_mutex_lock(&lock);
+		it = allocations;
+		while (it && it->context != context)
+			it = it->next;
+		pthread_mutex_unlock(&lock);
+	} while (it && cuMemFree(it->start) == CUDA_SUCCESS);
+}
+
+CUresult cuMemAllocHost(void **address, size_t size)
+{
+	*address = malloc(size);
+	return *address ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+BEGINNING(cuMemFreeHost, release_host);
+static BODY CUresult release_host(void *address)
+{
+	free(address);
+	return CUDA_SUCCESS;
+}
+
+/* The host's memory is the CPU's to copy as it is. */
+CUresult cuMemHostRegister(void *address, size_t size, unsigned int flags)
+{
+	(void)flags;
+	return address && size ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemHostUnregister(void *address)
+{
+	return address ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemGetAddressRange(CUdeviceptr *start, size_t *size,
+			      CUdeviceptr address)
+{
+	struct allocation it;
+
+	if (!look_up(address, &it))
+		return CUDA_ERROR_NOT_FOUND;
+	if (start)
+		*start = it.start;
+	if (size)
+		*size = it.size;
+	return CUDA_SUCCESS;
+}
+
+/* The stand-in GPU exports nothing: consumers are to register the address. */
+CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address,
+				       size_t size, CUmemRangeHandleType type,
+				       unsigned long long flags)
+{
+	(void)handle;
+	(void)type;
+	(void)flags;
+	return is_device(address, size) ? CUDA_ERROR_NOT_SUPPORTED :
+					  CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Memory whose addresses are reserved first */
+
+static struct part *part_of(CUmemGenericAllocationHandle handle)
+{
+	return (struct part *)(uintptr_t)handle;
+}
+
+static int is_granular(size_t size)
+{
+	return size && size % STANDIN_GRANULE == 0;
+}
+
+/* Addresses without memory. */
+static void *reserve(CUdeviceptr address, size_t size)
+{
+	int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+
+	return map(address, size, PROT_NONE, address ? flags | MAP_FIXED : flags,
+		   -1);
+}
+
+/* Any memory there, a part's that was unmapped and has handles included. Caller holds the lock. */
+static int has_memory(CUdeviceptr address, size_t size)
+{
+	struct allocation *it;
+
+	for (it = allocations; it; it = it->next)
+		if (it->start < address + size && address < it->start + it->size)
+			return 1;
+	return 0;
+}
+
+/* Caller holds the lock. */
+static int is_reserved(CUdeviceptr address, size_t size)
+{
+	struct reservation *it;
+
+	for (it = reservations; it; it = it->next)
+		if (address >= it->start && size <= it->size &&
+		    address - it->start <= it->size - size)
+			return 1;
+	return 0;
+}
+
+/* Whether a range is that of one part, or of some that adjoin. Caller holds the lock. */
+static int is_of_parts(CUdeviceptr address, size_t size)
+{
+	struct allocation *it = NULL;
+
+	while (size) {
+		it = find(address);
+		if (!it || !it->part || it->start != address || it->size > size)
+			return 0;
+		address += it->size;
+		size -= it->size;
+	}
+	return it != NULL;
+}
+
+/*
+ * Frees parts that have neither a mapping nor a handle. With the memory goes
+ * the last of its mapping, and the callbacks are made.
+ */
+static void free_unused(void)
+{
+	struct allocation *old;
+
+	for (;;) {
+		pthread_mutex_lock(&lock);
+		old = allocations;
+		while (old && (old->state != KEPT || old->part->handles))
+			old = old->next;
+		if (old)
+			old->state = GOING;
+		pthread_mutex_unlock(&lock);
+		if (!old)
+			return;
+		reserve(old->start, old->size);
+		pthread_mutex_lock(&lock);
+		take_out(old);
+		pthread_mutex_unlock(&lock);
+		free(old->part);
+		free(old);
+	}
+}
+
+CUresult cuMemGetAllocationGranularity(size_t *size,
+				       const CUmemAllocationProp *properties,
+				       CUmemAllocationGranularity_flags which)
+{
+	(void)which;
+	*size = STANDIN_GRANULE;
+	return check_device(properties->location.id);
+}
+
+/* No handle of it can be given to another process. */
+CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
+		     const CUmemAllocationProp *properties,
+		     unsigned long long flags)
+{
+	struct part *new;
+	CUresult result = check_device(properties->location.id);
+
+	if (result)
+		return result;
+	if (flags || !is_granular(size) ||
+	    properties->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
+	    properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (properties->requestedHandleTypes)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	new = calloc(1, sizeof(*new));
+	if (!new)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	new->size = size;
+	new->properties = *properties;
+	new->handles = 1;
+	*handle = (uintptr_t)new;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+	struct part *part = part_of(handle);
+	int was_never_mapped;
+
+	if (!part)
+		return CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&lock);
+	was_never_mapped = !--part->handles && !part->was_mapped;
+	pthread_mutex_unlock(&lock);
+	if (was_never_mapped)
+		free(part);
+	else
+		free_unused();
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size,
+			     size_t alignment, CUdeviceptr wanted,
+			     unsigned long long flags)
+{
+	struct reservation *new;
+	size_t step = STANDIN_GRANULE;
+	uintptr_t start, first;
+	void *found;
+
+	/* Where is a hint. */
+	(void)wanted;
+	if (flags || !is_granular(size) || size > SIZE_MAX - step ||
+	    alignment > step || (alignment & (alignment - 1)))
+		return CUDA_ERROR_INVALID_VALUE;
+	new = calloc(1, sizeof(*new));
+	if (!new)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	found = reserve(0, size + step);
+	if (found == MAP_FAILED) {
+		free(new);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	start = (uintptr_t)found;
+	first = (start + step - 1) / step * step;
+	if (first > start)
+		munmap(found, first - start);
+	if (first < start + step)
+		munmap((void *)(first + size), start + step - first);
+	new->start = first;
+	new->size = size;
+	pthread_mutex_lock(&lock);
+	new->next = reservations;
+	reservations = new;
+	pthread_mutex_unlock(&lock);
+	*address = first;
+	return CUDA_SUCCESS;
+}
+
+/* All of a reservation, once nothing is mapped there. */
+CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
+{
+	struct reservation **link, *old;
+
+	pthread_mutex_lock(&lock);
+	link = &reservations;
+	while (*link && ((*link)->start != address || (*link)->size != size))
+		link = &(*link)->next;
+	old = *link;
+	if (old && has_memory(address, size))
+		old = NULL;
+	if (old)
+		*link = old->next;
+	pthread_mutex_unlock(&lock);
+	if (!old)
+		return CUDA_ERROR_INVALID_VALUE;
+	munmap((void *)(uintptr_t)address, size);
+	free(old);
+	return CUDA_SUCCESS;
+}
+
+BEGINNING(cuMemMap, map_part);
+static BODY CUresult map_part(CUdeviceptr address, size_t size, size_t offset,
+			      CUmemGenericAllocationHandle handle,
+			      unsigned long long flags)
+{
+	struct part *part = part_of(handle);
+	struct allocation *new;
+	CUresult result = CUDA_SUCCESS;
+
+	if (!part || flags || offset || size != part->size ||
+	    address % STANDIN_GRANULE)
+		return CUDA_ERROR_INVALID_VALUE;
+	new = calloc(1, sizeof(*new));
+	if (!new)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	new->start = address;
+	new->size = size;
+	new->device = part->properties.location.id;
+	new->part = part;
+	pthread_mutex_lock(&lock);
+	if (!is_reserved(address, size) || has_memory(address, size))
+		result = CUDA_ERROR_INVALID_VALUE;
+	/* Another mapping would be other memory here. */
+	else if (part->was_mapped)
+		result = CUDA_ERROR_NOT_SUPPORTED;
+	if (!result) {
+		part->was_mapped = 1;
+		add(new);
+	}
+	pthread_mutex_unlock(&lock);
+	if (result) {
+		free(new);
+		return result;
+	}
+	/* Nobody may touch it until cuMemSetAccess(). */
+	if (map(address, size, PROT_NONE, MAP_SHARED | MAP_FIXED,
+		gpus[new->device].fd) != MAP_FAILED)
+		return CUDA_SUCCESS;
+	/* What was there has gone all the same. */
+	reserve(address, size);
+	pthread_mutex_lock(&lock);
+	take_out(new);
+	part->was_mapped = 0;
+	pthread_mutex_unlock(&lock);
+	free(new);
+	return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* Whole parts. Their memory goes here or, where there are handles, with the last of them. The addresses stay reserved. */
+BEGINNING(cuMemUnmap, unmap_parts);
+static BODY CUresult unmap_parts(CUdeviceptr address, size_t size)
+{
+	CUdeviceptr at = address;
+	struct allocation *it;
+	int are_parts;
+
+	pthread_mutex_lock(&lock);
+	are_parts = is_of_parts(address, size);
+	while (are_parts && at - address < size) {
+		it = find(at);
+		it->state = KEPT;
+		at += it->size;
+	}
+	pthread_mutex_unlock(&lock);
+	if (!are_parts)
+		return CUDA_ERROR_INVALID_VALUE;
+	mprotect((void *)(uintptr_t)address, size, PROT_NONE);
+	free_unused();
+	return CUDA_SUCCESS;
+}
+
+/* The CPU stands for the GPU that has the memory. The flags are mprotect()'s. */
+CUresult cuMemSetAccess(CUdeviceptr address, size_t size,
+			const CUmemAccessDesc *access, size_t count)
+{
+	CUdeviceptr at = address;
+	struct allocation it;
+	int are_parts;
+
+	if (!access || !count)
+		return CUDA_ERROR_INVALID_VALUE;
+	for (size_t i = 0; i < count; i++)
+		if (access[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+		    check_device(access[i].location.id))
+			return CUDA_ERROR_INVALID_DEVICE;
+	pthread_mutex_lock(&lock);
+	are_parts = is_of_parts(address, size);
+	pthread_mutex_unlock(&lock);
+	if (!are_parts)
+		return CUDA_ERROR_INVALID_VALUE;
+	for (; at - address < size && look_up(at, &it); at += it.size)
+		for (size_t i = 0; i < count; i++)
+			if (access[i].location.id == it.device &&
+			    mprotect((void *)(uintptr_t)it.start, it.size,
+				     access[i].flags))
+				return CUDA_ERROR_INVALID_VALUE;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle,
+				     void *address)
+{
+	struct allocation *found;
+
+	pthread_mutex_lock(&lock);
+	found = find((uintptr_t)address);
+	if (found && found->part) {
+		found->part->handles++;
+		*handle = (uintptr_t)found->part;
+	} else {
+		found = NULL;
+	}
+	pthread_mutex_unlock(&lock);
+	return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties,
+						CUmemGenericAllocationHandle handle)
+{
+	if (!handle)
+		return CUDA_ERROR_INVALID_VALUE;
+	*properties = part_of(handle)->properties;
+	return CUDA_SUCCESS;
+}
+
+/* Either end may be the GPU's or the host's. */
+CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size)
+{
+	memmove((void *)(uintptr_t)to, (void *)(uintptr_t)from, size);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size,
+		       CUstream stream)
+{
+	(void)stream;
+	return cuMemcpy(to, from, size);
+}
+
+CUresult cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, size_t size)
+{
+	if (!is_device(to, size) || !is_device(from, size))
+		return CUDA_ERROR_INVALID_VALUE;
+	return cuMemcpy(to, from, size);
+}
+
+CUresult cuMemcpyDtoH(void *to, CUdeviceptr from, size_t size)
+{
+	if (!is_device(from, size))
+		return CUDA_ERROR_INVALID_VALUE;
+	return cuMemcpy((uintptr_t)to, from, size);
+}
+
+CUresult cuMemcpyHtoD(CUdeviceptr to, const void *from, size_t size)
+{
+	if (!is_device(to, size))
+		return CUDA_ERROR_INVALID_VALUE;
+	return cuMemcpy(to, (uintptr_t)from, size);
+}
+
+/* Pointers into allocations. All others are unknown to CUDA. */
+
+CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute,
+			       CUdeviceptr address)
+{
+	struct allocation it;
+
+	if (!look_up(address, &it))
+		return CUDA_ERROR_INVALID_VALUE;
+	switch (attribute) {
+	case CU_POINTER_ATTRIBUTE_CONTEXT:
+		*(CUcontext *)value = it.context;
+		break;
+	case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+		*(unsigned int *)value = CU_MEMORYTYPE_DEVICE;
+		break;
+	case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+		*(CUdeviceptr *)value = address;
+		break;
+	case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+		*(unsigned int *)value = 0;
+		break;
+	case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+		*(unsigned int *)value = 1;
+		break;
+	case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+		*(unsigned long long *)value = it.id;
+		break;
+	case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+		*(int *)value = it.device;
+		break;
+	case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+		*(CUdeviceptr *)value = it.start;
+		break;
+	case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+		*(size_t *)value = it.size;
+		break;
+	default:
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	return CUDA_SUCCESS;
+}
+
+/* What is not known of an address is zero, and that is no failure. */
+CUresult cuPointerGetAttributes(unsigned int count,
+				CUpointer_attribute *attributes, void **values,
+				CUdeviceptr address)
+{
+	struct allocation it;
+	int known = look_up(address, &it);
+
+	for (unsigned int i = 0; i < count; i++) {
+		if (known && cuPointerGetAttribute(values[i], attributes[i], address))
+			return CUDA_ERROR_INVALID_VALUE;
+		if (known)
+			continue;
+		switch (attributes[i]) {
+		case CU_POINTER_ATTRIBUTE_CONTEXT:
+		case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+		case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+		case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+		case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+			memset(values[i], 0, sizeof(CUdeviceptr));
+			break;
+		default:
+			memset(values[i], 0, sizeof(unsigned int));
+		}
+	}
+	return CUDA_SUCCESS;
+}
+
+/* Copies are over when their calls return, whatever is set. Of parts it cannot be. */
+CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute,
+			       CUdeviceptr address)
+{
+	struct allocation it;
+
+	(void)value;
+	if (attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || !look_up(address, &it))
+		return CUDA_ERROR_INVALID_VALUE;
+	return it.part ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+}
