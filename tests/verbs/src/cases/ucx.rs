@@ -166,8 +166,11 @@ impl Consumers {
         let expected = [consumers::NV_MEM, consumers::MODULE]
             .into_iter()
             .find(|path| Path::new(path).exists());
+        let is_there = self.setup.peermem != Peermem::None;
         ensure!(
-            found.as_deref() == expected && (found.is_some() || missed.is_some()),
+            found.as_deref() == expected
+                && found.is_some() == is_there
+                && (is_there || missed.is_some()),
             "{device}: detected by {found:?}, not by {missed:?}, where {expected:?} was expected"
         );
         note("detected_by", found.as_deref().unwrap_or("nothing"));
