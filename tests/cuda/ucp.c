@@ -4,18 +4,26 @@
  * sends GPU memory to itself through UCX's public interface, frees it, does
  * nothing for a while, and sends other memory. At each step it says what it
  * has done and stops, to be looked at.
+ *
+ * With an argument its buffers are made of parts of so many MiB, the second of
+ * which is replaced in between.
  */
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cuda.h>
 #include <ucp/api/ucp.h>
 
+#include "parts.h"
+
 #define LENGTH	(8 << 20)
 #define TIMES	10
 
+/* None: a buffer is one allocation. */
+static size_t part;
 static ucp_context_h library;
 static ucp_worker_h worker;
 static ucp_ep_h self;
@@ -43,13 +51,36 @@ static void *allocate(void)
 {
 	CUdeviceptr address;
 
-	check("cuMemAlloc", cuMemAlloc(&address, LENGTH));
+	if (part)
+		check("allocate_parts", allocate_parts(&address, LENGTH, part));
+	else
+		check("cuMemAlloc", cuMemAlloc(&address, LENGTH));
 	return (void *)(uintptr_t)address;
 }
 
 static void release(void *memory)
 {
-	check("cuMemFree", cuMemFree((uintptr_t)memory));
+	if (part)
+		check("free_parts", free_parts((uintptr_t)memory));
+	else
+		check("cuMemFree", cuMemFree((uintptr_t)memory));
+}
+
+/* As PyTorch does it, which has a handle of each part. */
+static void remove_second(void *memory)
+{
+	CUdeviceptr second = (uintptr_t)memory + part;
+	CUmemGenericAllocationHandle handle;
+
+	check("cuMemRetainAllocationHandle",
+	      cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)second));
+	check("cuMemUnmap", cuMemUnmap(second, part));
+	check("cuMemRelease", cuMemRelease(handle));
+}
+
+static void add_second(void *memory)
+{
+	check("add_part", add_part((uintptr_t)memory + part, part));
 }
 
 static void wait_for(const char *what, void *request)
@@ -74,6 +105,21 @@ static void transfer(void *from, void *to)
 	wait_for("receive", received);
 }
 
+/* In the middle of memory that is registered. */
+static void replace_second(void *from, void *to)
+{
+	remove_second(from);
+	remove_second(to);
+	say("unmapped a part");
+	add_second(from);
+	add_second(to);
+	memset(from, 1, LENGTH);
+	memset(to, 2, LENGTH);
+	transfer(from, to);
+	check("another part's bytes", memcmp(from, to, LENGTH));
+	say("sent with another part");
+}
+
 static void open_worker(void)
 {
 	ucp_params_t params = {
@@ -94,11 +140,13 @@ static void open_worker(void)
 	ucp_worker_release_address(worker, address);
 }
 
-int main(void)
+int main(int count, char **arguments)
 {
 	CUcontext context;
 	void *from, *to;
 
+	if (count > 1)
+		part = strtoul(arguments[1], NULL, 10) << 20;
 	check("cuInit", cuInit(0));
 	check("cuDevicePrimaryCtxRetain", cuDevicePrimaryCtxRetain(&context, 0));
 	check("cuCtxSetCurrent", cuCtxSetCurrent(context));
@@ -109,6 +157,8 @@ int main(void)
 	for (int i = 0; i < TIMES; i++)
 		transfer(from, to);
 	say("sent ten times");
+	if (part)
+		replace_second(from, to);
 	release(from);
 	release(to);
 	say("freed");

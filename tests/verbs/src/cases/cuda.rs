@@ -7,7 +7,6 @@
 //!
 //! Without a [`Lab`](crate::lab::Lab), whose own devices and GPUs no consumer needs.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
@@ -18,15 +17,14 @@ use anyhow::ensure;
 use anyhow::Context;
 use anyhow::Result;
 
+use super::buffers::Buffers;
+use super::buffers::Parts;
+use super::buffers::ONE;
 use super::ctl;
 use super::ucx;
 use super::verify;
 use crate::bench::datapath;
-use crate::counters::peer_regions;
-use crate::counters::Activity;
 use crate::counters::Counters;
-use crate::counters::PeerRegion;
-use crate::gpu::PAGE;
 use crate::ktap;
 use crate::ktap::note;
 use crate::lab::Lab;
@@ -270,6 +268,7 @@ impl Consumers {
             client: end(near, Some("127.0.0.1"))?,
             server,
             frees_first: false,
+            parts: ONE,
         };
         let seen = self.see(ends, &start, 2)?;
         if self.setup.peermem == Peermem::None {
@@ -298,6 +297,7 @@ impl Consumers {
             server: end(far, "target")?,
             client: end(near, "initiator")?,
             frees_first: false,
+            parts: ONE,
         };
         let seen = self.see(ends, &start, NIXL_BUFFERS);
         fs::remove_dir_all(&folder)?;
@@ -308,9 +308,15 @@ impl Consumers {
 
     /// Looks at what there is once both ends have registered so many buffers, and again at the end of both.
     pub(super) fn see(&self, mut ends: Ends<'_>, start: &Start, buffers: usize) -> Result<Seen> {
-        let registered = match self.setup.peermem {
-            Peermem::None => not_listed(),
-            _ => self.registered(&mut ends, start, buffers),
+        let buffers = Buffers {
+            number: buffers,
+            parts: ends.parts,
+        };
+        let registers = buffers.parts.are_registered(self.setup.peermem);
+        let registered = if registers {
+            self.registered(&mut ends, start, buffers)
+        } else {
+            not_listed()
         };
         let frees_first = ends.frees_first;
         let mut seen = Seen {
@@ -320,7 +326,7 @@ impl Consumers {
         };
         registered.with_context(|| seen.said())?;
         let is_revoked = frees_first && self.setup.mode() == PinMode::Revocable;
-        let ended = all_ended(&self.setup, &start.counters, buffers, is_revoked);
+        let ended = buffers.have_ended(&self.setup, &start.counters, is_revoked);
         let now = sent()?;
         seen.wire = [0, 1].map(|end: usize| now[end].saturating_sub(start.sent[end]));
         note("wire", format_args!("{} {}", seen.wire[0], seen.wire[1]));
@@ -329,17 +335,11 @@ impl Consumers {
     }
 
     /// Stops the client once both ends have registered, looks at what there is, and lets it go on.
-    fn registered(&self, ends: &mut Ends<'_>, start: &Start, buffers: usize) -> Result<()> {
-        has_registered(&self.setup, &mut ends.client, buffers)?;
+    fn registered(&self, ends: &mut Ends<'_>, start: &Start, buffers: Buffers) -> Result<()> {
+        buffers.wait_for(&self.setup, &mut ends.client)?;
         let stopped = sys::Stopped::stop(ends.client.id())?;
         let processes = [ends.client.id(), ends.server.id()];
-        held(
-            &self.setup,
-            &start.counters,
-            ends.program,
-            &processes,
-            buffers,
-        )?;
+        buffers.are_held(&self.setup, &start.counters, ends.program, &processes)?;
         drop(stopped);
         Ok(())
     }
@@ -360,6 +360,8 @@ pub(super) struct Ends<'a> {
     pub(super) server: Running,
     /// It frees its memory first and deregisters it then.
     pub(super) frees_first: bool,
+    /// What each of its buffers is made of.
+    pub(super) parts: Parts,
 }
 
 /// What was counted before a consumer started.
@@ -409,124 +411,6 @@ impl Seen {
         note("outcome", "moved");
         Ok(())
     }
-}
-
-/// All peer regions of the machine's devices.
-fn regions(setup: &Setup) -> Result<Vec<PeerRegion>> {
-    let devices: BTreeSet<_> = setup.devices.iter().collect();
-    let mut all = Vec::new();
-    for device in devices {
-        all.extend(peer_regions(device)?);
-    }
-    Ok(all)
-}
-
-/// Waits until there are so many regions, which `consumer` is the last to make.
-pub(super) fn has_registered(setup: &Setup, consumer: &mut Running, buffers: usize) -> Result<()> {
-    let all = sys::wait_until(PATIENCE, || {
-        Ok(regions(setup)?.len() == buffers || !consumer.is_running()?)
-    })?;
-    ensure!(
-        all && consumer.is_running()?,
-        "it ended, or never registered all"
-    );
-    Ok(())
-}
-
-/// So many buffers of these processes are registered: each is a region, a pin and, of ours, a registration in the list.
-pub(super) fn held(
-    setup: &Setup,
-    before: &Counters,
-    program: &str,
-    processes: &[u32],
-    buffers: usize,
-) -> Result<()> {
-    let found = regions(setup)?;
-    let len = found.first().map_or(0, |region| region.len);
-    let alike = found
-        .iter()
-        .all(|region| region.len == len && region.entries > 0 && region.state == "valid");
-    ensure!(found.len() == buffers && alike, "{found:?}");
-    note("bytes", len);
-    note("entries", found[0].entries);
-    let counters = Counters::read()?;
-    let live = counters.live_pins()?;
-    ensure!(
-        live == buffers as u64,
-        "{live} pins are live under {buffers} regions"
-    );
-    let pinned = counters.since(before, "bar_bytes_pinned")?;
-    ensure!(
-        pinned >= live * len,
-        "{pinned} bytes are pinned under {buffers} regions of {len}"
-    );
-    if setup.peermem == Peermem::Ours {
-        listed(setup, program, processes, buffers, len)
-    } else {
-        not_listed()
-    }
-}
-
-/// `peermemctl list` has all of them, mapped, each with its process, and in whole pages of the GPU.
-fn listed(setup: &Setup, program: &str, processes: &[u32], buffers: usize, len: u64) -> Result<()> {
-    let listed = ctl::registrations(&[])?;
-    let mode = setup.mode().to_string();
-    let len = len.next_multiple_of(PAGE);
-    for one in &listed {
-        ensure!(
-            one["state"] == "mapped"
-                && one["mode"] == mode.as_str()
-                && one["comm"] == program
-                && one["len"] == len,
-            "{one:#?}"
-        );
-    }
-    let found: BTreeSet<_> = listed.iter().map(|one| one["pid"].as_u64()).collect();
-    let expected: BTreeSet<_> = processes.iter().map(|id| Some(u64::from(*id))).collect();
-    ensure!(
-        listed.len() == buffers && found == expected,
-        "{listed:#?}, where {buffers} of {expected:?} were expected"
-    );
-    Ok(())
-}
-
-/// Waits until no pin is left of what came since `before`, and compares all calls with those that so many buffers take, each
-/// of which lost its memory while it was registered if `is_revoked`.
-pub(super) fn all_ended(
-    setup: &Setup,
-    before: &Counters,
-    buffers: usize,
-    is_revoked: bool,
-) -> Result<()> {
-    let mut activity = Activity::default();
-    sys::wait_until(PATIENCE, || {
-        activity = Counters::read()?.activity(before)?;
-        Ok(activity.unpins + activity.callbacks == activity.pins)
-    })?;
-    note("pins", activity.pins);
-    let buffers = buffers as u64;
-    let [pins, maps] = match setup.peermem {
-        Peermem::None => [0, 0],
-        // It pins each twice.
-        Peermem::Nvidia => [2 * buffers, buffers],
-        // It maps by itself.
-        Peermem::Ours => [buffers, 0],
-    };
-    let is_revoked = is_revoked && setup.peermem != Peermem::None;
-    let callbacks = if is_revoked { buffers } else { 0 };
-    let expected = Activity {
-        pins,
-        unpins: pins - callbacks,
-        attempts: pins,
-        maps,
-        unmaps: maps.saturating_sub(callbacks),
-        callbacks,
-    };
-    ensure!(
-        activity == expected,
-        "{activity:?}, where {expected:?} was expected"
-    );
-    Ok(())
 }
 
 /// One of perftest's programs ended because it could not register.

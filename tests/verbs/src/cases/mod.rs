@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! All cases, group by group.
 
+mod buffers;
 mod chunks;
 mod consumers;
 pub(crate) mod ctl;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! UCX by itself, as NVIDIA gave it out: its `ucx_perftest` between two processes with GPU memory at both ends, and what its
-//! cache of registrations keeps when memory is freed (`tests/cuda/ucp.c`).
+//! cache of registrations keeps when memory is freed (`tests/cuda/ucp.c`). Both with memory of several allocations, too, as
+//! PyTorch's expandable segments have it.
 //!
 //! Where UCX finds no peermem module it moves the same bytes by copies through the host: see [`cuda`](super::cuda).
 
@@ -12,6 +13,8 @@ use anyhow::Context;
 use anyhow::Result;
 use serde_json::Value;
 
+use super::buffers::Parts;
+use super::buffers::ONE;
 use super::consumers;
 use super::ctl;
 use super::cuda::Consumers;
@@ -76,16 +79,77 @@ const PAIRS: &[Pair] = &[
     },
 ];
 
-const CACHE: &str = "ucx.cache";
-const NO_CACHE: &str = "ucx.no_cache";
+/// Those that are run with buffers of several allocations, too, and how they are called then.
+const OF_PARTS: &[(&str, &str)] = &[
+    ("ucx.tag_bw_8m", "ucx.parts_tag_bw_8m"),
+    ("ucx.put_bw_8m", "ucx.parts_put_bw_8m"),
+    ("ucx.get_8m", "ucx.parts_get_8m"),
+];
+
+/// Of which such a buffer is made.
+const PART: u64 = 2 << 20;
+const PART_MIB: &str = "2";
+
+/// `ucx_perftest` allocates a few bytes more than it sends.
+const FIVE: Parts = Parts {
+    count: 5,
+    refused: 4,
+};
+const FOUR: Parts = Parts {
+    count: 4,
+    refused: 3,
+};
+
+/// How `ucp.c` is run.
+struct Way {
+    name: &'static str,
+    /// UCX may keep registrations for later.
+    is_cached: bool,
+    parts: Parts,
+    /// What it says before it stops, and what of its memory is registered then where there is a cache.
+    steps: &'static [(&'static str, Kept)],
+    registrations: u64,
+}
+
+const WAYS: &[Way] = &[
+    Way {
+        name: "ucx.cache",
+        is_cached: true,
+        parts: ONE,
+        steps: STEPS,
+        registrations: 2,
+    },
+    Way {
+        name: "ucx.no_cache",
+        is_cached: false,
+        parts: ONE,
+        steps: STEPS,
+        registrations: TIMES + 1,
+    },
+    Way {
+        name: "ucx.parts_cache",
+        is_cached: true,
+        parts: FOUR,
+        steps: STEPS_OF_PARTS,
+        registrations: 3,
+    },
+];
 
 /// What `ucp.c` registers, and how often it sends before it frees.
 const CACHED: u64 = 8 << 20;
 const TIMES: u64 = 10;
 
-/// What it says before it stops, and what of its memory is registered then where there is a cache.
 const STEPS: &[(&str, Kept)] = &[
     ("sent ten times", Kept::InUse),
+    ("freed", Kept::Freed),
+    ("looked for work", Kept::Freed),
+    ("sent other memory", Kept::InUse),
+];
+
+const STEPS_OF_PARTS: &[(&str, Kept)] = &[
+    ("sent ten times", Kept::InUse),
+    ("unmapped a part", Kept::PartFreed),
+    ("sent with another part", Kept::InUse),
     ("freed", Kept::Freed),
     ("looked for work", Kept::Freed),
     ("sent other memory", Kept::InUse),
@@ -94,23 +158,28 @@ const STEPS: &[(&str, Kept)] = &[
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kept {
     InUse,
+    /// One part of it, whose addresses stay reserved.
+    PartFreed,
     Freed,
 }
 
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
-    PAIRS.iter().map(|pair| pair.name).chain([CACHE, NO_CACHE])
+    let pairs = PAIRS.iter().map(|pair| pair.name);
+    let of_parts = OF_PARTS.iter().map(|(_, name)| *name);
+    pairs.chain(of_parts).chain(WAYS.iter().map(|way| way.name))
 }
 
 impl Consumers {
     pub(super) fn ucx(&self, name: &str) -> Result<()> {
-        match name {
-            CACHE => self.cache(true),
-            NO_CACHE => self.cache(false),
-            name => PAIRS
-                .iter()
-                .filter(|pair| pair.name == name)
-                .try_for_each(|pair| self.ucx_perftest(pair)),
-        }
+        let of_parts = OF_PARTS.iter().find(|(_, own)| *own == name);
+        let (called, parts) = of_parts.map_or((name, ONE), |(pair, _)| (*pair, FIVE));
+        PAIRS
+            .iter()
+            .filter(|pair| pair.name == called)
+            .try_for_each(|pair| self.ucx_perftest(pair, parts))?;
+        WAYS.iter()
+            .filter(|way| way.name == name)
+            .try_for_each(|way| self.cache(way))
     }
 
     /// A program of UCX's directory, which takes this device.
@@ -123,13 +192,16 @@ impl Consumers {
         Ok(command)
     }
 
-    fn ucx_perftest(&self, pair: &Pair) -> Result<()> {
+    fn ucx_perftest(&self, pair: &Pair, parts: Parts) -> Result<()> {
         let [near, far] = &self.setup.devices;
         let mut words = pair.program.split(' ');
         let program = words.next().unwrap_or_default();
         let words: Vec<&str> = words.collect();
         let end = |device: &str, server: &[&str]| {
             let mut command = self.ucx_command(program, device)?;
+            if parts.count > 1 {
+                command.env("CUDA_PART_MIB", PART_MIB);
+            }
             Running::start(command.args(&words).args(["-m", "cuda"]).args(server))
         };
         let start = Start::now()?;
@@ -143,6 +215,7 @@ impl Consumers {
             server,
             // Its cache deregisters what it is told that is freed, once it is used again or goes.
             frees_first: true,
+            parts,
         };
         let seen = self.see(ends, &start, BUFFERS)?;
         seen.moved(&pair.sent)?;
@@ -179,17 +252,20 @@ impl Consumers {
 
     /// One process sends GPU memory to itself, frees it, is idle, and sends other memory. Its functions of CUDA's begin with
     /// what UCX can patch, or there would be no cache.
-    fn cache(&self, wanted: bool) -> Result<()> {
+    fn cache(&self, way: &Way) -> Result<()> {
         let mut command = self.ucx_command("ucp", &self.setup.devices[0])?;
-        if !wanted {
+        if way.parts.count > 1 {
+            command.arg(PART_MIB);
+        }
+        if !way.is_cached {
             command.env("UCX_RCACHE_ENABLE", "n");
         }
         let start = Start::now()?;
         let mut program = Running::start(&mut command)?;
-        for (step, kept) in STEPS {
+        for (step, kept) in way.steps {
             stops(&mut program, step)?;
             let halted = sys::Stopped::stop(program.id())?;
-            self.kept(&start, wanted.then_some(*kept))
+            self.kept(&start, way, *kept)
                 .with_context(|| (*step).to_owned())?;
             drop(halted);
         }
@@ -199,17 +275,31 @@ impl Consumers {
         note("pins", activity.pins);
         note("callbacks", activity.callbacks);
 
-        let registrations = if wanted { 2 } else { TIMES + 1 };
-        let pins = match self.setup.peermem {
-            Peermem::None => 0,
+        let count = way.parts.count;
+        let [pins, refused] = match self.setup.peermem {
+            Peermem::None => [0, 0],
+            // How often UCX tries is UCX's affair.
+            Peermem::Nvidia if !way.parts.are_registered(self.setup.peermem) => {
+                [0, activity.attempts.max(1)]
+            }
             // It pins each twice.
-            Peermem::Nvidia => 2 * registrations,
-            Peermem::Ours => registrations,
+            Peermem::Nvidia => [2 * way.registrations, 0],
+            Peermem::Ours => [count, way.parts.refused].map(|n| n * way.registrations),
         };
-        let revoked = wanted && self.setup.peermem != Peermem::None && !self.is_persistent();
+        let is_revoked =
+            way.is_cached && way.parts.are_registered(self.setup.peermem) && !self.is_persistent();
+        // A part under one registration, all under the next.
+        let early = way.steps.iter().any(|(_, kept)| *kept == Kept::PartFreed);
+        let callbacks = if is_revoked {
+            u64::from(early) + count
+        } else {
+            0
+        };
         ensure!(
-            activity.pins == pins && activity.callbacks == u64::from(revoked),
-            "{activity:?}, where {pins} pins were expected"
+            activity.pins == pins
+                && activity.attempts == pins + refused
+                && activity.callbacks == callbacks,
+            "{activity:?}, where {pins} pins, {refused} refused calls and {callbacks} callbacks were expected"
         );
         Ok(())
     }
@@ -218,31 +308,41 @@ impl Consumers {
         self.setup.mode() == PinMode::Persistent
     }
 
-    /// What is pinned and listed of the program's memory, of which the cache has a registration or not.
-    fn kept(&self, start: &Start, kept: Option<Kept>) -> Result<()> {
-        let pinned = Counters::read()?.since(&start.counters, "bar_bytes_pinned")?;
-        let registered = kept.filter(|_| self.setup.peermem != Peermem::None);
-        let expected = match registered {
-            Some(Kept::Freed) if !self.is_persistent() => 0,
-            Some(_) => CACHED,
-            None => 0,
+    /// What is pinned and listed of the program's memory.
+    fn kept(&self, start: &Start, way: &Way, kept: Kept) -> Result<()> {
+        let is_registered = way.is_cached && way.parts.are_registered(self.setup.peermem);
+        let count = way.parts.count;
+        // In revocable mode what is freed goes at once, and what is left stays until the registration goes.
+        let (pins, pinned) = match kept {
+            _ if !is_registered => (0, 0),
+            Kept::Freed if !self.is_persistent() => (0, 0),
+            Kept::PartFreed if !self.is_persistent() => (count - 1, CACHED - PART),
+            _ => (count, CACHED),
         };
+        let counters = Counters::read()?;
+        let found = (
+            counters.live_pins()?,
+            counters.since(&start.counters, "bar_bytes_pinned")?,
+        );
         ensure!(
-            pinned == expected,
-            "{pinned} bytes are pinned, where {expected} were expected"
+            found == (pins, pinned),
+            "{found:?} pins and bytes are pinned, where {:?} were expected",
+            (pins, pinned)
         );
         if self.setup.peermem != Peermem::Ours {
             return Ok(());
         }
-        let listed: Vec<(Value, Value)> = ctl::registrations(&[])?
+        let listed: Vec<[Value; 3]> = ctl::registrations(&[])?
             .iter()
-            .map(|one| (one["state"].clone(), one["freed_bytes"].clone()))
+            .map(|one| ["chunks", "state", "freed_bytes"].map(|key| one[key].clone()))
             .collect();
-        let expected = registered.map(|kept| match kept {
-            Kept::InUse => ("mapped".into(), 0.into()),
-            Kept::Freed if self.is_persistent() => ("mapped".into(), CACHED.into()),
-            Kept::Freed => ("revoked".into(), Value::Null),
-        });
+        let (state, freed): (&str, Value) = match kept {
+            Kept::Freed | Kept::PartFreed if !self.is_persistent() => ("revoked", Value::Null),
+            Kept::Freed => ("mapped", CACHED.into()),
+            // The addresses of a part that is unmapped are still the process's: that cannot be told.
+            Kept::InUse | Kept::PartFreed => ("mapped", 0.into()),
+        };
+        let expected = is_registered.then(|| [count.into(), state.into(), freed]);
         note("listed", format_args!("{listed:?}"));
         ensure!(
             listed == Vec::from_iter(expected.clone()),

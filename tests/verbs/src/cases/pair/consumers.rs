@@ -13,6 +13,7 @@ use anyhow::Result;
 use super::Host;
 use super::PATIENCE;
 use crate::bench::datapath;
+use crate::cases::buffers::whole;
 use crate::cases::cuda;
 use crate::counters::Counters;
 use crate::ktap::note;
@@ -60,10 +61,10 @@ impl Host {
             cuda::refused(&finished)?;
             ensure!(wire.iter().all(|bytes| *bytes < SILENCE), "{wire:?}");
             note("outcome", "refused");
-            return cuda::all_ended(&self.setup, &start.counters, 1, false);
+            return whole(1).have_ended(&self.setup, &start.counters, false);
         }
         ensure!(finished.success(), "{}", finished.tail(10));
-        cuda::all_ended(&self.setup, &start.counters, 1, false)?;
+        whole(1).have_ended(&self.setup, &start.counters, false)?;
         self.moved(wire, sent)?;
         if self.is_first() {
             note("figure", datapath::result(&finished.output)?);
@@ -79,19 +80,14 @@ impl Host {
         name: &str,
         buffers: usize,
     ) -> Result<()> {
-        cuda::has_registered(&self.setup, consumer, buffers)?;
+        let buffers = whole(buffers);
+        buffers.wait_for(&self.setup, consumer)?;
         let stopped = self
             .is_first()
             .then(|| sys::Stopped::stop(consumer.id()))
             .transpose()?;
         self.peer.wait()?;
-        cuda::held(
-            &self.setup,
-            &start.counters,
-            name,
-            &[consumer.id()],
-            buffers,
-        )?;
+        buffers.are_held(&self.setup, &start.counters, name, &[consumer.id()])?;
         self.peer.wait()?;
         drop(stopped);
         Ok(())
@@ -154,7 +150,7 @@ impl Host {
         let finished = agent.finish(PATIENCE)?;
         let wire = start.wire(self.device())?;
         ensure!(finished.success(), "{}", finished.tail(10));
-        cuda::all_ended(&self.setup, &start.counters, buffers, false)?;
+        whole(buffers).have_ended(&self.setup, &start.counters, false)?;
         // Without a module as well: the bytes go by the host then.
         self.moved(wire, [cuda::NIXL_LEN, cuda::NIXL_LEN])
     }
@@ -165,6 +161,7 @@ impl Host {
     }
 
     fn mpi_in(&mut self, folder: &Path) -> Result<()> {
+        let buffers = whole(MPI_BUFFERS);
         let start = Start::now(self.device())?;
         let (mut program, rank) = match self.is_first() {
             true => (self.mpirun(folder)?, "rank0"),
@@ -176,14 +173,8 @@ impl Host {
             if self.setup.peermem == Peermem::None {
                 cuda::not_listed()?;
             } else {
-                cuda::has_registered(&self.setup, &mut program, MPI_BUFFERS)?;
-                cuda::held(
-                    &self.setup,
-                    &start.counters,
-                    "python3",
-                    &[rank],
-                    MPI_BUFFERS,
-                )?;
+                buffers.wait_for(&self.setup, &mut program)?;
+                buffers.are_held(&self.setup, &start.counters, "python3", &[rank])?;
             }
             self.peer.wait()?;
             leave(folder, "go", b"")
@@ -194,7 +185,7 @@ impl Host {
         let finished = program.finish(PATIENCE)?;
         let wire = start.wire(self.device())?;
         ensure!(finished.success(), "{}", finished.tail(10));
-        cuda::all_ended(&self.setup, &start.counters, MPI_BUFFERS, false)?;
+        buffers.have_ended(&self.setup, &start.counters, false)?;
         self.moved(wire, [MPI_SENT, MPI_SENT])
     }
 

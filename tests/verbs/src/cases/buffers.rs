@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Buffers that consumers register, as the counters, the devices and `peermemctl list` show them.
+
+use std::collections::BTreeSet;
+
+use anyhow::ensure;
+use anyhow::Result;
+
+use super::ctl;
+use super::cuda::not_listed;
+use super::cuda::PATIENCE;
+use crate::counters::peer_regions;
+use crate::counters::Activity;
+use crate::counters::Counters;
+use crate::counters::PeerRegion;
+use crate::gpu::PAGE;
+use crate::ktap::note;
+use crate::lab::Peermem;
+use crate::lab::Setup;
+use crate::sys;
+use crate::sys::Running;
+
+/// The allocations of a buffer. Our module pins each once.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Parts {
+    pub(super) count: u64,
+    /// How many calls to pin are refused while it looks for their borders: see `src/chunks.rs`.
+    pub(super) refused: u64,
+}
+
+impl Parts {
+    /// Whether this module registers such memory: NVIDIA's refuses what is of several allocations.
+    pub(super) fn are_registered(self, module: Peermem) -> bool {
+        match module {
+            Peermem::None => false,
+            Peermem::Nvidia => self.count == 1,
+            Peermem::Ours => true,
+        }
+    }
+}
+
+/// Of one allocation.
+pub(super) const ONE: Parts = Parts {
+    count: 1,
+    refused: 0,
+};
+
+/// So many buffers, all alike.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Buffers {
+    pub(super) number: usize,
+    pub(super) parts: Parts,
+}
+
+/// So many, each of one allocation.
+pub(super) fn whole(number: usize) -> Buffers {
+    Buffers { number, parts: ONE }
+}
+
+/// All peer regions of the machine's devices.
+fn regions(setup: &Setup) -> Result<Vec<PeerRegion>> {
+    let devices: BTreeSet<_> = setup.devices.iter().collect();
+    let mut all = Vec::new();
+    for device in devices {
+        all.extend(peer_regions(device)?);
+    }
+    Ok(all)
+}
+
+impl Buffers {
+    /// Waits until all are registered, which `consumer` is the last to do.
+    pub(super) fn wait_for(self, setup: &Setup, consumer: &mut Running) -> Result<()> {
+        let all = sys::wait_until(PATIENCE, || {
+            Ok(regions(setup)?.len() == self.number || !consumer.is_running()?)
+        })?;
+        ensure!(
+            all && consumer.is_running()?,
+            "it ended, or never registered all"
+        );
+        Ok(())
+    }
+
+    /// They are registered by these processes: each is a region, a pin for each of its parts and, of ours, a registration in
+    /// the list.
+    pub(super) fn are_held(
+        self,
+        setup: &Setup,
+        before: &Counters,
+        program: &str,
+        processes: &[u32],
+    ) -> Result<()> {
+        let number = self.number as u64;
+        let found = regions(setup)?;
+        let len = found.first().map_or(0, |region| region.len);
+        let alike = found
+            .iter()
+            .all(|region| region.len == len && region.entries > 0 && region.state == "valid");
+        ensure!(found.len() == self.number && alike, "{found:?}");
+        note("bytes", len);
+        note("entries", found[0].entries);
+        let counters = Counters::read()?;
+        let live = counters.live_pins()?;
+        ensure!(
+            live == number * self.parts.count,
+            "{live} pins are live under {number} regions"
+        );
+        let pinned = counters.since(before, "bar_bytes_pinned")?;
+        ensure!(
+            pinned >= number * len,
+            "{pinned} bytes are pinned under {number} regions of {len}"
+        );
+        if setup.peermem == Peermem::Ours {
+            self.are_listed(setup, program, processes, len)
+        } else {
+            not_listed()
+        }
+    }
+
+    /// `peermemctl list` has all of them, mapped, each with its process, and in whole pages of the GPU.
+    fn are_listed(self, setup: &Setup, program: &str, processes: &[u32], len: u64) -> Result<()> {
+        let listed = ctl::registrations(&[])?;
+        let mode = setup.mode().to_string();
+        let len = len.next_multiple_of(PAGE);
+        for one in &listed {
+            ensure!(
+                one["state"] == "mapped"
+                    && one["mode"] == mode.as_str()
+                    && one["comm"] == program
+                    && one["len"] == len
+                    && one["chunks"] == self.parts.count,
+                "{one:#?}"
+            );
+        }
+        let found: BTreeSet<_> = listed.iter().map(|one| one["pid"].as_u64()).collect();
+        let expected: BTreeSet<_> = processes.iter().map(|id| Some(u64::from(*id))).collect();
+        ensure!(
+            listed.len() == self.number && found == expected,
+            "{listed:#?}, where {} of {expected:?} were expected",
+            self.number
+        );
+        Ok(())
+    }
+
+    /// Waits until no pin is left of what came since `before`, and compares all calls with those that these take, each of which
+    /// lost its memory while it was registered if `is_revoked`.
+    pub(super) fn have_ended(
+        self,
+        setup: &Setup,
+        before: &Counters,
+        is_revoked: bool,
+    ) -> Result<()> {
+        let mut activity = Activity::default();
+        sys::wait_until(PATIENCE, || {
+            activity = Counters::read()?.activity(before)?;
+            Ok(activity.unpins + activity.callbacks == activity.pins)
+        })?;
+        note("pins", activity.pins);
+        let number = self.number as u64;
+        let Parts { count, refused } = self.parts;
+        let registers = self.parts.are_registered(setup.peermem);
+        let [pins, refused, maps] = match setup.peermem {
+            Peermem::None => [0, 0, 0],
+            // How often UCX tries is UCX's affair.
+            Peermem::Nvidia if !registers => [0, activity.attempts.max(1), 0],
+            // It pins each twice.
+            Peermem::Nvidia => [2 * number, 0, number],
+            // It maps by itself.
+            Peermem::Ours => [number * count, number * refused, 0],
+        };
+        let callbacks = if registers && is_revoked {
+            number * count
+        } else {
+            0
+        };
+        let expected = Activity {
+            pins,
+            unpins: pins - callbacks,
+            attempts: pins + refused,
+            maps,
+            unmaps: maps.saturating_sub(callbacks),
+            callbacks,
+        };
+        ensure!(
+            activity == expected,
+            "{activity:?}, where {expected:?} was expected"
+        );
+        Ok(())
+    }
+}
