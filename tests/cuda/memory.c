@@ -597,8 +597,9 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle,
 	return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties,
-						CUmemGenericAllocationHandle handle)
+CUresult
+cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties,
+				       CUmemGenericAllocationHandle handle)
 {
 	if (!handle)
 		return CUDA_ERROR_INVALID_VALUE;
