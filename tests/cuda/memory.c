@@ -553,8 +553,8 @@ static BODY CUresult unmap_parts(CUdeviceptr address, size_t size)
 }
 
 /* The CPU stands for the GPU that has the memory. The flags are mprotect()'s. */
-CUresult cuMemSetAccess(CUdeviceptr address, size_t size,
-			const CUmemAccessDesc *access, size_t count)
+CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc access[],
+			size_t count)
 {
 	CUdeviceptr at = address;
 	struct allocation it;
@@ -686,9 +686,8 @@ CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute,
 }
 
 /* What is not known of an address is zero, and that is no failure. */
-CUresult cuPointerGetAttributes(unsigned int count,
-				CUpointer_attribute *attributes, void **values,
-				CUdeviceptr address)
+CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute attributes[],
+				void **values, CUdeviceptr address)
 {
 	struct allocation it;
 	int known = look_up(address, &it);
