@@ -272,13 +272,7 @@ impl Consumers {
         };
         let seen = self.see(ends, &start, 2)?;
         if self.setup.peermem == Peermem::None {
-            [&seen.client, &seen.server]
-                .into_iter()
-                .try_for_each(refused)?;
-            let silent = seen.wire.iter().all(|sent| *sent < SILENCE);
-            ensure!(silent, "sent: {:?}", seen.wire);
-            note("outcome", "refused");
-            return Ok(());
+            return seen.refused(REFUSED);
         }
         seen.moved(&pair.sent)?;
         note("figure", datapath::result(&seen.client.output)?);
@@ -391,6 +385,16 @@ impl Seen {
         format!("{}\n{}", self.server.tail(10), self.client.tail(10))
     }
 
+    /// Both failed with these words, and nothing was sent.
+    pub(super) fn refused(&self, words: &str) -> Result<()> {
+        refused(&self.client, words)?;
+        refused(&self.server, words)?;
+        let silent = self.wire.iter().all(|sent| *sent < SILENCE);
+        ensure!(silent, "sent: {:?}", self.wire);
+        note("outcome", "refused");
+        Ok(())
+    }
+
     /// Both ended well, and at least so much was sent.
     pub(super) fn moved(&self, least: &[u64; 2]) -> Result<()> {
         ensure!(
@@ -413,10 +417,13 @@ impl Seen {
     }
 }
 
-/// One of perftest's programs ended because it could not register.
-pub(super) fn refused(end: &Finished) -> Result<()> {
+/// What perftest says where it cannot register.
+pub(super) const REFUSED: &str = "Couldn't allocate MR";
+
+/// A consumer ended because it could not register, which it says with these words.
+pub(super) fn refused(end: &Finished, words: &str) -> Result<()> {
     ensure!(
-        !end.success() && end.output.contains("Couldn't allocate MR"),
+        !end.success() && end.output.contains(words),
         "it was not the registration that failed: {}",
         end.tail(10)
     );

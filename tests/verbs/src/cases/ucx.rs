@@ -100,6 +100,9 @@ const FOUR: Parts = Parts {
     refused: 3,
 };
 
+/// What it says where its memory cannot be registered.
+const REFUSED: &str = "Failed to run test: Out of memory";
+
 /// How `ucp.c` is run.
 struct Way {
     name: &'static str,
@@ -218,10 +221,14 @@ impl Consumers {
             parts,
         };
         let seen = self.see(ends, &start, BUFFERS)?;
-        seen.moved(&pair.sent)?;
         for (device, end) in [(near, &seen.client), (far, &seen.server)] {
             self.detected(device, &end.output)?;
         }
+        // It registers what it allocates before it sends anything.
+        if self.setup.peermem == Peermem::Nvidia && parts.count > 1 {
+            return seen.refused(REFUSED);
+        }
+        seen.moved(&pair.sent)?;
         let end = seen.client.output.lines().rev();
         let figures = end.filter_map(|line| line.strip_prefix("Final:")).next();
         note("figure", figures.context("no result")?.trim());

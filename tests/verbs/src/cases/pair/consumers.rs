@@ -58,7 +58,7 @@ impl Host {
         let finished = consumer.finish(PATIENCE)?;
         let wire = start.wire(self.device())?;
         if self.setup.peermem == Peermem::None {
-            cuda::refused(&finished)?;
+            cuda::refused(&finished, cuda::REFUSED)?;
             ensure!(wire.iter().all(|bytes| *bytes < SILENCE), "{wire:?}");
             note("outcome", "refused");
             return whole(1).have_ended(&self.setup, &start.counters, false);
