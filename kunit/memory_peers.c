@@ -28,14 +28,7 @@ static struct kobject *add(const char *name, struct kobject *parent)
 	return kobj;
 }
 
-static void del(struct kobject *kobj)
-{
-	bool directory = !strcmp(kobject_name(kobj), "memory_peers");
-
-	kobject_del(kobj);
-	if (directory)
-		fake_directory(false);
-}
+static void del(struct kobject *kobj);
 
 static int create_group(struct kobject *kobj, const struct attribute_group *grp)
 {
@@ -54,6 +47,21 @@ static int create_group(struct kobject *kobj, const struct attribute_group *grp)
 #undef kobject_create_and_add
 #undef kobject_del
 #undef sysfs_create_group
+
+static void del(struct kobject *kobj)
+{
+	bool directory = !strcmp(kobject_name(kobj), "memory_peers");
+	int i;
+
+	kobject_del(kobj);
+	/* Who reads a file of the next client looks at this one, too. */
+	for (i = 0; i < PEERMEM_PEERS - 1; i++)
+		if (shown[i].kobj == kobj && shown[i + 1].kobj)
+			fake_test_fails(__FILE__, __LINE__,
+					"a client goes before one that was made after it");
+	if (directory)
+		fake_directory(false);
+}
 
 static struct kobject *fake_mm;
 /* Somebody else's memory_peers, and a client in it. */
