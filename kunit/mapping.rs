@@ -200,12 +200,12 @@ suite!(
         }
     }
 
-    /// A table of more than 256 entries: of its three chunks each, and the last one cut to its length.
+    /// A table of three chunks: each of them, and the last one cut to its length.
     fn a_scatter_list_that_cannot_be_allocated_leaves_nothing_mapped(_: ProviderMaps) {
         lies(EVERY_OTHER);
         for nth in rows(1..=4) {
             fail(Call::SgAlloc, nth, 1, ENOMEM.to_errno())?;
-            let failed = failure(pages(300));
+            let failed = failure(pages(THREE_CHUNKS));
             same!(failed, Some(Failed::DmaMap(ENOMEM.to_errno())));
             let log = log();
             let at = |event| log.iter().rposition(|have| *have == event);
@@ -214,7 +214,7 @@ suite!(
             nothing_mapped();
             same!(pins(), 0);
         }
-        get(pages(300))?.release();
+        get(pages(THREE_CHUNKS))?.release();
     }
 
     /// The first four are of the physical addresses, which the revocable client reads in `acquire`. They are the list where
@@ -226,7 +226,7 @@ suite!(
         {
             guard(guard_is);
             for nic in [EachNic::CAN_LOSE, EachNic::CANNOT_LOSE] {
-                let request = nic.pages(300);
+                let request = nic.pages(THREE_CHUNKS);
                 for nth in 1..=count {
                     fail(Call::SgAlloc, nth, 1, ENOMEM.to_errno())?;
                     // Then it is the other client's.

@@ -97,9 +97,10 @@ suite!(
         // The first three chunks, and the last one cut to its length.
         for nth in rows(1..=4) {
             fail(Call::SgAlloc, nth, 1, ENOMEM.to_errno())?;
-            same!(table(300).err(), Some(Reason::NoMemory));
+            same!(table(THREE_CHUNKS).err(), Some(Reason::NoMemory));
         }
-        same!(table(300).map(|table| table.entries()), Ok(300));
+        let entries = table(THREE_CHUNKS).map(|table| u64::from(table.entries()));
+        same!(entries, Ok(THREE_CHUNKS));
         // What adds the entries may fail, too.
         for count in rows([0, 1, 200]) {
             let table = SgTable::build(|table| -> Result<(), Reason> {

@@ -166,7 +166,7 @@ suite!(
     /// `ib_umem_stop_invalidation_notifier()` lets go of its lock, and writes to the table.
     fn the_table_is_there_for_ib_core_after_a_revocation(_: RevocableClient) {
         lies(EVERY_OTHER);
-        for count in rows([1, PAGES, 300]) {
+        for count in rows([1, PAGES, THREE_CHUNKS]) {
             let mut request = pages(count);
             request.addr += 100;
             request.len -= 200;

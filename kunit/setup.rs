@@ -22,7 +22,10 @@ use crate::{
     pci::PciDevice,
     ranges::PageSize,
     reason::Reason,
-    sg::SgTableHead,
+    sg::{
+        SgTableHead,
+        CHUNK, //
+    },
     stats::PeerStats, //
 };
 
@@ -95,6 +98,9 @@ fn run<U>(clients: impl FnOnce() -> Result<U>, mut body: impl FnMut(&U) -> Resul
 pub(crate) const VA: u64 = 0x7f00_0000_0000;
 /// Pages of most ranges.
 pub(crate) const PAGES: u64 = 4;
+/// So many entries that a scatter list has three chunks of them.
+// CAST: As wide.
+pub(crate) const THREE_CHUNKS: u64 = CHUNK as u64 * 5 / 2;
 
 /// A range of whole pages.
 pub(crate) fn pages(count: u64) -> Request {

@@ -37,8 +37,8 @@ unsafe impl Send for SgTable {}
 /// The head of an [`SgTable`], for C code that reads its entries, or writes to them.
 pub(crate) struct SgTableHead(pub(crate) bindings::sg_table);
 
-/// How many entries a chunk has.
-const CHUNK: usize = c::PEERMEM_SG_CHUNK as usize;
+/// How many entries a chunk has: a page of the kernel's.
+pub(crate) const CHUNK: usize = c::PEERMEM_SG_CHUNK as usize;
 
 /// So many entries are gathered on the stack first: a list of few takes memory for just these.
 const FEW: usize = 8;
