@@ -62,8 +62,8 @@ pub(super) const CASES: &[Case] = rows![
     row "input.two_allocations": "across two allocations", [REGISTERS; 2], two_allocations;
     row "input.length_zero": "length zero", [libc::EINVAL; 2], length_zero;
     row "input.wrapping": "over the end of all addresses", [libc::EINVAL; 2], wrapping;
-    row "input.too_long": "2 TiB; 16 TiB less 4 KiB", [libc::EFAULT; 2], too_long;
-    row "input.16tib": "16 TiB", [libc::EINVAL; 2], tib_16;
+    row "input.too_long": "2 TiB; 2^32 pages less one", [libc::EFAULT; 2], too_long;
+    row "input.too_many_pages": "2^32 pages", [libc::EINVAL; 2], too_many_pages;
     row "input.full_bar1": "a full BAR1 (it registers with room made)", [libc::EFAULT; 2], full_bar1;
     row "input.no_memlock": "RLIMIT_MEMLOCK is 0", [libc::EPERM; 2], memlock(0);
     row "input.little_memlock": "RLIMIT_MEMLOCK is 64 KiB", [libc::ENOMEM; 2], memlock(64 << 10);
@@ -462,19 +462,27 @@ fn wrapping(lab: &Lab, row: &mut Row) -> Result<()> {
 }
 
 const TIB: u64 = 1 << 40;
-/// Half of all user addresses; nothing of a small program lies so low.
-const LOW: u64 = 32 * TIB;
+/// ib_core counts pages in 32 bits.
+const PAGES: u64 = 1 << 32;
+
+/// From where nothing lies for as many pages: with pages of 4 KiB below all of a small program, with pages of 64 KiB beyond
+/// the addresses that a program gets unasked.
+fn free_pages() -> Result<(u64, u64)> {
+    let page = sys::page_size()?;
+    Ok((PAGES * page, page))
+}
 
 fn too_long(lab: &Lab, row: &mut Row) -> Result<()> {
-    for len in [2 * TIB, 16 * TIB - 4096] {
-        row.register(lab, Span::anywhere(LOW, len)?)?;
+    let (start, page) = free_pages()?;
+    for len in [2 * TIB, (PAGES - 1) * page] {
+        row.register(lab, Span::anywhere(start, len)?)?;
     }
     Ok(())
 }
 
-/// ib_core counts pages in 32 bits.
-fn tib_16(lab: &Lab, row: &mut Row) -> Result<()> {
-    row.register(lab, Span::anywhere(LOW, 16 * TIB)?)
+fn too_many_pages(lab: &Lab, row: &mut Row) -> Result<()> {
+    let (start, page) = free_pages()?;
+    row.register(lab, Span::anywhere(start, PAGES * page)?)
 }
 
 /// All but 4 MiB of the BAR is kept back.

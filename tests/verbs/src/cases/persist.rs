@@ -76,9 +76,9 @@ fn outlive(lab: &Lab) -> Result<()> {
 /// A new allocation at the old addresses gets other pages, and the old region does not reach them.
 fn reused(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Persistent)?;
-    let addr = sys::free_address(GRANULE, GRANULE)?;
     let local = Arena::on_host(lab, M2, 1)?;
     let gpu = lab.gpu(0)?;
+    let addr = sys::free_address(GRANULE, GRANULE)?;
 
     let first = gpu.allocate(M2, Placement::At(addr))?;
     let first_region = lab.far.register(first.span(0, M2)?, full_access())?;
