@@ -182,9 +182,13 @@ pub(crate) fn of(arch: Arch) -> impl Iterator<Item = &'static str> {
         .map(|flavour| flavour.name)
 }
 
-/// Those beside the usual one and its debug twin: they are there for what differs in the `kernel` crate.
+/// Those beside the usual one and its debug twin: they are there for what differs in the `kernel` crate, or with the processors
+/// and their pages.
 pub(crate) fn others() -> impl Iterator<Item = &'static str> {
-    of(Arch::X86_64).filter(|name| ![DEFAULT, DEBUG].contains(name))
+    FLAVOURS
+        .iter()
+        .map(|flavour| flavour.name)
+        .filter(|name| ![DEFAULT, DEBUG].contains(name))
 }
 
 /// A kernel that is there.
