@@ -4,7 +4,8 @@
 //!
 //! Each kind of message is logged when it first comes up, and again at most once a minute, with the
 //! number of times that it came up in all: any process can ask for any address, and must not be able
-//! to fill the log. For that reason, what was never meant for a GPU is logged once.
+//! to fill the log. For that reason, what was never meant for a GPU is logged once; and so is what the revocable client
+//! leaves to the persistent one, which is no failure.
 //!
 //! Each refusal is counted, traced, and kept for a while; nothing is allocated for it, and the one lock
 //! is let go before anything else is called.
@@ -138,7 +139,7 @@ pub(crate) fn refused(mode: PinMode, step: Step, addr: u64, len: u64, reason: Re
     let now = task::microseconds() as u64;
     history(|history| history.add(now, refusal));
 
-    let silence = match reason.is_non_gpu() {
+    let silence = match reason.is_logged_once() {
         true => i64::MAX,
         false => SILENCE,
     };

@@ -141,7 +141,6 @@ pub(crate) struct ReasonInfo {
     /// The negative errno that goes to ib_core, where a step may return one; nvidia.ko's code if there is none here.
     errno: Option<i32>,
     /// Who can do something about it.
-    #[allow(dead_code, reason = "for peermemctl")]
     pub(crate) cause: Cause,
     /// What happened, for people.
     pub(crate) message: &'static str,
@@ -225,10 +224,13 @@ reasons! {
         "nvidia.ko's DMA mapping has pages of another size than its page table",
         "install a version of peermem-rs for this driver";
     NotInBar: Reason::NotInBar => c"not_in_bar", Some(EINVAL), NextClient,
-        "the revocable client cannot map memory that is in no PCI BAR or has struct pages; the persistent one is asked next",
-        "";
+        "the revocable client cannot map memory that is in no PCI BAR or has struct pages; the persistent one is asked next, \
+         and its registrations are not revoked",
+        "deregister such memory before it is freed, or it stays pinned";
     CpuCacheable: Reason::CpuCacheable => c"cpu_cacheable", Some(EINVAL), NextClient,
-        "the revocable client cannot map memory that CPUs cache; the persistent one is asked next", "";
+        "the revocable client cannot map memory that CPUs cache; the persistent one is asked next, and its registrations \
+         are not revoked",
+        "deregister such memory before it is freed, or it stays pinned";
     MapResource: Reason::MapResource { .. } => c"map_resource", Some(EINVAL), Machine,
         "the kernel could not map the BAR for the RDMA device: no memory for the IOMMU's page tables, no addresses left in \
          it, or the device cannot address the BAR",
@@ -287,6 +289,15 @@ impl Reason {
     /// process, and any process can ask it at any time.
     pub(crate) fn is_non_gpu(&self) -> bool {
         matches!(self, Reason::NonGpu(_))
+    }
+
+    /// Logged once and never again: what any process can ask for at any time, and what is so of a machine's memory and
+    /// refuses nobody.
+    pub(crate) fn is_logged_once(&self) -> bool {
+        let hands_on = self
+            .info()
+            .is_some_and(|info| info.cause == Cause::NextClient);
+        hands_on || self.is_non_gpu()
     }
 
     /// The same, knowing what `look` finds where the range begins. It is called where that matters.

@@ -144,3 +144,21 @@ fn only_what_nvidia_ko_does_not_know_is_looked_up() {
         }
     }
 }
+
+/// Of everything else an administrator has to hear again.
+#[test]
+fn what_refuses_nobody_and_what_anybody_can_ask_for_is_logged_once() {
+    let once: HashSet<_> = all()
+        .iter()
+        .filter(|reason| reason.is_logged_once())
+        .map(|reason| reason.name().to_str().expect("ASCII"))
+        .collect();
+    let expected = [
+        "cpu_cacheable",
+        "non_gpu_host",
+        "non_gpu_invalid",
+        "non_gpu_unmapped",
+        "not_in_bar",
+    ];
+    assert_eq!(once, HashSet::from(expected));
+}

@@ -91,7 +91,7 @@ pub(super) const CASES: &[Case] = rows![
         [libc::EFAULT; 2], with("nvidia", "table_entries_delta", "-1");
     row "input.table_flags_unknown": "a page table with flags that nobody knows",
         [REGISTERS; 2], with_flags("0xfffffffe");
-    row "input.table_cacheable": "a page table of memory that CPUs cache", [REGISTERS; 2], with_flags("1");
+    row "input.table_cacheable": "a page table of memory that CPUs cache", [REGISTERS; 2], cacheable;
     row_of_a_stranger "input.mapping_version_3_0": "a DMA mapping of version 3.0",
         [libc::EINVAL, REGISTERS], with("nvidia", "dma_mapping_version", "0x00030000");
     row "input.mapping_version_2_4": "a DMA mapping of version 2.4",
@@ -318,6 +318,29 @@ fn with_flags(flags: &str) -> impl FnOnce(&Lab, &mut Row) -> Result<()> + '_ {
         let _version = Parameter::set("nvidia", "table_version", "0x00020000")?;
         with("nvidia", "table_flags", flags)(lab, row)
     }
+}
+
+/// Two registrations. The revocable client leaves them to the persistent one, and the log says once what that means.
+fn cacheable(lab: &Lab, row: &mut Row) -> Result<()> {
+    let log = KernelLog::from_now()?;
+    for _ in 0..2 {
+        with_flags("1")(lab, row)?;
+    }
+    if lab.setup.peermem == Peermem::Ours {
+        let lines = log.lines()?;
+        let said = lines
+            .iter()
+            .filter(|line| {
+                module::wrote(line) && line.contains("its registrations are not revoked")
+            })
+            .count();
+        let expected = usize::from(lab.setup.mode() == PinMode::Revocable);
+        ensure!(
+            said == expected,
+            "{said} lines say that nobody revokes, not {expected}: {lines:?}"
+        );
+    }
+    Ok(())
 }
 
 fn host_memory(lab: &Lab, row: &mut Row) -> Result<()> {
