@@ -3,11 +3,12 @@
  * The BAR: which pages of it are memory of whom, in which order (the layout),
  * and how much of it is pinned.
  *
- * The stand-in has no memory but its BAR, so an allocation has its place in
- * the BAR from the start, where a real GPU chooses one when it pins; in the
- * form with NVIDIA's upper half memory moves there then (nvidia/bar1.c).
- * Pinning is accounted for as on a real GPU. Nothing is ever cleared: as on a
- * GPU, new memory may hold what its last owner left there.
+ * The stand-in has no memory but its BAR (and what coherent.c says), so an
+ * allocation has its place in the BAR from the start, where a real GPU chooses
+ * one when it pins; in the form with NVIDIA's upper half memory moves there
+ * then (nvidia/bar1.c). Pinning is accounted for as on a real GPU. Nothing is
+ * ever cleared: as on a GPU, new memory may hold what its last owner left
+ * there.
  */
 #include <linux/bitmap.h>
 #include <linux/mm.h>
@@ -127,7 +128,10 @@ void bar_release_gpu(struct gpu *gpu)
  */
 phys_addr_t vidmem_phys(const struct vidmem *mem, u32 page)
 {
-	return mem->gpu->bar_start + (u64)mem->page[page] * STANDIN_PAGE_SIZE;
+	phys_addr_t start = mem->coherent ? coherent_memory.start :
+					    mem->gpu->bar_start;
+
+	return start + (u64)mem->page[page] * STANDIN_PAGE_SIZE;
 }
 
 /**
@@ -149,35 +153,45 @@ phys_addr_t vidmem_phys_told(const struct vidmem *mem, u32 first, u32 page,
 	return vidmem_phys(mem, first + page);
 }
 
-static unsigned long find_hole(const struct gpu *gpu, unsigned long from,
-			       u32 pages)
+/* A bit for each page of what the memory is taken from, and their number. */
+static unsigned long *used_in(const struct vidmem *mem)
 {
-	return bitmap_find_next_zero_area(gpu->used, gpu->pages, from, pages,
-					  PAGES_PER_GRANULE - 1);
+	return mem->coherent ? coherent_memory.used : mem->gpu->used;
+}
+
+static unsigned long pages_in(const struct vidmem *mem)
+{
+	return mem->coherent ? coherent_memory.pages : mem->gpu->pages;
+}
+
+static unsigned long find_hole(const struct vidmem *mem, unsigned long from)
+{
+	return bitmap_find_next_zero_area(used_in(mem), pages_in(mem), from,
+					  mem->pages, PAGES_PER_GRANULE - 1);
 }
 
 /* Lists free pages in ascending order, and marks them used. */
 static int take_pages(struct vidmem *mem)
 {
-	struct gpu *gpu = mem->gpu;
-	unsigned long p;
+	unsigned long *used = used_in(mem);
+	unsigned long pages = pages_in(mem), p;
 	u32 i;
 
 	lockdep_assert_held(&mem_lock);
 
-	if (gpu->pages - bitmap_weight(gpu->used, gpu->pages) < mem->pages)
+	if (pages - bitmap_weight(used, pages) < mem->pages)
 		return -ENOMEM;
 
 	/* Where no hole is large enough, the memory comes in pieces. */
-	p = find_hole(gpu, bar1_home(gpu), mem->pages);
-	if (p >= gpu->pages)
-		p = find_hole(gpu, 0, mem->pages);
-	if (p >= gpu->pages)
+	p = find_hole(mem, mem->coherent ? 0 : bar1_home(mem->gpu));
+	if (p >= pages)
+		p = find_hole(mem, 0);
+	if (p >= pages)
 		p = 0;
 
 	for (i = 0; i < mem->pages; i++, p++) {
-		p = find_next_zero_bit(gpu->used, gpu->pages, p);
-		__set_bit(p, gpu->used);
+		p = find_next_zero_bit(used, pages, p);
+		__set_bit(p, used);
 		mem->page[i] = p;
 	}
 	return 0;
@@ -284,11 +298,11 @@ static void give_back(struct vidmem *mem)
 	u32 i;
 
 	for (i = 0; i < mem->pages; i++)
-		__clear_bit(mem->page[i], mem->gpu->used);
+		__clear_bit(mem->page[i], used_in(mem));
 }
 
 /**
- * vidmem_alloc - take memory from the BAR
+ * vidmem_alloc - take memory from the BAR, or what is to be coherent from there
  * @gpu: whose
  * @length: a multiple of STANDIN_GRANULE, not 0
  *
@@ -301,15 +315,17 @@ struct vidmem *vidmem_alloc(struct gpu *gpu, u64 length)
 
 	lockdep_assert_held(&mem_lock);
 
-	if (length > gpu->bar_end - gpu->bar_start + 1)
-		return ERR_PTR(-ENOMEM);
-
 	mem = kzalloc_obj(*mem);
 	if (!mem)
 		return ERR_PTR(-ENOMEM);
 	kref_init(&mem->kref);
 	mem->gpu = gpu;
+	mem->coherent = coherent_is_wanted();
 	INIT_LIST_HEAD(&mem->extents);
+	if (length / STANDIN_PAGE_SIZE > pages_in(mem)) {
+		ret = -ENOMEM;
+		goto free_mem;
+	}
 	mem->pages = length / STANDIN_PAGE_SIZE;
 	mem->page = kvmalloc_objs(*mem->page, mem->pages);
 	if (!mem->page) {
@@ -405,7 +421,7 @@ int vidmem_pin(struct vidmem *mem, u32 first, u32 pages)
 		goto unlock;
 	}
 
-	for (i = first; i < first + pages; i++)
+	for (i = first; i < first + pages && !mem->coherent; i++)
 		more += !mem->pins[i];
 
 	if (more && !bar_has_room(gpu, more)) {
@@ -429,7 +445,7 @@ void vidmem_unpin(struct vidmem *mem, u32 first, u32 pages)
 
 	mutex_lock(&mem_lock);
 	for (i = first; i < first + pages; i++)
-		less += !--mem->pins[i];
+		less += !--mem->pins[i] && !mem->coherent;
 	mem->gpu->pinned -= less;
 	count_add(BAR_BYTES_PINNED, -(s64)(less * STANDIN_PAGE_SIZE));
 	mutex_unlock(&mem_lock);

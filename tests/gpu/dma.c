@@ -47,12 +47,16 @@ MODULE_PARM_DESC(dma_permute, "DMA mappings have the pages of the table in rever
  * @node: in pin->mappings
  * @id: names the mapping in the event log
  * @pages: how many pages of 64 KiB are mapped
+ * @coherent: they have struct pages, and are mapped all at once
+ * @sgt: by this
  * @dma: what the client sees
  */
 struct mapping {
 	struct list_head node;
 	u64 id;
 	u32 pages;
+	bool coherent;
+	struct sg_table sgt;
 	struct nvidia_p2p_dma_mapping dma;
 };
 
@@ -99,7 +103,9 @@ static void mapping_free(struct mapping *map)
 	u64 *addresses = map->dma.dma_addresses;
 	u32 i;
 
-	for (i = 0; i < map->pages; i++) {
+	if (map->coherent && map->pages)
+		coherent_unmap(&map->dma.pci_dev->dev, &map->sgt);
+	for (i = 0; i < map->pages && !map->coherent; i++) {
 		dma_unmap_resource(&map->dma.pci_dev->dev, addresses[i],
 				   STANDIN_PAGE_SIZE, DMA_BIDIRECTIONAL, BAR_ATTRS);
 		if (i % 1024 == 1023)
@@ -110,6 +116,17 @@ static void mapping_free(struct mapping *map)
 	kvfree(addresses);
 	memset(map, POISON_FREE, sizeof(*map));
 	kfree(map);
+}
+
+/* Not a BAR: whether it is in one is not asked. */
+static int map_coherent(struct mapping *map, u32 pages)
+{
+	int ret = coherent_map(&map->dma.pci_dev->dev, &map->sgt,
+			       map->dma.dma_addresses, pages);
+
+	if (!ret)
+		map->pages = pages;
+	return ret;
 }
 
 static int map_page(struct mapping *map, const struct gpu *gpu, u64 phys)
@@ -145,6 +162,7 @@ static int dma_map(struct pci_dev *peer, struct nvidia_p2p_page_table *table,
 	struct pin *pin;
 	struct gpu *gpu;
 	u32 i, page;
+	u64 phys;
 	int ret;
 
 	if (!peer || !table || !dma_mapping)
@@ -177,10 +195,18 @@ static int dma_map(struct pci_dev *peer, struct nvidia_p2p_page_table *table,
 	/* A callback may have been here while the lock was waited for. */
 	if (!is_live(pin, "dma_map"))
 		ret = -EIO;
+	if (!ret)
+		map->coherent = coherent_has(table->pages[0]->physical_address);
 	for (i = 0; !ret && i < pin->pages; i++) {
 		page = permute ? pin->pages - 1 - i : i;
-		ret = map_page(map, gpu, table->pages[page]->physical_address);
+		phys = table->pages[page]->physical_address;
+		if (map->coherent)
+			map->dma.dma_addresses[i] = phys;
+		else
+			ret = map_page(map, gpu, phys);
 	}
+	if (!ret && map->coherent)
+		ret = map_coherent(map, pin->pages);
 	api_unlock();
 	if (ret)
 		goto free_mapping;

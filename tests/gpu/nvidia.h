@@ -58,6 +58,7 @@ struct bar1;
 struct dentry;
 struct proc_dir_entry;
 struct seq_file;
+struct sg_table;
 
 /**
  * struct gpu - one PCI function and its BAR (pci.c)
@@ -110,6 +111,7 @@ struct gpu {
  * @gpu: whose; referenced
  * @pages: how many pages of 64 KiB
  * @page: number in the BAR of each
+ * @coherent: number in coherent_memory instead; no pin occupies the BAR
  * @pins: how many pins each page has, or NULL before the first pin; mem_lock
  *
  * The rest is for memory that can move (nvidia/).
@@ -126,6 +128,7 @@ struct vidmem {
 	struct gpu *gpu;
 	u32 pages;
 	u32 *page;
+	bool coherent;
 	u32 *pins;
 	bool in_place;
 	unsigned long *content;
@@ -254,6 +257,34 @@ void memory_hold_points(struct dentry *dir);
 int memory_init(void);
 void memory_exit(void);
 
+/**
+ * struct coherent_memory - what the GPUs have beside their BARs (coherent.c)
+ * @start: where it begins
+ * @pages: how many pages of 64 KiB it has; 0: there is none
+ * @used: a bit for each; mem_lock
+ */
+struct coherent_memory {
+	phys_addr_t start;
+	unsigned long pages;
+	unsigned long *used;
+};
+
+extern struct coherent_memory coherent_memory;
+
+/* Whether that is where a page is: whoever has no vidmem goes by this. */
+static inline bool coherent_has(phys_addr_t phys)
+{
+	return phys - coherent_memory.start <
+	       (u64)coherent_memory.pages * STANDIN_PAGE_SIZE;
+}
+
+bool coherent_is_wanted(void);
+int coherent_map(struct device *peer, struct sg_table *sgt, u64 *addresses,
+		 u32 pages);
+void coherent_unmap(struct device *peer, struct sg_table *sgt);
+int coherent_init(void);
+void coherent_exit(void);
+
 /* bar.c */
 void bar_init(void);
 int bar_add_gpu(struct gpu *gpu);
@@ -283,7 +314,8 @@ static inline unsigned long bar1_home(const struct gpu *gpu)
 
 static inline void bar1_touch(struct vidmem *mem, u32 page)
 {
-	set_bit(page, mem->content);
+	if (!mem->coherent)
+		set_bit(page, mem->content);
 }
 #else
 static inline int bar1_add_gpu(struct gpu *gpu) { return 0; }

@@ -272,6 +272,8 @@ static int pin_attach(struct pin *pin, u64 va, u64 length, u32 flags,
 
 	pin->id = ++last_id;
 	pin->vidmem = vidmem_get(alloc->vidmem);
+	if (pin->vidmem->coherent && pin->table.version >= 0x00020000)
+		pin->table.flags |= NVIDIA_P2P_PAGE_TABLE_FLAGS_CPU_CACHEABLE;
 	memcpy(pin->table.gpu_uuid, alloc->gpu->uuid, NVIDIA_P2P_GPU_UUID_LEN);
 	for (i = 0; i < pin->pages; i++) {
 		info[i].physical_address =

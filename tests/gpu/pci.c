@@ -263,9 +263,12 @@ static int __init nvidia_init(void)
 	int ret;
 
 	bar_init();
-	ret = p2p_init();
+	ret = coherent_init();
 	if (ret)
 		return ret;
+	ret = p2p_init();
+	if (ret)
+		goto exit_coherent;
 	ret = memory_init();
 	if (ret)
 		goto exit_p2p;
@@ -299,6 +302,8 @@ exit_memory:
 	memory_exit();
 exit_p2p:
 	p2p_exit();
+exit_coherent:
+	coherent_exit();
 	return ret;
 }
 
@@ -311,6 +316,7 @@ static void __exit nvidia_exit(void)
 	debug_exit();
 	memory_exit();
 	p2p_exit();
+	coherent_exit();
 }
 
 module_init(nvidia_init);

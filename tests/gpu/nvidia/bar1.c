@@ -80,6 +80,8 @@ int bar1_add_memory(struct vidmem *mem)
 
 	lockdep_assert_held(&mem_lock);
 
+	if (mem->coherent)
+		return 0;
 	mem->content = kvcalloc(BITS_TO_LONGS(mem->pages), sizeof(long),
 				GFP_KERNEL);
 	if (!mem->content)
@@ -100,6 +102,8 @@ void bar1_release_memory(struct vidmem *mem)
 	lockdep_assert_held(&mem_lock);
 
 	WARN_ON(!list_empty(&mem->extents));
+	if (mem->coherent)
+		return;
 	for (i = 0; i < mem->pages; i++) {
 		bar1->slot[mem->page[i]].mem = NULL;
 		if (mem->in_place)
@@ -278,6 +282,8 @@ int bar1_get(struct vidmem *mem, u32 first, u32 pages)
 	u32 at = first, end = first + pages;
 	struct extent *extent;
 
+	if (mem->coherent)
+		return 0;
 	list_for_each_entry(extent, &mem->extents, node) {
 		if (at >= end)
 			break;

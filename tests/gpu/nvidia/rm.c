@@ -648,11 +648,27 @@ void NV_API_CALL nv_dma_unmap_peer(nv_dma_device_t *peer, u64 pages,
 			   BAR_ATTRS);
 }
 
-/* Of coherent GPUs alone. */
+/* Of coherent GPUs alone, as the next one. */
+static NV_STATUS map_coherent(nv_dma_device_t *peer, u32 pages, u64 *addresses,
+			      void **private)
+{
+	struct sg_table *sgt = kzalloc_obj(*sgt);
+	int ret = sgt ? coherent_map(peer->dev, sgt, addresses, pages) : -ENOMEM;
+
+	if (ret) {
+		kfree(sgt);
+		return ret == -ENOMEM ? NV_ERR_NO_MEMORY : NV_ERR_OPERATING_SYSTEM;
+	}
+	*private = sgt;
+	return NV_OK;
+}
+
 NV_STATUS NV_API_CALL nv_dma_unmap_alloc(nv_dma_device_t *device, u64 pages,
 					 u64 *addresses, void **private)
 {
-	return NV_ERR_NOT_SUPPORTED;
+	coherent_unmap(device->dev, *private);
+	kfree(*private);
+	return NV_OK;
 }
 
 NV_STATUS NV_API_CALL rm_p2p_dma_map_pages(nvidia_stack_t *sp,
@@ -662,7 +678,7 @@ NV_STATUS NV_API_CALL rm_p2p_dma_map_pages(nvidia_stack_t *sp,
 {
 	NV_STATUS status;
 	struct gpu *gpu;
-	u32 i, done;
+	u32 i, done = 0;
 
 	*private = NULL;
 	test_hold_here(&dma_map_before_lock);
@@ -677,6 +693,10 @@ NV_STATUS NV_API_CALL rm_p2p_dma_map_pages(nvidia_stack_t *sp,
 	}
 	for (i = 0; READ_ONCE(dma_permute) && i < pages / 2; i++)
 		swap(addresses[i], addresses[pages - 1 - i]);
+	if (pages && coherent_has(addresses[0])) {
+		status = map_coherent(peer, pages, addresses, private);
+		goto mapped;
+	}
 	for (done = 0; done < pages; done++) {
 		status = map_for_peer(peer, gpu, page_size / PAGE_SIZE,
 				      &addresses[done]);
@@ -685,12 +705,15 @@ NV_STATUS NV_API_CALL rm_p2p_dma_map_pages(nvidia_stack_t *sp,
 		if (done % 1024 == 1023)
 			cond_resched();
 	}
+mapped:
 	if (status == NV_OK &&
 	    xa_err(xa_store(&mappings, (unsigned long)addresses,
 			    xa_mk_value(pages), GFP_KERNEL)))
 		status = NV_ERR_NO_MEMORY;
 	if (status == NV_OK)
 		count(MAPPINGS_LIVE);
+	else if (*private)
+		nv_dma_unmap_alloc(peer, pages, addresses, private);
 	while (status != NV_OK && done--)
 		nv_dma_unmap_peer(peer, page_size / PAGE_SIZE, addresses[done]);
 	gpu_put(gpu);

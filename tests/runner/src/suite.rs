@@ -192,11 +192,14 @@ const ANSWERS: &[&str] = &[
     "{gdr}",
     "test",
     "bar1.",
+    "coherent.",
     "input.",
     "provider.",
     "reasons.",
     "rules.",
 ];
+/// What the memory of coherent GPUs is.
+const COHERENT: &[&str] = &["{gdr}", "test", "coherent."];
 /// What the module says where it cannot be loaded.
 const LOADING: &[&str] = &["{gdr}", "loading"];
 const DMA: &[&str] = &["{gdr}", "test", "dma."];
@@ -273,6 +276,14 @@ const PYVERBS: &[&str] = &["{repo}/tests/vm/pyverbs", "{pyverbs}"];
 fn ours(vm: &mut Options) {
     vm.bar = LARGE_BAR;
     vm.with_control = true;
+}
+
+/// RAM that is the memory of coherent GPUs: reserved for a driver that keeps it to itself.
+fn coherent(vm: &mut Options) {
+    vm.mem += 128;
+    vm.append.push("memmap=128M$0x60000000".to_owned());
+    vm.gpu_param
+        .push("coherent_start=0x60000000 coherent_mib=128".to_owned());
 }
 
 /// Our module, without persistent pins.
@@ -544,6 +555,7 @@ pub(crate) const SUITE: &[Run] = &[
         place: Place::Vm {
             options: |vm| {
                 ours(vm);
+                coherent(vm);
                 vm.provider = Provider::Ours;
             },
             command: ANSWERS,
@@ -555,10 +567,33 @@ pub(crate) const SUITE: &[Run] = &[
         place: Place::Vm {
             options: |vm| {
                 revocable(vm);
+                coherent(vm);
                 vm.provider = Provider::Ours;
             },
             command: ANSWERS,
         },
+        ..BASE
+    },
+    Run {
+        name: "memory of coherent GPUs: ours",
+        place: Place::Vm {
+            options: coherent,
+            command: COHERENT,
+        },
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "memory of coherent GPUs: ours, revocable, behind a translating IOMMU",
+        place: Place::Vm {
+            options: |vm| {
+                coherent(vm);
+                vm.iommu = Iommu::Strict;
+                vm.param.push("persistent_api_support=0".to_owned());
+            },
+            command: COHERENT,
+        },
+        only_in_full: true,
         ..BASE
     },
     Run {

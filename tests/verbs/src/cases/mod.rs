@@ -3,6 +3,7 @@
 
 mod buffers;
 mod chunks;
+mod coherent;
 mod consumers;
 pub(crate) mod ctl;
 pub(crate) mod cuda;
@@ -31,8 +32,8 @@ mod verify;
 
 use crate::ktap::Case;
 
-/// In the order in which they run. Sweeps take long, what is about scale wants a machine of its own, and `verify` is another
-/// program: they come only when they are asked for by name.
+/// In the order in which they run. Sweeps take long, what is about scale wants a machine of its own, and so does memory that
+/// CPUs cache; `verify` is another program: they come only when they are asked for by name.
 pub(crate) fn all(filters: &[String]) -> Vec<Case> {
     let if_asked = |name: &str, cases: &'static [Case]| {
         let asked = filters.iter().any(|filter| filter.starts_with(name));
@@ -59,6 +60,7 @@ pub(crate) fn all(filters: &[String]) -> Vec<Case> {
         identity::CASES,
         consumers::CASES,
         dma::CASES,
+        if_asked("coherent", coherent::CASES),
         if_asked("sweep", sweep::CASES),
         if_asked("scale", scale::CASES),
         if_asked("verify", verify::CASES),

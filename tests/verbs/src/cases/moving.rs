@@ -213,7 +213,8 @@ impl<'lab> Mover<'lab> {
     }
 }
 
-fn sweep(lab: &Lab, op: Op, from: Where, to: Where) -> Result<()> {
+/// Each length from and to each offset.
+pub(super) fn sweep(lab: &Lab, op: Op, from: Where, to: Where) -> Result<()> {
     let mut mover = Mover::new(lab, op)?;
     let mut source = mover.arena(true, from, ROOM, 0, ROOM)?;
     let mut target = mover.arena(false, to, ROOM, 0, ROOM)?;

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/*
+ * The memory of coherent GPUs, as on Grace: it is not behind a BAR, CPUs cache
+ * it, and each of its pages has a struct page. Processes have it as they have
+ * the BAR's, by page frame numbers, so that get_user_pages() refuses it: that
+ * is a driver which keeps the memory to itself and does not give it to the
+ * kernel as a NUMA node.
+ *
+ * It is RAM that the kernel's command line has reserved
+ * (memmap=128M$0x60000000). rxe maps whatever a peer gives it write-combined,
+ * and a CPU must not have two kinds of mapping of one page: so all of them are
+ * write-combined, which nobody in a virtual machine can tell from cached.
+ */
+#include <linux/bitmap.h>
+#include <linux/dma-mapping.h>
+#include <linux/io.h>
+#include <linux/ioport.h>
+#include <linux/memremap.h>
+#include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/scatterlist.h>
+#include <linux/slab.h>
+
+#include "nvidia.h"
+
+static ullong coherent_start;
+module_param(coherent_start, ullong, 0444);
+MODULE_PARM_DESC(coherent_start, "where reserved RAM begins that is memory of coherent GPUs");
+
+static uint coherent_mib;
+module_param(coherent_mib, uint, 0444);
+MODULE_PARM_DESC(coherent_mib, "how much of it there is; 0: none");
+
+static bool coherent;
+module_param(coherent, bool, 0644);
+MODULE_PARM_DESC(coherent, "new allocations are made in the memory of coherent GPUs");
+
+struct coherent_memory coherent_memory;
+
+static struct dev_pagemap pagemap = {
+	.type		= MEMORY_DEVICE_GENERIC,
+	.nr_range	= 1,
+};
+
+/* Where an allocation that is made now goes. */
+bool coherent_is_wanted(void)
+{
+	return READ_ONCE(coherent);
+}
+
+/**
+ * coherent_map - map pages for a device as the kernel's own memory is mapped
+ * @peer: the device
+ * @sgt: (out) what coherent_unmap() wants
+ * @addresses: (in) where each page of 64 KiB is, (out) its DMA address
+ * @pages: how many
+ *
+ * An IOMMU may give the pages of the kernel, which are smaller, any address.
+ * The interface has no word for a page of 64 KiB that is in pieces then.
+ *
+ * Return: 0, -ENOMEM or -EIO.
+ */
+int coherent_map(struct device *peer, struct sg_table *sgt, u64 *addresses,
+		 u32 pages)
+{
+	const u32 per_page = STANDIN_PAGE_SIZE / PAGE_SIZE;
+	u64 count = (u64)pages * per_page, i;
+	struct sg_dma_page_iter iter;
+	struct page **list;
+	int ret;
+
+	ret = fail_here(FAIL_DMA_MAP_PAGE);
+	if (ret)
+		return ret;
+
+	list = kvmalloc_objs(*list, count);
+	if (!list)
+		return -ENOMEM;
+	for (i = 0; i < count && !ret; i++) {
+		unsigned long pfn = PHYS_PFN(addresses[i / per_page]) + i % per_page;
+
+		if (pfn_valid(pfn))
+			list[i] = pfn_to_page(pfn);
+		else
+			ret = -EIO;
+	}
+	if (!ret)
+		ret = sg_alloc_table_from_pages(sgt, list, count, 0,
+						count << PAGE_SHIFT, GFP_KERNEL);
+	kvfree(list);
+	if (ret)
+		return ret;
+
+	if (dma_map_sgtable(peer, sgt, DMA_BIDIRECTIONAL, BAR_ATTRS)) {
+		sg_free_table(sgt);
+		return -EIO;
+	}
+	i = 0;
+	for_each_sgtable_dma_page(sgt, &iter, 0) {
+		dma_addr_t addr = sg_page_iter_dma_address(&iter);
+		u64 *page = &addresses[i / per_page];
+		u64 offset = i++ % per_page * PAGE_SIZE;
+
+		if (!offset)
+			*page = addr;
+		else if (addr != *page + offset)
+			ret = -EIO;
+	}
+	if (ret)
+		coherent_unmap(peer, sgt);
+	return ret;
+}
+
+void coherent_unmap(struct device *peer, struct sg_table *sgt)
+{
+	dma_unmap_sgtable(peer, sgt, DMA_BIDIRECTIONAL, BAR_ATTRS);
+	sg_free_table(sgt);
+}
+
+/**
+ * coherent_init - take the memory that the parameters name
+ *
+ * Return: 0, or an error; -EINVAL for RAM that is not reserved.
+ */
+int coherent_init(void)
+{
+	u64 length = (u64)coherent_mib << 20;
+	void *mapped;
+	int ret;
+
+	if (!length)
+		return 0;
+	if (!IS_ALIGNED(coherent_start | length, STANDIN_GRANULE) ||
+	    region_intersects(coherent_start, length, IORESOURCE_SYSTEM_RAM,
+			      IORES_DESC_NONE) != REGION_DISJOINT) {
+		pr_err("nvidia: no memory of a coherent GPU at %#llx: reserve it (memmap=%uM$%#llx)\n",
+		       coherent_start, coherent_mib, coherent_start);
+		return -EINVAL;
+	}
+
+	coherent_memory.start = coherent_start;
+	coherent_memory.pages = length / STANDIN_PAGE_SIZE;
+	coherent_memory.used = bitmap_zalloc(coherent_memory.pages, GFP_KERNEL);
+	if (!coherent_memory.used)
+		return -ENOMEM;
+	ret = arch_io_reserve_memtype_wc(coherent_start, length);
+	if (ret)
+		goto free_bitmap;
+	pagemap.range.start = coherent_start;
+	pagemap.range.end = coherent_start + length - 1;
+	mapped = memremap_pages(&pagemap, numa_mem_id());
+	if (!IS_ERR(mapped))
+		return 0;
+
+	ret = PTR_ERR(mapped);
+	arch_io_free_memtype_wc(coherent_start, length);
+free_bitmap:
+	bitmap_free(coherent_memory.used);
+	return ret;
+}
+
+void coherent_exit(void)
+{
+	if (!coherent_memory.pages)
+		return;
+	memunmap_pages(&pagemap);
+	arch_io_free_memtype_wc(coherent_start, (u64)coherent_mib << 20);
+	bitmap_free(coherent_memory.used);
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! GPUs whose memory CPUs cache (Grace). Where the driver keeps the memory to itself, `get_user_pages()` refuses it and our
+//! module is asked: the memory is in no BAR and has struct pages, so nvidia.ko maps it, and nobody revokes it.
+
+use std::collections::BTreeMap;
+
+use anyhow::bail;
+use anyhow::ensure;
+use anyhow::Context;
+use anyhow::Result;
+
+use crate::cases::moving;
+use crate::cases::reasons;
+use crate::counters;
+use crate::counters::Activity;
+use crate::counters::Counters;
+use crate::gpu::Allocation;
+use crate::gpu::Freer;
+use crate::gpu::GRANULE;
+use crate::knobs::has_nvidias_upper_half;
+use crate::knobs::Parameter;
+use crate::ktap;
+use crate::ktap::note;
+use crate::ktap::Case;
+use crate::lab::Lab;
+use crate::lab::PinMode;
+use crate::lab::Where;
+use crate::pattern::difference;
+use crate::pattern::Pattern;
+use crate::rdma;
+use crate::rdma::full_access;
+use crate::rdma::Op;
+use crate::sys::Mapping;
+
+const M2: usize = GRANULE as usize;
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "coherent.write_gpu_to_gpu",
+        run: |lab| moves(lab, Op::Write, Where::Gpu(0), Where::Gpu(1)),
+    },
+    Case {
+        name: "coherent.read_gpu_to_host",
+        run: |lab| moves(lab, Op::Read, Where::Gpu(0), Where::Host),
+    },
+    Case {
+        name: "coherent.mapped_by_the_provider",
+        run: mapped,
+    },
+    Case {
+        name: "coherent.not_revoked",
+        run: not_revoked,
+    },
+];
+
+/// Until it is dropped, GPU memory is allocated where CPUs cache it.
+fn coherent(lab: &Lab) -> Result<Parameter> {
+    lab.needs_module()?;
+    match counters::module_parameter("nvidia", "coherent_mib").as_deref() {
+        None | Some("0") => ktap::skip("no memory of a coherent GPU in this machine"),
+        Some(_) => Parameter::set("nvidia", "coherent", "1"),
+    }
+}
+
+fn moves(lab: &Lab, op: Op, from: Where, to: Where) -> Result<()> {
+    let _coherent = coherent(lab)?;
+    lab.needs_both_clients()?;
+    moving::sweep(lab, op, from, to)
+}
+
+/// One pin and one mapping of the provider's, whether its page tables say that CPUs cache the memory, or are of a version
+/// that cannot say it.
+fn mapped(lab: &Lab) -> Result<()> {
+    let coherent = coherent(lab)?;
+    lab.needs_ours()?;
+    lab.needs_both_clients()?;
+    let memory = lab.allocate_gpu(M2)?;
+    drop(coherent);
+    if has_nvidias_upper_half() {
+        return mapped_for(lab, &memory, "not_in_bar");
+    }
+    mapped_for(lab, &memory, "cpu_cacheable")?;
+    let _older = Parameter::set("nvidia", "table_version", "0x00010002")?;
+    mapped_for(lab, &memory, "not_in_bar").context("without flags")
+}
+
+fn mapped_for(lab: &Lab, memory: &Allocation, reason: &str) -> Result<()> {
+    reasons::begin(lab)?;
+    let before = Counters::read()?;
+    let region = lab.near.register(memory.span(0, M2)?, full_access())?;
+    let now = Counters::read()?;
+    let activity = now.activity(&before)?;
+    let handed_on = match lab.setup.mode() {
+        PinMode::Persistent => BTreeMap::new(),
+        PinMode::Revocable => BTreeMap::from([(format!("revocable/{reason}"), 1)]),
+    };
+    note("pins", activity.pins);
+    note("mappings_of_the_provider", activity.maps);
+    let expected = Activity {
+        pins: 1 + handed_on.len() as u64,
+        unpins: handed_on.len() as u64,
+        attempts: 1 + handed_on.len() as u64,
+        maps: 1,
+        ..Activity::default()
+    };
+    ensure!(activity == expected, "{activity:?}, not {expected:?}");
+    let live = ["pins_live", "pins_persistent_live", "bar_bytes_pinned"];
+    let live = live.map(|name| now.get(name).unwrap_or(u64::MAX));
+    ensure!(live == [0, 1, 0], "pins, and bytes of the BAR: {live:?}");
+    let counted = reasons::counts()?;
+    ensure!(counted == handed_on, "{counted:?}, not {handed_on:?}");
+    drop(region);
+    let live = Counters::read()?.live_pins()?;
+    ensure!(live == 0, "{live} pins after the end");
+    Ok(())
+}
+
+/// Freed memory stays behind its registration, in either mode: no callback, and the HCA goes on.
+fn not_revoked(lab: &Lab) -> Result<()> {
+    let coherent = coherent(lab)?;
+    lab.needs_ours()?;
+    lab.needs_both_clients()?;
+    let memory = lab.allocate_gpu(M2)?;
+    drop(coherent);
+    let bytes = Pattern::new(lab.setup.seed, 1).bytes(0, M2);
+    memory.write(0, &bytes)?;
+    let target = Mapping::anonymous(M2)?;
+    let mut connection = rdma::connect(&lab.near, &lab.far)?;
+    let source = lab.near.register(memory.span(0, M2)?, full_access())?;
+    let far = lab.far.register(target.span(0, M2)?, full_access())?;
+    let before = Counters::read()?;
+    lab.gpu(0)?.free(memory.mapping().addr(), Freer::Caller)?;
+    let callbacks = Counters::read()?.since(&before, "callbacks")?;
+    note("callbacks", callbacks);
+    ensure!(callbacks == 0, "{callbacks} callbacks");
+    let part = |region: &rdma::Region| region.part(0, M2 as u64);
+    connection
+        .near
+        .transfer(Op::Write, part(&source)?, part(&far)?)?;
+    same_bytes(&target, &bytes)?;
+    drop((source, far));
+    let live = Counters::read()?.live_pins()?;
+    ensure!(live == 0, "{live} pins after the end");
+    Ok(())
+}
+
+fn same_bytes(memory: &Mapping, expected: &[u8]) -> Result<()> {
+    let mut found = vec![0; expected.len()];
+    memory.read(0, &mut found)?;
+    match difference(expected, &found) {
+        None => Ok(()),
+        Some(at) => bail!("another byte at {at:?}"),
+    }
+}
