@@ -278,10 +278,12 @@ fn ours(vm: &mut Options) {
     vm.with_control = true;
 }
 
-/// RAM that is the memory of coherent GPUs: reserved for a driver that keeps it to itself.
+/// RAM that is the memory of coherent GPUs: reserved for a driver that keeps it to itself, and for pages that the kernel can
+/// move, as it does where the driver gives the memory to it.
 fn coherent(vm: &mut Options) {
-    vm.mem += 128;
-    vm.append.push("memmap=128M$0x60000000".to_owned());
+    vm.mem += 128 + 512;
+    vm.append
+        .push("memmap=128M$0x60000000 movablecore=512M".to_owned());
     vm.gpu_param
         .push("coherent_start=0x60000000 coherent_mib=128".to_owned());
 }

@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! GPUs whose memory CPUs cache (Grace). Where the driver keeps the memory to itself, `get_user_pages()` refuses it and our
-//! module is asked: the memory is in no BAR and has struct pages, so nvidia.ko maps it, and nobody revokes it.
+//! module is asked: the memory is in no BAR and has struct pages, so nvidia.ko maps it, and nobody revokes it. Where the
+//! driver has given it to the kernel, the kernel moves what is registered to other memory, and asks nobody.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
 
 use anyhow::bail;
 use anyhow::ensure;
@@ -30,6 +35,7 @@ use crate::pattern::Pattern;
 use crate::rdma;
 use crate::rdma::full_access;
 use crate::rdma::Op;
+use crate::sys;
 use crate::sys::Mapping;
 
 const M2: usize = GRANULE as usize;
@@ -50,6 +56,10 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "coherent.not_revoked",
         run: not_revoked,
+    },
+    Case {
+        name: "coherent.moved_by_the_kernel",
+        run: moved,
     },
 ];
 
@@ -151,4 +161,88 @@ fn same_bytes(memory: &Mapping, expected: &[u8]) -> Result<()> {
         None => Ok(()),
         Some(at) => bail!("another byte at {at:?}"),
     }
+}
+
+/// Page frames of the zone that the kernel keeps for pages that it can move, as it keeps a GPU's memory that it was given.
+fn movable_zone() -> Result<Option<Range<u64>>> {
+    let text = fs::read_to_string("/proc/zoneinfo")?;
+    let zone = text.split("\nNode ").find(|zone| {
+        zone.lines()
+            .next()
+            .is_some_and(|line| line.ends_with("Movable"))
+    });
+    let Some(zone) = zone else {
+        return Ok(None);
+    };
+    let number = |name: &str| -> Option<u64> {
+        zone.lines()
+            .find_map(|line| line.trim().strip_prefix(name)?.trim().parse().ok())
+    };
+    let spanned = number("spanned").context("a zone without a length")?;
+    if spanned == 0 {
+        return Ok(None);
+    }
+    let start = number("start_pfn:").context("a zone without a start")?;
+    Ok(Some(start..start + spanned))
+}
+
+/// How many of the memory's pages are in `zone`.
+fn pages_in(memory: &Mapping, zone: &Range<u64>) -> Result<usize> {
+    /// Of an entry of pagemap, those with the page frame.
+    const FRAME: u64 = (1 << 55) - 1;
+    let page = sys::page_size()?;
+    let pagemap = File::open("/proc/self/pagemap")?;
+    let mut entry = [0; 8];
+    let mut count = 0;
+    for number in 0..memory.len() as u64 / page {
+        pagemap.read_exact_at(&mut entry, (memory.addr() / page + number) * 8)?;
+        count += usize::from(zone.contains(&(u64::from_ne_bytes(entry) & FRAME)));
+    }
+    Ok(count)
+}
+
+fn moved(lab: &Lab) -> Result<()> {
+    lab.needs_module()?;
+    let Some(zone) = movable_zone()? else {
+        return ktap::skip("no ZONE_MOVABLE in this machine");
+    };
+    // What files are in memory for takes this zone, too.
+    fs::write("/proc/sys/vm/drop_caches", "1")?;
+    let [near, far] = [Mapping::anonymous(M2)?, Mapping::anonymous(M2)?];
+    let bytes = Pattern::new(lab.setup.seed, 1).bytes(0, M2);
+    near.write(0, &bytes)?;
+    far.write(0, &vec![0; M2])?;
+    let all = M2 / usize::try_from(sys::page_size()?)?;
+    let in_zone = [pages_in(&near, &zone)?, pages_in(&far, &zone)?];
+    note("pages_movable_before", in_zone[0] + in_zone[1]);
+    ensure!(
+        in_zone == [all; 2],
+        "{in_zone:?} of {all} pages in {zone:x?}"
+    );
+
+    let before = Counters::read()?;
+    let mut connection = rdma::connect(&lab.near, &lab.far)?;
+    let source = lab.near.register(near.span(0, M2)?, full_access())?;
+    let target = lab.far.register(far.span(0, M2)?, full_access())?;
+    let in_zone = [pages_in(&near, &zone)?, pages_in(&far, &zone)?];
+    note("pages_movable_after", in_zone[0] + in_zone[1]);
+    ensure!(
+        in_zone == [0; 2],
+        "{in_zone:?} pages are still in {zone:x?}"
+    );
+    let part = |region: &rdma::Region| region.part(0, M2 as u64);
+    connection
+        .near
+        .transfer(Op::Write, part(&source)?, part(&target)?)?;
+    same_bytes(&far, &bytes)?;
+    let asked = Counters::read()?.activity(&before)?;
+    ensure!(
+        asked == Activity::default(),
+        "the provider was asked: {asked:?}"
+    );
+    for hca in [&lab.near, &lab.far] {
+        let regions = counters::peer_regions(hca.name())?;
+        ensure!(regions.is_empty(), "regions of a peer's: {regions:?}");
+    }
+    Ok(())
 }
