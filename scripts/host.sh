@@ -20,7 +20,7 @@ name() { printf '%s\n' "${1#"$root"}"; }
 follow() (
 	path=$1
 	while to=$(readlink "$path"); do
-		case $to in /*) path=$root$to ;; *) path=$(dirname "$path")/$to ;; esac
+		case $to in /*) path=$(at "$to") ;; *) path=$(dirname "$path")/$to ;; esac
 	done
 	printf '%s\n' "$path"
 )
@@ -38,12 +38,16 @@ find_kernel() {
 	[ ! -d "$kdir" ] || kdir=$(cd -P "$kdir" && pwd)
 	release=$(cat "$kdir/include/config/kernel.release" 2>/dev/null || printf '%s\n' "$release")
 	series=$(version "$release" | cut -d . -f 1,2)
+	# Ubuntu's package of Rust's metadata, wherever the link in its headers leads.
+	lib_rust=$root/usr/src/linux-lib-rust-$release
 	# Distributions have it beside the kernel, too.
 	for configuration in "$kdir/include/config/auto.conf" "$root/boot/config-$release" "$root/lib/modules/$release/config" \
 		/dev/null; do
 		[ ! -r "$configuration" ] || break
 	done
 }
+
+has_metadata() { [ -s "$1/rust/libkernel.rmeta" ]; }
 
 # An option of the kernel's configuration: y, m, a value, or nothing.
 config() { sed -n "s/^CONFIG_$1=\"\{0,1\}\([^\"]*\).*/\1/p" "$configuration"; }

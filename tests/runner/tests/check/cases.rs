@@ -123,6 +123,8 @@ pub(crate) fn folders() -> Vec<Case> {
 
 const IN_LIB_RUST: &str =
     "They are in a package of their own: run 'apt install linux-lib-rust-{R}'.";
+const LINK_TO_NOTHING: &str =
+    "Rust metadata|missing|/{K}/rust leads to ../linux-lib-rust-{R}/rust, which is not there";
 
 const NO_RUSTC: &str =
     "The Rust compiler is not here: run 'dnf install rust', or name it with RUSTC=.";
@@ -394,10 +396,7 @@ pub(crate) fn kernels() -> Vec<Case> {
         case(
             "no metadata at all",
             complete(UBUNTU).without("usr/src/linux-lib-rust-{R}"),
-            &[(
-                "Rust metadata|missing|no rust/libcore.rmeta and 11 more",
-                IN_LIB_RUST,
-            )],
+            &[(LINK_TO_NOTHING, IN_LIB_RUST)],
         ),
         case(
             "no metadata, and it shall be made, which is Debian's way alone",
@@ -405,10 +404,15 @@ pub(crate) fn kernels() -> Vec<Case> {
                 .without("usr/src/linux-lib-rust-{R}")
                 .tool("dpkg-query", "linux-headers-7.3.0-15")
                 .argument("-m"),
-            &[(
-                "Rust metadata|missing|no rust/libcore.rmeta and 11 more",
-                IN_LIB_RUST,
-            )],
+            &[(LINK_TO_NOTHING, IN_LIB_RUST)],
+        ),
+        case(
+            "a link to nothing, and a crate less where the metadata are",
+            hwe().without("usr/src/linux-lib-rust-{R}/rust/libffi.rmeta"),
+            &[
+                (NEVER_ON_7_0, NEVER_ON_7_0_ADVICE),
+                ("Rust metadata|missing|no rust/libffi.rmeta", IN_LIB_RUST),
+            ],
         ),
         case(
             "a kernel that puts its helpers into modules, and not into its headers",
@@ -1217,6 +1221,19 @@ pub(crate) fn debian() -> Host {
     host
 }
 
+/// Ubuntu 24.04 with its HWE kernel. Its source package has a name of its own, which is in the target of the headers' link to
+/// the metadata, and not in the name of their package's folder.
+pub(crate) fn hwe() -> Host {
+    let mut host = complete("7.0.0-38-generic");
+    host.without("{K}/rust")
+        .link("{K}/rust", "../linux-hwe-7.0-lib-rust-{R}/rust");
+    host
+}
+
+const NEVER_ON_7_0: &str = "kernel version|remark|{R}";
+const NEVER_ON_7_0_ADVICE: &str = "The module was run on 7.2 to 7.3, and never on 7.0.";
+const HWE_LINK: &str = "/{K}/rust leads to ../linux-hwe-7.0-lib-rust-{R}/rust, which is not there";
+
 /// A kernel whose headers are in one folder below /lib/modules.
 fn in_modules(release: &'static str, rustc: &str, gcc: &str, os: &str) -> Host {
     let mut host = Host {
@@ -1340,6 +1357,30 @@ pub(crate) fn hosts() -> Vec<Case> {
                 ("make|missing|none", "kbuild needs GNU make: run 'apt install make'."),
                 no_driver(&on_debian),
                 no_peers,
+            ],
+        ),
+        case(
+            "Ubuntu 24.04 with its HWE kernel, and without the package of the metadata",
+            hwe().without("usr/src/linux-lib-rust-{R}"),
+            &[
+                (NEVER_ON_7_0, NEVER_ON_7_0_ADVICE),
+                (
+                    &format!("Rust metadata|missing|{HWE_LINK}"),
+                    "They are in a package of their own: run 'apt install linux-lib-rust-{R}'. The link leads elsewhere \
+                     all the same: 'make module' then builds in a folder of links to the headers and to that package.",
+                ),
+            ],
+        ),
+        case(
+            "Ubuntu 24.04 with its HWE kernel",
+            &hwe(),
+            &[
+                (NEVER_ON_7_0, NEVER_ON_7_0_ADVICE),
+                (
+                    &format!("Rust metadata|remark|{HWE_LINK}"),
+                    "The metadata are in /usr/src/linux-lib-rust-{R}: 'make module' builds in a folder of links to the \
+                     headers and to them.",
+                ),
             ],
         ),
         case(

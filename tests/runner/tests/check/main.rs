@@ -30,6 +30,7 @@ use cases::debian;
 use cases::drivers;
 use cases::folders;
 use cases::hosts;
+use cases::hwe;
 use cases::installing;
 use cases::kernels;
 use cases::peer_memory;
@@ -225,10 +226,18 @@ impl Host {
             )
     }
 
-    /// Writes it all down, and runs the script there.
+    /// Writes it all down, and runs the script there, which must leave it as it is.
     fn check(&self, shell: &[&str]) -> Said {
+        let place = self.write();
+        let before = listing(&place.root());
+        let said = self.run(&place, shell);
+        assert_eq!(listing(&place.root()), before, "the host was written to");
+        said
+    }
+
+    fn write(&self) -> Place {
         let place = Place::new();
-        let root = place.0.join("root");
+        let root = place.root();
         for (path, entry) in &self.files {
             let path = root.join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -252,20 +261,22 @@ impl Host {
         for name in UTILITIES {
             symlink(system(name), tools.join(name)).unwrap();
         }
-        let before = listing(&root);
+        place
+    }
+
+    fn run(&self, place: &Place, shell: &[&str]) -> Said {
         let output = Command::new(system(shell[0]))
             .args(&shell[1..])
             .arg(script())
             .args(&self.arguments)
             .env_clear()
-            .env("PATH", &tools)
-            .env("PROBE_ROOT", &root)
+            .env("PATH", place.0.join("tools"))
+            .env("PROBE_ROOT", place.root())
             .envs(self.environment.iter().copied())
             .current_dir(&place.0)
             .stdin(Stdio::null())
             .output()
             .unwrap();
-        assert_eq!(listing(&root), before, "the host was written to");
         Said {
             status: output.status.code(),
             text: String::from_utf8(output.stdout).unwrap(),
@@ -367,6 +378,11 @@ impl Place {
         let folder = std::env::temp_dir().join(format!("check-{}-{number}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         Self(fs::canonicalize(folder).unwrap())
+    }
+
+    /// Of the host.
+    fn root(&self) -> PathBuf {
+        self.0.join("root")
     }
 }
 
@@ -730,6 +746,55 @@ fn the_installed_drivers_headers_are_found_by_all_its_names() {
         let wanted = format!("{}/usr/src/nvidia-580.1/nvidia\n", place.0.display());
         assert_eq!(String::from_utf8(output.stdout).unwrap(), wanted, "{name}");
     }
+}
+
+/// Nothing is compiled for it: the headers, and the metadata where their package has them, by links.
+#[test]
+fn a_link_to_nothing_is_got_round() {
+    let mut host = hwe();
+    // What lays the links, as root.
+    for name in ["ln", "mkdir", "mv", "rm", "sha256sum"] {
+        let script = format!("#!/bin/sh\nexec {} \"$@\"\n", system(name).display());
+        host.tools.insert(name.to_owned(), script);
+    }
+    host.tool("id", "0").argument("-m");
+    let place = host.write();
+    let kept = "var/lib/peermem-rs/headers";
+    let folder = format!("{kept}/{}", host.release);
+    // Of a kernel that has gone.
+    fs::create_dir_all(place.root().join(kept).join("6.1.0")).unwrap();
+    let said = host.run(&place, &["sh"]);
+    let note = format!(
+        "peermem-rs: the headers of {} have no metadata for Rust where they should: made /{folder}, with links to them and \
+         to /usr/src/linux-lib-rust-{}\n",
+        host.release, host.release
+    );
+    let row = format!("ok       rust/*.rmeta, rust/*.so in /{folder}\n");
+    assert!(said.text.contains(&row), "{}{}", said.text, said.errors);
+    assert_eq!((said.status, said.errors), (Some(0), note));
+    let left: Vec<_> = fs::read_dir(place.root().join(kept)).unwrap().collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+    // All that kbuild reads is found through it, and no other is made for what was there already.
+    for path in [
+        "include/config/auto.conf",
+        "scripts/target.json",
+        "rust/libkernel.rmeta",
+    ] {
+        assert!(place.root().join(&folder).join(path).is_file(), "{path}");
+    }
+    let again = host.run(&place, &["sh"]);
+    assert_eq!((again.text, again.errors.as_str()), (said.text, ""));
+    // And without -m, as the Makefile asks for the folder.
+    host.arguments.clear();
+    let again = host.run(&place, &["sh"]);
+    assert!(again.text.contains(&row), "{}", again.text);
+
+    // Where it cannot be written, there is nothing to build in.
+    host.fails("mkdir").argument("-m");
+    let advice = "and scripts/headers says above why it could not lay a link to them.\n";
+    let said = host.check(&["sh"]);
+    assert!(said.text.contains(advice), "{}", said.text);
+    assert_eq!(said.status, Some(1));
 }
 
 /// The source is there, and not that of the headers' package.
