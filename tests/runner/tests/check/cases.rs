@@ -126,6 +126,25 @@ const IN_LIB_RUST: &str =
 const LINK_TO_NOTHING: &str =
     "Rust metadata|missing|/{K}/rust leads to ../linux-lib-rust-{R}/rust, which is not there";
 
+/// A host that has no headers of this kernel.
+fn without_headers(release: &'static str, os: &str) -> Host {
+    let mut host = Host {
+        release,
+        ..complete(UBUNTU)
+    };
+    host.file("etc/os-release", os)
+        .module(
+            "lib/modules/{R}/updates/dkms/nvidia.ko",
+            "Dual MIT/GPL",
+            "595.45.04",
+        )
+        .file("proc/sys/kernel/osrelease", "{R}\n");
+    host
+}
+
+const TRIXIE: &str = "ID=debian\nVERSION_CODENAME=trixie\n";
+const RHEL: &str = "ID=\"rhel\"\nID_LIKE=\"centos fedora\"\n";
+
 const NO_RUSTC: &str =
     "The Rust compiler is not here: run 'dnf install rust', or name it with RUSTC=.";
 const NO_BINDGEN_ON_FEDORA: &str =
@@ -223,6 +242,12 @@ pub(crate) fn all_at_once() -> Vec<Case> {
         "Rust metadata|missing|no rust/libcore.rmeta and 9 more",
         IN_LIB_RUST,
     );
+    let backports = |flavour: &str| {
+        format!(
+            "No kernel before 7.0 can serve, as the module needs its Rust interfaces: run 'apt install -t \
+             trixie-backports linux-image-{flavour} linux-headers-{flavour}'."
+        )
+    };
     let stripped = lacking
         .clone()
         .without("lib/modules/{R}/build")
@@ -248,21 +273,23 @@ pub(crate) fn all_at_once() -> Vec<Case> {
         ),
         case(
             "Debian 13 with its first kernel",
-            Host {
-                release: "6.12.57+deb13-amd64",
-                ..complete(UBUNTU)
-            }
-            .file(
-                "etc/os-release",
-                "ID=debian\nVERSION_CODENAME=trixie\n",
-            )
-            .module("lib/modules/{R}/updates/dkms/nvidia.ko", "Dual MIT/GPL", "595.45.04")
-            .file("proc/sys/kernel/osrelease", "{R}\n"),
-            &[(
-                "kernel version|missing|{R}",
-                "No kernel before 7.0 can serve, as the module needs its Rust interfaces: run 'apt install -t \
-                 trixie-backports linux-image-amd64 linux-headers-amd64'.",
-            )],
+            &without_headers("6.12.57+deb13-amd64", TRIXIE),
+            &[("kernel version|missing|{R}", &backports("amd64"))],
+        ),
+        case(
+            "Debian 13 on arm64 with its first kernel, with pages of 16 KiB",
+            &without_headers("6.12.57+deb13-arm64-16k", TRIXIE),
+            &[("kernel version|missing|{R}", &backports("arm64-16k"))],
+        ),
+        case(
+            "Debian 13 in a cloud, on arm64",
+            &without_headers("6.12.57+deb13-cloud-arm64", TRIXIE),
+            &[("kernel version|missing|{R}", &backports("cloud-arm64"))],
+        ),
+        case(
+            "Debian 13 with a kernel of Debian 12",
+            &without_headers("6.1.0-37-amd64", TRIXIE),
+            &[("kernel version|missing|{R}", &backports("amd64"))],
         ),
         case("five things are missing", &lacking, &five),
         case(
@@ -360,10 +387,7 @@ pub(crate) fn kernels() -> Vec<Case> {
                 .unset("X86_64")
                 .set("ARM64", "y")
                 .without("{K}/scripts/target.json"),
-            &[(
-                "architecture|remark|arm64",
-                "The module was built and run on x86-64 alone.",
-            )],
+            &[ON_ARM64],
         ),
         case(
             "another architecture",
@@ -1170,24 +1194,33 @@ pub(crate) fn peer_memory() -> Vec<Case> {
 const LEFT_OUT: &str =
     "The headers packages here leave them out: unpack this kernel's own source, and name it in \
                         'scripts/headers -m SOURCE=…', which makes them.";
+pub(crate) const ON_ARM64: Row<'static> = (
+    "architecture|remark|arm64",
+    "On arm64 the module was run in emulated machines alone.",
+);
+const AMD64_ALONE: &str =
+    "Ubuntu's package of them is for amd64 alone: unpack this kernel's own source ('apt source \
+     linux-image-unsigned-{R}'), and name it in 'scripts/headers -m SOURCE=…', which makes them.";
 const LEFT_OUT_BY_DEBIAN: &str =
     "Debian's headers packages leave them out: run 'apt install linux-source-7.3' (the version of \
                                   the headers), from which 'make module' makes them.";
 
 /// Debian 13 with the kernel of its backports, stock: the headers are in three packages and have nothing of Rust's.
 pub(crate) fn debian() -> Host {
-    let release = "7.3.4+deb13-amd64";
+    debian_of("7.3.4+deb13-amd64", "x86", "x86_64-linux-gnu-")
+}
+
+/// With this kernel, of the architecture that kbuild calls so, and whose tools have such a prefix.
+fn debian_of(release: &'static str, architecture: &str, prefix: &str) -> Host {
     let mut host = Host {
         release,
         headers: format!("usr/src/linux-headers-{release}"),
         ..Host::default()
     };
     let rustc = "rustc 1.85.1 (4eb161250 2025-03-15) (built from a source tarball)";
+    let gcc = format!("{prefix}gcc-14 (Debian 14.2.0-19) 14.2.0");
     host.kernel(rustc)
-        .set(
-            "CC_VERSION_TEXT",
-            "\"x86_64-linux-gnu-gcc-14 (Debian 14.2.0-19) 14.2.0\"",
-        )
+        .set("CC_VERSION_TEXT", &format!("\"{gcc}\""))
         .file("etc/os-release", "NAME=\"Debian GNU/Linux\"\nID=debian\n")
         .link("lib/modules/{R}/build", "/{K}")
         .file(
@@ -1196,8 +1229,10 @@ pub(crate) fn debian() -> Host {
         )
         .file(
             "{K}/.kernelvariables",
-            "override ARCH = x86\nCC = $(if $(CCACHE),ccache) $(CROSS_COMPILE)gcc-14\n\
-             override CROSS_COMPILE = x86_64-linux-gnu-\n",
+            &format!(
+                "override ARCH = {architecture}\nCC = $(if $(CCACHE),ccache) $(CROSS_COMPILE)gcc-14\n\
+                 override CROSS_COMPILE = {prefix}\n"
+            ),
         )
         .without("{K}/scripts")
         .link("{K}/scripts", "../../lib/linux-kbuild-7.3.4+deb13/scripts")
@@ -1208,16 +1243,40 @@ pub(crate) fn debian() -> Host {
             EXTERN_CRATES,
         )
         .without("{K}/rust")
-        .tool(
-            "x86_64-linux-gnu-gcc-14",
-            "x86_64-linux-gnu-gcc-14 (Debian 14.2.0-19) 14.2.0",
-        )
+        .tool(&format!("{prefix}gcc-14"), &gcc)
         .without_tool("ld")
-        .tool("x86_64-linux-gnu-ld", "")
+        .tool(&format!("{prefix}ld"), "")
         .tool(
             "bindgen",
             "bindgen 0.71.1\nClang: Debian clang version 19.1.7 (3)",
         );
+    host
+}
+
+/// The same kernel for arm64, whose target rustc knows.
+pub(crate) fn debian_on_arm64() -> Host {
+    let mut host = debian_of("7.3.4+deb13-arm64", "arm64", "aarch64-linux-gnu-");
+    host.on_arm64();
+    host
+}
+
+/// Ubuntu's linux-nvidia for Grace, with pages of 64 KiB. There is no package of the metadata for arm64, and no link to one.
+pub(crate) fn grace() -> Host {
+    grace_of("7.3.0-1004-nvidia-64k")
+}
+
+fn grace_of(release: &'static str) -> Host {
+    let mut host = complete(release);
+    host.on_arm64()
+        .without("{K}/rust")
+        .without("{K}/scripts/target.json")
+        .without("usr/src/linux-lib-rust-{R}")
+        .set(
+            "CC_VERSION_TEXT",
+            "\"aarch64-linux-gnu-gcc-15 (Ubuntu 15.2.0-16ubuntu1) 15.2.0\"",
+        )
+        .without("usr/src/ofa_kernel")
+        .ofed(&format!("aarch64/{release}"));
     host
 }
 
@@ -1270,6 +1329,18 @@ fn fedora() -> Host {
     host.set("KUNIT", "m")
         .without("{K}/rust")
         .without("{K}/scripts/target.json");
+    host
+}
+
+/// A kernel-64k as RHEL 9 and 10 have it, but newer.
+fn rhel_64k() -> Host {
+    let mut host = in_modules(
+        "7.3.0-1.el11.aarch64+64k",
+        "rustc 1.94.0 (4a4ef493e 2026-03-02) (Red Hat 1.94.0-1.el11)",
+        "gcc (GCC) 16.1.1 20260501 (Red Hat 16.1.1-1)",
+        RHEL,
+    );
+    host.on_arm64().without("{K}/scripts/target.json");
     host
 }
 
@@ -1357,6 +1428,59 @@ pub(crate) fn hosts() -> Vec<Case> {
                 ("make|missing|none", "kbuild needs GNU make: run 'apt install make'."),
                 no_driver(&on_debian),
                 no_peers,
+            ],
+        ),
+        case(
+            "Debian 13 on arm64 as it is",
+            &debian_on_arm64(),
+            &[
+                ON_ARM64,
+                ("Rust metadata|missing|no rust/libcore.rmeta and 11 more", LEFT_OUT_BY_DEBIAN),
+                no_driver(&on_debian),
+                no_peers,
+            ],
+        ),
+        case(
+            "Debian 13 on arm64 with what it lacks",
+            debian_on_arm64()
+                .with_rust("rustc 1.85.1 (4eb161250 2025-03-15) (built from a source tarball)")
+                .nvidia("Dual MIT/GPL", "595.45.04")
+                .ofed("arm64/{R}"),
+            &[ON_ARM64],
+        ),
+        case(
+            "Ubuntu on Grace, with 64 KiB pages, as it is",
+            &grace(),
+            &[
+                ON_ARM64,
+                ("Rust metadata|missing|no rust/libcore.rmeta and 11 more", AMD64_ALONE),
+            ],
+        ),
+        case(
+            "Ubuntu on Grace, and the metadata shall be made, of nothing that it has",
+            grace().tool("dpkg-query", "linux-headers-7.3.0-1004").argument("-m"),
+            &[
+                ON_ARM64,
+                ("Rust metadata|missing|no rust/libcore.rmeta and 11 more", AMD64_ALONE),
+            ],
+        ),
+        case(
+            "Ubuntu on Grace with headers that have the metadata in them",
+            grace().with_rust("rustc 1.93.1 (01f6ddf75 2026-02-11) (built from a source tarball)"),
+            &[ON_ARM64],
+        ),
+        case(
+            "Ubuntu 24.04 on Grace with linux-nvidia-64k 7.0, which has no Rust",
+            grace_of("7.0.0-1004-nvidia-64k")
+                .unset("RUST")
+                .unset("RUSTC_VERSION_TEXT"),
+            &[
+                (NEVER_ON_7_0, NEVER_ON_7_0_ADVICE),
+                ON_ARM64,
+                (
+                    "CONFIG_RUST|missing|not set",
+                    "This kernel was built without Rust: use one with CONFIG_RUST=y.",
+                ),
             ],
         ),
         case(
@@ -1449,6 +1573,40 @@ pub(crate) fn hosts() -> Vec<Case> {
                 ("make|missing|none", "kbuild needs GNU make: run 'dnf install make'."),
                 no_driver(&elsewhere),
                 no_peers,
+            ],
+        ),
+        case(
+            "RHEL 10 on Grace with its kernel-64k",
+            &without_headers("6.12.0-124.8.1.el10_1.aarch64+64k", RHEL),
+            &[(
+                "kernel version|missing|{R}",
+                "No kernel before 7.0 can serve, as the module needs its Rust interfaces: install a kernel of 7.0 or \
+                 newer with CONFIG_RUST=y, and its headers.",
+            )],
+        ),
+        case(
+            "RHEL on Grace with a newer kernel-64k, without headers",
+            without_headers("7.3.0-1.el11.aarch64+64k", RHEL)
+                .without("usr/src/ofa_kernel")
+                .ofed("aarch64/7.3.0-1.el11.aarch64+64k"),
+            &[
+                (
+                    "build folder|missing|no /lib/modules/{R}/build",
+                    "This kernel's headers are not here: run 'dnf install kernel-64k-devel-7.3.0-1.el11.aarch64', or \
+                     name the kernel's build folder with KDIR=.",
+                ),
+                ("Rust metadata|missing|no rust/libcore.rmeta and 9 more", LEFT_OUT),
+            ],
+        ),
+        case(
+            "RHEL on Grace with a newer kernel-64k and its headers",
+            rhel_64k()
+                .without("{K}/rust")
+                .nvidia("Dual MIT/GPL", "595.45.04")
+                .ofed("aarch64/7.3.0-1.el11.aarch64+64k"),
+            &[
+                ON_ARM64,
+                ("Rust metadata|missing|no rust/libcore.rmeta and 11 more", LEFT_OUT),
             ],
         ),
         case(

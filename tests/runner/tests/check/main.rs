@@ -29,6 +29,7 @@ use cases::complete;
 use cases::debian;
 use cases::drivers;
 use cases::folders;
+use cases::grace;
 use cases::hosts;
 use cases::hwe;
 use cases::installing;
@@ -197,6 +198,10 @@ impl Host {
         self
     }
 
+    fn on_arm64(&mut self) -> &mut Self {
+        self.unset("X86_64").set("ARM64", "y")
+    }
+
     /// What the kernel's build leaves for modules in Rust, made by this compiler.
     fn with_rust(&mut self, rustc: &str) -> &mut Self {
         for name in CRATES {
@@ -265,9 +270,13 @@ impl Host {
     }
 
     fn run(&self, place: &Place, shell: &[&str]) -> Said {
+        self.run_script(place, shell, &script())
+    }
+
+    fn run_script(&self, place: &Place, shell: &[&str], script: &Path) -> Said {
         let output = Command::new(system(shell[0]))
             .args(&shell[1..])
-            .arg(script())
+            .arg(script)
             .args(&self.arguments)
             .env_clear()
             .env("PATH", place.0.join("tools"))
@@ -659,28 +668,32 @@ fn dkms_excludes_the_kernels_that_the_check_does() {
 #[test]
 fn ofed_is_looked_for_where_the_kbuild_does() {
     let kbuild = script().parent().unwrap().join("../Kbuild");
-    let places: Vec<String> = fs::read_to_string(kbuild)
-        .unwrap()
-        .lines()
-        .filter_map(|line| {
-            let place = line.trim().strip_prefix("/usr/src/ofa_kernel/")?;
-            Some(place.split_once("/include/")?.0.to_owned())
-        })
-        .map(|place| {
-            place
-                .replace("$(SRCARCH)", "x86")
-                .replace("$(UTS_MACHINE)", "x86_64")
-                .replace("$(KERNELRELEASE)", UBUNTU)
-        })
-        .collect();
-    assert_eq!(places.len(), 4, "{places:?}");
-    let mut host = complete(UBUNTU);
-    host.without("usr/src/ofa_kernel");
-    // From the last to the first: each comes before those that are there already.
-    for place in places.iter().rev() {
-        let said = host.ofed(place).check(&["sh"]);
-        let row = format!("in ib_uverbs, by /usr/src/ofa_kernel/{place}/Module.symvers\n");
-        assert!(said.text.contains(&row), "{place}:\n{}", said.text);
+    let kbuild = fs::read_to_string(kbuild).unwrap();
+    for (mut host, of_source, of_machine) in [
+        (complete(UBUNTU), "x86", "x86_64"),
+        (grace(), "arm64", "aarch64"),
+    ] {
+        let places: Vec<String> = kbuild
+            .lines()
+            .filter_map(|line| {
+                let place = line.trim().strip_prefix("/usr/src/ofa_kernel/")?;
+                Some(place.split_once("/include/")?.0.to_owned())
+            })
+            .map(|place| {
+                place
+                    .replace("$(SRCARCH)", of_source)
+                    .replace("$(UTS_MACHINE)", of_machine)
+                    .replace("$(KERNELRELEASE)", host.release)
+            })
+            .collect();
+        assert_eq!(places.len(), 4, "{places:?}");
+        host.without("usr/src/ofa_kernel");
+        // From the last to the first: each comes before those that are there already.
+        for place in places.iter().rev() {
+            let said = host.ofed(place).check(&["sh"]);
+            let row = format!("in ib_uverbs, by /usr/src/ofa_kernel/{place}/Module.symvers\n");
+            assert!(said.text.contains(&row), "{place}:\n{}", said.text);
+        }
     }
 }
 
@@ -816,6 +829,21 @@ fn metadata_that_cannot_be_made_is_missing() {
         "{}",
         said.text
     );
+}
+
+/// No source package of Ubuntu's has the name of its series, and linux-nvidia has none at all.
+#[test]
+fn ubuntus_source_must_be_named() {
+    let mut host = grace();
+    host.tool("dpkg-query", "linux-headers-7.3.0-1004-nvidia-64k: x")
+        .argument("-m");
+    let said = host.run_script(&host.write(), &["sh"], &script().with_file_name("headers"));
+    assert_eq!(
+        said.errors,
+        "peermem-rs: the headers of 7.3.0-1004-nvidia-64k have no metadata for Rust: name this kernel's own source with \
+         SOURCE=\n"
+    );
+    assert_eq!(said.status, Some(1));
 }
 
 #[test]
