@@ -27,6 +27,7 @@ use std::sync::atomic::Ordering;
 use cases::all_at_once;
 use cases::complete;
 use cases::debian;
+use cases::debian_on_arm64;
 use cases::drivers;
 use cases::folders;
 use cases::grace;
@@ -127,6 +128,15 @@ impl Host {
             .set("CC_VERSION_TEXT", "\"Ubuntu clang version 21.1.8\"")
             .tool(&format!("clang{suffix}"), "Ubuntu clang version 21.1.8")
             .tool(&format!("ld.lld{suffix}"), "")
+    }
+
+    /// With what scripts/headers takes to write, where root's does.
+    fn as_root(&mut self, utilities: &[&str]) -> &mut Self {
+        for name in utilities {
+            let script = format!("#!/bin/sh\nexec {} \"$@\"\n", system(name).display());
+            self.tools.insert((*name).to_owned(), script);
+        }
+        self.tool("id", "0")
     }
 
     fn without_tool(&mut self, name: &str) -> &mut Self {
@@ -765,12 +775,8 @@ fn the_installed_drivers_headers_are_found_by_all_its_names() {
 #[test]
 fn a_link_to_nothing_is_got_round() {
     let mut host = hwe();
-    // What lays the links, as root.
-    for name in ["ln", "mkdir", "mv", "rm", "sha256sum"] {
-        let script = format!("#!/bin/sh\nexec {} \"$@\"\n", system(name).display());
-        host.tools.insert(name.to_owned(), script);
-    }
-    host.tool("id", "0").argument("-m");
+    host.as_root(&["ln", "mkdir", "mv", "rm", "sha256sum"])
+        .argument("-m");
     let place = host.write();
     let kept = "var/lib/peermem-rs/headers";
     let folder = format!("{kept}/{}", host.release);
@@ -829,6 +835,63 @@ fn metadata_that_cannot_be_made_is_missing() {
         "{}",
         said.text
     );
+}
+
+/// The kernel's preparation makes a vDSO for 32-bit programs, too, which takes a compiler that nothing else needs.
+#[test]
+fn metadata_are_made_on_arm64_without_a_32_bit_compiler() {
+    let mut host = debian_on_arm64();
+    let crates = CRATES.join(" ");
+    // As arch/arm64/Makefile has it. The configuration's value is what auto.conf says.
+    let makefile = format!(
+        "CONFIG_COMPAT_VDSO = y\nprepare: $(if $(CONFIG_COMPAT_VDSO),vdso32)\n\
+         \tmkdir -p $(O)/include/config $(O)/rust\n\tcp $(O)/.config $(O)/include/config/auto.conf\n\
+         \techo '#define RUST_SYMBOL _RNvX' >$(O)/rust/exports_core_generated.h\n\
+         \tfor name in {crates}; do echo x >$(O)/rust/$$name; done\n\
+         vdso32:\n\tarm-linux-gnueabihf-gcc --version\n"
+    );
+    host.file("usr/src/linux-7.3/Makefile", &makefile)
+        .file(
+            "{K}/Module.symvers",
+            "0x00000000\t_RNvX\tvmlinux\tEXPORT_SYMBOL_GPL\t\n",
+        )
+        .set("COMPAT_VDSO", "y")
+        .configuration("{K}/.config")
+        .as_root(&[
+            "comm",
+            "cp",
+            "diff",
+            "ln",
+            "mkdir",
+            "mktemp",
+            "mv",
+            "nproc",
+            "rm",
+            "sha256sum",
+            "wc",
+        ])
+        .argument("-m");
+    let place = host.write();
+    let source = place.root().join("usr/src/linux-7.3");
+    host.argument(&format!("SOURCE={}", source.display()));
+    let said = host.run_script(&place, &["sh"], &script().with_file_name("headers"));
+    let folder = format!(
+        "{}/var/lib/peermem-rs/headers/{}",
+        place.root().display(),
+        host.release
+    );
+    assert_eq!(
+        (said.status, said.text),
+        (Some(0), format!("{folder}\n")),
+        "{}",
+        said.errors
+    );
+    for name in CRATES {
+        assert!(
+            Path::new(&folder).join("rust").join(name).is_file(),
+            "{name}"
+        );
+    }
 }
 
 /// No source package of Ubuntu's has the name of its series, and linux-nvidia has none at all.
