@@ -281,11 +281,19 @@ fn ours(vm: &mut Options) {
 /// RAM that is the memory of coherent GPUs: reserved for a driver that keeps it to itself, and for pages that the kernel can
 /// move, as it does where the driver gives the memory to it.
 fn coherent(vm: &mut Options) {
-    vm.mem += 128 + 512;
-    vm.append
-        .push("memmap=128M$0x60000000 movablecore=512M".to_owned());
+    const MIB: u32 = 128;
+    vm.mem += MIB + 512;
+    let (reserved, start) = match vm.arch() {
+        Arch::X86_64 => (format!("memmap={MIB}M$0x60000000"), 0x6000_0000),
+        // Its kernel leaves out nothing but the end, and its memory begins at 1 GiB.
+        Arch::Arm64 => {
+            let kept = vm.mem - MIB;
+            (format!("mem={kept}M"), u64::from(1024 + kept) << 20)
+        }
+    };
+    vm.append.push(format!("{reserved} movablecore=512M"));
     vm.gpu_param
-        .push("coherent_start=0x60000000 coherent_mib=128".to_owned());
+        .push(format!("coherent_start={start:#x} coherent_mib={MIB}"));
 }
 
 /// Our module, without persistent pins.
@@ -1394,6 +1402,7 @@ const ON_ARM64: &[&str] = &[
     "verbs: NVIDIA's, callback client",
     "a provider's answers: ours, on the stand-in's p2p.c",
     "a provider's answers: ours, revocable, on the stand-in's p2p.c",
+    "memory of coherent GPUs: ours",
     "DMA: ours, behind a translating IOMMU",
     "DMA: ours, behind an IOMMU that forgets lazily",
     "sweep: calls of the provider's",
