@@ -162,14 +162,6 @@ impl Flavour {
     }
 }
 
-/// The usual kernel of a machine with these processors.
-pub(crate) fn default_of(arch: Arch) -> &'static str {
-    match arch {
-        Arch::X86_64 => DEFAULT,
-        Arch::Arm64 => ARM64,
-    }
-}
-
 pub(crate) fn flavour(name: &str) -> Option<&'static Flavour> {
     FLAVOURS.iter().find(|flavour| flavour.name == name)
 }

@@ -90,9 +90,17 @@ enum Action {
     Mutants(mutants::Selection),
     /// Shows what the module does; the last line is "demo: ok"
     Demo {
-        /// The machine's processors
+        /// The machine's processors: chooses the kernel where --kernel does not
         #[arg(long, value_enum, default_value = "x86-64")]
         arch: Arch,
+        /// A kernel of the test VM by name
+        #[arg(
+            long,
+            value_name = "FLAVOUR",
+            default_value = kernel::DEFAULT,
+            default_value_if("arch", "arm64", kernel::ARM64)
+        )]
+        kernel: String,
     },
     /// Runs the schedules of all known hazards and writes docs/hazards.md
     Hazards,
@@ -124,7 +132,7 @@ fn act(action: Action) -> Result<i32> {
         Action::Kernel { flavour: name } => (vec![name.as_str()], false, false),
         Action::Modules { kernel: name } => (vec![name.as_str()], true, false),
         Action::Vm { options, .. } => (vec![options.kernel.as_str()], true, true),
-        Action::Demo { arch } => (vec![kernel::default_of(*arch)], true, true),
+        Action::Demo { kernel, .. } => (vec![kernel.as_str()], true, true),
         Action::Deb => (Vec::new(), false, false),
         _ => (vec![kernel::DEFAULT], true, true),
     };
@@ -161,7 +169,7 @@ fn carry_out(paths: &Paths, action: Action) -> Result<i32> {
         Action::Quick => quick::run(paths),
         Action::Stress(selection) => stress::run(paths, &selection),
         Action::Mutants(selection) => mutants::run(paths, &selection),
-        Action::Demo { arch } => test::demo(paths, arch),
+        Action::Demo { kernel, .. } => test::demo(paths, kernel),
         Action::Hazards => hazards::write(paths),
         Action::Bench(selection) => bench::run(paths, &selection),
         Action::Cost(selection) => cost::run(paths, &selection),

@@ -30,7 +30,6 @@ use self::report::Origin;
 use self::report::Report;
 use self::skips::Skips;
 use self::tables::summary;
-use crate::arch::Arch;
 use crate::documents;
 use crate::history;
 use crate::history::History;
@@ -492,20 +491,19 @@ pub(crate) fn lint(paths: &Paths) -> Result<i32> {
 const DEMO_OK: &str = "demo: ok";
 
 /// The demo. Whether it went well is for this side to say: it has seen the kernel's log as well.
-pub(crate) fn demo(paths: &Paths, arch: Arch) -> Result<i32> {
+pub(crate) fn demo(paths: &Paths, kernel: String) -> Result<i32> {
     let options = Options {
         timeout: Some(600),
         with_control: true,
         // Room for a region of 1 GiB.
         bar: 4096,
-        arch,
-        kernel: crate::kernel::default_of(arch).to_owned(),
+        kernel,
         ..Options::default()
     };
     setup::demo(paths, &options)?;
     preflight::tell();
     let boot = setup::boot(paths, &options)?;
-    let command = programs::gdr_command(paths, arch, "demo");
+    let command = programs::gdr_command(paths, boot.arch, "demo");
     let outcome = vm::run(
         paths,
         &options,
