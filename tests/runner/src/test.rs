@@ -221,7 +221,8 @@ impl Selection {
 fn kernel_of(kernel: &str, run: &Run) -> Option<String> {
     match run.place {
         Place::Vm { options, .. } => Some(wanted(kernel, run, options).kernel),
-        Place::Mutants | Place::Debian | Place::Hazards | Place::Cost | Place::Contact => {
+        Place::Hazards => Some(run.kernel.unwrap_or(crate::kernel::DEFAULT).to_owned()),
+        Place::Mutants | Place::Debian | Place::Cost | Place::Contact => {
             Some(crate::kernel::DEFAULT.to_owned())
         }
         Place::Cargo(_) | Place::Lint => None,
@@ -598,10 +599,13 @@ fn one(
         Place::Cost => (crate::cost::tests(paths, true)?, Vec::new()),
         Place::Debian => setup::debian(paths)?,
         Place::Contact => (setup::contact(paths)?, Vec::new()),
-        Place::Hazards => {
-            let frozen = selection.kernel == crate::kernel::DEFAULT;
-            crate::hazards::check(paths, frozen)?
-        }
+        Place::Hazards => match run.kernel {
+            Some(kernel) => crate::hazards::check_ours(paths, kernel)?,
+            None => {
+                let frozen = selection.kernel == crate::kernel::DEFAULT;
+                crate::hazards::check(paths, frozen)?
+            }
+        },
         Place::Vm { options, command } => {
             let wanted = wanted(&selection.kernel, run, options);
             let mut words = Vec::new();
