@@ -19,7 +19,10 @@ name() { printf '%s\n' "${1#"$root"}"; }
 # variables to itself.
 follow() (
 	path=$1
-	while to=$(readlink "$path"); do
+	hops=x
+	# No further than the kernel: a link may lead back to itself.
+	while [ ${#hops} -le 40 ] && to=$(readlink "$path"); do
+		hops=x$hops
 		case $to in /*) path=$(at "$to") ;; *) path=$(dirname "$path")/$to ;; esac
 	done
 	printf '%s\n' "$path"
@@ -47,7 +50,7 @@ find_kernel() {
 	done
 }
 
-has_metadata() { [ -s "$1/rust/libkernel.rmeta" ]; }
+has_metadata() { [ -s "$(follow "$1/rust")/libkernel.rmeta" ]; }
 
 # An option of the kernel's configuration: y, m, a value, or nothing.
 config() { sed -n "s/^CONFIG_$1=\"\{0,1\}\([^\"]*\).*/\1/p" "$configuration"; }

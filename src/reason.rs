@@ -216,7 +216,7 @@ reasons! {
     MapFailed: Reason::Map(_) => c"map_failed", None, Machine,
         "nvidia.ko could not map the memory for the RDMA device; error -5 is an IOMMU or DMA layer that refused, or memory \
          that touches the last 64 KiB of BAR1",
-        "look for an IOMMU's lines and nvidia.ko's in the kernel log (dmesg | grep -e DMAR -e AMD-Vi -e NVRM)";
+        "look for an IOMMU's lines and nvidia.ko's in the kernel log (dmesg | grep -e DMAR -e AMD-Vi -e arm-smmu -e NVRM)";
     MappingVersion: Reason::MappingVersion(_) => c"mapping_version", Some(EINVAL), Machine,
         "nvidia.ko's DMA mapping has a version that this module does not know (it knows 2.3)",
         "install a version of peermem-rs for this driver";
@@ -225,16 +225,16 @@ reasons! {
         "install a version of peermem-rs for this driver";
     NotInBar: Reason::NotInBar => c"not_in_bar", Some(EINVAL), NextClient,
         "the revocable client cannot map memory that is in no PCI BAR or has struct pages; the persistent one is asked next, \
-         and its registrations are not revoked",
+         and what it registers is not revoked",
         "deregister such memory before it is freed, or it stays pinned";
     CpuCacheable: Reason::CpuCacheable => c"cpu_cacheable", Some(EINVAL), NextClient,
-        "the revocable client cannot map memory that CPUs cache; the persistent one is asked next, and its registrations \
-         are not revoked",
+        "the revocable client cannot map memory that CPUs cache; the persistent one is asked next, and what it \
+         registers is not revoked",
         "deregister such memory before it is freed, or it stays pinned";
     MapResource: Reason::MapResource { .. } => c"map_resource", Some(EINVAL), Machine,
         "the kernel could not map the BAR for the RDMA device: no memory for the IOMMU's page tables, no addresses left in \
          it, or the device cannot address the BAR",
-        "look for an IOMMU's lines in the kernel log (dmesg | grep -e DMAR -e AMD-Vi)";
+        "look for an IOMMU's lines in the kernel log (dmesg | grep -e DMAR -e AMD-Vi -e arm-smmu)";
     Revoked: Reason::Revoked => c"revoked", Some(EINVAL), Request,
         "the memory was freed while it was being registered", "";
     MappedTwice: Reason::MappedTwice => c"mapped_twice", Some(EBUSY), Request,

@@ -302,7 +302,7 @@ static void give_back(struct vidmem *mem)
 }
 
 /**
- * vidmem_alloc - take memory from the BAR, or what is to be coherent from there
+ * vidmem_alloc - take memory from the BAR, or from coherent memory
  * @gpu: whose
  * @length: a multiple of STANDIN_GRANULE, not 0
  *

@@ -6,10 +6,12 @@
  * is a driver which keeps the memory to itself and does not give it to the
  * kernel as a NUMA node.
  *
- * It is RAM that the kernel's command line has reserved
- * (memmap=128M$0x60000000). rxe maps whatever a peer gives it write-combined,
- * and a CPU must not have two kinds of mapping of one page: so all of them are
- * write-combined, which nobody in a virtual machine can tell from cached.
+ * It is RAM that the kernel's command line has reserved: by memmap=, or on
+ * arm64 by mem=, which leaves out the end. rxe maps whatever a peer gives it
+ * write-combined, and a CPU must not have two kinds of mapping of one page: so
+ * all of them are write-combined, which nobody in a virtual machine can tell
+ * from cached. On arm64 the kernel's own mapping stays cached, which an
+ * emulator does not show.
  */
 #include <linux/bitmap.h>
 #include <linux/dma-mapping.h>
@@ -56,7 +58,7 @@ bool coherent_is_wanted(void)
  * @pages: how many
  *
  * An IOMMU may give the pages of the kernel, which are smaller, any address.
- * The interface has no word for a page of 64 KiB that is in pieces then.
+ * The interface cannot describe a page of 64 KiB that is in pieces then.
  *
  * Return: 0, -ENOMEM or -EIO.
  */
@@ -122,7 +124,7 @@ void coherent_unmap(struct device *peer, struct sg_table *sgt)
  *
  * Return: 0, or an error; -EINVAL for RAM that is not reserved.
  */
-int coherent_init(void)
+int __init coherent_init(void)
 {
 	u64 length = (u64)coherent_mib << 20;
 	void *mapped;
@@ -133,8 +135,8 @@ int coherent_init(void)
 	if (!IS_ALIGNED(coherent_start | length, STANDIN_GRANULE) ||
 	    region_intersects(coherent_start, length, IORESOURCE_SYSTEM_RAM,
 			      IORES_DESC_NONE) != REGION_DISJOINT) {
-		pr_err("nvidia: no memory of a coherent GPU at %#llx: reserve it (memmap=%uM$%#llx)\n",
-		       coherent_start, coherent_mib, coherent_start);
+		pr_err("nvidia: no memory of a coherent GPU at %#llx: reserve it (memmap= or mem=)\n",
+		       coherent_start);
 		return -EINVAL;
 	}
 

@@ -271,7 +271,7 @@ struct coherent_memory {
 
 extern struct coherent_memory coherent_memory;
 
-/* Whether that is where a page is: whoever has no vidmem goes by this. */
+/* Whether that is where a page is: for code that has no vidmem. */
 static inline bool coherent_has(phys_addr_t phys)
 {
 	return phys - coherent_memory.start <
@@ -282,7 +282,7 @@ bool coherent_is_wanted(void);
 int coherent_map(struct device *peer, struct sg_table *sgt, u64 *addresses,
 		 u32 pages);
 void coherent_unmap(struct device *peer, struct sg_table *sgt);
-int coherent_init(void);
+int __init coherent_init(void);
 void coherent_exit(void);
 
 /* bar.c */

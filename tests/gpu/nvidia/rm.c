@@ -668,6 +668,7 @@ NV_STATUS NV_API_CALL nv_dma_unmap_alloc(nv_dma_device_t *device, u64 pages,
 {
 	coherent_unmap(device->dev, *private);
 	kfree(*private);
+	*private = NULL;
 	return NV_OK;
 }
 

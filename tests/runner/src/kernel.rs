@@ -63,6 +63,9 @@ pub(crate) const DEBUG: &str = "debug";
 pub(crate) const ARM64: &str = "7.3-arm64";
 pub(crate) const ARM64_64K: &str = "7.3-arm64-64k";
 
+/// The variables for make by which clang 19 and its tools compile for this machine's processors.
+const CLANG: &[&str] = &["LLVM=-19"];
+
 const FLAVOURS: &[Flavour] = &[
     Flavour {
         name: DEFAULT,
@@ -99,7 +102,7 @@ const FLAVOURS: &[Flavour] = &[
         config: &["rig.config", "debug.config"],
         patches: &["7.3"],
         compiler: "clang-19",
-        make: &["LLVM=-19"],
+        make: CLANG,
         stock: false,
         detectors: true,
     },
@@ -283,14 +286,20 @@ fn tree_of(path: &Path) -> &Path {
     }
 }
 
+/// Whether an option of a build tree's configuration is y.
+fn is_set(build: &Path, option: &str) -> bool {
+    let options = build.join("include/config/auto.conf");
+    let options = fs::read_to_string(options).unwrap_or_default();
+    let wanted = format!("CONFIG_{option}=y");
+    options.lines().any(|line| line == wanted)
+}
+
 /// The processors that a kernel is for, by its name, or a path to a build tree or the image in one.
 pub(crate) fn arch_of(name: &str) -> Arch {
     if let Some(flavour) = flavour(name) {
         return flavour.arch;
     }
-    let options = tree_of(Path::new(name)).join("include/config/auto.conf");
-    let options = fs::read_to_string(options).unwrap_or_default();
-    if options.lines().any(|line| line == "CONFIG_ARM64=y") {
+    if is_set(tree_of(Path::new(name)), "ARM64") {
         Arch::Arm64
     } else {
         Arch::X86_64
@@ -338,8 +347,12 @@ pub(crate) fn by_path(paths: &Paths, path: &Path) -> Result<Kernel> {
         stock: None,
         key: key.finish(),
         products: paths.cache.join("modules").join(name.finish()),
+        // Its modules want the compiler that it was built by.
+        make: match is_set(&build, "CC_IS_CLANG") {
+            true if arch == Arch::X86_64 => CLANG,
+            _ => arch.make(),
+        },
         build,
-        make: arch.make(),
         detectors: false,
         signing: None,
     })

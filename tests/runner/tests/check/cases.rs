@@ -124,7 +124,7 @@ pub(crate) fn folders() -> Vec<Case> {
 const IN_LIB_RUST: &str =
     "They are in a package of their own: run 'apt install linux-lib-rust-{R}'.";
 const LINK_TO_NOTHING: &str =
-    "Rust metadata|missing|/{K}/rust leads to ../linux-lib-rust-{R}/rust, which is not there";
+    "Rust metadata|missing|/{K}/rust points to ../linux-lib-rust-{R}/rust, which is not there";
 
 /// A host that has no headers of this kernel.
 fn without_headers(release: &'static str, os: &str) -> Host {
@@ -429,6 +429,17 @@ pub(crate) fn kernels() -> Vec<Case> {
                 .tool("dpkg-query", "linux-headers-7.3.0-15")
                 .argument("-m"),
             &[(LINK_TO_NOTHING, IN_LIB_RUST)],
+        ),
+        case(
+            "a link to itself in place of the metadata",
+            complete(UBUNTU)
+                .without("{K}/rust")
+                .link("{K}/rust", "rust"),
+            &[(
+                "Rust metadata|remark|/{K}/rust points to rust, which is not there",
+                "The metadata are in /usr/src/linux-lib-rust-{R}: 'make module' builds in a folder of links to the \
+                 headers and to them.",
+            )],
         ),
         case(
             "a link to nothing, and a crate less where the metadata are",
@@ -1196,7 +1207,7 @@ const LEFT_OUT: &str =
                         'scripts/headers -m SOURCE=…', which makes them.";
 pub(crate) const ON_ARM64: Row<'static> = (
     "architecture|remark|arm64",
-    "On arm64 the module was run in emulated machines alone.",
+    "On arm64 the module was run in emulated machines only.",
 );
 const AMD64_ALONE: &str =
     "Ubuntu's package of them is for amd64 alone: unpack this kernel's own source ('apt source \
@@ -1291,7 +1302,7 @@ pub(crate) fn hwe() -> Host {
 
 const NEVER_ON_7_0: &str = "kernel version|remark|{R}";
 const NEVER_ON_7_0_ADVICE: &str = "The module was run on 7.2 to 7.3, and never on 7.0.";
-const HWE_LINK: &str = "/{K}/rust leads to ../linux-hwe-7.0-lib-rust-{R}/rust, which is not there";
+const HWE_LINK: &str = "/{K}/rust points to ../linux-hwe-7.0-lib-rust-{R}/rust, which is not there";
 
 /// A kernel whose headers are in one folder below /lib/modules.
 fn in_modules(release: &'static str, rustc: &str, gcc: &str, os: &str) -> Host {
@@ -1490,7 +1501,7 @@ pub(crate) fn hosts() -> Vec<Case> {
                 (NEVER_ON_7_0, NEVER_ON_7_0_ADVICE),
                 (
                     &format!("Rust metadata|missing|{HWE_LINK}"),
-                    "They are in a package of their own: run 'apt install linux-lib-rust-{R}'. The link leads elsewhere \
+                    "They are in a package of their own: run 'apt install linux-lib-rust-{R}'. The link points elsewhere \
                      all the same: 'make module' then builds in a folder of links to the headers and to that package.",
                 ),
             ],

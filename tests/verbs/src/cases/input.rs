@@ -330,9 +330,7 @@ fn cacheable(lab: &Lab, row: &mut Row) -> Result<()> {
         let lines = log.lines()?;
         let said = lines
             .iter()
-            .filter(|line| {
-                module::wrote(line) && line.contains("its registrations are not revoked")
-            })
+            .filter(|line| module::wrote(line) && line.contains("what it registers is not revoked"))
             .count();
         let expected = usize::from(lab.setup.mode() == PinMode::Revocable);
         ensure!(
