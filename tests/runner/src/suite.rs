@@ -1432,10 +1432,13 @@ pub(crate) fn again(kernel: &'static str) -> Vec<Run> {
         })
         .map(|run| Run {
             name: named(run.name),
-            same_as: run.same_as.map(|same| Same {
-                run: named(same.run),
-                ..same
-            }),
+            same_as: run
+                .same_as
+                .filter(|same| !is_arm64 || ON_ARM64.contains(&same.run))
+                .map(|same| Same {
+                    run: named(same.run),
+                    ..same
+                }),
             // The table is of modules, not of kernels.
             column: None,
             only_in_full: true,
