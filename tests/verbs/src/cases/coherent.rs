@@ -9,11 +9,11 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use anyhow::bail;
 use anyhow::ensure;
 use anyhow::Context;
 use anyhow::Result;
 
+use crate::cases::dma;
 use crate::cases::moving;
 use crate::cases::reasons;
 use crate::counters;
@@ -30,7 +30,6 @@ use crate::ktap::Case;
 use crate::lab::Lab;
 use crate::lab::PinMode;
 use crate::lab::Where;
-use crate::pattern::difference;
 use crate::pattern::Pattern;
 use crate::rdma;
 use crate::rdma::full_access;
@@ -147,20 +146,11 @@ fn not_revoked(lab: &Lab) -> Result<()> {
     connection
         .near
         .transfer(Op::Write, part(&source)?, part(&far)?)?;
-    same_bytes(&target, &bytes)?;
+    dma::same(&target, &bytes)?;
     drop((source, far));
     let live = Counters::read()?.live_pins()?;
     ensure!(live == 0, "{live} pins after the end");
     Ok(())
-}
-
-fn same_bytes(memory: &Mapping, expected: &[u8]) -> Result<()> {
-    let mut found = vec![0; expected.len()];
-    memory.read(0, &mut found)?;
-    match difference(expected, &found) {
-        None => Ok(()),
-        Some(at) => bail!("another byte at {at:?}"),
-    }
 }
 
 /// Page frames of the zone that the kernel keeps for pages that it can move, as it keeps a GPU's memory that it was given.
@@ -234,7 +224,7 @@ fn moved(lab: &Lab) -> Result<()> {
     connection
         .near
         .transfer(Op::Write, part(&source)?, part(&target)?)?;
-    same_bytes(&far, &bytes)?;
+    dma::same(&far, &bytes)?;
     let asked = Counters::read()?.activity(&before)?;
     ensure!(
         asked == Activity::default(),

@@ -49,6 +49,7 @@ use crate::pattern::difference;
 use crate::pattern::Choice;
 use crate::pattern::Pattern;
 use crate::rdma;
+use crate::sys::Mapping;
 use crate::sys::Placement;
 
 const M2: usize = GRANULE as usize;
@@ -401,8 +402,8 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Compares all of an allocation.
-fn same(memory: &Allocation, expected: &[u8]) -> Result<()> {
+/// Compares all of `memory`.
+pub(super) fn same(memory: &Mapping, expected: &[u8]) -> Result<()> {
     let mut found = vec![0; expected.len()];
     memory.read(0, &mut found)?;
     match difference(expected, &found) {
@@ -485,8 +486,8 @@ fn gpu_to_gpu(bench: &mut Bench<'_>) -> Result<()> {
         at = place + len;
     }
     ensure!(at <= LEN, "the target is too small");
-    same(&source, &bytes)?;
-    same(&target, &expected)?;
+    same(source.mapping(), &bytes)?;
+    same(target.mapping(), &expected)?;
     same_by_rdma(bench, &to, &expected)?;
     bench.note("pages", from.pages.len());
     bench.note("mappings", from.maps);
@@ -533,8 +534,8 @@ fn unaligned(bench: &mut Bench<'_>) -> Result<()> {
     bench.copy((&from, a), (&to, b), len as u64, Pointers::Prp)?;
     let (a, b) = (from_start + a as usize, to_start + b as usize);
     expected[b..b + len].copy_from_slice(&bytes[a..a + len]);
-    same(&source, &bytes)?;
-    same(&target, &expected)?;
+    same(source.mapping(), &bytes)?;
+    same(target.mapping(), &expected)?;
     bench.note("bytes", moved + len);
     Ok(())
 }
@@ -566,8 +567,8 @@ fn layouts(bench: &mut Bench<'_>) -> Result<()> {
         bench
             .copy((&from, 0), (&to, 0), LEN as u64, pointers)
             .context(layout)?;
-        same(&source, &bytes).context(layout)?;
-        same(&target, &bytes).context(layout)?;
+        same(source.mapping(), &bytes).context(layout)?;
+        same(target.mapping(), &bytes).context(layout)?;
         same_by_rdma(bench, &to, &bytes).context(layout)?;
         bench.note(&format!("entries_{layout}"), bench.entries(&from)?);
     }
@@ -606,7 +607,7 @@ fn many(bench: &mut Bench<'_>) -> Result<()> {
         expected[1 - from][*b..b + len].copy_from_slice(&bytes);
     }
     for (memory, bytes) in memories.iter().zip(&expected) {
-        same(memory, bytes)?;
+        same(memory.mapping(), bytes)?;
     }
     bench.note("regions", 2 * pairs.len());
     Ok(())
@@ -705,7 +706,7 @@ fn after_free(bench: &mut Bench<'_>) -> Result<()> {
         bench.note_no_fault();
     }
     drop((probed, own));
-    same(&next, &expected).context("the new owner's bytes")
+    same(next.mapping(), &expected).context("the new owner's bytes")
 }
 
 /// Freed under a live region that nobody revokes: the controller works on in pages that have no address, until the end.
@@ -721,7 +722,7 @@ fn goes_on(bench: &mut Bench<'_>) -> Result<()> {
     drop(memory);
 
     bench.copy((&probed, 0), (&elsewhere, 0), M2 as u64, Pointers::Prp)?;
-    same(&other, &bytes)?;
+    same(other.mapping(), &bytes)?;
     bench.writes(dma, &view, at)?;
     bench.faults.none()?;
     bench.deregister(probed)?;
@@ -805,8 +806,8 @@ fn fragmented_regions(
     );
     bench.note("runs", stretches);
     bench.copy((&from, 0), (&to, 0), len as u64, Pointers::Prp)?;
-    same(source, &bytes)?;
-    same(target, &bytes)?;
+    same(source.mapping(), &bytes)?;
+    same(target.mapping(), &bytes)?;
     bench.faults.none()?;
     Ok((from, to))
 }
