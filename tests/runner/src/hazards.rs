@@ -355,7 +355,7 @@ fn run_machine(
             }
         },
     )?;
-    let log = String::from_utf8_lossy(&fs::read(&outcome.log)?).into_owned();
+    let log = klog::read(&outcome.log)?;
     let ran = sort_out(machine, &said, &log, &outcome.failures, outcome.timed_out);
     Ok(Ran {
         version: boot.peermem_version,

@@ -2,11 +2,14 @@
 //! Reads a kernel log for what must not be in it, and compares that with what a test declared.
 
 use std::fmt;
+use std::fs;
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::LazyLock;
 
 use anyhow::anyhow;
 use anyhow::Context as _;
+use anyhow::Result;
 use regex::Regex;
 use regex::RegexSet;
 
@@ -120,7 +123,7 @@ impl FromStr for Expectation {
     type Err = anyhow::Error;
 
     /// `REGEX=COUNT`; the regular expression may contain `=`.
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
+    fn from_str(text: &str) -> Result<Self> {
         let (pattern, count) = text
             .rsplit_once('=')
             .ok_or_else(|| anyhow!("'{text}' is not REGEX=COUNT"))?;
@@ -145,6 +148,32 @@ impl Verdict {
     pub(crate) fn is_clean(&self) -> bool {
         self.undeclared.is_empty() && self.miscounted.is_empty()
     }
+}
+
+/// What the kernel writes between a line that somebody else cut short and the whole of it.
+const REPLAY: &str = "** replaying previous printk message **";
+
+/// What a machine wrote to its serial line, as [`once`] has it.
+pub(crate) fn read(log: &Path) -> Result<String> {
+    Ok(once(&String::from_utf8_lossy(&fs::read(log)?)))
+}
+
+/// A log in which what was written twice stands once. The others' numbers stay: a line that goes leaves an empty one.
+pub(crate) fn once(log: &str) -> String {
+    let mut lines: Vec<&str> = log.lines().collect();
+    for at in 0..lines.len() {
+        if !lines[at].starts_with(REPLAY) {
+            continue;
+        }
+        lines[at] = "";
+        let whole = lines.get(at + 1).copied().unwrap_or_default();
+        if let Some(before) = at.checked_sub(1) {
+            if whole.starts_with(lines[before]) {
+                lines[before] = "";
+            }
+        }
+    }
+    lines.iter().flat_map(|line| [line, "\n"]).collect()
 }
 
 /// The text of a line without time stamp and caller.
@@ -428,6 +457,23 @@ mod tests {
 
     fn expect(text: &str) -> Vec<Expectation> {
         text.split(';').map(|part| part.parse().unwrap()).collect()
+    }
+
+    /// A line that was not begun leaves the one before it whole.
+    #[test]
+    fn what_is_written_again_is_counted_once() {
+        let replay = "** replaying previous printk message **";
+        let line = "[    2.000000] nvidia-peermem: told nobody";
+        for cut in [&line[..30], line] {
+            let log = format!("[    1.000000] x\n{cut}\n{replay}\n{line}\n");
+            assert_eq!(once(&log), format!("[    1.000000] x\n\n\n{line}\n"));
+        }
+        let log = format!("[    1.000000] x\n{replay}\n{line}\n");
+        assert_eq!(once(&log), format!("[    1.000000] x\n\n{line}\n"));
+        assert_eq!(once(&format!("{line}\n{replay}")), format!("{line}\n\n"));
+        // Twice in a row it is two, where nobody says otherwise.
+        let log = format!("{line}\n{line}\n");
+        assert_eq!(once(&log), log);
     }
 
     #[test]

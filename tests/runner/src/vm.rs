@@ -1108,7 +1108,7 @@ pub(crate) fn run_one(
     drop(raw);
 
     let qemu_says = fs::read_to_string(&errors).unwrap_or_default();
-    let text = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
+    let text = klog::read(&log)?;
     let is_lost = options.host_2_is_lost && options.host_number == Some(2);
     if is_lost && status.is_some() {
         failures.push("the command ended, where it was to switch its machine off".to_owned());

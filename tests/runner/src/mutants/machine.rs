@@ -7,7 +7,6 @@
 //! come back, never share.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::PathBuf;
 
 use anyhow::anyhow;
@@ -301,7 +300,7 @@ impl<'a> Machines<'a> {
             Said::default(),
             Said::line,
         )?;
-        let log = String::from_utf8_lossy(&fs::read(&outcome.log)?).into_owned();
+        let log = klog::read(&outcome.log)?;
         let mut seen = said.finish(steps.len());
         for report in klog::judge(&log, &[]).undeclared {
             if let Some(at) = step_of(&log, report.line).and_then(|at| seen.get_mut(at)) {
