@@ -280,6 +280,8 @@ const OOPS: &str = "an oops";
 /// What may come of one: the machine says nothing any more, or `gdr hazards` says that of a thread.
 const DEATH: &str = "the machine dies";
 const KILLED: &str = "the kernel killed ";
+/// What a schedule says of a thread that it waits for in vain.
+const HANGING: &str = " does not return";
 
 /// What kind of report it is. Where the kernel stood, and in what state, depends on the compiler and on what lay in memory; the
 /// stand-in's own messages do not.
@@ -380,8 +382,16 @@ fn sort_out(
         })
         .collect();
     let mut problems = Vec::new();
+    // A thread that hangs may leave the other processor to the program: then that says so, and the machine does not end.
+    let hung = machine.fatal && timed_out;
+    let hangs = |outcome: &Outcome| outcome.broken.iter().any(|why| why.contains(HANGING));
+    outcomes.retain(|(_, outcome)| !(hung && hangs(outcome)));
+    let told = match log.split_once("] hazard: end") {
+        Some((before, _)) if hung => before,
+        _ => log,
+    };
     // The schedule that took the machine with it has no result of its own.
-    let last = schedule_at(log, usize::MAX).unwrap_or("end");
+    let last = schedule_at(told, usize::MAX).unwrap_or("end");
     let died = last != "end" && !outcomes.iter().any(|(name, _)| name == last);
     if died {
         let mut outcome = Outcome::new(said.unfinished(), false);
@@ -770,6 +780,21 @@ mod tests {
             assert_eq!(ran.outcomes[0].1.defects().as_deref(), Some(DEATH));
             assert!(ran.problems.is_empty(), "{:?}", ran.problems);
         }
+        // The other processor went on.
+        let waited = said("1..1\n# failure: the registration does not return: \nnot ok 1 X.one\n");
+        let log = format!(
+            "{hung}[   27.0] hazard: end\n[  128.5] rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:\n"
+        );
+        let ran = sort_out(machine, &waited, &log, &[], true);
+        assert_eq!(ran.outcomes[0].1.defects().as_deref(), Some(DEATH));
+        assert!(ran.problems.is_empty(), "{:?}", ran.problems);
+        assert!(ran.outcomes[0].1.broken.is_empty());
+        // Where such a machine ends, the schedule has failed, and where it fails otherwise, too.
+        let ran = sort_out(machine, &waited, &log, &[], false);
+        assert_eq!(ran.outcomes[0].1.broken.len(), 1);
+        let failed = said("1..1\n# failure: x was not reached\nnot ok 1 X.one\n");
+        let ran = sort_out(machine, &failed, &log, &[], true);
+        assert_eq!(ran.outcomes[0].1.broken.len(), 1);
         // One that ends without a schedule's death has no result.
         let ran = sort_out(machine, &said("1..1\n"), "", &[], true);
         assert!(!ran.problems.is_empty());
