@@ -1267,7 +1267,12 @@ fn debian_of(release: &'static str, architecture: &str, prefix: &str) -> Host {
 /// The same kernel for arm64, whose target rustc knows.
 pub(crate) fn debian_on_arm64() -> Host {
     let mut host = debian_of("7.3.4+deb13-arm64", "arm64", "aarch64-linux-gnu-");
-    host.on_arm64();
+    host.on_arm64().file(
+        "{K}/.kernelvariables",
+        "override ARCH = arm64\nCC = $(if $(CCACHE),ccache) $(CROSS_COMPILE)gcc-14\n\
+         override CROSS_COMPILE = aarch64-linux-gnu-\noverride CROSS_COMPILE_COMPAT = arm-linux-gnueabihf-\n\
+         export CROSS_COMPILE_COMPAT\n",
+    );
     host
 }
 

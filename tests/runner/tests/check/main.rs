@@ -848,18 +848,29 @@ fn metadata_that_cannot_be_made_is_missing() {
 /// The kernel's preparation makes a vDSO for 32-bit programs, too, which takes a compiler that nothing else needs.
 #[test]
 fn metadata_are_made_on_arm64_without_a_32_bit_compiler() {
+    // Debian's package names that compiler, and overrides any other name.
+    metadata_are_made_on_arm64(&mut debian_on_arm64());
     let mut host = debian_on_arm64();
+    metadata_are_made_on_arm64(host.without("{K}/.kernelvariables"));
+}
+
+fn metadata_are_made_on_arm64(host: &mut Host) {
     let crates = CRATES.join(" ");
-    // As arch/arm64/Makefile has it. The configuration's value is what auto.conf says.
+    // As arch/arm64/Makefile has it. The configuration's value is what auto.conf says. It is made by another make, which
+    // does not read .kernelvariables, and made again for as long as that names the compiler otherwise.
     let makefile = format!(
-        "CONFIG_COMPAT_VDSO = y\nprepare: $(if $(CONFIG_COMPAT_VDSO),vdso32)\n\
+        "-include $(O)/.kernelvariables\n\
+         CONFIG_COMPAT_VDSO = y\nprepare: $(if $(CONFIG_COMPAT_VDSO),vdso32)\n\
          \tmkdir -p $(O)/include/config $(O)/rust\n\tcp $(O)/.config $(O)/include/config/auto.conf\n\
-         \t$(if $(CROSS_COMPILE_COMPAT),,sed -i /COMPAT_VDSO/d $(O)/include/config/auto.conf)\n\
+         \t$(MAKE) -f Kconfig NAME=$(CROSS_COMPILE_COMPAT)\n\
          \techo '#define RUST_SYMBOL _RNvX' >$(O)/rust/exports_core_generated.h\n\
          \tfor name in {crates}; do echo x >$(O)/rust/$$name; done\n\
          vdso32:\n\tarm-linux-gnueabihf-gcc --version\n"
     );
+    let kconfig = "all:\n\ttest '$(CROSS_COMPILE_COMPAT)' = '$(NAME)'\n\
+                   \t$(if $(CROSS_COMPILE_COMPAT),,sed -i /COMPAT_VDSO/d $(O)/include/config/auto.conf)\n";
     host.file("usr/src/linux-7.3/Makefile", &makefile)
+        .file("usr/src/linux-7.3/Kconfig", kconfig)
         .file(
             "{K}/Module.symvers",
             "0x00000000\t_RNvX\tvmlinux\tEXPORT_SYMBOL_GPL\t\n",
