@@ -201,6 +201,12 @@ impl Board {
         changed(LINK) || (GPU..DISTURBANCES).any(changed)
     }
 
+    /// Whether a session's failure is nobody's fault: something was disturbed `before`, when it asked, or since; or it has lost
+    /// what it `opened`, for which it looks between its steps, and a step may be long.
+    pub(super) fn excuses(&self, before: &Glance, opened: &Glance) -> bool {
+        self.disturbed_since(before) || self.uprooted_since(opened)
+    }
+
     /// Whether a GPU was taken away at `before`, or has been since.
     pub(super) fn gpu_gone_since(&self, before: &Glance) -> bool {
         let now = self.glance();
@@ -294,10 +300,14 @@ mod tests {
         assert!(board.disturbed_since(&during));
         board.disturb(Place::Gpu(1));
         assert!(board.disturbed_since(&before) && board.disturbed_since(&during));
-        assert!(!board.disturbed_since(&board.glance()));
-        let before = board.glance();
+        let after = board.glance();
+        assert!(!board.disturbed_since(&after));
+        // Memory of the GPU that went is not there again.
+        assert!(board.excuses(&after, &before) && !board.excuses(&after, &after));
         board.disturb(Place::Net);
-        assert!(board.disturbed_since(&before) && !board.uprooted_since(&before));
+        assert!(board.disturbed_since(&after) && !board.uprooted_since(&after));
+        board.disturb(Place::Net);
+        assert!(!board.excuses(&board.glance(), &after));
     }
 
     #[test]

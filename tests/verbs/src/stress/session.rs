@@ -209,8 +209,14 @@ struct Session<'a> {
     gpus: Vec<Arc<Gpu>>,
 }
 
-fn excuse(world: &World, plan: &Plan, refused: &rdma::Refused, before: &Glance) -> Result<()> {
-    let disturbed = world.board.disturbed_since(before);
+fn excuse(
+    world: &World,
+    plan: &Plan,
+    refused: &rdma::Refused,
+    before: &Glance,
+    opened: &Glance,
+) -> Result<()> {
+    let disturbed = world.board.excuses(before, opened);
     if disturbed {
         world.board.note(Figure::RefusedThen, 1);
     }
@@ -597,7 +603,7 @@ impl<'a> Session<'a> {
 
     /// Whether a refusal is nobody's fault.
     fn excuse(&self, refused: &rdma::Refused, before: &Glance) -> Result<()> {
-        excuse(self.world, self.plan, refused, before)
+        excuse(self.world, self.plan, refused, before, &self.opened)
     }
 
     fn register(&mut self, at: usize) -> Result<bool> {
@@ -694,7 +700,8 @@ impl<'a> Session<'a> {
         let spans = self.spans()?;
         let rounds = 1 + self.choice.below(3);
         let count = 2 + self.below(3);
-        let (world, plan, slot, hcas) = (self.world, self.plan, self.slot, &self.hcas);
+        let (world, plan, slot) = (self.world, self.plan, self.slot);
+        let (hcas, opened) = (&self.hcas, &self.opened);
         let work = |index: usize| -> Result<()> {
             for round in 0..rounds {
                 let before = world.board.glance();
@@ -706,7 +713,7 @@ impl<'a> Session<'a> {
                         world.board.done_by(slot, Operation::Deregister);
                     }
                     Err(refused) => {
-                        excuse(world, plan, &refused, &before)?;
+                        excuse(world, plan, &refused, &before, opened)?;
                         world.board.done_by(slot, Operation::Refuse);
                     }
                 }
@@ -925,7 +932,7 @@ impl<'a> Session<'a> {
     /// Whether a transfer to living memory may end so. It ends the connection, too.
     fn excuse_failure(&mut self, status: Status, before: &Glance) -> Result<()> {
         self.connection = None;
-        if self.world.board.disturbed_since(before) {
+        if self.world.board.excuses(before, &self.opened) {
             self.note_lost(status);
             return Ok(());
         }
@@ -1260,7 +1267,8 @@ impl<'a> Session<'a> {
         if self.plan.mode == PinMode::Revocable && revoked {
             return Ok(());
         }
-        if self.world.board.disturbed_since(before) || status == Status::WorkRequestFlushedError {
+        let excused = self.world.board.excuses(before, &self.opened);
+        if excused || status == Status::WorkRequestFlushedError {
             self.note_lost(status);
             return Ok(());
         }
@@ -1287,7 +1295,7 @@ impl<'a> Session<'a> {
         match status {
             Status::Success => wrong!("{op} to a revoked region went through"),
             Status::RemoteAccessError => {}
-            _ if self.world.board.disturbed_since(&before) => self.note_lost(status),
+            _ if self.world.board.excuses(&before, &self.opened) => self.note_lost(status),
             _ => wrong!("{op} to a revoked region ended with {status:?}"),
         }
         self.check(host)?;
