@@ -226,6 +226,24 @@ fn excuse(
     wrong!("a registration was refused for no reason: {refused}")
 }
 
+/// Whether a request of `initiator`'s may end so because its memory was revoked, where the requests of both sides on these two
+/// queue pairs `ended` so.
+fn ends_revoked(initiator: Side, status: Status, ended: &[(Side, Status)]) -> bool {
+    match status {
+        Status::RemoteAccessError
+        | Status::LocalProtectionError
+        | Status::LocalAccessError
+        | Status::LocalQueuePairOperationError
+        | Status::RemoteOperationError
+        | Status::WorkRequestFlushedError => true,
+        // A queue pair that has failed a request of its own answers none of the other's.
+        Status::RetryCounterExceededError => ended
+            .iter()
+            .any(|&(side, status)| side != initiator && status != Status::Success),
+        _ => false,
+    }
+}
+
 /// The body of a session's process; the status that it exits with.
 pub(super) fn run(world: &World, plan: &Plan, slot: usize, number: u64) -> Result<()> {
     let board = &world.board;
@@ -1204,12 +1222,16 @@ impl<'a> Session<'a> {
 
         let mut met = 0;
         let (mut arrived, mut failed) = (Vec::new(), Vec::new());
+        let mut ended = Vec::new();
         for request in &doomed {
-            let completion = self.wait(request.initiator, Endpoint::poll_sent)?;
-            let success = completion.status == Status::Success;
+            let status = self.wait(request.initiator, Endpoint::poll_sent)?.status;
+            ended.push((request.initiator, status));
+        }
+        for (request, &(_, status)) in doomed.iter().zip(&ended) {
+            let success = status == Status::Success;
             met += u64::from(!success);
             if !success {
-                self.judge_doomed(completion.status, &before)?;
+                self.judge_doomed(request.initiator, status, &ended, &before)?;
             }
             match (&request.target, &request.written) {
                 (Some((target, data)), _) if success => {
@@ -1254,17 +1276,15 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    fn judge_doomed(&mut self, status: Status, before: &Glance) -> Result<()> {
-        let revoked = matches!(
-            status,
-            Status::RemoteAccessError
-                | Status::LocalProtectionError
-                | Status::LocalAccessError
-                | Status::LocalQueuePairOperationError
-                | Status::RemoteOperationError
-                | Status::WorkRequestFlushedError
-        );
-        if self.plan.mode == PinMode::Revocable && revoked {
+    /// A request of `initiator`'s that failed, one of those that `ended` together.
+    fn judge_doomed(
+        &mut self,
+        initiator: Side,
+        status: Status,
+        ended: &[(Side, Status)],
+        before: &Glance,
+    ) -> Result<()> {
+        if self.plan.mode == PinMode::Revocable && ends_revoked(initiator, status, ended) {
             return Ok(());
         }
         let excused = self.world.board.excuses(before, &self.opened);
@@ -1272,7 +1292,7 @@ impl<'a> Session<'a> {
             self.note_lost(status);
             return Ok(());
         }
-        wrong!("a request to memory that was freed meanwhile ended with {status:?}")
+        wrong!("a request to memory that was freed meanwhile ended with {status:?}, of {ended:?}")
     }
 
     /// A revoked region refuses.
@@ -1466,4 +1486,25 @@ pub(super) fn probe(
     }
     world.board.note(Figure::ProbeRefusals, refusals);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_answers_ends_revoked_where_the_other_side_has_failed() {
+        let unanswered = (Side::Far, Status::RetryCounterExceededError);
+        let all = [
+            (Side::Near, Status::Success),
+            (Side::Near, Status::LocalProtectionError),
+            unanswered,
+        ];
+        assert!(ends_revoked(unanswered.0, unanswered.1, &all));
+        assert!(!ends_revoked(
+            unanswered.0,
+            unanswered.1,
+            &[all[0], unanswered]
+        ));
+    }
 }
