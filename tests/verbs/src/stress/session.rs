@@ -226,8 +226,8 @@ fn excuse(
     wrong!("a registration was refused for no reason: {refused}")
 }
 
-/// Whether a request of `initiator`'s may end so because its memory was revoked, where the requests of both sides on these two
-/// queue pairs `ended` so.
+/// Whether a request of `initiator`'s may end with `status` because its memory was revoked. `ended` is how all requests on its
+/// pair of queue pairs ended, by who posted them.
 fn ends_revoked(initiator: Side, status: Status, ended: &[(Side, Status)]) -> bool {
     match status {
         Status::RemoteAccessError
