@@ -348,3 +348,46 @@ pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
         host: false,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::BufRead as _;
+    use std::io::BufReader;
+    use std::process::Command;
+    use std::process::Stdio;
+
+    use super::*;
+
+    /// A second checkout's takes away what the first one's cargo is writing.
+    #[test]
+    fn the_program_is_compiled_by_one_at_a_time() {
+        let home = std::env::temp_dir().join(format!("runner-setup-{}", std::process::id()));
+        let paths = Paths {
+            repo: Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."),
+            cache: home.join("peermem-rs"),
+        };
+        let begun = paths.cache.join("target/debug/.fingerprint/runner-0");
+        fs::create_dir_all(&begun).unwrap();
+        let lock = Lock::take(&paths, "runner").unwrap();
+        let mut second = Command::new(paths.repo.join("tests/runner/bootstrap"))
+            .arg("--help")
+            .env("XDG_CACHE_HOME", &home)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = String::new();
+        BufReader::new(second.stderr.take().unwrap())
+            .read_line(&mut said)
+            .unwrap();
+        let there = begun.exists();
+        second.kill().unwrap();
+        second.wait().unwrap();
+        drop(lock);
+        fs::remove_dir_all(&home).unwrap();
+        assert_eq!(
+            said,
+            "  waiting for whoever is making the same (runner) …\n"
+        );
+        assert!(there);
+    }
+}
