@@ -142,7 +142,7 @@ fn rebind_gpu(world: &World, plan: &Plan, faults: &Faults, choice: &mut Choice) 
     if !plan.tight {
         let pid = sys::fork(|| {
             faults.judged(board, "prober", || {
-                session::probe(world, gpu, || set(ready), || is_set(over))
+                session::probe(world, plan, gpu, || set(ready), || is_set(over))
             })
         })?;
         prober = Some(pid);

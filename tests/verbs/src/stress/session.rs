@@ -1449,10 +1449,21 @@ pub(super) fn keep(world: &World, plan: &Plan, from: &UnixDatagram) -> Result<()
     }
 }
 
+/// Whether this is how memory of a GPU that is being unbound is refused, after so many refusals: it is gone; or it went in the
+/// middle of the registration, which happens to one at most, and only where the memory of a region is taken away.
+fn refuses_unbound(mode: PinMode, errno: i32, refusals: u64) -> bool {
+    match errno {
+        libc::EFAULT => true,
+        libc::EINVAL => mode == PinMode::Revocable && refusals == 0,
+        _ => false,
+    }
+}
+
 /// Registers and deregisters memory of a GPU until that is refused, because the GPU is being unbound; from then on it must
 /// be refused always.
 pub(super) fn probe(
     world: &World,
+    plan: &Plan,
     gpu: usize,
     ready: impl FnOnce(),
     over: impl Fn() -> bool,
@@ -1476,7 +1487,7 @@ pub(super) fn probe(
                 wrong!("memory of a GPU that is being unbound was pinned after {refusals} refusals")
             }
             Ok(_) => {}
-            Err(refused) if refused.errno() == libc::EFAULT => refusals += 1,
+            Err(refused) if refuses_unbound(plan.mode, refused.errno(), refusals) => refusals += 1,
             Err(refused) => bail!("while a GPU was being unbound: {refused}"),
         }
         ensure!(!patience.is_over(), "the unbinding does not end");
@@ -1506,5 +1517,13 @@ mod tests {
             unanswered.1,
             &[all[0], unanswered]
         ));
+    }
+    #[test]
+    fn memory_of_an_unbound_gpu_goes_during_one_registration_at_most() {
+        assert!(refuses_unbound(PinMode::Revocable, libc::EINVAL, 0));
+        assert!(!refuses_unbound(PinMode::Revocable, libc::EINVAL, 1));
+        assert!(!refuses_unbound(PinMode::Persistent, libc::EINVAL, 0));
+        assert!(refuses_unbound(PinMode::Persistent, libc::EFAULT, 1));
+        assert!(!refuses_unbound(PinMode::Revocable, libc::ENOMEM, 0));
     }
 }
