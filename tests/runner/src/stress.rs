@@ -145,6 +145,8 @@ fn machine(selection: &Selection, epoch: u64) -> vm::Options {
             Iommu::Off
         },
         peermem_ko: selection.peermem_ko.clone(),
+        // One machine has epochs of both modes. With one class of ib_core's locks, lockdep takes them for an inversion.
+        ib_param: vec!["peer_lock_classes=2".to_owned()],
         frozen: true,
         ..vm::Options::default()
     }
@@ -363,5 +365,6 @@ mod tests {
             (2, 2, 1, 1, 2)
         );
         assert_eq!(machine(&selection, 31).iommu, Iommu::Strict);
+        assert_eq!(machine(&selection, 0).ib_param, ["peer_lock_classes=2"]);
     }
 }
