@@ -5,11 +5,14 @@
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
 use std::fs;
+use std::io::BufRead as _;
+use std::io::BufReader;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::path::PathBuf;
 use std::process::Command;
 use std::process::Output;
+use std::process::Stdio;
 
 /// A clone of those files alone that are needed here, and what goes with it.
 struct Clone {
@@ -53,14 +56,19 @@ impl Clone {
 
     /// A compiler that makes a program which says what it was told.
     fn with_cargo(self) -> Self {
+        self.with_program("echo \"$RUNNER_REPO\"; for word; do echo \"<$word>\"; done")
+    }
+
+    /// A compiler that makes this program.
+    fn with_program(self, program: &str) -> Self {
         let bin = self.base.join("bin");
+        script(&bin.join("program"), program);
         script(
             &bin.join("cargo"),
             "case $1 in --version) echo cargo 1.99.0; exit ;; esac\n\
              echo \"$@\" >\"$CARGO_TARGET_DIR/../arguments\"\n\
              mkdir -p \"$CARGO_TARGET_DIR/debug\"\n\
-             printf '#!/bin/sh\\necho \"$RUNNER_REPO\"; for word; do echo \"<$word>\"; done\\n' >\"$CARGO_TARGET_DIR/debug/runner\"\n\
-             chmod +x \"$CARGO_TARGET_DIR/debug/runner\"",
+             cp \"${0%/*}/program\" \"$CARGO_TARGET_DIR/debug/runner\"",
         );
         script(&bin.join("rustc"), "echo rustc 1.99.0");
         script(&bin.join("cc"), "");
@@ -72,8 +80,13 @@ impl Clone {
     }
 
     fn make(&self, arguments: &[&str]) -> Output {
+        self.make_command(arguments).output().unwrap()
+    }
+
+    fn make_command(&self, arguments: &[&str]) -> Command {
         let path = std::env::var("PATH").unwrap();
-        Command::new("make")
+        let mut command = Command::new("make");
+        command
             .args(arguments)
             .current_dir(&self.folder)
             .env(
@@ -82,9 +95,8 @@ impl Clone {
             )
             .env("XDG_CACHE_HOME", self.cache())
             .env_remove("MAKEFLAGS")
-            .env_remove("MAKELEVEL")
-            .output()
-            .unwrap()
+            .env_remove("MAKELEVEL");
+        command
     }
 }
 
@@ -134,6 +146,39 @@ fn the_rig_is_started_from_any_path() {
         let manifest = clone.folder.join("Cargo.toml");
         assert!(told.contains(&*manifest.to_string_lossy()), "{told}");
     }
+}
+
+/// Another checkout's takes away what this one's cargo is writing, and puts its own program there.
+#[test]
+fn one_at_a_time_compiles_the_rig() {
+    let clone = Clone::new("waits", "second")
+        .with_program("flock -n \"$XDG_CACHE_HOME/peermem-rs/locks/runner\" echo free");
+    let cache = clone.cache().join("peermem-rs");
+    let begun = cache.join("target/debug/.fingerprint/runner-0");
+    fs::create_dir_all(&begun).unwrap();
+    fs::create_dir(cache.join("locks")).unwrap();
+    let lock = fs::File::create(cache.join("locks/runner")).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let mut second = clone
+        .make_command(&["vm"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = String::new();
+    let mut stderr = BufReader::new(second.stderr.take().unwrap());
+    stderr.read_line(&mut said).unwrap();
+    let was_there = begun.exists();
+    drop(lock);
+    let output = second.wait_with_output().unwrap();
+    assert_eq!(
+        said,
+        "  waiting for whoever is making the same (runner) …\n"
+    );
+    assert!(was_there);
+    assert!(!begun.exists());
+    // And the program lets others compile while it runs.
+    assert_eq!(text(&output.stdout), "free\n");
 }
 
 /// Where there is no compiler yet, what hinders installing one is said before anything is begun.
