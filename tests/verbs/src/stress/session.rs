@@ -1518,6 +1518,7 @@ mod tests {
             &[all[0], unanswered]
         ));
     }
+
     #[test]
     fn memory_of_an_unbound_gpu_goes_during_one_registration_at_most() {
         assert!(refuses_unbound(PinMode::Revocable, libc::EINVAL, 0));
