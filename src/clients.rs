@@ -9,6 +9,7 @@ use kernel::{
     sync::atomic::{
         Acquire,
         Atomic,
+        Relaxed,
         Release, //
     }, //
 };
@@ -31,7 +32,8 @@ use crate::{
     reason::Reason,
     revocable::RevocableMr,
     sg::SgTableHead,
-    stats::PeerStats, //
+    stats::PeerStats,
+    task::Thread, //
 };
 
 /// Until this exists, and after its drop, no range is taken: `acquire` says "not mine".
@@ -51,6 +53,44 @@ impl Ready {
 impl Drop for Ready {
     fn drop(&mut self) {
         READY.store(false, Release);
+    }
+}
+
+/// The range that the revocable client has refused last, until the persistent one is asked.
+///
+/// ib_core asks one after the other, on one thread and with its mutex held. What cannot be pinned now may be pinned a moment
+/// later: the persistent client would take it, and memory that is freed would stay behind a registration that the HCA
+/// could have lost.
+struct LastRefused {
+    /// Of the task; 0 is none.
+    thread: Atomic<usize>,
+    addr: Atomic<u64>,
+    size: Atomic<u64>,
+}
+
+static LAST_REFUSED: LastRefused = LastRefused {
+    thread: Atomic::new(0),
+    addr: Atomic::new(0),
+    size: Atomic::new(0),
+};
+
+impl LastRefused {
+    fn set(&self, addr: u64, size: u64) {
+        self.addr.store(addr, Relaxed);
+        self.size.store(size, Relaxed);
+        self.thread.store(Thread::current().addr(), Relaxed);
+    }
+
+    /// Whether this thread has had this range refused. Says so once: its next registration may be for an HCA that the
+    /// revocable client is not asked for.
+    fn take(&self, addr: u64, size: u64) -> bool {
+        let found = self.thread.load(Relaxed) == Thread::current().addr()
+            && self.addr.load(Relaxed) == addr
+            && self.size.load(Relaxed) == size;
+        if found {
+            self.thread.store(0, Relaxed);
+        }
+        found
     }
 }
 
@@ -82,7 +122,14 @@ impl<M: Mr> ib::Client for PeerClient<M> {
         }
     }
 
+    fn is_refused(addr: u64, size: u64) -> bool {
+        M::MODE == PinMode::Persistent && LAST_REFUSED.take(addr, size)
+    }
+
     fn refused(addr: u64, size: u64, reason: Reason) {
+        if M::MODE == PinMode::Revocable && !reason.is_handed_on() {
+            LAST_REFUSED.set(addr, size);
+        }
         log::refused(M::MODE, Step::Acquire, addr, size, reason);
     }
 

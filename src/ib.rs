@@ -102,7 +102,13 @@ pub(crate) trait Client: 'static {
     /// mutex: every registration of every process waits for it.
     fn acquire(addr: u64, size: u64) -> Result<Self::Mr, Reason>;
 
-    /// Learns why ib_core was told that a range is not this client's.
+    /// Whether the client of this module that ib_core has asked before has refused the range for this one, too: then
+    /// it is not asked. Called in the context of `acquire`.
+    fn is_refused(_addr: u64, _size: u64) -> bool {
+        false
+    }
+
+    /// Learns why ib_core was told that a range is not this client's. Called in the context of `acquire`.
     fn refused(addr: u64, size: u64, reason: Reason);
 
     /// Learns ib_core's name for the registration. Called with ib_core's `mapping_lock` held, like
@@ -382,6 +388,9 @@ impl<C: Client> VTable<C> {
     ) -> c_int {
         // CAST: Both are 64 bits wide wherever there is such a driver, and never wider.
         let (addr, size) = (addr as u64, size as u64);
+        if C::is_refused(addr, size) {
+            return 0;
+        }
         let context = match Context::<C>::new(addr, size) {
             Ok(context) => context,
             Err(reason) => {

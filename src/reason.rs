@@ -291,13 +291,16 @@ impl Reason {
         matches!(self, Reason::NonGpu(_))
     }
 
+    /// The persistent client is to be asked for what the revocable one has refused.
+    pub(crate) fn is_handed_on(&self) -> bool {
+        self.info()
+            .is_some_and(|info| info.cause == Cause::NextClient)
+    }
+
     /// Logged once and never again: what any process can ask for at any time, and what is so of a machine's memory and
     /// refuses nobody.
     pub(crate) fn is_logged_once(&self) -> bool {
-        let hands_on = self
-            .info()
-            .is_some_and(|info| info.cause == Cause::NextClient);
-        hands_on || self.is_non_gpu()
+        self.is_handed_on() || self.is_non_gpu()
     }
 
     /// The same, knowing what `look` finds where the range begins. It is called where that matters.

@@ -31,6 +31,11 @@ impl Thread {
     pub(crate) fn current() -> Self {
         Thread(Task::current_raw().addr())
     }
+
+    /// As a number, which is not 0.
+    pub(crate) fn addr(self) -> usize {
+        self.0
+    }
 }
 
 /// Whether a fatal signal waits for the calling thread.

@@ -17,6 +17,7 @@ use crate::knobs::fail_next;
 use crate::knobs::has_nvidias_upper_half;
 use crate::knobs::lose_next_put;
 use crate::knobs::rebind;
+use crate::knobs::Parameter;
 use crate::ktap;
 use crate::ktap::Case;
 use crate::lab::Lab;
@@ -80,13 +81,12 @@ fn unpinned_once(lab: &Lab) -> Result<()> {
     let mine = lab.allocate_gpu(M2)?;
     let other = lab.allocate_gpu(M2)?;
     let register = |memory: &Allocation| -> Result<_> {
-        if lab.setup.mode() == PinMode::Revocable {
-            // Then the persistent client is asked.
-            fail_next("get_pages", libc::ENOMEM)?;
-        }
         Ok(lab.near.register(memory.span(0, M2)?, full_access())?)
     };
-    let (region, beside) = (register(&mine)?, register(&other)?);
+    let (region, beside) = {
+        let _cannot_lose = Parameter::set("rdma_rxe", "peer_inval", "N")?;
+        (register(&mine)?, register(&other)?)
+    };
     let before = Counters::read()?;
     let lost = || Ok::<_, Error>(counts()?.get("leaked").copied().unwrap_or(0));
     let lost_before = lost()?;

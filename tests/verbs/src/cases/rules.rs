@@ -23,6 +23,7 @@ use crate::gpu::Allocation;
 use crate::gpu::Gpu;
 use crate::gpu::GRANULE;
 use crate::hold::Hold;
+use crate::knobs::fail_next;
 use crate::knobs::Parameter;
 use crate::ktap;
 use crate::ktap::note;
@@ -128,6 +129,10 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "rules.11.table_gone_before_get_returns",
         run: table_gone_before_get_returns,
+    },
+    Case {
+        name: "rules.25.refused_by_the_first",
+        run: refused_by_the_first,
     },
 ];
 
@@ -691,5 +696,37 @@ fn exit_fence(lab: &Lab) -> Result<()> {
     ensure!(rmmod.success(), "rmmod: {}", rmmod.output);
     ensure!(settled, "rmmod is nowhere: {place}");
     ensure!(!gone, "the module went with a callback on its way out");
+    Ok(())
+}
+
+/// A range that the revocable client cannot pin, and that could be pinned a moment later: the persistent one does not take it.
+/// It takes the same range, from the same thread, for an HCA that the revocable one is not asked for.
+fn refused_by_the_first(lab: &Lab) -> Result<()> {
+    let stage = stage(lab)?;
+    lab.needs_both_clients()?;
+    let memory = lab.allocate_gpu(M2)?;
+    let fails_once = || -> Result<()> {
+        fail_next("get_pages", libc::ENOMEM)?;
+        let registered = stage.register(&memory);
+        let live = Counters::read()?.get("pins_persistent_live")?;
+        note("pins_persistent", live);
+        ensure!(
+            registered.is_err(),
+            "the persistent client has taken what the revocable one refused: {live} pins"
+        );
+        let asked = stage.counted("get_pages_persistent")?;
+        ensure!(asked == 0, "asked for {asked} persistent pins");
+        Ok(())
+    };
+    fails_once()?;
+    drop(stage.register(&memory).context("the next registration")?);
+    fails_once()?;
+    let _cannot_lose = Parameter::set("rdma_rxe", "peer_inval", "N")?;
+    let region = stage
+        .register(&memory)
+        .context("for an HCA that can lose nothing")?;
+    let live = Counters::read()?.get("pins_persistent_live")?;
+    ensure!(live == 1, "{live} persistent pins");
+    drop(region);
     Ok(())
 }

@@ -157,12 +157,8 @@ impl Shape {
 /// What fails.
 #[derive(Debug, Clone, Copy)]
 enum Fault {
-    /// A call of the provider's at this place, with this errno; before it once another one.
-    Call {
-        place: &'static str,
-        errno: i32,
-        before: Option<(&'static str, i32)>,
-    },
+    /// A call of the provider's at this place, with this errno.
+    Call { place: &'static str, errno: i32 },
     /// An allocation of the thread's.
     Allocation,
 }
@@ -176,14 +172,7 @@ enum Armed {
 impl Fault {
     fn arm(self, nth: u32) -> Result<Armed> {
         match self {
-            Self::Call {
-                place,
-                errno,
-                before,
-            } => {
-                if let Some((place, errno)) = before {
-                    fail_next(place, errno)?;
-                }
+            Self::Call { place, errno } => {
                 fail_nth(place, nth, errno)?;
                 Ok(Armed::Call(place))
             }
@@ -210,8 +199,6 @@ struct Ended {
     registration: i32,
     /// What it got from `ibv_dereg_mr`, or from freeing the memory, before it did so again; 0 is success.
     end: i32,
-    /// The persistent client was asked for the memory.
-    persistent_asked: bool,
 }
 
 /// What a sweep works with.
@@ -311,13 +298,11 @@ impl<'a> Bench<'a> {
 
     fn registration(&self, span: Span, fault: Fault, nth: u32) -> Result<Ended> {
         let mut ended = Ended::default();
-        let before = Counters::read()?.get("get_pages_persistent")?;
         let armed = fault.arm(nth)?;
         let registered = self.lab.near.register_fragile(span, full_access());
         // Also its end, while the fault waits.
         let result = registered.map(|region| region.deregister());
         ended.hit = armed.disarm()?;
-        ended.persistent_asked = Counters::read()?.get("get_pages_persistent")? != before;
         match result {
             Err(refused) => ended.registration = refused.errno(),
             Ok(Ok(())) => {}
@@ -447,7 +432,7 @@ enum Seen {
     Refused,
     /// The provider's, as far as applications have a word for it.
     Same,
-    /// Nothing: another client takes it, or the end is not the application's to worry about.
+    /// Nothing: the end is not the application's to worry about.
     Nothing,
 }
 
@@ -463,12 +448,12 @@ const PLACES: &[Place] = &[
             libc::ENODEV,
             ENOTSUPP,
         ],
-        seen: Seen::Nothing,
+        seen: Seen::Refused,
     },
     Place {
         name: "get_pages_register",
         errnos: &[libc::EINVAL, libc::ENOMEM, libc::EIO],
-        seen: Seen::Nothing,
+        seen: Seen::Refused,
     },
     Place {
         name: "put_pages",
@@ -538,31 +523,25 @@ fn calls(lab: &Lab, setting: Setting) -> Result<()> {
     let mut hits = 0;
     let mut sweeps = 0;
     let mut by_place: BTreeMap<&str, u32> = BTreeMap::new();
-    // Where the first client's pin fails as well, the second one's calls are reached.
-    let both = [Some(("get_pages", libc::ENOMEM)), None];
-    let befores = match setting.mode {
-        PinMode::Persistent => &both[1..],
+    // The second client's calls are reached by an HCA that can lose nothing.
+    let both = [PinMode::Persistent, PinMode::Revocable];
+    let clients = match setting.mode {
+        PinMode::Persistent => &both[..1],
         PinMode::Revocable => &both[..],
     };
-    for before in befores {
-        let serving = match before {
-            Some(_) => PinMode::Persistent,
-            None => setting.mode,
-        };
-        // The knob of a place holds one failure, and `before` takes that of get_pages.
-        let places = PLACES
-            .iter()
-            .filter(|place| before.is_none_or(|(name, _)| name != place.name));
-        for place in places {
+    for &serving in clients {
+        let _cannot_lose = (serving != setting.mode)
+            .then(|| Parameter::set("rdma_rxe", "peer_inval", "N"))
+            .transpose()?;
+        for place in PLACES {
             for &errno in place.errnos {
                 for way in [Way::Registration, Way::Free, Way::Foreign] {
-                    if before.is_some() && way != Way::Registration {
+                    if serving != setting.mode && way != Way::Registration {
                         continue;
                     }
                     let fault = Fault::Call {
                         place: place.name,
                         errno,
-                        before: *before,
                     };
                     let expected = match place.seen {
                         Seen::Refused => libc::EFAULT,
@@ -675,7 +654,6 @@ fn lost_for_good(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Result<(
         let fault = Fault::Call {
             place: "put_pages_persistent",
             errno,
-            before: None,
         };
         provoke_failing_put()?;
         bench.registration(memory.span(0, M2)?, fault, 1)?
@@ -724,7 +702,6 @@ fn lost_until_freed(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Resul
         let fault = Fault::Call {
             place: "put_pages",
             errno,
-            before: None,
         };
         bench.registration(memory.span(0, M2)?, fault, 1)?
     };
@@ -842,8 +819,8 @@ fn allocations(lab: &Lab, _mode: Setting) -> Result<()> {
 }
 
 /// How many allocations of the module's own there are: slab objects, those of the kernel's functions that the module calls
-/// included and nvidia.ko's not. First those whose failure is felt: the application is refused, or another client serves it.
-/// Then those of `kvrealloc()`, which tries twice.
+/// included and nvidia.ko's not. First those whose failure is felt: the application is refused. Then those of
+/// `kvrealloc()`, which tries twice.
 fn objects_made(mode: PinMode, way: Way, shape: Shape) -> (u32, u32) {
     // On two GPUs: the list of the pins grows twice, and so does that of the DMA ranges, which have a scatter list of their own.
     let lists = 4;
@@ -882,8 +859,7 @@ fn own_objects(lab: &Lab, setting: Setting) -> Result<()> {
         let mut felt = 0;
         let mut outcomes = Outcomes::default();
         let found = bench.sweep(way, shape, Fault::Allocation, |ended| {
-            let other_client = setting.mode == PinMode::Revocable && ended.persistent_asked;
-            felt += u32::from(ended.registration != 0 || ended.end != 0 || other_client);
+            felt += u32::from(ended.registration != 0 || ended.end != 0);
             outcomes.add(ended)
         })?;
         let name = format!("{way:?}_{shape:?}").to_lowercase();
@@ -906,14 +882,13 @@ fn own_objects(lab: &Lab, setting: Setting) -> Result<()> {
 fn lasting(lab: &Lab, setting: Setting) -> Result<()> {
     let symbols = Symbols::read()?;
     let mut bench = Bench::new(lab)?;
-    // Where the revocable client cannot take the memory, the persistent one does. Once it has taken it, it needs no more, for
-    // nothing translates here.
-    let (client, unpinned, unmapped) = match setting.mode {
-        PinMode::Persistent => ("PersistentMr", libc::EFAULT, libc::ENOMEM),
-        PinMode::Revocable => ("RevocableMr", 0, 0),
+    // Once the revocable client has taken the memory, it needs no more, for nothing translates here.
+    let (client, unmapped) = match setting.mode {
+        PinMode::Persistent => ("PersistentMr", libc::ENOMEM),
+        PinMode::Revocable => ("RevocableMr", 0),
     };
     for (name, expected, is_needed) in [
-        ("acquire", unpinned, true),
+        ("acquire", libc::EFAULT, true),
         ("dma_map", unmapped, setting.mode == PinMode::Persistent),
     ] {
         let below = symbols.method(module::NAME, client, &format!("{name}_callback"))?;

@@ -442,7 +442,18 @@ fn at_rest(world: &World, before: &Counters, plan: &Plan) -> Result<()> {
     ensure!(clean, "left behind: {}", left.join(", "));
     balance()?;
     module::unload()?;
-    let activity = Counters::read()?.activity(before)?;
+    let now = Counters::read()?;
+    let (of_this, of_other) = match plan.mode {
+        PinMode::Persistent => ("get_pages_persistent_ok", "get_pages_ok"),
+        PinMode::Revocable => ("get_pages_ok", "get_pages_persistent_ok"),
+    };
+    let (pins, others) = (now.since(before, of_this)?, now.since(before, of_other)?);
+    ensure!(
+        others == 0,
+        "{others} pins of the other mode beside {pins} in an epoch that is {}",
+        plan.mode
+    );
+    let activity = now.activity(before)?;
     note("pins", activity.pins);
     note("unpins", activity.unpins);
     note("callbacks", activity.callbacks);
