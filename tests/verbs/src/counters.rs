@@ -187,6 +187,12 @@ pub(crate) fn module_parameter(module: &str, name: &str) -> Option<String> {
     sys::read_line(&format!("/sys/module/{module}/parameters/{name}")).ok()
 }
 
+/// How often this device of rxe's was asked for what it had been asked for before. `None`: it has gone.
+pub(crate) fn duplicate_requests(device: &str) -> Option<u64> {
+    let path = format!("/sys/class/infiniband/{device}/ports/1/hw_counters/duplicate_request");
+    sys::read_line(&path).ok()?.parse().ok()
+}
+
 pub(crate) fn module_references(module: &str) -> Result<u64> {
     Ok(sys::read_line(&format!("/sys/module/{module}/refcnt"))?.parse()?)
 }

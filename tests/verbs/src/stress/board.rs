@@ -76,6 +76,7 @@ named! {
         PagesToOwner = "freed_under_traffic_then_own",
         PagesToOthers = "freed_under_traffic_then_of_another",
         LostRequests = "requests_lost_by_the_wire",
+        FailedByRepeat = "requests_lost_to_a_repeated_read",
         RefusedThen = "refused_while_disturbed",
         Bus = "sessions_lost_to_unbind",
         Abandoned = "sessions_that_let_go",

@@ -24,6 +24,7 @@ use super::board::Figure;
 use super::board::Glance;
 use super::board::Operation;
 use super::plan::Plan;
+use crate::counters;
 use crate::gpu::Allocation;
 use crate::gpu::Freer;
 use crate::gpu::Gpu;
@@ -202,6 +203,8 @@ struct Session<'a> {
     opened: Glance,
     // In this order they go.
     connection: Option<Connection>,
+    /// Of each side's device, when they were connected.
+    duplicates: [Option<u64>; 2],
     relics: Vec<Region>,
     blocks: Vec<Block>,
     hosts: [Host; 2],
@@ -241,6 +244,16 @@ fn ends_revoked(initiator: Side, status: Status, ended: &[(Side, Status)]) -> bo
             .iter()
             .any(|&(side, status)| side != initiator && status != Status::Success),
         _ => false,
+    }
+}
+
+/// Whose queue pair has failed where a request of `initiator`'s ended with `status` because of a READ that was sent again: it
+/// had been answered, and its region was gone when it came once more. rxe fails the queue pair that it comes to.
+fn failed_by_repeat(initiator: Side, status: Status) -> Option<Side> {
+    match status {
+        Status::WorkRequestFlushedError => Some(initiator),
+        Status::RetryCounterExceededError => Some(initiator.other()),
+        _ => None,
     }
 }
 
@@ -308,6 +321,7 @@ impl<'a> Session<'a> {
             patterns: 2,
             opened,
             connection: None,
+            duplicates: [None; 2],
             relics: Vec::new(),
             blocks: Vec::new(),
             hosts,
@@ -895,6 +909,7 @@ impl<'a> Session<'a> {
         match rdma::connect(&self.hcas[0], &self.hcas[1]) {
             Ok(connection) => {
                 self.connection = Some(connection);
+                self.duplicates = [Side::Near, Side::Far].map(|side| self.duplicates(side));
                 self.done(Operation::Connect);
                 Ok(true)
             }
@@ -947,11 +962,28 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Whether a transfer to living memory may end so. It ends the connection, too.
-    fn excuse_failure(&mut self, status: Status, before: &Glance) -> Result<()> {
-        self.connection = None;
+    fn duplicates(&self, side: Side) -> Option<u64> {
+        counters::duplicate_requests(self.hca(side).name())
+    }
+
+    /// Whether a request of `initiator`'s that ended with `status` is no fault of the memory's.
+    fn is_excused(&self, initiator: Side, status: Status, before: &Glance) -> bool {
         if self.world.board.excuses(before, &self.opened) {
             self.note_lost(status);
+            return true;
+        }
+        let repeated = failed_by_repeat(initiator, status)
+            .is_some_and(|side| self.duplicates(side) != self.duplicates[side as usize]);
+        if repeated {
+            self.note(Figure::FailedByRepeat, 1);
+        }
+        repeated
+    }
+
+    /// Whether a transfer of `initiator`'s to living memory may end so. It ends the connection, too.
+    fn excuse_failure(&mut self, initiator: Side, status: Status, before: &Glance) -> Result<()> {
+        self.connection = None;
+        if self.is_excused(initiator, status, before) {
             return Ok(());
         }
         wrong!("a transfer to living memory ended with {status:?}")
@@ -1011,7 +1043,7 @@ impl<'a> Session<'a> {
             });
             return Ok(());
         }
-        self.excuse_failure(completion.status, &before)?;
+        self.excuse_failure(initiator, completion.status, &before)?;
         self.settle(target, &data)
     }
 
@@ -1067,7 +1099,7 @@ impl<'a> Session<'a> {
             self.done(Operation::Atomic);
             return Ok(());
         }
-        self.excuse_failure(completion.status, &before)?;
+        self.excuse_failure(initiator, completion.status, &before)?;
         self.settle(target, &new.to_le_bytes())?;
         self.settle(local, &old)
     }
@@ -1089,9 +1121,11 @@ impl<'a> Session<'a> {
         let (from, into) = (self.part(source)?, self.part(target)?);
         self.endpoint(sender.other())?.post_receive(into)?;
         self.endpoint(sender)?.post(Op::Send, from, into)?;
-        let mut status = self.wait(sender, Endpoint::poll_sent)?.status;
+        let mut side = sender;
+        let mut status = self.wait(side, Endpoint::poll_sent)?.status;
         if status == Status::Success {
-            status = self.wait(sender.other(), Endpoint::poll_received)?.status;
+            side = sender.other();
+            status = self.wait(side, Endpoint::poll_received)?.status;
         }
         if status == Status::Success {
             self.expect(target, &data);
@@ -1099,7 +1133,7 @@ impl<'a> Session<'a> {
             self.done(Operation::Send);
             return Ok(());
         }
-        self.excuse_failure(status, &before)?;
+        self.excuse_failure(side, status, &before)?;
         self.settle(target, &data)
     }
 
@@ -1287,9 +1321,7 @@ impl<'a> Session<'a> {
         if self.plan.mode == PinMode::Revocable && ends_revoked(initiator, status, ended) {
             return Ok(());
         }
-        let excused = self.world.board.excuses(before, &self.opened);
-        if excused || status == Status::WorkRequestFlushedError {
-            self.note_lost(status);
+        if status == Status::WorkRequestFlushedError || self.is_excused(initiator, status, before) {
             return Ok(());
         }
         wrong!("a request to memory that was freed meanwhile ended with {status:?}, of {ended:?}")
@@ -1315,7 +1347,7 @@ impl<'a> Session<'a> {
         match status {
             Status::Success => wrong!("{op} to a revoked region went through"),
             Status::RemoteAccessError => {}
-            _ if self.world.board.excuses(&before, &self.opened) => self.note_lost(status),
+            _ if self.is_excused(initiator, status, &before) => {}
             _ => wrong!("{op} to a revoked region ended with {status:?}"),
         }
         self.check(host)?;
@@ -1346,7 +1378,7 @@ impl<'a> Session<'a> {
         self.end_read();
         let data = expected[held.offset + from..held.offset + from + len].to_vec();
         if status != Status::Success {
-            self.excuse_failure(status, &before)?;
+            self.excuse_failure(initiator, status, &before)?;
             return self.settle(host, &data);
         }
         self.expect(host, &data);
@@ -1517,6 +1549,16 @@ mod tests {
             unanswered.1,
             &[all[0], unanswered]
         ));
+    }
+
+    #[test]
+    fn a_repeated_read_fails_who_posts_there_and_who_waits_for_an_answer() {
+        let near = Side::Near;
+        let of = |status| failed_by_repeat(near, status);
+        assert_eq!(of(Status::WorkRequestFlushedError), Some(near));
+        assert_eq!(of(Status::RetryCounterExceededError), Some(Side::Far));
+        assert_eq!(of(Status::RemoteAccessError), None);
+        assert_eq!(of(Status::Success), None);
     }
 
     #[test]
