@@ -229,12 +229,11 @@ suite!(
                 let request = nic.pages(THREE_CHUNKS);
                 for nth in 1..=count {
                     fail(Call::SgAlloc, nth, 1, ENOMEM.to_errno())?;
-                    // Then it is the other client's.
                     let want = match nic.can_lose && nth <= 4 {
-                        true => None,
-                        false => Some(Failed::DmaMap(ENOMEM.to_errno())),
+                        true => Failed::NotMine,
+                        false => Failed::DmaMap(ENOMEM.to_errno()),
                     };
-                    same!(failure(request), want);
+                    same!(failure(request), Some(want));
                     nothing_mapped();
                     same!(pins(), 0);
                 }

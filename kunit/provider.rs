@@ -19,10 +19,11 @@ fn table(change: impl FnOnce(&mut TableForm), revocable: bool, persistent: bool)
         same!(failed, (!taken).then_some(Failed::NotMine));
         let log = log();
         let count = |event| log.iter().filter(|have| **have == event).count();
-        // Each is asked, pins once, and gives it back once, whether it takes the range or not.
+        // Who is asked pins once, and gives it back once, whether it takes the range or not. The persistent client is asked
+        // after the revocable one for what that cannot map.
         let asked = usize::from(can_lose);
         same!((count(Pin), count(Put)), (asked, asked));
-        let asked = usize::from(!(can_lose && revocable));
+        let asked = usize::from(!can_lose || (!revocable && persistent));
         same!((count(PinPersistent), count(PutPersistent)), (asked, asked));
         same!(pins(), 0);
     }

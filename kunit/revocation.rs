@@ -118,13 +118,12 @@ suite!(
         logged![Acquire, Pin, Callback, CallbackReturns];
     }
 
-    /// And the persistent client, which is asked next, takes what is there then.
-    fn memory_that_was_revoked_in_acquire_is_offered_to_the_next_client(_: BothClients) {
+    /// The persistent client, which is asked next, does not take what is there then.
+    fn memory_that_was_revoked_in_acquire_is_not_the_next_clients(_: BothClients) {
         free_at(Point::Pinning)?;
-        let umem = calls!(get(range())? =>
-            Acquire, Pin, Callback, CallbackReturns,
-            Acquire, PinPersistent, GetPages, DmaMap, BarMap, PageSize);
-        umem.release();
+        let is_refused = calls!(not_mine(range()) =>
+            Acquire, Pin, Callback, CallbackReturns, Acquire);
+        check!(is_refused);
     }
 
     /// They are small numbers, and 0 is one.

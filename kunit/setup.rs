@@ -308,6 +308,10 @@ impl Client for OfTest {
         clients::Revocable::acquire(addr, size)
     }
 
+    fn is_refused(addr: u64, size: u64) -> bool {
+        clients::Revocable::is_refused(addr, size)
+    }
+
     fn refused(addr: u64, size: u64, reason: Reason) {
         clients::Revocable::refused(addr, size, reason);
     }

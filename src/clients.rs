@@ -56,13 +56,13 @@ impl Drop for Ready {
     }
 }
 
-/// The range that the revocable client has refused last, until the persistent one is asked.
+/// The range that the revocable client refused last, until the persistent client is asked for it.
 ///
-/// ib_core asks one after the other, on one thread and with its mutex held. What cannot be pinned now may be pinned a moment
-/// later: the persistent client would take it, and memory that is freed would stay behind a registration that the HCA
-/// could have lost.
+/// ib_core asks one after the other, on one thread and with its mutex held. A pin that fails now may succeed a moment later.
+/// If the persistent client then made it, the memory would stay pinned after it was freed, though the HCA could have lost
+/// the registration.
 struct LastRefused {
-    /// Of the task; 0 is none.
+    /// Address of the task that asked; 0 is none.
     thread: Atomic<usize>,
     addr: Atomic<u64>,
     size: Atomic<u64>,
@@ -75,20 +75,27 @@ static LAST_REFUSED: LastRefused = LastRefused {
 };
 
 impl LastRefused {
+    fn forget(&self) {
+        self.thread.store(0, Relaxed);
+    }
+
     fn set(&self, addr: u64, size: u64) {
         self.addr.store(addr, Relaxed);
         self.size.store(size, Relaxed);
         self.thread.store(Thread::current().addr(), Relaxed);
     }
 
-    /// Whether this thread has had this range refused. Says so once: its next registration may be for an HCA that the
+    /// Whether it is this range, and this thread's. It says so once: the next registration may be for an HCA that the
     /// revocable client is not asked for.
+    ///
+    /// Where another module's client took the range in between, nobody asks until the next search forgets it. A thread of
+    /// that range and, if the first has ended, of its address is then refused once for an HCA that cannot revoke.
     fn take(&self, addr: u64, size: u64) -> bool {
         let found = self.thread.load(Relaxed) == Thread::current().addr()
             && self.addr.load(Relaxed) == addr
             && self.size.load(Relaxed) == size;
         if found {
-            self.thread.store(0, Relaxed);
+            self.forget();
         }
         found
     }
@@ -123,7 +130,14 @@ impl<M: Mr> ib::Client for PeerClient<M> {
     }
 
     fn is_refused(addr: u64, size: u64) -> bool {
-        M::MODE == PinMode::Persistent && LAST_REFUSED.take(addr, size)
+        match M::MODE {
+            PinMode::Persistent => LAST_REFUSED.take(addr, size),
+            // Asked first: another search begins.
+            PinMode::Revocable => {
+                LAST_REFUSED.forget();
+                false
+            }
+        }
     }
 
     fn refused(addr: u64, size: u64, reason: Reason) {

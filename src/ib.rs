@@ -102,8 +102,8 @@ pub(crate) trait Client: 'static {
     /// mutex: every registration of every process waits for it.
     fn acquire(addr: u64, size: u64) -> Result<Self::Mr, Reason>;
 
-    /// Whether the client of this module that ib_core has asked before has refused the range for this one, too: then
-    /// it is not asked. Called in the context of `acquire`.
+    /// Whether the client of this module that ib_core asked just before has refused the range for good. Then `acquire` is
+    /// not called, and `refused` is not told. Called before, in the context of `acquire`.
     fn is_refused(_addr: u64, _size: u64) -> bool {
         false
     }

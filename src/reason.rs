@@ -291,7 +291,7 @@ impl Reason {
         matches!(self, Reason::NonGpu(_))
     }
 
-    /// The persistent client is to be asked for what the revocable one has refused.
+    /// The revocable client leaves the range to the persistent one.
     pub(crate) fn is_handed_on(&self) -> bool {
         self.info()
             .is_some_and(|info| info.cause == Cause::NextClient)

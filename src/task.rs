@@ -22,7 +22,7 @@ use crate::{
     reason::VmaKind, //
 };
 
-/// The address of a task, to compare with that of another that is alive.
+/// The address of a task, to compare with that of another. Once a task has ended, it may be a new one's.
 #[derive(Clone, Copy, Eq, PartialEq)]
 pub(crate) struct Thread(usize);
 

@@ -95,7 +95,7 @@ const GDR: &[&str] = &["{gdr}", "test", "{filter}"];
 const KUNIT: &[&str] = &["{repo}/tests/vm/kunit"];
 /// Its suites, and how many tests each has. That of the module's life is run with eight sets of parameters.
 const KUNIT_SUITES: &[(&str, usize)] = &[
-    ("client", 16),
+    ("client", 18),
     ("life", 8 * 9),
     ("mapping", 29),
     ("parts", 18),

@@ -205,6 +205,8 @@ struct Session<'a> {
     connection: Option<Connection>,
     /// Of each side's device, when they were connected.
     duplicates: [Option<u64>; 2],
+    /// Who has posted a READ since.
+    reads: [bool; 2],
     relics: Vec<Region>,
     blocks: Vec<Block>,
     hosts: [Host; 2],
@@ -322,6 +324,7 @@ impl<'a> Session<'a> {
             opened,
             connection: None,
             duplicates: [None; 2],
+            reads: [false; 2],
             relics: Vec::new(),
             blocks: Vec::new(),
             hosts,
@@ -910,6 +913,7 @@ impl<'a> Session<'a> {
             Ok(connection) => {
                 self.connection = Some(connection);
                 self.duplicates = [Side::Near, Side::Far].map(|side| self.duplicates(side));
+                self.reads = [false; 2];
                 self.done(Operation::Connect);
                 Ok(true)
             }
@@ -927,6 +931,12 @@ impl<'a> Session<'a> {
             Side::Near => &mut connection.near,
             Side::Far => &mut connection.far,
         })
+    }
+
+    fn post(&mut self, initiator: Side, op: Op, local: Part, remote: Part) -> Result<()> {
+        self.endpoint(initiator)?.post(op, local, remote)?;
+        self.reads[initiator as usize] |= op == Op::Read;
+        Ok(())
     }
 
     fn wait(
@@ -972,8 +982,11 @@ impl<'a> Session<'a> {
             self.note_lost(status);
             return true;
         }
-        let repeated = failed_by_repeat(initiator, status)
-            .is_some_and(|side| self.duplicates(side) != self.duplicates[side as usize]);
+        let repeated = failed_by_repeat(initiator, status).is_some_and(|side| {
+            let counts = (self.duplicates[side as usize], self.duplicates(side));
+            self.reads[side.other() as usize]
+                && matches!(counts, (Some(then), Some(now)) if now > then)
+        });
         if repeated {
             self.note(Figure::FailedByRepeat, 1);
         }
@@ -1030,7 +1043,7 @@ impl<'a> Session<'a> {
         let data = self.expected(source).to_vec();
         let before = self.glance();
         let (local, remote) = (self.part(local)?, self.part(remote)?);
-        self.endpoint(initiator)?.post(op, local, remote)?;
+        self.post(initiator, op, local, remote)?;
         let completion = self.wait(initiator, Endpoint::poll_sent)?;
         self.end_read();
         if completion.status == Status::Success {
@@ -1089,7 +1102,7 @@ impl<'a> Session<'a> {
         };
         let before = self.glance();
         let parts = (self.part(local)?, self.part(target)?);
-        self.endpoint(initiator)?.post(op, parts.0, parts.1)?;
+        self.post(initiator, op, parts.0, parts.1)?;
         let completion = self.wait(initiator, Endpoint::poll_sent)?;
         if completion.status == Status::Success {
             self.expect(target, &new.to_le_bytes());
@@ -1120,7 +1133,7 @@ impl<'a> Session<'a> {
         let before = self.glance();
         let (from, into) = (self.part(source)?, self.part(target)?);
         self.endpoint(sender.other())?.post_receive(into)?;
-        self.endpoint(sender)?.post(Op::Send, from, into)?;
+        self.post(sender, Op::Send, from, into)?;
         let mut side = sender;
         let mut status = self.wait(side, Endpoint::poll_sent)?.status;
         if status == Status::Success {
@@ -1185,7 +1198,7 @@ impl<'a> Session<'a> {
             };
             let data = self.expected(source).to_vec();
             let (local, remote) = (self.part(local)?, self.part(remote)?);
-            self.endpoint(initiator)?.post(op, local, remote)?;
+            self.post(initiator, op, local, remote)?;
             doomed.push(Doomed {
                 initiator,
                 target: (!into_dying).then(|| (target, data.clone())),
@@ -1340,7 +1353,7 @@ impl<'a> Session<'a> {
         let write = self.once_in(2) || !self.begin_read();
         let op = if write { Op::Write } else { Op::Read };
         let before = self.glance();
-        self.endpoint(initiator)?.post(op, local, remote)?;
+        self.post(initiator, op, local, remote)?;
         let status = self.wait(initiator, Endpoint::poll_sent)?.status;
         self.end_read();
         self.connection = None;
@@ -1373,7 +1386,7 @@ impl<'a> Session<'a> {
         };
         let before = self.glance();
         let (local, remote) = (self.part(host)?, held.region.part(from as u64, len as u64)?);
-        self.endpoint(initiator)?.post(Op::Read, local, remote)?;
+        self.post(initiator, Op::Read, local, remote)?;
         let status = self.wait(initiator, Endpoint::poll_sent)?.status;
         self.end_read();
         let data = expected[held.offset + from..held.offset + from + len].to_vec();
