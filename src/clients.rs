@@ -88,8 +88,8 @@ impl LastRefused {
     /// Whether it is this range, and this thread's. It says so once: the next registration may be for an HCA that the
     /// revocable client is not asked for.
     ///
-    /// Where another module's client took the range in between, nobody asks until the next search forgets it. A thread of
-    /// that range and, if the first has ended, of its address is then refused once for an HCA that cannot revoke.
+    /// If another module's client took the range in between, the record stays until the revocable client is asked again.
+    /// Before that the thread, or a new one with its address, is refused the range once for an HCA that cannot revoke.
     fn take(&self, addr: u64, size: u64) -> bool {
         let found = self.thread.load(Relaxed) == Thread::current().addr()
             && self.addr.load(Relaxed) == addr

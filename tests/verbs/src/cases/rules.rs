@@ -361,7 +361,7 @@ fn served_by_the_other(lab: &Lab, name: &str, value: &str) -> Result<()> {
     let parameter = Parameter::set("nvidia", name, value)?;
     let registered = stage.register(&memory);
     drop(parameter);
-    let region = registered?;
+    let region = registered.context("the persistent client did not take it")?;
     let live = Counters::read()?;
     let (revocable, persistent) = (live.get("pins_live")?, live.get("pins_persistent_live")?);
     note("pins_revocable", revocable);

@@ -4,7 +4,6 @@
 use anyhow::ensure;
 use anyhow::Result;
 
-use crate::counters::Counters;
 use crate::gpu::GRANULE;
 use crate::gpu::PAGE;
 use crate::knobs::fail_next;
