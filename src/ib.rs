@@ -104,9 +104,7 @@ pub(crate) trait Client: 'static {
 
     /// Whether the client of this module that ib_core asked just before has refused the range for good. Then `acquire` is
     /// not called, and `refused` is not told. Called before, in the context of `acquire`.
-    fn is_refused(_addr: u64, _size: u64) -> bool {
-        false
-    }
+    fn is_refused(addr: u64, size: u64) -> bool;
 
     /// Learns why ib_core was told that a range is not this client's. Called in the context of `acquire`.
     fn refused(addr: u64, size: u64, reason: Reason);

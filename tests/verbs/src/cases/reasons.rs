@@ -293,16 +293,9 @@ pub(super) fn counts() -> Result<BTreeMap<String, u64>> {
     Ok(counts)
 }
 
-/// The client that refuses what this module does not take; no other is asked.
-fn refuser(lab: &Lab) -> &'static str {
-    match lab.setup.mode() {
-        PinMode::Persistent => "persistent",
-        PinMode::Revocable => "revocable",
-    }
-}
-
+/// Of the client that the HCA is served by; no other refuses what this module does not take.
 pub(super) fn expected_counts(lab: &Lab, reason: &str, times: u64) -> BTreeMap<String, u64> {
-    BTreeMap::from([(format!("{}/{reason}", refuser(lab)), times)])
+    BTreeMap::from([(format!("{}/{reason}", lab.setup.mode()), times)])
 }
 
 /// The module under test, loaded anew.
@@ -395,7 +388,7 @@ fn one_loaded(
     };
     is("seq", "0")?;
     is("times", "1")?;
-    is("mode", refuser(lab))?;
+    is("mode", &lab.setup.mode().to_string())?;
     is("step", expected.step)?;
     is("reason", expected.reason)?;
     is("code", &expected.code.to_string())?;
@@ -464,12 +457,12 @@ fn too_many_chunks(lab: &Lab) -> Result<()> {
         let seen = attempt(&lab.near, Span::anywhere(addr, 3 * GRANULE)?)?;
         ensure!(seen.errno == libc::EFAULT, "errno {}", seen.errno);
         let found = lines("refusals")?;
-        ensure!(found.len() == 1, "{found:?}");
-        for line in &found {
-            ensure!(get(line, "reason")? == "too_many_chunks", "{line:?}");
-            ensure!(get(line, "code")? == "0", "{line:?}");
-            ensure!(get(line, "text")?.contains("max_chunks=2"), "{line:?}");
-        }
+        let [line] = &found[..] else {
+            bail!("{found:?}");
+        };
+        ensure!(get(line, "reason")? == "too_many_chunks", "{line:?}");
+        ensure!(get(line, "code")? == "0", "{line:?}");
+        ensure!(get(line, "text")?.contains("max_chunks=2"), "{line:?}");
         let counted = counts()?;
         ensure!(
             counted == expected_counts(lab, "too_many_chunks", 1),
@@ -811,8 +804,9 @@ fn tracepoint(lab: &Lab) -> Result<()> {
         let lines = traced()?;
         ensure!(lines.len() == TIMES, "{lines:?}");
         let span = space.span(0, M2)?;
+        let mode = lab.setup.mode().to_string();
         for line in &lines {
-            ensure!(get(line, "mode")? == refuser(lab), "{line:?}");
+            ensure!(get(line, "mode")? == mode, "{line:?}");
             ensure!(get(line, "step")? == "acquire", "{line:?}");
             ensure!(get(line, "reason")? == "not_gpu_memory", "{line:?}");
             ensure!(get(line, "code")? == "-22", "{line:?}");
