@@ -99,18 +99,19 @@ const TABLE_2: u32 = 0x0002_0000;
 /// `NVIDIA_P2P_DMA_MAPPING_VERSION`: 2.3.
 const MAPPING_2: u32 = 0x0002_0003;
 
-/// How often a put that failed for want of memory is tried again, 10 ms apart.
-const PUT_RETRIES: u32 = 100;
+/// How often a put that failed for want of memory is tried again, after 1 ms, 2 ms, and so on: a second in all. Not
+/// oftener, for nvidia.ko warns at each try that fails.
+const PUT_RETRIES: u32 = 10;
 
 /// Calls `put` until it returns anything but -ENOMEM; gives up after a second. For
 /// `nvidia_p2p_put_pages()` alone, where that says that nothing was done.
 pub(crate) fn retry(mut put: impl FnMut() -> c_int) -> c_int {
-    for _ in 0..PUT_RETRIES {
+    for retry in 0..PUT_RETRIES {
         let ret = put();
         if ret != reason::ENOMEM {
             return ret;
         }
-        fsleep(Delta::from_millis(10));
+        fsleep(Delta::from_millis(1 << retry));
     }
     put()
 }

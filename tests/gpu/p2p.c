@@ -349,7 +349,7 @@ static int get_table(u64 va, u64 length,
 	if (!pin)
 		return -ENOMEM;
 
-	ret = api_lock();
+	ret = fail_here(FAIL_GET_PAGES) ?: api_lock();
 	if (!ret) {
 		ret = pin_attach(pin, va, length, 0, info);
 		api_unlock();
@@ -426,10 +426,8 @@ int nvidia_p2p_get_pages(u64 p2p_token, u32 va_space,
 	might_sleep();
 	count(GET_PAGES);
 
-	ret = fail_here(FAIL_GET_PAGES);
-	if (!ret)
-		ret = get_table(virtual_address, length, page_table,
-				free_callback, data, &id);
+	ret = get_table(virtual_address, length, page_table, free_callback,
+			data, &id);
 	if (!ret)
 		count(GET_PAGES_OK);
 	event("get_pages", ret, "pin=%llu va=%#llx length=%#llx", id,
@@ -456,7 +454,7 @@ static int get_table_persistent(u64 va, u64 length,
 		return -ENOMEM;
 	pin->persistent = true;
 
-	ret = api_lock();
+	ret = fail_here(FAIL_GET_PAGES_PERSISTENT) ?: api_lock();
 	if (ret)
 		goto free;
 	ret = pin_attach(pin, va, length, flags, info);
@@ -516,10 +514,8 @@ int nvidia_p2p_get_pages_persistent(u64 virtual_address, u64 length,
 	might_sleep();
 	count(GET_PAGES_PERSISTENT);
 
-	ret = fail_here(FAIL_GET_PAGES_PERSISTENT);
-	if (!ret)
-		ret = get_table_persistent(virtual_address, length, page_table,
-					   flags, &id);
+	ret = get_table_persistent(virtual_address, length, page_table, flags,
+				   &id);
 	if (!ret)
 		count(GET_PAGES_PERSISTENT_OK);
 	event("get_pages_persistent", ret, "pin=%llu va=%#llx length=%#llx",
@@ -539,8 +535,8 @@ static int put_table(struct nvidia_p2p_page_table *table)
 	test_hold_here(&put_before_lock);
 
 	/* A put while a callback runs waits here for its end. */
-	ret = api_lock();
-	if (WARN(ret, "nvidia: put_pages from inside a free callback\n"))
+	ret = fail_here(FAIL_PUT_PAGES) ?: api_lock();
+	if (WARN(ret, "nvidia: put_pages failed\n"))
 		return ret;
 
 	/* Whoever has pinned: among those of the memory that lists the caller. */
@@ -597,9 +593,7 @@ int nvidia_p2p_put_pages(u64 p2p_token, u32 va_space,
 	might_sleep();
 	count(PUT_PAGES);
 
-	ret = fail_here(FAIL_PUT_PAGES);
-	if (!ret && page_table)
-		ret = put_table(page_table);
+	ret = page_table ? put_table(page_table) : 0;
 	if (ret || !page_table)
 		event("put_pages", ret, "pin=0 result=none");
 	return ret;

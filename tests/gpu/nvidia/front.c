@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * What clients call: NVIDIA's functions, with the counters, the log and the
- * failures of the stand-in around them.
+ * What clients call: NVIDIA's functions, with the counters and the log of the
+ * stand-in around them, and failures of what asks no resource manager.
  */
 #include <linux/export.h>
 #include <linux/kernel.h>
@@ -42,12 +42,9 @@ int nvidia_p2p_get_pages(u64 p2p_token, u32 va_space, u64 virtual_address,
 	might_sleep();
 	count(GET_PAGES);
 
-	ret = fail_here(FAIL_GET_PAGES);
-	if (!ret) {
-		count_records(length);
-		ret = upper_get_pages(p2p_token, va_space, virtual_address,
-				      length, page_table, free_callback, data);
-	}
+	count_records(length);
+	ret = upper_get_pages(p2p_token, va_space, virtual_address, length,
+			      page_table, free_callback, data);
 	if (!ret)
 		count(GET_PAGES_OK);
 	/* The table may be gone already; only its address is looked at. */
@@ -67,12 +64,9 @@ int nvidia_p2p_get_pages_persistent(u64 virtual_address, u64 length,
 	might_sleep();
 	count(GET_PAGES_PERSISTENT);
 
-	ret = fail_here(FAIL_GET_PAGES_PERSISTENT);
-	if (!ret) {
-		count_records(length);
-		ret = upper_get_pages_persistent(virtual_address, length,
-						 page_table, flags);
-	}
+	count_records(length);
+	ret = upper_get_pages_persistent(virtual_address, length, page_table,
+					 flags);
 	if (!ret)
 		count(GET_PAGES_PERSISTENT_OK);
 	event("get_pages_persistent", ret, "pin=%llu va=%#llx length=%#llx",
@@ -90,10 +84,7 @@ int nvidia_p2p_put_pages(u64 p2p_token, u32 va_space, u64 virtual_address,
 	might_sleep();
 	count(PUT_PAGES);
 
-	ret = fail_here(FAIL_PUT_PAGES);
-	if (!ret)
-		ret = upper_put_pages(p2p_token, va_space, virtual_address,
-				      page_table);
+	ret = upper_put_pages(p2p_token, va_space, virtual_address, page_table);
 	if (ret || !page_table)
 		event("put_pages", ret, "pin=0 result=none");
 	return ret;

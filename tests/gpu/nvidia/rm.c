@@ -366,7 +366,7 @@ NV_STATUS NV_API_CALL rm_p2p_get_pages(nvidia_stack_t *sp, u64 token,
 	struct alloc *alloc;
 	NV_STATUS status;
 
-	status = rm_lock();
+	status = status_of(fail_here(FAIL_GET_PAGES)) ?: rm_lock();
 	if (status != NV_OK)
 		return status;
 	status = va % STANDIN_PAGE_SIZE ? NV_ERR_INVALID_ARGUMENT :
@@ -437,7 +437,7 @@ NV_STATUS NV_API_CALL rm_p2p_put_pages(nvidia_stack_t *sp, u64 token,
 	test_hold_here(&put_before_lock);
 
 	/* A put while a callback runs waits here for its end. */
-	status = rm_lock();
+	status = status_of(fail_here(FAIL_PUT_PAGES)) ?: rm_lock();
 	if (status != NV_OK)
 		return status;
 
@@ -498,7 +498,7 @@ NV_STATUS NV_API_CALL rm_p2p_get_pages_persistent(nvidia_stack_t *sp, u64 va,
 	struct alloc *alloc;
 	NV_STATUS status;
 
-	status = rm_lock();
+	status = status_of(fail_here(FAIL_GET_PAGES_PERSISTENT)) ?: rm_lock();
 	if (status != NV_OK)
 		return status;
 	/* Looked up again: the memory may have gone since get_gpu_info. */

@@ -75,18 +75,18 @@ pub(crate) fn fail_none(place: &str) -> Result<bool> {
     Ok(failed)
 }
 
-/// Declares a report of the kernel's that comes next, and that is meant to come: one line of it matches `pattern`. Whoever
+/// Declares a report of the kernel's that is meant to come, or has just come: one line of it matches `pattern`. Whoever
 /// judges the log counts it.
 pub(crate) fn provoke(pattern: &str) -> Result<()> {
     fs::write("/dev/kmsg", format!("gdr: provokes {pattern}=1\n")).context("/dev/kmsg")
 }
 
-/// The warning that nvidia.ko writes when a persistent put fails.
+/// The warning that nvidia.ko writes when a put fails, of either kind.
 pub(crate) fn provoke_failing_put() -> Result<()> {
     provoke(if has_nvidias_upper_half() {
         r"WARNING: .*nv-p2p\.c"
     } else {
-        "nvidia: put_pages_persistent failed"
+        "nvidia: put_pages(_persistent)? failed"
     })
 }
 

@@ -16,6 +16,7 @@ use crate::gpu::GRANULE;
 use crate::knobs::fail_next;
 use crate::knobs::has_nvidias_upper_half;
 use crate::knobs::lose_next_put;
+use crate::knobs::provoke_failing_put;
 use crate::knobs::rebind;
 use crate::knobs::Parameter;
 use crate::ktap;
@@ -67,6 +68,7 @@ fn unpin_out_of_memory(lab: &Lab) -> Result<()> {
 fn unpinned_again(lab: &Lab) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     let region = lab.near.register(memory.span(0, M2)?, full_access())?;
+    provoke_failing_put()?;
     fail_next("put_pages", libc::ENOMEM)?;
     drop(region);
     let live = Counters::read()?.live_pins()?;

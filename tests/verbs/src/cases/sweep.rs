@@ -554,7 +554,10 @@ fn calls(lab: &Lab, setting: Setting) -> Result<()> {
                             ended.registration == expected && ended.end == 0,
                             "{ended:?} where errno {expected} was expected"
                         );
-                        Ok(())
+                        match place.name {
+                            "put_pages" => provoke_failing_put(),
+                            _ => Ok(()),
+                        }
                     })?;
                     let made = calls_made(serving, way, place.name);
                     ensure!(
@@ -629,6 +632,7 @@ fn lost_puts(lab: &Lab, setting: Setting) -> Result<()> {
             ),
         ] {
             let log = KernelLog::from_now()?;
+            provoke_failing_put()?;
             fail_next("put_pages", errno)?;
             module::unload()?;
             ensure!(
@@ -703,6 +707,7 @@ fn lost_until_freed(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Resul
             place: "put_pages",
             errno,
         };
+        provoke_failing_put()?;
         bench.registration(memory.span(0, M2)?, fault, 1)?
     };
     ensure!(

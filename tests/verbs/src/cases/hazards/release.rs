@@ -9,6 +9,7 @@ use crate::gpu::PAGE;
 use crate::knobs::fail_next;
 use crate::knobs::fail_none;
 use crate::knobs::lose_next_put;
+use crate::knobs::provoke_failing_put;
 use crate::knobs::rebind;
 use crate::knobs::Parameter;
 use crate::module;
@@ -157,6 +158,7 @@ fn put_out_of_memory(bench: &Bench) -> Result<()> {
     let memory = bench.allocate()?;
     let region = bench.register(&memory)?;
     if bench.is_revocable() {
+        provoke_failing_put()?;
         fail_next("put_pages", libc::ENOMEM)?;
         drop(region);
         return bench.check_nothing_left();
