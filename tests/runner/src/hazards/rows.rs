@@ -175,7 +175,8 @@ pub(super) const ROWS: &[Row] = &[
         schedule: "each of eight strange answers; a put that is out of memory",
         rule: "`TablePtr::check`, `DmaMapping::check` and the drop of `Persistent` in `src/nv.rs`; the puts of `src/callback_pin.rs`",
         more: Some(
-            "Out of memory, `nvidia_p2p_put_pages` has done nothing, and is called again. `nvidia_p2p_put_pages_persistent` has \
+            "Out of memory, `nvidia_p2p_put_pages` has done nothing, and is called again, up to ten times in a second; nvidia.ko \
+             itself warns each time (`nv-p2p.c`), so a host with `panic_on_warn` stops. `nvidia_p2p_put_pages_persistent` has \
              given back the GPU's usage count, as after any error: it is called once, and the pin counted and logged as lost. \
              That a strange mapping fails with NVIDIA's module is the doing of the test VM's NIC, which compares the list with the \
              region; a real one takes the addresses that it is given.",

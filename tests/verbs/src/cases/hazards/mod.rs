@@ -108,17 +108,22 @@ impl Bench {
         match fate {
             Fate::Done(value) => Some(value),
             Fate::Killed => {
-                self.lost.store(true, Ordering::Relaxed);
+                self.lose();
                 self.wrong(&format!("the kernel killed the thread in {what}"));
                 None
             }
             Fate::Stuck(place) => {
-                self.lost.store(true, Ordering::Relaxed);
+                self.lose();
                 self.wrong(&format!("{what} never returns"));
                 say(&format!("# place {place}"));
                 None
             }
         }
+    }
+
+    /// Threads of this schedule never return.
+    fn lose(&self) {
+        self.lost.store(true, Ordering::Relaxed);
     }
 
     fn allocate(&self) -> Result<Allocation> {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! A to F and O: memory that is freed, or released by a stranger, while the module is at work.
 
+use std::time::Duration;
+
 use anyhow::ensure;
 use anyhow::Context;
 use anyhow::Result;
@@ -73,6 +75,10 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "O.unloaded_under_callback",
         run: unloaded_under_callback,
+    },
+    Case {
+        name: "driver_holds_lock",
+        run: driver_holds_lock,
     },
 ];
 
@@ -431,4 +437,33 @@ fn unloaded_under_callback(bench: &Bench) -> Result<()> {
         .context("rmmod without a reference")?;
     module::load(&parameters)?;
     bench.check_nothing_left()
+}
+
+/// The HCA's driver gives up and releases with ib_core's lock held, while the memory is freed.
+fn driver_holds_lock(bench: &Bench) -> Result<()> {
+    let memory = bench.allocate()?;
+    let failing = Parameter::set("rdma_rxe", "peer_fail_setup", "1")?;
+    let (hold, mut release) = bench.register_until(&memory, "ib_peer_mem/before_put_pages")?;
+    drop(failing);
+    let mut free = bench.start_free(&memory)?;
+    ensure!(
+        !free.ended_or_in(&["ib_invalidate_peer_memory"])?,
+        "the callback does not wait for ib_core's lock"
+    );
+    // Whatever comes of it, nothing can be taken down any more.
+    bench.lose();
+    std::mem::forget(memory);
+    hold.release();
+    // In its put, or for the callback.
+    if release.ended_or_in(&["api_lock", "[nvidia_peermem]"])? {
+        bench.saw("the release returns");
+        return Ok(());
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    ensure!(
+        !release.has_ended()? && !free.has_ended()?,
+        "what waited for the other has returned"
+    );
+    bench.saw("the free and the release wait for each other");
+    Ok(())
 }
