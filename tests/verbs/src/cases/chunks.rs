@@ -13,6 +13,7 @@ use anyhow::Error;
 use anyhow::Result;
 
 use crate::arena::Arena;
+use crate::cases::register::expected_entries;
 use crate::cases::register::peer_region;
 use crate::cases::stage::Stage;
 use crate::child::Process;
@@ -59,6 +60,10 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "chunks.two",
         run: |lab| whole(lab, &[1, 1], 3),
+    },
+    Case {
+        name: "chunks.one_extent",
+        run: one_extent,
     },
     Case {
         name: "chunks.from_middle_to_middle",
@@ -230,14 +235,16 @@ fn every_byte(lab: &Lab, row: &Row, region: &Region, offset: usize, len: usize) 
     row.check(&expected)
 }
 
-/// Registers a part of `row`, compares every byte, and deregisters. Returns what it cost.
-fn registers(lab: &Lab, row: &Row, offset: usize, len: usize) -> Result<Option<Activity>> {
+/// Registers a part of `row`, compares every byte, and deregisters. Returns what it cost,
+/// and how many entries its scatter list has.
+fn registers(lab: &Lab, row: &Row, offset: usize, len: usize) -> Result<Option<(Activity, u64)>> {
     let span = row.span(offset, len)?;
     let (region, activity) = counted(|| register(lab, &lab.far, span))?;
     let Some(region) = region else {
         return Ok(None);
     };
-    note("entries", peer_region(&lab.far, &region)?.entries);
+    let entries = peer_region(&lab.far, &region)?.entries;
+    note("entries", entries);
     every_byte(lab, row, &region, offset, len)?;
     let before = Counters::read()?;
     drop(region);
@@ -245,24 +252,52 @@ fn registers(lab: &Lab, row: &Row, offset: usize, len: usize) -> Result<Option<A
     let kept = activity.pins - activity.unpins;
     note("chunks", kept);
     ensure!(unpins == kept, "{unpins} unpinned of {kept}");
-    Ok(Some(activity))
+    Ok(Some((activity, entries)))
 }
 
-/// All of a row, with so many calls to pin.
+/// All of a row of allocations of so many granules, with so many calls to pin.
 fn whole(lab: &Lab, granules: &[u64], calls: u64) -> Result<()> {
     lab.needs_module()?;
-    let row = Row::of(lab, granules)?;
-    let Some(activity) = registers(lab, &row, 0, row.len()?)? else {
+    whole_row(lab, &Row::of(lab, granules)?, calls)
+}
+
+/// Each allocation is one extent of BAR1: nothing of it was pinned when the pin was made that is kept.
+fn whole_row(lab: &Lab, row: &Row, calls: u64) -> Result<()> {
+    let Some((activity, entries)) = registers(lab, row, 0, row.len()?)? else {
         return Ok(());
     };
+    let mut most = 0;
+    for part in &row.parts {
+        let memory = part.mapping();
+        most += expected_entries(lab, memory.addr(), memory.len() as u64).end();
+    }
+    ensure!(
+        entries <= most,
+        "{entries} entries where {most} are the most"
+    );
     ensure!(
         activity.attempts == calls,
         "{} calls to pin where {calls} were expected",
         activity.attempts
     );
     let kept = activity.pins - activity.unpins;
-    ensure!(kept == granules.len() as u64, "{kept} pieces");
+    ensure!(kept == row.parts.len() as u64, "{kept} pieces");
     Ok(())
+}
+
+/// The first unit alone would fit into a hole of BAR1, and does while the search goes on; the pin that is kept is made anew.
+fn one_extent(lab: &Lab) -> Result<()> {
+    lab.needs_module()?;
+    let hole = lab.allocate_gpu(M2)?;
+    let behind = lab.allocate_gpu(M2)?;
+    let register = |memory: &Allocation| -> Result<_> {
+        Ok(lab.near.register(memory.span(0, M2)?, full_access())?)
+    };
+    let (region, _stays) = (register(&hole)?, register(&behind)?);
+    drop(region);
+    // The second allocation has its own place, beside nothing else.
+    let row = Row::with(lab, &[2, 1], &["contiguous", "2m"])?;
+    whole_row(lab, &row, 5)
 }
 
 fn middle(lab: &Lab) -> Result<()> {
@@ -274,7 +309,7 @@ fn middle(lab: &Lab) -> Result<()> {
         (3 * M2 + M2 / 2, 3 * M2 + 1, 13),
         (2 * M2 - 1, M2, 14),
     ] {
-        let Some(activity) = registers(lab, &row, front, all - front - back)? else {
+        let Some((activity, _)) = registers(lab, &row, front, all - front - back)? else {
             return Ok(());
         };
         ensure!(
@@ -301,7 +336,7 @@ fn random(lab: &Lab) -> Result<()> {
         let row = Row::with(lab, &granules, &layouts)?;
         let offset = usize::try_from(random.below(GRANULE))?;
         let len = row.len()? - offset - usize::try_from(random.below(GRANULE))?;
-        let Some(activity) = registers(lab, &row, offset, len)? else {
+        let Some((activity, _)) = registers(lab, &row, offset, len)? else {
             return Ok(());
         };
         // As `src/chunks.rs` has it, for allocations of at most 4 units.
