@@ -18,6 +18,7 @@ use crate::ktap::note;
 use crate::ktap::Case;
 use crate::lab::Lab;
 use crate::lab::PinMode;
+use crate::module;
 use crate::rdma;
 use crate::rdma::full_access;
 use crate::rdma::Op;
@@ -32,7 +33,7 @@ const SOME: usize = 4096;
 pub(super) const CASES: &[Case] = &[
     Case {
         name: "hca.waits_for_its_firmware",
-        run: firmware,
+        run: |lab| whoever_unmaps(lab, firmware),
     },
     Case {
         name: "hca.fails_to_deregister",
@@ -40,7 +41,7 @@ pub(super) const CASES: &[Case] = &[
     },
     Case {
         name: "hca.fails_to_revoke",
-        run: fails_to_revoke,
+        run: |lab| whoever_unmaps(lab, fails_to_revoke),
     },
     Case {
         name: "hca.gives_up_under_the_lock",
@@ -75,10 +76,16 @@ fn written(lab: &Lab, to: Part) -> Result<Status> {
     Ok(done)
 }
 
+/// After a revocation the client unmaps, or ib_core.
+fn whoever_unmaps(lab: &Lab, case: fn(&Lab) -> Result<()>) -> Result<()> {
+    lab.needs_mode(PinMode::Revocable)?;
+    case(lab)?;
+    module::loaded_with_also("peerdirect_support=1", || case(lab)).context("where ib_core unmaps")
+}
+
 /// The callback waits for the firmware. Meanwhile the list of registrations has the region as revoked, and its owner deregisters
 /// it: both end when the firmware has answered.
 fn firmware(lab: &Lab) -> Result<()> {
-    lab.needs_mode(PinMode::Revocable)?;
     lab.needs_ours()?;
     let stage = Stage::open(lab)?;
     let memory = lab.allocate_gpu(M2)?;
@@ -127,7 +134,6 @@ fn fails_to_deregister(lab: &Lab) -> Result<()> {
 
 /// The HCA goes on to reach what was freed, and ib_core is not told: the module's part is the same as ever.
 fn fails_to_revoke(lab: &Lab) -> Result<()> {
-    lab.needs_mode(PinMode::Revocable)?;
     let mut memory = lab.allocate_gpu(M2)?;
     let region = lab.far.register(memory.span(0, M2)?, full_access())?;
     let before = Counters::read()?;
