@@ -49,6 +49,7 @@ use crate::setup;
 use crate::suite::again;
 use crate::suite::Place;
 use crate::suite::Run;
+use crate::suite::Same;
 use crate::suite::SUITE;
 use crate::toolchain::Toolchain;
 use crate::vm;
@@ -438,8 +439,7 @@ fn agreement(reports: &mut [Report]) {
         else {
             continue;
         };
-        let Differences { problems, excused } =
-            differences(&other.tests, &report.tests, same.but_for);
+        let Differences { problems, excused } = differences(&other.tests, &report.tests, &same);
         for (reason, tests) in excused {
             println!("  {}, not as in {}: {reason}", report.run.name, same.run);
             println!("      {}", tests.join(" "));
@@ -539,7 +539,7 @@ struct Differences<'a> {
     excused: BTreeMap<&'a str, Vec<&'a str>>,
 }
 
-fn differences<'a>(one: &'a [Test], other: &'a [Test], but_for: &[&str]) -> Differences<'a> {
+fn differences<'a>(one: &'a [Test], other: &'a [Test], same: &Same) -> Differences<'a> {
     let word = |test: Option<&Test>| match test.map(|test| &test.verdict) {
         None => "absent",
         Some(Verdict::Passed) => "passed",
@@ -554,9 +554,12 @@ fn differences<'a>(one: &'a [Test], other: &'a [Test], but_for: &[&str]) -> Diff
     }
     let mut differences = Differences::default();
     for (name, pair) in pairs {
+        if same.in_part && pair.iter().any(Option::is_none) {
+            continue;
+        }
         let [one, other] = pair.map(word);
         let excuse = pair.iter().flatten().find_map(|test| match &test.verdict {
-            Verdict::Skipped(why) if but_for.contains(&why.as_str()) => Some(why.as_str()),
+            Verdict::Skipped(why) if same.but_for.contains(&why.as_str()) => Some(why.as_str()),
             _ => None,
         });
         match excuse {
@@ -761,7 +764,6 @@ fn on_host(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::suite::Same;
     use crate::suite::BASE;
 
     fn test(name: &str, verdict: Verdict) -> Test {
@@ -791,7 +793,12 @@ mod tests {
             test("e", skipped("otherwise")),
         ];
         let other = ["a", "b", "c", "d", "e"].map(|name| test(name, Verdict::Passed));
-        let found = differences(&one, &other, &["not here"]);
+        let mut same = Same {
+            run: "",
+            but_for: &["not here"],
+            in_part: false,
+        };
+        let found = differences(&one, &other, &same);
         assert_eq!(
             found.problems,
             [
@@ -801,6 +808,15 @@ mod tests {
             ]
         );
         assert_eq!(found.excused, BTreeMap::from([("not here", vec!["d"])]));
+        same.in_part = true;
+        let found = differences(&one, &other, &same);
+        assert_eq!(
+            found.problems,
+            [
+                "b: failed there, passed here",
+                "e: skipped there, passed here"
+            ]
+        );
     }
 
     #[test]
@@ -810,6 +826,7 @@ mod tests {
             same_as: Some(Same {
                 run: "run",
                 but_for: &[],
+                in_part: false,
             }),
             ..RUN
         };
