@@ -435,7 +435,10 @@ pub(crate) fn wrapped(text: &mut String, paragraph: &str, indent: &str) {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
+    use crate::results::pattern;
     use crate::suite::SUITE;
 
     fn test(name: &str, verdict: Verdict, notes: &[&str]) -> Test {
@@ -655,6 +658,39 @@ mod tests {
         assert!(!with(Some(&some), Some(&some), "input.a"));
         assert!(!with(Some(&some), None, ""));
         assert!(!with(Some(&some), Some(&[]), ""));
+    }
+
+    /// In the section, a number with files behind it in brackets is that of their lines; a name alone is in the last directory.
+    #[test]
+    fn imitations_have_as_many_lines_as_is_said() -> Result<()> {
+        let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let text = fs::read_to_string(repo.join("docs/verification.md"))?;
+        let (_, section) = text
+            .split_once("## What is real beside the module")
+            .context("no section")?;
+        let (section, _) = section.split_once("\n## ").context("no next section")?;
+        let counts = pattern(r"([\d,]+) \((`[^`]+`(?:, `[^`]+`)*)\)");
+        let mut found = 0;
+        for count in counts.captures_iter(section) {
+            let said: usize = count[1].replace(',', "").parse()?;
+            let mut directory = PathBuf::new();
+            let mut lines = 0;
+            for name in count[2].split(", ") {
+                let mut path = repo.join(name.trim_matches('`'));
+                match name.contains('/') {
+                    true => directory = path.parent().context("no directory")?.to_owned(),
+                    false => path = directory.join(name.trim_matches('`')),
+                }
+                lines += fs::read_to_string(&path)
+                    .with_context(|| path.display().to_string())?
+                    .lines()
+                    .count();
+            }
+            assert_eq!(said, lines, "{}", &count[2]);
+            found += 1;
+        }
+        assert_eq!(found, 6);
+        Ok(())
     }
 
     #[test]
