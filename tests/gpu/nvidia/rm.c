@@ -142,6 +142,17 @@ void *NV_API_CALL os_mem_copy(void *to, const void *from, u32 size)
 	return memcpy(to, from, size);
 }
 
+int NV_API_CALL nv_printf(u32 level, const char *format, ...)
+{
+	va_list args;
+	int ret;
+
+	va_start(args, format);
+	ret = vprintk(format, args);
+	va_end(args);
+	return ret;
+}
+
 void *upper_page_alloc(struct kmem_cache *cache)
 {
 	count(PAGE_OBJECTS);
@@ -245,11 +256,12 @@ static NV_STATUS __must_check rm_lock(void)
 	return api_lock() ? NV_ERR_INVALID_LOCK_STATE : NV_OK;
 }
 
+/* The newest: where a put inside a get has failed, its key may come again. */
 static struct mapping_info *info_find(const void *key)
 {
 	struct mapping_info *info;
 
-	list_for_each_entry(info, &infos, node)
+	list_for_each_entry_reverse(info, &infos, node)
 		if (info->key == key)
 			return info;
 	return NULL;
@@ -493,7 +505,12 @@ NV_STATUS NV_API_CALL rm_p2p_get_pages_persistent(nvidia_stack_t *sp, u64 va,
 						  u64 length, void **object,
 						  u64 *addresses,
 						  u32 *entries, void *key,
+#if STANDIN_SERIES >= 555
+						  void *gpu_info,
+						  void **mig_info)
+#else
 						  void *gpu_info)
+#endif
 {
 	struct alloc *alloc;
 	NV_STATUS status;
@@ -523,7 +540,12 @@ NV_STATUS NV_API_CALL rm_p2p_get_pages_persistent(nvidia_stack_t *sp, u64 va,
 }
 
 NV_STATUS NV_API_CALL rm_p2p_put_pages_persistent(nvidia_stack_t *sp,
+#if STANDIN_SERIES >= 555
+						  void *object, void *key,
+						  void *mig_info)
+#else
 						  void *object, void *key)
+#endif
 {
 	struct mapping_info *info;
 	NV_STATUS status;
@@ -684,7 +706,7 @@ NV_STATUS NV_API_CALL rm_p2p_dma_map_pages(nvidia_stack_t *sp,
 	*private = NULL;
 	test_hold_here(&dma_map_before_lock);
 
-	status = rm_lock();
+	status = status_of(fail_here(FAIL_DMA_MAP)) ?: rm_lock();
 	if (status != NV_OK)
 		return status;
 	gpu = gpu_get_by_uuid(uuid);

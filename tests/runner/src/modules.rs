@@ -146,10 +146,28 @@ fn info_in(bytes: &[u8], field: &str) -> String {
     String::from_utf8_lossy(&value[..end]).into_owned()
 }
 
-/// The driver of which the control is a part: its package and the series wanted.
-const CONTROL_PACKAGE: &str = "nvidia-open-kernel-source";
-const CONTROL_SERIES: &str = "550.";
-const CONTROL_SUITES: &[&str] = &["trixie", "forky"];
+/// A driver of NVIDIA's, as Debian packages it.
+struct Driver {
+    /// What its versions begin with.
+    series: &'static str,
+    suites: &'static [&'static str],
+    /// In the cache.
+    directory: &'static str,
+}
+
+const DRIVER_PACKAGE: &str = "nvidia-open-kernel-source";
+/// That of which the control is a part.
+const DRIVER: Driver = Driver {
+    series: "550.",
+    suites: &["trixie", "forky"],
+    directory: "control",
+};
+/// The newest that there is beside it.
+const DRIVER_555: Driver = Driver {
+    series: "555.",
+    suites: &["experimental"],
+    directory: "control-555",
+};
 const CONTROL_FILES: &[&str] = &["nvidia-peermem.c", "nv-p2p.h", "peer_mem.h"];
 /// The upper half of the same driver's peer memory, and what it includes.
 const UPPER_FILES: &[&str] = &[
@@ -235,12 +253,26 @@ impl<'a> Builder<'a> {
 
     /// The same with NVIDIA's own nv-p2p.c as its upper half.
     pub(crate) fn gpu_with_upper(&self) -> Result<PathBuf> {
-        let (upper, files, version) = upper_source(self.paths)?;
+        self.gpu_with_upper_of("gpu-nvidia", &DRIVER)
+    }
+
+    /// The same with that of 555.
+    pub(crate) fn gpu_with_upper_555(&self) -> Result<PathBuf> {
+        // As in `patched`: not among what a suite builds at its beginning.
+        let builder = Builder {
+            frozen: false,
+            ..*self
+        };
+        builder.gpu_with_upper_of("gpu-nvidia-555", &DRIVER_555)
+    }
+
+    fn gpu_with_upper_of(&self, name: &str, driver: &Driver) -> Result<PathBuf> {
+        let (upper, files, version) = upper_source(self.paths, driver)?;
         let source = self.repo("tests/gpu");
         let mut inputs = vec![source.clone(), self.repo("tests/kernel/overlay/include")];
         inputs.extend(files);
         self.build(&Recipe {
-            name: "gpu-nvidia",
+            name,
             product: "nvidia.ko",
             inputs,
             source,
@@ -555,7 +587,7 @@ impl<'a> Builder<'a> {
 
 /// The control's files in the cache, downloaded when they are not there, and the driver's version.
 pub(crate) fn control_source(paths: &Paths) -> Result<(Vec<PathBuf>, String)> {
-    let (files, version) = driver_source(paths)?;
+    let (files, version) = driver_source(paths, &DRIVER)?;
     Ok((
         files.into_iter().take(CONTROL_FILES.len()).collect(),
         version,
@@ -563,10 +595,11 @@ pub(crate) fn control_source(paths: &Paths) -> Result<(Vec<PathBuf>, String)> {
 }
 
 /// The upper half's files likewise, and the folder to look for them.
-fn upper_source(paths: &Paths) -> Result<(PathBuf, Vec<PathBuf>, String)> {
-    let (mut files, version) = driver_source(paths)?;
+fn upper_source(paths: &Paths, driver: &Driver) -> Result<(PathBuf, Vec<PathBuf>, String)> {
+    let (mut files, version) = driver_source(paths, driver)?;
     let files = files.split_off(CONTROL_FILES.len());
-    Ok((paths.cache.join("control/upper"), files, version))
+    let upper = paths.cache.join(driver.directory).join("upper");
+    Ok((upper, files, version))
 }
 
 /// Where a file of the driver's lies in the cache, and how its name ends in the package.
@@ -585,27 +618,40 @@ fn driver_files(directory: &Path) -> Vec<(PathBuf, PathBuf)> {
 }
 
 /// All that is taken from the driver's package, and its version.
-fn driver_source(paths: &Paths) -> Result<(Vec<PathBuf>, String)> {
-    let directory = paths.cache.join("control");
+fn driver_source(paths: &Paths, driver: &Driver) -> Result<(Vec<PathBuf>, String)> {
+    let directory = paths.cache.join(driver.directory);
     let version = directory.join("version");
     let files = driver_files(&directory);
     let _lock = Lock::take(paths, "control")?;
     if !version.exists() || files.iter().any(|(file, _)| !file.exists()) {
-        fetch_driver(paths, &directory, &files)?;
+        fetch_driver(paths, driver, &directory, &files)?;
     }
     let files = files.into_iter().map(|(file, _)| file).collect();
     Ok((files, fs::read_to_string(version)?.trim().to_owned()))
 }
 
-fn fetch_driver(paths: &Paths, directory: &Path, files: &[(PathBuf, PathBuf)]) -> Result<()> {
-    let mut stage = Stage::begin("control: fetching NVIDIA's nvidia-peermem from Debian's archive");
-    let mut found = apt::search(paths, &mut stage, CONTROL_SUITES, CONTROL_PACKAGE)?;
-    found.retain(|candidate| candidate.package == CONTROL_PACKAGE);
+fn fetch_driver(
+    paths: &Paths,
+    driver: &Driver,
+    directory: &Path,
+    files: &[(PathBuf, PathBuf)],
+) -> Result<()> {
+    let mut stage = Stage::begin(format!(
+        "{}: fetching NVIDIA's sources from Debian's archive",
+        driver.directory
+    ));
+    let mut found = apt::search(paths, &mut stage, driver.suites, DRIVER_PACKAGE)?;
+    found.retain(|candidate| candidate.package == DRIVER_PACKAGE);
     let candidate = found
         .iter()
-        .find(|candidate| candidate.version.starts_with(CONTROL_SERIES))
-        .or(found.first())
-        .ok_or_else(|| anyhow!("{CONTROL_PACKAGE} is in no suite of Debian's archive"))?;
+        .find(|candidate| candidate.version.starts_with(driver.series))
+        .ok_or_else(|| {
+            let suites = driver.suites.join(" and ");
+            anyhow!(
+                "Debian's {suites} have no {DRIVER_PACKAGE} {}*",
+                driver.series
+            )
+        })?;
     let download = directory.join("download");
     let _ = fs::remove_dir_all(&download);
     let package = apt::download(paths, &mut stage, candidate, &download)?;

@@ -307,6 +307,7 @@ pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
         index.add(match options.provider {
             Provider::Ours => builder.gpu()?,
             Provider::Nvidia => builder.gpu_with_upper()?,
+            Provider::Nvidia555 => builder.gpu_with_upper_555()?,
         });
     }
     if kernel.detectors {

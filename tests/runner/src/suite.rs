@@ -41,7 +41,7 @@ pub(crate) struct Same {
     pub(crate) run: &'static str,
     /// A test that one of the two skips for one of these reasons may have any result in the other; it is listed.
     pub(crate) but_for: &'static [&'static str],
-    /// Each may have tests that the other lacks.
+    /// Each may have groups of tests that the other lacks: what stands before the dot of their names.
     pub(crate) in_part: bool,
 }
 
@@ -328,7 +328,7 @@ const fn other_provider(run: &'static str) -> Same {
     }
 }
 
-/// The same for a run that has some of its tests, and others.
+/// The same for a run that shares only some groups of tests with it.
 const fn in_part(same: Same) -> Same {
     Same {
         in_part: true,
@@ -568,6 +568,40 @@ pub(crate) const SUITE: &[Run] = &[
             command: GDR,
         },
         same_as: Some(other_provider("verbs: ours, revocable")),
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "verbs: ours, on 555's nv-p2p.c",
+        place: Place::Vm {
+            options: |vm| {
+                ours(vm);
+                vm.provider = Provider::Nvidia555;
+            },
+            command: GDR,
+        },
+        same_as: Some(Same {
+            run: "verbs: ours",
+            but_for: &[],
+            in_part: false,
+        }),
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "verbs: ours, revocable, on 555's nv-p2p.c",
+        place: Place::Vm {
+            options: |vm| {
+                revocable(vm);
+                vm.provider = Provider::Nvidia555;
+            },
+            command: GDR,
+        },
+        same_as: Some(Same {
+            run: "verbs: ours, revocable",
+            but_for: &[],
+            in_part: false,
+        }),
         only_in_full: true,
         ..BASE
     },

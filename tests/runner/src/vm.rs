@@ -86,6 +86,8 @@ pub(crate) enum Provider {
     Ours,
     /// NVIDIA's own nv-p2p.c, of the control's version, over a lower half of the stand-in's
     Nvidia,
+    /// The same of 555
+    Nvidia555,
 }
 
 impl Provider {
@@ -93,6 +95,7 @@ impl Provider {
         match self {
             Self::Ours => "ours",
             Self::Nvidia => "nvidia",
+            Self::Nvidia555 => "nvidia555",
         }
     }
 }

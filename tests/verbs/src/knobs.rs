@@ -47,9 +47,9 @@ impl Drop for Parameter {
     }
 }
 
-/// Whether what pins GPU memory here is NVIDIA's own code, of 550 (`--provider nvidia`).
+/// Whether what pins GPU memory here is NVIDIA's own code (`--provider nvidia`, of 550, or `nvidia555`).
 pub(crate) fn has_nvidias_upper_half() -> bool {
-    env::var("TESTVM_PROVIDER").is_ok_and(|provider| provider == "nvidia")
+    env::var("TESTVM_PROVIDER").is_ok_and(|provider| provider.starts_with("nvidia"))
 }
 
 fn failure(place: &str) -> String {
