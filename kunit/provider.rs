@@ -162,7 +162,10 @@ suite!(
     fn a_revocable_put_that_fails_with_enomem_for_ever_is_given_up(_: RevocableClient) {
         let umem = get(range())?;
         fail(Call::Put, 1, u32::MAX, ENOMEM.to_errno())?;
-        umem.release();
+        umem.stop();
+        log();
+        calls!(umem.release() =>
+            Release, Put, Put, Put, Put, Put, Put, Put, Put, Put, Put, Put);
         with(|world| world.nothing_fails());
         same!(pins(), 1);
         check!(holds() > 0);

@@ -99,8 +99,8 @@ const TABLE_2: u32 = 0x0002_0000;
 /// `NVIDIA_P2P_DMA_MAPPING_VERSION`: 2.3.
 const MAPPING_2: u32 = 0x0002_0003;
 
-/// How often a put that failed for want of memory is tried again, after 1 ms, 2 ms, and so on: a second in all. Not
-/// oftener, for nvidia.ko warns at each try that fails.
+/// How often a put that failed for want of memory is tried again, after 1 ms, 2 ms, 4 ms, and so on: a second in all.
+/// More tries would only add warnings: nvidia.ko writes one for each that fails.
 const PUT_RETRIES: u32 = 10;
 
 /// Calls `put` until it returns anything but -ENOMEM; gives up after a second. For

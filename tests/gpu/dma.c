@@ -175,6 +175,7 @@ static int dma_map(struct pci_dev *peer, struct nvidia_p2p_page_table *table,
 	if (!table->gpu_uuid)
 		return -EINVAL;
 	*pin_id = pin->id;
+	*dma_mapping = NULL;
 	gpu = gpu_get_by_uuid(table->gpu_uuid);
 	if (!gpu)
 		return -EINVAL;
@@ -188,7 +189,7 @@ static int dma_map(struct pci_dev *peer, struct nvidia_p2p_page_table *table,
 
 	test_hold_here(&dma_map_before_lock);
 
-	ret = api_lock();
+	ret = fail_here(FAIL_DMA_MAP) ?: api_lock();
 	if (ret)
 		goto free_mapping;
 	ret = topology_deny ? -ENOTSUPP : 0;
@@ -252,9 +253,7 @@ int nvidia_p2p_dma_map_pages(struct pci_dev *peer,
 	might_sleep();
 	count(DMA_MAP);
 
-	ret = fail_here(FAIL_DMA_MAP);
-	if (!ret)
-		ret = dma_map(peer, page_table, dma_mapping, &pin_id, &id);
+	ret = dma_map(peer, page_table, dma_mapping, &pin_id, &id);
 	count(ret ? DMA_MAP_FAIL : DMA_MAP_OK);
 	event("dma_map", ret, "pin=%llu map=%llu peer=%s", pin_id, id,
 	      peer ? pci_name(peer) : "none");

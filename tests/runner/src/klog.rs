@@ -333,7 +333,7 @@ pub(crate) fn reports(log: &str) -> Vec<Report> {
     found
 }
 
-/// How a line of the log begins by which a test case declares, right before, what it is about to provoke.
+/// How a line of the log begins by which a test case declares what it provokes.
 const PROVOKES: &str = "gdr: provokes ";
 
 /// What test cases declare in the log itself. What cannot be read declares nothing.

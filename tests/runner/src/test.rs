@@ -552,9 +552,16 @@ fn differences<'a>(one: &'a [Test], other: &'a [Test], same: &Same) -> Differenc
             pairs.entry(&test.name).or_default()[side] = Some(test);
         }
     }
+    let group = |name: &'a str| name.split('.').next();
+    let groups = [one, other].map(|tests| {
+        tests
+            .iter()
+            .map(|test| group(&test.name))
+            .collect::<BTreeSet<_>>()
+    });
     let mut differences = Differences::default();
     for (name, pair) in pairs {
-        if same.in_part && pair.iter().any(Option::is_none) {
+        if same.in_part && groups.iter().any(|side| !side.contains(&group(name))) {
             continue;
         }
         let [one, other] = pair.map(word);
@@ -809,12 +816,14 @@ mod tests {
         );
         assert_eq!(found.excused, BTreeMap::from([("not here", vec!["d"])]));
         same.in_part = true;
+        let [one, other] = [["a.1", "b.1"], ["b.2", "c.1"]]
+            .map(|names| names.map(|name| test(name, Verdict::Passed)));
         let found = differences(&one, &other, &same);
         assert_eq!(
             found.problems,
             [
-                "b: failed there, passed here",
-                "e: skipped there, passed here"
+                "b.1: passed there, absent here",
+                "b.2: absent there, passed here"
             ]
         );
     }

@@ -33,7 +33,7 @@ const SOME: usize = 4096;
 pub(super) const CASES: &[Case] = &[
     Case {
         name: "hca.waits_for_its_firmware",
-        run: |lab| whoever_unmaps(lab, firmware),
+        run: |lab| with_each_unmapper(lab, firmware),
     },
     Case {
         name: "hca.fails_to_deregister",
@@ -41,7 +41,7 @@ pub(super) const CASES: &[Case] = &[
     },
     Case {
         name: "hca.fails_to_revoke",
-        run: |lab| whoever_unmaps(lab, fails_to_revoke),
+        run: |lab| with_each_unmapper(lab, fails_to_revoke),
     },
     Case {
         name: "hca.gives_up_under_the_lock",
@@ -77,7 +77,7 @@ fn written(lab: &Lab, to: Part) -> Result<Status> {
 }
 
 /// After a revocation the client unmaps, or ib_core.
-fn whoever_unmaps(lab: &Lab, case: fn(&Lab) -> Result<()>) -> Result<()> {
+fn with_each_unmapper(lab: &Lab, case: fn(&Lab) -> Result<()>) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     case(lab)?;
     module::loaded_with_also("peerdirect_support=1", || case(lab)).context("where ib_core unmaps")

@@ -131,7 +131,9 @@ fn failing_put(bench: &Bench) -> Result<()> {
     fail_next("put_pages_persistent", libc::EIO)?;
     let registered = bench.hca.register(memory.span(0, M2)?, full_access());
     for place in ["put_pages", "put_pages_persistent"] {
-        fail_none(place)?;
+        if fail_none(place)? {
+            provoke_failing_put()?;
+        }
     }
     match registered {
         Ok(region) => {
