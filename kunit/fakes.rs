@@ -1441,6 +1441,8 @@ extern "C" fn fake_resched() {
 }
 
 const DMA_BIDIRECTIONAL: c_int = 0;
+/// Between two addresses that an IOMMU gives the same memory.
+const ELSEWHERE: u64 = 1 << 42;
 
 #[no_mangle]
 extern "C" fn fake_dma_map(
@@ -1457,8 +1459,15 @@ extern "C" fn fake_dma_map(
         // `DMA_MAPPING_ERROR`.
         return u64::MAX;
     }
-    let direct = with(|world| matches!(world.guard, Guard::Nothing | Guard::Identity));
-    let dma = addr + if direct { 0 } else { DMA_OFFSET };
+    let dma = with(|world| {
+        let direct = matches!(world.guard, Guard::Nothing | Guard::Identity);
+        let mut dma = addr + if direct { 0 } else { DMA_OFFSET };
+        // An IOMMU gives no address twice.
+        while world.guard == Guard::Translates && world.bar.iter().any(|have| have.dma == dma) {
+            dma += ELSEWHERE;
+        }
+        dma
+    });
     let range = BarRange {
         device: device.addr(),
         dma,
@@ -1601,7 +1610,7 @@ extern "C" fn fake_iova_sync(
     let to = from + len as u64;
     of_iova(state, |iova| {
         for link in iova.links.iter_mut() {
-            link.synced = link.dma >= from && link.end() <= to;
+            link.synced |= link.dma >= from && link.end() <= to;
         }
         Ok(())
     });

@@ -7,8 +7,9 @@
 //! - Nothing translates: one mapping, from the memory's lowest address to its highest. DMA addresses are physical ones, so
 //!   that a mapping gives the device nothing that it could not reach before.
 //! - An IOMMU translates: the memory and nothing else, in one range of DMA addresses. However fragmented it is behind the
-//!   BAR, for the device it is contiguous.
-//! - Anything else, such as an architecture's own DMA operations, or memory in several BARs: each range by itself.
+//!   BAR, for the device it is contiguous, up to 4 GiB; longer memory has two runs ([`IovaLayout`]).
+//! - Anything else, such as an architecture's own DMA operations, memory in several BARs, or where one of the above fails:
+//!   each range by itself.
 //!
 //! C header: [`include/linux/dma-mapping.h`](srctree/include/linux/dma-mapping.h); C side: [`helpers.c`](helpers.c).
 
@@ -27,12 +28,15 @@ use crate::{
     ranges::{
         self,
         AddrRange,
+        IovaLayout,
         PageSize,
         SgLayout,
+        LONG_RUN,
         MAX_STEP, //
     },
     reason::Reason,
-    sg::SgTable, //
+    sg::SgTable,
+    task, //
 };
 
 /// Lets others run whenever so much as [`MAX_STEP`] has been mapped or unmapped.
@@ -65,24 +69,31 @@ pub(crate) struct ResourceMapping {
 
 impl ResourceMapping {
     /// Maps each of `ranges`, which lie in BARs and have no `struct page`.
+    ///
+    /// Ranges that the kernel happens to give consecutive DMA addresses are kept from becoming a run of [`LONG_RUN`] bytes,
+    /// unless these addresses follow from the physical ones.
     fn map(device: &PciDevice, ranges: impl Iterator<Item = AddrRange>) -> Result<Self, Reason> {
         let mut mapping = ResourceMapping {
             device: device.clone(),
             ranges: SmallVec::new(),
         };
         let mut resched = Resched::default();
-        let mut mapped: u64 = 0;
-        for AddrRange { addr, len } in ranges {
+        let (mut mapped, mut run, mut end) = (0_u64, 0_u64, None);
+        for range in ranges {
+            let len = range.len;
             // INVARIANT: Mapped, and nothing fails between that and its record. What was mapped before goes with `mapping`.
             mapping.ranges.push_with(|| {
-                let mut dma = 0;
-                // CAST: Addresses have 64 bits.
-                // SAFETY: `dma_map_resource()` wants a device that is alive, and memory of an I/O device that has no
-                // `struct page`, as the caller says. `dma` is valid for writes.
-                match unsafe { c::peermem_bar_map(device.as_raw(), addr, len as usize, &mut dma) } {
-                    0 => Ok(AddrRange { addr: dma, len }),
-                    _ => Err(Reason::MapResource { mapped }),
+                let map = || map_range(device, range).ok_or(Reason::MapResource { mapped });
+                let mut addr = map()?;
+                if end == Some(addr) && run.saturating_add(len) >= LONG_RUN {
+                    // Elsewhere, since its first addresses are in use until it has others.
+                    let other = map();
+                    unmap_range(device, AddrRange { addr, len });
+                    addr = other?;
                 }
+                run = if end == Some(addr) { run } else { 0 }.saturating_add(len);
+                end = Some(addr.wrapping_add(len));
+                Ok(AddrRange { addr, len })
             })?;
             mapped = mapped.saturating_add(len);
             resched.after(len);
@@ -91,14 +102,31 @@ impl ResourceMapping {
     }
 }
 
+/// Maps `range`, which lies in a BAR and has no `struct page`, and returns its first DMA address.
+fn map_range(device: &PciDevice, range: AddrRange) -> Option<u64> {
+    let mut dma = 0;
+    // CAST: Addresses have 64 bits.
+    let len = range.len as usize;
+    // SAFETY: `dma_map_resource()` wants a device that is alive, and memory of an I/O device that has no `struct page`, as the
+    // caller says. `dma` is valid for writes.
+    let ret = unsafe { c::peermem_bar_map(device.as_raw(), range.addr, len, &mut dma) };
+    (ret == 0).then_some(dma)
+}
+
+/// Undoes [`map_range`]. `range` has DMA addresses. To be called once for each that was mapped.
+fn unmap_range(device: &PciDevice, range: AddrRange) {
+    // CAST: Was a `usize` when it was mapped.
+    let len = range.len as usize;
+    // SAFETY: Mapped for this device, and unmapped once, as the caller says.
+    unsafe { c::peermem_bar_unmap(device.as_raw(), range.addr, len) };
+}
+
 impl Drop for ResourceMapping {
     fn drop(&mut self) {
         let mut resched = Resched::default();
+        // Each is mapped by the type invariant.
         for range in self.ranges.iter() {
-            // CAST: Was a `usize` when it was mapped.
-            let len = range.len as usize;
-            // SAFETY: Mapped for this device by the type invariant, and unmapped once.
-            unsafe { c::peermem_bar_unmap(self.device.as_raw(), range.addr, len) };
+            unmap_range(&self.device, *range);
             resched.after(range.len);
         }
     }
@@ -108,11 +136,14 @@ impl Drop for ResourceMapping {
 ///
 /// # Invariants
 ///
-/// `state` is a range of `device`'s. Linked in it are `linked` bytes from `offset` on, and no others.
+/// `state` is a range of `device`'s. Linked in it are the first `linked` bytes of the runs that `layout` has from `start` on,
+/// and nothing else.
 pub(crate) struct IovaMapping {
     device: PciDevice,
     state: bindings::dma_iova_state,
-    offset: u64,
+    layout: IovaLayout,
+    /// DMA address of the first byte.
+    start: u64,
     linked: u64,
 }
 
@@ -121,25 +152,28 @@ impl IovaMapping {
     /// translates for this device, or its addresses are used up.
     fn map(device: &PciDevice, memory: &PhysRanges, va: u64) -> Result<Option<Self>, Reason> {
         let len = memory.len();
+        let layout = IovaLayout::new(va, len);
         let alloc = |slack: u64| {
             let mut state = bindings::dma_iova_state::default();
             // CAST: Addresses have 64 bits.
-            let size = len.saturating_add(slack) as usize;
+            let size = len.saturating_add(layout.hole()).saturating_add(slack) as usize;
             // SAFETY: The device is alive, and `state` is valid for writes.
             let found = unsafe { c::peermem_iova_alloc(device.as_raw(), &mut state, size) };
             found.then_some((state, slack))
         };
         // Where there is no room for more than the memory, one range is still worth having: without more its beginning tends
-        // to be as round as the memory is long.
+        // to be as round as the memory is long. Memory with a hole has ranges of its own instead, which have none.
         let slack = ranges::iova_slack(len);
-        let again = || (slack > 0).then(|| alloc(0)).flatten();
+        let again = || (slack > 0 && layout.hole() == 0).then(|| alloc(0)).flatten();
         let Some((state, slack)) = alloc(slack).or_else(again) else {
             return Ok(None);
         };
+        let offset = ranges::iova_offset(state.addr, va, slack);
         // INVARIANT: Allocated above, with nothing in it.
         let mut mapping = IovaMapping {
             device: device.clone(),
-            offset: ranges::iova_offset(state.addr, va, slack),
+            start: state.addr.wrapping_add(offset),
+            layout,
             state,
             linked: 0,
         };
@@ -148,21 +182,16 @@ impl IovaMapping {
             mapping.link(step)?;
             resched.after(step.len);
         }
-        // CAST: Addresses have 64 bits.
-        let (offset, linked) = (mapping.offset as usize, mapping.linked as usize);
-        // SAFETY: So much is linked there by the type invariant.
-        match unsafe { c::peermem_iova_sync(device.as_raw(), &mut mapping.state, offset, linked) } {
-            0 => Ok(Some(mapping)),
-            _ => Err(mapping.failed()),
-        }
+        mapping.sync()?;
+        Ok(Some(mapping))
     }
 
-    /// Adds `range` behind what is linked.
+    /// Adds `range` behind what is linked. `range` lies in one window of virtual addresses, and so in one run.
     fn link(&mut self, range: AddrRange) -> Result<(), Reason> {
+        let addr = self.start.wrapping_add(self.layout.offset(self.linked));
         // CAST: Addresses have 64 bits.
-        let at = self.offset.wrapping_add(self.linked) as usize;
-        let len = range.len as usize;
-        // SAFETY: The range has room for all of the memory behind `offset`, and nothing is linked there.
+        let (at, len) = (addr.wrapping_sub(self.state.addr) as usize, range.len as usize);
+        // SAFETY: The range has room for all runs from `start` on, and nothing is linked there.
         let ret = unsafe {
             c::peermem_iova_link(self.device.as_raw(), &mut self.state, range.addr, at, len)
         };
@@ -174,18 +203,31 @@ impl IovaMapping {
         Ok(())
     }
 
+    /// Makes what is linked visible to the IOMMU.
+    fn sync(&mut self) -> Result<(), Reason> {
+        for run in self.runs() {
+            // CAST: Addresses have 64 bits.
+            let (at, len) = (run.addr.wrapping_sub(self.state.addr) as usize, run.len as usize);
+            // SAFETY: So much is linked there by the type invariant.
+            let ret =
+                unsafe { c::peermem_iova_sync(self.device.as_raw(), &mut self.state, at, len) };
+            if ret != 0 {
+                return Err(self.failed());
+            }
+        }
+        Ok(())
+    }
+
     fn failed(&self) -> Reason {
         Reason::MapResource {
             mapped: self.linked,
         }
     }
 
-    /// The DMA addresses.
-    fn range(&self) -> AddrRange {
-        AddrRange {
-            addr: self.state.addr.wrapping_add(self.offset),
-            len: self.linked,
-        }
+    /// The runs of DMA addresses. None is empty.
+    fn runs(&self) -> impl Iterator<Item = AddrRange> {
+        let runs = self.layout.runs(self.start, self.linked);
+        runs.into_iter().filter(|run| run.len > 0)
     }
 }
 
@@ -195,7 +237,7 @@ impl Drop for IovaMapping {
         let mut resched = Resched::default();
         // In steps, though each is a flush. None ends within a page of the IOMMU's that is larger: those begin at
         // multiples of their size, and none was linked by more than a step.
-        for step in ranges::steps(self.range()) {
+        for step in self.runs().flat_map(ranges::steps) {
             // CAST: Addresses have 64 bits.
             let (at, len) = (
                 step.addr.wrapping_sub(self.state.addr) as usize,
@@ -235,24 +277,39 @@ impl BarMapping {
             BarMapping::Hull(_) if layout.is_whole() => None,
             BarMapping::Hull(_) => Some(list(layout, of.steps())?),
             BarMapping::Ranges(all) => Some(list(layout, all.ranges.iter().copied())?),
-            BarMapping::Iova(iova) => Some(list(layout, iter::once(iova.range()))?),
+            BarMapping::Iova(iova) => Some(list(layout, iova.runs())?),
         };
         let own = memory.take().map(PhysRanges::into_table);
         let table = table.or(own).ok_or(Reason::MappedTwice)?;
         Ok((mapping, table))
     }
 
+    /// Tries the ways of mapping in the order of the file's first lines. What a way that fails has mapped is undone before the
+    /// next one is tried.
     fn new(device: &PciDevice, memory: &PhysRanges, va: u64) -> Result<Self, Reason> {
         if let Some(hull) = memory.hull().filter(|_| device.is_direct()) {
-            let mapping = ResourceMapping::map(device, iter::once(hull))?;
-            if mapping.ranges.iter().eq([&hull]) {
-                return Ok(BarMapping::Hull(mapping));
+            // The device may not reach all of the hull.
+            if let Ok(mapping) = ResourceMapping::map(device, iter::once(hull)) {
+                if mapping.ranges.iter().eq([&hull]) {
+                    return Ok(BarMapping::Hull(mapping));
+                }
             }
         }
-        Ok(match IovaMapping::map(device, memory, va)? {
-            Some(mapping) => BarMapping::Iova(mapping),
-            None => BarMapping::Ranges(ResourceMapping::map(device, memory.steps())?),
-        })
+        // The kernel rounds to whole pages of the IOMMU's, and would map what lies beside.
+        let bits = memory
+            .steps()
+            .fold(0, |bits, step| bits | step.addr | step.len);
+        if !device.maps_exactly(bits) {
+            return Err(Reason::MapResource { mapped: 0 });
+        }
+        if let Ok(Some(mapping)) = IovaMapping::map(device, memory, va) {
+            return Ok(BarMapping::Iova(mapping));
+        }
+        if task::is_killed() {
+            return Err(Reason::Killed);
+        }
+        let mapping = ResourceMapping::map(device, memory.steps())?;
+        Ok(BarMapping::Ranges(mapping))
     }
 }
 

@@ -144,6 +144,9 @@ pub(crate) use super::log::late_callback;
 /// Logs a callback for a pin that does not exist.
 pub(crate) use super::log::spurious_callback;
 
+/// Logs a scatter list for which ib_core may use an HCA page that is larger than 2 GiB.
+pub(crate) use super::log::large_hca_page;
+
 /// Moves `value` behind a counted reference.
 pub(crate) fn share<T>(value: T) -> Result<Shared<T>, Reason> {
     Shared::new(value, GFP_KERNEL).map_err(|_| Reason::NoMemory)

@@ -119,6 +119,19 @@ bool peermem_is_direct(struct pci_dev *pdev)
 	       (!domain || domain->type == IOMMU_DOMAIN_IDENTITY);
 }
 
+/*
+ * The DMA API rounds to whole pages of an IOMMU's. Does it map exactly what it
+ * is asked for, where @bits has each bit of each address and length?
+ */
+bool peermem_maps_exactly(struct pci_dev *pdev, u64 bits)
+{
+	struct iommu_domain *domain = iommu_get_domain_for_dev(&pdev->dev);
+
+	return !domain || domain->type == IOMMU_DOMAIN_IDENTITY ||
+	       !domain->pgsize_bitmap ||
+	       !(bits & (BIT(__ffs(domain->pgsize_bitmap)) - 1));
+}
+
 /* Of no physical address: what is linked begins at a page of the IOMMU's. */
 bool peermem_iova_alloc(struct pci_dev *pdev, struct dma_iova_state *state,
 			size_t size)
@@ -126,15 +139,9 @@ bool peermem_iova_alloc(struct pci_dev *pdev, struct dma_iova_state *state,
 	return dma_iova_try_alloc(&pdev->dev, state, 0, size);
 }
 
-/* dma_iova_link() rounds to pages of the IOMMU's, and links what is beside. */
 int peermem_iova_link(struct pci_dev *pdev, struct dma_iova_state *state,
 		      u64 addr, size_t offset, size_t len)
 {
-	struct iommu_domain *domain = iommu_get_domain_for_dev(&pdev->dev);
-
-	if (!domain || !domain->pgsize_bitmap ||
-	    (addr | len) & (BIT(__ffs(domain->pgsize_bitmap)) - 1))
-		return -EINVAL;
 	return dma_iova_link(&pdev->dev, state, addr, offset, len,
 			     DMA_BIDIRECTIONAL, DMA_ATTR_MMIO);
 }

@@ -245,3 +245,8 @@ pub(crate) fn late_callback() {
 pub(crate) fn spurious_callback() {
     report(Event::SpuriousCallback, None, None);
 }
+
+/// The scatter list of this memory may get an HCA page that is larger than 2 GiB.
+pub(crate) fn large_hca_page(span: &Span) {
+    report(Event::LargeHcaPage, Some(span), None);
+}

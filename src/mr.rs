@@ -9,13 +9,16 @@ use super::{
     env::{
         self,
         PciDevice,
+        SgTable,
         SgTableHead,
         Ticket, //
     },
     history::PinMode,
     ranges::{
+        self,
         PageSize,
-        Span, //
+        Span,
+        LONG_RUN, //
     },
     reason::Reason,
     registry::RegistrationInfo, //
@@ -58,6 +61,15 @@ pub(crate) fn check_killed() -> Result<(), Reason> {
         return Err(Reason::Killed);
     }
     Ok(())
+}
+
+/// Logs a scatter list for which an HCA page can be larger than 2 GiB, if the application uses virtual addresses as `iova`.
+///
+/// Behind an IOMMU that translates this module makes none: see [`ranges::IovaLayout`].
+pub(crate) fn note_large_hca_page(span: &Span, table: &SgTable) {
+    if span.len() > LONG_RUN && ranges::common_distance(span.start(), table.ranges()) == Some(0) {
+        env::large_hca_page(span);
+    }
 }
 
 /// What a registration by the calling thread puts in the registry.

@@ -99,6 +99,13 @@ impl PciDevice {
         unsafe { c::peermem_is_direct(self.as_raw()) }
     }
 
+    /// Returns `true` if the kernel maps no more for this device than it is asked for, when `bits` has each bit that is set in
+    /// an address or a length.
+    pub(crate) fn maps_exactly(&self, bits: u64) -> bool {
+        // SAFETY: The device is alive by the type invariant.
+        unsafe { c::peermem_maps_exactly(self.as_raw(), bits) }
+    }
+
     /// It has not been removed.
     fn is_there(&self) -> bool {
         // SAFETY: The device is alive by the type invariant. No reference to what C changes.

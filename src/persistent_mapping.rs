@@ -10,6 +10,8 @@
 //! The provider maps:
 //!
 //! - what CPUs cache, what lies in no BAR, and what has a `struct page`;
+//! - where this module cannot: DMA addresses or page tables of the IOMMU's are used up, or the device does not reach all
+//!   of the memory;
 //! - where it did not map the page: what it says of the registration itself then counts;
 //! - where it gives out the BAR's own addresses though something translates the device's, or other addresses though
 //!   nothing does. It was told of the machine what this module cannot know (`NVreg_DmaRemapPeerMmio=0`);
@@ -29,6 +31,7 @@ use super::{
         SgTable,
         SmallVec, //
     },
+    mr,
     ranges::{
         PageSize,
         SgLayout,
@@ -56,8 +59,11 @@ impl PersistentMapping {
     ) -> Result<(Self, SgTable), Reason> {
         let mut memory = memory(pins, device, va)?;
         if memory.is_some() {
-            let (mapping, table) = BarMapping::map(device, &mut memory, va, page)?;
-            return Ok((PersistentMapping::Own(mapping), table));
+            match BarMapping::map(device, &mut memory, va, page) {
+                Ok((mapping, table)) => return Ok((PersistentMapping::Own(mapping), table)),
+                Err(Reason::MapResource { .. }) => mr::check_killed()?,
+                Err(reason) => return Err(reason),
+            }
         }
         let mut mappings = SmallVec::default();
         for pin in pins {

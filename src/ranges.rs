@@ -193,6 +193,12 @@ pub(crate) fn steps(mut range: AddrRange) -> impl Iterator<Item = AddrRange> {
 /// From so many bytes on an HCA has larger pages for memory whose DMA addresses are congruent to its virtual ones.
 const LARGE: u64 = 1 << 21;
 
+/// Length of a run of contiguous DMA addresses from which an HCA page can be larger than 2 GiB.
+///
+/// ib_core of OFED 25.07 and 25.10 steps through such pages with 32 bits, and then gives the HCA wrong addresses: see
+/// `docs/dma.md`.
+pub(crate) const LONG_RUN: u64 = 1 << 32;
+
 /// By how much a range of DMA addresses for `len` bytes is longer than these, for [`iova_offset`]: a power of two, or 0. The
 /// kernel promises no more of the beginning of such a range than that a page of the IOMMU's begins there.
 pub(crate) fn iova_slack(len: u64) -> u64 {
@@ -200,6 +206,72 @@ pub(crate) fn iova_slack(len: u64) -> u64 {
         Some(shift) if len >= LARGE => 1 << shift,
         _ => 0,
     }
+}
+
+/// Placement of memory in a range of an IOMMU's addresses.
+///
+/// Memory of up to [`LONG_RUN`] bytes is one run. Longer memory is two runs, with a hole of [`MAX_ENTRY`] bytes behind the
+/// first window of virtual addresses. The distance between DMA and virtual addresses then differs between the runs in bit
+/// 31. So no HCA page is larger than [`MAX_ENTRY`], whatever `iova` the application has chosen for its region.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct IovaLayout {
+    /// Bytes of the first run, unless the memory is shorter.
+    first: u64,
+    /// Bytes between the runs.
+    hole: u64,
+}
+
+impl IovaLayout {
+    /// For `len` bytes that back the virtual addresses from `va` on.
+    pub(crate) fn new(va: u64, len: u64) -> Self {
+        IovaLayout {
+            first: MAX_ENTRY - (va & (MAX_ENTRY - 1)),
+            hole: if len > LONG_RUN { MAX_ENTRY } else { 0 },
+        }
+    }
+
+    /// Bytes by which the two runs and the hole are longer than the memory.
+    pub(crate) fn hole(&self) -> u64 {
+        self.hole
+    }
+
+    /// Returns where the byte with the number `nth` lies, counted from the first one.
+    pub(crate) fn offset(&self, nth: u64) -> u64 {
+        let hole = if nth < self.first { 0 } else { self.hole };
+        nth.wrapping_add(hole)
+    }
+
+    /// Returns the runs of the first `len` bytes, the first of which is at `start`. Runs may be empty.
+    pub(crate) fn runs(&self, start: u64, len: u64) -> [AddrRange; 2] {
+        let first = len.min(self.first);
+        let second = start.wrapping_add(self.offset(self.first));
+        let run = |addr, len| AddrRange { addr, len };
+        [run(start, first), run(second, len - first)]
+    }
+}
+
+/// Returns the distance between DMA and virtual addresses modulo 4 GiB, if it is the same for all of `ranges` and at least
+/// 4 GiB of DMA addresses follow each other. `ranges` back the virtual addresses from `va` on.
+///
+/// An HCA page can be larger than 2 GiB only in such a list, and only if the region's `iova` is at the same distance.
+pub(crate) fn common_distance(mut va: u64, ranges: impl Iterator<Item = AddrRange>) -> Option<u64> {
+    let (mut common, mut end) = (None, None);
+    let (mut run, mut longest) = (0_u64, 0);
+    for range in ranges {
+        if end != Some(range.addr) {
+            let distance = range.addr.wrapping_sub(va) & (LONG_RUN - 1);
+            if common.is_some_and(|common| common != distance) {
+                return None;
+            }
+            common = Some(distance);
+            run = 0;
+        }
+        run = run.saturating_add(range.len);
+        longest = run.max(longest);
+        end = Some(range.addr.wrapping_add(range.len));
+        va = va.wrapping_add(range.len);
+    }
+    common.filter(|_| longest >= LONG_RUN)
 }
 
 /// Where in the range from `base` on an address is congruent to `va` modulo `slack`.

@@ -388,6 +388,8 @@ pub(crate) enum Event {
     LateCallback,
     /// nvidia.ko freed what this module does not know.
     SpuriousCallback,
+    /// A scatter list may get an HCA page that is larger than 2 GiB.
+    LargeHcaPage,
 }
 
 /// How bad an event is: the level of its line in the log.
@@ -415,7 +417,7 @@ pub(crate) struct EventInfo {
 
 impl Event {
     /// Every event, in the order of their numbers, which is that of the lines in `counters`.
-    pub(crate) const ALL: [EventInfo; 8] = [
+    pub(crate) const ALL: [EventInfo; 9] = [
         EventInfo {
             name: "leaked",
             severity: Severity::Error,
@@ -463,6 +465,12 @@ impl Event {
             severity: Severity::Error,
             message: "nvidia.ko revoked a pin that does not exist",
             advice: "report it",
+        },
+        EventInfo {
+            name: "large_hca_page",
+            severity: Severity::Warning,
+            message: "its DMA addresses are at a multiple of 4 GiB from its virtual ones: the ib_core of OFED 25.07 and 25.10 may give the NIC wrong addresses",
+            advice: "register at most 4 GiB at once (docs/dma.md)",
         },
     ];
 }

@@ -174,6 +174,7 @@ impl Mr for RevocableMr {
             let va = self.inner.of.span.start();
             let (mapping, table) = BarMapping::map(device, &mut state.memory, va, self.page)?;
             state.mapping = Some(mapping);
+            mr::note_large_hca_page(self.span(), &table);
             let (entries, hca) = (table.entries(), device.address());
             let entry = &self.inner.entry;
             entry.update(|stats, slot| stats.mapped(slot, entries, hca));

@@ -174,16 +174,130 @@ fn dma_addresses_are_congruent_to_virtual_ones_from_two_mib_on() {
     }
 }
 
+/// The entries of memory behind an IOMMU that has given it a range of addresses from `base` on.
+fn behind_an_iommu(base: u64, va: u64, len: u64) -> Vec<SgEntry> {
+    let start = base + iova_offset(base, va, iova_slack(len));
+    let runs = IovaLayout::new(va, len).runs(start, len);
+    entries_of(
+        runs.into_iter(),
+        SgLayout::new(va, PageSize::KIB_64, 1 << 31),
+    )
+}
+
 /// However fragmented it is: at 2 GiB of virtual addresses as of DMA addresses.
 #[test]
 fn memory_behind_an_iommu_has_an_entry_for_each_two_gib() {
-    let (va, len) = (0x7f00_0000_0000, 80 * GIB);
-    let base = 0xffff_f000;
-    let addr = base + iova_offset(base, va, iova_slack(len));
-    let layout = SgLayout::new(va, PageSize::KIB_64, 1 << 31);
-    let got = entries_of([AddrRange { addr, len }].into_iter(), layout);
+    let got = behind_an_iommu(0xffff_f000, 0x7f00_0000_0000, 80 * GIB);
     assert_eq!(got.len(), 40);
     assert!(got.iter().all(|entry| entry.addr % (2 * GIB) == 0));
+}
+
+/// Beginnings and lengths around each border: of a window, of 4 GiB, and away from both.
+const BEGINNINGS: [u64; 7] = [
+    0x7f00_0000_0000,
+    0x7f00_0001_0000,
+    0x7f00_7fff_0000,
+    0x7f00_8000_0000,
+    0x7f00_c000_0000,
+    0x7f00_ffff_0000,
+    0x7f7f_ffe0_0000,
+];
+const LENGTHS: [u64; 12] = [
+    64 * KIB,
+    2 * GIB - 64 * KIB,
+    2 * GIB,
+    3 * GIB,
+    4 * GIB - 64 * KIB,
+    4 * GIB,
+    4 * GIB + 64 * KIB,
+    5 * GIB,
+    6 * GIB,
+    8 * GIB,
+    64 * GIB + 2 * MIB,
+    1 << 40,
+];
+
+/// Then no HCA page is larger than 2 GiB, whatever `iova` the application has chosen.
+#[test]
+fn bit_31_differs_between_the_runs_of_more_than_four_gib() {
+    for base in [0x1000, 0x10_0000, 2 * GIB, 4 * GIB, 0x1_2345_6000] {
+        for va in BEGINNINGS {
+            for len in LENGTHS {
+                let entries = behind_an_iommu(base, va, len);
+                let ranges = || entries.iter().map(SgEntry::range);
+                let total: u64 = ranges().map(|range| range.len).sum();
+                assert_eq!(total, len);
+                let mut at = va;
+                let distances: Vec<u64> = ranges()
+                    .map(|range| {
+                        let distance = range.addr.wrapping_sub(at) % (4 * GIB);
+                        at += range.len;
+                        distance
+                    })
+                    .collect();
+                let first = distances[0];
+                let differ = distances.iter().any(|distance| distance ^ first == 2 * GIB);
+                assert_eq!(
+                    differ,
+                    len > 4 * GIB,
+                    "{len:#x} bytes at {va:#x} behind {base:#x}: bit 31 is the same in all runs"
+                );
+                assert!(distances
+                    .iter()
+                    .all(|distance| (distance ^ first) % (2 * GIB) == 0));
+                if len > 4 * GIB {
+                    assert_eq!(common_distance(va, ranges()), None);
+                }
+                // All of it lies in what is asked of the IOMMU.
+                let end = base + len + iova_slack(len) + IovaLayout::new(va, len).hole();
+                assert!(ranges().all(|range| range.addr >= base && range.addr + range.len <= end));
+            }
+        }
+    }
+}
+
+/// What is unmapped is what was mapped, wherever mapping ended.
+#[test]
+fn the_runs_of_a_part_are_where_its_bytes_are() {
+    for va in BEGINNINGS {
+        for len in LENGTHS {
+            let layout = IovaLayout::new(va, len);
+            for part in LENGTHS.into_iter().filter(|part| *part <= len) {
+                let runs = layout.runs(4096, part);
+                assert_eq!(runs.iter().map(|run| run.len).sum::<u64>(), part);
+                let mut nth = 0;
+                for run in runs.into_iter().filter(|run| run.len > 0) {
+                    assert_eq!(run.addr, 4096 + layout.offset(nth));
+                    let last = nth + run.len - 1;
+                    assert_eq!(run.addr + run.len - 1, 4096 + layout.offset(last));
+                    nth += run.len;
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_common_distance_is_that_of_a_long_run_and_of_all_others() {
+    let va = 0x7f00_0000_0000;
+    let of = |ranges: &[(u64, u64)]| {
+        let ranges = ranges.iter().map(|&(addr, len)| AddrRange { addr, len });
+        common_distance(va, ranges)
+    };
+    assert_eq!(of(&[]), None);
+    // As one range, as entries that adjoin, and at other distances.
+    assert_eq!(of(&[(0, 4 * GIB)]), Some(0));
+    assert_eq!(of(&[(0, 4 * GIB - KIB)]), None);
+    assert_eq!(of(&[(0, 2 * GIB), (2 * GIB, 2 * GIB)]), Some(0));
+    assert_eq!(of(&[(GIB, 2 * GIB), (3 * GIB, 2 * GIB)]), Some(GIB));
+    assert_eq!(of(&[(1 << 40, 8 * GIB)]), Some(0));
+    // A short run before or behind a long one.
+    assert_eq!(of(&[(8 * GIB, GIB), (GIB, 4 * GIB)]), Some(0));
+    assert_eq!(of(&[(0, 4 * GIB), (8 * GIB, GIB)]), Some(0));
+    assert_eq!(of(&[(9 * GIB, GIB), (GIB, 4 * GIB)]), None);
+    assert_eq!(of(&[(0, 4 * GIB), (9 * GIB, GIB)]), None);
+    // Addresses wrap in neither.
+    assert_eq!(of(&[(u64::MAX - GIB + 1, GIB)]), None);
 }
 
 #[test]

@@ -112,6 +112,7 @@ fn events_have_their_rows() {
         (Event::NotUnmapped, "not_unmapped"),
         (Event::LateCallback, "late_callback"),
         (Event::SpuriousCallback, "spurious_callback"),
+        (Event::LargeHcaPage, "large_hca_page"),
     ] {
         assert_eq!(Event::ALL[event as usize].name, name);
     }

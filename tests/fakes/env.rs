@@ -66,6 +66,10 @@ pub(crate) fn share<T>(value: T) -> Result<Shared<T>, Reason> {
     Ok(Shared::new(value))
 }
 
+pub(crate) fn large_hca_page(_span: &Span) {
+    world().record("large HCA page");
+}
+
 pub(crate) fn user() -> User {
     world().user.get()
 }
@@ -389,6 +393,10 @@ impl SgTable {
 
     pub(crate) fn entries(&self) -> u32 {
         self.entries.len() as u32
+    }
+
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = AddrRange> + '_ {
+        self.entries.iter().map(SgEntry::range)
     }
 
     pub(crate) fn head(&self) -> SgTableHead {

@@ -82,13 +82,70 @@ fn a_failed_map_leaves_the_pin_alone() {
     let world = World::at(0x5_0000_0000);
     let region = PersistentMr::pin(0x5_0000_0000, MIB).expect("pinned");
     world.fail("map");
+    world.fail("provider maps");
     assert_eq!(
         region.map(&PciDevice::default()).err(),
-        Some(Reason::MapResource { mapped: 0 })
+        Some(Reason::Map(-5))
     );
     region.unmap();
     drop(region);
-    assert_eq!(world.take_log(), ["pin", "map", "unpin"]);
+    assert_eq!(world.take_log(), ["pin", "map", "provider maps", "unpin"]);
+}
+
+#[test]
+fn what_this_module_cannot_map_nvidia_ko_maps() {
+    let world = World::at(0x5_0000_0000);
+    let region = PersistentMr::pin(0x5_0000_0000, MIB).expect("pinned");
+    world.fail("map");
+    region.map(&PciDevice::default()).expect("mapped");
+    assert_eq!(world.take_log(), ["pin", "map", "provider maps"]);
+    drop(region);
+    assert_eq!(
+        world.take_log(),
+        ["provider unmaps", "unpin", "table freed"]
+    );
+}
+
+#[test]
+fn for_a_process_that_was_killed_no_other_way_of_mapping_is_tried() {
+    let world = World::at(0x5_0000_0000);
+    let region = PersistentMr::pin(0x5_0000_0000, MIB).expect("pinned");
+    world.fail("map");
+    world.killed_after.set(Some(0));
+    assert_eq!(
+        region.map(&PciDevice::default()).err(),
+        Some(Reason::Killed)
+    );
+    assert_eq!(world.take_log(), ["pin", "map"]);
+}
+
+/// 4 GiB of DMA addresses in one run, at a multiple of 4 GiB from the virtual ones, of a region that is longer.
+#[test]
+fn a_list_that_may_get_an_hca_page_above_two_gib_is_logged() {
+    const GIB: u64 = 1 << 30;
+    let start = 0x10_0000_0000;
+    for (from, len, is_logged) in [
+        (0, 4 * GIB, false),
+        (0, 4 * GIB + PAGE, true),
+        (0, 6 * GIB, true),
+        (3 * GIB, 5 * GIB, true),
+    ] {
+        for offset in [0, 4 * GIB, GIB, PAGE] {
+            // The first address of the world's memory is at `DMA_BASE + IOMMU_OFFSET`, a multiple of 4 GiB.
+            let world = World::at(start - offset);
+            let region = PersistentMr::pin(start + from, len).expect("pinned");
+            region.map(&PciDevice::default()).expect("mapped");
+            let log = world.take_log();
+            let logged = log.iter().filter(|line| **line == "large HCA page").count();
+            let want = is_logged && offset % (4 * GIB) == 0;
+            assert_eq!(
+                logged,
+                usize::from(want),
+                "{len:#x} bytes, {offset:#x} apart"
+            );
+            drop(region);
+        }
+    }
 }
 
 #[test]

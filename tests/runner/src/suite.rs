@@ -376,6 +376,8 @@ fn beside(vm: &mut Options, rdma: Rdma) {
 fn dma(vm: &mut Options, iommu: Iommu, refused: [usize; 2]) {
     vm.iommu = iommu;
     vm.nvme = Some(64);
+    // Registrations of more than 4 GiB.
+    vm.bar = SMOKE_BAR;
     // 4 MiB by one command: lists of addresses that go on in a second page.
     vm.qemu_arg
         .extend(["-global", "nvme.mdts=10"].map(str::to_owned));

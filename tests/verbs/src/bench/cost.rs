@@ -115,6 +115,7 @@ fn table_of(mapped: &Mapped, what: What) -> Result<Table> {
             form,
             &mapped.entries,
             mapped.address,
+            mapped.address,
             mapped.len,
             pgsz::OFFERED,
         )

@@ -7,6 +7,7 @@
 //! An access that the IOMMU refuses need not fail: QEMU's controller reports success whatever became of it. So the bytes
 //! are looked at, through the BAR, and the kernel's log is.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -100,6 +101,10 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "dma.nothing_beside",
         run: |lab| each_mode(lab, nothing_beside),
+    },
+    Case {
+        name: "dma.bit_31",
+        run: |lab| each_mode(lab, bit_31),
     },
     Case {
         name: "dma.lazy_window",
@@ -810,6 +815,42 @@ fn fragmented_regions(
     same(target.mapping(), &bytes)?;
     bench.faults.none()?;
     Ok((from, to))
+}
+
+/// More than 4 GiB. Behind an IOMMU our module leaves a hole of 2 GiB between its DMA addresses: the bytes on both sides are
+/// those of the memory, and DMA addresses are at two distances from the virtual ones, which differ in bit 31.
+fn bit_31(bench: &mut Bench<'_>) -> Result<()> {
+    const GIB: u64 = 1 << 30;
+    const LEN: usize = (4 << 30) + M2;
+    if bench.lab.setup.peermem == Peermem::Nvidia {
+        return ktap::skip("what the control maps is not in one range");
+    }
+    let (memory, target) = (bench.allocate(0, LEN)?, bench.allocate(1, 2 * M2)?);
+    let from = bench.register(&memory, 0, LEN)?;
+    let to = bench.register(&target, 0, 2 * M2)?;
+    let distances: BTreeSet<u64> = from
+        .pages
+        .iter()
+        .map(|page| page.dma.wrapping_sub(page.va) % (4 * GIB))
+        .collect();
+    if bench.guard.translates() {
+        let found: Vec<u64> = distances.into_iter().collect();
+        ensure!(
+            matches!(found[..], [low, high] if high - low == 2 * GIB),
+            "distances of {found:#x?} modulo 4 GiB: an HCA page may be larger than 2 GiB"
+        );
+    }
+    let first = from.pages.first().context("no pages")?.va;
+    let border = (2 * GIB - first % (2 * GIB)) as usize;
+    for (id, at) in [(70, border - M2), (72, LEN - 2 * M2)] {
+        let bytes = bench.pattern(id).bytes(0, 2 * M2);
+        memory.write(at, &bytes)?;
+        bench.copy((&from, at as u64), (&to, 0), 2 * M2 as u64, Pointers::Prp)?;
+        same(target.mapping(), &bytes)?;
+    }
+    bench.faults.none()?;
+    bench.deregister(from)?;
+    bench.deregister(to)
 }
 
 /// How long an address stays usable where the IOMMU forgets lazily. The kernel takes the entry out of the IOMMU's tables at
