@@ -1167,6 +1167,65 @@ pub(crate) fn peer_memory() -> Vec<Case> {
             &[],
         ),
         case(
+            "OFED by DKMS since DOCA 3.2.0, with the links that its package makes",
+            complete(UBUNTU)
+                .without("usr/src/ofa_kernel")
+                .ofed_in("usr/src/ofa_kernel-dkms/x86_64/{R}")
+                .link("usr/src/ofa_kernel/x86_64/{R}", "/usr/src/ofa_kernel-dkms/x86_64/{R}")
+                .link("usr/src/ofa_kernel/default", "/etc/alternatives/ofa_kernel_headers")
+                .link("etc/alternatives/ofa_kernel_headers", "/usr/src/ofa_kernel/x86_64/{R}"),
+            &[],
+        ),
+        case(
+            "OFED by DKMS since DOCA 3.2.0, without any link",
+            complete(UBUNTU)
+                .without("usr/src/ofa_kernel")
+                .ofed_in("usr/src/ofa_kernel-dkms/x86_64/{R}"),
+            &[],
+        ),
+        case(
+            "OFED by DKMS since DOCA 3.2.0, and links that lead nowhere",
+            complete(UBUNTU)
+                .without("usr/src/ofa_kernel")
+                .ofed_in("usr/src/ofa_kernel-dkms/x86_64/{R}")
+                .link("usr/src/ofa_kernel/x86_64/{R}", "/run/mellanox/drivers/usr/src/ofa_kernel")
+                .link("usr/src/ofa_kernel/default", "default"),
+            &[],
+        ),
+        case(
+            "links alone, which lead nowhere",
+            complete(UBUNTU)
+                .without("usr/src/ofa_kernel")
+                .link("usr/src/ofa_kernel/x86_64/{R}", "/usr/src/ofa_kernel-dkms/x86_64/{R}")
+                .link("usr/src/ofa_kernel/default", "/etc/alternatives/ofa_kernel_headers"),
+            &[(
+                "peer memory|missing|no ib_register_peer_memory_client",
+                NO_OFED,
+            )],
+        ),
+        case(
+            "OFED by DKMS for another kernel than the one that KDIR names",
+            complete(UBUNTU)
+                .without("usr/src/ofa_kernel")
+                .file("proc/sys/kernel/osrelease", "7.2.0-9-generic\n")
+                .ofed_in("usr/src/ofa_kernel-dkms/x86_64/7.2.0-9-generic")
+                .argument("KDIR=/{K}"),
+            &[(
+                "peer memory|missing|no ib_register_peer_memory_client",
+                NO_OFED,
+            )],
+        ),
+        case(
+            "OFED by DKMS, without its list of symbols",
+            complete(UBUNTU)
+                .ofed_in("usr/src/ofa_kernel-dkms/x86_64/{R}")
+                .without("usr/src/ofa_kernel-dkms/x86_64/{R}/Module.symvers"),
+            &[(
+                "peer memory|missing|no /usr/src/ofa_kernel-dkms/x86_64/{R}/Module.symvers",
+                "OFED's headers are here without its list of symbols: put the Module.symvers of OFED's build there.",
+            )],
+        ),
+        case(
             "an ib_core by name",
             complete(UBUNTU)
                 .without("usr/src/ofa_kernel")

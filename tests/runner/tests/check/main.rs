@@ -233,7 +233,11 @@ impl Host {
 
     /// OFED's headers in one of the places where they may be.
     fn ofed(&mut self, place: &str) -> &mut Self {
-        let folder = format!("usr/src/ofa_kernel/{place}");
+        self.ofed_in(&format!("usr/src/ofa_kernel/{place}"))
+    }
+
+    /// OFED's headers and list of symbols in this folder.
+    fn ofed_in(&mut self, folder: &str) -> &mut Self {
         self.file(&format!("{folder}/include/rdma/peer_mem.h"), PEER_HEADER)
             .file(
                 &format!("{folder}/Module.symvers"),
@@ -674,35 +678,84 @@ fn dkms_excludes_the_kernels_that_the_check_does() {
     );
 }
 
-/// The Kbuild looks for OFED by itself, in an order of its own.
+/// Has a make that knows as much of kbuild as the Kbuild needs find OFED on this host.
+fn found_by_the_kbuild(host: &Host, source: &str, machine: &str) -> String {
+    let place = host.write();
+    let root = place.root();
+    let kbuild = fs::read_to_string(script().parent().unwrap().join("../Kbuild")).unwrap();
+    let here = format!("{}/usr/src/ofa_kernel", root.display());
+    fs::write(
+        place.0.join("Kbuild"),
+        kbuild.replace("/usr/src/ofa_kernel", &here),
+    )
+    .unwrap();
+    let makefile = "include Kbuild\nFORCE:\nfound:\n\
+                    \t@echo '$(PEER_MEM_INCLUDE) $(filter %/Module.symvers,$(KBUILD_EXTRA_SYMBOLS))'\n";
+    fs::write(place.0.join("Makefile"), makefile).unwrap();
+    let output = Command::new(system("make"))
+        .args(["-s", "found", "src=.", "obj=.", "NV_P2P_INCLUDE="])
+        .arg(format!("KERNELRELEASE={}", host.release))
+        .arg(format!("SRCARCH={source}"))
+        .arg(format!("UTS_MACHINE={machine}"))
+        .env_remove("MAKEFLAGS")
+        .current_dir(&place.0)
+        .output()
+        .unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{errors}");
+    // Links of a host lead nowhere outside its root, so the names stay as the Kbuild has them.
+    String::from_utf8(output.stdout)
+        .unwrap()
+        .trim()
+        .replace(&root.display().to_string(), "")
+}
+
+/// The Kbuild and the check look for OFED each by itself, and must find the same.
 #[test]
 fn ofed_is_looked_for_where_the_kbuild_does() {
-    let kbuild = script().parent().unwrap().join("../Kbuild");
-    let kbuild = fs::read_to_string(kbuild).unwrap();
-    for (mut host, of_source, of_machine) in [
+    for (mut host, source, machine) in [
         (complete(UBUNTU), "x86", "x86_64"),
         (grace(), "arm64", "aarch64"),
     ] {
-        let places: Vec<String> = kbuild
-            .lines()
-            .filter_map(|line| {
-                let place = line.trim().strip_prefix("/usr/src/ofa_kernel/")?;
-                Some(place.split_once("/include/")?.0.to_owned())
-            })
-            .map(|place| {
-                place
-                    .replace("$(SRCARCH)", of_source)
-                    .replace("$(UTS_MACHINE)", of_machine)
-                    .replace("$(KERNELRELEASE)", host.release)
-            })
-            .collect();
-        assert_eq!(places.len(), 4, "{places:?}");
         host.without("usr/src/ofa_kernel");
+        let release = host.release;
+        let folders = [
+            format!("{source}/{release}"),
+            format!("{machine}/{release}"),
+            release.to_owned(),
+            "default".to_owned(),
+        ];
+        let places = folders.iter().flat_map(|folder| {
+            ["ofa_kernel-dkms", "ofa_kernel"].map(|home| format!("usr/src/{home}/{folder}"))
+        });
+        let places: Vec<String> = places.collect();
         // From the last to the first: each comes before those that are there already.
         for place in places.iter().rev() {
-            let said = host.ofed(place).check(&["sh"]);
-            let row = format!("in ib_uverbs, by /usr/src/ofa_kernel/{place}/Module.symvers\n");
+            let said = host.ofed_in(place).check(&["sh"]);
+            let row = format!("in ib_uverbs, by /{place}/Module.symvers\n");
             assert!(said.text.contains(&row), "{place}:\n{}", said.text);
+            assert_eq!(
+                found_by_the_kbuild(&host, source, machine),
+                format!("/{place}/include /{place}/include/../Module.symvers")
+            );
+        }
+        // Where OFED's DKMS package left links that lead nowhere, the folder behind them counts all the same.
+        for (index, place) in places.iter().enumerate() {
+            let mut host = host.clone();
+            for other in &places {
+                host.without(other);
+            }
+            host.ofed_in(place);
+            for before in &places[..index] {
+                host.link(before, "/usr/src/removed");
+            }
+            let said = host.check(&["sh"]);
+            let row = format!("in ib_uverbs, by /{place}/Module.symvers\n");
+            assert!(said.text.contains(&row), "{place}:\n{}", said.text);
+            assert_eq!(
+                found_by_the_kbuild(&host, source, machine),
+                format!("/{place}/include /{place}/include/../Module.symvers")
+            );
         }
     }
 }
