@@ -1261,6 +1261,110 @@ pub(crate) fn peer_memory() -> Vec<Case> {
     ]
 }
 
+const OLD_REVOCATION: &str = "With persistent_api_support=0 a registration that fails can hang for ever in this ib_core, which \
+                              then keeps its locks: use OFED 25.04 or newer, or the default mode.";
+
+/// The ib_core of an OFED before 25.04 is none for the revocable mode.
+pub(crate) fn revocation() -> Vec<Case> {
+    let versions = [
+        ("4.9-7.1.0", true),
+        ("5.8-6.0.4", true),
+        ("23.10-1.1.9", true),
+        ("24.10-3.2.5.0", true),
+        ("25.01-0.6.0", true),
+        ("25.4", false),
+        ("25.04-0.6.1", false),
+        ("25.10-1.7.1", false),
+        ("26.01", false),
+        ("100.01", false),
+        ("MLNX_OFED_LINUX-24.10-3.2.5.0", true),
+        ("OFED-internal-25.01-0.6.0", true),
+        ("OFED-internal-25.10-1.7.1", false),
+        ("DOCA 2.9.3", true),
+        ("DOCA_2.10.0", true),
+        ("doca-ofed-3.0", false),
+        ("doca-ofed-3.5", false),
+        ("DOCA 10.0", false),
+        ("doca-ofed-24.10", true),
+        ("doca-ofed-26.01", false),
+        ("3.4", false),
+        // Of a driver that is the kernel's own.
+        (UBUNTU, false),
+        ("unknown", false),
+    ];
+    let of = |version: &str, is_old| -> Vec<(String, String)> {
+        let row = (format!("OFED|remark|{version}"), OLD_REVOCATION.to_owned());
+        [row].into_iter().filter(|_| is_old).collect()
+    };
+    let mut cases = Vec::new();
+    let mut add = |name: String, host: &Host, not_ok| {
+        cases.push(Case {
+            name,
+            host: host.clone(),
+            not_ok,
+        });
+    };
+    for (version, is_old) in versions {
+        add(
+            format!("OFED {version}"),
+            complete(UBUNTU).module(
+                "lib/modules/{R}/updates/dkms/mlx5_core.ko",
+                "Dual BSD/GPL",
+                version,
+            ),
+            of(version, is_old),
+        );
+    }
+    for name in ["mlx_compat", "ib_uverbs", "ib_core"] {
+        let old = "24.10-1.1.4";
+        add(
+            format!("OFED by the version of {name}"),
+            complete(UBUNTU).module(
+                &format!("lib/modules/{{R}}/extra/mlnx-ofa_kernel/{name}.ko"),
+                "GPL",
+                old,
+            ),
+            of(old, true),
+        );
+        add(
+            format!("OFED by the version of {name}, which is only loaded"),
+            complete(UBUNTU).file(&format!("sys/module/{name}/version"), "23.10-0.5.5\n"),
+            of("23.10-0.5.5", true),
+        );
+    }
+    add(
+        "OFED by ofed_info".to_owned(),
+        complete(UBUNTU).tool("ofed_info", "MLNX_OFED_LINUX-5.8-1.1.2.1:"),
+        of("MLNX_OFED_LINUX-5.8-1.1.2.1", true),
+    );
+    add(
+        "OFED for the kernel that is built for, beside a newer one that is loaded".to_owned(),
+        complete(UBUNTU)
+            .file("proc/sys/kernel/osrelease", "7.2.0-9-generic\n")
+            .file("sys/module/mlx5_core/version", "25.10-1.7.1\n")
+            .module(
+                "lib/modules/{R}/updates/dkms/mlx5_core.ko",
+                "Dual BSD/GPL",
+                "24.10-1.1.4",
+            )
+            .argument("KVER={R}"),
+        of("24.10-1.1.4", true),
+    );
+    add(
+        "an old OFED's driver beside peer memory of another's".to_owned(),
+        complete(UBUNTU)
+            .without("usr/src/ofa_kernel")
+            .file("{K}/include/rdma/peer_mem.h", PEER_HEADER)
+            .file(
+                "{K}/Module.symvers",
+                &exported("ib_register_peer_memory_client", "ib_core"),
+            )
+            .file("sys/module/mlx5_core/version", "5.0-0\n"),
+        Vec::new(),
+    );
+    cases
+}
+
 const LEFT_OUT: &str =
     "The headers packages here leave them out: unpack this kernel's own source, and name it in \
                         'scripts/headers -m SOURCE=…', which makes them.";

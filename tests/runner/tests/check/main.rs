@@ -36,6 +36,7 @@ use cases::hwe;
 use cases::installing;
 use cases::kernels;
 use cases::peer_memory;
+use cases::revocation;
 use cases::tools;
 use cases::UBUNTU;
 
@@ -505,6 +506,7 @@ fn all() -> Vec<Case> {
         tools(),
         drivers(),
         peer_memory(),
+        revocation(),
         hosts(),
     ]
     .into_iter()
@@ -551,6 +553,11 @@ fn nvidias_driver() {
 #[test]
 fn peer_memory_of_ib_core() {
     hold(&peer_memory());
+}
+
+#[test]
+fn the_oldest_ofed_for_the_revocable_mode() {
+    hold(&revocation());
 }
 
 #[test]
