@@ -16,7 +16,13 @@
 
 #include "nv-p2p.c"
 
+#include <linux/moduleparam.h>
+
 #include "upper.h"
+
+static uint table_version = NVIDIA_P2P_PAGE_TABLE_VERSION;
+module_param(table_version, uint, 0444);
+MODULE_PARM_DESC(table_version, "version of page tables, as this nv-p2p.c has it");
 
 void *upper_memory(const void *table)
 {

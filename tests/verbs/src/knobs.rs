@@ -4,7 +4,6 @@
 
 use std::env;
 use std::fs;
-use std::path::Path;
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -22,7 +21,7 @@ pub(crate) struct Parameter {
 impl Parameter {
     pub(crate) fn set(module: &str, name: &str, value: &str) -> Result<Self> {
         let path = format!("/sys/module/{module}/parameters/{name}");
-        if module == "nvidia" && has_nvidias_upper_half() && !Path::new(&path).exists() {
+        if module == "nvidia" && has_nvidias_upper_half() && !is_settable(&path) {
             return ktap::skip("what NVIDIA's own nv-p2p.c says no parameter changes");
         }
         Self::set_file(&path, value)
@@ -50,6 +49,21 @@ impl Drop for Parameter {
 /// Whether what pins GPU memory here is NVIDIA's own code (`--provider nvidia`, of 550, or `nvidia555`).
 pub(crate) fn has_nvidias_upper_half() -> bool {
     env::var("TESTVM_PROVIDER").is_ok_and(|provider| provider.starts_with("nvidia"))
+}
+
+fn is_settable(path: &str) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| !metadata.permissions().readonly())
+}
+
+/// Version of the page tables of nvidia.ko, as the stand-in reports it for the form of it that is loaded.
+pub(crate) fn table_version() -> Result<u32> {
+    let path = "/sys/module/nvidia/parameters/table_version";
+    sys::read_line(path)?.parse().context(path)
+}
+
+/// Returns `true` if page tables can be made to have another version.
+pub(crate) fn table_version_is_settable() -> bool {
+    is_settable("/sys/module/nvidia/parameters/table_version")
 }
 
 fn failure(place: &str) -> String {

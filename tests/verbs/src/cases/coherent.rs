@@ -22,7 +22,7 @@ use crate::counters::Counters;
 use crate::gpu::Allocation;
 use crate::gpu::Freer;
 use crate::gpu::GRANULE;
-use crate::knobs::has_nvidias_upper_half;
+use crate::knobs;
 use crate::knobs::Parameter;
 use crate::ktap;
 use crate::ktap::note;
@@ -77,20 +77,34 @@ fn moves(lab: &Lab, op: Op, from: Where, to: Where) -> Result<()> {
     moving::sweep(lab, op, from, to)
 }
 
-/// One pin and one mapping of the provider's, whether its page tables say that CPUs cache the memory, or are of a version
-/// that cannot say it.
+/// One pin and one mapping of nvidia.ko's. The reason follows the version of the page tables: they say that CPUs cache the
+/// memory, or are too old to say it.
 fn mapped(lab: &Lab) -> Result<()> {
     let coherent = coherent(lab)?;
     lab.needs_ours()?;
     lab.needs_both_clients()?;
     let memory = lab.allocate_gpu(M2)?;
     drop(coherent);
-    if has_nvidias_upper_half() {
-        return mapped_for(lab, &memory, "not_in_bar");
+    let as_it_is = || mapped_by_version(lab, &memory, knobs::table_version()?);
+    as_it_is()?;
+    if knobs::table_version_is_settable() {
+        for version in ["0x00010002", "0x00020000", "0x00020001"] {
+            let _other = Parameter::set("nvidia", "table_version", version)?;
+            as_it_is()?;
+        }
     }
-    mapped_for(lab, &memory, "cpu_cacheable")?;
-    let _older = Parameter::set("nvidia", "table_version", "0x00010002")?;
-    mapped_for(lab, &memory, "not_in_bar").context("without flags")
+    Ok(())
+}
+
+fn mapped_by_version(lab: &Lab, memory: &Allocation, version: u32) -> Result<()> {
+    /// First version with flags, `NVIDIA_P2P_PAGE_TABLE_FLAGS_CPU_CACHEABLE` among them.
+    const WITH_FLAGS: u32 = 0x0002_0000;
+    let reason = if version < WITH_FLAGS {
+        "not_in_bar"
+    } else {
+        "cpu_cacheable"
+    };
+    mapped_for(lab, memory, reason).with_context(|| format!("page tables {version:#010x}"))
 }
 
 fn mapped_for(lab: &Lab, memory: &Allocation, reason: &str) -> Result<()> {
