@@ -137,11 +137,11 @@ suite!(
             (0, 1),
             (IO, KIB_64),
             (UNASSIGNED, KIB_64),
-            // No address with a struct page, whatever calls it a BAR.
-            (RAM, KIB_64),
         ]) {
             same!(not_found(addr, len), Some(Reason::NotInBar));
         }
+        // No address with a struct page, whatever calls it a BAR.
+        same!(not_found(RAM, KIB_64), Some(Reason::HasStructPages));
     }
 
     /// The finder remembers what it has found: not for what does not lie in it.
@@ -150,8 +150,11 @@ suite!(
         for (ranges, want) in rows([
             (&[good, far, page(BAR + KIB_64)][..], None),
             (&[good, page(BAR + BAR_LEN)], Some(Reason::NotInBar)),
-            (&[good, page(RAM)], Some(Reason::NotInBar)),
-            (&[page(RAM), good], Some(Reason::NotInBar)),
+            (&[good, page(RAM)], Some(Reason::HasStructPages)),
+            (&[page(RAM), good], Some(Reason::HasStructPages)),
+            // The first failure is the reason.
+            (&[page(RAM), page(IO)], Some(Reason::HasStructPages)),
+            (&[page(IO), page(RAM)], Some(Reason::NotInBar)),
             (
                 &[page(BAR + BAR_LEN - KIB_64), page(BAR + BAR_LEN)],
                 Some(Reason::NotInBar),

@@ -15,7 +15,7 @@ use super::reason::Reason;
 
 /// The version of the form of all lines. Keys may be added at the end, before `text`, without a new
 /// one.
-pub(crate) const FORMAT: u32 = 2;
+pub(crate) const FORMAT: u32 = 3;
 
 /// The mode of a pin, and with it the client that has it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -342,7 +342,8 @@ pub(crate) struct BarFinder {
     gpus: Gpus,
     /// All that was clear.
     hull: Option<AddrRange>,
-    failed: bool,
+    /// The first failure.
+    failed: Option<Reason>,
 }
 
 impl BarFinder {
@@ -356,28 +357,28 @@ impl BarFinder {
     #[inline(never)]
     fn lookup_beyond(&mut self, mut range: AddrRange) -> bool {
         // Nothing is looked for after a failure: each search may go over all devices of the machine.
-        while !self.failed && range.len > 0 {
+        while self.failed.is_none() && range.len > 0 {
             let Some(bar) = self.bar_at(range.addr) else {
-                return self.fail();
+                return self.fail(Reason::NotInBar);
             };
             let here = range.start_in(&bar);
             let clear = here.widened(SUBSECTION, &bar);
             // SAFETY: Has no preconditions.
             if unsafe { c::peermem_has_struct_page(clear.addr, clear.len) } {
-                return self.fail();
+                return self.fail(Reason::HasStructPages);
             }
             self.clear = clear;
             self.hull = Some(self.hull.map_or(clear, |hull| hull.hull(&clear)));
             range.addr = range.addr.wrapping_add(here.len);
             range.len -= here.len;
         }
-        !self.failed
+        self.failed.is_none()
     }
 
-    fn fail(&mut self) -> bool {
+    fn fail(&mut self, reason: Reason) -> bool {
         // What was found clear is no answer any more.
         self.clear = AddrRange::default();
-        self.failed = true;
+        self.failed = Some(reason);
         false
     }
 
@@ -397,8 +398,8 @@ impl BarFinder {
 
     /// A range in one BAR with all that was checked, if there is one. Refused unless all was as it should be.
     pub(crate) fn hull(&self) -> Result<Option<AddrRange>, Reason> {
-        if self.failed {
-            return Err(Reason::NotInBar);
+        if let Some(reason) = self.failed {
+            return Err(reason);
         }
         Ok(self.hull.filter(|_| self.bars == 1))
     }

@@ -106,7 +106,7 @@ fn memory(
     }) {
         // One allocation is on one GPU, as far as is known. Of others the provider was not asked.
         Ok((memory, gpus)) => Ok((gpus == reached).then_some(memory)),
-        Err(Reason::CpuCacheable | Reason::NotInBar) => Ok(None),
+        Err(reason) if reason.is_handed_on() => Ok(None),
         Err(reason) => Err(reason),
     }
 }

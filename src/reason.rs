@@ -87,6 +87,8 @@ pub(crate) enum Reason {
     MappingPageSize(u32),
     /// The revocable mode maps addresses of a PCI BAR, and these are not.
     NotInBar,
+    /// Addresses of a PCI BAR for which the kernel has a `struct page`.
+    HasStructPages,
     /// The revocable mode cannot map memory that CPUs cache.
     CpuCacheable,
     /// The kernel's DMA layer did not map a part of the BAR.
@@ -224,8 +226,8 @@ reasons! {
         "nvidia.ko's DMA mapping has pages of another size than its page table",
         "install a version of peermem-rs for this driver";
     NotInBar: Reason::NotInBar => c"not_in_bar", Some(EINVAL), NextClient,
-        "the revocable client cannot map memory that is in no PCI BAR or has struct pages; the persistent one is asked next, \
-         and what it registers is not revoked",
+        "the revocable client cannot map memory that is in no PCI BAR; the persistent one is asked next, and what it \
+         registers is not revoked",
         "deregister such memory before it is freed, or it stays pinned";
     CpuCacheable: Reason::CpuCacheable => c"cpu_cacheable", Some(EINVAL), NextClient,
         "the revocable client cannot map memory that CPUs cache; the persistent one is asked next, and what it \
@@ -263,6 +265,11 @@ reasons! {
          allocation of each 20 MiB)";
     Killed: Reason::Killed => c"killed", Some(EINTR), Request,
         "the process was killed while the module looked for the borders of its allocations", "";
+    HasStructPages: Reason::HasStructPages => c"has_struct_pages", Some(EINVAL), NextClient,
+        "the revocable client cannot map memory of a PCI BAR that has struct pages; the persistent one is asked next, and \
+         what it registers is not revoked",
+        "deregister such memory before it is freed, or it stays pinned; or load nvidia.ko without RMForceStaticBar1=1, with \
+         which nvidia-uvm makes struct pages";
 }
 
 impl Reason {

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::RangeInclusive;
 
 use serde::Serialize;
 
@@ -13,8 +14,8 @@ use crate::host::Unseen;
 
 /// Where the module's files are.
 pub(crate) const DIRECTORY: &str = "/sys/kernel/debug/nvidia_peermem";
-/// The version of the form of the lines that is known here.
-pub(crate) const FORMAT: u64 = 2;
+/// The versions of the form of the lines that are known here. In 2, `not_in_bar` counts what `has_struct_pages` does in 3.
+const FORMATS: RangeInclusive<u64> = 2..=3;
 
 /// Why the module's files cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,8 +69,10 @@ impl fmt::Display for Missing {
             ),
             Self::Format(format) => write!(
                 f,
-                "the module's files have the format {format}, and this program knows {FORMAT}: take the peermemctl \
-                 that came with the module"
+                "the module's files have the format {format}, and this program knows {} to {}: take the \
+                 peermemctl that came with the module",
+                FORMATS.start(),
+                FORMATS.end()
             ),
             Self::Older { module, file } => write!(
                 f,
@@ -117,9 +120,9 @@ impl Module {
         let line = Line::parse(&text).ok_or_else(|| Missing::Format(text.clone()))?;
         let format = line.get("format").unwrap_or("");
         match number(format) {
-            Some(FORMAT) => Ok(Self {
+            Some(format) if FORMATS.contains(&format) => Ok(Self {
                 version: line.get("module").unwrap_or("unknown").to_owned(),
-                format: FORMAT,
+                format,
             }),
             _ => Err(Missing::Format(format.to_owned())),
         }

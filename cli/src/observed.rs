@@ -99,7 +99,7 @@ fn idle() -> Fixture {
     }
     fixture.file(
         &format!("{FILES}/version"),
-        "format=2 module=595.45.04-rs1\n",
+        "format=3 module=595.45.04-rs1\n",
     );
     fixture.file(
         &format!("{FILES}/counters"),
@@ -611,8 +611,8 @@ fn why_nothing_can_be_seen_is_said() {
             "this kernel has no debugfs",
         ),
         (
-            with(|fixture| fixture.file(&format!("{FILES}/version"), "format=3 module=x\n")),
-            "have the format 3",
+            with(|fixture| fixture.file(&format!("{FILES}/version"), "format=4 module=x\n")),
+            "have the format 4",
         ),
         (
             with(|fixture| fixture.remove(&format!("{FILES}/registrations"))),
@@ -627,6 +627,21 @@ fn why_nothing_can_be_seen_is_said() {
             "{says}: {text}"
         );
         assert_eq!(text.lines().count(), 1, "{text}");
+    }
+}
+
+/// The module of the release before counts memory with struct pages as `not_in_bar`.
+#[test]
+fn the_format_before_is_read_too() {
+    for format in [2, 3] {
+        let mut fixture = busy();
+        let version = format!("format={format} module=595.45.04-rs1\n");
+        fixture.file(&format!("{FILES}/version"), &version);
+        for command in ["list", "stats"] {
+            let json: serde_json::Value =
+                serde_json::from_str(&says(&fixture, &[command, "--json"])).expect("JSON");
+            assert_eq!(json["module"]["format"], format, "{command}");
+        }
     }
 }
 

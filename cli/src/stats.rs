@@ -31,7 +31,7 @@ use crate::report::Out;
 use crate::watch;
 
 const SCHEMA: &str = "peermemctl.stats";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// How many of the last refusals are shown to people.
 const LAST: usize = 5;

@@ -21,6 +21,7 @@ fn all() -> Vec<Reason> {
         Reason::MappingVersion(0x0001_0000),
         Reason::MappingPageSize(2),
         Reason::NotInBar,
+        Reason::HasStructPages,
         Reason::CpuCacheable,
         Reason::MapResource { mapped: 1 << 30 },
         Reason::Revoked,
@@ -156,6 +157,7 @@ fn what_refuses_nobody_and_what_anybody_can_ask_for_is_logged_once() {
         .collect();
     let expected = [
         "cpu_cacheable",
+        "has_struct_pages",
         "non_gpu_host",
         "non_gpu_invalid",
         "non_gpu_unmapped",

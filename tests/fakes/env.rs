@@ -510,7 +510,11 @@ impl PhysRanges {
         let world = world();
         let mut reader = Reader(Vec::new());
         read(&mut reader)?;
-        for (what, reason) in [("bars", Reason::NotInBar), ("list", Reason::NoMemory)] {
+        for (what, reason) in [
+            ("bars", Reason::NotInBar),
+            ("struct pages", Reason::HasStructPages),
+            ("list", Reason::NoMemory),
+        ] {
             if world.fails(what) {
                 return Err(reason);
             }

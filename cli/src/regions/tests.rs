@@ -132,7 +132,7 @@ fn ours(registrations: &str) -> Fixture {
     fixture.file(&format!("{MODULE}/refcnt"), "3\n");
     fixture.file(
         &format!("{FILES}/version"),
-        "format=2 module=595.45.04-rs1\n",
+        "format=3 module=595.45.04-rs1\n",
     );
     fixture.file(&format!("{FILES}/registrations"), registrations);
     fixture

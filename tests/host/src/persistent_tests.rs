@@ -310,7 +310,7 @@ fn the_page_that_is_asked_for_is_one_of_the_provider_s() {
 #[test]
 fn what_this_module_cannot_map_the_provider_does() {
     let start = 0x8_5000_0000;
-    for what in ["cacheable", "bars", "gpus"] {
+    for what in ["cacheable", "bars", "struct pages", "gpus"] {
         let world = World::at(start);
         world.fail(what);
         assert_eq!(life(&world, start, MIB), BY_PROVIDER, "{what}");

@@ -602,6 +602,11 @@ const INJECTED: &[Injected] = &[
         says: &[],
     },
     Injected {
+        name: "a refusal of memory with struct pages, after which the other client is asked",
+        inject: |fixture| refuse(fixture, 3590, "has_struct_pages"),
+        says: &[],
+    },
+    Injected {
         name: "memory that is lost",
         inject: |fixture| fixture.file(&format!("{DEBUG}/counters"), "event=leaked count=3\n"),
         says: &[("refusals", Warning, "leaked: 3")],
@@ -609,7 +614,7 @@ const INJECTED: &[Injected] = &[
     Injected {
         name: "memory that its process has freed, and a registration that holds it",
         inject: |fixture| {
-            fixture.file(&format!("{DEBUG}/version"), "format=2 module=1\n");
+            fixture.file(&format!("{DEBUG}/version"), "format=3 module=1\n");
             fixture.file(
                 &format!("{DEBUG}/registrations"),
                 "id=1 state=mapped addr=0x10000 len=131072 tgid=77\nid=2 state=revoked addr=0x90000 len=65536 tgid=77\n\
@@ -627,7 +632,7 @@ const INJECTED: &[Injected] = &[
     Injected {
         name: "a GPU that is gone, and its callbacks with it",
         inject: |fixture| {
-            fixture.file(&format!("{DEBUG}/version"), "format=2 module=1\n");
+            fixture.file(&format!("{DEBUG}/version"), "format=3 module=1\n");
             fixture.file(
                 &format!("{DEBUG}/registrations"),
                 "id=1 state=orphaned gpus=0000:f9:00.0\nid=2 state=orphaned gpus=0000:19:00.0,0000:f9:00.0\n\
@@ -645,7 +650,7 @@ const INJECTED: &[Injected] = &[
         inject: |fixture| {
             let config = format!("{}/config", fixture.place("0000:19:00.0"));
             fixture.bytes(&config, &[0xff; 64]);
-            fixture.file(&format!("{DEBUG}/version"), "format=2 module=1\n");
+            fixture.file(&format!("{DEBUG}/version"), "format=3 module=1\n");
             fixture.file(
                 &format!("{DEBUG}/registrations"),
                 "id=1 state=orphaned gpus=0000:19:00.0\nid=2 state=mapped gpus=0000:19:00.0\n",

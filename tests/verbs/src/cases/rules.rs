@@ -14,6 +14,7 @@ use anyhow::ensure;
 use anyhow::Context;
 use anyhow::Result;
 
+use crate::cases::reasons;
 use crate::cases::register::peer_region;
 use crate::cases::stage::Stage;
 use crate::child::Process;
@@ -80,7 +81,7 @@ pub(super) const CASES: &[Case] = &[
     },
     Case {
         name: "rules.8.cacheable",
-        run: |lab| served_by_the_other(lab, "table_flags", "1"),
+        run: |lab| served_by_the_other(lab, "table_flags", "1", None),
     },
     Case {
         name: "rules.8.outside_bar",
@@ -88,7 +89,7 @@ pub(super) const CASES: &[Case] = &[
     },
     Case {
         name: "rules.8.memory",
-        run: |lab| served_by_the_other(lab, "table_phys", "0x1000000"),
+        run: |lab| served_by_the_other(lab, "table_phys", "0x1000000", Some("not_in_bar")),
     },
     Case {
         name: "rules.8.struct_page",
@@ -354,11 +355,12 @@ fn put_rwsem(lab: &Lab, mode: PinMode) -> Result<()> {
 }
 
 /// The provider says something of its memory that dma_map_resource() must not be given: the persistent client serves it.
-fn served_by_the_other(lab: &Lab, name: &str, value: &str) -> Result<()> {
+fn served_by_the_other(lab: &Lab, name: &str, value: &str, reason: Option<&str>) -> Result<()> {
     let stage = stage(lab)?;
     lab.needs_both_clients()?;
     let memory = lab.allocate_gpu(M2)?;
     let parameter = Parameter::set("nvidia", name, value)?;
+    let mut expected = reasons::counts()?;
     let registered = stage.register(&memory);
     drop(parameter);
     let region = registered.context("the persistent client did not take it")?;
@@ -371,6 +373,11 @@ fn served_by_the_other(lab: &Lab, name: &str, value: &str) -> Result<()> {
         "{revocable} revocable pin on what cannot be mapped"
     );
     ensure!(persistent == 1, "{persistent} persistent pins");
+    if let Some(reason) = reason {
+        *expected.entry(format!("revocable/{reason}")).or_default() += 1;
+        let counted = reasons::counts()?;
+        ensure!(counted == expected, "{counted:?}, not {expected:?}");
+    }
     drop(region);
     Ok(())
 }
@@ -387,7 +394,12 @@ fn outside_bar(lab: &Lab) -> Result<()> {
         }
     }
     let start = (end + 1).next_multiple_of(FAR);
-    served_by_the_other(lab, "table_phys", &format!("{start:#x}"))
+    served_by_the_other(
+        lab,
+        "table_phys",
+        &format!("{start:#x}"),
+        Some("not_in_bar"),
+    )
 }
 
 /// A BAR whose driver has made it memory: an NVMe controller's buffer, with a struct page for each of its pages.
@@ -401,7 +413,7 @@ fn struct_page(lab: &Lab) -> Result<()> {
         let text = fs::read_to_string(path.join("resource"))?;
         let start = text.lines().nth(2).and_then(|line| line.split(' ').next());
         let start = start.context("a controller without BAR 2")?;
-        return served_by_the_other(lab, "table_phys", start);
+        return served_by_the_other(lab, "table_phys", start, Some("has_struct_pages"));
     }
     ktap::skip("no BAR here has struct pages")
 }
