@@ -45,6 +45,7 @@ use crate::{
         ModuleRef,
         WeakSymbol, //
     },
+    ofed,
     pci::PciDevice,
     ranges::PageSize,
     reason::Reason,
@@ -83,6 +84,39 @@ pub(crate) fn check() -> Result {
     }
     // kmod then points to the log.
     Err(ENOENT)
+}
+
+/// Warns in the log unless ib_core is known to bear a registration in revocable mode that fails before the HCA's driver has
+/// activated it. One that does not hangs for ever, with locks held, and no client can prevent it.
+///
+/// Only OFED has mlx_compat. Its mlx5_core has the version, its ib_core has none.
+pub(crate) fn check_revocation() {
+    const ADVICE: &str = "a registration that fails can hang there for ever: install OFED 25.04 or newer, or load this module with persistent_api_support=1";
+    if LoadedModule::find(c"mlx_compat").is_none() {
+        pr_warn!(
+            "revocable mode needs OFED 25.04 or newer, and the ib_core that is loaded is not OFED's: {}\n",
+            ADVICE
+        );
+        return;
+    }
+    let names = [c"mlx5_core", c"mlx_compat", c"ib_uverbs", c"ib_core"];
+    let found = names.into_iter().find_map(|name| {
+        let module = LoadedModule::find(name)?;
+        let is_newer = ofed::stops_early(module.version().to_bytes())?;
+        Some((module, is_newer))
+    });
+    match found {
+        Some((_, true)) => {}
+        Some((module, false)) => pr_warn!(
+            "revocable mode needs OFED 25.04 or newer, and the ib_core that is loaded is of {}: {}\n",
+            module.version(),
+            ADVICE
+        ),
+        None => pr_warn!(
+            "revocable mode needs OFED 25.04 or newer, and no module says of which OFED the ib_core is that is loaded: {}\n",
+            ADVICE
+        ),
+    }
 }
 
 /// A peer-memory client of ib_core's: whom it asks about an address that `get_user_pages()` refused.

@@ -18,8 +18,9 @@
 //! - [`log`], [`entries`], [`trace`]: what is logged, which registrations there are, what is traced.
 //! - [`pci`], [`sg`], [`module`], [`params`], [`task`], [`memory_peers`], [`sync`], [`collections`]: abstractions
 //!   over the rest of the kernel. [`compat`]: what differs from kernel to kernel.
-//! - [`registry`], [`history`], [`reason`], [`stats`], [`device`], [`ranges`]: what is shown of a registration, why
-//!   one was refused, what is counted of each client, addresses. They use `core` alone, or nearly.
+//! - [`registry`], [`history`], [`reason`], [`stats`], [`device`], [`ranges`], [`ofed`]: what is shown of a
+//!   registration, why one was refused, what is counted of each client, addresses, versions. They use `core` alone, or
+//!   nearly.
 
 use kernel::prelude::*;
 
@@ -41,6 +42,7 @@ pub(crate) mod memory_peers;
 pub(crate) mod module;
 pub(crate) mod mr;
 pub(crate) mod nv;
+pub(crate) mod ofed;
 pub(crate) mod params;
 pub(crate) mod pci;
 pub(crate) mod persistent;
@@ -122,6 +124,7 @@ impl kernel::Module for PeerMem {
             0 => {
                 let callbacks = nv::Callbacks::new();
                 let client = register(first, invalidation, has_nv_peer_mem)?;
+                ib::check_revocation();
                 (Some(callbacks), Some(client), c"nv_mem_nc")
             }
             other => return invalid("persistent_api_support", other),

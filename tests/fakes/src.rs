@@ -12,6 +12,9 @@ pub(crate) mod device;
 pub(crate) mod history;
 #[path = "../../src/mr.rs"]
 pub(crate) mod mr;
+#[path = "../../src/ofed.rs"]
+#[allow(dead_code, reason = "no module is loaded here")]
+pub(crate) mod ofed;
 #[path = "../../src/persistent.rs"]
 pub(crate) mod persistent;
 #[path = "../../src/persistent_mapping.rs"]

@@ -316,13 +316,16 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// Neighbours that our module cannot work with, by what is wrong with them.
+    /// Neighbours that our module cannot work with, by what is wrong with them, and modules of OFED's by their version.
     pub(crate) fn drivers(&self) -> Result<Vec<(&'static str, PathBuf)>> {
         let source = self.repo("tests/drivers");
         [
             ("older", "driver-older", "nvidia.ko"),
             ("proprietary", "driver-proprietary", "nvidia.ko"),
             ("nv_peer_mem", "driver-nv_peer_mem", "nv_peer_mem.ko"),
+            ("mlx_compat", "driver-mlx_compat", "mlx_compat.ko"),
+            ("ofed_24_10", "driver-ofed_24_10", "mlx5_core.ko"),
+            ("ofed_25_04", "driver-ofed_25_04", "mlx5_core.ko"),
         ]
         .into_iter()
         .map(|(kind, name, product)| {

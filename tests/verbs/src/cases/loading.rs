@@ -74,6 +74,10 @@ const CASES: &[Case] = &[
         run: |_| nv_peer_mem(),
     },
     Case {
+        name: "loading.revocable_mode_needs_ofed_25_04",
+        run: |_| revocable_mode(),
+    },
+    Case {
         name: "loading.nvidias_is_there",
         run: |_| nvidias(),
     },
@@ -131,9 +135,9 @@ fn ours() -> Result<String> {
 }
 
 /// Runs what is to load the module; also returns the lines that the module itself, and those that the kernel, wrote.
-fn attempt(program: &str, file: &str) -> Result<(Finished, Vec<String>, Vec<String>)> {
+fn attempt(program: &str, arguments: &[&str]) -> Result<(Finished, Vec<String>, Vec<String>)> {
     let log = KernelLog::from_now()?;
-    let finished = execute(Command::new(program).arg(file))?;
+    let finished = execute(Command::new(program).args(arguments))?;
     let lines = log.lines()?;
     for line in &lines {
         println!("# kernel: {line}");
@@ -145,7 +149,7 @@ fn attempt(program: &str, file: &str) -> Result<(Finished, Vec<String>, Vec<Stri
 
 /// It must not load, with `words` from whoever was to load it, and this one line in the log.
 fn refused(program: &str, file: &str, words: &str, line: &str) -> Result<()> {
-    let (finished, said, _) = attempt(program, file)?;
+    let (finished, said, _) = attempt(program, &[file])?;
     note(program, finished.output.trim());
     ensure!(
         !finished.success() && finished.output.contains(words),
@@ -213,7 +217,7 @@ fn no_ib_uverbs() -> Result<()> {
 /// Weak or not: where all is there the module holds both neighbours, and has nothing to say.
 fn all_is_there() -> Result<()> {
     needs_peer_memory()?;
-    let (finished, said, _) = attempt("modprobe", "nvidia-peermem")?;
+    let (finished, said, _) = attempt("modprobe", &["nvidia-peermem"])?;
     ensure!(finished.success(), "modprobe: {}", finished.tail(3));
     ensure!(said.is_empty(), "the module said {said:#?}");
     for neighbour in ["nvidia", "ib_core"] {
@@ -275,12 +279,65 @@ fn nv_peer_mem() -> Result<()> {
 }
 
 fn beside_nv_peer_mem() -> Result<()> {
-    let (finished, said, _) = attempt("modprobe", "nvidia-peermem")?;
+    let (finished, said, _) = attempt("modprobe", &["nvidia-peermem"])?;
     ensure!(finished.success(), "modprobe: {}", finished.tail(3));
     let expected = "nv_peer_mem is loaded, too, and its client nv_mem is asked before this module's: rmmod nv_peer_mem, \
                     and remove its package (nvidia-peer-memory)";
     module::unload()?;
     ensure!(said == [expected], "the module said {said:#?}");
+    Ok(())
+}
+
+/// The warning in revocable mode goes by OFED's modules beside it; the other mode never warns.
+fn revocable_mode() -> Result<()> {
+    let drivers = needs_peer_memory()?;
+    warned(Some("the ib_core that is loaded is not OFED's"))?;
+    let insert = |kind: &str, file: &str| {
+        succeed(
+            "insmod",
+            &[&drivers.join(kind).join(file).to_string_lossy()],
+        )
+        .map(|_| ())
+    };
+    insert("mlx_compat", "mlx_compat.ko")?;
+    let result = warned(Some(
+        "no module says of which OFED the ib_core is that is loaded",
+    ))
+    .and_then(|()| {
+        for (kind, words) in [
+            (
+                "ofed_24_10",
+                Some("the ib_core that is loaded is of 24.10-3.2.5"),
+            ),
+            ("ofed_25_04", None),
+        ] {
+            insert(kind, "mlx5_core.ko")?;
+            let result = warned(words);
+            succeed("rmmod", &["mlx5_core"])?;
+            result?;
+        }
+        Ok(())
+    });
+    succeed("rmmod", &["mlx_compat"])?;
+    result
+}
+
+/// Loads the module in both modes. In revocable mode it must warn with these words, and else say nothing.
+fn warned(words: Option<&str>) -> Result<()> {
+    let line = words.map(|words| {
+        format!(
+            "revocable mode needs OFED 25.04 or newer, and {words}: a registration that fails can hang there for ever: \
+             install OFED 25.04 or newer, or load this module with persistent_api_support=1"
+        )
+    });
+    for (mode, expected) in [(0, line), (1, None)] {
+        let mode = format!("persistent_api_support={mode}");
+        let (finished, said, _) = attempt("modprobe", &["nvidia-peermem", &mode])?;
+        ensure!(finished.success(), "modprobe: {}", finished.tail(3));
+        module::unload()?;
+        let expected: Vec<String> = expected.into_iter().collect();
+        ensure!(said == expected, "{mode}: the module said {said:#?}");
+    }
     Ok(())
 }
 
@@ -292,7 +349,7 @@ fn nvidias() -> Result<()> {
     };
     module::load_file(&control)?;
     let theirs = module::version()?;
-    let (finished, said, _) = attempt("insmod", &ours()?)?;
+    let (finished, said, _) = attempt("insmod", &[&ours()?])?;
     let still = module::version()?;
     module::unload()?;
     ensure!(
@@ -378,7 +435,7 @@ impl Signing {
 /// The kernel itself refuses, with this of its own; the module in use is loaded again afterwards.
 fn rejected(file: &str, reason: &str) -> Result<()> {
     module::unload()?;
-    let result = attempt("insmod", file);
+    let result = attempt("insmod", &[file]);
     module::load(&[])?;
     let (finished, said, lines) = result?;
     note("insmod", finished.output.trim());
@@ -425,7 +482,7 @@ fn changed_after_signing() -> Result<()> {
     *byte ^= 1;
     fs::write(&file, bytes)?;
     module::unload()?;
-    let result = attempt("insmod", &file);
+    let result = attempt("insmod", &[&file]);
     module::load(&[])?;
     let (finished, said, _) = result?;
     note("insmod", finished.output.trim());

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! Versions of MLNX_OFED and DOCA-OFED.
+//!
+//! Uses `core` alone: see `ranges`.
+
+/// Major and minor number: 24 and 10 of "24.10-3.2.5".
+type Version = (u32, u32);
+
+/// First OFED whose `ib_umem_stop_invalidation_notifier()` may come before the notifier is activated. Older ones then lock twice.
+const STOPS_EARLY: Version = (25, 4);
+
+/// The DOCA with the same OFED. DOCA counts by itself.
+const STOPS_EARLY_IN_DOCA: Version = (3, 0);
+
+/// Returns the first number in `text`, and what follows it. `None` without a number, or if it has more than 32 bits.
+fn number(text: &[u8]) -> Option<(u32, &[u8])> {
+    let start = text.iter().position(u8::is_ascii_digit)?;
+    let text = text.get(start..)?;
+    let end = text.iter().position(|byte| !byte.is_ascii_digit());
+    let (digits, rest) = text.split_at_checked(end.unwrap_or(text.len()))?;
+    let value = digits.iter().try_fold(0_u32, |value, digit| {
+        value
+            .checked_mul(10)?
+            .checked_add(u32::from(digit.checked_sub(b'0')?))
+    })?;
+    Some((value, rest))
+}
+
+/// Returns the first version in `text`; the minor number is 0 if there is none.
+fn version(text: &[u8]) -> Option<Version> {
+    let (major, rest) = number(text)?;
+    let minor = match rest {
+        [b'.', rest @ ..] if rest.first().is_some_and(u8::is_ascii_digit) => number(rest)?.0,
+        _ => 0,
+    };
+    Some((major, minor))
+}
+
+/// Returns `true` if a registration in revocable mode may fail at any time in the ib_core of the OFED that `text` names, and
+/// `None` if `text` has no version.
+///
+/// `text` is what a module of OFED's has for its version. Where it names DOCA, the number can be DOCA's own. So can a 3.x: that
+/// of OFED ended in 2016, before all that this module is built with.
+pub(crate) fn stops_early(text: &[u8]) -> Option<bool> {
+    let version = version(text)?;
+    let names_doca = text
+        .windows(4)
+        .any(|word| word.eq_ignore_ascii_case(b"doca"));
+    let oldest = match version.0 {
+        3 => STOPS_EARLY_IN_DOCA,
+        ..20 if names_doca => STOPS_EARLY_IN_DOCA,
+        _ => STOPS_EARLY,
+    };
+    Some(version >= oldest)
+}
+
+#[cfg(all(test, feature = "unit"))]
+#[path = "ofed/tests.rs"]
+mod tests;

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+/*
+ * Modules by which another module sees that ib_core is of an OFED, and of which:
+ * mlx_compat, which only OFED has, and mlx5_core, which has OFED's version.
+ * Nothing here does anything.
+ */
+
+#include <linux/module.h>
+
+#if defined(DRIVER_ofed_24_10)
+MODULE_VERSION("24.10-3.2.5");
+#elif defined(DRIVER_ofed_25_04)
+MODULE_VERSION("25.04-0.6.1");
+#endif
+
+MODULE_DESCRIPTION("The name of a module of OFED's, for tests");
+MODULE_LICENSE("GPL");
