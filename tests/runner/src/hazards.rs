@@ -80,14 +80,45 @@ const ALL: &[&str] = &[
     "A.", "B.", "C.", "D.", "E.", "G.", "H.", "I.", "J.", "K.", "L.", "M.", "N.", "O.", "P.put",
     "two",
 ];
-/// What the page says of the one schedule of [`UNPREVENTABLE`].
-const DRIVERS_LOCK: &str = "When mlx5 cannot load the new memory of a `rereg_mr`, it releases that memory with ib_core's \
-    lock held. In revocable mode, a free at that moment waits for this lock, and the release for the free: NVIDIA's module \
-    waits in its put, this one for the end of the callback. No client can prevent that.";
-/// And what comes of it, with either module.
-const WAITS: &str = "the free and the release wait for each other";
-/// What no client can prevent: the machine is lost with either module.
-const UNPREVENTABLE: &[&str] = &["driver_holds_lock"];
+/// A schedule that ends with the loss of the machine, whatever a client does.
+struct Unpreventable {
+    schedule: &'static str,
+    title: &'static str,
+    /// Text of its section of the page.
+    text: &'static str,
+    /// Defect that either module must show.
+    defect: &'static str,
+}
+
+const UNPREVENTABLE: [Unpreventable; 2] = [
+    Unpreventable {
+        schedule: "driver_holds_lock",
+        title: "A lock that the HCA's driver holds",
+        text: "When mlx5 cannot load the new memory of a `rereg_mr`, it releases that memory with ib_core's lock held. In \
+               revocable mode, a free at that moment waits for this lock, and the release for the free: NVIDIA's module \
+               waits in its put, this one for the end of the callback. No client can prevent that.",
+        defect: "the free and the release wait for each other",
+    },
+    Unpreventable {
+        schedule: "core_locks_twice",
+        title: "A lock that ib_core takes twice",
+        text: "When mlx5 cannot create the HCA's region (`create_real_mr`), it stops ib_core's notifier, which it has not \
+               activated yet. In revocable mode, an ib_core of OFED before 25.04, Ubuntu 5.15 or linux-nvidia 6.8 then \
+               takes a lock that the same thread holds: the registration never ends, and a free of the memory waits for \
+               it with nvidia.ko's locks held. No client can prevent that: \
+               [which OFED the revocable mode needs](compatibility.md#ib_core).",
+        defect: "the registration waits for its own lock, and the free for the registration",
+    },
+];
+const DRIVER_HOLDS_LOCK: &[&str] = &["driver_holds_lock"];
+const CORE_LOCKS_TWICE: &[&str] = &["core_locks_twice"];
+
+fn unpreventable(schedule: &str) -> Option<&'static Unpreventable> {
+    UNPREVENTABLE
+        .iter()
+        .find(|unpreventable| unpreventable.schedule == schedule)
+}
+
 /// What NVIDIA's `nv-p2p.c` does on no request.
 const STRANGE: &[&str] = &["P.strange"];
 
@@ -147,7 +178,14 @@ const MACHINES: &[Machine] = &[
         name: REVOCABLE,
         module: Peermem::Nvidia,
         options: |_| {},
-        schedules: UNPREVENTABLE,
+        schedules: DRIVER_HOLDS_LOCK,
+        fatal: false,
+    },
+    Machine {
+        name: REVOCABLE,
+        module: Peermem::Nvidia,
+        options: |_| {},
+        schedules: CORE_LOCKS_TWICE,
         fatal: false,
     },
     Machine {
@@ -201,7 +239,14 @@ const MACHINES: &[Machine] = &[
         name: REVOCABLE,
         module: Peermem::Ours,
         options: callbacks,
-        schedules: UNPREVENTABLE,
+        schedules: DRIVER_HOLDS_LOCK,
+        fatal: false,
+    },
+    Machine {
+        name: REVOCABLE,
+        module: Peermem::Ours,
+        options: callbacks,
+        schedules: CORE_LOCKS_TWICE,
         fatal: false,
     },
     Machine {
@@ -453,7 +498,11 @@ fn sort_out(
     if !said.is_complete() && !ends_early {
         problems.push("not all schedules have a result".to_owned());
     }
-    let must_last = machine.module == Peermem::Ours && machine.schedules != UNPREVENTABLE;
+    let must_last = machine.module == Peermem::Ours
+        && !machine
+            .schedules
+            .iter()
+            .any(|schedule| unpreventable(schedule).is_some());
     if must_last && (ends_early || !failures.is_empty()) {
         problems.extend(failures.iter().cloned());
         if ends_early {
@@ -567,13 +616,15 @@ fn render(ran: &[Ran]) -> String {
         whole(ran, Peermem::Nvidia, "two_allocations"),
         whole(ran, Peermem::Ours, "two_allocations")
     ));
-    text.push_str("\n## A lock that the HCA's driver holds\n\n");
-    wrapped(&mut text, DRIVERS_LOCK, "");
-    text.push_str(&format!(
-        "\n| NVIDIA's {version} | this module |\n|---|---|\n| {} | {} |\n",
-        whole(ran, Peermem::Nvidia, "driver_holds_lock"),
-        whole(ran, Peermem::Ours, "driver_holds_lock")
-    ));
+    for unpreventable in &UNPREVENTABLE {
+        text.push_str(&format!("\n## {}\n\n", unpreventable.title));
+        wrapped(&mut text, unpreventable.text, "");
+        text.push_str(&format!(
+            "\n| NVIDIA's {version} | this module |\n|---|---|\n| {} | {} |\n",
+            whole(ran, Peermem::Nvidia, unpreventable.schedule),
+            whole(ran, Peermem::Ours, unpreventable.schedule)
+        ));
+    }
     text.push_str(
         "\n## Every schedule\n\nWhat is in order stands plain, what is not **bold**. \
          The names are those of `gdr hazards NAME`.\n",
@@ -641,7 +692,8 @@ fn verdicts(ran: &[Ran]) -> (Vec<Test>, Vec<String>) {
     let letters = ROWS
         .iter()
         .map(|row| row.letter)
-        .chain(["two_allocations", "driver_holds_lock"]);
+        .chain(["two_allocations"])
+        .chain(UNPREVENTABLE.iter().map(|one| one.schedule));
     for letter in letters {
         let mut notes = Vec::new();
         let mut ours = 0;
@@ -656,7 +708,7 @@ fn verdicts(ran: &[Ran]) -> (Vec<Test>, Vec<String>) {
                 if ran.machine.module == Peermem::Ours && !outcome.skipped {
                     ours += 1;
                     let defects = outcome.defects();
-                    let expected = UNPREVENTABLE.contains(&name.as_str()).then_some(WAITS);
+                    let expected = unpreventable(name).map(|one| one.defect);
                     if defects.as_deref() != expected {
                         let found = defects.as_deref().unwrap_or("holds");
                         notes.push(format!("{name}, {}: {found}", ran.machine.name));

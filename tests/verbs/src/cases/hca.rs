@@ -45,7 +45,17 @@ pub(super) const CASES: &[Case] = &[
     },
     Case {
         name: "hca.gives_up_under_the_lock",
-        run: gives_up,
+        run: |lab| {
+            lab.needs_module()?;
+            if lab.setup.mode() == PinMode::Revocable {
+                lab.needs_no_lockdep("a lock that is freed while it is held")?;
+            }
+            gives_up(lab, "peer_fail_setup")
+        },
+    },
+    Case {
+        name: "hca.gives_up_before_activation",
+        run: |lab| with_each_unmapper(lab, |lab| gives_up(lab, "peer_fail_create")),
     },
     Case {
         name: "hca.has_regions_of_both_clients",
@@ -154,14 +164,12 @@ fn fails_to_revoke(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A registration fails when it has its umem, and the umem is released without stopping the notifier, its lock still held.
-fn gives_up(lab: &Lab) -> Result<()> {
+/// A registration fails when it has its umem, and the umem is released: without stopping the notifier, its lock still held, or
+/// after the notifier was stopped that was never activated.
+fn gives_up(lab: &Lab, failure: &str) -> Result<()> {
     lab.needs_module()?;
-    if lab.setup.mode() == PinMode::Revocable {
-        lab.needs_no_lockdep("a lock that is freed while it is held")?;
-    }
     let memory = lab.allocate_gpu(M2)?;
-    let failing = Parameter::set("rdma_rxe", "peer_fail_setup", "1")?;
+    let failing = Parameter::set("rdma_rxe", failure, "1")?;
     let refused = lab.far.register(memory.span(0, M2)?, full_access()).err();
     drop(failing);
     let errno = refused

@@ -81,6 +81,10 @@ pub(super) const CASES: &[Case] = &[
         name: "driver_holds_lock",
         run: driver_holds_lock,
     },
+    Case {
+        name: "core_locks_twice",
+        run: core_locks_twice,
+    },
 ];
 
 /// The child's put does nothing. Then the module is unloaded if it lets itself be, and the memory freed.
@@ -468,5 +472,37 @@ fn driver_holds_lock(bench: &Bench) -> Result<()> {
         "the release is in {release:?}, the free in {free:?}"
     );
     bench.wrong("the free and the release wait for each other");
+    Ok(())
+}
+
+/// The HCA's driver gives up before it activates the notifier and stops it, in an ib_core of OFED before 25.04. Then the memory is
+/// freed.
+fn core_locks_twice(bench: &Bench) -> Result<()> {
+    bench.lab.needs_mode(PinMode::Revocable)?;
+    let memory = bench.allocate()?;
+    let _old = Parameter::set("ib_core", "peer_old_stop", "1")?;
+    let failing = Parameter::set("rdma_rxe", "peer_fail_create", "1")?;
+    let mut registration = bench.start_register(&memory)?;
+    let ended = registration.ended_or_in(&["ib_umem_stop_invalidation_notifier"])?;
+    drop(failing);
+    if ended {
+        bench.saw("the registration returns");
+        return bench.check_nothing_left();
+    }
+    // Nothing can be taken down any more.
+    bench.lose();
+    let mut free = bench.start_free(&memory)?;
+    std::mem::forget(memory);
+    if free.ended_or_in(&["ib_invalidate_peer_memory"])? {
+        bench.saw("the free returns");
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    let (registration, free) = (registration.place(), free.place());
+    ensure!(
+        registration.contains("ib_umem_stop_invalidation_notifier")
+            && free.contains("ib_invalidate_peer_memory"),
+        "the registration is in {registration:?}, the free in {free:?}"
+    );
+    bench.wrong("the registration waits for its own lock, and the free for the registration");
     Ok(())
 }

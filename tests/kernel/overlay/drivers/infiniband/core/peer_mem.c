@@ -88,6 +88,11 @@ module_param(peer_lock_classes, uint, 0444);
 MODULE_PARM_DESC(peer_lock_classes,
 		 "How many classes lockdep has for mapping_lock: 1, as OFED, or 2, with one for clients that never revoke");
 
+static bool peer_old_stop;
+module_param(peer_old_stop, bool, 0644);
+MODULE_PARM_DESC(peer_old_stop,
+		 "Stop the notifier as OFED before 25.04, with != for ==: a umem whose notifier was never activated hangs for ever (default: N)");
+
 /*
  * Tickets are handed out in a circle. With all 32 bits of it no test lives to
  * see a number come round and stand for somebody else's umem. A test that has
@@ -702,10 +707,20 @@ void ib_umem_stop_invalidation_notifier(struct ib_umem *umem)
 
 	unmaps = peer_invalidate_unmaps(peer->client->ops);
 
-	if (peer->pending)
+	if (READ_ONCE(peer_old_stop)) {
+		/*
+		 * Locks twice where the notifier was never activated, and not
+		 * at all where the client does not revoke (as OFED before
+		 * 25.04, Ubuntu's 5.15 and linux-nvidia 6.8).
+		 */
+		if (peer->func || peer->ticket != PEER_NO_TICKET)
+			mutex_lock(&peer->mapping_lock);
+		peer->pending = false;
+	} else if (peer->pending) {
 		peer->pending = false;	/* never activated, still locked */
-	else
+	} else {
 		mutex_lock(&peer->mapping_lock);
+	}
 
 	peer->func = NULL;
 	from = peer->state;

@@ -60,6 +60,10 @@ static unsigned int peer_fail_setup;
 module_param(peer_fail_setup, uint, 0644);
 MODULE_PARM_DESC(peer_fail_setup, "How many of the next registrations of peer memory fail after they have the umem, and release it without stopping the notifier");
 
+static unsigned int peer_fail_create;
+module_param(peer_fail_create, uint, 0644);
+MODULE_PARM_DESC(peer_fail_create, "How many of the next registrations of peer memory fail after they have the umem, and stop the notifier before they release it");
+
 static unsigned int peer_fail_revoke;
 module_param(peer_fail_revoke, uint, 0644);
 MODULE_PARM_DESC(peer_fail_revoke, "How many of the next revocations of peer memory fail");
@@ -595,7 +599,9 @@ struct ib_umem *rxe_peer_umem_get(struct rxe_dev *rxe, struct rxe_mr *mr,
 		goto put_dev;
 	}
 
-	peer = rxe_peer_create(mr, umem, dma_dev);
+	/* As mlx5 where its create_real_mr() fails. */
+	peer = rxe_peer_fails(&peer_fail_create) ? ERR_PTR(-EIO) :
+		rxe_peer_create(mr, umem, dma_dev);
 	if (IS_ERR(peer)) {
 		if (flags & IB_PEER_MEM_INVAL_SUPP)
 			ib_umem_stop_invalidation_notifier(umem);
