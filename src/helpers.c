@@ -4,18 +4,25 @@
  * no helper for: as rust/helpers of the kernel.
  */
 
+#include <linux/anon_inodes.h>
 #include <linux/bitops.h>
 #include <linux/debugfs.h>
 #include <linux/dma-map-ops.h>
 #include <linux/dma-mapping.h>
+#include <linux/fcntl.h>
+#include <linux/file.h>
 #include <linux/iommu.h>
 #include <linux/math.h>
 #include <linux/mm.h>
+#include <linux/ptrace.h>
 #include <linux/sched.h>
 #include <linux/sched/signal.h>
+#include <linux/sched/task_stack.h>
 #include <linux/sizes.h>
 #include <linux/string.h>
 #include <linux/uaccess.h>
+
+#include <asm/syscall.h>
 
 #include "helpers.h"
 
@@ -39,6 +46,36 @@ bool peermem_is_killed(void)
 void peermem_comm(char *comm)
 {
 	memcpy(comm, current->comm, TASK_COMM_LEN);
+}
+
+/* A kernel thread, or a worker of io_uring, is in no system call of its own. */
+bool peermem_returns_to_user(void)
+{
+	return !(current->flags & (PF_KTHREAD | PF_IO_WORKER | PF_EXITING));
+}
+
+/*
+ * Has release() of @ops called, with @data as private_data of its file, when
+ * the calling thread returns from its system call: fput() defers it to there.
+ * If the thread exits first, a kernel thread calls it. The file keeps the
+ * module of @ops until release() has returned. False if there is no file.
+ */
+bool peermem_at_return(const struct file_operations *ops, void *data)
+{
+	struct file *file = anon_inode_getfile("[nvidia_peermem]", ops, data,
+					       O_RDONLY);
+
+	if (IS_ERR(file))
+		return false;
+	fput(file);
+	return true;
+}
+
+/* In release() of peermem_at_return(): did the system call succeed? */
+bool peermem_syscall_succeeded(void)
+{
+	return peermem_returns_to_user() &&
+	       !syscall_get_error(current, current_pt_regs());
 }
 
 bool peermem_is_user_address(unsigned long addr)

@@ -47,6 +47,9 @@ extern struct rw_semaphore peermem_put_rwsem;
 
 bool peermem_is_killed(void);
 void peermem_comm(char *comm);
+bool peermem_returns_to_user(void);
+bool peermem_at_return(const struct file_operations *ops, void *data);
+bool peermem_syscall_succeeded(void);
 bool peermem_is_user_address(unsigned long addr);
 void peermem_cond_resched(void);
 unsigned int peermem_max_segment(struct pci_dev *pdev);

@@ -7,8 +7,12 @@
 //! to fill the log. For that reason, what was never meant for a GPU is logged once; and so is what the revocable client
 //! leaves to the persistent one, which is no failure.
 //!
-//! Each refusal is counted, traced, and kept for a while; nothing is allocated for it, and the one lock
-//! is let go before anything else is called.
+//! Each refusal is counted, traced, and kept for a while. The one lock is let go before anything else is called.
+//!
+//! ib_core asks its clients in turn and tells none of them what the next one answers. If this module refuses a range in
+//! `acquire`, the range may be another module's (an AMD GPU's, an FPGA's), and its client may take it. The system call then
+//! succeeds. So such a refusal waits for the return of the system call, which is later than the answers of all clients
+//! and earlier than anything that the application can see.
 
 use kernel::{
     fmt,
@@ -116,16 +120,9 @@ pub(crate) fn history<R>(f: impl FnOnce(&mut History) -> R) -> R {
     HISTORY.with(f)
 }
 
-/// The client of that mode refused a registration.
+/// The client of that mode refused a registration. May sleep.
 pub(crate) fn refused(mode: PinMode, step: Step, addr: u64, len: u64, reason: Reason) {
-    static LIMITS: [RatelimitState; REASONS] = [const { RatelimitState::new() }; REASONS];
-
     let reason = reason.refine(|| task::vma_kind(addr));
-    let at = reason.index();
-    // CAST: A number of a mode.
-    if let Some(count) = REFUSED.get(mode as usize).and_then(|all| all.get(at)) {
-        count.fetch_add(1, Relaxed);
-    }
     let refusal = Refusal {
         mode,
         step,
@@ -134,10 +131,39 @@ pub(crate) fn refused(mode: PinMode, step: Step, addr: u64, len: u64, reason: Re
         len,
         task: task::task(),
     };
-    trace::refused(&refusal);
+    // After `acquire` nobody else is asked; and what is handed on to this module's other client is no failure.
+    let is_final = step != Step::Acquire || reason.is_handed_on();
+    if is_final || !task::settle_at_return(&refusal) {
+        record(&refusal);
+    }
+}
+
+/// The system call of a refusal returns, with success if another module's client took the range.
+pub(crate) fn settled(refusal: &Refusal, is_taken: bool) {
+    if !is_taken {
+        record(refusal);
+    } else if let Some(limit) = EVENTS.get(Event::OtherClient as usize) {
+        limit.count.fetch_add(1, Relaxed);
+    }
+}
+
+/// Counts, traces and keeps a refusal, and logs it if it is time.
+fn record(refusal: &Refusal) {
+    static LIMITS: [RatelimitState; REASONS] = [const { RatelimitState::new() }; REASONS];
+
+    let reason = refusal.reason;
+    let at = reason.index();
+    // CAST: A number of a mode.
+    if let Some(count) = REFUSED
+        .get(refusal.mode as usize)
+        .and_then(|all| all.get(at))
+    {
+        count.fetch_add(1, Relaxed);
+    }
+    trace::refused(refusal);
     // CAST: Not negative.
     let now = task::microseconds() as u64;
-    history(|history| history.add(now, refusal));
+    history(|history| history.add(now, *refusal));
 
     let silence = match reason.is_logged_once() {
         true => i64::MAX,
@@ -146,10 +172,10 @@ pub(crate) fn refused(mode: PinMode, step: Step, addr: u64, len: u64, reason: Re
     if let Some(times) = LIMITS.get(at).and_then(|limit| limit.pass_after(silence)) {
         pr_notice!(
             "refused {:#x}+{:#x} of process {} in {}: {}{}\n",
-            addr,
-            len,
+            refusal.addr,
+            refusal.len,
             refusal.task.tgid,
-            Plain(DisplayCStr(step.name())),
+            Plain(DisplayCStr(refusal.step.name())),
             Plain(reason),
             times
         );

@@ -376,7 +376,7 @@ impl fmt::Display for Code {
     }
 }
 
-/// What goes wrong and refuses nothing.
+/// What is counted and refuses nothing.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Event {
     /// A persistent pin could not be put, and never will be.
@@ -397,6 +397,8 @@ pub(crate) enum Event {
     SpuriousCallback,
     /// A scatter list may get an HCA page that is larger than 2 GiB.
     LargeHcaPage,
+    /// Another module's client took what this module refused. Never logged.
+    OtherClient,
 }
 
 /// How bad an event is: the level of its line in the log.
@@ -424,7 +426,7 @@ pub(crate) struct EventInfo {
 
 impl Event {
     /// Every event, in the order of their numbers, which is that of the lines in `counters`.
-    pub(crate) const ALL: [EventInfo; 9] = [
+    pub(crate) const ALL: [EventInfo; 10] = [
         EventInfo {
             name: "leaked",
             severity: Severity::Error,
@@ -478,6 +480,12 @@ impl Event {
             severity: Severity::Warning,
             message: "its DMA addresses are at a multiple of 4 GiB from its virtual ones: the ib_core of OFED 25.07 and 25.10 may give the NIC wrong addresses",
             advice: "register at most 4 GiB at once (docs/dma.md)",
+        },
+        EventInfo {
+            name: "other_client",
+            severity: Severity::Info,
+            message: "another driver's peer-memory client took a range that this module refused",
+            advice: "",
         },
     ];
 }

@@ -12,13 +12,18 @@ use kernel::{
     task::{
         Kuid,
         Task, //
-    }, //
+    },
+    types::ForeignOwnable, //
 };
 
 use crate::{
     c,
     compat,
-    history,
+    history::{
+        self,
+        Refusal, //
+    },
+    log,
     reason::VmaKind, //
 };
 
@@ -74,6 +79,47 @@ pub(crate) fn task() -> history::Task {
         pid: current!().pid(),
         comm,
     }
+}
+
+/// Functions of a file whose release is the end of a system call.
+const AT_RETURN: bindings::file_operations = bindings::file_operations {
+    owner: &raw mut c::__this_module,
+    release: Some(settle_callback),
+    ..pin_init::zeroed()
+};
+
+/// Has [`log::settled`] called with `refusal` when the calling thread returns from its system call. Returns `false` if the
+/// thread is in no system call, or there is no memory. May sleep.
+pub(crate) fn settle_at_return(refusal: &Refusal) -> bool {
+    // SAFETY: Has no preconditions.
+    if !unsafe { c::peermem_returns_to_user() } {
+        return false;
+    }
+    let Ok(refusal) = KBox::new(*refusal, GFP_KERNEL | __GFP_NOWARN) else {
+        return false;
+    };
+    let data = refusal.into_foreign();
+    // SAFETY: The functions are a static's, and their release takes `data`, once.
+    let is_deferred = unsafe { c::peermem_at_return(&AT_RETURN, data) };
+    if !is_deferred {
+        // SAFETY: No file was made, so nobody else has the pointer.
+        drop(unsafe { <KBox<Refusal>>::from_foreign(data) });
+    }
+    is_deferred
+}
+
+/// # Safety
+///
+/// As `release` of `struct file_operations`, of a file of [`settle_at_return`].
+unsafe extern "C" fn settle_callback(
+    _inode: *mut bindings::inode,
+    file: *mut bindings::file,
+) -> c_int {
+    // SAFETY: What `settle_at_return` has put there, which nobody uses any more.
+    let refusal = unsafe { <KBox<Refusal>>::from_foreign((*file).private_data) };
+    // SAFETY: Has no preconditions.
+    log::settled(&refusal, unsafe { c::peermem_syscall_succeeded() });
+    0
 }
 
 /// What the calling process has at `addr`, if that shows that no GPU's driver put it there. `None`:

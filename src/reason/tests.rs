@@ -114,6 +114,7 @@ fn events_have_their_rows() {
         (Event::LateCallback, "late_callback"),
         (Event::SpuriousCallback, "spurious_callback"),
         (Event::LargeHcaPage, "large_hca_page"),
+        (Event::OtherClient, "other_client"),
     ] {
         assert_eq!(Event::ALL[event as usize].name, name);
     }

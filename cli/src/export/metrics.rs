@@ -323,7 +323,8 @@ fn counters(host: &dyn Host, module: &Module, metrics: &Metrics) -> anyhow::Resu
     }
     metrics.counters(
         "peermem_errors_total",
-        "What went wrong beside refusals: pins leaked or orphaned, mappings not undone, spurious callbacks.",
+        "What went wrong beside refusals: pins leaked or orphaned, mappings not undone, spurious callbacks; and other_client, \
+         which is no error.",
         &["event"],
         all.iter().filter(|one| one.mode.is_none() && one.reason.is_none()),
     )?;

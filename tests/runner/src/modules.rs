@@ -318,7 +318,6 @@ impl<'a> Builder<'a> {
 
     /// Neighbours that our module cannot work with, by what is wrong with them, and modules of OFED's by their version.
     pub(crate) fn drivers(&self) -> Result<Vec<(&'static str, PathBuf)>> {
-        let source = self.repo("tests/drivers");
         [
             ("older", "driver-older", "nvidia.ko"),
             ("proprietary", "driver-proprietary", "nvidia.ko"),
@@ -328,18 +327,25 @@ impl<'a> Builder<'a> {
             ("ofed_25_04", "driver-ofed_25_04", "mlx5_core.ko"),
         ]
         .into_iter()
-        .map(|(kind, name, product)| {
-            let file = self.build(&Recipe {
-                name,
-                product,
-                inputs: vec![source.clone(), self.repo("tests/kernel/overlay/include")],
-                source: source.clone(),
-                variables: vec![format!("DRIVER={kind}")],
-                patches: &[],
-            })?;
-            Ok((kind, file))
-        })
+        .map(|(kind, name, product)| Ok((kind, self.driver(kind, name, product)?)))
         .collect()
+    }
+
+    /// Another driver's peer-memory client.
+    pub(crate) fn other_client(&self) -> Result<PathBuf> {
+        self.driver("other_client", "driver-other_client", "other_client.ko")
+    }
+
+    fn driver(&self, kind: &str, name: &str, product: &str) -> Result<PathBuf> {
+        let source = self.repo("tests/drivers");
+        self.build(&Recipe {
+            name,
+            product,
+            inputs: vec![source.clone(), self.repo("tests/kernel/overlay/include")],
+            source,
+            variables: vec![format!("DRIVER={kind}")],
+            patches: &[],
+        })
     }
 
     /// The module of this repository.
@@ -420,6 +426,7 @@ impl<'a> Builder<'a> {
             self.control()?,
             self.interpose()?,
             self.bench()?,
+            self.other_client()?,
         ];
         files.extend(self.drivers()?.into_iter().map(|(_, file)| file));
         if self.kernel.detectors {

@@ -290,6 +290,7 @@ pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
                     index.add(builder.patched(&options.patches)?);
                 }
                 index.add(builder.ours()?);
+                index.add(builder.other_client()?);
             }
             Peermem::Nvidia => index.add(builder.control()?),
             Peermem::None => {}

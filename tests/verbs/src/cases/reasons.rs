@@ -10,9 +10,11 @@ use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering;
 use std::thread;
+use std::time::Duration;
 
 use anyhow::bail;
 use anyhow::ensure;
@@ -36,6 +38,7 @@ use crate::sys;
 use crate::sys::KernelLog;
 use crate::sys::Mapping;
 use crate::sys::Placement;
+use crate::sys::Running;
 use crate::sys::Span;
 
 const M2: usize = GRANULE as usize;
@@ -199,6 +202,10 @@ pub(super) const CASES: &[Case] = &[
                 })
             })
         },
+    },
+    Case {
+        name: "reasons.another_clients_memory",
+        run: another_clients_memory,
     },
     Case {
         name: "reasons.success_leaves_no_trace",
@@ -516,6 +523,77 @@ fn success(lab: &Lab) -> Result<()> {
     lab.near.register(host.span(0, M2)?, full_access())?;
     ensure!(counts()?.is_empty(), "{:?}", counts()?);
     ensure!(lines("refusals")?.is_empty() && lines("non_gpu")?.is_empty());
+    Ok(())
+}
+
+/// Another driver's client, loaded before this module or after, takes ranges that nvidia.ko does not know: they are counted
+/// apart, and leave no other trace. A range that neither takes is refused as ever.
+fn another_clients_memory(lab: &Lab) -> Result<()> {
+    const OTHER: &str = "other_client";
+    const TIMES: u64 = 3;
+    begin(lab)?;
+    let run = |program, words: &[String]| {
+        Running::start(Command::new(program).args(words))?.finish(Duration::from_secs(120))
+    };
+    if !run("modinfo", &[OTHER.to_owned()])?.success() {
+        return ktap::skip("no other client in this machine");
+    }
+    let load = |words: &[String]| {
+        let finished = run("modprobe", words)?;
+        ensure!(finished.success(), "modprobe: {}", finished.tail(3));
+        Ok(())
+    };
+    for is_first in [false, true] {
+        for (space, reason) in [
+            (reserved(2)?, "not_gpu_memory"),
+            (Mapping::read_only(2 * M2)?, "non_gpu_host"),
+        ] {
+            let theirs = space.span(0, M2)?;
+            let words = [
+                OTHER.to_owned(),
+                format!("start={}", theirs.addr()),
+                format!("end={}", theirs.addr() + theirs.len()),
+                format!("phys={}", lab.gpu(0)?.bar_start()),
+            ];
+            let replaced = Replaced::begin()?;
+            if is_first {
+                load(&words)?;
+            }
+            replaced.end()?;
+            if !is_first {
+                load(&words)?;
+            }
+            let log = KernelLog::from_now()?;
+            let result = (|| {
+                for _ in 0..TIMES {
+                    lab.near.register(theirs, full_access())?;
+                }
+                // A module that is asked second hears of none.
+                let mut expected = BTreeMap::new();
+                if !is_first {
+                    expected.insert(OTHER.to_owned(), TIMES);
+                }
+                let counted = counts()?;
+                ensure!(counted == expected, "{counted:?}, not {expected:?}");
+                ensure!(lines("refusals")?.is_empty() && lines("non_gpu")?.is_empty());
+                let said = log.lines()?;
+                let said: Vec<_> = said.iter().filter(|line| module::wrote(line)).collect();
+                ensure!(said.is_empty(), "{said:?}");
+
+                refuse(&lab.near, &space, 1)?;
+                expected.append(&mut expected_counts(lab, reason, 1));
+                let counted = counts()?;
+                ensure!(counted == expected, "{counted:?}, not {expected:?}");
+                ensure!(lines("refusals")?.len() + lines("non_gpu")?.len() == 1);
+                let said = log.lines()?;
+                let said = said.iter().filter(|line| module::wrote(line)).count();
+                ensure!(said == 1, "{said} lines in the log of a refusal");
+                Ok(())
+            })();
+            sys::unload_module(OTHER)?;
+            result.with_context(|| format!("{reason}, the other client first: {is_first}"))?;
+        }
+    }
     Ok(())
 }
 
