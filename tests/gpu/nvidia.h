@@ -73,6 +73,8 @@ struct sg_table;
  * @node: in the list of GPUs
  * @proc: /proc/driver/nvidia/gpus/<address>
  * @removing: no new pins and allocations; written under mem_lock and API lock
+ * @is_wc: all mappings of the BAR are write-combined
+ * @has_p2pdma: the BAR has struct pages; gpus_lock
  * @used: a bit for each page of 64 KiB of the BAR; mem_lock
  * @pages: their number
  * @bar1: what is where in the BAR, if memory can move (nvidia/bar1.c)
@@ -95,6 +97,8 @@ struct gpu {
 	struct proc_dir_entry *proc;
 
 	bool removing;
+	bool is_wc;
+	bool has_p2pdma;
 	unsigned long *used;
 	unsigned long pages;
 	struct bar1 *bar1;

@@ -6,7 +6,10 @@
  */
 #include <linux/io.h>
 #include <linux/idr.h>
+#include <linux/memremap.h>
+#include <linux/mm.h>
 #include <linux/module.h>
+#include <linux/pci-p2pdma.h>
 #include <linux/pci.h>
 #include <linux/proc_fs.h>
 #include <linux/slab.h>
@@ -124,6 +127,134 @@ static void make_uuid(struct gpu *gpu)
 	put_unaligned_be32(where, gpu->uuid + sizeof(prefix));
 }
 
+/* Struct pages of the BAR. */
+
+static bool p2pdma;
+
+/* As nvidia-uvm does it when it starts on a GPU with a static BAR1. */
+static int p2pdma_add(struct gpu *gpu)
+{
+	int ret;
+
+	if (gpu->has_p2pdma)
+		return 0;
+	ret = pci_p2pdma_add_resource(gpu->pdev, BAR, 0, 0);
+	gpu->has_p2pdma = !ret;
+	return ret;
+}
+
+/* As nvidia-uvm does it when it stops. Waits for all who have the pagemap. */
+static void p2pdma_remove(struct gpu *gpu)
+{
+	if (!gpu->has_p2pdma)
+		return;
+	gpu->has_p2pdma = false;
+	devm_memunmap_pages(&gpu->pdev->dev,
+			    page_pgmap(pfn_to_page(PHYS_PFN(gpu->bar_start))));
+}
+
+static struct dev_pagemap stray = {
+	.type		= MEMORY_DEVICE_GENERIC,
+	.nr_range	= 1,
+};
+
+static const char * const stray_names[] = {
+	[0]				= "none",
+	[MEMORY_DEVICE_PRIVATE]		= "private",
+	[MEMORY_DEVICE_COHERENT]	= "coherent",
+	[MEMORY_DEVICE_FS_DAX]		= "fs_dax",
+	[MEMORY_DEVICE_GENERIC]		= "generic",
+	[MEMORY_DEVICE_PCI_P2PDMA]	= "beyond",
+};
+
+static int stray_pages;
+
+static void stray_remove(void)
+{
+	if (!stray_pages)
+		return;
+	stray_pages = 0;
+	/* As it was made. */
+	stray.type = MEMORY_DEVICE_GENERIC;
+	memunmap_pages(&stray);
+}
+
+/*
+ * The pages are made as generic ones, which want the least. Nobody uses them:
+ * only the pagemap says that they are of another type.
+ */
+static int stray_add(int type)
+{
+	struct gpu *gpu = list_first_entry_or_null(&gpus, struct gpu, node);
+	void *mapped;
+
+	if (!type)
+		return 0;
+	if (!gpu || gpu->has_p2pdma)
+		return -EBUSY;
+	stray.nr_range = 1;
+	stray.range.start = gpu->bar_end + 1 - STANDIN_GRANULE;
+	stray.range.end = gpu->bar_end;
+	if (type == MEMORY_DEVICE_PCI_P2PDMA)
+		stray.range.end += STANDIN_GRANULE;
+	mapped = memremap_pages(&stray, numa_mem_id());
+	if (IS_ERR(mapped))
+		return PTR_ERR(mapped);
+	stray.type = type;
+	stray_pages = type;
+	return 0;
+}
+
+static int p2pdma_set(const char *val, const struct kernel_param *kp)
+{
+	struct gpu *gpu;
+	int ret = param_set_bool(val, kp);
+
+	guard(mutex)(&gpus_lock);
+	list_for_each_entry(gpu, &gpus, node) {
+		if (ret)
+			break;
+		if (p2pdma)
+			ret = p2pdma_add(gpu);
+		else
+			p2pdma_remove(gpu);
+	}
+	return ret;
+}
+
+static const struct kernel_param_ops p2pdma_ops = {
+	.flags = KERNEL_PARAM_OPS_FL_NOARG,
+	.set = p2pdma_set,
+	.get = param_get_bool,
+};
+
+module_param_cb(p2pdma, &p2pdma_ops, &p2pdma, 0644);
+MODULE_PARM_DESC(p2pdma, "all of each BAR is peer-to-peer DMA memory, as nvidia-uvm makes it for GPUDirect Storage");
+
+static int stray_set(const char *val, const struct kernel_param *kp)
+{
+	int type = sysfs_match_string(stray_names, val);
+
+	if (type < 0)
+		return type;
+	guard(mutex)(&gpus_lock);
+	stray_remove();
+	return stray_add(type);
+}
+
+static int stray_get(char *buf, const struct kernel_param *kp)
+{
+	return sysfs_emit(buf, "%s\n", stray_names[READ_ONCE(stray_pages)]);
+}
+
+static const struct kernel_param_ops stray_ops = {
+	.set = stray_set,
+	.get = stray_get,
+};
+
+module_param_cb(stray_pages, &stray_ops, NULL, 0644);
+MODULE_PARM_DESC(stray_pages, "struct pages for the last 2 MiB of the first BAR: none, private, coherent, fs_dax, generic, or beyond (peer-to-peer DMA memory that goes on behind the BAR)");
+
 static int probe(struct pci_dev *pdev, const struct pci_device_id *id)
 {
 	u64 length = pci_resource_len(pdev, BAR);
@@ -171,9 +302,15 @@ static int probe(struct pci_dev *pdev, const struct pci_device_id *id)
 
 	/*
 	 * Whoever maps the BAR gets it write-combined, CPU mappings of user
-	 * space among them, so that no two of them differ in memory type.
+	 * space among them, so that no two of them differ in memory type. With
+	 * struct pages it is uncached, as for the real driver with
+	 * RMForceDisableIomapWC.
 	 */
-	ret = arch_io_reserve_memtype_wc(gpu->bar_start, length);
+	gpu->is_wc = !p2pdma;
+	if (gpu->is_wc)
+		ret = arch_io_reserve_memtype_wc(gpu->bar_start, length);
+	else
+		ret = p2pdma_add(gpu);
 	if (ret)
 		goto release_region;
 
@@ -196,9 +333,12 @@ static int probe(struct pci_dev *pdev, const struct pci_device_id *id)
 unlist:
 	mutex_lock(&gpus_lock);
 	list_del(&gpu->node);
+	stray_remove();
+	p2pdma_remove(gpu);
 	mutex_unlock(&gpus_lock);
 	proc_remove(gpu->proc);
-	arch_io_free_memtype_wc(gpu->bar_start, length);
+	if (gpu->is_wc)
+		arch_io_free_memtype_wc(gpu->bar_start, length);
 release_region:
 	pci_release_region(pdev, BAR);
 disable:
@@ -235,10 +375,13 @@ static void remove(struct pci_dev *pdev)
 
 	mutex_lock(&gpus_lock);
 	list_del(&gpu->node);
+	stray_remove();
+	p2pdma_remove(gpu);
 	mutex_unlock(&gpus_lock);
 	proc_remove(gpu->proc);
-	arch_io_free_memtype_wc(gpu->bar_start,
-				gpu->bar_end - gpu->bar_start + 1);
+	if (gpu->is_wc)
+		arch_io_free_memtype_wc(gpu->bar_start,
+					gpu->bar_end - gpu->bar_start + 1);
 	pci_release_region(pdev, BAR);
 	pci_disable_device(pdev);
 	ida_free(&minors, gpu->minor);
