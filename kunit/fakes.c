@@ -11,6 +11,8 @@
 #include <linux/dma-map-ops.h>
 #include <linux/iommu.h>
 #include <linux/kthread.h>
+#include <linux/memremap.h>
+#include <linux/mm.h>
 #include <linux/pci.h>
 #include <linux/scatterlist.h>
 #include <linux/sched/task.h>
@@ -101,6 +103,7 @@ int fake_machine_new(void)
 		return -ENOMEM;
 	}
 	fake_nic_guard(FAKE_OPS);
+	fake_pages(0, 0, 0);
 	bar(0, FAKE_IO_START, FAKE_SMALL_LEN, IORESOURCE_IO, &window);
 	bar(1, FAKE_BAR_START, FAKE_BAR_LEN, IORESOURCE_MEM, &window);
 	bar(2, FAKE_UNASSIGNED_START, FAKE_SMALL_LEN, IORESOURCE_MEM, NULL);
@@ -208,6 +211,48 @@ struct pci_dev *fake_pci_get(unsigned int vendor, unsigned int device,
 	pci_dev_get(next);
 	pci_dev_put(from);
 	return next;
+}
+
+/* --- struct pages ------------------------------------------------------------- */
+
+static struct dev_pagemap pagemap;
+static int pagemap_refs;
+
+void fake_pages(u64 start, u64 len, int type)
+{
+	pagemap.range.start = start;
+	pagemap.range.end = start + len - 1;
+	pagemap.nr_range = len ? 1 : 0;
+	pagemap.type = type;
+}
+
+static bool has_pagemap(unsigned long pfn)
+{
+	return pagemap.nr_range && PFN_PHYS(pfn) >= pagemap.range.start &&
+	       PFN_PHYS(pfn) <= pagemap.range.end;
+}
+
+bool fake_pfn_valid(unsigned long pfn)
+{
+	return pfn_valid(pfn) || has_pagemap(pfn);
+}
+
+struct dev_pagemap *fake_pagemap_get(unsigned long pfn)
+{
+	if (!pagemap.type || !has_pagemap(pfn))
+		return NULL;
+	pagemap_refs++;
+	return &pagemap;
+}
+
+void fake_pagemap_put(struct dev_pagemap *pgmap)
+{
+	pagemap_refs--;
+}
+
+int fake_pagemap_refs(void)
+{
+	return pagemap_refs;
 }
 
 /* --- failures --------------------------------------------------------------- */

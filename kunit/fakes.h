@@ -8,6 +8,7 @@
 
 #include <linux/bits.h>
 #include <linux/dma-mapping.h>
+#include <linux/memremap.h>
 #include <linux/pci.h>
 #include <linux/scatterlist.h>
 #include <linux/types.h>
@@ -67,6 +68,16 @@ struct iommu_domain *fake_domain(struct device *dev);
 struct pci_dev *fake_pci_get(unsigned int vendor, unsigned int device,
 			     struct pci_dev *from);
 int fake_pci_domain(struct pci_bus *bus);
+/*
+ * Struct pages for @len bytes from @start on, beside those of RAM, and their
+ * pagemap: of @type, an enum memory_type, or 0 for one that is being removed.
+ */
+void fake_pages(u64 start, u64 len, int type);
+bool fake_pfn_valid(unsigned long pfn);
+struct dev_pagemap *fake_pagemap_get(unsigned long pfn);
+void fake_pagemap_put(struct dev_pagemap *pgmap);
+/* How often the pagemap is pinned. */
+int fake_pagemap_refs(void);
 int fake_machine_new(void);
 void fake_machine_free(void);
 /* Calls of fake_pci_get() so far: a step over a device, or the end. */

@@ -107,6 +107,9 @@ unsafe extern "C" {
     pub(crate) safe fn fake_pci_steps() -> c_uint;
     /// The GPU is pulled out.
     pub(crate) safe fn fake_gpu_leaves();
+    /// Gives a range struct pages: see `fakes.h`.
+    pub(crate) safe fn fake_pages(start: u64, len: u64, kind: c_int);
+    pub(crate) safe fn fake_pagemap_refs() -> c_int;
     /// Another stands where the NIC was.
     pub(crate) safe fn fake_nic_is_replaced() -> c_int;
     pub(crate) safe fn fake_parameters(peerdirect_support: c_int, persistent_api_support: c_int);
@@ -232,9 +235,9 @@ pub(crate) enum Point {
     PutFailed,
     /// In nvidia.ko's `dma_map_pages()`. The API lock is held.
     Mapping,
-    /// In `dma_map_resource()`, or `dma_iova_link()`.
+    /// In `dma_map_phys()`, or `dma_iova_link()`.
     BarMapping,
-    /// In `dma_unmap_resource()`, or `dma_iova_unlink()`.
+    /// In `dma_unmap_phys()`, or `dma_iova_unlink()`.
     BarUnmapping,
     // Those of ib_core are the test VM's: `peer_holds` of its peer_mem.c.
     /// `mapping_lock` is held.
@@ -364,7 +367,7 @@ struct Mapped {
     device: usize,
 }
 
-/// A range of the BAR mapped by `dma_map_resource()`.
+/// A range of the BAR mapped by `dma_map_phys()`.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) struct BarRange {
     device: usize,

@@ -7,6 +7,8 @@
 #include <linux/dma-map-ops.h>
 #include <linux/dma-mapping.h>
 #include <linux/iommu.h>
+#include <linux/memremap.h>
+#include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/pci.h>
 #include <linux/scatterlist.h>
@@ -16,14 +18,18 @@
 
 #define pci_domain_nr fake_pci_domain
 #define sg_alloc_table fake_sg_alloc
-#define dma_map_resource fake_dma_map
-#define dma_unmap_resource fake_dma_unmap
+#define dma_map_phys fake_dma_map
+#define dma_unmap_phys fake_dma_unmap
 #define dma_iova_try_alloc fake_iova_alloc
 #define dma_iova_link fake_iova_link
 #define dma_iova_sync fake_iova_sync
 #define dma_iova_unlink fake_iova_unlink
 #define dma_iova_free fake_iova_free
 #define get_dma_ops fake_dma_ops
+#undef pfn_valid
+#define pfn_valid fake_pfn_valid
+#define get_dev_pagemap fake_pagemap_get
+#define put_dev_pagemap fake_pagemap_put
 #define iommu_get_domain_for_dev fake_domain
 #undef cond_resched
 #define cond_resched fake_resched

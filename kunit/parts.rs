@@ -144,6 +144,36 @@ suite!(
         same!(not_found(RAM, KIB_64), Some(Reason::HasStructPages));
     }
 
+    /// As nvidia-uvm makes it on hosts that are set up for GPUDirect Storage.
+    fn a_bar_may_be_peer_to_peer_dma_memory(_: NoClient) {
+        /// `enum memory_type`.
+        const PRIVATE: i32 = 1;
+        const P2PDMA: i32 = 5;
+        const REMOVED: i32 = 0;
+        const MIB_2: u64 = 2 << 20;
+        let found = |addr| not_found(addr, 2 * MIB_2).is_none();
+        for (start, len, kind, want) in rows([
+            (BAR, BAR_LEN, P2PDMA, true),
+            (BAR + MIB_2, MIB_2, P2PDMA, true),
+            // Of another BAR, or of more than this one.
+            (BAR, BAR_LEN + MIB_2, P2PDMA, false),
+            (BAR - MIB_2, 2 * MIB_2, P2PDMA, false),
+            (BAR, BAR_LEN, REMOVED, false),
+            (BAR + MIB_2, MIB_2, REMOVED, false),
+        ]) {
+            fake_pages(start, len, kind);
+            same!((found(BAR), fake_pagemap_refs()), (want, 0));
+        }
+        for kind in rows(PRIVATE..P2PDMA) {
+            fake_pages(BAR, BAR_LEN, kind);
+            check!(!found(BAR));
+            same!(gpu_of(&page(BAR)), Gpus::default());
+        }
+        fake_pages(BAR, BAR_LEN, P2PDMA);
+        same!(gpu_of(&page(BAR)), Gpus::one(0));
+        same!(fake_pagemap_refs(), 0);
+    }
+
     /// The finder remembers what it has found: not for what does not lie in it.
     fn what_is_remembered_is_still_looked_at(_: NoClient) {
         let (good, far) = (page(BAR), page(BAR + (8 << 30)));

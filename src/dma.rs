@@ -57,7 +57,7 @@ impl Resched {
     }
 }
 
-/// Ranges mapped by `dma_map_resource()`, until dropped.
+/// Ranges mapped by `dma_map_phys()`, until dropped.
 ///
 /// # Invariants
 ///
@@ -68,7 +68,7 @@ pub(crate) struct ResourceMapping {
 }
 
 impl ResourceMapping {
-    /// Maps each of `ranges`, which lie in BARs and have no `struct page`.
+    /// Maps each of `ranges`, which lie in BARs: see [`PhysRanges`].
     ///
     /// Ranges that the kernel happens to give consecutive DMA addresses are kept from becoming a run of [`LONG_RUN`] bytes,
     /// unless these addresses follow from the physical ones.
@@ -102,13 +102,13 @@ impl ResourceMapping {
     }
 }
 
-/// Maps `range`, which lies in a BAR and has no `struct page`, and returns its first DMA address.
+/// Maps `range`, which lies in a BAR, and returns its first DMA address.
 fn map_range(device: &PciDevice, range: AddrRange) -> Option<u64> {
     let mut dma = 0;
     // CAST: Addresses have 64 bits.
     let len = range.len as usize;
-    // SAFETY: `dma_map_resource()` wants a device that is alive, and memory of an I/O device that has no `struct page`, as the
-    // caller says. `dma` is valid for writes.
+    // SAFETY: `dma_map_phys()` with `DMA_ATTR_MMIO` wants a device that is alive, and memory of an I/O device, as the caller says.
+    // It looks at no `struct page`. `dma` is valid for writes.
     let ret = unsafe { c::peermem_bar_map(device.as_raw(), range.addr, len, &mut dma) };
     (ret == 0).then_some(dma)
 }

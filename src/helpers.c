@@ -13,6 +13,7 @@
 #include <linux/file.h>
 #include <linux/iommu.h>
 #include <linux/math.h>
+#include <linux/memremap.h>
 #include <linux/mm.h>
 #include <linux/ptrace.h>
 #include <linux/sched.h>
@@ -101,19 +102,47 @@ u64 peermem_pci_address(struct pci_dev *pdev)
 }
 
 /*
- * Is there a struct page for any of it? A BAR has one only where its driver
- * made it peer-to-peer DMA memory, in steps of a subsection of memory.
+ * Returns true for a page of peer-to-peer DMA memory whose pagemap lies between
+ * @first and @last. The pagemap is pinned meanwhile and no longer: its driver
+ * may remove it at any time, and waits for the pin. nr_range is 0 while the
+ * only range is being added.
  */
-bool peermem_has_struct_page(u64 addr, u64 len)
+static bool is_p2pdma(unsigned long pfn, u64 first, u64 last)
 {
-	u64 last = addr + len - 1;
+	struct dev_pagemap *pgmap = get_dev_pagemap(pfn);
+	bool ret;
+	int i = 0;
+
+	if (!pgmap)
+		return false;
+	ret = pgmap->type == MEMORY_DEVICE_PCI_P2PDMA;
+	do {
+		ret = ret && pgmap->ranges[i].start >= first &&
+		      pgmap->ranges[i].end <= last;
+	} while (++i < pgmap->nr_range);
+	put_dev_pagemap(pgmap);
+	return ret;
+}
+
+/*
+ * Returns true if any page of @len bytes from @addr on has a struct page that
+ * makes it other than memory of the BAR between @first and @last. A BAR has
+ * struct pages only where a driver made them, in steps of a subsection of
+ * memory: nvidia-uvm makes the whole BAR peer-to-peer DMA memory on hosts that
+ * are set up for GPUDirect Storage.
+ */
+bool peermem_has_struct_page(u64 addr, u64 len, u64 first, u64 last)
+{
+	u64 end = addr + len - 1;
 
 	do {
-		if (pfn_valid(PHYS_PFN(addr)))
+		unsigned long pfn = PHYS_PFN(addr);
+
+		if (pfn_valid(pfn) && !is_p2pdma(pfn, first, last))
 			return true;
 		/* 0 behind the last of all addresses. */
 		addr = round_down(addr, SZ_2M) + SZ_2M;
-	} while (addr && addr <= last);
+	} while (addr && addr <= end);
 	return false;
 }
 
@@ -122,15 +151,20 @@ bool peermem_has_struct_page(u64 addr, u64 len)
  * its own. CONFIG_DMA_API_DEBUG takes more than eight for a leak unless told.
  */
 #ifdef DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
-#define BAR_ATTRS	DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
+#define BAR_ATTRS	(DMA_ATTR_MMIO | DMA_ATTR_DEBUGGING_IGNORE_CACHELINES)
 #else
-#define BAR_ATTRS	0
+#define BAR_ATTRS	DMA_ATTR_MMIO
 #endif
 
+/*
+ * This is dma_map_resource() without the check that 7.0 makes there with
+ * CONFIG_DMA_API_DEBUG: it refuses addresses with a struct page, and with them
+ * a BAR's peer-to-peer DMA memory.
+ */
 int peermem_bar_map(struct pci_dev *pdev, u64 addr, size_t len, u64 *dma)
 {
-	dma_addr_t mapped = dma_map_resource(&pdev->dev, addr, len,
-					     DMA_BIDIRECTIONAL, BAR_ATTRS);
+	dma_addr_t mapped = dma_map_phys(&pdev->dev, addr, len,
+					 DMA_BIDIRECTIONAL, BAR_ATTRS);
 
 	if (dma_mapping_error(&pdev->dev, mapped))
 		return -EIO;
@@ -140,7 +174,7 @@ int peermem_bar_map(struct pci_dev *pdev, u64 addr, size_t len, u64 *dma)
 
 void peermem_bar_unmap(struct pci_dev *pdev, u64 dma, size_t len)
 {
-	dma_unmap_resource(&pdev->dev, dma, len, DMA_BIDIRECTIONAL, BAR_ATTRS);
+	dma_unmap_phys(&pdev->dev, dma, len, DMA_BIDIRECTIONAL, BAR_ATTRS);
 }
 
 /*

@@ -319,7 +319,7 @@ impl Drop for Bars {
 /// The GPU in whose BAR that page lies, for information alone. May sleep.
 pub(crate) fn gpu_of(page: &AddrRange) -> Gpus {
     // SAFETY: Has no preconditions.
-    if unsafe { c::peermem_has_struct_page(page.addr, page.len) } {
+    if unsafe { c::peermem_has_struct_page(page.addr, page.len, 0, u64::MAX) } {
         // Memory, which is in no BAR: not looked for at each registration.
         return Gpus::default();
     }
@@ -329,13 +329,13 @@ pub(crate) fn gpu_of(page: &AddrRange) -> Gpus {
 /// Memory has a `struct page` for each of its pages or for none, in steps of so much at the least.
 const SUBSECTION: u64 = 1 << 21;
 
-/// Checks that memory is in BARs, and has no `struct page`. Remembers what it has checked: what comes next tends to lie
-/// beside it.
+/// Checks that memory is in BARs, and has no `struct page` but those of a BAR's peer-to-peer DMA memory. Remembers what it
+/// has checked: what comes next tends to lie beside it.
 #[derive(Default)]
 pub(crate) struct BarFinder {
     /// The BAR found last.
     bar: Option<AddrRange>,
-    /// A part of it without a `struct page`.
+    /// A part of it without such a `struct page`.
     clear: AddrRange,
     /// How often it was another BAR than before.
     bars: u32,
@@ -364,7 +364,7 @@ impl BarFinder {
             let here = range.start_in(&bar);
             let clear = here.widened(SUBSECTION, &bar);
             // SAFETY: Has no preconditions.
-            if unsafe { c::peermem_has_struct_page(clear.addr, clear.len) } {
+            if unsafe { c::peermem_has_struct_page(clear.addr, clear.len, bar.addr, bar.last()) } {
                 return self.fail(Reason::HasStructPages);
             }
             self.clear = clear;

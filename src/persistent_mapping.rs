@@ -9,7 +9,7 @@
 //!
 //! The provider maps:
 //!
-//! - what CPUs cache, what lies in no BAR, and what has a `struct page`;
+//! - what CPUs cache, what lies in no BAR, and what has a `struct page` that is not of peer-to-peer DMA memory;
 //! - where this module cannot: DMA addresses or page tables of the IOMMU's are used up, or the device does not reach all
 //!   of the memory;
 //! - where it did not map the page: what it says of the registration itself then counts;

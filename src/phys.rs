@@ -25,7 +25,8 @@ use crate::{
 ///
 /// # Invariants
 ///
-/// The entries lie in BARs, and have no `struct page`. They are as [`SgLayout`] makes them for a device without limits.
+/// The entries lie in BARs, and have no `struct page` other than of peer-to-peer DMA memory. They are as [`SgLayout`] makes
+/// them for a device without limits.
 pub(crate) struct PhysRanges {
     table: SgTable,
     /// In one BAR, and with all of the entries in it, if there is one.

@@ -170,7 +170,7 @@ impl AddrRange {
     }
 
     /// Its last address, unless it is empty.
-    fn last(&self) -> u64 {
+    pub(crate) fn last(&self) -> u64 {
         self.addr.wrapping_add(self.len).wrapping_sub(1)
     }
 }

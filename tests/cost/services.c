@@ -372,18 +372,18 @@ struct iommu_domain *iommu_get_domain_for_dev(struct device *dev)
 	return NULL;
 }
 
-dma_addr_t dma_map_resource(struct device *dev, phys_addr_t addr, size_t len,
-			    enum dma_data_direction direction, unsigned long attrs)
+dma_addr_t dma_map_phys(struct device *dev, phys_addr_t addr, size_t len,
+			enum dma_data_direction direction, unsigned long attrs)
 {
-	COUNT("dma_map_resource");
+	COUNT("dma_map_phys");
 	held[RESOURCES]++;
 	return addr;
 }
 
-void dma_unmap_resource(struct device *dev, dma_addr_t addr, size_t len,
-			enum dma_data_direction direction, unsigned long attrs)
+void dma_unmap_phys(struct device *dev, dma_addr_t addr, size_t len,
+		    enum dma_data_direction direction, unsigned long attrs)
 {
-	COUNT("dma_unmap_resource");
+	COUNT("dma_unmap_phys");
 	held[RESOURCES]--;
 }
 

@@ -100,7 +100,7 @@ const KUNIT_SUITES: &[(&str, usize)] = &[
     ("client", 18),
     ("life", 8 * 9),
     ("mapping", 29),
-    ("parts", 18),
+    ("parts", 19),
     ("provider", 19),
     ("revocation", 28),
     ("showing", 21),
@@ -202,6 +202,34 @@ const ANSWERS: &[&str] = &[
 ];
 /// What the memory of coherent GPUs is.
 const COHERENT: &[&str] = &["{gdr}", "test", "coherent."];
+/// Bytes moved, entries, both modes' ends of a registration, and what is about BARs with struct pages.
+const P2PDMA_SMOKE: &[&str] = &[
+    "{gdr}",
+    "test",
+    "move.read_gpu_to_host",
+    "move.send_gpu_to_gpu",
+    "move.write_gpu_to_gpu",
+    "register.entry_boundary",
+    "register.one_pin_one_unpin",
+    "registrations.",
+    "persist.",
+    "revoke.",
+    "p2pdma.",
+];
+/// As [`MAPPING`].
+const P2PDMA: &[&str] = &[
+    "{gdr}",
+    "test",
+    "move.",
+    "register.",
+    "provider.",
+    "persist.",
+    "process.",
+    "revoke.",
+    "reasons.",
+    "registrations.",
+    "p2pdma.",
+];
 /// What the module says where it cannot be loaded.
 const LOADING: &[&str] = &["{gdr}", "loading"];
 const DMA: &[&str] = &["{gdr}", "test", "dma."];
@@ -296,6 +324,13 @@ fn coherent(vm: &mut Options) {
     vm.append.push(format!("{reserved} movablecore=512M"));
     vm.gpu_param
         .push(format!("coherent_start={start:#x} coherent_mib={MIB}"));
+}
+
+/// GPUs whose BAR has struct pages, for which RAM is added: 1/64 of the BAR's length.
+fn p2pdma(vm: &mut Options) {
+    vm.bar = SMOKE_BAR;
+    vm.mem += 512;
+    vm.gpu_param.push("p2pdma=1".to_owned());
 }
 
 /// Our module, without persistent pins.
@@ -651,6 +686,74 @@ pub(crate) const SUITE: &[Run] = &[
                 vm.param.push("persistent_api_support=0".to_owned());
             },
             command: COHERENT,
+        },
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "BARs with struct pages: smoke: ours, behind a translating IOMMU",
+        place: Place::Vm {
+            options: |vm| {
+                p2pdma(vm);
+                vm.iommu = Iommu::Strict;
+            },
+            command: P2PDMA_SMOKE,
+        },
+        ..BASE
+    },
+    Run {
+        name: "BARs with struct pages: smoke: ours, revocable",
+        place: Place::Vm {
+            options: |vm| {
+                p2pdma(vm);
+                vm.param.push("persistent_api_support=0".to_owned());
+            },
+            command: P2PDMA_SMOKE,
+        },
+        ..BASE
+    },
+    Run {
+        name: "BARs with struct pages: verbs: ours",
+        place: Place::Vm {
+            options: p2pdma,
+            command: P2PDMA,
+        },
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "BARs with struct pages: verbs: ours, behind a translating IOMMU",
+        place: Place::Vm {
+            options: |vm| {
+                p2pdma(vm);
+                vm.iommu = Iommu::Strict;
+            },
+            command: P2PDMA,
+        },
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "BARs with struct pages: verbs: ours, revocable",
+        place: Place::Vm {
+            options: |vm| {
+                p2pdma(vm);
+                vm.param.push("persistent_api_support=0".to_owned());
+            },
+            command: P2PDMA,
+        },
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "BARs with struct pages: verbs: ours, revocable, behind a translating IOMMU",
+        place: Place::Vm {
+            options: |vm| {
+                p2pdma(vm);
+                vm.iommu = Iommu::Strict;
+                vm.param.push("persistent_api_support=0".to_owned());
+            },
+            command: P2PDMA,
         },
         only_in_full: true,
         ..BASE

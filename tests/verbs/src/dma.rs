@@ -4,7 +4,7 @@
 //!
 //! A region's DMA addresses go from the peermem module to ib_core and are shown to nobody. The kernel's own tracepoints say
 //! which physical address has which DMA address: where an IOMMU translates, those of its tables, which are told of all that
-//! is mapped, by whatever function of the DMA API; elsewhere that of `dma_map_resource()`. The stand-in GPU says at which
+//! is mapped, by whatever function of the DMA API; elsewhere that of `dma_map_phys()`. The stand-in GPU says at which
 //! physical address each page of an allocation lies. That the addresses in the region's scatter list are these and no
 //! others is what rxe adds: it follows each of them through the IOMMU's tables to a physical address, and moves the bytes
 //! there.

@@ -15,6 +15,7 @@ mod input;
 mod limit;
 pub(crate) mod loading;
 mod moving;
+mod p2pdma;
 pub(crate) mod pair;
 mod persist;
 mod process;
@@ -32,8 +33,8 @@ mod verify;
 
 use crate::ktap::Case;
 
-/// In the order in which they run. Sweeps take long, what is about scale wants a machine of its own, and so does memory that
-/// CPUs cache; `verify` is another program: they come only when they are asked for by name.
+/// In the order in which they run. Sweeps take long, what is about scale wants a machine of its own, and so do memory that
+/// CPUs cache and BARs with struct pages; `verify` is another program: they come only when they are asked for by name.
 pub(crate) fn all(filters: &[String]) -> Vec<Case> {
     let if_asked = |name: &str, cases: &'static [Case]| {
         let asked = filters.iter().any(|filter| filter.starts_with(name));
@@ -61,6 +62,7 @@ pub(crate) fn all(filters: &[String]) -> Vec<Case> {
         consumers::CASES,
         dma::CASES,
         if_asked("coherent", coherent::CASES),
+        if_asked("p2pdma", p2pdma::CASES),
         if_asked("sweep", sweep::CASES),
         if_asked("scale", scale::CASES),
         if_asked("verify", verify::CASES),

@@ -85,7 +85,7 @@ fn number(line: &Line, key: &str) -> Result<u64> {
 }
 
 /// One line has these values.
-fn has(line: &Line, values: &[(&str, &str)]) -> Result<()> {
+pub(super) fn has(line: &Line, values: &[(&str, &str)]) -> Result<()> {
     for (key, value) in values {
         let seen = get(line, key)?;
         ensure!(
@@ -97,7 +97,7 @@ fn has(line: &Line, values: &[(&str, &str)]) -> Result<()> {
 }
 
 /// The only registration that there is.
-fn only() -> Result<Line> {
+pub(super) fn only() -> Result<Line> {
     let mut found = lines(FILE)?;
     ensure!(found.len() == 1, "{found:?}");
     found.pop().context("none")
@@ -132,7 +132,7 @@ fn expected(mode: PinMode, events: &[(&str, u64)]) -> BTreeMap<String, u64> {
 }
 
 /// PCI addresses of what the GPU driver is bound to.
-fn gpus_of_the_machine() -> Result<BTreeSet<String>> {
+pub(super) fn gpus_of_the_machine() -> Result<BTreeSet<String>> {
     let mut found = BTreeSet::new();
     for entry in fs::read_dir("/sys/bus/pci/drivers/nvidia")? {
         let name = entry?.file_name().to_string_lossy().into_owned();

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! GPUs whose BAR nvidia-uvm has made peer-to-peer DMA memory, as GPUDirect Storage wants it on x86: all of the BAR has
+//! struct pages. Registrations are as on any other BAR, also when nvidia-uvm removes the struct pages meanwhile.
+
+use std::collections::BTreeMap;
+
+use anyhow::ensure;
+use anyhow::Result;
+
+use crate::cases::dma;
+use crate::cases::reasons;
+use crate::cases::registrations::gpus_of_the_machine;
+use crate::cases::registrations::has;
+use crate::cases::registrations::only;
+use crate::cases::stage::Stage;
+use crate::counters;
+use crate::counters::Activity;
+use crate::counters::Counters;
+use crate::gpu::Allocation;
+use crate::gpu::Freer;
+use crate::gpu::GRANULE;
+use crate::knobs::Parameter;
+use crate::ktap;
+use crate::ktap::note;
+use crate::ktap::Case;
+use crate::lab::Lab;
+use crate::lab::PinMode;
+use crate::pattern::Pattern;
+use crate::rdma;
+use crate::rdma::full_access;
+use crate::rdma::Op;
+use crate::rdma::Region;
+use crate::sys::Mapping;
+
+const M2: usize = GRANULE as usize;
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "p2pdma.mapped_by_the_module",
+        run: mapped,
+    },
+    Case {
+        name: "p2pdma.pagemap_vanishes",
+        run: vanishes,
+    },
+];
+
+fn needs_p2pdma(lab: &Lab) -> Result<()> {
+    lab.needs_module()?;
+    match counters::module_parameter("nvidia", "p2pdma").as_deref() {
+        Some("Y") => lab.needs_ours(),
+        _ => ktap::skip("no BAR here has struct pages"),
+    }
+}
+
+/// The client of the mode has the memory, the module maps it, and the registration names its GPU.
+fn mapped(lab: &Lab) -> Result<()> {
+    needs_p2pdma(lab)?;
+    lab.first_registrations()?;
+    reasons::begin(lab)?;
+    let memory = lab.allocate_gpu(M2)?;
+    let before = Counters::read()?;
+    let region = lab.near.register(memory.span(0, M2)?, full_access())?;
+    let activity = Counters::read()?.activity(&before)?;
+    note("pins", activity.pins);
+    note("mappings_of_the_provider", activity.maps);
+    let expected = Activity {
+        pins: 1,
+        attempts: 1,
+        ..Activity::default()
+    };
+    ensure!(activity == expected, "{activity:?}, not {expected:?}");
+    let counted = reasons::counts()?;
+    ensure!(counted == BTreeMap::new(), "{counted:?}");
+    let line = only()?;
+    let mode = lab.setup.mode();
+    has(&line, &[("mode", &mode.to_string()), ("state", "mapped")])?;
+    let (gpu, gpus) = (reasons::get(&line, "gpus")?, gpus_of_the_machine()?);
+    ensure!(gpus.contains(gpu), "{gpu} is none of {gpus:?}");
+
+    lab.gpu(0)?.free(memory.mapping().addr(), Freer::Caller)?;
+    let callbacks = Counters::read()?.since(&before, "callbacks")?;
+    note("callbacks", callbacks);
+    let expected = u64::from(mode == PinMode::Revocable);
+    ensure!(callbacks == expected, "{callbacks} callbacks");
+    drop(region);
+    let live = Counters::read()?.live_pins()?;
+    ensure!(live == 0, "{live} pins after the end");
+    Ok(())
+}
+
+/// Bytes of `memory` come to the host.
+fn moves(lab: &Lab, stage: &Stage, memory: &Allocation, region: &Region, seed: u64) -> Result<()> {
+    let bytes = Pattern::new(lab.setup.seed, seed).bytes(0, M2);
+    memory.write(0, &bytes)?;
+    let target = Mapping::anonymous(M2)?;
+    let mut connection = rdma::connect(&stage.hca, &lab.near)?;
+    let far = lab.near.register(target.span(0, M2)?, full_access())?;
+    let part = |region: &Region| region.part(0, M2 as u64);
+    connection
+        .near
+        .transfer(Op::Write, part(region)?, part(&far)?)?;
+    dma::same(&target, &bytes)
+}
+
+/// The struct pages go between pin and map, come back, and go again under the registration. A removal waits for everybody
+/// who has the pagemap: the module must not.
+fn vanishes(lab: &Lab) -> Result<()> {
+    needs_p2pdma(lab)?;
+    let stage = Stage::open(lab)?;
+    let memory = lab.allocate_gpu(M2)?;
+    let (hold, registration) = stage.register_until(&memory, "ib_peer_mem/before_dma_map")?;
+    let gone = Parameter::set("nvidia", "p2pdma", "N")?;
+    hold.release();
+    let region = registration.finish()?.done("the registration")??;
+    moves(lab, &stage, &memory, &region, 1)?;
+    drop(gone);
+    moves(lab, &stage, &memory, &region, 2)?;
+    let gone = Parameter::set("nvidia", "p2pdma", "N")?;
+    moves(lab, &stage, &memory, &region, 3)?;
+    drop(region);
+    drop(gone);
+    let live = Counters::read()?.live_pins()?;
+    ensure!(live == 0, "{live} pins after the end");
+    Ok(())
+}
