@@ -26,6 +26,7 @@
 
 static struct pci_dev *nic;
 static struct pci_dev *gpu;
+static struct pci_dev *more[70];
 static struct device *plain;
 /* What an assigned BAR has for a parent. */
 static struct resource window;
@@ -71,13 +72,30 @@ static void pci_remove(struct pci_dev *pdev)
 	put_device(&pdev->dev);
 }
 
-static void bar(int index, u64 start, u64 len, unsigned long flags,
-		struct resource *parent)
+static void bar(struct pci_dev *pdev, int index, u64 start, u64 len,
+		unsigned long flags, struct resource *parent)
 {
-	gpu->resource[index].start = start;
-	gpu->resource[index].end = start + len - 1;
-	gpu->resource[index].flags = flags;
-	gpu->resource[index].parent = parent;
+	pdev->resource[index].start = start;
+	pdev->resource[index].end = start + len - 1;
+	pdev->resource[index].flags = flags;
+	pdev->resource[index].parent = parent;
+}
+
+static struct pci_dev *gpu_new(void)
+{
+	struct pci_dev *pdev = pci_new("fake-gpu", PCI_DEVFN(2, 1));
+
+	if (!pdev)
+		return NULL;
+	bar(pdev, 0, FAKE_IO_START, FAKE_SMALL_LEN, IORESOURCE_IO, &window);
+	bar(pdev, 1, FAKE_BAR_START, FAKE_BAR_LEN, IORESOURCE_MEM, &window);
+	bar(pdev, 2, FAKE_UNASSIGNED_START, FAKE_SMALL_LEN, IORESOURCE_MEM,
+	    NULL);
+	bar(pdev, 3, FAKE_RAM_START, FAKE_SMALL_LEN, IORESOURCE_MEM, &window);
+	bar(pdev, 4, FAKE_SECOND_START, FAKE_SMALL_LEN, IORESOURCE_MEM,
+	    &window);
+	bar(pdev, 5, FAKE_THIRD_START, FAKE_SMALL_LEN, IORESOURCE_MEM, &window);
+	return pdev;
 }
 
 static struct pci_dev *nic_new(void)
@@ -92,7 +110,7 @@ static struct pci_dev *nic_new(void)
 int fake_machine_new(void)
 {
 	nic = nic_new();
-	gpu = pci_new("fake-gpu", PCI_DEVFN(2, 1));
+	gpu = gpu_new();
 	plain = kzalloc_obj(*plain);
 	if (plain) {
 		device_initialize(plain);
@@ -104,19 +122,19 @@ int fake_machine_new(void)
 	}
 	fake_nic_guard(FAKE_OPS);
 	fake_pages(0, 0, 0);
-	bar(0, FAKE_IO_START, FAKE_SMALL_LEN, IORESOURCE_IO, &window);
-	bar(1, FAKE_BAR_START, FAKE_BAR_LEN, IORESOURCE_MEM, &window);
-	bar(2, FAKE_UNASSIGNED_START, FAKE_SMALL_LEN, IORESOURCE_MEM, NULL);
-	bar(3, FAKE_RAM_START, FAKE_SMALL_LEN, IORESOURCE_MEM, &window);
-	bar(4, FAKE_SECOND_START, FAKE_SMALL_LEN, IORESOURCE_MEM, &window);
-	bar(5, FAKE_THIRD_START, FAKE_SMALL_LEN, IORESOURCE_MEM, &window);
 	return 0;
 }
 
 void fake_machine_free(void)
 {
+	int i;
+
 	pci_remove(nic);
 	pci_remove(gpu);
+	for (i = 0; i < ARRAY_SIZE(more); i++) {
+		pci_remove(more[i]);
+		more[i] = NULL;
+	}
 	if (plain)
 		put_device(plain);
 	nic = NULL;
@@ -132,6 +150,32 @@ int fake_nic_is_replaced(void)
 		return -ENOMEM;
 	pci_remove(nic);
 	nic = new;
+	return 0;
+}
+
+int fake_gpu_is_replaced(void)
+{
+	struct pci_dev *new = gpu_new();
+
+	if (!new)
+		return -ENOMEM;
+	fake_gpu_leaves();
+	pci_remove(gpu);
+	gpu = new;
+	return 0;
+}
+
+int fake_more_gpus(unsigned int count)
+{
+	unsigned int i;
+
+	for (i = 0; i < min(count, ARRAY_SIZE(more)); i++) {
+		more[i] = pci_new("fake-gpu", PCI_DEVFN(3 + i / 8, i % 8));
+		if (!more[i])
+			return -ENOMEM;
+		bar(more[i], 1, FAKE_MORE_START + i * FAKE_SMALL_LEN,
+		    FAKE_SMALL_LEN, IORESOURCE_MEM, &window);
+	}
 	return 0;
 }
 
@@ -177,9 +221,14 @@ struct device *fake_plain_device(void)
 
 unsigned int fake_device_refs(void)
 {
-	return kref_read(&nic->dev.kobj.kref) - 1 +
-	       kref_read(&gpu->dev.kobj.kref) - 1 +
-	       kref_read(&plain->kobj.kref) - 1 - fake_remembered();
+	unsigned int refs = kref_read(&nic->dev.kobj.kref) - 1 +
+			    kref_read(&gpu->dev.kobj.kref) - 1 +
+			    kref_read(&plain->kobj.kref) - 1;
+	int i;
+
+	for (i = 0; i < ARRAY_SIZE(more) && more[i]; i++)
+		refs += kref_read(&more[i]->dev.kobj.kref) - 1;
+	return refs - fake_remembered();
 }
 
 int fake_pci_domain(struct pci_bus *bus)
@@ -205,8 +254,12 @@ void fake_gpu_leaves(void)
 struct pci_dev *fake_pci_get(unsigned int vendor, unsigned int device,
 			     struct pci_dev *from)
 {
-	struct pci_dev *next = !from ? nic : from == nic ? gpu : NULL;
+	struct pci_dev *next = !from ? nic : from == nic ? gpu : more[0];
+	int i;
 
+	for (i = 0; i < ARRAY_SIZE(more); i++)
+		if (from && from == more[i])
+			next = i + 1 < ARRAY_SIZE(more) ? more[i + 1] : NULL;
 	steps++;
 	pci_dev_get(next);
 	pci_dev_put(from);

@@ -26,6 +26,8 @@
 #define FAKE_SECOND_START	(FAKE_BAR_START + BIT_ULL(42))
 /* One that begins where that ends. */
 #define FAKE_THIRD_START	(FAKE_SECOND_START + FAKE_SMALL_LEN)
+/* The BARs of more GPUs, one behind the other. */
+#define FAKE_MORE_START		(FAKE_BAR_START + BIT_ULL(43))
 
 /* In place of the kernel's functions of these names: fakes.rs. */
 int fake_sg_alloc(struct sg_table *table, unsigned int entries, gfp_t gfp);
@@ -64,7 +66,7 @@ void fake_nic_guard(int guard);
 const struct dma_map_ops *fake_dma_ops(struct device *dev);
 struct iommu_domain *fake_domain(struct device *dev);
 
-/* Of the machine. The list has the fake NIC first, then the fake GPU. */
+/* Of the machine. The list has the fake NIC first, then the fake GPUs. */
 struct pci_dev *fake_pci_get(unsigned int vendor, unsigned int device,
 			     struct pci_dev *from);
 int fake_pci_domain(struct pci_bus *bus);
@@ -84,6 +86,10 @@ void fake_machine_free(void);
 unsigned int fake_pci_steps(void);
 /* As when a device is pulled out: its BARs are nobody's. */
 void fake_gpu_leaves(void);
+/* Another one stands where the GPU was. */
+int fake_gpu_is_replaced(void);
+/* Adds so many GPUs to the machine, each with a BAR of FAKE_SMALL_LEN. */
+int fake_more_gpus(unsigned int count);
 /* Another one stands where the NIC was. */
 int fake_nic_is_replaced(void);
 struct device *fake_nic(void);

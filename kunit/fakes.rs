@@ -80,7 +80,11 @@ pub(crate) const RAM: u64 = 1 << 30;
 /// A second BAR, as `FAKE_SECOND_START` of `fakes.h`.
 pub(crate) const SECOND: u64 = BAR + (4 << 40);
 /// A third, right behind it, as `FAKE_THIRD_START`.
-pub(crate) const THIRD: u64 = SECOND + (16 << 20);
+pub(crate) const THIRD: u64 = SECOND + SMALL_LEN;
+/// The first BAR of [`fake_more_gpus`], as `FAKE_MORE_START`.
+pub(crate) const MORE: u64 = BAR + (8 << 40);
+/// The length of every BAR but the first, as `FAKE_SMALL_LEN`.
+pub(crate) const SMALL_LEN: u64 = 16 << 20;
 /// How far DMA addresses are from physical ones, unless nothing translates.
 pub(crate) const DMA_OFFSET: u64 = 1 << 50;
 /// A page of nvidia.ko's.
@@ -110,6 +114,10 @@ unsafe extern "C" {
     /// Gives a range struct pages: see `fakes.h`.
     pub(crate) safe fn fake_pages(start: u64, len: u64, kind: c_int);
     pub(crate) safe fn fake_pagemap_refs() -> c_int;
+    /// Another stands where the GPU was.
+    pub(crate) safe fn fake_gpu_is_replaced() -> c_int;
+    /// Adds so many GPUs to the machine, each with a BAR of [`SMALL_LEN`].
+    pub(crate) safe fn fake_more_gpus(count: c_uint) -> c_int;
     /// Another stands where the NIC was.
     pub(crate) safe fn fake_nic_is_replaced() -> c_int;
     pub(crate) safe fn fake_parameters(peerdirect_support: c_int, persistent_api_support: c_int);

@@ -5,10 +5,15 @@
 
 use kernel::{
     error::to_result,
-    page::PAGE_SIZE, //
+    page::PAGE_SIZE,
+    sync::atomic::{
+        Atomic,
+        Relaxed, //
+    }, //
 };
 
 use crate::{
+    device::Gpus,
     ranges::{
         common_distance,
         SgEntry,
@@ -520,6 +525,36 @@ suite!(
         get(range())?.release();
         // The old one is forgotten.
         same!(fake_remembered(), 2);
+    }
+
+    /// However many GPUs with numbers there are. One without a number is not asked about.
+    fn of_each_gpu_nvidia_ko_is_asked_once(_: NoClient) {
+        static GPU: Atomic<u64> = Atomic::new(0);
+        let most = u64::from(Gpus::MOST);
+        to_result(fake_more_gpus(Gpus::MOST + 1))?;
+        let _up = persistent(c"nv_mem")?;
+        lies(|page| MORE + GPU.load(Relaxed) * SMALL_LEN + page * KIB_64);
+        for gpu in 0..most {
+            GPU.store(gpu, Relaxed);
+            log();
+            calls!(get(range())? => Acquire, PinPersistent, GetPages, DmaMap,
+                PinPersistent, Map, Unmap, PutPersistent, BarMap, PageSize)
+            .release();
+        }
+        let before = fake_pci_steps();
+        for gpu in 0..most {
+            GPU.store(gpu, Relaxed);
+            log();
+            calls!(get(range())? => Acquire, PinPersistent, GetPages, DmaMap, BarMap, PageSize)
+                .release();
+        }
+        same!(fake_pci_steps(), before);
+        GPU.store(most, Relaxed);
+        for _ in rows(0..2) {
+            log();
+            calls!(get(range())? => Acquire, PinPersistent, GetPages, DmaMap, Map, PageSize)
+                .release();
+        }
     }
 
     /// So that nothing is mapped otherwise than nvidia.ko would.

@@ -271,6 +271,56 @@ suite!(
         same!(gpu_of(&page(BAR)), Gpus::default());
     }
 
+    fn a_gpu_that_comes_back_is_another_device_of_the_same_number(_: NoClient) {
+        to_result(fake_more_gpus(1))?;
+        let (gpu, nic) = (gpu_of(&page(BAR)), nic().as_pci().ok_or(ENODEV)?);
+        same!(gpu_of(&page(MORE)), Gpus::one(1));
+        remember(gpu, &nic, true);
+        same!(fake_remembered(), 3);
+        to_result(fake_gpu_is_replaced())?;
+        same!(recall(gpu, &nic), None);
+        // Of what was removed nothing is kept.
+        same!(gpu_of(&page(BAR)), gpu);
+        same!(fake_remembered(), 2);
+        same!(recall(gpu, &nic), None);
+        remember(gpu, &nic, false);
+        same!(recall(gpu, &nic), Some(false));
+        fake_gpu_leaves();
+        same!(gpu_of(&page(BAR)), Gpus::default());
+        same!(fake_remembered(), 1);
+        same!(gpu_of(&page(MORE)), Gpus::one(1));
+    }
+
+    /// As many as have a number. Those beyond are found each time, and nothing is remembered of them.
+    fn each_of_64_gpus_is_looked_for_once(_: NoClient) {
+        to_result(fake_more_gpus(Gpus::MOST + 2))?;
+        let nic = nic().as_pci().ok_or(ENODEV)?;
+        let find = |number: u32| {
+            let bar = MORE + u64::from(number) * SMALL_LEN;
+            let before = fake_pci_steps();
+            same!(not_found(bar, KIB_64), None);
+            let steps = fake_pci_steps() - before;
+            (gpu_of(&page(bar)), steps)
+        };
+        // Past the NIC, the GPU with the large BAR, and those before.
+        for number in 0..Gpus::MOST {
+            same!(find(number), (Gpus::one(number), number + 3));
+            remember(Gpus::one(number), &nic, true);
+        }
+        same!(fake_remembered(), 2 * Gpus::MOST);
+        for number in 0..Gpus::MOST {
+            same!(find(number), (Gpus::one(number), 0));
+            same!(recall(Gpus::one(number), &nic), Some(true));
+        }
+        for number in rows([Gpus::MOST, Gpus::MOST + 1, Gpus::MOST]) {
+            same!(find(number), (Gpus::default(), number + 3));
+            remember(Gpus::default(), &nic, true);
+            same!(recall(Gpus::default(), &nic), None);
+        }
+        same!(fake_remembered(), 2 * Gpus::MOST);
+        same!(find(0), (Gpus::one(0), 0));
+    }
+
     fn what_is_remembered_of_two_devices_goes_with_either(_: NoClient) {
         let (first, gpu) = (nic().as_pci().ok_or(ENODEV)?, gpu_of(&page(BAR)));
         same!(recall(gpu, &first), None);

@@ -4,7 +4,10 @@
 //!
 //! Uses `core` alone: see `ranges`.
 
-use core::fmt;
+use core::{
+    fmt,
+    iter, //
+};
 
 /// Where a PCI function is: the domain's number, eight bits of the bus, five of the device, three of
 /// the function.
@@ -43,8 +46,14 @@ impl Gpus {
         many.fold(Gpus::default(), Gpus::or)
     }
 
-    /// Their numbers.
+    /// Their numbers, the lowest first.
     pub(crate) fn numbers(self) -> impl Iterator<Item = u32> {
-        (0..Self::MOST).filter(move |number| self.0 >> number & 1 != 0)
+        let mut left = self.0;
+        iter::from_fn(move || {
+            let number = left.trailing_zeros();
+            // `None` if no bit is left.
+            left ^= 1_u64.checked_shl(number)?;
+            Some(number)
+        })
     }
 }

@@ -5,7 +5,10 @@
 //! C header: [`include/linux/pci.h`](srctree/include/linux/pci.h); C side: [`helpers.c`](helpers.c).
 
 use core::{
-    mem::ManuallyDrop,
+    mem::{
+        self,
+        ManuallyDrop, //
+    },
     ptr::{
         self,
         NonNull, //
@@ -20,7 +23,6 @@ use kernel::{
 
 use crate::{
     c,
-    collections::SmallVec,
     device::{
         Gpus,
         PciAddress, //
@@ -159,15 +161,11 @@ impl Drop for PciDevice {
     }
 }
 
-/// How many devices are remembered.
-const BAR_CACHE_LEN: usize = 16;
-
 /// A device in whose BARs addresses were found.
 struct Known {
     device: PciDevice,
-    gpu: Gpus,
     /// For which others this module maps its BARs, and for which it does not: see [`remember`].
-    answers: SmallVec<(PciDevice, bool)>,
+    answers: KVVec<(PciDevice, bool)>,
 }
 
 impl Known {
@@ -180,74 +178,71 @@ impl Known {
 
 /// The devices in whose BARs addresses were found: the search for the next one begins with these, and walks over all
 /// devices of the machine only if it is in none of them. Their references keep no device in the machine.
+///
+/// The index in both arrays is the GPU's number. A GPU without a number is not remembered.
 struct BarCache {
-    devices: [Option<Known>; BAR_CACHE_LEN],
-    /// Whose place the next one gets, if each has one.
-    next: usize,
-    /// Numbers of devices, by where they are: these stay.
+    devices: [Option<Known>; Gpus::MOST as usize],
+    /// Where the GPU with that number is, or was: a GPU that comes back gets its number again.
     gpus: [Option<PciAddress>; Gpus::MOST as usize],
 }
 
 static BAR_CACHE: StaticMutex<BarCache> = StaticMutex::new(
     BARS_LOCK,
     BarCache {
-        devices: [const { None }; BAR_CACHE_LEN],
-        next: 0,
+        devices: [const { None }; Gpus::MOST as usize],
         gpus: [None; Gpus::MOST as usize],
     },
 );
 
 impl BarCache {
-    /// Keeps `device`, in the place of one that is gone if there is any, and says which GPU it is; none where there
-    /// are too many.
+    /// The remembered BAR that has `addr` in it.
+    fn find(&self, addr: u64) -> Option<(AddrRange, Gpus)> {
+        (0..).zip(&self.devices).find_map(|(number, known)| {
+            let bar = known.as_ref()?.device.bar(addr)?;
+            Some((bar, Gpus::one(number)))
+        })
+    }
+
+    /// Keeps `device` in the place of its number, and returns the number. Returns none, and keeps nothing, if every number
+    /// is taken.
     fn keep(&mut self, device: PciDevice) -> Gpus {
-        let at = Some(device.address());
-        let number = self
-            .gpus
-            .iter()
-            .position(|known| *known == at || known.is_none());
-        let gpu = match number.and_then(|number| Some((number, self.gpus.get_mut(number)?))) {
-            Some((number, place)) => {
-                *place = at;
-                // CAST: Few.
-                Gpus::one(number as u32)
-            }
-            None => Gpus::default(),
+        let at = device.address();
+        let mut places = (0..).zip(self.gpus.iter_mut().zip(&mut self.devices));
+        let Some((number, (gpu, place))) =
+            places.find(|(_, (gpu, _))| gpu.is_none_or(|known| known == at))
+        else {
+            return Gpus::default();
         };
-        let is_free =
-            |known: &Option<Known>| !known.as_ref().is_some_and(|known| known.device.is_there());
-        let free = self.devices.iter().position(is_free);
-        let place = free.unwrap_or_else(|| {
-            let oldest = self.next;
-            self.next = (oldest + 1) % BAR_CACHE_LEN;
-            oldest
+        *gpu = Some(at);
+        *place = Some(Known {
+            device,
+            answers: KVVec::new(),
         });
-        if let Some(known) = self.devices.get_mut(place) {
-            let answers = SmallVec::new();
-            *known = Some(Known {
-                device,
-                gpu,
-                answers,
-            });
+        Gpus::one(number)
+    }
+
+    /// Drops the references to GPUs that were removed, and what was remembered of them.
+    fn forget_removed(&mut self) {
+        for place in &mut self.devices {
+            place.take_if(|known| !known.device.is_there());
         }
-        gpu
     }
 
     /// The device with that number that is in the machine.
     fn gpu(&mut self, gpu: Gpus) -> Option<&mut Known> {
-        let mut all = self.devices.iter_mut().flatten();
-        all.find(|known| known.gpu == gpu && known.device.is_there())
+        let number = gpu.numbers().next()?;
+        let known = self.devices.get_mut(number as usize)?.as_mut()?;
+        known.device.is_there().then_some(known)
     }
 }
 
 /// The memory BAR that has `addr` in it, of any PCI device, and which GPU that is. May sleep.
 fn bar_of(addr: u64) -> Option<(AddrRange, Gpus)> {
     BAR_CACHE.with(|cache| {
-        let all = cache.devices.iter().flatten();
-        let mut known = all.filter_map(|known| Some((known.device.bar(addr)?, known.gpu)));
-        if let Some(found) = known.next() {
+        if let Some(found) = cache.find(addr) {
             return Some(found);
         }
+        cache.forget_removed();
         let mut device = PciDevice::next(None)?;
         loop {
             if let Some(bar) = device.bar(addr) {
@@ -263,21 +258,26 @@ pub(crate) fn recall(gpu: Gpus, device: &PciDevice) -> Option<bool> {
     BAR_CACHE.with(|cache| cache.gpu(gpu)?.answer(device))
 }
 
-/// Remembers something of `gpu` and `device`, if there is memory for it. May sleep.
+/// Remembers something of `gpu` and `device`, if there is memory for it, and forgets devices that were removed. May sleep.
 pub(crate) fn remember(gpu: Gpus, device: &PciDevice, answer: bool) {
+    let len = BAR_CACHE.with(|cache| cache.gpu(gpu).map_or(0, |known| known.answers.len()));
+    // Without the lock: a registration in revocable mode waits for it, and a callback for that registration.
+    let Ok(answers) = KVVec::with_capacity(len + 1, GFP_KERNEL) else {
+        return;
+    };
     BAR_CACHE.with(|cache| {
-        let Some(known) = cache.gpu(gpu) else {
+        // Others may have been remembered since. Then the next registration asks again.
+        let fits = |known: &&mut Known| known.answers.len() < answers.capacity();
+        let Some(known) = cache.gpu(gpu).filter(fits) else {
             return;
         };
-        let new = (device.clone(), answer);
-        let old = |(old, _): &&mut (PciDevice, bool)| old.0 == device.0 || !old.is_there();
-        match known.answers.iter_mut().find(old) {
-            Some(place) => *place = new,
-            // Asked again.
-            None => {
-                let _ = known.answers.push(new);
-            }
+        let old = mem::replace(&mut known.answers, answers);
+        let stays = |(of, _): &(PciDevice, bool)| of.0 != device.0 && of.is_there();
+        for old in old.into_iter().filter(stays) {
+            let _ = known.answers.push_within_capacity(old);
         }
+        let new = (device.clone(), answer);
+        let _ = known.answers.push_within_capacity(new);
     });
 }
 
@@ -312,7 +312,10 @@ impl Bars {
 
 impl Drop for Bars {
     fn drop(&mut self) {
-        BAR_CACHE.with(|cache| cache.devices = [const { None }; BAR_CACHE_LEN]);
+        BAR_CACHE.with(|cache| {
+            cache.devices.fill_with(|| None);
+            cache.gpus.fill(None);
+        });
     }
 }
 
