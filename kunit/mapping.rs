@@ -19,6 +19,7 @@ use crate::{
         SgEntry,
         MAX_STEP, //
     },
+    reason::ENOTSUPP,
     setup::*, //
 };
 
@@ -598,11 +599,78 @@ suite!(
             check!(!log.contains(&BarMap));
         }
         // A refusal of the registration itself is nvidia.ko's.
-        fail(Call::Map, 1, 2, -524)?;
-        same!(failure(range()), Some(Failed::DmaMap(-95)));
+        fail(Call::Map, 1, 2, EIO.to_errno())?;
+        same!(failure(range()), Some(Failed::DmaMap(EIO.to_errno())));
         log();
         get(range())?.release();
         check!(log().contains(&BarMap));
+    }
+
+    /// Until one of the two devices goes. Each registration is refused by nvidia.ko itself.
+    fn a_nic_that_is_denied_is_not_asked_about_again(_: NoClient) {
+        let _up = persistent(c"nv_mem")?;
+        for replaced in rows([fake_nic_is_replaced, fake_gpu_is_replaced]) {
+            to_result(replaced())?;
+            // How often nvidia.ko is asked in a registration that it refuses.
+            let asks = |times| {
+                fail(Call::Map, 1, times, ENOTSUPP)?;
+                log();
+                let failed = failure(range());
+                same!(failed, Some(Failed::DmaMap(EOPNOTSUPP.to_errno())));
+                let log = log();
+                let pins = log.iter().filter(|event| **event == PinPersistent);
+                Ok::<_, Error>(pins.count() - 1)
+            };
+            same!(asks(2), Ok(1));
+            same!(asks(1), Ok(0));
+            same!(asks(1), Ok(0));
+            log();
+            calls!(get(range())? => Acquire, PinPersistent, GetPages, DmaMap, Map, PageSize)
+                .release();
+            to_result(replaced())?;
+            log();
+            calls!(get(range())? => Acquire, PinPersistent, GetPages, DmaMap,
+                PinPersistent, Map, Unmap, PutPersistent, BarMap, PageSize)
+            .release();
+        }
+    }
+
+    /// Nothing in this mode asks: it knows of what nvidia.ko said when it mapped for the other client.
+    fn in_revocable_mode_a_nic_that_was_denied_is_refused(_: NoClient) {
+        let _up = (revocable(ClientUnmaps)?, persistent(c"nv_mem_nc")?);
+        let (revocable, persistent) = (EachNic::CAN_LOSE, EachNic::CANNOT_LOSE);
+        for replaced in rows([fake_nic_is_replaced, fake_gpu_is_replaced]) {
+            get(revocable.range())?.release();
+            fail(Call::Map, 1, 2, ENOTSUPP)?;
+            let refused = Some(Failed::DmaMap(EOPNOTSUPP.to_errno()));
+            same!(failure(persistent.range()), refused);
+            log();
+            same!(failure(revocable.range()), refused);
+            let log = log();
+            check!(log.starts_with(&[Acquire, Pin, GetPages, DmaMap]));
+            check!(log.contains(&Put) && !log.contains(&BarMap));
+            check!(!log.contains(&PinPersistent) && !log.contains(&Map));
+            to_result(replaced())?;
+            get(revocable.range())?.release();
+        }
+    }
+
+    /// As after `munmap()` and `mmap()` by a process with two GPUs.
+    fn what_nvidia_ko_says_of_another_gpu_is_not_remembered(_: NoClient) {
+        to_result(fake_more_gpus(1))?;
+        let _up = persistent(c"nv_mem")?;
+        at(Point::BeforeDmaMap, || lies(|page| MORE + page * KIB_64))?;
+        log();
+        calls!(get(range())? => Acquire, PinPersistent, GetPages, DmaMap,
+            PinPersistent, PutPersistent, Map, PageSize)
+        .release();
+        // Two GPUs, and no answer.
+        same!(fake_remembered(), 2);
+        lies(CONTIGUOUS);
+        log();
+        calls!(get(range())? => Acquire, PinPersistent, GetPages, DmaMap,
+            PinPersistent, Map, Unmap, PutPersistent, BarMap, PageSize)
+        .release();
     }
 
     /// nvidia.ko does not map it by itself.

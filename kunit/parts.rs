@@ -8,7 +8,8 @@ use kernel::error::to_result;
 use crate::{
     device::{
         Gpus,
-        PciAddress, //
+        PciAddress,
+        Reach, //
     },
     dma::BarMapping,
     module::{
@@ -275,7 +276,7 @@ suite!(
         to_result(fake_more_gpus(1))?;
         let (gpu, nic) = (gpu_of(&page(BAR)), nic().as_pci().ok_or(ENODEV)?);
         same!(gpu_of(&page(MORE)), Gpus::one(1));
-        remember(gpu, &nic, true);
+        remember(gpu, &nic, Reach::Denied);
         same!(fake_remembered(), 3);
         to_result(fake_gpu_is_replaced())?;
         same!(recall(gpu, &nic), None);
@@ -283,8 +284,8 @@ suite!(
         same!(gpu_of(&page(BAR)), gpu);
         same!(fake_remembered(), 2);
         same!(recall(gpu, &nic), None);
-        remember(gpu, &nic, false);
-        same!(recall(gpu, &nic), Some(false));
+        remember(gpu, &nic, Reach::AsOurs);
+        same!(recall(gpu, &nic), Some(Reach::AsOurs));
         fake_gpu_leaves();
         same!(gpu_of(&page(BAR)), Gpus::default());
         same!(fake_remembered(), 1);
@@ -305,16 +306,16 @@ suite!(
         // Past the NIC, the GPU with the large BAR, and those before.
         for number in 0..Gpus::MOST {
             same!(find(number), (Gpus::one(number), number + 3));
-            remember(Gpus::one(number), &nic, true);
+            remember(Gpus::one(number), &nic, Reach::AsOurs);
         }
         same!(fake_remembered(), 2 * Gpus::MOST);
         for number in 0..Gpus::MOST {
             same!(find(number), (Gpus::one(number), 0));
-            same!(recall(Gpus::one(number), &nic), Some(true));
+            same!(recall(Gpus::one(number), &nic), Some(Reach::AsOurs));
         }
         for number in rows([Gpus::MOST, Gpus::MOST + 1, Gpus::MOST]) {
             same!(find(number), (Gpus::default(), number + 3));
-            remember(Gpus::default(), &nic, true);
+            remember(Gpus::default(), &nic, Reach::Denied);
             same!(recall(Gpus::default(), &nic), None);
         }
         same!(fake_remembered(), 2 * Gpus::MOST);
@@ -324,7 +325,7 @@ suite!(
     fn what_is_remembered_of_two_devices_goes_with_either(_: NoClient) {
         let (first, gpu) = (nic().as_pci().ok_or(ENODEV)?, gpu_of(&page(BAR)));
         same!(recall(gpu, &first), None);
-        for answer in rows([true, false]) {
+        for answer in rows([Reach::AsOurs, Reach::Otherwise, Reach::Denied]) {
             remember(gpu, &first, answer);
             same!(recall(gpu, &first), Some(answer));
             same!(fake_remembered(), 2);
@@ -333,12 +334,12 @@ suite!(
         let second = nic().as_pci().ok_or(ENODEV)?;
         same!(recall(gpu, &second), None);
         // In the place of what is gone.
-        remember(gpu, &second, true);
-        same!(recall(gpu, &second), Some(true));
+        remember(gpu, &second, Reach::Otherwise);
+        same!(recall(gpu, &second), Some(Reach::Otherwise));
         same!(fake_remembered(), 2);
         fake_gpu_leaves();
         same!(recall(gpu, &second), None);
-        remember(gpu, &second, true);
+        remember(gpu, &second, Reach::Denied);
         same!(recall(gpu, &second), None);
     }
 

@@ -23,6 +23,17 @@ impl fmt::Display for PciAddress {
     }
 }
 
+/// nvidia.ko's answer whether a device reaches a GPU.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Reach {
+    /// nvidia.ko maps to the addresses to which this module would map.
+    AsOurs,
+    /// nvidia.ko maps to other addresses.
+    Otherwise,
+    /// nvidia.ko denies the device.
+    Denied,
+}
+
 /// Some of the GPUs that the module has met, by their numbers.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Gpus(u64);

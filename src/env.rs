@@ -87,10 +87,10 @@ pub(crate) use super::module::ModuleRef;
 /// The device that does the HCA's DMA.
 pub(crate) use super::pci::PciDevice;
 
-/// What was remembered of a GPU and a device, if both are still in the machine.
+/// Returns nvidia.ko's last answer for a GPU and a device, if both are still in the machine. Takes no lock of nvidia.ko's.
 pub(crate) use super::pci::recall;
 
-/// Remembers something of a GPU and a device.
+/// Remembers nvidia.ko's answer for a GPU and a device.
 pub(crate) use super::pci::remember;
 
 /// Whether a page is the last of its BAR.

@@ -25,7 +25,8 @@ use crate::{
     c,
     device::{
         Gpus,
-        PciAddress, //
+        PciAddress,
+        Reach, //
     },
     ranges::AddrRange,
     reason::Reason,
@@ -164,12 +165,12 @@ impl Drop for PciDevice {
 /// A device in whose BARs addresses were found.
 struct Known {
     device: PciDevice,
-    /// For which others this module maps its BARs, and for which it does not: see [`remember`].
-    answers: KVVec<(PciDevice, bool)>,
+    /// nvidia.ko's answers for other devices: see [`remember`].
+    answers: KVVec<(PciDevice, Reach)>,
 }
 
 impl Known {
-    fn answer(&self, hca: &PciDevice) -> Option<bool> {
+    fn answer(&self, hca: &PciDevice) -> Option<Reach> {
         let mut all = self.answers.iter();
         let (_, answer) = all.find(|(known, _)| known.0 == hca.0)?;
         Some(*answer)
@@ -253,13 +254,15 @@ fn bar_of(addr: u64) -> Option<(AddrRange, Gpus)> {
     })
 }
 
-/// What was remembered of `gpu` and `device` last; nothing where one of them was removed since. May sleep.
-pub(crate) fn recall(gpu: Gpus, device: &PciDevice) -> Option<bool> {
+/// Returns nvidia.ko's last answer for `gpu` and `device`, unless one of them was removed since. Takes no lock of
+/// nvidia.ko's. May sleep.
+pub(crate) fn recall(gpu: Gpus, device: &PciDevice) -> Option<Reach> {
     BAR_CACHE.with(|cache| cache.gpu(gpu)?.answer(device))
 }
 
-/// Remembers something of `gpu` and `device`, if there is memory for it, and forgets devices that were removed. May sleep.
-pub(crate) fn remember(gpu: Gpus, device: &PciDevice, answer: bool) {
+/// Remembers nvidia.ko's answer for `gpu` and `device`, if there is memory for it, and forgets those for devices that were
+/// removed. May sleep.
+pub(crate) fn remember(gpu: Gpus, device: &PciDevice, answer: Reach) {
     let len = BAR_CACHE.with(|cache| cache.gpu(gpu).map_or(0, |known| known.answers.len()));
     // Without the lock: a registration in revocable mode waits for it, and a callback for that registration.
     let Ok(answers) = KVVec::with_capacity(len + 1, GFP_KERNEL) else {
@@ -272,7 +275,7 @@ pub(crate) fn remember(gpu: Gpus, device: &PciDevice, answer: bool) {
             return;
         };
         let old = mem::replace(&mut known.answers, answers);
-        let stays = |(of, _): &(PciDevice, bool)| of.0 != device.0 && of.is_there();
+        let stays = |(of, _): &(PciDevice, Reach)| of.0 != device.0 && of.is_there();
         for old in old.into_iter().filter(stays) {
             let _ = known.answers.push_within_capacity(old);
         }

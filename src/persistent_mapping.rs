@@ -4,15 +4,20 @@
 //!
 //! The provider maps each page by itself, under its API lock; this module maps what adjoins at once, and takes no lock of
 //! the provider's. But the provider knows of machines in which a device does not reach a GPU (driver 580 and later), and
-//! says so only when it maps. So it is asked once for each GPU and device, with a pin of one page. What it answers is
-//! remembered until one of the two is removed.
+//! says so only when it maps. So it is asked once for each GPU and device, with a pin of one page. Its answer is remembered
+//! until one of the two is removed:
+//!
+//! - The answer counts for every process. A process may have mapped another GPU's memory at the address since the
+//!   registration was pinned, so the page must lie on the registration's GPU. Otherwise there is no answer.
+//! - A refusal is an answer only if it is [`DENIED`]. Any other code is about the moment, or about the page.
+//! - The revocable mode asks nothing, and refuses a device that was denied.
 //!
 //! The provider maps:
 //!
 //! - what CPUs cache, what lies in no BAR, and what has a `struct page` that is not of peer-to-peer DMA memory;
 //! - where this module cannot: DMA addresses or page tables of the IOMMU's are used up, or the device does not reach all
 //!   of the memory;
-//! - where it did not map the page: what it says of the registration itself then counts;
+//! - where it did not map the page: what it says of the registration itself then counts, also after a denial;
 //! - where it gives out the BAR's own addresses though something translates the device's, or other addresses though
 //!   nothing does. It was told of the machine what this module cannot know (`NVreg_DmaRemapPeerMmio=0`);
 //! - everything, with `provider_maps=1`.
@@ -20,7 +25,10 @@
 //! Uses `core` and [`env`] alone.
 
 use super::{
-    device::Gpus,
+    device::{
+        Gpus,
+        Reach, //
+    },
     env::{
         self,
         BarMapping,
@@ -37,8 +45,16 @@ use super::{
         SgLayout,
         Span, //
     },
-    reason::Reason, //
+    reason::{
+        Reason,
+        ENOTSUPP, //
+    }, //
 };
+
+/// nvidia.ko's refusal of a device that does not reach the GPU. The topology check, `nv_grdma_pci_topology_supported()`,
+/// makes it NV_ERR_NOT_SUPPORTED, and `nvidia_p2p_map_status()` makes that -ENOTSUPP. Pins that no device maps have the same
+/// code. nvidia.ko makes those for a flag that this module does not give.
+pub(crate) const DENIED: Reason = Reason::Map(ENOTSUPP);
 
 /// A region's pins mapped for a device, until dropped.
 pub(crate) enum PersistentMapping {
@@ -114,15 +130,15 @@ fn memory(
 /// Whether this module maps for `device` what is on the `gpu` of `pin`.
 fn is_reached(pin: &PersistentPin, gpu: Gpus, device: &PciDevice) -> bool {
     let ask = || {
-        let answer = ask(pin, device)?;
+        let answer = ask(pin, gpu, device)?;
         env::remember(gpu, device, answer);
         Some(answer)
     };
-    env::recall(gpu, device).or_else(ask).unwrap_or(false)
+    env::recall(gpu, device).or_else(ask) == Some(Reach::AsOurs)
 }
 
-/// Has the provider map one page of `pin` for `device`, and tells whether it did so as this module would. `None`: it did not.
-fn ask(pin: &PersistentPin, device: &PciDevice) -> Option<bool> {
+/// Has the provider map one page of `gpu`, on which `pin` is, for `device`. Returns `None` if there is no answer.
+fn ask(pin: &PersistentPin, gpu: Gpus, device: &PciDevice) -> Option<Reach> {
     // The last page of a BAR by itself is what the provider never maps.
     let maps = |number| pin.page(number).is_some_and(|page| !env::ends_bar(&page));
     let page = pin.page_size();
@@ -133,8 +149,17 @@ fn ask(pin: &PersistentPin, device: &PciDevice) -> Option<bool> {
     };
     let start = pin.span().start().checked_add(offset)?;
     let pin = PersistentPin::pin(Span::covering(start, 1, page, u64::MAX).ok()?).ok()?;
+    if pin.gpus() != gpu {
+        return None;
+    }
     // Unmapped before the pin is put.
-    let mapping = pin.map(device).ok()?;
+    let mapping = match pin.map(device) {
+        Err(DENIED) => return Some(Reach::Denied),
+        result => result.ok()?,
+    };
     let is_own_address = pin.page(0)?.addr == *mapping.addresses().first()?;
-    Some(is_own_address == device.is_direct())
+    Some(match is_own_address == device.is_direct() {
+        true => Reach::AsOurs,
+        false => Reach::Otherwise,
+    })
 }

@@ -45,13 +45,18 @@
 //! - The provider's `dma_map_pages` is not used. It reads the page table without a lock, and a callback
 //!   beside it can neither wait for it (it wants the API lock) nor return (the table would be freed).
 //!   The physical addresses are copied while the table is known to live, and mapped here. The price:
-//!   the provider's topology check (580 and later) is not made.
+//!   the provider's topology check (580 and later) is not made. A device that the provider has denied one
+//!   of the GPUs before, when it mapped for the persistent client, is refused.
 //!
 //! Uses `core`, [`env`], and what uses no more.
 
 use super::{
     callback_pin::Revoke,
     chunks,
+    device::{
+        Gpus,
+        Reach, //
+    },
     env::{
         self,
         BarMapping,
@@ -72,6 +77,7 @@ use super::{
         Mr,
         MAX_LEN, //
     },
+    persistent_mapping::DENIED,
     quota::Charge,
     ranges::{
         PageSize,
@@ -119,6 +125,7 @@ pub(crate) struct Fixed {
 pub(crate) struct RevocableMr {
     inner: Shared<Inner>,
     page: PageSize,
+    gpus: Gpus,
 }
 
 impl Mr for RevocableMr {
@@ -141,7 +148,7 @@ impl Mr for RevocableMr {
         let (memory, page, gpus) = RevocablePin::read_all(&pins, span.start())?;
         // From here on an early return is a release. It may wait for a callback with ib_core's global
         // mutex held: a callback for a region without a ticket calls nobody.
-        let mr = Self { inner, page };
+        let mr = Self { inner, page, gpus };
         let info = mr::registration_info(Self::MODE, span, page, pins.len(), gpus);
         mr.inner.state.with(|state| {
             state.pins = pins;
@@ -165,6 +172,11 @@ impl Mr for RevocableMr {
     }
 
     fn map(&self, device: &PciDevice) -> Result<SgTableHead, Reason> {
+        // Without the region's lock: this may wait for a search of the machine.
+        let denied = |number| env::recall(Gpus::one(number), device) == Some(Reach::Denied);
+        if self.gpus.numbers().any(denied) {
+            return Err(DENIED);
+        }
         self.inner.state.with(|state| {
             // A callback that comes later waits for the lock, and tears down what is built here.
             state.check()?;

@@ -14,6 +14,7 @@ use crate::callback_pin::CallbackTable;
 use crate::callback_pin::Revoke;
 use crate::device::Gpus;
 use crate::device::PciAddress;
+use crate::device::Reach;
 use crate::fakes::provider::Content;
 use crate::fakes::provider::End;
 use crate::fakes::provider::DMA_BASE;
@@ -337,17 +338,17 @@ pub(crate) fn provider_maps() -> bool {
     world().provider_maps.get()
 }
 
-pub(crate) fn recall(gpu: Gpus, _device: &PciDevice) -> Option<bool> {
+pub(crate) fn recall(gpu: Gpus, _device: &PciDevice) -> Option<Reach> {
     match &*world().answers.borrow() {
         Some(answers) => answers
             .iter()
             .find(|(of, _)| *of == gpu)
             .map(|(_, answer)| *answer),
-        None => Some(true),
+        None => Some(Reach::AsOurs),
     }
 }
 
-pub(crate) fn remember(gpu: Gpus, _device: &PciDevice, answer: bool) {
+pub(crate) fn remember(gpu: Gpus, _device: &PciDevice, answer: Reach) {
     let world = world();
     let mut answers = world.answers.borrow_mut();
     answers.as_mut().expect("asked").push((gpu, answer));
@@ -464,7 +465,7 @@ impl PersistentPin {
         let world = world();
         world.record("provider maps");
         if world.fails("provider maps") || world.map_is_to_fail() {
-            return Err(Reason::Map(-5));
+            return Err(Reason::Map(world.map_code.get().unwrap_or(-5)));
         }
         let offset = world.provider_offset.get();
         let mapped = self.1.addresses.iter().map(|addr| addr + offset);

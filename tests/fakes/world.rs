@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use crate::callback_pin::CallbackTable;
 use crate::device::Gpus;
+use crate::device::Reach;
 use crate::fakes::env::SmallVec;
 use crate::fakes::ib_core::Core;
 use crate::fakes::ib_core::LEN;
@@ -257,13 +258,15 @@ pub(crate) struct World {
     failing: RefCell<Vec<&'static str>>,
     /// How many calls of the provider's to map a pin until one fails, once.
     pub(crate) fail_map: Cell<Option<u64>>,
+    /// The provider's code for a call to map that fails; `None`: -EIO.
+    pub(crate) map_code: Cell<Option<i32>>,
     /// The parameter.
     pub(crate) provider_maps: Cell<bool>,
     /// How far the provider's DMA addresses are from physical ones, and whether nothing translates the device's.
     pub(crate) provider_offset: Cell<u64>,
     pub(crate) is_direct: Cell<bool>,
     /// What the provider answered of each GPU; `None`: that all of them are reached.
-    pub(crate) answers: RefCell<Option<Vec<(Gpus, bool)>>>,
+    pub(crate) answers: RefCell<Option<Vec<(Gpus, Reach)>>>,
     /// Where a BAR ends.
     pub(crate) bar_end: Cell<Option<u64>>,
     /// Run before a persistent pin is put.

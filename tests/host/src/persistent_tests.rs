@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use crate::device::Gpus;
+use crate::device::Reach;
 use crate::fakes::env::PciDevice;
 use crate::fakes::env::IOMMU_OFFSET;
 use crate::fakes::provider::Allocation;
@@ -12,9 +13,13 @@ use crate::fakes::provider::DMA_BASE;
 use crate::fakes::world::World;
 use crate::mr::Mr;
 use crate::persistent::PersistentMr;
+use crate::persistent_mapping::DENIED;
 use crate::ranges::PageSize;
 use crate::ranges::Span;
 use crate::reason::Reason;
+use crate::reason::EINVAL;
+use crate::reason::ENOMEM;
+use crate::reason::ENOTSUPP;
 
 const MIB: u64 = 1 << 20;
 
@@ -71,9 +76,9 @@ fn the_table_outlives_unmap() {
 #[test]
 fn a_refused_pin_leaves_nothing() {
     let world = World::at(0x4_0000_0000);
-    world.provider.refuses.set(Some(crate::reason::ENOMEM));
+    world.provider.refuses.set(Some(ENOMEM));
     let reason = PersistentMr::pin(0x4_0000_0000, MIB).err();
-    assert_eq!(reason, Some(Reason::Pin(crate::reason::ENOMEM)));
+    assert_eq!(reason, Some(Reason::Pin(ENOMEM)));
     assert_eq!(world.take_log(), ["pin"]);
 }
 
@@ -218,7 +223,9 @@ fn the_provider_is_asked_once_whether_a_device_reaches_a_gpu() {
     assert_eq!(life(&world, start, 4 * MIB), [asked, itself].concat());
     assert_eq!(life(&world, start, 4 * MIB), itself);
     // Another GPU.
-    world.answers.replace(Some(vec![(Gpus::one(1), true)]));
+    world
+        .answers
+        .replace(Some(vec![(Gpus::one(1), Reach::AsOurs)]));
     assert_eq!(life(&world, start, 4 * MIB), [asked, itself].concat());
 }
 
@@ -258,7 +265,7 @@ fn without_an_answer_the_provider_maps_and_is_asked_again() {
     // No pin either.
     let region = PersistentMr::pin(start, MIB).expect("pinned");
     world.take_log();
-    world.provider.refuses.set(Some(crate::reason::ENOMEM));
+    world.provider.refuses.set(Some(ENOMEM));
     region.map(&PciDevice::default()).expect("mapped");
     assert_eq!(world.take_log(), ["pin", "provider maps"]);
     world.provider.refuses.set(None);
@@ -267,6 +274,86 @@ fn without_an_answer_the_provider_maps_and_is_asked_again() {
     world.fail("provider maps");
     let reason = other.map(&PciDevice::default()).err();
     assert_eq!(reason, Some(Reason::Map(-5)));
+}
+
+/// Refused a mapping with `code`, the registration and all that the provider does of it.
+fn refused_life(world: &World, start: u64, code: i32) -> Vec<&'static str> {
+    let region = PersistentMr::pin(start, MIB).expect("pinned");
+    world.take_log();
+    world.map_code.set(Some(code));
+    world.fail_map.set(None);
+    world.fail("provider maps");
+    let reason = region.map(&PciDevice::default()).err();
+    assert_eq!(reason, Some(Reason::Map(code)));
+    world.take_log()
+}
+
+#[test]
+fn a_denial_is_remembered_and_no_other_refusal() {
+    let start = 0x8_7000_0000;
+    let asked = ["pin", "provider maps", "unpin", "provider maps"];
+    // As NV_ERR_NOT_SUPPORTED, which the topology check gives; then all else of which `nvidia_p2p_map_status()` makes a code.
+    assert_eq!(DENIED, Reason::Map(-524));
+    for code in [ENOTSUPP, EINVAL, ENOMEM, -5, -16, -19, -95, 0] {
+        let world = world_of_strangers(start);
+        assert_eq!(refused_life(&world, start, code), asked, "{code}");
+        let is_denial = code == ENOTSUPP;
+        let want = Vec::from_iter(is_denial.then_some((Gpus::one(0), Reach::Denied)));
+        assert_eq!(world.answers.borrow().as_deref(), Some(&want[..]), "{code}");
+        // Once a device is denied, the provider is not asked again, and says so of each registration.
+        let again = if is_denial { &asked[3..] } else { &asked };
+        assert_eq!(refused_life(&world, start, code), again, "{code}");
+    }
+}
+
+#[test]
+fn a_pin_that_fails_is_no_denial() {
+    let start = 0x8_8000_0000;
+    let world = world_of_strangers(start);
+    for code in [ENOTSUPP, ENOMEM, EINVAL] {
+        let region = PersistentMr::pin(start, MIB).expect("pinned");
+        world.take_log();
+        world.provider.refuses.set(Some(code));
+        region.map(&PciDevice::default()).expect("mapped");
+        world.provider.refuses.set(None);
+        assert_eq!(world.take_log(), ["pin", "provider maps"], "{code}");
+        assert_eq!(world.answers.borrow().as_deref(), Some(&[][..]), "{code}");
+    }
+}
+
+/// The process unmaps the memory and maps that of another GPU at the same address: what the provider says of that one is not
+/// kept for the first, and not for the second.
+#[test]
+fn an_answer_about_another_gpu_is_none() {
+    let start = 0x8_9000_0000;
+    // The two answers by which this module maps, one by which it does not, and a denial.
+    for (offset, is_direct, denied) in [
+        (0, true, false),
+        (IOMMU_OFFSET, false, false),
+        (IOMMU_OFFSET, true, false),
+        (0, true, true),
+    ] {
+        let world = world_of_strangers(start);
+        world.provider_offset.set(offset);
+        world.is_direct.set(is_direct);
+        let region = PersistentMr::pin(start, MIB).expect("pinned");
+        world.take_log();
+        // Two on each GPU: the third is on the other one.
+        let mut others: Vec<_> = (1..=2)
+            .map(|n| Allocation::new(start - n * MIB, MIB))
+            .collect();
+        others.push(Allocation::new(start, MIB));
+        world.provider.layout.replace(others);
+        if denied {
+            world.map_code.set(Some(ENOTSUPP));
+            world.fail_map.set(Some(1));
+        }
+        let mapped = region.map(&PciDevice::default());
+        // The provider's word on the registration itself.
+        assert_eq!(mapped.err(), denied.then_some(DENIED));
+        assert_eq!(world.take_log()[..3], ["pin", "unpin", "provider maps"]);
+        assert_eq!(world.answers.borrow().as_deref(), Some(&[][..]));
+    }
 }
 
 #[test]
@@ -353,7 +440,8 @@ fn each_gpu_of_a_range_is_asked_about() {
     let of_each = world.answers.take().expect("two");
     assert_eq!(of_each.len(), 2);
     let answers = of_each.iter().enumerate();
-    let answers = answers.map(|(number, (gpu, _))| (*gpu, number == 0));
+    let reach = [Reach::AsOurs, Reach::Otherwise];
+    let answers = answers.map(|(number, (gpu, _))| (*gpu, reach[number]));
     world.answers.replace(Some(answers.collect()));
     let log = life(&world, start, 8 * MIB);
     assert_eq!(log[..4], ["provider maps"; 4]);

@@ -8,14 +8,19 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use crate::device::Gpus;
+use crate::device::Reach;
 use crate::fakes::env::PciDevice;
 use crate::fakes::env::Ticket;
 use crate::fakes::env::IOMMU_OFFSET;
+use crate::fakes::provider::Allocation;
 use crate::fakes::provider::DMA_BASE;
 use crate::fakes::world::World;
 use crate::mr::Mr;
+use crate::persistent_mapping::DENIED;
 use crate::ranges::PageSize;
 use crate::reason::Reason;
+use crate::reason::EOPNOTSUPP;
 use crate::revocable::RevocableMr;
 
 const MIB: u64 = 1 << 20;
@@ -68,6 +73,48 @@ fn without_a_callback() {
         world.take_log(),
         ["pin", "map", "unmap", "unpin", "table freed"]
     );
+}
+
+#[test]
+fn a_device_that_was_denied_a_gpu_is_refused() {
+    let start = 0x1c_0000_0000;
+    let (first, second) = (Gpus::one(0), Gpus::one(1));
+    // What is remembered, and of how many allocations, two on each GPU, the region consists.
+    for (answers, count, denied) in [
+        (&[][..], 3, false),
+        (
+            &[(first, Reach::AsOurs), (second, Reach::Otherwise)],
+            3,
+            false,
+        ),
+        (&[(first, Reach::Denied)], 1, true),
+        (&[(second, Reach::Denied)], 2, false),
+        (&[(first, Reach::AsOurs), (second, Reach::Denied)], 3, true),
+    ] {
+        let world = World::at(start);
+        let allocation = |n: u64| Allocation::new(start + n * 2 * MIB, 2 * MIB);
+        world
+            .provider
+            .layout
+            .replace((0..3).map(allocation).collect());
+        world.answers.replace(Some(answers.to_vec()));
+        let mr = RevocableMr::pin(start, count * 2 * MIB).expect("pinned");
+        mr.set_ticket(Ticket::default()).expect("admitted");
+        world.take_log();
+        let result = mr.map(&PciDevice::default());
+        assert_eq!(result.map(drop).err(), denied.then_some(DENIED));
+        // Nothing asks the provider.
+        let mapped: &[_] = if denied { &[] } else { &["map"] };
+        assert_eq!(world.take_log(), mapped);
+        assert_eq!(world.answers.borrow().as_deref(), Some(answers));
+        drop(mr);
+        let log = world.take_log();
+        assert_eq!(log.contains(&"unmap"), !denied);
+        assert!(log.contains(&"unpin"));
+    }
+    // Who is denied gets nvidia.ko's own words.
+    assert_eq!(DENIED.errno(), EOPNOTSUPP);
+    assert_eq!(DENIED.name(), c"unreachable");
 }
 
 #[test]

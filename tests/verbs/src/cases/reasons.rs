@@ -22,6 +22,7 @@ use anyhow::Context;
 use anyhow::Result;
 
 use crate::cases::input::in_child;
+use crate::counters::Counters;
 use crate::gpu::GRANULE;
 use crate::knobs::fail_next;
 use crate::knobs::Parameter;
@@ -183,6 +184,10 @@ pub(super) const CASES: &[Case] = &[
             };
             one(lab, expected, |lab| with(lab, "topology_deny", "1"))
         },
+    },
+    Case {
+        name: "reasons.denied_before",
+        run: denied_before,
     },
     Case {
         name: "reasons.map_failed",
@@ -427,6 +432,49 @@ fn one_loaded(
         "{logged:?}"
     );
     Ok(())
+}
+
+/// The revocable mode asks nothing. It refuses a device that nvidia.ko has denied the GPU when it mapped for the persistent
+/// client.
+fn denied_before(lab: &Lab) -> Result<()> {
+    lab.needs_mode(PinMode::Revocable)?;
+    begin(lab)?;
+    let deny = Parameter::set("nvidia", "topology_deny", "1")?;
+    let memory = lab.allocate_gpu(M2)?;
+    let try_with = |hca: &Hca, want: i32| -> Result<()> {
+        let errno = attempt(hca, memory.span(0, M2)?)?.errno;
+        ensure!(errno == want, "errno {errno} where {want} was expected");
+        Ok(())
+    };
+    try_with(&lab.near, 0)?;
+    {
+        let _cannot_lose = Parameter::set("rdma_rxe", "peer_inval", "N")?;
+        try_with(&lab.near, libc::EOPNOTSUPP)?;
+    }
+    let before = Counters::read()?;
+    try_with(&lab.near, libc::EOPNOTSUPP)?;
+    // Of the other device nvidia.ko has said nothing.
+    try_with(&lab.far, 0)?;
+    let after = Counters::read()?;
+    let asked = after.since(&before, "get_pages_persistent")? + after.since(&before, "dma_map")?;
+    ensure!(asked == 0, "nvidia.ko was asked {asked} times");
+    let refusals = lines("refusals")?;
+    let [persistent, revocable] = &refusals[..] else {
+        bail!("{refusals:?}");
+    };
+    for (line, mode) in [(persistent, "persistent"), (revocable, "revocable")] {
+        ensure!(
+            get(line, "mode")? == mode
+                && get(line, "step")? == "dma_map"
+                && get(line, "reason")? == "unreachable"
+                && get(line, "code")? == "-524"
+                && get(line, "text")? == get(persistent, "text")?,
+            "{line:?}"
+        );
+    }
+    drop(deny);
+    Replaced::begin()?.end()?;
+    try_with(&lab.near, 0)
 }
 
 /// All but 4 MiB of the BAR is kept back.
