@@ -399,7 +399,10 @@ suite!(
                 *known.ok_or(ENOENT)? += 1;
                 let last = u64::from(entry.len) - KIB_64;
                 for at in [0, last] {
-                    same!(translated(entry.addr + at).0, Some(CONTIGUOUS((va + at - VA) / KIB_64)));
+                    same!(
+                        translated(entry.addr + at).0,
+                        Some(CONTIGUOUS((va + at - VA) / KIB_64))
+                    );
                 }
                 va += u64::from(entry.len);
             }
@@ -451,7 +454,10 @@ suite!(
             let log = log();
             // CAST: Small.
             let count = |event| log.iter().filter(|have| **have == event).count() as u32;
-            same!(count(IovaUnlink), u32::from(nth > 1 || call == Call::IovaSync));
+            same!(
+                count(IovaUnlink),
+                u32::from(nth > 1 || call == Call::IovaSync)
+            );
             same!((count(IovaFree), count(BarMap)), (1, 4));
             umem.release();
             nothing_mapped();

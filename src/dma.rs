@@ -164,7 +164,8 @@ impl IovaMapping {
         // Where there is no room for more than the memory, one range is still worth having: without more its beginning tends
         // to be as round as the memory is long. Memory with a hole has ranges of its own instead, which have none.
         let slack = ranges::iova_slack(len);
-        let again = || (slack > 0 && layout.hole() == 0).then(|| alloc(0)).flatten();
+        let shorter = (slack > 0 && layout.hole() == 0).then_some(0);
+        let again = || shorter.and_then(alloc);
         let Some((state, slack)) = alloc(slack).or_else(again) else {
             return Ok(None);
         };
@@ -190,7 +191,10 @@ impl IovaMapping {
     fn link(&mut self, range: AddrRange) -> Result<(), Reason> {
         let addr = self.start.wrapping_add(self.layout.offset(self.linked));
         // CAST: Addresses have 64 bits.
-        let (at, len) = (addr.wrapping_sub(self.state.addr) as usize, range.len as usize);
+        let (at, len) = (
+            addr.wrapping_sub(self.state.addr) as usize,
+            range.len as usize,
+        );
         // SAFETY: The range has room for all runs from `start` on, and nothing is linked there.
         let ret = unsafe {
             c::peermem_iova_link(self.device.as_raw(), &mut self.state, range.addr, at, len)
@@ -207,7 +211,10 @@ impl IovaMapping {
     fn sync(&mut self) -> Result<(), Reason> {
         for run in self.runs() {
             // CAST: Addresses have 64 bits.
-            let (at, len) = (run.addr.wrapping_sub(self.state.addr) as usize, run.len as usize);
+            let (at, len) = (
+                run.addr.wrapping_sub(self.state.addr) as usize,
+                run.len as usize,
+            );
             // SAFETY: So much is linked there by the type invariant.
             let ret =
                 unsafe { c::peermem_iova_sync(self.device.as_raw(), &mut self.state, at, len) };

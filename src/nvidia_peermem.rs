@@ -122,9 +122,9 @@ impl kernel::Module for PeerMem {
         let (callbacks, revocable, name) = match params::persistent_api_support() {
             1 => (None, None, first),
             0 => {
+                ib::check_revocation();
                 let callbacks = nv::Callbacks::new();
                 let client = register(first, invalidation, has_nv_peer_mem)?;
-                ib::check_revocation();
                 (Some(callbacks), Some(client), c"nv_mem_nc")
             }
             other => return invalid("persistent_api_support", other),

@@ -215,7 +215,7 @@ pub(crate) fn iova_slack(len: u64) -> u64 {
 /// 31. So no HCA page is larger than [`MAX_ENTRY`], whatever `iova` the application has chosen for its region.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IovaLayout {
-    /// Bytes of the first run, unless the memory is shorter.
+    /// Bytes of the first run.
     first: u64,
     /// Bytes between the runs.
     hole: u64,
@@ -224,9 +224,15 @@ pub(crate) struct IovaLayout {
 impl IovaLayout {
     /// For `len` bytes that back the virtual addresses from `va` on.
     pub(crate) fn new(va: u64, len: u64) -> Self {
+        if len <= LONG_RUN {
+            return IovaLayout {
+                first: len,
+                hole: 0,
+            };
+        }
         IovaLayout {
             first: MAX_ENTRY - (va & (MAX_ENTRY - 1)),
-            hole: if len > LONG_RUN { MAX_ENTRY } else { 0 },
+            hole: MAX_ENTRY,
         }
     }
 

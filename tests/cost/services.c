@@ -522,6 +522,12 @@ void *ib_register_peer_memory_client(const struct peer_memory_client *peer,
 	return (void *)peer;
 }
 
+/* A registration that is counted logs nothing: the call would be counted. */
+int _printk(const char *fmt, ...)
+{
+	return 0;
+}
+
 struct kobject *kset_find_obj(struct kset *kset, const char *name)
 {
 	return NULL;

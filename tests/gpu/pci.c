@@ -173,33 +173,40 @@ static void stray_remove(void)
 {
 	if (!stray_pages)
 		return;
-	stray_pages = 0;
 	/* As it was made. */
+	if (stray_pages == MEMORY_DEVICE_PCI_P2PDMA)
+		stray.range.end -= STANDIN_GRANULE;
+	stray_pages = 0;
 	stray.type = MEMORY_DEVICE_GENERIC;
 	memunmap_pages(&stray);
 }
 
 /*
  * The pages are made as generic ones, which want the least. Nobody uses them:
- * only the pagemap says that they are of another type.
+ * only the pagemap says that they are of another type, or go on behind the BAR,
+ * where other devices may be.
  */
 static int stray_add(int type)
 {
-	struct gpu *gpu = list_first_entry_or_null(&gpus, struct gpu, node);
+	struct gpu *gpu;
 	void *mapped;
 
 	if (!type)
 		return 0;
-	if (!gpu || gpu->has_p2pdma)
+	/* One that was bound again is at the end of the list. */
+	list_for_each_entry(gpu, &gpus, node)
+		if (!gpu->minor)
+			break;
+	if (list_entry_is_head(gpu, &gpus, node) || gpu->has_p2pdma)
 		return -EBUSY;
 	stray.nr_range = 1;
 	stray.range.start = gpu->bar_end + 1 - STANDIN_GRANULE;
 	stray.range.end = gpu->bar_end;
-	if (type == MEMORY_DEVICE_PCI_P2PDMA)
-		stray.range.end += STANDIN_GRANULE;
 	mapped = memremap_pages(&stray, numa_mem_id());
 	if (IS_ERR(mapped))
 		return PTR_ERR(mapped);
+	if (type == MEMORY_DEVICE_PCI_P2PDMA)
+		stray.range.end += STANDIN_GRANULE;
 	stray.type = type;
 	stray_pages = type;
 	return 0;
@@ -253,7 +260,7 @@ static const struct kernel_param_ops stray_ops = {
 };
 
 module_param_cb(stray_pages, &stray_ops, NULL, 0644);
-MODULE_PARM_DESC(stray_pages, "struct pages for the last 2 MiB of the first BAR: none, private, coherent, fs_dax, generic, or beyond (peer-to-peer DMA memory that goes on behind the BAR)");
+MODULE_PARM_DESC(stray_pages, "struct pages for the last 2 MiB of nvidia0's BAR: none, private, coherent, fs_dax, generic, or beyond (peer-to-peer DMA memory that goes on behind the BAR)");
 
 static int probe(struct pci_dev *pdev, const struct pci_device_id *id)
 {

@@ -99,8 +99,8 @@ const KUNIT: &[&str] = &["{repo}/tests/vm/kunit"];
 const KUNIT_SUITES: &[(&str, usize)] = &[
     ("client", 18),
     ("life", 8 * 9),
-    ("mapping", 29),
-    ("parts", 19),
+    ("mapping", 35),
+    ("parts", 21),
     ("provider", 19),
     ("revocation", 28),
     ("showing", 21),
@@ -691,7 +691,7 @@ pub(crate) const SUITE: &[Run] = &[
         ..BASE
     },
     Run {
-        name: "BARs with struct pages: smoke: ours, behind a translating IOMMU",
+        name: "BARs with struct pages: ours, behind a translating IOMMU",
         place: Place::Vm {
             options: |vm| {
                 p2pdma(vm);
@@ -702,7 +702,7 @@ pub(crate) const SUITE: &[Run] = &[
         ..BASE
     },
     Run {
-        name: "BARs with struct pages: smoke: ours, revocable",
+        name: "BARs with struct pages: ours, revocable",
         place: Place::Vm {
             options: |vm| {
                 p2pdma(vm);

@@ -30,6 +30,7 @@ use anyhow::Context;
 use anyhow::Result;
 
 use crate::gpu::Allocation;
+use crate::gpu::Place;
 use crate::gpu::PAGE;
 use crate::rdma::full_access;
 use crate::rdma::Hca;
@@ -186,8 +187,15 @@ impl Trace {
         let first = span.addr() / PAGE * PAGE;
         let end = (span.addr() + span.len()).next_multiple_of(PAGE);
         let mut pages = Vec::new();
+        // The stand-in walks over a run to tell its length: it is asked once for each run.
+        let mut known: Option<(u64, Place)> = None;
         for page in (first..end).step_by(usize::try_from(PAGE)?) {
-            let phys = memory.place(usize::try_from(page - base)?)?.bar_address;
+            let (from, place) = match known {
+                Some((from, place)) if page - from < place.run => (from, place),
+                _ => (page, memory.place(usize::try_from(page - base)?)?),
+            };
+            known = Some((from, place));
+            let phys = place.bar_address + (page - from);
             let map = maps
                 .iter()
                 .find(|map| map.phys <= phys && phys + PAGE <= map.phys + map.len)

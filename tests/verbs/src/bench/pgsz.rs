@@ -159,7 +159,11 @@ mod tests {
                         let entries = windows(DMA + far * 2 * G1, va, len, 0);
                         let page = best(Form::New, &entries, va, iova, len, ALL).expect("a page");
                         let of = |bits| blocks(&entries, iova, len, page, bits);
-                        assert_eq!(of(32), of(64), "{len:#x} at {va:#x}, iova {iova:#x}, {page:#x}");
+                        assert_eq!(
+                            of(32),
+                            of(64),
+                            "{len:#x} at {va:#x}, iova {iova:#x}, {page:#x}"
+                        );
                     }
                 }
             }
@@ -232,7 +236,10 @@ mod tests {
             None
         );
         assert_eq!(best(Form::New, &[], VA, VA, 0, OFFERED), None);
-        assert_eq!(best(Form::New, &[(DMA, 4096)], u64::MAX, u64::MAX, 2, OFFERED), None);
+        assert_eq!(
+            best(Form::New, &[(DMA, 4096)], u64::MAX, u64::MAX, 2, OFFERED),
+            None
+        );
     }
 
     #[test]

@@ -56,8 +56,9 @@ fn needs_p2pdma(lab: &Lab) -> Result<()> {
 /// The client of the mode has the memory, the module maps it, and the registration names its GPU.
 fn mapped(lab: &Lab) -> Result<()> {
     needs_p2pdma(lab)?;
-    lab.first_registrations()?;
     reasons::begin(lab)?;
+    // The module was loaded anew.
+    lab.first_registrations()?;
     let memory = lab.allocate_gpu(M2)?;
     let before = Counters::read()?;
     let region = lab.near.register(memory.span(0, M2)?, full_access())?;

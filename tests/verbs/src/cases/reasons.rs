@@ -794,7 +794,7 @@ fn files(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let version = lines("version")?;
     ensure!(version.len() == 1, "{version:?}");
-    ensure!(get(&version[0], "format")? == "2");
+    ensure!(get(&version[0], "format")? == "3");
     ensure!(get(&version[0], "module")? == module::version()?);
     let modes = [
         ("version", 0o444),
