@@ -133,13 +133,13 @@ pub(crate) fn refused(mode: PinMode, step: Step, addr: u64, len: u64, reason: Re
     };
     // After `acquire` nobody else is asked; and what is handed on to this module's other client is no failure.
     let is_final = step != Step::Acquire || reason.is_handed_on();
-    if is_final || !task::settle_at_return(&refusal) {
+    if is_final || !task::settle_at_return(&refusal, settled) {
         record(&refusal);
     }
 }
 
 /// The system call of a refusal returns, with success if another module's client took the range.
-pub(crate) fn settled(refusal: &Refusal, is_taken: bool) {
+fn settled(refusal: &Refusal, is_taken: bool) {
     if !is_taken {
         record(refusal);
     } else if let Some(limit) = EVENTS.get(Event::OtherClient as usize) {

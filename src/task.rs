@@ -23,7 +23,6 @@ use crate::{
         self,
         Refusal, //
     },
-    log,
     reason::VmaKind, //
 };
 
@@ -88,37 +87,42 @@ const AT_RETURN: bindings::file_operations = bindings::file_operations {
     ..pin_init::zeroed()
 };
 
-/// Has [`log::settled`] called with `refusal` when the calling thread returns from its system call. Returns `false` if the
-/// thread is in no system call, or there is no memory. May sleep.
-pub(crate) fn settle_at_return(refusal: &Refusal) -> bool {
+/// A refusal, and the function to call with it at the end of the system call. The `bool` is `true` if the call succeeds.
+type Settlement = (Refusal, fn(&Refusal, bool));
+
+/// Has `settle` called with `refusal` when the calling thread returns from its system call. Returns `false` if the thread is
+/// in no system call, or there is no memory. May sleep.
+pub(crate) fn settle_at_return(refusal: &Refusal, settle: fn(&Refusal, bool)) -> bool {
     // SAFETY: Has no preconditions.
     if !unsafe { c::peermem_returns_to_user() } {
         return false;
     }
-    let Ok(refusal) = KBox::new(*refusal, GFP_KERNEL | __GFP_NOWARN) else {
+    let settlement: Settlement = (*refusal, settle);
+    let Ok(settlement) = KBox::new(settlement, GFP_KERNEL | __GFP_NOWARN) else {
         return false;
     };
-    let data = refusal.into_foreign();
+    let data = settlement.into_foreign();
     // SAFETY: The functions are a static's, and their release takes `data`, once.
     let is_deferred = unsafe { c::peermem_at_return(&AT_RETURN, data) };
     if !is_deferred {
         // SAFETY: No file was made, so nobody else has the pointer.
-        drop(unsafe { <KBox<Refusal>>::from_foreign(data) });
+        drop(unsafe { <KBox<Settlement>>::from_foreign(data) });
     }
     is_deferred
 }
 
 /// # Safety
 ///
-/// As `release` of `struct file_operations`, of a file of [`settle_at_return`].
+/// For the kernel alone, which calls `release` of `struct file_operations` once, for a file of [`settle_at_return`].
 unsafe extern "C" fn settle_callback(
     _inode: *mut bindings::inode,
     file: *mut bindings::file,
 ) -> c_int {
-    // SAFETY: What `settle_at_return` has put there, which nobody uses any more.
-    let refusal = unsafe { <KBox<Refusal>>::from_foreign((*file).private_data) };
+    // SAFETY: `settle_at_return` has put it there, and nobody uses it any more.
+    let settlement = unsafe { <KBox<Settlement>>::from_foreign((*file).private_data) };
+    let (refusal, settle) = &*settlement;
     // SAFETY: Has no preconditions.
-    log::settled(&refusal, unsafe { c::peermem_syscall_succeeded() });
+    settle(refusal, unsafe { c::peermem_syscall_succeeded() });
     0
 }
 
