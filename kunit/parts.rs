@@ -51,7 +51,7 @@ fn page(addr: u64) -> AddrRange {
 fn refused(ranges: &[AddrRange]) -> Option<Reason> {
     let mut bars = BarFinder::default();
     ranges.iter().for_each(|range| _ = bars.lookup(range));
-    bars.hull().err()
+    bars.bounds().err()
 }
 
 fn not_found(addr: u64, len: u64) -> Option<Reason> {
@@ -145,7 +145,7 @@ suite!(
         same!(not_found(RAM, KIB_64), Some(Reason::HasStructPages));
     }
 
-    /// As nvidia-uvm makes it on hosts that are set up for GPUDirect Storage.
+    /// nvidia-uvm makes such a BAR on hosts that are set up for GPUDirect Storage.
     fn a_bar_may_be_peer_to_peer_dma_memory(_: NoClient) {
         /// `enum memory_type`.
         const PRIVATE: i32 = 1;
@@ -156,7 +156,7 @@ suite!(
         for (start, len, kind, want) in rows([
             (BAR, BAR_LEN, P2PDMA, true),
             (BAR + MIB_2, MIB_2, P2PDMA, true),
-            // Of another BAR, or of more than this one.
+            // The pagemap is another BAR's, or goes on behind this one.
             (BAR, BAR_LEN + MIB_2, P2PDMA, false),
             (BAR - MIB_2, 2 * MIB_2, P2PDMA, false),
             (BAR, BAR_LEN, REMOVED, false),
@@ -195,11 +195,11 @@ suite!(
         }
     }
 
-    fn a_hull_has_all_of_it_and_lies_in_one_bar(_: NoClient) {
-        let hull = |ranges: &[AddrRange]| {
+    fn a_bounding_range_has_all_of_it_and_lies_in_one_bar(_: NoClient) {
+        let bounds = |ranges: &[AddrRange]| {
             let mut bars = BarFinder::default();
             ranges.iter().for_each(|range| _ = bars.lookup(range));
-            bars.hull()
+            bars.bounds()
         };
         let high = BAR + (9 << 30);
         for ranges in rows([
@@ -207,7 +207,7 @@ suite!(
             &[page(BAR + 3 * KIB_64), page(high)],
             &[page(BAR), page(high), page(BAR + BAR_LEN - KIB_64)],
         ]) {
-            let found = hull(ranges).ok().flatten().ok_or(EINVAL)?;
+            let found = bounds(ranges).ok().flatten().ok_or(EINVAL)?;
             check!(ranges.iter().all(|range| found.contains(range)));
             check!(AddrRange {
                 addr: BAR,
@@ -215,8 +215,8 @@ suite!(
             }
             .contains(&found));
         }
-        same!(hull(&[page(BAR), page(SECOND)]), Ok(None));
-        same!(hull(&[page(BAR), page(SECOND), page(BAR)]), Ok(None));
+        same!(bounds(&[page(BAR), page(SECOND)]), Ok(None));
+        same!(bounds(&[page(BAR), page(SECOND), page(BAR)]), Ok(None));
     }
 
     /// What lies on both sides of a border is one range for whoever reads the addresses.
@@ -234,7 +234,7 @@ suite!(
         });
         let (memory, gpus) = memory.map_err(|_| EINVAL)?;
         same!(gpus, Gpus::one(0));
-        same!(memory.hull(), None);
+        same!(memory.bounds(), None);
         same!(memory.len(), two);
         same!(memory.into_table().entries(), 1);
     }
@@ -280,7 +280,7 @@ suite!(
         same!(fake_remembered(), 3);
         to_result(fake_gpu_is_replaced())?;
         same!(recall(gpu, &nic), None);
-        // Of what was removed nothing is kept.
+        // No reference to a removed device is kept.
         same!(gpu_of(&page(BAR)), gpu);
         same!(fake_remembered(), 2);
         same!(recall(gpu, &nic), None);
@@ -292,7 +292,7 @@ suite!(
         same!(gpu_of(&page(MORE)), Gpus::one(1));
     }
 
-    /// As many as have a number. Those beyond are found each time, and nothing is remembered of them.
+    /// 64 GPUs have a number. Further ones are searched for each time, and nothing is remembered of them.
     fn each_of_64_gpus_is_looked_for_once(_: NoClient) {
         to_result(fake_more_gpus(Gpus::MOST + 2))?;
         let nic = nic().as_pci().ok_or(ENODEV)?;
@@ -364,7 +364,7 @@ suite!(
         let mut finder = BarFinder::default();
         same!(finder.gpus(), Gpus::default());
         finder.lookup(&page(BAR));
-        same!(finder.hull().err(), None);
+        same!(finder.bounds().err(), None);
         same!(finder.gpus(), Gpus::one(0));
         // Memory is not looked for.
         let before = fake_pci_steps();

@@ -88,7 +88,8 @@ impl ResourceMapping {
                 if end == Some(addr) && run.saturating_add(len) >= LONG_RUN {
                     // Elsewhere, since its first addresses are in use until it has others.
                     let other = map();
-                    unmap_range(device, AddrRange { addr, len });
+                    // SAFETY: Mapped above, and not recorded.
+                    unsafe { unmap_range(device, AddrRange { addr, len }) };
                     addr = other?;
                 }
                 run = if end == Some(addr) { run } else { 0 }.saturating_add(len);
@@ -107,26 +108,30 @@ fn map_range(device: &PciDevice, range: AddrRange) -> Option<u64> {
     let mut dma = 0;
     // CAST: Addresses have 64 bits.
     let len = range.len as usize;
-    // SAFETY: `dma_map_phys()` with `DMA_ATTR_MMIO` wants a device that is alive, and memory of an I/O device, as the caller says.
+    // SAFETY: `dma_map_phys()` with `DMA_ATTR_MMIO` wants a device that is alive, and memory of an I/O device: see `map`.
     // It looks at no `struct page`. `dma` is valid for writes.
     let ret = unsafe { c::peermem_bar_map(device.as_raw(), range.addr, len, &mut dma) };
     (ret == 0).then_some(dma)
 }
 
-/// Undoes [`map_range`]. `range` has DMA addresses. To be called once for each that was mapped.
-fn unmap_range(device: &PciDevice, range: AddrRange) {
+/// Undoes [`map_range`]. `range` has DMA addresses.
+///
+/// # Safety
+///
+/// `range` is mapped for `device`, and is unmapped here alone.
+unsafe fn unmap_range(device: &PciDevice, range: AddrRange) {
     // CAST: Was a `usize` when it was mapped.
     let len = range.len as usize;
-    // SAFETY: Mapped for this device, and unmapped once, as the caller says.
+    // SAFETY: Mapped, and unmapped once, as promised by the caller.
     unsafe { c::peermem_bar_unmap(device.as_raw(), range.addr, len) };
 }
 
 impl Drop for ResourceMapping {
     fn drop(&mut self) {
         let mut resched = Resched::default();
-        // Each is mapped by the type invariant.
         for range in self.ranges.iter() {
-            unmap_range(&self.device, *range);
+            // SAFETY: Mapped by the type invariant, which ends here.
+            unsafe { unmap_range(&self.device, *range) };
             resched.after(range.len);
         }
     }
@@ -148,9 +153,9 @@ pub(crate) struct IovaMapping {
 }
 
 impl IovaMapping {
-    /// Maps `memory`, which backs the virtual addresses from `va` on. `None` where the kernel has no such range: no IOMMU
-    /// translates for this device, or its addresses are used up.
-    fn map(device: &PciDevice, memory: &PhysRanges, va: u64) -> Result<Option<Self>, Reason> {
+    /// Maps `memory`, which backs the virtual addresses from `va` on. Returns `None`, with nothing mapped, where no IOMMU
+    /// translates for this device, or where its addresses or the memory for its page tables are used up.
+    fn map(device: &PciDevice, memory: &PhysRanges, va: u64) -> Option<Self> {
         let len = memory.len();
         let layout = IovaLayout::new(va, len);
         let alloc = |slack: u64| {
@@ -165,10 +170,7 @@ impl IovaMapping {
         // to be as round as the memory is long. Memory with a hole has ranges of its own instead, which have none.
         let slack = ranges::iova_slack(len);
         let shorter = (slack > 0 && layout.hole() == 0).then_some(0);
-        let again = || shorter.and_then(alloc);
-        let Some((state, slack)) = alloc(slack).or_else(again) else {
-            return Ok(None);
-        };
+        let (state, slack) = alloc(slack).or_else(|| shorter.and_then(alloc))?;
         let offset = ranges::iova_offset(state.addr, va, slack);
         // INVARIANT: Allocated above, with nothing in it.
         let mut mapping = IovaMapping {
@@ -184,57 +186,52 @@ impl IovaMapping {
             resched.after(step.len);
         }
         mapping.sync()?;
-        Ok(Some(mapping))
+        Some(mapping)
     }
 
     /// Adds `range` behind what is linked. `range` lies in one window of virtual addresses, and so in one run.
-    fn link(&mut self, range: AddrRange) -> Result<(), Reason> {
+    fn link(&mut self, range: AddrRange) -> Option<()> {
         let addr = self.start.wrapping_add(self.layout.offset(self.linked));
-        // CAST: Addresses have 64 bits.
-        let (at, len) = (
-            addr.wrapping_sub(self.state.addr) as usize,
-            range.len as usize,
-        );
+        let (at, len) = self.place(AddrRange { addr, ..range });
         // SAFETY: The range has room for all runs from `start` on, and nothing is linked there.
         let ret = unsafe {
             c::peermem_iova_link(self.device.as_raw(), &mut self.state, range.addr, at, len)
         };
         if ret != 0 {
-            return Err(self.failed());
+            return None;
         }
         // INVARIANT: Linked above.
         self.linked = self.linked.wrapping_add(range.len);
-        Ok(())
+        Some(())
     }
 
     /// Makes what is linked visible to the IOMMU.
-    fn sync(&mut self) -> Result<(), Reason> {
+    fn sync(&mut self) -> Option<()> {
         for run in self.runs() {
-            // CAST: Addresses have 64 bits.
-            let (at, len) = (
-                run.addr.wrapping_sub(self.state.addr) as usize,
-                run.len as usize,
-            );
+            let (at, len) = self.place(run);
             // SAFETY: So much is linked there by the type invariant.
             let ret =
                 unsafe { c::peermem_iova_sync(self.device.as_raw(), &mut self.state, at, len) };
             if ret != 0 {
-                return Err(self.failed());
+                return None;
             }
         }
-        Ok(())
-    }
-
-    fn failed(&self) -> Reason {
-        Reason::MapResource {
-            mapped: self.linked,
-        }
+        Some(())
     }
 
     /// The runs of DMA addresses. None is empty.
     fn runs(&self) -> impl Iterator<Item = AddrRange> {
         let runs = self.layout.runs(self.start, self.linked);
         runs.into_iter().filter(|run| run.len > 0)
+    }
+
+    /// Returns where DMA addresses are in the range of the IOMMU's, and their length.
+    fn place(&self, dma: AddrRange) -> (usize, usize) {
+        // CAST: Addresses have 64 bits.
+        (
+            dma.addr.wrapping_sub(self.state.addr) as usize,
+            dma.len as usize,
+        )
     }
 }
 
@@ -245,11 +242,7 @@ impl Drop for IovaMapping {
         // In steps, though each is a flush. None ends within a page of the IOMMU's that is larger: those begin at
         // multiples of their size, and none was linked by more than a step.
         for step in self.runs().flat_map(ranges::steps) {
-            // CAST: Addresses have 64 bits.
-            let (at, len) = (
-                step.addr.wrapping_sub(self.state.addr) as usize,
-                step.len as usize,
-            );
+            let (at, len) = self.place(step);
             // SAFETY: Linked by the type invariant, unlinked once, and the device uses it no more.
             unsafe { c::peermem_iova_unlink(device, &mut self.state, at, len) };
             resched.after(step.len);
@@ -261,8 +254,8 @@ impl Drop for IovaMapping {
 
 /// GPU memory mapped for a device, until dropped.
 pub(crate) enum BarMapping {
-    /// From its lowest address to its highest.
-    Hull(#[expect(dead_code, reason = "held for its drop")] ResourceMapping),
+    /// From its lowest address to its highest: its bounding range.
+    Bounds(#[expect(dead_code, reason = "held for its drop")] ResourceMapping),
     Ranges(ResourceMapping),
     Iova(IovaMapping),
 }
@@ -281,8 +274,8 @@ impl BarMapping {
         let layout = SgLayout::new(va, page, device.max_segment());
         let mapping = BarMapping::new(device, of, va)?;
         let table = match &mapping {
-            BarMapping::Hull(_) if layout.is_whole() => None,
-            BarMapping::Hull(_) => Some(list(layout, of.steps())?),
+            BarMapping::Bounds(_) if layout.is_whole() => None,
+            BarMapping::Bounds(_) => Some(list(layout, of.steps())?),
             BarMapping::Ranges(all) => Some(list(layout, all.ranges.iter().copied())?),
             BarMapping::Iova(iova) => Some(list(layout, iova.runs())?),
         };
@@ -294,11 +287,11 @@ impl BarMapping {
     /// Tries the ways of mapping in the order of the file's first lines. What a way that fails has mapped is undone before the
     /// next one is tried.
     fn new(device: &PciDevice, memory: &PhysRanges, va: u64) -> Result<Self, Reason> {
-        if let Some(hull) = memory.hull().filter(|_| device.is_direct()) {
-            // The device may not reach all of the hull.
-            if let Ok(mapping) = ResourceMapping::map(device, iter::once(hull)) {
-                if mapping.ranges.iter().eq([&hull]) {
-                    return Ok(BarMapping::Hull(mapping));
+        if let Some(bounds) = memory.bounds().filter(|_| device.is_direct()) {
+            // The device may not reach all of the bounding range.
+            if let Ok(mapping) = ResourceMapping::map(device, iter::once(bounds)) {
+                if mapping.ranges.iter().eq([&bounds]) {
+                    return Ok(BarMapping::Bounds(mapping));
                 }
             }
         }
@@ -309,7 +302,7 @@ impl BarMapping {
         if !device.maps_exactly(bits) {
             return Err(Reason::MapResource { mapped: 0 });
         }
-        if let Ok(Some(mapping)) = IovaMapping::map(device, memory, va) {
+        if let Some(mapping) = IovaMapping::map(device, memory, va) {
             return Ok(BarMapping::Iova(mapping));
         }
         if task::is_killed() {

@@ -347,7 +347,7 @@ pub(crate) struct BarFinder {
     bars: u32,
     gpus: Gpus,
     /// All that was clear.
-    hull: Option<AddrRange>,
+    bounds: Option<AddrRange>,
     /// The first failure.
     failed: Option<Reason>,
 }
@@ -374,7 +374,7 @@ impl BarFinder {
                 return self.fail(Reason::HasStructPages);
             }
             self.clear = clear;
-            self.hull = Some(self.hull.map_or(clear, |hull| hull.hull(&clear)));
+            self.bounds = Some(self.bounds.map_or(clear, |bounds| bounds.bounding(&clear)));
             range.addr = range.addr.wrapping_add(here.len);
             range.len -= here.len;
         }
@@ -403,11 +403,11 @@ impl BarFinder {
     }
 
     /// A range in one BAR with all that was checked, if there is one. Refused unless all was as it should be.
-    pub(crate) fn hull(&self) -> Result<Option<AddrRange>, Reason> {
+    pub(crate) fn bounds(&self) -> Result<Option<AddrRange>, Reason> {
         if let Some(reason) = self.failed {
             return Err(reason);
         }
-        Ok(self.hull.filter(|_| self.bars == 1))
+        Ok(self.bounds.filter(|_| self.bars == 1))
     }
 
     /// The GPUs in whose BARs something was found.

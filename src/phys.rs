@@ -30,7 +30,7 @@ use crate::{
 pub(crate) struct PhysRanges {
     table: SgTable,
     /// In one BAR, and with all of the entries in it, if there is one.
-    hull: Option<AddrRange>,
+    bounds: Option<AddrRange>,
 }
 
 /// Makes a [`PhysRanges`], pin by pin.
@@ -52,7 +52,7 @@ impl Reader<'_, '_> {
         });
     }
 
-    /// The hull and the GPUs of all.
+    /// The bounding range and the GPUs of all.
     fn finish(self) -> Result<(Option<AddrRange>, Gpus), Reason> {
         let (mut bars, table) = (self.bars, self.table);
         self.layout.finish(|entry| {
@@ -60,7 +60,7 @@ impl Reader<'_, '_> {
                 table.push(entry);
             }
         });
-        Ok((bars.hull()?, bars.gpus()))
+        Ok((bars.bounds()?, bars.gpus()))
     }
 }
 
@@ -71,7 +71,7 @@ impl PhysRanges {
         va: u64,
         read: impl FnOnce(&mut Reader<'_, '_>) -> Result<(), Reason>,
     ) -> Result<(Self, Gpus), Reason> {
-        let (table, (hull, gpus)) = SgTable::build(|table| {
+        let (table, (bounds, gpus)) = SgTable::build(|table| {
             let mut reader = Reader {
                 layout: SgLayout::new(va, PageSize::KIB_64, u32::MAX),
                 bars: BarFinder::default(),
@@ -81,12 +81,12 @@ impl PhysRanges {
             reader.finish()
         })?;
         // INVARIANT: All of it is where it should be, or the above is an error.
-        Ok((PhysRanges { table, hull }, gpus))
+        Ok((PhysRanges { table, bounds }, gpus))
     }
 
     /// From the lowest address to the highest, or somewhat further, if that is in one BAR.
-    pub(crate) fn hull(&self) -> Option<AddrRange> {
-        self.hull
+    pub(crate) fn bounds(&self) -> Option<AddrRange> {
+        self.bounds
     }
 
     /// As far as they are mapped at once.

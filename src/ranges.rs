@@ -158,7 +158,7 @@ impl AddrRange {
     }
 
     /// From the lowest address of both to the highest. Neither is empty.
-    pub(crate) fn hull(&self, other: &AddrRange) -> AddrRange {
+    pub(crate) fn bounding(&self, other: &AddrRange) -> AddrRange {
         AddrRange::between(self.addr.min(other.addr), self.last().max(other.last()))
     }
 

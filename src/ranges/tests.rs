@@ -88,7 +88,7 @@ fn a_range_is_mapped_in_steps_that_end_at_round_addresses() {
 
 /// Every pair of ranges in sixteen places.
 #[test]
-fn ranges_contain_widen_and_have_a_hull() {
+fn ranges_contain_widen_and_have_a_bounding_range() {
     let all =
         || (0..16u64).flat_map(|addr| (1..=16 - addr).map(move |len| AddrRange { addr, len }));
     let places = |range: &AddrRange| range.addr..range.addr + range.len;
@@ -100,9 +100,12 @@ fn ranges_contain_widen_and_have_a_hull() {
                 let both = other.addr..places(&one).end.min(places(&other).end);
                 assert_eq!(places(&other.start_in(&one)), both, "{one:?} {other:?}");
             }
-            let hull = one.hull(&other);
-            assert_eq!(hull.addr, one.addr.min(other.addr));
-            assert_eq!(places(&hull).end, places(&one).end.max(places(&other).end));
+            let bounds = one.bounding(&other);
+            assert_eq!(bounds.addr, one.addr.min(other.addr));
+            assert_eq!(
+                places(&bounds).end,
+                places(&one).end.max(places(&other).end)
+            );
             for round in [1, 2, 4, 8, 16].into_iter().filter(|_| inside) {
                 let from = other.addr / round * round;
                 let to = places(&other).end.next_multiple_of(round);
@@ -139,7 +142,7 @@ fn ranges_at_the_end_of_the_address_space() {
         addr: last - KIB,
         len: KIB,
     };
-    assert_eq!(below.hull(&end).len, 2 * KIB);
+    assert_eq!(below.bounding(&end).len, 2 * KIB);
     assert_eq!(all.start_in(&all), all);
     assert_eq!(end.start_in(&all).len, KIB - 1);
 }
@@ -256,7 +259,7 @@ fn bit_31_differs_between_the_runs_of_more_than_four_gib() {
     }
 }
 
-/// What is unmapped is what was mapped, wherever mapping ended.
+/// The runs of a part are unmapped where mapping ended early.
 #[test]
 fn the_runs_of_a_part_are_where_its_bytes_are() {
     for va in BEGINNINGS {
@@ -285,7 +288,7 @@ fn a_common_distance_is_that_of_a_long_run_and_of_all_others() {
         common_distance(va, ranges)
     };
     assert_eq!(of(&[]), None);
-    // As one range, as entries that adjoin, and at other distances.
+    // One range, entries that adjoin, and other distances.
     assert_eq!(of(&[(0, 4 * GIB)]), Some(0));
     assert_eq!(of(&[(0, 4 * GIB - KIB)]), None);
     assert_eq!(of(&[(0, 2 * GIB), (2 * GIB, 2 * GIB)]), Some(0));
