@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * A peer-memory client of another driver: it takes the ranges between @start
- * and @end, and lends the memory at @phys, which is in a PCI BAR, for each.
+ * A peer-memory client of another driver, under the name CLIENT: it takes the
+ * ranges between @start and @end, and lends the memory at @phys, which is in a
+ * PCI BAR, for each. Without parameters it wants no address, and stands for the
+ * module before NVIDIA's, which has a client of the same name.
  */
 
 #include <linux/dma-mapping.h>
@@ -69,8 +71,8 @@ static unsigned long get_page_size(void *context)
 }
 
 static const struct peer_memory_client client = {
-	.name = "other_client",
-	.version = "1.0",
+	.name = CLIENT,
+	.version = "1.3",
 	.acquire = acquire,
 	.get_pages = get_pages,
 	.dma_map = dma_map,
@@ -81,18 +83,19 @@ static const struct peer_memory_client client = {
 
 static void *handle;
 
-static int __init other_client_init(void)
+static int __init client_init(void)
 {
 	handle = ib_register_peer_memory_client(&client, NULL);
 	return handle ? 0 : -EINVAL;
 }
-module_init(other_client_init);
+module_init(client_init);
 
-static void __exit other_client_exit(void)
+static void __exit client_exit(void)
 {
 	ib_unregister_peer_memory_client(handle);
 }
-module_exit(other_client_exit);
+module_exit(client_exit);
 
 MODULE_DESCRIPTION("A client of another driver, for tests");
+MODULE_VERSION("1.3");
 MODULE_LICENSE("Dual BSD/GPL");
