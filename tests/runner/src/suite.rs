@@ -216,7 +216,7 @@ const P2PDMA_SMOKE: &[&str] = &[
     "revoke.",
     "p2pdma.",
 ];
-/// As [`MAPPING`].
+/// The groups of [`MAPPING`], and the cases about BARs with struct pages.
 const P2PDMA: &[&str] = &[
     "{gdr}",
     "test",
@@ -331,6 +331,18 @@ fn p2pdma(vm: &mut Options) {
     vm.bar = SMOKE_BAR;
     vm.mem += 512;
     vm.gpu_param.push("p2pdma=1".to_owned());
+}
+
+/// The same behind an IOMMU that translates.
+fn p2pdma_translated(vm: &mut Options) {
+    p2pdma(vm);
+    vm.iommu = Iommu::Strict;
+}
+
+/// The same in revocable mode.
+fn p2pdma_revocable(vm: &mut Options) {
+    p2pdma(vm);
+    vm.param.push("persistent_api_support=0".to_owned());
 }
 
 /// Our module, without persistent pins.
@@ -693,10 +705,7 @@ pub(crate) const SUITE: &[Run] = &[
     Run {
         name: "BARs with struct pages: ours, behind a translating IOMMU",
         place: Place::Vm {
-            options: |vm| {
-                p2pdma(vm);
-                vm.iommu = Iommu::Strict;
-            },
+            options: p2pdma_translated,
             command: P2PDMA_SMOKE,
         },
         ..BASE
@@ -704,10 +713,7 @@ pub(crate) const SUITE: &[Run] = &[
     Run {
         name: "BARs with struct pages: ours, revocable",
         place: Place::Vm {
-            options: |vm| {
-                p2pdma(vm);
-                vm.param.push("persistent_api_support=0".to_owned());
-            },
+            options: p2pdma_revocable,
             command: P2PDMA_SMOKE,
         },
         ..BASE
@@ -724,10 +730,7 @@ pub(crate) const SUITE: &[Run] = &[
     Run {
         name: "BARs with struct pages: verbs: ours, behind a translating IOMMU",
         place: Place::Vm {
-            options: |vm| {
-                p2pdma(vm);
-                vm.iommu = Iommu::Strict;
-            },
+            options: p2pdma_translated,
             command: P2PDMA,
         },
         only_in_full: true,
@@ -736,10 +739,7 @@ pub(crate) const SUITE: &[Run] = &[
     Run {
         name: "BARs with struct pages: verbs: ours, revocable",
         place: Place::Vm {
-            options: |vm| {
-                p2pdma(vm);
-                vm.param.push("persistent_api_support=0".to_owned());
-            },
+            options: p2pdma_revocable,
             command: P2PDMA,
         },
         only_in_full: true,
@@ -749,9 +749,8 @@ pub(crate) const SUITE: &[Run] = &[
         name: "BARs with struct pages: verbs: ours, revocable, behind a translating IOMMU",
         place: Place::Vm {
             options: |vm| {
-                p2pdma(vm);
+                p2pdma_revocable(vm);
                 vm.iommu = Iommu::Strict;
-                vm.param.push("persistent_api_support=0".to_owned());
             },
             command: P2PDMA,
         },

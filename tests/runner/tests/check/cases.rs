@@ -1074,6 +1074,18 @@ const NO_OFED: &str = "Mainline's ib_core never had the interface, and there is 
 const OLD_OFED: &str = "It is not of MLNX_OFED 5.4-3.0.3.0 or newer, or DOCA-OFED, and the build knows no older form: install \
                         one of these, or have PEER_MEM_INCLUDE= name the include folder of the ib_core in use.";
 
+/// A host whose kernel's own ib_core has peer memory.
+fn own_peer_memory() -> Host {
+    let mut host = complete(UBUNTU);
+    host.without("usr/src/ofa_kernel")
+        .file("{K}/include/rdma/peer_mem.h", PEER_HEADER)
+        .file(
+            "{K}/Module.symvers",
+            &exported("ib_register_peer_memory_client", "ib_core"),
+        );
+    host
+}
+
 pub(crate) fn peer_memory() -> Vec<Case> {
     vec![
         case(
@@ -1096,13 +1108,7 @@ pub(crate) fn peer_memory() -> Vec<Case> {
         ),
         case(
             "peer memory in the kernel itself",
-            complete(UBUNTU)
-                .without("usr/src/ofa_kernel")
-                .file("{K}/include/rdma/peer_mem.h", PEER_HEADER)
-                .file(
-                    "{K}/Module.symvers",
-                    &exported("ib_register_peer_memory_client", "ib_core"),
-                ),
+            &own_peer_memory(),
             &[],
         ),
         case(
@@ -1288,7 +1294,7 @@ pub(crate) fn revocation() -> Vec<Case> {
         ("doca-ofed-24.10", true),
         ("doca-ofed-26.01", false),
         ("3.4", false),
-        // Of a driver that is the kernel's own.
+        // The kernel's own driver.
         (UBUNTU, false),
         ("unknown", false),
     ];
@@ -1352,14 +1358,7 @@ pub(crate) fn revocation() -> Vec<Case> {
     );
     add(
         "an old OFED's driver beside peer memory of another's".to_owned(),
-        complete(UBUNTU)
-            .without("usr/src/ofa_kernel")
-            .file("{K}/include/rdma/peer_mem.h", PEER_HEADER)
-            .file(
-                "{K}/Module.symvers",
-                &exported("ib_register_peer_memory_client", "ib_core"),
-            )
-            .file("sys/module/mlx5_core/version", "5.0-0\n"),
+        own_peer_memory().file("sys/module/mlx5_core/version", "5.0-0\n"),
         Vec::new(),
     );
     cases
