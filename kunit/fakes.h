@@ -66,7 +66,7 @@ void fake_nic_guard(int guard);
 const struct dma_map_ops *fake_dma_ops(struct device *dev);
 struct iommu_domain *fake_domain(struct device *dev);
 
-/* Of the machine. The list has the fake NIC first, then the fake GPUs. */
+/* The machine's list of devices has the fake NIC first, then the fake GPUs. */
 struct pci_dev *fake_pci_get(unsigned int vendor, unsigned int device,
 			     struct pci_dev *from);
 int fake_pci_domain(struct pci_bus *bus);

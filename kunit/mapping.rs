@@ -461,7 +461,7 @@ suite!(
             same!((count(IovaFree), count(BarMap)), (1, 4));
             umem.release();
             nothing_mapped();
-            // That fails, too.
+            // The mapping of each range fails, too.
             fail(call, nth, 1, ENOMEM.to_errno())?;
             fail(Call::BarMap, 3, 1, EIO.to_errno())?;
             same!(failure(pages(4)), Some(Failed::DmaMap(EINVAL.to_errno())));
@@ -493,7 +493,7 @@ suite!(
         nothing_mapped();
     }
 
-    /// What this module cannot map, nvidia.ko may be able to: it does, unless the memory can be revoked.
+    /// Persistent memory that this module cannot map is mapped by nvidia.ko. Revocable memory is refused.
     fn a_mapping_that_fails_half_way_is_undone(_: BothClients) {
         lies(EVERY_OTHER);
         for nic in rows([EachNic::CAN_LOSE, EachNic::CANNOT_LOSE]) {
@@ -661,7 +661,7 @@ suite!(
         }
     }
 
-    /// As after `munmap()` and `mmap()` by a process with two GPUs.
+    /// The process has two GPUs, and has replaced the memory by `munmap()` and `mmap()`.
     fn what_nvidia_ko_says_of_another_gpu_is_not_remembered(_: NoClient) {
         to_result(fake_more_gpus(1))?;
         let _up = persistent(c"nv_mem")?;

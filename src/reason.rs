@@ -376,7 +376,7 @@ impl fmt::Display for Code {
     }
 }
 
-/// What is counted and refuses nothing.
+/// An event that is counted and refuses nothing.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Event {
     /// A persistent pin could not be put, and never will be.

@@ -131,7 +131,7 @@ static void make_uuid(struct gpu *gpu)
 
 static bool p2pdma;
 
-/* As nvidia-uvm does it when it starts on a GPU with a static BAR1. */
+/* nvidia-uvm does this when it starts on a GPU with a static BAR1. */
 static int p2pdma_add(struct gpu *gpu)
 {
 	int ret;
@@ -143,7 +143,7 @@ static int p2pdma_add(struct gpu *gpu)
 	return ret;
 }
 
-/* As nvidia-uvm does it when it stops. Waits for all who have the pagemap. */
+/* nvidia-uvm does this when it stops. Waits until nobody has the pagemap. */
 static void p2pdma_remove(struct gpu *gpu)
 {
 	if (!gpu->has_p2pdma)
@@ -173,7 +173,7 @@ static void stray_remove(void)
 {
 	if (!stray_pages)
 		return;
-	/* As it was made. */
+	/* The kernel removes the range that it has made. */
 	if (stray_pages == MEMORY_DEVICE_PCI_P2PDMA)
 		stray.range.end -= STANDIN_GRANULE;
 	stray_pages = 0;

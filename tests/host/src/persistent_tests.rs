@@ -292,7 +292,8 @@ fn refused_life(world: &World, start: u64, code: i32) -> Vec<&'static str> {
 fn a_denial_is_remembered_and_no_other_refusal() {
     let start = 0x8_7000_0000;
     let asked = ["pin", "provider maps", "unpin", "provider maps"];
-    // As NV_ERR_NOT_SUPPORTED, which the topology check gives; then all else of which `nvidia_p2p_map_status()` makes a code.
+    // `nvidia_p2p_map_status()` makes this code of NV_ERR_NOT_SUPPORTED, which the topology check gives. The rest are its
+    // other codes.
     assert_eq!(DENIED, Reason::Map(-524));
     for code in [ENOTSUPP, EINVAL, ENOMEM, -5, -16, -19, -95, 0] {
         let world = world_of_strangers(start);

@@ -79,7 +79,7 @@ fn without_a_callback() {
 fn a_device_that_was_denied_a_gpu_is_refused() {
     let start = 0x1c_0000_0000;
     let (first, second) = (Gpus::one(0), Gpus::one(1));
-    // What is remembered, and of how many allocations, two on each GPU, the region consists.
+    // The remembered answers, and the number of the region's allocations, two on each GPU.
     for (answers, count, denied) in [
         (&[][..], 3, false),
         (
@@ -112,7 +112,7 @@ fn a_device_that_was_denied_a_gpu_is_refused() {
         assert_eq!(log.contains(&"unmap"), !denied);
         assert!(log.contains(&"unpin"));
     }
-    // Who is denied gets nvidia.ko's own words.
+    // The application gets the code and the reason of nvidia.ko's own refusal.
     assert_eq!(DENIED.errno(), EOPNOTSUPP);
     assert_eq!(DENIED.name(), c"unreachable");
 }

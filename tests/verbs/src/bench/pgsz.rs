@@ -102,8 +102,8 @@ mod tests {
         found
     }
 
-    /// What the module makes of memory behind an IOMMU whose range begins at a multiple of 2^37 that is congruent to `va`
-    /// modulo 2 GiB. Entries end at multiples of 2 GiB of virtual addresses; `hole` bytes are behind the first.
+    /// The module's entries behind an IOMMU whose range begins at a multiple of 2^37. DMA addresses are congruent to `va` modulo
+    /// 2 GiB. Entries end at multiples of 2 GiB of virtual addresses, and `hole` bytes follow the first.
     fn windows(dma: u64, va: u64, len: u64, hole: u64) -> Vec<(u64, u64)> {
         let mut at = dma + va % (2 * G1);
         let mut entries = Vec::new();
@@ -149,7 +149,7 @@ mod tests {
         assert!(wrong_without > 0, "the iterator of 32 bits is right");
     }
 
-    /// So no hole is needed there.
+    /// Regions of up to 4 GiB need no hole.
     #[test]
     fn up_to_four_gib_no_page_is_too_large_for_32_bits() {
         for len in [2 * G1 + K64, 3 * G1, 4 * G1 - K64, 4 * G1] {

@@ -453,7 +453,7 @@ fn denied_before(lab: &Lab) -> Result<()> {
     }
     let before = Counters::read()?;
     try_with(&lab.near, libc::EOPNOTSUPP)?;
-    // Of the other device nvidia.ko has said nothing.
+    // nvidia.ko was not asked about the other device.
     try_with(&lab.far, 0)?;
     let after = Counters::read()?;
     let asked = after.since(&before, "get_pages_persistent")? + after.since(&before, "dma_map")?;

@@ -599,7 +599,7 @@ struct ib_umem *rxe_peer_umem_get(struct rxe_dev *rxe, struct rxe_mr *mr,
 		goto put_dev;
 	}
 
-	/* As mlx5 where its create_real_mr() fails. */
+	/* mlx5 does this if its create_real_mr() fails. */
 	peer = rxe_peer_fails(&peer_fail_create) ? ERR_PTR(-EIO) :
 		rxe_peer_create(mr, umem, dma_dev);
 	if (IS_ERR(peer)) {
