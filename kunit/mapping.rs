@@ -19,7 +19,10 @@ use crate::{
         SgEntry,
         MAX_STEP, //
     },
-    reason::ENOTSUPP,
+    reason::{
+        ENOTSUPP,
+        EOPNOTSUPP, //
+    },
     setup::*, //
 };
 
@@ -622,7 +625,7 @@ suite!(
                 fail(Call::Map, 1, times, ENOTSUPP)?;
                 log();
                 let failed = failure(range());
-                same!(failed, Some(Failed::DmaMap(EOPNOTSUPP.to_errno())));
+                same!(failed, Some(Failed::DmaMap(EOPNOTSUPP)));
                 let log = log();
                 let pins = log.iter().filter(|event| **event == PinPersistent);
                 Ok::<_, Error>(pins.count() - 1)
@@ -648,7 +651,7 @@ suite!(
         for replaced in rows([fake_nic_is_replaced, fake_gpu_is_replaced]) {
             get(revocable.range())?.release();
             fail(Call::Map, 1, 2, ENOTSUPP)?;
-            let refused = Some(Failed::DmaMap(EOPNOTSUPP.to_errno()));
+            let refused = Some(Failed::DmaMap(EOPNOTSUPP));
             same!(failure(persistent.range()), refused);
             log();
             same!(failure(revocable.range()), refused);
