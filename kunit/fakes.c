@@ -15,6 +15,7 @@
 #include <linux/mm.h>
 #include <linux/pci.h>
 #include <linux/scatterlist.h>
+#include <linux/sched/mm.h>
 #include <linux/sched/task.h>
 #include <linux/sizes.h>
 #include <linux/slab.h>
@@ -389,4 +390,21 @@ void fake_thread_join(struct task_struct *task)
 {
 	kthread_stop(task);
 	put_task_struct(task);
+}
+
+unsigned int fake_reserves(void)
+{
+	return memalloc_noreclaim_save();
+}
+
+void fake_no_reserves(unsigned int flags)
+{
+	memalloc_noreclaim_restore(flags);
+}
+
+void fake_in_reclaim(void (*callback)(void *data), void *data)
+{
+	fs_reclaim_acquire(GFP_KERNEL);
+	callback(data);
+	fs_reclaim_release(GFP_KERNEL);
 }

@@ -105,6 +105,7 @@ unsigned int fake_remembered(void);
 /* kernel.c: the module's parameters. */
 void fake_parameters(int peerdirect_support, int persistent_api_support);
 void fake_provider_maps(bool maps);
+void fake_user_limit(unsigned int mib);
 /* As this module was loaded; the last is its own. */
 void fake_loaded_with(int *peerdirect_support, int *persistent_api_support,
 		      unsigned int *fail_registration);
@@ -124,6 +125,12 @@ int fake_sysfs_refs(void);
 bool fake_sysfs_has(const char *client, const char *file);
 ssize_t fake_sysfs_read(const char *client, const char *file, char *to,
 			size_t size);
+
+/* The calling thread's allocations wait for nothing, until fake_no_reserves(). */
+unsigned int fake_reserves(void);
+void fake_no_reserves(unsigned int flags);
+/* Calls @callback as if the reclaim of memory waited for it: lockdep looks. */
+void fake_in_reclaim(void (*callback)(void *data), void *data);
 
 /* A test's failure; from any thread, as long as the test runs. */
 void fake_test_begins(void);

@@ -122,6 +122,10 @@ unsafe extern "C" {
     pub(crate) safe fn fake_nic_is_replaced() -> c_int;
     pub(crate) safe fn fake_parameters(peerdirect_support: c_int, persistent_api_support: c_int);
     pub(crate) safe fn fake_provider_maps(maps: bool);
+    pub(crate) safe fn fake_user_limit(mib: c_uint);
+    safe fn fake_reserves() -> c_uint;
+    safe fn fake_no_reserves(flags: c_uint);
+    fn fake_in_reclaim(callback: FreeCallback, data: *mut c_void);
     pub(crate) safe fn fake_loaded_with(
         peerdirect_support: &mut c_int,
         persistent_api_support: &mut c_int,
@@ -245,6 +249,8 @@ pub(crate) enum Point {
     Mapping,
     /// In `dma_map_phys()`, or `dma_iova_link()`.
     BarMapping,
+    /// In `sg_alloc_table()`, for a chunk of a scatter list or all of it.
+    Allocating,
     /// In `dma_unmap_phys()`, or `dma_iova_unlink()`.
     BarUnmapping,
     // Those of ib_core are the test VM's: `peer_holds` of its peer_mem.c.
@@ -529,8 +535,14 @@ pub(crate) fn remembered(look: impl FnOnce(&Life) -> Result) -> Result {
     look(LIFE.lock().as_ref().ok_or(ENOENT)?)
 }
 
+/// Runs `f` on the world of the fakes. What `f` allocates waits for nothing: callbacks come here, too, and an allocation would
+/// be reported in place of the module's.
 pub(crate) fn with<R>(f: impl FnOnce(&mut World) -> R) -> R {
-    f(&mut WORLD.lock())
+    let mut world = WORLD.lock();
+    let flags = fake_reserves();
+    let result = f(&mut world);
+    fake_no_reserves(flags);
+    result
 }
 
 /// Takes the first for which this holds.
@@ -1300,16 +1312,22 @@ pub(crate) unsafe extern "C" fn nvidia_p2p_dma_unmap_pages(
 
 /// The process frees its GPU memory.
 pub(crate) fn free_memory() {
-    free(|_| true);
+    free(|_| true, false);
+}
+
+/// As [`free_memory`], while everybody who allocates waits for the callbacks: lockdep reports a lock that a callback takes
+/// if it was held across an allocation before.
+pub(crate) fn free_memory_in_reclaim() {
+    free(|_| true, true);
 }
 
 /// The process frees the allocation at `va`.
 pub(crate) fn free_memory_at(va: u64) {
-    free(|pin| pin.va == va);
+    free(|pin| pin.va == va, false);
 }
 
 /// One callback for each pin that can be revoked, one after another, with the API lock held.
-fn free(which: impl Fn(&Pinned) -> bool) {
+fn free(which: impl Fn(&Pinned) -> bool, in_reclaim: bool) {
     api_locked_unseen("the freeing of memory", || {
         loop {
             let next = with(|world| {
@@ -1322,8 +1340,13 @@ fn free(which: impl Fn(&Pinned) -> bool) {
             };
             reach(Point::CallingBack);
             record(Event::Callback);
-            // SAFETY: The pin's own callback, with its own data, in process context, once.
-            unsafe { callback(ptr::without_provenance_mut(data)) };
+            let data = ptr::without_provenance_mut(data);
+            match in_reclaim {
+                // SAFETY: The pin's own callback, with its own data, in process context, once.
+                false => unsafe { callback(data) },
+                // SAFETY: As above.
+                true => unsafe { fake_in_reclaim(callback, data) },
+            }
             record(Event::CallbackReturns);
             remove_pin(table).into_iter().for_each(free_pin);
             reach(Point::CalledBack);
@@ -1434,6 +1457,7 @@ unsafe extern "C" fn fake_sg_alloc(
     entries: c_uint,
     gfp: bindings::gfp_t,
 ) -> c_int {
+    reach(Point::Allocating);
     if let Some(code) = failing(Call::SgAlloc) {
         // What the kernel leaves there when it fails half way.
         // SAFETY: Valid for writes as promised by the caller.

@@ -56,6 +56,12 @@ void fake_parameters(int peerdirect, int persistent)
 	peermem_params.peerdirect_support = peerdirect;
 	peermem_params.persistent_api_support = persistent;
 	peermem_params.provider_maps = false;
+	peermem_params.user_limit_mib = 0;
+}
+
+void fake_user_limit(unsigned int mib)
+{
+	peermem_params.user_limit_mib = mib;
 }
 
 void fake_provider_maps(bool maps)

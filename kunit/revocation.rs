@@ -118,6 +118,35 @@ suite!(
         logged![Acquire, Pin, Callback, CallbackReturns];
     }
 
+    /// nvidia.ko holds the GPUs' locks while it waits for a callback, and an allocation may take long. The first is for the
+    /// list of the pages that were read by then, or for its end.
+    fn a_callback_beside_an_allocation_of_acquire_waits_for_nothing(_: RevocableClient) {
+        lies(EVERY_OTHER);
+        for count in rows([1, PAGES, THREE_CHUNKS]) {
+            at(Point::Allocating, || {
+                if let Ok(thread) = Thread::start(free_memory) {
+                    check!(!thread.waits());
+                    keep(thread);
+                }
+            })?;
+            check!(not_mine(pages(count)));
+            join_kept();
+            logged![Acquire, Pin, Callback, CallbackReturns];
+        }
+    }
+
+    /// Of all locks that a callback takes: the last reference to the region goes in it.
+    fn no_lock_that_a_callback_takes_is_held_across_an_allocation(_: NoClient) {
+        let _up = revocable(ClientUnmaps)?;
+        fake_user_limit(1 << 20);
+        lies(EVERY_OTHER);
+        let orphan = mapped(pages(THREE_CHUNKS))?;
+        Thread::start(move || orphan.release())?.join();
+        log();
+        calls!(free_memory_in_reclaim() => Callback, CallbackReturns);
+        fake_user_limit(0);
+    }
+
     /// The persistent client, which is asked next, does not take what is there then.
     fn memory_that_was_revoked_in_acquire_is_not_the_next_clients(_: BothClients) {
         free_at(Point::Pinning)?;

@@ -20,6 +20,11 @@
 //! The callback comes with the API lock held. So the locks of an entry and of the table are held
 //! across no call that takes another; and `put_rwsem` is never taken on the callback's own thread.
 //!
+//! nvidia.ko also holds the locks of the GPUs during a callback. An allocation may wait for memory to be reclaimed. If a
+//! lock that a callback takes were held meanwhile, every GPU of the machine would wait, too. So none of them is held
+//! across an allocation: neither the table's nor an entry's, neither a region's nor that of the users' quota. Memory is
+//! allocated first. What was true before is checked again under the lock.
+//!
 //! # Rules, and what fails without them
 //!
 //! - What the provider holds of ours is a number, never a pointer: [`free_callback`] looks it up under a
@@ -76,6 +81,7 @@ use super::{
         self,
         EntryLock,
         IdMap,
+        IdSlot,
         ModuleRef,
         PageTable,
         Process,
@@ -129,10 +135,14 @@ pub(crate) struct CallbackTable {
 }
 
 impl CallbackTable {
-    fn insert(&mut self, entry: Shared<CallbackEntry>) -> Result<usize, Reason> {
+    fn insert(
+        &mut self,
+        slot: IdSlot<Shared<CallbackEntry>>,
+        entry: Shared<CallbackEntry>,
+    ) -> usize {
         self.last = self.last.wrapping_add(1);
-        self.entries.insert(self.last, entry)?;
-        Ok(self.last)
+        self.entries.insert(slot, self.last, entry);
+        self.last
     }
 }
 
@@ -180,7 +190,8 @@ impl Pinned {
             region,
             _hold: ModuleRef::try_new().ok_or(Reason::Unloading)?,
         })?;
-        let number = callbacks(|callbacks| callbacks.insert(entry.clone()))?;
+        let slot = IdSlot::new()?;
+        let number = callbacks(|callbacks| callbacks.insert(slot, entry.clone()));
         let table = env::put_rwsem_read(|| env::get_pages::<OnFree>(&span, number))
             // No callback comes.
             .inspect_err(|_| remove(number))?
@@ -238,8 +249,9 @@ impl CallbackPin {
         })
     }
 
-    /// Runs `f` on the page table, unless the memory is gone. A callback waits for the end of `f`,
-    /// which must not call the provider.
+    /// Runs `f` on the page table, unless the memory is gone. A callback waits for the end of `f`, which must neither
+    /// call the provider, nor allocate, nor take a lock. A long table is read in several calls. The memory may go away
+    /// between two of them, so `f` keeps no reference to the table.
     pub(crate) fn read<R>(
         &self,
         f: impl FnOnce(TableGuard<'_>) -> Result<R, Reason>,

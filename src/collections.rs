@@ -9,7 +9,10 @@ use core::ops::{
 
 use kernel::{
     prelude::*,
-    rbtree::RBTree, //
+    rbtree::{
+        RBTree,
+        RBTreeNodeReservation, //
+    }, //
 };
 
 use crate::reason::Reason;
@@ -91,18 +94,31 @@ impl<T> Default for IdMap<T> {
     }
 }
 
+/// Memory for one value of an [`IdMap`].
+pub(crate) struct IdSlot<T>(RBTreeNodeReservation<usize, T>);
+
+impl<T> IdSlot<T> {
+    /// Allocates the memory. May sleep.
+    pub(crate) fn new() -> Result<Self, Reason> {
+        let slot = RBTreeNodeReservation::new(GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
+        Ok(IdSlot(slot))
+    }
+}
+
 impl<T> IdMap<T> {
-    /// Adds `value`, whose number is new.
-    pub(crate) fn insert(&mut self, number: usize, value: T) -> Result<(), Reason> {
-        self.0
-            .try_create_and_insert(number, value, GFP_KERNEL)
-            .map(drop)
-            .map_err(|_| Reason::NoMemory)
+    /// Adds `value`, whose number is new. Allocates nothing: the value goes into `slot`.
+    pub(crate) fn insert(&mut self, slot: IdSlot<T>, number: usize, value: T) {
+        self.0.insert(slot.0.into_node(number, value));
     }
 
     /// That with the number.
     pub(crate) fn get(&self, number: usize) -> Option<&T> {
         self.0.get(&number)
+    }
+
+    /// That with the number.
+    pub(crate) fn get_mut(&mut self, number: usize) -> Option<&mut T> {
+        self.0.get_mut(&number)
     }
 
     /// Removes that with the number.

@@ -262,25 +262,22 @@ pub(crate) enum BarMapping {
 
 impl BarMapping {
     /// Maps `memory` for `device`, all of it or nothing, and makes the scatter list. `va` is the virtual address that it
-    /// backs, `page` the size of its pages. `memory` is taken, and becomes the list where its entries are the right ones.
+    /// backs, `page` the size of its pages. `memory` becomes the list where its entries are the right ones.
     /// May sleep.
     pub(crate) fn map(
         device: &PciDevice,
-        memory: &mut Option<PhysRanges>,
+        memory: PhysRanges,
         va: u64,
         page: PageSize,
     ) -> Result<(Self, SgTable), Reason> {
-        let of = memory.as_ref().ok_or(Reason::MappedTwice)?;
         let layout = SgLayout::new(va, page, device.max_segment());
-        let mapping = BarMapping::new(device, of, va)?;
+        let mapping = BarMapping::new(device, &memory, va)?;
         let table = match &mapping {
-            BarMapping::Bounds(_) if layout.is_whole() => None,
-            BarMapping::Bounds(_) => Some(list(layout, of.steps())?),
-            BarMapping::Ranges(all) => Some(list(layout, all.ranges.iter().copied())?),
-            BarMapping::Iova(iova) => Some(list(layout, iova.runs())?),
+            BarMapping::Bounds(_) if layout.is_whole() => memory.into_table(),
+            BarMapping::Bounds(_) => list(layout, memory.steps())?,
+            BarMapping::Ranges(all) => list(layout, all.ranges.iter().copied())?,
+            BarMapping::Iova(iova) => list(layout, iova.runs())?,
         };
-        let own = memory.take().map(PhysRanges::into_table);
-        let table = table.or(own).ok_or(Reason::MappedTwice)?;
         Ok((mapping, table))
     }
 
@@ -316,10 +313,14 @@ impl BarMapping {
 /// The scatter list of `ranges`.
 fn list(mut layout: SgLayout, ranges: impl Iterator<Item = AddrRange>) -> Result<SgTable, Reason> {
     let (table, ()) = SgTable::build(|table| {
+        let mut push = |entry| {
+            table.push(entry);
+            true
+        };
         for range in ranges {
-            layout.range(range, |entry| table.push(entry));
+            layout.range(range, &mut push);
         }
-        layout.finish(|entry| table.push(entry));
+        layout.finish().map(push);
         Ok(())
     })?;
     Ok(table)

@@ -23,8 +23,11 @@ pub(crate) use kernel::sync::Arc as Shared;
 /// A list that grows, and says so when memory is short.
 pub(crate) use super::collections::SmallVec;
 
-/// Values by their numbers.
+/// Values by their numbers. Adding one allocates nothing.
 pub(crate) use super::collections::IdMap;
+
+/// Memory for one value of an [`IdMap`]. Allocated while no lock is held that a callback of the provider's takes.
+pub(crate) use super::collections::IdSlot;
 
 /// A value behind a sleeping lock, for a static.
 pub(crate) use super::sync::StaticMutex;
@@ -34,10 +37,10 @@ pub(crate) use super::sync::QUOTA_LOCK;
 /// A sleeping lock around a value. Process context only.
 pub(crate) use super::sync::Lock;
 
-/// A [`Lock`] that threads can also wait on.
+/// A [`Lock`] that threads can also wait on. A callback of the provider's takes it: nothing is allocated while it is held.
 pub(crate) use super::sync::Monitor;
 
-/// A sleeping lock around a `bool`. A callback of the provider's takes it.
+/// A sleeping lock around a `bool`. A callback of the provider's takes it: nothing is allocated while it is held.
 pub(crate) use super::sync::EntryLock;
 
 /// Runs a function beside other [`put_rwsem_read`]s, and beside no [`put_rwsem_write`].
@@ -58,7 +61,7 @@ pub(crate) use super::task::Thread;
 pub(crate) use kernel::task::Pid as Process;
 
 /// What tells one user from another.
-pub(crate) use kernel::task::Kuid as User;
+pub(crate) type User = usize;
 
 /// The calling process.
 pub(crate) use super::compat::process;

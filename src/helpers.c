@@ -6,6 +6,7 @@
 
 #include <linux/anon_inodes.h>
 #include <linux/bitops.h>
+#include <linux/cred.h>
 #include <linux/debugfs.h>
 #include <linux/dma-map-ops.h>
 #include <linux/dma-mapping.h>
@@ -34,13 +35,19 @@ DEFINE_SPINLOCK(peermem_registry_lock);
 DEFINE_SPINLOCK(peermem_history_lock);
 DEFINE_MUTEX(peermem_quota_lock);
 DEFINE_MUTEX(peermem_callbacks_lock);
-/* Taken with an entry's lock held; below it are the PCI core's. */
+/* Taken in dma_map with ib_core's mapping_lock held; below it are the PCI core's. */
 DEFINE_MUTEX(peermem_bars_lock);
 DECLARE_RWSEM(peermem_put_rwsem);
 
 bool peermem_is_killed(void)
 {
 	return fatal_signal_pending(current);
+}
+
+/* Real user ID of the calling process, as the initial user namespace has it. */
+unsigned int peermem_user(void)
+{
+	return __kuid_val(current_uid());
 }
 
 /* Another thread may write a new name meanwhile: then it is some of both. */

@@ -46,6 +46,7 @@ extern struct mutex peermem_bars_lock;
 extern struct rw_semaphore peermem_put_rwsem;
 
 bool peermem_is_killed(void);
+unsigned int peermem_user(void);
 void peermem_comm(char *comm);
 bool peermem_returns_to_user(void);
 bool peermem_at_return(const struct file_operations *ops, void *data);

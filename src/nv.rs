@@ -223,12 +223,12 @@ impl Checked<'_> {
         })
     }
 
-    /// Reads where the pages are.
+    /// One of the [`Reader::batches`]: see [`Reader::pages`].
     #[inline(always)]
-    pub(crate) fn read(&self, reader: &mut Reader<'_, '_>) {
+    pub(crate) fn read(&self, from: usize, reader: &mut Reader<'_, '_>) -> Option<usize> {
         // SAFETY: The page is alive by the type invariant.
         let addr = |page: &*mut c::nvidia_p2p_page| unsafe { (**page).physical_address };
-        reader.pages(self.pages, addr, self.page);
+        reader.pages(self.pages, from, addr, self.page)
     }
 }
 
@@ -309,8 +309,7 @@ impl PersistentPin {
         if checked.cacheable {
             return Err(Reason::CpuCacheable);
         }
-        checked.read(reader);
-        Ok(())
+        reader.batches(|reader, from| Ok(checked.read(from, reader)))
     }
 
     /// Maps every page for `device`: `nvidia_p2p_dma_map_pages()`. Takes nvidia.ko's API lock.

@@ -264,7 +264,7 @@ pub(crate) fn recall(gpu: Gpus, device: &PciDevice) -> Option<Reach> {
 /// removed. May sleep.
 pub(crate) fn remember(gpu: Gpus, device: &PciDevice, answer: Reach) {
     let len = BAR_CACHE.with(|cache| cache.gpu(gpu).map_or(0, |known| known.answers.len()));
-    // Without the lock: a registration in revocable mode waits for it, and a callback for that registration.
+    // Without the lock: `dma_map` takes it with ib_core's `mapping_lock` held, for which a callback waits.
     let Ok(answers) = KVVec::with_capacity(len + 1, GFP_KERNEL) else {
         return;
     };
@@ -348,44 +348,43 @@ pub(crate) struct BarFinder {
     gpus: Gpus,
     /// All that was clear.
     bounds: Option<AddrRange>,
-    /// The first failure.
-    failed: Option<Reason>,
 }
 
 impl BarFinder {
-    /// Checks `range`, which is not empty and may go on in another BAR, and says whether all is well so far. May sleep.
+    /// Checks `range`, and returns `true` if it is in the BAR found last, and as it should be. Takes no lock.
     #[inline(always)]
-    pub(crate) fn lookup(&mut self, range: &AddrRange) -> bool {
-        self.clear.contains(range) || self.lookup_beyond(*range)
+    pub(crate) fn lookup_here(&mut self, range: &AddrRange) -> bool {
+        self.clear.contains(range) || self.bar.is_some_and(|bar| self.lookup_in(&bar, range))
     }
 
     #[cold]
     #[inline(never)]
-    fn lookup_beyond(&mut self, mut range: AddrRange) -> bool {
-        // Nothing is looked for after a failure: each search may go over all devices of the machine.
-        while self.failed.is_none() && range.len > 0 {
-            let Some(bar) = self.bar_at(range.addr) else {
-                return self.fail(Reason::NotInBar);
-            };
+    fn lookup_in(&mut self, bar: &AddrRange, range: &AddrRange) -> bool {
+        if !bar.contains(range) {
+            return false;
+        }
+        let clear = range.widened(SUBSECTION, bar);
+        // SAFETY: Has no preconditions.
+        if unsafe { c::peermem_has_struct_page(clear.addr, clear.len, bar.addr, bar.last()) } {
+            return false;
+        }
+        self.clear = clear;
+        self.bounds = Some(self.bounds.map_or(clear, |bounds| bounds.bounding(&clear)));
+        true
+    }
+
+    /// Checks `range`, which is not empty and may go on in another BAR. May sleep.
+    pub(crate) fn lookup(&mut self, mut range: AddrRange) -> Result<(), Reason> {
+        while range.len > 0 {
+            let bar = self.bar_at(range.addr).ok_or(Reason::NotInBar)?;
             let here = range.start_in(&bar);
-            let clear = here.widened(SUBSECTION, &bar);
-            // SAFETY: Has no preconditions.
-            if unsafe { c::peermem_has_struct_page(clear.addr, clear.len, bar.addr, bar.last()) } {
-                return self.fail(Reason::HasStructPages);
+            if !self.lookup_in(&bar, &here) {
+                return Err(Reason::HasStructPages);
             }
-            self.clear = clear;
-            self.bounds = Some(self.bounds.map_or(clear, |bounds| bounds.bounding(&clear)));
             range.addr = range.addr.wrapping_add(here.len);
             range.len -= here.len;
         }
-        self.failed.is_none()
-    }
-
-    fn fail(&mut self, reason: Reason) -> bool {
-        // What was found clear is no answer any more.
-        self.clear = AddrRange::default();
-        self.failed = Some(reason);
-        false
+        Ok(())
     }
 
     /// The BAR with `addr` in it.
@@ -402,12 +401,9 @@ impl BarFinder {
         self.bar
     }
 
-    /// A range in one BAR with all that was checked, if there is one. Refused unless all was as it should be.
-    pub(crate) fn bounds(&self) -> Result<Option<AddrRange>, Reason> {
-        if let Some(reason) = self.failed {
-            return Err(reason);
-        }
-        Ok(self.bounds.filter(|_| self.bars == 1))
+    /// A range in one BAR with all that was checked, if there is one.
+    pub(crate) fn bounds(&self) -> Option<AddrRange> {
+        self.bounds.filter(|_| self.bars == 1)
     }
 
     /// The GPUs in whose BARs something was found.

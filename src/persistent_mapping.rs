@@ -73,9 +73,8 @@ impl PersistentMapping {
         va: u64,
         page: PageSize,
     ) -> Result<(Self, SgTable), Reason> {
-        let mut memory = memory(pins, device, va)?;
-        if memory.is_some() {
-            match BarMapping::map(device, &mut memory, va, page) {
+        if let Some(memory) = memory(pins, device, va)? {
+            match BarMapping::map(device, memory, va, page) {
                 Ok((mapping, table)) => return Ok((PersistentMapping::Own(mapping), table)),
                 Err(Reason::MapResource { .. }) => mr::check_killed()?,
                 Err(reason) => return Err(reason),
@@ -87,11 +86,15 @@ impl PersistentMapping {
         }
         let mut layout = SgLayout::new(va, page, device.max_segment());
         let (table, ()) = SgTable::build(|table| {
+            let mut push = |entry| {
+                table.push(entry);
+                true
+            };
             for (pin, mapping) in pins.iter().zip(mappings.iter()) {
-                let push = |entry| table.push(entry);
-                layout.pages(mapping.addresses(), |addr| *addr, pin.page_size(), push);
+                let addresses = mapping.addresses();
+                layout.pages(addresses, |addr| *addr, pin.page_size(), &mut push);
             }
-            layout.finish(|entry| table.push(entry));
+            layout.finish().map(push);
             Ok(())
         })?;
         Ok((PersistentMapping::Provider(mappings), table))

@@ -9,6 +9,7 @@ use crate::{
         self,
         AddrRange,
         PageSize,
+        SgEntry,
         SgLayout, //
     },
     reason::Reason,
@@ -33,34 +34,73 @@ pub(crate) struct PhysRanges {
     bounds: Option<AddrRange>,
 }
 
+/// Most pages in a batch. A callback waits for the batch under way, and with it every GPU.
+const BATCH: usize = 4096;
+
 /// Makes a [`PhysRanges`], pin by pin.
 pub(crate) struct Reader<'a, 'b> {
     layout: SgLayout,
     bars: BarFinder,
     table: &'a mut SgBuilder<'b>,
+    /// An entry that is to be added between two batches.
+    pending: Option<SgEntry>,
 }
 
 impl Reader<'_, '_> {
-    /// The next pages, whose addresses `addr` finds. May sleep.
+    /// Reads where the pages are from that with the number `from` on, which is at the address that `addr` finds. Returns the
+    /// number of the page that the next of the [`Reader::batches`] begins with, if any is left. Neither allocates nor takes a
+    /// lock.
     #[inline(always)]
-    pub(crate) fn pages<T>(&mut self, pages: &[T], addr: impl Fn(&T) -> u64, page: PageSize) {
+    pub(crate) fn pages<T>(
+        &mut self,
+        pages: &[T],
+        from: usize,
+        addr: impl Fn(&T) -> u64,
+        page: PageSize,
+    ) -> Option<usize> {
+        let left = pages.get(from..)?;
+        let (now, later) = left.split_at_checked(BATCH).unwrap_or((left, &[]));
         let (bars, table) = (&mut self.bars, &mut *self.table);
-        self.layout.pages(pages, addr, page, |entry| {
-            if bars.lookup(&entry.range()) {
-                table.push(entry);
+        let left = self.layout.pages(now, addr, page, |entry| {
+            let is_added = bars.lookup_here(&entry.range()) && table.push_within(entry);
+            if !is_added {
+                self.pending = Some(entry);
             }
+            is_added
         });
+        let left = left.len().saturating_add(later.len());
+        (left > 0).then(|| pages.len().saturating_sub(left))
+    }
+
+    /// Calls `batch` with the number of the page to go on with, first with 0, until it returns `None`. Stops at the first
+    /// memory that is not in a BAR as it should be. May sleep between the calls.
+    #[inline(always)]
+    pub(crate) fn batches(
+        &mut self,
+        mut batch: impl FnMut(&mut Self, usize) -> Result<Option<usize>, Reason>,
+    ) -> Result<(), Reason> {
+        let mut next = Some(0);
+        while let Some(from) = next {
+            next = batch(self, from)?;
+            self.settle()?;
+        }
+        Ok(())
+    }
+
+    /// Adds the entry at which [`Reader::pages`] stopped, if there is one.
+    fn settle(&mut self) -> Result<(), Reason> {
+        if let Some(entry) = self.pending.take() {
+            self.bars.lookup(entry.range())?;
+            self.table.push(entry);
+        }
+        Ok(())
     }
 
     /// The bounding range and the GPUs of all.
-    fn finish(self) -> Result<(Option<AddrRange>, Gpus), Reason> {
-        let (mut bars, table) = (self.bars, self.table);
-        self.layout.finish(|entry| {
-            if bars.lookup(&entry.range()) {
-                table.push(entry);
-            }
-        });
-        Ok((bars.bounds()?, bars.gpus()))
+    fn finish(mut self) -> Result<(Option<AddrRange>, Gpus), Reason> {
+        self.pending = self.layout.finish();
+        self.settle()?;
+        Ok((self.bars.bounds(), self.bars.gpus()))
     }
 }
 
@@ -76,6 +116,7 @@ impl PhysRanges {
                 layout: SgLayout::new(va, PageSize::KIB_64, u32::MAX),
                 bars: BarFinder::default(),
                 table,
+                pending: None,
             };
             read(&mut reader)?;
             reader.finish()

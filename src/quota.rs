@@ -14,7 +14,8 @@
 use super::{
     env::{
         self,
-        SmallVec,
+        IdMap,
+        IdSlot,
         StaticMutex,
         User,
         QUOTA_LOCK, //
@@ -22,22 +23,12 @@ use super::{
     reason::Reason, //
 };
 
-/// What one user has pinned.
-pub(crate) struct Usage {
-    user: User,
-    /// One without bytes serves the next user that needs one.
-    bytes: u64,
-}
+/// Bytes of each user that has pinned any, by user.
+pub(crate) type Usages = Option<IdMap<u64>>;
 
-impl Usage {
-    fn is_of(&self, user: User) -> bool {
-        self.bytes > 0 && self.user == user
-    }
-}
-
-/// All users', where there is a limit. A callback of the provider's waits for this lock: nothing is called with it
-/// held that waits for a callback.
-static USAGES: StaticMutex<SmallVec<Usage>> = StaticMutex::new(QUOTA_LOCK, SmallVec::new());
+/// All users', where there is a limit. A callback of the provider's takes this lock: while it is held, nothing is
+/// allocated, and nothing is called that waits for a callback.
+static USAGES: StaticMutex<Usages> = StaticMutex::new(QUOTA_LOCK, None);
 
 /// Bytes that are charged to a user, until dropped.
 pub(crate) struct Charge {
@@ -52,20 +43,17 @@ impl Charge {
         let Some(limit) = env::user_limit() else {
             return Ok(Charge { user, bytes: 0 });
         };
+        let slot = IdSlot::new()?;
         USAGES.with(|usages| {
-            let own = usages.iter().position(|usage| usage.is_of(user));
-            let free = || usages.iter().position(|usage| usage.bytes == 0);
-            let found = own.or_else(free);
-            let pinned = found
-                .and_then(|index| usages.get(index))
-                .map_or(0, |usage| usage.bytes);
+            let usages = usages.get_or_insert_with(IdMap::default);
+            let pinned = usages.get(user).copied().unwrap_or(0);
             let total = pinned
                 .checked_add(bytes)
                 .filter(|total| *total <= limit)
                 .ok_or(Reason::UserLimit { pinned, limit })?;
-            match found.and_then(|index| usages.get_mut(index)) {
-                Some(usage) => *usage = Usage { user, bytes: total },
-                None => usages.push(Usage { user, bytes: total })?,
+            match usages.get_mut(user) {
+                Some(pinned) => *pinned = total,
+                None => usages.insert(slot, user, total),
             }
             Ok(Charge { user, bytes })
         })
@@ -79,12 +67,13 @@ impl Drop for Charge {
         }
         let user = self.user;
         USAGES.with(|usages| {
-            if let Some(usage) = usages.iter_mut().find(|usage| usage.is_of(user)) {
-                usage.bytes = usage.bytes.saturating_sub(self.bytes);
-            }
-            if usages.iter().all(|usage| usage.bytes == 0) {
-                // A static is not dropped with its module.
-                *usages = SmallVec::new();
+            let usages = usages.get_or_insert_with(IdMap::default);
+            if let Some(pinned) = usages.get_mut(user) {
+                *pinned = pinned.saturating_sub(self.bytes);
+                if *pinned == 0 {
+                    // A static is not dropped with its module.
+                    usages.remove(user);
+                }
             }
         });
     }

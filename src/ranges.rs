@@ -320,7 +320,7 @@ fn entry(start: u64, end: u64) -> SgEntry {
 /// largest page size that there is.
 pub(crate) struct SgLayout {
     window: u64,
-    /// Bytes to the end of the window; not 0.
+    /// Bytes to the end of the window. 0 where the next range begins another one.
     left: u64,
     /// The range under way, which lies in one window: its first address, and the one behind it, which may be
     /// behind the last of all. None if they are the same.
@@ -353,34 +353,39 @@ impl SgLayout {
         self.window == MAX_ENTRY
     }
 
-    /// Goes on with the pages that `addr` finds in `pages`, and calls `each` with the entries that end there. What is
-    /// backed by them begins at a whole page of virtual addresses.
+    /// Goes on with the pages that `addr` finds in `pages`, and calls `each` with the entries that end there, until it
+    /// returns `false`. Returns the pages that are left then. What is backed by them begins at a whole page of virtual
+    /// addresses.
     ///
     /// One loop over each window's pages: what it does for a page is most of what large regions cost.
     #[inline(always)]
-    pub(crate) fn pages<T>(
+    pub(crate) fn pages<'a, T>(
         &mut self,
-        mut pages: &[T],
+        mut pages: &'a [T],
         addr: impl Fn(&T) -> u64,
         page: PageSize,
-        mut each: impl FnMut(SgEntry),
-    ) {
+        mut each: impl FnMut(SgEntry) -> bool,
+    ) -> &'a [T] {
         let len = page.bytes();
-        while !pages.is_empty() {
+        while let Some(first) = pages.first() {
+            if !self.open(&mut each) {
+                break;
+            }
             // CAST: No more than there are.
             let count = page.whole_in(self.left).min(pages.len() as u64) as usize;
-            let Some((now, rest)) = pages.split_at_checked(count.max(1)) else {
-                return;
+            let Some((now, rest)) = pages.split_at_checked(count) else {
+                break;
             };
-            pages = rest;
             if count == 0 {
-                // Another pin has smaller pages, and the device takes no more than these.
-                let range = |page| AddrRange {
-                    addr: addr(page),
-                    len,
-                };
-                now.iter()
-                    .for_each(|page| self.range(range(page), &mut each));
+                // Another pin has smaller pages, and the window ends in this one. Two entries may end here.
+                let addr = addr(first);
+                if addr != self.end && !self.close(&mut each) {
+                    break;
+                }
+                pages = pages.get(1..).unwrap_or_default();
+                if !self.range(AddrRange { addr, len }, &mut each) {
+                    break;
+                }
                 continue;
             }
             let (mut start, mut end) = (self.start, self.end);
@@ -392,51 +397,73 @@ impl SgLayout {
                 }
                 breaks
             };
-            let mut addrs = now.iter().map(&addr);
-            while let Some(addr) = addrs.find(|addr| breaks(*addr, &mut end)) {
-                if start != end {
-                    each(entry(start, end));
-                }
+            let mut addrs = now.iter();
+            let mut goes_on = true;
+            while let Some(addr) = addrs
+                .by_ref()
+                .map(&addr)
+                .find(|addr| breaks(*addr, &mut end))
+            {
+                goes_on = start == end || each(entry(start, end));
                 (start, end) = (addr, addr.wrapping_add(len));
+                if !goes_on {
+                    break;
+                }
             }
             (self.start, self.end) = (start, end);
-            self.advance(len.saturating_mul(count as u64), &mut each);
+            let done = now.len().saturating_sub(addrs.len());
+            self.left = self.left.saturating_sub(len.saturating_mul(done as u64));
+            pages = match goes_on {
+                true => rest,
+                false => return pages.get(done..).unwrap_or_default(),
+            };
         }
+        pages
     }
 
-    /// Goes on with `range`, and calls `each` with the entries that end in it.
-    pub(crate) fn range(&mut self, mut range: AddrRange, mut each: impl FnMut(SgEntry)) {
+    /// Goes on with `range`, and calls `each` with the entries that end in it. Returns `false` if `each` did, which ends
+    /// nothing here.
+    pub(crate) fn range(
+        &mut self,
+        mut range: AddrRange,
+        mut each: impl FnMut(SgEntry) -> bool,
+    ) -> bool {
+        let mut goes_on = true;
         while range.len > 0 {
-            let len = range.len.min(self.left);
+            goes_on &= self.open(&mut each);
             if range.addr != self.end {
-                self.close(&mut each);
+                goes_on &= self.close(&mut each);
                 (self.start, self.end) = (range.addr, range.addr);
             }
+            let len = range.len.min(self.left);
             range.addr = range.addr.wrapping_add(len);
             range.len -= len;
             self.end = range.addr;
-            self.advance(len, &mut each);
+            self.left -= len;
         }
+        goes_on
     }
 
-    /// Calls `each` with the entry that is under way.
-    pub(crate) fn finish(mut self, mut each: impl FnMut(SgEntry)) {
-        self.close(&mut each);
+    /// Ends the entry under way, and returns it.
+    pub(crate) fn finish(&mut self) -> Option<SgEntry> {
+        let ended = entry(self.start, self.end);
+        let is_empty = self.start == self.end;
+        self.start = self.end;
+        (!is_empty).then_some(ended)
     }
 
-    fn advance(&mut self, len: u64, each: &mut impl FnMut(SgEntry)) {
-        self.left = self.left.saturating_sub(len);
-        if self.left == 0 {
-            self.close(each);
-            self.left = self.window;
+    /// Begins the next window, if this one is full. Returns what `each` does, or `true` if it is not called.
+    fn open(&mut self, each: &mut impl FnMut(SgEntry) -> bool) -> bool {
+        if self.left > 0 {
+            return true;
         }
+        self.left = self.window;
+        self.close(each)
     }
 
-    fn close(&mut self, each: &mut impl FnMut(SgEntry)) {
-        if self.start != self.end {
-            each(entry(self.start, self.end));
-            self.start = self.end;
-        }
+    /// Ends the entry under way. Returns what `each` does, or `true` if it is not called.
+    fn close(&mut self, each: &mut impl FnMut(SgEntry) -> bool) -> bool {
+        self.finish().is_none_or(each)
     }
 }
 

@@ -27,6 +27,8 @@
 //!   the same thread or another.
 //! - Under the region's lock nothing takes the API lock: neither pin nor unpin. Mapping and unmapping
 //!   addresses of a BAR take none.
+//! - Under the region's lock nothing is allocated, and so nothing is mapped: see
+//!   [`callback_pin`](super::callback_pin). Unmapping allocates nothing.
 //!
 //! # Rules, and what fails without them
 //!
@@ -40,6 +42,10 @@
 //!   writes to its own record after `release`, and an invalidation on its way reads it. It waits with
 //!   no lock held, and never on the callback's own thread, for OFED 4.9 calls `release` inside the
 //!   callback.
+//! - `map` maps with the region unlocked. If a callback has come when it locks the region again, it unmaps and fails:
+//!   ib_core, and so the HCA, never gets an address of memory that is gone. The callback does not wait for that. Every
+//!   ib_core that is known holds `mapping_lock` over `dma_map`, so there an invalidation waits for it; a client cannot
+//!   change that.
 //! - The scatter list goes in `release` alone: ib_core writes to its first and last entry before it
 //!   calls `dma_unmap`, even after an invalidation.
 //! - The provider's `dma_map_pages` is not used. It reads the page table without a lock, and a callback
@@ -105,7 +111,8 @@ pub(crate) struct State {
     table: Option<SgTable>,
     /// From `pin` until `release`.
     pins: SmallVec<RevocablePin>,
-    /// Where the memory is, from `pin` until `map` or `release`, whichever is first.
+    /// Where the memory is, from `pin` until `map` or `release`, whichever is first. ib_core does not map again after a
+    /// `map` that failed.
     memory: Option<PhysRanges>,
 }
 
@@ -177,18 +184,18 @@ impl Mr for RevocableMr {
         if self.gpus.numbers().any(denied) {
             return Err(DENIED);
         }
-        self.inner.state.with(|state| {
-            // A callback that comes later waits for the lock, and tears down what is built here.
+        let Inner { state, entry, of } = &*self.inner;
+        let memory = state.with(|state| {
             state.check()?;
-            if state.table.is_some() {
-                return Err(Reason::MappedTwice);
-            }
-            let va = self.inner.of.span.start();
-            let (mapping, table) = BarMapping::map(device, &mut state.memory, va, self.page)?;
+            state.memory.take().ok_or(Reason::MappedTwice)
+        })?;
+        let (mapping, table) = BarMapping::map(device, memory, of.span.start(), self.page)?;
+        mr::note_large_hca_page(self.span(), &table);
+        let (entries, hca) = (table.entries(), device.address());
+        state.with(move |state| {
+            // A callback may have come since. A later one waits for the lock, and tears down what was built here.
+            state.check()?;
             state.mapping = Some(mapping);
-            mr::note_large_hca_page(self.span(), &table);
-            let (entries, hca) = (table.entries(), device.address());
-            let entry = &self.inner.entry;
             entry.update(|stats, slot| stats.mapped(slot, entries, hca));
             Ok(state.table.insert(table).head())
         })

@@ -38,21 +38,23 @@ impl RevocablePin {
     }
 
     /// Where the memory of `pins` is, which backs the virtual addresses from `va` on, the size of its pages, and in whose
-    /// BARs it is. Refused where it is gone, or nothing that this module can map.
+    /// BARs it is. Refused where it is gone, or nothing that this module can map. Read in batches, since a callback waits
+    /// for the one under way.
     pub(crate) fn read_all(pins: &[Self], va: u64) -> Result<(PhysRanges, PageSize, Gpus), Reason> {
         let mut page = PageSize::KIB_128;
         let (memory, gpus) = PhysRanges::read(va, |reader| {
             pins.iter().try_for_each(|pin| {
-                pin.held.read(|table| {
-                    // SAFETY: The table lives until `free_callback` returns for it, and that call does not return
-                    // while there is a `TableGuard`. The borrow ends with this function.
-                    let checked = unsafe { table.table().check(pin.span) }?;
-                    if checked.cacheable {
-                        return Err(Reason::CpuCacheable);
-                    }
-                    page = page.min(checked.page);
-                    checked.read(reader);
-                    Ok(())
+                reader.batches(|reader, from| {
+                    pin.held.read(|table| {
+                        // SAFETY: The table lives until `free_callback` returns for it, and that call does not return
+                        // while there is a `TableGuard`. The borrow ends with this function.
+                        let checked = unsafe { table.table().check(pin.span) }?;
+                        if checked.cacheable {
+                            return Err(Reason::CpuCacheable);
+                        }
+                        page = page.min(checked.page);
+                        Ok(checked.read(from, reader))
+                    })
                 })
             })
         })?;

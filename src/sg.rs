@@ -76,9 +76,18 @@ impl<'a> SgBuilder<'a> {
     /// Adds an entry, unless there is no memory for it. May sleep.
     #[inline(always)]
     pub(crate) fn push(&mut self, entry: SgEntry) {
-        let mut at = self.at;
+        if self.at == self.end {
+            self.grow();
+        }
+        self.push_within(entry);
+    }
+
+    /// Adds an entry, and returns `true`, if there is room without an allocation.
+    #[inline(always)]
+    pub(crate) fn push_within(&mut self, entry: SgEntry) -> bool {
+        let at = self.at;
         if at == self.end {
-            at = self.grow();
+            return false;
         }
         // SAFETY: Before `end`, and nobody else's. What links it to others stays as it is.
         unsafe {
@@ -91,6 +100,7 @@ impl<'a> SgBuilder<'a> {
         }
         // INVARIANT: It was before `end`, and is filled.
         self.at = at.wrapping_add(1);
+        true
     }
 
     /// How many entries are filled, of those from `first` on.
@@ -99,10 +109,10 @@ impl<'a> SgBuilder<'a> {
         ((self.at.addr() - self.first.addr()) / size_of::<bindings::scatterlist>()) as c_uint
     }
 
-    /// Makes room, in a new chunk, and says where it begins; where there is no memory for one, over what is there.
+    /// Makes room, in a new chunk; where there is no memory for one, over what is there.
     #[cold]
     #[inline(never)]
-    fn grow(&mut self) -> *mut bindings::scatterlist {
+    fn grow(&mut self) {
         let mut used = 0;
         if !self.failed {
             let filled = self.filled();
@@ -111,12 +121,12 @@ impl<'a> SgBuilder<'a> {
         }
         if used == 0 {
             self.failed = true;
-            return self.first;
+        } else {
+            // INVARIANT: A chunk with so many entries, of which the first `used` are filled, and this is not all.
+            self.first = self.list.chunk;
+            self.end = self.first.wrapping_add(CHUNK);
         }
-        // INVARIANT: A chunk with so many entries, of which the first `used` are filled, and this is not all.
-        self.first = self.list.chunk;
-        self.end = self.first.wrapping_add(CHUNK);
-        self.first.wrapping_add(used as usize)
+        self.at = self.first.wrapping_add(used as usize);
     }
 
     /// The list of the entries that were added, and what adding them returned. To be called once; not by value, which would

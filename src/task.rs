@@ -9,10 +9,7 @@ use kernel::{
     bindings,
     mm::virt::flags,
     prelude::*,
-    task::{
-        Kuid,
-        Task, //
-    },
+    task::Task,
     types::ForeignOwnable, //
 };
 
@@ -56,8 +53,10 @@ pub(crate) fn is_exiting() -> bool {
 }
 
 /// The user of the calling process.
-pub(crate) fn user() -> Kuid {
-    current!().uid()
+pub(crate) fn user() -> usize {
+    // CAST: It has 32 bits.
+    // SAFETY: Has no preconditions.
+    unsafe { c::peermem_user() as usize }
 }
 
 /// Monotonic time in microseconds.

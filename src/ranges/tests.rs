@@ -21,19 +21,44 @@ fn span(addr: u64, len: u64) -> Result<Span, Reason> {
     Span::covering(addr, len, PageSize::KIB_64, 1 << 40)
 }
 
-/// The entries for these pages: as a pin's, as those of two pins, and as ranges, which makes no difference.
-fn list(addrs: &[u64], va: u64, page: PageSize, max_segment: u32) -> Vec<SgEntry> {
-    let read = |pins: &[&[u64]]| {
+/// The entries for the pages of these pins. In batches of some entries it makes no difference.
+fn entries_of_pins(
+    pins: &[(&[u64], PageSize)],
+    va: u64,
+    page: PageSize,
+    max_segment: u32,
+) -> Vec<SgEntry> {
+    let read = |batch: usize| {
         let (mut layout, mut entries) = (SgLayout::new(va, page, max_segment), Vec::new());
-        for pin in pins {
-            layout.pages(pin, |addr| *addr, page, |entry| entries.push(entry));
+        for (mut rest, page) in pins.iter().copied() {
+            while !rest.is_empty() {
+                let mut room = batch;
+                let push = |entry| {
+                    assert!(room > 0, "called after `false`");
+                    room -= 1;
+                    entries.push(entry);
+                    room > 0
+                };
+                rest = layout.pages(rest, |addr| *addr, page, push);
+                assert!(rest.is_empty() || room == 0, "stopped for nothing");
+            }
         }
-        layout.finish(|entry| entries.push(entry));
+        entries.extend(layout.finish());
         entries
     };
-    let entries = read(&[addrs]);
+    let entries = read(usize::MAX);
+    for batch in 1..4 {
+        assert_eq!(read(batch), entries, "{batch} entries a batch");
+    }
+    entries
+}
+
+/// The entries for these pages: as a pin's, as those of two pins, and as ranges, which makes no difference.
+fn list(addrs: &[u64], va: u64, page: PageSize, max_segment: u32) -> Vec<SgEntry> {
+    let entries = entries_of_pins(&[(addrs, page)], va, page, max_segment);
     let (first, second) = addrs.split_at(addrs.len() / 2);
-    assert_eq!(read(&[first, second]), entries);
+    let pins = [(first, page), (second, page)];
+    assert_eq!(entries_of_pins(&pins, va, page, max_segment), entries);
     let layout = SgLayout::new(va, page, max_segment);
     let ranges = entries_of(pages(addrs, page), layout);
     assert_eq!(ranges, entries, "by ranges, max_segment {max_segment}");
@@ -48,9 +73,12 @@ fn pages(addrs: &[u64], page: PageSize) -> impl Iterator<Item = AddrRange> + '_ 
 fn entries_of(ranges: impl Iterator<Item = AddrRange>, mut layout: SgLayout) -> Vec<SgEntry> {
     let mut entries = Vec::new();
     for range in ranges {
-        layout.range(range, |entry| entries.push(entry));
+        layout.range(range, |entry| {
+            entries.push(entry);
+            true
+        });
     }
-    layout.finish(|entry| entries.push(entry));
+    entries.extend(layout.finish());
     entries
 }
 
@@ -372,27 +400,27 @@ fn a_small_segment_limit_is_kept_down_to_a_page() {
 /// One pin has pages of 64 KiB, the other of 128 KiB: the smaller one is that of the registration.
 #[test]
 fn a_small_segment_limit_is_kept_for_larger_pages_of_another_pin() {
+    let pins = [
+        (&[0, 2 * MIB][..], PageSize::KIB_64),
+        (&[4 * MIB, 4 * MIB + 128 * KIB], PageSize::KIB_128),
+    ];
     for (max, want) in [(65536, 6), (131_072, 4), (1 << 31, 3)] {
-        let mut layout = SgLayout::new(0, PageSize::KIB_64, max);
-        let mut entries = Vec::new();
-        layout.pages(
-            &[0, 2 * MIB],
-            |addr| *addr,
-            PageSize::KIB_64,
-            |entry| entries.push(entry),
-        );
-        let large = [4 * MIB, 4 * MIB + 128 * KIB];
-        layout.pages(
-            &large,
-            |addr| *addr,
-            PageSize::KIB_128,
-            |entry| entries.push(entry),
-        );
-        layout.finish(|entry| entries.push(entry));
+        let entries = entries_of_pins(&pins, 0, PageSize::KIB_64, max);
         let longest = entries.iter().map(|entry| entry.len).max();
         assert!(longest <= Some(max), "{longest:?} of {max}");
         assert_eq!(entries.len(), want, "max_segment {max}");
     }
+}
+
+#[test]
+fn a_page_across_the_end_of_a_window_ends_two_entries() {
+    let pins = [
+        (&[0][..], PageSize::KIB_64),
+        (&[4 * MIB, 8 * MIB], PageSize::KIB_128),
+    ];
+    let entries = entries_of_pins(&pins, 2 * GIB - 128 * KIB, PageSize::KIB_64, 1 << 31);
+    let lens = entries.iter().map(|entry| u64::from(entry.len) / KIB);
+    assert_eq!(lens.collect::<Vec<_>>(), [64, 64, 64, 128]);
 }
 
 #[test]

@@ -3,11 +3,13 @@
 //! What surrounds the module's logic. `src/env.rs` has the kernel's, and says what each name stands for.
 
 use std::collections::BTreeMap;
+use std::marker::PhantomData;
 use std::ops::Deref;
 use std::ops::DerefMut;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Mutex as StdMutex;
+use std::sync::PoisonError;
 
 use crate::callback_pin::CallbackPin;
 use crate::callback_pin::CallbackTable;
@@ -21,7 +23,7 @@ use crate::fakes::provider::DMA_BASE;
 use crate::fakes::world::world;
 use crate::fakes::world::Break;
 use crate::history::Task;
-use crate::quota::Usage;
+use crate::quota::Usages;
 use crate::ranges::AddrRange;
 use crate::ranges::PageSize;
 use crate::ranges::SgEntry;
@@ -37,6 +39,7 @@ use crate::sync::thread::ThreadId;
 use crate::sync::Condvar;
 use crate::sync::Mutex;
 use crate::sync::MutexGuard;
+use crate::sync::SCRIPTED;
 
 pub(crate) use std::sync::Arc as Shared;
 
@@ -52,10 +55,8 @@ pub(crate) use crate::fakes::provider::spurious_callback;
 pub(crate) use crate::fakes::provider::ModuleRef;
 pub(crate) use crate::fakes::provider::PageTable;
 
-pub(crate) use Monitor as Lock;
-
 pub(crate) type Process = u32;
-pub(crate) type User = u32;
+pub(crate) type User = usize;
 
 /// Where the HCA is.
 pub(crate) const HCA: PciAddress = PciAddress(0x0300 | 5 << 3 | 1);
@@ -64,6 +65,7 @@ pub(crate) const HCA: PciAddress = PciAddress(0x0300 | 5 << 3 | 1);
 pub(crate) const IOMMU_OFFSET: u64 = 0x100_0000_0000;
 
 pub(crate) fn share<T>(value: T) -> Result<Shared<T>, Reason> {
+    world().may_allocate();
     Ok(Shared::new(value))
 }
 
@@ -91,15 +93,21 @@ impl<T> StaticMutex<T> {
     }
 }
 
-impl StaticMutex<SmallVec<Usage>> {
-    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut SmallVec<Usage>) -> R) -> R {
-        f(&mut world().usages.borrow_mut())
+impl StaticMutex<Usages> {
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Usages) -> R) -> R {
+        let world = world();
+        let mut usages = world.usages.borrow_mut();
+        let _locked = world.locked("the users' lock");
+        f(&mut usages)
     }
 }
 
 impl StaticMutex<Option<CallbackTable>> {
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Option<CallbackTable>) -> R) -> R {
-        f(&mut world().callbacks.lock().expect("no poison"))
+        let world = world();
+        let mut callbacks = world.callbacks.lock().expect("no poison");
+        let _locked = world.locked("the table's lock");
+        f(&mut callbacks)
     }
 }
 
@@ -157,6 +165,19 @@ impl Thread {
     }
 }
 
+/// The lock of a persistent registration. No callback takes it.
+pub(crate) struct Lock<T>(Mutex<T>);
+
+impl<T> Lock<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Lock(Mutex::new(value))
+    }
+
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+        f(&mut self.0.lock().expect("no poison"))
+    }
+}
+
 pub(crate) struct Monitor<T> {
     value: Mutex<T>,
     changed: Condvar,
@@ -170,12 +191,16 @@ impl<T> Monitor<T> {
         }
     }
 
+    /// A test that fails with it locked still drops what it has.
     fn lock(&self) -> MutexGuard<'_, T> {
-        self.value.lock().expect("no poison")
+        self.value.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
-        f(&mut self.lock())
+        let mut guard = self.lock();
+        let world = world();
+        let _locked = world.locked("the region's lock");
+        f(&mut guard)
     }
 
     pub(crate) fn wait_while(&self, mut condition: impl FnMut(&mut T) -> bool) {
@@ -240,12 +265,14 @@ pub(crate) struct EntryLock(Mutex<bool>);
 
 impl EntryLock {
     pub(crate) fn new(value: bool) -> Result<Self, Reason> {
+        world().may_allocate();
         Ok(EntryLock(Mutex::new(value)))
     }
 
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut bool) -> R) -> R {
         let mut guard = self.0.lock().expect("no poison");
         let world = world();
+        let _locked = world.locked("an entry's lock");
         if world.is_broken(Break::UnlockedEntry) {
             let mut copy = *guard;
             drop(guard);
@@ -268,6 +295,7 @@ impl<T> SmallVec<T> {
     }
 
     pub(crate) fn push(&mut self, value: T) -> Result<(), Reason> {
+        world().may_allocate();
         self.0.push(value);
         Ok(())
     }
@@ -302,17 +330,33 @@ impl<T> Default for IdMap<T> {
 }
 
 impl<T> IdMap<T> {
-    pub(crate) fn insert(&mut self, number: usize, value: T) -> Result<(), Reason> {
+    pub(crate) fn insert(&mut self, _slot: IdSlot<T>, number: usize, value: T) {
         assert!(self.0.insert(number, value).is_none());
-        Ok(())
     }
 
     pub(crate) fn get(&self, number: usize) -> Option<&T> {
         self.0.get(&number)
     }
 
+    pub(crate) fn get_mut(&mut self, number: usize) -> Option<&mut T> {
+        self.0.get_mut(&number)
+    }
+
     pub(crate) fn remove(&mut self, number: usize) -> Option<T> {
         self.0.remove(&number)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+pub(crate) struct IdSlot<T>(PhantomData<T>);
+
+impl<T> IdSlot<T> {
+    pub(crate) fn new() -> Result<Self, Reason> {
+        world().may_allocate();
+        Ok(IdSlot(PhantomData))
     }
 }
 
@@ -383,6 +427,7 @@ impl SgTable {
         fill: impl FnOnce(&mut Vec<SgEntry>) -> Result<R, Reason>,
     ) -> Result<(Self, R), Reason> {
         let world = world();
+        world.may_allocate();
         if world.fails("table") {
             return Err(Reason::NoMemory);
         }
@@ -509,6 +554,7 @@ impl PhysRanges {
         read: impl FnOnce(&mut Reader) -> Result<(), Reason>,
     ) -> Result<(Self, Gpus), Reason> {
         let world = world();
+        world.may_allocate();
         let mut reader = Reader(Vec::new());
         read(&mut reader)?;
         for (what, reason) in [
@@ -553,11 +599,20 @@ impl RevocablePin {
 
     pub(crate) fn read_all(pins: &[Self], va: u64) -> Result<(PhysRanges, PageSize, Gpus), Reason> {
         let (memory, gpus) = PhysRanges::read(va, |reader| {
+            let world = world();
             for held in pins.iter().filter_map(|pin| pin.held.as_ref()) {
-                if world().is_broken(Break::LateRead) {
+                if world.is_broken(Break::LateRead) {
                     held.read(|table| Ok(table.table()))?.read();
                 }
-                reader.0.push(held.read(|table| Ok(table.table().read()))?);
+                let first = held.read(|table| Ok(table.table().read()))?;
+                // Between two batches of one table.
+                world.may_allocate();
+                world.hook(&world.on_batch);
+                // Models read it once: a second time adds orders alone.
+                if SCRIPTED {
+                    held.read(|table| Ok(table.table().read()))?;
+                }
+                reader.0.push(first);
             }
             Ok(())
         })?;
@@ -589,17 +644,17 @@ pub(crate) struct BarMapping {
 impl BarMapping {
     pub(crate) fn map(
         device: &PciDevice,
-        memory: &mut Option<PhysRanges>,
+        memory: PhysRanges,
         va: u64,
         page: PageSize,
     ) -> Result<(Self, SgTable), Reason> {
-        let PhysRanges { all, .. } = memory.as_ref().ok_or(Reason::MappedTwice)?;
         let world = world();
         world.record("map");
+        world.may_allocate();
         if world.fails("map") {
             return Err(Reason::MapResource { mapped: 0 });
         }
-        let gpus: Vec<usize> = all.iter().map(|content| content.gpu).collect();
+        let gpus: Vec<usize> = memory.all.iter().map(|content| content.gpu).collect();
         gpus.iter().for_each(|gpu| world.memory(*gpu).read());
         let mapping = BarMapping {
             memory: world.alloc("a DMA mapping"),
@@ -610,18 +665,21 @@ impl BarMapping {
             let umem = world.ib_core.umem(umem);
             umem.mapped(mapping.memory, &mapping.gpus);
         }
+        world.hook(&world.on_map);
         let (table, ()) = SgTable::build(|table| {
             let mut layout = SgLayout::new(va, page, device.max_segment());
-            for content in all {
+            let mut push = |entry| {
+                table.push(entry);
+                true
+            };
+            for content in &memory.all {
                 let dma = |addr: &u64| addr + IOMMU_OFFSET;
-                layout.pages(&content.addresses, dma, content.page, |entry| {
-                    table.push(entry);
-                });
+                layout.pages(&content.addresses, dma, content.page, &mut push);
             }
-            layout.finish(|entry| table.push(entry));
+            layout.finish().map(push);
             Ok(())
         })?;
-        *memory = None;
+        drop(memory);
         Ok((mapping, table))
     }
 }

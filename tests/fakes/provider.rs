@@ -245,6 +245,11 @@ impl Provider {
         self.api.lock().expect("no poison")
     }
 
+    /// That thread makes a callback.
+    pub(crate) fn is_inside(&self, thread: ThreadId) -> bool {
+        self.inside.get() == Some(thread)
+    }
+
     /// The lowest free pointer: one that was freed comes back at once.
     fn pointer(&self) -> usize {
         let mut pointers = self.pointers.borrow_mut();
@@ -371,6 +376,7 @@ pub(crate) fn get_pages<C: Callback>(
     let world = world();
     let provider = &world.provider;
     provider.record(format!("get {number}"));
+    world.may_allocate();
     world.hook(&provider.on_get);
     let guard = provider.lock("a get");
     if provider.unlisted.get() {

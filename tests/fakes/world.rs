@@ -14,14 +14,13 @@ use std::sync::Arc;
 use crate::callback_pin::CallbackTable;
 use crate::device::Gpus;
 use crate::device::Reach;
-use crate::fakes::env::SmallVec;
 use crate::fakes::ib_core::Core;
 use crate::fakes::ib_core::LEN;
 use crate::fakes::provider::Allocation;
 use crate::fakes::provider::Provider;
 use crate::fakes::provider::ALLOCATION;
 use crate::quota::Charge;
-use crate::quota::Usage;
+use crate::quota::Usages;
 use crate::registry::Registration;
 use crate::registry::RegistryStats;
 use crate::registry::State;
@@ -241,10 +240,12 @@ pub(crate) struct World {
     pub(crate) killed_after: Cell<Option<u64>>,
     /// The parameter, if it is set.
     pub(crate) max_chunks: Cell<Option<u32>>,
-    pub(crate) user: Cell<u32>,
+    pub(crate) user: Cell<usize>,
     pub(crate) user_limit: Cell<Option<u64>>,
     /// The lock of the users' bytes is a leaf, and the models do not look at its order.
-    pub(crate) usages: RefCell<SmallVec<Usage>>,
+    pub(crate) usages: RefCell<Usages>,
+    /// Locks that callbacks take, by the threads that hold them.
+    held: RefCell<Vec<(ThreadId, &'static str)>>,
     /// Entries that hold the module.
     pub(crate) holds: AtomicUsize,
     pub(crate) callbacks: Mutex<Option<CallbackTable>>,
@@ -273,6 +274,21 @@ pub(crate) struct World {
     pub(crate) on_unpin: Cell<Option<Hook>>,
     /// Run while ib_core revokes.
     pub(crate) on_revoke: Cell<Option<Hook>>,
+    /// Run while the module maps.
+    pub(crate) on_map: Cell<Option<Hook>>,
+    /// Run between two batches of a page table.
+    pub(crate) on_batch: Cell<Option<Hook>>,
+}
+
+/// A lock that callbacks take is held by a thread.
+pub(crate) struct Held(Arc<World>, ThreadId);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut held = self.0.held.borrow_mut();
+        let last = held.iter().rposition(|(thread, _)| *thread == self.1);
+        held.remove(last.expect("held"));
+    }
 }
 
 thread_local! {
@@ -402,6 +418,30 @@ impl World {
 
     pub(crate) fn memory(&self, number: usize) -> Arc<Memory> {
         self.memory.borrow()[number].clone()
+    }
+
+    /// The calling thread holds a lock that callbacks take, until the drop of what is returned.
+    pub(crate) fn locked(self: &Arc<Self>, what: &'static str) -> Held {
+        let this = thread::current().id();
+        self.held.borrow_mut().push((this, what));
+        Held(self.clone(), this)
+    }
+
+    /// The calling thread may wait for memory.
+    pub(crate) fn may_allocate(&self) {
+        let this = thread::current().id();
+        let held = self.held.borrow();
+        let found = held.iter().find(|(thread, _)| *thread == this);
+        assert!(
+            found.is_none(),
+            "{} is held across an allocation, and a callback waits for it",
+            found.map_or("", |(_, what)| what)
+        );
+        drop(held);
+        assert!(
+            !self.provider.is_inside(this),
+            "a callback waits for memory"
+        );
     }
 
     pub(crate) fn process(&self) -> u32 {

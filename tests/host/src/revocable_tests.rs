@@ -224,6 +224,37 @@ fn release_on_the_callbacks_own_thread() {
 }
 
 #[test]
+fn callback_beside_the_mapping() {
+    let r = Registration::at(0x1d_0000_0000);
+    r.set_ticket().expect("admitted");
+    r.world.on_map.set(Some(Box::new(World::free)));
+    assert_eq!(r.map().err(), Some(Reason::Revoked));
+    let want = [
+        "pin",
+        "map",
+        "callback",
+        "ib_core revokes",
+        "ib_core revoked",
+        "callback returns",
+        "unmap",
+    ];
+    assert_eq!(r.world.take_log()[..want.len()], want);
+}
+
+/// Nothing of the table is kept from one batch to the next.
+#[test]
+fn callback_between_two_batches_of_a_page_table() {
+    let world = World::at(0x1e_0000_0000);
+    world.on_batch.set(Some(Box::new(World::free)));
+    let reason = RevocableMr::pin(0x1e_0000_0000, MIB).err();
+    assert_eq!(reason, Some(Reason::Revoked));
+    assert_eq!(
+        world.take_log(),
+        ["pin", "callback", "callback returns", "no unpin"]
+    );
+}
+
+#[test]
 fn release_waits_for_a_callback_in_ib_core() {
     let r = Registration::up(0x18_0000_0000);
     let world = r.world.clone();
@@ -292,16 +323,28 @@ fn what_was_not_mapped_goes_with_the_release_too() {
 
 #[test]
 fn what_cannot_be_built_is_undone() {
-    let r = Registration::at(0x1a_0000_0000);
-    r.set_ticket().expect("admitted");
-    r.world.fail("table");
-    assert_eq!(r.map().err(), Some(Reason::NoMemory));
-    assert_eq!(r.world.take_log(), ["pin", "map", "unmap"]);
-    r.world.fail("map");
-    assert_eq!(r.map().err(), Some(Reason::MapResource { mapped: 0 }));
-    let world = r.world.clone();
-    drop(r);
-    assert_eq!(world.take_log(), ["map", "unpin"]);
+    for (start, fails, reason, done) in [
+        (
+            0x1a_0000_0000,
+            "table",
+            Reason::NoMemory,
+            &["pin", "map", "unmap", "unpin"][..],
+        ),
+        (
+            0x1b_0000_0000,
+            "map",
+            Reason::MapResource { mapped: 0 },
+            &["pin", "map", "unpin"],
+        ),
+    ] {
+        let r = Registration::at(start);
+        r.set_ticket().expect("admitted");
+        r.world.fail(fails);
+        assert_eq!(r.map().err(), Some(reason));
+        let world = r.world.clone();
+        drop(r);
+        assert_eq!(world.take_log(), done);
+    }
 }
 
 /// Free against release, both at once: whoever is first, one unmaps, and nobody hangs.

@@ -102,7 +102,7 @@ const KUNIT_SUITES: &[(&str, usize)] = &[
     ("mapping", 35),
     ("parts", 21),
     ("provider", 19),
-    ("revocation", 28),
+    ("revocation", 30),
     ("showing", 21),
 ];
 /// What others see of the module.
