@@ -216,8 +216,8 @@ reasons! {
         "use a device behind the same PCIe switch as the GPU (peermemctl topo) or, at your own risk, load nvidia.ko with \
          NVreg_GrdmaPciTopoCheckOverride=1";
     MapFailed: Reason::Map(_) => c"map_failed", None, Machine,
-        "nvidia.ko could not map the memory for the RDMA device; error -5 is an IOMMU or DMA layer that refused, or memory \
-         that touches the last 64 KiB of BAR1",
+        "nvidia.ko could not map the memory for the RDMA device; error -5 is an IOMMU or DMA layer that refused, bounce \
+         buffers that are forced (swiotlb=force, a confidential VM), or memory that touches the last 64 KiB of BAR1",
         "look for an IOMMU's lines and nvidia.ko's in the kernel log (dmesg | grep -e DMAR -e AMD-Vi -e arm-smmu -e NVRM)";
     MappingVersion: Reason::MappingVersion(_) => c"mapping_version", Some(EINVAL), Machine,
         "nvidia.ko's DMA mapping has a version that this module does not know (it knows 2.3)",
@@ -235,7 +235,7 @@ reasons! {
         "deregister such memory before it is freed, or it stays pinned";
     MapResource: Reason::MapResource { .. } => c"map_resource", Some(EINVAL), Machine,
         "the kernel could not map the BAR for the RDMA device: no memory for the IOMMU's page tables, no addresses left in \
-         it, or the device cannot address the BAR",
+         it, the device cannot address the BAR, or bounce buffers are forced (swiotlb=force, a confidential VM)",
         "look for an IOMMU's lines in the kernel log (dmesg | grep -e DMAR -e AMD-Vi -e arm-smmu)";
     Revoked: Reason::Revoked => c"revoked", Some(EINVAL), Request,
         "the memory was freed while it was being registered", "";

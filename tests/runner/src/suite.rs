@@ -230,6 +230,7 @@ const P2PDMA: &[&str] = &[
     "registrations.",
     "p2pdma.",
 ];
+const BOUNCED: &[&str] = &["{gdr}", "test", "machine.bounce_buffers_forced"];
 /// What the module says where it cannot be loaded.
 const LOADING: &[&str] = &["{gdr}", "loading"];
 const DMA: &[&str] = &["{gdr}", "test", "dma."];
@@ -343,6 +344,11 @@ fn p2pdma_translated(vm: &mut Options) {
 fn p2pdma_revocable(vm: &mut Options) {
     p2pdma(vm);
     vm.param.push("persistent_api_support=0".to_owned());
+}
+
+/// A kernel that has every device's DMA go through bounce buffers.
+fn bounced(vm: &mut Options) {
+    vm.append.push("swiotlb=force".to_owned());
 }
 
 /// Our module, without persistent pins.
@@ -755,6 +761,33 @@ pub(crate) const SUITE: &[Run] = &[
             command: P2PDMA,
         },
         only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "forced bounce buffers: ours",
+        place: Place::Vm {
+            options: bounced,
+            command: BOUNCED,
+        },
+        ..BASE
+    },
+    Run {
+        name: "forced bounce buffers: ours, revocable",
+        place: Place::Vm {
+            options: |vm| {
+                bounced(vm);
+                vm.param.push("persistent_api_support=0".to_owned());
+            },
+            command: BOUNCED,
+        },
+        ..BASE
+    },
+    Run {
+        name: "a GPU that is taken from its driver: ours",
+        place: Place::Vm {
+            options: |_| {},
+            command: &["{gdr}", "test", "machine.gpu_taken_while_registered"],
+        },
         ..BASE
     },
     Run {

@@ -14,6 +14,7 @@ mod identity;
 mod input;
 mod limit;
 pub(crate) mod loading;
+mod machine;
 mod moving;
 mod p2pdma;
 pub(crate) mod pair;
@@ -63,6 +64,7 @@ pub(crate) fn all(filters: &[String]) -> Vec<Case> {
         dma::CASES,
         if_asked("coherent", coherent::CASES),
         if_asked("p2pdma", p2pdma::CASES),
+        if_asked("machine", machine::CASES),
         if_asked("sweep", sweep::CASES),
         if_asked("scale", scale::CASES),
         if_asked("verify", verify::CASES),

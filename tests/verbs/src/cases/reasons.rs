@@ -325,14 +325,14 @@ pub(super) fn begin(lab: &Lab) -> Result<()> {
 }
 
 /// What a refused registration was.
-struct Attempt {
+pub(super) struct Attempt {
     errno: i32,
     span: Span,
     /// By a child, whose number is not known.
     by_child: bool,
 }
 
-fn attempt(hca: &Hca, span: Span) -> Result<Attempt> {
+pub(super) fn attempt(hca: &Hca, span: Span) -> Result<Attempt> {
     let errno = match hca.register(span, full_access()) {
         Ok(_) => 0,
         Err(refused) => refused.errno(),
@@ -346,11 +346,11 @@ fn attempt(hca: &Hca, span: Span) -> Result<Attempt> {
 
 /// What is to be read about one refused registration.
 #[derive(Clone, Copy)]
-struct Expected {
-    step: &'static str,
-    reason: &'static str,
-    code: i32,
-    errno: i32,
+pub(super) struct Expected {
+    pub(super) step: &'static str,
+    pub(super) reason: &'static str,
+    pub(super) code: i32,
+    pub(super) errno: i32,
 }
 
 impl Expected {
@@ -365,7 +365,11 @@ impl Expected {
 }
 
 /// One registration is refused: its line, its count and the log's line are there, and nothing else.
-fn one(lab: &Lab, expected: Expected, provoke: impl FnOnce(&Lab) -> Result<Attempt>) -> Result<()> {
+pub(super) fn one(
+    lab: &Lab,
+    expected: Expected,
+    provoke: impl FnOnce(&Lab) -> Result<Attempt>,
+) -> Result<()> {
     begin(lab)?;
     one_loaded(lab, expected, provoke)
 }

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What a machine does to registrations beside their own lives: bounce buffers that the kernel forces on every device, and a
+//! GPU that is taken from its driver.
+
+use anyhow::ensure;
+use anyhow::Result;
+
+use crate::cases::dma;
+use crate::cases::reasons::attempt;
+use crate::cases::reasons::one;
+use crate::cases::reasons::Expected;
+use crate::cases::stage::Stage;
+use crate::counters::Counters;
+use crate::gpu::GRANULE;
+use crate::hold::Worker;
+use crate::knobs::rebind;
+use crate::ktap;
+use crate::ktap::Case;
+use crate::lab::Lab;
+use crate::lab::PinMode;
+use crate::pattern::Pattern;
+use crate::rdma;
+use crate::rdma::full_access;
+use crate::rdma::Op;
+use crate::sys;
+use crate::sys::Mapping;
+
+const M2: usize = GRANULE as usize;
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "machine.bounce_buffers_forced",
+        run: bounce_buffers_forced,
+    },
+    Case {
+        name: "machine.gpu_taken_while_registered",
+        run: gpu_taken_while_registered,
+    },
+];
+
+/// The kernel maps no BAR then (`dma_direct_map_phys()`). Registrations are refused with a reason, and leave nothing behind.
+fn bounce_buffers_forced(lab: &Lab) -> Result<()> {
+    let parameters = sys::read_line("/proc/cmdline")?;
+    if !parameters.split(' ').any(|word| word == "swiotlb=force") {
+        return ktap::skip("bounce buffers are not forced");
+    }
+    let expected = match lab.setup.mode() {
+        // Where the module cannot map, nvidia.ko is asked to.
+        PinMode::Persistent => Expected {
+            step: "dma_map",
+            reason: "map_failed",
+            code: -libc::EIO,
+            errno: libc::EIO,
+        },
+        PinMode::Revocable => Expected {
+            step: "dma_map",
+            reason: "map_resource",
+            code: 0,
+            errno: libc::EINVAL,
+        },
+    };
+    one(lab, expected, |lab| {
+        let memory = lab.allocate_gpu(M2)?;
+        attempt(&lab.near, memory.span(0, M2)?)
+    })?;
+    let live = Counters::read()?.live_pins()?;
+    ensure!(live == 0, "{live} pins after the end");
+    Ok(())
+}
+
+/// nvidia.ko counts a persistent pin as a use of its GPU. Whoever takes the GPU from its driver waits for that use, and
+/// `nvidia-smi --gpu-reset` is refused. Until it ends, the region reads what is in the memory.
+fn gpu_taken_while_registered(lab: &Lab) -> Result<()> {
+    lab.needs_mode(PinMode::Persistent)?;
+    let stage = Stage::open(lab)?;
+    let memory = lab.allocate_gpu(M2)?;
+    let bytes = Pattern::new(lab.setup.seed, 1).bytes(0, M2);
+    memory.write(0, &bytes)?;
+    let region = stage.register(&memory)?;
+    let target = Mapping::anonymous(M2)?;
+    let mut connection = rdma::connect(&stage.hca, &lab.near)?;
+    let far = lab.near.register(target.span(0, M2)?, full_access())?;
+
+    let bdf = lab.gpu(0)?.bdf().to_owned();
+    let mut taking = Worker::start("unbind", move || rebind(&bdf))?;
+    let is_taken = taking.ended_or_in(&["remove[nvidia]"])?;
+    ensure!(!is_taken, "the GPU is taken with a registration alive");
+    connection.near.transfer(
+        Op::Write,
+        region.part(0, M2 as u64)?,
+        far.part(0, M2 as u64)?,
+    )?;
+    dma::same(&target, &bytes)?;
+    drop(region);
+    taking.finish()?.done("the unbind")?
+}
