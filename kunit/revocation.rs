@@ -135,7 +135,8 @@ suite!(
         }
     }
 
-    /// Of all locks that a callback takes: the last reference to the region goes in it.
+    /// lockdep looks, so this can fail on the debug kernel alone. The callback takes all locks that one can take, since it has
+    /// the last reference to the region.
     fn no_lock_that_a_callback_takes_is_held_across_an_allocation(_: NoClient) {
         let _up = revocable(ClientUnmaps)?;
         fake_user_limit(1 << 20);

@@ -116,7 +116,7 @@ impl<T> IdMap<T> {
         self.0.get(&number)
     }
 
-    /// That with the number.
+    /// Returns the value with the number.
     pub(crate) fn get_mut(&mut self, number: usize) -> Option<&mut T> {
         self.0.get_mut(&number)
     }

@@ -26,7 +26,7 @@ pub(crate) use super::collections::SmallVec;
 /// Values by their numbers. Adding one allocates nothing.
 pub(crate) use super::collections::IdMap;
 
-/// Memory for one value of an [`IdMap`]. Allocated while no lock is held that a callback of the provider's takes.
+/// Memory for one value of an [`IdMap`]. Allocated while no lock is held that a callback of nvidia.ko takes.
 pub(crate) use super::collections::IdSlot;
 
 /// A value behind a sleeping lock, for a static.
@@ -37,10 +37,10 @@ pub(crate) use super::sync::QUOTA_LOCK;
 /// A sleeping lock around a value. Process context only.
 pub(crate) use super::sync::Lock;
 
-/// A [`Lock`] that threads can also wait on. A callback of the provider's takes it: nothing is allocated while it is held.
+/// A [`Lock`] that threads can also wait on. A callback of nvidia.ko takes it: nothing is allocated while it is held.
 pub(crate) use super::sync::Monitor;
 
-/// A sleeping lock around a `bool`. A callback of the provider's takes it: nothing is allocated while it is held.
+/// A sleeping lock around a `bool`. A callback of nvidia.ko takes it: nothing is allocated while it is held.
 pub(crate) use super::sync::EntryLock;
 
 /// Runs a function beside other [`put_rwsem_read`]s, and beside no [`put_rwsem_write`].

@@ -223,7 +223,7 @@ impl Checked<'_> {
         })
     }
 
-    /// One of the [`Reader::batches`]: see [`Reader::pages`].
+    /// Reads one of the [`Reader::batches`]: see [`Reader::pages`].
     #[inline(always)]
     pub(crate) fn read(&self, from: usize, reader: &mut Reader<'_, '_>) -> Option<usize> {
         // SAFETY: The page is alive by the type invariant.

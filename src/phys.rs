@@ -47,9 +47,9 @@ pub(crate) struct Reader<'a, 'b> {
 }
 
 impl Reader<'_, '_> {
-    /// Reads where the pages are from that with the number `from` on, which is at the address that `addr` finds. Returns the
-    /// number of the page that the next of the [`Reader::batches`] begins with, if any is left. Neither allocates nor takes a
-    /// lock.
+    /// Reads the addresses of the next pages, beginning with page number `from`; `addr` returns the address of one. Returns
+    /// the number of the page with which the next of the [`Reader::batches`] begins, if any is left. Neither allocates nor
+    /// takes a lock.
     #[inline(always)]
     pub(crate) fn pages<T>(
         &mut self,

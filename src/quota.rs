@@ -26,7 +26,7 @@ use super::{
 /// Bytes of each user that has pinned any, by user.
 pub(crate) type Usages = Option<IdMap<u64>>;
 
-/// All users', where there is a limit. A callback of the provider's takes this lock: while it is held, nothing is
+/// All users', where there is a limit. A callback of nvidia.ko takes this lock: while it is held, nothing is
 /// allocated, and nothing is called that waits for a callback.
 static USAGES: StaticMutex<Usages> = StaticMutex::new(QUOTA_LOCK, None);
 

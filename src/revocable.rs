@@ -28,7 +28,7 @@
 //! - Under the region's lock nothing takes the API lock: neither pin nor unpin. Mapping and unmapping
 //!   addresses of a BAR take none.
 //! - Under the region's lock nothing is allocated, and so nothing is mapped: see
-//!   [`callback_pin`](super::callback_pin). Unmapping allocates nothing.
+//!   [`callback_pin`](super::callback_pin). Unmapping waits for no memory.
 //!
 //! # Rules, and what fails without them
 //!
@@ -43,9 +43,9 @@
 //!   no lock held, and never on the callback's own thread, for OFED 4.9 calls `release` inside the
 //!   callback.
 //! - `map` maps with the region unlocked. If a callback has come when it locks the region again, it unmaps and fails:
-//!   ib_core, and so the HCA, never gets an address of memory that is gone. The callback does not wait for that. Every
-//!   ib_core that is known holds `mapping_lock` over `dma_map`, so there an invalidation waits for it; a client cannot
-//!   change that.
+//!   ib_core, and so the HCA, never gets an address of memory that is gone. The callback does not wait for that. From
+//!   OFED 5 on, ib_core holds `mapping_lock` over `dma_map`, so there an invalidation waits for it; a client cannot change
+//!   that.
 //! - The scatter list goes in `release` alone: ib_core writes to its first and last entry before it
 //!   calls `dma_unmap`, even after an invalidation.
 //! - The provider's `dma_map_pages` is not used. It reads the page table without a lock, and a callback
@@ -192,13 +192,17 @@ impl Mr for RevocableMr {
         let (mapping, table) = BarMapping::map(device, memory, of.span.start(), self.page)?;
         mr::note_large_hca_page(self.span(), &table);
         let (entries, hca) = (table.entries(), device.address());
-        state.with(move |state| {
+        let mapped = state.with(move |state| {
             // A callback may have come since. A later one waits for the lock, and tears down what was built here.
-            state.check()?;
+            if let Err(reason) = state.check() {
+                return Err((reason, mapping, table));
+            }
             state.mapping = Some(mapping);
             entry.update(|stats, slot| stats.mapped(slot, entries, hca));
             Ok(state.table.insert(table).head())
-        })
+        });
+        // What is not needed is unmapped with the region unlocked.
+        mapped.map_err(|(reason, ..)| reason)
     }
 
     #[inline]

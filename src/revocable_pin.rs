@@ -37,7 +37,7 @@ impl RevocablePin {
         Ok(RevocablePin { held, span })
     }
 
-    /// Where the memory of `pins` is, which backs the virtual addresses from `va` on, the size of its pages, and in whose
+    /// Returns where the memory of `pins` is, which backs the virtual addresses from `va` on, the size of its pages, and in whose
     /// BARs it is. Refused where it is gone, or nothing that this module can map. Read in batches, since a callback waits
     /// for the one under way.
     pub(crate) fn read_all(pins: &[Self], va: u64) -> Result<(PhysRanges, PageSize, Gpus), Reason> {

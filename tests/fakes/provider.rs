@@ -245,7 +245,7 @@ impl Provider {
         self.api.lock().expect("no poison")
     }
 
-    /// That thread makes a callback.
+    /// Returns `true` if that thread makes a callback.
     pub(crate) fn is_inside(&self, thread: ThreadId) -> bool {
         self.inside.get() == Some(thread)
     }

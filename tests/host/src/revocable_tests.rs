@@ -241,7 +241,7 @@ fn callback_beside_the_mapping() {
     assert_eq!(r.world.take_log()[..want.len()], want);
 }
 
-/// Nothing of the table is kept from one batch to the next.
+/// `CallbackPin::read` refuses once the memory is gone.
 #[test]
 fn callback_between_two_batches_of_a_page_table() {
     let world = World::at(0x1e_0000_0000);
