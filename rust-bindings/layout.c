@@ -4,9 +4,9 @@
  * on. bindings.rs holds bindgen's translation of them to the same numbers.
  */
 
-#include <linux/build_bug.h>
 #include <linux/stddef.h>
 
+#include "../src/compat.h"
 #include "peermem.h"
 
 #define AT(type, member, offset) \
