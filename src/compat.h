@@ -4,7 +4,7 @@
  * else. Distributions move interfaces into older kernels, so no version number
  * is looked at.
  *
- * Before the module's C files are compiled, rust-bindings/probe-c.sh compiles
+ * Before the module's C files are compiled, rust-bindings/probe.sh compiles
  * each line here that begins with PROBE, as the body of a function with the
  * parameters "void *p" and "unsigned long n". The answer is yes if that line
  * compiles and the kernel exports every function that the line calls. For a yes,

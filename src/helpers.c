@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * What the kernel has as macros and inline functions, and the kernel crate has
- * no helper for: as rust/helpers of the kernel.
+ * The kernel services behind the Rust code. Rust knows no structure whose layout
+ * differs from kernel to kernel, and calls no macro and no inline function: both
+ * stay here.
  */
 
 #include <linux/anon_inodes.h>
@@ -12,14 +13,21 @@
 #include <linux/fcntl.h>
 #include <linux/file.h>
 #include <linux/iommu.h>
+#include <linux/kobject.h>
+#include <linux/ktime.h>
 #include <linux/memremap.h>
 #include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/pci.h>
 #include <linux/ptrace.h>
 #include <linux/sched.h>
 #include <linux/sched/signal.h>
 #include <linux/sched/task_stack.h>
+#include <linux/seq_file.h>
 #include <linux/sizes.h>
+#include <linux/slab.h>
 #include <linux/string.h>
+#include <linux/timekeeping.h>
 #include <linux/uaccess.h>
 
 #include <asm/syscall.h>
@@ -43,16 +51,44 @@ bool peermem_is_killed(void)
 	return fatal_signal_pending(current);
 }
 
+/* Returns true once the thread is in do_exit(): it may have closed descriptors. */
+bool peermem_is_exiting(void)
+{
+	return current->flags & PF_EXITING;
+}
+
 /* Real user ID of the calling process, as the initial user namespace has it. */
 unsigned int peermem_user(void)
 {
 	return __kuid_val(current_uid());
 }
 
-/* Another thread may write a new name meanwhile: then it is some of both. */
-void peermem_comm(char *comm)
+/* The calling thread, as a key to compare. */
+const void *peermem_current(void)
 {
+	return current;
+}
+
+/* The calling process, by its number outside all PID namespaces. */
+pid_t peermem_process(void)
+{
+	return current->tgid;
+}
+
+/*
+ * Writes the thread's number and the TASK_COMM_LEN bytes of its name. Another
+ * thread may write a new name meanwhile: then @comm is some of both.
+ */
+void peermem_thread(pid_t *pid, char *comm)
+{
+	*pid = current->pid;
 	memcpy(comm, current->comm, TASK_COMM_LEN);
+}
+
+/* Monotonic time in microseconds. */
+u64 peermem_microseconds(void)
+{
+	return ktime_to_us(ktime_get());
 }
 
 /* A kernel thread, or a worker of io_uring, is in no system call of its own. */
@@ -61,15 +97,30 @@ bool peermem_returns_to_user(void)
 	return !(current->flags & (PF_KTHREAD | PF_IO_WORKER | PF_EXITING));
 }
 
-/*
- * Has release() of @ops called, with @data as private_data of its file, when
- * the calling thread returns from its system call: fput() defers it to there.
- * If the thread exits first, a kernel thread calls it. The file keeps the
- * module of @ops until release() has returned. False if there is no file.
- */
-bool peermem_at_return(const struct file_operations *ops, void *data)
+static int peermem_settle(struct inode *inode, struct file *file)
 {
-	struct file *file = anon_inode_getfile("[nvidia_peermem]", ops, data,
+	struct peermem_settlement *settlement = file->private_data;
+
+	settlement->settle(settlement, peermem_returns_to_user() &&
+			   !syscall_get_error(current, current_pt_regs()));
+	return 0;
+}
+
+static const struct file_operations peermem_settle_fops = {
+	.owner		= THIS_MODULE,
+	.release	= peermem_settle,
+};
+
+/*
+ * Calls @settlement->settle() when the calling thread returns from its system
+ * call: fput() defers it to there. If the thread exits first, a kernel thread
+ * calls it. The file keeps this module until then. Returns false, and calls
+ * nothing, if there is no file. May sleep.
+ */
+bool peermem_at_return(struct peermem_settlement *settlement)
+{
+	struct file *file = anon_inode_getfile("[nvidia_peermem]",
+					       &peermem_settle_fops, settlement,
 					       O_RDONLY);
 
 	if (IS_ERR(file))
@@ -78,16 +129,61 @@ bool peermem_at_return(const struct file_operations *ops, void *data)
 	return true;
 }
 
-/* In release() of peermem_at_return(): did the system call succeed? */
-bool peermem_syscall_succeeded(void)
+/*
+ * Tells whether the calling process has @addr from another source than a
+ * driver. Its mmap lock is not waited for: ib_core's mutex for the whole machine
+ * is held, and a process may arrange to keep its own lock.
+ */
+enum peermem_vma peermem_vma(u64 addr)
 {
-	return peermem_returns_to_user() &&
-	       !syscall_get_error(current, current_pt_regs());
+	struct mm_struct *mm = current->mm;
+	enum peermem_vma kind = PEERMEM_VMA_UNKNOWN;
+	struct vm_area_struct *vma;
+
+	if (!access_ok((const void __user *)(unsigned long)addr, 1))
+		return PEERMEM_VMA_INVALID;
+	if (!mm || !mmap_read_trylock(mm))
+		return kind;
+	vma = find_vma(mm, addr);
+	if (!vma || addr < vma->vm_start)
+		kind = PEERMEM_VMA_NONE;
+	else if (vma->vm_flags & VM_ACCESS_FLAGS &&
+		 !(vma->vm_flags & (VM_IO | VM_PFNMAP | VM_MIXEDMAP)))
+		kind = PEERMEM_VMA_HOST;
+	mmap_read_unlock(mm);
+	return kind;
 }
 
-bool peermem_is_user_address(unsigned long addr)
+/*
+ * Looks for the loaded module @name, and writes its version if it is live. The
+ * kobject keeps a module's memory: a module that goes waits for it. The version
+ * goes earlier, and wants a reference to the module.
+ */
+bool peermem_module_find(const char *name, char *version, size_t room,
+			 bool *proprietary)
 {
-	return access_ok((const void __user *)addr, 1);
+	struct kobject *kobj;
+	struct module *mod;
+	bool found = false;
+
+	*version = 0;
+	*proprietary = false;
+	kobj = kset_find_obj(THIS_MODULE->mkobj.kobj.kset, name);
+	if (!kobj)
+		return false;
+	mod = container_of(kobj, struct module_kobject, kobj)->mod;
+	if (!mod) {
+		/* A part of the kernel itself that has parameters. */
+		found = true;
+	} else if (try_module_get(mod)) {
+		found = true;
+		*proprietary = test_bit(TAINT_PROPRIETARY_MODULE, &mod->taints);
+		if (READ_ONCE(mod->state) == MODULE_STATE_LIVE && mod->version)
+			strscpy(version, mod->version, room);
+		module_put(mod);
+	}
+	kobject_put(kobj);
+	return found;
 }
 
 /* Lets others run, between two steps of what takes long. */
@@ -99,6 +195,44 @@ void peermem_cond_resched(void)
 unsigned int peermem_max_segment(struct pci_dev *pdev)
 {
 	return dma_get_max_seg_size(&pdev->dev);
+}
+
+/* The PCI device that @dev is, with a reference. NULL if it is none. */
+struct pci_dev *peermem_pci_get(struct device *dev)
+{
+	return dev && dev_is_pci(dev) ? pci_dev_get(to_pci_dev(dev)) : NULL;
+}
+
+/* Returns false once the device was removed. */
+bool peermem_pci_is_there(struct pci_dev *pdev)
+{
+	return pdev->dev.kobj.state_in_sysfs;
+}
+
+/*
+ * Finds the memory BAR of @pdev that has @addr in it. A device that was removed
+ * has given up its BARs. They change with the machine alone, and nothing is made
+ * of them but an address of which nvidia.ko has said that it is memory.
+ */
+bool peermem_pci_bar(struct pci_dev *pdev, u64 addr, u64 *start, u64 *len)
+{
+	int i;
+
+	for (i = 0; i < PCI_STD_NUM_BARS; i++) {
+		struct resource *bar = &pdev->resource[i];
+		u64 first = READ_ONCE(bar->start);
+		u64 last = READ_ONCE(bar->end);
+
+		if (addr < first || addr > last)
+			continue;
+		if (!(READ_ONCE(bar->flags) & IORESOURCE_MEM) ||
+		    !READ_ONCE(bar->parent))
+			return false;
+		*start = first;
+		*len = last - first + 1;
+		return true;
+	}
+	return false;
 }
 
 /* Where it is, in one number: see PciAddress of device.rs. */
@@ -229,6 +363,89 @@ void peermem_iova_free(struct pci_dev *pdev, struct dma_iova_state *state)
 	compat_iova_free(&pdev->dev, state);
 }
 
+/* An open file: its functions, and what Rust keeps for its reader. */
+struct peermem_open_file {
+	const struct peermem_file_ops *ops;
+	void *reader;
+};
+
+/* Contents are one record at position 0. Positions of lines are their numbers. */
+static void *peermem_seq_find(struct peermem_open_file *open, loff_t *pos)
+{
+	u64 number = *pos;
+
+	if (!open->ops->find)
+		return number ? NULL : open;
+	if (!open->ops->find(open->reader, &number))
+		return NULL;
+	*pos = number;
+	return open;
+}
+
+static void *peermem_seq_start(struct seq_file *seq, loff_t *pos)
+{
+	return peermem_seq_find(seq->private, pos);
+}
+
+static void *peermem_seq_next(struct seq_file *seq, void *at, loff_t *pos)
+{
+	++*pos;
+	return peermem_seq_find(at, pos);
+}
+
+static void peermem_seq_stop(struct seq_file *seq, void *at)
+{
+}
+
+static int peermem_seq_show(struct seq_file *seq, void *at)
+{
+	struct peermem_open_file *open = at;
+
+	open->ops->show(seq, open->reader);
+	return 0;
+}
+
+static const struct seq_operations peermem_seq_ops = {
+	.start	= peermem_seq_start,
+	.next	= peermem_seq_next,
+	.stop	= peermem_seq_stop,
+	.show	= peermem_seq_show,
+};
+
+static int peermem_file_open(struct inode *inode, struct file *file)
+{
+	struct peermem_open_file *open;
+	int ret;
+
+	open = __seq_open_private(file, &peermem_seq_ops, sizeof(*open));
+	if (!open)
+		return -ENOMEM;
+	open->ops = inode->i_private;
+	ret = open->ops->open ? open->ops->open(&open->reader) : 0;
+	if (ret)
+		seq_release_private(inode, file);
+	return ret;
+}
+
+static int peermem_file_release(struct inode *inode, struct file *file)
+{
+	struct seq_file *seq = file->private_data;
+	struct peermem_open_file *open = seq->private;
+
+	if (open->ops->release)
+		open->ops->release(open->reader);
+	return seq_release_private(inode, file);
+}
+
+/* The owner keeps the module loaded as long as anybody has a file open. */
+static const struct file_operations peermem_fops = {
+	.owner		= THIS_MODULE,
+	.open		= peermem_file_open,
+	.read		= seq_read,
+	.llseek		= seq_lseek,
+	.release	= peermem_file_release,
+};
+
 /* Without debugfs these do nothing. */
 
 struct dentry *peermem_debugfs_dir(const char *name)
@@ -236,11 +453,10 @@ struct dentry *peermem_debugfs_dir(const char *name)
 	return debugfs_create_dir(name, NULL);
 }
 
-/* The module stays as long as anybody has the file open. */
 void peermem_debugfs_file(const char *name, umode_t mode, struct dentry *dir,
-			  const struct file_operations *ops)
+			  const struct peermem_file_ops *ops)
 {
-	debugfs_create_file(name, mode, dir, NULL, ops);
+	debugfs_create_file(name, mode, dir, (void *)ops, &peermem_fops);
 }
 
 void peermem_debugfs_remove(struct dentry *dir)
