@@ -20,12 +20,16 @@
 #define PEERMEM_COMPAT_H
 
 #include <linux/build_bug.h>
+#include <linux/delay.h>
 #include <linux/device.h>
 #include <linux/dma-mapping.h>
 #include <linux/kernel.h>
 #include <linux/memremap.h>
+#include <linux/mm.h>
+#include <linux/pci.h>
 #include <linux/sched.h>
 #include <linux/types.h>
+#include <linux/uaccess.h>
 /* Since 5.10. The header before this one has its functions until then. */
 #if __has_include("linux/dma-map-ops.h")
 #include <linux/dma-map-ops.h>
@@ -42,53 +46,104 @@
 #define static_assert(condition) _Static_assert(condition, #condition)
 #endif
 
-/* Has no thread where workers of io_uring are ordinary kernel threads. */
+/* Kernels without the flag have no workers of io_uring but kernel threads. */
 #ifndef PF_IO_WORKER
 #define PF_IO_WORKER	0
 #endif
 
-/* PROBE pagemap_of_pfn: get_dev_pagemap(n); */
-static inline struct dev_pagemap *compat_get_pagemap(unsigned long pfn)
+#ifndef VM_ACCESS_FLAGS
+#define VM_ACCESS_FLAGS	(VM_READ | VM_WRITE | VM_EXEC)
+#endif
+
+#ifndef PCI_STD_NUM_BARS
+#define PCI_STD_NUM_BARS	6
+#endif
+
+/* PROBE access_ok: n = access_ok((void __user *)n, n); */
+static inline bool compat_access_ok(unsigned long addr)
 {
-#ifdef PEERMEM_HAS_PAGEMAP_OF_PFN
-	return get_dev_pagemap(pfn);
+#ifdef PEERMEM_HAS_ACCESS_OK
+	return access_ok((void __user *)addr, 1);
 #else
-	return get_dev_pagemap(pfn, NULL);
+	return access_ok(VERIFY_READ, (void __user *)addr, 1);
+#endif
+}
+
+/* PROBE mmap_lock: if (mmap_read_trylock(p)) mmap_read_unlock(p); */
+static inline bool compat_mmap_trylock(struct mm_struct *mm)
+{
+#ifdef PEERMEM_HAS_MMAP_LOCK
+	return mmap_read_trylock(mm);
+#else
+	return down_read_trylock(&mm->mmap_sem);
+#endif
+}
+
+static inline void compat_mmap_unlock(struct mm_struct *mm)
+{
+#ifdef PEERMEM_HAS_MMAP_LOCK
+	mmap_read_unlock(mm);
+#else
+	up_read(&mm->mmap_sem);
+#endif
+}
+
+/* PROBE fsleep: fsleep(n); */
+static inline void compat_sleep(unsigned long microseconds)
+{
+#ifdef PEERMEM_HAS_FSLEEP
+	fsleep(microseconds);
+#else
+	if (microseconds < 20 * USEC_PER_MSEC)
+		usleep_range(microseconds, 2 * microseconds);
+	else
+		msleep(DIV_ROUND_UP(microseconds, USEC_PER_MSEC));
 #endif
 }
 
 /*
- * Returns true if @pgmap is of peer-to-peer DMA memory that lies between @first
- * and @last. nr_range is 0 while the only range is being added.
+ * Returns true for a page of peer-to-peer DMA memory whose pagemap lies between
+ * @first and @last. The pagemap is pinned meanwhile and no longer: its driver
+ * may remove it at any time, and waits for the pin. nr_range is 0 while the
+ * only range is being added.
+ *
+ * Without FOLL_PCI_P2PDMA processes have no such memory, and dma_map_resource()
+ * of kernels of that age may refuse all memory that has a struct page.
  */
-/* PROBE p2pdma: n = MEMORY_DEVICE_PCI_P2PDMA; */
+/* PROBE pagemap_of_pfn: put_dev_pagemap(get_dev_pagemap(n)); */
+/* PROBE pagemap_of_pfn_after: put_dev_pagemap(get_dev_pagemap(n, NULL)); */
+/* PROBE p2pdma: n = MEMORY_DEVICE_PCI_P2PDMA + FOLL_PCI_P2PDMA; */
 /* PROBE pagemap_ranges: struct dev_pagemap *m = p; m->ranges[m->nr_range].end = n; */
-static inline bool compat_is_p2pdma(const struct dev_pagemap *pgmap, u64 first,
-				    u64 last)
+static inline bool compat_is_p2pdma(unsigned long pfn, u64 first, u64 last)
 {
-#ifndef PEERMEM_HAS_P2PDMA
-	return false;
-#elif defined(PEERMEM_HAS_PAGEMAP_RANGES)
+#if defined(PEERMEM_HAS_P2PDMA) && defined(PEERMEM_HAS_PAGEMAP_RANGES) && \
+	(defined(PEERMEM_HAS_PAGEMAP_OF_PFN) || defined(PEERMEM_HAS_PAGEMAP_OF_PFN_AFTER))
+#ifdef PEERMEM_HAS_PAGEMAP_OF_PFN
+	struct dev_pagemap *pgmap = get_dev_pagemap(pfn);
+#else
+	struct dev_pagemap *pgmap = get_dev_pagemap(pfn, NULL);
+#endif
+	bool ret;
 	int i = 0;
 
-	if (pgmap->type != MEMORY_DEVICE_PCI_P2PDMA)
+	if (!pgmap)
 		return false;
+	ret = pgmap->type == MEMORY_DEVICE_PCI_P2PDMA;
 	do {
-		if (pgmap->ranges[i].start < first ||
-		    pgmap->ranges[i].end > last)
-			return false;
+		ret = ret && pgmap->ranges[i].start >= first &&
+		      pgmap->ranges[i].end <= last;
 	} while (++i < pgmap->nr_range);
-	return true;
+	put_dev_pagemap(pgmap);
+	return ret;
 #else
-	return pgmap->type == MEMORY_DEVICE_PCI_P2PDMA &&
-	       pgmap->res.start >= first && pgmap->res.end <= last;
+	return false;
 #endif
 }
 
 /*
  * Maps @len bytes of a BAR for @dev, whether or not they have a struct page.
- * dma_map_resource() of 7.0 refuses those that have one if CONFIG_DMA_API_DEBUG
- * is set, and with them a BAR's peer-to-peer DMA memory.
+ * dma_map_resource() refuses those that have one on 5.10, and on 7.0 if
+ * CONFIG_DMA_API_DEBUG is set, and with them a BAR's peer-to-peer DMA memory.
  */
 /* PROBE dma_map_phys: dma_map_phys(p, n, n, DMA_BIDIRECTIONAL, DMA_ATTR_MMIO); */
 /* PROBE dma_unmap_phys: dma_unmap_phys(p, n, n, DMA_BIDIRECTIONAL, DMA_ATTR_MMIO); */

@@ -140,9 +140,9 @@ enum peermem_vma peermem_vma(u64 addr)
 	enum peermem_vma kind = PEERMEM_VMA_UNKNOWN;
 	struct vm_area_struct *vma;
 
-	if (!access_ok((const void __user *)(unsigned long)addr, 1))
+	if (!compat_access_ok(addr))
 		return PEERMEM_VMA_INVALID;
-	if (!mm || !mmap_read_trylock(mm))
+	if (!mm || !compat_mmap_trylock(mm))
 		return kind;
 	vma = find_vma(mm, addr);
 	if (!vma || addr < vma->vm_start)
@@ -150,7 +150,7 @@ enum peermem_vma peermem_vma(u64 addr)
 	else if (vma->vm_flags & VM_ACCESS_FLAGS &&
 		 !(vma->vm_flags & (VM_IO | VM_PFNMAP | VM_MIXEDMAP)))
 		kind = PEERMEM_VMA_HOST;
-	mmap_read_unlock(mm);
+	compat_mmap_unlock(mm);
 	return kind;
 }
 
@@ -243,23 +243,6 @@ u64 peermem_pci_address(struct pci_dev *pdev)
 }
 
 /*
- * Returns true for a page of peer-to-peer DMA memory whose pagemap lies between
- * @first and @last. The pagemap is pinned meanwhile and no longer: its driver
- * may remove it at any time, and waits for the pin.
- */
-static bool is_p2pdma(unsigned long pfn, u64 first, u64 last)
-{
-	struct dev_pagemap *pgmap = compat_get_pagemap(pfn);
-	bool ret;
-
-	if (!pgmap)
-		return false;
-	ret = compat_is_p2pdma(pgmap, first, last);
-	put_dev_pagemap(pgmap);
-	return ret;
-}
-
-/*
  * Returns true if any page of @len bytes from @addr on has a struct page that
  * makes it other than memory of the BAR between @first and @last. A BAR has
  * struct pages only where a driver made them, in steps of a subsection of
@@ -273,7 +256,7 @@ bool peermem_has_struct_page(u64 addr, u64 len, u64 first, u64 last)
 	do {
 		unsigned long pfn = PHYS_PFN(addr);
 
-		if (pfn_valid(pfn) && !is_p2pdma(pfn, first, last))
+		if (pfn_valid(pfn) && !compat_is_p2pdma(pfn, first, last))
 			return true;
 		/* 0 behind the last of all addresses. */
 		addr = round_down(addr, SZ_2M) + SZ_2M;
