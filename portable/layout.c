@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /* Holds the kernel at hand to what kernel/bindings.rs says of every kernel. */
 
-#include <linux/build_bug.h>
-#include <linux/dma-mapping.h>
 #include <linux/mutex.h>
 #include <linux/rbtree.h>
 #include <linux/scatterlist.h>
 #include <linux/stddef.h>
 #include <linux/wait.h>
 
+#include "../src/compat.h"
 #include "../src/helpers.h"
 
 /* Room for a lock, with what lockdep adds to it. */
@@ -32,8 +31,10 @@ AT(struct sg_table, sgl, 0);
 AT(struct sg_table, nents, 8);
 AT(struct sg_table, orig_nents, 12);
 static_assert(sizeof(struct sg_table) == 16);
+#ifdef PEERMEM_HAS_IOVA_ALLOC
 AT(struct dma_iova_state, addr, 0);
 static_assert(sizeof(struct dma_iova_state) == 16);
+#endif
 AT(struct rb_node, __rb_parent_color, 0);
 AT(struct rb_node, rb_right, 8);
 AT(struct rb_node, rb_left, 16);

@@ -3,12 +3,12 @@
 
 #define pr_fmt(fmt) "nvidia-peermem: " fmt
 
-#include <linux/delay.h>
 #include <linux/mm.h>
 #include <linux/printk.h>
 #include <linux/sched.h>
 #include <linux/slab.h>
 
+#include "../src/compat.h"
 #include "shim.h"
 
 /* Aligned to 8 bytes at least. May sleep. */
@@ -123,7 +123,7 @@ void shim_wake_all(wait_queue_head_t *queue)
 
 void shim_sleep(u64 microseconds)
 {
-	fsleep(microseconds);
+	compat_sleep(microseconds);
 }
 
 void shim_seq_write(struct seq_file *seq, const void *text, size_t length)

@@ -4,10 +4,10 @@
  * on. bindings.rs holds bindgen's translation of them to the same numbers.
  */
 
-#include <linux/build_bug.h>
 #include <linux/sched.h>
 #include <linux/stddef.h>
 
+#include "../src/compat.h"
 #include "peermem.h"
 
 #define AT(type, member, offset) \

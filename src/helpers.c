@@ -9,12 +9,10 @@
 #include <linux/bitops.h>
 #include <linux/cred.h>
 #include <linux/debugfs.h>
-#include <linux/dma-map-ops.h>
 #include <linux/dma-mapping.h>
 #include <linux/fcntl.h>
 #include <linux/file.h>
 #include <linux/iommu.h>
-#include <linux/math.h>
 #include <linux/kobject.h>
 #include <linux/ktime.h>
 #include <linux/memremap.h>
@@ -34,6 +32,7 @@
 
 #include <asm/syscall.h>
 
+#include "compat.h"
 #include "helpers.h"
 
 /*
@@ -141,9 +140,9 @@ enum peermem_vma peermem_vma(u64 addr)
 	enum peermem_vma kind = PEERMEM_VMA_UNKNOWN;
 	struct vm_area_struct *vma;
 
-	if (!access_ok((const void __user *)(unsigned long)addr, 1))
+	if (!compat_access_ok(addr))
 		return PEERMEM_VMA_INVALID;
-	if (!mm || !mmap_read_trylock(mm))
+	if (!mm || !compat_mmap_trylock(mm))
 		return kind;
 	vma = find_vma(mm, addr);
 	if (!vma || addr < vma->vm_start)
@@ -151,7 +150,7 @@ enum peermem_vma peermem_vma(u64 addr)
 	else if (vma->vm_flags & VM_ACCESS_FLAGS &&
 		 !(vma->vm_flags & (VM_IO | VM_PFNMAP | VM_MIXEDMAP)))
 		kind = PEERMEM_VMA_HOST;
-	mmap_read_unlock(mm);
+	compat_mmap_unlock(mm);
 	return kind;
 }
 
@@ -239,30 +238,8 @@ bool peermem_pci_bar(struct pci_dev *pdev, u64 addr, u64 *start, u64 *len)
 /* Where it is, in one number: see PciAddress of device.rs. */
 u64 peermem_pci_address(struct pci_dev *pdev)
 {
-	return (u64)(u32)pci_domain_nr(pdev->bus) << 16 | pci_dev_id(pdev);
-}
-
-/*
- * Returns true for a page of peer-to-peer DMA memory whose pagemap lies between
- * @first and @last. The pagemap is pinned meanwhile and no longer: its driver
- * may remove it at any time, and waits for the pin. nr_range is 0 while the
- * only range is being added.
- */
-static bool is_p2pdma(unsigned long pfn, u64 first, u64 last)
-{
-	struct dev_pagemap *pgmap = get_dev_pagemap(pfn);
-	bool ret;
-	int i = 0;
-
-	if (!pgmap)
-		return false;
-	ret = pgmap->type == MEMORY_DEVICE_PCI_P2PDMA;
-	do {
-		ret = ret && pgmap->ranges[i].start >= first &&
-		      pgmap->ranges[i].end <= last;
-	} while (++i < pgmap->nr_range);
-	put_dev_pagemap(pgmap);
-	return ret;
+	return (u64)(u32)pci_domain_nr(pdev->bus) << 16 |
+	       PCI_DEVID(pdev->bus->number, pdev->devfn);
 }
 
 /*
@@ -279,7 +256,7 @@ bool peermem_has_struct_page(u64 addr, u64 len, u64 first, u64 last)
 	do {
 		unsigned long pfn = PHYS_PFN(addr);
 
-		if (pfn_valid(pfn) && !is_p2pdma(pfn, first, last))
+		if (pfn_valid(pfn) && !compat_is_p2pdma(pfn, first, last))
 			return true;
 		/* 0 behind the last of all addresses. */
 		addr = round_down(addr, SZ_2M) + SZ_2M;
@@ -292,20 +269,14 @@ bool peermem_has_struct_page(u64 addr, u64 len, u64 first, u64 last)
  * its own. CONFIG_DMA_API_DEBUG takes more than eight for a leak unless told.
  */
 #ifdef DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
-#define BAR_ATTRS	(DMA_ATTR_MMIO | DMA_ATTR_DEBUGGING_IGNORE_CACHELINES)
+#define BAR_ATTRS	DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
 #else
-#define BAR_ATTRS	DMA_ATTR_MMIO
+#define BAR_ATTRS	0
 #endif
 
-/*
- * This is dma_map_resource() without the check that 7.0 makes there with
- * CONFIG_DMA_API_DEBUG: it refuses addresses with a struct page, and with them
- * a BAR's peer-to-peer DMA memory.
- */
 int peermem_bar_map(struct pci_dev *pdev, u64 addr, size_t len, u64 *dma)
 {
-	dma_addr_t mapped = dma_map_phys(&pdev->dev, addr, len,
-					 DMA_BIDIRECTIONAL, BAR_ATTRS);
+	dma_addr_t mapped = compat_map_bar(&pdev->dev, addr, len, BAR_ATTRS);
 
 	if (dma_mapping_error(&pdev->dev, mapped))
 		return -EIO;
@@ -315,7 +286,7 @@ int peermem_bar_map(struct pci_dev *pdev, u64 addr, size_t len, u64 *dma)
 
 void peermem_bar_unmap(struct pci_dev *pdev, u64 dma, size_t len)
 {
-	dma_unmap_phys(&pdev->dev, dma, len, DMA_BIDIRECTIONAL, BAR_ATTRS);
+	compat_unmap_bar(&pdev->dev, dma, len, BAR_ATTRS);
 }
 
 /*
@@ -327,7 +298,7 @@ bool peermem_is_direct(struct pci_dev *pdev)
 	struct device *dev = &pdev->dev;
 	struct iommu_domain *domain = iommu_get_domain_for_dev(dev);
 
-	return !get_dma_ops(dev) && !dev->dma_range_map &&
+	return !get_dma_ops(dev) && !compat_has_dma_offset(dev) &&
 	       (!domain || domain->type == IOMMU_DOMAIN_IDENTITY);
 }
 
@@ -348,33 +319,31 @@ bool peermem_maps_exactly(struct pci_dev *pdev, u64 bits)
 bool peermem_iova_alloc(struct pci_dev *pdev, struct dma_iova_state *state,
 			size_t size)
 {
-	return dma_iova_try_alloc(&pdev->dev, state, 0, size);
+	return compat_iova_alloc(&pdev->dev, state, size);
 }
 
 int peermem_iova_link(struct pci_dev *pdev, struct dma_iova_state *state,
 		      u64 addr, size_t offset, size_t len)
 {
-	return dma_iova_link(&pdev->dev, state, addr, offset, len,
-			     DMA_BIDIRECTIONAL, DMA_ATTR_MMIO);
+	return compat_iova_link(&pdev->dev, state, addr, offset, len);
 }
 
 int peermem_iova_sync(struct pci_dev *pdev, struct dma_iova_state *state,
 		      size_t offset, size_t len)
 {
-	return dma_iova_sync(&pdev->dev, state, offset, len);
+	return compat_iova_sync(&pdev->dev, state, offset, len);
 }
 
 /* dma_iova_destroy() does for what is linked from the beginning on alone. */
 void peermem_iova_unlink(struct pci_dev *pdev, struct dma_iova_state *state,
 			 size_t offset, size_t len)
 {
-	dma_iova_unlink(&pdev->dev, state, offset, len, DMA_BIDIRECTIONAL,
-			DMA_ATTR_MMIO);
+	compat_iova_unlink(&pdev->dev, state, offset, len);
 }
 
 void peermem_iova_free(struct pci_dev *pdev, struct dma_iova_state *state)
 {
-	dma_iova_free(&pdev->dev, state);
+	compat_iova_free(&pdev->dev, state);
 }
 
 /* An open file: its functions, and what Rust keeps for its reader. */

@@ -15,6 +15,9 @@
 #include <linux/spinlock.h>
 #include <linux/types.h>
 
+/* Has no definition on kernels without dma_iova_try_alloc(). */
+struct dma_iova_state;
+
 /* params.c */
 struct peermem_params {
 	int peerdirect_support;
