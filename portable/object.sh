@@ -1,12 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-# Makes of src/ the object that hosts link into the module: `object.sh OUTPUT`. Needs rustc and its source (rust-src), and no
-# kernel. rust-bindings/generated.rs is bindgen's, made once: it is the same for every kernel.
+# Compiles src/ into the object that hosts link into the module: `object.sh ARCH OUTPUT`. Needs rustc and its source
+# (rust-src), and no kernel. generated.rs is bindgen's output, which is the same for every kernel.
 set -eu
 out=$(realpath -m "$2")
 here=$(cd "$(dirname "$0")" && pwd)
 rustc=${RUSTC:-rustc}
 work=${WORK:-$(mktemp -d)}
+mkdir -p "$work"
 library=$($rustc --print sysroot)/lib/rustlib/src/rust/library
 export RUSTC_BOOTSTRAP=1
 has() { $rustc "$1" help | grep -qw -e "$2"; }
