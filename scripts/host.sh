@@ -86,19 +86,12 @@ find_family() {
 # How to install $1: by the name of its package, or as $2 describes it. $3 is that name where it depends on the kernel.
 install() (
 	of=${3-}
-	distribution=$family
-	# Not every release of these has a kernel that serves.
-	[ "$1" != kernel ] || distribution=$(os_release ID):$(os_release VERSION_CODENAME)
-	# Of Debian's releases what names their kernels' packages, and of Red Hat's the part behind the plus (64k, rt, debug).
-	kind=$(printf '%s\n' "$release" | sed 's/^[^-]*-\([0-9][^-]*-\)\{0,1\}//')
 	case $release in
 	*+*) devel=kernel-${release##*+}-devel-${release%+*} ;;
 	*) devel=kernel-devel-$release ;;
 	esac
 	pkgbase=$(cat "$root/usr/lib/modules/$release/pkgbase" 2>/dev/null || echo linux)
-	package=$(sed -n "s/^$1 .*${distribution:-none}=\([^,]*\).*/\1/p" <<-END
-		kernel debian:trixie=-t trixie-backports linux-image-$kind linux-headers-$kind
-		kernel fedora:=kernel kernel-devel, arch:=linux linux-headers
+	package=$(sed -n "s/^$1 .*${family:-none}=\([^,]*\).*/\1/p" <<-END
 		headers debian=linux-headers-$release, ubuntu=linux-headers-$release, rhel=$devel, arch=$pkgbase-headers
 		crates ubuntu=linux-lib-rust-$release, arch=$pkgbase-headers
 		rustc debian=rustc, ubuntu=$of, rhel=rust, arch=rust

@@ -63,6 +63,13 @@ const OPEN: &str =
 const PROPRIETARY: &str =
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  595.45.04  Release Build\n";
 
+const TOO_OLD: &str =
+    "No kernel before 5.10 is served: install one of 5.10 or newer, and its headers.";
+const NO_OBJECT: (&str, &str) = (
+    "object|missing|no /object",
+    "Take a release, which has it, or install rust-src, the source of rustc's library, to make it.",
+);
+
 /// A build folder that is missing or was never prepared.
 pub(crate) fn folders() -> Vec<Case> {
     let mut cases = vec![
@@ -173,7 +180,7 @@ pub(crate) fn all_at_once() -> Vec<Case> {
     );
 
     let of_old = closed(&mut bare(in_modules(
-        "6.18.9-200.fc43.x86_64",
+        "5.9.16-200.fc33.x86_64",
         "rustc 1.91.0 (f8297e351 2025-10-28) (Fedora 1.91.0-1.fc43)",
         "gcc (GCC) 15.2.1 20260123 (Red Hat 15.2.1-7)",
         "NAME=\"Fedora Linux\"\nID=fedora\n",
@@ -181,11 +188,8 @@ pub(crate) fn all_at_once() -> Vec<Case> {
     let too_old = [
         (
             "kernel version|missing|{R}",
-            "No kernel before 7.0 can serve, as the module needs its Rust interfaces: run 'dnf install kernel \
-             kernel-devel'.",
+            TOO_OLD,
         ),
-        ("rustc|missing|no rustc", NO_RUSTC),
-        ("bindgen|missing|no bindgen", NO_BINDGEN_ON_FEDORA),
         (
             "C compiler|missing|no gcc",
             "The C compiler is not here: run 'dnf install gcc'.",
@@ -242,12 +246,6 @@ pub(crate) fn all_at_once() -> Vec<Case> {
         "Rust metadata|missing|no rust/libcore.rmeta and 9 more",
         IN_LIB_RUST,
     );
-    let backports = |flavour: &str| {
-        format!(
-            "No kernel before 7.0 can serve, as the module needs its Rust interfaces: run 'apt install -t \
-             trixie-backports linux-image-{flavour} linux-headers-{flavour}'."
-        )
-    };
     let stripped = lacking
         .clone()
         .without("lib/modules/{R}/build")
@@ -256,40 +254,28 @@ pub(crate) fn all_at_once() -> Vec<Case> {
         .clone();
 
     vec![
-        case("6.18 with headers and little else", &of_old, &too_old),
+        case("5.9 with headers and little else", &of_old, &too_old),
         case(
-            "6.18 without headers",
+            "5.9 without headers",
             of_old.clone().without("lib/modules/{R}/build").without("{K}"),
             &too_old,
         ),
         case(
-            "6.18 on Ubuntu, which has no newer kernel for every release",
-            &complete("6.18.0-15-generic"),
+            "5.4 on Ubuntu",
+            &complete("5.4.0-15-generic"),
             &[(
                 "kernel version|missing|{R}",
-                "No kernel before 7.0 can serve, as the module needs its Rust interfaces: install a kernel of 7.0 or \
-                 newer with CONFIG_RUST=y, and its headers.",
+                TOO_OLD,
             )],
         ),
         case(
-            "Debian 13 with its first kernel",
-            &without_headers("6.12.57+deb13-amd64", TRIXIE),
-            &[("kernel version|missing|{R}", &backports("amd64"))],
-        ),
-        case(
-            "Debian 13 on arm64 with its first kernel, with pages of 16 KiB",
-            &without_headers("6.12.57+deb13-arm64-16k", TRIXIE),
-            &[("kernel version|missing|{R}", &backports("arm64-16k"))],
-        ),
-        case(
-            "Debian 13 in a cloud, on arm64",
-            &without_headers("6.12.57+deb13-cloud-arm64", TRIXIE),
-            &[("kernel version|missing|{R}", &backports("cloud-arm64"))],
-        ),
-        case(
-            "Debian 13 with a kernel of Debian 12",
-            &without_headers("6.1.0-37-amd64", TRIXIE),
-            &[("kernel version|missing|{R}", &backports("amd64"))],
+            "Debian 13 with its first kernel, and no headers",
+            without_headers("6.12.57+deb13-amd64", TRIXIE).file("object", "x"),
+            &[(
+                "build folder|missing|no /lib/modules/{R}/build",
+                "This kernel's headers are not here: run 'apt install linux-headers-{R}', or name the kernel's build \
+                 folder with KDIR=.",
+            )],
         ),
         case("five things are missing", &lacking, &five),
         case(
@@ -308,11 +294,9 @@ pub(crate) fn all_at_once() -> Vec<Case> {
                 .without("lib/modules/{R}/build")
                 .without("{K}")
                 .unset("RUST")
-                .configuration("lib/modules/{R}/config"),
-            &[(
-                "CONFIG_RUST|missing|not set",
-                "This kernel was built without Rust: use one with CONFIG_RUST=y.",
-            )],
+                .configuration("lib/modules/{R}/config")
+                .file("object", "x"),
+            &[no_headers],
         ),
         case(
             "no headers, and peer memory among the modules",
@@ -334,11 +318,10 @@ pub(crate) fn kernels() -> Vec<Case> {
     let mut cases = vec![
         case(
             "a kernel that is too old",
-            &complete("6.19.9-15-generic"),
+            &complete("5.9.9-15-generic"),
             &[(
                 "kernel version|missing|{R}",
-                "No kernel before 7.0 can serve, as the module needs its Rust interfaces: install a kernel of 7.0 or \
-                 newer with CONFIG_RUST=y, and its headers.",
+                TOO_OLD,
             )],
         ),
         case("the oldest that it runs on", &complete("7.2.0-15-generic"), &[]),
@@ -412,9 +395,83 @@ pub(crate) fn kernels() -> Vec<Case> {
                 .unset("RUSTC_VERSION_TEXT")
                 .without("usr/src/linux-lib-rust-{R}")
                 .without("{K}/scripts/target.json"),
+            &[NO_OBJECT],
+        ),
+        case(
+            "a kernel without Rust, and an object",
+            complete(UBUNTU)
+                .unset("RUST")
+                .unset("RUSTC_VERSION_TEXT")
+                .without("usr/src/linux-lib-rust-{R}")
+                .without("{K}/scripts/target.json")
+                .without("{K}/include/generated/rustc_cfg")
+                .without_tool("rustc")
+                .without_tool("bindgen")
+                .file("object", "x"),
+            &[],
+        ),
+        case(
+            "a kernel without Rust, an older one, and neither an object nor a compiler",
+            complete("6.1.0-37-amd64").unset("RUST").without_tool("rustc"),
+            &[(
+                "object|missing|no /object",
+                "Take a release, which has it, or make it: run 'apt install rustc', 1.85 or newer, and rust-src, the \
+                 source of its library.",
+            )],
+        ),
+        case(
+            "a kernel without Rust, and all that an object is made with",
+            complete("6.1.0-37-amd64")
+                .unset("RUST")
+                .file("usr/lib/rustlib/src/rust/library/core/src/lib.rs", "//")
+                .script(
+                    "rustc",
+                    "#!/bin/sh\n[ \"$1\" = --print ] && echo \"$PROBE_ROOT/usr\" || echo 'rustc 1.85.0'\n",
+                ),
+            &[("object|remark|not made yet", "'make module' makes it with rustc 1.85.0.")],
+        ),
+        case(
+            "a kernel without Rust, told to build in-tree",
+            complete(UBUNTU).unset("RUST").argument("PEERMEM_BUILD=in-tree"),
             &[(
                 "CONFIG_RUST|missing|not set",
-                "This kernel was built without Rust: use one with CONFIG_RUST=y.",
+                "This kernel was built without Rust: leave PEERMEM_BUILD=in-tree away.",
+            )],
+        ),
+        case(
+            "a kernel with Rust, no compiler for it, and an object",
+            complete(UBUNTU).without_tool("rustc").file("object", "x"),
+            &[],
+        ),
+        case(
+            "the same, told to build in-tree",
+            complete(UBUNTU)
+                .without_tool("rustc")
+                .file("object", "x")
+                .argument("PEERMEM_BUILD=in-tree"),
+            &[(
+                "rustc|missing|no rustc",
+                "The Rust compiler that made this kernel, rustc 1.93.1 (01f6ddf75 2026-02-11) (built from a source \
+                 tarball), is not here: run 'apt install rustc-1.93', or name it with RUSTC=.",
+            )],
+        ),
+        case(
+            "a kernel of before Rust, told to build in-tree",
+            complete("6.12.9-15-generic").argument("PEERMEM_BUILD=in-tree"),
+            &[(
+                "kernel version|missing|{R}",
+                "The in-tree build needs the Rust interfaces of 7.0: leave PEERMEM_BUILD=in-tree away.",
+            )],
+        ),
+        case(
+            "a kernel that checks the types of functions called by pointer",
+            complete("6.12.9-15-generic")
+                .set("CFI_CLANG", "y")
+                .file("object", "x"),
+            &[(
+                "CONFIG_CFI_CLANG|missing|y",
+                "This kernel checks the types of functions that are called by pointer, and the object has none: use the \
+                 in-tree build, or a kernel without it.",
             )],
         ),
         case(
@@ -1010,11 +1067,10 @@ pub(crate) fn installing() -> Vec<Case> {
         ),
         case(
             "a kernel for which dkms builds nothing, and says little",
-            complete("6.18.0-15-generic").argument("-l"),
+            complete("5.4.0-15-generic").argument("-l"),
             &[(
                 "kernel version|missing|{R}",
-                "No kernel before 7.0 can serve, as the module needs its Rust interfaces: install a kernel of 7.0 or \
-                 newer with CONFIG_RUST=y, and its headers.",
+                TOO_OLD,
             )],
         ),
         case(
@@ -1653,11 +1709,9 @@ pub(crate) fn hosts() -> Vec<Case> {
                 .unset("RUST")
                 .unset("RUSTC_VERSION_TEXT"),
             &[
-                (NEVER_ON_7_0, NEVER_ON_7_0_ADVICE),
-                ON_ARM64,
                 (
-                    "CONFIG_RUST|missing|not set",
-                    "This kernel was built without Rust: use one with CONFIG_RUST=y.",
+                    "architecture|missing|arm64",
+                    "There is no object for arm64: use a kernel of 7.0 or newer with CONFIG_RUST=y.",
                 ),
             ],
         ),
@@ -1756,11 +1810,14 @@ pub(crate) fn hosts() -> Vec<Case> {
         case(
             "RHEL 10 on Grace with its kernel-64k",
             &without_headers("6.12.0-124.8.1.el10_1.aarch64+64k", RHEL),
-            &[(
-                "kernel version|missing|{R}",
-                "No kernel before 7.0 can serve, as the module needs its Rust interfaces: install a kernel of 7.0 or \
-                 newer with CONFIG_RUST=y, and its headers.",
-            )],
+            &[
+                (
+                    "build folder|missing|no /lib/modules/{R}/build",
+                    "This kernel's headers are not here: run 'dnf install kernel-64k-devel-6.12.0-124.8.1.el10_1.aarch64', \
+                     or name the kernel's build folder with KDIR=.",
+                ),
+                NO_OBJECT,
+            ],
         ),
         case(
             "RHEL on Grace with a newer kernel-64k, without headers",

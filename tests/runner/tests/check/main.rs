@@ -107,6 +107,12 @@ impl Host {
         self
     }
 
+    /// A tool that is this shell script.
+    fn script(&mut self, name: &str, script: &str) -> &mut Self {
+        self.tools.insert(name.to_owned(), script.to_owned());
+        self
+    }
+
     /// A tool that ends in an error and says nothing.
     fn fails(&mut self, name: &str) -> &mut Self {
         let script = "#!/bin/sh\nexit 1\n".to_owned();
@@ -296,6 +302,7 @@ impl Host {
             .env_clear()
             .env("PATH", place.0.join("tools"))
             .env("PROBE_ROOT", place.root())
+            .env("PEERMEM_OBJECT", OBJECT)
             .envs(self.environment.iter().copied())
             .current_dir(&place.0)
             .stdin(Stdio::null())
@@ -308,6 +315,9 @@ impl Host {
         }
     }
 }
+
+/// Where the object of the portable build is, on the hosts that have it.
+const OBJECT: &str = "/object";
 
 const CRATES: &[&str] = &[
     "libbindings.rmeta",
