@@ -357,7 +357,7 @@ fn forms_of_kernels_that_cannot_be_had_here() {
     }
 }
 
-/// 6.16 has `dma_iova_link()` and no flag for memory of a device: its ranges would be mapped as RAM.
+/// 6.16 and 6.17 have `dma_iova_link()` and no flag for memory of a device: a BAR would be mapped as RAM.
 #[test]
 fn functions_without_the_flag_that_they_need() {
     let mut kernel = Kernel::new(&every_probe());
