@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-/* Holds the kernel at hand to what kernel/bindings.rs says of every kernel. */
+/* Asserts, for the kernel at hand, the sizes and offsets that portable/kernel assumes of every kernel. */
 
 #include <linux/mutex.h>
 #include <linux/rbtree.h>
@@ -10,13 +10,13 @@
 #include "../src/compat.h"
 #include "../src/helpers.h"
 
-/* Room for a lock, with what lockdep adds to it. */
+/* Room<20>, Room<12> and Room<8> of kernel/sync: what lockdep adds is included. */
 static_assert(sizeof(struct mutex) <= 160);
 static_assert(sizeof(wait_queue_head_t) <= 96);
 static_assert(__alignof__(struct mutex) <= 8);
 static_assert(__alignof__(wait_queue_head_t) <= 8);
-/* The zeroes that lockdep wants a class key to begin as. */
 static_assert(sizeof(struct lock_class_key) <= 64);
+static_assert(__alignof__(struct lock_class_key) <= 8);
 
 #define AT(type, member, offset) \
 	static_assert(offsetof(type, member) == (offset))
@@ -39,7 +39,7 @@ AT(struct rb_node, __rb_parent_color, 0);
 AT(struct rb_node, rb_right, 8);
 AT(struct rb_node, rb_left, 16);
 AT(struct rb_root, rb_node, 0);
-/* kmalloc() aligns everything to so much. */
+/* MIN_ALIGN of kernel/alloc.rs. */
 static_assert(ARCH_KMALLOC_MINALIGN >= 8);
 static_assert(sizeof(dma_addr_t) == 8);
 static_assert(sizeof(phys_addr_t) == 8);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-/* See shim.h. */
+/* The functions of shim.h. */
 
 #define pr_fmt(fmt) "nvidia-peermem: " fmt
 
@@ -11,10 +11,16 @@
 #include "../src/compat.h"
 #include "shim.h"
 
-/* Aligned to 8 bytes at least. May sleep. */
+/* Without @warn, a failed allocation is not logged. */
+static gfp_t flags(bool warn)
+{
+	return warn ? GFP_KERNEL : GFP_KERNEL | __GFP_NOWARN;
+}
+
+/* The result is aligned to 8 bytes. May sleep. */
 void *shim_alloc(size_t size, bool warn)
 {
-	return kmalloc(size, warn ? GFP_KERNEL : GFP_KERNEL | __GFP_NOWARN);
+	return kmalloc(size, flags(warn));
 }
 
 void shim_free(void *memory)
@@ -22,10 +28,10 @@ void shim_free(void *memory)
 	kfree(memory);
 }
 
-/* Need not be contiguous in physical memory. May sleep. */
-void *shim_valloc(size_t size)
+/* The result need not be contiguous in physical memory. May sleep. */
+void *shim_valloc(size_t size, bool warn)
 {
-	return kvmalloc(size, GFP_KERNEL);
+	return kvmalloc(size, flags(warn));
 }
 
 void shim_vfree(void *memory)
@@ -33,10 +39,13 @@ void shim_vfree(void *memory)
 	kvfree(memory);
 }
 
-/* @level is the digit of KERN_ERR and the like, which printk() wants in a literal. */
+/* @level is the digit of KERN_EMERG to KERN_INFO. printk() takes levels in literals alone. */
 void shim_print(int level, const char *text, int length)
 {
 	switch (level) {
+	case 0:
+		pr_emerg("%.*s", length, text);
+		break;
 	case 3:
 		pr_err("%.*s", length, text);
 		break;
@@ -104,7 +113,10 @@ void shim_wait_init(wait_queue_head_t *queue, const char *name,
 	__init_waitqueue_head(queue, name, key);
 }
 
-/* Sleeps until the next wake-up with @lock released, and takes it again. */
+/*
+ * Releases @lock, sleeps until the next wake-up, and takes @lock again. The
+ * thread is in the queue first: no wake-up of a holder of @lock is lost.
+ */
 void shim_wait(wait_queue_head_t *queue, struct mutex *lock)
 {
 	DEFINE_WAIT(wait);
@@ -131,7 +143,7 @@ void shim_seq_write(struct seq_file *seq, const void *text, size_t length)
 	seq_write(seq, text, length);
 }
 
-/* Inline since 7.x. */
+/* An inline function since Linux 7.x. */
 struct scatterlist *shim_sg_next(struct scatterlist *at)
 {
 	return sg_next(at);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /*
- * The C side of portable/kernel: kernel services that are macros or inline
- * functions in some kernel, under one name each. None depends on the module.
+ * The C side of portable/kernel: one function for each kernel service that is a
+ * macro or an inline function in some kernel. None depends on the module.
  */
 #ifndef PEERMEM_SHIM_H
 #define PEERMEM_SHIM_H
@@ -18,7 +18,7 @@
 
 void *shim_alloc(size_t size, bool warn);
 void shim_free(void *memory);
-void *shim_valloc(size_t size);
+void *shim_valloc(size_t size, bool warn);
 void shim_vfree(void *memory);
 
 void shim_print(int level, const char *text, int length);

@@ -1,17 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Stands in for the `kernel` crate of Rust-for-Linux where a kernel has none, or an older one.
+//! Substitute for the `kernel` crate of Rust-for-Linux, on kernels that have no such crate, or an older one.
 //!
-//! It has the names that `src/` uses, and no others, each with the meaning that it has there as far as `src/` relies
-//! on it. Process context alone.
+//! The crate has the names that `src/` uses, each with the contract of the kernel's own item as far as `src/` relies on that.
+//! `bindings` declares the C functions behind them, and `shim.c` has those that are inline functions or macros in C.
+//! Callers are in process context; what sleeps says so.
+//!
+//! `tests/host` compiles the crate as a test, with Rust functions in place of the C functions.
 
-#![no_std]
-#![feature(arbitrary_self_types, coerce_unsized, dispatch_from_dyn, unsize)]
-#![allow(internal_features)]
+#![cfg_attr(not(test), no_std)]
+#![cfg_attr(not(test), feature(coerce_unsized, unsize))]
+#![cfg_attr(test, allow(dead_code, reason = "the tests use a part of each file"))]
+#![warn(missing_docs)]
 
 extern crate self as kernel;
 
 pub mod alloc;
+pub mod bindings;
 pub mod error;
 pub mod ffi;
 pub mod pin_init;
@@ -24,12 +29,14 @@ pub mod sync;
 pub mod time;
 pub mod types;
 
-/// `core`'s own: `print` and `seq_file` take what formats with it.
+#[cfg(test)]
+#[path = "../../tests/host/kernel/mod.rs"]
+mod tests;
+
+/// Formatting: `print` and `seq_file` take what `core` formats.
 pub use core::fmt;
 
-pub mod bindings;
-
-/// This module, for `Module::init`.
+/// This module: the argument of [`Module::init`].
 pub struct ThisModule(());
 
 impl ThisModule {
@@ -40,24 +47,13 @@ impl ThisModule {
     }
 }
 
-/// A module: it lives from its init until it is unloaded.
+/// A kernel module. The value lives from the load of the module to its unload.
 pub trait Module: Sized + Sync + Send {
-    /// Called when it is loaded.
+    /// Initializes the module at its load. On an error the module is not loaded. Process context; may sleep.
     fn init(module: &'static ThisModule) -> error::Result<Self>;
 }
 
-/// What contains the field that a pointer points to.
-#[macro_export]
-macro_rules! container_of {
-    ($field_ptr:expr, $container:ty, $($field:tt)+) => {
-        $field_ptr
-            .cast::<u8>()
-            .wrapping_sub(::core::mem::offset_of!($container, $($field)+))
-            .cast::<$container>()
-    };
-}
-
-/// Makes a module of a type: its entry in `.modinfo`, its init and its exit.
+/// Makes a kernel module of a type: its entries in `.modinfo`, its init, and its exit, which drops the value.
 #[macro_export]
 macro_rules! module {
     (
@@ -80,7 +76,7 @@ macro_rules! module {
             pub extern "C" fn init_module() -> $crate::ffi::c_int {
                 match <$type as $crate::Module>::init(&THIS) {
                     Ok(module) => {
-                        // SAFETY: Called once, before anything else.
+                        // SAFETY: The kernel calls this function once, and the other one after its return.
                         unsafe { MODULE = Some(module) };
                         0
                     }
@@ -90,11 +86,11 @@ macro_rules! module {
 
             #[no_mangle]
             pub extern "C" fn cleanup_module() {
-                // SAFETY: Called once, after everything else.
+                // SAFETY: The kernel calls this function once, after the other one has returned 0.
                 unsafe { MODULE = None };
             }
 
-            // Both are called through pointers, as objtool sees by these alone.
+            // The pointers tell objtool that both functions are called indirectly.
             #[used(compiler)]
             #[link_section = ".init.data"]
             static INIT: extern "C" fn() -> $crate::ffi::c_int = init_module;
@@ -105,7 +101,7 @@ macro_rules! module {
     };
 }
 
-/// An entry of `.modinfo`.
+/// Makes an entry of `.modinfo`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! modinfo {
@@ -114,22 +110,23 @@ macro_rules! modinfo {
             const TEXT: &str = concat!($key, $value, "\0");
             #[used(compiler)]
             #[link_section = ".modinfo"]
-            // SAFETY: As many bytes as there are.
+            // SAFETY: The array has the length of the text.
             static ENTRY: [u8; TEXT.len()] = unsafe { *TEXT.as_ptr().cast::<[u8; TEXT.len()]>() };
         };
     };
 }
 
-/// Says where, and stops the thread as BUG() does: a panic in here is a bug of the module's.
+/// Logs the panic, and stops the thread as `BUG()` does. The build fails if a path to this function is left in the object.
+#[cfg(not(test))]
 #[panic_handler]
 fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
-    print::print(0, format_args!("{info}\n"));
-    // SAFETY: Goes nowhere from there.
+    print::call_printk(print::EMERG, format_args!("{info}\n"));
+    // SAFETY: The kernel's handler of the invalid instruction does not return here.
     #[cfg(target_arch = "x86_64")]
     unsafe {
         core::arch::asm!("ud2", options(noreturn, nomem, nostack))
     }
-    // SAFETY: As above; 0x800 is BUG_BRK_IMM.
+    // SAFETY: As above; 0x800 is `BUG_BRK_IMM`.
     #[cfg(target_arch = "aarch64")]
     unsafe {
         core::arch::asm!("brk #0x800", options(noreturn, nomem, nostack))

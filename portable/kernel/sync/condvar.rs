@@ -1,44 +1,78 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Where threads wait.
+//! Condition variables.
+//!
+//! C header: `include/linux/wait.h`.
 
-use core::{cell::UnsafeCell, ffi::CStr, marker::PhantomPinned, mem::MaybeUninit};
+use core::{
+    ffi::CStr,
+    marker::PhantomPinned, //
+};
 
 use super::{
-    lock::{mutex::MutexBackend, Guard},
+    lock::{
+        mutex::MutexBackend,
+        Guard, //
+    },
     LockClassKey,
+    Room, //
 };
 use crate::{
     bindings,
-    pin_init::{self, PinInit},
+    pin_init::{
+        self,
+        Initialized,
+        PinInit, //
+    }, //
 };
 
-/// A place to wait, beside a mutex.
-pub struct CondVar(UnsafeCell<MaybeUninit<bindings::wait_queue_head_t>>, PhantomPinned);
+/// A condition variable: a `wait_queue_head_t`. Process context.
+///
+/// # Invariants
+///
+/// `queue` has an initialized wait queue.
+pub struct CondVar {
+    queue: Room<12>,
+    /// C code links waiters to the address of the queue.
+    _pinned: PhantomPinned,
+}
 
-// SAFETY: It has a lock of its own.
+// SAFETY: A wait queue belongs to no thread.
 unsafe impl Send for CondVar {}
-// SAFETY: As above.
+// SAFETY: A wait queue has a lock of its own.
 unsafe impl Sync for CondVar {}
 
 impl CondVar {
+    /// Makes an initializer of a condition variable. `name` and `class` are for lockdep.
     pub fn new(name: &'static CStr, class: &'static LockClassKey) -> impl PinInit<Self> {
-        // SAFETY: Writes all that is to be written.
-        unsafe {
-            pin_init::from_closure(move |place: *mut Self| {
-                bindings::shim_wait_init(place.cast(), name.as_ptr(), class.as_raw());
-            })
-        }
+        let closure = pin_init::closure(move |place: *mut Self| {
+            // SAFETY: `place` is valid for writes by the contract of `PinInit::init`. The memory for the wait queue is zero, is
+            // large enough (`layout.c`), and does not move. `name` and `class` are statics.
+            // INVARIANT: `__init_waitqueue_head()` initializes the queue.
+            unsafe {
+                (&raw mut (*place).queue).write(Room::new());
+                let queue = (*place).queue.get().cast();
+                bindings::shim_wait_init(queue, name.as_ptr(), class.as_ptr());
+                Initialized::new()
+            }
+        });
+        // SAFETY: The closure writes all fields that have a size.
+        unsafe { pin_init::from_closure(closure) }
     }
 
-    /// Sleeps until it is woken, with the lock released meanwhile. May wake up for nothing.
+    /// Releases the mutex of `guard`, sleeps until the next [`notify_all`](Self::notify_all), and takes the mutex again.
+    ///
+    /// The thread is in the queue before it releases the mutex: a notification by a thread that takes the mutex after that
+    /// is not lost. The sleep is uninterruptible, and may end without a notification: the caller checks its condition again.
     pub fn wait<T>(&self, guard: &mut Guard<'_, T, MutexBackend>) {
-        // SAFETY: Initialized when it was made; the lock is held, and is again.
-        unsafe { bindings::shim_wait(self.0.get().cast(), guard.raw()) };
+        // SAFETY: The queue is initialized by the type invariant, and this thread holds the mutex by that of `Guard`. It
+        // holds the mutex again when the function returns. `guard` is borrowed mutably: nobody has a reference to the value.
+        unsafe { bindings::shim_wait(self.queue.get().cast(), guard.state()) };
     }
 
+    /// Wakes all threads that wait. Threads that come later wait for the next notification.
     pub fn notify_all(&self) {
-        // SAFETY: Initialized when it was made.
-        unsafe { bindings::shim_wake_all(self.0.get().cast()) };
+        // SAFETY: The queue is initialized by the type invariant.
+        unsafe { bindings::shim_wake_all(self.queue.get().cast()) };
     }
 }
