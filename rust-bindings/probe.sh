@@ -1,14 +1,14 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 # Finds the forms of a kernel's C interfaces: `probe.sh COMPAT OUTPUT SYMVERS COMPILER ARGUMENT…`. COMPILER and its arguments
-# are kbuild's for a C file of the module. SYMVERS is the kernel's Module.symvers; an empty or missing one allows every symbol.
+# are kbuild's for a C file of the module. SYMVERS is the kernel's Module.symvers; without vmlinux's symbols it allows every symbol.
 #
 # Each line `/* PROBE name: statements */` of COMPAT is compiled as the body of a function. Its answer is yes if it compiles and
 # SYMVERS exports the functions that it calls. For a yes, OUTPUT has a line `#define PEERMEM_HAS_NAME`. With PEERMEM_NO_GPL_ONLY
 # set, functions that are exported to GPL modules only count as missing.
 #
-# A probe cannot say no for another reason: a body without statements must compile first, and COMPAT must compile with OUTPUT in
-# the end. Otherwise a sentence says so, and the status is 1.
+# A probe cannot say no for another reason: a body without statements must compile, and COMPAT must compile with OUTPUT in the
+# end. Otherwise a sentence says so, and the status is 1.
 set -u
 
 compat=$1 output=$2 symvers=$3
@@ -16,6 +16,7 @@ shift 3
 
 work=$output.probe
 trap 'rm -rf "$work" "$output.new"' EXIT
+rm -rf "$work"
 mkdir -p "$work" || exit
 
 fail() {
@@ -26,37 +27,60 @@ fail() {
 	exit 1
 }
 
-# Compiles the statements $1 with the command that follows. Wrong arguments are errors whatever the kernel's flags say.
+# Writes the source of the probe $1 with the statements $2.
+source_of() {
+	printf 'void probe_%s(void *p, unsigned long n);\nvoid probe_%s(void *p, unsigned long n)\n{\n%s\n}\n' "$1" "$1" "$2" \
+		>"$work/$1.c"
+}
+
+# Compiles the probe $1 with the command that follows. Wrong arguments are errors whatever the kernel's flags say.
 compiles() {
-	printf 'void peermem_probe(void *p, unsigned long n);\nvoid peermem_probe(void *p, unsigned long n)\n{\n%s\n}\n' "$1" \
-		>"$work/probe.c"
+	name=$1
 	shift
 	"$@" -Werror=implicit-function-declaration -Werror=incompatible-pointer-types -Werror=int-conversion \
-		-DPEERMEM_PROBE -include "$compat" -c -o "$work/probe.o" "$work/probe.c" >"$work/said" 2>&1
+		-DPEERMEM_PROBE -include "$compat" -c -o "$work/$name.o" "$work/$name.c" >"$work/$name.said" 2>&1
 }
 
-# Succeeds if the module may use every symbol that the probe's object lacks.
+# Succeeds if the module may use every symbol that the object of the probe $1 lacks.
 exported() {
-	[ -s "$symvers" ] || return 0
-	"${NM:-nm}" -u "$work/probe.o" >"$work/undefined" || return
+	grep -sqw vmlinux "$symvers" || return 0
+	"${NM:-nm}" -u "$work/$1.o" >"$work/$1.undefined" || return
 	awk -v open="${PEERMEM_NO_GPL_ONLY:+no}" '
 		NR == FNR { if (!open || !/EXPORT_[A-Z_]*GPL/) known[$2]; next }
-		$1 == "U" && !($2 in known) { exit 1 }' "$symvers" "$work/undefined"
+		$1 == "U" && !($2 in known) { exit 1 }' "$symvers" "$work/$1.undefined"
 }
 
-compiles '' "$@" || fail "this kernel's headers do not compile, see above; scripts/check may say what is missing."
-exported || fail "$symvers does not have what every module needs: it is not this kernel's."
+answer() {
+	compiles "$@" && exported "$1" && : >"$work/$1.yes"
+}
 
-found=-DPEERMEM_FOUND absent=
+names=
 while read -r slash word name statements; do
 	[ "$slash $word" = '/* PROBE' ] || continue
-	name=${name%:}
-	if compiles "${statements%\*/}" "$@" && exported; then
+	names="$names ${name%:}"
+	source_of "${name%:}" "${statements%\*/}"
+done <"$compat"
+
+# All at once first: the newest kernels answer yes to every probe.
+cat "$work"/*.c >"$work/all" && mv "$work/all" "$work/all.c"
+if ! answer all "$@"; then
+	source_of control ''
+	compiles control "$@" || {
+		mv "$work/control.said" "$work/said"
+		fail "this kernel's headers do not compile, see above; scripts/check may say what is missing."
+	}
+	for name in $names; do answer "$name" "$@" & done
+	wait
+fi
+
+absent='' found=-DPEERMEM_FOUND
+for name in $names; do
+	if [ -e "$work/all.yes" ] || [ -e "$work/$name.yes" ]; then
 		found="$found -DPEERMEM_HAS_$(echo "$name" | tr '[:lower:]' '[:upper:]')"
 	else
 		absent="$absent $name"
 	fi
-done <"$compat"
+done
 
 # shellcheck disable=SC2086 # Names have no blanks.
 "$@" $found -fsyntax-only -x c "$compat" >"$work/said" 2>&1 ||

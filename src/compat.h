@@ -110,14 +110,14 @@ static inline void compat_sleep(unsigned long microseconds)
  * Without FOLL_PCI_P2PDMA processes have no such memory, and dma_map_resource()
  * of kernels of that age may refuse all memory that has a struct page.
  */
-/* PROBE pagemap_of_pfn: put_dev_pagemap(get_dev_pagemap(n)); */
-/* PROBE pagemap_of_pfn_after: put_dev_pagemap(get_dev_pagemap(n, NULL)); */
 /* PROBE p2pdma: n = MEMORY_DEVICE_PCI_P2PDMA + FOLL_PCI_P2PDMA; */
+/* PROBE pagemap: *(void **)p = get_dev_pagemap; put_dev_pagemap(p); */
+/* PROBE pagemap_of_pfn: get_dev_pagemap(n); */
 /* PROBE pagemap_ranges: struct dev_pagemap *m = p; m->ranges[m->nr_range].end = n; */
 static inline bool compat_is_p2pdma(unsigned long pfn, u64 first, u64 last)
 {
-#if defined(PEERMEM_HAS_P2PDMA) && defined(PEERMEM_HAS_PAGEMAP_RANGES) && \
-	(defined(PEERMEM_HAS_PAGEMAP_OF_PFN) || defined(PEERMEM_HAS_PAGEMAP_OF_PFN_AFTER))
+#if defined(PEERMEM_HAS_P2PDMA) && defined(PEERMEM_HAS_PAGEMAP) && \
+	defined(PEERMEM_HAS_PAGEMAP_RANGES)
 #ifdef PEERMEM_HAS_PAGEMAP_OF_PFN
 	struct dev_pagemap *pgmap = get_dev_pagemap(pfn);
 #else

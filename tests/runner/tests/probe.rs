@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What `rust-bindings/probe.sh` chooses, and what it says where nothing fits: with the real rustc, on `kernel` crates made up
-//! here.
+//! Runs `rust-bindings/probe.sh` with the real compiler and the module's own `src/compat.h`, on small headers that have the
+//! forms of kernels which cannot be had here.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
 use std::collections::BTreeSet;
-use std::env;
+use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
@@ -14,24 +14,249 @@ use std::process::Output;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering;
 
-/// A kernel's crate: with what every probe begins with, and what the test adds.
-fn crate_with(rest: &str) -> String {
-    format!("#![no_std]\npub mod prelude {{ pub type Result = core::result::Result<(), ()>; }}\n{rest}\n")
+/// What `src/compat.h` uses and every kernel has in one form.
+const COMMON: &str = "\
+#define NULL ((void *)0)
+#define true 1
+#define false 0
+#define __user
+#define EOPNOTSUPP 95
+#define USEC_PER_MSEC 1000UL
+#define DIV_ROUND_UP(n, d) (((n) + (d) - 1) / (d))
+#define VM_READ 1
+#define VM_WRITE 2
+#define VM_EXEC 4
+typedef _Bool bool;
+typedef unsigned long size_t;
+typedef unsigned long long u64, dma_addr_t, phys_addr_t;
+enum dma_data_direction { DMA_BIDIRECTIONAL };
+struct range { u64 start, end; };
+struct resource { u64 start, end; };
+struct rw_semaphore { int count; };
+struct device;
+struct dev_pagemap;
+struct dma_iova_state;
+int down_read_trylock(struct rw_semaphore *sem);
+void up_read(struct rw_semaphore *sem);
+void msleep(unsigned int ms);
+void usleep_range(unsigned long min, unsigned long max);
+void put_dev_pagemap(struct dev_pagemap *pgmap);
+dma_addr_t dma_map_resource(struct device *, phys_addr_t, size_t, enum dma_data_direction, unsigned long);
+void dma_unmap_resource(struct device *, dma_addr_t, size_t, enum dma_data_direction, unsigned long);
+";
+
+/// Functions of [`COMMON`], and of forms, that are not inline.
+const EXPORTED: &[&str] = &[
+    "down_read_trylock",
+    "up_read",
+    "msleep",
+    "usleep_range",
+    "put_dev_pagemap",
+    "dma_map_resource",
+    "dma_unmap_resource",
+    "get_dev_pagemap",
+    "dma_map_phys",
+    "dma_unmap_phys",
+    "dma_iova_try_alloc",
+    "dma_iova_free",
+    "dma_iova_link",
+    "dma_iova_sync",
+    "dma_iova_unlink",
+];
+
+/// A difference between kernels, and its two forms.
+struct Difference {
+    probe: &'static str,
+    newer: &'static str,
+    older: &'static str,
 }
 
-/// Two differences, of which the second has no older form.
-const COMPAT: &str = "\
-use kernel::prelude::*;
-// PROBE first: kernel::first_new();
-#[cfg(peermem_first)]
-pub fn first() -> Result { kernel::first_new(); Ok(()) }
-#[cfg(not(peermem_first))]
-pub fn first() -> Result { kernel::first_old(); Ok(()) }
-// PROBE second: let _: u32 = kernel::second(1);
-#[cfg(peermem_second)]
-pub fn second() -> u32 { kernel::second(1) }
-pub fn both() -> u32 { second() }
-";
+/// The forms as the kernels' headers have them, shortened. `p2pdma` comes before `pagemap_ranges`, which uses its type.
+const DIFFERENCES: &[Difference] = &[
+    Difference {
+        probe: "access_ok",
+        newer: "#define access_ok(addr, size) ((unsigned long)(addr) + (size) < 1UL << 47)",
+        older: "#define VERIFY_READ 0\n\
+                #define access_ok(type, addr, size) ((type) == 0 && (unsigned long)(addr) + (size) < 1UL << 47)",
+    },
+    Difference {
+        probe: "mmap_lock",
+        newer: "struct mm_struct { struct rw_semaphore mmap_lock; };\n\
+                static inline bool mmap_read_trylock(struct mm_struct *mm) { return down_read_trylock(&mm->mmap_lock); }\n\
+                static inline void mmap_read_unlock(struct mm_struct *mm) { up_read(&mm->mmap_lock); }",
+        older: "struct mm_struct { struct rw_semaphore mmap_sem; };",
+    },
+    Difference {
+        probe: "fsleep",
+        newer: "static inline void fsleep(unsigned long usecs) { usleep_range(usecs, 2 * usecs); }",
+        older: "",
+    },
+    Difference {
+        probe: "p2pdma",
+        newer: "enum memory_type { MEMORY_DEVICE_PRIVATE = 1, MEMORY_DEVICE_PCI_P2PDMA };\n\
+                enum { FOLL_PCI_P2PDMA = 1 << 10 };",
+        older: "enum memory_type { MEMORY_DEVICE_PRIVATE = 1, MEMORY_DEVICE_PCI_P2PDMA };",
+    },
+    Difference {
+        probe: "pagemap_ranges",
+        newer: "struct dev_pagemap {\n\
+                enum memory_type type; int nr_range; union { struct range range; struct range ranges[0]; };\n\
+                };",
+        older: "struct dev_pagemap { struct resource res; enum memory_type type; };",
+    },
+    Difference {
+        probe: "pagemap_of_pfn",
+        newer: "struct dev_pagemap *get_dev_pagemap(unsigned long pfn);",
+        older: "struct dev_pagemap *get_dev_pagemap(unsigned long pfn, struct dev_pagemap *pgmap);",
+    },
+    Difference {
+        probe: "dma_map_phys",
+        newer: "dma_addr_t dma_map_phys(struct device *, phys_addr_t, size_t, enum dma_data_direction, unsigned long);",
+        older: "",
+    },
+    Difference {
+        probe: "dma_unmap_phys",
+        newer: "void dma_unmap_phys(struct device *, dma_addr_t, size_t, enum dma_data_direction, unsigned long);",
+        older: "",
+    },
+    Difference {
+        probe: "dma_range_map",
+        newer: "struct device { const void *dma_range_map; };",
+        older: "struct device { unsigned long dma_pfn_offset; };",
+    },
+    Difference {
+        probe: "iova_alloc",
+        newer: "bool dma_iova_try_alloc(struct device *, struct dma_iova_state *, phys_addr_t, size_t);\n\
+                void dma_iova_free(struct device *, struct dma_iova_state *);",
+        older: "",
+    },
+    Difference {
+        probe: "iova_link",
+        newer: "int dma_iova_link(struct device *, struct dma_iova_state *, phys_addr_t, size_t, size_t,\n\
+                enum dma_data_direction, unsigned long);",
+        older: "",
+    },
+    Difference {
+        probe: "iova_sync",
+        newer: "int dma_iova_sync(struct device *, struct dma_iova_state *, size_t, size_t);",
+        older: "",
+    },
+    Difference {
+        probe: "iova_unlink",
+        newer: "void dma_iova_unlink(struct device *, struct dma_iova_state *, size_t, size_t,\n\
+                enum dma_data_direction, unsigned long);",
+        older: "",
+    },
+];
+
+/// Its answer depends on exports alone: every kernel with the functions has them in headers.
+const PAGEMAP: &str = "pagemap";
+
+/// A kernel: the probes that it answers with yes, the text of its headers that no probe is about, and its exports.
+struct Kernel {
+    newer: BTreeSet<&'static str>,
+    text: String,
+    /// Text of the forms, and what stands there instead.
+    replaced: Option<(&'static str, &'static str)>,
+    symvers: String,
+    no_gpl_only: bool,
+}
+
+fn every_probe() -> BTreeSet<&'static str> {
+    DIFFERENCES
+        .iter()
+        .map(|difference| difference.probe)
+        .collect()
+}
+
+fn symvers(kind: impl Fn(&str) -> Option<&'static str>) -> String {
+    EXPORTED.iter().fold(String::new(), |mut lines, name| {
+        if let Some(kind) = kind(name) {
+            writeln!(lines, "0x00000000\t{name}\tvmlinux\t{kind}\t").unwrap();
+        }
+        lines
+    })
+}
+
+impl Kernel {
+    fn new(newer: &BTreeSet<&'static str>) -> Self {
+        let mut text = COMMON.to_owned();
+        text += "#define DMA_ATTR_MMIO (1UL << 10)\n";
+        Self {
+            newer: newer.clone(),
+            text,
+            replaced: None,
+            symvers: symvers(|_| Some("EXPORT_SYMBOL_GPL")),
+            no_gpl_only: false,
+        }
+    }
+
+    fn headers(&self) -> String {
+        let text = DIFFERENCES.iter().fold(self.text.clone(), |mut text, it| {
+            let newer = self.newer.contains(it.probe);
+            text += if newer { it.newer } else { it.older };
+            text + "\n"
+        });
+        self.replaced.map_or(text.clone(), |(from, to)| {
+            assert!(text.contains(from), "{text}");
+            text.replace(from, to)
+        })
+    }
+
+    /// Probes this kernel, whose headers all include one.
+    fn probe(&self, place: &Place) -> Output {
+        let linux = place.at("include/linux");
+        fs::create_dir_all(&linux).unwrap();
+        let headers = format!("#ifndef FAKE_H\n#define FAKE_H\n{}#endif\n", self.headers());
+        fs::write(place.at("include/fake.h"), headers).unwrap();
+        let compat = repository().join("src/compat.h");
+        for line in fs::read_to_string(&compat).unwrap().lines() {
+            let name = line.strip_prefix("#include <linux/");
+            if let Some(name) = name.and_then(|rest| rest.strip_suffix('>')) {
+                fs::write(linux.join(name), "#include <fake.h>\n").unwrap();
+            }
+        }
+        fs::write(place.at("Module.symvers"), &self.symvers).unwrap();
+        let mut command = Command::new(repository().join("rust-bindings/probe.sh"));
+        command
+            .arg(compat)
+            .args([place.at("out.h"), place.at("Module.symvers")])
+            .args(["gcc", "-std=gnu11", "-O2", "-fno-pie", "-nostdinc", "-I"])
+            .arg(place.at("include"))
+            .env_remove("NM");
+        if self.no_gpl_only {
+            command.env("PEERMEM_NO_GPL_ONLY", "y");
+        }
+        command.output().unwrap()
+    }
+
+    /// The probes that were answered with yes.
+    fn found(&self) -> BTreeSet<String> {
+        let place = Place::new();
+        let output = self.probe(&place);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert_eq!(left(&place), ["out.h"]);
+        let header = fs::read_to_string(place.at("out.h")).unwrap();
+        let found: BTreeSet<String> = header
+            .lines()
+            .filter_map(|line| line.strip_prefix("#define PEERMEM_HAS_"))
+            .map(str::to_lowercase)
+            .collect();
+        assert_eq!(header.lines().count(), found.len() + 1, "{header}");
+        // The output names the others.
+        let said = text(&output.stdout);
+        let said: BTreeSet<&str> = said
+            .strip_prefix("  older forms in use:")
+            .unwrap_or_default()
+            .split_whitespace()
+            .collect();
+        let mut other = every_probe();
+        other.insert(PAGEMAP);
+        other.retain(|name| !found.contains(*name));
+        assert_eq!(said, other);
+        found
+    }
+}
 
 struct Place(PathBuf);
 
@@ -41,7 +266,7 @@ impl Place {
 
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("runner-probe-{}-{number}", std::process::id());
-        let place = Self(env::temp_dir().join(name));
+        let place = Self(std::env::temp_dir().join(name));
         fs::create_dir_all(&place.0).unwrap();
         place
     }
@@ -61,43 +286,11 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-fn rustc() -> Command {
-    let mut command = Command::new(env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned()));
-    command.args(["--edition=2021", "--crate-type=rlib"]);
-    command
-}
-
-/// Runs the probe for a `kernel` crate, or for none.
-fn probe(place: &Place, kernel: Option<&str>) -> Output {
-    if let Some(source) = kernel {
-        fs::write(place.at("kernel.rs"), source).unwrap();
-        let made = rustc()
-            .args(["--crate-name=kernel", "--emit=metadata", "--out-dir"])
-            .args([&place.0, &place.at("kernel.rs")])
-            .status()
-            .unwrap();
-        assert!(made.success());
-    }
-    fs::write(place.at("compat.rs"), COMPAT).unwrap();
-    let rustc = rustc();
-    Command::new(repository().join("rust-bindings/probe.sh"))
-        .args([place.at("compat.rs"), place.at("out.cfg")])
-        .arg(rustc.get_program())
-        .args(rustc.get_args())
-        // As the kernel's own where warnings are errors.
-        .args(["-Dwarnings", "-Wmissing_docs", "--crate-name=probe"])
-        .arg("--extern=kernel")
-        .arg("-L")
-        .arg(&place.0)
-        .output()
-        .unwrap()
-}
-
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Nothing is left but what was asked for.
+/// What the probe has left beside its output.
 fn left(place: &Place) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(&place.0)
         .unwrap()
@@ -108,80 +301,187 @@ fn left(place: &Place) -> Vec<String> {
     names
 }
 
-#[test]
-fn the_newest_forms() {
-    let place = Place::new();
-    let kernel = crate_with("pub fn first_new() {} pub fn second(_: u32) -> u32 { 2 }");
-    let output = probe(&place, Some(&kernel));
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    assert_eq!(text(&output.stdout), "");
-    assert_eq!(
-        fs::read_to_string(place.at("out.cfg")).unwrap(),
-        "--cfg=peermem_first\n--cfg=peermem_second\n"
-    );
-    assert_eq!(left(&place), ["out.cfg"]);
+fn with_pagemap(names: &BTreeSet<&str>) -> BTreeSet<String> {
+    let mut names: BTreeSet<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    names.insert(PAGEMAP.to_owned());
+    names
 }
 
+/// Each probe alone tells its two forms apart, whatever the others answer.
 #[test]
-fn older_forms_are_named() {
-    let place = Place::new();
-    let kernel = crate_with("pub fn first_old() {} pub fn second(_: u32) -> u32 { 2 }");
-    let output = probe(&place, Some(&kernel));
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    assert_eq!(text(&output.stdout), "  older forms in use: first\n");
-    assert_eq!(
-        fs::read_to_string(place.at("out.cfg")).unwrap(),
-        "--cfg=peermem_second\n"
-    );
-}
-
-/// A form that is there and has changed is no older form: nothing fits, and that is said.
-#[test]
-fn no_form_fits() {
-    for second in ["", "pub fn second(_: u32) -> u64 { 2 }"] {
-        let place = Place::new();
-        let kernel = crate_with(&format!("pub fn first_new() {{}} {second}"));
-        let output = probe(&place, Some(&kernel));
-        assert_eq!(output.status.code(), Some(1));
-        let said = text(&output.stderr);
-        assert!(said.contains("cannot find function `second`"), "{said}");
-        assert!(
-            said.contains(
-                "this kernel's Rust interfaces are none that src/compat.rs knows, see above (not found: second); \
-                 docs/kernels.md has the kernels that it was made for."
-            ),
-            "{said}"
-        );
-        assert!(left(&place).is_empty());
+fn each_difference_by_itself() {
+    let every = every_probe();
+    for it in DIFFERENCES {
+        let mut but_one = every.clone();
+        but_one.remove(it.probe);
+        for newer in [but_one, BTreeSet::from([it.probe])] {
+            assert_eq!(Kernel::new(&newer).found(), with_pagemap(&newer));
+        }
     }
 }
 
 #[test]
-fn a_kernel_that_rustc_cannot_use() {
+fn all_newer_and_all_older() {
+    for newer in [every_probe(), BTreeSet::new()] {
+        assert_eq!(Kernel::new(&newer).found(), with_pagemap(&newer));
+    }
+}
+
+/// The kernels of the table in docs/kernels.md. A version number says nothing: RHEL's 4.18 has forms of 5.10 and later.
+#[test]
+fn forms_of_kernels_that_cannot_be_had_here() {
+    let dma = ["dma_map_phys", "dma_unmap_phys"];
+    let iova = ["iova_alloc", "iova_link", "iova_sync", "iova_unlink"];
+    let without = |names: &[&str]| {
+        let mut newer = every_probe();
+        newer.retain(|name| !names.contains(name));
+        newer
+    };
+    let old = [&dma[..], &iova[..], &["pagemap_of_pfn"]].concat();
+    let page_type = ", MEMORY_DEVICE_PCI_P2PDMA";
+    let kernels = [
+        // As released, and RHEL's.
+        (4, 18, BTreeSet::new(), Some((page_type, ""))),
+        (4, 18, without(&[&old[..], &["p2pdma"]].concat()), None),
+        (5, 10, without(&[&old[..], &["p2pdma"]].concat()), None),
+        (5, 14, without(&old), None),
+        (6, 8, without(&old), None),
+        (7, 0, every_probe(), None),
+    ];
+    for (major, minor, newer, replaced) in kernels {
+        let mut kernel = Kernel::new(&newer);
+        let code = (major << 16) + (minor << 8);
+        writeln!(kernel.text, "#define LINUX_VERSION_CODE {code}").unwrap();
+        kernel.replaced = replaced;
+        assert_eq!(kernel.found(), with_pagemap(&newer), "{major}.{minor}");
+    }
+}
+
+/// 6.16 and 6.17 have `dma_iova_link()` and no flag for memory of a device: a BAR would be mapped as RAM.
+#[test]
+fn functions_without_the_flag_that_they_need() {
+    let mut kernel = Kernel::new(&every_probe());
+    kernel.text = COMMON.to_owned();
+    let mut expected = with_pagemap(&every_probe());
+    for name in ["dma_map_phys", "dma_unmap_phys", "iova_link", "iova_unlink"] {
+        expected.remove(name);
+    }
+    assert_eq!(kernel.found(), expected);
+}
+
+/// A function that headers declare and the kernel does not export is none.
+#[test]
+fn functions_without_export() {
+    for (function, probe) in [
+        ("dma_map_phys", "dma_map_phys"),
+        ("dma_iova_free", "iova_alloc"),
+        ("put_dev_pagemap", PAGEMAP),
+    ] {
+        let mut kernel = Kernel::new(&every_probe());
+        kernel.symvers = symvers(|name| (name != function).then_some("EXPORT_SYMBOL"));
+        let mut expected = with_pagemap(&every_probe());
+        assert!(expected.remove(probe));
+        assert_eq!(kernel.found(), expected, "{function}");
+    }
+}
+
+/// Exports of modules alone say nothing of the kernel's own.
+#[test]
+fn exports_that_are_not_known() {
+    for lines in [
+        "",
+        "0x0\tnvidia_p2p_get_pages\tnvidia\tEXPORT_SYMBOL_GPL\t\n",
+    ] {
+        let mut kernel = Kernel::new(&every_probe());
+        kernel.symvers = lines.to_owned();
+        assert_eq!(kernel.found(), with_pagemap(&every_probe()));
+    }
+}
+
+/// The proprietary driver's module may use no function that is exported for GPL modules only.
+#[test]
+fn functions_for_gpl_modules_only() {
+    let gpl_only = |name: &str| name.contains("iova") || name.ends_with("dma_map_phys");
+    let mut kernel = Kernel::new(&every_probe());
+    kernel.symvers = symvers(|name| {
+        Some(if gpl_only(name) {
+            "EXPORT_SYMBOL_GPL"
+        } else {
+            "EXPORT_SYMBOL"
+        })
+    });
+    assert_eq!(kernel.found(), with_pagemap(&every_probe()));
+    kernel.no_gpl_only = true;
+    let mut expected = with_pagemap(&every_probe());
+    expected.retain(|name| !name.starts_with("iova") && name != "dma_map_phys");
+    assert_eq!(kernel.found(), expected);
+}
+
+/// A form that is neither of the two ends the build with a sentence, and leaves nothing.
+#[test]
+fn no_form_fits() {
+    let mut kernel = Kernel::new(&every_probe());
+    kernel.replaced = Some(("dma_range_map", "dma_ranges"));
     let place = Place::new();
-    let output = probe(&place, None);
+    let output = kernel.probe(&place);
     assert_eq!(output.status.code(), Some(1));
     let said = text(&output.stderr);
-    assert!(said.contains("can't find crate for `kernel`"), "{said}");
     assert!(
-        said.contains("rustc cannot use this kernel's Rust at all, see above; scripts/check may say what is missing."),
+        said.contains("has no member named") && said.contains("dma_pfn_offset"),
+        "{said}"
+    );
+    assert!(
+        said.contains("this kernel's C interfaces are none that")
+            && said.contains(
+                "see above (not found: dma_range_map); docs/kernels.md has the kernels that it was made for."
+            ),
         "{said}"
     );
     assert!(left(&place).is_empty());
 }
 
-/// Each `cfg` of the module's file has its probe, and both its forms.
 #[test]
-fn every_difference_has_both_forms() {
-    let source = fs::read_to_string(repository().join("src/compat.rs")).unwrap();
-    let between = |before: &str, after: &str| -> BTreeSet<String> {
-        source
-            .lines()
-            .filter_map(|line| Some(line.strip_prefix(before)?.split_once(after)?.0.to_owned()))
-            .collect()
-    };
-    let probes = between("// PROBE ", ":");
-    assert!(!probes.is_empty());
-    assert_eq!(between("#[cfg(peermem_", ")]"), probes);
-    assert_eq!(between("#[cfg(not(peermem_", "))]"), probes);
+fn headers_that_do_not_compile() {
+    let mut kernel = Kernel::new(&every_probe());
+    kernel.text.push_str("#error \"Please run make prepare\"\n");
+    let place = Place::new();
+    let output = kernel.probe(&place);
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output.stderr);
+    assert!(
+        said.contains("Please run make prepare")
+            && said.contains("this kernel's headers do not compile, see above; scripts/check may say what is missing."),
+        "{said}"
+    );
+    assert!(left(&place).is_empty());
+}
+
+/// Each macro of `src/` has its probe, each probe a macro, and each probe its fixture.
+#[test]
+fn every_probe_is_used_and_has_both_forms() {
+    let source = fs::read_to_string(repository().join("src/compat.h")).unwrap();
+    let probes: BTreeSet<String> = source
+        .lines()
+        .filter_map(|line| {
+            Some(
+                line.strip_prefix("/* PROBE ")?
+                    .split_once(':')?
+                    .0
+                    .to_owned(),
+            )
+        })
+        .collect();
+    assert_eq!(probes, with_pagemap(&every_probe()));
+    let macros: BTreeSet<String> = source
+        .split("PEERMEM_HAS_")
+        .skip(1)
+        .map(|rest| {
+            let name = rest
+                .split(|byte: char| byte != '_' && !byte.is_ascii_alphanumeric())
+                .next();
+            name.unwrap().to_lowercase()
+        })
+        .filter(|name| !name.is_empty())
+        .collect();
+    assert_eq!(macros, probes);
 }
