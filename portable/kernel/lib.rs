@@ -13,8 +13,6 @@
 #![cfg_attr(test, allow(dead_code, reason = "the tests use a part of each file"))]
 #![warn(missing_docs)]
 
-extern crate self as kernel;
-
 pub mod alloc;
 pub mod bindings;
 pub mod error;
