@@ -85,7 +85,7 @@ impl<T> Lock<T, mutex::MutexBackend> {
                 (&raw mut (*place).state).write(Room::new());
                 (&raw mut (*place).value).write(UnsafeCell::new(value));
                 let state = (*place).state.get().cast();
-                bindings::shim_mutex_init(state, name.as_ptr(), class.as_ptr());
+                bindings::shim_mutex_init(state, name.as_ptr().cast(), class.as_ptr());
                 Initialized::new()
             }
         });

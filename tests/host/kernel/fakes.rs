@@ -257,7 +257,7 @@ fn is_room<T>(start: *mut T, bytes: usize) -> bool {
 
 unsafe fn text(name: *const c_char) -> String {
     // SAFETY: A string of C's.
-    unsafe { CStr::from_ptr(name) }
+    unsafe { CStr::from_ptr(name.cast()) }
         .to_str()
         .expect("UTF-8")
         .to_owned()

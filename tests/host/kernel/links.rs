@@ -14,11 +14,11 @@ const RED: usize = 0;
 const BLACK: usize = 1;
 
 fn colour(node: Link) -> usize {
-    // SAFETY: A node of a tree, or an empty link, which is black.
-    match node.is_null() {
-        true => BLACK,
-        false => unsafe { (*node).__rb_parent_color & 1 },
+    if node.is_null() {
+        return BLACK;
     }
+    // SAFETY: A node of a tree.
+    unsafe { (*node).__rb_parent_color & 1 }
 }
 
 fn parent(node: Link) -> Link {

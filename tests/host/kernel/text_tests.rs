@@ -140,7 +140,7 @@ fn strings_of_c_are_borrowed() {
     // SAFETY: The literal is a string of C's.
     let text = unsafe { <CStr as CStrExt>::from_char_ptr(c"abc".as_char_ptr()) };
     assert_eq!(text, c"abc");
-    assert_eq!(text.as_char_ptr(), text.as_ptr());
+    assert_eq!(text.as_char_ptr(), text.as_ptr().cast());
 }
 
 #[test]

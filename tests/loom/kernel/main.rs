@@ -8,6 +8,8 @@
 
 #![cfg(test)]
 #![allow(dead_code, reason = "the models use a part of each file")]
+#![allow(clippy::missing_safety_doc, reason = "C has the contracts")]
+#![allow(clippy::new_without_default, reason = "the module uses none")]
 #![allow(unreachable_pub, reason = "the files are those of a library")]
 
 #[path = "../../../portable/kernel/alloc.rs"]
