@@ -125,6 +125,31 @@ fn an_empty_tree_has_nothing() {
 }
 
 #[test]
+fn a_node_of_one_tree_goes_into_another() {
+    without_leaks(|| {
+        let place = || RBTreeNodeReservation::new(GFP_KERNEL).unwrap();
+        let mut first = RBTree::new();
+        for key in 0..7_u8 {
+            first.insert(place().into_node(key, key));
+        }
+        // The root of a tree of seven: it has two children.
+        let node = first.insert(place().into_node(3, 30)).expect("the old node");
+        let mut second = RBTree::new();
+        assert!(second.insert(node).is_none());
+        let nodes = check(&second.root);
+        if nodes != 1 {
+            // Their drops would free memory twice.
+            std::mem::forget((first, second));
+            assert_eq!(nodes, 1);
+            return;
+        }
+        assert_eq!(second.get(&3), Some(&3));
+        assert_eq!(first.get(&3), Some(&30));
+        assert_eq!(check(&first.root), 7);
+    });
+}
+
+#[test]
 fn memory_that_is_not_used_for_a_node_is_freed() {
     without_leaks(|| {
         let (drops, value) = Counted::new();
