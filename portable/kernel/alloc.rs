@@ -6,7 +6,6 @@
 
 use core::{
     mem::{
-        self,
         ManuallyDrop,
         MaybeUninit, //
     },
@@ -61,14 +60,14 @@ const MIN_ALIGN: usize = 8;
 
 /// Refuses, at compile time, types that `kmalloc()` cannot serve: without a size, or with a larger alignment.
 const fn assert_layout<T>() {
-    assert!(mem::size_of::<T>() > 0 && mem::align_of::<T>() <= MIN_ALIGN);
+    assert!(size_of::<T>() > 0 && align_of::<T>() <= MIN_ALIGN);
 }
 
 /// Allocates uninitialized memory for a `T`, with `kmalloc()`. May sleep.
 pub(crate) fn place<T>(flags: Flags) -> Result<NonNull<T>, AllocError> {
     const { assert_layout::<T>() };
     // SAFETY: `kmalloc()` accepts any size. The module calls this crate in process context, with no spinlock held.
-    let memory = unsafe { bindings::shim_alloc(mem::size_of::<T>(), flags.warns) };
+    let memory = unsafe { bindings::shim_alloc(size_of::<T>(), flags.warns) };
     NonNull::new(memory.cast()).ok_or(AllocError)
 }
 
@@ -236,7 +235,7 @@ impl<T> KVVec<T> {
         }
         let capacity = needed.max(self.capacity.saturating_mul(2));
         let bytes = capacity
-            .checked_mul(mem::size_of::<T>())
+            .checked_mul(size_of::<T>())
             // Rust allows no longer object.
             .filter(|bytes| isize::try_from(*bytes).is_ok())
             .ok_or(AllocError)?;

@@ -89,7 +89,21 @@ pub struct rb_root {
 
 pub const PCI_ANY_ID: c_int = -1;
 
-extern "C" {
+/// Declares C functions. In tests on the host they are Rust functions, which may panic.
+macro_rules! c_functions {
+    ($($all:tt)*) => {
+        #[cfg(not(test))]
+        extern "C" {
+            $($all)*
+        }
+        #[cfg(test)]
+        extern "C-unwind" {
+            $($all)*
+        }
+    };
+}
+
+c_functions! {
     pub fn shim_alloc(size: usize, warn: bool) -> *mut c_void;
     pub fn shim_free(memory: *mut c_void);
     pub fn shim_valloc(size: usize, warn: bool) -> *mut c_void;

@@ -11,9 +11,8 @@
 #![cfg_attr(not(test), no_std)]
 #![cfg_attr(not(test), feature(coerce_unsized, unsize))]
 #![cfg_attr(test, allow(dead_code, reason = "the tests use a part of each file"))]
+#![allow(clippy::new_without_default, reason = "the module uses none")]
 #![warn(missing_docs)]
-
-extern crate self as kernel;
 
 pub mod alloc;
 pub mod bindings;

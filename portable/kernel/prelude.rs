@@ -8,8 +8,8 @@ pub use crate::{
     alloc::{
         KBox,
         KVVec,
-        GFP_KERNEL,
         __GFP_NOWARN, //
+        GFP_KERNEL,
     },
     error::{
         code::*,
@@ -23,13 +23,9 @@ pub use crate::{
         c_ulong,
         c_void, //
     },
-    module,
-    pin_init,
+    module, pin_init,
     pin_init::PinInit,
-    pr_err,
-    pr_info,
-    pr_notice,
-    pr_warn,
+    pr_err, pr_info, pr_notice, pr_warn,
     str::{
         CStr,
         CStrExt, //

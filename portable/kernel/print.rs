@@ -53,6 +53,9 @@ impl Line {
 impl Write for Line {
     /// Appends `text`. If `text` does not fit, appends the characters that fit, ends the line, and returns an error.
     fn write_str(&mut self, text: &str) -> fmt::Result {
+        if self.is_cut {
+            return Err(fmt::Error);
+        }
         for character in text.chars() {
             let mut bytes = [0; 4];
             let bytes = match character {
@@ -63,12 +66,12 @@ impl Write for Line {
             let end = self.used.saturating_add(bytes.len());
             match self.text.get_mut(self.used..end) {
                 // Not `copy_from_slice()`, which can panic.
-                Some(room) if !self.is_cut => {
+                Some(room) => {
                     for (to, from) in room.iter_mut().zip(bytes.bytes()) {
                         *to = from;
                     }
                 }
-                _ => {
+                None => {
                     self.cut();
                     return Err(fmt::Error);
                 }

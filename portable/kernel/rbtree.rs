@@ -108,8 +108,13 @@ impl<K: Ord, V> RBTree<K, V> {
                 };
             }
             let links = &raw mut (*new).links;
-            // The two lowest bits are the colour; red is 0.
-            (*links).__rb_parent_color = parent.expose_provenance();
+            // A node that was in a tree still has the links of that tree.
+            links.write(bindings::rb_node {
+                // The two lowest bits are the colour; red is 0.
+                __rb_parent_color: parent.expose_provenance(),
+                rb_right: ptr::null_mut(),
+                rb_left: ptr::null_mut(),
+            });
             *place = links;
             bindings::rb_insert_color(links, &raw mut self.root);
         }

@@ -52,7 +52,7 @@ impl CondVar {
             unsafe {
                 (&raw mut (*place).queue).write(Room::new());
                 let queue = (*place).queue.get().cast();
-                bindings::shim_wait_init(queue, name.as_ptr(), class.as_ptr());
+                bindings::shim_wait_init(queue, name.as_ptr().cast(), class.as_ptr());
                 Initialized::new()
             }
         });

@@ -76,11 +76,7 @@ unsafe impl<T: Send, B: Backend> Sync for Lock<T, B> {}
 
 impl<T> Lock<T, mutex::MutexBackend> {
     /// Makes an initializer of a mutex around `value`. `name` and `class` are for lockdep.
-    pub fn new(
-        value: T,
-        name: &'static CStr,
-        class: &'static LockClassKey,
-    ) -> impl PinInit<Self> {
+    pub fn new(value: T, name: &'static CStr, class: &'static LockClassKey) -> impl PinInit<Self> {
         let closure = pin_init::closure(move |place: *mut Self| {
             // SAFETY: `place` is valid for writes by the contract of `PinInit::init`. The memory for the `struct mutex` is
             // zero, is large enough (`layout.c`), and does not move. `name` and `class` are statics.
@@ -89,7 +85,7 @@ impl<T> Lock<T, mutex::MutexBackend> {
                 (&raw mut (*place).state).write(Room::new());
                 (&raw mut (*place).value).write(UnsafeCell::new(value));
                 let state = (*place).state.get().cast();
-                bindings::shim_mutex_init(state, name.as_ptr(), class.as_ptr());
+                bindings::shim_mutex_init(state, name.as_ptr().cast(), class.as_ptr());
                 Initialized::new()
             }
         });

@@ -193,6 +193,9 @@ fn clippy_host(linter: &Linter<'_>) -> Result<()> {
 /// Packages that compile files of `src/` on the host, most of them with what `tests/fakes` puts around them.
 const COMPILE_SRC: &[&str] = &["peermem-host", "peermem-loom", "peermemctl"];
 
+/// Packages that compile files of `portable/kernel` on the host.
+const COMPILE_PORTABLE: &[&str] = &["peermem-host", "peermem-loom"];
+
 /// For cargo: the packages that have one of these files, or compile it.
 fn touched(repo: &Path, changed: &[String]) -> Vec<String> {
     let mut packages: BTreeSet<String> = BTreeSet::new();
@@ -200,6 +203,8 @@ fn touched(repo: &Path, changed: &[String]) -> Vec<String> {
         let rust = name.ends_with(".rs");
         if ["Cargo.toml", "Cargo.lock", "clippy.toml"].contains(&name.as_str()) {
             return vec!["--workspace".to_owned()];
+        } else if rust && name.starts_with("portable/kernel/") {
+            packages.extend(COMPILE_PORTABLE.iter().map(|&name| name.to_owned()));
         } else if rust && (name.starts_with("src/") || name.starts_with("tests/fakes/")) {
             packages.extend(COMPILE_SRC.iter().map(|&name| name.to_owned()));
         } else if rust || name.ends_with("/Cargo.toml") {

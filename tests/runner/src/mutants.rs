@@ -324,7 +324,14 @@ fn fits(paths: &Paths, patches: &[PathBuf]) -> Result<()> {
 const FAKES: &str = "tests/fakes";
 
 /// The module's sources, and what the workspace's packages are compiled from besides.
-const SOURCES: &[&str] = &["Kbuild", "src", "rust-bindings", "docs/observe.md", FAKES];
+const SOURCES: &[&str] = &[
+    "Kbuild",
+    "src",
+    "rust-bindings",
+    "portable",
+    "docs/observe.md",
+    FAKES,
+];
 
 /// A copy of the sources with patches applied, for the module. There is one copy for all mutants, and of its files only those
 /// that change are written, so that make compiles no more than it must.

@@ -65,6 +65,7 @@ pub(super) fn programs(
         "Cargo.toml",
         "Cargo.lock",
         "src",
+        "portable",
         "docs/observe.md",
         FAKES,
         &directory(package),

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! Locks, counted references, cells and atomics.
+
+use std::panic::catch_unwind;
+use std::panic::AssertUnwindSafe;
+use std::ptr::from_ref;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
+use std::thread;
+
+use super::fakes::failing_after;
+use super::fakes::is_held;
+use super::fakes::lock_within;
+use super::fakes::make_lock;
+use super::fakes::until_waiting;
+use super::fakes::without_leaks;
+use super::Counted;
+use crate::bindings;
+use crate::error::code::ENOMEM;
+use crate::prelude::*;
+use crate::sync::atomic::Acquire;
+use crate::sync::atomic::Atomic;
+use crate::sync::atomic::Full;
+use crate::sync::atomic::Relaxed;
+use crate::sync::atomic::Release;
+use crate::sync::lock::spinlock::SpinLockBackend;
+use crate::sync::lock::Lock;
+use crate::sync::new_condvar;
+use crate::sync::new_mutex;
+use crate::sync::Arc;
+use crate::sync::CondVar;
+use crate::sync::Mutex;
+use crate::sync::SetOnce;
+
+#[test]
+fn a_mutex_is_held_as_long_as_its_guard() {
+    without_leaks(|| {
+        let (drops, value) = Counted::new();
+        let mutex = KBox::pin_init(new_mutex!((1, value), "first"), GFP_KERNEL).unwrap();
+        let (at, name, class) = lock_within(&*mutex);
+        assert_eq!((name.as_str(), is_held(at)), ("first", false));
+        let mut guard = mutex.lock();
+        assert!(is_held(at));
+        guard.0 = 2;
+        drop(guard);
+        assert!(!is_held(at));
+        assert_eq!(mutex.lock().0, 2);
+        assert!(!is_held(at));
+        let again = catch_unwind(AssertUnwindSafe(|| {
+            let _first = mutex.lock();
+            drop(mutex.lock());
+        }));
+        assert!(again.is_err(), "not recursive");
+        assert!(!is_held(at), "a guard releases the lock whatever ends it");
+
+        let other = KBox::pin_init(new_mutex!((), "second"), GFP_KERNEL).unwrap();
+        assert_ne!(lock_within(&*other).2, class, "two places, two classes");
+        drop(mutex);
+        assert_eq!(drops.get(), 1);
+    });
+}
+
+#[test]
+fn one_thread_has_the_value_of_a_mutex() {
+    let mutex = KBox::pin_init(new_mutex!(0_u64, "counter"), GFP_KERNEL).unwrap();
+    let inside = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..200 {
+                    let mut guard = mutex.lock();
+                    assert_eq!(inside.fetch_add(1, SeqCst), 0);
+                    *guard += 1;
+                    inside.fetch_sub(1, SeqCst);
+                }
+            });
+        }
+    });
+    assert_eq!(*mutex.lock(), 800);
+}
+
+#[test]
+fn a_spinlock_of_c_is_borrowed() {
+    // The size of a `spinlock_t` is smaller than the crate's memory for a lock.
+    let memory = [0_u32; 1];
+    let state: *mut bindings::spinlock_t = from_ref(&memory).cast_mut().cast();
+    make_lock(state.addr(), "C's", 0);
+    // SAFETY: The lock is initialized until the end of the test.
+    let lock = unsafe { Lock::<(), SpinLockBackend>::from_raw(state) };
+    let guard = lock.lock();
+    assert!(is_held(state.addr()));
+    drop(guard);
+    assert!(!is_held(state.addr()));
+}
+
+struct Gate {
+    open: Pin<KBox<Mutex<bool>>>,
+    changed: Pin<KBox<CondVar>>,
+}
+
+fn gate() -> Gate {
+    Gate {
+        open: KBox::pin_init(new_mutex!(false, "open"), GFP_KERNEL).unwrap(),
+        changed: KBox::pin_init(new_condvar!("changed"), GFP_KERNEL).unwrap(),
+    }
+}
+
+#[test]
+fn a_waiting_thread_releases_the_mutex_and_has_it_again() {
+    let gate = gate();
+    let (at, ..) = lock_within(&*gate.open);
+    let passed = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let mut guard = gate.open.lock();
+                while !*guard {
+                    gate.changed.wait(&mut guard);
+                    assert!(is_held(at));
+                }
+                passed.fetch_add(1, SeqCst);
+            });
+        }
+        until_waiting(&*gate.changed, 3);
+        // A wake-up with nothing changed: all three wait again.
+        gate.changed.notify_all();
+        until_waiting(&*gate.changed, 3);
+        assert_eq!(passed.load(SeqCst), 0);
+        *gate.open.lock() = true;
+        gate.changed.notify_all();
+    });
+    assert_eq!(passed.load(SeqCst), 3);
+    assert!(!is_held(at));
+}
+
+#[test]
+fn the_last_reference_drops_the_value() {
+    without_leaks(|| {
+        let (drops, value) = Counted::new();
+        let first = Arc::new((5_u8, value), GFP_KERNEL).unwrap();
+        let second = first.clone();
+        let third = second.clone();
+        assert!(std::ptr::eq(&*first, &*third));
+        drop(first);
+        drop(third);
+        assert_eq!((drops.get(), second.0), (0, 5));
+        drop(second);
+        assert_eq!(drops.get(), 1);
+    });
+}
+
+#[test]
+fn a_reference_without_memory_drops_the_value() {
+    let (drops, value) = Counted::new();
+    assert!(failing_after(0, || Arc::new(value, GFP_KERNEL)).is_err());
+    assert_eq!(drops.get(), 1);
+    let error = failing_after(0, || Arc::pin_init(1_u64, GFP_KERNEL).map(drop));
+    assert_eq!(error, Err(ENOMEM));
+}
+
+/// Sets the count of a reference, which is the first field of its memory.
+fn set_count(of: &Arc<u64>, count: i32) {
+    // SAFETY: The value is the second field, aligned to 8 bytes. No other thread has a reference.
+    unsafe { from_ref(&**of).cast_mut().cast::<i32>().sub(2).write(count) };
+}
+
+fn count(of: &Arc<u64>) -> i32 {
+    // SAFETY: As above.
+    unsafe { from_ref(&**of).cast::<i32>().sub(2).read() }
+}
+
+#[test]
+fn a_count_that_overflows_is_never_zero_again() {
+    const SATURATED: i32 = i32::MIN / 2;
+    let one = Arc::new(1_u64, GFP_KERNEL).unwrap();
+    assert_eq!(count(&one), 1);
+    set_count(&one, i32::MAX - 1);
+    let mut more = vec![one.clone()];
+    assert_eq!(count(&one), i32::MAX);
+    more.push(one.clone());
+    assert_eq!(count(&one), SATURATED);
+    more.push(one.clone());
+    assert_eq!(count(&one), SATURATED);
+    drop(more);
+    assert_eq!(count(&one), SATURATED);
+    // A count that fell below zero does not come back either.
+    set_count(&one, i32::MIN);
+    drop(one.clone());
+    assert_eq!(count(&one), SATURATED);
+    // A reference to what is freed already.
+    set_count(&one, 0);
+    std::mem::forget(one.clone());
+    assert_eq!(count(&one), SATURATED);
+    set_count(&one, 1);
+}
+
+#[test]
+fn references_are_counted_across_threads() {
+    without_leaks(|| {
+        static DROPS: AtomicUsize = AtomicUsize::new(0);
+        struct Value;
+        impl Drop for Value {
+            fn drop(&mut self) {
+                DROPS.fetch_add(1, SeqCst);
+            }
+        }
+        // The box of the value has a size.
+        let shared = Arc::new((0_u8, Value), GFP_KERNEL).unwrap();
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                let mine = shared.clone();
+                scope.spawn(move || {
+                    for _ in 0..1000 {
+                        let _ = mine.clone();
+                    }
+                });
+            }
+        });
+        assert_eq!(DROPS.load(SeqCst), 0);
+        drop(shared);
+        assert_eq!(DROPS.load(SeqCst), 1);
+    });
+}
+
+#[test]
+fn a_cell_is_filled_once() {
+    let (drops, value) = Counted::new();
+    let cell = SetOnce::new();
+    assert!(cell.as_ref().is_none());
+    assert!(cell.populate((1, value.clone())));
+    assert!(!cell.populate((2, value)));
+    assert_eq!(drops.get(), 1, "the second value");
+    assert_eq!(cell.as_ref().unwrap().0, 1);
+    drop(cell);
+    assert_eq!(drops.get(), 2);
+
+    let numbers = SetOnce::new();
+    assert_eq!(numbers.copy(), None);
+    assert!(numbers.populate(7));
+    assert_eq!(numbers.copy(), Some(7));
+    drop(SetOnce::<Counted>::new());
+}
+
+#[test]
+fn atomics_have_the_operations_of_their_names() {
+    let number = Atomic::new(5_u64);
+    assert_eq!(number.load(Relaxed), 5);
+    number.store(6, Release);
+    assert_eq!(number.fetch_add(2, Full), 6);
+    number.add(u64::MAX, Relaxed);
+    assert_eq!(number.load(Acquire), 7);
+    assert_eq!(number.xchg(9, Full), 7);
+    assert_eq!(number.cmpxchg(8, 1, Relaxed), Err(9));
+    assert_eq!(number.cmpxchg(9, 1, Relaxed), Ok(9));
+    assert_eq!(number.load(Relaxed), 1);
+    let wraps = Atomic::new(i32::MAX);
+    assert_eq!(wraps.fetch_add(1, Relaxed), i32::MAX);
+    assert_eq!(wraps.load(Relaxed), i32::MIN);
+    let small = Atomic::new(u32::MAX);
+    small.add(1, Relaxed);
+    assert_eq!(small.load(Relaxed), 0);
+    let flag = Atomic::new(false);
+    assert!(!flag.xchg(true, Full) && flag.load(Acquire));
+}
+
+/// What must be `Send` or `Sync` is asserted by types of the module. What must not be is asserted here.
+#[test]
+fn what_belongs_to_a_thread_stays_there() {
+    use std::cell::Cell;
+
+    use crate::sync::lock::mutex::MutexBackend;
+    use crate::sync::lock::Guard;
+
+    trait Answer {
+        const IS: bool = false;
+    }
+    macro_rules! is {
+        ($type:ty: $bound:path) => {{
+            struct Of<T: ?Sized>(std::marker::PhantomData<T>);
+            impl<T: ?Sized> Answer for Of<T> {}
+            #[allow(dead_code)]
+            impl<T: ?Sized + $bound> Of<T> {
+                const IS: bool = true;
+            }
+            <Of<$type>>::IS
+        }};
+    }
+
+    assert!(!is!(Guard<'static, u8, MutexBackend>: Send));
+    assert!(!is!(KBox<*mut u8>: Send));
+    assert!(!is!(KVVec<*mut u8>: Send));
+    assert!(!is!(Arc<Cell<u8>>: Send));
+    assert!(!is!(Arc<std::sync::MutexGuard<'static, u8>>: Send));
+    assert!(!is!(Mutex<*mut u8>: Sync));
+    assert!(!is!(SetOnce<Cell<u8>>: Sync));
+    assert!(!is!(SetOnce<std::sync::MutexGuard<'static, u8>>: Sync));
+    assert!(!is!(Mutex<u8>: Unpin));
+    assert!(!is!(CondVar: Unpin));
+    assert!(is!(KBox<u8>: Send));
+    assert!(is!(Mutex<Cell<u8>>: Sync));
+    assert!(is!(Arc<u8>: Sync));
+    assert!(is!(SetOnce<u8>: Sync));
+}
