@@ -10,8 +10,10 @@ use anyhow::anyhow;
 use anyhow::bail;
 use anyhow::Context as _;
 use anyhow::Result;
+use clap::ValueEnum;
 
 use crate::apt;
+use crate::arch::Arch;
 use crate::kernel::Kernel;
 use crate::mutants;
 use crate::paths::Paths;
@@ -126,6 +128,15 @@ fn undefined(file: &Path) -> Result<Vec<String>> {
     Ok(names.lines().map(str::to_owned).collect())
 }
 
+/// Returns `true` if a module has a parameter of this name.
+pub(crate) fn has_parameter(file: &Path, name: &str) -> Result<bool> {
+    let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let key = format!("\0parmtype={name}:");
+    Ok(bytes
+        .windows(key.len())
+        .any(|window| window == key.as_bytes()))
+}
+
 /// One field of a module's information, empty if it has none.
 pub(crate) fn info(file: &Path, field: &str) -> Result<String> {
     let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
@@ -210,6 +221,15 @@ struct Recipe<'a> {
     patches: &'a [PathBuf],
 }
 
+/// How this repository's module is built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Build {
+    /// Against the kernel's own `kernel` crate
+    InTree,
+    /// One object of the Rust code for all kernels, linked with the C files by the kernel's makefiles
+    Portable,
+}
+
 /// Builds modules for one kernel.
 pub(crate) struct Builder<'a> {
     paths: &'a Paths,
@@ -217,6 +237,7 @@ pub(crate) struct Builder<'a> {
     kernel: &'a Kernel,
     /// Takes a product that is there for what it is.
     frozen: bool,
+    build: Build,
 }
 
 impl<'a> Builder<'a> {
@@ -231,13 +252,29 @@ impl<'a> Builder<'a> {
             toolchain,
             kernel,
             frozen,
+            build: match kernel.has_rust {
+                true => Build::InTree,
+                false => Build::Portable,
+            },
         }
+    }
+
+    /// Builds our module the wanted way, if one is wanted.
+    pub(crate) fn with(self, build: Option<Build>) -> Result<Self> {
+        let build = build.unwrap_or(self.build);
+        if build == Build::InTree && !self.kernel.has_rust {
+            bail!(
+                "Linux {} was built without Rust, so that only --build portable is possible",
+                self.kernel.release
+            );
+        }
+        Ok(Self { build, ..self })
     }
 
     /// The stand-in GPU's driver.
     pub(crate) fn gpu(&self) -> Result<PathBuf> {
         let source = self.paths.repo.join("tests/gpu");
-        self.build(&Recipe {
+        self.make(&Recipe {
             name: "gpu",
             product: "nvidia.ko",
             inputs: vec![
@@ -271,7 +308,7 @@ impl<'a> Builder<'a> {
         let source = self.repo("tests/gpu");
         let mut inputs = vec![source.clone(), self.repo("tests/kernel/overlay/include")];
         inputs.extend(files);
-        self.build(&Recipe {
+        self.make(&Recipe {
             name,
             product: "nvidia.ko",
             inputs,
@@ -287,7 +324,7 @@ impl<'a> Builder<'a> {
     /// What breaks calls of the kernel on request.
     pub(crate) fn interpose(&self) -> Result<PathBuf> {
         let source = self.repo("tests/interpose");
-        self.build(&Recipe {
+        self.make(&Recipe {
             patches: &[],
             name: "interpose",
             product: "test_interpose.ko",
@@ -301,7 +338,7 @@ impl<'a> Builder<'a> {
     pub(crate) fn bench(&self) -> Result<PathBuf> {
         let source = self.repo("tests/bench");
         let symbols = self.gpu_symbols()?;
-        self.build(&Recipe {
+        self.make(&Recipe {
             patches: &[],
             name: "bench",
             product: "test_bench.ko",
@@ -338,7 +375,7 @@ impl<'a> Builder<'a> {
 
     fn driver(&self, kind: &str, name: &str, product: &str) -> Result<PathBuf> {
         let source = self.repo("tests/drivers");
-        self.build(&Recipe {
+        self.make(&Recipe {
             name,
             product,
             inputs: vec![source.clone(), self.repo("tests/kernel/overlay/include")],
@@ -350,7 +387,66 @@ impl<'a> Builder<'a> {
 
     /// The module of this repository.
     pub(crate) fn ours(&self) -> Result<PathBuf> {
-        self.build(&self.our_recipe())
+        let mut recipe = self.our_recipe();
+        if self.build == Build::Portable {
+            recipe.name = "ours-portable";
+            self.link(&mut recipe)?;
+        }
+        self.make(&recipe)
+    }
+
+    /// Has a recipe for our module link the object that serves all kernels.
+    fn link(&self, recipe: &mut Recipe<'_>) -> Result<()> {
+        let object = self.object()?;
+        recipe.inputs.push(object.clone());
+        recipe.variables.extend([
+            "PEERMEM_BUILD=portable".to_owned(),
+            format!("PEERMEM_OBJECT={}", object.display()),
+        ]);
+        Ok(())
+    }
+
+    /// The object of the Rust code that serves all kernels of these processors.
+    fn object(&self) -> Result<PathBuf> {
+        let script = self.repo("portable/object.sh");
+        if !script.is_file() {
+            bail!(
+                "this checkout has no {}, which makes the object for kernels without Rust",
+                script.display()
+            );
+        }
+        let arch = match self.kernel.arch {
+            Arch::X86_64 => "x86_64",
+            Arch::Arm64 => "aarch64",
+        };
+        let products = self.paths.cache.join("modules/object");
+        let object = products.join(arch).join("nvidia_peermem.o");
+        let stamp = products.join(format!("{arch}.stamp"));
+        if self.frozen && object.exists() {
+            return Ok(object);
+        }
+        let mut key = Key::default();
+        key.text("tools", &self.toolchain.versions("gcc")?);
+        for input in ["portable", "src", "rust-bindings"] {
+            key.path(&self.paths.repo, &self.repo(input))?;
+        }
+        let key = key.finish();
+        if object.exists() && stamp::is_fresh(&stamp, &key) {
+            return Ok(object);
+        }
+        fs::create_dir_all(products.join(arch))?;
+        let new = products.join(arch).join("new.o");
+        let mut stage = Stage::begin(format!("module nvidia_peermem.o ({arch}): compiling"));
+        stage.run(
+            self.toolchain.object(&script).arg(arch).arg(&new),
+            &self.paths.cache.join("logs/modules.txt"),
+            "lines",
+            |_| true,
+        )?;
+        stamp::replace(&object, &fs::read(&new)?)?;
+        stamp::set(&stamp, &key)?;
+        stage.done("");
+        Ok(object)
     }
 
     /// The same with patches applied, the last of which gives it its name.
@@ -367,7 +463,7 @@ impl<'a> Builder<'a> {
             frozen: false,
             ..*self
         };
-        builder.build(&recipe)
+        builder.make(&recipe)
     }
 
     /// Its KUnit tests.
@@ -377,7 +473,7 @@ impl<'a> Builder<'a> {
         recipe.product = "nvidia-peermem-kunit.ko";
         recipe.inputs.push(self.repo("kunit"));
         recipe.variables.push("PEERMEM_KUNIT=1".to_owned());
-        self.build(&recipe)
+        self.make(&recipe)
     }
 
     /// The kernel's services in a user process, for `cost.rs`: an object.
@@ -388,7 +484,7 @@ impl<'a> Builder<'a> {
             frozen: false,
             ..*self
         };
-        builder.build(&Recipe {
+        builder.make(&Recipe {
             name: "cost",
             product: "services.o",
             inputs: vec![
@@ -406,7 +502,7 @@ impl<'a> Builder<'a> {
     /// Faults for the detectors of a debug kernel.
     pub(crate) fn injected(&self) -> Result<PathBuf> {
         let source = self.repo("tests/injected");
-        self.build(&Recipe {
+        self.make(&Recipe {
             name: "injected",
             product: "injected.ko",
             inputs: vec![source.clone()],
@@ -421,14 +517,15 @@ impl<'a> Builder<'a> {
         let mut files = vec![
             self.gpu()?,
             self.gpu_with_upper()?,
-            self.ours()?,
-            self.kunit()?,
             self.control()?,
             self.interpose()?,
             self.bench()?,
             self.other_client()?,
         ];
         files.extend(self.drivers()?.into_iter().map(|(_, file)| file));
+        if self.build == Build::InTree {
+            files.extend([self.ours()?, self.kunit()?]);
+        }
         if self.kernel.detectors {
             files.push(self.injected()?);
             self.is_watched()?;
@@ -480,6 +577,7 @@ impl<'a> Builder<'a> {
             product: "nvidia-peermem.ko",
             inputs: vec![
                 self.repo("Kbuild"),
+                self.repo("portable"),
                 self.repo("src"),
                 self.repo("rust-bindings"),
             ],
@@ -499,15 +597,17 @@ impl<'a> Builder<'a> {
         command
             .arg("-C")
             .arg(&self.kernel.build)
-            .arg(format!("M={}", source.display()))
-            .arg(format!("MO={}", output.display()))
-            .args(self.kernel.make)
-            .args(&recipe.variables)
-            .arg(if recipe.product.ends_with(".o") {
+            .arg(format!("M={}", source.display()));
+        if source != output {
+            command.arg(format!("MO={}", output.display()));
+        }
+        command.args(self.kernel.make).args(&recipe.variables).arg(
+            if recipe.product.ends_with(".o") {
                 recipe.product
             } else {
                 "modules"
-            });
+            },
+        );
         command
     }
 
@@ -524,7 +624,7 @@ impl<'a> Builder<'a> {
             stamp::update(&target, &contents)?;
             inputs.push(target);
         }
-        self.build(&Recipe {
+        self.make(&Recipe {
             name: "nvidia",
             product: "nvidia-peermem.ko",
             inputs,
@@ -543,10 +643,14 @@ impl<'a> Builder<'a> {
 
     fn gpu_symbols(&self) -> Result<PathBuf> {
         self.gpu()?;
-        Ok(self.kernel.products.join("gpu.build/Module.symvers"))
+        let output = self.kernel.products.join("gpu.build");
+        Ok(match self.kernel.separates_output {
+            true => output.join("Module.symvers"),
+            false => output.join("tests/gpu/Module.symvers"),
+        })
     }
 
-    fn build(&self, recipe: &Recipe<'_>) -> Result<PathBuf> {
+    fn make(&self, recipe: &Recipe<'_>) -> Result<PathBuf> {
         let product = self.kernel.products.join(recipe.name).join(recipe.product);
         if self.frozen && product.exists() {
             return Ok(product);
@@ -570,7 +674,12 @@ impl<'a> Builder<'a> {
             let copy = mutants::patched(self.paths, recipe.patches)?;
             (copy, "mutants.build".to_owned())
         };
-        let output = self.kernel.products.join(output);
+        let mut output = self.kernel.products.join(output);
+        let mut source = source;
+        if !self.kernel.separates_output {
+            source = self.paths.copy(&recipe.source, &recipe.inputs, &output)?;
+            output = source.clone();
+        }
         fs::create_dir_all(&output)?;
         let mut stage = Stage::begin(format!(
             "module {} ({}): compiling",

@@ -19,6 +19,9 @@ use crate::progress::output;
 use crate::progress::Stage;
 use crate::vm::quoted;
 
+/// Source of the library that comes with the distribution's compiler (package rust-src).
+const RUST_LIBRARY: &str = "/usr/lib/rustlib/src/rust/library";
+
 /// Suites whose bindgen the kernel takes, where the machine's own is older. Its package wants the C library of its release:
 /// the program is started by that library's own loader, and neither is installed.
 const BINDGEN_SUITES: &[&str] = &["forky", "sid"];
@@ -74,6 +77,17 @@ impl Toolchain {
             .env("KBUILD_BUILD_USER", "runner")
             .env("KBUILD_BUILD_HOST", "runner")
             .env("KBUILD_BUILD_TIMESTAMP", "2026-01-01");
+        command
+    }
+
+    /// A script that compiles Rust with the distribution's compiler and its library's source.
+    pub(crate) fn object(&self, script: &Path) -> Command {
+        let mut command = tool(&script.to_string_lossy());
+        command
+            .env("RUSTC", "/usr/bin/rustc")
+            .env("RUST_LIB_SRC", RUST_LIBRARY)
+            .env("BINDGEN", &self.bindgen)
+            .env("LIBCLANG_PATH", &self.libclang);
         command
     }
 
@@ -158,12 +172,7 @@ fn bindgen(paths: &Paths) -> Result<PathBuf> {
         &root,
     )?;
     let libraries = root.join("usr/lib/x86_64-linux-gnu");
-    let script = format!(
-        "#!/bin/sh\nexec {} --library-path {}:/usr/lib/x86_64-linux-gnu {} \"$@\"\n",
-        quoted(&libraries.join("ld-linux-x86-64.so.2").to_string_lossy()),
-        quoted(&libraries.to_string_lossy()),
-        quoted(&root.join("usr/bin/bindgen").to_string_lossy()),
-    );
+    let script = loaded_by(&libraries, &root.join("usr/bin/bindgen"));
     fs::write(&program, script)?;
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
     let version = output(Command::new(&program).arg("--version"))?;
@@ -172,6 +181,16 @@ fn bindgen(paths: &Paths) -> Result<PathBuf> {
     }
     stage.done(&version);
     Ok(program)
+}
+
+/// Returns a script that starts a program with the C library in this folder.
+pub(crate) fn loaded_by(libraries: &Path, program: &Path) -> String {
+    format!(
+        "#!/bin/sh\nexec {} --library-path {}:/usr/lib/x86_64-linux-gnu {} \"$@\"\n",
+        quoted(&libraries.join("ld-linux-x86-64.so.2").to_string_lossy()),
+        quoted(&libraries.to_string_lossy()),
+        quoted(&program.to_string_lossy()),
+    )
 }
 
 fn libclang() -> Result<PathBuf> {
