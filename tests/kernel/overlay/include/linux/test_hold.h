@@ -101,10 +101,13 @@ static inline void __test_hold_disarm(struct test_hold *hold)
 static inline bool __test_hold_is_abandoned(struct test_hold *hold)
 {
 	struct task_struct *task;
+	bool abandoned;
 
-	guard(rcu)();
+	rcu_read_lock();
 	task = pid_task(hold->owner, PIDTYPE_TGID);
-	return !task || (task->signal->flags & SIGNAL_GROUP_EXIT);
+	abandoned = !task || (task->signal->flags & SIGNAL_GROUP_EXIT);
+	rcu_read_unlock();
+	return abandoned;
 }
 
 /**

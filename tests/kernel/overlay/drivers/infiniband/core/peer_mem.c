@@ -66,6 +66,7 @@
 #include <linux/sched/mm.h>
 #include <linux/slab.h>
 #include <linux/sysfs.h>
+#include <linux/test_compat.h>
 #include <linux/test_hold.h>
 #include <linux/xarray.h>
 #include <rdma/ib_umem.h>
@@ -224,6 +225,41 @@ static struct kobject *peers_kobj;
 static unsigned int peers_kobj_users;
 
 static struct dentry *peer_debugfs;
+
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(5, 15, 0)
+static struct sg_table *peer_table(struct ib_umem_peer *peer)
+{
+	return &peer->umem.sgt_append.sgt;
+}
+
+static void peer_table_mapped(struct ib_umem_peer *peer)
+{
+}
+
+static void peer_table_forget(struct ib_umem_peer *peer)
+{
+	memset(&peer->umem.sgt_append, 0, sizeof(peer->umem.sgt_append));
+}
+#else
+static struct sg_table *peer_table(struct ib_umem_peer *peer)
+{
+	return &peer->umem.sg_head;
+}
+
+/* RDMA drivers read the counts from the umem here. */
+static void peer_table_mapped(struct ib_umem_peer *peer)
+{
+	peer->umem.nmap = peer->umem.sg_head.nents;
+	peer->umem.sg_nents = peer->umem.sg_head.orig_nents;
+}
+
+static void peer_table_forget(struct ib_umem_peer *peer)
+{
+	memset(&peer->umem.sg_head, 0, sizeof(peer->umem.sg_head));
+	peer->umem.nmap = 0;
+	peer->umem.sg_nents = 0;
+}
+#endif
 
 static inline struct ib_umem_peer *to_ib_umem_peer(struct ib_umem *umem)
 {
@@ -407,7 +443,8 @@ void *ib_register_peer_memory_client(const struct peer_memory_client *peer_clien
 	if (!client)
 		return NULL;
 
-	kobject_init(&client->kobj, &peer_client_type);
+	/* Kernels before 6.1 do not take a type that is const. */
+	kobject_init(&client->kobj, (struct kobj_type *)&peer_client_type);
 	client->ops = peer_client;
 	refcount_set(&client->usecnt, 1);
 	init_completion(&client->unused);
@@ -540,7 +577,7 @@ static void peer_sg_restore(const struct peer_sg_save *save)
  */
 static void peer_trim(struct ib_umem_peer *peer, unsigned long peer_page_size)
 {
-	struct sg_table *sgt = &peer->umem.sgt_append.sgt;
+	struct sg_table *sgt = peer_table(peer);
 	unsigned long start = peer->umem.address;
 	unsigned long end = start + peer->umem.length;
 	struct scatterlist *sg;
@@ -574,7 +611,7 @@ static void peer_unmap(struct ib_umem_peer *peer, enum peer_state from,
 		       enum peer_state to)
 {
 	struct ib_peer_client *client = peer->client;
-	struct sg_table *sgt = &peer->umem.sgt_append.sgt;
+	struct sg_table *sgt = peer_table(peer);
 
 	if (from == PEER_MAPPED) {
 		/*
@@ -591,8 +628,7 @@ static void peer_unmap(struct ib_umem_peer *peer, enum peer_state from,
 		}
 
 		/* From here on it is the client's alone. */
-		memset(&peer->umem.sgt_append, 0,
-		       sizeof(peer->umem.sgt_append));
+		peer_table_forget(peer);
 		peer_count(client, PEER_DEALLOC_MRS, 1);
 	}
 
@@ -784,7 +820,7 @@ struct ib_umem *ib_peer_umem_get(struct ib_umem *old_umem, int old_ret,
 
 	kref_init(&peer->kref);
 	peer->umem = *old_umem;
-	memset(&peer->umem.sgt_append, 0, sizeof(peer->umem.sgt_append));
+	peer_table_forget(peer);
 	peer->umem.is_peer = 1;
 	peer->client = client;
 	peer->context = context;
@@ -795,7 +831,7 @@ struct ib_umem *ib_peer_umem_get(struct ib_umem *old_umem, int old_ret,
 		lockdep_set_class_and_name(&peer->mapping_lock,
 					   &never_revoked_key,
 					   "mapping_lock/never_revoked");
-	sgt = &peer->umem.sgt_append.sgt;
+	sgt = peer_table(peer);
 
 	mutex_lock(&peer->mapping_lock);
 	test_hold_here(&before_get_pages);
@@ -830,6 +866,7 @@ struct ib_umem *ib_peer_umem_get(struct ib_umem *old_umem, int old_ret,
 	page_size = ops->get_page_size(context);
 	if (page_size != PAGE_SIZE)
 		peer_trim(peer, page_size);
+	peer_table_mapped(peer);
 
 	peer->state = PEER_MAPPED;
 	peer_count(client, PEER_ALLOC_MRS, 1);

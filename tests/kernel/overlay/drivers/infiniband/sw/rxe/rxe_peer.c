@@ -38,6 +38,7 @@
 #include <linux/platform_device.h>
 #include <linux/sched/signal.h>
 #include <linux/seq_file.h>
+#include <linux/test_compat.h>
 #include <linux/test_hold.h>
 #include <linux/workqueue.h>
 
@@ -208,6 +209,15 @@ struct rxe_peer {
 static struct dentry *rxe_peer_root;
 static struct platform_device *rxe_peer_nonpci;
 
+static struct sg_table *rxe_peer_table(struct ib_umem *umem)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(5, 15, 0)
+	return &umem->sgt_append.sgt;
+#else
+	return &umem->sg_head;
+#endif
+}
+
 /* The device to map for, with a reference. */
 static int rxe_peer_dma_dev(struct rxe_dev *rxe, struct device **dma_dev)
 {
@@ -270,9 +280,12 @@ static int rxe_peer_add(struct rxe_peer *peer, phys_addr_t phys, u64 len)
 		size_t max = max(2 * peer->max_runs, RXE_PEER_MIN_RUNS);
 
 		/* 16 bytes a run; a fragmented region may need many megabytes. */
-		run = kvrealloc(peer->runs, size_mul(max, sizeof(*run)), GFP_KERNEL);
+		run = kvmalloc_array(max, sizeof(*run), GFP_KERNEL);
 		if (!run)
 			return -ENOMEM;
+		if (peer->nruns)
+			memcpy(run, peer->runs, peer->nruns * sizeof(*run));
+		kvfree(peer->runs);
 		peer->runs = run;
 		peer->max_runs = max;
 	}
@@ -327,7 +340,7 @@ static int rxe_peer_add_dma(struct rxe_peer *peer, struct iommu_domain *domain,
 static int rxe_peer_collect(struct rxe_peer *peer, struct ib_umem *umem)
 {
 	struct iommu_domain *domain = rxe_peer_domain(peer->dma_dev);
-	struct sg_table *sgt = &umem->sgt_append.sgt;
+	struct sg_table *sgt = rxe_peer_table(umem);
 	struct scatterlist *sg;
 	u64 pages, all = 0;
 	unsigned int i;
@@ -539,7 +552,7 @@ static struct rxe_peer *rxe_peer_create(struct rxe_mr *mr, struct ib_umem *umem,
 	INIT_LIST_HEAD(&peer->list);
 	peer->mr = mr;
 	peer->dma_dev = dma_dev;
-	peer->nents = umem->sgt_append.sgt.nents;
+	peer->nents = rxe_peer_table(umem)->nents;
 	peer->head = ib_umem_offset(umem);
 
 	err = rxe_peer_collect(peer, umem);
@@ -911,7 +924,7 @@ int rxe_peer_dev_add(struct rxe_dev *rxe, struct net_device *ndev)
 	struct device *pci;
 
 	if (dev) {
-		debugfs_change_name(dev->dir, "%s", dev_name(&rxe->ib_dev.dev));
+		test_debugfs_rename(dev->dir, dev_name(&rxe->ib_dev.dev));
 		return 0;
 	}
 
