@@ -219,7 +219,7 @@ const FLAVOURS: &[Flavour] = &[
         name: "6.12",
         package: "linux-source-6.12",
         suites: &["trixie"],
-        patches: &[],
+        patches: &["6.12"],
         ..STOCK
     },
     Flavour {

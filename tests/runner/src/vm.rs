@@ -385,20 +385,20 @@ struct Plan {
     host: bool,
 }
 
-/// What is loaded before the root is there.
-pub(crate) const EARLY: &[&str] = &["virtio_pci", "9pnet_virtio", "9p", "overlay"];
-
-/// Drivers of the machine's devices.
-pub(crate) const DEVICES: &[&str] = &[
-    "virtio_net",
+/// What is loaded before the root is there: for that, and to speak with the machine.
+pub(crate) const EARLY: &[&str] = &[
+    "virtio_pci",
+    "9pnet_virtio",
+    "9p",
+    "overlay",
     "virtio_console",
-    "udp_tunnel",
-    "ip6_udp_tunnel",
-    "nvme",
 ];
 
-/// What a host needs beside, to be spoken to.
-pub(crate) const EARLY_ON_HOST: &[&str] = &["virtio_net", "virtio_console"];
+/// Drivers of the machine's devices.
+pub(crate) const DEVICES: &[&str] = &["virtio_net", "udp_tunnel", "ip6_udp_tunnel", "nvme"];
+
+/// What a host needs beside.
+pub(crate) const EARLY_ON_HOST: &[&str] = &["virtio_net"];
 
 /// The plan of a host.
 fn plan_host(options: &Options, boot: &Boot) -> Result<Plan> {
@@ -748,7 +748,8 @@ fn initramfs(
         unload.insert(0, modules::name_of(path));
     }
     archive.file("job/modules", 0o644, load.as_bytes());
-    unload.retain(|name| !name.contains("virtio"));
+    // The NICs' driver stays, with what it needs.
+    unload.retain(|name| !name.contains("virtio") && !name.ends_with("failover"));
 
     let vars = [
         (

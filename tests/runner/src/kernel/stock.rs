@@ -51,7 +51,9 @@ const RDMA: &[&str] = &[
 
 /// Modules of the image that a machine may load.
 fn wanted() -> Vec<&'static str> {
-    [vm::EARLY, vm::DEVICES, RDMA].concat()
+    let mut names = [vm::EARLY, vm::DEVICES, RDMA].concat();
+    names.sort_unstable();
+    names
 }
 
 /// The release in an image package's name: the packages of kernels for clouds and with PREEMPT_RT have others.
