@@ -25,6 +25,8 @@ STAGED = $(CURDIR)/build/staged
 # Where that lacks what Rust needs, a folder that has it (scripts/headers).
 BUILD_FOLDER = $(shell scripts/headers KVER='$(KVER)' KDIR='$(KDIR)')
 KBUILD_ARGS = -C $(BUILD_FOLDER) M=$(CURDIR) MO=$(CURDIR)/build/$(KVER) $(KBUILD_LLVM)
+# The object of the portable build. A release has it.
+OBJECT = portable/nvidia_peermem-x86_64.o_shipped
 # A kernel that clang built takes nothing else.
 KBUILD_LLVM = $(if $(LLVM),,$(shell grep -qs '^CONFIG_CC_IS_CLANG=y' $(KDIR)/include/config/auto.conf && echo LLVM=1))
 
@@ -50,7 +52,7 @@ BENCH ?=
 override export CMD := $(value CMD)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all quick stress hazards bench cost mutants debian kunit vm setup kernel modules lint check module compile install uninstall deb tools install-tools uninstall-tools clean
+.PHONY: help demo test test-all quick stress hazards bench cost mutants debian kunit vm setup kernel modules lint check object dist module compile install uninstall deb tools install-tools uninstall-tools clean
 
 help: ## Says what there is to make
 	@echo 'peermem-rs: nvidia-peermem in Rust. Nothing below needs a GPU or an RDMA NIC, but module and (un)install.'
@@ -108,12 +110,25 @@ lint: ## Looks at the form of the code: rustfmt, clippy, checkpatch, shellcheck,
 check: ## Says what a build for this machine's kernel (or KVER=…, KDIR=…) lacks
 	@$(LOOK)
 
+object: $(OBJECT) ## Compiles the Rust code into the object of the portable build, with rustc and rust-src and without a kernel
+
+$(OBJECT): $(wildcard src/*.rs src/*/*.rs portable/*.rs portable/*.sh portable/kernel/*.rs portable/kernel/*/*.rs rust-bindings/bindings.rs)
+	portable/object.sh x86_64 build/object/nvidia_peermem.o
+	cp build/object/nvidia_peermem.o $@
+
+dist: $(OBJECT) ## Makes a release in build/dist: the source of this commit with the object, and its hash
+	packaging/dist
+
 module: ## Compiles the module for this machine's kernel (or KVER=…, KDIR=…), if `make check` has nothing against it
 	@$(LOOK) -q -m $(if $(filter no,$(CHECK)),|| true)
 	@$(MAKE) --no-print-directory compile
 
+# Without -m scripts/check has said what is wrong already.
+compile: BUILD := $(shell $(LOOK) -b)
 compile:
-	$(MAKE) $(KBUILD_ARGS) modules
+	@echo "  build: $(BUILD)"
+	@[ "$(firstword $(BUILD))" != portable ] || [ -e $(OBJECT) ] || [ "$(PEERMEM_OBJECT)" ] || $(MAKE) --no-print-directory object
+	$(MAKE) $(KBUILD_ARGS) PEERMEM_BUILD=$(firstword $(BUILD)) modules
 
 # kbuild signs and compresses as the kernel wants it. The file then gets a name of its own beside NVIDIA's, which stays
 # where it is: packaging/depmod.conf says why. depmod reads the host's configuration, so with DESTDIR it is left to

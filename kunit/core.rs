@@ -39,7 +39,6 @@ use kernel::{
 
 use crate::{
     c,
-    compat,
     fakes::{
         self,
         at,
@@ -185,7 +184,7 @@ impl Client {
     }
 
     fn put(&self) {
-        if compat::count_down(&self.users) == 1 {
+        if self.users.fetch_add(u64::MAX, Full) == 1 {
             self.unused.complete_all();
         }
     }

@@ -52,7 +52,7 @@ use kernel::{
 
 use crate::{
     c,
-    compat,
+    task,
     entries::{
         self,
         Cursor, //
@@ -979,7 +979,7 @@ pub(crate) fn this_task() -> usize {
 }
 
 fn this_process() -> Pid {
-    compat::process()
+    task::process()
 }
 
 /// The module comes for the API lock; `f` is run with it held. -EIO on the thread that has it, which no rule

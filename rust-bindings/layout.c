@@ -4,15 +4,19 @@
  * on. bindings.rs holds bindgen's translation of them to the same numbers.
  */
 
-#include <linux/build_bug.h>
+#include <linux/sched.h>
 #include <linux/stddef.h>
 
+#include "../src/compat.h"
 #include "peermem.h"
 
 #define AT(type, member, offset) \
 	static_assert(offsetof(struct type, member) == (offset))
 #define SIZE(type, size) \
 	static_assert(sizeof(struct type) == (size))
+
+/* Of the name of a thread: COMM_LEN of src/history.rs. */
+static_assert(TASK_COMM_LEN == 16);
 
 AT(peer_memory_client, name, 0);
 AT(peer_memory_client, version, 64);

@@ -8,17 +8,11 @@
 //! The kernel crate's files have no owner: closing one that was open while its module went calls what is there no
 //! more. These keep the module.
 
-use core::{
-    marker::PhantomData,
-    ptr, //
-};
+use core::marker::PhantomData;
 
 use kernel::{
     bindings,
-    error::{
-        from_result,
-        to_result, //
-    },
+    error::from_result,
     fmt,
     prelude::*,
     seq_file::SeqFile,
@@ -59,43 +53,24 @@ impl<F: Fn(&mut fmt::Formatter<'_>) -> fmt::Result> fmt::Display for Written<F> 
     }
 }
 
-/// What all files have in common.
-const FILE: bindings::file_operations = bindings::file_operations {
-    owner: &raw mut c::__this_module,
-    read: Some(bindings::seq_read),
-    llseek: Some(bindings::seq_lseek),
-    ..pin_init::zeroed()
-};
-
 /// The functions of a file of [`Contents`].
 struct ContentsOps<T>(PhantomData<T>);
 
 impl<T: Contents> ContentsOps<T> {
-    const FILE: bindings::file_operations = bindings::file_operations {
-        open: Some(Self::open_callback),
-        release: Some(bindings::single_release),
-        ..FILE
+    const FILE: c::peermem_file_ops = c::peermem_file_ops {
+        open: None,
+        release: None,
+        find: None,
+        show: Some(Self::show_callback),
     };
 
     /// # Safety
     ///
-    /// As `open` of `struct file_operations`.
-    unsafe extern "C" fn open_callback(
-        _inode: *mut bindings::inode,
-        file: *mut bindings::file,
-    ) -> c_int {
-        // SAFETY: As promised by the caller.
-        unsafe { bindings::single_open(file, Some(Self::show_callback), ptr::null_mut()) }
-    }
-
-    /// # Safety
-    ///
     /// `seq` points to a `seq_file` that nobody else uses during the call.
-    unsafe extern "C" fn show_callback(seq: *mut bindings::seq_file, _: *mut c_void) -> c_int {
+    unsafe extern "C" fn show_callback(seq: *mut bindings::seq_file, _: *mut c_void) {
         // SAFETY: As promised by the caller.
         let seq = unsafe { SeqFile::from_raw(seq) };
         seq_print!(seq, "{}", Written(T::write));
-        0
     }
 }
 
@@ -103,111 +78,56 @@ impl<T: Contents> ContentsOps<T> {
 struct LinesOps<T>(PhantomData<T>);
 
 impl<T: Lines> LinesOps<T> {
-    const FILE: bindings::file_operations = bindings::file_operations {
+    const FILE: c::peermem_file_ops = c::peermem_file_ops {
         open: Some(Self::open_callback),
         release: Some(Self::release_callback),
-        ..FILE
-    };
-
-    const SEQ: bindings::seq_operations = bindings::seq_operations {
-        start: Some(Self::start_callback),
-        next: Some(Self::next_callback),
-        stop: Some(Self::stop_callback),
+        find: Some(Self::find_callback),
         show: Some(Self::show_callback),
     };
 
     /// # Safety
     ///
-    /// As `open` of `struct file_operations`.
-    unsafe extern "C" fn open_callback(
-        _inode: *mut bindings::inode,
-        file: *mut bindings::file,
-    ) -> c_int {
+    /// `reader` is valid for writes.
+    unsafe extern "C" fn open_callback(reader: *mut *mut c_void) -> c_int {
         from_result(|| {
-            let reader = T::open()?;
+            let new = T::open()?.into_foreign();
             // SAFETY: As promised by the caller.
-            to_result(unsafe { bindings::seq_open(file, &Self::SEQ) })?;
-            // SAFETY: `seq_open()` has made it, and nobody else uses it yet.
-            unsafe {
-                let seq = (*file).private_data.cast::<bindings::seq_file>();
-                (*seq).private = reader.into_foreign();
-            }
+            unsafe { *reader = new };
             Ok(0)
         })
     }
 
     /// # Safety
     ///
-    /// As `release` of `struct file_operations`, after [`Self::open_callback`].
-    unsafe extern "C" fn release_callback(
-        inode: *mut bindings::inode,
-        file: *mut bindings::file,
-    ) -> c_int {
-        // SAFETY: What `open_callback` has put there, which nobody uses any more.
-        unsafe {
-            let seq = (*file).private_data.cast::<bindings::seq_file>();
-            drop(<Pin<KBox<T>>>::from_foreign((*seq).private));
-            bindings::seq_release(inode, file)
-        }
+    /// `reader` is what [`Self::open_callback`] gave, and used no more.
+    unsafe extern "C" fn release_callback(reader: *mut c_void) {
+        // SAFETY: As promised by the caller.
+        drop(unsafe { <Pin<KBox<T>>>::from_foreign(reader) });
     }
 
     /// # Safety
     ///
-    /// `seq` points to that of an open file, and `pos` to where in it; nobody else uses them during the call.
-    unsafe extern "C" fn start_callback(
-        seq: *mut bindings::seq_file,
-        pos: *mut bindings::loff_t,
-    ) -> *mut c_void {
+    /// `reader` is what [`Self::open_callback`] gave, and the file's lock is held. `number` is valid for reads and writes.
+    unsafe extern "C" fn find_callback(reader: *mut c_void, number: *mut u64) -> bool {
         // SAFETY: As promised by the caller.
-        let (private, pos) = unsafe { ((*seq).private, &mut *pos) };
-        // SAFETY: `open_callback` has put the reader there, and `seq`'s lock is held.
-        let reader = unsafe { <Pin<KBox<T>>>::borrow(private) };
-        // CAST: A place in a file is not negative.
-        let Some(number) = reader.find(*pos as u64) else {
-            return ptr::null_mut();
-        };
-        // CAST: Numbers do not come that far.
-        *pos = number as bindings::loff_t;
-        private
+        let (reader, number) = unsafe { (<Pin<KBox<T>>>::borrow(reader), &mut *number) };
+        let found = reader.find(*number);
+        *number = found.unwrap_or(*number);
+        found.is_some()
     }
 
     /// # Safety
     ///
-    /// As [`Self::start_callback`].
-    unsafe extern "C" fn next_callback(
-        seq: *mut bindings::seq_file,
-        _: *mut c_void,
-        pos: *mut bindings::loff_t,
-    ) -> *mut c_void {
+    /// As [`Self::find_callback`], which has found a line; nobody else uses `seq` during the call.
+    unsafe extern "C" fn show_callback(seq: *mut bindings::seq_file, reader: *mut c_void) {
         // SAFETY: As promised by the caller.
-        unsafe { *pos = (*pos).wrapping_add(1) };
-        // SAFETY: As promised by the caller.
-        unsafe { Self::start_callback(seq, pos) }
-    }
-
-    /// # Safety
-    ///
-    /// Has no requirements; the type is the C interface's.
-    unsafe extern "C" fn stop_callback(_: *mut bindings::seq_file, _: *mut c_void) {}
-
-    /// # Safety
-    ///
-    /// `seq` points to that of an open file that nobody else uses during the call, and `private` is what
-    /// [`Self::start_callback`] gave.
-    unsafe extern "C" fn show_callback(
-        seq: *mut bindings::seq_file,
-        private: *mut c_void,
-    ) -> c_int {
-        // SAFETY: As promised by the caller.
-        let seq = unsafe { SeqFile::from_raw(seq) };
-        // SAFETY: As promised by the caller.
-        let reader = unsafe { <Pin<KBox<T>>>::borrow(private) };
+        let (seq, reader) =
+            unsafe { (SeqFile::from_raw(seq), <Pin<KBox<T>>>::borrow(reader)) };
         seq_print!(
             seq,
             "{}\n",
             Written(|f: &mut fmt::Formatter<'_>| reader.write(f))
         );
-        0
     }
 }
 
@@ -242,7 +162,7 @@ impl Debugfs {
         self.file(name, mode, &LinesOps::<T>::FILE);
     }
 
-    fn file(&self, name: &CStr, mode: u16, ops: &'static bindings::file_operations) {
+    fn file(&self, name: &CStr, mode: u16, ops: &'static c::peermem_file_ops) {
         // SAFETY: The directory is as debugfs wants it by the type invariant. The name is copied, and the functions
         // are there for as long as the module.
         unsafe { c::peermem_debugfs_file(name.as_char_ptr(), mode, self.0, ops) };

@@ -58,13 +58,13 @@ pub(crate) use super::entries::Registered;
 pub(crate) use super::task::Thread;
 
 /// What tells one process from another.
-pub(crate) use kernel::task::Pid as Process;
+pub(crate) use super::task::Process;
 
 /// What tells one user from another.
 pub(crate) type User = usize;
 
 /// The calling process.
-pub(crate) use super::compat::process;
+pub(crate) use super::task::process;
 
 /// The user of the calling process.
 pub(crate) use super::task::user;
@@ -157,6 +157,5 @@ pub(crate) fn share<T>(value: T) -> Result<Shared<T>, Reason> {
 
 /// The calling thread, and the time in microseconds.
 pub(crate) fn caller() -> (Task, u64) {
-    // CAST: Not negative.
-    (super::task::task(), super::task::microseconds() as u64)
+    (super::task::task(), super::task::microseconds())
 }

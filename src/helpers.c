@@ -1,31 +1,38 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * What the kernel has as macros and inline functions, and the kernel crate has
- * no helper for: as rust/helpers of the kernel.
+ * The kernel services behind the Rust code. Rust knows no structure whose layout
+ * differs from kernel to kernel, and calls no macro and no inline function: both
+ * stay here.
  */
 
 #include <linux/anon_inodes.h>
 #include <linux/bitops.h>
 #include <linux/cred.h>
 #include <linux/debugfs.h>
-#include <linux/dma-map-ops.h>
 #include <linux/dma-mapping.h>
 #include <linux/fcntl.h>
 #include <linux/file.h>
 #include <linux/iommu.h>
-#include <linux/math.h>
+#include <linux/kobject.h>
+#include <linux/ktime.h>
 #include <linux/memremap.h>
 #include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/pci.h>
 #include <linux/ptrace.h>
 #include <linux/sched.h>
 #include <linux/sched/signal.h>
 #include <linux/sched/task_stack.h>
+#include <linux/seq_file.h>
 #include <linux/sizes.h>
+#include <linux/slab.h>
 #include <linux/string.h>
+#include <linux/timekeeping.h>
 #include <linux/uaccess.h>
 
 #include <asm/syscall.h>
 
+#include "compat.h"
 #include "helpers.h"
 
 /*
@@ -44,16 +51,44 @@ bool peermem_is_killed(void)
 	return fatal_signal_pending(current);
 }
 
+/* Returns true once the thread is in do_exit(): it may have closed descriptors. */
+bool peermem_is_exiting(void)
+{
+	return current->flags & PF_EXITING;
+}
+
 /* Real user ID of the calling process, as the initial user namespace has it. */
 unsigned int peermem_user(void)
 {
 	return __kuid_val(current_uid());
 }
 
-/* Another thread may write a new name meanwhile: then it is some of both. */
-void peermem_comm(char *comm)
+/* The calling thread, as a key to compare. */
+const void *peermem_current(void)
 {
+	return current;
+}
+
+/* The calling process, by its number outside all PID namespaces. */
+pid_t peermem_process(void)
+{
+	return current->tgid;
+}
+
+/*
+ * Writes the thread's number and the TASK_COMM_LEN bytes of its name. Another
+ * thread may write a new name meanwhile: then @comm is some of both.
+ */
+void peermem_thread(pid_t *pid, char *comm)
+{
+	*pid = current->pid;
 	memcpy(comm, current->comm, TASK_COMM_LEN);
+}
+
+/* Monotonic time in microseconds. */
+u64 peermem_microseconds(void)
+{
+	return ktime_to_us(ktime_get());
 }
 
 /* A kernel thread, or a worker of io_uring, is in no system call of its own. */
@@ -62,15 +97,30 @@ bool peermem_returns_to_user(void)
 	return !(current->flags & (PF_KTHREAD | PF_IO_WORKER | PF_EXITING));
 }
 
-/*
- * Has release() of @ops called, with @data as private_data of its file, when
- * the calling thread returns from its system call: fput() defers it to there.
- * If the thread exits first, a kernel thread calls it. The file keeps the
- * module of @ops until release() has returned. False if there is no file.
- */
-bool peermem_at_return(const struct file_operations *ops, void *data)
+static int peermem_settle(struct inode *inode, struct file *file)
 {
-	struct file *file = anon_inode_getfile("[nvidia_peermem]", ops, data,
+	struct peermem_settlement *settlement = file->private_data;
+
+	settlement->settle(settlement, peermem_returns_to_user() &&
+			   !syscall_get_error(current, current_pt_regs()));
+	return 0;
+}
+
+static const struct file_operations peermem_settle_fops = {
+	.owner		= THIS_MODULE,
+	.release	= peermem_settle,
+};
+
+/*
+ * Calls @settlement->settle() when the calling thread returns from its system
+ * call: fput() defers it to there. If the thread exits first, a kernel thread
+ * calls it. The file keeps this module until then. Returns false, and calls
+ * nothing, if there is no file. May sleep.
+ */
+bool peermem_at_return(struct peermem_settlement *settlement)
+{
+	struct file *file = anon_inode_getfile("[nvidia_peermem]",
+					       &peermem_settle_fops, settlement,
 					       O_RDONLY);
 
 	if (IS_ERR(file))
@@ -79,16 +129,61 @@ bool peermem_at_return(const struct file_operations *ops, void *data)
 	return true;
 }
 
-/* In release() of peermem_at_return(): did the system call succeed? */
-bool peermem_syscall_succeeded(void)
+/*
+ * Tells whether the calling process has @addr from another source than a
+ * driver. Its mmap lock is not waited for: ib_core's mutex for the whole machine
+ * is held, and a process may arrange to keep its own lock.
+ */
+enum peermem_vma peermem_vma(u64 addr)
 {
-	return peermem_returns_to_user() &&
-	       !syscall_get_error(current, current_pt_regs());
+	struct mm_struct *mm = current->mm;
+	enum peermem_vma kind = PEERMEM_VMA_UNKNOWN;
+	struct vm_area_struct *vma;
+
+	if (!compat_access_ok(addr))
+		return PEERMEM_VMA_INVALID;
+	if (!mm || !compat_mmap_trylock(mm))
+		return kind;
+	vma = find_vma(mm, addr);
+	if (!vma || addr < vma->vm_start)
+		kind = PEERMEM_VMA_NONE;
+	else if (vma->vm_flags & VM_ACCESS_FLAGS &&
+		 !(vma->vm_flags & (VM_IO | VM_PFNMAP | VM_MIXEDMAP)))
+		kind = PEERMEM_VMA_HOST;
+	compat_mmap_unlock(mm);
+	return kind;
 }
 
-bool peermem_is_user_address(unsigned long addr)
+/*
+ * Looks for the loaded module @name, and writes its version if it is live. The
+ * kobject keeps a module's memory: a module that goes waits for it. The version
+ * goes earlier, and wants a reference to the module.
+ */
+bool peermem_module_find(const char *name, char *version, size_t room,
+			 bool *proprietary)
 {
-	return access_ok((const void __user *)addr, 1);
+	struct kobject *kobj;
+	struct module *mod;
+	bool found = false;
+
+	*version = 0;
+	*proprietary = false;
+	kobj = kset_find_obj(THIS_MODULE->mkobj.kobj.kset, name);
+	if (!kobj)
+		return false;
+	mod = container_of(kobj, struct module_kobject, kobj)->mod;
+	if (!mod) {
+		/* A part of the kernel itself that has parameters. */
+		found = true;
+	} else if (try_module_get(mod)) {
+		found = true;
+		*proprietary = test_bit(TAINT_PROPRIETARY_MODULE, &mod->taints);
+		if (READ_ONCE(mod->state) == MODULE_STATE_LIVE && mod->version)
+			strscpy(version, mod->version, room);
+		module_put(mod);
+	}
+	kobject_put(kobj);
+	return found;
 }
 
 /* Lets others run, between two steps of what takes long. */
@@ -102,33 +197,49 @@ unsigned int peermem_max_segment(struct pci_dev *pdev)
 	return dma_get_max_seg_size(&pdev->dev);
 }
 
-/* Where it is, in one number: see PciAddress of device.rs. */
-u64 peermem_pci_address(struct pci_dev *pdev)
+/* The PCI device that @dev is, with a reference. NULL if it is none. */
+struct pci_dev *peermem_pci_get(struct device *dev)
 {
-	return (u64)(u32)pci_domain_nr(pdev->bus) << 16 | pci_dev_id(pdev);
+	return dev && dev_is_pci(dev) ? pci_dev_get(to_pci_dev(dev)) : NULL;
+}
+
+/* Returns false once the device was removed. */
+bool peermem_pci_is_there(struct pci_dev *pdev)
+{
+	return pdev->dev.kobj.state_in_sysfs;
 }
 
 /*
- * Returns true for a page of peer-to-peer DMA memory whose pagemap lies between
- * @first and @last. The pagemap is pinned meanwhile and no longer: its driver
- * may remove it at any time, and waits for the pin. nr_range is 0 while the
- * only range is being added.
+ * Finds the memory BAR of @pdev that has @addr in it. A device that was removed
+ * has given up its BARs. They change with the machine alone, and nothing is made
+ * of them but an address of which nvidia.ko has said that it is memory.
  */
-static bool is_p2pdma(unsigned long pfn, u64 first, u64 last)
+bool peermem_pci_bar(struct pci_dev *pdev, u64 addr, u64 *start, u64 *len)
 {
-	struct dev_pagemap *pgmap = get_dev_pagemap(pfn);
-	bool ret;
-	int i = 0;
+	int i;
 
-	if (!pgmap)
-		return false;
-	ret = pgmap->type == MEMORY_DEVICE_PCI_P2PDMA;
-	do {
-		ret = ret && pgmap->ranges[i].start >= first &&
-		      pgmap->ranges[i].end <= last;
-	} while (++i < pgmap->nr_range);
-	put_dev_pagemap(pgmap);
-	return ret;
+	for (i = 0; i < PCI_STD_NUM_BARS; i++) {
+		struct resource *bar = &pdev->resource[i];
+		u64 first = READ_ONCE(bar->start);
+		u64 last = READ_ONCE(bar->end);
+
+		if (addr < first || addr > last)
+			continue;
+		if (!(READ_ONCE(bar->flags) & IORESOURCE_MEM) ||
+		    !READ_ONCE(bar->parent))
+			return false;
+		*start = first;
+		*len = last - first + 1;
+		return true;
+	}
+	return false;
+}
+
+/* Where it is, in one number: see PciAddress of device.rs. */
+u64 peermem_pci_address(struct pci_dev *pdev)
+{
+	return (u64)(u32)pci_domain_nr(pdev->bus) << 16 |
+	       PCI_DEVID(pdev->bus->number, pdev->devfn);
 }
 
 /*
@@ -145,7 +256,7 @@ bool peermem_has_struct_page(u64 addr, u64 len, u64 first, u64 last)
 	do {
 		unsigned long pfn = PHYS_PFN(addr);
 
-		if (pfn_valid(pfn) && !is_p2pdma(pfn, first, last))
+		if (pfn_valid(pfn) && !compat_is_p2pdma(pfn, first, last))
 			return true;
 		/* 0 behind the last of all addresses. */
 		addr = round_down(addr, SZ_2M) + SZ_2M;
@@ -158,20 +269,14 @@ bool peermem_has_struct_page(u64 addr, u64 len, u64 first, u64 last)
  * its own. CONFIG_DMA_API_DEBUG takes more than eight for a leak unless told.
  */
 #ifdef DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
-#define BAR_ATTRS	(DMA_ATTR_MMIO | DMA_ATTR_DEBUGGING_IGNORE_CACHELINES)
+#define BAR_ATTRS	DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
 #else
-#define BAR_ATTRS	DMA_ATTR_MMIO
+#define BAR_ATTRS	0
 #endif
 
-/*
- * This is dma_map_resource() without the check that 7.0 makes there with
- * CONFIG_DMA_API_DEBUG: it refuses addresses with a struct page, and with them
- * a BAR's peer-to-peer DMA memory.
- */
 int peermem_bar_map(struct pci_dev *pdev, u64 addr, size_t len, u64 *dma)
 {
-	dma_addr_t mapped = dma_map_phys(&pdev->dev, addr, len,
-					 DMA_BIDIRECTIONAL, BAR_ATTRS);
+	dma_addr_t mapped = compat_map_bar(&pdev->dev, addr, len, BAR_ATTRS);
 
 	if (dma_mapping_error(&pdev->dev, mapped))
 		return -EIO;
@@ -181,7 +286,7 @@ int peermem_bar_map(struct pci_dev *pdev, u64 addr, size_t len, u64 *dma)
 
 void peermem_bar_unmap(struct pci_dev *pdev, u64 dma, size_t len)
 {
-	dma_unmap_phys(&pdev->dev, dma, len, DMA_BIDIRECTIONAL, BAR_ATTRS);
+	compat_unmap_bar(&pdev->dev, dma, len, BAR_ATTRS);
 }
 
 /*
@@ -193,7 +298,7 @@ bool peermem_is_direct(struct pci_dev *pdev)
 	struct device *dev = &pdev->dev;
 	struct iommu_domain *domain = iommu_get_domain_for_dev(dev);
 
-	return !get_dma_ops(dev) && !dev->dma_range_map &&
+	return !get_dma_ops(dev) && !compat_has_dma_offset(dev) &&
 	       (!domain || domain->type == IOMMU_DOMAIN_IDENTITY);
 }
 
@@ -214,34 +319,115 @@ bool peermem_maps_exactly(struct pci_dev *pdev, u64 bits)
 bool peermem_iova_alloc(struct pci_dev *pdev, struct dma_iova_state *state,
 			size_t size)
 {
-	return dma_iova_try_alloc(&pdev->dev, state, 0, size);
+	return compat_iova_alloc(&pdev->dev, state, size);
 }
 
 int peermem_iova_link(struct pci_dev *pdev, struct dma_iova_state *state,
 		      u64 addr, size_t offset, size_t len)
 {
-	return dma_iova_link(&pdev->dev, state, addr, offset, len,
-			     DMA_BIDIRECTIONAL, DMA_ATTR_MMIO);
+	return compat_iova_link(&pdev->dev, state, addr, offset, len);
 }
 
 int peermem_iova_sync(struct pci_dev *pdev, struct dma_iova_state *state,
 		      size_t offset, size_t len)
 {
-	return dma_iova_sync(&pdev->dev, state, offset, len);
+	return compat_iova_sync(&pdev->dev, state, offset, len);
 }
 
 /* dma_iova_destroy() does for what is linked from the beginning on alone. */
 void peermem_iova_unlink(struct pci_dev *pdev, struct dma_iova_state *state,
 			 size_t offset, size_t len)
 {
-	dma_iova_unlink(&pdev->dev, state, offset, len, DMA_BIDIRECTIONAL,
-			DMA_ATTR_MMIO);
+	compat_iova_unlink(&pdev->dev, state, offset, len);
 }
 
 void peermem_iova_free(struct pci_dev *pdev, struct dma_iova_state *state)
 {
-	dma_iova_free(&pdev->dev, state);
+	compat_iova_free(&pdev->dev, state);
 }
+
+/* An open file: its functions, and what Rust keeps for its reader. */
+struct peermem_open_file {
+	const struct peermem_file_ops *ops;
+	void *reader;
+};
+
+/* Contents are one record at position 0. Positions of lines are their numbers. */
+static void *peermem_seq_find(struct peermem_open_file *open, loff_t *pos)
+{
+	u64 number = *pos;
+
+	if (!open->ops->find)
+		return number ? NULL : open;
+	if (!open->ops->find(open->reader, &number))
+		return NULL;
+	*pos = number;
+	return open;
+}
+
+static void *peermem_seq_start(struct seq_file *seq, loff_t *pos)
+{
+	return peermem_seq_find(seq->private, pos);
+}
+
+static void *peermem_seq_next(struct seq_file *seq, void *at, loff_t *pos)
+{
+	++*pos;
+	return peermem_seq_find(at, pos);
+}
+
+static void peermem_seq_stop(struct seq_file *seq, void *at)
+{
+}
+
+static int peermem_seq_show(struct seq_file *seq, void *at)
+{
+	struct peermem_open_file *open = at;
+
+	open->ops->show(seq, open->reader);
+	return 0;
+}
+
+static const struct seq_operations peermem_seq_ops = {
+	.start	= peermem_seq_start,
+	.next	= peermem_seq_next,
+	.stop	= peermem_seq_stop,
+	.show	= peermem_seq_show,
+};
+
+static int peermem_file_open(struct inode *inode, struct file *file)
+{
+	struct peermem_open_file *open;
+	int ret;
+
+	open = __seq_open_private(file, &peermem_seq_ops, sizeof(*open));
+	if (!open)
+		return -ENOMEM;
+	open->ops = inode->i_private;
+	ret = open->ops->open ? open->ops->open(&open->reader) : 0;
+	if (ret)
+		seq_release_private(inode, file);
+	return ret;
+}
+
+static int peermem_file_release(struct inode *inode, struct file *file)
+{
+	struct seq_file *seq = file->private_data;
+	struct peermem_open_file *open = seq->private;
+
+	if (open->ops->release)
+		open->ops->release(open->reader);
+	return seq_release_private(inode, file);
+}
+
+/* The owner keeps the module loaded as long as anybody has a file open. */
+static const struct file_operations peermem_fops = {
+	.owner		= THIS_MODULE,
+	.open		= peermem_file_open,
+	.read		= seq_read,
+	.llseek		= seq_lseek,
+	.release	= peermem_file_release,
+};
 
 /* Without debugfs these do nothing. */
 
@@ -250,11 +436,10 @@ struct dentry *peermem_debugfs_dir(const char *name)
 	return debugfs_create_dir(name, NULL);
 }
 
-/* The module stays as long as anybody has the file open. */
 void peermem_debugfs_file(const char *name, umode_t mode, struct dentry *dir,
-			  const struct file_operations *ops)
+			  const struct peermem_file_ops *ops)
 {
-	debugfs_create_file(name, mode, dir, NULL, ops);
+	debugfs_create_file(name, mode, dir, (void *)ops, &peermem_fops);
 }
 
 void peermem_debugfs_remove(struct dentry *dir)

@@ -7,13 +7,16 @@
 #define PEERMEM_HELPERS_H
 
 #include <linux/dma-mapping.h>
-#include <linux/fs.h>
 #include <linux/mutex.h>
 #include <linux/pci.h>
 #include <linux/rwsem.h>
 #include <linux/scatterlist.h>
+#include <linux/seq_file.h>
 #include <linux/spinlock.h>
 #include <linux/types.h>
+
+/* Has no definition on kernels without dma_iova_try_alloc(). */
+struct dma_iova_state;
 
 /* params.c */
 struct peermem_params {
@@ -46,12 +49,40 @@ extern struct mutex peermem_bars_lock;
 extern struct rw_semaphore peermem_put_rwsem;
 
 bool peermem_is_killed(void);
+bool peermem_is_exiting(void);
 unsigned int peermem_user(void);
-void peermem_comm(char *comm);
+const void *peermem_current(void);
+pid_t peermem_process(void);
+void peermem_thread(pid_t *pid, char *comm);
+u64 peermem_microseconds(void);
+
+/* Part of a larger structure, as a callback_head is. */
+struct peermem_settlement {
+	/* @succeeded: the system call returns no error. Called once. */
+	void (*settle)(struct peermem_settlement *settlement, bool succeeded);
+};
+
 bool peermem_returns_to_user(void);
-bool peermem_at_return(const struct file_operations *ops, void *data);
-bool peermem_syscall_succeeded(void);
-bool peermem_is_user_address(unsigned long addr);
+bool peermem_at_return(struct peermem_settlement *settlement);
+
+/* What a process has at an address. */
+enum peermem_vma {
+	/* Memory of a device, reserved addresses, or not known. */
+	PEERMEM_VMA_UNKNOWN,
+	/* Memory of the host. */
+	PEERMEM_VMA_HOST,
+	/* Nothing. */
+	PEERMEM_VMA_NONE,
+	/* No address of a user's. */
+	PEERMEM_VMA_INVALID,
+};
+
+enum peermem_vma peermem_vma(u64 addr);
+bool peermem_module_find(const char *name, char *version, size_t room,
+			 bool *proprietary);
+struct pci_dev *peermem_pci_get(struct device *dev);
+bool peermem_pci_is_there(struct pci_dev *pdev);
+bool peermem_pci_bar(struct pci_dev *pdev, u64 addr, u64 *start, u64 *len);
 void peermem_cond_resched(void);
 unsigned int peermem_max_segment(struct pci_dev *pdev);
 u64 peermem_pci_address(struct pci_dev *pdev);
@@ -70,9 +101,21 @@ void peermem_iova_unlink(struct pci_dev *pdev, struct dma_iova_state *state,
 			 size_t offset, size_t len);
 void peermem_iova_free(struct pci_dev *pdev, struct dma_iova_state *state);
 
+/*
+ * A file: Rust knows what it holds and how far a reader is. @open, @release and
+ * @find are NULL for a file that is one record.
+ */
+struct peermem_file_ops {
+	int (*open)(void **reader);
+	void (*release)(void *reader);
+	/* Sets @number to that of the first line from @number on, if there is one. */
+	bool (*find)(void *reader, u64 *number);
+	void (*show)(struct seq_file *seq, void *reader);
+};
+
 struct dentry *peermem_debugfs_dir(const char *name);
 void peermem_debugfs_file(const char *name, umode_t mode, struct dentry *dir,
-			  const struct file_operations *ops);
+			  const struct peermem_file_ops *ops);
 void peermem_debugfs_remove(struct dentry *dir);
 
 /*

@@ -38,7 +38,6 @@ use kernel::{
 
 use crate::{
     c,
-    compat,
     module::{
         weak_symbols,
         LoadedModule,
@@ -233,7 +232,8 @@ impl RevokerCell {
             unsafe { (revoker.invalidate)(revoker.handle.as_ptr(), number) };
             stats.revoked();
         }
-        compat::count_down(&self.calls);
+        // Adds minus one: kernel crates before 7.3 have no `fetch_sub`, and atomics wrap around.
+        self.calls.fetch_add(u64::MAX, Full);
     }
 
     /// When this returns, the handle is not used any more.

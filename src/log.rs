@@ -48,12 +48,12 @@ use crate::{
 };
 
 /// How long a kind of message stays silent after it was logged, in microseconds.
-const SILENCE: i64 = 60_000_000;
+const SILENCE: u64 = 60_000_000;
 
 /// When one kind of message was last logged, and how often it came up.
 pub(crate) struct RatelimitState {
     /// When it was last logged: microseconds since boot, plus one; 0 is never.
-    last: Atomic<i64>,
+    last: Atomic<u64>,
     /// How often it came up.
     count: Atomic<u64>,
 }
@@ -71,7 +71,7 @@ impl RatelimitState {
         self.pass_after(SILENCE)
     }
 
-    fn pass_after(&self, silence: i64) -> Option<Times> {
+    fn pass_after(&self, silence: u64) -> Option<Times> {
         let count = self.count.fetch_add(1, Relaxed).wrapping_add(1);
         let now = task::microseconds().saturating_add(1);
         let last = self.last.load(Relaxed);
@@ -166,7 +166,7 @@ fn record(refusal: &Refusal) {
     history(|history| history.add(now, *refusal));
 
     let silence = match reason.is_logged_once() {
-        true => i64::MAX,
+        true => u64::MAX,
         false => SILENCE,
     };
     if let Some(times) = LIMITS.get(at).and_then(|limit| limit.pass_after(silence)) {

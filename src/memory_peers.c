@@ -34,7 +34,7 @@
 #define pr_fmt(fmt) "nvidia-peermem: " fmt
 
 #include <linux/compiler.h>
-#include <linux/container_of.h>
+#include <linux/kernel.h>
 #include <linux/kernfs.h>
 #include <linux/kobject.h>
 #include <linux/module.h>
@@ -71,7 +71,7 @@ struct counter {
 static ssize_t version_show(struct kobject *kobj, struct kobj_attribute *attr,
 			    char *buf)
 {
-	return sysfs_emit(buf, "%s\n", PEERMEM_VERSION);
+	return scnprintf(buf, PAGE_SIZE, "%s\n", PEERMEM_VERSION);
 }
 
 static ssize_t counter_show(struct kobject *kobj, struct kobj_attribute *attr,
@@ -85,8 +85,8 @@ static ssize_t counter_show(struct kobject *kobj, struct kobj_attribute *attr,
 		const void *stats = shown[i].stats;
 
 		if (shown[i].kobj == kobj)
-			return sysfs_emit(buf, "%llu\n",
-					  READ_ONCE(*(const u64 *)(stats + offset)));
+			return scnprintf(buf, PAGE_SIZE, "%llu\n",
+					 READ_ONCE(*(const u64 *)(stats + offset)));
 	}
 	return -ENODEV;
 }

@@ -6,7 +6,6 @@
 
 use kernel::{
     bindings,
-    container_of,
     prelude::*,
     str::CStr, //
 };
@@ -64,59 +63,22 @@ pub(crate) struct LoadedModule {
 impl LoadedModule {
     /// `None` if no module of that name is loaded, or it is on its way out.
     ///
-    /// The kobject keeps the module's memory: a module that goes waits for that. Not what goes before, as the
-    /// version does: that wants a reference. It keeps a module that is live; one that is still in its init goes
-    /// all the same, if that fails.
+    /// What has its version is live: not one that is still in its init.
     pub(crate) fn find(name: &CStr) -> Option<Self> {
-        // SAFETY: This module is in the set of all, which stays.
-        let kobject = unsafe {
-            let all = (*this()).mkobj.kobj.kset;
-            bindings::kset_find_obj(all, name.as_char_ptr())
-        };
-        if kobject.is_null() {
-            return None;
-        }
-        // SAFETY: All in that set are the `kobj` of one, and the reference keeps it, and with it the module's memory.
-        let found =
-            unsafe { Self::of((*container_of!(kobject, bindings::module_kobject, kobj)).mod_) };
-        // SAFETY: Gives back the reference of `kset_find_obj()`.
-        unsafe { bindings::kobject_put(kobject) };
-        found
-    }
-
-    /// # Safety
-    ///
-    /// `module` is NULL, or its memory is there during the call.
-    unsafe fn of(module: *mut bindings::module) -> Option<Self> {
         let mut found = LoadedModule {
             version: [0; 32],
             is_proprietary: false,
         };
-        if module.is_null() {
-            // A part of the kernel itself that has parameters.
-            return Some(found);
-        }
-        // SAFETY: As promised by the caller.
-        let _hold = unsafe { ModuleRef::of(module) }?;
-        // SAFETY: As promised by the caller. Others may change both of the first, which are words.
-        let (state, taints, version) = unsafe {
-            (
-                (&raw const (*module).state).read_volatile(),
-                (&raw const (*module).taints).read_volatile(),
-                (*module).version,
+        // SAFETY: A string with its NUL, and room for another, whose last byte stays the NUL.
+        unsafe {
+            c::peermem_module_find(
+                name.as_char_ptr(),
+                found.version.as_mut_ptr().cast(),
+                found.version.len(),
+                &mut found.is_proprietary,
             )
-        };
-        found.is_proprietary = taints & 1 << bindings::TAINT_PROPRIETARY_MODULE != 0;
-        if state == bindings::module_state_MODULE_STATE_LIVE && !version.is_null() {
-            // SAFETY: A string with its NUL, which a module that is live keeps while it is held.
-            let version = unsafe { CStr::from_char_ptr(version) }.to_bytes();
-            // The last byte stays the NUL.
-            let room = found.version.len() - 1;
-            for (to, from) in found.version.iter_mut().take(room).zip(version) {
-                *to = *from;
-            }
         }
-        Some(found)
+        .then_some(found)
     }
 
     /// Its version; empty where it does not say.

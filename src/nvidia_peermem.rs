@@ -17,7 +17,7 @@
 //! - [`ib`], [`nv`]: abstractions over ib_core and nvidia.ko.
 //! - [`log`], [`entries`], [`trace`]: what is logged, which registrations there are, what is traced.
 //! - [`pci`], [`sg`], [`module`], [`params`], [`task`], [`memory_peers`], [`sync`], [`collections`]: abstractions
-//!   over the rest of the kernel. [`compat`]: what differs from kernel to kernel.
+//!   over the rest of the kernel.
 //! - [`registry`], [`history`], [`reason`], [`stats`], [`device`], [`ranges`], [`ofed`]: what is shown of a
 //!   registration, why one was refused, what is counted of each client, addresses, versions. They use `core` alone, or
 //!   nearly.
@@ -28,7 +28,6 @@ pub(crate) mod callback_pin;
 pub(crate) mod chunks;
 pub(crate) mod clients;
 pub(crate) mod collections;
-pub(crate) mod compat;
 pub(crate) mod debugfs;
 pub(crate) mod device;
 pub(crate) mod dma;

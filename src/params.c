@@ -5,11 +5,11 @@
  * version.
  */
 
-#include <linux/build_bug.h>
 #include <linux/module.h>
 #include <linux/moduleparam.h>
 #include <linux/stringify.h>
 
+#include "compat.h"
 #include "helpers.h"
 
 /* docs/registration.md says what it costs. */

@@ -17,7 +17,6 @@ use core::{
 
 use kernel::{
     bindings,
-    container_of,
     prelude::*, //
 };
 
@@ -56,14 +55,8 @@ impl PciDevice {
     /// `dev` is NULL, or points to a device that is alive during the call.
     pub(crate) unsafe fn from_device(dev: *mut bindings::device) -> Option<Self> {
         // SAFETY: As promised by the caller.
-        if dev.is_null() || !unsafe { bindings::dev_is_pci(dev) } {
-            return None;
-        }
-        // SAFETY: What is on the PCI bus is part of one.
-        let pdev = unsafe { container_of!(dev, bindings::pci_dev, dev) };
-        // SAFETY: Alive during the call as promised by the caller.
         // INVARIANT: The reference that the function took.
-        NonNull::new(unsafe { bindings::pci_dev_get(pdev) }).map(PciDevice)
+        NonNull::new(unsafe { c::peermem_pci_get(dev) }).map(PciDevice)
     }
 
     /// The device of the machine that comes after `from`.
@@ -111,38 +104,16 @@ impl PciDevice {
 
     /// It has not been removed.
     fn is_there(&self) -> bool {
-        // SAFETY: The device is alive by the type invariant. No reference to what C changes.
-        unsafe { bindings::kobject::state_in_sysfs_raw(&raw const (*self.as_raw()).dev.kobj) != 0 }
+        // SAFETY: The device is alive by the type invariant.
+        unsafe { c::peermem_pci_is_there(self.as_raw()) }
     }
 
     /// Its memory BAR that has `addr` in it. One that was removed has given up its BARs.
     fn bar(&self, addr: u64) -> Option<AddrRange> {
-        // SAFETY: The device is alive by the type invariant, and they are part of it.
-        let all = unsafe { (&raw const (*self.as_raw()).resource).cast::<bindings::resource>() };
-        (0..bindings::PCI_STD_NUM_BARS as usize).find_map(|number| {
-            // SAFETY: There are more.
-            let bar = unsafe { all.add(number) };
-            // SAFETY: As above. They change with the machine alone: hence volatile. No more is made of it than an
-            // address of which the provider has said that it is memory.
-            let (start, end) = unsafe {
-                let (start, end) = (&raw const (*bar).start, &raw const (*bar).end);
-                (start.read_volatile(), end.read_volatile())
-            };
-            if !(start..=end).contains(&addr) {
-                return None;
-            }
-            // SAFETY: As above.
-            let (flags, parent) = unsafe {
-                let (flags, parent) = (&raw const (*bar).flags, &raw const (*bar).parent);
-                (flags.read_volatile(), parent.read_volatile())
-            };
-            // CAST: No narrower.
-            let is_memory = flags & bindings::IORESOURCE_MEM as c_ulong != 0;
-            (is_memory && !parent.is_null()).then(|| AddrRange {
-                addr: start,
-                len: (end - start).wrapping_add(1),
-            })
-        })
+        let mut bar = AddrRange::default();
+        // SAFETY: The device is alive by the type invariant, and both are valid for writes.
+        unsafe { c::peermem_pci_bar(self.as_raw(), addr, &mut bar.addr, &mut bar.len) }
+            .then_some(bar)
     }
 }
 

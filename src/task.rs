@@ -3,25 +3,21 @@
 //! The calling thread and its process, and the time.
 //!
 //! C headers: [`include/linux/sched.h`](srctree/include/linux/sched.h),
-//! [`include/linux/timekeeping.h`](srctree/include/linux/timekeeping.h).
+//! [`include/linux/timekeeping.h`](srctree/include/linux/timekeeping.h); C side: [`helpers.c`](helpers.c).
 
-use kernel::{
-    bindings,
-    mm::virt::flags,
-    prelude::*,
-    task::Task,
-    types::ForeignOwnable, //
-};
+use kernel::prelude::*;
 
 use crate::{
     c,
-    compat,
     history::{
         self,
         Refusal, //
     },
     reason::VmaKind, //
 };
+
+/// The number of a process, outside all PID namespaces.
+pub(crate) type Process = i32;
 
 /// The address of a task, to compare with that of another. Once a task has ended, it may be a new one's.
 #[derive(Clone, Copy, Eq, PartialEq)]
@@ -30,7 +26,8 @@ pub(crate) struct Thread(usize);
 impl Thread {
     /// The calling thread.
     pub(crate) fn current() -> Self {
-        Thread(Task::current_raw().addr())
+        // SAFETY: Has no preconditions.
+        Thread(unsafe { c::peermem_current() }.addr())
     }
 
     /// As a number, which is not 0.
@@ -45,11 +42,10 @@ pub(crate) fn is_killed() -> bool {
     unsafe { c::peermem_is_killed() }
 }
 
-/// Whether the calling thread is in `do_exit()`: so far that it may have closed some of its descriptors.
+/// Returns `true` once the calling thread is in `do_exit()`: it may have closed some of its descriptors.
 pub(crate) fn is_exiting() -> bool {
-    // SAFETY: A thread's flags are its own.
-    let flags = unsafe { (*Task::current_raw()).flags };
-    flags & bindings::PF_EXITING != 0
+    // SAFETY: Has no preconditions.
+    unsafe { c::peermem_is_exiting() }
 }
 
 /// The user of the calling process.
@@ -59,35 +55,38 @@ pub(crate) fn user() -> usize {
     unsafe { c::peermem_user() as usize }
 }
 
+/// The calling process.
+pub(crate) fn process() -> Process {
+    // SAFETY: Has no preconditions.
+    unsafe { c::peermem_process() }
+}
+
 /// Monotonic time in microseconds.
-pub(crate) fn microseconds() -> i64 {
-    // SAFETY: Both have no preconditions.
-    unsafe { bindings::ktime_to_us(bindings::ktime_get()) }
+pub(crate) fn microseconds() -> u64 {
+    // SAFETY: Has no preconditions.
+    unsafe { c::peermem_microseconds() }
 }
 
 /// The calling thread, as a record has it.
 pub(crate) fn task() -> history::Task {
-    const _: () = assert!(history::COMM_LEN == bindings::TASK_COMM_LEN as usize);
-
-    let mut comm = [0; history::COMM_LEN];
-    // SAFETY: Writes so many bytes.
-    unsafe { c::peermem_comm(comm.as_mut_ptr().cast()) };
+    let (mut pid, mut comm) = (0, [0; history::COMM_LEN]);
+    // SAFETY: Both are valid for writes, and `layout.c` asserts the length of the name.
+    unsafe { c::peermem_thread(&mut pid, comm.as_mut_ptr().cast()) };
     history::Task {
-        tgid: compat::process(),
-        pid: current!().pid(),
+        tgid: process(),
+        pid,
         comm,
     }
 }
 
-/// Functions of a file whose release is the end of a system call.
-const AT_RETURN: bindings::file_operations = bindings::file_operations {
-    owner: &raw mut c::__this_module,
-    release: Some(settle_callback),
-    ..pin_init::zeroed()
-};
-
 /// A refusal, and the function to call with it at the end of the system call. The `bool` is `true` if the call succeeds.
-type Settlement = (Refusal, fn(&Refusal, bool));
+#[repr(C)]
+struct Settlement {
+    /// First: C has a pointer to this field, and hands it back.
+    head: c::peermem_settlement,
+    refusal: Refusal,
+    settle: fn(&Refusal, bool),
+}
 
 /// Has `settle` called with `refusal` when the calling thread returns from its system call. Returns `false` if the thread is
 /// in no system call, or there is no memory. May sleep.
@@ -96,51 +95,43 @@ pub(crate) fn settle_at_return(refusal: &Refusal, settle: fn(&Refusal, bool)) ->
     if !unsafe { c::peermem_returns_to_user() } {
         return false;
     }
-    let settlement: Settlement = (*refusal, settle);
+    let settlement = Settlement {
+        head: c::peermem_settlement {
+            settle: Some(settle_callback),
+        },
+        refusal: *refusal,
+        settle,
+    };
     let Ok(settlement) = KBox::new(settlement, GFP_KERNEL | __GFP_NOWARN) else {
         return false;
     };
-    let data = settlement.into_foreign();
-    // SAFETY: The functions are a static's, and their release takes `data`, once.
-    let is_deferred = unsafe { c::peermem_at_return(&AT_RETURN, data) };
+    let settlement = KBox::into_raw(settlement);
+    // SAFETY: The callback takes the settlement, once.
+    let is_deferred = unsafe { c::peermem_at_return(settlement.cast()) };
     if !is_deferred {
-        // SAFETY: No file was made, so nobody else has the pointer.
-        drop(unsafe { <KBox<Settlement>>::from_foreign(data) });
+        // SAFETY: The callback is not called, so nobody else has the pointer.
+        drop(unsafe { KBox::from_raw(settlement) });
     }
     is_deferred
 }
 
 /// # Safety
 ///
-/// For the kernel alone, which calls `release` of `struct file_operations` once, for a file of [`settle_at_return`].
-unsafe extern "C" fn settle_callback(
-    _inode: *mut bindings::inode,
-    file: *mut bindings::file,
-) -> c_int {
-    // SAFETY: `settle_at_return` has put it there, and nobody uses it any more.
-    let settlement = unsafe { <KBox<Settlement>>::from_foreign((*file).private_data) };
-    let (refusal, settle) = &*settlement;
-    // SAFETY: Has no preconditions.
-    settle(refusal, unsafe { c::peermem_syscall_succeeded() });
-    0
+/// Called once with the `head` that [`settle_at_return`] gave to C.
+unsafe extern "C" fn settle_callback(head: *mut c::peermem_settlement, succeeded: bool) {
+    // SAFETY: `head` is the first field of a `Settlement` that nobody else has any more.
+    let settlement = unsafe { KBox::from_raw(head.cast::<Settlement>()) };
+    (settlement.settle)(&settlement.refusal, succeeded);
 }
 
 /// What the calling process has at `addr`, if that shows that no GPU's driver put it there. `None`:
 /// memory of a device, addresses that are only reserved, or another thread is changing them.
 pub(crate) fn vma_kind(addr: u64) -> Option<VmaKind> {
-    let addr = usize::try_from(addr).ok()?;
     // SAFETY: Has no preconditions.
-    if !unsafe { c::peermem_is_user_address(addr) } {
-        return Some(VmaKind::Invalid);
+    match unsafe { c::peermem_vma(addr) } {
+        c::peermem_vma_PEERMEM_VMA_INVALID => Some(VmaKind::Invalid),
+        c::peermem_vma_PEERMEM_VMA_NONE => Some(VmaKind::Unmapped),
+        c::peermem_vma_PEERMEM_VMA_HOST => Some(VmaKind::Host),
+        _ => None,
     }
-    let current = current!();
-    // Not waited for: ib_core's mutex for the whole machine is held, and who has this lock may have
-    // arranged to keep it.
-    let mappings = current.mm()?.mmap_read_trylock()?;
-    let Some(mapping) = mappings.vma_lookup(addr) else {
-        return Some(VmaKind::Unmapped);
-    };
-    let of_cpu = mapping.flags() & (flags::READ | flags::WRITE | flags::EXEC) != 0;
-    let of_device = mapping.flags() & (flags::IO | flags::PFNMAP | flags::MIXEDMAP) != 0;
-    (of_cpu && !of_device).then_some(VmaKind::Host)
 }

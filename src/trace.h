@@ -11,6 +11,13 @@
 #include <linux/pci.h>
 #include <linux/tracepoint.h>
 
+/*
+ * Writes the string that __string() has made room for. __assign_str() has one
+ * argument since 6.10, and two before.
+ */
+#define ASSIGN_STRING(_field)						\
+	memcpy(__get_str(_field), _field, __get_dynamic_array_len(_field))
+
 TRACE_EVENT(refused,
 	TP_PROTO(const char *mode, const char *step, const char *reason,
 		 int code, u64 addr, u64 len, pid_t tgid),
@@ -29,9 +36,9 @@ TRACE_EVENT(refused,
 		__entry->len = len;
 		__entry->code = code;
 		__entry->tgid = tgid;
-		__assign_str(mode);
-		__assign_str(step);
-		__assign_str(reason);
+		ASSIGN_STRING(mode);
+		ASSIGN_STRING(step);
+		ASSIGN_STRING(reason);
 	),
 	TP_printk("mode=%s step=%s reason=%s code=%d addr=%#llx len=%llu tgid=%d",
 		  __get_str(mode), __get_str(step), __get_str(reason),
@@ -58,7 +65,7 @@ TRACE_EVENT(registered,
 		__entry->page = page;
 		__entry->chunks = chunks;
 		__entry->tgid = tgid;
-		__assign_str(mode);
+		ASSIGN_STRING(mode);
 	),
 	TP_printk("id=%llu mode=%s addr=%#llx len=%llu page=%llu chunks=%llu tgid=%d",
 		  __entry->id, __get_str(mode), __entry->addr, __entry->len,
@@ -108,7 +115,7 @@ TRACE_EVENT(released,
 	),
 	TP_fast_assign(
 		__entry->id = id;
-		__assign_str(state);
+		ASSIGN_STRING(state);
 	),
 	TP_printk("id=%llu state=%s", __entry->id, __get_str(state))
 );

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! Substitute for the `kernel` crate of Rust-for-Linux, on kernels that have no such crate, or an older one.
+//!
+//! The crate has the names that `src/` uses, each with the contract of the kernel's own item as far as `src/` relies on that.
+//! `bindings` declares the C functions behind them, and `shim.c` has those that are inline functions or macros in C.
+//! Callers are in process context; what sleeps says so.
+//!
+//! `tests/host` compiles the crate as a test, with Rust functions in place of the C functions.
+
+#![cfg_attr(not(test), no_std)]
+#![cfg_attr(not(test), feature(coerce_unsized, unsize))]
+#![cfg_attr(test, allow(dead_code, reason = "the tests use a part of each file"))]
+#![warn(missing_docs)]
+
+extern crate self as kernel;
+
+pub mod alloc;
+pub mod bindings;
+pub mod error;
+pub mod ffi;
+pub mod pin_init;
+pub mod prelude;
+pub mod print;
+pub mod rbtree;
+pub mod seq_file;
+pub mod str;
+pub mod sync;
+pub mod time;
+pub mod types;
+
+#[cfg(test)]
+#[path = "../../tests/host/kernel/mod.rs"]
+mod tests;
+
+/// Formatting: `print` and `seq_file` take what `core` formats.
+pub use core::fmt;
+
+/// This module: the argument of [`Module::init`].
+pub struct ThisModule(());
+
+impl ThisModule {
+    /// For `module!` alone.
+    #[doc(hidden)]
+    pub const fn new() -> Self {
+        ThisModule(())
+    }
+}
+
+/// A kernel module. The value lives from the load of the module to its unload.
+pub trait Module: Sized + Sync + Send {
+    /// Initializes the module at its load. On an error the module is not loaded. Process context; may sleep.
+    fn init(module: &'static ThisModule) -> error::Result<Self>;
+}
+
+/// Makes a kernel module of a type: its entries in `.modinfo`, its init, and its exit, which drops the value.
+#[macro_export]
+macro_rules! module {
+    (
+        type: $type:ty,
+        name: $name:literal,
+        authors: [$($author:literal),* $(,)?],
+        description: $description:literal,
+        license: $license:literal $(,)?
+    ) => {
+        $crate::modinfo!("license=", $license);
+        $crate::modinfo!("description=", $description);
+        $($crate::modinfo!("author=", $author);)*
+
+        const _: () = {
+            static THIS: $crate::ThisModule = $crate::ThisModule::new();
+            static mut MODULE: ::core::option::Option<$type> = ::core::option::Option::None;
+
+            #[no_mangle]
+            #[link_section = ".init.text"]
+            pub extern "C" fn init_module() -> $crate::ffi::c_int {
+                match <$type as $crate::Module>::init(&THIS) {
+                    Ok(module) => {
+                        // SAFETY: The kernel calls this function once, and the other one after its return.
+                        unsafe { MODULE = Some(module) };
+                        0
+                    }
+                    Err(error) => error.to_errno(),
+                }
+            }
+
+            #[no_mangle]
+            pub extern "C" fn cleanup_module() {
+                // SAFETY: The kernel calls this function once, after the other one has returned 0.
+                unsafe { MODULE = None };
+            }
+
+            // The pointers tell objtool that both functions are called indirectly.
+            #[used(compiler)]
+            #[link_section = ".init.data"]
+            static INIT: extern "C" fn() -> $crate::ffi::c_int = init_module;
+            #[used(compiler)]
+            #[link_section = ".init.data"]
+            static EXIT: extern "C" fn() = cleanup_module;
+        };
+    };
+}
+
+/// Makes an entry of `.modinfo`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! modinfo {
+    ($key:literal, $value:literal) => {
+        const _: () = {
+            const TEXT: &str = concat!($key, $value, "\0");
+            #[used(compiler)]
+            #[link_section = ".modinfo"]
+            // SAFETY: The array has the length of the text.
+            static ENTRY: [u8; TEXT.len()] = unsafe { *TEXT.as_ptr().cast::<[u8; TEXT.len()]>() };
+        };
+    };
+}
+
+/// Logs the panic, and stops the thread as `BUG()` does. The build fails if a path to this function is left in the object.
+#[cfg(not(test))]
+#[panic_handler]
+fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
+    print::call_printk(print::EMERG, format_args!("{info}\n"));
+    // SAFETY: The kernel's handler of the invalid instruction does not return here.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        core::arch::asm!("ud2", options(noreturn, nomem, nostack))
+    }
+    // SAFETY: As above; 0x800 is `BUG_BRK_IMM`.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        core::arch::asm!("brk #0x800", options(noreturn, nomem, nostack))
+    }
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! The kernel log.
+//!
+//! C header: `include/linux/printk.h`. Only kernels with Rust-for-Linux format Rust text (`%pA`), so this file formats a
+//! line on the stack.
+
+use core::{
+    ffi::CStr,
+    fmt::{
+        self,
+        Write, //
+    },
+};
+
+use crate::{
+    bindings,
+    ffi::c_int, //
+};
+
+/// Level of a message about a defect that stops the thread: the digit of `KERN_EMERG`.
+pub(crate) const EMERG: c_int = 0;
+
+/// Buffer for one line. `printk()` keeps no more than 1,024 bytes of a record, its prefix included.
+struct Line {
+    text: [u8; Line::LEN],
+    /// Number of bytes of `text` that are written: whole characters, at most `Line::LEN` bytes.
+    used: usize,
+    /// A part of the line did not fit.
+    is_cut: bool,
+}
+
+impl Line {
+    const LEN: usize = 960;
+}
+
+impl Line {
+    /// Ends a line that is too long: without a newline the next message could continue it.
+    fn cut(&mut self) {
+        self.is_cut = true;
+        // A full line gives up its last character: bytes of the form 10xxxxxx continue a character.
+        if self.used == Line::LEN {
+            let is_start = |byte: &u8| byte & 0xc0 != 0x80;
+            self.used = self.text.iter().rposition(is_start).unwrap_or(0);
+        }
+        if let Some(end) = self.text.get_mut(self.used) {
+            *end = b'\n';
+            self.used += 1;
+        }
+    }
+}
+
+impl Write for Line {
+    /// Appends `text`. If `text` does not fit, appends the characters that fit, ends the line, and returns an error.
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for character in text.chars() {
+            let mut bytes = [0; 4];
+            let bytes = match character {
+                // `%.*s` ends at a NUL.
+                '\0' => "\\x00",
+                other => other.encode_utf8(&mut bytes),
+            };
+            let end = self.used.saturating_add(bytes.len());
+            match self.text.get_mut(self.used..end) {
+                Some(room) if !self.is_cut => room.copy_from_slice(bytes.as_bytes()),
+                _ => {
+                    self.cut();
+                    return Err(fmt::Error);
+                }
+            }
+            self.used = end;
+        }
+        Ok(())
+    }
+}
+
+/// Logs a line at a level: the function behind the macros below. Any context.
+///
+/// A line that is longer than 960 bytes is cut.
+#[doc(hidden)]
+#[cold]
+#[inline(never)]
+pub fn call_printk(level: c_int, arguments: fmt::Arguments<'_>) {
+    let mut line = Line {
+        text: [0; Line::LEN],
+        used: 0,
+        is_cut: false,
+    };
+    // An error means that the line was cut.
+    let _ = line.write_fmt(arguments);
+    // CAST: At most `Line::LEN`.
+    let length = line.used as c_int;
+    // SAFETY: `text` has at least `length` bytes, which `printk()` copies before it returns.
+    unsafe { bindings::shim_print(level, line.text.as_ptr().cast(), length) };
+}
+
+/// An argument of a log line. [`CStr`] has no `Display` of its own.
+#[doc(hidden)]
+pub struct Argument<'a, T: ?Sized>(pub &'a T);
+
+/// Displays a string of C's. Bytes that are not UTF-8 become `\x..`.
+#[doc(hidden)]
+pub struct Text<'a>(&'a CStr);
+
+impl fmt::Display for Text<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for chunk in self.0.to_bytes().utf8_chunks() {
+            f.write_str(chunk.valid())?;
+            for byte in chunk.invalid() {
+                write!(f, "\\x{byte:02x}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Argument<'a, &'a CStr> {
+    /// Returns the string in a form that has a `Display`. The compiler prefers this method to the trait's.
+    pub fn shown(&self) -> Text<'a> {
+        Text(self.0)
+    }
+}
+
+/// Arguments that are formatted as they are.
+#[doc(hidden)]
+pub trait AnyArgument<'a> {
+    /// Type of the formatted argument.
+    type Shown;
+
+    /// Returns the argument.
+    fn shown(&self) -> Self::Shown;
+}
+
+impl<'a, T> AnyArgument<'a> for Argument<'a, T> {
+    type Shown = &'a T;
+
+    fn shown(&self) -> &'a T {
+        self.0
+    }
+}
+
+/// Logs a formatted line at a level.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! pr_any {
+    ($level:literal, $format:literal $(, $argument:expr)* $(,)?) => {{
+        #[allow(unused_imports)]
+        use $crate::print::AnyArgument as _;
+        $crate::print::call_printk(
+            $level,
+            ::core::format_args!($format $(, $crate::print::Argument(&$argument).shown())*),
+        )
+    }};
+}
+
+/// Logs an error (`KERN_ERR`). The text ends with `\n`.
+#[macro_export]
+macro_rules! pr_err {
+    ($($all:tt)*) => { $crate::pr_any!(3, $($all)*) };
+}
+
+/// Logs a warning (`KERN_WARNING`). The text ends with `\n`.
+#[macro_export]
+macro_rules! pr_warn {
+    ($($all:tt)*) => { $crate::pr_any!(4, $($all)*) };
+}
+
+/// Logs a normal but significant condition (`KERN_NOTICE`). The text ends with `\n`.
+#[macro_export]
+macro_rules! pr_notice {
+    ($($all:tt)*) => { $crate::pr_any!(5, $($all)*) };
+}
+
+/// Logs information (`KERN_INFO`). The text ends with `\n`.
+#[macro_export]
+macro_rules! pr_info {
+    ($($all:tt)*) => { $crate::pr_any!(6, $($all)*) };
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! Counted references.
+
+use core::{
+    marker::PhantomData,
+    ops::Deref,
+    ptr::{
+        self,
+        NonNull, //
+    },
+};
+
+use super::atomic::{
+    Acquire,
+    Atomic,
+    Relaxed,
+    Release, //
+};
+use crate::{
+    alloc::{
+        self,
+        AllocError,
+        Flags, //
+    },
+    error,
+    pin_init::PinInit,
+};
+
+/// Count of a value with too many references, halfway between the overflows in both directions: `REFCOUNT_SATURATED`.
+const SATURATED: i32 = i32::MIN / 2;
+
+/// A value with the number of its references.
+#[repr(C)]
+struct Counted<T: ?Sized> {
+    count: Atomic<i32>,
+    value: T,
+}
+
+/// A counted reference to a value in memory from `kmalloc()`. The value is pinned, and dropped with its last reference.
+///
+/// The count behaves like a `refcount_t`: a count that overflows is saturated, and its value is never freed. The kernel's
+/// own `Arc` also logs a warning then.
+///
+/// # Invariants
+///
+/// The pointer is the result of [`alloc::place`], and leads to an initialized value. This reference is one of its count.
+pub struct Arc<T: ?Sized>(NonNull<Counted<T>>, PhantomData<Counted<T>>);
+
+// SAFETY: The receiver shares the value, for which `T` is `Sync`, and may be the one that drops the value, for which `T` is
+// `Send`. The count is atomic.
+unsafe impl<T: ?Sized + Send + Sync> Send for Arc<T> {}
+// SAFETY: A thread that shares a reference can clone one for itself: the case above.
+unsafe impl<T: ?Sized + Send + Sync> Sync for Arc<T> {}
+
+// A reference may move: its value stays where it is.
+impl<T: ?Sized> Unpin for Arc<T> {}
+
+// The compiler in use for tests on the host has no coercion of own pointer types.
+#[cfg(not(test))]
+impl<T: ?Sized + core::marker::Unsize<U>, U: ?Sized> core::ops::CoerceUnsized<Arc<U>> for Arc<T> {}
+
+impl<T> Arc<T> {
+    /// Allocates memory and moves `value` into it, with a count of one. May sleep. On an error `value` is dropped.
+    pub fn new(value: T, flags: Flags) -> Result<Self, AllocError> {
+        let place = alloc::place::<Counted<T>>(flags)?;
+        let count = Atomic::new(1);
+        // SAFETY: `place` is new memory for a `Counted<T>`.
+        unsafe { place.write(Counted { count, value }) };
+        // INVARIANT: The value was written; the new reference is the one of its count.
+        Ok(Arc(place, PhantomData))
+    }
+
+    /// Allocates memory and initializes a value there, with a count of one. May sleep.
+    ///
+    /// Returns `ENOMEM` if there is no memory; `init` does not run then.
+    pub fn pin_init(init: impl PinInit<T>, flags: Flags) -> error::Result<Self> {
+        let place = alloc::place::<Counted<T>>(flags)?;
+        let raw = place.as_ptr();
+        // SAFETY: `place` is new memory for a `Counted<T>`. The value does not move: a reference gives out no `&mut T`.
+        unsafe {
+            (&raw mut (*raw).count).write(Atomic::new(1));
+            init.init(&raw mut (*raw).value);
+        }
+        // INVARIANT: `init` has written the value; the new reference is the one of its count.
+        Ok(Arc(place, PhantomData))
+    }
+}
+
+impl<T: ?Sized> Arc<T> {
+    /// Returns the count.
+    fn count(&self) -> &Atomic<i32> {
+        // SAFETY: The value and its count are alive by the type invariant.
+        unsafe { &self.0.as_ref().count }
+    }
+}
+
+impl<T: ?Sized> Deref for Arc<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: The value is alive by the type invariant, and this reference is borrowed.
+        unsafe { &self.0.as_ref().value }
+    }
+}
+
+impl<T: ?Sized> Clone for Arc<T> {
+    fn clone(&self) -> Self {
+        // Relaxed: this thread has a reference already, and so sees the value.
+        let old = self.count().fetch_add(1, Relaxed);
+        if old <= 0 || old == i32::MAX {
+            self.count().store(SATURATED, Relaxed);
+        }
+        // INVARIANT: The count includes the new reference, or is saturated.
+        Arc(self.0, PhantomData)
+    }
+}
+
+impl<T: ?Sized> Drop for Arc<T> {
+    fn drop(&mut self) {
+        // Release: what this thread did with the value comes before the drop of the value by another thread.
+        let old = self.count().fetch_add(-1, Release);
+        if old <= 0 {
+            self.count().store(SATURATED, Relaxed);
+        }
+        if old != 1 {
+            return;
+        }
+        // Acquire: what the other threads did with the value comes before.
+        self.count().load(Acquire);
+        // SAFETY: The count was one, so that this was the only reference, and nobody can clone another. By the type invariant
+        // the value is initialized, and its memory is the result of `place`.
+        unsafe {
+            ptr::drop_in_place(self.0.as_ptr());
+            alloc::free(self.0);
+        }
+    }
+}

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+/* Asserts, for the kernel at hand, the sizes and offsets that portable/kernel assumes of every kernel. */
+
+#include <linux/mutex.h>
+#include <linux/rbtree.h>
+#include <linux/scatterlist.h>
+#include <linux/stddef.h>
+#include <linux/wait.h>
+
+#include "../src/compat.h"
+#include "../src/helpers.h"
+
+/* Room<20>, Room<12> and Room<8> of kernel/sync: what lockdep adds is included. */
+static_assert(sizeof(struct mutex) <= 160);
+static_assert(sizeof(wait_queue_head_t) <= 96);
+static_assert(__alignof__(struct mutex) <= 8);
+static_assert(__alignof__(wait_queue_head_t) <= 8);
+static_assert(sizeof(struct lock_class_key) <= 64);
+static_assert(__alignof__(struct lock_class_key) <= 8);
+
+#define AT(type, member, offset) \
+	static_assert(offsetof(type, member) == (offset))
+AT(struct scatterlist, page_link, 0);
+AT(struct scatterlist, offset, 8);
+AT(struct scatterlist, length, 12);
+AT(struct scatterlist, dma_address, 16);
+AT(struct scatterlist, dma_length, 24);
+static_assert(sizeof(struct scatterlist) == 32);
+static_assert(PEERMEM_SG_CHUNK == 128);
+AT(struct sg_table, sgl, 0);
+AT(struct sg_table, nents, 8);
+AT(struct sg_table, orig_nents, 12);
+static_assert(sizeof(struct sg_table) == 16);
+#ifdef PEERMEM_HAS_IOVA_ALLOC
+AT(struct dma_iova_state, addr, 0);
+static_assert(sizeof(struct dma_iova_state) == 16);
+#endif
+AT(struct rb_node, __rb_parent_color, 0);
+AT(struct rb_node, rb_right, 8);
+AT(struct rb_node, rb_left, 16);
+AT(struct rb_root, rb_node, 0);
+/* MIN_ALIGN of kernel/alloc.rs. */
+static_assert(ARCH_KMALLOC_MINALIGN >= 8);
+static_assert(sizeof(dma_addr_t) == 8);
+static_assert(sizeof(phys_addr_t) == 8);
+static_assert(sizeof(pid_t) == 4);
+static_assert(sizeof(umode_t) == 2);

@@ -1,0 +1,79 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+# Compiles core, portable/kernel and src/ into the object that kbuild links for any kernel: `object.sh ARCHITECTURE OUTPUT`.
+# Needs rustc with its source (rust-src), objdump, objcopy and nm, and no kernel. RUSTC names another rustc. The
+# architecture is x86_64. Equal sources and equal rustc give equal bytes in any directory.
+set -eu
+
+# The rustc of releases. The object's hash vouches for it with this version alone.
+pinned=1.96.0
+oldest=1.85
+
+fail() {
+	echo "$0: $*" >&2
+	exit 1
+}
+
+[ $# = 2 ] || fail "usage: $0 ARCHITECTURE OUTPUT"
+[ "$1" = x86_64 ] || fail "there is no object for $1: x86_64 is the one architecture"
+here=$(cd "$(dirname "$0")" && pwd)
+rustc=${RUSTC:-rustc}
+version=$("$rustc" --version 2>/dev/null | cut -d ' ' -f 2) || version=
+[ -n "$version" ] || fail "no rustc: install one of $oldest or newer and its source, or name one with RUSTC="
+[ "$(printf '%s\n' "$oldest" "$version" | sort -V | head -n 1)" = "$oldest" ] ||
+	fail "rustc $version is too old: $oldest or newer is needed"
+[ "$version" = "$pinned" ] || echo "  rustc $version: releases are made with $pinned, and their hash is another" >&2
+library=$("$rustc" --print sysroot)/lib/rustlib/src/rust/library
+[ -e "$library/core/src/lib.rs" ] || fail "no source of rustc's library in $library: install rust-src"
+
+mkdir -p "$(dirname "$2")"
+out=$(cd "$(dirname "$2")" && pwd)/$(basename "$2")
+work=$(mktemp -d "$out.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+# core stays beside the object, for the next time.
+core=$out.core/$version-$(cksum <"$0" | cut -d ' ' -f 1)
+
+# The compiler is stable, and the kernel's ways are not: its own build says the same.
+export RUSTC_BOOTSTRAP=1
+has() { "$rustc" "$1" help | grep -qw -e "$2"; }
+edition=$(sed -n 's/^edition *= *"\([0-9]*\)".*/\1/p' "$library/core/Cargo.toml")
+
+# Whatever a kernel may want of its code: retpolines, return thunks, landing pads of IBT, room before each function. Where a
+# kernel has no thunks, thunks.S has them, and the rest does nothing there.
+set -- --target=x86_64-unknown-none --sysroot=/nonexistent -L "$work" -Cpanic=abort -Copt-level=2 -Ccodegen-units=1 \
+	-Cembed-bitcode=y -Cdebug-assertions=n -Coverflow-checks=n -Crelocation-model=static -Cforce-unwind-tables=n \
+	-Csymbol-mangling-version=v0 -Zfunction-sections=n -Zplt=yes -Zdirect-access-external-data=yes \
+	-Ccode-model=kernel -Cno-redzone=y -Zfunction-return=thunk-extern -Zcf-protection=branch \
+	-Zpatchable-function-entry=16,16 --remap-path-prefix="$library"=core --remap-path-prefix="$here/.."=peermem-rs \
+	--remap-path-prefix="$work"=.
+if has -Z retpoline-external-thunk=val; then
+	set -- "$@" -Zretpoline-external-thunk=yes
+else
+	set -- "$@" -Ctarget-feature=+retpoline-external-thunk,+retpoline-indirect-branches,+retpoline-indirect-calls
+fi
+if has -Z indirect-branch-cs-prefix=val; then set -- "$@" -Zindirect-branch-cs-prefix=yes; fi
+if has -C jump-tables=val; then set -- "$@" -Cjump-tables=n; else set -- "$@" -Zno-jump-tables; fi
+
+if [ ! -e "$core/libcore.rlib" ]; then
+	rm -rf "$out.core"
+	mkdir -p "$core"
+	"$rustc" "$@" --edition="${edition:-2021}" --crate-name core --crate-type rlib --cfg no_fp_fmt_parse \
+		--cap-lints allow --emit=link="$work/libcore.rlib" "$library/core/src/lib.rs"
+	cp "$work/libcore.rlib" "$core"
+fi
+cp "$core/libcore.rlib" "$work"
+"$rustc" "$@" --edition=2021 --crate-name compiler_builtins --crate-type rlib \
+	--emit=link="$work/libcompiler_builtins.rlib" "$here/compiler_builtins.rs"
+"$rustc" --edition=2021 --crate-name kernel_macros --crate-type proc-macro \
+	--emit=link="$work/libkernel_macros.so" "$here/macros.rs"
+"$rustc" "$@" --edition=2021 --crate-name kernel --crate-type rlib \
+	--extern kernel_macros="$work/libkernel_macros.so" --emit=link="$work/libkernel.rlib" "$here/kernel/lib.rs"
+PEERMEM_GENERATED=$here "$rustc" "$@" --edition=2021 --crate-name nvidia_peermem --crate-type staticlib -Clto=fat \
+	-Zcrate-attr=no_std '-Zcrate-attr=feature(used_with_arg)' --cfg=CONFIG_NEED_SG_DMA_LENGTH \
+	--extern kernel="$work/libkernel.rlib" --emit=link="$work/object.a" "$here/../src/nvidia_peermem.rs"
+# The archive has this one object, and that of compiler_builtins.rs, which is empty.
+ar p "$work/object.a" "$(ar t "$work/object.a" | grep -v ^compiler_builtins)" >"$work/object.o"
+objcopy -R .llvmbc -R .llvmcmd -R .comment "$work/object.o"
+"$here/inspect.sh" "$work/object.o"
+mv "$work/object.o" "$out"
+echo "  $(sha256sum "$out" | cut -d ' ' -f 1)  $out"

@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
+/*
+ * The kernel interfaces whose form differs from kernel to kernel, and nothing
+ * else. Distributions move interfaces into older kernels, so no version number
+ * is looked at.
+ *
+ * Before the module's C files are compiled, rust-bindings/probe.sh compiles
+ * each line here that begins with PROBE, as the body of a function with the
+ * parameters "void *p" and "unsigned long n". The answer is yes if that line
+ * compiles and the kernel exports every function that the line calls. For a yes,
+ * compat-found.h defines PEERMEM_HAS_ and the name in the line. Then this file is
+ * compiled alone. A kernel for which no form fits ends the build there, with a
+ * sentence. Hence all forms are functions, not macros.
+ *
+ * To support another form, add one such line and its two forms. An #ifdef
+ * suffices for what is a macro in every kernel that has it. docs/kernels.md says
+ * which kernel has which form.
+ */
+#ifndef PEERMEM_COMPAT_H
+#define PEERMEM_COMPAT_H
+
+#include <linux/build_bug.h>
+#include <linux/delay.h>
+#include <linux/device.h>
+#include <linux/dma-mapping.h>
+#include <linux/kernel.h>
+#include <linux/memremap.h>
+#include <linux/mm.h>
+#include <linux/pci.h>
+#include <linux/sched.h>
+#include <linux/types.h>
+#include <linux/uaccess.h>
+/* Since 5.10. The header before this one has its functions until then. */
+#if __has_include("linux/dma-map-ops.h")
+#include <linux/dma-map-ops.h>
+#endif
+
+/* A probe is compiled with what is above this line. */
+#ifndef PEERMEM_PROBE
+
+#ifndef PEERMEM_FOUND
+#include <compat-found.h>
+#endif
+
+#ifndef static_assert
+#define static_assert(condition) _Static_assert(condition, #condition)
+#endif
+
+/* Kernels without the flag have no workers of io_uring but kernel threads. */
+#ifndef PF_IO_WORKER
+#define PF_IO_WORKER	0
+#endif
+
+#ifndef VM_ACCESS_FLAGS
+#define VM_ACCESS_FLAGS	(VM_READ | VM_WRITE | VM_EXEC)
+#endif
+
+#ifndef PCI_STD_NUM_BARS
+#define PCI_STD_NUM_BARS	6
+#endif
+
+/* PROBE access_ok: n = access_ok((void __user *)n, n); */
+static inline bool compat_access_ok(unsigned long addr)
+{
+#ifdef PEERMEM_HAS_ACCESS_OK
+	return access_ok((void __user *)addr, 1);
+#else
+	return access_ok(VERIFY_READ, (void __user *)addr, 1);
+#endif
+}
+
+/* PROBE mmap_lock: if (mmap_read_trylock(p)) mmap_read_unlock(p); */
+static inline bool compat_mmap_trylock(struct mm_struct *mm)
+{
+#ifdef PEERMEM_HAS_MMAP_LOCK
+	return mmap_read_trylock(mm);
+#else
+	return down_read_trylock(&mm->mmap_sem);
+#endif
+}
+
+static inline void compat_mmap_unlock(struct mm_struct *mm)
+{
+#ifdef PEERMEM_HAS_MMAP_LOCK
+	mmap_read_unlock(mm);
+#else
+	up_read(&mm->mmap_sem);
+#endif
+}
+
+/* PROBE fsleep: fsleep(n); */
+static inline void compat_sleep(unsigned long microseconds)
+{
+#ifdef PEERMEM_HAS_FSLEEP
+	fsleep(microseconds);
+#else
+	if (microseconds < 20 * USEC_PER_MSEC)
+		usleep_range(microseconds, 2 * microseconds);
+	else
+		msleep(DIV_ROUND_UP(microseconds, USEC_PER_MSEC));
+#endif
+}
+
+/*
+ * Returns true for a page of peer-to-peer DMA memory whose pagemap lies between
+ * @first and @last. The pagemap is pinned meanwhile and no longer: its driver
+ * may remove it at any time, and waits for the pin. nr_range is 0 while the
+ * only range is being added.
+ *
+ * Without FOLL_PCI_P2PDMA processes have no such memory, and dma_map_resource()
+ * of kernels of that age may refuse all memory that has a struct page.
+ */
+/* PROBE pagemap_of_pfn: put_dev_pagemap(get_dev_pagemap(n)); */
+/* PROBE pagemap_of_pfn_after: put_dev_pagemap(get_dev_pagemap(n, NULL)); */
+/* PROBE p2pdma: n = MEMORY_DEVICE_PCI_P2PDMA + FOLL_PCI_P2PDMA; */
+/* PROBE pagemap_ranges: struct dev_pagemap *m = p; m->ranges[m->nr_range].end = n; */
+static inline bool compat_is_p2pdma(unsigned long pfn, u64 first, u64 last)
+{
+#if defined(PEERMEM_HAS_P2PDMA) && defined(PEERMEM_HAS_PAGEMAP_RANGES) && \
+	(defined(PEERMEM_HAS_PAGEMAP_OF_PFN) || defined(PEERMEM_HAS_PAGEMAP_OF_PFN_AFTER))
+#ifdef PEERMEM_HAS_PAGEMAP_OF_PFN
+	struct dev_pagemap *pgmap = get_dev_pagemap(pfn);
+#else
+	struct dev_pagemap *pgmap = get_dev_pagemap(pfn, NULL);
+#endif
+	bool ret;
+	int i = 0;
+
+	if (!pgmap)
+		return false;
+	ret = pgmap->type == MEMORY_DEVICE_PCI_P2PDMA;
+	do {
+		ret = ret && pgmap->ranges[i].start >= first &&
+		      pgmap->ranges[i].end <= last;
+	} while (++i < pgmap->nr_range);
+	put_dev_pagemap(pgmap);
+	return ret;
+#else
+	return false;
+#endif
+}
+
+/*
+ * Maps @len bytes of a BAR for @dev, whether or not they have a struct page.
+ * dma_map_resource() refuses those that have one on 5.10, and on 7.0 if
+ * CONFIG_DMA_API_DEBUG is set, and with them a BAR's peer-to-peer DMA memory.
+ */
+/* PROBE dma_map_phys: dma_map_phys(p, n, n, DMA_BIDIRECTIONAL, DMA_ATTR_MMIO); */
+/* PROBE dma_unmap_phys: dma_unmap_phys(p, n, n, DMA_BIDIRECTIONAL, DMA_ATTR_MMIO); */
+static inline dma_addr_t compat_map_bar(struct device *dev, phys_addr_t addr,
+					size_t len, unsigned long attrs)
+{
+#if defined(PEERMEM_HAS_DMA_MAP_PHYS) && defined(PEERMEM_HAS_DMA_UNMAP_PHYS)
+	return dma_map_phys(dev, addr, len, DMA_BIDIRECTIONAL,
+			    DMA_ATTR_MMIO | attrs);
+#else
+	return dma_map_resource(dev, addr, len, DMA_BIDIRECTIONAL, attrs);
+#endif
+}
+
+static inline void compat_unmap_bar(struct device *dev, dma_addr_t dma,
+				    size_t len, unsigned long attrs)
+{
+#if defined(PEERMEM_HAS_DMA_MAP_PHYS) && defined(PEERMEM_HAS_DMA_UNMAP_PHYS)
+	dma_unmap_phys(dev, dma, len, DMA_BIDIRECTIONAL, DMA_ATTR_MMIO | attrs);
+#else
+	dma_unmap_resource(dev, dma, len, DMA_BIDIRECTIONAL, attrs);
+#endif
+}
+
+/* Returns true if DMA addresses of @dev are physical ones moved by an offset. */
+/* PROBE dma_range_map: ((struct device *)p)->dma_range_map = NULL; */
+static inline bool compat_has_dma_offset(struct device *dev)
+{
+#ifdef PEERMEM_HAS_DMA_RANGE_MAP
+	return dev->dma_range_map;
+#else
+	return dev->dma_pfn_offset;
+#endif
+}
+
+/*
+ * Ranges of an IOMMU's addresses. A kernel without these functions has none to
+ * allocate, and the module maps each range of memory by itself.
+ */
+struct dma_iova_state;
+/* PROBE iova_alloc: dma_iova_try_alloc(p, p, 0, n); dma_iova_free(p, p); */
+/* PROBE iova_link: dma_iova_link(p, p, n, n, n, DMA_BIDIRECTIONAL, DMA_ATTR_MMIO); */
+/* PROBE iova_sync: dma_iova_sync(p, p, n, n); */
+/* PROBE iova_unlink: dma_iova_unlink(p, p, n, n, DMA_BIDIRECTIONAL, DMA_ATTR_MMIO); */
+#if defined(PEERMEM_HAS_IOVA_ALLOC) && defined(PEERMEM_HAS_IOVA_LINK) && \
+	defined(PEERMEM_HAS_IOVA_SYNC) && defined(PEERMEM_HAS_IOVA_UNLINK)
+static inline bool compat_iova_alloc(struct device *dev,
+				     struct dma_iova_state *state, size_t size)
+{
+	return dma_iova_try_alloc(dev, state, 0, size);
+}
+
+static inline int compat_iova_link(struct device *dev,
+				   struct dma_iova_state *state,
+				   phys_addr_t addr, size_t offset, size_t len)
+{
+	return dma_iova_link(dev, state, addr, offset, len, DMA_BIDIRECTIONAL,
+			     DMA_ATTR_MMIO);
+}
+
+static inline int compat_iova_sync(struct device *dev,
+				   struct dma_iova_state *state, size_t offset,
+				   size_t len)
+{
+	return dma_iova_sync(dev, state, offset, len);
+}
+
+static inline void compat_iova_unlink(struct device *dev,
+				      struct dma_iova_state *state,
+				      size_t offset, size_t len)
+{
+	dma_iova_unlink(dev, state, offset, len, DMA_BIDIRECTIONAL,
+			DMA_ATTR_MMIO);
+}
+
+static inline void compat_iova_free(struct device *dev,
+				    struct dma_iova_state *state)
+{
+	dma_iova_free(dev, state);
+}
+#else
+static inline bool compat_iova_alloc(struct device *dev,
+				     struct dma_iova_state *state, size_t size)
+{
+	return false;
+}
+
+static inline int compat_iova_link(struct device *dev,
+				   struct dma_iova_state *state,
+				   phys_addr_t addr, size_t offset, size_t len)
+{
+	return -EOPNOTSUPP;
+}
+
+static inline int compat_iova_sync(struct device *dev,
+				   struct dma_iova_state *state, size_t offset,
+				   size_t len)
+{
+	return -EOPNOTSUPP;
+}
+
+static inline void compat_iova_unlink(struct device *dev,
+				      struct dma_iova_state *state,
+				      size_t offset, size_t len)
+{
+}
+
+static inline void compat_iova_free(struct device *dev,
+				    struct dma_iova_state *state)
+{
+}
+#endif
+
+#endif /* PEERMEM_PROBE */
+#endif /* PEERMEM_COMPAT_H */
