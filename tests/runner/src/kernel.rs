@@ -338,6 +338,8 @@ pub(crate) struct Kernel {
     pub(crate) is_stock: bool,
     /// The build tree has what Rust modules are compiled against.
     pub(crate) has_rust: bool,
+    /// The kernel compares versions of the symbols that modules use (`CONFIG_MODVERSIONS`).
+    pub(crate) has_symbol_versions: bool,
     /// Its makefiles can put a module's products elsewhere than beside the source (Linux 6.13).
     pub(crate) separates_output: bool,
     /// Where the key lies whose signatures it takes.
@@ -505,6 +507,7 @@ pub(crate) fn by_path(paths: &Paths, path: &Path) -> Result<Kernel> {
         detectors: false,
         is_stock: false,
         has_rust: has_rust(&build),
+        has_symbol_versions: is_set(&build, "MODVERSIONS"),
         separates_output: separates_output(&build),
         build,
         signing: None,
@@ -586,6 +589,7 @@ pub(crate) fn ensure(
         image: tree.image(),
         release: release_of(&build)?,
         has_rust: has_rust(&build),
+        has_symbol_versions: is_set(&build, "MODVERSIONS"),
         separates_output: separates_output(&build),
         build,
         modules: tree.at("modules"),

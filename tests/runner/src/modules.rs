@@ -21,7 +21,9 @@ use crate::progress::Stage;
 use crate::setup::Lock;
 use crate::stamp;
 use crate::stamp::Key;
+use crate::toolchain::tool;
 use crate::toolchain::Toolchain;
+use crate::vm::Provider;
 
 /// A module's name as the kernel has it.
 pub(crate) fn name_of(file: &Path) -> String {
@@ -238,6 +240,7 @@ pub(crate) struct Builder<'a> {
     /// Takes a product that is there for what it is.
     frozen: bool,
     build: Build,
+    provider: Provider,
 }
 
 impl<'a> Builder<'a> {
@@ -256,7 +259,13 @@ impl<'a> Builder<'a> {
                 true => Build::InTree,
                 false => Build::Portable,
             },
+            provider: Provider::Nvidia,
         }
+    }
+
+    /// Builds modules for a machine whose nvidia.ko is this one.
+    pub(crate) fn beside(self, provider: Provider) -> Self {
+        Self { provider, ..self }
     }
 
     /// Builds our module the wanted way, if one is wanted.
@@ -338,9 +347,10 @@ impl<'a> Builder<'a> {
     pub(crate) fn bench(&self) -> Result<PathBuf> {
         let source = self.repo("tests/bench");
         let symbols = self.gpu_symbols()?;
+        let name = self.beside_neighbour("bench");
         self.make(&Recipe {
             patches: &[],
-            name: "bench",
+            name: &name,
             product: "test_bench.ko",
             inputs: vec![
                 source.clone(),
@@ -388,8 +398,9 @@ impl<'a> Builder<'a> {
     /// The module of this repository.
     pub(crate) fn ours(&self) -> Result<PathBuf> {
         let mut recipe = self.our_recipe();
+        let name = self.beside_neighbour("ours-portable");
         if self.build == Build::Portable {
-            recipe.name = "ours-portable";
+            recipe.name = &name;
             self.link(&mut recipe)?;
         }
         self.make(&recipe)
@@ -399,6 +410,14 @@ impl<'a> Builder<'a> {
     fn link(&self, recipe: &mut Recipe<'_>) -> Result<()> {
         let object = self.object()?;
         recipe.inputs.push(object.clone());
+        if self.kernel.has_symbol_versions {
+            let symbols = self.gpu_symbols()?;
+            recipe
+                .variables
+                .push(format!("NV_SYMVERS={}", symbols.display()));
+            recipe.inputs.push(symbols);
+        }
+        // The last value of a variable counts.
         recipe.variables.extend([
             "PEERMEM_BUILD=portable".to_owned(),
             format!("PEERMEM_OBJECT={}", object.display()),
@@ -409,12 +428,6 @@ impl<'a> Builder<'a> {
     /// The object of the Rust code that serves all kernels of these processors.
     fn object(&self) -> Result<PathBuf> {
         let script = self.repo("portable/object.sh");
-        if !script.is_file() {
-            bail!(
-                "this checkout has no {}, which makes the object for kernels without Rust",
-                script.display()
-            );
-        }
         let arch = match self.kernel.arch {
             Arch::X86_64 => "x86_64",
             Arch::Arm64 => "aarch64",
@@ -438,7 +451,9 @@ impl<'a> Builder<'a> {
         let new = products.join(arch).join("new.o");
         let mut stage = Stage::begin(format!("module nvidia_peermem.o ({arch}): compiling"));
         stage.run(
-            self.toolchain.object(&script).arg(arch).arg(&new),
+            tool(&script.to_string_lossy())
+                .args([arch.as_ref(), new.as_os_str()])
+                .env("RUSTC", "/usr/bin/rustc"),
             &self.paths.cache.join("logs/modules.txt"),
             "lines",
             |_| true,
@@ -451,6 +466,9 @@ impl<'a> Builder<'a> {
 
     /// The same with patches applied, the last of which gives it its name.
     pub(crate) fn patched(&self, patches: &[PathBuf]) -> Result<PathBuf> {
+        if self.build == Build::Portable {
+            bail!("patches to our module are tried with --build in-tree only");
+        }
         let name = patches.last().and_then(|patch| patch.file_stem());
         let name = name.context("no patch")?.to_string_lossy();
         let name = format!("mutant-{name}");
@@ -523,8 +541,9 @@ impl<'a> Builder<'a> {
             self.other_client()?,
         ];
         files.extend(self.drivers()?.into_iter().map(|(_, file)| file));
+        files.push(self.ours()?);
         if self.build == Build::InTree {
-            files.extend([self.ours()?, self.kunit()?]);
+            files.push(self.kunit()?);
         }
         if self.kernel.detectors {
             files.push(self.injected()?);
@@ -587,6 +606,7 @@ impl<'a> Builder<'a> {
                 // driver's the build makes do, as beside a driver that DKMS has built.
                 "NV_P2P_INCLUDE=".to_owned(),
                 "PEER_MEM_INCLUDE=".to_owned(),
+                "PEERMEM_BUILD=in-tree".to_owned(),
             ],
             patches: &[],
         }
@@ -615,7 +635,8 @@ impl<'a> Builder<'a> {
     pub(crate) fn control(&self) -> Result<PathBuf> {
         let (files, version) = control_source(self.paths)?;
         let symbols = self.gpu_symbols()?;
-        let source = self.kernel.products.join("nvidia.source");
+        let name = self.beside_neighbour("nvidia");
+        let source = self.kernel.products.join(format!("{name}.source"));
         let mut inputs = vec![symbols.clone()];
         let own = stamp::files(&self.repo("tests/control"))?;
         for file in own.iter().chain(&files) {
@@ -625,7 +646,7 @@ impl<'a> Builder<'a> {
             inputs.push(target);
         }
         self.make(&Recipe {
-            name: "nvidia",
+            name: &name,
             product: "nvidia-peermem.ko",
             inputs,
             source,
@@ -641,9 +662,29 @@ impl<'a> Builder<'a> {
         self.paths.repo.join(path)
     }
 
+    /// The nvidia.ko that modules are linked with. Only a kernel with versions of symbols tells one from another.
+    fn neighbour(&self) -> Provider {
+        match self.kernel.has_symbol_versions {
+            true => self.provider,
+            false => Provider::Ours,
+        }
+    }
+
+    /// The name of a module's products, which is another beside another nvidia.ko.
+    fn beside_neighbour(&self, name: &str) -> String {
+        match self.neighbour() {
+            Provider::Ours => name.to_owned(),
+            other => format!("{name}-on-{}", other.name()),
+        }
+    }
+
     fn gpu_symbols(&self) -> Result<PathBuf> {
-        self.gpu()?;
-        let output = self.kernel.products.join("gpu.build");
+        let name = match self.neighbour() {
+            Provider::Ours => self.gpu().map(|_| "gpu.build"),
+            Provider::Nvidia => self.gpu_with_upper().map(|_| "gpu-nvidia.build"),
+            Provider::Nvidia555 => self.gpu_with_upper_555().map(|_| "gpu-nvidia-555.build"),
+        };
+        let output = self.kernel.products.join(name?);
         Ok(match self.kernel.separates_output {
             true => output.join("Module.symvers"),
             false => output.join("tests/gpu/Module.symvers"),

@@ -275,7 +275,9 @@ pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
     }
     let root = foreign::root(paths, kernel.arch)?;
     let _lock = Lock::take(paths, "modules")?;
-    let builder = Builder::new(paths, &toolchain, &kernel, options.frozen).with(options.build)?;
+    let builder = Builder::new(paths, &toolchain, &kernel, options.frozen)
+        .with(options.build)?
+        .beside(options.provider);
     let mut index = Index::default();
     for file in options.peermem_ko.iter().chain(&options.gpu_ko) {
         let file = fs::canonicalize(file).with_context(|| file.display().to_string())?;

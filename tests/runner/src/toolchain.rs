@@ -19,9 +19,6 @@ use crate::progress::output;
 use crate::progress::Stage;
 use crate::vm::quoted;
 
-/// Source of the library that comes with the distribution's compiler (package rust-src).
-const RUST_LIBRARY: &str = "/usr/lib/rustlib/src/rust/library";
-
 /// Suites whose bindgen the kernel takes, where the machine's own is older. Its package wants the C library of its release:
 /// the program is started by that library's own loader, and neither is installed.
 const BINDGEN_SUITES: &[&str] = &["forky", "sid"];
@@ -77,17 +74,6 @@ impl Toolchain {
             .env("KBUILD_BUILD_USER", "runner")
             .env("KBUILD_BUILD_HOST", "runner")
             .env("KBUILD_BUILD_TIMESTAMP", "2026-01-01");
-        command
-    }
-
-    /// A script that compiles Rust with the distribution's compiler and its library's source.
-    pub(crate) fn object(&self, script: &Path) -> Command {
-        let mut command = tool(&script.to_string_lossy());
-        command
-            .env("RUSTC", "/usr/bin/rustc")
-            .env("RUST_LIB_SRC", RUST_LIBRARY)
-            .env("BINDGEN", &self.bindgen)
-            .env("LIBCLANG_PATH", &self.libclang);
         command
     }
 
