@@ -127,7 +127,7 @@ const BUILT: Flavour = Flavour {
 const STOCK: Flavour = Flavour {
     make: STOCK_MAKE,
     origin: Origin::Stock,
-    smoke: &[Smoke::Nvidia],
+    smoke: &[Smoke::Nvidia, Smoke::Revocable],
     again: Again::Listed(ON_STOCK),
     seconds: 180.0,
     mib: 700,
@@ -233,7 +233,10 @@ const FLAVOURS: &[Flavour] = &[
         name: "5.10",
         package: "linux-source-5.10",
         suites: &["bullseye"],
+        // Without peer memory: it boots with --peermem none.
         patches: &[],
+        smoke: &[],
+        again: Again::Nothing,
         only_in_full: true,
         ..STOCK
     },

@@ -509,7 +509,7 @@ const SUITE: &[Run] = &[
         name: "the runner's own tests",
         place: Place::Cargo(&["test", "-p", "runner"]),
         format: Format::Cargo,
-        src: Some(&["src/compat.rs"]),
+        src: Some(&["src/compat.h"]),
         ..BASE
     },
     Run {
@@ -1589,10 +1589,12 @@ pub(crate) const ON_ARM64: &[&str] = &[
 
 /// Runs on Debian's stock kernels: what the kernel's own ib_core, rxe and mapping of DMA have a part in.
 pub(crate) const ON_STOCK: &[&str] = &[
+    "verbs: ours",
+    "verbs: ours, revocable",
+    "verbs: ours, behind a translating IOMMU",
     "verbs: NVIDIA's, persistent client",
     "verbs: NVIDIA's, callback client",
-    "perftest: NVIDIA's",
-    "perftest: no peer-memory module",
+    "perftest: ours",
 ];
 
 /// Machines of the suite that `make test-all` repeats on a kernel.
