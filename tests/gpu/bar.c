@@ -26,7 +26,7 @@ static ulong bar1_reserve_mib = 36;
 module_param(bar1_reserve_mib, ulong, 0644);
 MODULE_PARM_DESC(bar1_reserve_mib, "MiB of each BAR that cannot be pinned");
 
-static ullong table_phys;
+static unsigned long long table_phys;
 module_param(table_phys, ullong, 0644);
 MODULE_PARM_DESC(table_phys, "where revocable page tables say that their memory begins, if not 0");
 

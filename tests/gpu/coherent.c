@@ -25,7 +25,7 @@
 
 #include "nvidia.h"
 
-static ullong coherent_start;
+static unsigned long long coherent_start;
 module_param(coherent_start, ullong, 0444);
 MODULE_PARM_DESC(coherent_start, "where reserved RAM begins that is memory of coherent GPUs");
 

@@ -144,7 +144,7 @@ void event(const char *op, int ret, const char *fmt, ...)
 	e->tid = current->pid;
 	e->op = op;
 	e->ret = ret;
-	strscpy(e->detail, detail);
+	strscpy(e->detail, detail, sizeof(e->detail));
 	spin_unlock(&events_lock);
 }
 

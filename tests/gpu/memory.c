@@ -465,9 +465,9 @@ static unsigned long memory_get_unmapped_area(struct file *file,
 
 	if (len > TASK_SIZE - 2 * STANDIN_GRANULE)
 		return -ENOMEM;
-	addr = mm_get_unmapped_area(file, round_up(addr, STANDIN_GRANULE),
-				    round_up(len, STANDIN_GRANULE) + STANDIN_GRANULE,
-				    0, flags);
+	addr = test_get_unmapped_area(file, round_up(addr, STANDIN_GRANULE),
+				      round_up(len, STANDIN_GRANULE) + STANDIN_GRANULE,
+				      0, flags);
 	if (IS_ERR_VALUE(addr))
 		return addr;
 	return round_up(addr, STANDIN_GRANULE);
@@ -532,7 +532,7 @@ static long memory_ioctl_info(struct gpu *gpu, void __user *argp)
 	out.bar_start = gpu->bar_start;
 	out.bar_length = gpu->bar_end - gpu->bar_start + 1;
 	memcpy(out.uuid, gpu->uuid, sizeof(out.uuid));
-	strscpy(out.pci, gpu->pci);
+	strscpy(out.pci, gpu->pci, sizeof(out.pci));
 
 	mutex_lock(&mem_lock);
 	out.bar_pinned = gpu->pinned * STANDIN_PAGE_SIZE;

@@ -30,6 +30,7 @@
 #include <linux/pci.h>
 #include <linux/rbtree.h>
 #include <linux/rwsem.h>
+#include <linux/test_compat.h>
 #include <linux/types.h>
 #include <linux/wait.h>
 #include <linux/workqueue.h>

@@ -14,7 +14,6 @@
 #include <linux/proc_fs.h>
 #include <linux/slab.h>
 #include <linux/string.h>
-#include <linux/unaligned.h>
 
 #include "nvidia.h"
 
@@ -105,9 +104,10 @@ static char *devnode(const struct device *dev, umode_t *mode)
 	return NULL;
 }
 
-static const struct class gpu_class = {
+/* Kernels before 6.4 write to it, and before 6.2 devnode() gets no const. */
+static struct class gpu_class = {
 	.name		= "nvidia",
-	.devnode	= devnode,
+	.devnode	= (void *)devnode,
 };
 
 static void gpu_release(struct device *dev)
@@ -278,7 +278,7 @@ static int probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	gpu->pdev = pdev;
 	gpu->bar_start = pci_resource_start(pdev, BAR);
 	gpu->bar_end = pci_resource_end(pdev, BAR);
-	strscpy(gpu->pci, pci_name(pdev));
+	strscpy(gpu->pci, pci_name(pdev), sizeof(gpu->pci));
 	make_uuid(gpu);
 	init_waitqueue_head(&gpu->idle);
 

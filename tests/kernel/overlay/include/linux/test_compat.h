@@ -12,12 +12,19 @@
 
 #include <linux/debugfs.h>
 #include <linux/fs.h>
+#include <linux/memremap.h>
 #include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/sched/mm.h>
 #include <linux/seq_file.h>
 #include <linux/slab.h>
 #include <linux/version.h>
+
+#if KERNEL_VERSION(6, 12, 0) <= LINUX_VERSION_CODE
+#include <linux/unaligned.h>
+#else
+#include <asm/unaligned.h>
+#endif
 
 #ifndef kzalloc_obj
 #define kzalloc_obj(obj)	kzalloc(sizeof(obj), GFP_KERNEL)
@@ -49,7 +56,7 @@ static const struct file_operations _name##_fops = {			\
 }
 #endif
 
-#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 3, 0)
+#if KERNEL_VERSION(6, 3, 0) > LINUX_VERSION_CODE
 static inline void vm_flags_set(struct vm_area_struct *vma, unsigned long flags)
 {
 	vma->vm_flags |= flags;
@@ -62,7 +69,7 @@ static inline void vm_flags_clear(struct vm_area_struct *vma,
 }
 #endif
 
-#if LINUX_VERSION_CODE < KERNEL_VERSION(5, 14, 0)
+#if KERNEL_VERSION(5, 14, 0) > LINUX_VERSION_CODE
 static inline struct vm_area_struct *vma_lookup(struct mm_struct *mm,
 						unsigned long addr)
 {
@@ -72,10 +79,36 @@ static inline struct vm_area_struct *vma_lookup(struct mm_struct *mm,
 }
 #endif
 
+#if KERNEL_VERSION(6, 0, 0) > LINUX_VERSION_CODE
+#define MEMORY_DEVICE_COHERENT	(MEMORY_DEVICE_PCI_P2PDMA + 1)
+#endif
+
+#if KERNEL_VERSION(6, 15, 0) > LINUX_VERSION_CODE
+static inline struct dev_pagemap *page_pgmap(const struct page *page)
+{
+	return page->pgmap;
+}
+#endif
+
+/* Finds room of @len bytes in the address space of the calling process. */
+static inline unsigned long
+test_get_unmapped_area(struct file *file, unsigned long addr,
+		       unsigned long len, unsigned long pgoff,
+		       unsigned long flags)
+{
+#if KERNEL_VERSION(6, 19, 0) <= LINUX_VERSION_CODE
+	return mm_get_unmapped_area(file, addr, len, pgoff, flags);
+#elif KERNEL_VERSION(6, 10, 0) <= LINUX_VERSION_CODE
+	return mm_get_unmapped_area(current->mm, file, addr, len, pgoff, flags);
+#else
+	return current->mm->get_unmapped_area(file, addr, len, pgoff, flags);
+#endif
+}
+
 /* Gives the file or directory @dentry another name in its directory. */
 static inline void test_debugfs_rename(struct dentry *dentry, const char *name)
 {
-#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 15, 0)
+#if KERNEL_VERSION(6, 15, 0) <= LINUX_VERSION_CODE
 	debugfs_change_name(dentry, "%s", name);
 #else
 	if (!IS_ERR_OR_NULL(dentry))

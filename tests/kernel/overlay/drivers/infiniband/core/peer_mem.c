@@ -226,7 +226,7 @@ static unsigned int peers_kobj_users;
 
 static struct dentry *peer_debugfs;
 
-#if LINUX_VERSION_CODE >= KERNEL_VERSION(5, 15, 0)
+#if KERNEL_VERSION(5, 15, 0) <= LINUX_VERSION_CODE
 static struct sg_table *peer_table(struct ib_umem_peer *peer)
 {
 	return &peer->umem.sgt_append.sgt;
@@ -444,7 +444,7 @@ void *ib_register_peer_memory_client(const struct peer_memory_client *peer_clien
 		return NULL;
 
 	/* Kernels before 6.1 do not take a type that is const. */
-	kobject_init(&client->kobj, (struct kobj_type *)&peer_client_type);
+	kobject_init(&client->kobj, (void *)&peer_client_type);
 	client->ops = peer_client;
 	refcount_set(&client->usecnt, 1);
 	init_completion(&client->unused);

@@ -19,7 +19,9 @@
  * through, it faults instead of reaching what has become somebody else's
  * memory. A reader sleeps at most for the time that unmapping takes. All of
  * rxe's data path runs from a work queue, where that is allowed; regions on
- * demand take a mutex at the same places.
+ * demand take a mutex at the same places. Before Linux 6.4 the data path runs
+ * from tasklets (RXE_PEER_TASKLET). There an rwlock keeps the flag as it is
+ * during an access, and the runs are unmapped after the last access has ended.
  *
  * As HCAs do, this one has its firmware take a region away, and waits for the
  * answer: another thread does it. That may fail. The region then stays as it
@@ -184,6 +186,7 @@ struct rxe_peer_run {
  * @nents: entries of the client's scatter list
  * @inval: the umem was asked for with IB_PEER_MEM_INVAL_SUPP
  * @lock: held for reading while bytes are moved, for writing to revoke
+ * @users: held for reading in the place of @lock where tasklets move bytes
  * @revoked: the runs are gone for good
  * @head: offset of the region's first byte in the first run
  * @size: length of all runs
@@ -198,6 +201,9 @@ struct rxe_peer {
 	unsigned int		nents;
 	bool			inval;
 	struct rw_semaphore	lock;
+#ifdef RXE_PEER_TASKLET
+	rwlock_t		users;	/* keeps revoked as it is */
+#endif
 	bool			revoked;
 	unsigned int		head;
 	u64			size;
@@ -206,12 +212,48 @@ struct rxe_peer {
 	struct rxe_peer_run	*runs;
 };
 
+#ifdef RXE_PEER_TASKLET
+static void rxe_peer_lock(struct rxe_peer *peer)
+{
+	read_lock_bh(&peer->users);
+}
+
+static void rxe_peer_unlock(struct rxe_peer *peer)
+{
+	read_unlock_bh(&peer->users);
+}
+
+/* Caller holds @peer->lock for writing. No access is in flight on return. */
+static void rxe_peer_close(struct rxe_peer *peer)
+{
+	write_lock_bh(&peer->users);
+	WRITE_ONCE(peer->revoked, true);
+	write_unlock_bh(&peer->users);
+}
+#else
+static void rxe_peer_lock(struct rxe_peer *peer)
+{
+	down_read(&peer->lock);
+}
+
+static void rxe_peer_unlock(struct rxe_peer *peer)
+{
+	up_read(&peer->lock);
+}
+
+/* Caller holds @peer->lock for writing. */
+static void rxe_peer_close(struct rxe_peer *peer)
+{
+	WRITE_ONCE(peer->revoked, true);
+}
+#endif
+
 static struct dentry *rxe_peer_root;
 static struct platform_device *rxe_peer_nonpci;
 
 static struct sg_table *rxe_peer_table(struct ib_umem *umem)
 {
-#if LINUX_VERSION_CODE >= KERNEL_VERSION(5, 15, 0)
+#if KERNEL_VERSION(5, 15, 0) <= LINUX_VERSION_CODE
 	return &umem->sgt_append.sgt;
 #else
 	return &umem->sg_head;
@@ -486,7 +528,7 @@ static void rxe_peer_take_away(struct work_struct *work)
 		} else {
 			/* Accesses that have looked it up see @revoked. */
 			WRITE_ONCE(peer->mr->state, RXE_MR_STATE_INVALID);
-			WRITE_ONCE(peer->revoked, true);
+			rxe_peer_close(peer);
 			rxe_peer_unmap(peer, peer->nruns);
 		}
 	}
@@ -549,6 +591,9 @@ static struct rxe_peer *rxe_peer_create(struct rxe_mr *mr, struct ib_umem *umem,
 		return ERR_PTR(-ENOMEM);
 
 	init_rwsem(&peer->lock);
+#ifdef RXE_PEER_TASKLET
+	rwlock_init(&peer->users);
+#endif
 	INIT_LIST_HEAD(&peer->list);
 	peer->mr = mr;
 	peer->dma_dev = dma_dev;
@@ -658,10 +703,12 @@ int rxe_peer_dereg(struct rxe_mr *mr)
 }
 
 /**
- * rxe_peer_mr_cleanup - end of a region; nothing for one over host memory
- * @mr: the region, which nobody can look up any more, after rxe_peer_dereg()
+ * rxe_peer_mr_end - give the memory of a region back, if it is a peer's
+ * @mr: the region, after rxe_peer_dereg()
+ *
+ * Accesses that have looked the region up before still find it revoked.
  */
-void rxe_peer_mr_cleanup(struct rxe_mr *mr)
+void rxe_peer_mr_end(struct rxe_mr *mr)
 {
 	struct rxe_dev *rxe = to_rdev(mr->ibmr.device);
 	struct rxe_peer *peer = mr->peer;
@@ -681,8 +728,31 @@ void rxe_peer_mr_cleanup(struct rxe_mr *mr)
 	mr->umem = NULL;
 
 	put_device(peer->dma_dev);
+}
+
+/**
+ * rxe_peer_mr_free - forget a region; nothing for one over host memory
+ * @mr: the region, which nobody can look up any more, after rxe_peer_mr_end()
+ */
+void rxe_peer_mr_free(struct rxe_mr *mr)
+{
+	struct rxe_peer *peer = mr->peer;
+
+	if (!peer)
+		return;
+
 	mr->peer = NULL;
 	rxe_peer_free(peer);
+}
+
+/**
+ * rxe_peer_mr_cleanup - end of a region; nothing for one over host memory
+ * @mr: the region, which nobody can look up any more, after rxe_peer_dereg()
+ */
+void rxe_peer_mr_cleanup(struct rxe_mr *mr)
+{
+	rxe_peer_mr_end(mr);
+	rxe_peer_mr_free(mr);
 }
 
 /**
@@ -723,9 +793,9 @@ static int rxe_peer_begin(struct rxe_mr *mr, u64 iova, u64 length, u64 *offset)
 	if (unlikely(length > peer->size || *offset > peer->size - length))
 		return -EFAULT;
 
-	down_read(&peer->lock);
+	rxe_peer_lock(peer);
 	if (unlikely(peer->revoked)) {
-		up_read(&peer->lock);
+		rxe_peer_unlock(peer);
 		rxe_dbg_mr(mr, "region was revoked\n");
 		return -EKEYREVOKED;
 	}
@@ -735,7 +805,7 @@ static int rxe_peer_begin(struct rxe_mr *mr, u64 iova, u64 length, u64 *offset)
 
 static void rxe_peer_end(struct rxe_mr *mr)
 {
-	up_read(&mr->peer->lock);
+	rxe_peer_unlock(mr->peer);
 }
 
 /* Where @offset is mapped; *@length is cut to the end of its run. */
@@ -800,33 +870,35 @@ int rxe_peer_copy(struct rxe_mr *mr, u64 iova, void *addr, unsigned int length,
 	return 0;
 }
 
-/* As rxe_peer_begin() for the 8 bytes of an atomic operation. */
-static enum resp_states rxe_peer_begin_atomic(struct rxe_mr *mr, u64 iova,
-					      u64 __iomem **va)
+/*
+ * As rxe_peer_begin() for the 8 bytes of an atomic operation. -EINVAL if they
+ * are not aligned.
+ */
+static int rxe_peer_begin_atomic(struct rxe_mr *mr, u64 iova, u64 __iomem **va)
 {
 	u64 offset, bytes = sizeof(u64);
 
 	if (mr_check_range(mr, iova, sizeof(u64))) {
 		rxe_dbg_mr(mr, "iova out of range\n");
-		return RESPST_ERR_RKEY_VIOLATION;
+		return -EFAULT;
 	}
 
 	if (rxe_peer_begin(mr, iova, sizeof(u64), &offset))
-		return RESPST_ERR_RKEY_VIOLATION;
+		return -EFAULT;
 
 	if (unlikely(offset & 7)) {
 		rxe_peer_end(mr);
 		rxe_dbg_mr(mr, "iova not aligned\n");
-		return RESPST_ERR_MISALIGNED_ATOMIC;
+		return -EINVAL;
 	}
 
 	/* Runs are whole pages, so an aligned word lies in one. */
 	*va = rxe_peer_at(mr->peer, offset, &bytes);
-	return RESPST_NONE;
+	return 0;
 }
 
 /**
- * rxe_peer_atomic_op - FETCH & ADD, COMPARE & SWAP
+ * rxe_peer_atomic - FETCH & ADD, COMPARE & SWAP
  * @mr: the region
  * @iova: address in the region
  * @opcode: IB_OPCODE_RC_COMPARE_SWAP or IB_OPCODE_RC_FETCH_ADD
@@ -836,18 +908,18 @@ static enum resp_states rxe_peer_begin_atomic(struct rxe_mr *mr, u64 iova,
  *
  * Atomic against the others of rxe, as for host memory.
  *
- * Return: RESPST_NONE, or the error state.
+ * Return: 0, -EINVAL if @iova is not aligned, or -EFAULT.
  */
-enum resp_states rxe_peer_atomic_op(struct rxe_mr *mr, u64 iova, int opcode,
-				    u64 compare, u64 swap_add, u64 *orig_val)
+int rxe_peer_atomic(struct rxe_mr *mr, u64 iova, int opcode, u64 compare,
+		    u64 swap_add, u64 *orig_val)
 {
-	enum resp_states state;
 	u64 __iomem *va;
 	u64 value;
+	int err;
 
-	state = rxe_peer_begin_atomic(mr, iova, &va);
-	if (state != RESPST_NONE)
-		return state;
+	err = rxe_peer_begin_atomic(mr, iova, &va);
+	if (err)
+		return err;
 
 	spin_lock_bh(&atomic_ops_lock);
 	value = __raw_readq(va);
@@ -863,7 +935,35 @@ enum resp_states rxe_peer_atomic_op(struct rxe_mr *mr, u64 iova, int opcode,
 	spin_unlock_bh(&atomic_ops_lock);
 
 	rxe_peer_end(mr);
-	return RESPST_NONE;
+	return 0;
+}
+
+/* Where tasklets move bytes, rxe_resp.c keeps its states to itself. */
+#ifndef RXE_PEER_TASKLET
+static enum resp_states rxe_peer_state(int err)
+{
+	if (!err)
+		return RESPST_NONE;
+	return err == -EINVAL ? RESPST_ERR_MISALIGNED_ATOMIC :
+		RESPST_ERR_RKEY_VIOLATION;
+}
+
+/**
+ * rxe_peer_atomic_op - rxe_peer_atomic() as a state of the responder
+ * @mr: the region
+ * @iova: address in the region
+ * @opcode: IB_OPCODE_RC_COMPARE_SWAP or IB_OPCODE_RC_FETCH_ADD
+ * @compare: to compare with
+ * @swap_add: to swap in or to add
+ * @orig_val: what was there
+ *
+ * Return: RESPST_NONE, or the error state.
+ */
+enum resp_states rxe_peer_atomic_op(struct rxe_mr *mr, u64 iova, int opcode,
+				    u64 compare, u64 swap_add, u64 *orig_val)
+{
+	return rxe_peer_state(rxe_peer_atomic(mr, iova, opcode, compare,
+					      swap_add, orig_val));
 }
 
 /**
@@ -876,12 +976,12 @@ enum resp_states rxe_peer_atomic_op(struct rxe_mr *mr, u64 iova, int opcode,
  */
 enum resp_states rxe_peer_atomic_write(struct rxe_mr *mr, u64 iova, u64 value)
 {
-	enum resp_states state;
 	u64 __iomem *va;
+	int err;
 
-	state = rxe_peer_begin_atomic(mr, iova, &va);
-	if (state != RESPST_NONE)
-		return state;
+	err = rxe_peer_begin_atomic(mr, iova, &va);
+	if (err)
+		return rxe_peer_state(err);
 
 	/* After all that came before it. */
 	wmb();
@@ -892,6 +992,7 @@ enum resp_states rxe_peer_atomic_write(struct rxe_mr *mr, u64 iova, u64 value)
 	rxe_peer_end(mr);
 	return RESPST_NONE;
 }
+#endif
 
 static int rxe_peer_mrs_show(struct seq_file *m, void *unused)
 {
@@ -901,7 +1002,7 @@ static int rxe_peer_mrs_show(struct seq_file *m, void *unused)
 	mutex_lock(&dev->lock);
 	list_for_each_entry(peer, &dev->regions, list)
 		seq_printf(m, "lkey=%#x addr=%#lx len=%zu nents=%u runs=%zu state=%s\n",
-			   peer->mr->lkey, peer->mr->umem->address,
+			   peer->mr->ibmr.lkey, peer->mr->umem->address,
 			   peer->mr->umem->length, peer->nents, peer->nruns,
 			   READ_ONCE(peer->revoked) ? "revoked" : "valid");
 	mutex_unlock(&dev->lock);

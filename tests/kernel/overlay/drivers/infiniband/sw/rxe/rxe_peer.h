@@ -19,11 +19,15 @@ void rxe_peer_dev_remove(struct rxe_dev *rxe);
 struct ib_umem *rxe_peer_umem_get(struct rxe_dev *rxe, struct rxe_mr *mr,
 				  u64 start, u64 length, int access);
 int rxe_peer_dereg(struct rxe_mr *mr);
+void rxe_peer_mr_end(struct rxe_mr *mr);
+void rxe_peer_mr_free(struct rxe_mr *mr);
 void rxe_peer_mr_cleanup(struct rxe_mr *mr);
 int rxe_peer_check_rereg(struct rxe_mr *mr, int flags, int access);
 
 int rxe_peer_copy(struct rxe_mr *mr, u64 iova, void *addr, unsigned int length,
 		  enum rxe_mr_copy_dir dir);
+int rxe_peer_atomic(struct rxe_mr *mr, u64 iova, int opcode, u64 compare,
+		    u64 swap_add, u64 *orig_val);
 enum resp_states rxe_peer_atomic_op(struct rxe_mr *mr, u64 iova, int opcode,
 				    u64 compare, u64 swap_add, u64 *orig_val);
 enum resp_states rxe_peer_atomic_write(struct rxe_mr *mr, u64 iova, u64 value);
