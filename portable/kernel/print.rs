@@ -62,7 +62,12 @@ impl Write for Line {
             };
             let end = self.used.saturating_add(bytes.len());
             match self.text.get_mut(self.used..end) {
-                Some(room) if !self.is_cut => room.copy_from_slice(bytes.as_bytes()),
+                // Not `copy_from_slice()`, which can panic.
+                Some(room) if !self.is_cut => {
+                    for (to, from) in room.iter_mut().zip(bytes.bytes()) {
+                        *to = from;
+                    }
+                }
                 _ => {
                     self.cut();
                     return Err(fmt::Error);
