@@ -226,7 +226,7 @@ const FLAVOURS: &[Flavour] = &[
         name: "6.1",
         package: "linux-source-6.1",
         suites: &["bookworm"],
-        patches: &[],
+        patches: &["6.1"],
         ..STOCK
     },
     Flavour {
