@@ -325,18 +325,24 @@ fn madison(paths: &Paths, suite: &str, pattern: &str) -> Result<Vec<Candidate>> 
     // Names first: madison takes no pattern.
     let names = output(apt(paths, suite, "apt-cache").args(["pkgnames", pattern]))?;
     let mut found = Vec::new();
-    for package in names.lines() {
-        let table = output(apt(paths, suite, "apt-cache").args(["madison", package]))?;
-        for line in table.lines() {
-            let mut columns = line.split('|').map(str::trim);
-            let (name, version) = (columns.next(), columns.next());
-            if let (Some(name), Some(version)) = (name, version) {
-                found.push(Candidate {
-                    package: name.to_owned(),
-                    version: version.to_owned(),
-                    suite: suite.to_owned(),
-                });
-            }
+    if names.is_empty() {
+        return Ok(found);
+    }
+    // All at once: each call reads the suite's lists.
+    let table = output(
+        apt(paths, suite, "apt-cache")
+            .arg("madison")
+            .args(names.lines()),
+    )?;
+    for line in table.lines() {
+        let mut columns = line.split('|').map(str::trim);
+        let (name, version) = (columns.next(), columns.next());
+        if let (Some(name), Some(version)) = (name, version) {
+            found.push(Candidate {
+                package: name.to_owned(),
+                version: version.to_owned(),
+                suite: suite.to_owned(),
+            });
         }
     }
     Ok(found)

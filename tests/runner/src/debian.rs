@@ -18,6 +18,7 @@ use anyhow::Result;
 
 use crate::apt;
 use crate::arch::Arch;
+use crate::kernel::stock;
 use crate::modules;
 use crate::modules::Index;
 use crate::paths::Paths;
@@ -316,11 +317,6 @@ impl Host<'_> {
             root: self.root.clone(),
             layer: self.layer.clone(),
             env: vec![vm::SYSTEM_PROGRAMS.to_owned()],
-            // Debian's kernel lets nobody map what a driver holds, and the cases look into the BAR.
-            append: vec!["iomem=relaxed".to_owned()],
-            // Debian's kernel patches its code while it runs (jump labels; the test VM's own have none). With several
-            // processors the emulator was seen to run an int3 that was no longer there.
-            smp: 1,
             ..Options::default()
         };
         let boot = vm::Boot {
@@ -337,6 +333,7 @@ impl Host<'_> {
             detectors: false,
             drivers: Vec::new(),
             signing: None,
+            is_stock: true,
             host: true,
         };
         // The machine's root is the host's; what is this machine's lies below /host.
@@ -374,14 +371,7 @@ impl Host<'_> {
             for file in files {
                 let plain = folder.join(format!("{}.ko", name(file)));
                 if !plain.exists() {
-                    let unpacked = Command::new("xz")
-                        .arg("-dc")
-                        .arg(tree.join(file))
-                        .output()?;
-                    if !unpacked.status.success() {
-                        bail!("cannot unpack {file}");
-                    }
-                    stamp::replace(&plain, &unpacked.stdout)?;
+                    stamp::replace(&plain, &stock::uncompressed(&tree.join(file))?)?;
                 }
                 index.add(plain);
             }

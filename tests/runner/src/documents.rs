@@ -439,7 +439,7 @@ mod tests {
 
     use super::*;
     use crate::results::pattern;
-    use crate::suite::SUITE;
+    use crate::suite::every_run;
 
     fn test(name: &str, verdict: Verdict, notes: &[&str]) -> Test {
         Test {
@@ -628,7 +628,7 @@ mod tests {
             assert!(!part.runs.is_empty());
             for name in part.runs {
                 let is_done = |run: &&crate::suite::Run| run.name == *name && !run.only_in_full;
-                assert_eq!(SUITE.iter().filter(is_done).count(), 1, "{name}");
+                assert_eq!(every_run().iter().filter(is_done).count(), 1, "{name}");
             }
             let document = fs::read_to_string(repo.join(part.file)).expect(part.file);
             assert!(split(&document, part.name).is_ok(), "{}", part.name);

@@ -25,35 +25,66 @@ use crate::paths::Paths;
 use crate::progress::Stage;
 use crate::stamp;
 use crate::stamp::Key;
+use crate::suite::Again;
+use crate::suite::Smoke;
+use crate::suite::ON_ARM64;
+use crate::suite::ON_STOCK;
 use crate::toolchain::Toolchain;
+
+pub(crate) mod stock;
 
 /// One kernel of the test VM.
 pub(crate) struct Flavour {
-    /// What `--kernel` calls it; its directory in the cache.
+    /// Name for `--kernel`, and of the kernel's directory in the cache.
     pub(crate) name: &'static str,
     pub(crate) arch: Arch,
-    /// Debian's package of its source.
+    /// Debian's package of the source.
     package: &'static str,
-    /// Packages of the same kind to try, newest first, when that has vanished from the archive.
-    instead: Option<&'static str>,
-    /// The flavour whose directory holds the source: itself, or another of the same package and patches.
-    pub(crate) source: &'static str,
-    /// Configuration fragments in `tests/kernel/config`.
-    config: &'static [&'static str],
+    /// Suites of Debian's archive that carry the package. The machine's own need not be among them.
+    suites: &'static [&'static str],
     /// Directories in `tests/kernel/patches`, applied one after the other.
     patches: &'static [&'static str],
+    /// Variables for make, for the kernel and for modules.
+    make: &'static [&'static str],
+    origin: Origin,
+    /// Smoke runs of the suite on this kernel.
+    pub(crate) smoke: &'static [Smoke],
+    /// Runs of the suite that `make test-all` repeats on this kernel.
+    pub(crate) again: Again,
+    /// `make test` leaves the kernel out: `make test-all` has it.
+    pub(crate) only_in_full: bool,
+    /// Time that the kernel takes from nothing on two processors, in seconds.
+    pub(crate) seconds: f64,
+    /// Space that the kernel takes in the cache, in MiB.
+    pub(crate) mib: u64,
+}
+
+/// Where a kernel's image comes from.
+enum Origin {
+    /// Compiled from the source, with the RDMA modules.
+    Built(Built),
+    /// Debian's own image and headers of the source's version. Only the RDMA modules are compiled.
+    Stock,
+}
+
+/// What is particular to a kernel that is compiled here.
+struct Built {
+    /// Prefix of packages to try, newest first, when the usual one has vanished from the archive.
+    instead: Option<&'static str>,
+    /// The flavour whose directory holds the source: itself, or another of the same package and patches.
+    source: &'static str,
+    /// Configuration fragments in `tests/kernel/config`.
+    config: &'static [&'static str],
     /// The compiler that the variables for make choose.
     compiler: &'static str,
-    /// More variables for make.
-    make: &'static [&'static str],
-    /// Also builds the RDMA modules as the pristine source has them.
+    /// The RDMA modules are also built as the pristine source has them.
     stock: bool,
-    /// Its configuration has the detectors of `debug.config`, and every machine must show that they work.
+    /// The configuration has the detectors of `debug.config`, and every machine must show that they work.
     detectors: bool,
 }
 
 pub(crate) const DEFAULT: &str = "7.3";
-/// The series before it, for what differs in the `kernel` crate.
+/// The series before the default, for what differs in the `kernel` crate.
 pub(crate) const EARLIER: &str = "7.2";
 /// The fragment of a kernel that looks at signatures: it trusts a key of the test VM's.
 const SIGNED: &str = "signed.config";
@@ -66,76 +97,150 @@ pub(crate) const ARM64_64K: &str = "7.3-arm64-64k";
 /// The variables for make by which clang 19 and its tools compile for this machine's processors.
 const CLANG: &[&str] = &["LLVM=-19"];
 
+/// The variables for make by which this machine's gcc compiles modules for a stock kernel, whatever gcc built that kernel.
+/// Type information would need the kernel's own version of pahole.
+const STOCK_MAKE: &[&str] = &[
+    "CC=gcc",
+    "CONFIG_DEBUG_INFO=",
+    "CONFIG_DEBUG_INFO_BTF_MODULES=",
+    // A flag of gcc 14.
+    "CONFIG_CC_HAS_MIN_FUNCTION_ALIGNMENT=",
+];
+
+/// Fields that most built kernels have alike.
+const BUILT: Flavour = Flavour {
+    name: "",
+    arch: Arch::X86_64,
+    package: "linux-source-7.3",
+    suites: &["trixie-backports", "forky", "sid"],
+    patches: &["7.3"],
+    make: &[],
+    origin: Origin::Stock,
+    smoke: &[],
+    again: Again::All,
+    only_in_full: false,
+    seconds: 404.0,
+    mib: 650,
+};
+
+/// Fields that all stock kernels have alike.
+const STOCK: Flavour = Flavour {
+    make: STOCK_MAKE,
+    origin: Origin::Stock,
+    smoke: &[Smoke::Nvidia, Smoke::Revocable],
+    again: Again::Listed(ON_STOCK),
+    seconds: 180.0,
+    mib: 700,
+    ..BUILT
+};
+
 const FLAVOURS: &[Flavour] = &[
     Flavour {
         name: DEFAULT,
-        arch: Arch::X86_64,
-        package: "linux-source-7.3",
-        instead: Some("linux-source-7."),
-        source: DEFAULT,
-        config: &["rig.config"],
-        patches: &["7.3"],
-        compiler: "gcc",
-        make: &[],
-        stock: true,
-        detectors: false,
+        origin: Origin::Built(Built {
+            instead: Some("linux-source-7."),
+            source: DEFAULT,
+            config: &["rig.config"],
+            compiler: "gcc",
+            stock: true,
+            detectors: false,
+        }),
+        again: Again::Nothing,
+        ..BUILT
     },
     Flavour {
         name: EARLIER,
-        arch: Arch::X86_64,
         package: "linux-source-7.2",
-        instead: None,
-        source: EARLIER,
-        config: &["rig.config", "7.2.config", HOST, SIGNED],
         patches: &["7.2", "7.3"],
-        compiler: "gcc",
-        make: &[],
-        stock: true,
-        detectors: false,
+        origin: Origin::Built(Built {
+            instead: None,
+            source: EARLIER,
+            config: &["rig.config", "7.2.config", HOST, SIGNED],
+            compiler: "gcc",
+            stock: true,
+            detectors: false,
+        }),
+        smoke: &[Smoke::Revocable],
+        seconds: 600.0,
+        ..BUILT
     },
     Flavour {
         name: DEBUG,
-        arch: Arch::X86_64,
-        package: "linux-source-7.3",
-        instead: Some("linux-source-7."),
-        source: DEFAULT,
-        config: &["rig.config", "debug.config"],
-        patches: &["7.3"],
-        compiler: "clang-19",
         make: CLANG,
-        stock: false,
-        detectors: true,
+        origin: Origin::Built(Built {
+            instead: Some("linux-source-7."),
+            source: DEFAULT,
+            config: &["rig.config", "debug.config"],
+            compiler: "clang-19",
+            stock: false,
+            detectors: true,
+        }),
+        again: Again::Nothing,
+        seconds: 720.0,
+        mib: 3600,
+        ..BUILT
     },
     Flavour {
         name: ARM64,
         arch: Arch::Arm64,
-        package: "linux-source-7.3",
-        instead: Some("linux-source-7."),
-        source: ARM64,
-        config: &["rig.config", "arm64.config"],
-        patches: &["7.3"],
-        compiler: "clang-19",
         make: Arch::Arm64.make(),
-        stock: false,
-        detectors: false,
+        origin: Origin::Built(Built {
+            instead: Some("linux-source-7."),
+            source: ARM64,
+            config: &["rig.config", "arm64.config"],
+            compiler: "clang-19",
+            stock: false,
+            detectors: false,
+        }),
+        again: Again::Listed(ON_ARM64),
+        // A root, programs and a kernel are too much for the first `make test` on a machine.
+        only_in_full: true,
+        ..BUILT
     },
     Flavour {
         name: ARM64_64K,
         arch: Arch::Arm64,
-        package: "linux-source-7.3",
-        instead: Some("linux-source-7."),
-        source: ARM64,
-        config: &["rig.config", "arm64.config", "arm64-64k.config"],
-        patches: &["7.3"],
-        compiler: "clang-19",
         make: Arch::Arm64.make(),
-        stock: false,
-        detectors: false,
+        origin: Origin::Built(Built {
+            instead: Some("linux-source-7."),
+            source: ARM64,
+            config: &["rig.config", "arm64.config", "arm64-64k.config"],
+            compiler: "clang-19",
+            stock: false,
+            detectors: false,
+        }),
+        again: Again::Listed(ON_ARM64),
+        // A root, programs and a kernel are too much for the first `make test` on a machine.
+        only_in_full: true,
+        ..BUILT
+    },
+    // Debian 13's, 12's and 11's own kernels.
+    Flavour {
+        name: "6.12",
+        package: "linux-source-6.12",
+        suites: &["trixie"],
+        patches: &["6.12"],
+        ..STOCK
+    },
+    Flavour {
+        name: "6.1",
+        package: "linux-source-6.1",
+        suites: &["bookworm"],
+        patches: &["6.1"],
+        ..STOCK
+    },
+    Flavour {
+        name: "5.10",
+        package: "linux-source-5.10",
+        suites: &["bullseye"],
+        // Without peer memory: it boots with --peermem none.
+        patches: &[],
+        smoke: &[],
+        again: Again::Nothing,
+        only_in_full: true,
+        ..STOCK
     },
 ];
-
-/// Suites that carry kernel sources. The machine's own need not be among them.
-const SUITES: &[&str] = &["trixie-backports", "forky", "sid"];
 
 /// What of the source no kernel of the test VM compiles: two thirds of it. Descriptions for Kconfig and make stay.
 const NOT_UNPACKED: &[&str] = &[
@@ -159,14 +264,44 @@ const RDMA: &[&str] = &["drivers/infiniband/", "include/rdma/", "include/uapi/rd
 const HOST: &str = "host.config";
 
 impl Flavour {
+    fn built(&self) -> Option<&Built> {
+        match &self.origin {
+            Origin::Built(built) => Some(built),
+            Origin::Stock => None,
+        }
+    }
+
+    /// The flavour whose directory holds the source.
+    pub(crate) fn source(&self) -> &'static str {
+        self.built().map_or(self.name, |built| built.source)
+    }
+
+    fn config(&self) -> &'static [&'static str] {
+        self.built().map_or(&[], |built| built.config)
+    }
+
+    fn compiler(&self) -> &'static str {
+        self.built().map_or("gcc", |built| built.compiler)
+    }
+
+    /// Returns `true` if the kernel is Debian's own image.
+    pub(crate) fn is_stock(&self) -> bool {
+        self.built().is_none()
+    }
+
     /// Whether it sees sockets, and ACS and ATS of a bridge.
     pub(crate) fn shows_topology(&self) -> bool {
-        self.config.contains(&HOST)
+        self.is_stock() || self.config().contains(&HOST)
     }
 }
 
 pub(crate) fn flavour(name: &str) -> Option<&'static Flavour> {
     FLAVOURS.iter().find(|flavour| flavour.name == name)
+}
+
+/// All kernels of the test VM.
+pub(crate) fn all() -> impl Iterator<Item = &'static Flavour> {
+    FLAVOURS.iter()
 }
 
 /// All for these processors.
@@ -177,13 +312,11 @@ pub(crate) fn of(arch: Arch) -> impl Iterator<Item = &'static str> {
         .map(|flavour| flavour.name)
 }
 
-/// Those beside the usual one and its debug twin: they are there for what differs in the `kernel` crate, or with the processors
-/// and their pages.
+/// The kernels on which `make test-all` repeats machines of the suite.
 pub(crate) fn others() -> impl Iterator<Item = &'static str> {
-    FLAVOURS
-        .iter()
+    all()
+        .filter(|flavour| flavour.again != Again::Nothing)
         .map(|flavour| flavour.name)
-        .filter(|name| ![DEFAULT, DEBUG].contains(name))
 }
 
 /// A kernel that is there.
@@ -204,6 +337,14 @@ pub(crate) struct Kernel {
     pub(crate) make: &'static [&'static str],
     /// It has the detectors of `debug.config`.
     pub(crate) detectors: bool,
+    /// Debian's own image.
+    pub(crate) is_stock: bool,
+    /// The build tree has what Rust modules are compiled against.
+    pub(crate) has_rust: bool,
+    /// The kernel compares versions of the symbols that modules use (`CONFIG_MODVERSIONS`).
+    pub(crate) has_symbol_versions: bool,
+    /// Its makefiles can put a module's products elsewhere than beside the source (Linux 6.13).
+    pub(crate) separates_output: bool,
     /// Where the key lies whose signatures it takes.
     pub(crate) signing: Option<Signing>,
 }
@@ -294,6 +435,20 @@ fn is_set(build: &Path, option: &str) -> bool {
     options.lines().any(|line| line == wanted)
 }
 
+/// Returns `true` if a build tree has the metadata of the `kernel` crate.
+fn has_rust(build: &Path) -> bool {
+    let file = build.join("rust/libkernel.rmeta");
+    file.is_file()
+}
+
+/// Returns `true` if the makefiles of a build tree know the variable `MO`.
+fn separates_output(build: &Path) -> bool {
+    let makefiles = [build.join("source/Makefile"), build.join("Makefile")];
+    makefiles.iter().any(|file| {
+        fs::read_to_string(file).is_ok_and(|text| text.contains("KBUILD_EXTMOD_OUTPUT"))
+    })
+}
+
 /// The processors that a kernel is for, by its name, or a path to a build tree or the image in one.
 pub(crate) fn arch_of(name: &str) -> Arch {
     if let Some(flavour) = flavour(name) {
@@ -352,8 +507,12 @@ pub(crate) fn by_path(paths: &Paths, path: &Path) -> Result<Kernel> {
             true if arch == Arch::X86_64 => CLANG,
             _ => arch.make(),
         },
-        build,
         detectors: false,
+        is_stock: false,
+        has_rust: has_rust(&build),
+        has_symbol_versions: is_set(&build, "MODVERSIONS"),
+        separates_output: separates_output(&build),
+        build,
         signing: None,
     })
 }
@@ -392,13 +551,18 @@ pub(crate) fn ensure(
         paths,
         flavour,
         directory: paths.cache.join("kernel").join(flavour.name),
-        home: paths.cache.join("kernel").join(flavour.source),
+        home: paths.cache.join("kernel").join(flavour.source()),
         toolchain,
     };
     fs::create_dir_all(&tree.directory)?;
     fs::create_dir_all(&tree.home)?;
-    if tree.source_name().is_none() {
-        tree.fetch()?;
+    let is_stock = flavour.is_stock();
+    if tree.source_name().is_none() || (is_stock && !tree.has_stock_image()) {
+        if is_stock {
+            tree.fetch_stock()?;
+        } else {
+            tree.fetch()?;
+        }
     }
     let source = tree
         .source_name()
@@ -407,7 +571,8 @@ pub(crate) fn ensure(
     // A key that is lost is made anew, and the kernel has to learn it.
     let keyed = tree.signing().is_none_or(|signing| signing.key.exists());
     let stamp = tree.at("stamp");
-    let stock = flavour.stock && extent == Extent::Whole;
+    let has_stock = flavour.built().is_some_and(|built| built.stock);
+    let stock = has_stock && extent == Extent::Whole;
     let is_there = match extent {
         Extent::Frozen => stamp.exists(),
         _ => stamp::is_fresh(&stamp, &key) && !(stock && tree.stock_is_stale(&source)?),
@@ -415,19 +580,28 @@ pub(crate) fn ensure(
     if !keyed || !is_there {
         // Until it is whole again it is not there, whoever interrupts this.
         let _ = fs::remove_file(&stamp);
-        tree.build(&source, &key, stock)?;
+        if is_stock {
+            tree.build_on_stock(&key)?;
+        } else {
+            tree.build(&source, &key, stock)?;
+        }
     }
+    let build = tree.at("build");
     Ok(Kernel {
         arch: flavour.arch,
         image: tree.image(),
-        release: release_of(&tree.at("build"))?,
-        build: tree.at("build"),
+        release: release_of(&build)?,
+        has_rust: has_rust(&build),
+        has_symbol_versions: is_set(&build, "MODVERSIONS"),
+        separates_output: separates_output(&build),
+        build,
         modules: tree.at("modules"),
-        stock: flavour.stock.then(|| tree.at("stock")),
+        stock: (has_stock || is_stock).then(|| tree.at("stock")),
         key,
         products: paths.cache.join("modules").join(flavour.name),
         make: flavour.make,
-        detectors: flavour.detectors,
+        detectors: flavour.built().is_some_and(|built| built.detectors),
+        is_stock,
         signing: tree.signing(),
     })
 }
@@ -439,6 +613,9 @@ impl Tree<'_> {
 
     /// What QEMU boots. Others may have the build tree's open.
     fn image(&self) -> PathBuf {
+        if self.flavour.is_stock() {
+            return self.at("vmlinuz");
+        }
         let (image, _) = self.flavour.arch.image();
         self.at(image.rsplit('/').next().unwrap_or(image))
     }
@@ -449,7 +626,7 @@ impl Tree<'_> {
     }
 
     fn signing(&self) -> Option<Signing> {
-        self.flavour.config.contains(&SIGNED).then(|| Signing {
+        self.flavour.config().contains(&SIGNED).then(|| Signing {
             key: self.at("signing/rig.key"),
             certificate: self.at("signing/rig.der"),
             sign_file: self.at("build/scripts/sign-file"),
@@ -516,9 +693,9 @@ impl Tree<'_> {
     fn base_key(&self, source: &str) -> Result<Key> {
         let mut key = Key::default();
         key.text("source", source);
-        key.text("tools", &self.toolchain.versions(self.flavour.compiler)?);
+        key.text("tools", &self.toolchain.versions(self.flavour.compiler())?);
         key.text("make", &self.flavour.make.join(" "));
-        for fragment in self.flavour.config {
+        for fragment in self.flavour.config() {
             key.path(&self.paths.repo, &self.ours("config").join(fragment))?;
         }
         Ok(key)
@@ -526,21 +703,26 @@ impl Tree<'_> {
 
     fn key(&self, source: &str) -> Result<String> {
         let mut key = self.base_key(source)?;
-        for directory in self.flavour.patches {
-            key.path(&self.paths.repo, &self.ours("patches").join(directory))?;
+        for patch in self.patches()? {
+            key.path(&self.paths.repo, &patch)?;
         }
         key.path(&self.paths.repo, &self.ours("overlay"))?;
+        if self.flavour.is_stock() {
+            key.path(&self.paths.repo, &self.paths.repo.join(stock::KBUILD))?;
+        }
         Ok(key.finish())
     }
 
     /// Downloads and unpacks the source: the wanted series, or the newest other one that the patches fit.
     fn fetch(&self) -> Result<()> {
         let mut stage = Stage::begin(self.title("looking for its source in Debian's archive"));
-        let mut candidates = apt::search(self.paths, &mut stage, SUITES, self.flavour.package)?;
+        let suites = self.flavour.suites;
+        let mut candidates = apt::search(self.paths, &mut stage, suites, self.flavour.package)?;
         candidates.retain(|candidate| candidate.package == self.flavour.package);
         let found = !candidates.is_empty();
-        if let (false, Some(prefix)) = (found, self.flavour.instead) {
-            candidates = apt::search(self.paths, &mut stage, SUITES, prefix)?;
+        let instead = self.flavour.built().and_then(|built| built.instead);
+        if let (false, Some(prefix)) = (found, instead) {
+            candidates = apt::search(self.paths, &mut stage, suites, prefix)?;
         }
         let first = candidates.first().ok_or_else(|| {
             anyhow!(
@@ -589,7 +771,7 @@ impl Tree<'_> {
         let kernels = self.paths.cache.join("kernel");
         for flavour in FLAVOURS
             .iter()
-            .filter(|other| other.source == self.flavour.source)
+            .filter(|other| other.source() == self.flavour.source())
         {
             let _ = fs::remove_dir_all(kernels.join(flavour.name).join("build"));
             let _ = fs::remove_file(kernels.join(flavour.name).join("stamp.stock"));
@@ -810,7 +992,7 @@ impl Tree<'_> {
         let build = self.at("build");
         fs::create_dir_all(&build)?;
         let mut wanted = String::new();
-        for fragment in self.flavour.config {
+        for fragment in self.flavour.config() {
             let path = self.ours("config").join(fragment);
             wanted
                 .push_str(&fs::read_to_string(&path).with_context(|| path.display().to_string())?);
@@ -938,7 +1120,7 @@ mod tests {
     fn what_flavours_are_made_of_is_there() {
         let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernel");
         for flavour in FLAVOURS {
-            for fragment in flavour.config {
+            for fragment in flavour.config() {
                 assert!(ours.join("config").join(fragment).is_file());
             }
             for directory in flavour.patches {
@@ -948,7 +1130,7 @@ mod tests {
                     .join("series")
                     .is_file());
             }
-            assert!(FLAVOURS.iter().any(|other| other.name == flavour.source));
+            assert!(FLAVOURS.iter().any(|other| other.name == flavour.source()));
         }
     }
 

@@ -10,8 +10,10 @@ use anyhow::anyhow;
 use anyhow::bail;
 use anyhow::Context as _;
 use anyhow::Result;
+use clap::ValueEnum;
 
 use crate::apt;
+use crate::arch::Arch;
 use crate::kernel::Kernel;
 use crate::mutants;
 use crate::paths::Paths;
@@ -19,7 +21,9 @@ use crate::progress::Stage;
 use crate::setup::Lock;
 use crate::stamp;
 use crate::stamp::Key;
+use crate::toolchain::tool;
 use crate::toolchain::Toolchain;
+use crate::vm::Provider;
 
 /// A module's name as the kernel has it.
 pub(crate) fn name_of(file: &Path) -> String {
@@ -126,6 +130,15 @@ fn undefined(file: &Path) -> Result<Vec<String>> {
     Ok(names.lines().map(str::to_owned).collect())
 }
 
+/// Returns `true` if a module has a parameter of this name.
+pub(crate) fn has_parameter(file: &Path, name: &str) -> Result<bool> {
+    let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let key = format!("\0parmtype={name}:");
+    Ok(bytes
+        .windows(key.len())
+        .any(|window| window == key.as_bytes()))
+}
+
 /// One field of a module's information, empty if it has none.
 pub(crate) fn info(file: &Path, field: &str) -> Result<String> {
     let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
@@ -210,6 +223,15 @@ struct Recipe<'a> {
     patches: &'a [PathBuf],
 }
 
+/// How this repository's module is built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Build {
+    /// Against the kernel's own `kernel` crate
+    InTree,
+    /// One object of the Rust code for all kernels, linked with the C files by the kernel's makefiles
+    Portable,
+}
+
 /// Builds modules for one kernel.
 pub(crate) struct Builder<'a> {
     paths: &'a Paths,
@@ -217,6 +239,8 @@ pub(crate) struct Builder<'a> {
     kernel: &'a Kernel,
     /// Takes a product that is there for what it is.
     frozen: bool,
+    build: Build,
+    provider: Provider,
 }
 
 impl<'a> Builder<'a> {
@@ -231,13 +255,35 @@ impl<'a> Builder<'a> {
             toolchain,
             kernel,
             frozen,
+            build: match kernel.has_rust {
+                true => Build::InTree,
+                false => Build::Portable,
+            },
+            provider: Provider::Nvidia,
         }
+    }
+
+    /// Builds modules for a machine whose nvidia.ko is this one.
+    pub(crate) fn beside(self, provider: Provider) -> Self {
+        Self { provider, ..self }
+    }
+
+    /// Builds our module the wanted way, if one is wanted.
+    pub(crate) fn with(self, build: Option<Build>) -> Result<Self> {
+        let build = build.unwrap_or(self.build);
+        if build == Build::InTree && !self.kernel.has_rust {
+            bail!(
+                "Linux {} was built without Rust, so that only --build portable is possible",
+                self.kernel.release
+            );
+        }
+        Ok(Self { build, ..self })
     }
 
     /// The stand-in GPU's driver.
     pub(crate) fn gpu(&self) -> Result<PathBuf> {
         let source = self.paths.repo.join("tests/gpu");
-        self.build(&Recipe {
+        self.make(&Recipe {
             name: "gpu",
             product: "nvidia.ko",
             inputs: vec![
@@ -271,7 +317,7 @@ impl<'a> Builder<'a> {
         let source = self.repo("tests/gpu");
         let mut inputs = vec![source.clone(), self.repo("tests/kernel/overlay/include")];
         inputs.extend(files);
-        self.build(&Recipe {
+        self.make(&Recipe {
             name,
             product: "nvidia.ko",
             inputs,
@@ -287,7 +333,7 @@ impl<'a> Builder<'a> {
     /// What breaks calls of the kernel on request.
     pub(crate) fn interpose(&self) -> Result<PathBuf> {
         let source = self.repo("tests/interpose");
-        self.build(&Recipe {
+        self.make(&Recipe {
             patches: &[],
             name: "interpose",
             product: "test_interpose.ko",
@@ -301,9 +347,10 @@ impl<'a> Builder<'a> {
     pub(crate) fn bench(&self) -> Result<PathBuf> {
         let source = self.repo("tests/bench");
         let symbols = self.gpu_symbols()?;
-        self.build(&Recipe {
+        let name = self.beside_neighbour("bench");
+        self.make(&Recipe {
             patches: &[],
-            name: "bench",
+            name: &name,
             product: "test_bench.ko",
             inputs: vec![
                 source.clone(),
@@ -338,7 +385,7 @@ impl<'a> Builder<'a> {
 
     fn driver(&self, kind: &str, name: &str, product: &str) -> Result<PathBuf> {
         let source = self.repo("tests/drivers");
-        self.build(&Recipe {
+        self.make(&Recipe {
             name,
             product,
             inputs: vec![source.clone(), self.repo("tests/kernel/overlay/include")],
@@ -350,11 +397,78 @@ impl<'a> Builder<'a> {
 
     /// The module of this repository.
     pub(crate) fn ours(&self) -> Result<PathBuf> {
-        self.build(&self.our_recipe())
+        let mut recipe = self.our_recipe();
+        let name = self.beside_neighbour("ours-portable");
+        if self.build == Build::Portable {
+            recipe.name = &name;
+            self.link(&mut recipe)?;
+        }
+        self.make(&recipe)
+    }
+
+    /// Has a recipe for our module link the object that serves all kernels.
+    fn link(&self, recipe: &mut Recipe<'_>) -> Result<()> {
+        let object = self.object()?;
+        recipe.inputs.push(object.clone());
+        if self.kernel.has_symbol_versions {
+            let symbols = self.gpu_symbols()?;
+            recipe
+                .variables
+                .push(format!("NV_SYMVERS={}", symbols.display()));
+            recipe.inputs.push(symbols);
+        }
+        // The last value of a variable counts.
+        recipe.variables.extend([
+            "PEERMEM_BUILD=portable".to_owned(),
+            format!("PEERMEM_OBJECT={}", object.display()),
+        ]);
+        Ok(())
+    }
+
+    /// The object of the Rust code that serves all kernels of these processors.
+    fn object(&self) -> Result<PathBuf> {
+        let script = self.repo("portable/object.sh");
+        let arch = match self.kernel.arch {
+            Arch::X86_64 => "x86_64",
+            Arch::Arm64 => "aarch64",
+        };
+        let products = self.paths.cache.join("modules/object");
+        let object = products.join(arch).join("nvidia_peermem.o");
+        let stamp = products.join(format!("{arch}.stamp"));
+        if self.frozen && object.exists() {
+            return Ok(object);
+        }
+        let mut key = Key::default();
+        key.text("tools", &self.toolchain.versions("gcc")?);
+        for input in ["portable", "src", "rust-bindings"] {
+            key.path(&self.paths.repo, &self.repo(input))?;
+        }
+        let key = key.finish();
+        if object.exists() && stamp::is_fresh(&stamp, &key) {
+            return Ok(object);
+        }
+        fs::create_dir_all(products.join(arch))?;
+        let new = products.join(arch).join("new.o");
+        let mut stage = Stage::begin(format!("module nvidia_peermem.o ({arch}): compiling"));
+        stage.run(
+            tool(&script.to_string_lossy())
+                .args([arch.as_ref(), new.as_os_str()])
+                .env("RUSTC", "/usr/bin/rustc"),
+            &self.paths.cache.join("logs/modules.txt"),
+            "lines",
+            |_| true,
+        )?;
+        stamp::replace(&object, &fs::read(&new)?)?;
+        stamp::set(&stamp, &key)?;
+        stage.done("");
+        Ok(object)
     }
 
     /// The same with patches applied, the last of which gives it its name.
     pub(crate) fn patched(&self, patches: &[PathBuf]) -> Result<PathBuf> {
+        if self.build == Build::Portable {
+            bail!("patches to our module are tried with --build in-tree only");
+        }
         let name = patches.last().and_then(|patch| patch.file_stem());
         let name = name.context("no patch")?.to_string_lossy();
         let name = format!("mutant-{name}");
@@ -367,7 +481,7 @@ impl<'a> Builder<'a> {
             frozen: false,
             ..*self
         };
-        builder.build(&recipe)
+        builder.make(&recipe)
     }
 
     /// Its KUnit tests.
@@ -377,7 +491,7 @@ impl<'a> Builder<'a> {
         recipe.product = "nvidia-peermem-kunit.ko";
         recipe.inputs.push(self.repo("kunit"));
         recipe.variables.push("PEERMEM_KUNIT=1".to_owned());
-        self.build(&recipe)
+        self.make(&recipe)
     }
 
     /// The kernel's services in a user process, for `cost.rs`: an object.
@@ -388,7 +502,7 @@ impl<'a> Builder<'a> {
             frozen: false,
             ..*self
         };
-        builder.build(&Recipe {
+        builder.make(&Recipe {
             name: "cost",
             product: "services.o",
             inputs: vec![
@@ -406,7 +520,7 @@ impl<'a> Builder<'a> {
     /// Faults for the detectors of a debug kernel.
     pub(crate) fn injected(&self) -> Result<PathBuf> {
         let source = self.repo("tests/injected");
-        self.build(&Recipe {
+        self.make(&Recipe {
             name: "injected",
             product: "injected.ko",
             inputs: vec![source.clone()],
@@ -421,14 +535,16 @@ impl<'a> Builder<'a> {
         let mut files = vec![
             self.gpu()?,
             self.gpu_with_upper()?,
-            self.ours()?,
-            self.kunit()?,
             self.control()?,
             self.interpose()?,
             self.bench()?,
             self.other_client()?,
         ];
         files.extend(self.drivers()?.into_iter().map(|(_, file)| file));
+        files.push(self.ours()?);
+        if self.build == Build::InTree {
+            files.push(self.kunit()?);
+        }
         if self.kernel.detectors {
             files.push(self.injected()?);
             self.is_watched()?;
@@ -480,6 +596,7 @@ impl<'a> Builder<'a> {
             product: "nvidia-peermem.ko",
             inputs: vec![
                 self.repo("Kbuild"),
+                self.repo("portable"),
                 self.repo("src"),
                 self.repo("rust-bindings"),
             ],
@@ -489,6 +606,7 @@ impl<'a> Builder<'a> {
                 // driver's the build makes do, as beside a driver that DKMS has built.
                 "NV_P2P_INCLUDE=".to_owned(),
                 "PEER_MEM_INCLUDE=".to_owned(),
+                "PEERMEM_BUILD=in-tree".to_owned(),
             ],
             patches: &[],
         }
@@ -499,15 +617,17 @@ impl<'a> Builder<'a> {
         command
             .arg("-C")
             .arg(&self.kernel.build)
-            .arg(format!("M={}", source.display()))
-            .arg(format!("MO={}", output.display()))
-            .args(self.kernel.make)
-            .args(&recipe.variables)
-            .arg(if recipe.product.ends_with(".o") {
+            .arg(format!("M={}", source.display()));
+        if source != output {
+            command.arg(format!("MO={}", output.display()));
+        }
+        command.args(self.kernel.make).args(&recipe.variables).arg(
+            if recipe.product.ends_with(".o") {
                 recipe.product
             } else {
                 "modules"
-            });
+            },
+        );
         command
     }
 
@@ -515,7 +635,8 @@ impl<'a> Builder<'a> {
     pub(crate) fn control(&self) -> Result<PathBuf> {
         let (files, version) = control_source(self.paths)?;
         let symbols = self.gpu_symbols()?;
-        let source = self.kernel.products.join("nvidia.source");
+        let name = self.beside_neighbour("nvidia");
+        let source = self.kernel.products.join(format!("{name}.source"));
         let mut inputs = vec![symbols.clone()];
         let own = stamp::files(&self.repo("tests/control"))?;
         for file in own.iter().chain(&files) {
@@ -524,8 +645,8 @@ impl<'a> Builder<'a> {
             stamp::update(&target, &contents)?;
             inputs.push(target);
         }
-        self.build(&Recipe {
-            name: "nvidia",
+        self.make(&Recipe {
+            name: &name,
             product: "nvidia-peermem.ko",
             inputs,
             source,
@@ -541,12 +662,36 @@ impl<'a> Builder<'a> {
         self.paths.repo.join(path)
     }
 
-    fn gpu_symbols(&self) -> Result<PathBuf> {
-        self.gpu()?;
-        Ok(self.kernel.products.join("gpu.build/Module.symvers"))
+    /// The nvidia.ko that modules are linked with. Only a kernel with versions of symbols tells one from another.
+    fn neighbour(&self) -> Provider {
+        match self.kernel.has_symbol_versions {
+            true => self.provider,
+            false => Provider::Ours,
+        }
     }
 
-    fn build(&self, recipe: &Recipe<'_>) -> Result<PathBuf> {
+    /// The name of a module's products, which is another beside another nvidia.ko.
+    fn beside_neighbour(&self, name: &str) -> String {
+        match self.neighbour() {
+            Provider::Ours => name.to_owned(),
+            other => format!("{name}-on-{}", other.name()),
+        }
+    }
+
+    fn gpu_symbols(&self) -> Result<PathBuf> {
+        let name = match self.neighbour() {
+            Provider::Ours => self.gpu().map(|_| "gpu.build"),
+            Provider::Nvidia => self.gpu_with_upper().map(|_| "gpu-nvidia.build"),
+            Provider::Nvidia555 => self.gpu_with_upper_555().map(|_| "gpu-nvidia-555.build"),
+        };
+        let output = self.kernel.products.join(name?);
+        Ok(match self.kernel.separates_output {
+            true => output.join("Module.symvers"),
+            false => output.join("tests/gpu/Module.symvers"),
+        })
+    }
+
+    fn make(&self, recipe: &Recipe<'_>) -> Result<PathBuf> {
         let product = self.kernel.products.join(recipe.name).join(recipe.product);
         if self.frozen && product.exists() {
             return Ok(product);
@@ -570,7 +715,12 @@ impl<'a> Builder<'a> {
             let copy = mutants::patched(self.paths, recipe.patches)?;
             (copy, "mutants.build".to_owned())
         };
-        let output = self.kernel.products.join(output);
+        let mut output = self.kernel.products.join(output);
+        let mut source = source;
+        if !self.kernel.separates_output {
+            source = self.paths.copy(&recipe.source, &recipe.inputs, &output)?;
+            output = source.clone();
+        }
         fs::create_dir_all(&output)?;
         let mut stage = Stage::begin(format!(
             "module {} ({}): compiling",

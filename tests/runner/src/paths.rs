@@ -76,13 +76,17 @@ impl Paths {
     /// Where kbuild compiles a module whose source lies in `folder` of the repository and that is made of `inputs`: there, or
     /// where the repository's name hinders it, in a copy of the inputs.
     pub(crate) fn for_kbuild(&self, folder: &Path, inputs: &[PathBuf]) -> Result<PathBuf> {
-        let Ok(name) = folder.strip_prefix(&self.repo) else {
-            return Ok(folder.to_path_buf());
-        };
         if hinders_kbuild(&self.repo).is_none() {
             return Ok(folder.to_path_buf());
         }
-        let copy = self.cache.join("checkout");
+        self.copy(folder, inputs, &self.cache.join("checkout"))
+    }
+
+    /// Copies the inputs of a module, and returns where its `folder` of the repository lies then. A folder elsewhere stays.
+    pub(crate) fn copy(&self, folder: &Path, inputs: &[PathBuf], copy: &Path) -> Result<PathBuf> {
+        let Ok(name) = folder.strip_prefix(&self.repo) else {
+            return Ok(folder.to_path_buf());
+        };
         for input in inputs {
             let Ok(input) = input.strip_prefix(&self.repo) else {
                 continue;
@@ -93,7 +97,7 @@ impl Paths {
                 stamp::update(&copy.join(file.strip_prefix(&self.repo)?), &contents)?;
             }
             for file in stamp::files(&copy.join(input))? {
-                if !self.repo.join(file.strip_prefix(&copy)?).exists() {
+                if !self.repo.join(file.strip_prefix(copy)?).exists() {
                     fs::remove_file(&file)?;
                 }
             }

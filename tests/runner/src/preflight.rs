@@ -283,9 +283,9 @@ fn plan(paths: &Paths, wanted: &Wanted<'_>) -> Result<Plan> {
             continue;
         };
         let home = paths.cache.join("kernel");
-        let source = home.join(flavour.source);
-        if !source.join("source.name").exists() && !sources.contains(&flavour.source) {
-            sources.push(flavour.source);
+        let source = home.join(flavour.source());
+        if !source.join("source.name").exists() && !sources.contains(&flavour.source()) {
+            sources.push(flavour.source());
             any_source = true;
             let begins = ["looking", "downloading", "unpacking"]
                 .map(|what| format!("kernel {}: {what}", flavour.name));
@@ -295,7 +295,7 @@ fn plan(paths: &Paths, wanted: &Wanted<'_>) -> Result<Plan> {
                 fetches: true,
                 stages: begins.to_vec(),
                 ..step(
-                    &format!("source of kernel {}", flavour.source),
+                    &format!("source of kernel {}", flavour.source()),
                     "not fetched yet",
                     &[],
                 )
@@ -309,25 +309,24 @@ fn plan(paths: &Paths, wanted: &Wanted<'_>) -> Result<Plan> {
             (false, true) => Some("not complete yet".to_owned()),
             (true, _) => change(&stamp, &paths.repo),
         };
-        let (seconds, mib) = match *name {
-            kernel::DEBUG => (720.0, 3600),
-            kernel::EARLIER => (600.0, 650),
-            _ => (404.0, 650),
-        };
         let compiled = why.is_some();
         if let Some(why) = why {
             let begins = ["configuring", "compiling"].map(|what| format!("kernel {name}: {what}"));
             plan.steps.push(Step {
-                seconds,
+                seconds: flavour.seconds,
                 shared: 0.8,
-                mib: if begun { 0 } else { mib },
+                mib: if begun { 0 } else { flavour.mib },
                 whole: !begun && !stamp.exists(),
                 stages: begins.to_vec(),
                 ..step(&format!("kernel {name}"), &why, &[])
             });
         }
         let products = paths.cache.join("modules").join(name);
-        let modules = ["gpu", "ours"].map(|name| products.join(format!("{name}.stamp")));
+        let names = match flavour.is_stock() {
+            true => ["gpu", "gpu-nvidia"],
+            false => ["gpu", "ours"],
+        };
+        let modules = names.map(|name| products.join(format!("{name}.stamp")));
         let why = if modules.iter().any(|stamp| !stamp.exists()) {
             Some("not built yet".to_owned())
         } else if compiled {

@@ -74,7 +74,7 @@ pub(crate) fn find_kernel(
 ) -> Result<Kernel> {
     match kernel::flavour(name) {
         Some(flavour) => {
-            let _lock = Lock::take(paths, &format!("kernel-{}", flavour.source))?;
+            let _lock = Lock::take(paths, &format!("kernel-{}", flavour.source()))?;
             kernel::ensure(paths, toolchain, flavour, extent)
         }
         None if name.contains('/') => kernel::by_path(paths, Path::new(name)),
@@ -275,7 +275,9 @@ pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
     }
     let root = foreign::root(paths, kernel.arch)?;
     let _lock = Lock::take(paths, "modules")?;
-    let builder = Builder::new(paths, &toolchain, &kernel, options.frozen);
+    let builder = Builder::new(paths, &toolchain, &kernel, options.frozen)
+        .with(options.build)?
+        .beside(options.provider);
     let mut index = Index::default();
     for file in options.peermem_ko.iter().chain(&options.gpu_ko) {
         let file = fs::canonicalize(file).with_context(|| file.display().to_string())?;
@@ -347,6 +349,7 @@ pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
         drivers,
         signing,
         detectors: kernel.detectors,
+        is_stock: kernel.is_stock,
         host: false,
     })
 }

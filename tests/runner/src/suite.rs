@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The suite: every run of `make test`, in order.
 
+use std::sync::LazyLock;
+
 use crate::arch::Arch;
 use crate::kernel;
 use crate::results::Format;
@@ -484,7 +486,7 @@ fn ctl(vm: &mut Options, topology: Topology) {
     vm.bar = LEAST_BAR;
 }
 
-pub(crate) const SUITE: &[Run] = &[
+const SUITE: &[Run] = &[
     Run {
         name: "lint",
         place: Place::Lint,
@@ -507,7 +509,7 @@ pub(crate) const SUITE: &[Run] = &[
         name: "the runner's own tests",
         place: Place::Cargo(&["test", "-p", "runner"]),
         format: Format::Cargo,
-        src: Some(&["src/compat.rs"]),
+        src: Some(&["src/compat.h"]),
         ..BASE
     },
     Run {
@@ -951,18 +953,6 @@ pub(crate) const SUITE: &[Run] = &[
             },
             command: IDENTITY,
         },
-        ..BASE
-    },
-    Run {
-        name: "7.2: smoke: ours, revocable",
-        place: Place::Vm {
-            options: |vm| {
-                vm.bar = SMOKE_BAR;
-                vm.param.push("persistent_api_support=0".to_owned());
-            },
-            command: SMOKE,
-        },
-        kernel: Some(kernel::EARLIER),
         ..BASE
     },
     Run {
@@ -1577,7 +1567,7 @@ impl Run {
 }
 
 /// What is run on arm64, where each machine is emulated more slowly: what pages, processors and their IOMMU have a part in.
-const ON_ARM64: &[&str] = &[
+pub(crate) const ON_ARM64: &[&str] = &[
     "KUnit",
     "verbs: ours",
     "verbs: ours, revocable",
@@ -1597,29 +1587,98 @@ const ON_ARM64: &[&str] = &[
     "stress: two thousand operations in each mode",
 ];
 
-/// The machines of the suite once more, on another kernel: all that have no kernel of their own, or of those what is run on
-/// arm64.
+/// Runs on Debian's stock kernels: what the kernel's own ib_core, rxe and mapping of DMA have a part in.
+pub(crate) const ON_STOCK: &[&str] = &[
+    "verbs: ours",
+    "verbs: ours, revocable",
+    "verbs: ours, behind a translating IOMMU",
+    "verbs: NVIDIA's, persistent client",
+    "verbs: NVIDIA's, callback client",
+    "perftest: ours",
+];
+
+/// Machines of the suite that `make test-all` repeats on a kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Again {
+    Nothing,
+    /// All that have no kernel of their own.
+    All,
+    /// Of those the runs of these names, and the hazards if they are among them.
+    Listed(&'static [&'static str]),
+}
+
+/// A smoke run on a kernel: something of each kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Smoke {
+    /// This module without persistent pins.
+    Revocable,
+    /// NVIDIA's module, whose client with callbacks serves.
+    Nvidia,
+}
+
+impl Smoke {
+    fn on(self, flavour: &kernel::Flavour) -> Run {
+        let (name, options): (_, fn(&mut Options)) = match self {
+            Self::Revocable => ("ours, revocable", |vm| {
+                vm.bar = SMOKE_BAR;
+                vm.param.push("persistent_api_support=0".to_owned());
+            }),
+            Self::Nvidia => ("NVIDIA's", |vm| {
+                vm.bar = SMOKE_BAR;
+                vm.peermem = Peermem::Nvidia;
+            }),
+        };
+        Run {
+            // For as long as the program runs, as all names of runs are.
+            name: format!("{}: smoke: {name}", flavour.name).leak(),
+            place: Place::Vm {
+                options,
+                command: SMOKE,
+            },
+            only_in_full: flavour.only_in_full,
+            kernel: Some(flavour.name),
+            ..BASE
+        }
+    }
+}
+
+/// Every run of the suite on the kernels that the runs name, and the smoke runs of the kernels' table.
+pub(crate) fn every_run() -> &'static [Run] {
+    static ALL: LazyLock<Vec<Run>> = LazyLock::new(|| {
+        let smoke =
+            kernel::all().flat_map(|flavour| flavour.smoke.iter().map(|smoke| smoke.on(flavour)));
+        SUITE.iter().copied().chain(smoke).collect()
+    });
+    &ALL
+}
+
+/// The machines of the suite once more, on another kernel: those that the kernel's entry in the table names.
 pub(crate) fn again(kernel: &'static str) -> Vec<Run> {
     // For as long as the program runs, as all names of runs are.
     let named = |name: &str| -> &'static str { format!("{kernel}: {name}").leak() };
-    let is_arm64 = kernel::arch_of(kernel) == Arch::Arm64;
+    let listed = match kernel::flavour(kernel).map(|flavour| flavour.again) {
+        Some(Again::Nothing) => Some(&[][..]),
+        Some(Again::Listed(names)) => Some(names),
+        Some(Again::All) | None => None,
+    };
+    let is_listed = |name: &str| listed.is_none_or(|names| names.contains(&name));
     SUITE
         .iter()
-        .filter(|run| !is_arm64 || ON_ARM64.contains(&run.name))
+        .filter(|run| is_listed(run.name))
         .filter(|run| match run.place {
             Place::Vm { options, .. } => {
                 let mut wanted = Options::default();
                 options(&mut wanted);
                 run.kernel.is_none() && wanted.kernel == kernel::DEFAULT
             }
-            Place::Hazards => is_arm64,
+            Place::Hazards => listed.is_some(),
             _ => false,
         })
         .map(|run| Run {
             name: named(run.name),
             same_as: run
                 .same_as
-                .filter(|same| !is_arm64 || ON_ARM64.contains(&same.run))
+                .filter(|same| is_listed(same.run))
                 .map(|same| Same {
                     run: named(same.run),
                     ..same
@@ -1638,15 +1697,43 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_other_kernel_has_a_smoke_run() {
-        // One for arm64 takes a root, programs and another kernel, which is too much for the first `make test` on a machine.
-        let x86_64 = |name: &&str| kernel::arch_of(name) == Arch::X86_64;
-        for flavour in kernel::others().filter(x86_64) {
-            let smoke = SUITE
+    fn each_other_kernel_of_make_test_has_a_smoke_run() {
+        for flavour in kernel::others().filter_map(kernel::flavour) {
+            let of_kernel = |run: &&Run| run.kernel == Some(flavour.name) && !run.only_in_full;
+            let smoke: Vec<&str> = every_run()
                 .iter()
-                .filter(|run| run.kernel == Some(flavour) && run.name.contains("smoke"));
-            assert_eq!(smoke.filter(|run| !run.only_in_full).count(), 1);
+                .filter(of_kernel)
+                .map(|run| run.name)
+                .filter(|name| name.starts_with(&format!("{}: smoke: ", flavour.name)))
+                .collect();
+            assert_eq!(smoke.is_empty(), flavour.only_in_full, "{}", flavour.name);
         }
+    }
+
+    #[test]
+    fn runs_that_a_kernel_repeats_exist() {
+        for name in kernel::others() {
+            let Some(Again::Listed(names)) = kernel::flavour(name).map(|flavour| flavour.again)
+            else {
+                continue;
+            };
+            assert_eq!(again(name).len(), names.len(), "{name}");
+        }
+    }
+
+    #[test]
+    fn names_of_runs_are_unique() {
+        let others = kernel::others().flat_map(again);
+        let mut names: Vec<&str> = every_run()
+            .iter()
+            .copied()
+            .chain(others)
+            .map(|run| run.name)
+            .collect();
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
     }
 
     #[test]

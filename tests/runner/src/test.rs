@@ -47,10 +47,10 @@ use crate::results::Test;
 use crate::results::Verdict;
 use crate::setup;
 use crate::suite::again;
+use crate::suite::every_run;
 use crate::suite::Place;
 use crate::suite::Run;
 use crate::suite::Same;
-use crate::suite::SUITE;
 use crate::toolchain::Toolchain;
 use crate::vm;
 use crate::vm::Channels;
@@ -102,7 +102,7 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
         true => crate::kernel::others().flat_map(again).collect(),
         false => Vec::new(),
     };
-    let runs: Vec<&'static Run> = SUITE
+    let runs: Vec<&'static Run> = every_run()
         .iter()
         .chain(again.leak().iter())
         .filter(|run| selection.full || !run.only_in_full)
@@ -876,7 +876,7 @@ mod tests {
         );
         assert!(blocked(Some("7.3"), &broken).is_none() && blocked(None, &broken).is_none());
         let of = |name: &str| {
-            let run = SUITE.iter().find(|run| run.name == name).unwrap();
+            let run = every_run().iter().find(|run| run.name == name).unwrap();
             kernel_of(crate::kernel::DEFAULT, run)
         };
         assert_eq!(of("peermemctl: root ports").as_deref(), Some("7.2"));

@@ -158,12 +158,7 @@ fn bindgen(paths: &Paths) -> Result<PathBuf> {
         &root,
     )?;
     let libraries = root.join("usr/lib/x86_64-linux-gnu");
-    let script = format!(
-        "#!/bin/sh\nexec {} --library-path {}:/usr/lib/x86_64-linux-gnu {} \"$@\"\n",
-        quoted(&libraries.join("ld-linux-x86-64.so.2").to_string_lossy()),
-        quoted(&libraries.to_string_lossy()),
-        quoted(&root.join("usr/bin/bindgen").to_string_lossy()),
-    );
+    let script = loaded_by(&libraries, &root.join("usr/bin/bindgen"));
     fs::write(&program, script)?;
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
     let version = output(Command::new(&program).arg("--version"))?;
@@ -172,6 +167,16 @@ fn bindgen(paths: &Paths) -> Result<PathBuf> {
     }
     stage.done(&version);
     Ok(program)
+}
+
+/// Returns a script that starts a program with the C library in this folder.
+pub(crate) fn loaded_by(libraries: &Path, program: &Path) -> String {
+    format!(
+        "#!/bin/sh\nexec {} --library-path {}:/usr/lib/x86_64-linux-gnu {} \"$@\"\n",
+        quoted(&libraries.join("ld-linux-x86-64.so.2").to_string_lossy()),
+        quoted(&libraries.to_string_lossy()),
+        quoted(&program.to_string_lossy()),
+    )
 }
 
 fn libclang() -> Result<PathBuf> {

@@ -37,6 +37,7 @@ use crate::detectors;
 use crate::kernel::Signing;
 use crate::klog;
 use crate::modules;
+use crate::modules::Build;
 use crate::modules::Index;
 use crate::pair;
 use crate::paths::Paths;
@@ -152,7 +153,7 @@ pub(crate) struct Options {
     /// Parameter of the stand-in GPU's driver
     #[arg(long, value_name = "NAME=VALUE")]
     pub(crate) gpu_param: Vec<String>,
-    /// Parameter of ib_core
+    /// Parameter of ib_core's peer memory
     #[arg(long, value_name = "NAME=VALUE")]
     pub(crate) ib_param: Vec<String>,
     /// ib_core shows its clients in memory_peers, as OFED's does on kernels before 6.4
@@ -173,7 +174,7 @@ pub(crate) struct Options {
     /// Which of a pair this machine is
     #[arg(skip)]
     pub(crate) host_number: Option<u32>,
-    /// Processors of the machine
+    /// Processors of the machine; with one of Debian's stock kernels one at most
     #[arg(
         long,
         value_name = "N",
@@ -210,6 +211,9 @@ pub(crate) struct Options {
         default_value_if("arch", "arm64", crate::kernel::ARM64)
     )]
     pub(crate) kernel: String,
+    /// How our module is built [default: in-tree, where the kernel has what Rust needs]
+    #[arg(long, value_enum)]
+    pub(crate) build: Option<Build>,
     /// Directory that becomes the machine's root, read-only; the host's files lie under /host, as always. What a machine of
     /// other processors finds there by default is Debian's
     #[arg(long, value_name = "DIR", default_value = "/")]
@@ -362,6 +366,8 @@ pub(crate) struct Boot {
     pub(crate) signing: Option<(Signing, PathBuf)>,
     /// The kernel's detectors, each of which must show that it lives.
     pub(crate) detectors: bool,
+    /// One of Debian's own images.
+    pub(crate) is_stock: bool,
     /// The root is a whole host, which loads its modules itself; here are only those that its file systems need.
     pub(crate) host: bool,
 }
@@ -379,11 +385,20 @@ struct Plan {
     host: bool,
 }
 
-/// What is loaded before the root is there.
-pub(crate) const EARLY: &[&str] = &["virtio_pci", "9pnet_virtio", "9p", "overlay"];
+/// What is loaded before the root is there: for that, and to speak with the machine.
+pub(crate) const EARLY: &[&str] = &[
+    "virtio_pci",
+    "9pnet_virtio",
+    "9p",
+    "overlay",
+    "virtio_console",
+];
 
-/// What a host needs beside, to be spoken to.
-pub(crate) const EARLY_ON_HOST: &[&str] = &["virtio_net", "virtio_console"];
+/// Drivers of the machine's devices.
+pub(crate) const DEVICES: &[&str] = &["virtio_net", "udp_tunnel", "ip6_udp_tunnel", "nvme"];
+
+/// What a host needs beside.
+pub(crate) const EARLY_ON_HOST: &[&str] = &["virtio_net"];
 
 /// The plan of a host.
 fn plan_host(options: &Options, boot: &Boot) -> Result<Plan> {
@@ -410,6 +425,16 @@ fn plan_host(options: &Options, boot: &Boot) -> Result<Plan> {
     })
 }
 
+/// The module that has ib_core's peer memory and its parameters: older kernels have umem.c in ib_uverbs.
+fn peer_memory(boot: &Boot) -> Result<&'static str> {
+    let file = boot.modules.get("ib_uverbs");
+    let has = file.map(|file| modules::has_parameter(file, "peer_mem_sysfs"));
+    Ok(match has.transpose()? {
+        Some(true) => "ib_uverbs",
+        _ => "ib_core",
+    })
+}
+
 fn plan(options: &Options, boot: &Boot) -> Result<Plan> {
     let mut parameters = Parameters::new();
     let mut add = |module: &str, values: &[String]| {
@@ -424,17 +449,11 @@ fn plan(options: &Options, boot: &Boot) -> Result<Plan> {
         let shows = if options.memory_peers { "Y" } else { "N" };
         ib_param.push(format!("peer_mem_sysfs={shows}"));
     }
-    add("ib_core", &ib_param);
+    add(peer_memory(boot)?, &ib_param);
     add("nvidia_peermem", &options.param);
 
     let early = boot.modules.closure_of_present(EARLY)?;
-    let rest = boot.modules.closure_of_present(&[
-        "virtio_net",
-        "virtio_console",
-        "udp_tunnel",
-        "ip6_udp_tunnel",
-        "nvme",
-    ])?;
+    let rest = boot.modules.closure_of_present(DEVICES)?;
     let rdma = boot.modules.contains("rdma_rxe");
     let mut wanted = Vec::new();
     if rdma {
@@ -729,7 +748,8 @@ fn initramfs(
         unload.insert(0, modules::name_of(path));
     }
     archive.file("job/modules", 0o644, load.as_bytes());
-    unload.retain(|name| !name.contains("virtio"));
+    // The NICs' driver stays, with what it needs.
+    unload.retain(|name| !name.contains("virtio") && !name.ends_with("failover"));
 
     let vars = [
         (
@@ -993,6 +1013,13 @@ pub(crate) fn run_one(
         fs::canonicalize(&options.root)
             .with_context(|| format!("no root directory {}", options.root.display()))?
     };
+    if boot.is_stock {
+        // The kernel patches its code while it runs (jump labels; those that are compiled here have none). With several
+        // processors the emulator was seen to run an int3 that was no longer there.
+        options.smp = 1;
+        // Such a kernel lets nobody map what a driver holds, and the cases look into the BAR.
+        options.append.push("iomem=relaxed".to_owned());
+    }
     let (plan, module_root) = if boot.host {
         (plan_host(&options, boot)?, PathBuf::new())
     } else {
@@ -1429,6 +1456,7 @@ mod tests {
             drivers: Vec::new(),
             signing: None,
             detectors: false,
+            is_stock: false,
             host: false,
         }
     }

@@ -13,7 +13,7 @@ use crate::kept::LAST_PASSES_PAGE;
 use crate::kernel;
 use crate::paths::Paths;
 use crate::suite::again;
-use crate::suite::SUITE;
+use crate::suite::every_run;
 
 const NAME: &str = "last passes";
 
@@ -41,7 +41,7 @@ fn rows(document: &str) -> Rows {
 /// Every run of `make test-all`, and whether `make test` has it.
 fn runs() -> Vec<(String, bool)> {
     let others: Vec<_> = kernel::others().flat_map(again).collect();
-    SUITE
+    every_run()
         .iter()
         .chain(&others)
         .map(|run| (run.name.to_owned(), !run.only_in_full))

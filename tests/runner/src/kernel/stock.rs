@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Debian's own kernels: image, headers and source of one version, and the RDMA modules compiled outside the source tree.
+//!
+//! Nothing is installed. The packages are unpacked in the cache, where the headers' one absolute path is made to name them.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::anyhow;
+use anyhow::bail;
+use anyhow::Context as _;
+use anyhow::Result;
+
+use super::collect_modules;
+use super::Tree;
+use crate::apt;
+use crate::modules;
+use crate::modules::Index;
+use crate::progress::output;
+use crate::progress::Stage;
+use crate::stamp;
+use crate::stamp::Key;
+use crate::toolchain;
+use crate::vm;
+
+/// The makefile that compiles the RDMA modules outside the kernel's tree.
+pub(super) const KBUILD: &str = "tests/debian/ofed/Kbuild";
+
+/// Folders of the source that the RDMA modules are compiled from.
+const SOURCE: &[&str] = &[
+    "drivers/infiniband/core",
+    "drivers/infiniband/sw/rxe",
+    "include/rdma",
+    "include/uapi/rdma",
+];
+
+/// Modules that a machine loads by itself: those of the RDMA devices, and what rxe computes checksums with.
+const RDMA: &[&str] = &[
+    "ib_umad",
+    "ib_uverbs",
+    "rdma_ucm",
+    "rdma_rxe",
+    "crc32_generic",
+    "crc32_pclmul",
+];
+
+/// Modules of the image that a machine may load.
+fn wanted() -> Vec<&'static str> {
+    let mut names = [vm::EARLY, vm::DEVICES, RDMA].concat();
+    names.sort_unstable();
+    names
+}
+
+/// The release in an image package's name: the packages of kernels for clouds and with PREEMPT_RT have others.
+fn release_in<'a>(package: &'a str, series: &str) -> Option<&'a str> {
+    let release = package.strip_prefix("linux-image-")?;
+    let number = release.strip_suffix("-amd64")?;
+    let rest = number.strip_prefix(series)?;
+    let plain = rest.starts_with('.') && !["-cloud", "-rt"].iter().any(|kind| rest.ends_with(kind));
+    plain.then_some(release)
+}
+
+impl Tree<'_> {
+    fn series(&self) -> &'static str {
+        let package = self.flavour.package;
+        package.strip_prefix("linux-source-").unwrap_or(package)
+    }
+
+    /// Changes when other modules of the image are wanted.
+    fn image_key(&self) -> String {
+        let mut key = Key::default();
+        key.text("modules", &wanted().join(" "));
+        key.finish()
+    }
+
+    /// Returns `true` if the image and the headers of the unpacked source are there.
+    pub(super) fn has_stock_image(&self) -> bool {
+        stamp::is_fresh(&self.at("image.stamp"), &self.image_key())
+    }
+
+    /// Downloads and unpacks the newest version that the archive has all packages of.
+    pub(super) fn fetch_stock(&self) -> Result<()> {
+        let mut stage = Stage::begin(self.title("looking for its packages in Debian's archive"));
+        let (series, suites) = (self.series(), self.flavour.suites);
+        let mut find = |prefix: &str| apt::search(self.paths, &mut stage, suites, prefix);
+        let mut sources = find(self.flavour.package)?;
+        sources.retain(|source| source.package == self.flavour.package);
+        let images = find(&format!("linux-image-{series}"))?;
+        let programs = find(&format!("linux-kbuild-{series}"))?;
+        let found = sources.iter().find_map(|source| {
+            let of_source = |package: &&apt::Candidate| package.version == source.version;
+            let release = images
+                .iter()
+                .filter(of_source)
+                .find_map(|image| release_in(&image.package, series))?;
+            let kbuild = programs.iter().find(of_source)?;
+            Some((&source.version, release, &kbuild.package))
+        });
+        let (version, release, kbuild) = found.ok_or_else(|| {
+            anyhow!(
+                "Debian's {} has no image, headers and source of Linux {series} that are of one version",
+                suites.join(" and ")
+            )
+        })?;
+        stage.done(&format!("{release}, {version}"));
+
+        let common = release.strip_suffix("amd64").unwrap_or(release);
+        let packages = [
+            self.flavour.package.to_owned(),
+            format!("linux-image-{release}"),
+            format!("linux-headers-{release}"),
+            format!("linux-headers-{common}common"),
+            kbuild.clone(),
+        ]
+        .map(|package| format!("{package}={version}"));
+        let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
+        for stale in [
+            "root",
+            "libraries",
+            "source",
+            "pristine",
+            "stock",
+            "modules",
+            "build",
+        ] {
+            let _ = fs::remove_dir_all(self.at(stale));
+        }
+        let _ = fs::remove_file(self.at("build"));
+        let _ = fs::remove_file(self.at("source.name"));
+        let mut stage = Stage::begin(self.title("downloading its packages"));
+        let root = self.at("root");
+        apt::unpack(self.paths, &mut stage, suites, &packages, &root)?;
+        // A container's own package of the C library is another release's.
+        apt::unpack(
+            self.paths,
+            &mut stage,
+            suites,
+            &["libc6"],
+            &self.at("libraries"),
+        )?;
+        stage.done("");
+
+        let mut stage = Stage::begin(self.title("unpacking"));
+        self.unpack_source(&mut stage)?;
+        self.unpack_image(release)?;
+        self.place_headers(release)?;
+        stage.done(release);
+        self.changed()?;
+        stamp::set(&self.at("image.stamp"), &self.image_key())?;
+        stamp::set(
+            &self.at("source.name"),
+            &format!("{} {version}", self.flavour.package),
+        )
+    }
+
+    fn unpack_source(&self, stage: &mut Stage) -> Result<()> {
+        let source = self.at("source");
+        fs::create_dir_all(&source)?;
+        let package = self.flavour.package;
+        let archive = self.at("root/usr/src").join(format!("{package}.tar.xz"));
+        stage.run(
+            Command::new("tar")
+                .arg("-xf")
+                .arg(&archive)
+                .arg("-C")
+                .arg(&source)
+                .args(["--strip-components=1", "--no-same-owner"])
+                .args(SOURCE.iter().map(|folder| format!("{package}/{folder}")))
+                .env("XZ_OPT", "-T0"),
+            &self.log(),
+            "",
+            |_| false,
+        )?;
+        // cm_trace.h is found beside a folder of this name.
+        fs::create_dir_all(source.join("include/trace"))?;
+        fs::remove_file(&archive)?;
+        Ok(())
+    }
+
+    /// Takes the image, and those of its modules that are wanted, uncompressed: busybox loads no others.
+    fn unpack_image(&self, release: &str) -> Result<()> {
+        let root = self.at("root");
+        let image = root.join("boot").join(format!("vmlinuz-{release}"));
+        stamp::replace(&self.image(), &fs::read(&image)?)?;
+        let tree = ["usr/lib/modules", "lib/modules"]
+            .map(|folder| root.join(folder))
+            .into_iter()
+            .find(|folder| folder.is_dir())
+            .context("the kernel's package has no modules")?;
+        let files = stamp::files(&tree.join(release).join("kernel"))?;
+        let stock = self.at("stock");
+        fs::create_dir_all(&stock)?;
+        let mut wanted: Vec<String> = wanted().iter().map(|name| (*name).to_owned()).collect();
+        let mut seen = BTreeSet::new();
+        while let Some(name) = wanted.pop() {
+            if !seen.insert(name.clone()) {
+                continue;
+            }
+            let is_it = |file: &&PathBuf| modules::name_of(&without_compression(file)) == name;
+            // What is not there is built into the image; a machine that lacks a module says so.
+            let Some(file) = files.iter().find(is_it) else {
+                continue;
+            };
+            let plain = stock.join(format!("{name}.ko"));
+            stamp::replace(&plain, &uncompressed(file)?)?;
+            let depends = modules::info(&plain, "depends")?;
+            wanted.extend(
+                depends
+                    .split(',')
+                    .filter(|name| !name.is_empty())
+                    .map(|name| name.replace('-', "_")),
+            );
+        }
+        fs::remove_dir_all(&tree)?;
+        fs::remove_dir_all(root.join("boot"))?;
+        Ok(())
+    }
+
+    /// Makes the headers usable where they lie, with programs that run on this machine.
+    fn place_headers(&self, release: &str) -> Result<()> {
+        let root = self.at("root");
+        let sources = root.join("usr/src");
+        let headers = sources.join(format!("linux-headers-{release}"));
+        let makefile = headers.join("Makefile");
+        let text = fs::read_to_string(&makefile)
+            .with_context(|| format!("cannot read {}", makefile.display()))?;
+        let placed = text.replace(" /usr/src/", &format!(" {}/", sources.display()));
+        if placed == text {
+            bail!(
+                "{} includes no file of /usr/src: {text}",
+                makefile.display()
+            );
+        }
+        stamp::replace(&makefile, placed.as_bytes())?;
+        fs::copy(headers.join("Module.symvers"), self.at("symbols"))?;
+        let libraries = self.at("libraries/lib/x86_64-linux-gnu");
+        let libraries = if libraries.is_dir() {
+            libraries
+        } else {
+            self.at("libraries/usr/lib/x86_64-linux-gnu")
+        };
+        for file in stamp::files(&root.join("usr/lib"))? {
+            let bytes = fs::read(&file)?;
+            if bytes.starts_with(b"\x7fELF") && is_too_new(&file)? {
+                let program = file.with_extension("own");
+                stamp::replace(&program, &bytes)?;
+                fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+                stamp::replace(&file, toolchain::loaded_by(&libraries, &program).as_bytes())?;
+                fs::set_permissions(&file, fs::Permissions::from_mode(0o755))?;
+            }
+        }
+        symlink(&headers, self.at("build"))?;
+        Ok(())
+    }
+
+    /// Compiles the RDMA modules with our changes, and has the headers name what they export.
+    pub(super) fn build_on_stock(&self, key: &str) -> Result<()> {
+        let source = self.at("source");
+        let count = self.lay(&self.changed()?)?;
+        let kbuild = fs::read(self.paths.repo.join(KBUILD))?;
+        stamp::update(&source.join("Kbuild"), &kbuild)?;
+        let symbols = self.at("build/Module.symvers");
+        let of_image = fs::read_to_string(self.at("symbols"))?;
+        // kbuild must not take what was exported before for the image's.
+        stamp::update(&symbols, of_image.as_bytes())?;
+        let title = format!("compiling its RDMA modules ({count} files changed)");
+        let mut stage = Stage::begin(self.title(&title));
+        let at = source.display();
+        let jobs = std::thread::available_parallelism().map_or(2, usize::from) + 1;
+        let mut make = self.toolchain.make();
+        make.arg("-C")
+            .arg(self.at("build"))
+            .args(self.flavour.make)
+            .arg(format!("M={at}"))
+            .arg(format!("-j{jobs}"))
+            .arg(format!(
+                "NOSTDINC_FLAGS=-nostdinc -I{at}/include -I{at}/include/trace -I{at}/include/uapi"
+            ))
+            .arg("modules");
+        let steps = stage.run(&mut make, &self.log(), "steps", |line| {
+            line.starts_with("  ")
+        })?;
+        collect_modules(&source, &self.at("modules"))?;
+        let mut rest = Index::default();
+        rest.add_tree(&self.at("modules"))?;
+        let mut of_image_files = Index::default();
+        of_image_files.add_tree(&self.at("stock"))?;
+        for file in of_image_files.files() {
+            if !rest.contains(&modules::name_of(file)) {
+                let name = file.file_name().context("a module without a name")?;
+                stamp::replace(&self.at("modules").join(name), &fs::read(file)?)?;
+            }
+        }
+        let ours = fs::read_to_string(source.join("Module.symvers"))?;
+        stamp::update(&symbols, merged(&of_image, &ours).as_bytes())?;
+        stamp::set(&self.at("stamp"), key)?;
+        stage.done(&format!("{steps} steps"));
+        Ok(())
+    }
+}
+
+/// A module's path without the suffix of its compression.
+fn without_compression(file: &Path) -> PathBuf {
+    match file.extension().and_then(|suffix| suffix.to_str()) {
+        Some("xz" | "zst" | "gz") => file.with_extension(""),
+        _ => file.to_path_buf(),
+    }
+}
+
+/// The contents of a module's file.
+pub(crate) fn uncompressed(file: &Path) -> Result<Vec<u8>> {
+    let program = match file.extension().and_then(|suffix| suffix.to_str()) {
+        Some("xz") => "xz",
+        Some("ko") => return fs::read(file).with_context(|| file.display().to_string()),
+        _ => bail!(
+            "{} is compressed in a way that is not known here",
+            file.display()
+        ),
+    };
+    let unpacked = Command::new(program).arg("-dc").arg(file).output()?;
+    if !unpacked.status.success() {
+        bail!("cannot unpack {}", file.display());
+    }
+    Ok(unpacked.stdout)
+}
+
+/// Returns `true` if a program wants a newer C library than this machine's.
+fn is_too_new(program: &Path) -> Result<bool> {
+    let needs = output(Command::new("objdump").arg("-T").arg(program))?;
+    let library = output(Command::new("ldd").arg("--version"))?;
+    let own = library
+        .lines()
+        .next()
+        .and_then(|line| line.split(' ').next_back());
+    let own = own
+        .and_then(version)
+        .context("ldd does not say which C library this machine has")?;
+    let newest = needs
+        .lines()
+        .filter_map(|line| version(line.split("GLIBC_").nth(1)?.split(')').next()?))
+        .max();
+    Ok(newest.is_some_and(|newest| newest > own))
+}
+
+/// Reads two numbers with a dot between them, and ignores what follows.
+fn version(text: &str) -> Option<(u32, u32)> {
+    let mut numbers = text.split(|letter: char| !letter.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+/// One table of exported symbols: those of the modules built here in place of the image's of the same names.
+fn merged(of_image: &str, ours: &str) -> String {
+    let symbol = |line: &'_ str| line.split('\t').nth(1).map(str::to_owned);
+    let replaced: BTreeSet<String> = ours.lines().filter_map(symbol).collect();
+    let kept = of_image
+        .lines()
+        .filter(|line| symbol(line).is_none_or(|name| !replaced.contains(&name)));
+    kept.chain(ours.lines())
+        .map(|line| format!("{line}\n"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_plain_image_of_a_series() {
+        let release = |package| release_in(package, "6.1");
+        assert_eq!(
+            release("linux-image-6.1.0-50-amd64"),
+            Some("6.1.0-50-amd64")
+        );
+        for other in [
+            "linux-image-6.1.0-50-cloud-amd64",
+            "linux-image-6.1.0-50-rt-amd64",
+            "linux-image-6.1.0-50-amd64-unsigned",
+            "linux-image-6.1.0-50-amd64-dbg",
+            "linux-image-6.12.9-amd64",
+            "linux-image-6.1-amd64",
+        ] {
+            assert_eq!(release(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn exported_symbols_of_rebuilt_modules_replace_the_images() {
+        let of_image =
+            "0x1\tprintk\tvmlinux\tEXPORT_SYMBOL\t\n0x2\tib_x\tdrivers/ib_core\tEXPORT_SYMBOL\t\n";
+        let ours =
+            "0x3\tib_x\t/c/ib_core\tEXPORT_SYMBOL\t\n0x4\tib_y\t/c/ib_core\tEXPORT_SYMBOL\t\n";
+        let first = of_image.lines().next().unwrap();
+        assert_eq!(merged(of_image, ours), format!("{first}\n{ours}"));
+    }
+
+    #[test]
+    fn versions_of_the_c_library() {
+        assert_eq!(version("2.36"), Some((2, 36)));
+        assert_eq!(version("2.2.5"), Some((2, 2)));
+        assert!(version("2.38") > version("2.4"));
+        assert_eq!(version("PRIVATE"), None);
+    }
+}
