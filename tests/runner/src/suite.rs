@@ -507,7 +507,7 @@ pub(crate) const SUITE: &[Run] = &[
         name: "the runner's own tests",
         place: Place::Cargo(&["test", "-p", "runner"]),
         format: Format::Cargo,
-        src: Some(&["src/compat.rs"]),
+        src: Some(&["src/compat.h"]),
         ..BASE
     },
     Run {
