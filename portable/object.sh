@@ -2,10 +2,13 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 # Compiles src/ into the object that hosts link into the module: `object.sh ARCH OUTPUT`. Needs rustc and its source
 # (rust-src), and no kernel. generated.rs is bindgen's output, which is the same for every kernel.
+# ROOT=kunit/peermem_kunit.rs compiles the KUnit tests in place of src/nvidia_peermem.rs.
 set -eu
 out=$(realpath -m "$2")
 here=$(cd "$(dirname "$0")" && pwd)
 rustc=${RUSTC:-rustc}
+root=${ROOT:-src/nvidia_peermem.rs}
+name=$(basename "$root" .rs)
 work=${WORK:-$(mktemp -d)}
 mkdir -p "$work"
 library=$($rustc --print sysroot)/lib/rustlib/src/rust/library
@@ -32,13 +35,16 @@ if has -C jump-tables=val; then set -- "$@" -Cjump-tables=n; else set -- "$@" -Z
 	--cap-lints allow --emit=link="$work/libcore.rlib" "$library/core/src/lib.rs"
 $rustc "$@" --edition=2021 --crate-name compiler_builtins --crate-type rlib \
 	--emit=link="$work/libcompiler_builtins.rlib" "$here/compiler_builtins.rs"
+case $name in
+*_kunit) set -- "$@" --cfg=peermem_kunit '-Zcrate-attr=feature(arbitrary_self_types)' ;;
+esac
 $rustc --edition=2021 --crate-name kernel_macros --crate-type proc-macro \
 	--emit=link="$work/libkernel_macros.so" "$here/macros.rs"
 $rustc "$@" --edition=2021 --crate-name kernel --crate-type rlib \
 	--extern kernel_macros="$work/libkernel_macros.so" --emit=link="$work/libkernel.rlib" "$here/kernel/lib.rs"
-PEERMEM_GENERATED=$here $rustc "$@" --edition=2021 --crate-name nvidia_peermem --crate-type staticlib \
+PEERMEM_GENERATED=$here $rustc "$@" --edition=2021 --crate-name "$name" --crate-type staticlib \
 	-Clto=fat -Zcrate-attr=no_std '-Zcrate-attr=feature(used_with_arg)' \
 	--cfg=CONFIG_NEED_SG_DMA_LENGTH --extern kernel="$work/libkernel.rlib" --emit=link="$work/object.a" \
-	"$here/../src/nvidia_peermem.rs"
+	"$here/../$root"
 ar p "$work/object.a" "$(ar t "$work/object.a" | grep -v ^compiler_builtins)" >"$out"
 objcopy -R .llvmbc -R .llvmcmd -R .comment "$out"
