@@ -3,6 +3,7 @@
 # Compiles core, portable/kernel and src/ into the object that kbuild links for any kernel: `object.sh ARCHITECTURE OUTPUT`.
 # Needs rustc with its source (rust-src), objdump, objcopy and nm, and no kernel. RUSTC names another rustc. The
 # architecture is x86_64. Equal sources and equal rustc give equal bytes in any directory.
+# ROOT=kunit/peermem_kunit.rs compiles the KUnit tests in place of src/nvidia_peermem.rs.
 set -eu
 
 # The rustc of releases. The object's hash vouches for it with this version alone.
@@ -17,6 +18,7 @@ fail() {
 [ $# = 2 ] || fail "usage: $0 ARCHITECTURE OUTPUT"
 [ "$1" = x86_64 ] || fail "there is no object for $1: x86_64 is the one architecture"
 here=$(cd "$(dirname "$0")" && pwd)
+root=${ROOT:-src/nvidia_peermem.rs}
 rustc=${RUSTC:-rustc}
 version=$("$rustc" --version 2>/dev/null | cut -d ' ' -f 2) || version=
 [ -n "$version" ] || fail "no rustc: install one of $oldest or newer and its source, or name one with RUSTC="
@@ -64,16 +66,20 @@ fi
 cp "$core/libcore.rlib" "$work"
 "$rustc" "$@" --edition=2021 --crate-name compiler_builtins --crate-type rlib \
 	--emit=link="$work/libcompiler_builtins.rlib" "$here/compiler_builtins.rs"
+case $root in
+kunit/*) set -- "$@" --cfg=peermem_kunit '-Zcrate-attr=feature(arbitrary_self_types)' ;;
+esac
 "$rustc" --edition=2021 --crate-name kernel_macros --crate-type proc-macro \
 	--emit=link="$work/libkernel_macros.so" "$here/macros.rs"
 "$rustc" "$@" --edition=2021 --crate-name kernel --crate-type rlib \
 	--extern kernel_macros="$work/libkernel_macros.so" --emit=link="$work/libkernel.rlib" "$here/kernel/lib.rs"
-PEERMEM_GENERATED=$here "$rustc" "$@" --edition=2021 --crate-name nvidia_peermem --crate-type staticlib -Clto=fat \
+PEERMEM_GENERATED=$here "$rustc" "$@" --edition=2021 --crate-name "$(basename "$root" .rs)" --crate-type staticlib -Clto=fat \
 	-Zcrate-attr=no_std '-Zcrate-attr=feature(used_with_arg)' --cfg=CONFIG_NEED_SG_DMA_LENGTH \
-	--extern kernel="$work/libkernel.rlib" --emit=link="$work/object.a" "$here/../src/nvidia_peermem.rs"
+	--extern kernel="$work/libkernel.rlib" --emit=link="$work/object.a" "$here/../$root"
 # The archive has this one object, and that of compiler_builtins.rs, which is empty.
 ar p "$work/object.a" "$(ar t "$work/object.a" | grep -v ^compiler_builtins)" >"$work/object.o"
 objcopy -R .llvmbc -R .llvmcmd -R .comment "$work/object.o"
-"$here/inspect.sh" "$work/object.o"
+# Tests may panic.
+[ "$root" != src/nvidia_peermem.rs ] || "$here/inspect.sh" "$work/object.o"
 mv "$work/object.o" "$out"
 echo "  $(sha256sum "$out" | cut -d ' ' -f 1)  $out"

@@ -76,11 +76,13 @@ pid_t peermem_process(void)
 }
 
 /*
- * Writes the thread's number and the TASK_COMM_LEN bytes of its name. Another
- * thread may write a new name meanwhile: then @comm is some of both.
+ * Writes the numbers of the calling process and thread, and the TASK_COMM_LEN
+ * bytes of the thread's name. Another thread may write a new name meanwhile:
+ * then @comm is some of both.
  */
-void peermem_thread(pid_t *pid, char *comm)
+void peermem_thread(pid_t *tgid, pid_t *pid, char *comm)
 {
+	*tgid = current->tgid;
 	*pid = current->pid;
 	memcpy(comm, current->comm, TASK_COMM_LEN);
 }

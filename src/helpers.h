@@ -53,7 +53,7 @@ bool peermem_is_exiting(void);
 unsigned int peermem_user(void);
 const void *peermem_current(void);
 pid_t peermem_process(void);
-void peermem_thread(pid_t *pid, char *comm);
+void peermem_thread(pid_t *tgid, pid_t *pid, char *comm);
 u64 peermem_microseconds(void);
 
 /* Part of a larger structure, as a callback_head is. */

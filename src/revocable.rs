@@ -138,6 +138,8 @@ pub(crate) struct RevocableMr {
 impl Mr for RevocableMr {
     const MODE: PinMode = PinMode::Revocable;
 
+    // Not inlined: with those of its caller the frame would exceed 1 KiB.
+    #[inline(never)]
     fn pin(addr: u64, len: u64) -> Result<Self, Reason> {
         let span = Span::covering(addr, len, PageSize::KIB_64, MAX_LEN)?;
         let fixed = Fixed {

@@ -40,8 +40,6 @@ impl RevocablePin {
     /// Returns where the memory of `pins` is, which backs the virtual addresses from `va` on, the size of its pages, and in whose
     /// BARs it is. Refused where it is gone, or nothing that this module can map. Read in batches, since a callback waits
     /// for the one under way.
-    // Not inlined: the list's first entries are on the stack, and a caller's frame would exceed 1 KiB.
-    #[inline(never)]
     pub(crate) fn read_all(pins: &[Self], va: u64) -> Result<(PhysRanges, PageSize, Gpus), Reason> {
         let mut page = PageSize::KIB_128;
         let (memory, gpus) = PhysRanges::read(va, |reader| {

@@ -69,14 +69,14 @@ pub(crate) fn microseconds() -> u64 {
 
 /// The calling thread, as a record has it.
 pub(crate) fn task() -> history::Task {
-    let (mut pid, mut comm) = (0, [0; history::COMM_LEN]);
-    // SAFETY: Both are valid for writes, and `layout.c` asserts the length of the name.
-    unsafe { c::peermem_thread(&mut pid, comm.as_mut_ptr().cast()) };
-    history::Task {
-        tgid: process(),
-        pid,
-        comm,
-    }
+    let mut task = history::Task {
+        tgid: 0,
+        pid: 0,
+        comm: [0; history::COMM_LEN],
+    };
+    // SAFETY: All three are valid for writes, and `layout.c` asserts the length of the name.
+    unsafe { c::peermem_thread(&mut task.tgid, &mut task.pid, task.comm.as_mut_ptr().cast()) };
+    task
 }
 
 /// A refusal, and the function to call with it at the end of the system call. The `bool` is `true` if the call succeeds.

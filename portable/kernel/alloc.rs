@@ -58,14 +58,11 @@ impl BitOr for Flags {
 /// Alignment of every result of `kmalloc()` and `kvmalloc()`, in bytes. `layout.c` asserts the number.
 const MIN_ALIGN: usize = 8;
 
-/// Refuses, at compile time, types that `kmalloc()` cannot serve: without a size, or with a larger alignment.
-const fn assert_layout<T>() {
-    assert!(size_of::<T>() > 0 && align_of::<T>() <= MIN_ALIGN);
-}
-
-/// Allocates uninitialized memory for a `T`, with `kmalloc()`. May sleep.
+/// Allocates uninitialized memory for a `T`, with `kmalloc()`. May sleep. A `T` with a larger alignment does not compile.
+///
+/// For a type without a size `kmalloc()` returns `ZERO_SIZE_PTR`, which is aligned, not null, and accepted by `kfree()`.
 pub(crate) fn place<T>(flags: Flags) -> Result<NonNull<T>, AllocError> {
-    const { assert_layout::<T>() };
+    const { assert!(align_of::<T>() <= MIN_ALIGN) };
     // SAFETY: `kmalloc()` accepts any size. The module calls this crate in process context, with no spinlock held.
     let memory = unsafe { bindings::shim_alloc(size_of::<T>(), flags.warns) };
     NonNull::new(memory.cast()).ok_or(AllocError)
@@ -86,12 +83,12 @@ pub(crate) unsafe fn free<T: ?Sized>(place: NonNull<T>) {
 /// # Invariants
 ///
 /// The pointer is the result of [`place`]. The box owns that memory, and the value in it.
-pub struct KBox<T>(NonNull<T>);
+pub struct KBox<T: ?Sized>(NonNull<T>);
 
 // SAFETY: A box owns its value, so that sending the box sends the value.
-unsafe impl<T: Send> Send for KBox<T> {}
+unsafe impl<T: ?Sized + Send> Send for KBox<T> {}
 // SAFETY: A shared box gives out shared references to its value, and nothing else.
-unsafe impl<T: Sync> Sync for KBox<T> {}
+unsafe impl<T: ?Sized + Sync> Sync for KBox<T> {}
 
 impl<T> KBox<T> {
     /// Allocates memory and moves `value` into it. May sleep. On an error `value` is dropped.
@@ -111,7 +108,7 @@ impl<T> KBox<T> {
     pub fn pin_init(init: impl PinInit<T>, flags: Flags) -> error::Result<Pin<Self>> {
         let place = place::<T>(flags)?;
         // SAFETY: `place` is new memory for a `T`. The value stays there until it is dropped: the box is pinned below.
-        unsafe { init.init(place.as_ptr()) };
+        unsafe { init.__pinned_init(place.as_ptr()) };
         // INVARIANT: `init` has written the value.
         let this = KBox(place);
         // SAFETY: The box owns its value, and hands out no `&mut T` through `Pin` unless `T` is `Unpin`.
@@ -157,7 +154,7 @@ impl<T> KBox<MaybeUninit<T>> {
     }
 }
 
-impl<T> Deref for KBox<T> {
+impl<T: ?Sized> Deref for KBox<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -166,14 +163,14 @@ impl<T> Deref for KBox<T> {
     }
 }
 
-impl<T> DerefMut for KBox<T> {
+impl<T: ?Sized> DerefMut for KBox<T> {
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: The box owns a value by the type invariant, and is borrowed mutably.
         unsafe { self.0.as_mut() }
     }
 }
 
-impl<T> Drop for KBox<T> {
+impl<T: ?Sized> Drop for KBox<T> {
     fn drop(&mut self) {
         // SAFETY: The box owns the value and its memory by the type invariant, and nobody uses them after the drop.
         unsafe {
@@ -192,7 +189,7 @@ impl<T> Drop for KBox<T> {
 ///   this vector owns that memory.
 pub struct KVVec<T> {
     start: NonNull<T>,
-    len: usize,
+    pub(crate) len: usize,
     capacity: usize,
 }
 
@@ -202,9 +199,9 @@ unsafe impl<T: Send> Send for KVVec<T> {}
 unsafe impl<T: Sync> Sync for KVVec<T> {}
 
 impl<T> KVVec<T> {
-    /// Returns an empty vector. Allocates nothing.
+    /// Returns an empty vector. Allocates nothing. A `T` without a size, or with a larger alignment, does not compile.
     pub const fn new() -> Self {
-        const { assert_layout::<T>() };
+        const { assert!(size_of::<T>() > 0 && align_of::<T>() <= MIN_ALIGN) };
         // INVARIANT: There are no values and no memory.
         KVVec {
             start: NonNull::dangling(),

@@ -150,3 +150,6 @@ c_functions! {
     pub fn rb_insert_color(node: *mut rb_node, root: *mut rb_root);
     pub fn sg_free_table(table: *mut sg_table);
 }
+
+#[cfg(peermem_kunit)]
+pub use crate::kunit::c::*;

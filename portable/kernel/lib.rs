@@ -18,6 +18,8 @@ pub mod alloc;
 pub mod bindings;
 pub mod error;
 pub mod ffi;
+#[cfg(peermem_kunit)]
+pub mod kunit;
 pub mod pin_init;
 pub mod prelude;
 pub mod print;
@@ -34,6 +36,12 @@ mod tests;
 
 /// Formatting: `print` and `seq_file` take what `core` formats.
 pub use core::fmt;
+
+#[cfg(peermem_kunit)]
+pub use kunit::{
+    page,
+    task, //
+};
 
 /// This module: the argument of [`Module::init`].
 pub struct ThisModule(());

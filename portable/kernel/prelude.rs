@@ -32,5 +32,12 @@ pub use crate::{
     },
     ThisModule,
 };
+#[cfg(peermem_kunit)]
+pub use crate::{
+    fmt,
+    kunit::KVec, //
+};
+#[cfg(peermem_kunit)]
+pub use kernel_macros::kunit_tests;
 #[cfg(not(test))]
 pub use kernel_macros::pin_data;

@@ -80,7 +80,7 @@ impl<T> Arc<T> {
         // SAFETY: `place` is new memory for a `Counted<T>`. The value does not move: a reference gives out no `&mut T`.
         unsafe {
             (&raw mut (*raw).count).write(Atomic::new(1));
-            init.init(&raw mut (*raw).value);
+            init.__pinned_init(&raw mut (*raw).value);
         }
         // INVARIANT: `init` has written the value; the new reference is the one of its count.
         Ok(Arc(place, PhantomData))

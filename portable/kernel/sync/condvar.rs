@@ -46,7 +46,7 @@ impl CondVar {
     /// Makes an initializer of a condition variable. `name` and `class` are for lockdep.
     pub fn new(name: &'static CStr, class: &'static LockClassKey) -> impl PinInit<Self> {
         let closure = pin_init::closure(move |place: *mut Self| {
-            // SAFETY: `place` is valid for writes by the contract of `PinInit::init`. The memory for the wait queue is zero, is
+            // SAFETY: `place` is valid for writes by the contract of `PinInit`. The memory for the wait queue is zero, is
             // large enough (`layout.c`), and does not move. `name` and `class` are statics.
             // INVARIANT: `__init_waitqueue_head()` initializes the queue.
             unsafe {

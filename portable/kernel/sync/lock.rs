@@ -78,7 +78,7 @@ impl<T> Lock<T, mutex::MutexBackend> {
     /// Makes an initializer of a mutex around `value`. `name` and `class` are for lockdep.
     pub fn new(value: T, name: &'static CStr, class: &'static LockClassKey) -> impl PinInit<Self> {
         let closure = pin_init::closure(move |place: *mut Self| {
-            // SAFETY: `place` is valid for writes by the contract of `PinInit::init`. The memory for the `struct mutex` is
+            // SAFETY: `place` is valid for writes by the contract of `PinInit`. The memory for the `struct mutex` is
             // zero, is large enough (`layout.c`), and does not move. `name` and `class` are statics.
             // INVARIANT: `__mutex_init()` initializes the lock.
             unsafe {

@@ -4,6 +4,8 @@
 
 use std::mem::MaybeUninit;
 use std::pin::Pin;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
 
 use super::fakes::failing_after;
 use super::fakes::requests;
@@ -22,6 +24,23 @@ fn a_box_drops_its_value_and_frees_its_memory_once() {
         assert_eq!(one.0, 7);
         drop(one);
         assert_eq!(drops.get(), 1);
+    });
+}
+
+#[test]
+fn a_value_without_a_size_is_dropped_once() {
+    static DROPS: AtomicUsize = AtomicUsize::new(0);
+    struct Nothing;
+    impl Drop for Nothing {
+        fn drop(&mut self) {
+            DROPS.fetch_add(1, SeqCst);
+        }
+    }
+    without_leaks(|| {
+        let nothing = KBox::new(Nothing, GFP_KERNEL).unwrap();
+        assert_eq!(DROPS.load(SeqCst), 0);
+        drop(nothing);
+        assert_eq!(DROPS.load(SeqCst), 1);
     });
 }
 

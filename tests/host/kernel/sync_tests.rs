@@ -264,6 +264,23 @@ fn atomics_have_the_operations_of_their_names() {
     assert!(!flag.xchg(true, Full) && flag.load(Acquire));
 }
 
+#[test]
+fn orders_are_those_of_their_names() {
+    use std::sync::atomic::Ordering;
+
+    use crate::sync::atomic::Order;
+
+    // The machine that runs the tests orders more than each of these asks.
+    let orders = [Relaxed::ORDER, Acquire::ORDER, Release::ORDER, Full::ORDER];
+    let want = [
+        Ordering::Relaxed,
+        Ordering::Acquire,
+        Ordering::Release,
+        Ordering::SeqCst,
+    ];
+    assert_eq!(orders, want);
+}
+
 /// What must be `Send` or `Sync` is asserted by types of the module. What must not be is asserted here.
 #[test]
 fn what_belongs_to_a_thread_stays_there() {

@@ -3,7 +3,7 @@
 //! Names of the substitute `kernel` crate that nothing uses.
 //!
 //! rustc reports unused items of one crate, and no public ones. So these tests make one crate of a copy of the substitute and
-//! of `src/`, in which nothing is public. Exported macros and the functions of `shim.h` are searched for by name.
+//! of `src/`, or of `kunit/`, in which nothing is public. Exported macros and the functions of `shim.h` are searched for by name.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -71,17 +71,26 @@ fn replace_words(text: &str, from: &str, to: &str) -> String {
     result + rest
 }
 
-/// Compiles the substitute and `src/` as one crate. Returns the warnings of rustc about unused names. `planted` is appended
+/// The code that uses the substitute, by its root file.
+const MODULE: &str = "src/nvidia_peermem.rs";
+const KUNIT: &str = "kunit/peermem_kunit.rs";
+
+/// Compiles the substitute and its user as one crate. Returns the warnings of rustc about unused names. `planted` is appended
 /// to a file of the substitute.
-fn unused(planted: &str) -> Vec<String> {
-    let name = format!("peermem-names-{}-{}", std::process::id(), planted.len());
+fn unused(root: &str, planted: &str) -> Vec<String> {
+    let name = format!(
+        "peermem-names-{}-{}-{}",
+        std::process::id(),
+        planted.len(),
+        root.len()
+    );
     let copy = Copy(env::temp_dir().join(name));
     let rustc = || {
         let mut command = Command::new(env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned()));
         command.env("RUSTC_BOOTSTRAP", "1").current_dir(&copy.0);
         command
     };
-    for folder in ["portable/kernel", "src", "rust-bindings"] {
+    for folder in ["portable/kernel", "src", "kunit", "rust-bindings"] {
         for file in rust_files(folder) {
             let mut text = text(&file);
             if folder == "portable/kernel" {
@@ -90,21 +99,18 @@ fn unused(planted: &str) -> Vec<String> {
                 }
                 text = replace_words(&text, "pub ", "pub(crate) ");
                 if file.ends_with("/lib.rs") {
-                    // After the macros, which would be in scope by their place otherwise.
+                    // Before the macros, which would be in scope by their place otherwise.
                     let place = text
                         .find("pub(crate) mod alloc;")
                         .expect("the first module");
-                    text.insert_str(
-                        place,
-                        "#[path = \"../../src/nvidia_peermem.rs\"]\nmod peermem;\n",
+                    let user = format!(
+                        "extern crate self as kernel;\n#[path = \"../../{root}\"]\nmod user;\n"
                     );
+                    text.insert_str(place, &user);
                 }
             } else {
                 // The root of the crate is that of the substitute.
-                text = replace_words(&text, "crate::", "crate::peermem::");
-                text = text.replace("$crate::peermem::", "$crate::");
-                text = replace_words(&text, "kernel::", "crate::");
-                text = text.replace("use kernel::", "use crate::");
+                text = replace_words(&text, "crate::", "crate::user::");
             }
             let target = copy.0.join(&file);
             fs::create_dir_all(target.parent().expect("a folder")).expect("a folder");
@@ -126,7 +132,11 @@ fn unused(planted: &str) -> Vec<String> {
         "{}",
         String::from_utf8_lossy(&macros.stderr)
     );
-    let output = rustc()
+    let mut rustc = rustc();
+    if root == KUNIT {
+        rustc.arg("--cfg=peermem_kunit");
+    }
+    let output = rustc
         .env("PEERMEM_GENERATED", repository().join("portable"))
         .args([
             "--edition=2021",
@@ -137,7 +147,7 @@ fn unused(planted: &str) -> Vec<String> {
         .args([
             "-Cpanic=abort",
             "--cfg=CONFIG_NEED_SG_DMA_LENGTH",
-            "-Zcrate-attr=feature(used_with_arg)",
+            "-Zcrate-attr=feature(used_with_arg,arbitrary_self_types)",
         ])
         .args([
             "--extern=kernel_macros=libkernel_macros.so",
@@ -156,7 +166,15 @@ fn unused(planted: &str) -> Vec<String> {
 
 #[test]
 fn every_item_is_used() {
-    let unused = unused("");
+    let unused = unused(MODULE, "");
+    assert!(unused.is_empty(), "\n{}", unused.join("\n"));
+}
+
+#[test]
+fn every_item_for_kunit_is_used() {
+    let mut unused = unused(KUNIT, "");
+    // The module uses the others.
+    unused.retain(|line| line.contains("/kunit.rs"));
     assert!(unused.is_empty(), "\n{}", unused.join("\n"));
 }
 
@@ -171,7 +189,7 @@ fn an_unused_item_is_found() {
         extern \"C\" { pub fn planted_declaration(); }
         pub use core::num::NonZeroU8 as PlantedImport;
     ";
-    let unused = unused(PLANTED);
+    let unused = unused(MODULE, PLANTED);
     let names = [
         "planted_function",
         "planted_method",
@@ -208,6 +226,8 @@ fn every_macro_is_used() {
     let all: String = crate_files
         .iter()
         .chain(&rust_files("src"))
+        .chain(&rust_files("kunit"))
+        .chain(&["portable/macros.rs".to_owned()])
         .map(|file| code(&text(file)))
         .collect();
     for file in &crate_files {

@@ -1,0 +1,422 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+
+//! Names that the KUnit tests (`kunit/`) use and `src/` does not. The object of the module has none of them.
+//!
+//! C headers: `include/kunit/test.h`, `include/linux/completion.h`. The C side is `portable/kunit.c`.
+
+use core::{
+    cell::UnsafeCell,
+    ffi::CStr,
+    fmt::{
+        self,
+        Write, //
+    },
+    marker::PhantomPinned,
+    mem::MaybeUninit,
+    ops::{
+        CoerceUnsized,
+        Deref, //
+    },
+    ptr,
+};
+
+use crate::{
+    alloc::{
+        AllocError,
+        Flags,
+        KBox,
+        KVVec,
+        GFP_KERNEL, //
+    },
+    bindings,
+    error::{
+        Error,
+        Result, //
+    },
+    ffi::{
+        c_char,
+        c_int, //
+    },
+    pin_init::{
+        self,
+        Initialized,
+        PinInit, //
+    },
+    sync::{
+        lock::{
+            mutex::MutexBackend,
+            Guard, //
+        },
+        LockClassKey,
+        Mutex,
+        Room, //
+    },
+};
+
+/// C's types and functions of the tests.
+pub mod c {
+    #![allow(missing_docs, non_camel_case_types, reason = "names of C")]
+
+    use crate::{
+        bindings::sg_table,
+        ffi::{
+            c_char,
+            c_int,
+            c_uint, //
+        },
+    };
+
+    pub type gfp_t = c_uint;
+
+    #[repr(C)]
+    pub struct completion {
+        _opaque: [u8; 0],
+    }
+
+    #[repr(C)]
+    pub struct kunit {
+        _opaque: [u8; 0],
+    }
+
+    #[repr(C)]
+    pub struct task_struct {
+        _opaque: [u8; 0],
+    }
+
+    /// `kunit.c` asserts the layout, which is that of Linux 7.3.
+    #[repr(C)]
+    pub struct kunit_case {
+        pub run_case: Option<unsafe extern "C" fn(test: *mut kunit)>,
+        pub name: *const c_char,
+        pub rest: [u64; 7],
+    }
+
+    /// `kunit.c` asserts the layout, which is that of Linux 7.3.
+    #[repr(C)]
+    pub struct kunit_suite {
+        pub name: [u8; 256],
+        pub calls: [usize; 4],
+        pub test_cases: *mut kunit_case,
+        pub rest: [u64; 37],
+    }
+
+    extern "C" {
+        pub fn sg_alloc_table(table: *mut sg_table, nents: c_uint, gfp: gfp_t) -> c_int;
+        pub fn shim_complete_all(completion: *mut completion);
+        pub fn shim_completion_init(completion: *mut completion);
+        pub fn shim_completion_wait(completion: *mut completion);
+        pub fn shim_current() -> *mut task_struct;
+        pub fn shim_kunit_fail(test: *mut kunit);
+    }
+}
+
+/// Pages of the kernel.
+pub mod page {
+    /// Size of a page, in bytes. `kunit.c` asserts the number.
+    pub const PAGE_SIZE: usize = 4096;
+}
+
+/// Tasks.
+pub mod task {
+    use crate::bindings;
+
+    /// Number of a process: `pid_t`.
+    pub type Pid = bindings::pid_t;
+
+    /// A task: `struct task_struct`.
+    pub struct Task(());
+
+    impl Task {
+        /// Returns the pointer to the calling task.
+        pub fn current_raw() -> *mut bindings::task_struct {
+            // SAFETY: Has no requirements.
+            unsafe { bindings::shim_current() }
+        }
+    }
+}
+
+impl<T: ?Sized + core::marker::Unsize<U>, U: ?Sized> CoerceUnsized<KBox<U>> for KBox<T> {}
+
+/// Returns the error of a C function that returns a negative error number, or success.
+pub fn to_result(returned: c_int) -> Result {
+    match returned {
+        0.. => Ok(()),
+        errno => Err(Error::from_errno(errno)),
+    }
+}
+
+/// A vector. The tests do not look at how its memory is allocated.
+pub type KVec<T> = KVVec<T>;
+
+impl<T> Default for KVVec<T> {
+    fn default() -> Self {
+        KVVec::new()
+    }
+}
+
+/// Error of [`KVVec::remove`]: no such element.
+#[derive(Debug)]
+pub struct RemoveError;
+
+impl<T> KVVec<T> {
+    /// Appends `value`. May sleep.
+    pub fn push(&mut self, value: T, flags: Flags) -> Result<(), AllocError> {
+        self.reserve(1, flags)?;
+        self.push_within_capacity(value).map_err(|_| AllocError)
+    }
+
+    /// Removes the value at `index`, and moves those after it.
+    pub fn remove(&mut self, index: usize) -> Result<T, RemoveError> {
+        let rest = self.get_mut(index..).ok_or(RemoveError)?;
+        let (first, after) = rest.split_first_mut().ok_or(RemoveError)?;
+        let count = after.len();
+        let first = ptr::from_mut(first);
+        // SAFETY: `first` is a value, followed by `count` others. The length shrinks before anybody looks again.
+        let value = unsafe {
+            let value = first.read();
+            ptr::copy(first.add(1), first, count);
+            value
+        };
+        // INVARIANT: The first `len` elements are values: one was moved out. There was one at least.
+        self.len -= 1;
+        Ok(value)
+    }
+
+    /// Drops the values from `len` on.
+    pub fn truncate(&mut self, len: usize) {
+        while self.len > len {
+            let _ = self.remove(self.len - 1);
+        }
+    }
+
+    /// Drops all values.
+    pub fn clear(&mut self) {
+        self.truncate(0);
+    }
+
+    /// Returns a vector of `count` clones of `value`. May sleep.
+    pub fn from_elem(value: T, count: usize, flags: Flags) -> Result<Self, AllocError>
+    where
+        T: Clone,
+    {
+        let mut new = KVVec::with_capacity(count, flags)?;
+        for _ in 0..count {
+            new.push(value.clone(), flags)?;
+        }
+        Ok(new)
+    }
+}
+
+/// A string for C that owns its memory.
+pub struct CString(KVec<u8>);
+
+impl CString {
+    /// Formats a string. May sleep.
+    pub fn try_from_fmt(text: fmt::Arguments<'_>) -> Result<Self> {
+        struct Writer(KVec<u8>);
+
+        impl Write for Writer {
+            fn write_str(&mut self, text: &str) -> fmt::Result {
+                text.bytes()
+                    .try_for_each(|byte| self.0.push(byte, GFP_KERNEL))
+                    .map_err(|_| fmt::Error)
+            }
+        }
+
+        let mut writer = Writer(KVec::new());
+        writer.write_fmt(text).map_err(|_| AllocError)?;
+        writer.0.push(0, GFP_KERNEL)?;
+        Ok(CString(writer.0))
+    }
+}
+
+impl Deref for CString {
+    type Target = CStr;
+
+    fn deref(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.0).unwrap_or_default()
+    }
+}
+
+/// An event that happens once: `struct completion`.
+///
+/// # Invariants
+///
+/// The memory has an initialized completion.
+pub struct Completion(Room<16>, PhantomPinned);
+
+// SAFETY: A completion belongs to no thread.
+unsafe impl Send for Completion {}
+// SAFETY: A completion has a lock of its own.
+unsafe impl Sync for Completion {}
+
+impl Completion {
+    /// Makes an initializer of an event that has not happened.
+    pub fn new() -> impl PinInit<Self> {
+        let closure = pin_init::closure(move |place: *mut Self| {
+            // SAFETY: `place` is valid for writes by the contract of `PinInit`, large enough (`kunit.c`), and stays.
+            // INVARIANT: `init_completion()` initializes the completion.
+            unsafe {
+                (&raw mut (*place).0).write(Room::new());
+                bindings::shim_completion_init((*place).0.get().cast());
+                Initialized::new()
+            }
+        });
+        // SAFETY: The closure writes all fields that have a size.
+        unsafe { pin_init::from_closure(closure) }
+    }
+
+    /// Notes the event, and wakes all threads that wait for it.
+    pub fn complete_all(&self) {
+        // SAFETY: Initialized by the type invariant.
+        unsafe { bindings::shim_complete_all(self.0.get().cast()) };
+    }
+
+    /// Waits for the event, uninterruptibly.
+    pub fn wait_for_completion(&self) {
+        // SAFETY: Initialized by the type invariant.
+        unsafe { bindings::shim_completion_wait(self.0.get().cast()) };
+    }
+}
+
+/// A mutex for a static, which [`init`](Self::init) initializes.
+pub struct GlobalLock<T> {
+    first: UnsafeCell<Option<T>>,
+    lock: UnsafeCell<MaybeUninit<Mutex<T>>>,
+    class: LockClassKey,
+}
+
+// SAFETY: `init` comes before every use, and a mutex may be shared.
+unsafe impl<T: Send> Sync for GlobalLock<T> {}
+
+impl<T> GlobalLock<T> {
+    /// Returns a mutex that is not initialized.
+    #[doc(hidden)]
+    pub const fn new(first: T) -> Self {
+        GlobalLock {
+            first: UnsafeCell::new(Some(first)),
+            lock: UnsafeCell::new(MaybeUninit::uninit()),
+            class: LockClassKey::new(),
+        }
+    }
+
+    /// Initializes the mutex.
+    ///
+    /// # Safety
+    ///
+    /// Called once, and before every use.
+    pub unsafe fn init(&'static self) {
+        // SAFETY: By the safety requirements nobody else uses the static. A static does not move.
+        unsafe {
+            if let Some(first) = (*self.first.get()).take() {
+                Mutex::new(first, c"peermem_kunit", &self.class)
+                    .__pinned_init(self.lock.get().cast::<Mutex<T>>());
+            }
+        }
+    }
+
+    /// Takes the mutex.
+    pub fn lock(&'static self) -> Guard<'static, T, MutexBackend> {
+        // SAFETY: Initialized: `global_lock!` is `unsafe(uninit)`, whose user calls `init` first.
+        unsafe { (*self.lock.get()).assume_init_ref() }.lock()
+    }
+}
+
+/// Makes a static with a mutex around a value.
+#[macro_export]
+macro_rules! global_lock {
+    (unsafe(uninit) static $name:ident: Mutex<$type:ty> = $value:expr;) => {
+        static $name: $crate::kunit::GlobalLock<$type> = $crate::kunit::GlobalLock::new($value);
+    };
+}
+
+/// Makes arguments for a formatting function.
+#[macro_export]
+macro_rules! fmt {
+    ($($all:tt)*) => { ::core::format_args!($($all)*) };
+}
+
+/// Makes a string for C of a literal.
+#[macro_export]
+macro_rules! c_str {
+    ($text:expr) => {
+        const {
+            match ::core::ffi::CStr::from_bytes_with_nul(concat!($text, "\0").as_bytes()) {
+                Ok(text) => text,
+                Err(_) => panic!("a NUL in a string for C"),
+            }
+        }
+    };
+}
+
+/// Makes an entry of a table of cases.
+#[doc(hidden)]
+pub const fn case(
+    name: &'static CStr,
+    run: unsafe extern "C" fn(*mut bindings::kunit),
+) -> bindings::kunit_case {
+    bindings::kunit_case {
+        run_case: Some(run),
+        name: name.as_ptr().cast::<c_char>(),
+        rest: [0; 7],
+    }
+}
+
+/// Last entry of a table of cases.
+#[doc(hidden)]
+pub const END: bindings::kunit_case = bindings::kunit_case {
+    run_case: None,
+    name: ptr::null(),
+    rest: [0; 7],
+};
+
+/// Makes a suite of a table of cases.
+#[doc(hidden)]
+pub const fn suite(name: &str, test_cases: *mut bindings::kunit_case) -> bindings::kunit_suite {
+    let mut text = [0; 256];
+    let mut at = 0;
+    while at < name.len() {
+        text[at] = name.as_bytes()[at];
+        at += 1;
+    }
+    bindings::kunit_suite {
+        name: text,
+        calls: [0; 4],
+        test_cases,
+        rest: [0; 37],
+    }
+}
+
+/// Runs a case: an error fails the test.
+#[doc(hidden)]
+pub fn run(test: *mut bindings::kunit, case: fn() -> Result) {
+    if case().is_err() {
+        // SAFETY: KUnit passes the test that runs.
+        unsafe { bindings::shim_kunit_fail(test) };
+    }
+}
+
+/// Makes a suite: the macro behind `#[kunit_tests]`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! kunit_suite {
+    ($suite:ident, $($case:ident),* $(,)?) => {
+        const _: () = {
+            const COUNT: usize = [$(stringify!($case)),*].len() + 1;
+            static mut CASES: [$crate::bindings::kunit_case; COUNT] = [
+                $({
+                    unsafe extern "C" fn run(test: *mut $crate::bindings::kunit) {
+                        $crate::kunit::run(test, $case);
+                    }
+                    $crate::kunit::case($crate::c_str!(stringify!($case)), run)
+                },)*
+                $crate::kunit::END,
+            ];
+            static mut SUITE: $crate::bindings::kunit_suite =
+                $crate::kunit::suite(stringify!($suite), (&raw mut CASES).cast());
+            #[used(compiler)]
+            #[link_section = ".kunit_test_suites"]
+            static mut ENTRY: *mut $crate::bindings::kunit_suite = &raw mut SUITE;
+        };
+    };
+}
