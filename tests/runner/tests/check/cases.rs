@@ -186,10 +186,7 @@ pub(crate) fn all_at_once() -> Vec<Case> {
         "NAME=\"Fedora Linux\"\nID=fedora\n",
     )));
     let too_old = [
-        (
-            "kernel version|missing|{R}",
-            TOO_OLD,
-        ),
+        ("kernel version|missing|{R}", TOO_OLD),
         (
             "C compiler|missing|no gcc",
             "The C compiler is not here: run 'dnf install gcc'.",
