@@ -181,20 +181,21 @@ impl RegistryStats {
         info: RegistrationInfo,
     ) -> Option<Transition> {
         self.last = self.last.wrapping_add(1);
-        let registration = Registration {
+        let registration = slot.insert(Registration {
             number: self.last,
             state: State::Pinned,
             info,
             entries: 0,
             hca: None,
-        };
-        self.count(&registration, |counts| {
+        });
+        self.count(registration, |counts| {
             counts.registered = counts.registered.wrapping_add(1);
             counts.active = counts.active.wrapping_add(1);
-            counts.active_bytes = counts.active_bytes.wrapping_add(info.span.len());
+            counts.active_bytes = counts
+                .active_bytes
+                .wrapping_add(registration.info.span.len());
         });
-        *slot = Some(registration);
-        Some(Transition::Registered(registration))
+        Some(Transition::Registered(*registration))
     }
 
     /// `dma_map` has succeeded: a scatter list of so many entries, for the device with that address.
