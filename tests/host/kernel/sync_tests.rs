@@ -276,7 +276,7 @@ fn orders_are_those_of_their_names() {
         Ordering::Relaxed,
         Ordering::Acquire,
         Ordering::Release,
-        Ordering::SeqCst,
+        SeqCst,
     ];
     assert_eq!(orders, want);
 }
