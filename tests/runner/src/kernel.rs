@@ -130,7 +130,7 @@ const STOCK: Flavour = Flavour {
     smoke: &[Smoke::Nvidia, Smoke::Revocable],
     again: Again::Listed(ON_STOCK),
     seconds: 180.0,
-    mib: 700,
+    mib: 80,
     ..BUILT
 };
 

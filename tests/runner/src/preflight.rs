@@ -323,7 +323,7 @@ fn plan(paths: &Paths, wanted: &Wanted<'_>) -> Result<Plan> {
         }
         let products = paths.cache.join("modules").join(name);
         let names = match flavour.is_stock() {
-            true => ["gpu", "gpu-nvidia"],
+            true => ["gpu-nvidia", "ours-portable-on-nvidia"],
             false => ["gpu", "ours"],
         };
         let modules = names.map(|name| products.join(format!("{name}.stamp")));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! What a registration costs, how large it may be, and what is refused.
 
+use std::io;
 use std::ops::RangeInclusive;
 
 use anyhow::ensure;
@@ -535,6 +536,20 @@ fn rights(lab: &Lab) -> Result<()> {
 }
 
 fn rereg(lab: &Lab) -> Result<()> {
+    // The CPU's memory shows what rxe can do, whatever peer memory makes of it.
+    let plain = lab.allocate(Where::Host, M2)?;
+    let plain = lab.far.register(plain.span(0, M2)?, full_access())?;
+    if let Err(error) = plain.change_access(AccessFlags::LocalWrite | AccessFlags::RemoteRead) {
+        let errno = error
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::raw_os_error);
+        ensure!(
+            errno == Some(libc::EOPNOTSUPP),
+            "of the CPU's memory: {error:#}"
+        );
+        return ktap::skip("this kernel's rxe changes no region (REREG_MR)");
+    }
+    drop(plain);
     let memory = lab.allocate(Where::Gpu(0), M2)?;
     let local = Arena::on_host(lab, M2, 1)?;
     let region = lab.far.register(memory.span(0, M2)?, full_access())?;
