@@ -1,3 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /* What NVIDIA's configure step would have found out, as far as its headers ask. */
+#include <linux/version.h>
+
+#if KERNEL_VERSION(5, 15, 0) <= LINUX_VERSION_CODE
 #define NV_LINUX_STDARG_H_PRESENT
+#endif

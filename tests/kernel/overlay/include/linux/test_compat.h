@@ -15,6 +15,7 @@
 #include <linux/memremap.h>
 #include <linux/mm.h>
 #include <linux/module.h>
+#include <linux/rbtree.h>
 #include <linux/sched/mm.h>
 #include <linux/seq_file.h>
 #include <linux/slab.h>
@@ -66,6 +67,26 @@ static inline void vm_flags_clear(struct vm_area_struct *vma,
 				  unsigned long flags)
 {
 	vma->vm_flags &= ~flags;
+}
+#endif
+
+#if KERNEL_VERSION(5, 12, 0) > LINUX_VERSION_CODE
+static inline void rb_add(struct rb_node *node, struct rb_root *tree,
+			  bool (*less)(struct rb_node *,
+				       const struct rb_node *))
+{
+	struct rb_node **link = &tree->rb_node;
+	struct rb_node *parent = NULL;
+
+	while (*link) {
+		parent = *link;
+		if (less(node, parent))
+			link = &parent->rb_left;
+		else
+			link = &parent->rb_right;
+	}
+	rb_link_node(node, parent, link);
+	rb_insert_color(node, tree);
 }
 #endif
 
