@@ -9,6 +9,7 @@
 #include <linux/bits.h>
 #include <linux/dma-mapping.h>
 #include <linux/memremap.h>
+#include <linux/module.h>
 #include <linux/pci.h>
 #include <linux/scatterlist.h>
 #include <linux/types.h>
@@ -30,6 +31,8 @@
 #define FAKE_MORE_START		(FAKE_BAR_START + BIT_ULL(43))
 
 /* In place of the kernel's functions of these names: fakes.rs. */
+bool fake_module_get(struct module *module);
+void fake_module_put(struct module *module);
 int fake_sg_alloc(struct sg_table *table, unsigned int entries, gfp_t gfp);
 u64 fake_dma_map(struct device *dev, u64 addr, size_t len, int dir,
 		 unsigned long attrs);

@@ -1432,7 +1432,8 @@ pub(crate) unsafe extern "C" fn pci_get_device(
 /// # Safety
 ///
 /// As `try_module_get()`.
-pub(crate) unsafe extern "C" fn try_module_get(_module: *mut bindings::module) -> bool {
+#[no_mangle]
+pub(crate) unsafe extern "C" fn fake_module_get(_module: *mut bindings::module) -> bool {
     with(|world| {
         if !world.going {
             world.holds += 1;
@@ -1444,7 +1445,8 @@ pub(crate) unsafe extern "C" fn try_module_get(_module: *mut bindings::module) -
 /// # Safety
 ///
 /// As `module_put()`.
-pub(crate) unsafe extern "C" fn module_put(_module: *mut bindings::module) {
+#[no_mangle]
+pub(crate) unsafe extern "C" fn fake_module_put(_module: *mut bindings::module) {
     with(|world| world.holds -= 1);
 }
 

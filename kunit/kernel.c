@@ -16,6 +16,8 @@
 
 #include "fakes.h"
 
+#define try_module_get fake_module_get
+#define module_put fake_module_put
 #define pci_domain_nr fake_pci_domain
 #define sg_alloc_table fake_sg_alloc
 #define dma_map_phys fake_dma_map
