@@ -70,6 +70,7 @@ const PACKAGE: &[&str] = &[
     "Makefile",
     "dkms.conf",
     "packaging",
+    "portable",
     "rust-bindings",
     "scripts",
     "src",
