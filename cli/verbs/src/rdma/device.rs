@@ -467,11 +467,9 @@ impl Region {
         let size = size_of::<ReregRequest>();
         // SAFETY: The kernel reads the request and writes the answer, both of which live here and have the sizes given.
         let written = unsafe { libc::write(file, std::ptr::from_ref(&request).cast(), size) };
-        ensure!(
-            usize::try_from(written) == Ok(size),
-            "REREG_MR: {}",
-            io::Error::last_os_error()
-        );
+        if usize::try_from(written) != Ok(size) {
+            return Err(io::Error::last_os_error()).context("REREG_MR");
+        }
         Ok(())
     }
 }
