@@ -530,20 +530,18 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// All that there are for this kernel.
+    /// All modules for this kernel. Only kernels with Rust have hazards, benchmarks and neighbours of other drivers.
     pub(crate) fn all(&self) -> Result<Vec<PathBuf>> {
         let mut files = vec![
             self.gpu()?,
             self.gpu_with_upper()?,
             self.control()?,
-            self.bench()?,
             self.other_client()?,
+            self.ours()?,
         ];
-        files.extend(self.drivers()?.into_iter().map(|(_, file)| file));
-        files.push(self.ours()?);
-        // The schedules of hazards look into the structures of ib_core, and are run on kernels whose own ib_core is patched.
         if self.kernel.has_rust {
-            files.push(self.interpose()?);
+            files.extend([self.interpose()?, self.bench()?]);
+            files.extend(self.drivers()?.into_iter().map(|(_, file)| file));
         }
         if self.build == Build::InTree {
             files.push(self.kunit()?);
