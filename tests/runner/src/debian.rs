@@ -253,8 +253,7 @@ impl Host<'_> {
         stage.run(
             &mut self.command(&format!(
                 "cd /{home}\n\
-                 make -C /lib/modules/{release}/build M=$PWD -j $(nproc) \
-                 NOSTDINC_FLAGS=\"-nostdinc -I$PWD/include -I$PWD/include/trace -I$PWD/include/uapi\" modules\n\
+                 make -C /lib/modules/{release}/build M=$PWD -j $(nproc) modules\n\
                  rm -rf /lib/modules/{release}/updates/ofa\n\
                  mkdir -p /lib/modules/{release}/updates/ofa\n\
                  find . -name '*.ko' -exec cp {{}} /lib/modules/{release}/updates/ofa ';'\n\

@@ -278,9 +278,6 @@ impl Tree<'_> {
             .args(self.flavour.make)
             .arg(format!("M={at}"))
             .arg(format!("-j{jobs}"))
-            .arg(format!(
-                "NOSTDINC_FLAGS=-nostdinc -I{at}/include -I{at}/include/trace -I{at}/include/uapi"
-            ))
             .arg("modules");
         let steps = stage.run(&mut make, &self.log(), "steps", |line| {
             line.starts_with("  ")
