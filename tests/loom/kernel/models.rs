@@ -22,20 +22,28 @@ use crate::sync::SetOnce;
 
 static CLASS: LockClassKey = LockClassKey;
 
-/// Runs `f` once for every interleaving, and checks that each run frees its memory.
+/// Runs `f`, which does what `model` says, once for every interleaving of its threads. Checks that each run frees its memory,
+/// and prints what the test runner puts into `docs/verification.md`.
 ///
 /// The models share the count of allocations: one runs at a time.
-fn explore(f: impl Fn() + Send + Sync + 'static) {
+fn explore(model: &str, threads: usize, f: impl Fn() + Send + Sync + 'static) {
     static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    static RUNS: AtomicUsize = AtomicUsize::new(0);
 
     let _one = ONE
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner);
     LIVE.store(0, Relaxed);
+    RUNS.store(0, Relaxed);
     loom::model(move || {
+        RUNS.fetch_add(1, Relaxed);
         f();
         assert_eq!(LIVE.load(Relaxed), 0, "memory that is not freed");
     });
+    println!("figure: model {model}");
+    println!("figure: threads {threads}, all");
+    println!("figure: mode portable build");
+    println!("figure: interleavings {}", RUNS.load(Relaxed));
 }
 
 /// Plain memory of each thread, which the drop reads.
@@ -75,7 +83,7 @@ impl Drop for Memory {
 fn the_last_of_three_references_drops_the_value_after_all_uses() {
     static DROPS: AtomicUsize = AtomicUsize::new(0);
 
-    explore(|| {
+    explore("drops of three references to one value", 3, || {
         DROPS.store(0, Relaxed);
         let first = Arc::new(Memory::new(&DROPS), GFP_KERNEL).unwrap();
         let threads = [1, 2].map(|number| {
@@ -98,20 +106,24 @@ fn the_last_of_three_references_drops_the_value_after_all_uses() {
 fn a_reference_can_be_cloned_beside_the_drop_of_another() {
     static DROPS: AtomicUsize = AtomicUsize::new(0);
 
-    explore(|| {
-        DROPS.store(0, Relaxed);
-        let first = Arc::new(Memory::new(&DROPS), GFP_KERNEL).unwrap();
-        let second = first.clone();
-        let other = thread::spawn(move || {
-            let third = second.clone();
-            drop(second);
-            third.write(1);
-            third.write(2);
-        });
-        drop(first);
-        other.join().unwrap();
-        assert_eq!(DROPS.load(Relaxed), 1);
-    });
+    explore(
+        "a clone of a reference beside the drop of another",
+        2,
+        || {
+            DROPS.store(0, Relaxed);
+            let first = Arc::new(Memory::new(&DROPS), GFP_KERNEL).unwrap();
+            let second = first.clone();
+            let other = thread::spawn(move || {
+                let third = second.clone();
+                drop(second);
+                third.write(1);
+                third.write(2);
+            });
+            drop(first);
+            other.join().unwrap();
+            assert_eq!(DROPS.load(Relaxed), 1);
+        },
+    );
 }
 
 #[test]
@@ -122,7 +134,7 @@ fn one_of_two_fills_a_cell_and_a_reader_sees_all_of_it() {
     // SAFETY: As above.
     unsafe impl Sync for Value {}
 
-    explore(|| {
+    explore("two that fill a cell beside a reader", 3, || {
         let cell = std::sync::Arc::new(SetOnce::<Value>::new());
         assert!(SetOnce::as_ref(&cell).is_none());
         let threads = [1, 2].map(|number| {
@@ -187,8 +199,8 @@ impl Gate {
 }
 
 /// Two threads wait for a third one, which opens the gate and then wakes them, with or without the mutex.
-fn gate(holds_the_mutex: bool) {
-    explore(move || {
+fn gate(model: &str, holds_the_mutex: bool) {
+    explore(model, 3, move || {
         let gate: Pin<KBox<Gate>> = KBox::pin_init(Gate::new(), GFP_KERNEL).unwrap();
         let gate = std::sync::Arc::new(gate);
         let threads = [1, 2].map(|_| {
@@ -217,10 +229,10 @@ fn gate(holds_the_mutex: bool) {
 
 #[test]
 fn no_wake_up_is_lost_with_the_mutex_held() {
-    gate(true);
+    gate("a wake-up of two threads, with the mutex held", true);
 }
 
 #[test]
 fn no_wake_up_is_lost_without_the_mutex() {
-    gate(false);
+    gate("a wake-up of two threads, without the mutex", false);
 }
