@@ -1315,8 +1315,8 @@ pub(crate) fn free_memory() {
     free(|_| true, false);
 }
 
-/// As [`free_memory`], while everybody who allocates waits for the callbacks: lockdep reports a lock that a callback takes
-/// if it was held across an allocation before.
+/// Frees the memory as [`free_memory`] does, and makes each callback as if the reclaim of memory waited for it. lockdep then
+/// reports a lock that the callback takes, if an allocation was made before with that lock held.
 pub(crate) fn free_memory_in_reclaim() {
     free(|_| true, true);
 }

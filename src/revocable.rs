@@ -203,7 +203,7 @@ impl Mr for RevocableMr {
             entry.update(|stats, slot| stats.mapped(slot, entries, hca));
             Ok(state.table.insert(table).head())
         });
-        // What is not needed is unmapped with the region unlocked.
+        // A refused mapping is dropped here, and so unmapped, with the region unlocked.
         mapped.map_err(|(reason, ..)| reason)
     }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What a machine does to registrations beside their own lives: bounce buffers that the kernel forces on every device, and a
-//! GPU that is taken from its driver.
+//! Registrations on a machine that stands in their way: the kernel forces bounce buffers on every device, or a GPU is taken
+//! from its driver.
 
 use anyhow::ensure;
 use anyhow::Result;
