@@ -74,7 +74,7 @@ quick: ## While editing: host tests, the module compiled, lint of what changed
 stress: ## Many processes at everything, MINUTES long, on from where the last run ended; SEED=… EPOCH=… repeats
 	@$(RUNNER) stress $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(if $(EPOCH),--epoch $(EPOCH))
 
-debian: ## The module installed by DKMS on Debian, whose stock kernel a machine boots (15 minutes more the first time)
+debian: ## The module installed by DKMS on Debian 12 and 13, whose stock kernels a machine boots (the first time: 30 minutes more)
 	@$(RUNNER) test --full "installed on Debian"
 
 kunit: ## The module's KUnit tests alone, on the ordinary and the debug kernel
@@ -116,18 +116,19 @@ $(OBJECT): $(wildcard src/*.rs src/*/*.rs portable/*.rs portable/*.sh portable/k
 	portable/object.sh x86_64 build/object/nvidia_peermem.o
 	cp build/object/nvidia_peermem.o $@
 
-dist: $(OBJECT) ## Makes a release in build/dist: the source of this commit with the object, and its hash
+dist: $(OBJECT) ## Makes a release in build/dist: the source of this commit with the object, a Debian package, their hashes
 	packaging/dist
 
 module: ## Compiles the module for this machine's kernel (or KVER=…, KDIR=…), if `make check` has nothing against it
 	@$(LOOK) -q -m $(if $(filter no,$(CHECK)),|| true)
 	@$(MAKE) --no-print-directory compile
 
-# Without -m scripts/check has said what is wrong already.
+# Without -m scripts/check has said what is wrong already. In a clone the object follows its source; a release keeps what it has.
 compile: BUILD := $(shell $(LOOK) -b)
 compile:
 	@echo "  build: $(BUILD)"
-	@[ "$(firstword $(BUILD))" != portable ] || [ -e $(OBJECT) ] || [ "$(PEERMEM_OBJECT)" ] || $(MAKE) --no-print-directory object
+	@[ "$(firstword $(BUILD))" != portable ] || [ "$(PEERMEM_OBJECT)" ] || { [ -e $(OBJECT) ] && [ ! -e .git ]; } || \
+		$(MAKE) --no-print-directory object
 	$(MAKE) $(KBUILD_ARGS) PEERMEM_BUILD=$(firstword $(BUILD)) modules
 
 # kbuild signs and compresses as the kernel wants it. The file then gets a name of its own beside NVIDIA's, which stays

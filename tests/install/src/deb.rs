@@ -128,7 +128,7 @@ fn names_below(folder: &Path, prefix: &str, names: &mut BTreeSet<String>) -> Res
         let name = format!("{prefix}/{}", entry.file_name().to_string_lossy());
         if entry.file_type()?.is_dir() {
             names_below(&entry.path(), &name, names)?;
-        } else if !name.ends_with(".o") && !name.ends_with("generated.rs") {
+        } else if !name.ends_with(".o") && !name.ends_with("rust-bindings/generated.rs") {
             names.insert(name);
         }
     }
@@ -158,7 +158,7 @@ fn contents(log: Log) -> Result<()> {
     let mut wanted = BTreeSet::new();
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let source = "usr/src/peermem-rs-0.1.0";
-    for folder in ["src", "rust-bindings", "scripts"] {
+    for folder in ["src", "portable", "rust-bindings", "scripts"] {
         names_below(
             &repository.join(folder),
             &format!("{source}/{folder}"),

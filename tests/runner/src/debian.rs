@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! A host as users have them, as near as there can be one here: Debian 13 with its stock kernel, ib_core's modules in
+//! Hosts as users have them, as near as there can be one here: a release of Debian with its stock kernel, ib_core's modules in
 //! `updates` as OFED has them there, and the driver installed by DKMS, with NVIDIA's own nvidia-peermem beside it.
 //!
-//! Our module is installed by DKMS, its metadata for Rust made from the kernel's source; a machine boots that root and loads
-//! whatever `modprobe` finds. DKMS runs in a chroot, since its build would take an hour inside.
+//! Our module is installed by DKMS, in each of the ways that users have. A machine boots that root and loads whatever
+//! `modprobe` finds. DKMS runs in a chroot, since its build would take an hour inside.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -31,32 +31,78 @@ use crate::results::Test;
 use crate::stamp;
 use crate::stamp::Key;
 use crate::test;
+use crate::toolchain::tool;
 use crate::vm;
 use crate::vm::Options;
 use crate::vm::Peermem;
 use crate::vm::Provider;
 
-/// The release, and where its newer kernels are.
-const SUITES: &[&str] = &["trixie", "trixie-backports"];
-/// The kernel's series.
-const SERIES: &str = "7.3";
+/// A release of Debian with one of its kernels, and how our module comes onto it.
+pub(crate) struct Release {
+    /// Name of its directory in the cache.
+    name: &'static str,
+    /// The release first; its newer kernels are in the other one.
+    suites: &'static [&'static str],
+    /// The kernel's series, which is also the name of the test VM's kernel from whose source the RDMA modules are compiled.
+    pub(crate) kernel: &'static str,
+    /// Packages that the host has beside [`PACKAGES`].
+    packages: &'static [&'static str],
+    way: Way,
+}
 
-/// What the host has beside its kernel: DKMS, what its headers must be completed with, and what the verbs program loads.
+/// How our module comes onto a host.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// The source for DKMS, which makes the Rust metadata from the kernel's source.
+    Source,
+    /// The archive that `make dist` makes, unpacked for DKMS.
+    Archive,
+    /// The Debian package that `make dist` makes.
+    Package,
+}
+
+/// With the in-tree build.
+pub(crate) const BACKPORTS: Release = Release {
+    name: "13-backports",
+    suites: &["trixie", "trixie-backports"],
+    kernel: "7.3",
+    packages: &[
+        "linux-base/trixie-backports",
+        "linux-source-7.3",
+        "rustc",
+        "rust-src",
+        "bindgen",
+        "flex",
+        "bison",
+        "bc",
+        "libelf-dev",
+        "libssl-dev",
+        "openssl",
+        "pahole",
+        "python3-minimal",
+    ],
+    way: Way::Source,
+};
+/// With the portable build, as all that follow: these hosts have nothing of Rust.
+pub(crate) const TRIXIE: Release = Release {
+    name: "13",
+    suites: &["trixie"],
+    kernel: "6.12",
+    packages: &[],
+    way: Way::Archive,
+};
+pub(crate) const BOOKWORM: Release = Release {
+    name: "12",
+    suites: &["bookworm"],
+    kernel: "6.1",
+    packages: &[],
+    way: Way::Package,
+};
+
+/// What each host has beside its kernel and the kernel's headers: DKMS, and what the verbs program loads.
 const PACKAGES: &[&str] = &[
-    "linux-base/trixie-backports",
     "dkms",
-    "rustc",
-    "rust-src",
-    "bindgen",
     "make",
-    "flex",
-    "bison",
-    "bc",
-    "libelf-dev",
-    "libssl-dev",
-    "openssl",
-    "pahole",
-    "python3-minimal",
     "xz-utils",
     "iproute2",
     "libibverbs1",
@@ -78,14 +124,20 @@ const PACKAGE: &[&str] = &[
 
 /// What a module that is gone must have left as it was.
 const WATCHED: &str = "etc usr/lib/modules usr/lib/systemd var/lib";
+/// What of it DKMS, depmod, dpkg and deb-systemd-helper keep for themselves.
+const UNWATCHED: &str = "-not -path 'var/lib/dkms/*' -not -name 'modules.*' -not -path 'var/lib/dpkg/*' \
+                         -not -path 'var/lib/systemd/deb-systemd-helper-*'";
 
-/// The layer over the root, in the cache's folder for this.
+/// The layer over the root, in the host's folder.
 const OVERLAY: &str =
     "lowerdir=base,upperdir=layer/upper,workdir=layer/work,redirect_dir=off,metacopy=off,index=off";
 
 /// The host's root, and what was made for it.
 struct Host<'a> {
     paths: &'a Paths,
+    what: &'static Release,
+    /// In the cache.
+    home: PathBuf,
     root: PathBuf,
     /// What was changed in it lies here, if not in the root itself: an overlay's upper layer.
     layer: Option<PathBuf>,
@@ -93,44 +145,47 @@ struct Host<'a> {
 }
 
 /// The root with nothing of ours in it, made once.
-fn base<'a>(paths: &'a Paths, rdma_source: &Path) -> Result<Host<'a>> {
-    let home = paths.cache.join("debian");
+fn base<'a>(paths: &'a Paths, what: &'static Release, rdma_source: &Path) -> Result<Host<'a>> {
+    let home = paths.cache.join("debian").join(what.name);
     fs::create_dir_all(&home)?;
     let root = home.join("base");
     let stamp = home.join("base.stamp");
     let mut key = Key::default();
-    key.text("suites", &SUITES.join(" "));
-    key.text("series", SERIES);
-    key.text("packages", &PACKAGES.join(" "));
+    key.text("suites", &what.suites.join(" "));
+    key.text("kernel", what.kernel);
+    let mut packages: Vec<String> = [PACKAGES, what.packages]
+        .concat()
+        .into_iter()
+        .map(str::to_owned)
+        .collect();
+    key.text("packages", &packages.join(" "));
     let key = key.finish();
     if !stamp::is_fresh(&stamp, &key) {
         apt::install(paths, apt::ROOT)?;
-        let mut stage = Stage::begin("Debian host: installing its packages");
+        let mut stage = Stage::begin(title(what, "installing its packages"));
         remove(&root)?;
-        let prefix = format!("linux-image-{SERIES}");
-        let name = pattern(r"^linux-image-([0-9.]+\+deb[0-9]+-amd64)$");
-        let candidates = apt::search(paths, &mut stage, &SUITES[1..], &prefix)?;
-        let release = candidates
+        let (release, newer) = what.suites.first().zip(what.suites.last()).context("no release")?;
+        let prefix = format!("linux-image-{}", what.kernel);
+        let candidates = apt::search(paths, &mut stage, &[*newer], &prefix)?;
+        let kernel = candidates
             .iter()
-            .find_map(|candidate| Some(name.captures(&candidate.package)?[1].to_owned()))
-            .ok_or_else(|| anyhow!("no suite has a stock kernel {SERIES}"))?;
-        let mut packages: Vec<String> = PACKAGES.iter().map(|name| (*name).to_owned()).collect();
+            .find_map(|candidate| stock::release_in(&candidate.package, what.kernel))
+            .ok_or_else(|| anyhow!("{newer} has no stock kernel {}", what.kernel))?;
         packages.extend([
-            format!("linux-image-{release}"),
-            format!("linux-headers-{release}"),
-            format!("linux-source-{SERIES}"),
+            format!("linux-image-{kernel}"),
+            format!("linux-headers-{kernel}"),
         ]);
-        let sources = apt::sources_of(SUITES)?;
+        let sources = apt::sources_of(what.suites)?;
         apt::make_root(
             paths,
             &mut stage,
-            (SUITES[0], &sources),
+            (release, &sources),
             &packages,
             &root,
             None,
         )?;
         stamp::set(&stamp, &key)?;
-        stage.done(&release);
+        stage.done(kernel);
     }
     let release = fs::read_dir(root.join("usr/lib/modules"))?
         .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
@@ -138,12 +193,19 @@ fn base<'a>(paths: &'a Paths, rdma_source: &Path) -> Result<Host<'a>> {
         .context("the host has no kernel")?;
     let host = Host {
         paths,
+        what,
+        home,
         root,
         layer: None,
         release,
     };
     host.ofed(rdma_source)?;
     Ok(host)
+}
+
+/// Of a stage.
+fn title(what: &Release, step: &str) -> String {
+    format!("Debian {}: {step}", what.name)
 }
 
 fn remove(path: &Path) -> Result<()> {
@@ -163,21 +225,24 @@ impl Host<'_> {
         self.paths.cache.join("logs/debian.txt")
     }
 
+    fn title(&self, step: &str) -> String {
+        title(self.what, step)
+    }
+
     fn tests(&self, file: &str) -> PathBuf {
         self.paths.repo.join("tests/debian").join(file)
     }
 
     /// A command in the root, with /proc and /dev. Whatever is mounted for it is gone when it ends.
     fn command(&self, command: &str) -> Command {
-        let debian = self.paths.cache.join("debian");
         let mut mounts = String::new();
         let mut root = self.root.clone();
         if self.layer.is_some() {
             mounts = format!(
                 "cd '{}'; mount -t overlay -o {OVERLAY} overlay root; ",
-                debian.display()
+                self.home.display()
             );
-            root = debian.join("root");
+            root = self.home.join("root");
         }
         mounts.push_str("mount -t proc proc \"$0/proc\"; mount --rbind /dev \"$0/dev\"; cd /; ");
         mounts.push_str("exec chroot \"$0\" sh -ec \"$1\"");
@@ -212,7 +277,7 @@ impl Host<'_> {
 
     /// ib_core and rxe with peer memory: compiled outside the kernel's tree, and laid where OFED lays its own.
     fn ofed(&self, source: &Path) -> Result<()> {
-        let stamp = self.paths.cache.join("debian/ofed.stamp");
+        let stamp = self.home.join("ofed.stamp");
         let mut key = Key::default();
         let kernel = self.paths.repo.join("tests/kernel");
         for input in [
@@ -227,7 +292,7 @@ impl Host<'_> {
         if stamp::is_fresh(&stamp, &key) && self.root.join("usr/src/ofa_kernel").exists() {
             return Ok(());
         }
-        let mut stage = Stage::begin("Debian host: compiling ib_core with peer memory");
+        let mut stage = Stage::begin(self.title("compiling ib_core with peer memory"));
         let home = "usr/src/ofa_kernel/default";
         remove(&self.root.join("usr/src/ofa_kernel"))?;
         self.put(&[self.tests("ofed/Kbuild")], home)?;
@@ -298,7 +363,7 @@ impl Host<'_> {
     /// All files that somebody could have left behind, but for what DKMS and depmod keep for themselves.
     fn files(&self) -> Result<BTreeSet<String>> {
         let list = self.output(&format!(
-            "cd / && find {WATCHED} -not -path 'var/lib/dkms/*' -not -name 'modules.*'"
+            "cd / && find {WATCHED} {UNWATCHED}"
         ))?;
         Ok(list.lines().map(str::to_owned).collect())
     }
@@ -307,11 +372,13 @@ impl Host<'_> {
     fn boot(
         &self,
         peermem: Peermem,
+        param: &[&str],
         version: &str,
         words: &[&str],
     ) -> Result<(Vec<Test>, Vec<String>)> {
         let options = Options {
             peermem,
+            param: param.iter().map(|value| (*value).to_owned()).collect(),
             // What DKMS compiled.
             provider: Provider::Ours,
             root: self.root.clone(),
@@ -340,18 +407,15 @@ impl Host<'_> {
         let program = vm::in_machine(&programs::gdr(self.paths, Arch::X86_64));
         let mut command = vec![program, "test".to_owned()];
         command.extend(words.iter().map(|word| (*word).to_owned()));
-        let (outcome, mut tests) =
+        let (outcome, tests) =
             test::machine(self.paths, &options, &boot, &command, Format::Ktap)?;
-        for test in &mut tests {
-            test.name = format!("{}: {}", peermem.name(), test.name);
-        }
         Ok((tests, outcome.failures))
     }
 
     /// The modules that the machine's file systems need, unpacked: busybox loads no others.
     fn early(&self) -> Result<Index> {
         let tree = self.root.join("usr/lib/modules").join(&self.release);
-        let folder = self.paths.cache.join("debian/early").join(&self.release);
+        let folder = self.home.join("early").join(&self.release);
         fs::create_dir_all(&folder)?;
         let table = fs::read_to_string(tree.join("modules.dep"))?;
         let wanted = [vm::EARLY, vm::EARLY_ON_HOST].concat();
@@ -391,23 +455,24 @@ fn value<'a>(text: &'a str, name: &str) -> Result<&'a str> {
 /// Installs, boots, removes, boots again.
 pub(crate) fn tests(
     paths: &Paths,
+    what: &'static Release,
     rdma_source: &Path,
     control: (&[PathBuf], &str),
 ) -> Result<(Vec<Test>, Vec<String>)> {
     // A container, say, has roots of its own and may not mount into them.
     if output(apt::as_root("unshare").args(["--mount", "true"])).is_err() {
         let reason = "this machine lets nobody mount".to_owned();
-        return Ok((vec![Test::skipped("dkms autoinstall", reason)], Vec::new()));
+        return Ok((vec![Test::skipped("installed", reason)], Vec::new()));
     }
-    let mut host = base(paths, rdma_source)?;
-    let layer = paths.cache.join("debian/layer");
+    let mut host = base(paths, what, rdma_source)?;
+    let layer = host.home.join("layer");
     remove(&layer)?;
     for folder in ["layer/upper", "layer/work", "root"] {
-        fs::create_dir_all(paths.cache.join("debian").join(folder))?;
+        fs::create_dir_all(host.home.join(folder))?;
     }
     host.layer = Some(layer.join("upper"));
     let (control, driver) = control;
-    let mut stage = Stage::begin("Debian host: DKMS makes the driver");
+    let mut stage = Stage::begin(host.title("DKMS makes the driver"));
     host.put_driver(control, driver)?;
     let release = &host.release;
     stage.run(
@@ -418,44 +483,42 @@ pub(crate) fn tests(
     )?;
     stage.done("");
     let before = host.files()?;
-    let of_driver = format!("/lib/modules/{release}/updates/dkms/nvidia-peermem.ko.xz");
+    let of_driver = host.output(&format!("modinfo -k {release} -n nvidia-peermem"))?;
     let sum = host.output(&format!("sha256sum {of_driver}"))?;
 
     let conf = fs::read_to_string(paths.repo.join("dkms.conf"))?;
-    let package = format!(
-        "{}/{}",
-        value(&conf, "PACKAGE_NAME")?,
-        value(&conf, "PACKAGE_VERSION")?
-    );
+    let version = value(&conf, "PACKAGE_VERSION")?;
+    let package = format!("{}/{version}", value(&conf, "PACKAGE_NAME")?);
     let source = format!("usr/src/{}", package.replace('/', "-"));
-    let files: Vec<PathBuf> = PACKAGE.iter().map(|name| paths.repo.join(name)).collect();
-    host.put(&files, &source)?;
+    host.put_package(&source)?;
 
     let mut tests = Vec::new();
     let mut problems = Vec::new();
-    tests.push(Test::of("check".to_owned(), host.check(&source)));
-    tests.push(Test::of(
-        "metadata of nothing else".to_owned(),
-        host.refusals(&source),
-    ));
-    tests.push(Test::of(
-        "dkms autoinstall".to_owned(),
-        host.install(&package),
-    ));
-    let (test, version) = host.found_by_modprobe("modprobe finds ours", "nvidia_peermem.ko.xz");
+    if what.way == Way::Source {
+        tests.push(Test::of("check".to_owned(), host.check(&source)));
+        tests.push(Test::of(
+            "metadata of nothing else".to_owned(),
+            host.refusals(&source),
+        ));
+    }
+    tests.push(Test::of("installed".to_owned(), host.install(&package)));
+    let (test, version) = host.found_by_modprobe("modprobe finds ours", "nvidia_peermem.ko");
     tests.push(test);
     // Each in turn, whatever came of the one before.
-    let mut boot = |peermem, version: &str, words: &[&str]| {
-        let mut stage = Stage::begin(format!(
-            "Debian host: in the machine, {}",
-            peermem_title(peermem)
-        ));
+    let mut boot = |peermem: Peermem, mode: &str, param: &[&str], version: &str, words: &[&str]| {
+        let mut stage = Stage::begin(host.title(&format!("booted with {}", peermem_title(peermem))));
         stage.show("booting");
-        match host.boot(peermem, version, words) {
+        match host.boot(peermem, param, version, words) {
             Ok((found, wrong)) => {
                 stage.done(&format!("{} tests", found.len()));
                 problems.extend(wrong);
                 found
+                    .into_iter()
+                    .map(|test| Test {
+                        name: format!("{}{mode}: {}", peermem.name(), test.name),
+                        ..test
+                    })
+                    .collect()
             }
             Err(error) => {
                 stage.done("failed");
@@ -464,14 +527,18 @@ pub(crate) fn tests(
             }
         }
     };
-    tests.extend(boot(Peermem::Ours, &version, OURS));
-    tests.push(Test::of(
-        "dkms remove".to_owned(),
-        host.remove(&package, &before, (&of_driver, &sum)),
-    ));
-    let (test, version) = host.found_by_modprobe("modprobe finds NVIDIA's", "nvidia-peermem.ko.xz");
+    let revocable = ["persistent_api_support=0"];
+    let mut seen = boot(Peermem::Ours, "", &[], &version, OURS);
+    if what.way != Way::Source {
+        seen.extend(boot(Peermem::Ours, ", revocable", &revocable, &version, OURS));
+    }
+    let removed = host.remove(&package, &before, (&of_driver, &sum));
+    let (test, version) = host.found_by_modprobe("modprobe finds NVIDIA's", "nvidia-peermem.ko");
+    let control = boot(Peermem::Nvidia, "", &[], &version, NVIDIA);
+    tests.extend(seen);
+    tests.push(Test::of("removed".to_owned(), removed));
     tests.push(test);
-    tests.extend(boot(Peermem::Nvidia, &version, NVIDIA));
+    tests.extend(control);
     remove(&layer)?;
     Ok((tests, problems))
 }
@@ -503,14 +570,15 @@ impl Host<'_> {
     /// What only the kernel's own source and compiler can give is not made of anything else.
     fn refusals(&self, source: &str) -> Result<Vec<String>> {
         let headers = format!("/{source}/scripts/headers -m KVER={}", self.release);
-        let hidden = format!("/usr/src/linux-source-{SERIES}.tar.xz");
+        let series = self.what.kernel;
+        let hidden = format!("/usr/src/linux-source-{series}.tar.xz");
         let mut said = Vec::new();
         for (command, sentence) in [
             (
                 format!(
                     "mv {hidden} /usr/src/away; {headers} 2>&1; echo $?; mv /usr/src/away {hidden}"
                 ),
-                format!("run 'apt install linux-source-{SERIES}="),
+                format!("run 'apt install linux-source-{series}="),
             ),
             (
                 format!("{headers} RUSTC=/bin/true 2>&1; echo $?"),
@@ -528,34 +596,62 @@ impl Host<'_> {
         Ok(said)
     }
 
-    fn install(&self, package: &str) -> Result<Vec<String>> {
-        let release = &self.release;
-        let mut stage = Stage::begin("Debian host: DKMS makes our module, and the metadata for it");
+    /// Puts what DKMS or dpkg installs from where they take it.
+    fn put_package(&self, source: &str) -> Result<()> {
+        if self.what.way == Way::Source {
+            let files: Vec<PathBuf> = PACKAGE
+                .iter()
+                .map(|name| self.paths.repo.join(name))
+                .collect();
+            return self.put(&files, source);
+        }
+        let mut stage = Stage::begin(self.title("make dist"));
         stage.run(
-            &mut self.command(&format!(
-                "dkms add {package} && dkms autoinstall -k {release}"
-            )),
+            tool("make")
+                .args(["--no-print-directory", "dist"])
+                .env("RUSTC", "/usr/bin/rustc")
+                .current_dir(&self.paths.repo),
             &self.log(),
             "lines",
             |_| true,
         )?;
         stage.done("");
+        let made = stamp::files(&self.paths.repo.join("build/dist"))?;
+        self.put(&made, "tmp")
+    }
+
+    /// Installs the package in the way of this host's.
+    fn install(&self, package: &str) -> Result<Vec<String>> {
+        let release = &self.release;
+        let name = package.replace('/', "-");
+        let command = match self.what.way {
+            Way::Source => format!("dkms add {package} && dkms autoinstall -k {release}"),
+            Way::Archive => format!(
+                "tar -xf /tmp/{name}.tar.gz && mv {name} /usr/src/ && dkms install {package} -k {release}"
+            ),
+            Way::Package => "dpkg -i /tmp/*.deb".to_owned(),
+        };
+        let mut stage = Stage::begin(self.title("DKMS makes our module"));
+        stage.run(&mut self.command(&command), &self.log(), "lines", |_| true)?;
+        stage.done("");
         let status = self.output(&format!("dkms status {package} -k {release}"))?;
         if !status.ends_with(": installed") {
             bail!("dkms status says: {status}");
         }
-        let said = self.output(&format!(
-            "/usr/src/{}/scripts/check KVER={release}",
-            package.replace('/', "-")
-        ))?;
-        let row = format!("rust/*.rmeta, rust/*.so in /var/lib/peermem-rs/headers/{release}");
-        if !said.contains(&row) {
+        let said = self.output(&format!("/usr/src/{name}/scripts/check KVER={release}"))?;
+        let row = match self.what.way {
+            Way::Source => {
+                format!("rust/*.rmeta, rust/*.so in /var/lib/peermem-rs/headers/{release}")
+            }
+            _ => format!("/usr/src/{name}/portable/nvidia_peermem-x86_64.o_shipped"),
+        };
+        if !said.contains(&row) || !said.ends_with("It can be built.") {
             bail!("scripts/check says:\n{said}");
         }
         Ok(vec![row])
     }
 
-    /// That modprobe would load a file of this name, as a test; and the version of that file, if it would.
+    /// That modprobe would load a file of this name, compressed or not, as a test; and the version of that file, if it would.
     fn found_by_modprobe(&self, test: &str, name: &str) -> (Test, String) {
         let info = |field: &str| {
             self.output(&format!(
@@ -565,7 +661,7 @@ impl Host<'_> {
         };
         let find = || -> Result<(String, String)> {
             let file = info("-n")?;
-            if !file.ends_with(&format!("/{name}")) {
+            if !file.trim_end_matches(".xz").ends_with(&format!("/{name}")) {
                 bail!("modprobe finds {file}");
             }
             Ok((file, info("-F version")?))
@@ -583,7 +679,10 @@ impl Host<'_> {
         before: &BTreeSet<String>,
         of_driver: (&str, &str),
     ) -> Result<Vec<String>> {
-        self.output(&format!("dkms remove {package} --all"))?;
+        self.output(&match self.what.way {
+            Way::Package => "dpkg --purge nvidia-peermem-rs-dkms".to_owned(),
+            _ => format!("dkms remove {package} --all"),
+        })?;
         let after = self.files()?;
         let left: Vec<&String> = after.difference(before).collect();
         let gone: Vec<&String> = before.difference(&after).collect();

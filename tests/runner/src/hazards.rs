@@ -20,6 +20,7 @@ use self::rows::ROWS;
 use crate::documents::wrapped;
 use crate::kernel;
 use crate::klog;
+use crate::modules::Build;
 use crate::paths::Paths;
 use crate::programs;
 use crate::results::pattern;
@@ -391,12 +392,13 @@ fn schedule_at(log: &str, line: usize) -> Option<&str> {
 fn run_machine(
     paths: &Paths,
     machine: &'static Machine,
-    kernel: &str,
+    (kernel, build): (&str, Option<Build>),
     frozen: bool,
 ) -> Result<Ran> {
     let mut options = Options {
         peermem: machine.module,
         kernel: kernel.to_owned(),
+        build,
         frozen,
         gpus: 1,
         interpose: true,
@@ -745,7 +747,7 @@ fn verdicts(ran: &[Ran]) -> (Vec<Test>, Vec<String>) {
 fn run_all(paths: &Paths, frozen: bool) -> Result<(Vec<Ran>, String)> {
     let ran = MACHINES
         .iter()
-        .map(|machine| run_machine(paths, machine, kernel::DEFAULT, frozen))
+        .map(|machine| run_machine(paths, machine, (kernel::DEFAULT, None), frozen))
         .collect::<Result<Vec<_>>>()?;
     let page = render(&ran);
     Ok((ran, page))
@@ -762,12 +764,16 @@ pub(crate) fn check(paths: &Paths, frozen: bool) -> Result<(Vec<Test>, Vec<Strin
     Ok((tests, problems))
 }
 
-/// For the suite on another kernel, of which the page says nothing: ours must hold.
-pub(crate) fn check_ours(paths: &Paths, kernel: &str) -> Result<(Vec<Test>, Vec<String>)> {
+/// For the suite on another kernel or with another build, of which the page says nothing: ours must hold.
+pub(crate) fn check_ours(
+    paths: &Paths,
+    kernel: &str,
+    build: Option<Build>,
+) -> Result<(Vec<Test>, Vec<String>)> {
     let ran = MACHINES
         .iter()
         .filter(|machine| machine.module == Peermem::Ours)
-        .map(|machine| run_machine(paths, machine, kernel, true))
+        .map(|machine| run_machine(paths, machine, (kernel, build), true))
         .collect::<Result<Vec<_>>>()?;
     Ok(verdicts(&ran))
 }

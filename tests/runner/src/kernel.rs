@@ -374,8 +374,11 @@ impl Signing {
 }
 
 impl Kernel {
-    /// Its source, which the build tree names.
+    /// Its source, which the build tree names; of a stock kernel that of the RDMA modules.
     pub(crate) fn source(&self) -> PathBuf {
+        if self.is_stock {
+            return self.modules.with_file_name("source");
+        }
         let link = self.build.join("source");
         if link.exists() {
             link

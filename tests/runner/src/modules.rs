@@ -277,7 +277,13 @@ impl<'a> Builder<'a> {
                 self.kernel.release
             );
         }
-        Ok(Self { build, ..self })
+        // A suite builds only the kernel's usual build at its beginning.
+        let frozen = self.frozen && build == self.build;
+        Ok(Self {
+            build,
+            frozen,
+            ..self
+        })
     }
 
     /// The stand-in GPU's driver.
@@ -339,7 +345,13 @@ impl<'a> Builder<'a> {
             product: "test_interpose.ko",
             inputs: vec![source.clone(), self.repo("tests/kernel/overlay/include")],
             source,
-            variables: Vec::new(),
+            variables: self
+                .kernel
+                .is_stock
+                .then(|| self.kernel.source().join("include"))
+                .map(|headers| format!("RDMA_INCLUDE={}", headers.display()))
+                .into_iter()
+                .collect(),
         })
     }
 
@@ -408,7 +420,7 @@ impl<'a> Builder<'a> {
 
     /// Has a recipe for our module link the object that serves all kernels.
     fn link(&self, recipe: &mut Recipe<'_>) -> Result<()> {
-        let object = self.object()?;
+        let object = self.object("src/nvidia_peermem.rs")?;
         recipe.inputs.push(object.clone());
         if self.kernel.has_symbol_versions {
             let symbols = self.gpu_symbols()?;
@@ -425,35 +437,39 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// The object of the Rust code that serves all kernels of these processors.
-    fn object(&self) -> Result<PathBuf> {
+    /// The object of the Rust code below this file, which serves all kernels of these processors.
+    fn object(&self, root: &str) -> Result<PathBuf> {
         let script = self.repo("portable/object.sh");
         let arch = match self.kernel.arch {
             Arch::X86_64 => "x86_64",
             Arch::Arm64 => "aarch64",
         };
-        let products = self.paths.cache.join("modules/object");
-        let object = products.join(arch).join("nvidia_peermem.o");
-        let stamp = products.join(format!("{arch}.stamp"));
+        let products = self.paths.cache.join("modules/object").join(arch);
+        let name = Path::new(root).file_stem().unwrap_or_default();
+        let object = products.join(name).with_extension("o");
+        let stamp = object.with_extension("stamp");
         if self.frozen && object.exists() {
             return Ok(object);
         }
         let mut key = Key::default();
         key.text("tools", &self.toolchain.versions("gcc")?);
-        for input in ["portable", "src", "rust-bindings"] {
+        let folder = root.split('/').next().unwrap_or(root);
+        for input in ["portable", "src", "rust-bindings", folder] {
             key.path(&self.paths.repo, &self.repo(input))?;
         }
         let key = key.finish();
         if object.exists() && stamp::is_fresh(&stamp, &key) {
             return Ok(object);
         }
-        fs::create_dir_all(products.join(arch))?;
-        let new = products.join(arch).join("new.o");
-        let mut stage = Stage::begin(format!("module nvidia_peermem.o ({arch}): compiling"));
+        fs::create_dir_all(&products)?;
+        let new = products.join("new.o");
+        let title = name.to_string_lossy();
+        let mut stage = Stage::begin(format!("module {title}.o ({arch}): compiling"));
         stage.run(
             tool(&script.to_string_lossy())
                 .args([arch.as_ref(), new.as_os_str()])
-                .env("RUSTC", "/usr/bin/rustc"),
+                .env("RUSTC", "/usr/bin/rustc")
+                .env("ROOT", root),
             &self.paths.cache.join("logs/modules.txt"),
             "lines",
             |_| true,
@@ -491,6 +507,14 @@ impl<'a> Builder<'a> {
         recipe.product = "nvidia-peermem-kunit.ko";
         recipe.inputs.push(self.repo("kunit"));
         recipe.variables.push("PEERMEM_KUNIT=1".to_owned());
+        if self.build == Build::Portable {
+            recipe.name = "kunit-portable";
+            self.link(&mut recipe)?;
+            let object = self.object("kunit/peermem_kunit.rs")?;
+            let variable = format!("PEERMEM_KUNIT_OBJECT={}", object.display());
+            recipe.inputs.push(object);
+            recipe.variables.push(variable);
+        }
         self.make(&recipe)
     }
 
@@ -530,7 +554,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// All modules for this kernel. Only kernels with Rust have hazards, benchmarks and neighbours of other drivers.
+    /// All modules for this kernel. Only kernels with Rust have benchmarks and neighbours of other drivers.
     pub(crate) fn all(&self) -> Result<Vec<PathBuf>> {
         let mut files = vec![
             self.gpu()?,
@@ -538,9 +562,10 @@ impl<'a> Builder<'a> {
             self.control()?,
             self.other_client()?,
             self.ours()?,
+            self.interpose()?,
         ];
         if self.kernel.has_rust {
-            files.extend([self.interpose()?, self.bench()?]);
+            files.push(self.bench()?);
             files.extend(self.drivers()?.into_iter().map(|(_, file)| file));
         }
         if self.build == Build::InTree {

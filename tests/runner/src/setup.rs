@@ -191,12 +191,15 @@ pub(crate) fn module(paths: &Paths) -> Result<()> {
     Ok(())
 }
 
-/// The Debian package of the module's source.
+/// The Debian package of the module's source, with the object of the portable build.
 pub(crate) fn deb(paths: &Paths) -> Result<i32> {
     tools(paths)?;
-    let status = std::process::Command::new(paths.repo.join("packaging/deb"))
+    let status = std::process::Command::new("sh")
+        .args(["-ec", "make --no-print-directory object; exec packaging/deb"])
+        .current_dir(&paths.repo)
+        .env("RUSTC", "/usr/bin/rustc")
         .status()
-        .context("cannot start packaging/deb")?;
+        .context("cannot start sh")?;
     Ok(i32::from(!status.success()))
 }
 
@@ -218,12 +221,15 @@ pub(crate) fn modules(paths: &Paths, name: &str) -> Result<i32> {
 }
 
 /// Our module on a Debian host with its stock kernel.
-pub(crate) fn debian(paths: &Paths) -> Result<(Vec<Test>, Vec<String>)> {
+pub(crate) fn debian(
+    paths: &Paths,
+    what: &'static debian::Release,
+) -> Result<(Vec<Test>, Vec<String>)> {
     let toolchain = tools(paths)?;
-    let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, Extent::Frozen)?;
+    let kernel = find_kernel(paths, &toolchain, what.kernel, Extent::Frozen)?;
     let (control, driver) = modules::control_source(paths)?;
     let _lock = Lock::take(paths, "debian")?;
-    debian::tests(paths, &kernel.source(), (&control, &driver))
+    debian::tests(paths, what, &kernel.source(), (&control, &driver))
 }
 
 /// From a clone and a cache in an awkward place.

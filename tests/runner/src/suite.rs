@@ -4,7 +4,10 @@
 use std::sync::LazyLock;
 
 use crate::arch::Arch;
+use crate::debian;
+use crate::debian::Release;
 use crate::kernel;
+use crate::modules::Build;
 use crate::results::Format;
 use crate::topology::Topology;
 use crate::vm::Iommu;
@@ -57,14 +60,14 @@ pub(crate) enum Place {
     },
     /// `cargo` on the host, with these arguments.
     Cargo(&'static [&'static str]),
-    /// The schedules of the known hazards: ours must hold, and `docs/hazards.md` be what they make.
-    Hazards,
+    /// The schedules of the known hazards: ours must hold, and `docs/hazards.md` be what they make. With a build, ours alone.
+    Hazards(Option<Build>),
     /// The tests of our module with one rule after the other taken out.
     Mutants,
     /// What a registration costs in instructions of our module's.
     Cost,
     /// Installed on a Debian host, which boots its own kernel.
-    Debian,
+    Debian(&'static Release),
     /// From a clone and a cache below /tmp.
     Contact,
     /// The checks of the code's form, where they are asked for.
@@ -115,6 +118,8 @@ const IDENTITY_MODE: &[&str] = &["{gdr}", "test", "identity."];
 const SMOKE: &[&str] = &[
     "{gdr}",
     "test",
+    "input.user_namespace",
+    "machine.suspended_in_traffic",
     "move.read_gpu_to_host",
     "move.send_gpu_to_gpu",
     "move.write_gpu_to_gpu",
@@ -550,9 +555,21 @@ const SUITE: &[Run] = &[
         ..BASE
     },
     Run {
-        name: "installed on Debian, on its stock kernel",
-        place: Place::Debian,
+        name: "installed on Debian 13, on the kernel of its backports",
+        place: Place::Debian(&debian::BACKPORTS),
         // A quarter of an hour the first time, on what an archive gives out.
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "installed on Debian 13, without Rust",
+        place: Place::Debian(&debian::TRIXIE),
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "installed on Debian 12, without Rust",
+        place: Place::Debian(&debian::BOOKWORM),
         only_in_full: true,
         ..BASE
     },
@@ -565,6 +582,18 @@ const SUITE: &[Run] = &[
         name: "KUnit",
         place: Place::Vm {
             options: kunit,
+            command: KUNIT,
+        },
+        groups: KUNIT_SUITES,
+        ..BASE
+    },
+    Run {
+        name: "KUnit: the portable build",
+        place: Place::Vm {
+            options: |vm| {
+                kunit(vm);
+                vm.build = Some(Build::Portable);
+            },
             command: KUNIT,
         },
         groups: KUNIT_SUITES,
@@ -598,6 +627,41 @@ const SUITE: &[Run] = &[
             command: GDR,
         },
         column: Some("ours, revocable"),
+        ..BASE
+    },
+    Run {
+        name: "verbs: ours, the portable build",
+        place: Place::Vm {
+            options: |vm| {
+                ours(vm);
+                vm.build = Some(Build::Portable);
+            },
+            command: GDR,
+        },
+        same_as: Some(Same {
+            run: "verbs: ours",
+            but_for: &[],
+            in_part: false,
+        }),
+        // The smoke runs on older kernels have this build, too.
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "verbs: ours, the portable build, revocable",
+        place: Place::Vm {
+            options: |vm| {
+                revocable(vm);
+                vm.build = Some(Build::Portable);
+            },
+            command: GDR,
+        },
+        same_as: Some(Same {
+            run: "verbs: ours, revocable",
+            but_for: &[],
+            in_part: false,
+        }),
+        only_in_full: true,
         ..BASE
     },
     Run {
@@ -1275,6 +1339,24 @@ const SUITE: &[Run] = &[
         ..BASE
     },
     Run {
+        name: "stress: the portable build",
+        place: Place::Vm {
+            options: |vm| vm.build = Some(Build::Portable),
+            command: STRESS,
+        },
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "sweep: calls of the provider's, the portable build",
+        place: Place::Vm {
+            options: |vm| vm.build = Some(Build::Portable),
+            command: &["{gdr}", "test", "sweep.calls"],
+        },
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
         name: "sweep: calls of the provider's",
         place: Place::Vm {
             options: |_| {},
@@ -1284,7 +1366,13 @@ const SUITE: &[Run] = &[
     },
     Run {
         name: "hazards",
-        place: Place::Hazards,
+        place: Place::Hazards(None),
+        ..BASE
+    },
+    Run {
+        name: "hazards: ours, the portable build",
+        place: Place::Hazards(Some(Build::Portable)),
+        only_in_full: true,
         ..BASE
     },
     Run {
@@ -1587,13 +1675,17 @@ pub(crate) const ON_ARM64: &[&str] = &[
     "stress: two thousand operations in each mode",
 ];
 
-/// Runs on Debian's stock kernels: what the kernel's own ib_core, rxe and mapping of DMA have a part in.
+/// Runs on Debian's stock kernels: what the kernel's own ib_core, rxe, locks and mapping of DMA have a part in.
 pub(crate) const ON_STOCK: &[&str] = &[
     "verbs: ours",
     "verbs: ours, revocable",
     "verbs: ours, behind a translating IOMMU",
+    "verbs: ours, IOMMU passing through",
     "verbs: NVIDIA's, persistent client",
     "verbs: NVIDIA's, callback client",
+    "stress: two thousand operations in each mode",
+    "sweep: calls of the provider's",
+    "hazards",
     "perftest: ours",
 ];
 
@@ -1671,7 +1763,7 @@ pub(crate) fn again(kernel: &'static str) -> Vec<Run> {
                 options(&mut wanted);
                 run.kernel.is_none() && wanted.kernel == kernel::DEFAULT
             }
-            Place::Hazards => listed.is_some(),
+            Place::Hazards(_) => listed.is_some(),
             _ => false,
         })
         .map(|run| Run {

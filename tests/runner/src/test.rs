@@ -222,10 +222,9 @@ impl Selection {
 fn kernel_of(kernel: &str, run: &Run) -> Option<String> {
     match run.place {
         Place::Vm { options, .. } => Some(wanted(kernel, run, options).kernel),
-        Place::Hazards => Some(run.kernel.unwrap_or(crate::kernel::DEFAULT).to_owned()),
-        Place::Mutants | Place::Debian | Place::Cost | Place::Contact => {
-            Some(crate::kernel::DEFAULT.to_owned())
-        }
+        Place::Hazards(_) => Some(run.kernel.unwrap_or(crate::kernel::DEFAULT).to_owned()),
+        Place::Debian(release) => Some(release.kernel.to_owned()),
+        Place::Mutants | Place::Cost | Place::Contact => Some(crate::kernel::DEFAULT.to_owned()),
         Place::Cargo(_) | Place::Lint => None,
     }
 }
@@ -607,15 +606,16 @@ fn one(
             (mutants::tests(paths, &[], fresh)?, Vec::new())
         }
         Place::Cost => (crate::cost::tests(paths, true)?, Vec::new()),
-        Place::Debian => setup::debian(paths)?,
+        Place::Debian(release) => setup::debian(paths, release)?,
         Place::Contact => (setup::contact(paths)?, Vec::new()),
-        Place::Hazards => match run.kernel {
-            Some(kernel) => crate::hazards::check_ours(paths, kernel)?,
-            None => {
-                let frozen = selection.kernel == crate::kernel::DEFAULT;
-                crate::hazards::check(paths, frozen)?
-            }
-        },
+        Place::Hazards(None) if run.kernel.is_none() => {
+            let frozen = selection.kernel == crate::kernel::DEFAULT;
+            crate::hazards::check(paths, frozen)?
+        }
+        Place::Hazards(build) => {
+            let kernel = run.kernel.unwrap_or(crate::kernel::DEFAULT);
+            crate::hazards::check_ours(paths, kernel, build)?
+        }
         Place::Vm { options, command } => {
             let wanted = wanted(&selection.kernel, run, options);
             let mut words = Vec::new();

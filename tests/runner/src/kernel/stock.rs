@@ -57,7 +57,7 @@ fn wanted() -> Vec<&'static str> {
 }
 
 /// The release in an image package's name: the packages of kernels for clouds and with PREEMPT_RT have others.
-fn release_in<'a>(package: &'a str, series: &str) -> Option<&'a str> {
+pub(crate) fn release_in<'a>(package: &'a str, series: &str) -> Option<&'a str> {
     let release = package.strip_prefix("linux-image-")?;
     let number = release.strip_suffix("-amd64")?;
     let rest = number.strip_prefix(series)?;

@@ -119,7 +119,7 @@ impl Report {
     pub(super) fn may_be_tried_again(&self) -> bool {
         let is_machine = matches!(
             self.run.place,
-            Place::Vm { .. } | Place::Hazards | Place::Debian
+            Place::Vm { .. } | Place::Hazards(_) | Place::Debian(_)
         );
         let has_begun = self.log.is_some() || !self.tests.is_empty();
         is_machine && has_begun && self.origin == Origin::Run && !self.has_passed()

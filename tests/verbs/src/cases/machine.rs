@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Registrations on a machine that stands in their way: the kernel forces bounce buffers on every device, or a GPU is taken
-//! from its driver.
+//! Registrations on a machine that stands in their way: the kernel forces bounce buffers on every device, a GPU is taken from
+//! its driver, or the machine is suspended.
+
+use std::fs;
+use std::path::Path;
 
 use anyhow::ensure;
+use anyhow::Context as _;
 use anyhow::Result;
 
 use crate::cases::dma;
@@ -10,10 +14,12 @@ use crate::cases::reasons::attempt;
 use crate::cases::reasons::one;
 use crate::cases::reasons::Expected;
 use crate::cases::stage::Stage;
+use crate::child::Process;
 use crate::counters::Counters;
 use crate::gpu::GRANULE;
 use crate::hold::Worker;
 use crate::knobs::rebind;
+use crate::knobs::Parameter;
 use crate::ktap;
 use crate::ktap::Case;
 use crate::lab::Lab;
@@ -35,6 +41,10 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "machine.gpu_taken_while_registered",
         run: gpu_taken_while_registered,
+    },
+    Case {
+        name: "machine.suspended_in_traffic",
+        run: suspended_in_traffic,
     },
 ];
 
@@ -93,4 +103,29 @@ fn gpu_taken_while_registered(lab: &Lab) -> Result<()> {
     dma::same(&target, &bytes)?;
     drop(region);
     taking.finish()?.done("the unbind")?
+}
+
+/// A suspend stops processes wherever they are in a registration or a transfer, and then lets them go on: none of them sees
+/// an error or a wrong byte.
+///
+/// The suspend ends once all processes are frozen. The devices of the test VM would not come back from more of it.
+fn suspended_in_traffic(lab: &Lab) -> Result<()> {
+    const LEVEL: &str = "/sys/power/pm_test";
+    lab.needs_working_memory()?;
+    if !Path::new(LEVEL).exists() {
+        return ktap::skip("this kernel cannot be suspended");
+    }
+    let _seconds = Parameter::set("suspend", "pm_test_delay", "1")?;
+    let mut children = (0..3)
+        .map(|index| Process::start(&lab.setup, lab.setup.seed + index, &["exercise", "12"]))
+        .collect::<Result<Vec<_>>>()?;
+    children.iter_mut().for_each(Process::go);
+    fs::write(LEVEL, "freezer").context(LEVEL)?;
+    let frozen = (0..3).try_for_each(|_| fs::write("/sys/power/state", "freeze"));
+    fs::write(LEVEL, "none").context(LEVEL)?;
+    frozen.context("the machine cannot be suspended")?;
+    for child in children {
+        child.join()?;
+    }
+    Ok(())
 }
