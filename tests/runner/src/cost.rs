@@ -23,6 +23,7 @@ use clap::Args;
 use crate::apt;
 use crate::kernel;
 use crate::kernel::Kernel;
+use crate::modules::Build;
 use crate::modules::Builder;
 use crate::paths::Paths;
 use crate::progress::output;
@@ -40,6 +41,10 @@ pub(crate) struct Selection {
 
 const MODES: &[&str] = &["persistent", "revocable"];
 
+/// The ways in which the module is built, and what the names of their modes begin with.
+const BUILDS: &[(Build, &str)] = &[(Build::InTree, ""), (Build::Portable, PORTABLE)];
+const PORTABLE: &str = "portable-";
+
 /// Objects of the kernel's build that the module's code runs with; all else is in `tests/cost/services.c`.
 const KERNEL_OBJECTS: &[&str] = &[
     "arch/x86/lib/memcpy_64.o",
@@ -47,10 +52,9 @@ const KERNEL_OBJECTS: &[&str] = &[
     "lib/rbtree.o",
     "lib/scatterlist.o",
     "lib/string.o",
-    "rust/core.o",
-    "rust/helpers/helpers.o",
-    "rust/kernel.o",
 ];
+/// Beside them, those of the in-tree build.
+const RUST_OBJECTS: &[&str] = &["rust/core.o", "rust/helpers/helpers.o", "rust/kernel.o"];
 
 /// The section of the program that has all instructions of the module.
 const MODULE_SECTION: &str = "cost_module";
@@ -111,6 +115,7 @@ pub(crate) fn tests(paths: &Paths, frozen: bool) -> Result<Vec<Test>> {
     let kept = read(&fs::read_to_string(file(paths)).unwrap_or_default())?;
     let mut tests = compare(&kept.figures, &counted.figures);
     advise(&mut tests, &kept, &counted);
+    tests.push(nowhere_dearer(&counted.figures));
     Ok(tests)
 }
 
@@ -124,6 +129,7 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     if !selection.update {
         advise(&mut tests, &kept, &counted);
     }
+    tests.push(nowhere_dearer(&counted.figures));
     println!();
     for test in &tests {
         let verdict = match (&test.verdict, selection.update) {
@@ -160,17 +166,31 @@ fn count(paths: &Paths, frozen: bool) -> Result<Counted> {
     };
     let kernel = setup::find_kernel(paths, &toolchain, kernel::DEFAULT, extent)?;
     let _lock = setup::Lock::take(paths, "modules")?;
-    let builder = Builder::new(paths, &toolchain, &kernel, frozen);
     let directory = kernel.products.join("cost.linked");
     fs::create_dir_all(&directory)?;
-    let program = link(
-        paths,
-        &kernel,
-        &directory,
-        &builder.services()?,
-        &builder.ours()?,
-    )?;
     let mut figures = Figures::new();
+    for (build, prefix) in BUILDS {
+        let builder = Builder::new(paths, &toolchain, &kernel, frozen).with(Some(*build))?;
+        let objects = match build {
+            Build::InTree => [KERNEL_OBJECTS, RUST_OBJECTS].concat(),
+            Build::Portable => KERNEL_OBJECTS.to_vec(),
+        };
+        let objects: Vec<PathBuf> = objects
+            .into_iter()
+            .map(|object| kernel.build.join(object))
+            .collect();
+        let module = builder.ours()?;
+        let program = link(paths, &objects, &directory, &builder.services()?, &module)?;
+        run_modes(&program, &directory, prefix, &mut figures)?;
+    }
+    Ok(Counted {
+        compilers: compilers(&kernel)?,
+        figures,
+    })
+}
+
+/// Runs the program in each mode, and adds what it counts.
+fn run_modes(program: &Path, directory: &Path, prefix: &str, figures: &mut Figures) -> Result<()> {
     for mode in MODES {
         let dumps = directory.join(format!("{mode}.callgrind"));
         let said = output(
@@ -180,17 +200,14 @@ fn count(paths: &Paths, frozen: bool) -> Result<Counted> {
                 .args(["--compress-strings=no", "--compress-pos=no"])
                 .arg("--combine-dumps=yes")
                 .arg(format!("--callgrind-out-file={}", dumps.display()))
-                .arg(&program)
+                .arg(program)
                 .arg(mode),
         )?;
         let dumps = fs::read_to_string(&dumps)
             .with_context(|| format!("callgrind wrote no {}", dumps.display()))?;
-        add(&mut figures, mode, &said, &dumps)?;
+        add(figures, &format!("{prefix}{mode}"), &said, &dumps)?;
     }
-    Ok(Counted {
-        compilers: compilers(&kernel)?,
-        figures,
-    })
+    Ok(())
 }
 
 /// The kernel, and the compilers that it and the module were compiled with, as its configuration has them.
@@ -215,7 +232,7 @@ fn compilers(kernel: &Kernel) -> Result<String> {
 /// Makes the program in `directory`.
 fn link(
     paths: &Paths,
-    kernel: &Kernel,
+    kernel_objects: &[PathBuf],
     directory: &Path,
     services: &Path,
     module: &Path,
@@ -232,11 +249,7 @@ fn link(
         Command::new("ld")
             .args(["-r", "--no-warn-execstack", "-o"])
             .args([&at("joined.o"), services, &at("module.o")])
-            .args(
-                KERNEL_OBJECTS
-                    .iter()
-                    .map(|object| kernel.build.join(object)),
-            ),
+            .args(kernel_objects),
     )?;
     let undefined = output(
         Command::new("nm")
@@ -482,6 +495,43 @@ fn compare(kept: &Figures, counted: &Figures) -> Vec<Test> {
     registrations.into_iter().map(test).collect()
 }
 
+/// The sum of a registration's figures of one kind, or of those of this name.
+fn sum(figures: &Figures, registration: &str, kind: Kind, name: Option<&str>) -> u64 {
+    figures
+        .iter()
+        .filter(|(figure, _)| figure.registration == registration && figure.kind == kind)
+        .filter(|(figure, _)| name.is_none_or(|name| figure.name == name))
+        .map(|(_, value)| value)
+        .sum()
+}
+
+/// Whether no registration costs more instructions with the portable build than with the in-tree build.
+fn nowhere_dearer(figures: &Figures) -> Test {
+    let registrations: BTreeSet<&str> = figures
+        .keys()
+        .filter_map(|figure| figure.registration.strip_prefix(PORTABLE))
+        .collect();
+    let mut test = Test::of(
+        "the portable build is nowhere dearer".to_owned(),
+        Ok(Vec::new()),
+    );
+    if registrations.is_empty() {
+        test.verdict = Verdict::Failed;
+    }
+    for registration in registrations {
+        let of = |name: &str| sum(figures, name, Kind::Instructions, None);
+        let in_tree = of(registration);
+        let portable = of(&format!("{PORTABLE}{registration}"));
+        if portable > in_tree {
+            test.verdict = Verdict::Failed;
+        }
+        test.notes.push(format!(
+            "{registration}: {in_tree} in-tree, {portable} portable"
+        ));
+    }
+    test
+}
+
 /// Says with what failed what to do.
 fn advise(tests: &mut [Test], kept: &Counted, counted: &Counted) {
     for test in tests {
@@ -512,14 +562,6 @@ fn table(figures: &Figures) -> String {
             rows.push(&figure.name);
         }
     }
-    let sum = |registration: &str, kind: Kind, name: Option<&str>| -> u64 {
-        figures
-            .iter()
-            .filter(|(figure, _)| figure.registration == registration && figure.kind == kind)
-            .filter(|(figure, _)| name.is_none_or(|name| figure.name == name))
-            .map(|(_, value)| value)
-            .sum()
-    };
     let mut text = "Instructions of the module's own\n".to_owned();
     let mut row = |name: &str, cells: Vec<String>| {
         let _ = write!(text, "{name:16}");
@@ -535,7 +577,7 @@ fn table(figures: &Figures) -> String {
     let each = |kind, name| {
         columns
             .iter()
-            .map(|column| sum(column, kind, name).to_string())
+            .map(|column| sum(figures, column, kind, name).to_string())
             .collect()
     };
     for name in rows {
@@ -611,6 +653,21 @@ mod tests {
             assert_eq!(tests.len(), 4);
             assert!(tests.iter().all(|test| test.verdict == Verdict::Failed));
         }
+    }
+
+    #[test]
+    fn the_portable_build_is_held_against_the_other() {
+        let verdict = |portable: u64| {
+            let text = format!(
+                "m s instructions acquire 7\nm s instructions release 3\nm s calls kfree 1\n\
+                 portable-m s instructions acquire {portable}\nportable-m s calls kfree 9\n"
+            );
+            nowhere_dearer(&figures(&text).figures).verdict
+        };
+        assert_eq!(verdict(10), Verdict::Passed);
+        assert_eq!(verdict(11), Verdict::Failed);
+        let without = figures("m s instructions acquire 7\n");
+        assert_eq!(nowhere_dearer(&without.figures).verdict, Verdict::Failed);
     }
 
     #[test]

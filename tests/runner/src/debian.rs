@@ -125,7 +125,8 @@ const PACKAGE: &[&str] = &[
 /// What a module that is gone must have left as it was.
 const WATCHED: &str = "etc usr/lib/modules usr/lib/systemd var/lib";
 /// What of it DKMS, depmod, dpkg and deb-systemd-helper keep for themselves.
-const UNWATCHED: &str = "-not -path 'var/lib/dkms/*' -not -name 'modules.*' -not -path 'var/lib/dpkg/*' \
+const UNWATCHED: &str =
+    "-not -path 'var/lib/dkms/*' -not -name 'modules.*' -not -path 'var/lib/dpkg/*' \
                          -not -path 'var/lib/systemd/deb-systemd-helper-*'";
 
 /// The layer over the root, in the host's folder.
@@ -164,7 +165,11 @@ fn base<'a>(paths: &'a Paths, what: &'static Release, rdma_source: &Path) -> Res
         apt::install(paths, apt::ROOT)?;
         let mut stage = Stage::begin(title(what, "installing its packages"));
         remove(&root)?;
-        let (release, newer) = what.suites.first().zip(what.suites.last()).context("no release")?;
+        let (release, newer) = what
+            .suites
+            .first()
+            .zip(what.suites.last())
+            .context("no release")?;
         let prefix = format!("linux-image-{}", what.kernel);
         let candidates = apt::search(paths, &mut stage, &[*newer], &prefix)?;
         let kernel = candidates
@@ -362,9 +367,7 @@ impl Host<'_> {
 
     /// All files that somebody could have left behind, but for what DKMS and depmod keep for themselves.
     fn files(&self) -> Result<BTreeSet<String>> {
-        let list = self.output(&format!(
-            "cd / && find {WATCHED} {UNWATCHED}"
-        ))?;
+        let list = self.output(&format!("cd / && find {WATCHED} {UNWATCHED}"))?;
         Ok(list.lines().map(str::to_owned).collect())
     }
 
@@ -407,8 +410,7 @@ impl Host<'_> {
         let program = vm::in_machine(&programs::gdr(self.paths, Arch::X86_64));
         let mut command = vec![program, "test".to_owned()];
         command.extend(words.iter().map(|word| (*word).to_owned()));
-        let (outcome, tests) =
-            test::machine(self.paths, &options, &boot, &command, Format::Ktap)?;
+        let (outcome, tests) = test::machine(self.paths, &options, &boot, &command, Format::Ktap)?;
         Ok((tests, outcome.failures))
     }
 
@@ -506,7 +508,8 @@ pub(crate) fn tests(
     tests.push(test);
     // Each in turn, whatever came of the one before.
     let mut boot = |peermem: Peermem, mode: &str, param: &[&str], version: &str, words: &[&str]| {
-        let mut stage = Stage::begin(host.title(&format!("booted with {}", peermem_title(peermem))));
+        let mut stage =
+            Stage::begin(host.title(&format!("booted with {}", peermem_title(peermem))));
         stage.show("booting");
         match host.boot(peermem, param, version, words) {
             Ok((found, wrong)) => {
@@ -530,7 +533,13 @@ pub(crate) fn tests(
     let revocable = ["persistent_api_support=0"];
     let mut seen = boot(Peermem::Ours, "", &[], &version, OURS);
     if what.way != Way::Source {
-        seen.extend(boot(Peermem::Ours, ", revocable", &revocable, &version, OURS));
+        seen.extend(boot(
+            Peermem::Ours,
+            ", revocable",
+            &revocable,
+            &version,
+            OURS,
+        ));
     }
     let removed = host.remove(&package, &before, (&of_driver, &sum));
     let (test, version) = host.found_by_modprobe("modprobe finds NVIDIA's", "nvidia-peermem.ko");

@@ -195,7 +195,10 @@ pub(crate) fn module(paths: &Paths) -> Result<()> {
 pub(crate) fn deb(paths: &Paths) -> Result<i32> {
     tools(paths)?;
     let status = std::process::Command::new("sh")
-        .args(["-ec", "make --no-print-directory object; exec packaging/deb"])
+        .args([
+            "-ec",
+            "make --no-print-directory object; exec packaging/deb",
+        ])
         .current_dir(&paths.repo)
         .env("RUSTC", "/usr/bin/rustc")
         .status()
