@@ -75,6 +75,7 @@ pub(crate) const CHECKS: &[Check] = &[
     (CLIPPY_HOST, clippy_host),
     ("clippy, kernel", clippy_kernel),
     ("no panic in the module", no_panic),
+    ("the same object from another directory", same_object),
     ("checkpatch", checkpatch),
     ("shellcheck", shellcheck),
     ("promtool", promtool),
@@ -238,6 +239,15 @@ fn clippy_kernel(linter: &Linter<'_>) -> Result<()> {
         return Ok(());
     }
     linter.builder.clippy()
+}
+
+/// Releases are vouched for by the hash of their object.
+fn same_object(linter: &Linter<'_>) -> Result<()> {
+    let folders = ["portable/", "src/", "rust-bindings/"];
+    if linter.looks_at(|name| folders.iter().any(|folder| name.starts_with(folder))) {
+        linter.builder.object_is_reproducible()?;
+    }
+    Ok(())
 }
 
 /// A check that the compiler could not leave out would call one of the panicking functions of `core`.

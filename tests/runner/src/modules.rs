@@ -232,6 +232,16 @@ pub(crate) enum Build {
     Portable,
 }
 
+/// The command that compiles the object of the Rust code below `root`, from the source in `repo`.
+fn script(repo: &Path, arch: &str, root: &str, object: &Path) -> std::process::Command {
+    let mut command = tool(&repo.join("portable/object.sh").to_string_lossy());
+    command
+        .args([arch.as_ref(), object.as_os_str()])
+        .env("RUSTC", "/usr/bin/rustc")
+        .env("ROOT", root);
+    command
+}
+
 /// Builds modules for one kernel.
 pub(crate) struct Builder<'a> {
     paths: &'a Paths,
@@ -439,7 +449,6 @@ impl<'a> Builder<'a> {
 
     /// The object of the Rust code below this file, which serves all kernels of these processors.
     fn object(&self, root: &str) -> Result<PathBuf> {
-        let script = self.repo("portable/object.sh");
         let arch = match self.kernel.arch {
             Arch::X86_64 => "x86_64",
             Arch::Arm64 => "aarch64",
@@ -466,10 +475,7 @@ impl<'a> Builder<'a> {
         let title = name.to_string_lossy();
         let mut stage = Stage::begin(format!("module {title}.o ({arch}): compiling"));
         stage.run(
-            tool(&script.to_string_lossy())
-                .args([arch.as_ref(), new.as_os_str()])
-                .env("RUSTC", "/usr/bin/rustc")
-                .env("ROOT", root),
+            &mut script(&self.paths.repo, arch, root, &new),
             &self.paths.cache.join("logs/modules.txt"),
             "lines",
             |_| true,
@@ -478,6 +484,22 @@ impl<'a> Builder<'a> {
         stamp::set(&stamp, &key)?;
         stage.done("");
         Ok(object)
+    }
+
+    /// Makes the object again from a copy of the source in another directory: the bytes must be the same.
+    pub(crate) fn object_is_reproducible(&self) -> Result<()> {
+        let root = "src/nvidia_peermem.rs";
+        let object = self.object(root)?;
+        let elsewhere = self.paths.cache.join("modules/object/elsewhere");
+        let inputs = ["portable", "src", "rust-bindings"].map(|name| self.repo(name));
+        let copy = elsewhere.join("source");
+        self.paths.copy(&self.paths.repo, &inputs, &copy)?;
+        let other = elsewhere.join("object.o");
+        crate::progress::output(&mut script(&copy, "x86_64", root, &other))?;
+        if fs::read(&object)? != fs::read(&other)? {
+            bail!("{} and {} differ", object.display(), other.display());
+        }
+        Ok(())
     }
 
     /// The same with patches applied, the last of which gives it its name.
