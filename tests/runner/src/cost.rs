@@ -41,8 +41,10 @@ pub(crate) struct Selection {
 
 const MODES: &[&str] = &["persistent", "revocable"];
 
-/// The ways in which the module is built, and what the names of their modes begin with.
-const BUILDS: &[(Build, &str)] = &[(Build::InTree, ""), (Build::Portable, PORTABLE)];
+/// The ways in which the module is built.
+const BUILDS: &[Build] = &[Build::InTree, Build::Portable];
+
+/// What the names of the portable build's modes begin with.
 const PORTABLE: &str = "portable-";
 
 /// Objects of the kernel's build that the module's code runs with; all else is in `tests/cost/services.c`.
@@ -109,9 +111,9 @@ struct Counted {
     figures: Figures,
 }
 
-/// One test for each registration: whether it costs what the file says. With `frozen`, of the module that is there.
-pub(crate) fn tests(paths: &Paths, frozen: bool) -> Result<Vec<Test>> {
-    let counted = count(paths, frozen)?;
+/// One test for each registration: whether it costs what the file says. Of the module that is there.
+pub(crate) fn tests(paths: &Paths) -> Result<Vec<Test>> {
+    let counted = count(paths, true, BUILDS)?;
     let kept = read(&fs::read_to_string(file(paths)).unwrap_or_default())?;
     let mut tests = compare(&kept.figures, &counted.figures);
     advise(&mut tests, &kept, &counted);
@@ -119,9 +121,20 @@ pub(crate) fn tests(paths: &Paths, frozen: bool) -> Result<Vec<Test>> {
     Ok(tests)
 }
 
+/// The same of the in-tree build alone, which is compiled first.
+pub(crate) fn in_tree_tests(paths: &Paths) -> Result<Vec<Test>> {
+    let counted = count(paths, false, &[Build::InTree])?;
+    let mut kept = read(&fs::read_to_string(file(paths)).unwrap_or_default())?;
+    kept.figures
+        .retain(|figure, _| !figure.registration.starts_with(PORTABLE));
+    let mut tests = compare(&kept.figures, &counted.figures);
+    advise(&mut tests, &kept, &counted);
+    Ok(tests)
+}
+
 /// Counts, shows, and compares or writes.
 pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
-    let counted = count(paths, false)?;
+    let counted = count(paths, false, BUILDS)?;
     print!("{}", table(&counted.figures));
     let file = file(paths);
     let kept = read(&fs::read_to_string(&file).unwrap_or_default())?;
@@ -156,7 +169,7 @@ fn file(paths: &Paths) -> PathBuf {
     paths.repo.join("tests/cost/figures")
 }
 
-fn count(paths: &Paths, frozen: bool) -> Result<Counted> {
+fn count(paths: &Paths, frozen: bool, builds: &[Build]) -> Result<Counted> {
     apt::install(paths, apt::COST)?;
     let toolchain = setup::tools(paths)?;
     let extent = if frozen {
@@ -169,11 +182,11 @@ fn count(paths: &Paths, frozen: bool) -> Result<Counted> {
     let directory = kernel.products.join("cost.linked");
     fs::create_dir_all(&directory)?;
     let mut figures = Figures::new();
-    for (build, prefix) in BUILDS {
+    for build in builds {
         let builder = Builder::new(paths, &toolchain, &kernel, frozen).with(Some(*build))?;
-        let objects = match build {
-            Build::InTree => [KERNEL_OBJECTS, RUST_OBJECTS].concat(),
-            Build::Portable => KERNEL_OBJECTS.to_vec(),
+        let (prefix, objects) = match build {
+            Build::InTree => ("", [KERNEL_OBJECTS, RUST_OBJECTS].concat()),
+            Build::Portable => (PORTABLE, KERNEL_OBJECTS.to_vec()),
         };
         let objects: Vec<PathBuf> = objects
             .into_iter()

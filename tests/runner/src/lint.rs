@@ -68,6 +68,9 @@ type Check = (&'static str, fn(&Linter<'_>) -> Result<()>);
 /// The one that cargo does.
 pub(crate) const CLIPPY_HOST: &str = "clippy, host";
 
+/// The one that compiles the object of the portable build.
+pub(crate) const SAME_OBJECT: &str = "the same object from another directory";
+
 pub(crate) const CHECKS: &[Check] = &[
     ("licence lines", licences),
     ("rustfmt, host", format_host),
@@ -75,7 +78,7 @@ pub(crate) const CHECKS: &[Check] = &[
     (CLIPPY_HOST, clippy_host),
     ("clippy, kernel", clippy_kernel),
     ("no panic in the module", no_panic),
-    ("the same object from another directory", same_object),
+    (SAME_OBJECT, same_object),
     ("checkpatch", checkpatch),
     ("shellcheck", shellcheck),
     ("promtool", promtool),

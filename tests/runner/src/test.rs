@@ -605,7 +605,7 @@ fn one(
             let fresh = selection.full || selection.fresh;
             (mutants::tests(paths, &[], fresh)?, Vec::new())
         }
-        Place::Cost => (crate::cost::tests(paths, true)?, Vec::new()),
+        Place::Cost => (crate::cost::tests(paths)?, Vec::new()),
         Place::Debian(release) => setup::debian(paths, release)?,
         Place::Contact => (setup::contact(paths)?, Vec::new()),
         Place::Hazards(None) if run.kernel.is_none() => {
