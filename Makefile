@@ -24,11 +24,18 @@ OURS = $(MODULES)/$(KVER)/updates/peermem-rs
 STAGED = $(CURDIR)/build/staged
 # Where that lacks what Rust needs, a folder that has it (scripts/headers).
 BUILD_FOLDER = $(shell scripts/headers KVER='$(KVER)' KDIR='$(KDIR)')
-KBUILD_ARGS = -C $(BUILD_FOLDER) M=$(CURDIR) MO=$(CURDIR)/build/$(KVER) $(KBUILD_LLVM)
+# kbuild compiles a copy of the source: its products lie beside it, on kernels before 6.13 in any case, and those of one kernel
+# are nothing to another.
+COPY = $(CURDIR)/build/$(KVER)
+KBUILD_ARGS = -C $(BUILD_FOLDER) M=$(COPY) $(KBUILD_LLVM) $(KBUILD_CC)
 # The object of the portable build. A release has it.
 OBJECT = portable/nvidia_peermem-x86_64.o_shipped
 # A kernel that clang built takes nothing else.
 KBUILD_LLVM = $(if $(LLVM),,$(shell grep -qs '^CONFIG_CC_IS_CLANG=y' $(KDIR)/include/config/auto.conf && echo LLVM=1))
+# A kernel's flags may be those of another gcc than the usual one: that which built it is taken where it is here.
+KBUILD_CC = $(if $(filter default,$(origin CC)),$(if $(LLVM)$(KBUILD_LLVM),,$(shell \
+	gcc=$$(sed -n 's/^CONFIG_CC_VERSION_TEXT="\([^ "]*\).*/\1/p' $(KDIR)/include/config/auto.conf 2>/dev/null); \
+	command -v "$$gcc" >/dev/null && echo CC=$$gcc)))
 
 # Told what make was told.
 LOOK = scripts/check KVER='$(KVER)' KDIR='$(KDIR)' $(MAKEOVERRIDES)
@@ -123,13 +130,21 @@ module: ## Compiles the module for this machine's kernel (or KVER=…, KDIR=…)
 	@$(LOOK) -q -m $(if $(filter no,$(CHECK)),|| true)
 	@$(MAKE) --no-print-directory compile
 
-# Without -m scripts/check has said what is wrong already. In a clone the object follows its source; a release keeps what it has.
-compile: BUILD := $(shell $(LOOK) -b)
+# Without -m scripts/check has said what is wrong already. Installing takes the build that was compiled, whatever is in root's
+# PATH. In a clone the object follows its source; a release keeps what it has. A file is copied if its contents differ,
+# whatever its time says: those of a release are as old as its commit.
 compile:
-	@echo "  build: $(BUILD)"
-	@[ "$(firstword $(BUILD))" != portable ] || [ "$(PEERMEM_OBJECT)" ] || { [ -e $(OBJECT) ] && [ ! -e .git ]; } || \
+	@mkdir -p $(COPY)
+	@[ "$(filter install,$(MAKECMDGOALS))" ] && [ -s $(COPY)/build ] || $(LOOK) -b >$(COPY)/build
+	@echo "  build: $$(cat $(COPY)/build)"
+	@! grep -q ^portable $(COPY)/build || [ "$(PEERMEM_OBJECT)" ] || { [ -e $(OBJECT) ] && [ ! -e .git ]; } || \
 		$(MAKE) --no-print-directory object
-	$(MAKE) $(KBUILD_ARGS) PEERMEM_BUILD=$(firstword $(BUILD)) modules
+	@find Kbuild src portable rust-bindings kunit -type f '(' -name Kbuild -o -name '*.[chS]' -o -name '*.rs' -o -name '*.sh' \
+		-o -name '*.o_shipped' ')' ! -path rust-bindings/generated.rs ! -path src/compat-found.h 2>/dev/null | \
+		while read -r file; do \
+			cmp -s "$$file" "$(COPY)/$$file" || { mkdir -p "$(COPY)/$${file%/*}" && cp "$$file" "$(COPY)/$$file"; } || exit; \
+		done
+	$(MAKE) $(KBUILD_ARGS) PEERMEM_BUILD=$$(cut -d ' ' -f 1 $(COPY)/build) modules
 
 # kbuild signs and compresses as the kernel wants it. The file then gets a name of its own beside NVIDIA's, which stays
 # where it is: packaging/depmod.conf says why. depmod reads the host's configuration, so with DESTDIR it is left to

@@ -9,10 +9,12 @@
 
 #include "../src/compat.h"
 #include "../src/helpers.h"
+#include "../src/memory_peers.h"
 
 /* Room<20>, Room<12> and Room<8> of kernel/sync: what lockdep adds is included. */
-static_assert(sizeof(struct mutex) <= 160);
-static_assert(sizeof(wait_queue_head_t) <= 96);
+static_assert(sizeof(struct mutex) <= 160, "mutexes are too large here");
+static_assert(sizeof(wait_queue_head_t) <= 96,
+	      "PREEMPT_RT with lock debugging is not served: wait queues are too large");
 static_assert(__alignof__(struct mutex) <= 8);
 static_assert(__alignof__(wait_queue_head_t) <= 8);
 static_assert(sizeof(struct lock_class_key) <= 64);
@@ -45,3 +47,27 @@ static_assert(sizeof(dma_addr_t) == 8);
 static_assert(sizeof(phys_addr_t) == 8);
 static_assert(sizeof(pid_t) == 4);
 static_assert(sizeof(umode_t) == 2);
+
+/* Those of generated.rs. */
+AT(struct peermem_params, peerdirect_support, 0);
+AT(struct peermem_params, persistent_api_support, 4);
+AT(struct peermem_params, user_limit_mib, 8);
+AT(struct peermem_params, max_chunks, 12);
+AT(struct peermem_params, provider_maps, 16);
+AT(struct peermem_settlement, settle, 0);
+AT(struct peermem_file_ops, open, 0);
+AT(struct peermem_file_ops, release, 8);
+AT(struct peermem_file_ops, find, 16);
+AT(struct peermem_file_ops, show, 24);
+AT(struct peermem_sg, table, 0);
+AT(struct peermem_sg, chunk, 16);
+AT(struct peermem_sg, before, 24);
+AT(struct peermem_stats, alloc_mrs, 0);
+AT(struct peermem_stats, dealloc_mrs, 8);
+AT(struct peermem_stats, reg_pages, 16);
+AT(struct peermem_stats, dereg_pages, 24);
+AT(struct peermem_stats, reg_bytes, 32);
+AT(struct peermem_stats, dereg_bytes, 40);
+AT(struct peermem_stats, free_callbacks, 48);
+AT(struct peermem_peer, name, 0);
+AT(struct peermem_peer, stats, 8);

@@ -33,7 +33,7 @@ out=$(cd "$(dirname "$2")" && pwd)/$(basename "$2")
 work=$(mktemp -d "$out.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 # core stays beside the object, for the next time.
-core=$out.core/$version-$(cksum <"$0" | cut -d ' ' -f 1)
+core=$out.core/$({ "$rustc" -vV && cat "$0"; } | cksum | cut -d ' ' -f 1)
 
 # The compiler is stable, and the kernel's ways are not: its own build says the same.
 export RUSTC_BOOTSTRAP=1
@@ -61,7 +61,8 @@ if [ ! -e "$core/libcore.rlib" ]; then
 	mkdir -p "$core"
 	"$rustc" "$@" --edition="${edition:-2021}" --crate-name core --crate-type rlib --cfg no_fp_fmt_parse \
 		--cap-lints allow --emit=link="$work/libcore.rlib" "$library/core/src/lib.rs"
-	cp "$work/libcore.rlib" "$core"
+	cp "$work/libcore.rlib" "$core/new"
+	mv "$core/new" "$core/libcore.rlib"
 fi
 cp "$core/libcore.rlib" "$work"
 "$rustc" "$@" --edition=2021 --crate-name compiler_builtins --crate-type rlib \
@@ -78,7 +79,11 @@ PEERMEM_GENERATED=$here "$rustc" "$@" --edition=2021 --crate-name "$(basename "$
 	--extern kernel="$work/libkernel.rlib" --emit=link="$work/object.a" "$here/../$root"
 # The archive has this one object, and that of compiler_builtins.rs, which is empty.
 ar p "$work/object.a" "$(ar t "$work/object.a" | grep -v ^compiler_builtins)" >"$work/object.o"
-objcopy -R .llvmbc -R .llvmcmd -R .comment "$work/object.o"
+# The room before each function stays without its list, which older linkers do not join with gcc's.
+objcopy -R .llvmbc -R .llvmcmd -R .comment -R __patchable_function_entries -R .rela__patchable_function_entries "$work/object.o"
+# Kbuild links it with C files of the same headers alone.
+abi=$(cd "$here/.." && cat src/helpers.h src/memory_peers.h portable/shim.h portable/generated.rs | cksum | cut -d ' ' -f 1)
+objcopy --add-symbol "peermem_abi_$abi=0,local" "$work/object.o"
 # Tests may panic.
 [ "$root" != src/nvidia_peermem.rs ] || "$here/inspect.sh" "$work/object.o"
 mv "$work/object.o" "$out"

@@ -33,11 +33,12 @@ source_of() {
 		>"$work/$1.c"
 }
 
-# Compiles the probe $1 with the command that follows. Wrong arguments are errors whatever the kernel's flags say.
+# Compiles the probe $1 with the command that follows. Wrong arguments are errors whatever the kernel's flags say, and no other
+# warning is one.
 compiles() {
 	name=$1
 	shift
-	"$@" -Werror=implicit-function-declaration -Werror=incompatible-pointer-types -Werror=int-conversion \
+	"$@" -Wno-error -Werror=implicit-function-declaration -Werror=incompatible-pointer-types -Werror=int-conversion \
 		-DPEERMEM_PROBE -include "$compat" -c -o "$work/$name.o" "$work/$name.c" >"$work/$name.said" 2>&1
 }
 

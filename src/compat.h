@@ -43,7 +43,7 @@
 #endif
 
 #ifndef static_assert
-#define static_assert(condition) _Static_assert(condition, #condition)
+#define static_assert(condition, ...) _Static_assert(condition, #condition)
 #endif
 
 /* Kernels without the flag have no workers of io_uring but kernel threads. */

@@ -229,7 +229,7 @@ bool peermem_pci_bar(struct pci_dev *pdev, u64 addr, u64 *start, u64 *len)
 			continue;
 		if (!(READ_ONCE(bar->flags) & IORESOURCE_MEM) ||
 		    !READ_ONCE(bar->parent))
-			return false;
+			continue;
 		*start = first;
 		*len = last - first + 1;
 		return true;

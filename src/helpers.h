@@ -15,6 +15,11 @@
 #include <linux/spinlock.h>
 #include <linux/types.h>
 
+/*
+ * The structures here are those of portable/generated.rs as well: no plugin of
+ * the compiler's may change the order of their members.
+ */
+
 /* Has no definition on kernels without dma_iova_try_alloc(). */
 struct dma_iova_state;
 
@@ -25,7 +30,7 @@ struct peermem_params {
 	unsigned int user_limit_mib;
 	unsigned int max_chunks;
 	bool provider_maps;
-};
+} __no_randomize_layout;
 
 extern struct peermem_params peermem_params;
 extern const char peermem_version[];
@@ -60,7 +65,7 @@ u64 peermem_microseconds(void);
 struct peermem_settlement {
 	/* @succeeded: the system call returns no error. Called once. */
 	void (*settle)(struct peermem_settlement *settlement, bool succeeded);
-};
+} __no_randomize_layout;
 
 bool peermem_returns_to_user(void);
 bool peermem_at_return(struct peermem_settlement *settlement);
@@ -111,7 +116,7 @@ struct peermem_file_ops {
 	/* Sets @number to that of the first line from @number on, if there is one. */
 	bool (*find)(void *reader, u64 *number);
 	void (*show)(struct seq_file *seq, void *reader);
-};
+} __no_randomize_layout;
 
 struct dentry *peermem_debugfs_dir(const char *name);
 void peermem_debugfs_file(const char *name, umode_t mode, struct dentry *dir,
@@ -130,7 +135,7 @@ struct peermem_sg {
 	/* The last chunk, and the one before it. */
 	struct scatterlist *chunk;
 	struct scatterlist *before;
-};
+} __no_randomize_layout;
 
 unsigned int peermem_sg_grow(struct peermem_sg *list, struct scatterlist *first,
 			     unsigned int filled);

@@ -16,13 +16,13 @@ struct peermem_stats {
 	u64 reg_bytes;
 	u64 dereg_bytes;
 	u64 free_callbacks;
-};
+} __no_randomize_layout;
 
 /* A client: its name, and its numbers, which change without a lock. */
 struct peermem_peer {
 	const char *name;
 	const struct peermem_stats *stats;
-};
+} __no_randomize_layout;
 
 /* As many as there are modes of client. */
 #define PEERMEM_PEERS	2

@@ -21,7 +21,7 @@ use crate::{
 /// Level of a message about a defect that stops the thread: the digit of `KERN_EMERG`.
 pub(crate) const EMERG: c_int = 0;
 
-/// Buffer for one line. `printk()` keeps no more than 1,024 bytes of a record, its prefix included.
+/// Buffer for one line. `printk()` of Linux 5.10 keeps 976 bytes of a record, with the module's prefix.
 struct Line {
     text: [u8; Line::LEN],
     /// Number of bytes of `text` that are written: whole characters, at most `Line::LEN` bytes.
@@ -31,7 +31,7 @@ struct Line {
 }
 
 impl Line {
-    const LEN: usize = 960;
+    const LEN: usize = 928;
 }
 
 impl Line {
@@ -84,7 +84,7 @@ impl Write for Line {
 
 /// Logs a line at a level: the function behind the macros below. Any context.
 ///
-/// A line that is longer than 960 bytes is cut.
+/// A line that is longer than 928 bytes is cut.
 #[doc(hidden)]
 #[cold]
 #[inline(never)]

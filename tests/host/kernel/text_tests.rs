@@ -20,7 +20,7 @@ use crate::time::delay::fsleep;
 use crate::time::Delta;
 
 /// Length of the longest line.
-const LEN: usize = 960;
+const LEN: usize = 928;
 
 /// Returns the only line that was logged.
 fn line() -> (c_int, String) {

@@ -28,15 +28,16 @@ pub(crate) const NOTHING: &str = "nothing";
 /// The programs of a system administrator, where a user's PATH lacks them.
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// What stands in for the kernel's build folder: it has a module to hand out instead of compiling one, and installs it as
-/// `scripts/Makefile.modinst` does.
+/// What stands in for the kernel's build folder, of a kernel that puts products beside their source: it has a module to hand out
+/// instead of compiling one, and installs it as `scripts/Makefile.modinst` does.
 const KBUILD: &str = "\
+PREBUILT := $(M)/../../prebuilt/nvidia-peermem.ko
 modules:
-\tmkdir -p $(or $(MO),$(M))
-\tcp $(M)/prebuilt/nvidia-peermem.ko $(or $(MO),$(M))/
+\ttest -e $(M)/Kbuild
+\tcp $(PREBUILT) $(M)/
 modules_install:
 \tmkdir -p $(INSTALL_MOD_PATH)/lib/modules/$(RELEASE)/$(INSTALL_MOD_DIR)
-\tcp $(M)/prebuilt/nvidia-peermem.ko$(SUFFIX) $(INSTALL_MOD_PATH)/lib/modules/$(RELEASE)/$(INSTALL_MOD_DIR)/
+\tcp $(PREBUILT)$(SUFFIX) $(INSTALL_MOD_PATH)/lib/modules/$(RELEASE)/$(INSTALL_MOD_DIR)/
 clean:
 ";
 

@@ -123,7 +123,8 @@ const PACKAGE: &[&str] = &[
 ];
 
 /// What a module that is gone must have left as it was.
-const WATCHED: &str = "etc usr/lib/modules usr/lib/systemd var/lib";
+const WATCHED: &str =
+    "etc usr/lib/depmod.d usr/lib/modprobe.d usr/lib/modules usr/lib/systemd var/lib";
 /// What of it DKMS, depmod, dpkg and deb-systemd-helper keep for themselves.
 const UNWATCHED: &str =
     "-not -path 'var/lib/dkms/*' -not -name 'modules.*' -not -path 'var/lib/dpkg/*' \
@@ -293,6 +294,8 @@ impl Host<'_> {
             key.path(&self.paths.repo, &input)?;
         }
         key.text("release", &self.release);
+        let version = fs::read_to_string(source.with_file_name("source.name"));
+        key.text("source", &version.unwrap_or_default());
         let key = key.finish();
         if stamp::is_fresh(&stamp, &key) && self.root.join("usr/src/ofa_kernel").exists() {
             return Ok(());
@@ -564,6 +567,19 @@ fn peermem_title(peermem: Peermem) -> &'static str {
     }
 }
 
+/// Makes a release of the work tree as it is, in a repository of its own in the folder `$1`: what is not committed would not be
+/// in it otherwise.
+const RELEASE: &str = "\
+    export GIT_AUTHOR_NAME=test GIT_AUTHOR_EMAIL=test@localhost\n\
+    export GIT_COMMITTER_NAME=test GIT_COMMITTER_EMAIL=test@localhost\n\
+    tree=$(git stash create)\n\
+    git archive \"${tree:-HEAD}\" | tar -x -C \"$1\"\n\
+    cd \"$1\"\n\
+    git init -q\n\
+    git add -A\n\
+    git commit -qm release\n\
+    RUSTC=/usr/bin/rustc make --no-print-directory dist";
+
 /// What the user is to see of each step.
 impl Host<'_> {
     /// The headers lack the metadata, and it can be made.
@@ -615,17 +631,20 @@ impl Host<'_> {
             return self.put(&files, source);
         }
         let mut stage = Stage::begin(self.title("make dist"));
+        let folder = self.home.join("release");
+        remove(&folder)?;
+        fs::create_dir_all(&folder)?;
         stage.run(
-            tool("make")
-                .args(["--no-print-directory", "dist"])
-                .env("RUSTC", "/usr/bin/rustc")
+            tool("sh")
+                .args(["-euc", RELEASE, "sh"])
+                .arg(&folder)
                 .current_dir(&self.paths.repo),
             &self.log(),
             "lines",
             |_| true,
         )?;
         stage.done("");
-        let made = stamp::files(&self.paths.repo.join("build/dist"))?;
+        let made = stamp::files(&folder.join("build/dist"))?;
         self.put(&made, "tmp")
     }
 
@@ -636,7 +655,7 @@ impl Host<'_> {
         let command = match self.what.way {
             Way::Source => format!("dkms add {package} && dkms autoinstall -k {release}"),
             Way::Archive => format!(
-                "tar -xf /tmp/{name}.tar.gz && mv {name} /usr/src/ && dkms install {package} -k {release}"
+                "tar -xf /tmp/{name}.tar.gz -C /usr/src && dkms install {package} -k {release}"
             ),
             Way::Package => "dpkg -i /tmp/*.deb".to_owned(),
         };

@@ -532,9 +532,9 @@ pub(crate) fn kernels() -> Vec<Case> {
             complete(UBUNTU).set("MODVERSIONS", "y"),
             &[
                 (
-                    "nvidia symbols|missing|the project's own list, without versions",
-                    "This kernel wants versions of all symbols: have NV_SYMVERS= name the Module.symvers of nvidia.ko's \
-                     build.",
+                    "nvidia symbols|missing|no versions",
+                    "This kernel wants versions of all symbols, and no nvidia.ko 535 or newer is installed for it: install the \
+                     driver first, or have NV_SYMVERS= name the Module.symvers of its build.",
                 ),
             ],
         ),

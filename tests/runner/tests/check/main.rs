@@ -602,8 +602,8 @@ fn what_installing_says() {
 #[test]
 fn a_build_without_the_neighbours_symbols_ends() {
     let kbuild =
-        "obj := .\ncmd = @set -e; $(cmd_$(1))\nif_changed = $(cmd)\nif_changed_dep =\nFORCE:\n\
-                  include $(src)/Kbuild\n";
+        "obj := .\nCONFIG_SHELL := sh\ncmd = @set -e; $(cmd_$(1))\nif_changed = $(cmd)\nif_changed_dep =\n\
+                  filechk = @$(filechk_$(1)) >$@\nFORCE:\ninclude $(src)/Kbuild\n";
     let place = Place::new();
     let repository = script().parent().unwrap().join("..");
     fs::create_dir_all(place.0.join("src")).unwrap();
@@ -640,6 +640,47 @@ fn a_build_without_the_neighbours_symbols_ends() {
     // Not a part of another name.
     let (built, _) = build(&[both[0], "fake_ib_unregister_peer_memory_client"], "");
     assert!(!built);
+}
+
+/// On a kernel with CONFIG_MODVERSIONS the versions are read from the driver that is installed: they are values of symbols, or
+/// lie in a section where these stand.
+#[test]
+fn versions_of_an_installed_driver() {
+    const VALUES: &str = ".globl __crc_nvidia_a\n__crc_nvidia_a = 0x9f12a0b4\n.text\nnop\n";
+    const SECTION: &str = ".section __kcrctab_gpl, \"a\"\n.long 1\n__crc_nvidia_a: .long 0x9f12a0b4\n";
+    let symbols = script().parent().unwrap().join("../rust-bindings/symvers.sh");
+    let lines = |root: &Path, release: &str| {
+        let output = Command::new(&symbols)
+            .args([release, "nvidia_a", "nvidia_b"])
+            .env("PROBE_ROOT", root)
+            .output()
+            .unwrap();
+        assert!(output.status.success());
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for source in [VALUES, SECTION] {
+        let place = Place::new();
+        let modules = place.0.join("lib/modules/6.1.0");
+        fs::create_dir_all(&modules).unwrap();
+        fs::write(place.0.join("crc.s"), source).unwrap();
+        let assembled = Command::new(system("as"))
+            .arg("-o")
+            .args([modules.join("nvidia.ko"), place.0.join("crc.s")])
+            .status();
+        assert!(assembled.unwrap().success());
+        let indexed = Command::new(system("depmod"))
+            .arg("-b")
+            .arg(&place.0)
+            .arg("6.1.0")
+            .status();
+        assert!(indexed.unwrap().success());
+        assert_eq!(
+            lines(&place.0, "6.1.0"),
+            "0x9f12a0b4\tnvidia_a\tnvidia\tEXPORT_SYMBOL_GPL\t\n"
+        );
+        assert_eq!(lines(&place.0, "6.2.0"), "");
+        assert_eq!(lines(&place.0, "").lines().count(), 2);
+    }
 }
 
 /// A check that no case makes speak could be dead. bash tells the numbers of the lines that it runs.

@@ -1,0 +1,51 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+# Prints lines of a Module.symvers for the functions of nvidia.ko that follow the kernel's release: `symvers.sh RELEASE NAME…`.
+# Their versions (CONFIG_MODVERSIONS) are those in the nvidia.ko that is installed for that kernel; without it nothing is
+# printed. With an empty release they are 0, for a kernel that compares none. PROBE_ROOT is a root other than the host's.
+set -eu
+
+root=${PROBE_ROOT:-}
+PATH=$PATH:$root/usr/sbin:$root/sbin
+release=$1
+shift
+
+line() { printf '%s\t%s\tnvidia\tEXPORT_SYMBOL_GPL\t\n' "$1" "$2"; }
+
+if [ -z "$release" ]; then
+	for symbol; do line 0x00000000 "$symbol"; done
+	exit
+fi
+
+# The names but the first are those of Debian's packages.
+for name in nvidia nvidia-current-open nvidia-open nvidia-current; do
+	driver=$(modinfo ${root:+-b "$root"} -k "$release" -n $name 2>/dev/null) && break
+	driver=
+done
+[ -n "$driver" ] && [ "$driver" != '(builtin)' ] || exit 0
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+case $driver in
+*.xz) xz -dc "$driver" >"$work/nvidia.ko" ;;
+*.zst) zstd -dcq "$driver" >"$work/nvidia.ko" ;;
+*.gz) gzip -dc "$driver" >"$work/nvidia.ko" ;;
+*) cp "$driver" "$work/nvidia.ko" ;;
+esac
+
+# A version is the value of the symbol __crc_NAME, or four bytes in a section (since 5.19), where that symbol stands.
+objdump -t "$work/nvidia.ko" | awk 'sub(/^__crc_/, "", $NF) { print $NF, $(NF - 2), $1 }' >"$work/versions"
+for symbol; do
+	at=$(sed -n "s/^$symbol //p" "$work/versions")
+	case $at in
+	'') ;;
+	'*ABS* '*) line "0x$(printf '%s' "${at##* }" | tail -c 8)" "$symbol" ;;
+	*)
+		start=$((0x${at##* }))
+		bytes=$(objdump -s -j "${at% *}" --start-address=$start --stop-address=$((start + 4)) "$work/nvidia.ko" |
+			sed -n 's/^ [0-9a-f]* \([0-9a-f]\{8\}\) .*/\1/p')
+		# Little-endian, as it lies there.
+		line "0x$(printf '%s' "$bytes" | sed 's/\(..\)\(..\)\(..\)\(..\)/\4\3\2\1/')" "$symbol"
+		;;
+	esac
+done
