@@ -27,6 +27,7 @@ mod roce;
 mod route;
 mod scan;
 mod software;
+mod started;
 #[cfg(test)]
 mod tests;
 
