@@ -18,11 +18,14 @@ mod hops;
 mod injected;
 mod iommu;
 mod link;
+mod nccl;
 mod packets;
 mod path;
 mod port;
 mod print;
 mod qos;
+#[cfg(test)]
+mod reported;
 mod roce;
 mod route;
 mod scan;
