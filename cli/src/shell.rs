@@ -25,16 +25,16 @@ pub(crate) fn man(args: &args::Man) -> anyhow::Result<Status> {
     Ok(Status::Ok)
 }
 
-/// Stands in a command for a word that the shell would not take as it is.
+/// Mark in a command, in place of a word that the shell would not take as it is.
 const UNFIT: char = '\0';
 
-/// A device's name as a word of a command, or a mark by which [`without_unfit`] knows the command. Recordings and
-/// `rdma dev set` may have any name.
+/// Returns a device's name as a word of a command, or a mark by which [`without_unfit`] knows the command. A recording, or
+/// `rdma dev set`, may give a device any name.
 pub(crate) fn argument(name: &str) -> &str {
     word(name, "_.:-")
 }
 
-/// The same of a file's path.
+/// Returns a file's path as a word of a command, or the same mark.
 pub(crate) fn path_argument(path: &str) -> &str {
     word(path, "_.:-/@")
 }

@@ -21,12 +21,12 @@ pub(super) const BAR1: Check = Check {
     run: bar1,
 };
 
-/// Where room for BARs comes from.
+/// Settings that give BARs room.
 pub(super) const ROOM: &str = "\"Above 4G Decoding\" (\"Memory Mapped I/O above 4 GB\", \"MMIO High Size\") in the \
      firmware's setup, or of the virtual machine; pci=realloc on the kernel's command line; `dmesg | grep -i -e 'BAR.*no \
      space' -e 'failed to assign'`";
 
-/// A BAR, as NVIDIA and PCI call it, with its size.
+/// Returns the name of a BAR, NVIDIA's or PCI's, with its size.
 fn named(bar: &Bar) -> String {
     let name = match is_bar1(bar) {
         true => "BAR1".to_owned(),

@@ -110,7 +110,7 @@ fn lost_gpu(was: &Gpu) -> Finding {
     ))
 }
 
-/// A GPU that was well, and that NVML does not list any more.
+/// Reports a GPU that NVML listed in the baseline and does not list now.
 fn unlisted_gpu(scan: &Scan<'_>, now: &Gpu) -> Finding {
     let new = |level, found: &str| new(level, Subject::gpu(now), found.to_owned());
     match started::is_withheld(scan.host, now) {

@@ -86,7 +86,7 @@ fn gpu_driver(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
-/// A device that PCI lists, and that is gone.
+/// Reports a device that PCI lists and that does not answer.
 fn silent(check: &'static str, subject: Subject, at: Address) -> Finding {
     let found = format!("{at} does not answer: its config space reads as ones");
     Finding::new(check, Level::Fault, subject, found)

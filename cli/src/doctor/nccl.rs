@@ -13,7 +13,7 @@ use crate::machine::Class;
 const LEVELS: [&str; 10] = [
     "LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS",
 ];
-/// What numbers in place of names mean.
+/// Classes that NCCL_NET_GDR_LEVEL gives by number, from 0.
 const OLD_LEVELS: [&str; 5] = ["LOC", "PIX", "PXB", "PHB", "SYS"];
 const DEFAULT: &str = "PXB";
 
@@ -57,15 +57,15 @@ impl Setting {
 /// The topology file that NCCL goes by.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Topology {
-    /// There is none: NCCL looks at sysfs.
+    /// No file: NCCL looks at sysfs.
     None,
-    /// This one, in words.
+    /// A file, in words.
     File(String),
-    /// It is named, and not there.
+    /// A file that is named and not there.
     Missing(Setting),
 }
 
-/// What is seen of NCCL's settings.
+/// NCCL's settings, as far as they are seen.
 #[derive(Debug, Clone)]
 pub(super) struct Nccl {
     /// NCCL_NET_GDR_LEVEL, with the name of a class.
@@ -98,7 +98,7 @@ impl Nccl {
         }
     }
 
-    /// The name of the farthest class that NCCL uses.
+    /// Returns the name of the farthest class that NCCL uses.
     pub(super) fn limit(&self) -> &str {
         self.level
             .as_ref()
@@ -111,7 +111,7 @@ impl Nccl {
     }
 }
 
-/// The name of a class at NCCL.
+/// Returns NCCL's name of a class.
 pub(super) fn name_of(class: Class) -> &'static str {
     match class {
         Class::Pix => "PIX",
@@ -125,7 +125,7 @@ fn rank(level: &str) -> Option<usize> {
     LEVELS.iter().position(|name| *name == level)
 }
 
-/// The class that a value of NCCL_NET_GDR_LEVEL names. None: NCCL does not know the value and uses its default.
+/// Returns the class that a value of NCCL_NET_GDR_LEVEL names. None: NCCL does not know the value and uses its default.
 fn level_of(value: &str) -> Option<&'static str> {
     if let Ok(number) = value.parse::<usize>() {
         return OLD_LEVELS.get(number).or(OLD_LEVELS.last()).copied();

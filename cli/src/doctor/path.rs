@@ -58,15 +58,15 @@ impl Nccl {
     }
 }
 
-/// Returns `true` if NCCL would use GPUDirect RDMA were the path nearer: not with rxe and siw, nor with a GPU for games.
-/// With EFA a plugin brings NCCL the topology of each kind of virtual machine.
+/// Returns `true` if NCCL would use GPUDirect RDMA on a nearer path. NCCL never does with rxe, siw, or a GPU for games. EFA's
+/// plugin brings NCCL a topology file.
 fn is_for_nccl(scan: &Scan<'_>, pair: &Pair) -> bool {
     let is_gpu = |gpu: &Gpu| !gpu.is_stand_in && why_none(gpu).is_none();
     let is_hca = |hca: &Hca| !hca.is_software && hca.driver.as_deref() != Some("efa");
     scan.gpu(pair.gpu).is_some_and(is_gpu) && scan.hca(&pair.hca).is_some_and(is_hca)
 }
 
-/// The class of a path, in words.
+/// Returns the class of a path, in words.
 fn words(scan: &Scan<'_>, pair: &Pair, class: Class) -> &'static str {
     match class {
         Class::Pix => "PIX: one switch",
@@ -90,7 +90,7 @@ const BETWEEN_PROCESSORS: &str =
 const OTHER_SLOT: &str = "Put a NIC into a slot of the GPU's processor, behind its switch if it has one, or give the job \
      a GPU near the NIC.";
 
-/// One path that NCCL uses, or that is not judged.
+/// Reports one path that NCCL uses, or that is not judged.
 fn of_pair(scan: &Scan<'_>, nccl: &Nccl, pair: &Pair, class: Class) -> Finding {
     let is_virtual = scan.machine.is_virtual == Some(true);
     let is_known = scan.machine.knows_nodes(pair);
@@ -130,7 +130,7 @@ fn of_pair(scan: &Scan<'_>, nccl: &Nccl, pair: &Pair, class: Class) -> Finding {
     }
 }
 
-/// The nearest paths of one GPU, of one class, which are too far for NCCL.
+/// Reports the nearest paths of one GPU, all of one class, which are too far for NCCL.
 fn too_far(scan: &Scan<'_>, nccl: &Nccl, pairs: &[(&Pair, Class)]) -> Option<Finding> {
     let (first, class) = *pairs.first()?;
     let gpu = scan.gpu(first.gpu)?;
@@ -207,7 +207,7 @@ fn too_far(scan: &Scan<'_>, nccl: &Nccl, pairs: &[(&Pair, Class)]) -> Option<Fin
     }))
 }
 
-/// A GPU that NVLink joins with this one and that has a NIC near enough, and that NIC.
+/// Finds a GPU that NVLink joins with this one and that has a NIC near enough for NCCL, and that NIC.
 fn by_nvlink<'a>(scan: &Scan<'a>, nccl: &Nccl, gpu: &Gpu) -> Option<(&'a Gpu, &'a str)> {
     let nvml = scan.software().nvml.as_ref().ok()?;
     let is_joined = |at: Address| {

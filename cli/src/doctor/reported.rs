@@ -4,6 +4,7 @@
 use crate::finding::Status;
 use crate::fixture;
 use crate::fixture::Fixture;
+use crate::host::recording::Recording;
 use crate::host::Fact;
 use crate::host::Unseen;
 use crate::nvml::Nvml;
@@ -124,7 +125,7 @@ fn no_gpu_at_all_starts() {
     assert_eq!(status.code(), 3, "{text}");
 }
 
-/// What marks a container, or a job with some of the GPUs.
+/// A container, or a job with some of the GPUs, is known by any of these marks.
 #[test]
 fn a_container_has_the_gpus_that_it_was_given() {
     let before = Before::new(&hgx());
@@ -168,6 +169,20 @@ fn a_container_has_the_gpus_that_it_was_given() {
             text.starts_with("note gpu-driver GPU 2: NVML does not list 0000:3b:00.0"),
             "{text}"
         );
+    }
+    // A recording keeps the marks, and not the names.
+    for cgroup in [
+        "0::/kubepods.slice/kubepods-pod1.slice",
+        "0::/docker/abc",
+        "0::/slurm/uid_7/job_12",
+    ] {
+        let mut fixture = not_started();
+        fixture.file("/proc/self/cgroup", &format!("{cgroup}\n"));
+        let (json, _) = testing::says(&fixture.recording, &["record"]);
+        assert!(!json.contains("pod1") && !json.contains("job_12"), "{json}");
+        let recording = Recording::parse(&json).unwrap();
+        let (text, status) = testing::says(&recording, &["doctor"]);
+        assert_eq!(status, Status::Ok, "{text}");
     }
     // The namespaces that a machine boots with are none, nor is a device file that is there.
     let mut fixture = not_started();

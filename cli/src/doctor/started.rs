@@ -71,7 +71,7 @@ pub(super) fn is_unlisted(machine: &Machine, nvml: &Seen<Nvml>, gpu: &Gpu) -> bo
     lacks && !gpu.is_stand_in && driver != Some("vfio-pci")
 }
 
-/// A GPU that nvidia.ko has. None: NVML lists it, or does not tell.
+/// Reports a GPU that nvidia.ko has and NVML does not list. None: NVML lists it, or does not tell.
 pub(super) fn unlisted(scan: &Scan<'_>, check: &'static str, gpu: &Gpu) -> Option<Finding> {
     let software = scan.software();
     if !is_unlisted(scan.machine, &software.nvml, gpu) {

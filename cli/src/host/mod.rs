@@ -113,7 +113,7 @@ pub(crate) trait Host {
     }
 }
 
-/// The byte behind each line of a file: variables of a process have a zero.
+/// Returns the byte behind each line of a file. Variables of a process have a zero behind each.
 pub(crate) fn line_end(path: &str) -> u8 {
     match path.ends_with("/environ") {
         true => b'\0',

@@ -16,7 +16,7 @@ pub(super) const NET: &str = "/sys/class/net";
 /// Network interfaces that are followed below one: bonds of VLANs of bridges are no deeper.
 const MOST_NETDEVS: usize = 64;
 
-/// GIDs of a port that are looked at where no directory lists them: a recording of old.
+/// Number of GIDs of a port that are looked at if no directory lists them, as in an old recording.
 const FIRST_GIDS: u32 = 16;
 
 /// A port of an RDMA device.
@@ -218,7 +218,7 @@ fn share_out(host: &dyn Host, ports: &mut [Port], netdevs: &[String]) {
     }
 }
 
-/// Indices of a port's GIDs, in their order, by a directory that has a file for each.
+/// Returns the indices of a port's GIDs, in their order, by a directory that has a file for each.
 pub(crate) fn gid_indices(host: &dyn Host, directory: &str) -> Vec<u32> {
     let Ok(names) = host.names(directory) else {
         return (0..FIRST_GIDS).collect();

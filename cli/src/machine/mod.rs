@@ -156,7 +156,7 @@ pub(crate) struct Machine {
     pub(crate) is_virtual: Option<bool>,
     /// Why it could not be seen which RDMA device a Data Direct function belongs to.
     pub(crate) data_direct_unseen: Option<Unseen>,
-    /// What each of them is, nobody knows.
+    /// Devices that sysfs lists and that could not be looked at.
     pub(crate) unread: Vec<Unread>,
 }
 

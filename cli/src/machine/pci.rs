@@ -308,7 +308,7 @@ impl Function {
         }
     }
 
-    /// BARs that the kernel found no address for.
+    /// Returns the BARs that the kernel found no address for.
     pub(crate) fn unassigned(&self) -> impl Iterator<Item = &Bar> {
         let bars = self.bars.iter().flatten();
         bars.filter(|bar| !bar.is_assigned)

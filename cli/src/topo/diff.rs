@@ -36,7 +36,7 @@ struct Change {
 /// What there is to know of a device, by name.
 type Facts = Vec<(String, Option<String>)>;
 
-/// What NVML said then and says now, where it told of GPUs both times.
+/// NVML's answers then and now, if it told of GPUs both times.
 pub(super) type Listings<'a> = Option<(&'a Nvml, &'a Nvml)>;
 
 /// Says what changed; status 1 if anything did, as `diff` has it.

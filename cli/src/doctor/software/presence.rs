@@ -15,7 +15,7 @@ pub(super) const NAME: &str = "presence";
 
 const DEVICES: &str = "/sys/class/infiniband";
 
-/// A device that is listed and leads nowhere. It may be one that the other checks miss.
+/// Reports a device that is listed and leads nowhere. The other checks do not know such a device.
 fn unread(unread: &Unread) -> Finding {
     let (what, fix) = match &unread.device {
         Listed::Pci(at) => (
