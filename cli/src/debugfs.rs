@@ -21,6 +21,8 @@ const FORMATS: RangeInclusive<u64> = 2..=3;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Missing {
     NotLoaded,
+    /// Whether the module is loaded cannot be told: /sys cannot be read.
+    NoSysfs(Unseen),
     /// What is loaded under the name is another's module, of this version.
     Other(String),
     Denied,
@@ -49,6 +51,11 @@ impl fmt::Display for Missing {
             Self::NotLoaded => f.write_str(
                 "the module nvidia_peermem is not loaded: modprobe nvidia-peermem (peermemctl doctor says what \
                  prevents it)",
+            ),
+            Self::NoSysfs(why) => write!(
+                f,
+                "/sys cannot be read here (/sys/module: {why}), and whether nvidia_peermem is loaded cannot be told: \
+                 mount -t sysfs sysfs /sys, or give the container the host's /sys"
             ),
             Self::Other(version) => write!(
                 f,
@@ -109,8 +116,16 @@ impl Module {
     /// Looks whether its files can be read.
     pub(crate) fn scan(host: &dyn Host) -> Result<Self, Missing> {
         const FILE: &str = "version";
-        if host.has("/sys/module/nvidia_peermem") == Ok(false) {
-            return Err(Missing::NotLoaded);
+        match host.has("/sys/module/nvidia_peermem") {
+            Ok(true) | Err(Unseen::NotRecorded) => {}
+            Ok(false) => {
+                return Err(match host.has("/sys/module") {
+                    Ok(true) | Err(Unseen::NotRecorded) => Missing::NotLoaded,
+                    Ok(false) => Missing::NoSysfs(Unseen::Absent),
+                    Err(why) => Missing::NoSysfs(why),
+                });
+            }
+            Err(why) => return Err(Missing::NoSysfs(why)),
         }
         let text = match host.text(&path(FILE)) {
             Ok(text) => text,

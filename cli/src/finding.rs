@@ -3,6 +3,8 @@
 
 use serde::Serialize;
 
+use crate::shell::without_unfit;
+
 /// How bad it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -117,9 +119,9 @@ impl Finding {
         parts.skip(1).step_by(2).collect()
     }
 
-    /// With how to fix it.
+    /// With how to fix it. Commands with names that a shell would not take as they are, are left out.
     pub(crate) fn fix(mut self, fix: impl Into<String>) -> Self {
-        self.fix = Some(fix.into());
+        self.fix = Some(without_unfit(fix.into()));
         self
     }
 }

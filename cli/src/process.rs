@@ -14,7 +14,7 @@ use crate::host::Host;
 use crate::host::Unseen;
 
 /// The inode of the first PID namespace, `PROC_PID_INIT_INO` of the kernel.
-const FIRST_NAMESPACE: &str = "pid:[4026531836]";
+pub(crate) const FIRST_NAMESPACE: &str = "pid:[4026531836]";
 /// Of a command line, in bytes.
 const LONGEST: usize = 4096;
 /// What `/proc/PID/stat` counts a second in, `USER_HZ`, in microseconds: 100 on each architecture that has NVIDIA's

@@ -7,6 +7,8 @@ use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
 use crate::machine::config::Resizable;
+use crate::machine::is_bar1;
+use crate::machine::pci::Bar;
 use crate::machine::pci::Function;
 use crate::machine::Gpu;
 use crate::nvml::Nvml;
@@ -19,6 +21,20 @@ pub(super) const BAR1: Check = Check {
     run: bar1,
 };
 
+/// Settings that give BARs room.
+pub(super) const ROOM: &str = "\"Above 4G Decoding\" (\"Memory Mapped I/O above 4 GB\", \"MMIO High Size\") in the \
+     firmware's setup, or of the virtual machine; pci=realloc on the kernel's command line; `dmesg | grep -i -e 'BAR.*no \
+     space' -e 'failed to assign'`";
+
+/// Returns the name of a BAR, NVIDIA's or PCI's, with its size.
+fn named(bar: &Bar) -> String {
+    let name = match is_bar1(bar) {
+        true => "BAR1".to_owned(),
+        false => format!("BAR {} of PCI", bar.index),
+    };
+    format!("{name} ({})", bytes(bar.size))
+}
+
 /// What GPUs have whose BAR1 is not meant for their memory.
 const SMALL: u64 = 256 << 20;
 
@@ -28,17 +44,34 @@ fn bar1(scan: &Scan<'_>) -> Vec<Finding> {
 
 fn of_gpu(scan: &Scan<'_>, gpu: &Gpu) -> Finding {
     let new = |level, found: String| Finding::new(BAR1.name, level, Subject::gpu(gpu), found);
-    let Some(bar) = gpu.bar1 else {
-        return new(
-            Level::Fault,
-            format!("{} has no large BAR: none that is 64-bit, prefetchable and assigned", gpu.at),
-        )
-        .why("Memory that is behind no BAR no NIC can reach. The firmware leaves a BAR out where it has no room \
-            for it.")
-        .fix("\"Above 4G Decoding\" (\"Memory Mapped I/O above 4 GB\", \"MMIO High Size\") in the firmware's \
-            setup; `dmesg | grep -i 'BAR.*no space'`");
-    };
     let function = scan.machine.functions.get(&gpu.at);
+    if let Some(Err(why)) = function.map(|function| &function.bars) {
+        let what = format!("the BARs of {}", gpu.at);
+        return Scan::unseen(BAR1.name, Subject::gpu(gpu), what, why);
+    }
+    let unassigned: Vec<String> = function
+        .into_iter()
+        .flat_map(Function::unassigned)
+        .map(named)
+        .collect();
+    if !unassigned.is_empty() {
+        let found = format!("{} has no address for {}", gpu.at, unassigned.join(", "));
+        return new(Level::Fault, found)
+            .why(
+                "The firmware or the kernel found no room for it. No NIC reaches memory behind such a BAR, and nvidia.ko \
+                 does not take the GPU.",
+            )
+            .fix(ROOM);
+    }
+    let Some(bar) = gpu.bar1 else {
+        let found = format!(
+            "{} has no BAR1: none that is 64-bit and prefetchable",
+            gpu.at
+        );
+        return new(Level::Fault, found)
+            .why("Memory that is behind no BAR no NIC can reach. The firmware leaves a BAR out where it has no room for it.")
+            .fix(ROOM);
+    };
     let larger = function.and_then(|function| resizable(function, bar.index));
     let could = larger.filter(|can| can.sizes.last().is_some_and(|most| *most > bar.size));
     let could_be = match &could {

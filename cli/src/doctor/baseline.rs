@@ -8,6 +8,7 @@ use super::link::port_rate;
 use super::port;
 use super::scan::Check;
 use super::scan::Scan;
+use super::started;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
@@ -17,6 +18,7 @@ use crate::machine::Gpu;
 use crate::machine::Hca;
 use crate::machine::Machine;
 use crate::machine::Port;
+use crate::nvml::Nvml;
 use crate::render::bytes;
 use crate::render::counted;
 use crate::software::Software;
@@ -38,8 +40,15 @@ fn baseline(scan: &Scan<'_>) -> Vec<Finding> {
     };
     let before = &baseline.machine;
     let mut findings = Vec::new();
+    let nvml = Nvml::scan(&baseline.recording);
     for was in &before.gpus {
         match scan.gpu(was.at) {
+            Some(now)
+                if started::is_unlisted(scan.machine, &scan.software().nvml, now)
+                    && !started::is_unlisted(before, &nvml, was) =>
+            {
+                findings.push(unlisted_gpu(scan, now));
+            }
             Some(now) => findings.extend(of_gpu(scan, before, was, now)),
             None => findings.push(lost_gpu(was)),
         }
@@ -99,6 +108,27 @@ fn lost_gpu(was: &Gpu) -> Finding {
         "`dmesg | grep -e Xid -e {}` says when it went; a cold boot, then its seating and power",
         was.at
     ))
+}
+
+/// Reports a GPU that NVML listed in the baseline and does not list now.
+fn unlisted_gpu(scan: &Scan<'_>, now: &Gpu) -> Finding {
+    let new = |level, found: &str| new(level, Subject::gpu(now), found.to_owned());
+    match started::is_withheld(scan.host, now) {
+        true => new(
+            Level::Note,
+            "NVML does not list the GPU, and did in the baseline",
+        )
+        .why("In a container or a job NVML lists the GPUs that it may open."),
+        false => new(
+            Level::Fault,
+            "the GPU is on PCI, and NVML does not list it as in the baseline",
+        )
+        .why("nvidia.ko could not start it, or has lost it: CUDA does not see it.")
+        .fix(format!(
+            "`dmesg | grep -e NVRM -e Xid -e {}` says why; a cold boot, then its seating and power",
+            now.at
+        )),
+    }
 }
 
 fn lost_hca(scan: &Scan<'_>, was: &Hca) -> Finding {

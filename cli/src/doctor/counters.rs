@@ -14,6 +14,7 @@ use crate::machine::counters::Kind;
 use crate::machine::counters::COUNTERS;
 use crate::machine::pci::Address;
 use crate::machine::Hca;
+use crate::shell::argument;
 
 pub(super) const ERRORS: Check = Check {
     name: "counters",
@@ -166,8 +167,9 @@ fn growth(
                 )
                 .fix(match hca.ports.iter().flat_map(|port| &port.netdevs).next() {
                     Some(netdev) => format!(
-                        "`ethtool -S {netdev} | grep -e discard -e pause -e out_of_buffer`, and the same counters of \
-                         the switch's port"
+                        "`ethtool -S {} | grep -e discard -e pause -e out_of_buffer`, and the same counters of the \
+                         switch's port",
+                        argument(netdev)
                     ),
                     None => port::cable(hca),
                 }),

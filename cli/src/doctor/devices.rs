@@ -4,16 +4,20 @@
 use super::data_direct;
 use super::scan::Check;
 use super::scan::Scan;
+use super::started;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
+use crate::machine::pci::Address;
 use crate::machine::pci::Function;
 use crate::machine::Gpu;
 use crate::machine::MELLANOX;
+use crate::shell::argument;
 
 pub(super) const GPU_DRIVER: Check = Check {
     name: "gpu-driver",
-    about: "whether nvidia.ko has each GPU",
+    about:
+        "whether nvidia.ko has each GPU, and could start it: whether it answers, and NVML lists it",
     applies: |scan| scan.has_gpu(),
     run: gpu_driver,
 };
@@ -49,8 +53,13 @@ fn gpu_driver(scan: &Scan<'_>) -> Vec<Finding> {
         let at = gpu.at;
         let new =
             |level, found: String| Finding::new(GPU_DRIVER.name, level, Subject::gpu(gpu), found);
+        if function.is_silent() {
+            findings.push(silent(GPU_DRIVER.name, Subject::gpu(gpu), at));
+            continue;
+        }
         findings.push(match function.driver.as_deref() {
-            Some("nvidia") => new(Level::Ok, format!("nvidia.ko has {at}")),
+            Some("nvidia") => started::unlisted(scan, GPU_DRIVER.name, gpu)
+                .unwrap_or_else(|| new(Level::Ok, format!("nvidia.ko has {at}"))),
             Some("vfio-pci") => new(
                 Level::Note,
                 format!("{at} is given to a virtual machine (vfio-pci)"),
@@ -59,15 +68,32 @@ fn gpu_driver(scan: &Scan<'_>) -> Vec<Finding> {
             Some(other) => new(Level::Fault, format!("{at} has the driver {other}"))
                 .why("nvidia.ko alone lends GPU memory to RDMA.")
                 .fix(format!(
-                    "Keep {other} from loading (blacklist {other} in /etc/modprobe.d), rebuild the initramfs, boot; \
-                     then `modprobe nvidia`"
+                    "Keep {0} from loading (blacklist {0} in /etc/modprobe.d), rebuild the initramfs, boot; \
+                     then `modprobe nvidia`",
+                    argument(other)
                 )),
+            // The check of BARs says what to do.
+            None if !gpu.is_coherent && function.unassigned().next().is_some() => new(
+                Level::Note,
+                format!("{at} has no driver, and BARs without an address"),
+            )
+            .why("nvidia.ko takes no GPU whose BARs have no address."),
             None => new(Level::Fault, format!("{at} has no driver"))
                 .why("nvidia.ko alone lends GPU memory to RDMA.")
                 .fix("`modprobe nvidia`; `dmesg | grep NVRM` says why it does not take the GPU"),
         });
     }
     findings
+}
+
+/// Reports a device that PCI lists and that does not answer.
+fn silent(check: &'static str, subject: Subject, at: Address) -> Finding {
+    let found = format!("{at} does not answer: its config space reads as ones");
+    Finding::new(check, Level::Fault, subject, found)
+        .why("It has fallen off the bus, and is listed until the next boot. Nothing reaches it.")
+        .fix(format!(
+            "`dmesg | grep -e Xid -e {at}` says when it went; a cold boot, then its seating and power"
+        ))
 }
 
 /// The class code of an InfiniBand controller.
@@ -95,6 +121,13 @@ fn nic_driver(scan: &Scan<'_>) -> Vec<Finding> {
             findings.extend(data_direct::driver(scan, function));
             continue;
         }
+        if function.is_silent() {
+            let mut hcas = scan.machine.hcas.iter();
+            let own = hcas.find(|hca| hca.functions().contains(&function.at));
+            let subject = own.map_or(Subject::Machine, Subject::hca);
+            findings.push(silent(NIC_DRIVER.name, subject, function.at));
+            continue;
+        }
         // Virtual functions wait without a driver for whom they will be given to.
         if is_known(function) || function.physical.is_some() {
             continue;
@@ -103,6 +136,12 @@ fn nic_driver(scan: &Scan<'_>) -> Vec<Finding> {
         let new =
             |level, found: String| Finding::new(NIC_DRIVER.name, level, Subject::Machine, found);
         findings.push(match function.driver.as_deref() {
+            None if function.unassigned().next().is_some() => new(
+                Level::Warning,
+                format!("the NIC {at} has no driver, and BARs without an address"),
+            )
+            .why("Its driver takes no NIC whose BARs have no address. The firmware or the kernel found no room for them.")
+            .fix(super::bar1::ROOM),
             None => new(
                 Level::Warning,
                 format!("the NIC {at} has no driver"),
@@ -204,15 +243,25 @@ fn device_kind(scan: &Scan<'_>) -> Vec<Finding> {
 }
 
 fn numa(scan: &Scan<'_>) -> Vec<Finding> {
+    let (who, fix) = match scan.machine.is_virtual {
+        Some(true) => (
+            "hypervisor",
+            "The virtual machine's settings: which NUMA node of the guest a device belongs to",
+        ),
+        _ => (
+            "firmware",
+            "An update of the firmware, or its setup (\"NUMA\", \"ACPI SRAT\")",
+        ),
+    };
     let new = |subject, at| {
         Finding::new(
             NUMA.name,
             Level::Note,
             subject,
-            format!("the firmware does not say which NUMA node {at} is near to"),
+            format!("the {who} does not say which NUMA node {at} is near to"),
         )
         .why("Whether a path stays within a processor cannot be told, by this program or by NCCL.")
-        .fix("An update of the firmware, or its setup (\"NUMA\", \"ACPI SRAT\")")
+        .fix(fix)
     };
     let is_unsaid = |at| {
         let function = scan.machine.functions.get(&at);

@@ -23,6 +23,7 @@ use super::link::rate_of;
 use super::port;
 use super::scan::Check;
 use super::scan::Scan;
+use super::started;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
@@ -33,9 +34,11 @@ use crate::machine::pci::Address;
 use crate::machine::pci::Function;
 use crate::machine::pci::Link;
 use crate::machine::pci::Rate;
+use crate::machine::Gpu;
 use crate::machine::Hca;
 use crate::machine::Machine;
 use crate::machine::Port;
+use crate::nvml::Nvml;
 use crate::render::counted;
 
 pub(super) const EXPECT: Check = Check {
@@ -183,9 +186,11 @@ impl Expected {
     /// What the machine has now.
     pub(super) fn of(host: &dyn Host, machine: &Machine) -> Self {
         let mut expected = Self::default();
+        let nvml = Nvml::scan(host);
         for (at, model) in machine
             .gpus
             .iter()
+            .filter(|gpu| !started::is_unlisted(machine, &nvml, gpu))
             .filter_map(|gpu| Some((gpu.at, model_of(machine, gpu.at)?)))
         {
             let link = link(machine, at).map(|link| Text(of_gpu(link)));
@@ -305,14 +310,12 @@ fn expect(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for wanted in &expected.gpus {
         let gpus = machine.gpus.iter();
-        let there: Vec<_> = gpus.filter(|gpu| is_of(gpu.at, wanted.device)).collect();
-        findings.extend(count(
-            "GPU",
-            "10de:",
-            there.len(),
-            wanted.count,
-            wanted.device,
-        ));
+        let nvml = &scan.software().nvml;
+        let (unlisted, there): (Vec<&Gpu>, Vec<&Gpu>) = gpus
+            .filter(|gpu| is_of(gpu.at, wanted.device))
+            .partition(|gpu| started::is_unlisted(machine, nvml, gpu));
+        let count = count("GPU", "10de:", there.len(), wanted.count, wanted.device);
+        findings.extend(count.map(|finding| with_unlisted(scan, finding, &unlisted)));
         for gpu in there {
             if let Some(Text(least)) = wanted.link {
                 let now = link(machine, gpu.at).map(of_gpu);
@@ -393,6 +396,26 @@ fn count(
     })
 }
 
+/// Names the GPUs that are on PCI and do not count, since NVML does not list them.
+fn with_unlisted(scan: &Scan<'_>, finding: Finding, unlisted: &[&Gpu]) -> Finding {
+    if finding.level != Level::Fault || unlisted.is_empty() {
+        return finding;
+    }
+    let each: Vec<String> = unlisted.iter().map(|gpu| gpu.at.to_string()).collect();
+    let each = each.join(", ");
+    if unlisted
+        .iter()
+        .all(|gpu| started::is_withheld(scan.host, gpu))
+    {
+        return new(Level::Note, finding.subject, finding.found).why(format!(
+            "On PCI there are more ({each}). In a container or a job NVML lists the GPUs that it may open."
+        ));
+    }
+    finding.why(format!(
+        "{each} on PCI does not count: NVML does not list it, since nvidia.ko could not start it or has lost it."
+    ))
+}
+
 fn of_link(at: Address, now: Option<Rate>, least: Rate, subject: Subject) -> Option<Finding> {
     let Some(now) = now else {
         let why = Unseen::Failed("its speed and width are unknown".to_owned());
@@ -416,58 +439,61 @@ fn of_link(at: Address, now: Option<Rate>, least: Rate, subject: Subject) -> Opt
 
 fn of_hca(scan: &Scan<'_>, hca: &Hca, wanted: &Hcas) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let mut warn = |found: String, fix: String| {
-        findings.push(new(Level::Warning, Subject::hca(hca), found).fix(fix));
+    let warn = |found: String, fix: String| new(Level::Warning, Subject::hca(hca), found).fix(fix);
+    // What is not known is no reason to warn.
+    let unknown = |what: String| {
+        let why = Unseen::Failed("not known".to_owned());
+        Scan::unseen(EXPECT.name, Subject::hca(hca), what, &why)
     };
     if let Some(least) = wanted.active_ports {
         let is = active(hca).count();
-        if is < least {
-            let down: Vec<&Port> = hca
-                .ports
-                .iter()
-                .filter(|port| !port::is_active(port))
-                .collect();
-            let states: Vec<String> = down
-                .iter()
-                .map(|port| {
-                    let state = port.state.as_deref().unwrap_or("not visible");
-                    format!("port {} is {state}", port.number)
-                })
-                .collect();
+        let down = || hca.ports.iter().filter(|port| !port::is_active(port));
+        if is < least && down().any(|port| port.state.is_none()) {
+            findings.push(unknown("the state of its ports".to_owned()));
+        } else if is < least {
+            let state = |port: &Port| {
+                let state = port.state.as_deref()?;
+                Some(format!("port {} is {state}", port.number))
+            };
+            let states: Vec<String> = down().filter_map(state).collect();
             let expected = format!("{} expected", counted(least, "ACTIVE port"));
-            let fix = down.first().map(|port| port::fix(hca, port));
-            warn(
+            let fix = down().next().map(|port| port::fix(hca, port));
+            findings.push(warn(
                 match states.is_empty() {
                     true => format!("{}, and {expected}", counted(is, "port")),
                     false => format!("{}; {expected}", states.join(", ")),
                 },
                 fix.unwrap_or_else(|| port::cable(hca)),
-            );
+            ));
         }
     }
     if let Some(Text(least)) = &wanted.rate {
         for port in active(hca) {
-            let rate = port.rate.as_deref().unwrap_or("unknown rate");
-            if rate_of(rate).is_none_or(|rate| rate < least.megabits) {
-                let number = port.number;
-                warn(
+            let number = port.number;
+            match port
+                .rate
+                .as_deref()
+                .and_then(|rate| Some((rate, rate_of(rate)?)))
+            {
+                None => findings.push(unknown(format!("the rate of port {number}"))),
+                Some((rate, is)) if is < least.megabits => findings.push(warn(
                     format!(
                         "port {number} has {rate}, and {} Gb/s is expected",
                         gigabits(least.megabits)
                     ),
                     port::cable(hca),
-                );
+                )),
+                Some(_) => {}
             }
         }
     }
-    if let Some(firmware) = &wanted.firmware {
-        let is = hca.firmware.as_deref().unwrap_or("unknown");
-        if is != firmware {
-            warn(
-                format!("the firmware is {is}, and {firmware} is expected"),
-                "`mlxfwmanager --query` shows what is installed and what there is".to_owned(),
-            );
-        }
+    match (&wanted.firmware, &hca.firmware) {
+        (Some(_), None) => findings.push(unknown("the firmware's version".to_owned())),
+        (Some(wanted), Some(is)) if is != wanted => findings.push(warn(
+            format!("the firmware is {is}, and {wanted} is expected"),
+            "`mlxfwmanager --query` shows what is installed and what there is".to_owned(),
+        )),
+        _ => {}
     }
     if let (Some(Text(least)), Some(at)) = (wanted.link, hca.at) {
         let now = link(scan.machine, at).map(|link| link.now);

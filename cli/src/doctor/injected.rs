@@ -439,7 +439,7 @@ const INJECTED: &[Injected] = &[
         inject: |fixture| fixture.machine.gpus[0].bar1 = None,
         check: "bar1",
         level: Level::Fault,
-        says: "no large BAR",
+        says: "has no BAR1",
         fix: "Above 4G Decoding",
     },
     Injected {
@@ -542,6 +542,9 @@ fn no_check_goes_untried() {
 fn what_is_no_fault_is_none() {
     let healthy: &[(&str, Inject)] = &[
         ("redirection at root ports, without a switch", |fixture| {
+            // Where NCCL is told to go that way.
+            let conf = "NCCL_NET_GDR_LEVEL=PHB\n".to_owned();
+            fixture.host.files.insert("/etc/nccl.conf".to_owned(), conf);
             fixture.machine.hcas.remove(0);
             fixture.machine.gpus.remove(0);
             fixture.pair_up();

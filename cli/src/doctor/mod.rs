@@ -18,15 +18,19 @@ mod hops;
 mod injected;
 mod iommu;
 mod link;
+mod nccl;
 mod packets;
 mod path;
 mod port;
 mod print;
 mod qos;
+#[cfg(test)]
+mod reported;
 mod roce;
 mod route;
 mod scan;
 mod software;
+mod started;
 #[cfg(test)]
 mod tests;
 

@@ -13,6 +13,7 @@ use crate::machine::config::Express;
 use crate::machine::config::PortType;
 use crate::machine::pci::Function;
 use crate::machine::Hca;
+use crate::machine::MELLANOX;
 
 pub(super) const MAX_PAYLOAD: Check = Check {
     name: "max-payload",
@@ -51,14 +52,18 @@ struct Payload<'a> {
     most: u32,
 }
 
+/// Virtual functions of ConnectX NICs, by the list of PCI ids.
+const VIRTUAL_FUNCTIONS: [u16; 7] = [0x1004, 0x1014, 0x1016, 0x1018, 0x101a, 0x101c, 0x101e];
+
 /// Whose registers count for a function: its own, or of a virtual function, where these bits are reserved (Linux's
 /// `pci_configure_relaxed_ordering`), the physical one's. None: that one is not visible.
 fn counted<'a>(scan: &Scan<'a>, function: &'a Function) -> Option<&'a Function> {
-    // In a virtual machine nothing calls it a virtual function. Its link is never up.
+    // In a virtual machine nothing but its number calls it a virtual function. Its link is never up on most.
+    let is_by_number = function.vendor == MELLANOX && VIRTUAL_FUNCTIONS.contains(&function.device);
     let is_down = matches!(&function.link, Ok(link) if link.now.width == 0);
     match function.physical {
         Some(at) => scan.machine.functions.get(&at),
-        None if scan.machine.is_virtual == Some(true) && is_down => None,
+        None if scan.machine.is_virtual == Some(true) && (is_down || is_by_number) => None,
         None => Some(function),
     }
 }

@@ -1,72 +1,226 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! How near each GPU has a NIC.
+//! How near each GPU has a NIC, and whether that is near enough for NCCL.
 //!
 //! NVIDIA's GPUDirect RDMA guide ("Supported Systems") ranks three: switches alone are best; through one processor
-//! works and is slower, reads above all; between processors it is severely limited, or not reliable.
+//! works and is slower, reads above all; between processors it is severely limited, or not reliable. NCCL uses
+//! GPUDirect RDMA on the first alone, if nobody tells it otherwise ([`super::nccl`]).
 
+use std::collections::BTreeMap;
+
+use super::devices::why_none;
+use super::nccl;
+use super::nccl::Nccl;
+use super::nccl::Topology;
 use super::scan::Check;
 use super::scan::Scan;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
+use crate::machine::pci::Address;
 use crate::machine::Class;
+use crate::machine::Gpu;
+use crate::machine::Hca;
+use crate::machine::Listed;
+use crate::machine::Pair;
 
 pub(super) const PATH: Check = Check {
     name: "path",
-    about: "class of the path to each GPU's nearest RDMA device",
+    about: "class of the path to each GPU's nearest RDMA device, and whether NCCL uses GPUDirect RDMA on it",
     applies: super::route::applies,
     run: path,
 };
 
 fn path(scan: &Scan<'_>) -> Vec<Finding> {
+    let nccl = Nccl::scan(scan.host);
     let mut findings = Vec::new();
+    // Pairs that NCCL does not use, by their GPU.
+    let mut refused: BTreeMap<Address, Vec<(&Pair, Class)>> = BTreeMap::new();
     for pair in scan.pairs() {
         let coherent = scan.gpu(pair.gpu).is_some_and(|gpu| gpu.is_coherent);
         let is_by_pci = !coherent || pair.is_data_direct();
         let Some(class) = pair.class.filter(|_| is_by_pci) else {
             continue;
         };
-        let (level, words) = match class {
-            Class::Pix => (Level::Ok, "PIX: one switch"),
-            Class::Pxb => (Level::Ok, "PXB: switches, and no processor"),
-            Class::Phb => (Level::Note, "PHB: through a host bridge"),
-            Class::Node => (
-                Level::Note,
-                "NODE: through several host bridges of a NUMA node",
-            ),
-            Class::Sys => (Level::Warning, "SYS: between NUMA nodes"),
-        };
-        let subject = Subject::pair(pair);
-        let finding = Finding::new(
-            PATH.name,
-            scan.level(pair, level),
-            subject,
-            match pair.nic.filter(|_| pair.is_data_direct()) {
-                Some(at) => format!("the path is {words}, by Data Direct ({at})"),
-                None => format!("the path is {words}"),
-            },
-        );
-        findings.push(match class {
-            Class::Pix | Class::Pxb => finding,
-            Class::Phb | Class::Node if scan.machine.is_virtual == Some(true) => finding.why(
-                "So it is in this virtual machine. What lies between on the host cannot be seen from inside.",
-            ),
-            Class::Phb | Class::Node => finding
-                .why("A processor's root complex passes packets between devices worse than a switch does.")
-                .costs(
-                    "NVIDIA's GPUDirect RDMA guide: works, and is slower than switches alone, reads above all. A \
-                     V100 and a ConnectX-6 of 25 GB/s at an EPYC 7452: 14.3 GB/s into the GPU, 6.1 GB/s out of it \
-                     (stackoverflow.com/questions/59277346).",
-                ),
-            Class::Sys => finding
-                .why("Every packet crosses the link between the processors, which is made for other traffic.")
-                .costs(
-                    "NVIDIA's GPUDirect RDMA guide: severely limited, or not reliable. NCCL does not use GPUDirect \
-                     RDMA on such a path by default (NCCL_NET_GDR_LEVEL).",
-                )
-                .fix("Put a NIC into a slot of the GPU's processor, behind its switch if it has one, or give the \
-                    job a GPU near the NIC."),
-        });
+        let is_refused = nccl.topology_is_of_sysfs() && !nccl.takes(class);
+        match is_refused && scan.counts(pair) && is_for_nccl(scan, pair) {
+            true => refused.entry(pair.gpu).or_default().push((pair, class)),
+            false => findings.push(of_pair(scan, &nccl, pair, class)),
+        }
     }
+    let too_far = |pairs: Vec<(&Pair, Class)>| too_far(scan, &nccl, &pairs);
+    findings.extend(refused.into_values().filter_map(too_far));
     findings
 }
+
+impl Nccl {
+    fn topology_is_of_sysfs(&self) -> bool {
+        !matches!(self.topology, Topology::File(_))
+    }
+}
+
+/// Returns `true` if NCCL would use GPUDirect RDMA on a nearer path. NCCL never does with rxe, siw, or a GPU for games. EFA's
+/// plugin brings NCCL a topology file.
+fn is_for_nccl(scan: &Scan<'_>, pair: &Pair) -> bool {
+    let is_gpu = |gpu: &Gpu| !gpu.is_stand_in && why_none(gpu).is_none();
+    let is_hca = |hca: &Hca| !hca.is_software && hca.driver.as_deref() != Some("efa");
+    scan.gpu(pair.gpu).is_some_and(is_gpu) && scan.hca(&pair.hca).is_some_and(is_hca)
+}
+
+/// Returns the class of a path, in words.
+fn words(scan: &Scan<'_>, pair: &Pair, class: Class) -> &'static str {
+    match class {
+        Class::Pix => "PIX: one switch",
+        Class::Pxb => "PXB: switches, and no processor",
+        Class::Phb => "PHB: through a host bridge",
+        Class::Node => "NODE: through several host bridges of a NUMA node",
+        Class::Sys if !scan.machine.knows_nodes(pair) => {
+            "NODE or SYS: through several host bridges, of NUMA nodes that are not known"
+        }
+        Class::Sys => "SYS: between NUMA nodes",
+    }
+}
+
+const VIRTUAL: &str = "What lies between on the host cannot be seen from inside.";
+const GUIDE: &str =
+    "NVIDIA's GPUDirect RDMA guide: works, and is slower than switches alone, reads above all. A V100 and a ConnectX-6 \
+     of 25 GB/s at an EPYC 7452: 14.3 GB/s into the GPU, 6.1 GB/s out of it (stackoverflow.com/questions/59277346).";
+const GUIDE_SYS: &str = "NVIDIA's GPUDirect RDMA guide: severely limited, or not reliable.";
+const BETWEEN_PROCESSORS: &str =
+    "Every packet crosses the link between the processors, which is made for other traffic.";
+const OTHER_SLOT: &str = "Put a NIC into a slot of the GPU's processor, behind its switch if it has one, or give the job \
+     a GPU near the NIC.";
+
+/// Reports one path that NCCL uses, or that is not judged.
+fn of_pair(scan: &Scan<'_>, nccl: &Nccl, pair: &Pair, class: Class) -> Finding {
+    let is_virtual = scan.machine.is_virtual == Some(true);
+    let is_known = scan.machine.knows_nodes(pair);
+    let level = match class {
+        Class::Pix | Class::Pxb => Level::Ok,
+        Class::Sys if is_known && nccl.topology_is_of_sysfs() => Level::Warning,
+        Class::Phb | Class::Node | Class::Sys => Level::Note,
+    };
+    let words = words(scan, pair, class);
+    let finding = Finding::new(
+        PATH.name,
+        scan.level(pair, level),
+        Subject::pair(pair),
+        match pair.nic.filter(|_| pair.is_data_direct()) {
+            Some(at) => format!("the path is {words}, by Data Direct ({at})"),
+            None => format!("the path is {words}"),
+        },
+    );
+    match (class, &nccl.topology) {
+        (Class::Pix | Class::Pxb, _) => finding,
+        (_, Topology::File(file)) => finding.why(format!(
+            "NCCL does not go by this path, but by the topology file {file}."
+        )),
+        (Class::Sys, _) if is_known && !is_virtual => {
+            let costs = match nccl.takes(class) {
+                true => GUIDE_SYS.to_owned(),
+                false => format!(
+                    "{GUIDE_SYS} NCCL does not use GPUDirect RDMA on such a path by default (NCCL_NET_GDR_LEVEL)."
+                ),
+            };
+            finding.why(BETWEEN_PROCESSORS).costs(costs).fix(OTHER_SLOT)
+        }
+        _ if is_virtual => finding.why(format!("So it is in this virtual machine. {VIRTUAL}")),
+        _ => finding
+            .why("A processor's root complex passes packets between devices worse than a switch does.")
+            .costs(GUIDE),
+    }
+}
+
+/// Reports the nearest paths of one GPU, all of one class, which are too far for NCCL.
+fn too_far(scan: &Scan<'_>, nccl: &Nccl, pairs: &[(&Pair, Class)]) -> Option<Finding> {
+    let (first, class) = *pairs.first()?;
+    let gpu = scan.gpu(first.gpu)?;
+    let is_virtual = scan.machine.is_virtual == Some(true);
+    let is_between = class == Class::Sys && scan.machine.knows_nodes(first);
+    let is_near = matches!(class, Class::Pix | Class::Pxb);
+    let words = words(scan, first, class);
+    let names: Vec<&str> = pairs.iter().map(|(pair, _)| pair.hca.as_str()).collect();
+    // What could not be read may be nearer.
+    let mut unread = scan.machine.unread.iter();
+    let level = match unread.any(|unread| matches!(unread.device, Listed::Hca(_))) {
+        true => Level::Note,
+        false => Level::Warning,
+    };
+    let (subject, found) = match scan.only {
+        Some(only) => (Subject::pair(only), format!("the path is {words}")),
+        None => (
+            Subject::gpu(gpu),
+            format!("the nearest RDMA device ({}) is {words}", names.join(", ")),
+        ),
+    };
+    let finding = Finding::new(PATH.name, scan.level(first, level), subject, found);
+    let mut why = Vec::new();
+    if is_between && !is_virtual {
+        why.push(BETWEEN_PROCESSORS.to_owned());
+    }
+    why.push(match &nccl.level {
+        Some(setting) => format!(
+            "NCCL_NET_GDR_LEVEL is {} {}: NCCL uses GPUDirect RDMA on no path that is farther.",
+            setting.value, setting.place
+        ),
+        None => "NCCL uses GPUDirect RDMA up to PXB, where nothing but switches lies between (ncclTopoCheckGdr). It does \
+                 not here, and copies through the processors' memory; its log tells with NCCL_DEBUG=INFO alone."
+            .to_owned(),
+    });
+    if let Topology::Missing(setting) = &nccl.topology {
+        why.push(format!(
+            "NCCL_TOPO_FILE {} names {}, which is not there.",
+            setting.place, setting.value
+        ));
+    }
+    if is_virtual && !is_near {
+        why.push(format!(
+            "NCCL goes by the PCI devices of this virtual machine. {VIRTUAL}"
+        ));
+    }
+    if let Some((other, hca)) = by_nvlink(scan, nccl, gpu) {
+        why.push(format!(
+            "By NVLink NCCL reaches {hca} through GPU {} (PXN), and shares it; other software does not.",
+            other.index
+        ));
+    }
+    let finding = finding.why(why.join(" "));
+    let finding = match class {
+        Class::Pix | Class::Pxb => finding,
+        Class::Sys if is_between && !is_virtual => finding.costs(GUIDE_SYS),
+        Class::Phb | Class::Node | Class::Sys if is_virtual => finding,
+        Class::Phb | Class::Node | Class::Sys => finding.costs(GUIDE),
+    };
+    let level = nccl::name_of(class);
+    let set = format!("NCCL_NET_GDR_LEVEL={level} in the job's environment or /etc/nccl.conf");
+    Some(finding.fix(match is_near {
+        true => format!("Unset NCCL_NET_GDR_LEVEL, or {set}."),
+        false if is_virtual => format!(
+            "NCCL_TOPO_FILE, with the topology file for this kind of virtual machine, in the job's environment or \
+             /etc/nccl.conf: images of clouds have one (Azure's HPC images /opt/microsoft/ndv5-topo.xml and others). It \
+             tells NCCL what hangs on one switch of the host.\nWithout such a file, {set} has NCCL use the path; measure \
+             both."
+        ),
+        false if is_between => format!("{OTHER_SLOT}\n{set} has NCCL use the path all the same; measure both."),
+        false => format!(
+            "Put a NIC behind the GPU's switch, if it has one. Otherwise {set} has NCCL use the path; measure both."
+        ),
+    }))
+}
+
+/// Finds a GPU that NVLink joins with this one and that has a NIC near enough for NCCL, and that NIC.
+fn by_nvlink<'a>(scan: &Scan<'a>, nccl: &Nccl, gpu: &Gpu) -> Option<(&'a Gpu, &'a str)> {
+    let nvml = scan.software().nvml.as_ref().ok()?;
+    let is_joined = |at: Address| {
+        nvml.nvlinks(gpu.at, at)
+            .is_some_and(|links| links.count > 0)
+    };
+    let mut pairs = scan.machine.pairs.iter().filter(|pair| pair.is_best);
+    let near = pairs.find(|pair| {
+        let is_near = pair.class.is_some_and(|class| nccl.takes(class));
+        nccl.has_pxn && pair.gpu != gpu.at && is_near && is_joined(pair.gpu)
+    })?;
+    Some((scan.gpu(near.gpu)?, near.hca.as_str()))
+}
+
+#[cfg(test)]
+mod tests;

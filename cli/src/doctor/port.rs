@@ -15,6 +15,7 @@ use crate::machine::Gpu;
 use crate::machine::Hca;
 use crate::machine::Pair;
 use crate::machine::Port;
+use crate::shell::argument;
 
 pub(super) const PORT: Check = Check {
     name: "port",
@@ -102,6 +103,7 @@ pub(super) fn fix(hca: &Hca, port: &Port) -> String {
                 .to_owned()
         }
         (_, Some(netdev)) if ethernet => {
+            let netdev = argument(netdev);
             format!("`ip link set {netdev} up`; `ethtool {netdev}` tells whether the cable has a link")
         }
         _ => cable(hca),
@@ -112,7 +114,7 @@ pub(super) fn fix(hca: &Hca, port: &Port) -> String {
 pub(super) fn cable(hca: &Hca) -> String {
     format!(
         "`mlxlink -d {} -m -c`\nIt shows the cable and the transceivers; check the switch's port, too.",
-        hca.name
+        argument(&hca.name)
     )
 }
 

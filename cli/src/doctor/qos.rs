@@ -21,6 +21,7 @@ use crate::machine::dcb::Dcb;
 use crate::machine::netdevs_of;
 use crate::machine::Hca;
 use crate::machine::Port;
+use crate::shell::argument;
 
 pub(super) const QOS: Check = Check {
     name: "roce-qos",
@@ -213,6 +214,7 @@ impl<'a> Interface<'a> {
         let number = self.port.number;
         let found = format!("port {number} ({name}): {pfc}, {ecn}{class}");
         let subject = Subject::hca(self.hca);
+        let name = argument(name);
         match (self.pfc(), &self.ecn) {
             (Some(0), Ok([0, 0])) => new(Level::Note, subject, found)
                 .why(
@@ -279,8 +281,9 @@ impl<'a> Interface<'a> {
                 None => return None,
             };
             let best = bits(mask).next().unwrap_or(0);
+            let word = argument(name);
             let fix = match dcb.dscp.is_empty() {
-                true => format!("`sudo mlnx_qos -i {name} --trust dscp`, or "),
+                true => format!("`sudo mlnx_qos -i {word} --trust dscp`, or "),
                 false => String::new(),
             };
             let found = format!(
@@ -295,7 +298,7 @@ impl<'a> Interface<'a> {
                          PFC stays empty.",
                     )
                     .fix(format!(
-                        "{fix}`sudo dcb app replace dev {name} dscp-prio {dscp}:{best}`, as the switches have it; or \
+                        "{fix}`sudo dcb app replace dev {word} dscp-prio {dscp}:{best}`, as the switches have it; or \
                          another traffic class: four times the DSCP that they have, and 2",
                     )),
             )
@@ -321,7 +324,7 @@ const ASPECTS: &[Aspect] = &[
             let on: String = bits(like.pfc()?).map(|bit| format!(" {bit}:on")).collect();
             Some(format!(
                 "`sudo dcb pfc set dev {} prio-pfc all:off{on}`",
-                odd.name
+                argument(&odd.name)
             ))
         },
     },
@@ -340,7 +343,8 @@ const ASPECTS: &[Aspect] = &[
             })
         },
         fix: |like, odd, mask| {
-            let (like, of_odd, name) = (&like.dcb()?.dscp, &odd.dcb()?.dscp, &odd.name);
+            let (like, of_odd) = (&like.dcb()?.dscp, &odd.dcb()?.dscp);
+            let name = argument(&odd.name);
             if like.is_empty() {
                 return Some(format!("`sudo dcb app flush dev {name} dscp-prio`"));
             }
@@ -367,7 +371,7 @@ const ASPECTS: &[Aspect] = &[
         fix: |like, odd, _| {
             let both = like.ecn.as_ref().ok()?.iter().zip(odd.ecn.as_ref().ok()?);
             let command = |(side, (like, of_odd)): (&str, (&u8, &u8))| {
-                let (like, name) = (*like, odd.name.clone());
+                let (like, name) = (*like, argument(&odd.name));
                 let side = side.to_owned();
                 bits(like ^ of_odd).map(move |bit| {
                     let file = format!("/sys/class/net/{name}/ecn/{side}/enable/{bit}");
@@ -386,7 +390,7 @@ const ASPECTS: &[Aspect] = &[
         },
         fix: |like, odd, _| {
             let class = like.class.as_ref().ok()?.as_ref()?;
-            let (hca, port) = (&odd.hca.name, odd.port.number);
+            let (hca, port) = (argument(&odd.hca.name), odd.port.number);
             Some(format!(
                 "`echo {class} | sudo tee /sys/class/infiniband/{hca}/tc/{port}/traffic_class`"
             ))

@@ -11,9 +11,10 @@ use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
 use crate::host::Unseen;
+use crate::machine::gid_indices;
 use crate::machine::Hca;
 use crate::machine::Port;
-use crate::machine::MOST_GIDS;
+use crate::shell::argument;
 
 pub(super) const ROCE: Check = Check {
     name: "roce",
@@ -110,8 +111,9 @@ fn mtu(scan: &Scan<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
                     None => "No transfer is possible.".to_owned(),
                 })
                 .fix(format!(
-                    "`ip link set {netdev} mtu 9000`, on each machine and switch of the fabric, and in the \
-                     configuration of the network"
+                    "`ip link set {} mtu 9000`, on each machine and switch of the fabric, and in the configuration of \
+                     the network",
+                    argument(netdev)
                 )),
         ),
     }
@@ -123,17 +125,29 @@ fn gids(scan: &Scan<'_>, hca: &Hca, port: &Port) -> (Option<Finding>, Option<u32
     if scan.host.has(&format!("{own}/gid_attrs/types")) != Ok(true) {
         return (None, None);
     }
-    let (mut any, mut link_local) = (false, None);
-    for index in 0..MOST_GIDS {
-        // An index without a GID is EINVAL.
-        let Ok(kind) = scan.host.text(&format!("{own}/gid_attrs/types/{index}")) else {
-            continue;
-        };
+    let (mut any, mut link_local, mut unseen) = (false, None, None);
+    let types = format!("{own}/gid_attrs/types");
+    let mut is_full = true;
+    for index in gid_indices(scan.host, &types) {
+        let kind = scan.host.text(&format!("{types}/{index}"));
         let gid = scan.host.text(&format!("{own}/gids/{index}"));
-        let Ok(gid) = gid.unwrap_or_default().parse::<Ipv6Addr>() else {
+        let (kind, gid) = match (kind, gid) {
+            (Ok(kind), Ok(gid)) => (kind, gid),
+            // An index without a GID is EINVAL.
+            (Err(Unseen::Failed(_) | Unseen::Absent), _) => {
+                is_full = false;
+                continue;
+            }
+            (Err(why), _) | (_, Err(why)) => {
+                unseen = Some(why);
+                continue;
+            }
+        };
+        let Ok(gid) = gid.parse::<Ipv6Addr>() else {
             continue;
         };
         if gid.is_unspecified() {
+            is_full = false;
             continue;
         }
         any = true;
@@ -155,6 +169,15 @@ fn gids(scan: &Scan<'_>, hca: &Hca, port: &Port) -> (Option<Finding>, Option<u32
         return (None, None);
     }
     let number = port.number;
+    // There may be more GIDs than those that were seen.
+    if let Err(why) = scan.host.names(&types) {
+        unseen = unseen.or(Some(why).filter(|_| is_full));
+    }
+    if let Some(why) = unseen {
+        let what = format!("GIDs of port {number}");
+        let finding = Scan::unseen(ROCE.name, Subject::hca(hca), what, &why);
+        return (Some(finding), None);
+    }
     let found = match link_local {
         Some(index) => {
             format!("port {number}: of RoCE v2 there is only a link-local GID, at index {index}")
@@ -163,7 +186,8 @@ fn gids(scan: &Scan<'_>, hca: &Hca, port: &Port) -> (Option<Finding>, Option<u32
     };
     let fix = match port.netdevs.first() {
         Some(netdev) => format!(
-            "`ip address show {netdev}` has no address that others can reach: configure one for each port"
+            "`ip address show {}` has no address that others can reach: configure one for each port",
+            argument(netdev)
         ),
         None => "An IP address for each port".to_owned(),
     };

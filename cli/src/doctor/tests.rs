@@ -299,6 +299,8 @@ fn made_up_machines_have_what_was_made_in_them() {
             "iommu" => &["iommu"],
             "trained_down" => &["link"],
             "small_bar1" => &["bar1"],
+            // Through processors, which NCCL does not use.
+            "two_sockets" | "virtual_machine" => &["path"],
             // A GeForce.
             "soft_roce" => &["device-kind"],
             _ => &[],

@@ -230,6 +230,7 @@ fn module(host: &dyn Host, metrics: &Metrics) -> anyhow::Result<(Option<Module>,
     let is_loaded = match &seen {
         Ok(_) => Ok(true),
         Err(Missing::NotLoaded) => Ok(false),
+        Err(Missing::NoSysfs(why)) => Err(why.clone()),
         Err(_) => host.has(MODULE),
     };
     let Ok(is_loaded) = is_loaded else {

@@ -107,17 +107,19 @@ impl Host for Live {
     fn matching(&self, path: &str, word: &str) -> Seen<String> {
         let mut file = io::BufReader::new(open(path)?);
         let mut matching = Vec::new();
+        let end = super::line_end(path);
         loop {
             let mut line = Vec::new();
             // A file without line ends is taken in pieces, rather than into memory.
-            let read = (&mut file)
-                .take(LONGEST_LINE)
-                .read_until(b'\n', &mut line)?;
+            let read = (&mut file).take(LONGEST_LINE).read_until(end, &mut line)?;
             if read == 0 {
                 return Ok(String::from_utf8_lossy(&matching).into_owned());
             }
             let found = word.is_empty() || line.windows(word.len()).any(|at| at == word.as_bytes());
             if found && matching.len().saturating_add(line.len()) <= MOST {
+                if let Some(last) = line.last_mut().filter(|last| **last == end) {
+                    *last = b'\n';
+                }
                 matching.append(&mut line);
             }
         }

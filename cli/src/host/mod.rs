@@ -113,6 +113,14 @@ pub(crate) trait Host {
     }
 }
 
+/// Returns the byte behind each line of a file. Variables of a process have a zero behind each.
+pub(crate) fn line_end(path: &str) -> u8 {
+    match path.ends_with("/environ") {
+        true => b'\0',
+        false => b'\n',
+    }
+}
+
 /// A number: decimal, or hexadecimal with `0x`.
 pub(crate) fn number(text: &str) -> Option<u64> {
     match text.strip_prefix("0x") {

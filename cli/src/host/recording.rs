@@ -363,7 +363,9 @@ impl Host for Recording {
         }
         let all = self.bytes(path)?;
         let text = String::from_utf8_lossy(&all);
-        let lines = text.lines().filter(|line| line.contains(word));
+        let lines = text.split([char::from(super::line_end(path)), '\n']);
+        let lines = lines.map(|line| line.trim_end_matches('\r'));
+        let lines = lines.filter(|line| !line.is_empty() && line.contains(word));
         Ok(lines.map(|line| format!("{line}\n")).collect())
     }
 }

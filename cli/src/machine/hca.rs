@@ -6,6 +6,8 @@ use std::collections::BTreeSet;
 
 use super::pci;
 use super::pci::Address;
+use super::Listed;
+use super::Unread;
 use crate::host::Host;
 
 pub(crate) const CLASS: &str = "/sys/class/infiniband";
@@ -14,8 +16,8 @@ pub(super) const NET: &str = "/sys/class/net";
 /// Network interfaces that are followed below one: bonds of VLANs of bridges are no deeper.
 const MOST_NETDEVS: usize = 64;
 
-/// GIDs of a port that are looked at.
-pub(crate) const MOST_GIDS: u32 = 16;
+/// Number of GIDs of a port that are looked at if no directory lists them, as in an old recording.
+const FIRST_GIDS: u32 = 16;
 
 /// A port of an RDMA device.
 #[derive(Debug, Clone)]
@@ -57,10 +59,19 @@ impl Hca {
     }
 }
 
-/// All of them, in the order of their names, with numbers as numbers: `mlx5_2` before `mlx5_10`.
-pub(super) fn scan(host: &dyn Host) -> Vec<Hca> {
+/// All of them, in the order of their names, with numbers as numbers: `mlx5_2` before `mlx5_10`. Adds to `unread` those
+/// that are listed and lead nowhere.
+pub(super) fn scan(host: &dyn Host, unread: &mut Vec<Unread>) -> Vec<Hca> {
     let mut names = host.names(CLASS).unwrap_or_default();
     names.sort_by_key(|name| natural(name));
+    names.retain(|name| match host.resolved(&format!("{CLASS}/{name}")) {
+        Ok(_) => true,
+        Err(why) => {
+            let device = Listed::Hca(name.clone());
+            unread.push(Unread { device, why });
+            false
+        }
+    });
     let mut hcas: Vec<Hca> = names.into_iter().map(|name| look_at(host, name)).collect();
     // A NIC that is an RDMA device itself is no other's.
     let own: BTreeMap<String, Address> = hcas
@@ -207,11 +218,23 @@ fn share_out(host: &dyn Host, ports: &mut [Port], netdevs: &[String]) {
     }
 }
 
-/// The network interfaces that the first GIDs of a port belong to.
+/// Returns the indices of a port's GIDs, in their order, by a directory that has a file for each.
+pub(crate) fn gid_indices(host: &dyn Host, directory: &str) -> Vec<u32> {
+    let Ok(names) = host.names(directory) else {
+        return (0..FIRST_GIDS).collect();
+    };
+    let indices = names.iter().filter_map(|name| name.parse().ok());
+    let mut indices: Vec<u32> = indices.collect();
+    indices.sort_unstable();
+    indices
+}
+
+/// The network interfaces that the GIDs of a port belong to.
 fn of_gids(host: &dyn Host, own: &str, port: u32) -> Vec<String> {
     let mut netdevs = Vec::new();
-    for gid in 0..MOST_GIDS {
-        match host.text(&format!("{own}/ports/{port}/gid_attrs/ndevs/{gid}")) {
+    let directory = format!("{own}/ports/{port}/gid_attrs/ndevs");
+    for gid in gid_indices(host, &directory) {
+        match host.text(&format!("{directory}/{gid}")) {
             Ok(name) if !name.is_empty() && !netdevs.contains(&name) => netdevs.push(name),
             _ => {}
         }

@@ -19,10 +19,10 @@ use pci::Function;
 use pci::Link;
 use pci::Rate;
 
+pub(crate) use hca::gid_indices;
 pub(crate) use hca::netdevs_of;
 pub(crate) use hca::Hca;
 pub(crate) use hca::Port;
-pub(crate) use hca::MOST_GIDS;
 
 /// How two functions are joined, nearest first, by the names and the legend of `nvidia-smi topo -m`, which NVML has as
 /// `NVML_TOPOLOGY_SINGLE`, `_MULTIPLE`, `_HOSTBRIDGE`, `_NODE` and `_SYSTEM` (`nvml.h`).
@@ -82,7 +82,7 @@ pub(crate) struct Gpu {
     pub(crate) at: Address,
     /// The product, as far as the PCI ids or the driver name it.
     pub(crate) name: String,
-    /// Through which RDMA goes: the largest prefetchable 64-bit BAR.
+    /// The BAR through which RDMA goes. None: it is not there, or has no address.
     pub(crate) bar1: Option<pci::Bar>,
     pub(crate) is_stand_in: bool,
     /// Part of another processor (Grace), so that its memory is not behind a BAR alone.
@@ -125,6 +125,22 @@ pub(crate) struct Segment {
     pub(crate) most: Rate,
 }
 
+/// A device that sysfs lists, and that could not be looked at.
+#[derive(Debug, Clone)]
+pub(crate) struct Unread {
+    pub(crate) device: Listed,
+    pub(crate) why: Unseen,
+}
+
+/// How sysfs lists a device.
+#[derive(Debug, Clone)]
+pub(crate) enum Listed {
+    /// In `/sys/bus/pci/devices`.
+    Pci(Address),
+    /// In `/sys/class/infiniband`.
+    Hca(String),
+}
+
 /// What was seen.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Machine {
@@ -140,6 +156,8 @@ pub(crate) struct Machine {
     pub(crate) is_virtual: Option<bool>,
     /// Why it could not be seen which RDMA device a Data Direct function belongs to.
     pub(crate) data_direct_unseen: Option<Unseen>,
+    /// Devices that sysfs lists and that could not be looked at.
+    pub(crate) unread: Vec<Unread>,
 }
 
 const NVIDIA: u16 = 0x10de;
@@ -163,11 +181,14 @@ impl Machine {
         };
         for name in host.names(pci::DEVICES)? {
             if let Ok(at) = name.parse::<Address>() {
-                machine.look_if_wanted(host, at);
+                if let Err(why) = machine.look_if_wanted(host, at) {
+                    let device = Listed::Pci(at);
+                    machine.unread.push(Unread { device, why });
+                }
             }
         }
         machine.look_at_gpus(host);
-        machine.hcas = hca::scan(host);
+        machine.hcas = hca::scan(host, &mut machine.unread);
         let mut more: BTreeSet<Address> = BTreeSet::new();
         for hca in &machine.hcas {
             more.extend(hca.functions());
@@ -176,7 +197,8 @@ impl Machine {
             more.extend(function.physical);
         }
         for at in more {
-            machine.look_at(host, at);
+            // What of it matters is not visible then, and told by who asks.
+            let _ = machine.look_at(host, at);
         }
         let assigned = data_direct::assign(host, &machine.functions, &mut machine.hcas);
         machine.data_direct_unseen = assigned.err();
@@ -186,7 +208,7 @@ impl Machine {
             .flat_map(|function| function.above.iter().copied())
             .collect();
         for at in above {
-            machine.look_at(host, at);
+            let _ = machine.look_at(host, at);
         }
         if machine.nodes.is_none_or(|nodes| nodes > 1) {
             // The kernel then lists all processors there are.
@@ -198,34 +220,32 @@ impl Machine {
         Ok(machine)
     }
 
-    fn look_at(&mut self, host: &dyn Host, at: Address) {
-        if self.functions.contains_key(&at) {
-            return;
+    fn look_at(&mut self, host: &dyn Host, at: Address) -> Seen<()> {
+        if !self.functions.contains_key(&at) {
+            self.functions.insert(at, Function::scan(host, at)?);
         }
-        if let Ok(function) = Function::scan(host, at) {
-            self.functions.insert(at, function);
-        }
+        Ok(())
     }
 
     /// Looks at what may be one end of a path: reading all of config space of every function takes long on large
-    /// machines.
-    fn look_if_wanted(&mut self, host: &dyn Host, at: Address) {
-        let number = |file: &str| host.number(&format!("{}/{at}/{file}", pci::DEVICES)).ok();
-        let wanted = match number("class").map(|class| class >> 16) {
+    /// machines. Fails where that cannot be told, or the end cannot be read.
+    fn look_if_wanted(&mut self, host: &dyn Host, at: Address) -> Seen<()> {
+        let number = |file: &str| host.number(&format!("{}/{at}/{file}", pci::DEVICES));
+        let is = |file: &str, wanted: u16| number(file) == Ok(u64::from(wanted));
+        let wanted = match number("class")? >> 16 {
             // Networks, displays.
-            Some(0x02 | 0x03) => true,
+            0x02 | 0x03 => true,
             // Memory.
-            Some(0x05) => number("vendor") == Some(u64::from(STAND_IN.0)),
+            0x05 => is("vendor", STAND_IN.0),
             // Data Direct, of whatever class it is.
-            Some(_) => {
+            _ => {
                 let (vendor, device) = data_direct::ID;
-                number("vendor") == Some(u64::from(vendor))
-                    && number("device") == Some(u64::from(device))
+                is("vendor", vendor) && is("device", device)
             }
-            None => false,
         };
-        if wanted {
-            self.look_at(host, at);
+        match wanted {
+            true => self.look_at(host, at),
+            false => Ok(()),
         }
     }
 
@@ -244,16 +264,21 @@ impl Machine {
                 minor: information.minor,
                 at: function.at,
                 name: name_of_gpu(function, information.model),
-                bar1: function
-                    .bars
-                    .iter()
-                    .filter(|bar| bar.is_64_bit && bar.is_prefetchable)
-                    .max_by_key(|bar| bar.size)
-                    .copied(),
+                bar1: bar1(function).filter(|bar| bar.is_assigned),
                 is_stand_in: is_stand_in(function),
                 is_coherent: function.vendor == NVIDIA && COHERENT.contains(&function.device),
             })
             .collect();
+    }
+
+    /// Returns `true` if the NUMA nodes of both ends are known, or there is only one.
+    pub(crate) fn knows_nodes(&self, pair: &Pair) -> bool {
+        let node = |at: Address| self.functions.get(&at)?.numa;
+        self.has_one_node() || node(pair.gpu).is_some() && pair.nic.and_then(node).is_some()
+    }
+
+    fn has_one_node(&self) -> bool {
+        matches!(self.nodes, Some(0 | 1))
     }
 
     /// The GPU at an address.
@@ -412,7 +437,7 @@ impl Machine {
             0 => match (one.numa, other.numa) {
                 (Some(a), Some(b)) if a == b => Class::Node,
                 // The firmware says nothing where there is one node.
-                _ if self.nodes == Some(1) => Class::Node,
+                _ if self.has_one_node() => Class::Node,
                 _ => Class::Sys,
             },
             _ if below(one) <= 1 && below(other) <= 1 => Class::Pix,
@@ -476,6 +501,19 @@ impl Machine {
         };
         pair
     }
+}
+
+/// Finds the BAR that NVIDIA calls BAR1, assigned or not. BAR 0 has the registers and takes two numbers where it is 64-bit,
+/// so that BAR1 is number 1 or 2. What comes after that is no memory of the GPU's.
+fn bar1(function: &Function) -> Option<pci::Bar> {
+    let bars = function.bars.iter().flatten();
+    let mut large = bars.filter(|bar| bar.is_64_bit && bar.is_prefetchable);
+    large.find(|bar| is_bar1(bar)).copied()
+}
+
+/// Returns `true` for the numbers that BAR1 may have.
+pub(crate) fn is_bar1(bar: &pci::Bar) -> bool {
+    matches!(bar.index, 1 | 2)
 }
 
 fn is_stand_in(function: &Function) -> bool {

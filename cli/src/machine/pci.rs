@@ -90,6 +90,8 @@ pub(crate) struct Bar {
     pub(crate) size: u64,
     pub(crate) is_64_bit: bool,
     pub(crate) is_prefetchable: bool,
+    /// `false`: the kernel found no address for it.
+    pub(crate) is_assigned: bool,
 }
 
 /// One PCI function.
@@ -110,7 +112,7 @@ pub(crate) struct Function {
     pub(crate) cpus: Option<String>,
     pub(crate) driver: Option<String>,
     pub(crate) link: Seen<Link>,
-    pub(crate) bars: Vec<Bar>,
+    pub(crate) bars: Seen<Vec<Bar>>,
     pub(crate) config: Seen<Config>,
     pub(crate) iommu_group: Seen<u32>,
     /// Of a virtual function: the physical one.
@@ -168,6 +170,8 @@ pub(crate) const DEVICES: &str = "/sys/bus/pci/devices";
 const MEMORY: u64 = 0x200;
 const PREFETCHABLE: u64 = 0x2000;
 const IS_64_BIT: u64 = 0x10_0000;
+/// `IORESOURCE_UNSET`: the size is known, and no address was found.
+const UNSET: u64 = 0x2000_0000;
 
 /// The addresses in a path under `/sys/devices`, after the last host bridge, which comes first.
 pub(crate) fn way(path: &str) -> Option<(String, Vec<Address>)> {
@@ -202,10 +206,20 @@ fn width(text: &str) -> u32 {
     lanes.filter(|lanes| (1..=32).contains(lanes)).unwrap_or(0)
 }
 
-/// The first six lines of `resource`: first and last address, flags.
+/// Number of BARs of a function, each a line of `resource`.
+const BARS: usize = 6;
+
+/// Reads the first six lines of `resource`: first and last address, flags. Fails where lines are missing.
+fn bars_of(text: &str) -> Seen<Vec<Bar>> {
+    match text.lines().count() {
+        BARS.. => Ok(bars(text)),
+        lines => Err(Unseen::Failed(format!("resource has {lines} lines"))),
+    }
+}
+
 fn bars(text: &str) -> Vec<Bar> {
     let mut bars = Vec::new();
-    for (index, line) in text.lines().take(6).enumerate() {
+    for (index, line) in text.lines().take(BARS).enumerate() {
         let mut numbers = line.split_whitespace().map(host::number);
         let (Some(Some(start)), Some(Some(end)), Some(Some(flags))) =
             (numbers.next(), numbers.next(), numbers.next())
@@ -221,6 +235,8 @@ fn bars(text: &str) -> Vec<Bar> {
                 size,
                 is_64_bit: flags & IS_64_BIT != 0,
                 is_prefetchable: flags & PREFETCHABLE != 0,
+                // No BAR has the address 0, which is memory of the processor.
+                is_assigned: flags & UNSET == 0 && start != 0,
             });
         }
     }
@@ -272,7 +288,7 @@ impl Function {
                 .ok()
                 .and_then(|says| last(&says).map(str::to_owned)),
             link: link(),
-            bars: bars(&host.text(&own("resource")).unwrap_or_default()),
+            bars: host.text(&own("resource")).and_then(|text| bars_of(&text)),
             config: host.bytes(&own("config")).map(Config),
             iommu_group: group.and_then(|says| {
                 last(&says)
@@ -290,6 +306,17 @@ impl Function {
             true => both.take_while(|(one, other)| one == other).count(),
             false => 0,
         }
+    }
+
+    /// Returns the BARs that the kernel found no address for.
+    pub(crate) fn unassigned(&self) -> impl Iterator<Item = &Bar> {
+        let bars = self.bars.iter().flatten();
+        bars.filter(|bar| !bar.is_assigned)
+    }
+
+    /// Returns `true` if the function does not answer: its config space reads as ones.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.config.as_ref().is_ok_and(Config::is_silent)
     }
 
     /// Its config space, or why there is none.
@@ -409,6 +436,20 @@ mod tests {
         assert_eq!(found.len(), 2, "{found:?}");
         assert_eq!(found[1].size, 128 << 30);
         assert!(found[1].is_64_bit && found[1].is_prefetchable);
+        assert!(found.iter().all(|bar| bar.is_assigned));
+        for unset in [
+            "0x0000000000000000 0x0000001fffffffff 0x000000002014220c",
+            "0x0000380000000000 0x0000381fffffffff 0x000000002014220c",
+            "0x0000000000000000 0x0000001fffffffff 0x000000000014220c",
+        ] {
+            let found = bars(unset);
+            let [bar] = found.as_slice() else {
+                panic!("{found:?}");
+            };
+            assert_eq!((bar.size, bar.is_assigned), (128 << 30, false), "{unset}");
+        }
+        assert!(bars_of("").is_err());
+        assert!(bars_of(&"0x0 0x0 0x0\n".repeat(6)).is_ok_and(|bars| bars.is_empty()));
         assert!(bars("0xffffffffffffffff 0x0 0x200").is_empty());
         assert!(bars("0x0 0xffffffffffffffff 0x200").is_empty());
     }

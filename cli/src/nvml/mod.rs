@@ -127,6 +127,11 @@ impl Nvml {
         self.gpus.iter().find(|gpu| gpu.address() == Some(at))
     }
 
+    /// Returns `true` if the library started and does not list the GPU at this address.
+    pub(crate) fn lacks(&self, at: Address) -> bool {
+        self.error.is_none() && self.gpu(at).is_none()
+    }
+
     /// The NVLinks between the GPUs at these addresses; through switches as many as the one with fewer has. None: they do
     /// not tell.
     pub(crate) fn nvlinks(&self, one: Address, other: Address) -> Option<Nvlinks> {
@@ -155,16 +160,19 @@ pub(crate) fn ask() -> Seen<String> {
 
 /// Asks for all of it.
 fn collect(calls: &dyn Calls) -> Nvml {
-    if let Err(code) = calls.start() {
-        return Nvml {
-            error: Some(Refused {
-                code,
-                text: calls.error(code),
-            }),
-            ..Nvml::default()
-        };
-    }
-    let count = calls.count().unwrap_or(0).min(MOST_GPUS);
+    // Without a count nobody knows which GPUs are missing.
+    let count = match calls.start().and_then(|()| calls.count()) {
+        Ok(count) => count.min(MOST_GPUS),
+        Err(code) => {
+            return Nvml {
+                error: Some(Refused {
+                    code,
+                    text: calls.error(code),
+                }),
+                ..Nvml::default()
+            };
+        }
+    };
     Nvml {
         driver: calls.driver().ok(),
         error: None,

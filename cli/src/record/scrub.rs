@@ -280,7 +280,19 @@ impl Others {
         if KNOWN.contains(&name) || name.starts_with("rdma.") || name.starts_with("cgroup.") {
             return name.to_owned();
         }
-        let next = format!("group{}", self.groups.len().saturating_add(1));
+        // Doctor knows containers and jobs by these.
+        const SIGNS: [&str; 7] = [
+            "kubepods",
+            "cri-containerd",
+            "crio-",
+            "docker",
+            "libpod",
+            "lxc",
+            "job_",
+        ];
+        let sign = SIGNS.iter().find(|sign| name.contains(**sign));
+        let sign = sign.map_or(String::new(), |sign| format!("{sign}-"));
+        let next = format!("{sign}group{}", self.groups.len().saturating_add(1));
         self.groups.entry(name.to_owned()).or_insert(next).clone()
     }
 

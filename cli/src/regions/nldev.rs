@@ -113,6 +113,9 @@ pub(crate) fn ask(host: &dyn Host) -> Seen<String> {
     // Without a device there is nothing to ask for; and a socket of this protocol makes the kernel load ib_core.
     let tracked = match host.names(CLASS) {
         Ok(names) if names.is_empty() => Tracked::default(),
+        Err(Unseen::Absent) if host.has("/sys/class") == Ok(false) => {
+            return Err(Unseen::Failed("/sys cannot be read here".to_owned()));
+        }
         Err(Unseen::Absent) => Tracked::default(),
         _ => tracked().map_err(|why| Unseen::Failed(format!("RDMA netlink: {why}")))?,
     };

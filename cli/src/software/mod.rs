@@ -32,6 +32,8 @@ pub(crate) struct Software {
     pub(crate) symbols: Seen<Vec<Symbol>>,
     pub(crate) nvml: Seen<Nvml>,
     pub(crate) log: Seen<Vec<log::Record>>,
+    /// This process is root's. None: not known.
+    pub(crate) is_root: Option<bool>,
 }
 
 /// The peer-memory module that is loaded.
@@ -70,6 +72,7 @@ impl Software {
             symbols: host.fact(Fact::KernelSymbols).map(|text| symbols(&text)),
             nvml: Nvml::scan(host),
             log: host.fact(Fact::KernelLog).map(|text| log::parse(&text)),
+            is_root: host.fact(Fact::User).ok().map(|user| user.trim() == "0"),
             kernel,
         }
     }

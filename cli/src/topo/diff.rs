@@ -12,6 +12,7 @@ use crate::machine::Gpu;
 use crate::machine::Hca;
 use crate::machine::Machine;
 use crate::machine::Segment;
+use crate::nvml::Nvml;
 use crate::render;
 use crate::render::counted;
 use crate::render::known;
@@ -35,9 +36,17 @@ struct Change {
 /// What there is to know of a device, by name.
 type Facts = Vec<(String, Option<String>)>;
 
+/// NVML's answers then and now, if it told of GPUs both times.
+pub(super) type Listings<'a> = Option<(&'a Nvml, &'a Nvml)>;
+
 /// Says what changed; status 1 if anything did, as `diff` has it.
-pub(super) fn run(then: &Machine, now: &Machine, out: &mut Out) -> anyhow::Result<Status> {
-    let changes = changes(then, now);
+pub(super) fn run(
+    then: &Machine,
+    now: &Machine,
+    nvml: Listings<'_>,
+    out: &mut Out,
+) -> anyhow::Result<Status> {
+    let changes = changes(then, now, nvml);
     if out.is_json() {
         let body = std::collections::BTreeMap::from([("changes", &changes)]);
         out.json("peermemctl.topo-diff", VERSION, &body)?;
@@ -71,7 +80,7 @@ pub(super) fn run(then: &Machine, now: &Machine, out: &mut Out) -> anyhow::Resul
     })
 }
 
-fn changes(then: &Machine, now: &Machine) -> Vec<Change> {
+fn changes(then: &Machine, now: &Machine, nvml: Listings<'_>) -> Vec<Change> {
     let mut changes = Vec::new();
     let nodes = |machine: &Machine| {
         let nodes = machine.nodes.map(|nodes| nodes.to_string());
@@ -80,9 +89,22 @@ fn changes(then: &Machine, now: &Machine) -> Vec<Change> {
     compare("machine", nodes(then), nodes(now), &mut changes);
 
     let named = |gpu: &Gpu| format!("GPU {}", gpu.at);
+    let of_gpu = |machine: &Machine, gpu: &Gpu, nvml: Option<&Nvml>| {
+        let mut facts = of_gpu(machine, gpu);
+        // A GPU that nvidia.ko could not start is on PCI all the same.
+        let listed = nvml.map(|nvml| if nvml.lacks(gpu.at) { "no" } else { "yes" });
+        facts.push(("listed by NVML".to_owned(), listed.map(str::to_owned)));
+        facts
+    };
+    let (nvml_then, nvml_now) = nvml.unzip();
     for was in &then.gpus {
         match now.gpu(was.at) {
-            Some(is) => compare(&named(is), of_gpu(then, was), of_gpu(now, is), &mut changes),
+            Some(is) => compare(
+                &named(is),
+                of_gpu(then, was, nvml_then),
+                of_gpu(now, is, nvml_now),
+                &mut changes,
+            ),
             None => changes.push(gone(named(was), "GPU", &was.name)),
         }
     }

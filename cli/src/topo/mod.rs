@@ -19,10 +19,12 @@ use crate::machine::pci::Function;
 use crate::machine::pci::Rate;
 use crate::machine::Class;
 use crate::machine::Hca;
+use crate::machine::Listed;
 use crate::machine::Machine;
 use crate::machine::Pair;
 use crate::machine::Port;
 use crate::machine::Segment;
+use crate::machine::Unread;
 use crate::nvml::Nvml;
 use crate::render;
 use crate::render::known;
@@ -38,9 +40,15 @@ const VERSION: u32 = 1;
 pub(crate) fn run(host: &dyn Host, args: &args::Topo, out: &mut Out) -> anyhow::Result<Status> {
     let machine = Machine::scan(host).context("the machine's PCI devices")?;
     if let Some(file) = &args.diff {
-        let then = Recording::load(file)?;
-        let then = Machine::scan(&then).with_context(|| format!("{}: PCI", file.display()))?;
-        return diff::run(&then, &machine, out);
+        let recording = Recording::load(file)?;
+        let then = Machine::scan(&recording).with_context(|| format!("{}: PCI", file.display()))?;
+        let nvml = [&recording as &dyn Host, host].map(Nvml::scan);
+        let [Ok(nvml_then), Ok(nvml_now)] = &nvml else {
+            return diff::run(&then, &machine, None, out);
+        };
+        let both_tell = nvml_then.error.is_none() && nvml_now.error.is_none();
+        let nvml = both_tell.then_some((nvml_then, nvml_now));
+        return diff::run(&then, &machine, nvml, out);
     }
     // To start it may take seconds, and wakes GPUs that nobody uses.
     let nvml = (args.verbose || out.is_json()).then(|| Nvml::scan(host));
@@ -405,7 +413,8 @@ fn notes(machine: &Machine, out: &mut Out) {
     if machine.gpus.is_empty() {
         notes.push("No GPU of NVIDIA's is on PCI.".to_owned());
     }
-    if machine.hcas.is_empty() {
+    let is_hca = |unread: &Unread| matches!(unread.device, Listed::Hca(_));
+    if machine.hcas.is_empty() && !machine.unread.iter().any(is_hca) {
         notes.push("No RDMA device: /sys/class/infiniband has none.".to_owned());
     }
     if machine.is_virtual == Some(true) {
@@ -463,6 +472,19 @@ fn notes(machine: &Machine, out: &mut Out) {
             "Which RDMA device the Data Direct function {} belongs to is not known: {why}.",
             function.at
         ));
+    }
+    let is_guessed = |pair: &&Pair| pair.class == Some(Class::Sys) && !machine.knows_nodes(pair);
+    if machine.pairs.iter().any(|pair| is_guessed(&pair)) {
+        notes.push(
+            "Not all devices say which NUMA node they are near to: what is SYS with such a device may be NODE."
+                .to_owned(),
+        );
+    }
+    for Unread { device, why } in &machine.unread {
+        notes.push(match device {
+            Listed::Pci(at) => format!("{at} is on PCI and cannot be read: {why}."),
+            Listed::Hca(name) => format!("The RDMA device {name} cannot be read: {why}."),
+        });
     }
     for at in machine.nics_of_several() {
         notes.push(format!(

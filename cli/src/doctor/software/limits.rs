@@ -12,6 +12,8 @@ use crate::finding::Subject;
 use crate::host::facts;
 use crate::host::Fact;
 use crate::host::Unseen;
+use crate::shell::argument;
+use crate::shell::path_argument;
 
 /// The checks' names.
 pub(super) const MEMLOCK: &str = "memlock";
@@ -248,7 +250,9 @@ pub(super) fn cgroup(scan: &Scan<'_>) -> Vec<Finding> {
                         object; beyond the limit making one fails with EAGAIN",
                     )
                     .fix(format!(
-                        "`echo '{device} hca_handle=max hca_object=max' | sudo tee {folder}/rdma.max`"
+                        "`echo '{} hca_handle=max hca_object=max' | sudo tee {}/rdma.max`",
+                        argument(device),
+                        path_argument(&folder)
                     )),
                 );
             }

@@ -6,12 +6,39 @@ use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
 use crate::host::Unseen;
+use crate::machine::Listed;
+use crate::machine::Unread;
 use crate::render::counted;
 
 /// The check's name.
 pub(super) const NAME: &str = "presence";
 
 const DEVICES: &str = "/sys/class/infiniband";
+
+/// Reports a device that is listed and leads nowhere. The other checks do not know such a device.
+fn unread(unread: &Unread) -> Finding {
+    let (what, fix) = match &unread.device {
+        Listed::Pci(at) => (
+            format!("{at} on PCI"),
+            format!("`lspci -s {at}`, and `dmesg | grep {at}`"),
+        ),
+        Listed::Hca(name) => (
+            format!("the RDMA device {name}"),
+            "`rdma link show` lists those that the kernel has".to_owned(),
+        ),
+    };
+    match &unread.why {
+        Unseen::Failed(why) => Finding::new(
+            NAME,
+            Level::Warning,
+            Subject::Machine,
+            format!("{what} is listed, and cannot be read: {why}"),
+        )
+        .why("Nothing is known of it: what hangs on it is judged as if it were not there.")
+        .fix(fix),
+        why => Scan::unseen(NAME, Subject::Machine, what, why),
+    }
+}
 
 /// Whether ib_core is there, and not its part that programs talk to.
 pub(super) fn lacks_uverbs(scan: &Scan<'_>) -> bool {
@@ -22,15 +49,21 @@ pub(super) fn lacks_uverbs(scan: &Scan<'_>) -> bool {
 }
 
 pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
-    let mut findings = Vec::new();
+    let mut findings: Vec<Finding> = scan.machine.unread.iter().map(unread).collect();
+    let is_hca = |unread: &Unread| matches!(unread.device, Listed::Hca(_));
+    let (unread_hcas, unread_pci): (Vec<&Unread>, Vec<&Unread>) =
+        scan.machine.unread.iter().partition(|one| is_hca(one));
     let fault = |text: &str| Finding::new(NAME, Level::Fault, Subject::Machine, text);
-    if scan.machine.gpus.is_empty() {
+    if scan.machine.gpus.is_empty() && unread_pci.is_empty() {
         findings.push(
             fault("no NVIDIA GPU on PCI")
                 .why("GPUDirect RDMA moves bytes between a GPU's memory and an RDMA device")
                 .fix("in a virtual machine or a container, give it the GPU; `lspci -d 10de:` lists those that PCI \
                 knows"),
         );
+    }
+    if scan.machine.hcas.is_empty() && !unread_hcas.is_empty() {
+        return findings;
     }
     if scan.machine.hcas.is_empty() {
         let found = match scan.host.names(DEVICES) {

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! How far NCCL uses GPUDirect RDMA: its limit on the distance between GPU and NIC, and the settings that change it, as
+//! far as they can be seen.
+//!
+//! By NCCL's `ncclTopoCheckGdr` and `ncclTopoGetSystem` (`src/graph`): the limit is PXB, and NCCL_NET_GDR_LEVEL changes it.
+//! NCCL knows no NODE: a path through processors of one NUMA node is PHB. The paths are those of sysfs, or of a topology
+//! file. A job may have other settings than those that are seen here.
+
+use crate::host::Host;
+use crate::machine::Class;
+
+/// NCCL's classes of paths, nearest first: `topoPathTypeStr`.
+const LEVELS: [&str; 10] = [
+    "LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS",
+];
+/// Classes that NCCL_NET_GDR_LEVEL gives by number, from 0.
+const OLD_LEVELS: [&str; 5] = ["LOC", "PIX", "PXB", "PHB", "SYS"];
+const DEFAULT: &str = "PXB";
+
+const ENVIRONMENT: &str = "/proc/self/environ";
+const FILE: &str = "/etc/nccl.conf";
+/// The topology file that NCCL reads where none is named.
+const VIRTUAL: &str = "/var/run/nvidia-topologyd/virtualTopology.xml";
+
+/// A variable of NCCL's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Setting {
+    pub(super) value: String,
+    /// `in /etc/nccl.conf`.
+    pub(super) place: String,
+}
+
+impl Setting {
+    /// Reads one as NCCL does: the environment comes before the files, and a line is taken as it stands.
+    fn scan(host: &dyn Host, name: &str) -> Option<Self> {
+        let read = |file: &str, name: &str| {
+            let lines = host.matching(file, name).ok()?;
+            let mut lines = lines.split(['\0', '\n']);
+            let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix('='))?;
+            Some(value.trim().to_owned())
+        };
+        let of = |file: &str, place: &str| {
+            let value = read(file, name)?;
+            let place = place.to_owned();
+            Some(Self { value, place })
+        };
+        let of_user = || {
+            let file = read(ENVIRONMENT, "NCCL_CONF_FILE").filter(|file| file.starts_with('/'))?;
+            of(&file, &format!("in {file}"))
+        };
+        of(ENVIRONMENT, "in this shell's environment")
+            .or_else(of_user)
+            .or_else(|| of(FILE, "in /etc/nccl.conf"))
+    }
+}
+
+/// The topology file that NCCL goes by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Topology {
+    /// No file: NCCL looks at sysfs.
+    None,
+    /// A file, in words.
+    File(String),
+    /// A file that is named and not there.
+    Missing(Setting),
+}
+
+/// NCCL's settings, as far as they are seen.
+#[derive(Debug, Clone)]
+pub(super) struct Nccl {
+    /// NCCL_NET_GDR_LEVEL, with the name of a class.
+    pub(super) level: Option<Setting>,
+    pub(super) topology: Topology,
+    /// NCCL goes through another GPU with a nearer NIC, where NVLink leads there.
+    pub(super) has_pxn: bool,
+}
+
+impl Nccl {
+    pub(super) fn scan(host: &dyn Host) -> Self {
+        let named = Setting::scan(host, "NCCL_TOPO_FILE").filter(|it| !it.value.is_empty());
+        let topology = match named {
+            Some(named) if host.has(&named.value) == Ok(false) => Topology::Missing(named),
+            Some(Setting { value, place }) => {
+                Topology::File(format!("{value}, which NCCL_TOPO_FILE {place} names"))
+            }
+            None if host.has(VIRTUAL) == Ok(true) => Topology::File(VIRTUAL.to_owned()),
+            None => Topology::None,
+        };
+        let level = Setting::scan(host, "NCCL_NET_GDR_LEVEL").and_then(|setting| {
+            let value = level_of(&setting.value)?.to_owned();
+            Some(Setting { value, ..setting })
+        });
+        let disabled = Setting::scan(host, "NCCL_PXN_DISABLE");
+        Self {
+            level,
+            topology,
+            has_pxn: disabled.is_none_or(|setting| setting.value == "0"),
+        }
+    }
+
+    /// Returns the name of the farthest class that NCCL uses.
+    pub(super) fn limit(&self) -> &str {
+        self.level
+            .as_ref()
+            .map_or(DEFAULT, |setting| &setting.value)
+    }
+
+    /// Returns `true` if a path of this class is near enough.
+    pub(super) fn takes(&self, class: Class) -> bool {
+        rank(name_of(class)) <= rank(self.limit())
+    }
+}
+
+/// Returns NCCL's name of a class.
+pub(super) fn name_of(class: Class) -> &'static str {
+    match class {
+        Class::Pix => "PIX",
+        Class::Pxb => "PXB",
+        Class::Phb | Class::Node => "PHB",
+        Class::Sys => "SYS",
+    }
+}
+
+fn rank(level: &str) -> Option<usize> {
+    LEVELS.iter().position(|name| *name == level)
+}
+
+/// Returns the class that a value of NCCL_NET_GDR_LEVEL names. None: NCCL does not know the value and uses its default.
+fn level_of(value: &str) -> Option<&'static str> {
+    if let Ok(number) = value.parse::<usize>() {
+        return OLD_LEVELS.get(number).or(OLD_LEVELS.last()).copied();
+    }
+    let mut levels = LEVELS.iter();
+    levels
+        .find(|name| name.eq_ignore_ascii_case(value))
+        .copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture;
+
+    fn nccl(environment: &str, file: &str) -> Nccl {
+        let mut fixture = fixture::small();
+        fixture.file(ENVIRONMENT, environment);
+        fixture.file(FILE, file);
+        fixture.file("/opt/topo.xml", "<system/>");
+        fixture.file("/opt/nccl.conf", "NCCL_NET_GDR_LEVEL=PIX\n");
+        Nccl::scan(&fixture.recording)
+    }
+
+    #[test]
+    fn the_limit_is_pxb_unless_it_is_set() {
+        for (environment, file, limit) in [
+            ("", "", "PXB"),
+            ("", "NCCL_NET_GDR_LEVEL=PHB\n", "PHB"),
+            (
+                "A=1\0NCCL_NET_GDR_LEVEL=SYS\0B=2\0",
+                "NCCL_NET_GDR_LEVEL=PHB\n",
+                "SYS",
+            ),
+            (
+                "NCCL_CONF_FILE=/opt/nccl.conf\0",
+                "NCCL_NET_GDR_LEVEL=PHB\n",
+                "PIX",
+            ),
+            (
+                "NCCL_CONF_FILE=/opt/none.conf\0",
+                "NCCL_NET_GDR_LEVEL=PHB\n",
+                "PHB",
+            ),
+            ("", "#NCCL_NET_GDR_LEVEL=PHB\n", "PXB"),
+            ("", "NCCL_NET_GDR_LEVEL=sys\n", "SYS"),
+            ("", "NCCL_NET_GDR_LEVEL=0\n", "LOC"),
+            ("", "NCCL_NET_GDR_LEVEL=3\n", "PHB"),
+            ("", "NCCL_NET_GDR_LEVEL=9\n", "SYS"),
+            ("", "NCCL_NET_GDR_LEVEL=NODE\n", "PXB"),
+            ("", "NCCL_NET_GDR_LEVEL=\n", "PXB"),
+            (
+                "",
+                "XNCCL_NET_GDR_LEVEL=SYS\nNCCL_NET_GDR_LEVELS=SYS\n",
+                "PXB",
+            ),
+        ] {
+            assert_eq!(
+                nccl(environment, file).limit(),
+                limit,
+                "{environment:?} {file:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn classes_are_compared_with_the_limit() {
+        let takes = |level: &str| {
+            let nccl = nccl("", &format!("NCCL_NET_GDR_LEVEL={level}\n"));
+            Class::ALL.map(|class| nccl.takes(class))
+        };
+        assert_eq!(takes(""), [true, true, false, false, false]);
+        assert_eq!(takes("LOC"), [false; 5]);
+        assert_eq!(takes("PIX"), [true, false, false, false, false]);
+        assert_eq!(takes("PHB"), [true, true, true, true, false]);
+        assert_eq!(takes("SYS"), [true; 5]);
+    }
+
+    #[test]
+    fn a_topology_file_is_there_or_not() {
+        let file = |name: &str| nccl("", &format!("NCCL_TOPO_FILE={name}\n")).topology;
+        assert!(
+            matches!(file("/opt/topo.xml"), Topology::File(said) if said.contains("/opt/topo.xml"))
+        );
+        assert!(
+            matches!(file("/opt/none.xml"), Topology::Missing(it) if it.value == "/opt/none.xml")
+        );
+        assert_eq!(file(""), Topology::None);
+        let mut fixture = fixture::small();
+        fixture.file(VIRTUAL, "<system/>");
+        let topology = Nccl::scan(&fixture.recording).topology;
+        assert_eq!(topology, Topology::File(VIRTUAL.to_owned()));
+    }
+}

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Paths that are too far for NCCL: which of them are told, and what is said of them.
+
+use super::*;
+use crate::finding::Status;
+use crate::fixture;
+use crate::fixture::Fixture;
+use crate::host::Fact;
+use crate::machine::Machine;
+use crate::testing;
+
+const CONF: &str = "/etc/nccl.conf";
+
+/// What the check says, but for what is well; paths that are not the nearest aside.
+fn findings(fixture: &Fixture) -> Vec<Finding> {
+    let machine = Machine::scan(&fixture.recording).unwrap();
+    let scan = Scan::new(&fixture.recording, &machine);
+    let findings = path(&scan).into_iter();
+    let findings: Vec<Finding> = findings.filter(|it| it.level != Level::Ok).collect();
+    findings.iter().for_each(testing::commands_are_marked);
+    findings
+}
+
+fn levels(fixture: &Fixture) -> Vec<Level> {
+    findings(fixture).iter().map(|it| it.level).collect()
+}
+
+fn warnings(fixture: &Fixture) -> Vec<Finding> {
+    let findings = findings(fixture).into_iter();
+    findings.filter(|it| it.level == Level::Warning).collect()
+}
+
+/// As `doctor` prints it, in one line.
+fn printed(fixture: &Fixture) -> (String, Status) {
+    let (text, status) = testing::says(&fixture.recording, &["doctor"]);
+    let text: Vec<&str> = text.split_whitespace().collect();
+    (text.join(" "), status)
+}
+
+fn with_software(mut fixture: Fixture) -> Fixture {
+    fixture.software();
+    fixture
+}
+
+#[test]
+fn a_virtual_machine_with_a_domain_for_each_device_lacks_its_topology_file() {
+    let (text, status) = printed(&fixture::domains(0));
+    assert_eq!(status, Status::Findings, "{text}");
+    for says in [
+        "GPU 0, GPU 1, GPU 2, GPU 3: the nearest RDMA device (mlx5_0, mlx5_1, mlx5_2, mlx5_3) is NODE:",
+        "NCCL uses GPUDirect RDMA up to PXB",
+        "NCCL_TOPO_FILE",
+        "8 warnings",
+    ] {
+        assert!(text.contains(says), "{says}: {text}");
+    }
+    assert!(text.starts_with("warning path "), "{text}");
+    for misleads in ["slot", "SYS"] {
+        assert!(!text.contains(misleads), "{misleads}: {text}");
+    }
+}
+
+/// The node -1 of each device is no node.
+#[test]
+fn unknown_nodes_are_not_told_as_two() {
+    let fixture = fixture::domains(-1);
+    let (text, status) = printed(&fixture);
+    assert_eq!(status, Status::Findings, "{text}");
+    assert!(text.contains(
+        "is NODE or SYS: through several host bridges, of NUMA nodes that are not known"
+    ));
+    assert!(text.contains("NCCL_TOPO_FILE"), "{text}");
+    assert!(text.contains("8 warnings"), "{text}");
+    for misleads in ["slot", "link between the processors", "between NUMA nodes"] {
+        assert!(!text.contains(misleads), "{misleads}: {text}");
+    }
+    // With a file it is as NCCL sees it.
+    let mut fixture = fixture;
+    fixture.file(CONF, "NCCL_TOPO_FILE=/opt/microsoft/ndv5-topo.xml\n");
+    fixture.file("/opt/microsoft/ndv5-topo.xml", "<system/>\n");
+    assert!(warnings(&fixture).is_empty());
+    let (text, _) = testing::says(&fixture.recording, &["doctor", "--all", "--only", "numa"]);
+    assert!(text.contains("the hypervisor does not say"), "{text}");
+}
+
+#[test]
+fn a_topology_file_is_what_nccl_goes_by() {
+    let mut fixture = fixture::domains(0);
+    fixture.file(
+        CONF,
+        "NCCL_IB_PCI_RELAXED_ORDERING=1\nNCCL_TOPO_FILE=/opt/topo.xml\n",
+    );
+    let missing = warnings(&fixture);
+    assert_eq!(missing.len(), 8);
+    let why = missing[0].why.clone().unwrap();
+    assert!(
+        why.contains("NCCL_TOPO_FILE in /etc/nccl.conf names /opt/topo.xml, which is not there"),
+        "{why}"
+    );
+    fixture.file("/opt/topo.xml", "<system/>\n");
+    let notes = findings(&fixture);
+    assert!(notes.iter().all(|it| it.level == Level::Note), "{notes:#?}");
+    assert_eq!(printed(&fixture).1, Status::Ok);
+    let mut fixture = fixture::domains(-1);
+    fixture.file(
+        "/var/run/nvidia-topologyd/virtualTopology.xml",
+        "<system/>\n",
+    );
+    assert!(warnings(&fixture).is_empty());
+}
+
+#[test]
+fn a_flat_virtual_machine_is_too_far() {
+    let fixture = with_software(fixture::virtual_machine());
+    let (text, status) = printed(&fixture);
+    assert_eq!(status, Status::Findings, "{text}");
+    assert!(
+        text.starts_with("warning path GPU 0: the nearest RDMA device (mlx5_0) is PHB:"),
+        "{text}"
+    );
+    assert!(text.contains("NCCL_TOPO_FILE"), "{text}");
+    assert!(text.ends_with("1 warning."), "{text}");
+}
+
+#[test]
+fn host_bridges_of_bare_metal_are_too_far() {
+    let mut fixture = with_software(fixture::two_sockets());
+    let said = warnings(&fixture);
+    let [phb, node] = said.as_slice() else {
+        panic!("{said:#?}");
+    };
+    assert!(phb.found.contains("(mlx5_0) is PHB"), "{phb:#?}");
+    assert!(node.found.contains("(mlx5_1) is NODE"), "{node:#?}");
+    for finding in [phb, node] {
+        let fix = finding.fix.as_deref().unwrap();
+        assert!(fix.contains("NCCL_NET_GDR_LEVEL=PHB"), "{fix}");
+        assert!(!fix.contains("NCCL_TOPO_FILE"), "{fix}");
+    }
+    // Whoever set it knows; that it is slower is a note.
+    fixture.file(CONF, "NCCL_NET_GDR_LEVEL=PHB\n");
+    assert_eq!(levels(&fixture), [Level::Note, Level::Note]);
+    assert_eq!(printed(&fixture).1, Status::Ok);
+    fixture.file("/proc/self/environ", "A=b\0NCCL_NET_GDR_LEVEL=PIX\0");
+    let why = warnings(&fixture)[0].why.clone().unwrap();
+    assert!(
+        why.contains("NCCL_NET_GDR_LEVEL is PIX in this shell's environment"),
+        "{why}"
+    );
+}
+
+#[test]
+fn nodes_that_are_not_known_are_no_other_processor() {
+    let mut fixture = with_software(fixture::two_sockets());
+    for at in ["0000:98:00.0", "0000:c8:00.0"] {
+        let own = fixture.place(at);
+        fixture.file(&format!("{own}/numa_node"), "-1\n");
+    }
+    let said = warnings(&fixture);
+    assert_eq!(said.len(), 2, "{said:#?}");
+    assert!(said[1].found.contains("not known"), "{said:#?}");
+    let fix = said[1].fix.as_deref().unwrap();
+    assert!(!fix.contains("slot of the GPU's processor"), "{fix}");
+}
+
+#[test]
+fn a_level_that_forbids_near_paths_is_told() {
+    let mut fixture = fixture::all().remove("hgx").unwrap();
+    fixture.file(CONF, "NCCL_NET_GDR_LEVEL=LOC\n");
+    let said = warnings(&fixture);
+    assert_eq!(said.len(), 8, "{said:#?}");
+    let (why, fix) = (
+        said[0].why.as_deref().unwrap(),
+        said[0].fix.as_deref().unwrap(),
+    );
+    assert!(
+        why.contains("NCCL_NET_GDR_LEVEL is LOC in /etc/nccl.conf"),
+        "{why}"
+    );
+    assert!(fix.starts_with("Unset NCCL_NET_GDR_LEVEL"), "{fix}");
+}
+
+/// A GPU without a near NIC shares that of another by NVLink.
+#[test]
+fn nvlink_is_told_where_nccl_uses_it() {
+    let mut fixture = fixture::all().remove("hgx").unwrap();
+    fixture.unplug("0000:18:00.0");
+    fixture.unplug("0000:1a:00.0");
+    let said = warnings(&fixture);
+    assert_eq!(said.len(), 2, "{said:#?}");
+    let pxn = "By NVLink NCCL reaches mlx5_2 through GPU 2 (PXN)";
+    for finding in &said {
+        assert!(
+            finding.found.contains("(mlx5_2, mlx5_3) is NODE"),
+            "{finding:#?}"
+        );
+        assert!(
+            finding.why.as_deref().unwrap().contains(pxn),
+            "{finding:#?}"
+        );
+    }
+    fixture.file(CONF, "NCCL_PXN_DISABLE=1\n");
+    let said = warnings(&fixture);
+    assert!(
+        !said[0].why.as_deref().unwrap().contains("PXN"),
+        "{said:#?}"
+    );
+    // Where all GPUs are far, none helps another.
+    let said = warnings(&fixture::domains(0));
+    assert!(
+        !said[0].why.as_deref().unwrap().contains("PXN"),
+        "{said:#?}"
+    );
+}
+
+#[test]
+fn what_has_no_gpudirect_rdma_is_no_matter_of_nccls() {
+    let fixture = fixture::all().remove("soft_roce").unwrap();
+    assert_eq!(levels(&fixture), [Level::Note]);
+    let mut games = with_software(fixture::two_sockets());
+    for at in ["0000:17:00.0", "0000:98:00.0"] {
+        games.gpu(at, "NVIDIA GeForce RTX 4090");
+    }
+    assert_eq!(levels(&games), [Level::Note, Level::Note]);
+    // EFA's plugin has a topology file for NCCL.
+    let mut efa = with_software(fixture::virtual_machine());
+    let own = efa.place("0000:00:06.0");
+    efa.link(&format!("{own}/driver"), "../../../bus/pci/drivers/efa");
+    assert_eq!(levels(&efa), [Level::Note]);
+    // Grace's GPUs are reached by NVLink-C2C.
+    assert_eq!(levels(&fixture::all().remove("grace").unwrap()), []);
+}
+
+/// Bits of a virtual function that are reserved are no settings.
+#[test]
+fn registers_of_virtual_functions_are_not_judged() {
+    let mut fixture = fixture::domains(0);
+    for number in 0x101..0x109 {
+        let function = fixture::Pci {
+            device: 0x101e,
+            payload: (2, 0),
+            read_request: 0,
+            relaxed_ordering: false,
+            ..fixture::Pci::connectx7(0)
+        };
+        fixture.set_config(&format!("{number:04x}:00:00.0"), &function);
+    }
+    let (text, _) = printed(&fixture);
+    assert!(text.contains("8 warnings"), "{text}");
+    assert!(!text.contains("relaxed-ordering"), "{text}");
+}
+
+/// What a shell exports is recorded without its other variables.
+#[test]
+fn a_recording_has_no_other_variable() {
+    let mut fixture = with_software(fixture::two_sockets());
+    fixture.file("/proc/self/environ", "SECRET=x\0NCCL_NET_GDR_LEVEL=PHB\0");
+    let (json, _) = testing::says(&fixture.recording, &["record"]);
+    assert!(json.contains("NCCL_NET_GDR_LEVEL=PHB"), "{json}");
+    fixture.fact(Fact::User, "0");
+    let again = crate::host::recording::Recording::parse(&json).unwrap();
+    let (text, _) = testing::says(&again, &["doctor", "--only", "path"]);
+    assert!(text.starts_with("Nothing wrong was seen"), "{text}");
+}

@@ -1,0 +1,527 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Situations that people reported of real machines, in synthetic ones: the cause is named first, and nothing else is.
+
+use crate::finding::Status;
+use crate::fixture;
+use crate::fixture::Fixture;
+use crate::host::recording::Recording;
+use crate::host::Fact;
+use crate::host::Unseen;
+use crate::nvml::Nvml;
+use crate::testing;
+
+const GPU: &str = "0000:3b:00.0";
+
+fn hgx() -> Fixture {
+    fixture::all().remove("hgx").unwrap()
+}
+
+/// What a command says, in one line.
+fn says(fixture: &Fixture, line: &[&str]) -> (String, Status) {
+    let (text, status) = testing::says(&fixture.recording, line);
+    let words: Vec<&str> = text.split_whitespace().collect();
+    (words.join(" "), status)
+}
+
+/// What `doctor` says of a machine with one fault: these words come first, and nothing else is found.
+fn is_told(fixture: &Fixture, first: &str, last: &str) -> String {
+    let (text, status) = says(fixture, &["doctor"]);
+    assert_eq!(status, Status::Findings, "{text}");
+    assert!(text.starts_with(first), "{text}");
+    let summary = text.rsplit(". ").next().unwrap_or_default();
+    assert!(text.contains(last), "{summary}: {text}");
+    text
+}
+
+fn change_nvml(fixture: &mut Fixture, change: impl Fn(&mut Nvml)) {
+    let mut nvml: Nvml = serde_json::from_str(&fixture.recording.facts[&Fact::Nvml]).unwrap();
+    change(&mut nvml);
+    fixture.fact(Fact::Nvml, &serde_json::to_string(&nvml).unwrap());
+}
+
+/// nvidia.ko has the GPU and could not start it.
+fn not_started() -> Fixture {
+    let mut fixture = hgx();
+    change_nvml(&mut fixture, |nvml| nvml.gpus.retain(|gpu| gpu.at != GPU));
+    fixture
+}
+
+/// Files to compare with, made when all was well.
+struct Before {
+    folder: tempfile::TempDir,
+}
+
+impl Before {
+    fn new(fixture: &Fixture) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let json = fixture.recording.to_json().unwrap();
+        std::fs::write(folder.path().join("then.json"), json).unwrap();
+        let (expect, _) = testing::says(&fixture.recording, &["doctor", "--write-expect"]);
+        std::fs::write(folder.path().join("expect.json"), expect).unwrap();
+        Self { folder }
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.folder.path().join(name).to_str().unwrap().to_owned()
+    }
+}
+
+#[test]
+fn a_gpu_that_did_not_start_is_found_by_all() {
+    let mut fixture = not_started();
+    let found = "fault gpu-driver GPU 2: nvidia.ko has 0000:3b:00.0 and could not start it: NVML lists 7 of the 8 GPUs on PCI";
+    is_told(&fixture, found, "1 fault.");
+    let (text, status) = says(&fixture, &["doctor", "--nagios"]);
+    assert_eq!(status.code(), 2, "{text}");
+    let before = Before::new(&hgx());
+    let (then, expect) = (before.file("then.json"), before.file("expect.json"));
+    for (option, file, wanted) in [
+        (
+            "--expect",
+            &expect,
+            "7 GPUs of 10de:2330, and 8 are expected why 0000:3b:00.0 on PCI does not count",
+        ),
+        (
+            "--baseline",
+            &then,
+            "the GPU is on PCI, and NVML does not list it as in the baseline",
+        ),
+    ] {
+        let check = option.trim_start_matches("--");
+        let (text, status) = says(&fixture, &["doctor", "--only", check, option, file]);
+        assert_eq!(status, Status::Findings, "{text}");
+        assert!(text.starts_with(&format!("fault {check} ")), "{text}");
+        assert!(text.contains(wanted), "{text}");
+    }
+    let (text, status) = says(&fixture, &["topo", "--diff", &then]);
+    assert_eq!(status, Status::Findings, "{text}");
+    assert!(
+        text.contains("GPU 0000:3b:00.0 listed by NVML yes no 1 difference."),
+        "{text}"
+    );
+    // What is expected of such a machine is what it has.
+    let (text, _) = testing::says(&fixture.recording, &["doctor", "--write-expect"]);
+    assert!(text.contains("\"count\": 7"), "{text}");
+    // The log has the reason.
+    let line = "NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0x55:2477)";
+    fixture.fact(Fact::KernelLog, &format!("6,1,20000000,-;{line}\n"));
+    let (text, _) = says(&fixture, &["doctor", "--only", "gpu-driver"]);
+    assert!(
+        text.contains(&format!("The kernel's log: {line}")),
+        "{text}"
+    );
+}
+
+#[test]
+fn no_gpu_at_all_starts() {
+    let mut fixture = hgx();
+    change_nvml(&mut fixture, |nvml| nvml.gpus.clear());
+    let (text, status) = says(&fixture, &["doctor", "--only", "gpu-driver"]);
+    assert_eq!(status, Status::Findings, "{text}");
+    assert!(text.contains("NVML lists 0 of the 8 GPUs"), "{text}");
+    // Whose device files they are, this user may not be.
+    fixture.fact(Fact::User, "1000");
+    let (text, status) = says(&fixture, &["doctor", "--nagios", "--only", "gpu-driver"]);
+    assert_eq!(status.code(), 3, "{text}");
+}
+
+/// A container, or a job with some of the GPUs, is known by any of these marks.
+#[test]
+fn a_container_has_the_gpus_that_it_was_given() {
+    let before = Before::new(&hgx());
+    let marks: [fn(&mut Fixture); 9] = [
+        |fixture| fixture.directory("/var/run/secrets/kubernetes.io"),
+        |fixture| fixture.file("/proc/1/environ", "PATH=/bin\0container=podman\0"),
+        // The device files of other GPUs are there.
+        |fixture| {
+            for name in ["ctl", "0", "1", "3", "4", "5", "6", "7"] {
+                fixture.file(&format!("/dev/nvidia{name}"), "");
+            }
+        },
+        |fixture| fixture.file("/.dockerenv", ""),
+        |fixture| fixture.file("/run/.containerenv", ""),
+        |fixture| fixture.link("/proc/self/ns/pid", "pid:[4026532001]"),
+        |fixture| fixture.link("/proc/self/ns/cgroup", "cgroup:[4026532001]"),
+        |fixture| {
+            fixture.file(
+                "/proc/self/cgroup",
+                "0::/kubepods.slice/kubepods-pod1.slice\n",
+            )
+        },
+        |fixture| {
+            let job = "0::/system.slice/slurmstepd.scope/job_12/step_0/user/task_0\n";
+            fixture.file("/proc/self/cgroup", job);
+        },
+    ];
+    for mark in marks {
+        let mut fixture = not_started();
+        mark(&mut fixture);
+        for line in [
+            vec!["doctor"],
+            vec!["doctor", "--expect", &before.file("expect.json")],
+            vec!["doctor", "--baseline", &before.file("then.json")],
+        ] {
+            let (text, status) = says(&fixture, &line);
+            assert_eq!(status, Status::Ok, "{text}");
+        }
+        let (text, _) = says(&fixture, &["doctor", "--all", "--only", "gpu-driver"]);
+        assert!(
+            text.starts_with("note gpu-driver GPU 2: NVML does not list 0000:3b:00.0"),
+            "{text}"
+        );
+    }
+    // A recording keeps the marks, and not the names.
+    for cgroup in [
+        "0::/kubepods.slice/kubepods-pod1.slice",
+        "0::/docker/abc",
+        "0::/slurm/uid_7/job_12",
+    ] {
+        let mut fixture = not_started();
+        fixture.file("/proc/self/cgroup", &format!("{cgroup}\n"));
+        let (json, _) = testing::says(&fixture.recording, &["record"]);
+        assert!(!json.contains("pod1") && !json.contains("job_12"), "{json}");
+        let recording = Recording::parse(&json).unwrap();
+        let (text, status) = testing::says(&recording, &["doctor"]);
+        assert_eq!(status, Status::Ok, "{text}");
+    }
+    // The namespaces that a machine boots with are none, nor is a device file that is there.
+    let mut fixture = not_started();
+    for name in ["ctl", "0", "1", "2", "3", "4", "5", "6", "7"] {
+        fixture.file(&format!("/dev/nvidia{name}"), "");
+    }
+    fixture.file("/proc/1/environ", "HOME=/\0my_container=1\0");
+    fixture.link("/proc/self/ns/pid", "pid:[4026531836]");
+    fixture.link("/proc/self/ns/cgroup", "cgroup:[4026531835]");
+    assert_eq!(says(&fixture, &["doctor"]).1, Status::Findings);
+}
+
+#[test]
+fn what_nvml_does_not_tell_is_no_fault_of_a_gpu() {
+    let mut without = hgx();
+    without.recording.facts.remove(&Fact::Nvml);
+    without
+        .recording
+        .unseen
+        .insert("fact nvml".to_owned(), Unseen::Absent);
+    let mut given = not_started();
+    let own = given.place(GPU);
+    given.link(
+        &format!("{own}/driver"),
+        "../../../../bus/pci/drivers/vfio-pci",
+    );
+    for fixture in [without, given] {
+        let (text, status) = says(&fixture, &["doctor", "--only", "gpu-driver"]);
+        assert_eq!(status, Status::Ok, "{text}");
+    }
+}
+
+/// It is on PCI until the next boot.
+#[test]
+fn a_device_that_does_not_answer_is_found() {
+    for (at, first) in [
+        (GPU, "fault gpu-driver GPU 2: 0000:3b:00.0 does not answer"),
+        (
+            "0000:9a:00.0",
+            "fault nic-driver mlx5_4: 0000:9a:00.0 does not answer",
+        ),
+    ] {
+        let mut fixture = hgx();
+        let own = fixture.place(at);
+        fixture.bytes(&format!("{own}/config"), &[0xff; 4096]);
+        is_told(&fixture, first, "1 fault");
+    }
+}
+
+/// `resource` of a GPU of hgx, with another second BAR.
+fn resource(fixture: &mut Fixture, at: &str, lines: [&str; 3]) {
+    let none = "0x0000000000000000 0x0000000000000000 0x0000000000000000";
+    let [first, second, third] = lines;
+    let own = fixture.place(at);
+    let text = format!("{first}\n{none}\n{second}\n{none}\n{third}\n{none}\n{none}\n");
+    fixture.file(&format!("{own}/resource"), &text);
+}
+
+const BAR0: &str = "0x0000380000000000 0x0000380000ffffff 0x000000000014220c";
+const BAR4: &str = "0x00003c0000000000 0x00003c0001ffffff 0x000000000014220c";
+const NO_BAR: &str = "0x0000000000000000 0x0000000000000000 0x0000000000000000";
+const UNSET: &str = "0x0000000000000000 0x0000001fffffffff 0x000000002014220c";
+
+#[test]
+fn a_bar_without_an_address_is_no_bar() {
+    let mut fixture = not_started();
+    resource(&mut fixture, GPU, [BAR0, UNSET, BAR4]);
+    // nvidia.ko did not take it.
+    let own = fixture.place(GPU);
+    fixture.remove(&format!("{own}/driver"));
+    fixture.remove(&format!("/proc/driver/nvidia/gpus/{GPU}"));
+    let text = is_told(
+        &fixture,
+        "fault bar1 GPU 2: 0000:3b:00.0 has no address for BAR1 (128 GiB)",
+        "1 fault",
+    );
+    assert!(text.contains("Above 4G Decoding"), "{text}");
+    let (text, _) = testing::says(&fixture.recording, &["topo"]);
+    let line = text.lines().find(|line| line.contains(GPU)).unwrap();
+    assert!(line.contains("x16  -  "), "{line}");
+    for (lines, says) in [
+        (
+            [UNSET, UNSET, BAR4],
+            "no address for BAR 0 of PCI (128 GiB), BAR1 (128 GiB)",
+        ),
+        (
+            [
+                "0x0 0xffffff 0x2014220c",
+                "0x3a0000000000 0x3a1fffffffff 0x14220c",
+                BAR4,
+            ],
+            "no address for BAR 0 of PCI (16 MiB)",
+        ),
+    ] {
+        let mut fixture = hgx();
+        resource(&mut fixture, GPU, lines);
+        is_told(&fixture, "fault bar1 GPU 2: 0000:3b:00.0 has ", says);
+    }
+}
+
+#[test]
+fn no_other_bar_is_taken_for_bar1() {
+    let mut fixture = hgx();
+    resource(&mut fixture, "0000:19:00.0", [BAR0, NO_BAR, BAR4]);
+    is_told(
+        &fixture,
+        "fault bar1 GPU 0: 0000:19:00.0 has no BAR1",
+        "1 fault",
+    );
+    // Where nothing is visible, nothing is said.
+    let mut fixture = hgx();
+    let own = fixture.place("0000:19:00.0");
+    fixture.deny(&format!("{own}/resource"));
+    let (text, status) = says(&fixture, &["doctor", "--only", "bar1"]);
+    assert_eq!(status, Status::Ok, "{text}");
+    assert!(text.contains("1 thing not visible without root"), "{text}");
+    fixture.file(&format!("{own}/resource"), "");
+    assert_eq!(says(&fixture, &["doctor", "--only", "bar1"]).1, Status::Ok);
+}
+
+/// The memory of such a GPU is in no BAR alone, and BARs are not judged.
+#[test]
+fn a_coherent_gpu_without_a_driver_is_told() {
+    let mut fixture = fixture::all().remove("grace").unwrap();
+    resource(&mut fixture, "0009:01:00.0", [BAR0, UNSET, NO_BAR]);
+    let own = fixture.place("0009:01:00.0");
+    fixture.remove(&format!("{own}/driver"));
+    is_told(
+        &fixture,
+        "fault gpu-driver GPU 0: 0009:01:00.0 has no driver",
+        "1 fault",
+    );
+}
+
+/// A NIC whose driver did not take it.
+#[test]
+fn a_nic_without_an_address_lacks_room() {
+    let mut fixture = hgx();
+    fixture.remove("/sys/class/infiniband/mlx5_8");
+    let own = fixture.place("0000:01:00.0");
+    for gone in ["driver", "infiniband", "net"] {
+        fixture.remove(&format!("{own}/{gone}"));
+    }
+    resource(&mut fixture, "0000:01:00.0", [UNSET, NO_BAR, NO_BAR]);
+    let first =
+        "warning nic-driver the NIC 0000:01:00.0 has no driver, and BARs without an address";
+    let text = is_told(&fixture, first, "1 warning");
+    assert!(!text.contains("modprobe"), "{text}");
+}
+
+/// Eight interfaces on a port have two GIDs each before the one with an IPv4 address.
+#[test]
+fn gids_are_read_to_the_end() {
+    let mut fixture = fixture::two_sockets();
+    let local = |number| format!("fe80:0000:0000:0000:ba3f:d2ff:feaa:000{number}");
+    let gids: Vec<String> = (0..8)
+        .map(local)
+        .chain([fixture::ADDRESS.to_owned()])
+        .collect();
+    let gids: Vec<&str> = gids.iter().map(String::as_str).collect();
+    fixture.roce("mlx5_0", "ibp24s0", 9000, &gids);
+    fixture.roce("mlx5_1", "ibp200s0", 9000, &gids);
+    fixture.software();
+    let line = ["doctor", "--all", "--only", "roce"];
+    let (text, status) = says(&fixture, &line);
+    assert_eq!(status, Status::Ok, "{text}");
+    assert!(
+        text.contains("GID 17 is of RoCE v2, with an IP address"),
+        "{text}"
+    );
+    // Without a directory the first ones are looked at: a recording of old.
+    let own = fixture.place("0000:18:00.0");
+    let types = format!("{own}/infiniband/mlx5_0/ports/1/gid_attrs/types");
+    fixture.recording.directories.remove(&types);
+    let (text, _) = says(&fixture, &line);
+    assert!(
+        text.contains("not visible roce mlx5_0: GIDs of port 1: not in the recording"),
+        "{text}"
+    );
+    // So it is where one of them may not be read, and the others are link-local.
+    fixture.roce("mlx5_0", "ibp24s0", 9000, &gids);
+    fixture.deny(&format!("{own}/infiniband/mlx5_0/ports/1/gids/17"));
+    let (text, status) = says(&fixture, &line);
+    assert_eq!(status, Status::Ok, "{text}");
+    assert!(
+        text.contains("GIDs of port 1: not visible without root"),
+        "{text}"
+    );
+}
+
+/// What is not known is not other than expected.
+#[test]
+fn unknown_values_are_not_compared() {
+    let fixture = hgx();
+    let before = Before::new(&fixture);
+    let own = fixture.place("0000:18:00.0");
+    for file in ["fw_ver", "ports/1/rate", "ports/1/state"] {
+        let mut fixture = fixture.clone();
+        fixture.deny(&format!("{own}/infiniband/mlx5_0/{file}"));
+        let expect = before.file("expect.json");
+        let line = ["doctor", "--only", "expect", "--expect", &expect];
+        let (text, status) = says(&fixture, &line);
+        assert_eq!(status, Status::Ok, "{file}: {text}");
+        assert!(text.contains("1 thing not visible"), "{file}: {text}");
+    }
+}
+
+/// Names that no shell takes as they are, or that say more than a name.
+const ODD: [&str; 7] = [
+    "a|b\"c\\d\u{1b}[31m\ne{f}=1,\u{202e};#",
+    "x\r\n# TYPE evil counter\nevil 1",
+    "   ",
+    "a`reboot`",
+    "$(reboot)",
+    "-rf",
+    "a'; reboot; '",
+];
+
+fn commands(fixture: &Fixture) -> Vec<String> {
+    let (text, _) = testing::says(&fixture.recording, &["doctor", "--all", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let findings = json["findings"].as_array().unwrap().iter();
+    let commands = findings.filter_map(|finding| finding["commands"].as_array());
+    commands
+        .flatten()
+        .filter_map(|command| command.as_str().map(str::to_owned))
+        .collect()
+}
+
+/// A machine with faults that ask for commands: ports that are down, one with a small MTU and without PFC.
+fn named(hca: &str, netdev: &str) -> Fixture {
+    let mut fixture = fixture::hgx();
+    for (name, at) in [("mlx5_0", "0000:18:00.0"), ("mlx5_1", "0000:1a:00.0")] {
+        let own = fixture.place(at);
+        fixture.remove(&format!("{own}/infiniband"));
+        fixture.remove(&format!("{own}/net"));
+        fixture.remove(&format!("/sys/class/infiniband/{name}"));
+    }
+    let rate = "400 Gb/sec (4X NDR)";
+    fixture.hca(hca, "0000:18:00.0", "ib0", "InfiniBand", rate);
+    fixture.hca_file(hca, "ports/1/state", "1: DOWN\n");
+    fixture.hca("roce0", "0000:1a:00.0", netdev, "Ethernet", rate);
+    fixture.roce("roce0", netdev, 1500, &[fixture::LINK_LOCAL; 2]);
+    fixture.dcb(netdev, Some(0), |_| None);
+    fixture.ecn(netdev, 0, 0);
+    fixture.software();
+    fixture
+}
+
+#[test]
+fn no_command_has_an_odd_name() {
+    let plain = commands(&named("mlx5_0", "ens1"));
+    for wanted in [
+        "mlxlink -d mlx5_0 -m -c",
+        "ip link set ens1 mtu 9000",
+        "ip address show ens1",
+        "sudo dcb pfc set dev ens1 prio-pfc 3:on",
+    ] {
+        assert!(
+            plain.iter().any(|command| command == wanted),
+            "{wanted}: {plain:?}"
+        );
+    }
+    for name in ODD {
+        let fixture = named(name, name);
+        let commands = commands(&fixture);
+        // Those without the name are there as before.
+        assert!(commands.len() < plain.len(), "{name:?}: {commands:?}");
+        for command in &commands {
+            assert!(plain.contains(command), "{name:?}: {command:?}");
+        }
+        let (text, _) = says(&fixture, &["doctor"]);
+        assert!(text.contains("a command is left out"), "{text}");
+        assert!(!text.contains('\0'), "{text}");
+    }
+}
+
+#[test]
+fn a_device_that_leads_nowhere_is_told() {
+    let mut fixture = hgx();
+    let at = "0000:19:00.0";
+    let circle = |fixture: &mut Fixture, path: &str, says: &str| fixture.link(path, says);
+    let device = format!("/sys/bus/pci/devices/{at}");
+    circle(&mut fixture, &device, &device);
+    circle(&mut fixture, "/sys/class/infiniband/mlx5_0", "mlx5_1");
+    circle(&mut fixture, "/sys/class/infiniband/mlx5_1", "mlx5_0");
+    let (text, status) = says(&fixture, &["doctor", "--only", "presence"]);
+    assert_eq!(status, Status::Findings, "{text}");
+    for wanted in [
+        "0000:19:00.0 on PCI is listed, and cannot be read: too many levels of symbolic links",
+        "the RDMA device mlx5_1 is listed, and cannot be read: too many levels",
+        "3 warnings",
+    ] {
+        assert!(text.contains(wanted), "{wanted}: {text}");
+    }
+    // Where they are is not known, nor that what is left is too far.
+    let (text, status) = says(&fixture, &["doctor", "--only", "path"]);
+    assert_eq!(status, Status::Ok, "{text}");
+    let (text, _) = says(&fixture, &["topo"]);
+    assert!(
+        text.contains("0000:19:00.0 is on PCI and cannot be read"),
+        "{text}"
+    );
+    assert!(
+        text.contains("The RDMA device mlx5_0 cannot be read"),
+        "{text}"
+    );
+    // Where none is left it is not that there is none.
+    let mut fixture = fixture::all().remove("small").unwrap();
+    circle(&mut fixture, "/sys/class/infiniband/mlx5_0", "mlx5_0");
+    let (text, _) = says(&fixture, &["doctor"]);
+    assert!(text.contains("cannot be read"), "{text}");
+    assert!(!text.contains("no RDMA device"), "{text}");
+    assert!(!text.contains("software"), "{text}");
+}
+
+#[test]
+fn without_sys_list_and_stats_say_so() {
+    let mut absent = hgx();
+    absent.remove("/sys");
+    let root = absent.recording.directories.get_mut("/").unwrap();
+    root.retain(|name| name != "sys");
+    let mut empty = absent.clone();
+    empty.directory("/sys");
+    let mut denied = absent.clone();
+    denied.deny("/sys");
+    for fixture in [absent, empty, denied] {
+        for line in [&["list"][..], &["stats"], &["list", "--json"]] {
+            let (text, status) = says(&fixture, line);
+            assert_eq!(status, Status::Failed, "{text}");
+            assert!(text.contains("/sys cannot be read here"), "{text}");
+            assert!(!text.contains("is not loaded"), "{text}");
+        }
+    }
+    let mut unloaded = hgx();
+    unloaded.remove("/sys/module/nvidia_peermem");
+    let (text, _) = says(&unloaded, &["list"]);
+    assert!(
+        text.contains("the module nvidia_peermem is not loaded"),
+        "{text}"
+    );
+}
