@@ -2,6 +2,7 @@
 //! What a check is, and what it looks at.
 
 use std::cell::OnceCell;
+use std::collections::HashSet;
 use std::path::Path;
 
 use super::devices::why_none;
@@ -141,8 +142,9 @@ impl<'a> Scan<'a> {
 
     /// The RDMA devices to judge: those that are in one of [`Self::pairs`].
     pub(crate) fn hcas(&self) -> impl Iterator<Item = &'a Hca> + '_ {
+        let near: HashSet<&str> = self.pairs().map(|pair| pair.hca.as_str()).collect();
         let hcas = self.machine.hcas.iter();
-        hcas.filter(move |hca| self.pairs().any(|pair| pair.hca == hca.name))
+        hcas.filter(move |hca| near.contains(hca.name.as_str()))
     }
 
     /// Whether what is wrong with this pair counts: it is the best of its GPU, or somebody asked for it.
