@@ -2,6 +2,7 @@
 //! What a check is, and what it looks at.
 
 use std::cell::OnceCell;
+use std::collections::HashMap;
 use std::collections::HashSet;
 use std::path::Path;
 
@@ -17,6 +18,7 @@ use crate::host::Unseen;
 use crate::machine::counters::Counters;
 use crate::machine::pci::Address;
 use crate::machine::pci::DEVICES;
+use crate::machine::Class;
 use crate::machine::Gpu;
 use crate::machine::Hca;
 use crate::machine::Machine;
@@ -59,6 +61,7 @@ pub(crate) struct Scan<'a> {
     pub(super) earlier: Option<Counters>,
     software: OnceCell<Software>,
     module_files: OnceCell<Seen<Option<Files>>>,
+    nearest: OnceCell<HashMap<String, Class>>,
 }
 
 impl<'a> Scan<'a> {
@@ -74,7 +77,24 @@ impl<'a> Scan<'a> {
             earlier: None,
             software: OnceCell::new(),
             module_files: OnceCell::new(),
+            nearest: OnceCell::new(),
         }
+    }
+
+    /// The nearest class of the pairs in which an RDMA device is the best of a GPU. `None`: there is no such pair.
+    pub(super) fn nearest(&self, hca: &Hca) -> Option<Class> {
+        let nearest = self.nearest.get_or_init(|| {
+            let mut nearest: HashMap<String, Class> = HashMap::new();
+            for pair in self.machine.pairs.iter().filter(|pair| pair.is_best) {
+                let Some(class) = pair.class else {
+                    continue;
+                };
+                let least = nearest.entry(pair.hca.clone()).or_insert(class);
+                *least = class.min(*least);
+            }
+            nearest
+        });
+        nearest.get(hca.name.as_str()).copied()
     }
 
     /// The machine's software, looked at once.

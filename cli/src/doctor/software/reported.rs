@@ -114,7 +114,7 @@ const REPORTED: &[Reported] = &[
             log(
                 fixture,
                 &["NVRM: Xid (PCI:0000:3b:00): 63, pid=4711, row remapper"],
-            )
+            );
         },
         first: ("kernel-log", Warning, &["63", "bad memory", "ROW_REMAPPER"]),
     },
@@ -124,7 +124,7 @@ const REPORTED: &[Reported] = &[
             log(
                 fixture,
                 &["NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, MMU Fault"],
-            )
+            );
         },
         first: ("", Level::Ok, &[]),
     },

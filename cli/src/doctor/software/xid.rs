@@ -230,14 +230,14 @@ pub(super) fn findings(scan: &Scan<'_>, records: &[Record]) -> Vec<Finding> {
     }
     let mut findings: Vec<Finding> = gpus
         .into_iter()
-        .filter_map(|(subject, reports)| finding(subject, &reports))
+        .filter_map(|(subject, reports)| finding(&subject, &reports))
         .collect();
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.level));
     findings
 }
 
 /// Returns the finding for one GPU: the first Xid of the worst level, and those beside it.
-fn finding(subject: Subject, reports: &[Reports<'_>]) -> Option<Finding> {
+fn finding(subject: &Subject, reports: &[Reports<'_>]) -> Option<Finding> {
     let worst = reports.iter().map(|seen| seen.action).max()?;
     let level = worst.level();
     let mut of_level = reports.iter().filter(|seen| seen.action.level() == level);
@@ -257,7 +257,7 @@ fn finding(subject: Subject, reports: &[Reports<'_>]) -> Option<Finding> {
     Some(
         Finding::new(super::log::NAME, level, subject.clone(), found)
             .why(format!("Xid {}: {}", cause.number, cause.what))
-            .fix(fix(worst, cause.number, &subject)),
+            .fix(fix(worst, cause.number, subject)),
     )
 }
 
