@@ -97,6 +97,11 @@ pub(crate) enum Command {
 }
 
 impl Command {
+    /// Returns `true` for a monitoring plugin, whose exit statuses are other ones.
+    pub(crate) fn is_plugin(&self) -> bool {
+        matches!(self, Self::Doctor(args) if args.nagios)
+    }
+
     /// The recording that is to answer.
     pub(crate) fn recording(&self) -> Option<&Path> {
         let source = match self {

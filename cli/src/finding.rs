@@ -54,7 +54,7 @@ pub(crate) enum Subject {
 }
 
 /// What one check says of one subject.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub(crate) struct Finding {
     /// The check's name; stable: scripts go by it.
     pub(crate) check: &'static str,

@@ -39,6 +39,7 @@ mod verify;
 mod watch;
 
 use std::io;
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -52,9 +53,16 @@ use host::Host;
 use report::Out;
 
 fn main() -> ExitCode {
-    let cli = args::Cli::parse();
+    let cli = match args::Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return misused(&error),
+    };
     let mut out = Out::standard(&cli.common);
-    let status = run(&cli, &mut out);
+    let is_plugin = cli.command.is_plugin();
+    let status = match run(&cli, &mut out) {
+        Err(error) if is_plugin && !is_closed_pipe(&error) => Ok(doctor::unknown(&error, &mut out)),
+        other => other,
+    };
     // What was found before it went wrong is said, too.
     let written = out.flush();
     let status = match (status, written) {
@@ -70,7 +78,28 @@ fn main() -> ExitCode {
         }
         (Ok(status), Ok(())) => status,
     };
+    // 2 is CRITICAL for a monitoring system.
+    let status = match status {
+        Status::Failed if is_plugin => Status::Plugin(finding::Plugin::Unknown),
+        other => other,
+    };
     ExitCode::from(status.code())
+}
+
+/// Says what is wrong with the command line, or what `--help` asks for. A monitoring system takes the 2 of a usage
+/// error for CRITICAL, so that `doctor --nagios` says UNKNOWN.
+fn misused(error: &clap::Error) -> ExitCode {
+    let words: Vec<_> = std::env::args_os().skip(1).collect();
+    let has = |word: &str| words.iter().any(|one| one == word);
+    if error.use_stderr() && has("doctor") && has("--nagios") {
+        let text = error.to_string();
+        let first = text.lines().next().unwrap_or_default();
+        let first = render::clean(first.trim_start_matches("error: "));
+        // Without a standard output the status has to do.
+        let _ = writeln!(io::stdout(), "GPUDIRECT UNKNOWN - {first}");
+        return ExitCode::from(Status::Plugin(finding::Plugin::Unknown).code());
+    }
+    error.exit()
 }
 
 fn run(cli: &args::Cli, out: &mut Out) -> anyhow::Result<Status> {

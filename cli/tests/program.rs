@@ -279,3 +279,40 @@ fn list_says_why_a_recording_has_none() {
     let begin = format!("peermemctl: {recorded}: the module nvidia_peermem is not loaded");
     assert!(errors.starts_with(&begin), "{errors}");
 }
+
+/// A monitoring system takes a 2 for CRITICAL, and shows standard output alone.
+#[test]
+fn a_plugin_that_cannot_look_is_unknown() {
+    let own = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/program.rs");
+    for (words, why) in [
+        (&["--machine", "/none.json"][..], "/none.json: "),
+        (&["--machine", own], "expected value"),
+        (
+            &["--machine", MACHINE, "--only", "none"],
+            "there is no check",
+        ),
+        (
+            &["--machine", MACHINE, "--expect", "/none.json"],
+            "/none.json",
+        ),
+        (&["--machine", MACHINE, "--bogus"], "--bogus"),
+    ] {
+        let output = peermemctl()
+            .args(["doctor", "--nagios"])
+            .args(words)
+            .output();
+        let (status, out, errors) = said(&output.unwrap());
+        assert_eq!((status, errors.as_str()), (Some(3), ""), "{words:?}: {out}");
+        assert!(out.starts_with("GPUDIRECT UNKNOWN - "), "{words:?}: {out}");
+        assert!(out.contains(why), "{words:?}: {out}");
+        assert_eq!(out.lines().count(), 1, "{words:?}: {out}");
+    }
+    // Nothing can be said there.
+    let output = Command::new("sh")
+        .args(["-c", "exec \"$0\" doctor --nagios --machine \"$1\" >&-"])
+        .args([env!("CARGO_BIN_EXE_peermemctl"), MACHINE])
+        .output();
+    assert_eq!(said(&output.unwrap()).0, Some(3));
+    let help = peermemctl().args(["doctor", "--nagios", "--help"]).output();
+    assert_eq!(said(&help.unwrap()).0, Some(0));
+}

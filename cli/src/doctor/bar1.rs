@@ -11,7 +11,6 @@ use crate::machine::is_bar1;
 use crate::machine::pci::Bar;
 use crate::machine::pci::Function;
 use crate::machine::Gpu;
-use crate::nvml::Nvml;
 use crate::render::bytes;
 
 pub(super) const BAR1: Check = Check {
@@ -81,7 +80,7 @@ fn of_gpu(scan: &Scan<'_>, gpu: &Gpu) -> Finding {
         ),
         None => String::new(),
     };
-    let nvml = Nvml::scan(scan.host).ok();
+    let nvml = scan.software().nvml.as_ref().ok();
     let memory = nvml.and_then(|nvml| nvml.gpu(gpu.at)?.memory_total_bytes);
     if bar.size > SMALL {
         // A GPU's memory is a little less than what its name has; a BAR is a power of two.

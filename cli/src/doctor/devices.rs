@@ -4,6 +4,7 @@
 use super::data_direct;
 use super::scan::Check;
 use super::scan::Scan;
+use super::software::netns;
 use super::started;
 use crate::finding::Finding;
 use crate::finding::Level;
@@ -135,6 +136,15 @@ fn nic_driver(scan: &Scan<'_>) -> Vec<Finding> {
         let at = function.at;
         let new =
             |level, found: String| Finding::new(NIC_DRIVER.name, level, Subject::Machine, found);
+        if netns::is_elsewhere(scan, at) {
+            // Without any RDMA device the check of presence tells it.
+            if !scan.machine.hcas.is_empty() {
+                let found =
+                    format!("the RDMA device of the NIC {at} is in another network namespace");
+                findings.push(new(Level::Note, found).fix(netns::FIX));
+            }
+            continue;
+        }
         findings.push(match function.driver.as_deref() {
             None if function.unassigned().next().is_some() => new(
                 Level::Warning,
@@ -158,9 +168,13 @@ fn nic_driver(scan: &Scan<'_>) -> Vec<Finding> {
                 Level::Note,
                 format!("{driver} has the NIC {at}, and makes no RDMA device of it"),
             )
-            .fix(format!(
-                "`modprobe mlx5_ib`; `devlink dev param show pci/{at} name enable_roce`"
-            )),
+            .fix(match netns::loaded(scan).next() {
+                // To load what is loaded changes nothing.
+                Some(_) => format!("`devlink dev param show pci/{at} name enable_roce`"),
+                None => format!(
+                    "`modprobe mlx5_ib`; `devlink dev param show pci/{at} name enable_roce`"
+                ),
+            }),
         });
     }
     findings

@@ -34,6 +34,7 @@ mod started;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use anyhow::bail;
@@ -128,13 +129,13 @@ pub(crate) fn examine(scan: &Scan<'_>, selection: Selection<'_>) -> anyhow::Resu
 fn run_all<'c>(scan: &Scan<'_>, checks: impl Iterator<Item = &'c Check>) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
     for check in checks.filter(|check| (check.applies)(scan)) {
-        for finding in (check.run)(scan) {
-            debug_assert_eq!(finding.check, check.name);
-            // Two paths may share a bridge that both tell of.
-            if !findings.contains(&finding) {
-                findings.push(finding);
-            }
-        }
+        let of_check = (check.run)(scan);
+        debug_assert!(of_check.iter().all(|finding| finding.check == check.name));
+        // Two paths may share a bridge that both tell of.
+        let mut seen = HashSet::new();
+        let is_first: Vec<bool> = of_check.iter().map(|it| seen.insert(it)).collect();
+        let with = of_check.iter().cloned().zip(is_first);
+        findings.extend(with.filter_map(|(finding, is_first)| is_first.then_some(finding)));
     }
     // Stable: checks stay in their order.
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.level));
@@ -208,12 +209,15 @@ pub(crate) fn run(host: &dyn Host, args: &args::Doctor, out: &mut Out) -> anyhow
         Ok(print::status(&findings, fail_on))
     });
     match examined {
-        Err(why) if args.nagios => {
-            out.line(format!("GPUDIRECT UNKNOWN - {why:#}"));
-            Ok(Status::Plugin(Plugin::Unknown))
-        }
+        Err(why) if args.nagios => Ok(unknown(&why, out)),
         other => other,
     }
+}
+
+/// Says to a monitoring system why nothing could be looked at.
+pub(crate) fn unknown(why: &anyhow::Error, out: &mut Out) -> Status {
+    out.line(format!("GPUDIRECT UNKNOWN - {why:#}"));
+    Status::Plugin(Plugin::Unknown)
 }
 
 /// A GPU by index or PCI address.

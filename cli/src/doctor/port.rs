@@ -50,9 +50,14 @@ fn port(scan: &Scan<'_>) -> Vec<Finding> {
 
 /// The ports that a GPU would use, where none of them is up.
 fn all_down<'a>(scan: &Scan<'a>, gpu: &Gpu) -> Option<Vec<(&'a Hca, &'a Port)>> {
-    let nearest = |pair: &&Pair| pair.gpu == gpu.at && (pair.is_best || scan.only.is_some());
+    let nearest = |pair: &&Pair| match scan.only {
+        Some(only) => pair.hca == only.hca,
+        None => pair.is_best,
+    };
     let ports: Vec<(&Hca, &Port)> = scan
-        .pairs()
+        .machine
+        .pairs_of(gpu.at)
+        .iter()
         .filter(nearest)
         .filter_map(|pair| scan.hca(&pair.hca))
         .flat_map(|hca| hca.ports.iter().map(move |port| (hca, port)))
@@ -209,11 +214,7 @@ struct Faster {
 /// they are to the GPUs that they are best for. A NIC of the same model for storage is farther away.
 pub(super) fn kind(scan: &Scan<'_>, hca: &Hca) -> Option<(u16, u16, u8, Class)> {
     let function = scan.machine.functions.get(&hca.at?)?;
-    let pairs = scan.machine.pairs.iter();
-    let class = pairs
-        .filter(|pair| pair.is_best && pair.hca == hca.name)
-        .filter_map(|pair| pair.class)
-        .min()?;
+    let class = scan.nearest(hca)?;
     Some((
         function.vendor,
         function.device,

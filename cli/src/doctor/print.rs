@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! What `doctor` found, told: to people, to programs, to a monitoring system.
 
+use std::collections::HashMap;
+use std::collections::HashSet;
 use std::fmt::Write as _;
+use std::hash::Hash;
 
 use serde::Serialize;
 
@@ -81,13 +84,11 @@ struct Group<'a> {
 
 fn grouped(findings: &[Finding]) -> Vec<Group<'_>> {
     let mut groups: Vec<Group<'_>> = Vec::new();
+    let mut places = HashMap::new();
     for finding in findings {
-        let same = groups.iter_mut().find(|group| {
-            let first = group.first;
-            (first.check, first.level) == (finding.check, finding.level)
-                && (&first.why, &first.costs) == (&finding.why, &finding.costs)
-        });
-        match same {
+        let key = (finding.check, finding.level, &finding.why, &finding.costs);
+        let place = *places.entry(key).or_insert(groups.len());
+        match groups.get_mut(place) {
             Some(group) => group.findings.push(finding),
             None => groups.push(Group {
                 first: finding,
@@ -99,50 +100,50 @@ fn grouped(findings: &[Finding]) -> Vec<Group<'_>> {
 }
 
 /// In the order in which they first come.
-fn unique<T: PartialEq>(all: impl IntoIterator<Item = T>) -> Vec<T> {
-    let mut unique = Vec::new();
-    for one in all {
-        if !unique.contains(&one) {
-            unique.push(one);
+fn unique<T: Copy + Eq + Hash>(all: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut seen = HashSet::new();
+    let first = all.into_iter().filter(|one| seen.insert(*one));
+    first.collect()
+}
+
+/// Returns what `all` have under the same key, in the order in which keys first come.
+fn by_key<K: Copy + Eq + Hash, T>(all: impl IntoIterator<Item = (K, T)>) -> Vec<(K, Vec<T>)> {
+    let mut groups: Vec<(K, Vec<T>)> = Vec::new();
+    let mut places = HashMap::new();
+    for (key, one) in all {
+        let place = *places.entry(key).or_insert(groups.len());
+        match groups.get_mut(place) {
+            Some((_, group)) => group.push(one),
+            None => groups.push((key, vec![one])),
         }
     }
-    unique
+    groups
 }
 
 /// Subjects in as few words as tell them: a GPU by its index; pairs as GPUs with the RDMA devices that they share.
 fn subject_names<'a>(scan: &Scan<'_>, subjects: impl Iterator<Item = &'a Subject>) -> String {
     let name_of = |at: &str| {
-        let mut gpus = scan.machine.gpus.iter();
-        match gpus.find(|gpu| gpu.at.to_string() == at) {
-            Some(gpu) => format!("GPU {}", gpu.index),
-            None => at.to_owned(),
-        }
+        let gpu = at.parse().ok().and_then(|at| scan.gpu(at));
+        gpu.map_or(at.to_owned(), |gpu| format!("GPU {}", gpu.index))
     };
     let mut names: Vec<String> = Vec::new();
     // Each GPU with its RDMA devices.
-    let mut pairs: Vec<(String, Vec<&str>)> = Vec::new();
+    let mut pairs: Vec<(&str, &str)> = Vec::new();
     for subject in unique(subjects) {
         match subject {
             Subject::Machine => names.push("machine".to_owned()),
             Subject::Gpu { gpu } => names.push(name_of(gpu)),
             Subject::Hca { hca } => names.push(hca.clone()),
-            Subject::Pair { gpu, hca } => {
-                let gpu = name_of(gpu);
-                match pairs.iter_mut().find(|(name, _)| *name == gpu) {
-                    Some((_, hcas)) => hcas.push(hca),
-                    None => pairs.push((gpu, vec![hca])),
-                }
-            }
+            Subject::Pair { gpu, hca } => pairs.push((gpu, hca)),
         }
     }
     // And then GPUs that have the same ones.
-    let mut shared: Vec<(Vec<String>, Vec<&str>)> = Vec::new();
-    for (gpu, hcas) in pairs {
-        match shared.iter_mut().find(|(_, same)| *same == hcas) {
-            Some((gpus, _)) => gpus.push(gpu),
-            None => shared.push((vec![gpu], hcas)),
-        }
-    }
+    let pairs = by_key(pairs);
+    let shared = by_key(
+        pairs
+            .iter()
+            .map(|(gpu, hcas)| (hcas.as_slice(), name_of(gpu))),
+    );
     let mut all: Vec<String> = Vec::new();
     if !names.is_empty() {
         all.push(names.join(", "));
@@ -150,7 +151,7 @@ fn subject_names<'a>(scan: &Scan<'_>, subjects: impl Iterator<Item = &'a Subject
     all.extend(
         shared
             .iter()
-            .map(|(gpus, hcas)| format!("{} \u{2013} {}", gpus.join(", "), hcas.join(", "))),
+            .map(|(hcas, gpus)| format!("{} \u{2013} {}", gpus.join(", "), hcas.join(", "))),
     );
     all.join("; ")
 }
@@ -164,11 +165,14 @@ fn group(scan: &Scan<'_>, group: &Group<'_>, out: &mut Out) {
         paint.on(first.level.name().replace('_', " ")),
         Paint::Strong.on(first.check)
     ));
-    for found in unique(group.findings.iter().map(|finding| &finding.found)) {
-        let same = group.findings.iter().filter(|it| it.found == *found);
+    let founds = group
+        .findings
+        .iter()
+        .map(|it| (it.found.as_str(), &it.subject));
+    for (found, same) in by_key(founds) {
         let subjects = match first.subject {
             Subject::Machine => String::new(),
-            _ => format!("{}: ", subject_names(scan, same.map(|it| &it.subject))),
+            _ => format!("{}: ", subject_names(scan, same.into_iter())),
         };
         out.paragraph("  ", &format!("{subjects}{found}"));
     }
@@ -183,12 +187,17 @@ fn group(scan: &Scan<'_>, group: &Group<'_>, out: &mut Out) {
         .iter()
         .filter_map(|finding| finding.fix.as_deref())
         .collect();
-    let lines = unique(fixes.iter().flat_map(|fix| fix.lines()));
-    let (common, own): (Vec<&str>, Vec<&str>) = lines
-        .into_iter()
-        .partition(|line| fixes.iter().all(|fix| fix.lines().any(|one| one == *line)));
+    let lines = by_key(
+        fixes
+            .iter()
+            .flat_map(|fix| unique(fix.lines()))
+            .map(|line| (line, ())),
+    );
+    let is_common = |times: &Vec<()>| times.len() == fixes.len();
+    let own = lines.iter().filter(|(_, times)| !is_common(times));
+    let common = lines.iter().filter(|(_, times)| is_common(times));
     let mut word = "fix";
-    for line in own.into_iter().chain(common) {
+    for (line, _) in own.chain(common) {
         out.paragraph(&format!("  {word:<5}  "), line);
         word = "";
     }

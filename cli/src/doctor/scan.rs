@@ -2,6 +2,8 @@
 //! What a check is, and what it looks at.
 
 use std::cell::OnceCell;
+use std::collections::HashMap;
+use std::collections::HashSet;
 use std::path::Path;
 
 use super::devices::why_none;
@@ -16,6 +18,7 @@ use crate::host::Unseen;
 use crate::machine::counters::Counters;
 use crate::machine::pci::Address;
 use crate::machine::pci::DEVICES;
+use crate::machine::Class;
 use crate::machine::Gpu;
 use crate::machine::Hca;
 use crate::machine::Machine;
@@ -58,6 +61,7 @@ pub(crate) struct Scan<'a> {
     pub(super) earlier: Option<Counters>,
     software: OnceCell<Software>,
     module_files: OnceCell<Seen<Option<Files>>>,
+    nearest: OnceCell<HashMap<String, Class>>,
 }
 
 impl<'a> Scan<'a> {
@@ -73,7 +77,24 @@ impl<'a> Scan<'a> {
             earlier: None,
             software: OnceCell::new(),
             module_files: OnceCell::new(),
+            nearest: OnceCell::new(),
         }
+    }
+
+    /// The nearest class of the pairs in which an RDMA device is the best of a GPU. `None`: there is no such pair.
+    pub(super) fn nearest(&self, hca: &Hca) -> Option<Class> {
+        let nearest = self.nearest.get_or_init(|| {
+            let mut nearest: HashMap<String, Class> = HashMap::new();
+            for pair in self.machine.pairs.iter().filter(|pair| pair.is_best) {
+                let Some(class) = pair.class else {
+                    continue;
+                };
+                let least = nearest.entry(pair.hca.clone()).or_insert(class);
+                *least = class.min(*least);
+            }
+            nearest
+        });
+        nearest.get(hca.name.as_str()).copied()
     }
 
     /// The machine's software, looked at once.
@@ -141,8 +162,9 @@ impl<'a> Scan<'a> {
 
     /// The RDMA devices to judge: those that are in one of [`Self::pairs`].
     pub(crate) fn hcas(&self) -> impl Iterator<Item = &'a Hca> + '_ {
+        let near: HashSet<&str> = self.pairs().map(|pair| pair.hca.as_str()).collect();
         let hcas = self.machine.hcas.iter();
-        hcas.filter(move |hca| self.pairs().any(|pair| pair.hca == hca.name))
+        hcas.filter(move |hca| near.contains(hca.name.as_str()))
     }
 
     /// Whether what is wrong with this pair counts: it is the best of its GPU, or somebody asked for it.

@@ -1105,6 +1105,33 @@ fn roce_has_its_mtu_and_gids() {
     );
 }
 
+/// Writes down a machine of 200 GPUs and 64 NICs, to measure with.
+#[test]
+#[ignore = "for measurements by hand: LARGE=FILE"]
+fn a_large_machine_is_written_down() {
+    let file = std::env::var_os("LARGE").unwrap();
+    std::fs::write(file, fixture::flat(200, 64).recording.to_json().unwrap()).unwrap();
+}
+
+/// No finding comes twice, however many pairs there are.
+#[test]
+fn a_large_machine_is_examined_once() {
+    let fixture = fixture::flat(24, 12);
+    let machine = Machine::scan(&fixture.recording).unwrap();
+    let scan = Scan::new(&fixture.recording, &machine);
+    assert_eq!(scan.pairs().count(), 24 * 12);
+    let findings = examine(&scan, Selection::default()).unwrap();
+    let mut unique: Vec<&Finding> = Vec::new();
+    for finding in &findings {
+        if !unique.contains(&finding) {
+            unique.push(finding);
+        }
+    }
+    assert_eq!(unique.len(), findings.len());
+    let (text, _) = testing::says(&fixture.recording, &["doctor", "--all"]);
+    assert!(text.contains("GPU 0, GPU 1, GPU 2"), "{text}");
+}
+
 /// docs/doctor.md has a row for each check, and for nothing else.
 #[test]
 fn the_documentation_has_each_check() {

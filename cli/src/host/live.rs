@@ -15,7 +15,9 @@ use super::Unseen;
 use crate::machine::dcb;
 use crate::nvml;
 use crate::regions::nldev;
+use crate::software::fabric;
 use crate::software::files;
+use crate::software::verbs;
 
 /// Of one file, in bytes. The module's list of 100,000 registrations is one of about 25 MB.
 const LONGEST: u64 = 64 << 20;
@@ -148,6 +150,8 @@ impl Host for Live {
             Fact::Services => facts::services(self),
             Fact::Dcb => dcb::ask(self),
             Fact::MemoryRegions => nldev::ask(self),
+            Fact::Verbs => verbs::ask(self),
+            Fact::FabricManager => fabric::ask(self),
         }
     }
 }

@@ -66,6 +66,10 @@ pub(crate) enum Fact {
     Dcb,
     /// The memory regions that the kernel tracks of each RDMA device, as the JSON of [`crate::regions::nldev`].
     MemoryRegions,
+    /// The device files of RDMA devices, a line each: RDMA device, file, and `ok`, `absent`, `denied` or `failed WHY`.
+    Verbs,
+    /// Whether NVIDIA's fabric manager runs: `running` or `not running`.
+    FabricManager,
 }
 
 /// A machine to ask.

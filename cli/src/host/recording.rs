@@ -382,6 +382,8 @@ fn key_of(fact: Fact) -> String {
         Fact::Services => "services",
         Fact::Dcb => "dcb",
         Fact::MemoryRegions => "memory_regions",
+        Fact::Verbs => "verbs",
+        Fact::FabricManager => "fabric_manager",
     };
     format!("fact {name}")
 }

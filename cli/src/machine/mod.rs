@@ -309,6 +309,14 @@ impl Machine {
             .find(|pair| pair.gpu == gpu && pair.hca == hca)
     }
 
+    /// The pairs of a GPU, which stand together.
+    pub(crate) fn pairs_of(&self, gpu: Address) -> &[Pair] {
+        let first = self.pairs.partition_point(|pair| pair.gpu < gpu);
+        let rest = self.pairs.get(first..).unwrap_or_default();
+        let count = rest.partition_point(|pair| pair.gpu == gpu);
+        rest.get(..count).unwrap_or_default()
+    }
+
     /// GPUs and RDMA devices that are virtual functions, by what people call them, and the physical functions.
     pub(crate) fn virtual_functions(&self) -> Vec<(String, Address)> {
         let physical = |at: Address| self.functions.get(&at)?.physical;

@@ -57,6 +57,8 @@ pub(super) trait Calls {
     fn nvlink_state(&self, device: Device, link: u32) -> Result<u32, Code>;
     fn nvlink_remote_kind(&self, device: Device, link: u32) -> Result<u32, Code>;
     fn nvlink_remote_address(&self, device: Device, link: u32) -> Result<String, Code>;
+    /// State and status of the NVLink fabric.
+    fn fabric(&self, device: Device) -> Result<(u8, i32), Code>;
 }
 
 /// What of a memory is used, in bytes.
@@ -87,6 +89,16 @@ struct RawMemory {
     total: c_ulonglong,
     free: c_ulonglong,
     used: c_ulonglong,
+}
+
+/// `nvmlGpuFabricInfo_t` of `nvmlDeviceGetGpuFabricInfo`.
+#[repr(C)]
+#[derive(Default)]
+struct RawFabric {
+    cluster: [u8; 16],
+    status: c_int,
+    clique: c_uint,
+    state: u8,
 }
 
 /// `nvmlUtilization_t`, in percent of the last sample.
@@ -341,6 +353,13 @@ impl Calls for Loaded {
             unsafe { self.of_link(c"nvmlDeviceGetNvLinkRemotePciInfo_v2", device, link) }?;
         Ok(text(&info.bus_id).to_lowercase())
     }
+
+    fn fabric(&self, device: Device) -> Result<(u8, i32), Code> {
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t, nvmlGpuFabricInfo_t *)`, laid out as ours.
+        let info =
+            unsafe { self.of_device(c"nvmlDeviceGetGpuFabricInfo", device, RawFabric::default()) }?;
+        Ok((info.state, info.status))
+    }
 }
 
 #[cfg(test)]
@@ -352,6 +371,7 @@ mod tests {
         assert_eq!(size_of::<PciInfo>(), 68);
         assert_eq!(size_of::<RawMemory>(), 24);
         assert_eq!(size_of::<RawUtilization>(), 8);
+        assert_eq!(size_of::<RawFabric>(), 28);
     }
 
     #[test]

@@ -79,6 +79,26 @@ pub(crate) struct Gpu {
     pub(crate) utilization_percent: Option<u32>,
     /// How many NVLinks are up, by what they lead to: the PCI address of a GPU, [`SWITCH`], `npu`, or `unknown`.
     pub(crate) nvlinks: Option<BTreeMap<String, u32>>,
+    /// The NVLink fabric. `None`: the GPU is in none, or the driver does not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) fabric: Option<Fabric>,
+}
+
+/// `nvmlGpuFabricInfo_t`, without what identifies the cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Fabric {
+    pub(crate) state: FabricState,
+    /// Result of the setup, an `nvmlReturn_t`, once it is completed.
+    pub(crate) status: i32,
+}
+
+/// `nvmlGpuFabricState_t`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum FabricState {
+    NotStarted,
+    InProgress,
+    Completed,
 }
 
 /// An NVSwitch, at the other end of an NVLink.
@@ -216,7 +236,20 @@ fn gpu(calls: &dyn Calls, index: u32) -> Option<Gpu> {
             .ok()
             .filter(|&percent| percent <= 100),
         nvlinks: nvlinks(calls, device),
+        fabric: calls.fabric(device).ok().and_then(fabric),
     })
+}
+
+/// Reads the state and the status of a GPU's fabric.
+fn fabric((state, status): (u8, i32)) -> Option<Fabric> {
+    let state = match state {
+        1 => FabricState::NotStarted,
+        2 => FabricState::InProgress,
+        3 => FabricState::Completed,
+        // 0 is "not supported".
+        _ => return None,
+    };
+    Some(Fabric { state, status })
 }
 
 fn nvlinks(calls: &dyn Calls, device: Device) -> Option<BTreeMap<String, u32>> {
@@ -345,6 +378,9 @@ mod tests {
         fn nvlink_remote_address(&self, _device: Device, _link: u32) -> Result<String, Code> {
             self.answer("remote", "00000000:3b:00.0".to_owned())
         }
+        fn fabric(&self, _device: Device) -> Result<(u8, i32), Code> {
+            self.answer("fabric", (3, 0))
+        }
     }
 
     fn fake() -> Fake {
@@ -399,6 +435,19 @@ mod tests {
         assert_eq!(fails("nvlink"), links(&[]));
         assert_eq!(fails("kind"), links(&[(gpu, 2)]));
         assert_eq!(fails("remote"), links(&[(SWITCH, 1), ("unknown", 1)]));
+    }
+
+    #[test]
+    fn a_fabric_has_a_state() {
+        let state = |state| fabric((state, 0)).map(|fabric| fabric.state);
+        assert_eq!(state(0), None);
+        assert_eq!(state(1), Some(FabricState::NotStarted));
+        assert_eq!(state(2), Some(FabricState::InProgress));
+        assert_eq!(state(3), Some(FabricState::Completed));
+        assert_eq!(state(4), None);
+        let told = |fails| collect(&Fake { fails, ..fake() }).gpus[0].fabric;
+        assert_eq!(told(None), fabric((3, 0)));
+        assert_eq!(told(Some("fabric")), None);
     }
 
     #[test]

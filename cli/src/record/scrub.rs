@@ -144,7 +144,7 @@ const PARAMETERS: [&str; 16] = [
 ];
 
 /// What is kept of the kernel's log: lines with one of these.
-const LOG: [&str; 19] = [
+const LOG: [&str; 28] = [
     "nvidia",
     "nvrm",
     "nv_",
@@ -164,6 +164,16 @@ const LOG: [&str; 19] = [
     "symbol",
     "key was rejected",
     "lockdown",
+    // BARs, and reports of crashes with the functions in them.
+    ": bar ",
+    "rip: 0010:",
+    "pc : ",
+    "+0x",
+    "oops",
+    "bug: ",
+    "bug at",
+    "general protection fault",
+    "unable to handle",
 ];
 
 /// Names of files that hold nothing but an identity.

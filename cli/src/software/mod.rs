@@ -2,8 +2,10 @@
 //! What of a machine's software matters to GPUDirect RDMA: the modules, the driver, and what the kernel's log says of
 //! them.
 
+pub(crate) mod fabric;
 pub(crate) mod files;
 pub(crate) mod log;
+pub(crate) mod verbs;
 
 use crate::host::Fact;
 use crate::host::Host;

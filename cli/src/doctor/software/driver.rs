@@ -3,6 +3,7 @@
 //!
 //! That none is loaded is said of each GPU by the check of devices.
 
+use super::users;
 use crate::doctor::scan::Scan;
 use crate::finding::Finding;
 use crate::finding::Level;
@@ -67,6 +68,23 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
+/// Returns how to load nvidia.ko anew, behind the modules that use it here.
+fn reload(scan: &Scan<'_>) -> String {
+    let services = "reboot; or end all that uses the GPUs (nvidia-persistenced, nvidia-fabricmanager and monitoring, too)";
+    let Some(order) = users::removal_order(scan.host, "nvidia") else {
+        return format!(
+            "{services}, unload nvidia.ko and the modules that use it (`lsmod | grep nvidia` names them), `sudo modprobe \
+             nvidia`"
+        );
+    };
+    let again: Vec<&str> = order.iter().rev().map(String::as_str).collect();
+    format!(
+        "{services}, `sudo rmmod {}`, `sudo modprobe -a {}`",
+        order.join(" "),
+        again.join(" ")
+    )
+}
+
 /// Of the driver's library.
 fn library(scan: &Scan<'_>) -> Option<Finding> {
     let at = |level, text: String| Finding::new(NAME, level, Subject::Machine, text);
@@ -90,8 +108,7 @@ fn library(scan: &Scan<'_>) -> Option<Finding> {
         return Some(
             at(Level::Fault, format!("{library} (NVML: {})", error.text))
                 .why("the driver was upgraded under a loaded module: CUDA starts nowhere until both are of one version")
-                .fix("reboot; or stop all that uses the GPUs, `rmmod nvidia_peermem nvidia_uvm nvidia_drm \
-                nvidia_modeset nvidia`, `modprobe nvidia`"),
+                .fix(reload(scan)),
         );
     }
     if error.is_denied() {

@@ -19,6 +19,8 @@ use crate::fixture::Fixture;
 use crate::host::Fact;
 use crate::host::Unseen;
 use crate::machine::Machine;
+use crate::nvml::Fabric;
+use crate::nvml::FabricState;
 use crate::nvml::Memory;
 use crate::nvml::Refused;
 use crate::nvml::Virtualization;
@@ -91,6 +93,18 @@ fn with_files(fixture: &mut Fixture, module: &str, change: fn(&mut Files)) {
     let mut files = module_files(module);
     change(&mut files);
     fixture.module_files(&files);
+}
+
+/// An NVSwitch on PCI.
+fn nvswitch(fixture: &mut Fixture) {
+    let place = "/sys/devices/pci0000:00/0000:07:00.0";
+    fixture.link(
+        "/sys/bus/pci/devices/0000:07:00.0",
+        "../../../devices/pci0000:00/0000:07:00.0",
+    );
+    fixture.file(&format!("{place}/class"), "0x068000\n");
+    fixture.file(&format!("{place}/vendor"), "0x10de\n");
+    fixture.file(&format!("{place}/device"), "0x22a3\n");
 }
 
 const NVIDIAS: &str = "updates/dkms/nvidia-peermem.ko";
@@ -701,6 +715,366 @@ const INJECTED: &[Injected] = &[
             );
         },
         says: &[("kernel-log", Fault, "Xid")],
+    },
+    Injected {
+        name: "device files that are not there",
+        inject: |fixture| fixture.fact(Fact::Verbs, "mlx5_0 uverbs0 absent"),
+        says: &[("verbs", Fault, "/dev/infiniband/uverbs0 is not there")],
+    },
+    Injected {
+        name: "a container whose rules forbid the device file",
+        inject: |fixture| fixture.fact(Fact::Verbs, "mlx5_0 uverbs0 denied"),
+        says: &[("verbs", Fault, "root may not open /dev/infiniband/uverbs0")],
+    },
+    Injected {
+        name: "a user who may not open the device file",
+        inject: |fixture| {
+            fixture.fact(Fact::User, "1000");
+            fixture.fact(Fact::Verbs, "mlx5_0 uverbs0 denied");
+        },
+        says: &[("verbs", Warning, "this user may not open")],
+    },
+    Injected {
+        name: "a device file of a device that is gone",
+        inject: |fixture| fixture.fact(Fact::Verbs, "mlx5_0 uverbs0 failed No such device (os error 19)"),
+        says: &[("verbs", Fault, "cannot be opened: No such device")],
+    },
+    Injected {
+        name: "an RDMA device without a device file",
+        inject: |fixture| fixture.fact(Fact::Verbs, "mlx5_7 uverbs0 ok"),
+        says: &[("verbs", Fault, "mlx5_0 has no device file")],
+    },
+    Injected {
+        name: "device files that can be opened",
+        inject: |fixture| fixture.fact(Fact::Verbs, "mlx5_0 uverbs0 ok"),
+        says: &[],
+    },
+    Injected {
+        name: "device files that an observer does not have",
+        inject: |fixture| {
+            let why = Unseen::Failed("not in this container".to_owned());
+            fixture.recording.unseen.insert("fact verbs".to_owned(), why);
+        },
+        says: &[("verbs", NotVisible, "not in this container")],
+    },
+    Injected {
+        name: "a fabric that nobody has set up",
+        inject: |fixture| {
+            gpu(fixture, |gpu| {
+                gpu.fabric = Some(Fabric {
+                    state: FabricState::NotStarted,
+                    status: 0,
+                });
+            });
+            fixture.fact(Fact::FabricManager, "not running");
+        },
+        says: &[(
+            "fabric",
+            Fault,
+            "the NVLink fabric is not set up; nv-fabricmanager does not run",
+        )],
+    },
+    Injected {
+        name: "a fabric that could not be set up",
+        inject: |fixture| {
+            gpu(fixture, |gpu| {
+                gpu.fabric = Some(Fabric {
+                    state: FabricState::Completed,
+                    status: 999,
+                });
+            });
+        },
+        says: &[("fabric", Fault, "could not be set up (NVML: error 999)")],
+    },
+    Injected {
+        name: "a fabric that is set up",
+        inject: |fixture| {
+            gpu(fixture, |gpu| {
+                gpu.fabric = Some(Fabric {
+                    state: FabricState::Completed,
+                    status: 0,
+                });
+            });
+            // The switches are another machine's.
+            fixture.fact(Fact::FabricManager, "not running");
+        },
+        says: &[],
+    },
+    Injected {
+        name: "NVSwitches without a fabric manager, before Hopper",
+        inject: |fixture| {
+            nvswitch(fixture);
+            fixture.fact(Fact::FabricManager, "not running");
+        },
+        says: &[("fabric", Fault, "1 NVSwitches, and nv-fabricmanager does not run")],
+    },
+    Injected {
+        name: "NVSwitches with a fabric manager",
+        inject: |fixture| {
+            nvswitch(fixture);
+            fixture.fact(Fact::FabricManager, "running");
+        },
+        says: &[],
+    },
+    Injected {
+        name: "no NVSwitches and no fabric manager",
+        inject: |fixture| fixture.fact(Fact::FabricManager, "not running"),
+        says: &[],
+    },
+    Injected {
+        name: "a driver without PeerMappingOverride",
+        inject: |fixture| fixture.file("/proc/driver/nvidia/params", "RegistryDwords: \"\"\n"),
+        says: &[("ibgda", Note, "NVreg_RegistryDwords=\"PeerMappingOverride=1;\"")],
+    },
+    Injected {
+        name: "a driver with PeerMappingOverride",
+        inject: |fixture| {
+            fixture.file(
+                "/proc/driver/nvidia/params",
+                "RegistryDwords: \"PeerMappingOverride=1;\"\n",
+            );
+        },
+        says: &[],
+    },
+    Injected {
+        name: "GPUs that need a reset or a reboot",
+        inject: |fixture| {
+            log(
+                fixture,
+                &[
+                    "NVRM: Xid (PCI:0000:19:00): 48, pid=7, An uncorrectable double bit error (DBE) has been detected",
+                    "NVRM: Xid (PCI:0000:19:00): 45, pid=7, Ch 00000008",
+                    "NVRM: Xid (PCI:0000:19:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot \
+                    Required)",
+                ],
+            );
+        },
+        says: &[(
+            "kernel-log",
+            Fault,
+            "once 10 s after boot: NVRM: Xid (PCI:0000:19:00): 48, pid=7, An uncorrectable double bit error (DBE) has been \
+            detected; also Xid 154 (the GPU needs a reboot of the machine)",
+        )],
+    },
+    Injected {
+        name: "a GPU that was reset",
+        inject: |fixture| {
+            log(
+                fixture,
+                &[
+                    "NVRM: Xid (PCI:0000:19:00): 119, pid=7, Timeout after 45s of waiting for RPC response from GPU0 GSP!",
+                    "NVRM: Xid (PCI:0000:19:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset \
+                    Required)",
+                    "NVRM: Xid (PCI:0000:19:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 \
+                    (None)",
+                ],
+            );
+        },
+        says: &[],
+    },
+    Injected {
+        name: "Xids of applications",
+        inject: |fixture| {
+            log(
+                fixture,
+                &[
+                    "NVRM: Xid (PCI:0000:19:00): 13, pid=7, Graphics SM Warp Exception on (GPC 7, TPC 0, SM 0)",
+                    "NVRM: Xid (PCI:0000:19:00): 43, pid=7, Ch 00000008",
+                    "NVRM: Xid (PCI:0000:19:00): 94, pid=7, Contained: CE User Channel (0x9)",
+                ],
+            );
+        },
+        says: &[],
+    },
+    Injected {
+        name: "an NVLink with errors",
+        inject: |fixture| {
+            log(fixture, &["NVRM: Xid (PCI:0000:19:00): 74, pid='<unknown>', NVLink: fatal error detected on link 6"]);
+        },
+        says: &[("kernel-log", Warning, "nvidia-smi nvlink -e")],
+    },
+    Injected {
+        name: "an NVLink of Blackwell with a fatal error",
+        inject: |fixture| {
+            log(fixture, &["NVRM: Xid (PCI:0000:19:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000)"]);
+        },
+        says: &[("kernel-log", Fault, "nvidia-smi --gpu-reset -i 0000:19:00.0")],
+    },
+    Injected {
+        name: "an Xid that nobody knows",
+        inject: |fixture| log(fixture, &["NVRM: Xid (PCI:0000:19:00): 999, pid=7, x"]),
+        says: &[("kernel-log", Warning, "Xid catalog")],
+    },
+    Injected {
+        name: "a GPU that is gone from PCI",
+        inject: |fixture| {
+            log(
+                fixture,
+                &[
+                    "NVRM: Xid (PCI:0000:f9:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+                    "NVRM: GPU 0000:f9:00.0: GPU has fallen off the bus.",
+                ],
+            );
+        },
+        says: &[("kernel-log", Fault, "once 10 s after boot: NVRM: Xid (PCI:0000:f9:00): 79")],
+    },
+    Injected {
+        name: "a GPU that is off the bus, by the driver's plain words",
+        inject: |fixture| log(fixture, &["NVRM: GPU 0000:19:00.0: GPU has fallen off the bus."]),
+        says: &[("kernel-log", Fault, "power, seating, cooling")],
+    },
+    Injected {
+        name: "a crash of ib_core's",
+        inject: |fixture| {
+            log(
+                fixture,
+                &[
+                    "BUG: kernel NULL pointer dereference, address: 0000000000000008",
+                    "Oops: 0000 [#1] PREEMPT SMP NOPTI",
+                    "RIP: 0010:ib_umem_release+0x51/0x3a0 [ib_core]",
+                ],
+            );
+        },
+        says: &[("kernel-log", Fault, "10 s after boot: BUG: kernel NULL pointer")],
+    },
+    Injected {
+        name: "a crash of somebody else's",
+        inject: |fixture| {
+            log(
+                fixture,
+                &["Oops: 0000 [#1] PREEMPT SMP NOPTI", "RIP: 0010:nvme_queue_rq+0x51/0x3a0 [nvme]"],
+            );
+        },
+        says: &[],
+    },
+    Injected {
+        name: "a link that went down",
+        inject: |fixture| {
+            log(
+                fixture,
+                &[
+                    "pcieport 0000:17:00.0: DPC: containment event, status:0x1f01 source:0x0000",
+                    "pcieport 0000:17:00.0: pciehp: Slot(12): Link Down",
+                    "pcieport 0000:17:00.0: pciehp: Slot(12): Card not present",
+                ],
+            );
+        },
+        says: &[("kernel-log", Fault, "once 10 s after boot: pcieport 0000:17:00.0: DPC: containment event")],
+    },
+    Injected {
+        name: "a link that went down and came up again",
+        inject: |fixture| {
+            log(
+                fixture,
+                &[
+                    "pcieport 0000:17:00.0: pciehp: Slot(12): Link Down",
+                    "pcieport 0000:17:00.0: pciehp: Slot(12): Link Up",
+                ],
+            );
+        },
+        says: &[("kernel-log", Warning, "Slot(12): Link Down")],
+    },
+    Injected {
+        name: "a link of another device that went down",
+        inject: |fixture| log(fixture, &["pcieport 0000:f9:00.0: pciehp: Slot(12): Link Down"]),
+        says: &[],
+    },
+    Injected {
+        name: "a device that was taken out",
+        inject: |fixture| {
+            log(
+                fixture,
+                &[
+                    "pcieport 0000:17:00.0: pciehp: Slot(12): Powering off due to button press",
+                    "pcieport 0000:17:00.0: pciehp: Slot(12): Card not present",
+                ],
+            );
+        },
+        says: &[],
+    },
+    Injected {
+        name: "commands that the NIC refuses",
+        inject: |fixture| {
+            let line = "mlx5_core 0000:18:00.0: mlx5_cmd_out_err:838:(pid 4711): CREATE_MKEY(0x200) op_mod(0x0) failed, \
+                status bad resource(0x5), syndrome (0x5fa1c), err(-22)";
+            log(fixture, &[line, line]);
+        },
+        says: &[("kernel-log", Warning, "2 times, the last")],
+    },
+    Injected {
+        name: "registers that a NIC does not tell exporters",
+        inject: |fixture| {
+            log(fixture, &["mlx5_core 0000:18:00.0: mlx5_cmd_out_err:838:(pid 268): ACCESS_REG(0x805) op_mod(0x1) failed, \
+                status bad resource(0x5), syndrome (0x305684), err(-22)"]);
+        },
+        says: &[],
+    },
+    Injected {
+        name: "a command that the NIC never answered",
+        inject: |fixture| {
+            log(fixture, &["mlx5_core 0000:18:00.0: wait_func:1151:(pid 4711): CREATE_MKEY(0x200) timeout. Will cause a \
+                leak of a command resource"]);
+        },
+        says: &[("kernel-log", Warning, "mlxfwmanager")],
+    },
+    Injected {
+        name: "a NIC that is gone from PCI",
+        inject: |fixture| {
+            log(fixture, &["mlx5_core 0000:f9:00.0: poll_health:819:(pid 0): device's health compromised - reached miss \
+                count"]);
+        },
+        says: &[("kernel-log", Warning, "0000:f9:00.0: poll_health")],
+    },
+    Injected {
+        name: "a BAR of the NIC without a place",
+        inject: |fixture| {
+            log(
+                fixture,
+                &[
+                    "pci 0000:18:00.0: BAR 0 [mem size 0x02000000 64bit pref]: can't assign; no space",
+                    "pci 0000:18:00.0: BAR 0 [mem size 0x02000000 64bit pref]: failed to assign",
+                ],
+            );
+        },
+        says: &[("kernel-log", Fault, "2 times, the last 10 s after boot: pci 0000:18:00.0: BAR 0")],
+    },
+    Injected {
+        name: "a BAR that found a place at the second try",
+        inject: |fixture| {
+            log(
+                fixture,
+                &[
+                    "pci 0000:19:00.0: BAR 2: no space for [mem size 0x2000000000 64bit pref]",
+                    "pci 0000:19:00.0: BAR 2: failed to assign [mem size 0x2000000000 64bit pref]",
+                    "pci 0000:19:00.0: BAR 2: assigned [mem 0x3a0000000000-0x3a1fffffffff 64bit pref]",
+                    "pci 0000:19:00.0: BAR 6: no space for [mem size 0x00080000 pref]",
+                ],
+            );
+        },
+        says: &[],
+    },
+    Injected {
+        name: "NVSwitches with a fatal error",
+        inject: |fixture| {
+            log(
+                fixture,
+                &[
+                    "nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 20034, Fatal, Link 12 LTSSM Fault Up",
+                    "nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 20034, Severity 1 Engine instance 12 Sub-engine instance 00",
+                ],
+            );
+        },
+        says: &[("kernel-log", Fault, "once 10 s after boot: nvidia-nvswitch0: SXid")],
+    },
+    Injected {
+        name: "NVSwitches with an error that is none",
+        inject: |fixture| {
+            log(
+                fixture,
+                &["nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error"],
+            );
+        },
+        says: &[],
     },
     Injected {
         name: "packets sent again on the path",

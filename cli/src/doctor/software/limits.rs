@@ -57,6 +57,26 @@ fn largest(scan: &Scan<'_>) -> Option<u64> {
     scan.gpus().filter_map(of).max()
 }
 
+/// Returns what a process locks that registers a GPU's memory with all RDMA devices, in bytes, and the number of
+/// devices: each of them charges the memory once more.
+fn with_all(scan: &Scan<'_>, memory: u64) -> (u64, u64) {
+    let hcas = scan.machine.hcas.iter().filter(|hca| !hca.is_software);
+    let count = u64::try_from(hcas.count()).unwrap_or(u64::MAX).max(1);
+    (memory.saturating_mul(count), count)
+}
+
+/// Returns what a process needs, for a limit that is below it.
+fn needed(memory: u64, (all, count): (u64, u64), limit: u64) -> String {
+    match limit < memory {
+        true => format!("a GPU has {}", said(memory)),
+        false => format!(
+            "a GPU's {} count {} when {count} RDMA devices register them",
+            said(memory),
+            said(all)
+        ),
+    }
+}
+
 const WHY: &str = "ibv_reg_mr charges what it registers to this limit, GPU memory as memory of the host, and fails \
 with ENOMEM beyond it (\"Cannot allocate memory\"), before any module is asked";
 
@@ -99,16 +119,17 @@ fn shell(scan: &Scan<'_>, memory: u64) -> Option<Finding> {
             ),
         ));
     }
-    if soft >= memory {
+    let (all, count) = with_all(scan, memory);
+    if soft >= all {
         return Some(at(Level::Ok, format!("this shell may lock {}", said(soft))));
     }
     let found = format!(
-        "this shell may lock {} (hard limit {}), and a GPU has {}",
+        "this shell may lock {} (hard limit {}), and {}",
         said(soft),
         said(hard),
-        said(memory)
+        needed(memory, (all, count), soft)
     );
-    let fix = if hard >= memory {
+    let fix = if hard >= all {
         "`ulimit -l unlimited` in the shell, or what the hard limit allows"
     } else {
         "\"* - memlock unlimited\" in /etc/security/limits.d/rdma.conf and a new login; in containers --ulimit \
@@ -127,6 +148,7 @@ fn services(scan: &Scan<'_>, memory: u64) -> Vec<Finding> {
             return vec![Scan::unseen(MEMLOCK, Subject::Machine, what, &why)];
         }
     };
+    let of_all = with_all(scan, memory);
     let mut findings: Vec<Finding> = Vec::new();
     for line in text.lines() {
         let mut words = line.splitn(3, ' ');
@@ -134,7 +156,7 @@ fn services(scan: &Scan<'_>, memory: u64) -> Vec<Finding> {
         else {
             continue;
         };
-        let Some((_, hard)) = limits(limit).filter(|(_, hard)| *hard < memory) else {
+        let Some((_, hard)) = limits(limit).filter(|(_, hard)| *hard < of_all.0) else {
             continue;
         };
         let is_batch = BATCH.contains(&name);
@@ -143,7 +165,10 @@ fn services(scan: &Scan<'_>, memory: u64) -> Vec<Finding> {
         } else {
             Level::Note
         };
-        let found = format!("what {name} starts may lock {} at most", said(hard));
+        let mut found = format!("what {name} starts may lock {} at most", said(hard));
+        if hard >= memory {
+            found = format!("{found}, and {}", needed(memory, of_all, hard));
+        }
         let finding = Finding::new(MEMLOCK, level, Subject::Machine, found)
             .why(WHY)
             .fix(match is_batch {

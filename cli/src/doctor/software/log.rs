@@ -2,15 +2,21 @@
 //! What the kernel's log says of the module, the driver, the GPUs and the NICs.
 //!
 //! The log is a ring: what is told is what it still holds. Lines about loading count only while the module is not
-//! loaded ([`super::module`] tells those), lines about devices only for devices that were found.
+//! loaded ([`super::module`] tells those), lines about devices only for devices that were found, or that are gone.
+//!
+//! What takes more than one line to tell is in files of its own: [`super::xid`], [`super::oops`], [`super::pci_log`].
 
 use std::collections::BTreeMap;
 
+use super::oops;
+use super::pci_log;
+use super::xid;
 use crate::doctor::scan::Scan;
 use crate::finding::Finding;
 use crate::finding::Level;
 use crate::finding::Subject;
 use crate::machine::pci::Address;
+use crate::machine::pci::DEVICES;
 use crate::shipped::reason::Event;
 use crate::shipped::reason::EventInfo;
 use crate::shipped::reason::Severity;
@@ -51,17 +57,14 @@ const PATTERNS: &[Pattern] = &[
     },
     Pattern {
         level: Level::Fault,
-        matches: |line| line.contains("NVRM:") && line.contains("BAR1 is 0M"),
+        // Not those that the driver calls Non-fatal.
+        matches: |line| line.contains("SXid (PCI:") && line.contains(", Fatal,"),
         of_device: false,
-        why: "the firmware gave a GPU no address space for BAR1: nothing of its memory can be reached over PCIe",
-        fix: Some("in the BIOS: Above 4G Decoding, Resizable BAR, a larger MMIO window; or boot with pci=realloc"),
-    },
-    Pattern {
-        level: Level::Fault,
-        matches: |line| line.contains("NVRM: Xid") && line.contains("): 79,"),
-        of_device: true,
-        why: "the GPU has fallen off the bus (Xid 79): nothing reaches it any more",
-        fix: Some("reboot; if it comes again: power, seating, cooling of the GPU"),
+        why: "a fatal error of an NVSwitch (SXid): GPUs lose their NVLinks to one another, and CUDA does not start on \
+        them (error 802, \"system not yet initialized\") until the fabric manager has set the switches up again",
+        fix: Some("`sudo systemctl status nvidia-fabricmanager` says whether it runs, and why not; end what uses the \
+        GPUs, `sudo nvidia-smi --gpu-reset` for all GPUs and NVSwitches at once, `sudo systemctl restart \
+        nvidia-fabricmanager`, or reboot; if it comes again, report it to the vendor with the line"),
     },
     Pattern {
         level: Level::Warning,
@@ -92,23 +95,57 @@ const PATTERNS: &[Pattern] = &[
         level: Level::Warning,
         matches: |line| {
             line.contains("mlx5_core")
-                && ["health compromised", "Health issue observed", "assert_var[", "handling bad device"]
-                    .iter()
-                    .any(|words| line.contains(words))
+                && [
+                    "health compromised",
+                    "Health issue observed",
+                    "assert_var[",
+                    "handling bad device",
+                    "unrecoverable hardware error",
+                    "Will cause a leak of a command resource",
+                ]
+                .iter()
+                .any(|words| line.contains(words))
         },
         of_device: true,
         why: "the NIC's firmware reported trouble; queues and regions of that time may be gone",
         fix: Some("update the NIC's firmware (`mlxfwmanager`); report it to the vendor with the line if it comes \
         again"),
     },
+    Pattern {
+        level: Level::Warning,
+        matches: |line| {
+            line.contains("mlx5_core")
+                && line.contains(" failed, status ")
+                // Queries, and registers that this function may not read: tools and exporters ask for both.
+                && ![" ACCESS_REG(", " QUERY_"].iter().any(|words| line.contains(words))
+        },
+        of_device: true,
+        why: "the NIC's firmware refused a command of the driver: the region, queue or other object that it was for was \
+        not made or changed, and the program got an error",
+        fix: Some("compare the time with that of the program's error; \"bad resource\" and \"limits exceeded\" mean that \
+        the NIC has no more of these objects (`rdma resource show`); otherwise update the NIC's firmware \
+        (`mlxfwmanager`), and report the syndrome to the vendor"),
+    },
 ];
 
+/// The devices that lines are heeded of, and what they are called.
+pub(super) type Devices = BTreeMap<Address, Subject>;
+
+/// Returns how often something is in the log, when it was there last, and its last line.
+pub(super) fn seen(count: u64, last: &Record) -> String {
+    let times = match count {
+        1 => "once".to_owned(),
+        count => format!("{count} times, the last"),
+    };
+    format!("{times} {} s after boot: {}", last.seconds, last.text)
+}
+
 /// The PCI addresses that a line names.
-fn addresses(line: &str) -> Vec<Address> {
-    // NVIDIA writes `PCI:0000:3b:00`, without a function.
-    let nvidias = line.split_once("(PCI:").and_then(|(_, rest)| {
+pub(super) fn addresses(line: &str) -> Vec<Address> {
+    // NVIDIA writes `PCI:0000:3b:00`, without a function, and old drivers leave out `PCI:`.
+    let nvidias = line.split_once("Xid (").and_then(|(_, rest)| {
         let (at, _) = rest.split_once(')')?;
-        format!("{at}.0").parse().ok()
+        format!("{}.0", at.trim_start_matches("PCI:")).parse().ok()
     });
     let words = line.split(|character: char| {
         !(character.is_ascii_hexdigit() || character == ':' || character == '.')
@@ -122,8 +159,8 @@ fn addresses(line: &str) -> Vec<Address> {
         .collect()
 }
 
-/// The devices that lines are heeded of, and what they are called.
-fn devices(scan: &Scan<'_>) -> BTreeMap<Address, Subject> {
+/// Returns the devices that lines are heeded of.
+fn devices(scan: &Scan<'_>) -> Devices {
     let mut devices = BTreeMap::new();
     for pair in scan.pairs() {
         for at in &pair.bridges {
@@ -139,6 +176,12 @@ fn devices(scan: &Scan<'_>) -> BTreeMap<Address, Subject> {
         devices.insert(gpu.at, Subject::gpu(gpu));
     }
     devices
+}
+
+/// Returns `true` if a line of a NIC's driver is about a function that is gone from PCI.
+fn is_of_gone(scan: &Scan<'_>, line: &str) -> bool {
+    let is_gone = |at: &Address| scan.host.has(&format!("{DEVICES}/{at}")) == Ok(false);
+    line.contains("mlx5_core ") && addresses(line).first().is_some_and(is_gone)
 }
 
 /// Lines of one kind about one subject.
@@ -176,7 +219,8 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
                     .iter()
                     // Who reports an error comes first, whose it is last.
                     .rev()
-                    .find_map(|at| devices.get(at).cloned()),
+                    .find_map(|at| devices.get(at).cloned())
+                    .or_else(|| is_of_gone(scan, &record.text).then_some(Subject::Machine)),
                 false => Some(Subject::Machine),
             };
             let Some(subject) = subject else {
@@ -192,19 +236,16 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
     }
     let reported = seen.into_iter().filter_map(|((index, subject), seen)| {
         let pattern = PATTERNS.get(index)?;
-        let times = match seen.count {
-            1 => "once".to_owned(),
-            count => format!("{count} times, the last"),
-        };
-        let found = format!(
-            "{times} {} s after boot: {}",
-            seen.last.seconds, seen.last.text
-        );
+        let found = self::seen(seen.count, seen.last);
         let mut finding = Finding::new(NAME, pattern.level, subject, found).why(pattern.why);
         finding.fix = pattern.fix.map(str::to_owned);
         Some(finding)
     });
-    reported.collect()
+    let mut findings = xid::findings(scan, records);
+    findings.extend(oops::findings(records));
+    findings.extend(pci_log::findings(scan, &devices, records));
+    findings.extend(reported);
+    findings
 }
 
 #[cfg(test)]
@@ -242,6 +283,11 @@ mod tests {
         );
         assert_eq!(
             named("NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus."),
+            ["0000:3b:00.0"]
+        );
+        assert_eq!(named("NVRM: Xid (0000:3b:00): 79, pid=1"), ["0000:3b:00.0"]);
+        assert_eq!(
+            named("NVRM: BAR1 is 0M @ 0x0 (PCI:0000:3b:00.0)"),
             ["0000:3b:00.0"]
         );
         assert_eq!(named("at 12:34:56 version 1.2.3"), [""; 0]);

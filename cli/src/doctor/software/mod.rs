@@ -8,18 +8,28 @@ mod clients;
 mod consumers;
 mod dma_buf;
 mod driver;
+mod fabric;
 mod gpu_mode;
+mod ibgda;
 mod limits;
 mod log;
 mod module;
 mod module_file;
+pub(super) mod netns;
+mod oops;
+mod pci_log;
 mod peer_memory;
 mod presence;
 mod refusals;
 mod service;
+mod users;
+mod verbs;
+mod xid;
 
 #[cfg(test)]
 mod injected;
+#[cfg(test)]
+mod reported;
 
 use super::scan::Check;
 use super::scan::Scan;
@@ -38,10 +48,22 @@ pub(super) const OF_SOFTWARE: &[Check] = &[
         run: presence::check,
     },
     Check {
+        name: verbs::NAME,
+        about: "whether programs can open each RDMA device (/dev/infiniband/uverbs*)",
+        applies: verbs::applies,
+        run: verbs::check,
+    },
+    Check {
         name: driver::NAME,
         about: "nvidia.ko: open or proprietary, its version, and the driver's library beside it",
         applies: |scan| scan.has_gpu(),
         run: driver::check,
+    },
+    Check {
+        name: fabric::NAME,
+        about: "whether the NVLink fabric of machines with NVSwitches is set up (fabric manager)",
+        applies: fabric::applies,
+        run: fabric::check,
     },
     Check {
         name: peer_memory::NAME,
@@ -93,7 +115,7 @@ pub(super) const OF_SOFTWARE: &[Check] = &[
     },
     Check {
         name: log::NAME,
-        about: "the kernel's log since boot: the module, NVRM, IOMMU faults, PCIe errors, the NICs' firmware",
+        about: "the kernel's log since boot: the module, NVIDIA's Xids, crashes of drivers, IOMMU faults, PCIe, the NICs' firmware",
         applies: |scan| scan.has_both(),
         run: log::check,
     },
@@ -102,6 +124,12 @@ pub(super) const OF_SOFTWARE: &[Check] = &[
         about: "MIG, virtual GPUs, persistence mode (NVML)",
         applies: gpu_mode::applies,
         run: gpu_mode::mode,
+    },
+    Check {
+        name: ibgda::NAME,
+        about: "whether GPUs may write to the NICs' doorbells (IBGDA, PeerMappingOverride)",
+        applies: ibgda::applies,
+        run: ibgda::check,
     },
     Check {
         name: dma_buf::NAME,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Is there a GPU, and an RDMA device?
 
+use super::netns;
 use crate::doctor::scan::Scan;
 use crate::finding::Finding;
 use crate::finding::Level;
@@ -74,10 +75,38 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
                 return findings;
             }
         };
+        let elsewhere = netns::elsewhere(scan);
+        if let Some(first) = elsewhere.first() {
+            findings.push(
+                fault(&format!(
+                    "no RDMA device in this network namespace; {} (the first: {first}) have theirs in another one",
+                    counted(elsewhere.len(), "NIC")
+                ))
+                .why(
+                    "RDMA is in exclusive mode: each RDMA device belongs to one network namespace, and programs in others \
+                    find none (NCCL: \"NET/IB : No device found\")",
+                )
+                .fix(netns::FIX),
+            );
+            return findings;
+        }
         let first = match lacks_uverbs(scan) {
             true => "`sudo modprobe ib_uverbs`, which is not loaded, and then ",
             false => "",
         };
+        let loaded: Vec<&str> = netns::loaded(scan).collect();
+        if first.is_empty() && !loaded.is_empty() {
+            findings.push(
+                fault(&format!("{found}, though {} is loaded", loaded.join(", ")))
+                    .why("ibv_reg_mr is a call to an RDMA device")
+                    .fix(format!(
+                        "{}; a NIC without RoCE has none either: `devlink dev param show`, enable_roce; `dmesg | grep -i \
+                         -e mlx5 -e infiniband` says why a driver made none",
+                        netns::FIX
+                    )),
+            );
+            return findings;
+        }
         findings.push(
             fault(found)
                 .why("ibv_reg_mr is a call to an RDMA device")

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Is the NVLink fabric set up, without which CUDA does not start on machines with NVSwitches?
+
+use crate::doctor::scan::Scan;
+use crate::finding::Finding;
+use crate::finding::Level;
+use crate::finding::Subject;
+use crate::host::Fact;
+use crate::host::Unseen;
+use crate::nvml::Fabric;
+use crate::nvml::FabricState;
+use crate::software::fabric;
+
+/// The check's name.
+pub(super) const NAME: &str = "fabric";
+
+const WHY: &str = "with NVSwitches CUDA starts on a GPU only after NVIDIA's fabric manager has set up the NVLinks: until \
+then it fails with error 802, \"system not yet initialized\", and so does all that uses the GPU";
+
+/// Each GPU that has a fabric, with what NVML says of it.
+fn known(scan: &Scan<'_>) -> Vec<(Subject, Fabric)> {
+    let nvml = scan.software().nvml.as_ref().ok();
+    let of = |gpu: &crate::machine::Gpu| Some((Subject::gpu(gpu), nvml?.gpu(gpu.at)?.fabric?));
+    scan.gpus().filter_map(of).collect()
+}
+
+/// Returns `true` if NVML knows the fabric, or a recording has the fabric manager's process.
+pub(super) fn applies(scan: &Scan<'_>) -> bool {
+    scan.has_gpu() && (!known(scan).is_empty() || scan.host.fact(Fact::FabricManager).is_ok())
+}
+
+/// Returns how to fix it.
+fn fix(scan: &Scan<'_>) -> String {
+    let version = scan
+        .software()
+        .nvidia()
+        .and_then(|driver| driver.version.as_ref());
+    let version = version.map_or(String::new(), |version| format!(" ({version})"));
+    format!(
+        "`sudo systemctl enable --now nvidia-fabricmanager`, of exactly the driver's version{version}; `sudo systemctl \
+         status nvidia-fabricmanager` says why it does not start; in a virtual machine the host's fabric manager has \
+         to activate the machine's partition; on GB200 and GB300 it runs on the switch trays"
+    )
+}
+
+pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
+    let known = known(scan);
+    let runs = fabric::is_running(scan.host);
+    let process = match runs {
+        Ok(false) => "; nv-fabricmanager does not run",
+        _ => "",
+    };
+    let mut findings = Vec::new();
+    for (subject, fabric) in &known {
+        let at = |level, found: &str| {
+            Finding::new(
+                NAME,
+                level,
+                subject.clone(),
+                format!("the NVLink fabric {found}"),
+            )
+        };
+        findings.push(match (fabric.state, fabric.status) {
+            (FabricState::Completed, 0) => at(Level::Ok, "is set up"),
+            (FabricState::Completed, status) => at(
+                Level::Fault,
+                &format!("could not be set up (NVML: error {status}){process}"),
+            )
+            .why(WHY)
+            .fix(fix(scan)),
+            (FabricState::NotStarted, _) => at(Level::Fault, &format!("is not set up{process}"))
+                .why(WHY)
+                .fix(fix(scan)),
+            (FabricState::InProgress, _) => at(Level::Fault, &format!("is being set up{process}"))
+                .why(WHY)
+                .fix(format!(
+                    "wait some minutes after a boot; then {}",
+                    fix(scan)
+                )),
+        });
+    }
+    // GPUs before Hopper do not tell.
+    let switches = || fabric::switches(scan.host);
+    if known.is_empty() {
+        match runs {
+            Ok(false) => {
+                let switches = switches();
+                if switches > 0 {
+                    let found = format!("{switches} NVSwitches, and nv-fabricmanager does not run");
+                    findings.push(
+                        Finding::new(NAME, Level::Fault, Subject::Machine, found)
+                            .why(WHY)
+                            .fix(fix(scan)),
+                    );
+                }
+            }
+            Err(why @ (Unseen::Denied | Unseen::Failed(_))) if switches() > 0 => {
+                findings.push(Scan::unseen(
+                    NAME,
+                    Subject::Machine,
+                    "nv-fabricmanager",
+                    &why,
+                ));
+            }
+            _ => {}
+        }
+    }
+    findings
+}

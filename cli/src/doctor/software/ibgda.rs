@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! GPU-initiated communication (IBGDA): whether CUDA may map a NIC's doorbells into a GPU.
+
+use crate::doctor::scan::Scan;
+use crate::finding::Finding;
+use crate::finding::Level;
+use crate::finding::Subject;
+
+/// The check's name.
+pub(super) const NAME: &str = "ibgda";
+
+/// Parameters of nvidia.ko as they are in force.
+const PARAMETERS: &str = "/proc/driver/nvidia/params";
+
+pub(super) fn applies(scan: &Scan<'_>) -> bool {
+    scan.has_both() && scan.host.text(PARAMETERS).is_ok()
+}
+
+/// Returns `true` if the driver's settings allow the mapping: `RegistryDwords: "PeerMappingOverride=1;"`.
+fn is_allowed(parameters: &str) -> bool {
+    let mut settings = parameters
+        .lines()
+        .filter_map(|line| line.strip_prefix("RegistryDwords:"))
+        .flat_map(|line| line.trim().trim_matches('"').split(';'));
+    settings.any(|setting| {
+        setting.split_once('=').is_some_and(|(name, value)| {
+            let value = value.trim();
+            name.trim() == "PeerMappingOverride" && !matches!(value, "" | "0" | "0x0")
+        })
+    })
+}
+
+pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
+    let Ok(parameters) = scan.host.text(PARAMETERS) else {
+        return Vec::new();
+    };
+    let at = |level, found: &str| Finding::new(NAME, level, Subject::Machine, found);
+    if is_allowed(&parameters) {
+        return vec![at(Level::Ok, "nvidia.ko runs with PeerMappingOverride=1")];
+    }
+    vec![at(Level::Note, "nvidia.ko runs without PeerMappingOverride=1")
+        .why(
+            "kernels on the GPU that drive the NIC themselves (IBGDA of NVSHMEM and DeepEP, NCCL's GIN) map the NIC's \
+            doorbells into the GPU, which takes that: \"GPU cannot map UAR\", or cuMemHostRegister or \
+            cudaHostRegister fails with an I/O address; all other software does without",
+        )
+        .fix(
+            "for IBGDA only: 'options nvidia NVreg_EnableStreamMemOPs=1 NVreg_RegistryDwords=\"PeerMappingOverride=1;\"' \
+            in /etc/modprobe.d/nvidia.conf, rebuild the initramfs, reboot; NVSHMEM_IBGDA_NIC_HANDLER=cpu does without",
+        )]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_setting_among_others() {
+        for (line, expected) in [
+            ("RegistryDwords: \"PeerMappingOverride=1;\"", true),
+            (
+                "RegistryDwords: \"RMForceStaticBar1=1; PeerMappingOverride=0x1\"",
+                true,
+            ),
+            ("RegistryDwords: \"PeerMappingOverride=0;\"", false),
+            ("RegistryDwords: \"NoPeerMappingOverride=1;\"", false),
+            ("RegistryDwords: \"\"", false),
+            ("RegistryDwordsPerDevice: \"PeerMappingOverride=1\"", false),
+            ("", false),
+        ] {
+            assert_eq!(
+                is_allowed(&format!("EnableStreamMemOPs: 0\n{line}\n")),
+                expected,
+                "{line}"
+            );
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_parameters_are_a_panic(text in any::<String>()) {
+            is_allowed(&text);
+            is_allowed(&format!("RegistryDwords:{text}"));
+        }
+    }
+}

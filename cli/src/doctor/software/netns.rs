@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! RDMA devices of another network namespace, and RDMA drivers that are loaded and show no device.
+//!
+//! In RDMA's exclusive mode (`rdma system`) sysfs shows a device in its own network namespace alone. Elsewhere its NIC
+//! has a directory `infiniband` with nothing in it.
+
+use crate::doctor::scan::Scan;
+use crate::machine::pci::Address;
+use crate::machine::pci::DEVICES;
+
+/// Drivers of NICs that make RDMA devices.
+pub(crate) const DRIVERS: [&str; 8] = [
+    "mlx5_ib",
+    "mlx4_ib",
+    "bnxt_re",
+    "irdma",
+    "efa",
+    "ionic_rdma",
+    "mana_ib",
+    "hns_roce_hw_v2",
+];
+
+/// How to get at devices of another namespace. The mode of the kernel changes only where there is one namespace.
+pub(crate) const FIX: &str = "run it in the network namespace of the host (docker run --network host, hostNetwork: true in \
+Kubernetes), or give it the devices from there: `sudo rdma dev set mlx5_0 netns NAME`; 'options ib_core netns_mode=1' in \
+/etc/modprobe.d and a reboot share them between all namespaces (`rdma system show`)";
+
+/// Returns `true` if a NIC has an RDMA device that this network namespace does not show.
+pub(crate) fn is_elsewhere(scan: &Scan<'_>, at: Address) -> bool {
+    let names = scan.host.names(&format!("{DEVICES}/{at}/infiniband"));
+    names.is_ok_and(|names| names.is_empty())
+}
+
+/// Returns the NICs whose RDMA devices this network namespace does not show.
+pub(crate) fn elsewhere(scan: &Scan<'_>) -> Vec<Address> {
+    let nics = scan.machine.functions.keys().copied();
+    nics.filter(|at| is_elsewhere(scan, *at)).collect()
+}
+
+/// Returns the loaded RDMA drivers.
+pub(crate) fn loaded<'s>(scan: &'s Scan<'_>) -> impl Iterator<Item = &'static str> + 's {
+    let is_loaded = |driver: &&str| scan.host.has(&format!("/sys/module/{driver}")) == Ok(true);
+    DRIVERS.into_iter().filter(is_loaded)
+}

@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Situations from public bug reports: the true cause comes first, and nothing else is a warning or a fault.
+
+use crate::doctor::examine;
+use crate::doctor::scan::Scan;
+use crate::doctor::Selection;
+use crate::finding::Finding;
+use crate::finding::Level;
+use crate::finding::Level::Fault;
+use crate::finding::Level::Note;
+use crate::finding::Level::Warning;
+use crate::fixture;
+use crate::fixture::software::limits;
+use crate::fixture::software::nvml;
+use crate::fixture::Fixture;
+use crate::host::Fact;
+use crate::machine::Machine;
+use crate::nvml::Refused;
+use crate::software::MODULE;
+use crate::testing;
+
+/// An HGX H100 with NVIDIA's module, on a kernel without memory_peers.
+fn machine() -> Fixture {
+    let mut fixture = fixture::hgx();
+    fixture.software();
+    for path in [
+        MODULE,
+        "/sys/kernel/mm/memory_peers",
+        "/sys/kernel/debug/nvidia_peermem",
+    ] {
+        fixture.remove(path);
+    }
+    fixture.file(&format!("{MODULE}/version"), "570.86.15\n");
+    fixture.file(&format!("{MODULE}/refcnt"), "0\n");
+    fixture.file(
+        &format!("{MODULE}/parameters/persistent_api_support"),
+        "1\n",
+    );
+    fixture.file(&format!("{MODULE}/parameters/peerdirect_support"), "0\n");
+    fixture.file(
+        "/lib/modules/6.8.0-45-generic/modules.dep",
+        "updates/dkms/nvidia-peermem.ko: updates/dkms/nvidia.ko updates/dkms/ib_uverbs.ko\nupdates/dkms/nvidia.ko:\n",
+    );
+    fixture
+}
+
+fn log(fixture: &mut Fixture, lines: &[&str]) {
+    let lines = lines.iter().zip(0..);
+    let lines: Vec<String> = lines
+        .map(|(line, index)| format!("6,{index},2{index}000000,-;{line}"))
+        .collect();
+    fixture.fact(Fact::KernelLog, &lines.join("\n"));
+}
+
+/// As a user without rights, with a limit on locked memory.
+fn limited(fixture: &mut Fixture, bytes: u64) {
+    fixture.file("/proc/self/limits", &limits(&bytes.to_string()));
+    fixture.file(
+        "/proc/self/status",
+        "Uid:\t1000\t1000\t1000\t1000\nCapEff:\t0000000000000000\n",
+    );
+}
+
+/// RDMA's exclusive mode, seen from another network namespace. The drivers' directories stay, with nothing in them.
+fn other_namespace(fixture: &mut Fixture, hcas: &[&str]) {
+    for hca in hcas {
+        let link = format!("/sys/class/infiniband/{hca}");
+        let says = fixture.recording.links[&link].clone();
+        fixture.remove(&format!("/sys/{}", says.trim_start_matches("../")));
+        fixture.remove(&link);
+    }
+    fixture.file("/sys/module/mlx5_ib/refcnt", "0\n");
+}
+
+const ALL: [&str; 9] = [
+    "mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "mlx5_4", "mlx5_5", "mlx5_6", "mlx5_7", "mlx5_8",
+];
+
+/// A library that is newer than nvidia.ko, and these modules.
+fn upgraded(fixture: &mut Fixture, modules: &str) {
+    let mut said = nvml(&fixture.recording);
+    said.gpus.clear();
+    said.error = Some(Refused {
+        code: 18,
+        text: "Driver/library version mismatch".to_owned(),
+    });
+    fixture.fact(Fact::Nvml, &serde_json::to_string(&said).unwrap());
+    fixture.file("/proc/modules", modules);
+}
+
+/// A situation, and what comes first. `Level::Ok`: nothing is a warning or a fault.
+struct Reported {
+    name: &'static str,
+    inject: fn(&mut Fixture),
+    first: (&'static str, Level, &'static [&'static str]),
+}
+
+const REPORTED: &[Reported] = &[
+    Reported {
+        name: "Xid 119",
+        inject: |fixture| {
+            log(fixture, &["NVRM: Xid (PCI:0000:3b:00): 119, pid=4711, Timeout after 45s of waiting for RPC response from \
+                GPU2 GSP!"]);
+        },
+        first: (
+            "kernel-log",
+            Fault,
+            &["119", "GSP", "nvidia-smi --gpu-reset -i 0000:3b:00.0"],
+        ),
+    },
+    Reported {
+        name: "Xid 63",
+        inject: |fixture| {
+            log(
+                fixture,
+                &["NVRM: Xid (PCI:0000:3b:00): 63, pid=4711, row remapper"],
+            );
+        },
+        first: ("kernel-log", Warning, &["63", "bad memory", "ROW_REMAPPER"]),
+    },
+    Reported {
+        name: "Xid 31",
+        inject: |fixture| {
+            log(
+                fixture,
+                &["NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, MMU Fault"],
+            );
+        },
+        first: ("", Level::Ok, &[]),
+    },
+    Reported {
+        name: "a crash in nvidia_uvm",
+        inject: |fixture| {
+            log(
+                fixture,
+                &[
+                    "BUG: kernel NULL pointer dereference, address: 00000000000000a8",
+                    "#PF: supervisor read access in kernel mode",
+                    "Oops: 0000 [#1] PREEMPT SMP NOPTI",
+                    "CPU: 3 PID: 4711 Comm: python3 Tainted: P           OE",
+                    "RIP: 0010:uvm_hmm_unregister_gpu+0x51/0x3a0 [nvidia_uvm]",
+                ],
+            );
+        },
+        first: (
+            "kernel-log",
+            Fault,
+            &["uvm_hmm_unregister_gpu", "nvidia_uvm", "reboot"],
+        ),
+    },
+    Reported {
+        name: "no fabric manager",
+        inject: |fixture| {
+            log(
+                fixture,
+                &[
+                    "nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 20034, Fatal, Link 12 LTSSM Fault Up",
+                    "NVRM: GPU0 nvAssertFailedNoLog",
+                ],
+            );
+        },
+        first: (
+            "kernel-log",
+            Fault,
+            &["20034", "802", "nvidia-fabricmanager"],
+        ),
+    },
+    Reported {
+        name: "IBGDA without PeerMappingOverride",
+        inject: |fixture| {
+            fixture.file(
+                "/proc/driver/nvidia/params",
+                "EnableStreamMemOPs: 0\nRegistryDwords: \"\"\nGrdmaPciTopoCheckOverride: 0\n",
+            );
+        },
+        first: (
+            "ibgda",
+            Note,
+            &["PeerMappingOverride=1", "GPU cannot map UAR"],
+        ),
+    },
+    Reported {
+        name: "128 GiB of locked memory for 80 GiB with several NICs",
+        inject: |fixture| limited(fixture, 128 << 30),
+        first: (
+            "memlock",
+            Warning,
+            &[
+                "may lock 131072 MiB",
+                "a GPU's 81920 MiB count 737280 MiB when 9 RDMA devices register them",
+            ],
+        ),
+    },
+    Reported {
+        name: "locked memory for all NICs",
+        inject: |fixture| limited(fixture, 9 * (80 << 30)),
+        first: ("", Level::Ok, &[]),
+    },
+    Reported {
+        name: "slurmd with locked memory for one NIC",
+        inject: |fixture| fixture.fact(Fact::Services, "slurmd 2201 137438953472 137438953472\n"),
+        first: (
+            "memlock",
+            Warning,
+            &[
+                "what slurmd starts may lock 131072 MiB at most",
+                "9 RDMA devices",
+            ],
+        ),
+    },
+    Reported {
+        name: "RDMA devices of another network namespace",
+        inject: |fixture| other_namespace(fixture, &ALL),
+        first: (
+            "presence",
+            Fault,
+            &["9 NICs", "network namespace", "hostNetwork", "rdma dev set"],
+        ),
+    },
+    Reported {
+        name: "one RDMA device of another network namespace",
+        inject: |fixture| other_namespace(fixture, &ALL[8..]),
+        first: (
+            "nic-driver",
+            Note,
+            &["the RDMA device of the NIC 0000:01:00.0 is in another network namespace"],
+        ),
+    },
+    Reported {
+        name: "an RDMA driver that makes no device",
+        inject: |fixture| {
+            other_namespace(fixture, &ALL);
+            let empty: Vec<String> = fixture
+                .recording
+                .directories
+                .keys()
+                .filter(|path| path.ends_with("/infiniband") && path.contains("/pci"))
+                .cloned()
+                .collect();
+            for path in empty {
+                fixture.remove(&path);
+            }
+        },
+        first: (
+            "presence",
+            Fault,
+            &["though mlx5_ib is loaded", "enable_roce"],
+        ),
+    },
+    Reported {
+        name: "modules that hold nvidia.ko",
+        inject: |fixture| {
+            upgraded(
+                fixture,
+                "nvidia_fs 323584 0 - Live 0x0 (OE)\ngdrdrv 24576 0 - Live 0x0 (OE)\n\
+                 nvidia_peermem 16384 0 - Live 0x0 (OE)\nnvidia_uvm 1523712 0 - Live 0x0 (OE)\n\
+                 nvidia_modeset 1306624 0 - Live 0x0\n\
+                 nvidia 56598528 110 nvidia_fs,gdrdrv,nvidia_peermem,nvidia_uvm,nvidia_modeset, Live 0x0 (OE)\n",
+            );
+        },
+        first: (
+            "nvidia-driver",
+            Fault,
+            &["`sudo rmmod nvidia_fs gdrdrv nvidia_peermem nvidia_uvm nvidia_modeset nvidia`"],
+        ),
+    },
+    Reported {
+        name: "a module that uses a user of nvidia.ko",
+        inject: |fixture| {
+            upgraded(
+                fixture,
+                "nvidia_drm 131072 0 - Live 0x0\nnvidia_modeset 1306624 1 nvidia_drm, Live 0x0\n\
+                 nvidia 56598528 1 nvidia_modeset, Live 0x0 (OE)\n",
+            );
+        },
+        first: (
+            "nvidia-driver",
+            Fault,
+            &[
+                "`sudo rmmod nvidia_drm nvidia_modeset nvidia`",
+                "`sudo modprobe -a nvidia nvidia_modeset nvidia_drm`",
+            ],
+        ),
+    },
+    Reported {
+        name: "a port below the switch of a GPU that leads to nothing any more",
+        inject: |fixture| {
+            let port = "0000:39:01.0";
+            fixture.unplug("0000:3b:00.0");
+            let mut said = nvml(&fixture.recording);
+            said.gpus.retain(|gpu| gpu.at != "0000:3b:00.0");
+            fixture.fact(Fact::Nvml, &serde_json::to_string(&said).unwrap());
+            log(
+                fixture,
+                &[
+                    &format!(
+                        "pcieport {port}: DPC: containment event, status:0x1f01 source:0x0000"
+                    ),
+                    &format!("pcieport {port}: pciehp: Slot(3): Link Down"),
+                ],
+            );
+        },
+        first: (
+            "kernel-log",
+            Fault,
+            &["0000:39:01.0: DPC: containment event"],
+        ),
+    },
+];
+
+fn examined(fixture: &Fixture) -> Vec<Finding> {
+    let machine = Machine::scan(&fixture.recording).unwrap();
+    let scan = Scan::new(&fixture.recording, &machine);
+    let mut findings = examine(&scan, Selection::default()).unwrap();
+    // What the machine has whatever is injected.
+    findings.retain(|finding| !matches!(finding.level, Level::Ok | Level::NotVisible));
+    findings
+}
+
+#[test]
+fn the_true_cause_comes_first_and_alone() {
+    let before: Vec<Finding> = examined(&machine());
+    assert!(
+        before.iter().all(|finding| finding.level == Note),
+        "{before:#?}"
+    );
+    let mut wrong = Vec::new();
+    for reported in REPORTED {
+        let mut fixture = machine();
+        (reported.inject)(&mut fixture);
+        let mut found = examined(&fixture);
+        found.retain(|finding| !before.contains(finding));
+        found.iter().for_each(testing::commands_are_marked);
+        let bad = found
+            .iter()
+            .filter(|finding| finding.level.is_finding())
+            .count();
+        let (check, level, words) = reported.first;
+        let as_told = match (found.first(), level) {
+            (None, Level::Ok) => true,
+            (Some(first), _) => {
+                let text = format!(
+                    "{} {} {}",
+                    first.found,
+                    first.why.as_deref().unwrap_or(""),
+                    first.fix.as_deref().unwrap_or("")
+                );
+                (first.check, first.level) == (check, level)
+                    && words.iter().all(|words| text.contains(words))
+                    && bad == usize::from(level.is_finding())
+            }
+            _ => false,
+        };
+        if !as_told {
+            wrong.push(format!("{}: {found:#?}", reported.name));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+}

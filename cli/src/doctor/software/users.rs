@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The modules that use another one, by `/proc/modules`: what has to go before nvidia.ko can.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+
+use crate::host::Host;
+
+/// Modules that use each module: the fourth word of a line, `nvidia_uvm,gdrdrv,` or `-`.
+fn users(text: &str) -> BTreeMap<&str, Vec<&str>> {
+    text.lines()
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            let name = words.next()?;
+            let users = words.nth(2)?.split(',').filter(|user| is_name(user));
+            Some((name, users.collect()))
+        })
+        .collect()
+}
+
+/// Returns `true` for the name of a module: the names end up in a command.
+fn is_name(name: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    !name.is_empty() && name.bytes().all(is_plain)
+}
+
+/// Returns a module behind all that use it, in the order in which rmmod takes them. `None`: the module is not in the
+/// list, or the list cannot be read.
+pub(super) fn removal_order(host: &dyn Host, module: &str) -> Option<Vec<String>> {
+    let text = host.text("/proc/modules").ok()?;
+    let users = users(&text);
+    users.contains_key(module).then(|| ordered(&users, module))
+}
+
+/// Returns a module behind all that use it, directly or not.
+fn ordered(users: &BTreeMap<&str, Vec<&str>>, module: &str) -> Vec<String> {
+    let mut order = Vec::new();
+    let mut seen: BTreeSet<&str> = BTreeSet::new();
+    // A module comes up twice: to look at its users first, and then itself.
+    let mut todo = vec![(module, false)];
+    while let Some((name, is_done)) = todo.pop() {
+        if is_done {
+            order.push(name.to_owned());
+            continue;
+        }
+        if !seen.insert(name) {
+            continue;
+        }
+        todo.push((name, true));
+        let of_it = users.get(name).into_iter().flatten().rev();
+        todo.extend(of_it.map(|user| (*user, false)));
+    }
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use proptest::prelude::*;
+
+    #[test]
+    fn users_come_before_what_they_use() {
+        let text = "nvidia_drm 131072 2 - Live 0x0\nnvidia_modeset 1306624 1 nvidia_drm, Live 0x0\n\
+            gdrdrv 24576 0 - Live 0x0 (OE)\nnvidia 56598528 110 gdrdrv,nvidia_modeset, Live 0x0 (OE)\n";
+        let order = ordered(&users(text), "nvidia");
+        assert_eq!(order, ["gdrdrv", "nvidia_drm", "nvidia_modeset", "nvidia"]);
+    }
+
+    #[test]
+    fn names_that_are_none_are_left_out() {
+        let text = "nvidia 1 3 a;reboot,`b`,gdrdrv,[permanent], Live 0x0\n";
+        assert_eq!(ordered(&users(text), "nvidia"), ["gdrdrv", "nvidia"]);
+    }
+
+    #[test]
+    fn a_circle_has_an_end() {
+        let text = "a 1 1 b, Live 0x0\nb 1 1 a, Live 0x0\n";
+        assert_eq!(ordered(&users(text), "a"), ["b", "a"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_list_is_a_panic(text in any::<String>(), lines in "([a-c] 1 1 [-a-c,]{0,6} Live\n){0,6}") {
+            for text in [&text, &lines] {
+                ordered(&users(text), "a");
+            }
+        }
+    }
+}

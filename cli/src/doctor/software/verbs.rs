@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The device files by which programs open RDMA devices: `/dev/infiniband/uverbs*`.
+
+use crate::doctor::scan::Scan;
+use crate::finding::Finding;
+use crate::finding::Level;
+use crate::finding::Subject;
+use crate::host::Fact;
+use crate::host::Unseen;
+use crate::software::verbs;
+use crate::software::verbs::State;
+
+/// The check's name.
+pub(super) const NAME: &str = "verbs";
+
+const WHY: &str = "programs open an RDMA device by this file: without it libibverbs leaves the device out, and NCCL says \
+\"NET/IB : No device found\"";
+
+/// Returns `true` if there is an answer. Recordings of older versions of this program have none.
+pub(super) fn applies(scan: &Scan<'_>) -> bool {
+    scan.has_both()
+        && !matches!(
+            scan.host.fact(Fact::Verbs),
+            Err(Unseen::NotRecorded | Unseen::Absent)
+        )
+}
+
+pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
+    let files = match verbs::scan(scan.host) {
+        Ok(files) => files,
+        Err(Unseen::NotRecorded | Unseen::Absent) => return Vec::new(),
+        Err(why) => return vec![Scan::unseen(NAME, Subject::Machine, verbs::DIRECTORY, &why)],
+    };
+    let is_root = scan.host.fact(Fact::User).as_deref() == Ok("0");
+    let mut findings = Vec::new();
+    for hca in scan.hcas() {
+        let at = |level, found: String| {
+            Finding::new(NAME, scan.level_of(hca, level), Subject::hca(hca), found)
+        };
+        let mut of_hca = files.iter().filter(|file| file.hca == hca.name).peekable();
+        if of_hca.peek().is_none() {
+            findings.push(
+                at(
+                    Level::Fault,
+                    format!("{} has no device file for programs", hca.name),
+                )
+                .why(WHY)
+                .fix("`sudo modprobe ib_uverbs`; `dmesg | grep -i uverbs` says why the kernel made none"),
+            );
+        }
+        for file in of_hca {
+            let path = format!("{}/{}", verbs::DIRECTORY, file.name);
+            findings.push(match &file.state {
+                State::Ok => at(Level::Ok, format!("{path} can be opened")),
+                State::Absent => at(Level::Fault, format!("{path} is not there"))
+                    .why(WHY)
+                    .fix(
+                        "in a container: --device=/dev/infiniband, or the RDMA device plugin of Kubernetes, or \
+                        privileged; on the machine itself: `sudo udevadm trigger -c add -s infiniband_verbs`",
+                    ),
+                // A group of devices holds for root, too; for others it may be the file's mode.
+                State::Denied if is_root => at(Level::Fault, format!("root may not open {path}"))
+                    .why(WHY)
+                    .fix(
+                        "the container's device rules forbid it: --device=/dev/infiniband, or the RDMA device plugin of \
+                        Kubernetes, instead of a mount of /dev/infiniband",
+                    ),
+                State::Denied => at(Level::Warning, format!("this user may not open {path}"))
+                    .why(WHY)
+                    .fix(
+                        "rdma-core's udev rules give it the mode 0666 (ls -l /dev/infiniband); in a container also \
+                        --device=/dev/infiniband",
+                    ),
+                State::Failed(why) => at(Level::Fault, format!("{path} cannot be opened: {why}"))
+                    .why(WHY)
+                    .fix(
+                        "the file is of a device that is gone, or the RDMA driver was loaded anew: start the container \
+                        anew; on the machine itself `dmesg | grep -i -e uverbs -e mlx5`",
+                    ),
+            });
+        }
+    }
+    findings
+}

@@ -1,0 +1,390 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! NVIDIA's Xids in the kernel's log: the driver's numbered reports of errors on a GPU.
+//!
+//! The level follows the column "Immediate Action" of NVIDIA's Xid catalog
+//! (<https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html>): a reset, a reboot or a lost GPU is a
+//! fault, a restart of the application or nothing is silent, and anything else is a warning. Xid 154 has an action of
+//! its own, one of NVML's `nvmlDeviceGpuRecoveryAction_t`.
+
+use std::collections::BTreeMap;
+
+use super::log::addresses;
+use crate::doctor::scan::Scan;
+use crate::finding::Finding;
+use crate::finding::Level;
+use crate::finding::Subject;
+use crate::software::log::Record;
+
+/// Action that an Xid asks for, the mildest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Action {
+    /// None, or a restart of the application.
+    Nothing,
+    /// An inspection by a person.
+    Check,
+    /// A reset of the GPU.
+    Reset,
+    /// A boot of the machine.
+    Reboot,
+}
+
+impl Action {
+    fn level(self) -> Level {
+        match self {
+            Self::Nothing => Level::Ok,
+            Self::Check => Level::Warning,
+            Self::Reset | Self::Reboot => Level::Fault,
+        }
+    }
+}
+
+/// Number by which the driver reports a change of the action that the GPU needs.
+const RECOVERY: u32 = 154;
+/// Number by which the driver reports a GPU that is off the bus.
+const OFF_THE_BUS: u32 = 79;
+
+/// Numbers with an action other than a person's inspection: the first, the last, the action, and what the Xid says.
+const CODES: &[(u32, u32, Action, &str)] = &[
+    (8, 8, Action::Nothing, ""),
+    (11, 11, Action::Nothing, ""),
+    (13, 14, Action::Nothing, ""),
+    (25, 25, Action::Nothing, ""),
+    (31, 32, Action::Nothing, ""),
+    (37, 41, Action::Nothing, ""),
+    // 45 follows a process that ends early, Ctrl-C included, or another Xid.
+    (43, 45, Action::Nothing, ""),
+    (46, 46, Action::Reset, "the GPU stopped processing"),
+    (48, 48, Action::Reset, "an uncorrectable ECC error in the GPU's memory"),
+    (54, 54, Action::Check, "auxiliary power is not connected to the GPU's board"),
+    (60, 60, Action::Nothing, ""),
+    (62, 62, Action::Reset, "a microcontroller of the GPU halted"),
+    (
+        63,
+        63,
+        Action::Check,
+        "the GPU found bad memory, and puts a spare row in its place at the next reset",
+    ),
+    (64, 64, Action::Reset, "bad memory of the GPU could not be remapped"),
+    (66, 72, Action::Nothing, ""),
+    (74, 74, Action::Check, "an NVLink of the GPU failed"),
+    (75, 77, Action::Nothing, ""),
+    (78, 78, Action::Check, "a virtual GPU did not start: the driver's or the GPU's firmware does not fit"),
+    (
+        OFF_THE_BUS,
+        OFF_THE_BUS,
+        Action::Reboot,
+        "the GPU has fallen off the bus: nothing reaches it any more",
+    ),
+    (80, 80, Action::Nothing, ""),
+    (82, 86, Action::Nothing, ""),
+    (88, 89, Action::Nothing, ""),
+    (92, 94, Action::Nothing, ""),
+    (95, 95, Action::Reset, "an error in the GPU's memory was not contained, and any application may be hit"),
+    (96, 108, Action::Nothing, ""),
+    (109, 109, Action::Reset, "the GPU did not switch contexts in time"),
+    (110, 110, Action::Reset, "a security fault of the GPU"),
+    (
+        119,
+        119,
+        Action::Reset,
+        "the GPU's system processor (GSP) did not answer the driver: calls into nvidia.ko for this GPU hang or fail",
+    ),
+    (120, 120, Action::Reset, "the GPU's system processor (GSP) failed"),
+    (121, 121, Action::Nothing, ""),
+    (126, 135, Action::Nothing, ""),
+    (136, 136, Action::Reset, "an NVLink could not be trained"),
+    (137, 137, Action::Nothing, ""),
+    (139, 139, Action::Nothing, ""),
+    (140, 140, Action::Reset, "an uncorrectable ECC error in the GPU's memory, which could not be remapped"),
+    (141, 141, Action::Nothing, ""),
+    (143, 143, Action::Reset, "the GPU was not initialized"),
+    (144, 150, Action::Check, "an error on NVLink"),
+    (151, 151, Action::Reboot, "the keys of confidential computing could not be changed"),
+    (152, 153, Action::Nothing, ""),
+    (155, 155, Action::Reset, "an NVLink was taken down"),
+    (156, 156, Action::Reset, "a part of the GPU was retired, and a reset puts that into effect"),
+    (157, 157, Action::Nothing, ""),
+    (158, 158, Action::Reset, "a fatal timeout of the GPU"),
+    (159, 159, Action::Check, "an error between the GPU and the processor (C2C)"),
+    (160, 162, Action::Nothing, ""),
+    (167, 167, Action::Check, "the GPU waited in vain for PCIe"),
+    (169, 169, Action::Check, "a microcontroller of the GPU halted"),
+    // Beside 48.
+    (171, 171, Action::Reset, "an uncorrectable ECC error in the GPU's DRAM"),
+    (172, 172, Action::Reset, "an uncorrectable ECC error in the GPU's SRAM"),
+];
+
+/// Returns the action of an Xid and what the Xid says.
+fn meaning(number: u32, text: &str) -> (Action, &'static str) {
+    let known = CODES
+        .iter()
+        .find(|(first, last, ..)| (*first..=*last).contains(&number));
+    let (action, what) = known.map_or(
+        (Action::Check, "an error of the GPU"),
+        |(_, _, action, what)| (*action, *what),
+    );
+    match number {
+        RECOVERY => recovery(text),
+        // NVIDIA's table for these asks for a reset where the error is fatal.
+        144..=150 if text.contains(" Fatal ") => (Action::Reset, "a fatal error on NVLink"),
+        _ => (action, what),
+    }
+}
+
+/// Returns the action of an Xid 154: `GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)`.
+fn recovery(text: &str) -> (Action, &'static str) {
+    let to = text.rsplit_once(" to 0x").map(|(_, to)| to);
+    let digits = to.map(|to| {
+        let end = to.find(|digit: char| !digit.is_ascii_hexdigit());
+        to.get(..end.unwrap_or(to.len())).unwrap_or_default()
+    });
+    match digits.and_then(|digits| u32::from_str_radix(digits, 16).ok()) {
+        Some(0) => (Action::Nothing, "the GPU needs nothing"),
+        Some(1) => (Action::Reset, "the GPU needs a reset"),
+        Some(2 | 7) => (Action::Reboot, "the GPU needs a reboot of the machine"),
+        Some(3) => (Action::Check, "the GPU's peer-to-peer traffic has to end"),
+        Some(4) => (
+            Action::Reset,
+            "the GPU needs a reset, after its peer-to-peer traffic has ended",
+        ),
+        Some(5) => (Action::Check, "the IMEX domain of the GPU has to recover"),
+        Some(6) => (Action::Reset, "the GPU needs a reset of its PCIe bus"),
+        _ => (
+            Action::Check,
+            "the GPU needs an action that this program does not know",
+        ),
+    }
+}
+
+/// Returns the number of an Xid: `NVRM: Xid (PCI:0000:3b:00): 119, pid=4711, …`.
+fn number(text: &str) -> Option<u32> {
+    let (_, rest) = text.split_once("NVRM: Xid (")?;
+    let (_, rest) = rest.split_once("): ")?;
+    let end = rest.find(|digit: char| !digit.is_ascii_digit());
+    rest.get(..end.unwrap_or(rest.len()))?.parse().ok()
+}
+
+/// Returns `true` if the driver reports a lost GPU without the number of an Xid.
+fn is_lost(text: &str) -> bool {
+    text.contains("NVRM: GPU") && text.contains("has fallen off the bus")
+}
+
+/// Reports of one number about one GPU.
+struct Reports<'a> {
+    number: u32,
+    action: Action,
+    what: &'static str,
+    count: u64,
+    last: &'a Record,
+}
+
+/// Returns the GPU of a line. A GPU that is gone from PCI belongs to the machine. `None`: a GPU that is not judged.
+fn subject(scan: &Scan<'_>, text: &str) -> Option<Subject> {
+    let at = addresses(text).into_iter().next();
+    let Some(gpu) = at.and_then(|at| scan.gpu(at)) else {
+        return Some(Subject::Machine);
+    };
+    let is_judged = scan.gpus().any(|judged| judged.at == gpu.at);
+    is_judged.then(|| Subject::gpu(gpu))
+}
+
+/// Returns one finding for each GPU with an Xid that matters.
+pub(super) fn findings(scan: &Scan<'_>, records: &[Record]) -> Vec<Finding> {
+    let mut gpus: BTreeMap<Subject, Vec<Reports<'_>>> = BTreeMap::new();
+    for record in records {
+        let number = match number(&record.text) {
+            Some(number) => number,
+            None if is_lost(&record.text) => OFF_THE_BUS,
+            None => continue,
+        };
+        let Some(subject) = subject(scan, &record.text) else {
+            continue;
+        };
+        let of_gpu = gpus.entry(subject).or_default();
+        let (action, what) = meaning(number, &record.text);
+        if action == Action::Nothing {
+            // A GPU that needs nothing any more has recovered.
+            if number == RECOVERY {
+                of_gpu.clear();
+            }
+            continue;
+        }
+        match of_gpu.iter_mut().find(|seen| seen.number == number) {
+            // The line beside the Xid's own.
+            Some(_) if is_lost(&record.text) && self::number(&record.text).is_none() => {}
+            Some(seen) => {
+                seen.count = seen.count.saturating_add(1);
+                seen.last = record;
+                if action >= seen.action {
+                    (seen.action, seen.what) = (action, what);
+                }
+            }
+            None => of_gpu.push(Reports {
+                number,
+                action,
+                what,
+                count: 1,
+                last: record,
+            }),
+        }
+    }
+    let mut findings: Vec<Finding> = gpus
+        .into_iter()
+        .filter_map(|(subject, reports)| finding(&subject, &reports))
+        .collect();
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.level));
+    findings
+}
+
+/// Returns the finding for one GPU: the first Xid of the worst level, and those beside it.
+fn finding(subject: &Subject, reports: &[Reports<'_>]) -> Option<Finding> {
+    let worst = reports.iter().map(|seen| seen.action).max()?;
+    let level = worst.level();
+    let mut of_level = reports.iter().filter(|seen| seen.action.level() == level);
+    let cause = of_level
+        .clone()
+        .find(|seen| seen.number != RECOVERY)
+        .or_else(|| of_level.next())?;
+    let mut found = super::log::seen(cause.count, cause.last);
+    let others: Vec<String> = reports
+        .iter()
+        .filter(|seen| seen.number != cause.number)
+        .map(|seen| format!("Xid {} ({})", seen.number, seen.what))
+        .collect();
+    if !others.is_empty() {
+        found = format!("{found}; also {}", others.join(", "));
+    }
+    Some(
+        Finding::new(super::log::NAME, level, subject.clone(), found)
+            .why(format!("Xid {}: {}", cause.number, cause.what))
+            .fix(fix(worst, cause.number, subject)),
+    )
+}
+
+/// Returns how to fix it, by NVIDIA's action.
+fn fix(action: Action, number: u32, subject: &Subject) -> String {
+    let gpu = match subject {
+        Subject::Gpu { gpu } => format!(" -i {gpu}"),
+        _ => String::new(),
+    };
+    let reset = format!(
+        "end what uses the GPU, then `sudo nvidia-smi --gpu-reset{gpu}` (with NVSwitches all GPUs at once, without -i), \
+         or reboot"
+    );
+    match (action, number) {
+        (Action::Reboot, OFF_THE_BUS) => {
+            "reboot; if it comes again: power, seating, cooling of the GPU".to_owned()
+        }
+        (Action::Reboot, _) => {
+            "reboot; if it comes again, report it to the vendor with the line".to_owned()
+        }
+        (Action::Reset, 48 | 64 | 95 | 140 | 171 | 172) => format!(
+            "{reset}; `nvidia-smi -q -d ECC,ROW_REMAPPER` says whether memory is worn out, and then the GPU has to be \
+             replaced"
+        ),
+        (Action::Reset, _) => {
+            format!("{reset}; if it comes again, update the driver, and report it to the vendor with the line")
+        }
+        (_, 63) => format!("at the next opportunity {reset}; `nvidia-smi -q -d ROW_REMAPPER` shows what is pending"),
+        (_, 74 | 144..=150) => "`nvidia-smi nvlink -e` counts the errors of each link; if it comes again, reset the \
+            GPUs or reboot, and report it to the vendor"
+            .to_owned(),
+        _ => "look the number up in NVIDIA's Xid catalog \
+            (https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html)"
+            .to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_number_of_an_xid() {
+        for (line, expected) in [
+            (
+                "NVRM: Xid (PCI:0000:3b:00): 119, pid=4711, name=x, Timeout",
+                Some(119),
+            ),
+            (
+                "NVRM: Xid (PCI:0000:3b:00.0): 79, GPU has fallen off the bus.",
+                Some(79),
+            ),
+            ("NVRM: Xid (0000:03:00): 31, Ch 00000006", Some(31)),
+            ("NVRM: Xid (PCI:0000:3b:00): , x", None),
+            ("NVRM: Xid (PCI:0000:3b:00): 99999999999999, x", None),
+            (
+                "nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 20034, Fatal, Link 12 LTSSM Fault Up",
+                None,
+            ),
+            ("NVRM: loading NVIDIA UNIX Open Kernel Module", None),
+        ] {
+            assert_eq!(number(line), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn each_number_is_in_one_row() {
+        for pair in CODES.windows(2) {
+            assert!(pair[0].1 < pair[1].0, "{} and {}", pair[0].0, pair[1].0);
+        }
+        for (first, last, action, what) in CODES {
+            assert!(first <= last);
+            assert_eq!(what.is_empty(), *action == Action::Nothing, "{first}");
+        }
+    }
+
+    #[test]
+    fn actions_are_those_of_the_catalog() {
+        let action = |number| meaning(number, "").0;
+        for number in [
+            46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158,
+        ] {
+            assert_eq!(action(number), Action::Reset, "{number}");
+        }
+        for number in [79, 151] {
+            assert_eq!(action(number), Action::Reboot, "{number}");
+        }
+        for number in [8, 13, 31, 43, 45, 68, 72, 80, 94, 100, 121, 126, 137, 141] {
+            assert_eq!(action(number), Action::Nothing, "{number}");
+        }
+        for number in [1, 54, 61, 63, 74, 78, 142, 145, 159, 999] {
+            assert_eq!(action(number), Action::Check, "{number}");
+        }
+    }
+
+    #[test]
+    fn the_action_of_154() {
+        let to = |to: &str| {
+            recovery(&format!(
+                "154, GPU recovery action changed from 0x0 (None) to {to}"
+            ))
+            .0
+        };
+        assert_eq!(to("0x0 (None)"), Action::Nothing);
+        assert_eq!(to("0x1 (GPU Reset Required)"), Action::Reset);
+        assert_eq!(to("0x2 (Node Reboot Required)"), Action::Reboot);
+        assert_eq!(to("0x2 (OS Reboot)"), Action::Reboot);
+        assert_eq!(to("0x3 (Drain P2P)"), Action::Check);
+        assert_eq!(to("0x4 (Drain and Reset)"), Action::Reset);
+        assert_eq!(to("0x7"), Action::Reboot);
+        for odd in ["0xff (Other)", "0x", "nothing", "0x99999999999"] {
+            assert_eq!(to(odd), Action::Check, "{odd}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_is_a_panic(text in any::<String>(), digits in "[0-9a-f]{0,12}") {
+            let xid = format!("NVRM: Xid (PCI:{text}): {digits}{text}");
+            for line in [&text, &xid] {
+                if let Some(number) = number(line) {
+                    meaning(number, line);
+                }
+            }
+            recovery(&format!(" to 0x{digits}{text}"));
+        }
+    }
+}
