@@ -147,6 +147,13 @@ void *kvrealloc_node_align_noprof(const void *old, DECL_TOKEN_PARAMS(size, token
 	return resize(old, size, flags);
 }
 
+void *__kvmalloc_node_noprof(DECL_KMALLOC_PARAMS(size, b, token),
+			     unsigned long align, gfp_t flags, int node)
+{
+	COUNT("kvmalloc");
+	return allocate(size, align, flags);
+}
+
 void *__kmalloc_noprof(DECL_TOKEN_PARAMS(size, token), gfp_t flags)
 {
 	COUNT("kmalloc");
