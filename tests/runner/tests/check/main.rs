@@ -647,8 +647,12 @@ fn a_build_without_the_neighbours_symbols_ends() {
 #[test]
 fn versions_of_an_installed_driver() {
     const VALUES: &str = ".globl __crc_nvidia_a\n__crc_nvidia_a = 0x9f12a0b4\n.text\nnop\n";
-    const SECTION: &str = ".section __kcrctab_gpl, \"a\"\n.long 1\n__crc_nvidia_a: .long 0x9f12a0b4\n";
-    let symbols = script().parent().unwrap().join("../rust-bindings/symvers.sh");
+    const SECTION: &str =
+        ".section __kcrctab_gpl, \"a\"\n.long 1\n__crc_nvidia_a: .long 0x9f12a0b4\n";
+    let symbols = script()
+        .parent()
+        .unwrap()
+        .join("../rust-bindings/symvers.sh");
     let lines = |root: &Path, release: &str| {
         let output = Command::new(&symbols)
             .args([release, "nvidia_a", "nvidia_b"])
