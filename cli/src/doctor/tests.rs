@@ -1105,14 +1105,6 @@ fn roce_has_its_mtu_and_gids() {
     );
 }
 
-/// Writes down a machine of 200 GPUs and 64 NICs, to measure with.
-#[test]
-#[ignore = "for measurements by hand: LARGE=FILE"]
-fn a_large_machine_is_written_down() {
-    let file = std::env::var_os("LARGE").unwrap();
-    std::fs::write(file, fixture::flat(200, 64).recording.to_json().unwrap()).unwrap();
-}
-
 /// No finding comes twice, however many pairs there are.
 #[test]
 fn a_large_machine_is_examined_once() {
