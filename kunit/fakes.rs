@@ -52,7 +52,6 @@ use kernel::{
 
 use crate::{
     c,
-    task,
     entries::{
         self,
         Cursor, //
@@ -65,6 +64,7 @@ use crate::{
         Registration,
         RegistryStats, //
     }, //
+    task,
 };
 
 /// First address of the fake GPU's BAR, as `FAKE_BAR_START` of `fakes.h`.
