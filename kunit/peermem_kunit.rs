@@ -17,6 +17,7 @@ use root::*;
 
 /// What the abstractions find: the bindings, and fakes for what the two neighbours have, and for some of the kernel's.
 mod c {
+    pub(crate) use crate::fakes::fake_module_get as try_module_get;
     pub(crate) use crate::fakes::fake_module_put as module_put;
     pub(crate) use crate::fakes::nvidia_p2p_dma_map_pages;
     pub(crate) use crate::fakes::nvidia_p2p_dma_unmap_pages;
@@ -25,7 +26,6 @@ mod c {
     pub(crate) use crate::fakes::nvidia_p2p_put_pages;
     pub(crate) use crate::fakes::nvidia_p2p_put_pages_persistent;
     pub(crate) use crate::fakes::pci_get_device;
-    pub(crate) use crate::fakes::fake_module_get as try_module_get;
     pub(crate) use crate::ib_core::ib_register_peer_memory_client;
     pub(crate) use crate::ib_core::ib_unregister_peer_memory_client;
     pub(crate) use crate::root::c::*;
