@@ -23,12 +23,6 @@ static_assert(offsetof(struct kunit_suite, suite_init) == 256);
 static_assert(offsetof(struct kunit_suite, test_cases) == 288);
 static_assert(sizeof(struct kunit_suite) == 592);
 
-void shim_completion_init(struct completion *completion);
-void shim_completion_wait(struct completion *completion);
-void shim_complete_all(struct completion *completion);
-struct task_struct *shim_current(void);
-void shim_kunit_fail(struct kunit *test);
-
 void shim_completion_init(struct completion *completion)
 {
 	init_completion(completion);

@@ -45,4 +45,14 @@ struct scatterlist *shim_sg_next(struct scatterlist *at);
 bool shim_module_get(struct module *module);
 void shim_module_put(struct module *module);
 
+/* kunit.c, which the tests alone have. */
+struct completion;
+struct kunit;
+
+void shim_completion_init(struct completion *completion);
+void shim_completion_wait(struct completion *completion);
+void shim_complete_all(struct completion *completion);
+struct task_struct *shim_current(void);
+void shim_kunit_fail(struct kunit *test);
+
 #endif /* PEERMEM_SHIM_H */

@@ -60,33 +60,38 @@ static_assert(NVIDIA_P2P_PAGE_SIZE_64KB == 1);
 static_assert(NVIDIA_P2P_PAGE_SIZE_128KB == 2);
 
 /*
- * The functions and callbacks that Rust calls and gives: one that these headers
- * declare in another way ends the build here.
+ * The functions that Rust calls, and the callbacks that it gives: headers that
+ * declare one in another way end the build here.
  */
-int nvidia_p2p_get_pages(u64 token, u32 va_space, u64 address, u64 length,
-			 struct nvidia_p2p_page_table **table,
-			 void (*free_callback)(void *data), void *data);
-int nvidia_p2p_put_pages(u64 token, u32 va_space, u64 address,
-			 struct nvidia_p2p_page_table *table);
-int nvidia_p2p_get_pages_persistent(u64 address, u64 length,
-				    struct nvidia_p2p_page_table **table,
-				    u32 flags);
-int nvidia_p2p_put_pages_persistent(u64 address,
-				    struct nvidia_p2p_page_table *table,
-				    u32 flags);
-int nvidia_p2p_dma_map_pages(struct pci_dev *peer,
-			     struct nvidia_p2p_page_table *table,
-			     struct nvidia_p2p_dma_mapping **mapping);
-int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
-			       struct nvidia_p2p_page_table *table,
-			       struct nvidia_p2p_dma_mapping *mapping);
-void *ib_register_peer_memory_client(const struct peer_memory_client *client,
-				     invalidate_peer_memory *callback);
-void ib_unregister_peer_memory_client(void *handle);
-
+#define FUNCTION(name, type) \
+	static_assert(__builtin_types_compatible_p(typeof(name), type))
 #define CALLBACK(member, type) \
-	static_assert(__builtin_types_compatible_p( \
-		typeof(((struct peer_memory_client *)NULL)->member), type))
+	FUNCTION(((struct peer_memory_client *)NULL)->member, type)
+
+FUNCTION(nvidia_p2p_get_pages,
+	 int (u64 token, u32 va_space, u64 address, u64 length,
+	      struct nvidia_p2p_page_table **table,
+	      void (*free_callback)(void *data), void *data));
+FUNCTION(nvidia_p2p_put_pages,
+	 int (u64 token, u32 va_space, u64 address,
+	      struct nvidia_p2p_page_table *table));
+FUNCTION(nvidia_p2p_get_pages_persistent,
+	 int (u64 address, u64 length, struct nvidia_p2p_page_table **table,
+	      u32 flags));
+FUNCTION(nvidia_p2p_put_pages_persistent,
+	 int (u64 address, struct nvidia_p2p_page_table *table, u32 flags));
+FUNCTION(nvidia_p2p_dma_map_pages,
+	 int (struct pci_dev *peer, struct nvidia_p2p_page_table *table,
+	      struct nvidia_p2p_dma_mapping **mapping));
+FUNCTION(nvidia_p2p_dma_unmap_pages,
+	 int (struct pci_dev *peer, struct nvidia_p2p_page_table *table,
+	      struct nvidia_p2p_dma_mapping *mapping));
+FUNCTION(ib_register_peer_memory_client,
+	 void *(const struct peer_memory_client *client,
+		invalidate_peer_memory *callback));
+FUNCTION(ib_unregister_peer_memory_client, void (void *handle));
+FUNCTION((invalidate_peer_memory)NULL, int (*)(void *handle, u64 context));
+
 CALLBACK(acquire, int (*)(unsigned long addr, size_t size, void *data,
 			  char *name, void **context));
 CALLBACK(get_pages, int (*)(unsigned long addr, size_t size, int write,
@@ -99,5 +104,3 @@ CALLBACK(dma_unmap, int (*)(struct sg_table *table, void *context,
 CALLBACK(put_pages, void (*)(struct sg_table *table, void *context));
 CALLBACK(get_page_size, unsigned long (*)(void *context));
 CALLBACK(release, void (*)(void *context));
-static_assert(__builtin_types_compatible_p(invalidate_peer_memory,
-					   int (*)(void *handle, u64 context)));

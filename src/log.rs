@@ -162,7 +162,7 @@ fn record(refusal: &Refusal) {
     }
     trace::refused(refusal);
     // CAST: Not negative.
-    let now = task::microseconds() as u64;
+    let now = task::microseconds();
     history(|history| history.add(now, *refusal));
 
     let silence = match reason.is_logged_once() {

@@ -146,7 +146,7 @@ fn a_container_has_the_gpus_that_it_was_given() {
             fixture.file(
                 "/proc/self/cgroup",
                 "0::/kubepods.slice/kubepods-pod1.slice\n",
-            )
+            );
         },
         |fixture| {
             let job = "0::/system.slice/slurmstepd.scope/job_12/step_0/user/task_0\n";

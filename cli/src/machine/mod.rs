@@ -8,6 +8,7 @@ pub(crate) mod dcb;
 pub(crate) mod hca;
 pub(crate) mod pci;
 
+use std::collections::btree_map::Entry;
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 
@@ -221,8 +222,8 @@ impl Machine {
     }
 
     fn look_at(&mut self, host: &dyn Host, at: Address) -> Seen<()> {
-        if !self.functions.contains_key(&at) {
-            self.functions.insert(at, Function::scan(host, at)?);
+        if let Entry::Vacant(place) = self.functions.entry(at) {
+            place.insert(Function::scan(host, at)?);
         }
         Ok(())
     }

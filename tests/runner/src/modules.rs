@@ -491,9 +491,12 @@ impl<'a> Builder<'a> {
         let root = "src/nvidia_peermem.rs";
         let object = self.object(root)?;
         let elsewhere = self.paths.cache.join("modules/object/elsewhere");
-        let inputs = ["portable", "src", "rust-bindings"].map(|name| self.repo(name));
         let copy = elsewhere.join("source");
-        self.paths.copy(&self.paths.repo, &inputs, &copy)?;
+        let _ = fs::remove_dir_all(&copy);
+        fs::create_dir_all(&copy)?;
+        let folders = ["portable", "src", "rust-bindings"].map(|name| self.repo(name));
+        let mut copying = std::process::Command::new("cp");
+        crate::progress::output(copying.arg("-r").args(folders).arg(&copy))?;
         let other = elsewhere.join("object.o");
         crate::progress::output(&mut script(&copy, "x86_64", root, &other))?;
         if fs::read(&object)? != fs::read(&other)? {
