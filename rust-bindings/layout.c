@@ -88,7 +88,7 @@ FUNCTION(nvidia_p2p_dma_unmap_pages,
 	      struct nvidia_p2p_dma_mapping *mapping));
 FUNCTION(ib_register_peer_memory_client,
 	 void *(const struct peer_memory_client *client,
-		invalidate_peer_memory *callback));
+		int (**callback)(void *handle, u64 context)));
 FUNCTION(ib_unregister_peer_memory_client, void (void *handle));
 FUNCTION((invalidate_peer_memory)NULL, int (*)(void *handle, u64 context));
 
