@@ -33,7 +33,7 @@ frames=$(printf '%s\n' "$code" | awk '
 others=$(objdump -r "$object" | awk '$2 ~ /^R_/ && $2 !~ /^R_X86_64_(64|32|32S|PC32|PLT32|PC64)$/ { print $2 }' | sort -u)
 [ -z "$others" ] || fault "relocations that kernels do not know:" "$others"
 
-# What the object calls is in our C files, in ib_core, in nvidia.ko, or in any kernel under this very name.
+# Undefined symbols are in our C files, in ib_core, in nvidia.ko, or in every kernel under the same name.
 known='__this_module __x86_indirect_thunk_r11 __x86_return_thunk memcmp memcpy memmove memset strlen pci_dev_get pci_dev_put
 	pci_get_device rb_erase rb_insert_color sg_free_table'
 for symbol in $(nm -u "$object" | awk '{ print $2 }'); do

@@ -10,7 +10,7 @@
 #include <linux/mm.h>
 #include <linux/stddef.h>
 
-/* What kunit.rs assumes: the layout of Linux 7.3. */
+/* kunit.rs assumes the layout of Linux 7.3. */
 static_assert(sizeof(struct completion) <= 128);
 static_assert(__alignof__(struct completion) <= 8);
 static_assert(PAGE_SIZE == 4096);

@@ -118,7 +118,7 @@ impl<T: Lines> LinesOps<T> {
 
     /// # Safety
     ///
-    /// As [`Self::find_callback`], which has found a line; nobody else uses `seq` during the call.
+    /// The contract of [`Self::find_callback`], which has found a line. Nobody else uses `seq` during the call.
     unsafe extern "C" fn show_callback(seq: *mut bindings::seq_file, reader: *mut c_void) {
         // SAFETY: As promised by the caller.
         let (seq, reader) = unsafe { (SeqFile::from_raw(seq), <Pin<KBox<T>>>::borrow(reader)) };

@@ -70,7 +70,7 @@ struct peermem_settlement {
 bool peermem_returns_to_user(void);
 bool peermem_at_return(struct peermem_settlement *settlement);
 
-/* What a process has at an address. */
+/* Memory of a process at an address. */
 enum peermem_vma {
 	/* Memory of a device, reserved addresses, or not known. */
 	PEERMEM_VMA_UNKNOWN,

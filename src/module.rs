@@ -63,7 +63,7 @@ pub(crate) struct LoadedModule {
 impl LoadedModule {
     /// `None` if no module of that name is loaded, or it is on its way out.
     ///
-    /// What has its version is live: not one that is still in its init.
+    /// Only a live module has its version: a module in its init has none.
     pub(crate) fn find(name: &CStr) -> Option<Self> {
         let mut found = LoadedModule {
             version: [0; 32],

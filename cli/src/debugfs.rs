@@ -21,7 +21,7 @@ const FORMATS: RangeInclusive<u64> = 2..=3;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Missing {
     NotLoaded,
-    /// Whether the module is loaded cannot be told: /sys cannot be read.
+    /// /sys cannot be read, so that nothing shows whether the module is loaded.
     NoSysfs(Unseen),
     /// What is loaded under the name is another's module, of this version.
     Other(String),

@@ -119,7 +119,7 @@ impl Finding {
         parts.skip(1).step_by(2).collect()
     }
 
-    /// With how to fix it. Commands with names that a shell would not take as they are, are left out.
+    /// Adds the fix. Commands with a name that a shell would not take unquoted are left out.
     pub(crate) fn fix(mut self, fix: impl Into<String>) -> Self {
         self.fix = Some(without_unfit(fix.into()));
         self

@@ -41,7 +41,7 @@ pub(crate) fn path_argument(path: &str) -> &str {
 
 fn word<'a>(text: &'a str, marks: &str) -> &'a str {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || marks.contains(letter);
-    // With a dash in front it is an option.
+    // A word that begins with a dash is an option.
     match !text.is_empty() && !text.starts_with('-') && text.chars().all(is_plain) {
         true => text,
         false => "\0",

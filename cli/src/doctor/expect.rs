@@ -440,7 +440,7 @@ fn of_link(at: Address, now: Option<Rate>, least: Rate, subject: Subject) -> Opt
 fn of_hca(scan: &Scan<'_>, hca: &Hca, wanted: &Hcas) -> Vec<Finding> {
     let mut findings = Vec::new();
     let warn = |found: String, fix: String| new(Level::Warning, Subject::hca(hca), found).fix(fix);
-    // What is not known is no reason to warn.
+    // An unknown value is no reason to warn.
     let unknown = |what: String| {
         let why = Unseen::Failed("not known".to_owned());
         Scan::unseen(EXPECT.name, Subject::hca(hca), what, &why)

@@ -139,7 +139,7 @@ fn too_far(scan: &Scan<'_>, nccl: &Nccl, pairs: &[(&Pair, Class)]) -> Option<Fin
     let is_near = matches!(class, Class::Pix | Class::Pxb);
     let words = words(scan, first, class);
     let names: Vec<&str> = pairs.iter().map(|(pair, _)| pair.hca.as_str()).collect();
-    // What could not be read may be nearer.
+    // A device that could not be read may be nearer.
     let mut unread = scan.machine.unread.iter();
     let level = match unread.any(|unread| matches!(unread.device, Listed::Hca(_))) {
         true => Level::Note,

@@ -16,14 +16,14 @@ fn hgx() -> Fixture {
     fixture::all().remove("hgx").unwrap()
 }
 
-/// What a command says, in one line.
+/// Output of a command, in one line.
 fn says(fixture: &Fixture, line: &[&str]) -> (String, Status) {
     let (text, status) = testing::says(&fixture.recording, line);
     let words: Vec<&str> = text.split_whitespace().collect();
     (words.join(" "), status)
 }
 
-/// What `doctor` says of a machine with one fault: these words come first, and nothing else is found.
+/// Asserts that `doctor` finds one fault, with these words first, and nothing else.
 fn is_told(fixture: &Fixture, first: &str, last: &str) -> String {
     let (text, status) = says(fixture, &["doctor"]);
     assert_eq!(status, Status::Findings, "{text}");
@@ -99,7 +99,7 @@ fn a_gpu_that_did_not_start_is_found_by_all() {
         text.contains("GPU 0000:3b:00.0 listed by NVML yes no 1 difference."),
         "{text}"
     );
-    // What is expected of such a machine is what it has.
+    // `--write-expect` counts the GPUs that NVML lists.
     let (text, _) = testing::says(&fixture.recording, &["doctor", "--write-expect"]);
     assert!(text.contains("\"count\": 7"), "{text}");
     // The log has the reason.
@@ -119,7 +119,7 @@ fn no_gpu_at_all_starts() {
     let (text, status) = says(&fixture, &["doctor", "--only", "gpu-driver"]);
     assert_eq!(status, Status::Findings, "{text}");
     assert!(text.contains("NVML lists 0 of the 8 GPUs"), "{text}");
-    // Whose device files they are, this user may not be.
+    // The device files may belong to another user.
     fixture.fact(Fact::User, "1000");
     let (text, status) = says(&fixture, &["doctor", "--nagios", "--only", "gpu-driver"]);
     assert_eq!(status.code(), 3, "{text}");
@@ -362,7 +362,7 @@ fn gids_are_read_to_the_end() {
         text.contains("not visible roce mlx5_0: GIDs of port 1: not in the recording"),
         "{text}"
     );
-    // So it is where one of them may not be read, and the others are link-local.
+    // One GID cannot be read, and the others are link-local.
     fixture.roce("mlx5_0", "ibp24s0", 9000, &gids);
     fixture.deny(&format!("{own}/infiniband/mlx5_0/ports/1/gids/17"));
     let (text, status) = says(&fixture, &line);
@@ -373,7 +373,7 @@ fn gids_are_read_to_the_end() {
     );
 }
 
-/// What is not known is not other than expected.
+/// An unknown value does not differ from an expected one.
 #[test]
 fn unknown_values_are_not_compared() {
     let fixture = hgx();

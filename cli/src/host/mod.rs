@@ -68,7 +68,7 @@ pub(crate) enum Fact {
     MemoryRegions,
     /// The device files of RDMA devices, a line each: RDMA device, file, and `ok`, `absent`, `denied` or `failed WHY`.
     Verbs,
-    /// Whether NVIDIA's fabric manager runs: `running` or `not running`.
+    /// State of NVIDIA's fabric manager: `running` or `not running`.
     FabricManager,
 }
 

@@ -198,7 +198,7 @@ impl Machine {
             more.extend(function.physical);
         }
         for at in more {
-            // What of it matters is not visible then, and told by who asks.
+            // A check that needs the function reports that it is not visible.
             let _ = machine.look_at(host, at);
         }
         let assigned = data_direct::assign(host, &machine.functions, &mut machine.hcas);

@@ -48,7 +48,7 @@ fn memory<R>(f: impl FnOnce(&mut HashMap<usize, Allocation>) -> R) -> R {
 
 /// Bytes before an allocation: with them, no address is aligned to more than 8 bytes.
 const LEAD: usize = 8;
-/// What memory has before the crate writes to it, and after the crate has freed it.
+/// Contents of memory before the crate writes to it, and after the crate has freed it.
 const NEW: u8 = 0xa5;
 const FREED: u8 = 0x6b;
 
@@ -365,7 +365,7 @@ pub(super) fn slept() -> Vec<u64> {
     SLEPT.take()
 }
 
-/// As `printk("%.*s")`: up to the first NUL.
+/// Ends at the first NUL, like `printk("%.*s")`.
 #[no_mangle]
 unsafe extern "C-unwind" fn shim_print(level: c_int, text: *const c_char, length: c_int) {
     let length = usize::try_from(length).expect("a length");

@@ -281,7 +281,7 @@ fn orders_are_those_of_their_names() {
     assert_eq!(orders, want);
 }
 
-/// What must be `Send` or `Sync` is asserted by types of the module. What must not be is asserted here.
+/// Types of the module assert what must be `Send` or `Sync`. This asserts what must not be.
 #[test]
 fn what_belongs_to_a_thread_stays_there() {
     use std::cell::Cell;

@@ -28,7 +28,7 @@ pub(crate) const NOTHING: &str = "nothing";
 /// The programs of a system administrator, where a user's PATH lacks them.
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// What stands in for the kernel's build folder, of a kernel that puts products beside their source: it has a module to hand out
+/// A stand-in for the build folder of a kernel that puts products beside their source: it has a module to hand out
 /// instead of compiling one, and installs it as `scripts/Makefile.modinst` does.
 const KBUILD: &str = "\
 PREBUILT := $(M)/../../prebuilt/nvidia-peermem.ko

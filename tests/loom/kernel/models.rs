@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! What runs beside what. Plain memory is a `loom::cell::UnsafeCell`, which panics if two threads access it without an order.
+//! Models of threads that use the crate at the same time. Plain memory is a `loom::cell::UnsafeCell`, which panics if two threads access it without an order.
 
 use std::pin::Pin;
 use std::sync::atomic::AtomicUsize;

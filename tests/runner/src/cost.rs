@@ -44,7 +44,7 @@ const MODES: &[&str] = &["persistent", "revocable"];
 /// The ways in which the module is built.
 const BUILDS: &[Build] = &[Build::InTree, Build::Portable];
 
-/// What the names of the portable build's modes begin with.
+/// Prefix of the portable build's modes.
 const PORTABLE: &str = "portable-";
 
 /// Objects of the kernel's build that the module's code runs with; all else is in `tests/cost/services.c`.
@@ -519,7 +519,7 @@ fn sum(figures: &Figures, registration: &str, kind: Kind, name: Option<&str>) ->
         .sum()
 }
 
-/// Whether no registration costs more instructions with the portable build than with the in-tree build.
+/// Checks that no registration costs more instructions with the portable build than with the in-tree build.
 fn nowhere_dearer(figures: &Figures) -> Test {
     let registrations: BTreeSet<&str> = figures
         .keys()

@@ -61,7 +61,7 @@ enum Way {
     Package,
 }
 
-/// With the in-tree build.
+/// The host with the in-tree build.
 pub(crate) const BACKPORTS: Release = Release {
     name: "13-backports",
     suites: &["trixie", "trixie-backports"],
@@ -83,7 +83,7 @@ pub(crate) const BACKPORTS: Release = Release {
     ],
     way: Way::Source,
 };
-/// With the portable build, as all that follow: these hosts have nothing of Rust.
+/// A host with the portable build, and without Rust.
 pub(crate) const TRIXIE: Release = Release {
     name: "13",
     suites: &["trixie"],
@@ -99,7 +99,7 @@ pub(crate) const BOOKWORM: Release = Release {
     way: Way::Package,
 };
 
-/// What each host has beside its kernel and the kernel's headers: DKMS, and what the verbs program loads.
+/// Packages of each host, beside its kernel and the kernel's headers: DKMS, and the libraries of the verbs program.
 const PACKAGES: &[&str] = &[
     "dkms",
     "make",
@@ -125,7 +125,7 @@ const PACKAGE: &[&str] = &[
 /// What a module that is gone must have left as it was.
 const WATCHED: &str =
     "etc usr/lib/depmod.d usr/lib/modprobe.d usr/lib/modules usr/lib/systemd var/lib";
-/// What of it DKMS, depmod, dpkg and deb-systemd-helper keep for themselves.
+/// Parts of [`WATCHED`] that DKMS, depmod, dpkg and deb-systemd-helper keep for themselves.
 const UNWATCHED: &str =
     "-not -path 'var/lib/dkms/*' -not -name 'modules.*' -not -path 'var/lib/dpkg/*' \
                          -not -path 'var/lib/systemd/deb-systemd-helper-*'";
@@ -209,7 +209,7 @@ fn base<'a>(paths: &'a Paths, what: &'static Release, rdma_source: &Path) -> Res
     Ok(host)
 }
 
-/// Of a stage.
+/// Title of a stage.
 fn title(what: &Release, step: &str) -> String {
     format!("Debian {}: {step}", what.name)
 }
@@ -679,7 +679,7 @@ impl Host<'_> {
         Ok(vec![row])
     }
 
-    /// That modprobe would load a file of this name, compressed or not, as a test; and the version of that file, if it would.
+    /// A test that modprobe would load a file of this name, compressed or not, and the version of that file.
     fn found_by_modprobe(&self, test: &str, name: &str) -> (Test, String) {
         let info = |field: &str| {
             self.output(&format!(

@@ -67,7 +67,7 @@ enum Origin {
     Stock,
 }
 
-/// What is particular to a kernel that is compiled here.
+/// Properties of a kernel that is compiled here.
 struct Built {
     /// Prefix of packages to try, newest first, when the usual one has vanished from the archive.
     instead: Option<&'static str>,

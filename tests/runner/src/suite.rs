@@ -1695,7 +1695,7 @@ pub(crate) enum Again {
     Nothing,
     /// All that have no kernel of their own.
     All,
-    /// Of those the runs of these names, and the hazards if they are among them.
+    /// Those with these names, and the hazards if they are among them.
     Listed(&'static [&'static str]),
 }
 

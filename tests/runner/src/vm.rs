@@ -385,7 +385,7 @@ struct Plan {
     host: bool,
 }
 
-/// What is loaded before the root is there: for that, and to speak with the machine.
+/// Modules that are loaded before the root is mounted: those of the root, and those of the console.
 pub(crate) const EARLY: &[&str] = &[
     "virtio_pci",
     "9pnet_virtio",
@@ -397,7 +397,7 @@ pub(crate) const EARLY: &[&str] = &[
 /// Drivers of the machine's devices.
 pub(crate) const DEVICES: &[&str] = &["virtio_net", "udp_tunnel", "ip6_udp_tunnel", "nvme"];
 
-/// What a host needs beside.
+/// Further early modules of a host.
 pub(crate) const EARLY_ON_HOST: &[&str] = &["virtio_net"];
 
 /// The plan of a host.

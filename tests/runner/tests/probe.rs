@@ -14,7 +14,7 @@ use std::process::Output;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering;
 
-/// What `src/compat.h` uses and every kernel has in one form.
+/// Interfaces that `src/compat.h` uses, and that have one form in every kernel.
 const COMMON: &str = "\
 #define NULL ((void *)0)
 #define true 1
@@ -290,7 +290,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// What the probe has left beside its output.
+/// Files that the probe has left beside its output.
 fn left(place: &Place) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(&place.0)
         .unwrap()
@@ -340,7 +340,7 @@ fn forms_of_kernels_that_cannot_be_had_here() {
     let old = [&dma[..], &iova[..], &["pagemap_of_pfn"]].concat();
     let page_type = ", MEMORY_DEVICE_PCI_P2PDMA";
     let kernels = [
-        // As released, and RHEL's.
+        // Mainline's, and RHEL's.
         (4, 18, BTreeSet::new(), Some((page_type, ""))),
         (4, 18, without(&[&old[..], &["p2pdma"]].concat()), None),
         (5, 10, without(&[&old[..], &["p2pdma"]].concat()), None),

@@ -11,7 +11,7 @@ use crate::testing;
 
 const CONF: &str = "/etc/nccl.conf";
 
-/// What the check says, but for what is well; paths that are not the nearest aside.
+/// Findings of the check, without those of level ok and without paths that are not the nearest.
 fn findings(fixture: &Fixture) -> Vec<Finding> {
     let machine = Machine::scan(&fixture.recording).unwrap();
     let scan = Scan::new(&fixture.recording, &machine);
@@ -30,7 +30,7 @@ fn warnings(fixture: &Fixture) -> Vec<Finding> {
     findings.filter(|it| it.level == Level::Warning).collect()
 }
 
-/// As `doctor` prints it, in one line.
+/// Output of `doctor`, in one line.
 fn printed(fixture: &Fixture) -> (String, Status) {
     let (text, status) = testing::says(&fixture.recording, &["doctor"]);
     let text: Vec<&str> = text.split_whitespace().collect();
@@ -74,7 +74,7 @@ fn unknown_nodes_are_not_told_as_two() {
     for misleads in ["slot", "link between the processors", "between NUMA nodes"] {
         assert!(!text.contains(misleads), "{misleads}: {text}");
     }
-    // With a file it is as NCCL sees it.
+    // NCCL goes by the topology file.
     let mut fixture = fixture;
     fixture.file(CONF, "NCCL_TOPO_FILE=/opt/microsoft/ndv5-topo.xml\n");
     fixture.file("/opt/microsoft/ndv5-topo.xml", "<system/>\n");
@@ -249,7 +249,7 @@ fn registers_of_virtual_functions_are_not_judged() {
     assert!(!text.contains("relaxed-ordering"), "{text}");
 }
 
-/// What a shell exports is recorded without its other variables.
+/// The NCCL variables that a shell exports are recorded, and no other variables.
 #[test]
 fn a_recording_has_no_other_variable() {
     let mut fixture = with_software(fixture::two_sockets());

@@ -22,7 +22,7 @@ reached over PCIe";
 const PLACE: &str = "in the firmware's setup: Above 4G Decoding, Resizable BAR, a larger MMIO window; or boot with \
 pci=realloc; in a virtual machine: UEFI firmware, and a larger 64-bit window for PCI";
 
-/// What a line says of a BAR.
+/// Content of a log line about a BAR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     None,
@@ -111,7 +111,7 @@ fn bars(scan: &Scan<'_>, devices: &Devices, records: &[Record]) -> Vec<Finding> 
         .collect()
 }
 
-/// What a line says of the link below a port.
+/// Content of a log line about the link below a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Link {
     Down,

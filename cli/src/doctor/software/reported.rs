@@ -52,7 +52,7 @@ fn log(fixture: &mut Fixture, lines: &[&str]) {
     fixture.fact(Fact::KernelLog, &lines.join("\n"));
 }
 
-/// As a user without rights, with a limit on locked memory.
+/// Makes the user one without rights, with a limit on locked memory.
 fn limited(fixture: &mut Fixture, bytes: u64) {
     fixture.file("/proc/self/limits", &limits(&bytes.to_string()));
     fixture.file(
@@ -312,7 +312,7 @@ fn examined(fixture: &Fixture) -> Vec<Finding> {
     let machine = Machine::scan(&fixture.recording).unwrap();
     let scan = Scan::new(&fixture.recording, &machine);
     let mut findings = examine(&scan, Selection::default()).unwrap();
-    // What the machine has whatever is injected.
+    // The machine has these with any fault.
     findings.retain(|finding| !matches!(finding.level, Level::Ok | Level::NotVisible));
     findings
 }

@@ -202,7 +202,7 @@ impl Tree<'_> {
                 continue;
             }
             let is_it = |file: &&PathBuf| modules::name_of(&without_compression(file)) == name;
-            // What is not there is built into the image; a machine that lacks a module says so.
+            // A missing module is built into the image. A machine that lacks a module reports that.
             let Some(file) = files.iter().find(is_it) else {
                 continue;
             };
