@@ -81,9 +81,7 @@ PEERMEM_GENERATED=$here "$rustc" "$@" --edition=2021 --crate-name "$(basename "$
 ar p "$work/object.a" "$(ar t "$work/object.a" | grep -v ^compiler_builtins)" >"$work/object.o"
 # The room before each function stays without its list, which older linkers do not join with gcc's.
 objcopy -R .llvmbc -R .llvmcmd -R .comment -R __patchable_function_entries -R .rela__patchable_function_entries "$work/object.o"
-# Kbuild links it with C files of the same headers alone.
-abi=$(cd "$here/.." && cat src/helpers.h src/memory_peers.h portable/shim.h portable/generated.rs | cksum | cut -d ' ' -f 1)
-objcopy --add-symbol "peermem_abi_$abi=0,local" "$work/object.o"
+objcopy --add-symbol "$(sh "$here/abi.sh")=0,local" "$work/object.o"
 # Tests may panic.
 [ "$root" != src/nvidia_peermem.rs ] || "$here/inspect.sh" "$work/object.o"
 mv "$work/object.o" "$out"

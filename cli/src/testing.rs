@@ -48,6 +48,13 @@ pub(crate) fn says(host: &dyn Host, line: &[&str]) -> (String, Status) {
     (out.into_text(), status)
 }
 
+/// Output of a command before it is wrapped, in one line.
+pub(crate) fn says_in_one_line(host: &dyn Host, line: &[&str]) -> (String, Status) {
+    let (text, status) = says(host, line);
+    let words: Vec<&str> = text.split_whitespace().collect();
+    (words.join(" "), status)
+}
+
 /// In the fix of a finding commands stand between backticks, and nothing else does.
 pub(crate) fn commands_are_marked(finding: &Finding) {
     const PROGRAMS: &[&str] = &[

@@ -342,12 +342,7 @@ mod tests {
     /// What `doctor` says of ACS.
     fn says(fixture: &Fixture, more: &[&str]) -> (String, Status) {
         let line = [&["doctor", "--only", "acs"], more].concat();
-        let (text, status) = testing::says(&fixture.recording, &line);
-        // As it is before it is wrapped.
-        (
-            text.split_whitespace().collect::<Vec<_>>().join(" "),
-            status,
-        )
+        testing::says_in_one_line(&fixture.recording, &line)
     }
 
     #[test]

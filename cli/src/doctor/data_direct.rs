@@ -244,12 +244,7 @@ mod tests {
     /// What one check says.
     fn of_check(fixture: &Fixture, check: &str, more: &[&str]) -> (String, Status) {
         let line = [&["doctor", "--only", check], more].concat();
-        let (text, status) = testing::says(&fixture.recording, &line);
-        // As it is before it is wrapped.
-        (
-            text.split_whitespace().collect::<Vec<_>>().join(" "),
-            status,
-        )
+        testing::says_in_one_line(&fixture.recording, &line)
     }
 
     fn says(fixture: &Fixture, more: &[&str]) -> (String, Status) {

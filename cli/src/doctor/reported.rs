@@ -18,9 +18,7 @@ fn hgx() -> Fixture {
 
 /// Output of a command, in one line.
 fn says(fixture: &Fixture, line: &[&str]) -> (String, Status) {
-    let (text, status) = testing::says(&fixture.recording, line);
-    let words: Vec<&str> = text.split_whitespace().collect();
-    (words.join(" "), status)
+    testing::says_in_one_line(&fixture.recording, line)
 }
 
 /// Asserts that `doctor` finds one fault, with these words first, and nothing else.

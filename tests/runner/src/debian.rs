@@ -534,9 +534,9 @@ pub(crate) fn tests(
         }
     };
     let revocable = ["persistent_api_support=0"];
-    let mut seen = boot(Peermem::Ours, "", &[], &version, OURS);
+    tests.extend(boot(Peermem::Ours, "", &[], &version, OURS));
     if what.way != Way::Source {
-        seen.extend(boot(
+        tests.extend(boot(
             Peermem::Ours,
             ", revocable",
             &revocable,
@@ -544,13 +544,13 @@ pub(crate) fn tests(
             OURS,
         ));
     }
-    let removed = host.remove(&package, &before, (&of_driver, &sum));
+    tests.push(Test::of(
+        "removed".to_owned(),
+        host.remove(&package, &before, (&of_driver, &sum)),
+    ));
     let (test, version) = host.found_by_modprobe("modprobe finds NVIDIA's", "nvidia-peermem.ko");
-    let control = boot(Peermem::Nvidia, "", &[], &version, NVIDIA);
-    tests.extend(seen);
-    tests.push(Test::of("removed".to_owned(), removed));
     tests.push(test);
-    tests.extend(control);
+    tests.extend(boot(Peermem::Nvidia, "", &[], &version, NVIDIA));
     remove(&layer)?;
     Ok((tests, problems))
 }

@@ -376,15 +376,23 @@ fn persistent(vm: &mut Options) {
     vm.rxe_param.push("peer_inval=0".to_owned());
 }
 
+/// The same tests with the same results.
+const fn same(run: &'static str) -> Same {
+    Same {
+        run,
+        but_for: &[],
+        in_part: false,
+    }
+}
+
 /// The same cases on the other provider. Where it cannot be asked, they are skipped.
 const fn other_provider(run: &'static str) -> Same {
     Same {
-        run,
         but_for: &[
             "what NVIDIA's own nv-p2p.c says no parameter changes",
             "memory has its place in the BAR for life here",
         ],
-        in_part: false,
+        ..same(run)
     }
 }
 
@@ -638,11 +646,7 @@ const SUITE: &[Run] = &[
             },
             command: GDR,
         },
-        same_as: Some(Same {
-            run: "verbs: ours",
-            but_for: &[],
-            in_part: false,
-        }),
+        same_as: Some(same("verbs: ours")),
         // The smoke runs on older kernels have this build, too.
         only_in_full: true,
         ..BASE
@@ -656,11 +660,7 @@ const SUITE: &[Run] = &[
             },
             command: GDR,
         },
-        same_as: Some(Same {
-            run: "verbs: ours, revocable",
-            but_for: &[],
-            in_part: false,
-        }),
+        same_as: Some(same("verbs: ours, revocable")),
         only_in_full: true,
         ..BASE
     },
@@ -701,11 +701,7 @@ const SUITE: &[Run] = &[
             },
             command: GDR,
         },
-        same_as: Some(Same {
-            run: "verbs: ours",
-            but_for: &[],
-            in_part: false,
-        }),
+        same_as: Some(same("verbs: ours")),
         only_in_full: true,
         ..BASE
     },
@@ -718,11 +714,7 @@ const SUITE: &[Run] = &[
             },
             command: GDR,
         },
-        same_as: Some(Same {
-            run: "verbs: ours, revocable",
-            but_for: &[],
-            in_part: false,
-        }),
+        same_as: Some(same("verbs: ours, revocable")),
         only_in_full: true,
         ..BASE
     },
@@ -1631,11 +1623,7 @@ const SUITE: &[Run] = &[
             command: PYVERBS,
         },
         format: Format::Unittest,
-        same_as: Some(Same {
-            run: "pyverbs: stock rxe",
-            but_for: &[],
-            in_part: false,
-        }),
+        same_as: Some(same("pyverbs: stock rxe")),
         ..BASE
     },
 ];

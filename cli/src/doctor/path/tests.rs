@@ -32,9 +32,7 @@ fn warnings(fixture: &Fixture) -> Vec<Finding> {
 
 /// Output of `doctor`, in one line.
 fn printed(fixture: &Fixture) -> (String, Status) {
-    let (text, status) = testing::says(&fixture.recording, &["doctor"]);
-    let text: Vec<&str> = text.split_whitespace().collect();
-    (text.join(" "), status)
+    testing::says_in_one_line(&fixture.recording, &["doctor"])
 }
 
 fn with_software(mut fixture: Fixture) -> Fixture {

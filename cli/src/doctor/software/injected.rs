@@ -13,6 +13,7 @@ use crate::fixture;
 use crate::fixture::software::driver;
 use crate::fixture::software::limits;
 use crate::fixture::software::module_files;
+use crate::fixture::software::newer_library;
 use crate::fixture::software::nvml;
 use crate::fixture::software::OURS;
 use crate::fixture::Fixture;
@@ -22,7 +23,6 @@ use crate::machine::Machine;
 use crate::nvml::Fabric;
 use crate::nvml::FabricState;
 use crate::nvml::Memory;
-use crate::nvml::Refused;
 use crate::nvml::Virtualization;
 use crate::shipped::reason::Event;
 use crate::software::files::File;
@@ -426,15 +426,7 @@ const INJECTED: &[Injected] = &[
     },
     Injected {
         name: "a library of another version",
-        inject: |fixture| {
-            let mut said = nvml(&fixture.recording);
-            said.gpus.clear();
-            said.error = Some(Refused {
-                code: 18,
-                text: "Driver/library version mismatch".to_owned(),
-            });
-            fixture.fact(Fact::Nvml, &serde_json::to_string(&said).unwrap());
-        },
+        inject: newer_library,
         says: &[("nvidia-driver", Fault, "Driver/library version mismatch")],
     },
     Injected {

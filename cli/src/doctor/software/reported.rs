@@ -11,11 +11,11 @@ use crate::finding::Level::Note;
 use crate::finding::Level::Warning;
 use crate::fixture;
 use crate::fixture::software::limits;
+use crate::fixture::software::newer_library;
 use crate::fixture::software::nvml;
 use crate::fixture::Fixture;
 use crate::host::Fact;
 use crate::machine::Machine;
-use crate::nvml::Refused;
 use crate::software::MODULE;
 use crate::testing;
 
@@ -78,13 +78,7 @@ const ALL: [&str; 9] = [
 
 /// A library that is newer than nvidia.ko, and these modules.
 fn upgraded(fixture: &mut Fixture, modules: &str) {
-    let mut said = nvml(&fixture.recording);
-    said.gpus.clear();
-    said.error = Some(Refused {
-        code: 18,
-        text: "Driver/library version mismatch".to_owned(),
-    });
-    fixture.fact(Fact::Nvml, &serde_json::to_string(&said).unwrap());
+    newer_library(fixture);
     fixture.file("/proc/modules", modules);
 }
 
