@@ -243,12 +243,12 @@ fn every_macro_is_used() {
 
 #[test]
 fn the_functions_of_the_shim_are_those_that_the_crate_declares() {
+    let of_both = |files: [&str; 2]| files.map(text).concat();
     let header = names_after(&text("portable/shim.h"), "shim_");
-    let source = names_after(
-        &text("portable/shim.c").replace(" *shim_", " shim_"),
-        " shim_",
-    );
-    let crate_ = names_after(&code(&text("portable/kernel/bindings.rs")), "shim_");
-    assert_eq!(header, crate_, "shim.h, bindings.rs");
-    assert_eq!(source, crate_, "shim.c, bindings.rs");
+    let source = of_both(["portable/shim.c", "portable/kunit.c"]).replace(" *shim_", " shim_");
+    let source = names_after(&source, " shim_");
+    let crate_ = of_both(["portable/kernel/bindings.rs", "portable/kernel/kunit.rs"]);
+    let crate_ = names_after(&code(&crate_), "shim_");
+    assert_eq!(header, crate_, "shim.h, the crate");
+    assert_eq!(source, crate_, "shim.c and kunit.c, the crate");
 }
