@@ -122,8 +122,7 @@ impl<T: Lines> LinesOps<T> {
     /// As [`Self::find_callback`], which has found a line; nobody else uses `seq` during the call.
     unsafe extern "C" fn show_callback(seq: *mut bindings::seq_file, reader: *mut c_void) {
         // SAFETY: As promised by the caller.
-        let (seq, reader) =
-            unsafe { (SeqFile::from_raw(seq), <Pin<KBox<T>>>::borrow(reader)) };
+        let (seq, reader) = unsafe { (SeqFile::from_raw(seq), <Pin<KBox<T>>>::borrow(reader)) };
         seq_print!(
             seq,
             "{}\n",
