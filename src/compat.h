@@ -234,6 +234,20 @@ static inline bool compat_is_p2pdma(unsigned long pfn, u64 first, u64 last)
 }
 
 /*
+ * Returns false if @pfn is known to have no struct page. On 5.10 pfn_valid() ends
+ * with rcu_read_unlock_strict(), which is for GPL modules only.
+ */
+/* PROBE pfn_valid: n = pfn_valid(n); */
+static inline bool compat_may_have_page(unsigned long pfn)
+{
+#ifdef PEERMEM_HAS_PFN_VALID
+	return pfn_valid(pfn);
+#else
+	return true;
+#endif
+}
+
+/*
  * Maps @len bytes of a BAR for @dev, whether or not they have a struct page.
  * dma_map_resource() refuses those that have one on 5.10, and on 7.0 if
  * CONFIG_DMA_API_DEBUG is set, and with them a BAR's peer-to-peer DMA memory.

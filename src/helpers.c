@@ -258,7 +258,8 @@ bool peermem_has_struct_page(u64 addr, u64 len, u64 first, u64 last)
 	do {
 		unsigned long pfn = PHYS_PFN(addr);
 
-		if (pfn_valid(pfn) && !compat_is_p2pdma(pfn, first, last))
+		if (compat_may_have_page(pfn) &&
+		    !compat_is_p2pdma(pfn, first, last))
 			return true;
 		/* 0 behind the last of all addresses. */
 		addr = round_down(addr, SZ_2M) + SZ_2M;

@@ -63,6 +63,7 @@ static inline s64 timespec64_to_ns(const struct timespec64 *time) { return time-
 struct kobject *kset_find_obj(struct kset *, const char *);
 struct file *anon_inode_getfile(const char *, const struct file_operations *, void *, int);
 int trace_event_reg(void);
+int pfn_valid(unsigned long pfn);
 struct kernfs_node *kernfs_find_and_get_ns(struct kernfs_node *, const char *, const void *);
 static inline struct kernfs_node *kernfs_find_and_get(struct kernfs_node *node, const char *name)
 { return kernfs_find_and_get_ns(node, name, NULL); }
@@ -97,6 +98,7 @@ const EXPORTED: &[&str] = &[
     "kset_find_obj",
     "anon_inode_getfile",
     "trace_event_reg",
+    "pfn_valid",
     "kernel_kobj",
     "kernfs_find_and_get_ns",
     "kernfs_put",
@@ -215,6 +217,7 @@ const EXPORTS_ALONE: &[&str] = &[
     "ktime_get",
     "memory_peers",
     "pagemap",
+    "pfn_valid",
     "tracepoints",
 ];
 
