@@ -12,6 +12,7 @@
 #include <linux/string.h>
 #include <linux/sysfs.h>
 
+#include "../src/compat.h"
 #include "fakes.h"
 
 static struct kobject *fake_kernel_kobj;

@@ -368,6 +368,9 @@ unsafe extern "C" {
     pub fn peermem_vma(addr: u64_) -> peermem_vma;
 }
 unsafe extern "C" {
+    pub fn peermem_finds_modules() -> bool_;
+}
+unsafe extern "C" {
     pub fn peermem_module_find(
         name: *const ffi::c_char,
         version: *mut ffi::c_char,
@@ -462,19 +465,24 @@ pub struct peermem_file_ops {
     pub show:
         ::core::option::Option<unsafe extern "C" fn(seq: *mut seq_file, reader: *mut ffi::c_void)>,
 }
-unsafe extern "C" {
-    pub fn peermem_debugfs_dir(name: *const ffi::c_char) -> *mut dentry;
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct peermem_folder {
+    _unused: [u8; 0],
 }
 unsafe extern "C" {
-    pub fn peermem_debugfs_file(
+    pub fn peermem_folder_add() -> *mut peermem_folder;
+}
+unsafe extern "C" {
+    pub fn peermem_folder_add_file(
+        folder: *mut peermem_folder,
         name: *const ffi::c_char,
         mode: umode_t,
-        dir: *mut dentry,
         ops: *const peermem_file_ops,
     );
 }
 unsafe extern "C" {
-    pub fn peermem_debugfs_remove(dir: *mut dentry);
+    pub fn peermem_folder_remove(folder: *mut peermem_folder);
 }
 pub const PEERMEM_SG_CHUNK: _bindgen_ty_107 = 128;
 pub type _bindgen_ty_107 = ffi::c_uint;

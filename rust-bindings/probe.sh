@@ -87,6 +87,8 @@ done
 "$@" $found -fsyntax-only -x c "$compat" >"$work/said" 2>&1 ||
 	fail "this kernel's C interfaces are none that $compat knows, see above (not found:${absent:- none});" \
 		"docs/kernels.md has the kernels that it was made for."
-[ -z "$absent" ] || echo "  older forms in use:$absent"
+said='older forms in use'
+[ -z "${PEERMEM_NO_GPL_ONLY:-}" ] || said='left out or in older forms, beside the proprietary nvidia.ko'
+[ -z "$absent" ] || echo "  $said:$absent"
 # shellcheck disable=SC2086
 printf '#define %s\n' $found | sed 's/ -D/ /' >"$output.new" && mv "$output.new" "$output"

@@ -1,16 +1,17 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-# Prints lines of a Module.symvers for the functions of nvidia.ko that follow the kernel's release: `symvers.sh RELEASE NAME…`.
-# Their versions (CONFIG_MODVERSIONS) are those in the nvidia.ko that is installed for that kernel; without it nothing is
-# printed. With an empty release they are 0, for a kernel that compares none. PROBE_ROOT is a root other than the host's.
+# Prints lines of a Module.symvers for functions of nvidia.ko: `symvers.sh RELEASE EXPORT NAME…`. RELEASE is the kernel's, EXPORT
+# is EXPORT_SYMBOL or EXPORT_SYMBOL_GPL. The versions (CONFIG_MODVERSIONS) are those in the nvidia.ko that is installed for that
+# kernel; without it nothing is printed. With an empty RELEASE they are 0, for a kernel that compares none. PROBE_ROOT is a root
+# other than the host's.
 set -eu
 
 root=${PROBE_ROOT:-}
 PATH=$PATH:$root/usr/sbin:$root/sbin
-release=$1
-shift
+release=$1 export=$2
+shift 2
 
-line() { printf '%s\t%s\tnvidia\tEXPORT_SYMBOL_GPL\t\n' "$1" "$2"; }
+line() { printf '%s\t%s\tnvidia\t%s\t\n' "$1" "$2" "$export"; }
 
 if [ -z "$release" ]; then
 	for symbol; do line 0x00000000 "$symbol"; done

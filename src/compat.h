@@ -12,6 +12,11 @@
  * compiled alone. A kernel for which no form fits ends the build there, with a
  * sentence. Hence all forms are functions, not macros.
  *
+ * With PEERMEM_NO_GPL_ONLY the module uses no function that the kernel exports to
+ * GPL modules only, since it could use none of the proprietary nvidia.ko then.
+ * Such a function counts as missing. Where there is no other form, the module
+ * does without.
+ *
  * To support another form, add one such line and its two forms. An #ifdef
  * suffices for what is a macro in every kernel that has it. docs/kernels.md says
  * which kernel has which form.
@@ -19,15 +24,27 @@
 #ifndef PEERMEM_COMPAT_H
 #define PEERMEM_COMPAT_H
 
+#include <linux/anon_inodes.h>
 #include <linux/build_bug.h>
+#include <linux/debugfs.h>
 #include <linux/delay.h>
 #include <linux/device.h>
 #include <linux/dma-mapping.h>
+#include <linux/err.h>
+#include <linux/fcntl.h>
+#include <linux/iommu.h>
 #include <linux/kernel.h>
+#include <linux/kernfs.h>
+#include <linux/kobject.h>
+#include <linux/ktime.h>
 #include <linux/memremap.h>
 #include <linux/mm.h>
 #include <linux/pci.h>
+#include <linux/proc_fs.h>
 #include <linux/sched.h>
+#include <linux/sysfs.h>
+#include <linux/timekeeping.h>
+#include <linux/trace_events.h>
 #include <linux/types.h>
 #include <linux/uaccess.h>
 /* Since 5.10. The header before this one has its functions until then. */
@@ -102,6 +119,82 @@ static inline void compat_sleep(unsigned long microseconds)
 }
 
 /*
+ * Returns the monotonic time in microseconds. The coarse clock is the same one,
+ * as of the last tick.
+ */
+/* PROBE ktime_get: ktime_get(); */
+static inline u64 compat_microseconds(void)
+{
+#ifdef PEERMEM_HAS_KTIME_GET
+	return ktime_to_us(ktime_get());
+#else
+	struct timespec64 now;
+
+	ktime_get_coarse_ts64(&now);
+	return timespec64_to_ns(&now) / NSEC_PER_USEC;
+#endif
+}
+
+/* Returns true if compat_find_module() can find anything. */
+/* PROBE kset_find_obj: kset_find_obj(p, p); */
+static inline bool compat_finds_modules(void)
+{
+#ifdef PEERMEM_HAS_KSET_FIND_OBJ
+	return true;
+#else
+	return false;
+#endif
+}
+
+/* Returns the module @name of @modules, referenced, or NULL. */
+static inline struct kobject *compat_find_module(struct kset *modules,
+						 const char *name)
+{
+#ifdef PEERMEM_HAS_KSET_FIND_OBJ
+	return kset_find_obj(modules, name);
+#else
+	return NULL;
+#endif
+}
+
+/* Returns an open file that has no name in any folder, or an error. */
+/* PROBE anon_inode: anon_inode_getfile(p, p, p, 0); */
+static inline struct file *compat_anon_file(const char *name,
+					    const struct file_operations *fops,
+					    void *data)
+{
+#ifdef PEERMEM_HAS_ANON_INODE
+	return anon_inode_getfile(name, fops, data, O_RDONLY);
+#else
+	return ERR_PTR(-EOPNOTSUPP);
+#endif
+}
+
+/*
+ * These two guard all of trace.c and memory_peers.c: without the functions, the
+ * module has no tracepoints, or no /sys/kernel/mm/memory_peers of its own.
+ */
+/* PROBE tracepoints: *(void **)p = trace_event_reg; */
+/* PROBE memory_peers: kernfs_put(kernfs_find_and_get(kernel_kobj->sd, p)); *(void **)p = kobject_create_and_add(p, p); n = sysfs_create_group(p, p); */
+
+/*
+ * Folders and files for administrators: in debugfs, or else in /proc. PDE_DATA()
+ * has a small name since 5.17.
+ */
+/* PROBE debugfs: debugfs_create_file(p, 0, debugfs_create_dir(p, p), p, (struct file_operations *)p); debugfs_remove(p); */
+/* PROBE pde_data: *(void **)p = pde_data(p); */
+#ifndef PEERMEM_HAS_DEBUGFS
+static inline void *compat_proc_data(const struct inode *inode)
+{
+#ifdef PEERMEM_HAS_PDE_DATA
+	return pde_data(inode);
+#else
+	return PDE_DATA(inode);
+#endif
+}
+#endif
+
+/*
  * Returns true for a page of peer-to-peer DMA memory whose pagemap lies between
  * @first and @last. The pagemap is pinned meanwhile and no longer: its driver
  * may remove it at any time, and waits for the pin. nr_range is 0 while the
@@ -141,6 +234,20 @@ static inline bool compat_is_p2pdma(unsigned long pfn, u64 first, u64 last)
 }
 
 /*
+ * Returns false if @pfn is known to have no struct page. On 5.10 pfn_valid() ends
+ * with rcu_read_unlock_strict(), which is for GPL modules only.
+ */
+/* PROBE pfn_valid: n = pfn_valid(n); */
+static inline bool compat_may_have_page(unsigned long pfn)
+{
+#ifdef PEERMEM_HAS_PFN_VALID
+	return pfn_valid(pfn);
+#else
+	return true;
+#endif
+}
+
+/*
  * Maps @len bytes of a BAR for @dev, whether or not they have a struct page.
  * dma_map_resource() refuses those that have one on 5.10, and on 7.0 if
  * CONFIG_DMA_API_DEBUG is set, and with them a BAR's peer-to-peer DMA memory.
@@ -176,6 +283,41 @@ static inline bool compat_has_dma_offset(struct device *dev)
 	return dev->dma_range_map;
 #else
 	return dev->dma_pfn_offset;
+#endif
+}
+
+/*
+ * Returns false if nothing is known to translate the addresses of @dev. Without
+ * the function any device may be behind an IOMMU that translates.
+ */
+/* PROBE iommu_domain: *(void **)p = iommu_get_domain_for_dev(p); */
+static inline bool compat_may_translate(struct device *dev)
+{
+#ifdef PEERMEM_HAS_IOMMU_DOMAIN
+	struct iommu_domain *domain = iommu_get_domain_for_dev(dev);
+
+	return domain && domain->type != IOMMU_DOMAIN_IDENTITY;
+#else
+	return true;
+#endif
+}
+
+/*
+ * Returns the size to which the DMA API rounds what it maps for @dev, or more; 1
+ * if it does not round. That size is a page of the IOMMU's, and no larger than a
+ * page of the CPU's: init_iova_domain() insists.
+ */
+static inline unsigned long compat_dma_granule(struct device *dev)
+{
+#ifdef PEERMEM_HAS_IOMMU_DOMAIN
+	struct iommu_domain *domain = iommu_get_domain_for_dev(dev);
+
+	if (!domain || domain->type == IOMMU_DOMAIN_IDENTITY ||
+	    !domain->pgsize_bitmap)
+		return 1;
+	return BIT(__ffs(domain->pgsize_bitmap));
+#else
+	return PAGE_SIZE;
 #endif
 }
 

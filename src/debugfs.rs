@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Files of debugfs that hold the module.
+//! Files for administrators: in debugfs or, beside the proprietary nvidia.ko, in `/proc`.
 //!
 //! C headers: [`include/linux/debugfs.h`](srctree/include/linux/debugfs.h),
-//! [`include/linux/seq_file.h`](srctree/include/linux/seq_file.h).
+//! [`include/linux/proc_fs.h`](srctree/include/linux/proc_fs.h),
+//! [`include/linux/seq_file.h`](srctree/include/linux/seq_file.h); C side: [`helpers.c`](helpers.c), which chooses.
 //!
 //! The kernel crate's files have no owner: closing one that was open while its module went calls what is there no
-//! more. These keep the module.
+//! more. An open file of debugfs keeps the module. One in `/proc` is released when the module removes the folder.
 
 use core::marker::PhantomData;
 
@@ -130,48 +131,48 @@ impl<T: Lines> LinesOps<T> {
     }
 }
 
-/// The module's directory, with its files, until dropped. Where the kernel has no debugfs, or does not make
-/// one, nothing is there, and nothing is missed.
+/// The module's folder, with its files, until dropped. Where the kernel has neither debugfs nor procfs, or makes no folder,
+/// there are no files, and the module works without.
 ///
 /// # Invariants
 ///
-/// The directory is this module's own, or what debugfs takes for none.
-pub(crate) struct Debugfs(*mut bindings::dentry);
+/// The folder is this module's own, or what the file system takes for none.
+pub(crate) struct Folder(*mut c::peermem_folder);
 
-// SAFETY: debugfs locks its directories itself.
-unsafe impl Send for Debugfs {}
+// SAFETY: Both file systems lock their folders themselves.
+unsafe impl Send for Folder {}
 // SAFETY: As above.
-unsafe impl Sync for Debugfs {}
+unsafe impl Sync for Folder {}
 
-impl Debugfs {
-    /// An empty directory.
-    pub(crate) fn new(name: &CStr) -> Self {
-        // SAFETY: The name is copied.
-        // INVARIANT: A new directory, or an error.
-        Debugfs(unsafe { c::peermem_debugfs_dir(name.as_char_ptr()) })
+impl Folder {
+    /// Makes the folder, without files. One at a time.
+    pub(crate) fn new() -> Self {
+        // SAFETY: Process context, as in all that may sleep.
+        // INVARIANT: A new folder, or an error.
+        Folder(unsafe { c::peermem_folder_add() })
     }
 
-    /// Adds a file. The module stays loaded as long as anybody has it open.
+    /// Adds a file that is one record.
     pub(crate) fn contents<T: Contents>(&self, name: &CStr, mode: u16) {
         self.file(name, mode, &ContentsOps::<T>::FILE);
     }
 
-    /// Adds a file of lines. The module stays loaded as long as anybody has it open.
+    /// Adds a file of lines.
     pub(crate) fn lines<T: Lines>(&self, name: &CStr, mode: u16) {
         self.file(name, mode, &LinesOps::<T>::FILE);
     }
 
     fn file(&self, name: &CStr, mode: u16, ops: &'static c::peermem_file_ops) {
-        // SAFETY: The directory is as debugfs wants it by the type invariant. The name is copied, and the functions
-        // are there for as long as the module.
-        unsafe { c::peermem_debugfs_file(name.as_char_ptr(), mode, self.0, ops) };
+        // SAFETY: The folder is as its file system wants it by the type invariant. The name is copied. The functions are
+        // there for as long as the module, and none is called after the folder's removal.
+        unsafe { c::peermem_folder_add_file(self.0, name.as_char_ptr(), mode, ops) };
     }
 }
 
-impl Drop for Debugfs {
-    /// Waits for who reads at the moment.
+impl Drop for Folder {
+    /// Waits for reads under way. In `/proc` also releases the files that are open.
     fn drop(&mut self) {
-        // SAFETY: The directory is as debugfs wants it by the type invariant, and used no more.
-        unsafe { c::peermem_debugfs_remove(self.0) };
+        // SAFETY: The folder is as its file system wants it by the type invariant, and used no more.
+        unsafe { c::peermem_folder_remove(self.0) };
     }
 }

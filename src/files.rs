@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The files below `/sys/kernel/debug/nvidia_peermem`: `docs/observe.md` promises their form to programs.
+//! The files below `/sys/kernel/debug/nvidia_peermem`, or `/proc/driver/nvidia-peermem`: `docs/observe.md` promises their
+//! form to programs.
 
 use core::cell::Cell;
 
@@ -13,7 +14,7 @@ use kernel::{
 use crate::{
     debugfs::{
         Contents,
-        Debugfs,
+        Folder,
         Lines, //
     },
     entries::{
@@ -41,19 +42,19 @@ use crate::{
 };
 
 /// All of them, until dropped.
-pub(crate) struct Files(#[expect(dead_code, reason = "for its drop")] Debugfs);
+pub(crate) struct Files(#[expect(dead_code, reason = "for its drop")] Folder);
 
 impl Files {
     /// All of them.
     pub(crate) fn new() -> Self {
-        let directory = Debugfs::new(c"nvidia_peermem");
-        directory.contents::<Version>(c"version", 0o444);
-        directory.contents::<Counters>(c"counters", 0o444);
+        let folder = Folder::new();
+        folder.contents::<Version>(c"version", 0o444);
+        folder.contents::<Counters>(c"counters", 0o444);
         // Addresses of processes: for root alone.
-        directory.contents::<Refusals<false>>(c"refusals", 0o400);
-        directory.contents::<Refusals<true>>(c"non_gpu", 0o400);
-        directory.lines::<Registrations>(c"registrations", 0o400);
-        Files(directory)
+        folder.contents::<Refusals<false>>(c"refusals", 0o400);
+        folder.contents::<Refusals<true>>(c"non_gpu", 0o400);
+        folder.lines::<Registrations>(c"registrations", 0o400);
+        Files(folder)
     }
 }
 

@@ -5,20 +5,16 @@
  * stay here.
  */
 
-#include <linux/anon_inodes.h>
-#include <linux/bitops.h>
+#include <linux/capability.h>
 #include <linux/cred.h>
 #include <linux/debugfs.h>
 #include <linux/dma-mapping.h>
-#include <linux/fcntl.h>
 #include <linux/file.h>
-#include <linux/iommu.h>
 #include <linux/kobject.h>
-#include <linux/ktime.h>
-#include <linux/memremap.h>
 #include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/pci.h>
+#include <linux/proc_fs.h>
 #include <linux/ptrace.h>
 #include <linux/sched.h>
 #include <linux/sched/signal.h>
@@ -27,7 +23,6 @@
 #include <linux/sizes.h>
 #include <linux/slab.h>
 #include <linux/string.h>
-#include <linux/timekeeping.h>
 #include <linux/uaccess.h>
 
 #include <asm/syscall.h>
@@ -90,7 +85,7 @@ void peermem_thread(pid_t *tgid, pid_t *pid, char *comm)
 /* Monotonic time in microseconds. */
 u64 peermem_microseconds(void)
 {
-	return ktime_to_us(ktime_get());
+	return compat_microseconds();
 }
 
 /* A kernel thread, or a worker of io_uring, is in no system call of its own. */
@@ -121,9 +116,8 @@ static const struct file_operations peermem_settle_fops = {
  */
 bool peermem_at_return(struct peermem_settlement *settlement)
 {
-	struct file *file = anon_inode_getfile("[nvidia_peermem]",
-					       &peermem_settle_fops, settlement,
-					       O_RDONLY);
+	struct file *file = compat_anon_file("[nvidia_peermem]",
+					     &peermem_settle_fops, settlement);
 
 	if (IS_ERR(file))
 		return false;
@@ -156,6 +150,12 @@ enum peermem_vma peermem_vma(u64 addr)
 	return kind;
 }
 
+/* Returns false if peermem_module_find() finds no module, loaded or not. */
+bool peermem_finds_modules(void)
+{
+	return compat_finds_modules();
+}
+
 /*
  * Looks for the loaded module @name, and writes its version if it is live. The
  * kobject keeps a module's memory: a module that goes waits for it. The version
@@ -170,7 +170,7 @@ bool peermem_module_find(const char *name, char *version, size_t room,
 
 	*version = 0;
 	*proprietary = false;
-	kobj = kset_find_obj(THIS_MODULE->mkobj.kobj.kset, name);
+	kobj = compat_find_module(THIS_MODULE->mkobj.kobj.kset, name);
 	if (!kobj)
 		return false;
 	mod = container_of(kobj, struct module_kobject, kobj)->mod;
@@ -258,7 +258,8 @@ bool peermem_has_struct_page(u64 addr, u64 len, u64 first, u64 last)
 	do {
 		unsigned long pfn = PHYS_PFN(addr);
 
-		if (pfn_valid(pfn) && !compat_is_p2pdma(pfn, first, last))
+		if (compat_may_have_page(pfn) &&
+		    !compat_is_p2pdma(pfn, first, last))
 			return true;
 		/* 0 behind the last of all addresses. */
 		addr = round_down(addr, SZ_2M) + SZ_2M;
@@ -292,16 +293,15 @@ void peermem_bar_unmap(struct pci_dev *pdev, u64 dma, size_t len)
 }
 
 /*
- * Does nothing translate what the device says? Then a mapping gives it nothing
- * that it could not reach before.
+ * Returns true if nothing translates the addresses of @pdev. Then a mapping gives
+ * the device nothing that it could not reach before. False also means: not known.
  */
 bool peermem_is_direct(struct pci_dev *pdev)
 {
 	struct device *dev = &pdev->dev;
-	struct iommu_domain *domain = iommu_get_domain_for_dev(dev);
 
 	return !get_dma_ops(dev) && !compat_has_dma_offset(dev) &&
-	       (!domain || domain->type == IOMMU_DOMAIN_IDENTITY);
+	       !compat_may_translate(dev);
 }
 
 /*
@@ -310,11 +310,7 @@ bool peermem_is_direct(struct pci_dev *pdev)
  */
 bool peermem_maps_exactly(struct pci_dev *pdev, u64 bits)
 {
-	struct iommu_domain *domain = iommu_get_domain_for_dev(&pdev->dev);
-
-	return !domain || domain->type == IOMMU_DOMAIN_IDENTITY ||
-	       !domain->pgsize_bitmap ||
-	       !(bits & (BIT(__ffs(domain->pgsize_bitmap)) - 1));
+	return !(bits & (compat_dma_granule(&pdev->dev) - 1));
 }
 
 /* Of no physical address: what is linked begins at a page of the IOMMU's. */
@@ -397,7 +393,8 @@ static const struct seq_operations peermem_seq_ops = {
 	.show	= peermem_seq_show,
 };
 
-static int peermem_file_open(struct inode *inode, struct file *file)
+static int peermem_open(struct inode *inode, struct file *file,
+			const struct peermem_file_ops *ops)
 {
 	struct peermem_open_file *open;
 	int ret;
@@ -405,14 +402,14 @@ static int peermem_file_open(struct inode *inode, struct file *file)
 	open = __seq_open_private(file, &peermem_seq_ops, sizeof(*open));
 	if (!open)
 		return -ENOMEM;
-	open->ops = inode->i_private;
-	ret = open->ops->open ? open->ops->open(&open->reader) : 0;
+	open->ops = ops;
+	ret = ops->open ? ops->open(&open->reader) : 0;
 	if (ret)
 		seq_release_private(inode, file);
 	return ret;
 }
 
-static int peermem_file_release(struct inode *inode, struct file *file)
+static int peermem_release(struct inode *inode, struct file *file)
 {
 	struct seq_file *seq = file->private_data;
 	struct peermem_open_file *open = seq->private;
@@ -422,29 +419,87 @@ static int peermem_file_release(struct inode *inode, struct file *file)
 	return seq_release_private(inode, file);
 }
 
+#ifdef PEERMEM_HAS_DEBUGFS
+
+static int peermem_debugfs_open(struct inode *inode, struct file *file)
+{
+	return peermem_open(inode, file, inode->i_private);
+}
+
 /* The owner keeps the module loaded as long as anybody has a file open. */
 static const struct file_operations peermem_fops = {
 	.owner		= THIS_MODULE,
-	.open		= peermem_file_open,
+	.open		= peermem_debugfs_open,
 	.read		= seq_read,
 	.llseek		= seq_lseek,
-	.release	= peermem_file_release,
+	.release	= peermem_release,
 };
 
 /* Without debugfs these do nothing. */
 
-struct dentry *peermem_debugfs_dir(const char *name)
+struct peermem_folder *peermem_folder_add(void)
 {
-	return debugfs_create_dir(name, NULL);
+	return (void *)debugfs_create_dir("nvidia_peermem", NULL);
 }
 
-void peermem_debugfs_file(const char *name, umode_t mode, struct dentry *dir,
-			  const struct peermem_file_ops *ops)
+void peermem_folder_add_file(struct peermem_folder *folder, const char *name,
+			     umode_t mode, const struct peermem_file_ops *ops)
 {
-	debugfs_create_file(name, mode, dir, (void *)ops, &peermem_fops);
+	debugfs_create_file(name, mode, (struct dentry *)folder, (void *)ops,
+			    &peermem_fops);
 }
 
-void peermem_debugfs_remove(struct dentry *dir)
+void peermem_folder_remove(struct peermem_folder *folder)
 {
-	debugfs_remove(dir);
+	debugfs_remove((struct dentry *)folder);
 }
+
+#else
+
+/*
+ * Every container has a /proc, and a file's mode counts in it for the container's
+ * root, too. So opening takes a capability in the initial user namespace.
+ */
+static int peermem_proc_open(struct inode *inode, struct file *file)
+{
+	if (!capable(CAP_SYS_ADMIN))
+		return -EPERM;
+	return peermem_open(inode, file, compat_proc_data(inode));
+}
+
+/*
+ * An open file does not keep the module loaded, and calls no function of the
+ * module once proc_remove() has returned. proc_remove() first lets no new call
+ * in, and waits for calls under way (proc_entry_rundown()). Then it calls
+ * proc_release for each open file (close_pdeo()), and a later close() does not.
+ * A later read() returns -EIO. The file's own operations are procfs's.
+ */
+static const struct proc_ops peermem_proc_ops = {
+	.proc_open	= peermem_proc_open,
+	.proc_read	= seq_read,
+	.proc_lseek	= seq_lseek,
+	.proc_release	= peermem_release,
+};
+
+/* Without procfs these do nothing. The kernel makes /proc/driver at boot. */
+
+struct peermem_folder *peermem_folder_add(void)
+{
+	return (void *)proc_mkdir("driver/nvidia-peermem", NULL);
+}
+
+void peermem_folder_add_file(struct peermem_folder *folder, const char *name,
+			     umode_t mode, const struct peermem_file_ops *ops)
+{
+	/* NULL is the root of /proc. */
+	if (folder)
+		proc_create_data(name, 0400, (struct proc_dir_entry *)folder,
+				 &peermem_proc_ops, (void *)ops);
+}
+
+void peermem_folder_remove(struct peermem_folder *folder)
+{
+	proc_remove((struct proc_dir_entry *)folder);
+}
+
+#endif

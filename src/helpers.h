@@ -83,6 +83,7 @@ enum peermem_vma {
 };
 
 enum peermem_vma peermem_vma(u64 addr);
+bool peermem_finds_modules(void);
 bool peermem_module_find(const char *name, char *version, size_t room,
 			 bool *proprietary);
 struct pci_dev *peermem_pci_get(struct device *dev);
@@ -118,10 +119,16 @@ struct peermem_file_ops {
 	void (*show)(struct seq_file *seq, void *reader);
 } __no_randomize_layout;
 
-struct dentry *peermem_debugfs_dir(const char *name);
-void peermem_debugfs_file(const char *name, umode_t mode, struct dentry *dir,
-			  const struct peermem_file_ops *ops);
-void peermem_debugfs_remove(struct dentry *dir);
+/*
+ * The module's folder: nvidia_peermem in debugfs or, where debugfs is for GPL
+ * modules only, driver/nvidia-peermem in /proc. There all files have mode 0400.
+ */
+struct peermem_folder;
+
+struct peermem_folder *peermem_folder_add(void);
+void peermem_folder_add_file(struct peermem_folder *folder, const char *name,
+			     umode_t mode, const struct peermem_file_ops *ops);
+void peermem_folder_remove(struct peermem_folder *folder);
 
 /*
  * sg.c: a scatter list that grows: whole chunks, linked as sg_alloc_table()

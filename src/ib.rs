@@ -65,7 +65,12 @@ pub(crate) fn check() -> Result {
     let Some(missing) = WeakSymbol::first_missing(WEAK_SYMBOLS) else {
         return Ok(());
     };
-    if LoadedModule::find(c"ib_core").is_none() {
+    if !LoadedModule::can_be_found() {
+        pr_err!(
+            "not loaded: neither ib_core nor ib_uverbs is loaded with peer memory (no {}): modprobe ib_uverbs, then this module again; or load those of MLNX_OFED or DOCA-OFED\n",
+            missing
+        );
+    } else if LoadedModule::find(c"ib_core").is_none() {
         pr_err!(
             "not loaded: no ib_core is, and so there is no {}: modprobe loads it first, insmod does not\n",
             missing
@@ -91,6 +96,13 @@ pub(crate) fn check() -> Result {
 /// Only OFED has mlx_compat. Its mlx5_core has the version, its ib_core has none.
 pub(crate) fn check_revocation() {
     const ADVICE: &str = "a registration that fails can hang there for ever: install OFED 25.04 or newer, or load this module with persistent_api_support=1";
+    if !LoadedModule::can_be_found() {
+        pr_warn!(
+            "revocable mode needs OFED 25.04 or newer, and built for the proprietary nvidia.ko this module cannot see which one is loaded: {}\n",
+            ADVICE
+        );
+        return;
+    }
     if LoadedModule::find(c"mlx_compat").is_none() {
         pr_warn!(
             "revocable mode needs OFED 25.04 or newer, and the ib_core that is loaded is not OFED's: {}\n",

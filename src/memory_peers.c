@@ -42,7 +42,10 @@
 #include <linux/stddef.h>
 #include <linux/sysfs.h>
 
+#include "compat.h"
 #include "memory_peers.h"
+
+#ifdef PEERMEM_HAS_MEMORY_PEERS
 
 #define DIRECTORY	"memory_peers"
 
@@ -289,3 +292,22 @@ void peermem_memory_peers_hide(void)
 	remove_all();
 	mm_put();
 }
+
+#else
+
+/* Nothing is looked for, and nothing shown. */
+
+void peermem_memory_peers_probe(const char *name)
+{
+}
+
+void peermem_memory_peers_show(const struct peermem_peer *peers,
+			       unsigned int count)
+{
+}
+
+void peermem_memory_peers_hide(void)
+{
+}
+
+#endif

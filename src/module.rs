@@ -61,6 +61,13 @@ pub(crate) struct LoadedModule {
 }
 
 impl LoadedModule {
+    /// Returns `false` if [`find`](Self::find) finds no module, loaded or not: the kernel's function for that is for GPL
+    /// modules only, and this module was built for the proprietary nvidia.ko.
+    pub(crate) fn can_be_found() -> bool {
+        // SAFETY: Has no preconditions.
+        unsafe { c::peermem_finds_modules() }
+    }
+
     /// `None` if no module of that name is loaded, or it is on its way out.
     ///
     /// Only a live module has its version: a module in its init has none.

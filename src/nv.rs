@@ -75,12 +75,16 @@ pub(crate) fn check() -> Result {
         return Ok(());
     };
     match LoadedModule::find(c"nvidia") {
+        None if !LoadedModule::can_be_found() => pr_err!(
+            "not loaded: nvidia.ko is not, or has no {}: modprobe nvidia, or install driver 535 or newer\n",
+            missing
+        ),
         None => pr_err!(
             "not loaded: no nvidia.ko is, and so there is no {}: modprobe loads it first, insmod does not\n",
             missing
         ),
         Some(driver) if driver.is_proprietary => pr_err!(
-            "not loaded: nvidia.ko {} is the proprietary flavour, and Linux gives none of its functions to a module in Rust: install NVIDIA's open kernel modules (nvidia-open), or use NVIDIA's own nvidia-peermem\n",
+            "not loaded: nvidia.ko {} is the proprietary flavour, and this module was not built for it: build it again beside that driver with PEERMEM_BUILD=portable, or install NVIDIA's open kernel modules (nvidia-open), or use NVIDIA's own nvidia-peermem\n",
             driver.version()
         ),
         Some(driver) => pr_err!(

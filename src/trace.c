@@ -4,9 +4,19 @@
  * only call those that the kernel itself has.
  */
 
+#ifndef PEERMEM_FOUND
+#include <compat-found.h>
+#endif
+/* The functions of TRACE_EVENT() do nothing then. For linux/tracepoint.h. */
+#ifndef PEERMEM_HAS_TRACEPOINTS
+#define NOTRACE
+#endif
+
 #include "helpers.h"
 
+#ifdef PEERMEM_HAS_TRACEPOINTS
 #define CREATE_TRACE_POINTS
+#endif
 #include "trace.h"
 
 void peermem_trace_refused(const char *mode, const char *step,

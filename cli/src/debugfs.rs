@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What the module reports in debugfs. `docs/observe.md` promises the form of the lines: records of
+//! What the module reports in debugfs or, built for the proprietary nvidia.ko, in `/proc`. `docs/observe.md` promises the form of the lines: records of
 //! `key=value`, read by key. A key that is not known here is kept, one that is not there is none.
 
 use std::collections::BTreeMap;
@@ -12,8 +12,10 @@ use crate::host::number;
 use crate::host::Host;
 use crate::host::Unseen;
 
-/// Where the module's files are.
+/// Where the module's files are in debugfs.
 pub(crate) const DIRECTORY: &str = "/sys/kernel/debug/nvidia_peermem";
+/// Where they are if the module was built for the proprietary nvidia.ko. Then it has none in debugfs.
+pub(crate) const PROC: &str = "/proc/driver/nvidia-peermem";
 /// The versions of the form of the lines that are known here. In 2, `not_in_bar` counts what `has_struct_pages` does in 3.
 const FORMATS: RangeInclusive<u64> = 2..=3;
 
@@ -25,11 +27,12 @@ pub(crate) enum Missing {
     NoSysfs(Unseen),
     /// What is loaded under the name is another's module, of this version.
     Other(String),
-    Denied,
+    /// The files are in this folder.
+    Denied(&'static str),
     /// The kernel has no debugfs.
     NoDebugfs,
     NotMounted,
-    /// debugfs is there, and the module's directory is not.
+    /// debugfs is there, and the module's directory is neither there nor in `/proc`.
     NoFiles,
     /// Lines of a form that is not known here; what the file says.
     Format(String),
@@ -40,7 +43,7 @@ pub(crate) enum Missing {
     },
     NotRecorded,
     Failed {
-        file: &'static str,
+        path: String,
         why: String,
     },
 }
@@ -62,7 +65,11 @@ impl fmt::Display for Missing {
                 "the nvidia_peermem that is loaded (version {version}) is not peermem-rs: NVIDIA's own module reports \
                  nothing of its registrations"
             ),
-            Self::Denied => write!(f, "{DIRECTORY} is not visible without root"),
+            Self::Denied(PROC) => write!(
+                f,
+                "{PROC} cannot be read without root, and in a container not without the host's CAP_SYS_ADMIN"
+            ),
+            Self::Denied(directory) => write!(f, "{directory} is not visible without root"),
             Self::NoDebugfs => f.write_str(
                 "this kernel has no debugfs (no CONFIG_DEBUG_FS, or booted with debugfs=off)",
             ),
@@ -71,8 +78,8 @@ impl fmt::Display for Missing {
             ),
             Self::NoFiles => write!(
                 f,
-                "nvidia_peermem is loaded and {DIRECTORY} is not there: the kernel refused the module its files \
-                 (debugfs=no-mount, lockdown), or this is a container without the host's debugfs"
+                "nvidia_peermem is loaded and {DIRECTORY} is not there, nor is {PROC}: the kernel refused the module \
+                 its files (debugfs=no-mount, lockdown), or this is a container without the host's debugfs"
             ),
             Self::Format(format) => write!(
                 f,
@@ -88,7 +95,7 @@ impl fmt::Display for Missing {
             Self::NotRecorded => {
                 write!(f, "the recording has no answer of {DIRECTORY}: recorded without root?")
             }
-            Self::Failed { file, why } => write!(f, "{DIRECTORY}/{file}: {why}"),
+            Self::Failed { path, why } => write!(f, "{path}: {why}"),
         }
     }
 }
@@ -127,10 +134,10 @@ impl Module {
             }
             Err(why) => return Err(Missing::NoSysfs(why)),
         }
-        let text = match host.text(&path(FILE)) {
+        let text = match host.text(&path(host, FILE)) {
             Ok(text) => text,
             Err(Unseen::Absent) => return Err(Self::why_absent(host)),
-            Err(why) => return Err(missing(FILE, why)),
+            Err(why) => return Err(missing(host, FILE, why)),
         };
         let line = Line::parse(&text).ok_or_else(|| Missing::Format(text.clone()))?;
         let format = line.get("format").unwrap_or("");
@@ -179,12 +186,12 @@ impl Module {
         file: &'static str,
         of: fn(Line<'_>) -> Option<T>,
     ) -> Result<Records<T>, Missing> {
-        let bytes = host.bytes(&path(file)).map_err(|why| match why {
+        let bytes = host.bytes(&path(host, file)).map_err(|why| match why {
             Unseen::Absent => Missing::Older {
                 module: self.version.clone(),
                 file,
             },
-            why => missing(file, why),
+            why => missing(host, file, why),
         })?;
         let text = String::from_utf8_lossy(&bytes);
         // A line without its end may be half of one, and half a number is another number.
@@ -204,20 +211,37 @@ pub(crate) fn is_mounted(host: &dyn Host) -> Result<(), Missing> {
         Ok(names) if names.is_empty() => Err(Missing::NotMounted),
         Ok(_) => Ok(()),
         Err(Unseen::Absent) => Err(Missing::NoDebugfs),
-        Err(why) => Err(missing("version", why)),
+        Err(why) => Err(missing_in(DIRECTORY, "version", why)),
     }
 }
 
-fn path(file: &str) -> String {
-    format!("{DIRECTORY}/{file}")
+/// Returns the folder with the module's files, or where they would be in debugfs. Anybody sees whether the one in `/proc` is
+/// there.
+pub(crate) fn directory(host: &dyn Host) -> &'static str {
+    match host.has(PROC) {
+        Ok(true) => PROC,
+        _ => DIRECTORY,
+    }
 }
 
-fn missing(file: &'static str, why: Unseen) -> Missing {
+/// Returns the path of one of the module's files.
+pub(crate) fn path(host: &dyn Host, file: &str) -> String {
+    format!("{}/{file}", directory(host))
+}
+
+fn missing(host: &dyn Host, file: &str, why: Unseen) -> Missing {
+    missing_in(directory(host), file, why)
+}
+
+fn missing_in(directory: &'static str, file: &str, why: Unseen) -> Missing {
     match why {
         Unseen::Absent => Missing::NoFiles,
-        Unseen::Denied => Missing::Denied,
+        Unseen::Denied => Missing::Denied(directory),
         Unseen::NotRecorded => Missing::NotRecorded,
-        Unseen::Failed(why) => Missing::Failed { file, why },
+        Unseen::Failed(why) => Missing::Failed {
+            path: format!("{directory}/{file}"),
+            why,
+        },
     }
 }
 

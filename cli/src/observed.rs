@@ -21,6 +21,7 @@ use crate::shipped::reason::Reason;
 use crate::testing;
 
 const FILES: &str = crate::debugfs::DIRECTORY;
+const PROC: &str = crate::debugfs::PROC;
 
 /// By `docs/observe.md`. The comments name what each is for.
 const REGISTRATIONS: &str = concat!(
@@ -631,6 +632,47 @@ fn why_nothing_can_be_seen_is_said() {
         );
         assert_eq!(text.lines().count(), 1, "{text}");
     }
+}
+
+/// Moves the module's files to where they are beside the proprietary nvidia.ko.
+fn in_proc(mut fixture: Fixture) -> Fixture {
+    let files: Vec<(String, String)> = fixture
+        .recording
+        .files
+        .iter()
+        .filter_map(|(path, text)| Some((path.strip_prefix(FILES)?.to_owned(), text.clone())))
+        .collect();
+    fixture.remove(FILES);
+    for (name, text) in files {
+        fixture
+            .recording
+            .files
+            .insert(format!("{PROC}{name}"), text);
+    }
+    fixture
+}
+
+/// What is said of the files does not depend on where they are.
+#[test]
+fn files_in_proc_are_read_as_those_in_debugfs() {
+    for command in ["list", "stats"] {
+        let (expected, _) = testing::says(&busy().recording, &[command]);
+        let mut without_debugfs = in_proc(busy());
+        without_debugfs.remove("/sys/kernel/debug");
+        for fixture in [in_proc(busy()), without_debugfs] {
+            let (text, status) = testing::says(&fixture.recording, &[command]);
+            assert_eq!(text, expected, "{command}");
+            assert_ne!(status, Status::Failed);
+        }
+    }
+    let mut denied = in_proc(idle());
+    denied.deny(&format!("{PROC}/version"));
+    let (text, status) = testing::says(&denied.recording, &["list"]);
+    assert_eq!(status, Status::Failed);
+    assert!(
+        text.starts_with("peermemctl: /proc/driver/nvidia-peermem cannot be read without root"),
+        "{text}"
+    );
 }
 
 /// The module of the release before counts memory with struct pages as `not_in_bar`.

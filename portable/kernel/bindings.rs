@@ -37,7 +37,7 @@ macro_rules! opaque {
     };
 }
 
-opaque!(dentry device lock_class_key module mutex pci_dev rw_semaphore seq_file spinlock wait_queue_head);
+opaque!(device lock_class_key module mutex pci_dev rw_semaphore seq_file spinlock wait_queue_head);
 
 #[derive(Clone, Copy)]
 #[repr(C)]

@@ -259,7 +259,7 @@ int nvidia_p2p_dma_map_pages(struct pci_dev *peer,
 	      peer ? pci_name(peer) : "none");
 	return ret;
 }
-EXPORT_SYMBOL_GPL(nvidia_p2p_dma_map_pages);
+EXPORT_SYMBOL(nvidia_p2p_dma_map_pages);
 
 static struct mapping *unlink_mapping(struct pin *pin,
 				      const struct nvidia_p2p_dma_mapping *dma)
@@ -328,7 +328,7 @@ log:
 	event("dma_unmap", ret, "pin=%llu map=%llu", pin_id, id);
 	return ret;
 }
-EXPORT_SYMBOL_GPL(nvidia_p2p_dma_unmap_pages);
+EXPORT_SYMBOL(nvidia_p2p_dma_unmap_pages);
 
 /**
  * nvidia_p2p_free_dma_mapping - nothing
@@ -342,7 +342,7 @@ int nvidia_p2p_free_dma_mapping(struct nvidia_p2p_dma_mapping *dma_mapping)
 	might_sleep();
 	return fail_here(FAIL_FREE_DMA_MAPPING);
 }
-EXPORT_SYMBOL_GPL(nvidia_p2p_free_dma_mapping);
+EXPORT_SYMBOL(nvidia_p2p_free_dma_mapping);
 
 /**
  * dma_unmap_all - end the mappings of a table that goes away

@@ -434,7 +434,7 @@ int nvidia_p2p_get_pages(u64 p2p_token, u32 va_space,
 	      virtual_address, length);
 	return ret;
 }
-EXPORT_SYMBOL_GPL(nvidia_p2p_get_pages);
+EXPORT_SYMBOL(nvidia_p2p_get_pages);
 
 static int get_table_persistent(u64 va, u64 length,
 				struct nvidia_p2p_page_table **page_table,
@@ -522,7 +522,7 @@ int nvidia_p2p_get_pages_persistent(u64 virtual_address, u64 length,
 	      id, virtual_address, length);
 	return ret;
 }
-EXPORT_SYMBOL_GPL(nvidia_p2p_get_pages_persistent);
+EXPORT_SYMBOL(nvidia_p2p_get_pages_persistent);
 
 static int put_table(struct nvidia_p2p_page_table *table)
 {
@@ -598,7 +598,7 @@ int nvidia_p2p_put_pages(u64 p2p_token, u32 va_space,
 		event("put_pages", ret, "pin=0 result=none");
 	return ret;
 }
-EXPORT_SYMBOL_GPL(nvidia_p2p_put_pages);
+EXPORT_SYMBOL(nvidia_p2p_put_pages);
 
 /*
  * As in the real driver: whatever the resource manager answers, the GPU's
@@ -682,7 +682,7 @@ int nvidia_p2p_put_pages_persistent(u64 virtual_address,
 	event("put_pages_persistent", ret, "pin=%llu", id);
 	return ret;
 }
-EXPORT_SYMBOL_GPL(nvidia_p2p_put_pages_persistent);
+EXPORT_SYMBOL(nvidia_p2p_put_pages_persistent);
 
 /**
  * p2p_revoke - take the pins off memory that is being freed
@@ -765,7 +765,7 @@ int nvidia_p2p_free_page_table(struct nvidia_p2p_page_table *page_table)
 	might_sleep();
 	return fail_here(FAIL_FREE_PAGE_TABLE);
 }
-EXPORT_SYMBOL_GPL(nvidia_p2p_free_page_table);
+EXPORT_SYMBOL(nvidia_p2p_free_page_table);
 
 /**
  * nvidia_p2p_init_mapping - not supported
@@ -783,7 +783,7 @@ int nvidia_p2p_init_mapping(u64 p2p_token,
 	might_sleep();
 	return -ENOTSUPP;
 }
-EXPORT_SYMBOL_GPL(nvidia_p2p_init_mapping);
+EXPORT_SYMBOL(nvidia_p2p_init_mapping);
 
 /**
  * nvidia_p2p_destroy_mapping - not supported
@@ -796,7 +796,7 @@ int nvidia_p2p_destroy_mapping(u64 p2p_token)
 	might_sleep();
 	return -ENOTSUPP;
 }
-EXPORT_SYMBOL_GPL(nvidia_p2p_destroy_mapping);
+EXPORT_SYMBOL(nvidia_p2p_destroy_mapping);
 
 void p2p_hold_points(struct dentry *dir)
 {

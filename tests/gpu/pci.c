@@ -408,10 +408,21 @@ static struct pci_driver driver = {
 	.remove		= remove,
 };
 
+/*
+ * The loader gives the functions of a module with this taint to no module that
+ * uses a symbol for GPL modules only. The stand-in's own symbols are resolved by
+ * now. What it exports to clients is for all modules, as the closed driver's is.
+ */
+static bool proprietary;
+module_param(proprietary, bool, 0444);
+MODULE_PARM_DESC(proprietary, "to other modules, of a licence as the closed driver's: Y or N [default]");
+
 static int __init nvidia_init(void)
 {
 	int ret;
 
+	if (proprietary)
+		set_bit(TAINT_PROPRIETARY_MODULE, &THIS_MODULE->taints);
 	bar_init();
 	ret = coherent_init();
 	if (ret)

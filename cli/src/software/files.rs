@@ -283,6 +283,11 @@ impl File {
         file
     }
 
+    /// Returns `true` if this is a peermem-rs that was built for the proprietary nvidia.ko: its files are in `/proc`.
+    pub(crate) fn is_for_proprietary(&self) -> bool {
+        self.needs.contains_key("proc_create_data")
+    }
+
     /// Whether it carries CRCs, so that the kernel goes by them and not by its release.
     pub(crate) fn has_crcs(&self) -> bool {
         self.needs.values().any(Option::is_some)

@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! What the module shows of a process: its registrations, and why one was refused. See docs/observe.md.
 
+use crate::debugfs::path;
 use crate::debugfs::Line;
 use crate::host::Host;
 use crate::host::Seen;
 use crate::host::Unseen;
 
-const REGISTRATIONS: &str = "/sys/kernel/debug/nvidia_peermem/registrations";
-const REFUSALS: [&str; 2] = [
-    "/sys/kernel/debug/nvidia_peermem/refusals",
-    "/sys/kernel/debug/nvidia_peermem/non_gpu",
-];
+const REFUSALS: [&str; 2] = ["refusals", "non_gpu"];
 /// Peer-memory modules for NVIDIA's GPUs: this project's and NVIDIA's, and the one before both.
 const MODULES: [&str; 2] = ["/sys/module/nvidia_peermem", "/sys/module/nv_peer_mem"];
 /// The first namespace of processes, whose numbers the module has.
@@ -40,7 +37,7 @@ fn same_numbers(host: &dyn Host) -> Seen<()> {
 
 /// How many registrations of a process are listed.
 pub(crate) fn registrations_of(host: &dyn Host, process: u32) -> Seen<usize> {
-    let text = host.text(REGISTRATIONS)?;
+    let text = host.text(&path(host, "registrations"))?;
     same_numbers(host)?;
     Ok(of(&text, process).count())
 }
@@ -48,8 +45,8 @@ pub(crate) fn registrations_of(host: &dyn Host, process: u32) -> Seen<usize> {
 /// What the module wrote down last about a registration of a process that it refused: the reason's name and words.
 pub(crate) fn last_refusal(host: &dyn Host, process: u32) -> Seen<Option<String>> {
     let mut last: Option<(f64, String)> = None;
-    for path in REFUSALS {
-        let text = host.text(path)?;
+    for file in REFUSALS {
+        let text = host.text(&path(host, file))?;
         same_numbers(host)?;
         for line in of(&text, process) {
             let when = line
@@ -75,18 +72,28 @@ fn words(line: &Line<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::debugfs::DIRECTORY;
+    use crate::debugfs::PROC;
     use crate::host::recording::Recording;
 
-    /// Files, and nothing else.
-    fn host(files: &[(&str, &str)], namespace: &str) -> Recording {
+    /// Files, and nothing else. Paths that do not begin with a slash are below `folder`.
+    fn host_with(folder: &str, files: &[(&str, &str)], namespace: &str) -> Recording {
         let mut host = Recording::new("a test");
         host.directories.insert("/".to_owned(), Vec::new());
         for (path, text) in files {
-            host.files.insert((*path).to_owned(), (*text).to_owned());
+            let path = match path.starts_with('/') {
+                true => (*path).to_owned(),
+                false => format!("{folder}/{path}"),
+            };
+            host.files.insert(path, (*text).to_owned());
         }
         let link = "/proc/self/ns/pid".to_owned();
         host.links.insert(link, namespace.to_owned());
         host
+    }
+
+    fn host(files: &[(&str, &str)], namespace: &str) -> Recording {
+        host_with(DIRECTORY, files, namespace)
     }
 
     const REFUSED: &str = concat!(
@@ -99,21 +106,23 @@ mod tests {
     #[test]
     fn the_last_reason_of_a_process_is_found() {
         let files = [(REFUSALS[0], REFUSED), (REFUSALS[1], "")];
-        let host = host(&files, FIRST_NAMESPACE);
-        let last = last_refusal(&host, 47);
-        assert_eq!(
-            last,
-            Ok(Some("no_room: no room in BAR1; tgid=9 less".to_owned()))
-        );
-        assert_eq!(last_refusal(&host, 470), Ok(Some("hole: x".to_owned())));
-        assert_eq!(last_refusal(&host, 9), Ok(None));
+        for folder in [DIRECTORY, PROC] {
+            let host = host_with(folder, &files, FIRST_NAMESPACE);
+            let last = last_refusal(&host, 47);
+            assert_eq!(
+                last,
+                Ok(Some("no_room: no room in BAR1; tgid=9 less".to_owned()))
+            );
+            assert_eq!(last_refusal(&host, 470), Ok(Some("hole: x".to_owned())));
+            assert_eq!(last_refusal(&host, 9), Ok(None));
+        }
     }
 
     #[test]
     fn registrations_are_counted_by_process() {
         let text = "id=1 state=mapped tgid=154 pid=154 comm=gdr\nid=2 state=mapped tgid=15 pid=154 comm=gdr\n\
                     id=3 tgid=154 comm=x\n";
-        let host = host(&[(REGISTRATIONS, text)], FIRST_NAMESPACE);
+        let host = host(&[("registrations", text)], FIRST_NAMESPACE);
         assert_eq!(registrations_of(&host, 154), Ok(2));
         assert_eq!(registrations_of(&host, 15), Ok(1));
         assert_eq!(registrations_of(&host, 1), Ok(0));
@@ -121,7 +130,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_told_is_said() {
-        let elsewhere = host(&[(REGISTRATIONS, "")], "pid:[4026532000]");
+        let elsewhere = host(&[("registrations", "")], "pid:[4026532000]");
         assert!(matches!(
             registrations_of(&elsewhere, 1),
             Err(Unseen::Failed(_))

@@ -52,7 +52,7 @@ int nvidia_p2p_get_pages(u64 p2p_token, u32 va_space, u64 virtual_address,
 	      ret ? 0 : rm_pin_id(*page_table), virtual_address, length);
 	return ret;
 }
-EXPORT_SYMBOL_GPL(nvidia_p2p_get_pages);
+EXPORT_SYMBOL(nvidia_p2p_get_pages);
 
 int nvidia_p2p_get_pages_persistent(u64 virtual_address, u64 length,
 				    struct nvidia_p2p_page_table **page_table,
@@ -73,7 +73,7 @@ int nvidia_p2p_get_pages_persistent(u64 virtual_address, u64 length,
 	      ret ? 0 : rm_pin_id(*page_table), virtual_address, length);
 	return ret;
 }
-EXPORT_SYMBOL_GPL(nvidia_p2p_get_pages_persistent);
+EXPORT_SYMBOL(nvidia_p2p_get_pages_persistent);
 
 int nvidia_p2p_put_pages(u64 p2p_token, u32 va_space, u64 virtual_address,
 			 struct nvidia_p2p_page_table *page_table)
@@ -89,7 +89,7 @@ int nvidia_p2p_put_pages(u64 p2p_token, u32 va_space, u64 virtual_address,
 		event("put_pages", ret, "pin=0 result=none");
 	return ret;
 }
-EXPORT_SYMBOL_GPL(nvidia_p2p_put_pages);
+EXPORT_SYMBOL(nvidia_p2p_put_pages);
 
 int nvidia_p2p_put_pages_persistent(u64 virtual_address,
 				    struct nvidia_p2p_page_table *page_table,
@@ -111,7 +111,7 @@ int nvidia_p2p_put_pages_persistent(u64 virtual_address,
 	event("put_pages_persistent", ret, "pin=%llu", id);
 	return ret;
 }
-EXPORT_SYMBOL_GPL(nvidia_p2p_put_pages_persistent);
+EXPORT_SYMBOL(nvidia_p2p_put_pages_persistent);
 
 int nvidia_p2p_dma_map_pages(struct pci_dev *peer,
 			     struct nvidia_p2p_page_table *page_table,
@@ -135,7 +135,7 @@ int nvidia_p2p_dma_map_pages(struct pci_dev *peer,
 	      peer ? pci_name(peer) : "none");
 	return ret;
 }
-EXPORT_SYMBOL_GPL(nvidia_p2p_dma_map_pages);
+EXPORT_SYMBOL(nvidia_p2p_dma_map_pages);
 
 int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 			       struct nvidia_p2p_page_table *page_table,
@@ -164,7 +164,7 @@ log:
 	event("dma_unmap", ret, "pin=%llu", id);
 	return ret;
 }
-EXPORT_SYMBOL_GPL(nvidia_p2p_dma_unmap_pages);
+EXPORT_SYMBOL(nvidia_p2p_dma_unmap_pages);
 
 int nvidia_p2p_free_page_table(struct nvidia_p2p_page_table *page_table)
 {
@@ -175,7 +175,7 @@ int nvidia_p2p_free_page_table(struct nvidia_p2p_page_table *page_table)
 	ret = fail_here(FAIL_FREE_PAGE_TABLE);
 	return ret ?: upper_free_page_table(page_table);
 }
-EXPORT_SYMBOL_GPL(nvidia_p2p_free_page_table);
+EXPORT_SYMBOL(nvidia_p2p_free_page_table);
 
 int nvidia_p2p_free_dma_mapping(struct nvidia_p2p_dma_mapping *dma_mapping)
 {
@@ -186,7 +186,7 @@ int nvidia_p2p_free_dma_mapping(struct nvidia_p2p_dma_mapping *dma_mapping)
 	ret = fail_here(FAIL_FREE_DMA_MAPPING);
 	return ret ?: upper_free_dma_mapping(dma_mapping);
 }
-EXPORT_SYMBOL_GPL(nvidia_p2p_free_dma_mapping);
+EXPORT_SYMBOL(nvidia_p2p_free_dma_mapping);
 
 int nvidia_p2p_init_mapping(u64 p2p_token, struct nvidia_p2p_params *params,
 			    void (*destroy_callback)(void *data), void *data)
@@ -194,14 +194,14 @@ int nvidia_p2p_init_mapping(u64 p2p_token, struct nvidia_p2p_params *params,
 	might_sleep();
 	return upper_init_mapping(p2p_token, params, destroy_callback, data);
 }
-EXPORT_SYMBOL_GPL(nvidia_p2p_init_mapping);
+EXPORT_SYMBOL(nvidia_p2p_init_mapping);
 
 int nvidia_p2p_destroy_mapping(u64 p2p_token)
 {
 	might_sleep();
 	return upper_destroy_mapping(p2p_token);
 }
-EXPORT_SYMBOL_GPL(nvidia_p2p_destroy_mapping);
+EXPORT_SYMBOL(nvidia_p2p_destroy_mapping);
 
 void dma_hold_points(struct dentry *dir)
 {

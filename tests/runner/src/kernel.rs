@@ -220,6 +220,7 @@ const FLAVOURS: &[Flavour] = &[
         package: "linux-source-6.12",
         suites: &["trixie"],
         patches: &["6.12"],
+        smoke: &[Smoke::Nvidia, Smoke::Revocable, Smoke::Proprietary],
         ..STOCK
     },
     Flavour {

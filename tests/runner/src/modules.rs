@@ -250,6 +250,8 @@ pub(crate) struct Builder<'a> {
     /// Takes a product that is there for what it is.
     frozen: bool,
     build: Build,
+    /// Builds our module to be loaded beside a proprietary nvidia.ko.
+    no_gpl_only: bool,
     provider: Provider,
 }
 
@@ -269,7 +271,17 @@ impl<'a> Builder<'a> {
                 true => Build::InTree,
                 false => Build::Portable,
             },
+            no_gpl_only: false,
             provider: Provider::Nvidia,
+        }
+    }
+
+    /// Builds our module, in the portable way, to be loaded beside a proprietary nvidia.ko.
+    pub(crate) fn without_gpl_only(self) -> Self {
+        Self {
+            build: Build::Portable,
+            no_gpl_only: true,
+            ..self
         }
     }
 
@@ -420,7 +432,10 @@ impl<'a> Builder<'a> {
     /// The module of this repository.
     pub(crate) fn ours(&self) -> Result<PathBuf> {
         let mut recipe = self.our_recipe();
-        let name = self.beside_neighbour("ours-portable");
+        let name = self.beside_neighbour(match self.no_gpl_only {
+            true => "ours-no-gpl-only",
+            false => "ours-portable",
+        });
         if self.build == Build::Portable {
             recipe.name = &name;
             self.link(&mut recipe)?;
@@ -443,6 +458,11 @@ impl<'a> Builder<'a> {
         recipe.variables.extend([
             "PEERMEM_BUILD=portable".to_owned(),
             format!("PEERMEM_OBJECT={}", object.display()),
+            // This machine may have a driver of its own.
+            format!(
+                "PEERMEM_NO_GPL_ONLY={}",
+                if self.no_gpl_only { "1" } else { "" }
+            ),
         ]);
         Ok(())
     }
@@ -592,6 +612,10 @@ impl<'a> Builder<'a> {
         if self.kernel.has_rust {
             files.push(self.bench()?);
             files.extend(self.drivers()?.into_iter().map(|(_, file)| file));
+        }
+        if self.kernel.is_stock {
+            let builder = Builder { ..*self };
+            files.push(builder.without_gpl_only().ours()?);
         }
         if self.build == Build::InTree {
             files.push(self.kunit()?);

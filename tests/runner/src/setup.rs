@@ -284,9 +284,12 @@ pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
     }
     let root = foreign::root(paths, kernel.arch)?;
     let _lock = Lock::take(paths, "modules")?;
-    let builder = Builder::new(paths, &toolchain, &kernel, options.frozen)
+    let mut builder = Builder::new(paths, &toolchain, &kernel, options.frozen)
         .with(options.build)?
         .beside(options.provider);
+    if options.no_gpl_only {
+        builder = builder.without_gpl_only();
+    }
     let mut index = Index::default();
     for file in options.peermem_ko.iter().chain(&options.gpu_ko) {
         let file = fs::canonicalize(file).with_context(|| file.display().to_string())?;

@@ -127,6 +127,7 @@ const SMOKE: &[&str] = &[
     "register.one_pin_one_unpin",
     "register.rereg",
     "reasons.no_room",
+    "reasons.unload",
     "reasons.tracepoint",
     "registrations.",
     "limit.each_user",
@@ -1694,6 +1695,8 @@ pub(crate) enum Smoke {
     Revocable,
     /// NVIDIA's module, whose client with callbacks serves.
     Nvidia,
+    /// This module without persistent pins, beside an nvidia.ko that the loader takes for proprietary.
+    Proprietary,
 }
 
 impl Smoke {
@@ -1701,6 +1704,12 @@ impl Smoke {
         let (name, options): (_, fn(&mut Options)) = match self {
             Self::Revocable => ("ours, revocable", |vm| {
                 vm.bar = SMOKE_BAR;
+                vm.param.push("persistent_api_support=0".to_owned());
+            }),
+            Self::Proprietary => ("ours, beside a proprietary nvidia.ko", |vm| {
+                vm.bar = SMOKE_BAR;
+                vm.no_gpl_only = true;
+                vm.gpu_param.push("proprietary=1".to_owned());
                 vm.param.push("persistent_api_support=0".to_owned());
             }),
             Self::Nvidia => ("NVIDIA's", |vm| {

@@ -214,6 +214,10 @@ pub(crate) struct Options {
     /// How our module is built [default: in-tree, where the kernel has what Rust needs]
     #[arg(long, value_enum)]
     pub(crate) build: Option<Build>,
+    /// Builds our module, in the portable way, without symbols that are exported to GPL modules only; with --gpu-param
+    /// proprietary=1 nothing else is loaded
+    #[arg(long)]
+    pub(crate) no_gpl_only: bool,
     /// Directory that becomes the machine's root, read-only; the host's files lie under /host, as always. What a machine of
     /// other processors finds there by default is Debian's
     #[arg(long, value_name = "DIR", default_value = "/")]

@@ -22,6 +22,13 @@ const COMMON: &str = "\
 #define __user
 #define EOPNOTSUPP 95
 #define USEC_PER_MSEC 1000UL
+#define NSEC_PER_USEC 1000L
+#define PAGE_SIZE 4096UL
+#define O_RDONLY 0
+#define IOMMU_DOMAIN_IDENTITY 4
+#define BIT(n) (1UL << (n))
+#define __ffs(word) ((unsigned long)__builtin_ctzl(word))
+#define ERR_PTR(error) ((void *)(long)(error))
 #define DIV_ROUND_UP(n, d) (((n) + (d) - 1) / (d))
 #define VM_READ 1
 #define VM_WRITE 2
@@ -29,6 +36,8 @@ const COMMON: &str = "\
 typedef _Bool bool;
 typedef unsigned long size_t;
 typedef unsigned long long u64, dma_addr_t, phys_addr_t;
+typedef long long s64, ktime_t;
+typedef unsigned short umode_t;
 enum dma_data_direction { DMA_BIDIRECTIONAL };
 struct range { u64 start, end; };
 struct resource { u64 start, end; };
@@ -36,6 +45,35 @@ struct rw_semaphore { int count; };
 struct device;
 struct dev_pagemap;
 struct dma_iova_state;
+struct timespec64 { s64 tv_sec; long tv_nsec; };
+struct kernfs_node;
+struct kobject { struct kernfs_node *sd; };
+struct kset;
+struct attribute_group;
+struct inode { void *i_private; };
+struct file;
+struct file_operations;
+struct dentry;
+struct iommu_domain { unsigned int type; unsigned long pgsize_bitmap; };
+extern struct kobject *kernel_kobj;
+ktime_t ktime_get(void);
+static inline s64 ktime_to_us(ktime_t time) { return time / NSEC_PER_USEC; }
+void ktime_get_coarse_ts64(struct timespec64 *time);
+static inline s64 timespec64_to_ns(const struct timespec64 *time) { return time->tv_sec * 1000000000 + time->tv_nsec; }
+struct kobject *kset_find_obj(struct kset *, const char *);
+struct file *anon_inode_getfile(const char *, const struct file_operations *, void *, int);
+int trace_event_reg(void);
+int pfn_valid(unsigned long pfn);
+struct kernfs_node *kernfs_find_and_get_ns(struct kernfs_node *, const char *, const void *);
+static inline struct kernfs_node *kernfs_find_and_get(struct kernfs_node *node, const char *name)
+{ return kernfs_find_and_get_ns(node, name, NULL); }
+void kernfs_put(struct kernfs_node *);
+struct kobject *kobject_create_and_add(const char *, struct kobject *);
+int sysfs_create_group(struct kobject *, const struct attribute_group *);
+struct dentry *debugfs_create_dir(const char *, struct dentry *);
+struct dentry *debugfs_create_file(const char *, umode_t, struct dentry *, void *, const struct file_operations *);
+void debugfs_remove(struct dentry *);
+struct iommu_domain *iommu_get_domain_for_dev(struct device *);
 int down_read_trylock(struct rw_semaphore *sem);
 void up_read(struct rw_semaphore *sem);
 void msleep(unsigned int ms);
@@ -54,6 +92,22 @@ const EXPORTED: &[&str] = &[
     "put_dev_pagemap",
     "dma_map_resource",
     "dma_unmap_resource",
+    "ktime_get_coarse_ts64",
+    "PDE_DATA",
+    "ktime_get",
+    "kset_find_obj",
+    "anon_inode_getfile",
+    "trace_event_reg",
+    "pfn_valid",
+    "kernel_kobj",
+    "kernfs_find_and_get_ns",
+    "kernfs_put",
+    "kobject_create_and_add",
+    "sysfs_create_group",
+    "debugfs_create_dir",
+    "debugfs_create_file",
+    "debugfs_remove",
+    "iommu_get_domain_for_dev",
     "get_dev_pagemap",
     "dma_map_phys",
     "dma_unmap_phys",
@@ -90,6 +144,11 @@ const DIFFERENCES: &[Difference] = &[
         probe: "fsleep",
         newer: "static inline void fsleep(unsigned long usecs) { usleep_range(usecs, 2 * usecs); }",
         older: "",
+    },
+    Difference {
+        probe: "pde_data",
+        newer: "static inline void *pde_data(const struct inode *inode) { return inode->i_private; }",
+        older: "void *PDE_DATA(const struct inode *inode);",
     },
     Difference {
         probe: "p2pdma",
@@ -149,8 +208,18 @@ const DIFFERENCES: &[Difference] = &[
     },
 ];
 
-/// Its answer depends on exports alone: every kernel with the functions has them in headers.
-const PAGEMAP: &str = "pagemap";
+/// Probes whose answers depend on exports alone: every kernel has the functions in headers.
+const EXPORTS_ALONE: &[&str] = &[
+    "anon_inode",
+    "debugfs",
+    "iommu_domain",
+    "kset_find_obj",
+    "ktime_get",
+    "memory_peers",
+    "pagemap",
+    "pfn_valid",
+    "tracepoints",
+];
 
 /// A kernel: the probes that it answers with yes, the text of its headers that no probe is about, and its exports.
 struct Kernel {
@@ -245,13 +314,17 @@ impl Kernel {
         assert_eq!(header.lines().count(), found.len() + 1, "{header}");
         // The output names the others.
         let said = text(&output.stdout);
+        let words = match self.no_gpl_only {
+            true => "  left out or in older forms, beside the proprietary nvidia.ko:",
+            false => "  older forms in use:",
+        };
         let said: BTreeSet<&str> = said
-            .strip_prefix("  older forms in use:")
+            .strip_prefix(words)
             .unwrap_or_default()
             .split_whitespace()
             .collect();
         let mut other = every_probe();
-        other.insert(PAGEMAP);
+        other.extend(EXPORTS_ALONE);
         other.retain(|name| !found.contains(*name));
         assert_eq!(said, other);
         found
@@ -301,10 +374,9 @@ fn left(place: &Place) -> Vec<String> {
     names
 }
 
-fn with_pagemap(names: &BTreeSet<&str>) -> BTreeSet<String> {
-    let mut names: BTreeSet<String> = names.iter().map(|name| (*name).to_owned()).collect();
-    names.insert(PAGEMAP.to_owned());
-    names
+fn with_exported(names: &BTreeSet<&str>) -> BTreeSet<String> {
+    let names = names.iter().chain(EXPORTS_ALONE);
+    names.map(|name| (*name).to_owned()).collect()
 }
 
 /// Each probe alone tells its two forms apart, whatever the others answer.
@@ -315,7 +387,7 @@ fn each_difference_by_itself() {
         let mut but_one = every.clone();
         but_one.remove(it.probe);
         for newer in [but_one, BTreeSet::from([it.probe])] {
-            assert_eq!(Kernel::new(&newer).found(), with_pagemap(&newer));
+            assert_eq!(Kernel::new(&newer).found(), with_exported(&newer));
         }
     }
 }
@@ -323,7 +395,7 @@ fn each_difference_by_itself() {
 #[test]
 fn all_newer_and_all_older() {
     for newer in [every_probe(), BTreeSet::new()] {
-        assert_eq!(Kernel::new(&newer).found(), with_pagemap(&newer));
+        assert_eq!(Kernel::new(&newer).found(), with_exported(&newer));
     }
 }
 
@@ -338,13 +410,14 @@ fn forms_of_kernels_that_cannot_be_had_here() {
         newer
     };
     let old = [&dma[..], &iova[..], &["pagemap_of_pfn"]].concat();
+    let older = [&old[..], &["pde_data"]].concat();
     let page_type = ", MEMORY_DEVICE_PCI_P2PDMA";
     let kernels = [
         // Mainline's, and RHEL's.
         (4, 18, BTreeSet::new(), Some((page_type, ""))),
-        (4, 18, without(&[&old[..], &["p2pdma"]].concat()), None),
-        (5, 10, without(&[&old[..], &["p2pdma"]].concat()), None),
-        (5, 14, without(&old), None),
+        (4, 18, without(&[&older[..], &["p2pdma"]].concat()), None),
+        (5, 10, without(&[&older[..], &["p2pdma"]].concat()), None),
+        (5, 14, without(&older), None),
         (6, 8, without(&old), None),
         (7, 0, every_probe(), None),
     ];
@@ -353,7 +426,7 @@ fn forms_of_kernels_that_cannot_be_had_here() {
         let code = (major << 16) + (minor << 8);
         writeln!(kernel.text, "#define LINUX_VERSION_CODE {code}").unwrap();
         kernel.replaced = replaced;
-        assert_eq!(kernel.found(), with_pagemap(&newer), "{major}.{minor}");
+        assert_eq!(kernel.found(), with_exported(&newer), "{major}.{minor}");
     }
 }
 
@@ -362,7 +435,7 @@ fn forms_of_kernels_that_cannot_be_had_here() {
 fn functions_without_the_flag_that_they_need() {
     let mut kernel = Kernel::new(&every_probe());
     kernel.text = COMMON.to_owned();
-    let mut expected = with_pagemap(&every_probe());
+    let mut expected = with_exported(&every_probe());
     for name in ["dma_map_phys", "dma_unmap_phys", "iova_link", "iova_unlink"] {
         expected.remove(name);
     }
@@ -375,11 +448,12 @@ fn functions_without_export() {
     for (function, probe) in [
         ("dma_map_phys", "dma_map_phys"),
         ("dma_iova_free", "iova_alloc"),
-        ("put_dev_pagemap", PAGEMAP),
+        ("put_dev_pagemap", "pagemap"),
+        ("trace_event_reg", "tracepoints"),
     ] {
         let mut kernel = Kernel::new(&every_probe());
         kernel.symvers = symvers(|name| (name != function).then_some("EXPORT_SYMBOL"));
-        let mut expected = with_pagemap(&every_probe());
+        let mut expected = with_exported(&every_probe());
         assert!(expected.remove(probe));
         assert_eq!(kernel.found(), expected, "{function}");
     }
@@ -394,27 +468,101 @@ fn exports_that_are_not_known() {
     ] {
         let mut kernel = Kernel::new(&every_probe());
         kernel.symvers = lines.to_owned();
-        assert_eq!(kernel.found(), with_pagemap(&every_probe()));
+        assert_eq!(kernel.found(), with_exported(&every_probe()));
     }
 }
 
-/// The proprietary driver's module may use no function that is exported for GPL modules only.
+/// Beside the proprietary driver's module, no function is used that is exported to GPL modules only. The list is 7.3's.
 #[test]
 fn functions_for_gpl_modules_only() {
-    let gpl_only = |name: &str| name.contains("iova") || name.ends_with("dma_map_phys");
-    let mut kernel = Kernel::new(&every_probe());
-    kernel.symvers = symvers(|name| {
-        Some(if gpl_only(name) {
-            "EXPORT_SYMBOL_GPL"
-        } else {
-            "EXPORT_SYMBOL"
+    let for_all = [
+        "down_read_trylock",
+        "up_read",
+        "msleep",
+        "usleep_range",
+        "dma_map_resource",
+        "dma_unmap_resource",
+        "ktime_get_coarse_ts64",
+        "PDE_DATA",
+    ];
+    let export = |name: &str| {
+        Some(match for_all.contains(&name) {
+            true => "EXPORT_SYMBOL",
+            false => "EXPORT_SYMBOL_GPL",
         })
-    });
-    assert_eq!(kernel.found(), with_pagemap(&every_probe()));
-    kernel.no_gpl_only = true;
-    let mut expected = with_pagemap(&every_probe());
-    expected.retain(|name| !name.starts_with("iova") && name != "dma_map_phys");
-    assert_eq!(kernel.found(), expected);
+    };
+    for newer in [every_probe(), BTreeSet::new()] {
+        let mut kernel = Kernel::new(&newer);
+        kernel.symvers = symvers(export);
+        assert_eq!(kernel.found(), with_exported(&newer));
+        kernel.no_gpl_only = true;
+        let mut expected = with_exported(&newer);
+        expected.retain(|name| {
+            let is_gpl_only = name.contains("iova") || name.ends_with("map_phys");
+            // Its other form takes two arguments, and either is missing.
+            !is_gpl_only && name != "pagemap_of_pfn" && !EXPORTS_ALONE.contains(&name.as_str())
+        });
+        assert_eq!(kernel.found(), expected);
+    }
+}
+
+/// What the probes left in by mistake is found in the linked module.
+#[test]
+fn a_linked_module_that_uses_them() {
+    let place = Place::new();
+    fs::create_dir_all(&place.0).unwrap();
+    let source = "void first(void); void second(void); void third(void) __attribute__((weak));\n\
+                  void own(void); void own(void) { first(); second(); third(); }\n";
+    fs::write(place.at("module.c"), source).unwrap();
+    let compiled = Command::new("gcc")
+        .args(["-c", "-o"])
+        .args([place.at("module.o"), place.at("module.c")])
+        .status()
+        .unwrap();
+    assert!(compiled.success());
+    let run = |kernel: &str, module: &str| {
+        fs::write(place.at("kernel.symvers"), kernel).unwrap();
+        fs::write(place.at("module.symvers"), module).unwrap();
+        Command::new(repository().join("rust-bindings/exports.sh"))
+            .args(["module.o", "kernel.symvers", "module.symvers"].map(|name| place.at(name)))
+            .env_remove("NM")
+            .output()
+            .unwrap()
+    };
+    let first = "0x0\tfirst\tvmlinux\tEXPORT_SYMBOL\t\n0x0\tother\tvmlinux\tEXPORT_SYMBOL_GPL\t\n";
+    let third = "0x0\tthird\tnvidia\tEXPORT_SYMBOL\t\n";
+    let output = run(
+        &format!("{first}0x0\tsecond\tvmlinux\tEXPORT_SYMBOL\t\n"),
+        third,
+    );
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    // The kernel's own, a module's in a namespace, and a weak one.
+    for (kernel, module, names) in [
+        (
+            "0x0\tsecond\tvmlinux\tEXPORT_SYMBOL_GPL\t\n",
+            third,
+            "uses: second\n",
+        ),
+        (
+            "",
+            "0x0\tsecond\tib_core\tEXPORT_SYMBOL_GPL\tRDMA\n",
+            "uses: second\n",
+        ),
+        (
+            "",
+            "0x0\tthird\tnvidia\tEXPORT_SYMBOL_GPL\t\n",
+            "uses: third\n",
+        ),
+    ] {
+        let output = run(&format!("{first}{kernel}"), module);
+        assert_eq!(output.status.code(), Some(1));
+        let said = text(&output.stderr);
+        assert!(said.ends_with(names), "{said}");
+    }
+    // Headers whose list has modules alone.
+    let output = run(third, "");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("does not say what the kernel exports"));
 }
 
 /// A form that is neither of the two ends the build with a sentence, and leaves nothing.
@@ -471,8 +619,14 @@ fn every_probe_is_used_and_has_both_forms() {
             )
         })
         .collect();
-    assert_eq!(probes, with_pagemap(&every_probe()));
-    let macros: BTreeSet<String> = source
+    assert_eq!(probes, with_exported(&every_probe()));
+    // Two of them choose what becomes of a whole file.
+    let files = ["compat.h", "helpers.c", "memory_peers.c", "trace.c"];
+    let sources: String = files
+        .iter()
+        .map(|name| fs::read_to_string(repository().join("src").join(name)).unwrap())
+        .collect();
+    let macros: BTreeSet<String> = sources
         .split("PEERMEM_HAS_")
         .skip(1)
         .map(|rest| {

@@ -27,19 +27,23 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
         Ok(None) => return findings,
         Ok(Some(driver)) => {
             let is_old = driver.is_old();
-            if software.is_closed_to_ours() && !is_old {
+            if software.is_closed_to_ours(scan.module_files()) && !is_old {
                 findings.push(
                     at(
                         Level::Fault,
                         format!("{}, and the nvidia_peermem that is installed is peermem-rs", driver.named()),
                     )
-                    .why("Linux gives a module in Rust nothing of a proprietary module: it does not load")
+                    .why(
+                        "Linux gives nothing of a proprietary module to one that uses functions for GPL modules only, and \
+                        peermem-rs was built to use them: it does not load",
+                    )
                     .fix(
-                        "install NVIDIA's open kernel modules (nvidia-open), for Turing and newer GPUs; or remove \
-                        peermem-rs, and use NVIDIA's nvidia-peermem",
+                        "build peermem-rs again beside this driver with PEERMEM_BUILD=portable; or install NVIDIA's open \
+                        kernel modules (nvidia-open), for Turing and newer GPUs; or remove peermem-rs, and use NVIDIA's \
+                        nvidia-peermem",
                     ),
                 );
-            } else if software.is_closed_to_ours() {
+            } else if software.is_closed_to_ours(scan.module_files()) {
                 findings.push(
                     at(
                         Level::Fault,

@@ -406,6 +406,18 @@ const INJECTED: &[Injected] = &[
         says: &[("nvidia-driver", Fault, "nvidia-open")],
     },
     Injected {
+        name: "ours, built for the proprietary driver, beside it",
+        inject: |fixture| {
+            unload(fixture);
+            proprietary(fixture);
+            let mut files = module_files(OUR_FILE);
+            files.module.needs.insert("proc_create_data".to_owned(), None);
+            fixture.module_files(&files);
+        },
+        // It would load.
+        says: &[("module", Warning, "sudo modprobe nvidia-peermem")],
+    },
+    Injected {
         name: "ours beside an old driver",
         inject: |fixture| {
             unload(fixture);

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use super::oops;
 use super::pci_log;
 use super::xid;
+use crate::debugfs;
 use crate::doctor::scan::Scan;
 use crate::finding::Finding;
 use crate::finding::Level;
@@ -205,7 +206,10 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let devices = devices(scan);
     let mut seen: BTreeMap<(usize, Subject), Seen<'_>> = BTreeMap::new();
     // What the module counts it tells better there, and since it was loaded.
-    let has_counters = scan.host.text(super::refusals::COUNTERS).is_ok();
+    let has_counters = scan
+        .host
+        .text(&debugfs::path(scan.host, super::refusals::COUNTERS))
+        .is_ok();
     for record in records {
         if has_counters && is_of_module(&record.text) {
             continue;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What the module refused of late, and what it lost: its files in debugfs, whose form docs/observe.md promises.
+//! What the module refused of late, and what it lost: its files, whose form docs/observe.md promises.
 
 use std::collections::BTreeMap;
 
+use crate::debugfs::directory;
+use crate::debugfs::path;
 use crate::debugfs::Line;
 use crate::debugfs::Module;
 use crate::doctor::scan::Scan;
@@ -23,8 +25,9 @@ use crate::shipped::reason::Severity;
 /// The check's name.
 pub(super) const NAME: &str = "refusals";
 
-pub(super) const COUNTERS: &str = "/sys/kernel/debug/nvidia_peermem/counters";
-const REFUSALS: &str = "/sys/kernel/debug/nvidia_peermem/refusals";
+/// The module's file with its counters.
+pub(super) const COUNTERS: &str = "counters";
+const REFUSALS: &str = "refusals";
 
 /// Of late, in seconds.
 const LATE: u64 = 3600;
@@ -82,13 +85,13 @@ pub(super) fn applies(scan: &Scan<'_>) -> bool {
 
 pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    match scan.host.text(COUNTERS) {
+    match scan.host.text(&path(scan.host, COUNTERS)) {
         Ok(text) => findings.extend(counted(&text)),
         Err(why) => {
             return vec![Scan::unseen(
                 NAME,
                 Subject::Machine,
-                "what the module refused (/sys/kernel/debug/nvidia_peermem)",
+                &format!("what the module refused ({})", directory(scan.host)),
                 &why,
             )]
         }
@@ -109,7 +112,7 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
             findings.push(found.why(Stranded::WHY).fix("restart the machine"));
         }
     }
-    match scan.host.text(REFUSALS) {
+    match scan.host.text(&path(scan.host, REFUSALS)) {
         Ok(text) => {
             let now = scan.host.fact(Fact::Monotonic).ok();
             let now = now.as_deref().and_then(seconds);

@@ -159,7 +159,11 @@ const NO_BINDGEN_ON_FEDORA: &str =
                                     'cargo install bindgen-cli' and name it with BINDGEN=.";
 const PROPRIETARY_FLAVOUR: &str =
     "This is the proprietary flavour, and Linux loads no module beside it that uses what it exports to GPL modules alone, \
-     as all of Rust is: install NVIDIA's open kernel modules (nvidia-open in NVIDIA's repositories).";
+     as this build does: build with PEERMEM_BUILD=portable, or install NVIDIA's open kernel modules (nvidia-open in NVIDIA's \
+     repositories).";
+const PROPRIETARY_SERVED: &str =
+    "This is the proprietary flavour. Beside it the module has no tracepoints and no memory_peers of its own, maps more \
+     slowly, and has its files in /proc/driver/nvidia-peermem: docs/kernels.md, The proprietary driver.";
 
 /// A host that lacks several things hears of all of them, and first whether its kernel can serve at all.
 pub(crate) fn all_at_once() -> Vec<Case> {
@@ -199,7 +203,10 @@ pub(crate) fn all_at_once() -> Vec<Case> {
             "make|missing|none",
             "kbuild needs GNU make: run 'dnf install make'.",
         ),
-        proprietary,
+        (
+            "nvidia.ko|remark|595.45.04, licence NVIDIA",
+            PROPRIETARY_SERVED,
+        ),
         (
             "peer memory|missing|no ib_register_peer_memory_client",
             NO_OFED_ON_NEW_KERNEL,
@@ -860,7 +867,16 @@ pub(crate) fn tools() -> Vec<Case> {
 const OPEN_FLAVOUR: &str =
     "install NVIDIA's open kernel modules (nvidia-open in NVIDIA's repositories)";
 
+/// A host that takes the portable build, and lacks nothing.
+fn portable() -> Host {
+    complete("6.12.9-15-generic").file("object", "x").clone()
+}
+
 pub(crate) fn drivers() -> Vec<Case> {
+    let not_for_it = format!(
+        "This is the proprietary flavour, and Linux loads no module beside it that uses what it exports to GPL modules \
+         alone, as this build does: build with PEERMEM_NO_GPL_ONLY=1, or {OPEN_FLAVOUR}."
+    );
     vec![
         case(
             "no driver: the project's own header and list serve",
@@ -882,10 +898,7 @@ pub(crate) fn drivers() -> Vec<Case> {
                 .file("proc/driver/nvidia/version", PROPRIETARY),
             &[(
                 "nvidia.ko|useless|595.45.04, licence NVIDIA",
-                &format!(
-                    "This is the proprietary flavour, and Linux loads no module beside it that uses what it exports to \
-                     GPL modules alone, as all of Rust is: {OPEN_FLAVOUR}."
-                ),
+                PROPRIETARY_FLAVOUR,
             )],
         ),
         case(
@@ -905,10 +918,7 @@ pub(crate) fn drivers() -> Vec<Case> {
                 .file("proc/driver/nvidia/version", PROPRIETARY),
             &[(
                 "nvidia.ko|useless|595.45.04, licence NVIDIA",
-                &format!(
-                    "This is the proprietary flavour, and Linux loads no module beside it that uses what it exports to \
-                     GPL modules alone, as all of Rust is: {OPEN_FLAVOUR}."
-                ),
+                PROPRIETARY_FLAVOUR,
             )],
         ),
         case(
@@ -924,19 +934,55 @@ pub(crate) fn drivers() -> Vec<Case> {
                 .file("proc/driver/nvidia/version", PROPRIETARY),
             &[(
                 "nvidia.ko|useless|595.45.04, licence NVIDIA",
-                &format!(
-                    "This is the proprietary flavour, and Linux loads no module beside it that uses what it exports to \
-                     GPL modules alone, as all of Rust is: {OPEN_FLAVOUR}."
-                ),
+                PROPRIETARY_FLAVOUR,
             )],
+        ),
+        case(
+            "the proprietary flavour, and the portable build",
+            portable().nvidia("NVIDIA", "595.45.04"),
+            &[("nvidia.ko|remark|595.45.04, licence NVIDIA", PROPRIETARY_SERVED)],
+        ),
+        case(
+            "the proprietary flavour, and a portable build that is told to ignore it",
+            portable()
+                .nvidia("NVIDIA", "595.45.04")
+                .argument("PEERMEM_NO_GPL_ONLY="),
+            &[("nvidia.ko|useless|595.45.04, licence NVIDIA", &not_for_it)],
+        ),
+        case(
+            "a proprietary driver from elsewhere, and the portable build, which does not see it",
+            portable()
+                .without("lib/modules/{R}/updates")
+                .without("lib/modules/{R}/modules.dep")
+                .file("proc/driver/nvidia/version", PROPRIETARY),
+            &[("nvidia.ko|useless|595.45.04, licence NVIDIA", &not_for_it)],
+        ),
+        case(
+            "the same, and the portable build is told",
+            portable()
+                .without("lib/modules/{R}/updates")
+                .without("lib/modules/{R}/modules.dep")
+                .file("proc/driver/nvidia/version", PROPRIETARY)
+                .variable("PEERMEM_NO_GPL_ONLY", "1"),
+            &[("nvidia.ko|remark|595.45.04, licence NVIDIA", PROPRIETARY_SERVED)],
+        ),
+        case(
+            "a proprietary driver that is too old, and the portable build",
+            portable().nvidia("NVIDIA", "470.82.01"),
+            &[
+                (
+                    "nvidia.ko|useless|470.82.01, licence NVIDIA",
+                    "It lacks nvidia_p2p_get_pages_persistent(): install version 535 or newer.",
+                ),
+            ],
         ),
         case(
             "a driver that modinfo cannot read",
             complete(UBUNTU).file("lib/modules/{R}/updates/dkms/nvidia.ko", "garbage"),
             &[(
                 "nvidia.ko|remark|of unknown version, licence unknown",
-                "Its flavour could not be read: see that 'modinfo -F license nvidia' says Dual MIT/GPL, for the module \
-                 does not load beside the proprietary one.",
+                "Its flavour could not be read: see that 'modinfo -F license nvidia' says Dual MIT/GPL, for beside the \
+                 proprietary one only the portable build loads.",
             )],
         ),
         case(
@@ -1083,11 +1129,13 @@ pub(crate) fn installing() -> Vec<Case> {
             }),
             &[(
                 "nvidia.ko|useless|595.45.04, licence NVIDIA",
-                &format!(
-                    "This is the proprietary flavour, and Linux loads no module beside it that uses what it exports to \
-                     GPL modules alone, as all of Rust is: {OPEN_FLAVOUR}."
-                ),
+                PROPRIETARY_FLAVOUR,
             )],
+        ),
+        case(
+            "the proprietary flavour, at installing the portable build",
+            portable().nvidia("NVIDIA", "595.45.04").argument("-l"),
+            &[],
         ),
         case(
             "an ib_core without, and nv_peer_mem, at installing",

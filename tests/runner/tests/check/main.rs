@@ -653,9 +653,9 @@ fn versions_of_an_installed_driver() {
         .parent()
         .unwrap()
         .join("../rust-bindings/symvers.sh");
-    let lines = |root: &Path, release: &str| {
+    let lines = |root: &Path, release: &str, export: &str| {
         let output = Command::new(&symbols)
-            .args([release, "nvidia_a", "nvidia_b"])
+            .args([release, export, "nvidia_a", "nvidia_b"])
             .env("PROBE_ROOT", root)
             .output()
             .unwrap();
@@ -678,12 +678,14 @@ fn versions_of_an_installed_driver() {
             .arg("6.1.0")
             .status();
         assert!(indexed.unwrap().success());
-        assert_eq!(
-            lines(&place.0, "6.1.0"),
-            "0x9f12a0b4\tnvidia_a\tnvidia\tEXPORT_SYMBOL_GPL\t\n"
-        );
-        assert_eq!(lines(&place.0, "6.2.0"), "");
-        assert_eq!(lines(&place.0, "").lines().count(), 2);
+        for export in ["EXPORT_SYMBOL", "EXPORT_SYMBOL_GPL"] {
+            assert_eq!(
+                lines(&place.0, "6.1.0", export),
+                format!("0x9f12a0b4\tnvidia_a\tnvidia\t{export}\t\n")
+            );
+            assert_eq!(lines(&place.0, "6.2.0", export), "");
+            assert_eq!(lines(&place.0, "", export).lines().count(), 2);
+        }
     }
 }
 

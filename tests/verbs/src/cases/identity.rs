@@ -209,6 +209,10 @@ fn needs_memory_peers(lab: &Lab) -> Result<()> {
         ensure!(!Path::new(MEMORY_PEERS).exists(), "who made it?");
         return ktap::skip("NVIDIA's module leaves it to ib_core, and this kernel's has none");
     }
+    let has_parameter = counters::module_parameter(module::NAME, "memory_peers").is_some();
+    if lab.setup.peermem == Peermem::Ours && !has_parameter {
+        return ktap::skip("built for a proprietary nvidia.ko, the module has no memory_peers");
+    }
     Ok(())
 }
 
@@ -358,6 +362,7 @@ fn turned_off(lab: &Lab) -> Result<()> {
     if lab.setup.peermem != Peermem::Ours {
         return ktap::skip("this module has no such parameter");
     }
+    needs_memory_peers(lab)?;
     let mut parameters = module::parameters();
     parameters.push("memory_peers=0".to_owned());
     let replaced = Replaced::begin()?;

@@ -64,8 +64,9 @@ const CASES: &[Case] = &[
         run: |_| {
             beside_driver(
                 "proprietary",
-                "not loaded: nvidia.ko 550.54.14 is the proprietary flavour, and Linux gives none of its functions to a \
-                 module in Rust: install NVIDIA's open kernel modules (nvidia-open), or use NVIDIA's own nvidia-peermem",
+                "not loaded: nvidia.ko 550.54.14 is the proprietary flavour, and this module was not built for it: build it \
+                 again beside that driver with PEERMEM_BUILD=portable, or install NVIDIA's open kernel modules \
+                 (nvidia-open), or use NVIDIA's own nvidia-peermem",
             )
         },
     },

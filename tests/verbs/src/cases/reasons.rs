@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Each refusal's reason, where it can be read: the files of debugfs, the counts, the tracepoint (`docs/observe.md`).
+//! Each refusal's reason, where it can be read: the module's files, the counts, the tracepoint (`docs/observe.md`).
 //!
 //! The module is loaded anew for each case, so that all counts begin with zero.
 
@@ -8,10 +8,12 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::fs::File;
 use std::io::Read as _;
+use std::os::unix::fs::FileExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
@@ -43,7 +45,8 @@ use crate::sys::Running;
 use crate::sys::Span;
 
 const M2: usize = GRANULE as usize;
-const FILES: &str = "/sys/kernel/debug/nvidia_peermem";
+const DEBUGFS: &str = "/sys/kernel/debug/nvidia_peermem";
+const PROC: &str = "/proc/driver/nvidia-peermem";
 const EVENT: &str = "/sys/kernel/tracing/events/nvidia_peermem/refused";
 /// What the module keeps.
 const REFUSALS: usize = 128;
@@ -272,8 +275,18 @@ pub(super) fn parse(line: &str) -> Result<Line> {
     Ok(keys)
 }
 
+/// The folder in `/proc`, if the module has its files there: it was built for a proprietary nvidia.ko.
+pub(super) fn in_proc() -> Option<&'static str> {
+    Path::new(PROC).exists().then_some(PROC)
+}
+
+/// The folder with the module's files.
+pub(super) fn folder() -> &'static str {
+    in_proc().unwrap_or(DEBUGFS)
+}
+
 pub(super) fn lines(file: &str) -> Result<Vec<Line>> {
-    let path = format!("{FILES}/{file}");
+    let path = format!("{}/{file}", folder());
     let text = fs::read_to_string(&path).context(path)?;
     ensure!(text.is_empty() || text.ends_with('\n'), "{file}: {text:?}");
     text.lines().map(parse).collect()
@@ -808,12 +821,13 @@ fn files(lab: &Lab) -> Result<()> {
         ("registrations", 0o400),
     ];
     let mut names = BTreeSet::new();
-    for entry in fs::read_dir(FILES)? {
+    for entry in fs::read_dir(folder())? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
         let mode = entry.metadata()?.permissions().mode() & 0o7777;
         let expected = modes.iter().find(|(known, _)| *known == name);
-        ensure!(expected == Some(&(name.as_str(), mode)), "{name}: {mode:o}");
+        let expected = expected.map(|(_, mode)| in_proc().map_or(*mode, |_| 0o400));
+        ensure!(expected == Some(mode), "{name}: {mode:o}");
         names.insert(name);
     }
     ensure!(names.len() == modes.len(), "{names:?}");
@@ -835,12 +849,15 @@ fn files(lab: &Lab) -> Result<()> {
 fn unload(lab: &Lab) -> Result<()> {
     const ROUNDS: usize = 5;
     begin(lab)?;
+    if let Some(folder) = in_proc() {
+        return unload_under_readers(lab, folder);
+    }
     let space = reserved(REFUSALS)?;
     for range in 0..REFUSALS {
         refuse(&lab.near, &space, range)?;
     }
     // Enough of it that the rest is still to be read.
-    let mut file = File::open(format!("{FILES}/refusals"))?;
+    let mut file = File::open(format!("{DEBUGFS}/refusals"))?;
     let mut head = [0; 100];
     file.read_exact(&mut head)?;
     ensure!(!unloaded()?, "unloaded with a file open");
@@ -857,7 +874,7 @@ fn unload(lab: &Lab) -> Result<()> {
     let parameters = module::parameters();
     let mut busy = 0;
     for round in 0..ROUNDS {
-        let mut file = File::open(format!("{FILES}/counters"))?;
+        let mut file = File::open(format!("{DEBUGFS}/counters"))?;
         busy += thread::scope(|scope| -> Result<usize> {
             let reader = scope.spawn(move || -> Result<()> {
                 for _ in 0..=round {
@@ -875,6 +892,82 @@ fn unload(lab: &Lab) -> Result<()> {
         module::load(&parameters)?;
     }
     note("busy", busy);
+    Ok(())
+}
+
+/// An open file in `/proc` does not keep the module, and a read returns an error once the module has gone. Root of another user
+/// namespace opens none of the files.
+fn unload_under_readers(lab: &Lab, folder: &str) -> Result<()> {
+    const LIVES: usize = 4;
+
+    let names = fs::read_dir(folder)?
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect::<Result<BTreeSet<_>>>()?;
+    note("files", format_args!("{names:?}"));
+    for name in &names {
+        let path = format!("{folder}/{name}");
+        let mode = fs::metadata(&path)?.permissions().mode() & 0o7777;
+        ensure!(mode == 0o400, "{name} has mode {mode:o}");
+        let finished = Running::start(Command::new("unshare").args(["-Ur", "cat", &path]))?
+            .finish(Duration::from_secs(60))?;
+        ensure!(
+            !finished.success() && finished.output.contains("Operation not permitted"),
+            "{name} in a user namespace: {}",
+            finished.tail(3)
+        );
+    }
+
+    // Some never read, some in the middle of a file, and one whose reader has a place among the registrations.
+    let memory = lab.allocate_gpu(M2)?;
+    let region = lab.near.register(memory.span(0, M2)?, full_access())?;
+    let open = |name: &str| File::open(format!("{folder}/{name}"));
+    let mut files = names
+        .iter()
+        .map(|name| open(name))
+        .collect::<Result<Vec<_>, _>>()?;
+    for name in ["counters", "registrations"] {
+        let mut file = open(name)?;
+        file.read_exact(&mut [0; 16])?;
+        files.push(file);
+    }
+    drop(region);
+    let replaced = Replaced::begin()?;
+    ensure!(!Path::new(folder).exists(), "it outlives the module");
+    let gone = |life: &str| -> Result<()> {
+        for file in &files {
+            match file.read_at(&mut [0; 64], 0) {
+                Err(error) if error.raw_os_error() == Some(libc::EIO) => {}
+                other => anyhow::bail!("read of the first life's file {life}: {other:?}"),
+            }
+        }
+        Ok(())
+    };
+    gone("after it")?;
+    replaced.end()?;
+    gone("in the next")?;
+    drop(files);
+
+    let stop = AtomicBool::new(false);
+    let reads = AtomicUsize::new(0);
+    let end = thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    for name in &names {
+                        if fs::read(format!("{folder}/{name}")).is_ok() {
+                            reads.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                }
+            });
+        }
+        let end = (0..LIVES).try_for_each(|_| Replaced::begin()?.end());
+        stop.store(true, Ordering::Relaxed);
+        end
+    });
+    note("lives", LIVES);
+    end?;
+    ensure!(reads.into_inner() > 0, "nothing was read");
     Ok(())
 }
 

@@ -503,7 +503,7 @@ fn held_until_freed(stage: &Stage, memory: Allocation) -> Result<()> {
 
 /// What the module counts of an event.
 fn event(name: &str) -> Result<u64> {
-    let counters = fs::read_to_string("/sys/kernel/debug/nvidia_peermem/counters")?;
+    let counters = fs::read_to_string(format!("{}/counters", reasons::folder()))?;
     let prefix = format!("event={name} count=");
     let line = counters.lines().find_map(|line| line.strip_prefix(&prefix));
     Ok(line.with_context(|| format!("no {name}"))?.parse()?)

@@ -1,0 +1,20 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+# Fails if a linked module uses a symbol that is exported to GPL modules only, and names each: `exports.sh OBJECT SYMVERS…`.
+# The first SYMVERS is the kernel's Module.symvers, the others are those of modules.
+set -eu
+
+object=$1
+shift
+fail() {
+	echo "$0: $*" >&2
+	exit 1
+}
+
+grep -sqw vmlinux "$1" || fail "$1 does not say what the kernel exports: name another build folder with KDIR="
+used=$("${NM:-nm}" -u "$object") || fail "the symbols of $object cannot be read"
+found=$(printf '%s\n' "$used" | awk '
+	NR == FNR { used[$NF]; next }
+	/EXPORT_[A-Z_]*GPL/ && ($2 in used) { printf " %s", $2 }' - "$@")
+[ -z "$found" ] ||
+	fail "beside the proprietary nvidia.ko the module may use no symbol for GPL modules only, and uses:$found"
