@@ -108,6 +108,18 @@ impl<'a> Scan<'a> {
         self.module_files.get_or_init(|| Files::scan(self.host))
     }
 
+    /// Returns `true` if modprobe would load peermem-rs, and nvidia.ko is known to be of a kind that it does not load beside:
+    /// one before 535, or the proprietary one if the module was not built for that.
+    pub(super) fn is_closed_to_ours(&self) -> bool {
+        let software = self.software();
+        let is_built_for_proprietary =
+            || matches!(self.module_files(), Ok(Some(files)) if files.module.is_for_proprietary());
+        software.would_load_ours()
+            && software.nvidia().is_some_and(|driver| {
+                driver.is_old() || driver.is_open == Some(false) && !is_built_for_proprietary()
+            })
+    }
+
     /// The pairs to judge: the best of each GPU, or the one that was asked for; with `--all` every one.
     pub(crate) fn pairs(&self) -> impl Iterator<Item = &'a Pair> + '_ {
         let (only, all) = (self.only, self.all);

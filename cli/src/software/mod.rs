@@ -112,19 +112,6 @@ impl Software {
     pub(crate) fn lacks_peer_memory(&self) -> bool {
         self.register() == Ok(None)
     }
-
-    /// Returns `true` if modprobe would load peermem-rs, and nvidia.ko is known to be of a kind that it does not load beside:
-    /// one before 535, or the proprietary one if the module was not built for that.
-    pub(crate) fn is_closed_to_ours(&self, files: &Seen<Option<files::Files>>) -> bool {
-        let is_built_for_it = || match files {
-            Ok(Some(files)) => files.module.is_for_proprietary(),
-            _ => false,
-        };
-        let is_closed = |driver: &Driver| {
-            driver.is_old() || driver.is_open == Some(false) && !is_built_for_it()
-        };
-        self.would_load_ours() && self.nvidia().is_some_and(is_closed)
-    }
 }
 
 impl Module {

@@ -27,7 +27,7 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
         Ok(None) => return findings,
         Ok(Some(driver)) => {
             let is_old = driver.is_old();
-            if software.is_closed_to_ours(scan.module_files()) && !is_old {
+            if scan.is_closed_to_ours() && !is_old {
                 findings.push(
                     at(
                         Level::Fault,
@@ -43,7 +43,7 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
                         nvidia-peermem",
                     ),
                 );
-            } else if software.is_closed_to_ours(scan.module_files()) {
+            } else if scan.is_closed_to_ours() {
                 findings.push(
                     at(
                         Level::Fault,

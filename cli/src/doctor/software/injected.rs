@@ -415,7 +415,7 @@ const INJECTED: &[Injected] = &[
             fixture.module_files(&files);
         },
         // It would load.
-        says: &[("module", Warning, "sudo modprobe nvidia-peermem")],
+        says: &[("module", Fault, "sudo modprobe nvidia-peermem")],
     },
     Injected {
         name: "ours beside an old driver",

@@ -27,11 +27,7 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
             findings
         }
         // Each of these has a finding of its own, from which this follows.
-        Ok(None)
-            if software.lacks_peer_memory() || software.is_closed_to_ours(scan.module_files()) =>
-        {
-            Vec::new()
-        }
+        Ok(None) if software.lacks_peer_memory() || scan.is_closed_to_ours() => Vec::new(),
         Ok(None) if software.nvidia().is_none() => Vec::new(),
         Ok(None) => std::iter::once(missing(scan))
             .chain(replaced(scan))
