@@ -220,7 +220,12 @@ const FLAVOURS: &[Flavour] = &[
         package: "linux-source-6.12",
         suites: &["trixie"],
         patches: &["6.12"],
-        smoke: &[Smoke::Nvidia, Smoke::Revocable, Smoke::Proprietary],
+        smoke: &[
+            Smoke::Nvidia,
+            Smoke::Revocable,
+            Smoke::Proprietary,
+            Smoke::ProprietaryRevocable,
+        ],
         ..STOCK
     },
     Flavour {

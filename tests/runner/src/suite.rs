@@ -1695,8 +1695,10 @@ pub(crate) enum Smoke {
     Revocable,
     /// NVIDIA's module, whose client with callbacks serves.
     Nvidia,
-    /// This module without persistent pins, beside an nvidia.ko that the loader takes for proprietary.
+    /// This module beside an nvidia.ko that the loader takes for proprietary.
     Proprietary,
+    /// The same without persistent pins.
+    ProprietaryRevocable,
 }
 
 impl Smoke {
@@ -1706,12 +1708,13 @@ impl Smoke {
                 vm.bar = SMOKE_BAR;
                 vm.param.push("persistent_api_support=0".to_owned());
             }),
-            Self::Proprietary => ("ours, beside a proprietary nvidia.ko", |vm| {
-                vm.bar = SMOKE_BAR;
-                vm.no_gpl_only = true;
-                vm.gpu_param.push("proprietary=1".to_owned());
-                vm.param.push("persistent_api_support=0".to_owned());
-            }),
+            Self::Proprietary => ("ours, beside a proprietary nvidia.ko", beside_proprietary),
+            Self::ProprietaryRevocable => {
+                ("ours, beside a proprietary nvidia.ko, revocable", |vm| {
+                    beside_proprietary(vm);
+                    vm.param.push("persistent_api_support=0".to_owned());
+                })
+            }
             Self::Nvidia => ("NVIDIA's", |vm| {
                 vm.bar = SMOKE_BAR;
                 vm.peermem = Peermem::Nvidia;
@@ -1729,6 +1732,12 @@ impl Smoke {
             ..BASE
         }
     }
+}
+
+fn beside_proprietary(vm: &mut Options) {
+    vm.bar = SMOKE_BAR;
+    vm.no_gpl_only = true;
+    vm.gpu_param.push("proprietary=1".to_owned());
 }
 
 /// Every run of the suite on the kernels that the runs name, and the smoke runs of the kernels' table.
