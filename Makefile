@@ -14,7 +14,8 @@ endif
 
 # The kernel that `make install` is for. DESTDIR puts the host's root elsewhere.
 ifdef KDIR
-KVER ?= $(shell cat $(KDIR)/include/config/kernel.release 2>/dev/null)
+KVER ?= $(shell sed -n 's/^.define UTS_RELEASE "\(.*\)"/\1/p' $(KDIR)/include/generated/utsrelease.h 2>/dev/null || \
+	cat $(KDIR)/include/config/kernel.release 2>/dev/null)
 else
 KVER ?= $(shell uname -r)
 KDIR = /lib/modules/$(KVER)/build
@@ -142,7 +143,7 @@ compile:
 	@find Kbuild src portable rust-bindings kunit -type f '(' -name Kbuild -o -name '*.[chS]' -o -name '*.rs' -o -name '*.sh' \
 		-o -name '*.o_shipped' ')' ! -path rust-bindings/generated.rs ! -path src/compat-found.h 2>/dev/null | \
 		while read -r file; do \
-			cmp -s "$$file" "$(COPY)/$$file" || { mkdir -p "$(COPY)/$${file%/*}" && cp "$$file" "$(COPY)/$$file"; } || exit; \
+			cmp -s "$$file" "$(COPY)/$$file" || { mkdir -p "$$(dirname "$(COPY)/$$file")" && cp "$$file" "$(COPY)/$$file"; } || exit; \
 		done
 	$(MAKE) $(KBUILD_ARGS) PEERMEM_BUILD=$$(cut -d ' ' -f 1 $(COPY)/build) modules
 

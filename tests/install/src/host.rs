@@ -33,7 +33,7 @@ const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 const KBUILD: &str = "\
 PREBUILT := $(M)/../../prebuilt/nvidia-peermem.ko
 modules:
-\ttest -e $(M)/Kbuild
+\ttest -f $(M)/Kbuild
 \tcp $(PREBUILT) $(M)/
 modules_install:
 \tmkdir -p $(INSTALL_MOD_PATH)/lib/modules/$(RELEASE)/$(INSTALL_MOD_DIR)
