@@ -1448,6 +1448,8 @@ fn debian_of(release: &'static str, architecture: &str, prefix: &str) -> Host {
     host.kernel(rustc)
         .set("CC_VERSION_TEXT", &format!("\"{gcc}\""))
         .file("etc/os-release", "NAME=\"Debian GNU/Linux\"\nID=debian\n")
+        // As of 6.1: the version of the source.
+        .file("{K}/include/config/kernel.release", "7.3.4\n")
         .link("lib/modules/{R}/build", "/{K}")
         .file(
             "{K}/Makefile",

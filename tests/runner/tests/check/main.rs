@@ -202,6 +202,10 @@ impl Host {
         self.file("proc/sys/kernel/osrelease", &format!("{}\n", self.release))
             .file("{K}/Makefile", "# Linux\n")
             .file("{K}/include/config/kernel.release", "{R}\n")
+            .file(
+                "{K}/include/generated/utsrelease.h",
+                "#define UTS_RELEASE \"{R}\"\n",
+            )
             .file("{K}/include/generated/rustc_cfg", "--cfg=CONFIG_RUST\n")
             .file("{K}/scripts/basic/fixdep", "")
             .file("{K}/scripts/mod/modpost", "")
