@@ -585,6 +585,20 @@ pub(crate) fn pipe() -> Result<(File, File)> {
     Ok((reader, writer))
 }
 
+/// Returns the kernel's version: of "6.1.0-50-amd64" 6 and 1.
+pub(crate) fn kernel_version() -> Result<(u32, u32)> {
+    let release = read_line("/proc/sys/kernel/osrelease")?;
+    let mut numbers = release.split(|character: char| !character.is_ascii_digit());
+    let mut next = || {
+        numbers
+            .next()
+            .unwrap_or_default()
+            .parse()
+            .context(release.clone())
+    };
+    Ok((next()?, next()?))
+}
+
 /// The factor by which the kernel is slower than the usual one: `TESTVM_SLOWER`.
 pub(crate) fn slower() -> u32 {
     let slower = std::env::var("TESTVM_SLOWER").ok();

@@ -117,6 +117,8 @@ enum Finds {
     MemoryPeers,
     /// ib_core: whether there is a module or not.
     Core,
+    /// The module as one that uses ib_core's functions, where the peer-memory interface is not in ib_uverbs.
+    UserOfCore,
     /// Another module than this one.
     Never,
 }
@@ -272,7 +274,7 @@ const CONSUMERS: &[Consumer] = &[
         name: "gpud",
         source: "gpud, the line of ib_core in lsmod",
         probe: Probe::Shell(r"lsmod | grep -E '^ib_core\s.*\bnvidia_peermem\b'"),
-        finds: Finds::Module,
+        finds: Finds::UserOfCore,
     },
     Consumer {
         name: "health-checks",
@@ -304,6 +306,9 @@ fn find(lab: &Lab) -> Result<()> {
     let loaded = lab.setup.peermem != Peermem::None;
     let shown = loaded && (core_shows() || module_shows());
     note("ib_core_shows", core_shows());
+    let in_core = fs::read_to_string("/proc/kallsyms")?
+        .lines()
+        .any(|line| line.contains(SYMBOL) && line.ends_with("[ib_core]"));
     let mut wrong = Vec::new();
     for (consumer, answer) in CONSUMERS.iter().zip(ask_all()?) {
         println!("# {}: {}", consumer.name, consumer.source);
@@ -312,6 +317,7 @@ fn find(lab: &Lab) -> Result<()> {
             Finds::Module => loaded,
             Finds::MemoryPeers => shown,
             Finds::Core => true,
+            Finds::UserOfCore => loaded && in_core,
             Finds::Never => false,
         };
         if answer.is_some() != expected {
