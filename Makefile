@@ -14,8 +14,7 @@ endif
 
 # The kernel that `make install` is for. DESTDIR puts the host's root elsewhere.
 ifdef KDIR
-KVER ?= $(shell sed -n 's/^.define UTS_RELEASE "\(.*\)"/\1/p' $(KDIR)/include/generated/utsrelease.h 2>/dev/null || \
-	cat $(KDIR)/include/config/kernel.release 2>/dev/null)
+KVER ?= $(shell rust-bindings/release.sh '$(KDIR)')
 else
 KVER ?= $(shell uname -r)
 KDIR = /lib/modules/$(KVER)/build

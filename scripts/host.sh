@@ -39,9 +39,7 @@ find_kernel() {
 	KDIR=${KDIR:-/lib/modules/$release/build}
 	kdir=$(follow "$(at "${KDIR%/}")")
 	[ ! -d "$kdir" ] || kdir=$(cd -P "$kdir" && pwd)
-	# The second file of Debian's 6.1 has the version of its source instead.
-	found=$(sed -n 's/^#define UTS_RELEASE "\(.*\)"/\1/p' "$kdir/include/generated/utsrelease.h" 2>/dev/null) ||
-		found=$(cat "$kdir/include/config/kernel.release" 2>/dev/null) || found=
+	found=$("$here/rust-bindings/release.sh" "$kdir")
 	release=${found:-$release}
 	series=$(version "$release" | cut -d . -f 1,2)
 	# Ubuntu's package of Rust's metadata, wherever the link in its headers leads.

@@ -70,7 +70,7 @@ fn why_not_loaded(line: &str) -> Option<(usize, &'static str)> {
     if unsigned {
         return Some((OF_LOADING.len(), UNSIGNED));
     }
-    // The kernel writes the second of a module that it has loaded, beside the proprietary nvidia.ko.
+    // Linux logs the taint when it loads a module beside the proprietary nvidia.ko: the module was loaded.
     if !is_of_module(line) || line.contains("inheriting taint") {
         return None;
     }
@@ -171,7 +171,7 @@ mod tests {
         }
         for line in [
             "nvidia_peermem: loading out-of-tree module taints kernel.",
-            // Of each module that is loaded beside the proprietary nvidia.ko.
+            // Linux logs this when it loads a module beside the proprietary nvidia.ko.
             "nvidia_peermem: module uses symbols nvidia_p2p_get_pages from proprietary module nvidia, inheriting taint.",
             "i915: disagrees about version of symbol drm_init",
             "nvidia-peermem: refused 0x7f+0x1 of process 1 in acquire: no room",

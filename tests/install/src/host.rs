@@ -302,12 +302,14 @@ impl Host {
     ) -> Result<()> {
         let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let folder = self.path(folder);
-        fs::create_dir_all(folder.join("packaging"))?;
-        fs::create_dir_all(folder.join("scripts"))?;
+        for name in ["packaging", "rust-bindings", "scripts"] {
+            fs::create_dir_all(folder.join(name))?;
+        }
         for name in [
             "Makefile",
             "Kbuild",
             "dkms.conf",
+            "rust-bindings/release.sh",
             "scripts/check",
             "scripts/headers",
             "scripts/host.sh",

@@ -122,7 +122,7 @@ const PACKAGE: &[&str] = &[
     "src",
 ];
 
-/// What a module that is gone must have left as it was. Not every release has all of these folders.
+/// Folders that a removed module must leave as they were. Some releases lack some of them.
 const WATCHED: &str =
     "etc usr/lib/depmod.d usr/lib/modprobe.d usr/lib/modules usr/lib/systemd var/lib";
 /// Parts of [`WATCHED`] that DKMS, depmod, dpkg and deb-systemd-helper keep for themselves.
@@ -586,15 +586,22 @@ const RELEASE: &str = "\
 impl Host<'_> {
     /// The headers lack the metadata, and it can be made.
     fn check(&self, source: &str) -> Result<Vec<String>> {
-        let said = self.output(&format!(
-            "/{source}/scripts/check KVER={} || true",
+        let row = pattern(r"(?m)^Rust metadata +remark +not made yet$");
+        self.checked(source, |table| row.is_match(table))?;
+        Ok(Vec::new())
+    }
+
+    /// Runs scripts/check of the source in `folder`. Fails with its table if the module cannot be built, or `has_row` returns `false`.
+    fn checked(&self, folder: &str, has_row: impl Fn(&str) -> bool) -> Result<()> {
+        // The status is that of the last line.
+        let table = self.output(&format!(
+            "/{folder}/scripts/check KVER={} || true",
             self.release
         ))?;
-        let row = pattern(r"(?m)^Rust metadata +remark +not made yet$");
-        if !row.is_match(&said) || !said.ends_with("It can be built.") {
-            bail!("scripts/check says:\n{said}");
+        if !has_row(&table) || !table.ends_with("It can be built.") {
+            bail!("scripts/check says:\n{table}");
         }
-        Ok(Vec::new())
+        Ok(())
     }
 
     /// What only the kernel's own source and compiler can give is not made of anything else.
@@ -665,26 +672,22 @@ impl Host<'_> {
             Way::Package => "dpkg -i /tmp/*.deb".to_owned(),
         };
         let mut stage = Stage::begin(self.title("DKMS makes our module"));
-        let log = format!("/var/lib/dkms/{package}/build/make.log");
-        let command = format!("{{ {command}; }} || {{ cat {log} >&2; exit 1; }}");
+        let command = format!(
+            "{{ {command}; }} || {{ cat /var/lib/dkms/{package}/build/make.log >&2; exit 1; }}"
+        );
         stage.run(&mut self.command(&command), &self.log(), "lines", |_| true)?;
         stage.done("");
-        let status = self.output(&format!("dkms status {package} -k {release} || true"))?;
+        let status = self.output(&format!("dkms status {package} -k {release}"))?;
         if !status.ends_with(": installed") {
             bail!("dkms status says: {status}");
         }
-        let said = self.output(&format!(
-            "/usr/src/{name}/scripts/check KVER={release} || true"
-        ))?;
         let row = match self.what.way {
             Way::Source => {
                 format!("rust/*.rmeta, rust/*.so in /var/lib/peermem-rs/headers/{release}")
             }
             _ => format!("/usr/src/{name}/portable/nvidia_peermem-x86_64.o_shipped"),
         };
-        if !said.contains(&row) || !said.ends_with("It can be built.") {
-            bail!("scripts/check says:\n{said}");
-        }
+        self.checked(&format!("usr/src/{name}"), |table| table.contains(&row))?;
         Ok(vec![row])
     }
 

@@ -585,18 +585,16 @@ pub(crate) fn pipe() -> Result<(File, File)> {
     Ok((reader, writer))
 }
 
-/// Returns the kernel's version: of "6.1.0-50-amd64" 6 and 1.
+/// Returns the kernel's major and minor version: (6, 1) for "6.1.0-50-amd64".
 pub(crate) fn kernel_version() -> Result<(u32, u32)> {
     let release = read_line("/proc/sys/kernel/osrelease")?;
-    let mut numbers = release.split(|character: char| !character.is_ascii_digit());
-    let mut next = || {
-        numbers
-            .next()
-            .unwrap_or_default()
-            .parse()
-            .context(release.clone())
-    };
-    Ok((next()?, next()?))
+    let mut numbers = release
+        .split(|character: char| !character.is_ascii_digit())
+        .map(str::parse);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => Ok((major, minor)),
+        _ => bail!("no version: {release}"),
+    }
 }
 
 /// The factor by which the kernel is slower than the usual one: `TESTVM_SLOWER`.

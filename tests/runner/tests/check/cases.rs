@@ -1496,7 +1496,7 @@ fn debian_of(release: &'static str, architecture: &str, prefix: &str) -> Host {
     host.kernel(rustc)
         .set("CC_VERSION_TEXT", &format!("\"{gcc}\""))
         .file("etc/os-release", "NAME=\"Debian GNU/Linux\"\nID=debian\n")
-        // As of 6.1: the version of the source.
+        // Debian's 6.1 has the version of its source there.
         .file("{K}/include/config/kernel.release", "7.3.4\n")
         .link("lib/modules/{R}/build", "/{K}")
         .file(

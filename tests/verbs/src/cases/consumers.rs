@@ -47,6 +47,14 @@ pub(super) fn core_shows() -> bool {
     counters::module_parameter("ib_core", "peer_mem_sysfs").as_deref() == Some("Y")
 }
 
+/// Returns the line of `/proc/kallsyms` about the function by which clients register. `None`: no loaded module has it.
+pub(super) fn peer_memory() -> Result<Option<String>> {
+    let symbols = fs::read_to_string("/proc/kallsyms")?;
+    let name = format!(" {SYMBOL}");
+    let line = symbols.lines().find(|line| line.contains(&name));
+    Ok(line.map(str::to_owned))
+}
+
 /// Does the loaded module show them, if ib_core does not?
 fn module_shows() -> bool {
     counters::module_parameter(module::NAME, "memory_peers").as_deref() == Some("Y")
@@ -306,9 +314,7 @@ fn find(lab: &Lab) -> Result<()> {
     let loaded = lab.setup.peermem != Peermem::None;
     let shown = loaded && (core_shows() || module_shows());
     note("ib_core_shows", core_shows());
-    let in_core = fs::read_to_string("/proc/kallsyms")?
-        .lines()
-        .any(|line| line.contains(SYMBOL) && line.ends_with("[ib_core]"));
+    let in_core = peer_memory()?.is_some_and(|line| line.ends_with("[ib_core]"));
     let mut wrong = Vec::new();
     for (consumer, answer) in CONSUMERS.iter().zip(ask_all()?) {
         println!("# {}: {}", consumer.name, consumer.source);

@@ -173,13 +173,9 @@ fn needs_drivers() -> Result<PathBuf> {
     }
 }
 
-fn has_peer_memory() -> Result<bool> {
-    Ok(fs::read_to_string("/proc/kallsyms")?.contains(" ib_register_peer_memory_client"))
-}
-
 fn needs_peer_memory() -> Result<PathBuf> {
     let drivers = needs_drivers()?;
-    if !has_peer_memory()? {
+    if consumers::peer_memory()?.is_none() {
         return ktap::skip("this ib_core has no peer memory");
     }
     Ok(drivers)
@@ -188,7 +184,7 @@ fn needs_peer_memory() -> Result<PathBuf> {
 /// Mainline's ib_core.
 fn no_peer_memory() -> Result<()> {
     needs_drivers()?;
-    if has_peer_memory()? {
+    if consumers::peer_memory()?.is_some() {
         return ktap::skip("this ib_core has peer memory");
     }
     let line = "not loaded: the ib_core that is loaded has no peer memory (no ib_register_peer_memory_client): load that \
@@ -204,7 +200,7 @@ fn no_peer_memory() -> Result<()> {
 /// Without the module that has peer memory in OFED since 5.5. Whether it would have it here, nobody can know.
 fn no_ib_uverbs() -> Result<()> {
     needs_drivers()?;
-    if has_peer_memory()? {
+    if consumers::peer_memory()?.is_some() {
         return ktap::skip("this ib_core has peer memory");
     }
     delete_links()?;
