@@ -137,14 +137,14 @@ compile:
 	@mkdir -p $(COPY)
 	@[ "$(filter install,$(MAKECMDGOALS))" ] && [ -s $(COPY)/build ] || $(LOOK) -b >$(COPY)/build
 	@echo "  build: $$(cat $(COPY)/build)"
-	@! grep -q ^portable $(COPY)/build || [ "$(PEERMEM_OBJECT)" ] || { [ -e $(OBJECT) ] && [ ! -e .git ]; } || \
+	@! grep -q ^PEERMEM_BUILD=portable $(COPY)/build || [ "$(PEERMEM_OBJECT)" ] || { [ -e $(OBJECT) ] && [ ! -e .git ]; } || \
 		$(MAKE) --no-print-directory object
 	@find Kbuild src portable rust-bindings kunit -type f '(' -name Kbuild -o -name '*.[chS]' -o -name '*.rs' -o -name '*.sh' \
 		-o -name '*.o_shipped' ')' ! -path rust-bindings/generated.rs ! -path src/compat-found.h 2>/dev/null | \
 		while read -r file; do \
 			cmp -s "$$file" "$(COPY)/$$file" || { mkdir -p "$$(dirname "$(COPY)/$$file")" && cp "$$file" "$(COPY)/$$file"; } || exit; \
 		done
-	$(MAKE) $(KBUILD_ARGS) PEERMEM_BUILD=$$(cut -d ' ' -f 1 $(COPY)/build) modules
+	$(MAKE) $(KBUILD_ARGS) $$(sed 's/ (.*//' $(COPY)/build) modules
 
 # kbuild signs and compresses as the kernel wants it. The file then gets a name of its own beside NVIDIA's, which stays
 # where it is: packaging/depmod.conf says why. depmod reads the host's configuration, so with DESTDIR it is left to

@@ -1497,7 +1497,8 @@ extern "C" fn fake_dma_map(
         return u64::MAX;
     }
     let dma = with(|world| {
-        let direct = matches!(world.guard, Guard::Nothing | Guard::Identity);
+        // Linux adds the offset of a range map to memory's addresses, and not to those of a BAR.
+        let direct = matches!(world.guard, Guard::Nothing | Guard::Identity | Guard::RangeMap);
         let mut dma = addr + if direct { 0 } else { DMA_OFFSET };
         // An IOMMU gives no address twice.
         while world.guard == Guard::Translates && world.bar.iter().any(|have| have.dma == dma) {

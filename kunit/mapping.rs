@@ -578,6 +578,8 @@ suite!(
             (Guard::Translates, DMA_OFFSET, true),
             (Guard::Ops, 0, false),
             (Guard::Ops, DMA_OFFSET, true),
+            (Guard::RangeMap, 0, false),
+            (Guard::RangeMap, DMA_OFFSET, false),
         ]) {
             guard(guard_is);
             with(|world| world.mapping.offset = offset);

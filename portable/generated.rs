@@ -402,7 +402,13 @@ unsafe extern "C" {
     pub fn peermem_pci_address(pdev: *mut pci_dev) -> u64_;
 }
 unsafe extern "C" {
-    pub fn peermem_has_struct_page(addr: u64_, len: u64_, first: u64_, last: u64_) -> bool_;
+    pub fn peermem_has_struct_page(
+        addr: u64_,
+        len: u64_,
+        first: u64_,
+        last: u64_,
+        unknown: bool_,
+    ) -> bool_;
 }
 unsafe extern "C" {
     pub fn peermem_bar_map(

@@ -6,8 +6,6 @@
 # other than the host's.
 set -eu
 
-root=${PROBE_ROOT:-}
-PATH=$PATH:$root/usr/sbin:$root/sbin
 release=$1 export=$2
 shift 2
 
@@ -18,12 +16,8 @@ if [ -z "$release" ]; then
 	exit
 fi
 
-# The names but the first are those of Debian's packages.
-for name in nvidia nvidia-current-open nvidia-open nvidia-current; do
-	driver=$(modinfo ${root:+-b "$root"} -k "$release" -n $name 2>/dev/null) && break
-	driver=
-done
-[ -n "$driver" ] && [ "$driver" != '(builtin)' ] || exit 0
+driver=$("$(dirname "$0")/driver.sh" -f "$release")
+[ -n "$driver" ] || exit 0
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

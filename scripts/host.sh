@@ -61,15 +61,8 @@ exporter() {
 	[ ! -e "$2" ] || awk -F '\t' -v symbol="$1" '$2 == symbol { sub(".*/", "", $3); print $3; exit }' "$2"
 }
 
-# The file of module $1 that modprobe would load, or any other that is there.
-installed() (
-	for folder in "$root/lib/modules/$release" "$root/usr/lib/modules/$release"; do
-		[ -d "$folder" ] || continue
-		path=$(sed -n "s,^\(\([^:]*/\)*$1\.ko[.a-z0-9]*\):.*,\1,p" "$folder/modules.dep" 2>/dev/null | head -n 1)
-		[ -n "$path" ] || path=$(cd "$folder" && find . -name "$1.ko*" | head -n 1)
-		[ -z "$path" ] || { printf '%s/%s\n' "$folder" "${path#./}"; break; }
-	done
-)
+# The file of the first of these modules that is installed for this kernel.
+installed() { PROBE_ROOT=$root "$here/rust-bindings/installed.sh" "$release" "$@"; }
 
 os_release() { sed -n "s/^$1=//p" "$root/etc/os-release" 2>/dev/null | tr -d '"'; }
 

@@ -178,10 +178,11 @@ static inline struct file *compat_anon_file(const char *name,
 /* PROBE memory_peers: kernfs_put(kernfs_find_and_get(kernel_kobj->sd, p)); *(void **)p = kobject_create_and_add(p, p); n = sysfs_create_group(p, p); */
 
 /*
- * Folders and files for administrators: in debugfs, or else in /proc. PDE_DATA()
- * has a small name since 5.17.
+ * Folders and files for administrators: in debugfs, or in /proc where the module
+ * has no debugfs. Without CONFIG_DEBUG_FS its functions are there and do nothing.
+ * PDE_DATA() has a small name since 5.17.
  */
-/* PROBE debugfs: debugfs_create_file(p, 0, debugfs_create_dir(p, p), p, (struct file_operations *)p); debugfs_remove(p); */
+/* PROBE debugfs: BUILD_BUG_ON(!IS_ENABLED(CONFIG_DEBUG_FS)); debugfs_create_file(p, 0, debugfs_create_dir(p, p), p, (struct file_operations *)p); debugfs_remove(p); */
 /* PROBE pde_data: *(void **)p = pde_data(p); */
 #ifndef PEERMEM_HAS_DEBUGFS
 static inline void *compat_proc_data(const struct inode *inode)
@@ -234,16 +235,17 @@ static inline bool compat_is_p2pdma(unsigned long pfn, u64 first, u64 last)
 }
 
 /*
- * Returns false if @pfn is known to have no struct page. On 5.10 pfn_valid() ends
- * with rcu_read_unlock_strict(), which is for GPL modules only.
+ * Returns true if @pfn has a struct page, or @unknown if that cannot be known: on
+ * 5.10 pfn_valid() ends with rcu_read_unlock_strict(), which is for GPL modules
+ * only.
  */
 /* PROBE pfn_valid: n = pfn_valid(n); */
-static inline bool compat_may_have_page(unsigned long pfn)
+static inline bool compat_has_page(unsigned long pfn, bool unknown)
 {
 #ifdef PEERMEM_HAS_PFN_VALID
 	return pfn_valid(pfn);
 #else
-	return true;
+	return unknown;
 #endif
 }
 

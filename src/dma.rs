@@ -281,6 +281,26 @@ impl BarMapping {
         Ok((mapping, table))
     }
 
+    /// Maps `page`, which lies in a BAR, for `device` and unmaps it again. Returns `true` if its DMA address was not its own
+    /// address, and `None` if it cannot be mapped. May sleep.
+    pub(crate) fn translates(device: &PciDevice, page: &AddrRange) -> Option<bool> {
+        if !device.maps_exactly(page.addr | page.len) {
+            return None;
+        }
+        let addr = map_range(device, *page)?;
+        // SAFETY: Mapped above, and recorded nowhere.
+        unsafe {
+            unmap_range(
+                device,
+                AddrRange {
+                    addr,
+                    len: page.len,
+                },
+            )
+        };
+        Some(addr != page.addr)
+    }
+
     /// Tries the ways of mapping in the order of the file's first lines. What a way that fails has mapped is undone before the
     /// next one is tried.
     fn new(device: &PciDevice, memory: &PhysRanges, va: u64) -> Result<Self, Reason> {

@@ -249,16 +249,18 @@ u64 peermem_pci_address(struct pci_dev *pdev)
  * makes it other than memory of the BAR between @first and @last. A BAR has
  * struct pages only where a driver made them, in steps of a subsection of
  * memory: nvidia-uvm makes the whole BAR peer-to-peer DMA memory on hosts that
- * are set up for GPUDirect Storage.
+ * are set up for GPUDirect Storage. On a kernel that does not tell, a page has one
+ * if @unknown.
  */
-bool peermem_has_struct_page(u64 addr, u64 len, u64 first, u64 last)
+bool peermem_has_struct_page(u64 addr, u64 len, u64 first, u64 last,
+			     bool unknown)
 {
 	u64 end = addr + len - 1;
 
 	do {
 		unsigned long pfn = PHYS_PFN(addr);
 
-		if (compat_may_have_page(pfn) &&
+		if (compat_has_page(pfn, unknown) &&
 		    !compat_is_p2pdma(pfn, first, last))
 			return true;
 		/* 0 behind the last of all addresses. */

@@ -92,7 +92,8 @@ bool peermem_pci_bar(struct pci_dev *pdev, u64 addr, u64 *start, u64 *len);
 void peermem_cond_resched(void);
 unsigned int peermem_max_segment(struct pci_dev *pdev);
 u64 peermem_pci_address(struct pci_dev *pdev);
-bool peermem_has_struct_page(u64 addr, u64 len, u64 first, u64 last);
+bool peermem_has_struct_page(u64 addr, u64 len, u64 first, u64 last,
+			     bool unknown);
 int peermem_bar_map(struct pci_dev *pdev, u64 addr, size_t len, u64 *dma);
 void peermem_bar_unmap(struct pci_dev *pdev, u64 dma, size_t len);
 bool peermem_is_direct(struct pci_dev *pdev);

@@ -40,5 +40,9 @@ PARAM(provider_maps, bool,
 /* Every consumer looks at it. */
 MODULE_VERSION(PEERMEM_VERSION);
 const char peermem_version[] = PEERMEM_VERSION;
+/* peermemctl tells from it which nvidia.ko the module can be loaded beside. */
+#ifdef PEERMEM_NO_GPL_ONLY
+MODULE_INFO(driver_flavour, "proprietary");
+#endif
 /* ib_core keeps 16 bytes of it, of which the last is a flag. */
 static_assert(sizeof(peermem_version) <= 15);

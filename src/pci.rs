@@ -296,7 +296,7 @@ impl Drop for Bars {
 /// The GPU in whose BAR that page lies, for information alone. May sleep.
 pub(crate) fn gpu_of(page: &AddrRange) -> Gpus {
     // SAFETY: Has no preconditions.
-    if unsafe { c::peermem_has_struct_page(page.addr, page.len, 0, u64::MAX) } {
+    if unsafe { c::peermem_has_struct_page(page.addr, page.len, 0, u64::MAX, false) } {
         // Memory, which is in no BAR: not looked for at each registration.
         return Gpus::default();
     }
@@ -336,7 +336,10 @@ impl BarFinder {
         }
         let clear = range.widened(SUBSECTION, bar);
         // SAFETY: Has no preconditions.
-        if unsafe { c::peermem_has_struct_page(clear.addr, clear.len, bar.addr, bar.last()) } {
+        let has = unsafe {
+            c::peermem_has_struct_page(clear.addr, clear.len, bar.addr, bar.last(), true)
+        };
+        if has {
             return false;
         }
         self.clear = clear;

@@ -18,8 +18,9 @@
 //! - where this module cannot: DMA addresses or page tables of the IOMMU's are used up, or the device does not reach all
 //!   of the memory;
 //! - where it did not map the page: what it says of the registration itself then counts, also after a denial;
-//! - where it gives out the BAR's own addresses though something translates the device's, or other addresses though
-//!   nothing does. It was told of the machine what this module cannot know (`NVreg_DmaRemapPeerMmio=0`);
+//! - where it gives out the BAR's own addresses though something may translate the device's, or other addresses though
+//!   the kernel gives out the BAR's own. It was told of the machine what this module cannot know
+//!   (`NVreg_DmaRemapPeerMmio=0`);
 //! - everything, with `provider_maps=1`.
 //!
 //! Uses `core` and [`env`] alone.
@@ -160,8 +161,14 @@ fn ask(pin: &PersistentPin, gpu: Gpus, device: &PciDevice) -> Option<Reach> {
         Err(DENIED) => return Some(Reach::Denied),
         result => result.ok()?,
     };
-    let is_own_address = pin.page(0)?.addr == *mapping.addresses().first()?;
-    Some(match is_own_address == device.is_direct() {
+    let page = pin.page(0)?;
+    let is_own_address = page.addr == *mapping.addresses().first()?;
+    let is_ours = match (is_own_address, device.is_direct()) {
+        // What is not known to translate may give the BAR's own addresses all the same.
+        (false, false) => BarMapping::translates(device, &page)?,
+        (is_own_address, is_direct) => is_own_address == is_direct,
+    };
+    Some(match is_ours {
         true => Reach::AsOurs,
         false => Reach::Otherwise,
     })

@@ -673,7 +673,12 @@ impl BarMapping {
                 true
             };
             for content in &memory.all {
-                let dma = |addr: &u64| addr + IOMMU_OFFSET;
+                let offset = if world.is_identity.get() {
+                    0
+                } else {
+                    IOMMU_OFFSET
+                };
+                let dma = |addr: &u64| addr + offset;
                 layout.pages(&content.addresses, dma, content.page, &mut push);
             }
             layout.finish().map(push);
@@ -681,6 +686,16 @@ impl BarMapping {
         })?;
         drop(memory);
         Ok((mapping, table))
+    }
+
+    pub(crate) fn translates(_device: &PciDevice, _page: &AddrRange) -> Option<bool> {
+        let world = world();
+        world.record("map");
+        if world.fails("map") {
+            return None;
+        }
+        world.record("unmap");
+        Some(!world.is_identity.get())
     }
 }
 

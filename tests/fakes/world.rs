@@ -263,8 +263,10 @@ pub(crate) struct World {
     pub(crate) map_code: Cell<Option<i32>>,
     /// The parameter.
     pub(crate) provider_maps: Cell<bool>,
-    /// How far the provider's DMA addresses are from physical ones, and whether nothing translates the device's.
+    /// How far the provider's DMA addresses are from physical ones.
     pub(crate) provider_offset: Cell<u64>,
+    /// Whether those of this module are the physical ones, and whether it knows that nothing translates them.
+    pub(crate) is_identity: Cell<bool>,
     pub(crate) is_direct: Cell<bool>,
     /// What the provider answered of each GPU; `None`: that all of them are reached.
     pub(crate) answers: RefCell<Option<Vec<(Gpus, Reach)>>>,

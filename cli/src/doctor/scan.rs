@@ -112,11 +112,15 @@ impl<'a> Scan<'a> {
     /// one before 535, or the proprietary one if the module was not built for that.
     pub(super) fn is_closed_to_ours(&self) -> bool {
         let software = self.software();
-        let is_built_for_proprietary =
-            || matches!(self.module_files(), Ok(Some(files)) if files.module.is_for_proprietary());
+        let is_built_for_open = || {
+            let files = self.module_files().as_ref().ok().and_then(Option::as_ref);
+            files.is_some_and(|files| files.module.is_for_proprietary() == Some(false))
+        };
+        let is_loaded = matches!(&software.module, Ok(Some(module)) if module.is_ours);
         software.would_load_ours()
+            && !is_loaded
             && software.nvidia().is_some_and(|driver| {
-                driver.is_old() || driver.is_open == Some(false) && !is_built_for_proprietary()
+                driver.is_old() || driver.is_open == Some(false) && is_built_for_open()
             })
     }
 

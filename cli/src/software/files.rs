@@ -67,6 +67,9 @@ pub(crate) struct File {
     /// A checksum of its sources, which a loaded module has in sysfs.
     pub(crate) srcversion: Option<String>,
     pub(crate) is_signed: bool,
+    /// Beside which nvidia.ko a peermem-rs was built: nothing for the open one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) driver_flavour: Option<String>,
     /// Undefined symbols, each with the CRC that it was built with, if the kernel compares CRCs.
     pub(crate) needs: BTreeMap<String, Option<u32>>,
     /// Of what the module needs.
@@ -236,6 +239,7 @@ impl File {
             vermagic: info("vermagic").map(|text| text.trim_end().to_owned()),
             srcversion: info("srcversion"),
             is_signed: bytes.ends_with(SIGNATURE),
+            driver_flavour: info("driver_flavour"),
             ..Self::default()
         };
         let endian = elf.endian();
@@ -283,9 +287,12 @@ impl File {
         file
     }
 
-    /// Returns `true` if this is a peermem-rs that was built for the proprietary nvidia.ko: its files are in `/proc`.
-    pub(crate) fn is_for_proprietary(&self) -> bool {
-        self.needs.contains_key("proc_create_data")
+    /// Returns whether this is a peermem-rs that was built for the proprietary nvidia.ko, or `None` if it was not read.
+    pub(crate) fn is_for_proprietary(&self) -> Option<bool> {
+        let flavour = self.driver_flavour.as_deref();
+        self.unread
+            .is_none()
+            .then(|| flavour == Some("proprietary"))
     }
 
     /// Whether it carries CRCs, so that the kernel goes by them and not by its release.

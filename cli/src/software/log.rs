@@ -86,18 +86,28 @@ const UNSIGNED: &str =
 const OF_FILE: [&str; 2] = ["disagrees about version of symbol", "Unknown symbol"];
 
 /// Words of such a line, and how to fix it.
-const OF_LOADING: [(&str, &str); 9] = [
+const OF_LOADING: [(&str, &str); 11] = [
     // Peer memory is in the one or in the other, and the second brings the first.
     ("no ib_core is", "`sudo modprobe ib_uverbs`, then `sudo modprobe nvidia-peermem`"),
     ("no ib_uverbs is", "`sudo modprobe ib_uverbs`, then `sudo modprobe nvidia-peermem`"),
+    (
+        "neither ib_core nor ib_uverbs is loaded with peer memory",
+        "`sudo modprobe ib_uverbs`, then `sudo modprobe nvidia-peermem`; where that changes nothing, install MLNX_OFED or \
+        DOCA-OFED for this kernel and load its modules",
+    ),
     (
         "has no peer memory",
         "install MLNX_OFED or DOCA-OFED for this kernel and load its modules, then `sudo modprobe nvidia-peermem`",
     ),
     ("no nvidia.ko is", "`sudo modprobe nvidia`, then `sudo modprobe nvidia-peermem`"),
     (
+        "nvidia.ko is not, or has no",
+        "`sudo modprobe nvidia`, then `sudo modprobe nvidia-peermem`; where that changes nothing, install driver 535 or newer",
+    ),
+    (
         "proprietary",
-        "install NVIDIA's open kernel modules (nvidia-open), or use NVIDIA's own nvidia-peermem",
+        "build peermem-rs again beside this driver with PEERMEM_BUILD=portable, install NVIDIA's open kernel modules \
+        (nvidia-open), or use NVIDIA's own nvidia-peermem",
     ),
     (
         "not loaded: nv_peer_mem is",
@@ -164,10 +174,17 @@ mod tests {
             loads it first, insmod does not",
             "nvidia-peermem: not loaded: no ib_uverbs is, and OFED since 5.5 has peer memory there (no \
             ib_register_peer_memory_client): modprobe ib_uverbs, then this module again",
+            "nvidia-peermem: not loaded: neither ib_core nor ib_uverbs is loaded with peer memory (no \
+            ib_register_peer_memory_client): modprobe ib_uverbs, then this module again; or load those of MLNX_OFED or \
+            DOCA-OFED",
+            "nvidia-peermem: not loaded: nvidia.ko is not, or has no nvidia_p2p_get_pages_persistent: modprobe nvidia, or \
+            install driver 535 or newer",
             "Loading of unsigned module is rejected",
             "Lockdown: modprobe: unsigned module loading is restricted; see man kernel_lockdown.7",
         ] {
-            assert!(why_not_loaded(line).is_some(), "{line}");
+            let (rank, _) = why_not_loaded(line).expect(line);
+            // No more than what it is about is said of such a line by the last.
+            assert_ne!(rank, OF_LOADING.len() - 1, "{line}");
         }
         for line in [
             "nvidia_peermem: loading out-of-tree module taints kernel.",

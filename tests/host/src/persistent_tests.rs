@@ -193,6 +193,15 @@ const PAGE: u64 = 1 << 16;
 
 /// What the provider does of which it is asked whether a device reaches a GPU.
 const ASKED: [&str; 4] = ["pin", "provider maps", "provider unmaps", "unpin"];
+/// What is done if its address is not the page's own, and something may translate.
+const ASKED_OF_BOTH: [&str; 6] = [
+    "pin",
+    "provider maps",
+    "map",
+    "unmap",
+    "provider unmaps",
+    "unpin",
+];
 const MAPS_ITSELF: [&str; 3] = ["map", "unmap", "unpin"];
 const BY_PROVIDER: [&str; 3] = ["provider maps", "provider unmaps", "unpin"];
 
@@ -232,23 +241,42 @@ fn the_provider_is_asked_once_whether_a_device_reaches_a_gpu() {
 #[test]
 fn who_maps_follows_from_the_address_that_the_provider_gives() {
     let start = 0x8_1000_0000;
-    for (is_direct, offset, own) in [
-        (true, 0, true),
-        (true, IOMMU_OFFSET, false),
-        (false, 0, false),
-        (false, IOMMU_OFFSET, true),
+    // Whether nothing is known to translate, whether this module maps to physical addresses, how far the provider's are from
+    // them, what is asked, and whether this module maps.
+    for (is_direct, is_identity, offset, asked, own) in [
+        (true, true, 0, ASKED.as_slice(), true),
+        (true, true, IOMMU_OFFSET, &ASKED, false),
+        (false, false, 0, &ASKED, false),
+        (false, true, 0, &ASKED, false),
+        (false, false, IOMMU_OFFSET, &ASKED_OF_BOTH, true),
+        (false, true, IOMMU_OFFSET, &ASKED_OF_BOTH, false),
     ] {
         let world = world_of_strangers(start);
         world.is_direct.set(is_direct);
+        world.is_identity.set(is_identity);
         world.provider_offset.set(offset);
         let maps = if own { MAPS_ITSELF } else { BY_PROVIDER };
-        let case = format!("direct {is_direct}, offset {offset:#x}");
-        assert_eq!(
-            life(&world, start, MIB),
-            [ASKED.as_slice(), &maps].concat(),
-            "{case}"
-        );
+        let case = format!("direct {is_direct}, identity {is_identity}, offset {offset:#x}");
+        assert_eq!(life(&world, start, MIB), [asked, &maps].concat(), "{case}");
         assert_eq!(life(&world, start, MIB), maps, "{case}");
+    }
+}
+
+/// Where the provider gives other addresses, and nothing is known to translate.
+#[test]
+fn without_an_address_of_this_module_there_is_no_answer() {
+    let start = 0x8_a000_0000;
+    let world = world_of_strangers(start);
+    world.is_direct.set(false);
+    world.provider_offset.set(IOMMU_OFFSET);
+    world.fail("map");
+    for _ in 0..2 {
+        let want = [
+            &["pin", "provider maps", "map", "provider unmaps", "unpin"],
+            BY_PROVIDER.as_slice(),
+        ]
+        .concat();
+        assert_eq!(life(&world, start, MIB), want);
     }
 }
 

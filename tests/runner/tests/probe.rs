@@ -21,6 +21,9 @@ const COMMON: &str = "\
 #define false 0
 #define __user
 #define EOPNOTSUPP 95
+#define CONFIG_DEBUG_FS 1
+#define IS_ENABLED(option) option
+#define BUILD_BUG_ON(condition) ((void)sizeof(char[1 - 2 * !!(condition)]))
 #define USEC_PER_MSEC 1000UL
 #define NSEC_PER_USEC 1000L
 #define PAGE_SIZE 4096UL
@@ -457,6 +460,16 @@ fn functions_without_export() {
         assert!(expected.remove(probe));
         assert_eq!(kernel.found(), expected, "{function}");
     }
+}
+
+/// Without debugfs in the kernel its functions are in headers, and do nothing.
+#[test]
+fn functions_of_a_part_that_was_not_built() {
+    let mut kernel = Kernel::new(&every_probe());
+    kernel.replaced = Some(("CONFIG_DEBUG_FS 1", "CONFIG_DEBUG_FS 0"));
+    let mut expected = with_exported(&every_probe());
+    assert!(expected.remove("debugfs"));
+    assert_eq!(kernel.found(), expected);
 }
 
 /// Exports of modules alone say nothing of the kernel's own.

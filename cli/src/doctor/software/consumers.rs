@@ -10,6 +10,7 @@ use crate::finding::Level;
 use crate::finding::Subject;
 use crate::host::Host;
 use crate::host::Seen;
+use crate::host::Unseen;
 use crate::software::Module;
 use crate::software::REGISTER;
 
@@ -222,6 +223,9 @@ fn reported(scan: &Scan<'_>, module: &Module, blind: &[&Consumer]) -> Finding {
         (true, Ok(value)) if value == "N" => {
             "load the module with memory_peers=1 (\"options nvidia-peermem memory_peers=1\" in modprobe.d)"
         }
+        // The parameter is not in the build for the proprietary nvidia.ko.
+        (true, Err(Unseen::Absent)) => "NVIDIA's open kernel modules (nvidia-open) and peermem-rs built beside them: beside \
+            the proprietary driver it cannot make the directory",
         (true, _) => "see why the module could not make it: `dmesg | grep memory_peers`",
         (false, _) => "peermem-rs, which makes the directory where ib_core cannot",
     };

@@ -411,11 +411,27 @@ const INJECTED: &[Injected] = &[
             unload(fixture);
             proprietary(fixture);
             let mut files = module_files(OUR_FILE);
-            files.module.needs.insert("proc_create_data".to_owned(), None);
+            files.module.driver_flavour = Some("proprietary".to_owned());
             fixture.module_files(&files);
         },
         // It would load.
         says: &[("module", Fault, "sudo modprobe nvidia-peermem")],
+    },
+    Injected {
+        name: "ours in a file that cannot be read, beside the proprietary driver",
+        inject: |fixture| {
+            unload(fixture);
+            proprietary(fixture);
+            let mut files = module_files(OUR_FILE);
+            files.module.unread = Some("it is no ELF file".to_owned());
+            fixture.module_files(&files);
+        },
+        says: &[("module", Fault, "sudo modprobe nvidia-peermem")],
+    },
+    Injected {
+        name: "ours loaded beside the proprietary driver, and the file that is installed is another build",
+        inject: proprietary,
+        says: &[("dma-buf", Note, "proprietary")],
     },
     Injected {
         name: "ours beside an old driver",
@@ -499,6 +515,14 @@ const INJECTED: &[Injected] = &[
             fixture.file(&format!("{MODULE}/parameters/memory_peers"), "N\n");
         },
         says: &[("consumers", Note, "memory_peers=1")],
+    },
+    Injected {
+        name: "no memory_peers of the build for the proprietary driver",
+        inject: |fixture| {
+            fixture.remove(PEERS);
+            fixture.remove(&format!("{MODULE}/parameters/memory_peers"));
+        },
+        says: &[("consumers", Note, "nvidia-open")],
     },
     Injected {
         name: "NVIDIA's module on a kernel without memory_peers, and no dma-buf",

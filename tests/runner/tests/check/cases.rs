@@ -215,6 +215,7 @@ pub(crate) fn all_at_once() -> Vec<Case> {
 
     let mut lacking = closed(&mut complete("7.2.0-15-generic"));
     lacking
+        .argument("PEERMEM_BUILD=in-tree")
         .without("usr/src/ofa_kernel")
         .without_tool("rustc")
         .without_tool("bindgen")
@@ -875,7 +876,7 @@ fn portable() -> Host {
 pub(crate) fn drivers() -> Vec<Case> {
     let not_for_it = format!(
         "This is the proprietary flavour, and Linux loads no module beside it that uses what it exports to GPL modules \
-         alone, as this build does: build with PEERMEM_NO_GPL_ONLY=1, or {OPEN_FLAVOUR}."
+         alone, as this build does: build without PEERMEM_NO_GPL_ONLY=, or {OPEN_FLAVOUR}."
     );
     vec![
         case(
@@ -892,14 +893,36 @@ pub(crate) fn drivers() -> Vec<Case> {
             )],
         ),
         case(
-            "the proprietary flavour",
+            "the proprietary flavour, and an in-tree build that is asked for",
             complete(UBUNTU)
                 .nvidia("NVIDIA", "595.45.04")
-                .file("proc/driver/nvidia/version", PROPRIETARY),
+                .file("proc/driver/nvidia/version", PROPRIETARY)
+                .argument("PEERMEM_BUILD=in-tree"),
             &[(
                 "nvidia.ko|useless|595.45.04, licence NVIDIA",
                 PROPRIETARY_FLAVOUR,
             )],
+        ),
+        case(
+            "the proprietary flavour, and a kernel that takes no portable build",
+            complete(UBUNTU)
+                .nvidia("NVIDIA", "595.45.04")
+                .set("CFI", "y"),
+            &[(
+                "nvidia.ko|useless|595.45.04, licence NVIDIA",
+                &format!(
+                    "This is the proprietary flavour, and Linux loads no module beside it that uses what it exports to GPL \
+                     modules alone, as this build does: {OPEN_FLAVOUR}."
+                ),
+            )],
+        ),
+        case(
+            "the proprietary flavour, and a kernel with Rust, but no object and no source of Rust's library",
+            complete(UBUNTU).nvidia("NVIDIA", "595.45.04"),
+            &[
+                NO_OBJECT,
+                ("nvidia.ko|remark|595.45.04, licence NVIDIA", PROPRIETARY_SERVED),
+            ],
         ),
         case(
             "Debian's package of the open flavour",
@@ -915,11 +938,9 @@ pub(crate) fn drivers() -> Vec<Case> {
                 .without("lib/modules/{R}/updates")
                 .without("lib/modules/{R}/modules.dep")
                 .module("lib/modules/{R}/updates/dkms/nvidia-current.ko", "NVIDIA", "595.45.04")
-                .file("proc/driver/nvidia/version", PROPRIETARY),
-            &[(
-                "nvidia.ko|useless|595.45.04, licence NVIDIA",
-                PROPRIETARY_FLAVOUR,
-            )],
+                .file("proc/driver/nvidia/version", PROPRIETARY)
+                .file("object", "x"),
+            &[("nvidia.ko|remark|595.45.04, licence NVIDIA", PROPRIETARY_SERVED)],
         ),
         case(
             "a driver from elsewhere, loaded alone",
@@ -931,11 +952,9 @@ pub(crate) fn drivers() -> Vec<Case> {
             complete(UBUNTU)
                 .without("lib/modules/{R}/updates")
                 .without("lib/modules/{R}/modules.dep")
-                .file("proc/driver/nvidia/version", PROPRIETARY),
-            &[(
-                "nvidia.ko|useless|595.45.04, licence NVIDIA",
-                PROPRIETARY_FLAVOUR,
-            )],
+                .file("proc/driver/nvidia/version", PROPRIETARY)
+                .file("object", "x"),
+            &[("nvidia.ko|remark|595.45.04, licence NVIDIA", PROPRIETARY_SERVED)],
         ),
         case(
             "the proprietary flavour, and the portable build",
@@ -948,23 +967,6 @@ pub(crate) fn drivers() -> Vec<Case> {
                 .nvidia("NVIDIA", "595.45.04")
                 .argument("PEERMEM_NO_GPL_ONLY="),
             &[("nvidia.ko|useless|595.45.04, licence NVIDIA", &not_for_it)],
-        ),
-        case(
-            "a proprietary driver from elsewhere, and the portable build, which does not see it",
-            portable()
-                .without("lib/modules/{R}/updates")
-                .without("lib/modules/{R}/modules.dep")
-                .file("proc/driver/nvidia/version", PROPRIETARY),
-            &[("nvidia.ko|useless|595.45.04, licence NVIDIA", &not_for_it)],
-        ),
-        case(
-            "the same, and the portable build is told",
-            portable()
-                .without("lib/modules/{R}/updates")
-                .without("lib/modules/{R}/modules.dep")
-                .file("proc/driver/nvidia/version", PROPRIETARY)
-                .variable("PEERMEM_NO_GPL_ONLY", "1"),
-            &[("nvidia.ko|remark|595.45.04, licence NVIDIA", PROPRIETARY_SERVED)],
         ),
         case(
             "a proprietary driver that is too old, and the portable build",
@@ -1122,10 +1124,10 @@ pub(crate) fn installing() -> Vec<Case> {
             &[],
         ),
         case(
-            "the proprietary flavour, at installing",
+            "the proprietary flavour, at installing what was built for the open one",
             &changed(|host| {
                 host.nvidia("NVIDIA", "595.45.04")
-                    .file("proc/driver/nvidia/version", PROPRIETARY)
+                    .argument("PEERMEM_BUILD=in-tree")
             }),
             &[(
                 "nvidia.ko|useless|595.45.04, licence NVIDIA",

@@ -347,8 +347,8 @@ const PEER_HEADER: &str = "#define PEER_MEM_U64_CORE_CONTEXT\n";
 
 /// Of the machine that runs the tests: what the script is written with.
 const UTILITIES: &[&str] = &[
-    "awk", "cat", "cut", "dirname", "find", "grep", "head", "modinfo", "readlink", "sed", "sh",
-    "sort", "tail", "tr",
+    "awk", "cat", "cp", "cut", "dirname", "find", "grep", "head", "mktemp", "modinfo", "objdump",
+    "readlink", "rm", "sed", "sh", "sort", "tail", "tr",
 ];
 
 fn system(name: &str) -> PathBuf {
@@ -855,40 +855,121 @@ fn what_is_ok_goes_unsaid_on_request() {
 /// The Kbuild asks for the headers by the kernel alone. Debian's packages of the driver have modules of other names.
 #[test]
 fn the_installed_drivers_headers_are_found_by_all_its_names() {
-    let source = fs::read_to_string(script()).unwrap();
-    let names = source
-        .lines()
-        .find_map(|line| line.trim().strip_prefix("for name in "))
-        .and_then(|rest| rest.strip_suffix("; do"))
-        .unwrap();
-    assert_eq!(names.split(' ').count(), 4, "{names}");
-    for name in names.split(' ') {
+    for name in [
+        "nvidia",
+        "nvidia-current-open",
+        "nvidia-open",
+        "nvidia-current",
+    ] {
         let place = Place::new();
-        let modinfo =
-            format!("#!/bin/sh\ncase $* in *' {name}') echo 580.1 ;; *) exit 1 ;; esac\n");
-        fs::create_dir_all(place.0.join("tools")).unwrap();
-        let tool = place.0.join("tools/modinfo");
-        fs::write(&tool, modinfo).unwrap();
-        fs::set_permissions(&tool, fs::Permissions::from_mode(0o755)).unwrap();
+        let modules = place.0.join(format!("lib/modules/{UBUNTU}/updates"));
+        fs::create_dir_all(&modules).unwrap();
+        assemble(&modules.join(format!("{name}.ko")), "NVIDIA", "580.1");
         for version in ["580.1", "600.1"] {
             let folder = place.0.join(format!("usr/src/nvidia-{version}/nvidia"));
             fs::create_dir_all(&folder).unwrap();
             fs::write(folder.join("nv-p2p.h"), "").unwrap();
         }
-        let path = format!("{}:/usr/bin:/bin", place.0.join("tools").display());
-        let output = Command::new(
-            script()
-                .parent()
-                .unwrap()
-                .join("../rust-bindings/driver.sh"),
-        )
-        .arg(UBUNTU)
-        .env("PATH", path)
-        .env("PROBE_ROOT", &place.0)
-        .output()
-        .unwrap();
+        let asked = |arguments: &[&str]| {
+            let driver = script().with_file_name("../rust-bindings/driver.sh");
+            let output = Command::new(driver)
+                .args(arguments)
+                .env("PROBE_ROOT", &place.0)
+                .output()
+                .unwrap();
+            String::from_utf8(output.stdout).unwrap()
+        };
         let wanted = format!("{}/usr/src/nvidia-580.1/nvidia\n", place.0.display());
-        assert_eq!(String::from_utf8(output.stdout).unwrap(), wanted, "{name}");
+        assert_eq!(asked(&[UBUNTU]), wanted, "{name}");
+        assert_eq!(asked(&["-l", UBUNTU]), "NVIDIA\n", "{name}");
+        // Of another kernel.
+        assert_eq!(asked(&["-l", "6.2.0"]), "", "{name}");
+    }
+}
+
+/// What `make` is told, and why.
+#[test]
+fn the_build_that_is_chosen() {
+    let rust = || complete(UBUNTU).file("object", "x").clone();
+    let stock = || complete("6.12.9-15-generic").file("object", "x").clone();
+    let too_old = "Linux 6.12 has no Rust interfaces for the in-tree build";
+    for (host, said) in [
+        (rust(), "PEERMEM_BUILD=in-tree (this kernel has Rust)".to_owned()),
+        (
+            rust().without_tool("bindgen").clone(),
+            "PEERMEM_BUILD=portable PEERMEM_NO_GPL_ONLY= (this kernel has Rust, and the in-tree build lacks bindgen)".to_owned(),
+        ),
+        (
+            rust().nvidia("NVIDIA", "595.45.04").clone(),
+            "PEERMEM_BUILD=portable PEERMEM_NO_GPL_ONLY=1 (nvidia.ko is the proprietary flavour)".to_owned(),
+        ),
+        (
+            rust().nvidia("NVIDIA", "595.45.04").set("CFI", "y").clone(),
+            "PEERMEM_BUILD=in-tree (this kernel has Rust)".to_owned(),
+        ),
+        (stock(), format!("PEERMEM_BUILD=portable PEERMEM_NO_GPL_ONLY= ({too_old})")),
+        (
+            stock().nvidia("NVIDIA", "595.45.04").clone(),
+            format!("PEERMEM_BUILD=portable PEERMEM_NO_GPL_ONLY=1 ({too_old})"),
+        ),
+        (
+            stock().argument("PEERMEM_NO_GPL_ONLY=1").clone(),
+            format!("PEERMEM_BUILD=portable PEERMEM_NO_GPL_ONLY=1 ({too_old})"),
+        ),
+        (
+            stock()
+                .nvidia("NVIDIA", "595.45.04")
+                .argument("PEERMEM_NO_GPL_ONLY=")
+                .clone(),
+            format!("PEERMEM_BUILD=portable PEERMEM_NO_GPL_ONLY= ({too_old})"),
+        ),
+    ] {
+        let mut host = host;
+        let said_here = host.argument("-b").check(&["sh"]);
+        assert_eq!((said_here.status, said_here.text), (Some(0), format!("{said}\n")));
+    }
+}
+
+/// At installing it is the build that was compiled that loads, or does not.
+#[test]
+fn installing_judges_what_was_compiled() {
+    for (compiled, licence, loads) in [
+        (
+            "PEERMEM_BUILD=portable PEERMEM_NO_GPL_ONLY=1 (x)\n",
+            "NVIDIA",
+            true,
+        ),
+        (
+            "PEERMEM_BUILD=portable PEERMEM_NO_GPL_ONLY= (x)\n",
+            "NVIDIA",
+            false,
+        ),
+        ("PEERMEM_BUILD=in-tree (x)\n", "NVIDIA", false),
+        (
+            "PEERMEM_BUILD=portable PEERMEM_NO_GPL_ONLY=1 (x)\n",
+            "Dual MIT/GPL",
+            true,
+        ),
+    ] {
+        let mut host = complete(UBUNTU);
+        let place = host.nvidia(licence, "595.45.04").argument("-l").write();
+        let clone = place.0.join("clone");
+        fs::create_dir_all(clone.join("build").join(UBUNTU)).unwrap();
+        fs::write(clone.join("build").join(UBUNTU).join("build"), compiled).unwrap();
+        for folder in ["scripts", "rust-bindings"] {
+            symlink(
+                script().with_file_name("..").join(folder),
+                clone.join(folder),
+            )
+            .unwrap();
+        }
+        let said = host.run_script(&place, &["sh"], &clone.join("scripts/check"));
+        assert_eq!(
+            said.text.is_empty(),
+            loads,
+            "{compiled} {licence}: {}",
+            said.text
+        );
     }
 }
 
@@ -896,7 +977,7 @@ fn the_installed_drivers_headers_are_found_by_all_its_names() {
 #[test]
 fn a_link_to_nothing_is_got_round() {
     let mut host = hwe();
-    host.as_root(&["ln", "mkdir", "mv", "rm", "sha256sum"])
+    host.as_root(&["ln", "mkdir", "mv", "sha256sum"])
         .argument("-m");
     let place = host.write();
     let kept = "var/lib/peermem-rs/headers";
@@ -1000,14 +1081,11 @@ fn metadata_are_made_on_arm64(host: &mut Host) {
         .configuration("{K}/.config")
         .as_root(&[
             "comm",
-            "cp",
             "diff",
             "ln",
             "mkdir",
-            "mktemp",
             "mv",
             "nproc",
-            "rm",
             "sha256sum",
             "wc",
         ])

@@ -1,0 +1,20 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+# Prints the file of the first of some modules that is installed for a kernel: `installed.sh RELEASE NAME…`. It is the one that
+# modprobe would load, or any other that is there, since depmod may not have run yet. PROBE_ROOT is a root other than the host's.
+set -eu
+
+root=${PROBE_ROOT:-}
+release=$1
+shift
+for name; do
+	for folder in "$root/lib/modules/$release" "$root/usr/lib/modules/$release"; do
+		[ -d "$folder" ] || continue
+		path=$(sed -n "s,^\(\([^:]*/\)*$name\.ko[.a-z0-9]*\):.*,\1,p" "$folder/modules.dep" 2>/dev/null | head -n 1)
+		[ -n "$path" ] || path=$(cd "$folder" && find . -name "$name.ko*" | head -n 1)
+		[ -z "$path" ] || {
+			printf '%s/%s\n' "$folder" "${path#./}"
+			exit
+		}
+	done
+done
