@@ -31,7 +31,8 @@ pub(super) struct Setting {
 }
 
 impl Setting {
-    /// Reads one as NCCL does: the environment comes before the files, and a line is taken as it stands.
+    /// Reads one as NCCL does: the environment comes before the user's file, and that before the machine's. A line is taken
+    /// as it stands.
     fn scan(host: &dyn Host, name: &str) -> Option<Self> {
         let read = |file: &str, name: &str| {
             let lines = host.matching(file, name).ok()?;
@@ -45,7 +46,9 @@ impl Setting {
             Some(Self { value, place })
         };
         let of_user = || {
-            let file = read(ENVIRONMENT, "NCCL_CONF_FILE").filter(|file| file.starts_with('/'))?;
+            let home = || Some(format!("{}/.nccl.conf", read(ENVIRONMENT, "HOME")?));
+            let file = read(ENVIRONMENT, "NCCL_CONF_FILE").or_else(home);
+            let file = file.filter(|file| file.starts_with('/'))?;
             of(&file, &format!("in {file}"))
         };
         of(ENVIRONMENT, "in this shell's environment")
@@ -147,6 +150,7 @@ mod tests {
         fixture.file(FILE, file);
         fixture.file("/opt/topo.xml", "<system/>");
         fixture.file("/opt/nccl.conf", "NCCL_NET_GDR_LEVEL=PIX\n");
+        fixture.file("/home/user/.nccl.conf", "NCCL_NET_GDR_LEVEL=SYS\n");
         Nccl::scan(&fixture.recording)
     }
 
@@ -170,6 +174,14 @@ mod tests {
                 "NCCL_NET_GDR_LEVEL=PHB\n",
                 "PHB",
             ),
+            // It takes the place of the one in the home directory.
+            (
+                "HOME=/home/user\0NCCL_CONF_FILE=/opt/none.conf\0",
+                "",
+                "PXB",
+            ),
+            ("HOME=/home/user\0", "NCCL_NET_GDR_LEVEL=PHB\n", "SYS"),
+            ("HOME=/home/other\0", "NCCL_NET_GDR_LEVEL=PHB\n", "PHB"),
             ("", "#NCCL_NET_GDR_LEVEL=PHB\n", "PXB"),
             ("", "NCCL_NET_GDR_LEVEL=sys\n", "SYS"),
             ("", "NCCL_NET_GDR_LEVEL=0\n", "LOC"),

@@ -290,6 +290,9 @@ fn no_other_bar_is_taken_for_bar1() {
         "fault bar1 GPU 0: 0000:19:00.0 has no BAR1",
         "1 fault",
     );
+    // Nor is what NVML says of one.
+    let (text, _) = says(&fixture, &["doctor", "--only", "bar1-free", "--all"]);
+    assert!(text.contains("bar1-free GPU 1, GPU 2"), "{text}");
     // Where nothing is visible, nothing is said.
     let mut fixture = hgx();
     let own = fixture.place("0000:19:00.0");

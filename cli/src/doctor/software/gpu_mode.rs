@@ -23,12 +23,15 @@ fn mib(bytes: u64) -> String {
     format!("{} MiB", bytes >> 20)
 }
 
-/// Each GPU that NVML knows, with what it says.
+/// Each GPU that NVML knows, with what it says, and whether its memory is reached through BAR1. Processors share that of a
+/// coherent one, and the check of BAR1 tells of one without.
 fn known<'a>(scan: &'a Scan<'_>) -> Vec<(Subject, &'a nvml::Gpu, bool)> {
     let nvml = scan.software().nvml.as_ref().ok();
     let of = |gpu: &crate::machine::Gpu| {
         let said = nvml?.gpu(gpu.at)?;
-        Some((Subject::gpu(gpu), said, gpu.is_coherent))
+        let function = scan.machine.functions.get(&gpu.at);
+        let lacks = gpu.bar1.is_none() && function.is_some_and(|function| function.bars.is_ok());
+        Some((Subject::gpu(gpu), said, !gpu.is_coherent && !lacks))
     };
     scan.gpus().filter_map(of).collect()
 }
@@ -40,9 +43,8 @@ pub(super) fn applies(scan: &Scan<'_>) -> bool {
 
 pub(super) fn bar1(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for (subject, gpu, is_coherent) in known(scan) {
-        // Memory that the processors share is not reached through BAR1.
-        let Some(bar1) = gpu.bar1.filter(|_| !is_coherent) else {
+    for (subject, gpu, has_bar1) in known(scan) {
+        let Some(bar1) = gpu.bar1.filter(|_| has_bar1) else {
             continue;
         };
         let usable = bar1.free_bytes.saturating_sub(RESERVE);

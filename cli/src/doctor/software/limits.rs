@@ -172,6 +172,10 @@ fn services(scan: &Scan<'_>, memory: u64) -> Vec<Finding> {
         let finding = Finding::new(MEMLOCK, level, Subject::Machine, found)
             .why(WHY)
             .fix(match is_batch {
+                true if name.starts_with("slurm") => {
+                    "LimitMEMLOCK=infinity in its unit (systemctl edit), and restart it; jobs also take the limit of the \
+                    shell that submits them, unless slurm.conf has PropagateResourceLimitsExcept=MEMLOCK"
+                }
                 true => "LimitMEMLOCK=infinity in its unit (systemctl edit), and restart it",
                 false => {
                     "for containers --ulimit memlock=-1 or the capability IPC_LOCK; or LimitMEMLOCK=infinity in its \

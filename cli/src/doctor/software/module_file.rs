@@ -91,7 +91,7 @@ fn rebuild(module: &File) -> String {
         true => "build it again: `sudo dkms unbuild peermem-rs/VERSION`, `sudo dkms install peermem-rs/VERSION` (`sudo \
             dkms status` has the version); without dkms `sudo make install`"
             .to_owned(),
-        false => "build the driver's modules again, now that OFED is installed: `sudo dkms unbuild` and `sudo dkms \
+        false => "build the driver's modules again beside the OFED that is installed: `sudo dkms unbuild` and `sudo dkms \
             install` for the driver (`sudo dkms status` names it), or its installer once more; modules that a distribution \
             has built know no OFED, so take its dkms package instead"
             .to_owned(),
