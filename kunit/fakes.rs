@@ -1498,7 +1498,10 @@ extern "C" fn fake_dma_map(
     }
     let dma = with(|world| {
         // Linux adds the offset of a range map to memory's addresses, and not to those of a BAR.
-        let direct = matches!(world.guard, Guard::Nothing | Guard::Identity | Guard::RangeMap);
+        let direct = matches!(
+            world.guard,
+            Guard::Nothing | Guard::Identity | Guard::RangeMap
+        );
         let mut dma = addr + if direct { 0 } else { DMA_OFFSET };
         // An IOMMU gives no address twice.
         while world.guard == Guard::Translates && world.bar.iter().any(|have| have.dma == dma) {

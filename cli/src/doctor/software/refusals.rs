@@ -91,7 +91,7 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
             return vec![Scan::unseen(
                 NAME,
                 Subject::Machine,
-                &format!("what the module refused ({})", directory(scan.host)),
+                format!("what the module refused ({})", directory(scan.host)),
                 &why,
             )]
         }
