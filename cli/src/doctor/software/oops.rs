@@ -165,7 +165,7 @@ pub(super) fn findings(records: &[Record]) -> Vec<Finding> {
                 Level::Fault,
                 format!(
                     "the kernel crashed in {module}, and ended the process in the middle: its locks stay held, so that \
-                     what uses the driver afterwards may hang, and no unload helps"
+                     what uses the driver afterwards may hang (state D) and cannot be killed; no unload helps"
                 ),
             ),
             false => (
