@@ -521,7 +521,7 @@ suite!(
         let _up = persistent(c"nv_mem")?;
         log();
         let first = calls!(get(range())? => Acquire, PinPersistent, GetPages, DmaMap,
-            PinPersistent, Map, Unmap, PutPersistent, BarMap, PageSize);
+            PinPersistent, Map, BarMap, BarUnmap, Unmap, PutPersistent, BarMap, PageSize);
         let second = calls!(get(range())? =>
             Acquire, PinPersistent, GetPages, DmaMap, BarMap, PageSize);
         first.release();
@@ -530,7 +530,7 @@ suite!(
         to_result(fake_nic_is_replaced())?;
         log();
         calls!(get(range())? => Acquire, PinPersistent, GetPages, DmaMap,
-            PinPersistent, Map, Unmap, PutPersistent, BarMap, PageSize)
+            PinPersistent, Map, BarMap, BarUnmap, Unmap, PutPersistent, BarMap, PageSize)
         .release();
         get(range())?.release();
         // The old one is forgotten.
@@ -548,7 +548,7 @@ suite!(
             GPU.store(gpu, Relaxed);
             log();
             calls!(get(range())? => Acquire, PinPersistent, GetPages, DmaMap,
-                PinPersistent, Map, Unmap, PutPersistent, BarMap, PageSize)
+                PinPersistent, Map, BarMap, BarUnmap, Unmap, PutPersistent, BarMap, PageSize)
             .release();
         }
         let before = fake_pci_steps();
@@ -581,14 +581,17 @@ suite!(
             (Guard::RangeMap, 0, false),
             (Guard::RangeMap, DMA_OFFSET, false),
         ]) {
+            // The range map is the device's, which frees it.
+            guard(Guard::Nothing);
+            to_result(fake_nic_is_replaced())?;
             guard(guard_is);
             with(|world| world.mapping.offset = offset);
-            to_result(fake_nic_is_replaced())?;
             get(range())?.release();
             log();
             get(range())?.release();
             same!(!log().contains(&Map), own);
         }
+        guard(Guard::Nothing);
     }
 
     fn without_an_answer_nvidia_ko_maps_and_is_asked_again(_: NoClient) {
@@ -641,7 +644,7 @@ suite!(
             to_result(replaced())?;
             log();
             calls!(get(range())? => Acquire, PinPersistent, GetPages, DmaMap,
-                PinPersistent, Map, Unmap, PutPersistent, BarMap, PageSize)
+                PinPersistent, Map, BarMap, BarUnmap, Unmap, PutPersistent, BarMap, PageSize)
             .release();
         }
     }
@@ -680,7 +683,7 @@ suite!(
         lies(CONTIGUOUS);
         log();
         calls!(get(range())? => Acquire, PinPersistent, GetPages, DmaMap,
-            PinPersistent, Map, Unmap, PutPersistent, BarMap, PageSize)
+            PinPersistent, Map, BarMap, BarUnmap, Unmap, PutPersistent, BarMap, PageSize)
         .release();
     }
 
@@ -692,7 +695,7 @@ suite!(
         calls!(get(pages(1))? => Acquire, PinPersistent, GetPages, DmaMap, Map, PageSize).release();
         log();
         calls!(get(pages(2))? => Acquire, PinPersistent, GetPages, DmaMap,
-            PinPersistent, Map, Unmap, PutPersistent, BarMap, BarMap, PageSize)
+            PinPersistent, Map, BarMap, BarUnmap, Unmap, PutPersistent, BarMap, BarMap, PageSize)
         .release();
     }
 
