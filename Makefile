@@ -135,7 +135,7 @@ module: ## Compiles the module for this machine's kernel (or KVER=…, KDIR=…)
 # whatever its time says: those of a release are as old as its commit.
 compile:
 	@mkdir -p $(COPY)
-	@[ "$(filter install,$(MAKECMDGOALS))" ] && [ -s $(COPY)/build ] || $(LOOK) -b >$(COPY)/build
+	@[ "$(filter install,$(MAKECMDGOALS))" ] && grep -qs ^PEERMEM_BUILD= $(COPY)/build || $(LOOK) -b >$(COPY)/build
 	@echo "  build: $$(cat $(COPY)/build)"
 	@! grep -q ^PEERMEM_BUILD=portable $(COPY)/build || [ "$(PEERMEM_OBJECT)" ] || { [ -e $(OBJECT) ] && [ ! -e .git ]; } || \
 		$(MAKE) --no-print-directory object

@@ -11,9 +11,13 @@ for name; do
 	for folder in "$root/lib/modules/$release" "$root/usr/lib/modules/$release"; do
 		[ -d "$folder" ] || continue
 		path=$(sed -n "s,^\(\([^:]*/\)*$name\.ko[.a-z0-9]*\):.*,\1,p" "$folder/modules.dep" 2>/dev/null | head -n 1)
-		[ -n "$path" ] || path=$(cd "$folder" && find . -name "$name.ko*" | head -n 1)
-		[ -z "$path" ] || {
-			printf '%s/%s\n' "$folder" "${path#./}"
+		case $path in
+		/*) file=$root$path ;;
+		*) file=$folder/$path ;;
+		esac
+		[ -f "$file" ] || file=$(find "$folder" -name "$name.ko*" | head -n 1)
+		[ -z "$file" ] || {
+			printf '%s\n' "$file"
 			exit
 		}
 	done

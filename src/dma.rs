@@ -282,8 +282,13 @@ impl BarMapping {
     }
 
     /// Maps `page`, which lies in a BAR, for `device` and unmaps it again. Returns `true` if its DMA address was not its own
-    /// address, and `None` if it cannot be mapped. May sleep.
+    /// address, and `None` if it cannot be mapped now. A page with a `struct page` that is not of peer-to-peer DMA memory is
+    /// not mapped, as Linux may warn of it. May sleep.
     pub(crate) fn translates(device: &PciDevice, page: &AddrRange) -> Option<bool> {
+        // SAFETY: Has no preconditions.
+        if unsafe { c::peermem_has_struct_page(page.addr, page.len, 0, u64::MAX, true) } {
+            return Some(false);
+        }
         if !device.maps_exactly(page.addr | page.len) {
             return None;
         }

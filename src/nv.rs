@@ -84,7 +84,7 @@ pub(crate) fn check() -> Result {
             missing
         ),
         Some(driver) if driver.is_proprietary => pr_err!(
-            "not loaded: nvidia.ko {} is the proprietary flavour, and this module was not built for it: build it again beside that driver with PEERMEM_BUILD=portable, or install NVIDIA's open kernel modules (nvidia-open), or use NVIDIA's own nvidia-peermem\n",
+            "not loaded: nvidia.ko {} is the proprietary flavour, and this module was not built for it: build it again beside that driver (x86-64), or install NVIDIA's open kernel modules (nvidia-open), or use NVIDIA's own nvidia-peermem\n",
             driver.version()
         ),
         Some(driver) => pr_err!(

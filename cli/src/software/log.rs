@@ -70,8 +70,9 @@ fn why_not_loaded(line: &str) -> Option<(usize, &'static str)> {
     if unsigned {
         return Some((OF_LOADING.len(), UNSIGNED));
     }
-    // Linux logs the taint when it loads a module beside the proprietary nvidia.ko: the module was loaded.
-    if !is_of_module(line) || line.contains("inheriting taint") {
+    // These are logged of a module that loads: by Linux beside the proprietary nvidia.ko, and by the module's revocable mode.
+    let is_loaded = ["inheriting taint", "revocable mode needs"].map(|words| line.contains(words));
+    if !is_of_module(line) || is_loaded.contains(&true) {
         return None;
     }
     let mut of_loading = OF_LOADING.iter().enumerate();
@@ -82,11 +83,15 @@ fn why_not_loaded(line: &str) -> Option<(usize, &'static str)> {
 const UNSIGNED: &str =
     "if that was nvidia_peermem: sign it with a key that the machine knows (docs/install.md, Secure Boot)";
 
+const PROPRIETARY: &str =
+    "build peermem-rs again beside this driver (x86-64), install NVIDIA's open kernel modules \
+    (nvidia-open), or use NVIDIA's own nvidia-peermem";
+
 /// Words of a line that blames the file.
 const OF_FILE: [&str; 2] = ["disagrees about version of symbol", "Unknown symbol"];
 
 /// Words of such a line, and how to fix it.
-const OF_LOADING: [(&str, &str); 11] = [
+const OF_LOADING: [(&str, &str); 12] = [
     // Peer memory is in the one or in the other, and the second brings the first.
     ("no ib_core is", "`sudo modprobe ib_uverbs`, then `sudo modprobe nvidia-peermem`"),
     ("no ib_uverbs is", "`sudo modprobe ib_uverbs`, then `sudo modprobe nvidia-peermem`"),
@@ -104,11 +109,8 @@ const OF_LOADING: [(&str, &str); 11] = [
         "nvidia.ko is not, or has no",
         "`sudo modprobe nvidia`, then `sudo modprobe nvidia-peermem`; where that changes nothing, install driver 535 or newer",
     ),
-    (
-        "proprietary",
-        "build peermem-rs again beside this driver with PEERMEM_BUILD=portable, install NVIDIA's open kernel modules \
-        (nvidia-open), or use NVIDIA's own nvidia-peermem",
-    ),
+    ("is the proprietary flavour", PROPRIETARY),
+    ("from proprietary module", PROPRIETARY),
     (
         "not loaded: nv_peer_mem is",
         "`rmmod nv_peer_mem`, remove its package (nvidia-peer-memory), `sudo modprobe nvidia-peermem`",
@@ -190,6 +192,8 @@ mod tests {
             "nvidia_peermem: loading out-of-tree module taints kernel.",
             // Linux logs this when it loads a module beside the proprietary nvidia.ko.
             "nvidia_peermem: module uses symbols nvidia_p2p_get_pages from proprietary module nvidia, inheriting taint.",
+            "nvidia-peermem: revocable mode needs OFED 25.04 or newer, and built for the proprietary nvidia.ko this module cannot \
+            see of which OFED ib_core is",
             "i915: disagrees about version of symbol drm_init",
             "nvidia-peermem: refused 0x7f+0x1 of process 1 in acquire: no room",
         ] {

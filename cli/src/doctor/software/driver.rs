@@ -38,7 +38,7 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
                         peermem-rs was built to use them: it does not load",
                     )
                     .fix(
-                        "build peermem-rs again beside this driver with PEERMEM_BUILD=portable; or install NVIDIA's open \
+                        "build peermem-rs again beside this driver (x86-64); or install NVIDIA's open \
                         kernel modules (nvidia-open), for Turing and newer GPUs; or remove peermem-rs, and use NVIDIA's \
                         nvidia-peermem",
                     ),

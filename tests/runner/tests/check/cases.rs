@@ -159,8 +159,8 @@ const NO_BINDGEN_ON_FEDORA: &str =
                                     'cargo install bindgen-cli' and name it with BINDGEN=.";
 const PROPRIETARY_FLAVOUR: &str =
     "This is the proprietary flavour, and Linux loads no module beside it that uses what it exports to GPL modules alone, \
-     as this build does: build with PEERMEM_BUILD=portable, or install NVIDIA's open kernel modules (nvidia-open in NVIDIA's \
-     repositories).";
+     as this build does: build it again beside this driver, without PEERMEM_BUILD= and PEERMEM_NO_GPL_ONLY=, or install \
+     NVIDIA's open kernel modules (nvidia-open in NVIDIA's repositories).";
 const PROPRIETARY_SERVED: &str =
     "This is the proprietary flavour. Beside it the module has no tracepoints and no memory_peers of its own, maps more \
      slowly, and has its files in /proc/driver/nvidia-peermem: docs/kernels.md, The proprietary driver.";
@@ -876,7 +876,7 @@ fn portable() -> Host {
 pub(crate) fn drivers() -> Vec<Case> {
     let not_for_it = format!(
         "This is the proprietary flavour, and Linux loads no module beside it that uses what it exports to GPL modules \
-         alone, as this build does: build without PEERMEM_NO_GPL_ONLY=, or {OPEN_FLAVOUR}."
+         alone, as this build does: build it again beside this driver, without PEERMEM_BUILD= and PEERMEM_NO_GPL_ONLY=, or {OPEN_FLAVOUR}."
     );
     vec![
         case(
@@ -901,6 +901,16 @@ pub(crate) fn drivers() -> Vec<Case> {
             &[(
                 "nvidia.ko|useless|595.45.04, licence NVIDIA",
                 PROPRIETARY_FLAVOUR,
+            )],
+        ),
+        case(
+            "an in-tree build without symbols for GPL modules only",
+            complete(UBUNTU)
+                .argument("PEERMEM_BUILD=in-tree")
+                .argument("PEERMEM_NO_GPL_ONLY=1"),
+            &[(
+                "build|missing|in-tree, with PEERMEM_NO_GPL_ONLY=",
+                "Only the portable build can do without symbols for GPL modules only: leave PEERMEM_NO_GPL_ONLY= away.",
             )],
         ),
         case(

@@ -370,10 +370,19 @@ fn exported(symbol: &str, module: &str) -> String {
 
 /// An object file with what modinfo reads.
 fn assemble(path: &Path, licence: &str, version: &str) {
-    let source = path.with_extension("s");
-    let text = format!(
-        ".section .modinfo,\"a\"\n.asciz \"version={version}\"\n.asciz \"license={licence}\"\n"
+    assemble_with(
+        path,
+        &[&format!("version={version}"), &format!("license={licence}")],
     );
+}
+
+fn assemble_with(path: &Path, fields: &[&str]) {
+    let source = path.with_extension("s");
+    let text = fields
+        .iter()
+        .fold(".section .modinfo,\"a\"\n".to_owned(), |text, field| {
+            format!("{text}.asciz \"{field}\"\n")
+        });
     fs::write(&source, text).unwrap();
     let status = Command::new("as")
         .arg("-o")
@@ -904,6 +913,10 @@ fn the_build_that_is_chosen() {
             "PEERMEM_BUILD=portable PEERMEM_NO_GPL_ONLY=1 (nvidia.ko is the proprietary flavour)".to_owned(),
         ),
         (
+            rust().argument("PEERMEM_NO_GPL_ONLY=1").clone(),
+            "PEERMEM_BUILD=portable PEERMEM_NO_GPL_ONLY=1 (PEERMEM_NO_GPL_ONLY=1)".to_owned(),
+        ),
+        (
             rust().nvidia("NVIDIA", "595.45.04").set("CFI", "y").clone(),
             "PEERMEM_BUILD=in-tree (this kernel has Rust)".to_owned(),
         ),
@@ -930,46 +943,69 @@ fn the_build_that_is_chosen() {
     }
 }
 
-/// At installing it is the build that was compiled that loads, or does not.
+/// At installing it is the module that is installed that loads, or does not, wherever it was compiled.
 #[test]
-fn installing_judges_what_was_compiled() {
-    for (compiled, licence, loads) in [
-        (
-            "PEERMEM_BUILD=portable PEERMEM_NO_GPL_ONLY=1 (x)\n",
-            "NVIDIA",
-            true,
-        ),
-        (
-            "PEERMEM_BUILD=portable PEERMEM_NO_GPL_ONLY= (x)\n",
-            "NVIDIA",
-            false,
-        ),
-        ("PEERMEM_BUILD=in-tree (x)\n", "NVIDIA", false),
-        (
-            "PEERMEM_BUILD=portable PEERMEM_NO_GPL_ONLY=1 (x)\n",
-            "Dual MIT/GPL",
-            true,
-        ),
+fn installing_judges_what_is_installed() {
+    for (field, licence, loads) in [
+        ("driver_flavour=proprietary", "NVIDIA", true),
+        ("driver_flavour=proprietary", "Dual MIT/GPL", true),
+        ("name=nvidia_peermem", "NVIDIA", false),
+        ("name=nvidia_peermem", "Dual MIT/GPL", true),
     ] {
         let mut host = complete(UBUNTU);
-        let place = host.nvidia(licence, "595.45.04").argument("-l").write();
-        let clone = place.0.join("clone");
-        fs::create_dir_all(clone.join("build").join(UBUNTU)).unwrap();
-        fs::write(clone.join("build").join(UBUNTU).join("build"), compiled).unwrap();
-        for folder in ["scripts", "rust-bindings"] {
-            symlink(
-                script().with_file_name("..").join(folder),
-                clone.join(folder),
-            )
-            .unwrap();
-        }
-        let said = host.run_script(&place, &["sh"], &clone.join("scripts/check"));
+        host.nvidia(licence, "595.45.04").argument("-l");
+        let place = host.write();
+        let modules = place
+            .root()
+            .join(format!("lib/modules/{UBUNTU}/updates/dkms"));
+        assemble_with(&modules.join("nvidia_peermem.ko"), &[field]);
+        let said = host.run(&place, &["sh"]);
         assert_eq!(
             said.text.is_empty(),
             loads,
-            "{compiled} {licence}: {}",
+            "{field} {licence}: {}",
             said.text
         );
+    }
+}
+
+/// depmod runs after an installation, and what it has noted may be gone.
+#[test]
+fn a_module_is_found_by_the_index_or_without() {
+    let place = Place::new();
+    let folder = place.0.join("lib/modules/6.1.0");
+    for path in ["updates/nvidia.ko.xz", "kernel/other/nvidia.ko"] {
+        fs::create_dir_all(folder.join(path).parent().unwrap()).unwrap();
+        fs::write(folder.join(path), "").unwrap();
+    }
+    let found = |index: &str| {
+        fs::write(folder.join("modules.dep"), index).unwrap();
+        let output = Command::new(script().with_file_name("../rust-bindings/installed.sh"))
+            .args(["6.1.0", "none", "nvidia", "other"])
+            .env("PROBE_ROOT", &place.0)
+            .output()
+            .unwrap();
+        assert!(output.status.success());
+        let path = String::from_utf8(output.stdout).unwrap();
+        path.trim_start_matches(place.0.to_str().unwrap())
+            .trim_start_matches("/lib/modules/6.1.0/")
+            .to_owned()
+    };
+    assert_eq!(
+        found("updates/nvidia.ko.xz: a.ko\n"),
+        "updates/nvidia.ko.xz\n"
+    );
+    assert_eq!(
+        found("kernel/other/nvidia.ko:\n"),
+        "kernel/other/nvidia.ko\n"
+    );
+    assert_eq!(
+        found("/lib/modules/6.1.0/kernel/other/nvidia.ko:\n"),
+        "kernel/other/nvidia.ko\n"
+    );
+    // What it names was replaced; it names others, or is not there.
+    for index in ["updates/nvidia.ko: a.ko\n", "kernel/nvidia-drm.ko:\n", ""] {
+        assert!(found(index).contains("/nvidia.ko"), "{index}");
     }
 }
 

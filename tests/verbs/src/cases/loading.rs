@@ -65,7 +65,7 @@ const CASES: &[Case] = &[
             beside_driver(
                 "proprietary",
                 "not loaded: nvidia.ko 550.54.14 is the proprietary flavour, and this module was not built for it: build it \
-                 again beside that driver with PEERMEM_BUILD=portable, or install NVIDIA's open kernel modules \
+                 again beside that driver (x86-64), or install NVIDIA's open kernel modules \
                  (nvidia-open), or use NVIDIA's own nvidia-peermem",
             )
         },
