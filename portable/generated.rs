@@ -425,6 +425,9 @@ unsafe extern "C" {
     pub fn peermem_is_direct(pdev: *mut pci_dev) -> bool_;
 }
 unsafe extern "C" {
+    pub fn peermem_is_translated(pdev: *mut pci_dev) -> bool_;
+}
+unsafe extern "C" {
     pub fn peermem_maps_exactly(pdev: *mut pci_dev, bits: u64_) -> bool_;
 }
 unsafe extern "C" {

@@ -289,18 +289,18 @@ static inline bool compat_has_dma_offset(struct device *dev)
 }
 
 /*
- * Returns false if nothing is known to translate the addresses of @dev. Without
- * the function any device may be behind an IOMMU that translates.
+ * Returns true if an IOMMU translates the addresses of @dev, or @unknown if that
+ * cannot be known.
  */
 /* PROBE iommu_domain: *(void **)p = iommu_get_domain_for_dev(p); */
-static inline bool compat_may_translate(struct device *dev)
+static inline bool compat_iommu_translates(struct device *dev, bool unknown)
 {
 #ifdef PEERMEM_HAS_IOMMU_DOMAIN
 	struct iommu_domain *domain = iommu_get_domain_for_dev(dev);
 
 	return domain && domain->type != IOMMU_DOMAIN_IDENTITY;
 #else
-	return true;
+	return unknown;
 #endif
 }
 

@@ -303,7 +303,15 @@ bool peermem_is_direct(struct pci_dev *pdev)
 	struct device *dev = &pdev->dev;
 
 	return !get_dma_ops(dev) && !compat_has_dma_offset(dev) &&
-	       !compat_may_translate(dev);
+	       !compat_iommu_translates(dev, true);
+}
+
+/* Returns true if an IOMMU translates. False also means: not known. */
+bool peermem_is_translated(struct pci_dev *pdev)
+{
+	struct device *dev = &pdev->dev;
+
+	return !get_dma_ops(dev) && compat_iommu_translates(dev, false);
 }
 
 /*

@@ -97,6 +97,7 @@ bool peermem_has_struct_page(u64 addr, u64 len, u64 first, u64 last,
 int peermem_bar_map(struct pci_dev *pdev, u64 addr, size_t len, u64 *dma);
 void peermem_bar_unmap(struct pci_dev *pdev, u64 dma, size_t len);
 bool peermem_is_direct(struct pci_dev *pdev);
+bool peermem_is_translated(struct pci_dev *pdev);
 bool peermem_maps_exactly(struct pci_dev *pdev, u64 bits);
 bool peermem_iova_alloc(struct pci_dev *pdev, struct dma_iova_state *state,
 			size_t size);

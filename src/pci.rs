@@ -95,6 +95,12 @@ impl PciDevice {
         unsafe { c::peermem_is_direct(self.as_raw()) }
     }
 
+    /// Returns `true` if an IOMMU is known to translate what it says.
+    pub(crate) fn is_translated(&self) -> bool {
+        // SAFETY: The device is alive by the type invariant.
+        unsafe { c::peermem_is_translated(self.as_raw()) }
+    }
+
     /// Returns `true` if the kernel maps no more for this device than it is asked for, when `bits` has each bit that is set in
     /// an address or a length.
     pub(crate) fn maps_exactly(&self, bits: u64) -> bool {

@@ -164,8 +164,8 @@ fn ask(pin: &PersistentPin, gpu: Gpus, device: &PciDevice) -> Option<Reach> {
     let page = pin.page(0)?;
     let is_own_address = page.addr == *mapping.addresses().first()?;
     let is_ours = match (is_own_address, device.is_direct()) {
-        // What is not known to translate may give the BAR's own addresses all the same.
-        (false, false) => BarMapping::translates(device, &page)?,
+        // Where that is not known, Linux may give the BAR's own addresses all the same.
+        (false, false) => device.is_translated() || BarMapping::translates(device, &page)?,
         (is_own_address, is_direct) => is_own_address == is_direct,
     };
     Some(match is_ours {

@@ -376,6 +376,10 @@ impl PciDevice {
     pub(crate) fn is_direct(&self) -> bool {
         world().is_direct.get()
     }
+
+    pub(crate) fn is_translated(&self) -> bool {
+        world().is_translated.get()
+    }
 }
 
 pub(crate) fn provider_maps() -> bool {

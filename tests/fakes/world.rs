@@ -268,6 +268,8 @@ pub(crate) struct World {
     /// Whether those of this module are the physical ones, and whether it knows that nothing translates them.
     pub(crate) is_identity: Cell<bool>,
     pub(crate) is_direct: Cell<bool>,
+    /// Whether something is known to translate them.
+    pub(crate) is_translated: Cell<bool>,
     /// What the provider answered of each GPU; `None`: that all of them are reached.
     pub(crate) answers: RefCell<Option<Vec<(Gpus, Reach)>>>,
     /// Where a BAR ends.

@@ -260,6 +260,15 @@ fn who_maps_follows_from_the_address_that_the_provider_gives() {
         assert_eq!(life(&world, start, MIB), [asked, &maps].concat(), "{case}");
         assert_eq!(life(&world, start, MIB), maps, "{case}");
     }
+    // Behind an IOMMU this module does not ask itself.
+    let world = world_of_strangers(start);
+    world.is_direct.set(false);
+    world.is_translated.set(true);
+    world.provider_offset.set(IOMMU_OFFSET);
+    assert_eq!(
+        life(&world, start, MIB),
+        [ASKED.as_slice(), &MAPS_ITSELF].concat()
+    );
 }
 
 /// Where the provider gives other addresses, and nothing is known to translate.
