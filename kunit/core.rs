@@ -136,7 +136,7 @@ impl Device {
     /// As the module has it, if it is one on the PCI bus.
     pub(crate) fn as_pci(self) -> Option<PciDevice> {
         // SAFETY: NULL, or alive for as long as a test.
-        unsafe { PciDevice::from_device(self.0) }
+        unsafe { PciDevice::with_device(self.0, |device| device.cloned()) }
     }
 }
 
@@ -608,7 +608,7 @@ pub(crate) fn get(request: Request) -> Result<Umem, Failed> {
     );
     let peer = peer.map_err(|_| Failed::Fake)?;
     let entries = peer.map().inspect_err(|_| peer.release_context())?;
-    let entries = Arc::new(entries, GFP_KERNEL).map_err(|_| Failed::Fake)?;
+    let entries = Arc::pin_init(entries, GFP_KERNEL).map_err(|_| Failed::Fake)?;
     Ok(Umem { peer, entries })
 }
 

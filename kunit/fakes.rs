@@ -62,7 +62,7 @@ use crate::{
     ranges::MAX_STEP,
     registry::{
         Registration,
-        RegistryStats, //
+        Registry, //
     }, //
     task,
 };
@@ -731,7 +731,7 @@ pub(crate) fn alone<R>(body: impl FnOnce() -> Result<R>) -> Result<R> {
 /// Has the test fail if the module has anything left.
 pub(crate) fn nothing_left() {
     same!(fake_device_refs(), 0);
-    for counts in entries::stats(RegistryStats::counts) {
+    for counts in entries::registry(Registry::counts) {
         same!((counts.active, counts.active_bytes), (0, 0));
     }
     check!(registry_from(0).is_none());

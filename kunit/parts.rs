@@ -18,9 +18,9 @@ use crate::{
     },
     params,
     pci::{
+        bar_of_page,
         ends_bar,
         gpu_address,
-        gpu_of,
         recall,
         remember,
         BarFinder, //
@@ -48,6 +48,11 @@ use crate::{
 /// A page of nvidia.ko's.
 fn page(addr: u64) -> AddrRange {
     AddrRange { addr, len: KIB_64 }
+}
+
+/// The GPU in whose BAR a page lies.
+fn gpu_of(page: &AddrRange) -> Gpus {
+    bar_of_page(page).map_or(Gpus::default(), |bar| bar.gpu)
 }
 
 /// Why these lie in no BAR.

@@ -4,9 +4,12 @@
 
 use kernel::{
     str::CStr,
-    sync::atomic::{
-        Atomic,
-        Relaxed, //
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc, //
     }, //
 };
 
@@ -20,13 +23,16 @@ use crate::{
     },
     params,
     pci::PciDevice,
+    peer_stats::{
+        MrStats,
+        PeerStats, //
+    }, //
     ranges::PageSize,
     reason::Reason,
     sg::{
         SgTableHead,
         CHUNK, //
     },
-    stats::PeerStats, //
 };
 
 pub(crate) use kernel::prelude::*;
@@ -304,8 +310,8 @@ impl OfTest {
 impl Client for OfTest {
     type Mr = <clients::Revocable as Client>::Mr;
 
-    fn acquire(addr: u64, size: u64) -> Result<Self::Mr, Reason> {
-        clients::Revocable::acquire(addr, size)
+    fn acquire(stats: MrStats, addr: u64, size: u64) -> Result<Arc<Self::Mr>, Reason> {
+        clients::Revocable::acquire(stats, addr, size)
     }
 
     fn is_refused(addr: u64, size: u64) -> bool {
@@ -326,6 +332,14 @@ impl Client for OfTest {
 
     fn dma_unmap(mr: &Self::Mr) {
         clients::Revocable::dma_unmap(mr);
+    }
+
+    fn release(mr: Arc<Self::Mr>) {
+        clients::Revocable::release(mr);
+    }
+
+    fn stats(mr: &Self::Mr) -> &MrStats {
+        <clients::Revocable as Client>::stats(mr)
     }
 
     fn page_size(mr: &Self::Mr) -> PageSize {

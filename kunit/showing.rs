@@ -31,14 +31,14 @@ use crate::{
     ib::Client,
     memory_peers::MemoryPeers,
     params,
+    peer_stats::PeerStats,
     ranges::PageSize,
     registry::{
         Registration,
-        RegistryStats,
+        Registry,
         State, //
     },
     setup::*,
-    stats::PeerStats,
     task, //
 };
 
@@ -263,7 +263,7 @@ suite!(
 
     fn many_are_met_in_their_order_and_leave_in_any(_: PersistentClient) {
         const COUNT: u64 = 64;
-        let before = entries::stats(|stats| stats.last());
+        let before = entries::registry(|registry| registry.last());
         let mut umems = registered(COUNT)?;
         let all = standing()?;
         same!(all.len(), umems.len());
@@ -288,7 +288,7 @@ suite!(
         let up = persistent(c"nv_mem")?;
         let new = || KBox::pin_init(Cursor::new(), GFP_KERNEL);
         let (reader, other, idle) = (new()?, new()?, new()?);
-        let first = entries::stats(RegistryStats::last) + 1;
+        let first = entries::registry(Registry::last) + 1;
         check!(reader.find(0).is_none() && idle.find(0).is_none());
         let mut umems = registered(COUNT)?;
         let number = |found: Option<Registration>| found.map(|registration| registration.number);
@@ -305,7 +305,7 @@ suite!(
         }
         // Behind the end, where one comes.
         let umem = get(range())?;
-        let last = entries::stats(RegistryStats::last);
+        let last = entries::registry(Registry::last);
         for cursor in rows([&idle, &other, &reader, &idle]) {
             same!(number(cursor.find(first)), Some(last));
             same!(number(cursor.find(last + 1)), None);
@@ -342,17 +342,18 @@ suite!(
     }
 
     fn who_was_refused_was_never_in_the_registry(_: PersistentClient) {
-        let before = entries::stats(|stats| (stats.last(), stats.counts()));
+        let before = entries::registry(|registry| (registry.last(), registry.counts()));
         fail(Call::PinPersistent, 1, 1, -12)?;
         check!(failure(range()).is_some());
         same!(
-            entries::stats(|stats| (stats.last(), stats.counts())),
+            entries::registry(|registry| (registry.last(), registry.counts())),
             before
         );
     }
 
     fn lives_are_counted(_: RevocableClient) {
-        let counts = || entries::stats(|stats| stats.counts()[PinMode::Revocable as usize]);
+        let counts =
+            || entries::registry(|registry| registry.counts()[PinMode::Revocable as usize]);
         let before = counts();
         let umem = get(range())?;
         let now = counts();

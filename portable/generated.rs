@@ -288,6 +288,9 @@ unsafe extern "C" {
     );
 }
 unsafe extern "C" {
+    pub fn peermem_trace_is_enabled() -> bool_;
+}
+unsafe extern "C" {
     pub fn peermem_trace_registered(
         id: u64_,
         mode: *const ffi::c_char,
@@ -379,7 +382,7 @@ unsafe extern "C" {
     ) -> bool_;
 }
 unsafe extern "C" {
-    pub fn peermem_pci_get(dev: *mut device) -> *mut pci_dev;
+    pub fn peermem_pci_dev(dev: *mut device) -> *mut pci_dev;
 }
 unsafe extern "C" {
     pub fn peermem_pci_is_there(pdev: *mut pci_dev) -> bool_;

@@ -82,7 +82,6 @@ use super::{
         EntryLock,
         IdMap,
         IdSlot,
-        ModuleRef,
         PageTable,
         Process,
         Shared,
@@ -101,7 +100,8 @@ use super::{
     }, //
 };
 
-/// Whom the provider's callback is for.
+/// Receiver of the provider's callback. Keeps the module loaded, since the callback may come after everything else of the
+/// registration is gone.
 pub(crate) trait Revoke: Send + Sync + 'static {
     /// The pinned memory goes away with the return of this call. Called with the provider's API lock
     /// held, from the thread that frees the memory, or from one of the kernel's.
@@ -112,15 +112,9 @@ pub(crate) trait Revoke: Send + Sync + 'static {
     fn orphaned(&self);
 }
 
-/// What a callback finds by its number.
-pub(crate) struct CallbackEntry {
-    /// Cleared by the callback, before it does anything else.
-    alive: EntryLock,
-    /// Whom the callback is for.
-    region: Shared<dyn Revoke>,
-    /// The callback may come after everything else of the registration is gone.
-    _hold: ModuleRef,
-}
+/// Entry that a callback finds by its number: the region that it is for, and a `bool`, which is `true` while the memory is
+/// alive. The callback clears it before it does anything else.
+pub(crate) type CallbackEntry = EntryLock<Shared<dyn Revoke>>;
 
 /// All entries that a callback may come for, by number.
 #[derive(Default)]
@@ -185,11 +179,7 @@ struct Pinned {
 impl Pinned {
     /// Pins `span` in the calling process. Takes the API lock.
     fn new(span: Span, region: Shared<dyn Revoke>) -> Result<Self, Reason> {
-        let entry = env::share(CallbackEntry {
-            alive: EntryLock::new(true)?,
-            region,
-            _hold: ModuleRef::try_new().ok_or(Reason::Unloading)?,
-        })?;
+        let entry = CallbackEntry::new(true, region)?;
         let slot = IdSlot::new()?;
         let number = callbacks(|callbacks| callbacks.insert(slot, entry.clone()));
         let table = env::put_rwsem_read(|| env::get_pages::<OnFree>(&span, number))
@@ -206,7 +196,7 @@ impl Pinned {
     }
 
     fn alive(&self) -> bool {
-        self.entry.alive.with(|alive| *alive)
+        self.entry.with(|alive| *alive)
     }
 
     /// Puts it, and removes its entry from the table; or returns why both stay.
@@ -227,7 +217,7 @@ impl Pinned {
     }
 
     fn orphaned(&self, why: PutError) {
-        self.entry.region.orphaned();
+        self.entry.of.orphaned();
         env::orphaned(&self.span, why);
     }
 }
@@ -256,7 +246,7 @@ impl CallbackPin {
         &self,
         f: impl FnOnce(TableGuard<'_>) -> Result<R, Reason>,
     ) -> Result<R, Reason> {
-        self.pin.entry.alive.with(|alive| {
+        self.pin.entry.with(|alive| {
             if !*alive {
                 return Err(Reason::Revoked);
             }
@@ -296,7 +286,7 @@ impl CallbackPin {
         let start = self.pin.span.start();
         let page = Span::covering(start, 1, PageSize::KIB_64, u64::MAX);
         let page = page.map_err(|_| PutError::Failed(EINVAL))?;
-        match Pinned::new(page, self.pin.entry.region.clone()) {
+        match Pinned::new(page, self.pin.entry.of.clone()) {
             Ok(pin) => {
                 if let Err(why) = pin.put() {
                     pin.orphaned(why);
@@ -346,8 +336,8 @@ pub(crate) fn free_callback(number: usize) {
         Err(true) => return env::late_callback(),
         Err(false) => return env::spurious_callback(),
     };
-    entry.alive.with(|alive| *alive = false);
-    entry.region.revoke();
+    entry.with(|alive| *alive = false);
+    entry.of.revoke();
     callbacks(|callbacks| callbacks.callback = None);
     remove(number);
 }

@@ -6,11 +6,14 @@ use core::marker::PhantomData;
 
 use kernel::{
     prelude::*,
-    sync::atomic::{
-        Acquire,
-        Atomic,
-        Relaxed,
-        Release, //
+    sync::{
+        atomic::{
+            Acquire,
+            Atomic,
+            Relaxed,
+            Release, //
+        },
+        Arc, //
     }, //
 };
 
@@ -27,12 +30,15 @@ use crate::{
     log,
     mr::Mr,
     pci::PciDevice,
+    peer_stats::{
+        MrStats,
+        PeerStats, //
+    },
     persistent::PersistentMr,
     ranges::PageSize,
     reason::Reason,
     revocable::RevocableMr,
     sg::SgTableHead,
-    stats::PeerStats,
     task::Thread, //
 };
 
@@ -104,7 +110,7 @@ impl LastRefused {
 /// Turns the refusal of a later step into what ib_core returns to the application.
 fn step<M: Mr, R>(mr: &M, step: Step, result: Result<R, Reason>) -> Result<R> {
     result.map_err(|reason| {
-        let span = mr.span();
+        let span = mr.fixed().span();
         log::refused(M::MODE, step, span.start(), span.len(), reason);
         Error::from_errno(reason.errno())
     })
@@ -122,9 +128,9 @@ pub(crate) type Revocable = PeerClient<RevocableMr>;
 impl<M: Mr> ib::Client for PeerClient<M> {
     type Mr = M;
 
-    fn acquire(addr: u64, size: u64) -> Result<M, Reason> {
+    fn acquire(stats: MrStats, addr: u64, size: u64) -> Result<Arc<M>, Reason> {
         match READY.load(Acquire) {
-            true => M::pin(addr, size),
+            true => M::pin(stats, addr, size),
             false => Err(Reason::Unloading),
         }
     }
@@ -161,8 +167,16 @@ impl<M: Mr> ib::Client for PeerClient<M> {
         mr.unmap();
     }
 
+    fn release(mr: Arc<M>) {
+        M::release(mr);
+    }
+
     fn page_size(mr: &M) -> PageSize {
-        mr.page_size()
+        mr.fixed().page_size()
+    }
+
+    fn stats(mr: &M) -> &MrStats {
+        mr.fixed().stats()
     }
 
     fn peer_stats() -> &'static PeerStats {

@@ -10,15 +10,13 @@
 //!
 //! What is said of a name here is what the logic relies on, whatever stands behind it.
 
-use kernel::prelude::*;
-
-use super::{
-    history::Task,
-    reason::Reason, //
-};
+use super::history::Task;
 
 /// A counted reference.
 pub(crate) use kernel::sync::Arc as Shared;
+
+/// A value that is set once.
+pub(crate) use kernel::sync::SetOnce;
 
 /// A list that grows, and says so when memory is short.
 pub(crate) use super::collections::SmallVec;
@@ -40,7 +38,8 @@ pub(crate) use super::sync::Lock;
 /// A [`Lock`] that threads can also wait on. A callback of nvidia.ko takes it: nothing is allocated while it is held.
 pub(crate) use super::sync::Monitor;
 
-/// A sleeping lock around a `bool`. A callback of nvidia.ko takes it: nothing is allocated while it is held.
+/// A sleeping lock around a `bool`, with a value beside it (`of`), in memory of its own. A callback of nvidia.ko takes it:
+/// nothing is allocated while it is held.
 pub(crate) use super::sync::EntryLock;
 
 /// Runs a function beside other [`put_rwsem_read`]s, and beside no [`put_rwsem_write`].
@@ -51,7 +50,7 @@ pub(crate) use super::sync::put_rwsem_write;
 
 /// A registration, in memory of its own: what is fixed of it (`of`), what its lock guards (`state`), and its entry
 /// in the registry (`entry`). The drop of the entry calls
-/// [`RegistryStats::remove`](super::registry::RegistryStats::remove).
+/// [`Registry::remove`](super::registry::Registry::remove).
 pub(crate) use super::entries::Registered;
 
 /// What tells one thread from another.
@@ -114,11 +113,11 @@ pub(crate) use super::sg::SgTableHead;
 /// ib_core's name for a registration, from `get_pages` until `release`.
 pub(crate) use super::ib::Ticket;
 
-/// Memory that the provider has pinned, until dropped.
-pub(crate) use super::nv::PersistentPin;
+/// A registration's part in what ib_core counts.
+pub(crate) use super::peer_stats::MrStats;
 
-/// A [`PersistentPin`] mapped for a device, until dropped.
-pub(crate) use super::nv::DmaMapping;
+/// Memory that the provider has pinned, and may have mapped for a device, until dropped.
+pub(crate) use super::nv::PersistentPin;
 
 /// The provider's name for the page table of a pin. It comes round again.
 pub(crate) use super::nv::TablePtr as PageTable;
@@ -149,11 +148,6 @@ pub(crate) use super::log::spurious_callback;
 
 /// Logs a scatter list for which ib_core may use an HCA page that is larger than 2 GiB.
 pub(crate) use super::log::large_hca_page;
-
-/// Moves `value` behind a counted reference.
-pub(crate) fn share<T>(value: T) -> Result<Shared<T>, Reason> {
-    Shared::new(value, GFP_KERNEL).map_err(|_| Reason::NoMemory)
-}
 
 /// The calling thread, and the time in microseconds.
 pub(crate) fn caller() -> (Task, u64) {

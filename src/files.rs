@@ -37,7 +37,7 @@ use crate::{
     registry::{
         Line,
         Registration,
-        RegistryStats, //
+        Registry, //
     }, //
 };
 
@@ -92,7 +92,7 @@ impl Contents for Counters {
             core::writeln!(f, "event={} count={}", info.name, limit.count())?;
         }
         // All of one moment.
-        let counts = entries::stats(RegistryStats::counts);
+        let counts = entries::registry(Registry::counts);
         for (mode, counts) in PinMode::ALL.iter().zip(&counts) {
             for (event, count) in [
                 ("registered", counts.registered),
@@ -156,7 +156,7 @@ impl Lines for Registrations {
 
     fn find(&self, number: u64) -> Option<u64> {
         if number == 0 {
-            self.last.set(entries::stats(RegistryStats::last));
+            self.last.set(entries::registry(Registry::last));
         }
         let registration = self.cursor.find(number)?;
         self.registration.set(Some(registration));

@@ -199,10 +199,10 @@ unsigned int peermem_max_segment(struct pci_dev *pdev)
 	return dma_get_max_seg_size(&pdev->dev);
 }
 
-/* The PCI device that @dev is, with a reference. NULL if it is none. */
-struct pci_dev *peermem_pci_get(struct device *dev)
+/* Returns the PCI device that @dev is, or NULL. Takes no reference. */
+struct pci_dev *peermem_pci_dev(struct device *dev)
 {
-	return dev && dev_is_pci(dev) ? pci_dev_get(to_pci_dev(dev)) : NULL;
+	return dev && dev_is_pci(dev) ? to_pci_dev(dev) : NULL;
 }
 
 /* Returns false once the device was removed. */

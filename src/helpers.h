@@ -39,6 +39,7 @@ extern const char peermem_version[];
 void peermem_trace_refused(const char *mode, const char *step,
 			   const char *reason, int code, u64 addr, u64 len,
 			   pid_t tgid);
+bool peermem_trace_is_enabled(void);
 void peermem_trace_registered(u64 id, const char *mode, u64 addr, u64 len,
 			      u64 page, u64 chunks, pid_t tgid);
 void peermem_trace_mapped(u64 id, u32 entries, u64 hca);
@@ -86,7 +87,7 @@ enum peermem_vma peermem_vma(u64 addr);
 bool peermem_finds_modules(void);
 bool peermem_module_find(const char *name, char *version, size_t room,
 			 bool *proprietary);
-struct pci_dev *peermem_pci_get(struct device *dev);
+struct pci_dev *peermem_pci_dev(struct device *dev);
 bool peermem_pci_is_there(struct pci_dev *pdev);
 bool peermem_pci_bar(struct pci_dev *pdev, u64 addr, u64 *start, u64 *len);
 void peermem_cond_resched(void);

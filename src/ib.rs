@@ -41,18 +41,17 @@ use crate::{
     module::{
         weak_symbols,
         LoadedModule,
-        ModuleRef,
         WeakSymbol, //
     },
     ofed,
     pci::PciDevice,
-    ranges::PageSize,
-    reason::Reason,
-    sg::SgTableHead,
-    stats::{
+    peer_stats::{
         MrStats,
         PeerStats, //
-    }, //
+    },
+    ranges::PageSize,
+    reason::Reason,
+    sg::SgTableHead, //
 };
 
 weak_symbols! {
@@ -134,18 +133,18 @@ pub(crate) fn check_revocation() {
 ///
 /// For one registration ib_core calls [`acquire`](Client::acquire), [`get_pages`](Client::get_pages),
 /// [`dma_map`](Client::dma_map), [`page_size`](Client::page_size), later
-/// [`dma_unmap`](Client::dma_unmap), and at last drops the region, which is `release`. Where a step
+/// [`dma_unmap`](Client::dma_unmap), and at last [`release`](Client::release). Where a step
 /// fails, the steps before it are undone. `put_pages` has no counterpart: what is pinned belongs to
 /// the region.
 ///
 /// All calls are made in process context, and may sleep.
 pub(crate) trait Client: 'static {
     /// One registration, from `acquire` to `release`.
-    type Mr: Send + Sync;
+    type Mr: Send + Sync + 'static;
 
     /// Takes the range. Called in the context of the process that registers, under ib_core's global
     /// mutex: every registration of every process waits for it.
-    fn acquire(addr: u64, size: u64) -> Result<Self::Mr, Reason>;
+    fn acquire(stats: MrStats, addr: u64, size: u64) -> Result<Arc<Self::Mr>, Reason>;
 
     /// Whether the client of this module that ib_core asked just before has refused the range for good. Then `acquire` is
     /// not called, and `refused` is not told. Called before, in the context of `acquire`.
@@ -167,8 +166,14 @@ pub(crate) trait Client: 'static {
     /// `release`. May be called while an invalidation is under way, on another thread or on its own.
     fn dma_unmap(mr: &Self::Mr);
 
+    /// The last call for the region. Called without a lock that an invalidation takes.
+    fn release(mr: Arc<Self::Mr>);
+
     /// The size of its pages.
     fn page_size(mr: &Self::Mr) -> PageSize;
+
+    /// Returns the statistics that `acquire` was called with.
+    fn stats(mr: &Self::Mr) -> &MrStats;
 
     /// A static of this client's own, in which its registrations are counted.
     fn peer_stats() -> &'static PeerStats;
@@ -183,7 +188,7 @@ pub(crate) trait Client: 'static {
 /// ib_core's name for one registration, from `get_pages` until `release`.
 pub(crate) struct Ticket {
     number: u64,
-    revoker: Option<(&'static RevokerCell, Arc<MrStats>)>,
+    revoker: Option<&'static RevokerCell>,
 }
 
 impl Ticket {
@@ -192,10 +197,10 @@ impl Ticket {
     ///
     /// Does nothing for a client that does not revoke, and after the client's [`ClientRegistration`] is
     /// gone. Not to be called after `release` has returned: numbers come back, and the next
-    /// registration that has this one would be revoked.
-    pub(crate) fn invalidate(self) {
-        if let Some((revoker, stats)) = self.revoker {
-            revoker.call(self.number, &stats);
+    /// registration that has this one would be revoked. `stats` are those of the registration.
+    pub(crate) fn invalidate(self, stats: &MrStats) {
+        if let Some(revoker) = self.revoker {
+            revoker.call(self.number, stats);
         }
     }
 }
@@ -256,34 +261,6 @@ impl RevokerCell {
         while self.calls.load(Acquire) != 0 {
             fsleep(Delta::from_millis(1));
         }
-    }
-}
-
-/// What ib_core's `client_context` points to.
-///
-/// The order of the fields is the order in which they are dropped.
-struct Context<C: Client> {
-    mr: C::Mr,
-    stats: Arc<MrStats>,
-    _module: ModuleRef,
-}
-
-impl<C: Client> Context<C> {
-    fn new(addr: u64, size: u64) -> Result<KBox<Self>, Reason> {
-        let module = ModuleRef::try_new().ok_or(Reason::Unloading)?;
-        // First the places, then the region: when there is one, it is kept.
-        let place = KBox::new_uninit(GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
-        let stats = Arc::new(MrStats::new(C::peer_stats(), size), GFP_KERNEL)
-            .map_err(|_| Reason::NoMemory)?;
-        let mr = C::acquire(addr, size)?;
-        Ok(KBox::write(
-            place,
-            Context {
-                mr,
-                stats,
-                _module: module,
-            },
-        ))
     }
 }
 
@@ -413,9 +390,9 @@ impl<C: Client> VTable<C> {
     ///
     /// `context` is what [`Self::acquire_callback`] stored, and `release` has not been called for it,
     /// nor is until the borrow ends.
-    unsafe fn context<'a>(context: *mut c_void) -> &'a Context<C> {
+    unsafe fn mr<'a>(context: *mut c_void) -> <Arc<C::Mr> as ForeignOwnable>::Borrowed<'a> {
         // SAFETY: As promised by the caller; `into_foreign` made the pointer.
-        unsafe { <KBox<Context<C>>>::borrow(context) }
+        unsafe { <Arc<C::Mr>>::borrow(context) }
     }
 
     /// 1 for mine, 0 for not mine; ib_core knows no errors here.
@@ -435,15 +412,14 @@ impl<C: Client> VTable<C> {
         if C::is_refused(addr, size) {
             return 0;
         }
-        let context = match Context::<C>::new(addr, size) {
-            Ok(context) => context,
+        match C::acquire(MrStats::new(C::peer_stats(), size), addr, size) {
+            // SAFETY: Valid for writes as promised by the caller.
+            Ok(mr) => unsafe { *client_context = mr.into_foreign() },
             Err(reason) => {
                 C::refused(addr, size, reason);
                 return 0;
             }
-        };
-        // SAFETY: Valid for writes as promised by the caller.
-        unsafe { *client_context = context.into_foreign() };
+        }
         1
     }
 
@@ -461,12 +437,12 @@ impl<C: Client> VTable<C> {
     ) -> c_int {
         from_result(|| {
             // SAFETY: `release` comes later.
-            let context = unsafe { Self::context(client_context) };
+            let mr = unsafe { Self::mr(client_context) };
             let ticket = Ticket {
                 number: core_context,
-                revoker: C::revoker().map(|revoker| (revoker, context.stats.clone())),
+                revoker: C::revoker(),
             };
-            C::get_pages(&context.mr, ticket)?;
+            C::get_pages(&mr, ticket)?;
             Ok(0)
         })
     }
@@ -484,17 +460,17 @@ impl<C: Client> VTable<C> {
     ) -> c_int {
         from_result(|| {
             // SAFETY: `release` comes later.
-            let context = unsafe { Self::context(client_context) };
+            let mr = unsafe { Self::mr(client_context) };
             // SAFETY: As promised by the caller.
-            let device = unsafe { PciDevice::from_device(dma_device) };
-            let table = C::dma_map(&context.mr, device.as_ref())?;
+            let table =
+                unsafe { PciDevice::with_device(dma_device, |device| C::dma_map(&mr, device)) }?;
             let entries = c_int::try_from(table.0.nents)?;
             // SAFETY: Both are valid for writes as promised by the caller.
             unsafe {
                 *sg_head = table.0;
                 *nmap = entries;
             }
-            context.stats.mapped(u64::from(table.0.nents));
+            C::stats(&mr).mapped(u64::from(table.0.nents));
             Ok(0)
         })
     }
@@ -508,9 +484,9 @@ impl<C: Client> VTable<C> {
         _dma_device: *mut bindings::device,
     ) -> c_int {
         // SAFETY: `release` comes later, or, inside an invalidation by MLNX_OFED 4.9, on this thread.
-        let context = unsafe { Self::context(client_context) };
-        C::dma_unmap(&context.mr);
-        context.stats.unmapped();
+        let mr = unsafe { Self::mr(client_context) };
+        C::dma_unmap(&mr);
+        C::stats(&mr).unmapped();
         0
     }
 
@@ -530,9 +506,9 @@ impl<C: Client> VTable<C> {
     /// Called by ib_core between `acquire` and `release`, with the context of `acquire`.
     unsafe extern "C" fn get_page_size_callback(client_context: *mut c_void) -> c_ulong {
         // SAFETY: `release` comes later.
-        let context = unsafe { Self::context(client_context) };
+        let mr = unsafe { Self::mr(client_context) };
         // CAST: At most 2 GiB.
-        C::page_size(&context.mr).bytes() as c_ulong
+        C::page_size(&mr).bytes() as c_ulong
     }
 
     /// # Safety
@@ -540,9 +516,9 @@ impl<C: Client> VTable<C> {
     /// Called by ib_core once for each successful `acquire`, with its context, as the last call.
     unsafe extern "C" fn release_callback(client_context: *mut c_void) {
         // SAFETY: `into_foreign` made the pointer, and no call follows that could borrow it.
-        let context = unsafe { <KBox<Context<C>>>::from_foreign(client_context) };
+        let mr = unsafe { <Arc<C::Mr>>::from_foreign(client_context) };
         // ib_core does not unmap what a client has revoked that unmaps by itself.
-        context.stats.unmapped();
-        drop(context);
+        C::stats(&mr).unmapped();
+        C::release(mr);
     }
 }

@@ -21,7 +21,7 @@ use kernel::{
 
 use crate::{
     c,
-    stats::PeerStats, //
+    peer_stats::PeerStats, //
 };
 
 // `peermem_memory_peers_show()` reads one as the other.

@@ -18,13 +18,10 @@ use core::{
 
 use kernel::{
     prelude::*,
-    sync::{
-        atomic::{
-            Acquire,
-            Atomic,
-            Release, //
-        },
-        Arc, //
+    sync::atomic::{
+        Acquire,
+        Atomic,
+        Release, //
     },
     time::{
         delay::fsleep,
@@ -43,6 +40,7 @@ use crate::{
     },
     pci::{
         self,
+        Bar,
         PciDevice, //
     },
     phys::Reader,
@@ -125,6 +123,16 @@ fn compatible(version: u32, known: u32) -> bool {
     version >> 16 == known >> 16 && version & 0xffff >= known & 0xffff
 }
 
+/// Returns the size of pages of an `enum nvidia_p2p_page_size_type`. nvidia.ko itself does not map the pages of 4 KiB that
+/// the interface has.
+fn page_size(size: u32) -> Option<PageSize> {
+    match size {
+        c::nvidia_p2p_page_size_type_NVIDIA_P2P_PAGE_SIZE_64KB => Some(PageSize::KIB_64),
+        c::nvidia_p2p_page_size_type_NVIDIA_P2P_PAGE_SIZE_128KB => Some(PageSize::KIB_128),
+        _ => None,
+    }
+}
+
 /// Refused unless `array` has `want` entries, which are never none; NULL has none.
 fn check_entries<T>(array: *const T, entries: u32, want: u64) -> Result<(), Reason> {
     let have = if array.is_null() { 0 } else { entries };
@@ -173,12 +181,7 @@ impl TablePtr {
         if !has_flags && !compatible(version, TABLE_1) {
             return Err(Reason::TableVersion(version));
         }
-        // Pages of 4 KiB exist in the interface only: nvidia.ko itself does not map them.
-        let page = match size {
-            c::nvidia_p2p_page_size_type_NVIDIA_P2P_PAGE_SIZE_64KB => PageSize::KIB_64,
-            c::nvidia_p2p_page_size_type_NVIDIA_P2P_PAGE_SIZE_128KB => PageSize::KIB_128,
-            _ => return Err(Reason::TablePageSize(size)),
-        };
+        let page = page_size(size).ok_or(Reason::TablePageSize(size))?;
         let want = span.pages(page).ok_or(Reason::TablePageSize(size))?;
         check_entries(pages, entries, want)?;
         let cacheable = has_flags && {
@@ -191,7 +194,6 @@ impl TablePtr {
             // SAFETY: `pages` points to `entries` pointers that live as long as the table.
             pages: unsafe { slice::from_raw_parts(pages, entries as usize) },
             page,
-            size,
             cacheable,
         })
     }
@@ -205,17 +207,14 @@ impl TablePtr {
 pub(crate) struct Checked<'a> {
     pages: &'a [*mut c::nvidia_p2p_page],
     pub(crate) page: PageSize,
-    /// The same, as `enum nvidia_p2p_page_size_type`.
-    size: u32,
     pub(crate) cacheable: bool,
 }
 
 impl Checked<'_> {
-    /// The GPU that the first page is on, as its address tells: an allocation lies on one. Not for memory
-    /// that CPUs cache.
-    fn gpu(&self) -> Gpus {
-        let first = self.page_at(0).filter(|_| !self.cacheable);
-        first.map_or(Gpus::default(), |page| pci::gpu_of(&page))
+    /// Returns the BAR of the first page: an allocation lies on one GPU. Returns `None` for memory that CPUs cache.
+    fn bar(&self) -> Option<Bar> {
+        let first = self.page_at(0).filter(|_| !self.cacheable)?;
+        pci::bar_of_page(&first)
     }
 
     /// Where the page with that number is, if there are so many.
@@ -236,70 +235,104 @@ impl Checked<'_> {
     }
 }
 
-/// GPU memory that stays pinned until the last reference to this is dropped, also after it was freed
-/// and after its process is gone.
-#[derive(Clone)]
-pub(crate) struct PersistentPin(Arc<Persistent>);
-
+/// GPU memory that stays pinned until this is dropped, also after it was freed and after its process is gone. It may be mapped
+/// for a device.
+///
 /// # Invariants
 ///
-/// `table` is alive: a persistent table goes with `nvidia_p2p_put_pages_persistent()` alone, which
-/// the drop alone calls.
-struct Persistent {
+/// `table` is alive: a persistent table goes with `nvidia_p2p_put_pages_persistent()` alone, which the drop alone calls.
+/// `mapping` is a mapping of `table`.
+pub(crate) struct PersistentPin {
     table: TablePtr,
     span: Span,
     page: PageSize,
-    size: u32,
-    gpu: Gpus,
+    /// The BAR of the first page.
+    bar: Option<Bar>,
+    mapping: Option<DmaMapping>,
+}
+
+/// A page table's mapping for `device`.
+///
+/// # Invariants
+///
+/// `raw` is alive: it goes with `nvidia_p2p_dma_unmap_pages()` alone, which [`PersistentPin::unmap`] alone calls.
+struct DmaMapping {
+    raw: NonNull<c::nvidia_p2p_dma_mapping>,
+    device: PciDevice,
+}
+
+// SAFETY: nvidia.ko takes the pointer from any thread; what it points to does not change.
+unsafe impl Send for DmaMapping {}
+
+impl DmaMapping {
+    fn raw(&self) -> &c::nvidia_p2p_dma_mapping {
+        // SAFETY: Alive by the type invariant, and nobody writes to it.
+        unsafe { self.raw.as_ref() }
+    }
+
+    /// Checks the mapping against its pin.
+    fn check(&self, span: &Span, page: PageSize) -> Result<(), Reason> {
+        let raw = self.raw();
+        if !compatible(raw.version, MAPPING_2) {
+            return Err(Reason::MappingVersion(raw.version));
+        }
+        let size = raw.page_size_type;
+        let same = page_size(size).filter(|size| *size == page);
+        let want = same.and_then(|page| span.pages(page));
+        let want = want.ok_or(Reason::MappingPageSize(size))?;
+        check_entries(raw.dma_addresses, raw.entries, want)
+    }
 }
 
 impl PersistentPin {
     /// Pins `span` in the calling process: `nvidia_p2p_get_pages_persistent()`. Takes nvidia.ko's API lock.
     pub(crate) fn pin(span: Span) -> Result<Self, Reason> {
         let mut table = ptr::null_mut();
-        // `put_rwsem`: see `callback_pin`. A put of one mode must not meet a new pin of the other.
-        let ret = sync::put_rwsem_read(|| {
+        let mut get = || {
             // SAFETY: `table` is valid for writes; the function checks the range.
             unsafe { c::nvidia_p2p_get_pages_persistent(span.start(), span.len(), &mut table, 0) }
-        });
+        };
+        // A put of the other mode must not meet a new pin: see `callback_pin`. Without `Callbacks` there is no such put.
+        let ret = match CALLBACKS.load(Acquire) {
+            true => sync::put_rwsem_read(get),
+            false => get(),
+        };
         // nvidia.ko leaves garbage in `table` when it fails.
         if ret != 0 {
             return Err(Reason::Pin(ret));
         }
-        // INVARIANT: The pin is new, and nobody has put it.
-        let mut pin = Persistent {
+        // INVARIANT: The pin is new, and nobody has put or mapped it.
+        let mut pin = PersistentPin {
             table: NonNull::new(table).map(TablePtr).ok_or(Reason::Pin(0))?,
             span,
             page: PageSize::KIB_64,
-            size: 0,
-            gpu: Gpus::default(),
+            bar: None,
+            mapping: None,
         };
-        // SAFETY: Alive by the type invariant, and the borrow ends in this function.
-        let checked = unsafe { pin.table.check(span) }?;
-        (pin.page, pin.size, pin.gpu) = (checked.page, checked.size, checked.gpu());
-        let pin = Arc::new(pin, GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
-        Ok(PersistentPin(pin))
+        let checked = pin.checked()?;
+        (pin.page, pin.bar) = (checked.page, checked.bar());
+        Ok(pin)
     }
 
     /// The size of its pages.
     pub(crate) fn page_size(&self) -> PageSize {
-        self.0.page
+        self.page
     }
 
     /// On which GPU it is, as far as its first address shows it.
     pub(crate) fn gpus(&self) -> Gpus {
-        self.0.gpu
+        self.bar.map_or(Gpus::default(), |bar| bar.gpu)
     }
 
     /// The range of virtual addresses.
     pub(crate) fn span(&self) -> Span {
-        self.0.span
+        self.span
     }
 
     /// What the page table says.
     fn checked(&self) -> Result<Checked<'_>, Reason> {
         // SAFETY: The table is alive by the type invariant, for as long as `self` is borrowed.
-        unsafe { self.0.table.check(self.0.span) }
+        unsafe { self.table.check(self.span) }
     }
 
     /// Where the page with that number is, if there are so many.
@@ -313,104 +346,72 @@ impl PersistentPin {
         if checked.cacheable {
             return Err(Reason::CpuCacheable);
         }
+        reader.begin_in(self.bar);
         reader.batches(|reader, from| Ok(checked.read(from, reader)))
     }
 
-    /// Maps every page for `device`: `nvidia_p2p_dma_map_pages()`. Takes nvidia.ko's API lock.
-    pub(crate) fn map(&self, device: &PciDevice) -> Result<DmaMapping, Reason> {
+    /// Maps every page for `device`, once: `nvidia_p2p_dma_map_pages()`. Takes nvidia.ko's API lock.
+    pub(crate) fn map(&mut self, device: &PciDevice) -> Result<(), Reason> {
+        if self.mapping.is_some() {
+            return Err(Reason::MappedTwice);
+        }
         let mut raw = ptr::null_mut();
         // SAFETY: The device is alive, the table too by the type invariant, and `raw` is valid for
         // writes.
-        let ret = unsafe {
-            c::nvidia_p2p_dma_map_pages(device.as_raw(), self.0.table.as_raw(), &mut raw)
-        };
+        let ret =
+            unsafe { c::nvidia_p2p_dma_map_pages(device.as_raw(), self.table.as_raw(), &mut raw) };
         if ret != 0 {
             return Err(Reason::Map(ret));
         }
-        // INVARIANT: Mapped above. From here on the drop unmaps.
-        let mapping = DmaMapping {
+        // INVARIANT: Mapped above.
+        let mapping = self.mapping.insert(DmaMapping {
             raw: NonNull::new(raw).ok_or(Reason::Map(0))?,
-            pin: self.clone(),
             device: device.clone(),
+        });
+        mapping
+            .check(&self.span, self.page)
+            .inspect_err(|_| self.unmap())
+    }
+
+    /// The DMA address of each page, in the order of virtual addresses; none while it is not mapped.
+    pub(crate) fn addresses(&self) -> &[u64] {
+        self.mapping.as_ref().map_or(&[], |mapping| {
+            let raw = mapping.raw();
+            // SAFETY: `dma_addresses` points to `entries` addresses that live as long as the mapping, and is not NULL:
+            // `map` keeps no mapping that it has not checked.
+            unsafe { slice::from_raw_parts(raw.dma_addresses, raw.entries as usize) }
+        })
+    }
+
+    /// Undoes [`PersistentPin::map`], if that is still to do: `nvidia_p2p_dma_unmap_pages()`. Takes a lock of the page table,
+    /// not the API lock.
+    pub(crate) fn unmap(&mut self) {
+        let Some(DmaMapping { raw, device }) = self.mapping.take() else {
+            return;
         };
-        mapping.check()?;
-        Ok(mapping)
+        // SAFETY: By the type invariants the device, the table and the mapping are alive, and the three belong together.
+        let ret = unsafe {
+            c::nvidia_p2p_dma_unmap_pages(device.as_raw(), self.table.as_raw(), raw.as_ptr())
+        };
+        if ret != 0 {
+            log::not_unmapped(&self.span, ret);
+        }
     }
 }
 
-impl Drop for Persistent {
-    /// `nvidia_p2p_put_pages_persistent()`, once. Takes nvidia.ko's API lock.
+impl Drop for PersistentPin {
+    /// Unmaps, then calls `nvidia_p2p_put_pages_persistent()`, once. Takes nvidia.ko's API lock.
     ///
-    /// Whatever it answers, nvidia.ko has given back what the pin has of the GPU's usage count: a
-    /// further try after an error would take it from somebody else, and at last stop the GPU.
+    /// Whatever that answers, nvidia.ko has given back what the pin has of the GPU's usage count: a further try after an error
+    /// would take it from somebody else, and at last stop the GPU.
     fn drop(&mut self) {
+        self.unmap();
         // SAFETY: The table is alive by the type invariant, and put nowhere else.
         let ret = unsafe {
             c::nvidia_p2p_put_pages_persistent(self.span.start(), self.table.as_raw(), 0)
         };
         if ret != 0 {
             log::leaked(&self.span, ret);
-        }
-    }
-}
-
-/// A [`PersistentPin`] mapped for a device.
-///
-/// # Invariants
-///
-/// `raw` is a mapping of `pin` for `device`. It is alive, for the drop alone unmaps it, and it goes
-/// with `pin` otherwise.
-pub(crate) struct DmaMapping {
-    raw: NonNull<c::nvidia_p2p_dma_mapping>,
-    pin: PersistentPin,
-    device: PciDevice,
-}
-
-// SAFETY: nvidia.ko takes the pointer from any thread; what it points to does not change.
-unsafe impl Send for DmaMapping {}
-
-impl DmaMapping {
-    fn raw(&self) -> &c::nvidia_p2p_dma_mapping {
-        // SAFETY: Alive by the type invariant, and nobody writes to it.
-        unsafe { self.raw.as_ref() }
-    }
-
-    fn check(&self) -> Result<(), Reason> {
-        let raw = self.raw();
-        let pin = &self.pin.0;
-        if !compatible(raw.version, MAPPING_2) {
-            return Err(Reason::MappingVersion(raw.version));
-        }
-        if raw.page_size_type != pin.size {
-            return Err(Reason::MappingPageSize(raw.page_size_type));
-        }
-        let want = pin.span.len() / pin.page.bytes();
-        check_entries(raw.dma_addresses, raw.entries, want)
-    }
-
-    /// The DMA address of each page, in the order of virtual addresses.
-    pub(crate) fn addresses(&self) -> &[u64] {
-        let raw = self.raw();
-        // SAFETY: `dma_addresses` points to `entries` addresses that live as long as the mapping.
-        // It is not NULL: `check` was the first to look at a new mapping.
-        unsafe { slice::from_raw_parts(raw.dma_addresses, raw.entries as usize) }
-    }
-}
-
-impl Drop for DmaMapping {
-    /// `nvidia_p2p_dma_unmap_pages()`. Takes a lock of the page table, not the API lock.
-    fn drop(&mut self) {
-        // SAFETY: By the type invariant the device, the table and the mapping are alive, and the
-        // three belong together.
-        let ret = unsafe {
-            c::nvidia_p2p_dma_unmap_pages(
-                self.device.as_raw(),
-                self.pin.0.table.as_raw(),
-                self.raw.as_ptr(),
-            )
-        };
-        if ret != 0 {
-            log::not_unmapped(&self.pin.0.span, ret);
         }
     }
 }

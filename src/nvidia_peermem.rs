@@ -15,10 +15,11 @@
 //! - [`env`](mod@env): what these have of the kernel; tests put something else in its place.
 //! - [`files`], [`debugfs`]: what others can read.
 //! - [`ib`], [`nv`]: abstractions over ib_core and nvidia.ko.
-//! - [`log`], [`entries`], [`trace`]: what is logged, which registrations there are, what is traced.
+//! - [`log`], [`entries`], [`node_list`], [`trace`]: what is logged, which registrations there are and the list
+//!   that they are in, what is traced.
 //! - [`pci`], [`sg`], [`module`], [`params`], [`task`], [`memory_peers`], [`sync`], [`collections`]: abstractions
 //!   over the rest of the kernel.
-//! - [`registry`], [`history`], [`reason`], [`stats`], [`device`], [`ranges`], [`ofed`]: what is shown of a
+//! - [`registry`], [`history`], [`reason`], [`peer_stats`], [`device`], [`ranges`], [`ofed`]: what is shown of a
 //!   registration, why one was refused, what is counted of each client, addresses, versions. They use `core` alone, or
 //!   nearly.
 
@@ -40,10 +41,12 @@ pub(crate) mod log;
 pub(crate) mod memory_peers;
 pub(crate) mod module;
 pub(crate) mod mr;
+pub(crate) mod node_list;
 pub(crate) mod nv;
 pub(crate) mod ofed;
 pub(crate) mod params;
 pub(crate) mod pci;
+pub(crate) mod peer_stats;
 pub(crate) mod persistent;
 pub(crate) mod persistent_mapping;
 pub(crate) mod phys;
@@ -54,7 +57,6 @@ pub(crate) mod registry;
 pub(crate) mod revocable;
 pub(crate) mod revocable_pin;
 pub(crate) mod sg;
-pub(crate) mod stats;
 pub(crate) mod sync;
 pub(crate) mod task;
 pub(crate) mod trace;

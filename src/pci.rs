@@ -48,15 +48,21 @@ unsafe impl Send for PciDevice {}
 unsafe impl Sync for PciDevice {}
 
 impl PciDevice {
-    /// The PCI device that `dev` is; `None` if it is NULL or on another bus.
+    /// Calls `f` with the PCI device that `dev` is, or with `None` if it is NULL or on another bus. Takes no reference.
     ///
     /// # Safety
     ///
     /// `dev` is NULL, or points to a device that is alive during the call.
-    pub(crate) unsafe fn from_device(dev: *mut bindings::device) -> Option<Self> {
+    pub(crate) unsafe fn with_device<R>(
+        dev: *mut bindings::device,
+        f: impl FnOnce(Option<&PciDevice>) -> R,
+    ) -> R {
         // SAFETY: As promised by the caller.
-        // INVARIANT: The reference that the function took.
-        NonNull::new(unsafe { c::peermem_pci_get(dev) }).map(PciDevice)
+        let device = NonNull::new(unsafe { c::peermem_pci_dev(dev) });
+        // INVARIANT: The reference is the caller's, and is not given back here.
+        f(device
+            .map(|device| ManuallyDrop::new(PciDevice(device)))
+            .as_deref())
     }
 
     /// The device of the machine that comes after `from`.
@@ -154,6 +160,14 @@ impl Known {
     }
 }
 
+/// A memory BAR.
+#[derive(Clone, Copy)]
+pub(crate) struct Bar {
+    pub(crate) range: AddrRange,
+    /// The GPU that has it; none if all numbers are taken.
+    pub(crate) gpu: Gpus,
+}
+
 /// The devices in whose BARs addresses were found: the search for the next one begins with these, and walks over all
 /// devices of the machine only if it is in none of them. Their references keep no device in the machine.
 ///
@@ -174,10 +188,12 @@ static BAR_CACHE: StaticMutex<BarCache> = StaticMutex::new(
 
 impl BarCache {
     /// The remembered BAR that has `addr` in it.
-    fn find(&self, addr: u64) -> Option<(AddrRange, Gpus)> {
+    fn find(&self, addr: u64) -> Option<Bar> {
         (0..).zip(&self.devices).find_map(|(number, known)| {
-            let bar = known.as_ref()?.device.bar(addr)?;
-            Some((bar, Gpus::one(number)))
+            Some(Bar {
+                range: known.as_ref()?.device.bar(addr)?,
+                gpu: Gpus::one(number),
+            })
         })
     }
 
@@ -214,8 +230,8 @@ impl BarCache {
     }
 }
 
-/// The memory BAR that has `addr` in it, of any PCI device, and which GPU that is. May sleep.
-fn bar_of(addr: u64) -> Option<(AddrRange, Gpus)> {
+/// The memory BAR that has `addr` in it, of any PCI device. May sleep.
+fn bar_of(addr: u64) -> Option<Bar> {
     BAR_CACHE.with(|cache| {
         if let Some(found) = cache.find(addr) {
             return Some(found);
@@ -223,8 +239,9 @@ fn bar_of(addr: u64) -> Option<(AddrRange, Gpus)> {
         cache.forget_removed();
         let mut device = PciDevice::next(None)?;
         loop {
-            if let Some(bar) = device.bar(addr) {
-                return Some((bar, cache.keep(device)));
+            if let Some(range) = device.bar(addr) {
+                let gpu = cache.keep(device);
+                return Some(Bar { range, gpu });
             }
             device = PciDevice::next(Some(device))?;
         }
@@ -264,7 +281,7 @@ pub(crate) fn remember(gpu: Gpus, device: &PciDevice, answer: Reach) {
 /// Whether `page` is the last of its BAR, or in none. May sleep.
 pub(crate) fn ends_bar(page: &AddrRange) -> bool {
     let next = page.addr.wrapping_add(page.len);
-    bar_of(page.addr).is_none_or(|(bar, _)| !bar.contains(&AddrRange { addr: next, len: 1 }))
+    bar_of(page.addr).is_none_or(|bar| !bar.range.contains(&AddrRange { addr: next, len: 1 }))
 }
 
 /// Where the GPU with that number is.
@@ -299,14 +316,14 @@ impl Drop for Bars {
     }
 }
 
-/// The GPU in whose BAR that page lies, for information alone. May sleep.
-pub(crate) fn gpu_of(page: &AddrRange) -> Gpus {
+/// The BAR in which that page lies. May sleep.
+pub(crate) fn bar_of_page(page: &AddrRange) -> Option<Bar> {
     // SAFETY: Has no preconditions.
     if unsafe { c::peermem_has_struct_page(page.addr, page.len, 0, u64::MAX, false) } {
         // Memory, which is in no BAR: not looked for at each registration.
-        return Gpus::default();
+        return None;
     }
-    bar_of(page.addr).map_or(Gpus::default(), |(_, gpu)| gpu)
+    bar_of(page.addr)
 }
 
 /// Memory has a `struct page` for each of its pages or for none, in steps of so much at the least.
@@ -373,12 +390,19 @@ impl BarFinder {
             .bar
             .is_some_and(|bar| bar.contains(&AddrRange { addr, len: 1 }))
         {
-            let found = bar_of(addr);
-            self.bar = found.map(|(bar, _)| bar);
-            self.bars = self.bars.saturating_add(1);
-            self.gpus = found.map_or(self.gpus, |(_, gpu)| self.gpus.or(gpu));
+            self.bar = None;
+            self.enter(bar_of(addr)?);
         }
         self.bar
+    }
+
+    /// Goes on in `bar`, in which an address was found.
+    pub(crate) fn enter(&mut self, bar: Bar) {
+        if self.bar != Some(bar.range) {
+            self.bar = Some(bar.range);
+            self.bars = self.bars.saturating_add(1);
+            self.gpus = self.gpus.or(bar.gpu);
+        }
     }
 
     /// A range in one BAR with all that was checked, if there is one.

@@ -3,12 +3,12 @@
 //! The life of one registration whose pages nobody takes away: the persistent mode.
 //!
 //! ```text
-//! acquire    PersistentMr::pin     one pin for each allocation, usually one, until release
+//! acquire    PersistentMr::pin      one pin for each allocation, usually one, until release
 //! get_pages  (nothing: the pin is there, and no one will need the ticket)
-//! dma_map    PersistentMr::map     one mapping, one scatter list
+//! dma_map    PersistentMr::map      one mapping, one scatter list
 //! dma_unmap  PersistentMr::unmap
 //! put_pages  (nothing)
-//! release    drop(PersistentMr)    unpins, frees the scatter list
+//! release    PersistentMr::release  unpins, frees the scatter list
 //! ```
 //!
 //! NVIDIA's module pins twice, in `acquire` and again in `get_pages`. One pin from `acquire` on costs
@@ -25,7 +25,9 @@ use super::{
     device::Gpus,
     env::{
         self,
+        BarMapping,
         Lock,
+        MrStats,
         PciDevice,
         PersistentPin,
         Registered,
@@ -38,72 +40,64 @@ use super::{
     history::PinMode,
     mr::{
         self,
-        Mr,
-        MAX_LEN, //
+        Fixed,
+        Mr, //
     },
-    persistent_mapping::PersistentMapping,
-    quota::Charge,
-    ranges::{
-        PageSize,
-        Span, //
-    },
+    persistent_mapping,
+    ranges::PageSize,
     reason::Reason,
-    registry::RegistryStats, //
+    registry::Registry, //
 };
 
-/// The order of the fields is the order in which they are dropped.
-struct State {
-    /// From `map` until `unmap` or `release`, whichever is first.
-    mapping: Option<PersistentMapping>,
+/// The state of a registration. The order of the fields is the order in which they are dropped.
+#[derive(Default)]
+pub(crate) struct State {
+    /// From `map` until `unmap` or `release`, whichever is first, where this module maps.
+    mapping: Option<BarMapping>,
+    /// Where the provider maps, each pin has its mapping.
     pins: SmallVec<PersistentPin>,
     /// Present from the first `map` on. ib_core writes to its first and last entry before it calls
     /// `dma_unmap`, and may do so after an invalidation: it stays until `release`.
     table: Option<SgTable>,
 }
 
+impl State {
+    #[inline]
+    fn unmap(&mut self) {
+        match self.mapping.take() {
+            Some(mapping) => drop(mapping),
+            None => persistent_mapping::unmap(&mut self.pins),
+        }
+    }
+}
+
 /// A registration that holds its memory until `release`.
 ///
 /// ib_core makes the calls for one region one after another, so the lock is never waited for. It is
 /// held across calls to the provider, which never calls back here.
-pub(crate) struct PersistentMr {
-    inner: Shared<Registered<Fixed, Lock<State>>>,
-    page: PageSize,
-}
-
-/// What of a region does not change.
-struct Fixed {
-    span: Span,
-    /// Goes after the pins.
-    _charge: Charge,
-}
+pub(crate) type PersistentMr = Registered<Fixed, Lock<State>>;
 
 impl Mr for PersistentMr {
     const MODE: PinMode = PinMode::Persistent;
 
-    fn pin(addr: u64, len: u64) -> Result<Self, Reason> {
-        let span = Span::covering(addr, len, PageSize::KIB_64, MAX_LEN)?;
-        let charge = Charge::new(span.len())?;
-        let pins = chunks::cover(
-            span,
-            env::max_chunks(),
-            PersistentPin::pin,
-            mr::check_killed,
-        )?;
-        let page = PageSize::of_all(pins.iter().map(PersistentPin::page_size));
-        let gpus = Gpus::all(pins.iter().map(PersistentPin::gpus));
-        let info = mr::registration_info(Self::MODE, span, page, pins.len(), gpus);
-        let fixed = Fixed {
-            span,
-            _charge: charge,
-        };
-        let state = State {
-            mapping: None,
-            pins,
-            table: None,
-        };
-        let inner = Registered::new(fixed, Lock::new(state))?;
-        inner.entry.update(|stats, slot| stats.add(slot, info));
-        Ok(PersistentMr { inner, page })
+    fn pin(stats: MrStats, addr: u64, len: u64) -> Result<Shared<Self>, Reason> {
+        let fixed = Fixed::new(stats, addr, len)?;
+        let mr = Registered::new(fixed, Lock::new(State::default()))?;
+        mr.state.with(|state| {
+            state.pins = chunks::cover(
+                *mr.of.span(),
+                env::max_chunks(),
+                PersistentPin::pin,
+                mr::check_killed,
+            )?;
+            let pins = &state.pins;
+            let page = PageSize::of_all(pins.iter().map(PersistentPin::page_size));
+            let gpus = Gpus::all(pins.iter().map(PersistentPin::gpus));
+            let info = mr.of.pinned(Self::MODE, page, pins.len(), gpus);
+            mr.entry.update(|registry, slot| registry.add(slot, info));
+            Ok(())
+        })?;
+        Ok(mr)
     }
 
     /// Nobody will need it.
@@ -112,54 +106,41 @@ impl Mr for PersistentMr {
         Ok(())
     }
 
-    #[inline]
-    fn span(&self) -> &Span {
-        &self.inner.of.span
-    }
-
-    #[inline]
-    fn page_size(&self) -> PageSize {
-        self.page
-    }
-
     fn map(&self, device: &PciDevice) -> Result<SgTableHead, Reason> {
-        self.inner.state.with(|state| {
+        self.state.with(|state| {
             if state.table.is_some() {
                 return Err(Reason::MappedTwice);
             }
-            let va = self.inner.of.span.start();
-            let (mapping, table) = PersistentMapping::map(&state.pins, device, va, self.page)?;
-            state.mapping = Some(mapping);
-            mr::note_large_hca_page(self.span(), &table);
+            let (mapping, table) = persistent_mapping::map(&mut state.pins, device, &self.of)?;
+            state.mapping = mapping;
+            mr::note_large_hca_page(self.of.span(), &table);
             let (entries, hca) = (table.entries(), device.address());
-            let entry = &self.inner.entry;
-            entry.update(|stats, slot| stats.mapped(slot, entries, hca));
+            self.entry
+                .update(|registry, slot| registry.mapped(slot, entries, hca));
             Ok(state.table.insert(table).head())
         })
     }
 
     #[inline]
     fn unmap(&self) {
-        self.inner.state.with(|state| {
-            state.mapping = None;
-            self.inner.entry.update(RegistryStats::unmapped);
+        self.state.with(|state| {
+            state.unmap();
+            self.entry.update(Registry::unmapped);
         });
     }
-}
 
-impl Drop for PersistentMr {
-    /// `release`.
-    #[inline]
-    fn drop(&mut self) {
-        let state = &self.inner.state;
-        let (mapping, pins) = state.with(|state| {
-            let pins = core::mem::take(&mut state.pins);
-            (state.mapping.take(), pins)
+    fn release(this: Shared<Self>) {
+        this.state.with(|state| {
+            state.unmap();
+            state.pins = SmallVec::default();
         });
-        drop(mapping);
-        drop(pins);
         // Not before: where unpinning hangs, the registry shows whose.
-        let entry = &self.inner.entry;
-        entry.update(|stats, slot| stats.released(slot, false));
+        this.entry
+            .update(|registry, slot| registry.released(slot, false));
+    }
+
+    #[inline]
+    fn fixed(&self) -> &Fixed {
+        &self.of
     }
 }

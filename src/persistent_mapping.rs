@@ -33,16 +33,16 @@ use super::{
     env::{
         self,
         BarMapping,
-        DmaMapping,
         PciDevice,
         PersistentPin,
         PhysRanges,
-        SgTable,
-        SmallVec, //
+        SgTable, //
     },
-    mr,
+    mr::{
+        self,
+        Fixed, //
+    },
     ranges::{
-        PageSize,
         SgLayout,
         Span, //
     },
@@ -57,49 +57,50 @@ use super::{
 /// code. nvidia.ko makes those for a flag that this module does not give.
 pub(crate) const DENIED: Reason = Reason::Map(ENOTSUPP);
 
-/// A region's pins mapped for a device, until dropped.
-pub(crate) enum PersistentMapping {
-    /// By this module.
-    Own(#[expect(dead_code, reason = "held for its drop")] BarMapping),
-    /// By the provider, pin by pin.
-    Provider(#[expect(dead_code, reason = "held for its drop")] SmallVec<DmaMapping>),
+/// Maps all of `pins`, which are of the registration `fixed`, for `device`, or nothing, and makes the scatter list. Returns the
+/// mapping if this module maps; otherwise each pin has its own. May sleep, and may take the provider's API lock.
+pub(crate) fn map(
+    pins: &mut [PersistentPin],
+    device: &PciDevice,
+    fixed: &Fixed,
+) -> Result<(Option<BarMapping>, SgTable), Reason> {
+    let (va, page) = (fixed.span().start(), fixed.page_size());
+    if let Some(memory) = memory(pins, device, va)? {
+        match BarMapping::map(device, memory, va, page) {
+            Ok((mapping, table)) => return Ok((Some(mapping), table)),
+            Err(Reason::MapResource { .. }) => mr::check_killed()?,
+            Err(reason) => return Err(reason),
+        }
+    }
+    let layout = SgLayout::new(va, page, device.max_segment());
+    let table = map_by_provider(pins, device, layout).inspect_err(|_| unmap(pins))?;
+    Ok((None, table))
 }
 
-impl PersistentMapping {
-    /// Maps all of `pins` for `device`, or nothing, and makes the scatter list. `va` is the virtual address of the first
-    /// page, `page` the size of the smallest. May sleep, and may take the provider's API lock.
-    pub(crate) fn map(
-        pins: &[PersistentPin],
-        device: &PciDevice,
-        va: u64,
-        page: PageSize,
-    ) -> Result<(Self, SgTable), Reason> {
-        if let Some(memory) = memory(pins, device, va)? {
-            match BarMapping::map(device, memory, va, page) {
-                Ok((mapping, table)) => return Ok((PersistentMapping::Own(mapping), table)),
-                Err(Reason::MapResource { .. }) => mr::check_killed()?,
-                Err(reason) => return Err(reason),
-            }
+/// Undoes what the provider has mapped of `pins`.
+pub(crate) fn unmap(pins: &mut [PersistentPin]) {
+    pins.iter_mut().for_each(PersistentPin::unmap);
+}
+
+/// Has the provider map `pins` until one fails.
+fn map_by_provider(
+    pins: &mut [PersistentPin],
+    device: &PciDevice,
+    mut layout: SgLayout,
+) -> Result<SgTable, Reason> {
+    pins.iter_mut().try_for_each(|pin| pin.map(device))?;
+    let (table, ()) = SgTable::build(|table| {
+        let mut push = |entry| {
+            table.push(entry);
+            true
+        };
+        for pin in &*pins {
+            layout.pages(pin.addresses(), |addr| *addr, pin.page_size(), &mut push);
         }
-        let mut mappings = SmallVec::default();
-        for pin in pins {
-            mappings.push(pin.map(device)?)?;
-        }
-        let mut layout = SgLayout::new(va, page, device.max_segment());
-        let (table, ()) = SgTable::build(|table| {
-            let mut push = |entry| {
-                table.push(entry);
-                true
-            };
-            for (pin, mapping) in pins.iter().zip(mappings.iter()) {
-                let addresses = mapping.addresses();
-                layout.pages(addresses, |addr| *addr, pin.page_size(), &mut push);
-            }
-            layout.finish().map(push);
-            Ok(())
-        })?;
-        Ok((PersistentMapping::Provider(mappings), table))
-    }
+        layout.finish().map(push);
+        Ok(())
+    })?;
+    Ok(table)
 }
 
 /// Where the memory is, if this module maps it.
@@ -152,17 +153,16 @@ fn ask(pin: &PersistentPin, gpu: Gpus, device: &PciDevice) -> Option<Reach> {
         (false, false) => return None,
     };
     let start = pin.span().start().checked_add(offset)?;
-    let pin = PersistentPin::pin(Span::covering(start, 1, page, u64::MAX).ok()?).ok()?;
+    let mut pin = PersistentPin::pin(Span::covering(start, 1, page, u64::MAX).ok()?).ok()?;
     if pin.gpus() != gpu {
         return None;
     }
-    // Unmapped before the pin is put.
-    let mapping = match pin.map(device) {
+    match pin.map(device) {
         Err(DENIED) => return Some(Reach::Denied),
         result => result.ok()?,
     };
     let page = pin.page(0)?;
-    let is_own_address = page.addr == *mapping.addresses().first()?;
+    let is_own_address = page.addr == *pin.addresses().first()?;
     let is_ours = match (is_own_address, device.is_direct()) {
         // Where that is not known, Linux may give the BAR's own addresses all the same.
         (false, false) => device.is_translated() || BarMapping::translates(device, &page)?,

@@ -4,7 +4,10 @@
 
 use crate::{
     device::Gpus,
-    pci::BarFinder,
+    pci::{
+        Bar,
+        BarFinder, //
+    },
     ranges::{
         self,
         AddrRange,
@@ -47,6 +50,14 @@ pub(crate) struct Reader<'a, 'b> {
 }
 
 impl Reader<'_, '_> {
+    /// The next pages begin in `bar`, if that was found a moment ago. The entry under way may lie in the BAR before, which is
+    /// then looked for once more: a range over several BARs is rare.
+    pub(crate) fn begin_in(&mut self, bar: Option<Bar>) {
+        if let Some(bar) = bar {
+            self.bars.enter(bar);
+        }
+    }
+
     /// Reads the addresses of the next pages, beginning with page number `from`; `addr` returns the address of one. Returns
     /// the number of the page with which the next of the [`Reader::batches`] begins, if any is left. Neither allocates nor
     /// takes a lock.

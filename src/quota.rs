@@ -30,19 +30,16 @@ pub(crate) type Usages = Option<IdMap<u64>>;
 /// allocated, and nothing is called that waits for a callback.
 static USAGES: StaticMutex<Usages> = StaticMutex::new(QUOTA_LOCK, None);
 
-/// Bytes that are charged to a user, until dropped.
-pub(crate) struct Charge {
-    user: User,
-    bytes: u64,
-}
+/// Bytes that are charged to a user, until dropped. `None` where there is no limit.
+pub(crate) struct Charge(Option<(User, u64)>);
 
 impl Charge {
     /// Charges `bytes` to the user of the calling process.
     pub(crate) fn new(bytes: u64) -> Result<Self, Reason> {
-        let user = env::user();
         let Some(limit) = env::user_limit() else {
-            return Ok(Charge { user, bytes: 0 });
+            return Ok(Charge(None));
         };
+        let user = env::user();
         let slot = IdSlot::new()?;
         USAGES.with(|usages| {
             let usages = usages.get_or_insert_with(IdMap::default);
@@ -55,21 +52,20 @@ impl Charge {
                 Some(pinned) => *pinned = total,
                 None => usages.insert(slot, user, total),
             }
-            Ok(Charge { user, bytes })
+            Ok(Charge(Some((user, bytes))))
         })
     }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        if env::user_limit().is_none() {
+        let Some((user, bytes)) = self.0 else {
             return;
-        }
-        let user = self.user;
+        };
         USAGES.with(|usages| {
             let usages = usages.get_or_insert_with(IdMap::default);
             if let Some(pinned) = usages.get_mut(user) {
-                *pinned = pinned.saturating_sub(self.bytes);
+                *pinned = pinned.saturating_sub(bytes);
                 if *pinned == 0 {
                     // A static is not dropped with its module.
                     usages.remove(user);

@@ -13,8 +13,8 @@
 //!
 //! An entry costs no memory of its own: it is a field of the registration (`entries.rs`).
 //!
-//! One lock guards the entries and the [`RegistryStats`]. It is a leaf, and nothing is called with it held: who
-//! reads the registry copies one entry at a time, unlocks, and goes on after its number.
+//! One lock guards the entries and the [`Registry`]. It is a leaf, and no other lock is taken with it held: a reader of the
+//! registry copies one entry at a time, unlocks, and goes on after its number.
 //!
 //! What a registration calls is inline: each has two callers, one for each mode, and is given so much that a
 //! call would cost more than what it does.
@@ -115,21 +115,21 @@ pub(crate) struct Counts {
     pub(crate) active_bytes: u64,
 }
 
-/// The counters beside the entries, under the same lock.
+/// The numbers that entries get, and the counters, under the lock of the entries.
 #[derive(Debug)]
-pub(crate) struct RegistryStats {
+pub(crate) struct Registry {
     /// The last number given: 64 bits do not come round.
     last: u64,
     counts: [Counts; PinMode::ALL.len()],
 }
 
-impl Default for RegistryStats {
+impl Default for Registry {
     fn default() -> Self {
-        RegistryStats::new()
+        Registry::new()
     }
 }
 
-impl RegistryStats {
+impl Registry {
     /// An empty one.
     pub(crate) const fn new() -> Self {
         const NONE: Counts = Counts {
@@ -140,7 +140,7 @@ impl RegistryStats {
             active: 0,
             active_bytes: 0,
         };
-        RegistryStats {
+        Registry {
             last: 0,
             counts: [NONE; PinMode::ALL.len()],
         }
@@ -195,7 +195,7 @@ impl RegistryStats {
                 .active_bytes
                 .wrapping_add(registration.info.span.len());
         });
-        Some(Transition::Registered(*registration))
+        Some(Transition::Registered)
     }
 
     /// `dma_map` has succeeded: a scatter list of so many entries, for the device with that address.
@@ -213,7 +213,7 @@ impl RegistryStats {
         self.count(registration, |counts| {
             counts.mapped = counts.mapped.wrapping_add(1);
         });
-        Some(Transition::Mapped(*registration))
+        Some(Transition::Mapped)
     }
 
     /// `dma_unmap`. One that was revoked is still that.
@@ -236,7 +236,7 @@ impl RegistryStats {
         self.count(registration, |counts| {
             counts.revoked = counts.revoked.wrapping_add(1);
         });
-        Some(Transition::Revoked(registration.number))
+        Some(Transition::Revoked)
     }
 
     /// `release`. What is `orphaned` stays in the registry until it is [removed](Self::remove).
@@ -271,16 +271,13 @@ impl RegistryStats {
     }
 }
 
-/// What is traced of a registration, with the registry unlocked.
+/// A change of a registration that is traced.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Transition {
-    /// It was added.
-    Registered(Registration),
-    /// It was mapped.
-    Mapped(Registration),
-    /// Its memory was freed; its number.
-    Revoked(u64),
-    /// It was released; its number, and what it was then, or is now if that is [`State::Orphaned`].
+    Registered,
+    Mapped,
+    Revoked,
+    /// The number of the registration, and the state that it was in, or is in if that is [`State::Orphaned`].
     Released(u64, State),
 }
 

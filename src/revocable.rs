@@ -9,7 +9,7 @@
 //! dma_map    RevocableMr::map         maps the copied addresses; calls no provider
 //! dma_unmap  RevocableMr::unmap
 //! put_pages  (nothing)
-//! release    drop(RevocableMr)        no callback after it, unpins, frees the scatter list
+//! release    RevocableMr::release     no callback after it, unpins, frees the scatter list
 //! ```
 //!
 //! and at any time, from the thread that frees the memory, [`Revoke::revoke`].
@@ -67,6 +67,7 @@ use super::{
         self,
         BarMapping,
         Monitor,
+        MrStats,
         PciDevice,
         PhysRanges,
         Registered,
@@ -80,21 +81,17 @@ use super::{
     history::PinMode,
     mr::{
         self,
-        Mr,
-        MAX_LEN, //
+        Fixed,
+        Mr, //
     },
     persistent_mapping::DENIED,
-    quota::Charge,
-    ranges::{
-        PageSize,
-        Span, //
-    },
     reason::Reason,
-    registry::RegistryStats,
+    registry::Registry,
     revocable_pin::RevocablePin, //
 };
 
-/// What of a region its lock guards.
+/// The part of a region that its lock guards.
+#[derive(Default)]
 pub(crate) struct State {
     /// From `set_ticket` until a callback takes it, or `release` clears it.
     ticket: Option<Ticket>,
@@ -111,69 +108,70 @@ pub(crate) struct State {
     table: Option<SgTable>,
     /// From `pin` until `release`.
     pins: SmallVec<RevocablePin>,
-    /// Where the memory is, from `pin` until `map` or `release`, whichever is first. ib_core does not map again after a
-    /// `map` that failed.
-    memory: Option<PhysRanges>,
+    /// Where the memory is, and on which GPUs, from `pin` until `map` or `release`, whichever is first. ib_core does not map
+    /// again after a `map` that failed.
+    memory: Option<(PhysRanges, Gpus)>,
 }
 
-/// A registration whose memory may go away. Held through a [`RevocableMr`].
-pub(crate) type Inner = Registered<Fixed, Monitor<State>>;
-
-/// What of a region does not change.
-pub(crate) struct Fixed {
-    span: Span,
-    /// For as long as a callback may come, for so long the memory may be pinned.
-    _charge: Charge,
+impl State {
+    fn check(&self) -> Result<(), Reason> {
+        if self.revoked {
+            Err(Reason::Revoked)
+        } else {
+            Ok(())
+        }
+    }
 }
 
-/// ib_core's hold on a region, from `acquire` to `release`, which is its drop.
-///
-/// The region itself may live longer: until the last callback for it has returned.
-pub(crate) struct RevocableMr {
-    inner: Shared<Inner>,
-    page: PageSize,
-    gpus: Gpus,
+/// A registration whose memory may go away. ib_core holds it from `acquire` to `release`; it lives until the last callback
+/// for it has returned.
+pub(crate) type RevocableMr = Registered<Fixed, Monitor<State>>;
+
+/// Pins all of the region, and adds it to the registry.
+// Not inlined: with those of its caller the frame would exceed 1 KiB.
+#[inline(never)]
+fn pin(mr: &Shared<RevocableMr>) -> Result<(), Reason> {
+    let span = *mr.of.span();
+    let pins = chunks::cover(
+        span,
+        env::max_chunks(),
+        |span| RevocablePin::pin(span, mr.clone()),
+        // Once a part is gone, the rest is not worth its pins.
+        || mr::check_killed().and_then(|()| mr.state.with(|state| state.check())),
+    )?;
+    let (memory, page, gpus) = RevocablePin::read_all(&pins, span.start())?;
+    let info = mr.of.pinned(RevocableMr::MODE, page, pins.len(), gpus);
+    mr.state.with(|state| {
+        state.pins = pins;
+        state.memory = Some((memory, gpus));
+        state.check()?;
+        // Under the lock: the callback that comes next finds it in the registry.
+        mr.entry.update(|registry, slot| registry.add(slot, info));
+        Ok(())
+    })
 }
 
 impl Mr for RevocableMr {
     const MODE: PinMode = PinMode::Revocable;
 
-    // Not inlined: with those of its caller the frame would exceed 1 KiB.
-    #[inline(never)]
-    fn pin(addr: u64, len: u64) -> Result<Self, Reason> {
-        let span = Span::covering(addr, len, PageSize::KIB_64, MAX_LEN)?;
-        let fixed = Fixed {
-            span,
-            _charge: Charge::new(span.len())?,
-        };
-        let inner = Inner::new(fixed, Monitor::new(State::new()))?;
-        let pins = chunks::cover(
-            span,
-            env::max_chunks(),
-            |span| RevocablePin::pin(span, inner.clone()),
-            // Once a part is gone, the rest is not worth its pins.
-            || mr::check_killed().and_then(|()| inner.state.with(|state| state.check())),
-        )?;
-        let (memory, page, gpus) = RevocablePin::read_all(&pins, span.start())?;
-        // From here on an early return is a release. It may wait for a callback with ib_core's global
-        // mutex held: a callback for a region without a ticket calls nobody.
-        let mr = Self { inner, page, gpus };
-        let info = mr::registration_info(Self::MODE, span, page, pins.len(), gpus);
-        mr.inner.state.with(|state| {
-            state.pins = pins;
-            state.memory = Some(memory);
-            state.check()?;
-            // Under the lock: the callback that comes next finds it in the registry.
-            mr.inner.entry.update(|stats, slot| stats.add(slot, info));
-            Ok::<_, Reason>(())
-        })?;
-        Ok(mr)
+    fn pin(stats: MrStats, addr: u64, len: u64) -> Result<Shared<Self>, Reason> {
+        let fixed = Fixed::new(stats, addr, len)?;
+        let mr = Registered::new(fixed, Monitor::new(State::default()))?;
+        match pin(&mr) {
+            Ok(()) => Ok(mr),
+            Err(reason) => {
+                // May wait for a callback with ib_core's global mutex held: a callback for a region without a ticket calls
+                // nobody.
+                Self::release(mr);
+                Err(reason)
+            }
+        }
     }
 
     /// From now on a callback revokes `ticket`.
     #[inline]
     fn set_ticket(&self, ticket: Ticket) -> Result<(), Reason> {
-        self.inner.state.with(|state| {
+        self.state.with(|state| {
             state.check()?;
             state.ticket = Some(ticket);
             Ok(())
@@ -181,26 +179,27 @@ impl Mr for RevocableMr {
     }
 
     fn map(&self, device: &PciDevice) -> Result<SgTableHead, Reason> {
-        // Without the region's lock: this may wait for a search of the machine.
-        let denied = |number| env::recall(Gpus::one(number), device) == Some(Reach::Denied);
-        if self.gpus.numbers().any(denied) {
-            return Err(DENIED);
-        }
-        let Inner { state, entry, of } = &*self.inner;
-        let memory = state.with(|state| {
+        let (memory, gpus) = self.state.with(|state| {
             state.check()?;
             state.memory.take().ok_or(Reason::MappedTwice)
         })?;
-        let (mapping, table) = BarMapping::map(device, memory, of.span.start(), self.page)?;
-        mr::note_large_hca_page(self.span(), &table);
+        // Without the region's lock: this may wait for a search of the machine.
+        let denied = |number| env::recall(Gpus::one(number), device) == Some(Reach::Denied);
+        if gpus.numbers().any(denied) {
+            return Err(DENIED);
+        }
+        let (span, page) = (self.of.span(), self.of.page_size());
+        let (mapping, table) = BarMapping::map(device, memory, span.start(), page)?;
+        mr::note_large_hca_page(span, &table);
         let (entries, hca) = (table.entries(), device.address());
-        let mapped = state.with(move |state| {
+        let mapped = self.state.with(move |state| {
             // A callback may have come since. A later one waits for the lock, and tears down what was built here.
             if let Err(reason) = state.check() {
                 return Err((reason, mapping, table));
             }
             state.mapping = Some(mapping);
-            entry.update(|stats, slot| stats.mapped(slot, entries, hca));
+            self.entry
+                .update(|registry, slot| registry.mapped(slot, entries, hca));
             Ok(state.table.insert(table).head())
         });
         // A refused mapping is dropped here, and so unmapped, with the region unlocked.
@@ -209,27 +208,15 @@ impl Mr for RevocableMr {
 
     #[inline]
     fn unmap(&self) {
-        self.inner.state.with(|state| {
+        self.state.with(|state| {
             state.mapping = None;
-            self.inner.entry.update(RegistryStats::unmapped);
+            self.entry.update(Registry::unmapped);
         });
     }
 
-    #[inline]
-    fn span(&self) -> &Span {
-        &self.inner.of.span
-    }
-
-    #[inline]
-    fn page_size(&self) -> PageSize {
-        self.page
-    }
-}
-
-impl Drop for RevocableMr {
-    /// `release`. ib_core holds no lock here that an invalidation takes.
-    fn drop(&mut self) {
-        let state = &self.inner.state;
+    /// ib_core holds no lock here that an invalidation takes.
+    fn release(this: Shared<Self>) {
+        let state = &this.state;
         let pins = state.with(|state| {
             state.ticket = None;
             core::mem::take(&mut state.pins)
@@ -237,30 +224,35 @@ impl Drop for RevocableMr {
         // Blocks while a callback of one of these pins runs, for the callback holds the API lock.
         drop(pins);
         // A callback that had marked its pin before the drop above looked is still on its way.
-        let this = Thread::current();
-        state.wait_while(|state| state.callback.is_some_and(|thread| thread != this));
+        let thread = Thread::current();
+        state.wait_while(|state| state.callback.is_some_and(|callback| callback != thread));
         // The region may outlive this, for a callback that is yet to come. What it holds does not.
         let held = state.with(|own| {
             // The provider was asked for each pin by now: what it did not put stays in the registry with the region.
-            let entry = &self.inner.entry;
-            entry.update(|stats, slot| stats.released(slot, own.orphaned));
+            this.entry
+                .update(|registry, slot| registry.released(slot, own.orphaned));
             (own.mapping.take(), own.table.take(), own.memory.take())
         });
         drop(held);
     }
+
+    #[inline]
+    fn fixed(&self) -> &Fixed {
+        &self.of
+    }
 }
 
-impl Revoke for Inner {
+impl Revoke for RevocableMr {
     fn revoke(&self) {
         let ticket = self.state.with(|state| {
             state.revoked = true;
             state.callback = Some(Thread::current());
-            self.entry.update(RegistryStats::revoked);
+            self.entry.update(Registry::revoked);
             state.ticket.take()
         });
         // The HCA first, then the mapping: no lock of ours is held while ib_core stops the HCA.
         if let Some(ticket) = ticket {
-            ticket.invalidate();
+            ticket.invalidate(self.of.stats());
         }
         self.state.with(|state| {
             state.mapping = None;
@@ -272,28 +264,5 @@ impl Revoke for Inner {
 
     fn orphaned(&self) {
         self.state.with(|state| state.orphaned = true);
-    }
-}
-
-impl State {
-    fn new() -> Self {
-        State {
-            ticket: None,
-            revoked: false,
-            orphaned: false,
-            callback: None,
-            mapping: None,
-            table: None,
-            pins: SmallVec::default(),
-            memory: None,
-        }
-    }
-
-    fn check(&self) -> Result<(), Reason> {
-        if self.revoked {
-            Err(Reason::Revoked)
-        } else {
-            Ok(())
-        }
     }
 }

@@ -21,6 +21,7 @@ use kernel::{
         },
         new_condvar,
         new_mutex,
+        Arc,
         CondVar,
         Mutex, //
     }, //
@@ -145,21 +146,28 @@ impl<T: Unpin> Monitor<T> {
     }
 }
 
-/// A [`Mutex`] in memory of its own. Another lock class than those above: it is taken inside nvidia.ko's
-/// callback.
-pub(crate) struct EntryLock(Pin<KBox<Mutex<bool>>>);
+/// A [`Mutex`] around a `bool`, and a value that it does not guard, in one piece of memory. Another lock class than those above: it is
+/// taken inside nvidia.ko's callback.
+#[pin_data]
+pub(crate) struct EntryLock<T> {
+    #[pin]
+    value: Mutex<bool>,
+    pub(crate) of: T,
+}
 
-impl EntryLock {
-    /// A lock around `value`.
-    pub(crate) fn new(value: bool) -> Result<Self, Reason> {
-        let init = new_mutex!(value, "peermem_callback_entry");
-        let lock = KBox::pin_init(init, GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
-        Ok(EntryLock(lock))
+impl<T> EntryLock<T> {
+    /// A lock around `value`, with `of` beside it.
+    pub(crate) fn new(value: bool, of: T) -> Result<Arc<Self>, Reason> {
+        let init = pin_init!(EntryLock {
+            value <- new_mutex!(value, "peermem_callback_entry"),
+            of,
+        });
+        Arc::pin_init(init, GFP_KERNEL).map_err(|_| Reason::NoMemory)
     }
 
     /// Runs `f` with the lock held.
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut bool) -> R) -> R {
-        f(&mut self.0.lock())
+        f(&mut self.value.lock())
     }
 }
 

@@ -26,6 +26,13 @@ void peermem_trace_refused(const char *mode, const char *step,
 	trace_refused(mode, step, reason, code, addr, len, tgid);
 }
 
+/* Returns true if somebody has attached to one of the following. */
+bool peermem_trace_is_enabled(void)
+{
+	return trace_registered_enabled() || trace_mapped_enabled() ||
+	       trace_revoked_enabled() || trace_released_enabled();
+}
+
 void peermem_trace_registered(u64 id, const char *mode, u64 addr, u64 len,
 			      u64 page, u64 chunks, pid_t tgid)
 {

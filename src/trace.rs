@@ -31,12 +31,18 @@ pub(crate) fn refused(refusal: &Refusal) {
     }
 }
 
-/// The tracepoints of a registration's life.
-pub(crate) fn life(transition: Transition) {
+/// Returns `true` if somebody has attached to a tracepoint of a registration's life.
+pub(crate) fn is_enabled() -> bool {
+    // SAFETY: Has no preconditions.
+    unsafe { c::peermem_trace_is_enabled() }
+}
+
+/// The tracepoints of a registration's life, with the registration as it is after `transition`.
+pub(crate) fn life(transition: Transition, registration: Option<Registration>) {
     // SAFETY: The strings are NUL-terminated, and read during the call alone.
     unsafe {
-        match transition {
-            Transition::Registered(Registration { number, info, .. }) => {
+        match (transition, registration) {
+            (Transition::Registered, Some(Registration { number, info, .. })) => {
                 c::peermem_trace_registered(
                     number,
                     info.mode.name().as_char_ptr(),
@@ -48,14 +54,15 @@ pub(crate) fn life(transition: Transition) {
                     info.task.tgid,
                 )
             }
-            Transition::Mapped(registration) => {
-                let hca = registration.hca.map_or(0, |hca| hca.0);
-                c::peermem_trace_mapped(registration.number, registration.entries, hca);
+            (Transition::Mapped, Some(mapped)) => {
+                let hca = mapped.hca.map_or(0, |hca| hca.0);
+                c::peermem_trace_mapped(mapped.number, mapped.entries, hca);
             }
-            Transition::Revoked(number) => c::peermem_trace_revoked(number),
-            Transition::Released(number, state) => {
+            (Transition::Revoked, Some(revoked)) => c::peermem_trace_revoked(revoked.number),
+            (Transition::Released(number, state), _) => {
                 c::peermem_trace_released(number, state.name().as_char_ptr());
             }
+            (_, None) => {}
         }
     }
 }

@@ -9,6 +9,7 @@ use std::ops::DerefMut;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Mutex as StdMutex;
+use std::sync::OnceLock;
 use std::sync::PoisonError;
 
 use crate::callback_pin::CallbackPin;
@@ -23,6 +24,7 @@ use crate::fakes::provider::DMA_BASE;
 use crate::fakes::world::world;
 use crate::fakes::world::Break;
 use crate::history::Task;
+use crate::mr::Mr;
 use crate::quota::Usages;
 use crate::ranges::AddrRange;
 use crate::ranges::PageSize;
@@ -32,7 +34,7 @@ use crate::ranges::Span;
 use crate::reason::Reason;
 use crate::registry::Registration;
 use crate::registry::RegistrationInfo;
-use crate::registry::RegistryStats;
+use crate::registry::Registry;
 use crate::registry::Transition;
 use crate::sync::thread;
 use crate::sync::thread::ThreadId;
@@ -64,7 +66,7 @@ pub(crate) const HCA: PciAddress = PciAddress(0x0300 | 5 << 3 | 1);
 /// How far DMA addresses are from physical ones where this module maps.
 pub(crate) const IOMMU_OFFSET: u64 = 0x100_0000_0000;
 
-pub(crate) fn share<T>(value: T) -> Result<Shared<T>, Reason> {
+fn share<T>(value: T) -> Result<Shared<T>, Reason> {
     world().may_allocate();
     Ok(Shared::new(value))
 }
@@ -83,6 +85,50 @@ pub(crate) fn user_limit() -> Option<u64> {
 
 pub(crate) const QUOTA_LOCK: () = ();
 pub(crate) const CALLBACKS_LOCK: () = ();
+
+/// A value that is set once. The module sets it before others see what it is in: no order to be tried.
+pub(crate) struct SetOnce<T>(OnceLock<T>);
+
+impl<T: Copy> SetOnce<T> {
+    pub(crate) const fn new() -> Self {
+        SetOnce(OnceLock::new())
+    }
+
+    pub(crate) fn populate(&self, value: T) -> bool {
+        self.0.set(value).is_ok()
+    }
+
+    pub(crate) fn copy(&self) -> Option<T> {
+        self.0.get().copied()
+    }
+}
+
+/// A registration's part in what ib_core counts: nothing here.
+pub(crate) struct MrStats;
+
+/// ib_core's hold on a registration, whose drop is `release`.
+pub(crate) struct Held<M: Mr>(Option<Shared<M>>);
+
+impl<M: Mr> Held<M> {
+    /// `acquire`.
+    pub(crate) fn pin(addr: u64, len: u64) -> Result<Self, Reason> {
+        M::pin(MrStats, addr, len).map(|mr| Held(Some(mr)))
+    }
+}
+
+impl<M: Mr> Deref for Held<M> {
+    type Target = M;
+
+    fn deref(&self) -> &M {
+        self.0.as_ref().expect("not released")
+    }
+}
+
+impl<M: Mr> Drop for Held<M> {
+    fn drop(&mut self) {
+        M::release(self.0.take().expect("not released"));
+    }
+}
 
 /// A static of the module's: each world has what stands in it for itself.
 pub(crate) struct StaticMutex<T>(StdMutex<T>);
@@ -239,7 +285,7 @@ pub(crate) struct Entry(AtomicU64);
 impl Entry {
     pub(crate) fn update(
         &self,
-        f: impl FnOnce(&mut RegistryStats, &mut Option<Registration>) -> Option<Transition>,
+        f: impl FnOnce(&mut Registry, &mut Option<Registration>) -> Option<Transition>,
     ) {
         world().registry.update(&self.0, f);
     }
@@ -256,21 +302,24 @@ impl Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         if self.0.load(Relaxed) != 0 && !thread::panicking() {
-            self.update(RegistryStats::remove);
+            self.update(Registry::remove);
         }
     }
 }
 
-pub(crate) struct EntryLock(Mutex<bool>);
+pub(crate) struct EntryLock<T> {
+    value: Mutex<bool>,
+    pub(crate) of: T,
+}
 
-impl EntryLock {
-    pub(crate) fn new(value: bool) -> Result<Self, Reason> {
-        world().may_allocate();
-        Ok(EntryLock(Mutex::new(value)))
+impl<T> EntryLock<T> {
+    pub(crate) fn new(value: bool, of: T) -> Result<Shared<Self>, Reason> {
+        let value = Mutex::new(value);
+        share(EntryLock { value, of })
     }
 
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut bool) -> R) -> R {
-        let mut guard = self.0.lock().expect("no poison");
+        let mut guard = self.value.lock().expect("no poison");
         let world = world();
         let _locked = world.locked("an entry's lock");
         if world.is_broken(Break::UnlockedEntry) {
@@ -278,12 +327,18 @@ impl EntryLock {
             drop(guard);
             let result = f(&mut copy);
             if !copy {
-                *self.0.lock().expect("no poison") = false;
+                *self.value.lock().expect("no poison") = false;
             }
             return result;
         }
         *guard |= world.is_broken(Break::Undead);
         f(&mut guard)
+    }
+}
+
+impl<T> Drop for EntryLock<T> {
+    fn drop(&mut self) {
+        world().provider.record("let go");
     }
 }
 
@@ -475,72 +530,80 @@ fn gpus(addresses: impl Iterator<Item = u64>) -> Gpus {
     }
 }
 
-pub(crate) struct PersistentPin(Span, Content);
+pub(crate) struct PersistentPin {
+    span: Span,
+    content: Content,
+    /// DMA addresses, while the provider maps it.
+    addresses: Vec<u64>,
+}
 
 impl PersistentPin {
     pub(crate) fn pin(span: Span) -> Result<Self, Reason> {
         let content = world().provider.get_persistent(&span)?;
-        Ok(PersistentPin(span, content))
+        Ok(PersistentPin {
+            span,
+            content,
+            addresses: Vec::new(),
+        })
     }
 
     pub(crate) fn span(&self) -> Span {
-        self.0
+        self.span
     }
 
     pub(crate) fn page_size(&self) -> PageSize {
-        self.1.page
+        self.content.page
     }
 
     pub(crate) fn page(&self, number: usize) -> Option<AddrRange> {
-        self.1.addresses.get(number).map(|addr| AddrRange {
+        self.content.addresses.get(number).map(|addr| AddrRange {
             addr: *addr,
-            len: self.1.page.bytes(),
+            len: self.content.page.bytes(),
         })
     }
 
     pub(crate) fn gpus(&self) -> Gpus {
-        gpus(self.1.addresses.iter().take(1).copied())
+        gpus(self.content.addresses.iter().take(1).copied())
     }
 
     pub(crate) fn read(&self, reader: &mut Reader) -> Result<(), Reason> {
         if world().fails("cacheable") {
             return Err(Reason::CpuCacheable);
         }
-        reader.0.push(self.1.clone());
+        reader.0.push(self.content.clone());
         Ok(())
     }
 
-    pub(crate) fn map(&self, _device: &PciDevice) -> Result<DmaMapping, Reason> {
+    pub(crate) fn map(&mut self, _device: &PciDevice) -> Result<(), Reason> {
         let world = world();
         world.record("provider maps");
         if world.fails("provider maps") || world.map_is_to_fail() {
             return Err(Reason::Map(world.map_code.get().unwrap_or(-5)));
         }
         let offset = world.provider_offset.get();
-        let mapped = self.1.addresses.iter().map(|addr| addr + offset);
-        Ok(DmaMapping(mapped.collect()))
+        assert!(self.addresses.is_empty(), "a pin is mapped twice");
+        let mapped = self.content.addresses.iter().map(|addr| addr + offset);
+        self.addresses = mapped.collect();
+        Ok(())
+    }
+
+    pub(crate) fn addresses(&self) -> &[u64] {
+        &self.addresses
+    }
+
+    pub(crate) fn unmap(&mut self) {
+        if !std::mem::take(&mut self.addresses).is_empty() {
+            world().record("provider unmaps");
+        }
     }
 }
 
 impl Drop for PersistentPin {
     fn drop(&mut self) {
+        self.unmap();
         let world = world();
         world.hook(&world.on_unpin);
         world.provider.put_persistent();
-    }
-}
-
-pub(crate) struct DmaMapping(Vec<u64>);
-
-impl DmaMapping {
-    pub(crate) fn addresses(&self) -> &[u64] {
-        &self.0
-    }
-}
-
-impl Drop for DmaMapping {
-    fn drop(&mut self) {
-        world().record("provider unmaps");
     }
 }
 

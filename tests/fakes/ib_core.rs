@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::fakes::env::Held;
+use crate::fakes::env::MrStats;
 use crate::fakes::env::PciDevice;
 use crate::fakes::env::SgTableHead;
 use crate::fakes::provider::ALLOCATION;
@@ -56,7 +58,7 @@ pub(crate) struct Umem {
     /// Whether `client` is set.
     client: AtomicBool,
     mapping_lock: Mutex<Mapped>,
-    context: RefCell<Option<RevocableMr>>,
+    context: RefCell<Option<Held<RevocableMr>>>,
     /// The client's memory behind `context`: from `acquire` until `release` returns.
     lives: usize,
     /// The scatter list, as `dma_map` gave it.
@@ -122,7 +124,7 @@ impl Core {
         self.umems.lock().expect("no poison")
     }
 
-    fn add(&self, world: &World, mr: RevocableMr) -> Arc<Umem> {
+    fn add(&self, world: &World, mr: Held<RevocableMr>) -> Arc<Umem> {
         let mut all = self.all.borrow_mut();
         let umem = Arc::new(Umem {
             number: all.len(),
@@ -148,7 +150,7 @@ impl Core {
     fn try_register(&self, allocation: u64) -> Result<Arc<Umem>, Reason> {
         let world = world();
         let guard = self.peer_memory_mutex.lock().expect("no poison");
-        let mr = RevocableMr::pin(allocation * ALLOCATION, LEN)?;
+        let mr = Held::pin(allocation * ALLOCATION, LEN)?;
         drop(guard);
 
         let umem = self.add(&world, mr);
@@ -418,7 +420,7 @@ impl Ticket {
         }
     }
 
-    pub(crate) fn invalidate(mut self) {
+    pub(crate) fn invalidate(mut self, _stats: &MrStats) {
         self.used = true;
         let world = world();
         world.record("ib_core revokes");

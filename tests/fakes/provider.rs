@@ -345,7 +345,6 @@ impl Drop for ModuleRef {
     fn drop(&mut self) {
         let world = world();
         world.holds.fetch_sub(self.0, Ordering::SeqCst);
-        world.provider.record("let go");
     }
 }
 

@@ -22,7 +22,7 @@ use crate::fakes::provider::ALLOCATION;
 use crate::quota::Charge;
 use crate::quota::Usages;
 use crate::registry::Registration;
-use crate::registry::RegistryStats;
+use crate::registry::Registry as Counters;
 use crate::registry::State;
 use crate::registry::Transition;
 use crate::sync::atomic::AtomicUsize;
@@ -135,12 +135,13 @@ pub(crate) struct Registry {
     lock: Mutex<()>,
     /// A thread of the model reads the registry.
     pub(crate) watched: Cell<bool>,
-    events: RefCell<Vec<Transition>>,
+    /// Each change that is traced, with the registration after it.
+    events: RefCell<Vec<(Transition, Option<Registration>)>>,
 }
 
 #[derive(Default)]
 pub(crate) struct Locked {
-    pub(crate) stats: RegistryStats,
+    pub(crate) stats: Counters,
     pub(crate) registrations: BTreeMap<u64, Registration>,
 }
 
@@ -171,9 +172,9 @@ impl Registry {
     pub(crate) fn update(
         &self,
         number: &AtomicU64,
-        f: impl FnOnce(&mut RegistryStats, &mut Option<Registration>) -> Option<Transition>,
+        f: impl FnOnce(&mut Counters, &mut Option<Registration>) -> Option<Transition>,
     ) {
-        let transition = self.with(
+        let traced = self.with(
             |Locked {
                  stats,
                  registrations,
@@ -189,10 +190,10 @@ impl Registry {
                         slot.number
                     );
                 }
-                transition
+                transition.map(|transition| (transition, slot))
             },
         );
-        self.events.borrow_mut().extend(transition);
+        self.events.borrow_mut().extend(traced);
     }
 
     /// The first with this number or a higher one.
@@ -212,12 +213,12 @@ impl Registry {
     }
 
     /// What is counted.
-    pub(crate) fn stats<R>(&self, f: impl FnOnce(&RegistryStats) -> R) -> R {
+    pub(crate) fn stats<R>(&self, f: impl FnOnce(&Counters) -> R) -> R {
         self.with(|locked| f(&locked.stats))
     }
 
     /// What was told since the last call, in order.
-    pub(crate) fn take_events(&self) -> Vec<Transition> {
+    pub(crate) fn take_events(&self) -> Vec<(Transition, Option<Registration>)> {
         self.events.take()
     }
 }

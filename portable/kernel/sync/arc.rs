@@ -4,6 +4,7 @@
 
 use core::{
     marker::PhantomData,
+    mem::ManuallyDrop,
     ops::Deref,
     ptr::{
         self,
@@ -20,11 +21,12 @@ use super::atomic::{
 use crate::{
     alloc::{
         self,
-        AllocError,
         Flags, //
     },
     error,
+    ffi::c_void,
     pin_init::PinInit,
+    types::ForeignOwnable,
 };
 
 /// Count of a value with too many references, halfway between the overflows in both directions: `REFCOUNT_SATURATED`.
@@ -61,16 +63,6 @@ impl<T: ?Sized> Unpin for Arc<T> {}
 impl<T: ?Sized + core::marker::Unsize<U>, U: ?Sized> core::ops::CoerceUnsized<Arc<U>> for Arc<T> {}
 
 impl<T> Arc<T> {
-    /// Allocates memory and moves `value` into it, with a count of one. May sleep. On an error `value` is dropped.
-    pub fn new(value: T, flags: Flags) -> Result<Self, AllocError> {
-        let place = alloc::place::<Counted<T>>(flags)?;
-        let count = Atomic::new(1);
-        // SAFETY: `place` is new memory for a `Counted<T>`.
-        unsafe { place.write(Counted { count, value }) };
-        // INVARIANT: The value was written; the new reference is the one of its count.
-        Ok(Arc(place, PhantomData))
-    }
-
     /// Allocates memory and initializes a value there, with a count of one. May sleep.
     ///
     /// Returns `ENOMEM` if there is no memory; `init` does not run then.
@@ -134,5 +126,25 @@ impl<T: ?Sized> Drop for Arc<T> {
             ptr::drop_in_place(self.0.as_ptr());
             alloc::free(self.0);
         }
+    }
+}
+
+// SAFETY: The pointer of a reference is not null.
+unsafe impl<T: 'static> ForeignOwnable for Arc<T> {
+    type Borrowed<'a> = &'a T;
+
+    fn into_foreign(self) -> *mut c_void {
+        ManuallyDrop::new(self).0.as_ptr().cast()
+    }
+
+    unsafe fn from_foreign(ptr: *mut c_void) -> Self {
+        // SAFETY: By the safety requirements `ptr` was the pointer of a reference, which is not null.
+        // INVARIANT: The caller gives up the reference that `into_foreign` gave to C.
+        Arc(unsafe { NonNull::new_unchecked(ptr.cast()) }, PhantomData)
+    }
+
+    unsafe fn borrow<'a>(ptr: *mut c_void) -> &'a T {
+        // SAFETY: By the safety requirements `ptr` was the pointer of a reference, which C has in `'a`: the value is alive.
+        unsafe { &(*ptr.cast::<Counted<T>>()).value }
     }
 }

@@ -102,23 +102,6 @@ fn a_raw_pointer_becomes_a_box_again() {
 }
 
 #[test]
-fn c_keeps_a_box_as_a_pointer() {
-    without_leaks(|| {
-        let (drops, value) = Counted::new();
-        let pointer = KBox::new((5_u32, value), GFP_KERNEL)
-            .unwrap()
-            .into_foreign();
-        // SAFETY: The pointer is that of a box, which is taken back after the borrow.
-        unsafe {
-            assert_eq!(<KBox<(u32, Counted)>>::borrow(pointer).0, 5);
-            assert_eq!(drops.get(), 0);
-            drop(<KBox<(u32, Counted)>>::from_foreign(pointer));
-        }
-        assert_eq!(drops.get(), 1);
-    });
-}
-
-#[test]
 fn c_keeps_a_pinned_box_where_it_is() {
     without_leaks(|| {
         let (drops, value) = Counted::new();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Tests of the substitute `kernel` crate. `portable/kernel/lib.rs` is the root of this test program.
+//! Tests of the substitute `kernel` crate, and of the module's list of nodes, which is `unsafe` as well and uses nothing of
+//! the kernel. `portable/kernel/lib.rs` is the root of this test program.
 //!
 //! - `fakes`: the functions of `portable/shim.c`, in Rust. They panic if the crate breaks a contract of C.
 //! - `links`: `rb_insert_color()` and `rb_erase()`, in Rust.
@@ -9,6 +10,9 @@
 mod alloc_tests;
 mod fakes;
 mod links;
+#[path = "../../../src/node_list.rs"]
+mod node_list;
+mod node_list_tests;
 mod pin_init_tests;
 mod rbtree_tests;
 mod sync_tests;

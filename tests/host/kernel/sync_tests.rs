@@ -32,6 +32,7 @@ use crate::sync::Arc;
 use crate::sync::CondVar;
 use crate::sync::Mutex;
 use crate::sync::SetOnce;
+use crate::types::ForeignOwnable;
 
 #[test]
 fn a_mutex_is_held_as_long_as_its_guard() {
@@ -138,7 +139,7 @@ fn a_waiting_thread_releases_the_mutex_and_has_it_again() {
 fn the_last_reference_drops_the_value() {
     without_leaks(|| {
         let (drops, value) = Counted::new();
-        let first = Arc::new((5_u8, value), GFP_KERNEL).unwrap();
+        let first = Arc::pin_init((5_u8, value), GFP_KERNEL).unwrap();
         let second = first.clone();
         let third = second.clone();
         assert!(std::ptr::eq(&*first, &*third));
@@ -151,9 +152,27 @@ fn the_last_reference_drops_the_value() {
 }
 
 #[test]
+fn c_keeps_a_reference_as_a_pointer() {
+    without_leaks(|| {
+        let (drops, value) = Counted::new();
+        let first = Arc::pin_init((5_u8, value), GFP_KERNEL).unwrap();
+        let pointer = first.clone().into_foreign();
+        // SAFETY: The pointer is that of a reference, which is taken back after the borrow.
+        unsafe {
+            let borrow: &(u8, Counted) = <Arc<(u8, Counted)>>::borrow(pointer);
+            assert!(std::ptr::eq(borrow, &*first));
+            drop(first);
+            assert_eq!(drops.get(), 0);
+            drop(<Arc<(u8, Counted)>>::from_foreign(pointer));
+        }
+        assert_eq!(drops.get(), 1);
+    });
+}
+
+#[test]
 fn a_reference_without_memory_drops_the_value() {
     let (drops, value) = Counted::new();
-    assert!(failing_after(0, || Arc::new(value, GFP_KERNEL)).is_err());
+    assert!(failing_after(0, || Arc::pin_init(value, GFP_KERNEL)).is_err());
     assert_eq!(drops.get(), 1);
     let error = failing_after(0, || Arc::pin_init(1_u64, GFP_KERNEL).map(drop));
     assert_eq!(error, Err(ENOMEM));
@@ -173,7 +192,7 @@ fn count(of: &Arc<u64>) -> i32 {
 #[test]
 fn a_count_that_overflows_is_never_zero_again() {
     const SATURATED: i32 = i32::MIN / 2;
-    let one = Arc::new(1_u64, GFP_KERNEL).unwrap();
+    let one = Arc::pin_init(1_u64, GFP_KERNEL).unwrap();
     assert_eq!(count(&one), 1);
     set_count(&one, i32::MAX - 1);
     let mut more = vec![one.clone()];
@@ -206,7 +225,7 @@ fn references_are_counted_across_threads() {
             }
         }
         // The box of the value has a size.
-        let shared = Arc::new((0_u8, Value), GFP_KERNEL).unwrap();
+        let shared = Arc::pin_init((0_u8, Value), GFP_KERNEL).unwrap();
         thread::scope(|scope| {
             for _ in 0..4 {
                 let mine = shared.clone();

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use crate::fakes::env::Held;
 use crate::fakes::env::PciDevice;
 use crate::fakes::env::Ticket;
 use crate::fakes::env::IOMMU_OFFSET;
@@ -56,7 +57,7 @@ fn check_entries(entries: &[SgEntry], offset: u64, lengths: &[u64]) {
 fn persistent_over_several() {
     let start = 0x30_0000_0000;
     let (world, len) = world(start, &[2, 20, 6]);
-    let region = PersistentMr::pin(start + 64 * 1024, len - 128 * 1024).expect("pinned");
+    let region = Held::<PersistentMr>::pin(start + 64 * 1024, len - 128 * 1024).expect("pinned");
     let table = region.map(&PciDevice::default()).expect("mapped");
     let edge = 64 * 1024;
     check_entries(&table, edge, &[2 * MIB - edge, 20 * MIB, 6 * MIB - edge]);
@@ -73,7 +74,7 @@ fn a_failed_map_of_one_chunk_undoes_the_others() {
     let start = 0x31_0000_0000;
     let (world, len) = world(start, &[2, 2, 2]);
     world.provider_maps.set(true);
-    let region = PersistentMr::pin(start, len).expect("pinned");
+    let region = Held::<PersistentMr>::pin(start, len).expect("pinned");
     world.take_log();
     world.fail_map.set(Some(3));
     assert_eq!(
@@ -101,12 +102,12 @@ fn the_smallest_page_is_that_of_the_region() {
         for (allocation, page) in world.provider.layout.borrow_mut().iter_mut().zip(pages) {
             allocation.page = page;
         }
-        let region = PersistentMr::pin(start, len).expect("pinned");
-        assert_eq!(region.page_size(), PageSize::KIB_64);
+        let region = Held::<PersistentMr>::pin(start, len).expect("pinned");
+        assert_eq!(region.fixed().page_size(), PageSize::KIB_64);
         let table = region.map(&PciDevice::default()).expect("mapped");
         check_entries(&table, 0, &[half, half]);
-        let mr = RevocableMr::pin(start, len).expect("pinned");
-        assert_eq!(mr.page_size(), PageSize::KIB_64);
+        let mr = Held::<RevocableMr>::pin(start, len).expect("pinned");
+        assert_eq!(mr.fixed().page_size(), PageSize::KIB_64);
         mr.set_ticket(Ticket::default()).expect("admitted");
         let table = mr.map(&PciDevice::default()).expect("mapped");
         check_entries(&table, 0, &[half, half]);
@@ -118,9 +119,9 @@ fn the_smallest_page_is_that_of_the_region() {
 fn all_or_nothing_in_both_modes() {
     let start = 0x33_0000_0000;
     let (world, len) = world(start, &[4, 4, 2, 8, 2]);
-    drop(PersistentMr::pin(start, len).expect("pinned"));
+    drop(Held::<PersistentMr>::pin(start, len).expect("pinned"));
     let calls = world.provider.calls.take();
-    drop(RevocableMr::pin(start, len).expect("pinned"));
+    drop(Held::<RevocableMr>::pin(start, len).expect("pinned"));
     assert_eq!(world.provider.calls.get(), calls, "both modes search alike");
     let left = |refused: Option<Reason>, revoked: Option<Reason>, want: Reason| {
         assert_eq!((refused, revoked), (Some(want), Some(want)));
@@ -136,22 +137,22 @@ fn all_or_nothing_in_both_modes() {
             assert_eq!(world.provider.calls.get(), call, "no call after a refusal");
             reason
         };
-        let persistent = attempt(&|| PersistentMr::pin(start, len).err());
-        let revocable = attempt(&|| RevocableMr::pin(start, len).err());
+        let persistent = attempt(&|| Held::<PersistentMr>::pin(start, len).err());
+        let revocable = attempt(&|| Held::<RevocableMr>::pin(start, len).err());
         left(persistent, revocable, Reason::Pin(ENOMEM));
     }
     world.provider.fail_call.set(None);
     world.max_chunks.set(Some(3));
     let unpins = left(
-        PersistentMr::pin(start, len).err(),
-        RevocableMr::pin(start, len).err(),
+        Held::<PersistentMr>::pin(start, len).err(),
+        Held::<RevocableMr>::pin(start, len).err(),
         Reason::TooManyChunks { limit: 3 },
     );
     assert!(unpins >= 6, "three pins of each were undone");
     world.max_chunks.set(Some(1));
     left(
-        PersistentMr::pin(start, len).err(),
-        RevocableMr::pin(start, len).err(),
+        Held::<PersistentMr>::pin(start, len).err(),
+        Held::<RevocableMr>::pin(start, len).err(),
         Reason::Pin(EINVAL),
     );
 }
@@ -161,7 +162,7 @@ fn all_or_nothing_in_both_modes() {
 fn a_fatal_signal_ends_the_search_in_both_modes() {
     let start = 0x37_0000_0000;
     let (world, len) = world(start, &[4, 4, 2, 8, 2]);
-    drop(PersistentMr::pin(start, len).expect("pinned"));
+    drop(Held::<PersistentMr>::pin(start, len).expect("pinned"));
     let calls = world.provider.calls.get();
     for call in 1..calls {
         let attempt = |pin: &dyn Fn() -> Option<Reason>| {
@@ -176,8 +177,8 @@ fn a_fatal_signal_ends_the_search_in_both_modes() {
             assert_eq!(reason, Some(Reason::Killed));
             assert_eq!(world.provider.live(), 0);
         };
-        attempt(&|| PersistentMr::pin(start, len).err());
-        attempt(&|| RevocableMr::pin(start, len).err());
+        attempt(&|| Held::<PersistentMr>::pin(start, len).err());
+        attempt(&|| Held::<RevocableMr>::pin(start, len).err());
     }
 }
 
@@ -188,7 +189,7 @@ fn a_callback_at_each_place_of_the_search() {
     let start = 0x34_0000_0000;
     let layout = [2, 2, 6, 2];
     let (world, len) = world(start, &layout);
-    drop(RevocableMr::pin(start, len).expect("pinned"));
+    drop(Held::<RevocableMr>::pin(start, len).expect("pinned"));
     let calls = world.provider.calls.get();
     let whole = world.provider.layout.borrow().clone();
     let mut revoked = 0;
@@ -202,7 +203,7 @@ fn a_callback_at_each_place_of_the_search() {
                 let hook = move |world: &World| world.provider.free_part(from, to);
                 let hook = (call, Box::new(hook) as _);
                 world.provider.on_call.set(Some(hook));
-                let found = RevocableMr::pin(start, len);
+                let found = Held::<RevocableMr>::pin(start, len);
                 let came = count(&world.take_log(), "callback") > 0;
                 let done = world.provider.calls.get();
                 world.provider.on_call.set(None);
@@ -234,7 +235,7 @@ fn the_loss_of_a_part_revokes_the_whole() {
     for gone in 0..3 {
         let start = 0x35_0000_0000 + gone as u64 * 0x1000_0000;
         let (world, len) = world(start, &[2, 4, 2]);
-        let mr = RevocableMr::pin(start, len).expect("pinned");
+        let mr = Held::<RevocableMr>::pin(start, len).expect("pinned");
         mr.set_ticket(Ticket::default()).expect("admitted");
         let table = mr.map(&PciDevice::default()).expect("mapped");
         check_entries(&table, 0, &[2 * MIB, 4 * MIB, 2 * MIB]);
@@ -263,7 +264,7 @@ fn the_loss_of_a_part_revokes_the_whole() {
 fn release_inside_the_callback_of_a_part() {
     let start = 0x36_0000_0000;
     let (world, len) = world(start, &[2, 4, 2]);
-    let mr = RevocableMr::pin(start, len).expect("pinned");
+    let mr = Held::<RevocableMr>::pin(start, len).expect("pinned");
     mr.set_ticket(Ticket::default()).expect("admitted");
     mr.map(&PciDevice::default()).expect("mapped");
     let parts = world.provider.layout.borrow().clone();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::device::Gpus;
 use crate::device::Reach;
+use crate::fakes::env::Held;
 use crate::fakes::env::PciDevice;
 use crate::fakes::env::IOMMU_OFFSET;
 use crate::fakes::provider::Allocation;
@@ -26,10 +27,10 @@ const MIB: u64 = 1 << 20;
 #[test]
 fn one_pin_one_map_one_unmap_one_unpin() {
     let world = World::at(0x1_0000_0000);
-    let region = PersistentMr::pin(0x1_0000_1234, 2 * MIB).expect("pinned");
-    assert_eq!(region.page_size(), PageSize::KIB_64);
+    let region = Held::<PersistentMr>::pin(0x1_0000_1234, 2 * MIB).expect("pinned");
+    assert_eq!(region.fixed().page_size(), PageSize::KIB_64);
     assert_eq!(
-        (region.span().start(), region.span().len()),
+        (region.fixed().span().start(), region.fixed().span().len()),
         (0x1_0000_0000, 2 * MIB + 0x10000)
     );
     let table = region.map(&PciDevice::default()).expect("mapped");
@@ -48,7 +49,7 @@ fn one_pin_one_map_one_unmap_one_unpin() {
 #[test]
 fn release_without_unmap_unmaps_first() {
     let world = World::at(0x2_0000_0000);
-    let region = PersistentMr::pin(0x2_0000_0000, MIB).expect("pinned");
+    let region = Held::<PersistentMr>::pin(0x2_0000_0000, MIB).expect("pinned");
     region.map(&PciDevice::default()).expect("mapped");
     drop(region);
     assert_eq!(
@@ -60,7 +61,7 @@ fn release_without_unmap_unmaps_first() {
 #[test]
 fn the_table_outlives_unmap() {
     let world = World::at(0x3_0000_0000);
-    let region = PersistentMr::pin(0x3_0000_0000, MIB).expect("pinned");
+    let region = Held::<PersistentMr>::pin(0x3_0000_0000, MIB).expect("pinned");
     region.map(&PciDevice::default()).expect("mapped");
     region.unmap();
     region.unmap();
@@ -77,7 +78,7 @@ fn the_table_outlives_unmap() {
 fn a_refused_pin_leaves_nothing() {
     let world = World::at(0x4_0000_0000);
     world.provider.refuses.set(Some(ENOMEM));
-    let reason = PersistentMr::pin(0x4_0000_0000, MIB).err();
+    let reason = Held::<PersistentMr>::pin(0x4_0000_0000, MIB).err();
     assert_eq!(reason, Some(Reason::Pin(ENOMEM)));
     assert_eq!(world.take_log(), ["pin"]);
 }
@@ -85,7 +86,7 @@ fn a_refused_pin_leaves_nothing() {
 #[test]
 fn a_failed_map_leaves_the_pin_alone() {
     let world = World::at(0x5_0000_0000);
-    let region = PersistentMr::pin(0x5_0000_0000, MIB).expect("pinned");
+    let region = Held::<PersistentMr>::pin(0x5_0000_0000, MIB).expect("pinned");
     world.fail("map");
     world.fail("provider maps");
     assert_eq!(
@@ -100,7 +101,7 @@ fn a_failed_map_leaves_the_pin_alone() {
 #[test]
 fn what_this_module_cannot_map_nvidia_ko_maps() {
     let world = World::at(0x5_0000_0000);
-    let region = PersistentMr::pin(0x5_0000_0000, MIB).expect("pinned");
+    let region = Held::<PersistentMr>::pin(0x5_0000_0000, MIB).expect("pinned");
     world.fail("map");
     region.map(&PciDevice::default()).expect("mapped");
     assert_eq!(world.take_log(), ["pin", "map", "provider maps"]);
@@ -114,7 +115,7 @@ fn what_this_module_cannot_map_nvidia_ko_maps() {
 #[test]
 fn for_a_process_that_was_killed_no_other_way_of_mapping_is_tried() {
     let world = World::at(0x5_0000_0000);
-    let region = PersistentMr::pin(0x5_0000_0000, MIB).expect("pinned");
+    let region = Held::<PersistentMr>::pin(0x5_0000_0000, MIB).expect("pinned");
     world.fail("map");
     world.killed_after.set(Some(0));
     assert_eq!(
@@ -138,7 +139,7 @@ fn a_list_that_may_get_an_hca_page_above_two_gib_is_logged() {
         for offset in [0, 4 * GIB, GIB, PAGE] {
             // The first address of the world's memory is at `DMA_BASE + IOMMU_OFFSET`, a multiple of 4 GiB.
             let world = World::at(start - offset);
-            let region = PersistentMr::pin(start + from, len).expect("pinned");
+            let region = Held::<PersistentMr>::pin(start + from, len).expect("pinned");
             region.map(&PciDevice::default()).expect("mapped");
             let log = world.take_log();
             let logged = log.iter().filter(|line| **line == "large HCA page").count();
@@ -156,7 +157,7 @@ fn a_list_that_may_get_an_hca_page_above_two_gib_is_logged() {
 #[test]
 fn a_table_that_cannot_be_built_undoes_the_mapping() {
     let world = World::at(0x6_0000_0000);
-    let region = PersistentMr::pin(0x6_0000_0000, MIB).expect("pinned");
+    let region = Held::<PersistentMr>::pin(0x6_0000_0000, MIB).expect("pinned");
     world.fail("table");
     assert_eq!(
         region.map(&PciDevice::default()).err(),
@@ -177,7 +178,7 @@ fn absurd_ranges_never_reach_the_provider() {
         (0x7_0000_0000, u64::MAX),
         (u64::MAX, 1),
     ] {
-        let reason = PersistentMr::pin(addr, len).err();
+        let reason = Held::<PersistentMr>::pin(addr, len).err();
         assert!(
             matches!(
                 reason,
@@ -215,7 +216,7 @@ fn world_of_strangers(start: u64) -> Arc<World> {
 
 /// What a life has done, from the map on. The scatter list goes in the end.
 fn life(world: &World, start: u64, len: u64) -> Vec<&'static str> {
-    let region = PersistentMr::pin(start, len).expect("pinned");
+    let region = Held::<PersistentMr>::pin(start, len).expect("pinned");
     world.take_log();
     region.map(&PciDevice::default()).expect("mapped");
     drop(region);
@@ -300,14 +301,14 @@ fn without_an_answer_the_provider_maps_and_is_asked_again() {
         assert_eq!(life(&world, start, MIB), want);
     }
     // No pin either.
-    let region = PersistentMr::pin(start, MIB).expect("pinned");
+    let region = Held::<PersistentMr>::pin(start, MIB).expect("pinned");
     world.take_log();
     world.provider.refuses.set(Some(ENOMEM));
     region.map(&PciDevice::default()).expect("mapped");
     assert_eq!(world.take_log(), ["pin", "provider maps"]);
     world.provider.refuses.set(None);
     // What it says of the registration itself counts.
-    let other = PersistentMr::pin(start, MIB).expect("pinned");
+    let other = Held::<PersistentMr>::pin(start, MIB).expect("pinned");
     world.fail("provider maps");
     let reason = other.map(&PciDevice::default()).err();
     assert_eq!(reason, Some(Reason::Map(-5)));
@@ -315,7 +316,7 @@ fn without_an_answer_the_provider_maps_and_is_asked_again() {
 
 /// Refused a mapping with `code`, the registration and all that the provider does of it.
 fn refused_life(world: &World, start: u64, code: i32) -> Vec<&'static str> {
-    let region = PersistentMr::pin(start, MIB).expect("pinned");
+    let region = Held::<PersistentMr>::pin(start, MIB).expect("pinned");
     world.take_log();
     world.map_code.set(Some(code));
     world.fail_map.set(None);
@@ -349,7 +350,7 @@ fn a_pin_that_fails_is_no_denial() {
     let start = 0x8_8000_0000;
     let world = world_of_strangers(start);
     for code in [ENOTSUPP, ENOMEM, EINVAL] {
-        let region = PersistentMr::pin(start, MIB).expect("pinned");
+        let region = Held::<PersistentMr>::pin(start, MIB).expect("pinned");
         world.take_log();
         world.provider.refuses.set(Some(code));
         region.map(&PciDevice::default()).expect("mapped");
@@ -374,7 +375,7 @@ fn an_answer_about_another_gpu_is_none() {
         let world = world_of_strangers(start);
         world.provider_offset.set(offset);
         world.is_direct.set(is_direct);
-        let region = PersistentMr::pin(start, MIB).expect("pinned");
+        let region = Held::<PersistentMr>::pin(start, MIB).expect("pinned");
         world.take_log();
         // Two on each GPU: the third is on the other one.
         let mut others: Vec<_> = (1..=2)
@@ -405,7 +406,7 @@ fn the_last_page_of_a_bar_is_not_asked_for() {
     ] {
         let world = world_of_strangers(start);
         world.bar_end.set(Some(DMA_BASE + end));
-        let region = PersistentMr::pin(start, len).expect("pinned");
+        let region = Held::<PersistentMr>::pin(start, len).expect("pinned");
         world.provider.spans.take();
         region.map(&PciDevice::default()).expect("mapped");
         let asked = world.provider.spans.take();
@@ -446,7 +447,7 @@ fn what_this_module_cannot_map_the_provider_does() {
     world.provider_maps.set(false);
     assert_eq!(life(&world, start, MIB), MAPS_ITSELF);
     world.fail("list");
-    let region = PersistentMr::pin(start, MIB).expect("pinned");
+    let region = Held::<PersistentMr>::pin(start, MIB).expect("pinned");
     let reason = region.map(&PciDevice::default()).err();
     assert_eq!(reason, Some(Reason::NoMemory));
 }

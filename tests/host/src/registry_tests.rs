@@ -11,6 +11,7 @@ use crate::device::Gpus;
 use crate::device::PciAddress;
 use crate::fakes::env::max_chunks;
 use crate::fakes::env::Entry;
+use crate::fakes::env::Held;
 use crate::fakes::env::PciDevice;
 use crate::fakes::env::Ticket;
 use crate::fakes::env::HCA;
@@ -31,7 +32,6 @@ use crate::registry::Counts;
 use crate::registry::Line;
 use crate::registry::Registration;
 use crate::registry::RegistrationInfo;
-use crate::registry::RegistryStats;
 use crate::registry::State;
 use crate::registry::Transition;
 use crate::revocable::RevocableMr;
@@ -61,6 +61,12 @@ fn registry() -> Arc<Registry> {
 fn standing() -> Vec<(u64, State)> {
     let all = registry().all();
     all.iter().map(|l| (l.number, l.state)).collect()
+}
+
+/// Traced since the last call.
+fn transitions() -> Vec<Transition> {
+    let events = registry().take_events();
+    events.iter().map(|(transition, _)| *transition).collect()
 }
 
 fn counts(mode: PinMode) -> Counts {
@@ -132,7 +138,7 @@ fn domains_have_as_many_digits_as_they_need() {
 fn a_persistent_life() {
     World::at(0x40_0000_0000);
     let start = 0x40_0000_1000;
-    let region = PersistentMr::pin(start, 2 * MIB).expect("pinned");
+    let region = Held::<PersistentMr>::pin(start, 2 * MIB).expect("pinned");
     let len = 2 * MIB + 0x1_0000;
     assert_eq!(standing(), [(1, State::Pinned)]);
     assert_eq!(
@@ -177,13 +183,16 @@ fn a_persistent_life() {
         matches!(
             events[..],
             [
-                Transition::Registered(Registration { number: 1, .. }),
-                Transition::Mapped(Registration {
-                    number: 1,
-                    entries: 1,
-                    ..
-                }),
-                Transition::Released(1, State::Pinned),
+                (Transition::Registered, Some(Registration { number: 1, .. })),
+                (
+                    Transition::Mapped,
+                    Some(Registration {
+                        number: 1,
+                        entries: 1,
+                        ..
+                    })
+                ),
+                (Transition::Released(1, State::Pinned), None),
             ]
         ),
         "{events:?}"
@@ -193,7 +202,7 @@ fn a_persistent_life() {
 #[test]
 fn a_persistent_one_is_shown_until_it_is_unpinned() {
     let world = World::at(0x41_0000_0000);
-    let region = PersistentMr::pin(0x41_0000_0000, MIB).expect("pinned");
+    let region = Held::<PersistentMr>::pin(0x41_0000_0000, MIB).expect("pinned");
     let shown = Arc::new(AtomicBool::new(false));
     let seen = shown.clone();
     world.on_unpin.set(Some(Box::new(move |_| {
@@ -208,8 +217,8 @@ fn a_persistent_one_is_shown_until_it_is_unpinned() {
 fn a_refused_one_never_stands_there() {
     let world = World::at(0x42_0000_0000);
     world.provider.refuses.set(Some(ENOMEM));
-    assert!(PersistentMr::pin(0x42_0000_0000, MIB).is_err());
-    assert!(RevocableMr::pin(0x42_0000_0000, MIB).is_err());
+    assert!(Held::<PersistentMr>::pin(0x42_0000_0000, MIB).is_err());
+    assert!(Held::<RevocableMr>::pin(0x42_0000_0000, MIB).is_err());
     assert_eq!(standing(), []);
     assert_eq!(counts(PinMode::Persistent), Counts::default());
     assert_eq!(counts(PinMode::Revocable), Counts::default());
@@ -219,8 +228,8 @@ fn a_refused_one_never_stands_there() {
 #[test]
 fn a_map_that_fails_leaves_it_pinned() {
     let world = World::at(0x43_0000_0000);
-    let region = PersistentMr::pin(0x43_0000_0000, MIB).expect("pinned");
-    let mr = RevocableMr::pin(0x43_0000_0000, MIB).expect("pinned");
+    let region = Held::<PersistentMr>::pin(0x43_0000_0000, MIB).expect("pinned");
+    let mr = Held::<RevocableMr>::pin(0x43_0000_0000, MIB).expect("pinned");
     for step in ["table", "map"] {
         world.fail(step);
         assert!(region.map(&PciDevice::default()).is_err());
@@ -239,8 +248,8 @@ fn over_several_allocations_on_two_gpus() {
             .map(|i| Allocation::new(0x44_0000_0000 + i * 2 * MIB, 2 * MIB))
             .collect(),
     );
-    let region = PersistentMr::pin(0x44_0000_0000, 8 * MIB).expect("pinned");
-    let mr = RevocableMr::pin(0x44_0000_0000, 8 * MIB).expect("pinned");
+    let region = Held::<PersistentMr>::pin(0x44_0000_0000, 8 * MIB).expect("pinned");
+    let mr = Held::<RevocableMr>::pin(0x44_0000_0000, 8 * MIB).expect("pinned");
     assert_eq!(max_chunks(), 1024);
     for registration in registry().all() {
         let text = line(&registration);
@@ -252,9 +261,9 @@ fn over_several_allocations_on_two_gpus() {
     assert_eq!(standing(), []);
 }
 
-fn up(start: u64) -> (Arc<World>, RevocableMr) {
+fn up(start: u64) -> (Arc<World>, Held<RevocableMr>) {
     let world = World::at(start);
-    let mr = RevocableMr::pin(start, MIB).expect("pinned");
+    let mr = Held::<RevocableMr>::pin(start, MIB).expect("pinned");
     mr.set_ticket(Ticket::default()).expect("admitted");
     mr.map(&PciDevice::default()).expect("mapped");
     (world, mr)
@@ -282,13 +291,9 @@ fn revoked_until_it_is_released() {
         ..Counts::default()
     };
     assert_eq!(counts(PinMode::Revocable), over);
-    let events = registry().take_events();
     assert_eq!(
-        events[2..],
-        [
-            Transition::Revoked(1),
-            Transition::Released(1, State::Revoked)
-        ]
+        transitions()[2..],
+        [Transition::Revoked, Transition::Released(1, State::Revoked)]
     );
 }
 
@@ -300,7 +305,7 @@ fn the_loss_of_a_second_part_is_none() {
             .map(|i| Allocation::new(0x46_0000_0000 + i * 2 * MIB, 2 * MIB))
             .collect(),
     );
-    let mr = RevocableMr::pin(0x46_0000_0000, 4 * MIB).expect("pinned");
+    let mr = Held::<RevocableMr>::pin(0x46_0000_0000, 4 * MIB).expect("pinned");
     world
         .provider
         .free_part(0x46_0000_0000, 0x46_0000_0000 + 2 * MIB);
@@ -315,7 +320,7 @@ fn the_loss_of_a_second_part_is_none() {
 fn what_is_lost_before_it_is_there_never_stands_there() {
     let world = World::at(0x47_0000_0000);
     world.provider.on_pin.set(Some(Box::new(World::free)));
-    let reason = RevocableMr::pin(0x47_0000_0000, MIB).err();
+    let reason = Held::<RevocableMr>::pin(0x47_0000_0000, MIB).err();
     assert_eq!(reason, Some(Reason::Revoked));
     assert_eq!(standing(), []);
     assert_eq!(counts(PinMode::Revocable), Counts::default());
@@ -350,7 +355,7 @@ fn orphaned_until_it_is_freed_where_a_stranger_releases() {
     };
     assert_eq!(counts(PinMode::Revocable), over);
     assert_eq!(
-        registry().take_events()[2..],
+        transitions()[2..],
         [Transition::Released(1, State::Orphaned)]
     );
 }
@@ -365,7 +370,7 @@ fn orphaned_until_the_last_part_is_freed_where_the_first_ones_callback_releases(
             .map(|i| Allocation::new(start + i * 2 * MIB, 2 * MIB))
             .collect(),
     );
-    let mr = RevocableMr::pin(start, 6 * MIB).expect("pinned");
+    let mr = Held::<RevocableMr>::pin(start, 6 * MIB).expect("pinned");
     mr.set_ticket(Ticket::default()).expect("admitted");
     let mut mr = Some(mr);
     world
@@ -389,8 +394,8 @@ fn no_number_comes_twice() {
     let world = World::at(0x4a_0000_0000);
     let mut seen = Vec::new();
     for round in 0..50_u64 {
-        let region = PersistentMr::pin(0x4a_0000_0000, MIB).expect("pinned");
-        let mr = RevocableMr::pin(0x4a_0000_0000, MIB).expect("pinned");
+        let region = Held::<PersistentMr>::pin(0x4a_0000_0000, MIB).expect("pinned");
+        let mr = Held::<RevocableMr>::pin(0x4a_0000_0000, MIB).expect("pinned");
         seen.extend(standing().iter().map(|(number, _)| *number));
         if round % 3 == 0 {
             world.free();
@@ -516,8 +521,8 @@ fn who_leaves_twice_is_counted_once() {
     let entry = Entry::default();
     entry.add(registration_info(0, MIB));
     entry.released(true);
-    entry.update(RegistryStats::remove);
-    entry.update(RegistryStats::remove);
+    entry.update(crate::registry::Registry::remove);
+    entry.update(crate::registry::Registry::remove);
     entry.released(false);
     drop(entry);
     let counts = counts(PinMode::Persistent);

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::device::Gpus;
 use crate::device::Reach;
+use crate::fakes::env::Held;
 use crate::fakes::env::PciDevice;
 use crate::fakes::env::Ticket;
 use crate::fakes::env::IOMMU_OFFSET;
@@ -27,13 +28,13 @@ const MIB: u64 = 1 << 20;
 
 struct Registration {
     world: Arc<World>,
-    mr: RevocableMr,
+    mr: Held<RevocableMr>,
 }
 
 impl Registration {
     fn at(start: u64) -> Registration {
         let world = World::at(start);
-        let mr = RevocableMr::pin(start, MIB).expect("pinned");
+        let mr = Held::<RevocableMr>::pin(start, MIB).expect("pinned");
         Registration { world, mr }
     }
 
@@ -58,9 +59,9 @@ impl Registration {
 fn without_a_callback() {
     let r = Registration::at(0x11_0000_0000);
     r.set_ticket().expect("admitted");
-    assert_eq!(r.mr.page_size(), PageSize::KIB_64);
+    assert_eq!(r.mr.fixed().page_size(), PageSize::KIB_64);
     assert_eq!(
-        (r.mr.span().start(), r.mr.span().len()),
+        (r.mr.fixed().span().start(), r.mr.fixed().span().len()),
         (0x11_0000_0000, MIB)
     );
     let table = r.mr.map(&PciDevice::default()).expect("mapped");
@@ -98,7 +99,7 @@ fn a_device_that_was_denied_a_gpu_is_refused() {
             .layout
             .replace((0..3).map(allocation).collect());
         world.answers.replace(Some(answers.to_vec()));
-        let mr = RevocableMr::pin(start, count * 2 * MIB).expect("pinned");
+        let mr = Held::<RevocableMr>::pin(start, count * 2 * MIB).expect("pinned");
         mr.set_ticket(Ticket::default()).expect("admitted");
         world.take_log();
         let result = mr.map(&PciDevice::default());
@@ -121,7 +122,7 @@ fn a_device_that_was_denied_a_gpu_is_refused() {
 fn callback_before_the_pin_returns() {
     let world = World::at(0x12_0000_0000);
     world.provider.on_pin.set(Some(Box::new(World::free)));
-    let reason = RevocableMr::pin(0x12_0000_0000, MIB).err();
+    let reason = Held::<RevocableMr>::pin(0x12_0000_0000, MIB).err();
     assert_eq!(reason, Some(Reason::Revoked));
     assert_eq!(
         world.take_log(),
@@ -246,7 +247,7 @@ fn callback_beside_the_mapping() {
 fn callback_between_two_batches_of_a_page_table() {
     let world = World::at(0x1e_0000_0000);
     world.on_batch.set(Some(Box::new(World::free)));
-    let reason = RevocableMr::pin(0x1e_0000_0000, MIB).err();
+    let reason = Held::<RevocableMr>::pin(0x1e_0000_0000, MIB).err();
     assert_eq!(reason, Some(Reason::Revoked));
     assert_eq!(
         world.take_log(),

@@ -23,3 +23,5 @@ mod models;
 #[path = "../../../portable/kernel/pin_init.rs"]
 pub mod pin_init;
 pub mod sync;
+#[path = "../../../portable/kernel/types.rs"]
+pub mod types;

@@ -85,7 +85,7 @@ fn the_last_of_three_references_drops_the_value_after_all_uses() {
 
     explore("drops of three references to one value", 3, || {
         DROPS.store(0, Relaxed);
-        let first = Arc::new(Memory::new(&DROPS), GFP_KERNEL).unwrap();
+        let first = Arc::pin_init(Memory::new(&DROPS), GFP_KERNEL).unwrap();
         let threads = [1, 2].map(|number| {
             let mine = first.clone();
             thread::spawn(move || {
@@ -111,7 +111,7 @@ fn a_reference_can_be_cloned_beside_the_drop_of_another() {
         2,
         || {
             DROPS.store(0, Relaxed);
-            let first = Arc::new(Memory::new(&DROPS), GFP_KERNEL).unwrap();
+            let first = Arc::pin_init(Memory::new(&DROPS), GFP_KERNEL).unwrap();
             let second = first.clone();
             let other = thread::spawn(move || {
                 let third = second.clone();

@@ -42,7 +42,7 @@ pub(super) const ROWS: &[Row] = &[
         letter: "A",
         what: "A process that did not pin unpins: the provider says 0 and does nothing",
         schedule: "fork; the child closes the last descriptor; rmmod; free",
-        rule: "The provider holds a number, and the pin holds the module, until the callback comes: `CallbackEntry` in `src/callback_pin.rs`",
+        rule: "The provider holds a number, and the pin holds the module, until the callback comes: `CallbackEntry` in `src/callback_pin.rs`, `Fixed` in `src/mr.rs`",
         more: Some(
             "The provider looks for a pin among those of the calling process alone. With NVIDIA's module the pin and its \
              callback outlive everything that the callback uses: the context is freed when the region goes, and nothing \
@@ -53,7 +53,7 @@ pub(super) const ROWS: &[Row] = &[
         letter: "B",
         what: "dma_unmap of a page table that a finished callback took with it",
         schedule: "deregister up to dma_unmap; free, callback and all; go on",
-        rule: "The callback unmaps under the region's lock; dma_unmap finds nothing: `Inner::revoke` in `src/revocable.rs`",
+        rule: "The callback unmaps under the region's lock; dma_unmap finds nothing: `RevocableMr::revoke` in `src/revocable.rs`",
         more: None,
     },
     Row {
@@ -70,7 +70,7 @@ pub(super) const ROWS: &[Row] = &[
         letter: "D",
         what: "The memory is freed between pin and map, or while it is mapped",
         schedule: "register up to the map, into it, or up to the ticket; free; go on",
-        rule: "The addresses are copied in acquire and mapped without the provider; a mark makes the next step fail: `CallbackPin::read`, `Inner::revoke`",
+        rule: "The addresses are copied in acquire and mapped without the provider; a mark makes the next step fail: `CallbackPin::read`, `RevocableMr::revoke`",
         more: Some(
             "Not to be cured while the provider maps: a callback beside `nvidia_p2p_dma_map_pages()` can neither wait, since the \
              map wants the lock that the callback holds, nor return, since the page table is freed then. This module's \
@@ -81,7 +81,7 @@ pub(super) const ROWS: &[Row] = &[
         letter: "E",
         what: "The callback stores into its context after ib_core has let the region go",
         schedule: "free up to the end of the invalidation; deregister; go on",
-        rule: "release waits until the callback is out of ib_core and done: `RevocableMr::drop` in `src/revocable.rs`",
+        rule: "release waits until the callback is out of ib_core and done: `RevocableMr::release` in `src/revocable.rs`",
         more: Some(
             "Stopped earlier, inside the invalidation, NVIDIA's deregistration waits too, by luck: its put wants the lock that \
              the callback holds.",
@@ -173,7 +173,7 @@ pub(super) const ROWS: &[Row] = &[
         letter: "P",
         what: "Versions, sizes and counts of the provider, and its put's answer, are not looked at",
         schedule: "each of eight strange answers; a put that is out of memory",
-        rule: "`TablePtr::check`, `DmaMapping::check` and the drop of `Persistent` in `src/nv.rs`; the puts of `src/callback_pin.rs`",
+        rule: "`TablePtr::check`, `DmaMapping::check` and the drop of `PersistentPin` in `src/nv.rs`; the puts of `src/callback_pin.rs`",
         more: Some(
             "Out of memory, `nvidia_p2p_put_pages` has done nothing, and is called again, up to ten times in a second; nvidia.ko \
              itself warns each time (`nv-p2p.c`), so a host with `panic_on_warn` stops. `nvidia_p2p_put_pages_persistent` has \
