@@ -28,6 +28,7 @@ use crate::stamp::Key;
 use crate::suite::Again;
 use crate::suite::Smoke;
 use crate::suite::ON_ARM64;
+use crate::suite::ON_OLDEST;
 use crate::suite::ON_STOCK;
 use crate::toolchain::Toolchain;
 
@@ -241,7 +242,9 @@ const FLAVOURS: &[Flavour] = &[
         // The last kernels of Debian 11 are updates: its release has none with what the stand-in is compiled with.
         suites: &["bullseye-security", "bullseye"],
         patches: &["5.10"],
-        // An older kernel than most hosts have, which the first `make test` on a machine need not build.
+        // The verbs cases have those of the smoke runs.
+        smoke: &[],
+        again: Again::Listed(ON_OLDEST),
         only_in_full: true,
         ..STOCK
     },
