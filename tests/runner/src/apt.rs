@@ -312,8 +312,7 @@ fn read_suite(paths: &Paths, stage: &mut Stage, suite: &str) -> Result<()> {
     if read.contains(suite) {
         return Ok(());
     }
-    let archive =
-        archive_of(&machine_sources(), &codename()?, suite).context(NO_ARCHIVE)?;
+    let archive = archive_of(&machine_sources(), &codename()?, suite).context(NO_ARCHIVE)?;
     let state = paths.cache.join("suites").join(suite);
     for directory in ["state/lists/partial", "cache/archives/partial"] {
         fs::create_dir_all(state.join(directory))?;
