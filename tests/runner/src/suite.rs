@@ -1679,14 +1679,8 @@ pub(crate) const ON_STOCK: &[&str] = &[
     "perftest: ours",
 ];
 
-/// Runs on the oldest kernel: every callback of ib_core's in both modes, all that the verbs cases see of the kernel's own rxe, and
-/// NVIDIA's module beside.
-pub(crate) const ON_OLDEST: &[&str] = &[
-    "verbs: ours",
-    "verbs: ours, revocable",
-    "verbs: NVIDIA's, persistent client",
-    "verbs: NVIDIA's, callback client",
-];
+/// Runs on the oldest kernel: every callback of ib_core's in both modes, and all that the verbs cases see of the kernel's own rxe.
+pub(crate) const ON_OLDEST: &[&str] = &["verbs: ours", "verbs: ours, revocable"];
 
 /// Machines of the suite that `make test-all` repeats on a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
