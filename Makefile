@@ -66,7 +66,7 @@ help: ## Says what there is to make
 	@echo
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
-demo: ## The whole story in one screen: RDMA into GPU memory, in a virtual machine (first time: some minutes more)
+demo: ## The whole story in one screen: RDMA into GPU memory, in a virtual machine (first time: some minutes more); VM='--kernel 6.1' on another kernel
 	@$(RUNNER) demo $(VM)
 
 test: ## Everything that must hold; TEST='words' chooses runs (TEST=--list), FRESH=1 does unchanged ones too, STRICT=1 tries none twice

@@ -26,6 +26,7 @@
 #include <linux/string.h>
 #include <linux/test_hold.h>
 #include <linux/uaccess.h>
+#include <linux/version.h>
 #include <rdma/ib_umem.h>
 
 TEST_HOLD(module_put_done);
@@ -97,12 +98,21 @@ static int before_sg_kmalloc(struct kprobe *probe, struct pt_regs *regs)
 }
 
 /* The umem's table is what ib_core hands to dma_unmap() and put_pages(). */
+static struct sg_table *table_of(struct ib_umem *umem)
+{
+#if KERNEL_VERSION(5, 15, 0) <= LINUX_VERSION_CODE
+	return &umem->sgt_append.sgt;
+#else
+	return &umem->sg_head;
+#endif
+}
+
 static int before_unmap(struct kprobe *probe, struct pt_regs *regs)
 {
 	struct ib_umem *umem = (void *)regs_get_kernel_argument(regs, 0);
 
 	if (umem->is_peer && caught(&sg_table_edit_trap))
-		umem->sgt_append.sgt.orig_nents++;
+		table_of(umem)->orig_nents++;
 	return 0;
 }
 

@@ -154,9 +154,20 @@ fn machine_sources() -> Vec<Source> {
     sources
 }
 
+const NO_ARCHIVE: &str = "apt's sources on this machine name no Debian archive";
+
 fn machine_archive() -> Result<Source> {
-    archive(&machine_sources(), &codename()?)
-        .ok_or_else(|| anyhow!("apt's sources on this machine name no Debian archive"))
+    archive(&machine_sources(), &codename()?).context(NO_ARCHIVE)
+}
+
+/// Returns the machine's archive of a suite. Security updates may have an archive of their own.
+fn archive_of(sources: &[Source], codename: &str, suite: &str) -> Option<Source> {
+    let own = format!("{codename}-security");
+    let security = sources
+        .iter()
+        .find(|source| !source.uris.is_empty() && source.suites.contains(&own))
+        .filter(|_| suite.ends_with("-security"));
+    security.cloned().or_else(|| archive(sources, codename))
 }
 
 /// A package of some suite, not downloaded yet.
@@ -180,7 +191,8 @@ fn apt(paths: &Paths, suite: &str, program: &str) -> Command {
     set("Dir::Etc::Preferences", "/dev/null");
     set("Dir::Etc::PreferencesParts", "/dev/null");
     set("Dir::State", &path("state"));
-    set("Dir::State::status", "/var/lib/dpkg/status");
+    // apt prefers an installed package to an older one of the suite, and then finds nowhere to download it from.
+    set("Dir::State::status", "/dev/null");
     set("Dir::Cache", &path("cache"));
     // The files are this user's own; apt's unprivileged helper could not write here and would complain.
     set("APT::Sandbox::User", "");
@@ -300,7 +312,7 @@ fn read_suite(paths: &Paths, stage: &mut Stage, suite: &str) -> Result<()> {
     if read.contains(suite) {
         return Ok(());
     }
-    let archive = machine_archive()?;
+    let archive = archive_of(&machine_sources(), &codename()?, suite).context(NO_ARCHIVE)?;
     let state = paths.cache.join("suites").join(suite);
     for directory in ["state/lists/partial", "cache/archives/partial"] {
         fs::create_dir_all(state.join(directory))?;
@@ -912,6 +924,12 @@ mod tests {
         let found = archive(&sources, "bookworm").unwrap();
         assert_eq!(found.uris, ["http://mirror.example/debian"]);
         assert_eq!(archive(&sources, "trixie"), None);
+        let of = |suite| archive_of(&sources, "bookworm", suite).unwrap();
+        assert_eq!(of("bullseye").uris, ["http://mirror.example/debian"]);
+        assert_eq!(of("bullseye-security").suites, ["bookworm-security"]);
+        let one = [archive(&sources, "bookworm").unwrap()];
+        let found = archive_of(&one, "bookworm", "bullseye-security");
+        assert_eq!(found.as_ref(), one.first());
     }
 
     #[test]

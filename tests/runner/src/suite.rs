@@ -1668,6 +1668,7 @@ pub(crate) const ON_ARM64: &[&str] = &[
 pub(crate) const ON_STOCK: &[&str] = &[
     "verbs: ours",
     "verbs: ours, revocable",
+    "verbs: ours, on 555's nv-p2p.c",
     "verbs: ours, behind a translating IOMMU",
     "verbs: ours, IOMMU passing through",
     "verbs: NVIDIA's, persistent client",
@@ -1677,6 +1678,9 @@ pub(crate) const ON_STOCK: &[&str] = &[
     "hazards",
     "perftest: ours",
 ];
+
+/// Runs on the oldest kernel: every callback of ib_core's in both modes, and all that the verbs cases see of the kernel's own rxe.
+pub(crate) const ON_OLDEST: &[&str] = &["verbs: ours", "verbs: ours, revocable"];
 
 /// Machines of the suite that `make test-all` repeats on a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

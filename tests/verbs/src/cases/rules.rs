@@ -144,11 +144,11 @@ fn stage(lab: &Lab) -> Result<Stage> {
 }
 
 /// Whether a thread that sleeps at `place` waits in the module's own code. Waiting for the provider, or in ib_core, it would
-/// be in theirs.
+/// be in theirs. Linux 5.10 shows the kernel's own function of a semaphore, too.
 fn in_module(place: &str) -> bool {
     place
         .split(' ')
-        .next()
+        .find(|function| !function.starts_with("rwsem_down_"))
         .is_some_and(|innermost| innermost.ends_with("[nvidia_peermem]"))
 }
 
