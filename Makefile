@@ -28,8 +28,11 @@ BUILD_FOLDER = $(shell scripts/headers KVER='$(KVER)' KDIR='$(KDIR)')
 # are nothing to another.
 COPY = $(CURDIR)/build/$(KVER)
 KBUILD_ARGS = -C $(BUILD_FOLDER) M=$(COPY) $(KBUILD_LLVM) $(KBUILD_CC)
-# The object of the portable build. A release has it.
-OBJECT = portable/nvidia_peermem-x86_64.o_shipped
+# The objects of the portable build. A release has all of them.
+OBJECTS = portable/nvidia_peermem-x86_64.o_shipped portable/nvidia_peermem-aarch64.o_shipped
+# That for the kernel: by the processors in its configuration or, where there is none, by this machine's.
+OBJECT = portable/nvidia_peermem-$(shell if grep -qs '^CONFIG_ARM64=y' '$(KDIR)/include/config/auto.conf'; then echo aarch64; \
+	elif grep -qs '^CONFIG_X86_64=y' '$(KDIR)/include/config/auto.conf'; then echo x86_64; else uname -m; fi).o_shipped
 # A kernel that clang built takes nothing else.
 KBUILD_LLVM = $(if $(LLVM),,$(shell grep -qs '^CONFIG_CC_IS_CLANG=y' $(KDIR)/include/config/auto.conf && echo LLVM=1))
 # A kernel's flags may be those of another gcc than the usual one: that which built it is taken where it is here.
@@ -119,11 +122,11 @@ check: ## Says what a build for this machine's kernel (or KVER=…, KDIR=…) la
 
 object: $(OBJECT) ## Compiles the Rust code into the object of the portable build, with rustc and rust-src and without a kernel
 
-$(OBJECT): $(wildcard src/*.rs src/*/*.rs portable/*.rs portable/*.sh portable/kernel/*.rs portable/kernel/*/*.rs rust-bindings/bindings.rs)
-	portable/object.sh x86_64 build/object/nvidia_peermem.o
-	cp build/object/nvidia_peermem.o $@
+$(OBJECTS): portable/nvidia_peermem-%.o_shipped: $(wildcard src/*.rs src/*/*.rs portable/*.rs portable/*.sh portable/kernel/*.rs portable/kernel/*/*.rs rust-bindings/bindings.rs)
+	portable/object.sh $* build/object/$*/nvidia_peermem.o
+	cp build/object/$*/nvidia_peermem.o $@
 
-dist: $(OBJECT) ## Makes a release in build/dist: the source of this commit with the object, a Debian package, their hashes
+dist: $(OBJECTS) ## Makes a release in build/dist: the source of this commit with the objects, a Debian package, their hashes
 	packaging/dist
 
 module: ## Compiles the module for this machine's kernel (or KVER=…, KDIR=…), if `make check` has nothing against it

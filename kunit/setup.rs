@@ -13,6 +13,11 @@ use kernel::{
     }, //
 };
 
+use kernel::{
+    bindings::scatterlist,
+    page::PAGE_SIZE, //
+};
+
 use crate::{
     clients,
     ib::{
@@ -29,10 +34,7 @@ use crate::{
     }, //
     ranges::PageSize,
     reason::Reason,
-    sg::{
-        SgTableHead,
-        CHUNK, //
-    },
+    sg::SgTableHead, //
 };
 
 pub(crate) use kernel::prelude::*;
@@ -106,7 +108,7 @@ pub(crate) const VA: u64 = 0x7f00_0000_0000;
 pub(crate) const PAGES: u64 = 4;
 /// So many entries that a scatter list has three chunks of them.
 // CAST: As wide.
-pub(crate) const THREE_CHUNKS: u64 = CHUNK as u64 * 5 / 2;
+pub(crate) const THREE_CHUNKS: u64 = (PAGE_SIZE / size_of::<scatterlist>()) as u64 * 5 / 2;
 
 /// A range of whole pages.
 pub(crate) fn pages(count: u64) -> Request {

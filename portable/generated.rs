@@ -502,6 +502,7 @@ pub type _bindgen_ty_107 = ffi::c_uint;
 pub struct peermem_sg {
     pub table: sg_table,
     pub chunk: *mut scatterlist,
+    pub last: *mut scatterlist,
     pub before: *mut scatterlist,
 }
 impl Default for peermem_sg {

@@ -1,42 +1,98 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-# Looks for what no kernel would bear in the object that object.sh has made: `inspect.sh OBJECT`. Prints a sentence for each
-# fault; the status is 1 if there is any.
+# Looks for what no kernel would bear in the object that object.sh has made: `inspect.sh OBJECT [PREFIX]`. Prints a sentence
+# for each fault; the status is 1 if there is any. The prefix is that of the names of objdump and nm.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
 object=$1
+tools=${2-}
 faults=0
 fault() {
 	echo "$object: $*" >&2
 	faults=1
 }
 
+code=$("${tools}objdump" -d --no-show-raw-insn "$object")
+relocations=$("${tools}objdump" -r "$object")
+case $code in
+*elf64-x86-64*) arch=x86_64 stop=ud2 ;;
+*elf64-littleaarch64*) arch=aarch64 stop='brk|udf' ;;
+*)
+	fault "objdump does not know the architecture"
+	exit 1
+	;;
+esac
+
 # A panic of Rust's would stop the thread that registers memory.
-code=$(objdump -d --no-show-raw-insn "$object")
-! printf '%s\n' "$code" | grep -qw ud2 || fault "a panic is left: ud2 is in the code"
-panics=$(nm "$object" | grep -o '[^ ]*panicking[^ ]*$') || :
+! printf '%s\n' "$code" | grep -qwE "$stop" || fault "a panic is left: $stop is in the code"
+panics=$("${tools}nm" "$object" | grep -o '[^ ]*panicking[^ ]*$') || :
 [ -z "$panics" ] || fault "a panic is left:" "$panics"
 
-# A frame of more than 1 KiB. The kernel's stack has 16 KiB, and ib_core and nvidia.ko use it, too.
+# A frame of more than 1 KiB, beside the registers that a function saves. The kernel's stack has 16 KiB, and ib_core and nvidia.ko use it, too.
 frames=$(printf '%s\n' "$code" | awk '
-	/^[0-9a-f]+ <.*>:$/ { name = $2 }
-	/sub +\$0x[0-9a-f]+,%rsp/ {
-		size = $0
-		sub(/.*\$0x/, "", size)
-		sub(/,.*/, "", size)
-		if (length(size) > 3 || (length(size) == 3 && size > "400")) print name, "0x" size
-	}')
+	function number(hex, value, at) {
+		value = 0
+		for (at = 1; at <= length(hex); at++) value = value * 16 + index("123456789abcdef", substr(hex, at, 1))
+		return value
+	}
+	function ends() { if (size > 1024) print name, size }
+	/^[0-9a-f]+ <.*>:$/ { ends(); name = $2; size = 0 }
+	/sub +\$0x[0-9a-f]+,%rsp/ { sub(/.*\$0x/, ""); sub(/,.*/, ""); size += number($0) }
+	/\tsub\tsp, sp, #0x[0-9a-f]+/ { large = /lsl #12/; sub(/.*sp, #0x/, ""); sub(/,.*/, ""); size += number($0) * (large ? 4096 : 1) }
+	/\tsub\tsp, [^s]/ || /\tsub\tsp, sp, [^#]/ || /\tmov\tsp, x[^2]/ { size += 1048576 }
+	END { ends() }')
 [ -z "$frames" ] || fault "frames of more than 1 KiB:" "$frames"
 
 # The kinds of relocation that a kernel of any age applies to a module.
-others=$(objdump -r "$object" | awk '$2 ~ /^R_/ && $2 !~ /^R_X86_64_(64|32|32S|PC32|PLT32|PC64)$/ { print $2 }' | sort -u)
+case $arch in
+x86_64) kinds='R_X86_64_(64|32|32S|PC32|PLT32|PC64)' ;;
+aarch64) kinds='R_AARCH64_(ABS64|PREL32|ADR_PREL_PG_HI21|ADD_ABS_LO12_NC|LDST(8|16|32|64|128)_ABS_LO12_NC|JUMP26|CALL26)' ;;
+esac
+others=$(printf '%s\n' "$relocations" | awk -v kinds="^$kinds\$" '$2 ~ /^R_/ && $2 !~ kinds { print $2 }' | sort -u)
 [ -z "$others" ] || fault "relocations that kernels do not know:" "$others"
+
+if [ "$arch" = aarch64 ]; then
+	# x18 holds the shadow call stack. Other registers are those of FP and SIMD, which are the process's.
+	registers=$(printf '%s\n' "$code" | sed 's/^ *[0-9a-f]*:/ /; s/[0-9a-f]* <.*>//' | grep -owE '[xw]18|[vqdshb]([0-9]|[12][0-9]|3[01])(\.[0-9]*[bhsd])?' | sort -u) || :
+	[ -z "$registers" ] || fault "registers that are not the module's:" "$registers"
+
+	# Landing pads, for a kernel that enforces BTI: a function begins with one if others may call it, if anything but a direct
+	# call names it, or if the call crosses the border of .init.*, whose memory may be so far away that the kernel adds code,
+	# which branches by a register.
+	pads=$({
+		"${tools}nm" "$object" | sed 's/^/nm /'
+		printf '%s\n' "$code" | sed 's/^/code /'
+		printf '%s\n' "$relocations" | sed 's/^/reloc /'
+	} | awk '
+		function number(hex, value, at) {
+			value = 0
+			for (at = 1; at <= length(hex); at++) value = value * 16 + index("123456789abcdef", substr(hex, at, 1))
+			return value
+		}
+		$1 == "nm" && $3 ~ /^[TtW]$/ { at[$4] = number($2); global[$4] = $3 == "T" }
+		$1 == "code" && /Disassembly of section/ { section = $5; sub(/:$/, "", section); code[section] = 1 }
+		$1 == "code" && $3 ~ /^<.*>:$/ { name = substr($3, 2, length($3) - 3); home[name] = section; if (global[name]) wanted[section, at[name]] = name }
+		$1 == "code" && $3 == "bti" { hex = $2; sub(/:$/, "", hex); pad[section, number(hex)] = 1; found++ }
+		$1 == "reloc" && /RELOCATION RECORDS FOR/ { from = $5; gsub(/\[|\]|:/, "", from) }
+		$1 == "reloc" && $3 ~ /^R_/ {
+			name = $4; offset = 0
+			if (match(name, /\+0x[0-9a-f]+$/)) { offset = number(substr(name, RSTART + 3)); name = substr(name, 1, RSTART - 1) }
+			if (name in home) { to = home[name]; offset += at[name] } else if (name in code) to = name
+			else next
+			if ($3 !~ /(CALL|JUMP)26$/ || (from ~ /^\.init/) != (to ~ /^\.init/)) wanted[to, offset] = $4
+		}
+		END {
+			if (!found) print "none at all"
+			for (place in wanted) if (!(place in pad)) print wanted[place]
+		}')
+	[ -z "$pads" ] || fault "functions without a landing pad:" "$pads"
+fi
 
 # Undefined symbols are in our C files, in ib_core, in nvidia.ko, or in every kernel under the same name.
 known='__this_module __x86_indirect_thunk_r11 __x86_return_thunk memcmp memcpy memmove memset strlen pci_dev_get pci_dev_put
 	pci_get_device rb_erase rb_insert_color sg_free_table'
-for symbol in $(nm -u "$object" | awk '{ print $2 }'); do
+for symbol in $("${tools}nm" -u "$object" | awk '{ print $2 }'); do
 	# shellcheck disable=SC2086 # words
 	! printf '%s\n' $known | grep -qx -- "$symbol" || continue
 	grep -qsw -- "$symbol" "$here/../src/helpers.h" "$here/../src/memory_peers.h" "$here/shim.h" \

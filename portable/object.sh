@@ -1,8 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 # Compiles core, portable/kernel and src/ into the object that kbuild links for any kernel: `object.sh ARCHITECTURE OUTPUT`.
-# Needs rustc with its source (rust-src), objdump, objcopy and nm, and no kernel. RUSTC names another rustc. The
-# architecture is x86_64. Equal sources and equal rustc give equal bytes in any directory.
+# Needs rustc with its source (rust-src), GNU's objdump, objcopy and nm, and no kernel. RUSTC names another rustc. The
+# architecture is x86_64 or aarch64, as `uname -m` prints it. Where that is not this machine's, the three programs are those of
+# the package binutils-x86-64-linux-gnu or binutils-aarch64-linux-gnu. Equal sources and equal rustc give equal bytes in any
+# directory.
 # ROOT=kunit/peermem_kunit.rs compiles the KUnit tests in place of src/nvidia_peermem.rs.
 set -eu
 
@@ -16,7 +18,17 @@ fail() {
 }
 
 [ $# = 2 ] || fail "usage: $0 ARCHITECTURE OUTPUT"
-[ "$1" = x86_64 ] || fail "there is no object for $1: x86_64 is the one architecture"
+case $1 in
+x86_64 | aarch64) arch=$1 ;;
+*) fail "there is no object for $1: the architecture is x86_64 or aarch64" ;;
+esac
+tools=
+if [ "$(uname -m)" != "$arch" ]; then
+	tools=$arch-linux-gnu-
+	for program in objdump objcopy nm; do
+		command -v "$tools$program" >/dev/null || fail "no $tools$program: install the package binutils-$(echo $arch | tr _ -)-linux-gnu"
+	done
+fi
 here=$(cd "$(dirname "$0")" && pwd)
 root=${ROOT:-src/nvidia_peermem.rs}
 rustc=${RUSTC:-rustc}
@@ -40,21 +52,33 @@ export RUSTC_BOOTSTRAP=1
 has() { "$rustc" "$1" help | grep -qw -e "$2"; }
 edition=$(sed -n 's/^edition *= *"\([0-9]*\)".*/\1/p' "$library/core/Cargo.toml")
 
-# Whatever a kernel may want of its code: retpolines, return thunks, landing pads of IBT, room before each function. Where a
-# kernel has no thunks, thunks.S has them, and the rest does nothing there.
-set -- --target=x86_64-unknown-none --sysroot=/nonexistent -L "$work" -Cpanic=abort -Copt-level=2 -Ccodegen-units=1 \
+set -- --sysroot=/nonexistent -L "$work" -Cpanic=abort -Copt-level=2 -Ccodegen-units=1 \
 	-Cembed-bitcode=y -Cdebug-assertions=n -Coverflow-checks=n -Crelocation-model=static -Cforce-unwind-tables=n \
-	-Csymbol-mangling-version=v0 -Zfunction-sections=n -Zplt=yes -Zdirect-access-external-data=yes \
-	-Ccode-model=kernel -Cno-redzone=y -Zfunction-return=thunk-extern -Zcf-protection=branch \
-	-Zpatchable-function-entry=16,16 --remap-path-prefix="$library"=core --remap-path-prefix="$here/.."=peermem-rs \
-	--remap-path-prefix="$work"=.
-if has -Z retpoline-external-thunk=val; then
-	set -- "$@" -Zretpoline-external-thunk=yes
-else
-	set -- "$@" -Ctarget-feature=+retpoline-external-thunk,+retpoline-indirect-branches,+retpoline-indirect-calls
-fi
-if has -Z indirect-branch-cs-prefix=val; then set -- "$@" -Zindirect-branch-cs-prefix=yes; fi
+	-Csymbol-mangling-version=v0 -Zfunction-sections=n -Zdirect-access-external-data=yes \
+	--remap-path-prefix="$library"=core --remap-path-prefix="$here/.."=peermem-rs --remap-path-prefix="$work"=.
 if has -C jump-tables=val; then set -- "$@" -Cjump-tables=n; else set -- "$@" -Zno-jump-tables; fi
+# Whatever a kernel may want of its code.
+case $arch in
+x86_64)
+	# Retpolines, return thunks, landing pads of IBT, room before each function. Where a kernel has no thunks, thunks.S has them,
+	# and the rest does nothing there.
+	set -- "$@" --target=x86_64-unknown-none -Zplt=yes -Ccode-model=kernel -Cno-redzone=y -Zfunction-return=thunk-extern \
+		-Zcf-protection=branch -Zpatchable-function-entry=16,16
+	if has -Z retpoline-external-thunk=val; then
+		set -- "$@" -Zretpoline-external-thunk=yes
+	else
+		set -- "$@" -Ctarget-feature=+retpoline-external-thunk,+retpoline-indirect-branches,+retpoline-indirect-calls
+	fi
+	if has -Z indirect-branch-cs-prefix=val; then set -- "$@" -Zindirect-branch-cs-prefix=yes; fi
+	;;
+aarch64)
+	# Landing pads of BTI, which are no-ops elsewhere; frame records, by which the kernel unwinds; x18 untouched, which holds the
+	# shadow call stack; no FP and no SIMD (the target's name). Return addresses are not signed: a kernel without
+	# CONFIG_ARM64_PTR_AUTH_KERNEL leaves the key of some process in each processor, and a thread that sleeps in a function would
+	# check with another key than it signed with.
+	set -- "$@" --target=aarch64-unknown-none-softfloat -Zbranch-protection=bti -Zfixed-x18 -Cforce-frame-pointers=y
+	;;
+esac
 
 if [ ! -e "$core/libcore.rlib" ]; then
 	rm -rf "$out.core"
@@ -79,10 +103,11 @@ PEERMEM_GENERATED=$here "$rustc" "$@" --edition=2021 --crate-name "$(basename "$
 	--extern kernel="$work/libkernel.rlib" --emit=link="$work/object.a" "$here/../$root"
 # The archive has this one object, and that of compiler_builtins.rs, which is empty.
 ar p "$work/object.a" "$(ar t "$work/object.a" | grep -v ^compiler_builtins)" >"$work/object.o"
-# The room before each function stays without its list, which older linkers do not join with gcc's.
-objcopy -R .llvmbc -R .llvmcmd -R .comment -R __patchable_function_entries -R .rela__patchable_function_entries "$work/object.o"
-objcopy --add-symbol "$(sh "$here/abi.sh")=0,local" "$work/object.o"
+# The room before each function stays without its list, which older linkers do not join with gcc's, and they do not know the
+# attributes.
+"${tools}objcopy" -R .llvmbc -R .llvmcmd -R .comment -R .ARM.attributes -R __patchable_function_entries -R .rela__patchable_function_entries "$work/object.o"
+"${tools}objcopy" --add-symbol "$(sh "$here/abi.sh")=0,local" "$work/object.o"
 # Tests may panic.
-[ "$root" != src/nvidia_peermem.rs ] || "$here/inspect.sh" "$work/object.o"
+[ "$root" != src/nvidia_peermem.rs ] || "$here/inspect.sh" "$work/object.o" "$tools"
 mv "$work/object.o" "$out"
 echo "  $(sha256sum "$out" | cut -d ' ' -f 1)  $out"

@@ -134,16 +134,21 @@ void peermem_folder_add_file(struct peermem_folder *folder, const char *name,
 void peermem_folder_remove(struct peermem_folder *folder);
 
 /*
- * sg.c: a scatter list that grows: whole chunks, linked as sg_alloc_table()
- * links them. All zero before the first call; sg_free_table() takes @table at
- * any time after.
+ * sg.c: a scatter list that grows: whole chunks of a page, linked as
+ * sg_alloc_table() links them. All zero before the first call; sg_free_table()
+ * takes @table at any time after.
+ *
+ * Rust code fills PEERMEM_SG_CHUNK entries between two calls: those that a page
+ * of 4 KiB has, whatever pages the kernel has.
  */
-enum { PEERMEM_SG_CHUNK = SG_MAX_SINGLE_ALLOC };
+enum { PEERMEM_SG_CHUNK = 128 };
 
 struct peermem_sg {
 	struct sg_table table;
-	/* The last chunk, and the one before it. */
+	/* PEERMEM_SG_CHUNK entries of the last chunk. */
 	struct scatterlist *chunk;
+	/* The last chunk, and the one before it. */
+	struct scatterlist *last;
 	struct scatterlist *before;
 } __no_randomize_layout;
 

@@ -20,55 +20,70 @@ static void peermem_sg_copy(struct scatterlist *to, struct scatterlist *from,
 }
 
 /*
- * Adds a chunk that begins with the @filled entries from @first on if it is
- * the first chunk, and else with the last of these, whose place is the link's
- * now. Returns how many it begins with, or 0 without memory. May sleep.
+ * Makes room after the @filled entries from @first on, which are all that
+ * @chunk has if there is any: in the rest of the last chunk or in another one.
+ * Returns how many entries from the new @chunk on are filled, or 0 without
+ * memory. May sleep.
  */
 unsigned int peermem_sg_grow(struct peermem_sg *list, struct scatterlist *first,
 			     unsigned int filled)
 {
+	struct scatterlist *next = first + filled;
 	struct sg_table chunk;
 
-	if (sg_alloc_table(&chunk, PEERMEM_SG_CHUNK, GFP_KERNEL))
+	/* Never where a page has PEERMEM_SG_CHUNK entries. */
+	if (SG_MAX_SINGLE_ALLOC > PEERMEM_SG_CHUNK && list->last &&
+	    next < list->last + SG_MAX_SINGLE_ALLOC) {
+		list->chunk = min(next - 1, list->last + SG_MAX_SINGLE_ALLOC -
+						    PEERMEM_SG_CHUNK);
+		return next - list->chunk;
+	}
+	if (sg_alloc_table(&chunk, SG_MAX_SINGLE_ALLOC, GFP_KERNEL))
 		return 0;
-	list->before = list->chunk;
+	list->before = list->last;
+	list->last = chunk.sgl;
 	list->chunk = chunk.sgl;
 	if (!list->before) {
 		list->table = chunk;
 		peermem_sg_copy(chunk.sgl, first, filled);
 		return filled;
 	}
-	peermem_sg_copy(chunk.sgl, &first[filled - 1], 1);
-	sg_chain(list->before, PEERMEM_SG_CHUNK, chunk.sgl);
-	list->table.orig_nents += PEERMEM_SG_CHUNK - 1;
+	/* The last one's place is the link's now. */
+	peermem_sg_copy(chunk.sgl, next - 1, 1);
+	sg_chain(list->before, SG_MAX_SINGLE_ALLOC, chunk.sgl);
+	list->table.orig_nents += SG_MAX_SINGLE_ALLOC - 1;
 	return 1;
 }
 
 /*
- * Ends the list with the @filled entries from @first on, which are the last
- * chunk's if there is any, and gives back what it has beyond. May sleep.
+ * Ends the list with the @filled entries from @first on, which are all that
+ * @chunk has if there is any, and gives back what it has beyond. May sleep.
  */
 int peermem_sg_finish(struct peermem_sg *list, struct scatterlist *first,
 		      unsigned int filled)
 {
 	struct sg_table last;
 
-	if (filled < PEERMEM_SG_CHUNK) {
+	if (list->last) {
+		filled += first - list->last;
+		first = list->last;
+	}
+	if (filled < SG_MAX_SINGLE_ALLOC) {
 		if (sg_alloc_table(&last, filled, GFP_KERNEL))
 			return -ENOMEM;
 		peermem_sg_copy(last.sgl, first, filled);
-		if (!list->chunk) {
+		if (!list->last) {
 			list->table = last;
 			return 0;
 		}
 		if (list->before)
-			sg_chain(list->before, PEERMEM_SG_CHUNK, last.sgl);
+			sg_chain(list->before, SG_MAX_SINGLE_ALLOC, last.sgl);
 		else
 			list->table.sgl = last.sgl;
-		list->table.orig_nents -= PEERMEM_SG_CHUNK - filled;
+		list->table.orig_nents -= SG_MAX_SINGLE_ALLOC - filled;
 		last = (struct sg_table) {
-			.sgl = list->chunk,
-			.orig_nents = PEERMEM_SG_CHUNK,
+			.sgl = list->last,
+			.orig_nents = SG_MAX_SINGLE_ALLOC,
 		};
 		sg_free_table(&last);
 	}

@@ -37,7 +37,7 @@ unsafe impl Send for SgTable {}
 /// The head of an [`SgTable`], for C code that reads its entries, or writes to them.
 pub(crate) struct SgTableHead(pub(crate) bindings::sg_table);
 
-/// How many entries a chunk has: a page of the kernel's.
+/// Number of entries that Rust code fills between two calls of `peermem_sg_grow()`.
 pub(crate) const CHUNK: usize = c::PEERMEM_SG_CHUNK as usize;
 
 /// So many entries are gathered on the stack first: a list of few takes memory for just these.

@@ -78,8 +78,10 @@ macro_rules! module {
             static THIS: $crate::ThisModule = $crate::ThisModule::new();
             static mut MODULE: ::core::option::Option<$type> = ::core::option::Option::None;
 
+            // On arm64 it stays with the rest: calls between two sections may be made through code that the kernel adds, whose
+            // branch only lands on functions that others may call.
             #[no_mangle]
-            #[link_section = ".init.text"]
+            #[cfg_attr(target_arch = "x86_64", link_section = ".init.text")]
             pub extern "C" fn init_module() -> $crate::ffi::c_int {
                 match <$type as $crate::Module>::init(&THIS) {
                     Ok(module) => {

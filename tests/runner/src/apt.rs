@@ -196,6 +196,10 @@ fn apt(paths: &Paths, suite: &str, program: &str) -> Command {
     set("Dir::Cache", &path("cache"));
     // The files are this user's own; apt's unprivileged helper could not write here and would complain.
     set("APT::Sandbox::User", "");
+    if let Some(architecture) = suite.split_once(OF).map(|(_, name)| name) {
+        set("APT::Architecture", architecture);
+        set("APT::Architectures", architecture);
+    }
     set("Acquire::Languages", "none");
     set(
         "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled",
@@ -301,6 +305,20 @@ pub(crate) fn make_root(
     Ok(())
 }
 
+/// Between a suite's name and Debian's name of other processors than this machine's: the packages for these.
+const OF: &str = "-for-";
+
+/// The suites with packages for other processors, if there is such a name.
+pub(crate) fn suites_for(suites: &[&str], architecture: Option<&str>) -> Vec<String> {
+    suites
+        .iter()
+        .map(|suite| match architecture {
+            Some(name) => format!("{suite}{OF}{name}"),
+            None => (*suite).to_owned(),
+        })
+        .collect()
+}
+
 /// Behind a suite's name: its source packages, whose lists nobody else needs.
 const SOURCES: &str = "-sources";
 
@@ -319,7 +337,10 @@ fn read_suite(paths: &Paths, stage: &mut Stage, suite: &str) -> Result<()> {
     }
     let entry = match suite.strip_suffix(SOURCES) {
         Some(name) => entry(&archive, "deb-src", name, "main"),
-        None => entry(&archive, "deb", suite, "main contrib"),
+        None => {
+            let name = suite.split_once(OF).map_or(suite, |(name, _)| name);
+            entry(&archive, "deb", name, "main contrib")
+        }
     };
     fs::write(state.join("archive.sources"), entry)?;
     let log = paths.cache.join("logs/suites.txt");
@@ -618,7 +639,13 @@ pub(crate) const LINT: &[Need] = &[need(&["shellcheck"])];
 pub(crate) const WHEELS: &[Need] = &[need(&["python3-pip"])];
 
 /// To boot machines that this one's programs do not run on, and to make their root.
-pub(crate) const FOREIGN: &[Need] = &[need(&["qemu-system-arm"]), need(&["mmdebstrap"])];
+pub(crate) const FOREIGN: &[Need] = &[
+    need(&["qemu-system-arm"]),
+    need(&["mmdebstrap"]),
+    // Modules for a stock kernel and the object of the portable build.
+    need(&["gcc-aarch64-linux-gnu"]),
+    need(&["binutils-aarch64-linux-gnu"]),
+];
 
 /// To count instructions.
 pub(crate) const COST: &[Need] = &[need(&["valgrind"])];

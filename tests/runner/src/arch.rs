@@ -104,6 +104,14 @@ impl Arch {
         }
     }
 
+    /// Debian's name of it.
+    pub(crate) fn debian(self) -> &'static str {
+        match self {
+            Self::X86_64 => "amd64",
+            Self::Arm64 => "arm64",
+        }
+    }
+
     /// Debian's name of it, where programs of this machine do not run on it.
     pub(crate) fn foreign(self) -> Option<&'static str> {
         match self {

@@ -175,7 +175,7 @@ fn base<'a>(paths: &'a Paths, what: &'static Release, rdma_source: &Path) -> Res
         let candidates = apt::search(paths, &mut stage, &[*newer], &prefix)?;
         let kernel = candidates
             .iter()
-            .find_map(|candidate| stock::release_in(&candidate.package, what.kernel))
+            .find_map(|candidate| stock::release_in(&candidate.package, what.kernel, "amd64"))
             .ok_or_else(|| anyhow!("{newer} has no stock kernel {}", what.kernel))?;
         packages.extend([
             format!("linux-image-{kernel}"),

@@ -94,6 +94,8 @@ pub(crate) const DEBUG: &str = "debug";
 /// The usual one for arm64, with pages of 4 KiB, and the same with pages of 64 KiB.
 pub(crate) const ARM64: &str = "7.3-arm64";
 pub(crate) const ARM64_64K: &str = "7.3-arm64-64k";
+/// Debian 13's own for arm64, with pages of 4 KiB.
+const STOCK_ARM64: &str = "6.12-arm64";
 
 /// The variables for make by which clang 19 and its tools compile for this machine's processors.
 const CLANG: &[&str] = &["LLVM=-19"];
@@ -106,6 +108,20 @@ const STOCK_MAKE: &[&str] = &[
     "CONFIG_DEBUG_INFO_BTF_MODULES=",
     // A flag of gcc 14.
     "CONFIG_CC_HAS_MIN_FUNCTION_ALIGNMENT=",
+];
+
+/// The same where the modules are cross-compiled.
+const STOCK_MAKE_ARM64: &[&str] = &[
+    "ARCH=arm64",
+    "CROSS_COMPILE=aarch64-linux-gnu-",
+    "CC=aarch64-linux-gnu-gcc",
+    "CONFIG_DEBUG_INFO=",
+    "CONFIG_DEBUG_INFO_BTF_MODULES=",
+    // A flag of gcc 14, without which the functions are not aligned as arm64's tracer of functions wants them.
+    "CONFIG_CC_HAS_MIN_FUNCTION_ALIGNMENT=",
+    "CONFIG_FUNCTION_TRACER=",
+    // As for the kernels that are compiled here.
+    "CFLAGS_peer_mem.o=-mcmodel=large",
 ];
 
 /// Fields that most built kernels have alike.
@@ -227,6 +243,18 @@ const FLAVOURS: &[Flavour] = &[
             Smoke::Proprietary,
             Smoke::ProprietaryRevocable,
         ],
+        ..STOCK
+    },
+    Flavour {
+        name: STOCK_ARM64,
+        arch: Arch::Arm64,
+        package: "linux-source-6.12",
+        suites: &["trixie"],
+        patches: &["6.12"],
+        make: STOCK_MAKE_ARM64,
+        smoke: &[Smoke::Nvidia, Smoke::Ours, Smoke::Revocable],
+        again: Again::Nothing,
+        only_in_full: true,
         ..STOCK
     },
     Flavour {

@@ -467,12 +467,17 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// The object of the Rust code below this file, which serves all kernels of these processors.
-    fn object(&self, root: &str) -> Result<PathBuf> {
-        let arch = match self.kernel.arch {
+    /// The kernel's processors, as `uname -m` prints them.
+    fn machine(&self) -> &'static str {
+        match self.kernel.arch {
             Arch::X86_64 => "x86_64",
             Arch::Arm64 => "aarch64",
-        };
+        }
+    }
+
+    /// The object of the Rust code below this file, which serves all kernels of these processors.
+    fn object(&self, root: &str) -> Result<PathBuf> {
+        let arch = self.machine();
         let products = self.paths.cache.join("modules/object").join(arch);
         let name = Path::new(root).file_stem().unwrap_or_default();
         let object = products.join(name).with_extension("o");
@@ -489,6 +494,9 @@ impl<'a> Builder<'a> {
         let key = key.finish();
         if object.exists() && stamp::is_fresh(&stamp, &key) {
             return Ok(object);
+        }
+        if self.kernel.arch.foreign().is_some() {
+            apt::install(self.paths, apt::FOREIGN)?;
         }
         fs::create_dir_all(&products)?;
         let new = products.join("new.o");
@@ -518,7 +526,7 @@ impl<'a> Builder<'a> {
         let mut copying = std::process::Command::new("cp");
         crate::progress::output(copying.arg("-r").args(folders).arg(&copy))?;
         let other = elsewhere.join("object.o");
-        crate::progress::output(&mut script(&copy, "x86_64", root, &other))?;
+        crate::progress::output(&mut script(&copy, self.machine(), root, &other))?;
         if fs::read(&object)? != fs::read(&other)? {
             bail!("{} and {} differ", object.display(), other.display());
         }

@@ -1648,6 +1648,8 @@ pub(crate) const ON_ARM64: &[&str] = &[
     "KUnit",
     "verbs: ours",
     "verbs: ours, revocable",
+    "verbs: ours, the portable build",
+    "verbs: ours, the portable build, revocable",
     "verbs: ours, behind a translating IOMMU",
     "verbs: ours, mapped by nvidia.ko, behind a translating IOMMU",
     "verbs: NVIDIA's, persistent client",
@@ -1695,6 +1697,8 @@ pub(crate) enum Again {
 /// A smoke run on a kernel: something of each kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Smoke {
+    /// This module.
+    Ours,
     /// This module without persistent pins.
     Revocable,
     /// NVIDIA's module, whose client with callbacks serves.
@@ -1708,6 +1712,7 @@ pub(crate) enum Smoke {
 impl Smoke {
     fn on(self, flavour: &kernel::Flavour) -> Run {
         let (name, options): (_, fn(&mut Options)) = match self {
+            Self::Ours => ("ours", |vm| vm.bar = SMOKE_BAR),
             Self::Revocable => ("ours, revocable", |vm| {
                 vm.bar = SMOKE_BAR;
                 vm.param.push("persistent_api_support=0".to_owned());

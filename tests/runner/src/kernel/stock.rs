@@ -57,9 +57,13 @@ fn wanted() -> Vec<&'static str> {
 }
 
 /// The release in an image package's name: the packages of kernels for clouds and with PREEMPT_RT have others.
-pub(crate) fn release_in<'a>(package: &'a str, series: &str) -> Option<&'a str> {
+pub(crate) fn release_in<'a>(
+    package: &'a str,
+    series: &str,
+    architecture: &str,
+) -> Option<&'a str> {
     let release = package.strip_prefix("linux-image-")?;
-    let number = release.strip_suffix("-amd64")?;
+    let number = release.strip_suffix(architecture)?.strip_suffix('-')?;
     let rest = number.strip_prefix(series)?;
     let plain = rest.starts_with('.') && !["-cloud", "-rt"].iter().any(|kind| rest.ends_with(kind));
     plain.then_some(release)
@@ -87,17 +91,26 @@ impl Tree<'_> {
     pub(super) fn fetch_stock(&self) -> Result<()> {
         let mut stage = Stage::begin(self.title("looking for its packages in Debian's archive"));
         let (series, suites) = (self.series(), self.flavour.suites);
-        let mut find = |prefix: &str| apt::search(self.paths, &mut stage, suites, prefix);
-        let mut sources = find(self.flavour.package)?;
+        let arch = self.flavour.arch;
+        let architecture = arch.debian();
+        if arch.foreign().is_some() {
+            apt::install(self.paths, apt::FOREIGN)?;
+        }
+        let of_arch = apt::suites_for(suites, arch.foreign());
+        let of_arch: Vec<&str> = of_arch.iter().map(String::as_str).collect();
+        let mut find =
+            |suites: &[&str], prefix: &str| apt::search(self.paths, &mut stage, suites, prefix);
+        let mut sources = find(suites, self.flavour.package)?;
         sources.retain(|source| source.package == self.flavour.package);
-        let images = find(&format!("linux-image-{series}"))?;
-        let programs = find(&format!("linux-kbuild-{series}"))?;
+        let images = find(&of_arch, &format!("linux-image-{series}"))?;
+        // They run on this machine.
+        let programs = find(suites, &format!("linux-kbuild-{series}"))?;
         let found = sources.iter().find_map(|source| {
             let of_source = |package: &&apt::Candidate| package.version == source.version;
             let release = images
                 .iter()
                 .filter(of_source)
-                .find_map(|image| release_in(&image.package, series))?;
+                .find_map(|image| release_in(&image.package, series, architecture))?;
             let kbuild = programs.iter().find(of_source)?;
             Some((&source.version, release, &kbuild.package))
         });
@@ -109,16 +122,21 @@ impl Tree<'_> {
         })?;
         stage.done(&format!("{release}, {version}"));
 
-        let common = release.strip_suffix("amd64").unwrap_or(release);
+        let common = release.strip_suffix(architecture).unwrap_or(release);
+        let of_version = |package: String| format!("{package}={version}");
         let packages = [
             self.flavour.package.to_owned(),
-            format!("linux-image-{release}"),
-            format!("linux-headers-{release}"),
             format!("linux-headers-{common}common"),
             kbuild.clone(),
         ]
-        .map(|package| format!("{package}={version}"));
-        let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
+        .map(of_version);
+        let packages_of_arch = [
+            format!("linux-image-{release}"),
+            format!("linux-headers-{release}"),
+        ]
+        .map(of_version);
+        let packages = packages.each_ref().map(String::as_str);
+        let packages_of_arch = packages_of_arch.each_ref().map(String::as_str);
         for stale in [
             "root",
             "libraries",
@@ -135,6 +153,7 @@ impl Tree<'_> {
         let mut stage = Stage::begin(self.title("downloading its packages"));
         let root = self.at("root");
         apt::unpack(self.paths, &mut stage, suites, &packages, &root)?;
+        apt::unpack(self.paths, &mut stage, &of_arch, &packages_of_arch, &root)?;
         // A container's own package of the C library is another release's.
         apt::unpack(
             self.paths,
@@ -368,10 +387,18 @@ mod tests {
 
     #[test]
     fn the_plain_image_of_a_series() {
-        let release = |package| release_in(package, "6.1");
+        let release = |package| release_in(package, "6.1", "amd64");
         assert_eq!(
             release("linux-image-6.1.0-50-amd64"),
             Some("6.1.0-50-amd64")
+        );
+        assert_eq!(
+            release_in("linux-image-6.12.9+deb13-arm64", "6.12", "arm64"),
+            Some("6.12.9+deb13-arm64")
+        );
+        assert_eq!(
+            release_in("linux-image-6.12.9+deb13-arm64-16k", "6.12", "arm64"),
+            None
         );
         for other in [
             "linux-image-6.1.0-50-cloud-amd64",
