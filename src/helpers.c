@@ -271,12 +271,14 @@ bool peermem_has_struct_page(u64 addr, u64 len, u64 first, u64 last,
 
 /*
  * Any number of registrations may have the same memory, each with a mapping of
- * its own. CONFIG_DMA_API_DEBUG takes more than eight for a leak unless told.
+ * its own. CONFIG_DMA_API_DEBUG takes more than eight for a leak unless told. On
+ * kernels that cannot be told it also complains of the second one, unless no
+ * cache is to be kept in step, as is the case for a BAR.
  */
 #ifdef DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
 #define BAR_ATTRS	DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
 #else
-#define BAR_ATTRS	0
+#define BAR_ATTRS	DMA_ATTR_SKIP_CPU_SYNC
 #endif
 
 int peermem_bar_map(struct pci_dev *pdev, u64 addr, size_t len, u64 *dma)

@@ -93,7 +93,7 @@ int coherent_map(struct device *peer, struct sg_table *sgt, u64 *addresses,
 	if (ret)
 		return ret;
 
-	if (dma_map_sgtable(peer, sgt, DMA_BIDIRECTIONAL, BAR_ATTRS)) {
+	if (dma_map_sgtable(peer, sgt, DMA_BIDIRECTIONAL, RAM_ATTRS)) {
 		sg_free_table(sgt);
 		return -EIO;
 	}
@@ -115,7 +115,7 @@ int coherent_map(struct device *peer, struct sg_table *sgt, u64 *addresses,
 
 void coherent_unmap(struct device *peer, struct sg_table *sgt)
 {
-	dma_unmap_sgtable(peer, sgt, DMA_BIDIRECTIONAL, BAR_ATTRS);
+	dma_unmap_sgtable(peer, sgt, DMA_BIDIRECTIONAL, RAM_ATTRS);
 	sg_free_table(sgt);
 }
 

@@ -47,12 +47,16 @@
 
 /*
  * The same pages may be mapped any number of times. CONFIG_DMA_API_DEBUG takes
- * more than eight for a leak unless told; nothing else looks at it.
+ * more than eight for a leak unless told; nothing else looks at it. Where it
+ * cannot be told, it also complains of the second mapping, unless no cache is to
+ * be kept in step: there is none for a BAR.
  */
 #ifdef DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
 #define BAR_ATTRS	DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
+#define RAM_ATTRS	DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
 #else
-#define BAR_ATTRS	0
+#define BAR_ATTRS	DMA_ATTR_SKIP_CPU_SYNC
+#define RAM_ATTRS	0
 #endif
 
 struct bar1;

@@ -91,6 +91,8 @@ pub(crate) const EARLIER: &str = "7.2";
 const SIGNED: &str = "signed.config";
 /// The same source with what finds faults that no result shows.
 pub(crate) const DEBUG: &str = "debug";
+/// The detectors on a kernel without Rust, where the portable build runs.
+pub(crate) const DEBUG_PORTABLE: &str = "6.12-debug";
 /// The usual one for arm64, with pages of 4 KiB, and the same with pages of 64 KiB.
 pub(crate) const ARM64: &str = "7.3-arm64";
 pub(crate) const ARM64_64K: &str = "7.3-arm64-64k";
@@ -256,6 +258,26 @@ const FLAVOURS: &[Flavour] = &[
         again: Again::Nothing,
         only_in_full: true,
         ..STOCK
+    },
+    Flavour {
+        name: DEBUG_PORTABLE,
+        package: "linux-source-6.12",
+        suites: &["trixie"],
+        patches: &["6.12"],
+        make: &["CC=gcc"],
+        origin: Origin::Built(Built {
+            instead: None,
+            source: DEBUG_PORTABLE,
+            config: &["rig.config", "debug.config", "6.12-debug.config"],
+            compiler: "gcc",
+            stock: false,
+            detectors: true,
+        }),
+        again: Again::Nothing,
+        only_in_full: true,
+        seconds: 720.0,
+        mib: 3600,
+        ..BUILT
     },
     Flavour {
         name: "6.1",

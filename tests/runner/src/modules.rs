@@ -635,9 +635,17 @@ impl<'a> Builder<'a> {
         Ok(files)
     }
 
-    /// Whether the compiler has put KASAN's checks into our Rust. A module without them loads as well, and unwatched.
+    /// Checks that the compiler has put KASAN's checks into our module: a module without them loads as well, and unwatched. The
+    /// portable build has them in its C files alone.
     fn is_watched(&self) -> Result<()> {
-        let object = self.kernel.products.join("ours.build/src/nvidia_peermem.o");
+        let object = match self.build {
+            Build::InTree => "ours.build/src/nvidia_peermem.o".to_owned(),
+            Build::Portable => {
+                let name = self.beside_neighbour("ours-portable");
+                format!("{name}.build/src/helpers.o")
+            }
+        };
+        let object = self.kernel.products.join(object);
         let calls = undefined(&object)?;
         if !calls.iter().any(|name| name.starts_with("__asan_report_")) {
             bail!("{} has none of KASAN's checks", object.display());

@@ -432,6 +432,14 @@ fn debug(vm: &mut Options) {
     vm.ib_param.push("peer_lock_classes=2".to_owned());
 }
 
+/// The debug kernel without Rust, for the portable build. Nothing tells it that one region may be mapped more than eight times:
+/// DMA_API_DEBUG reports the first such mapping, and no further one.
+fn debug_portable(vm: &mut Options) {
+    vm.kernel = kernel::DEBUG_PORTABLE.to_owned();
+    let report = "DMA-API: exceeded 7 overlapping mappings of cacheline=1";
+    vm.expect.extend(report.parse());
+}
+
 /// A machine without a peer-memory module, and with what it takes to try ours.
 fn beside(vm: &mut Options, rdma: Rdma) {
     vm.peermem = Peermem::None;
@@ -1211,6 +1219,31 @@ const SUITE: &[Run] = &[
         ..BASE
     },
     Run {
+        name: "6.12-debug: smoke: ours",
+        place: Place::Vm {
+            options: |vm| {
+                debug_portable(vm);
+                vm.bar = SMOKE_BAR;
+            },
+            command: DEBUG_SMOKE,
+        },
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "6.12-debug: smoke: ours, revocable",
+        place: Place::Vm {
+            options: |vm| {
+                debug_portable(vm);
+                vm.bar = SMOKE_BAR;
+                vm.param.push("persistent_api_support=0".to_owned());
+            },
+            command: DEBUG_SMOKE,
+        },
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
         name: "scale: ours",
         place: Place::Vm {
             options: measured,
@@ -1326,6 +1359,18 @@ const SUITE: &[Run] = &[
         name: "debug kernel: stress: two thousand operations in each mode",
         place: Place::Vm {
             options: debug,
+            command: STRESS,
+        },
+        only_in_full: true,
+        ..BASE
+    },
+    Run {
+        name: "6.12-debug: stress: two thousand operations in each mode",
+        place: Place::Vm {
+            options: |vm| {
+                debug_portable(vm);
+                vm.ib_param.push("peer_lock_classes=2".to_owned());
+            },
             command: STRESS,
         },
         only_in_full: true,

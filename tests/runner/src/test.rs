@@ -140,10 +140,11 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
     };
     preflight::check(paths, &wanted)?;
     eprintln!("runner: making what the tests need");
-    let (others, usual): (Vec<&str>, Vec<&str>) = kernels
-        .iter()
-        .map(String::as_str)
-        .partition(|name| crate::kernel::others().any(|other| other == *name));
+    let (others, usual): (Vec<&str>, Vec<&str>) =
+        kernels.iter().map(String::as_str).partition(|name| {
+            crate::kernel::flavour(name).is_some_and(|flavour| flavour.only_in_full)
+                || crate::kernel::others().any(|other| other == *name)
+        });
     setup::all(paths, usual)?;
     let mut broken = BTreeMap::new();
     for name in others {
