@@ -26,7 +26,7 @@ tools=
 if [ "$(uname -m)" != "$arch" ]; then
 	tools=$arch-linux-gnu-
 	for program in objdump objcopy nm; do
-		command -v "$tools$program" >/dev/null || fail "no $tools$program: install the package binutils-$(echo $arch | tr _ -)-linux-gnu"
+		command -v "$tools$program" >/dev/null || fail "no $tools$program: install the package binutils-$(echo "$arch" | tr _ -)-linux-gnu"
 	done
 fi
 here=$(cd "$(dirname "$0")" && pwd)

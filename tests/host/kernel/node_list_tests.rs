@@ -76,10 +76,7 @@ proptest! {
                 }
                 Step::Seek(cursor, anew, from) => {
                     let cursor = NODES + cursor;
-                    let start = match position(&vector, cursor).filter(|_| !anew) {
-                        Some(at) => at,
-                        None => 0,
-                    };
+                    let start = position(&vector, cursor).filter(|_| !anew).unwrap_or(0);
                     vector.retain(|at| *at != cursor);
                     let stop = (start..vector.len()).find(|at| values[vector[*at]] >= from);
                     let want = stop.map(|at| values[vector[at]]);
