@@ -32,8 +32,7 @@ unsigned int peermem_sg_grow(struct peermem_sg *list, struct scatterlist *first,
 	struct sg_table chunk;
 
 	/* Never where a page has PEERMEM_SG_CHUNK entries. */
-	if (PEERMEM_SG_CHUNK < SG_MAX_SINGLE_ALLOC && list->last &&
-	    next < list->last + SG_MAX_SINGLE_ALLOC) {
+	if (list->last && next < list->last + SG_MAX_SINGLE_ALLOC) {
 		list->chunk = min(next - 1, list->last + SG_MAX_SINGLE_ALLOC -
 						    PEERMEM_SG_CHUNK);
 		return next - list->chunk;
