@@ -143,6 +143,9 @@ fn is_reached(pin: &PersistentPin, gpu: Gpus, device: &PciDevice) -> bool {
 }
 
 /// Has the provider map one page of `gpu`, on which `pin` is, for `device`. Returns `None` if there is no answer.
+// On arm64 its caller's frame would exceed 1 KiB otherwise. On x86-64 it does not, and `cold` would cost the loop over pages,
+// which the caller has inlined, an instruction for each page.
+#[cfg_attr(target_arch = "aarch64", cold, inline(never))]
 fn ask(pin: &PersistentPin, gpu: Gpus, device: &PciDevice) -> Option<Reach> {
     // The last page of a BAR by itself is what the provider never maps.
     let maps = |number| pin.page(number).is_some_and(|page| !env::ends_bar(&page));

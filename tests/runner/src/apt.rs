@@ -642,10 +642,12 @@ pub(crate) const WHEELS: &[Need] = &[need(&["python3-pip"])];
 pub(crate) const FOREIGN: &[Need] = &[
     need(&["qemu-system-arm"]),
     need(&["mmdebstrap"]),
-    // Modules for a stock kernel and the object of the portable build.
+    // Modules for a stock kernel.
     need(&["gcc-aarch64-linux-gnu"]),
-    need(&["binutils-aarch64-linux-gnu"]),
 ];
+
+/// To make the object of the portable build for arm64.
+pub(crate) const ARM64_OBJECT: &[Need] = &[need(&["binutils-aarch64-linux-gnu"])];
 
 /// To count instructions.
 pub(crate) const COST: &[Need] = &[need(&["valgrind"])];

@@ -114,9 +114,14 @@ impl Arch {
 
     /// Debian's name of it, where programs of this machine do not run on it.
     pub(crate) fn foreign(self) -> Option<&'static str> {
+        (self != Self::X86_64).then(|| self.debian())
+    }
+
+    /// The kernel's name of it, as `uname -m` prints it.
+    pub(crate) fn machine(self) -> &'static str {
         match self {
-            Self::X86_64 => None,
-            Self::Arm64 => Some("arm64"),
+            Self::X86_64 => "x86_64",
+            Self::Arm64 => "aarch64",
         }
     }
 }

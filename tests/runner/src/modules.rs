@@ -445,7 +445,7 @@ impl<'a> Builder<'a> {
 
     /// Has a recipe for our module link the object that serves all kernels.
     fn link(&self, recipe: &mut Recipe<'_>) -> Result<()> {
-        let object = self.object("src/nvidia_peermem.rs")?;
+        let object = self.object("src/nvidia_peermem.rs", self.kernel.arch)?;
         recipe.inputs.push(object.clone());
         if self.kernel.has_symbol_versions {
             let symbols = self.gpu_symbols()?;
@@ -467,18 +467,10 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// The kernel's processors, as `uname -m` prints them.
-    fn machine(&self) -> &'static str {
-        match self.kernel.arch {
-            Arch::X86_64 => "x86_64",
-            Arch::Arm64 => "aarch64",
-        }
-    }
-
     /// The object of the Rust code below this file, which serves all kernels of these processors.
-    fn object(&self, root: &str) -> Result<PathBuf> {
-        let arch = self.machine();
-        let products = self.paths.cache.join("modules/object").join(arch);
+    fn object(&self, root: &str, arch: Arch) -> Result<PathBuf> {
+        let machine = arch.machine();
+        let products = self.paths.cache.join("modules/object").join(machine);
         let name = Path::new(root).file_stem().unwrap_or_default();
         let object = products.join(name).with_extension("o");
         let stamp = object.with_extension("stamp");
@@ -495,15 +487,15 @@ impl<'a> Builder<'a> {
         if object.exists() && stamp::is_fresh(&stamp, &key) {
             return Ok(object);
         }
-        if self.kernel.arch.foreign().is_some() {
-            apt::install(self.paths, apt::FOREIGN)?;
+        if arch.foreign().is_some() {
+            apt::install(self.paths, apt::ARM64_OBJECT)?;
         }
         fs::create_dir_all(&products)?;
         let new = products.join("new.o");
         let title = name.to_string_lossy();
-        let mut stage = Stage::begin(format!("module {title}.o ({arch}): compiling"));
+        let mut stage = Stage::begin(format!("module {title}.o ({machine}): compiling"));
         stage.run(
-            &mut script(&self.paths.repo, arch, root, &new),
+            &mut script(&self.paths.repo, machine, root, &new),
             &self.paths.cache.join("logs/modules.txt"),
             "lines",
             |_| true,
@@ -514,10 +506,9 @@ impl<'a> Builder<'a> {
         Ok(object)
     }
 
-    /// Makes the object again from a copy of the source in another directory: the bytes must be the same.
+    /// Makes each object again from a copy of the source in another directory: the bytes must be the same.
     pub(crate) fn object_is_reproducible(&self) -> Result<()> {
         let root = "src/nvidia_peermem.rs";
-        let object = self.object(root)?;
         let elsewhere = self.paths.cache.join("modules/object/elsewhere");
         let copy = elsewhere.join("source");
         let _ = fs::remove_dir_all(&copy);
@@ -525,10 +516,13 @@ impl<'a> Builder<'a> {
         let folders = ["portable", "src", "rust-bindings"].map(|name| self.repo(name));
         let mut copying = std::process::Command::new("cp");
         crate::progress::output(copying.arg("-r").args(folders).arg(&copy))?;
-        let other = elsewhere.join("object.o");
-        crate::progress::output(&mut script(&copy, self.machine(), root, &other))?;
-        if fs::read(&object)? != fs::read(&other)? {
-            bail!("{} and {} differ", object.display(), other.display());
+        for arch in [Arch::X86_64, Arch::Arm64] {
+            let object = self.object(root, arch)?;
+            let other = elsewhere.join(arch.machine()).join("object.o");
+            crate::progress::output(&mut script(&copy, arch.machine(), root, &other))?;
+            if fs::read(&object)? != fs::read(&other)? {
+                bail!("{} and {} differ", object.display(), other.display());
+            }
         }
         Ok(())
     }
@@ -563,7 +557,7 @@ impl<'a> Builder<'a> {
         if self.build == Build::Portable {
             recipe.name = "kunit-portable";
             self.link(&mut recipe)?;
-            let object = self.object("kunit/peermem_kunit.rs")?;
+            let object = self.object("kunit/peermem_kunit.rs", self.kernel.arch)?;
             let variable = format!("PEERMEM_KUNIT_OBJECT={}", object.display());
             recipe.inputs.push(object);
             recipe.variables.push(variable);
