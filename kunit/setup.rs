@@ -3,6 +3,8 @@
 //! How a suite is written down ([`suite!`]), what its cases begin with ([`SetUp`]), and all that they use.
 
 use kernel::{
+    bindings::scatterlist,
+    page::PAGE_SIZE,
     str::CStr,
     sync::{
         atomic::{
@@ -11,11 +13,6 @@ use kernel::{
         },
         Arc, //
     }, //
-};
-
-use kernel::{
-    bindings::scatterlist,
-    page::PAGE_SIZE, //
 };
 
 use crate::{

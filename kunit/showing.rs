@@ -263,7 +263,7 @@ suite!(
 
     fn many_are_met_in_their_order_and_leave_in_any(_: PersistentClient) {
         const COUNT: u64 = 64;
-        let before = entries::registry(|registry| registry.last());
+        let before = entries::registry(Registry::last);
         let mut umems = registered(COUNT)?;
         let all = standing()?;
         same!(all.len(), umems.len());

@@ -29,13 +29,17 @@ esac
 panics=$("${tools}nm" "$object" | grep -o '[^ ]*panicking[^ ]*$') || :
 [ -z "$panics" ] || fault "a panic is left:" "$panics"
 
-# A frame of more than 1 KiB, beside the registers that a function saves. The kernel's stack has 16 KiB, and ib_core and nvidia.ko use it, too.
-frames=$(printf '%s\n' "$code" | awk '
+# A function of awk: the value of hexadecimal digits.
+number='
 	function number(hex, value, at) {
 		value = 0
 		for (at = 1; at <= length(hex); at++) value = value * 16 + index("123456789abcdef", substr(hex, at, 1))
 		return value
-	}
+	}'
+
+# A frame of more than 1 KiB, beside the registers that a function saves. The kernel's stack has 16 KiB, and ib_core and
+# nvidia.ko use it, too.
+frames=$(printf '%s\n' "$code" | awk "$number"'
 	function ends() { if (size > 1024) print name, size }
 	/^[0-9a-f]+ <.*>:$/ { ends(); name = $2; size = 0 }
 	/sub +\$0x[0-9a-f]+,%rsp/ { sub(/.*\$0x/, ""); sub(/,.*/, ""); size += number($0) }
@@ -64,12 +68,7 @@ if [ "$arch" = aarch64 ]; then
 		"${tools}nm" "$object" | sed 's/^/nm /'
 		printf '%s\n' "$code" | sed 's/^/code /'
 		printf '%s\n' "$relocations" | sed 's/^/reloc /'
-	} | awk '
-		function number(hex, value, at) {
-			value = 0
-			for (at = 1; at <= length(hex); at++) value = value * 16 + index("123456789abcdef", substr(hex, at, 1))
-			return value
-		}
+	} | awk "$number"'
 		$1 == "nm" && $3 ~ /^[TtW]$/ { at[$4] = number($2); global[$4] = $3 == "T" }
 		$1 == "code" && /Disassembly of section/ { section = $5; sub(/:$/, "", section); code[section] = 1 }
 		$1 == "code" && $3 ~ /^<.*>:$/ { name = substr($3, 2, length($3) - 3); home[name] = section; if (global[name]) wanted[section, at[name]] = name }

@@ -122,7 +122,7 @@ const STOCK_MAKE_ARM64: &[&str] = &[
     // A flag of gcc 14, without which the functions are not aligned as arm64's tracer of functions wants them.
     "CONFIG_CC_HAS_MIN_FUNCTION_ALIGNMENT=",
     "CONFIG_FUNCTION_TRACER=",
-    // As for the kernels that are compiled here.
+    // The same setting as in `Arch::make`.
     "CFLAGS_peer_mem.o=-mcmodel=large",
 ];
 
