@@ -8,9 +8,7 @@ use std::ops::RangeInclusive;
 
 use serde::Serialize;
 
-use crate::host::number;
-use crate::host::Host;
-use crate::host::Unseen;
+use crate::host::{number, Host, Unseen};
 
 /// Where the module's files are in debugfs.
 pub(crate) const DIRECTORY: &str = "/sys/kernel/debug/nvidia_peermem";
@@ -531,17 +529,10 @@ impl Refusal {
 mod tests {
     use super::*;
 
-    use crate::shipped::device;
-    use crate::shipped::history::History;
-    use crate::shipped::history::PinMode;
-    use crate::shipped::history::Refusal as Given;
-    use crate::shipped::history::Step;
-    use crate::shipped::history::Task;
-    use crate::shipped::ranges::PageSize;
-    use crate::shipped::ranges::Span;
-    use crate::shipped::reason::Reason;
-    use crate::shipped::reason::VmaKind;
-    use crate::shipped::registry;
+    use crate::shipped::history::{History, PinMode, Refusal as Given, Step, Task};
+    use crate::shipped::ranges::{PageSize, Span};
+    use crate::shipped::reason::{Reason, VmaKind};
+    use crate::shipped::{device, registry};
     use proptest::prelude::*;
 
     fn reasons() -> impl Strategy<Value = Reason> {

@@ -4,9 +4,7 @@
 
 use crate::debugfs;
 use crate::debugfs::Missing;
-use crate::host::Host;
-use crate::host::Seen;
-use crate::host::Unseen;
+use crate::host::{Host, Seen, Unseen};
 
 pub(crate) const FILE: &str = "/sys/kernel/debug/dma_buf/bufinfo";
 

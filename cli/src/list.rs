@@ -3,35 +3,19 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::anyhow;
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use serde::Serialize;
 
-use crate::args;
-use crate::debugfs::Missing;
-use crate::debugfs::Module;
+use crate::debugfs::{Missing, Module};
 use crate::finding::Status;
 use crate::host::Host;
 use crate::machine::pci::Address;
-use crate::machine::Class;
-use crate::machine::Machine;
+use crate::machine::{Class, Machine};
 use crate::process::State;
-use crate::regions;
-use crate::registrations;
-use crate::registrations::Freed;
-use crate::registrations::Gpu;
-use crate::registrations::Holder;
-use crate::registrations::Listing;
-use crate::registrations::Registration;
-use crate::registrations::Share;
-use crate::registrations::Stranded;
-use crate::render;
-use crate::render::counted;
-use crate::render::known;
-use crate::render::Paint;
-use crate::render::Table;
+use crate::registrations::{Freed, Gpu, Holder, Listing, Registration, Share, Stranded};
+use crate::render::{counted, known, Paint, Table};
 use crate::report::Out;
-use crate::watch;
+use crate::{args, regions, registrations, render, watch};
 
 const SCHEMA: &str = "peermemctl.list";
 const VERSION: u32 = 2;

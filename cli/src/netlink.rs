@@ -3,21 +3,11 @@
 
 use std::time::Duration;
 
-use netlink_packet_core::parse_i32;
-use netlink_packet_core::DecodeError;
-use netlink_packet_core::DefaultNla;
-use netlink_packet_core::Emitable as _;
-use netlink_packet_core::NetlinkBuffer;
-use netlink_packet_core::NetlinkHeader;
-use netlink_packet_core::NlasIterator;
-use netlink_packet_core::NLA_HEADER_SIZE;
-use netlink_packet_core::NLMSG_ALIGNTO;
-use netlink_packet_core::NLMSG_DONE;
-use netlink_packet_core::NLMSG_ERROR;
-use netlink_packet_core::NLMSG_NOOP;
-use netlink_packet_core::NLMSG_OVERRUN;
-use netlink_packet_core::NLM_F_DUMP;
-use netlink_packet_core::NLM_F_REQUEST;
+use netlink_packet_core::{
+    parse_i32, DecodeError, DefaultNla, Emitable as _, NetlinkBuffer, NetlinkHeader, NlasIterator,
+    NLA_HEADER_SIZE, NLMSG_ALIGNTO, NLMSG_DONE, NLMSG_ERROR, NLMSG_NOOP, NLMSG_OVERRUN, NLM_F_DUMP,
+    NLM_F_REQUEST,
+};
 use rustix::io::Errno;
 use rustix::net;
 use rustix::net::netlink::SocketAddrNetlink;

@@ -2,23 +2,17 @@
 //! Tests of `list`, `stats` and `export` on a synthetic machine whose module has registrations: what they say is kept in
 //! `cli/tests/golden`.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use regex::Regex;
 
 use crate::finding::Status;
-use crate::fixture;
 use crate::fixture::Fixture;
-use crate::host::Fact;
-use crate::host::Unseen;
-use crate::machine::counters::Kind;
-use crate::machine::counters::COUNTERS;
-use crate::shipped::reason::Event;
-use crate::shipped::reason::EventInfo;
-use crate::shipped::reason::Reason;
-use crate::testing;
+use crate::host::{Fact, Unseen};
+use crate::machine::counters::{Kind, COUNTERS};
+use crate::shipped::reason::{Event, EventInfo, Reason};
+use crate::{fixture, testing};
 
 const FILES: &str = crate::debugfs::DIRECTORY;
 const PROC: &str = crate::debugfs::PROC;

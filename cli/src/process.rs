@@ -10,8 +10,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::debugfs::Time;
-use crate::host::Host;
-use crate::host::Unseen;
+use crate::host::{Host, Unseen};
 
 /// The inode of the first PID namespace, `PROC_PID_INIT_INO` of the kernel.
 pub(crate) const FIRST_NAMESPACE: &str = "pid:[4026531836]";

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! What the module's reasons and events mean, from its own tables.
 
-use crate::shipped::reason::Event;
-use crate::shipped::reason::Reason;
-use crate::shipped::reason::ReasonInfo;
+use crate::shipped::reason::{Event, Reason, ReasonInfo};
 
 /// The row of a `reason`. None: a newer module's.
 pub(crate) fn reason(name: &str) -> Option<&'static ReasonInfo> {

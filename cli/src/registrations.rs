@@ -1,26 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The registrations, each with what this machine knows of its process, its GPUs and its RDMA devices.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use crate::debugfs;
-use crate::debugfs::Missing;
-use crate::debugfs::Module;
-use crate::debugfs::Time;
-use crate::host::Fact;
-use crate::host::Host;
-use crate::host::Seen;
+use crate::debugfs::{Missing, Module, Time};
+use crate::host::{Fact, Host, Seen};
 use crate::machine::config::Config;
-use crate::machine::pci;
 use crate::machine::pci::Address;
-use crate::machine::Class;
-use crate::machine::Machine;
-use crate::process;
+use crate::machine::{pci, Class, Machine};
 use crate::process::Processes;
-use crate::render;
+use crate::{debugfs, process, render};
 
 /// A GPU of a registration.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -2,14 +2,10 @@
 //! Tables, colours, figures with their units, and text that steers no terminal.
 
 use std::borrow::Cow;
-use std::fmt::Display;
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 
 use comfy_table::presets::NOTHING;
-use comfy_table::CellAlignment;
-use comfy_table::ColumnConstraint;
-use comfy_table::ContentArrangement;
-use comfy_table::Width;
+use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Width};
 use owo_colors::Style;
 use textwrap::core::display_width;
 

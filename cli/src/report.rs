@@ -6,18 +6,13 @@
 
 use std::fmt::Write as _;
 use std::io;
-use std::io::IsTerminal as _;
-use std::io::Write;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering;
+use std::io::{IsTerminal as _, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Serialize;
 
-use crate::args::Color;
-use crate::args::Common;
-use crate::render::clean;
-use crate::render::Paint;
-use crate::render::Table;
+use crate::args::{Color, Common};
+use crate::render::{clean, Paint, Table};
 
 /// Columns, where standard output is no terminal and nobody says how many.
 const COLUMNS: usize = 100;

@@ -1,34 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! `peermemctl stats`: what the module counts, what it refused and why, and how much of each GPU's BAR1 is held.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use crate::args;
-use crate::debugfs;
-use crate::debugfs::Counter;
-use crate::debugfs::Module;
-use crate::debugfs::Refusal;
-use crate::debugfs::Time;
+use crate::debugfs::{Counter, Module, Refusal, Time};
 use crate::finding::Status;
 use crate::host::Host;
 use crate::machine::pci::Address;
 use crate::nvml::Nvml;
-use crate::reasons;
-use crate::registrations;
-use crate::registrations::Gpu;
-use crate::registrations::Listing;
-use crate::registrations::Stranded;
-use crate::render;
-use crate::render::counted;
-use crate::render::known;
-use crate::render::Paint;
-use crate::render::Table;
-use crate::render::NONE;
+use crate::registrations::{Gpu, Listing, Stranded};
+use crate::render::{counted, known, Paint, Table, NONE};
 use crate::report::Out;
-use crate::watch;
+use crate::{args, debugfs, reasons, registrations, render, watch};
 
 const SCHEMA: &str = "peermemctl.stats";
 const VERSION: u32 = 3;

@@ -2,19 +2,15 @@
 //! What the tests of commands share, and what holds for all commands.
 
 use std::fs;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Parser as _;
 
 use crate::args::Cli;
-use crate::finding::Finding;
-use crate::finding::Status;
+use crate::finding::{Finding, Status};
 use crate::fixture;
-use crate::host::recording::encode;
-use crate::host::recording::Recording;
-use crate::host::Host;
-use crate::host::Unseen;
+use crate::host::recording::{encode, Recording};
+use crate::host::{Host, Unseen};
 use crate::report::Out;
 
 /// Compares with a file of `cli/tests`, which `UPDATE_GOLDEN=1` writes anew.

@@ -3,8 +3,7 @@
 
 use std::time::Duration;
 
-use anyhow::bail;
-use anyhow::Context as _;
+use anyhow::{bail, Context as _};
 
 use crate::debugfs::Time;
 use crate::finding::Status;

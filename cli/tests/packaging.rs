@@ -6,8 +6,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const DAEMONSET: &str = include_str!("../../packaging/peermemctl/daemonset.yaml");

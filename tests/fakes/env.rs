@@ -4,58 +4,31 @@
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
-use std::ops::Deref;
-use std::ops::DerefMut;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::Mutex as StdMutex;
-use std::sync::OnceLock;
-use std::sync::PoisonError;
+use std::sync::{Mutex as StdMutex, OnceLock, PoisonError};
 
-use crate::callback_pin::CallbackPin;
-use crate::callback_pin::CallbackTable;
-use crate::callback_pin::Revoke;
-use crate::device::Gpus;
-use crate::device::PciAddress;
-use crate::device::Reach;
-use crate::fakes::provider::Content;
-use crate::fakes::provider::End;
-use crate::fakes::provider::DMA_BASE;
-use crate::fakes::world::world;
-use crate::fakes::world::Break;
+use crate::callback_pin::{CallbackPin, CallbackTable, Revoke};
+use crate::device::{Gpus, PciAddress, Reach};
+use crate::fakes::provider::{Content, End, DMA_BASE};
+use crate::fakes::world::{world, Break};
 use crate::history::Task;
 use crate::mr::Mr;
 use crate::quota::Usages;
-use crate::ranges::AddrRange;
-use crate::ranges::PageSize;
-use crate::ranges::SgEntry;
-use crate::ranges::SgLayout;
-use crate::ranges::Span;
+use crate::ranges::{AddrRange, PageSize, SgEntry, SgLayout, Span};
 use crate::reason::Reason;
-use crate::registry::Registration;
-use crate::registry::RegistrationInfo;
-use crate::registry::Registry;
-use crate::registry::Transition;
-use crate::sync::thread;
+use crate::registry::{Registration, RegistrationInfo, Registry, Transition};
 use crate::sync::thread::ThreadId;
-use crate::sync::Condvar;
-use crate::sync::Mutex;
-use crate::sync::MutexGuard;
-use crate::sync::SCRIPTED;
+use crate::sync::{thread, Condvar, Mutex, MutexGuard, SCRIPTED};
 
 pub(crate) use std::sync::Arc as Shared;
 
 pub(crate) use crate::fakes::ib_core::Ticket;
-pub(crate) use crate::fakes::provider::get_pages;
-pub(crate) use crate::fakes::provider::late_callback;
-pub(crate) use crate::fakes::provider::orphaned;
-pub(crate) use crate::fakes::provider::put_pages;
-pub(crate) use crate::fakes::provider::put_rwsem_read;
-pub(crate) use crate::fakes::provider::put_rwsem_write;
-pub(crate) use crate::fakes::provider::retry;
-pub(crate) use crate::fakes::provider::spurious_callback;
-pub(crate) use crate::fakes::provider::ModuleRef;
-pub(crate) use crate::fakes::provider::PageTable;
+pub(crate) use crate::fakes::provider::{
+    get_pages, late_callback, orphaned, put_pages, put_rwsem_read, put_rwsem_write, retry,
+    spurious_callback, ModuleRef, PageTable,
+};
 
 pub(crate) type Process = u32;
 pub(crate) type User = usize;

@@ -6,28 +6,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::fakes::env::Held;
-use crate::fakes::env::MrStats;
-use crate::fakes::env::PciDevice;
-use crate::fakes::env::SgTableHead;
+use crate::fakes::env::{Held, MrStats, PciDevice, SgTableHead};
 use crate::fakes::provider::ALLOCATION;
-use crate::fakes::world::world;
-use crate::fakes::world::Break;
-use crate::fakes::world::Memory;
-use crate::fakes::world::Mode;
-use crate::fakes::world::World;
+use crate::fakes::world::{world, Break, Memory, Mode, World};
 use crate::mr::Mr as _;
 use crate::ranges::SgEntry;
 use crate::reason::Reason;
 use crate::revocable::RevocableMr;
-use crate::sync::atomic::AtomicBool;
-use crate::sync::atomic::AtomicUsize;
-use crate::sync::atomic::Ordering;
-use crate::sync::Cell;
-use crate::sync::Condvar;
-use crate::sync::Mutex;
-use crate::sync::MutexGuard;
-use crate::sync::RefCell;
+use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use crate::sync::{Cell, Condvar, Mutex, MutexGuard, RefCell};
 
 /// What a registration covers.
 pub(crate) const LEN: u64 = 1 << 16;

@@ -5,26 +5,13 @@
 use std::collections::BTreeMap;
 
 use crate::fakes::env::Callback;
-use crate::fakes::world::world;
-use crate::fakes::world::Break;
-use crate::fakes::world::Hook;
-use crate::fakes::world::World;
-use crate::ranges::PageSize;
-use crate::ranges::Span;
-use crate::reason::PutError;
-use crate::reason::Reason;
-use crate::reason::EINVAL;
-use crate::reason::ENOMEM;
+use crate::fakes::world::{world, Break, Hook, World};
+use crate::ranges::{PageSize, Span};
+use crate::reason::{PutError, Reason, EINVAL, ENOMEM};
 use crate::sync;
-use crate::sync::atomic::AtomicUsize;
-use crate::sync::atomic::Ordering;
-use crate::sync::thread;
+use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::thread::ThreadId;
-use crate::sync::Cell;
-use crate::sync::Mutex;
-use crate::sync::MutexGuard;
-use crate::sync::RefCell;
-use crate::sync::SCRIPTED;
+use crate::sync::{thread, Cell, Mutex, MutexGuard, RefCell, SCRIPTED};
 
 /// One allocation for each address that a model registers.
 pub(crate) const ALLOCATION: u64 = 1 << 20;

@@ -3,38 +3,21 @@
 //! What surrounds one test, or one execution of a model: the state of both neighbours, and the record of what is
 //! alive.
 
-use std::cell::Cell as StdCell;
-use std::cell::RefCell as StdRefCell;
-use std::collections::BTreeMap;
-use std::collections::HashMap;
+use std::cell::{Cell as StdCell, RefCell as StdRefCell};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 
 use crate::callback_pin::CallbackTable;
-use crate::device::Gpus;
-use crate::device::Reach;
-use crate::fakes::ib_core::Core;
-use crate::fakes::ib_core::LEN;
-use crate::fakes::provider::Allocation;
-use crate::fakes::provider::Provider;
-use crate::fakes::provider::ALLOCATION;
-use crate::quota::Charge;
-use crate::quota::Usages;
-use crate::registry::Registration;
-use crate::registry::Registry as Counters;
-use crate::registry::State;
-use crate::registry::Transition;
-use crate::sync::atomic::AtomicUsize;
-use crate::sync::atomic::Ordering;
-use crate::sync::thread;
+use crate::device::{Gpus, Reach};
+use crate::fakes::ib_core::{Core, LEN};
+use crate::fakes::provider::{Allocation, Provider, ALLOCATION};
+use crate::quota::{Charge, Usages};
+use crate::registry::{Registration, Registry as Counters, State, Transition};
+use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::thread::ThreadId;
-use crate::sync::Cell;
-use crate::sync::Mutex;
-use crate::sync::RefCell;
-use crate::sync::RwLock;
-use crate::sync::UnsafeCell;
-use crate::sync::SCRIPTED;
+use crate::sync::{thread, Cell, Mutex, RefCell, RwLock, UnsafeCell, SCRIPTED};
 
 /// What one user may have pinned in a model: all that it pins at once.
 const LIMIT: u64 = 8 * LEN;

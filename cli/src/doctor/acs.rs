@@ -21,16 +21,11 @@ use std::collections::BTreeMap;
 
 use super::data_direct;
 use super::route::Route;
-use super::scan::Check;
-use super::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
-use crate::host::Seen;
-use crate::host::Unseen;
+use super::scan::{Check, Scan};
+use crate::finding::{Finding, Level, Subject};
+use crate::host::{Seen, Unseen};
 use crate::machine::config::Acs;
-use crate::machine::pci::Address;
-use crate::machine::pci::Function;
+use crate::machine::pci::{Address, Function};
 use crate::machine::Pair;
 
 pub(super) const ACS: Check = Check {
@@ -334,10 +329,8 @@ pub(super) fn command_line(at_boot: &BTreeMap<Address, Wanted<'_>>) -> Vec<Strin
 #[cfg(test)]
 mod tests {
     use crate::finding::Status;
-    use crate::fixture;
-    use crate::fixture::Fixture;
-    use crate::fixture::Pci;
-    use crate::testing;
+    use crate::fixture::{Fixture, Pci};
+    use crate::{fixture, testing};
 
     /// What `doctor` says of ACS.
     fn says(fixture: &Fixture, more: &[&str]) -> (String, Status) {

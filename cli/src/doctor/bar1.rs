@@ -1,16 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! BAR1: the window through which a NIC reaches a GPU's memory, and how large it could be.
 
-use super::scan::Check;
-use super::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
+use super::scan::{Check, Scan};
+use crate::finding::{Finding, Level, Subject};
 use crate::machine::config::Resizable;
-use crate::machine::is_bar1;
-use crate::machine::pci::Bar;
-use crate::machine::pci::Function;
-use crate::machine::Gpu;
+use crate::machine::pci::{Bar, Function};
+use crate::machine::{is_bar1, Gpu};
 use crate::render::bytes;
 
 pub(super) const BAR1: Check = Check {

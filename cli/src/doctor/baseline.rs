@@ -5,22 +5,13 @@
 //! A device that is gone leaves no trace in sysfs, so that nothing but an expectation finds it.
 
 use super::link::port_rate;
-use super::port;
-use super::scan::Check;
-use super::scan::Scan;
-use super::started;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
-use crate::machine::pci::Address;
-use crate::machine::pci::DEVICES;
-use crate::machine::Gpu;
-use crate::machine::Hca;
-use crate::machine::Machine;
-use crate::machine::Port;
+use super::scan::{Check, Scan};
+use super::{port, started};
+use crate::finding::{Finding, Level, Subject};
+use crate::machine::pci::{Address, DEVICES};
+use crate::machine::{Gpu, Hca, Machine, Port};
 use crate::nvml::Nvml;
-use crate::render::bytes;
-use crate::render::counted;
+use crate::render::{bytes, counted};
 use crate::software::Software;
 
 pub(super) const BASELINE: Check = Check {

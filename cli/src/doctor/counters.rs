@@ -4,14 +4,9 @@
 //! A total says nothing of when: a cable that was replaced has its errors still. So only growth is a warning.
 
 use super::port;
-use super::scan::Check;
-use super::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
-use crate::machine::counters::Counters;
-use crate::machine::counters::Kind;
-use crate::machine::counters::COUNTERS;
+use super::scan::{Check, Scan};
+use crate::finding::{Finding, Level, Subject};
+use crate::machine::counters::{Counters, Kind, COUNTERS};
 use crate::machine::pci::Address;
 use crate::machine::Hca;
 use crate::shell::argument;

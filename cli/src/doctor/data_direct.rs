@@ -7,23 +7,15 @@
 
 use std::collections::BTreeMap;
 
-use super::acs::at_boot;
-use super::acs::command_line;
-use super::acs::Wanted;
-use super::acs::ACS;
+use super::acs::{at_boot, command_line, Wanted, ACS};
 use super::devices::NIC_DRIVER;
 use super::iommu::IOMMU;
 use super::route::Route;
 use super::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
-use crate::host::Seen;
-use crate::host::Unseen;
-use crate::machine::config::Acs;
-use crate::machine::config::Config;
-use crate::machine::pci::Address;
-use crate::machine::pci::Function;
+use crate::finding::{Finding, Level, Subject};
+use crate::host::{Seen, Unseen};
+use crate::machine::config::{Acs, Config};
+use crate::machine::pci::{Address, Function};
 use crate::machine::Pair;
 
 /// What it costs that Data Direct is there and cannot be used.
@@ -236,10 +228,8 @@ pub(super) fn driver(scan: &Scan<'_>, function: &Function) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use crate::finding::Status;
-    use crate::fixture;
-    use crate::fixture::Fixture;
-    use crate::fixture::Pci;
-    use crate::testing;
+    use crate::fixture::{Fixture, Pci};
+    use crate::{fixture, testing};
 
     /// What one check says.
     fn of_check(fixture: &Fixture, check: &str, more: &[&str]) -> (String, Status) {

@@ -1,18 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Devices themselves: whose driver has them, and what they are.
 
-use super::data_direct;
-use super::scan::Check;
-use super::scan::Scan;
+use super::scan::{Check, Scan};
 use super::software::netns;
-use super::started;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
-use crate::machine::pci::Address;
-use crate::machine::pci::Function;
-use crate::machine::Gpu;
-use crate::machine::MELLANOX;
+use super::{data_direct, started};
+use crate::finding::{Finding, Level, Subject};
+use crate::machine::pci::{Address, Function};
+use crate::machine::{Gpu, MELLANOX};
 use crate::shell::argument;
 
 pub(super) const GPU_DRIVER: Check = Check {

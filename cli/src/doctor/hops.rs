@@ -4,11 +4,9 @@
 use serde::Serialize;
 
 use super::scan::Scan;
-use crate::machine::config::Acs;
-use crate::machine::config::PortType;
+use crate::machine::config::{Acs, PortType};
 use crate::machine::pci::Address;
-use crate::machine::Class;
-use crate::machine::Pair;
+use crate::machine::{Class, Pair};
 use crate::render::Table;
 use crate::report::Out;
 

@@ -4,14 +4,12 @@
 
 use super::*;
 use crate::finding::Level;
-use crate::fixture;
 use crate::fixture::Pci;
 use crate::host::recording::Recording;
 use crate::host::Unseen;
-use crate::machine::config::Acs;
-use crate::machine::config::Config;
+use crate::machine::config::{Acs, Config};
 use crate::machine::pci::Function;
-use crate::testing;
+use crate::{fixture, testing};
 
 /// Where capabilities stand in the config space of the functions that have them ([`Pci::config`]).
 const EXPRESS: usize = 0x60;

@@ -5,18 +5,12 @@
 //! be translated, though the GPU hang on the same switch. The NIC's group counts: the GPU's memory is only answered
 //! from.
 
-use super::acs;
-use super::data_direct;
 use super::route::Route;
-use super::scan::Check;
-use super::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
-use crate::host::Seen;
-use crate::host::Unseen;
-use crate::machine::config::Acs;
-use crate::machine::config::Config;
+use super::scan::{Check, Scan};
+use super::{acs, data_direct};
+use crate::finding::{Finding, Level, Subject};
+use crate::host::{Seen, Unseen};
+use crate::machine::config::{Acs, Config};
 use crate::machine::pci::Function;
 use crate::machine::Hca;
 

@@ -1,17 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Links of the path: as fast and as wide as both ends can, and fast enough for the NIC's ports.
 
-use super::route::Joined;
-use super::route::Route;
-use super::scan::Check;
-use super::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
+use super::route::{Joined, Route};
+use super::scan::{Check, Scan};
+use crate::finding::{Finding, Level, Subject};
 use crate::host::Unseen;
 use crate::machine::pci::Address;
-use crate::machine::Hca;
-use crate::machine::Port;
+use crate::machine::{Hca, Port};
 
 pub(super) const LINK: Check = Check {
     name: "link",

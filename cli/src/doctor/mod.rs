@@ -37,25 +37,17 @@ mod tests;
 use std::collections::HashSet;
 use std::time::Duration;
 
-use anyhow::bail;
-use anyhow::Context as _;
+use anyhow::{bail, Context as _};
 
 use crate::args;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Plugin;
-use crate::finding::Status;
+use crate::finding::{Finding, Level, Plugin, Status};
 use crate::host::Host;
 use crate::machine::counters::Counters;
-use crate::machine::pci::Address;
-use crate::machine::pci::DEVICES;
-use crate::machine::Gpu;
-use crate::machine::Machine;
-use crate::machine::Pair;
+use crate::machine::pci::{Address, DEVICES};
+use crate::machine::{Gpu, Machine, Pair};
 use crate::report::Out;
 use expect::Expected;
-use scan::Baseline;
-use scan::Check;
+use scan::{Baseline, Check};
 
 pub(crate) use link::rate_of;
 pub(crate) use scan::Scan;

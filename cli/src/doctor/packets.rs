@@ -2,18 +2,12 @@
 //! How large packets are, how long reads, and in what order they must stay.
 
 use super::route::Route;
-use super::scan::Check;
-use super::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
-use crate::host::Seen;
-use crate::host::Unseen;
-use crate::machine::config::Express;
-use crate::machine::config::PortType;
+use super::scan::{Check, Scan};
+use crate::finding::{Finding, Level, Subject};
+use crate::host::{Seen, Unseen};
+use crate::machine::config::{Express, PortType};
 use crate::machine::pci::Function;
-use crate::machine::Hca;
-use crate::machine::MELLANOX;
+use crate::machine::{Hca, MELLANOX};
 
 pub(super) const MAX_PAYLOAD: Check = Check {
     name: "max-payload",

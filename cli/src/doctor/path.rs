@@ -9,19 +9,11 @@ use std::collections::BTreeMap;
 
 use super::devices::why_none;
 use super::nccl;
-use super::nccl::Nccl;
-use super::nccl::Topology;
-use super::scan::Check;
-use super::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
+use super::nccl::{Nccl, Topology};
+use super::scan::{Check, Scan};
+use crate::finding::{Finding, Level, Subject};
 use crate::machine::pci::Address;
-use crate::machine::Class;
-use crate::machine::Gpu;
-use crate::machine::Hca;
-use crate::machine::Listed;
-use crate::machine::Pair;
+use crate::machine::{Class, Gpu, Hca, Listed, Pair};
 
 pub(super) const PATH: Check = Check {
     name: "path",

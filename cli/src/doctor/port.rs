@@ -2,19 +2,11 @@
 //! Ports of the RDMA devices that are near: whether each is up, whether its cable has all lanes, and whether it is as
 //! fast as others of its kind.
 
-use super::link::gigabits;
-use super::link::port_rate;
-use super::scan::Check;
-use super::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
+use super::link::{gigabits, port_rate};
+use super::scan::{Check, Scan};
+use crate::finding::{Finding, Level, Subject};
 use crate::machine::pci::Address;
-use crate::machine::Class;
-use crate::machine::Gpu;
-use crate::machine::Hca;
-use crate::machine::Pair;
-use crate::machine::Port;
+use crate::machine::{Class, Gpu, Hca, Pair, Port};
 use crate::shell::argument;
 
 pub(super) const PORT: Check = Check {

@@ -1,23 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! What `doctor` found, told: to people, to programs, to a monitoring system.
 
-use std::collections::HashMap;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 use std::hash::Hash;
 
 use serde::Serialize;
 
-use super::scan::Check;
-use super::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Plugin;
-use crate::finding::Status;
-use crate::finding::Subject;
-use crate::render::counted;
-use crate::render::Paint;
-use crate::render::Table;
+use super::scan::{Check, Scan};
+use crate::finding::{Finding, Level, Plugin, Status, Subject};
+use crate::render::{counted, Paint, Table};
 use crate::report::Out;
 
 /// `--list-checks`.

@@ -3,24 +3,14 @@
 //! these fit each other, and whether ports of one kind have the same.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::port;
-use super::roce;
-use super::scan::Check;
-use super::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
-use crate::host::Host;
-use crate::host::Seen;
-use crate::host::Unseen;
-use crate::machine::dcb;
+use super::scan::{Check, Scan};
+use super::{port, roce};
+use crate::finding::{Finding, Level, Subject};
+use crate::host::{Host, Seen, Unseen};
 use crate::machine::dcb::Dcb;
-use crate::machine::netdevs_of;
-use crate::machine::Hca;
-use crate::machine::Port;
+use crate::machine::{dcb, netdevs_of, Hca, Port};
 use crate::shell::argument;
 
 pub(super) const QOS: Check = Check {

@@ -2,13 +2,11 @@
 //! Situations that people reported of real machines, in synthetic ones: the cause is named first, and nothing else is.
 
 use crate::finding::Status;
-use crate::fixture;
 use crate::fixture::Fixture;
 use crate::host::recording::Recording;
-use crate::host::Fact;
-use crate::host::Unseen;
+use crate::host::{Fact, Unseen};
 use crate::nvml::Nvml;
-use crate::testing;
+use crate::{fixture, testing};
 
 const GPU: &str = "0000:3b:00.0";
 

@@ -5,15 +5,10 @@ use std::collections::BTreeMap;
 use std::net::Ipv6Addr;
 
 use super::port;
-use super::scan::Check;
-use super::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
+use super::scan::{Check, Scan};
+use crate::finding::{Finding, Level, Subject};
 use crate::host::Unseen;
-use crate::machine::gid_indices;
-use crate::machine::Hca;
-use crate::machine::Port;
+use crate::machine::{gid_indices, Hca, Port};
 use crate::shell::argument;
 
 pub(super) const ROCE: Check = Check {

@@ -3,12 +3,8 @@
 
 use super::scan::Scan;
 use crate::machine::config::PortType;
-use crate::machine::pci::Address;
-use crate::machine::pci::Function;
-use crate::machine::pci::Link;
-use crate::machine::pci::Rate;
-use crate::machine::Gpu;
-use crate::machine::Pair;
+use crate::machine::pci::{Address, Function, Link, Rate};
+use crate::machine::{Gpu, Pair};
 
 /// The two ends, and the bridges above each that the other has not.
 pub(super) struct Route<'a> {

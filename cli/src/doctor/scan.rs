@@ -2,27 +2,17 @@
 //! What a check is, and what it looks at.
 
 use std::cell::OnceCell;
-use std::collections::HashMap;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use super::devices::why_none;
 use super::expect::Expected;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
+use crate::finding::{Finding, Level, Subject};
 use crate::host::recording::Recording;
-use crate::host::Host;
-use crate::host::Seen;
-use crate::host::Unseen;
+use crate::host::{Host, Seen, Unseen};
 use crate::machine::counters::Counters;
-use crate::machine::pci::Address;
-use crate::machine::pci::DEVICES;
-use crate::machine::Class;
-use crate::machine::Gpu;
-use crate::machine::Hca;
-use crate::machine::Machine;
-use crate::machine::Pair;
+use crate::machine::pci::{Address, DEVICES};
+use crate::machine::{Class, Gpu, Hca, Machine, Pair};
 use crate::software::files::Files;
 use crate::software::Software;
 
@@ -279,9 +269,8 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
-    use crate::fixture;
     use crate::host::Fact;
-    use crate::testing;
+    use crate::{fixture, testing};
 
     /// A machine that counts how often it is asked what the modules' files say.
     struct Counting {

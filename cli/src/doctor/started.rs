@@ -3,13 +3,9 @@
 //! the container may open, and no more.
 
 use super::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
-use crate::host::Host;
-use crate::host::Seen;
-use crate::machine::Gpu;
-use crate::machine::Machine;
+use crate::finding::{Finding, Level, Subject};
+use crate::host::{Host, Seen};
+use crate::machine::{Gpu, Machine};
 use crate::nvml::Nvml;
 use crate::process::FIRST_NAMESPACE;
 use crate::render::counted;

@@ -1,20 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! What is told of findings: to people, to programs, to monitoring.
 
-use super::injected::bad;
-use super::injected::socket;
-use super::injected::Fixture;
-use super::injected::ACS;
-use super::injected::FIRST;
-use super::injected::SECOND;
+use super::injected::{bad, socket, Fixture, ACS, FIRST, SECOND};
 use super::*;
-use crate::finding::Level;
-use crate::finding::Subject;
-use crate::fixture;
+use crate::finding::{Level, Subject};
 use crate::machine::config::Acs;
 use crate::machine::pci::Function;
 use crate::machine::Class;
-use crate::testing;
+use crate::{fixture, testing};
 
 #[test]
 fn what_root_alone_sees_is_said_and_is_not_well() {
@@ -1044,8 +1037,7 @@ fn totals_of_counters_are_no_warning() {
 /// Two machines in one: what RoCE wants of its ports.
 #[test]
 fn roce_has_its_mtu_and_gids() {
-    use fixture::ADDRESS;
-    use fixture::LINK_LOCAL;
+    use fixture::{ADDRESS, LINK_LOCAL};
     let found = |change: fn(&mut fixture::Fixture)| {
         let mut fixture = fixture::two_sockets();
         fixture.roce("mlx5_0", "ibp24s0", 4200, &[LINK_LOCAL, ADDRESS]);

@@ -6,19 +6,12 @@
 //! Looks at the machine are made by the one thread that serves, one at a time, and one that is younger than
 //! [`Limits::fresh`] answers again: who asks often costs the machine no more.
 
-use std::io;
-use std::io::Read as _;
-use std::io::Write as _;
-use std::net::Shutdown;
-use std::net::TcpListener;
-use std::net::TcpStream;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering;
-use std::sync::mpsc;
-use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
-use std::time::Instant;
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{mpsc, Arc};
+use std::time::{Duration, Instant};
+use std::{io, thread};
 
 /// What a server bears.
 #[derive(Debug, Clone, Copy)]

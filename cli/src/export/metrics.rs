@@ -1,40 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The metrics: one scrape of a host, in Prometheus' text format 0.0.4. `docs/monitoring.md` lists them.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Context as _;
-use prometheus::GaugeVec;
-use prometheus::IntCounterVec;
-use prometheus::Opts;
-use prometheus::Registry;
-use prometheus::TextEncoder;
+use prometheus::{GaugeVec, IntCounterVec, Opts, Registry, TextEncoder};
 
-use crate::debugfs;
-use crate::debugfs::Counter;
-use crate::debugfs::Missing;
-use crate::debugfs::Module;
-use crate::debugfs::Time;
-use crate::doctor;
+use crate::debugfs::{Counter, Missing, Module, Time};
 use crate::doctor::Expectation;
 use crate::finding::Level;
 use crate::host::Host;
-use crate::machine::counters::Counters;
-use crate::machine::counters::Kind;
-use crate::machine::counters::COUNTERS;
-use crate::machine::pci::Address;
-use crate::machine::pci::Link;
-use crate::machine::Class;
-use crate::machine::Machine;
-use crate::machine::Port;
-use crate::registrations;
-use crate::registrations::Gpu;
-use crate::registrations::Hca;
-use crate::registrations::Listing;
+use crate::machine::counters::{Counters, Kind, COUNTERS};
+use crate::machine::pci::{Address, Link};
+use crate::machine::{Class, Machine, Port};
+use crate::registrations::{Gpu, Hca, Listing};
 use crate::render::known;
 use crate::software::MODULE;
-use crate::stats;
+use crate::{debugfs, doctor, registrations, stats};
 
 /// The metrics of one scrape.
 struct Metrics {

@@ -2,12 +2,9 @@
 //! Facts that are picked from files too large, or too personal, to be written down whole.
 
 use std::fs;
-use std::io::BufRead as _;
-use std::io::BufReader;
+use std::io::{BufRead as _, BufReader};
 
-use super::Host;
-use super::Seen;
-use super::Unseen;
+use super::{Host, Seen, Unseen};
 
 /// The functions that tell who has peer memory and dma-buf.
 const SYMBOLS: [&str; 6] = [

@@ -1,23 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! This machine.
 
-use std::fs;
-use std::io;
-use std::io::BufRead as _;
-use std::io::Read as _;
+use std::io::{BufRead as _, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
+use std::{fs, io};
 
-use super::facts;
-use super::Fact;
-use super::Host;
-use super::Seen;
-use super::Unseen;
+use super::{facts, Fact, Host, Seen, Unseen};
 use crate::machine::dcb;
 use crate::nvml;
 use crate::regions::nldev;
-use crate::software::fabric;
-use crate::software::files;
-use crate::software::verbs;
+use crate::software::{fabric, files, verbs};
 
 /// Of one file, in bytes. The module's list of 100,000 registrations is one of about 25 MB.
 const LONGEST: u64 = 64 << 20;

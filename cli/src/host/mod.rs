@@ -9,8 +9,7 @@ pub(crate) mod recording;
 
 use std::fmt;
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Why something could not be seen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

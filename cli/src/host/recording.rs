@@ -2,23 +2,17 @@
 //! A machine's answers, written down: for tests, and for who looks at a machine that is not theirs.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-use anyhow::bail;
-use anyhow::Context as _;
-use serde::Deserialize;
-use serde::Serialize;
+use anyhow::{bail, Context as _};
+use serde::{Deserialize, Serialize};
 
-use super::Fact;
-use super::Host;
-use super::Seen;
-use super::Unseen;
+use super::{Fact, Host, Seen, Unseen};
 
 const SCHEMA: &str = "peermemctl.recording";
 const VERSION: u32 = 1;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Config space of a PCI function: the capabilities that matter here, by the PCI and PCI Express specifications.
 
-use crate::host::Seen;
-use crate::host::Unseen;
+use crate::host::{Seen, Unseen};
 
 /// Config space, as much as this process may read: 64 bytes without root, 256 without extended config space, or 4096.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -4,11 +4,9 @@
 
 use std::collections::BTreeMap;
 
-use super::pci::Address;
-use super::pci::DEVICES;
+use super::pci::{Address, DEVICES};
 use super::Machine;
-use crate::host::Fact;
-use crate::host::Host;
+use crate::host::{Fact, Host};
 
 /// What a counter counts, which is what it means when it grows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

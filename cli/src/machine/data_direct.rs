@@ -8,15 +8,9 @@
 
 use std::collections::BTreeMap;
 
-use super::pci::Address;
-use super::pci::Function;
-use super::pci::DEVICES;
-use super::Hca;
-use super::Machine;
-use super::Pair;
-use super::MELLANOX;
-use crate::host::Host;
-use crate::host::Unseen;
+use super::pci::{Address, Function, DEVICES};
+use super::{Hca, Machine, Pair, MELLANOX};
+use crate::host::{Host, Unseen};
 
 /// Vendor and device.
 pub(super) const ID: (u16, u16) = (MELLANOX, 0x2100);
@@ -144,8 +138,7 @@ impl Pair {
 mod tests {
     use super::*;
     use crate::fixture;
-    use crate::fixture::Fixture;
-    use crate::fixture::Pci;
+    use crate::fixture::{Fixture, Pci};
     use crate::machine::Class;
 
     /// A ConnectX-7's, as lspci shows it, with another serial number.

@@ -7,17 +7,11 @@
 use std::collections::BTreeMap;
 
 use netlink_packet_core::DefaultNla;
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::hca::NET;
-use crate::host::Fact;
-use crate::host::Host;
-use crate::host::Seen;
-use crate::host::Unseen;
-use crate::netlink::attributes;
-use crate::netlink::Refused;
-use crate::netlink::Socket;
+use crate::host::{Fact, Host, Seen, Unseen};
+use crate::netlink::{attributes, Refused, Socket};
 
 const RTM_GETDCB: u16 = 78;
 const DCB_CMD_IEEE_GET: u8 = 21;

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! RDMA devices, and which PCI functions do their DMA: `Documentation/ABI/stable/sysfs-class-infiniband`.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::pci;
 use super::pci::Address;
-use super::Listed;
-use super::Unread;
+use super::{pci, Listed, Unread};
 use crate::host::Host;
 
 pub(crate) const CLASS: &str = "/sys/class/infiniband";

@@ -9,21 +9,12 @@ pub(crate) mod hca;
 pub(crate) mod pci;
 
 use std::collections::btree_map::Entry;
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::host::Host;
-use crate::host::Seen;
-use crate::host::Unseen;
-use pci::Address;
-use pci::Function;
-use pci::Link;
-use pci::Rate;
+use crate::host::{Host, Seen, Unseen};
+use pci::{Address, Function, Link, Rate};
 
-pub(crate) use hca::gid_indices;
-pub(crate) use hca::netdevs_of;
-pub(crate) use hca::Hca;
-pub(crate) use hca::Port;
+pub(crate) use hca::{gid_indices, netdevs_of, Hca, Port};
 
 /// How two functions are joined, nearest first, by the names and the legend of `nvidia-smi topo -m`, which NVML has as
 /// `NVML_TOPOLOGY_SINGLE`, `_MULTIPLE`, `_HOSTBRIDGE`, `_NODE` and `_SYSTEM` (`nvml.h`).

@@ -4,14 +4,10 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::config::Config;
-use super::config::Express;
-use super::config::PortType;
+use super::config::{Config, Express, PortType};
 use super::data_direct;
 use crate::host;
-use crate::host::Host;
-use crate::host::Seen;
-use crate::host::Unseen;
+use crate::host::{Host, Seen, Unseen};
 
 /// Domain, bus, device and function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,21 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The library itself, by its `nvml.h`: the one file with `unsafe` code for it.
 
-use std::ffi::c_char;
-use std::ffi::c_int;
-use std::ffi::c_uint;
-use std::ffi::c_ulonglong;
-use std::ffi::c_void;
-use std::ffi::CStr;
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void, CStr};
 use std::sync::OnceLock;
 
-use libloading::Library;
-use libloading::Symbol;
-use serde::Deserialize;
-use serde::Serialize;
+use libloading::{Library, Symbol};
+use serde::{Deserialize, Serialize};
 
-use crate::host::Seen;
-use crate::host::Unseen;
+use crate::host::{Seen, Unseen};
 
 /// The library and nvidia.ko are not of one version.
 pub(crate) const VERSION_MISMATCH: i32 = 18;

@@ -10,24 +10,15 @@ mod library;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use crate::host::Fact;
-use crate::host::Host;
-use crate::host::Seen;
-use crate::host::Unseen;
+use crate::host::{Fact, Host, Seen, Unseen};
 use crate::machine::pci::Address;
-use library::Calls;
-use library::Device;
-use library::Loaded;
-use library::FUNCTION_NOT_FOUND;
-use library::INVALID_ARGUMENT;
-use library::NOT_SUPPORTED;
-use library::NO_PERMISSION;
+use library::{
+    Calls, Device, Loaded, FUNCTION_NOT_FOUND, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION,
+};
 
-pub(crate) use library::Memory;
-pub(crate) use library::VERSION_MISMATCH;
+pub(crate) use library::{Memory, VERSION_MISMATCH};
 
 /// Of GPUs: a library that counts more is not believed.
 const MOST_GPUS: u32 = 1024;
@@ -288,8 +279,7 @@ fn bool_of(mode: u32) -> Option<bool> {
 
 #[cfg(test)]
 mod tests {
-    use super::library::Code;
-    use super::library::Device;
+    use super::library::{Code, Device};
     use super::*;
 
     use proptest::prelude::*;

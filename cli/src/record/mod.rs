@@ -14,8 +14,7 @@ use crate::finding::Status;
 use crate::host::recording::Recorder;
 use crate::host::Host;
 use crate::report::Out;
-use scrub::names_of;
-use scrub::scrub;
+use scrub::{names_of, scrub};
 
 /// The commands whose questions are written down, each in the form that asks most.
 const COMMANDS: &[&[&str]] = &[
@@ -65,10 +64,9 @@ pub(crate) fn run(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture;
     use crate::host::recording::Recording;
     use crate::host::Fact;
-    use crate::testing;
+    use crate::{fixture, testing};
 
     fn recorded(host: &dyn Host, keep: bool) -> Recording {
         let line = ["record", "--keep-identity"];

@@ -5,21 +5,15 @@
 //! matter), and every text goes through patterns of what identifies ([`PATTERNS`]). Whoever sends a recording on
 //! should read it all the same: names that people gave to network interfaces and the like stay.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv6Addr;
 use std::sync::LazyLock;
 
-use regex::Captures;
-use regex::Regex;
+use regex::{Captures, Regex};
 
 use crate::dma_buf;
-use crate::host::recording::decode;
-use crate::host::recording::encode;
-use crate::host::recording::Recording;
-use crate::host::Fact;
-use crate::host::Host;
-use crate::host::Unseen;
+use crate::host::recording::{decode, encode, Recording};
+use crate::host::{Fact, Host, Unseen};
 use crate::machine::config::Config;
 use crate::machine::data_direct;
 

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The memory regions of each process, of which one after the other is recognized.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
 use serde::Serialize;
 
-use super::nldev::Device;
-use super::nldev::Maker;
+use super::nldev::{Device, Maker};
 use crate::process::Processes;
 
 /// RDMA devices by their names. None: all.

@@ -4,28 +4,16 @@
 //!
 //! The kernel tells everybody; only keys take CAP_NET_ADMIN, and they are not read.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use netlink_packet_core::parse_string;
-use netlink_packet_core::parse_u32;
-use netlink_packet_core::parse_u64;
-use netlink_packet_core::parse_u8;
-use netlink_packet_core::DefaultNla;
-use netlink_packet_core::NLM_F_DUMP;
+use netlink_packet_core::{parse_string, parse_u32, parse_u64, parse_u8, DefaultNla, NLM_F_DUMP};
 use rustix::io::Errno;
 use rustix::net::netlink::RDMA;
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use crate::host::Fact;
-use crate::host::Host;
-use crate::host::Seen;
-use crate::host::Unseen;
+use crate::host::{Fact, Host, Seen, Unseen};
 use crate::machine::hca::CLASS;
-use crate::netlink::attributes;
-use crate::netlink::Refused;
-use crate::netlink::Socket;
+use crate::netlink::{attributes, Refused, Socket};
 
 /// `RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, command)`.
 const fn kind(command: u16) -> u16 {

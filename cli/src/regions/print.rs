@@ -5,24 +5,15 @@ use anyhow::anyhow;
 use serde::Serialize;
 
 use super::holder::Part;
-use super::usage::Usage;
-use super::usage::User;
-use super::usage::Verdict;
-use crate::args;
+use super::usage::{Usage, User, Verdict};
 use crate::debugfs::Time;
 use crate::finding::Status;
-use crate::host::Host;
-use crate::host::Unseen;
-use crate::list;
+use crate::host::{Host, Unseen};
 use crate::process::State;
 use crate::registrations::count;
-use crate::render;
-use crate::render::counted;
-use crate::render::known;
-use crate::render::Paint;
-use crate::render::Table;
+use crate::render::{counted, known, Paint, Table};
 use crate::report::Out;
-use crate::watch;
+use crate::{args, list, render, watch};
 
 const SCHEMA: &str = "peermemctl.list-all";
 const VERSION: u32 = 1;

@@ -5,9 +5,7 @@ use std::collections::BTreeSet;
 
 use super::holder::Devices;
 use super::nldev::Tracked;
-use crate::debugfs::Missing;
-use crate::debugfs::Module;
-use crate::debugfs::Registration;
+use crate::debugfs::{Missing, Module, Registration};
 use crate::host::Host;
 use crate::registrations;
 use crate::render::counted;

@@ -2,19 +2,14 @@
 //! `list --all` on synthetic machines: one for each answer, and for each reason why there is none. What it says is kept in
 //! `cli/tests/golden`.
 
-use serde_json::json;
-use serde_json::Value;
+use serde_json::{json, Value};
 
-use crate::dma_buf;
 use crate::dma_buf::tests::bufinfo;
 use crate::finding::Status;
-use crate::fixture;
 use crate::fixture::Fixture;
 use crate::host::recording::Recording;
-use crate::host::Fact;
-use crate::host::Host as _;
-use crate::host::Unseen;
-use crate::testing;
+use crate::host::{Fact, Host as _, Unseen};
+use crate::{dma_buf, fixture, testing};
 
 const FILES: &str = crate::debugfs::DIRECTORY;
 const MODULE: &str = "/sys/module/nvidia_peermem";

@@ -4,35 +4,20 @@
 //! What is said is certain: a region counts as GPU memory or as other memory only where nothing else is possible. Whose
 //! a dma-buf is the kernel does not say: where one process alone uses the device that is attached, it is that one's.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::holder::holders;
-use super::holder::Devices;
-use super::holder::Holder;
-use super::holder::Owner;
-use super::holder::Part;
+use super::holder::{holders, Devices, Holder, Owner, Part};
 use super::nldev::Tracked;
-use super::sources::Hidden;
-use super::sources::PeerMemory;
-use crate::debugfs::Registration;
-use crate::debugfs::Time;
-use crate::dma_buf;
-use crate::host::Host;
-use crate::host::Seen;
-use crate::host::Unseen;
-use crate::machine::pci;
+use super::sources::{Hidden, PeerMemory};
+use crate::debugfs::{Registration, Time};
+use crate::host::{Host, Seen, Unseen};
 use crate::machine::pci::Address;
-use crate::machine::Machine;
-use crate::machine::MELLANOX;
-use crate::process;
-use crate::process::Processes;
-use crate::process::GPU_PAGE;
-use crate::registrations;
-use crate::render;
+use crate::machine::{pci, Machine, MELLANOX};
+use crate::process::{Processes, GPU_PAGE};
 use crate::render::counted;
+use crate::{dma_buf, process, registrations, render};
 
 /// Other modules that give RDMA drivers GPU memory.
 const OTHER_MODULES: [&str; 2] = ["nv_peer_mem", "efa_nv_peermem"];

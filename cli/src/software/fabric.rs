@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! NVIDIA's fabric manager, which sets up NVSwitches: the fact [`FabricManager`](crate::host::Fact::FabricManager).
 
-use crate::host::Fact;
-use crate::host::Host;
-use crate::host::Seen;
-use crate::host::Unseen;
+use crate::host::{Fact, Host, Seen, Unseen};
 use crate::machine::pci;
 
 /// Name of the process, which the kernel cuts off after 15 bytes.

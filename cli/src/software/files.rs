@@ -6,31 +6,20 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Cursor;
-use std::io::Read;
+use std::io::{Cursor, Read};
 use std::num::NonZeroUsize;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::SystemTime;
 
 use flate2::read::GzDecoder;
 use object::read::elf::ElfFile64;
-use object::Endianness;
-use object::Object as _;
-use object::ObjectSection as _;
-use object::ObjectSymbol as _;
-use object::SymbolSection;
-use serde::Deserialize;
-use serde::Serialize;
-use xz4rust::XzDecoder;
-use xz4rust::XzReader;
+use object::{Endianness, Object as _, ObjectSection as _, ObjectSymbol as _, SymbolSection};
+use serde::{Deserialize, Serialize};
+use xz4rust::{XzDecoder, XzReader};
 
 use super::REGISTER;
-use crate::host::Fact;
-use crate::host::Host;
-use crate::host::Seen;
-use crate::host::Unseen;
+use crate::host::{Fact, Host, Seen, Unseen};
 
 /// Of one file, decompressed, in bytes. The proprietary nvidia.ko has about 100 MB.
 const LONGEST: u64 = 256 << 20;

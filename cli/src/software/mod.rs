@@ -7,10 +7,7 @@ pub(crate) mod files;
 pub(crate) mod log;
 pub(crate) mod verbs;
 
-use crate::host::Fact;
-use crate::host::Host;
-use crate::host::Seen;
-use crate::host::Unseen;
+use crate::host::{Fact, Host, Seen, Unseen};
 use crate::nvml::Nvml;
 
 /// Where the module shows itself.

@@ -4,14 +4,10 @@
 //!
 //! To open such a file makes nothing at the device: that takes a further call.
 
-use std::fs;
-use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
+use std::{fs, io};
 
-use crate::host::Fact;
-use crate::host::Host;
-use crate::host::Seen;
-use crate::host::Unseen;
+use crate::host::{Fact, Host, Seen, Unseen};
 
 /// Directory of the device files.
 pub(crate) const DIRECTORY: &str = "/dev/infiniband";

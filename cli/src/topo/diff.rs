@@ -5,18 +5,11 @@
 use serde::Serialize;
 
 use crate::finding::Status;
-use crate::machine::pci::Address;
-use crate::machine::pci::Link;
-use crate::machine::Class;
-use crate::machine::Gpu;
-use crate::machine::Hca;
-use crate::machine::Machine;
-use crate::machine::Segment;
+use crate::machine::pci::{Address, Link};
+use crate::machine::{Class, Gpu, Hca, Machine, Segment};
 use crate::nvml::Nvml;
 use crate::render;
-use crate::render::counted;
-use crate::render::known;
-use crate::render::Table;
+use crate::render::{counted, known, Table};
 use crate::report::Out;
 
 /// Changes when a key goes or changes its meaning.
@@ -282,8 +275,7 @@ fn of_hca(machine: &Machine, hca: &Hca) -> Facts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture;
-    use crate::testing;
+    use crate::{fixture, testing};
 
     /// Two machines, one of which was recorded before.
     fn diff(then: &fixture::Fixture, now: &fixture::Fixture, more: &[&str]) -> (String, Status) {

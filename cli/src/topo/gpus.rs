@@ -6,11 +6,9 @@ use std::collections::BTreeSet;
 
 use super::fitting;
 use crate::host::Seen;
-use crate::machine::Class;
-use crate::machine::Machine;
+use crate::machine::{Class, Machine};
 use crate::nvml::Nvml;
-use crate::render::known;
-use crate::render::Table;
+use crate::render::{known, Table};
 use crate::report::Out;
 
 pub(super) fn matrix(machine: &Machine, nvml: &Seen<Nvml>, out: &mut Out) {
@@ -84,13 +82,12 @@ pub(super) fn matrix(machine: &Machine, nvml: &Seen<Nvml>, out: &mut Out) {
 
 #[cfg(test)]
 mod tests {
-    use crate::fixture;
     use crate::fixture::software::nvml;
     use crate::fixture::Fixture;
     use crate::host::recording::Recorder;
     use crate::host::Fact;
     use crate::nvml::Nvml;
-    use crate::testing;
+    use crate::{fixture, testing};
 
     fn said(change: fn(&mut Nvml)) -> Fixture {
         let mut fixture = fixture::all().remove("hgx").unwrap();

@@ -3,14 +3,8 @@
 
 use serde::Serialize;
 
-use crate::machine::pci::Address;
-use crate::machine::pci::Rate;
-use crate::machine::Class;
-use crate::machine::Gpu;
-use crate::machine::Hca;
-use crate::machine::Machine;
-use crate::machine::Pair;
-use crate::machine::Segment;
+use crate::machine::pci::{Address, Rate};
+use crate::machine::{Class, Gpu, Hca, Machine, Pair, Segment};
 use crate::nvml::Nvml;
 
 /// The body.

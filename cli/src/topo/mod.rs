@@ -9,28 +9,15 @@ use std::collections::BTreeMap;
 
 use anyhow::Context as _;
 
-use crate::args;
 use crate::finding::Status;
 use crate::host::recording::Recording;
-use crate::host::Host;
-use crate::host::Unseen;
-use crate::machine::pci::Address;
-use crate::machine::pci::Function;
-use crate::machine::pci::Rate;
-use crate::machine::Class;
-use crate::machine::Hca;
-use crate::machine::Listed;
-use crate::machine::Machine;
-use crate::machine::Pair;
-use crate::machine::Port;
-use crate::machine::Segment;
-use crate::machine::Unread;
+use crate::host::{Host, Unseen};
+use crate::machine::pci::{Address, Function, Rate};
+use crate::machine::{Class, Hca, Listed, Machine, Pair, Port, Segment, Unread};
 use crate::nvml::Nvml;
-use crate::render;
-use crate::render::known;
-use crate::render::Paint;
-use crate::render::Table;
+use crate::render::{known, Paint, Table};
 use crate::report::Out;
+use crate::{args, render};
 use json::Topology;
 
 /// Changes when a key goes or changes its meaning.
@@ -502,8 +489,7 @@ fn notes(machine: &Machine, out: &mut Out) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture;
-    use crate::testing;
+    use crate::{fixture, testing};
     use serde_json::Value;
 
     #[test]

@@ -2,45 +2,22 @@
 //! A real GPU by CUDA, or the test VM's stand-in, with a real RDMA device: the [`Bench`] of a worker.
 
 use std::fs::File;
-use std::io::Seek as _;
-use std::io::SeekFrom;
+use std::io::{Seek as _, SeekFrom};
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::anyhow;
-use anyhow::bail;
-use anyhow::Context as _;
-use anyhow::Result;
-use peermem_verbs::cuda;
-use peermem_verbs::memory::Mapping;
-use peermem_verbs::memory::Placement;
-use peermem_verbs::memory::Span;
-use peermem_verbs::rdma;
-use peermem_verbs::rdma::Endpoint;
-use peermem_verbs::rdma::FragileRegion;
-use peermem_verbs::rdma::Op;
-use peermem_verbs::rdma::Part;
-use peermem_verbs::rdma::Status;
-use peermem_verbs::standin;
+use anyhow::{anyhow, bail, Context as _, Result};
+use peermem_verbs::memory::{Mapping, Placement, Span};
+use peermem_verbs::rdma::{Endpoint, FragileRegion, Op, Part, Status};
+use peermem_verbs::{cuda, rdma, standin};
 
 use super::event::Way;
 use super::module;
-use super::steps::Bench;
-use super::steps::Moved;
-use super::steps::Refusal;
-use super::steps::Unable;
-use super::steps::Verb;
-use super::steps::Window;
-use super::task::Found;
-use super::task::Holder;
-use super::task::Source;
-use super::task::Task;
+use super::steps::{Bench, Moved, Refusal, Unable, Verb, Window};
+use super::task::{Found, Holder, Source, Task};
 use crate::host::live::Live;
-use crate::host::Host as _;
-use crate::host::Seen;
-use crate::host::Unseen;
+use crate::host::{Host as _, Seen, Unseen};
 
 /// The driver that the stand-in has the name of.
 const DRIVER: &str = "/sys/bus/pci/drivers/nvidia";

@@ -16,27 +16,18 @@ mod worker;
 
 use std::time::Duration;
 
-use anyhow::bail;
-use anyhow::ensure;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{bail, ensure, Context as _, Result};
 use peermem_verbs::rdma;
 
 use crate::args;
 use crate::finding::Status;
 use crate::host::Host;
 use crate::machine::pci::Address;
-use crate::machine::Machine;
-use crate::machine::Port;
+use crate::machine::{Machine, Port};
 use crate::report::Out;
-use event::Name;
-use event::Outcome;
-use event::Step;
-use print::Pair;
-use print::Report;
-use task::Found;
-use task::Source;
-use task::Task;
+use event::{Name, Outcome, Step};
+use print::{Pair, Report};
+use task::{Found, Source, Task};
 
 pub(crate) use worker::run as run_part;
 

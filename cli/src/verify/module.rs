@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! What the module shows of a process: its registrations, and why one was refused. See docs/observe.md.
 
-use crate::debugfs::path;
-use crate::debugfs::Line;
-use crate::host::Host;
-use crate::host::Seen;
-use crate::host::Unseen;
+use crate::debugfs::{path, Line};
+use crate::host::{Host, Seen, Unseen};
 
 const REFUSALS: [&str; 2] = ["refusals", "non_gpu"];
 /// Peer-memory modules for NVIDIA's GPUs: this project's and NVIDIA's, and the one before both.
@@ -72,8 +69,7 @@ fn words(line: &Line<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::debugfs::DIRECTORY;
-    use crate::debugfs::PROC;
+    use crate::debugfs::{DIRECTORY, PROC};
     use crate::host::recording::Recording;
 
     /// Files, and nothing else. Paths that do not begin with a slash are below `folder`.

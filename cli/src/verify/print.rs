@@ -3,14 +3,9 @@
 
 use serde::Serialize;
 
-use super::event::Figures;
-use super::event::Name;
-use super::event::Outcome;
-use super::event::Step;
+use super::event::{Figures, Name, Outcome, Step};
 use crate::finding::Status;
-use crate::render::bytes;
-use crate::render::Paint;
-use crate::render::Table;
+use crate::render::{bytes, Paint, Table};
 use crate::report::Out;
 
 const SCHEMA: &str = "peermemctl.verify";
@@ -207,9 +202,7 @@ mod tests {
 
     #[test]
     fn what_failed_is_a_finding_and_what_could_not_be_tried_is_not() {
-        use Outcome::Failed;
-        use Outcome::NotPossibleHere;
-        use Outcome::Passed;
+        use Outcome::{Failed, NotPossibleHere, Passed};
         let status = |outcomes: &[Outcome], hca, gpu_only| report(outcomes, hca, gpu_only).status();
         assert_eq!(status(&[Passed], Some("mlx5_0"), false), Status::Ok);
         assert_eq!(

@@ -5,15 +5,9 @@
 use std::time::Duration;
 
 use anyhow::anyhow;
-use peermem_verbs::pattern::difference;
-use peermem_verbs::pattern::Pattern;
+use peermem_verbs::pattern::{difference, Pattern};
 
-use super::event::Event;
-use super::event::Figures;
-use super::event::Name;
-use super::event::Outcome;
-use super::event::Step;
-use super::event::Way;
+use super::event::{Event, Figures, Name, Outcome, Step, Way};
 use crate::host::Seen;
 
 /// Why a step has no result.

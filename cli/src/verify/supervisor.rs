@@ -2,27 +2,17 @@
 //! Starts a worker and follows it: a step that takes too long, and a worker that dies, become results.
 
 use std::io;
-use std::io::BufRead as _;
-use std::io::BufReader;
+use std::io::{BufRead as _, BufReader};
 use std::process::Child;
 use std::sync::mpsc;
 use std::sync::mpsc::RecvTimeoutError;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::anyhow;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{anyhow, Context as _, Result};
 
-use super::event::Event;
-use super::event::Name;
-use super::event::Outcome;
-use super::event::Step;
-use super::event::Way;
+use super::event::{Event, Name, Outcome, Step, Way};
 use super::task;
-use super::task::Found;
-use super::task::Role;
-use super::task::Task;
+use super::task::{Found, Role, Task};
 
 /// What comes from a worker.
 #[derive(Debug)]

@@ -6,17 +6,11 @@
 //! Here is what they are told and how they are started; what they do is in [`super::worker`].
 
 use std::io;
-use std::io::BufRead as _;
-use std::io::BufReader;
-use std::process::Child;
-use std::process::Command;
-use std::process::Stdio;
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
 
-use anyhow::ensure;
-use anyhow::Context as _;
-use anyhow::Result;
-use serde::Deserialize;
-use serde::Serialize;
+use anyhow::{ensure, Context as _, Result};
+use serde::{Deserialize, Serialize};
 
 use super::event::Way;
 use crate::args;

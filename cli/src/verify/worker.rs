@@ -3,33 +3,17 @@
 //! started them has gone.
 
 use std::io;
-use std::io::Read as _;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::time::Duration;
 
-use anyhow::anyhow;
-use anyhow::bail;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{anyhow, bail, Context as _, Result};
 use peermem_verbs::rdma;
 
-use super::bench;
 use super::bench::Real;
-use super::event::Event;
-use super::event::Name;
-use super::event::Outcome;
-use super::event::Step;
-use super::event::Way;
-use super::steps;
-use super::steps::Bench as _;
-use super::steps::Moved;
-use super::steps::Plan;
-use super::steps::Refusal;
-use super::steps::Verb;
-use super::steps::Window;
-use super::task::Role;
-use super::task::Task;
-use super::task::MOVES;
+use super::event::{Event, Name, Outcome, Step, Way};
+use super::steps::{Bench as _, Moved, Plan, Refusal, Verb, Window};
+use super::task::{Role, Task, MOVES};
+use super::{bench, steps};
 
 /// Ends this process when standard input ends.
 fn end_with_input() {

@@ -8,22 +8,12 @@
 //!
 //! A context does not survive fork: a process that has loaded CUDA starts others by exec alone.
 
-use std::ffi::c_char;
-use std::ffi::c_int;
-use std::ffi::c_uint;
-use std::ffi::c_ulonglong;
-use std::ffi::c_void;
-use std::ffi::CStr;
-use std::fmt;
-use std::os::fd::FromRawFd;
-use std::os::fd::OwnedFd;
-use std::ptr;
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void, CStr};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::Arc;
+use std::{fmt, ptr};
 
-use anyhow::anyhow;
-use anyhow::ensure;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{anyhow, ensure, Context as _, Result};
 use libloading::Library;
 
 use crate::memory::Span;

@@ -1,20 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Mappings that hardware writes to. All `unsafe` around mmap is here.
 
-use std::fs;
 use std::fs::File;
-use std::io;
-use std::os::fd::AsFd;
-use std::os::fd::AsRawFd;
-use std::os::fd::BorrowedFd;
-use std::ptr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::fence;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{fence, Ordering};
+use std::{fs, io, ptr};
 
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{ensure, Context, Result};
 
 /// A range of this process's addresses, for registration. No Rust object lies in it: the constructors see to that, so a
 /// device that writes there cannot break the program's own memory.

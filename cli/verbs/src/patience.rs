@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! How long to wait for something, where a machine may stand still meanwhile.
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What lies between two looks counts for this much at most: in more the caller did not run, and what it waits for may not
 /// have run either.

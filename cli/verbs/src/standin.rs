@@ -4,23 +4,16 @@
 //!
 //! The ioctls are those of `tests/gpu/standin.h`.
 
-use std::fs;
 use std::fs::File;
-use std::io;
-use std::os::fd::AsFd;
-use std::os::fd::AsRawFd;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::{fs, io};
 
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{ensure, Context, Result};
 
 use crate::memory;
-use crate::memory::Mapping;
-use crate::memory::Placement;
-use crate::memory::Span;
+use crate::memory::{Mapping, Placement, Span};
 
 /// What an allocation's address and length are rounded to.
 pub const GRANULE: u64 = 2 << 20;

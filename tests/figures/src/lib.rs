@@ -6,8 +6,7 @@
 use std::collections::BTreeMap;
 
 use clap::ValueEnum;
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What can be measured by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]

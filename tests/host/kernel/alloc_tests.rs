@@ -7,9 +7,7 @@ use std::pin::Pin;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
 
-use super::fakes::failing_after;
-use super::fakes::requests;
-use super::fakes::without_leaks;
+use super::fakes::{failing_after, requests, without_leaks};
 use super::Counted;
 use crate::error::code::ENOMEM;
 use crate::error::Error;

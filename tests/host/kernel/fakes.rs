@@ -2,24 +2,16 @@
 
 //! The functions of `portable/shim.c` for tests. What the crate passes to them is checked.
 
-use std::alloc::alloc;
-use std::alloc::dealloc;
-use std::alloc::Layout;
-use std::cell::Cell;
-use std::cell::RefCell;
+use std::alloc::{alloc, dealloc, Layout};
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::CStr;
-use std::sync::Condvar;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::thread::ThreadId;
 
 use crate::bindings;
-use crate::ffi::c_char;
-use crate::ffi::c_int;
-use crate::ffi::c_void;
+use crate::ffi::{c_char, c_int, c_void};
 
 // --- memory -----------------------------------------------------------------
 

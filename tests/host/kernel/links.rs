@@ -5,8 +5,7 @@
 
 use std::ptr;
 
-use crate::bindings::rb_node;
-use crate::bindings::rb_root;
+use crate::bindings::{rb_node, rb_root};
 
 type Link = *mut rb_node;
 

@@ -5,8 +5,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::node_list::Node;
-use super::node_list::NodeList;
+use super::node_list::{Node, NodeList};
 
 const CASES: u32 = 512;
 const NODES: usize = 12;

@@ -8,15 +8,12 @@ use std::ptr;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::fakes::failing_after;
-use super::fakes::requests;
-use super::fakes::without_leaks;
+use super::fakes::{failing_after, requests, without_leaks};
 use super::links::check;
 use super::Counted;
 use crate::bindings::rb_node;
 use crate::prelude::*;
-use crate::rbtree::RBTree;
-use crate::rbtree::RBTreeNodeReservation;
+use crate::rbtree::{RBTree, RBTreeNodeReservation};
 
 const CASES: u32 = 512;
 

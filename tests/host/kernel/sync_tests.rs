@@ -2,36 +2,21 @@
 
 //! Locks, counted references, cells and atomics.
 
-use std::panic::catch_unwind;
-use std::panic::AssertUnwindSafe;
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr::from_ref;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
 use std::thread;
 
-use super::fakes::failing_after;
-use super::fakes::is_held;
-use super::fakes::lock_within;
-use super::fakes::make_lock;
-use super::fakes::until_waiting;
-use super::fakes::without_leaks;
+use super::fakes::{failing_after, is_held, lock_within, make_lock, until_waiting, without_leaks};
 use super::Counted;
 use crate::bindings;
 use crate::error::code::ENOMEM;
 use crate::prelude::*;
-use crate::sync::atomic::Acquire;
-use crate::sync::atomic::Atomic;
-use crate::sync::atomic::Full;
-use crate::sync::atomic::Relaxed;
-use crate::sync::atomic::Release;
+use crate::sync::atomic::{Acquire, Atomic, Full, Relaxed, Release};
 use crate::sync::lock::spinlock::SpinLockBackend;
 use crate::sync::lock::Lock;
-use crate::sync::new_condvar;
-use crate::sync::new_mutex;
-use crate::sync::Arc;
-use crate::sync::CondVar;
-use crate::sync::Mutex;
-use crate::sync::SetOnce;
+use crate::sync::{new_condvar, new_mutex, Arc, CondVar, Mutex, SetOnce};
 use crate::types::ForeignOwnable;
 
 #[test]

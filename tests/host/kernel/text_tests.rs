@@ -5,19 +5,14 @@
 use std::fmt;
 use std::ptr::from_mut;
 
-use super::fakes::logged;
-use super::fakes::slept;
-use crate::error::code::EBUSY;
-use crate::error::code::EINVAL;
-use crate::error::code::ENOENT;
-use crate::error::code::ENOMEM;
+use super::fakes::{logged, slept};
+use crate::error::code::{EBUSY, EINVAL, ENOENT, ENOMEM};
 use crate::error::from_result;
 use crate::prelude::*;
-use crate::print;
 use crate::seq_file::SeqFile;
-use crate::seq_print;
 use crate::time::delay::fsleep;
 use crate::time::Delta;
+use crate::{print, seq_print};
 
 /// Length of the longest line.
 const LEN: usize = 928;

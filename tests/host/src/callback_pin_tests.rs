@@ -3,23 +3,15 @@
 //! The protocol between a revocable pin and the provider, with the callback at every place that one
 //! thread can put it. What two threads can do is loom's: `tests/loom`.
 
-use std::sync::mpsc;
-use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
+use std::sync::{mpsc, Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
 
-use crate::callback_pin::free_callback;
-use crate::callback_pin::CallbackPin;
-use crate::callback_pin::Revoke;
+use crate::callback_pin::{free_callback, CallbackPin, Revoke};
 use crate::fakes::provider::DMA_BASE;
-use crate::fakes::world::world;
-use crate::fakes::world::World;
-use crate::ranges::PageSize;
-use crate::ranges::Span;
-use crate::reason::Reason;
-use crate::reason::ENOMEM;
+use crate::fakes::world::{world, World};
+use crate::ranges::{PageSize, Span};
+use crate::reason::{Reason, ENOMEM};
 
 const EIO: i32 = -5;
 

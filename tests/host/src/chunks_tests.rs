@@ -4,20 +4,13 @@
 
 use std::sync::Arc;
 
-use crate::fakes::env::Held;
-use crate::fakes::env::PciDevice;
-use crate::fakes::env::Ticket;
-use crate::fakes::env::IOMMU_OFFSET;
-use crate::fakes::provider::Allocation;
-use crate::fakes::provider::DMA_BASE;
+use crate::fakes::env::{Held, PciDevice, Ticket, IOMMU_OFFSET};
+use crate::fakes::provider::{Allocation, DMA_BASE};
 use crate::fakes::world::World;
 use crate::mr::Mr;
 use crate::persistent::PersistentMr;
-use crate::ranges::PageSize;
-use crate::ranges::SgEntry;
-use crate::reason::Reason;
-use crate::reason::EINVAL;
-use crate::reason::ENOMEM;
+use crate::ranges::{PageSize, SgEntry};
+use crate::reason::{Reason, EINVAL, ENOMEM};
 use crate::revocable::RevocableMr;
 
 const MIB: u64 = 1 << 20;

@@ -30,8 +30,7 @@ mod registry_tests;
 mod revocable_tests;
 mod sync;
 
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// At the end of each case of a test at random: says how many there were, with the last one. The test runner reads the line.
 fn done(count: &AtomicU32, cases: u32) {

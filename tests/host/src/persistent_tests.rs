@@ -4,23 +4,15 @@
 
 use std::sync::Arc;
 
-use crate::device::Gpus;
-use crate::device::Reach;
-use crate::fakes::env::Held;
-use crate::fakes::env::PciDevice;
-use crate::fakes::env::IOMMU_OFFSET;
-use crate::fakes::provider::Allocation;
-use crate::fakes::provider::DMA_BASE;
+use crate::device::{Gpus, Reach};
+use crate::fakes::env::{Held, PciDevice, IOMMU_OFFSET};
+use crate::fakes::provider::{Allocation, DMA_BASE};
 use crate::fakes::world::World;
 use crate::mr::Mr;
 use crate::persistent::PersistentMr;
 use crate::persistent_mapping::DENIED;
-use crate::ranges::PageSize;
-use crate::ranges::Span;
-use crate::reason::Reason;
-use crate::reason::EINVAL;
-use crate::reason::ENOMEM;
-use crate::reason::ENOTSUPP;
+use crate::ranges::{PageSize, Span};
+use crate::reason::{Reason, EINVAL, ENOMEM, ENOTSUPP};
 
 const MIB: u64 = 1 << 20;
 

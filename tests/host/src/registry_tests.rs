@@ -2,38 +2,20 @@
 
 //! Which registrations are shown as alive, from which moment to which, and what is counted of them.
 
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::thread;
 
-use crate::device::Gpus;
-use crate::device::PciAddress;
-use crate::fakes::env::max_chunks;
-use crate::fakes::env::Entry;
-use crate::fakes::env::Held;
-use crate::fakes::env::PciDevice;
-use crate::fakes::env::Ticket;
-use crate::fakes::env::HCA;
+use crate::device::{Gpus, PciAddress};
+use crate::fakes::env::{max_chunks, Entry, Held, PciDevice, Ticket, HCA};
 use crate::fakes::provider::Allocation;
-use crate::fakes::world::in_registry;
-use crate::fakes::world::world;
-use crate::fakes::world::Registry;
-use crate::fakes::world::World;
-use crate::history::PinMode;
-use crate::history::Task;
+use crate::fakes::world::{in_registry, world, Registry, World};
+use crate::history::{PinMode, Task};
 use crate::mr::Mr;
 use crate::persistent::PersistentMr;
-use crate::ranges::PageSize;
-use crate::ranges::Span;
-use crate::reason::Reason;
-use crate::reason::ENOMEM;
-use crate::registry::Counts;
-use crate::registry::Line;
-use crate::registry::Registration;
-use crate::registry::RegistrationInfo;
-use crate::registry::State;
-use crate::registry::Transition;
+use crate::ranges::{PageSize, Span};
+use crate::reason::{Reason, ENOMEM};
+use crate::registry::{Counts, Line, Registration, RegistrationInfo, State, Transition};
 use crate::revocable::RevocableMr;
 
 const MIB: u64 = 1 << 20;

@@ -3,25 +3,18 @@
 //! The life of a revocable registration, with the callback at every place. Schedules are made by
 //! hooks and channels, not by chance.
 
-use std::sync::mpsc;
-use std::sync::Arc;
+use std::sync::{mpsc, Arc};
 use std::thread;
 use std::time::Duration;
 
-use crate::device::Gpus;
-use crate::device::Reach;
-use crate::fakes::env::Held;
-use crate::fakes::env::PciDevice;
-use crate::fakes::env::Ticket;
-use crate::fakes::env::IOMMU_OFFSET;
-use crate::fakes::provider::Allocation;
-use crate::fakes::provider::DMA_BASE;
+use crate::device::{Gpus, Reach};
+use crate::fakes::env::{Held, PciDevice, Ticket, IOMMU_OFFSET};
+use crate::fakes::provider::{Allocation, DMA_BASE};
 use crate::fakes::world::World;
 use crate::mr::Mr;
 use crate::persistent_mapping::DENIED;
 use crate::ranges::PageSize;
-use crate::reason::Reason;
-use crate::reason::EOPNOTSUPP;
+use crate::reason::{Reason, EOPNOTSUPP};
 use crate::revocable::RevocableMr;
 
 const MIB: u64 = 1 << 20;

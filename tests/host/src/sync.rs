@@ -2,15 +2,9 @@
 
 //! Locks and threads for the fakes: the machine's own. `tests/loom` has the same names.
 
-use std::sync::PoisonError;
-use std::sync::RwLockReadGuard;
-use std::sync::RwLockWriteGuard;
+use std::sync::{PoisonError, RwLockReadGuard, RwLockWriteGuard};
 
-pub(crate) use std::sync::atomic;
-pub(crate) use std::sync::Condvar;
-pub(crate) use std::sync::Mutex;
-pub(crate) use std::sync::MutexGuard;
-pub(crate) use std::sync::RwLock;
+pub(crate) use std::sync::{atomic, Condvar, Mutex, MutexGuard, RwLock};
 pub(crate) use std::thread;
 
 /// Tests make their neighbours do what they like, and have a world from the start.

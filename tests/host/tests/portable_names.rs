@@ -6,11 +6,9 @@
 //! of `src/`, or of `kunit/`, in which nothing is public. Exported macros and the functions of `shim.h` are searched for by name.
 
 use std::collections::BTreeSet;
-use std::env;
-use std::fs;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::{env, fs};
 
 /// A folder with a copy of the sources, removed at the end.
 struct Copy(PathBuf);

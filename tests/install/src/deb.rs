@@ -5,18 +5,13 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
-use crate::host::succeeded;
-use crate::host::tool;
-use crate::Case;
-use crate::Log;
-use crate::Skip;
+use crate::host::{succeeded, tool};
+use crate::{Case, Log, Skip};
 
 const PACKAGE: &str = "nvidia-peermem-rs-dkms";
 

@@ -6,19 +6,12 @@
 
 use std::fs;
 
-use anyhow::bail;
-use anyhow::Result;
+use anyhow::{bail, Result};
 
 use crate::forge::Module;
-use crate::host::differences;
-use crate::host::succeeded;
-use crate::host::Host;
-use crate::host::Listing;
-use crate::host::NOTHING;
-use crate::host::RELEASE;
+use crate::host::{differences, succeeded, Host, Listing, NOTHING, RELEASE};
 use crate::layouts::DEBIAN_MODPROBE;
-use crate::Case;
-use crate::Log;
+use crate::{Case, Log};
 
 /// A distribution: its `ID`, whether the driver is Debian's own, and how modules are compressed.
 struct Distribution {
@@ -75,11 +68,8 @@ enum Package {
     Ours(&'static str),
 }
 
-use Package::Ours;
-use Package::Theirs;
-use Step::Add;
-use Step::Rebuild;
-use Step::Remove;
+use Package::{Ours, Theirs};
+use Step::{Add, Rebuild, Remove};
 
 impl Package {
     fn dkms_name(self, distribution: &Distribution) -> String {

@@ -2,18 +2,13 @@
 //! Modules that cannot be loaded, with all that kmod reads of one: `.modinfo`, the names of what they export and need.
 
 use std::collections::HashMap;
-use std::fmt;
-use std::fs;
 use std::io::Write as _;
 use std::path::Path;
-use std::process::Command;
-use std::process::Stdio;
-use std::sync::LazyLock;
-use std::sync::Mutex;
+use std::process::{Command, Stdio};
+use std::sync::{LazyLock, Mutex};
+use std::{fmt, fs};
 
-use anyhow::bail;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{bail, Context as _, Result};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Module {

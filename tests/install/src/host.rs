@@ -2,20 +2,13 @@
 //! A synthetic host: a folder for its root, and the questions that kmod answers about it.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::Path;
-use std::path::PathBuf;
-use std::process::Command;
-use std::process::Output;
-use std::process::Stdio;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::{fmt, fs};
 
-use anyhow::bail;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{bail, Context as _, Result};
 
 use crate::forge::Module;
 use crate::Skip;

@@ -3,19 +3,11 @@
 
 use std::fs;
 
-use anyhow::bail;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{bail, Context as _, Result};
 
 use crate::forge::Module;
-use crate::host::differences;
-use crate::host::succeeded;
-use crate::host::tool;
-use crate::host::Host;
-use crate::host::NOTHING;
-use crate::host::RELEASE;
-use crate::Case;
-use crate::Log;
+use crate::host::{differences, succeeded, tool, Host, NOTHING, RELEASE};
+use crate::{Case, Log};
 
 /// Where a driver package puts its files.
 pub(crate) struct Layout {

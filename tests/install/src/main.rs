@@ -16,8 +16,7 @@ mod tools;
 use std::fmt;
 use std::process::ExitCode;
 
-use anyhow::bail;
-use anyhow::Result;
+use anyhow::{bail, Result};
 
 /// Why a case could not be tried here.
 #[derive(Debug)]

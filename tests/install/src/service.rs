@@ -8,16 +8,10 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-use anyhow::anyhow;
-use anyhow::bail;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{anyhow, bail, Context as _, Result};
 
-use crate::host::tool;
-use crate::host::Host;
-use crate::Case;
-use crate::Log;
-use crate::Skip;
+use crate::host::{tool, Host};
+use crate::{Case, Log, Skip};
 
 const OPENIBD: &str = "\
 [Unit]

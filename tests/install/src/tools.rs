@@ -4,21 +4,12 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::ensure;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{ensure, Context as _, Result};
 
-use crate::host::differences;
-use crate::host::succeeded;
-use crate::host::tool;
-use crate::host::Host;
-use crate::host::Listing;
-use crate::host::NOTHING;
-use crate::Case;
-use crate::Log;
+use crate::host::{differences, succeeded, tool, Host, Listing, NOTHING};
+use crate::{Case, Log};
 
 /// Not the usual one, which the synthetic host has from this machine: what is below another must not name the usual one.
 const PREFIX: &str = "/opt/tools";

@@ -9,12 +9,9 @@ use std::rc::Rc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
-use loom::sync::Condvar;
-use loom::sync::Mutex;
-use loom::sync::MutexGuard;
+use loom::sync::{Condvar, Mutex, MutexGuard};
 
-use crate::ffi::c_char;
-use crate::ffi::c_void;
+use crate::ffi::{c_char, c_void};
 
 pub struct lock_class_key;
 pub struct mutex(*const Lock);

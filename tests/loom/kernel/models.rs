@@ -9,16 +9,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use loom::cell::UnsafeCell;
 use loom::thread;
 
-use crate::alloc::KBox;
-use crate::alloc::GFP_KERNEL;
+use crate::alloc::{KBox, GFP_KERNEL};
 use crate::bindings::LIVE;
 use crate::pin_init;
 use crate::pin_init::PinInit;
-use crate::sync::Arc;
-use crate::sync::CondVar;
-use crate::sync::LockClassKey;
-use crate::sync::Mutex;
-use crate::sync::SetOnce;
+use crate::sync::{Arc, CondVar, LockClassKey, Mutex, SetOnce};
 
 static CLASS: LockClassKey = LockClassKey;
 

@@ -5,8 +5,7 @@
 //! With two threads all interleavings are run, with three those up to a bound. A free may come before the registration
 //! (which then fails), at any place of it, or after it.
 
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
 use loom::model::Builder;
@@ -14,20 +13,14 @@ use loom::sync::Mutex;
 use loom::thread;
 use loom::thread::JoinHandle;
 
-use crate::callback_pin::CallbackPin;
-use crate::callback_pin::Revoke;
+use crate::callback_pin::{CallbackPin, Revoke};
 use crate::can_fail;
 use crate::fakes::ib_core::LEN;
 use crate::fakes::provider::ALLOCATION;
-use crate::fakes::world::world;
-use crate::fakes::world::Mode;
-use crate::fakes::world::World;
+use crate::fakes::world::{world, Mode, World};
 use crate::mr::MAX_LEN;
-use crate::ranges::PageSize;
-use crate::ranges::Span;
-use crate::reason::PutError;
-use crate::reason::Reason;
-use crate::reason::ENOMEM;
+use crate::ranges::{PageSize, Span};
+use crate::reason::{PutError, Reason, ENOMEM};
 use crate::registry::State;
 
 /// How many preemptions three threads get, unless `LOOM_MAX_PREEMPTIONS` says otherwise: switches away

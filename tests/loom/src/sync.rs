@@ -6,15 +6,10 @@
 //! its own primitives. So what merely records (a `Cell`, a `RefCell`) is seen by all threads, adds no
 //! interleavings, and panics if it is borrowed across a switch.
 
-pub(crate) use std::cell::Cell;
-pub(crate) use std::cell::RefCell;
+pub(crate) use std::cell::{Cell, RefCell};
 
 pub(crate) use loom::cell::UnsafeCell;
-pub(crate) use loom::sync::atomic;
-pub(crate) use loom::sync::Condvar;
-pub(crate) use loom::sync::Mutex;
-pub(crate) use loom::sync::MutexGuard;
-pub(crate) use loom::sync::RwLock;
+pub(crate) use loom::sync::{atomic, Condvar, Mutex, MutexGuard, RwLock};
 pub(crate) use loom::thread;
 
 use loom::sync::RwLockWriteGuard;

@@ -4,25 +4,17 @@
 //! The latter come through a private apt state in the cache. Its mirror and its keys are the machine's own, so apt checks
 //! every signature as it does for the machine, and the machine's sources stay as they are.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
-use std::path::PathBuf;
-use std::process::Command;
-use std::process::Stdio;
-use std::sync::Mutex;
-use std::sync::PoisonError;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
-use anyhow::anyhow;
-use anyhow::bail;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{anyhow, bail, Context as _, Result};
 
 use crate::paths::Paths;
 use crate::preflight;
-use crate::progress::output;
-use crate::progress::Stage;
+use crate::progress::{output, Stage};
 
 /// One entry of apt's sources.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -15,41 +15,23 @@ mod timed;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::ensure;
-use anyhow::Context as _;
-use anyhow::Result;
-use clap::Args;
-use clap::ValueEnum as _;
+use anyhow::{ensure, Context as _, Result};
+use clap::{Args, ValueEnum as _};
 use serde::Serialize;
 
 use self::goals::Goal;
-use self::machine::Clock;
-use self::machine::Machine;
-use self::machine::PinMode;
-use self::machine::MODES;
-use self::record::Beside;
-use self::record::Figure;
-use self::record::Row;
+use self::machine::{Clock, Machine, PinMode, MODES};
+use self::record::{Beside, Figure, Row};
 use self::timed::Timed;
-use crate::documents;
-use crate::kernel;
 use crate::paths::Paths;
-use crate::progress::duration;
-use crate::progress::output;
-use crate::setup;
-use crate::vm;
+use crate::progress::{duration, output};
 use crate::vm::Peermem;
-use peermem_figures::Calibration;
-use peermem_figures::Line;
-use peermem_figures::Part;
-use peermem_figures::Prices;
-use peermem_figures::What;
-use peermem_figures::Workers;
+use crate::{documents, kernel, setup, vm};
+use peermem_figures::{Calibration, Line, Part, Prices, What, Workers};
 
 #[derive(Debug, Args)]
 pub(crate) struct Selection {

@@ -4,23 +4,17 @@
 
 use std::fs;
 use std::fs::Permissions;
-use std::os::unix::fs::symlink;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
-use std::path::PathBuf;
+use std::os::unix::fs::{symlink, PermissionsExt as _};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
-use crate::apt;
 use crate::paths::Paths;
-use crate::progress::output;
-use crate::progress::Stage;
+use crate::progress::{output, Stage};
 use crate::setup::Lock;
-use crate::stamp;
 use crate::stamp::Key;
-use crate::toolchain;
+use crate::{apt, stamp, toolchain};
 
 /// Where the newest source is looked for.
 const SUITES: &[&str] = &["sid", "forky", "trixie"];

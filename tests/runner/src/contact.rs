@@ -3,14 +3,10 @@
 //! cache below /tmp, too. The machine mounts its own /tmp, and kbuild takes no blanks.
 
 use std::fs;
-use std::path::Path;
-use std::path::PathBuf;
-use std::process::Command;
-use std::process::Stdio;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
-use anyhow::bail;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{bail, Context as _, Result};
 
 use crate::paths::Paths;
 use crate::progress::output;

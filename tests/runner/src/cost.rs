@@ -5,32 +5,22 @@
 //! The module's file, as it would be loaded, is linked with the services of `tests/cost` into a user process, which makes
 //! registrations in it. Callgrind counts each instruction; those in the module's sections are the module's own.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
-use std::fmt;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::fs;
 use std::ops::Range;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::{fmt, fs};
 
-use anyhow::bail;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{bail, Context as _, Result};
 use clap::Args;
 
-use crate::apt;
-use crate::kernel;
 use crate::kernel::Kernel;
-use crate::modules::Build;
-use crate::modules::Builder;
+use crate::modules::{Build, Builder};
 use crate::paths::Paths;
 use crate::progress::output;
-use crate::results::Test;
-use crate::results::Verdict;
-use crate::setup;
-use crate::stamp;
+use crate::results::{Test, Verdict};
+use crate::{apt, kernel, setup, stamp};
 
 #[derive(Debug, Args)]
 pub(crate) struct Selection {

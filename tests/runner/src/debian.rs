@@ -7,35 +7,21 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::anyhow;
-use anyhow::bail;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{anyhow, bail, Context as _, Result};
 
-use crate::apt;
 use crate::arch::Arch;
 use crate::kernel::stock;
-use crate::modules;
 use crate::modules::Index;
 use crate::paths::Paths;
-use crate::programs;
-use crate::progress::output;
-use crate::progress::Stage;
-use crate::results::pattern;
-use crate::results::Format;
-use crate::results::Test;
-use crate::stamp;
+use crate::progress::{output, Stage};
+use crate::results::{pattern, Format, Test};
 use crate::stamp::Key;
-use crate::test;
 use crate::toolchain::tool;
-use crate::vm;
-use crate::vm::Options;
-use crate::vm::Peermem;
-use crate::vm::Provider;
+use crate::vm::{Options, Peermem, Provider};
+use crate::{apt, modules, programs, stamp, test, vm};
 
 /// A release of Debian with one of its kernels, and how our module comes onto it.
 pub(crate) struct Release {

@@ -34,11 +34,7 @@ pub(crate) const MEMORY_MIB: u32 = 512;
 /// behind is not always a leak, and kmemleak's own allocations fail as well. So do those with which DMA mappings are kept
 /// track of, and the first such failure ends that.
 pub(crate) fn wanted(faults: bool) -> &'static [Detector] {
-    use Detector::Dma;
-    use Detector::Kasan;
-    use Detector::Kmemleak;
-    use Detector::Lockdep;
-    use Detector::Sleep;
+    use Detector::{Dma, Kasan, Kmemleak, Lockdep, Sleep};
     if faults {
         &[Kasan, Lockdep, Sleep]
     } else {

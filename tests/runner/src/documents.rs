@@ -7,12 +7,9 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-use anyhow::anyhow;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{anyhow, Context as _, Result};
 
-use crate::results::Test;
-use crate::results::Verdict;
+use crate::results::{Test, Verdict};
 
 /// A part of a document, and what it is made from.
 pub(crate) struct Part {

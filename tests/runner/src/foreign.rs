@@ -5,21 +5,17 @@
 //! Nothing of it is run here, so the packages are unpacked and not configured. They come from where this machine's own do.
 
 use std::fs;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
-use crate::apt;
 use crate::arch::Arch;
 use crate::paths::Paths;
-use crate::progress::output;
-use crate::progress::Stage;
+use crate::progress::{output, Stage};
 use crate::setup::Lock;
-use crate::stamp;
 use crate::stamp::Key;
+use crate::{apt, stamp};
 
 /// The compiler of the kernel for it, which knows all processors.
 pub(crate) const COMPILER: &str = "clang-19";

@@ -6,33 +6,20 @@
 
 mod rows;
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::sync::LazyLock;
 
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use regex::Regex;
 
-use self::rows::HEAD;
-use self::rows::ROWS;
+use self::rows::{HEAD, ROWS};
 use crate::documents::wrapped;
-use crate::kernel;
-use crate::klog;
 use crate::modules::Build;
 use crate::paths::Paths;
-use crate::programs;
-use crate::results::pattern;
-use crate::results::Format;
-use crate::results::Reader;
-use crate::results::Test;
-use crate::results::Verdict;
-use crate::setup;
-use crate::vm;
-use crate::vm::Options;
-use crate::vm::Peermem;
-use crate::vm::Provider;
+use crate::results::{pattern, Format, Reader, Test, Verdict};
+use crate::vm::{Options, Peermem, Provider};
+use crate::{kernel, klog, programs, setup, vm};
 
 /// Where the page lies in the repository.
 const PAGE: &str = "docs/hazards.md";

@@ -7,23 +7,17 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::Context as _;
-use anyhow::Result;
-use serde::Deserialize;
-use serde::Serialize;
+use anyhow::{Context as _, Result};
+use serde::{Deserialize, Serialize};
 
 use crate::history::When;
 use crate::paths::Paths;
-use crate::programs;
 use crate::progress::output;
 use crate::results::Test;
-use crate::setup;
-use crate::stamp;
 use crate::stamp::Key;
-use crate::suite::Place;
-use crate::suite::Run;
-use crate::vm::Options;
-use crate::vm::Peermem;
+use crate::suite::{Place, Run};
+use crate::vm::{Options, Peermem};
+use crate::{programs, setup, stamp};
 
 /// What a run that passed has left.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -5,32 +5,21 @@
 //! over it by contents, so that a changed patch touches only the files that it changes and make compiles only those.
 //! Flavours that differ in configuration and compiler alone share one tree; each has an output directory of its own.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::anyhow;
-use anyhow::bail;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{anyhow, bail, Context as _, Result};
 
-use crate::apt;
 use crate::arch::Arch;
 use crate::modules::Index;
-use crate::patch;
 use crate::paths::Paths;
 use crate::progress::Stage;
-use crate::stamp;
 use crate::stamp::Key;
-use crate::suite::Again;
-use crate::suite::Smoke;
-use crate::suite::ON_ARM64;
-use crate::suite::ON_OLDEST;
-use crate::suite::ON_STOCK;
+use crate::suite::{Again, Smoke, ON_ARM64, ON_OLDEST, ON_STOCK};
 use crate::toolchain::Toolchain;
+use crate::{apt, patch, stamp};
 
 pub(crate) mod stock;
 

@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Reads a kernel log for what must not be in it, and compares that with what a test declared.
 
-use std::fmt;
-use std::fs;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::LazyLock;
+use std::{fmt, fs};
 
-use anyhow::anyhow;
-use anyhow::Context as _;
-use anyhow::Result;
-use regex::Regex;
-use regex::RegexSet;
+use anyhow::{anyhow, Context as _, Result};
+use regex::{Regex, RegexSet};
 
 mod smmu;
 

@@ -3,13 +3,10 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::bail;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{bail, Context as _, Result};
 
 use crate::modules::Builder;
 use crate::paths::Paths;

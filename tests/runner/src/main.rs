@@ -41,8 +41,7 @@ mod vm;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::Parser;
-use clap::Subcommand;
+use clap::{Parser, Subcommand};
 
 use crate::arch::Arch;
 use crate::paths::Paths;

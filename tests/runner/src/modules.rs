@@ -3,27 +3,20 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::anyhow;
-use anyhow::bail;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{anyhow, bail, Context as _, Result};
 use clap::ValueEnum;
 
-use crate::apt;
 use crate::arch::Arch;
 use crate::kernel::Kernel;
-use crate::mutants;
 use crate::paths::Paths;
 use crate::progress::Stage;
 use crate::setup::Lock;
-use crate::stamp;
 use crate::stamp::Key;
-use crate::toolchain::tool;
-use crate::toolchain::Toolchain;
+use crate::toolchain::{tool, Toolchain};
 use crate::vm::Provider;
+use crate::{apt, mutants, stamp};
 
 /// A module's name as the kernel has it.
 pub(crate) fn name_of(file: &Path) -> String {

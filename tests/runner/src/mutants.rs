@@ -8,34 +8,23 @@ mod host;
 mod kept;
 mod machine;
 
-use std::fs;
-use std::path::Path;
-use std::path::PathBuf;
-use std::sync::Mutex;
-use std::sync::PoisonError;
-use std::thread;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
+use std::{fs, thread};
 
-use anyhow::anyhow;
-use anyhow::bail;
-use anyhow::ensure;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{anyhow, bail, ensure, Context as _, Result};
 use clap::Args;
 use regex::Regex;
 
-use crate::patch;
 use crate::paths::Paths;
 use crate::progress::duration;
-use crate::results::Test;
-use crate::results::Verdict;
-use crate::setup;
-use crate::stamp;
+use crate::results::{Test, Verdict};
 use crate::toolchain::Toolchain;
+use crate::{patch, setup, stamp};
 
 use kept::Kept;
-use machine::Job;
-use machine::Machines;
+use machine::{Job, Machines};
 
 /// The note of a test that was not run, since all that it depends on is as it was when it passed.
 pub(crate) const UNCHANGED: &str = "unchanged";

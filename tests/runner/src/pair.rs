@@ -3,21 +3,14 @@
 
 use std::io::Write as _;
 use std::os::unix::net::UnixDatagram;
-use std::sync::Arc;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::thread;
 
-use anyhow::anyhow;
-use anyhow::bail;
-use anyhow::Result;
+use anyhow::{anyhow, bail, Result};
 
 use crate::paths::Paths;
 use crate::vm;
-use crate::vm::Boot;
-use crate::vm::Channels;
-use crate::vm::LineSink;
-use crate::vm::Options;
-use crate::vm::Outcome;
+use crate::vm::{Boot, Channels, LineSink, Options, Outcome};
 
 /// As [`vm::run`]. To who takes lines, those of host 1 are given as they are, and all those of host 2 as lines of standard
 /// error that begin with its name.

@@ -2,12 +2,9 @@
 //! Applies patches.
 
 use std::path::Path;
-use std::process::Command;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
-use anyhow::bail;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{bail, Context as _, Result};
 
 /// Applies a patch to the tree below `directory`, or says why it does not fit. `fuzz` is how many of the lines around a
 /// change may be others.

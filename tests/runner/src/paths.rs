@@ -2,16 +2,12 @@
 //! Where things lie: the repository, which is only read, and the cache, which holds all that is made.
 
 use std::fs;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::SystemTime;
-use std::time::UNIX_EPOCH;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::bail;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{bail, Context as _, Result};
 
 use crate::stamp;
 

@@ -6,32 +6,20 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::stdin;
-use std::io::IsTerminal as _;
+use std::io::{stdin, IsTerminal as _};
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
-use std::path::PathBuf;
-use std::process::Command;
-use std::process::Stdio;
-use std::sync::Mutex;
-use std::sync::PoisonError;
-use std::time::Duration;
-use std::time::SystemTime;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
 
-use anyhow::bail;
-use anyhow::Result;
+use anyhow::{bail, Result};
 
-use crate::apt;
 use crate::arch::Arch;
 use crate::documents::grouped;
-use crate::foreign;
-use crate::kernel;
 use crate::paths::Paths;
-use crate::programs;
-use crate::progress;
 use crate::progress::output;
-use crate::stamp;
-use crate::toolchain;
+use crate::{apt, foreign, kernel, programs, progress, stamp, toolchain};
 
 /// What a machine of the default size takes: its own memory, and what QEMU keeps of it in tables and translated code.
 const MACHINE_MIB: u64 = 2048 + 512;

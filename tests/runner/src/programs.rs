@@ -3,27 +3,19 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::anyhow;
-use anyhow::bail;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{anyhow, bail, Context as _, Result};
 
-use crate::apt;
 use crate::arch::Arch;
-use crate::consumers;
-use crate::foreign;
 use crate::paths::Paths;
-use crate::progress::output;
-use crate::progress::Stage;
+use crate::progress::{output, Stage};
 use crate::setup::Lock;
-use crate::stamp;
 use crate::stamp::Key;
 use crate::toolchain::Toolchain;
 use crate::vm::in_machine;
+use crate::{apt, consumers, foreign, stamp};
 
 /// Where Debian's rdma-core puts its tests.
 const PYVERBS: &str = "/usr/share/doc/rdma-core/tests";

@@ -1,26 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! What a person sees while something long is made: one line a stage, with a running count.
 
-use std::fs;
-use std::io::stderr;
-use std::io::BufRead as _;
-use std::io::BufReader;
-use std::io::IsTerminal as _;
-use std::io::Read;
-use std::io::Write as _;
+use std::io::{stderr, BufRead as _, BufReader, IsTerminal as _, Read, Write as _};
 use std::path::Path;
-use std::process::Command;
-use std::process::Stdio;
-use std::sync::mpsc;
-use std::sync::Mutex;
-use std::sync::PoisonError;
-use std::thread;
-use std::time::Duration;
-use std::time::Instant;
+use std::process::{Command, Stdio};
+use std::sync::{mpsc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use std::{fs, thread};
 
-use anyhow::bail;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{bail, Context as _, Result};
 
 /// How many of a failed command's last lines are shown.
 const TAIL: usize = 40;

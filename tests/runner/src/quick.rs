@@ -1,27 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! `runner quick`: what to look at while editing. No machine is booted.
 
-use std::process::Command;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Instant;
 
-use anyhow::anyhow;
-use anyhow::bail;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{anyhow, bail, Context as _, Result};
 
-use crate::cost;
-use crate::lint::CLIPPY_HOST;
-use crate::lint::SAME_OBJECT;
-use crate::mutants;
+use crate::lint::{CLIPPY_HOST, SAME_OBJECT};
 use crate::paths::Paths;
-use crate::progress::duration;
-use crate::progress::output;
-use crate::results::Format;
-use crate::results::Reader;
-use crate::results::Verdict;
-use crate::setup;
+use crate::progress::{duration, output};
+use crate::results::{Format, Reader, Verdict};
+use crate::{cost, mutants, setup};
 
 /// One thing to look at; says what there is to say if it holds.
 struct Step {

@@ -5,8 +5,7 @@ use std::sync::LazyLock;
 
 use anyhow::Result;
 use regex::Regex;
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Verdict {

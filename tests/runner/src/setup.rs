@@ -1,40 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Makes whatever a run needs and is not there yet. What is there is left alone, and nothing touches the network then.
 
-use std::fs;
-use std::path::Path;
-use std::path::PathBuf;
-use std::thread;
+use std::path::{Path, PathBuf};
+use std::{fs, thread};
 
-use anyhow::anyhow;
-use anyhow::bail;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{anyhow, bail, Context as _, Result};
 
-use crate::apt;
 use crate::arch::Arch;
-use crate::contact;
-use crate::debian;
-use crate::foreign;
-use crate::kernel;
-use crate::kernel::Extent;
-use crate::kernel::Kernel;
-use crate::lint;
+use crate::kernel::{Extent, Kernel};
 use crate::lint::Linter;
-use crate::modules;
-use crate::modules::Builder;
-use crate::modules::Index;
-use crate::mutants;
+use crate::modules::{Builder, Index};
 use crate::paths::Paths;
-use crate::programs;
 use crate::progress::Stage;
-use crate::results::Test;
-use crate::results::Verdict;
+use crate::results::{Test, Verdict};
 use crate::toolchain::Toolchain;
 use crate::topology::Topology;
-use crate::vm;
-use crate::vm::Peermem;
-use crate::vm::Provider;
+use crate::vm::{Peermem, Provider};
+use crate::{apt, contact, debian, foreign, kernel, lint, modules, mutants, programs, vm};
 
 /// Keeps a second `runner`, or another of its runs, from making the same thing at the same time.
 pub(crate) struct Lock(fs::File);

@@ -4,15 +4,11 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
-use std::path::Path;
-use std::path::PathBuf;
-use std::sync::Mutex;
-use std::sync::PoisonError;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
-use anyhow::Context as _;
-use anyhow::Result;
-use sha2::Digest as _;
-use sha2::Sha256;
+use anyhow::{Context as _, Result};
+use sha2::{Digest as _, Sha256};
 
 /// A hash of named things.
 #[derive(Clone, Default)]

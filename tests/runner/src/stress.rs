@@ -7,26 +7,17 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use clap::Args;
 
 use crate::paths::Paths;
-use crate::programs;
 use crate::progress::duration;
-use crate::results::Format;
-use crate::results::Reader;
-use crate::results::Test;
-use crate::results::Verdict;
-use crate::setup;
-use crate::stamp;
-use crate::test::add_last_words;
-use crate::test::status_problem;
-use crate::vm;
+use crate::results::{Format, Reader, Test, Verdict};
+use crate::test::{add_last_words, status_problem};
 use crate::vm::Iommu;
+use crate::{programs, setup, stamp, vm};
 
 /// A machine is replaced after so many epochs.
 const EPOCHS_OF_A_MACHINE: u64 = 8;

@@ -4,17 +4,12 @@
 use std::sync::LazyLock;
 
 use crate::arch::Arch;
-use crate::debian;
 use crate::debian::Release;
-use crate::kernel;
 use crate::modules::Build;
 use crate::results::Format;
 use crate::topology::Topology;
-use crate::vm::Iommu;
-use crate::vm::Options;
-use crate::vm::Peermem;
-use crate::vm::Provider;
-use crate::vm::Rdma;
+use crate::vm::{Iommu, Options, Peermem, Provider, Rdma};
+use crate::{debian, kernel};
 
 /// One run: a virtual machine or a program of the host, and the tests that it prints.
 #[derive(Clone, Copy)]

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The caller's terminal: whether there is one, how large it is, and its raw mode.
 
-use std::io::stdin;
-use std::io::stdout;
-use std::io::IsTerminal as _;
+use std::io::{stdin, stdout, IsTerminal as _};
 
 use anyhow::Result;
 use rustix::termios;

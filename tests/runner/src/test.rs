@@ -6,55 +6,29 @@ mod report;
 mod skips;
 mod tables;
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
-use std::io::stdout;
-use std::io::IsTerminal as _;
-use std::io::Write as _;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{stdout, IsTerminal as _, Write as _};
 use std::process::Stdio;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::Mutex;
-use std::sync::PoisonError;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::anyhow;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{anyhow, Context as _, Result};
 use clap::Args;
 
-use self::report::missing;
-use self::report::Origin;
-use self::report::Report;
+use self::report::{missing, Origin, Report};
 use self::skips::Skips;
 use self::tables::summary;
-use crate::documents;
-use crate::history;
-use crate::history::History;
-use crate::history::When;
-use crate::kept;
-use crate::kept::Pass;
-use crate::kept::Shelf;
-use crate::mutants;
+use crate::history::{History, When};
+use crate::kept::{Pass, Shelf};
 use crate::paths::Paths;
-use crate::preflight;
-use crate::programs;
-use crate::results::Format;
-use crate::results::Reader;
-use crate::results::Test;
-use crate::results::Verdict;
-use crate::setup;
-use crate::suite::again;
-use crate::suite::every_run;
-use crate::suite::Place;
-use crate::suite::Run;
-use crate::suite::Same;
+use crate::results::{Format, Reader, Test, Verdict};
+use crate::suite::{again, every_run, Place, Run, Same};
 use crate::toolchain::Toolchain;
-use crate::vm;
-use crate::vm::Channels;
-use crate::vm::Options;
+use crate::vm::{Channels, Options};
+use crate::{documents, history, kept, mutants, preflight, programs, setup, vm};
 
 #[derive(Debug, Args)]
 pub(crate) struct Selection {

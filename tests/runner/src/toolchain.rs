@@ -4,19 +4,14 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::anyhow;
-use anyhow::bail;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{anyhow, bail, Context as _, Result};
 
 use crate::apt;
 use crate::paths::Paths;
-use crate::progress::output;
-use crate::progress::Stage;
+use crate::progress::{output, Stage};
 use crate::vm::quoted;
 
 /// Suites whose bindgen the kernel takes, where the machine's own is older. Its package wants the C library of its release:

@@ -2,48 +2,26 @@
 //! Boots a virtual machine, runs one command in it, and tells how both fared.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io::Read;
-use std::io::Write;
-use std::os::fd::AsFd;
-use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixDatagram;
-use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::path::PathBuf;
-use std::process::Child;
-use std::process::Command;
-use std::process::Stdio;
-use std::sync::mpsc;
-use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::PoisonError;
-use std::thread;
-use std::time::Duration;
-use std::time::Instant;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{mpsc, Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use std::{fs, thread};
 
-use anyhow::anyhow;
-use anyhow::bail;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{anyhow, bail, Context as _, Result};
 use clap::builder::ArgPredicate;
-use clap::Args;
-use clap::Parser as _;
-use clap::ValueEnum;
+use clap::{Args, Parser as _, ValueEnum};
 
 use crate::arch::Arch;
 use crate::cpio::Archive;
-use crate::detectors;
 use crate::kernel::Signing;
-use crate::klog;
-use crate::modules;
-use crate::modules::Build;
-use crate::modules::Index;
-use crate::pair;
+use crate::modules::{Build, Index};
 use crate::paths::Paths;
-use crate::programs;
-use crate::terminal;
 use crate::topology::Topology;
+use crate::{detectors, klog, modules, pair, programs, terminal};
 
 /// Exit statuses of the runner's own, as `timeout(1)` and `xargs(1)` have them.
 pub(crate) const TIMED_OUT: i32 = 124;

@@ -5,14 +5,10 @@
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
 use std::fs;
-use std::io::BufRead as _;
-use std::io::BufReader;
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
-use std::path::PathBuf;
-use std::process::Command;
-use std::process::Output;
-use std::process::Stdio;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
 
 /// A clone of those files alone that are needed here, and what goes with it.
 struct Clone {

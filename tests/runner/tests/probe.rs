@@ -7,12 +7,9 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::Path;
-use std::path::PathBuf;
-use std::process::Command;
-use std::process::Output;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Interfaces that `src/compat.h` uses, and that have one form in every kernel.
 const COMMON: &str = "\

@@ -2,19 +2,11 @@
 //! Registered memory beside a copy of what it must contain, so that every byte that a transfer should not have touched is
 //! known too.
 
-use anyhow::bail;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{bail, Context, Result};
 
-use crate::lab::Lab;
-use crate::lab::Memory;
-use crate::lab::Where;
-use crate::pattern::difference;
-use crate::pattern::Pattern;
-use crate::rdma::full_access;
-use crate::rdma::Hca;
-use crate::rdma::Part;
-use crate::rdma::Region;
+use crate::lab::{Lab, Memory, Where};
+use crate::pattern::{difference, Pattern};
+use crate::rdma::{full_access, Hca, Part, Region};
 
 /// How far around a transfer the bytes are compared at once; the rest is compared at the end.
 const WINDOW: usize = 64 << 10;

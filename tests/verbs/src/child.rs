@@ -4,38 +4,19 @@
 //! A child says `ready` on standard output and waits for standard input to end; then it does what its role says.
 
 use std::io;
-use std::io::BufRead;
-use std::io::BufReader;
-use std::io::Read;
-use std::io::Write;
-use std::process::Child;
-use std::process::ChildStdin;
-use std::process::ChildStdout;
-use std::process::Command;
-use std::process::ExitStatus;
-use std::process::Stdio;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 
-use anyhow::bail;
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
-use clap::Subcommand;
-use clap::ValueEnum;
+use anyhow::{bail, ensure, Context, Result};
+use clap::{Subcommand, ValueEnum};
 
 use crate::arena::Arena;
-use crate::gpu::Gpu;
-use crate::gpu::GRANULE;
-use crate::lab::Lab;
-use crate::lab::Setup;
-use crate::lab::Where;
-use crate::pattern::Choice;
-use crate::pattern::Pattern;
-use crate::rdma;
-use crate::rdma::full_access;
-use crate::rdma::Op;
-use crate::sys;
-use crate::sys::Placement;
-use crate::sys::Span;
+use crate::gpu::{Gpu, GRANULE};
+use crate::lab::{Lab, Setup, Where};
+use crate::pattern::{Choice, Pattern};
+use crate::rdma::{full_access, Op};
+use crate::sys::{Placement, Span};
+use crate::{rdma, sys};
 
 const M2: usize = GRANULE as usize;
 

@@ -1,37 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The demo: a registration, a write, a read, a free, and nothing left.
 
-use std::env;
-use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
+use std::{env, fs};
 
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{ensure, Context, Result};
 
 use crate::arena::Arena;
 use crate::counters::Counters;
-use crate::gpu::Allocation;
-use crate::gpu::GRANULE;
-use crate::ktap;
-use crate::lab::Lab;
-use crate::lab::PinMode;
-use crate::lab::Setup;
-use crate::measure;
+use crate::gpu::{Allocation, GRANULE};
+use crate::lab::{Lab, PinMode, Setup};
 use crate::measure::Measurement;
-use crate::module;
 use crate::module::Replaced;
-use crate::pattern::difference;
-use crate::pattern::Pattern;
-use crate::rdma;
-use crate::rdma::full_access;
-use crate::rdma::Op;
-use crate::rdma::Region;
-use crate::rdma::Status;
-use crate::sys;
+use crate::pattern::{difference, Pattern};
+use crate::rdma::{full_access, Op, Region, Status};
 use crate::sys::Running;
+use crate::{ktap, measure, module, rdma, sys};
 
 /// Where the runner has laid NVIDIA's own module, if it has.
 const CONTROL: &str = "TESTVM_CONTROL_KO";

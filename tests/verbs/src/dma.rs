@@ -10,31 +10,18 @@
 //! there.
 
 use std::collections::VecDeque;
-use std::fs;
 use std::fs::File;
-use std::io;
-use std::io::Read;
-use std::io::Seek;
-use std::io::SeekFrom;
+use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
-use std::path::PathBuf;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use std::{fs, io};
 
-use anyhow::bail;
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{bail, ensure, Context, Result};
 
-use crate::gpu::Allocation;
-use crate::gpu::Place;
-use crate::gpu::PAGE;
-use crate::rdma::full_access;
-use crate::rdma::Hca;
-use crate::rdma::Region;
+use crate::gpu::{Allocation, Place, PAGE};
+use crate::rdma::{full_access, Hca, Region};
 use crate::sys;
 
 /// What stands between a device and memory.

@@ -8,13 +8,9 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use anyhow::bail;
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{bail, ensure, Context, Result};
 
-use crate::ktap;
-use crate::sys;
+use crate::{ktap, sys};
 
 const DEBUGFS: &str = "/sys/kernel/debug";
 const NTH: &str = "/proc/thread-self/fail-nth";

@@ -2,15 +2,12 @@
 //! What can be turned in the kernel's modules while they run: their parameters, and the stand-in GPU's calls that fail on
 //! request (see `tests/gpu`).
 
-use std::env;
-use std::fs;
 use std::path::PathBuf;
+use std::{env, fs};
 
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{Context, Result};
 
-use crate::ktap;
-use crate::sys;
+use crate::{ktap, sys};
 
 /// A module's parameter, or a file of debugfs like one, set until dropped.
 pub(crate) struct Parameter {

@@ -4,16 +4,12 @@
 use std::fmt::Display;
 use std::panic;
 use std::panic::AssertUnwindSafe;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::anyhow;
-use anyhow::bail;
-use anyhow::Result;
+use anyhow::{anyhow, bail, Result};
 
 use crate::counters::Counters;
-use crate::lab::Lab;
-use crate::lab::Setup;
+use crate::lab::{Lab, Setup};
 use crate::sys;
 
 /// A test case: its group and name joined by a dot, and what it does.

@@ -1,26 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! What a case works with: two RDMA devices, the GPUs, and the knowledge of what is being tested.
 
-use std::fmt;
-use std::fs;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::{fmt, fs};
 
-use anyhow::bail;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{bail, Context, Result};
 
-use crate::counters;
-use crate::gpu::Allocation;
-use crate::gpu::Gpu;
-use crate::gpu::GRANULE;
-use crate::ktap;
-use crate::rdma::full_access;
-use crate::rdma::Hca;
-use crate::sys::Mapping;
-use crate::sys::Placement;
-use crate::sys::Span;
+use crate::gpu::{Allocation, Gpu, GRANULE};
+use crate::rdma::{full_access, Hca};
+use crate::sys::{Mapping, Placement, Span};
+use crate::{counters, ktap};
 
 /// The peermem module under test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

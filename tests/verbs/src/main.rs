@@ -24,17 +24,11 @@ mod sys;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::ensure;
-use anyhow::Result;
-use clap::Parser;
-use clap::Subcommand;
-use peermem_verbs::pattern;
-use peermem_verbs::rdma;
-use peermem_verbs::standin as gpu;
+use anyhow::{ensure, Result};
+use clap::{Parser, Subcommand};
+use peermem_verbs::{pattern, rdma, standin as gpu};
 
-use lab::Lab;
-use lab::Peermem;
-use lab::Setup;
+use lab::{Lab, Peermem, Setup};
 
 #[derive(Debug, Parser)]
 #[command(version, about)]

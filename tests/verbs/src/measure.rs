@@ -3,13 +3,10 @@
 
 use std::time::Instant;
 
-use anyhow::ensure;
-use anyhow::Result;
-use serde::Deserialize;
-use serde::Serialize;
+use anyhow::{ensure, Result};
+use serde::{Deserialize, Serialize};
 
-use crate::cases::register::allocate_aligned;
-use crate::cases::register::peer_region;
+use crate::cases::register::{allocate_aligned, peer_region};
 use crate::counters::Counters;
 use crate::gpu::GRANULE;
 use crate::lab::Lab;

@@ -5,13 +5,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::bail;
-use anyhow::ensure;
-use anyhow::Result;
+use anyhow::{bail, ensure, Result};
 
-use crate::counters;
-use crate::sys;
 use crate::sys::Running;
+use crate::{counters, sys};
 
 pub(crate) const NAME: &str = "nvidia_peermem";
 /// The parameters that NVIDIA's module has, the second since 560.

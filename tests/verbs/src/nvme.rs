@@ -9,14 +9,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::bail;
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{bail, ensure, Context, Result};
 
-use crate::dma::Mapped;
-use crate::dma::Segment;
-use crate::dma::Trace;
+use crate::dma::{Mapped, Segment, Trace};
 use crate::gpu::Allocation;
 use crate::rdma::Hca;
 use crate::sys;

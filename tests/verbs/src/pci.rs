@@ -4,13 +4,10 @@
 use std::fs;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{ensure, Context, Result};
 
 /// Where a function sits: the host bridge's directory, and the functions from there down to itself.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,23 +2,13 @@
 //! This program on the other of two hosts: by TCP both say how far they are and what the other must know.
 
 use std::io;
-use std::io::BufRead as _;
-use std::io::BufReader;
-use std::io::Write as _;
-use std::net::IpAddr;
-use std::net::Ipv4Addr;
-use std::net::TcpListener;
-use std::net::TcpStream;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use anyhow::anyhow;
-use anyhow::bail;
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{anyhow, bail, ensure, Context, Result};
 use serde::de::DeserializeOwned;
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::ktap::Skip;

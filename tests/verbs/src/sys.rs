@@ -3,34 +3,18 @@
 //! that hardware writes to, and the stand-in GPU's ioctls.
 
 use std::cell::Cell;
-use std::fs;
 use std::fs::File;
-use std::io;
-use std::os::fd::AsRawFd;
-use std::os::fd::BorrowedFd;
-use std::os::fd::FromRawFd;
-use std::os::fd::OwnedFd;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
-use std::process::Child;
-use std::process::Command;
-use std::process::ExitStatus;
-use std::process::Stdio;
-use std::ptr;
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
+use std::{fs, io, ptr};
 
-use anyhow::bail;
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
-pub(crate) use peermem_verbs::memory::map_file;
-pub(crate) use peermem_verbs::memory::open_rw;
-pub(crate) use peermem_verbs::memory::Mapping;
-pub(crate) use peermem_verbs::memory::Placement;
-pub(crate) use peermem_verbs::memory::Span;
+use anyhow::{bail, ensure, Context, Result};
+pub(crate) use peermem_verbs::memory::{map_file, open_rw, Mapping, Placement, Span};
 pub(crate) use peermem_verbs::patience::Patience;
 
 /// A free address, aligned to `align` (a power of two, at least the page size), with room for `len` bytes.

@@ -3,11 +3,10 @@
 
 use super::*;
 use crate::finding::Status;
-use crate::fixture;
 use crate::fixture::Fixture;
 use crate::host::Fact;
 use crate::machine::Machine;
-use crate::testing;
+use crate::{fixture, testing};
 
 const CONF: &str = "/etc/nccl.conf";
 

@@ -2,13 +2,10 @@
 //! Eight rails that are well, and one fault at a time.
 
 use super::*;
-use crate::fixture;
-use crate::fixture::Fixture;
-use crate::fixture::ADDRESS;
-use crate::fixture::LINK_LOCAL;
+use crate::fixture::{Fixture, ADDRESS, LINK_LOCAL};
 use crate::host::Fact;
 use crate::machine::Machine;
-use crate::testing;
+use crate::{fixture, testing};
 
 /// Eight rails of RoCE, each GPU with two that are near.
 fn rails() -> Fixture {

@@ -2,9 +2,7 @@
 //! Is the module a client of ib_core's, of which kind, and by its own name?
 
 use crate::doctor::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
+use crate::finding::{Finding, Level, Subject};
 use crate::host::Unseen;
 use crate::software::Module;
 

@@ -5,14 +5,9 @@
 use super::clients::MEMORY_PEERS;
 use super::dma_buf::DmaBuf;
 use crate::doctor::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
-use crate::host::Host;
-use crate::host::Seen;
-use crate::host::Unseen;
-use crate::software::Module;
-use crate::software::REGISTER;
+use crate::finding::{Finding, Level, Subject};
+use crate::host::{Host, Seen, Unseen};
+use crate::software::{Module, REGISTER};
 
 /// The check's name.
 pub(super) const NAME: &str = "consumers";

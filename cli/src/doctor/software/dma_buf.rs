@@ -2,9 +2,7 @@
 //! dma-buf: the way to register GPU memory that takes no peer-memory module. What it needs is in docs/dma-buf.md.
 
 use crate::doctor::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
+use crate::finding::{Finding, Level, Subject};
 use crate::machine::Hca;
 
 /// The check's name.

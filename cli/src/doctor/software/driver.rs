@@ -5,9 +5,7 @@
 
 use super::users;
 use crate::doctor::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
+use crate::finding::{Finding, Level, Subject};
 use crate::nvml::VERSION_MISMATCH;
 
 /// The check's name.

@@ -2,13 +2,9 @@
 //! Is the NVLink fabric set up, without which CUDA does not start on machines with NVSwitches?
 
 use crate::doctor::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
-use crate::host::Fact;
-use crate::host::Unseen;
-use crate::nvml::Fabric;
-use crate::nvml::FabricState;
+use crate::finding::{Finding, Level, Subject};
+use crate::host::{Fact, Unseen};
+use crate::nvml::{Fabric, FabricState};
 use crate::software::fabric;
 
 /// The check's name.

@@ -2,9 +2,7 @@
 //! What NVML tells of each GPU: how much of BAR1 is free, MIG, virtual GPUs, persistence mode.
 
 use crate::doctor::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
+use crate::finding::{Finding, Level, Subject};
 use crate::nvml;
 use crate::nvml::Virtualization;
 use crate::software::Module;

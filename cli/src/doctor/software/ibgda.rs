@@ -2,9 +2,7 @@
 //! GPU-initiated communication (IBGDA): whether CUDA may map a NIC's doorbells into a GPU.
 
 use crate::doctor::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
+use crate::finding::{Finding, Level, Subject};
 
 /// The check's name.
 pub(super) const NAME: &str = "ibgda";

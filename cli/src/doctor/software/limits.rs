@@ -6,14 +6,9 @@
 //! `drivers/infiniband/core/umem.c`).
 
 use crate::doctor::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
-use crate::host::facts;
-use crate::host::Fact;
-use crate::host::Unseen;
-use crate::shell::argument;
-use crate::shell::path_argument;
+use crate::finding::{Finding, Level, Subject};
+use crate::host::{facts, Fact, Unseen};
+use crate::shell::{argument, path_argument};
 
 /// The checks' names.
 pub(super) const MEMLOCK: &str = "memlock";

@@ -8,21 +8,13 @@
 
 use std::collections::BTreeMap;
 
-use super::oops;
-use super::pci_log;
-use super::xid;
+use super::{oops, pci_log, xid};
 use crate::debugfs;
 use crate::doctor::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
-use crate::machine::pci::Address;
-use crate::machine::pci::DEVICES;
-use crate::shipped::reason::Event;
-use crate::shipped::reason::EventInfo;
-use crate::shipped::reason::Severity;
-use crate::software::log::is_of_module;
-use crate::software::log::Record;
+use crate::finding::{Finding, Level, Subject};
+use crate::machine::pci::{Address, DEVICES};
+use crate::shipped::reason::{Event, EventInfo, Severity};
+use crate::software::log::{is_of_module, Record};
 
 /// The check's name.
 pub(super) const NAME: &str = "kernel-log";

@@ -31,8 +31,7 @@ mod injected;
 #[cfg(test)]
 mod reported;
 
-use super::scan::Check;
-use super::scan::Scan;
+use super::scan::{Check, Scan};
 
 /// Whether a module is loaded, on a machine where something could use it.
 fn has_module(scan: &Scan<'_>) -> bool {

@@ -5,13 +5,8 @@ use super::dma_buf::DmaBuf;
 use super::module_file;
 use super::module_file::Cause;
 use crate::doctor::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
-use crate::software::is_ours;
-use crate::software::log;
-use crate::software::Module;
-use crate::software::MODULE;
+use crate::finding::{Finding, Level, Subject};
+use crate::software::{is_ours, log, Module, MODULE};
 
 /// The check's name.
 pub(super) const NAME: &str = "module";

@@ -5,14 +5,9 @@
 //! `version.c`); the first that does not fit is why the module does not load.
 
 use crate::doctor::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
-use crate::software::files;
-use crate::software::files::File;
-use crate::software::files::Files;
-use crate::software::is_ours;
-use crate::software::REGISTER;
+use crate::finding::{Finding, Level, Subject};
+use crate::software::files::{File, Files};
+use crate::software::{files, is_ours, REGISTER};
 
 /// Why a file would not load, or not serve.
 pub(super) struct Cause {

@@ -5,8 +5,7 @@
 //! has a directory `infiniband` with nothing in it.
 
 use crate::doctor::scan::Scan;
-use crate::machine::pci::Address;
-use crate::machine::pci::DEVICES;
+use crate::machine::pci::{Address, DEVICES};
 
 /// Drivers of NICs that make RDMA devices.
 pub(crate) const DRIVERS: [&str; 8] = [

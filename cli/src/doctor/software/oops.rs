@@ -5,9 +5,7 @@
 //! Arm. If that instruction is in the kernel itself, the first function of a module in the call trace counts.
 
 use super::log;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
+use crate::finding::{Finding, Level, Subject};
 use crate::software::log::Record;
 
 /// Words of the headline of a report after which the kernel does not go on with the code.

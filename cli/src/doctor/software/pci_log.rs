@@ -6,12 +6,9 @@
 use std::collections::BTreeMap;
 
 use super::log;
-use super::log::addresses;
-use super::log::Devices;
+use super::log::{addresses, Devices};
 use crate::doctor::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
+use crate::finding::{Finding, Level, Subject};
 use crate::machine::pci;
 use crate::machine::pci::Address;
 use crate::software::log::Record;

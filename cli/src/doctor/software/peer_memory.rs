@@ -4,9 +4,7 @@
 use super::dma_buf::DmaBuf;
 use super::presence;
 use crate::doctor::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
+use crate::finding::{Finding, Level, Subject};
 use crate::software::REGISTER;
 
 /// The check's name.

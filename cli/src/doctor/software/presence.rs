@@ -3,12 +3,9 @@
 
 use super::netns;
 use crate::doctor::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
+use crate::finding::{Finding, Level, Subject};
 use crate::host::Unseen;
-use crate::machine::Listed;
-use crate::machine::Unread;
+use crate::machine::{Listed, Unread};
 use crate::render::counted;
 
 /// The check's name.

@@ -3,24 +3,14 @@
 
 use std::collections::BTreeMap;
 
-use crate::debugfs::directory;
-use crate::debugfs::path;
-use crate::debugfs::Line;
-use crate::debugfs::Module;
+use crate::debugfs::{directory, path, Line, Module};
 use crate::doctor::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
-use crate::host::Fact;
-use crate::host::Unseen;
+use crate::finding::{Finding, Level, Subject};
+use crate::host::{Fact, Unseen};
 use crate::process::Processes;
-use crate::reasons;
-use crate::registrations;
-use crate::registrations::Freed;
-use crate::registrations::Stranded;
-use crate::shipped::reason::Cause;
-use crate::shipped::reason::Event;
-use crate::shipped::reason::Severity;
+use crate::registrations::{Freed, Stranded};
+use crate::shipped::reason::{Cause, Event, Severity};
+use crate::{reasons, registrations};
 
 /// The check's name.
 pub(super) const NAME: &str = "refusals";

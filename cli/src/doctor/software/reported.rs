@@ -1,23 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Situations from public bug reports: the true cause comes first, and nothing else is a warning or a fault.
 
-use crate::doctor::examine;
 use crate::doctor::scan::Scan;
-use crate::doctor::Selection;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Level::Fault;
-use crate::finding::Level::Note;
-use crate::finding::Level::Warning;
-use crate::fixture;
-use crate::fixture::software::limits;
-use crate::fixture::software::newer_library;
-use crate::fixture::software::nvml;
+use crate::doctor::{examine, Selection};
+use crate::finding::Level::{Fault, Note, Warning};
+use crate::finding::{Finding, Level};
+use crate::fixture::software::{limits, newer_library, nvml};
 use crate::fixture::Fixture;
 use crate::host::Fact;
 use crate::machine::Machine;
 use crate::software::MODULE;
-use crate::testing;
+use crate::{fixture, testing};
 
 /// An HGX H100 with NVIDIA's module, on a kernel without memory_peers.
 fn machine() -> Fixture {

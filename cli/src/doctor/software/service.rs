@@ -2,9 +2,7 @@
 //! Does the module come back: at the next boot, and after openibd's restart?
 
 use crate::doctor::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
+use crate::finding::{Finding, Level, Subject};
 use crate::software::Module;
 
 /// The check's name.

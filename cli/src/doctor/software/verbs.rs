@@ -2,11 +2,8 @@
 //! The device files by which programs open RDMA devices: `/dev/infiniband/uverbs*`.
 
 use crate::doctor::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
-use crate::host::Fact;
-use crate::host::Unseen;
+use crate::finding::{Finding, Level, Subject};
+use crate::host::{Fact, Unseen};
 use crate::software::verbs;
 use crate::software::verbs::State;
 

@@ -10,9 +10,7 @@ use std::collections::BTreeMap;
 
 use super::log::addresses;
 use crate::doctor::scan::Scan;
-use crate::finding::Finding;
-use crate::finding::Level;
-use crate::finding::Subject;
+use crate::finding::{Finding, Level, Subject};
 use crate::software::log::Record;
 
 /// Action that an Xid asks for, the mildest first.

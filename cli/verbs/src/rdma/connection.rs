@@ -3,36 +3,23 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::AtomicU8;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, AtomicU8, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::bail;
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
-use serde::Deserialize;
-use serde::Serialize;
-use sideway::ibverbs::address::AddressHandleAttribute;
-use sideway::ibverbs::address::Gid;
-use sideway::ibverbs::completion::BasicCompletionQueue;
-use sideway::ibverbs::completion::PollCompletionQueueError;
-use sideway::ibverbs::completion::WorkCompletionStatus;
+use anyhow::{bail, ensure, Context, Result};
+use serde::{Deserialize, Serialize};
+use sideway::ibverbs::address::{AddressHandleAttribute, Gid};
+use sideway::ibverbs::completion::{
+    BasicCompletionQueue, PollCompletionQueueError, WorkCompletionStatus,
+};
 use sideway::ibverbs::device_context::Mtu;
-use sideway::ibverbs::queue_pair::BasicQueuePair;
-use sideway::ibverbs::queue_pair::PostSendGuard;
-use sideway::ibverbs::queue_pair::QueuePair;
-use sideway::ibverbs::queue_pair::QueuePairAttribute;
-use sideway::ibverbs::queue_pair::QueuePairState;
-use sideway::ibverbs::queue_pair::SetScatterGatherEntry;
-use sideway::ibverbs::queue_pair::WorkRequestFlags;
+use sideway::ibverbs::queue_pair::{
+    BasicQueuePair, PostSendGuard, QueuePair, QueuePairAttribute, QueuePairState,
+    SetScatterGatherEntry, WorkRequestFlags,
+};
 
-use super::device::full_access;
-use super::device::Address;
-use super::device::Hca;
-use super::device::Part;
+use super::device::{full_access, Address, Hca, Part};
 use crate::patience::Patience;
 
 /// For how long a completion is waited for, in ms.

@@ -1,33 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Devices and memory regions.
 
-use std::fmt;
-use std::io;
-use std::net::Ipv4Addr;
-use std::net::Ipv6Addr;
-use std::os::fd::AsRawFd;
-use std::os::fd::BorrowedFd;
-use std::os::fd::RawFd;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::{fmt, io};
 
-use anyhow::anyhow;
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{anyhow, ensure, Context, Result};
 use rdma_mummy_sys::ibv_mr;
-use serde::Deserialize;
-use serde::Serialize;
-use sideway::ibverbs::address::Gid;
-use sideway::ibverbs::address::GidType;
-use sideway::ibverbs::device::DeviceInfo;
-use sideway::ibverbs::device::DeviceList;
-use sideway::ibverbs::device_context::DeviceContext;
-use sideway::ibverbs::device_context::LinkLayer;
-use sideway::ibverbs::device_context::PortState;
-use sideway::ibverbs::memory_region::MemoryRegion;
-use sideway::ibverbs::memory_region::RegisterMemoryRegionError;
-use sideway::ibverbs::memory_region::RegisterMemoryRegionErrorKind;
+use serde::{Deserialize, Serialize};
+use sideway::ibverbs::address::{Gid, GidType};
+use sideway::ibverbs::device::{DeviceInfo, DeviceList};
+use sideway::ibverbs::device_context::{DeviceContext, LinkLayer, PortState};
+use sideway::ibverbs::memory_region::{
+    MemoryRegion, RegisterMemoryRegionError, RegisterMemoryRegionErrorKind,
+};
 use sideway::ibverbs::protection_domain::ProtectionDomain;
 pub use sideway::ibverbs::AccessFlags;
 

@@ -4,9 +4,7 @@
 
 use std::sync::OnceLock;
 
-use loom::sync::atomic::AtomicI32;
-use loom::sync::atomic::AtomicU32;
-use loom::sync::atomic::Ordering;
+use loom::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 pub trait Order {
     const ORDER: Ordering;

@@ -6,11 +6,8 @@ use std::collections::BTreeMap;
 use peermem_figures::What;
 use serde::Serialize;
 
-use super::reasons;
-use super::record::Beside;
-use super::record::Figure;
-use super::record::Row;
-use super::table;
+use super::record::{Beside, Figure, Row};
+use super::{reasons, table};
 
 const GIB: u64 = 1 << 30;
 

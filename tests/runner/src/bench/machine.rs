@@ -6,26 +6,17 @@ use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;
 
-use anyhow::ensure;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{ensure, Context as _, Result};
 use clap::ValueEnum as _;
-use peermem_figures::Line;
-use peermem_figures::Part;
+use peermem_figures::{Line, Part};
 
-use super::goals;
 use super::goals::Limits;
-use super::Selection;
+use super::{goals, Selection};
 use crate::arch::Arch;
-use crate::kernel;
 use crate::paths::Paths;
-use crate::programs;
-use crate::setup;
 use crate::test::add_last_words;
-use crate::vm;
-use crate::vm::Options;
-use crate::vm::Peermem;
-use crate::vm::Provider;
+use crate::vm::{Options, Peermem, Provider};
+use crate::{kernel, programs, setup, vm};
 
 /// Room for a registration of 64 GiB, in MiB.
 const BAR: u64 = 128 * 1024;

@@ -3,18 +3,11 @@
 
 use std::sync::LazyLock;
 
-use anyhow::bail;
-use anyhow::ensure;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{bail, ensure, Context as _, Result};
 use peermem_figures::What;
 use regex::Regex;
 
-use super::goals;
-use super::table;
-use super::timed;
-use super::Environment;
-use super::Measured;
+use super::{goals, table, timed, Environment, Measured};
 use crate::documents::wrapped;
 use crate::results::pattern;
 
@@ -420,8 +413,7 @@ mod tests {
     use super::super::MODES;
     use super::*;
     use crate::documents;
-    use peermem_figures::Calibration;
-    use peermem_figures::Prices;
+    use peermem_figures::{Calibration, Prices};
 
     fn environment() -> Environment {
         Environment {

@@ -4,10 +4,8 @@
 
 use std::path::Path;
 
-use anyhow::anyhow;
-use anyhow::Result;
-use peermem_figures::What;
-use peermem_figures::Workers;
+use anyhow::{anyhow, Result};
+use peermem_figures::{What, Workers};
 use plotters::prelude::*;
 
 use super::goals::Pairs;
@@ -160,9 +158,7 @@ pub(super) fn draw(file: &Path, title: &str, axes: &Axes, lines: &[Line]) -> Res
 
 #[cfg(test)]
 mod tests {
-    use super::super::goals;
-    use super::super::record;
-    use super::super::timed;
+    use super::super::{goals, record, timed};
     use super::*;
 
     #[test]

@@ -4,10 +4,8 @@
 
 use peermem_figures::What;
 
-use super::goals;
-use super::record::Beside;
-use super::record::Row;
-use super::table;
+use super::record::{Beside, Row};
+use super::{goals, table};
 
 /// Of a registration's own cost.
 pub(super) fn own(ours: &Row, theirs: &Row) -> Vec<String> {

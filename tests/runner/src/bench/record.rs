@@ -4,17 +4,8 @@
 use std::collections::btree_map::Entry;
 use std::collections::BTreeMap;
 
-use anyhow::ensure;
-use anyhow::Context as _;
-use anyhow::Result;
-use peermem_figures::Alive;
-use peermem_figures::Cost;
-use peermem_figures::Costs;
-use peermem_figures::Hca;
-use peermem_figures::Line;
-use peermem_figures::Memory;
-use peermem_figures::Registration;
-use peermem_figures::What;
+use anyhow::{ensure, Context as _, Result};
+use peermem_figures::{Alive, Cost, Costs, Hca, Line, Memory, Registration, What};
 use serde::Serialize;
 
 /// The middle of some samples, and how far they lie apart.

@@ -4,15 +4,12 @@
 use std::collections::BTreeMap;
 
 use comfy_table::presets::ASCII_MARKDOWN;
-use comfy_table::CellAlignment;
-use comfy_table::Table;
+use comfy_table::{CellAlignment, Table};
 use peermem_figures::What;
 
 use super::goals;
-use super::goals::Goal;
-use super::goals::Pairs;
-use super::record::Beside;
-use super::record::Figure;
+use super::goals::{Goal, Pairs};
+use super::record::{Beside, Figure};
 use crate::documents;
 
 /// A table whose first `words` columns are words, and the others numbers.

@@ -4,14 +4,12 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use peermem_figures::Line;
-use peermem_figures::Workers;
+use peermem_figures::{Line, Workers};
 use serde::Serialize;
 
 use super::goals::Goal;
-use super::reasons;
 use super::record::Figure;
-use super::table;
+use super::{reasons, table};
 
 /// Threads or processes that register at once.
 #[derive(Debug, Clone, Serialize)]

@@ -5,28 +5,17 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::symlink;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
-use std::path::PathBuf;
+use std::os::unix::fs::{symlink, PermissionsExt as _};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::anyhow;
-use anyhow::bail;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{anyhow, bail, Context as _, Result};
 
-use super::collect_modules;
-use super::Tree;
-use crate::apt;
-use crate::modules;
+use super::{collect_modules, Tree};
 use crate::modules::Index;
-use crate::progress::output;
-use crate::progress::Stage;
-use crate::stamp;
+use crate::progress::{output, Stage};
 use crate::stamp::Key;
-use crate::toolchain;
-use crate::vm;
+use crate::{apt, modules, stamp, toolchain, vm};
 
 /// The makefile that compiles the RDMA modules outside the kernel's tree.
 pub(super) const KBUILD: &str = "tests/debian/ofed/Kbuild";

@@ -96,9 +96,7 @@ pub(super) fn access(lines: &[&str]) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::judge;
-    use super::super::reports;
-    use super::super::Expectation;
+    use super::super::{judge, reports, Expectation};
 
     const BOOT: &str = "\
 [    0.270000] arm-smmu-v3 9050000.smmuv3: ias 44-bit, oas 44-bit (features 0x00008325)

@@ -3,30 +3,18 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Read as _;
-use std::io::Seek as _;
-use std::path::Path;
-use std::path::PathBuf;
-use std::process::Command;
-use std::process::Stdio;
-use std::time::Duration;
-use std::time::Instant;
+use std::io::{Read as _, Seek as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
-use anyhow::ensure;
-use anyhow::Context as _;
-use anyhow::Result;
-use rustix::fs::memfd_create;
-use rustix::fs::MemfdFlags;
+use anyhow::{ensure, Context as _, Result};
+use rustix::fs::{memfd_create, MemfdFlags};
 
-use super::patched_as;
-use super::Seen;
-use super::FAKES;
+use super::{patched_as, Seen, FAKES};
 use crate::paths::Paths;
 use crate::progress::Stage;
-use crate::results::Format;
-use crate::results::Reader;
-use crate::results::Test;
-use crate::results::Verdict;
+use crate::results::{Format, Reader, Test, Verdict};
 use crate::stamp;
 use crate::stamp::Key;
 use crate::toolchain::Toolchain;

@@ -1,29 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Which mutants were seen, and with what: the same need not be run again.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use regex::Regex;
 
-use super::host;
-use super::machine;
-use super::Check;
-use super::Mutant;
-use super::Place;
-use super::FAKES;
+use super::{host, machine, Check, Mutant, Place, FAKES};
 use crate::paths::Paths;
 use crate::results::pattern;
-use crate::setup;
-use crate::stamp;
 use crate::stamp::Key;
 use crate::toolchain::Toolchain;
+use crate::{setup, stamp};
 
 /// The verbs program's cases.
 const CASES: &str = "tests/verbs/src/cases";

@@ -9,24 +9,14 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use anyhow::anyhow;
-use anyhow::bail;
-use anyhow::Result;
+use anyhow::{anyhow, bail, Result};
 
-use super::Check;
-use super::Mutant;
-use super::Place;
-use super::Seen;
-use super::Sign;
+use super::{Check, Mutant, Place, Seen, Sign};
 use crate::arch::Arch;
-use crate::klog;
 use crate::paths::Paths;
-use crate::programs;
-use crate::results::Format;
-use crate::results::Reader;
-use crate::setup;
-use crate::vm;
+use crate::results::{Format, Reader};
 use crate::vm::Options;
+use crate::{klog, programs, setup, vm};
 
 /// What the script prints, and writes to the kernel's log, where a step begins, and what it prints where one has ended.
 const BEGINS: &str = "runner: step ";
@@ -397,8 +387,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::results::Test;
-    use crate::results::Verdict;
+    use crate::results::{Test, Verdict};
 
     fn mutant(name: &str, lines: &str) -> Mutant {
         let head = format!("# rule: 1\n# removes: a\n# without: b\n{lines}\n# sign: fails gone\n");

@@ -4,16 +4,13 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
-use crate::documents;
 use crate::history::History;
 use crate::kept::LAST_PASSES_PAGE;
-use crate::kernel;
 use crate::paths::Paths;
-use crate::suite::again;
-use crate::suite::every_run;
+use crate::suite::{again, every_run};
+use crate::{documents, kernel};
 
 const NAME: &str = "last passes";
 

@@ -3,17 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::tables::figures;
 use crate::history::When;
 use crate::kept::Kept;
 use crate::progress::duration;
-use crate::results::Test;
-use crate::results::Verdict;
-use crate::suite::Place;
-use crate::suite::Run;
+use crate::results::{Test, Verdict};
+use crate::suite::{Place, Run};
 
 /// Where the results are from.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,15 +6,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
-use super::report::Origin;
-use super::report::Report;
+use super::report::{Origin, Report};
 use crate::kernel;
 use crate::paths::Paths;
-use crate::results::Test;
-use crate::results::Verdict;
+use crate::results::{Test, Verdict};
 
 /// Reasons to skip any number of tests: what some hosts do not let anybody do.
 const MAY_BE_SKIPPED: &[&str] = &["this machine lets nobody mount"];
@@ -155,10 +152,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::suite::again;
-    use crate::suite::every_run;
-    use crate::suite::Run;
-    use crate::suite::BASE;
+    use crate::suite::{again, every_run, Run, BASE};
 
     fn skip(name: &str, reason: &str) -> Test {
         Test::skipped(name, reason.to_owned())

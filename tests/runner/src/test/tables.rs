@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The end of a suite's output: results side by side, what was skipped, what took longest, and the counts.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::report::Origin;
-use super::report::Report;
+use super::report::{Origin, Report};
 use crate::progress::duration;
-use crate::results::Test;
-use crate::results::Verdict;
+use crate::results::{Test, Verdict};
 
 /// Figures that a test measured, by name. Several of one name stand together.
 pub(super) fn figures(test: &Test) -> BTreeMap<&str, String> {
@@ -309,8 +306,7 @@ mod tests {
 
     use super::*;
     use crate::history::When;
-    use crate::suite::Run;
-    use crate::suite::BASE;
+    use crate::suite::{Run, BASE};
     use crate::test::report::FirstTry;
 
     static RUN: Run = Run {

@@ -1,15 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The hosts, and what must be said of each: the status follows from it.
 
-use crate::case;
-use crate::exported;
-use crate::Case;
-use crate::Host;
-use crate::Row;
-use crate::CRATES;
-use crate::EXTERN_CRATES;
-use crate::P2P_HEADER;
-use crate::PEER_HEADER;
+use crate::{case, exported, Case, Host, Row, CRATES, EXTERN_CRATES, P2P_HEADER, PEER_HEADER};
 
 /// A host on which nothing is missing. Its layout is Ubuntu's, whose headers lie in two packages and have Rust's part in a
 /// third; no Ubuntu has this kernel yet.

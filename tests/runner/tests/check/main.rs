@@ -12,33 +12,17 @@
 
 mod cases;
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::os::unix::fs::symlink;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
-use std::path::PathBuf;
-use std::process::Command;
-use std::process::Stdio;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering;
+use std::os::unix::fs::{symlink, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use cases::all_at_once;
-use cases::complete;
-use cases::debian;
-use cases::debian_on_arm64;
-use cases::drivers;
-use cases::folders;
-use cases::grace;
-use cases::hosts;
-use cases::hwe;
-use cases::installing;
-use cases::kernels;
-use cases::peer_memory;
-use cases::revocation;
-use cases::tools;
-use cases::UBUNTU;
+use cases::{
+    all_at_once, complete, debian, debian_on_arm64, drivers, folders, grace, hosts, hwe,
+    installing, kernels, peer_memory, revocation, tools, UBUNTU,
+};
 
 #[derive(Clone)]
 enum Entry {

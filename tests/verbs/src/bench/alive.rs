@@ -3,23 +3,14 @@
 
 use std::time::Instant;
 
-use anyhow::ensure;
-use anyhow::Result;
-use peermem_figures::Alive;
-use peermem_figures::Costs;
-use peermem_figures::Line;
+use anyhow::{ensure, Result};
+use peermem_figures::{Alive, Costs, Line};
 
-use super::nanoseconds;
-use super::probe;
-use super::probe::Held;
-use super::probe::Reading;
-use super::probe::Watch;
-use super::say;
-use crate::gpu::Allocation;
-use crate::gpu::PAGE;
+use super::probe::{Held, Reading, Watch};
+use super::{nanoseconds, probe, say};
+use crate::gpu::{Allocation, PAGE};
 use crate::lab::Lab;
-use crate::rdma::full_access;
-use crate::rdma::Region;
+use crate::rdma::{full_access, Region};
 use crate::sys::Span;
 
 /// How often the one is registered. The least counts: what a timer's interrupt or a refill of the allocator's adds to some is not

@@ -3,25 +3,13 @@
 
 use std::time::Instant;
 
-use anyhow::ensure;
-use anyhow::Result;
-use peermem_figures::Hca;
-use peermem_figures::Line;
-use peermem_figures::Memory;
-use peermem_figures::Registration;
-use peermem_figures::Table;
-use peermem_figures::What;
+use anyhow::{ensure, Result};
+use peermem_figures::{Hca, Line, Memory, Registration, Table, What};
 
-use super::nanoseconds;
-use super::pgsz;
 use super::pgsz::Form;
-use super::probe;
-use super::probe::Mapped;
-use super::probe::Reading;
-use super::probe::Watch;
-use super::say;
-use crate::cases::register::allocate_aligned;
-use crate::cases::register::peer_region;
+use super::probe::{Mapped, Reading, Watch};
+use super::{nanoseconds, pgsz, probe, say};
+use crate::cases::register::{allocate_aligned, peer_region};
 use crate::counters::Counters;
 use crate::gpu::GRANULE;
 use crate::knobs::Parameter;

@@ -6,11 +6,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
-use peermem_figures::Datapath;
-use peermem_figures::Line;
+use anyhow::{ensure, Context, Result};
+use peermem_figures::{Datapath, Line};
 
 use super::say;
 use crate::lab::Setup;

@@ -20,14 +20,10 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use peermem_figures::Line;
-use peermem_figures::Part;
-use peermem_figures::Prices;
+use peermem_figures::{Line, Part, Prices};
 
 use crate::knobs::Parameter;
-use crate::lab::Lab;
-use crate::lab::PinMode;
-use crate::lab::Setup;
+use crate::lab::{Lab, PinMode, Setup};
 use crate::measure::parse_length;
 
 /// The order of memory in which no two pages lie side by side.

@@ -5,12 +5,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
-use peermem_figures::Calibration;
-use peermem_figures::Cost;
-use peermem_figures::Costs;
+use anyhow::{ensure, Context, Result};
+use peermem_figures::{Calibration, Cost, Costs};
 
 const CALLS: &str = "/sys/kernel/debug/bench/calls";
 const MEMORY: &str = "/sys/kernel/debug/bench/memory";

@@ -3,13 +3,10 @@
 
 use std::time::Duration;
 
-use anyhow::ensure;
-use anyhow::Result;
+use anyhow::{ensure, Result};
 
 use crate::sys;
-use crate::sys::Ended;
-use crate::sys::Pid;
-use crate::sys::Reaped;
+use crate::sys::{Ended, Pid, Reaped};
 
 const PATIENCE: Duration = Duration::from_secs(5);
 

@@ -3,13 +3,10 @@
 
 use std::time::Instant;
 
-use anyhow::ensure;
-use anyhow::Result;
-use peermem_figures::Line;
-use peermem_figures::Revocation;
+use anyhow::{ensure, Result};
+use peermem_figures::{Line, Revocation};
 
-use super::nanoseconds;
-use super::say;
+use super::{nanoseconds, say};
 use crate::counters;
 use crate::counters::Counters;
 use crate::gpu::PAGE;

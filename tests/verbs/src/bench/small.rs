@@ -4,18 +4,13 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use peermem_figures::Line;
-use peermem_figures::Small;
+use peermem_figures::{Line, Small};
 
-use super::nanoseconds;
-use super::prices;
-use super::say;
+use super::{nanoseconds, prices, say};
 use crate::gpu::GRANULE;
-use crate::lab::Lab;
-use crate::lab::Setup;
+use crate::lab::{Lab, Setup};
 use crate::rdma;
-use crate::rdma::full_access;
-use crate::rdma::Op;
+use crate::rdma::{full_access, Op};
 
 const LOOPS: u64 = 100;
 

@@ -3,21 +3,15 @@
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::ensure;
-use anyhow::Result;
-use peermem_figures::Line;
-use peermem_figures::Startup;
+use anyhow::{ensure, Result};
+use peermem_figures::{Line, Startup};
 
-use super::nanoseconds;
-use super::prices;
 use super::processes::Processes;
-use super::say;
+use super::{nanoseconds, prices, say};
 use crate::gpu::PAGE;
-use crate::lab::Lab;
-use crate::lab::Setup;
+use crate::lab::{Lab, Setup};
 use crate::rdma::full_access;
 use crate::sys;
 use crate::sys::SharedWords;

@@ -3,20 +3,14 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::ensure;
-use anyhow::Result;
+use anyhow::{ensure, Result};
 
 use super::ctl;
-use super::cuda::not_listed;
-use super::cuda::PATIENCE;
-use crate::counters::peer_regions;
-use crate::counters::Activity;
-use crate::counters::Counters;
-use crate::counters::PeerRegion;
+use super::cuda::{not_listed, PATIENCE};
+use crate::counters::{peer_regions, Activity, Counters, PeerRegion};
 use crate::gpu::PAGE;
 use crate::ktap::note;
-use crate::lab::Peermem;
-use crate::lab::Setup;
+use crate::lab::{Peermem, Setup};
 use crate::sys;
 use crate::sys::Running;
 

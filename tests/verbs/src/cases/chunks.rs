@@ -6,45 +6,23 @@
 
 use std::time::Duration;
 
-use anyhow::bail;
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Error;
-use anyhow::Result;
+use anyhow::{bail, ensure, Context, Error, Result};
 
 use crate::arena::Arena;
-use crate::cases::register::expected_entries;
-use crate::cases::register::peer_region;
+use crate::cases::register::{expected_entries, peer_region};
 use crate::cases::stage::Stage;
 use crate::child::Process;
-use crate::counters::Activity;
-use crate::counters::Counters;
-use crate::gpu::Allocation;
-use crate::gpu::GRANULE;
-use crate::gpu::PAGE;
+use crate::counters::{Activity, Counters};
+use crate::gpu::{Allocation, GRANULE, PAGE};
 use crate::hold::Hold;
 use crate::knobs::Parameter;
-use crate::ktap;
-use crate::ktap::note;
-use crate::ktap::Case;
-use crate::lab::Lab;
-use crate::lab::Peermem;
-use crate::lab::PinMode;
-use crate::module;
+use crate::ktap::{note, Case};
+use crate::lab::{Lab, Peermem, PinMode};
 use crate::module::Replaced;
-use crate::pattern::Choice;
-use crate::pattern::Pattern;
-use crate::rdma;
-use crate::rdma::full_access;
-use crate::rdma::Hca;
-use crate::rdma::Op;
-use crate::rdma::Region;
-use crate::rdma::Status;
-use crate::sys;
-use crate::sys::KernelLog;
-use crate::sys::Mapping;
-use crate::sys::Placement;
-use crate::sys::Span;
+use crate::pattern::{Choice, Pattern};
+use crate::rdma::{full_access, Hca, Op, Region, Status};
+use crate::sys::{KernelLog, Mapping, Placement, Span};
+use crate::{ktap, module, rdma, sys};
 
 const M2: usize = GRANULE as usize;
 

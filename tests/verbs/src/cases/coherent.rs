@@ -9,33 +9,18 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{ensure, Context, Result};
 
-use crate::cases::dma;
-use crate::cases::moving;
-use crate::cases::reasons;
-use crate::counters;
-use crate::counters::Activity;
-use crate::counters::Counters;
-use crate::gpu::Allocation;
-use crate::gpu::Freer;
-use crate::gpu::GRANULE;
-use crate::knobs;
+use crate::cases::{dma, moving, reasons};
+use crate::counters::{Activity, Counters};
+use crate::gpu::{Allocation, Freer, GRANULE};
 use crate::knobs::Parameter;
-use crate::ktap;
-use crate::ktap::note;
-use crate::ktap::Case;
-use crate::lab::Lab;
-use crate::lab::PinMode;
-use crate::lab::Where;
+use crate::ktap::{note, Case};
+use crate::lab::{Lab, PinMode, Where};
 use crate::pattern::Pattern;
-use crate::rdma;
-use crate::rdma::full_access;
-use crate::rdma::Op;
-use crate::sys;
+use crate::rdma::{full_access, Op};
 use crate::sys::Mapping;
+use crate::{counters, knobs, ktap, rdma, sys};
 
 const M2: usize = GRANULE as usize;
 

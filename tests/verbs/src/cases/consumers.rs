@@ -4,27 +4,19 @@
 //! What is asked, and in which order, was read in the source that stands beside each. Where NVIDIA's module is at hand it
 //! answers the same questions in the same machine.
 
-use std::env;
-use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+use std::{env, fs};
 
-use anyhow::ensure;
-use anyhow::Result;
+use anyhow::{ensure, Result};
 
-use crate::counters;
-use crate::ktap;
-use crate::ktap::note;
-use crate::ktap::Case;
-use crate::lab::Lab;
-use crate::lab::Peermem;
-use crate::module;
+use crate::ktap::{note, Case};
+use crate::lab::{Lab, Peermem};
 use crate::module::Replaced;
-use crate::sys;
 use crate::sys::Running;
+use crate::{counters, ktap, module, sys};
 
 pub(super) const CASES: &[Case] = &[
     Case {

@@ -6,33 +6,22 @@
 //! runner's variables say; what lies between two devices is read from sysfs once more, in a way of its own.
 
 use std::collections::BTreeSet;
-use std::env;
-use std::fmt;
 use std::io::Write as _;
 use std::path::PathBuf;
-use std::process::Command;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
+use std::{env, fmt};
 
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{ensure, Context, Result};
 use serde_json::Value;
 
 use crate::child::Process;
 use crate::gpu::Gpu;
-use crate::ktap;
 use crate::ktap::note;
-use crate::lab::Lab;
-use crate::lab::Peermem;
-use crate::lab::PinMode;
-use crate::lab::Setup;
-use crate::module;
-use crate::pci;
-use crate::pci::Acs;
-use crate::pci::Place;
-use crate::rdma::full_access;
-use crate::rdma::Hca;
+use crate::lab::{Lab, Peermem, PinMode, Setup};
+use crate::pci::{Acs, Place};
+use crate::rdma::{full_access, Hca};
 use crate::sys::Mapping;
+use crate::{ktap, module, pci};
 
 /// A machine, as the runner made it.
 struct Machine {

@@ -8,32 +8,20 @@
 //! Without a [`Lab`](crate::lab::Lab), whose own devices and GPUs no consumer needs.
 
 use std::fs;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{ensure, Context, Result};
 
-use super::buffers::Buffers;
-use super::buffers::Parts;
-use super::buffers::ONE;
-use super::ctl;
-use super::ucx;
-use super::verify;
+use super::buffers::{Buffers, Parts, ONE};
+use super::{ctl, ucx, verify};
 use crate::bench::datapath;
 use crate::counters::Counters;
-use crate::ktap;
 use crate::ktap::note;
-use crate::lab::Lab;
-use crate::lab::Peermem;
-use crate::lab::PinMode;
-use crate::lab::Setup;
-use crate::sys;
-use crate::sys::Finished;
-use crate::sys::Running;
+use crate::lab::{Lab, Peermem, PinMode, Setup};
+use crate::sys::{Finished, Running};
+use crate::{ktap, sys};
 
 /// Where the consumers lie.
 #[derive(Debug, Clone, clap::Args)]

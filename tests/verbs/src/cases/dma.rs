@@ -8,50 +8,22 @@
 //! are looked at, through the BAR, and the kernel's log is.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{ensure, Context, Result};
 
-use super::register::peer_region;
-use super::register::ENTRY_BOUNDARY;
+use super::register::{peer_region, ENTRY_BOUNDARY};
 use crate::arena::Arena;
-use crate::counters::Activity;
-use crate::counters::Counters;
-use crate::dma::Access;
-use crate::dma::Faults;
-use crate::dma::Guard;
-use crate::dma::Mapped;
-use crate::dma::Page;
-use crate::dma::Segment;
-use crate::dma::Trace;
-use crate::gpu::Allocation;
-use crate::gpu::BarView;
-use crate::gpu::GRANULE;
-use crate::gpu::PAGE;
+use crate::counters::{Activity, Counters};
+use crate::dma::{Access, Faults, Guard, Mapped, Page, Segment, Trace};
+use crate::gpu::{Allocation, BarView, GRANULE, PAGE};
 use crate::knobs::Parameter;
-use crate::ktap;
-use crate::ktap::note;
-use crate::ktap::Case;
-use crate::lab::Lab;
-use crate::lab::Memory;
-use crate::lab::Peermem;
-use crate::lab::PinMode;
-use crate::lab::Where;
-use crate::module;
-use crate::nvme;
-use crate::nvme::Nvme;
-use crate::nvme::Op;
-use crate::nvme::Pointers;
-use crate::nvme::BLOCK;
-use crate::pattern::difference;
-use crate::pattern::Choice;
-use crate::pattern::Pattern;
-use crate::rdma;
-use crate::sys::Mapping;
-use crate::sys::Placement;
+use crate::ktap::{note, Case};
+use crate::lab::{Lab, Memory, Peermem, PinMode, Where};
+use crate::nvme::{Nvme, Op, Pointers, BLOCK};
+use crate::pattern::{difference, Choice, Pattern};
+use crate::sys::{Mapping, Placement};
+use crate::{ktap, module, nvme, rdma};
 
 const M2: usize = GRANULE as usize;
 /// What a device reads and writes in the cases about faults: the IOMMU's page.

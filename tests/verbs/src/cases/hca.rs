@@ -2,29 +2,19 @@
 //! What an HCA's driver may do to a registration: wait for its firmware, which may fail; give up with ib_core's lock held; ask
 //! for memory that can be revoked and for memory that cannot. rxe does it as mlx5 does (`rxe_peer.c` in tests/kernel/overlay).
 
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{ensure, Context, Result};
 
 use crate::arena::Arena;
 use crate::cases::reasons;
 use crate::cases::stage::Stage;
-use crate::counters;
 use crate::counters::Counters;
 use crate::gpu::GRANULE;
 use crate::hold::Hold;
 use crate::knobs::Parameter;
-use crate::ktap::note;
-use crate::ktap::Case;
-use crate::lab::Lab;
-use crate::lab::PinMode;
-use crate::module;
-use crate::rdma;
-use crate::rdma::full_access;
-use crate::rdma::Op;
-use crate::rdma::Part;
-use crate::rdma::Region;
-use crate::rdma::Status;
+use crate::ktap::{note, Case};
+use crate::lab::{Lab, PinMode};
+use crate::rdma::{full_access, Op, Part, Region, Status};
+use crate::{counters, module, rdma};
 
 const M2: usize = GRANULE as usize;
 /// Bytes of a transfer.

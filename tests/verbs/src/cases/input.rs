@@ -8,32 +8,18 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{ensure, Context, Result};
 
 use crate::child::Process;
-use crate::counters;
 use crate::counters::Counters;
 use crate::gpu::GRANULE;
 use crate::knobs::Parameter;
-use crate::ktap;
-use crate::ktap::note;
-use crate::ktap::Case;
-use crate::lab::Lab;
-use crate::lab::Peermem;
-use crate::lab::PinMode;
-use crate::module;
+use crate::ktap::{note, Case};
+use crate::lab::{Lab, Peermem, PinMode};
 use crate::module::Replaced;
-use crate::rdma::errno_name;
-use crate::rdma::full_access;
-use crate::rdma::Hca;
-use crate::rdma::Refused;
-use crate::sys;
-use crate::sys::KernelLog;
-use crate::sys::Mapping;
-use crate::sys::Placement;
-use crate::sys::Span;
+use crate::rdma::{errno_name, full_access, Hca, Refused};
+use crate::sys::{KernelLog, Mapping, Placement, Span};
+use crate::{counters, ktap, module, sys};
 
 const M2: usize = GRANULE as usize;
 /// What `ibv_reg_mr` ends with where it does not fail.

@@ -3,26 +3,14 @@
 
 use std::cell::RefCell;
 
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{ensure, Context, Result};
 
-use crate::gpu::Allocation;
-use crate::gpu::GRANULE;
-use crate::ktap;
-use crate::ktap::note;
-use crate::ktap::Case;
-use crate::lab::Lab;
-use crate::lab::Peermem;
-use crate::lab::PinMode;
-use crate::module;
-use crate::rdma::full_access;
-use crate::rdma::Hca;
-use crate::rdma::Region;
-use crate::sys;
-use crate::sys::KernelLog;
-use crate::sys::Placement;
-use crate::sys::Span;
+use crate::gpu::{Allocation, GRANULE};
+use crate::ktap::{note, Case};
+use crate::lab::{Lab, Peermem, PinMode};
+use crate::rdma::{full_access, Hca, Region};
+use crate::sys::{KernelLog, Placement, Span};
+use crate::{ktap, module, sys};
 
 const M2: usize = GRANULE as usize;
 /// The limit, in MiB: two regions of 2 MiB.

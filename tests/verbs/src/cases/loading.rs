@@ -4,29 +4,20 @@
 //! Without a [`Lab`], which would keep what is taken away here: a neighbour, or all of RDMA. Each case looks for itself
 //! whether the machine is one that it is for (`beside` and `signed` of the runner).
 
-use std::env;
-use std::fs;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+use std::{env, fs};
 
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{ensure, Context, Result};
 
 use crate::cases::consumers;
 use crate::gpu::GRANULE;
-use crate::ktap;
 use crate::ktap::note;
-use crate::lab::Lab;
-use crate::lab::Setup;
-use crate::module;
+use crate::lab::{Lab, Setup};
 use crate::rdma::full_access;
-use crate::sys;
-use crate::sys::Finished;
-use crate::sys::KernelLog;
-use crate::sys::Running;
+use crate::sys::{Finished, KernelLog, Running};
+use crate::{ktap, module, sys};
 
 struct Case {
     name: &'static str,

@@ -5,31 +5,22 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::ensure;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{ensure, Context as _, Result};
 
 use crate::cases::dma;
-use crate::cases::reasons::attempt;
-use crate::cases::reasons::one;
-use crate::cases::reasons::Expected;
+use crate::cases::reasons::{attempt, one, Expected};
 use crate::cases::stage::Stage;
 use crate::child::Process;
 use crate::counters::Counters;
 use crate::gpu::GRANULE;
 use crate::hold::Worker;
-use crate::knobs::rebind;
-use crate::knobs::Parameter;
-use crate::ktap;
+use crate::knobs::{rebind, Parameter};
 use crate::ktap::Case;
-use crate::lab::Lab;
-use crate::lab::PinMode;
+use crate::lab::{Lab, PinMode};
 use crate::pattern::Pattern;
-use crate::rdma;
-use crate::rdma::full_access;
-use crate::rdma::Op;
-use crate::sys;
+use crate::rdma::{full_access, Op};
 use crate::sys::Mapping;
+use crate::{ktap, rdma, sys};
 
 const M2: usize = GRANULE as usize;
 

@@ -1,22 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Bytes move between host and GPU memory, and no others change.
 
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{ensure, Context, Result};
 
 use crate::arena::Arena;
-use crate::ktap::note;
-use crate::ktap::Case;
-use crate::lab::Lab;
-use crate::lab::Where;
-use crate::pattern::Choice;
-use crate::pattern::Pattern;
+use crate::ktap::{note, Case};
+use crate::lab::{Lab, Where};
+use crate::pattern::{Choice, Pattern};
 use crate::rdma;
-use crate::rdma::Op;
-use crate::rdma::Status;
-use crate::sys::kernel_version;
-use crate::sys::slower;
+use crate::rdma::{Op, Status};
+use crate::sys::{kernel_version, slower};
 
 const K4: usize = 4 << 10;
 const K64: usize = 64 << 10;

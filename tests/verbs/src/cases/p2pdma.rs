@@ -4,33 +4,20 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::ensure;
-use anyhow::Result;
+use anyhow::{ensure, Result};
 
-use crate::cases::dma;
-use crate::cases::reasons;
-use crate::cases::registrations::gpus_of_the_machine;
-use crate::cases::registrations::has;
-use crate::cases::registrations::only;
+use crate::cases::registrations::{gpus_of_the_machine, has, only};
 use crate::cases::stage::Stage;
-use crate::counters;
-use crate::counters::Activity;
-use crate::counters::Counters;
-use crate::gpu::Allocation;
-use crate::gpu::Freer;
-use crate::gpu::GRANULE;
+use crate::cases::{dma, reasons};
+use crate::counters::{Activity, Counters};
+use crate::gpu::{Allocation, Freer, GRANULE};
 use crate::knobs::Parameter;
-use crate::ktap;
-use crate::ktap::note;
-use crate::ktap::Case;
-use crate::lab::Lab;
-use crate::lab::PinMode;
+use crate::ktap::{note, Case};
+use crate::lab::{Lab, PinMode};
 use crate::pattern::Pattern;
-use crate::rdma;
-use crate::rdma::full_access;
-use crate::rdma::Op;
-use crate::rdma::Region;
+use crate::rdma::{full_access, Op, Region};
 use crate::sys::Mapping;
+use crate::{counters, ktap, rdma};
 
 const M2: usize = GRANULE as usize;
 

@@ -1,22 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Memory freed under a live region, where nobody revokes: its pages stay until the region goes.
 
-use anyhow::ensure;
-use anyhow::Result;
+use anyhow::{ensure, Result};
 
 use crate::arena::Arena;
 use crate::counters::Counters;
 use crate::gpu::GRANULE;
-use crate::ktap::note;
-use crate::ktap::Case;
-use crate::lab::Lab;
-use crate::lab::PinMode;
+use crate::ktap::{note, Case};
+use crate::lab::{Lab, PinMode};
 use crate::pattern::Pattern;
-use crate::rdma;
-use crate::rdma::full_access;
-use crate::rdma::Op;
-use crate::sys;
+use crate::rdma::{full_access, Op};
 use crate::sys::Placement;
+use crate::{rdma, sys};
 
 const M2: usize = GRANULE as usize;
 

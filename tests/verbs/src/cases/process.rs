@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Several processes, and processes that do not clean up.
 
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{ensure, Context, Result};
 
 use crate::child::Process;
 use crate::counters::Counters;
 use crate::ktap;
-use crate::ktap::note;
-use crate::ktap::Case;
-use crate::lab::Lab;
-use crate::lab::PinMode;
+use crate::ktap::{note, Case};
+use crate::lab::{Lab, PinMode};
 
 pub(super) const CASES: &[Case] = &[
     Case {

@@ -3,29 +3,20 @@
 //! this, and loses the pin where an unpin fails. What the provider can return wrongly is among the bad input (`input`), and
 //! a failure of each call in turn among the sweeps (`sweep`).
 
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Error;
-use anyhow::Result;
+use anyhow::{ensure, Context, Error, Result};
 
 use crate::cases::reasons::counts;
 use crate::cases::register::refused;
 use crate::counters::Counters;
-use crate::gpu::Allocation;
-use crate::gpu::GRANULE;
-use crate::knobs::fail_next;
-use crate::knobs::has_nvidias_upper_half;
-use crate::knobs::lose_next_put;
-use crate::knobs::provoke_failing_put;
-use crate::knobs::rebind;
-use crate::knobs::Parameter;
-use crate::ktap;
+use crate::gpu::{Allocation, GRANULE};
+use crate::knobs::{
+    fail_next, has_nvidias_upper_half, lose_next_put, provoke_failing_put, rebind, Parameter,
+};
 use crate::ktap::Case;
-use crate::lab::Lab;
-use crate::lab::PinMode;
-use crate::module;
+use crate::lab::{Lab, PinMode};
 use crate::pattern::Pattern;
 use crate::rdma::full_access;
+use crate::{ktap, module};
 
 const M2: usize = GRANULE as usize;
 

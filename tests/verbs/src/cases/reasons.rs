@@ -3,46 +3,28 @@
 //!
 //! The module is loaded anew for each case, so that all counts begin with zero.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
-use std::fs;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read as _;
-use std::os::unix::fs::FileExt as _;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering;
-use std::thread;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
+use std::{fs, thread};
 
-use anyhow::bail;
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{bail, ensure, Context, Result};
 
 use crate::cases::input::in_child;
 use crate::counters::Counters;
 use crate::gpu::GRANULE;
-use crate::knobs::fail_next;
-use crate::knobs::Parameter;
-use crate::ktap;
-use crate::ktap::note;
-use crate::ktap::Case;
-use crate::lab::Lab;
-use crate::lab::PinMode;
-use crate::module;
+use crate::knobs::{fail_next, Parameter};
+use crate::ktap::{note, Case};
+use crate::lab::{Lab, PinMode};
 use crate::module::Replaced;
-use crate::rdma::full_access;
-use crate::rdma::Hca;
-use crate::sys;
-use crate::sys::KernelLog;
-use crate::sys::Mapping;
-use crate::sys::Placement;
-use crate::sys::Running;
-use crate::sys::Span;
+use crate::rdma::{full_access, Hca};
+use crate::sys::{KernelLog, Mapping, Placement, Running, Span};
+use crate::{ktap, module, sys};
 
 const M2: usize = GRANULE as usize;
 const DEBUGFS: &str = "/sys/kernel/debug/nvidia_peermem";

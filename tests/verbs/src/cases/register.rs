@@ -4,35 +4,17 @@
 use std::io;
 use std::ops::RangeInclusive;
 
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{ensure, Context, Result};
 
 use crate::arena::Arena;
-use crate::counters;
-use crate::counters::Counters;
-use crate::counters::PeerRegion;
-use crate::gpu;
-use crate::gpu::Allocation;
-use crate::gpu::GRANULE;
-use crate::ktap;
-use crate::ktap::note;
-use crate::ktap::Case;
-use crate::lab::Lab;
-use crate::lab::Memory;
-use crate::lab::Peermem;
-use crate::lab::Where;
+use crate::counters::{Counters, PeerRegion};
+use crate::gpu::{Allocation, GRANULE};
+use crate::ktap::{note, Case};
+use crate::lab::{Lab, Memory, Peermem, Where};
 use crate::pattern::Pattern;
-use crate::rdma;
-use crate::rdma::full_access;
-use crate::rdma::AccessFlags;
-use crate::rdma::Hca;
-use crate::rdma::Op;
-use crate::rdma::Region;
-use crate::rdma::Status;
-use crate::sys;
-use crate::sys::Placement;
-use crate::sys::Span;
+use crate::rdma::{full_access, AccessFlags, Hca, Op, Region, Status};
+use crate::sys::{Placement, Span};
+use crate::{counters, gpu, ktap, rdma, sys};
 
 const M2: usize = GRANULE as usize;
 const GIB: u64 = 1 << 30;

@@ -4,40 +4,24 @@
 //!
 //! The module is loaded anew for each case, so that numbers begin with one and counts with zero.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
-use std::fs;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering;
-use std::thread;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::{fs, thread};
 
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{ensure, Context, Result};
 
-use crate::cases::reasons::begin;
-use crate::cases::reasons::get;
-use crate::cases::reasons::lines;
-use crate::cases::reasons::parse;
-use crate::cases::reasons::Line;
+use crate::cases::reasons::{begin, get, lines, parse, Line};
 use crate::cases::register::peer_region;
 use crate::cases::stage::Stage;
 use crate::gpu::GRANULE;
 use crate::knobs::Parameter;
-use crate::ktap;
-use crate::ktap::note;
-use crate::ktap::Case;
-use crate::lab::Lab;
-use crate::lab::PinMode;
-use crate::module;
-use crate::rdma::full_access;
-use crate::rdma::Hca;
-use crate::rdma::Region;
-use crate::sys;
-use crate::sys::Placement;
-use crate::sys::Span;
+use crate::ktap::{note, Case};
+use crate::lab::{Lab, PinMode};
+use crate::rdma::{full_access, Hca, Region};
+use crate::sys::{Placement, Span};
+use crate::{ktap, module, sys};
 
 const M2: usize = GRANULE as usize;
 const FILE: &str = "registrations";

@@ -3,28 +3,18 @@
 
 use std::sync::Arc;
 
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{ensure, Context, Result};
 
 use crate::arena::Arena;
 use crate::cases::register::peer_region;
 use crate::counters::Counters;
-use crate::gpu::Allocation;
-use crate::gpu::Freer;
-use crate::gpu::GRANULE;
+use crate::gpu::{Allocation, Freer, GRANULE};
 use crate::hold::Worker;
-use crate::ktap::note;
-use crate::ktap::Case;
-use crate::lab::Lab;
-use crate::lab::Memory;
-use crate::lab::PinMode;
+use crate::ktap::{note, Case};
+use crate::lab::{Lab, Memory, PinMode};
 use crate::pattern::Pattern;
 use crate::rdma;
-use crate::rdma::full_access;
-use crate::rdma::Op;
-use crate::rdma::Region;
-use crate::rdma::Status;
+use crate::rdma::{full_access, Op, Region, Status};
 
 const M2: usize = GRANULE as usize;
 

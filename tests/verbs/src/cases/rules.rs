@@ -2,42 +2,27 @@
 //! The rules of the revocable mode, one schedule each that fails without the rule: see `tests/mutants`, which take them
 //! out. The number in a name is the rule's.
 
-use std::fs;
-use std::io;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use std::{fs, io};
 
-use anyhow::bail;
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{bail, ensure, Context, Result};
 
 use crate::cases::reasons;
 use crate::cases::register::peer_region;
 use crate::cases::stage::Stage;
 use crate::child::Process;
-use crate::counters;
 use crate::counters::Counters;
-use crate::gpu::Allocation;
-use crate::gpu::Gpu;
-use crate::gpu::GRANULE;
+use crate::gpu::{Allocation, Gpu, GRANULE};
 use crate::hold::Hold;
-use crate::knobs::fail_next;
-use crate::knobs::Parameter;
-use crate::ktap;
-use crate::ktap::note;
-use crate::ktap::Case;
-use crate::lab::Lab;
-use crate::lab::PinMode;
-use crate::module;
+use crate::knobs::{fail_next, Parameter};
+use crate::ktap::{note, Case};
+use crate::lab::{Lab, PinMode};
 use crate::rdma::full_access;
-use crate::sys;
-use crate::sys::Forked;
-use crate::sys::Placement;
-use crate::sys::Running;
-use crate::sys::SharedWords;
+use crate::sys::{Forked, Placement, Running, SharedWords};
+use crate::{counters, ktap, module, sys};
 
 const M2: usize = GRANULE as usize;
 const PATIENCE: Duration = Duration::from_secs(25);

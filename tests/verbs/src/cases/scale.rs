@@ -5,51 +5,26 @@
 //! In a machine that counts instructions, with `tests/bench` loaded. The cases `few` are made so that what walks a list of all that
 //! there is is seen; `many` has the numbers that users ask for, and takes minutes.
 
-use std::io::Read as _;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::time::Duration;
 
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{ensure, Context, Result};
 
 use crate::arena::Arena;
-use crate::bench::alive::at_zero;
-use crate::bench::alive::least;
-use crate::bench::alive::memory_of_one;
-use crate::bench::alive::Life;
-use crate::bench::alive::Pages;
+use crate::bench::alive::{at_zero, least, memory_of_one, Life, Pages};
 use crate::bench::probe;
-use crate::bench::probe::Held;
-use crate::bench::probe::Mapped;
-use crate::bench::probe::PageOrder;
-use crate::bench::probe::Watch;
+use crate::bench::probe::{Held, Mapped, PageOrder, Watch};
 use crate::cases::register;
-use crate::cases::register::allocate_aligned;
-use crate::cases::register::expected_entries;
-use crate::cases::register::peer_region;
-use crate::cases::register::ENTRY_BOUNDARY;
-use crate::counters;
-use crate::counters::Activity;
-use crate::counters::Counters;
-use crate::gpu::Allocation;
-use crate::gpu::GRANULE;
-use crate::gpu::PAGE;
+use crate::cases::register::{allocate_aligned, expected_entries, peer_region, ENTRY_BOUNDARY};
+use crate::counters::{Activity, Counters};
+use crate::gpu::{Allocation, GRANULE, PAGE};
 use crate::knobs::Parameter;
-use crate::ktap;
-use crate::ktap::note;
-use crate::ktap::Case;
-use crate::lab::Lab;
-use crate::lab::PinMode;
+use crate::ktap::{note, Case};
+use crate::lab::{Lab, PinMode};
 use crate::pattern::Pattern;
-use crate::rdma;
-use crate::rdma::full_access;
-use crate::rdma::Devices;
-use crate::rdma::Op;
-use crate::sys;
-use crate::sys::Ended;
-use crate::sys::Reaped;
-use crate::sys::SharedWords;
+use crate::rdma::{full_access, Devices, Op};
+use crate::sys::{Ended, Reaped, SharedWords};
+use crate::{counters, ktap, rdma, sys};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;

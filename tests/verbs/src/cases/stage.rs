@@ -8,21 +8,12 @@ use std::sync::Arc;
 use anyhow::Result;
 
 use crate::counters::Counters;
-use crate::gpu::Allocation;
-use crate::gpu::Freer;
-use crate::gpu::Gpu;
-use crate::gpu::GRANULE;
-use crate::hold::Hold;
-use crate::hold::Worker;
+use crate::gpu::{Allocation, Freer, Gpu, GRANULE};
+use crate::hold::{Hold, Worker};
 use crate::lab::Lab;
-use crate::rdma;
-use crate::rdma::full_access;
-use crate::rdma::Hca;
-use crate::rdma::Refused;
-use crate::rdma::Region;
-use crate::sys;
-use crate::sys::KernelLog;
-use crate::sys::Span;
+use crate::rdma::{full_access, Hca, Refused, Region};
+use crate::sys::{KernelLog, Span};
+use crate::{rdma, sys};
 
 const M2: usize = GRANULE as usize;
 

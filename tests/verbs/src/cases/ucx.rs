@@ -8,25 +8,16 @@
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{ensure, Context, Result};
 use serde_json::Value;
 
-use super::buffers::Parts;
-use super::buffers::ONE;
-use super::consumers;
-use super::ctl;
-use super::cuda::Consumers;
-use super::cuda::Ends;
-use super::cuda::Pair;
-use super::cuda::Start;
-use super::cuda::PATIENCE;
+use super::buffers::{Parts, ONE};
+use super::cuda::{Consumers, Ends, Pair, Start, PATIENCE};
+use super::{consumers, ctl};
 use crate::bench::datapath;
 use crate::counters::Counters;
 use crate::ktap::note;
-use crate::lab::Peermem;
-use crate::lab::PinMode;
+use crate::lab::{Peermem, PinMode};
 use crate::sys;
 use crate::sys::Running;
 

@@ -4,17 +4,12 @@
 
 use std::process::Command;
 
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{ensure, Context, Result};
 use serde_json::Value;
 
 use crate::knobs::Parameter;
-use crate::ktap::note;
-use crate::ktap::Case;
-use crate::lab::Lab;
-use crate::lab::Peermem;
-use crate::lab::PinMode;
+use crate::ktap::{note, Case};
+use crate::lab::{Lab, Peermem, PinMode};
 use crate::module;
 use crate::module::Replaced;
 

@@ -7,26 +7,17 @@ use std::net::UdpSocket;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::bail;
-use anyhow::ensure;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{bail, ensure, Context as _, Result};
 
-use super::board::Operation;
-use super::board::Place;
+use super::board::{Operation, Place};
 use super::plan::Plan;
-use super::session;
 use super::session::World;
-use super::Faults;
+use super::{session, Faults};
 use crate::gpu::Gpu;
-use crate::module;
 use crate::pattern::Choice;
 use crate::rdma::Hca;
-use crate::sys;
-use crate::sys::Ended;
-use crate::sys::Reaped;
-use crate::sys::Running;
-use crate::sys::SharedWords;
+use crate::sys::{Ended, Reaped, Running, SharedWords};
+use crate::{module, sys};
 
 /// How often the module is asked to go before it is left alone.
 const ATTEMPTS: u64 = 300;

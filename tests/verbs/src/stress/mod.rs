@@ -11,40 +11,25 @@ mod chaos;
 mod plan;
 mod session;
 
-use std::fs;
 use std::fs::File;
 use std::io::Write as _;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::os::unix::net::UnixDatagram;
-use std::panic;
 use std::panic::AssertUnwindSafe;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use std::{fs, panic};
 
-use anyhow::bail;
-use anyhow::ensure;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{bail, ensure, Context as _, Result};
 
-use crate::counters;
 use crate::counters::Counters;
 use crate::gpu::Gpu;
 use crate::ktap::note;
-use crate::lab::PinMode;
-use crate::lab::Setup;
-use crate::module;
+use crate::lab::{PinMode, Setup};
 use crate::pattern::Choice;
-use crate::rdma;
-use crate::sys;
-use crate::sys::Ended;
-use crate::sys::Pid;
-use crate::sys::Reaped;
-use board::Board;
-use board::Figure;
-use board::Glance;
-use board::Operation;
-use board::SLOTS;
+use crate::sys::{Ended, Pid, Reaped};
+use crate::{counters, module, rdma, sys};
+use board::{Board, Figure, Glance, Operation, SLOTS};
 use plan::Plan;
 use session::World;
 

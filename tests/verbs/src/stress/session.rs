@@ -13,40 +13,16 @@ use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::anyhow;
-use anyhow::bail;
-use anyhow::ensure;
-use anyhow::Context as _;
-use anyhow::Result;
+use anyhow::{anyhow, bail, ensure, Context as _, Result};
 
-use super::board::Board;
-use super::board::Figure;
-use super::board::Glance;
-use super::board::Operation;
+use super::board::{Board, Figure, Glance, Operation};
 use super::plan::Plan;
-use crate::counters;
-use crate::gpu::Allocation;
-use crate::gpu::Freer;
-use crate::gpu::Gpu;
-use crate::gpu::GRANULE;
+use crate::gpu::{Allocation, Freer, Gpu, GRANULE};
 use crate::lab::PinMode;
-use crate::pattern::difference;
-use crate::pattern::Choice;
-use crate::pattern::Pattern;
-use crate::rdma;
-use crate::rdma::full_access;
-use crate::rdma::Completion;
-use crate::rdma::Connection;
-use crate::rdma::Endpoint;
-use crate::rdma::Hca;
-use crate::rdma::Op;
-use crate::rdma::Part;
-use crate::rdma::Region;
-use crate::rdma::Status;
-use crate::sys;
-use crate::sys::Mapping;
-use crate::sys::Placement;
-use crate::sys::Span;
+use crate::pattern::{difference, Choice, Pattern};
+use crate::rdma::{full_access, Completion, Connection, Endpoint, Hca, Op, Part, Region, Status};
+use crate::sys::{Mapping, Placement, Span};
+use crate::{counters, rdma, sys};
 
 const M2: usize = GRANULE as usize;
 /// Host memory at each end.

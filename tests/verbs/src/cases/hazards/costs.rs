@@ -4,31 +4,19 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{ensure, Context, Result};
 
 use crate::arena::Arena;
 use crate::cases::reasons;
 use crate::cases::register::peer_region;
 use crate::counters::Counters;
-use crate::gpu::GRANULE;
-use crate::gpu::PAGE;
+use crate::gpu::{GRANULE, PAGE};
 use crate::knobs::Parameter;
-use crate::ktap;
-use crate::module;
-use crate::rdma;
-use crate::rdma::errno_name;
-use crate::rdma::full_access;
-use crate::rdma::Op;
-use crate::sys;
-use crate::sys::Placement;
-use crate::sys::Span;
+use crate::rdma::{errno_name, full_access, Op};
+use crate::sys::{Placement, Span};
+use crate::{ktap, module, rdma, sys};
 
-use super::times;
-use super::Bench;
-use super::Case;
-use super::M2;
+use super::{times, Bench, Case, M2};
 
 pub(super) const CASES: &[Case] = &[
     Case {

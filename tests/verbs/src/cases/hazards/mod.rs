@@ -10,33 +10,22 @@ mod costs;
 mod release;
 mod revocation;
 
-use std::fs;
 use std::io::Write as _;
 use std::ops::Deref;
-use std::panic;
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::{fs, panic};
 
-use anyhow::anyhow;
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{anyhow, ensure, Context, Result};
 
 use crate::cases::stage::Stage;
-use crate::counters;
 use crate::counters::Counters;
-use crate::gpu::Allocation;
-use crate::gpu::GRANULE;
+use crate::gpu::{Allocation, GRANULE};
 use crate::hold::Fate;
 use crate::ktap::Skip;
-use crate::lab::Lab;
-use crate::lab::Peermem;
-use crate::lab::PinMode;
-use crate::lab::Setup;
-use crate::module;
-use crate::sys;
+use crate::lab::{Lab, Peermem, PinMode, Setup};
+use crate::{counters, module, sys};
 
 const M2: usize = GRANULE as usize;
 

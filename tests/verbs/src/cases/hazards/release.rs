@@ -1,31 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! G to I: what is released after a step that failed, or whose result somebody changed.
 
-use anyhow::ensure;
-use anyhow::Result;
+use anyhow::{ensure, Result};
 
-use crate::gpu::GRANULE;
-use crate::gpu::PAGE;
-use crate::knobs::fail_next;
-use crate::knobs::fail_none;
-use crate::knobs::lose_next_put;
-use crate::knobs::provoke_failing_put;
-use crate::knobs::rebind;
-use crate::knobs::Parameter;
-use crate::module;
-use crate::rdma::errno_name;
-use crate::rdma::full_access;
-use crate::sys;
-use crate::sys::KernelLog;
-use crate::sys::Placement;
-use crate::sys::Span;
+use crate::gpu::{GRANULE, PAGE};
+use crate::knobs::{fail_next, fail_none, lose_next_put, provoke_failing_put, rebind, Parameter};
+use crate::rdma::{errno_name, full_access};
+use crate::sys::{KernelLog, Placement, Span};
+use crate::{module, sys};
 
-use super::interpose;
-use super::interposed;
-use super::times;
-use super::Bench;
-use super::Case;
-use super::M2;
+use super::{interpose, interposed, times, Bench, Case, M2};
 
 pub(super) const CASES: &[Case] = &[
     Case {

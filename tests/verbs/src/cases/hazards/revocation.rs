@@ -3,34 +3,20 @@
 
 use std::time::Duration;
 
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{ensure, Context, Result};
 
 use crate::arena::Arena;
 use crate::cases::register::peer_region;
 use crate::cases::stage::Registered;
 use crate::gpu::Allocation;
-use crate::hold::Fate;
-use crate::hold::Hold;
-use crate::hold::Worker;
+use crate::hold::{Fate, Hold, Worker};
 use crate::knobs::Parameter;
-use crate::ktap;
 use crate::lab::PinMode;
-use crate::module;
 use crate::pattern::Pattern;
-use crate::rdma;
-use crate::rdma::errno_name;
-use crate::rdma::Op;
-use crate::rdma::Region;
-use crate::rdma::Status;
-use crate::sys;
+use crate::rdma::{errno_name, Op, Region, Status};
+use crate::{ktap, module, rdma, sys};
 
-use super::interpose;
-use super::look_at_freed_memory;
-use super::Bench;
-use super::Case;
-use super::M2;
+use super::{interpose, look_at_freed_memory, Bench, Case, M2};
 
 pub(super) const CASES: &[Case] = &[
     Case {

@@ -3,15 +3,11 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{ensure, Context, Result};
 
-use super::Host;
-use super::PATIENCE;
+use super::{Host, PATIENCE};
 use crate::bench::datapath;
 use crate::cases::buffers::whole;
 use crate::cases::cuda;

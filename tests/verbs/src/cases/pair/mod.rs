@@ -7,41 +7,23 @@ mod consumers;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::bail;
-use anyhow::ensure;
-use anyhow::Context;
-use anyhow::Result;
+use anyhow::{bail, ensure, Context, Result};
 
 use super::ctl;
 use super::cuda::Places;
 use super::register::peer_region;
 use crate::arena::Arena;
-use crate::counters;
-use crate::counters::peer_regions;
-use crate::counters::Counters;
+use crate::counters::{peer_regions, Counters};
 use crate::gpu::GRANULE;
-use crate::ktap;
 use crate::ktap::note;
-use crate::lab::Lab;
-use crate::lab::Memory;
-use crate::lab::Peermem;
-use crate::lab::PinMode;
-use crate::lab::Setup;
-use crate::lab::Where;
-use crate::module;
+use crate::lab::{Lab, Memory, Peermem, PinMode, Setup, Where};
 use crate::module::Replaced;
 use crate::pattern::Pattern;
 use crate::peer::Peer;
-use crate::rdma;
-use crate::rdma::full_access;
-use crate::rdma::Endpoint;
-use crate::rdma::Op;
-use crate::rdma::Part;
-use crate::rdma::Status;
-use crate::sys;
+use crate::rdma::{full_access, Endpoint, Op, Part, Status};
+use crate::{counters, ktap, module, rdma, sys};
 
 const M2: usize = GRANULE as usize;
 
