@@ -145,7 +145,7 @@ impl Pass {
 }
 
 /// The page that has the table of last passes.
-pub(crate) const LAST_PASSES_PAGE: &str = "docs/verification.md";
+pub(crate) const LAST_PASSES_PAGE: &str = "docs/last-passes.md";
 
 /// All files of the work tree that git does not ignore.
 fn tracked(paths: &Paths) -> Result<Vec<String>> {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The table of `docs/verification.md` that says when each run of the suite passed last.
+//! The table of `docs/last-passes.md` that says when each run of the suite passed last.
 
 use std::collections::BTreeMap;
 use std::fs;
