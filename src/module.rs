@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Modules: this one, and those whose functions it calls.
+//! References to modules: this one, and the ones that export the functions that it calls.
 //!
 //! C header: [`include/linux/module.h`](srctree/include/linux/module.h)
 
@@ -12,7 +12,7 @@ use kernel::{
 
 use crate::c;
 
-/// This module.
+/// Returns the pointer to this module.
 fn this() -> *mut bindings::module {
     &raw mut c::__this_module
 }
@@ -24,31 +24,31 @@ fn this() -> *mut bindings::module {
 /// Owns one reference to the module.
 pub(crate) struct ModuleRef(*mut bindings::module);
 
-// SAFETY: The count of a module is atomic, and may be given back on any thread.
+// SAFETY: The reference count of a module is atomic. Any thread may drop a reference.
 unsafe impl Send for ModuleRef {}
-// SAFETY: A shared `ModuleRef` can do nothing.
+// SAFETY: A shared `ModuleRef` gives access to nothing.
 unsafe impl Sync for ModuleRef {}
 
 impl ModuleRef {
-    /// Holds this module. `None` once it is on its way out.
+    /// Takes a reference to this module. Returns `None` once the module is being unloaded.
     pub(crate) fn try_new() -> Option<Self> {
-        // SAFETY: The caller is a line of this module.
+        // SAFETY: This code is part of the module, so the module's memory exists.
         unsafe { Self::of(this()) }
     }
 
     /// # Safety
     ///
-    /// The memory of `module` is there during the call.
+    /// The memory of `module` must exist during the call.
     unsafe fn of(module: *mut bindings::module) -> Option<Self> {
         // SAFETY: As promised by the caller.
-        // INVARIANT: The reference taken here, if there is one.
+        // INVARIANT: The value owns the reference that is taken here, if there is one.
         unsafe { c::try_module_get(module) }.then(|| ModuleRef(module))
     }
 }
 
 impl Drop for ModuleRef {
     fn drop(&mut self) {
-        // SAFETY: Gives back the reference of the type invariant.
+        // SAFETY: This drops the reference of the type invariant.
         unsafe { c::module_put(self.0) };
     }
 }
@@ -56,21 +56,23 @@ impl Drop for ModuleRef {
 /// A module that is loaded.
 pub(crate) struct LoadedModule {
     version: [u8; 32],
-    /// Its licence is none that Linux takes for a free one.
+    /// `true` if Linux does not take the module's licence for a free one.
     pub(crate) is_proprietary: bool,
 }
 
 impl LoadedModule {
-    /// Returns `false` if [`find`](Self::find) finds no module, loaded or not: the kernel's function for that is for GPL
-    /// modules only, and this module was built for the proprietary nvidia.ko.
+    /// Returns `false` if [`find`](Self::find) cannot find any module. The kernel exports the
+    /// search function only to GPL modules, so a build for the proprietary nvidia.ko lacks it.
     pub(crate) fn can_be_found() -> bool {
-        // SAFETY: Has no preconditions.
+        // SAFETY: The function has no preconditions.
         unsafe { c::peermem_finds_modules() }
     }
 
-    /// `None` if no module of that name is loaded, or it is on its way out.
+    /// Finds a loaded module. Returns `None` if no module of that name is loaded, or if it is being
+    /// unloaded.
     ///
-    /// Only a live module has its version: a module in its init has none.
+    /// The version is empty unless the module is live. A module in its init function is not live
+    /// yet.
     pub(crate) fn find(name: &CStr) -> Option<Self> {
         let mut found = LoadedModule {
             version: [0; 32],
