@@ -78,7 +78,8 @@ impl LoadedModule {
             version: [0; 32],
             is_proprietary: false,
         };
-        // SAFETY: A string with its NUL, and room for another, whose last byte stays the NUL.
+        // SAFETY: `name` is NUL-terminated. `found.version` has room for the version, and its last
+        // byte stays NUL.
         unsafe {
             c::peermem_module_find(
                 name.as_char_ptr(),
@@ -90,39 +91,41 @@ impl LoadedModule {
         .then_some(found)
     }
 
-    /// Its version; empty where it does not say.
+    /// Returns the version, or an empty string if it is not known.
     pub(crate) fn version(&self) -> &CStr {
         CStr::from_bytes_until_nul(&self.version).unwrap_or_default()
     }
 }
 
-/// A function of another module's: its address, and its name.
+/// A function that another module exports: its address and its name.
 pub(crate) struct WeakSymbol(pub(crate) *const c_void, pub(crate) &'static str);
 
-// SAFETY: Nobody looks at what is at the address.
+// SAFETY: Nothing reads through the address.
 unsafe impl Sync for WeakSymbol {}
 
 impl WeakSymbol {
-    /// The name of the first of `all` that is not there.
+    /// Returns the name of the first symbol of `all` that is missing.
     pub(crate) fn first_missing(all: &'static [WeakSymbol]) -> Option<&'static str> {
         let missing = all.iter().find(|symbol| {
-            // SAFETY: Part of a static. As it stands in memory: rustc takes no function's address for 0.
+            // SAFETY: The symbol is part of a static. The read is volatile, because rustc assumes
+            // that the address of a function is never 0.
             unsafe { (&raw const symbol.0).read_volatile() }.is_null()
         });
         missing.map(|symbol| symbol.1)
     }
 }
 
-/// Makes a static `WEAK_SYMBOLS` of the functions of another module's that this one calls.
+/// Defines a static `WEAK_SYMBOLS` with the functions of another module that this module calls.
 ///
-/// A module that needs a symbol which nobody exports is not loaded, and its user is told "Unknown symbol". So all of
-/// them are made weak: the kernel loads the module all the same, and its init says what is missing. It must, before
-/// anything else: the address of a weak symbol that nobody exports is 0. Rust has no stable way to say it.
+/// If a symbol is missing, the kernel normally does not load the module, and the user only reads
+/// "Unknown symbol". These symbols are therefore weak: the kernel loads the module, and its init
+/// function reports the missing symbol. Init must check before anything else, since the address of
+/// a missing weak symbol is 0. Rust has no stable attribute for weak symbols.
 ///
-/// Nothing else changes by that. What is there is bound as ever, with the reference that keeps its module loaded, and
-/// with the check of its version: one that does not match is the kernel's to refuse, weak or not. depmod and modpost
-/// make the same dependencies of it. modpost alone passes over a weak symbol that it does not know; the Kbuild looks in
-/// its place.
+/// Nothing else changes. An existing symbol is resolved as usual: the kernel takes a reference to
+/// its module and checks the symbol's version. The kernel refuses a wrong version of a weak symbol,
+/// too. depmod and modpost compute the same dependencies. Only modpost ignores a weak symbol that
+/// it does not know; the Kbuild makes up for that.
 macro_rules! weak_symbols {
     ($($function:ident,)*) => {
         #[cfg(not(peermem_kunit))]
