@@ -17,7 +17,7 @@ use kernel::{
 
 use crate::reason::Reason;
 
-/// A list that may become long, but mostly has one element. That element needs no allocation.
+/// A list that may become long, but mostly has one element. A single element needs no allocation.
 pub(crate) enum SmallVec<T> {
     Inline(Option<T>),
     Heap(KVVec<T>),
