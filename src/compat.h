@@ -12,8 +12,8 @@
  * file is compiled alone. If no form fits the kernel, the build ends there with
  * an error message. For that reason, all forms are functions and not macros.
  *
- * With PEERMEM_NO_GPL_ONLY the module uses no function that the kernel exports
- * to GPL modules only. If it did, the kernel would not let it use the
+ * If PEERMEM_NO_GPL_ONLY is set, the module uses no function that the kernel
+ * exports to GPL modules only. Otherwise the kernel would not let it use the
  * proprietary nvidia.ko. Such a function counts as missing. If there is no
  * other form, the module works without it.
  *
