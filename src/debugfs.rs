@@ -74,7 +74,7 @@ impl<T: Contents> ContentsOps<T> {
     ///
     /// `seq` must point to a `seq_file` that nobody else uses during the call.
     unsafe extern "C" fn show_callback(seq: *mut bindings::seq_file, _: *mut c_void) {
-        // SAFETY: As promised by the caller.
+        // SAFETY: The caller promises that `seq` is valid, and used by nobody else.
         let seq = unsafe { SeqFile::from_raw(seq) };
         seq_print!(seq, "{}", Written(T::write));
     }
@@ -97,7 +97,7 @@ impl<T: Lines> LinesOps<T> {
     unsafe extern "C" fn open_callback(reader: *mut *mut c_void) -> c_int {
         from_result(|| {
             let new = T::open()?.into_foreign();
-            // SAFETY: As promised by the caller.
+            // SAFETY: The caller promises that `reader` is valid for writes.
             unsafe { *reader = new };
             Ok(0)
         })
@@ -107,7 +107,8 @@ impl<T: Lines> LinesOps<T> {
     ///
     /// `reader` must come from [`Self::open_callback`], and must not be used afterwards.
     unsafe extern "C" fn release_callback(reader: *mut c_void) {
-        // SAFETY: As promised by the caller.
+        // SAFETY: The caller promises that `reader` comes from `into_foreign`, and is not used
+        // afterwards.
         drop(unsafe { <Pin<KBox<T>>>::from_foreign(reader) });
     }
 
@@ -116,7 +117,8 @@ impl<T: Lines> LinesOps<T> {
     /// `reader` must come from [`Self::open_callback`], and the file's lock must be held. `number`
     /// must be valid for reads and writes.
     unsafe extern "C" fn find_callback(reader: *mut c_void, number: *mut u64) -> bool {
-        // SAFETY: As promised by the caller.
+        // SAFETY: The caller promises that `reader` comes from `into_foreign`, and that `number` is
+        // valid. The file's lock keeps other calls out.
         let (reader, number) = unsafe { (<Pin<KBox<T>>>::borrow(reader), &mut *number) };
         let found = reader.find(*number);
         *number = found.unwrap_or(*number);
@@ -128,7 +130,8 @@ impl<T: Lines> LinesOps<T> {
     /// The contract of [`Self::find_callback`] applies, and that function must have found a line.
     /// Nobody else may use `seq` during the call.
     unsafe extern "C" fn show_callback(seq: *mut bindings::seq_file, reader: *mut c_void) {
-        // SAFETY: As promised by the caller.
+        // SAFETY: The caller promises that both pointers are valid, and that nobody else uses them
+        // during the call.
         let (seq, reader) = unsafe { (SeqFile::from_raw(seq), <Pin<KBox<T>>>::borrow(reader)) };
         seq_print!(
             seq,
@@ -148,7 +151,7 @@ pub(crate) struct Folder(*mut c::peermem_folder);
 
 // SAFETY: Both file systems lock their folders themselves.
 unsafe impl Send for Folder {}
-// SAFETY: As above.
+// SAFETY: See above.
 unsafe impl Sync for Folder {}
 
 impl Folder {
