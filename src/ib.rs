@@ -142,7 +142,7 @@ pub(crate) fn check_revocation() {
 ///
 /// ib_core makes all calls in process context, and they may sleep.
 pub(crate) trait Client: 'static {
-    /// One registration, from `acquire` to `release`.
+    /// One registration, from `acquire` until `release`.
     type Mr: Send + Sync + 'static;
 
     /// Claims and pins the range. Called in the context of the process that registers, under
@@ -221,7 +221,7 @@ struct Revoker {
 
 // SAFETY: ib_core accepts its handle from any thread.
 unsafe impl Send for Revoker {}
-// SAFETY: As above.
+// SAFETY: See above.
 unsafe impl Sync for Revoker {}
 
 /// A client's static cell, through which its [`Ticket`]s revoke.
@@ -247,7 +247,7 @@ impl RevokerCell {
 
     fn call(&self, number: u64, stats: &MrStats) {
         // This thread increments `calls` before it reads `closed`. `close` sets `closed` before it
-        // reads `calls`. So at least one of the two sees the other.
+        // reads `calls`. At least one of the two therefore sees the other.
         self.calls.fetch_add(1, Full);
         let open = !self.closed.load(Acquire);
         if let Some(revoker) = self.revoker.copy().filter(|_| open) {
@@ -403,7 +403,8 @@ impl<C: Client> VTable<C> {
     /// `context` must come from [`Self::acquire_callback`]. `release` must not be called for it
     /// before the borrow ends.
     unsafe fn mr<'a>(context: *mut c_void) -> <Arc<C::Mr> as ForeignOwnable>::Borrowed<'a> {
-        // SAFETY: As promised by the caller; `into_foreign` made the pointer.
+        // SAFETY: The caller promises that the pointer comes from `acquire_callback`, where
+        // `into_foreign` made it, and that it stays valid.
         unsafe { <Arc<C::Mr>>::borrow(context) }
     }
 
@@ -412,7 +413,7 @@ impl<C: Client> VTable<C> {
     ///
     /// # Safety
     ///
-    /// Called by ib_core with `client_context` valid for writes.
+    /// ib_core calls this with `client_context` valid for writes.
     unsafe extern "C" fn acquire_callback(
         addr: c_ulong,
         size: usize,
@@ -439,7 +440,7 @@ impl<C: Client> VTable<C> {
 
     /// # Safety
     ///
-    /// Called by ib_core once after a successful `acquire`, with its context.
+    /// ib_core calls this once after a successful `acquire`, with the context of `acquire`.
     unsafe extern "C" fn get_pages_callback(
         _addr: c_ulong,
         _size: usize,
@@ -463,8 +464,8 @@ impl<C: Client> VTable<C> {
 
     /// # Safety
     ///
-    /// Called by ib_core after a successful `get_pages`, with the context of `acquire`, with `sg_head`
-    /// and `nmap` valid for writes, and with `dma_device` either NULL or alive.
+    /// ib_core calls this after a successful `get_pages`, with the context of `acquire`. `sg_head`
+    /// and `nmap` are valid for writes. `dma_device` is null or alive.
     unsafe extern "C" fn dma_map_callback(
         sg_head: *mut bindings::sg_table,
         client_context: *mut c_void,
@@ -475,7 +476,7 @@ impl<C: Client> VTable<C> {
         from_result(|| {
             // SAFETY: ib_core calls `release` later.
             let mr = unsafe { Self::mr(client_context) };
-            // SAFETY: As promised by the caller.
+            // SAFETY: The caller promises that `dma_device` is null or alive.
             let table =
                 unsafe { PciDevice::with_device(dma_device, |device| C::dma_map(&mr, device)) }?;
             let entries = c_int::try_from(table.0.nents)?;
@@ -491,7 +492,7 @@ impl<C: Client> VTable<C> {
 
     /// # Safety
     ///
-    /// Called by ib_core after a successful `dma_map`, with the context of `acquire`.
+    /// ib_core calls this after a successful `dma_map`, with the context of `acquire`.
     unsafe extern "C" fn dma_unmap_callback(
         _sg_head: *mut bindings::sg_table,
         client_context: *mut c_void,
@@ -518,7 +519,7 @@ impl<C: Client> VTable<C> {
 
     /// # Safety
     ///
-    /// Called by ib_core between `acquire` and `release`, with the context of `acquire`.
+    /// ib_core calls this between `acquire` and `release`, with the context of `acquire`.
     unsafe extern "C" fn get_page_size_callback(client_context: *mut c_void) -> c_ulong {
         // SAFETY: ib_core calls `release` later.
         let mr = unsafe { Self::mr(client_context) };
@@ -528,7 +529,8 @@ impl<C: Client> VTable<C> {
 
     /// # Safety
     ///
-    /// Called by ib_core once for each successful `acquire`, with its context, as the last call.
+    /// ib_core calls this once for each successful `acquire`, with the context of `acquire`, as the
+    /// last call.
     unsafe extern "C" fn release_callback(client_context: *mut c_void) {
         // SAFETY: `into_foreign` made the pointer, and no later call can borrow it.
         let mr = unsafe { <Arc<C::Mr>>::from_foreign(client_context) };
