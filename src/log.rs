@@ -3,9 +3,10 @@
 //! Log messages and counters. `docs/observe.md` describes all of them.
 //!
 //! Each kind of message is logged when it first occurs, and then at most once a minute with the
-//! total count. Any process can ask for any address, and must not be able to fill the log. Refusals
-//! of ranges that were never meant for a GPU are therefore logged only once. So are refusals by
-//! which the revocable client leaves a range to the persistent one, because they are not failures.
+//! total count. Any process can ask for any address, and must not be able to fill the log. Two
+//! kinds of refusals are therefore logged only once: refusals of ranges that were never meant for a
+//! GPU, and refusals by which the revocable client leaves a range to the persistent one. The latter
+//! are not failures.
 //!
 //! Each refusal is counted, traced, and kept for a while. The history's lock is released before
 //! anything else is called.
