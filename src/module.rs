@@ -40,7 +40,7 @@ impl ModuleRef {
     ///
     /// The memory of `module` must exist during the call.
     unsafe fn of(module: *mut bindings::module) -> Option<Self> {
-        // SAFETY: As promised by the caller.
+        // SAFETY: The caller promises that the module's memory exists.
         // INVARIANT: The value owns the reference that is taken here, if there is one.
         unsafe { c::try_module_get(module) }.then(|| ModuleRef(module))
     }
