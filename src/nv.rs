@@ -155,7 +155,7 @@ pub(crate) struct TablePtr(NonNull<c::nvidia_p2p_page_table>);
 
 // SAFETY: The table belongs to nvidia.ko, which accepts its pointer from any thread.
 unsafe impl Send for TablePtr {}
-// SAFETY: As above. Only `unsafe` functions read through the pointer.
+// SAFETY: See above. Only `unsafe` functions read through the pointer.
 unsafe impl Sync for TablePtr {}
 
 impl TablePtr {
@@ -167,7 +167,7 @@ impl TablePtr {
     ///
     /// # Safety
     ///
-    /// The table must be alive until the borrow ends.
+    /// The table must stay alive until the borrow ends.
     pub(crate) unsafe fn check<'a>(self, span: Span) -> Result<Checked<'a>, Reason> {
         let raw = self.as_raw().cast::<c::peermem_page_table>();
         // SAFETY: The table is alive, and has these fields in every version. `flags` is not read
