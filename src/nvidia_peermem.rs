@@ -121,8 +121,9 @@ impl kernel::Module for PeerMem {
         // Applications look for this name.
         let first = c"nv_mem";
         let memory_peers = MemoryPeers::probe(first)?;
-        // With both modes, the revocable client registers first. ib_core asks clients in the order
-        // of registration, and skips a revocable client for HCAs that cannot lose a registration.
+        // If both modes are on, the revocable client registers first. ib_core asks clients in the
+        // order of registration, and skips a revocable client for HCAs that cannot lose a
+        // registration.
         let (callbacks, revocable, name) = match params::persistent_api_support() {
             1 => (None, None, first),
             0 => {
