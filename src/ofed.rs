@@ -43,7 +43,8 @@ fn version(text: &[u8]) -> Option<Version> {
 /// names. Returns `None` if `text` has no version.
 ///
 /// `text` is the version of one of OFED's modules. If it names DOCA, the number can be that of
-/// DOCA. So can a 3.x: OFED's own 3.x ended in 2016, and this module cannot be built with it.
+/// DOCA. A 3.x is always taken for DOCA's: OFED's own 3.x ended in 2016, and this module cannot be
+/// built with it.
 pub(crate) fn stops_early(text: &[u8]) -> Option<bool> {
     let version = version(text)?;
     let names_doca = text
