@@ -20,27 +20,27 @@ pub(crate) fn peerdirect_support() -> c_int {
 
 /// Returns the parameter `persistent_api_support`: which clients the module registers.
 pub(crate) fn persistent_api_support() -> c_int {
-    // SAFETY: As above.
+    // SAFETY: See above.
     unsafe { c::peermem_params.persistent_api_support }
 }
 
 /// Returns the number of bytes of GPU memory that one user may have pinned, or `None` if there is
 /// no limit.
 pub(crate) fn user_limit() -> Option<u64> {
-    // SAFETY: As above.
+    // SAFETY: See above.
     let mib = u64::from(unsafe { c::peermem_params.user_limit_mib });
     (mib > 0).then_some(mib << 20)
 }
 
 /// Returns the maximum number of pins in a registration.
 pub(crate) fn max_chunks() -> u32 {
-    // SAFETY: As above.
+    // SAFETY: See above.
     unsafe { c::peermem_params.max_chunks }
 }
 
 /// Returns `true` if nvidia.ko maps all persistent pins.
 pub(crate) fn provider_maps() -> bool {
-    // SAFETY: As above.
+    // SAFETY: See above.
     unsafe { c::peermem_params.provider_maps }
 }
 
