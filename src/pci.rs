@@ -59,7 +59,7 @@ impl PciDevice {
         dev: *mut bindings::device,
         f: impl FnOnce(Option<&PciDevice>) -> R,
     ) -> R {
-        // SAFETY: As promised by the caller.
+        // SAFETY: The caller promises that `dev` is null or points to a live device.
         let device = NonNull::new(unsafe { c::peermem_pci_dev(dev) });
         // INVARIANT: The reference belongs to the caller, and is not dropped here.
         f(device
