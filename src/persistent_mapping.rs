@@ -132,7 +132,7 @@ fn memory(
     match PhysRanges::read(va, |reader| {
         pins.iter().try_for_each(|pin| pin.read(reader))
     }) {
-        // As far as is known, one allocation is on one GPU. If another GPU shows up here, nvidia.ko
+        // One allocation is on one GPU, as far as is known. If another GPU shows up here, nvidia.ko
         // was not asked about it.
         Ok((memory, gpus)) => Ok((gpus == reached).then_some(memory)),
         Err(reason) if reason.is_handed_on() => Ok(None),
