@@ -249,7 +249,7 @@ const LENGTHS: [u64; 12] = [
     1 << 40,
 ];
 
-/// With the hole, no HCA page is larger than 2 GiB, for any `iova` of the application.
+/// Because of the hole, no HCA page is larger than 2 GiB, for any `iova` of the application.
 #[test]
 fn bit_31_differs_between_the_runs_of_more_than_four_gib() {
     for base in [0x1000, 0x10_0000, 2 * GIB, 4 * GIB, 0x1_2345_6000] {
