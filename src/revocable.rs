@@ -3,8 +3,8 @@
 //! The life of one registration in revocable mode: the memory may be freed first.
 //!
 //! ```text
-//! acquire    RevocableMr::pin         one pin for each allocation, usually one, until release; copies
-//!                                     the physical addresses
+//! acquire    RevocableMr::pin         one pin for each allocation, usually one, until release;
+//!                                     copies the physical addresses
 //! get_pages  RevocableMr::set_ticket  remembers ib_core's ticket; does not call nvidia.ko
 //! dma_map    RevocableMr::map         maps the copied addresses; does not call nvidia.ko
 //! dma_unmap  RevocableMr::unmap
@@ -47,15 +47,15 @@
 //! - `map` maps with the region unlocked, and then locks the region again. If a callback has come
 //!   by then, `map` unmaps and fails. ib_core, and thus the HCA, never gets an address of memory
 //!   that is gone. The callback does not wait for `map`. From OFED 5 on, ib_core holds
-//!   `mapping_lock` across `dma_map`, so an invalidation waits for it. A client cannot change that.
+//!   `mapping_lock` across `dma_map`, so an invalidation waits for it. A client cannot change this.
 //! - Only `release` frees the scatter list. ib_core writes to its first and last entry before it
 //!   calls `dma_unmap`, even after an invalidation.
-//! - This mode does not use nvidia.ko's `dma_map_pages`. That function reads the page table without
-//!   a lock. A concurrent callback can neither wait for it (it takes the API lock) nor return (that
-//!   frees the table). Instead, the physical addresses are copied while the table is known to be
-//!   alive, and this module maps them. The disadvantage: nvidia.ko's topology check (driver 580 and
-//!   later) is skipped. `map` refuses a device only if nvidia.ko has denied it one of the GPUs
-//!   before, when nvidia.ko mapped for the persistent client.
+//! - This mode does not use nvidia.ko's `dma_map_pages`, which reads the page table without a lock.
+//!   A concurrent callback can neither wait for it, because it takes the API lock, nor return,
+//!   because the table would be freed. Instead, the physical addresses are copied while the table
+//!   is known to be alive, and this module maps them. The disadvantage: nvidia.ko's topology check
+//!   (driver 580 and later) is skipped. `map` refuses a device only if nvidia.ko has denied it one
+//!   of the GPUs before, when nvidia.ko mapped for the persistent client.
 //!
 //! Uses `core`, [`env`], and files that use nothing else.
 
