@@ -189,7 +189,7 @@ pub(crate) fn put_rwsem_read<R>(f: impl FnOnce() -> R) -> R {
 /// Runs `f` with `put_rwsem` held for writing: not concurrent with any other [`put_rwsem_read`] or
 /// [`put_rwsem_write`]. Not re-entrant.
 pub(crate) fn put_rwsem_write<R>(f: impl FnOnce() -> R) -> R {
-    // SAFETY: As in `put_rwsem_read`.
+    // SAFETY: The argument in `put_rwsem_read` applies here, too.
     unsafe { bindings::down_write(&raw mut c::peermem_put_rwsem) };
     let result = f();
     // SAFETY: This thread took the semaphore above.
