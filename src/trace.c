@@ -8,7 +8,7 @@
 #include <compat-found.h>
 #endif
 /*
- * With NOTRACE, linux/tracepoint.h makes the functions of TRACE_EVENT() do
+ * linux/tracepoint.h: if NOTRACE is defined, TRACE_EVENT() functions do
  * nothing.
  */
 #ifndef PEERMEM_HAS_TRACEPOINTS
