@@ -41,8 +41,8 @@
 //!
 //! - One allocation: 1. Not GPU memory: 2, or 1 if the range lies in one unit.
 //! - Allocations of one size: `a` chunks, and at most `a + a / 32 + 14 + 4 log2(m + 1)` calls.
-//! - Allocations of any sizes: `p` chunks, no more than `33 a`, and at most `2 + p (4 + 2 log2(m +
-//!   1))` calls.
+//! - Allocations of any sizes: `p` chunks, no more than `33 a`, and at most
+//!   `2 + p (4 + 2 log2(m + 1))` calls.
 //! - In all cases: at most [`CALLS_PER_CHUNK`] for each allowed chunk, plus [`CALLS_MORE`].
 //!
 //! Logarithms are rounded up. `tests/host` checks all these limits, and that no search pins more
@@ -224,8 +224,8 @@ where
             let from = low - overlap;
             match self.try_at(at + from, len - from)? {
                 Some(pin) => {
-                    // The shorter pin is dropped. The new pin was made over it, so it is not one
-                    // extent, and is dropped, too.
+                    // A pin over a known part is not one extent, so both pins are dropped. Only a
+                    // pin over nothing is kept.
                     known = (low == 0).then_some(Chunk { len, pin });
                     low = len;
                     jump = jump.map(|jump| jump.saturating_mul(2));
