@@ -342,7 +342,7 @@ pub(crate) struct BarFinder {
     bar: Option<AddrRange>,
     /// A part of `bar` that passed the check.
     clear: AddrRange,
-    /// Number of times that the BAR changed.
+    /// Number of times that `bar` changed, including the first BAR.
     bars: u32,
     gpus: Gpus,
     /// The bounding range of all memory that passed the check.
