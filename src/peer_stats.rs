@@ -18,8 +18,8 @@ use kernel::sync::atomic::{
     Relaxed, //
 };
 
-/// The counters of one client since the module was loaded. The layout is that of `struct
-/// peermem_stats` in `memory_peers.h`. C code reads the counters without a lock.
+/// The counters of one client since the module was loaded. The layout is that of
+/// `struct peermem_stats` in `memory_peers.h`. C code reads the counters without a lock.
 #[repr(C)]
 pub(crate) struct PeerStats {
     /// Registrations that were mapped.
