@@ -178,8 +178,8 @@ impl AddrRange {
 }
 
 /// Maximum number of bytes that are mapped for a device in one call. A translating IOMMU fills its
-/// page tables for all of them at once, from atomic memory: 2 MiB of tables, if the IOMMU has no
-/// larger pages.
+/// page tables for all of them at once, with allocations that cannot sleep: 2 MiB of tables, if the
+/// IOMMU has no larger pages.
 pub(crate) const MAX_STEP: u64 = 1 << 30;
 
 /// Splits `range` at multiples of [`MAX_STEP`].
