@@ -53,9 +53,8 @@
 //! # Puts that count as done
 //!
 //! A put returns 0 even if it did not find the pin. nvidia.ko searches the objects whose lists
-//! contain the calling process. Making the pin put the process on such a list. The process leaves
-//! the list when its client of the resource manager is freed, under the API lock. There are two
-//! cases:
+//! contain the calling process. The process was on such a list when it made the pin. It leaves the
+//! list when its client of the resource manager is freed, under the API lock. There are two cases:
 //!
 //! - The object belongs to that client itself, as in a process that allocates for itself. The
 //!   object is freed with its client, after callbacks for all its pins. A put finds every live pin.
@@ -290,8 +289,9 @@ impl CallbackPin {
         self.pin.put()
     }
 
-    /// Asks nvidia.ko if it would find the pin, by pinning the first page once more for the calling
-    /// process. The page may belong to other memory by now, so the new pin has its own entry.
+    /// Asks nvidia.ko whether it would find the pin, by pinning the first page once more for the
+    /// calling process. The page may belong to other memory by now, so the new pin has its own
+    /// entry.
     fn ask(&self) -> Result<(), PutError> {
         let failed = |reason: Reason| match reason {
             Reason::Pin(EINVAL) => PutError::Unlisted,
