@@ -18,13 +18,13 @@
 //!
 //! # Measuring
 //!
-//! A pin that begins in the last unit known to belong to the allocation shows if the allocation
-//! extends to the end of that pin. A pin that *begins* after that unit does not, because it also
-//! succeeds in the next allocation. The search for a border therefore uses pins that overlap with
-//! the known part by one unit. Its steps double until a pin fails, and are then halved. These pins
-//! are dropped at once, and the chunk is then pinned as a whole. Each measured chunk is thus one
-//! allocation. The memory that the search pins is a small multiple of the range, which matters
-//! because the cost of a pin depends on its length.
+//! A pin that begins in the last unit known to belong to the allocation shows whether the
+//! allocation extends to the end of that pin. A pin that *begins* after that unit does not, because
+//! it also succeeds in the next allocation. The search for a border therefore uses pins that
+//! overlap with the known part by one unit. Its steps double until a pin fails, and are then
+//! halved. These pins are dropped at once, and the chunk is then pinned as a whole. Each measured
+//! chunk is thus one allocation. The memory that the search pins is a small multiple of the range,
+//! which matters because the cost of a pin depends on its length.
 //!
 //! If nvidia.ko allocates BAR1 space at each pin, a pin over a live pin shares its extent and gets
 //! another extent for the rest, elsewhere. The memory then has one more range for the lifetime of
