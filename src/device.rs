@@ -23,7 +23,7 @@ impl fmt::Display for PciAddress {
     }
 }
 
-/// nvidia.ko's answer to the question if a device reaches a GPU.
+/// nvidia.ko's answer to the question whether a device reaches a GPU.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Reach {
     /// nvidia.ko maps to the same addresses as this module.
