@@ -281,9 +281,10 @@ bool peermem_has_struct_page(u64 addr, u64 len, u64 first, u64 last,
 
 /*
  * Several registrations may share the same memory, each with its own mapping.
- * CONFIG_DMA_API_DEBUG reports more than eight mappings as a leak, unless this
- * flag is set. Kernels without the flag also warn of the second mapping, unless
- * no cache needs to be synchronized, as is the case for a BAR.
+ * CONFIG_DMA_API_DEBUG reports more than eight mappings as a leak, unless
+ * DMA_ATTR_DEBUGGING_IGNORE_CACHELINES is set. Kernels without that flag also
+ * warn of the second mapping, unless no cache needs to be synchronized, as is
+ * the case for a BAR.
  */
 #ifdef DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
 #define BAR_ATTRS	DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
