@@ -42,7 +42,7 @@ impl PinMode {
 /// The call of ib_core that was refused.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Step {
-    /// ib_core asked if the range belongs to the client.
+    /// ib_core asked whether the range belongs to the client.
     Acquire,
     /// ib_core asked for pages that can be revoked.
     GetPages,
