@@ -187,8 +187,8 @@ static void not_shown(const char *why)
 }
 
 /*
- * Checks if there is already a client @name. Called before the first client is
- * registered with ib_core. Undone by peermem_memory_peers_hide().
+ * Checks whether there is already a client @name. Called before the first
+ * client is registered with ib_core. Undone by peermem_memory_peers_hide().
  */
 void peermem_memory_peers_probe(const char *name)
 {
