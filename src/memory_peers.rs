@@ -45,7 +45,7 @@ const _: () = {
 pub(crate) struct MemoryPeers(());
 
 impl MemoryPeers {
-    /// Checks if a client `name` is already there. Must be called before the first client is
+    /// Checks whether a client `name` is already there. Must be called before the first client is
     /// registered with ib_core. `name` is the name of that client. Returns `EBUSY` if another value
     /// of this type exists.
     pub(crate) fn probe(name: &CStr) -> Result<Self> {
