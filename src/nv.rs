@@ -149,7 +149,7 @@ fn check_entries<T>(array: *const T, entries: u32, want: u64) -> Result<(), Reas
 /// # Invariants
 ///
 /// The pointer comes from a successful `nvidia_p2p_get_pages*()`. The user of this type must know
-/// if the table is still alive.
+/// whether the table is still alive.
 #[derive(Clone, Copy)]
 pub(crate) struct TablePtr(NonNull<c::nvidia_p2p_page_table>);
 
