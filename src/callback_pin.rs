@@ -13,8 +13,8 @@
 //!
 //! ```text
 //! put_rwsem > nvidia.ko's API lock > ib_core's mapping_lock > the region's lock
-//!                                 > an entry's lock
-//!                                 > the table's lock
+//!                                  > an entry's lock
+//!                                  > the table's lock
 //! ```
 //!
 //! nvidia.ko holds the API lock during the callback. The locks of the entry and of the table are
