@@ -13,8 +13,8 @@
 //!
 //! ib_core asks its clients in turn, and does not tell a client what the next one answers. A range
 //! that this module refuses in `acquire` may belong to another module (for an AMD GPU or an FPGA).
-//! If that module's client accepts the range, the system call succeeds. A refusal is therefore
-//! recorded only when the system call returns. All clients have answered by then, and the
+//! If that module's client accepts the range, the system call succeeds. A refusal in `acquire` is
+//! therefore recorded only when the system call returns. All clients have answered by then, and the
 //! application cannot see the result earlier.
 
 use kernel::{
