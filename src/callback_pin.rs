@@ -1,78 +1,86 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! A pin whose memory may be freed first: between its release and the provider's callback.
+//! A pin of memory that may be freed before the pin is released. nvidia.ko then calls back.
 //!
 //! ```text
-//! CallbackPin::new    an entry with a number, then the provider's get
-//! CallbackPin::read   the page table, while it is known to be alive
-//! drop(CallbackPin)   the provider's put, unless the memory is gone
-//! free_callback       the provider's callback, with the number of the entry
+//! CallbackPin::new    adds an entry with a number, then calls nvidia.ko's get
+//! CallbackPin::read   reads the page table while it is known to be alive
+//! drop(CallbackPin)   calls nvidia.ko's put, unless the memory is gone
+//! free_callback       nvidia.ko's callback, with the number of the entry
 //! ```
 //!
 //! # Locks
 //!
 //! ```text
-//! put_rwsem > provider's API lock > ib_core's mapping_lock > the region's lock
-//!                                > an entry's lock
-//!                                > the table's lock
+//! put_rwsem > nvidia.ko's API lock > ib_core's mapping_lock > the region's lock
+//!                                  > an entry's lock
+//!                                  > the table's lock
 //! ```
 //!
-//! The callback comes with the API lock held. So the locks of an entry and of the table are held
-//! across no call that takes another; and `put_rwsem` is never taken on the callback's own thread.
+//! nvidia.ko holds the API lock during the callback. The locks of the entry and of the table are
+//! therefore never held across a call that takes another lock. The callback's thread never takes
+//! `put_rwsem`.
 //!
-//! nvidia.ko also holds the locks of the GPUs during a callback. An allocation may wait for memory to be reclaimed. If a
-//! lock that a callback takes were held meanwhile, every GPU of the machine would wait, too. So none of them is held
-//! across an allocation: neither the table's nor an entry's, neither a region's nor that of the users' quota. Memory is
-//! allocated first. What was true before is checked again under the lock.
+//! nvidia.ko also holds the locks of the GPUs during a callback. An allocation may wait for
+//! reclaim. If a thread allocated while it holds a lock that a callback takes, every GPU of the
+//! machine would wait for that allocation. Four locks are therefore never held across an
+//! allocation: the table's, an entry's, a region's and the quota's. Code allocates first, takes the
+//! lock, and then checks again what it knew before.
 //!
-//! # Rules, and what fails without them
+//! # Rules, and the failures that they prevent
 //!
-//! - What the provider holds of ours is a number, never a pointer: [`free_callback`] looks it up under a
-//!   lock, and holds a reference while it works. A callback can come long after the drop of its pin, when
-//!   the provider did not unpin.
-//! - The page table is read only where it is known to be alive: in [`CallbackPin::read`], with the entry
-//!   locked and alive. The callback waits for that lock before it returns, and the table dies with its
-//!   return. Later the table is no more than a key.
-//! - A pin whose callback has come is never put: its table's address may belong to another pin by now.
-//!   Between the check and the put no new pin of ours can be made, of either mode: pins are made
-//!   beside each other ([`env::put_rwsem_read`]), check and put are alone ([`env::put_rwsem_write`]). This
-//!   semaphore lies outside the API lock. Against pins that another module makes for the same process there
-//!   is no such help.
-//! - The provider looks for a pin to put among those of the calling process. From another process it
-//!   does nothing and says that it did. Then the entry, and all that it holds, stays until the callback.
-//! - Nor does it take every pin from the process that made it: see below. Where that is in doubt it is
-//!   asked first, and what it would not find is not put, and stays likewise.
-//! - Inside a callback, where OFED 4.9 releases, the provider refuses to put; and `put_rwsem` may be held
-//!   by a thread that waits for the API lock. The pins of the region that are still alive then keep
-//!   their entries, too, until their own callbacks.
+//! - nvidia.ko gets a number, never a pointer. [`free_callback`] looks up the number under a lock,
+//!   and holds a reference while it works. If nvidia.ko did not unpin, the callback can come long
+//!   after the drop of its pin.
+//! - The page table is read only while it is known to be alive: in [`CallbackPin::read`], with the
+//!   entry locked and alive. The callback waits for that lock before it returns, and the table dies
+//!   when the callback returns. After that, the table's address is only a key.
+//! - A pin whose callback has come is never put, because its table's address may belong to another
+//!   pin by then. This module makes no new pin of either mode between the check and the put: pins
+//!   are made with `put_rwsem` held for reading ([`env::put_rwsem_read`]), check and put run with
+//!   it held for writing ([`env::put_rwsem_write`]). `put_rwsem` is taken before the API lock. It
+//!   does not protect against pins that another module makes for the same process.
+//! - nvidia.ko looks for the pin to put only among the pins of the calling process. If another
+//!   process calls put, nvidia.ko does nothing and reports success. This module then keeps the
+//!   entry, and everything that the entry holds, until the callback.
+//! - nvidia.ko does not always find a pin of the calling process either: see below. In doubt, this
+//!   module asks first. If nvidia.ko would not find the pin, the pin is not put, and the entry
+//!   stays until the callback.
+//! - OFED 4.9 releases inside a callback. There nvidia.ko refuses to put, and another thread may
+//!   hold `put_rwsem` while it waits for the API lock. The live pins of the region then also keep
+//!   their entries until their own callbacks.
 //!
-//! # Which puts count as done
+//! # Puts that count as done
 //!
-//! A put says 0 whether it found the pin or not. The provider looks for it in the objects in whose list the
-//! calling process is. It was in that list when the pin was made, and leaves it with the client of the
-//! resource manager that it was put there for, under the API lock. Two cases:
+//! A put returns 0 even if it did not find the pin. nvidia.ko searches the objects whose lists
+//! contain the calling process. The process was on such a list when it made the pin. It leaves the
+//! list when its client of the resource manager is freed, under the API lock. There are two cases:
 //!
-//! - The object is that client's own, as a process has it that allocates for itself. It goes with its
-//!   client, after all that was in it was called back. A pin that is alive is found.
-//! - The object is another process's, which let this one in (256 have room; MPS). The pin outlives the
-//!   client, no put finds it any more, and its callback comes when the other process frees.
+//! - The object belongs to that client itself, as in a process that allocates for itself. The
+//!   object is freed with its client, after callbacks for all its pins. A put finds every live pin.
+//! - The object belongs to another process, which shares it with this one (MPS; up to 256
+//!   processes). The pin outlives the client. No put finds it any more, and its callback comes when
+//!   the other process frees the memory.
 //!
-//! The provider does not say which it is. So a put counts as done, and the entry goes:
+//! nvidia.ko does not tell the two cases apart. A put therefore counts as done, and the entry is
+//! removed, in two situations:
 //!
-//! - while its process runs, for it keeps its client as long as it uses the GPU;
-//! - while it exits, which takes its descriptors in any order, if the provider has just pinned the first
-//!   page for it once more ([`CallbackPin::ask`]).
+//! - The process is running. It keeps its client as long as it uses the GPU.
+//! - The process is exiting, and nvidia.ko has just pinned the first page for it once more
+//!   ([`CallbackPin::ask`]). An exiting process closes its descriptors in any order.
 //!
-//! The first is taken on trust, since to ask costs a get and a put for each pin. It is wrong for a process that
-//! closes the GPU and goes on: by hand, by `execve()`, in a thread with descriptors of its own. A callback that
-//! comes for a pin that was put shows it to be wrong here: it finds no entry and does no harm, but to a module that
-//! was unloaded in between. From then on the provider is asked before every put.
+//! The first rule is an assumption, because asking costs a get and a put for each pin. It is wrong
+//! for a process that closes the GPU and continues: by hand, by `execve()`, or in a thread with its
+//! own descriptors. A callback for a pin that was put reveals such a process. The callback finds no
+//! entry and does no harm, unless the module was unloaded in the meantime. From then on, this
+//! module asks nvidia.ko before every put.
 //!
-//! The second is right but for two coincidences: the client goes between the question and the put, or the address
-//! is other memory's by then, of which the answer tells. Where the provider refuses for another reason, a GPU that
-//! is lost or want of memory, nothing is known, and the entry stays.
+//! The second rule fails only in two cases: the client is freed between the question and the put,
+//! or the address belongs to other memory by then, and the answer is about that memory. If
+//! nvidia.ko refuses for another reason, such as a lost GPU or lack of memory, the answer is
+//! unknown and the entry stays.
 //!
-//! Uses `core` and [`env`] alone.
+//! Uses only `core` and [`env`].
 
 use core::marker::PhantomData;
 
@@ -100,31 +108,31 @@ use super::{
     }, //
 };
 
-/// Receiver of the provider's callback. Keeps the module loaded, since the callback may come after everything else of the
-/// registration is gone.
+/// Receiver of nvidia.ko's callback. Keeps the module loaded, because the callback may come after
+/// the rest of the registration is gone.
 pub(crate) trait Revoke: Send + Sync + 'static {
-    /// The pinned memory goes away with the return of this call. Called with the provider's API lock
-    /// held, from the thread that frees the memory, or from one of the kernel's.
+    /// Handles the loss of the pinned memory, which is gone when this returns. Called with
+    /// nvidia.ko's API lock held, from the thread that frees the memory or from a kernel thread.
     fn revoke(&self);
 
-    /// A pin of it was dropped, and its memory stays pinned until it is freed: [`Revoke::revoke`] is still to
-    /// come for it, or has just come.
+    /// Records that a pin was dropped but its memory stays pinned until it is freed.
+    /// [`Revoke::revoke`] is still to come for that pin, or has just come.
     fn orphaned(&self);
 }
 
-/// Entry that a callback finds by its number: the region that it is for, and a `bool`, which is `true` while the memory is
-/// alive. The callback clears it before it does anything else.
+/// Entry that a callback finds by its number. It holds the region, and a `bool` that is `true`
+/// while the memory is alive. The callback clears the `bool` first.
 pub(crate) type CallbackEntry = EntryLock<Shared<dyn Revoke>>;
 
-/// All entries that a callback may come for, by number.
+/// All entries that are waiting for a callback, by number.
 #[derive(Default)]
 pub(crate) struct CallbackTable {
     entries: IdMap<Shared<CallbackEntry>>,
-    /// The last number given. Numbers are not used twice: 64 bits do not come round.
+    /// The last number that was given out. Numbers are not reused: 64 bits do not wrap in practice.
     last: usize,
-    /// The thread on which a callback is under way. The provider makes one callback at a time.
+    /// The thread that is running a callback. nvidia.ko makes one callback at a time.
     callback: Option<Thread>,
-    /// A callback has come for a pin that was put. Never cleared.
+    /// `true` once a callback has come for a pin that was put. Never cleared.
     late: bool,
 }
 
@@ -149,7 +157,7 @@ fn callbacks<R>(f: impl FnOnce(&mut CallbackTable) -> R) -> R {
 
 fn remove(number: usize) {
     let entry = callbacks(|callbacks| callbacks.entries.remove(number));
-    // The last reference to a region may go here: not under the lock.
+    // This may drop the last reference to a region, so the table is not locked here.
     drop(entry);
 }
 
@@ -157,18 +165,19 @@ fn remove(number: usize) {
 ///
 /// # Invariants
 ///
-/// Made in [`CallbackPin::read`] alone, from what [`env::get_pages`] gave. During `'a` [`free_callback`] does not
-/// return for the number that `get_pages` was called with, and the table is not put.
+/// Only [`CallbackPin::read`] makes this type, from the result of [`env::get_pages`]. During `'a`,
+/// [`free_callback`] does not return for the number that was passed to `get_pages`, and nothing
+/// puts the table.
 pub(crate) struct TableGuard<'a>(PageTable, PhantomData<&'a mut bool>);
 
 impl TableGuard<'_> {
-    /// The provider's name for the table, which outlives it.
+    /// Returns nvidia.ko's handle for the table. The handle may outlive the table.
     pub(crate) fn table(&self) -> PageTable {
         self.0
     }
 }
 
-/// A pin, and what its callback finds. It stays when this goes.
+/// A pin, and the entry that its callback finds. Dropping this value does not unpin.
 struct Pinned {
     number: usize,
     entry: Shared<CallbackEntry>,
@@ -183,9 +192,10 @@ impl Pinned {
         let slot = IdSlot::new()?;
         let number = callbacks(|callbacks| callbacks.insert(slot, entry.clone()));
         let table = env::put_rwsem_read(|| env::get_pages::<OnFree>(&span, number))
-            // No callback comes.
+            // A failed get has no callback.
             .inspect_err(|_| remove(number))?
-            // What the callback looks for stays.
+            // The entry stays, because the memory is pinned and its callback will look for the
+            // entry.
             .ok_or(Reason::Pin(0))?;
         Ok(Pinned {
             number,
@@ -199,15 +209,16 @@ impl Pinned {
         self.entry.with(|alive| *alive)
     }
 
-    /// Puts it, and removes its entry from the table; or returns why both stay.
+    /// Puts the pin and removes its entry from the table. On failure, returns why both stay.
     fn put(&self) -> Result<(), PutError> {
-        // Each try checks again; between tries `put_rwsem` is free.
+        // Each try checks again, since `put_rwsem` is released between tries.
         let check_and_put = || match self.alive() {
             true => env::put_pages(&self.span, self.table),
             false => 0,
         };
         match env::retry(|| env::put_rwsem_write(check_and_put)) {
-            // Found and put, or waited for the callback: either way none will come.
+            // nvidia.ko found and put the pin, or the put waited for the callback. No callback
+            // comes in either case.
             0 => {
                 remove(self.number);
                 Ok(())
@@ -222,10 +233,10 @@ impl Pinned {
     }
 }
 
-/// Memory that is pinned until this is dropped, or until it is freed.
+/// Memory that is pinned until this value is dropped, or until the memory is freed.
 pub(crate) struct CallbackPin {
     pin: Pinned,
-    /// The process that the provider knows as the owner.
+    /// The process that nvidia.ko knows as the owner.
     owner: Process,
 }
 
@@ -233,15 +244,16 @@ impl CallbackPin {
     /// Pins `span`. Takes the API lock. `region` may be revoked before this returns.
     pub(crate) fn new(span: Span, region: Shared<dyn Revoke>) -> Result<Self, Reason> {
         Ok(CallbackPin {
-            // From here on the drop unpins.
+            // From here on, the drop unpins.
             pin: Pinned::new(span, region)?,
             owner: env::process(),
         })
     }
 
-    /// Runs `f` on the page table, unless the memory is gone. A callback waits for the end of `f`, which must neither
-    /// call the provider, nor allocate, nor take a lock. A long table is read in several calls. The memory may go away
-    /// between two of them, so `f` keeps no reference to the table.
+    /// Runs `f` on the page table. Fails if the memory is gone. A callback waits until `f` ends.
+    /// `f` must not call nvidia.ko, allocate, or take a lock. Long tables are read in several
+    /// calls. The memory may be freed between two calls, so `f` must not keep a reference to the
+    /// table.
     pub(crate) fn read<R>(
         &self,
         f: impl FnOnce(TableGuard<'_>) -> Result<R, Reason>,
@@ -250,13 +262,14 @@ impl CallbackPin {
             if !*alive {
                 return Err(Reason::Revoked);
             }
-            // INVARIANT: `free_callback` clears `alive` before it returns: it has not been called, or waits
-            // for the lock held here. Only the drop puts.
+            // INVARIANT: `free_callback` clears `alive` before it returns. `alive` is set, so the
+            // callback has not started, or is waiting for the lock that is held here. Only the drop
+            // puts the table.
             f(TableGuard(self.pin.table, PhantomData))
         })
     }
 
-    /// Puts the pin, unless the provider would not find it.
+    /// Puts the pin, unless nvidia.ko would not find it.
     fn put(&self) -> Result<(), PutError> {
         let this = Thread::current();
         let (callback, late) = callbacks(|callbacks| (callbacks.callback, callbacks.late));
@@ -267,7 +280,7 @@ impl CallbackPin {
             return Err(PutError::OtherProcess);
         }
         if late || env::is_exiting() {
-            // Once the memory is gone there is nothing to put, and nothing to keep.
+            // Once the memory is gone, there is nothing to put and no entry to keep.
             self.ask().or_else(|why| match self.pin.alive() {
                 true => Err(why),
                 false => Ok(()),
@@ -276,8 +289,9 @@ impl CallbackPin {
         self.pin.put()
     }
 
-    /// Asks the provider whether it would find the pin, that is, whether it pins the first page once more for
-    /// the calling process. That page may be other memory's by now, so its pin has an entry of its own.
+    /// Asks nvidia.ko whether it would find the pin, by pinning the first page once more for the
+    /// calling process. The page may belong to other memory by now, so the new pin has its own
+    /// entry.
     fn ask(&self) -> Result<(), PutError> {
         let failed = |reason: Reason| match reason {
             Reason::Pin(EINVAL) => PutError::Unlisted,
@@ -293,7 +307,7 @@ impl CallbackPin {
                 }
                 Ok(())
             }
-            // Pinned, and it stays.
+            // The page is pinned and stays pinned.
             Err(Reason::Pin(0)) => Ok(()),
             Err(reason) => Err(failed(reason)),
         }
@@ -301,7 +315,8 @@ impl CallbackPin {
 }
 
 impl Drop for CallbackPin {
-    /// Unpins, unless the callback has come, which removes its number itself. Takes the API lock.
+    /// Unpins, unless the callback has come. The callback removes its number itself. Takes the API
+    /// lock.
     fn drop(&mut self) {
         if self.pin.alive() {
             if let Err(why) = self.put() {
@@ -311,7 +326,7 @@ impl Drop for CallbackPin {
     }
 }
 
-/// What the provider calls.
+/// The callback that is passed to nvidia.ko.
 struct OnFree;
 
 impl env::Callback for OnFree {
@@ -320,7 +335,8 @@ impl env::Callback for OnFree {
     }
 }
 
-/// The provider frees the memory of the pin with that number. To be called with its API lock held.
+/// Handles the callback for pin `number`: nvidia.ko frees its memory. Called with nvidia.ko's API
+/// lock held.
 pub(crate) fn free_callback(number: usize) {
     let found = callbacks(|callbacks| {
         let Some(entry) = callbacks.entries.get(number).cloned() else {

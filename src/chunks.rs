@@ -1,50 +1,54 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Pins for a range that lies over several allocations, one beside the other.
+//! Pins for a range that spans several adjacent allocations.
 //!
-//! The provider pins within one allocation, says no more than that a range is not in one, and tells
-//! nobody where one ends. Allocators on `cuMemMap` lay ranges over many (PyTorch's
-//! `expandable_segments`: one each 2 or 20 MiB). Two things help: allocations begin and end at multiples
-//! of [`UNIT`], and neighbours tend to have one size.
+//! nvidia.ko pins only within one allocation. It reports only that a range is not in one
+//! allocation, and never where an allocation ends. Allocators on `cuMemMap` place many allocations
+//! in one range (PyTorch's `expandable_segments`: one for each 2 or 20 MiB). The search uses two
+//! facts: allocations begin and end at multiples of [`UNIT`], and adjacent ones often have the same
+//! size.
 //!
 //! ```text
-//! the whole                     pinned, and that is all; or refused as invalid
-//! the first unit                refused as invalid: not GPU memory at all
-//! the first allocation's end    measured
-//! from there, at each place     as much as the allocation before had; pinned: one chunk
-//!   refused, or every so often  the allocation's end is measured
+//! 1. pin the whole range            success: done; an error other than -EINVAL: refused
+//! 2. pin the first unit             -EINVAL: not GPU memory
+//! 3. measure the first allocation
+//! 4. at each next place, pin as     success: one chunk
+//!    much as the last allocation    failure, or every so often: measure the allocation
 //! ```
 //!
 //! # Measuring
 //!
-//! A pin that ends with the last unit known to belong to an allocation and begins there, or one unit
-//! before, tells whether the allocation goes on. One that *begins* behind that unit does not: it succeeds
-//! in the next allocation, too. So a border is looked for by pins that overlap with what is known by a
-//! unit, in jumps that double and then halves; these are dropped at once, and the chunk is pinned whole.
-//! That way a chunk measured is an allocation, and the memory tried is a small multiple of what is there,
-//! which counts, too: a pin costs by its length.
+//! A pin that begins in the last unit known to belong to the allocation shows whether the
+//! allocation extends to the end of that pin. A pin that *begins* after that unit does not, because
+//! it also succeeds in the next allocation. The search for a border therefore uses pins that
+//! overlap with the known part by one unit. Its steps double until a pin fails, and are then
+//! halved. These pins are dropped at once, and the chunk is then pinned as a whole. Each measured
+//! chunk is thus one allocation. The memory that the search pins is a small multiple of the range,
+//! which matters because the cost of a pin depends on its length.
 //!
-//! Where nvidia.ko hands BAR1 out at each pin, one that is made over a live one shares that one's
-//! extent, and gets another for the rest, elsewhere: a range more for as long as it lives. So a pin is kept
-//! only if it was made with no other of the search beneath.
+//! If nvidia.ko allocates BAR1 space at each pin, a pin over a live pin shares its extent and gets
+//! another extent for the rest, elsewhere. The memory then has one more range for the lifetime of
+//! the pin. The search therefore keeps a pin only if no other pin of the search was beneath it.
 //!
-//! That a pin of the expected length succeeds does not say that its allocation ends there. This is
-//! looked at for the first one of a length, then after 1, 2, 4, … of them, at last after each
-//! [`PATIENCE`]: a large allocation behind many small ones is cut into no more chunks than that.
+//! If a pin of the expected length succeeds, its allocation may still be longer. The search checks
+//! this for the first chunk of a length, then after 1, 2, 4, … chunks, and finally after each
+//! [`PATIENCE`]. A large allocation after many small ones is cut into at most that many chunks.
 //!
 //! # Cost
 //!
-//! In calls to pin, for `a` allocations of at most `m` units, of which the range has a part:
+//! The number of calls to pin, for `a` allocations of at most `m` units each, which the range
+//! covers at least in part:
 //!
-//! - one allocation: 1. Not GPU memory: 2, or 1 where the range lies in one unit.
-//! - of one size: `a` chunks, and at most `a + a / 32 + 14 + 4 log2(m + 1)` calls.
-//! - of any sizes: `p` chunks, no more than `33 a`, and at most `2 + p (4 + 2 log2(m + 1))` calls.
-//! - and never more than [`CALLS_PER_CHUNK`] for each chunk that is allowed, and [`CALLS_MORE`].
+//! - One allocation: 1. Not GPU memory: 2, or 1 if the range lies in one unit.
+//! - Allocations of one size: `a` chunks, and at most `a + a / 32 + 14 + 4 log2(m + 1)` calls.
+//! - Allocations of any sizes: `p` chunks, no more than `33 a`, and at most
+//!   `2 + p (4 + 2 log2(m + 1))` calls.
+//! - In all cases: at most [`CALLS_PER_CHUNK`] for each allowed chunk, plus [`CALLS_MORE`].
 //!
-//! Logarithms are rounded up. `tests/host` checks all of that, and that no search tries more than ten
-//! times the bytes of its range.
+//! Logarithms are rounded up. `tests/host` checks all these limits, and that no search pins more
+//! than ten times the bytes of its range.
 //!
-//! Uses `core` and [`env`](super::env) alone.
+//! Uses only `core` and [`env`](super::env).
 
 use super::{
     env::SmallVec,
@@ -55,24 +59,24 @@ use super::{
     }, //
 };
 
-/// Where allocations can begin and end, in bytes: the granularity of `cuMemCreate()` and of what
-/// `cudaMalloc()` takes from the driver.
+/// Granularity of the beginning and end of allocations, in bytes: that of `cuMemCreate()`, and of
+/// the memory that `cudaMalloc()` gets from the driver.
 pub(crate) const UNIT: u64 = 1 << 21;
 
-/// How many calls to pin a search may make for each chunk that is allowed.
+/// Maximum number of calls to pin for each allowed chunk.
 pub(crate) const CALLS_PER_CHUNK: u64 = 8;
-/// How many it may make beyond.
+/// Number of calls to pin that a search may make in addition.
 pub(crate) const CALLS_MORE: u64 = 64;
 
-/// At the latest after so many chunks of the expected length it is seen whether one goes on.
+/// Maximum number of chunks of the expected length between two checks for a longer allocation.
 pub(crate) const PATIENCE: u64 = 32;
 
-/// Pins `span` by calls to `pin`, as a whole or in chunks in the order of their addresses, at most
-/// `limit` of them, or not at all. Before each call but the first `go_on` is asked. May sleep, where
-/// `pin` or the drop of a pin does.
+/// Pins all of `span` by calls to `pin`, or nothing. Pins it as a whole, or in at most `limit`
+/// chunks in the order of their addresses. Calls `go_on` before each call of `pin` except the
+/// first. May sleep if `pin` or the drop of a pin does.
 ///
-/// The refusal of the whole is returned where that is not -EINVAL, or where the first unit is refused,
-/// too; [`Reason::Hole`] and [`Reason::TooManyChunks`] stand for what was found later; any other refusal
+/// Returns the error for the whole span if that is not -EINVAL, or if the first unit is refused,
+/// too. Returns [`Reason::Hole`] or [`Reason::TooManyChunks`] for later failures. Any other error
 /// ends the search.
 pub(crate) fn cover<P>(
     span: Span,
@@ -109,12 +113,13 @@ pub(crate) fn cover<P>(
     search.run(whole)
 }
 
-/// A search under way. Places and lengths are in units, counted from the one that the span begins in.
+/// The state of a search. Places and lengths are in units, counted from the unit in which the span
+/// begins.
 struct Search<P, F, G> {
     span: Span,
-    /// The address of the first unit.
+    /// Address of the first unit.
     first: u64,
-    /// Units that the span touches.
+    /// Number of units that the span touches.
     units: u64,
     limit: u32,
     calls: u64,
@@ -123,7 +128,7 @@ struct Search<P, F, G> {
     pins: SmallVec<P>,
 }
 
-/// A pin of so many units from the beginning of an allocation on.
+/// A pin of `len` units from the beginning of an allocation on.
 struct Chunk<P> {
     len: u64,
     pin: P,
@@ -138,8 +143,8 @@ where
         let pin = self.try_at(0, 1)?.ok_or(whole)?;
         let units = self.units;
         let mut at = self.measure(0, Some(Chunk { len: 1, pin }), units)?;
-        // The length to expect; after how many chunks of it to look whether an allocation is longer; and
-        // how many there were since.
+        // The expected length, the number of chunks to pin before the next check for a longer
+        // allocation, and the number of chunks since the last check.
         let (mut expected, mut patience, mut passed) = (at, 0_u64, 0_u64);
         while at < units {
             if self.pins.len() as u64 >= u64::from(self.limit) {
@@ -172,8 +177,8 @@ where
         Ok(self.pins)
     }
 
-    /// Pins `len` units from `at` on, or the part of them that belongs to the span; `None` if they are
-    /// not in one allocation.
+    /// Pins `len` units from `at` on, or the part of them that belongs to the span. Returns `None`
+    /// if they are not in one allocation.
     fn try_at(&mut self, at: u64, len: u64) -> Result<Option<P>, Reason> {
         let most = u64::from(self.limit)
             .saturating_mul(CALLS_PER_CHUNK)
@@ -185,7 +190,7 @@ where
         self.calls += 1;
         let from = self.address(at);
         let to = self.address(at.saturating_add(len));
-        // Never `None`: at least a unit that the span touches.
+        // This is never `None`, because the span touches at least one of the units.
         let part = self.span.part(from, to).ok_or(self.hole(at))?;
         match (self.pin)(part) {
             Ok(pin) => Ok(Some(pin)),
@@ -198,9 +203,9 @@ where
         self.first.saturating_add(at.saturating_mul(UNIT))
     }
 
-    /// Finds how far the allocation goes on that `at` lies in, and keeps a pin of all of that. `known`
-    /// begins at `at`; without it not even the first unit is known to be GPU memory. `high` units from
-    /// `at` on are known not to lie in one allocation, or are more than there are.
+    /// Finds the end of the allocation at `at`, and keeps a pin of the whole. `known` is a pin from
+    /// `at` on. If it is `None`, even the first unit may not be GPU memory. The caller knows that
+    /// `high` units from `at` on are not in one allocation, or exceed the span.
     fn measure(
         &mut self,
         at: u64,
@@ -214,12 +219,13 @@ where
                 Some(jump) => high.min(low.saturating_add(jump).saturating_add(1)) - 1,
                 None => low + (high - low) / 2,
             };
-            // From the last unit of what is known on.
+            // The pin begins in the last unit of the known part.
             let overlap = low.min(1);
             let from = low - overlap;
             match self.try_at(at + from, len - from)? {
                 Some(pin) => {
-                    // The shorter one goes; what was pinned over it is not one extent.
+                    // A pin over a known part is not one extent, so both pins are dropped. Only a
+                    // pin over nothing is kept.
                     known = (low == 0).then_some(Chunk { len, pin });
                     low = len;
                     jump = jump.map(|jump| jump.saturating_mul(2));
@@ -235,7 +241,7 @@ where
         }
         let pin = match known {
             Some(chunk) if chunk.len == low => chunk.pin,
-            // Refused if it was freed meanwhile.
+            // This fails if the memory was freed in the meantime.
             _ => self.try_at(at, low)?.ok_or(self.hole(at))?,
         };
         self.pins.push(pin)?;

@@ -42,9 +42,10 @@ use crate::{
     task::Thread, //
 };
 
-/// Until this exists, and after its drop, no range is taken: `acquire` says "not mine".
+/// Permission to accept ranges. Before it exists and after its drop, `acquire` answers "not mine".
 ///
-/// ib_core may ask as soon as the first client is registered, when the module is not complete yet.
+/// ib_core may call `acquire` as soon as the first client is registered, before the module is
+/// completely set up.
 pub(crate) struct Ready(());
 
 static READY: Atomic<bool> = Atomic::new(false);
@@ -62,13 +63,13 @@ impl Drop for Ready {
     }
 }
 
-/// The range that the revocable client refused last, until the persistent client is asked for it.
+/// The last range that the revocable client refused, until the persistent client is asked about it.
 ///
-/// ib_core asks one after the other, on one thread and with its mutex held. A pin that fails now may succeed a moment later.
-/// If the persistent client then made it, the memory would stay pinned after it was freed, though the HCA could have lost
-/// the registration.
+/// ib_core asks the two clients in turn, on one thread and with its mutex held. A pin that fails
+/// now may succeed a moment later. If the persistent client then made that pin, the memory would
+/// stay pinned after it was freed, although the HCA could have lost the registration.
 struct LastRefused {
-    /// Address of the task that asked; 0 is none.
+    /// Address of the task that asked; 0 means none.
     thread: Atomic<usize>,
     addr: Atomic<u64>,
     size: Atomic<u64>,
@@ -91,11 +92,13 @@ impl LastRefused {
         self.thread.store(Thread::current().addr(), Relaxed);
     }
 
-    /// Whether it is this range, and this thread's. It says so once: the next registration may be for an HCA that the
-    /// revocable client is not asked for.
+    /// Returns `true` if this range was refused to this thread, and forgets the refusal. It must be
+    /// forgotten, since the next registration may be for an HCA for which ib_core skips the
+    /// revocable client.
     ///
-    /// If another module's client took the range in between, the record stays until the revocable client is asked again.
-    /// Before that the thread, or a new one with its address, is refused the range once for an HCA that cannot revoke.
+    /// If another module's client accepts the range in between, the refusal stays until the
+    /// revocable client is asked again. Until then, the thread, or a new one at the same address,
+    /// may be refused the range once for an HCA that cannot revoke.
     fn take(&self, addr: u64, size: u64) -> bool {
         let found = self.thread.load(Relaxed) == Thread::current().addr()
             && self.addr.load(Relaxed) == addr
@@ -107,7 +110,8 @@ impl LastRefused {
     }
 }
 
-/// Turns the refusal of a later step into what ib_core returns to the application.
+/// Logs the refusal of a step after `acquire`, and converts it to the error that ib_core returns to
+/// the application.
 fn step<M: Mr, R>(mr: &M, step: Step, result: Result<R, Reason>) -> Result<R> {
     result.map_err(|reason| {
         let span = mr.fixed().span();
@@ -116,13 +120,13 @@ fn step<M: Mr, R>(mr: &M, step: Step, result: Result<R, Reason>) -> Result<R> {
     })
 }
 
-/// The client of a mode.
+/// The client of one mode.
 pub(crate) struct PeerClient<M>(PhantomData<M>);
 
-/// The client whose pins nobody takes away.
+/// The client whose pins stay until `release`.
 pub(crate) type Persistent = PeerClient<PersistentMr>;
 
-/// The client whose pins go when the memory is freed.
+/// The client whose pins end when the memory is freed.
 pub(crate) type Revocable = PeerClient<RevocableMr>;
 
 impl<M: Mr> ib::Client for PeerClient<M> {
@@ -138,7 +142,7 @@ impl<M: Mr> ib::Client for PeerClient<M> {
     fn is_refused(addr: u64, size: u64) -> bool {
         match M::MODE {
             PinMode::Persistent => LAST_REFUSED.take(addr, size),
-            // Asked first: another search begins.
+            // The revocable client is asked first, so a new registration begins here.
             PinMode::Revocable => {
                 LAST_REFUSED.forget();
                 false

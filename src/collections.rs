@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Collections that say so when memory is short.
+//! Collections that report a lack of memory.
 
 use core::ops::{
     Deref,
@@ -17,14 +17,14 @@ use kernel::{
 
 use crate::reason::Reason;
 
-/// A list that may become long, and mostly has one element, which then needs no memory of its own.
+/// A list that may become long, but mostly has one element. A single element needs no allocation.
 pub(crate) enum SmallVec<T> {
     Inline(Option<T>),
     Heap(KVVec<T>),
 }
 
 impl<T> SmallVec<T> {
-    /// An empty one.
+    /// Returns an empty list.
     pub(crate) const fn new() -> Self {
         SmallVec::Inline(None)
     }
@@ -57,7 +57,7 @@ impl<T> DerefMut for SmallVec<T> {
 }
 
 impl<T> SmallVec<T> {
-    /// Appends what `make` makes, for which there is room by then.
+    /// Appends the value that `make` returns. Reserves the memory before it calls `make`.
     pub(crate) fn push_with(
         &mut self,
         make: impl FnOnce() -> Result<T, Reason>,
@@ -85,7 +85,7 @@ impl<T> SmallVec<T> {
     }
 }
 
-/// Values by their numbers.
+/// A map from numbers to values.
 pub(crate) struct IdMap<T>(RBTree<usize, T>);
 
 impl<T> Default for IdMap<T> {
@@ -106,22 +106,23 @@ impl<T> IdSlot<T> {
 }
 
 impl<T> IdMap<T> {
-    /// Adds `value`, whose number is new. Allocates nothing: the value goes into `slot`.
+    /// Adds `value` in the memory of `slot`, and allocates nothing. `number` must not be in the
+    /// map.
     pub(crate) fn insert(&mut self, slot: IdSlot<T>, number: usize, value: T) {
         self.0.insert(slot.0.into_node(number, value));
     }
 
-    /// That with the number.
+    /// Returns the value of `number`.
     pub(crate) fn get(&self, number: usize) -> Option<&T> {
         self.0.get(&number)
     }
 
-    /// Returns the value with the number.
+    /// Returns the value of `number`.
     pub(crate) fn get_mut(&mut self, number: usize) -> Option<&mut T> {
         self.0.get_mut(&number)
     }
 
-    /// Removes that with the number.
+    /// Removes and returns the value of `number`.
     pub(crate) fn remove(&mut self, number: usize) -> Option<T> {
         self.0.remove(&number)
     }

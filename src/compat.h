@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /*
- * The kernel interfaces whose form differs from kernel to kernel, and nothing
- * else. Distributions move interfaces into older kernels, so no version number
- * is looked at.
+ * Kernel interfaces whose form differs between kernels, and nothing else.
+ * Distributions backport interfaces to older kernels, so this file checks no
+ * version number.
  *
  * Before the module's C files are compiled, rust-bindings/probe.sh compiles
- * each line here that begins with PROBE, as the body of a function with the
- * parameters "void *p" and "unsigned long n". The answer is yes if that line
- * compiles and the kernel exports every function that the line calls. For a yes,
- * compat-found.h defines PEERMEM_HAS_ and the name in the line. Then this file is
- * compiled alone. A kernel for which no form fits ends the build there, with a
- * sentence. Hence all forms are functions, not macros.
+ * each line of this file that begins with PROBE, as the body of a function with
+ * the parameters "void *p" and "unsigned long n". The answer is yes if the line
+ * compiles and the kernel exports every function that the line calls. For a
+ * yes, compat-found.h defines PEERMEM_HAS_ plus the name in the line. Then this
+ * file is compiled alone. If no form fits the kernel, the build ends there with
+ * an error message. For that reason, all forms are functions and not macros.
  *
- * With PEERMEM_NO_GPL_ONLY the module uses no function that the kernel exports to
- * GPL modules only, since it could use none of the proprietary nvidia.ko then.
- * Such a function counts as missing. Where there is no other form, the module
- * does without.
+ * If PEERMEM_NO_GPL_ONLY is set, the module uses no function that the kernel
+ * exports to GPL modules only. Otherwise the kernel would not let it use the
+ * proprietary nvidia.ko. Such a function counts as missing. If there is no
+ * other form, the module works without it.
  *
- * To support another form, add one such line and its two forms. An #ifdef
- * suffices for what is a macro in every kernel that has it. docs/kernels.md says
- * which kernel has which form.
+ * To support another form, add one such line and its two forms. An #ifdef is
+ * enough for an interface that is a macro in every kernel that has it.
+ * docs/kernels.md lists the form of each kernel.
  */
 #ifndef PEERMEM_COMPAT_H
 #define PEERMEM_COMPAT_H
@@ -47,12 +47,12 @@
 #include <linux/trace_events.h>
 #include <linux/types.h>
 #include <linux/uaccess.h>
-/* Since 5.10. The header before this one has its functions until then. */
+/* Since 5.10. Before, linux/dma-mapping.h has its functions. */
 #if __has_include("linux/dma-map-ops.h")
 #include <linux/dma-map-ops.h>
 #endif
 
-/* A probe is compiled with what is above this line. */
+/* Probes are compiled with the lines above this one. */
 #ifndef PEERMEM_PROBE
 
 #ifndef PEERMEM_FOUND
@@ -63,7 +63,7 @@
 #define static_assert(condition, ...) _Static_assert(condition, #condition)
 #endif
 
-/* Kernels without the flag have no workers of io_uring but kernel threads. */
+/* On kernels without the flag, io_uring workers are kernel threads. */
 #ifndef PF_IO_WORKER
 #define PF_IO_WORKER	0
 #endif
@@ -119,8 +119,8 @@ static inline void compat_sleep(unsigned long microseconds)
 }
 
 /*
- * Returns the monotonic time in microseconds. The coarse clock is the same one,
- * as of the last tick.
+ * Returns the monotonic time in microseconds. The coarse clock is the same
+ * clock as of the last tick.
  */
 /* PROBE ktime_get: ktime_get(); */
 static inline u64 compat_microseconds(void)
@@ -146,7 +146,7 @@ static inline bool compat_finds_modules(void)
 #endif
 }
 
-/* Returns the module @name of @modules, referenced, or NULL. */
+/* Returns the module @name of @modules with a reference, or NULL. */
 static inline struct kobject *compat_find_module(struct kset *modules,
 						 const char *name)
 {
@@ -157,7 +157,7 @@ static inline struct kobject *compat_find_module(struct kset *modules,
 #endif
 }
 
-/* Returns an open file that has no name in any folder, or an error. */
+/* Returns an open file without a name in any folder, or an error pointer. */
 /* PROBE anon_inode: anon_inode_getfile(p, p, p, 0); */
 static inline struct file *compat_anon_file(const char *name,
 					    const struct file_operations *fops,
@@ -171,16 +171,16 @@ static inline struct file *compat_anon_file(const char *name,
 }
 
 /*
- * These two guard all of trace.c and memory_peers.c: without the functions, the
+ * These two guard all of trace.c and memory_peers.c. Without the functions, the
  * module has no tracepoints, or no /sys/kernel/mm/memory_peers of its own.
  */
 /* PROBE tracepoints: *(void **)p = trace_event_reg; */
 /* PROBE memory_peers: kernfs_put(kernfs_find_and_get(kernel_kobj->sd, p)); *(void **)p = kobject_create_and_add(p, p); n = sysfs_create_group(p, p); */
 
 /*
- * Folders and files for administrators: in debugfs, or in /proc where the module
- * has no debugfs. Without CONFIG_DEBUG_FS its functions are there and do nothing.
- * PDE_DATA() has a small name since 5.17.
+ * Folders and files for administrators: in debugfs, or in /proc if the module
+ * cannot use debugfs. Without CONFIG_DEBUG_FS, the functions of debugfs exist
+ * and do nothing. PDE_DATA() is in lower case since 5.17.
  */
 /* PROBE debugfs: BUILD_BUG_ON(!IS_ENABLED(CONFIG_DEBUG_FS)); debugfs_create_file(p, 0, debugfs_create_dir(p, p), p, (struct file_operations *)p); debugfs_remove(p); */
 /* PROBE pde_data: *(void **)p = pde_data(p); */
@@ -197,12 +197,13 @@ static inline void *compat_proc_data(const struct inode *inode)
 
 /*
  * Returns true for a page of peer-to-peer DMA memory whose pagemap lies between
- * @first and @last. The pagemap is pinned meanwhile and no longer: its driver
- * may remove it at any time, and waits for the pin. nr_range is 0 while the
- * only range is being added.
+ * @first and @last. The reference to the pagemap is dropped before the return,
+ * since its driver may remove the pagemap at any time, and waits for the
+ * reference. nr_range is 0 while the only range is being added.
  *
- * Without FOLL_PCI_P2PDMA processes have no such memory, and dma_map_resource()
- * of kernels of that age may refuse all memory that has a struct page.
+ * Without FOLL_PCI_P2PDMA, processes have no such memory, and
+ * dma_map_resource() of kernels of that age may refuse all memory that has a
+ * struct page.
  */
 /* PROBE p2pdma: n = MEMORY_DEVICE_PCI_P2PDMA + FOLL_PCI_P2PDMA; */
 /* PROBE pagemap: *(void **)p = get_dev_pagemap; put_dev_pagemap(p); */
@@ -235,9 +236,9 @@ static inline bool compat_is_p2pdma(unsigned long pfn, u64 first, u64 last)
 }
 
 /*
- * Returns true if @pfn has a struct page, or @unknown if that cannot be known: on
- * 5.10 pfn_valid() ends with rcu_read_unlock_strict(), which is for GPL modules
- * only.
+ * Returns true if @pfn has a struct page, or @unknown if that cannot be known.
+ * On 5.10, pfn_valid() ends with rcu_read_unlock_strict(), which is for GPL
+ * modules only.
  */
 /* PROBE pfn_valid: n = pfn_valid(n); */
 static inline bool compat_has_page(unsigned long pfn, bool unknown)
@@ -250,9 +251,10 @@ static inline bool compat_has_page(unsigned long pfn, bool unknown)
 }
 
 /*
- * Maps @len bytes of a BAR for @dev, whether or not they have a struct page.
- * dma_map_resource() refuses those that have one on 5.10, and on 7.0 if
- * CONFIG_DMA_API_DEBUG is set, and with them a BAR's peer-to-peer DMA memory.
+ * Maps @len bytes of a BAR for @dev, with or without struct pages.
+ * dma_map_resource() refuses memory with struct pages on 5.10, and also on 7.0
+ * if CONFIG_DMA_API_DEBUG is set. This includes a BAR's peer-to-peer DMA
+ * memory.
  */
 /* PROBE dma_map_phys: dma_map_phys(p, n, n, DMA_BIDIRECTIONAL, DMA_ATTR_MMIO); */
 /* PROBE dma_unmap_phys: dma_unmap_phys(p, n, n, DMA_BIDIRECTIONAL, DMA_ATTR_MMIO); */
@@ -277,7 +279,7 @@ static inline void compat_unmap_bar(struct device *dev, dma_addr_t dma,
 #endif
 }
 
-/* Returns true if DMA addresses of @dev are physical ones moved by an offset. */
+/* Returns true if DMA addresses of @dev are physical ones plus an offset. */
 /* PROBE dma_range_map: ((struct device *)p)->dma_range_map = NULL; */
 static inline bool compat_has_dma_offset(struct device *dev)
 {
@@ -289,8 +291,8 @@ static inline bool compat_has_dma_offset(struct device *dev)
 }
 
 /*
- * Returns true if an IOMMU translates the addresses of @dev, or @unknown if that
- * cannot be known.
+ * Returns true if an IOMMU translates the addresses of @dev, or @unknown if
+ * that cannot be known.
  */
 /* PROBE iommu_domain: *(void **)p = iommu_get_domain_for_dev(p); */
 static inline bool compat_iommu_translates(struct device *dev, bool unknown)
@@ -305,9 +307,9 @@ static inline bool compat_iommu_translates(struct device *dev, bool unknown)
 }
 
 /*
- * Returns the size to which the DMA API rounds what it maps for @dev, or more; 1
- * if it does not round. That size is a page of the IOMMU's, and no larger than a
- * page of the CPU's: init_iova_domain() insists.
+ * Returns the size to which the DMA API rounds mappings for @dev, or a larger
+ * one. Returns 1 if it does not round. The size is that of a page of the IOMMU.
+ * It is no larger than a page of the CPU, as init_iova_domain() enforces.
  */
 static inline unsigned long compat_dma_granule(struct device *dev)
 {
@@ -324,8 +326,8 @@ static inline unsigned long compat_dma_granule(struct device *dev)
 }
 
 /*
- * Ranges of an IOMMU's addresses. A kernel without these functions has none to
- * allocate, and the module maps each range of memory by itself.
+ * Ranges of an IOMMU's addresses. A kernel without these functions cannot
+ * allocate any, and the module maps each range of memory separately.
  */
 struct dma_iova_state;
 /* PROBE iova_alloc: dma_iova_try_alloc(p, p, 0, n); dma_iova_free(p, p); */

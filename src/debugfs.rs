@@ -4,10 +4,12 @@
 //!
 //! C headers: [`include/linux/debugfs.h`](srctree/include/linux/debugfs.h),
 //! [`include/linux/proc_fs.h`](srctree/include/linux/proc_fs.h),
-//! [`include/linux/seq_file.h`](srctree/include/linux/seq_file.h); C side: [`helpers.c`](helpers.c), which chooses.
+//! [`include/linux/seq_file.h`](srctree/include/linux/seq_file.h); C side:
+//! [`helpers.c`](helpers.c), which selects the file system.
 //!
-//! The kernel crate's files have no owner: closing one that was open while its module went calls what is there no
-//! more. An open file of debugfs keeps the module. One in `/proc` is released when the module removes the folder.
+//! The kernel crate's debugfs files have no owner. Closing such a file after the module was
+//! unloaded would call code that is gone. An open debugfs file of this module keeps the module
+//! loaded. An open file in `/proc` is released when the module removes the folder.
 
 use core::marker::PhantomData;
 
@@ -24,28 +26,31 @@ use kernel::{
 
 use crate::c;
 
-/// What a file has to say.
+/// The contents of a file that is one record.
 pub(crate) trait Contents: 'static {
-    /// Writes it; anew when it did not fit. May sleep.
+    /// Writes the contents. Called again if they did not fit. May sleep.
     fn write(f: &mut fmt::Formatter<'_>) -> fmt::Result;
 }
 
-/// Who reads a file line by line: holds nothing between two of them, and no buffer has to have room for all.
+/// A reader of a file that is read line by line. The reader holds no lock between two lines, and no
+/// buffer needs room for the whole file.
 ///
-/// One thread may open the file, and another read or close it: hence `Send`. The file's lock is held in each call.
+/// `Send` is required because one thread may open the file, and another may read or close it. The
+/// file's lock is held in each call.
 pub(crate) trait Lines: Sized + Send + 'static {
-    /// Somebody opens the file.
+    /// Makes a reader when the file is opened.
     fn open() -> Result<Pin<KBox<Self>>>;
 
-    /// Goes to the first line with this number or a higher one, and says which it has. Numbers begin with 1, and 0 is
-    /// the beginning of the file: what goes or comes in between moves nothing.
+    /// Moves to the first line whose number is at least `number`, and returns its number. Numbers
+    /// begin with 1, and 0 stands for the beginning of the file. Lines that come or go in between
+    /// do not shift the others.
     fn find(&self, number: u64) -> Option<u64>;
 
-    /// Writes that line.
+    /// Writes the line that `find` found.
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result;
 }
 
-/// For the kernel's formatting.
+/// Adapter for the kernel's formatting.
 struct Written<F>(F);
 
 impl<F: Fn(&mut fmt::Formatter<'_>) -> fmt::Result> fmt::Display for Written<F> {
@@ -54,7 +59,7 @@ impl<F: Fn(&mut fmt::Formatter<'_>) -> fmt::Result> fmt::Display for Written<F> 
     }
 }
 
-/// The functions of a file of [`Contents`].
+/// The callbacks of a [`Contents`] file.
 struct ContentsOps<T>(PhantomData<T>);
 
 impl<T: Contents> ContentsOps<T> {
@@ -67,15 +72,15 @@ impl<T: Contents> ContentsOps<T> {
 
     /// # Safety
     ///
-    /// `seq` points to a `seq_file` that nobody else uses during the call.
+    /// `seq` must point to a `seq_file` that nobody else uses during the call.
     unsafe extern "C" fn show_callback(seq: *mut bindings::seq_file, _: *mut c_void) {
-        // SAFETY: As promised by the caller.
+        // SAFETY: The caller promises that `seq` is valid, and used by nobody else.
         let seq = unsafe { SeqFile::from_raw(seq) };
         seq_print!(seq, "{}", Written(T::write));
     }
 }
 
-/// The functions of a file of [`Lines`].
+/// The callbacks of a [`Lines`] file.
 struct LinesOps<T>(PhantomData<T>);
 
 impl<T: Lines> LinesOps<T> {
@@ -88,11 +93,11 @@ impl<T: Lines> LinesOps<T> {
 
     /// # Safety
     ///
-    /// `reader` is valid for writes.
+    /// `reader` must be valid for writes.
     unsafe extern "C" fn open_callback(reader: *mut *mut c_void) -> c_int {
         from_result(|| {
             let new = T::open()?.into_foreign();
-            // SAFETY: As promised by the caller.
+            // SAFETY: The caller promises that `reader` is valid for writes.
             unsafe { *reader = new };
             Ok(0)
         })
@@ -100,17 +105,20 @@ impl<T: Lines> LinesOps<T> {
 
     /// # Safety
     ///
-    /// `reader` is what [`Self::open_callback`] gave, and used no more.
+    /// `reader` must come from [`Self::open_callback`], and must not be used afterwards.
     unsafe extern "C" fn release_callback(reader: *mut c_void) {
-        // SAFETY: As promised by the caller.
+        // SAFETY: The caller promises that `reader` comes from `into_foreign`, and is not used
+        // afterwards.
         drop(unsafe { <Pin<KBox<T>>>::from_foreign(reader) });
     }
 
     /// # Safety
     ///
-    /// `reader` is what [`Self::open_callback`] gave, and the file's lock is held. `number` is valid for reads and writes.
+    /// `reader` must come from [`Self::open_callback`], and the file's lock must be held. `number`
+    /// must be valid for reads and writes.
     unsafe extern "C" fn find_callback(reader: *mut c_void, number: *mut u64) -> bool {
-        // SAFETY: As promised by the caller.
+        // SAFETY: The caller promises that `reader` comes from `into_foreign`, and that `number` is
+        // valid. The file's lock keeps other calls out.
         let (reader, number) = unsafe { (<Pin<KBox<T>>>::borrow(reader), &mut *number) };
         let found = reader.find(*number);
         *number = found.unwrap_or(*number);
@@ -119,9 +127,11 @@ impl<T: Lines> LinesOps<T> {
 
     /// # Safety
     ///
-    /// The contract of [`Self::find_callback`], which has found a line. Nobody else uses `seq` during the call.
+    /// The contract of [`Self::find_callback`] applies, and that function must have found a line.
+    /// Nobody else may use `seq` during the call.
     unsafe extern "C" fn show_callback(seq: *mut bindings::seq_file, reader: *mut c_void) {
-        // SAFETY: As promised by the caller.
+        // SAFETY: The caller promises that both pointers are valid, and that nobody else uses them
+        // during the call.
         let (seq, reader) = unsafe { (SeqFile::from_raw(seq), <Pin<KBox<T>>>::borrow(reader)) };
         seq_print!(
             seq,
@@ -131,24 +141,24 @@ impl<T: Lines> LinesOps<T> {
     }
 }
 
-/// The module's folder, with its files, until dropped. Where the kernel has neither debugfs nor procfs, or makes no folder,
-/// there are no files, and the module works without.
+/// The module's folder and its files, until dropped. If the kernel has neither debugfs nor procfs,
+/// or cannot make the folder, the module works without files.
 ///
 /// # Invariants
 ///
-/// The folder is this module's own, or what the file system takes for none.
+/// The pointer is this module's own folder, or the file system's value for no folder.
 pub(crate) struct Folder(*mut c::peermem_folder);
 
 // SAFETY: Both file systems lock their folders themselves.
 unsafe impl Send for Folder {}
-// SAFETY: As above.
+// SAFETY: See above.
 unsafe impl Sync for Folder {}
 
 impl Folder {
-    /// Makes the folder, without files. One at a time.
+    /// Makes the folder without files. Only one may exist at a time.
     pub(crate) fn new() -> Self {
-        // SAFETY: Process context, as in all that may sleep.
-        // INVARIANT: A new folder, or an error.
+        // SAFETY: This runs in process context, where sleeping is allowed.
+        // INVARIANT: The result is a new folder, or an error.
         Folder(unsafe { c::peermem_folder_add() })
     }
 
@@ -157,22 +167,24 @@ impl Folder {
         self.file(name, mode, &ContentsOps::<T>::FILE);
     }
 
-    /// Adds a file of lines.
+    /// Adds a file that is read line by line.
     pub(crate) fn lines<T: Lines>(&self, name: &CStr, mode: u16) {
         self.file(name, mode, &LinesOps::<T>::FILE);
     }
 
     fn file(&self, name: &CStr, mode: u16, ops: &'static c::peermem_file_ops) {
-        // SAFETY: The folder is as its file system wants it by the type invariant. The name is copied. The functions are
-        // there for as long as the module, and none is called after the folder's removal.
+        // SAFETY: The file system accepts the folder by the type invariant, and copies the name.
+        // The callbacks exist as long as the module, and are not called after the removal of the
+        // folder.
         unsafe { c::peermem_folder_add_file(self.0, name.as_char_ptr(), mode, ops) };
     }
 }
 
 impl Drop for Folder {
-    /// Waits for reads under way. In `/proc` also releases the files that are open.
+    /// Waits for reads in progress. In `/proc`, also releases open files.
     fn drop(&mut self) {
-        // SAFETY: The folder is as its file system wants it by the type invariant, and used no more.
+        // SAFETY: The file system accepts the folder by the type invariant, and nothing uses the
+        // folder afterwards.
         unsafe { c::peermem_folder_remove(self.0) };
     }
 }

@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! GPU memory mapped for an RDMA device by the kernel's DMA API, which takes no lock of another driver's.
+//! DMA mappings of GPU memory for an RDMA device by the kernel's DMA API, which takes no lock of
+//! another driver.
 //!
-//! How depends on what stands between the device and the BAR:
+//! There are three ways of mapping, depending on the path between the device and the BAR:
 //!
-//! - Nothing translates: one mapping, from the memory's lowest address to its highest. DMA addresses are physical ones, so
-//!   that a mapping gives the device nothing that it could not reach before.
-//! - An IOMMU translates: the memory and nothing else, in one range of DMA addresses. However fragmented it is behind the
-//!   BAR, for the device it is contiguous, up to 4 GiB; longer memory has two runs ([`IovaLayout`]).
-//! - Anything else, such as an architecture's own DMA operations, memory in several BARs, or where one of the above fails:
-//!   each range by itself.
+//! - If nothing translates, there is one mapping, from the memory's lowest address to its highest.
+//!   DMA addresses are physical addresses. A mapping then gives the device no access that it did
+//!   not have before.
+//! - If an IOMMU translates, exactly the memory is mapped, in one range of DMA addresses. Memory
+//!   that is fragmented behind the BAR is contiguous for the device, up to 4 GiB. Longer memory has
+//!   two runs ([`IovaLayout`]).
+//! - Otherwise, each range is mapped separately. Examples are an architecture's own DMA operations,
+//!   memory in several BARs, and a failure of one of the other two ways.
 //!
-//! C header: [`include/linux/dma-mapping.h`](srctree/include/linux/dma-mapping.h); C side: [`helpers.c`](helpers.c).
+//! C header: [`include/linux/dma-mapping.h`](srctree/include/linux/dma-mapping.h); C side:
+//! [`helpers.c`](helpers.c).
 
 use core::iter;
 
@@ -39,25 +43,25 @@ use crate::{
     task, //
 };
 
-/// Lets others run whenever so much as [`MAX_STEP`] has been mapped or unmapped.
+/// Calls `cond_resched()` each time [`MAX_STEP`] bytes have been mapped or unmapped.
 #[derive(Default)]
 struct Resched {
     since: u64,
 }
 
 impl Resched {
-    /// So many more bytes are done. May sleep.
+    /// Records that `bytes` more bytes are done. May sleep.
     fn after(&mut self, bytes: u64) {
         self.since = self.since.wrapping_add(bytes);
         if self.since >= MAX_STEP {
             self.since = 0;
-            // SAFETY: Process context without a spinlock, as in all that may sleep.
+            // SAFETY: This runs in process context without a spinlock, where sleeping is allowed.
             unsafe { c::peermem_cond_resched() };
         }
     }
 }
 
-/// Ranges mapped by `dma_map_phys()`, until dropped.
+/// Ranges that `dma_map_phys()` has mapped, until dropped.
 ///
 /// # Invariants
 ///
@@ -70,8 +74,9 @@ pub(crate) struct ResourceMapping {
 impl ResourceMapping {
     /// Maps each of `ranges`, which lie in BARs: see [`PhysRanges`].
     ///
-    /// Ranges that the kernel happens to give consecutive DMA addresses are kept from becoming a run of [`LONG_RUN`] bytes,
-    /// unless these addresses follow from the physical ones.
+    /// If the kernel happens to return consecutive DMA addresses for several ranges, this function
+    /// keeps them from becoming a run of [`LONG_RUN`] bytes. It cannot prevent such a run if the
+    /// DMA addresses are derived from the physical ones.
     fn map(device: &PciDevice, ranges: impl Iterator<Item = AddrRange>) -> Result<Self, Reason> {
         let mut mapping = ResourceMapping {
             device: device.clone(),
@@ -81,14 +86,16 @@ impl ResourceMapping {
         let (mut mapped, mut run, mut end) = (0_u64, 0_u64, None);
         for range in ranges {
             let len = range.len;
-            // INVARIANT: Mapped, and nothing fails between that and its record. What was mapped before goes with `mapping`.
+            // INVARIANT: The range is mapped, and nothing fails between the mapping and its record.
+            // The drop of `mapping` unmaps the earlier ranges.
             mapping.ranges.push_with(|| {
                 let map = || map_range(device, range).ok_or(Reason::MapResource { mapped });
                 let mut addr = map()?;
                 if end == Some(addr) && run.saturating_add(len) >= LONG_RUN {
-                    // Elsewhere, since its first addresses are in use until it has others.
+                    // The second mapping gets other addresses, because the first one is still in
+                    // use.
                     let other = map();
-                    // SAFETY: Mapped above, and not recorded.
+                    // SAFETY: The range was mapped above, and is not recorded.
                     unsafe { unmap_range(device, AddrRange { addr, len }) };
                     addr = other?;
                 }
@@ -108,8 +115,8 @@ fn map_range(device: &PciDevice, range: AddrRange) -> Option<u64> {
     let mut dma = 0;
     // CAST: Addresses have 64 bits.
     let len = range.len as usize;
-    // SAFETY: `dma_map_phys()` with `DMA_ATTR_MMIO` wants a device that is alive, and memory of an I/O device: see `map`.
-    // It looks at no `struct page`. `dma` is valid for writes.
+    // SAFETY: `dma_map_phys()` with `DMA_ATTR_MMIO` needs a live device, and memory of an I/O
+    // device: see `map`. It does not use `struct page`s. `dma` is valid for writes.
     let ret = unsafe { c::peermem_bar_map(device.as_raw(), range.addr, len, &mut dma) };
     (ret == 0).then_some(dma)
 }
@@ -118,11 +125,11 @@ fn map_range(device: &PciDevice, range: AddrRange) -> Option<u64> {
 ///
 /// # Safety
 ///
-/// `range` is mapped for `device`, and is unmapped here alone.
+/// `range` must be mapped for `device`, and must not be unmapped elsewhere.
 unsafe fn unmap_range(device: &PciDevice, range: AddrRange) {
-    // CAST: Was a `usize` when it was mapped.
+    // CAST: The length was a `usize` when it was mapped.
     let len = range.len as usize;
-    // SAFETY: Mapped, and unmapped once, as promised by the caller.
+    // SAFETY: The caller promises that the range is mapped, and is unmapped only here.
     unsafe { c::peermem_bar_unmap(device.as_raw(), range.addr, len) };
 }
 
@@ -130,19 +137,19 @@ impl Drop for ResourceMapping {
     fn drop(&mut self) {
         let mut resched = Resched::default();
         for range in self.ranges.iter() {
-            // SAFETY: Mapped by the type invariant, which ends here.
+            // SAFETY: The range is mapped by the type invariant, which ends with this drop.
             unsafe { unmap_range(&self.device, *range) };
             resched.after(range.len);
         }
     }
 }
 
-/// Memory linked into a range of an IOMMU's addresses, until dropped.
+/// Memory that is linked into a range of an IOMMU's addresses, until dropped.
 ///
 /// # Invariants
 ///
-/// `state` is a range of `device`'s. Linked in it are the first `linked` bytes of the runs that `layout` has from `start` on,
-/// and nothing else.
+/// `state` is an address range that was allocated for `device`. The first `linked` bytes of the
+/// runs of `layout` from `start` on are linked in it, and nothing else.
 pub(crate) struct IovaMapping {
     device: PciDevice,
     state: bindings::dma_iova_state,
@@ -153,8 +160,9 @@ pub(crate) struct IovaMapping {
 }
 
 impl IovaMapping {
-    /// Maps `memory`, which backs the virtual addresses from `va` on. Returns `None`, with nothing mapped, where no IOMMU
-    /// translates for this device, or where its addresses or the memory for its page tables are used up.
+    /// Maps `memory`, which backs the virtual addresses from `va` on. Returns `None`, with nothing
+    /// mapped, if no IOMMU translates for this device, or if its addresses or the memory for its
+    /// page tables are exhausted.
     fn map(device: &PciDevice, memory: &PhysRanges, va: u64) -> Option<Self> {
         let len = memory.len();
         let layout = IovaLayout::new(va, len);
@@ -166,13 +174,14 @@ impl IovaMapping {
             let found = unsafe { c::peermem_iova_alloc(device.as_raw(), &mut state, size) };
             found.then_some((state, slack))
         };
-        // Where there is no room for more than the memory, one range is still worth having: without more its beginning tends
-        // to be as round as the memory is long. Memory with a hole has ranges of its own instead, which have none.
+        // If there is no room for the slack, a range without slack is still useful: its start is
+        // often aligned to the length of the memory. Memory with a hole is mapped as separate
+        // ranges instead, which have no hole.
         let slack = ranges::iova_slack(len);
         let shorter = (slack > 0 && layout.hole() == 0).then_some(0);
         let (state, slack) = alloc(slack).or_else(|| shorter.and_then(alloc))?;
         let offset = ranges::iova_offset(state.addr, va, slack);
-        // INVARIANT: Allocated above, with nothing in it.
+        // INVARIANT: The address range was allocated above, and nothing is linked in it.
         let mut mapping = IovaMapping {
             device: device.clone(),
             start: state.addr.wrapping_add(offset),
@@ -189,27 +198,29 @@ impl IovaMapping {
         Some(mapping)
     }
 
-    /// Adds `range` behind what is linked. `range` lies in one window of virtual addresses, and so in one run.
+    /// Links `range` after the memory that is already linked. `range` lies in one window of virtual
+    /// addresses, and so in one run.
     fn link(&mut self, range: AddrRange) -> Option<()> {
         let addr = self.start.wrapping_add(self.layout.offset(self.linked));
         let (at, len) = self.place(AddrRange { addr, ..range });
-        // SAFETY: The range has room for all runs from `start` on, and nothing is linked there.
+        // SAFETY: The address range has room for all runs from `start` on, and nothing is linked at
+        // this place.
         let ret = unsafe {
             c::peermem_iova_link(self.device.as_raw(), &mut self.state, range.addr, at, len)
         };
         if ret != 0 {
             return None;
         }
-        // INVARIANT: Linked above.
+        // INVARIANT: The range was linked above.
         self.linked = self.linked.wrapping_add(range.len);
         Some(())
     }
 
-    /// Makes what is linked visible to the IOMMU.
+    /// Makes the linked memory visible to the IOMMU.
     fn sync(&mut self) -> Option<()> {
         for run in self.runs() {
             let (at, len) = self.place(run);
-            // SAFETY: So much is linked there by the type invariant.
+            // SAFETY: This part is linked by the type invariant.
             let ret =
                 unsafe { c::peermem_iova_sync(self.device.as_raw(), &mut self.state, at, len) };
             if ret != 0 {
@@ -219,13 +230,13 @@ impl IovaMapping {
         Some(())
     }
 
-    /// The runs of DMA addresses. None is empty.
+    /// Returns the runs of DMA addresses that are not empty.
     fn runs(&self) -> impl Iterator<Item = AddrRange> {
         let runs = self.layout.runs(self.start, self.linked);
         runs.into_iter().filter(|run| run.len > 0)
     }
 
-    /// Returns where DMA addresses are in the range of the IOMMU's, and their length.
+    /// Returns the offset of `dma` in the IOMMU's address range, and its length.
     fn place(&self, dma: AddrRange) -> (usize, usize) {
         // CAST: Addresses have 64 bits.
         (
@@ -239,31 +250,34 @@ impl Drop for IovaMapping {
     fn drop(&mut self) {
         let device = self.device.as_raw();
         let mut resched = Resched::default();
-        // In steps, though each is a flush. None ends within a page of the IOMMU's that is larger: those begin at
-        // multiples of their size, and none was linked by more than a step.
+        // The memory is unlinked in steps, although each step is a flush. No step ends inside a
+        // larger page of the IOMMU: such a page begins at a multiple of its size, and is not larger
+        // than one linked step.
         for step in self.runs().flat_map(ranges::steps) {
             let (at, len) = self.place(step);
-            // SAFETY: Linked by the type invariant, unlinked once, and the device uses it no more.
+            // SAFETY: The step is linked by the type invariant, and is unlinked once. The device no
+            // longer uses it.
             unsafe { c::peermem_iova_unlink(device, &mut self.state, at, len) };
             resched.after(step.len);
         }
-        // SAFETY: Of this device by the type invariant, and nothing is linked any more.
+        // SAFETY: The address range belongs to this device by the type invariant, and nothing is
+        // linked in it any more.
         unsafe { c::peermem_iova_free(device, &mut self.state) };
     }
 }
 
-/// GPU memory mapped for a device, until dropped.
+/// A DMA mapping of GPU memory for a device, until dropped.
 pub(crate) enum BarMapping {
-    /// From its lowest address to its highest: its bounding range.
+    /// One mapping from the lowest address to the highest: the bounding range.
     Bounds(#[expect(dead_code, reason = "held for its drop")] ResourceMapping),
     Ranges(ResourceMapping),
     Iova(IovaMapping),
 }
 
 impl BarMapping {
-    /// Maps `memory` for `device`, all of it or nothing, and makes the scatter list. `va` is the virtual address that it
-    /// backs, `page` the size of its pages. `memory` becomes the list where its entries are the right ones.
-    /// May sleep.
+    /// Maps all of `memory` for `device`, or nothing, and makes the scatter list. `memory` backs
+    /// the virtual addresses from `va` on, and `page` is its page size. `memory` becomes the list
+    /// if its entries already fit. May sleep.
     pub(crate) fn map(
         device: &PciDevice,
         memory: PhysRanges,
@@ -281,11 +295,12 @@ impl BarMapping {
         Ok((mapping, table))
     }
 
-    /// Maps `page`, which lies in a BAR, for `device` and unmaps it again. Returns `true` if its DMA address was not its own
-    /// address, and `None` if it cannot be mapped now. A page with a `struct page` that is not of peer-to-peer DMA memory is
-    /// not mapped, as Linux may warn of it. May sleep.
+    /// Maps `page`, which lies in a BAR, for `device` and unmaps it again. Returns `true` if the
+    /// DMA address differs from the physical address, and `None` if the page cannot be mapped now.
+    /// Does not map a page whose `struct page` is not of peer-to-peer DMA memory, since Linux may
+    /// print a warning for it, and returns `false`. May sleep.
     pub(crate) fn translates(device: &PciDevice, page: &AddrRange) -> Option<bool> {
-        // SAFETY: Has no preconditions.
+        // SAFETY: The function has no preconditions.
         if unsafe { c::peermem_has_struct_page(page.addr, page.len, 0, u64::MAX, true) } {
             return Some(false);
         }
@@ -293,7 +308,7 @@ impl BarMapping {
             return None;
         }
         let addr = map_range(device, *page)?;
-        // SAFETY: Mapped above, and recorded nowhere.
+        // SAFETY: The page was mapped above, and is recorded nowhere.
         unsafe {
             unmap_range(
                 device,
@@ -306,8 +321,8 @@ impl BarMapping {
         Some(addr != page.addr)
     }
 
-    /// Tries the ways of mapping in the order of the file's first lines. What a way that fails has mapped is undone before the
-    /// next one is tried.
+    /// Tries the ways of mapping in the order of the list above. If one fails, undoes its mappings
+    /// before it tries the next.
     fn new(device: &PciDevice, memory: &PhysRanges, va: u64) -> Result<Self, Reason> {
         if let Some(bounds) = memory.bounds().filter(|_| device.is_direct()) {
             // The device may not reach all of the bounding range.
@@ -317,7 +332,7 @@ impl BarMapping {
                 }
             }
         }
-        // The kernel rounds to whole pages of the IOMMU's, and would map what lies beside.
+        // The kernel rounds to whole pages of the IOMMU, and would also map adjacent addresses.
         let bits = memory
             .steps()
             .fold(0, |bits, step| bits | step.addr | step.len);
@@ -335,7 +350,7 @@ impl BarMapping {
     }
 }
 
-/// The scatter list of `ranges`.
+/// Makes the scatter list of `ranges`.
 fn list(mut layout: SgLayout, ranges: impl Iterator<Item = AddrRange>) -> Result<SgTable, Reason> {
     let (table, ()) = SgTable::build(|table| {
         let mut push = |entry| {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The entries of the [`registry`](crate::registry), each a field of its registration, and the places of those who read
-//! them.
+//! The list of [`registry`](crate::registry) entries, and the cursors of its readers. Each entry is
+//! a field of its registration.
 //!
-//! The list is in the order of numbers, since new entries are added at its end. A reader has a [`Cursor`] in it, so that a
-//! step costs the same however many entries there are, whatever comes and goes between two steps.
+//! The list is sorted by number, because new entries are added at its end. A reader has a
+//! [`Cursor`] in the list. A step of the reader therefore takes the same time for any number of
+//! entries, even if entries come and go between two steps.
 
 use core::cell::Cell;
 
@@ -31,7 +32,7 @@ use crate::{
     trace, //
 };
 
-/// The registry and its list, behind one lock. A cursor is a node without a registration.
+/// The registry and its list, protected by one lock. A cursor is a node without a registration.
 struct Locked {
     registry: Registry,
     list: NodeList<Option<Registration>>,
@@ -51,12 +52,13 @@ pub(crate) struct Entry(Node<Option<Registration>>);
 impl Entry {
     /// Makes an entry that is not in the list.
     fn new() -> impl PinInit<Self> {
-        // SAFETY: There is one list. The entry is pinned, and its drop removes it.
+        // SAFETY: There is only one list. The entry is pinned, and its drop removes it.
         Entry(unsafe { Node::new(None) })
     }
 
-    /// Runs `f` with the registry locked, then traces what it returns with the registry unlocked. `f` calls nobody, and adds
-    /// a registration with the highest number, or removes it, or changes it but for the number.
+    /// Runs `f` with the registry locked, and traces the returned transition after unlocking. `f`
+    /// must not call other parts of the module. It may add a registration with the highest number,
+    /// remove the registration, or change anything of it but the number.
     #[inline]
     pub(crate) fn update(
         &self,
@@ -64,7 +66,8 @@ impl Entry {
     ) {
         let traced = REGISTRY.with(|Locked { registry, list }| {
             let slot = list.value(&self.0);
-            // Only looks at the tracepoints.
+            // `is_enabled` only reads the state of the tracepoints, so it may run under the
+            // spinlock.
             let transition = f(registry, slot).filter(|_| trace::is_enabled());
             let copy = transition.map(|transition| (transition, *slot));
             match slot.is_some() {
@@ -81,16 +84,16 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        // Nobody else can add or remove it any more.
+        // No other thread can add or remove the entry any more.
         if self.0.is_linked() {
             self.update(Registry::remove);
         }
     }
 }
 
-/// A registration: its constant part, the state that its lock guards, and its entry, in one piece of memory.
+/// A registration: its constant part, its state under a lock, and its entry, in one allocation.
 ///
-/// The order of the fields is the order in which they are dropped.
+/// The fields are dropped in their order.
 #[pin_data]
 pub(crate) struct Registered<T, L> {
     #[pin]
@@ -101,7 +104,7 @@ pub(crate) struct Registered<T, L> {
 }
 
 impl<T, L> Registered<T, L> {
-    /// Not in the registry yet.
+    /// Makes a registration that is not in the registry yet.
     pub(crate) fn new(of: T, state: impl PinInit<L>) -> Result<Arc<Self>, Reason> {
         let init = pin_init!(Registered {
             state <- state,
@@ -112,10 +115,10 @@ impl<T, L> Registered<T, L> {
     }
 }
 
-/// A reader's place in the list, for one thread at a time.
+/// A reader's place in the list, used by one thread at a time.
 pub(crate) struct Cursor {
     node: Node<Option<Registration>>,
-    /// The entries before the cursor have lower numbers than this one.
+    /// The entries before the cursor have lower numbers than this.
     from: Cell<u64>,
 }
 
@@ -123,14 +126,15 @@ impl Cursor {
     /// Makes a cursor that has no place yet.
     pub(crate) fn new() -> impl PinInit<Self> {
         Cursor {
-            // SAFETY: There is one list. The cursor is pinned, and its drop removes it.
+            // SAFETY: There is only one list. The cursor is pinned, and its drop removes it.
             node: unsafe { Node::new(None) },
             from: Cell::new(0),
         }
     }
 
-    /// Returns a copy of the first registration with this number or a higher one. Takes as many steps as there are entries
-    /// between the number of the last call and this one, or from the beginning, if this number is lower.
+    /// Returns a copy of the first registration whose number is at least `number`. Steps over the
+    /// entries between the previous call's number and this one. If `number` is lower than the
+    /// previous one, the search starts at the beginning.
     pub(crate) fn find(&self, number: u64) -> Option<Registration> {
         let anew = number < self.from.replace(number);
         let is_found = |slot: &Option<Registration>| slot.is_some_and(|at| at.number >= number);
@@ -144,7 +148,8 @@ impl Drop for Cursor {
     }
 }
 
-/// Runs `f` on the counters, locked. `f` does not sleep and calls nobody.
+/// Runs `f` on the counters with the registry locked. `f` must not sleep or call other parts of the
+/// module.
 pub(crate) fn registry<R>(f: impl FnOnce(&Registry) -> R) -> R {
     REGISTRY.with(|locked| f(&locked.registry))
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The files below `/sys/kernel/debug/nvidia_peermem`, or `/proc/driver/nvidia-peermem`: `docs/observe.md` promises their
-//! form to programs.
+//! The files in `/sys/kernel/debug/nvidia_peermem` or `/proc/driver/nvidia-peermem`.
+//! `docs/observe.md` promises their format to programs.
 
 use core::cell::Cell;
 
@@ -41,16 +41,16 @@ use crate::{
     }, //
 };
 
-/// All of them, until dropped.
+/// All files, until dropped.
 pub(crate) struct Files(#[expect(dead_code, reason = "for its drop")] Folder);
 
 impl Files {
-    /// All of them.
+    /// Makes all files.
     pub(crate) fn new() -> Self {
         let folder = Folder::new();
         folder.contents::<Version>(c"version", 0o444);
         folder.contents::<Counters>(c"counters", 0o444);
-        // Addresses of processes: for root alone.
+        // These files show addresses of processes, so only root may read them.
         folder.contents::<Refusals<false>>(c"refusals", 0o400);
         folder.contents::<Refusals<true>>(c"non_gpu", 0o400);
         folder.lines::<Registrations>(c"registrations", 0o400);
@@ -58,7 +58,7 @@ impl Files {
     }
 }
 
-/// `version`.
+/// The file `version`.
 struct Version;
 
 impl Contents for Version {
@@ -72,7 +72,7 @@ impl Contents for Version {
     }
 }
 
-/// `counters`.
+/// The file `counters`.
 struct Counters;
 
 impl Contents for Counters {
@@ -91,7 +91,7 @@ impl Contents for Counters {
         for (info, limit) in Event::ALL.iter().zip(&log::EVENTS) {
             core::writeln!(f, "event={} count={}", info.name, limit.count())?;
         }
-        // All of one moment.
+        // All counters are read at one moment.
         let counts = entries::registry(Registry::counts);
         for (mode, counts) in PinMode::ALL.iter().zip(&counts) {
             for (event, count) in [
@@ -113,15 +113,16 @@ impl Contents for Counters {
     }
 }
 
-/// `refusals`, and `non_gpu`.
+/// The files `refusals` and `non_gpu`.
 struct Refusals<const NON_GPU: bool>;
 
 impl<const NON_GPU: bool> Contents for Refusals<NON_GPU> {
     fn write(f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Locked for each record, never while it is written: who refuses does not wait for who reads.
+        // The history is locked to copy each record, but not while the record is written. A refusal
+        // never waits for a reader.
         let from = |number| log::history(|history| history.from(NON_GPU, number));
         let mut next = 0;
-        // Not for ever, however fast they come.
+        // The limit ends the loop even if new refusals keep coming.
         for _ in 0..History::REFUSALS {
             let Some((record, number)) = from(next) else {
                 break;
@@ -133,14 +134,14 @@ impl<const NON_GPU: bool> Contents for Refusals<NON_GPU> {
     }
 }
 
-/// `registrations`: who reads it.
+/// A reader of the file `registrations`.
 #[pin_data]
 struct Registrations {
     #[pin]
     cursor: Cursor,
-    /// Where to stop: not for ever, however fast they come.
+    /// The last number to print. It ends the file even if new registrations keep coming.
     last: Cell<u64>,
-    /// What to write next.
+    /// The registration to write next.
     registration: Cell<Option<Registration>>,
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * The kernel services behind the Rust code. Rust knows no structure whose layout
- * differs from kernel to kernel, and calls no macro and no inline function: both
- * stay here.
+ * The kernel services behind the Rust code. Rust code does not access
+ * structures whose layout differs between kernels, and cannot call macros and
+ * inline functions. All of these are used here.
  */
 
 #include <linux/capability.h>
@@ -31,13 +31,17 @@
 #include "helpers.h"
 
 /*
- * Locks of statics: Rust has them made at run time alone. sync.rs wraps all.
+ * Locks of statics. Rust can make locks only at run time. sync.rs wraps all of
+ * these.
  */
 DEFINE_SPINLOCK(peermem_registry_lock);
 DEFINE_SPINLOCK(peermem_history_lock);
 DEFINE_MUTEX(peermem_quota_lock);
 DEFINE_MUTEX(peermem_callbacks_lock);
-/* Taken in dma_map with ib_core's mapping_lock held; below it are the PCI core's. */
+/*
+ * dma_map takes this lock under ib_core's mapping_lock. Locks of the PCI core
+ * are taken under it.
+ */
 DEFINE_MUTEX(peermem_bars_lock);
 DECLARE_RWSEM(peermem_put_rwsem);
 
@@ -46,34 +50,36 @@ bool peermem_is_killed(void)
 	return fatal_signal_pending(current);
 }
 
-/* Returns true once the thread is in do_exit(): it may have closed descriptors. */
+/*
+ * Returns true once the thread is in do_exit(). It may have closed descriptors.
+ */
 bool peermem_is_exiting(void)
 {
 	return current->flags & PF_EXITING;
 }
 
-/* Real user ID of the calling process, as the initial user namespace has it. */
+/* Returns the real user ID of the process, in the initial user namespace. */
 unsigned int peermem_user(void)
 {
 	return __kuid_val(current_uid());
 }
 
-/* The calling thread, as a key to compare. */
+/* Returns the calling thread as a key for comparison. */
 const void *peermem_current(void)
 {
 	return current;
 }
 
-/* The calling process, by its number outside all PID namespaces. */
+/* Returns the process ID in the initial PID namespace. */
 pid_t peermem_process(void)
 {
 	return current->tgid;
 }
 
 /*
- * Writes the numbers of the calling process and thread, and the TASK_COMM_LEN
- * bytes of the thread's name. Another thread may write a new name meanwhile:
- * then @comm is some of both.
+ * Writes the IDs of the calling process and thread, and the TASK_COMM_LEN bytes
+ * of the thread's name. If another thread changes the name at the same time,
+ * @comm is a mix of both names.
  */
 void peermem_thread(pid_t *tgid, pid_t *pid, char *comm)
 {
@@ -82,13 +88,16 @@ void peermem_thread(pid_t *tgid, pid_t *pid, char *comm)
 	memcpy(comm, current->comm, TASK_COMM_LEN);
 }
 
-/* Monotonic time in microseconds. */
+/* Returns the monotonic time in microseconds. */
 u64 peermem_microseconds(void)
 {
 	return compat_microseconds();
 }
 
-/* A kernel thread, or a worker of io_uring, is in no system call of its own. */
+/*
+ * Returns false in kernel threads, io_uring workers and exiting threads, which
+ * do not return from a system call of their own.
+ */
 bool peermem_returns_to_user(void)
 {
 	return !(current->flags & (PF_KTHREAD | PF_IO_WORKER | PF_EXITING));
@@ -110,9 +119,9 @@ static const struct file_operations peermem_settle_fops = {
 
 /*
  * Calls @settlement->settle() when the calling thread returns from its system
- * call: fput() defers it to there. If the thread exits first, a kernel thread
- * calls it. The file keeps this module until then. Returns false, and calls
- * nothing, if there is no file. May sleep.
+ * call, since fput() is deferred until then. If the thread exits first, a
+ * kernel thread calls it. The file keeps this module loaded until then. Returns
+ * false, and never calls settle(), if no file can be made. May sleep.
  */
 bool peermem_at_return(struct peermem_settlement *settlement)
 {
@@ -126,9 +135,9 @@ bool peermem_at_return(struct peermem_settlement *settlement)
 }
 
 /*
- * Tells whether the calling process has @addr from another source than a
- * driver. Its mmap lock is not waited for: ib_core's mutex for the whole machine
- * is held, and a process may arrange to keep its own lock.
+ * Returns the kind of mapping at @addr in the calling process. Does not wait
+ * for the mmap lock: ib_core's mutex for the whole machine is held here, and a
+ * process can keep its own mmap lock for a long time.
  */
 enum peermem_vma peermem_vma(u64 addr)
 {
@@ -150,7 +159,7 @@ enum peermem_vma peermem_vma(u64 addr)
 	return kind;
 }
 
-/* Returns false if peermem_module_find() finds no module, loaded or not. */
+/* Returns false if peermem_module_find() cannot find any module. */
 bool peermem_finds_modules(void)
 {
 	return compat_finds_modules();
@@ -158,8 +167,9 @@ bool peermem_finds_modules(void)
 
 /*
  * Looks for the loaded module @name, and writes its version if it is live. The
- * kobject keeps a module's memory: a module that goes waits for it. The version
- * goes earlier, and wants a reference to the module.
+ * reference to the kobject keeps the module's memory, since the unloading of a
+ * module waits for it. The version is freed earlier, so reading it needs a
+ * reference to the module.
  */
 bool peermem_module_find(const char *name, char *version, size_t room,
 			 bool *proprietary)
@@ -175,7 +185,7 @@ bool peermem_module_find(const char *name, char *version, size_t room,
 		return false;
 	mod = container_of(kobj, struct module_kobject, kobj)->mod;
 	if (!mod) {
-		/* A part of the kernel itself that has parameters. */
+		/* A built-in part of the kernel that has parameters. */
 		found = true;
 	} else if (try_module_get(mod)) {
 		found = true;
@@ -188,7 +198,7 @@ bool peermem_module_find(const char *name, char *version, size_t room,
 	return found;
 }
 
-/* Lets others run, between two steps of what takes long. */
+/* Called between the steps of long work. */
 void peermem_cond_resched(void)
 {
 	cond_resched();
@@ -199,22 +209,22 @@ unsigned int peermem_max_segment(struct pci_dev *pdev)
 	return dma_get_max_seg_size(&pdev->dev);
 }
 
-/* Returns the PCI device that @dev is, or NULL. Takes no reference. */
+/* Returns @dev as a PCI device, or NULL. Takes no reference. */
 struct pci_dev *peermem_pci_dev(struct device *dev)
 {
 	return dev && dev_is_pci(dev) ? to_pci_dev(dev) : NULL;
 }
 
-/* Returns false once the device was removed. */
+/* Returns false once the device has been removed. */
 bool peermem_pci_is_there(struct pci_dev *pdev)
 {
 	return pdev->dev.kobj.state_in_sysfs;
 }
 
 /*
- * Finds the memory BAR of @pdev that has @addr in it. A device that was removed
- * has given up its BARs. They change with the machine alone, and nothing is made
- * of them but an address of which nvidia.ko has said that it is memory.
+ * Finds the memory BAR of @pdev that contains @addr. A removed device has no
+ * BARs. BARs change only with the machine's configuration. The result is used
+ * only for addresses that nvidia.ko reported as memory.
  */
 bool peermem_pci_bar(struct pci_dev *pdev, u64 addr, u64 *start, u64 *len)
 {
@@ -237,7 +247,7 @@ bool peermem_pci_bar(struct pci_dev *pdev, u64 addr, u64 *start, u64 *len)
 	return false;
 }
 
-/* Where it is, in one number: see PciAddress of device.rs. */
+/* Returns the PCI address as one number: see PciAddress in device.rs. */
 u64 peermem_pci_address(struct pci_dev *pdev)
 {
 	return (u64)(u32)pci_domain_nr(pdev->bus) << 16 |
@@ -245,12 +255,12 @@ u64 peermem_pci_address(struct pci_dev *pdev)
 }
 
 /*
- * Returns true if any page of @len bytes from @addr on has a struct page that
- * makes it other than memory of the BAR between @first and @last. A BAR has
- * struct pages only where a driver made them, in steps of a subsection of
- * memory: nvidia-uvm makes the whole BAR peer-to-peer DMA memory on hosts that
- * are set up for GPUDirect Storage. On a kernel that does not tell, a page has one
- * if @unknown.
+ * Returns true if any page of @len bytes from @addr on has a struct page,
+ * unless it is one of peer-to-peer DMA memory of the BAR between @first and
+ * @last. A BAR has struct pages only if a driver made them, in steps of a
+ * memory subsection: nvidia-uvm turns the whole BAR into peer-to-peer DMA
+ * memory on hosts that are set up for GPUDirect Storage. If the kernel cannot
+ * tell, a page counts as having one if @unknown is set.
  */
 bool peermem_has_struct_page(u64 addr, u64 len, u64 first, u64 last,
 			     bool unknown)
@@ -263,17 +273,18 @@ bool peermem_has_struct_page(u64 addr, u64 len, u64 first, u64 last,
 		if (compat_has_page(pfn, unknown) &&
 		    !compat_is_p2pdma(pfn, first, last))
 			return true;
-		/* 0 behind the last of all addresses. */
+		/* The sum is 0 after the highest address. */
 		addr = round_down(addr, SZ_2M) + SZ_2M;
 	} while (addr && addr <= end);
 	return false;
 }
 
 /*
- * Any number of registrations may have the same memory, each with a mapping of
- * its own. CONFIG_DMA_API_DEBUG takes more than eight for a leak unless told. On
- * kernels that cannot be told it also complains of the second one, unless no
- * cache is to be kept in step, as is the case for a BAR.
+ * Several registrations may share the same memory, each with its own mapping.
+ * CONFIG_DMA_API_DEBUG reports more than eight mappings as a leak, unless
+ * DMA_ATTR_DEBUGGING_IGNORE_CACHELINES is set. Kernels without that flag also
+ * warn of the second mapping, unless no cache needs to be synchronized, as is
+ * the case for a BAR.
  */
 #ifdef DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
 #define BAR_ATTRS	DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
@@ -297,8 +308,9 @@ void peermem_bar_unmap(struct pci_dev *pdev, u64 dma, size_t len)
 }
 
 /*
- * Returns true if nothing translates the addresses of @pdev. Then a mapping gives
- * the device nothing that it could not reach before. False also means: not known.
+ * Returns true if nothing translates the addresses of @pdev. A mapping then
+ * gives the device no access that it did not have before. Returns false if this
+ * is not known.
  */
 bool peermem_is_direct(struct pci_dev *pdev)
 {
@@ -308,7 +320,7 @@ bool peermem_is_direct(struct pci_dev *pdev)
 	       !compat_iommu_translates(dev, true);
 }
 
-/* Returns true if an IOMMU translates. False also means: not known. */
+/* Returns true if an IOMMU translates. Returns false if this is not known. */
 bool peermem_is_translated(struct pci_dev *pdev)
 {
 	struct device *dev = &pdev->dev;
@@ -317,15 +329,16 @@ bool peermem_is_translated(struct pci_dev *pdev)
 }
 
 /*
- * The DMA API rounds to whole pages of an IOMMU's. Does it map exactly what it
- * is asked for, where @bits has each bit of each address and length?
+ * The DMA API rounds to whole pages of the IOMMU. Returns true if it maps
+ * exactly what was requested. @bits is the bitwise OR of all addresses and
+ * lengths.
  */
 bool peermem_maps_exactly(struct pci_dev *pdev, u64 bits)
 {
 	return !(bits & (compat_dma_granule(&pdev->dev) - 1));
 }
 
-/* Of no physical address: what is linked begins at a page of the IOMMU's. */
+/* The physical address is 0, so linked memory begins at a page of the IOMMU. */
 bool peermem_iova_alloc(struct pci_dev *pdev, struct dma_iova_state *state,
 			size_t size)
 {
@@ -344,7 +357,7 @@ int peermem_iova_sync(struct pci_dev *pdev, struct dma_iova_state *state,
 	return compat_iova_sync(&pdev->dev, state, offset, len);
 }
 
-/* dma_iova_destroy() does for what is linked from the beginning on alone. */
+/* dma_iova_destroy() works only for memory linked from the beginning on. */
 void peermem_iova_unlink(struct pci_dev *pdev, struct dma_iova_state *state,
 			 size_t offset, size_t len)
 {
@@ -356,13 +369,13 @@ void peermem_iova_free(struct pci_dev *pdev, struct dma_iova_state *state)
 	compat_iova_free(&pdev->dev, state);
 }
 
-/* An open file: its functions, and what Rust keeps for its reader. */
+/* An open file: its callbacks, and the reader that Rust code made. */
 struct peermem_open_file {
 	const struct peermem_file_ops *ops;
 	void *reader;
 };
 
-/* Contents are one record at position 0. Positions of lines are their numbers. */
+/* A one-record file has position 0. The position of a line is its number. */
 static void *peermem_seq_find(struct peermem_open_file *open, loff_t *pos)
 {
 	u64 number = *pos;
@@ -438,7 +451,7 @@ static int peermem_debugfs_open(struct inode *inode, struct file *file)
 	return peermem_open(inode, file, inode->i_private);
 }
 
-/* The owner keeps the module loaded as long as anybody has a file open. */
+/* The owner keeps the module loaded while a file is open. */
 static const struct file_operations peermem_fops = {
 	.owner		= THIS_MODULE,
 	.open		= peermem_debugfs_open,
@@ -447,7 +460,7 @@ static const struct file_operations peermem_fops = {
 	.release	= peermem_release,
 };
 
-/* Without debugfs these do nothing. */
+/* Without debugfs, these do nothing. */
 
 struct peermem_folder *peermem_folder_add(void)
 {
@@ -469,8 +482,9 @@ void peermem_folder_remove(struct peermem_folder *folder)
 #else
 
 /*
- * Every container has a /proc, and a file's mode counts in it for the container's
- * root, too. So opening takes a capability in the initial user namespace.
+ * Every container has a /proc, and a container's root passes the check of the
+ * file's mode there, too. Opening therefore requires a capability in the
+ * initial user namespace.
  */
 static int peermem_proc_open(struct inode *inode, struct file *file)
 {
@@ -480,11 +494,12 @@ static int peermem_proc_open(struct inode *inode, struct file *file)
 }
 
 /*
- * An open file does not keep the module loaded, and calls no function of the
- * module once proc_remove() has returned. proc_remove() first lets no new call
- * in, and waits for calls under way (proc_entry_rundown()). Then it calls
- * proc_release for each open file (close_pdeo()), and a later close() does not.
- * A later read() returns -EIO. The file's own operations are procfs's.
+ * An open file does not keep the module loaded. No function of the module is
+ * called through it after proc_remove() has returned. proc_remove() first
+ * blocks new calls, and waits for running ones (proc_entry_rundown()). Then it
+ * calls proc_release for each open file (close_pdeo()), and a later close()
+ * does not call it again. A later read() returns -EIO. The file's own
+ * operations belong to procfs.
  */
 static const struct proc_ops peermem_proc_ops = {
 	.proc_open	= peermem_proc_open,
@@ -493,7 +508,7 @@ static const struct proc_ops peermem_proc_ops = {
 	.proc_release	= peermem_release,
 };
 
-/* Without procfs these do nothing. The kernel makes /proc/driver at boot. */
+/* Without procfs, these do nothing. The kernel makes /proc/driver at boot. */
 
 struct peermem_folder *peermem_folder_add(void)
 {
@@ -503,7 +518,7 @@ struct peermem_folder *peermem_folder_add(void)
 void peermem_folder_add_file(struct peermem_folder *folder, const char *name,
 			     umode_t mode, const struct peermem_file_ops *ops)
 {
-	/* NULL is the root of /proc. */
+	/* NULL stands for the root of /proc. */
 	if (folder)
 		proc_create_data(name, 0400, (struct proc_dir_entry *)folder,
 				 &peermem_proc_ops, (void *)ops);

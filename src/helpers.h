@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /*
- * What is in C, but for memory_peers.c: of params.c, trace.c, helpers.c and
- * sg.c. The first lines of each say why.
+ * Declarations of the C files except memory_peers.c: params.c, trace.c,
+ * helpers.c and sg.c. The first lines of each file give the reason for using C.
  */
 #ifndef PEERMEM_HELPERS_H
 #define PEERMEM_HELPERS_H
@@ -16,11 +16,11 @@
 #include <linux/types.h>
 
 /*
- * The structures here are those of portable/generated.rs as well: no plugin of
- * the compiler's may change the order of their members.
+ * portable/generated.rs has copies of these structures. No compiler plugin may
+ * reorder their members.
  */
 
-/* Has no definition on kernels without dma_iova_try_alloc(). */
+/* Incomplete on kernels without dma_iova_try_alloc(). */
 struct dma_iova_state;
 
 /* params.c */
@@ -62,24 +62,26 @@ pid_t peermem_process(void);
 void peermem_thread(pid_t *tgid, pid_t *pid, char *comm);
 u64 peermem_microseconds(void);
 
-/* Part of a larger structure, as a callback_head is. */
+/* Part of a larger structure, like a callback_head. */
 struct peermem_settlement {
-	/* @succeeded: the system call returns no error. Called once. */
+	/*
+	 * Called once. @succeeded is true if the system call returns no error.
+	 */
 	void (*settle)(struct peermem_settlement *settlement, bool succeeded);
 } __no_randomize_layout;
 
 bool peermem_returns_to_user(void);
 bool peermem_at_return(struct peermem_settlement *settlement);
 
-/* Memory of a process at an address. */
+/* The kind of mapping at an address of a process. */
 enum peermem_vma {
-	/* Memory of a device, reserved addresses, or not known. */
+	/* Device memory, reserved addresses, or unknown. */
 	PEERMEM_VMA_UNKNOWN,
-	/* Memory of the host. */
+	/* CPU memory. */
 	PEERMEM_VMA_HOST,
-	/* Nothing. */
+	/* No mapping. */
 	PEERMEM_VMA_NONE,
-	/* No address of a user's. */
+	/* Not a user address. */
 	PEERMEM_VMA_INVALID,
 };
 
@@ -111,20 +113,25 @@ void peermem_iova_unlink(struct pci_dev *pdev, struct dma_iova_state *state,
 void peermem_iova_free(struct pci_dev *pdev, struct dma_iova_state *state);
 
 /*
- * A file: Rust knows what it holds and how far a reader is. @open, @release and
- * @find are NULL for a file that is one record.
+ * The callbacks of a file. Rust code knows its contents and the position of
+ * each reader. @open, @release and @find are NULL for a file that is one
+ * record.
  */
 struct peermem_file_ops {
 	int (*open)(void **reader);
 	void (*release)(void *reader);
-	/* Sets @number to that of the first line from @number on, if there is one. */
+	/*
+	 * Sets @number to the number of the first line from @number on. Returns
+	 * false if there is none.
+	 */
 	bool (*find)(void *reader, u64 *number);
 	void (*show)(struct seq_file *seq, void *reader);
 } __no_randomize_layout;
 
 /*
- * The module's folder: nvidia_peermem in debugfs or, where debugfs is for GPL
- * modules only, driver/nvidia-peermem in /proc. There all files have mode 0400.
+ * The module's folder: nvidia_peermem in debugfs or, if debugfs is for GPL
+ * modules only, driver/nvidia-peermem in /proc. All files in /proc have mode
+ * 0400.
  */
 struct peermem_folder;
 
@@ -134,18 +141,20 @@ void peermem_folder_add_file(struct peermem_folder *folder, const char *name,
 void peermem_folder_remove(struct peermem_folder *folder);
 
 /*
- * sg.c: a scatter list that grows: whole chunks of a page, linked as
- * sg_alloc_table() links them. All zero before the first call; sg_free_table()
- * takes @table at any time after.
+ * sg.c: a growing scatter list. Its chunks have the size of a page, and are
+ * linked like those of sg_alloc_table(). All members are zero before the first
+ * call. sg_free_table() accepts @table at any time afterwards.
  *
- * Rust code fills PEERMEM_SG_CHUNK entries between two calls: those that a page
- * of 4 KiB has, whatever pages the kernel has.
+ * Rust code fills PEERMEM_SG_CHUNK entries between two calls. This is the
+ * number of entries in a page of 4 KiB, for every page size of the kernel.
  */
 enum { PEERMEM_SG_CHUNK = 128 };
 
 struct peermem_sg {
 	struct sg_table table;
-	/* PEERMEM_SG_CHUNK entries of the last chunk. */
+	/*
+	 * The PEERMEM_SG_CHUNK entries of the last chunk that Rust code fills.
+	 */
 	struct scatterlist *chunk;
 	/* The last chunk, and the one before it. */
 	struct scatterlist *last;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The last refusals: a bounded list, and a line of text for each.
+//! The last refusals: a list of limited length, and one line of text for each.
 //!
-//! `docs/observe.md` promises the form of the line to programs.
+//! `docs/observe.md` promises the format of the line to programs.
 //!
-//! Uses `core` alone: see `ranges`.
+//! Uses only `core`: see `ranges`.
 
 use core::{
     ffi::CStr,
@@ -13,24 +13,24 @@ use core::{
 
 use super::reason::Reason;
 
-/// The version of the form of all lines. Keys may be added at the end, before `text`, without a new
-/// one.
+/// Version of the format of all lines. New keys may be added at the end, before `text`, without a
+/// new version.
 pub(crate) const FORMAT: u32 = 3;
 
-/// The mode of a pin, and with it the client that has it.
+/// The mode of a pin, and of the client that makes it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum PinMode {
-    /// Nobody takes the pages away.
+    /// The pages stay pinned until `release`.
     Persistent,
-    /// The pin goes when the memory is freed.
+    /// The pin ends when the memory is freed.
     Revocable,
 }
 
 impl PinMode {
-    /// All of them, in the order of their numbers.
+    /// All modes, in the order of their numbers.
     pub(crate) const ALL: [PinMode; 2] = [PinMode::Persistent, PinMode::Revocable];
 
-    /// A word for it.
+    /// Returns the name of the mode.
     pub(crate) fn name(self) -> &'static CStr {
         match self {
             PinMode::Persistent => c"persistent",
@@ -39,19 +39,19 @@ impl PinMode {
     }
 }
 
-/// What ib_core wanted.
+/// The call of ib_core that was refused.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Step {
-    /// To know whether the range is ours.
+    /// ib_core asked whether the range belongs to the client.
     Acquire,
-    /// Pages that can be revoked.
+    /// ib_core asked for pages that can be revoked.
     GetPages,
-    /// Addresses for a device.
+    /// ib_core asked for DMA addresses for a device.
     DmaMap,
 }
 
 impl Step {
-    /// ib_core's name for it.
+    /// Returns ib_core's name for the call.
     pub(crate) fn name(self) -> &'static CStr {
         match self {
             Step::Acquire => c"acquire",
@@ -61,7 +61,7 @@ impl Step {
     }
 }
 
-/// Shows one of the names above.
+/// Prints one of the names above.
 pub(crate) struct DisplayCStr(pub(crate) &'static CStr);
 
 impl fmt::Display for DisplayCStr {
@@ -70,21 +70,21 @@ impl fmt::Display for DisplayCStr {
     }
 }
 
-/// Bytes in the name of a thread, the NUL included.
+/// Size of a thread's name in bytes, including the NUL.
 pub(crate) const COMM_LEN: usize = 16;
 
-/// The thread that asked.
+/// A thread that calls the module.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Task {
-    /// Its process.
+    /// Process ID.
     pub(crate) tgid: i32,
-    /// Itself.
+    /// Thread ID.
     pub(crate) pid: i32,
-    /// Its name, which it can choose, up to the first NUL.
+    /// The thread's name, up to the first NUL. The thread can choose it.
     pub(crate) comm: [u8; COMM_LEN],
 }
 
-/// A thread's name as one word: what could be taken for something else is written as `\xNN`.
+/// A thread's name as one word. Bytes that could be misread are printed as `\xNN`.
 pub(crate) struct Comm<'a>(pub(crate) &'a [u8]);
 
 impl fmt::Display for Comm<'_> {
@@ -100,25 +100,26 @@ impl fmt::Display for Comm<'_> {
     }
 }
 
-/// A refusal, with all that is known of it.
+/// A refusal and its details.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Refusal {
-    /// By which client.
+    /// Client that refused.
     pub(crate) mode: PinMode,
-    /// When.
+    /// Call that was refused.
     pub(crate) step: Step,
-    /// Why.
+    /// Reason for the refusal.
     pub(crate) reason: Reason,
-    /// What: in `acquire` as it was asked for, later in whole pages of the GPU.
+    /// First address. In `acquire` it is the requested address, and later it is rounded to whole
+    /// GPU pages.
     pub(crate) addr: u64,
-    /// How much.
+    /// Length in bytes, rounded like `addr`.
     pub(crate) len: u64,
-    /// By whom.
+    /// Thread that asked.
     pub(crate) task: Task,
 }
 
 impl Refusal {
-    /// The same process was refused the same again.
+    /// Returns `true` if `other` is the same refusal of the same process.
     fn repeats(&self, other: &Refusal) -> bool {
         self.reason.index() == other.reason.index()
             && self.mode == other.mode
@@ -128,18 +129,19 @@ impl Refusal {
     }
 }
 
-/// A refusal, and its repetitions. Its `Display` is the line that `docs/observe.md` describes.
+/// A refusal, and the number of its repetitions. Its `Display` is the line that `docs/observe.md`
+/// describes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Record {
     number: u64,
     first: u64,
     last: u64,
     times: u64,
-    /// As it was the last time.
+    /// The latest repetition.
     refusal: Refusal,
 }
 
-/// Microseconds, as seconds.
+/// A time in microseconds, printed in seconds.
 pub(crate) struct Seconds(pub(crate) u64);
 
 impl fmt::Display for Seconds {
@@ -177,15 +179,15 @@ impl fmt::Display for Record {
     }
 }
 
-/// The last `N` records. The caller locks it.
+/// The last `N` records. The caller holds a lock.
 pub(crate) struct Ring<const N: usize> {
     records: [Option<Record>; N],
-    /// The number of the next record. Numbers begin with 0 and are not used twice.
+    /// Number of the next record. Numbers begin with 0 and are not reused.
     next: u64,
 }
 
 impl<const N: usize> Ring<N> {
-    /// An empty one.
+    /// Returns an empty ring.
     pub(crate) const fn new() -> Self {
         Ring {
             records: [None; N],
@@ -194,11 +196,11 @@ impl<const N: usize> Ring<N> {
     }
 
     fn place(number: u64) -> usize {
-        // CAST: Less than `N`; and an empty ring has no places.
+        // CAST: The result is less than `N`, or 0 for a ring without places.
         number.checked_rem(N as u64).unwrap_or(0) as usize
     }
 
-    /// Adds a record in the place of the oldest, unless it repeats one that is there.
+    /// Adds a record in place of the oldest one, unless it repeats a record of the ring.
     pub(crate) fn add(&mut self, now: u64, refusal: Refusal) {
         let known = self
             .records
@@ -221,9 +223,9 @@ impl<const N: usize> Ring<N> {
         }
     }
 
-    /// The oldest record that is still there of those with this number or a higher one, and the number
-    /// to go on with. A reader that lets go of the lock between two calls meets each record at most
-    /// once, in their order, and none half written.
+    /// Returns the oldest record whose number is at least `number`, and the number for the next
+    /// call. A reader that releases the lock between two calls gets each record at most once, in
+    /// order, and none half written.
     pub(crate) fn from(&self, number: u64) -> Option<(Record, u64)> {
         let number = number.max(self.next.saturating_sub(N as u64));
         let record = (*self.records.get(Self::place(number))?)?;
@@ -231,20 +233,20 @@ impl<const N: usize> Ring<N> {
     }
 }
 
-/// The last refusals. What was never meant for a GPU has a list of its own: any process can make any
-/// number of these, and must not push out what somebody looks for.
+/// The last refusals. Ranges that were never meant for a GPU have their own list: any process can
+/// cause any number of them, and they must not displace the other refusals.
 pub(crate) struct History {
     refusals: Ring<{ History::REFUSALS }>,
     non_gpu: Ring<{ History::NON_GPU }>,
 }
 
 impl History {
-    /// How many refusals are kept.
+    /// Number of refusals that are kept.
     pub(crate) const REFUSALS: usize = 128;
-    /// How many of those that were not meant for a GPU.
+    /// Number of refusals that are kept of ranges not meant for a GPU.
     pub(crate) const NON_GPU: usize = 32;
 
-    /// An empty one.
+    /// Returns an empty history.
     pub(crate) const fn new() -> Self {
         History {
             refusals: Ring::new(),
@@ -261,7 +263,7 @@ impl History {
         }
     }
 
-    /// As [`Ring::from`], of one of the lists.
+    /// Like [`Ring::from`], for one of the lists.
     pub(crate) fn from(&self, non_gpu: bool, number: u64) -> Option<(Record, u64)> {
         if non_gpu {
             self.non_gpu.from(number)

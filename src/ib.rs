@@ -4,8 +4,8 @@
 //!
 //! C header: `rdma/peer_mem.h` of the kernel, or of MLNX_OFED or DOCA-OFED.
 //!
-//! Knows nothing of NVIDIA. A [`Client`] answers for memory that has no `struct page`;
-//! [`ClientRegistration`] makes it known to ib_core.
+//! This file knows nothing about NVIDIA. A [`Client`] handles memory that has no `struct page`.
+//! [`ClientRegistration`] registers the client with ib_core.
 
 use core::{
     marker::PhantomData,
@@ -59,7 +59,8 @@ weak_symbols! {
     ib_unregister_peer_memory_client,
 }
 
-/// Says in the log what ib_core lacks. Before it has succeeded nothing else of this file may be used.
+/// Logs an error if ib_core lacks a function that this module needs. No other function of this file
+/// may be called until this check has succeeded.
 pub(crate) fn check() -> Result {
     let Some(missing) = WeakSymbol::first_missing(WEAK_SYMBOLS) else {
         return Ok(());
@@ -85,14 +86,15 @@ pub(crate) fn check() -> Result {
             missing
         );
     }
-    // kmod then points to the log.
+    // On ENOENT, kmod points the user to the log.
     Err(ENOENT)
 }
 
-/// Warns in the log unless ib_core is known to bear a registration in revocable mode that fails before the HCA's driver has
-/// activated it. One that does not hangs for ever, with locks held, and no client can prevent it.
+/// Logs a warning unless ib_core is known to survive a revocable registration that fails before the
+/// HCA's driver has activated it. An ib_core that does not survive this hangs forever with locks
+/// held, and no client can prevent that.
 ///
-/// Only OFED has mlx_compat. Its mlx5_core has the version, its ib_core has none.
+/// Only OFED has mlx_compat. OFED's mlx5_core has a version, its ib_core has none.
 pub(crate) fn check_revocation() {
     const ADVICE: &str = "a registration that fails can hang there for ever: install OFED 25.04 or newer, or load this module with persistent_api_support=1";
     if !LoadedModule::can_be_found() {
@@ -129,75 +131,80 @@ pub(crate) fn check_revocation() {
     }
 }
 
-/// A peer-memory client of ib_core's: whom it asks about an address that `get_user_pages()` refused.
+/// A peer-memory client of ib_core. ib_core asks it about addresses that `get_user_pages()`
+/// refused.
 ///
-/// For one registration ib_core calls [`acquire`](Client::acquire), [`get_pages`](Client::get_pages),
-/// [`dma_map`](Client::dma_map), [`page_size`](Client::page_size), later
-/// [`dma_unmap`](Client::dma_unmap), and at last [`release`](Client::release). Where a step
-/// fails, the steps before it are undone. `put_pages` has no counterpart: what is pinned belongs to
-/// the region.
+/// For each registration, ib_core calls [`acquire`](Client::acquire),
+/// [`get_pages`](Client::get_pages), [`dma_map`](Client::dma_map),
+/// [`page_size`](Client::page_size), later [`dma_unmap`](Client::dma_unmap), and finally
+/// [`release`](Client::release). If a step fails, ib_core undoes the steps before it. `put_pages`
+/// has no counterpart here, because the pins belong to the region.
 ///
-/// All calls are made in process context, and may sleep.
+/// ib_core makes all calls in process context, and they may sleep.
 pub(crate) trait Client: 'static {
-    /// One registration, from `acquire` to `release`.
+    /// One registration, from `acquire` until `release`.
     type Mr: Send + Sync + 'static;
 
-    /// Takes the range. Called in the context of the process that registers, under ib_core's global
-    /// mutex: every registration of every process waits for it.
+    /// Claims and pins the range. Called in the context of the process that registers, under
+    /// ib_core's global mutex. Registrations of all processes wait for that mutex.
     fn acquire(stats: MrStats, addr: u64, size: u64) -> Result<Arc<Self::Mr>, Reason>;
 
-    /// Whether the client of this module that ib_core asked just before has refused the range for good. Then `acquire` is
-    /// not called, and `refused` is not told. Called before, in the context of `acquire`.
+    /// Returns `true` if this module's other client, which ib_core asked just before, has refused
+    /// the range for good. In that case neither `acquire` nor `refused` is called. Called before
+    /// `acquire`, in the same context.
     fn is_refused(addr: u64, size: u64) -> bool;
 
-    /// Learns why ib_core was told that a range is not this client's. Called in the context of `acquire`.
+    /// Reports the reason for which `acquire` refused a range. Called in the context of `acquire`.
     fn refused(addr: u64, size: u64, reason: Reason);
 
-    /// Learns ib_core's name for the registration. Called with ib_core's `mapping_lock` held, like
-    /// `dma_map`: must not wait for anything that an invalidation holds.
+    /// Receives ib_core's ticket for the registration. Called with ib_core's `mapping_lock` held,
+    /// like `dma_map`. Must not wait for anything that an invalidation holds.
     fn get_pages(mr: &Self::Mr, ticket: Ticket) -> Result;
 
-    /// Maps the region for `device`, which is `None` unless the HCA does its DMA through a PCI
-    /// device. Every entry is a multiple of the page size; ib_core trims the first and the last to
-    /// what was asked for.
+    /// Maps the region for `device`, which is `None` if the HCA does not do its DMA through a PCI
+    /// device. The size of every entry is a multiple of the page size. ib_core then trims the first
+    /// and the last entry to the requested range.
     fn dma_map(mr: &Self::Mr, device: Option<&PciDevice>) -> Result<SgTableHead>;
 
-    /// Undoes `dma_map`, but leaves the entries of its table: ib_core may write to them until
-    /// `release`. May be called while an invalidation is under way, on another thread or on its own.
+    /// Undoes `dma_map`, but keeps the entries of its table, because ib_core may write to them
+    /// until `release`. May be called during an invalidation, on another thread or on the thread of
+    /// the invalidation.
     fn dma_unmap(mr: &Self::Mr);
 
-    /// The last call for the region. Called without a lock that an invalidation takes.
+    /// Ends the region; this is the last call for it. Called without any lock that an invalidation
+    /// takes.
     fn release(mr: Arc<Self::Mr>);
 
-    /// The size of its pages.
+    /// Returns the page size of the region.
     fn page_size(mr: &Self::Mr) -> PageSize;
 
-    /// Returns the statistics that `acquire` was called with.
+    /// Returns the statistics that were passed to `acquire`.
     fn stats(mr: &Self::Mr) -> &MrStats;
 
-    /// A static of this client's own, in which its registrations are counted.
+    /// Returns this client's static statistics.
     fn peer_stats() -> &'static PeerStats;
 
-    /// A static of this client's own, if it revokes: then only HCAs that can lose a registration are
-    /// served by it.
+    /// Returns this client's static cell, if the client revokes. ib_core then uses the client only
+    /// for HCAs that can lose a registration.
     fn revoker() -> Option<&'static RevokerCell> {
         None
     }
 }
 
-/// ib_core's name for one registration, from `get_pages` until `release`.
+/// ib_core's handle for one registration, valid from `get_pages` until `release`.
 pub(crate) struct Ticket {
     number: u64,
     revoker: Option<&'static RevokerCell>,
 }
 
 impl Ticket {
-    /// Has ib_core revoke the registration; when this returns, no HCA uses its memory. Takes ib_core's
-    /// `mapping_lock`, and may call [`Client::dma_unmap`] on this thread.
+    /// Makes ib_core revoke the registration. When this returns, no HCA uses the memory. Takes
+    /// ib_core's `mapping_lock`, and may call [`Client::dma_unmap`] on this thread.
     ///
-    /// Does nothing for a client that does not revoke, and after the client's [`ClientRegistration`] is
-    /// gone. Not to be called after `release` has returned: numbers come back, and the next
-    /// registration that has this one would be revoked. `stats` are those of the registration.
+    /// Does nothing for a client that does not revoke, and nothing after the client's
+    /// [`ClientRegistration`] was dropped. Must not be called after `release` has returned: ib_core
+    /// reuses numbers, and another registration would be revoked. `stats` are the statistics of
+    /// this registration.
     pub(crate) fn invalidate(self, stats: &MrStats) {
         if let Some(revoker) = self.revoker {
             revoker.call(self.number, stats);
@@ -205,19 +212,19 @@ impl Ticket {
     }
 }
 
-/// ib_core's function for revoking, and the client it is for.
+/// ib_core's invalidation function, and its handle for the client.
 #[derive(Clone, Copy)]
 struct Revoker {
     invalidate: unsafe extern "C" fn(*mut c_void, u64) -> c_int,
     handle: NonNull<c_void>,
 }
 
-// SAFETY: ib_core takes its handle from any thread.
+// SAFETY: ib_core accepts its handle from any thread.
 unsafe impl Send for Revoker {}
-// SAFETY: As above.
+// SAFETY: See above.
 unsafe impl Sync for Revoker {}
 
-/// Where the [`Ticket`]s of a client get the means to revoke: a static of the client's own.
+/// A client's static cell, through which its [`Ticket`]s revoke.
 ///
 /// # Invariants
 ///
@@ -229,7 +236,7 @@ pub(crate) struct RevokerCell {
 }
 
 impl RevokerCell {
-    /// An empty cell; [`ClientRegistration::new`] fills it, once.
+    /// Returns an empty cell. [`ClientRegistration::new`] fills it once.
     pub(crate) const fn new() -> Self {
         RevokerCell {
             revoker: SetOnce::new(),
@@ -239,61 +246,65 @@ impl RevokerCell {
     }
 
     fn call(&self, number: u64, stats: &MrStats) {
-        // Counted first, then looked at; `close` does the opposite. One of the two sees the other.
+        // This thread increments `calls` before it reads `closed`. `close` sets `closed` before it
+        // reads `calls`. At least one of the two therefore sees the other.
         self.calls.fetch_add(1, Full);
         let open = !self.closed.load(Acquire);
         if let Some(revoker) = self.revoker.copy().filter(|_| open) {
             stats.revoking();
-            // SAFETY: The handle is valid by the type invariant. ib_core looks the number up: one that
-            // is not known does nothing.
+            // SAFETY: The handle is valid by the type invariant. ib_core looks up the number and
+            // ignores an unknown one.
             unsafe { (revoker.invalidate)(revoker.handle.as_ptr(), number) };
             stats.revoked();
         }
-        // Adds minus one: kernel crates before 7.3 have no `fetch_sub`, and atomics wrap around.
+        // The kernel crate has no `fetch_sub` before 7.3. Atomics wrap around, so adding `u64::MAX`
+        // subtracts one.
         self.calls.fetch_add(u64::MAX, Full);
     }
 
-    /// When this returns, the handle is not used any more.
+    /// Closes the cell. When this returns, no thread uses the handle any more.
     fn close(&self) {
         self.closed.xchg(true, Full);
-        // Every region, and with it every ticket, keeps the module loaded. So this waits for nothing
-        // but a ticket that outlived its region.
+        // Every region keeps the module loaded, and so does its ticket. This loop therefore waits
+        // only for a ticket that outlived its region.
         while self.calls.load(Acquire) != 0 {
             fsleep(Delta::from_millis(1));
         }
     }
 }
 
-/// How a client that revokes shares the work with ib_core.
+/// The division of work between ib_core and a client that revokes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Invalidation {
     /// ib_core calls `dma_unmap` and `put_pages` inside [`Ticket::invalidate`].
     CoreUnmaps,
-    /// The client unmaps by itself: `PEER_MEM_INVALIDATE_UNMAPS`.
+    /// The client unmaps (`PEER_MEM_INVALIDATE_UNMAPS`).
     ClientUnmaps,
 }
 
-/// A client that ib_core knows.
+/// A client that is registered with ib_core.
 ///
 /// # Invariants
 ///
-/// `handle` is what ib_core gave for `client`, which stays where it is: ib_core keeps the pointer.
+/// `handle` is ib_core's handle for `client`. `client` does not move, because ib_core keeps a
+/// pointer to it.
 pub(crate) struct ClientRegistration<C: Client> {
     handle: NonNull<c_void>,
     _client: KBox<c::ClientEx>,
     _calls: PhantomData<C>,
 }
 
-// SAFETY: ib_core takes its handle from any thread.
+// SAFETY: ib_core accepts its handle from any thread.
 unsafe impl<C: Client> Send for ClientRegistration<C> {}
-// SAFETY: A shared registration can do nothing.
+// SAFETY: A shared reference to a registration gives access to nothing.
 unsafe impl<C: Client> Sync for ClientRegistration<C> {}
 
 impl<C: Client> ClientRegistration<C> {
-    /// Registers `C` as `name`. From then on ib_core may call it, also before this returns.
+    /// Registers `C` as `name`. ib_core may call the client even before this returns.
     ///
-    /// Only a client that revokes looks at `invalidation`. Such a client can be registered once, for
-    /// tickets may be left of the first time: `EBUSY`.
+    /// `invalidation` matters only for a client that revokes. Such a client can be registered only
+    /// once, because tickets of the first registration may remain; a second attempt returns
+    /// `EBUSY`.
     pub(crate) fn new(name: &CStr, version: &CStr, invalidation: Invalidation) -> Result<Self> {
         let mut client = c::ClientEx {
             client: VTable::<C>::CLIENT,
@@ -308,9 +319,9 @@ impl<C: Client> ClientRegistration<C> {
             if cell.revoker.as_ref().is_some() {
                 return Err(EBUSY);
             }
-            // Tells ib_core that there is something after the `peer_memory_client`. `ex_size` then
-            // says how much of it counts. MLNX_OFED 4.9 has two pointers in that place: both zero
-            // keeps it from calling them.
+            // This flag tells ib_core that more data follows the `peer_memory_client`. `ex_size`
+            // gives the size of the valid part. MLNX_OFED 4.9 has two function pointers in that
+            // place, and does not call them if both are zero.
             *flag = 1;
             if invalidation == Invalidation::ClientUnmaps {
                 client.ex_size = size_of::<c::ClientEx>();
@@ -324,11 +335,11 @@ impl<C: Client> ClientRegistration<C> {
             Some(_) => ptr::from_mut(&mut invalidate),
             None => ptr::null_mut(),
         };
-        // All of it: ib_core looks behind the first member.
+        // The pointer covers the whole `ClientEx`, since ib_core reads past the first member.
         let whole = ptr::from_ref(&*client).cast::<c::peer_memory_client>();
-        // SAFETY: The client is complete, and lives until it is unregistered in the drop below.
+        // SAFETY: The client is complete, and lives until the drop below unregisters it.
         let handle = unsafe { c::ib_register_peer_memory_client(whole, callback) };
-        // INVARIANT: ib_core's handle for this client.
+        // INVARIANT: This is ib_core's handle for this client.
         let registration = ClientRegistration {
             handle: NonNull::new(handle).ok_or(EINVAL)?,
             _client: client,
@@ -353,24 +364,25 @@ impl<C: Client> Drop for ClientRegistration<C> {
         if let Some(cell) = C::revoker() {
             cell.close();
         }
-        // SAFETY: The handle is ib_core's by the type invariant, and unregistered once. When the
-        // function returns, ib_core makes no call to the client any more: the memory may go.
+        // SAFETY: The handle is ib_core's by the type invariant, and is unregistered once. After
+        // the function returns, ib_core does not call the client any more, so its memory may be
+        // freed.
         unsafe { c::ib_unregister_peer_memory_client(self.handle.as_ptr()) };
     }
 }
 
-/// Copies `from` with its NUL into `to`.
+/// Copies `from`, including its NUL, into `to`.
 fn copy_str(to: &mut [c_char], from: &CStr) -> Result {
     let from = from.to_bytes_with_nul();
     let to = to.get_mut(..from.len()).ok_or(EINVAL)?;
     for (to, from) in to.iter_mut().zip(from) {
-        // CAST: Both are bytes.
+        // CAST: Both types are one byte.
         *to = *from as c_char;
     }
     Ok(())
 }
 
-/// The C functions of a client.
+/// The C callbacks of a client.
 struct VTable<C: Client>(PhantomData<C>);
 
 impl<C: Client> VTable<C> {
@@ -388,18 +400,20 @@ impl<C: Client> VTable<C> {
 
     /// # Safety
     ///
-    /// `context` is what [`Self::acquire_callback`] stored, and `release` has not been called for it,
-    /// nor is until the borrow ends.
+    /// `context` must come from [`Self::acquire_callback`]. `release` must not be called for it
+    /// before the borrow ends.
     unsafe fn mr<'a>(context: *mut c_void) -> <Arc<C::Mr> as ForeignOwnable>::Borrowed<'a> {
-        // SAFETY: As promised by the caller; `into_foreign` made the pointer.
+        // SAFETY: The caller promises that the pointer comes from `acquire_callback`, where
+        // `into_foreign` made it, and that it stays valid.
         unsafe { <Arc<C::Mr>>::borrow(context) }
     }
 
-    /// 1 for mine, 0 for not mine; ib_core knows no errors here.
+    /// Returns 1 if the client accepts the range, and 0 if it does not. ib_core accepts no error
+    /// code here.
     ///
     /// # Safety
     ///
-    /// Called by ib_core with `client_context` valid for writes.
+    /// ib_core calls this with `client_context` valid for writes.
     unsafe extern "C" fn acquire_callback(
         addr: c_ulong,
         size: usize,
@@ -407,13 +421,14 @@ impl<C: Client> VTable<C> {
         _peer_mem_name: *mut c_char,
         client_context: *mut *mut c_void,
     ) -> c_int {
-        // CAST: Both are 64 bits wide wherever there is such a driver, and never wider.
+        // CAST: Both types have 64 bits on every architecture that the driver supports, and at most
+        // 64 bits elsewhere.
         let (addr, size) = (addr as u64, size as u64);
         if C::is_refused(addr, size) {
             return 0;
         }
         match C::acquire(MrStats::new(C::peer_stats(), size), addr, size) {
-            // SAFETY: Valid for writes as promised by the caller.
+            // SAFETY: The caller promises that the pointer is valid for writes.
             Ok(mr) => unsafe { *client_context = mr.into_foreign() },
             Err(reason) => {
                 C::refused(addr, size, reason);
@@ -425,7 +440,7 @@ impl<C: Client> VTable<C> {
 
     /// # Safety
     ///
-    /// Called by ib_core once after a successful `acquire`, with its context.
+    /// ib_core calls this once after a successful `acquire`, with the context of `acquire`.
     unsafe extern "C" fn get_pages_callback(
         _addr: c_ulong,
         _size: usize,
@@ -436,7 +451,7 @@ impl<C: Client> VTable<C> {
         core_context: u64,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: `release` comes later.
+            // SAFETY: ib_core calls `release` later.
             let mr = unsafe { Self::mr(client_context) };
             let ticket = Ticket {
                 number: core_context,
@@ -449,8 +464,8 @@ impl<C: Client> VTable<C> {
 
     /// # Safety
     ///
-    /// Called by ib_core after a successful `get_pages`, with the context of `acquire`, with `sg_head`
-    /// and `nmap` valid for writes, and with `dma_device` either NULL or alive.
+    /// ib_core calls this after a successful `get_pages`, with the context of `acquire`. `sg_head`
+    /// and `nmap` are valid for writes. `dma_device` is null or alive.
     unsafe extern "C" fn dma_map_callback(
         sg_head: *mut bindings::sg_table,
         client_context: *mut c_void,
@@ -459,13 +474,13 @@ impl<C: Client> VTable<C> {
         nmap: *mut c_int,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: `release` comes later.
+            // SAFETY: ib_core calls `release` later.
             let mr = unsafe { Self::mr(client_context) };
-            // SAFETY: As promised by the caller.
+            // SAFETY: The caller promises that `dma_device` is null or alive.
             let table =
                 unsafe { PciDevice::with_device(dma_device, |device| C::dma_map(&mr, device)) }?;
             let entries = c_int::try_from(table.0.nents)?;
-            // SAFETY: Both are valid for writes as promised by the caller.
+            // SAFETY: The caller promises that both pointers are valid for writes.
             unsafe {
                 *sg_head = table.0;
                 *nmap = entries;
@@ -477,24 +492,25 @@ impl<C: Client> VTable<C> {
 
     /// # Safety
     ///
-    /// Called by ib_core after a successful `dma_map`, with the context of `acquire`.
+    /// ib_core calls this after a successful `dma_map`, with the context of `acquire`.
     unsafe extern "C" fn dma_unmap_callback(
         _sg_head: *mut bindings::sg_table,
         client_context: *mut c_void,
         _dma_device: *mut bindings::device,
     ) -> c_int {
-        // SAFETY: `release` comes later, or, inside an invalidation by MLNX_OFED 4.9, on this thread.
+        // SAFETY: ib_core calls `release` later. Inside an invalidation, MLNX_OFED 4.9 calls it
+        // later on this thread.
         let mr = unsafe { Self::mr(client_context) };
         C::dma_unmap(&mr);
         C::stats(&mr).unmapped();
         0
     }
 
-    /// What is pinned belongs to the region: nothing to do.
+    /// Does nothing, because the pins belong to the region.
     ///
     /// # Safety
     ///
-    /// Has no requirements; the type is the C interface's.
+    /// There are no requirements. The C interface dictates the type.
     unsafe extern "C" fn put_pages_callback(
         _sg_head: *mut bindings::sg_table,
         _client_context: *mut c_void,
@@ -503,9 +519,9 @@ impl<C: Client> VTable<C> {
 
     /// # Safety
     ///
-    /// Called by ib_core between `acquire` and `release`, with the context of `acquire`.
+    /// ib_core calls this between `acquire` and `release`, with the context of `acquire`.
     unsafe extern "C" fn get_page_size_callback(client_context: *mut c_void) -> c_ulong {
-        // SAFETY: `release` comes later.
+        // SAFETY: ib_core calls `release` later.
         let mr = unsafe { Self::mr(client_context) };
         // CAST: At most 2 GiB.
         C::page_size(&mr).bytes() as c_ulong
@@ -513,11 +529,12 @@ impl<C: Client> VTable<C> {
 
     /// # Safety
     ///
-    /// Called by ib_core once for each successful `acquire`, with its context, as the last call.
+    /// ib_core calls this once for each successful `acquire`, with the context of `acquire`, as the
+    /// last call.
     unsafe extern "C" fn release_callback(client_context: *mut c_void) {
-        // SAFETY: `into_foreign` made the pointer, and no call follows that could borrow it.
+        // SAFETY: `into_foreign` made the pointer, and no later call can borrow it.
         let mr = unsafe { <Arc<C::Mr>>::from_foreign(client_context) };
-        // ib_core does not unmap what a client has revoked that unmaps by itself.
+        // After a revocation, ib_core does not call `dma_unmap` of a client that unmaps by itself.
         C::stats(&mr).unmapped();
         C::release(mr);
     }

@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! What the module logs and counts: `docs/observe.md` describes all of it.
+//! Log messages and counters. `docs/observe.md` describes all of them.
 //!
-//! Each kind of message is logged when it first comes up, and again at most once a minute, with the
-//! number of times that it came up in all: any process can ask for any address, and must not be able
-//! to fill the log. For that reason, what was never meant for a GPU is logged once; and so is what the revocable client
-//! leaves to the persistent one, which is no failure.
+//! Each kind of message is logged when it first occurs, and then at most once a minute with the
+//! total count. Any process can ask for any address, and must not be able to fill the log. Two
+//! kinds of refusals are therefore logged only once: refusals of ranges that were never meant for a
+//! GPU, and refusals by which the revocable client leaves a range to the persistent one. The latter
+//! are not failures.
 //!
-//! Each refusal is counted, traced, and kept for a while. The one lock is let go before anything else is called.
+//! Each refusal is counted, traced, and kept for a while. The history's lock is released before
+//! anything else is called.
 //!
-//! ib_core asks its clients in turn and tells none of them what the next one answers. If this module refuses a range in
-//! `acquire`, the range may be another module's (an AMD GPU's, an FPGA's), and its client may take it. The system call then
-//! succeeds. So such a refusal waits for the return of the system call, which is later than the answers of all clients
-//! and earlier than anything that the application can see.
+//! ib_core asks its clients in turn, and does not tell a client what the next one answers. A range
+//! that this module refuses in `acquire` may belong to another module (for an AMD GPU or an FPGA).
+//! If that module's client accepts the range, the system call succeeds. A refusal in `acquire` is
+//! therefore recorded only when the system call returns. All clients have answered by then, and the
+//! application cannot see the result earlier.
 
 use kernel::{
     fmt,
@@ -47,14 +50,14 @@ use crate::{
     trace, //
 };
 
-/// How long a kind of message stays silent after it was logged, in microseconds.
+/// Minimum time between two messages of one kind, in microseconds.
 const SILENCE: u64 = 60_000_000;
 
-/// When one kind of message was last logged, and how often it came up.
+/// Time of the last message of one kind, and the number of its occurrences.
 pub(crate) struct RatelimitState {
-    /// When it was last logged: microseconds since boot, plus one; 0 is never.
+    /// Time of the last message, in microseconds since boot plus one; 0 means never.
     last: Atomic<u64>,
-    /// How often it came up.
+    /// Number of occurrences.
     count: Atomic<u64>,
 }
 
@@ -66,7 +69,7 @@ impl RatelimitState {
         }
     }
 
-    /// Counts, and says whether it is time to log.
+    /// Counts an occurrence. Returns the count if a message is due.
     fn pass(&self) -> Option<Times> {
         self.pass_after(SILENCE)
     }
@@ -76,17 +79,17 @@ impl RatelimitState {
         let now = task::microseconds().saturating_add(1);
         let last = self.last.load(Relaxed);
         let due = last == 0 || now.saturating_sub(last) >= silence;
-        // Of several threads at once, one logs.
+        // If several threads come at once, only one of them logs.
         (due && self.last.cmpxchg(last, now, Relaxed).is_ok()).then_some(Times(count))
     }
 
-    /// How often it came up.
+    /// Returns the number of occurrences.
     pub(crate) fn count(&self) -> u64 {
         self.count.load(Relaxed)
     }
 }
 
-/// The tail of a message that came up before.
+/// The end of a message that has occurred before.
 struct Times(u64);
 
 impl fmt::Display for Times {
@@ -98,7 +101,7 @@ impl fmt::Display for Times {
     }
 }
 
-/// What formats with `core` alone, for the kernel's formatting.
+/// Adapter that passes a `core::fmt::Display` to the kernel's formatting.
 struct Plain<T>(T);
 
 impl<T: core::fmt::Display> fmt::Display for Plain<T> {
@@ -107,7 +110,7 @@ impl<T: core::fmt::Display> fmt::Display for Plain<T> {
     }
 }
 
-/// How often the client of each mode refused for each reason.
+/// Number of refusals for each mode and reason.
 pub(crate) static REFUSED: [[Atomic<u64>; REASONS]; PinMode::ALL.len()] =
     [const { [const { Atomic::new(0) }; REASONS] }; PinMode::ALL.len()];
 
@@ -115,12 +118,14 @@ const REASONS: usize = Reason::ALL.len();
 
 static HISTORY: StaticSpinLock<History> = StaticSpinLock::new(HISTORY_LOCK, History::new());
 
-/// Runs `f` on the history, locked. `f` does not sleep and calls nobody.
+/// Runs `f` on the history with its lock held. `f` must not sleep or call other parts of the
+/// module.
 pub(crate) fn history<R>(f: impl FnOnce(&mut History) -> R) -> R {
     HISTORY.with(f)
 }
 
-/// The client of that mode refused a registration. May sleep.
+/// Records a refusal by the client of `mode`, or defers it to the return of the system call. May
+/// sleep.
 pub(crate) fn refused(mode: PinMode, step: Step, addr: u64, len: u64, reason: Reason) {
     let reason = reason.refine(|| task::vma_kind(addr));
     let refusal = Refusal {
@@ -131,14 +136,16 @@ pub(crate) fn refused(mode: PinMode, step: Step, addr: u64, len: u64, reason: Re
         len,
         task: task::task(),
     };
-    // After `acquire` nobody else is asked; and what is handed on to this module's other client is no failure.
+    // After `acquire`, no other client is asked. A range that is left to this module's other client
+    // is not a failure.
     let is_final = step != Step::Acquire || reason.is_handed_on();
     if is_final || !task::settle_at_return(&refusal, settled) {
         record(&refusal);
     }
 }
 
-/// The system call of a refusal returns, with success if another module's client took the range.
+/// Records the refusal when its system call returns. `is_taken` is `true` if the system call
+/// succeeded, because another module's client accepted the range.
 fn settled(refusal: &Refusal, is_taken: bool) {
     if !is_taken {
         record(refusal);
@@ -147,13 +154,13 @@ fn settled(refusal: &Refusal, is_taken: bool) {
     }
 }
 
-/// Counts, traces and keeps a refusal, and logs it if it is time.
+/// Counts, traces and keeps a refusal, and logs it if a message is due.
 fn record(refusal: &Refusal) {
     static LIMITS: [RatelimitState; REASONS] = [const { RatelimitState::new() }; REASONS];
 
     let reason = refusal.reason;
     let at = reason.index();
-    // CAST: A number of a mode.
+    // CAST: The number of a mode is an index of `REFUSED`.
     if let Some(count) = REFUSED
         .get(refusal.mode as usize)
         .and_then(|all| all.get(at))
@@ -161,7 +168,6 @@ fn record(refusal: &Refusal) {
         count.fetch_add(1, Relaxed);
     }
     trace::refused(refusal);
-    // CAST: Not negative.
     let now = task::microseconds();
     history(|history| history.add(now, *refusal));
 
@@ -182,11 +188,11 @@ fn record(refusal: &Refusal) {
     }
 }
 
-/// What goes wrong beside refusals, by [`Event`].
+/// Events other than refusals, by [`Event`].
 pub(crate) static EVENTS: [RatelimitState; Event::ALL.len()] =
     [const { RatelimitState::new() }; Event::ALL.len()];
 
-/// The line of an event: the memory and nvidia.ko's code, where there are such.
+/// The message of an event, with the memory and nvidia.ko's code if they are known.
 struct Line<'a> {
     span: Option<&'a Span>,
     info: &'a EventInfo,
@@ -210,9 +216,9 @@ impl fmt::Display for Line<'_> {
     }
 }
 
-/// Counts an event, and logs it if it is time.
+/// Counts an event, and logs it if a message is due.
 fn report(event: Event, span: Option<&Span>, code: Option<c_int>) {
-    // CAST: The number of a row.
+    // CAST: The number of an event is the number of its row.
     let at = event as usize;
     let (Some(limit), Some(info)) = (EVENTS.get(at), Event::ALL.get(at)) else {
         return;
@@ -233,12 +239,12 @@ fn report(event: Event, span: Option<&Span>, code: Option<c_int>) {
     }
 }
 
-/// A persistent pin could not be put, and never will be.
+/// Reports that a persistent pin could not be put, and is lost.
 pub(crate) fn leaked(span: &Span, ret: c_int) {
     report(Event::Leaked, Some(span), Some(ret));
 }
 
-/// A revocable pin was not put.
+/// Reports that a revocable pin was not put.
 pub(crate) fn orphaned(span: &Span, why: PutError) {
     let (event, code) = match why {
         PutError::OtherProcess => (Event::OrphanedOtherProcess, None),
@@ -249,12 +255,12 @@ pub(crate) fn orphaned(span: &Span, why: PutError) {
     report(event, Some(span), code);
 }
 
-/// A DMA mapping could not be undone.
+/// Reports that a DMA mapping could not be undone.
 pub(crate) fn not_unmapped(span: &Span, ret: c_int) {
     report(Event::NotUnmapped, Some(span), Some(ret));
 }
 
-/// The module goes without knowing that the last callback has returned.
+/// Logs that the module is unloaded without knowing that the last callback has returned.
 pub(crate) fn not_fenced(ret: c_int) {
     pr_err!(
         "nvidia.ko did not let its callbacks be waited for (error {})\n",
@@ -262,17 +268,17 @@ pub(crate) fn not_fenced(ret: c_int) {
     );
 }
 
-/// nvidia.ko freed what it had said to have unpinned.
+/// Reports a callback for a pin that nvidia.ko had reported as unpinned.
 pub(crate) fn late_callback() {
     report(Event::LateCallback, None, None);
 }
 
-/// nvidia.ko freed what this module does not know.
+/// Reports a callback for a pin that does not exist.
 pub(crate) fn spurious_callback() {
     report(Event::SpuriousCallback, None, None);
 }
 
-/// The scatter list of this memory may get an HCA page that is larger than 2 GiB.
+/// Reports a scatter list that may get an HCA page larger than 2 GiB.
 pub(crate) fn large_hca_page(span: &Span) {
     report(Event::LargeHcaPage, Some(span), None);
 }

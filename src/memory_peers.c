@@ -1,34 +1,36 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * /sys/kernel/mm/memory_peers, where ib_core does not have it.
+ * /sys/kernel/mm/memory_peers, if ib_core does not have it.
  *
  * ib_core shows its peer-memory clients there if it can. Since Linux 6.4 it
- * cannot: mm_kobj is not exported any more. Software that looks nowhere else
- * then works without GPUDirect RDMA, and does not say so. So this module shows
- * its own clients, as ib_core would, unless ib_core does.
+ * cannot, because mm_kobj is no longer exported. Software that looks only there
+ * then works without GPUDirect RDMA, and prints no message. This module
+ * therefore shows its own clients, in ib_core's format, unless ib_core does.
  *
- * It is a hack: kernel_kobj and kernfs_find_and_get_ns() are exported, and
- * together lead to the object that is not. Hence a file of its own, which can
- * go without a trace, and not a part of helpers.c; and hence in C, for the kernel
- * crate knows neither kobjects nor kernfs, and nothing would be left that is
- * not unsafe.
+ * This is a hack: kernel_kobj and kernfs_find_and_get_ns() are exported, and
+ * together they lead to the object that is not exported. The hack has a file of
+ * its own, and is not part of helpers.c, so that it is easy to remove. It is in
+ * C because the kernel crate has neither kobjects nor kernfs, and all of the
+ * Rust code would be unsafe.
  *
- * The order is: probe, register all clients with ib_core, show; hide, unregister
- * them. An ib_core that has the directory makes it at the latest with its first
- * client, and a client's own before it returns from its registration. Before
- * that, a directory of ours would be in its way, and make it refuse the client.
- * After that, whatever is missing will not come, and what is there stays until
- * the client is unregistered.
+ * The order of calls is: probe, register all clients with ib_core, show; hide,
+ * unregister the clients. If ib_core has the directory, it makes the directory
+ * for its first client at the latest, and a client's own directory before the
+ * registration of that client returns. An earlier directory of this module
+ * would make ib_core refuse the client. After the registrations, a missing
+ * directory will not appear any more, and an existing one stays until the
+ * client is unregistered.
  *
- * A memory_peers that is not ours is never written to: whoever made it may
- * remove it, and its kobject with it, at any time.
+ * This file never writes to a memory_peers of another module, since its owner
+ * may remove it, and its kobject with it, at any time.
  *
- * What may outlive this module has no code of this module: the objects are
- * those of kobject_create_and_add(), which frees them itself. The attributes
- * are ours. kobject_del() waits until nobody runs their functions any more;
- * these take no lock and do not sleep, and nobody can hold them up, since what
- * they print is copied to the reader when they have returned. Who only has a
- * file open is not waited for, and reads -ENODEV from then on.
+ * Objects that may outlive this module contain no code of this module:
+ * kobject_create_and_add() makes them, and they free themselves. The attributes
+ * belong to this module. kobject_del() waits until nobody runs their functions.
+ * These take no lock and do not sleep. Nobody can delay them, because their
+ * output is copied to the reader after they have returned. kobject_del() does
+ * not wait for readers that only have a file open; they get -ENODEV from then
+ * on.
  */
 
 #define pr_fmt(fmt) "nvidia-peermem: " fmt
@@ -54,9 +56,9 @@ module_param(memory_peers, bool, 0444);
 MODULE_PARM_DESC(memory_peers,
 		 "Show the clients in /sys/kernel/mm/memory_peers where ib_core does not: Y [default] or N");
 
-/* /sys/kernel/mm, from probe to hide; referenced. */
+/* /sys/kernel/mm, with a reference, from probe to hide. */
 static struct kobject *mm;
-/* Somebody had a client of our name before ib_core knew us. */
+/* True if a client of our name existed before we registered with ib_core. */
 static bool was_there;
 
 static struct kobject *directory;
@@ -83,7 +85,7 @@ static ssize_t counter_show(struct kobject *kobj, struct kobj_attribute *attr,
 	size_t offset = container_of(attr, struct counter, attr)->offset;
 	int i;
 
-	/* Is in there before it has files, and until it has none. */
+	/* The entry is set before its files exist, and until they are gone. */
 	for (i = 0; i < PEERMEM_PEERS; i++) {
 		const void *stats = shown[i].stats;
 
@@ -127,8 +129,8 @@ static const struct attribute_group group = {
 };
 
 /*
- * The object behind /sys/kernel/mm, or NULL. It is made at boot, and never
- * goes: the node's pointer to it is good also when the node is let go.
+ * Returns the object behind /sys/kernel/mm, or NULL. The object is made at boot
+ * and never freed, so the pointer stays valid after the node is put.
  */
 static struct kobject *mm_get(void)
 {
@@ -144,7 +146,7 @@ static struct kobject *mm_get(void)
 		return NULL;
 	if (kernfs_type(node) == KERNFS_DIR)
 		kobj = node->priv;
-	/* Is it what sysfs makes of directories today? */
+	/* Check that the node is what sysfs makes for a directory today. */
 	if (kobj && kobj->sd == node && kobj->parent == kernel_kobj)
 		kobject_get(kobj);
 	else
@@ -159,7 +161,7 @@ static void mm_put(void)
 	mm = NULL;
 }
 
-/* A directory in @parent, referenced, or NULL. */
+/* Returns a directory in @parent, with a reference, or NULL. */
 static struct kernfs_node *find(struct kernfs_node *parent, const char *name)
 {
 	struct kernfs_node *node = kernfs_find_and_get(parent, name);
@@ -185,8 +187,8 @@ static void not_shown(const char *why)
 }
 
 /*
- * Before the first client is registered with ib_core: is there a client @name
- * already? To be undone by peermem_memory_peers_hide().
+ * Checks whether there is already a client @name. Called before the first
+ * client is registered with ib_core. Undone by peermem_memory_peers_hide().
  */
 void peermem_memory_peers_probe(const char *name)
 {
@@ -204,7 +206,7 @@ void peermem_memory_peers_probe(const char *name)
 	kernfs_put(peers);
 }
 
-/* Does somebody else show the clients, or occupy their place? */
+/* Returns true if something else shows the clients, or occupies their place. */
 static bool taken(const struct peermem_peer *peers, unsigned int count)
 {
 	struct kernfs_node *node = kernfs_find_and_get(mm->sd, DIRECTORY);
@@ -217,7 +219,7 @@ static bool taken(const struct peermem_peer *peers, unsigned int count)
 		all = has(node, peers[i].name);
 	kernfs_put(node);
 
-	/* An ib_core with the directory would have refused a second one. */
+	/* An ib_core with the directory would have refused a second client. */
 	if (all && was_there)
 		pr_notice("/sys/kernel/mm/" DIRECTORY "/%s is not this module's: it was there before\n",
 			  peers[0].name);
@@ -237,7 +239,7 @@ static void remove(struct kobject *kobj)
 {
 	if (!kobj)
 		return;
-	/* Not left to the last reference: it need not be ours. */
+	/* The last reference may be held elsewhere, so delete explicitly. */
 	kobject_del(kobj);
 	kobject_put(kobj);
 }
@@ -246,7 +248,10 @@ static void remove_all(void)
 {
 	int i;
 
-	/* Who reads a file of one looks at those before it: counter_show(). */
+	/*
+	 * counter_show() of one client reads the entries of the clients before
+	 * it.
+	 */
 	for (i = PEERMEM_PEERS - 1; i >= 0; i--) {
 		remove(shown[i].kobj);
 		shown[i].kobj = NULL;
@@ -257,8 +262,8 @@ static void remove_all(void)
 }
 
 /*
- * When all @count clients are registered, at most PEERMEM_PEERS. Their numbers
- * are read until peermem_memory_peers_hide().
+ * Shows the @count clients, at most PEERMEM_PEERS. Called when all of them are
+ * registered. Their counters are read until peermem_memory_peers_hide().
  */
 void peermem_memory_peers_show(const struct peermem_peer *peers,
 			       unsigned int count)
@@ -286,7 +291,7 @@ void peermem_memory_peers_show(const struct peermem_peer *peers,
 	}
 }
 
-/* Before the clients are unregistered, and in place of showing them. */
+/* Called before the clients are unregistered, or instead of showing them. */
 void peermem_memory_peers_hide(void)
 {
 	remove_all();
@@ -295,7 +300,7 @@ void peermem_memory_peers_hide(void)
 
 #else
 
-/* Nothing is looked for, and nothing shown. */
+/* Without the kernel functions, these do nothing. */
 
 void peermem_memory_peers_probe(const char *name)
 {

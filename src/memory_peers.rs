@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! `/sys/kernel/mm/memory_peers`, where ib_core does not have it.
+//! `/sys/kernel/mm/memory_peers`, if ib_core does not have it.
 //!
 //! C side: [`memory_peers.c`](memory_peers.c).
 
@@ -24,7 +24,7 @@ use crate::{
     peer_stats::PeerStats, //
 };
 
-// `peermem_memory_peers_show()` reads one as the other.
+// `peermem_memory_peers_show()` reads a `PeerStats` as a `struct peermem_stats`.
 const _: () = {
     assert!(size_of::<PeerStats>() == size_of::<c::peermem_stats>());
     assert!(offset_of!(PeerStats, alloc_mrs) == offset_of!(c::peermem_stats, alloc_mrs));
@@ -36,30 +36,31 @@ const _: () = {
     assert!(offset_of!(PeerStats, free_callbacks) == offset_of!(c::peermem_stats, free_callbacks));
 };
 
-/// The directory `/sys/kernel/mm/memory_peers`, from the check whether ib_core has it. Nobody sees it
-/// any more, and nobody is in it, after the drop.
+/// This module's directory `/sys/kernel/mm/memory_peers`, from the check for ib_core's own
+/// directory on. After the drop, the directory is gone and no thread runs its code.
 ///
 /// # Invariants
 ///
-/// There is one at a time.
+/// At most one value of this type exists.
 pub(crate) struct MemoryPeers(());
 
 impl MemoryPeers {
-    /// To be called before ib_core knows the first client, whose name is `name`. `EBUSY` if there is
-    /// one already.
+    /// Checks whether a client `name` is already there. Must be called before the first client is
+    /// registered with ib_core. `name` is the name of that client. Returns `EBUSY` if another value
+    /// of this type exists.
     pub(crate) fn probe(name: &CStr) -> Result<Self> {
         if MEMORY_PEERS.xchg(true, Full) {
             return Err(EBUSY);
         }
-        // INVARIANT: The exchange lets nobody by until the drop.
+        // INVARIANT: The exchange succeeds only once before the drop.
         let this = MemoryPeers(());
-        // SAFETY: A string with its NUL, which is used during the call alone. No other of the functions
-        // runs: they are called by the one value of this type.
+        // SAFETY: The string is NUL-terminated, and used only during the call. No other function of
+        // `memory_peers.c` runs, because only the single value of this type calls them.
         unsafe { c::peermem_memory_peers_probe(name.as_char_ptr()) };
         Ok(this)
     }
 
-    /// Shows the clients, if ib_core does not. To be called when it knows all of them.
+    /// Shows the clients, unless ib_core does. Must be called after all of them are registered.
     pub(crate) fn show(self, clients: &[(&CStr, &'static PeerStats)]) -> Self {
         let mut peers = [c::peermem_peer::default(); c::PEERMEM_PEERS as usize];
         let mut count = 0;
@@ -68,9 +69,9 @@ impl MemoryPeers {
             peer.stats = ptr::from_ref(*peer_stats).cast();
             count += 1;
         }
-        // SAFETY: The first `count` are filled in. The names are used during the call alone. The
-        // statistics live as long as the module does, have the layout that C takes them for, and are
-        // atomic. No other of the functions runs, as in `probe`.
+        // SAFETY: The first `count` peers are initialized. The names are used only during the call.
+        // The statistics are atomic, live as long as the module, and have the layout that C
+        // expects. No other function of `memory_peers.c` runs, as in `probe`.
         unsafe { c::peermem_memory_peers_show(peers.as_ptr(), count) };
         self
     }
@@ -78,7 +79,7 @@ impl MemoryPeers {
 
 impl Drop for MemoryPeers {
     fn drop(&mut self) {
-        // SAFETY: No other of the functions runs, as in `probe`.
+        // SAFETY: No other function of `memory_peers.c` runs, as in `probe`.
         unsafe { c::peermem_memory_peers_hide() };
         MEMORY_PEERS.store(false, Release);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Modules: this one, and those whose functions it calls.
+//! References to modules: this one, and the ones that export the functions that it calls.
 //!
 //! C header: [`include/linux/module.h`](srctree/include/linux/module.h)
 
@@ -12,7 +12,7 @@ use kernel::{
 
 use crate::c;
 
-/// This module.
+/// Returns the pointer to this module.
 fn this() -> *mut bindings::module {
     &raw mut c::__this_module
 }
@@ -24,31 +24,31 @@ fn this() -> *mut bindings::module {
 /// Owns one reference to the module.
 pub(crate) struct ModuleRef(*mut bindings::module);
 
-// SAFETY: The count of a module is atomic, and may be given back on any thread.
+// SAFETY: The reference count of a module is atomic. Any thread may drop a reference.
 unsafe impl Send for ModuleRef {}
-// SAFETY: A shared `ModuleRef` can do nothing.
+// SAFETY: A shared `ModuleRef` gives access to nothing.
 unsafe impl Sync for ModuleRef {}
 
 impl ModuleRef {
-    /// Holds this module. `None` once it is on its way out.
+    /// Takes a reference to this module. Returns `None` once the module is being unloaded.
     pub(crate) fn try_new() -> Option<Self> {
-        // SAFETY: The caller is a line of this module.
+        // SAFETY: This code is part of the module, so the module's memory exists.
         unsafe { Self::of(this()) }
     }
 
     /// # Safety
     ///
-    /// The memory of `module` is there during the call.
+    /// The memory of `module` must exist during the call.
     unsafe fn of(module: *mut bindings::module) -> Option<Self> {
-        // SAFETY: As promised by the caller.
-        // INVARIANT: The reference taken here, if there is one.
+        // SAFETY: The caller promises that the module's memory exists.
+        // INVARIANT: The value owns the reference that is taken here, if there is one.
         unsafe { c::try_module_get(module) }.then(|| ModuleRef(module))
     }
 }
 
 impl Drop for ModuleRef {
     fn drop(&mut self) {
-        // SAFETY: Gives back the reference of the type invariant.
+        // SAFETY: This drops the reference of the type invariant.
         unsafe { c::module_put(self.0) };
     }
 }
@@ -56,27 +56,30 @@ impl Drop for ModuleRef {
 /// A module that is loaded.
 pub(crate) struct LoadedModule {
     version: [u8; 32],
-    /// Its licence is none that Linux takes for a free one.
+    /// `true` if Linux does not take the module's licence for a free one.
     pub(crate) is_proprietary: bool,
 }
 
 impl LoadedModule {
-    /// Returns `false` if [`find`](Self::find) finds no module, loaded or not: the kernel's function for that is for GPL
-    /// modules only, and this module was built for the proprietary nvidia.ko.
+    /// Returns `false` if [`find`](Self::find) cannot find any module. The kernel exports the
+    /// search function only to GPL modules, so a build for the proprietary nvidia.ko lacks it.
     pub(crate) fn can_be_found() -> bool {
-        // SAFETY: Has no preconditions.
+        // SAFETY: The function has no preconditions.
         unsafe { c::peermem_finds_modules() }
     }
 
-    /// `None` if no module of that name is loaded, or it is on its way out.
+    /// Finds a loaded module. Returns `None` if no module of that name is loaded, or if it is being
+    /// unloaded.
     ///
-    /// Only a live module has its version: a module in its init has none.
+    /// The version is empty unless the module is live. A module in its init function is not live
+    /// yet.
     pub(crate) fn find(name: &CStr) -> Option<Self> {
         let mut found = LoadedModule {
             version: [0; 32],
             is_proprietary: false,
         };
-        // SAFETY: A string with its NUL, and room for another, whose last byte stays the NUL.
+        // SAFETY: `name` is NUL-terminated. `found.version` has room for the version, and its last
+        // byte stays NUL.
         unsafe {
             c::peermem_module_find(
                 name.as_char_ptr(),
@@ -88,39 +91,41 @@ impl LoadedModule {
         .then_some(found)
     }
 
-    /// Its version; empty where it does not say.
+    /// Returns the version, or an empty string if it is not known.
     pub(crate) fn version(&self) -> &CStr {
         CStr::from_bytes_until_nul(&self.version).unwrap_or_default()
     }
 }
 
-/// A function of another module's: its address, and its name.
+/// A function that another module exports: its address and its name.
 pub(crate) struct WeakSymbol(pub(crate) *const c_void, pub(crate) &'static str);
 
-// SAFETY: Nobody looks at what is at the address.
+// SAFETY: Nothing reads through the address.
 unsafe impl Sync for WeakSymbol {}
 
 impl WeakSymbol {
-    /// The name of the first of `all` that is not there.
+    /// Returns the name of the first symbol of `all` that is missing.
     pub(crate) fn first_missing(all: &'static [WeakSymbol]) -> Option<&'static str> {
         let missing = all.iter().find(|symbol| {
-            // SAFETY: Part of a static. As it stands in memory: rustc takes no function's address for 0.
+            // SAFETY: The symbol is part of a static. The read is volatile, because rustc assumes
+            // that the address of a function is never 0.
             unsafe { (&raw const symbol.0).read_volatile() }.is_null()
         });
         missing.map(|symbol| symbol.1)
     }
 }
 
-/// Makes a static `WEAK_SYMBOLS` of the functions of another module's that this one calls.
+/// Defines a static `WEAK_SYMBOLS` with the functions of another module that this module calls.
 ///
-/// A module that needs a symbol which nobody exports is not loaded, and its user is told "Unknown symbol". So all of
-/// them are made weak: the kernel loads the module all the same, and its init says what is missing. It must, before
-/// anything else: the address of a weak symbol that nobody exports is 0. Rust has no stable way to say it.
+/// If a symbol is missing, the kernel normally does not load the module, and the user only reads
+/// "Unknown symbol". These symbols are therefore weak: the kernel loads the module, and its init
+/// function reports the missing symbol. Init must check before anything else, since the address of
+/// a missing weak symbol is 0. Rust has no stable attribute for weak symbols.
 ///
-/// Nothing else changes by that. What is there is bound as ever, with the reference that keeps its module loaded, and
-/// with the check of its version: one that does not match is the kernel's to refuse, weak or not. depmod and modpost
-/// make the same dependencies of it. modpost alone passes over a weak symbol that it does not know; the Kbuild looks in
-/// its place.
+/// Nothing else changes. An existing symbol is resolved as usual: the kernel takes a reference to
+/// its module and checks the symbol's version. The kernel refuses a wrong version of a weak symbol,
+/// too. depmod and modpost compute the same dependencies. Only modpost ignores a weak symbol that
+/// it does not know; the Kbuild makes up for that.
 macro_rules! weak_symbols {
     ($($function:ident,)*) => {
         #[cfg(not(peermem_kunit))]

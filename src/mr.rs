@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! What both modes of a registration have in common.
+//! The part of a registration that both modes share.
 //!
-//! Uses `core` and [`env`] alone.
+//! Uses only `core` and [`env`].
 
 use super::{
     device::Gpus,
@@ -29,42 +29,43 @@ use super::{
     registry::RegistrationInfo, //
 };
 
-/// The longest range that is handed to the provider, in bytes.
+/// Longest range that is passed to nvidia.ko, in bytes.
 ///
-/// nvidia.ko allocates a record for each page *before* it looks at the address: a range of 16 TiB
-/// costs it 4 GiB of kernel memory only to be refused. No GPU has 1 TiB of memory.
+/// nvidia.ko allocates a structure for each page *before* it looks at the address. A range of 16
+/// TiB costs 4 GiB of kernel memory just to be refused. No GPU has 1 TiB of memory.
 pub(crate) const MAX_LEN: u64 = 1 << 40;
 
-/// The life of one registration, as ib_core has it.
+/// The life of one registration, in the order of ib_core's calls.
 pub(crate) trait Mr: Sized + Send + Sync + 'static {
-    /// Which of the two it is.
+    /// The pin mode.
     const MODE: PinMode;
 
-    /// `acquire`: pins the pages of `[addr, addr + len)`, once: all of them, or none. May sleep.
+    /// `acquire`: pins all pages of `[addr, addr + len)`, or none. May sleep.
     fn pin(stats: MrStats, addr: u64, len: u64) -> Result<Shared<Self>, Reason>;
 
-    /// `get_pages`: ib_core's name for it. Calls no provider.
+    /// `get_pages`: stores ib_core's ticket for the registration. Does not call nvidia.ko.
     fn set_ticket(&self, ticket: Ticket) -> Result<(), Reason>;
 
-    /// `dma_map`: maps the whole for `device`, or nothing. May sleep.
+    /// `dma_map`: maps the whole region for `device`, or nothing. May sleep.
     fn map(&self, device: &PciDevice) -> Result<SgTableHead, Reason>;
 
-    /// `dma_unmap`: undoes [`Mr::map`], if that is still to do; the scatter list stays. May sleep.
+    /// `dma_unmap`: undoes [`Mr::map`] if the region is mapped, and keeps the scatter list. May
+    /// sleep.
     fn unmap(&self);
 
     /// `release`: unpins, and frees the scatter list. May sleep.
     fn release(this: Shared<Self>);
 
-    /// Its constant part.
+    /// Returns the constant part of the registration.
     fn fixed(&self) -> &Fixed;
 }
 
 /// The constant part of a registration.
 pub(crate) struct Fixed {
     span: Span,
-    /// Size of the smallest pages. Set when the whole range is pinned.
+    /// Size of the smallest pages. Set once the whole range is pinned.
     page: SetOnce<PageSize>,
-    /// For as long as a callback may come, for so long the memory may be pinned.
+    /// Kept while a callback may come, because the memory may be pinned until then.
     _charge: Charge,
     stats: MrStats,
     /// Keeps the module loaded while a callback may come.
@@ -72,7 +73,8 @@ pub(crate) struct Fixed {
 }
 
 impl Fixed {
-    /// Makes that of `[addr, addr + len)`, which is charged to the user of the calling process.
+    /// Makes the constant part for `[addr, addr + len)`, and charges the range to the user of the
+    /// calling process.
     pub(crate) fn new(stats: MrStats, addr: u64, len: u64) -> Result<Self, Reason> {
         let module = ModuleRef::try_new().ok_or(Reason::Unloading)?;
         let span = Span::covering(addr, len, PageSize::KIB_64, MAX_LEN)?;
@@ -85,26 +87,26 @@ impl Fixed {
         })
     }
 
-    /// The pinned range of virtual addresses.
+    /// Returns the pinned range of virtual addresses.
     #[inline]
     pub(crate) fn span(&self) -> &Span {
         &self.span
     }
 
-    /// `get_page_size`: the size of the smallest pages.
+    /// `get_page_size`: returns the size of the smallest pages.
     #[inline]
     pub(crate) fn page_size(&self) -> PageSize {
         self.page.copy().unwrap_or(PageSize::KIB_64)
     }
 
-    /// Its part in what ib_core counts.
+    /// Returns the registration's share of its client's statistics.
     #[inline]
     pub(crate) fn stats(&self) -> &MrStats {
         &self.stats
     }
 
-    /// Sets the page size. Returns the registration's data for the registry; `chunks` is the number of its pins. Called by the
-    /// thread that registers.
+    /// Sets the page size, and returns the registration's data for the registry. `chunks` is the
+    /// number of pins. Called by the thread that registers.
     pub(crate) fn pinned(
         &self,
         mode: PinMode,
@@ -126,8 +128,8 @@ impl Fixed {
     }
 }
 
-/// Refuses to go on with a search over several allocations for a process that was killed, as
-/// `get_user_pages()` does. The search can have thousands of calls ahead of it.
+/// Returns an error if the process was killed. The search over several allocations can need
+/// thousands of calls, so it stops here, as `get_user_pages()` does.
 pub(crate) fn check_killed() -> Result<(), Reason> {
     if env::is_killed() {
         return Err(Reason::Killed);
@@ -135,9 +137,10 @@ pub(crate) fn check_killed() -> Result<(), Reason> {
     Ok(())
 }
 
-/// Logs a scatter list for which an HCA page can be larger than 2 GiB, if the application uses virtual addresses as `iova`.
+/// Logs a scatter list for which an HCA page can be larger than 2 GiB, if the application uses
+/// virtual addresses as `iova`.
 ///
-/// Behind an IOMMU that translates this module makes none: see [`ranges::IovaLayout`].
+/// Behind a translating IOMMU, this module makes no such list: see [`ranges::IovaLayout`].
 pub(crate) fn note_large_hca_page(span: &Span, table: &SgTable) {
     if span.len() > LONG_RUN && ranges::common_distance(span.start(), table.ranges()) == Some(0) {
         env::large_hca_page(span);

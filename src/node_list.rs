@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! A list of nodes that lie in other structures: it allocates nothing, and a node leaves it in constant time.
+//! A list whose nodes are fields of other structures. The list allocates nothing, and removes a
+//! node in constant time.
 //!
-//! `kernel::list` owns its nodes by a counted reference to each, so that no node ends while it is listed. A node here ends
-//! with the structure that it lies in, which removes it first.
+//! `kernel::list` holds a counted reference to each node, so no node dies while it is listed. A
+//! node of this list dies with its structure, which removes the node first.
 //!
-//! Links and values are accessed through the list, which is borrowed mutably for each change. A list behind a lock
-//! therefore needs no lock in its nodes.
+//! Links and values are accessed through the list, which is borrowed mutably for each change. The
+//! nodes of a list behind a lock therefore need no lock of their own.
 
 use core::{
     cell::UnsafeCell,
@@ -18,9 +19,10 @@ use core::{
 ///
 /// # Invariants
 ///
-/// The node is used with one list, and is not moved. It is in that list if and only if `is_linked` is set. It is not in the
-/// list when it is dropped. The fields are accessed while the list is borrowed mutably; a caller who is alone with the node
-/// also accesses `is_linked` and `value`.
+/// The node is used with one list, and does not move. It is in that list if and only if `is_linked`
+/// is set. It is not in the list when it is dropped. The fields are accessed while the list is
+/// borrowed mutably. A caller with exclusive access to the node may also access `is_linked` and
+/// `value`.
 pub(crate) struct Node<T> {
     links: UnsafeCell<Links<T>>,
     is_linked: UnsafeCell<bool>,
@@ -28,15 +30,17 @@ pub(crate) struct Node<T> {
     _pin: PhantomPinned,
 }
 
-/// The neighbours of a node that is in a list; NULL at the ends.
+/// The neighbours of a node that is in a list. A null pointer stands for the end of the list.
 struct Links<T> {
     prev: *const Node<T>,
     next: *const Node<T>,
 }
 
-// SAFETY: By the type invariant one thread at a time accesses the fields, and the value can be sent.
+// SAFETY: By the type invariant, only one thread at a time accesses the fields. The value is
+// `Send`.
 unsafe impl<T: Send> Send for Node<T> {}
-// SAFETY: By the type invariant one thread at a time accesses the fields, and the value can be sent.
+// SAFETY: By the type invariant, only one thread at a time accesses the fields. The value is
+// `Send`.
 unsafe impl<T: Send> Sync for Node<T> {}
 
 impl<T> Node<T> {
@@ -44,10 +48,11 @@ impl<T> Node<T> {
     ///
     /// # Safety
     ///
-    /// The caller uses the node with one list, which changes places with no other list, does not move the node once it was in
-    /// the list, and removes it before its drop.
+    /// The caller must use the node with one list only, and must not swap that list with another.
+    /// The caller must not move the node after it was in the list, and must remove it before its
+    /// drop.
     pub(crate) const unsafe fn new(value: T) -> Self {
-        // INVARIANT: By the safety requirements.
+        // INVARIANT: The safety requirements ensure the type invariant.
         Node {
             links: UnsafeCell::new(Links {
                 prev: ptr::null(),
@@ -59,24 +64,25 @@ impl<T> Node<T> {
         }
     }
 
-    /// Returns `true` if the node is in its list, which nobody else can change any more.
+    /// Returns `true` if the node is in its list. No other thread can add or remove it any more.
     pub(crate) fn is_linked(&mut self) -> bool {
         *self.is_linked.get_mut()
     }
 }
 
-/// The list.
+/// A doubly linked list.
 ///
 /// # Invariants
 ///
-/// From `first` on, `next` leads over all nodes to `last`, and `prev` leads back. Both are NULL in an empty list. By the
-/// invariant of [`Node`] each of the nodes is alive and stays where it is.
+/// Following `next` from `first` visits all nodes and ends at `last`. Following `prev` visits them
+/// in reverse. Both pointers are null in an empty list. By the invariant of [`Node`], each node is
+/// alive and does not move.
 pub(crate) struct NodeList<T> {
     first: *const Node<T>,
     last: *const Node<T>,
 }
 
-// SAFETY: A list gives access to its nodes, whose values can be sent.
+// SAFETY: A list gives access to its nodes, whose values are `Send`.
 unsafe impl<T: Send> Send for NodeList<T> {}
 
 impl<T> NodeList<T> {
@@ -90,19 +96,19 @@ impl<T> NodeList<T> {
 
     /// Returns the value of `node`, which is used with this list.
     pub(crate) fn value<'a>(&'a mut self, node: &'a Node<T>) -> &'a mut T {
-        // SAFETY: The list is borrowed mutably, and so nobody else accesses the value.
+        // SAFETY: The list is borrowed mutably, so nobody else accesses the value.
         unsafe { &mut *node.value.get() }
     }
 
     /// Returns `true` if `node` is in the list.
     fn has(&self, node: &Node<T>) -> bool {
-        // SAFETY: Only the list changes it, and only while it is borrowed mutably.
+        // SAFETY: `is_linked` changes only while the list is borrowed mutably.
         unsafe { *node.is_linked.get() }
     }
 
-    /// Records whether `node` is in the list.
+    /// Sets `is_linked` of `node`.
     fn mark(&mut self, node: &Node<T>, is_linked: bool) {
-        // SAFETY: The list is borrowed mutably, and so nobody else accesses it.
+        // SAFETY: The list is borrowed mutably, so nobody else accesses `is_linked`.
         unsafe { *node.is_linked.get() = is_linked };
     }
 
@@ -118,16 +124,17 @@ impl<T> NodeList<T> {
     #[inline]
     pub(crate) fn remove(&mut self, node: &Node<T>) {
         if self.has(node) {
-            // SAFETY: The list is borrowed mutably, and so nobody else accesses the links.
+            // SAFETY: The list is borrowed mutably, so nobody else accesses the links.
             let Links { prev, next } = unsafe { &*node.links.get() };
             self.link(*prev, *next);
-            // INVARIANT: Neither way leads over `node` any more.
+            // INVARIANT: Neither direction visits `node` any more.
             self.mark(node, false);
         }
     }
 
-    /// Moves `cursor` forward, from its place or, with `anew`, from the beginning, until the next value is one that `stops`.
-    /// Returns that value. `cursor` goes to the end where there is none.
+    /// Moves `cursor` forward until `stops` returns `true` for the next value, and returns that
+    /// value. Starts at the place of `cursor`, or at the beginning if `anew` is set. If there is no
+    /// such value, `cursor` goes to the end.
     pub(crate) fn seek(
         &mut self,
         cursor: &Node<T>,
@@ -136,51 +143,53 @@ impl<T> NodeList<T> {
     ) -> Option<&T> {
         let mut behind = None;
         if !anew && self.has(cursor) {
-            // SAFETY: The list is borrowed mutably, and so nobody else accesses the links.
+            // SAFETY: The list is borrowed mutably, so nobody else accesses the links.
             behind = Some(unsafe { (*cursor.links.get()).next });
         }
         self.remove(cursor);
         let mut next = behind.unwrap_or(self.first);
-        // SAFETY: A node of the list, which is alive by the type invariant.
+        // SAFETY: `next` is null or a node of the list, which is alive by the type invariant.
         while let Some(node) = unsafe { next.as_ref() } {
             if stops(self.value(node)) {
                 break;
             }
-            // SAFETY: The list is borrowed mutably, and so nobody else accesses the links.
+            // SAFETY: The list is borrowed mutably, so nobody else accesses the links.
             next = unsafe { (*node.links.get()).next };
         }
         // `next` is not `cursor`, which was removed before the search.
         self.insert(cursor, next);
-        // SAFETY: NULL, or a node of the list, which is alive by the type invariant.
+        // SAFETY: `next` is null or a node of the list, which is alive by the type invariant.
         let node = unsafe { next.as_ref() }?;
         Some(self.value(node))
     }
 
-    /// Adds `node`, which is not in the list, before `next`, which is, or at the end if `next` is NULL.
+    /// Adds `node`, which is not in the list, before `next`, which is in the list. Adds it at the
+    /// end if `next` is null.
     fn insert(&mut self, node: &Node<T>, next: *const Node<T>) {
-        // SAFETY: NULL, or a node of the list, which is alive by the type invariant.
+        // SAFETY: `next` is null or a node of the list, which is alive by the type invariant.
         let prev = match unsafe { next.as_ref() } {
-            // SAFETY: The list is borrowed mutably, and so nobody else accesses the links.
+            // SAFETY: The list is borrowed mutably, so nobody else accesses the links.
             Some(next) => unsafe { (*next.links.get()).prev },
             None => self.last,
         };
-        // INVARIANT: Both ways lead over `node` now.
+        // INVARIANT: Both directions visit `node` now.
         self.mark(node, true);
         self.link(prev, node);
         self.link(node, next);
     }
 
-    /// Links `prev` to `next`. Both are in the list, or are being added to it. A null pointer stands for the end of the list.
+    /// Links `prev` to `next`. Both are in the list, or are being added to it. A null pointer
+    /// stands for the end of the list.
     fn link(&mut self, prev: *const Node<T>, next: *const Node<T>) {
-        // SAFETY: NULL, or alive by the type invariant.
+        // SAFETY: `prev` is null, or alive by the type invariant.
         match unsafe { prev.as_ref() } {
-            // SAFETY: The list is borrowed mutably, and so nobody else accesses the links.
+            // SAFETY: The list is borrowed mutably, so nobody else accesses the links.
             Some(prev) => unsafe { (*prev.links.get()).next = next },
             None => self.first = next,
         }
-        // SAFETY: NULL, or alive by the type invariant.
+        // SAFETY: `next` is null, or alive by the type invariant.
         match unsafe { next.as_ref() } {
-            // SAFETY: The list is borrowed mutably, and so nobody else accesses the links.
+            // SAFETY: The list is borrowed mutably, so nobody else accesses the links.
             Some(next) => unsafe { (*next.links.get()).prev = prev },
             None => self.last = prev,
         }

@@ -4,9 +4,9 @@
 //!
 //! C header: `nv-p2p.h` of NVIDIA's driver.
 //!
-//! Knows nothing of ib_core. A [`PersistentPin`] lives until it is dropped. A pin that may lose its memory first is a
-//! page table, a number for the [`Callback`], and `get_pages` and `put_pages`, of which
-//! [`callback_pin`](crate::callback_pin) makes one.
+//! This file knows nothing about ib_core. A [`PersistentPin`] lives until it is dropped. A
+//! revocable pin can lose its memory earlier. [`callback_pin`](crate::callback_pin) builds it from
+//! a page table, a number for the [`Callback`], `get_pages` and `put_pages`.
 
 use core::{
     ptr::{
@@ -56,7 +56,7 @@ use crate::{
     sync, //
 };
 
-// Those that older drivers lack come last.
+// The symbols that older drivers lack come last.
 weak_symbols! {
     nvidia_p2p_get_pages,
     nvidia_p2p_put_pages,
@@ -66,8 +66,8 @@ weak_symbols! {
     nvidia_p2p_put_pages_persistent,
 }
 
-/// Says in the log what nvidia.ko lacks, or that it is not the flavour for this module. Before it has
-/// succeeded nothing else of this file may be used.
+/// Logs an error if nvidia.ko lacks a function, or is not the flavour that this module was built
+/// for. No other function of this file may be called until this check has succeeded.
 pub(crate) fn check() -> Result {
     let Some(missing) = WeakSymbol::first_missing(WEAK_SYMBOLS) else {
         return Ok(());
@@ -91,22 +91,22 @@ pub(crate) fn check() -> Result {
             missing
         ),
     }
-    // kmod then points to the log.
+    // On ENOENT, kmod points the user to the log.
     Err(ENOENT)
 }
 
-/// The versions of `struct nvidia_p2p_page_table` that are known: 1.2 (to 575), 2.x (from 580).
+/// Known versions of `struct nvidia_p2p_page_table`: 1.2 (up to driver 575), 2.x (from 580).
 const TABLE_1: u32 = 0x0001_0002;
 const TABLE_2: u32 = 0x0002_0000;
 /// `NVIDIA_P2P_DMA_MAPPING_VERSION`: 2.3.
 const MAPPING_2: u32 = 0x0002_0003;
 
-/// How often a put that failed for want of memory is tried again, after 1 ms, 2 ms, 4 ms, and so on: a second in all.
-/// More tries would only add warnings: nvidia.ko writes one for each that fails.
+/// Number of retries of a put that failed with -ENOMEM, after 1 ms, 2 ms, 4 ms and so on, a second
+/// in total. More retries would only add warnings: nvidia.ko logs one for each failure.
 const PUT_RETRIES: u32 = 10;
 
-/// Calls `put` until it returns anything but -ENOMEM; gives up after a second. For
-/// `nvidia_p2p_put_pages()` alone, where that says that nothing was done.
+/// Calls `put` until it returns anything but -ENOMEM, for up to a second. Only for
+/// `nvidia_p2p_put_pages()`, where -ENOMEM means that nothing was done.
 pub(crate) fn retry(mut put: impl FnMut() -> c_int) -> c_int {
     for retry in 0..PUT_RETRIES {
         let ret = put();
@@ -118,13 +118,14 @@ pub(crate) fn retry(mut put: impl FnMut() -> c_int) -> c_int {
     put()
 }
 
-/// `NVIDIA_P2P_VERSION_COMPATIBLE()`: the same major number, and at least the minor one.
+/// Returns `true` if the major numbers match and the minor number of `version` is not lower than
+/// that of `known`, like `NVIDIA_P2P_VERSION_COMPATIBLE()`.
 fn compatible(version: u32, known: u32) -> bool {
     version >> 16 == known >> 16 && version & 0xffff >= known & 0xffff
 }
 
-/// Returns the size of pages of an `enum nvidia_p2p_page_size_type`. nvidia.ko itself does not map the pages of 4 KiB that
-/// the interface has.
+/// Returns the page size for an `enum nvidia_p2p_page_size_type`. The interface also has pages of 4
+/// KiB, which nvidia.ko itself does not map.
 fn page_size(size: u32) -> Option<PageSize> {
     match size {
         c::nvidia_p2p_page_size_type_NVIDIA_P2P_PAGE_SIZE_64KB => Some(PageSize::KIB_64),
@@ -133,7 +134,8 @@ fn page_size(size: u32) -> Option<PageSize> {
     }
 }
 
-/// Refused unless `array` has `want` entries, which are never none; NULL has none.
+/// Returns an error unless `array` has `want` entries, which is never 0. A null `array` has no
+/// entries.
 fn check_entries<T>(array: *const T, entries: u32, want: u64) -> Result<(), Reason> {
     let have = if array.is_null() { 0 } else { entries };
     if u64::from(have) == want {
@@ -142,18 +144,18 @@ fn check_entries<T>(array: *const T, entries: u32, want: u64) -> Result<(), Reas
     Err(Reason::Entries { have, want })
 }
 
-/// A page table of nvidia.ko's.
+/// A pointer to a page table of nvidia.ko.
 ///
 /// # Invariants
 ///
-/// The pointer is what a successful `nvidia_p2p_get_pages*()` gave. Whether it still points to a
-/// table is for the user to know.
+/// The pointer comes from a successful `nvidia_p2p_get_pages*()`. The user of this type must know
+/// whether the table is still alive.
 #[derive(Clone, Copy)]
 pub(crate) struct TablePtr(NonNull<c::nvidia_p2p_page_table>);
 
-// SAFETY: The table belongs to nvidia.ko, which takes its pointer from any thread.
+// SAFETY: The table belongs to nvidia.ko, which accepts its pointer from any thread.
 unsafe impl Send for TablePtr {}
-// SAFETY: As above; what is read through it is read in `unsafe` functions alone.
+// SAFETY: See above. Only `unsafe` functions read through the pointer.
 unsafe impl Sync for TablePtr {}
 
 impl TablePtr {
@@ -165,10 +167,11 @@ impl TablePtr {
     ///
     /// # Safety
     ///
-    /// The table must be alive until the borrow ends.
+    /// The table must stay alive until the borrow ends.
     pub(crate) unsafe fn check<'a>(self, span: Span) -> Result<Checked<'a>, Reason> {
         let raw = self.as_raw().cast::<c::peermem_page_table>();
-        // SAFETY: The table is alive, and has these fields in every version. `flags` is not read.
+        // SAFETY: The table is alive, and has these fields in every version. `flags` is not read
+        // here.
         let (version, size, entries, pages) = unsafe {
             (
                 (*raw).version,
@@ -185,11 +188,11 @@ impl TablePtr {
         let want = span.pages(page).ok_or(Reason::TablePageSize(size))?;
         check_entries(pages, entries, want)?;
         let cacheable = has_flags && {
-            // SAFETY: The table is alive, and from version 2.0 on it has `flags`.
+            // SAFETY: The table is alive, and has `flags` from version 2.0 on.
             let flags = unsafe { (*raw).flags };
             flags & c::PEERMEM_PAGE_TABLE_CPU_CACHEABLE != 0
         };
-        // INVARIANT: As the table is alive, so are its pages.
+        // INVARIANT: The pages live as long as the table, which is alive for `'a`.
         Ok(Checked {
             // SAFETY: `pages` points to `entries` pointers that live as long as the table.
             pages: unsafe { slice::from_raw_parts(pages, entries as usize) },
@@ -199,7 +202,7 @@ impl TablePtr {
     }
 }
 
-/// What a page table says, once it is known to make sense.
+/// The contents of a page table that passed the checks.
 ///
 /// # Invariants
 ///
@@ -211,13 +214,14 @@ pub(crate) struct Checked<'a> {
 }
 
 impl Checked<'_> {
-    /// Returns the BAR of the first page: an allocation lies on one GPU. Returns `None` for memory that CPUs cache.
+    /// Returns the BAR of the first page. All pages of an allocation are on one GPU. Returns `None`
+    /// for memory that CPUs cache.
     fn bar(&self) -> Option<Bar> {
         let first = self.page_at(0).filter(|_| !self.cacheable)?;
         pci::bar_of_page(&first)
     }
 
-    /// Where the page with that number is, if there are so many.
+    /// Returns the physical range of page `number`, or `None` if the table has no such page.
     fn page_at(&self, number: usize) -> Option<AddrRange> {
         self.pages.get(number).map(|page| AddrRange {
             // SAFETY: The page is alive by the type invariant.
@@ -235,13 +239,13 @@ impl Checked<'_> {
     }
 }
 
-/// GPU memory that stays pinned until this is dropped, also after it was freed and after its process is gone. It may be mapped
-/// for a device.
+/// GPU memory that stays pinned until this is dropped, even after the memory was freed and its
+/// process is gone. It may be mapped for a device.
 ///
 /// # Invariants
 ///
-/// `table` is alive: a persistent table goes with `nvidia_p2p_put_pages_persistent()` alone, which the drop alone calls.
-/// `mapping` is a mapping of `table`.
+/// `table` is alive: only `nvidia_p2p_put_pages_persistent()` frees a persistent table, and only
+/// the drop calls that function. `mapping` is a mapping of `table`.
 pub(crate) struct PersistentPin {
     table: TablePtr,
     span: Span,
@@ -255,18 +259,19 @@ pub(crate) struct PersistentPin {
 ///
 /// # Invariants
 ///
-/// `raw` is alive: it goes with `nvidia_p2p_dma_unmap_pages()` alone, which [`PersistentPin::unmap`] alone calls.
+/// `raw` is alive: only `nvidia_p2p_dma_unmap_pages()` frees it, and only [`PersistentPin::unmap`]
+/// calls that function.
 struct DmaMapping {
     raw: NonNull<c::nvidia_p2p_dma_mapping>,
     device: PciDevice,
 }
 
-// SAFETY: nvidia.ko takes the pointer from any thread; what it points to does not change.
+// SAFETY: nvidia.ko accepts the pointer from any thread, and the mapping does not change.
 unsafe impl Send for DmaMapping {}
 
 impl DmaMapping {
     fn raw(&self) -> &c::nvidia_p2p_dma_mapping {
-        // SAFETY: Alive by the type invariant, and nobody writes to it.
+        // SAFETY: The mapping is alive by the type invariant, and nobody writes to it.
         unsafe { self.raw.as_ref() }
     }
 
@@ -285,23 +290,25 @@ impl DmaMapping {
 }
 
 impl PersistentPin {
-    /// Pins `span` in the calling process: `nvidia_p2p_get_pages_persistent()`. Takes nvidia.ko's API lock.
+    /// Pins `span` in the calling process: `nvidia_p2p_get_pages_persistent()`. Takes nvidia.ko's
+    /// API lock.
     pub(crate) fn pin(span: Span) -> Result<Self, Reason> {
         let mut table = ptr::null_mut();
         let mut get = || {
-            // SAFETY: `table` is valid for writes; the function checks the range.
+            // SAFETY: `table` is valid for writes. The function checks the range.
             unsafe { c::nvidia_p2p_get_pages_persistent(span.start(), span.len(), &mut table, 0) }
         };
-        // A put of the other mode must not meet a new pin: see `callback_pin`. Without `Callbacks` there is no such put.
+        // A put of the revocable mode must not race with a new pin: see `callback_pin`. Without
+        // `Callbacks` there is no such put.
         let ret = match CALLBACKS.load(Acquire) {
             true => sync::put_rwsem_read(get),
             false => get(),
         };
-        // nvidia.ko leaves garbage in `table` when it fails.
+        // On failure, nvidia.ko leaves garbage in `table`.
         if ret != 0 {
             return Err(Reason::Pin(ret));
         }
-        // INVARIANT: The pin is new, and nobody has put or mapped it.
+        // INVARIANT: The pin is new, and has been neither put nor mapped.
         let mut pin = PersistentPin {
             table: NonNull::new(table).map(TablePtr).ok_or(Reason::Pin(0))?,
             span,
@@ -314,33 +321,33 @@ impl PersistentPin {
         Ok(pin)
     }
 
-    /// The size of its pages.
+    /// Returns the size of the pages.
     pub(crate) fn page_size(&self) -> PageSize {
         self.page
     }
 
-    /// On which GPU it is, as far as its first address shows it.
+    /// Returns the GPU of the first page, or no GPU if the BAR of that page is not known.
     pub(crate) fn gpus(&self) -> Gpus {
         self.bar.map_or(Gpus::default(), |bar| bar.gpu)
     }
 
-    /// The range of virtual addresses.
+    /// Returns the range of virtual addresses.
     pub(crate) fn span(&self) -> Span {
         self.span
     }
 
-    /// What the page table says.
+    /// Checks the page table and returns its contents.
     fn checked(&self) -> Result<Checked<'_>, Reason> {
-        // SAFETY: The table is alive by the type invariant, for as long as `self` is borrowed.
+        // SAFETY: The table is alive by the type invariant while `self` is borrowed.
         unsafe { self.table.check(self.span) }
     }
 
-    /// Where the page with that number is, if there are so many.
+    /// Returns the physical range of page `number`, or `None` if there is no such page.
     pub(crate) fn page(&self, number: usize) -> Option<AddrRange> {
         self.checked().ok()?.page_at(number)
     }
 
-    /// Reads where the pages are. Refused where CPUs cache them.
+    /// Passes the physical addresses of the pages to `reader`. Fails for memory that CPUs cache.
     pub(crate) fn read(&self, reader: &mut Reader<'_, '_>) -> Result<(), Reason> {
         let checked = self.checked()?;
         if checked.cacheable {
@@ -350,20 +357,21 @@ impl PersistentPin {
         reader.batches(|reader, from| Ok(checked.read(from, reader)))
     }
 
-    /// Maps every page for `device`, once: `nvidia_p2p_dma_map_pages()`. Takes nvidia.ko's API lock.
+    /// Maps every page for `device`: `nvidia_p2p_dma_map_pages()`. Fails if the pin is already
+    /// mapped. Takes nvidia.ko's API lock.
     pub(crate) fn map(&mut self, device: &PciDevice) -> Result<(), Reason> {
         if self.mapping.is_some() {
             return Err(Reason::MappedTwice);
         }
         let mut raw = ptr::null_mut();
-        // SAFETY: The device is alive, the table too by the type invariant, and `raw` is valid for
-        // writes.
+        // SAFETY: The device is alive, the table is alive by the type invariant, and `raw` is valid
+        // for writes.
         let ret =
             unsafe { c::nvidia_p2p_dma_map_pages(device.as_raw(), self.table.as_raw(), &mut raw) };
         if ret != 0 {
             return Err(Reason::Map(ret));
         }
-        // INVARIANT: Mapped above.
+        // INVARIANT: The call above made the mapping.
         let mapping = self.mapping.insert(DmaMapping {
             raw: NonNull::new(raw).ok_or(Reason::Map(0))?,
             device: device.clone(),
@@ -373,23 +381,25 @@ impl PersistentPin {
             .inspect_err(|_| self.unmap())
     }
 
-    /// The DMA address of each page, in the order of virtual addresses; none while it is not mapped.
+    /// Returns the DMA address of each page, in the order of virtual addresses. Empty while the pin
+    /// is not mapped.
     pub(crate) fn addresses(&self) -> &[u64] {
         self.mapping.as_ref().map_or(&[], |mapping| {
             let raw = mapping.raw();
-            // SAFETY: `dma_addresses` points to `entries` addresses that live as long as the mapping, and is not NULL:
-            // `map` keeps no mapping that it has not checked.
+            // SAFETY: `dma_addresses` points to `entries` addresses that live as long as the
+            // mapping. It is not null, because `map` keeps only a mapping that passed the check.
             unsafe { slice::from_raw_parts(raw.dma_addresses, raw.entries as usize) }
         })
     }
 
-    /// Undoes [`PersistentPin::map`], if that is still to do: `nvidia_p2p_dma_unmap_pages()`. Takes a lock of the page table,
-    /// not the API lock.
+    /// Undoes [`PersistentPin::map`], if the pin is mapped: `nvidia_p2p_dma_unmap_pages()`. Takes a
+    /// lock of the page table, but not the API lock.
     pub(crate) fn unmap(&mut self) {
         let Some(DmaMapping { raw, device }) = self.mapping.take() else {
             return;
         };
-        // SAFETY: By the type invariants the device, the table and the mapping are alive, and the three belong together.
+        // SAFETY: By the type invariants, the device, the table and the mapping are alive and
+        // belong together.
         let ret = unsafe {
             c::nvidia_p2p_dma_unmap_pages(device.as_raw(), self.table.as_raw(), raw.as_ptr())
         };
@@ -400,13 +410,13 @@ impl PersistentPin {
 }
 
 impl Drop for PersistentPin {
-    /// Unmaps, then calls `nvidia_p2p_put_pages_persistent()`, once. Takes nvidia.ko's API lock.
+    /// Unmaps, then calls `nvidia_p2p_put_pages_persistent()` once. Takes nvidia.ko's API lock.
     ///
-    /// Whatever that answers, nvidia.ko has given back what the pin has of the GPU's usage count: a further try after an error
-    /// would take it from somebody else, and at last stop the GPU.
+    /// nvidia.ko drops the pin's share of the GPU's usage count even if the call fails. A retry
+    /// would drop a share of another user, and could finally stop the GPU.
     fn drop(&mut self) {
         self.unmap();
-        // SAFETY: The table is alive by the type invariant, and put nowhere else.
+        // SAFETY: The table is alive by the type invariant, and nothing else puts it.
         let ret = unsafe {
             c::nvidia_p2p_put_pages_persistent(self.span.start(), self.table.as_raw(), 0)
         };
@@ -416,18 +426,18 @@ impl Drop for PersistentPin {
     }
 }
 
-/// Callbacks can be made for as long as this exists; its drop waits until none is running.
+/// nvidia.ko may call back while this exists. The drop waits until no callback is running.
 ///
-/// To be dropped when no pin is left. A callback gives up its hold on the module before it has
-/// returned; but nvidia.ko makes it with the API lock held, and the put of a table that was never
-/// given out takes that lock, does nothing, and returns 0.
+/// Must be dropped after the last pin. A callback drops its reference to the module before it
+/// returns. nvidia.ko holds the API lock during a callback. The drop therefore puts a table that
+/// was never given out: that call takes the lock, does nothing, and returns 0.
 pub(crate) struct Callbacks(());
 
-/// Whether [`Callbacks`] exists.
+/// `true` while [`Callbacks`] exists.
 static CALLBACKS: Atomic<bool> = Atomic::new(false);
 
 impl Callbacks {
-    /// To be made before the first pin that can be called back.
+    /// Allows callbacks. Must be called before the first revocable pin is made.
     pub(crate) fn new() -> Self {
         CALLBACKS.store(true, Release);
         Callbacks(())
@@ -447,16 +457,17 @@ impl Drop for Callbacks {
     }
 }
 
-/// What the callback of nvidia.ko calls.
+/// Receiver of nvidia.ko's callback.
 pub(crate) trait Callback {
-    /// It frees the memory of the pin with that number. Called at most once for each, in process context, with the
-    /// API lock held. The page table dies with the return.
+    /// Called when nvidia.ko frees the memory of pin `number`, at most once for each pin, in
+    /// process context, with the API lock held. The page table dies when this returns.
     fn free_callback(number: usize);
 }
 
-/// `nvidia_p2p_get_pages()`: pins `span` in the calling process. Takes nvidia.ko's API lock. From then on
-/// [`Callback::free_callback`] may be called with `number`, once, and even before the return. `None`: pinned, but
-/// without a table. Refused without [`Callbacks`].
+/// Pins `span` in the calling process: `nvidia_p2p_get_pages()`. Takes nvidia.ko's API lock.
+/// nvidia.ko may then call [`Callback::free_callback`] with `number` once, even before this
+/// returns. `None` means that the memory is pinned, but there is no table. Fails without
+/// [`Callbacks`].
 pub(crate) fn get_pages<C: Callback>(
     span: &Span,
     number: usize,
@@ -465,9 +476,9 @@ pub(crate) fn get_pages<C: Callback>(
         return Err(Reason::Unloading);
     }
     let mut table = ptr::null_mut();
-    // SAFETY: `table` is valid for writes, and the function checks the range. The callback takes
-    // any number for its data. It is not unloaded before it has returned: there is `Callbacks`, whose drop waits for
-    // it, and which is dropped when no pin is left.
+    // SAFETY: `table` is valid for writes, and the function checks the range. The callback accepts
+    // any number as its data. The callback's code stays loaded until the callback has returned:
+    // `Callbacks` exists until no pin is left, and its drop waits for the callback.
     let ret = unsafe {
         c::nvidia_p2p_get_pages(
             0,
@@ -481,24 +492,25 @@ pub(crate) fn get_pages<C: Callback>(
     };
     match ret {
         0 => Ok(NonNull::new(table).map(TablePtr)),
-        // nvidia.ko leaves garbage in `table`.
+        // On failure, nvidia.ko leaves garbage in `table`.
         ret => Err(Reason::Pin(ret)),
     }
 }
 
-/// `nvidia_p2p_put_pages()`: unpins, if `table` is that of a pin of the calling process. Takes nvidia.ko's
-/// API lock.
+/// Unpins if `table` belongs to a pin of the calling process: `nvidia_p2p_put_pages()`. Takes
+/// nvidia.ko's API lock.
 pub(crate) fn put_pages(span: &Span, table: TablePtr) -> c_int {
-    // SAFETY: The function does not dereference the table; it looks for the pointer among the
-    // pins of this process.
+    // SAFETY: The function does not dereference the table. It looks for the pointer among the pins
+    // of this process.
     unsafe { c::nvidia_p2p_put_pages(0, 0, span.start(), table.as_raw()) }
 }
 
-/// nvidia.ko frees what the pin `data` stands for.
+/// Tells `C` that nvidia.ko frees the memory of the pin with the number `data`.
 ///
 /// # Safety
 ///
-/// For nvidia.ko alone: called at most once for each pin, in process context, with the API lock held.
+/// Only nvidia.ko calls this, at most once for each pin, in process context, with the API lock
+/// held.
 unsafe extern "C" fn free_callback<C: Callback>(data: *mut c_void) {
     C::free_callback(data.addr());
 }

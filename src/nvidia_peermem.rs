@@ -3,25 +3,27 @@
 //! `nvidia-peermem`: GPU memory for RDMA devices.
 //!
 //! ib_core asks its peer-memory clients about each address that `get_user_pages()` refuses. This
-//! module has nvidia.ko pin the GPU memory there behind the GPU's BAR1, maps it for the HCA, and
-//! answers with a scatter list of DMA addresses.
+//! module makes nvidia.ko pin the GPU memory behind the GPU's BAR1, maps it for the HCA, and
+//! returns a scatter list of DMA addresses.
 //!
-//! Where to find what, from the top down; no file uses one further up:
-//! - [`clients`]: makes of each mode a client of ib_core's.
-//! - [`persistent`] and [`revocable`]: the life of one registration, in its two modes, and [`mr`] what they share.
-//! - [`chunks`]: the pins of a range that lies over several allocations. [`quota`]: what each user has pinned,
-//!   and the limit on it. [`callback_pin`], [`revocable_pin`]: the pins of the revocable mode, between their
-//!   release and the provider's callback. [`persistent_mapping`]: who maps those of the other mode.
-//! - [`env`](mod@env): what these have of the kernel; tests put something else in its place.
-//! - [`files`], [`debugfs`]: what others can read.
+//! The files, from the top layer down. No file uses a file above it:
+//! - [`clients`]: the two peer-memory clients of ib_core, one for each pin mode.
+//! - [`persistent`] and [`revocable`]: the life of one registration, in its two modes. [`mr`]: the
+//!   part that both share.
+//! - [`chunks`]: the pins of a range that spans several allocations. [`quota`]: the memory that
+//!   each user has pinned, and its limit. [`callback_pin`], [`revocable_pin`]: the pins of the
+//!   revocable mode, which may outlive their registration until nvidia.ko's callback.
+//!   [`persistent_mapping`]: the DMA mappings of the persistent mode.
+//! - [`env`](mod@env): the kernel services that these files use. Tests replace this file.
+//! - [`files`], [`debugfs`]: the files that users can read.
 //! - [`ib`], [`nv`]: abstractions over ib_core and nvidia.ko.
-//! - [`log`], [`entries`], [`node_list`], [`trace`]: what is logged, which registrations there are and the list
-//!   that they are in, what is traced.
-//! - [`pci`], [`sg`], [`module`], [`params`], [`task`], [`memory_peers`], [`sync`], [`collections`]: abstractions
-//!   over the rest of the kernel.
-//! - [`registry`], [`history`], [`reason`], [`peer_stats`], [`device`], [`ranges`], [`ofed`]: what is shown of a
-//!   registration, why one was refused, what is counted of each client, addresses, versions. They use `core` alone, or
-//!   nearly.
+//! - [`log`], [`entries`], [`node_list`], [`trace`]: log messages, the list of live registrations,
+//!   tracepoints.
+//! - [`pci`], [`sg`], [`module`], [`params`], [`task`], [`memory_peers`], [`sync`],
+//!   [`collections`]: abstractions over the rest of the kernel.
+//! - [`registry`], [`history`], [`reason`], [`peer_stats`], [`device`], [`ranges`], [`ofed`]: the
+//!   data shown of a registration, the reasons for refusals, the statistics of each client,
+//!   addresses, versions. These files use `core` and little else.
 
 use kernel::prelude::*;
 
@@ -86,9 +88,9 @@ module! {
 
 /// The loaded module.
 ///
-/// The order of the fields is the order in which they are dropped: first no new range is taken, then
-/// nobody is shown the clients any more, then they go, each of which waits for its last region, then the
-/// last callback is waited for. What there is to read can be read to the end.
+/// The fields are dropped in their order. First, the module refuses new ranges. Second, it removes
+/// the clients from sysfs. Third, it unregisters the clients, and each client waits for its last
+/// region. Fourth, it waits for the last callback. The files stay readable until the end.
 pub(crate) struct PeerMem {
     _ready: Ready,
     _memory_peers: MemoryPeers,
@@ -101,7 +103,7 @@ pub(crate) struct PeerMem {
 
 impl kernel::Module for PeerMem {
     fn init(_module: &'static ThisModule) -> Result<Self> {
-        // Nothing of theirs may be called before.
+        // No function of ib_core or nvidia.ko may be called before these checks.
         ib::check()?;
         nv::check()?;
         let invalidation = match params::peerdirect_support() {
@@ -113,13 +115,15 @@ impl kernel::Module for PeerMem {
             pr_err!("parameter max_chunks cannot be 0: 1 or more\n");
             return Err(EINVAL);
         }
-        // The module before NVIDIA's: with it one name has two clients.
+        // nv_peer_mem is the predecessor of NVIDIA's nvidia-peermem. If it is loaded, two clients
+        // have the same name.
         let has_nv_peer_mem = LoadedModule::find(c"nv_peer_mem").is_some();
-        // Consumers look for this name.
+        // Applications look for this name.
         let first = c"nv_mem";
         let memory_peers = MemoryPeers::probe(first)?;
-        // With both modes the revocable client goes first: ib_core asks in this order, and skips
-        // it for HCAs that cannot lose a registration.
+        // If both modes are on, the revocable client registers first. ib_core asks clients in the
+        // order of registration, and skips a revocable client for HCAs that cannot lose a
+        // registration.
         let (callbacks, revocable, name) = match params::persistent_api_support() {
             1 => (None, None, first),
             0 => {
@@ -140,14 +144,15 @@ impl kernel::Module for PeerMem {
             None => memory_peers.show(&[last]),
         };
         Ok(PeerMem {
-            // Nothing fails any more: a file that somebody has open would outlive the module.
+            // Nothing below can fail. An open file would otherwise outlive a module that failed to
+            // load.
             _files: Files::new(),
             _bars: Bars::new(),
             _callbacks: callbacks,
             _revocable: revocable,
             _persistent: persistent,
             _memory_peers: memory_peers,
-            // Last: from here on ranges are taken.
+            // This comes last: from here on, the clients accept ranges.
             _ready: Ready::new(),
         })
     }

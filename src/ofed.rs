@@ -2,18 +2,20 @@
 
 //! Versions of MLNX_OFED and DOCA-OFED.
 //!
-//! Uses `core` alone: see `ranges`.
+//! Uses only `core`: see `ranges`.
 
-/// Major and minor number: 24 and 10 of "24.10-3.2.5".
+/// Major and minor number, such as 24 and 10 of "24.10-3.2.5".
 type Version = (u32, u32);
 
-/// First OFED whose `ib_umem_stop_invalidation_notifier()` may come before the notifier is activated. Older ones then lock twice.
+/// First OFED in which `ib_umem_stop_invalidation_notifier()` may be called before the notifier is
+/// activated. Older ones deadlock.
 const STOPS_EARLY: Version = (25, 4);
 
-/// The DOCA with the same OFED. DOCA counts by itself.
+/// The DOCA that contains this OFED. DOCA has its own version numbers.
 const STOPS_EARLY_IN_DOCA: Version = (3, 0);
 
-/// Returns the first number in `text`, and what follows it. `None` without a number, or if it has more than 32 bits.
+/// Returns the first number in `text`, and the text after it. Returns `None` if there is no number,
+/// or if it exceeds 32 bits.
 fn number(text: &[u8]) -> Option<(u32, &[u8])> {
     let start = text.iter().position(u8::is_ascii_digit)?;
     let text = text.get(start..)?;
@@ -27,7 +29,7 @@ fn number(text: &[u8]) -> Option<(u32, &[u8])> {
     Some((value, rest))
 }
 
-/// Returns the first version in `text`; the minor number is 0 if there is none.
+/// Returns the first version in `text`. The minor number is 0 if there is none.
 fn version(text: &[u8]) -> Option<Version> {
     let (major, rest) = number(text)?;
     let minor = match rest {
@@ -37,11 +39,12 @@ fn version(text: &[u8]) -> Option<Version> {
     Some((major, minor))
 }
 
-/// Returns `true` if a registration in revocable mode may fail at any time in the ib_core of the OFED that `text` names, and
-/// `None` if `text` has no version.
+/// Returns `true` if a revocable registration may safely fail at any time with the OFED that `text`
+/// names. Returns `None` if `text` has no version.
 ///
-/// `text` is what a module of OFED's has for its version. Where it names DOCA, the number can be DOCA's own. So can a 3.x: that
-/// of OFED ended in 2016, before all that this module is built with.
+/// `text` is the version of one of OFED's modules. If it names DOCA, the number can be that of
+/// DOCA. A 3.x is always taken for DOCA's: OFED's own 3.x ended in 2016, and this module cannot be
+/// built with it.
 pub(crate) fn stops_early(text: &[u8]) -> Option<bool> {
     let version = version(text)?;
     let names_doca = text

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * The module's parameters and its version. In C, since parameters of Rust's
- * module! are not in sysfs, where users look for these, and it has no key for a
- * version.
+ * The module's parameters and its version. They are in C because parameters of
+ * Rust's module! are not in sysfs, where users look for these, and because
+ * module! has no key for a version.
  */
 
 #include <linux/module.h>
@@ -12,7 +12,7 @@
 #include "compat.h"
 #include "helpers.h"
 
-/* docs/registration.md says what it costs. */
+/* docs/registration.md gives the cost. */
 #define PEERMEM_MAX_CHUNKS	1024
 
 struct peermem_params peermem_params = {
@@ -24,7 +24,7 @@ struct peermem_params peermem_params = {
 	module_param_named(_name, peermem_params._name, _type, 0444);	\
 	MODULE_PARM_DESC(_name, _text)
 
-/* Names, types, values and modes of the first two are those of NVIDIA's module. */
+/* The first two have the names, types, values and modes of NVIDIA's module. */
 PARAM(peerdirect_support, int,
 	"How invalidations reach ib_core: 0 [default], or 1 for MLNX_OFED 4.9 LTS");
 PARAM(persistent_api_support, int,
@@ -37,12 +37,12 @@ PARAM(max_chunks, uint,
 PARAM(provider_maps, bool,
 	"Who maps persistent pins: 0 [default] this module wherever it can, 1 nvidia.ko, as for NVIDIA's module");
 
-/* Every consumer looks at it. */
+/* Many applications read the version. */
 MODULE_VERSION(PEERMEM_VERSION);
 const char peermem_version[] = PEERMEM_VERSION;
-/* peermemctl tells from it which nvidia.ko the module can be loaded beside. */
+/* peermemctl uses this to find out which nvidia.ko the module fits. */
 #ifdef PEERMEM_NO_GPL_ONLY
 MODULE_INFO(driver_flavour, "proprietary");
 #endif
-/* ib_core keeps 16 bytes of it, of which the last is a flag. */
+/* ib_core keeps 16 bytes of the version, the last of which is a flag. */
 static_assert(sizeof(peermem_version) <= 15);

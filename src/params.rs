@@ -11,39 +11,41 @@ use kernel::{
 
 use crate::c;
 
-/// How revocations reach ib_core.
+/// Returns the parameter `peerdirect_support`: how revocations reach ib_core.
 pub(crate) fn peerdirect_support() -> c_int {
-    // SAFETY: Set before the module's init, and read-only from then on, as all of them.
+    // SAFETY: All parameters are set before the module's init function runs, and are read-only
+    // afterwards.
     unsafe { c::peermem_params.peerdirect_support }
 }
 
-/// Which clients there are.
+/// Returns the parameter `persistent_api_support`: which clients the module registers.
 pub(crate) fn persistent_api_support() -> c_int {
-    // SAFETY: As above.
+    // SAFETY: See above.
     unsafe { c::peermem_params.persistent_api_support }
 }
 
-/// How many bytes of GPU memory one user may have pinned, if that is limited.
+/// Returns the number of bytes of GPU memory that one user may have pinned, or `None` if there is
+/// no limit.
 pub(crate) fn user_limit() -> Option<u64> {
-    // SAFETY: As above.
+    // SAFETY: See above.
     let mib = u64::from(unsafe { c::peermem_params.user_limit_mib });
     (mib > 0).then_some(mib << 20)
 }
 
-/// Of how many pins a registration may consist.
+/// Returns the maximum number of pins in a registration.
 pub(crate) fn max_chunks() -> u32 {
-    // SAFETY: As above.
+    // SAFETY: See above.
     unsafe { c::peermem_params.max_chunks }
 }
 
-/// Whether the provider maps all that has a persistent pin.
+/// Returns `true` if nvidia.ko maps all persistent pins.
 pub(crate) fn provider_maps() -> bool {
-    // SAFETY: As above.
+    // SAFETY: See above.
     unsafe { c::peermem_params.provider_maps }
 }
 
-/// The module's version, as in `/sys/module`.
+/// Returns the module's version, as in `/sys/module`.
 pub(crate) fn version() -> &'static CStr {
-    // SAFETY: A string of the module's, which nobody writes to.
+    // SAFETY: The symbol is a NUL-terminated string of this module, and nobody writes to it.
     unsafe { CStr::from_char_ptr((&raw const c::peermem_version).cast()) }
 }

@@ -42,88 +42,91 @@ use crate::{
 /// Owns one reference to the device.
 pub(crate) struct PciDevice(NonNull<bindings::pci_dev>);
 
-// SAFETY: The count of a device is atomic, and may be given back on any thread.
+// SAFETY: The reference count of a device is atomic. Any thread may drop a reference.
 unsafe impl Send for PciDevice {}
-// SAFETY: A shared `PciDevice` gives its pointer and constant properties of the device.
+// SAFETY: A shared `PciDevice` gives access only to its pointer and to constant properties of the
+// device.
 unsafe impl Sync for PciDevice {}
 
 impl PciDevice {
-    /// Calls `f` with the PCI device that `dev` is, or with `None` if it is NULL or on another bus. Takes no reference.
+    /// Calls `f` with `dev` as a PCI device, or with `None` if `dev` is null or on another bus.
+    /// Takes no reference.
     ///
     /// # Safety
     ///
-    /// `dev` is NULL, or points to a device that is alive during the call.
+    /// `dev` must be null, or point to a device that is alive during the call.
     pub(crate) unsafe fn with_device<R>(
         dev: *mut bindings::device,
         f: impl FnOnce(Option<&PciDevice>) -> R,
     ) -> R {
-        // SAFETY: As promised by the caller.
+        // SAFETY: The caller promises that `dev` is null or points to a live device.
         let device = NonNull::new(unsafe { c::peermem_pci_dev(dev) });
-        // INVARIANT: The reference is the caller's, and is not given back here.
+        // INVARIANT: The reference belongs to the caller, and is not dropped here.
         f(device
             .map(|device| ManuallyDrop::new(PciDevice(device)))
             .as_deref())
     }
 
-    /// The device of the machine that comes after `from`.
+    /// Returns the PCI device after `from` in the machine.
     fn next(from: Option<PciDevice>) -> Option<PciDevice> {
         let from = from.map_or(ptr::null_mut(), |from| {
-            // The function gives the reference back.
+            // `pci_get_device()` drops this reference.
             ManuallyDrop::new(from).as_raw()
         });
-        // CAST: All bits set, as in C.
+        // CAST: All bits are set, as in C.
         let any = bindings::PCI_ANY_ID as c_uint;
-        // SAFETY: NULL, or a device with a reference, as the function wants it.
-        // INVARIANT: The reference that the function took.
+        // SAFETY: `from` is null, or a device with a reference that the function may drop.
+        // INVARIANT: The function took a reference to the device that it returned.
         NonNull::new(unsafe { c::pci_get_device(any, any, from) }).map(PciDevice)
     }
 
-    /// For C functions that want one; valid for as long as `self` is.
+    /// Returns the pointer for C functions. It is valid as long as `self`.
     pub(crate) fn as_raw(&self) -> *mut bindings::pci_dev {
         self.0.as_ptr()
     }
 
-    /// The longest segment that it takes, in bytes.
+    /// Returns the maximum length of a segment for this device, in bytes.
     pub(crate) fn max_segment(&self) -> u32 {
         // SAFETY: The device is alive by the type invariant.
         unsafe { c::peermem_max_segment(self.as_raw()) }
     }
 
-    /// Where it is.
+    /// Returns the PCI address.
     pub(crate) fn address(&self) -> PciAddress {
         // SAFETY: The device is alive by the type invariant.
         PciAddress(unsafe { c::peermem_pci_address(self.as_raw()) })
     }
 
-    /// Nothing translates what it says: a mapping gives it nothing that it could not reach before.
+    /// Returns `true` if nothing translates the device's DMA addresses. A mapping then gives it no
+    /// access that it did not have before.
     pub(crate) fn is_direct(&self) -> bool {
         // SAFETY: The device is alive by the type invariant.
         unsafe { c::peermem_is_direct(self.as_raw()) }
     }
 
-    /// Returns `true` if an IOMMU is known to translate what it says.
+    /// Returns `true` if an IOMMU is known to translate the device's DMA addresses.
     pub(crate) fn is_translated(&self) -> bool {
         // SAFETY: The device is alive by the type invariant.
         unsafe { c::peermem_is_translated(self.as_raw()) }
     }
 
-    /// Returns `true` if the kernel maps no more for this device than it is asked for, when `bits` has each bit that is set in
-    /// an address or a length.
+    /// Returns `true` if the kernel maps exactly the requested bytes for this device. `bits` is the
+    /// bitwise OR of all addresses and lengths.
     pub(crate) fn maps_exactly(&self, bits: u64) -> bool {
         // SAFETY: The device is alive by the type invariant.
         unsafe { c::peermem_maps_exactly(self.as_raw(), bits) }
     }
 
-    /// It has not been removed.
+    /// Returns `true` unless the device has been removed.
     fn is_there(&self) -> bool {
         // SAFETY: The device is alive by the type invariant.
         unsafe { c::peermem_pci_is_there(self.as_raw()) }
     }
 
-    /// Its memory BAR that has `addr` in it. One that was removed has given up its BARs.
+    /// Returns the device's memory BAR that contains `addr`. A removed device has no BARs.
     fn bar(&self, addr: u64) -> Option<AddrRange> {
         let mut bar = AddrRange::default();
-        // SAFETY: The device is alive by the type invariant, and both are valid for writes.
+        // SAFETY: The device is alive by the type invariant, and both fields are valid for writes.
         unsafe { c::peermem_pci_bar(self.as_raw(), addr, &mut bar.addr, &mut bar.len) }
             .then_some(bar)
     }
@@ -132,7 +135,7 @@ impl PciDevice {
 impl Clone for PciDevice {
     fn clone(&self) -> Self {
         // SAFETY: The device is alive by the type invariant.
-        // INVARIANT: The reference taken here.
+        // INVARIANT: The new value owns the reference that is taken here.
         unsafe { bindings::pci_dev_get(self.as_raw()) };
         PciDevice(self.0)
     }
@@ -140,12 +143,12 @@ impl Clone for PciDevice {
 
 impl Drop for PciDevice {
     fn drop(&mut self) {
-        // SAFETY: Gives back the reference of the type invariant.
+        // SAFETY: This drops the reference of the type invariant.
         unsafe { bindings::pci_dev_put(self.as_raw()) };
     }
 }
 
-/// A device in whose BARs addresses were found.
+/// A device that has a BAR in which an address was found.
 struct Known {
     device: PciDevice,
     /// nvidia.ko's answers for other devices: see [`remember`].
@@ -164,17 +167,18 @@ impl Known {
 #[derive(Clone, Copy)]
 pub(crate) struct Bar {
     pub(crate) range: AddrRange,
-    /// The GPU that has it; none if all numbers are taken.
+    /// The GPU of the BAR, or none if no number was free.
     pub(crate) gpu: Gpus,
 }
 
-/// The devices in whose BARs addresses were found: the search for the next one begins with these, and walks over all
-/// devices of the machine only if it is in none of them. Their references keep no device in the machine.
+/// The devices in whose BARs addresses were found. A search begins with these devices, and scans
+/// all devices of the machine only if none of them has the address. The references do not prevent
+/// the removal of a device.
 ///
 /// The index in both arrays is the GPU's number. A GPU without a number is not remembered.
 struct BarCache {
     devices: [Option<Known>; Gpus::MOST as usize],
-    /// Where the GPU with that number is, or was: a GPU that comes back gets its number again.
+    /// PCI address of each GPU, even after its removal. A GPU that comes back gets its old number.
     gpus: [Option<PciAddress>; Gpus::MOST as usize],
 }
 
@@ -187,7 +191,7 @@ static BAR_CACHE: StaticMutex<BarCache> = StaticMutex::new(
 );
 
 impl BarCache {
-    /// The remembered BAR that has `addr` in it.
+    /// Returns the remembered BAR that contains `addr`.
     fn find(&self, addr: u64) -> Option<Bar> {
         (0..).zip(&self.devices).find_map(|(number, known)| {
             Some(Bar {
@@ -197,8 +201,8 @@ impl BarCache {
         })
     }
 
-    /// Keeps `device` in the place of its number, and returns the number. Returns none, and keeps nothing, if every number
-    /// is taken.
+    /// Remembers `device`, and returns its number. If no number is free, remembers nothing and
+    /// returns no GPU.
     fn keep(&mut self, device: PciDevice) -> Gpus {
         let at = device.address();
         let mut places = (0..).zip(self.gpus.iter_mut().zip(&mut self.devices));
@@ -215,14 +219,14 @@ impl BarCache {
         Gpus::one(number)
     }
 
-    /// Drops the references to GPUs that were removed, and what was remembered of them.
+    /// Drops the references to removed GPUs, and the answers for them.
     fn forget_removed(&mut self) {
         for place in &mut self.devices {
             place.take_if(|known| !known.device.is_there());
         }
     }
 
-    /// The device with that number that is in the machine.
+    /// Returns the device of `gpu`, if it is still in the machine.
     fn gpu(&mut self, gpu: Gpus) -> Option<&mut Known> {
         let number = gpu.numbers().next()?;
         let known = self.devices.get_mut(number as usize)?.as_mut()?;
@@ -230,7 +234,7 @@ impl BarCache {
     }
 }
 
-/// The memory BAR that has `addr` in it, of any PCI device. May sleep.
+/// Returns the memory BAR of any PCI device that contains `addr`. May sleep.
 fn bar_of(addr: u64) -> Option<Bar> {
     BAR_CACHE.with(|cache| {
         if let Some(found) = cache.find(addr) {
@@ -248,22 +252,23 @@ fn bar_of(addr: u64) -> Option<Bar> {
     })
 }
 
-/// Returns nvidia.ko's last answer for `gpu` and `device`, unless one of them was removed since. Takes no lock of
-/// nvidia.ko's. May sleep.
+/// Returns nvidia.ko's last answer for `gpu` and `device`, unless one of them was removed since.
+/// Takes no lock of nvidia.ko. May sleep.
 pub(crate) fn recall(gpu: Gpus, device: &PciDevice) -> Option<Reach> {
     BAR_CACHE.with(|cache| cache.gpu(gpu)?.answer(device))
 }
 
-/// Remembers nvidia.ko's answer for `gpu` and `device`, if there is memory for it, and forgets those for devices that were
-/// removed. May sleep.
+/// Remembers nvidia.ko's answer for `gpu` and `device`, if there is memory for it. Forgets the
+/// answers for removed devices. May sleep.
 pub(crate) fn remember(gpu: Gpus, device: &PciDevice, answer: Reach) {
     let len = BAR_CACHE.with(|cache| cache.gpu(gpu).map_or(0, |known| known.answers.len()));
-    // Without the lock: `dma_map` takes it with ib_core's `mapping_lock` held, for which a callback waits.
+    // The lock is not held for this allocation. `dma_map` takes that lock under ib_core's
+    // `mapping_lock`, and a callback waits for `mapping_lock`.
     let Ok(answers) = KVVec::with_capacity(len + 1, GFP_KERNEL) else {
         return;
     };
     BAR_CACHE.with(|cache| {
-        // Others may have been remembered since. Then the next registration asks again.
+        // Other answers may have been added since. In that case the next registration asks again.
         let fits = |known: &&mut Known| known.answers.len() < answers.capacity();
         let Some(known) = cache.gpu(gpu).filter(fits) else {
             return;
@@ -278,18 +283,18 @@ pub(crate) fn remember(gpu: Gpus, device: &PciDevice, answer: Reach) {
     });
 }
 
-/// Whether `page` is the last of its BAR, or in none. May sleep.
+/// Returns `true` if `page` is the last page of its BAR, or in no BAR. May sleep.
 pub(crate) fn ends_bar(page: &AddrRange) -> bool {
     let next = page.addr.wrapping_add(page.len);
     bar_of(page.addr).is_none_or(|bar| !bar.range.contains(&AddrRange { addr: next, len: 1 }))
 }
 
-/// Where the GPU with that number is.
+/// Returns the PCI address of the GPU with this number.
 pub(crate) fn gpu_address(number: u32) -> Option<PciAddress> {
     BAR_CACHE.with(|cache| *cache.gpus.get(number as usize)?)
 }
 
-/// Devices are remembered until this is dropped. To be dropped when no pin is left.
+/// Devices are remembered until this is dropped. Must be dropped after the last pin.
 pub(crate) struct Bars(());
 
 impl Bars {
@@ -297,7 +302,7 @@ impl Bars {
         Bars(())
     }
 
-    /// How many references to devices are kept.
+    /// Returns the number of references to devices.
     #[cfg(peermem_kunit)]
     pub(crate) fn remembered() -> usize {
         BAR_CACHE.with(|cache| {
@@ -316,36 +321,37 @@ impl Drop for Bars {
     }
 }
 
-/// The BAR in which that page lies. May sleep.
+/// Returns the BAR that contains `page`. May sleep.
 pub(crate) fn bar_of_page(page: &AddrRange) -> Option<Bar> {
-    // SAFETY: Has no preconditions.
+    // SAFETY: The function has no preconditions.
     if unsafe { c::peermem_has_struct_page(page.addr, page.len, 0, u64::MAX, false) } {
-        // Memory, which is in no BAR: not looked for at each registration.
+        // The page is ordinary memory and in no BAR, so each registration skips the search.
         return None;
     }
     bar_of(page.addr)
 }
 
-/// Memory has a `struct page` for each of its pages or for none, in steps of so much at the least.
+/// Granularity in bytes at which memory has or lacks `struct page`s.
 const SUBSECTION: u64 = 1 << 21;
 
-/// Checks that memory is in BARs, and has no `struct page` but those of a BAR's peer-to-peer DMA memory. Remembers what it
-/// has checked: what comes next tends to lie beside it.
+/// Checks that memory is in BARs, and has no `struct page` except of a BAR's peer-to-peer DMA
+/// memory. Remembers the checked area, because the next address is usually close to it.
 #[derive(Default)]
 pub(crate) struct BarFinder {
-    /// The BAR found last.
+    /// The BAR that was found last.
     bar: Option<AddrRange>,
-    /// A part of it without such a `struct page`.
+    /// A part of `bar` that passed the check.
     clear: AddrRange,
-    /// How often it was another BAR than before.
+    /// Number of times that `bar` changed, including the first BAR.
     bars: u32,
     gpus: Gpus,
-    /// All that was clear.
+    /// The bounding range of all memory that passed the check.
     bounds: Option<AddrRange>,
 }
 
 impl BarFinder {
-    /// Checks `range`, and returns `true` if it is in the BAR found last, and as it should be. Takes no lock.
+    /// Checks `range`. Returns `true` if it is in the last BAR and has no other `struct page`.
+    /// Takes no lock.
     #[inline(always)]
     pub(crate) fn lookup_here(&mut self, range: &AddrRange) -> bool {
         self.clear.contains(range) || self.bar.is_some_and(|bar| self.lookup_in(&bar, range))
@@ -358,7 +364,7 @@ impl BarFinder {
             return false;
         }
         let clear = range.widened(SUBSECTION, bar);
-        // SAFETY: Has no preconditions.
+        // SAFETY: The function has no preconditions.
         let has = unsafe {
             c::peermem_has_struct_page(clear.addr, clear.len, bar.addr, bar.last(), true)
         };
@@ -370,7 +376,7 @@ impl BarFinder {
         true
     }
 
-    /// Checks `range`, which is not empty and may go on in another BAR. May sleep.
+    /// Checks `range`, which is not empty and may continue in another BAR. May sleep.
     pub(crate) fn lookup(&mut self, mut range: AddrRange) -> Result<(), Reason> {
         while range.len > 0 {
             let bar = self.bar_at(range.addr).ok_or(Reason::NotInBar)?;
@@ -384,7 +390,7 @@ impl BarFinder {
         Ok(())
     }
 
-    /// The BAR with `addr` in it.
+    /// Returns the BAR that contains `addr`.
     fn bar_at(&mut self, addr: u64) -> Option<AddrRange> {
         if !self
             .bar
@@ -396,7 +402,7 @@ impl BarFinder {
         self.bar
     }
 
-    /// Goes on in `bar`, in which an address was found.
+    /// Makes `bar`, in which an address was found, the current BAR.
     pub(crate) fn enter(&mut self, bar: Bar) {
         if self.bar != Some(bar.range) {
             self.bar = Some(bar.range);
@@ -405,12 +411,12 @@ impl BarFinder {
         }
     }
 
-    /// A range in one BAR with all that was checked, if there is one.
+    /// Returns a range in one BAR that contains everything that was checked, if there is one.
     pub(crate) fn bounds(&self) -> Option<AddrRange> {
         self.bounds.filter(|_| self.bars == 1)
     }
 
-    /// The GPUs in whose BARs something was found.
+    /// Returns the GPUs of the BARs that were found.
     pub(crate) fn gpus(&self) -> Gpus {
         self.gpus
     }

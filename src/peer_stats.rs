@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! What ib_core counts of each peer-memory client, counted by the client: for kernels on which ib_core
-//! shows it to nobody.
+//! The statistics that ib_core keeps for each peer-memory client, kept by the client itself. For
+//! kernels on which ib_core does not show them.
 //!
-//! Everything is counted when ib_core counts it, and as it does, with three exceptions. ib_core has
-//! cleared a table by the time it adds its entries to `num_dereg_pages`, so that it adds 0: here they
-//! are counted. A registration that was revoked by a client that unmaps by itself is over at its
-//! `release`, which follows the moment that ib_core counts: no other call tells the client. And one
-//! that is revoked between its unmapping and its `release` ib_core counts as deregistered twice.
+//! Everything is counted at the same time and in the same way as in ib_core, with three exceptions:
+//!
+//! - ib_core clears a table before it adds the table's entries to `num_dereg_pages`, and so adds 0.
+//!   This file adds the entries.
+//! - After a revocation, a client that unmaps by itself counts the registration as deregistered in
+//!   `release`. ib_core counts it earlier, but makes no call at that time.
+//! - ib_core counts a registration as deregistered twice if it is revoked between its unmapping and
+//!   its `release`.
 
 use kernel::sync::atomic::{
     Atomic,
@@ -15,23 +18,24 @@ use kernel::sync::atomic::{
     Relaxed, //
 };
 
-/// The numbers of one client, since the module was loaded. As `struct peermem_stats` of
-/// `memory_peers.h`, which reads them without a lock.
+/// The counters of one client since the module was loaded. The layout is that of
+/// `struct peermem_stats` in `memory_peers.h`. C code reads the counters without a lock.
 #[repr(C)]
 pub(crate) struct PeerStats {
     /// Registrations that were mapped.
     pub(crate) alloc_mrs: Atomic<u64>,
-    /// Of these, how many are not any more: deregistered or revoked.
+    /// Mapped registrations that have since been deregistered or revoked.
     pub(crate) dealloc_mrs: Atomic<u64>,
-    /// Entries of their scatter lists, whatever their size: `num_reg_pages` means these.
+    /// Scatter-list entries of the mapped registrations, of any size. This is the meaning of
+    /// `num_reg_pages`.
     pub(crate) reg_pages: Atomic<u64>,
-    /// Of these, how many belonged to registrations that are over.
+    /// Scatter-list entries of registrations that have ended.
     pub(crate) dereg_pages: Atomic<u64>,
-    /// Bytes that applications asked for.
+    /// Bytes that applications requested, for the mapped registrations.
     pub(crate) reg_bytes: Atomic<u64>,
-    /// Of these, how many belonged to registrations that are over.
+    /// Requested bytes of registrations that have ended.
     pub(crate) dereg_bytes: Atomic<u64>,
-    /// How often ib_core was told to revoke.
+    /// Number of revocations that were requested from ib_core.
     pub(crate) free_callbacks: Atomic<u64>,
 }
 
@@ -49,9 +53,9 @@ impl PeerStats {
     }
 }
 
-/// One registration's part in the [`PeerStats`] of its client.
+/// One registration's share of its client's [`PeerStats`].
 ///
-/// Whatever order its events come in, and on whichever threads, each is counted once.
+/// Each event is counted once, in any order and on any thread.
 pub(crate) struct MrStats {
     of: &'static PeerStats,
     bytes: u64,
@@ -59,14 +63,15 @@ pub(crate) struct MrStats {
     state: Atomic<u32>,
 }
 
-/// Not mapped, or not any more.
+/// The registration is not mapped, or no longer mapped.
 const UNMAPPED: u32 = 0;
 const MAPPED: u32 = 1;
-/// Revoked, and ib_core does not count it as mapped. It is over when ib_core says so.
+/// The registration was revoked, and ib_core does not count it as mapped. It ends when ib_core
+/// unmaps or releases it.
 const REVOKED: u32 = 2;
 
 impl MrStats {
-    /// A registration of so many bytes.
+    /// Makes the statistics of a registration of `bytes` bytes.
     pub(crate) fn new(of: &'static PeerStats, bytes: u64) -> Self {
         MrStats {
             of,
@@ -76,7 +81,7 @@ impl MrStats {
         }
     }
 
-    /// It has a table with so many entries.
+    /// Records that the registration has a table with this number of entries.
     pub(crate) fn mapped(&self, entries: u64) {
         self.entries.store(entries, Relaxed);
         self.state.xchg(MAPPED, Full);
@@ -85,19 +90,19 @@ impl MrStats {
         self.of.reg_bytes.add(self.bytes, Relaxed);
     }
 
-    /// ib_core is about to be told to revoke it.
+    /// Records that ib_core is about to be asked to revoke the registration.
     pub(crate) fn revoking(&self) {
         self.of.free_callbacks.add(1, Relaxed);
     }
 
-    /// ib_core has revoked it, if it was there to be revoked.
+    /// Records that ib_core has revoked the registration, if it was mapped.
     pub(crate) fn revoked(&self) {
         if self.state.cmpxchg(MAPPED, REVOKED, Full).is_ok() {
             self.of.dealloc_mrs.add(1, Relaxed);
         }
     }
 
-    /// It is over, if it ever was mapped. May be said again.
+    /// Records the end of the registration, if it was ever mapped. May be called again.
     pub(crate) fn unmapped(&self) {
         let was = self.state.xchg(UNMAPPED, Full);
         if was == MAPPED {

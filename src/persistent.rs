@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The life of one registration whose pages nobody takes away: the persistent mode.
+//! The life of one registration in persistent mode: the pages stay pinned until `release`.
 //!
 //! ```text
 //! acquire    PersistentMr::pin      one pin for each allocation, usually one, until release
-//! get_pages  (nothing: the pin is there, and no one will need the ticket)
+//! get_pages  (nothing: the pin exists, and no one needs the ticket)
 //! dma_map    PersistentMr::map      one mapping, one scatter list
 //! dma_unmap  PersistentMr::unmap
 //! put_pages  (nothing)
 //! release    PersistentMr::release  unpins, frees the scatter list
 //! ```
 //!
-//! NVIDIA's module pins twice, in `acquire` and again in `get_pages`. One pin from `acquire` on costs
-//! half, and takes the provider's lock out from under ib_core's `mapping_lock`.
+//! NVIDIA's nvidia-peermem pins twice, in `acquire` and again in `get_pages`. A single pin in
+//! `acquire` costs half. It also avoids taking nvidia.ko's lock under ib_core's `mapping_lock`.
 //!
-//! A range over several allocations has as many pins ([`chunks`]), and one scatter list.
+//! A range over several allocations has one pin for each ([`chunks`]), and one scatter list.
 //!
-//! What is freed follows from what the region itself holds, never from what ib_core hands back.
+//! The region frees what it holds itself, and never relies on pointers that ib_core passes back.
 //!
-//! Uses `core` and [`env`] alone.
+//! Uses only `core` and [`env`].
 
 use super::{
     chunks,
@@ -49,15 +49,17 @@ use super::{
     registry::Registry, //
 };
 
-/// The state of a registration. The order of the fields is the order in which they are dropped.
+/// The state of a registration. The fields are dropped in their order.
 #[derive(Default)]
 pub(crate) struct State {
-    /// From `map` until `unmap` or `release`, whichever is first, where this module maps.
+    /// Set while this module maps the pins: from `map` until `unmap` or `release`, whichever comes
+    /// first.
     mapping: Option<BarMapping>,
-    /// Where the provider maps, each pin has its mapping.
+    /// If nvidia.ko maps the pins, each pin holds its own mapping.
     pins: SmallVec<PersistentPin>,
-    /// Present from the first `map` on. ib_core writes to its first and last entry before it calls
-    /// `dma_unmap`, and may do so after an invalidation: it stays until `release`.
+    /// Set from the first `map` on. ib_core writes to its first and last entry before it calls
+    /// `dma_unmap`, and may do that even after an invalidation. The table therefore stays until
+    /// `release`.
     table: Option<SgTable>,
 }
 
@@ -73,8 +75,8 @@ impl State {
 
 /// A registration that holds its memory until `release`.
 ///
-/// ib_core makes the calls for one region one after another, so the lock is never waited for. It is
-/// held across calls to the provider, which never calls back here.
+/// ib_core makes the calls for one region one after another, so the lock is never contended. It is
+/// held across calls to nvidia.ko, which never calls back in this mode.
 pub(crate) type PersistentMr = Registered<Fixed, Lock<State>>;
 
 impl Mr for PersistentMr {
@@ -100,7 +102,7 @@ impl Mr for PersistentMr {
         Ok(mr)
     }
 
-    /// Nobody will need it.
+    /// Ignores the ticket, because this mode never revokes.
     #[inline]
     fn set_ticket(&self, _ticket: Ticket) -> Result<(), Reason> {
         Ok(())
@@ -134,7 +136,7 @@ impl Mr for PersistentMr {
             state.unmap();
             state.pins = SmallVec::default();
         });
-        // Not before: where unpinning hangs, the registry shows whose.
+        // The entry is released only now. If unpinning hangs, the registry still shows the owner.
         this.entry
             .update(|registry, slot| registry.released(slot, false));
     }

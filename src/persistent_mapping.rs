@@ -1,29 +1,34 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Persistent pins mapped for a device: by this module where it can, else by the provider.
+//! DMA mappings of persistent pins: by this module if it can, otherwise by nvidia.ko.
 //!
-//! The provider maps each page by itself, under its API lock; this module maps what adjoins at once, and takes no lock of
-//! the provider's. But the provider knows of machines in which a device does not reach a GPU (driver 580 and later), and
-//! says so only when it maps. So it is asked once for each GPU and device, with a pin of one page. Its answer is remembered
-//! until one of the two is removed:
+//! nvidia.ko maps each page separately, under its API lock. This module maps contiguous pages at
+//! once, and takes no lock of nvidia.ko. However, nvidia.ko (driver 580 and later) knows of
+//! machines in which a device does not reach a GPU, and reports that only when it maps. This module
+//! therefore asks nvidia.ko once for each pair of GPU and device, with a pin of one page. It
+//! remembers the answer until the GPU or the device is removed:
 //!
-//! - The answer counts for every process. A process may have mapped another GPU's memory at the address since the
-//!   registration was pinned, so the page must lie on the registration's GPU. Otherwise there is no answer.
-//! - A refusal is an answer only if it is [`DENIED`]. Any other code is about the moment, or about the page.
-//! - The revocable mode asks nothing, and refuses a device that was denied.
+//! - The answer applies to every process. The process may have mapped another GPU's memory at the
+//!   address since the registration was pinned. The page must therefore lie on the registration's
+//!   GPU; otherwise there is no answer.
+//! - A refusal is an answer only if it is [`DENIED`]. Other codes are temporary, or concern only
+//!   that page.
+//! - The revocable mode does not ask, but refuses a device that was denied.
 //!
-//! The provider maps:
+//! nvidia.ko maps in these cases:
 //!
-//! - what CPUs cache, what lies in no BAR, and what has a `struct page` that is not of peer-to-peer DMA memory;
-//! - where this module cannot: DMA addresses or page tables of the IOMMU's are used up, or the device does not reach all
-//!   of the memory;
-//! - where it did not map the page: what it says of the registration itself then counts, also after a denial;
-//! - where it gives out the BAR's own addresses though something may translate the device's, or other addresses though
-//!   the kernel gives out the BAR's own. It was told of the machine what this module cannot know
-//!   (`NVreg_DmaRemapPeerMmio=0`);
-//! - everything, with `provider_maps=1`.
+//! - The memory is cached by CPUs, lies in no BAR, or has a `struct page` that is not peer-to-peer
+//!   DMA memory.
+//! - This module cannot map: the IOMMU's DMA addresses or page tables are exhausted, or the device
+//!   does not reach all of the memory.
+//! - nvidia.ko did not map the page of the question. Its result for the registration itself then
+//!   decides, even after a denial.
+//! - nvidia.ko returns the BAR's own addresses although something may translate the device's
+//!   addresses, or other addresses although the kernel returns the BAR's own. nvidia.ko was then
+//!   configured with knowledge of the machine that this module lacks (`NVreg_DmaRemapPeerMmio=0`).
+//! - `provider_maps=1` is set.
 //!
-//! Uses `core` and [`env`] alone.
+//! Uses only `core` and [`env`].
 
 use super::{
     device::{
@@ -52,13 +57,15 @@ use super::{
     }, //
 };
 
-/// nvidia.ko's refusal of a device that does not reach the GPU. The topology check, `nv_grdma_pci_topology_supported()`,
-/// makes it NV_ERR_NOT_SUPPORTED, and `nvidia_p2p_map_status()` makes that -ENOTSUPP. Pins that no device maps have the same
-/// code. nvidia.ko makes those for a flag that this module does not give.
+/// nvidia.ko's refusal of a device that does not reach the GPU. The topology check,
+/// `nv_grdma_pci_topology_supported()`, returns NV_ERR_NOT_SUPPORTED, and `nvidia_p2p_map_status()`
+/// converts that to -ENOTSUPP. Mapping a pin that was made with a flag against mapping returns the
+/// same code, but this module does not use that flag.
 pub(crate) const DENIED: Reason = Reason::Map(ENOTSUPP);
 
-/// Maps all of `pins`, which are of the registration `fixed`, for `device`, or nothing, and makes the scatter list. Returns the
-/// mapping if this module maps; otherwise each pin has its own. May sleep, and may take the provider's API lock.
+/// Maps all of `pins` for `device`, or none, and makes the scatter list. `pins` belong to the
+/// registration `fixed`. Returns the mapping if this module maps; otherwise each pin holds its own.
+/// May sleep, and may take nvidia.ko's API lock.
 pub(crate) fn map(
     pins: &mut [PersistentPin],
     device: &PciDevice,
@@ -77,12 +84,12 @@ pub(crate) fn map(
     Ok((None, table))
 }
 
-/// Undoes what the provider has mapped of `pins`.
+/// Undoes nvidia.ko's mappings of `pins`.
 pub(crate) fn unmap(pins: &mut [PersistentPin]) {
     pins.iter_mut().for_each(PersistentPin::unmap);
 }
 
-/// Has the provider map `pins` until one fails.
+/// Makes nvidia.ko map `pins`, and stops at the first failure.
 fn map_by_provider(
     pins: &mut [PersistentPin],
     device: &PciDevice,
@@ -103,7 +110,7 @@ fn map_by_provider(
     Ok(table)
 }
 
-/// Where the memory is, if this module maps it.
+/// Returns the physical ranges of `pins` if this module maps them, and `None` if nvidia.ko does.
 fn memory(
     pins: &[PersistentPin],
     device: &PciDevice,
@@ -116,7 +123,7 @@ fn memory(
     for pin in pins {
         let gpu = pin.gpus();
         let is_asked = reached.or(gpu) == reached;
-        // Of a GPU without a number nothing is remembered.
+        // No answers are remembered for a GPU without a number.
         if gpu == Gpus::default() || !is_asked && !is_reached(pin, gpu, device) {
             return Ok(None);
         }
@@ -125,14 +132,15 @@ fn memory(
     match PhysRanges::read(va, |reader| {
         pins.iter().try_for_each(|pin| pin.read(reader))
     }) {
-        // One allocation is on one GPU, as far as is known. Of others the provider was not asked.
+        // One allocation is on one GPU, as far as is known. If another GPU shows up here, nvidia.ko
+        // was not asked about it.
         Ok((memory, gpus)) => Ok((gpus == reached).then_some(memory)),
         Err(reason) if reason.is_handed_on() => Ok(None),
         Err(reason) => Err(reason),
     }
 }
 
-/// Whether this module maps for `device` what is on the `gpu` of `pin`.
+/// Returns `true` if this module maps memory on `gpu`, the GPU of `pin`, for `device`.
 fn is_reached(pin: &PersistentPin, gpu: Gpus, device: &PciDevice) -> bool {
     let ask = || {
         let answer = ask(pin, gpu, device)?;
@@ -142,12 +150,13 @@ fn is_reached(pin: &PersistentPin, gpu: Gpus, device: &PciDevice) -> bool {
     env::recall(gpu, device).or_else(ask) == Some(Reach::AsOurs)
 }
 
-/// Has the provider map one page of `gpu`, on which `pin` is, for `device`. Returns `None` if there is no answer.
-// On arm64 its caller's frame would exceed 1 KiB otherwise. On x86-64 it does not, and `cold` would cost the loop over pages,
-// which the caller has inlined, an instruction for each page.
+/// Makes nvidia.ko map one page of `pin`, which is on `gpu`, for `device`. Returns `None` if there
+/// is no answer.
+// On arm64, inlining would make the caller's stack frame exceed 1 KiB. On x86-64 it does not.
+// There, `cold` would add an instruction for each page to the loop that is inlined in the caller.
 #[cfg_attr(target_arch = "aarch64", cold, inline(never))]
 fn ask(pin: &PersistentPin, gpu: Gpus, device: &PciDevice) -> Option<Reach> {
-    // The last page of a BAR by itself is what the provider never maps.
+    // nvidia.ko never maps the last page of a BAR separately.
     let maps = |number| pin.page(number).is_some_and(|page| !env::ends_bar(&page));
     let page = pin.page_size();
     let offset = match (maps(0), maps(1)) {
@@ -167,7 +176,7 @@ fn ask(pin: &PersistentPin, gpu: Gpus, device: &PciDevice) -> Option<Reach> {
     let page = pin.page(0)?;
     let is_own_address = page.addr == *pin.addresses().first()?;
     let is_ours = match (is_own_address, device.is_direct()) {
-        // Where that is not known, Linux may give the BAR's own addresses all the same.
+        // If the translation is not known, Linux may still return the BAR's own addresses.
         (false, false) => device.is_translated() || BarMapping::translates(device, &page)?,
         (is_own_address, is_direct) => is_own_address == is_direct,
     };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Where pinned GPU memory is, in physical addresses.
+//! The physical addresses of pinned GPU memory.
 
 use crate::{
     device::Gpus,
@@ -24,43 +24,44 @@ use crate::{
 
 /// The physical ranges behind a registration, in the order of its virtual addresses.
 ///
-/// Kept as a scatter list, with physical addresses for DMA addresses: where nothing translates, it is the list that ib_core
-/// gets.
+/// They are stored as a scatter list whose DMA addresses are the physical ones. If nothing
+/// translates, ib_core gets that list.
 ///
 /// # Invariants
 ///
-/// The entries lie in BARs, and have no `struct page` other than of peer-to-peer DMA memory. They are as [`SgLayout`] makes
-/// them for a device without limits.
+/// The entries lie in BARs, and have no `struct page` except of peer-to-peer DMA memory. Their
+/// layout is that of [`SgLayout`] for a device without limits.
 pub(crate) struct PhysRanges {
     table: SgTable,
-    /// In one BAR, and with all of the entries in it, if there is one.
+    /// A range in one BAR that contains all entries, if there is one.
     bounds: Option<AddrRange>,
 }
 
-/// Most pages in a batch. A callback waits for the batch under way, and with it every GPU.
+/// Maximum number of pages in a batch. A callback waits for the current batch, and every GPU waits
+/// for the callback.
 const BATCH: usize = 4096;
 
-/// Makes a [`PhysRanges`], pin by pin.
+/// Builds a [`PhysRanges`], pin by pin.
 pub(crate) struct Reader<'a, 'b> {
     layout: SgLayout,
     bars: BarFinder,
     table: &'a mut SgBuilder<'b>,
-    /// An entry that is to be added between two batches.
+    /// An entry to add between two batches.
     pending: Option<SgEntry>,
 }
 
 impl Reader<'_, '_> {
-    /// The next pages begin in `bar`, if that was found a moment ago. The entry under way may lie in the BAR before, which is
-    /// then looked for once more: a range over several BARs is rare.
+    /// Announces that the next pages begin in `bar`, if that was just found. The current entry may
+    /// lie in the previous BAR, which is then looked up again. Ranges over several BARs are rare.
     pub(crate) fn begin_in(&mut self, bar: Option<Bar>) {
         if let Some(bar) = bar {
             self.bars.enter(bar);
         }
     }
 
-    /// Reads the addresses of the next pages, beginning with page number `from`; `addr` returns the address of one. Returns
-    /// the number of the page with which the next of the [`Reader::batches`] begins, if any is left. Neither allocates nor
-    /// takes a lock.
+    /// Reads the addresses of the next pages from page number `from` on. `addr` returns the address
+    /// of a page. Returns the first page number of the next of the [`Reader::batches`], or `None`
+    /// if no page is left. Does not allocate or lock.
     #[inline(always)]
     pub(crate) fn pages<T>(
         &mut self,
@@ -83,8 +84,9 @@ impl Reader<'_, '_> {
         (left > 0).then(|| pages.len().saturating_sub(left))
     }
 
-    /// Calls `batch` with the number of the page to go on with, first with 0, until it returns `None`. Stops at the first
-    /// memory that is not in a BAR as it should be. May sleep between the calls.
+    /// Calls `batch` with the first page number of each batch, beginning with 0, until it returns
+    /// `None`. Stops at the first memory that does not lie in a BAR, or has a wrong `struct page`.
+    /// May sleep between the calls.
     #[inline(always)]
     pub(crate) fn batches(
         &mut self,
@@ -107,7 +109,7 @@ impl Reader<'_, '_> {
         Ok(())
     }
 
-    /// The bounding range and the GPUs of all.
+    /// Returns the bounding range and the GPUs of all pages.
     fn finish(mut self) -> Result<(Option<AddrRange>, Gpus), Reason> {
         self.pending = self.layout.finish();
         self.settle()?;
@@ -116,7 +118,8 @@ impl Reader<'_, '_> {
 }
 
 impl PhysRanges {
-    /// What `read` reads, for virtual addresses from `va` on, and whose BARs it is in. Refused unless all of it is in BARs.
+    /// Returns the ranges that `read` reads for virtual addresses from `va` on, and their GPUs.
+    /// Fails unless all of them lie in BARs.
     #[inline(always)]
     pub(crate) fn read(
         va: u64,
@@ -132,28 +135,30 @@ impl PhysRanges {
             read(&mut reader)?;
             reader.finish()
         })?;
-        // INVARIANT: All of it is where it should be, or the above is an error.
+        // INVARIANT: The reader returned no error, so all entries lie in BARs and have no other
+        // `struct page`.
         Ok((PhysRanges { table, bounds }, gpus))
     }
 
-    /// From the lowest address to the highest, or somewhat further, if that is in one BAR.
+    /// Returns a range that contains all addresses, if they lie in one BAR. The range may be
+    /// somewhat larger.
     pub(crate) fn bounds(&self) -> Option<AddrRange> {
         self.bounds
     }
 
-    /// As far as they are mapped at once.
+    /// Returns the ranges in steps of the size in which they are mapped.
     pub(crate) fn steps(&self) -> impl Iterator<Item = AddrRange> + '_ {
         self.table.ranges().flat_map(ranges::steps)
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     pub(crate) fn len(&self) -> u64 {
         self.table
             .ranges()
             .fold(0, |len: u64, range| len.saturating_add(range.len))
     }
 
-    /// As a scatter list, whose DMA addresses are the physical ones.
+    /// Returns the scatter list whose DMA addresses are the physical ones.
     pub(crate) fn into_table(self) -> SgTable {
         self.table
     }

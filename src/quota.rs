@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! How much GPU memory each user has pinned through the module, and a limit on it.
+//! GPU memory that each user has pinned through this module, and its limit.
 //!
-//! A [`Charge`] is taken before the pin, in the context of the process that registers, and lives
-//! for as long as the memory may be pinned: with a revocable region that another process released,
-//! until its callback. It goes back to the user that it was taken from. Both clients share one limit.
+//! A [`Charge`] is taken before the pin, in the context of the process that registers. It lives as
+//! long as the memory may be pinned. For a revocable region that another process released, that is
+//! until its callback. The charge is returned to the user that paid it. Both clients share one
+//! limit.
 //!
-//! A range that is registered twice is charged twice, as `RLIMIT_MEMLOCK` does it, though its pages
+//! Two registrations of one range are charged twice, as with `RLIMIT_MEMLOCK`, although the pages
 //! occupy BAR1 once.
 //!
-//! Uses `core` and [`env`](super::env) alone.
+//! Uses only `core` and [`env`](super::env).
 
 use super::{
     env::{
@@ -23,14 +24,14 @@ use super::{
     reason::Reason, //
 };
 
-/// Bytes of each user that has pinned any, by user.
+/// Pinned bytes of each user that has pinned any, by user.
 pub(crate) type Usages = Option<IdMap<u64>>;
 
-/// All users', where there is a limit. A callback of nvidia.ko takes this lock: while it is held, nothing is
-/// allocated, and nothing is called that waits for a callback.
+/// Usage of all users, if there is a limit. A callback of nvidia.ko takes this lock. While it is
+/// held, do not allocate, and do not call anything that waits for a callback.
 static USAGES: StaticMutex<Usages> = StaticMutex::new(QUOTA_LOCK, None);
 
-/// Bytes that are charged to a user, until dropped. `None` where there is no limit.
+/// Bytes that are charged to a user until this is dropped. `None` if there is no limit.
 pub(crate) struct Charge(Option<(User, u64)>);
 
 impl Charge {
@@ -67,7 +68,7 @@ impl Drop for Charge {
             if let Some(pinned) = usages.get_mut(user) {
                 *pinned = pinned.saturating_sub(bytes);
                 if *pinned == 0 {
-                    // A static is not dropped with its module.
+                    // A static is not dropped when the module is unloaded.
                     usages.remove(user);
                 }
             }

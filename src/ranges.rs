@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Page arithmetic: from a requested range to GPU pages, and from their addresses to the entries of
-//! a scatter list.
+//! Page arithmetic: from a requested range to GPU pages, and from page addresses to scatter-list
+//! entries.
 //!
-//! Uses `core` alone, so that the lines that run in the kernel are also compiled by cargo on the
-//! host (`tests/host`). Every page size is a value: the provider's comes with each page table, and
-//! kernels with pages of 4, 16 and 64 KiB are all real.
+//! Uses only `core`, so cargo also compiles this file on the host (`tests/host`). No page size is
+//! hard-coded: nvidia.ko reports its own with each page table, and kernels use pages of 4, 16 or 64
+//! KiB.
 
 use core::num::{
     NonZeroU32,
@@ -14,24 +14,25 @@ use core::num::{
 
 use super::reason::Reason;
 
-/// Where a scatter-list entry ends at the latest: at a multiple of this virtual address.
+/// A scatter-list entry never crosses a multiple of this virtual address.
 ///
-/// The length of an entry is 32 bits wide. Cut at 2 GiB, and not at the largest multiple of a page
-/// below 4 GiB, because `ib_umem_find_best_pgsz()` of older kernels takes the end of each entry for
-/// a border of the HCA's pages.
+/// The length of an entry has 32 bits. `ib_umem_find_best_pgsz()` of older kernels takes the end of
+/// each entry as a border of the HCA's pages. The limit is therefore 2 GiB, and not the largest
+/// multiple of a page below 4 GiB.
 pub(crate) const MAX_ENTRY: u64 = 1 << 31;
 
-/// Size of a provider's page in bytes: a power of two of at most [`MAX_ENTRY`].
+/// Page size of nvidia.ko in bytes: a power of two of at most [`MAX_ENTRY`].
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(crate) struct PageSize(NonZeroU32);
 
 impl PageSize {
-    /// What nvidia.ko wants a pinned range to be aligned to.
+    /// Alignment that nvidia.ko requires of a pinned range.
     pub(crate) const KIB_64: PageSize = PageSize::of_shift(16);
-    /// The larger page that the interface knows.
+    /// The larger page size that the interface has.
     pub(crate) const KIB_128: PageSize = PageSize::of_shift(17);
 
-    /// The page of `1 << shift` bytes, for constants. Inline, so that its panic is in no module.
+    /// Returns the page size of `1 << shift` bytes, for constants. Inline, so that the panic is not
+    /// part of a module.
     #[inline]
     pub(crate) const fn of_shift(shift: u32) -> PageSize {
         assert!(shift <= 31);
@@ -41,20 +42,21 @@ impl PageSize {
         }
     }
 
-    /// In bytes.
+    /// Returns the size in bytes.
     pub(crate) fn bytes(self) -> u64 {
         u64::from(self.0.get())
     }
 
-    /// That of a region whose pins have pages of these sizes: what ib_core trims by must divide every
-    /// entry.
+    /// Returns the page size of a region whose pins have these page sizes: the smallest. ib_core
+    /// trims by up to a page, so the page size must divide every entry.
     pub(crate) fn of_all(sizes: impl Iterator<Item = PageSize>) -> PageSize {
         sizes.min().unwrap_or(PageSize::KIB_64)
     }
 
-    /// How many of it are in so many bytes, the rest left out.
+    /// Returns the number of whole pages in `bytes`.
     fn whole_in(self, bytes: u64) -> u64 {
-        // By what is not zero for the compiler, too: a panic is in no module.
+        // `NonZeroU64` shows the compiler that the divisor is not zero, so the module contains no
+        // panic.
         bytes / NonZeroU64::from(self.0)
     }
 
@@ -75,7 +77,7 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// The whole pages that `[addr, addr + len)` touches; `max` bounds their bytes.
+    /// Returns the whole pages that `[addr, addr + len)` touches. Fails if they exceed `max` bytes.
     pub(crate) fn covering(addr: u64, len: u64, page: PageSize, max: u64) -> Result<Span, Reason> {
         if len == 0 {
             return Err(Reason::Empty);
@@ -86,7 +88,7 @@ impl Span {
             .and_then(|end| end.checked_add(page.mask()))
             .ok_or(Reason::Wraps)?
             & !page.mask();
-        // INVARIANT: `end > addr >= start`, for `len` is not zero and rounding up did not wrap.
+        // INVARIANT: `end > addr >= start`, because `len` is not zero and rounding up did not wrap.
         let len = end - start;
         if len > max {
             return Err(Reason::TooLong);
@@ -94,18 +96,18 @@ impl Span {
         Ok(Span { start, len })
     }
 
-    /// First address.
+    /// Returns the first address.
     pub(crate) fn start(&self) -> u64 {
         self.start
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     pub(crate) fn len(&self) -> u64 {
         self.len
     }
 
-    /// What of `[from, to)` lies in it; `None` if nothing does. In whole pages of a size where these two
-    /// and the span are.
+    /// Returns the part of the span that lies in `[from, to)`, or `None` if that is empty. The part
+    /// has whole pages if `from`, `to` and the span are page-aligned.
     pub(crate) fn part(&self, from: u64, to: u64) -> Option<Span> {
         let start = self.start.max(from);
         let len = self
@@ -113,11 +115,11 @@ impl Span {
             .saturating_add(self.len)
             .min(to)
             .checked_sub(start)?;
-        // INVARIANT: It ends where the span does, or before.
+        // INVARIANT: The part ends no later than the span.
         (len > 0).then_some(Span { start, len })
     }
 
-    /// The number of `page`s; `None` if the span does not consist of whole ones.
+    /// Returns the number of pages of size `page`, or `None` if the span is not a multiple of it.
     pub(crate) fn pages(&self, page: PageSize) -> Option<u64> {
         ((self.start | self.len) & page.mask() == 0).then(|| page.whole_in(self.len))
     }
@@ -128,27 +130,27 @@ impl Span {
 pub(crate) struct AddrRange {
     /// First address.
     pub(crate) addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub(crate) len: u64,
 }
 
 impl AddrRange {
-    /// Does all of `other` lie in it?
+    /// Returns `true` if all of `other` lies in this range.
     #[inline(always)]
     pub(crate) fn contains(&self, other: &AddrRange) -> bool {
-        // That of an address below is greater than any length.
+        // If `other` begins below this range, the offset wraps and exceeds every length.
         let offset = other.addr.wrapping_sub(self.addr);
         offset < self.len && other.len <= self.len - offset
     }
 
-    /// From the multiple of `round`, a power of two, at or below it to that at or above its end, as far as `within` goes,
-    /// which contains it. None of these is empty.
+    /// Returns this range extended on both sides to multiples of `round`, a power of two, and cut
+    /// off at the limits of `within`. `within` contains this range. Neither range is empty.
     pub(crate) fn widened(&self, round: u64, within: &AddrRange) -> AddrRange {
         let first = (self.addr & !(round - 1)).max(within.addr);
         AddrRange::between(first, (self.last() | (round - 1)).min(within.last()))
     }
 
-    /// What lies in `other` of it, which begins there.
+    /// Returns the part of this range that lies in `other`. `other` must contain the first address.
     pub(crate) fn start_in(&self, other: &AddrRange) -> AddrRange {
         let left = other.len.saturating_sub(self.addr.wrapping_sub(other.addr));
         AddrRange {
@@ -157,7 +159,7 @@ impl AddrRange {
         }
     }
 
-    /// From the lowest address of both to the highest. Neither is empty.
+    /// Returns the range from the lowest to the highest address of both. Neither is empty.
     pub(crate) fn bounding(&self, other: &AddrRange) -> AddrRange {
         AddrRange::between(self.addr.min(other.addr), self.last().max(other.last()))
     }
@@ -169,17 +171,18 @@ impl AddrRange {
         }
     }
 
-    /// Its last address, unless it is empty.
+    /// Returns the last address. The range must not be empty.
     pub(crate) fn last(&self) -> u64 {
         self.addr.wrapping_add(self.len).wrapping_sub(1)
     }
 }
 
-/// How much is mapped for a device at once, at most. An IOMMU that translates fills page tables for all of it in one go,
-/// from memory that may not be waited for: 2 MiB of tables, where it has no larger pages.
+/// Maximum number of bytes that are mapped for a device in one call. A translating IOMMU fills its
+/// page tables for all of them at once, with allocations that cannot sleep: 2 MiB of tables, if the
+/// IOMMU has no larger pages.
 pub(crate) const MAX_STEP: u64 = 1 << 30;
 
-/// `range` in parts that end at multiples of [`MAX_STEP`].
+/// Splits `range` at multiples of [`MAX_STEP`].
 pub(crate) fn steps(mut range: AddrRange) -> impl Iterator<Item = AddrRange> {
     core::iter::from_fn(move || {
         let len = range.len.min(MAX_STEP - (range.addr & (MAX_STEP - 1)));
@@ -190,17 +193,19 @@ pub(crate) fn steps(mut range: AddrRange) -> impl Iterator<Item = AddrRange> {
     })
 }
 
-/// From so many bytes on an HCA has larger pages for memory whose DMA addresses are congruent to its virtual ones.
+/// Length in bytes from which an HCA has larger pages, if DMA addresses are congruent to virtual
+/// addresses.
 const LARGE: u64 = 1 << 21;
 
 /// Length of a run of contiguous DMA addresses from which an HCA page can be larger than 2 GiB.
 ///
-/// ib_core of OFED 25.07 and 25.10 steps through such pages with 32 bits, and then gives the HCA wrong addresses: see
-/// `docs/dma.md`.
+/// ib_core of OFED 25.07 and 25.10 iterates over such pages with 32-bit arithmetic, and then gives
+/// the HCA wrong addresses: see `docs/dma.md`.
 pub(crate) const LONG_RUN: u64 = 1 << 32;
 
-/// By how much a range of DMA addresses for `len` bytes is longer than these, for [`iova_offset`]: a power of two, or 0. The
-/// kernel promises no more of the beginning of such a range than that a page of the IOMMU's begins there.
+/// Returns the number of extra bytes in a DMA address range for `len` bytes, so that
+/// [`iova_offset`] can align the memory: a power of two, or 0. The kernel aligns such a range only
+/// to a page of the IOMMU.
 pub(crate) fn iova_slack(len: u64) -> u64 {
     match len.min(MAX_ENTRY).checked_ilog2() {
         Some(shift) if len >= LARGE => 1 << shift,
@@ -210,9 +215,10 @@ pub(crate) fn iova_slack(len: u64) -> u64 {
 
 /// Placement of memory in a range of an IOMMU's addresses.
 ///
-/// Memory of up to [`LONG_RUN`] bytes is one run. Longer memory is two runs, with a hole of [`MAX_ENTRY`] bytes behind the
-/// first window of virtual addresses. The distance between DMA and virtual addresses then differs between the runs in bit
-/// 31. So no HCA page is larger than [`MAX_ENTRY`], whatever `iova` the application has chosen for its region.
+/// Memory of up to [`LONG_RUN`] bytes is one run. Longer memory is two runs, with a hole of
+/// [`MAX_ENTRY`] bytes after the first window of virtual addresses. The distance between DMA and
+/// virtual addresses then differs between the runs in bit 31. No HCA page is therefore larger than
+/// [`MAX_ENTRY`], for any `iova` that the application chooses for its region.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IovaLayout {
     /// Bytes of the first run.
@@ -222,7 +228,7 @@ pub(crate) struct IovaLayout {
 }
 
 impl IovaLayout {
-    /// For `len` bytes that back the virtual addresses from `va` on.
+    /// Returns the placement of `len` bytes that back the virtual addresses from `va` on.
     pub(crate) fn new(va: u64, len: u64) -> Self {
         if len <= LONG_RUN {
             return IovaLayout {
@@ -236,18 +242,18 @@ impl IovaLayout {
         }
     }
 
-    /// Bytes by which the two runs and the hole are longer than the memory.
+    /// Returns the size of the hole in bytes.
     pub(crate) fn hole(&self) -> u64 {
         self.hole
     }
 
-    /// Returns where the byte with the number `nth` lies, counted from the first one.
+    /// Returns the offset of byte `nth` from the first byte.
     pub(crate) fn offset(&self, nth: u64) -> u64 {
         let hole = if nth < self.first { 0 } else { self.hole };
         nth.wrapping_add(hole)
     }
 
-    /// Returns the runs of the first `len` bytes, the first of which is at `start`. Runs may be empty.
+    /// Returns the runs of the first `len` bytes. The first run is at `start`. Runs may be empty.
     pub(crate) fn runs(&self, start: u64, len: u64) -> [AddrRange; 2] {
         let first = len.min(self.first);
         let second = start.wrapping_add(self.offset(self.first));
@@ -256,10 +262,12 @@ impl IovaLayout {
     }
 }
 
-/// Returns the distance between DMA and virtual addresses modulo 4 GiB, if it is the same for all of `ranges` and at least
-/// 4 GiB of DMA addresses follow each other. `ranges` back the virtual addresses from `va` on.
+/// Returns the distance between DMA and virtual addresses modulo 4 GiB, if it is the same for all
+/// of `ranges` and a run of at least 4 GiB of contiguous DMA addresses exists. `ranges` back the
+/// virtual addresses from `va` on.
 ///
-/// An HCA page can be larger than 2 GiB only in such a list, and only if the region's `iova` is at the same distance.
+/// An HCA page can be larger than 2 GiB only in such a list, and only if the region's `iova` is at
+/// the same distance.
 pub(crate) fn common_distance(mut va: u64, ranges: impl Iterator<Item = AddrRange>) -> Option<u64> {
     let (mut common, mut end) = (None, None);
     let (mut run, mut longest) = (0_u64, 0);
@@ -280,7 +288,7 @@ pub(crate) fn common_distance(mut va: u64, ranges: impl Iterator<Item = AddrRang
     common.filter(|_| longest >= LONG_RUN)
 }
 
-/// Where in the range from `base` on an address is congruent to `va` modulo `slack`.
+/// Returns the offset from `base` to the first address that is congruent to `va` modulo `slack`.
 pub(crate) fn iova_offset(base: u64, va: u64, slack: u64) -> u64 {
     va.wrapping_sub(base) & slack.saturating_sub(1)
 }
@@ -290,12 +298,12 @@ pub(crate) fn iova_offset(base: u64, va: u64, slack: u64) -> u64 {
 pub(crate) struct SgEntry {
     /// DMA address.
     pub(crate) addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub(crate) len: u32,
 }
 
 impl SgEntry {
-    /// Its addresses.
+    /// Returns the DMA addresses of the entry.
     pub(crate) fn range(&self) -> AddrRange {
         AddrRange {
             addr: self.addr,
@@ -304,36 +312,36 @@ impl SgEntry {
     }
 }
 
-/// The entry from `start` to `end`, which are in one window.
+/// Returns the entry from `start` to `end`, which are in one window.
 fn entry(start: u64, end: u64) -> SgEntry {
     SgEntry {
         addr: start,
-        // CAST: At most `MAX_ENTRY`.
+        // CAST: The length is at most `MAX_ENTRY`.
         len: end.wrapping_sub(start) as u32,
     }
 }
 
-/// Joins ranges as they come, and cuts them into the entries of a scatter list.
+/// Joins contiguous ranges, and cuts them into the entries of a scatter list.
 ///
-/// An entry ends at a multiple of a window of virtual addresses: [`MAX_ENTRY`], or the largest power of
-/// two that the device takes where that is less. Borders at round virtual addresses leave the HCA the
-/// largest page size that there is.
+/// An entry ends at a multiple of the window size in virtual addresses. The window size is
+/// [`MAX_ENTRY`], or the largest power of two that the device accepts, if that is less. Borders at
+/// round virtual addresses leave the HCA the largest possible page size.
 pub(crate) struct SgLayout {
     window: u64,
-    /// Bytes to the end of the window. 0 where the next range begins another one.
+    /// Bytes to the end of the window. 0 if the next range begins a new window.
     left: u64,
-    /// The range under way, which lies in one window: its first address, and the one behind it, which may be
-    /// behind the last of all. None if they are the same.
+    /// The current range, which lies in one window: its first address, and the address after its
+    /// last. `end` may be 0 after the highest address. The range is empty if both are equal.
     start: u64,
     end: u64,
 }
 
 impl SgLayout {
-    /// For ranges that back the virtual addresses from `va` on, and a device that takes segments of at most
-    /// `max_segment` bytes.
+    /// Makes a layout for ranges that back the virtual addresses from `va` on, and for a device
+    /// that accepts segments of up to `max_segment` bytes.
     ///
-    /// A window is never smaller than `page`, whatever the device says: ib_core trims the first entry by
-    /// up to a page, and NVIDIA's module too hands out whole pages.
+    /// A window is never smaller than `page`, even if the device asks for less: ib_core trims the
+    /// first entry by up to a page. NVIDIA's nvidia-peermem also passes whole pages.
     pub(crate) fn new(va: u64, page: PageSize, max_segment: u32) -> SgLayout {
         let segment = match max_segment.checked_ilog2() {
             Some(shift) => 1 << shift,
@@ -348,16 +356,17 @@ impl SgLayout {
         }
     }
 
-    /// Whether it cuts no further than [`MAX_ENTRY`] does.
+    /// Returns `true` if the window size is [`MAX_ENTRY`].
     pub(crate) fn is_whole(&self) -> bool {
         self.window == MAX_ENTRY
     }
 
-    /// Goes on with the pages that `addr` finds in `pages`, and calls `each` with the entries that end there, until it
-    /// returns `false`. Returns the pages that are left then. What is backed by them begins at a whole page of virtual
-    /// addresses.
+    /// Adds `pages`, whose addresses `addr` returns. Calls `each` with every finished entry until
+    /// `each` returns `false`. Returns the pages that are left then. The pages back virtual
+    /// addresses that begin at a multiple of the page size.
     ///
-    /// One loop over each window's pages: what it does for a page is most of what large regions cost.
+    /// The function has one loop over the pages of each window, because the work for each page
+    /// dominates the cost of large regions.
     #[inline(always)]
     pub(crate) fn pages<'a, T>(
         &mut self,
@@ -371,13 +380,14 @@ impl SgLayout {
             if !self.open(&mut each) {
                 break;
             }
-            // CAST: No more than there are.
+            // CAST: `count` is at most `pages.len()`.
             let count = page.whole_in(self.left).min(pages.len() as u64) as usize;
             let Some((now, rest)) = pages.split_at_checked(count) else {
                 break;
             };
             if count == 0 {
-                // Another pin has smaller pages, and the window ends in this one. Two entries may end here.
+                // Another pin has smaller pages, and the window ends inside this page. Two entries
+                // may end here.
                 let addr = addr(first);
                 if addr != self.end && !self.close(&mut each) {
                     break;
@@ -389,7 +399,7 @@ impl SgLayout {
                 continue;
             }
             let (mut start, mut end) = (self.start, self.end);
-            // Not a closure over `end`, which would be in memory.
+            // The closure does not capture `end`: a captured `end` would be kept in memory.
             let breaks = |addr, end: &mut u64| {
                 let breaks = addr != *end;
                 if !breaks {
@@ -421,8 +431,8 @@ impl SgLayout {
         pages
     }
 
-    /// Goes on with `range`, and calls `each` with the entries that end in it. Returns `false` if `each` did, which ends
-    /// nothing here.
+    /// Adds `range`, and calls `each` with every entry that it finishes. Returns `false` if `each`
+    /// returned `false`, but adds all of `range` even then.
     pub(crate) fn range(
         &mut self,
         mut range: AddrRange,
@@ -444,7 +454,7 @@ impl SgLayout {
         goes_on
     }
 
-    /// Ends the entry under way, and returns it.
+    /// Ends the current entry and returns it.
     pub(crate) fn finish(&mut self) -> Option<SgEntry> {
         let ended = entry(self.start, self.end);
         let is_empty = self.start == self.end;
@@ -452,7 +462,8 @@ impl SgLayout {
         (!is_empty).then_some(ended)
     }
 
-    /// Begins the next window, if this one is full. Returns what `each` does, or `true` if it is not called.
+    /// Begins the next window if this one is full. Returns the result of `each`, or `true` if
+    /// `each` is not called.
     fn open(&mut self, each: &mut impl FnMut(SgEntry) -> bool) -> bool {
         if self.left > 0 {
             return true;
@@ -461,7 +472,7 @@ impl SgLayout {
         self.close(each)
     }
 
-    /// Ends the entry under way. Returns what `each` does, or `true` if it is not called.
+    /// Ends the current entry. Returns the result of `each`, or `true` if `each` is not called.
     fn close(&mut self, each: &mut impl FnMut(SgEntry) -> bool) -> bool {
         self.finish().is_none_or(each)
     }

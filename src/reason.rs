@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Why a registration was refused, and what else goes wrong: one table of each, for the log, the files in debugfs,
-//! `docs/observe.md` and `peermemctl`, which includes this file by its path.
+//! The reasons for which registrations are refused, and the other events that are counted. Each has
+//! one table, which the log, the files in debugfs, `docs/observe.md` and `peermemctl` share.
+//! `peermemctl` includes this file by its path.
 //!
-//! ib_core turns every refusal of `acquire` into `EFAULT`: the reason survives here alone. nvidia.ko has one code for
-//! several causes; a message then names them all and chooses none.
+//! ib_core turns every refusal of `acquire` into `EFAULT`, so only this module keeps the reason.
+//! nvidia.ko uses one code for several causes. A message then names all of them.
 //!
-//! Uses `core` alone.
+//! Uses only `core`.
 
 use core::{
     ffi::CStr,
@@ -25,35 +26,35 @@ pub(crate) const EBUSY: i32 = -16;
 pub(crate) const ENODEV: i32 = -19;
 /// `EINVAL`, as a negative number.
 pub(crate) const EINVAL: i32 = -22;
-/// The kernel's own `ENOTSUPP`, as a negative number. Applications have no word for it.
+/// The kernel-internal `ENOTSUPP`, as a negative number. User space does not know this error.
 pub(crate) const ENOTSUPP: i32 = -524;
 
-/// What the process itself has at an address that nvidia.ko knows nothing of, where that shows that it
-/// was never meant for a GPU.
+/// The mapping of the process at an address that is not a GPU's. Recorded only if it shows that the
+/// address was never meant for a GPU.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum VmaKind {
-    /// Processes have no such addresses.
+    /// The address is outside user space.
     Invalid,
     /// Nothing is mapped there.
     Unmapped,
-    /// Memory of the CPU.
+    /// CPU memory is mapped there.
     Host,
 }
 
-/// Why a pin was not put, and stays until the memory is freed.
+/// The reason for which a pin was not put, and stays until the memory is freed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum PutError {
-    /// Its registration was released by a process that the provider does not take it from.
+    /// A process that is not the owner released the registration.
     OtherProcess,
-    /// The provider does not find it any more among those of the process that made it.
+    /// nvidia.ko no longer finds the pin among the pins of its owner.
     Unlisted,
-    /// Its registration was released inside the callback of another of its pins.
+    /// The registration was released inside the callback of another of its pins.
     InCallback,
-    /// The provider's code.
+    /// nvidia.ko returned this code.
     Failed(i32),
 }
 
-/// A reason not to register, or not to go on registering, with what is known about it.
+/// A reason to refuse a registration at any of its steps, with details.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Reason {
     /// The range is empty.
@@ -62,15 +63,16 @@ pub(crate) enum Reason {
     Wraps,
     /// The range is longer than any GPU's memory.
     TooLong,
-    /// nvidia.ko did not pin the range; its code.
+    /// nvidia.ko did not pin the range, and returned this code.
     Pin(i32),
-    /// The same for -EINVAL, where the process's own mappings say more.
+    /// nvidia.ko did not pin the range (-EINVAL), and the process's mappings show the cause.
     NonGpu(VmaKind),
-    /// A page table of a version that this module does not know.
+    /// nvidia.ko's page table has a version that this module does not know.
     TableVersion(u32),
-    /// A page table with pages of a size (`enum nvidia_p2p_page_size_type`) that cannot be mapped.
+    /// nvidia.ko's page table has a page size (`enum nvidia_p2p_page_size_type`) that cannot be
+    /// mapped.
     TablePageSize(u32),
-    /// A page table, or a DMA mapping, that does not cover the range.
+    /// A page table or a DMA mapping does not cover the range.
     Entries {
         /// Pages found.
         have: u32,
@@ -79,78 +81,79 @@ pub(crate) enum Reason {
     },
     /// The DMA device is absent or not a PCI device.
     NotPci,
-    /// nvidia.ko did not map the pages for the device; its code.
+    /// nvidia.ko did not map the pages for the device, and returned this code.
     Map(i32),
-    /// A DMA mapping of a version that this module does not know.
+    /// nvidia.ko's DMA mapping has a version that this module does not know.
     MappingVersion(u32),
-    /// A DMA mapping whose page size is not that of the page table.
+    /// nvidia.ko's DMA mapping has another page size than the page table.
     MappingPageSize(u32),
-    /// The revocable mode maps addresses of a PCI BAR, and these are not.
+    /// The memory is not in a PCI BAR, and the revocable mode maps only such memory.
     NotInBar,
-    /// Addresses of a PCI BAR for which the kernel has a `struct page`.
+    /// The kernel has a `struct page` for these addresses of a PCI BAR.
     HasStructPages,
     /// The revocable mode cannot map memory that CPUs cache.
     CpuCacheable,
-    /// The kernel's DMA layer did not map a part of the BAR.
+    /// The kernel's DMA API did not map a part of the BAR.
     MapResource {
-        /// Bytes that it had mapped before.
+        /// Bytes that were mapped before the failure.
         mapped: u64,
     },
     /// The memory was freed while it was being registered.
     Revoked,
     /// ib_core mapped one registration twice.
     MappedTwice,
-    /// The kernel has no memory left for the module's own records.
+    /// The kernel is out of memory for the module's own data.
     NoMemory,
-    /// The module is not up yet, or on its way out.
+    /// The module is still loading, or is being unloaded.
     Unloading,
-    /// The user would have more pinned than the parameter `user_limit_mib` allows.
+    /// The user would exceed the parameter `user_limit_mib`.
     UserLimit {
-        /// What the user has pinned already, in bytes.
+        /// Bytes that the user has pinned already.
         pinned: u64,
-        /// What the user may have, in bytes.
+        /// The user's limit, in bytes.
         limit: u64,
     },
-    /// The range begins in GPU memory, and does not go on in it.
+    /// The range begins in GPU memory, but does not stay in it.
     Hole {
-        /// How far it does, in bytes from its first page on.
+        /// Bytes of GPU memory from the first page to the hole.
         offset: u64,
     },
-    /// The range lies over more allocations than the parameter `max_chunks` allows.
+    /// The range spans more allocations than the parameter `max_chunks` allows.
     TooManyChunks {
-        /// What it allows.
+        /// The value of `max_chunks`.
         limit: u32,
     },
-    /// The process was killed while the borders between its allocations were looked for.
+    /// The process was killed during the search for the borders of its allocations.
     Killed,
 }
 
-/// Who can do something about a reason.
+/// The person who can remove the cause of a refusal.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Cause {
-    /// The application's: what it asked for.
+    /// The application's developer: the request is wrong.
     Request,
-    /// The administrator's: the driver, the machine, or a limit.
+    /// The administrator: the driver, the machine, or a limit.
     Machine,
-    /// Nobody's: the persistent client is asked next.
+    /// Nobody: the persistent client is asked next.
     NextClient,
 }
 
 /// A row of the table of reasons.
 pub(crate) struct ReasonInfo {
-    /// For programs, which read it in debugfs, traces and metrics: one that has been in a release stays.
+    /// Name for programs, in debugfs, traces and metrics. A name never changes after a release.
     pub(crate) name: &'static CStr,
-    /// The negative errno that goes to ib_core, where a step may return one; nvidia.ko's code if there is none here.
+    /// The negative errno that a step after `acquire` returns to ib_core, or `None` for nvidia.ko's
+    /// code.
     errno: Option<i32>,
-    /// Who can do something about it.
+    /// The person who can remove the cause.
     pub(crate) cause: Cause,
-    /// What happened, for people.
+    /// Description of the event, for people.
     pub(crate) message: &'static str,
-    /// What to do about it, or nothing.
+    /// Advice to the user, or an empty string.
     pub(crate) advice: &'static str,
 }
 
-/// Makes `Reason::ALL`, and what finds a reason's row in it: that of the first pattern that fits.
+/// Defines `Reason::ALL` and `Reason::index`, which returns the row of the first matching pattern.
 macro_rules! reasons {
     ($($row:ident: $pattern:pat => $name:literal, $errno:expr, $cause:ident, $message:literal, $advice:literal;)*) => {
         enum Row {
@@ -158,7 +161,7 @@ macro_rules! reasons {
         }
 
         impl Reason {
-            /// Every reason that there is. Their order is that of the lines in `counters`; new ones come last.
+            /// All reasons, in the order of the lines in `counters`. New ones are added at the end.
             pub(crate) const ALL: &[ReasonInfo] = &[$(ReasonInfo {
                 name: $name,
                 errno: $errno,
@@ -167,9 +170,9 @@ macro_rules! reasons {
                 advice: $advice,
             }),*];
 
-            /// The index of its row in [`Reason::ALL`].
+            /// Returns the index of the row in [`Reason::ALL`].
             pub(crate) fn index(&self) -> usize {
-                // CAST: They are numbered from 0.
+                // CAST: Rows are numbered from 0.
                 match self {
                     $($pattern => Row::$row as usize,)*
                 }
@@ -273,17 +276,17 @@ reasons! {
 }
 
 impl Reason {
-    /// Its row. `None` does not come: that is known to people, and not to the compiler.
+    /// Returns the row in the table. Never `None`, but the compiler cannot know that.
     fn info(&self) -> Option<&'static ReasonInfo> {
         Reason::ALL.get(self.index())
     }
 
-    /// Its name, as programs read it.
+    /// Returns the name for programs.
     pub(crate) fn name(&self) -> &'static CStr {
         self.info().map_or(c"unknown", |info| info.name)
     }
 
-    /// nvidia.ko's code; 0 where it was not nvidia.ko that refused.
+    /// Returns nvidia.ko's code, or 0 if nvidia.ko did not cause the refusal.
     pub(crate) fn code(&self) -> i32 {
         match self {
             Reason::Pin(code) | Reason::Map(code) => *code,
@@ -292,25 +295,26 @@ impl Reason {
         }
     }
 
-    /// The range was never meant for a GPU: ib_core asks about whatever is not the memory of a
-    /// process, and any process can ask it at any time.
+    /// Returns `true` if the range was never meant for a GPU. ib_core asks about any address that
+    /// is not ordinary memory, and any process can trigger that at any time.
     pub(crate) fn is_non_gpu(&self) -> bool {
         matches!(self, Reason::NonGpu(_))
     }
 
-    /// The revocable client leaves the range to the persistent one.
+    /// Returns `true` if the revocable client leaves the range to the persistent one.
     pub(crate) fn is_handed_on(&self) -> bool {
         self.info()
             .is_some_and(|info| info.cause == Cause::NextClient)
     }
 
-    /// Logged once and never again: what any process can ask for at any time, and what is so of a machine's memory and
-    /// refuses nobody.
+    /// Returns `true` for reasons that are logged only once. Any process can trigger some of them
+    /// at any time. The others are properties of the machine and refuse nobody.
     pub(crate) fn is_logged_once(&self) -> bool {
         self.is_handed_on() || self.is_non_gpu()
     }
 
-    /// The same, knowing what `look` finds where the range begins. It is called where that matters.
+    /// Returns a more precise reason, if `look` finds one. `look` returns the mapping at the
+    /// beginning of the range, and is called only if it matters.
     pub(crate) fn refine(self, look: impl FnOnce() -> Option<VmaKind>) -> Reason {
         match self {
             Reason::Pin(EINVAL) => look().map_or(self, Reason::NonGpu),
@@ -318,8 +322,8 @@ impl Reason {
         }
     }
 
-    /// The negative errno that goes to ib_core, where a step may return one: nothing that it could take for success, or
-    /// for a pointer.
+    /// Returns the negative errno that a step after `acquire` returns to ib_core. ib_core can take
+    /// it neither for success nor for a pointer.
     pub(crate) fn errno(&self) -> i32 {
         let errno = self.info().and_then(|info| info.errno);
         match errno.unwrap_or(self.code()) {
@@ -329,7 +333,7 @@ impl Reason {
     }
 }
 
-/// What happened, what is known about it, and what to do.
+/// Prints the description, the details and the advice.
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(info) = self.info() else {
@@ -362,7 +366,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// An errno of nvidia.ko's, by name where it is one of those that it uses.
+/// An error code of nvidia.ko. Known codes are printed by name.
 struct Code(i32);
 
 impl fmt::Display for Code {
@@ -376,56 +380,56 @@ impl fmt::Display for Code {
     }
 }
 
-/// An event that is counted and refuses nothing.
+/// An event that is counted and does not refuse a registration.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Event {
-    /// A persistent pin could not be put, and never will be.
+    /// A persistent pin could not be put, and is lost.
     Leaked,
-    /// A revocable pin was not put: another process released it.
+    /// A revocable pin was not put, because another process released it.
     OrphanedOtherProcess,
-    /// The same: nvidia.ko no longer knows the process for that memory.
+    /// A revocable pin was not put, because nvidia.ko no longer links its memory to the process.
     OrphanedUnlisted,
-    /// The same: released inside the callback of another pin.
+    /// A revocable pin was not put, because it was released inside the callback of another pin.
     OrphanedInCallback,
-    /// The same: nvidia.ko would not.
+    /// A revocable pin was not put, because nvidia.ko refused.
     OrphanedFailed,
     /// A DMA mapping could not be undone.
     NotUnmapped,
-    /// nvidia.ko freed what it had said to have unpinned.
+    /// nvidia.ko called back for a pin that it had reported as unpinned.
     LateCallback,
-    /// nvidia.ko freed what this module does not know.
+    /// nvidia.ko called back for a pin that does not exist.
     SpuriousCallback,
     /// A scatter list may get an HCA page that is larger than 2 GiB.
     LargeHcaPage,
-    /// Another module's client took what this module refused. Never logged.
+    /// Another module's client accepted a range that this module had refused. Never logged.
     OtherClient,
 }
 
-/// How bad an event is: the level of its line in the log.
+/// The log level of an event.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Severity {
-    /// Part of ordinary life.
+    /// A normal event.
     Info,
-    /// Not as it should be, and dealt with.
+    /// An abnormal event that this module handled.
     Warning,
-    /// Something is lost or held.
+    /// A resource is lost, or stays in use.
     Error,
 }
 
 /// A row of the table of events.
 pub(crate) struct EventInfo {
-    /// For programs, as that of a [`ReasonInfo`].
+    /// Name for programs, with the same promise as in [`ReasonInfo`].
     pub(crate) name: &'static str,
-    /// How bad it is.
+    /// Log level of the event.
     pub(crate) severity: Severity,
-    /// What happened, for people.
+    /// Description of the event, for people.
     pub(crate) message: &'static str,
-    /// What to do about it, or nothing.
+    /// Advice to the user, or an empty string.
     pub(crate) advice: &'static str,
 }
 
 impl Event {
-    /// Every event, in the order of their numbers, which is that of the lines in `counters`.
+    /// All events, in the order of their numbers and of the lines in `counters`.
     pub(crate) const ALL: [EventInfo; 10] = [
         EventInfo {
             name: "leaked",

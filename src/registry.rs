@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The registry: which registrations there are at the moment, and what became of how many.
+//! The registry of live registrations, and counters of how registrations ended.
 //!
 //! ```text
-//! acquire    add         a number of its own; `pinned`
+//! acquire    add         a new number; `pinned`
 //! dma_map    mapped      `mapped`
 //! dma_unmap  unmapped    `pinned` again
-//! callback   revoked     `revoked`, until it is released
+//! callback   revoked     `revoked`, until the release
 //! release    released    removed; or `orphaned`, until the memory is freed
-//! the end    remove      of an orphaned region
+//! drop       remove      removes an orphaned registration
 //! ```
 //!
-//! An entry costs no memory of its own: it is a field of the registration (`entries.rs`).
+//! An entry needs no allocation of its own: it is a field of the registration (`entries.rs`).
 //!
-//! One lock guards the entries and the [`Registry`]. It is a leaf, and no other lock is taken with it held: a reader of the
-//! registry copies one entry at a time, unlocks, and goes on after its number.
+//! One lock protects the entries and the [`Registry`]. It is a leaf lock: no other lock is taken
+//! while it is held. A reader copies one entry at a time, unlocks, and continues after the number
+//! of that entry.
 //!
-//! What a registration calls is inline: each has two callers, one for each mode, and is given so much that a
-//! call would cost more than what it does.
+//! The functions that a registration calls are inline. Each has two callers, one for each mode, and
+//! so many arguments that a call would cost more than its body.
 //!
-//! Uses `core` alone: see `ranges`. `docs/observe.md` promises the form of the line to programs.
+//! Uses only `core`: see `ranges`. `docs/observe.md` promises the format of the line to programs.
 
 use core::fmt;
 
@@ -44,18 +45,18 @@ use super::{
 /// The state of a registration.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum State {
-    /// Its memory is pinned.
+    /// The memory is pinned.
     Pinned,
-    /// And mapped for an HCA.
+    /// The memory is pinned, and mapped for an HCA.
     Mapped,
     /// The memory was freed.
     Revoked,
-    /// It was released; memory of it stays pinned until it is freed.
+    /// The registration was released, but some of its memory stays pinned until it is freed.
     Orphaned,
 }
 
 impl State {
-    /// A word for it.
+    /// Returns the name of the state.
     pub(crate) fn name(self) -> &'static core::ffi::CStr {
         match self {
             State::Pinned => c"pinned",
@@ -66,59 +67,59 @@ impl State {
     }
 }
 
-/// What is known of a registration when it is made.
+/// The data that is known when a registration is made.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct RegistrationInfo {
-    /// Of which client.
+    /// Mode of the client.
     pub(crate) mode: PinMode,
     /// The range, in whole pages.
     pub(crate) span: Span,
-    /// The size of the pages.
+    /// Size of the smallest pages, in bytes.
     pub(crate) page: PageSize,
-    /// Of how many pins it consists.
+    /// Number of pins.
     pub(crate) chunks: usize,
-    /// Where its memory is, as far as that is known.
+    /// GPUs that have the memory, as far as they are known.
     pub(crate) gpus: Gpus,
-    /// Who registers.
+    /// The thread that registered.
     pub(crate) task: Task,
-    /// When, in microseconds.
+    /// Time of the registration, in microseconds since boot.
     pub(crate) since: u64,
 }
 
 /// A registration in the registry.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Registration {
-    /// From 1 on, and not used twice.
+    /// Numbers begin with 1, and are not reused.
     pub(crate) number: u64,
     pub(crate) state: State,
     pub(crate) info: RegistrationInfo,
-    /// Of its scatter list; 0 while there is none in use.
+    /// Number of scatter-list entries, or 0 if the memory is not mapped.
     pub(crate) entries: u32,
-    /// The device that it is mapped for.
+    /// The device for which the memory is mapped.
     pub(crate) hca: Option<PciAddress>,
 }
 
-/// How many registrations of a mode came to what.
+/// Counters of the registrations of one mode.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Counts {
-    /// Added to the registry.
+    /// Registrations that were added to the registry.
     pub(crate) registered: u64,
-    /// Were mapped.
+    /// Registrations that were mapped.
     pub(crate) mapped: u64,
-    /// Lost their memory before they were released.
+    /// Registrations that lost memory before they were released.
     pub(crate) revoked: u64,
-    /// Were released.
+    /// Registrations that were released.
     pub(crate) released: u64,
-    /// Are in the registry.
+    /// Registrations that are in the registry now.
     pub(crate) active: u64,
-    /// Bytes of these, in whole pages.
+    /// Bytes of the registrations in the registry, in whole pages.
     pub(crate) active_bytes: u64,
 }
 
-/// The numbers that entries get, and the counters, under the lock of the entries.
+/// The last number and the counters. The lock of the entries protects them.
 #[derive(Debug)]
 pub(crate) struct Registry {
-    /// The last number given: 64 bits do not come round.
+    /// The last number that was given out. 64 bits do not wrap in practice.
     last: u64,
     counts: [Counts; PinMode::ALL.len()],
 }
@@ -130,7 +131,7 @@ impl Default for Registry {
 }
 
 impl Registry {
-    /// An empty one.
+    /// Returns an empty registry.
     pub(crate) const fn new() -> Self {
         const NONE: Counts = Counts {
             registered: 0,
@@ -146,19 +147,19 @@ impl Registry {
         }
     }
 
-    /// The last number given; 0 before the first.
+    /// Returns the last number that was given out, or 0 before the first.
     pub(crate) fn last(&self) -> u64 {
         self.last
     }
 
-    /// Of each mode, all of one moment.
+    /// Returns the counters of each mode, taken at one moment.
     pub(crate) fn counts(&self) -> [Counts; PinMode::ALL.len()] {
         self.counts
     }
 
-    /// Counts for the mode of `registration`.
+    /// Changes the counters of the mode of `registration`.
     fn count(&mut self, registration: &Registration, change: impl FnOnce(&mut Counts)) {
-        // CAST: A number of a mode.
+        // CAST: The number of a mode is an index of `counts`.
         if let Some(counts) = self.counts.get_mut(registration.info.mode as usize) {
             change(counts);
         }
@@ -173,7 +174,7 @@ impl Registry {
         });
     }
 
-    /// `acquire` has succeeded.
+    /// Adds a registration after a successful `acquire`.
     #[inline]
     pub(crate) fn add(
         &mut self,
@@ -198,7 +199,8 @@ impl Registry {
         Some(Transition::Registered)
     }
 
-    /// `dma_map` has succeeded: a scatter list of so many entries, for the device with that address.
+    /// Records a successful `dma_map`: the number of scatter-list entries, and the address of the
+    /// device.
     #[inline]
     pub(crate) fn mapped(
         &mut self,
@@ -216,7 +218,7 @@ impl Registry {
         Some(Transition::Mapped)
     }
 
-    /// `dma_unmap`. One that was revoked is still that.
+    /// Records a `dma_unmap`. A revoked registration stays revoked.
     #[inline]
     pub(crate) fn unmapped(&mut self, slot: &mut Option<Registration>) -> Option<Transition> {
         let registration = slot.as_mut().filter(|r| r.state == State::Mapped)?;
@@ -226,7 +228,8 @@ impl Registry {
         None
     }
 
-    /// The memory, or a part of it, goes. Counts once, and not after the release.
+    /// Records that memory of the registration is freed. Counts once for each registration, and not
+    /// after its release.
     #[inline]
     pub(crate) fn revoked(&mut self, slot: &mut Option<Registration>) -> Option<Transition> {
         let registration = slot
@@ -239,7 +242,8 @@ impl Registry {
         Some(Transition::Revoked)
     }
 
-    /// `release`. What is `orphaned` stays in the registry until it is [removed](Self::remove).
+    /// Records the `release`. An `orphaned` registration stays in the registry until
+    /// [`remove`](Self::remove).
     #[inline]
     pub(crate) fn released(
         &mut self,
@@ -264,27 +268,28 @@ impl Registry {
         ))
     }
 
-    /// The end of the entry: removes what is still there.
+    /// Removes the registration, if it is still there, when its entry is dropped.
     pub(crate) fn remove(&mut self, slot: &mut Option<Registration>) -> Option<Transition> {
         self.uncount(&slot.take()?);
         None
     }
 }
 
-/// A change of a registration that is traced.
+/// A change of a registration that has a tracepoint.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Transition {
     Registered,
     Mapped,
     Revoked,
-    /// The number of the registration, and the state that it was in, or is in if that is [`State::Orphaned`].
+    /// The registration's number, and its last state. The state is [`State::Orphaned`] if the
+    /// registration stays in the registry.
     Released(u64, State),
 }
 
-/// A registration as one line.
+/// A registration, printed as one line.
 pub(crate) struct Line<'a, N> {
     pub(crate) registration: &'a Registration,
-    /// Where the GPU of a number is.
+    /// Function that returns the PCI address of the GPU with a number.
     pub(crate) gpu: N,
 }
 
@@ -307,7 +312,8 @@ impl<N: Fn(u32) -> Option<PciAddress>> fmt::Display for Line<'_, N> {
             info.page.bytes(),
             info.chunks,
         )?;
-        // In the order of their addresses: the next that is higher than the one before.
+        // The GPUs are printed in the order of their addresses. Each step finds the lowest address
+        // above `before`.
         let mut before = None;
         let next = |before| {
             let all = info.gpus.numbers().filter_map(&self.gpu);

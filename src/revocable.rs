@@ -1,60 +1,63 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The life of one registration whose memory may be freed first: the revocable mode.
+//! The life of one registration in revocable mode: the memory may be freed first.
 //!
 //! ```text
-//! acquire    RevocableMr::pin         one pin for each allocation, usually one, until release; the
-//!                                     physical addresses are copied
-//! get_pages  RevocableMr::set_ticket  remembers ib_core's ticket; calls no provider
-//! dma_map    RevocableMr::map         maps the copied addresses; calls no provider
+//! acquire    RevocableMr::pin         one pin for each allocation, usually one, until release;
+//!                                     copies the physical addresses
+//! get_pages  RevocableMr::set_ticket  remembers ib_core's ticket; does not call nvidia.ko
+//! dma_map    RevocableMr::map         maps the copied addresses; does not call nvidia.ko
 //! dma_unmap  RevocableMr::unmap
 //! put_pages  (nothing)
-//! release    RevocableMr::release     no callback after it, unpins, frees the scatter list
+//! release    RevocableMr::release     waits for callbacks, unpins, frees the scatter list
 //! ```
 //!
-//! and at any time, from the thread that frees the memory, [`Revoke::revoke`].
+//! [`Revoke::revoke`] may run at any time, on the thread that frees the memory.
 //!
 //! # Locks
 //!
 //! ```text
-//! ib_core's peer_memory_mutex > provider's API lock > ib_core's mapping_lock > the region's lock
+//! ib_core's peer_memory_mutex > nvidia.ko's API lock > ib_core's mapping_lock > the region's lock
 //! ```
 //!
-//! `revoke` runs with the API lock held and calls ib_core, which takes `mapping_lock`; ib_core calls
-//! `map` and `unmap` with `mapping_lock` held. So:
+//! `revoke` runs with the API lock held, and calls ib_core, which takes `mapping_lock`. ib_core
+//! calls `map` and `unmap` with `mapping_lock` held. This gives three rules:
 //!
-//! - The region's lock is held across no call into ib_core, which may call `unmap` from there, on
-//!   the same thread or another.
-//! - Under the region's lock nothing takes the API lock: neither pin nor unpin. Mapping and unmapping
-//!   addresses of a BAR take none.
-//! - Under the region's lock nothing is allocated, and so nothing is mapped: see
-//!   [`callback_pin`](super::callback_pin). Unmapping waits for no memory.
+//! - The region's lock is never held across a call into ib_core, because ib_core may call `unmap`
+//!   from there, on the same thread or another.
+//! - The API lock is never taken under the region's lock, so neither pin nor unpin is called there.
+//!   Mapping and unmapping addresses of a BAR take no API lock.
+//! - Nothing is allocated under the region's lock, and so nothing is mapped there: see
+//!   [`callback_pin`](super::callback_pin). Unmapping does not wait for memory.
 //!
-//! # Rules, and what fails without them
+//! # Rules, and the failures that they prevent
 //!
-//! - A range over several allocations has as many pins ([`chunks`]), and one of them that goes revokes the
-//!   whole: the HCA has one key for all of it. The others stay pinned until `release`.
-//! - A callback before [`RevocableMr::set_ticket`] marks the region, and `set_ticket` fails: ib_core would
-//!   otherwise get a region that nobody will ever revoke.
-//! - A callback without a ticket never calls ib_core. Tickets are small numbers that come round again:
-//!   a stale one would revoke a stranger's region. `release` clears the ticket under the lock.
-//! - `release` returns only when no callback of this region is inside ib_core or tearing down: ib_core
-//!   writes to its own record after `release`, and an invalidation on its way reads it. It waits with
-//!   no lock held, and never on the callback's own thread, for OFED 4.9 calls `release` inside the
-//!   callback.
-//! - `map` maps with the region unlocked. If a callback has come when it locks the region again, it unmaps and fails:
-//!   ib_core, and so the HCA, never gets an address of memory that is gone. The callback does not wait for that. From
-//!   OFED 5 on, ib_core holds `mapping_lock` over `dma_map`, so there an invalidation waits for it; a client cannot change
-//!   that.
-//! - The scatter list goes in `release` alone: ib_core writes to its first and last entry before it
+//! - A range over several allocations has one pin for each ([`chunks`]). If one of the allocations
+//!   is freed, the whole region is revoked, because the HCA has one key for all of it. The other
+//!   allocations stay pinned until `release`.
+//! - A callback before [`RevocableMr::set_ticket`] marks the region, and `set_ticket` then fails.
+//!   Otherwise ib_core would get a region that nobody ever revokes.
+//! - A callback without a ticket never calls ib_core. Tickets are small numbers that ib_core
+//!   reuses, and a stale one would revoke another region. `release` clears the ticket under the
+//!   lock.
+//! - `release` returns only when no callback of this region is inside ib_core or tearing down.
+//!   ib_core writes to its own structure after `release`, and a running invalidation reads that
+//!   structure. `release` waits with no lock held. It never waits for a callback on its own thread,
+//!   because OFED 4.9 calls `release` inside the callback.
+//! - `map` maps with the region unlocked, and then locks the region again. If a callback has come
+//!   by then, `map` unmaps and fails. ib_core, and thus the HCA, never gets an address of memory
+//!   that is gone. The callback does not wait for `map`. From OFED 5 on, ib_core holds
+//!   `mapping_lock` across `dma_map`, so an invalidation waits for it. A client cannot change this.
+//! - Only `release` frees the scatter list. ib_core writes to its first and last entry before it
 //!   calls `dma_unmap`, even after an invalidation.
-//! - The provider's `dma_map_pages` is not used. It reads the page table without a lock, and a callback
-//!   beside it can neither wait for it (it wants the API lock) nor return (the table would be freed).
-//!   The physical addresses are copied while the table is known to live, and mapped here. The price:
-//!   the provider's topology check (580 and later) is not made. A device that the provider has denied one
-//!   of the GPUs before, when it mapped for the persistent client, is refused.
+//! - This mode does not use nvidia.ko's `dma_map_pages`, which reads the page table without a lock.
+//!   A concurrent callback can neither wait for it, because it takes the API lock, nor return,
+//!   because the table would be freed. Instead, the physical addresses are copied while the table
+//!   is known to be alive, and this module maps them. The disadvantage: nvidia.ko's topology check
+//!   (driver 580 and later) is skipped. `map` refuses a device only if nvidia.ko has denied it one
+//!   of the GPUs before, when nvidia.ko mapped for the persistent client.
 //!
-//! Uses `core`, [`env`], and what uses no more.
+//! Uses `core`, [`env`], and files that use nothing else.
 
 use super::{
     callback_pin::Revoke,
@@ -90,26 +93,26 @@ use super::{
     revocable_pin::RevocablePin, //
 };
 
-/// The part of a region that its lock guards.
+/// The part of a region that its lock protects.
 #[derive(Default)]
 pub(crate) struct State {
-    /// From `set_ticket` until a callback takes it, or `release` clears it.
+    /// Set by `set_ticket`; taken by a callback, or cleared by `release`.
     ticket: Option<Ticket>,
-    /// A callback has come. Never cleared.
+    /// `true` once a callback has come. Never cleared.
     revoked: bool,
-    /// The provider did not take back every pin. Never cleared.
+    /// `true` if nvidia.ko did not unpin every pin. Never cleared.
     orphaned: bool,
-    /// The thread on which a callback of this region is under way. The provider makes one callback
-    /// at a time.
+    /// The thread that is running a callback of this region. nvidia.ko makes one callback at a
+    /// time.
     callback: Option<Thread>,
-    /// From `map` until `unmap`, a callback or `release`, whichever is first.
+    /// Set from `map` until `unmap`, a callback or `release`, whichever comes first.
     mapping: Option<BarMapping>,
-    /// From `map` until `release`.
+    /// Set from `map` until `release`.
     table: Option<SgTable>,
-    /// From `pin` until `release`.
+    /// Set from `pin` until `release`.
     pins: SmallVec<RevocablePin>,
-    /// Where the memory is, and on which GPUs, from `pin` until `map` or `release`, whichever is first. ib_core does not map
-    /// again after a `map` that failed.
+    /// The physical ranges of the memory and its GPUs. Set from `pin` until `map` or `release`,
+    /// whichever comes first. ib_core does not call `map` again after a failure.
     memory: Option<(PhysRanges, Gpus)>,
 }
 
@@ -123,12 +126,12 @@ impl State {
     }
 }
 
-/// A registration whose memory may go away. ib_core holds it from `acquire` to `release`; it lives until the last callback
-/// for it has returned.
+/// A registration whose memory may be freed. ib_core holds it from `acquire` to `release`. It lives
+/// until its last callback has returned.
 pub(crate) type RevocableMr = Registered<Fixed, Monitor<State>>;
 
-/// Pins all of the region, and adds it to the registry.
-// Not inlined: with those of its caller the frame would exceed 1 KiB.
+/// Pins the whole region, and adds it to the registry.
+// Not inlined: the combined stack frame with the caller would exceed 1 KiB.
 #[inline(never)]
 fn pin(mr: &Shared<RevocableMr>) -> Result<(), Reason> {
     let span = *mr.of.span();
@@ -136,7 +139,7 @@ fn pin(mr: &Shared<RevocableMr>) -> Result<(), Reason> {
         span,
         env::max_chunks(),
         |span| RevocablePin::pin(span, mr.clone()),
-        // Once a part is gone, the rest is not worth its pins.
+        // If one allocation is gone, pinning the rest is pointless.
         || mr::check_killed().and_then(|()| mr.state.with(|state| state.check())),
     )?;
     let (memory, page, gpus) = RevocablePin::read_all(&pins, span.start())?;
@@ -145,7 +148,7 @@ fn pin(mr: &Shared<RevocableMr>) -> Result<(), Reason> {
         state.pins = pins;
         state.memory = Some((memory, gpus));
         state.check()?;
-        // Under the lock: the callback that comes next finds it in the registry.
+        // The entry is added under the lock, so the next callback finds it in the registry.
         mr.entry.update(|registry, slot| registry.add(slot, info));
         Ok(())
     })
@@ -160,15 +163,15 @@ impl Mr for RevocableMr {
         match pin(&mr) {
             Ok(()) => Ok(mr),
             Err(reason) => {
-                // May wait for a callback with ib_core's global mutex held: a callback for a region without a ticket calls
-                // nobody.
+                // This may wait for a callback while ib_core's global mutex is held. The wait ends,
+                // because a callback for a region without a ticket does not call ib_core.
                 Self::release(mr);
                 Err(reason)
             }
         }
     }
 
-    /// From now on a callback revokes `ticket`.
+    /// Stores the ticket. From now on, a callback revokes it.
     #[inline]
     fn set_ticket(&self, ticket: Ticket) -> Result<(), Reason> {
         self.state.with(|state| {
@@ -183,7 +186,8 @@ impl Mr for RevocableMr {
             state.check()?;
             state.memory.take().ok_or(Reason::MappedTwice)
         })?;
-        // Without the region's lock: this may wait for a search of the machine.
+        // The region is unlocked here, because `recall` may wait for a scan of the machine's PCI
+        // devices.
         let denied = |number| env::recall(Gpus::one(number), device) == Some(Reach::Denied);
         if gpus.numbers().any(denied) {
             return Err(DENIED);
@@ -193,7 +197,8 @@ impl Mr for RevocableMr {
         mr::note_large_hca_page(span, &table);
         let (entries, hca) = (table.entries(), device.address());
         let mapped = self.state.with(move |state| {
-            // A callback may have come since. A later one waits for the lock, and tears down what was built here.
+            // A callback may have come in the meantime. A later callback waits for the lock, and
+            // tears down this mapping.
             if let Err(reason) = state.check() {
                 return Err((reason, mapping, table));
             }
@@ -202,7 +207,7 @@ impl Mr for RevocableMr {
                 .update(|registry, slot| registry.mapped(slot, entries, hca));
             Ok(state.table.insert(table).head())
         });
-        // A refused mapping is dropped here, and so unmapped, with the region unlocked.
+        // On error, the mapping is dropped here, with the region unlocked. The drop unmaps.
         mapped.map_err(|(reason, ..)| reason)
     }
 
@@ -214,21 +219,25 @@ impl Mr for RevocableMr {
         });
     }
 
-    /// ib_core holds no lock here that an invalidation takes.
+    /// Releases the region. ib_core holds no lock here that an invalidation takes.
     fn release(this: Shared<Self>) {
         let state = &this.state;
         let pins = state.with(|state| {
             state.ticket = None;
             core::mem::take(&mut state.pins)
         });
-        // Blocks while a callback of one of these pins runs, for the callback holds the API lock.
+        // The drop waits for a running callback of these pins, since the callback holds the API
+        // lock.
         drop(pins);
-        // A callback that had marked its pin before the drop above looked is still on its way.
+        // A callback may still be running if it had marked its pin before the drop above checked
+        // the pin.
         let thread = Thread::current();
         state.wait_while(|state| state.callback.is_some_and(|callback| callback != thread));
-        // The region may outlive this, for a callback that is yet to come. What it holds does not.
+        // The region may outlive this function until a pending callback. The resources that it
+        // holds do not.
         let held = state.with(|own| {
-            // The provider was asked for each pin by now: what it did not put stays in the registry with the region.
+            // Every pin has been put or orphaned by now. If any is orphaned, the region stays in
+            // the registry.
             this.entry
                 .update(|registry, slot| registry.released(slot, own.orphaned));
             (own.mapping.take(), own.table.take(), own.memory.take())
@@ -250,7 +259,8 @@ impl Revoke for RevocableMr {
             self.entry.update(Registry::revoked);
             state.ticket.take()
         });
-        // The HCA first, then the mapping: no lock of ours is held while ib_core stops the HCA.
+        // ib_core stops the HCA first, and the mapping goes afterwards. No lock of this module is
+        // held while ib_core stops the HCA.
         if let Some(ticket) = ticket {
             ticket.invalidate(self.of.stats());
         }
@@ -258,7 +268,8 @@ impl Revoke for RevocableMr {
             state.mapping = None;
             state.callback = None;
         });
-        // `release` may have returned by now: the callback's reference to its entry keeps the region.
+        // `release` may have returned by now. The callback's reference to its entry keeps the
+        // region alive.
         self.state.notify_all();
     }
 

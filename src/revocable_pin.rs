@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! GPU memory that may be freed while it is pinned, and where it is.
+//! GPU memory that may be freed while it is pinned, and its physical addresses.
 
 use kernel::sync::Arc;
 
@@ -18,36 +18,37 @@ use crate::{
     reason::Reason, //
 };
 
-/// GPU memory that is pinned until this is dropped, or until it is freed: see [`callback_pin`](crate::callback_pin).
+/// GPU memory that is pinned until this value is dropped, or until the memory is freed: see
+/// [`callback_pin`](crate::callback_pin).
 ///
-/// The drop unpins, unless the callback has run. After it no callback starts, except where the provider would not
-/// unpin: then one comes some time, and finds nothing to do. It is neither made nor dropped with the region's lock held:
-/// both take the provider's API lock.
+/// The drop unpins, unless the callback has run. No callback starts after the drop, except if
+/// nvidia.ko would not unpin. In that case the callback comes later and has nothing to do. Do not
+/// make or drop this value with the region's lock held, since both take nvidia.ko's API lock.
 pub(crate) struct RevocablePin {
-    /// Unpins.
     held: CallbackPin,
     span: Span,
 }
 
 impl RevocablePin {
-    /// `nvidia_p2p_get_pages()`. Takes nvidia.ko's API lock. `region` may be revoked before this
-    /// returns.
+    /// Pins `span`: `nvidia_p2p_get_pages()`. Takes nvidia.ko's API lock. `region` may be revoked
+    /// before this returns.
     pub(crate) fn pin(span: Span, region: Arc<dyn Revoke>) -> Result<Self, Reason> {
         let held = CallbackPin::new(span, region)?;
         Ok(RevocablePin { held, span })
     }
 
-    /// Returns where the memory of `pins` is, which backs the virtual addresses from `va` on, the size of its pages, and in whose
-    /// BARs it is. Refused where it is gone, or nothing that this module can map. Read in batches, since a callback waits
-    /// for the one under way.
+    /// Returns the physical ranges of `pins`, the size of their smallest pages, and their GPUs.
+    /// `pins` back the virtual addresses from `va` on. Fails if the memory is gone, or if this
+    /// module cannot map it. Reads in batches, because a callback waits for the current batch.
     pub(crate) fn read_all(pins: &[Self], va: u64) -> Result<(PhysRanges, PageSize, Gpus), Reason> {
         let mut page = PageSize::KIB_128;
         let (memory, gpus) = PhysRanges::read(va, |reader| {
             pins.iter().try_for_each(|pin| {
                 reader.batches(|reader, from| {
                     pin.held.read(|table| {
-                        // SAFETY: The table lives until `free_callback` returns for it, and that call does not return
-                        // while there is a `TableGuard`. The borrow ends with this function.
+                        // SAFETY: The table lives until `free_callback` returns for it, and that
+                        // call does not return while a `TableGuard` exists. The borrow ends with
+                        // this closure.
                         let checked = unsafe { table.table().check(pin.span) }?;
                         if checked.cacheable {
                             return Err(Reason::CpuCacheable);

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * How scatter lists of DMA addresses grow, for sg.rs. In C, since the kernel
- * crate has no form for the links between their chunks.
+ * Growing scatter lists of DMA addresses, for sg.rs. They are in C because the
+ * kernel crate has no function for the links between chunks.
  */
 
 #include <linux/scatterlist.h>
 
 #include "helpers.h"
 
-/* To entries that are as sg_alloc_table() left them. */
+/* Copies entries to new ones of sg_alloc_table(). */
 static void peermem_sg_copy(struct scatterlist *to, struct scatterlist *from,
 			    unsigned int count)
 {
@@ -20,9 +20,9 @@ static void peermem_sg_copy(struct scatterlist *to, struct scatterlist *from,
 }
 
 /*
- * Makes room after the @filled entries from @first on, which are all that
- * @chunk has if there is any: in the rest of the last chunk or in another one.
- * Returns how many entries from the new @chunk on are filled, or 0 without
+ * Makes room after the @filled entries from @first on, in the rest of the last
+ * chunk or in a new one. If there is a @chunk, these are all of its entries.
+ * Returns the number of filled entries in the new @chunk, or 0 if there is no
  * memory. May sleep.
  */
 unsigned int peermem_sg_grow(struct peermem_sg *list, struct scatterlist *first,
@@ -31,7 +31,7 @@ unsigned int peermem_sg_grow(struct peermem_sg *list, struct scatterlist *first,
 	struct scatterlist *next = first + filled;
 	struct sg_table chunk;
 
-	/* Never where a page has PEERMEM_SG_CHUNK entries. */
+	/* Not possible if a page has exactly PEERMEM_SG_CHUNK entries. */
 	if (list->last && next < list->last + SG_MAX_SINGLE_ALLOC) {
 		list->chunk = min(next - 1, list->last + SG_MAX_SINGLE_ALLOC -
 						    PEERMEM_SG_CHUNK);
@@ -47,7 +47,7 @@ unsigned int peermem_sg_grow(struct peermem_sg *list, struct scatterlist *first,
 		peermem_sg_copy(chunk.sgl, first, filled);
 		return filled;
 	}
-	/* The last one's place is the link's now. */
+	/* The last entry moves, because the link takes its place. */
 	peermem_sg_copy(chunk.sgl, next - 1, 1);
 	sg_chain(list->before, SG_MAX_SINGLE_ALLOC, chunk.sgl);
 	list->table.orig_nents += SG_MAX_SINGLE_ALLOC - 1;
@@ -55,8 +55,8 @@ unsigned int peermem_sg_grow(struct peermem_sg *list, struct scatterlist *first,
 }
 
 /*
- * Ends the list with the @filled entries from @first on, which are all that
- * @chunk has if there is any, and gives back what it has beyond. May sleep.
+ * Ends the list with the @filled entries from @first on, and frees the unused
+ * rest. If there is a @chunk, these are all of its entries. May sleep.
  */
 int peermem_sg_finish(struct peermem_sg *list, struct scatterlist *first,
 		      unsigned int filled)

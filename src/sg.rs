@@ -27,36 +27,39 @@ use crate::{
 ///
 /// # Invariants
 ///
-/// The entries are allocated, and freed by the drop alone. Whoever has an [`SgTableHead`] may write to
-/// them until then.
+/// The entries are allocated, and only the drop frees them. The holder of an [`SgTableHead`] may
+/// write to them until then.
 pub(crate) struct SgTable(bindings::sg_table);
 
-// SAFETY: A plain owner of memory.
+// SAFETY: The table only owns memory.
 unsafe impl Send for SgTable {}
 
-/// The head of an [`SgTable`], for C code that reads its entries, or writes to them.
+/// The head of an [`SgTable`], for C code that reads or writes its entries.
 pub(crate) struct SgTableHead(pub(crate) bindings::sg_table);
 
 /// Number of entries that Rust code fills between two calls of `peermem_sg_grow()`.
 pub(crate) const CHUNK: usize = c::PEERMEM_SG_CHUNK as usize;
 
-/// So many entries are gathered on the stack first: a list of few takes memory for just these.
+/// Number of entries that are first collected on the stack. A short list then allocates only the
+/// entries that it needs.
 const FEW: usize = 8;
 
-/// The end of a [`SgTable`] that grows: nobody walks twice over the memory to count its entries first.
+/// The end of a growing [`SgTable`]. The memory need not be walked twice to count its entries
+/// first.
 ///
 /// # Invariants
 ///
-/// From `first` to `end` are entries that nobody else has: those on the stack, or the last chunk of `list`. `at` is one of
-/// them, or `end`; those before it are filled.
+/// The entries from `first` to `end` belong to this builder alone: they are on the stack, or are
+/// the last chunk of `list`. `at` points to one of them, or is `end`. The entries before `at` are
+/// filled.
 pub(crate) struct SgBuilder<'a> {
     at: *mut bindings::scatterlist,
     end: *mut bindings::scatterlist,
     first: *mut bindings::scatterlist,
     _few: PhantomData<&'a mut [MaybeUninit<bindings::scatterlist>; FEW]>,
-    /// Its table is always one.
+    /// `list.table` is always a valid table.
     list: c::peermem_sg,
-    /// There was no memory for a chunk.
+    /// `true` once there was no memory for a chunk.
     failed: bool,
 }
 
@@ -82,14 +85,15 @@ impl<'a> SgBuilder<'a> {
         self.push_within(entry);
     }
 
-    /// Adds an entry, and returns `true`, if there is room without an allocation.
+    /// Adds an entry and returns `true`, if there is room without an allocation.
     #[inline(always)]
     pub(crate) fn push_within(&mut self, entry: SgEntry) -> bool {
         let at = self.at;
         if at == self.end {
             return false;
         }
-        // SAFETY: Before `end`, and nobody else's. What links it to others stays as it is.
+        // SAFETY: The entry is before `end`, and belongs to this builder alone. Its chain bits stay
+        // unchanged.
         unsafe {
             (*at).length = entry.len;
             (*at).dma_address = entry.addr;
@@ -98,46 +102,51 @@ impl<'a> SgBuilder<'a> {
                 (*at).dma_length = entry.len;
             }
         }
-        // INVARIANT: It was before `end`, and is filled.
+        // INVARIANT: `at` was before `end`, and its entry is filled now.
         self.at = at.wrapping_add(1);
         true
     }
 
-    /// How many entries are filled, of those from `first` on.
+    /// Returns the number of filled entries from `first` on.
     fn filled(&self) -> c_uint {
-        // CAST: Few.
+        // CAST: There are at most `CHUNK` entries.
         ((self.at.addr() - self.first.addr()) / size_of::<bindings::scatterlist>()) as c_uint
     }
 
-    /// Makes room, in a new chunk; where there is no memory for one, over what is there.
+    /// Makes room in a new chunk. Without memory for a chunk, the next entries overwrite the old
+    /// ones.
     #[cold]
     #[inline(never)]
     fn grow(&mut self) {
         let mut used = 0;
         if !self.failed {
             let filled = self.filled();
-            // SAFETY: None of the calls for the list has failed. So many entries are filled.
+            // SAFETY: No earlier call for the list has failed. `filled` entries from `first` on are
+            // filled.
             used = unsafe { c::peermem_sg_grow(&mut self.list, self.first, filled) };
         }
         if used == 0 {
             self.failed = true;
         } else {
-            // INVARIANT: A chunk with so many entries, of which the first `used` are filled, and this is not all.
+            // INVARIANT: The chunk has `CHUNK` entries. The first `used` of them are filled, and at
+            // least one is free.
             self.first = self.list.chunk;
             self.end = self.first.wrapping_add(CHUNK);
         }
         self.at = self.first.wrapping_add(used as usize);
     }
 
-    /// The list of the entries that were added, and what adding them returned. To be called once; not by value, which would
-    /// copy all of it.
+    /// Returns the list of the added entries, and the result of adding them. Must be called once.
+    /// Takes `self` by reference, because a move would copy all of it.
     fn finish<R>(&mut self, filled: Result<R, Reason>) -> Result<(SgTable, R), Reason> {
         let count = self.filled();
         let ended = !self.failed && filled.is_ok() && {
-            // SAFETY: None of the calls for the list has failed, and this is the last. So many entries are filled.
+            // SAFETY: No earlier call for the list has failed, and this is the last call. `count`
+            // entries from `first` on are filled.
             unsafe { c::peermem_sg_finish(&mut self.list, self.first, count) == 0 }
         };
-        // INVARIANT: Allocated by the C functions; whatever they did, `sg_free_table()` takes it.
+        // INVARIANT: The C functions allocated the entries. `sg_free_table()` accepts the table
+        // after any result of theirs.
         let table = SgTable(self.list.table);
         match filled {
             Ok(filled) if ended => Ok((table, filled)),
@@ -148,7 +157,8 @@ impl<'a> SgBuilder<'a> {
 }
 
 impl SgTable {
-    /// Allocates exactly as many entries as `fill` adds, at least one, and fills them. Also returns what `fill` does.
+    /// Allocates exactly as many entries as `fill` adds, but at least one, and fills them. Also
+    /// returns the result of `fill`.
     #[inline(always)]
     pub(crate) fn build<R>(
         fill: impl FnOnce(&mut SgBuilder<'_>) -> Result<R, Reason>,
@@ -159,29 +169,30 @@ impl SgTable {
         builder.finish(filled)
     }
 
-    /// Its entries, while nobody else has them.
+    /// Returns the address ranges of the entries. Must not be called once C code has the table's
+    /// head.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = AddrRange> + '_ {
         let mut next = self.0.sgl;
         (0..self.0.nents).map(move |_| {
             let at = next;
-            // SAFETY: The table has so many entries, and none of them changes.
+            // SAFETY: The table has `nents` entries, and none of them changes.
             unsafe {
                 next = bindings::sg_next(at);
                 AddrRange {
                     addr: (*at).dma_address,
-                    // What it is of DMA is the same.
+                    // `dma_length`, where it exists, is the same.
                     len: u64::from((*at).length),
                 }
             }
         })
     }
 
-    /// How many entries it has.
+    /// Returns the number of entries.
     pub(crate) fn entries(&self) -> u32 {
         self.0.nents
     }
 
-    /// A copy of the head for ib_core; the entries stay ours.
+    /// Returns a copy of the head for ib_core. This table keeps the entries.
     pub(crate) fn head(&self) -> SgTableHead {
         SgTableHead(self.0)
     }
@@ -189,7 +200,7 @@ impl SgTable {
 
 impl Drop for SgTable {
     fn drop(&mut self) {
-        // SAFETY: The entries are allocated by the type invariant, and freed here alone.
+        // SAFETY: The entries are allocated by the type invariant, and nothing else frees them.
         unsafe { bindings::sg_free_table(&mut self.0) };
     }
 }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Locks as the module's logic takes them: around a closure, and around a static.
+//! The locks that the module's logic uses: around a closure, and around a static.
 //!
 //! C headers: [`include/linux/rwsem.h`](srctree/include/linux/rwsem.h),
 //! [`include/linux/mutex.h`](srctree/include/linux/mutex.h); C side: [`helpers.c`](helpers.c).
 //!
-//! Process context alone: ib_core and nvidia.ko call this module nowhere else.
+//! All of this is for process context, the only context in which ib_core and nvidia.ko call this
+//! module.
 
 use core::cell::UnsafeCell;
 
@@ -32,14 +33,14 @@ use crate::{
     reason::Reason, //
 };
 
-/// A lock that C has made.
+/// A lock that C code defines.
 ///
 /// # Invariants
 ///
-/// Points to a static that is initialized.
+/// The pointer is that of an initialized static.
 pub(crate) struct StaticLock<B: Backend>(*mut B::State);
 
-// INVARIANT: `helpers.c` initializes all of them where it defines them.
+// INVARIANT: `helpers.c` defines all of these with static initializers.
 pub(crate) const REGISTRY_LOCK: StaticLock<SpinLockBackend> =
     StaticLock(&raw mut c::peermem_registry_lock);
 pub(crate) const HISTORY_LOCK: StaticLock<SpinLockBackend> =
@@ -49,27 +50,28 @@ pub(crate) const CALLBACKS_LOCK: StaticLock<MutexBackend> =
     StaticLock(&raw mut c::peermem_callbacks_lock);
 pub(crate) const BARS_LOCK: StaticLock<MutexBackend> = StaticLock(&raw mut c::peermem_bars_lock);
 
-/// A value for a static, and its lock. `global_lock!` would be one that somebody has to initialize first.
+/// A static value and its lock. A lock of `global_lock!` would need initialization at run time.
 ///
 /// # Invariants
 ///
-/// `value` is accessed with `lock` held alone.
+/// `value` is accessed only with `lock` held.
 pub(crate) struct Static<T, B: Backend> {
     lock: StaticLock<B>,
     value: UnsafeCell<T>,
 }
 
-/// A value behind a mutex.
+/// A static value protected by a mutex.
 pub(crate) type StaticMutex<T> = Static<T, MutexBackend>;
 
-/// A value behind a spinlock. Who has it neither sleeps nor calls anybody.
+/// A static value protected by a spinlock. The holder must not sleep or call other parts of the
+/// module.
 pub(crate) type StaticSpinLock<T> = Static<T, SpinLockBackend>;
 
-// SAFETY: Whoever has the lock has the value, on whatever thread.
+// SAFETY: The lock gives access to the value to one thread at a time, on any thread.
 unsafe impl<T: Send, B: Backend> Sync for Static<T, B> {}
 
 impl<T, B: Backend> Static<T, B> {
-    /// For one value a lock.
+    /// Makes a static. Each value needs its own lock.
     pub(crate) const fn new(lock: StaticLock<B>, value: T) -> Self {
         Static {
             lock,
@@ -77,17 +79,17 @@ impl<T, B: Backend> Static<T, B> {
         }
     }
 
-    /// Runs `f` with the lock held. `f` does not come here again.
+    /// Runs `f` with the lock held. `f` must not take the same lock.
     #[inline]
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
-        // SAFETY: Initialized by the type invariant of `StaticLock`, and a static.
+        // SAFETY: The lock is an initialized static by the type invariant of `StaticLock`.
         let _guard = unsafe { KernelLock::<(), B>::from_raw(self.lock.0) }.lock();
-        // SAFETY: The lock is held, which nobody takes twice: this is the only reference.
+        // SAFETY: The lock is held and not re-entrant, so this is the only reference.
         f(unsafe { &mut *self.value.get() })
     }
 }
 
-/// A [`Mutex`] for what the persistent mode guards.
+/// A [`Mutex`] for the state of the persistent mode.
 #[pin_data]
 pub(crate) struct Lock<T> {
     #[pin]
@@ -95,9 +97,10 @@ pub(crate) struct Lock<T> {
 }
 
 impl<T: Unpin> Lock<T> {
-    /// A lock around `value`.
+    /// Makes a lock around `value`.
     pub(crate) fn new(value: T) -> impl PinInit<Self> {
-        // A lock class of its own: it is held across calls to nvidia.ko, a `Monitor` never is.
+        // This mutex has its own lock class. It is held across calls to nvidia.ko, unlike the mutex
+        // of a `Monitor`.
         pin_init!(Lock {
             value <- new_mutex!(value, "peermem_persistent"),
         })
@@ -109,7 +112,7 @@ impl<T: Unpin> Lock<T> {
     }
 }
 
-/// A [`Mutex`] with a place to wait, for what the revocable mode guards.
+/// A [`Mutex`] with a condition variable, for the state of the revocable mode.
 #[pin_data]
 pub(crate) struct Monitor<T> {
     #[pin]
@@ -119,7 +122,7 @@ pub(crate) struct Monitor<T> {
 }
 
 impl<T: Unpin> Monitor<T> {
-    /// A lock around `value`.
+    /// Makes a lock around `value`.
     pub(crate) fn new(value: T) -> impl PinInit<Self> {
         pin_init!(Monitor {
             value <- new_mutex!(value, "peermem_revocable"),
@@ -132,7 +135,7 @@ impl<T: Unpin> Monitor<T> {
         f(&mut *self.value.lock())
     }
 
-    /// Sleeps, with the lock released, for as long as `condition` holds.
+    /// Sleeps with the lock released while `condition` is true.
     pub(crate) fn wait_while(&self, mut condition: impl FnMut(&mut T) -> bool) {
         let mut guard = self.value.lock();
         while condition(&mut *guard) {
@@ -140,14 +143,14 @@ impl<T: Unpin> Monitor<T> {
         }
     }
 
-    /// Makes every thread in [`Monitor::wait_while`] look again.
+    /// Makes every thread in [`Monitor::wait_while`] check its condition again.
     pub(crate) fn notify_all(&self) {
         self.changed.notify_all();
     }
 }
 
-/// A [`Mutex`] around a `bool`, and a value that it does not guard, in one piece of memory. Another lock class than those above: it is
-/// taken inside nvidia.ko's callback.
+/// A [`Mutex`] around a `bool`, and an unprotected value, in one allocation. This mutex has its own
+/// lock class, because nvidia.ko's callback takes it.
 #[pin_data]
 pub(crate) struct EntryLock<T> {
     #[pin]
@@ -156,7 +159,7 @@ pub(crate) struct EntryLock<T> {
 }
 
 impl<T> EntryLock<T> {
-    /// A lock around `value`, with `of` beside it.
+    /// Makes a lock around `value`, with `of` beside it.
     pub(crate) fn new(value: bool, of: T) -> Result<Arc<Self>, Reason> {
         let init = pin_init!(EntryLock {
             value <- new_mutex!(value, "peermem_callback_entry"),
@@ -171,23 +174,25 @@ impl<T> EntryLock<T> {
     }
 }
 
-/// Runs `f` beside other [`put_rwsem_read`]s, and beside no [`put_rwsem_write`]. Not re-entrant.
+/// Runs `f` with `put_rwsem` held for reading: concurrent with other [`put_rwsem_read`]s, but not
+/// with [`put_rwsem_write`]. Not re-entrant.
 pub(crate) fn put_rwsem_read<R>(f: impl FnOnce() -> R) -> R {
-    // SAFETY: `down_read()` wants a context that may sleep, which every caller of this module is in, and no
-    // spinlock of ours is ever held. `helpers.c` initializes the semaphore where it defines it.
+    // SAFETY: `down_read()` needs a context that may sleep. All callers are in process context, and
+    // this module holds no spinlock here. `helpers.c` initializes the semaphore statically.
     unsafe { bindings::down_read(&raw mut c::peermem_put_rwsem) };
     let result = f();
-    // SAFETY: Taken above, by this thread.
+    // SAFETY: This thread took the semaphore above.
     unsafe { bindings::up_read(&raw mut c::peermem_put_rwsem) };
     result
 }
 
-/// Runs `f` beside no other [`put_rwsem_read`] or [`put_rwsem_write`]. Not re-entrant.
+/// Runs `f` with `put_rwsem` held for writing: not concurrent with any other [`put_rwsem_read`] or
+/// [`put_rwsem_write`]. Not re-entrant.
 pub(crate) fn put_rwsem_write<R>(f: impl FnOnce() -> R) -> R {
-    // SAFETY: As in `put_rwsem_read`.
+    // SAFETY: The argument in `put_rwsem_read` applies here, too.
     unsafe { bindings::down_write(&raw mut c::peermem_put_rwsem) };
     let result = f();
-    // SAFETY: Taken above, by this thread.
+    // SAFETY: This thread took the semaphore above.
     unsafe { bindings::up_write(&raw mut c::peermem_put_rwsem) };
     result
 }

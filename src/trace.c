@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * The tracepoints of trace.h, for trace.rs. In C, since the kernel crate can
- * only call those that the kernel itself has.
+ * The tracepoints of trace.h, for trace.rs. They are in C because the kernel
+ * crate can call only the kernel's own tracepoints.
  */
 
 #ifndef PEERMEM_FOUND
 #include <compat-found.h>
 #endif
-/* The functions of TRACE_EVENT() do nothing then. For linux/tracepoint.h. */
+/*
+ * linux/tracepoint.h: if NOTRACE is defined, TRACE_EVENT() functions do
+ * nothing.
+ */
 #ifndef PEERMEM_HAS_TRACEPOINTS
 #define NOTRACE
 #endif
@@ -26,7 +29,7 @@ void peermem_trace_refused(const char *mode, const char *step,
 	trace_refused(mode, step, reason, code, addr, len, tgid);
 }
 
-/* Returns true if somebody has attached to one of the following. */
+/* Returns true if any of the following tracepoints is enabled. */
 bool peermem_trace_is_enabled(void)
 {
 	return trace_registered_enabled() || trace_mapped_enabled() ||

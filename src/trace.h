@@ -12,8 +12,8 @@
 #include <linux/tracepoint.h>
 
 /*
- * Writes the string that __string() has made room for. __assign_str() has one
- * argument since 6.10, and two before.
+ * Copies the string into the room that __string() reserved. __assign_str() has
+ * one argument since 6.10, and had two before.
  */
 #define ASSIGN_STRING(_field)						\
 	memcpy(__get_str(_field), _field, __get_dynamic_array_len(_field))
@@ -72,7 +72,7 @@ TRACE_EVENT(registered,
 		  __entry->page, __entry->chunks, __entry->tgid)
 );
 
-/* Room for a domain of 32 bits. */
+/* Room for a PCI address with a domain of 32 bits. */
 #define PEERMEM_TRACE_PCI	20
 
 TRACE_EVENT(mapped,
@@ -122,7 +122,7 @@ TRACE_EVENT(released,
 
 #endif /* PEERMEM_TRACE_H */
 
-/* Kbuild has this folder among those of trace.c. */
+/* Kbuild adds this folder to the include paths of trace.c. */
 #undef TRACE_INCLUDE_PATH
 #define TRACE_INCLUDE_PATH .
 #undef TRACE_INCLUDE_FILE

@@ -15,9 +15,9 @@ use crate::{
     }, //
 };
 
-/// The tracepoint `nvidia_peermem:refused`.
+/// Calls the tracepoint `nvidia_peermem:refused`.
 pub(crate) fn refused(refusal: &Refusal) {
-    // SAFETY: The strings are NUL-terminated, and read during the call alone.
+    // SAFETY: The strings are NUL-terminated, and C reads them only during the call.
     unsafe {
         c::peermem_trace_refused(
             refusal.mode.name().as_char_ptr(),
@@ -31,15 +31,16 @@ pub(crate) fn refused(refusal: &Refusal) {
     }
 }
 
-/// Returns `true` if somebody has attached to a tracepoint of a registration's life.
+/// Returns `true` if any of the tracepoints `registered`, `mapped`, `revoked` and `released` is
+/// enabled.
 pub(crate) fn is_enabled() -> bool {
-    // SAFETY: Has no preconditions.
+    // SAFETY: The function has no preconditions.
     unsafe { c::peermem_trace_is_enabled() }
 }
 
-/// The tracepoints of a registration's life, with the registration as it is after `transition`.
+/// Calls the tracepoint of `transition`. `registration` is the state after it.
 pub(crate) fn life(transition: Transition, registration: Option<Registration>) {
-    // SAFETY: The strings are NUL-terminated, and read during the call alone.
+    // SAFETY: The strings are NUL-terminated, and C reads them only during the call.
     unsafe {
         match (transition, registration) {
             (Transition::Registered, Some(Registration { number, info, .. })) => {
@@ -49,7 +50,7 @@ pub(crate) fn life(transition: Transition, registration: Option<Registration>) {
                     info.span.start(),
                     info.span.len(),
                     info.page.bytes(),
-                    // CAST: No narrower.
+                    // CAST: `u64` is not narrower than `usize`.
                     info.chunks as u64,
                     info.task.tgid,
                 )

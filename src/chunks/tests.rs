@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The search for the borders of allocations against a model of allocations, in all small scopes and at random,
-//! with its cost.
+//! The search for the borders of allocations, tested against a model of allocations: all small
+//! cases, and random ones. The tests also check its cost.
 
 use std::sync::{
     atomic::AtomicU32,
@@ -26,31 +26,33 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no test panics with a lock held")
 }
 
-/// Allocations side by side, with holes between them.
+/// Adjacent allocations, with holes between them.
 #[derive(Default)]
 struct Model {
-    /// Beginning and end of each.
+    /// First and last unit border of each allocation.
     allocations: Vec<(u64, u64)>,
     seen: Mutex<Seen>,
 }
 
-/// What the provider has seen.
+/// The calls that nvidia.ko has seen.
 #[derive(Default)]
 struct Seen {
     calls: u64,
-    /// Bytes that pins were tried for.
+    /// Bytes for which a pin was tried.
     tried: u64,
-    /// Pins that live.
+    /// Live pins.
     live: Vec<(u64, u64)>,
-    /// Extents of BAR1, each with the number of pins that share it. Two are never side by side there.
+    /// Extents of BAR1, each with the number of pins that share it. No two extents are adjacent
+    /// there.
     extents: Vec<((u64, u64), u64)>,
-    /// The call that fails, and how.
+    /// The call that fails, and its error.
     failing: Option<(u64, Reason)>,
 }
 
 impl Seen {
-    /// Adds a pin to the extents that `range` touches, and makes one of what lies in none, as nvidia.ko
-    /// does where BAR1 is handed out at each get. Returns how many there are.
+    /// Adds a pin to the extents that `range` touches, and makes an extent of each part that lies
+    /// in none, like nvidia.ko when it allocates BAR1 space at each get. Returns the number of
+    /// extents.
     fn map(&mut self, range: (u64, u64)) -> u64 {
         let (mut at, mut count) = (range.0, 0);
         while at < range.1 {
@@ -86,7 +88,7 @@ impl Seen {
 struct Pin<'a> {
     model: &'a Model,
     range: (u64, u64),
-    /// Extents that it consists of.
+    /// Number of extents of the pin.
     extents: u64,
 }
 
@@ -104,7 +106,8 @@ fn log2(n: u64) -> u64 {
 }
 
 impl Model {
-    /// Allocations of so many units each, one beside the other from `BASE` on; 0 is a hole of a unit.
+    /// Makes adjacent allocations of these numbers of units, from `BASE` on. 0 is a hole of one
+    /// unit.
     fn of(units: &[u64]) -> Model {
         let mut at = BASE;
         let mut allocations = Vec::new();
@@ -176,8 +179,8 @@ impl Model {
         found.map(|_| ranges)
     }
 
-    /// Covers `[from, to)`, which must be found as it is, at a cost that is within the bounds. Returns the number of
-    /// chunks and of calls.
+    /// Covers `[from, to)`, and checks that the chunks match the allocations and that the cost is
+    /// within the bounds. Returns the number of chunks and of calls.
     fn check(&self, from: u64, to: u64, limit: u32) -> Result<(u64, u64), Reason> {
         let found = self.cover(from, to, limit, || Ok(()));
         let (calls, tried) = {
@@ -191,7 +194,7 @@ impl Model {
         };
         let mut at = from;
         let mut hole = None;
-        // Allocations that are touched, and the units of each.
+        // The allocations that the range touches, and the number of units of each.
         let mut sizes = Vec::new();
         while at < to && hole.is_none() {
             let here = |&&(start, end): &&(u64, u64)| (start..end).contains(&at);
@@ -269,7 +272,7 @@ impl Model {
     }
 }
 
-/// All ways to write `total` as a sum of up to `parts` numbers, 0 included as holes.
+/// Returns all ways to write `total` as a sum of up to `parts` numbers. 0 stands for a hole.
 fn layouts(parts: usize, most: u64) -> Vec<Vec<u64>> {
     let mut all = vec![Vec::new()];
     let mut last = all.clone();
@@ -339,7 +342,7 @@ fn all_limits() {
                     assert!(limit < chunks);
                     let off = limit < 2;
                     assert_eq!(reason == Reason::Pin(EINVAL), off, "{reason:?}");
-                    // With the search off there is no second call.
+                    // Without the search there is no second call.
                     assert!(!off || lock(&model.seen).calls == 1);
                     refused += 1;
                 }
@@ -349,7 +352,8 @@ fn all_limits() {
     println!("{refused} refused for the limit");
 }
 
-/// What allocators do: many of one size, from some place in the first on to some place in the last.
+/// The usual layouts of allocators: many allocations of one size. The range begins anywhere in the
+/// first and ends anywhere in the last.
 #[test]
 fn neighbours_of_one_size_cost_a_call_each() {
     for (units, count) in [
@@ -390,11 +394,12 @@ fn each_call_may_fail() {
                 Reason::Revoked,
             ] {
                 lock(&model.seen).failing = Some((call, reason));
-                // `cover` sees to it that nothing is left.
+                // `cover` checks that no pin is left.
                 assert_eq!(model.cover(from, to, 64, || Ok(())).err(), Some(reason));
                 assert_eq!(lock(&model.seen).calls, call);
             }
-            // One that was freed in that moment: another way to find the rest, or a refusal.
+            // One allocation is freed at that moment. The search finds the rest in another way, or
+            // refuses.
             lock(&model.seen).failing = Some((call, Reason::Pin(EINVAL)));
             if let Err(reason) = model.cover(from, to, 64, || Ok(())) {
                 let known = matches!(reason, Reason::Pin(EINVAL) | Reason::Hole { .. });
@@ -445,7 +450,7 @@ proptest! {
     }
 }
 
-/// The mean cost where sizes follow no rule.
+/// Measures the mean cost for irregular sizes.
 #[test]
 fn the_cost_of_random_sizes() {
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The records of `record`: their lines, which programs read, and how many are kept.
+//! The records of `history`: their lines, which programs read, and the number of records that are
+//! kept.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +35,7 @@ fn refused(addr: u64) -> Refusal {
     }
 }
 
-/// All records that a reader gets.
+/// Returns all records that a reader gets.
 fn read<const N: usize>(ring: &Ring<N>) -> Vec<Record> {
     let mut all = Vec::new();
     let mut next = 0;
@@ -46,7 +47,8 @@ fn read<const N: usize>(ring: &Ring<N>) -> Vec<Record> {
     all
 }
 
-/// The keys of a line and their values; `text` is the last, and the one that has blanks.
+/// Returns the keys and values of a line. `text` is the last, and the only one that contains
+/// blanks.
 fn keys(line: &str) -> Vec<(String, String)> {
     let (words, text) = line.split_once(" text=\"").expect("a text");
     let text = text.strip_suffix('"').expect("quoted to the end");
@@ -59,7 +61,7 @@ fn keys(line: &str) -> Vec<(String, String)> {
         .collect()
 }
 
-/// The very line of docs/observe.md: who changes it changes what programs read.
+/// This is the line in docs/observe.md. A change here changes the format that programs read.
 #[test]
 fn the_line_is_as_documented() {
     let mut ring = Ring::<4>::new();
@@ -74,7 +76,7 @@ fn the_line_is_as_documented() {
     assert!(document.contains(words), "docs/observe.md has another line");
 }
 
-/// A line's form has a number, and its words are those of the document.
+/// The format of a line has a version, and its words are those of the document.
 #[test]
 fn the_words_are_as_documented() {
     let document = include_str!("../../docs/observe.md");
@@ -85,13 +87,13 @@ fn the_words_are_as_documented() {
         let name = name.to_str().expect("ASCII");
         assert!(document.contains(&format!("`{name}`")), "{name}");
     }
-    // Counts are found by these numbers.
+    // Counters are indexed by these numbers.
     for (number, mode) in PinMode::ALL.into_iter().enumerate() {
         assert_eq!(mode as usize, number);
     }
 }
 
-/// A thread chooses its name: no choice makes two words of one, or ends a line.
+/// A thread chooses its name. No name can split a word or end a line.
 #[test]
 fn a_threads_name_is_one_word() {
     for (name, seen) in [
@@ -149,7 +151,8 @@ fn what_is_the_same_is_one_record() {
         ring.add(2, refusal);
     }
     assert_eq!(read(&ring).len(), 7);
-    // Another thread of the process, another name, another amount: the same, as it was the last time.
+    // Another thread of the process, with another name and another total, is a repetition. The
+    // latest one is kept.
     let again = Refusal {
         task: Task {
             pid: 5000,
@@ -198,13 +201,13 @@ fn a_ring_without_places_holds_nothing() {
 }
 
 proptest! {
-    /// Whatever comes in between two looks of a reader: it meets each record at most once, in order,
-    /// and all of the last N that nothing came after.
+    /// A reader gets each record at most once and in order, even if others come between two calls.
+    /// It gets all of the last N records after which none came.
     #[test]
     fn readers_see_each_record_once(steps in prop::collection::vec(any::<(bool, u8)>(), 0..200)) {
         const N: usize = 5;
         let mut ring = Ring::<N>::new();
-        // What should be there: the addresses, in order.
+        // The expected records: their addresses, in order.
         let mut added: Vec<u64> = Vec::new();
         let mut next = 0;
         let mut seen = Vec::new();

@@ -4,7 +4,8 @@
 
 use super::*;
 
-/// The cases of `scripts/check` (`revocation` in `tests/runner/tests/check/cases.rs`), and what no host has.
+/// The cases of `scripts/check` (`revocation` in `tests/runner/tests/check/cases.rs`), and versions
+/// that no host has.
 #[test]
 fn revocable_mode_needs_25_04() {
     for (text, expected) in [

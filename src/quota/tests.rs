@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The limit on what one user may have pinned.
+//! The limit on the memory that one user may have pinned.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ fn charge(user: usize, bytes: u64) -> Result<Charge, Reason> {
     Charge::new(bytes)
 }
 
-/// Number of users that have an account.
+/// Returns the number of users that have an account.
 fn accounts() -> usize {
     let world = world();
     let usages = world.usages.borrow();
@@ -41,7 +41,7 @@ fn up_to_the_limit_and_no_further() {
     assert_eq!(charge(1, 41).err(), Some(full));
     assert_eq!(charge(1, u64::MAX).err(), Some(full));
     let _second = charge(1, 40).expect("exactly the limit");
-    // Another user's account is another's.
+    // Another user has another account.
     let _other = charge(2, LIMIT).expect("within the limit");
     drop(first);
     let _third = charge(1, 60).expect("given back");
@@ -51,7 +51,7 @@ fn up_to_the_limit_and_no_further() {
 fn a_charge_goes_back_to_whom_it_came_from() {
     world().user_limit.set(Some(LIMIT));
     let held = charge(1, LIMIT).expect("within the limit");
-    // Released by a process of another user, on another thread.
+    // The charge is released by a process of another user, on another thread.
     let world = world();
     std::thread::spawn(move || {
         world.add();
@@ -65,7 +65,7 @@ fn a_charge_goes_back_to_whom_it_came_from() {
 }
 
 proptest! {
-    /// Beside a map from users to bytes, which is what it should be.
+    /// Compares the quota with a map from users to bytes.
     #[test]
     fn as_a_plain_map(steps in prop::collection::vec((0..5usize, 1..60u64, any::<prop::sample::Index>()), 1..200)) {
         world().user_limit.set(Some(LIMIT));

@@ -21,7 +21,8 @@ fn span(addr: u64, len: u64) -> Result<Span, Reason> {
     Span::covering(addr, len, PageSize::KIB_64, 1 << 40)
 }
 
-/// The entries for the pages of these pins. In batches of some entries it makes no difference.
+/// Returns the entries for the pages of these pins, and checks that reading in batches gives the
+/// same.
 fn entries_of_pins(
     pins: &[(&[u64], PageSize)],
     va: u64,
@@ -53,7 +54,7 @@ fn entries_of_pins(
     entries
 }
 
-/// The entries for these pages: as a pin's, as those of two pins, and as ranges, which makes no difference.
+/// Returns the entries for these pages, and checks that one pin, two pins and ranges give the same.
 fn list(addrs: &[u64], va: u64, page: PageSize, max_segment: u32) -> Vec<SgEntry> {
     let entries = entries_of_pins(&[(addrs, page)], va, page, max_segment);
     let (first, second) = addrs.split_at(addrs.len() / 2);
@@ -82,13 +83,13 @@ fn entries_of(ranges: impl Iterator<Item = AddrRange>, mut layout: SgLayout) -> 
     entries
 }
 
-/// What continues each other in one piece.
+/// Joins contiguous ranges.
 fn join(ranges: impl Iterator<Item = AddrRange>) -> Vec<AddrRange> {
     let ranges: Vec<AddrRange> = ranges.collect();
     clip(&ranges, 0, u64::MAX)
 }
 
-/// The address behind each `step` of the entries.
+/// Returns the address of every `step` bytes of the entries.
 fn expand(entries: &[SgEntry], step: u64) -> Vec<u64> {
     entries
         .iter()
@@ -103,18 +104,18 @@ fn a_range_is_mapped_in_steps_that_end_at_round_addresses() {
             let steps: Vec<AddrRange> = steps(AddrRange { addr, len }).collect();
             let longest = steps.iter().map(|step| step.len).max().unwrap_or(0);
             assert!(longest <= GIB, "{longest:#x} bytes are mapped at once");
-            // A page of the IOMMU's that begins at a multiple of its size is in one step.
+            // A page of the IOMMU that begins at a multiple of its size lies in one step.
             for step in steps.iter().skip(1) {
                 assert_eq!(step.addr % GIB, 0, "a step begins at {:#x}", step.addr);
             }
-            // In order, and all of it.
+            // The steps are in order and complete.
             let whole = (len > 0).then_some(AddrRange { addr, len });
             assert!(join(steps.into_iter()).into_iter().eq(whole));
         }
     }
 }
 
-/// Every pair of ranges in sixteen places.
+/// Tests every pair of ranges in sixteen places.
 #[test]
 fn ranges_contain_widen_and_have_a_bounding_range() {
     let all =
@@ -175,8 +176,8 @@ fn ranges_at_the_end_of_the_address_space() {
     assert_eq!(end.start_in(&all).len, KIB - 1);
 }
 
-/// A range of DMA addresses that begins at any page of the IOMMU's: what is mapped lies in it, and where an HCA has larger
-/// pages for that, DMA addresses are congruent to virtual ones.
+/// A range of DMA addresses may begin at any page of the IOMMU. The memory lies in it. If an HCA
+/// has larger pages for congruent addresses, DMA addresses are congruent to virtual ones.
 #[test]
 fn dma_addresses_are_congruent_to_virtual_ones_from_two_mib_on() {
     for len in [
@@ -205,7 +206,7 @@ fn dma_addresses_are_congruent_to_virtual_ones_from_two_mib_on() {
     }
 }
 
-/// The entries of memory behind an IOMMU that has given it a range of addresses from `base` on.
+/// Returns the entries of memory behind an IOMMU that has allocated addresses from `base` on.
 fn behind_an_iommu(base: u64, va: u64, len: u64) -> Vec<SgEntry> {
     let start = base + iova_offset(base, va, iova_slack(len));
     let runs = IovaLayout::new(va, len).runs(start, len);
@@ -215,7 +216,7 @@ fn behind_an_iommu(base: u64, va: u64, len: u64) -> Vec<SgEntry> {
     )
 }
 
-/// However fragmented it is: at 2 GiB of virtual addresses as of DMA addresses.
+/// Fragmented memory is cut only at 2 GiB of virtual addresses and DMA addresses.
 #[test]
 fn memory_behind_an_iommu_has_an_entry_for_each_two_gib() {
     let got = behind_an_iommu(0xffff_f000, 0x7f00_0000_0000, 80 * GIB);
@@ -223,7 +224,7 @@ fn memory_behind_an_iommu_has_an_entry_for_each_two_gib() {
     assert!(got.iter().all(|entry| entry.addr % (2 * GIB) == 0));
 }
 
-/// Beginnings and lengths around each border: of a window, of 4 GiB, and away from both.
+/// Beginnings around each border: of a window, of 4 GiB, and away from both.
 const BEGINNINGS: [u64; 7] = [
     0x7f00_0000_0000,
     0x7f00_0001_0000,
@@ -248,7 +249,7 @@ const LENGTHS: [u64; 12] = [
     1 << 40,
 ];
 
-/// Then no HCA page is larger than 2 GiB, whatever `iova` the application has chosen.
+/// Because of the hole, no HCA page is larger than 2 GiB, for any `iova` of the application.
 #[test]
 fn bit_31_differs_between_the_runs_of_more_than_four_gib() {
     for base in [0x1000, 0x10_0000, 2 * GIB, 4 * GIB, 0x1_2345_6000] {
@@ -279,7 +280,7 @@ fn bit_31_differs_between_the_runs_of_more_than_four_gib() {
                 if len > 4 * GIB {
                     assert_eq!(common_distance(va, ranges()), None);
                 }
-                // All of it lies in what is asked of the IOMMU.
+                // All memory lies in the range that is requested from the IOMMU.
                 let end = base + len + iova_slack(len) + IovaLayout::new(va, len).hole();
                 assert!(ranges().all(|range| range.addr >= base && range.addr + range.len <= end));
             }
@@ -287,7 +288,7 @@ fn bit_31_differs_between_the_runs_of_more_than_four_gib() {
     }
 }
 
-/// The runs of a part are unmapped where mapping ended early.
+/// If mapping stopped early, the runs of the mapped part are unmapped.
 #[test]
 fn the_runs_of_a_part_are_where_its_bytes_are() {
     for va in BEGINNINGS {
@@ -316,18 +317,18 @@ fn a_common_distance_is_that_of_a_long_run_and_of_all_others() {
         common_distance(va, ranges)
     };
     assert_eq!(of(&[]), None);
-    // One range, entries that adjoin, and other distances.
+    // One range, adjacent entries, and other distances.
     assert_eq!(of(&[(0, 4 * GIB)]), Some(0));
     assert_eq!(of(&[(0, 4 * GIB - KIB)]), None);
     assert_eq!(of(&[(0, 2 * GIB), (2 * GIB, 2 * GIB)]), Some(0));
     assert_eq!(of(&[(GIB, 2 * GIB), (3 * GIB, 2 * GIB)]), Some(GIB));
     assert_eq!(of(&[(1 << 40, 8 * GIB)]), Some(0));
-    // A short run before or behind a long one.
+    // A short run before or after a long one.
     assert_eq!(of(&[(8 * GIB, GIB), (GIB, 4 * GIB)]), Some(0));
     assert_eq!(of(&[(0, 4 * GIB), (8 * GIB, GIB)]), Some(0));
     assert_eq!(of(&[(9 * GIB, GIB), (GIB, 4 * GIB)]), None);
     assert_eq!(of(&[(0, 4 * GIB), (9 * GIB, GIB)]), None);
-    // Addresses wrap in neither.
+    // Neither kind of address wraps.
     assert_eq!(of(&[(u64::MAX - GIB + 1, GIB)]), None);
 }
 
@@ -397,7 +398,7 @@ fn a_small_segment_limit_is_kept_down_to_a_page() {
     }
 }
 
-/// One pin has pages of 64 KiB, the other of 128 KiB: the smaller one is that of the registration.
+/// One pin has pages of 64 KiB, the other of 128 KiB. The registration has the smaller page size.
 #[test]
 fn a_small_segment_limit_is_kept_for_larger_pages_of_another_pin() {
     let pins = [
@@ -445,14 +446,16 @@ fn the_end_of_the_address_space_is_no_trouble() {
     let page = PageSize::KIB_64;
     let last = 0u64.wrapping_sub(page.bytes());
     assert_eq!(list(&[last], last, page, 1 << 31).len(), 1);
-    // Addresses are added as everywhere below: behind the last one is the first.
+    // Addresses are added with wrap-around here, as everywhere: after the last address comes the
+    // first.
     assert_eq!(list(&[last, 0], 0, page, 1 << 31).len(), 1);
     assert_eq!(list(&[last, 0, last], 0, page, 1 << 31).len(), 2);
     assert_eq!(list(&[0], 0, page, 1 << 31).len(), 1);
 }
 
-/// Every placement of up to six pages on up to seven places, at every start within two windows, for
-/// small pages and windows: the entries are the pages, as long as can be, and cut where they must.
+/// Tests every placement of up to six pages in up to seven places, at every start within two
+/// windows, for small pages and windows. The entries contain the pages, are as long as possible,
+/// and are cut only where necessary.
 #[test]
 fn small_scopes_exhaustively() {
     const PAGE: PageSize = PageSize::of_shift(2);
@@ -489,7 +492,7 @@ fn check(got: &[SgEntry], addrs: &[u64], start: u64, page: PageSize, window: u64
     }
 }
 
-/// Limits on a segment: those of PCI by default, of mlx5, and what lies beside powers of two.
+/// Segment limits: the default of PCI, the limit of mlx5, and values next to powers of two.
 const MAX_SEGMENTS: [u32; 14] = [
     0,
     4095,
@@ -507,7 +510,7 @@ const MAX_SEGMENTS: [u32; 14] = [
     u32::MAX,
 ];
 
-/// Where an entry must end, said in another way than `entries` says it.
+/// Returns the window size, computed in another way than in `SgLayout`.
 fn window(page: PageSize, max_segment: u32) -> u64 {
     let segment = (0..32)
         .map(|shift| 1u64 << shift)
@@ -515,7 +518,7 @@ fn window(page: PageSize, max_segment: u32) -> u64 {
     segment.max().unwrap_or(0).clamp(page.bytes(), MAX_ENTRY)
 }
 
-/// What the bytes `[from, to)` of `ranges` are, with what continues each other in one piece.
+/// Returns the bytes `[from, to)` of `ranges`, with contiguous parts joined.
 fn clip(ranges: &[AddrRange], from: u64, to: u64) -> Vec<AddrRange> {
     let mut at = 0;
     let mut clipped = Vec::<AddrRange>::new();
@@ -536,8 +539,8 @@ fn clip(ranges: &[AddrRange], from: u64, to: u64) -> Vec<AddrRange> {
     clipped
 }
 
-/// Everything that an HCA needs of the entries for `[addr, addr + len)`: before ib_core has trimmed
-/// them, and after.
+/// Checks everything that an HCA requires of the entries for `[addr, addr + len)`, before and after
+/// ib_core has trimmed them.
 fn check_registration(
     ranges: &[AddrRange],
     addr: u64,
@@ -573,8 +576,9 @@ fn check_registration(
     );
 }
 
-/// Every range of up to four pages, at every byte of the first of them, in memory that breaks or not after
-/// each page, for every ratio of the GPU's pages to the kernel's and every limit up to beyond its use.
+/// Tests every range of up to four pages, at every byte of the first page, in memory with and
+/// without a break after each page. Covers every ratio of GPU pages to kernel pages, and every
+/// limit up to more than is useful.
 #[test]
 fn small_scopes_with_trimming_exhaustively() {
     let mut cases = 0u64;
@@ -612,7 +616,8 @@ static REAL_SIZES_DONE: AtomicU32 = AtomicU32::new(0);
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(REAL_LIMITS))]
 
-    /// At real sizes, up to many windows of 2 GiB, for each page of the GPU and of the kernel.
+    /// Tests real sizes, up to many windows of 2 GiB, for each page size of the GPU and of the
+    /// kernel.
     #[test]
     fn real_limits(
         start in (0u64..1 << 40).prop_map(|n| 0x7000_0000_0000u64 + n),
@@ -629,7 +634,7 @@ proptest! {
             1 => any::<u32>(),
         ],
     ) {
-        // A list of at most some thousand entries.
+        // The list has at most some thousand entries.
         let most = lens.iter().sum::<u64>() * page.bytes() / window(page, max_segment);
         prop_assume!(most < 20_000);
         let mut next = 0x38_0000_0000;
@@ -645,7 +650,7 @@ proptest! {
             .collect();
         let ranges = join(ranges.into_iter());
         let total: u64 = ranges.iter().map(|range| range.len).sum();
-        // Ends anywhere in the last page.
+        // The range ends anywhere in the last page.
         let first = start & !(page.bytes() - 1);
         let end = first + total - tail.min(page.bytes()) + 1;
         prop_assume!(start < end);
@@ -657,7 +662,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(REAL_SIZES))]
 
-    /// At real sizes, with ib_core's trimming on kernels of each page size.
+    /// Tests real sizes, with ib_core's trimming on kernels of each page size.
     #[test]
     fn real_sizes(
         start in (0u64..1 << 30).prop_map(|n| 0x7f00_0000_0000u64 + n * 512),

@@ -82,7 +82,7 @@ fn every_kind_has_its_place_and_its_words() {
     assert_eq!(kinds.len(), Reason::ALL.len());
 }
 
-/// Programs look for the names. docs/observe.md is made from what this prints.
+/// Programs look for these names. docs/observe.md is made from the output of this test.
 #[test]
 fn each_row_has_a_name_of_its_own() {
     let mut names = HashSet::new();
@@ -101,7 +101,7 @@ fn each_row_has_a_name_of_its_own() {
     }
 }
 
-/// An event's number is its row's.
+/// The number of an event is that of its row.
 #[test]
 fn events_have_their_rows() {
     for (event, name) in [
@@ -120,7 +120,7 @@ fn events_have_their_rows() {
     }
 }
 
-/// They stand between quotes, in one line.
+/// Messages are printed between quotes, in one line.
 #[test]
 fn words_need_no_quoting() {
     for reason in all() {
@@ -133,8 +133,8 @@ fn words_need_no_quoting() {
     }
 }
 
-/// nvidia.ko has one code for many causes: what the process's mappings show makes several of it, where
-/// they show anything, and of no other.
+/// nvidia.ko has one code for several causes. The mappings of the process make several reasons of
+/// that code, if they show anything. No other code is refined.
 #[test]
 fn only_what_nvidia_ko_does_not_know_is_looked_up() {
     let place = Reason::Pin(EINVAL).refine(|| Some(VmaKind::Host));
@@ -148,7 +148,7 @@ fn only_what_nvidia_ko_does_not_know_is_looked_up() {
     }
 }
 
-/// Of everything else an administrator has to hear again.
+/// All other reasons are logged again for the administrator.
 #[test]
 fn what_refuses_nobody_and_what_anybody_can_ask_for_is_logged_once() {
     let once: HashSet<_> = all()
