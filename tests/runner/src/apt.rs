@@ -9,11 +9,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{anyhow, bail, Context as _, Result};
 
 use crate::paths::Paths;
-use crate::preflight;
 use crate::progress::{output, Stage};
 
 /// One entry of apt's sources.
@@ -723,7 +723,7 @@ pub(crate) fn install(paths: &Paths, needs: &[Need]) -> Result<()> {
             .find(|package| candidate(package).is_some_and(|version| will_do(&version, need)))
             .copied()
     };
-    if preflight::lists_are_old() || missing.iter().any(|need| choose(need).is_none()) {
+    if lists_are_old() || missing.iter().any(|need| choose(need).is_none()) {
         read_lists(paths)?;
     }
     let mut chosen = Vec::new();
@@ -741,7 +741,7 @@ pub(crate) fn install(paths: &Paths, needs: &[Need]) -> Result<()> {
         })?);
     }
     let begun = begun(paths);
-    if begun.exists() && preflight::is_interrupted() {
+    if begun.exists() && is_interrupted() {
         let mut stage = Stage::begin("packages: completing what was interrupted");
         stage.run(
             as_root("env").args([
@@ -771,6 +771,32 @@ pub(crate) fn install(paths: &Paths, needs: &[Need]) -> Result<()> {
     stage.done("");
     Ok(())
 }
+
+/// Whether dpkg has left packages half installed, or notes of what it was doing.
+pub(crate) fn is_interrupted() -> bool {
+    let notes =
+        fs::read_dir("/var/lib/dpkg/updates").is_ok_and(|mut entries| entries.next().is_some());
+    notes || output(Command::new("dpkg").arg("--audit")).is_ok_and(|text| !text.is_empty())
+}
+
+/// Whether the machine's lists of packages are missing or too old to install from.
+fn lists_are_old() -> bool {
+    let newest = fs::read_dir("/var/lib/apt/lists")
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok())
+        .filter(|entry| entry.file_name().to_string_lossy().ends_with("Release"))
+        .filter_map(|entry| entry.metadata().ok()?.modified().ok())
+        .max();
+    newest.is_none_or(|newest| {
+        SystemTime::now()
+            .duration_since(newest)
+            .is_ok_and(|age| age > LISTS_KEPT)
+    })
+}
+
+/// Lists of packages that are older name versions that the archive has no more.
+const LISTS_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// There while packages are installed. Who is interrupted then leaves dpkg in the middle of it, and this says whose work it was.
 fn begun(paths: &Paths) -> PathBuf {

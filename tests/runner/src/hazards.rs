@@ -15,11 +15,10 @@ use regex::Regex;
 
 use self::rows::{HEAD, ROWS};
 use crate::documents::wrapped;
-use crate::modules::Build;
 use crate::paths::Paths;
 use crate::results::{pattern, Format, Reader, Test, Verdict};
-use crate::vm::{Options, Peermem, Provider};
-use crate::{kernel, klog, programs, setup, vm};
+use crate::vm::{Build, Options, Peermem, Provider};
+use crate::{guest, kernel, klog, programs, setup, vm};
 
 /// Where the page lies in the repository.
 const PAGE: &str = "docs/hazards.md";
@@ -390,7 +389,7 @@ fn run_machine(
         gpus: 1,
         interpose: true,
         timeout: Some(if machine.fatal { HANGS } else { 1200 }),
-        env: vec![vm::SYSTEM_PROGRAMS.to_owned()],
+        env: vec![guest::SYSTEM_PROGRAMS.to_owned()],
         append: vec![POISON.to_owned()],
         ..Options::default()
     };

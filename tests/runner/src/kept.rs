@@ -183,17 +183,20 @@ fn add_file(key: &mut Key, paths: &Paths, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The test runner's files that make and judge a machine.
+/// Files and folders of the test runner that make and judge a machine.
 const JUDGES: &[&str] = &[
     "arch.rs",
-    "cpio.rs",
+    "cases.rs",
+    "command.rs",
     "detectors.rs",
+    "guest.rs",
+    "index.rs",
+    "klog",
     "klog.rs",
-    "klog/smmu.rs",
-    "pair.rs",
     "results.rs",
     "setup.rs",
     "topology.rs",
+    "vm",
     "vm.rs",
 ];
 
@@ -220,8 +223,8 @@ pub(crate) fn key(paths: &Paths, run: &Run, machine: Option<&Options>) -> Result
             key.text("command", &command.join("\n"));
             key.text("options", &format!("{options:?}"));
             for name in JUDGES {
-                let name = format!("tests/runner/src/{name}");
-                add_file(&mut key, paths, &name)?;
+                let path = paths.repo.join("tests/runner/src").join(name);
+                key.path(&paths.repo, &path)?;
             }
             let mut files = vec![
                 paths.repo.join("tests/vm"),

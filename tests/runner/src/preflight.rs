@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::{bail, Result};
 
@@ -26,9 +26,6 @@ const MACHINE_MIB: u64 = 2048 + 512;
 
 /// How long the package sources may take to answer, in seconds.
 const PATIENCE: u32 = 6;
-
-/// Lists of packages that are older name versions that the archive has no more.
-const LISTS_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Files that apt and dpkg lock while they work.
 const LOCKS: [&str; 4] = [
@@ -490,7 +487,7 @@ fn look(paths: &Paths, plan: &Plan) -> Facts {
             .then(|| holder(&locks, &files))
             .flatten()
             .map(named),
-        interrupted: installs && !apt::was_begun(paths) && is_interrupted(),
+        interrupted: installs && !apt::was_begun(paths) && apt::is_interrupted(),
         unreachable: fetches.then(|| probe(paths)).flatten(),
     }
 }
@@ -557,29 +554,6 @@ fn rights() -> Rights {
         Ok(status) if status.success() || stdin().is_terminal() => Rights::Sudo,
         Ok(_) => Rights::Mute,
     }
-}
-
-/// Whether dpkg has left packages half installed, or notes of what it was doing.
-pub(crate) fn is_interrupted() -> bool {
-    let notes =
-        fs::read_dir("/var/lib/dpkg/updates").is_ok_and(|mut entries| entries.next().is_some());
-    notes || output(Command::new("dpkg").arg("--audit")).is_ok_and(|text| !text.is_empty())
-}
-
-/// Whether the machine's lists of packages are missing or too old to install from.
-pub(crate) fn lists_are_old() -> bool {
-    let newest = fs::read_dir("/var/lib/apt/lists")
-        .into_iter()
-        .flatten()
-        .filter_map(|entry| entry.ok())
-        .filter(|entry| entry.file_name().to_string_lossy().ends_with("Release"))
-        .filter_map(|entry| entry.metadata().ok()?.modified().ok())
-        .max();
-    newest.is_none_or(|newest| {
-        SystemTime::now()
-            .duration_since(newest)
-            .is_ok_and(|age| age > LISTS_KEPT)
-    })
 }
 
 /// Fetches what apt would fetch first, as it would. What is in the way of that.

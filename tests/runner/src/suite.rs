@@ -5,10 +5,10 @@ use std::sync::LazyLock;
 
 use crate::arch::Arch;
 use crate::debian::Release;
-use crate::modules::Build;
+use crate::kernel::{Again, Smoke};
 use crate::results::Format;
 use crate::topology::Topology;
-use crate::vm::{Iommu, Options, Peermem, Provider, Rdma};
+use crate::vm::{Build, Iommu, Options, Peermem, Provider, Rdma};
 use crate::{debian, kernel};
 
 /// One run: a virtual machine or a program of the host, and the tests that it prints.
@@ -1683,72 +1683,6 @@ impl Run {
     }
 }
 
-/// What is run on arm64, where each machine is emulated more slowly: what pages, processors and their IOMMU have a part in.
-pub(crate) const ON_ARM64: &[&str] = &[
-    "KUnit",
-    "verbs: ours",
-    "verbs: ours, revocable",
-    "verbs: ours, the portable build",
-    "verbs: ours, the portable build, revocable",
-    "verbs: ours, behind a translating IOMMU",
-    "verbs: ours, mapped by nvidia.ko, behind a translating IOMMU",
-    "verbs: NVIDIA's, persistent client",
-    "verbs: NVIDIA's, callback client",
-    "a provider's answers: ours, on the stand-in's p2p.c",
-    "a provider's answers: ours, revocable, on the stand-in's p2p.c",
-    "memory of coherent GPUs: ours",
-    "DMA: ours, behind a translating IOMMU",
-    "DMA: ours, behind an IOMMU that forgets lazily",
-    "hazards",
-    "sweep: calls of the provider's",
-    "perftest: ours",
-    "pyverbs: patched rxe",
-    "stress: two thousand operations in each mode",
-];
-
-/// Runs on Debian's stock kernels: what the kernel's own ib_core, rxe, locks and mapping of DMA have a part in.
-pub(crate) const ON_STOCK: &[&str] = &[
-    "verbs: ours",
-    "verbs: ours, revocable",
-    "verbs: ours, on 555's nv-p2p.c",
-    "verbs: ours, behind a translating IOMMU",
-    "verbs: ours, IOMMU passing through",
-    "verbs: NVIDIA's, persistent client",
-    "verbs: NVIDIA's, callback client",
-    "stress: two thousand operations in each mode",
-    "sweep: calls of the provider's",
-    "hazards",
-    "perftest: ours",
-];
-
-/// Runs on the oldest kernel: every callback of ib_core's in both modes, and all that the verbs cases see of the kernel's own rxe.
-pub(crate) const ON_OLDEST: &[&str] = &["verbs: ours", "verbs: ours, revocable"];
-
-/// Machines of the suite that `make test-all` repeats on a kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Again {
-    Nothing,
-    /// All that have no kernel of their own.
-    All,
-    /// Those with these names, and the hazards if they are among them.
-    Listed(&'static [&'static str]),
-}
-
-/// A smoke run on a kernel: something of each kind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Smoke {
-    /// This module.
-    Ours,
-    /// This module without persistent pins.
-    Revocable,
-    /// NVIDIA's module, whose client with callbacks serves.
-    Nvidia,
-    /// This module beside an nvidia.ko that the loader takes for proprietary.
-    Proprietary,
-    /// The same without persistent pins.
-    ProprietaryRevocable,
-}
-
 impl Smoke {
     fn on(self, flavour: &kernel::Flavour) -> Run {
         let (name, options): (_, fn(&mut Options)) = match self {
@@ -1902,7 +1836,7 @@ mod tests {
     fn on_arm64_what_is_listed_is_run() {
         for kernel in [kernel::ARM64, kernel::ARM64_64K] {
             let again = again(kernel);
-            assert_eq!(again.len(), ON_ARM64.len());
+            assert_eq!(again.len(), kernel::ON_ARM64.len());
             let names: Vec<&str> = again.iter().map(|run| run.name).collect();
             for run in &again {
                 assert!(run.same_as.is_none_or(|same| names.contains(&same.run)));

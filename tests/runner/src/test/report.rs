@@ -5,11 +5,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::tables::figures;
 use crate::history::When;
 use crate::kept::Kept;
 use crate::progress::duration;
-use crate::results::{Test, Verdict};
+use crate::results::{figures, Test, Verdict};
 use crate::suite::{Place, Run};
 
 /// Where the results are from.
