@@ -87,12 +87,12 @@ pub(crate) fn on_host(
     paths: &Paths,
     toolchain: &Toolchain,
     format: Format,
-    arguments: &[&str],
+    arguments: &str,
 ) -> Result<(Vec<Test>, Vec<String>)> {
     let output = toolchain
         .cargo(paths)
         .arg("--locked")
-        .args(arguments)
+        .args(arguments.split_whitespace())
         .current_dir(&paths.repo)
         .stdin(Stdio::null())
         .output()
@@ -108,11 +108,7 @@ pub(crate) fn on_host(
         let errors = String::from_utf8_lossy(&output.stderr);
         let said: Vec<&str> = text.lines().chain(errors.lines()).collect();
         let tail = &said[said.len().saturating_sub(60)..];
-        problems.push(format!(
-            "cargo {}:\n    {}",
-            arguments.join(" "),
-            tail.join("\n    ")
-        ));
+        problems.push(format!("cargo {}:\n    {}", arguments, tail.join("\n    ")));
     }
     Ok((tests, problems))
 }

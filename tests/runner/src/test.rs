@@ -13,12 +13,13 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{anyhow, Result};
+use anyhow::{anyhow, Context as _, Result};
 use clap::Args;
 
 use self::report::{missing, Origin, Report};
 use self::skips::Skips;
 use self::tables::summary;
+use crate::arch::Arch;
 pub(crate) use crate::cases::add_last_words;
 use crate::history::{History, When};
 use crate::kept::{Pass, Shelf};
@@ -198,7 +199,7 @@ impl Selection {
 /// The kernel that a run's machine boots.
 fn kernel_of(kernel: &str, run: &Run) -> Option<String> {
     match run.place {
-        Place::Vm { options, .. } => Some(wanted(kernel, run, options).kernel),
+        Place::Vm { .. } => run.machine(kernel).map(|machine| machine.kernel),
         Place::Hazards(_) => Some(run.kernel.unwrap_or(crate::kernel::DEFAULT).to_owned()),
         Place::Debian(release) => Some(release.kernel.to_owned()),
         Place::Mutants | Place::Cost | Place::Contact => Some(crate::kernel::DEFAULT.to_owned()),
@@ -296,10 +297,7 @@ impl Suite<'_> {
         if let Some(kept) = resumed.and_then(|pass| pass.shelf.get(run.name, &pass.tree)) {
             return Ok(Report::kept(run, kept, Origin::Resumed));
         }
-        let machine = match run.place {
-            Place::Vm { options, .. } => Some(wanted(&self.selection.kernel, run, options)),
-            _ => None,
-        };
+        let machine = wanted(&self.selection.kernel, run);
         // What is kept is whole. What cannot be made for a key cannot be made for the run, which says so.
         let key = match self.selection.is_whole() {
             true => kept::key(self.paths, run, machine.as_ref()).unwrap_or_default(),
@@ -556,16 +554,13 @@ fn differences<'a>(one: &'a [Test], other: &'a [Test], same: &Same) -> Differenc
     differences
 }
 
-/// The machine of a run.
-fn wanted(kernel: &str, run: &Run, options: fn(&mut Options)) -> Options {
-    let mut wanted = Options {
-        kernel: run.kernel.unwrap_or(kernel).to_owned(),
+/// The machine of a run, as the suite boots it.
+fn wanted(kernel: &str, run: &Run) -> Option<Options> {
+    Some(Options {
         frozen: true,
         env: vec![guest::SYSTEM_PROGRAMS.to_owned()],
-        ..Options::default()
-    };
-    options(&mut wanted);
-    wanted
+        ..run.machine(kernel)?
+    })
 }
 
 fn one(
@@ -593,34 +588,36 @@ fn one(
             let kernel = run.kernel.unwrap_or(crate::kernel::DEFAULT);
             crate::hazards::check_ours(paths, kernel, build)?
         }
-        Place::Vm { options, command } => {
-            let wanted = wanted(&selection.kernel, run, options);
-            let mut words = Vec::new();
-            for word in command {
-                let mut word = word
-                    .replace("{repo}", &guest::in_machine(&paths.repo))
-                    .replace("{filter}", &selection.case)
-                    .replace(
-                        "{gdr}",
-                        &guest::in_machine(&programs::gdr(paths, wanted.arch())),
-                    )
-                    .replace(
-                        "{peermemctl}",
-                        &guest::in_machine(&programs::peermemctl(paths, wanted.arch())),
-                    );
-                for (name, make) in programs::ON_DEMAND {
-                    if word.contains(name) {
-                        word = word.replace(name, &guest::in_machine(&make(paths)?));
-                    }
-                }
-                if !word.is_empty() {
-                    words.push(word);
-                }
-            }
+        Place::Vm { command, .. } => {
+            let wanted = wanted(&selection.kernel, run).context("a run without a machine")?;
+            let words = words(paths, command, selection, wanted.arch())?;
             return in_machine(paths, run, &wanted, &words);
         }
     };
     Ok(Report::plain(run, started, tests, problems))
+}
+
+/// The words of a command, with the programs and folders that words in braces stand for.
+fn words(paths: &Paths, command: &str, selection: &Selection, arch: Arch) -> Result<Vec<String>> {
+    let gdr = guest::in_machine(&programs::gdr(paths, arch));
+    let peermemctl = guest::in_machine(&programs::peermemctl(paths, arch));
+    let mut words = Vec::new();
+    for word in command.split_whitespace() {
+        let mut word = word
+            .replace("{repo}", &guest::in_machine(&paths.repo))
+            .replace("{filter}", &selection.case)
+            .replace("{gdr}", &gdr)
+            .replace("{peermemctl}", &peermemctl);
+        for (name, make) in programs::ON_DEMAND {
+            if word.contains(name) {
+                word = word.replace(name, &guest::in_machine(&make(paths)?));
+            }
+        }
+        if !word.is_empty() {
+            words.push(word);
+        }
+    }
+    Ok(words)
 }
 
 fn in_machine(

@@ -230,12 +230,12 @@ pub(super) fn missing(run: &Run, tests: &[Test]) -> Vec<String> {
             }
         }
     }
-    if let Place::Vm {
-        command: ["{gdr}", "test", words @ ..],
-        ..
-    } = run.place
-    {
-        for word in words.iter().filter(|word| !word.starts_with('{')) {
+    let words = match run.place {
+        Place::Vm { command, .. } => command.strip_prefix("{gdr} test "),
+        _ => None,
+    };
+    if let Some(words) = words {
+        for word in words.split(' ').filter(|word| !word.starts_with('{')) {
             if !tests.iter().any(|test| test.name.contains(word)) {
                 problems.push(format!("no test has {word} in its name"));
             }
@@ -270,8 +270,8 @@ mod tests {
     static MACHINE: Run = Run {
         name: "machine",
         place: Place::Vm {
-            options: |_| {},
-            command: &["{gdr}", "test", "a.", "{filter}"],
+            settings: &[],
+            command: "{gdr} test a. {filter}",
         },
         ..BASE
     };
