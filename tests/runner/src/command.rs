@@ -36,3 +36,14 @@ pub(crate) fn tool(program: &str) -> Command {
         .env_remove("MAKELEVEL");
     command
 }
+
+/// The program as root, by `sudo` where that is needed.
+pub(crate) fn as_root(program: &str) -> Command {
+    if rustix::process::geteuid().is_root() {
+        Command::new(program)
+    } else {
+        let mut command = Command::new("sudo");
+        command.arg(program);
+        command
+    }
+}
