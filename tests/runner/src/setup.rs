@@ -165,6 +165,31 @@ pub(crate) fn kernel_key(paths: &Paths, kernel: &str) -> Result<String> {
     Ok(find_kernel(paths, &toolchain, kernel, Extent::Frozen)?.key)
 }
 
+/// Adds the modules that the options name by file, the peer-memory module, and KUnit's tests.
+fn add_peermem(builder: &Builder<'_>, options: &vm::Options, index: &mut Index) -> Result<()> {
+    for file in options.peermem_ko.iter().chain(&options.gpu_ko) {
+        let file = fs::canonicalize(file).with_context(|| file.display().to_string())?;
+        index.add(file);
+    }
+    if options.peermem_ko.is_none() {
+        match options.peermem {
+            Peermem::Ours => {
+                if !options.patches.is_empty() {
+                    index.add(builder.patched(&options.patches)?);
+                }
+                index.add(builder.ours()?);
+                index.add(builder.other_client()?);
+            }
+            Peermem::Nvidia => index.add(builder.control()?),
+            Peermem::None => {}
+        }
+    }
+    if options.kunit {
+        index.add(builder.kunit()?);
+    }
+    Ok(())
+}
+
 /// The kernel and the modules of one run.
 pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
     let blind = kernel::flavour(&options.kernel).is_some_and(|flavour| !flavour.shows_topology());
@@ -196,26 +221,7 @@ pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
         builder = builder.without_gpl_only();
     }
     let mut index = Index::default();
-    for file in options.peermem_ko.iter().chain(&options.gpu_ko) {
-        let file = fs::canonicalize(file).with_context(|| file.display().to_string())?;
-        index.add(file);
-    }
-    if options.peermem_ko.is_none() {
-        match options.peermem {
-            Peermem::Ours => {
-                if !options.patches.is_empty() {
-                    index.add(builder.patched(&options.patches)?);
-                }
-                index.add(builder.ours()?);
-                index.add(builder.other_client()?);
-            }
-            Peermem::Nvidia => index.add(builder.control()?),
-            Peermem::None => {}
-        }
-    }
-    if options.kunit {
-        index.add(builder.kunit()?);
-    }
+    add_peermem(&builder, options, &mut index)?;
     let mut drivers = Vec::new();
     if options.beside {
         index.add(builder.ours()?);

@@ -69,7 +69,7 @@ pub(crate) struct Wanted<'a> {
 }
 
 /// "src/persistent.rs has changed", where a stamp's files have.
-pub(super) fn change(stamp: &Path, repo: &Path) -> Option<String> {
+fn change(stamp: &Path, repo: &Path) -> Option<String> {
     let changed = stamp::changed(stamp, repo);
     let first = changed.first()?;
     Some(match changed.len() {
@@ -115,77 +115,13 @@ pub(super) fn plan(paths: &Paths, wanted: &Wanted<'_>) -> Result<Plan> {
         });
     }
 
-    let mut sources: Vec<&str> = Vec::new();
-    let mut any_source = false;
+    let mut sources = Vec::new();
     for name in wanted.kernels {
-        let Some(flavour) = kernel::flavour(name) else {
-            continue;
-        };
-        let home = paths.cache.join("kernel");
-        let source = home.join(flavour.source());
-        if !source.join("source.name").exists() && !sources.contains(&flavour.source()) {
-            sources.push(flavour.source());
-            any_source = true;
-            let begins = ["looking", "downloading", "unpacking"]
-                .map(|what| format!("kernel {}: {what}", flavour.name));
-            plan.steps.push(Step {
-                seconds: 20.0,
-                mib: 850,
-                fetches: true,
-                stages: begins.to_vec(),
-                ..step(
-                    &format!("source of kernel {}", flavour.source()),
-                    "not fetched yet",
-                    &[],
-                )
-            });
-        }
-        let stamp = home.join(name).join("stamp");
-        // A build that was interrupted goes on where it was.
-        let begun = home.join(name).join("build/.config").exists();
-        let why = match (stamp.exists(), begun) {
-            (false, false) => Some("not built yet".to_owned()),
-            (false, true) => Some("not complete yet".to_owned()),
-            (true, _) => change(&stamp, &paths.repo),
-        };
-        let compiled = why.is_some();
-        if let Some(why) = why {
-            let begins = ["configuring", "compiling"].map(|what| format!("kernel {name}: {what}"));
-            plan.steps.push(Step {
-                seconds: flavour.seconds,
-                shared: 0.8,
-                mib: if begun { 0 } else { flavour.mib },
-                whole: !begun && !stamp.exists(),
-                stages: begins.to_vec(),
-                ..step(&format!("kernel {name}"), &why, &[])
-            });
-        }
-        let products = paths.cache.join("modules").join(name);
-        let names = match flavour.is_stock() {
-            true => ["gpu-nvidia", "ours-portable-on-nvidia"],
-            false => ["gpu", "ours"],
-        };
-        let modules = names.map(|name| products.join(format!("{name}.stamp")));
-        let why = if modules.iter().any(|stamp| !stamp.exists()) {
-            Some("not built yet".to_owned())
-        } else if compiled {
-            Some("the kernel is made anew".to_owned())
-        } else {
-            modules.iter().find_map(|stamp| change(stamp, &paths.repo))
-        };
-        if let (true, Some(why)) = (wanted.modules, why) {
-            plan.steps.push(Step {
-                seconds: 12.0,
-                shared: 0.5,
-                mib: 20,
-                whole: !products.exists(),
-                fetches: !paths.cache.join("control/version").exists(),
-                ..step(
-                    &format!("modules for {name}"),
-                    &why,
-                    &["module ", "control:"],
-                )
-            });
+        if let Some(flavour) = kernel::flavour(name) {
+            let is_compiled = plan_kernel(paths, flavour, &mut sources, &mut plan);
+            if wanted.modules {
+                plan_modules(paths, flavour, is_compiled, &mut plan);
+            }
         }
     }
     if !toolchain::has_bindgen(paths) {
@@ -200,7 +136,7 @@ pub(super) fn plan(paths: &Paths, wanted: &Wanted<'_>) -> Result<Plan> {
             )
         });
     }
-    if any_source && !paths.cache.join("suites").exists() {
+    if !sources.is_empty() && !paths.cache.join("suites").exists() {
         // Lists of suites that this machine's apt does not have.
         if let Some(first) = plan.steps.iter_mut().find(|step| step.fetches) {
             first.mib += 65;
@@ -214,7 +150,88 @@ pub(super) fn plan(paths: &Paths, wanted: &Wanted<'_>) -> Result<Plan> {
     Ok(plan)
 }
 
-pub(super) fn plan_programs(paths: &Paths, arch: Arch, plan: &mut Plan) {
+/// Plans a kernel and its source, unless `sources` has that already. Returns `true` if the kernel is to be compiled.
+fn plan_kernel(
+    paths: &Paths,
+    flavour: &kernel::Flavour,
+    sources: &mut Vec<&'static str>,
+    plan: &mut Plan,
+) -> bool {
+    let name = flavour.name;
+    let home = paths.cache.join("kernel");
+    let source = home.join(flavour.source());
+    if !source.join("source.name").exists() && !sources.contains(&flavour.source()) {
+        sources.push(flavour.source());
+        let begins = ["looking", "downloading", "unpacking"]
+            .map(|what| format!("kernel {}: {what}", flavour.name));
+        plan.steps.push(Step {
+            seconds: 20.0,
+            mib: 850,
+            fetches: true,
+            stages: begins.to_vec(),
+            ..step(
+                &format!("source of kernel {}", flavour.source()),
+                "not fetched yet",
+                &[],
+            )
+        });
+    }
+    let stamp = home.join(name).join("stamp");
+    // A build that was interrupted goes on where it was.
+    let begun = home.join(name).join("build/.config").exists();
+    let why = match (stamp.exists(), begun) {
+        (false, false) => Some("not built yet".to_owned()),
+        (false, true) => Some("not complete yet".to_owned()),
+        (true, _) => change(&stamp, &paths.repo),
+    };
+    let is_compiled = why.is_some();
+    if let Some(why) = why {
+        let begins = ["configuring", "compiling"].map(|what| format!("kernel {name}: {what}"));
+        plan.steps.push(Step {
+            seconds: flavour.seconds,
+            shared: 0.8,
+            mib: if begun { 0 } else { flavour.mib },
+            whole: !begun && !stamp.exists(),
+            stages: begins.to_vec(),
+            ..step(&format!("kernel {name}"), &why, &[])
+        });
+    }
+    is_compiled
+}
+
+/// Plans the modules for a kernel.
+fn plan_modules(paths: &Paths, flavour: &kernel::Flavour, is_compiled: bool, plan: &mut Plan) {
+    let name = flavour.name;
+    let products = paths.cache.join("modules").join(name);
+    let names = match flavour.is_stock() {
+        true => ["gpu-nvidia", "ours-portable-on-nvidia"],
+        false => ["gpu", "ours"],
+    };
+    let modules = names.map(|name| products.join(format!("{name}.stamp")));
+    let why = if modules.iter().any(|stamp| !stamp.exists()) {
+        Some("not built yet".to_owned())
+    } else if is_compiled {
+        Some("the kernel is made anew".to_owned())
+    } else {
+        modules.iter().find_map(|stamp| change(stamp, &paths.repo))
+    };
+    if let Some(why) = why {
+        plan.steps.push(Step {
+            seconds: 12.0,
+            shared: 0.5,
+            mib: 20,
+            whole: !products.exists(),
+            fetches: !paths.cache.join("control/version").exists(),
+            ..step(
+                &format!("modules for {name}"),
+                &why,
+                &["module ", "control:"],
+            )
+        });
+    }
+}
+
+fn plan_programs(paths: &Paths, arch: Arch, plan: &mut Plan) {
     if let (Some(name), false) = (arch.foreign(), foreign::is_there(paths, arch)) {
         plan.steps.push(Step {
             seconds: 30.0,
@@ -247,7 +264,7 @@ pub(super) fn plan_programs(paths: &Paths, arch: Arch, plan: &mut Plan) {
 
 /// What apt says of these packages and all that they need. Where it knows some of them only after it has read the lists,
 /// what it said of all that the test runner installs, on a Debian 12 that had none of them.
-pub(super) fn measure(names: Vec<String>) -> Packages {
+fn measure(names: Vec<String>) -> Packages {
     let sizes = || -> Option<(u64, u64)> {
         let simulated = output(
             Command::new("apt-get")
