@@ -117,22 +117,14 @@ pub(crate) fn on_host(
 mod tests {
     use super::*;
 
-    fn test(name: &str, verdict: Verdict) -> Test {
-        Test {
-            name: name.to_owned(),
-            verdict,
-            notes: Vec::new(),
-        }
-    }
-
     #[test]
     fn an_exit_status_must_agree_with_the_results() {
         let mut problems = Vec::new();
-        status_problem(Some(0), &[test("a", Verdict::Passed)], &mut problems);
-        status_problem(Some(1), &[test("a", Verdict::Failed)], &mut problems);
+        status_problem(Some(0), &[Test::new("a", Verdict::Passed)], &mut problems);
+        status_problem(Some(1), &[Test::new("a", Verdict::Failed)], &mut problems);
         assert!(problems.is_empty());
-        status_problem(Some(1), &[test("a", Verdict::Passed)], &mut problems);
-        status_problem(Some(0), &[test("a", Verdict::Failed)], &mut problems);
+        status_problem(Some(1), &[Test::new("a", Verdict::Passed)], &mut problems);
+        status_problem(Some(0), &[Test::new("a", Verdict::Failed)], &mut problems);
         assert_eq!(problems.len(), 2);
     }
 }

@@ -41,12 +41,17 @@ impl Test {
         }
     }
 
-    pub(crate) fn skipped(name: &str, reason: String) -> Self {
+    /// A result without notes.
+    pub(crate) fn new(name: &str, verdict: Verdict) -> Self {
         Self {
             name: name.to_owned(),
-            verdict: Verdict::Skipped(reason),
+            verdict,
             notes: Vec::new(),
         }
+    }
+
+    pub(crate) fn skipped(name: &str, reason: String) -> Self {
+        Self::new(name, Verdict::Skipped(reason))
     }
 }
 

@@ -249,14 +249,6 @@ mod tests {
     use super::*;
     use crate::suite::BASE;
 
-    fn test(name: &str, verdict: Verdict) -> Test {
-        Test {
-            name: name.to_owned(),
-            verdict,
-            notes: Vec::new(),
-        }
-    }
-
     fn skip(name: &str, reason: &str) -> Test {
         Test::skipped(name, reason.to_owned())
     }
@@ -286,10 +278,10 @@ mod tests {
         let report = report(
             &RUN,
             vec![
-                test("a", Verdict::Passed),
-                test("b", Verdict::Failed),
-                test("c", Verdict::Passed),
-                test("d", Verdict::Failed),
+                Test::new("a", Verdict::Passed),
+                Test::new("b", Verdict::Failed),
+                Test::new("c", Verdict::Passed),
+                Test::new("d", Verdict::Failed),
                 skip("e", "x"),
             ],
             &["the machine died"],
@@ -310,7 +302,7 @@ mod tests {
         let of = |names: &[&str]| {
             let tests: Vec<Test> = names
                 .iter()
-                .map(|name| test(name, Verdict::Passed))
+                .map(|name| Test::new(name, Verdict::Passed))
                 .collect();
             missing(&GROUPS, &tests)
         };
@@ -319,9 +311,9 @@ mod tests {
             of(&["a.x", "a.y", "c.x"]),
             ["0 tests of b, 1 expected", "1 tests of c, 0 expected"]
         );
-        assert!(missing(&MACHINE, &[test("a.x", Verdict::Passed)]).is_empty());
+        assert!(missing(&MACHINE, &[Test::new("a.x", Verdict::Passed)]).is_empty());
         assert_eq!(
-            missing(&MACHINE, &[test("b.x", Verdict::Passed)]),
+            missing(&MACHINE, &[Test::new("b.x", Verdict::Passed)]),
             ["no test has a. in its name"]
         );
     }
@@ -330,11 +322,11 @@ mod tests {
     fn a_second_try_that_passes_is_told_as_flaky() {
         let first = || Report {
             log: Some(PathBuf::from("first")),
-            ..report(&MACHINE, vec![test("a.x", Verdict::Failed)], &[])
+            ..report(&MACHINE, vec![Test::new("a.x", Verdict::Failed)], &[])
         };
         let second = |verdict| Report {
             log: Some(PathBuf::from("second")),
-            ..report(&MACHINE, vec![test("a.x", verdict)], &[])
+            ..report(&MACHINE, vec![Test::new("a.x", verdict)], &[])
         };
         assert!(first().may_be_tried_again());
         let report = first().after_second_try(second(Verdict::Passed));
@@ -353,7 +345,7 @@ mod tests {
 
     #[test]
     fn programs_of_the_host_are_not_tried_again() {
-        assert!(!report(&RUN, vec![test("d", Verdict::Failed)], &[]).may_be_tried_again());
+        assert!(!report(&RUN, vec![Test::new("d", Verdict::Failed)], &[]).may_be_tried_again());
         // Nor what could not begin.
         assert!(!report(&MACHINE, Vec::new(), &["no kernel"]).may_be_tried_again());
     }
