@@ -10,11 +10,11 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
+use crate::lock::Lock;
 use crate::paths::Paths;
 use crate::progress::{output, Stage};
-use crate::setup::Lock;
 use crate::stamp::Key;
-use crate::{apt, stamp, toolchain};
+use crate::{apt, command, stamp};
 
 /// Where the newest source is looked for.
 const SUITES: &[&str] = &["sid", "forky", "trixie"];
@@ -84,7 +84,7 @@ const DRIVER: &[(&[&str], &str, &[&str])] = &[
 
 /// A program that is run there.
 fn tool(program: &str, directory: &Path) -> Command {
-    let mut command = toolchain::tool(program);
+    let mut command = command::tool(program);
     command.current_dir(directory);
     command
 }

@@ -8,9 +8,11 @@ use std::process::{Command, Stdio};
 
 use anyhow::{bail, Context as _, Result};
 
+use crate::kernel::Extent;
 use crate::paths::Paths;
 use crate::progress::output;
 use crate::results::Test;
+use crate::{kernel, setup};
 
 /// A folder that goes with this value.
 struct Folder(PathBuf);
@@ -34,8 +36,10 @@ impl Drop for Folder {
 const MARK: &str = "of the working directory";
 
 /// Boots a machine from such a clone, which compiles the modules and shows what `make demo` does, and another from a folder
-/// below /dev/shm. `build` is the kernel's build tree.
-pub(crate) fn tests(paths: &Paths, build: &Path) -> Result<Vec<Test>> {
+/// below /dev/shm.
+pub(crate) fn tests(paths: &Paths) -> Result<Vec<Test>> {
+    let toolchain = setup::tools(paths)?;
+    let kernel = setup::find_kernel(paths, &toolchain, kernel::DEFAULT, Extent::Frozen)?;
     let process = std::process::id();
     let clone = Folder::make(format!("/tmp/runner {process} clöne"))?;
     let shm = Folder::make(format!("/dev/shm/runner {process} ü"))?;
@@ -44,7 +48,13 @@ pub(crate) fn tests(paths: &Paths, build: &Path) -> Result<Vec<Test>> {
     lend(&paths.cache, &cache.0.join("peermem-rs"))?;
 
     let run = |name: &str, cwd: &Path, script: &str, wanted: &[&str]| {
-        let result = vm(paths, build, [&clone.0, &cache.0, cwd], script, wanted);
+        let result = vm(
+            paths,
+            &kernel.build,
+            [&clone.0, &cache.0, cwd],
+            script,
+            wanted,
+        );
         Test::of(name.to_owned(), result)
     };
     let first = run(

@@ -13,15 +13,16 @@ use std::process::Command;
 use anyhow::{anyhow, bail, Context as _, Result};
 
 use crate::arch::Arch;
-use crate::kernel::stock;
-use crate::modules::Index;
+use crate::command::tool;
+use crate::index::Index;
+use crate::kernel::{stock, Extent};
+use crate::lock::Lock;
 use crate::paths::Paths;
 use crate::progress::{output, Stage};
 use crate::results::{pattern, Format, Test};
 use crate::stamp::Key;
-use crate::toolchain::tool;
 use crate::vm::{Options, Peermem, Provider};
-use crate::{apt, modules, programs, stamp, test, vm};
+use crate::{apt, cases, guest, index, modules, programs, setup, stamp, vm};
 
 /// A release of Debian with one of its kernels, and how our module comes onto it.
 pub(crate) struct Release {
@@ -248,7 +249,7 @@ impl Host<'_> {
                 "HOME=/root",
                 "LC_ALL=C.UTF-8",
             ])
-            .arg(vm::SYSTEM_PROGRAMS)
+            .arg(guest::SYSTEM_PROGRAMS)
             .args(["sh", "-ec", &mounts])
             .arg(&root)
             .arg(command);
@@ -377,7 +378,7 @@ impl Host<'_> {
             provider: Provider::Ours,
             root: self.root.clone(),
             layer: self.layer.clone(),
-            env: vec![vm::SYSTEM_PROGRAMS.to_owned()],
+            env: vec![guest::SYSTEM_PROGRAMS.to_owned()],
             ..Options::default()
         };
         let boot = vm::Boot {
@@ -398,10 +399,10 @@ impl Host<'_> {
             host: true,
         };
         // The machine's root is the host's; what is this machine's lies below /host.
-        let program = vm::in_machine(&programs::gdr(self.paths, Arch::X86_64));
+        let program = guest::in_machine(&programs::gdr(self.paths, Arch::X86_64));
         let mut command = vec![program, "test".to_owned()];
         command.extend(words.iter().map(|word| (*word).to_owned()));
-        let (outcome, tests) = test::machine(self.paths, &options, &boot, &command, Format::Ktap)?;
+        let (outcome, tests) = cases::machine(self.paths, &options, &boot, &command, Format::Ktap)?;
         Ok((tests, outcome.failures))
     }
 
@@ -411,14 +412,14 @@ impl Host<'_> {
         let folder = self.home.join("early").join(&self.release);
         fs::create_dir_all(&folder)?;
         let table = fs::read_to_string(tree.join("modules.dep"))?;
-        let wanted = [vm::EARLY, vm::EARLY_ON_HOST].concat();
+        let wanted = [guest::EARLY, guest::EARLY_ON_HOST].concat();
         let mut index = Index::default();
         for line in table.lines() {
             let files: Vec<&str> = line
                 .split([':', ' '])
                 .filter(|word| !word.is_empty())
                 .collect();
-            let name = |file: &str| modules::name_of(Path::new(file.trim_end_matches(".xz")));
+            let name = |file: &str| index::name_of(Path::new(file.trim_end_matches(".xz")));
             if !files
                 .first()
                 .is_some_and(|file| wanted.contains(&name(file).as_str()))
@@ -445,8 +446,17 @@ fn value<'a>(text: &'a str, name: &str) -> Result<&'a str> {
         .with_context(|| format!("no {name}"))
 }
 
+/// Tests our module on a Debian host with its stock kernel.
+pub(crate) fn tests(paths: &Paths, what: &'static Release) -> Result<(Vec<Test>, Vec<String>)> {
+    let toolchain = setup::tools(paths)?;
+    let kernel = setup::find_kernel(paths, &toolchain, what.kernel, Extent::Frozen)?;
+    let (control, driver) = modules::control_source(paths)?;
+    let _lock = Lock::take(paths, "debian")?;
+    life(paths, what, &kernel.source(), (&control, &driver))
+}
+
 /// Installs, boots, removes, boots again.
-pub(crate) fn tests(
+fn life(
     paths: &Paths,
     what: &'static Release,
     rdma_source: &Path,

@@ -11,9 +11,9 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 
 use crate::arch::Arch;
+use crate::lock::Lock;
 use crate::paths::Paths;
 use crate::progress::{output, Stage};
-use crate::setup::Lock;
 use crate::stamp::Key;
 use crate::{apt, stamp};
 

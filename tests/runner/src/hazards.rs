@@ -4,6 +4,7 @@
 //! A machine may die: what it said until then, and what its kernel reported, is the result. The page is made of nothing
 //! else, so the page of one run is that of every run, or something has changed.
 
+mod machines;
 mod rows;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,61 +14,20 @@ use std::sync::LazyLock;
 use anyhow::{Context as _, Result};
 use regex::Regex;
 
+use self::machines::{Machine, MACHINES, POISON};
 use self::rows::{HEAD, ROWS};
 use crate::documents::wrapped;
-use crate::modules::Build;
 use crate::paths::Paths;
 use crate::results::{pattern, Format, Reader, Test, Verdict};
-use crate::vm::{Options, Peermem, Provider};
-use crate::{kernel, klog, programs, setup, vm};
+use crate::vm::{Build, Options, Peermem};
+use crate::{guest, kernel, klog, programs, setup, vm};
 
 /// Where the page lies in the repository.
 const PAGE: &str = "docs/hazards.md";
 
-/// What freed memory is filled with, and looked at for.
-const POISON: &str = "slab_debug=FP,kmalloc-*";
-
-/// One machine and the schedules that run in it, in this order. One that kills it stands last.
-struct Machine {
-    /// The mode, or what else sets it apart from the others of the same module.
-    name: &'static str,
-    module: Peermem,
-    options: fn(&mut Options),
-    schedules: &'static [&'static str],
-    /// Its last schedule takes a lock in freed memory. Whether that faults or never ends depends on what lies there, so an oops
-    /// stops it, nothing for [`HANGS`] is no failure of the run, and only its death is told.
-    fatal: bool,
-}
-
 /// In seconds: many times what a machine that is to die needs.
 const HANGS: u64 = 180;
 
-const PERSISTENT: &str = "persistent";
-const REVOCABLE: &str = "revocable";
-const PERSISTENT_P2P: &str = "persistent, on the stand-in's p2p.c";
-const REVOCABLE_P2P: &str = "revocable, on the stand-in's p2p.c";
-const LEGACY: &str = "revocable, peerdirect_support=1";
-
-/// All that does not need a machine of its own.
-const MOST: &[&str] = &[
-    "B.",
-    "C.",
-    "D.freed_before",
-    "E.",
-    "J.",
-    "K.",
-    "L.",
-    "M.",
-    "N.",
-    "P.put",
-    "two",
-    "G.",
-    "H.",
-];
-const ALL: &[&str] = &[
-    "A.", "B.", "C.", "D.", "E.", "G.", "H.", "I.", "J.", "K.", "L.", "M.", "N.", "O.", "P.put",
-    "two",
-];
 /// A schedule that ends with the loss of the machine, whatever a client does.
 struct Unpreventable {
     schedule: &'static str,
@@ -98,166 +58,12 @@ const UNPREVENTABLE: [Unpreventable; 2] = [
         defect: "the registration waits for its own lock, and the free for the registration",
     },
 ];
-const DRIVER_HOLDS_LOCK: &[&str] = &["driver_holds_lock"];
-const CORE_LOCKS_TWICE: &[&str] = &["core_locks_twice"];
 
 fn unpreventable(schedule: &str) -> Option<&'static Unpreventable> {
     UNPREVENTABLE
         .iter()
         .find(|unpreventable| unpreventable.schedule == schedule)
 }
-
-/// What NVIDIA's `nv-p2p.c` does on no request.
-const STRANGE: &[&str] = &["P.strange"];
-
-fn no_callbacks(options: &mut Options) {
-    options.rxe_param.push("peer_inval=0".to_owned());
-}
-
-fn callbacks(options: &mut Options) {
-    options.param.push("persistent_api_support=0".to_owned());
-}
-
-fn on_a_stand_in(options: &mut Options) {
-    options.provider = Provider::Ours;
-}
-
-fn core_unmaps(options: &mut Options) {
-    options.param.push("peerdirect_support=1".to_owned());
-}
-
-const MACHINES: &[Machine] = &[
-    Machine {
-        name: REVOCABLE,
-        module: Peermem::Nvidia,
-        options: |_| {},
-        schedules: MOST,
-        fatal: false,
-    },
-    Machine {
-        name: REVOCABLE,
-        module: Peermem::Nvidia,
-        options: |_| {},
-        schedules: &["D.freed_during"],
-        fatal: true,
-    },
-    Machine {
-        name: REVOCABLE_P2P,
-        module: Peermem::Nvidia,
-        options: on_a_stand_in,
-        schedules: STRANGE,
-        fatal: false,
-    },
-    Machine {
-        name: REVOCABLE,
-        module: Peermem::Nvidia,
-        options: |_| {},
-        schedules: &["A."],
-        fatal: false,
-    },
-    Machine {
-        name: REVOCABLE,
-        module: Peermem::Nvidia,
-        options: |_| {},
-        schedules: &["O.", "I."],
-        fatal: false,
-    },
-    Machine {
-        name: REVOCABLE,
-        module: Peermem::Nvidia,
-        options: |_| {},
-        schedules: DRIVER_HOLDS_LOCK,
-        fatal: false,
-    },
-    Machine {
-        name: REVOCABLE,
-        module: Peermem::Nvidia,
-        options: |_| {},
-        schedules: CORE_LOCKS_TWICE,
-        fatal: false,
-    },
-    Machine {
-        name: LEGACY,
-        module: Peermem::Nvidia,
-        options: core_unmaps,
-        schedules: &["F."],
-        fatal: false,
-    },
-    Machine {
-        name: PERSISTENT,
-        module: Peermem::Nvidia,
-        options: no_callbacks,
-        schedules: &[
-            "A.", "J.", "K.", "L.", "M.", "N.", "P.put", "two", "G.", "H.",
-        ],
-        fatal: false,
-    },
-    Machine {
-        name: PERSISTENT_P2P,
-        module: Peermem::Nvidia,
-        options: |options| {
-            no_callbacks(options);
-            on_a_stand_in(options);
-        },
-        schedules: STRANGE,
-        fatal: false,
-    },
-    Machine {
-        name: PERSISTENT,
-        module: Peermem::Ours,
-        options: |_| {},
-        schedules: ALL,
-        fatal: false,
-    },
-    Machine {
-        name: PERSISTENT_P2P,
-        module: Peermem::Ours,
-        options: on_a_stand_in,
-        schedules: STRANGE,
-        fatal: false,
-    },
-    Machine {
-        name: REVOCABLE,
-        module: Peermem::Ours,
-        options: callbacks,
-        schedules: ALL,
-        fatal: false,
-    },
-    Machine {
-        name: REVOCABLE,
-        module: Peermem::Ours,
-        options: callbacks,
-        schedules: DRIVER_HOLDS_LOCK,
-        fatal: false,
-    },
-    Machine {
-        name: REVOCABLE,
-        module: Peermem::Ours,
-        options: callbacks,
-        schedules: CORE_LOCKS_TWICE,
-        fatal: false,
-    },
-    Machine {
-        name: REVOCABLE_P2P,
-        module: Peermem::Ours,
-        options: |options| {
-            callbacks(options);
-            on_a_stand_in(options);
-        },
-        schedules: STRANGE,
-        fatal: false,
-    },
-    Machine {
-        name: LEGACY,
-        module: Peermem::Ours,
-        options: |options| {
-            callbacks(options);
-            core_unmaps(options);
-        },
-        schedules: &["F."],
-        fatal: false,
-    },
-];
 
 /// What a schedule said in one machine.
 #[derive(Debug, Default, Clone)]
@@ -390,7 +196,7 @@ fn run_machine(
         gpus: 1,
         interpose: true,
         timeout: Some(if machine.fatal { HANGS } else { 1200 }),
-        env: vec![vm::SYSTEM_PROGRAMS.to_owned()],
+        env: vec![guest::SYSTEM_PROGRAMS.to_owned()],
         append: vec![POISON.to_owned()],
         ..Options::default()
     };

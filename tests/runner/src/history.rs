@@ -10,9 +10,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::lock::Lock;
 use crate::paths::Paths;
 use crate::progress::output;
-use crate::setup::Lock;
 use crate::stamp;
 
 /// A day and a commit. Where the work tree differs from the commit, its name ends in `+`.

@@ -183,22 +183,25 @@ fn add_file(key: &mut Key, paths: &Paths, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The test runner's files that make and judge a machine.
+/// Files and folders of the test runner that make and judge a machine.
 const JUDGES: &[&str] = &[
     "arch.rs",
-    "cpio.rs",
+    "cases.rs",
+    "command.rs",
     "detectors.rs",
+    "guest.rs",
+    "index.rs",
+    "klog",
     "klog.rs",
-    "klog/smmu.rs",
-    "pair.rs",
     "results.rs",
     "setup.rs",
     "topology.rs",
+    "vm",
     "vm.rs",
 ];
 
 /// Whether a machine has anything in it that is compiled from `src/`.
-pub(crate) fn has_ours(options: &Options, command: &[&str]) -> bool {
+pub(crate) fn has_ours(options: &Options, command: &str) -> bool {
     options.peermem == Peermem::Ours
         || options.beside
         || options.kunit
@@ -207,8 +210,8 @@ pub(crate) fn has_ours(options: &Options, command: &[&str]) -> bool {
         || !options.patches.is_empty()
         // Whatever else may load a module is not known here.
         || !matches!(
-            command.first(),
-            Some(&("{gdr}" | "{repo}/tests/vm/perftest" | "{repo}/tests/vm/pyverbs"))
+            command.split_whitespace().next(),
+            Some("{gdr}" | "{repo}/tests/vm/perftest" | "{repo}/tests/vm/pyverbs")
         )
 }
 
@@ -217,11 +220,11 @@ pub(crate) fn key(paths: &Paths, run: &Run, machine: Option<&Options>) -> Result
     let mut key = Key::default();
     match (run.place, machine, run.src) {
         (Place::Vm { command, .. }, Some(options), _) if !has_ours(options, command) => {
-            key.text("command", &command.join("\n"));
+            key.text("command", command);
             key.text("options", &format!("{options:?}"));
             for name in JUDGES {
-                let name = format!("tests/runner/src/{name}");
-                add_file(&mut key, paths, &name)?;
+                let path = paths.repo.join("tests/runner/src").join(name);
+                key.path(&paths.repo, &path)?;
             }
             let mut files = vec![
                 paths.repo.join("tests/vm"),
@@ -243,7 +246,7 @@ pub(crate) fn key(paths: &Paths, run: &Run, machine: Option<&Options>) -> Result
             }
         }
         (Place::Cargo(arguments), _, Some(known)) => {
-            key.text("arguments", &arguments.join("\n"));
+            key.text("arguments", arguments);
             for name in tracked(paths)? {
                 if !name.starts_with("src/") || known.contains(&name.as_str()) {
                     add_file(&mut key, paths, &name)?;
@@ -275,7 +278,7 @@ mod tests {
 
     #[test]
     fn machines_with_our_module_depend_on_src() {
-        let test = &["{gdr}", "test"];
+        let test = "{gdr} test";
         let of = |peermem| Options {
             peermem,
             ..Options::default()
@@ -283,8 +286,8 @@ mod tests {
         let nvidia = || of(Peermem::Nvidia);
         assert!(!has_ours(&nvidia(), test));
         assert!(!has_ours(&of(Peermem::None), test));
-        assert!(has_ours(&of(Peermem::None), &["{repo}/tests/vm/kunit"]));
-        assert!(has_ours(&of(Peermem::None), &["true"]));
+        assert!(has_ours(&of(Peermem::None), "{repo}/tests/vm/kunit"));
+        assert!(has_ours(&of(Peermem::None), "true"));
         assert!(has_ours(&of(Peermem::Ours), test));
         for change in [
             (|options| options.beside = true) as fn(&mut Options),

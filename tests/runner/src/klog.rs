@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Reads a kernel log for what must not be in it, and compares that with what a test declared.
 
-use std::path::Path;
+mod lines;
+mod smmu;
+
+use std::fmt;
 use std::str::FromStr;
 use std::sync::LazyLock;
-use std::{fmt, fs};
 
 use anyhow::{anyhow, Context as _, Result};
 use regex::{Regex, RegexSet};
 
-mod smmu;
+#[cfg(test)]
+pub(crate) use self::lines::once;
+pub(crate) use self::lines::{message, read};
 
 /// The serial line was too slow: what is not in the log cannot be judged.
 const LOSS: &str = r"^\*\* \d+ printk messages dropped";
@@ -144,57 +148,6 @@ impl Verdict {
     pub(crate) fn is_clean(&self) -> bool {
         self.undeclared.is_empty() && self.miscounted.is_empty()
     }
-}
-
-/// What the kernel writes between a line that somebody else cut short and the whole of it.
-const REPLAY: &str = "** replaying previous printk message **";
-
-/// What a machine wrote to its serial line, as [`once`] has it.
-pub(crate) fn read(log: &Path) -> Result<String> {
-    Ok(once(&String::from_utf8_lossy(&fs::read(log)?)))
-}
-
-/// A log in which what was written twice stands once. The others' numbers stay: a line that goes leaves an empty one.
-pub(crate) fn once(log: &str) -> String {
-    let mut lines: Vec<&str> = log.lines().collect();
-    for at in 0..lines.len() {
-        if !lines[at].starts_with(REPLAY) {
-            continue;
-        }
-        lines[at] = "";
-        let whole = lines.get(at + 1).copied().unwrap_or_default();
-        if let Some(before) = at.checked_sub(1) {
-            if whole.starts_with(lines[before]) {
-                lines[before] = "";
-            }
-        }
-    }
-    lines.iter().flat_map(|line| [line, "\n"]).collect()
-}
-
-/// The text of a line without time stamp and caller.
-pub(crate) fn message(line: &str) -> &str {
-    let mut rest = line.trim_end_matches('\r');
-    if let Some(inner) = rest.strip_prefix('[') {
-        if let Some((stamp, text)) = inner.split_once(']') {
-            let is_stamp = stamp.trim().chars().all(|c| c.is_ascii_digit() || c == '.');
-            if is_stamp {
-                rest = text.trim_start();
-            }
-        }
-    }
-    if let Some(inner) = rest.strip_prefix('[') {
-        if let Some((caller, text)) = inner.split_once(']') {
-            let caller = caller.trim();
-            let is_caller = caller
-                .strip_prefix(['T', 'C'])
-                .is_some_and(|n| !n.is_empty() && n.chars().all(|c| c.is_ascii_digit()));
-            if is_caller {
-                rest = text.trim_start();
-            }
-        }
-    }
-    rest
 }
 
 /// Whether the text of a line begins with a space beyond the one after the time stamp: so do the lines of a stack.

@@ -8,11 +8,14 @@ use std::process::Command;
 
 use anyhow::{bail, Context as _, Result};
 
+use crate::kernel::Extent;
+use crate::lock::Lock;
 use crate::modules::Builder;
 use crate::paths::Paths;
-use crate::programs;
-use crate::progress::output;
+use crate::progress::{output, Stage};
+use crate::results::{Test, Verdict};
 use crate::toolchain::Toolchain;
+use crate::{apt, kernel, programs, setup};
 
 /// Files that need no licence line: licences themselves, what a program writes, patches, which are their file's, and JSON,
 /// which has no comments.
@@ -28,14 +31,14 @@ fn is_exempt(name: &str) -> bool {
 const CHECKPATCH_IGNORED: &str =
     "FILE_PATH_CHANGES,MISSING_SIGN_OFF,SPDX_LICENSE_TAG,COMMIT_LOG_LONG_LINE,LINUX_VERSION_CODE";
 
-pub(crate) struct Linter<'a> {
-    pub(crate) paths: &'a Paths,
-    pub(crate) toolchain: &'a Toolchain,
-    pub(crate) builder: &'a Builder<'a>,
+struct Linter<'a> {
+    paths: &'a Paths,
+    toolchain: &'a Toolchain,
+    builder: &'a Builder<'a>,
     /// Has `scripts/checkpatch.pl`.
-    pub(crate) kernel_source: PathBuf,
+    kernel_source: PathBuf,
     /// What takes long looks at these files alone.
-    pub(crate) changed: Option<Vec<String>>,
+    changed: Option<Vec<String>>,
 }
 
 impl Linter<'_> {
@@ -68,7 +71,7 @@ pub(crate) const CLIPPY_HOST: &str = "clippy, host";
 /// The one that compiles the object of the portable build.
 pub(crate) const SAME_OBJECT: &str = "the same object from another directory";
 
-pub(crate) const CHECKS: &[Check] = &[
+const CHECKS: &[Check] = &[
     ("licence lines", licences),
     ("rustfmt, host", format_host),
     ("rustfmt, kernel", format_kernel),
@@ -80,6 +83,41 @@ pub(crate) const CHECKS: &[Check] = &[
     ("shellcheck", shellcheck),
     ("promtool", promtool),
 ];
+
+/// Looks at the form of the code, one test for each check that `wanted` names; what takes long looks at the changed files
+/// alone, where they are given.
+pub(crate) fn run(
+    paths: &Paths,
+    changed: Option<Vec<String>>,
+    wanted: fn(&str) -> bool,
+) -> Result<Vec<Test>> {
+    apt::install(paths, apt::LINT)?;
+    let toolchain = setup::tools(paths)?;
+    let kernel = setup::find_kernel(paths, &toolchain, kernel::DEFAULT, Extent::Patched)?;
+    let linter = Linter {
+        paths,
+        toolchain: &toolchain,
+        builder: &Builder::new(paths, &toolchain, &kernel, false),
+        kernel_source: kernel.source(),
+        changed,
+    };
+    let mut tests = Vec::new();
+    for (name, check) in CHECKS.iter().filter(|(name, _)| wanted(name)) {
+        // Machines that are to begin wait for one check, not for all; and not for cargo, which has a lock of its own.
+        let _lock = (*name != CLIPPY_HOST)
+            .then(|| Lock::take(paths, "modules"))
+            .transpose()?;
+        let stage = Stage::begin(format!("lint: {name}"));
+        let test = Test::of((*name).to_owned(), check(&linter).map(|()| Vec::new()));
+        stage.done(if test.verdict == Verdict::Passed {
+            "ok"
+        } else {
+            "failed"
+        });
+        tests.push(test);
+    }
+    Ok(tests)
+}
 
 /// All files of the repository that git does not ignore, as names.
 fn tracked(linter: &Linter<'_>) -> Result<Vec<String>> {

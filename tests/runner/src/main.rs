@@ -4,23 +4,26 @@
 mod apt;
 mod arch;
 mod bench;
+mod cases;
+mod command;
 mod consumers;
 mod contact;
 mod cost;
-mod cpio;
 mod debian;
 mod detectors;
 mod documents;
 mod foreign;
+mod guest;
 mod hazards;
 mod history;
+mod index;
 mod kept;
 mod kernel;
 mod klog;
 mod lint;
+mod lock;
 mod modules;
 mod mutants;
-mod pair;
 mod patch;
 mod paths;
 mod preflight;
@@ -178,6 +181,11 @@ fn carry_out(paths: &Paths, action: Action) -> Result<i32> {
 }
 
 fn run_vm(paths: &Paths, options: &vm::Options, command: &[String]) -> Result<i32> {
+    let mut options = options.clone();
+    if let Some(name) = &options.mutant {
+        options.patches = mutants::find(paths, name)?.patches;
+    }
+    let options = &options;
     let boot = setup::boot(paths, options)?;
     setup::programs(paths, boot.arch)?;
     let outcome = vm::run(paths, options, &boot, command, Channels::Caller)?;

@@ -1,205 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Kernel modules: finding them, ordering them, building those of this repository.
+//! Builds the kernel modules of this repository, and the modules that the tests need beside them.
 
-use std::collections::BTreeMap;
+mod driver;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{anyhow, bail, Context as _, Result};
-use clap::ValueEnum;
+use anyhow::{bail, Context as _, Result};
 
+pub(crate) use self::driver::control_source;
+use self::driver::{upper_source, Driver, DRIVER, DRIVER_555};
 use crate::arch::Arch;
+use crate::command::tool;
+use crate::index::undefined;
 use crate::kernel::Kernel;
 use crate::paths::Paths;
 use crate::progress::Stage;
-use crate::setup::Lock;
 use crate::stamp::Key;
-use crate::toolchain::{tool, Toolchain};
+use crate::toolchain::Toolchain;
+pub(crate) use crate::vm::Build;
 use crate::vm::Provider;
-use crate::{apt, mutants, stamp};
-
-/// A module's name as the kernel has it.
-pub(crate) fn name_of(file: &Path) -> String {
-    file.file_stem()
-        .unwrap_or_default()
-        .to_string_lossy()
-        .replace('-', "_")
-}
-
-/// Modules by name. The first of a name stays.
-#[derive(Debug, Default, Clone)]
-pub(crate) struct Index(BTreeMap<String, PathBuf>);
-
-impl Index {
-    pub(crate) fn add(&mut self, file: PathBuf) {
-        self.0.entry(name_of(&file)).or_insert(file);
-    }
-
-    /// All modules below a directory.
-    pub(crate) fn add_tree(&mut self, directory: &Path) -> Result<()> {
-        let entries = fs::read_dir(directory)
-            .with_context(|| format!("cannot read {}", directory.display()))?;
-        for entry in entries {
-            let entry = entry?;
-            let path = entry.path();
-            let kind = entry.file_type()?;
-            if kind.is_dir() {
-                self.add_tree(&path)?;
-            } else if kind.is_file() && path.extension().is_some_and(|suffix| suffix == "ko") {
-                self.add(path);
-            }
-        }
-        Ok(())
-    }
-
-    pub(crate) fn contains(&self, name: &str) -> bool {
-        self.0.contains_key(name)
-    }
-
-    pub(crate) fn get(&self, name: &str) -> Option<&PathBuf> {
-        self.0.get(name)
-    }
-
-    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.keys().map(String::as_str)
-    }
-
-    pub(crate) fn files(&self) -> impl Iterator<Item = &PathBuf> {
-        self.0.values()
-    }
-
-    /// The named modules and all they need, each after what it needs.
-    pub(crate) fn closure(&self, names: &[&str]) -> Result<Vec<PathBuf>> {
-        let mut order = Vec::new();
-        for name in names {
-            self.visit(name, &mut order, 0)?;
-        }
-        Ok(order)
-    }
-
-    /// As `closure`, for those of the names that are modules in this kernel.
-    pub(crate) fn closure_of_present(&self, names: &[&str]) -> Result<Vec<PathBuf>> {
-        let present: Vec<&str> = names
-            .iter()
-            .copied()
-            .filter(|name| self.contains(name))
-            .collect();
-        self.closure(&present)
-    }
-
-    fn visit(&self, name: &str, order: &mut Vec<PathBuf>, depth: usize) -> Result<()> {
-        let path = self
-            .get(name)
-            .ok_or_else(|| anyhow!("there is no module {name}"))?;
-        if order.contains(path) {
-            return Ok(());
-        }
-        if depth > 32 {
-            bail!("the modules' dependencies go round in a circle at {name}");
-        }
-        for needed in info(path, "depends")?.split(',') {
-            if !needed.is_empty() {
-                let needed = needed.replace('-', "_");
-                self.visit(&needed, order, depth + 1)
-                    .with_context(|| format!("needed by {name}"))?;
-            }
-        }
-        order.push(path.clone());
-        Ok(())
-    }
-}
-
-/// Names that an object file uses and others have.
-fn undefined(file: &Path) -> Result<Vec<String>> {
-    let output = std::process::Command::new("nm")
-        .args(["--undefined-only", "--just-symbols"])
-        .arg(file)
-        .output()
-        .context("cannot start nm")?;
-    if !output.status.success() {
-        bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    let names = String::from_utf8_lossy(&output.stdout).into_owned();
-    Ok(names.lines().map(str::to_owned).collect())
-}
-
-/// Returns `true` if a module has a parameter of this name.
-pub(crate) fn has_parameter(file: &Path, name: &str) -> Result<bool> {
-    let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
-    let key = format!("\0parmtype={name}:");
-    Ok(bytes
-        .windows(key.len())
-        .any(|window| window == key.as_bytes()))
-}
-
-/// One field of a module's information, empty if it has none.
-pub(crate) fn info(file: &Path, field: &str) -> Result<String> {
-    let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
-    Ok(info_in(&bytes, field))
-}
-
-/// The fields are strings `name=value` in a section of their own, each ended by a zero byte.
-fn info_in(bytes: &[u8], field: &str) -> String {
-    let key = format!("\0{field}=");
-    let found = bytes
-        .windows(key.len())
-        .position(|window| window == key.as_bytes());
-    let Some(at) = found else {
-        return String::new();
-    };
-    let value = &bytes[at + key.len()..];
-    let end = value.iter().position(|byte| *byte == 0).unwrap_or(0);
-    String::from_utf8_lossy(&value[..end]).into_owned()
-}
-
-/// A driver of NVIDIA's, as Debian packages it.
-struct Driver {
-    /// What its versions begin with.
-    series: &'static str,
-    suites: &'static [&'static str],
-    /// In the cache.
-    directory: &'static str,
-}
-
-const DRIVER_PACKAGE: &str = "nvidia-open-kernel-source";
-/// That of which the control is a part.
-const DRIVER: Driver = Driver {
-    series: "550.",
-    suites: &["trixie", "forky"],
-    directory: "control",
-};
-/// The newest that there is beside it.
-const DRIVER_555: Driver = Driver {
-    series: "555.",
-    suites: &["experimental"],
-    directory: "control-555",
-};
-const CONTROL_FILES: &[&str] = &["nvidia-peermem.c", "nv-p2p.h", "peer_mem.h"];
-/// The upper half of the same driver's peer memory, and what it includes.
-const UPPER_FILES: &[&str] = &[
-    "nvidia/nv-p2p.c",
-    "nvidia/nv-p2p.h",
-    "nvidia/nv-ibmnpu.h",
-    "nvidia/nv-rsync.h",
-    "nvidia/rmp2pdefines.h",
-    "common/inc/cpuopsys.h",
-    "common/inc/nv-caps.h",
-    "common/inc/nv-firmware-registry.h",
-    "common/inc/nv-firmware.h",
-    "common/inc/nv-ioctl-numa.h",
-    "common/inc/nv-ioctl-numbers.h",
-    "common/inc/nv-ioctl.h",
-    "common/inc/nv-kernel-interface-api.h",
-    "common/inc/nv.h",
-    "common/inc/nv_stdarg.h",
-    "common/inc/nvlimits.h",
-    "common/inc/nvmisc.h",
-    "common/inc/nvstatus.h",
-    "common/inc/nvstatuscodes.h",
-    "common/inc/nvtypes.h",
-    "common/inc/os-interface.h",
-    "common/inc/os/nv_memory_type.h",
-];
+use crate::{apt, patch, stamp};
 
 /// One module that the test runner builds: from what, and with which variables for make.
 struct Recipe<'a> {
@@ -214,15 +35,6 @@ struct Recipe<'a> {
     variables: Vec<String>,
     /// Applied to a copy of the sources, and built there.
     patches: &'a [PathBuf],
-}
-
-/// How this repository's module is built.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Build {
-    /// Against the kernel's own `kernel` crate
-    InTree,
-    /// One object of the Rust code for all kernels, linked with the C files by the kernel's makefiles
-    Portable,
 }
 
 /// The command that compiles the object of the Rust code below `root`, from the source in `repo`.
@@ -800,7 +612,7 @@ impl<'a> Builder<'a> {
             let source = self.paths.for_kbuild(&recipe.source, &recipe.inputs)?;
             (source, format!("{}.build", recipe.name))
         } else {
-            let copy = mutants::patched(self.paths, recipe.patches)?;
+            let copy = patch::patched(self.paths, recipe.patches)?;
             (copy, "mutants.build".to_owned())
         };
         let mut output = self.kernel.products.join(output);
@@ -830,148 +642,5 @@ impl<'a> Builder<'a> {
         stamp::set(&stamp, &key)?;
         stage.done("");
         Ok(product)
-    }
-}
-
-/// The control's files in the cache, downloaded when they are not there, and the driver's version.
-pub(crate) fn control_source(paths: &Paths) -> Result<(Vec<PathBuf>, String)> {
-    let (files, version) = driver_source(paths, &DRIVER)?;
-    Ok((
-        files.into_iter().take(CONTROL_FILES.len()).collect(),
-        version,
-    ))
-}
-
-/// The upper half's files likewise, and the folder to look for them.
-fn upper_source(paths: &Paths, driver: &Driver) -> Result<(PathBuf, Vec<PathBuf>, String)> {
-    let (mut files, version) = driver_source(paths, driver)?;
-    let files = files.split_off(CONTROL_FILES.len());
-    let upper = paths.cache.join(driver.directory).join("upper");
-    Ok((upper, files, version))
-}
-
-/// Where a file of the driver's lies in the cache, and how its name ends in the package.
-fn driver_files(directory: &Path) -> Vec<(PathBuf, PathBuf)> {
-    let control = CONTROL_FILES
-        .iter()
-        .map(|name| (directory.join(name), Path::new("nvidia-peermem").join(name)));
-    let upper = UPPER_FILES.iter().map(|name| {
-        let below = ["nvidia/", "common/inc/"]
-            .iter()
-            .find_map(|folder| name.strip_prefix(folder));
-        let target = directory.join("upper").join(below.unwrap_or(name));
-        (target, PathBuf::from(name))
-    });
-    control.chain(upper).collect()
-}
-
-/// All that is taken from the driver's package, and its version.
-fn driver_source(paths: &Paths, driver: &Driver) -> Result<(Vec<PathBuf>, String)> {
-    let directory = paths.cache.join(driver.directory);
-    let version = directory.join("version");
-    let files = driver_files(&directory);
-    let _lock = Lock::take(paths, "control")?;
-    if !version.exists() || files.iter().any(|(file, _)| !file.exists()) {
-        fetch_driver(paths, driver, &directory, &files)?;
-    }
-    let files = files.into_iter().map(|(file, _)| file).collect();
-    Ok((files, fs::read_to_string(version)?.trim().to_owned()))
-}
-
-fn fetch_driver(
-    paths: &Paths,
-    driver: &Driver,
-    directory: &Path,
-    files: &[(PathBuf, PathBuf)],
-) -> Result<()> {
-    let mut stage = Stage::begin(format!(
-        "{}: fetching NVIDIA's sources from Debian's archive",
-        driver.directory
-    ));
-    let mut found = apt::search(paths, &mut stage, driver.suites, DRIVER_PACKAGE)?;
-    found.retain(|candidate| candidate.package == DRIVER_PACKAGE);
-    let candidate = found
-        .iter()
-        .find(|candidate| candidate.version.starts_with(driver.series))
-        .ok_or_else(|| {
-            let suites = driver.suites.join(" and ");
-            anyhow!(
-                "Debian's {suites} have no {DRIVER_PACKAGE} {}*",
-                driver.series
-            )
-        })?;
-    let download = directory.join("download");
-    let _ = fs::remove_dir_all(&download);
-    let package = apt::download(paths, &mut stage, candidate, &download)?;
-    let log = paths.cache.join("logs/control.txt");
-    apt::extract(&mut stage, &package, &download, &log)?;
-    for archive in stamp::files(&download)? {
-        if archive.to_string_lossy().contains(".tar.") {
-            stage.run(
-                std::process::Command::new("tar")
-                    .arg("-xf")
-                    .arg(&archive)
-                    .arg("-C")
-                    .arg(&download),
-                &log,
-                "",
-                |_| false,
-            )?;
-        }
-    }
-    let unpacked = stamp::files(&download)?;
-    for (file, tail) in files {
-        let source = unpacked
-            .iter()
-            .find(|path| path.ends_with(tail))
-            .ok_or_else(|| anyhow!("{} has no {}", package.display(), tail.display()))?;
-        fs::create_dir_all(file.parent().unwrap_or(directory))?;
-        stamp::replace(file, &fs::read(source)?)?;
-    }
-    let _ = fs::remove_dir_all(&download);
-    let upstream = candidate.version.split('-').next().unwrap_or_default();
-    stamp::set(&directory.join("version"), upstream)?;
-    stage.done(upstream);
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn fields_of_a_module() {
-        let bytes =
-            b"\x7fELF\0\0license=GPL\0depends=ib_core,nvidia\0version=550.1\0srcversion=AB\0";
-        assert_eq!(info_in(bytes, "depends"), "ib_core,nvidia");
-        assert_eq!(info_in(bytes, "version"), "550.1");
-        assert_eq!(info_in(bytes, "nothing"), "");
-    }
-
-    #[test]
-    fn modules_come_after_what_they_need() {
-        let directory = std::env::temp_dir().join(format!("runner-modules-{}", std::process::id()));
-        fs::create_dir_all(&directory).unwrap();
-        let write = |name: &str, depends: &str| {
-            let text = format!("x\0depends={depends}\0y=z\0");
-            fs::write(directory.join(name), text).unwrap();
-        };
-        write("a.ko", "b-one,c");
-        write("b-one.ko", "c");
-        write("c.ko", "");
-        write("d.ko", "e");
-        let mut index = Index::default();
-        index.add_tree(&directory).unwrap();
-        let names = |wanted: &[&str]| -> Vec<String> {
-            index
-                .closure(wanted)
-                .unwrap()
-                .iter()
-                .map(|path| name_of(path))
-                .collect()
-        };
-        assert_eq!(names(&["a"]), ["c", "b_one", "a"]);
-        assert!(index.closure(&["d"]).is_err());
-        fs::remove_dir_all(&directory).unwrap();
     }
 }

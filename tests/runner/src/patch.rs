@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Applies patches.
+//! Applies patches, and copies the sources with patches applied.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{bail, Context as _, Result};
+
+use crate::paths::Paths;
+use crate::stamp;
 
 /// Applies a patch to the tree below `directory`, or says why it does not fit. `fuzz` is how many of the lines around a
 /// change may be others.
@@ -28,10 +32,79 @@ pub(crate) fn apply(directory: &Path, patch: &Path, fuzz: u32) -> Result<()> {
     Ok(())
 }
 
+/// What the packages on the host put around the module's logic.
+pub(crate) const FAKES: &str = "tests/fakes";
+
+/// The module's sources, and what the workspace's packages are compiled from besides.
+const SOURCES: &[&str] = &[
+    "Kbuild",
+    "src",
+    "rust-bindings",
+    "portable",
+    "docs/observe.md",
+    FAKES,
+];
+
+/// A copy of the sources with patches applied, for the module. There is one copy for all mutants, and of its files only those
+/// that change are written, so that make compiles no more than it must.
+pub(crate) fn patched(paths: &Paths, patches: &[PathBuf]) -> Result<PathBuf> {
+    patched_as(paths, patches, "source")
+}
+
+/// The same by another name, for who does not want to wait for the other.
+pub(crate) fn patched_as(paths: &Paths, patches: &[PathBuf], name: &str) -> Result<PathBuf> {
+    let copy = paths.cache.join("mutants").join(name);
+    let work = copy.with_extension("new");
+    let _ = fs::remove_dir_all(&work);
+    for name in SOURCES
+        .iter()
+        .map(|name| (*name).to_owned())
+        .chain(workspace(paths)?)
+    {
+        for file in stamp::files(&paths.repo.join(&name))? {
+            let target = work.join(file.strip_prefix(&paths.repo)?);
+            if let Some(parent) = target.parent() {
+                fs::create_dir_all(parent)?;
+            }
+            fs::copy(&file, &target).with_context(|| file.display().to_string())?;
+        }
+    }
+    for patch in patches {
+        // Without fuzz: what does not fit exactly may take out something else.
+        apply(&work, patch, 0)?;
+    }
+    for file in stamp::files(&work)? {
+        stamp::update(&copy.join(file.strip_prefix(&work)?), &fs::read(&file)?)?;
+    }
+    for file in stamp::files(&copy)? {
+        if !work.join(file.strip_prefix(&copy)?).exists() {
+            fs::remove_file(&file)?;
+        }
+    }
+    Ok(copy)
+}
+
+/// What cargo wants to see before it compiles any package.
+fn workspace(paths: &Paths) -> Result<Vec<String>> {
+    let manifest = fs::read_to_string(paths.repo.join("Cargo.toml"))?;
+    let members = manifest
+        .split_once("members = [")
+        .and_then(|(_, rest)| rest.split_once(']'))
+        .map(|(members, _)| members)
+        .context("Cargo.toml names no members")?;
+    Ok(["Cargo.toml".to_owned(), "Cargo.lock".to_owned()]
+        .into_iter()
+        .chain(
+            members
+                .split(',')
+                .map(|word| word.trim().trim_matches('"').to_owned()),
+        )
+        .filter(|name| !name.is_empty())
+        .collect())
+}
+
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
 
     #[test]

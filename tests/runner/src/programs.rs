@@ -9,12 +9,12 @@ use std::process::Command;
 use anyhow::{anyhow, bail, Context as _, Result};
 
 use crate::arch::Arch;
+use crate::guest::in_machine;
+use crate::lock::Lock;
 use crate::paths::Paths;
 use crate::progress::{output, Stage};
-use crate::setup::Lock;
 use crate::stamp::Key;
 use crate::toolchain::Toolchain;
-use crate::vm::in_machine;
 use crate::{apt, consumers, foreign, stamp};
 
 /// Where Debian's rdma-core puts its tests.

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::{anyhow, bail, Context as _, Result};
 
-use crate::lint::{CLIPPY_HOST, SAME_OBJECT};
+use crate::lint::{self, CLIPPY_HOST, SAME_OBJECT};
 use crate::paths::Paths;
 use crate::progress::{duration, output};
 use crate::results::{Format, Reader, Verdict};
@@ -28,7 +28,7 @@ const LANES: &[&[Step]] = &[
         },
         Step {
             name: "clippy of what changed, on the host",
-            run: |paths| lint(paths, |name| name == CLIPPY_HOST),
+            run: |paths| lint_changed(paths, |name| name == CLIPPY_HOST),
         },
     ],
     &[
@@ -46,7 +46,7 @@ const LANES: &[&[Step]] = &[
         },
         Step {
             name: "lint of what changed",
-            run: |paths| lint(paths, |name| ![CLIPPY_HOST, SAME_OBJECT].contains(&name)),
+            run: |paths| lint_changed(paths, |name| ![CLIPPY_HOST, SAME_OBJECT].contains(&name)),
         },
     ],
 ];
@@ -102,10 +102,10 @@ fn changed(paths: &Paths) -> Result<Vec<String>> {
         .collect())
 }
 
-fn lint(paths: &Paths, wanted: fn(&str) -> bool) -> Result<String> {
+fn lint_changed(paths: &Paths, wanted: fn(&str) -> bool) -> Result<String> {
     let changed = changed(paths)?;
     let count = changed.len();
-    let failed: Vec<String> = setup::lint(paths, Some(changed), wanted)?
+    let failed: Vec<String> = lint::run(paths, Some(changed), wanted)?
         .into_iter()
         .filter(|test| test.verdict == Verdict::Failed)
         .map(|test| format!("{}: {}", test.name, test.notes.join("\n")))

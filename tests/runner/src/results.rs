@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Reads what test programs print: KTAP, cargo's tests, Python's unittest.
 
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use anyhow::Result;
@@ -40,12 +41,17 @@ impl Test {
         }
     }
 
-    pub(crate) fn skipped(name: &str, reason: String) -> Self {
+    /// A result without notes.
+    pub(crate) fn new(name: &str, verdict: Verdict) -> Self {
         Self {
             name: name.to_owned(),
-            verdict: Verdict::Skipped(reason),
+            verdict,
             notes: Vec::new(),
         }
+    }
+
+    pub(crate) fn skipped(name: &str, reason: String) -> Self {
+        Self::new(name, Verdict::Skipped(reason))
     }
 }
 
@@ -235,6 +241,26 @@ impl Reader {
         }
         (self.tests, self.problems)
     }
+}
+
+/// Figures that a test measured, by name. Several of one name stand together.
+pub(crate) fn figures(test: &Test) -> BTreeMap<&str, String> {
+    let mut found: BTreeMap<&str, String> = BTreeMap::new();
+    for note in &test.notes {
+        let Some((name, value)) = note.split_once(' ') else {
+            continue;
+        };
+        // Said by every test, and no figure of what it tests.
+        if matches!(name, "seconds" | "seed" | "failure:" | "kernel:") {
+            continue;
+        }
+        let values = found.entry(name).or_default();
+        if !values.is_empty() {
+            values.push(' ');
+        }
+        values.push_str(value);
+    }
+    found
 }
 
 #[cfg(test)]

@@ -7,38 +7,15 @@ use std::{fs, thread};
 use anyhow::{anyhow, bail, Context as _, Result};
 
 use crate::arch::Arch;
+use crate::index::{self, Index};
 use crate::kernel::{Extent, Kernel};
-use crate::lint::Linter;
-use crate::modules::{Builder, Index};
+pub(crate) use crate::lock::Lock;
+use crate::modules::Builder;
 use crate::paths::Paths;
-use crate::progress::Stage;
-use crate::results::{Test, Verdict};
 use crate::toolchain::Toolchain;
 use crate::topology::Topology;
 use crate::vm::{Peermem, Provider};
-use crate::{apt, contact, debian, foreign, kernel, lint, modules, mutants, programs, vm};
-
-/// Keeps a second `runner`, or another of its runs, from making the same thing at the same time.
-pub(crate) struct Lock(fs::File);
-
-impl Lock {
-    pub(crate) fn take(paths: &Paths, what: &str) -> Result<Self> {
-        let directory = paths.cache.join("locks");
-        fs::create_dir_all(&directory)?;
-        let file = fs::File::create(directory.join(what))?;
-        if rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
-            eprintln!("  waiting for whoever is making the same ({what}) …");
-            rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)?;
-        }
-        Ok(Self(file))
-    }
-}
-
-impl Drop for Lock {
-    fn drop(&mut self) {
-        let _ = rustix::fs::flock(&self.0, rustix::fs::FlockOperation::Unlock);
-    }
-}
+use crate::{apt, foreign, kernel, modules, programs, vm};
 
 /// The compilers, after the packages that they come in.
 pub(crate) fn tools(paths: &Paths) -> Result<Toolchain> {
@@ -129,41 +106,6 @@ pub(crate) fn programs(paths: &Paths, arch: Arch) -> Result<()> {
     build_programs(paths, &tools(paths)?, arch, programs::COMPILED)
 }
 
-/// Looks at the form of the code, one test for each check that `wanted` names; what takes long looks at the changed files
-/// alone, where they are given.
-pub(crate) fn lint(
-    paths: &Paths,
-    changed: Option<Vec<String>>,
-    wanted: fn(&str) -> bool,
-) -> Result<Vec<Test>> {
-    apt::install(paths, apt::LINT)?;
-    let toolchain = tools(paths)?;
-    let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, Extent::Patched)?;
-    let linter = Linter {
-        paths,
-        toolchain: &toolchain,
-        builder: &Builder::new(paths, &toolchain, &kernel, false),
-        kernel_source: kernel.source(),
-        changed,
-    };
-    let mut tests = Vec::new();
-    for (name, check) in lint::CHECKS.iter().filter(|(name, _)| wanted(name)) {
-        // Machines that are to begin wait for one check, not for all; and not for cargo, which has a lock of its own.
-        let _lock = (*name != lint::CLIPPY_HOST)
-            .then(|| Lock::take(paths, "modules"))
-            .transpose()?;
-        let stage = Stage::begin(format!("lint: {name}"));
-        let test = Test::of((*name).to_owned(), check(&linter).map(|()| Vec::new()));
-        stage.done(if test.verdict == Verdict::Passed {
-            "ok"
-        } else {
-            "failed"
-        });
-        tests.push(test);
-    }
-    Ok(tests)
-}
-
 /// Our module alone, for the usual kernel.
 pub(crate) fn module(paths: &Paths) -> Result<()> {
     let toolchain = tools(paths)?;
@@ -205,25 +147,6 @@ pub(crate) fn modules(paths: &Paths, name: &str) -> Result<i32> {
     Ok(0)
 }
 
-/// Our module on a Debian host with its stock kernel.
-pub(crate) fn debian(
-    paths: &Paths,
-    what: &'static debian::Release,
-) -> Result<(Vec<Test>, Vec<String>)> {
-    let toolchain = tools(paths)?;
-    let kernel = find_kernel(paths, &toolchain, what.kernel, Extent::Frozen)?;
-    let (control, driver) = modules::control_source(paths)?;
-    let _lock = Lock::take(paths, "debian")?;
-    debian::tests(paths, what, &kernel.source(), (&control, &driver))
-}
-
-/// From a clone and a cache in an awkward place.
-pub(crate) fn contact(paths: &Paths) -> Result<Vec<Test>> {
-    let toolchain = tools(paths)?;
-    let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, Extent::Frozen)?;
-    contact::tests(paths, &kernel.build)
-}
-
 /// Our module for a kernel, with these patches applied, if there are any.
 pub(crate) fn our_module(paths: &Paths, kernel: &str, patches: &[PathBuf]) -> Result<PathBuf> {
     let toolchain = Toolchain::find(paths)?;
@@ -240,6 +163,31 @@ pub(crate) fn our_module(paths: &Paths, kernel: &str, patches: &[PathBuf]) -> Re
 pub(crate) fn kernel_key(paths: &Paths, kernel: &str) -> Result<String> {
     let toolchain = Toolchain::find(paths)?;
     Ok(find_kernel(paths, &toolchain, kernel, Extent::Frozen)?.key)
+}
+
+/// Adds the modules that the options name by file, the peer-memory module, and KUnit's tests.
+fn add_peermem(builder: &Builder<'_>, options: &vm::Options, index: &mut Index) -> Result<()> {
+    for file in options.peermem_ko.iter().chain(&options.gpu_ko) {
+        let file = fs::canonicalize(file).with_context(|| file.display().to_string())?;
+        index.add(file);
+    }
+    if options.peermem_ko.is_none() {
+        match options.peermem {
+            Peermem::Ours => {
+                if !options.patches.is_empty() {
+                    index.add(builder.patched(&options.patches)?);
+                }
+                index.add(builder.ours()?);
+                index.add(builder.other_client()?);
+            }
+            Peermem::Nvidia => index.add(builder.control()?),
+            Peermem::None => {}
+        }
+    }
+    if options.kunit {
+        index.add(builder.kunit()?);
+    }
+    Ok(())
 }
 
 /// The kernel and the modules of one run.
@@ -273,28 +221,7 @@ pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
         builder = builder.without_gpl_only();
     }
     let mut index = Index::default();
-    for file in options.peermem_ko.iter().chain(&options.gpu_ko) {
-        let file = fs::canonicalize(file).with_context(|| file.display().to_string())?;
-        index.add(file);
-    }
-    if options.peermem_ko.is_none() {
-        match options.peermem {
-            Peermem::Ours => {
-                if let Some(name) = &options.mutant {
-                    index.add(builder.patched(&mutants::find(paths, name)?.patches)?);
-                } else if !options.patches.is_empty() {
-                    index.add(builder.patched(&options.patches)?);
-                }
-                index.add(builder.ours()?);
-                index.add(builder.other_client()?);
-            }
-            Peermem::Nvidia => index.add(builder.control()?),
-            Peermem::None => {}
-        }
-    }
-    if options.kunit {
-        index.add(builder.kunit()?);
-    }
+    add_peermem(&builder, options, &mut index)?;
     let mut drivers = Vec::new();
     if options.beside {
         index.add(builder.ours()?);
@@ -315,7 +242,7 @@ pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
         .then(|| builder.control())
         .transpose()?;
     let peermem_version = match index.get("nvidia_peermem") {
-        Some(file) => modules::info(file, "version")?,
+        Some(file) => index::info(file, "version")?,
         None => String::new(),
     };
     if options.interpose {

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use clap::Args;
 
+use crate::cases::{add_last_words, status_problem};
 use crate::paths::Paths;
 use crate::progress::duration;
 use crate::results::{Format, Reader, Test, Verdict};
-use crate::test::{add_last_words, status_problem};
 use crate::vm::Iommu;
 use crate::{programs, setup, stamp, vm};
 

@@ -7,8 +7,6 @@ mod skips;
 mod tables;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{stdout, IsTerminal as _, Write as _};
-use std::process::Stdio;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, PoisonError};
@@ -21,14 +19,19 @@ use clap::Args;
 use self::report::{missing, Origin, Report};
 use self::skips::Skips;
 use self::tables::summary;
+use crate::arch::Arch;
+pub(crate) use crate::cases::add_last_words;
 use crate::history::{History, When};
 use crate::kept::{Pass, Shelf};
 use crate::paths::Paths;
-use crate::results::{Format, Reader, Test, Verdict};
+use crate::results::{Test, Verdict};
 use crate::suite::{again, every_run, Place, Run, Same};
 use crate::toolchain::Toolchain;
 use crate::vm::{Channels, Options};
-use crate::{documents, history, kept, mutants, preflight, programs, setup, vm};
+use crate::{
+    cases, contact, debian, documents, guest, history, kept, lint, mutants, preflight, programs,
+    setup, vm,
+};
 
 #[derive(Debug, Args)]
 pub(crate) struct Selection {
@@ -196,7 +199,7 @@ impl Selection {
 /// The kernel that a run's machine boots.
 fn kernel_of(kernel: &str, run: &Run) -> Option<String> {
     match run.place {
-        Place::Vm { options, .. } => Some(wanted(kernel, run, options).kernel),
+        Place::Vm { .. } => run.machine(kernel).map(|machine| machine.kernel),
         Place::Hazards(_) => Some(run.kernel.unwrap_or(crate::kernel::DEFAULT).to_owned()),
         Place::Debian(release) => Some(release.kernel.to_owned()),
         Place::Mutants | Place::Cost | Place::Contact => Some(crate::kernel::DEFAULT.to_owned()),
@@ -294,10 +297,7 @@ impl Suite<'_> {
         if let Some(kept) = resumed.and_then(|pass| pass.shelf.get(run.name, &pass.tree)) {
             return Ok(Report::kept(run, kept, Origin::Resumed));
         }
-        let machine = match run.place {
-            Place::Vm { options, .. } => Some(wanted(&self.selection.kernel, run, options)),
-            _ => None,
-        };
+        let machine = wanted(&self.selection.kernel, run);
         // What is kept is whole. What cannot be made for a key cannot be made for the run, which says so.
         let key = match self.selection.is_whole() {
             true => kept::key(self.paths, run, machine.as_ref()).unwrap_or_default(),
@@ -447,7 +447,7 @@ fn compare_documents(paths: &Paths, reports: &mut [Report], selection: &Selectio
 
 /// The checks of the code's form by themselves.
 pub(crate) fn lint(paths: &Paths) -> Result<i32> {
-    let tests = setup::lint(paths, None, |_| true)?;
+    let tests = lint::run(paths, None, |_| true)?;
     let mut failed = 0;
     for test in &tests {
         if test.verdict == Verdict::Passed {
@@ -554,16 +554,13 @@ fn differences<'a>(one: &'a [Test], other: &'a [Test], same: &Same) -> Differenc
     differences
 }
 
-/// The machine of a run.
-fn wanted(kernel: &str, run: &Run, options: fn(&mut Options)) -> Options {
-    let mut wanted = Options {
-        kernel: run.kernel.unwrap_or(kernel).to_owned(),
+/// The machine of a run, as the suite boots it.
+fn wanted(kernel: &str, run: &Run) -> Option<Options> {
+    Some(Options {
         frozen: true,
-        env: vec![vm::SYSTEM_PROGRAMS.to_owned()],
-        ..Options::default()
-    };
-    options(&mut wanted);
-    wanted
+        env: vec![guest::SYSTEM_PROGRAMS.to_owned()],
+        ..run.machine(kernel)?
+    })
 }
 
 fn one(
@@ -574,15 +571,15 @@ fn one(
 ) -> Result<Report> {
     let started = Instant::now();
     let (tests, problems) = match run.place {
-        Place::Cargo(arguments) => on_host(paths, toolchain, run, arguments)?,
-        Place::Lint => (setup::lint(paths, None, |_| true)?, Vec::new()),
+        Place::Cargo(arguments) => cases::on_host(paths, toolchain, run.format, arguments)?,
+        Place::Lint => (lint::run(paths, None, |_| true)?, Vec::new()),
         Place::Mutants => {
             let fresh = selection.full || selection.fresh;
             (mutants::tests(paths, &[], fresh)?, Vec::new())
         }
         Place::Cost => (crate::cost::tests(paths)?, Vec::new()),
-        Place::Debian(release) => setup::debian(paths, release)?,
-        Place::Contact => (setup::contact(paths)?, Vec::new()),
+        Place::Debian(release) => debian::tests(paths, release)?,
+        Place::Contact => (contact::tests(paths)?, Vec::new()),
         Place::Hazards(None) if run.kernel.is_none() => {
             let frozen = selection.kernel == crate::kernel::DEFAULT;
             crate::hazards::check(paths, frozen)?
@@ -591,49 +588,36 @@ fn one(
             let kernel = run.kernel.unwrap_or(crate::kernel::DEFAULT);
             crate::hazards::check_ours(paths, kernel, build)?
         }
-        Place::Vm { options, command } => {
-            let wanted = wanted(&selection.kernel, run, options);
-            let mut words = Vec::new();
-            for word in command {
-                let mut word = word
-                    .replace("{repo}", &vm::in_machine(&paths.repo))
-                    .replace("{filter}", &selection.case)
-                    .replace(
-                        "{gdr}",
-                        &vm::in_machine(&programs::gdr(paths, wanted.arch())),
-                    )
-                    .replace(
-                        "{peermemctl}",
-                        &vm::in_machine(&programs::peermemctl(paths, wanted.arch())),
-                    );
-                for (name, make) in programs::ON_DEMAND {
-                    if word.contains(name) {
-                        word = word.replace(name, &vm::in_machine(&make(paths)?));
-                    }
-                }
-                if !word.is_empty() {
-                    words.push(word);
-                }
-            }
+        Place::Vm { command, .. } => {
+            let wanted = wanted(&selection.kernel, run).context("a run without a machine")?;
+            let words = words(paths, command, selection, wanted.arch())?;
             return in_machine(paths, run, &wanted, &words);
         }
     };
     Ok(Report::plain(run, started, tests, problems))
 }
 
-/// Shows a terminal's reader how far a run is.
-fn show(line: &str) {
-    if stdout().is_terminal() {
-        let line: String = line.chars().take(100).collect();
-        print!("\r\x1b[K      {line}");
-        let _ = stdout().flush();
+/// The words of a command, with the programs and folders that words in braces stand for.
+fn words(paths: &Paths, command: &str, selection: &Selection, arch: Arch) -> Result<Vec<String>> {
+    let gdr = guest::in_machine(&programs::gdr(paths, arch));
+    let peermemctl = guest::in_machine(&programs::peermemctl(paths, arch));
+    let mut words = Vec::new();
+    for word in command.split_whitespace() {
+        let mut word = word
+            .replace("{repo}", &guest::in_machine(&paths.repo))
+            .replace("{filter}", &selection.case)
+            .replace("{gdr}", &gdr)
+            .replace("{peermemctl}", &peermemctl);
+        for (name, make) in programs::ON_DEMAND {
+            if word.contains(name) {
+                word = word.replace(name, &guest::in_machine(&make(paths)?));
+            }
+        }
+        if !word.is_empty() {
+            words.push(word);
+        }
     }
-}
-
-fn clear() {
-    if stdout().is_terminal() {
-        print!("\r\x1b[K");
-    }
+    Ok(words)
 }
 
 fn in_machine(
@@ -643,7 +627,7 @@ fn in_machine(
     command: &[String],
 ) -> Result<Report> {
     let boot = setup::boot(paths, options)?;
-    let (outcome, tests) = machine(paths, options, &boot, command, run.format)?;
+    let (outcome, tests) = cases::machine(paths, options, &boot, command, run.format)?;
     Ok(Report {
         column: run
             .column
@@ -652,95 +636,6 @@ fn in_machine(
         log: Some(outcome.log),
         ..Report::plain(run, Instant::now(), tests, outcome.failures)
     })
-}
-
-/// Runs a command that prints tests in a machine. What its exit status should not say is among the failures.
-pub(crate) fn machine(
-    paths: &Paths,
-    options: &Options,
-    boot: &vm::Boot,
-    command: &[String],
-    format: Format,
-) -> Result<(vm::Outcome, Vec<Test>)> {
-    let (mut outcome, (reader, said)) = vm::run_with(
-        paths,
-        options,
-        boot,
-        command,
-        (Reader::new(format), Vec::new()),
-        |(reader, said), line, is_error| {
-            said.push(line.to_owned());
-            if is_error {
-                return;
-            }
-            if let Some(test) = reader.line(line) {
-                show(&test.name);
-            }
-        },
-    )?;
-    clear();
-    let (tests, mut problems) = reader.finish();
-    problems.append(&mut outcome.failures);
-    status_problem(outcome.status, &tests, &mut problems);
-    add_last_words(&said, &mut problems);
-    outcome.failures = problems;
-    Ok((outcome, tests))
-}
-
-/// A program's exit status must say what its results say.
-pub(crate) fn status_problem(status: Option<i32>, tests: &[Test], problems: &mut Vec<String>) {
-    let Some(status) = status else {
-        return;
-    };
-    let failed = tests.iter().any(|test| test.verdict == Verdict::Failed);
-    if (status != 0) != failed {
-        problems.push(format!(
-            "its exit status is {status}, {} failed tests",
-            if failed { "with" } else { "without" }
-        ));
-    }
-}
-
-/// Tells with the last problem, if there is one, what the program said last.
-pub(crate) fn add_last_words(said: &[String], problems: &mut [String]) {
-    if let (Some(last), false) = (problems.last_mut(), said.is_empty()) {
-        let tail = &said[said.len().saturating_sub(20)..];
-        last.push_str(&format!("\n    it said last:\n    {}", tail.join("\n    ")));
-    }
-}
-
-fn on_host(
-    paths: &Paths,
-    toolchain: &Toolchain,
-    run: &Run,
-    arguments: &[&str],
-) -> Result<(Vec<Test>, Vec<String>)> {
-    let output = toolchain
-        .cargo(paths)
-        .arg("--locked")
-        .args(arguments)
-        .current_dir(&paths.repo)
-        .stdin(Stdio::null())
-        .output()
-        .context("cannot start cargo")?;
-    let mut reader = Reader::new(run.format);
-    let text = String::from_utf8_lossy(&output.stdout);
-    for line in text.lines() {
-        reader.line(line);
-    }
-    let (tests, mut problems) = reader.finish();
-    status_problem(output.status.code(), &tests, &mut problems);
-    if !output.status.success() {
-        let errors = String::from_utf8_lossy(&output.stderr);
-        let said: Vec<&str> = text.lines().chain(errors.lines()).collect();
-        let tail = &said[said.len().saturating_sub(60)..];
-        problems.push(format!(
-            "cargo {}:\n    {}",
-            arguments.join(" "),
-            tail.join("\n    ")
-        ));
-    }
-    Ok((tests, problems))
 }
 
 #[cfg(test)]
@@ -829,17 +724,6 @@ mod tests {
         let mut reports = [first(), second(Vec::new())];
         agreement(&mut reports);
         assert!(reports.iter().all(|one| one.problems.is_empty()));
-    }
-
-    #[test]
-    fn an_exit_status_must_agree_with_the_results() {
-        let mut problems = Vec::new();
-        status_problem(Some(0), &[test("a", Verdict::Passed)], &mut problems);
-        status_problem(Some(1), &[test("a", Verdict::Failed)], &mut problems);
-        assert!(problems.is_empty());
-        status_problem(Some(1), &[test("a", Verdict::Passed)], &mut problems);
-        status_problem(Some(0), &[test("a", Verdict::Failed)], &mut problems);
-        assert_eq!(problems.len(), 2);
     }
 
     #[test]

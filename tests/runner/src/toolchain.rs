@@ -10,9 +10,9 @@ use std::process::Command;
 use anyhow::{anyhow, bail, Context as _, Result};
 
 use crate::apt;
+use crate::command::{quoted, system_path, tool};
 use crate::paths::Paths;
 use crate::progress::{output, Stage};
-use crate::vm::quoted;
 
 /// Suites whose bindgen the kernel takes, where the machine's own is older. Its package wants the C library of its release:
 /// the program is started by that library's own loader, and neither is installed.
@@ -23,21 +23,6 @@ const OLDEST_LIBCLANG: u32 = 17;
 pub(crate) struct Toolchain {
     bindgen: PathBuf,
     libclang: PathBuf,
-}
-
-/// A program of the machine's that builds something.
-pub(crate) fn tool(program: &str) -> Command {
-    let mut command = Command::new("setpriv");
-    command
-        // Whoever ends this program, even by SIGKILL, ends that one as well, which takes away what it has half written.
-        .args(["--pdeathsig", "TERM", program])
-        .env("PATH", crate::vm::system_path())
-        .env("LC_ALL", "C")
-        // A make that called this program must not pass its own ways on.
-        .env_remove("MAKEFLAGS")
-        .env_remove("MFLAGS")
-        .env_remove("MAKELEVEL");
-    command
 }
 
 impl Toolchain {
@@ -98,7 +83,7 @@ impl Toolchain {
 fn cargo(paths: &Paths) -> Command {
     let mut command = Command::new("/usr/bin/cargo");
     command
-        .env("PATH", format!("/usr/bin:{}", crate::vm::system_path()))
+        .env("PATH", format!("/usr/bin:{}", system_path()))
         .env("RUSTC", "/usr/bin/rustc")
         .env("RUSTDOC", "/usr/bin/rustdoc")
         .env("CARGO_TARGET_DIR", paths.cache.join("target"))
@@ -124,14 +109,14 @@ fn will_do(program: &Path) -> bool {
 
 /// Whether there is one that the kernel takes.
 pub(crate) fn has_bindgen(paths: &Paths) -> bool {
-    std::env::split_paths(&crate::vm::system_path())
+    std::env::split_paths(&system_path())
         .map(|directory| directory.join("bindgen"))
         .chain(["bindgen/bindgen", "bindgen/bin/bindgen"].map(|name| paths.cache.join(name)))
         .any(|program| program.is_file() && will_do(&program))
 }
 
 fn bindgen(paths: &Paths) -> Result<PathBuf> {
-    let in_path = std::env::split_paths(&crate::vm::system_path())
+    let in_path = std::env::split_paths(&system_path())
         .map(|directory| directory.join("bindgen"))
         .find(|program| program.is_file() && will_do(program));
     if let Some(program) = in_path {

@@ -11,14 +11,11 @@ use std::process::Command;
 
 use anyhow::{anyhow, bail, Context as _, Result};
 
-use super::{collect_modules, Tree};
-use crate::modules::Index;
+use super::tree::{collect_modules, Tree, STOCK_KBUILD};
+use crate::index::{self, Index};
 use crate::progress::{output, Stage};
 use crate::stamp::Key;
-use crate::{apt, modules, stamp, toolchain, vm};
-
-/// The makefile that compiles the RDMA modules outside the kernel's tree.
-pub(super) const KBUILD: &str = "tests/debian/ofed/Kbuild";
+use crate::{apt, guest, stamp, toolchain};
 
 /// Folders of the source that the RDMA modules are compiled from.
 const SOURCE: &[&str] = &[
@@ -40,7 +37,7 @@ const RDMA: &[&str] = &[
 
 /// Modules of the image that a machine may load.
 fn wanted() -> Vec<&'static str> {
-    let mut names = [vm::EARLY, vm::DEVICES, RDMA].concat();
+    let mut names = [guest::EARLY, guest::DEVICES, RDMA].concat();
     names.sort_unstable();
     names
 }
@@ -209,14 +206,14 @@ impl Tree<'_> {
             if !seen.insert(name.clone()) {
                 continue;
             }
-            let is_it = |file: &&PathBuf| modules::name_of(&without_compression(file)) == name;
+            let is_it = |file: &&PathBuf| index::name_of(&without_compression(file)) == name;
             // A missing module is built into the image. A machine that lacks a module reports that.
             let Some(file) = files.iter().find(is_it) else {
                 continue;
             };
             let plain = stock.join(format!("{name}.ko"));
             stamp::replace(&plain, &uncompressed(file)?)?;
-            let depends = modules::info(&plain, "depends")?;
+            let depends = index::info(&plain, "depends")?;
             wanted.extend(
                 depends
                     .split(',')
@@ -270,7 +267,7 @@ impl Tree<'_> {
     pub(super) fn build_on_stock(&self, key: &str) -> Result<()> {
         let source = self.at("source");
         let count = self.lay(&self.changed()?)?;
-        let kbuild = fs::read(self.paths.repo.join(KBUILD))?;
+        let kbuild = fs::read(self.paths.repo.join(STOCK_KBUILD))?;
         stamp::update(&source.join("Kbuild"), &kbuild)?;
         let symbols = self.at("build/Module.symvers");
         let of_image = fs::read_to_string(self.at("symbols"))?;
@@ -296,7 +293,7 @@ impl Tree<'_> {
         let mut of_image_files = Index::default();
         of_image_files.add_tree(&self.at("stock"))?;
         for file in of_image_files.files() {
-            if !rest.contains(&modules::name_of(file)) {
+            if !rest.contains(&index::name_of(file)) {
                 let name = file.file_name().context("a module without a name")?;
                 stamp::replace(&self.at("modules").join(name), &fs::read(file)?)?;
             }

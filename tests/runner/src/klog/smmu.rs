@@ -2,7 +2,7 @@
 //! What an SMMUv3's driver prints of a refused access, which is more than one event where QEMU emulates it: that has one for
 //! each word that the device reads or writes, of which the driver prints the first ten in five seconds.
 
-use super::message;
+use super::lines::message;
 
 /// How all of its driver's lines begin.
 pub(super) const DRIVER: &str = "arm-smmu-v3 ";

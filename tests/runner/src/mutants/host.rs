@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use anyhow::{ensure, Context as _, Result};
 use rustix::fs::{memfd_create, MemfdFlags};
 
-use super::{patched_as, Seen, FAKES};
+use super::seen::Seen;
+use crate::patch::{patched_as, FAKES};
 use crate::paths::Paths;
 use crate::progress::Stage;
 use crate::results::{Format, Reader, Test, Verdict};

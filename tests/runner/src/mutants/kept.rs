@@ -9,7 +9,9 @@ use std::sync::LazyLock;
 use anyhow::{Context as _, Result};
 use regex::Regex;
 
-use super::{host, machine, Check, Mutant, Place, FAKES};
+use super::rule::{Check, Mutant, Place};
+use super::{host, machine};
+use crate::patch::FAKES;
 use crate::paths::Paths;
 use crate::results::pattern;
 use crate::stamp::Key;
@@ -39,7 +41,9 @@ impl<'a> Kept<'a> {
     pub(super) fn new(paths: &'a Paths, toolchain: &Toolchain) -> Result<Self> {
         let mut common = Key::default();
         common.text("tools", &toolchain.versions("gcc")?);
-        for own in ["tests/runner/src/mutants.rs", "tests/runner/src/mutants"] {
+        for own in
+            ["mutants.rs", "mutants", "patch.rs"].map(|name| format!("tests/runner/src/{name}"))
+        {
             common.path(&paths.repo, &paths.repo.join(own))?;
         }
         Ok(Self {

@@ -11,12 +11,13 @@ use std::path::PathBuf;
 
 use anyhow::{anyhow, bail, Result};
 
-use super::{Check, Mutant, Place, Seen, Sign};
+use super::rule::{Check, Mutant, Place, Sign};
+use super::seen::Seen;
 use crate::arch::Arch;
 use crate::paths::Paths;
 use crate::results::{Format, Reader};
 use crate::vm::Options;
-use crate::{klog, programs, setup, vm};
+use crate::{guest, klog, programs, setup, vm};
 
 /// What the script prints, and writes to the kernel's log, where a step begins, and what it prints where one has ended.
 const BEGINS: &str = "runner: step ";
@@ -278,8 +279,8 @@ impl<'a> Machines<'a> {
         }
         let script = self.paths.repo.join("tests/vm/mutants");
         let mut command = vec![
-            vm::in_machine(&script),
-            vm::in_machine(&programs::gdr(self.paths, Arch::X86_64)),
+            guest::in_machine(&script),
+            guest::in_machine(&programs::gdr(self.paths, Arch::X86_64)),
         ];
         command.extend(steps.iter().flat_map(Step::words));
         let (outcome, said) = vm::run_with(
@@ -319,7 +320,7 @@ fn options(words: &[String]) -> Result<Options> {
     let mut options = Options::parse(words)?;
     // All was made when the run began.
     options.frozen = true;
-    options.env.push(vm::SYSTEM_PROGRAMS.to_owned());
+    options.env.push(guest::SYSTEM_PROGRAMS.to_owned());
     Ok(options)
 }
 

@@ -5,11 +5,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::tables::figures;
 use crate::history::When;
 use crate::kept::Kept;
 use crate::progress::duration;
-use crate::results::{Test, Verdict};
+use crate::results::{figures, Test, Verdict};
 use crate::suite::{Place, Run};
 
 /// Where the results are from.
@@ -231,12 +230,12 @@ pub(super) fn missing(run: &Run, tests: &[Test]) -> Vec<String> {
             }
         }
     }
-    if let Place::Vm {
-        command: ["{gdr}", "test", words @ ..],
-        ..
-    } = run.place
-    {
-        for word in words.iter().filter(|word| !word.starts_with('{')) {
+    let words = match run.place {
+        Place::Vm { command, .. } => command.strip_prefix("{gdr} test "),
+        _ => None,
+    };
+    if let Some(words) = words {
+        for word in words.split(' ').filter(|word| !word.starts_with('{')) {
             if !tests.iter().any(|test| test.name.contains(word)) {
                 problems.push(format!("no test has {word} in its name"));
             }
@@ -249,14 +248,6 @@ pub(super) fn missing(run: &Run, tests: &[Test]) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::suite::BASE;
-
-    fn test(name: &str, verdict: Verdict) -> Test {
-        Test {
-            name: name.to_owned(),
-            verdict,
-            notes: Vec::new(),
-        }
-    }
 
     fn skip(name: &str, reason: &str) -> Test {
         Test::skipped(name, reason.to_owned())
@@ -271,8 +262,8 @@ mod tests {
     static MACHINE: Run = Run {
         name: "machine",
         place: Place::Vm {
-            options: |_| {},
-            command: &["{gdr}", "test", "a.", "{filter}"],
+            settings: &[],
+            command: "{gdr} test a. {filter}",
         },
         ..BASE
     };
@@ -287,10 +278,10 @@ mod tests {
         let report = report(
             &RUN,
             vec![
-                test("a", Verdict::Passed),
-                test("b", Verdict::Failed),
-                test("c", Verdict::Passed),
-                test("d", Verdict::Failed),
+                Test::new("a", Verdict::Passed),
+                Test::new("b", Verdict::Failed),
+                Test::new("c", Verdict::Passed),
+                Test::new("d", Verdict::Failed),
                 skip("e", "x"),
             ],
             &["the machine died"],
@@ -311,7 +302,7 @@ mod tests {
         let of = |names: &[&str]| {
             let tests: Vec<Test> = names
                 .iter()
-                .map(|name| test(name, Verdict::Passed))
+                .map(|name| Test::new(name, Verdict::Passed))
                 .collect();
             missing(&GROUPS, &tests)
         };
@@ -320,9 +311,9 @@ mod tests {
             of(&["a.x", "a.y", "c.x"]),
             ["0 tests of b, 1 expected", "1 tests of c, 0 expected"]
         );
-        assert!(missing(&MACHINE, &[test("a.x", Verdict::Passed)]).is_empty());
+        assert!(missing(&MACHINE, &[Test::new("a.x", Verdict::Passed)]).is_empty());
         assert_eq!(
-            missing(&MACHINE, &[test("b.x", Verdict::Passed)]),
+            missing(&MACHINE, &[Test::new("b.x", Verdict::Passed)]),
             ["no test has a. in its name"]
         );
     }
@@ -331,11 +322,11 @@ mod tests {
     fn a_second_try_that_passes_is_told_as_flaky() {
         let first = || Report {
             log: Some(PathBuf::from("first")),
-            ..report(&MACHINE, vec![test("a.x", Verdict::Failed)], &[])
+            ..report(&MACHINE, vec![Test::new("a.x", Verdict::Failed)], &[])
         };
         let second = |verdict| Report {
             log: Some(PathBuf::from("second")),
-            ..report(&MACHINE, vec![test("a.x", verdict)], &[])
+            ..report(&MACHINE, vec![Test::new("a.x", verdict)], &[])
         };
         assert!(first().may_be_tried_again());
         let report = first().after_second_try(second(Verdict::Passed));
@@ -354,7 +345,7 @@ mod tests {
 
     #[test]
     fn programs_of_the_host_are_not_tried_again() {
-        assert!(!report(&RUN, vec![test("d", Verdict::Failed)], &[]).may_be_tried_again());
+        assert!(!report(&RUN, vec![Test::new("d", Verdict::Failed)], &[]).may_be_tried_again());
         // Nor what could not begin.
         assert!(!report(&MACHINE, Vec::new(), &["no kernel"]).may_be_tried_again());
     }

@@ -6,27 +6,7 @@ use std::time::Duration;
 
 use super::report::{Origin, Report};
 use crate::progress::duration;
-use crate::results::{Test, Verdict};
-
-/// Figures that a test measured, by name. Several of one name stand together.
-pub(super) fn figures(test: &Test) -> BTreeMap<&str, String> {
-    let mut found: BTreeMap<&str, String> = BTreeMap::new();
-    for note in &test.notes {
-        let Some((name, value)) = note.split_once(' ') else {
-            continue;
-        };
-        // Said by every test, and no figure of what it tests.
-        if matches!(name, "seconds" | "seed" | "failure:" | "kernel:") {
-            continue;
-        }
-        let values = found.entry(name).or_default();
-        if !values.is_empty() {
-            values.push(' ');
-        }
-        values.push_str(value);
-    }
-    found
-}
+use crate::results::{figures, Test, Verdict};
 
 /// The lines of one case: its verdicts, and below them the figures that are not the same in all columns.
 fn rows<'a>(name: &'a str, results: &[Option<&'a Test>]) -> Vec<Vec<String>> {

@@ -8,12 +8,13 @@ use std::thread;
 
 use anyhow::{anyhow, bail, Result};
 
+use super::boot::{Boot, Channels, LineSink, Outcome};
+use super::machine;
+use super::options::Options;
 use crate::paths::Paths;
-use crate::vm;
-use crate::vm::{Boot, Channels, LineSink, Options, Outcome};
 
-/// As [`vm::run`]. To who takes lines, those of host 1 are given as they are, and all those of host 2 as lines of standard
-/// error that begin with its name.
+/// Boots two machines, runs the command in both, and waits for both. A [`LineSink`] gets the lines of host 1 unchanged, and
+/// those of host 2 as lines of standard error that begin with its name.
 pub(crate) fn run(
     paths: &Paths,
     options: &Options,
@@ -54,7 +55,7 @@ pub(crate) fn run(
             }
         };
         let lines = Channels::Lines(Box::new(say.clone()));
-        let outcome = vm::run_one(paths, &options, boot, command, lines, Some(wire))?;
+        let outcome = machine::run(paths, &options, boot, command, lines, Some(wire))?;
         if let Some(status @ 1..) = outcome.status {
             say(&format!("the command's status is {status}"), true);
         }
@@ -121,6 +122,7 @@ mod tests {
     use std::path::PathBuf;
     use std::time::Duration;
 
+    use super::super::boot::RUN_FAILED;
     use super::*;
 
     fn outcome(status: Option<i32>, failures: &[&str]) -> Outcome {
@@ -143,13 +145,13 @@ mod tests {
         assert_eq!(code(Some(0), Some(4), false), 4);
         assert_eq!(code(Some(3), Some(4), false), 3);
         for (first, second) in [(Some(0), None), (None, Some(0)), (Some(3), None)] {
-            assert_eq!(code(first, second, false), vm::RUN_FAILED);
+            assert_eq!(code(first, second, false), RUN_FAILED);
         }
         assert_eq!(code(Some(0), None, true), 0);
         assert_eq!(code(Some(3), None, true), 3);
-        assert_eq!(code(None, None, true), vm::RUN_FAILED);
+        assert_eq!(code(None, None, true), RUN_FAILED);
         let both = together(outcome(Some(0), &["a"]), &outcome(Some(0), &["b\n"]), false);
-        assert_eq!(both.exit_code(), vm::RUN_FAILED);
+        assert_eq!(both.exit_code(), RUN_FAILED);
         assert_eq!(
             both.failures,
             [

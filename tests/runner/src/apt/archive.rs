@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Packages of suites that the machine does not have: finding, downloading and unpacking them.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{anyhow, bail, Context as _, Result};
+
+use super::sources::{
+    archive_of, codename, is_of, machine_archive, machine_sources, Source, NO_ARCHIVE,
+};
+use crate::command::as_root;
+use crate::paths::Paths;
+use crate::progress::{output, Stage};
+
+/// A package of some suite, not downloaded yet.
+#[derive(Debug, Clone)]
+pub(crate) struct Candidate {
+    pub(crate) package: String,
+    pub(crate) version: String,
+    suite: String,
+}
+
+/// A private view of one suite.
+fn apt(paths: &Paths, suite: &str, program: &str) -> Command {
+    let state = paths.cache.join("suites").join(suite);
+    let mut command = Command::new(program);
+    let mut set = |name: &str, value: &str| {
+        command.arg("-o").arg(format!("{name}={value}"));
+    };
+    let path = |name: &str| state.join(name).to_string_lossy().into_owned();
+    set("Dir::Etc::SourceList", &path("archive.sources"));
+    set("Dir::Etc::SourceParts", "/dev/null");
+    set("Dir::Etc::Preferences", "/dev/null");
+    set("Dir::Etc::PreferencesParts", "/dev/null");
+    set("Dir::State", &path("state"));
+    // apt prefers an installed package to an older one of the suite, and then finds nowhere to download it from.
+    set("Dir::State::status", "/dev/null");
+    set("Dir::Cache", &path("cache"));
+    // The files are this user's own; apt's unprivileged helper could not write here and would complain.
+    set("APT::Sandbox::User", "");
+    if let Some(architecture) = suite.split_once(OF).map(|(_, name)| name) {
+        set("APT::Architecture", architecture);
+        set("APT::Architectures", architecture);
+    }
+    set("Acquire::Languages", "none");
+    set(
+        "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled",
+        "false",
+    );
+    set(
+        "Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled",
+        "false",
+    );
+    set("Acquire::Retries", "3");
+    command.env("LC_ALL", "C");
+    command
+}
+
+/// An entry of the deb822 form for these suites of an archive.
+fn entry(archive: &Source, types: &str, suites: &str, components: &str) -> String {
+    let mut text = format!(
+        "Types: {types}\nURIs: {}\nSuites: {suites}\nComponents: {components}\n",
+        archive.uris.join(" ")
+    );
+    if let Some(keys) = &archive.signed_by {
+        text.push_str(&format!("Signed-By: {keys}\n"));
+    }
+    text
+}
+
+/// Sources of these suites, for [`make_root`]. The mirror and its keys are the machine's own.
+pub(crate) fn sources_of(suites: &[&str]) -> Result<String> {
+    Ok(entry(&machine_archive()?, "deb", &suites.join(" "), "main"))
+}
+
+/// The machine's own release and all that gives packages for it, updates as well.
+pub(crate) fn own_sources() -> Result<(String, String)> {
+    let codename = codename()?;
+    let sources: Vec<String> = machine_sources()
+        .iter()
+        .filter(|source| is_of(source, &codename))
+        .map(|source| entry(source, "deb", &source.suites.join(" "), "main"))
+        .collect();
+    Ok((codename, sources.join("\n")))
+}
+
+/// Makes a root of its own out of the release and its sources, with these packages. How the mirror is reached is the machine's
+/// own. What this machine cannot run, `foreign` by Debian's name, is unpacked and not configured.
+pub(crate) fn make_root(
+    paths: &Paths,
+    stage: &mut Stage,
+    (release, sources): (&str, &str),
+    packages: &[String],
+    root: &Path,
+    foreign: Option<&str>,
+) -> Result<()> {
+    let work = paths.cache.join("suites");
+    fs::create_dir_all(&work)?;
+    let file = work.join("root.sources");
+    fs::write(&file, sources)?;
+    let reached: Vec<String> = output(Command::new("apt-config").arg("dump"))?
+        .lines()
+        .filter(|line| line.starts_with("Acquire::http") || line.starts_with("Acquire::Check"))
+        .map(str::to_owned)
+        .collect();
+    let options = work.join("root.options");
+    fs::write(
+        &options,
+        format!(
+            "{}\nAcquire::Languages \"none\";\nAPT::Install-Recommends \"false\";\n",
+            reached.join("\n")
+        ),
+    )?;
+    let mut command = as_root("env");
+    // No initial RAM disk: nobody boots it.
+    command
+        .args(["INITRD=No", "mmdebstrap", "--mode=root"])
+        .args(match foreign {
+            None => vec!["--variant=minbase".to_owned()],
+            Some(name) => vec![
+                "--variant=extract".to_owned(),
+                format!("--architectures={name}"),
+                "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr".to_owned(),
+            ],
+        })
+        .arg(format!("--aptopt={}", options.display()))
+        .args(
+            ["doc", "man", "locale"]
+                .map(|folder| format!("--dpkgopt=path-exclude=/usr/share/{folder}/*")),
+        )
+        .arg(format!("--include={}", packages.join(",")))
+        .arg(release)
+        .arg(root)
+        .arg(&file);
+    let log = paths.cache.join("logs/root.txt");
+    stage.run(&mut command, &log, "lines", |_| true)?;
+    Ok(())
+}
+
+/// Between a suite's name and Debian's name of other processors than this machine's: the packages for these.
+const OF: &str = "-for-";
+
+/// The suites with packages for other processors, if there is such a name.
+pub(crate) fn suites_for(suites: &[&str], architecture: Option<&str>) -> Vec<String> {
+    suites
+        .iter()
+        .map(|suite| match architecture {
+            Some(name) => format!("{suite}{OF}{name}"),
+            None => (*suite).to_owned(),
+        })
+        .collect()
+}
+
+/// Behind a suite's name: its source packages, whose lists nobody else needs.
+const SOURCES: &str = "-sources";
+
+/// Reads a suite's lists, once a run.
+fn read_suite(paths: &Paths, stage: &mut Stage, suite: &str) -> Result<()> {
+    static READ: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    // Held while they are read: another thread may want the same.
+    let mut read = READ.lock().unwrap_or_else(PoisonError::into_inner);
+    if read.contains(suite) {
+        return Ok(());
+    }
+    let archive = archive_of(&machine_sources(), &codename()?, suite).context(NO_ARCHIVE)?;
+    let state = paths.cache.join("suites").join(suite);
+    for directory in ["state/lists/partial", "cache/archives/partial"] {
+        fs::create_dir_all(state.join(directory))?;
+    }
+    let entry = match suite.strip_suffix(SOURCES) {
+        Some(name) => entry(&archive, "deb-src", name, "main"),
+        None => {
+            let name = suite.split_once(OF).map_or(suite, |(name, _)| name);
+            entry(&archive, "deb", name, "main contrib")
+        }
+    };
+    fs::write(state.join("archive.sources"), entry)?;
+    let log = paths.cache.join("logs/suites.txt");
+    stage.run(
+        apt(paths, suite, "apt-get").args(["-q", "update", "-o", "APT::Update::Error-Mode=any"]),
+        &log,
+        "files",
+        |line| line.starts_with("Get:"),
+    )?;
+    read.insert(suite.to_owned());
+    Ok(())
+}
+
+fn madison(paths: &Paths, suite: &str, pattern: &str) -> Result<Vec<Candidate>> {
+    // Names first: madison takes no pattern.
+    let names = output(apt(paths, suite, "apt-cache").args(["pkgnames", pattern]))?;
+    let mut found = Vec::new();
+    if names.is_empty() {
+        return Ok(found);
+    }
+    // All at once: each call reads the suite's lists.
+    let table = output(
+        apt(paths, suite, "apt-cache")
+            .arg("madison")
+            .args(names.lines()),
+    )?;
+    for line in table.lines() {
+        let mut columns = line.split('|').map(str::trim);
+        let (name, version) = (columns.next(), columns.next());
+        if let (Some(name), Some(version)) = (name, version) {
+            found.push(Candidate {
+                package: name.to_owned(),
+                version: version.to_owned(),
+                suite: suite.to_owned(),
+            });
+        }
+    }
+    Ok(found)
+}
+
+pub(super) fn is_newer(one: &str, other: &str) -> bool {
+    Command::new("dpkg")
+        .args(["--compare-versions", one, "gt", other])
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+/// All packages whose name begins with `prefix`, in any of the suites, newest first. A suite that the mirror does not have
+/// is passed over as long as another answers.
+pub(crate) fn search(
+    paths: &Paths,
+    stage: &mut Stage,
+    suites: &[&str],
+    prefix: &str,
+) -> Result<Vec<Candidate>> {
+    let mut found: Vec<Candidate> = Vec::new();
+    let mut problems = Vec::new();
+    for suite in suites {
+        match read_suite(paths, stage, suite).and_then(|()| madison(paths, suite, prefix)) {
+            Ok(candidates) => found.extend(candidates),
+            Err(error) => problems.push(format!("{suite}: {error:#}")),
+        }
+    }
+    if problems.len() == suites.len() {
+        bail!(
+            "no suite of Debian's archive could be read:\n{}",
+            problems.join("\n")
+        );
+    }
+    let mut sorted: Vec<Candidate> = Vec::new();
+    for candidate in found {
+        let at = sorted
+            .iter()
+            .position(|other| is_newer(&candidate.version, &other.version))
+            .unwrap_or(sorted.len());
+        sorted.insert(at, candidate);
+    }
+    Ok(sorted)
+}
+
+/// Downloads a package into a directory.
+pub(crate) fn download(
+    paths: &Paths,
+    stage: &mut Stage,
+    candidate: &Candidate,
+    directory: &Path,
+) -> Result<PathBuf> {
+    fs::create_dir_all(directory)?;
+    let log = paths.cache.join("logs/suites.txt");
+    let wanted = format!("{}={}", candidate.package, candidate.version);
+    stage.run(
+        apt(paths, &candidate.suite, "apt-get")
+            .args(["-q", "download", &wanted])
+            .current_dir(directory),
+        &log,
+        "files",
+        |line| line.starts_with("Get:"),
+    )?;
+    let prefix = format!("{}_", candidate.package);
+    fs::read_dir(directory)?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(|path| {
+            path.file_name()
+                .and_then(|name| name.to_str())
+                .is_some_and(|name| name.starts_with(&prefix) && name.ends_with(".deb"))
+        })
+        .ok_or_else(|| anyhow!("{wanted} was downloaded and is not there"))
+}
+
+/// Downloads the source of a package as its authors gave it out, without Debian's changes: the newest of the first suite
+/// that can be read.
+pub(crate) fn original(
+    paths: &Paths,
+    stage: &mut Stage,
+    suites: &[&str],
+    package: &str,
+    directory: &Path,
+) -> Result<PathBuf> {
+    fs::create_dir_all(directory)?;
+    let log = paths.cache.join("logs/suites.txt");
+    let mut problems = Vec::new();
+    for suite in suites {
+        let suite = format!("{suite}{SOURCES}");
+        let fetched = read_suite(paths, stage, &suite).and_then(|()| {
+            stage.run(
+                apt(paths, &suite, "apt-get")
+                    .args(["-q", "source", "--download-only", "--tar-only", package])
+                    .current_dir(directory),
+                &log,
+                "files",
+                |line| line.starts_with("Get:"),
+            )
+        });
+        if let Err(error) = fetched {
+            problems.push(format!("{suite}: {error:#}"));
+            continue;
+        }
+        return fs::read_dir(directory)?
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .find(|path| path.to_string_lossy().contains(".orig.tar."))
+            .with_context(|| format!("{package} was downloaded and is not there"));
+    }
+    bail!(
+        "the source of {package} could not be fetched:\n{}",
+        problems.join("\n")
+    )
+}
+
+/// Unpacks packages of the first of the suites that has them all. Nothing is installed.
+pub(crate) fn unpack(
+    paths: &Paths,
+    stage: &mut Stage,
+    suites: &[&str],
+    packages: &[&str],
+    root: &Path,
+) -> Result<()> {
+    let directory = paths.run_directory()?;
+    let log = paths.cache.join("logs/suites.txt");
+    let result = (|| {
+        let mut problems = Vec::new();
+        for suite in suites {
+            let fetched = read_suite(paths, stage, suite).and_then(|()| {
+                stage.run(
+                    apt(paths, suite, "apt-get")
+                        .args(["-q", "download"])
+                        .args(packages)
+                        .current_dir(&directory),
+                    &log,
+                    "files",
+                    |line| line.starts_with("Get:"),
+                )
+            });
+            match fetched {
+                Ok(_) => {
+                    for entry in fs::read_dir(&directory)? {
+                        extract(stage, &entry?.path(), root, &log)?;
+                    }
+                    return Ok(());
+                }
+                Err(error) => problems.push(format!("{suite}: {error:#}")),
+            }
+        }
+        bail!(
+            "{} could not be fetched:\n{}",
+            packages.join(", "),
+            problems.join("\n")
+        )
+    })();
+    let _ = fs::remove_dir_all(&directory);
+    result
+}
+
+/// Unpacks the files of a package.
+pub(crate) fn extract(stage: &mut Stage, package: &Path, root: &Path, log: &Path) -> Result<()> {
+    fs::create_dir_all(root)?;
+    stage.run(
+        Command::new("dpkg-deb").arg("-x").arg(package).arg(root),
+        log,
+        "",
+        |_| false,
+    )?;
+    Ok(())
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Commands that print tests: runs them in a machine or on the host, and reads the tests.
+
+use std::io::{stdout, IsTerminal as _, Write as _};
+use std::process::Stdio;
+
+use anyhow::{Context as _, Result};
+
+use crate::paths::Paths;
+use crate::results::{Format, Reader, Test, Verdict};
+use crate::toolchain::Toolchain;
+use crate::vm;
+use crate::vm::Options;
+
+/// Shows a terminal's reader how far a run is.
+fn show(line: &str) {
+    if stdout().is_terminal() {
+        let line: String = line.chars().take(100).collect();
+        print!("\r\x1b[K      {line}");
+        let _ = stdout().flush();
+    }
+}
+
+fn clear() {
+    if stdout().is_terminal() {
+        print!("\r\x1b[K");
+    }
+}
+
+/// Runs a command that prints tests in a machine. What its exit status should not say is among the failures.
+pub(crate) fn machine(
+    paths: &Paths,
+    options: &Options,
+    boot: &vm::Boot,
+    command: &[String],
+    format: Format,
+) -> Result<(vm::Outcome, Vec<Test>)> {
+    let (mut outcome, (reader, said)) = vm::run_with(
+        paths,
+        options,
+        boot,
+        command,
+        (Reader::new(format), Vec::new()),
+        |(reader, said), line, is_error| {
+            said.push(line.to_owned());
+            if is_error {
+                return;
+            }
+            if let Some(test) = reader.line(line) {
+                show(&test.name);
+            }
+        },
+    )?;
+    clear();
+    let (tests, mut problems) = reader.finish();
+    problems.append(&mut outcome.failures);
+    status_problem(outcome.status, &tests, &mut problems);
+    add_last_words(&said, &mut problems);
+    outcome.failures = problems;
+    Ok((outcome, tests))
+}
+
+/// A program's exit status must say what its results say.
+pub(crate) fn status_problem(status: Option<i32>, tests: &[Test], problems: &mut Vec<String>) {
+    let Some(status) = status else {
+        return;
+    };
+    let failed = tests.iter().any(|test| test.verdict == Verdict::Failed);
+    if (status != 0) != failed {
+        problems.push(format!(
+            "its exit status is {status}, {} failed tests",
+            if failed { "with" } else { "without" }
+        ));
+    }
+}
+
+/// Tells with the last problem, if there is one, what the program said last.
+pub(crate) fn add_last_words(said: &[String], problems: &mut [String]) {
+    if let (Some(last), false) = (problems.last_mut(), said.is_empty()) {
+        let tail = &said[said.len().saturating_sub(20)..];
+        last.push_str(&format!("\n    it said last:\n    {}", tail.join("\n    ")));
+    }
+}
+
+/// Runs cargo on the host and reads tests from its output.
+pub(crate) fn on_host(
+    paths: &Paths,
+    toolchain: &Toolchain,
+    format: Format,
+    arguments: &str,
+) -> Result<(Vec<Test>, Vec<String>)> {
+    let output = toolchain
+        .cargo(paths)
+        .arg("--locked")
+        .args(arguments.split_whitespace())
+        .current_dir(&paths.repo)
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot start cargo")?;
+    let mut reader = Reader::new(format);
+    let text = String::from_utf8_lossy(&output.stdout);
+    for line in text.lines() {
+        reader.line(line);
+    }
+    let (tests, mut problems) = reader.finish();
+    status_problem(output.status.code(), &tests, &mut problems);
+    if !output.status.success() {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let said: Vec<&str> = text.lines().chain(errors.lines()).collect();
+        let tail = &said[said.len().saturating_sub(60)..];
+        problems.push(format!("cargo {}:\n    {}", arguments, tail.join("\n    ")));
+    }
+    Ok((tests, problems))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exit_status_must_agree_with_the_results() {
+        let mut problems = Vec::new();
+        status_problem(Some(0), &[Test::new("a", Verdict::Passed)], &mut problems);
+        status_problem(Some(1), &[Test::new("a", Verdict::Failed)], &mut problems);
+        assert!(problems.is_empty());
+        status_problem(Some(1), &[Test::new("a", Verdict::Passed)], &mut problems);
+        status_problem(Some(0), &[Test::new("a", Verdict::Failed)], &mut problems);
+        assert_eq!(problems.len(), 2);
+    }
+}

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The machines in which the schedules of the hazards run.
+
+use crate::vm::{Options, Peermem, Provider};
+
+/// What freed memory is filled with, and looked at for.
+pub(super) const POISON: &str = "slab_debug=FP,kmalloc-*";
+
+/// One machine and the schedules that run in it, in this order. One that kills it stands last.
+pub(super) struct Machine {
+    /// The mode, or what else sets it apart from the others of the same module.
+    pub(super) name: &'static str,
+    pub(super) module: Peermem,
+    pub(super) options: fn(&mut Options),
+    pub(super) schedules: &'static [&'static str],
+    /// Its last schedule takes a lock in freed memory. Whether that faults or never ends depends on what lies there, so an oops
+    /// stops it, nothing for [`HANGS`] is no failure of the run, and only its death is told.
+    pub(super) fatal: bool,
+}
+
+pub(super) const PERSISTENT: &str = "persistent";
+
+pub(super) const REVOCABLE: &str = "revocable";
+
+pub(super) const PERSISTENT_P2P: &str = "persistent, on the stand-in's p2p.c";
+
+pub(super) const REVOCABLE_P2P: &str = "revocable, on the stand-in's p2p.c";
+
+pub(super) const LEGACY: &str = "revocable, peerdirect_support=1";
+
+/// All that does not need a machine of its own.
+pub(super) const MOST: &[&str] = &[
+    "B.",
+    "C.",
+    "D.freed_before",
+    "E.",
+    "J.",
+    "K.",
+    "L.",
+    "M.",
+    "N.",
+    "P.put",
+    "two",
+    "G.",
+    "H.",
+];
+
+pub(super) const ALL: &[&str] = &[
+    "A.", "B.", "C.", "D.", "E.", "G.", "H.", "I.", "J.", "K.", "L.", "M.", "N.", "O.", "P.put",
+    "two",
+];
+
+/// What NVIDIA's `nv-p2p.c` does on no request.
+pub(super) const STRANGE: &[&str] = &["P.strange"];
+
+pub(super) const DRIVER_HOLDS_LOCK: &[&str] = &["driver_holds_lock"];
+
+pub(super) const CORE_LOCKS_TWICE: &[&str] = &["core_locks_twice"];
+
+pub(super) fn no_callbacks(options: &mut Options) {
+    options.rxe_param.push("peer_inval=0".to_owned());
+}
+
+pub(super) fn callbacks(options: &mut Options) {
+    options.param.push("persistent_api_support=0".to_owned());
+}
+
+pub(super) fn on_a_stand_in(options: &mut Options) {
+    options.provider = Provider::Ours;
+}
+
+pub(super) fn core_unmaps(options: &mut Options) {
+    options.param.push("peerdirect_support=1".to_owned());
+}
+
+pub(super) const MACHINES: &[Machine] = &[
+    Machine {
+        name: REVOCABLE,
+        module: Peermem::Nvidia,
+        options: |_| {},
+        schedules: MOST,
+        fatal: false,
+    },
+    Machine {
+        name: REVOCABLE,
+        module: Peermem::Nvidia,
+        options: |_| {},
+        schedules: &["D.freed_during"],
+        fatal: true,
+    },
+    Machine {
+        name: REVOCABLE_P2P,
+        module: Peermem::Nvidia,
+        options: on_a_stand_in,
+        schedules: STRANGE,
+        fatal: false,
+    },
+    Machine {
+        name: REVOCABLE,
+        module: Peermem::Nvidia,
+        options: |_| {},
+        schedules: &["A."],
+        fatal: false,
+    },
+    Machine {
+        name: REVOCABLE,
+        module: Peermem::Nvidia,
+        options: |_| {},
+        schedules: &["O.", "I."],
+        fatal: false,
+    },
+    Machine {
+        name: REVOCABLE,
+        module: Peermem::Nvidia,
+        options: |_| {},
+        schedules: DRIVER_HOLDS_LOCK,
+        fatal: false,
+    },
+    Machine {
+        name: REVOCABLE,
+        module: Peermem::Nvidia,
+        options: |_| {},
+        schedules: CORE_LOCKS_TWICE,
+        fatal: false,
+    },
+    Machine {
+        name: LEGACY,
+        module: Peermem::Nvidia,
+        options: core_unmaps,
+        schedules: &["F."],
+        fatal: false,
+    },
+    Machine {
+        name: PERSISTENT,
+        module: Peermem::Nvidia,
+        options: no_callbacks,
+        schedules: &[
+            "A.", "J.", "K.", "L.", "M.", "N.", "P.put", "two", "G.", "H.",
+        ],
+        fatal: false,
+    },
+    Machine {
+        name: PERSISTENT_P2P,
+        module: Peermem::Nvidia,
+        options: |options| {
+            no_callbacks(options);
+            on_a_stand_in(options);
+        },
+        schedules: STRANGE,
+        fatal: false,
+    },
+    Machine {
+        name: PERSISTENT,
+        module: Peermem::Ours,
+        options: |_| {},
+        schedules: ALL,
+        fatal: false,
+    },
+    Machine {
+        name: PERSISTENT_P2P,
+        module: Peermem::Ours,
+        options: on_a_stand_in,
+        schedules: STRANGE,
+        fatal: false,
+    },
+    Machine {
+        name: REVOCABLE,
+        module: Peermem::Ours,
+        options: callbacks,
+        schedules: ALL,
+        fatal: false,
+    },
+    Machine {
+        name: REVOCABLE,
+        module: Peermem::Ours,
+        options: callbacks,
+        schedules: DRIVER_HOLDS_LOCK,
+        fatal: false,
+    },
+    Machine {
+        name: REVOCABLE,
+        module: Peermem::Ours,
+        options: callbacks,
+        schedules: CORE_LOCKS_TWICE,
+        fatal: false,
+    },
+    Machine {
+        name: REVOCABLE_P2P,
+        module: Peermem::Ours,
+        options: |options| {
+            callbacks(options);
+            on_a_stand_in(options);
+        },
+        schedules: STRANGE,
+        fatal: false,
+    },
+    Machine {
+        name: LEGACY,
+        module: Peermem::Ours,
+        options: |options| {
+            callbacks(options);
+            core_unmaps(options);
+        },
+        schedules: &["F."],
+        fatal: false,
+    },
+];

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Files of kernel modules: finding and ordering them, and what a module says of itself.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{anyhow, bail, Context as _, Result};
+
+/// A module's name as the kernel has it.
+pub(crate) fn name_of(file: &Path) -> String {
+    file.file_stem()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .replace('-', "_")
+}
+
+/// Modules by name. The first of a name stays.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Index(BTreeMap<String, PathBuf>);
+
+impl Index {
+    pub(crate) fn add(&mut self, file: PathBuf) {
+        self.0.entry(name_of(&file)).or_insert(file);
+    }
+
+    /// All modules below a directory.
+    pub(crate) fn add_tree(&mut self, directory: &Path) -> Result<()> {
+        let entries = fs::read_dir(directory)
+            .with_context(|| format!("cannot read {}", directory.display()))?;
+        for entry in entries {
+            let entry = entry?;
+            let path = entry.path();
+            let kind = entry.file_type()?;
+            if kind.is_dir() {
+                self.add_tree(&path)?;
+            } else if kind.is_file() && path.extension().is_some_and(|suffix| suffix == "ko") {
+                self.add(path);
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn contains(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<&PathBuf> {
+        self.0.get(name)
+    }
+
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+
+    pub(crate) fn files(&self) -> impl Iterator<Item = &PathBuf> {
+        self.0.values()
+    }
+
+    /// The named modules and all they need, each after what it needs.
+    pub(crate) fn closure(&self, names: &[&str]) -> Result<Vec<PathBuf>> {
+        let mut order = Vec::new();
+        for name in names {
+            self.visit(name, &mut order, 0)?;
+        }
+        Ok(order)
+    }
+
+    /// As `closure`, for those of the names that are modules in this kernel.
+    pub(crate) fn closure_of_present(&self, names: &[&str]) -> Result<Vec<PathBuf>> {
+        let present: Vec<&str> = names
+            .iter()
+            .copied()
+            .filter(|name| self.contains(name))
+            .collect();
+        self.closure(&present)
+    }
+
+    fn visit(&self, name: &str, order: &mut Vec<PathBuf>, depth: usize) -> Result<()> {
+        let path = self
+            .get(name)
+            .ok_or_else(|| anyhow!("there is no module {name}"))?;
+        if order.contains(path) {
+            return Ok(());
+        }
+        if depth > 32 {
+            bail!("the modules' dependencies go round in a circle at {name}");
+        }
+        for needed in info(path, "depends")?.split(',') {
+            if !needed.is_empty() {
+                let needed = needed.replace('-', "_");
+                self.visit(&needed, order, depth + 1)
+                    .with_context(|| format!("needed by {name}"))?;
+            }
+        }
+        order.push(path.clone());
+        Ok(())
+    }
+}
+
+/// Names that an object file uses and others have.
+pub(crate) fn undefined(file: &Path) -> Result<Vec<String>> {
+    let output = std::process::Command::new("nm")
+        .args(["--undefined-only", "--just-symbols"])
+        .arg(file)
+        .output()
+        .context("cannot start nm")?;
+    if !output.status.success() {
+        bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    let names = String::from_utf8_lossy(&output.stdout).into_owned();
+    Ok(names.lines().map(str::to_owned).collect())
+}
+
+/// Returns `true` if a module has a parameter of this name.
+pub(crate) fn has_parameter(file: &Path, name: &str) -> Result<bool> {
+    let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let key = format!("\0parmtype={name}:");
+    Ok(bytes
+        .windows(key.len())
+        .any(|window| window == key.as_bytes()))
+}
+
+/// One field of a module's information, empty if it has none.
+pub(crate) fn info(file: &Path, field: &str) -> Result<String> {
+    let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    Ok(info_in(&bytes, field))
+}
+
+/// The fields are strings `name=value` in a section of their own, each ended by a zero byte.
+fn info_in(bytes: &[u8], field: &str) -> String {
+    let key = format!("\0{field}=");
+    let found = bytes
+        .windows(key.len())
+        .position(|window| window == key.as_bytes());
+    let Some(at) = found else {
+        return String::new();
+    };
+    let value = &bytes[at + key.len()..];
+    let end = value.iter().position(|byte| *byte == 0).unwrap_or(0);
+    String::from_utf8_lossy(&value[..end]).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_of_a_module() {
+        let bytes =
+            b"\x7fELF\0\0license=GPL\0depends=ib_core,nvidia\0version=550.1\0srcversion=AB\0";
+        assert_eq!(info_in(bytes, "depends"), "ib_core,nvidia");
+        assert_eq!(info_in(bytes, "version"), "550.1");
+        assert_eq!(info_in(bytes, "nothing"), "");
+    }
+
+    #[test]
+    fn modules_come_after_what_they_need() {
+        let directory = std::env::temp_dir().join(format!("runner-modules-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let write = |name: &str, depends: &str| {
+            let text = format!("x\0depends={depends}\0y=z\0");
+            fs::write(directory.join(name), text).unwrap();
+        };
+        write("a.ko", "b-one,c");
+        write("b-one.ko", "c");
+        write("c.ko", "");
+        write("d.ko", "e");
+        let mut index = Index::default();
+        index.add_tree(&directory).unwrap();
+        let names = |wanted: &[&str]| -> Vec<String> {
+            index
+                .closure(wanted)
+                .unwrap()
+                .iter()
+                .map(|path| name_of(path))
+                .collect()
+        };
+        assert_eq!(names(&["a"]), ["c", "b_one", "a"]);
+        assert!(index.closure(&["d"]).is_err());
+        fs::remove_dir_all(&directory).unwrap();
+    }
+}

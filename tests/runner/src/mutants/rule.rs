@@ -1,0 +1,371 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The mutants of `tests/mutants`, one patch each: the rule that the patch removes, and the tests that must notice.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{anyhow, bail, ensure, Context as _, Result};
+use regex::Regex;
+
+use crate::paths::Paths;
+use crate::{patch, stamp};
+
+/// How a test shows that it has seen the mutant.
+#[derive(Debug, Clone)]
+pub(super) enum Sign {
+    /// It fails, and says something that matches.
+    Fails(Regex),
+    /// The kernel log has a report that matches.
+    Report(Regex),
+    /// It does not come back.
+    Hangs,
+}
+
+impl std::fmt::Display for Sign {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Fails(pattern) => write!(f, "fails /{pattern}/"),
+            Self::Report(pattern) => write!(f, "report /{pattern}/"),
+            Self::Hangs => f.write_str("hangs"),
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Place {
+    /// `cargo test` of a package in a copy of the workspace, with its profile.
+    Host { package: String, release: bool },
+    /// `gdr test` in a virtual machine with these options, the module with these parameters beside the usual one.
+    Vm {
+        options: Vec<String>,
+        parameters: Vec<String>,
+    },
+}
+
+/// One test of a mutant.
+#[derive(Debug, Clone)]
+pub(super) struct Check {
+    pub(super) place: Place,
+    /// The test's name, or a part of it.
+    pub(super) test: String,
+    /// All of them must be seen.
+    pub(super) signs: Vec<Sign>,
+    /// In a machine of its own, whatever the signs: it leaves something behind there.
+    pub(super) alone: bool,
+}
+
+impl Check {
+    /// What the result goes by.
+    pub(super) fn label(&self, mutant: &str) -> String {
+        match &self.place {
+            Place::Host { package, .. } => format!("{mutant} ({package}: {})", self.test),
+            Place::Vm {
+                options,
+                parameters,
+            } => {
+                let words: String = parameters
+                    .iter()
+                    .chain(options)
+                    .map(|word| format!(" {word}"))
+                    .collect();
+                format!("{mutant} (vm{words}: {})", self.test)
+            }
+        }
+    }
+}
+
+/// One patch of `tests/mutants`.
+#[derive(Debug)]
+pub(crate) struct Mutant {
+    pub(crate) name: String,
+    pub(super) rule: String,
+    pub(super) removes: String,
+    pub(super) without: String,
+    /// Applied in this order. All but the last belong to what the tests must pass on.
+    pub(crate) patches: Vec<PathBuf>,
+    pub(super) checks: Vec<Check>,
+}
+
+/// Lines `# key: value` at a patch's head.
+fn header(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    text.lines()
+        .take_while(|line| line.starts_with('#'))
+        .filter_map(|line| line.trim_start_matches('#').trim().split_once(": "))
+}
+
+impl Mutant {
+    pub(super) fn parse(name: &str, file: &Path, text: &str) -> Result<Self> {
+        let mut mutant = Self {
+            name: name.to_owned(),
+            rule: String::new(),
+            removes: String::new(),
+            without: String::new(),
+            patches: Vec::new(),
+            checks: Vec::new(),
+        };
+        for (key, value) in header(text) {
+            match key {
+                "rule" => value.clone_into(&mut mutant.rule),
+                "removes" => value.clone_into(&mut mutant.removes),
+                "without" => value.clone_into(&mut mutant.without),
+                // Points where a test can hold both builds, the one with the rule and the one without.
+                "on" => mutant.patches.push(file.with_file_name(value)),
+                "host" | "vm" => mutant.checks.push(check(key, value)?),
+                "sign" => mutant
+                    .checks
+                    .last_mut()
+                    .context("a sign before the test that it belongs to")?
+                    .signs
+                    .push(sign(value)?),
+                "alone" => {
+                    mutant
+                        .checks
+                        .last_mut()
+                        .context("alone before the test that it belongs to")?
+                        .alone = true;
+                }
+                "SPDX-License-Identifier" => {}
+                _ => bail!("its head has an unknown key: {key}"),
+            }
+        }
+        mutant.patches.push(file.to_owned());
+        for (key, value) in [
+            ("rule", &mutant.rule),
+            ("removes", &mutant.removes),
+            ("without", &mutant.without),
+        ] {
+            ensure!(!value.is_empty(), "its head has no {key}");
+        }
+        ensure!(!mutant.checks.is_empty(), "it names no test");
+        for check in &mutant.checks {
+            ensure!(!check.signs.is_empty(), "{} has no sign", check.test);
+            let in_machine = matches!(check.place, Place::Vm { .. });
+            ensure!(
+                in_machine || !check.alone,
+                "{} is in no machine",
+                check.test
+            );
+        }
+        Ok(mutant)
+    }
+
+    /// What its tests must pass on.
+    pub(super) fn base(&self) -> &[PathBuf] {
+        &self.patches[..self.patches.len() - 1]
+    }
+}
+
+fn check(key: &str, value: &str) -> Result<Check> {
+    let mut words = value.split_whitespace().map(str::to_owned);
+    let mut next = || words.next().context("a test without a name");
+    let first = next()?;
+    let (place, test) = if key == "host" {
+        // Loom is not to be borne without optimisation.
+        let release = first == "peermem-loom";
+        let package = first;
+        (Place::Host { package, release }, next()?)
+    } else {
+        // The module is loaded for each test: its parameters make no other machine.
+        let (mut options, mut parameters) = (Vec::new(), Vec::new());
+        while let Some(word) = words.next() {
+            if word == "--param" {
+                parameters.push(words.next().context("--param without a parameter")?);
+            } else {
+                options.push(word);
+            }
+        }
+        let place = Place::Vm {
+            options,
+            parameters,
+        };
+        (place, first)
+    };
+    Ok(Check {
+        place,
+        test,
+        signs: Vec::new(),
+        alone: false,
+    })
+}
+
+pub(super) fn sign(value: &str) -> Result<Sign> {
+    let (kind, pattern) = value.split_once(' ').unwrap_or((value, ""));
+    let pattern = Regex::new(pattern)?;
+    match kind {
+        "fails" => Ok(Sign::Fails(pattern)),
+        "report" => Ok(Sign::Report(pattern)),
+        "hangs" => Ok(Sign::Hangs),
+        _ => bail!("a sign is none of fails, report, hangs: {kind}"),
+    }
+}
+
+/// All of them, by name.
+pub(super) fn all(paths: &Paths) -> Result<Vec<Mutant>> {
+    let directory = paths.repo.join("tests/mutants");
+    let mut found = Vec::new();
+    for file in stamp::files(&directory)? {
+        if file.extension().is_none_or(|suffix| suffix != "patch") {
+            continue;
+        }
+        let name = file.file_stem().unwrap_or_default().to_string_lossy();
+        let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        found.push(Mutant::parse(&name, &file, &text).with_context(|| format!("mutant {name}"))?);
+    }
+    Ok(found)
+}
+
+/// The mutant of that name.
+pub(crate) fn find(paths: &Paths, name: &str) -> Result<Mutant> {
+    all(paths)?
+        .into_iter()
+        .find(|mutant| mutant.name == name)
+        .ok_or_else(|| anyhow!("there is no mutant {name} in tests/mutants"))
+}
+
+/// What a change can break of them, seen without compiling anything: that each patch fits, and that the test that it names
+/// is there. Says how many there are.
+pub(crate) fn fit(paths: &Paths) -> Result<String> {
+    let mutants = all(paths)?;
+    let mut tests = String::new();
+    for directory in ["src", "tests/host", "tests/loom", "tests/verbs"] {
+        for file in stamp::files(&paths.repo.join(directory))? {
+            if file.extension().is_some_and(|suffix| suffix == "rs") {
+                tests += &fs::read_to_string(&file)?;
+            }
+        }
+    }
+    let mut wrong = Vec::new();
+    for mutant in &mutants {
+        if let Err(error) = fits(paths, &mutant.patches) {
+            wrong.push(format!("{}: {error:#}", mutant.name));
+        }
+        for check in &mutant.checks {
+            let declared = match check.place {
+                Place::Host { .. } => {
+                    let name = check.test.rsplit("::").next().unwrap_or_default();
+                    format!("fn {name}")
+                }
+                Place::Vm { .. } => format!("\"{}", check.test),
+            };
+            if !tests.contains(&declared) {
+                wrong.push(format!("{}: there is no test {}", mutant.name, check.test));
+            }
+        }
+    }
+    if !wrong.is_empty() {
+        bail!("{}", wrong.join("\n"));
+    }
+    Ok(format!("{} fit", mutants.len()))
+}
+
+/// Applies patches to a copy of the files that they change.
+fn fits(paths: &Paths, patches: &[PathBuf]) -> Result<()> {
+    let copy = paths.cache.join("mutants/fit");
+    let _ = fs::remove_dir_all(&copy);
+    for patch in patches {
+        let text = fs::read_to_string(patch).with_context(|| patch.display().to_string())?;
+        for name in text.lines().filter_map(|line| line.strip_prefix("--- a/")) {
+            let target = copy.join(name);
+            if target.exists() {
+                continue;
+            }
+            if let Some(parent) = target.parent() {
+                fs::create_dir_all(parent)?;
+            }
+            fs::copy(paths.repo.join(name), &target).with_context(|| name.to_owned())?;
+        }
+    }
+    for patch in patches {
+        patch::apply(&copy, patch, 0)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(head: &str) -> Result<Mutant> {
+        Mutant::parse(
+            "m",
+            Path::new("/x/m.patch"),
+            &format!("{head}--- a/src/x.rs\n# not: this\n"),
+        )
+    }
+
+    #[test]
+    fn heads_of_patches() {
+        let mutant = parse(
+            "# SPDX-License-Identifier: X\n# rule: 4\n# removes: a\n# without: b: c\n# on: holds.diff\n\
+             # host: peermem-host tests::x\n# sign: fails left: .*right\n\
+             # vm: rules.4.x --kernel debug --param a=1\n# sign: report BUG: .*\n# sign: hangs\n\
+             # alone: it stays\n",
+        )
+        .unwrap();
+        assert_eq!((&*mutant.rule, &*mutant.without), ("4", "b: c"));
+        assert_eq!(mutant.base(), [PathBuf::from("/x/holds.diff")]);
+        assert_eq!(mutant.checks.len(), 2);
+        assert_eq!(mutant.checks[1].signs.len(), 2);
+        let place = Place::Vm {
+            options: ["--kernel", "debug"].map(str::to_owned).to_vec(),
+            parameters: vec!["a=1".to_owned()],
+        };
+        assert_eq!(mutant.checks[1].place, place);
+        assert_eq!(
+            mutant
+                .checks
+                .iter()
+                .map(|check| check.alone)
+                .collect::<Vec<_>>(),
+            [false, true]
+        );
+    }
+
+    #[test]
+    fn heads_that_say_too_little() {
+        let good = "# rule: 4\n# removes: a\n# without: b\n# host: p x\n# sign: hangs\n";
+        assert!(parse(good).is_ok());
+        for (from, to) in [
+            ("# sign: hangs\n", ""),
+            ("# sign: hangs\n", "# sign: smiles\n"),
+            ("# host: p x\n# sign: hangs\n", ""),
+            ("# host: p x\n", ""),
+            ("# rule: 4\n", ""),
+            ("# rule: 4\n", "# rul: 4\n"),
+            ("# sign: hangs\n", "# sign: hangs\n# alone: why\n"),
+        ] {
+            assert!(parse(&good.replace(from, to)).is_err(), "{from:?} {to:?}");
+        }
+    }
+
+    /// What is said whatever fails is no sign of anything.
+    #[test]
+    fn no_sign_is_in_any_failure() {
+        let paths = Paths {
+            repo: Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."),
+            cache: PathBuf::new(),
+        };
+        let mutants = all(&paths).unwrap();
+        assert!(!mutants.is_empty());
+        for mutant in mutants {
+            for check in &mutant.checks {
+                let (package, module) = check.test.split_once("::").unwrap_or(("", ""));
+                let always = format!(
+                    "KTAP version 1\n1..1\nseed 8098986842105146624\nseconds 0.12\nfailure: \n\
+                     failure: left behind: pins_live=1 mappings_live=1 allocs_live=1\nfailure: panicked\n\
+                     kernel: nvidia-peermem: loaded\nnot ok 1 {}\nTotals: pass:0 fail:1 skip:0\n\
+                     thread '{}' panicked at tests/host/src/{package}.rs:1:1:\n{module}\n\
+                     assertion failed: \nassertion `left == right` failed\n  left: 0\n right: 1\n\
+                     note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace\n\
+                     ibv_reg_mr: Bad address (os error 14)\n",
+                    check.test, check.test
+                );
+                for sign in &check.signs {
+                    if let Sign::Fails(pattern) = sign {
+                        assert!(!pattern.is_match(&always), "{}: {pattern}", mutant.name);
+                    }
+                }
+            }
+        }
+    }
+}

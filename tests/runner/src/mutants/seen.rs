@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Results of some tests on one build, and the signs of a mutant in them.
+
+use anyhow::{anyhow, ensure, Result};
+
+use super::rule::Sign;
+use crate::results::{Test, Verdict};
+
+/// What came of some tests on one build.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    pub(super) tests: Vec<Test>,
+    pub(super) hung: bool,
+    /// It came to its end, whatever that was.
+    pub(super) ended: bool,
+    /// What went wrong beside the tests: for a machine, reports of its kernel.
+    pub(super) problems: Vec<String>,
+    pub(super) output: String,
+}
+
+impl Seen {
+    /// The tests whose name contains `name`.
+    pub(super) fn of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Test> {
+        self.tests
+            .iter()
+            .filter(move |test| test.name.contains(name))
+    }
+
+    /// Nothing but success.
+    pub(super) fn passed(&self, name: &str) -> Result<()> {
+        ensure!(!self.hung, "{name} hangs on the module as it is");
+        ensure!(
+            self.problems.is_empty(),
+            "on the module as it is: {}",
+            self.summary()
+        );
+        ensure!(self.ended, "{name} did not end on the module as it is");
+        let mut count = 0;
+        for test in self.of(name) {
+            ensure!(
+                test.verdict == Verdict::Passed,
+                "{} on the module as it is: {:?} {}",
+                test.name,
+                test.verdict,
+                test.notes.join("; ")
+            );
+            count += 1;
+        }
+        ensure!(count > 0, "there is no test {name}");
+        Ok(())
+    }
+
+    /// What shows `sign`.
+    pub(super) fn shows(&self, name: &str, sign: &Sign) -> Result<String> {
+        match sign {
+            Sign::Hangs => {
+                ensure!(self.hung, "{name} came back");
+                Ok("hangs".to_owned())
+            }
+            Sign::Report(pattern) => self
+                .problems
+                .iter()
+                .flat_map(|problem| problem.lines())
+                .find(|line| pattern.is_match(line))
+                .map(|line| line.trim().to_owned())
+                .ok_or_else(|| anyhow!("no report matches {pattern}: {}", self.summary())),
+            Sign::Fails(pattern) => {
+                let failed: Vec<_> = self
+                    .of(name)
+                    .filter(|test| test.verdict == Verdict::Failed)
+                    .collect();
+                ensure!(
+                    !failed.is_empty(),
+                    "{name} passes without the rule: {}",
+                    self.summary()
+                );
+                // What other tests say, and the program around them, is no sign.
+                failed
+                    .iter()
+                    .find_map(|test| {
+                        let said = test.notes.join("\n");
+                        let found = pattern.find(&said)?.range();
+                        let from = said[..found.start].rfind('\n').map_or(0, |at| at + 1);
+                        let to = said[found.end..]
+                            .find('\n')
+                            .map_or(said.len(), |at| found.end + at);
+                        Some(said[from..to].trim().to_owned())
+                    })
+                    .ok_or_else(|| {
+                        anyhow!(
+                            "{name} fails otherwise than by {pattern}: {}",
+                            self.summary()
+                        )
+                    })
+            }
+        }
+    }
+
+    /// What a reader needs who was not there.
+    pub(super) fn summary(&self) -> String {
+        let mut lines: Vec<String> = self
+            .tests
+            .iter()
+            .filter(|test| test.verdict != Verdict::Passed)
+            .map(|test| {
+                format!(
+                    "{}: {:?} {}",
+                    test.name,
+                    test.verdict,
+                    test.notes.join("; ")
+                )
+            })
+            .collect();
+        // A report's first lines say what it is.
+        for problem in &self.problems {
+            lines.extend(problem.lines().take(8).map(str::to_owned));
+        }
+        if self.hung {
+            lines.push("timed out".to_owned());
+        }
+        let said: Vec<&str> = self.output.lines().collect();
+        if self.tests.is_empty() {
+            let tail = &said[said.len().saturating_sub(8)..];
+            lines.extend(tail.iter().map(|line| (*line).to_owned()));
+        }
+        lines.join("\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rule::sign;
+    use super::*;
+
+    #[test]
+    fn signs_are_looked_for() {
+        let test = |verdict| Test {
+            name: "rules.4.x".to_owned(),
+            verdict,
+            notes: vec!["failure: two pins".to_owned()],
+        };
+        let seen = |verdict, problems: &[&str]| Seen {
+            tests: vec![test(verdict)],
+            problems: problems.iter().map(|text| (*text).to_owned()).collect(),
+            ended: true,
+            output: "KTAP version 1\n# failure: two pins\nnot ok 1 rules.4.x\n".to_owned(),
+            ..Seen::default()
+        };
+        let shows = |seen: &Seen, text: &str| seen.shows("rules.4.x", &sign(text).unwrap()).is_ok();
+        let failed = seen(Verdict::Failed, &["the kernel reports:\n  BUG: x\n"]);
+        assert!(shows(&failed, "fails two pins"));
+        assert!(!shows(&failed, "fails three pins"));
+        // Any run says that.
+        assert!(!shows(&failed, "fails version"));
+        // What other cases say is theirs.
+        let mut two = seen(Verdict::Failed, &[]);
+        two.tests.push(Test {
+            name: "rules.5.y".to_owned(),
+            notes: vec!["failure: three pins".to_owned()],
+            ..test(Verdict::Failed)
+        });
+        assert!(!shows(&two, "fails three pins"));
+        // And a sign may be longer than a line.
+        two.tests[0].notes = ["left: 1", "right: 2", "x"].map(str::to_owned).to_vec();
+        assert!(shows(&two, r"fails left: 1\s+right: 2"));
+        assert!(!shows(&two, r"fails left: 1.*right: 2"));
+        assert!(shows(&failed, "report BUG"));
+        assert!(!shows(&failed, "hangs"));
+        assert!(failed.passed("rules.4.x").is_err());
+        let passed = seen(Verdict::Passed, &[]);
+        assert!(!shows(&passed, "fails two pins"));
+        assert!(passed.passed("rules.4.x").is_ok());
+        assert!(passed.passed("rules.5").is_err());
+        assert!(seen(Verdict::Skipped(String::new()), &[])
+            .passed("rules.4.x")
+            .is_err());
+    }
+}

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! This machine: its disks, memory and rights, and its package sources.
+
+use std::fs;
+use std::io::{stdin, IsTerminal as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::plan::Plan;
+use crate::apt;
+use crate::paths::Paths;
+use crate::progress::output;
+
+/// Who may install packages here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rights {
+    Root,
+    /// Without a password, or with somebody to type it.
+    Sudo,
+    /// With a password, and nobody to type it.
+    Mute,
+    None,
+}
+
+/// A file system that something is to be written to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Room {
+    pub(super) device: u64,
+    pub(super) place: PathBuf,
+    pub(super) free_mib: u64,
+    pub(super) wanted_mib: u64,
+}
+
+/// What was seen of this machine.
+#[derive(Debug, Clone)]
+pub(super) struct Facts {
+    pub(super) architecture: String,
+    pub(super) debian: bool,
+    pub(super) rooms: Vec<Room>,
+    pub(super) cache: PathBuf,
+    pub(super) available_mib: Option<u64>,
+    pub(super) rights: Rights,
+    /// Who has apt's or dpkg's lock.
+    pub(super) busy: Option<String>,
+    /// dpkg stopped in the middle of something, and it was not this program that had it work.
+    pub(super) interrupted: bool,
+    /// Why the package sources cannot be reached.
+    pub(super) unreachable: Option<String>,
+}
+
+/// The folder itself, or the nearest above it that exists.
+pub(super) fn existing(path: &Path) -> &Path {
+    path.ancestors()
+        .find(|path| path.exists())
+        .unwrap_or(Path::new("/"))
+}
+
+pub(super) fn look(paths: &Paths, plan: &Plan) -> Facts {
+    let mut rooms: Vec<Room> = Vec::new();
+    let packages = &plan.packages;
+    for (place, wanted_mib) in [
+        // Room for logs, and for what a machine is given.
+        (
+            paths.cache.as_path(),
+            64 + plan.steps.iter().map(|step| step.mib).sum::<u64>(),
+        ),
+        (Path::new("/usr"), packages.installed_mib),
+        (Path::new("/var/cache/apt/archives"), packages.download_mib),
+        // Compilers put what they pass on to each other there.
+        (&std::env::temp_dir(), 64),
+    ] {
+        let place = existing(place);
+        let (Ok(metadata), Ok(space)) = (fs::metadata(place), rustix::fs::statvfs(place)) else {
+            continue;
+        };
+        match rooms.iter_mut().find(|room| room.device == metadata.dev()) {
+            Some(room) => room.wanted_mib += wanted_mib,
+            None => rooms.push(Room {
+                device: metadata.dev(),
+                place: place.to_path_buf(),
+                free_mib: space.f_bavail.saturating_mul(space.f_frsize) >> 20,
+                wanted_mib,
+            }),
+        }
+    }
+    let installs = !packages.names.is_empty();
+    let fetches = plan.steps.iter().any(|step| step.fetches);
+    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+    let files: Vec<(u64, u64)> = LOCKS
+        .iter()
+        .filter_map(|file| fs::metadata(file).ok())
+        .map(|metadata| (metadata.dev(), metadata.ino()))
+        .collect();
+    Facts {
+        architecture: std::env::consts::ARCH.to_owned(),
+        debian: Path::new("/etc/debian_version").exists(),
+        rooms,
+        cache: paths.cache.clone(),
+        available_mib: available(&fs::read_to_string("/proc/meminfo").unwrap_or_default()),
+        rights: rights(),
+        busy: installs
+            .then(|| holder(&locks, &files))
+            .flatten()
+            .map(named),
+        interrupted: installs && !apt::was_begun(paths) && apt::is_interrupted(),
+        unreachable: fetches.then(|| probe(paths)).flatten(),
+    }
+}
+
+/// "apt-get (process 17)".
+pub(super) fn named(process: u32) -> String {
+    let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+    match name.trim() {
+        "" => format!("process {process}"),
+        name => format!("{name} (process {process})"),
+    }
+}
+
+/// In MiB: memory and swap that are to be had, of /proc/meminfo.
+pub(super) fn available(meminfo: &str) -> Option<u64> {
+    let field = |name: &str| -> Option<u64> {
+        meminfo
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?
+            .split_whitespace()
+            .next()?
+            .parse()
+            .ok()
+    };
+    Some((field("MemAvailable")? + field("SwapFree").unwrap_or(0)) >> 10)
+}
+
+/// The process that holds a lock on one of the files, of /proc/locks.
+pub(super) fn holder(locks: &str, files: &[(u64, u64)]) -> Option<u32> {
+    locks.lines().find_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        // One that waits has an arrow before its kind.
+        let &[_, _, _, _, process, place, ..] = words.as_slice() else {
+            return None;
+        };
+        let mut parts = place.split(':');
+        let (major, minor) = (parts.next()?, parts.next()?);
+        let (major, minor) = (
+            u32::from_str_radix(major, 16).ok()?,
+            u32::from_str_radix(minor, 16).ok()?,
+        );
+        let inode: u64 = parts.next()?.parse().ok()?;
+        let is_one = files.iter().any(|(device, file)| {
+            // An overlay's files have another device here than stat says.
+            let same = rustix::fs::major(*device) == major && rustix::fs::minor(*device) == minor;
+            *file == inode && (same || rustix::fs::major(*device) == 0)
+        });
+        is_one.then(|| process.parse().ok())?
+    })
+}
+
+pub(super) fn rights() -> Rights {
+    if rustix::process::geteuid().is_root() {
+        return Rights::Root;
+    }
+    let asked = Command::new("sudo")
+        .args(["-n", "true"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    match asked {
+        Err(_) => Rights::None,
+        Ok(status) if status.success() || stdin().is_terminal() => Rights::Sudo,
+        Ok(_) => Rights::Mute,
+    }
+}
+
+/// Fetches what apt would fetch first, as it would. What is in the way of that.
+pub(super) fn probe(paths: &Paths) -> Option<String> {
+    let listed = output(
+        Command::new("apt-get")
+            .args(["--print-uris", "update"])
+            .env("LC_ALL", "C"),
+    );
+    let listed = match listed {
+        Ok(listed) => listed,
+        Err(error) => return Some(format!("{error:#}")),
+    };
+    let Some(address) = first_address(&listed) else {
+        return Some("apt has none".to_owned());
+    };
+    let folder = paths.run_directory().ok()?;
+    let result = Command::new("timeout")
+        .arg((PATIENCE + 2).to_string())
+        .arg("/usr/lib/apt/apt-helper")
+        .args(["-o", "Acquire::Retries=0", "-o", "APT::Sandbox::User="])
+        .args(["-o", &format!("Acquire::http::Timeout={PATIENCE}")])
+        .args(["-o", &format!("Acquire::https::Timeout={PATIENCE}")])
+        .arg("download-file")
+        .arg(address)
+        .arg(folder.join("probe"))
+        .env("LC_ALL", "C")
+        .stdin(Stdio::null())
+        .output();
+    let _ = fs::remove_dir_all(&folder);
+    match result {
+        Ok(result) if result.status.success() => None,
+        Ok(result) => Some(complaint(&String::from_utf8_lossy(&result.stderr))),
+        Err(error) => Some(error.to_string()),
+    }
+}
+
+/// Of what `apt-get --print-uris update` prints, the first that comes through a network; or else the first.
+pub(super) fn first_address(listed: &str) -> Option<&str> {
+    let addresses = || listed.lines().filter_map(|line| line.split('\'').nth(1));
+    addresses()
+        .find(|address| address.starts_with("http"))
+        .or_else(|| addresses().next())
+}
+
+/// apt's last word.
+pub(super) fn complaint(errors: &str) -> String {
+    errors
+        .lines()
+        .rev()
+        .find_map(|line| line.strip_prefix("E: ").or(line.strip_prefix("W: ")))
+        .map_or_else(
+            || format!("no answer in {PATIENCE} s"),
+            |line| line.trim().trim_end_matches('.').to_owned(),
+        )
+}
+
+/// Files that apt and dpkg lock while they work.
+pub(super) const LOCKS: [&str; 4] = [
+    "/var/lib/dpkg/lock-frontend",
+    "/var/lib/dpkg/lock",
+    "/var/lib/apt/lists/lock",
+    "/var/cache/apt/archives/lock",
+];
+
+/// How long the package sources may take to answer, in seconds.
+pub(super) const PATIENCE: u32 = 6;

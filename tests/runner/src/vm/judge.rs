@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Judges a run by its kernel log, its detectors, and the command's status.
+
+use super::options::Options;
+use super::wait::Attended;
+use crate::detectors::{self, Detector};
+use crate::klog;
+
+/// Number of a kernel's reports that are shown.
+const SHOWN_REPORTS: usize = 10;
+
+/// Puts each of the lines on a line of its own, indented.
+fn indented<'a>(lines: impl IntoIterator<Item = &'a str>) -> String {
+    lines
+        .into_iter()
+        .map(|line| format!("\n    {line}"))
+        .collect()
+}
+
+/// Adds the failures that the log and the machine's end show. `wanted` are the detectors that must prove themselves.
+pub(super) fn judge(
+    attended: &mut Attended,
+    options: &Options,
+    text: &str,
+    qemu_says: &str,
+    wanted: Option<&[Detector]>,
+) {
+    let failures = &mut attended.failures;
+    let is_lost = options.host_2_is_lost && options.host_number == Some(2);
+    if is_lost && attended.status.is_some() {
+        failures.push("the command ended, where it was to switch its machine off".to_owned());
+    } else if attended.status.is_none() && failures.is_empty() && !is_lost {
+        let lines: Vec<&str> = text.lines().collect();
+        let tail = &lines[lines.len().saturating_sub(15)..];
+        failures.push(format!(
+            "the machine ended without a word from the command{}{}",
+            indented(qemu_says.lines()),
+            indented(tail.iter().copied())
+        ));
+    }
+    // The faults injected for the detectors fail nothing.
+    let (text, injected) = detectors::split(text);
+    if let (Some(wanted), Some(_)) = (wanted, attended.status) {
+        failures.extend(detectors::judge(text, injected, wanted));
+    }
+    let verdict = klog::judge(text, &options.expect);
+    if verdict.is_clean() {
+        return;
+    }
+    for report in verdict.undeclared.iter().take(SHOWN_REPORTS) {
+        failures.push(format!(
+            "the kernel reports (line {} of the log):\n{report}",
+            report.line
+        ));
+    }
+    if let Some(more) = verdict.undeclared.len().checked_sub(SHOWN_REPORTS + 1) {
+        failures.push(format!("the kernel reports {} more times", more + 1));
+    }
+    failures.extend(verdict.miscounted);
+}

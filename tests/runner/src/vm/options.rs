@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The settings of a virtual machine, which are also the options of `runner vm`.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::builder::ArgPredicate;
+use clap::{Args, Parser as _, ValueEnum};
+
+use crate::arch::Arch;
+use crate::klog;
+use crate::topology::Topology;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Peermem {
+    /// The module of this repository
+    Ours,
+    /// NVIDIA's own C module, the control
+    Nvidia,
+    /// No peer-memory client at all
+    None,
+}
+
+impl Peermem {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Ours => "ours",
+            Self::Nvidia => "nvidia",
+            Self::None => "none",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Provider {
+    /// All of it the stand-in's, which follows 595
+    Ours,
+    /// NVIDIA's own nv-p2p.c, of the control's version, over a lower half of the stand-in's
+    Nvidia,
+    /// The same of 555
+    Nvidia555,
+}
+
+impl Provider {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Ours => "ours",
+            Self::Nvidia => "nvidia",
+            Self::Nvidia555 => "nvidia555",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Rdma {
+    /// ib_core and rxe with peer memory
+    Patched,
+    /// As the kernel's source has them
+    Stock,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Iommu {
+    /// No IOMMU in the machine
+    Off,
+    /// In the machine, passing addresses through
+    Pt,
+    /// Translating, unmapped lazily
+    On,
+    /// Translating, unmapped at once
+    Strict,
+}
+
+impl Iommu {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Pt => "pt",
+            Self::On => "on",
+            Self::Strict => "strict",
+        }
+    }
+}
+
+/// How this repository's module is built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Build {
+    /// Against the kernel's own `kernel` crate
+    InTree,
+    /// One object of the Rust code for all kernels, linked with the C files by the kernel's makefiles
+    Portable,
+}
+
+/// How the machine is to be.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Options {
+    /// Which peer-memory client answers for GPU memory
+    #[arg(long, value_enum, default_value = "ours")]
+    pub(crate) peermem: Peermem,
+    /// Whose code pins GPU memory in nvidia.ko
+    #[arg(long, value_enum, default_value = "nvidia")]
+    pub(crate) provider: Provider,
+    /// Which RDMA modules are loaded
+    #[arg(long, value_enum, default_value = "patched")]
+    pub(crate) rdma: Rdma,
+    /// Parameter of the peer-memory module
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub(crate) param: Vec<String>,
+    /// Parameter of rdma_rxe
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub(crate) rxe_param: Vec<String>,
+    /// Parameter of the stand-in GPU's driver
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub(crate) gpu_param: Vec<String>,
+    /// Parameter of ib_core's peer memory
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub(crate) ib_param: Vec<String>,
+    /// ib_core shows its clients in memory_peers, as OFED's does on kernels before 6.4
+    #[arg(long)]
+    pub(crate) memory_peers: bool,
+    /// Memory of the machine
+    #[arg(long, value_name = "MIB", default_value_t = 2048)]
+    pub(crate) mem: u32,
+    /// Boots two such machines, hosts 1 and 2, each with one NIC on the wire between them and, unless --smp says otherwise, one
+    /// processor. Once both are up, both run the command, without input. In its environment TESTVM_HOST is 1 or 2, and
+    /// TESTVM_PEER the address of the other host. Each line of output begins with "host1: " or "host2: ". A host whose command
+    /// has ended is switched off. The exit status is 0 if both commands end with 0
+    #[arg(long)]
+    pub(crate) pair: bool,
+    /// With --pair: host 2's command switches its machine off, and host 1 goes on
+    #[arg(skip)]
+    pub(crate) host_2_is_lost: bool,
+    /// Which of a pair this machine is
+    #[arg(skip)]
+    pub(crate) host_number: Option<u32>,
+    /// Processors of the machine; with one of Debian's stock kernels one at most
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 2,
+        default_value_if("pair", ArgPredicate::Equals("true".into()), "1")
+    )]
+    pub(crate) smp: u32,
+    /// Model of the processors
+    #[arg(long, value_name = "MODEL", default_value = "max")]
+    pub(crate) cpu: String,
+    /// How many GPUs, 0 to 8
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=8))]
+    pub(crate) gpus: u32,
+    /// Size of each GPU's BAR, a power of two
+    #[arg(long, value_name = "MIB", default_value_t = 256)]
+    pub(crate) bar: u64,
+    #[arg(long, value_enum, default_value = "off")]
+    pub(crate) iommu: Iommu,
+    /// Which bridges lie between the GPUs and the NICs; all but flat want --kernel 7.2, which has NUMA and extended config
+    /// space
+    #[arg(long, value_enum, default_value = "flat")]
+    pub(crate) topology: Topology,
+    /// Adds an NVMe controller with a disk of this size
+    #[arg(long, value_name = "MIB")]
+    pub(crate) nvme: Option<u64>,
+    /// The machine's processors: chooses the kernel where --kernel does not
+    #[arg(long, value_enum, default_value = "x86-64")]
+    pub(crate) arch: Arch,
+    /// A kernel of the test VM by name, or a kernel image or build tree by path; the machine has the processors that it is for
+    #[arg(
+        long,
+        value_name = "FLAVOUR|PATH",
+        default_value = crate::kernel::DEFAULT,
+        default_value_if("arch", "arm64", crate::kernel::ARM64)
+    )]
+    pub(crate) kernel: String,
+    /// How our module is built [default: in-tree, where the kernel has what Rust needs]
+    #[arg(long, value_enum)]
+    pub(crate) build: Option<Build>,
+    /// Builds our module, in the portable way, without symbols that are exported to GPL modules only; with --gpu-param
+    /// proprietary=1 nothing else is loaded
+    #[arg(long)]
+    pub(crate) no_gpl_only: bool,
+    /// Directory that becomes the machine's root, read-only; the host's files lie under /host, as always. What a machine of
+    /// other processors finds there by default is Debian's
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    pub(crate) root: PathBuf,
+    /// More arguments for the kernel
+    #[arg(long, value_name = "STR", allow_hyphen_values = true)]
+    pub(crate) append: Vec<String>,
+    /// One more argument for QEMU
+    #[arg(long, value_name = "STR", allow_hyphen_values = true)]
+    pub(crate) qemu_arg: Vec<String>,
+    /// Ends the run as failed; 0 waits for ever [default: 7200 with a command, 0 without]
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) timeout: Option<u64>,
+    /// A report in the kernel log that must come so often and does not fail the run then
+    #[arg(long, value_name = "REGEX=COUNT")]
+    pub(crate) expect: Vec<klog::Expectation>,
+    /// Where the kernel log goes [default: in the cache]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) log: Option<PathBuf>,
+    /// Variable in the command's environment
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub(crate) env: Vec<String>,
+    /// This file in place of the peer-memory module
+    #[arg(long, value_name = "FILE")]
+    pub(crate) peermem_ko: Option<PathBuf>,
+    /// This file in place of the stand-in GPU's driver
+    #[arg(long, value_name = "FILE")]
+    pub(crate) gpu_ko: Option<PathBuf>,
+    /// One more module, loaded last, with its parameters
+    #[arg(long, value_name = "FILE[ PARAMETERS]")]
+    pub(crate) load: Vec<String>,
+    /// Loads what breaks calls of the kernel on request (tests/interpose)
+    #[arg(long)]
+    pub(crate) interpose: bool,
+    /// Has the KUnit tests too, a module to be loaded (tests/vm/kunit)
+    #[arg(long)]
+    pub(crate) kunit: bool,
+    /// Loads what measures the peer-memory module (tests/bench)
+    #[arg(long)]
+    pub(crate) bench: bool,
+    /// The machine's clock counts instructions, one a nanosecond; for one processor
+    #[arg(long)]
+    pub(crate) icount: bool,
+    /// Our module with a rule taken out: a patch of tests/mutants by its name
+    #[arg(long, value_name = "NAME", conflicts_with = "peermem_ko")]
+    pub(crate) mutant: Option<String>,
+    /// A layer over the root, of an overlay file system
+    #[arg(skip)]
+    pub(crate) layer: Option<PathBuf>,
+    /// Patches to our module
+    #[arg(skip)]
+    pub(crate) patches: Vec<PathBuf>,
+    /// Gives the command a terminal
+    #[arg(long, short = 't')]
+    pub(crate) tty: bool,
+    /// Lays NVIDIA's module beside ours and names it in TESTVM_CONTROL_KO
+    #[arg(long)]
+    pub(crate) with_control: bool,
+    /// With --peermem none: lays our module where modprobe finds it, and neighbours that it cannot work with (tests/drivers)
+    /// where TESTVM_DRIVERS says
+    #[arg(long)]
+    pub(crate) beside: bool,
+    /// The kernel takes signed modules alone (module.sig_enforce=1); those of the run are signed with the test VM's key
+    #[arg(long)]
+    pub(crate) signed: bool,
+    /// On the debug kernel: allocations are made to fail, so that what is left of them is no leak and nobody looks for any
+    #[arg(long)]
+    pub(crate) faults: bool,
+    /// Takes what was built before, whatever has changed since: all runs of a suite test the same
+    #[arg(skip)]
+    pub(crate) frozen: bool,
+    /// Prints QEMU's command line
+    #[arg(long)]
+    pub(crate) verbose: bool,
+}
+
+/// A command line of options alone, after the program's name.
+#[derive(clap::Parser)]
+struct Bare {
+    #[command(flatten)]
+    options: Options,
+}
+
+impl Options {
+    /// The machine's processors: those that its kernel is for.
+    pub(crate) fn arch(&self) -> Arch {
+        crate::kernel::arch_of(&self.kernel)
+    }
+
+    pub(crate) fn parse<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<Self, clap::Error> {
+        Ok(Bare::try_parse_from(words)?.options)
+    }
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Bare::parse_from(["runner"]).options
+    }
+}

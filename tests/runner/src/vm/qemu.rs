@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! QEMU's command line, and the kernel's.
+
+use std::os::fd::AsRawFd as _;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+
+use super::boot::Boot;
+use super::options::{Iommu, Options};
+use crate::arch::Arch;
+use crate::detectors;
+use crate::topology::Topology;
+
+/// Escapes a path for one of QEMU's options, which commas end.
+pub(super) fn value(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
+}
+
+/// Words of a command line.
+#[derive(Default)]
+pub(super) struct Words(pub(super) Vec<String>);
+
+impl Words {
+    pub(super) fn add(&mut self, words: &[&str]) {
+        self.0.extend(words.iter().map(|word| (*word).to_owned()));
+    }
+}
+
+/// Arguments for the kernel.
+pub(super) fn kernel_arguments(options: &Options, boot: &Boot) -> String {
+    let mut words = Words::default();
+    words.add(&[
+        &format!(
+            "console={} loglevel=7 panic=-1 printk.devkmsg=on",
+            boot.arch.console()
+        ),
+        &boot.arch.kernel_arguments(options.icount),
+        // The log waits for the serial line in a buffer of this size. A machine that stood still has no stall.
+        "log_buf_len=1M rcupdate.rcu_cpu_stall_timeout=120",
+    ]);
+    if options.iommu != Iommu::Off && boot.arch == Arch::X86_64 {
+        words.add(&["intel_iommu=on"]);
+    }
+    words.add(&[match options.iommu {
+        Iommu::Off => "",
+        Iommu::Pt if boot.arch == Arch::X86_64 => "iommu=pt",
+        Iommu::Pt => "iommu.passthrough=1",
+        Iommu::On => "iommu.passthrough=0 iommu.strict=0",
+        Iommu::Strict => "iommu.passthrough=0 iommu.strict=1",
+    }]);
+    if boot.signing.is_some() {
+        words.add(&["module.sig_enforce=1"]);
+    }
+    if boot.detectors {
+        words.add(&[&detectors::kernel_arguments(options.faults)]);
+    }
+    words.0.extend(options.append.iter().cloned());
+    words.0.join(" ")
+}
+
+/// QEMU's arguments for the machine and its devices, but for those that need files of the run.
+pub(super) fn arguments(
+    options: &Options,
+    boot: &Boot,
+    kernel_arguments: &str,
+    log: &Path,
+    scratch: &Path,
+    wire: Option<&UnixDatagram>,
+) -> Words {
+    let mut words = Words::default();
+    add_processors(&mut words, options, boot);
+    words.add(&["-chardev", &format!("file,id=log,path={}", value(log))]);
+    words.add(&["-serial", "chardev:log", "-monitor", "none"]);
+    match options.iommu {
+        _ if boot.arch != Arch::X86_64 => {}
+        Iommu::Off => {}
+        // In caching mode the kernel unmaps at once, whatever it is told.
+        Iommu::On => words.add(&["-device", "intel-iommu,aw-bits=48"]),
+        Iommu::Pt | Iommu::Strict => {
+            words.add(&["-device", "intel-iommu,aw-bits=48,caching-mode=on"]);
+        }
+    }
+    words.add(&["-append", kernel_arguments]);
+    add_share(&mut words, "host", Path::new("/"));
+    if options.root != Path::new("/") {
+        add_share(&mut words, "root", &options.root);
+    }
+    if let Some(layer) = &options.layer {
+        add_share(&mut words, "layer", layer);
+    }
+    add_devices(&mut words, options, scratch, wire);
+    words
+}
+
+/// Adds the machine itself, its processors and its memory.
+fn add_processors(words: &mut Words, options: &Options, boot: &Boot) {
+    let accel = if options.icount {
+        words.add(&["-icount", "shift=0"]);
+        "tcg,thread=single"
+    } else {
+        "tcg,thread=multi"
+    };
+    // Room for the BARs above memory, and addresses for that room. A bridge's window is aligned as the largest BAR in it.
+    let gpu_bytes = u64::from(options.gpus) * options.bar;
+    let room = match options.topology {
+        Topology::Flat => 2 * gpu_bytes,
+        _ => 4 * gpu_bytes,
+    };
+    let hole = room.next_power_of_two().max(32 * 1024);
+    let machine = match (boot.arch, options.iommu) {
+        (Arch::X86_64, Iommu::Off) => "q35",
+        (Arch::X86_64, _) => "q35,kernel-irqchip=split",
+        (Arch::Arm64, Iommu::Off) => "virt,gic-version=3",
+        (Arch::Arm64, _) => "virt,gic-version=3,iommu=smmuv3",
+    };
+    let mut cpu = options.cpu.clone();
+    if boot.arch == Arch::X86_64 && hole > 256 * 1024 {
+        cpu.push_str(",phys-bits=46");
+    }
+    if boot.detectors {
+        cpu.push_str(detectors::PROCESSOR);
+    }
+    words.add(&["-nodefaults", "-no-user-config", "-no-reboot"]);
+    words.add(&["-display", "none"]);
+    words.add(&["-machine", machine, "-accel", accel, "-cpu", &cpu]);
+    // The hole of `virt` always has 512 GiB.
+    if boot.arch == Arch::X86_64 {
+        words.add(&["-global", &format!("q35-pcihost.pci-hole64-size={hole}M")]);
+    }
+    let mut processors = options.topology.processors(options.smp);
+    // Where no second processor can be added, QEMU's translation makes locked instructions ordinary ones, although its devices
+    // have threads of their own. The kernel's barriers are such: a NIC misses a notification then, and stands still for good.
+    if options.smp == 1 && !options.icount {
+        processors.push_str(",maxcpus=2");
+    }
+    words.add(&["-smp", &processors, "-m", &options.mem.to_string()]);
+}
+
+/// Adds a read-only share of a folder of the host. Its bus is named: QEMU's own choice may be a bus that takes bridges alone.
+fn add_share(words: &mut Words, id: &str, path: &Path) {
+    let folder = value(path);
+    words.add(&[
+        "-fsdev",
+        &format!("local,id={id},path={folder},security_model=none,readonly=on,multidevs=remap"),
+        "-device",
+        &format!("virtio-9p-pci,fsdev={id},mount_tag={id},bus=pcie.0"),
+    ]);
+}
+
+/// Adds the bridges, the NICs with the wire between them, and the GPUs.
+fn add_devices(words: &mut Words, options: &Options, scratch: &Path, wire: Option<&UnixDatagram>) {
+    let layout = options
+        .topology
+        .layout(options.gpus, options.smp, options.mem);
+    for argument in &layout.arguments {
+        words.add(&[argument]);
+    }
+    // A wire between the two NICs. UNIX datagrams stay in order and push back when the receiver is full; QEMU's hub
+    // lets later packets overtake those it holds, and RDMA READ does not get over that.
+    let end = |nic: u32| value(&scratch.join(format!("wire{nic}")));
+    let inside = |nic, peer| {
+        format!(
+            "local.type=unix,local.path={},remote.type=unix,remote.path={}",
+            end(nic),
+            end(peer)
+        )
+    };
+    let nics = match (options.host_number, wire) {
+        (Some(number), Some(wire)) => {
+            vec![(
+                number,
+                format!("local.type=fd,local.str={}", wire.as_raw_fd()),
+            )]
+        }
+        _ => vec![(1, inside(1, 2)), (2, inside(2, 1))],
+    };
+    for (bus, (nic, ends)) in layout.nics.iter().zip(nics) {
+        words.add(&["-netdev", &format!("dgram,id=net{nic},{ends}")]);
+        // With mergeable buffers, and an IOMMU that translates, the NICs were seen to write to address 0.
+        words.add(&[
+            "-device",
+            &format!(
+                "virtio-net-pci,netdev=net{nic},mac=52:54:00:77:00:0{nic},host_mtu=4500,\
+                 mrg_rxbuf=off,romfile=,bus={bus}"
+            ),
+        ]);
+    }
+    for (gpu, bus) in layout.gpus.iter().enumerate() {
+        // Sparse and never reserved: a BAR may be larger than the host's memory.
+        let size = options.bar;
+        words.add(&[
+            "-object",
+            &format!("memory-backend-memfd,id=bar{gpu},size={size}M,share=on,reserve=off"),
+            "-device",
+            &format!("ivshmem-plain,memdev=bar{gpu},bus={bus}"),
+        ]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::index::Index;
+
+    fn boot() -> Boot {
+        Boot {
+            arch: Arch::X86_64,
+            root: PathBuf::from("/"),
+            image: PathBuf::from("bzImage"),
+            release: "7.x".to_owned(),
+            modules: Index::default(),
+            peermem_version: String::new(),
+            control: None,
+            drivers: Vec::new(),
+            signing: None,
+            detectors: false,
+            is_stock: false,
+            host: false,
+        }
+    }
+
+    /// The devices of a machine: those of this kind, with the bus that each is on.
+    fn buses(words: &str, kind: &str) -> Vec<String> {
+        let options = Options::parse(format!("runner {words}").split_whitespace()).unwrap();
+        arguments(
+            &options,
+            &boot(),
+            "",
+            Path::new("log"),
+            Path::new("scratch"),
+            None,
+        )
+        .0
+        .iter()
+        .filter(|argument| argument.split(',').next() == Some(kind))
+        .map(|argument| {
+            let bus = argument
+                .split(',')
+                .find_map(|word| word.strip_prefix("bus="));
+            bus.unwrap_or_default().to_owned()
+        })
+        .collect()
+    }
+
+    #[test]
+    fn the_kernel_says_which_processors() {
+        let of = |words: &str| {
+            let words = format!("runner {words}");
+            let options = Options::parse(words.split_whitespace()).unwrap();
+            let boot = Boot {
+                arch: options.arch(),
+                ..boot()
+            };
+            let (log, scratch) = (Path::new("log"), Path::new("scratch"));
+            let arguments = arguments(&options, &boot, "", log, scratch, None)
+                .0
+                .join(" ");
+            let at = arguments.find("-machine ").unwrap();
+            let machine = arguments[at..].split(' ').nth(1).unwrap().to_owned();
+            (options.kernel, machine, arguments)
+        };
+        let (kernel, machine, arguments) = of("--iommu on");
+        assert_eq!((&*kernel, &*machine), ("7.3", "q35,kernel-irqchip=split"));
+        assert!(arguments.contains("intel-iommu") && arguments.contains("pci-hole64-size"));
+        for (words, name, end) in [
+            ("--arch arm64", "7.3-arm64", "gic-version=3"),
+            ("--arch arm64 --iommu on", "7.3-arm64", "iommu=smmuv3"),
+            (
+                "--kernel 7.3-arm64-64k --iommu pt",
+                "7.3-arm64-64k",
+                "iommu=smmuv3",
+            ),
+        ] {
+            let (kernel, machine, arguments) = of(words);
+            assert_eq!(kernel, name);
+            assert!(
+                machine.starts_with("virt,") && machine.ends_with(end),
+                "{machine}"
+            );
+            assert!(!arguments.contains("intel-iommu") && !arguments.contains("q35"));
+        }
+        // A kernel that was named stays.
+        assert_eq!(of("--arch arm64 --kernel debug").0, "debug");
+    }
+
+    #[test]
+    fn each_of_a_pair_has_one_nic() {
+        let mut options = Options::parse(["runner", "--pair"]).unwrap();
+        options.host_number = Some(2);
+        let (wire, _other) = UnixDatagram::pair().unwrap();
+        let (log, scratch) = (Path::new("log"), Path::new("scratch"));
+        let arguments = arguments(&options, &boot(), "", log, scratch, Some(&wire)).0;
+        let of = |kind: &str| -> Vec<&str> {
+            let all = arguments.iter().map(String::as_str);
+            all.filter(|text| text.starts_with(kind)).collect()
+        };
+        let end = format!("dgram,id=net2,local.type=fd,local.str={}", wire.as_raw_fd());
+        assert_eq!(of("dgram,"), [end]);
+        assert_eq!(of("1,"), ["1,maxcpus=2"]);
+        assert!(
+            matches!(of("virtio-net-pci,")[..], [nic] if nic.contains("mac=52:54:00:77:00:02"))
+        );
+        let smp = |words: &[&str]| Options::parse(words.iter().copied()).unwrap().smp;
+        assert_eq!(smp(&["runner", "--pair"]), 1);
+        assert_eq!(smp(&["runner", "--pair", "--smp", "2"]), 2);
+        assert_eq!(smp(&["runner"]), 2);
+    }
+
+    #[test]
+    fn devices_go_where_the_topology_says() {
+        let gpus = |words| buses(words, "ivshmem-plain");
+        let nics = |words| buses(words, "virtio-net-pci");
+        assert_eq!(gpus("--gpus 3"), ["pcie.0"; 3]);
+        assert_eq!(nics(""), ["pcie.0"; 2]);
+        assert_eq!(nics("--topology root-ports"), ["port0", "port1"]);
+        assert_eq!(gpus("--topology root-ports"), ["port2", "port3"]);
+        assert_eq!(nics("--topology switch --iommu on"), ["port1", "port3"]);
+        assert_eq!(gpus("--topology switch --gpus 1"), ["port4"]);
+        assert_eq!(nics("--topology switches"), ["port2", "port3"]);
+        assert_eq!(gpus("--topology switches --bar 64"), ["port4", "port5"]);
+        assert_eq!(nics("--topology sockets --smp 4"), ["port0", "port1"]);
+        assert_eq!(gpus("--topology sockets"), ["port2", "port3"]);
+        assert_eq!(buses("--topology sockets", "pxb-pcie"), ["pcie.0"; 3]);
+        // A bus stands before what is on it.
+        let options = Options::parse(["runner", "--topology", "switch"]).unwrap();
+        let arguments = arguments(&options, &boot(), "", Path::new("l"), Path::new("s"), None).0;
+        for (at, argument) in arguments.iter().enumerate() {
+            let bus = argument
+                .split(',')
+                .find_map(|word| word.strip_prefix("bus="));
+            if let Some(bus) = bus.filter(|bus| *bus != "pcie.0") {
+                let id = format!("id={bus}");
+                let is_there = arguments[..at]
+                    .iter()
+                    .any(|other| other.split(',').any(|word| word == id));
+                assert!(is_there, "{argument}");
+            }
+        }
+    }
+}

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Waits for a machine: passes its input and output on, and watches its control port, its log and the clock.
+
+use std::io::{BufRead as _, BufReader, Read, Write};
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Child;
+use std::sync::{mpsc, Arc, Mutex};
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
+use anyhow::Result;
+
+use super::boot::{Channels, LineSink};
+use super::qemu::Words;
+
+/// Upper bound on a kernel log, in bytes. No run that ends has a log of 200 KiB; a kernel that reports for ever fills this in
+/// a minute.
+const LONGEST_LOG: u64 = 16 << 20;
+
+/// The host's ends of the machine's ports.
+pub(super) struct Ports {
+    control: UnixStream,
+    streams: Vec<(&'static str, UnixStream)>,
+    console: Option<UnixStream>,
+    /// QEMU's ends, closed here once it runs.
+    pub(super) remote: Vec<UnixStream>,
+}
+
+pub(super) fn open_ports(words: &mut Words, tty: bool) -> Result<Ports> {
+    let mut remote = Vec::new();
+    let mut open = |name: &str, device: &str| -> Result<UnixStream> {
+        let (ours, theirs) = UnixStream::pair()?;
+        // The one descriptor that QEMU is to inherit.
+        rustix::io::fcntl_setfd(theirs.as_fd(), rustix::io::FdFlags::empty())?;
+        words.add(&[
+            "-chardev",
+            &format!("socket,id={name},fd={}", theirs.as_raw_fd()),
+            "-device",
+            &format!("{device},chardev={name},name=runner.{name}"),
+        ]);
+        remote.push(theirs);
+        Ok(ours)
+    };
+    let mut console = None;
+    if tty {
+        console = Some(open("console", "virtconsole")?);
+    }
+    let control = open("control", "virtserialport")?;
+    let mut streams = Vec::new();
+    if !tty {
+        for name in ["in", "out", "err"] {
+            streams.push((name, open(name, "virtserialport")?));
+        }
+    }
+    Ok(Ports {
+        control,
+        streams,
+        console,
+        remote,
+    })
+}
+
+/// Ends the machine with the run, whatever ends the run.
+pub(super) struct Machine(pub(super) Child);
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Lets a reader take all that comes at once, so that the machine never waits for a slow consumer of its output.
+fn pump(
+    mut from: impl Read + Send + 'static,
+    mut to: impl FnMut(&[u8]) + Send + 'static,
+) -> thread::JoinHandle<()> {
+    let (sender, receiver) = mpsc::channel::<Vec<u8>>();
+    thread::spawn(move || {
+        let mut buffer = vec![0; 64 * 1024];
+        while let Ok(count) = from.read(&mut buffer) {
+            if count == 0 || sender.send(buffer[..count].to_vec()).is_err() {
+                break;
+            }
+        }
+    });
+    thread::spawn(move || {
+        for chunk in receiver {
+            to(&chunk);
+        }
+    })
+}
+
+/// Passes input on, and its end. The stream must not be dropped before the machine has gone: QEMU throws away what it has
+/// not read yet once the other end is closed, but not when it is merely shut down for writing.
+fn feed(mut from: impl Read + Send + 'static, to: &UnixStream) -> Result<()> {
+    let mut to = to.try_clone()?;
+    thread::spawn(move || {
+        let mut buffer = vec![0; 64 * 1024];
+        while let Ok(count) = from.read(&mut buffer) {
+            if count == 0 || to.write_all(&buffer[..count]).is_err() {
+                break;
+            }
+        }
+        let _ = to.shutdown(std::net::Shutdown::Write);
+    });
+    Ok(())
+}
+
+/// A line sink that several streams write to.
+type SharedSink = Arc<Mutex<LineSink>>;
+
+/// Splits a stream into lines and passes them to the sink. The end of the stream ends the last line.
+fn pass_lines(stream: UnixStream, is_error: bool, sink: SharedSink) -> thread::JoinHandle<()> {
+    let pass = move |line: &[u8]| {
+        if let Ok(mut sink) = sink.lock() {
+            sink(&String::from_utf8_lossy(line), is_error);
+        }
+    };
+    let (sender, receiver) = mpsc::channel::<Vec<u8>>();
+    pump(stream, move |bytes| {
+        let _ = sender.send(bytes.to_vec());
+    });
+    thread::spawn(move || {
+        let mut rest = Vec::new();
+        for chunk in receiver {
+            rest.extend_from_slice(&chunk);
+            while let Some(at) = rest.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = rest.drain(..=at).collect();
+                pass(&line[..at]);
+            }
+        }
+        if !rest.is_empty() {
+            pass(&rest);
+        }
+    })
+}
+
+/// Threads that pass output on, and the stream of the input.
+struct Streams {
+    consumers: Vec<thread::JoinHandle<()>>,
+    input: Option<UnixStream>,
+}
+
+/// Connects the machine's streams to the caller's channels.
+fn connect(
+    console: Option<UnixStream>,
+    streams: Vec<(&'static str, UnixStream)>,
+    channels: Channels,
+) -> Result<Streams> {
+    let mut consumers = Vec::new();
+    if let Some(console) = console {
+        feed(std::io::stdin(), &console)?;
+        consumers.push(pump(console, |bytes| {
+            let mut out = std::io::stdout().lock();
+            let _ = out.write_all(bytes).and_then(|()| out.flush());
+        }));
+    }
+    let mut input = None;
+    let sink: Option<SharedSink> = match channels {
+        Channels::Caller => None,
+        Channels::Lines(function) => Some(Arc::new(Mutex::new(function))),
+    };
+    for (name, mut stream) in streams {
+        let is_error = name == "err";
+        match &sink {
+            _ if name == "in" => {
+                stream.write_all(b"go\n")?;
+                match sink {
+                    None => feed(std::io::stdin(), &stream)?,
+                    Some(_) => feed(std::io::empty(), &stream)?,
+                }
+                input = Some(stream);
+            }
+            None => consumers.push(pump(stream, move |bytes| {
+                let _ = if is_error {
+                    std::io::stderr().write_all(bytes)
+                } else {
+                    let mut out = std::io::stdout().lock();
+                    out.write_all(bytes).and_then(|()| out.flush())
+                };
+            })),
+            Some(sink) => consumers.push(pass_lines(stream, is_error, sink.clone())),
+        }
+    }
+    Ok(Streams { consumers, input })
+}
+
+/// Sends the lines of the control port to a channel.
+fn control_lines(port: UnixStream) -> mpsc::Receiver<String> {
+    let (sender, control) = mpsc::channel::<String>();
+    thread::spawn(move || {
+        for line in BufReader::new(port).lines().map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                break;
+            }
+        }
+    });
+    control
+}
+
+/// The end of a machine's run, as far as the host sees it.
+#[derive(Default)]
+pub(super) struct Attended {
+    pub(super) status: Option<i32>,
+    pub(super) timed_out: bool,
+    pub(super) failures: Vec<String>,
+}
+
+/// Watches a machine until it ends. Stops it if the time is over or its log is too long.
+pub(super) fn attend(
+    qemu: &mut Machine,
+    ports: Ports,
+    channels: Channels,
+    log: &Path,
+    timeout: Option<Duration>,
+    started: Instant,
+) -> Result<Attended> {
+    let streams = connect(ports.console, ports.streams, channels)?;
+    let control = control_lines(ports.control);
+    let exit_status = |line: &str| -> Option<Option<i32>> {
+        let text = line.strip_prefix("exit ")?;
+        Some(text.trim().parse().ok())
+    };
+    let mut seen = Attended::default();
+    let mut deadline = timeout.map(|timeout| started + timeout);
+    loop {
+        match control.recv_timeout(Duration::from_millis(50)) {
+            Ok(line) => {
+                if let Some(status) = exit_status(&line) {
+                    seen.status = status;
+                    // The command is done; what is left is a second's work, where nobody else has the processors.
+                    deadline = Some(Instant::now() + Duration::from_secs(1200));
+                } else if let Some(text) = line.strip_prefix("setup ") {
+                    let failure = format!("the machine could not be set up: {text}");
+                    seen.failures.push(failure);
+                }
+                continue;
+            }
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Err(mpsc::RecvTimeoutError::Disconnected) => thread::sleep(Duration::from_millis(10)),
+        }
+        if qemu.0.try_wait()?.is_some() {
+            break;
+        }
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            seen.failures.push(if seen.status.is_some() {
+                "the machine did not switch itself off".to_owned()
+            } else {
+                seen.timed_out = true;
+                let seconds = timeout.unwrap_or_default().as_secs();
+                format!("timed out after {seconds} s")
+            });
+            break;
+        }
+        if fs::metadata(log)?.len() > LONGEST_LOG {
+            seen.failures.push(format!(
+                "stopped: its log is longer than {} MiB",
+                LONGEST_LOG >> 20
+            ));
+            break;
+        }
+    }
+    if qemu.0.try_wait()?.is_none() {
+        qemu.0.kill()?;
+        qemu.0.wait()?;
+    }
+    // Lines that the machine sent in its last moment.
+    for status in control.iter().filter_map(|line| exit_status(&line)) {
+        seen.status = status;
+    }
+    for consumer in streams.consumers {
+        let _ = consumer.join();
+    }
+    drop(streams.input);
+    Ok(seen)
+}
