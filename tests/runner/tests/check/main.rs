@@ -11,520 +11,20 @@
 )]
 
 mod cases;
+mod host;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::{symlink, PermissionsExt as _};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::path::Path;
+use std::process::Command;
 
-use cases::{
-    all_at_once, complete, debian, debian_on_arm64, drivers, folders, grace, hosts, hwe,
-    installing, kernels, peer_memory, revocation, tools, UBUNTU,
-};
-
-#[derive(Clone)]
-enum Entry {
-    Text(String),
-    /// Its target.
-    Link(String),
-    /// A kernel module: its licence and version.
-    Module(&'static str, &'static str),
-}
-
-/// A host: files by path below its root, and the tools of its PATH.
-#[derive(Clone, Default)]
-struct Host {
-    files: BTreeMap<String, Entry>,
-    tools: BTreeMap<String, String>,
-    /// The kernel's configuration, without `CONFIG_`.
-    config: BTreeMap<String, String>,
-    /// The kernel that is built for.
-    release: &'static str,
-    /// The folder of its headers.
-    headers: String,
-    arguments: Vec<String>,
-    environment: Vec<(&'static str, &'static str)>,
-}
-
-impl Host {
-    fn file(&mut self, path: &str, text: &str) -> &mut Self {
-        let path = self.place(path);
-        self.files.insert(path, Entry::Text(text.to_owned()));
-        self
-    }
-
-    fn link(&mut self, path: &str, target: &str) -> &mut Self {
-        let (path, target) = (self.place(path), self.place(target));
-        self.files.insert(path, Entry::Link(target));
-        self
-    }
-
-    fn module(&mut self, path: &str, licence: &'static str, version: &'static str) -> &mut Self {
-        let path = self.place(path);
-        self.files.insert(path, Entry::Module(licence, version));
-        self
-    }
-
-    /// Takes a file or a folder away, which must be there.
-    fn without(&mut self, path: &str) -> &mut Self {
-        let path = self.place(path);
-        let inside = format!("{path}/");
-        let before = self.files.len();
-        self.files
-            .retain(|name, _| *name != path && !name.starts_with(&inside));
-        assert!(self.files.len() < before, "there is no {path}");
-        self
-    }
-
-    /// `{K}` stands for the folder of the headers, `{R}` for the release.
-    fn place(&self, text: &str) -> String {
-        text.replace("{K}", &self.headers)
-            .replace("{R}", self.release)
-    }
-
-    /// A tool that prints this, whatever it is asked.
-    fn tool(&mut self, name: &str, says: &str) -> &mut Self {
-        let script = format!("#!/bin/sh\ncat <<'END'\n{says}\nEND\n");
-        self.tools.insert(name.to_owned(), script);
-        self
-    }
-
-    /// A tool that is this shell script.
-    fn script(&mut self, name: &str, script: &str) -> &mut Self {
-        self.tools.insert(name.to_owned(), script.to_owned());
-        self
-    }
-
-    /// A tool that ends in an error and says nothing.
-    fn fails(&mut self, name: &str) -> &mut Self {
-        let script = "#!/bin/sh\nexit 1\n".to_owned();
-        self.tools.insert(name.to_owned(), script);
-        self
-    }
-
-    /// It does not know what gcc 14 does.
-    fn gcc_12(&mut self) -> &mut Self {
-        let script = "#!/bin/sh\ncase $1 in\n-fmin-function-alignment=*) exit 1 ;;\n\
-                      --version) echo 'gcc (Ubuntu 12.3.0-1ubuntu1) 12.3.0' ;;\nesac\n";
-        self.tools.insert("gcc".to_owned(), script.to_owned());
-        self
-    }
-
-    /// A kernel that LLVM's tools built, and these tools by such names.
-    fn by_clang(&mut self, suffix: &str) -> &mut Self {
-        self.unset("CC_IS_GCC")
-            .set("CC_IS_CLANG", "y")
-            .set("CC_VERSION_TEXT", "\"Ubuntu clang version 21.1.8\"")
-            .tool(&format!("clang{suffix}"), "Ubuntu clang version 21.1.8")
-            .tool(&format!("ld.lld{suffix}"), "")
-    }
-
-    /// With what scripts/headers takes to write, where root's does.
-    fn as_root(&mut self, utilities: &[&str]) -> &mut Self {
-        for name in utilities {
-            let script = format!("#!/bin/sh\nexec {} \"$@\"\n", system(name).display());
-            self.tools.insert((*name).to_owned(), script);
-        }
-        self.tool("id", "0")
-    }
-
-    fn without_tool(&mut self, name: &str) -> &mut Self {
-        assert!(self.tools.remove(name).is_some(), "there is no {name}");
-        self
-    }
-
-    fn set(&mut self, option: &str, value: &str) -> &mut Self {
-        self.config.insert(option.to_owned(), value.to_owned());
-        self
-    }
-
-    fn unset(&mut self, option: &str) -> &mut Self {
-        assert!(self.config.remove(option).is_some(), "{option} is not set");
-        self
-    }
-
-    fn argument(&mut self, argument: &str) -> &mut Self {
-        self.arguments.push(self.place(argument));
-        self
-    }
-
-    /// The kernel's configuration as a file of its own, for a host without its headers.
-    fn configuration(&mut self, path: &str) -> &mut Self {
-        let text = self.options();
-        self.file(path, &text)
-    }
-
-    fn options(&self) -> String {
-        self.config
-            .iter()
-            .map(|(option, value)| format!("CONFIG_{option}={value}\n"))
-            .collect()
-    }
-
-    fn variable(&mut self, name: &'static str, value: &'static str) -> &mut Self {
-        self.environment.push((name, value));
-        self
-    }
-
-    /// What every prepared build folder has, and Rust's part of it.
-    fn kernel(&mut self, rustc: &str) -> &mut Self {
-        for (option, value) in [
-            ("X86_64", "y"),
-            ("MODULES", "y"),
-            ("RUST", "y"),
-            ("CC_IS_GCC", "y"),
-            ("CC_HAS_MIN_FUNCTION_ALIGNMENT", "y"),
-            ("INFINIBAND", "m"),
-            ("INFINIBAND_USER_MEM", "y"),
-            ("MODULE_SIG", "y"),
-        ] {
-            self.set(option, value);
-        }
-        self.set("RUSTC_VERSION_TEXT", &format!("\"{rustc}\""));
-        self.file("proc/sys/kernel/osrelease", &format!("{}\n", self.release))
-            .file("{K}/Makefile", "# Linux\n")
-            .file("{K}/include/config/kernel.release", "{R}\n")
-            .file(
-                "{K}/include/generated/utsrelease.h",
-                "#define UTS_RELEASE \"{R}\"\n",
-            )
-            .file("{K}/include/generated/rustc_cfg", "--cfg=CONFIG_RUST\n")
-            .file("{K}/scripts/basic/fixdep", "")
-            .file("{K}/scripts/mod/modpost", "")
-            .file("{K}/scripts/Makefile.build", EXTERN_CRATES)
-            .file("{K}/scripts/target.json", "{}\n")
-            .file("{K}/Module.symvers", &exported("ib_umem_get_va", "ib_core"));
-        self.with_rust(rustc).tool("rustc", rustc).tool("ld", "");
-        // It reads what Debian's headers say of the compiler.
-        let make = format!("#!/bin/sh\nexec {} \"$@\"\n", system("make").display());
-        self.tools.insert("make".to_owned(), make);
-        self
-    }
-
-    fn on_arm64(&mut self) -> &mut Self {
-        self.unset("X86_64").set("ARM64", "y")
-    }
-
-    /// What the kernel's build leaves for modules in Rust, made by this compiler.
-    fn with_rust(&mut self, rustc: &str) -> &mut Self {
-        for name in CRATES {
-            // rustc writes the length of its version before it.
-            let text = format!("rust\0\0\0\nA{rustc}\u{1}abort_unwind");
-            self.file(&format!("{{K}}/rust/{name}"), &text);
-        }
-        self
-    }
-
-    /// NVIDIA's driver, as DKMS installs it.
-    fn nvidia(&mut self, licence: &'static str, version: &'static str) -> &mut Self {
-        self.module("lib/modules/{R}/updates/dkms/nvidia.ko", licence, version)
-            .file(
-                &format!("usr/src/nvidia-{version}/nvidia/nv-p2p.h"),
-                P2P_HEADER,
-            )
-    }
-
-    /// OFED's headers in one of the places where they may be.
-    fn ofed(&mut self, place: &str) -> &mut Self {
-        self.ofed_in(&format!("usr/src/ofa_kernel/{place}"))
-    }
-
-    /// OFED's headers and list of symbols in this folder.
-    fn ofed_in(&mut self, folder: &str) -> &mut Self {
-        self.file(&format!("{folder}/include/rdma/peer_mem.h"), PEER_HEADER)
-            .file(
-                &format!("{folder}/Module.symvers"),
-                &exported("ib_register_peer_memory_client", "ib_uverbs"),
-            )
-    }
-
-    /// Writes it all down, and runs the script there, which must leave it as it is.
-    fn check(&self, shell: &[&str]) -> Said {
-        let place = self.write();
-        let before = listing(&place.root());
-        let said = self.run(&place, shell);
-        assert_eq!(listing(&place.root()), before, "the host was written to");
-        said
-    }
-
-    fn write(&self) -> Place {
-        let place = Place::new();
-        let root = place.root();
-        for (path, entry) in &self.files {
-            let path = root.join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            match entry {
-                Entry::Text(text) => fs::write(&path, self.place(text)).unwrap(),
-                Entry::Link(target) => symlink(target, &path).unwrap(),
-                Entry::Module(licence, version) => assemble(&path, licence, version),
-            }
-        }
-        let config = root.join(&self.headers).join("include/config");
-        if config.exists() {
-            fs::write(config.join("auto.conf"), self.options()).unwrap();
-        }
-        let tools = place.0.join("tools");
-        fs::create_dir_all(&tools).unwrap();
-        for (name, script) in &self.tools {
-            let path = tools.join(name);
-            fs::write(&path, script).unwrap();
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-        }
-        for name in UTILITIES {
-            symlink(system(name), tools.join(name)).unwrap();
-        }
-        place
-    }
-
-    fn run(&self, place: &Place, shell: &[&str]) -> Said {
-        self.run_script(place, shell, &script())
-    }
-
-    fn run_script(&self, place: &Place, shell: &[&str], script: &Path) -> Said {
-        let output = Command::new(system(shell[0]))
-            .args(&shell[1..])
-            .arg(script)
-            .args(&self.arguments)
-            .env_clear()
-            .env("PATH", place.0.join("tools"))
-            .env("PROBE_ROOT", place.root())
-            .env("PEERMEM_OBJECT", OBJECT)
-            .envs(self.environment.iter().copied())
-            .current_dir(&place.0)
-            .stdin(Stdio::null())
-            .output()
-            .unwrap();
-        Said {
-            status: output.status.code(),
-            text: String::from_utf8(output.stdout).unwrap(),
-            errors: String::from_utf8(output.stderr).unwrap(),
-        }
-    }
-}
-
-/// Where the object of the portable build is, on the hosts that have it.
-const OBJECT: &str = "/object";
-
-const CRATES: &[&str] = &[
-    "libbindings.rmeta",
-    "libbuild_error.rmeta",
-    "libcompiler_builtins.rmeta",
-    "libcore.rmeta",
-    "libffi.rmeta",
-    "libkernel.rmeta",
-    "libmacros.so",
-    "libpin_init.rmeta",
-    "libpin_init_internal.so",
-    "libuapi.rmeta",
-    "libzerocopy.rmeta",
-    "libzerocopy_derive.so",
-];
-
-/// What kbuild gives every module, as in the script of 7.2.
-const EXTERN_CRATES: &str = "\t-Zunstable-options --extern pin_init --extern kernel \\\n\
-                             \t--extern zerocopy --extern zerocopy_derive \\\n";
-
-const P2P_HEADER: &str = "#define NVIDIA_P2P_CAP_GET_PAGES_PERSISTENT_API\n";
-const PEER_HEADER: &str = "#define PEER_MEM_U64_CORE_CONTEXT\n";
-
-/// Of the machine that runs the tests: what the script is written with.
-const UTILITIES: &[&str] = &[
-    "awk", "cat", "cp", "cut", "dirname", "find", "grep", "head", "mktemp", "modinfo", "objdump",
-    "readlink", "rm", "sed", "sh", "sort", "tail", "tr",
-];
-
-fn system(name: &str) -> PathBuf {
-    ["/usr/bin", "/bin", "/usr/sbin", "/sbin"]
-        .iter()
-        .map(|folder| Path::new(folder).join(name))
-        .find(|path| path.exists())
-        .unwrap_or_else(|| panic!("this machine has no {name}"))
-}
-
-fn script() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/check")
-}
-
-/// A line of a `Module.symvers`.
-fn exported(symbol: &str, module: &str) -> String {
-    format!("0x00000000\t{symbol}\tdrivers/infiniband/core/{module}\tEXPORT_SYMBOL\t\n")
-}
-
-/// An object file with what modinfo reads.
-fn assemble(path: &Path, licence: &str, version: &str) {
-    assemble_with(
-        path,
-        &[&format!("version={version}"), &format!("license={licence}")],
-    );
-}
-
-fn assemble_with(path: &Path, fields: &[&str]) {
-    let source = path.with_extension("s");
-    let text = fields
-        .iter()
-        .fold(".section .modinfo,\"a\"\n".to_owned(), |text, field| {
-            format!("{text}.asciz \"{field}\"\n")
-        });
-    fs::write(&source, text).unwrap();
-    let status = Command::new("as")
-        .arg("-o")
-        .args([path, &source])
-        .status()
-        .unwrap();
-    assert!(status.success(), "as failed");
-    fs::remove_file(source).unwrap();
-}
-
-/// Every file with its contents.
-fn listing(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let mut files = BTreeMap::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
-            let entry = entry.unwrap();
-            let kind = entry.file_type().unwrap();
-            if kind.is_dir() {
-                folders.push(entry.path());
-            }
-            let contents = if kind.is_file() {
-                fs::read(entry.path()).unwrap()
-            } else {
-                Vec::new()
-            };
-            files.insert(entry.path(), contents);
-        }
-    }
-    files
-}
-
-/// A folder for one run, gone with it.
-struct Place(PathBuf);
-
-impl Place {
-    fn new() -> Self {
-        static NUMBER: AtomicUsize = AtomicUsize::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let folder = std::env::temp_dir().join(format!("check-{}-{number}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        Self(fs::canonicalize(folder).unwrap())
-    }
-
-    /// Of the host.
-    fn root(&self) -> PathBuf {
-        self.0.join("root")
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// What is said of an item that is not ok: `item|verdict|found`, and the sentence on it. The verdict `useless` is printed as a
-/// remark, and the last line tells.
-type Row<'a> = (&'a str, &'a str);
-
-struct Said {
-    status: Option<i32>,
-    text: String,
-    errors: String,
-}
-
-impl Said {
-    /// Whether it said this and nothing else, but for what is ok.
-    fn is(&self, expected: &[(String, String)]) -> Result<(), String> {
-        let mut table = String::new();
-        let mut sentences = String::new();
-        for (row, sentence) in expected {
-            let item = row.split('|').next().unwrap_or_default();
-            table.push_str(&row.replace("|useless|", "|remark|"));
-            table.push('\n');
-            sentences.push_str(&format!("{item}: {sentence}\n"));
-        }
-        let count = |wanted| expected.iter().filter(|row| row.0.contains(wanted)).count();
-        let (status, last) = match (count("|missing|"), count("|useless|")) {
-            (0, 0) => (0, "It can be built.".to_owned()),
-            (0, _) => (
-                0,
-                "It can be built, and will not load here as things are.".to_owned(),
-            ),
-            (missing, _) => (1, format!("It cannot be built: {missing} missing.")),
-        };
-        let expected = format!("{table}\n{sentences}{status}: {last}");
-
-        let mut parts: Vec<&str> = self.text.trim_end().split("\n\n").collect();
-        let last = parts.pop().unwrap_or_default();
-        let rows = parts.get(1).copied().unwrap_or_default();
-        let head = rows.lines().next().unwrap_or_default();
-        let (Some(verdict), Some(found)) = (head.find("verdict"), head.find("found")) else {
-            return Err(format!("no table:\n{}{}", self.text, self.errors));
-        };
-        let mut said = String::new();
-        for line in rows.lines().skip(1) {
-            let cells = [&line[..verdict], &line[verdict..found], &line[found..]];
-            let cells = cells.map(str::trim_end);
-            if cells[1] != "ok" {
-                said.push_str(&cells.join("|"));
-                said.push('\n');
-            }
-        }
-        said.push('\n');
-        for line in parts.iter().skip(2).flat_map(|part| part.lines()) {
-            said.push_str(line);
-            said.push('\n');
-        }
-        let status = self.status.unwrap_or(-1);
-        said.push_str(&format!("{status}: {last}"));
-        if said != expected || !self.errors.is_empty() {
-            return Err(format!(
-                "it said\n{said}\n{}instead of\n{expected}",
-                self.errors
-            ));
-        }
-        Ok(())
-    }
-}
-
-struct Case {
-    name: String,
-    host: Host,
-    not_ok: Vec<(String, String)>,
-}
-
-fn case(name: &str, host: &Host, not_ok: &[Row<'_>]) -> Case {
-    Case {
-        name: name.to_owned(),
-        host: host.clone(),
-        not_ok: not_ok
-            .iter()
-            .map(|(row, sentence)| (host.place(row), host.place(sentence)))
-            .collect(),
-    }
-}
-
-fn all() -> Vec<Case> {
-    [
-        all_at_once(),
-        folders(),
-        kernels(),
-        tools(),
-        drivers(),
-        peer_memory(),
-        revocation(),
-        hosts(),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
-}
+use cases::{cases, host};
+use host::{assemble, assemble_with, exported, script, system, Entry, Host, Place, CRATES, UBUNTU};
 
 /// Every case must say what it should, and nothing else.
-fn hold(cases: &[Case]) {
+fn hold(group: &str) {
     let mut problems = Vec::new();
-    for case in cases {
+    for case in cases(Some(group)) {
         if let Err(problem) = case.host.check(&["sh"]).is(&case.not_ok) {
             problems.push(format!("{}: {problem}", case.name));
         }
@@ -534,47 +34,47 @@ fn hold(cases: &[Case]) {
 
 #[test]
 fn all_that_is_missing_at_once() {
-    hold(&all_at_once());
+    hold("all_at_once");
 }
 
 #[test]
 fn build_folders() {
-    hold(&folders());
+    hold("folders");
 }
 
 #[test]
 fn what_a_kernel_must_have() {
-    hold(&kernels());
+    hold("kernels");
 }
 
 #[test]
 fn compilers_and_tools() {
-    hold(&tools());
+    hold("tools");
 }
 
 #[test]
 fn nvidias_driver() {
-    hold(&drivers());
+    hold("drivers");
 }
 
 #[test]
 fn peer_memory_of_ib_core() {
-    hold(&peer_memory());
+    hold("peer_memory");
 }
 
 #[test]
 fn the_oldest_ofed_for_the_revocable_mode() {
-    hold(&revocation());
+    hold("revocation");
 }
 
 #[test]
 fn hosts_of_distributions() {
-    hold(&hosts());
+    hold("hosts");
 }
 
 #[test]
 fn what_installing_says() {
-    for case in installing() {
+    for case in cases(Some("installing")) {
         let said = case.host.check(&["sh"]);
         let lines: String = case
             .not_ok
@@ -709,7 +209,7 @@ fn every_line_that_reports_is_reached() {
         "PS4='@${BASH_SOURCE##*/}:$LINENO '; set -x; . \"$0\"",
     ];
     let mut reached = BTreeSet::new();
-    for case in all().into_iter().chain(installing()) {
+    for case in cases(None) {
         let said = case.host.check(&trace);
         reached.extend(said.errors.lines().filter_map(|line| {
             let (number, _) = line
@@ -775,15 +275,15 @@ fn found_by_the_kbuild(host: &Host, source: &str, machine: &str) -> String {
 #[test]
 fn ofed_is_looked_for_where_the_kbuild_does() {
     for (mut host, source, machine) in [
-        (complete(UBUNTU), "x86", "x86_64"),
-        (grace(), "arm64", "aarch64"),
+        (host("complete"), "x86", "x86_64"),
+        (host("grace"), "arm64", "aarch64"),
     ] {
-        host.without("usr/src/ofa_kernel");
-        let release = host.release;
+        host.change("without usr/src/ofa_kernel");
+        let release = host.release.clone();
         let folders = [
             format!("{source}/{release}"),
             format!("{machine}/{release}"),
-            release.to_owned(),
+            release,
             "default".to_owned(),
         ];
         let places = folders.iter().flat_map(|folder| {
@@ -792,7 +292,7 @@ fn ofed_is_looked_for_where_the_kbuild_does() {
         let places: Vec<String> = places.collect();
         // From the last to the first: each comes before those that are there already.
         for place in places.iter().rev() {
-            let said = host.ofed_in(place).check(&["sh"]);
+            let said = host.change(&format!("ofed_in {place}")).check(&["sh"]);
             let row = format!("in ib_uverbs, by /{place}/Module.symvers\n");
             assert!(said.text.contains(&row), "{place}:\n{}", said.text);
             assert_eq!(
@@ -804,11 +304,11 @@ fn ofed_is_looked_for_where_the_kbuild_does() {
         for (index, place) in places.iter().enumerate() {
             let mut host = host.clone();
             for other in &places {
-                host.without(other);
+                host.change(&format!("without {other}"));
             }
-            host.ofed_in(place);
+            host.change(&format!("ofed_in {place}"));
             for before in &places[..index] {
-                host.link(before, "/usr/src/removed");
+                host.change(&format!("link {before} /usr/src/removed"));
             }
             let said = host.check(&["sh"]);
             let row = format!("in ib_uverbs, by /{place}/Module.symvers\n");
@@ -823,15 +323,12 @@ fn ofed_is_looked_for_where_the_kbuild_does() {
 
 #[test]
 fn what_is_ok_goes_unsaid_on_request() {
-    let said = complete(UBUNTU).argument("-q").check(&["sh"]);
+    let said = host("complete; argument -q").check(&["sh"]);
     assert_eq!(
         said.text,
         format!("peermem-rs for Linux {UBUNTU}\nIt can be built.\n")
     );
-    let said = complete(UBUNTU)
-        .without_tool("ld")
-        .argument("-q")
-        .check(&["sh"]);
+    let said = host("complete; without-tool ld; argument -q").check(&["sh"]);
     assert_eq!(
         said.text,
         format!(
@@ -883,47 +380,54 @@ fn the_installed_drivers_headers_are_found_by_all_its_names() {
 /// What `make` is told, and why.
 #[test]
 fn the_build_that_is_chosen() {
-    let rust = || complete(UBUNTU).file("object", "x").clone();
-    let stock = || complete("6.12.9-15-generic").file("object", "x").clone();
     let too_old = "Linux 6.12 has no Rust interfaces for the in-tree build";
-    for (host, said) in [
-        (rust(), "PEERMEM_BUILD=in-tree (this kernel has Rust)".to_owned()),
+    for (operations, build, why) in [
+        ("", "in-tree", "this kernel has Rust"),
         (
-            rust().without_tool("bindgen").clone(),
-            "PEERMEM_BUILD=portable PEERMEM_NO_GPL_ONLY= (this kernel has Rust, and the in-tree build lacks bindgen)".to_owned(),
+            "; without-tool bindgen",
+            "portable PEERMEM_NO_GPL_ONLY=",
+            "this kernel has Rust, and the in-tree build lacks bindgen",
         ),
         (
-            rust().nvidia("NVIDIA", "595.45.04").clone(),
-            "PEERMEM_BUILD=portable PEERMEM_NO_GPL_ONLY=1 (nvidia.ko is the proprietary flavour)".to_owned(),
+            "; nvidia 595.45.04|NVIDIA",
+            "portable PEERMEM_NO_GPL_ONLY=1",
+            "nvidia.ko is the proprietary flavour",
         ),
         (
-            rust().argument("PEERMEM_NO_GPL_ONLY=1").clone(),
-            "PEERMEM_BUILD=portable PEERMEM_NO_GPL_ONLY=1 (PEERMEM_NO_GPL_ONLY=1)".to_owned(),
+            "; argument PEERMEM_NO_GPL_ONLY=1",
+            "portable PEERMEM_NO_GPL_ONLY=1",
+            "PEERMEM_NO_GPL_ONLY=1",
         ),
         (
-            rust().nvidia("NVIDIA", "595.45.04").set("CFI", "y").clone(),
-            "PEERMEM_BUILD=in-tree (this kernel has Rust)".to_owned(),
-        ),
-        (stock(), format!("PEERMEM_BUILD=portable PEERMEM_NO_GPL_ONLY= ({too_old})")),
-        (
-            stock().nvidia("NVIDIA", "595.45.04").clone(),
-            format!("PEERMEM_BUILD=portable PEERMEM_NO_GPL_ONLY=1 ({too_old})"),
+            "; nvidia 595.45.04|NVIDIA; set CFI y",
+            "in-tree",
+            "this kernel has Rust",
         ),
         (
-            stock().argument("PEERMEM_NO_GPL_ONLY=1").clone(),
-            format!("PEERMEM_BUILD=portable PEERMEM_NO_GPL_ONLY=1 ({too_old})"),
+            " 6.12.9-15-generic",
+            "portable PEERMEM_NO_GPL_ONLY=",
+            too_old,
         ),
         (
-            stock()
-                .nvidia("NVIDIA", "595.45.04")
-                .argument("PEERMEM_NO_GPL_ONLY=")
-                .clone(),
-            format!("PEERMEM_BUILD=portable PEERMEM_NO_GPL_ONLY= ({too_old})"),
+            " 6.12.9-15-generic; nvidia 595.45.04|NVIDIA",
+            "portable PEERMEM_NO_GPL_ONLY=1",
+            too_old,
+        ),
+        (
+            " 6.12.9-15-generic; argument PEERMEM_NO_GPL_ONLY=1",
+            "portable PEERMEM_NO_GPL_ONLY=1",
+            too_old,
+        ),
+        (
+            " 6.12.9-15-generic; nvidia 595.45.04|NVIDIA; argument PEERMEM_NO_GPL_ONLY=",
+            "portable PEERMEM_NO_GPL_ONLY=",
+            too_old,
         ),
     ] {
-        let mut host = host;
-        let said_here = host.argument("-b").check(&["sh"]);
-        assert_eq!((said_here.status, said_here.text), (Some(0), format!("{said}\n")));
+        let said =
+            host(&format!("complete{operations}; file object x; argument -b")).check(&["sh"]);
+        let line = format!("PEERMEM_BUILD={build} ({why})\n");
+        assert_eq!((said.status, said.text), (Some(0), line), "{operations}");
     }
 }
 
@@ -936,8 +440,9 @@ fn installing_judges_what_is_installed() {
         ("name=nvidia_peermem", "NVIDIA", false),
         ("name=nvidia_peermem", "Dual MIT/GPL", true),
     ] {
-        let mut host = complete(UBUNTU);
-        host.nvidia(licence, "595.45.04").argument("-l");
+        let host = host(&format!(
+            "complete; nvidia 595.45.04|{licence}; argument -l"
+        ));
         let place = host.write();
         let modules = place
             .root()
@@ -996,9 +501,8 @@ fn a_module_is_found_by_the_index_or_without() {
 /// Nothing is compiled for it: the headers, and the metadata where their package has them, by links.
 #[test]
 fn a_link_to_nothing_is_got_round() {
-    let mut host = hwe();
-    host.as_root(&["ln", "mkdir", "mv", "sha256sum"])
-        .argument("-m");
+    let mut host =
+        host("hwe; system ln; system mkdir; system mv; system sha256sum; tool id 0; argument -m");
     let place = host.write();
     let kept = "var/lib/peermem-rs/headers";
     let folder = format!("{kept}/{}", host.release);
@@ -1022,7 +526,7 @@ fn a_link_to_nothing_is_got_round() {
         .map(|entry| entry.unwrap().file_name())
         .collect();
     left.sort();
-    assert_eq!(left, [host.release, "7.3.0.new"]);
+    assert_eq!(left, [host.release.as_str(), "7.3.0.new"]);
     // All that kbuild reads is found through it, and no other is made for what was there already.
     for path in [
         "include/config/auto.conf",
@@ -1039,7 +543,7 @@ fn a_link_to_nothing_is_got_round() {
     assert!(again.text.contains(&row), "{}", again.text);
 
     // Where it cannot be written, there is nothing to build in.
-    host.fails("mkdir").argument("-m");
+    host.change("fails mkdir; argument -m");
     let advice = "and scripts/headers says above why it could not link to them.\n";
     let said = host.check(&["sh"]);
     assert!(said.text.contains(advice), "{}", said.text);
@@ -1049,10 +553,7 @@ fn a_link_to_nothing_is_got_round() {
 /// The source is there, and not that of the headers' package.
 #[test]
 fn metadata_that_cannot_be_made_is_missing() {
-    let said = debian()
-        .file("usr/src/linux-source-7.3.tar.xz", "x")
-        .argument("-m")
-        .check(&["sh"]);
+    let said = host("debian; file usr/src/linux-source-7.3.tar.xz x; argument -m").check(&["sh"]);
     assert_eq!(
         said.errors,
         "peermem-rs: the headers of 7.3.4+deb13-amd64 have no metadata for Rust: name this kernel's own source with SOURCE=\n"
@@ -1071,12 +572,11 @@ fn metadata_that_cannot_be_made_is_missing() {
 #[test]
 fn metadata_are_made_on_arm64_without_a_32_bit_compiler() {
     // Debian's package names that compiler, and overrides any other name.
-    metadata_are_made_on_arm64(&mut debian_on_arm64());
-    let mut host = debian_on_arm64();
-    metadata_are_made_on_arm64(host.without("{K}/.kernelvariables"));
+    metadata_are_made_on_arm64(host("debian_on_arm64"));
+    metadata_are_made_on_arm64(host("debian_on_arm64; without {K}/.kernelvariables"));
 }
 
-fn metadata_are_made_on_arm64(host: &mut Host) {
+fn metadata_are_made_on_arm64(mut host: Host) {
     let crates = CRATES.join(" ");
     // As arch/arm64/Makefile has it. The configuration's value is what auto.conf says. It is made by another make, which
     // does not read .kernelvariables, and made again for as long as that names the compiler otherwise.
@@ -1091,28 +591,20 @@ fn metadata_are_made_on_arm64(host: &mut Host) {
     );
     let kconfig = "all:\n\ttest '$(CROSS_COMPILE_COMPAT)' = '$(NAME)'\n\
                    \t$(if $(CROSS_COMPILE_COMPAT),,sed -i /COMPAT_VDSO/d $(O)/include/config/auto.conf)\n";
-    host.file("usr/src/linux-7.3/Makefile", &makefile)
-        .file("usr/src/linux-7.3/Kconfig", kconfig)
-        .file(
-            "{K}/Module.symvers",
-            "0x00000000\t_RNvX\tvmlinux\tEXPORT_SYMBOL_GPL\t\n",
-        )
-        .set("COMPAT_VDSO", "y")
-        .configuration("{K}/.config")
-        .as_root(&[
-            "comm",
-            "diff",
-            "ln",
-            "mkdir",
-            "mv",
-            "nproc",
-            "sha256sum",
-            "wc",
-        ])
-        .argument("-m");
+    for (path, text) in [("Makefile", &*makefile), ("Kconfig", kconfig)] {
+        host.add(
+            &format!("usr/src/linux-7.3/{path}"),
+            Entry::Text(text.to_owned()),
+        );
+    }
+    host.change(
+        "file {K}/Module.symvers 0x00000000\\t_RNvX\\tvmlinux\\tEXPORT_SYMBOL_GPL\\t\\n; set COMPAT_VDSO y; \
+         configuration {K}/.config; system comm; system diff; system ln; system mkdir; system mv; system nproc; \
+         system sha256sum; system wc; tool id 0; argument -m",
+    );
     let place = host.write();
     let source = place.root().join("usr/src/linux-7.3");
-    host.argument(&format!("SOURCE={}", source.display()));
+    host.change(&format!("argument SOURCE={}", source.display()));
     let said = host.run_script(&place, &["sh"], &script().with_file_name("headers"));
     let folder = format!(
         "{}/var/lib/peermem-rs/headers/{}",
@@ -1136,9 +628,7 @@ fn metadata_are_made_on_arm64(host: &mut Host) {
 /// No source package of Ubuntu's has the name of its series, and linux-nvidia has none at all.
 #[test]
 fn ubuntus_source_must_be_named() {
-    let mut host = grace();
-    host.tool("dpkg-query", "linux-headers-7.3.0-1004-nvidia-64k: x")
-        .argument("-m");
+    let host = host("grace; tool dpkg-query linux-headers-7.3.0-1004-nvidia-64k: x; argument -m");
     let said = host.run_script(&host.write(), &["sh"], &script().with_file_name("headers"));
     assert_eq!(
         said.errors,
@@ -1150,7 +640,7 @@ fn ubuntus_source_must_be_named() {
 
 #[test]
 fn wrong_usage_has_a_status_of_its_own() {
-    let said = complete(UBUNTU).argument("--help").check(&["sh"]);
+    let said = host("complete; argument --help").check(&["sh"]);
     assert_eq!((said.status, said.text.as_str()), (Some(2), ""));
     assert!(said.errors.starts_with("usage: "), "{}", said.errors);
 }
