@@ -4,25 +4,35 @@
 //!
 //! A device that is gone leaves no trace in sysfs, so that nothing but an expectation finds it.
 
-use super::link::port_rate;
+use super::port;
 use super::scan::{Check, Scan};
-use super::{port, started};
 use crate::finding::{Finding, Level, Subject};
 use crate::machine::pci::{Address, DEVICES};
 use crate::machine::{Gpu, Hca, Machine, Port};
 use crate::nvml::Nvml;
 use crate::render::{bytes, counted};
+use crate::software::listed::{is_unlisted, is_withheld};
 use crate::software::Software;
 
-pub(super) const BASELINE: Check = Check {
+pub(super) const CHECK: Check = Check {
     name: "baseline",
     about: "with --baseline: whether GPUs, RDMA devices, ports and links are what they were in a recording",
+    #[cfg(test)]
+    row: [
+        "with `--baseline`: what a recording has",
+        "fault: a GPU, an RDMA device or a port is gone; warning: a port is no longer ACTIVE or has a lower \
+         rate, a link has fewer lanes (or a NIC's less speed), BAR1 is smaller; note: other firmware, driver, \
+         name or GPU, a new device",
+        "by finding",
+    ],
     applies: |scan| scan.baseline.is_some(),
     run: baseline,
+    #[cfg(test)]
+    faults: super::tests::Faults::OwnTest,
 };
 
 fn new(level: Level, subject: Subject, found: String) -> Finding {
-    Finding::new(BASELINE.name, level, subject, found)
+    Finding::new(level, subject, found)
 }
 
 fn baseline(scan: &Scan<'_>) -> Vec<Finding> {
@@ -35,8 +45,8 @@ fn baseline(scan: &Scan<'_>) -> Vec<Finding> {
     for was in &before.gpus {
         match scan.gpu(was.at) {
             Some(now)
-                if started::is_unlisted(scan.machine, &scan.software().nvml, now)
-                    && !started::is_unlisted(before, &nvml, was) =>
+                if is_unlisted(scan.machine, &scan.software().nvml, now)
+                    && !is_unlisted(before, &nvml, was) =>
             {
                 findings.push(unlisted_gpu(scan, now));
             }
@@ -104,7 +114,7 @@ fn lost_gpu(was: &Gpu) -> Finding {
 /// Reports a GPU that NVML listed in the baseline and does not list now.
 fn unlisted_gpu(scan: &Scan<'_>, now: &Gpu) -> Finding {
     let new = |level, found: &str| new(level, Subject::gpu(now), found.to_owned());
-    match started::is_withheld(scan.host, now) {
+    match is_withheld(scan.host, now) {
         true => new(
             Level::Note,
             "NVML does not list the GPU, and did in the baseline",
@@ -196,11 +206,11 @@ fn of_hca(scan: &Scan<'_>, before: &Machine, was: &Hca, now: &Hca) -> Vec<Findin
 }
 
 fn of_port(hca: &Hca, was: &Port, now: &Port) -> Option<Finding> {
-    if !port::is_active(was) {
+    if !was.is_active() {
         return None;
     }
     let number = now.number;
-    if !port::is_active(now) {
+    if !now.is_active() {
         let state = now.state.as_deref()?;
         return Some(
             new(
@@ -211,7 +221,7 @@ fn of_port(hca: &Hca, was: &Port, now: &Port) -> Option<Finding> {
             .fix(port::fix(hca, now)),
         );
     }
-    let (then, is) = (port_rate(was)?, port_rate(now)?);
+    let (then, is) = (was.megabits()?, now.megabits()?);
     (is < then).then(|| {
         let rate = |port: &Port| port.rate.clone().unwrap_or_default();
         new(

@@ -5,17 +5,25 @@
 
 use super::port;
 use super::scan::{Check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use crate::finding::{argument, Finding, Level, Subject};
 use crate::machine::counters::{Counters, Kind, COUNTERS};
 use crate::machine::pci::Address;
 use crate::machine::Hca;
-use crate::shell::argument;
 
-pub(super) const ERRORS: Check = Check {
+pub(super) const CHECK: Check = Check {
     name: "counters",
     about: "errors that ports, GPUs and NICs have counted; with --interval whether there are more of them",
+    #[cfg(test)]
+    row: [
+        "error counters of ports and, by AER, of GPUs and NICs ([below](#error-counters))",
+        "with `--interval`, warning: link errors, discarded packets, many retransmissions, PCI errors; \
+         note: few of them, congestion, a receiver without buffers. Without, note: totals",
+        "cable, switch, seating",
+    ],
     applies: |scan| scan.has_hca() || scan.has_gpu(),
     run: errors,
+    #[cfg(test)]
+    faults: super::tests::Faults::OwnTest,
 };
 
 /// Of a counter that grows a little on a fabric that is well, a second.
@@ -93,7 +101,7 @@ fn totals(hca: &Hca, port: u32, values: &[Option<u64>]) -> Finding {
         .iter()
         .flat_map(|kind| listed(values, *kind))
         .collect();
-    let new = |level, found: String| Finding::new(ERRORS.name, level, Subject::hca(hca), found);
+    let new = |level, found: String| Finding::new(level, Subject::hca(hca), found);
     match all.is_empty() {
         true => new(Level::Ok, format!("port {port} has counted no errors")),
         false => new(
@@ -140,7 +148,7 @@ fn growth(
             _ => Level::Note,
         };
         let found = format!("port {port} in {seconds:.0} s: {}", named(&grown, "+"));
-        let finding = Finding::new(ERRORS.name, level, Subject::hca(hca), found);
+        let finding = Finding::new(level, Subject::hca(hca), found);
         findings.push(match kind {
             Kind::Link => finding
                 .why(
@@ -178,7 +186,6 @@ fn growth(
     }
     if findings.is_empty() {
         findings.push(Finding::new(
-            ERRORS.name,
             Level::Ok,
             Subject::hca(hca),
             format!("port {port} counted no errors in {seconds:.0} s"),
@@ -220,7 +227,7 @@ fn of_pci(
         Some((_, seconds)) => format!("in {seconds:.0} s"),
         None => "since boot".to_owned(),
     };
-    let new = |level, found: String| Finding::new(ERRORS.name, level, subject, found);
+    let new = |level, found: String| Finding::new(level, subject, found);
     if errors.is_empty() {
         return new(Level::Ok, format!("{at} had no PCI errors {period}"));
     }

@@ -4,25 +4,32 @@
 use std::collections::BTreeMap;
 use std::net::Ipv6Addr;
 
-use super::port;
 use super::scan::{Check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use crate::finding::{argument, Finding, Level, Subject};
 use crate::host::Unseen;
 use crate::machine::{gid_indices, Hca, Port};
-use crate::shell::argument;
 
-pub(super) const ROCE: Check = Check {
+pub(super) const CHECK: Check = Check {
     name: "roce",
     about: "Ethernet ports near a GPU: the MTU that RDMA gets of the network interface's, and the GIDs of RoCE v2",
+    #[cfg(test)]
+    row: [
+        "Ethernet ports of the nearest RDMA devices: MTU of the network interface, GIDs",
+        "warning: RDMA's MTU is below 4096, which takes an MTU of 4192; no GID of RoCE v2, or only a \
+         link-local one; the first one with an IP address has different indices on different ports",
+        "`ip link set … mtu`, IP addresses, NCCL_IB_GID_INDEX unset",
+    ],
     applies: |scan| ports(scan).next().is_some(),
     run: roce,
+    #[cfg(test)]
+    faults: super::tests::Faults::OwnTest,
 };
 
 /// The ports that use RoCE, and are up.
 pub(super) fn ports<'a>(scan: &'a Scan<'_>) -> impl Iterator<Item = (&'a Hca, &'a Port)> + 'a {
     let hcas = scan.hcas().filter(|hca| !hca.is_software);
     let ports = hcas.flat_map(|hca| hca.ports.iter().map(move |port| (hca, port)));
-    ports.filter(|(_, port)| port::is_active(port) && port.layer.as_deref() == Some("Ethernet"))
+    ports.filter(|(_, port)| port.is_active() && port.layer.as_deref() == Some("Ethernet"))
 }
 
 fn roce(scan: &Scan<'_>) -> Vec<Finding> {
@@ -63,7 +70,7 @@ fn roce(scan: &Scan<'_>) -> Vec<Finding> {
 }
 
 fn new(level: Level, subject: Subject, found: String) -> Finding {
-    Finding::new(ROCE.name, level, subject, found)
+    Finding::new(level, subject, found)
 }
 
 /// Of Linux's `iboe_get_mtu()`: the headers that it leaves room for, and what RDMA then has to choose from.
@@ -80,7 +87,7 @@ fn mtu(scan: &Scan<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
         Err(Unseen::Absent) => return None,
         Err(why) => {
             let what = format!("the MTU of {netdev}");
-            return Some(Scan::unseen(ROCE.name, subject, what, &why));
+            return Some(Scan::unseen(subject, what, &why));
         }
     };
     let number = port.number;
@@ -170,7 +177,7 @@ fn gids(scan: &Scan<'_>, hca: &Hca, port: &Port) -> (Option<Finding>, Option<u32
     }
     if let Some(why) = unseen {
         let what = format!("GIDs of port {number}");
-        let finding = Scan::unseen(ROCE.name, Subject::hca(hca), what, &why);
+        let finding = Scan::unseen(Subject::hca(hca), what, &why);
         return (Some(finding), None);
     }
     let found = match link_local {

@@ -459,7 +459,7 @@ fn ports(machine: &Machine, metrics: &Metrics) -> anyhow::Result<()> {
         "The rate of a port of an RDMA device, as it is now.",
         &["hca", "port"],
         each().filter_map(|(labels, port)| {
-            let megabits = doctor::rate_of(port.rate.as_deref()?)?;
+            let megabits = port.megabits()?;
             // 10^6 bits are 125,000 bytes.
             Some((labels, float(megabits.saturating_mul(125_000))))
         }),

@@ -14,7 +14,7 @@ use super::sources::{Hidden, PeerMemory};
 use crate::debugfs::{Registration, Time};
 use crate::host::{Host, Seen, Unseen};
 use crate::machine::pci::Address;
-use crate::machine::{pci, Machine, MELLANOX};
+use crate::machine::{pci, Machine};
 use crate::process::{Processes, GPU_PAGE};
 use crate::render::counted;
 use crate::{dma_buf, process, registrations, render};
@@ -322,7 +322,7 @@ impl Search<'_> {
         }
         match self.host.number(&format!("{}/{name}/vendor", pci::DEVICES)) {
             // A function of theirs that is no RDMA device does the DMA of one: Data Direct.
-            Ok(vendor) => vendor != u64::from(MELLANOX),
+            Ok(vendor) => vendor != u64::from(pci::MELLANOX),
             Err(Unseen::Absent) => true,
             Err(_) => false,
         }

@@ -7,17 +7,26 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::scan::{Check, Scan};
 use super::{port, roce};
-use crate::finding::{Finding, Level, Subject};
+use crate::finding::{argument, Finding, Level, Subject};
 use crate::host::{Host, Seen, Unseen};
 use crate::machine::dcb::Dcb;
 use crate::machine::{dcb, netdevs_of, Hca, Port};
-use crate::shell::argument;
 
-pub(super) const QOS: Check = Check {
+pub(super) const CHECK: Check = Check {
     name: "roce-qos",
     about: "Ethernet ports near a GPU: PFC, DSCP, ECN and traffic class, and whether ports of one kind have the same",
+    #[cfg(test)]
+    row: [
+        "Ethernet ports of the nearest RDMA devices: PFC, DSCP, ECN, traffic class \
+         ([below](#roce-under-congestion))",
+        "warning: ports of one kind differ in one of them; a traffic class with a priority without PFC, \
+         where another has it; note: neither PFC nor ECN, or half of ECN",
+        "`dcb pfc set`, `dcb app replace`, `ecn/roce_…/enable`, `tc/1/traffic_class`",
+    ],
     applies: |scan| roce::ports(scan).next().is_some(),
     run: qos,
+    #[cfg(test)]
+    faults: super::tests::Faults::OwnTest,
 };
 
 /// Where the driver of MLNX_OFED and DOCA-OFED says whether the NIC answers ECN marks, and whether it slows down when the
@@ -65,7 +74,7 @@ fn qos(scan: &Scan<'_>) -> Vec<Finding> {
 }
 
 fn new(level: Level, subject: Subject, found: String) -> Finding {
-    Finding::new(QOS.name, level, subject, found)
+    Finding::new(level, subject, found)
 }
 
 /// Those whose bits are set.

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! What is told of findings: to people, to programs, to monitoring.
 
-use super::injected::{bad, socket, Fixture, ACS, FIRST, SECOND};
+mod hosts;
+pub(in crate::doctor) mod paths;
+
+use paths::{bad, socket, Fixture, ACS, FIRST, SECOND};
+
 use super::*;
 use crate::finding::{Level, Subject};
 use crate::machine::config::Acs;
@@ -863,7 +867,7 @@ fn counted(change: impl Fn(&mut fixture::Fixture)) -> (String, Vec<(Level, Strin
     change(&mut fixture);
     let mut scan = Scan::new(&fixture.recording, &machine);
     scan.earlier = Some(earlier);
-    let findings = run_all(&scan, [&counters::ERRORS].into_iter());
+    let findings = run_all(&scan, [&counters::CHECK].into_iter());
     findings.iter().for_each(testing::commands_are_marked);
     let mut out = Out::gather(false);
     print::all(&scan, &findings, false, &mut out).unwrap();
@@ -1045,8 +1049,8 @@ fn roce_has_its_mtu_and_gids() {
         change(&mut fixture);
         let machine = Machine::scan(&fixture.recording).unwrap();
         let scan = Scan::new(&fixture.recording, &machine);
-        assert!((roce::ROCE.applies)(&scan));
-        let findings = (roce::ROCE.run)(&scan);
+        assert!((roce::CHECK.applies)(&scan));
+        let findings = roce::CHECK.findings(&scan);
         findings.iter().for_each(testing::commands_are_marked);
         let bad = findings
             .into_iter()
@@ -1116,21 +1120,53 @@ fn a_large_machine_is_examined_once() {
     assert!(text.contains("GPU 0, GPU 1, GPU 2"), "{text}");
 }
 
-/// docs/doctor.md has a row for each check, and for nothing else.
+/// The tables of checks in `docs/doctor.md` are those of the checks; `UPDATE_GOLDEN=1` writes them.
 #[test]
 fn the_documentation_has_each_check() {
-    let document = include_str!("../../../docs/doctor.md");
-    let mut rows = Vec::new();
-    let mut is_of_checks = false;
-    for line in document.lines() {
-        is_of_checks = line.starts_with("| check |") || is_of_checks && line.starts_with('|');
-        let name = line
-            .strip_prefix("| `")
-            .and_then(|rest| rest.split('`').next());
-        rows.extend(name.filter(|_| is_of_checks));
+    let document = include_str!("../../../../docs/doctor.md");
+    let mut parts: Vec<String> = document.split_inclusive('\n').map(str::to_owned).collect();
+    // A heading and a line of dashes stand above the rows of each table.
+    let heads = parts.iter().enumerate();
+    let heads = heads.filter(|(_, line)| line.starts_with("| check |"));
+    let tables: Vec<usize> = heads.map(|(head, _)| head + 2).collect();
+    assert_eq!(tables.len(), 2);
+    // From the last to the first, so that places stay where they are.
+    let of_tables = [OF_HARDWARE, software::OF_SOFTWARE].into_iter().zip(tables);
+    for (checks, first) in of_tables.rev() {
+        let rows = parts.iter().skip(first);
+        let count = rows.take_while(|line| line.starts_with('|')).count();
+        let rows = checks.iter().map(|check| {
+            let cells = check
+                .row
+                .map(|cell| format!(" {cell} |").replace("  ", " "));
+            format!("| `{}` |{}\n", check.name, cells.concat())
+        });
+        parts.splice(first..first + count, rows);
     }
-    rows.sort_unstable();
-    let mut names: Vec<&str> = checks().map(|check| check.name).collect();
-    names.sort_unstable();
-    assert_eq!(rows, names);
+    testing::golden("../../docs/doctor.md", &parts.concat());
+}
+
+/// Faults of one check. A check without any has a test of its own, or never says worse than a note.
+#[derive(Clone, Copy)]
+pub(super) enum Faults {
+    /// Injected in what was seen of two GPUs, two NICs and the switches between.
+    OnPaths(&'static [paths::Fault]),
+    /// Injected in what the machine says.
+    OfSoftware(&'static [software::tests::Fault]),
+    OwnTest,
+}
+
+#[test]
+fn no_check_goes_untried() {
+    for check in checks() {
+        let is_tried = match check.faults {
+            Faults::OnPaths(faults) => !faults.is_empty(),
+            Faults::OfSoftware(faults) => {
+                let mut says = faults.iter().flat_map(|fault| fault.says);
+                says.any(|(name, ..)| *name == check.name)
+            }
+            Faults::OwnTest => true,
+        };
+        assert!(is_tried, "{}", check.name);
+    }
 }
