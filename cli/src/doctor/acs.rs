@@ -196,29 +196,29 @@ fn fix(bad: &[Wanted<'_>], at_boot: &BTreeMap<Address, Wanted<'_>>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, Fault, ACS, FIRST, SECOND};
+    use super::super::tests::paths::{socket, PathFault, ACS, FIRST, SECOND};
     use crate::finding::Level;
     use crate::finding::Status;
     use crate::fixture::{Fixture, Pci};
     use crate::machine::config::Acs;
     use crate::{fixture, testing};
 
-    pub(super) const FAULTS: &[Fault] = &[
-        Fault {
+    pub(super) const FAULTS: &[PathFault] = &[
+        PathFault {
             name: "requests redirected at the NIC's port",
             inject: |fixture| fixture.set(socket(FIRST).nic_port, ACS + 6, Acs::RR),
             level: Level::Warning,
             says: "0000:12:01.0 (the NIC's port) has ReqRedir",
             fix: "setpci -s 0000:12:01.0 ECAP_ACS+0x6.w=0000:002c",
         },
-        Fault {
+        PathFault {
             name: "answers redirected at the GPU's port",
             inject: |fixture| fixture.set(socket(SECOND).gpu_port, ACS + 6, Acs::CR),
             level: Level::Warning,
             says: "0000:82:00.0 (the GPU's port) has CmpltRedir",
             fix: "setpci -s 0000:82:00.0 ECAP_ACS+0x6.w=0000:002c",
         },
-        Fault {
+        PathFault {
             name: "ACS as firmware turns it on",
             inject: |fixture| {
                 let it = socket(FIRST);

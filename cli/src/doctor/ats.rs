@@ -89,11 +89,11 @@ fn ats(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, Fault, ACS, ATS, FIRST};
+    use super::super::tests::paths::{socket, PathFault, ACS, ATS, FIRST};
     use crate::finding::Level;
     use crate::machine::config::Acs;
 
-    pub(super) const FAULTS: &[Fault] = &[Fault {
+    pub(super) const FAULTS: &[PathFault] = &[PathFault {
         name: "translated requests dropped",
         inject: |fixture| {
             let it = socket(FIRST);

@@ -137,20 +137,20 @@ fn enlarge(can: bool) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, Fault, FIRST};
+    use super::super::tests::paths::{socket, PathFault, FIRST};
     use crate::finding::Level;
     use crate::fixture::Pci;
     use crate::machine::config::Config;
 
-    pub(super) const FAULTS: &[Fault] = &[
-        Fault {
+    pub(super) const FAULTS: &[PathFault] = &[
+        PathFault {
             name: "a BAR1 of 256 MiB",
             inject: |fixture| fixture.machine.gpus[0].bar1.as_mut().unwrap().size = 256 << 20,
             level: Level::Warning,
             says: "BAR1 is 256 MiB",
             fix: "displaymodeselector",
         },
-        Fault {
+        PathFault {
             name: "a BAR1 of 256 MiB that can be larger",
             inject: |fixture| {
                 fixture.machine.gpus[0].bar1.as_mut().unwrap().size = 256 << 20;
@@ -165,7 +165,7 @@ mod tests {
             says: "BAR1 is 256 MiB, and can be 32 GiB",
             fix: "Re-Size BAR",
         },
-        Fault {
+        PathFault {
             name: "no BAR1",
             inject: |fixture| fixture.machine.gpus[0].bar1 = None,
             level: Level::Fault,

@@ -80,18 +80,18 @@ fn device_kind(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::Fault;
+    use super::super::tests::paths::PathFault;
     use crate::finding::Level;
 
-    pub(super) const FAULTS: &[Fault] = &[
-        Fault {
+    pub(super) const FAULTS: &[PathFault] = &[
+        PathFault {
             name: "a GPU for games",
             inject: |fixture| fixture.only_gpu_is("NVIDIA GeForce RTX 4090"),
             level: Level::Fault,
             says: "0000:13:00.0 has no GPUDirect RDMA: NVIDIA GeForce RTX 4090",
             fix: "Copy through memory of the host",
         },
-        Fault {
+        PathFault {
             name: "a GPU of a DGX Spark",
             inject: |fixture| fixture.only_gpu_is("NVIDIA GB10"),
             level: Level::Fault,

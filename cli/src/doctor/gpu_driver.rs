@@ -130,18 +130,18 @@ fn unlisted(scan: &Scan<'_>, gpu: &Gpu) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, Fault, FIRST};
+    use super::super::tests::paths::{socket, PathFault, FIRST};
     use crate::finding::Level;
 
-    pub(super) const FAULTS: &[Fault] = &[
-        Fault {
+    pub(super) const FAULTS: &[PathFault] = &[
+        PathFault {
             name: "a GPU without a driver",
             inject: |fixture| fixture.function(socket(FIRST).gpu).driver = None,
             level: Level::Fault,
             says: "0000:13:00.0 has no driver",
             fix: "modprobe nvidia",
         },
-        Fault {
+        PathFault {
             name: "nouveau",
             inject: |fixture| {
                 fixture.function(socket(FIRST).gpu).driver = Some("nouveau".to_owned());

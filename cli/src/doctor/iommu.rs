@@ -284,20 +284,20 @@ fn group_fix(scan: &Scan<'_>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{group, socket, Fault, FIRST};
+    use super::super::tests::paths::{group, socket, PathFault, FIRST};
     use crate::finding::Level;
     use crate::finding::Status;
     use crate::{fixture, testing};
 
-    pub(super) const FAULTS: &[Fault] = &[
-        Fault {
+    pub(super) const FAULTS: &[PathFault] = &[
+        PathFault {
             name: "an IOMMU that translates",
             inject: |fixture| group(fixture, socket(FIRST).nic, "DMA-FQ"),
             level: Level::Warning,
             says: "0000:14:00.0 is in IOMMU group 20 of type DMA-FQ",
             fix: "iommu=pt",
         },
-        Fault {
+        PathFault {
             name: "an IOMMU that translates, though iommu=pt",
             inject: |fixture| {
                 group(fixture, socket(FIRST).nic, "DMA");
@@ -311,7 +311,7 @@ mod tests {
             says: "type DMA",
             fix: "echo identity > /sys/kernel/iommu_groups/20/type",
         },
-        Fault {
+        PathFault {
             name: "an SMMU that translates",
             inject: |fixture| {
                 group(fixture, socket(FIRST).nic, "DMA");
@@ -325,7 +325,7 @@ mod tests {
             says: "type DMA",
             fix: "iommu.passthrough=1",
         },
-        Fault {
+        PathFault {
             name: "an IOMMU that blocks",
             inject: |fixture| group(fixture, socket(FIRST).nic, "blocked"),
             level: Level::Fault,

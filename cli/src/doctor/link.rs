@@ -116,11 +116,11 @@ fn of_link(
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, Fault, FIRST, SECOND};
+    use super::super::tests::paths::{socket, PathFault, FIRST, SECOND};
     use crate::finding::Level;
 
-    pub(super) const FAULTS: &[Fault] = &[
-        Fault {
+    pub(super) const FAULTS: &[PathFault] = &[
+        PathFault {
             name: "a link at half its lanes",
             inject: |fixture| {
                 let it = socket(FIRST);
@@ -132,7 +132,7 @@ mod tests {
             says: "the link 0000:12:01.0 \u{2013} 0000:14:00.0 is 32.0 GT/s x8; both ends can 32.0 GT/s x16",
             fix: "riser",
         },
-        Fault {
+        PathFault {
             name: "a GPU's link at half its lanes",
             inject: |fixture| {
                 let it = socket(SECOND);
@@ -144,7 +144,7 @@ mod tests {
             says: "0000:83:00.0 is 32.0 GT/s x8",
             fix: "riser",
         },
-        Fault {
+        PathFault {
             name: "a NIC's link at less speed",
             inject: |fixture| {
                 let it = socket(FIRST);

@@ -143,10 +143,10 @@ fn max_payload(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, Fault, EXPRESS, FIRST};
+    use super::super::tests::paths::{socket, PathFault, EXPRESS, FIRST};
     use crate::finding::Level;
 
-    pub(super) const FAULTS: &[Fault] = &[Fault {
+    pub(super) const FAULTS: &[PathFault] = &[PathFault {
         name: "a GPU that takes smaller packets",
         inject: |fixture| fixture.set(socket(FIRST).gpu, EXPRESS + 8, 0x5030),
         level: Level::Fault,

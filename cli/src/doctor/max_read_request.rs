@@ -52,10 +52,10 @@ fn max_read(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, Fault, EXPRESS, FIRST};
+    use super::super::tests::paths::{socket, PathFault, EXPRESS, FIRST};
     use crate::finding::Level;
 
-    pub(super) const FAULTS: &[Fault] = &[Fault {
+    pub(super) const FAULTS: &[PathFault] = &[PathFault {
         name: "a NIC with short reads",
         inject: |fixture| fixture.set(socket(FIRST).nic, EXPRESS + 8, 0x1050),
         level: Level::Warning,

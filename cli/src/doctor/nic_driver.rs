@@ -139,12 +139,12 @@ fn data_direct(scan: &Scan<'_>, function: &Function) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, Fault, FIRST};
+    use super::super::tests::paths::{socket, PathFault, FIRST};
     use crate::finding::Level;
     use crate::finding::Status;
     use crate::{fixture, testing};
 
-    pub(super) const FAULTS: &[Fault] = &[Fault {
+    pub(super) const FAULTS: &[PathFault] = &[PathFault {
         name: "a NIC without a driver",
         inject: |fixture| {
             let mut other = fixture.function(socket(FIRST).nic).clone();

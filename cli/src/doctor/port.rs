@@ -259,19 +259,19 @@ fn slow(scan: &Scan<'_>, hca: &Hca, found: &str, port: &Port, peers: &Faster) ->
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, Fault, FIRST, SECOND};
+    use super::super::tests::paths::{socket, PathFault, FIRST, SECOND};
     use crate::finding::Level;
     use crate::machine::pci::Address;
 
-    pub(super) const FAULTS: &[Fault] = &[
-        Fault {
+    pub(super) const FAULTS: &[PathFault] = &[
+        PathFault {
             name: "a port that is down",
             inject: |fixture| fixture.machine.hcas[0].ports[0].state = Some("DOWN".to_owned()),
             level: Level::Warning,
             says: "mlx5_0 port 1 is DOWN",
             fix: "mlxlink -d mlx5_0 -m",
         },
-        Fault {
+        PathFault {
             name: "a port that is down beside one that is as near and up",
             inject: |fixture| {
                 fixture.nic_that_is_down(Address {
@@ -283,7 +283,7 @@ mod tests {
             says: "port 1 is DOWN",
             fix: "mlxlink -d mlx5_2 -m",
         },
-        Fault {
+        PathFault {
             name: "no port that is up",
             inject: |fixture| {
                 fixture.machine.hcas.truncate(1);
@@ -296,7 +296,7 @@ mod tests {
             says: "mlx5_0 port 1 is INIT",
             fix: "opensm",
         },
-        Fault {
+        PathFault {
             name: "an Ethernet port that is down",
             inject: |fixture| {
                 let port = &mut fixture.machine.hcas[0].ports[0];
@@ -308,7 +308,7 @@ mod tests {
             says: "mlx5_0 port 1 is DOWN",
             fix: "ip link set ens1np0 up",
         },
-        Fault {
+        PathFault {
             name: "a cable with one lane",
             inject: |fixture| {
                 fixture.machine.hcas[0].ports[0].rate = Some("100 Gb/sec (1X NDR)".to_owned());

@@ -98,10 +98,10 @@ fn relaxed_ordering(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, Fault, EXPRESS, FIRST};
+    use super::super::tests::paths::{socket, PathFault, EXPRESS, FIRST};
     use crate::finding::Level;
 
-    pub(super) const FAULTS: &[Fault] = &[Fault {
+    pub(super) const FAULTS: &[PathFault] = &[PathFault {
         name: "a NIC without relaxed ordering",
         inject: |fixture| fixture.set(socket(FIRST).nic, EXPRESS + 8, 0x5040),
         level: Level::Warning,

@@ -84,10 +84,10 @@ fn of_slot(scan: &Scan<'_>, hca: &Hca) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, Fault, FIRST};
+    use super::super::tests::paths::{socket, PathFault, FIRST};
     use crate::finding::Level;
 
-    pub(super) const FAULTS: &[Fault] = &[Fault {
+    pub(super) const FAULTS: &[PathFault] = &[PathFault {
         name: "a slot that is too slow for the port",
         inject: |fixture| {
             let it = socket(FIRST);

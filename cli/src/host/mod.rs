@@ -90,6 +90,11 @@ pub(crate) trait Host {
     /// What no file tells.
     fn fact(&self, fact: Fact) -> Seen<String>;
 
+    /// Returns `true` for the machine that this program runs on, if nobody records the answers.
+    fn is_live(&self) -> bool {
+        false
+    }
+
     /// The lines of a file that contain `word`, however long the file is: for `/proc/kallsyms` and its like.
     fn matching(&self, path: &str, word: &str) -> Seen<String>;
 

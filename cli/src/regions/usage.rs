@@ -12,6 +12,7 @@ use super::holder::{holders, Devices, Holder, Owner, Part};
 use super::nldev::Tracked;
 use super::sources::{Hidden, PeerMemory};
 use crate::debugfs::{Registration, Time};
+use crate::host::recording::Recorded as _;
 use crate::host::{Host, Seen, Unseen};
 use crate::machine::pci::Address;
 use crate::machine::{pci, Machine};
@@ -93,7 +94,7 @@ impl Usage {
     /// An error: the kernel's list cannot be had.
     pub(crate) fn scan(host: &dyn Host) -> Seen<Self> {
         // First of all: what is registered meanwhile is then at least in the module's list.
-        let tracked = Tracked::scan(host)?;
+        let tracked = Tracked::of(host)?;
         let now = registrations::now(host);
         let processes = Processes::new(host, now);
         let is_elsewhere = processes.is_elsewhere();

@@ -2,7 +2,7 @@
 //! Paths that are too far for NCCL: which of them are told, and what is said of them.
 
 use super::*;
-use crate::doctor::tests::paths::{socket, Fault, FIRST};
+use crate::doctor::tests::paths::{socket, PathFault, FIRST};
 use crate::finding::Level;
 use crate::finding::Status;
 use crate::fixture::Fixture;
@@ -10,7 +10,7 @@ use crate::host::Fact;
 use crate::machine::Machine;
 use crate::{fixture, testing};
 
-pub(in crate::doctor) const FAULTS: &[Fault] = &[Fault {
+pub(in crate::doctor) const FAULTS: &[PathFault] = &[PathFault {
     name: "a GPU and no NIC in its socket",
     inject: |fixture| {
         fixture.machine.hcas.remove(0);

@@ -64,11 +64,11 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{gpu, Fault};
+    use super::super::tests::{gpu, SoftwareFault};
     use crate::finding::Level;
     use crate::nvml::Memory;
 
-    pub(super) const FAULTS: &[Fault] = &[Fault {
+    pub(super) const FAULTS: &[SoftwareFault] = &[SoftwareFault {
         name: "BAR1 nearly full",
         inject: |fixture| {
             gpu(fixture, |gpu| {

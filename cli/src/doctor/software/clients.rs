@@ -116,13 +116,13 @@ fn listed(names: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{Fault, PEERS};
+    use super::super::tests::{SoftwareFault, PEERS};
     use crate::finding::Level;
     use crate::fixture::software::OURS;
     use crate::software::MODULE;
 
-    pub(super) const FAULTS: &[Fault] = &[
-        Fault {
+    pub(super) const FAULTS: &[SoftwareFault] = &[
+        SoftwareFault {
             name: "another stack's memory_peers",
             inject: |fixture| {
                 fixture.remove(&format!("{PEERS}/nv_mem"));
@@ -134,12 +134,12 @@ mod tests {
                 "does not show its client nv_mem (there: other)",
             )],
         },
-        Fault {
+        SoftwareFault {
             name: "another module's nv_mem",
             inject: |fixture| fixture.file(&format!("{PEERS}/nv_mem/version"), "1.3-0\n"),
             says: &[("clients", Level::Warning, "nv_mem is version 1.3-0")],
         },
-        Fault {
+        SoftwareFault {
             name: "revocable registrations",
             inject: |fixture| {
                 fixture.file(
@@ -150,7 +150,7 @@ mod tests {
             },
             says: &[("clients", Level::Note, "persistent_api_support=0")],
         },
-        Fault {
+        SoftwareFault {
             name: "revocable registrations, and the second client is not there",
             inject: |fixture| {
                 fixture.file(

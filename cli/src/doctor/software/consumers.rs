@@ -253,12 +253,12 @@ fn reported(scan: &Scan<'_>, module: &Module, blind: &[&Consumer]) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{nvidias, proprietary, Fault, PEERS};
+    use super::super::tests::{nvidias, proprietary, SoftwareFault, PEERS};
     use crate::finding::Level;
     use crate::software::MODULE;
 
-    pub(super) const FAULTS: &[Fault] = &[
-        Fault {
+    pub(super) const FAULTS: &[SoftwareFault] = &[
+        SoftwareFault {
             name: "memory_peers turned off",
             inject: |fixture| {
                 fixture.remove(PEERS);
@@ -266,7 +266,7 @@ mod tests {
             },
             says: &[("consumers", Level::Note, "memory_peers=1")],
         },
-        Fault {
+        SoftwareFault {
             name: "no memory_peers of the build for the proprietary driver",
             inject: |fixture| {
                 fixture.remove(PEERS);
@@ -274,7 +274,7 @@ mod tests {
             },
             says: &[("consumers", Level::Note, "nvidia-open")],
         },
-        Fault {
+        SoftwareFault {
             name: "NVIDIA's module on a kernel without memory_peers, and no dma-buf",
             inject: |fixture| {
                 nvidias(fixture, "570.86.15");

@@ -221,17 +221,17 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{nvidias, proprietary, Fault, PEERS};
+    use super::super::tests::{nvidias, proprietary, SoftwareFault, PEERS};
     use super::*;
     use crate::finding::Level;
 
-    pub(super) const FAULTS: &[Fault] = &[
-        Fault {
+    pub(super) const FAULTS: &[SoftwareFault] = &[
+        SoftwareFault {
             name: "ours loaded beside the proprietary driver, and the file that is installed is another build",
             inject: proprietary,
             says: &[("dma-buf", Level::Note, "proprietary")],
         },
-        Fault {
+        SoftwareFault {
             name: "NVIDIA's beside the proprietary driver",
             inject: |fixture| {
                 nvidias(fixture, "570.86.15");

@@ -109,14 +109,14 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{gpu, nvswitch, Fault};
+    use super::super::tests::{gpu, nvswitch, SoftwareFault};
     use crate::finding::Level;
     use crate::host::Fact;
     use crate::nvml::Fabric;
     use crate::nvml::FabricState;
 
-    pub(super) const FAULTS: &[Fault] = &[
-        Fault {
+    pub(super) const FAULTS: &[SoftwareFault] = &[
+        SoftwareFault {
             name: "a fabric that nobody has set up",
             inject: |fixture| {
                 gpu(fixture, |gpu| {
@@ -133,7 +133,7 @@ mod tests {
                 "the NVLink fabric is not set up; nv-fabricmanager does not run",
             )],
         },
-        Fault {
+        SoftwareFault {
             name: "a fabric that could not be set up",
             inject: |fixture| {
                 gpu(fixture, |gpu| {
@@ -149,7 +149,7 @@ mod tests {
                 "could not be set up (NVML: error 999)",
             )],
         },
-        Fault {
+        SoftwareFault {
             name: "a fabric that is set up",
             inject: |fixture| {
                 gpu(fixture, |gpu| {
@@ -163,7 +163,7 @@ mod tests {
             },
             says: &[],
         },
-        Fault {
+        SoftwareFault {
             name: "NVSwitches without a fabric manager, before Hopper",
             inject: |fixture| {
                 nvswitch(fixture);
@@ -175,7 +175,7 @@ mod tests {
                 "1 NVSwitches, and nv-fabricmanager does not run",
             )],
         },
-        Fault {
+        SoftwareFault {
             name: "NVSwitches with a fabric manager",
             inject: |fixture| {
                 nvswitch(fixture);
@@ -183,7 +183,7 @@ mod tests {
             },
             says: &[],
         },
-        Fault {
+        SoftwareFault {
             name: "no NVSwitches and no fabric manager",
             inject: |fixture| fixture.fact(Fact::FabricManager, "not running"),
             says: &[],

@@ -24,7 +24,7 @@ pub(super) const CHECK: Check = Check {
 
 /// Each GPU that NVML knows, with what it says, and whether its memory is reached through BAR1. Processors share that of a
 /// coherent one, and the check of BAR1 tells of one without.
-pub(super) fn known<'a>(scan: &'a Scan<'_>) -> Vec<(Subject, &'a nvml::Gpu, bool)> {
+pub(super) fn known<'a>(scan: &'a Scan<'_>) -> Vec<(Subject, &'a nvml::GpuReport, bool)> {
     let nvml = scan.software().nvml.as_ref().ok();
     let of = |gpu: &crate::machine::Gpu| {
         let said = nvml?.gpu(gpu.at)?;
@@ -86,17 +86,17 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{gpu, Fault};
+    use super::super::tests::{gpu, SoftwareFault};
     use crate::finding::Level;
     use crate::nvml::Virtualization;
 
-    pub(super) const FAULTS: &[Fault] = &[
-        Fault {
+    pub(super) const FAULTS: &[SoftwareFault] = &[
+        SoftwareFault {
             name: "MIG",
             inject: |fixture| gpu(fixture, |gpu| gpu.mig = Some(true)),
             says: &[("gpu-mode", Level::Note, "MIG is on")],
         },
-        Fault {
+        SoftwareFault {
             name: "a virtual GPU",
             inject: |fixture| {
                 gpu(fixture, |gpu| {
@@ -105,7 +105,7 @@ mod tests {
             },
             says: &[("gpu-mode", Level::Note, "virtual GPU")],
         },
-        Fault {
+        SoftwareFault {
             name: "no persistence mode",
             inject: |fixture| gpu(fixture, |gpu| gpu.persistence_mode = Some(false)),
             says: &[("gpu-mode", Level::Note, "nvidia-persistenced")],

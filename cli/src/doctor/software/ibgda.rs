@@ -65,12 +65,12 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 mod tests {
     use super::*;
 
-    use super::super::tests::Fault;
+    use super::super::tests::SoftwareFault;
     use crate::finding::Level;
     use proptest::prelude::*;
 
-    pub(super) const FAULTS: &[Fault] = &[
-        Fault {
+    pub(super) const FAULTS: &[SoftwareFault] = &[
+        SoftwareFault {
             name: "a driver without PeerMappingOverride",
             inject: |fixture| fixture.file("/proc/driver/nvidia/params", "RegistryDwords: \"\"\n"),
             says: &[(
@@ -79,7 +79,7 @@ mod tests {
                 "NVreg_RegistryDwords=\"PeerMappingOverride=1;\"",
             )],
         },
-        Fault {
+        SoftwareFault {
             name: "a driver with PeerMappingOverride",
             inject: |fixture| {
                 fixture.file(

@@ -212,14 +212,14 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 mod tests {
     use super::*;
 
-    use super::super::tests::{log, Fault};
+    use super::super::tests::{log, SoftwareFault};
     use crate::finding::Level;
     use crate::host::Fact;
     use crate::host::Unseen;
     use proptest::prelude::*;
 
-    pub(super) const FAULTS: &[Fault] = &[
-        Fault {
+    pub(super) const FAULTS: &[SoftwareFault] = &[
+        SoftwareFault {
             name: "an IOMMU that stops the NIC",
             inject: |fixture| {
                 log(
@@ -230,7 +230,7 @@ mod tests {
             },
             says: &[("kernel-log", Level::Warning, "once 10 s after boot: DMAR:")],
         },
-        Fault {
+        SoftwareFault {
             name: "an IOMMU that stops somebody else",
             inject: |fixture| {
                 log(
@@ -241,7 +241,7 @@ mod tests {
             },
             says: &[],
         },
-        Fault {
+        SoftwareFault {
             name: "a GPU that fell off the bus",
             inject: |fixture| {
                 log(
@@ -251,7 +251,7 @@ mod tests {
             },
             says: &[("kernel-log", Level::Fault, "Xid")],
         },
-        Fault {
+        SoftwareFault {
             name: "GPUs that need a reset or a reboot",
             inject: |fixture| {
                 log(
@@ -271,7 +271,7 @@ mod tests {
                 detected; also Xid 154 (the GPU needs a reboot of the machine)",
             )],
         },
-        Fault {
+        SoftwareFault {
             name: "a GPU that was reset",
             inject: |fixture| {
                 log(
@@ -287,7 +287,7 @@ mod tests {
             },
             says: &[],
         },
-        Fault {
+        SoftwareFault {
             name: "Xids of applications",
             inject: |fixture| {
                 log(
@@ -301,26 +301,26 @@ mod tests {
             },
             says: &[],
         },
-        Fault {
+        SoftwareFault {
             name: "an NVLink with errors",
             inject: |fixture| {
                 log(fixture, &["NVRM: Xid (PCI:0000:19:00): 74, pid='<unknown>', NVLink: fatal error detected on link 6"]);
             },
             says: &[("kernel-log", Level::Warning, "nvidia-smi nvlink -e")],
         },
-        Fault {
+        SoftwareFault {
             name: "an NVLink of Blackwell with a fatal error",
             inject: |fixture| {
                 log(fixture, &["NVRM: Xid (PCI:0000:19:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000)"]);
             },
             says: &[("kernel-log", Level::Fault, "nvidia-smi --gpu-reset -i 0000:19:00.0")],
         },
-        Fault {
+        SoftwareFault {
             name: "an Xid that nobody knows",
             inject: |fixture| log(fixture, &["NVRM: Xid (PCI:0000:19:00): 999, pid=7, x"]),
             says: &[("kernel-log", Level::Warning, "Xid catalog")],
         },
-        Fault {
+        SoftwareFault {
             name: "a GPU that is gone from PCI",
             inject: |fixture| {
                 log(
@@ -333,12 +333,12 @@ mod tests {
             },
             says: &[("kernel-log", Level::Fault, "once 10 s after boot: NVRM: Xid (PCI:0000:f9:00): 79")],
         },
-        Fault {
+        SoftwareFault {
             name: "a GPU that is off the bus, by the driver's plain words",
             inject: |fixture| log(fixture, &["NVRM: GPU 0000:19:00.0: GPU has fallen off the bus."]),
             says: &[("kernel-log", Level::Fault, "power, seating, cooling")],
         },
-        Fault {
+        SoftwareFault {
             name: "a crash of ib_core's",
             inject: |fixture| {
                 log(
@@ -352,7 +352,7 @@ mod tests {
             },
             says: &[("kernel-log", Level::Fault, "10 s after boot: BUG: kernel NULL pointer")],
         },
-        Fault {
+        SoftwareFault {
             name: "a crash of somebody else's",
             inject: |fixture| {
                 log(
@@ -362,7 +362,7 @@ mod tests {
             },
             says: &[],
         },
-        Fault {
+        SoftwareFault {
             name: "a link that went down",
             inject: |fixture| {
                 log(
@@ -376,7 +376,7 @@ mod tests {
             },
             says: &[("kernel-log", Level::Fault, "once 10 s after boot: pcieport 0000:17:00.0: DPC: containment event")],
         },
-        Fault {
+        SoftwareFault {
             name: "a link that went down and came up again",
             inject: |fixture| {
                 log(
@@ -389,12 +389,12 @@ mod tests {
             },
             says: &[("kernel-log", Level::Warning, "Slot(12): Link Down")],
         },
-        Fault {
+        SoftwareFault {
             name: "a link of another device that went down",
             inject: |fixture| log(fixture, &["pcieport 0000:f9:00.0: pciehp: Slot(12): Link Down"]),
             says: &[],
         },
-        Fault {
+        SoftwareFault {
             name: "a device that was taken out",
             inject: |fixture| {
                 log(
@@ -407,7 +407,7 @@ mod tests {
             },
             says: &[],
         },
-        Fault {
+        SoftwareFault {
             name: "commands that the NIC refuses",
             inject: |fixture| {
                 let line = "mlx5_core 0000:18:00.0: mlx5_cmd_out_err:838:(pid 4711): CREATE_MKEY(0x200) op_mod(0x0) failed, \
@@ -416,7 +416,7 @@ mod tests {
             },
             says: &[("kernel-log", Level::Warning, "2 times, the last")],
         },
-        Fault {
+        SoftwareFault {
             name: "registers that a NIC does not tell exporters",
             inject: |fixture| {
                 log(fixture, &["mlx5_core 0000:18:00.0: mlx5_cmd_out_err:838:(pid 268): ACCESS_REG(0x805) op_mod(0x1) failed, \
@@ -424,7 +424,7 @@ mod tests {
             },
             says: &[],
         },
-        Fault {
+        SoftwareFault {
             name: "a command that the NIC never answered",
             inject: |fixture| {
                 log(fixture, &["mlx5_core 0000:18:00.0: wait_func:1151:(pid 4711): CREATE_MKEY(0x200) timeout. Will cause a \
@@ -432,7 +432,7 @@ mod tests {
             },
             says: &[("kernel-log", Level::Warning, "mlxfwmanager")],
         },
-        Fault {
+        SoftwareFault {
             name: "a NIC that is gone from PCI",
             inject: |fixture| {
                 log(fixture, &["mlx5_core 0000:f9:00.0: poll_health:819:(pid 0): device's health compromised - reached miss \
@@ -440,7 +440,7 @@ mod tests {
             },
             says: &[("kernel-log", Level::Warning, "0000:f9:00.0: poll_health")],
         },
-        Fault {
+        SoftwareFault {
             name: "a BAR of the NIC without a place",
             inject: |fixture| {
                 log(
@@ -453,7 +453,7 @@ mod tests {
             },
             says: &[("kernel-log", Level::Fault, "2 times, the last 10 s after boot: pci 0000:18:00.0: BAR 0")],
         },
-        Fault {
+        SoftwareFault {
             name: "a BAR that found a place at the second try",
             inject: |fixture| {
                 log(
@@ -468,7 +468,7 @@ mod tests {
             },
             says: &[],
         },
-        Fault {
+        SoftwareFault {
             name: "NVSwitches with a fatal error",
             inject: |fixture| {
                 log(
@@ -481,7 +481,7 @@ mod tests {
             },
             says: &[("kernel-log", Level::Fault, "once 10 s after boot: nvidia-nvswitch0: SXid")],
         },
-        Fault {
+        SoftwareFault {
             name: "NVSwitches with an error that is none",
             inject: |fixture| {
                 log(
@@ -491,7 +491,7 @@ mod tests {
             },
             says: &[],
         },
-        Fault {
+        SoftwareFault {
             name: "packets sent again on the path",
             inject: |fixture| {
                 let line =
@@ -500,7 +500,7 @@ mod tests {
             },
             says: &[("kernel-log", Level::Note, "2 times, the last")],
         },
-        Fault {
+        SoftwareFault {
             name: "packets lost on the path",
             inject: |fixture| {
                 log(fixture, &["pcieport 0000:15:01.0: AER: Uncorrectable (Non-Fatal) error message received from \
@@ -508,7 +508,7 @@ mod tests {
             },
             says: &[("kernel-log", Level::Warning, "Uncorrectable")],
         },
-        Fault {
+        SoftwareFault {
             name: "firmware in trouble",
             inject: |fixture| {
                 log(fixture, &["mlx5_core 0000:18:00.0: poll_health:819:(pid 0): device's health compromised - reached miss \
@@ -516,12 +516,12 @@ mod tests {
             },
             says: &[("kernel-log", Level::Warning, "mlxfwmanager")],
         },
-        Fault {
+        SoftwareFault {
             name: "BAR1 without an address",
             inject: |fixture| log(fixture, &["NVRM: BAR1 is 0M @ 0x0 (PCI:0000:19:00.0)"]),
             says: &[("kernel-log", Level::Fault, "Above 4G Decoding")],
         },
-        Fault {
+        SoftwareFault {
             name: "NVIDIA's module met freed memory",
             inject: |fixture| {
                 log(fixture, &["nvidia-peermem nv_get_p2p_free_callback:127 ERROR detected invalid context, skipping further \
@@ -529,7 +529,7 @@ mod tests {
             },
             says: &[("kernel-log", Level::Warning, "driver 560")],
         },
-        Fault {
+        SoftwareFault {
             name: "a module that loaded after it did not",
             inject: |fixture| {
                 log(
@@ -539,7 +539,7 @@ mod tests {
             },
             says: &[],
         },
-        Fault {
+        SoftwareFault {
             name: "a log that only root reads",
             inject: |fixture| {
                 fixture.recording.facts.remove(&Fact::KernelLog);

@@ -200,14 +200,14 @@ fn services(scan: &Scan<'_>, memory: u64) -> Vec<Finding> {
 mod tests {
     use super::*;
 
-    use super::super::tests::Fault;
+    use super::super::tests::SoftwareFault;
     use crate::finding::Level;
     use crate::fixture::software;
     use crate::host::Fact;
     use proptest::prelude::*;
 
-    pub(super) const FAULTS: &[Fault] = &[
-        Fault {
+    pub(super) const FAULTS: &[SoftwareFault] = &[
+        SoftwareFault {
             name: "a shell that may lock little",
             inject: |fixture| {
                 fixture.file("/proc/self/limits", &software::limits("8388608"));
@@ -222,7 +222,7 @@ mod tests {
                 "may lock 8 MiB (hard limit 8 MiB), and a GPU has 81920 MiB",
             )],
         },
-        Fault {
+        SoftwareFault {
             name: "a batch system that may lock little",
             inject: |fixture| {
                 fixture.fact(
@@ -236,7 +236,7 @@ mod tests {
                 "what slurmd starts may lock 8 MiB at most",
             )],
         },
-        Fault {
+        SoftwareFault {
             name: "containers that may lock little",
             inject: |fixture| fixture.fact(Fact::Services, "containerd 900 65536 8388608\n"),
             says: &[("memlock", Level::Note, "--ulimit memlock=-1")],

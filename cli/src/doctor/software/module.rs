@@ -170,8 +170,8 @@ fn signature(scan: &Scan<'_>) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::super::tests::{
-        log, nvidias, proprietary, unload, with_files, without_function, Fault, NVIDIAS, OUR_FILE,
-        PEERS,
+        log, nvidias, proprietary, unload, with_files, without_function, SoftwareFault, NVIDIAS,
+        OUR_FILE, PEERS,
     };
     use crate::finding::Level;
     use crate::fixture::software::module_files;
@@ -179,13 +179,13 @@ mod tests {
     use crate::software::MODULE;
     use crate::software::REGISTER;
 
-    pub(super) const FAULTS: &[Fault] = &[
-        Fault {
+    pub(super) const FAULTS: &[SoftwareFault] = &[
+        SoftwareFault {
             name: "installed and not loaded, and dma-buf works",
             inject: unload,
             says: &[("module", Level::Warning, "sudo modprobe nvidia-peermem")],
         },
-        Fault {
+        SoftwareFault {
             name: "not loaded, and only what comes with the driver installed",
             inject: |fixture| {
                 nvidias(fixture, "570.86.15");
@@ -193,7 +193,7 @@ mod tests {
             },
             says: &[("module", Level::Note, "updates/dkms/nvidia-peermem.ko (NVIDIA's)")],
         },
-        Fault {
+        SoftwareFault {
             name: "not loaded, and there is no other way",
             inject: |fixture| {
                 unload(fixture);
@@ -205,7 +205,7 @@ mod tests {
                 "updates/peermem-rs/nvidia_peermem.ko (peermem-rs)",
             )],
         },
-        Fault {
+        SoftwareFault {
             name: "not loaded, and whether there is another way is not visible",
             inject: |fixture| {
                 unload(fixture);
@@ -218,7 +218,7 @@ mod tests {
                 ("dma-buf", Level::NotVisible, "nvidia.ko's flavour"),
             ],
         },
-        Fault {
+        SoftwareFault {
             name: "not loaded and not installed",
             inject: |fixture| {
                 unload(fixture);
@@ -229,7 +229,7 @@ mod tests {
             },
             says: &[("module", Level::Note, "modprobe has no such module")],
         },
-        Fault {
+        SoftwareFault {
             name: "not loaded, since symbols differ",
             inject: |fixture| {
                 unload(fixture);
@@ -243,7 +243,7 @@ mod tests {
             },
             says: &[("module", Level::Warning, "disagrees about version")],
         },
-        Fault {
+        SoftwareFault {
             name: "not loaded, since symbols differed before it was built again",
             inject: |fixture| {
                 with_files(fixture, OUR_FILE, |_| ());
@@ -251,7 +251,7 @@ mod tests {
             },
             says: &[("module", Level::Warning, "when it was tried last, the kernel's log said: nvidia_peermem: disagrees")],
         },
-        Fault {
+        SoftwareFault {
             name: "not loaded, since it is not signed",
             inject: |fixture| {
                 unload(fixture);
@@ -262,7 +262,7 @@ mod tests {
             },
             says: &[("module", Level::Warning, "Secure Boot")],
         },
-        Fault {
+        SoftwareFault {
             name: "NVIDIA's, built before OFED was installed",
             inject: |fixture| {
                 with_files(fixture, NVIDIAS, |files| {
@@ -271,7 +271,7 @@ mod tests {
             },
             says: &[("module", Level::Note, "never calls ib_register_peer_memory_client")],
         },
-        Fault {
+        SoftwareFault {
             name: "ours, built against another OFED",
             inject: |fixture| {
                 with_files(fixture, OUR_FILE, |files| {
@@ -287,7 +287,7 @@ mod tests {
                 updates/dkms/ib_uverbs.ko; 1 more differ",
             )],
         },
-        Fault {
+        SoftwareFault {
             name: "ours, built against another OFED, whose path has the vendor's name in it",
             inject: |fixture| {
                 with_files(fixture, OUR_FILE, |files| {
@@ -297,7 +297,7 @@ mod tests {
             },
             says: &[("module", Level::Warning, "built against another OFED")],
         },
-        Fault {
+        SoftwareFault {
             name: "ours, built against another driver",
             inject: |fixture| {
                 with_files(fixture, OUR_FILE, |files| {
@@ -306,7 +306,7 @@ mod tests {
             },
             says: &[("module", Level::Warning, "another driver: nvidia_p2p_put_pages has the CRC")],
         },
-        Fault {
+        SoftwareFault {
             name: "ours is loaded, and OFED was upgraded under its file",
             inject: |fixture| {
                 let mut files = module_files(OUR_FILE);
@@ -315,12 +315,12 @@ mod tests {
             },
             says: &[("module", Level::Warning, "would not load again: updates/peermem-rs/nvidia_peermem.ko was built against")],
         },
-        Fault {
+        SoftwareFault {
             name: "ours is loaded, and the driver was upgraded without a reboot",
             inject: |fixture| fixture.file("/sys/module/nvidia/srcversion", "F00D\n"),
             says: &[("module", Level::Warning, "the nvidia that is loaded is not the one in updates/dkms/nvidia.ko")],
         },
-        Fault {
+        SoftwareFault {
             name: "of another kernel",
             inject: |fixture| {
                 with_files(fixture, NVIDIAS, |files| {
@@ -330,7 +330,7 @@ mod tests {
             },
             says: &[("module", Level::Note, "built for Linux 6.8.0-31-generic, and 6.8.0-45-generic runs")],
         },
-        Fault {
+        SoftwareFault {
             name: "a symbol that the driver has not",
             inject: |fixture| {
                 with_files(fixture, OUR_FILE, |files| {
@@ -339,7 +339,7 @@ mod tests {
             },
             says: &[("module", Level::Warning, "calls nvidia_p2p_get_pages, and no module that is installed has it")],
         },
-        Fault {
+        SoftwareFault {
             name: "not signed, and the kernel asks for it",
             inject: |fixture| {
                 with_files(fixture, OUR_FILE, |files| files.module.is_signed = false);
@@ -347,7 +347,7 @@ mod tests {
             },
             says: &[("module", Level::Warning, "is not signed, and this kernel takes signed modules alone")],
         },
-        Fault {
+        SoftwareFault {
             name: "a file that cannot be read",
             inject: |fixture| {
                 with_files(fixture, OUR_FILE, |files| {
@@ -360,7 +360,7 @@ mod tests {
             },
             says: &[("module", Level::Warning, "(peermem-rs), which cannot be read: it is compressed (gzip): ")],
         },
-        Fault {
+        SoftwareFault {
             name: "nv_peer_mem in its place",
             inject: |fixture| {
                 unload(fixture);
@@ -368,12 +368,12 @@ mod tests {
             },
             says: &[("module", Level::Warning, "rmmod nv_peer_mem")],
         },
-        Fault {
+        SoftwareFault {
             name: "nv_peer_mem beside it",
             inject: |fixture| fixture.file("/sys/module/nv_peer_mem/version", "1.3-0\n"),
             says: &[("module", Level::Warning, "beside nvidia_peermem 595.45.04-rs1")],
         },
-        Fault {
+        SoftwareFault {
             name: "NVIDIA's of another driver",
             inject: |fixture| {
                 nvidias(fixture, "550.54.14");
@@ -385,7 +385,7 @@ mod tests {
                 "550.54.14 (NVIDIA's) is not of the driver that is loaded",
             )],
         },
-        Fault {
+        SoftwareFault {
             name: "ours, built for the proprietary driver, beside it",
             inject: |fixture| {
                 unload(fixture);
@@ -397,7 +397,7 @@ mod tests {
             // It would load.
             says: &[("module", Level::Fault, "sudo modprobe nvidia-peermem")],
         },
-        Fault {
+        SoftwareFault {
             name: "ours in a file that cannot be read, beside the proprietary driver",
             inject: |fixture| {
                 unload(fixture);

@@ -125,11 +125,11 @@ fn comes_after_openibd(scan: &Scan<'_>, module: &Module) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::Fault;
+    use super::super::tests::SoftwareFault;
     use crate::finding::Level;
 
-    pub(super) const FAULTS: &[Fault] = &[
-        Fault {
+    pub(super) const FAULTS: &[SoftwareFault] = &[
+        SoftwareFault {
             name: "nothing that loads it at boot, with openibd",
             inject: |fixture| {
                 fixture.directory("/etc/systemd/system/multi-user.target.wants");
@@ -140,7 +140,7 @@ mod tests {
                 ("module-at-boot", Level::Note, "openibd is here"),
             ],
         },
-        Fault {
+        SoftwareFault {
             name: "a service that loads it, with openibd",
             inject: |fixture| {
                 for target in ["multi-user.target", "openibd.service"] {

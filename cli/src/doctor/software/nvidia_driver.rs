@@ -146,15 +146,15 @@ fn library(scan: &Scan<'_>) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{proprietary, unload, Fault};
+    use super::super::tests::{proprietary, unload, SoftwareFault};
     use crate::finding::Level;
     use crate::fixture::software::driver;
     use crate::fixture::software::newer_library;
     use crate::host::Fact;
     use crate::host::Unseen;
 
-    pub(super) const FAULTS: &[Fault] = &[
-        Fault {
+    pub(super) const FAULTS: &[SoftwareFault] = &[
+        SoftwareFault {
             name: "ours beside the proprietary driver",
             inject: |fixture| {
                 unload(fixture);
@@ -162,7 +162,7 @@ mod tests {
             },
             says: &[("nvidia-driver", Level::Fault, "nvidia-open")],
         },
-        Fault {
+        SoftwareFault {
             name: "ours beside an old driver",
             inject: |fixture| {
                 unload(fixture);
@@ -172,7 +172,7 @@ mod tests {
             },
             says: &[("nvidia-driver", Level::Fault, "driver 535")],
         },
-        Fault {
+        SoftwareFault {
             name: "a library of another version",
             inject: newer_library,
             says: &[(
@@ -181,7 +181,7 @@ mod tests {
                 "Driver/library version mismatch",
             )],
         },
-        Fault {
+        SoftwareFault {
             name: "no library",
             inject: |fixture| {
                 fixture.recording.facts.remove(&Fact::Nvml);

@@ -73,12 +73,12 @@ fn lacking(scan: &Scan<'_>) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{unload, without_function, Fault};
+    use super::super::tests::{unload, without_function, SoftwareFault};
     use crate::finding::Level;
     use crate::software::REGISTER;
 
-    pub(super) const FAULTS: &[Fault] = &[
-        Fault {
+    pub(super) const FAULTS: &[SoftwareFault] = &[
+        SoftwareFault {
             name: "an ib_core without peer memory",
             inject: |fixture| {
                 unload(fixture);
@@ -86,7 +86,7 @@ mod tests {
             },
             says: &[("peer-memory", Level::Warning, "DOCA-OFED")],
         },
-        Fault {
+        SoftwareFault {
             name: "an ib_core without peer memory, and no other way",
             inject: |fixture| {
                 unload(fixture);

@@ -168,12 +168,12 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{unload, without_function, Fault};
+    use super::super::tests::{unload, without_function, SoftwareFault};
     use crate::finding::Level;
     use crate::software::REGISTER;
 
-    pub(super) const FAULTS: &[Fault] = &[
-        Fault {
+    pub(super) const FAULTS: &[SoftwareFault] = &[
+        SoftwareFault {
             name: "an ib_core that may have peer memory in a module that is not loaded",
             inject: |fixture| {
                 unload(fixture);
@@ -182,7 +182,7 @@ mod tests {
             },
             says: &[("presence", Level::Fault, "sudo modprobe ib_uverbs")],
         },
-        Fault {
+        SoftwareFault {
             name: "an ib_core with peer memory, and no ib_uverbs for programs",
             inject: |fixture| fixture.remove("/sys/module/ib_uverbs"),
             says: &[("presence", Level::Fault, "sudo modprobe ib_uverbs")],

@@ -121,11 +121,11 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 mod tests {
     use super::*;
 
-    use super::super::tests::Fault;
+    use super::super::tests::SoftwareFault;
     use crate::finding::Level;
     use proptest::prelude::*;
 
-    pub(super) const FAULTS: &[Fault] = &[Fault {
+    pub(super) const FAULTS: &[SoftwareFault] = &[SoftwareFault {
         name: "a cgroup at its limit",
         inject: |fixture| {
             let folder = "/sys/fs/cgroup/user.slice";

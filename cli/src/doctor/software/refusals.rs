@@ -10,7 +10,7 @@ use crate::host::{Fact, Unseen};
 use crate::process::Processes;
 use crate::registrations::{Freed, Stranded};
 use crate::shipped::reason::{Cause, Event, Severity};
-use crate::{reasons, registrations};
+use crate::{registrations, shipped};
 
 pub(super) const CHECK: Check = Check {
     name: "refusals",
@@ -130,7 +130,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 }
 
 fn reported(reason: &str, refused: &Refused, now: Option<u64>) -> Option<Finding> {
-    let row = reasons::reason(reason);
+    let row = shipped::row(reason);
     let cause = row.map(|row| row.cause);
     if cause == Some(Cause::NextClient) {
         return None;
@@ -189,14 +189,14 @@ fn counted(text: &str) -> Vec<Finding> {
 mod tests {
     use super::*;
 
-    use super::super::tests::{log, refuse, Fault, DEBUG};
+    use super::super::tests::{log, refuse, SoftwareFault, DEBUG};
     use crate::finding::Level;
     use crate::host::Fact;
     use crate::shipped::reason::Event;
     use proptest::prelude::*;
 
-    pub(super) const FAULTS: &[Fault] = &[
-        Fault {
+    pub(super) const FAULTS: &[SoftwareFault] = &[
+        SoftwareFault {
             name: "a refusal of late that lies in the machine",
             inject: |fixture| refuse(fixture, 3590, "no_room"),
             says: &[(
@@ -205,7 +205,7 @@ mod tests {
                 "refused 2 times, last 10 s ago, to python3: no_room",
             )],
         },
-        Fault {
+        SoftwareFault {
             name: "the same of long ago",
             inject: |fixture| {
                 fixture.fact(Fact::Monotonic, "90000.0");
@@ -213,27 +213,27 @@ mod tests {
             },
             says: &[("refusals", Level::Note, "last 24 h ago")],
         },
-        Fault {
+        SoftwareFault {
             name: "a refusal that lies in what was asked for",
             inject: |fixture| refuse(fixture, 3590, "not_gpu_memory"),
             says: &[("refusals", Level::Note, "not_gpu_memory")],
         },
-        Fault {
+        SoftwareFault {
             name: "a refusal after which the other client is asked",
             inject: |fixture| refuse(fixture, 3590, "not_in_bar"),
             says: &[],
         },
-        Fault {
+        SoftwareFault {
             name: "a refusal of memory with struct pages, after which the other client is asked",
             inject: |fixture| refuse(fixture, 3590, "has_struct_pages"),
             says: &[],
         },
-        Fault {
+        SoftwareFault {
             name: "memory that is lost",
             inject: |fixture| fixture.file(&format!("{DEBUG}/counters"), "event=leaked count=3\n"),
             says: &[("refusals", Level::Warning, "leaked: 3")],
         },
-        Fault {
+        SoftwareFault {
             name: "memory that its process has freed, and a registration that holds it",
             inject: |fixture| {
                 fixture.file(&format!("{DEBUG}/version"), "format=3 module=1\n");
@@ -251,7 +251,7 @@ mod tests {
                 "1 registration is of memory that the process has freed, 64 KiB in all",
             )],
         },
-        Fault {
+        SoftwareFault {
             name: "a GPU that is gone, and its callbacks with it",
             inject: |fixture| {
                 fixture.file(&format!("{DEBUG}/version"), "format=3 module=1\n");
@@ -267,7 +267,7 @@ mod tests {
                 "2 registrations wait for their callbacks from GPU 0000:f9:00.0, which is gone from PCI",
             )],
         },
-        Fault {
+        SoftwareFault {
             name: "a GPU that has fallen off the bus, with a registration that waits for it",
             inject: |fixture| {
                 let config = format!("{}/config", fixture.place("0000:19:00.0"));
@@ -284,7 +284,7 @@ mod tests {
                 "1 registration waits for its callback from GPU 0000:19:00.0, which has fallen off the bus",
             )],
         },
-        Fault {
+        SoftwareFault {
             name: "files that only root reads",
             inject: |fixture| {
                 fixture.remove("/sys/kernel/debug");
@@ -292,7 +292,7 @@ mod tests {
             },
             says: &[("refusals", Level::NotVisible, "not visible without root")],
         },
-        Fault {
+        SoftwareFault {
             name: "memory that is lost, by the log alone",
             inject: |fixture| {
                 let message = Event::ALL[Event::Leaked as usize].message;

@@ -95,13 +95,13 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::Fault;
+    use super::super::tests::SoftwareFault;
     use crate::finding::Level;
     use crate::host::Fact;
     use crate::host::Unseen;
 
-    pub(super) const FAULTS: &[Fault] = &[
-        Fault {
+    pub(super) const FAULTS: &[SoftwareFault] = &[
+        SoftwareFault {
             name: "device files that are not there",
             inject: |fixture| fixture.fact(Fact::Verbs, "mlx5_0 uverbs0 absent"),
             says: &[(
@@ -110,7 +110,7 @@ mod tests {
                 "/dev/infiniband/uverbs0 is not there",
             )],
         },
-        Fault {
+        SoftwareFault {
             name: "a container whose rules forbid the device file",
             inject: |fixture| fixture.fact(Fact::Verbs, "mlx5_0 uverbs0 denied"),
             says: &[(
@@ -119,7 +119,7 @@ mod tests {
                 "root may not open /dev/infiniband/uverbs0",
             )],
         },
-        Fault {
+        SoftwareFault {
             name: "a user who may not open the device file",
             inject: |fixture| {
                 fixture.fact(Fact::User, "1000");
@@ -127,7 +127,7 @@ mod tests {
             },
             says: &[("verbs", Level::Warning, "this user may not open")],
         },
-        Fault {
+        SoftwareFault {
             name: "a device file of a device that is gone",
             inject: |fixture| {
                 fixture.fact(
@@ -137,17 +137,17 @@ mod tests {
             },
             says: &[("verbs", Level::Fault, "cannot be opened: No such device")],
         },
-        Fault {
+        SoftwareFault {
             name: "an RDMA device without a device file",
             inject: |fixture| fixture.fact(Fact::Verbs, "mlx5_7 uverbs0 ok"),
             says: &[("verbs", Level::Fault, "mlx5_0 has no device file")],
         },
-        Fault {
+        SoftwareFault {
             name: "device files that can be opened",
             inject: |fixture| fixture.fact(Fact::Verbs, "mlx5_0 uverbs0 ok"),
             says: &[],
         },
-        Fault {
+        SoftwareFault {
             name: "device files that an observer does not have",
             inject: |fixture| {
                 let why = Unseen::Failed("not in this container".to_owned());

@@ -4,7 +4,7 @@
 mod hosts;
 pub(in crate::doctor) mod paths;
 
-use paths::{bad, socket, Fixture, ACS, FIRST, SECOND};
+use paths::{bad, socket, TwoSockets, ACS, FIRST, SECOND};
 
 use super::*;
 use crate::finding::{Level, Subject};
@@ -15,7 +15,7 @@ use crate::{fixture, testing};
 
 #[test]
 fn what_root_alone_sees_is_said_and_is_not_well() {
-    let mut fixture = Fixture::healthy();
+    let mut fixture = TwoSockets::healthy();
     for function in fixture.machine.functions.values_mut() {
         function.config.as_mut().unwrap().0.truncate(64);
     }
@@ -48,7 +48,7 @@ fn what_root_alone_sees_is_said_and_is_not_well() {
 
 #[test]
 fn a_pair_that_is_not_the_best_is_worth_a_note_unless_it_is_asked_for() {
-    let fixture = Fixture::healthy();
+    let fixture = TwoSockets::healthy();
     let far = fixture
         .machine
         .pairs
@@ -74,7 +74,7 @@ fn a_pair_that_is_not_the_best_is_worth_a_note_unless_it_is_asked_for() {
 
 #[test]
 fn findings_of_one_kind_are_told_under_one_head() {
-    let mut fixture = Fixture::healthy();
+    let mut fixture = TwoSockets::healthy();
     for bus in [FIRST, SECOND] {
         fixture.set(socket(bus).nic_port, ACS + 6, Acs::RR);
         fixture.machine.gpus[usize::from(bus == SECOND)]
@@ -110,8 +110,8 @@ fn findings_of_one_kind_are_told_under_one_head() {
 
 #[test]
 fn monitoring_gets_one_line_and_its_own_status() {
-    let mut fixture = Fixture::healthy();
-    let nagios = |fixture: &Fixture| {
+    let mut fixture = TwoSockets::healthy();
+    let nagios = |fixture: &TwoSockets| {
         let mut out = Out::gather(false);
         let status = print::nagios(&fixture.findings(), &mut out);
         (status.code(), out.into_text())
@@ -142,7 +142,7 @@ fn monitoring_gets_one_line_and_its_own_status() {
 
 #[test]
 fn a_check_or_a_pair_that_is_not_there_is_an_error() {
-    let fixture = Fixture::healthy();
+    let fixture = TwoSockets::healthy();
     let scan = Scan::new(&fixture.host, &fixture.machine);
     let (none, acs) = (["no-such-check".to_owned()], ["acs".to_owned()]);
     let with = |only, skip| examine(&scan, Selection { only, skip });
@@ -168,7 +168,7 @@ fn a_check_or_a_pair_that_is_not_there_is_an_error() {
 
 #[test]
 fn one_pair_is_told_hop_by_hop() {
-    let fixture = Fixture::healthy();
+    let fixture = TwoSockets::healthy();
     let mut scan = Scan::new(&fixture.host, &fixture.machine);
     scan.only = fixture.machine.pairs.first();
     let findings = fixture.findings();
@@ -1150,9 +1150,9 @@ fn the_documentation_has_each_check() {
 #[derive(Clone, Copy)]
 pub(super) enum Faults {
     /// Injected in what was seen of two GPUs, two NICs and the switches between.
-    OnPaths(&'static [paths::Fault]),
+    OnPaths(&'static [paths::PathFault]),
     /// Injected in what the machine says.
-    OfSoftware(&'static [software::tests::Fault]),
+    OfSoftware(&'static [software::tests::SoftwareFault]),
     OwnTest,
 }
 

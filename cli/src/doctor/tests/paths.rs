@@ -47,12 +47,12 @@ pub(in crate::doctor) const FIRST: u8 = 0x10;
 pub(in crate::doctor) const SECOND: u8 = 0x80;
 
 /// What is injected, and where.
-pub(in crate::doctor) struct Fixture {
+pub(in crate::doctor) struct TwoSockets {
     pub(in crate::doctor) machine: Machine,
     pub(in crate::doctor) host: Recording,
 }
 
-impl Fixture {
+impl TwoSockets {
     pub(in crate::doctor) fn healthy() -> Self {
         let mut fixture = fixture::Fixture::new("two sockets with a switch, a GPU and a NIC each");
         fixture.directory("/sys/devices/system/node/node1");
@@ -135,10 +135,10 @@ impl Fixture {
     }
 }
 
-type Inject = fn(&mut Fixture);
+type Inject = fn(&mut TwoSockets);
 
 /// A fault, and the one finding of its check that must come of it.
-pub(in crate::doctor) struct Fault {
+pub(in crate::doctor) struct PathFault {
     pub(in crate::doctor) name: &'static str,
     pub(in crate::doctor) inject: Inject,
     pub(in crate::doctor) level: Level,
@@ -148,7 +148,7 @@ pub(in crate::doctor) struct Fault {
     pub(in crate::doctor) fix: &'static str,
 }
 
-pub(in crate::doctor) fn group(fixture: &mut Fixture, at: Address, kind: &str) {
+pub(in crate::doctor) fn group(fixture: &mut TwoSockets, at: Address, kind: &str) {
     let number = fixture.function(at).iommu_group.clone().unwrap();
     let file = format!("/sys/kernel/iommu_groups/{number}/type");
     fixture.host.files.insert(file, format!("{kind}\n"));
@@ -164,7 +164,7 @@ pub(in crate::doctor) fn bad(findings: &[Finding]) -> Vec<&Finding> {
 
 #[test]
 fn nothing_is_said_of_a_machine_that_is_well() {
-    let findings = Fixture::healthy().findings();
+    let findings = TwoSockets::healthy().findings();
     let said: Vec<&Finding> = findings
         .iter()
         .filter(|finding| finding.level != Level::Ok)
@@ -195,7 +195,7 @@ fn each_injected_fault_makes_its_finding_and_no_other() {
             continue;
         };
         for fault in faults {
-            let mut fixture = Fixture::healthy();
+            let mut fixture = TwoSockets::healthy();
             (fault.inject)(&mut fixture);
             let findings = fixture.findings();
             let bad = bad(&findings);
@@ -316,7 +316,7 @@ fn what_is_no_fault_is_none() {
         }),
     ];
     for (name, inject) in healthy {
-        let mut fixture = Fixture::healthy();
+        let mut fixture = TwoSockets::healthy();
         inject(&mut fixture);
         let findings = fixture.findings();
         assert!(bad(&findings).is_empty(), "{name}: {:#?}", bad(&findings));

@@ -108,7 +108,7 @@ pub(in crate::doctor) fn without_function(fixture: &mut Fixture, name: &str) {
 }
 
 /// A change of what NVML says of the first GPU.
-pub(in crate::doctor) fn gpu(fixture: &mut Fixture, change: fn(&mut crate::nvml::Gpu)) {
+pub(in crate::doctor) fn gpu(fixture: &mut Fixture, change: fn(&mut crate::nvml::GpuReport)) {
     let mut said = nvml(&fixture.recording);
     change(said.gpus.first_mut().unwrap());
     fixture.fact(Fact::Nvml, &serde_json::to_string(&said).unwrap());
@@ -134,7 +134,7 @@ pub(in crate::doctor) fn refuse(fixture: &mut Fixture, last: u32, reason: &str) 
 }
 
 /// A fault, and all that must be said of it: checks, levels, and words of what was found or of how to fix it.
-pub(in crate::doctor) struct Fault {
+pub(in crate::doctor) struct SoftwareFault {
     pub(in crate::doctor) name: &'static str,
     pub(in crate::doctor) inject: fn(&mut Fixture),
     pub(in crate::doctor) says: &'static [(&'static str, Level, &'static str)],
@@ -148,7 +148,7 @@ fn a_machine_that_is_well_is_told_nothing() {
     assert_eq!(findings(&hgx), []);
 }
 
-fn faults() -> impl Iterator<Item = &'static Fault> {
+fn faults() -> impl Iterator<Item = &'static SoftwareFault> {
     let of_check = |check: &'static Check| match check.faults {
         Faults::OfSoftware(faults) => faults,
         _ => &[],
