@@ -31,10 +31,6 @@ pub(super) const CHECK: Check = Check {
     faults: super::tests::Faults::OwnTest,
 };
 
-fn new(level: Level, subject: Subject, found: String) -> Finding {
-    Finding::new(level, subject, found)
-}
-
 fn expect(scan: &Scan<'_>) -> Vec<Finding> {
     let Some(expected) = scan.expected else {
         return Vec::new();
@@ -82,7 +78,7 @@ fn expect(scan: &Scan<'_>) -> Vec<Finding> {
         findings.extend(of_module(scan.host, module, version));
     }
     if findings.is_empty() {
-        findings.push(new(
+        findings.push(Finding::new(
             Level::Ok,
             Subject::Machine,
             format!(
@@ -120,10 +116,10 @@ fn count(
         counted(there, what)
     );
     if there > wanted {
-        return Some(new(Level::Note, Subject::Machine, found));
+        return Some(Finding::new(Level::Note, Subject::Machine, found));
     }
     (there < wanted).then(|| {
-        new(Level::Fault, Subject::Machine, found)
+        Finding::new(Level::Fault, Subject::Machine, found)
             .why("One fell off the bus, was not found at boot, lost its driver, or was taken out.")
             .fix(format!(
                 "`lspci -d {filter}` lists those on PCI, and `dmesg | grep -i -e Xid -e 'fallen off' -e mlx5_core` \
@@ -140,7 +136,7 @@ fn with_unlisted(scan: &Scan<'_>, finding: Finding, unlisted: &[&Gpu]) -> Findin
     let each: Vec<String> = unlisted.iter().map(|gpu| gpu.at.to_string()).collect();
     let each = each.join(", ");
     if unlisted.iter().all(|gpu| is_withheld(scan.host, gpu)) {
-        return new(Level::Note, finding.subject, finding.found).why(format!(
+        return Finding::new(Level::Note, finding.subject, finding.found).why(format!(
             "On PCI there are more ({each}). In a container or a job NVML lists the GPUs that it may open."
         ));
     }
@@ -155,7 +151,7 @@ fn of_link(at: Address, now: Option<Rate>, least: Rate, subject: Subject) -> Opt
         return Some(Scan::unseen(subject, format!("the link of {at}"), &why));
     };
     (now.width < least.width || now.speed < least.speed).then(|| {
-        new(
+        Finding::new(
             Level::Warning,
             subject,
             format!("the link above {at} is {now}, and {least} is expected"),
@@ -167,7 +163,9 @@ fn of_link(at: Address, now: Option<Rate>, least: Rate, subject: Subject) -> Opt
 
 fn of_hca(scan: &Scan<'_>, hca: &Hca, wanted: &Hcas) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let warn = |found: String, fix: String| new(Level::Warning, Subject::hca(hca), found).fix(fix);
+    let warn = |found: String, fix: String| {
+        Finding::new(Level::Warning, Subject::hca(hca), found).fix(fix)
+    };
     // An unknown value is no reason to warn.
     let unknown = |what: String| {
         let why = Unseen::Failed("not known".to_owned());
@@ -231,7 +229,7 @@ fn of_hca(scan: &Scan<'_>, hca: &Hca, wanted: &Hcas) -> Vec<Finding> {
 }
 
 fn of_module(host: &dyn Host, module: &str, wanted: &str) -> Option<Finding> {
-    let new = |level, found: String| Some(new(level, Subject::Machine, found));
+    let new = |level, found: String| Some(Finding::new(level, Subject::Machine, found));
     let file = version_file(module);
     match host.text(&file) {
         Ok(version) if version == wanted => None,
@@ -258,5 +256,220 @@ fn of_module(host: &dyn Host, module: &str, wanted: &str) -> Option<Finding> {
             format!("the version of {module}"),
             &why,
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{are_found, Change};
+    use crate::finding::{Level, Status};
+    use crate::{fixture, testing};
+
+    /// What `--write-expect` prints is what the machine has: compared with it nothing is found.
+    #[test]
+    fn every_machine_is_as_it_says_it_should_be() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("expect.json");
+        for (name, fixture) in fixture::all() {
+            let (text, status) = testing::says(&fixture.recording, &["doctor", "--write-expect"]);
+            assert_eq!(status, Status::Ok, "{text}");
+            if name == "hgx" {
+                testing::golden("golden/expect-hgx.json", &text);
+            }
+            std::fs::write(&file, text).unwrap();
+            let line = ["doctor", "--only", "expect", "--all", "--json", "--expect"];
+            let line = [&line[..], &[file.to_str().unwrap()]].concat();
+            let (json, status) = testing::says(&fixture.recording, &line);
+            assert_eq!(status, Status::Ok, "{name}: {json}");
+            let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+            let findings = json["findings"].as_array().unwrap();
+            assert_eq!(findings.len(), 1, "{name}: {json}");
+            assert_eq!(findings[0]["level"], "ok", "{name}: {json}");
+        }
+    }
+
+    /// An HGX machine that is compared with a file that was written for all machines like it.
+    #[test]
+    fn what_is_not_as_expected_is_found() {
+        let changes: &[Change] = &[
+            ("nothing", |_| {}, &[]),
+            (
+                "a lost GPU",
+                |fixture| fixture.unplug("0000:3b:00.0"),
+                &[(Level::Fault, "7 GPUs of 10de:2330, and 8 are expected why One fell off the bus")],
+            ),
+            (
+                "a lost NIC",
+                |fixture| fixture.unplug("0000:9a:00.0"),
+                &[(Level::Fault, "7 RDMA devices of 15b3:1021, and 8 are expected")],
+            ),
+            (
+                "a NIC whose driver gave up",
+                |fixture| fixture.remove("/sys/class/infiniband/mlx5_4"),
+                &[(Level::Fault, "7 RDMA devices of 15b3:1021, and 8 are expected")],
+            ),
+            (
+                "one more NIC",
+                |fixture| {
+                    let above = "0000:39:03.0";
+                    fixture.pci(above, "0000:3e:00.0", &fixture::Pci::connectx7(0));
+                    fixture.hca("mlx5_9", "0000:3e:00.0", "ib9", "InfiniBand", "400 Gb/sec (4X NDR)");
+                },
+                &[(Level::Note, "9 RDMA devices of 15b3:1021, and 8 are expected")],
+            ),
+            (
+                "dead rails",
+                |fixture| {
+                    fixture.hca_file("mlx5_2", "ports/1/state", "1: DOWN\n");
+                    fixture.hca_file("mlx5_5", "ports/1/state", "1: DOWN\n");
+                },
+                &[(Level::Warning, "mlx5_2, mlx5_5: port 1 is DOWN; 1 ACTIVE port expected")],
+            ),
+            (
+                "a slow rail",
+                |fixture| fixture.hca_file("mlx5_3", "ports/1/rate", "200 Gb/sec (2X NDR)\n"),
+                &[(
+                    Level::Warning,
+                    "mlx5_3: port 1 has 200 Gb/sec (2X NDR), and 400 Gb/s is expected",
+                )],
+            ),
+            (
+                "other firmware",
+                |fixture| fixture.hca_file("mlx5_0", "fw_ver", "28.43.2026\n"),
+                &[(
+                    Level::Warning,
+                    "mlx5_0: the firmware is 28.43.2026, and 28.39.1002 is expected",
+                )],
+            ),
+            (
+                "a NIC's link with half of its lanes, and an idle GPU's",
+                |fixture| {
+                    for at in ["0000:17:00.0", "0000:18:00.0"] {
+                        fixture.set_link(at, ("32.0 GT/s PCIe", 8), ("32.0 GT/s PCIe", 16));
+                    }
+                    for at in ["0000:17:01.0", "0000:19:00.0"] {
+                        fixture.set_link(at, ("2.5 GT/s PCIe", 16), ("32.0 GT/s PCIe", 16));
+                    }
+                },
+                &[(
+                    Level::Warning,
+                    "mlx5_0: the link above 0000:18:00.0 is 32.0 GT/s x8, and 32.0 GT/s x16 is expected",
+                )],
+            ),
+            (
+                "a GPU in a slot of half the lanes",
+                |fixture| {
+                    for at in ["0000:17:01.0", "0000:19:00.0"] {
+                        fixture.set_link(at, ("32.0 GT/s PCIe", 8), ("32.0 GT/s PCIe", 8));
+                    }
+                },
+                &[(
+                    Level::Warning,
+                    "GPU 0: the link above 0000:19:00.0 is 32.0 GT/s x8, and 32.0 GT/s x16 is expected",
+                )],
+            ),
+            (
+                "another driver",
+                |fixture| fixture.file("/sys/module/nvidia/version", "570.124.06\n"),
+                &[(Level::Warning, "nvidia is 570.124.06, and 570.86.15 is expected")],
+            ),
+            (
+                "a module that is not loaded",
+                |fixture| fixture.remove("/sys/module/nvidia_peermem"),
+                &[(
+                    Level::Fault,
+                    "nvidia_peermem is not loaded, and 595.45.04-rs1 is expected fix `modprobe nvidia_peermem`",
+                )],
+            ),
+            (
+                "a module whose version cannot be seen",
+                |fixture| fixture.deny("/sys/module/nvidia/version"),
+                &[(Level::NotVisible, "the version of nvidia: not visible without root")],
+            ),
+        ];
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("expect.json");
+        let mut before = fixture::hgx();
+        before.software();
+        let expected = testing::says(&before.recording, &["doctor", "--write-expect"]).0;
+        std::fs::write(&file, expected).unwrap();
+        let file = file.to_str().unwrap();
+        are_found(&before, "expect", file, changes);
+        // Monitoring has it, too.
+        before.unplug("0000:3b:00.0");
+        let (text, _) = testing::says(&before.recording, &["export", "--expect", file]);
+        let sample = "peermem_doctor_findings{check=\"expect\",level=\"fault\"} 1";
+        assert!(text.lines().any(|line| line == sample), "{text}");
+    }
+
+    /// What is wrong in the file is named, with its line, and nothing is looked at.
+    #[test]
+    fn a_wrong_expectation_is_refused_with_its_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("expect.json");
+        let name = file.to_str().unwrap();
+        let mut machine = fixture::small();
+        machine.software();
+        let refused = |text: &str| {
+            std::fs::write(&file, text).unwrap();
+            let (text, status) = testing::says(&machine.recording, &["doctor", "--expect", name]);
+            assert_eq!(status, Status::Failed, "{text}");
+            let (line, status) = testing::says(
+                &machine.recording,
+                &["doctor", "--nagios", "--expect", name],
+            );
+            assert_eq!(
+                (status.code(), line.starts_with("GPUDIRECT UNKNOWN - ")),
+                (3, true),
+                "{line}"
+            );
+            text
+        };
+        for (text, says) in [
+            (
+                "{\n \"gpu\": []}",
+                "unknown field `gpu`, expected one of `gpus`, `hcas`, `modules` at line 2",
+            ),
+            (
+                "{\"gpus\": [\n {\"count\": 8,\n \"lanes\": 16}]}",
+                "unknown field `lanes`, expected one of `count`, `device`, `link` at line 3",
+            ),
+            ("{\"hcas\": [\n{}]}", "missing field `count` at line 2"),
+            (
+                "{\"hcas\": [{\"count\": \"8\"}]}",
+                "expected usize at line 1",
+            ),
+            (
+                "{\"gpus\": [\n{\"count\": 1, \"device\": \"H100\"}]}",
+                "\"H100\" is no PCI vendor and device such as 15b3:1021 at line 2",
+            ),
+            (
+                "{\"hcas\": [\n{\"count\": 1, \"link\": \"gen5 x16\"}]}",
+                "\"gen5 x16\" is no link such as \"32.0 GT/s x16\" at line 2",
+            ),
+            (
+                "{\"hcas\": [\n{\"count\": 1, \"rate\": \"NDR\"}]}",
+                "\"NDR\" is no rate such as \"400 Gb/sec (4X NDR)\" at line 2",
+            ),
+            (
+                "{\"modules\": {\"../x\": \"1\"}}",
+                "\"../x\" is no module's name",
+            ),
+            ("", "it is empty"),
+        ] {
+            let refused = refused(text);
+            assert!(
+                refused.contains(says) && refused.contains(name),
+                "{refused}"
+            );
+        }
+        // What is left out is not compared.
+        std::fs::write(
+            &file,
+            "{\"gpus\": [{\"count\": 1}], \"hcas\": [{\"count\": 1}]}",
+        )
+        .unwrap();
+        let (text, status) = testing::says(&machine.recording, &["doctor", "--expect", name]);
+        assert_eq!(status, Status::Ok, "{text}");
     }
 }

@@ -5,11 +5,10 @@ use std::io::{BufRead as _, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::{fs, io};
 
+use super::nldev::Tracked;
 use super::recording::Recorded as _;
-use super::{facts, Fact, Host, Seen, Unseen};
-use crate::machine::dcb;
+use super::{dcb, facts, Fact, Host, Seen, Unseen};
 use crate::nvml::Nvml;
-use crate::regions::nldev::Tracked;
 use crate::software::files::Files;
 use crate::software::{fabric, verbs};
 

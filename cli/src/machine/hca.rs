@@ -5,10 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::pci::Address;
 use super::{pci, Listed, Unread};
+use crate::host::dcb::NET;
+use crate::host::nldev::CLASS;
 use crate::host::Host;
-
-pub(crate) const CLASS: &str = "/sys/class/infiniband";
-pub(super) const NET: &str = "/sys/class/net";
 
 /// Network interfaces that are followed below one: bonds of VLANs of bridges are no deeper.
 const MOST_NETDEVS: usize = 64;

@@ -4,7 +4,6 @@
 pub(crate) mod config;
 pub(crate) mod counters;
 pub(crate) mod data_direct;
-pub(crate) mod dcb;
 pub(crate) mod hca;
 pub(crate) mod pci;
 

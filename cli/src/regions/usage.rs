@@ -9,9 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use super::holder::{holders, Devices, Holder, Owner, Part};
-use super::nldev::Tracked;
 use super::sources::{Hidden, PeerMemory};
 use crate::debugfs::{Registration, Time};
+use crate::host::nldev::Tracked;
 use crate::host::recording::Recorded as _;
 use crate::host::{Host, Seen, Unseen};
 use crate::machine::pci::Address;

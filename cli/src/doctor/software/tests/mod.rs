@@ -137,7 +137,7 @@ pub(in crate::doctor) fn refuse(fixture: &mut Fixture, last: u32, reason: &str) 
 pub(in crate::doctor) struct SoftwareFault {
     pub(in crate::doctor) name: &'static str,
     pub(in crate::doctor) inject: fn(&mut Fixture),
-    pub(in crate::doctor) says: &'static [(&'static str, Level, &'static str)],
+    pub(in crate::doctor) says: &'static [Says],
 }
 
 #[test]
@@ -156,30 +156,33 @@ fn faults() -> impl Iterator<Item = &'static SoftwareFault> {
     OF_SOFTWARE.iter().flat_map(of_check)
 }
 
+/// Finding of a check: its level, and words of what was found or of how to fix it.
+pub(in crate::doctor) type Says = (&'static str, Level, &'static str);
+
+/// Returns what is said of a machine, if it is anything else than `says`.
+pub(in crate::doctor) fn differs(fixture: &Fixture, says: &[Says]) -> Option<Vec<Finding>> {
+    let found = findings(fixture);
+    // The module's table has its own words for logs, too.
+    let own = found
+        .iter()
+        .filter(|finding| finding.check != refusals::CHECK.name);
+    own.for_each(testing::commands_are_marked);
+    let is_said = |(finding, (check, level, words)): (&Finding, &Says)| {
+        let said = format!("{} {}", finding.found, finding.fix.as_deref().unwrap_or(""));
+        finding.check == *check && finding.level == *level && said.contains(words)
+    };
+    let as_told = found.len() == says.len() && found.iter().zip(says).all(is_said);
+    (!as_told).then_some(found)
+}
+
 #[test]
 fn each_fault_is_told_and_nothing_else() {
     let mut wrong = Vec::new();
     for injected in faults() {
         let mut fixture = healthy();
         (injected.inject)(&mut fixture);
-        let found = findings(&fixture);
-        // The module's table has its own words for logs, too.
-        let own = found
-            .iter()
-            .filter(|finding| finding.check != refusals::CHECK.name);
-        own.for_each(testing::commands_are_marked);
-        let as_told = found.len() == injected.says.len()
-            && found
-                .iter()
-                .zip(injected.says)
-                .all(|(finding, (check, level, words))| {
-                    let said =
-                        format!("{} {}", finding.found, finding.fix.as_deref().unwrap_or(""));
-                    finding.check == *check && finding.level == *level && said.contains(words)
-                });
-        if !as_told {
-            wrong.push(format!("{}: {found:#?}", injected.name));
-        }
+        let found = differs(&fixture, injected.says);
+        wrong.extend(found.map(|found| format!("{}: {found:#?}", injected.name)));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
 }

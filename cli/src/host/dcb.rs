@@ -9,10 +9,12 @@ use std::collections::BTreeMap;
 use netlink_packet_core::DefaultNla;
 use serde::{Deserialize, Serialize};
 
-use super::hca::NET;
-use crate::host::recording::Recorded;
-use crate::host::{Fact, Host, Seen, Unseen};
+use super::recording::Recorded;
+use super::{Fact, Host, Seen, Unseen};
 use crate::netlink::{attributes, Refused, Socket};
+
+/// Network interfaces in sysfs.
+pub(crate) const NET: &str = "/sys/class/net";
 
 const RTM_GETDCB: u16 = 78;
 const DCB_CMD_IEEE_GET: u8 = 21;

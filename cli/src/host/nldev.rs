@@ -11,10 +11,12 @@ use rustix::io::Errno;
 use rustix::net::netlink::RDMA;
 use serde::{Deserialize, Serialize};
 
-use crate::host::recording::Recorded;
-use crate::host::{Fact, Host, Seen, Unseen};
-use crate::machine::hca::CLASS;
+use super::recording::Recorded;
+use super::{Fact, Host, Seen, Unseen};
 use crate::netlink::{attributes, Refused, Socket};
+
+/// RDMA devices in sysfs.
+pub(crate) const CLASS: &str = "/sys/class/infiniband";
 
 /// `RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, command)`.
 const fn kind(command: u16) -> u16 {
