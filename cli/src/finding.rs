@@ -3,8 +3,6 @@
 
 use serde::Serialize;
 
-use crate::shell::without_unfit;
-
 /// How bad it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -56,7 +54,7 @@ pub(crate) enum Subject {
 /// What one check says of one subject.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub(crate) struct Finding {
-    /// The check's name; stable: scripts go by it.
+    /// The name of the check, which stays the same: scripts go by it. `Check::findings` sets it.
     pub(crate) check: &'static str,
     pub(crate) level: Level,
     pub(crate) subject: Subject,
@@ -83,14 +81,9 @@ fn is_false(it: &bool) -> bool {
 
 impl Finding {
     /// What was found, and nothing beside it.
-    pub(crate) fn new(
-        check: &'static str,
-        level: Level,
-        subject: Subject,
-        found: impl Into<String>,
-    ) -> Self {
+    pub(crate) fn new(level: Level, subject: Subject, found: impl Into<String>) -> Self {
         Self {
-            check,
+            check: "",
             level,
             subject,
             found: found.into(),
@@ -160,5 +153,71 @@ impl Status {
             Self::Plugin(Plugin::Critical) => 2,
             Self::Plugin(Plugin::Unknown) => 3,
         }
+    }
+}
+
+/// Mark in a command, in place of a word that the shell would not take as it is.
+const UNFIT: char = '\0';
+
+/// Returns a device's name as a word of a command, or a mark by which [`without_unfit`] knows the command. A recording, or
+/// `rdma dev set`, may give a device any name.
+pub(crate) fn argument(name: &str) -> &str {
+    word(name, "_.:-")
+}
+
+/// Returns a file's path as a word of a command, or the same mark.
+pub(crate) fn path_argument(path: &str) -> &str {
+    word(path, "_.:-/@")
+}
+
+fn word<'a>(text: &'a str, marks: &str) -> &'a str {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || marks.contains(letter);
+    // A word that begins with a dash is an option.
+    match !text.is_empty() && !text.starts_with('-') && text.chars().all(is_plain) {
+        true => text,
+        false => "\0",
+    }
+}
+
+/// Leaves out each command, between backticks, in which [`argument`] found an unfit word.
+pub(crate) fn without_unfit(fix: String) -> String {
+    if !fix.contains(UNFIT) {
+        return fix;
+    }
+    let parts = fix.split('`').enumerate();
+    let parts = parts.map(
+        |(index, part)| match (index % 2 == 1, part.contains(UNFIT)) {
+            (true, true) => {
+                "(a command is left out: the device's name is no plain word)".to_owned()
+            }
+            (true, false) => format!("`{part}`"),
+            (false, _) => part.replace(UNFIT, "?"),
+        },
+    );
+    parts.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_with_an_odd_name_is_left_out() {
+        for plain in ["mlx5_0", "ens1f0np0", "bond0.100", "a-b", "0000:3b:00.0"] {
+            assert_eq!(argument(plain), plain);
+        }
+        for odd in [
+            "", " ", "-d", "a b", "a`b", "a;b", "a'b", "$(x)", "a\nb", "ü", "a/b",
+        ] {
+            assert_eq!(argument(odd), "\0", "{odd:?}");
+        }
+        assert_eq!(path_argument("/sys/fs/cgroup/a-1"), "/sys/fs/cgroup/a-1");
+        assert_eq!(path_argument("/sys/fs/cgroup/$x"), "\0");
+        let left = without_unfit(format!("`a`, `b {}` or `c`", argument("x y")));
+        assert_eq!(
+            left,
+            "`a`, (a command is left out: the device's name is no plain word) or `c`"
+        );
+        assert_eq!(without_unfit("`a` b".to_owned()), "`a` b");
     }
 }

@@ -12,7 +12,7 @@ use crate::host::Host;
 use crate::machine::pci::Address;
 use crate::machine::{Class, Machine};
 use crate::process::State;
-use crate::registrations::{Freed, Gpu, Holder, Listing, Registration, Share, Stranded};
+use crate::registrations::{Freed, GpuId, Holder, Listing, Registration, Share, Stranded};
 use crate::render::{counted, known, Paint, Table};
 use crate::report::Out;
 use crate::{args, regions, registrations, render, watch};
@@ -47,7 +47,7 @@ pub(crate) fn run(host: &dyn Host, args: &args::List, out: &mut Out) -> anyhow::
         }
         if let Some(gpu) = &args.gpu {
             let address = address_of(gpu, &listing)?;
-            let is_it = |one: &Gpu| one.address.parse() == Ok(address);
+            let is_it = |one: &GpuId| one.address.parse() == Ok(address);
             listing
                 .registrations
                 .retain(|one| one.gpus.iter().any(is_it));
@@ -127,7 +127,7 @@ fn show_each(listing: &Listing, out: &mut Out) {
             known(one.comm.as_deref()),
             user(one.user.as_deref(), one.uid),
             gpus(one.gpus.iter()),
-            known(one.hca.as_ref().map(registrations::Hca::name)),
+            known(one.hca.as_ref().map(registrations::HcaId::name)),
             known(one.class.map(Class::name)),
             known(one.addr.map(|addr| format!("{addr:#x}"))),
             known(one.len.map(render::bytes)),
@@ -199,7 +199,7 @@ fn show_holders(listing: &Listing, out: &mut Out) {
         let bar = share.gpu.as_ref().and_then(|gpu| bar1(gpu, listing));
         let mut row = |who: String, share: &Share| {
             table.row([
-                known(share.gpu.as_ref().map(Gpu::name)),
+                known(share.gpu.as_ref().map(GpuId::name)),
                 known(share.gpu.as_ref().map(|gpu| &gpu.address)),
                 known(bar.map(render::bytes)),
                 who,
@@ -223,7 +223,7 @@ fn show_holders(listing: &Listing, out: &mut Out) {
 }
 
 /// The size of a GPU's BAR1, in bytes.
-fn bar1(gpu: &Gpu, listing: &Listing) -> Option<u64> {
+fn bar1(gpu: &GpuId, listing: &Listing) -> Option<u64> {
     let machine = listing.machine.as_ref().ok()?;
     let at: Address = gpu.address.parse().ok()?;
     machine.gpu(at)?.bar1.map(|bar| bar.size)
@@ -349,8 +349,8 @@ pub(crate) fn user(name: Option<&str>, uid: Option<u32>) -> String {
     known(name.map(str::to_owned).or(uid.map(|uid| uid.to_string())))
 }
 
-fn gpus<'a>(gpus: impl Iterator<Item = &'a Gpu>) -> String {
-    let names: Vec<String> = gpus.map(Gpu::name).collect();
+fn gpus<'a>(gpus: impl Iterator<Item = &'a GpuId>) -> String {
+    let names: Vec<String> = gpus.map(GpuId::name).collect();
     known((!names.is_empty()).then(|| names.join(",")))
 }
 

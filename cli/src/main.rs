@@ -17,13 +17,8 @@ mod list;
 mod machine;
 mod netlink;
 mod nvml;
-#[cfg(test)]
-mod observed;
 mod process;
-mod reasons;
 mod record;
-#[cfg(test)]
-mod recorded;
 mod regions;
 mod registrations;
 mod render;
@@ -34,6 +29,8 @@ mod software;
 mod stats;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 mod topo;
 mod verify;
 mod watch;
@@ -132,14 +129,4 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error
         .downcast_ref::<io::Error>()
         .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::CommandFactory as _;
-
-    #[test]
-    fn the_command_line_is_sound() {
-        crate::args::Cli::command().debug_assert();
-    }
 }

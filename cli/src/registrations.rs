@@ -15,7 +15,7 @@ use crate::{debugfs, process, render};
 
 /// A GPU of a registration.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub(crate) struct Gpu {
+pub(crate) struct GpuId {
     /// None: not among the GPUs that are seen.
     pub(crate) index: Option<usize>,
     pub(crate) address: String,
@@ -23,13 +23,13 @@ pub(crate) struct Gpu {
 
 /// The device that does a registration's DMA.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub(crate) struct Hca {
+pub(crate) struct HcaId {
     pub(crate) address: String,
     /// The RDMA devices of this PCI function.
     pub(crate) devices: Vec<String>,
 }
 
-impl Gpu {
+impl GpuId {
     /// Its index, or its address.
     pub(crate) fn name(&self) -> String {
         match self.index {
@@ -39,7 +39,7 @@ impl Gpu {
     }
 }
 
-impl Hca {
+impl HcaId {
     /// Its RDMA devices, or its address.
     pub(crate) fn name(&self) -> String {
         match self.devices.is_empty() {
@@ -63,8 +63,8 @@ pub(crate) struct Registration {
     pub(crate) freed_bytes: Option<u64>,
     pub(crate) chunks: Option<u64>,
     pub(crate) entries: Option<u64>,
-    pub(crate) gpus: Vec<Gpu>,
-    pub(crate) hca: Option<Hca>,
+    pub(crate) gpus: Vec<GpuId>,
+    pub(crate) hca: Option<HcaId>,
     /// Of several GPUs, of the farthest.
     pub(crate) class: Option<Class>,
     pub(crate) pid: Option<u32>,
@@ -95,7 +95,7 @@ pub(crate) fn hexadecimal<S: serde::Serializer>(
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Share {
     /// None: the module does not know on which GPU it is.
-    pub(crate) gpu: Option<Gpu>,
+    pub(crate) gpu: Option<GpuId>,
     pub(crate) registrations: u64,
     /// The sum of their lengths.
     pub(crate) bytes: u64,
@@ -350,28 +350,28 @@ impl Listing {
 struct PciNames<'a>(Option<&'a Machine>);
 
 impl PciNames<'_> {
-    fn gpu(&self, address: &str) -> Gpu {
+    fn gpu(&self, address: &str) -> GpuId {
         let gpu = address.parse().ok().and_then(|at| self.0?.gpu(at));
-        Gpu {
+        GpuId {
             index: gpu.map(|gpu| gpu.index),
             address: address.to_owned(),
         }
     }
 
-    fn hca(&self, address: &str) -> Hca {
+    fn hca(&self, address: &str) -> HcaId {
         let at: Option<Address> = address.parse().ok();
         let all = self.0.into_iter().flat_map(|machine| &machine.hcas);
         let its = all.filter(|hca| at.is_some_and(|at| hca.functions().contains(&at)));
-        Hca {
+        HcaId {
             address: address.to_owned(),
             devices: its.map(|hca| hca.name.clone()).collect(),
         }
     }
 
-    fn class(&self, gpus: &[Gpu], hca: &Hca) -> Option<Class> {
+    fn class(&self, gpus: &[GpuId], hca: &HcaId) -> Option<Class> {
         let device = hca.devices.first()?;
         // What the module maps goes by the RDMA device's own function.
-        let class = |gpu: &Gpu| {
+        let class = |gpu: &GpuId| {
             let pair = self.0?.pair_of(gpu.address.parse().ok()?, device)?;
             pair.by_own_function().class
         };
@@ -388,7 +388,7 @@ fn registration(
     processes: &mut Processes<'_>,
     freed: &Freed,
 ) -> Registration {
-    let gpus: Vec<Gpu> = one.gpus.iter().map(|gpu| names.gpu(gpu)).collect();
+    let gpus: Vec<GpuId> = one.gpus.iter().map(|gpu| names.gpu(gpu)).collect();
     let hca = one.hca.map(|hca| names.hca(&hca));
     let class = hca.as_ref().and_then(|hca| names.class(&gpus, hca));
     let process = match one.tgid {
@@ -435,7 +435,7 @@ fn sum(numbers: impl Iterator<Item = u64>) -> u64 {
 
 /// By GPU. A registration over several GPUs counts in each, for the module does not say how much of it is where.
 fn shares<'a>(all: impl Iterator<Item = &'a Registration>) -> Vec<Share> {
-    let mut by_gpu: BTreeMap<Option<&Gpu>, Vec<&Registration>> = BTreeMap::new();
+    let mut by_gpu: BTreeMap<Option<&GpuId>, Vec<&Registration>> = BTreeMap::new();
     for one in all {
         if one.gpus.is_empty() {
             by_gpu.entry(None).or_default().push(one);

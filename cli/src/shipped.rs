@@ -18,3 +18,24 @@ pub(crate) mod reason;
 #[cfg(test)]
 #[path = "../../src/registry.rs"]
 pub(crate) mod registry;
+
+use reason::{Event, Reason, ReasonInfo};
+
+/// The row of a `reason`. None: a newer module's.
+pub(crate) fn row(name: &str) -> Option<&'static ReasonInfo> {
+    Reason::ALL
+        .iter()
+        .find(|reason| reason.name.to_bytes() == name.as_bytes())
+}
+
+/// What a reason or an event means, and what to do about it, if there is something.
+pub(crate) fn meaning(name: &str) -> Option<(&'static str, Option<&'static str>)> {
+    let (message, advice) = match row(name) {
+        Some(reason) => (reason.message, reason.advice),
+        None => Event::ALL
+            .iter()
+            .find(|event| event.name == name)
+            .map(|event| (event.message, event.advice))?,
+    };
+    Some((message, Some(advice).filter(|advice| !advice.is_empty())))
+}

@@ -10,10 +10,10 @@ use crate::finding::Status;
 use crate::host::Host;
 use crate::machine::pci::Address;
 use crate::nvml::Nvml;
-use crate::registrations::{Gpu, Listing, Stranded};
+use crate::registrations::{GpuId, Listing, Stranded};
 use crate::render::{counted, known, Paint, Table, NONE};
 use crate::report::Out;
-use crate::{args, debugfs, reasons, registrations, render, watch};
+use crate::{args, debugfs, registrations, render, shipped, watch};
 
 const SCHEMA: &str = "peermemctl.stats";
 const VERSION: u32 = 3;
@@ -39,7 +39,7 @@ pub(crate) struct Counted {
 #[derive(Debug, Serialize)]
 pub(crate) struct Held {
     /// None: registrations of which the module does not know the GPU.
-    pub(crate) gpu: Option<Gpu>,
+    pub(crate) gpu: Option<GpuId>,
     /// None: the module has no list of registrations, as `distinct_bytes` and `bytes`.
     pub(crate) registrations: Option<u64>,
     pub(crate) bytes: Option<u64>,
@@ -185,7 +185,7 @@ fn scan(
 
 fn with_meaning(counter: Counter, before: Option<&BTreeMap<Key, u64>>) -> Counted {
     let name = counter.reason.as_deref().unwrap_or(&counter.event);
-    let meaning = reasons::meaning(name);
+    let meaning = shipped::meaning(name);
     let more = before.map(|before| {
         let old = before.get(&key(&counter)).copied().unwrap_or(0);
         i128::from(counter.count).saturating_sub(i128::from(old))
@@ -233,13 +233,13 @@ pub(crate) fn held(host: &dyn Host, listing: Option<&Listing>) -> Vec<Held> {
         }
     };
     let nvml = Nvml::scan(host).ok();
-    let mut shares: BTreeMap<Option<Gpu>, _> = BTreeMap::new();
+    let mut shares: BTreeMap<Option<GpuId>, _> = BTreeMap::new();
     for share in listing.map(Listing::shares).unwrap_or_default() {
         shares.insert(share.gpu.clone(), share);
     }
-    let mut all: BTreeSet<Option<Gpu>> = shares.keys().cloned().collect();
+    let mut all: BTreeSet<Option<GpuId>> = shares.keys().cloned().collect();
     for gpu in machine.map(|machine| &machine.gpus[..]).unwrap_or_default() {
-        all.insert(Some(Gpu {
+        all.insert(Some(GpuId {
             index: Some(gpu.index),
             address: gpu.at.to_string(),
         }));
@@ -389,7 +389,7 @@ fn show_gpus(body: &Body, out: &mut Out) {
     let size = |bytes: Option<u64>| known(bytes.map(render::bytes));
     for held in &body.gpus {
         table.row([
-            known(held.gpu.as_ref().map(Gpu::name)),
+            known(held.gpu.as_ref().map(GpuId::name)),
             known(held.gpu.as_ref().map(|gpu| &gpu.address)),
             known(held.registrations),
             size(held.bytes),

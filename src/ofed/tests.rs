@@ -4,7 +4,7 @@
 
 use super::*;
 
-/// The cases of `scripts/check` (`revocation` in `tests/runner/tests/check/cases.rs`), and versions
+/// The cases of `scripts/check` (`revocation` in `tests/runner/tests/check/cases.txt`), and versions
 /// that no host has.
 #[test]
 fn revocable_mode_needs_25_04() {

@@ -1,179 +1,34 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Access Control Services, where packets could turn round.
-//!
-//! A port with ACS can send packets between devices up to the root complex in place of straight across. That is a
-//! choice only where there are two ways: at the ports of the switch that both devices hang under. Below, in a switch
-//! that only one of them hangs under, up is the only way; above, packets do not come; and between root ports they are
-//! in the root complex already, so that redirection takes nothing from them. What each bit does to which packets (PCI
-//! Express 7.0, 6.12.3):
-//!
-//! - Request Redirect acts where requests come in: those of the NIC at the NIC's port, those of the GPU at the
-//!   GPU's.
-//! - Completion Redirect acts on answers: the GPU's to the NIC's reads, at the GPU's port, unless they are marked as
-//!   relaxed.
-//! - Egress Control blocks requests to ports of a list, or redirects them with Request Redirect.
-//! - Upstream Forwarding is about packets that were redirected below, and Source Validation about false senders:
-//!   neither matters here.
-//! - Direct Translated lets requests whose address the IOMMU has translated (ATS) go straight in spite of all
-//!   redirection; Translation Blocking drops them.
+//! ACS redirection where packets between GPU and NIC can turn round ([`super::controls`]).
 
 use std::collections::BTreeMap;
 
-use super::data_direct;
+use super::controls::{
+    at_boot, command_line, control, for_data_direct, Turn, Wanted, REDIRECTS, UNUSED, WRITES,
+};
 use super::route::Route;
 use super::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
-use crate::host::{Seen, Unseen};
 use crate::machine::config::Acs;
-use crate::machine::pci::{Address, Function};
+use crate::machine::pci::Address;
 use crate::machine::Pair;
 
-pub(super) const ACS: Check = Check {
+pub(super) const CHECK: Check = Check {
     name: "acs",
     about: "ACS redirection where packets between GPU and NIC can turn round",
+    #[cfg(test)]
+    row: [
+        "ReqRedir, CmpltRedir, EgressCtrl at the two switch ports where packets turn around; with Data \
+         Direct all controls that it takes ([below](#data-direct))",
+        "warning: they redirect, or are other than Data Direct takes; note: they redirect only what the GPU \
+         itself requests, or between root ports",
+        "[`setpci`, firmware setup, `pci=config_acs=`](#setting-acs)",
+    ],
     applies: super::route::applies,
     run: acs,
+    #[cfg(test)]
+    faults: super::tests::Faults::OnPaths(tests::FAULTS),
 };
-
-/// Bits that send packets between devices up: what `pci=disable_acs_redir` clears.
-const REDIRECTS: u16 = Acs::RR | Acs::CR | Acs::EC;
-
-/// What of ACS is on at a port. A port without ACS has nothing on.
-pub(super) fn control(port: &Function) -> Seen<u16> {
-    match port.config()?.acs() {
-        Err(Unseen::Absent) => Ok(0),
-        other => other,
-    }
-}
-
-/// Whether the NIC asks the IOMMU for translations itself.
-pub(super) fn translates(nic: &Function) -> Seen<bool> {
-    match nic.config()?.ats() {
-        Err(Unseen::Absent) => Ok(false),
-        other => other,
-    }
-}
-
-/// What a port's controls must be; those that are neither in `on` nor in `off` may be either.
-pub(super) struct Wanted<'a> {
-    pub(super) port: &'a Function,
-    /// What the port is in words.
-    pub(super) what: &'static str,
-    /// As it is.
-    pub(super) set: u16,
-    pub(super) on: u16,
-    pub(super) off: u16,
-}
-
-impl Wanted<'_> {
-    /// What is off and must be on, and what is on and must be off.
-    pub(super) fn wrong(&self) -> (u16, u16) {
-        (self.on & !self.set, self.off & self.set)
-    }
-
-    pub(super) fn is_met(&self) -> bool {
-        self.wrong() == (0, 0)
-    }
-
-    /// As `pci=config_acs=` has it: a character a bit, the highest first.
-    pub(super) fn flags(&self) -> String {
-        let bits = (0..7).rev().map(|bit| 1_u16 << bit);
-        bits.map(|bit| match (self.on & bit, self.off & bit) {
-            (0, 0) => 'x',
-            (0, _) => '0',
-            _ => '1',
-        })
-        .collect()
-    }
-
-    /// The command that changes these controls and no others.
-    pub(super) fn command(&self) -> String {
-        let mask = self.on | self.off;
-        format!(
-            "`setpci -s {} ECAP_ACS+0x6.w={:04x}:{mask:04x}`",
-            self.port.at, self.on
-        )
-    }
-}
-
-/// What is set where packets of a pair turn round in a switch.
-struct Turn<'a> {
-    nic: Wanted<'a>,
-    gpu: Wanted<'a>,
-    /// What ATS has translated goes straight.
-    straight: bool,
-}
-
-impl<'a> Turn<'a> {
-    /// None: they turn round nowhere.
-    fn of(route: &Route<'a>) -> Option<Seen<Self>> {
-        let (nic_port, gpu_port) = route.turn()?;
-        let wanted = |port: &'a Function, what| -> Seen<Wanted<'a>> {
-            Ok(Wanted {
-                port,
-                what,
-                set: control(port)?,
-                on: 0,
-                off: REDIRECTS,
-            })
-        };
-        let both = || {
-            Ok((
-                wanted(nic_port, "the NIC's port")?,
-                wanted(gpu_port, "the GPU's port")?,
-            ))
-        };
-        Some(both().map(|(nic, gpu)| Self {
-            // Where it cannot be seen, it is not counted on.
-            straight: nic.set & (Acs::DT | Acs::TB) == Acs::DT
-                && translates(route.nic).unwrap_or(false),
-            nic,
-            gpu,
-        }))
-    }
-
-    fn level(&self) -> Level {
-        let (nic, gpu) = (self.nic.set, self.gpu.set);
-        let requests = nic & (Acs::RR | Acs::EC);
-        let answers = gpu & Acs::CR;
-        let of_gpu = (gpu & (Acs::RR | Acs::EC)) | (nic & Acs::CR);
-        match (requests | answers, of_gpu) {
-            (0, 0) => Level::Ok,
-            _ if self.straight => Level::Ok,
-            // Only what the GPU itself asks of the NIC.
-            (0, _) => Level::Note,
-            _ => Level::Warning,
-        }
-    }
-
-    /// The ports that redirect.
-    fn redirecting(self) -> impl Iterator<Item = Wanted<'a>> {
-        [self.nic, self.gpu]
-            .into_iter()
-            .filter(|port| !port.is_met())
-    }
-}
-
-/// All ports of the machine that the kernel's command line must name, by address: those of each pair that counts.
-pub(super) fn at_boot<'a>(scan: &Scan<'a>) -> BTreeMap<Address, Wanted<'a>> {
-    let mut ports = BTreeMap::new();
-    let pairs = scan.machine.pairs.iter();
-    for pair in pairs.filter(|pair| scan.counts(pair)) {
-        let Some(route) = Route::of(scan, pair) else {
-            continue;
-        };
-        let wanted: Vec<Wanted<'a>> = match (data_direct::wanted(pair, &route), Turn::of(&route)) {
-            // The others are as Linux has them by itself.
-            (Some(Ok(wanted)), _) => wanted.into_iter().filter(|it| it.off != 0).collect(),
-            (None, Some(Ok(turn))) if turn.level() == Level::Warning => {
-                turn.redirecting().collect()
-            }
-            _ => Vec::new(),
-        };
-        ports.extend(wanted.into_iter().map(|port| (port.port.at, port)));
-    }
-    ports
-}
 
 fn acs(scan: &Scan<'_>) -> Vec<Finding> {
     let at_boot = at_boot(scan);
@@ -182,15 +37,15 @@ fn acs(scan: &Scan<'_>) -> Vec<Finding> {
         let Some(route) = Route::of(scan, pair) else {
             continue;
         };
-        match (data_direct::wanted(pair, &route), Turn::of(&route)) {
+        match (for_data_direct(pair, &route), Turn::of(&route)) {
             (Some(Err(why)), _) | (None, Some(Err(why))) => {
                 let ports = route.turn().map(|(nic, gpu)| [nic.at, gpu.at]);
                 let ports = ports.iter().flatten().map(Address::to_string);
                 let what = format!("ACS of {}", ports.collect::<Vec<_>>().join(" and "));
-                findings.push(Scan::unseen(ACS.name, Subject::pair(pair), what, &why));
+                findings.push(Scan::unseen(Subject::pair(pair), what, &why));
             }
             (Some(Ok(wanted)), _) => {
-                findings.push(data_direct::acs(scan, pair, &wanted, &at_boot));
+                findings.push(of_data_direct(scan, pair, &wanted, &at_boot));
             }
             (None, Some(Ok(turn))) => findings.push(of_switch(scan, pair, turn, &at_boot)),
             (None, None) => findings.extend(at_root(pair, &route)),
@@ -223,12 +78,7 @@ fn of_switch(
         ),
         false => parts,
     };
-    let finding = Finding::new(
-        ACS.name,
-        scan.level(pair, level),
-        Subject::pair(pair),
-        found,
-    );
+    let finding = Finding::new(scan.level(pair, level), Subject::pair(pair), found);
     match level {
         Level::Ok => finding,
         Level::Note => finding.why(
@@ -246,6 +96,59 @@ fn of_switch(
             )
             .fix(fix(&bad, at_boot)),
     }
+}
+
+/// ACS where Data Direct and the GPU meet.
+fn of_data_direct(
+    scan: &Scan<'_>,
+    pair: &Pair,
+    wanted: &[Wanted<'_>],
+    at_boot: &BTreeMap<Address, Wanted<'_>>,
+) -> Finding {
+    let wrong: Vec<&Wanted<'_>> = wanted.iter().filter(|port| !port.is_met()).collect();
+    if wrong.is_empty() {
+        let each = wanted.iter();
+        let each = each.map(|port| format!("{} {}", port.port.at, port.flags()));
+        let found = format!(
+            "as Data Direct wants it: {}",
+            each.collect::<Vec<_>>().join(", ")
+        );
+        return Finding::new(Level::Ok, Subject::pair(pair), found);
+    }
+    let each = wrong.iter().map(|port| {
+        let (off, on) = port.wrong();
+        let says = [(on, "on"), (off, "off")];
+        let says = says.into_iter().filter(|(bits, _)| *bits != 0);
+        let says = says.map(|(bits, word)| format!("{} {word}", Acs::names(bits).join(", ")));
+        let says: Vec<String> = says.collect();
+        format!(
+            "{} ({}) has {}",
+            port.port.at,
+            port.what,
+            says.join(" and ")
+        )
+    });
+    let found = each.collect::<Vec<_>>().join("; ");
+    let mut lines: Vec<String> = wrong.iter().map(|port| port.command()).collect();
+    lines.push(
+        "That lasts until the next boot and leaves IOMMU groups as they are, for which nvidia.ko then needs \
+         NVreg_GrdmaPciTopoCheckOverride=1; and unprivileged programs can cause platform errors (rdma_topo). For good, \
+         on the kernel's command line:"
+            .to_owned(),
+    );
+    lines.extend(command_line(at_boot));
+    lines.push(WRITES.to_owned());
+    Finding::new(scan.level(pair, Level::Warning),
+        Subject::pair(pair),
+        found,
+    )
+    .why(
+        "Data Direct and the GPU meet in the switch of the NIC. Requests of the one and answers of the other must go \
+         straight there, nothing else may, and both must be in one IOMMU group: so rdma-core's rdma_topo has it. \
+         Otherwise nvidia.ko refuses Data Direct, or packets go up to the processor.",
+    )
+    .costs(UNUSED)
+    .fix(lines.join("\n"))
 }
 
 /// Between root ports, without a common switch: worth knowing, and no fault.
@@ -271,12 +174,7 @@ fn at_root(pair: &Pair, route: &Route<'_>) -> Option<Finding> {
         "{}: root ports, so packets are in the root complex anyway",
         on.join(", ")
     );
-    Some(Finding::new(
-        ACS.name,
-        Level::Note,
-        Subject::pair(pair),
-        found,
-    ))
+    Some(Finding::new(Level::Note, Subject::pair(pair), found))
 }
 
 /// Clears what redirects, and nothing else.
@@ -296,46 +194,158 @@ fn fix(bad: &[Wanted<'_>], at_boot: &BTreeMap<Address, Wanted<'_>>) -> String {
     lines.join("\n")
 }
 
-/// What belongs on the kernel's command line, for all ports of the machine: of several such lists it takes the last.
-pub(super) fn command_line(at_boot: &BTreeMap<Address, Wanted<'_>>) -> Vec<String> {
-    let each = at_boot.values();
-    let each = each.map(|port| format!("{}@{}", port.flags(), port.port.at));
-    let list = each.collect::<Vec<_>>().join(";");
-    let is_long = at_boot.len() > 1;
-    // Before, only the first was heeded (Linux's 9cf8a952d57b).
-    let several = if is_long {
-        "; for several ports 6.12.23, 6.13.11, 6.14.2 or 6.15"
-    } else {
-        ""
-    };
-    let mut lines = vec![format!("pci=config_acs={list} (since Linux 6.11{several})")];
-    // It clears what redirects, and can do nothing else.
-    if at_boot.values().all(|port| port.on == 0) {
-        let each: Vec<String> = at_boot.keys().map(Address::to_string).collect();
-        lines.push(format!(
-            "pci=disable_acs_redir={} (Linux 4.19 to 6.10)",
-            each.join(";")
-        ));
-    }
-    if is_long {
-        lines.push(
-            r#"In /etc/default/grub quote the list, \"…\", as GRUB takes a semicolon for the end of a command."#
-                .to_owned(),
-        );
-    }
-    lines
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::tests::paths::{socket, PathFault, ACS, FIRST, SECOND};
+    use crate::finding::Level;
     use crate::finding::Status;
     use crate::fixture::{Fixture, Pci};
+    use crate::machine::config::Acs;
     use crate::{fixture, testing};
+
+    pub(super) const FAULTS: &[PathFault] = &[
+        PathFault {
+            name: "requests redirected at the NIC's port",
+            inject: |fixture| fixture.set(socket(FIRST).nic_port, ACS + 6, Acs::RR),
+            level: Level::Warning,
+            says: "0000:12:01.0 (the NIC's port) has ReqRedir",
+            fix: "setpci -s 0000:12:01.0 ECAP_ACS+0x6.w=0000:002c",
+        },
+        PathFault {
+            name: "answers redirected at the GPU's port",
+            inject: |fixture| fixture.set(socket(SECOND).gpu_port, ACS + 6, Acs::CR),
+            level: Level::Warning,
+            says: "0000:82:00.0 (the GPU's port) has CmpltRedir",
+            fix: "setpci -s 0000:82:00.0 ECAP_ACS+0x6.w=0000:002c",
+        },
+        PathFault {
+            name: "ACS as firmware turns it on",
+            inject: |fixture| {
+                let it = socket(FIRST);
+                let all = Acs::SV | Acs::RR | Acs::CR | Acs::UF;
+                for port in [it.root_port, it.nic_port, it.gpu_port] {
+                    fixture.set(port, ACS + 6, all);
+                }
+            },
+            level: Level::Warning,
+            says: "0000:12:01.0 (the NIC's port) has ReqRedir, CmpltRedir, 0000:12:00.0 (the GPU's port)",
+            fix: "pci=disable_acs_redir=",
+        },
+    ];
 
     /// What `doctor` says of ACS.
     fn says(fixture: &Fixture, more: &[&str]) -> (String, Status) {
         let line = [&["doctor", "--only", "acs"], more].concat();
         testing::says_in_one_line(&fixture.recording, &line)
+    }
+
+    const ALL: &str =
+        "pci=config_acs=xx111x0@0008:00:00.0;xx110x1@0008:02:00.0;xx101x1@0008:02:02.0;\
+                       xx111x0@0009:00:00.0;xx110x1@0009:02:00.0;xx101x1@0009:02:02.0";
+
+    #[test]
+    fn data_direct_that_is_set_up_is_well() {
+        let fixture = fixture::data_direct();
+        let (text, status) = says(&fixture, &[]);
+        assert_eq!(status, Status::Ok, "{text}");
+        assert!(text.starts_with("Nothing wrong was seen"), "{text}");
+        // And it looked.
+        let (text, _) = says(&fixture, &["--all"]);
+        for words in [
+            "0009:00:00.0 xx111x0",
+            "0009:02:00.0 xx110x1",
+            "0009:02:02.0 xx101x1",
+        ] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
+    }
+
+    #[test]
+    fn data_direct_with_the_kernels_own_acs_is_not() {
+        let (text, status) = says(&fixture::data_direct_acs(), &[]);
+        assert_eq!(status, Status::Findings, "{text}");
+        for words in [
+            "0009:02:00.0 (Data Direct's port) has ReqRedir on",
+            "0009:02:02.0 (the GPU's port) has CmpltRedir on",
+            "0009:00:00.0 (root port) has SrcValid on",
+            "`setpci -s 0009:00:00.0 ECAP_ACS+0x6.w=001c:001d`",
+            "`setpci -s 0009:02:00.0 ECAP_ACS+0x6.w=0019:001d`",
+            "`setpci -s 0009:02:02.0 ECAP_ACS+0x6.w=0015:001d`",
+        ] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
+        assert!(text.contains(ALL), "{text}");
+        assert!(!text.contains("0009:05:00.0"), "that is well: {text}");
+    }
+
+    /// A port, what is set there, and what is said of it.
+    #[test]
+    fn each_bit_of_data_direct_counts() {
+        for (at, set, words) in [
+            (
+                "0009:02:00.0",
+                0x1d,
+                "0009:02:00.0 (Data Direct's port) has ReqRedir on",
+            ),
+            (
+                "0009:02:00.0",
+                0x11,
+                "0009:02:00.0 (Data Direct's port) has CmpltRedir off",
+            ),
+            (
+                "0009:02:00.0",
+                0x18,
+                "0009:02:00.0 (Data Direct's port) has SrcValid off",
+            ),
+            (
+                "0009:02:00.0",
+                0,
+                "has SrcValid, CmpltRedir, UpstreamFwd off",
+            ),
+            (
+                "0009:02:02.0",
+                0x1d,
+                "0009:02:02.0 (the GPU's port) has CmpltRedir on",
+            ),
+            (
+                "0009:02:02.0",
+                0x11,
+                "0009:02:02.0 (the GPU's port) has ReqRedir off",
+            ),
+            (
+                "0009:00:00.0",
+                0x1d,
+                "0009:00:00.0 (root port) has SrcValid on",
+            ),
+            (
+                "0009:00:00.0",
+                0x0c,
+                "0009:00:00.0 (root port) has UpstreamFwd off",
+            ),
+            (
+                "0009:05:00.0",
+                0x19,
+                "0009:05:00.0 (downstream port) has ReqRedir off",
+            ),
+        ] {
+            let mut fixture = fixture::data_direct();
+            let port = match at {
+                "0009:00:00.0" => Pci::grace_port(set, 0),
+                _ => Pci::connectx8_port(6, set, 0),
+            };
+            fixture.set_config(at, &port);
+            let (text, status) = says(&fixture, &[]);
+            assert_eq!(status, Status::Findings, "{at} {set:#x}: {text}");
+            assert!(text.contains(words), "{text}");
+            assert!(text.contains(&format!("`setpci -s {at} ")), "{text}");
+            assert_eq!(text.matches("setpci -s").count(), 1, "{text}");
+            assert!(text.contains(ALL), "{text}");
+        }
+        // What is in nobody's way, there or elsewhere.
+        let mut fixture = fixture::data_direct();
+        fixture.set_config("0009:02:00.0", &Pci::connectx8_port(6, 0x19 | 0x62, 0));
+        fixture.set_config("0000:02:00.0", &Pci::connectx8_port(6, 0, 0));
+        assert_eq!(says(&fixture, &[]).1, Status::Ok);
     }
 
     #[test]

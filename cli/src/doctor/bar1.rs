@@ -8,11 +8,20 @@ use crate::machine::pci::{Bar, Function};
 use crate::machine::{is_bar1, Gpu};
 use crate::render::bytes;
 
-pub(super) const BAR1: Check = Check {
+pub(super) const CHECK: Check = Check {
     name: "bar1",
     about: "size of the GPU's BAR1, and whether it can be larger",
+    #[cfg(test)]
+    row: [
+        "size of BAR1, and what resizable BAR offers",
+        "fault: no BAR1, or a BAR without an address; warning: 256 MiB or less; note: larger than that, and \
+         could be larger still, or smaller than the GPU's memory",
+        "firmware setup, displaymodeselector",
+    ],
     applies: |scan| scan.has_pci_gpu(),
     run: bar1,
+    #[cfg(test)]
+    faults: super::tests::Faults::OnPaths(tests::FAULTS),
 };
 
 /// Settings that give BARs room.
@@ -37,11 +46,11 @@ fn bar1(scan: &Scan<'_>) -> Vec<Finding> {
 }
 
 fn of_gpu(scan: &Scan<'_>, gpu: &Gpu) -> Finding {
-    let new = |level, found: String| Finding::new(BAR1.name, level, Subject::gpu(gpu), found);
+    let new = |level, found: String| Finding::new(level, Subject::gpu(gpu), found);
     let function = scan.machine.functions.get(&gpu.at);
     if let Some(Err(why)) = function.map(|function| &function.bars) {
         let what = format!("the BARs of {}", gpu.at);
-        return Scan::unseen(BAR1.name, Subject::gpu(gpu), what, why);
+        return Scan::unseen(Subject::gpu(gpu), what, why);
     }
     let unassigned: Vec<String> = function
         .into_iter()
@@ -124,4 +133,44 @@ fn enlarge(can: bool) -> &'static str {
              makes it large. Others have no larger one: register less at once."
         }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::paths::{socket, PathFault, FIRST};
+    use crate::finding::Level;
+    use crate::fixture::Pci;
+    use crate::machine::config::Config;
+
+    pub(super) const FAULTS: &[PathFault] = &[
+        PathFault {
+            name: "a BAR1 of 256 MiB",
+            inject: |fixture| fixture.machine.gpus[0].bar1.as_mut().unwrap().size = 256 << 20,
+            level: Level::Warning,
+            says: "BAR1 is 256 MiB",
+            fix: "displaymodeselector",
+        },
+        PathFault {
+            name: "a BAR1 of 256 MiB that can be larger",
+            inject: |fixture| {
+                fixture.machine.gpus[0].bar1.as_mut().unwrap().size = 256 << 20;
+                // 256 MiB or 32 GiB, of BAR 2; set to 256 MiB.
+                let gpu = Pci {
+                    resizable: Some((2, (1 << 8) | (1 << 15), 8)),
+                    ..Pci::h100(0)
+                };
+                fixture.function(socket(FIRST).gpu).config = Ok(Config(gpu.config()));
+            },
+            level: Level::Warning,
+            says: "BAR1 is 256 MiB, and can be 32 GiB",
+            fix: "Re-Size BAR",
+        },
+        PathFault {
+            name: "no BAR1",
+            inject: |fixture| fixture.machine.gpus[0].bar1 = None,
+            level: Level::Fault,
+            says: "has no BAR1",
+            fix: "Above 4G Decoding",
+        },
+    ];
 }

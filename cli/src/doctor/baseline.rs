@@ -4,26 +4,32 @@
 //!
 //! A device that is gone leaves no trace in sysfs, so that nothing but an expectation finds it.
 
-use super::link::port_rate;
+use super::port;
 use super::scan::{Check, Scan};
-use super::{port, started};
 use crate::finding::{Finding, Level, Subject};
 use crate::machine::pci::{Address, DEVICES};
 use crate::machine::{Gpu, Hca, Machine, Port};
 use crate::nvml::Nvml;
 use crate::render::{bytes, counted};
+use crate::software::listed::{is_unlisted, is_withheld};
 use crate::software::Software;
 
-pub(super) const BASELINE: Check = Check {
+pub(super) const CHECK: Check = Check {
     name: "baseline",
     about: "with --baseline: whether GPUs, RDMA devices, ports and links are what they were in a recording",
+    #[cfg(test)]
+    row: [
+        "with `--baseline`: what a recording has",
+        "fault: a GPU, an RDMA device or a port is gone; warning: a port is no longer ACTIVE or has a lower \
+         rate, a link has fewer lanes (or a NIC's less speed), BAR1 is smaller; note: other firmware, driver, \
+         name or GPU, a new device",
+        "by finding",
+    ],
     applies: |scan| scan.baseline.is_some(),
     run: baseline,
+    #[cfg(test)]
+    faults: super::tests::Faults::OwnTest,
 };
-
-fn new(level: Level, subject: Subject, found: String) -> Finding {
-    Finding::new(BASELINE.name, level, subject, found)
-}
 
 fn baseline(scan: &Scan<'_>) -> Vec<Finding> {
     let Some(baseline) = scan.baseline else {
@@ -35,8 +41,8 @@ fn baseline(scan: &Scan<'_>) -> Vec<Finding> {
     for was in &before.gpus {
         match scan.gpu(was.at) {
             Some(now)
-                if started::is_unlisted(scan.machine, &scan.software().nvml, now)
-                    && !started::is_unlisted(before, &nvml, was) =>
+                if is_unlisted(scan.machine, &scan.software().nvml, now)
+                    && !is_unlisted(before, &nvml, was) =>
             {
                 findings.push(unlisted_gpu(scan, now));
             }
@@ -64,7 +70,11 @@ fn baseline(scan: &Scan<'_>) -> Vec<Finding> {
                 .map(Subject::hca),
         );
     for subject in others {
-        findings.push(new(Level::Note, subject, "not in the baseline".to_owned()));
+        findings.push(Finding::new(
+            Level::Note,
+            subject,
+            "not in the baseline".to_owned(),
+        ));
     }
     let version = |software: &Software| software.nvidia()?.version.clone();
     let (was, now) = (
@@ -75,7 +85,7 @@ fn baseline(scan: &Scan<'_>) -> Vec<Finding> {
         findings.extend(changed("nvidia.ko", &was, &now, Subject::Machine));
     }
     if findings.is_empty() {
-        findings.push(new(
+        findings.push(Finding::new(
             Level::Ok,
             Subject::Machine,
             format!(
@@ -89,7 +99,7 @@ fn baseline(scan: &Scan<'_>) -> Vec<Finding> {
 }
 
 fn lost_gpu(was: &Gpu) -> Finding {
-    new(
+    Finding::new(
         Level::Fault,
         Subject::gpu(was),
         format!("the GPU is gone: the baseline has {} there", was.name),
@@ -103,8 +113,8 @@ fn lost_gpu(was: &Gpu) -> Finding {
 
 /// Reports a GPU that NVML listed in the baseline and does not list now.
 fn unlisted_gpu(scan: &Scan<'_>, now: &Gpu) -> Finding {
-    let new = |level, found: &str| new(level, Subject::gpu(now), found.to_owned());
-    match started::is_withheld(scan.host, now) {
+    let new = |level, found: &str| Finding::new(level, Subject::gpu(now), found.to_owned());
+    match is_withheld(scan.host, now) {
         true => new(
             Level::Note,
             "NVML does not list the GPU, and did in the baseline",
@@ -123,7 +133,7 @@ fn unlisted_gpu(scan: &Scan<'_>, now: &Gpu) -> Finding {
 }
 
 fn lost_hca(scan: &Scan<'_>, was: &Hca) -> Finding {
-    let lost = |found: String| new(Level::Fault, Subject::hca(was), found);
+    let lost = |found: String| Finding::new(Level::Fault, Subject::hca(was), found);
     let Some(at) = was.at else {
         return lost("the RDMA device is gone".to_owned())
             .fix("`rdma link show` lists those that are there");
@@ -152,7 +162,7 @@ fn of_gpu(scan: &Scan<'_>, before: &Machine, was: &Gpu, now: &Gpu) -> Vec<Findin
     if let (Some(was), Some(is)) = (was.bar1, now.bar1) {
         if is.size < was.size {
             findings.push(
-                new(
+                Finding::new(
                     Level::Warning,
                     Subject::gpu(now),
                     format!(
@@ -182,7 +192,7 @@ fn of_hca(scan: &Scan<'_>, before: &Machine, was: &Hca, now: &Hca) -> Vec<Findin
         let is = now.ports.iter().find(|is| is.number == port.number);
         findings.extend(match is {
             Some(is) => of_port(now, port, is),
-            None => Some(new(
+            None => Some(Finding::new(
                 Level::Fault,
                 subject(),
                 format!("port {} is gone", port.number),
@@ -196,14 +206,14 @@ fn of_hca(scan: &Scan<'_>, before: &Machine, was: &Hca, now: &Hca) -> Vec<Findin
 }
 
 fn of_port(hca: &Hca, was: &Port, now: &Port) -> Option<Finding> {
-    if !port::is_active(was) {
+    if !was.is_active() {
         return None;
     }
     let number = now.number;
-    if !port::is_active(now) {
+    if !now.is_active() {
         let state = now.state.as_deref()?;
         return Some(
-            new(
+            Finding::new(
                 Level::Warning,
                 Subject::hca(hca),
                 format!("port {number} is {state}, and ACTIVE in the baseline"),
@@ -211,10 +221,10 @@ fn of_port(hca: &Hca, was: &Port, now: &Port) -> Option<Finding> {
             .fix(port::fix(hca, now)),
         );
     }
-    let (then, is) = (port_rate(was)?, port_rate(now)?);
+    let (then, is) = (was.megabits()?, now.megabits()?);
     (is < then).then(|| {
         let rate = |port: &Port| port.rate.clone().unwrap_or_default();
-        new(
+        Finding::new(
             Level::Warning,
             Subject::hca(hca),
             format!(
@@ -239,7 +249,7 @@ fn narrower(
     let (was, now) = (link(before)?, link(scan.machine)?);
     let is_less = now.width < was.width || (with_speed && now.speed < was.speed);
     is_less.then(|| {
-        new(
+        Finding::new(
             Level::Warning,
             subject,
             format!("the link above {at} is {now}, and {was} in the baseline"),
@@ -252,10 +262,106 @@ fn narrower(
 /// What is other than it was, and may have been changed on purpose.
 fn changed(what: &str, was: &str, now: &str, subject: Subject) -> Option<Finding> {
     (was != now).then(|| {
-        new(
+        Finding::new(
             Level::Note,
             subject,
             format!("{what} is {now}, and {was} in the baseline"),
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{are_found, Change};
+    use crate::finding::{Level, Status};
+    use crate::{fixture, testing};
+
+    /// An HGX machine that is compared with what it was: what is gone or less is found, and nothing else.
+    #[test]
+    fn a_baseline_finds_what_is_gone() {
+        let changes: &[Change] = &[
+            ("nothing", |_| {}, &[]),
+            (
+                "a lost GPU",
+                |fixture| fixture.unplug("0000:3b:00.0"),
+                &[(
+                    Level::Fault,
+                    "0000:3b:00.0: the GPU is gone: the baseline has NVIDIA H100 80GB HBM3 there",
+                )],
+            ),
+            (
+                "a lost NIC",
+                |fixture| fixture.unplug("0000:9a:00.0"),
+                &[(
+                    Level::Fault,
+                    "mlx5_4: the RDMA device is gone, and 0000:9a:00.0 from PCI with it",
+                )],
+            ),
+            (
+                "a NIC whose driver gave up",
+                |fixture| fixture.remove("/sys/class/infiniband/mlx5_4"),
+                &[(
+                    Level::Fault,
+                    "mlx5_4: the RDMA device is gone, though 0000:9a:00.0 is still on PCI",
+                )],
+            ),
+            (
+                "a port for all else that is down",
+                |fixture| fixture.hca_file("mlx5_8", "ports/1/state", "1: DOWN\n"),
+                &[(
+                    Level::Warning,
+                    "mlx5_8: port 1 is DOWN, and ACTIVE in the baseline",
+                )],
+            ),
+            (
+                "all rails slower, so that no two differ",
+                |fixture| {
+                    for hca in 0..8 {
+                        fixture.hca_file(&format!("mlx5_{hca}"), "ports/1/rate", "200 Gb/sec (4X HDR)\n");
+                    }
+                },
+                &[(
+                    Level::Warning,
+                    "mlx5_0, mlx5_1, mlx5_2, mlx5_3, mlx5_4, mlx5_5, mlx5_6, mlx5_7: port 1 has 200 Gb/sec (4X HDR), and \
+                     400 Gb/sec (4X NDR) in the baseline",
+                )],
+            ),
+            (
+                "new firmware",
+                |fixture| fixture.hca_file("mlx5_0", "fw_ver", "28.43.2026\n"),
+                &[(
+                    Level::Note,
+                    "mlx5_0: the firmware is 28.43.2026, and 28.39.1002 in the baseline",
+                )],
+            ),
+        ];
+        let mut before = fixture::hgx();
+        before.software();
+        let folder = tempfile::tempdir().unwrap();
+        // One of each is no plural.
+        let one = folder.path().join("one.json");
+        let mut small = fixture::small();
+        small.software();
+        std::fs::write(&one, small.recording.to_json().unwrap()).unwrap();
+        let line = ["doctor", "--all", "--baseline", one.to_str().unwrap()];
+        let (text, _) = testing::says(&small.recording, &line);
+        assert!(
+            text.contains("as in the baseline: 1 GPU and 1 RDMA device"),
+            "{text}"
+        );
+        assert!(text.contains("1 GPU, 1 RDMA device"), "{text}");
+        let file = folder.path().join("before.json");
+        std::fs::write(&file, before.recording.to_json().unwrap()).unwrap();
+        let file = file.to_str().unwrap();
+        are_found(&before, "baseline", file, changes);
+        for command in ["doctor", "export"] {
+            let line = [command, "--baseline", "/none.json"];
+            assert_eq!(testing::says(&before.recording, &line).1, Status::Failed);
+        }
+        // Monitoring has it, too.
+        before.unplug("0000:3b:00.0");
+        let (text, _) = testing::says(&before.recording, &["export", "--baseline", file]);
+        let sample = "peermem_doctor_findings{check=\"baseline\",level=\"fault\"} 1";
+        assert!(text.lines().any(|line| line == sample), "{text}");
+    }
 }

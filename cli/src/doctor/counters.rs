@@ -5,17 +5,25 @@
 
 use super::port;
 use super::scan::{Check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use crate::finding::{argument, Finding, Level, Subject};
 use crate::machine::counters::{Counters, Kind, COUNTERS};
 use crate::machine::pci::Address;
 use crate::machine::Hca;
-use crate::shell::argument;
 
-pub(super) const ERRORS: Check = Check {
+pub(super) const CHECK: Check = Check {
     name: "counters",
     about: "errors that ports, GPUs and NICs have counted; with --interval whether there are more of them",
+    #[cfg(test)]
+    row: [
+        "error counters of ports and, by AER, of GPUs and NICs ([below](#error-counters))",
+        "with `--interval`, warning: link errors, discarded packets, many retransmissions, PCI errors; \
+         note: few of them, congestion, a receiver without buffers. Without, note: totals",
+        "cable, switch, seating",
+    ],
     applies: |scan| scan.has_hca() || scan.has_gpu(),
     run: errors,
+    #[cfg(test)]
+    faults: super::tests::Faults::OwnTest,
 };
 
 /// Of a counter that grows a little on a fabric that is well, a second.
@@ -93,7 +101,7 @@ fn totals(hca: &Hca, port: u32, values: &[Option<u64>]) -> Finding {
         .iter()
         .flat_map(|kind| listed(values, *kind))
         .collect();
-    let new = |level, found: String| Finding::new(ERRORS.name, level, Subject::hca(hca), found);
+    let new = |level, found: String| Finding::new(level, Subject::hca(hca), found);
     match all.is_empty() {
         true => new(Level::Ok, format!("port {port} has counted no errors")),
         false => new(
@@ -140,7 +148,7 @@ fn growth(
             _ => Level::Note,
         };
         let found = format!("port {port} in {seconds:.0} s: {}", named(&grown, "+"));
-        let finding = Finding::new(ERRORS.name, level, Subject::hca(hca), found);
+        let finding = Finding::new(level, Subject::hca(hca), found);
         findings.push(match kind {
             Kind::Link => finding
                 .why(
@@ -178,7 +186,6 @@ fn growth(
     }
     if findings.is_empty() {
         findings.push(Finding::new(
-            ERRORS.name,
             Level::Ok,
             Subject::hca(hca),
             format!("port {port} counted no errors in {seconds:.0} s"),
@@ -220,7 +227,7 @@ fn of_pci(
         Some((_, seconds)) => format!("in {seconds:.0} s"),
         None => "since boot".to_owned(),
     };
-    let new = |level, found: String| Finding::new(ERRORS.name, level, subject, found);
+    let new = |level, found: String| Finding::new(level, subject, found);
     if errors.is_empty() {
         return new(Level::Ok, format!("{at} had no PCI errors {period}"));
     }
@@ -248,4 +255,201 @@ fn of_pci(
         .fix(format!(
             "Reseat the device, check riser and cable; `dmesg | grep -i -e aer -e {at}` shows when"
         ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{print, run_all};
+    use super::*;
+    use crate::finding::{Level, Status};
+    use crate::machine::Machine;
+    use crate::report::Out;
+    use crate::{fixture, testing};
+
+    /// The small machine whose counters were looked at before, and again after ten seconds and a change: what is said, and
+    /// the findings.
+    fn counted(change: impl Fn(&mut fixture::Fixture)) -> (String, Vec<(Level, String)>) {
+        let mut fixture = fixture::small();
+        fixture.counters("mlx5_0", &[("symbol_error", 7), ("port_rcv_data", 1000)]);
+        fixture.errors(
+            "0000:18:00.0",
+            "correctable",
+            "RxErr 3\nBadTLP 0\nTOTAL_ERR_COR 3\n",
+        );
+        let machine = Machine::scan(&fixture.recording).unwrap();
+        let earlier = Counters::scan(&fixture.recording, &machine);
+        fixture.fact(crate::host::Fact::Monotonic, "3610.000000000");
+        change(&mut fixture);
+        let mut scan = Scan::new(&fixture.recording, &machine);
+        scan.earlier = Some(earlier);
+        let findings = run_all(&scan, [&CHECK].into_iter());
+        findings.iter().for_each(testing::commands_are_marked);
+        let mut out = Out::gather(false);
+        print::all(&scan, &findings, false, &mut out).unwrap();
+        let told = findings.into_iter();
+        let told = told.map(|finding| (finding.level, finding.found));
+        (out.into_text(), told.collect())
+    }
+
+    #[test]
+    fn growth_is_told_as_before() {
+        let (text, _) = counted(|fixture| {
+            let values = [
+                ("symbol_error", 96),
+                ("link_downed", 1),
+                ("out_of_sequence", 812),
+                ("local_ack_timeout_err", 31),
+                ("np_cnp_sent", 4000),
+            ];
+            fixture.counters("mlx5_0", &values);
+            fixture.errors("0000:19:00.0", "correctable", "RxErr 0\nBadTLP 41\n");
+        });
+        testing::golden(
+            "golden/counters.txt",
+            &format!("$ peermemctl doctor --interval 10 --only counters\n{text}"),
+        );
+    }
+
+    /// What grows between two looks is judged by what it means and by how fast it grows.
+    #[test]
+    fn counters_are_judged_by_their_growth() {
+        type Case = (&'static [(&'static str, u64)], Level, &'static str);
+        let cases: &[Case] = &[
+            (
+                &[("symbol_error", 7)],
+                Level::Ok,
+                "port 1 counted no errors in 10 s",
+            ),
+            (
+                &[("symbol_error", 7), ("port_xmit_data", 99)],
+                Level::Ok,
+                "port 1 counted no errors in 10 s",
+            ),
+            // Reset in between.
+            (
+                &[("symbol_error", 0)],
+                Level::Ok,
+                "port 1 counted no errors in 10 s",
+            ),
+            (
+                &[("symbol_error", 8)],
+                Level::Warning,
+                "port 1 in 10 s: symbol_error +1",
+            ),
+            (
+                &[
+                    ("symbol_error", 7),
+                    ("link_downed", 1),
+                    ("link_error_recovery", 2),
+                ],
+                Level::Warning,
+                "port 1 in 10 s: link_downed +1, link_error_recovery +2",
+            ),
+            (
+                &[("symbol_error", 7), ("port_xmit_discards", 4)],
+                Level::Warning,
+                "port_xmit_discards +4",
+            ),
+            (
+                &[("symbol_error", 7), ("out_of_sequence", 5)],
+                Level::Note,
+                "out_of_sequence +5",
+            ),
+            (
+                &[
+                    ("symbol_error", 7),
+                    ("packet_seq_err", 6),
+                    ("local_ack_timeout_err", 6),
+                ],
+                Level::Warning,
+                "packet_seq_err +6, local_ack_timeout_err +6",
+            ),
+            (
+                &[("symbol_error", 7), ("req_transport_retries_exceeded", 1)],
+                Level::Warning,
+                "req_transport_retries_exceeded +1",
+            ),
+            (
+                &[
+                    ("symbol_error", 7),
+                    ("np_cnp_sent", 4000),
+                    ("rp_cnp_handled", 10),
+                ],
+                Level::Note,
+                "np_cnp_sent +4000, rp_cnp_handled +10",
+            ),
+            (
+                &[("symbol_error", 7), ("rnr_nak_retry_err", 30)],
+                Level::Note,
+                "rnr_nak_retry_err +30",
+            ),
+        ];
+        for (values, level, says) in cases {
+            let (_, told) = counted(|fixture| fixture.counters("mlx5_0", values));
+            assert_eq!(told.len(), 2, "{values:?}: {told:?}");
+            assert_eq!(told[0].0, *level, "{values:?}: {told:?}");
+            assert!(told[0].1.ends_with(says), "{values:?}: {told:?}");
+            assert_eq!(
+                told[1],
+                (
+                    Level::Ok,
+                    "0000:18:00.0 had no PCI errors in 10 s".to_owned()
+                )
+            );
+        }
+        for (severity, text, level, says) in [
+            (
+                "correctable",
+                "RxErr 3\nBadTLP 2\n",
+                Level::Warning,
+                "BadTLP 2 (correctable)",
+            ),
+            (
+                "nonfatal",
+                "CmpltTO 1\nTOTAL_ERR_NONFATAL 1\n",
+                Level::Warning,
+                "CmpltTO 1 (nonfatal)",
+            ),
+        ] {
+            let (_, told) = counted(|fixture| fixture.errors("0000:18:00.0", severity, text));
+            let found = format!("0000:18:00.0 had PCI errors in 10 s: {says}");
+            assert_eq!(told.first(), Some(&(level, found)), "{told:?}");
+        }
+        // A device whose counters are gone since has none to judge.
+        let (_, told) = counted(|fixture| fixture.remove("/sys/class/infiniband/mlx5_0"));
+        assert_eq!(told.len(), 1, "{told:?}");
+    }
+
+    /// Without a second look, totals are worth a note: nobody knows when.
+    #[test]
+    fn totals_of_counters_are_no_warning() {
+        let mut fixture = fixture::small();
+        fixture.software();
+        fixture.counters("mlx5_0", &[("link_downed", 3), ("symbol_error", 65_535)]);
+        fixture.errors("0000:19:00.0", "fatal", "DLP 1\nTOTAL_ERR_FATAL 1\n");
+        let (text, status) = testing::says(
+            &fixture.recording,
+            &["doctor", "--all", "--only", "counters"],
+        );
+        assert_eq!(status, Status::Ok, "{text}");
+        for says in [
+            "mlx5_0: port 1 has counted link_downed 3, symbol_error 65535",
+            "peermemctl doctor --interval 10",
+            "GPU 0: 0000:19:00.0 had PCI errors since boot: DLP 1 (fatal)",
+        ] {
+            assert!(text.contains(says), "{text}");
+        }
+        // A recording does not change while somebody waits.
+        let line = [
+            "peermemctl",
+            "doctor",
+            "--interval",
+            "1",
+            "--machine",
+            "x.json",
+        ];
+        assert!(<crate::args::Cli as clap::Parser>::try_parse_from(line).is_err());
+        let (text, status) = testing::says(&fixture.recording, &["doctor", "--interval", "1"]);
+        assert_eq!(status, Status::Ok, "{text}");
+    }
 }

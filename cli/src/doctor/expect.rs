@@ -5,282 +5,31 @@
 //! Unlike a recording (`baseline.rs`) it knows no slots, so that one file serves all nodes of a model, and what it
 //! leaves out is not compared.
 
-use std::collections::BTreeMap;
-use std::fmt;
-use std::path::Path;
-use std::str::FromStr;
-
-use anyhow::{bail, Context as _};
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-use super::link::{gigabits, rate_of};
+use super::expected::{active, link, model_of, of_gpu, version_file, Hcas, Model, Text};
+use super::port;
 use super::scan::{Check, Scan};
-use super::{port, started};
 use crate::finding::{Finding, Level, Subject};
-use crate::host::{recording, Host, Unseen};
-use crate::machine::pci::{Address, Function, Link, Rate};
-use crate::machine::{Gpu, Hca, Machine, Port};
-use crate::nvml::Nvml;
+use crate::host::{Host, Unseen};
+use crate::machine::hca::{gigabits, rate_of};
+use crate::machine::pci::{Address, Rate};
+use crate::machine::{Gpu, Hca, Port};
 use crate::render::counted;
+use crate::software::listed::{is_unlisted, is_withheld};
 
-pub(super) const EXPECT: Check = Check {
+pub(super) const CHECK: Check = Check {
     name: "expect",
     about: "with --expect: whether GPUs, RDMA devices, ports, links, firmware and modules are those of a file",
+    #[cfg(test)]
+    row: [
+        "with `--expect`: counts, links, ports, firmware, modules",
+        "as [above](#what-is-gone)",
+        "by finding",
+    ],
     applies: |scan| scan.expected.is_some(),
     run: expect,
+    #[cfg(test)]
+    faults: super::tests::Faults::OwnTest,
 };
-
-/// The file. Only what is in it counts.
-#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(crate) struct Expected {
-    gpus: Vec<Gpus>,
-    hcas: Vec<Hcas>,
-    /// Versions of modules, as `/sys/module/NAME/version` has them.
-    modules: BTreeMap<String, String>,
-}
-
-/// GPUs of one model.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Gpus {
-    count: usize,
-    /// None: of any model.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    device: Option<Text<Model>>,
-    /// Lanes, and the speed that both ends can: an idle GPU lowers the one that it has.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    link: Option<Text<Rate>>,
-}
-
-/// RDMA devices of one model, without those in software.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Hcas {
-    count: usize,
-    /// None: of any model.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    device: Option<Text<Model>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    link: Option<Text<Rate>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    firmware: Option<String>,
-    /// Of each.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    active_ports: Option<usize>,
-    /// Of each port that is ACTIVE.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    rate: Option<Text<PortRate>>,
-}
-
-/// PCI vendor and device, as `lspci -nn` prints them: `15b3:1021`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Model(u16, u16);
-
-impl Model {
-    fn of(function: &Function) -> Self {
-        Self(function.vendor, function.device)
-    }
-}
-
-impl fmt::Display for Model {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:04x}:{:04x}", self.0, self.1)
-    }
-}
-
-impl FromStr for Model {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let hex = |text: &str| match text.len() {
-            4 => u16::from_str_radix(text, 16).ok(),
-            _ => None,
-        };
-        text.split_once(':')
-            .and_then(|(vendor, device)| Some(Self(hex(vendor)?, hex(device)?)))
-            .ok_or_else(|| format!("{text:?} is no PCI vendor and device such as 15b3:1021"))
-    }
-}
-
-/// The rate of a port, as sysfs and `topo` have it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct PortRate {
-    text: String,
-    megabits: u64,
-}
-
-impl fmt::Display for PortRate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
-}
-
-impl FromStr for PortRate {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let megabits = rate_of(text)
-            .ok_or_else(|| format!("{text:?} is no rate such as \"400 Gb/sec (4X NDR)\""))?;
-        Ok(Self {
-            text: text.to_owned(),
-            megabits,
-        })
-    }
-}
-
-/// A string of the file with a form of its own, so that a wrong one is refused with its line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Text<T>(T);
-
-impl<T: fmt::Display> Serialize for Text<T> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&self.0)
-    }
-}
-
-impl<'de, T: FromStr<Err = String>> Deserialize<'de> for Text<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map(Self).map_err(D::Error::custom)
-    }
-}
-
-impl Expected {
-    /// From a file.
-    ///
-    /// # Errors
-    /// It is no JSON, or has a key or a value that is not known: the key and its line are named.
-    pub(crate) fn load(file: &Path) -> anyhow::Result<Self> {
-        let name = file.display();
-        let text = recording::read(file).with_context(|| format!("{name}"))?;
-        let expected: Self = serde_json::from_str(&text).with_context(|| format!("{name}"))?;
-        let is_name = |name: &str| {
-            let mut letters = name.chars();
-            letters.all(|letter| letter.is_ascii_alphanumeric() || matches!(letter, '_' | '-'))
-        };
-        if let Some(module) = expected.modules.keys().find(|module| !is_name(module)) {
-            bail!("{name}: {module:?} is no module's name");
-        }
-        Ok(expected)
-    }
-
-    /// What the machine has now.
-    pub(super) fn of(host: &dyn Host, machine: &Machine) -> Self {
-        let mut expected = Self::default();
-        let nvml = Nvml::scan(host);
-        for (at, model) in machine
-            .gpus
-            .iter()
-            .filter(|gpu| !started::is_unlisted(machine, &nvml, gpu))
-            .filter_map(|gpu| Some((gpu.at, model_of(machine, gpu.at)?)))
-        {
-            let link = link(machine, at).map(|link| Text(of_gpu(link)));
-            let device = Some(Text(model));
-            match expected.gpus.iter_mut().find(|gpus| gpus.device == device) {
-                Some(gpus) => {
-                    gpus.count = gpus.count.saturating_add(1);
-                    gpus.link = lesser(gpus.link, link);
-                }
-                None => expected.gpus.push(Gpus {
-                    count: 1,
-                    device,
-                    link,
-                }),
-            }
-        }
-        for hca in machine.hcas.iter().filter(|hca| !hca.is_software) {
-            let Some(model) = hca.at.and_then(|at| model_of(machine, at)) else {
-                continue;
-            };
-            expected.add(Hcas {
-                count: 1,
-                device: Some(Text(model)),
-                link: hca
-                    .at
-                    .and_then(|at| link(machine, at))
-                    .map(|link| Text(link.now)),
-                firmware: hca.firmware.clone(),
-                active_ports: Some(active(hca).count()).filter(|count| *count > 0),
-                rate: slowest(hca),
-            });
-        }
-        for module in ["nvidia", "nvidia_peermem", "mlx5_core"] {
-            if let Ok(version) = host.text(&version_file(module)) {
-                expected.modules.insert(module.to_owned(), version);
-            }
-        }
-        expected
-    }
-
-    /// One more RDMA device. Of a model the least is expected that any device has, so that the machine is as expected.
-    fn add(&mut self, one: Hcas) {
-        let Some(same) = self.hcas.iter_mut().find(|hcas| hcas.device == one.device) else {
-            self.hcas.push(one);
-            return;
-        };
-        same.count = same.count.saturating_add(one.count);
-        same.link = lesser(same.link, one.link);
-        if same.firmware != one.firmware {
-            same.firmware = None;
-        }
-        same.active_ports = same.active_ports.min(one.active_ports);
-        // One without an ACTIVE port has no rate.
-        same.rate = match (same.rate.take(), one.rate) {
-            (Some(one), Some(other)) => Some(if other.0.megabits < one.0.megabits {
-                other
-            } else {
-                one
-            }),
-            (one, other) => one.or(other),
-        };
-    }
-}
-
-fn lesser(one: Option<Text<Rate>>, other: Option<Text<Rate>>) -> Option<Text<Rate>> {
-    let (Text(one), Text(other)) = (one?, other?);
-    Some(Text(Rate {
-        speed: one.speed.min(other.speed),
-        width: one.width.min(other.width),
-    }))
-}
-
-fn active(hca: &Hca) -> impl Iterator<Item = &Port> {
-    hca.ports.iter().filter(|port| port::is_active(port))
-}
-
-fn slowest(hca: &Hca) -> Option<Text<PortRate>> {
-    let rates = active(hca).filter_map(|port| port.rate.as_deref()?.parse::<PortRate>().ok());
-    rates.min_by_key(|rate| rate.megabits).map(Text)
-}
-
-fn version_file(module: &str) -> String {
-    // The kernel writes them so, whatever the file is called.
-    format!("/sys/module/{}/version", module.replace('-', "_"))
-}
-
-fn model_of(machine: &Machine, at: Address) -> Option<Model> {
-    machine.functions.get(&at).map(Model::of)
-}
-
-/// None: its speed and width are not known, as in many virtual machines.
-fn link(machine: &Machine, at: Address) -> Option<Link> {
-    let is_known = |link: &Link| link.now.speed != 0 && link.now.width != 0 && link.most.speed != 0;
-    machine.link(at).filter(is_known)
-}
-
-/// Of an idle GPU the speed goes down; what both ends can does not.
-fn of_gpu(link: Link) -> Rate {
-    Rate {
-        speed: link.most.speed,
-        ..link.now
-    }
-}
-
-fn new(level: Level, subject: Subject, found: String) -> Finding {
-    Finding::new(EXPECT.name, level, subject, found)
-}
 
 fn expect(scan: &Scan<'_>) -> Vec<Finding> {
     let Some(expected) = scan.expected else {
@@ -296,7 +45,7 @@ fn expect(scan: &Scan<'_>) -> Vec<Finding> {
         let nvml = &scan.software().nvml;
         let (unlisted, there): (Vec<&Gpu>, Vec<&Gpu>) = gpus
             .filter(|gpu| is_of(gpu.at, wanted.device))
-            .partition(|gpu| started::is_unlisted(machine, nvml, gpu));
+            .partition(|gpu| is_unlisted(machine, nvml, gpu));
         let count = count("GPU", "10de:", there.len(), wanted.count, wanted.device);
         findings.extend(count.map(|finding| with_unlisted(scan, finding, &unlisted)));
         for gpu in there {
@@ -329,7 +78,7 @@ fn expect(scan: &Scan<'_>) -> Vec<Finding> {
         findings.extend(of_module(scan.host, module, version));
     }
     if findings.is_empty() {
-        findings.push(new(
+        findings.push(Finding::new(
             Level::Ok,
             Subject::Machine,
             format!(
@@ -367,10 +116,10 @@ fn count(
         counted(there, what)
     );
     if there > wanted {
-        return Some(new(Level::Note, Subject::Machine, found));
+        return Some(Finding::new(Level::Note, Subject::Machine, found));
     }
     (there < wanted).then(|| {
-        new(Level::Fault, Subject::Machine, found)
+        Finding::new(Level::Fault, Subject::Machine, found)
             .why("One fell off the bus, was not found at boot, lost its driver, or was taken out.")
             .fix(format!(
                 "`lspci -d {filter}` lists those on PCI, and `dmesg | grep -i -e Xid -e 'fallen off' -e mlx5_core` \
@@ -386,11 +135,8 @@ fn with_unlisted(scan: &Scan<'_>, finding: Finding, unlisted: &[&Gpu]) -> Findin
     }
     let each: Vec<String> = unlisted.iter().map(|gpu| gpu.at.to_string()).collect();
     let each = each.join(", ");
-    if unlisted
-        .iter()
-        .all(|gpu| started::is_withheld(scan.host, gpu))
-    {
-        return new(Level::Note, finding.subject, finding.found).why(format!(
+    if unlisted.iter().all(|gpu| is_withheld(scan.host, gpu)) {
+        return Finding::new(Level::Note, finding.subject, finding.found).why(format!(
             "On PCI there are more ({each}). In a container or a job NVML lists the GPUs that it may open."
         ));
     }
@@ -402,15 +148,10 @@ fn with_unlisted(scan: &Scan<'_>, finding: Finding, unlisted: &[&Gpu]) -> Findin
 fn of_link(at: Address, now: Option<Rate>, least: Rate, subject: Subject) -> Option<Finding> {
     let Some(now) = now else {
         let why = Unseen::Failed("its speed and width are unknown".to_owned());
-        return Some(Scan::unseen(
-            EXPECT.name,
-            subject,
-            format!("the link of {at}"),
-            &why,
-        ));
+        return Some(Scan::unseen(subject, format!("the link of {at}"), &why));
     };
     (now.width < least.width || now.speed < least.speed).then(|| {
-        new(
+        Finding::new(
             Level::Warning,
             subject,
             format!("the link above {at} is {now}, and {least} is expected"),
@@ -422,15 +163,17 @@ fn of_link(at: Address, now: Option<Rate>, least: Rate, subject: Subject) -> Opt
 
 fn of_hca(scan: &Scan<'_>, hca: &Hca, wanted: &Hcas) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let warn = |found: String, fix: String| new(Level::Warning, Subject::hca(hca), found).fix(fix);
+    let warn = |found: String, fix: String| {
+        Finding::new(Level::Warning, Subject::hca(hca), found).fix(fix)
+    };
     // An unknown value is no reason to warn.
     let unknown = |what: String| {
         let why = Unseen::Failed("not known".to_owned());
-        Scan::unseen(EXPECT.name, Subject::hca(hca), what, &why)
+        Scan::unseen(Subject::hca(hca), what, &why)
     };
     if let Some(least) = wanted.active_ports {
         let is = active(hca).count();
-        let down = || hca.ports.iter().filter(|port| !port::is_active(port));
+        let down = || hca.ports.iter().filter(|port| !port.is_active());
         if is < least && down().any(|port| port.state.is_none()) {
             findings.push(unknown("the state of its ports".to_owned()));
         } else if is < least {
@@ -486,7 +229,7 @@ fn of_hca(scan: &Scan<'_>, hca: &Hca, wanted: &Hcas) -> Vec<Finding> {
 }
 
 fn of_module(host: &dyn Host, module: &str, wanted: &str) -> Option<Finding> {
-    let new = |level, found: String| Some(new(level, Subject::Machine, found));
+    let new = |level, found: String| Some(Finding::new(level, Subject::Machine, found));
     let file = version_file(module);
     match host.text(&file) {
         Ok(version) if version == wanted => None,
@@ -509,10 +252,224 @@ fn of_module(host: &dyn Host, module: &str, wanted: &str) -> Option<Finding> {
             }
         }
         Err(why) => Some(Scan::unseen(
-            EXPECT.name,
             Subject::Machine,
             format!("the version of {module}"),
             &why,
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{are_found, Change};
+    use crate::finding::{Level, Status};
+    use crate::{fixture, testing};
+
+    /// What `--write-expect` prints is what the machine has: compared with it nothing is found.
+    #[test]
+    fn every_machine_is_as_it_says_it_should_be() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("expect.json");
+        for (name, fixture) in fixture::all() {
+            let (text, status) = testing::says(&fixture.recording, &["doctor", "--write-expect"]);
+            assert_eq!(status, Status::Ok, "{text}");
+            if name == "hgx" {
+                testing::golden("golden/expect-hgx.json", &text);
+            }
+            std::fs::write(&file, text).unwrap();
+            let line = ["doctor", "--only", "expect", "--all", "--json", "--expect"];
+            let line = [&line[..], &[file.to_str().unwrap()]].concat();
+            let (json, status) = testing::says(&fixture.recording, &line);
+            assert_eq!(status, Status::Ok, "{name}: {json}");
+            let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+            let findings = json["findings"].as_array().unwrap();
+            assert_eq!(findings.len(), 1, "{name}: {json}");
+            assert_eq!(findings[0]["level"], "ok", "{name}: {json}");
+        }
+    }
+
+    /// An HGX machine that is compared with a file that was written for all machines like it.
+    #[test]
+    fn what_is_not_as_expected_is_found() {
+        let changes: &[Change] = &[
+            ("nothing", |_| {}, &[]),
+            (
+                "a lost GPU",
+                |fixture| fixture.unplug("0000:3b:00.0"),
+                &[(Level::Fault, "7 GPUs of 10de:2330, and 8 are expected why One fell off the bus")],
+            ),
+            (
+                "a lost NIC",
+                |fixture| fixture.unplug("0000:9a:00.0"),
+                &[(Level::Fault, "7 RDMA devices of 15b3:1021, and 8 are expected")],
+            ),
+            (
+                "a NIC whose driver gave up",
+                |fixture| fixture.remove("/sys/class/infiniband/mlx5_4"),
+                &[(Level::Fault, "7 RDMA devices of 15b3:1021, and 8 are expected")],
+            ),
+            (
+                "one more NIC",
+                |fixture| {
+                    let above = "0000:39:03.0";
+                    fixture.pci(above, "0000:3e:00.0", &fixture::Pci::connectx7(0));
+                    fixture.hca("mlx5_9", "0000:3e:00.0", "ib9", "InfiniBand", "400 Gb/sec (4X NDR)");
+                },
+                &[(Level::Note, "9 RDMA devices of 15b3:1021, and 8 are expected")],
+            ),
+            (
+                "dead rails",
+                |fixture| {
+                    fixture.hca_file("mlx5_2", "ports/1/state", "1: DOWN\n");
+                    fixture.hca_file("mlx5_5", "ports/1/state", "1: DOWN\n");
+                },
+                &[(Level::Warning, "mlx5_2, mlx5_5: port 1 is DOWN; 1 ACTIVE port expected")],
+            ),
+            (
+                "a slow rail",
+                |fixture| fixture.hca_file("mlx5_3", "ports/1/rate", "200 Gb/sec (2X NDR)\n"),
+                &[(
+                    Level::Warning,
+                    "mlx5_3: port 1 has 200 Gb/sec (2X NDR), and 400 Gb/s is expected",
+                )],
+            ),
+            (
+                "other firmware",
+                |fixture| fixture.hca_file("mlx5_0", "fw_ver", "28.43.2026\n"),
+                &[(
+                    Level::Warning,
+                    "mlx5_0: the firmware is 28.43.2026, and 28.39.1002 is expected",
+                )],
+            ),
+            (
+                "a NIC's link with half of its lanes, and an idle GPU's",
+                |fixture| {
+                    for at in ["0000:17:00.0", "0000:18:00.0"] {
+                        fixture.set_link(at, ("32.0 GT/s PCIe", 8), ("32.0 GT/s PCIe", 16));
+                    }
+                    for at in ["0000:17:01.0", "0000:19:00.0"] {
+                        fixture.set_link(at, ("2.5 GT/s PCIe", 16), ("32.0 GT/s PCIe", 16));
+                    }
+                },
+                &[(
+                    Level::Warning,
+                    "mlx5_0: the link above 0000:18:00.0 is 32.0 GT/s x8, and 32.0 GT/s x16 is expected",
+                )],
+            ),
+            (
+                "a GPU in a slot of half the lanes",
+                |fixture| {
+                    for at in ["0000:17:01.0", "0000:19:00.0"] {
+                        fixture.set_link(at, ("32.0 GT/s PCIe", 8), ("32.0 GT/s PCIe", 8));
+                    }
+                },
+                &[(
+                    Level::Warning,
+                    "GPU 0: the link above 0000:19:00.0 is 32.0 GT/s x8, and 32.0 GT/s x16 is expected",
+                )],
+            ),
+            (
+                "another driver",
+                |fixture| fixture.file("/sys/module/nvidia/version", "570.124.06\n"),
+                &[(Level::Warning, "nvidia is 570.124.06, and 570.86.15 is expected")],
+            ),
+            (
+                "a module that is not loaded",
+                |fixture| fixture.remove("/sys/module/nvidia_peermem"),
+                &[(
+                    Level::Fault,
+                    "nvidia_peermem is not loaded, and 595.45.04-rs1 is expected fix `modprobe nvidia_peermem`",
+                )],
+            ),
+            (
+                "a module whose version cannot be seen",
+                |fixture| fixture.deny("/sys/module/nvidia/version"),
+                &[(Level::NotVisible, "the version of nvidia: not visible without root")],
+            ),
+        ];
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("expect.json");
+        let mut before = fixture::hgx();
+        before.software();
+        let expected = testing::says(&before.recording, &["doctor", "--write-expect"]).0;
+        std::fs::write(&file, expected).unwrap();
+        let file = file.to_str().unwrap();
+        are_found(&before, "expect", file, changes);
+        // Monitoring has it, too.
+        before.unplug("0000:3b:00.0");
+        let (text, _) = testing::says(&before.recording, &["export", "--expect", file]);
+        let sample = "peermem_doctor_findings{check=\"expect\",level=\"fault\"} 1";
+        assert!(text.lines().any(|line| line == sample), "{text}");
+    }
+
+    /// What is wrong in the file is named, with its line, and nothing is looked at.
+    #[test]
+    fn a_wrong_expectation_is_refused_with_its_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("expect.json");
+        let name = file.to_str().unwrap();
+        let mut machine = fixture::small();
+        machine.software();
+        let refused = |text: &str| {
+            std::fs::write(&file, text).unwrap();
+            let (text, status) = testing::says(&machine.recording, &["doctor", "--expect", name]);
+            assert_eq!(status, Status::Failed, "{text}");
+            let (line, status) = testing::says(
+                &machine.recording,
+                &["doctor", "--nagios", "--expect", name],
+            );
+            assert_eq!(
+                (status.code(), line.starts_with("GPUDIRECT UNKNOWN - ")),
+                (3, true),
+                "{line}"
+            );
+            text
+        };
+        for (text, says) in [
+            (
+                "{\n \"gpu\": []}",
+                "unknown field `gpu`, expected one of `gpus`, `hcas`, `modules` at line 2",
+            ),
+            (
+                "{\"gpus\": [\n {\"count\": 8,\n \"lanes\": 16}]}",
+                "unknown field `lanes`, expected one of `count`, `device`, `link` at line 3",
+            ),
+            ("{\"hcas\": [\n{}]}", "missing field `count` at line 2"),
+            (
+                "{\"hcas\": [{\"count\": \"8\"}]}",
+                "expected usize at line 1",
+            ),
+            (
+                "{\"gpus\": [\n{\"count\": 1, \"device\": \"H100\"}]}",
+                "\"H100\" is no PCI vendor and device such as 15b3:1021 at line 2",
+            ),
+            (
+                "{\"hcas\": [\n{\"count\": 1, \"link\": \"gen5 x16\"}]}",
+                "\"gen5 x16\" is no link such as \"32.0 GT/s x16\" at line 2",
+            ),
+            (
+                "{\"hcas\": [\n{\"count\": 1, \"rate\": \"NDR\"}]}",
+                "\"NDR\" is no rate such as \"400 Gb/sec (4X NDR)\" at line 2",
+            ),
+            (
+                "{\"modules\": {\"../x\": \"1\"}}",
+                "\"../x\" is no module's name",
+            ),
+            ("", "it is empty"),
+        ] {
+            let refused = refused(text);
+            assert!(
+                refused.contains(says) && refused.contains(name),
+                "{refused}"
+            );
+        }
+        // What is left out is not compared.
+        std::fs::write(
+            &file,
+            "{\"gpus\": [{\"count\": 1}], \"hcas\": [{\"count\": 1}]}",
+        )
+        .unwrap();
+        let (text, status) = testing::says(&machine.recording, &["doctor", "--expect", name]);
+        assert_eq!(status, Status::Ok, "{text}");
     }
 }

@@ -111,7 +111,7 @@ impl Hop {
             link_most: link.map(|link| link.most.to_string()),
             max_payload: express.map(|express| express.payload),
             acs: function
-                .and_then(|function| super::acs::control(function).ok())
+                .and_then(|function| super::controls::control(function).ok())
                 .map(Acs::names),
             iommu_group: function.and_then(|function| function.iommu_group.as_ref().ok().copied()),
             numa: function.and_then(|function| function.numa),

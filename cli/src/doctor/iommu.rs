@@ -5,32 +5,36 @@
 //! be translated, though the GPU hang on the same switch. The NIC's group counts: the GPU's memory is only answered
 //! from.
 
+use super::controls::{
+    at_boot, command_line, control, for_data_direct, translates, Wanted, UNUSED, WRITES,
+};
 use super::route::Route;
 use super::scan::{Check, Scan};
-use super::{acs, data_direct};
 use crate::finding::{Finding, Level, Subject};
 use crate::host::{Seen, Unseen};
-use crate::machine::config::{Acs, Config};
+use crate::machine::config::Acs;
 use crate::machine::pci::Function;
-use crate::machine::Hca;
+use crate::machine::{Hca, Pair};
 
-pub(super) const IOMMU: Check = Check {
+pub(super) const CHECK: Check = Check {
     name: "iommu",
     about: "whether an IOMMU translates the NIC's addresses",
+    #[cfg(test)]
+    row: [
+        "type of the NIC's IOMMU group; whether Data Direct and a Grace GPU are in one group",
+        "warning: it translates; they are not in one, though ACS is right; fault: it blocks; note: it \
+         translates before a Grace GPU, or the GPU's group translates",
+        "`iommu=pt`, `iommu.passthrough=1`",
+    ],
     applies: |scan| scan.has_hca(),
     run: iommu,
-};
-
-pub(super) const ATS: Check = Check {
-    name: "ats",
-    about: "the NIC's Address Translation Services, and whether switches let them through",
-    applies: super::route::applies,
-    run: ats,
+    #[cfg(test)]
+    faults: super::tests::Faults::OnPaths(tests::FAULTS),
 };
 
 /// How an IOMMU treats a function.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Mode {
+pub(super) enum Mode {
     /// There is none, or it is off.
     None,
     /// It lets addresses through as they are.
@@ -44,7 +48,7 @@ enum Mode {
 }
 
 /// By the type of the function's group (`Documentation/ABI/testing/sysfs-kernel-iommu_groups`), and the group.
-fn mode(scan: &Scan<'_>, function: &Function) -> Seen<(Mode, u32)> {
+pub(super) fn mode(scan: &Scan<'_>, function: &Function) -> Seen<(Mode, u32)> {
     let group = match &function.iommu_group {
         Ok(group) => *group,
         Err(Unseen::Absent) => return Ok((Mode::None, 0)),
@@ -78,7 +82,7 @@ fn iommu(scan: &Scan<'_>) -> Vec<Finding> {
         }
     }
     for pair in scan.pairs().filter(|pair| pair.is_data_direct()) {
-        findings.extend(data_direct::group(scan, pair));
+        findings.extend(group(scan, pair));
     }
     for gpu in scan.gpus() {
         let Some(function) = scan.machine.functions.get(&gpu.at) else {
@@ -86,9 +90,7 @@ fn iommu(scan: &Scan<'_>) -> Vec<Finding> {
         };
         if let Ok((Mode::Translates(kind), group)) = mode(scan, function) {
             findings.push(
-                Finding::new(
-                    IOMMU.name,
-                    Level::Note,
+                Finding::new(Level::Note,
                     Subject::gpu(gpu),
                     format!("the GPU is in IOMMU group {group} of type {kind}"),
                 )
@@ -102,18 +104,10 @@ fn iommu(scan: &Scan<'_>) -> Vec<Finding> {
 
 fn of_nic(scan: &Scan<'_>, hca: &Hca, function: &Function) -> Finding {
     let at = function.at;
-    let new = |level, found: String| {
-        Finding::new(
-            IOMMU.name,
-            scan.level_of(hca, level),
-            Subject::hca(hca),
-            found,
-        )
-    };
+    let new =
+        |level, found: String| Finding::new(scan.level_of(hca, level), Subject::hca(hca), found);
     match mode(scan, function) {
-        Err(why) => Scan::unseen(
-            IOMMU.name,
-            Subject::hca(hca),
+        Err(why) => Scan::unseen(Subject::hca(hca),
             format!("IOMMU mode of {at}"),
             &why,
         ),
@@ -178,9 +172,8 @@ fn all_straight(scan: &Scan<'_>, hca: &Hca) -> bool {
         && pairs.all(|pair| {
             Route::of(scan, pair).is_some_and(|route| {
                 route.turn().is_some_and(|(nic_port, _)| {
-                    let set = acs::control(nic_port).unwrap_or(0);
-                    set & (Acs::DT | Acs::TB) == Acs::DT
-                        && acs::translates(route.nic).unwrap_or(false)
+                    let set = control(nic_port).unwrap_or(0);
+                    set & (Acs::DT | Acs::TB) == Acs::DT && translates(route.nic).unwrap_or(false)
                 })
             })
         })
@@ -214,70 +207,165 @@ fn fix(scan: &Scan<'_>, group: u32) -> String {
     )
 }
 
-fn ats(scan: &Scan<'_>) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    for pair in scan.pairs() {
-        let Some(route) = Route::of(scan, pair) else {
-            continue;
-        };
-        let Some((nic_port, _)) = route.turn() else {
-            continue;
-        };
-        let enabled = match route.nic.config().and_then(Config::ats) {
-            Ok(enabled) => enabled,
-            Err(Unseen::Absent) => continue,
-            Err(why) => {
-                let what = format!("ATS of {}", route.nic.at);
-                findings.push(Scan::unseen(ATS.name, Subject::pair(pair), what, &why));
-                continue;
-            }
-        };
-        let blocks = acs::control(nic_port).is_ok_and(|set| set & Acs::TB != 0);
-        let translated = matches!(mode(scan, route.nic), Ok((Mode::Translates(_), _)));
-        let new = |level, found: String| {
-            Finding::new(
-                ATS.name,
-                scan.level(pair, level),
-                Subject::pair(pair),
-                found,
-            )
-        };
-        findings.push(match (enabled, blocks) {
-            (true, true) => new(
-                Level::Fault,
-                format!(
-                    "{} has ATS on, and {} drops what it translated (TransBlk)",
-                    route.nic.at, nic_port.at
-                ),
-            )
-            .why("A request whose address the NIC has had translated is dropped by a port with Translation \
-                Blocking.")
-            .fix(format!(
-                "`setpci -s {} ECAP_ACS+0x6.w=0000:0002`",
-                nic_port.at
-            )),
-            (false, _) if translated => new(
-                Level::Note,
-                format!("{} can ATS, and it is off", route.nic.at),
-            )
-            .why(
-                "With an IOMMU that must translate, as on a host of virtual machines, ATS and DirectTrans of the \
-                 NIC's port are what lets packets turn round in the switch.",
-            )
-            .fix(format!(
-                "`mlxconfig -d {} set ATS_ENABLED=true`, and a cold boot (NVIDIA AI Enterprise, \"ATS and ACS \
-                 configuration\")",
-                route.nic.at
-            )),
-            (on, _) => new(
-                Level::Ok,
-                format!(
-                    "ATS of {} is {}",
-                    route.nic.at,
-                    if on { "on" } else { "off, as nothing translates" }
-                ),
-            ),
-        });
+/// What overrides nvidia.ko's check of groups.
+const PARAMETERS: &str = "/proc/driver/nvidia/params";
+
+/// Whether Data Direct and the GPU are in one group. None: it is told of ACS already, which groups follow from.
+fn group(scan: &Scan<'_>, pair: &Pair) -> Option<Finding> {
+    // Of other GPUs nvidia.ko gives addresses for PCI to whoever asks.
+    scan.gpu(pair.gpu).filter(|gpu| gpu.is_coherent)?;
+    let route = Route::of(scan, pair)?;
+    if let Some(Ok(ports)) = for_data_direct(pair, &route) {
+        if !ports.iter().all(Wanted::is_met) {
+            return None;
+        }
     }
-    findings
+    let new = |level, found: String| {
+        let level = scan.level(pair, level);
+        Finding::new(level, Subject::pair(pair), found)
+    };
+    let (direct, gpu) = (route.nic.at, route.gpu.at);
+    Some(match (&route.nic.iommu_group, &route.gpu.iommu_group) {
+        (Ok(own), Ok(other)) if own == other => new(
+            Level::Ok,
+            format!("Data Direct {direct} and the GPU {gpu} are in IOMMU group {own}"),
+        ),
+        (Err(Unseen::Absent), Err(Unseen::Absent)) => new(
+            Level::Ok,
+            format!("Data Direct {direct} and the GPU {gpu} are in no IOMMU group"),
+        ),
+        (Err(why), _) | (_, Err(why)) if *why != Unseen::Absent => Scan::unseen(
+            Subject::pair(pair),
+            format!("the IOMMU groups of {direct} and {gpu}"),
+            why,
+        ),
+        (own, other) => {
+            let named =
+                |group: &Seen<u32>| group.as_ref().map_or("none".to_owned(), u32::to_string);
+            let found = format!(
+                "Data Direct {direct} is in IOMMU group {}, the GPU {gpu} in {}",
+                named(own),
+                named(other)
+            );
+            let parameters = scan.host.text(PARAMETERS).unwrap_or_default();
+            let is_overridden = |line: &str| line.trim() == "GrdmaPciTopoCheckOverride: 1";
+            if parameters.lines().any(is_overridden) {
+                return Some(new(
+                    Level::Note,
+                    format!("{found}; NVreg_GrdmaPciTopoCheckOverride=1 has nvidia.ko go on all the same"),
+                ));
+            }
+            new(Level::Warning, found)
+                .why(
+                    "nvidia.ko gives addresses of GPU memory to functions of the GPU's own group alone, and refuses a \
+                     dma-buf for Data Direct (ENOTSUPP).",
+                )
+                .costs(UNUSED)
+                .fix(group_fix(scan))
+        }
+    })
+}
+
+/// How both get into one group, where ACS is right or nobody knows what is.
+fn group_fix(scan: &Scan<'_>) -> String {
+    let at_boot = at_boot(scan);
+    if at_boot.is_empty() {
+        return "NVreg_GrdmaPciTopoCheckOverride=1 for nvidia.ko has it go on all the same."
+            .to_owned();
+    }
+    let mut lines = vec![
+        "Groups are formed at boot, and ACS was set later. On the kernel's command line, and boot:"
+            .to_owned(),
+    ];
+    lines.extend(command_line(&at_boot));
+    lines.push(WRITES.to_owned());
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::paths::{group, socket, PathFault, FIRST};
+    use crate::finding::Level;
+    use crate::finding::Status;
+    use crate::{fixture, testing};
+
+    pub(super) const FAULTS: &[PathFault] = &[
+        PathFault {
+            name: "an IOMMU that translates",
+            inject: |fixture| group(fixture, socket(FIRST).nic, "DMA-FQ"),
+            level: Level::Warning,
+            says: "0000:14:00.0 is in IOMMU group 20 of type DMA-FQ",
+            fix: "iommu=pt",
+        },
+        PathFault {
+            name: "an IOMMU that translates, though iommu=pt",
+            inject: |fixture| {
+                group(fixture, socket(FIRST).nic, "DMA");
+                let cmdline = "root=/dev/sda iommu=pt".to_owned();
+                fixture
+                    .host
+                    .files
+                    .insert("/proc/cmdline".to_owned(), cmdline);
+            },
+            level: Level::Warning,
+            says: "type DMA",
+            fix: "echo identity > /sys/kernel/iommu_groups/20/type",
+        },
+        PathFault {
+            name: "an SMMU that translates",
+            inject: |fixture| {
+                group(fixture, socket(FIRST).nic, "DMA");
+                let units = vec!["smmu3.0x0000000016000000".to_owned()];
+                fixture
+                    .host
+                    .directories
+                    .insert("/sys/class/iommu".to_owned(), units);
+            },
+            level: Level::Warning,
+            says: "type DMA",
+            fix: "iommu.passthrough=1",
+        },
+        PathFault {
+            name: "an IOMMU that blocks",
+            inject: |fixture| group(fixture, socket(FIRST).nic, "blocked"),
+            level: Level::Fault,
+            says: "type blocked",
+            fix: "echo identity",
+        },
+    ];
+
+    /// What `doctor` says of the IOMMU.
+    fn says(fixture: &fixture::Fixture, more: &[&str]) -> (String, Status) {
+        let line = [&["doctor", "--only", "iommu"], more].concat();
+        testing::says_in_one_line(&fixture.recording, &line)
+    }
+
+    const ALL: &str =
+        "pci=config_acs=xx111x0@0008:00:00.0;xx110x1@0008:02:00.0;xx101x1@0008:02:02.0;\
+                       xx111x0@0009:00:00.0;xx110x1@0009:02:00.0;xx101x1@0009:02:02.0";
+
+    #[test]
+    fn both_must_be_in_one_group() {
+        let mut fixture = fixture::data_direct();
+        let (text, status) = says(&fixture, &["--all"]);
+        assert_eq!(status, Status::Ok, "{text}");
+        let words = "Data Direct 0009:03:00.0 and the GPU 0009:06:00.0 are in IOMMU group 30";
+        assert!(text.contains(words), "{text}");
+        // Translation before the NIC's own function takes nothing from GPU memory.
+        assert!(!text.contains("note iommu mlx5"), "{text}");
+        fixture.iommu_group("0009:06:00.0", 50, "DMA-FQ");
+        let (text, status) = says(&fixture, &[]);
+        assert_eq!(status, Status::Findings, "{text}");
+        let words = "Data Direct 0009:03:00.0 is in IOMMU group 30, the GPU 0009:06:00.0 in 50";
+        assert!(text.contains(words), "{text}");
+        assert!(text.contains(ALL), "{text}");
+        let parameters = "DmaRemapPeerMmio: 1\nGrdmaPciTopoCheckOverride: 1\n";
+        fixture.file("/proc/driver/nvidia/params", parameters);
+        let (text, status) = says(&fixture, &["--all"]);
+        assert_eq!(status, Status::Ok, "{text}");
+        assert!(text.contains("GrdmaPciTopoCheckOverride=1"), "{text}");
+        // Where ACS is wrong, it is told there alone.
+        let (text, status) = says(&fixture::data_direct_acs(), &[]);
+        assert_eq!(status, Status::Ok, "{text}");
+    }
 }

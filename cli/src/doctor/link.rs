@@ -1,25 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Links of the path: as fast and as wide as both ends can, and fast enough for the NIC's ports.
+//! Links of the path: as fast and as wide as both ends can.
 
 use super::route::{Joined, Route};
 use super::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::host::Unseen;
+use crate::machine::hca::gigabits;
 use crate::machine::pci::Address;
-use crate::machine::{Hca, Port};
 
-pub(super) const LINK: Check = Check {
+pub(super) const CHECK: Check = Check {
     name: "link",
     about: "speed and width of each link of the path, against what both its ends can",
+    #[cfg(test)]
+    row: [
+        "speed and width of each link of the path, against what both ends are capable of",
+        "warning: less; note: only a GPU's speed is lower, which is normal when it is idle (by NVML it is \
+         at work if it is 10 % busy, or in P0 with persistence mode on)",
+        "reseat the NIC, check the riser and the lanes",
+    ],
     applies: super::route::applies,
     run: link,
-};
-
-pub(super) const SLOT: Check = Check {
-    name: "slot",
-    about: "whether the NIC's slot is as fast as its port",
-    applies: |scan| scan.has_hardware_hca(),
-    run: slot,
+    #[cfg(test)]
+    faults: super::tests::Faults::OnPaths(tests::FAULTS),
 };
 
 fn link(scan: &Scan<'_>) -> Vec<Finding> {
@@ -49,7 +51,7 @@ fn link(scan: &Scan<'_>) -> Vec<Finding> {
             };
             if let Some(why) = unseen {
                 let what = format!("the link of {}", end.at);
-                findings.push(Scan::unseen(LINK.name, Subject::pair(pair), what, why));
+                findings.push(Scan::unseen(Subject::pair(pair), what, why));
             }
         }
     }
@@ -89,17 +91,15 @@ fn of_link(
         None => format!("{link}; both ends can {most}"),
     };
     match (is_narrow, is_slow) {
-        (false, false) => Finding::new(
-            LINK.name,
-            Level::Ok,
+        (false, false) => Finding::new(Level::Ok,
             subject,
             format!("{link}, all that both ends can"),
         ),
         // Its own power management, which gives the lanes back their speed in a moment.
-        (false, true) if gpu.is_some() && work.is_none() => Finding::new(LINK.name, Level::Note, subject, less)
+        (false, true) if gpu.is_some() && work.is_none() => Finding::new(Level::Note, subject, less)
             .why("GPUs lower their link's speed when idle: it looks so then.")
             .fix("Run doctor again while the GPU works; `nvidia-smi -q -d PERFORMANCE` tells its state."),
-        _ => Finding::new(LINK.name, Level::Warning, subject, less)
+        _ => Finding::new(Level::Warning, subject, less)
             .why("A link trains down where lanes or contacts are bad, a riser or cable does not do the speed, or \
                 the slot has fewer lanes.")
             .costs(format!(
@@ -114,90 +114,47 @@ fn of_link(
     }
 }
 
-/// In tenths.
-pub(super) fn gigabits(megabits: u64) -> String {
-    match megabits / 100 {
-        tenths if tenths % 10 == 0 => format!("{}", tenths / 10),
-        tenths => format!("{}.{}", tenths / 10, tenths % 10),
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::super::tests::paths::{socket, PathFault, FIRST, SECOND};
+    use crate::finding::Level;
 
-/// The rate of a port, in millions of bits a second.
-pub(super) fn port_rate(port: &Port) -> Option<u64> {
-    rate_of(port.rate.as_deref()?)
-}
-
-/// Of `400 Gb/sec (4X NDR)`, in millions of bits a second.
-pub(crate) fn rate_of(text: &str) -> Option<u64> {
-    let (number, unit) = text.split_once(' ')?;
-    if !unit.starts_with("Gb/sec") {
-        return None;
-    }
-    // `2.5`: there are no finer ones.
-    let (whole, tenth) = number.split_once('.').unwrap_or((number, "0"));
-    let whole: u64 = whole.parse().ok()?;
-    let tenth: u64 = tenth.parse().ok().filter(|tenth| *tenth < 10)?;
-    whole.checked_mul(1000)?.checked_add(tenth * 100)
-}
-
-fn slot(scan: &Scan<'_>) -> Vec<Finding> {
-    let hcas = scan.hcas().filter(|hca| !hca.is_software);
-    hcas.filter_map(|hca| of_slot(scan, hca)).collect()
-}
-
-fn of_slot(scan: &Scan<'_>, hca: &Hca) -> Option<Finding> {
-    let functions = &scan.machine.functions;
-    let function = functions.get(&hca.at?)?;
-    // What its own slot carries is no GPU memory.
-    if scan.is_by_data_direct(hca) {
-        return None;
-    }
-    // A virtual function has no link of its own.
-    if function.physical.is_some() {
-        return None;
-    }
-    let upper = functions.get(function.above.last()?)?;
-    let joined = Joined::of(upper, function)?;
-    let link = joined.most.megabits();
-    let active = hca.ports.iter().filter(|port| super::port::is_active(port));
-    let port = active.filter_map(port_rate).max()?;
-    // Of a port's rate all is data; of a link's, headers take some, which no slot can help.
-    if link == 0 || port <= link {
-        return Some(Finding::new(
-            SLOT.name,
-            Level::Ok,
-            Subject::hca(hca),
-            format!(
-                "slot and NIC can {}, for a port of {} Gb/s",
-                joined.most,
-                gigabits(port)
-            ),
-        ));
-    }
-    let finding = Finding::new(
-        SLOT.name,
-        scan.level_of(hca, Level::Warning),
-        Subject::hca(hca),
-        format!(
-            "slot and NIC can {} ({} Gb/s), and a port is {} Gb/s",
-            joined.most,
-            gigabits(link),
-            gigabits(port)
-        ),
-    );
-    Some(
-        finding
-            .why("No byte gets faster into the GPU than the slot lets it.")
-            .costs(format!(
-                "{} of {} Gb/s at most.",
-                gigabits(link),
-                gigabits(port)
-            ))
-            .fix(format!(
-                "Put it into a slot as fast as itself: the port above ({}) can {}, the NIC {}.",
-                upper.at,
-                upper.link.as_ref().map_or(joined.most, |link| link.most),
-                function.link.as_ref().map_or(joined.most, |link| link.most),
-            )),
-    )
+    pub(super) const FAULTS: &[PathFault] = &[
+        PathFault {
+            name: "a link at half its lanes",
+            inject: |fixture| {
+                let it = socket(FIRST);
+                for at in [it.nic, it.nic_port] {
+                    fixture.function(at).link.as_mut().unwrap().now.width = 8;
+                }
+            },
+            level: Level::Warning,
+            says: "the link 0000:12:01.0 \u{2013} 0000:14:00.0 is 32.0 GT/s x8; both ends can 32.0 GT/s x16",
+            fix: "riser",
+        },
+        PathFault {
+            name: "a GPU's link at half its lanes",
+            inject: |fixture| {
+                let it = socket(SECOND);
+                for at in [it.gpu, it.gpu_port] {
+                    fixture.function(at).link.as_mut().unwrap().now.width = 8;
+                }
+            },
+            level: Level::Warning,
+            says: "0000:83:00.0 is 32.0 GT/s x8",
+            fix: "riser",
+        },
+        PathFault {
+            name: "a NIC's link at less speed",
+            inject: |fixture| {
+                let it = socket(FIRST);
+                for at in [it.nic, it.nic_port] {
+                    fixture.function(at).link.as_mut().unwrap().now.speed = 160;
+                }
+            },
+            level: Level::Warning,
+            says: "is 16.0 GT/s x16; both ends can 32.0 GT/s x16",
+            fix: "riser",
+        },
+    ];
 }

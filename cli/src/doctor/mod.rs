@@ -1,36 +1,40 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! `doctor`: what makes GPUDirect RDMA slow or impossible on a machine, and how to fix it.
 //!
-//! A check is a function from what was seen to findings, in a file of its own. It says nothing where nothing is
-//! wrong, or `Level::Ok` with what it saw; it does not guess at what it could not see ([`Scan::unseen`]). Of the
+//! A check is a function from what was seen to findings, in a file of its own, with its documentation and the faults
+//! that the tests inject ([`Check`]). It says nothing where nothing is wrong, or `Level::Ok` with what it saw; it does not guess at what it could not see ([`Scan::unseen`]). Of the
 //! pairs of GPU and RDMA device it judges those that [`Scan::pairs`] gives, and no others: the best of each GPU, as
 //! no machine is built so that all are good.
 
 mod acs;
+mod ats;
 mod bar1;
 mod baseline;
+mod controls;
 mod counters;
-mod data_direct;
-mod devices;
+mod device_kind;
 mod expect;
+mod expected;
+mod gpu_driver;
 mod hops;
-#[cfg(test)]
-mod injected;
 mod iommu;
 mod link;
+mod max_payload;
+mod max_read_request;
 mod nccl;
+mod nic_driver;
+mod numa;
 mod packets;
 mod path;
 mod port;
 mod print;
-mod qos;
-#[cfg(test)]
-mod reported;
+mod relaxed_ordering;
 mod roce;
+mod roce_qos;
 mod route;
 mod scan;
+mod slot;
 mod software;
-mod started;
 #[cfg(test)]
 mod tests;
 
@@ -46,14 +50,13 @@ use crate::machine::counters::Counters;
 use crate::machine::pci::{Address, DEVICES};
 use crate::machine::{Gpu, Machine, Pair};
 use crate::report::Out;
-use expect::Expected;
+use expected::Expected;
 use scan::{Baseline, Check};
 
-pub(crate) use link::rate_of;
 pub(crate) use scan::Scan;
 
 /// The check of counters.
-pub(crate) const COUNTERS: &str = counters::ERRORS.name;
+pub(crate) const COUNTERS: &str = counters::CHECK.name;
 
 /// All checks, in the order in which they matter where their findings are as bad: whether it works at all, then the
 /// path, then speed.
@@ -68,26 +71,26 @@ pub(crate) fn checks_of<'a>(scan: &'a Scan<'a>) -> impl Iterator<Item = &'static
 
 /// Paths and devices.
 const OF_HARDWARE: &[Check] = &[
-    baseline::BASELINE,
-    expect::EXPECT,
-    devices::GPU_DRIVER,
-    devices::NIC_DRIVER,
-    port::PORT,
-    counters::ERRORS,
-    roce::ROCE,
-    qos::QOS,
-    path::PATH,
-    acs::ACS,
-    iommu::IOMMU,
-    iommu::ATS,
-    packets::MAX_PAYLOAD,
-    link::LINK,
-    link::SLOT,
-    bar1::BAR1,
-    packets::RELAXED_ORDERING,
-    packets::MAX_READ,
-    devices::NUMA,
-    devices::DEVICE_KIND,
+    baseline::CHECK,
+    expect::CHECK,
+    gpu_driver::CHECK,
+    nic_driver::CHECK,
+    port::CHECK,
+    counters::CHECK,
+    roce::CHECK,
+    roce_qos::CHECK,
+    path::CHECK,
+    acs::CHECK,
+    iommu::CHECK,
+    ats::CHECK,
+    max_payload::CHECK,
+    link::CHECK,
+    slot::CHECK,
+    bar1::CHECK,
+    relaxed_ordering::CHECK,
+    max_read_request::CHECK,
+    numa::CHECK,
+    device_kind::CHECK,
 ];
 
 /// Which checks to run.
@@ -121,8 +124,7 @@ pub(crate) fn examine(scan: &Scan<'_>, selection: Selection<'_>) -> anyhow::Resu
 fn run_all<'c>(scan: &Scan<'_>, checks: impl Iterator<Item = &'c Check>) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
     for check in checks.filter(|check| (check.applies)(scan)) {
-        let of_check = (check.run)(scan);
-        debug_assert!(of_check.iter().all(|finding| finding.check == check.name));
+        let of_check = check.findings(scan);
         // Two paths may share a bridge that both tell of.
         let mut seen = HashSet::new();
         let is_first: Vec<bool> = of_check.iter().map(|it| seen.insert(it)).collect();

@@ -7,7 +7,6 @@
 
 use std::collections::BTreeMap;
 
-use super::devices::why_none;
 use super::nccl;
 use super::nccl::{Nccl, Topology};
 use super::scan::{Check, Scan};
@@ -15,11 +14,19 @@ use crate::finding::{Finding, Level, Subject};
 use crate::machine::pci::Address;
 use crate::machine::{Class, Gpu, Hca, Listed, Pair};
 
-pub(super) const PATH: Check = Check {
+pub(super) const CHECK: Check = Check {
     name: "path",
     about: "class of the path to each GPU's nearest RDMA device, and whether NCCL uses GPUDirect RDMA on it",
+    #[cfg(test)]
+    row: [
+        "class of the nearest pair, and NCCL's limit ([below](#how-far-nccl-goes))",
+        "warning: farther than PXB, or than NCCL_NET_GDR_LEVEL says; note: PHB, NODE, if NCCL is told to use them",
+        "a NIC behind the GPU's switch; in a virtual machine NCCL_TOPO_FILE",
+    ],
     applies: super::route::applies,
     run: path,
+    #[cfg(test)]
+    faults: super::tests::Faults::OnPaths(tests::FAULTS),
 };
 
 fn path(scan: &Scan<'_>) -> Vec<Finding> {
@@ -53,7 +60,7 @@ impl Nccl {
 /// Returns `true` if NCCL would use GPUDirect RDMA on a nearer path. NCCL never does with rxe, siw, or a GPU for games. EFA's
 /// plugin brings NCCL a topology file.
 fn is_for_nccl(scan: &Scan<'_>, pair: &Pair) -> bool {
-    let is_gpu = |gpu: &Gpu| !gpu.is_stand_in && why_none(gpu).is_none();
+    let is_gpu = |gpu: &Gpu| !gpu.is_stand_in && gpu.why_no_gpudirect().is_none();
     let is_hca = |hca: &Hca| !hca.is_software && hca.driver.as_deref() != Some("efa");
     scan.gpu(pair.gpu).is_some_and(is_gpu) && scan.hca(&pair.hca).is_some_and(is_hca)
 }
@@ -93,7 +100,6 @@ fn of_pair(scan: &Scan<'_>, nccl: &Nccl, pair: &Pair, class: Class) -> Finding {
     };
     let words = words(scan, pair, class);
     let finding = Finding::new(
-        PATH.name,
         scan.level(pair, level),
         Subject::pair(pair),
         match pair.nic.filter(|_| pair.is_data_direct()) {
@@ -144,7 +150,7 @@ fn too_far(scan: &Scan<'_>, nccl: &Nccl, pairs: &[(&Pair, Class)]) -> Option<Fin
             format!("the nearest RDMA device ({}) is {words}", names.join(", ")),
         ),
     };
-    let finding = Finding::new(PATH.name, scan.level(first, level), subject, found);
+    let finding = Finding::new(scan.level(first, level), subject, found);
     let mut why = Vec::new();
     if is_between && !is_virtual {
         why.push(BETWEEN_PROCESSORS.to_owned());

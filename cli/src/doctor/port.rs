@@ -2,24 +2,28 @@
 //! Ports of the RDMA devices that are near: whether each is up, whether its cable has all lanes, and whether it is as
 //! fast as others of its kind.
 
-use super::link::{gigabits, port_rate};
 use super::scan::{Check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use crate::finding::{argument, Finding, Level, Subject};
+use crate::machine::hca::gigabits;
 use crate::machine::pci::Address;
 use crate::machine::{Class, Gpu, Hca, Pair, Port};
-use crate::shell::argument;
 
-pub(super) const PORT: Check = Check {
+pub(super) const CHECK: Check = Check {
     name: "port",
     about: "whether the ports near each GPU are ACTIVE, with all their lanes, and as fast as others of their kind",
+    #[cfg(test)]
+    row: [
+        "ports of the nearest RDMA devices",
+        "warning: one is not ACTIVE (fault: none on the machine is), one is slower than others of the same \
+         model that are as near, or an InfiniBand port has one lane; note: one is not ACTIVE, and an earlier port \
+         of the same NIC is",
+        "link, subnet manager, cable",
+    ],
     applies: |scan| scan.has_hca(),
     run: port,
+    #[cfg(test)]
+    faults: super::tests::Faults::OnPaths(tests::FAULTS),
 };
-
-/// `4: ACTIVE` in sysfs.
-pub(super) fn is_active(port: &Port) -> bool {
-    port.state.as_deref() == Some("ACTIVE")
-}
 
 fn port(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -28,7 +32,7 @@ fn port(scan: &Scan<'_>) -> Vec<Finding> {
         .hcas
         .iter()
         .flat_map(|hca| &hca.ports)
-        .any(is_active);
+        .any(Port::is_active);
     for gpu in scan.gpus() {
         findings.extend(of_gpu(scan, gpu, any));
     }
@@ -54,7 +58,7 @@ fn all_down<'a>(scan: &Scan<'a>, gpu: &Gpu) -> Option<Vec<(&'a Hca, &'a Port)>> 
         .filter_map(|pair| scan.hca(&pair.hca))
         .flat_map(|hca| hca.ports.iter().map(move |port| (hca, port)))
         .collect();
-    let is_up = ports.iter().any(|(_, port)| is_active(port));
+    let is_up = ports.iter().any(|(_, port)| port.is_active());
     // Nobody recorded any state.
     let is_known = ports.iter().any(|(_, port)| port.state.is_some());
     (is_known && !is_up).then_some(ports)
@@ -68,7 +72,6 @@ fn of_gpu(scan: &Scan<'_>, gpu: &Gpu, any: bool) -> Option<Finding> {
         false => Level::Fault,
     };
     let finding = Finding::new(
-        PORT.name,
         level,
         Subject::gpu(gpu),
         format!("no port near the GPU is ACTIVE: {}", each.join(", ")),
@@ -137,7 +140,7 @@ fn is_spare(scan: &Scan<'_>, hca: &Hca, port: &Port) -> bool {
         .iter()
         .flat_map(|hca| hca.ports.iter().map(move |port| (hca, port)));
     ports.any(|(hca, port)| {
-        is_active(port) && place(hca, port).is_some_and(|(its, place)| its == nic && place < own)
+        port.is_active() && place(hca, port).is_some_and(|(its, place)| its == nic && place < own)
     })
 }
 
@@ -152,14 +155,14 @@ fn is_told(scan: &Scan<'_>, hca: &Hca) -> bool {
 
 fn of_port(scan: &Scan<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
     let subject = Subject::hca(hca);
-    if !is_active(port) {
+    if !port.is_active() {
         let state = port.state.as_deref()?;
         let found = format!("port {} is {state}", port.number);
         let level = match is_spare(scan, hca, port) || is_told(scan, hca) {
             true => Level::Note,
             false => scan.level_of(hca, Level::Warning),
         };
-        let finding = Finding::new(PORT.name, level, subject, found);
+        let finding = Finding::new(level, subject, found);
         return Some(match level {
             Level::Warning => finding
                 .why(
@@ -177,13 +180,11 @@ fn of_port(scan: &Scan<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
     if !is_narrow {
         return Some(match faster(scan, hca, port) {
             Some(peers) => slow(scan, hca, &found, port, &peers),
-            None => Finding::new(PORT.name, Level::Ok, subject, found),
+            None => Finding::new(Level::Ok, subject, found),
         });
     }
     Some(
-        Finding::new(
-            PORT.name,
-            scan.level_of(hca, Level::Warning),
+        Finding::new(scan.level_of(hca, Level::Warning),
             subject,
             format!("{found}: one lane of four"),
         )
@@ -217,15 +218,15 @@ pub(super) fn kind(scan: &Scan<'_>, hca: &Hca) -> Option<(u16, u16, u8, Class)> 
 
 fn faster(scan: &Scan<'_>, hca: &Hca, port: &Port) -> Option<Faster> {
     let own = kind(scan, hca).filter(|_| !hca.is_software)?;
-    let rate = port_rate(port)?;
+    let rate = port.megabits()?;
     let peers: Vec<(u64, &Port)> = scan
         .machine
         .hcas
         .iter()
         .filter(|peer| !peer.is_software && kind(scan, peer) == Some(own))
         .flat_map(|peer| &peer.ports)
-        .filter(|peer| is_active(peer) && (peer.number, &peer.layer) == (port.number, &port.layer))
-        .filter_map(|peer| Some((port_rate(peer)?, peer)))
+        .filter(|peer| peer.is_active() && (peer.number, &peer.layer) == (port.number, &port.layer))
+        .filter_map(|peer| Some((peer.megabits()?, peer)))
         .collect();
     let (most, fastest) = peers.iter().max_by_key(|(rate, _)| *rate)?;
     (*most > rate).then(|| Faster {
@@ -240,9 +241,7 @@ fn slow(scan: &Scan<'_>, hca: &Hca, found: &str, port: &Port, peers: &Faster) ->
         1 => "another of its kind has".to_owned(),
         count => format!("{count} others of its kind have"),
     };
-    Finding::new(
-        PORT.name,
-        scan.level_of(hca, Level::Warning),
+    Finding::new(scan.level_of(hca, Level::Warning),
         Subject::hca(hca),
         format!("{found}; {others} {}", peers.rate),
     )
@@ -252,8 +251,71 @@ fn slow(scan: &Scan<'_>, hca: &Hca, found: &str, port: &Port, peers: &Faster) ->
     )
     .costs(format!(
         "{} of {} Gb/s; a collective over all of them runs at the pace of the slowest.",
-        gigabits(port_rate(port).unwrap_or(0)),
+        gigabits(port.megabits().unwrap_or(0)),
         gigabits(peers.most)
     ))
     .fix(cable(hca))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::paths::{socket, PathFault, FIRST, SECOND};
+    use crate::finding::Level;
+    use crate::machine::pci::Address;
+
+    pub(super) const FAULTS: &[PathFault] = &[
+        PathFault {
+            name: "a port that is down",
+            inject: |fixture| fixture.machine.hcas[0].ports[0].state = Some("DOWN".to_owned()),
+            level: Level::Warning,
+            says: "mlx5_0 port 1 is DOWN",
+            fix: "mlxlink -d mlx5_0 -m",
+        },
+        PathFault {
+            name: "a port that is down beside one that is as near and up",
+            inject: |fixture| {
+                fixture.nic_that_is_down(Address {
+                    device: 1,
+                    ..socket(FIRST).nic
+                });
+            },
+            level: Level::Warning,
+            says: "port 1 is DOWN",
+            fix: "mlxlink -d mlx5_2 -m",
+        },
+        PathFault {
+            name: "no port that is up",
+            inject: |fixture| {
+                fixture.machine.hcas.truncate(1);
+                fixture.machine.gpus.truncate(1);
+                fixture.machine.functions.remove(&socket(SECOND).nic);
+                fixture.machine.hcas[0].ports[0].state = Some("INIT".to_owned());
+                fixture.pair_up();
+            },
+            level: Level::Fault,
+            says: "mlx5_0 port 1 is INIT",
+            fix: "opensm",
+        },
+        PathFault {
+            name: "an Ethernet port that is down",
+            inject: |fixture| {
+                let port = &mut fixture.machine.hcas[0].ports[0];
+                port.state = Some("DOWN".to_owned());
+                port.layer = Some("Ethernet".to_owned());
+                port.netdevs = vec!["ens1np0".to_owned()];
+            },
+            level: Level::Warning,
+            says: "mlx5_0 port 1 is DOWN",
+            fix: "ip link set ens1np0 up",
+        },
+        PathFault {
+            name: "a cable with one lane",
+            inject: |fixture| {
+                fixture.machine.hcas[0].ports[0].rate = Some("100 Gb/sec (1X NDR)".to_owned());
+            },
+            level: Level::Warning,
+            says: "one lane of four",
+            fix: "mlxlink",
+        },
+    ];
 }

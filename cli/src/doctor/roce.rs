@@ -4,25 +4,32 @@
 use std::collections::BTreeMap;
 use std::net::Ipv6Addr;
 
-use super::port;
 use super::scan::{Check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use crate::finding::{argument, Finding, Level, Subject};
 use crate::host::Unseen;
 use crate::machine::{gid_indices, Hca, Port};
-use crate::shell::argument;
 
-pub(super) const ROCE: Check = Check {
+pub(super) const CHECK: Check = Check {
     name: "roce",
     about: "Ethernet ports near a GPU: the MTU that RDMA gets of the network interface's, and the GIDs of RoCE v2",
+    #[cfg(test)]
+    row: [
+        "Ethernet ports of the nearest RDMA devices: MTU of the network interface, GIDs",
+        "warning: RDMA's MTU is below 4096, which takes an MTU of 4192; no GID of RoCE v2, or only a \
+         link-local one; the first one with an IP address has different indices on different ports",
+        "`ip link set … mtu`, IP addresses, NCCL_IB_GID_INDEX unset",
+    ],
     applies: |scan| ports(scan).next().is_some(),
     run: roce,
+    #[cfg(test)]
+    faults: super::tests::Faults::OwnTest,
 };
 
 /// The ports that use RoCE, and are up.
 pub(super) fn ports<'a>(scan: &'a Scan<'_>) -> impl Iterator<Item = (&'a Hca, &'a Port)> + 'a {
     let hcas = scan.hcas().filter(|hca| !hca.is_software);
     let ports = hcas.flat_map(|hca| hca.ports.iter().map(move |port| (hca, port)));
-    ports.filter(|(_, port)| port::is_active(port) && port.layer.as_deref() == Some("Ethernet"))
+    ports.filter(|(_, port)| port.is_active() && port.layer.as_deref() == Some("Ethernet"))
 }
 
 fn roce(scan: &Scan<'_>) -> Vec<Finding> {
@@ -44,7 +51,7 @@ fn roce(scan: &Scan<'_>) -> Vec<Finding> {
             .map(|(index, ports)| format!("{index} on {}", ports.join(", ")))
             .collect();
         findings.push(
-            new(
+            Finding::new(
                 Level::Warning,
                 Subject::Machine,
                 format!("the first GID of RoCE v2 with an IP address is at index {}", each.join("; ")),
@@ -62,10 +69,6 @@ fn roce(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
-fn new(level: Level, subject: Subject, found: String) -> Finding {
-    Finding::new(ROCE.name, level, subject, found)
-}
-
 /// Of Linux's `iboe_get_mtu()`: the headers that it leaves room for, and what RDMA then has to choose from.
 const HEADERS: u64 = 96;
 const MTUS: [u64; 5] = [4096, 2048, 1024, 512, 256];
@@ -80,7 +83,7 @@ fn mtu(scan: &Scan<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
         Err(Unseen::Absent) => return None,
         Err(why) => {
             let what = format!("the MTU of {netdev}");
-            return Some(Scan::unseen(ROCE.name, subject, what, &why));
+            return Some(Scan::unseen(subject, what, &why));
         }
     };
     let number = port.number;
@@ -92,9 +95,9 @@ fn mtu(scan: &Scan<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
     let most = MTUS[0];
     let share = |size: u64| size * 100 / (size + OVERHEAD);
     match rdma {
-        Some(size) if size == most => Some(new(Level::Ok, subject, found)),
+        Some(size) if size == most => Some(Finding::new(Level::Ok, subject, found)),
         _ => Some(
-            new(scan.level_of(hca, Level::Warning), subject, found)
+            Finding::new(scan.level_of(hca, Level::Warning), subject, found)
                 .why("RDMA packets are no larger than the interface's allows, and the NIC handles so many a second.")
                 .costs(match rdma {
                     Some(size) => format!(
@@ -157,7 +160,10 @@ fn gids(scan: &Scan<'_>, hca: &Hca, port: &Port) -> (Option<Finding>, Option<u32
             "port {}: GID {index} is of RoCE v2, with an IP address",
             port.number
         );
-        return (Some(new(Level::Ok, Subject::hca(hca), found)), Some(index));
+        return (
+            Some(Finding::new(Level::Ok, Subject::hca(hca), found)),
+            Some(index),
+        );
     }
     // None was readable: nothing is known of them.
     if !any {
@@ -170,7 +176,7 @@ fn gids(scan: &Scan<'_>, hca: &Hca, port: &Port) -> (Option<Finding>, Option<u32
     }
     if let Some(why) = unseen {
         let what = format!("GIDs of port {number}");
-        let finding = Scan::unseen(ROCE.name, Subject::hca(hca), what, &why);
+        let finding = Scan::unseen(Subject::hca(hca), what, &why);
         return (Some(finding), None);
     }
     let found = match link_local {
@@ -186,11 +192,122 @@ fn gids(scan: &Scan<'_>, hca: &Hca, port: &Port) -> (Option<Finding>, Option<u32
         ),
         None => "An IP address for each port".to_owned(),
     };
-    let finding = new(scan.level_of(hca, Level::Warning), Subject::hca(hca), found)
+    let finding = Finding::new(scan.level_of(hca, Level::Warning), Subject::hca(hca), found)
         .why(
             "A GID of RoCE v2 comes with each IP address of the interface. Without one RDMA does not leave the subnet, \
              and software that takes a fixed index (NCCL_IB_GID_INDEX=3) finds none there.",
         )
         .fix(fix);
     (Some(finding), None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::finding::Status;
+    use crate::machine::Machine;
+    use crate::{fixture, testing};
+
+    /// Two machines in one: what RoCE wants of its ports.
+    #[test]
+    fn roce_has_its_mtu_and_gids() {
+        use fixture::{ADDRESS, LINK_LOCAL};
+        let found = |change: fn(&mut fixture::Fixture)| {
+            let mut fixture = fixture::two_sockets();
+            fixture.roce("mlx5_0", "ibp24s0", 4200, &[LINK_LOCAL, ADDRESS]);
+            fixture.roce("mlx5_1", "ibp200s0", 9000, &[LINK_LOCAL, ADDRESS]);
+            change(&mut fixture);
+            let machine = Machine::scan(&fixture.recording).unwrap();
+            let scan = Scan::new(&fixture.recording, &machine);
+            assert!((CHECK.applies)(&scan));
+            let findings = CHECK.findings(&scan);
+            findings.iter().for_each(testing::commands_are_marked);
+            let bad = findings
+                .into_iter()
+                .filter(|finding| finding.level != Level::Ok);
+            bad.map(|finding| (finding.level, finding.found))
+                .collect::<Vec<_>>()
+        };
+        let warning = |says: &str| vec![(Level::Warning, says.to_owned())];
+        assert_eq!(found(|_| {}), []);
+        assert_eq!(
+            found(|fixture| fixture.roce("mlx5_0", "ibp24s0", 1500, &[LINK_LOCAL, ADDRESS])),
+            warning("port 1: the MTU of ibp24s0 is 1500, that of RDMA 1024")
+        );
+        assert_eq!(
+            found(|fixture| fixture.roce("mlx5_0", "ibp24s0", 4191, &[LINK_LOCAL, ADDRESS])),
+            warning("port 1: the MTU of ibp24s0 is 4191, that of RDMA 2048")
+        );
+        assert_eq!(
+            found(|fixture| {
+                fixture.hca_file("mlx5_1", "ports/1/gid_attrs/types/3", "IB/RoCE v1\n");
+            }),
+            warning("port 1: of RoCE v2 there is only a link-local GID, at index 1")
+        );
+        assert_eq!(
+            found(|fixture| {
+                for index in [1, 3] {
+                    let file = format!("ports/1/gid_attrs/types/{index}");
+                    fixture.hca_file("mlx5_1", &file, "IB/RoCE v1\n");
+                }
+            }),
+            warning("port 1 has no GID of RoCE v2")
+        );
+        // Another address came first on one of them.
+        assert_eq!(
+            found(|fixture| fixture.roce("mlx5_1", "ibp200s0", 9000, &[LINK_LOCAL, LINK_LOCAL, ADDRESS])),
+            warning(
+                "the first GID of RoCE v2 with an IP address is at index 3 on mlx5_0 port 1; 5 on mlx5_1 port 1"
+            )
+        );
+        // A recording of old has no GIDs: nothing is known of them.
+        assert_eq!(
+            found(|fixture| {
+                for index in 0..4 {
+                    fixture.hca_file("mlx5_0", &format!("ports/1/gids/{index}"), "removed\n");
+                }
+            }),
+            []
+        );
+    }
+
+    /// Eight interfaces on a port have two GIDs each before the one with an IPv4 address.
+    #[test]
+    fn gids_are_read_to_the_end() {
+        let mut fixture = fixture::two_sockets();
+        let local = |number| format!("fe80:0000:0000:0000:ba3f:d2ff:feaa:000{number}");
+        let gids: Vec<String> = (0..8)
+            .map(local)
+            .chain([fixture::ADDRESS.to_owned()])
+            .collect();
+        let gids: Vec<&str> = gids.iter().map(String::as_str).collect();
+        fixture.roce("mlx5_0", "ibp24s0", 9000, &gids);
+        fixture.roce("mlx5_1", "ibp200s0", 9000, &gids);
+        fixture.software();
+        let line = ["doctor", "--all", "--only", "roce"];
+        let (text, status) = testing::says_in_one_line(&fixture.recording, &line);
+        assert_eq!(status, Status::Ok, "{text}");
+        assert!(
+            text.contains("GID 17 is of RoCE v2, with an IP address"),
+            "{text}"
+        );
+        // Without a directory the first ones are looked at: a recording of old.
+        let own = fixture.place("0000:18:00.0");
+        let types = format!("{own}/infiniband/mlx5_0/ports/1/gid_attrs/types");
+        fixture.recording.directories.remove(&types);
+        let (text, _) = testing::says_in_one_line(&fixture.recording, &line);
+        assert!(
+            text.contains("not visible roce mlx5_0: GIDs of port 1: not in the recording"),
+            "{text}"
+        );
+        // One GID cannot be read, and the others are link-local.
+        fixture.roce("mlx5_0", "ibp24s0", 9000, &gids);
+        fixture.deny(&format!("{own}/infiniband/mlx5_0/ports/1/gids/17"));
+        let (text, status) = testing::says_in_one_line(&fixture.recording, &line);
+        assert_eq!(status, Status::Ok, "{text}");
+        assert!(
+            text.contains("GIDs of port 1: not visible without root"),
+            "{text}"
+        );
+    }
 }

@@ -2,11 +2,10 @@
 //! What a check is, and what it looks at.
 
 use std::cell::OnceCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
-use super::devices::why_none;
-use super::expect::Expected;
+use super::expected::Expected;
 use crate::finding::{Finding, Level, Subject};
 use crate::host::recording::Recording;
 use crate::host::{Host, Seen, Unseen};
@@ -34,6 +33,9 @@ impl Baseline {
         Ok(Self { recording, machine })
     }
 }
+
+/// PCI addresses of the devices that are judged, and what findings call them.
+pub(super) type Devices = BTreeMap<Address, Subject>;
 
 /// What a check looks at.
 pub(crate) struct Scan<'a> {
@@ -133,7 +135,7 @@ impl<'a> Scan<'a> {
     /// Whether there is anything between which RDMA could go: without, only the checks of that have something to say.
     pub(super) fn has_both(&self) -> bool {
         let mut gpus = self.machine.gpus.iter();
-        gpus.any(|gpu| why_none(gpu).is_none()) && !self.machine.hcas.is_empty()
+        gpus.any(|gpu| gpu.why_no_gpudirect().is_none()) && !self.machine.hcas.is_empty()
     }
 
     /// Whether there is a GPU to judge.
@@ -171,6 +173,25 @@ impl<'a> Scan<'a> {
         let near: HashSet<&str> = self.pairs().map(|pair| pair.hca.as_str()).collect();
         let hcas = self.machine.hcas.iter();
         hcas.filter(move |hca| near.contains(hca.name.as_str()))
+    }
+
+    /// The devices that lines of the log are heeded of.
+    pub(super) fn devices(&self) -> Devices {
+        let mut devices = BTreeMap::new();
+        for pair in self.pairs() {
+            for at in &pair.bridges {
+                devices.insert(*at, Subject::pair(pair));
+            }
+        }
+        for hca in self.hcas() {
+            for at in hca.functions() {
+                devices.insert(at, Subject::hca(hca));
+            }
+        }
+        for gpu in self.gpus() {
+            devices.insert(gpu.at, Subject::gpu(gpu));
+        }
+        devices
     }
 
     /// Whether what is wrong with this pair counts: it is the best of its GPU, or somebody asked for it.
@@ -216,14 +237,9 @@ impl<'a> Scan<'a> {
     }
 
     /// What could not be seen, and why. `what` begins a sentence: `ACS of 0000:18:01.0`.
-    pub(crate) fn unseen(
-        check: &'static str,
-        subject: Subject,
-        what: impl AsRef<str>,
-        why: &Unseen,
-    ) -> Finding {
+    pub(crate) fn unseen(subject: Subject, what: impl AsRef<str>, why: &Unseen) -> Finding {
         let found = format!("{}: {why}", what.as_ref());
-        let mut finding = Finding::new(check, Level::NotVisible, subject, found);
+        let mut finding = Finding::new(Level::NotVisible, subject, found);
         finding.needs_root = *why == Unseen::Denied;
         finding
     }
@@ -257,11 +273,26 @@ impl Subject {
 pub(crate) struct Check {
     /// Stable: `--skip` and the findings name it.
     pub(crate) name: &'static str,
-    /// What it looks at, in some words.
+    /// What it looks at, in some words, for `--list-checks`.
     pub(crate) about: &'static str,
+    /// The other columns of the check's row in `docs/doctor.md`.
+    #[cfg(test)]
+    pub(super) row: [&'static str; 3],
     /// Whether this machine has anything that it looks at.
     pub(crate) applies: fn(&Scan<'_>) -> bool,
-    pub(crate) run: fn(&Scan<'_>) -> Vec<Finding>,
+    pub(super) run: fn(&Scan<'_>) -> Vec<Finding>,
+    /// Faults that the tests inject.
+    #[cfg(test)]
+    pub(super) faults: super::tests::Faults,
+}
+
+impl Check {
+    /// Runs the check, and sets its name in the findings.
+    pub(super) fn findings(&self, scan: &Scan<'_>) -> Vec<Finding> {
+        let check = self.name;
+        let findings = (self.run)(scan).into_iter();
+        findings.map(|it| Finding { check, ..it }).collect()
+    }
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use crate::host::Host;
 use crate::machine::counters::{Counters, Kind, COUNTERS};
 use crate::machine::pci::{Address, Link};
 use crate::machine::{Class, Machine, Port};
-use crate::registrations::{Gpu, Hca, Listing};
+use crate::registrations::{GpuId, HcaId, Listing};
 use crate::render::known;
 use crate::software::MODULE;
 use crate::{debugfs, doctor, registrations, stats};
@@ -327,7 +327,7 @@ fn registrations(listing: &Listing, metrics: &Metrics) -> anyhow::Result<bool> {
         let labels = vec![
             known(gpu.map(|gpu| &gpu.address)),
             known(gpu.and_then(|gpu| gpu.index)),
-            known(one.hca.as_ref().map(Hca::name)),
+            known(one.hca.as_ref().map(HcaId::name)),
             known(one.class.map(Class::name)),
             known(one.mode.as_ref()),
             known(one.state.as_ref()),
@@ -376,7 +376,7 @@ fn gpus(
     metrics: &Metrics,
 ) -> anyhow::Result<bool> {
     let held = stats::held(host, listing);
-    let of = |gpu: &Option<Gpu>| {
+    let of = |gpu: &Option<GpuId>| {
         gpu.as_ref()
             .map(|gpu| vec![gpu.address.clone(), known(gpu.index)])
     };
@@ -459,7 +459,7 @@ fn ports(machine: &Machine, metrics: &Metrics) -> anyhow::Result<()> {
         "The rate of a port of an RDMA device, as it is now.",
         &["hca", "port"],
         each().filter_map(|(labels, port)| {
-            let megabits = doctor::rate_of(port.rate.as_deref()?)?;
+            let megabits = port.megabits()?;
             // 10^6 bits are 125,000 bytes.
             Some((labels, float(megabits.saturating_mul(125_000))))
         }),

@@ -5,11 +5,12 @@ use std::io::{BufRead as _, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::{fs, io};
 
-use super::{facts, Fact, Host, Seen, Unseen};
-use crate::machine::dcb;
-use crate::nvml;
-use crate::regions::nldev;
-use crate::software::{fabric, files, verbs};
+use super::nldev::Tracked;
+use super::recording::Recorded as _;
+use super::{dcb, facts, Fact, Host, Seen, Unseen};
+use crate::nvml::Nvml;
+use crate::software::files::Files;
+use crate::software::{fabric, verbs};
 
 /// Of one file, in bytes. The module's list of 100,000 registrations is one of about 25 MB.
 const LONGEST: u64 = 64 << 20;
@@ -119,6 +120,10 @@ impl Host for Live {
         }
     }
 
+    fn is_live(&self) -> bool {
+        true
+    }
+
     fn fact(&self, fact: Fact) -> Seen<String> {
         match fact {
             Fact::User => {
@@ -136,12 +141,12 @@ impl Host for Live {
                 Ok(format!("{}.{:09}", now.tv_sec, now.tv_nsec))
             }
             Fact::KernelLog => kernel_log(),
-            Fact::Nvml => nvml::ask(),
+            Fact::Nvml => Nvml::json(self),
             Fact::KernelSymbols => facts::symbols(),
-            Fact::ModuleFiles => files::read(self),
+            Fact::ModuleFiles => Files::json(self),
             Fact::Services => facts::services(self),
-            Fact::Dcb => dcb::ask(self),
-            Fact::MemoryRegions => nldev::ask(self),
+            Fact::Dcb => dcb::Interfaces::json(self),
+            Fact::MemoryRegions => Tracked::json(self),
             Fact::Verbs => verbs::ask(self),
             Fact::FabricManager => fabric::ask(self),
         }

@@ -3,8 +3,10 @@
 //! down ([`recording::Recording`]). What no answer was written down for is [`Unseen::NotRecorded`], never "not
 //! there".
 
+pub(crate) mod dcb;
 pub(crate) mod facts;
 pub(crate) mod live;
+pub(crate) mod nldev;
 pub(crate) mod recording;
 
 use std::fmt;
@@ -61,9 +63,9 @@ pub(crate) enum Fact {
     /// The running services that hand their limits to users of RDMA, a line each: name, process, and how much memory
     /// it may lock, soft and hard, in bytes, `unlimited`, or `?`.
     Services,
-    /// PFC and DSCP of the network interfaces, as the JSON of [`crate::machine::dcb`].
+    /// PFC and DSCP of the network interfaces, as the JSON of [`crate::host::dcb`].
     Dcb,
-    /// The memory regions that the kernel tracks of each RDMA device, as the JSON of [`crate::regions::nldev`].
+    /// The memory regions that the kernel tracks of each RDMA device, as the JSON of [`crate::host::nldev`].
     MemoryRegions,
     /// The device files of RDMA devices, a line each: RDMA device, file, and `ok`, `absent`, `denied` or `failed WHY`.
     Verbs,
@@ -89,6 +91,11 @@ pub(crate) trait Host {
 
     /// What no file tells.
     fn fact(&self, fact: Fact) -> Seen<String>;
+
+    /// Returns `true` for the machine that this program runs on, if nobody records the answers.
+    fn is_live(&self) -> bool {
+        false
+    }
 
     /// The lines of a file that contain `word`, however long the file is: for `/proc/kallsyms` and its like.
     fn matching(&self, path: &str, word: &str) -> Seen<String>;

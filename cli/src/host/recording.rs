@@ -10,6 +10,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use anyhow::{bail, Context as _};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::{Fact, Host, Seen, Unseen};
@@ -380,6 +381,30 @@ fn key_of(fact: Fact) -> String {
         Fact::FabricManager => "fabric_manager",
     };
     format!("fact {name}")
+}
+
+/// A fact with a type of its own, which recordings hold as JSON.
+pub(crate) trait Recorded: Serialize + DeserializeOwned {
+    const FACT: Fact;
+    /// Start of the message about a recording that holds something else.
+    const MISREAD: &'static str;
+
+    /// Asks this machine.
+    fn ask(host: &dyn Host) -> Seen<Self>;
+
+    /// Asks this machine, or reads what a recording holds.
+    fn of(host: &dyn Host) -> Seen<Self> {
+        if host.is_live() {
+            return Self::ask(host);
+        }
+        serde_json::from_str(&host.fact(Self::FACT)?)
+            .map_err(|error| Unseen::Failed(format!("{}: {error}", Self::MISREAD)))
+    }
+
+    /// Asks this machine for what a recording is to hold.
+    fn json(host: &dyn Host) -> Seen<String> {
+        serde_json::to_string(&Self::ask(host)?).map_err(|error| Unseen::Failed(error.to_string()))
+    }
 }
 
 /// Asks another host and writes down each answer.

@@ -8,12 +8,9 @@
 
 use std::collections::BTreeMap;
 
-use super::pci::{Address, Function, DEVICES};
-use super::{Hca, Machine, Pair, MELLANOX};
+use super::pci::{Address, Function, DEVICES, MELLANOX};
+use super::{Hca, Machine, Pair};
 use crate::host::{Host, Unseen};
-
-/// Vendor and device.
-pub(super) const ID: (u16, u16) = (MELLANOX, 0x2100);
 
 /// Item tags of VPD (PCI Local Bus 3.0, appendix I): a large item has bit 7, and two bytes of length behind it.
 const LARGE: u8 = 0x80;
@@ -99,7 +96,7 @@ pub(super) fn assign(
         // Of a virtual function there is no VPD.
         let own = hca.at.and_then(|at| functions.get(&at));
         let own =
-            own.filter(|own| own.vendor == ID.0 && own.physical.is_none() && !hca.is_software);
+            own.filter(|own| own.vendor == MELLANOX && own.physical.is_none() && !hca.is_software);
         let Some(own) = own.filter(|_| !direct.is_empty()) else {
             continue;
         };

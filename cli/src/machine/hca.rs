@@ -5,10 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::pci::Address;
 use super::{pci, Listed, Unread};
+use crate::host::dcb::NET;
+use crate::host::nldev::CLASS;
 use crate::host::Host;
-
-pub(crate) const CLASS: &str = "/sys/class/infiniband";
-pub(super) const NET: &str = "/sys/class/net";
 
 /// Network interfaces that are followed below one: bonds of VLANs of bridges are no deeper.
 const MOST_NETDEVS: usize = 64;
@@ -28,6 +27,39 @@ pub(crate) struct Port {
     pub(crate) rate: Option<String>,
     /// Its network interfaces.
     pub(crate) netdevs: Vec<String>,
+}
+
+impl Port {
+    /// Returns `true` for `4: ACTIVE` in sysfs.
+    pub(crate) fn is_active(&self) -> bool {
+        self.state.as_deref() == Some("ACTIVE")
+    }
+
+    /// The rate, in millions of bits a second.
+    pub(crate) fn megabits(&self) -> Option<u64> {
+        rate_of(self.rate.as_deref()?)
+    }
+}
+
+/// Formats a rate in billions of bits a second, to a tenth.
+pub(crate) fn gigabits(megabits: u64) -> String {
+    match megabits / 100 {
+        tenths if tenths % 10 == 0 => format!("{}", tenths / 10),
+        tenths => format!("{}.{}", tenths / 10, tenths % 10),
+    }
+}
+
+/// Returns the rate of `400 Gb/sec (4X NDR)`, in millions of bits a second.
+pub(crate) fn rate_of(text: &str) -> Option<u64> {
+    let (number, unit) = text.split_once(' ')?;
+    if !unit.starts_with("Gb/sec") {
+        return None;
+    }
+    // `2.5`: there are no finer ones.
+    let (whole, tenth) = number.split_once('.').unwrap_or((number, "0"));
+    let whole: u64 = whole.parse().ok()?;
+    let tenth: u64 = tenth.parse().ok().filter(|tenth| *tenth < 10)?;
+    whole.checked_mul(1000)?.checked_add(tenth * 100)
 }
 
 /// An RDMA device: an entry of `/sys/class/infiniband`.

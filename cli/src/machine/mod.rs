@@ -4,7 +4,6 @@
 pub(crate) mod config;
 pub(crate) mod counters;
 pub(crate) mod data_direct;
-pub(crate) mod dcb;
 pub(crate) mod hca;
 pub(crate) mod pci;
 
@@ -81,6 +80,23 @@ pub(crate) struct Gpu {
     pub(crate) is_coherent: bool,
 }
 
+impl Gpu {
+    /// Returns why GPUs of this kind have no GPUDirect RDMA. None: they have it.
+    pub(crate) fn why_no_gpudirect(&self) -> Option<&'static str> {
+        let name = &self.name;
+        if name.contains("GeForce") {
+            return Some(
+                "NVIDIA has it in GPUs for data centers and workstations alone. nvidia_peermem loads, and nvidia.ko refuses \
+                each registration.",
+            );
+        }
+        name.split_whitespace().any(|word| word == "GB10").then_some(
+            "Devices cannot reach what CUDA allocates there coherently, and neither nvidia_peermem nor dma-buf works (NVIDIA \
+            on its DGX Spark). Memory of cudaHostAlloc can be registered.",
+        )
+    }
+}
+
 /// The path between a GPU and an RDMA device.
 #[derive(Debug, Clone)]
 pub(crate) struct Pair {
@@ -153,8 +169,6 @@ pub(crate) struct Machine {
 }
 
 const NVIDIA: u16 = 0x10de;
-/// Mellanox, now NVIDIA Networking.
-pub(crate) const MELLANOX: u16 = 0x15b3;
 
 /// QEMU's `ivshmem`: where the test VM's stand-in GPU is (`tests/gpu/pci.c`).
 const STAND_IN: (u16, u16) = (0x1af4, 0x1110);
@@ -231,7 +245,7 @@ impl Machine {
             0x05 => is("vendor", STAND_IN.0),
             // Data Direct, of whatever class it is.
             _ => {
-                let (vendor, device) = data_direct::ID;
+                let (vendor, device) = pci::DATA_DIRECT;
                 is("vendor", vendor) && is("device", device)
             }
         };

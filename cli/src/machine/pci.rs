@@ -5,7 +5,6 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::config::{Config, Express, PortType};
-use super::data_direct;
 use crate::host;
 use crate::host::{Host, Seen, Unseen};
 
@@ -158,6 +157,12 @@ impl FromStr for Rate {
         rate.ok_or_else(|| format!("{text:?} is no link such as \"32.0 GT/s x16\""))
     }
 }
+
+/// Mellanox, now NVIDIA Networking.
+pub(crate) const MELLANOX: u16 = 0x15b3;
+
+/// Vendor and device of ConnectX-8's Data Direct function.
+pub(crate) const DATA_DIRECT: (u16, u16) = (MELLANOX, 0x2100);
 
 /// Where sysfs lists all functions.
 pub(crate) const DEVICES: &str = "/sys/bus/pci/devices";
@@ -322,7 +327,7 @@ impl Function {
 
     /// Whether it is ConnectX-8's Data Direct function.
     pub(crate) fn is_data_direct(&self) -> bool {
-        (self.vendor, self.device) == data_direct::ID
+        (self.vendor, self.device) == DATA_DIRECT
     }
 
     /// What kind of bridge it is, as far as that can be seen.

@@ -12,7 +12,8 @@ use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
-use crate::host::{Fact, Host, Seen, Unseen};
+use crate::host::recording::Recorded;
+use crate::host::{Fact, Host, Seen};
 use crate::machine::pci::Address;
 use library::{
     Calls, Device, Loaded, FUNCTION_NOT_FOUND, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION,
@@ -33,7 +34,7 @@ pub(crate) struct Nvml {
     pub(crate) driver: Option<String>,
     /// Why it tells nothing: the library is there and did not start.
     pub(crate) error: Option<Refused>,
-    pub(crate) gpus: Vec<Gpu>,
+    pub(crate) gpus: Vec<GpuReport>,
 }
 
 /// NVML's own error: `nvmlReturn_t`.
@@ -53,7 +54,7 @@ impl Refused {
 /// A GPU; what it does not tell is none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub(crate) struct Gpu {
+pub(crate) struct GpuReport {
     /// The PCI address as NVML writes it, with eight digits of domain.
     pub(crate) at: String,
     /// By which NVML and nvidia-smi number it.
@@ -118,7 +119,7 @@ pub(crate) enum Virtualization {
     HostVsga,
 }
 
-impl Gpu {
+impl GpuReport {
     /// The PCI address; none: it is not one.
     pub(crate) fn address(&self) -> Option<Address> {
         self.at.parse().ok()
@@ -128,13 +129,11 @@ impl Gpu {
 impl Nvml {
     /// What the host's NVML says. [`Unseen::Absent`]: there is no such library.
     pub(crate) fn scan(host: &dyn Host) -> Seen<Self> {
-        let text = host.fact(Fact::Nvml)?;
-        serde_json::from_str(&text)
-            .map_err(|error| Unseen::Failed(format!("NVML's answer is not understood: {error}")))
+        Self::of(host)
     }
 
     /// The GPU at this address.
-    pub(crate) fn gpu(&self, at: Address) -> Option<&Gpu> {
+    pub(crate) fn gpu(&self, at: Address) -> Option<&GpuReport> {
         self.gpus.iter().find(|gpu| gpu.address() == Some(at))
     }
 
@@ -158,15 +157,19 @@ impl Nvml {
     }
 }
 
-/// The fact, of this machine. The library is loaded and started once and stays so, since starting it may take seconds
-/// on each GPU that nobody uses; what it says is asked anew each time.
-pub(crate) fn ask() -> Seen<String> {
-    static STARTED: OnceLock<Seen<Loaded>> = OnceLock::new();
-    let said = match STARTED.get_or_init(Loaded::load) {
-        Ok(calls) => collect(calls),
-        Err(unseen) => return Err(unseen.clone()),
-    };
-    serde_json::to_string(&said).map_err(|error| Unseen::Failed(error.to_string()))
+impl Recorded for Nvml {
+    const FACT: Fact = Fact::Nvml;
+    const MISREAD: &'static str = "NVML's answer is not understood";
+
+    /// The library is loaded and started once and stays so, since starting it may take seconds on each GPU that nobody
+    /// uses; what it says is asked anew each time.
+    fn ask(_: &dyn Host) -> Seen<Self> {
+        static STARTED: OnceLock<Seen<Loaded>> = OnceLock::new();
+        match STARTED.get_or_init(Loaded::load) {
+            Ok(calls) => Ok(collect(calls)),
+            Err(unseen) => Err(unseen.clone()),
+        }
+    }
 }
 
 /// Asks for all of it.
@@ -192,9 +195,9 @@ fn collect(calls: &dyn Calls) -> Nvml {
 }
 
 /// One GPU; none: another user's, or lost.
-fn gpu(calls: &dyn Calls, index: u32) -> Option<Gpu> {
+fn gpu(calls: &dyn Calls, index: u32) -> Option<GpuReport> {
     let device = calls.device(index).ok()?;
-    Some(Gpu {
+    Some(GpuReport {
         at: calls.address(device).ok()?,
         index: Some(index),
         name: calls.name(device).ok(),
@@ -442,7 +445,7 @@ mod tests {
 
     #[test]
     fn nvlinks_between_two_are_direct_or_by_switches() {
-        let gpu = |at: &str, links: Option<&[(&str, u32)]>| Gpu {
+        let gpu = |at: &str, links: Option<&[(&str, u32)]>| GpuReport {
             at: at.to_owned(),
             nvlinks: links.map(|links| {
                 let links = links.iter();
@@ -450,7 +453,7 @@ mod tests {
                     .map(|(to, count)| ((*to).to_owned(), *count))
                     .collect()
             }),
-            ..Gpu::default()
+            ..GpuReport::default()
         };
         let between = |one, other| {
             let nvml = Nvml {
@@ -565,12 +568,12 @@ mod tests {
             let said = Nvml {
                 driver: Some("595".to_owned()),
                 error: None,
-                gpus: vec![Gpu {
+                gpus: vec![GpuReport {
                     at: "0000:19:00.0".to_owned(),
                     bar1: Some(Memory { total_bytes: total, free_bytes: free, used_bytes: 0 }),
                     mig,
                     performance_state: state,
-                    ..Gpu::default()
+                    ..GpuReport::default()
                 }],
             };
             let text = serde_json::to_string(&said).unwrap();

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 use serde::Serialize;
 
-use super::nldev::{Device, Maker};
+use crate::host::nldev::{Device, Maker};
 use crate::process::Processes;
 
 /// RDMA devices by their names. None: all.

@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 
 use super::holder::Devices;
-use super::nldev::Tracked;
 use crate::debugfs::{Missing, Module, Registration};
+use crate::host::nldev::Tracked;
 use crate::host::Host;
 use crate::registrations;
 use crate::render::counted;

@@ -9,12 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use super::holder::{holders, Devices, Holder, Owner, Part};
-use super::nldev::Tracked;
 use super::sources::{Hidden, PeerMemory};
 use crate::debugfs::{Registration, Time};
+use crate::host::nldev::Tracked;
+use crate::host::recording::Recorded as _;
 use crate::host::{Host, Seen, Unseen};
 use crate::machine::pci::Address;
-use crate::machine::{pci, Machine, MELLANOX};
+use crate::machine::{pci, Machine};
 use crate::process::{Processes, GPU_PAGE};
 use crate::render::counted;
 use crate::{dma_buf, process, registrations, render};
@@ -93,7 +94,7 @@ impl Usage {
     /// An error: the kernel's list cannot be had.
     pub(crate) fn scan(host: &dyn Host) -> Seen<Self> {
         // First of all: what is registered meanwhile is then at least in the module's list.
-        let tracked = Tracked::scan(host)?;
+        let tracked = Tracked::of(host)?;
         let now = registrations::now(host);
         let processes = Processes::new(host, now);
         let is_elsewhere = processes.is_elsewhere();
@@ -322,7 +323,7 @@ impl Search<'_> {
         }
         match self.host.number(&format!("{}/{name}/vendor", pci::DEVICES)) {
             // A function of theirs that is no RDMA device does the DMA of one: Data Direct.
-            Ok(vendor) => vendor != u64::from(MELLANOX),
+            Ok(vendor) => vendor != u64::from(pci::MELLANOX),
             Err(Unseen::Absent) => true,
             Err(_) => false,
         }

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use xz4rust::{XzDecoder, XzReader};
 
 use super::REGISTER;
+use crate::host::recording::Recorded;
 use crate::host::{Fact, Host, Seen, Unseen};
 
 /// Of one file, decompressed, in bytes. The proprietary nvidia.ko has about 100 MB.
@@ -68,44 +69,46 @@ pub(crate) struct File {
 impl Files {
     /// None: modprobe has no such module.
     pub(crate) fn scan(host: &dyn Host) -> Seen<Option<Self>> {
-        match host.fact(Fact::ModuleFiles) {
-            Ok(text) => serde_json::from_str(&text)
-                .map(Some)
-                .map_err(|error| Unseen::Failed(format!("the modules' files: {error}"))),
+        match Self::of(host) {
+            Ok(files) => Ok(Some(files)),
             Err(Unseen::Absent) => Ok(None),
             Err(why) => Err(why),
         }
     }
 }
 
-/// The fact, of this machine. The exporter asks each time, and files seldom change.
-pub(crate) fn read(host: &dyn Host) -> Seen<String> {
-    static LAST: Mutex<Option<(Vec<Stamp>, String)>> = Mutex::new(None);
-    let kernel = host.text("/proc/sys/kernel/osrelease")?;
-    let directory = format!("/lib/modules/{kernel}");
-    let paths = paths(&host.text(&format!("{directory}/modules.dep"))?);
-    let stamps = paths.iter().map(|path| stamp(&directory, path));
-    let stamps: Vec<Stamp> = stamps.flatten().collect();
-    let mut last = LAST.lock().unwrap_or_else(|error| error.into_inner());
-    if let Some((_, text)) = last.as_ref().filter(|(of, _)| *of == stamps) {
-        return Ok(text.clone());
+impl Recorded for Files {
+    const FACT: Fact = Fact::ModuleFiles;
+    const MISREAD: &'static str = "the modules' files";
+
+    /// The exporter asks each time, and files seldom change.
+    fn ask(host: &dyn Host) -> Seen<Self> {
+        static LAST: Mutex<Option<(Vec<Stamp>, Files)>> = Mutex::new(None);
+        let kernel = host.text("/proc/sys/kernel/osrelease")?;
+        let directory = format!("/lib/modules/{kernel}");
+        let paths = paths(&host.text(&format!("{directory}/modules.dep"))?);
+        let stamps = paths.iter().map(|path| stamp(&directory, path));
+        let stamps: Vec<Stamp> = stamps.flatten().collect();
+        let mut last = LAST.lock().unwrap_or_else(|error| error.into_inner());
+        if let Some((_, files)) = last.as_ref().filter(|(of, _)| *of == stamps) {
+            return Ok(files.clone());
+        }
+        let Some((module, others)) = paths.split_first() else {
+            return Err(Unseen::Absent);
+        };
+        let file = |path: &String, wanted: Option<&File>| match contents(&directory, path) {
+            Ok(bytes) => File::parse(path, &bytes, wanted),
+            Err(why) => File::unread(path, why),
+        };
+        let module = file(module, None);
+        let others = others.iter().map(|path| file(path, Some(&module)));
+        let files = Self {
+            others: others.collect(),
+            module,
+        };
+        *last = Some((stamps, files.clone()));
+        Ok(files)
     }
-    let Some((module, others)) = paths.split_first() else {
-        return Err(Unseen::Absent);
-    };
-    let file = |path: &String, wanted: Option<&File>| match contents(&directory, path) {
-        Ok(bytes) => File::parse(path, &bytes, wanted),
-        Err(why) => File::unread(path, why),
-    };
-    let module = file(module, None);
-    let others = others.iter().map(|path| file(path, Some(&module)));
-    let files = Files {
-        others: others.collect(),
-        module,
-    };
-    let text = serde_json::to_string(&files).map_err(|error| Unseen::Failed(error.to_string()))?;
-    *last = Some((stamps, text.clone()));
-    Ok(text)
 }
 
 /// Paths in `modules.dep` are below the modules' directory, or absolute.

@@ -1,12 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The kernel's log: its records, and why the module was not loaded.
 
+use crate::machine::pci::Address;
+
 /// A line of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Record {
     /// Since boot, in seconds.
     pub(crate) seconds: u64,
     pub(crate) text: String,
+}
+
+impl Record {
+    /// Returns how often such a line is in the log, when it was there last, and this last one.
+    pub(crate) fn counted(&self, count: u64) -> String {
+        let times = match count {
+            1 => "once".to_owned(),
+            count => format!("{count} times, the last"),
+        };
+        format!("{times} {} s after boot: {}", self.seconds, self.text)
+    }
 }
 
 /// The records of `/dev/kmsg`: `priority,sequence,microseconds,flags;text`.
@@ -20,6 +33,25 @@ pub(crate) fn parse(text: &str) -> Vec<Record> {
         })
     };
     text.lines().filter_map(record).collect()
+}
+
+/// The PCI addresses that a line names.
+pub(crate) fn addresses(line: &str) -> Vec<Address> {
+    // NVIDIA writes `PCI:0000:3b:00`, without a function, and old drivers leave out `PCI:`.
+    let nvidias = line.split_once("Xid (").and_then(|(_, rest)| {
+        let (at, _) = rest.split_once(')')?;
+        format!("{}.0", at.trim_start_matches("PCI:")).parse().ok()
+    });
+    let words = line.split(|character: char| {
+        !(character.is_ascii_hexdigit() || character == ':' || character == '.')
+    });
+    words
+        .map(|word| word.trim_matches([':', '.']))
+        // A time of day, say, has no full stop behind two colons, and a version no colon.
+        .filter(|word| word.contains(':') && word.contains('.'))
+        .filter_map(|word| word.parse().ok())
+        .chain(nvidias)
+        .collect()
 }
 
 /// Whether a line is about the peer-memory module, its own or the kernel's about it.
@@ -133,6 +165,45 @@ mod tests {
     use super::*;
 
     use proptest::prelude::*;
+
+    #[test]
+    fn devices_that_lines_name() {
+        let named = |line: &str| -> Vec<String> {
+            addresses(line).iter().map(Address::to_string).collect()
+        };
+        assert_eq!(
+            named("DMAR: [DMA Write NO_PASID] Request device [0000:3b:00.0] fault addr 0x3f8000000000 [fault reason \
+            0x05] PTE Write"),
+            ["0000:3b:00.0"]
+        );
+        assert_eq!(
+            named("DMAR: [DMA Write] Request device [3b:00.0] fault addr ff000 [fault reason 05]"),
+            ["0000:3b:00.0"]
+        );
+        assert_eq!(
+            named("mlx5_core 0000:41:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0021 address=0x1 \
+            flags=0x0030]"),
+            ["0000:41:00.0"]
+        );
+        assert_eq!(
+            named("AMD-Vi: Event logged [IO_PAGE_FAULT device=0000:41:00.1 domain=0x0021 address=0x1 flags=0x0030]"),
+            ["0000:41:00.1"]
+        );
+        assert_eq!(
+            named("pcieport 0000:17:00.0: AER: Corrected error message received from 0000:18:00.0"),
+            ["0000:17:00.0", "0000:18:00.0"]
+        );
+        assert_eq!(
+            named("NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus."),
+            ["0000:3b:00.0"]
+        );
+        assert_eq!(named("NVRM: Xid (0000:3b:00): 79, pid=1"), ["0000:3b:00.0"]);
+        assert_eq!(
+            named("NVRM: BAR1 is 0M @ 0x0 (PCI:0000:3b:00.0)"),
+            ["0000:3b:00.0"]
+        );
+        assert_eq!(named("at 12:34:56 version 1.2.3"), [""; 0]);
+    }
 
     #[test]
     fn a_record_of_the_log() {

@@ -4,6 +4,7 @@
 
 pub(crate) mod fabric;
 pub(crate) mod files;
+pub(crate) mod listed;
 pub(crate) mod log;
 pub(crate) mod verbs;
 

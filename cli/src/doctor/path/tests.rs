@@ -2,11 +2,25 @@
 //! Paths that are too far for NCCL: which of them are told, and what is said of them.
 
 use super::*;
+use crate::doctor::tests::paths::{socket, PathFault, FIRST};
+use crate::finding::Level;
 use crate::finding::Status;
 use crate::fixture::Fixture;
 use crate::host::Fact;
 use crate::machine::Machine;
 use crate::{fixture, testing};
+
+pub(in crate::doctor) const FAULTS: &[PathFault] = &[PathFault {
+    name: "a GPU and no NIC in its socket",
+    inject: |fixture| {
+        fixture.machine.hcas.remove(0);
+        fixture.machine.functions.remove(&socket(FIRST).nic);
+        fixture.pair_up();
+    },
+    level: Level::Warning,
+    says: "SYS",
+    fix: "slot of the GPU's processor",
+}];
 
 const CONF: &str = "/etc/nccl.conf";
 

@@ -1,17 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Is the module a client of ib_core's, of which kind, and by its own name?
 
-use crate::doctor::scan::Scan;
+use crate::doctor::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::host::Unseen;
 use crate::software::Module;
 
-/// The check's name.
-pub(super) const NAME: &str = "clients";
+pub(super) const CHECK: Check = Check {
+    name: "clients",
+    about: "the module's clients at ib_core, their kind, and whose they are",
+    #[cfg(test)]
+    row: [
+        "`/sys/kernel/mm/memory_peers`, `persistent_api_support`",
+        "warning: a client is not shown, or `nv_mem` is another module's; note: revocable registrations",
+        "only one stack with peer memory",
+    ],
+    applies: super::has_module,
+    run: check,
+    #[cfg(test)]
+    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
+};
 
 pub(super) const MEMORY_PEERS: &str = "/sys/kernel/mm/memory_peers";
 
-pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
+fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let Some(module) = scan.software().loaded() else {
         return Vec::new();
     };
@@ -22,15 +34,13 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
         Err(Unseen::Absent) => !module.is_ours,
         Err(why) => {
             let what = "the parameter persistent_api_support";
-            findings.push(Scan::unseen(NAME, Subject::Machine, what, &why));
+            findings.push(Scan::unseen(Subject::Machine, what, &why));
             return findings;
         }
     };
     if is_revocable && module.is_ours {
         findings.push(
-            Finding::new(
-                NAME,
-                Level::Note,
+            Finding::new(Level::Note,
                 Subject::Machine,
                 "persistent_api_support=0: registrations are revoked when their memory is freed, where the NIC can \
                 lose them",
@@ -47,14 +57,14 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
         Ok(names) => findings.extend(shown(scan, module, &wanted, &names)),
         // Who looks there is told of by the check of consumers.
         Err(Unseen::Absent) => {}
-        Err(why) => findings.push(Scan::unseen(NAME, Subject::Machine, MEMORY_PEERS, &why)),
+        Err(why) => findings.push(Scan::unseen(Subject::Machine, MEMORY_PEERS, &why)),
     }
     findings
 }
 
 /// By the directory of clients.
 fn shown(scan: &Scan<'_>, module: &Module, wanted: &[&str], names: &[String]) -> Option<Finding> {
-    let at = |level, text: String| Finding::new(NAME, level, Subject::Machine, text);
+    let at = |level, text: String| Finding::new(level, Subject::Machine, text);
     let there = |name: &&&str| names.iter().any(|known| known == **name);
     if let Some(lacking) = wanted.iter().find(|name| !there(name)) {
         return Some(
@@ -102,4 +112,60 @@ fn listed(names: &[String]) -> String {
     } else {
         names.join(", ")
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{SoftwareFault, PEERS};
+    use crate::finding::Level;
+    use crate::fixture::software::OURS;
+    use crate::software::MODULE;
+
+    pub(super) const FAULTS: &[SoftwareFault] = &[
+        SoftwareFault {
+            name: "another stack's memory_peers",
+            inject: |fixture| {
+                fixture.remove(&format!("{PEERS}/nv_mem"));
+                fixture.directory(&format!("{PEERS}/other"));
+            },
+            says: &[(
+                "clients",
+                Level::Warning,
+                "does not show its client nv_mem (there: other)",
+            )],
+        },
+        SoftwareFault {
+            name: "another module's nv_mem",
+            inject: |fixture| fixture.file(&format!("{PEERS}/nv_mem/version"), "1.3-0\n"),
+            says: &[("clients", Level::Warning, "nv_mem is version 1.3-0")],
+        },
+        SoftwareFault {
+            name: "revocable registrations",
+            inject: |fixture| {
+                fixture.file(
+                    &format!("{MODULE}/parameters/persistent_api_support"),
+                    "0\n",
+                );
+                fixture.file(&format!("{PEERS}/nv_mem_nc/version"), OURS);
+            },
+            says: &[("clients", Level::Note, "persistent_api_support=0")],
+        },
+        SoftwareFault {
+            name: "revocable registrations, and the second client is not there",
+            inject: |fixture| {
+                fixture.file(
+                    &format!("{MODULE}/parameters/persistent_api_support"),
+                    "0\n",
+                );
+            },
+            says: &[
+                ("clients", Level::Note, "persistent_api_support=0"),
+                (
+                    "clients",
+                    Level::Warning,
+                    "does not show its client nv_mem_nc",
+                ),
+            ],
+        },
+    ];
 }

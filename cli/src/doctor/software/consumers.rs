@@ -4,13 +4,25 @@
 
 use super::clients::MEMORY_PEERS;
 use super::dma_buf::DmaBuf;
-use crate::doctor::scan::Scan;
+use crate::doctor::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::host::{Host, Seen, Unseen};
 use crate::software::{Module, REGISTER};
 
-/// The check's name.
-pub(super) const NAME: &str = "consumers";
+pub(super) const CHECK: Check = Check {
+    name: "consumers",
+    about: "whether NCCL, UCX, NVSHMEM and others find the module where each of them looks",
+    #[cfg(test)]
+    row: [
+        "each consumer's own probe ([identity.md](identity.md))",
+        "consumers that look only in `memory_peers` and find nothing: warning; note where dma-buf works",
+        "`memory_peers=1`, peermem-rs, newer software",
+    ],
+    applies: super::has_module,
+    run: check,
+    #[cfg(test)]
+    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
+};
 
 const NV_MEM: &str = "/sys/kernel/mm/memory_peers/nv_mem/version";
 const NV_MEM_NC: &str = "/sys/kernel/mm/memory_peers/nv_mem_nc/version";
@@ -160,7 +172,7 @@ fn line_of(host: &dyn Host, module: &str) -> Seen<Option<String>> {
     Ok(line.map(str::to_owned))
 }
 
-pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
+fn check(scan: &Scan<'_>) -> Vec<Finding> {
     // That none finds a module that is not there is no news.
     let Some(module) = scan.software().loaded() else {
         return Vec::new();
@@ -168,7 +180,7 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut blind: Vec<&Consumer> = Vec::new();
     for consumer in CONSUMERS {
-        let ok = |text: String| Finding::new(NAME, Level::Ok, Subject::Machine, text);
+        let ok = |text: String| Finding::new(Level::Ok, Subject::Machine, text);
         match consumer.probe.ask(scan) {
             Ok(Some(by)) => findings.push(ok(format!("{}: {by}", consumer.name))),
             Ok(None) if consumer.probe.looks_there_alone() => blind.push(consumer),
@@ -178,7 +190,6 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
                 why_not(&consumer.probe)
             ))),
             Err(why) => findings.push(Scan::unseen(
-                NAME,
                 Subject::Machine,
                 format!("where {} looks", consumer.name),
                 &why,
@@ -224,9 +235,7 @@ fn reported(scan: &Scan<'_>, module: &Module, blind: &[&Consumer]) -> Finding {
         (true, _) => "see why the module could not make it: `dmesg | grep memory_peers`",
         (false, _) => "peermem-rs, which makes the directory where ib_core cannot",
     };
-    Finding::new(
-        NAME,
-        level,
+    Finding::new(level,
         Subject::Machine,
         format!(
             "nvidia_peermem is loaded, and these do not find it, for they look in {MEMORY_PEERS} alone: {}",
@@ -240,4 +249,41 @@ fn reported(scan: &Scan<'_>, module: &Module, blind: &[&Consumer]) -> Finding {
         alternative.said()
     ))
     .fix(format!("{here}; or newer software: {}", newer.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{nvidias, proprietary, SoftwareFault, PEERS};
+    use crate::finding::Level;
+    use crate::software::MODULE;
+
+    pub(super) const FAULTS: &[SoftwareFault] = &[
+        SoftwareFault {
+            name: "memory_peers turned off",
+            inject: |fixture| {
+                fixture.remove(PEERS);
+                fixture.file(&format!("{MODULE}/parameters/memory_peers"), "N\n");
+            },
+            says: &[("consumers", Level::Note, "memory_peers=1")],
+        },
+        SoftwareFault {
+            name: "no memory_peers of the build for the proprietary driver",
+            inject: |fixture| {
+                fixture.remove(PEERS);
+                fixture.remove(&format!("{MODULE}/parameters/memory_peers"));
+            },
+            says: &[("consumers", Level::Note, "nvidia-open")],
+        },
+        SoftwareFault {
+            name: "NVIDIA's module on a kernel without memory_peers, and no dma-buf",
+            inject: |fixture| {
+                nvidias(fixture, "570.86.15");
+                proprietary(fixture);
+            },
+            says: &[
+                ("consumers", Level::Warning, "NCCL to 2.22"),
+                ("dma-buf", Level::Note, "does not work here"),
+            ],
+        },
+    ];
 }

@@ -1,12 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! dma-buf: the way to register GPU memory that takes no peer-memory module. What it needs is in docs/dma-buf.md.
 
-use crate::doctor::scan::Scan;
+use crate::doctor::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::machine::Hca;
 
-/// The check's name.
-pub(super) const NAME: &str = "dma-buf";
+pub(super) const CHECK: Check = Check {
+    name: "dma-buf",
+    about: "whether GPU memory can be registered by dma-buf, without the module",
+    #[cfg(test)]
+    row: [
+        "kernel 5.12, open driver 515, a NIC driver that registers dma-bufs ([dma-buf.md](dma-buf.md))",
+        "note: it does not work, and everything goes through the module",
+        "",
+    ],
+    applies: |scan| scan.has_both(),
+    run: check,
+    #[cfg(test)]
+    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
+};
 
 /// Linux has it since (perftest's README).
 const OLDEST_KERNEL: (u32, u32) = (5, 12);
@@ -191,9 +203,9 @@ fn rdma_driver<'a>(scan: &Scan<'_>, hca: &'a Hca) -> Option<&'a str> {
     }
 }
 
-pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
+fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let dma_buf = DmaBuf::judge(scan);
-    let at = |level| Finding::new(NAME, level, Subject::Machine, dma_buf.said());
+    let at = |level| Finding::new(level, Subject::Machine, dma_buf.said());
     let finding = match dma_buf.works() {
         Some(true) => at(Level::Ok).why("it takes no nvidia_peermem (docs/dma-buf.md)"),
         // Without a module that is told there, and worse.
@@ -209,7 +221,27 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::{nvidias, proprietary, SoftwareFault, PEERS};
     use super::*;
+    use crate::finding::Level;
+
+    pub(super) const FAULTS: &[SoftwareFault] = &[
+        SoftwareFault {
+            name: "ours loaded beside the proprietary driver, and the file that is installed is another build",
+            inject: proprietary,
+            says: &[("dma-buf", Level::Note, "proprietary")],
+        },
+        SoftwareFault {
+            name: "NVIDIA's beside the proprietary driver",
+            inject: |fixture| {
+                nvidias(fixture, "570.86.15");
+                fixture.file(&format!("{PEERS}/nv_mem/version"), "570.86.15\n");
+                proprietary(fixture);
+            },
+            // It works; only dma-buf does not.
+            says: &[("dma-buf", Level::Note, "dma-buf takes the open one")],
+        },
+    ];
 
     #[test]
     fn releases() {

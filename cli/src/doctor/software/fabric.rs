@@ -1,14 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Is the NVLink fabric set up, without which CUDA does not start on machines with NVSwitches?
 
-use crate::doctor::scan::Scan;
+use crate::doctor::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::host::{Fact, Unseen};
 use crate::nvml::{Fabric, FabricState};
 use crate::software::fabric;
 
-/// The check's name.
-pub(super) const NAME: &str = "fabric";
+pub(super) const CHECK: Check = Check {
+    name: "fabric",
+    about: "whether the NVLink fabric of machines with NVSwitches is set up (fabric manager)",
+    #[cfg(test)]
+    row: [
+        "NVML's state of the NVLink fabric; NVSwitches on PCI, and the process nv-fabricmanager",
+        "fault: the fabric is not set up; NVSwitches without a fabric manager where NVML has no such state \
+         (before Hopper)",
+        "`systemctl enable --now nvidia-fabricmanager`, of the driver's version",
+    ],
+    applies,
+    run: check,
+    #[cfg(test)]
+    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
+};
 
 const WHY: &str = "with NVSwitches CUDA starts on a GPU only after NVIDIA's fabric manager has set up the NVLinks: until \
 then it fails with error 802, \"system not yet initialized\", and so does all that uses the GPU";
@@ -21,7 +34,7 @@ fn known(scan: &Scan<'_>) -> Vec<(Subject, Fabric)> {
 }
 
 /// Returns `true` if NVML knows the fabric, or a recording has the fabric manager's process.
-pub(super) fn applies(scan: &Scan<'_>) -> bool {
+fn applies(scan: &Scan<'_>) -> bool {
     scan.has_gpu() && (!known(scan).is_empty() || scan.host.fact(Fact::FabricManager).is_ok())
 }
 
@@ -39,7 +52,7 @@ fn fix(scan: &Scan<'_>) -> String {
     )
 }
 
-pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
+fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let known = known(scan);
     let runs = fabric::is_running(scan.host);
     let process = match runs {
@@ -49,12 +62,7 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (subject, fabric) in &known {
         let at = |level, found: &str| {
-            Finding::new(
-                NAME,
-                level,
-                subject.clone(),
-                format!("the NVLink fabric {found}"),
-            )
+            Finding::new(level, subject.clone(), format!("the NVLink fabric {found}"))
         };
         findings.push(match (fabric.state, fabric.status) {
             (FabricState::Completed, 0) => at(Level::Ok, "is set up"),
@@ -84,22 +92,101 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
                 if switches > 0 {
                     let found = format!("{switches} NVSwitches, and nv-fabricmanager does not run");
                     findings.push(
-                        Finding::new(NAME, Level::Fault, Subject::Machine, found)
+                        Finding::new(Level::Fault, Subject::Machine, found)
                             .why(WHY)
                             .fix(fix(scan)),
                     );
                 }
             }
             Err(why @ (Unseen::Denied | Unseen::Failed(_))) if switches() > 0 => {
-                findings.push(Scan::unseen(
-                    NAME,
-                    Subject::Machine,
-                    "nv-fabricmanager",
-                    &why,
-                ));
+                findings.push(Scan::unseen(Subject::Machine, "nv-fabricmanager", &why));
             }
             _ => {}
         }
     }
     findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{gpu, nvswitch, SoftwareFault};
+    use crate::finding::Level;
+    use crate::host::Fact;
+    use crate::nvml::Fabric;
+    use crate::nvml::FabricState;
+
+    pub(super) const FAULTS: &[SoftwareFault] = &[
+        SoftwareFault {
+            name: "a fabric that nobody has set up",
+            inject: |fixture| {
+                gpu(fixture, |gpu| {
+                    gpu.fabric = Some(Fabric {
+                        state: FabricState::NotStarted,
+                        status: 0,
+                    });
+                });
+                fixture.fact(Fact::FabricManager, "not running");
+            },
+            says: &[(
+                "fabric",
+                Level::Fault,
+                "the NVLink fabric is not set up; nv-fabricmanager does not run",
+            )],
+        },
+        SoftwareFault {
+            name: "a fabric that could not be set up",
+            inject: |fixture| {
+                gpu(fixture, |gpu| {
+                    gpu.fabric = Some(Fabric {
+                        state: FabricState::Completed,
+                        status: 999,
+                    });
+                });
+            },
+            says: &[(
+                "fabric",
+                Level::Fault,
+                "could not be set up (NVML: error 999)",
+            )],
+        },
+        SoftwareFault {
+            name: "a fabric that is set up",
+            inject: |fixture| {
+                gpu(fixture, |gpu| {
+                    gpu.fabric = Some(Fabric {
+                        state: FabricState::Completed,
+                        status: 0,
+                    });
+                });
+                // The switches are another machine's.
+                fixture.fact(Fact::FabricManager, "not running");
+            },
+            says: &[],
+        },
+        SoftwareFault {
+            name: "NVSwitches without a fabric manager, before Hopper",
+            inject: |fixture| {
+                nvswitch(fixture);
+                fixture.fact(Fact::FabricManager, "not running");
+            },
+            says: &[(
+                "fabric",
+                Level::Fault,
+                "1 NVSwitches, and nv-fabricmanager does not run",
+            )],
+        },
+        SoftwareFault {
+            name: "NVSwitches with a fabric manager",
+            inject: |fixture| {
+                nvswitch(fixture);
+                fixture.fact(Fact::FabricManager, "running");
+            },
+            says: &[],
+        },
+        SoftwareFault {
+            name: "no NVSwitches and no fabric manager",
+            inject: |fixture| fixture.fact(Fact::FabricManager, "not running"),
+            says: &[],
+        },
+    ];
 }

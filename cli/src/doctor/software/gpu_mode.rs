@@ -1,29 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What NVML tells of each GPU: how much of BAR1 is free, MIG, virtual GPUs, persistence mode.
+//! MIG, virtual GPUs and persistence mode, by NVML.
 
-use crate::doctor::scan::Scan;
+use crate::doctor::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::nvml;
 use crate::nvml::Virtualization;
 use crate::software::Module;
 
-/// The checks' names.
-pub(super) const BAR1: &str = "bar1-free";
-pub(super) const MODE: &str = "gpu-mode";
-
-/// Of BAR1 nvidia.ko pins nothing in (`_isSpaceAvailableForBar1P2PMapping` of 595.45.04), in bytes.
-const RESERVE: u64 = 36 << 20;
-
-/// A share of BAR1, below which little is left.
-const TENTH: u64 = 10;
-
-fn mib(bytes: u64) -> String {
-    format!("{} MiB", bytes >> 20)
-}
+pub(super) const CHECK: Check = Check {
+    name: "gpu-mode",
+    about: "MIG, virtual GPUs, persistence mode (NVML)",
+    #[cfg(test)]
+    row: [
+        "NVML",
+        "note: MIG, virtual GPU, persistence mode off",
+        "`persistent_api_support=0`, nvidia-persistenced",
+    ],
+    applies,
+    run: check,
+    #[cfg(test)]
+    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
+};
 
 /// Each GPU that NVML knows, with what it says, and whether its memory is reached through BAR1. Processors share that of a
 /// coherent one, and the check of BAR1 tells of one without.
-fn known<'a>(scan: &'a Scan<'_>) -> Vec<(Subject, &'a nvml::Gpu, bool)> {
+pub(super) fn known<'a>(scan: &'a Scan<'_>) -> Vec<(Subject, &'a nvml::GpuReport, bool)> {
     let nvml = scan.software().nvml.as_ref().ok();
     let of = |gpu: &crate::machine::Gpu| {
         let said = nvml?.gpu(gpu.at)?;
@@ -39,39 +40,7 @@ pub(super) fn applies(scan: &Scan<'_>) -> bool {
     !known(scan).is_empty()
 }
 
-pub(super) fn bar1(scan: &Scan<'_>) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    for (subject, gpu, has_bar1) in known(scan) {
-        let Some(bar1) = gpu.bar1.filter(|_| has_bar1) else {
-            continue;
-        };
-        let usable = bar1.free_bytes.saturating_sub(RESERVE);
-        let found = format!(
-            "{} of {} of BAR1 are free, of which {} can be pinned",
-            mib(bar1.free_bytes),
-            mib(bar1.total_bytes),
-            mib(usable)
-        );
-        let is_low = bar1.total_bytes > 0 && usable < bar1.total_bytes / TENTH;
-        let level = if is_low { Level::Warning } else { Level::Ok };
-        let mut finding = Finding::new(BAR1, level, subject, found);
-        if is_low {
-            finding = finding
-                .why(
-                    "what is registered takes its own size of BAR1, and nvidia.ko keeps 36 MiB; more is refused \
-                    (no_room, EFAULT to the application)",
-                )
-                .fix(
-                    "`peermemctl list --by-process` says who holds it (peermem-rs); end those, or register less; \
-                    where BAR1 is smaller than the memory: Resizable BAR, Above 4G Decoding in the BIOS",
-                );
-        }
-        findings.push(finding);
-    }
-    findings
-}
-
-pub(super) fn mode(scan: &Scan<'_>) -> Vec<Finding> {
+fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let persistent = Module::parameter(scan.host, "persistent_api_support");
     let pins = match persistent.as_deref() {
@@ -79,7 +48,7 @@ pub(super) fn mode(scan: &Scan<'_>) -> Vec<Finding> {
         _ => "where registrations are refused (pin_unsupported), load the module with persistent_api_support=0",
     };
     for (subject, gpu, _) in known(scan) {
-        let note = |text: &str| Finding::new(MODE, Level::Note, subject.clone(), text);
+        let note = |text: &str| Finding::new(Level::Note, subject.clone(), text);
         if gpu.mig == Some(true) {
             findings.push(
                 note("MIG is on")
@@ -113,4 +82,33 @@ pub(super) fn mode(scan: &Scan<'_>) -> Vec<Finding> {
         }
     }
     findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{gpu, SoftwareFault};
+    use crate::finding::Level;
+    use crate::nvml::Virtualization;
+
+    pub(super) const FAULTS: &[SoftwareFault] = &[
+        SoftwareFault {
+            name: "MIG",
+            inject: |fixture| gpu(fixture, |gpu| gpu.mig = Some(true)),
+            says: &[("gpu-mode", Level::Note, "MIG is on")],
+        },
+        SoftwareFault {
+            name: "a virtual GPU",
+            inject: |fixture| {
+                gpu(fixture, |gpu| {
+                    gpu.virtualization = Some(Virtualization::Vgpu);
+                });
+            },
+            says: &[("gpu-mode", Level::Note, "virtual GPU")],
+        },
+        SoftwareFault {
+            name: "no persistence mode",
+            inject: |fixture| gpu(fixture, |gpu| gpu.persistence_mode = Some(false)),
+            says: &[("gpu-mode", Level::Note, "nvidia-persistenced")],
+        },
+    ];
 }

@@ -1,16 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! GPU-initiated communication (IBGDA): whether CUDA may map a NIC's doorbells into a GPU.
 
-use crate::doctor::scan::Scan;
+use crate::doctor::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
 
-/// The check's name.
-pub(super) const NAME: &str = "ibgda";
+pub(super) const CHECK: Check = Check {
+    name: "ibgda",
+    about: "whether GPUs may write to the NICs' doorbells (IBGDA, PeerMappingOverride)",
+    #[cfg(test)]
+    row: [
+        "`/proc/driver/nvidia/params`",
+        "note: PeerMappingOverride is off, which kernels on the GPU that drive the NIC themselves need, and \
+         nothing else does",
+        "NVreg_RegistryDwords",
+    ],
+    applies,
+    run: check,
+    #[cfg(test)]
+    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
+};
 
 /// Parameters of nvidia.ko as they are in force.
 const PARAMETERS: &str = "/proc/driver/nvidia/params";
 
-pub(super) fn applies(scan: &Scan<'_>) -> bool {
+fn applies(scan: &Scan<'_>) -> bool {
     scan.has_both() && scan.host.text(PARAMETERS).is_ok()
 }
 
@@ -28,11 +41,11 @@ fn is_allowed(parameters: &str) -> bool {
     })
 }
 
-pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
+fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let Ok(parameters) = scan.host.text(PARAMETERS) else {
         return Vec::new();
     };
-    let at = |level, found: &str| Finding::new(NAME, level, Subject::Machine, found);
+    let at = |level, found: &str| Finding::new(level, Subject::Machine, found);
     if is_allowed(&parameters) {
         return vec![at(Level::Ok, "nvidia.ko runs with PeerMappingOverride=1")];
     }
@@ -52,7 +65,31 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
 mod tests {
     use super::*;
 
+    use super::super::tests::SoftwareFault;
+    use crate::finding::Level;
     use proptest::prelude::*;
+
+    pub(super) const FAULTS: &[SoftwareFault] = &[
+        SoftwareFault {
+            name: "a driver without PeerMappingOverride",
+            inject: |fixture| fixture.file("/proc/driver/nvidia/params", "RegistryDwords: \"\"\n"),
+            says: &[(
+                "ibgda",
+                Level::Note,
+                "NVreg_RegistryDwords=\"PeerMappingOverride=1;\"",
+            )],
+        },
+        SoftwareFault {
+            name: "a driver with PeerMappingOverride",
+            inject: |fixture| {
+                fixture.file(
+                    "/proc/driver/nvidia/params",
+                    "RegistryDwords: \"PeerMappingOverride=1;\"\n",
+                );
+            },
+            says: &[],
+        },
+    ];
 
     #[test]
     fn the_setting_among_others() {

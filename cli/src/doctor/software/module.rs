@@ -4,17 +4,31 @@
 use super::dma_buf::DmaBuf;
 use super::module_file;
 use super::module_file::Cause;
-use crate::doctor::scan::Scan;
+use crate::doctor::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::software::{is_ours, log, Module, MODULE};
 
-/// The check's name.
-pub(super) const NAME: &str = "module";
+pub(super) const CHECK: Check = Check {
+    name: "module",
+    about: "whether nvidia_peermem is loaded, whose, for this driver, and why not; whether its file would load",
+    #[cfg(test)]
+    row: [
+        "`/sys/module/nvidia_peermem`, `modules.dep`, the log, the module's file ([below](#the-modules-file))",
+        "not loaded: see below; warning: nv_peer_mem in its place or beside it, NVIDIA's of another driver \
+         version; it is loaded, and its file would not load again; ib_core, ib_uverbs or nvidia.ko was upgraded \
+         and not loaded anew",
+        "`modprobe nvidia-peermem`, a rebuild, or what the log's line asks for",
+    ],
+    applies: |scan| scan.has_both(),
+    run: check,
+    #[cfg(test)]
+    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
+};
 
-pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
+fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let software = scan.software();
     match &software.module {
-        Err(why) => vec![Scan::unseen(NAME, Subject::Machine, MODULE, why)],
+        Err(why) => vec![Scan::unseen(Subject::Machine, MODULE, why)],
         Ok(Some(module)) => {
             let mut findings = loaded(scan, module);
             findings.extend(module_file::cause(scan).map(next_time));
@@ -33,15 +47,15 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
 /// What is loaded is not its file's concern; a reboot makes it so.
 fn next_time(mut cause: Cause) -> Finding {
     cause.found = format!("nvidia_peermem would not load again: {}", cause.found);
-    cause.at(NAME, Level::Warning)
+    cause.at(Level::Warning)
 }
 
 fn replaced(scan: &Scan<'_>) -> Option<Finding> {
-    Some(module_file::replaced(scan)?.at(NAME, Level::Warning))
+    Some(module_file::replaced(scan)?.at(Level::Warning))
 }
 
 fn loaded(scan: &Scan<'_>, module: &Module) -> Vec<Finding> {
-    let at = |level, text: String| Finding::new(NAME, level, Subject::Machine, text);
+    let at = |level, text: String| Finding::new(level, Subject::Machine, text);
     let software = scan.software();
     if software.has_forerunner {
         return vec![at(
@@ -67,7 +81,7 @@ fn loaded(scan: &Scan<'_>, module: &Module) -> Vec<Finding> {
 }
 
 fn missing(scan: &Scan<'_>) -> Finding {
-    let at = |level, text: String| Finding::new(NAME, level, Subject::Machine, text);
+    let at = |level, text: String| Finding::new(level, Subject::Machine, text);
     let software = scan.software();
     if software.has_forerunner {
         return at(
@@ -151,4 +165,248 @@ fn signature(scan: &Scan<'_>) -> &'static str {
         }
         false => "",
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{
+        log, nvidias, proprietary, unload, with_files, without_function, SoftwareFault, NVIDIAS,
+        OUR_FILE, PEERS,
+    };
+    use crate::finding::Level;
+    use crate::fixture::software::module_files;
+    use crate::software::files::File;
+    use crate::software::MODULE;
+    use crate::software::REGISTER;
+
+    pub(super) const FAULTS: &[SoftwareFault] = &[
+        SoftwareFault {
+            name: "installed and not loaded, and dma-buf works",
+            inject: unload,
+            says: &[("module", Level::Warning, "sudo modprobe nvidia-peermem")],
+        },
+        SoftwareFault {
+            name: "not loaded, and only what comes with the driver installed",
+            inject: |fixture| {
+                nvidias(fixture, "570.86.15");
+                fixture.remove(MODULE);
+            },
+            says: &[("module", Level::Note, "updates/dkms/nvidia-peermem.ko (NVIDIA's)")],
+        },
+        SoftwareFault {
+            name: "not loaded, and there is no other way",
+            inject: |fixture| {
+                unload(fixture);
+                without_function(fixture, "mlx5_ib_reg_user_mr_dmabuf");
+            },
+            says: &[(
+                "module",
+                Level::Fault,
+                "updates/peermem-rs/nvidia_peermem.ko (peermem-rs)",
+            )],
+        },
+        SoftwareFault {
+            name: "not loaded, and whether there is another way is not visible",
+            inject: |fixture| {
+                unload(fixture);
+                fixture.deny("/proc/driver/nvidia/version");
+                // All that is known of the driver is that it is there.
+                fixture.file("/proc/driver/nvidia/version", "NVRM version: x\n");
+            },
+            says: &[
+                ("module", Level::Warning, "modprobe"),
+                ("dma-buf", Level::NotVisible, "nvidia.ko's flavour"),
+            ],
+        },
+        SoftwareFault {
+            name: "not loaded and not installed",
+            inject: |fixture| {
+                unload(fixture);
+                fixture.file(
+                    "/lib/modules/6.8.0-45-generic/modules.dep",
+                    "updates/dkms/nvidia.ko:\n",
+                );
+            },
+            says: &[("module", Level::Note, "modprobe has no such module")],
+        },
+        SoftwareFault {
+            name: "not loaded, since symbols differ",
+            inject: |fixture| {
+                unload(fixture);
+                log(
+                    fixture,
+                    &[
+                        "nvidia_peermem: disagrees about version of symbol ib_register_peer_memory_client",
+                        "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -22)",
+                    ],
+                );
+            },
+            says: &[("module", Level::Warning, "disagrees about version")],
+        },
+        SoftwareFault {
+            name: "not loaded, since symbols differed before it was built again",
+            inject: |fixture| {
+                with_files(fixture, OUR_FILE, |_| ());
+                log(fixture, &["nvidia_peermem: disagrees about version of symbol ib_register_peer_memory_client"]);
+            },
+            says: &[("module", Level::Warning, "when it was tried last, the kernel's log said: nvidia_peermem: disagrees")],
+        },
+        SoftwareFault {
+            name: "not loaded, since it is not signed",
+            inject: |fixture| {
+                unload(fixture);
+                fixture.file(
+                    "/sys/kernel/security/lockdown",
+                    "none [integrity] confidentiality\n",
+                );
+            },
+            says: &[("module", Level::Warning, "Secure Boot")],
+        },
+        SoftwareFault {
+            name: "NVIDIA's, built before OFED was installed",
+            inject: |fixture| {
+                with_files(fixture, NVIDIAS, |files| {
+                    files.module.needs.retain(|name, _| !name.contains("peer_memory"));
+                });
+            },
+            says: &[("module", Level::Note, "never calls ib_register_peer_memory_client")],
+        },
+        SoftwareFault {
+            name: "ours, built against another OFED",
+            inject: |fixture| {
+                with_files(fixture, OUR_FILE, |files| {
+                    for crc in files.others[0].exports.values_mut() {
+                        *crc = Some(0x1234);
+                    }
+                });
+            },
+            says: &[(
+                "module",
+                Level::Warning,
+                "another OFED: ib_register_peer_memory_client has the CRC 0x3b6d0a1c in it, and 0x00001234 in \
+                updates/dkms/ib_uverbs.ko; 1 more differ",
+            )],
+        },
+        SoftwareFault {
+            name: "ours, built against another OFED, whose path has the vendor's name in it",
+            inject: |fixture| {
+                with_files(fixture, OUR_FILE, |files| {
+                    files.others[0].path = "/lib/modules/6.8.0-45-nvidia/updates/dkms/ib_uverbs.ko".to_owned();
+                    files.others[0].exports.insert(REGISTER.to_owned(), Some(1));
+                });
+            },
+            says: &[("module", Level::Warning, "built against another OFED")],
+        },
+        SoftwareFault {
+            name: "ours, built against another driver",
+            inject: |fixture| {
+                with_files(fixture, OUR_FILE, |files| {
+                    files.others[1].exports.insert("nvidia_p2p_put_pages".to_owned(), Some(1));
+                });
+            },
+            says: &[("module", Level::Warning, "another driver: nvidia_p2p_put_pages has the CRC")],
+        },
+        SoftwareFault {
+            name: "ours is loaded, and OFED was upgraded under its file",
+            inject: |fixture| {
+                let mut files = module_files(OUR_FILE);
+                files.others[0].exports.insert(REGISTER.to_owned(), Some(1));
+                fixture.module_files(&files);
+            },
+            says: &[("module", Level::Warning, "would not load again: updates/peermem-rs/nvidia_peermem.ko was built against")],
+        },
+        SoftwareFault {
+            name: "ours is loaded, and the driver was upgraded without a reboot",
+            inject: |fixture| fixture.file("/sys/module/nvidia/srcversion", "F00D\n"),
+            says: &[("module", Level::Warning, "the nvidia that is loaded is not the one in updates/dkms/nvidia.ko")],
+        },
+        SoftwareFault {
+            name: "of another kernel",
+            inject: |fixture| {
+                with_files(fixture, NVIDIAS, |files| {
+                    files.module.vermagic = Some("6.8.0-31-generic SMP mod_unload".to_owned());
+                    files.module.needs.values_mut().for_each(|crc| *crc = None);
+                });
+            },
+            says: &[("module", Level::Note, "built for Linux 6.8.0-31-generic, and 6.8.0-45-generic runs")],
+        },
+        SoftwareFault {
+            name: "a symbol that the driver has not",
+            inject: |fixture| {
+                with_files(fixture, OUR_FILE, |files| {
+                    files.others[1].exports.remove("nvidia_p2p_get_pages");
+                });
+            },
+            says: &[("module", Level::Warning, "calls nvidia_p2p_get_pages, and no module that is installed has it")],
+        },
+        SoftwareFault {
+            name: "not signed, and the kernel asks for it",
+            inject: |fixture| {
+                with_files(fixture, OUR_FILE, |files| files.module.is_signed = false);
+                fixture.file("/sys/module/module/parameters/sig_enforce", "Y\n");
+            },
+            says: &[("module", Level::Warning, "is not signed, and this kernel takes signed modules alone")],
+        },
+        SoftwareFault {
+            name: "a file that cannot be read",
+            inject: |fixture| {
+                with_files(fixture, OUR_FILE, |files| {
+                    files.module = File {
+                        path: OUR_FILE.to_owned(),
+                        unread: Some("it is compressed (gzip): corrupt deflate stream".to_owned()),
+                        ..File::default()
+                    };
+                });
+            },
+            says: &[("module", Level::Warning, "(peermem-rs), which cannot be read: it is compressed (gzip): ")],
+        },
+        SoftwareFault {
+            name: "nv_peer_mem in its place",
+            inject: |fixture| {
+                unload(fixture);
+                fixture.file("/sys/module/nv_peer_mem/version", "1.3-0\n");
+            },
+            says: &[("module", Level::Warning, "rmmod nv_peer_mem")],
+        },
+        SoftwareFault {
+            name: "nv_peer_mem beside it",
+            inject: |fixture| fixture.file("/sys/module/nv_peer_mem/version", "1.3-0\n"),
+            says: &[("module", Level::Warning, "beside nvidia_peermem 595.45.04-rs1")],
+        },
+        SoftwareFault {
+            name: "NVIDIA's of another driver",
+            inject: |fixture| {
+                nvidias(fixture, "550.54.14");
+                fixture.file(&format!("{PEERS}/nv_mem/version"), "550.54.14\n");
+            },
+            says: &[(
+                "module",
+                Level::Warning,
+                "550.54.14 (NVIDIA's) is not of the driver that is loaded",
+            )],
+        },
+        SoftwareFault {
+            name: "ours, built for the proprietary driver, beside it",
+            inject: |fixture| {
+                unload(fixture);
+                proprietary(fixture);
+                let mut files = module_files(OUR_FILE);
+                files.module.driver_flavour = Some("proprietary".to_owned());
+                fixture.module_files(&files);
+            },
+            // It would load.
+            says: &[("module", Level::Fault, "sudo modprobe nvidia-peermem")],
+        },
+        SoftwareFault {
+            name: "ours in a file that cannot be read, beside the proprietary driver",
+            inject: |fixture| {
+                unload(fixture);
+                proprietary(fixture);
+                let mut files = module_files(OUR_FILE);
+                files.module.unread = Some("it is no ELF file".to_owned());
+                fixture.module_files(&files);
+            },
+            says: &[("module", Level::Fault, "sudo modprobe nvidia-peermem")],
+        },
+    ];
 }

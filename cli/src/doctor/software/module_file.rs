@@ -17,8 +17,8 @@ pub(super) struct Cause {
 }
 
 impl Cause {
-    pub(super) fn at(self, check: &'static str, level: Level) -> Finding {
-        Finding::new(check, level, Subject::Machine, self.found)
+    pub(super) fn at(self, level: Level) -> Finding {
+        Finding::new(level, Subject::Machine, self.found)
             .why(self.why)
             .fix(self.fix)
     }

@@ -4,7 +4,6 @@
 //! A report begins with a headline and names the instruction in a line of its own: `RIP: 0010:` on x86, `pc :` on
 //! Arm. If that instruction is in the kernel itself, the first function of a module in the call trace counts.
 
-use super::log;
 use crate::finding::{Finding, Level, Subject};
 use crate::software::log::Record;
 
@@ -172,7 +171,7 @@ pub(super) fn findings(records: &[Record]) -> Vec<Finding> {
             ),
         };
         findings.push(
-            Finding::new(log::NAME, level, Subject::Machine, found)
+            Finding::new(level, Subject::Machine, found)
                 .why(why)
                 .fix(
                     "reboot; a newer version of the driver may have the fix: report it to the driver's vendor with all \

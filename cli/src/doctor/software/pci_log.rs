@@ -5,13 +5,11 @@
 
 use std::collections::BTreeMap;
 
-use super::log;
-use super::log::{addresses, Devices};
-use crate::doctor::scan::Scan;
+use crate::doctor::scan::{Devices, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::machine::pci;
 use crate::machine::pci::Address;
-use crate::software::log::Record;
+use crate::software::log::{addresses, Record};
 
 const NO_PLACE: &str =
     "the firmware gave the device no address space of that size: a BAR without a place cannot be \
@@ -101,7 +99,7 @@ fn bars(scan: &Scan<'_>, devices: &Devices, records: &[Record]) -> Vec<Finding> 
         .into_iter()
         .filter(|((_, at, _), _)| !is_told(at))
         .map(|((subject, ..), (count, last))| {
-            Finding::new(log::NAME, Level::Fault, subject, log::seen(count, last))
+            Finding::new(Level::Fault, subject, last.counted(count))
                 .why(NO_PLACE)
                 .fix(PLACE)
         })
@@ -216,7 +214,7 @@ fn links(scan: &Scan<'_>, devices: &Devices, records: &[Record]) -> Vec<Finding>
             ),
         };
         findings.push(
-            Finding::new(log::NAME, level, subject, log::seen(seen.count, seen.last))
+            Finding::new(level, subject, seen.last.counted(seen.count))
                 .why(format!(
                     "the port cut off the device below it: transfers failed, and a driver rarely recovers from that. {state}"
                 ))

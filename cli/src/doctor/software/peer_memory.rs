@@ -3,23 +3,35 @@
 
 use super::dma_buf::DmaBuf;
 use super::presence;
-use crate::doctor::scan::Scan;
+use crate::doctor::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::software::REGISTER;
 
-/// The check's name.
-pub(super) const NAME: &str = "peer-memory";
+pub(super) const CHECK: Check = Check {
+    name: "peer-memory",
+    about: "whether the ib_core that is loaded has peer memory, and whose it is",
+    #[cfg(test)]
+    row: [
+        "`ib_register_peer_memory_client` in `/proc/kallsyms`",
+        "the ib_core that is loaded has none: see below",
+        "MLNX_OFED, DOCA-OFED",
+    ],
+    applies: |scan| scan.has_both(),
+    run: check,
+    #[cfg(test)]
+    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
+};
 
-pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
+fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let software = scan.software();
     let finding = match software.register() {
         // A module that is loaded could not be without.
         Err(_) if software.loaded().is_some() => return Vec::new(),
-        Err(why) => Scan::unseen(NAME, Subject::Machine, "/proc/kallsyms", &why),
+        Err(why) => Scan::unseen(Subject::Machine, "/proc/kallsyms", &why),
         Ok(Some(symbol)) => {
             let module = symbol.module.as_deref().unwrap_or("the kernel itself");
             let found = format!("{REGISTER} is in {module}{}", version(scan, module));
-            Finding::new(NAME, Level::Ok, Subject::Machine, found)
+            Finding::new(Level::Ok, Subject::Machine, found)
         }
         // It may come with ib_uverbs.
         Ok(None) if presence::lacks_uverbs(scan) => return Vec::new(),
@@ -43,9 +55,7 @@ fn lacking(scan: &Scan<'_>) -> Finding {
         Ok(kernel) => format!(" of kernel {kernel}"),
         Err(_) => String::new(),
     };
-    Finding::new(
-        NAME,
-        alternative.level_without_module(scan.software().is_wanted()),
+    Finding::new(alternative.level_without_module(scan.software().is_wanted()),
         Subject::Machine,
         format!("the ib_core{kernel} that is loaded has no peer memory: no {REGISTER}"),
     )
@@ -59,4 +69,35 @@ fn lacking(scan: &Scan<'_>) -> Finding {
         or do without nvidia_peermem: {}",
         alternative.said()
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{unload, without_function, SoftwareFault};
+    use crate::finding::Level;
+    use crate::software::REGISTER;
+
+    pub(super) const FAULTS: &[SoftwareFault] = &[
+        SoftwareFault {
+            name: "an ib_core without peer memory",
+            inject: |fixture| {
+                unload(fixture);
+                without_function(fixture, REGISTER);
+            },
+            says: &[("peer-memory", Level::Warning, "DOCA-OFED")],
+        },
+        SoftwareFault {
+            name: "an ib_core without peer memory, and no other way",
+            inject: |fixture| {
+                unload(fixture);
+                without_function(fixture, REGISTER);
+                without_function(fixture, "mlx5_ib_reg_user_mr_dmabuf");
+            },
+            says: &[(
+                "peer-memory",
+                Level::Fault,
+                "no ib_register_peer_memory_client",
+            )],
+        },
+    ];
 }

@@ -2,14 +2,28 @@
 //! Is there a GPU, and an RDMA device?
 
 use super::netns;
-use crate::doctor::scan::Scan;
+use crate::doctor::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::host::Unseen;
 use crate::machine::{Listed, Unread};
 use crate::render::counted;
 
-/// The check's name.
-pub(super) const NAME: &str = "presence";
+pub(super) const CHECK: Check = Check {
+    name: "presence",
+    about: "whether there is a GPU, and an RDMA device",
+    #[cfg(test)]
+    row: [
+        "GPUs and RDMA devices",
+        "warning: a device is listed and cannot be read; fault: no GPU, or no RDMA device, and then nothing \
+         that follows from that: none at all, all in other network namespaces, or a driver that is loaded and \
+         makes none; fault: rxe and siw only (a note in the test VM), or ib_core without ib_uverbs",
+        "add the device, load its driver, `modprobe ib_uverbs`, the host's network namespace",
+    ],
+    applies: |_| true,
+    run: check,
+    #[cfg(test)]
+    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
+};
 
 const DEVICES: &str = "/sys/class/infiniband";
 
@@ -27,14 +41,13 @@ fn unread(unread: &Unread) -> Finding {
     };
     match &unread.why {
         Unseen::Failed(why) => Finding::new(
-            NAME,
             Level::Warning,
             Subject::Machine,
             format!("{what} is listed, and cannot be read: {why}"),
         )
         .why("Nothing is known of it: what hangs on it is judged as if it were not there.")
         .fix(fix),
-        why => Scan::unseen(NAME, Subject::Machine, what, why),
+        why => Scan::unseen(Subject::Machine, what, why),
     }
 }
 
@@ -46,12 +59,12 @@ pub(super) fn lacks_uverbs(scan: &Scan<'_>) -> bool {
         && there(["/sys/module/ib_uverbs", "/sys/class/infiniband_verbs"]) == [Ok(false), Ok(false)]
 }
 
-pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
+fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings: Vec<Finding> = scan.machine.unread.iter().map(unread).collect();
     let is_hca = |unread: &Unread| matches!(unread.device, Listed::Hca(_));
     let (unread_hcas, unread_pci): (Vec<&Unread>, Vec<&Unread>) =
         scan.machine.unread.iter().partition(|one| is_hca(one));
-    let fault = |text: &str| Finding::new(NAME, Level::Fault, Subject::Machine, text);
+    let fault = |text: &str| Finding::new(Level::Fault, Subject::Machine, text);
     if scan.machine.gpus.is_empty() && unread_pci.is_empty() {
         findings.push(
             fault("no NVIDIA GPU on PCI")
@@ -68,7 +81,7 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
             Err(Unseen::Absent) => "no RDMA device: ib_core is not loaded",
             Ok(_) => "no RDMA device in /sys/class/infiniband",
             Err(why) => {
-                findings.push(Scan::unseen(NAME, Subject::Machine, DEVICES, &why));
+                findings.push(Scan::unseen(Subject::Machine, DEVICES, &why));
                 return findings;
             }
         };
@@ -129,9 +142,7 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
             false => Level::Fault,
         };
         findings.push(
-            Finding::new(
-                NAME,
-                level,
+            Finding::new(level,
                 Subject::Machine,
                 "all RDMA devices are software (rxe, siw)",
             )
@@ -143,7 +154,6 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
         );
     } else {
         findings.push(Finding::new(
-            NAME,
             Level::Ok,
             Subject::Machine,
             format!(
@@ -154,4 +164,28 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
         ));
     }
     findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{unload, without_function, SoftwareFault};
+    use crate::finding::Level;
+    use crate::software::REGISTER;
+
+    pub(super) const FAULTS: &[SoftwareFault] = &[
+        SoftwareFault {
+            name: "an ib_core that may have peer memory in a module that is not loaded",
+            inject: |fixture| {
+                unload(fixture);
+                without_function(fixture, REGISTER);
+                fixture.remove("/sys/module/ib_uverbs");
+            },
+            says: &[("presence", Level::Fault, "sudo modprobe ib_uverbs")],
+        },
+        SoftwareFault {
+            name: "an ib_core with peer memory, and no ib_uverbs for programs",
+            inject: |fixture| fixture.remove("/sys/module/ib_uverbs"),
+            says: &[("presence", Level::Fault, "sudo modprobe ib_uverbs")],
+        },
+    ];
 }

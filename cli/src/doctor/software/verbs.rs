@@ -1,20 +1,33 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The device files by which programs open RDMA devices: `/dev/infiniband/uverbs*`.
 
-use crate::doctor::scan::Scan;
+use crate::doctor::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::host::{Fact, Unseen};
 use crate::software::verbs;
 use crate::software::verbs::State;
 
-/// The check's name.
-pub(super) const NAME: &str = "verbs";
+pub(super) const CHECK: Check = Check {
+    name: "verbs",
+    about: "whether programs can open each RDMA device (/dev/infiniband/uverbs*)",
+    #[cfg(test)]
+    row: [
+        "`/dev/infiniband/uverbs*`, opened once for each RDMA device",
+        "fault: a file is not there, is of a device that is gone, or is forbidden to root; warning: \
+         forbidden to this user",
+        "`--device=/dev/infiniband`, the RDMA device plugin, udev",
+    ],
+    applies,
+    run: check,
+    #[cfg(test)]
+    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
+};
 
 const WHY: &str = "programs open an RDMA device by this file: without it libibverbs leaves the device out, and NCCL says \
 \"NET/IB : No device found\"";
 
 /// Returns `true` if there is an answer. Recordings of older versions of this program have none.
-pub(super) fn applies(scan: &Scan<'_>) -> bool {
+fn applies(scan: &Scan<'_>) -> bool {
     scan.has_both()
         && !matches!(
             scan.host.fact(Fact::Verbs),
@@ -22,17 +35,17 @@ pub(super) fn applies(scan: &Scan<'_>) -> bool {
         )
 }
 
-pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
+fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let files = match verbs::scan(scan.host) {
         Ok(files) => files,
         Err(Unseen::NotRecorded | Unseen::Absent) => return Vec::new(),
-        Err(why) => return vec![Scan::unseen(NAME, Subject::Machine, verbs::DIRECTORY, &why)],
+        Err(why) => return vec![Scan::unseen(Subject::Machine, verbs::DIRECTORY, &why)],
     };
     let is_root = scan.host.fact(Fact::User).as_deref() == Ok("0");
     let mut findings = Vec::new();
     for hca in scan.hcas() {
         let at = |level, found: String| {
-            Finding::new(NAME, scan.level_of(hca, level), Subject::hca(hca), found)
+            Finding::new(scan.level_of(hca, level), Subject::hca(hca), found)
         };
         let mut of_hca = files.iter().filter(|file| file.hca == hca.name).peekable();
         if of_hca.peek().is_none() {
@@ -78,4 +91,72 @@ pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
         }
     }
     findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::SoftwareFault;
+    use crate::finding::Level;
+    use crate::host::Fact;
+    use crate::host::Unseen;
+
+    pub(super) const FAULTS: &[SoftwareFault] = &[
+        SoftwareFault {
+            name: "device files that are not there",
+            inject: |fixture| fixture.fact(Fact::Verbs, "mlx5_0 uverbs0 absent"),
+            says: &[(
+                "verbs",
+                Level::Fault,
+                "/dev/infiniband/uverbs0 is not there",
+            )],
+        },
+        SoftwareFault {
+            name: "a container whose rules forbid the device file",
+            inject: |fixture| fixture.fact(Fact::Verbs, "mlx5_0 uverbs0 denied"),
+            says: &[(
+                "verbs",
+                Level::Fault,
+                "root may not open /dev/infiniband/uverbs0",
+            )],
+        },
+        SoftwareFault {
+            name: "a user who may not open the device file",
+            inject: |fixture| {
+                fixture.fact(Fact::User, "1000");
+                fixture.fact(Fact::Verbs, "mlx5_0 uverbs0 denied");
+            },
+            says: &[("verbs", Level::Warning, "this user may not open")],
+        },
+        SoftwareFault {
+            name: "a device file of a device that is gone",
+            inject: |fixture| {
+                fixture.fact(
+                    Fact::Verbs,
+                    "mlx5_0 uverbs0 failed No such device (os error 19)",
+                );
+            },
+            says: &[("verbs", Level::Fault, "cannot be opened: No such device")],
+        },
+        SoftwareFault {
+            name: "an RDMA device without a device file",
+            inject: |fixture| fixture.fact(Fact::Verbs, "mlx5_7 uverbs0 ok"),
+            says: &[("verbs", Level::Fault, "mlx5_0 has no device file")],
+        },
+        SoftwareFault {
+            name: "device files that can be opened",
+            inject: |fixture| fixture.fact(Fact::Verbs, "mlx5_0 uverbs0 ok"),
+            says: &[],
+        },
+        SoftwareFault {
+            name: "device files that an observer does not have",
+            inject: |fixture| {
+                let why = Unseen::Failed("not in this container".to_owned());
+                fixture
+                    .recording
+                    .unseen
+                    .insert("fact verbs".to_owned(), why);
+            },
+            says: &[("verbs", Level::NotVisible, "not in this container")],
+        },
+    ];
 }

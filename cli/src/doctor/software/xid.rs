@@ -8,10 +8,9 @@
 
 use std::collections::BTreeMap;
 
-use super::log::addresses;
 use crate::doctor::scan::Scan;
 use crate::finding::{Finding, Level, Subject};
-use crate::software::log::Record;
+use crate::software::log::{addresses, Record};
 
 /// Action that an Xid asks for, the mildest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -243,7 +242,7 @@ fn finding(subject: &Subject, reports: &[Reports<'_>]) -> Option<Finding> {
         .clone()
         .find(|seen| seen.number != RECOVERY)
         .or_else(|| of_level.next())?;
-    let mut found = super::log::seen(cause.count, cause.last);
+    let mut found = cause.last.counted(cause.count);
     let others: Vec<String> = reports
         .iter()
         .filter(|seen| seen.number != cause.number)
@@ -253,7 +252,7 @@ fn finding(subject: &Subject, reports: &[Reports<'_>]) -> Option<Finding> {
         found = format!("{found}; also {}", others.join(", "));
     }
     Some(
-        Finding::new(super::log::NAME, level, subject.clone(), found)
+        Finding::new(level, subject.clone(), found)
             .why(format!("Xid {}: {}", cause.number, cause.what))
             .fix(fix(worst, cause.number, subject)),
     )

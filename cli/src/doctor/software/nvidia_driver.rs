@@ -4,20 +4,33 @@
 //! That none is loaded is said of each GPU by the check of devices.
 
 use super::users;
-use crate::doctor::scan::Scan;
+use crate::doctor::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::nvml::VERSION_MISMATCH;
 
-/// The check's name.
-pub(super) const NAME: &str = "nvidia-driver";
+pub(super) const CHECK: Check = Check {
+    name: "nvidia-driver",
+    about: "nvidia.ko: open or proprietary, its version, and the driver's library beside it",
+    #[cfg(test)]
+    row: [
+        "`/proc/driver/nvidia/version`, whether NVML starts",
+        "fault: before 535, or proprietary and peermem-rs not built for that, where modprobe would load \
+         peermem-rs; the driver's library is of another version; warning: NVML does not start; note: before 535",
+        "open kernel modules, 535 or newer; a portable build; reboot, or unload the modules that use nvidia.ko \
+         by `/proc/modules`",
+    ],
+    applies: |scan| scan.has_gpu(),
+    run: check,
+    #[cfg(test)]
+    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
+};
 
-pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
+fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let at = |level, text: String| Finding::new(NAME, level, Subject::Machine, text);
+    let at = |level, text: String| Finding::new(level, Subject::Machine, text);
     let software = scan.software();
     match &software.driver {
         Err(why) => findings.push(Scan::unseen(
-            NAME,
             Subject::Machine,
             "/proc/driver/nvidia/version",
             why,
@@ -89,7 +102,7 @@ fn reload(scan: &Scan<'_>) -> String {
 
 /// Of the driver's library.
 fn library(scan: &Scan<'_>) -> Option<Finding> {
-    let at = |level, text: String| Finding::new(NAME, level, Subject::Machine, text);
+    let at = |level, text: String| Finding::new(level, Subject::Machine, text);
     let nvml = match &scan.software().nvml {
         Ok(nvml) => nvml,
         Err(_) if scan.machine.gpus.iter().all(|gpu| gpu.is_stand_in) => {
@@ -101,7 +114,7 @@ fn library(scan: &Scan<'_>) -> Option<Finding> {
         Err(why) => {
             let what =
                 "NVML, the driver's library libnvidia-ml.so.1 (BAR1 in use, MIG, persistence mode)";
-            return Some(Scan::unseen(NAME, Subject::Machine, what, why));
+            return Some(Scan::unseen(Subject::Machine, what, why));
         }
     };
     let error = nvml.error.as_ref()?;
@@ -129,4 +142,55 @@ fn library(scan: &Scan<'_>) -> Option<Finding> {
         .why("CUDA starts by the same library and driver")
         .fix("read nvidia.ko's lines in the kernel's log (`dmesg | grep NVRM`)"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{proprietary, unload, SoftwareFault};
+    use crate::finding::Level;
+    use crate::fixture::software::driver;
+    use crate::fixture::software::newer_library;
+    use crate::host::Fact;
+    use crate::host::Unseen;
+
+    pub(super) const FAULTS: &[SoftwareFault] = &[
+        SoftwareFault {
+            name: "ours beside the proprietary driver",
+            inject: |fixture| {
+                unload(fixture);
+                proprietary(fixture);
+            },
+            says: &[("nvidia-driver", Level::Fault, "nvidia-open")],
+        },
+        SoftwareFault {
+            name: "ours beside an old driver",
+            inject: |fixture| {
+                unload(fixture);
+                let text =
+                    driver("Open Kernel Module for x86_64").replace("570.86.15", "525.60.13");
+                fixture.file("/proc/driver/nvidia/version", &text);
+            },
+            says: &[("nvidia-driver", Level::Fault, "driver 535")],
+        },
+        SoftwareFault {
+            name: "a library of another version",
+            inject: newer_library,
+            says: &[(
+                "nvidia-driver",
+                Level::Fault,
+                "Driver/library version mismatch",
+            )],
+        },
+        SoftwareFault {
+            name: "no library",
+            inject: |fixture| {
+                fixture.recording.facts.remove(&Fact::Nvml);
+                fixture
+                    .recording
+                    .unseen
+                    .insert("fact nvml".to_owned(), Unseen::Absent);
+            },
+            says: &[("nvidia-driver", Level::NotVisible, "libnvidia-ml.so.1")],
+        },
+    ];
 }

@@ -23,8 +23,8 @@ const FIFTH: &str = "ibp154s0";
 fn findings(fixture: &Fixture) -> Vec<Finding> {
     let machine = Machine::scan(&fixture.recording).unwrap();
     let scan = Scan::new(&fixture.recording, &machine);
-    assert!((QOS.applies)(&scan));
-    let findings = (QOS.run)(&scan);
+    assert!((CHECK.applies)(&scan));
+    let findings = CHECK.findings(&scan);
     findings.iter().for_each(testing::commands_are_marked);
     findings
 }

@@ -1,12 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Does the module come back: at the next boot, and after openibd's restart?
 
-use crate::doctor::scan::Scan;
+use crate::doctor::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::software::Module;
 
-/// The check's name.
-pub(super) const NAME: &str = "module-at-boot";
+pub(super) const CHECK: Check = Check {
+    name: "module-at-boot",
+    about: "whether the module comes back at boot, and after openibd's restart",
+    #[cfg(test)]
+    row: [
+        "modules-load.d, systemd's wants, openibd",
+        "note: nothing loads it at boot, or after a restart of openibd",
+        "`systemctl enable peermem-rs`",
+    ],
+    applies,
+    run: check,
+    #[cfg(test)]
+    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
+};
 
 /// Where systemd and its modules-load look, in `/etc` and in the distribution's own.
 const UNITS: [&str; 3] = [
@@ -22,15 +34,15 @@ const MODULES_LOAD: [&str; 4] = [
 ];
 
 /// Without systemd's folder this is a container, or something that boots in another way.
-pub(super) fn applies(scan: &Scan<'_>) -> bool {
+fn applies(scan: &Scan<'_>) -> bool {
     super::has_module(scan) && scan.host.names("/etc/systemd/system").is_ok()
 }
 
-pub(super) fn check(scan: &Scan<'_>) -> Vec<Finding> {
+fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let Some(module) = scan.software().loaded() else {
         return Vec::new();
     };
-    let note = |text: &str| Finding::new(NAME, Level::Note, Subject::Machine, text);
+    let note = |text: &str| Finding::new(Level::Note, Subject::Machine, text);
     let mut findings = Vec::new();
     if !comes_at_boot(scan) {
         findings.push(
@@ -109,4 +121,37 @@ fn comes_after_openibd(scan: &Scan<'_>, module: &Module) -> bool {
                 .is_ok_and(|text| text.contains("peermem"))
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::SoftwareFault;
+    use crate::finding::Level;
+
+    pub(super) const FAULTS: &[SoftwareFault] = &[
+        SoftwareFault {
+            name: "nothing that loads it at boot, with openibd",
+            inject: |fixture| {
+                fixture.directory("/etc/systemd/system/multi-user.target.wants");
+                fixture.file("/usr/lib/systemd/system/openibd.service", "[Service]\n");
+            },
+            says: &[
+                ("module-at-boot", Level::Note, "at boot"),
+                ("module-at-boot", Level::Note, "openibd is here"),
+            ],
+        },
+        SoftwareFault {
+            name: "a service that loads it, with openibd",
+            inject: |fixture| {
+                for target in ["multi-user.target", "openibd.service"] {
+                    fixture.link(
+                        &format!("/etc/systemd/system/{target}.wants/peermem-rs.service"),
+                        "../peermem-rs.service",
+                    );
+                }
+                fixture.file("/usr/lib/systemd/system/openibd.service", "[Service]\n");
+            },
+            says: &[],
+        },
+    ];
 }

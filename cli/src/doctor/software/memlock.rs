@@ -1,18 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! How much memory may be locked, and how many RDMA objects a cgroup may have.
+//! How much memory may be locked.
 //!
 //! ib_core charges what is registered to RLIMIT_MEMLOCK, GPU memory by nvidia_peermem as memory of the host, before it
 //! asks any module; who has CAP_IPC_LOCK is not held to it. dma-buf is not charged (Linux 7.3,
 //! `drivers/infiniband/core/umem.c`).
 
-use crate::doctor::scan::Scan;
+use crate::doctor::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::host::{facts, Fact, Unseen};
-use crate::shell::{argument, path_argument};
 
-/// The checks' names.
-pub(super) const MEMLOCK: &str = "memlock";
-pub(super) const CGROUP: &str = "rdma-cgroup";
+pub(super) const CHECK: Check = Check {
+    name: "memlock",
+    about: "how much memory this shell and the jobs of batch systems and containers may lock",
+    #[cfg(test)]
+    row: [
+        "limit on locked memory of this shell and of what slurmd, pbs_mom, sge_execd start",
+        "warning: less than the largest GPU's memory, or than that times the number of RDMA devices, each \
+         of which charges it once more; note: the same of containerd, dockerd, crio, kubelet, k3s",
+        "limits.d, `LimitMEMLOCK=`, `--ulimit memlock=-1`",
+    ],
+    applies: |scan| scan.has_both(),
+    run: check,
+    #[cfg(test)]
+    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
+};
 
 /// CAP_IPC_LOCK, in the masks of `/proc/self/status`.
 const IPC_LOCK: u64 = 1 << 14;
@@ -75,7 +86,7 @@ fn needed(memory: u64, (all, count): (u64, u64), limit: u64) -> String {
 const WHY: &str = "ibv_reg_mr charges what it registers to this limit, GPU memory as memory of the host, and fails \
 with ENOMEM beyond it (\"Cannot allocate memory\"), before any module is asked";
 
-pub(super) fn memlock(scan: &Scan<'_>) -> Vec<Finding> {
+fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let Some(memory) = largest(scan) else {
         return Vec::new();
     };
@@ -87,12 +98,12 @@ pub(super) fn memlock(scan: &Scan<'_>) -> Vec<Finding> {
 
 /// Of this process, and so of the shell that it was started from.
 fn shell(scan: &Scan<'_>, memory: u64) -> Option<Finding> {
-    let at = |level, text: String| Finding::new(MEMLOCK, level, Subject::Machine, text);
+    let at = |level, text: String| Finding::new(level, Subject::Machine, text);
     let limit = match scan.host.text("/proc/self/limits") {
         Ok(text) => text.lines().find_map(facts::memory_lock).and_then(limits),
         Err(why) => {
             let what = "the limit on locked memory (/proc/self/limits)";
-            return Some(Scan::unseen(MEMLOCK, Subject::Machine, what, &why));
+            return Some(Scan::unseen(Subject::Machine, what, &why));
         }
     };
     let (soft, hard) = limit?;
@@ -140,7 +151,7 @@ fn services(scan: &Scan<'_>, memory: u64) -> Vec<Finding> {
         Err(Unseen::Absent) => return Vec::new(),
         Err(why) => {
             let what = "the limits of running services";
-            return vec![Scan::unseen(MEMLOCK, Subject::Machine, what, &why)];
+            return vec![Scan::unseen(Subject::Machine, what, &why)];
         }
     };
     let of_all = with_all(scan, memory);
@@ -164,7 +175,7 @@ fn services(scan: &Scan<'_>, memory: u64) -> Vec<Finding> {
         if hard >= memory {
             found = format!("{found}, and {}", needed(memory, of_all, hard));
         }
-        let finding = Finding::new(MEMLOCK, level, Subject::Machine, found)
+        let finding = Finding::new(level, Subject::Machine, found)
             .why(WHY)
             .fix(match is_batch {
                 true if name.starts_with("slurm") => {
@@ -185,111 +196,52 @@ fn services(scan: &Scan<'_>, memory: u64) -> Vec<Finding> {
     findings
 }
 
-/// Of a line of `rdma.max` or `rdma.current`: the device, its handles, its objects. `max` is the greatest number.
-fn rdma(line: &str) -> Option<(&str, u64, u64)> {
-    let mut words = line.split_whitespace();
-    let device = words.next()?;
-    let (mut handles, mut objects) = (None, None);
-    for word in words {
-        let (key, value) = word.split_once('=')?;
-        let value = match value {
-            "max" => u64::MAX,
-            _ => value.parse().ok()?,
-        };
-        match key {
-            "hca_handle" => handles = Some(value),
-            "hca_object" => objects = Some(value),
-            _ => {}
-        }
-    }
-    Some((device, handles?, objects?))
-}
-
-/// The folders of this process' cgroup with an RDMA controller, and of those above it.
-fn cgroups(scan: &Scan<'_>) -> Vec<String> {
-    let text = scan.host.text("/proc/self/cgroup").unwrap_or_default();
-    let mut folders = Vec::new();
-    for line in text.lines() {
-        let mut parts = line.splitn(3, ':');
-        let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next())
-        else {
-            continue;
-        };
-        let root = match controllers {
-            "" => "/sys/fs/cgroup",
-            _ if controllers.split(',').any(|name| name == "rdma") => "/sys/fs/cgroup/rdma",
-            _ => continue,
-        };
-        // `/../..` is seen from inside a namespace of cgroups: what lies above is not visible.
-        if path.split('/').any(|part| part == "..") {
-            continue;
-        }
-        let mut path = path.trim_end_matches('/');
-        while !path.is_empty() {
-            folders.push(format!("{root}{path}"));
-            path = path.rsplit_once('/').map_or("", |(above, _)| above);
-        }
-    }
-    folders
-}
-
-pub(super) fn cgroup(scan: &Scan<'_>) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    for folder in cgroups(scan) {
-        let file = |name: &str| scan.host.text(&format!("{folder}/rdma.{name}"));
-        let (Ok(most), Ok(current)) = (file("max"), file("current")) else {
-            continue;
-        };
-        for (device, most_handles, most_objects) in most.lines().filter_map(rdma) {
-            let Some((_, handles, objects)) = current
-                .lines()
-                .filter_map(rdma)
-                .find(|(name, _, _)| *name == device)
-            else {
-                continue;
-            };
-            if !scan.machine.hcas.iter().any(|hca| hca.name == device) {
-                continue;
-            }
-            for (what, now, most) in [
-                ("handles", handles, most_handles),
-                ("objects", objects, most_objects),
-            ] {
-                // Less than a tenth is left.
-                if most == u64::MAX || now < most.saturating_sub(most / 10) {
-                    continue;
-                }
-                let subject = Subject::Hca {
-                    hca: device.to_owned(),
-                };
-                findings.push(
-                    Finding::new(
-                        CGROUP,
-                        Level::Warning,
-                        subject,
-                        format!("the cgroup {folder} has {now} RDMA {what} of {most} that it may have"),
-                    )
-                    .why(
-                        "an open device is a handle; a memory region, a queue pair, a completion queue each an \
-                        object; beyond the limit making one fails with EAGAIN",
-                    )
-                    .fix(format!(
-                        "`echo '{} hca_handle=max hca_object=max' | sudo tee {}/rdma.max`",
-                        argument(device),
-                        path_argument(&folder)
-                    )),
-                );
-            }
-        }
-    }
-    findings
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    use super::super::tests::SoftwareFault;
+    use crate::finding::Level;
+    use crate::fixture::software;
+    use crate::host::Fact;
     use proptest::prelude::*;
+
+    pub(super) const FAULTS: &[SoftwareFault] = &[
+        SoftwareFault {
+            name: "a shell that may lock little",
+            inject: |fixture| {
+                fixture.file("/proc/self/limits", &software::limits("8388608"));
+                fixture.file(
+                    "/proc/self/status",
+                    "Uid:\t1000\t1000\t1000\t1000\nCapEff:\t0000000000000000\n",
+                );
+            },
+            says: &[(
+                "memlock",
+                Level::Warning,
+                "may lock 8 MiB (hard limit 8 MiB), and a GPU has 81920 MiB",
+            )],
+        },
+        SoftwareFault {
+            name: "a batch system that may lock little",
+            inject: |fixture| {
+                fixture.fact(
+                    Fact::Services,
+                    "slurmd 2201 8388608 8388608\nslurmd 2202 8388608 8388608\n",
+                );
+            },
+            says: &[(
+                "memlock",
+                Level::Warning,
+                "what slurmd starts may lock 8 MiB at most",
+            )],
+        },
+        SoftwareFault {
+            name: "containers that may lock little",
+            inject: |fixture| fixture.fact(Fact::Services, "containerd 900 65536 8388608\n"),
+            says: &[("memlock", Level::Note, "--ulimit memlock=-1")],
+        },
+    ];
 
     #[test]
     fn limits_as_proc_writes_them() {
@@ -300,22 +252,10 @@ mod tests {
         assert_eq!(said(65_536), "64 KiB");
     }
 
-    #[test]
-    fn lines_of_the_rdma_controller() {
-        assert_eq!(
-            rdma("mlx5_0 hca_handle=2 hca_object=max"),
-            Some(("mlx5_0", 2, u64::MAX))
-        );
-        assert_eq!(rdma("mlx5_0 hca_handle=2"), None);
-        assert_eq!(rdma("mlx5_0 hca_handle"), None);
-        assert_eq!(rdma(""), None);
-    }
-
     proptest! {
         #[test]
         fn nothing_read_is_a_panic(text in any::<String>()) {
             limits(&text);
-            rdma(&text);
         }
     }
 }

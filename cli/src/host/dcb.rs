@@ -9,9 +9,12 @@ use std::collections::BTreeMap;
 use netlink_packet_core::DefaultNla;
 use serde::{Deserialize, Serialize};
 
-use super::hca::NET;
-use crate::host::{Fact, Host, Seen, Unseen};
+use super::recording::Recorded;
+use super::{Fact, Host, Seen, Unseen};
 use crate::netlink::{attributes, Refused, Socket};
+
+/// Network interfaces in sysfs.
+pub(crate) const NET: &str = "/sys/class/net";
 
 const RTM_GETDCB: u16 = 78;
 const DCB_CMD_IEEE_GET: u8 = 21;
@@ -40,8 +43,7 @@ pub(crate) type Interfaces = BTreeMap<String, Dcb>;
 
 /// What the host's kernel says.
 pub(crate) fn scan(host: &dyn Host) -> Seen<Interfaces> {
-    let mut interfaces: Interfaces = serde_json::from_str(&host.fact(Fact::Dcb)?)
-        .map_err(|error| Unseen::Failed(format!("what dcbnl says is not understood: {error}")))?;
+    let mut interfaces = Interfaces::of(host)?;
     // A recording may have any.
     for dcb in interfaces.values_mut() {
         dcb.dscp.retain(|dscp, priority| exists(*dscp, *priority));
@@ -53,24 +55,28 @@ fn exists(dscp: u8, priority: u8) -> bool {
     dscp < 64 && priority < 8
 }
 
-/// The fact, of this machine.
-pub(crate) fn ask(host: &dyn Host) -> Seen<String> {
-    let failed = |why: Refused| Unseen::Failed(why.to_string());
-    let mut socket = Socket::open(None).map_err(failed)?;
-    let mut interfaces = Interfaces::new();
-    for name in host.names(NET)? {
-        let attribute = DefaultNla::new(DCB_ATTR_IFNAME, [name.as_bytes(), b"\0"].concat());
-        match socket.ask((RTM_GETDCB, 0), &MESSAGE, &[attribute]) {
-            Ok(answer) => {
-                let of_it = answer.first().map(Vec::as_slice).unwrap_or_default();
-                interfaces.insert(name, parse(of_it).map_err(failed)?);
+impl Recorded for Interfaces {
+    const FACT: Fact = Fact::Dcb;
+    const MISREAD: &'static str = "what dcbnl says is not understood";
+
+    fn ask(host: &dyn Host) -> Seen<Self> {
+        let failed = |why: Refused| Unseen::Failed(why.to_string());
+        let mut socket = Socket::open(None).map_err(failed)?;
+        let mut interfaces = Self::new();
+        for name in host.names(NET)? {
+            let attribute = DefaultNla::new(DCB_ATTR_IFNAME, [name.as_bytes(), b"\0"].concat());
+            match socket.ask((RTM_GETDCB, 0), &MESSAGE, &[attribute]) {
+                Ok(answer) => {
+                    let of_it = answer.first().map(Vec::as_slice).unwrap_or_default();
+                    interfaces.insert(name, parse(of_it).map_err(failed)?);
+                }
+                // Virtual functions have none; and interfaces come and go.
+                Err(Refused::Kernel(_)) => {}
+                Err(why) => return Err(failed(why)),
             }
-            // Virtual functions have none; and interfaces come and go.
-            Err(Refused::Kernel(_)) => {}
-            Err(why) => return Err(failed(why)),
         }
+        Ok(interfaces)
     }
-    serde_json::to_string(&interfaces).map_err(|error| Unseen::Failed(error.to_string()))
 }
 
 /// An answer, behind its header.
@@ -173,7 +179,7 @@ mod tests {
     /// The kernel of whoever runs this: every interface is asked, and the loopback has no DCB.
     #[test]
     fn this_kernel_is_asked() {
-        let said: Interfaces = serde_json::from_str(&ask(&Live).unwrap()).unwrap();
+        let said = Interfaces::ask(&Live).unwrap();
         assert!(!said.contains_key("lo"), "{said:?}");
     }
 

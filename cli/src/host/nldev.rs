@@ -11,9 +11,12 @@ use rustix::io::Errno;
 use rustix::net::netlink::RDMA;
 use serde::{Deserialize, Serialize};
 
-use crate::host::{Fact, Host, Seen, Unseen};
-use crate::machine::hca::CLASS;
+use super::recording::Recorded;
+use super::{Fact, Host, Seen, Unseen};
 use crate::netlink::{attributes, Refused, Socket};
+
+/// RDMA devices in sysfs.
+pub(crate) const CLASS: &str = "/sys/class/infiniband";
 
 /// `RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, command)`.
 const fn kind(command: u16) -> u16 {
@@ -87,27 +90,21 @@ pub(crate) struct Tracked {
     pub(crate) is_exclusive: bool,
 }
 
-impl Tracked {
-    /// What the host's kernel tracks.
-    pub(crate) fn scan(host: &dyn Host) -> Seen<Self> {
-        let text = host.fact(Fact::MemoryRegions)?;
-        serde_json::from_str(&text)
-            .map_err(|error| Unseen::Failed(format!("the list is not understood: {error}")))
-    }
-}
+impl Recorded for Tracked {
+    const FACT: Fact = Fact::MemoryRegions;
+    const MISREAD: &'static str = "the list is not understood";
 
-/// The fact, of this machine.
-pub(crate) fn ask(host: &dyn Host) -> Seen<String> {
-    // Without a device there is nothing to ask for; and a socket of this protocol makes the kernel load ib_core.
-    let tracked = match host.names(CLASS) {
-        Ok(names) if names.is_empty() => Tracked::default(),
-        Err(Unseen::Absent) if host.has("/sys/class") == Ok(false) => {
-            return Err(Unseen::Failed("/sys cannot be read here".to_owned()));
+    fn ask(host: &dyn Host) -> Seen<Self> {
+        // Without a device there is nothing to ask for; and a socket of this protocol makes the kernel load ib_core.
+        match host.names(CLASS) {
+            Ok(names) if names.is_empty() => Ok(Self::default()),
+            Err(Unseen::Absent) if host.has("/sys/class") == Ok(false) => {
+                Err(Unseen::Failed("/sys cannot be read here".to_owned()))
+            }
+            Err(Unseen::Absent) => Ok(Self::default()),
+            _ => tracked().map_err(|why| Unseen::Failed(format!("RDMA netlink: {why}"))),
         }
-        Err(Unseen::Absent) => Tracked::default(),
-        _ => tracked().map_err(|why| Unseen::Failed(format!("RDMA netlink: {why}")))?,
-    };
-    serde_json::to_string(&tracked).map_err(|error| Unseen::Failed(error.to_string()))
+    }
 }
 
 fn tracked() -> Result<Tracked, Refused> {

@@ -451,7 +451,7 @@ fn shown(text: &str) -> Vec<&str> {
 fn the_dashboard_asks_for_what_there_is() {
     let text = says(&busy(), &["export"]);
     let exported = Exported::parse(&text);
-    let dashboard = include_str!("../../packaging/peermemctl/grafana-dashboard.json");
+    let dashboard = include_str!("../../../packaging/peermemctl/grafana-dashboard.json");
     let dashboard: serde_json::Value = serde_json::from_str(dashboard).unwrap();
     let mut asked = BTreeSet::new();
     for panel in dashboard["panels"].as_array().unwrap() {
@@ -474,7 +474,7 @@ fn the_dashboard_asks_for_what_there_is() {
 fn the_alerts_ask_for_what_there_is() {
     let text = says(&busy(), &["export"]);
     let exported = Exported::parse(&text);
-    let alerts = include_str!("../../packaging/peermemctl/alerts.yml");
+    let alerts = include_str!("../../../packaging/peermemctl/alerts.yml");
     let mut asked = Vec::new();
     for alert in alerts.split("- alert: ").skip(1) {
         let (query, rest) = alert.split_once("labels:").unwrap();

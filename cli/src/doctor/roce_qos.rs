@@ -7,17 +7,27 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::scan::{Check, Scan};
 use super::{port, roce};
-use crate::finding::{Finding, Level, Subject};
+use crate::finding::{argument, Finding, Level, Subject};
+use crate::host::dcb;
+use crate::host::dcb::Dcb;
 use crate::host::{Host, Seen, Unseen};
-use crate::machine::dcb::Dcb;
-use crate::machine::{dcb, netdevs_of, Hca, Port};
-use crate::shell::argument;
+use crate::machine::{netdevs_of, Hca, Port};
 
-pub(super) const QOS: Check = Check {
+pub(super) const CHECK: Check = Check {
     name: "roce-qos",
     about: "Ethernet ports near a GPU: PFC, DSCP, ECN and traffic class, and whether ports of one kind have the same",
+    #[cfg(test)]
+    row: [
+        "Ethernet ports of the nearest RDMA devices: PFC, DSCP, ECN, traffic class \
+         ([below](#roce-under-congestion))",
+        "warning: ports of one kind differ in one of them; a traffic class with a priority without PFC, \
+         where another has it; note: neither PFC nor ECN, or half of ECN",
+        "`dcb pfc set`, `dcb app replace`, `ecn/roce_…/enable`, `tc/1/traffic_class`",
+    ],
     applies: |scan| roce::ports(scan).next().is_some(),
     run: qos,
+    #[cfg(test)]
+    faults: super::tests::Faults::OwnTest,
 };
 
 /// Where the driver of MLNX_OFED and DOCA-OFED says whether the NIC answers ECN marks, and whether it slows down when the
@@ -62,10 +72,6 @@ fn qos(scan: &Scan<'_>) -> Vec<Finding> {
         findings.push(one.finding());
     }
     findings
-}
-
-fn new(level: Level, subject: Subject, found: String) -> Finding {
-    Finding::new(QOS.name, level, subject, found)
 }
 
 /// Those whose bits are set.
@@ -206,7 +212,7 @@ impl<'a> Interface<'a> {
         let subject = Subject::hca(self.hca);
         let name = argument(name);
         match (self.pfc(), &self.ecn) {
-            (Some(0), Ok([0, 0])) => new(Level::Note, subject, found)
+            (Some(0), Ok([0, 0])) => Finding::new(Level::Note, subject, found)
                 .why(
                     "Under congestion the fabric drops packets, and RoCE sends them again, many NICs with all that \
                      followed. Some fabrics are built for that (adaptive routing, a congestion control of the NIC's own): \
@@ -217,7 +223,7 @@ impl<'a> Interface<'a> {
                      set dev {name} prio-pfc 3:on`; `echo 1 | sudo tee /sys/class/net/{name}/ecn/roce_np/enable/3`, and \
                      the same in roce_rp"
                 )),
-            (Some(_), Ok([np, rp])) if np != rp => new(Level::Note, subject, found)
+            (Some(_), Ok([np, rp])) if np != rp => Finding::new(Level::Note, subject, found)
                 .why(
                     "Every NIC both receives and sends: roce_np tells the sender that packets came marked, roce_rp slows \
                      down when told. With one of them alone a mark has no effect on one side.",
@@ -225,9 +231,9 @@ impl<'a> Interface<'a> {
                 .fix(format!(
                     "The same for both, `echo 1 | sudo tee /sys/class/net/{name}/ecn/roce_rp/enable/3` for example"
                 )),
-            (Some(_), Ok(_)) => new(Level::Ok, subject, found),
+            (Some(_), Ok(_)) => Finding::new(Level::Ok, subject, found),
             _ => {
-                let mut finding = new(Level::NotVisible, subject, found);
+                let mut finding = Finding::new(Level::NotVisible, subject, found);
                 finding.needs_root =
                     [self.dcb.as_ref().err(), self.ecn.as_ref().err()].contains(&Some(&Unseen::Denied));
                 finding
@@ -282,7 +288,7 @@ impl<'a> Interface<'a> {
                 priorities(mask)
             );
             Some(
-                new(scan.level_of(self.hca, level), Subject::hca(self.hca), found)
+                Finding::new(scan.level_of(self.hca, level), Subject::hca(self.hca), found)
                     .why(
                         "RDMA's packets then have a priority that the fabric may drop under congestion, and the one with \
                          PFC stays empty.",
@@ -443,7 +449,7 @@ fn differs(of_kind: &[&Interface<'_>], aspect: &Aspect) -> Option<Finding> {
         false => format!("As the others have it:\n{}", commands.join("\n")),
     };
     Some(
-        new(
+        Finding::new(
             Level::Warning,
             Subject::Machine,
             format!(

@@ -332,46 +332,6 @@ fn a_nic_without_an_address_lacks_room() {
     assert!(!text.contains("modprobe"), "{text}");
 }
 
-/// Eight interfaces on a port have two GIDs each before the one with an IPv4 address.
-#[test]
-fn gids_are_read_to_the_end() {
-    let mut fixture = fixture::two_sockets();
-    let local = |number| format!("fe80:0000:0000:0000:ba3f:d2ff:feaa:000{number}");
-    let gids: Vec<String> = (0..8)
-        .map(local)
-        .chain([fixture::ADDRESS.to_owned()])
-        .collect();
-    let gids: Vec<&str> = gids.iter().map(String::as_str).collect();
-    fixture.roce("mlx5_0", "ibp24s0", 9000, &gids);
-    fixture.roce("mlx5_1", "ibp200s0", 9000, &gids);
-    fixture.software();
-    let line = ["doctor", "--all", "--only", "roce"];
-    let (text, status) = says(&fixture, &line);
-    assert_eq!(status, Status::Ok, "{text}");
-    assert!(
-        text.contains("GID 17 is of RoCE v2, with an IP address"),
-        "{text}"
-    );
-    // Without a directory the first ones are looked at: a recording of old.
-    let own = fixture.place("0000:18:00.0");
-    let types = format!("{own}/infiniband/mlx5_0/ports/1/gid_attrs/types");
-    fixture.recording.directories.remove(&types);
-    let (text, _) = says(&fixture, &line);
-    assert!(
-        text.contains("not visible roce mlx5_0: GIDs of port 1: not in the recording"),
-        "{text}"
-    );
-    // One GID cannot be read, and the others are link-local.
-    fixture.roce("mlx5_0", "ibp24s0", 9000, &gids);
-    fixture.deny(&format!("{own}/infiniband/mlx5_0/ports/1/gids/17"));
-    let (text, status) = says(&fixture, &line);
-    assert_eq!(status, Status::Ok, "{text}");
-    assert!(
-        text.contains("GIDs of port 1: not visible without root"),
-        "{text}"
-    );
-}
-
 /// An unknown value does not differ from an expected one.
 #[test]
 fn unknown_values_are_not_compared() {

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Devices that are of another kind than most: GPUs without GPUDirect RDMA, virtual functions, coherent memory.
+
+use super::scan::{Check, Scan};
+use crate::finding::{Finding, Level, Subject};
+
+pub(super) const CHECK: Check = Check {
+    name: "device-kind",
+    about: "GPUs that have no GPUDirect RDMA, virtual functions, and GPUs whose memory is the processor's (Grace)",
+    #[cfg(test)]
+    row: [
+        "the GPU's name, virtual functions, coherent GPUs",
+        "fault: a kind of GPU without GPUDirect RDMA (GeForce, GB10), and if there is no other, nothing is \
+         said of software that it could not use; note: the others",
+        "copy through memory of the host",
+    ],
+    applies: |scan| scan.has_gpu() || scan.has_hca(),
+    run: device_kind,
+    #[cfg(test)]
+    faults: super::tests::Faults::OnPaths(tests::FAULTS),
+};
+
+fn device_kind(scan: &Scan<'_>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    // One for the display beside others that have it is no fault of the machine.
+    let of_none = match scan.gpus().all(|gpu| gpu.why_no_gpudirect().is_some()) {
+        true => Level::Fault,
+        false => Level::Note,
+    };
+    for gpu in scan.gpus() {
+        let function = scan.machine.functions.get(&gpu.at);
+        let new = |found: String| Finding::new(Level::Note, Subject::gpu(gpu), found);
+        if let Some(why) = gpu.why_no_gpudirect() {
+            let found = format!("{} has no GPUDirect RDMA: {}", gpu.at, gpu.name);
+            findings.push(
+                Finding::new(of_none, Subject::gpu(gpu), found)
+                    .why(why)
+                    .fix("Copy through memory of the host, as NCCL does by itself (NCCL_NET_GDR_LEVEL=LOC asks for it)"),
+            );
+        }
+        if gpu.is_coherent {
+            // Where Data Direct reaches it, that is judged.
+            let judged = match scan.pci_gpus().any(|it| it.at == gpu.at) {
+                true => "The path to it is not a BAR behind bridges, but for Data Direct, whose path is judged.",
+                false => "The path to it is not a BAR behind bridges, so the checks of paths say nothing.",
+            };
+            findings.push(
+                new(format!("the memory of {} is coherent with the processor's (Grace)", gpu.at))
+                    .why(format!(
+                        "{judged} The persistent client takes such memory; a revocable one refuses what processors \
+                         cache. NVIDIA recommends dma-buf (docs/dma-buf.md).",
+                    )),
+            );
+        }
+        if let Some(physical) = function.and_then(|function| function.physical) {
+            findings.push(
+                new(format!("{} is a virtual function of {physical}", gpu.at)).why(
+                    "nv-p2p.h says that vGPUs have no persistent pins: persistent_api_support=0 where registrations \
+                     are refused.",
+                ),
+            );
+        }
+    }
+    for hca in scan.hcas().filter(|hca| !hca.is_software) {
+        let function = hca.at.and_then(|at| scan.machine.functions.get(&at));
+        if let Some(function) = function {
+            if let Some(physical) = function.physical {
+                findings.push(
+                    Finding::new(Level::Note,
+                        Subject::hca(hca),
+                        format!("{} is a virtual function of {physical}", function.at),
+                    )
+                    .why("Its link, packets and order are the physical function's, and its bandwidth is shared."),
+                );
+            }
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::paths::PathFault;
+    use crate::finding::Level;
+
+    pub(super) const FAULTS: &[PathFault] = &[
+        PathFault {
+            name: "a GPU for games",
+            inject: |fixture| fixture.only_gpu_is("NVIDIA GeForce RTX 4090"),
+            level: Level::Fault,
+            says: "0000:13:00.0 has no GPUDirect RDMA: NVIDIA GeForce RTX 4090",
+            fix: "Copy through memory of the host",
+        },
+        PathFault {
+            name: "a GPU of a DGX Spark",
+            inject: |fixture| fixture.only_gpu_is("NVIDIA GB10"),
+            level: Level::Fault,
+            says: "0000:13:00.0 has no GPUDirect RDMA: NVIDIA GB10",
+            fix: "Copy through memory of the host",
+        },
+    ];
+}

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The file of `--expect`: how many GPUs and RDMA devices of each model a machine has, their links, ports and firmware,
+//! and the versions of modules.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+
+use anyhow::{bail, Context as _};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::host::{recording, Host};
+use crate::machine::hca::rate_of;
+use crate::machine::pci::{Address, Function, Link, Rate};
+use crate::machine::{Hca, Machine, Port};
+use crate::nvml::Nvml;
+use crate::software::listed::is_unlisted;
+
+/// The file. Only what is in it counts.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Expected {
+    pub(super) gpus: Vec<Gpus>,
+    pub(super) hcas: Vec<Hcas>,
+    /// Versions of modules, as `/sys/module/NAME/version` has them.
+    pub(super) modules: BTreeMap<String, String>,
+}
+
+/// GPUs of one model.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Gpus {
+    pub(super) count: usize,
+    /// None: of any model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) device: Option<Text<Model>>,
+    /// Lanes, and the speed that both ends can: an idle GPU lowers the one that it has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) link: Option<Text<Rate>>,
+}
+
+/// RDMA devices of one model, without those in software.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Hcas {
+    pub(super) count: usize,
+    /// None: of any model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) device: Option<Text<Model>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) link: Option<Text<Rate>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) firmware: Option<String>,
+    /// Of each.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) active_ports: Option<usize>,
+    /// Of each port that is ACTIVE.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) rate: Option<Text<PortRate>>,
+}
+
+/// PCI vendor and device, as `lspci -nn` prints them: `15b3:1021`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Model(u16, u16);
+
+impl Model {
+    fn of(function: &Function) -> Self {
+        Self(function.vendor, function.device)
+    }
+}
+
+impl fmt::Display for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04x}:{:04x}", self.0, self.1)
+    }
+}
+
+impl FromStr for Model {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let hex = |text: &str| match text.len() {
+            4 => u16::from_str_radix(text, 16).ok(),
+            _ => None,
+        };
+        text.split_once(':')
+            .and_then(|(vendor, device)| Some(Self(hex(vendor)?, hex(device)?)))
+            .ok_or_else(|| format!("{text:?} is no PCI vendor and device such as 15b3:1021"))
+    }
+}
+
+/// The rate of a port, as sysfs and `topo` have it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PortRate {
+    text: String,
+    pub(super) megabits: u64,
+}
+
+impl fmt::Display for PortRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl FromStr for PortRate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let megabits = rate_of(text)
+            .ok_or_else(|| format!("{text:?} is no rate such as \"400 Gb/sec (4X NDR)\""))?;
+        Ok(Self {
+            text: text.to_owned(),
+            megabits,
+        })
+    }
+}
+
+/// A string of the file with a form of its own, so that a wrong one is refused with its line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Text<T>(pub(super) T);
+
+impl<T: fmt::Display> Serialize for Text<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.0)
+    }
+}
+
+impl<'de, T: FromStr<Err = String>> Deserialize<'de> for Text<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map(Self).map_err(D::Error::custom)
+    }
+}
+
+impl Expected {
+    /// From a file.
+    ///
+    /// # Errors
+    /// It is no JSON, or has a key or a value that is not known: the key and its line are named.
+    pub(crate) fn load(file: &Path) -> anyhow::Result<Self> {
+        let name = file.display();
+        let text = recording::read(file).with_context(|| format!("{name}"))?;
+        let expected: Self = serde_json::from_str(&text).with_context(|| format!("{name}"))?;
+        let is_name = |name: &str| {
+            let mut letters = name.chars();
+            letters.all(|letter| letter.is_ascii_alphanumeric() || matches!(letter, '_' | '-'))
+        };
+        if let Some(module) = expected.modules.keys().find(|module| !is_name(module)) {
+            bail!("{name}: {module:?} is no module's name");
+        }
+        Ok(expected)
+    }
+
+    /// What the machine has now.
+    pub(super) fn of(host: &dyn Host, machine: &Machine) -> Self {
+        let mut expected = Self::default();
+        let nvml = Nvml::scan(host);
+        for (at, model) in machine
+            .gpus
+            .iter()
+            .filter(|gpu| !is_unlisted(machine, &nvml, gpu))
+            .filter_map(|gpu| Some((gpu.at, model_of(machine, gpu.at)?)))
+        {
+            let link = link(machine, at).map(|link| Text(of_gpu(link)));
+            let device = Some(Text(model));
+            match expected.gpus.iter_mut().find(|gpus| gpus.device == device) {
+                Some(gpus) => {
+                    gpus.count = gpus.count.saturating_add(1);
+                    gpus.link = lesser(gpus.link, link);
+                }
+                None => expected.gpus.push(Gpus {
+                    count: 1,
+                    device,
+                    link,
+                }),
+            }
+        }
+        for hca in machine.hcas.iter().filter(|hca| !hca.is_software) {
+            let Some(model) = hca.at.and_then(|at| model_of(machine, at)) else {
+                continue;
+            };
+            expected.add(Hcas {
+                count: 1,
+                device: Some(Text(model)),
+                link: hca
+                    .at
+                    .and_then(|at| link(machine, at))
+                    .map(|link| Text(link.now)),
+                firmware: hca.firmware.clone(),
+                active_ports: Some(active(hca).count()).filter(|count| *count > 0),
+                rate: slowest(hca),
+            });
+        }
+        for module in ["nvidia", "nvidia_peermem", "mlx5_core"] {
+            if let Ok(version) = host.text(&version_file(module)) {
+                expected.modules.insert(module.to_owned(), version);
+            }
+        }
+        expected
+    }
+
+    /// One more RDMA device. Of a model the least is expected that any device has, so that the machine is as expected.
+    fn add(&mut self, one: Hcas) {
+        let Some(same) = self.hcas.iter_mut().find(|hcas| hcas.device == one.device) else {
+            self.hcas.push(one);
+            return;
+        };
+        same.count = same.count.saturating_add(one.count);
+        same.link = lesser(same.link, one.link);
+        if same.firmware != one.firmware {
+            same.firmware = None;
+        }
+        same.active_ports = same.active_ports.min(one.active_ports);
+        // One without an ACTIVE port has no rate.
+        same.rate = match (same.rate.take(), one.rate) {
+            (Some(one), Some(other)) => Some(if other.0.megabits < one.0.megabits {
+                other
+            } else {
+                one
+            }),
+            (one, other) => one.or(other),
+        };
+    }
+}
+
+fn lesser(one: Option<Text<Rate>>, other: Option<Text<Rate>>) -> Option<Text<Rate>> {
+    let (Text(one), Text(other)) = (one?, other?);
+    Some(Text(Rate {
+        speed: one.speed.min(other.speed),
+        width: one.width.min(other.width),
+    }))
+}
+
+pub(super) fn active(hca: &Hca) -> impl Iterator<Item = &Port> {
+    hca.ports.iter().filter(|port| port.is_active())
+}
+
+fn slowest(hca: &Hca) -> Option<Text<PortRate>> {
+    let rates = active(hca).filter_map(|port| port.rate.as_deref()?.parse::<PortRate>().ok());
+    rates.min_by_key(|rate| rate.megabits).map(Text)
+}
+
+pub(super) fn version_file(module: &str) -> String {
+    // The kernel writes them so, whatever the file is called.
+    format!("/sys/module/{}/version", module.replace('-', "_"))
+}
+
+pub(super) fn model_of(machine: &Machine, at: Address) -> Option<Model> {
+    machine.functions.get(&at).map(Model::of)
+}
+
+/// None: its speed and width are not known, as in many virtual machines.
+pub(super) fn link(machine: &Machine, at: Address) -> Option<Link> {
+    let is_known = |link: &Link| link.now.speed != 0 && link.now.width != 0 && link.most.speed != 0;
+    machine.link(at).filter(is_known)
+}
+
+/// Of an idle GPU the speed goes down; what both ends can does not.
+pub(super) fn of_gpu(link: Link) -> Rate {
+    Rate {
+        speed: link.most.speed,
+        ..link.now
+    }
+}

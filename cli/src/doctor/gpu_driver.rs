@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! nvidia.ko and each GPU: whether the driver has the GPU, could start it, and whether the GPU answers.
+
+use super::scan::{Check, Scan};
+use crate::finding::{argument, Finding, Level, Subject};
+use crate::machine::pci::Address;
+use crate::machine::Gpu;
+use crate::render::counted;
+use crate::software::listed::{is_unlisted, is_withheld};
+
+pub(super) const CHECK: Check = Check {
+    name: "gpu-driver",
+    about:
+        "whether nvidia.ko has each GPU, and could start it: whether it answers, and NVML lists it",
+    #[cfg(test)]
+    row: [
+        "the driver of each GPU, its config space, NVML",
+        "fault: none, or not nvidia; it does not answer; NVML does not list it; note: vfio-pci; NVML does \
+         not list it in a container",
+        "load nvidia.ko; keep the other driver from loading; the kernel's log, a cold boot",
+    ],
+    applies: |scan| scan.has_gpu(),
+    run: gpu_driver,
+    #[cfg(test)]
+    faults: super::tests::Faults::OnPaths(tests::FAULTS),
+};
+
+fn gpu_driver(scan: &Scan<'_>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for gpu in scan.gpus() {
+        let Some(function) = scan.machine.functions.get(&gpu.at) else {
+            continue;
+        };
+        let at = gpu.at;
+        let new = |level, found: String| Finding::new(level, Subject::gpu(gpu), found);
+        if function.is_silent() {
+            findings.push(silent(Subject::gpu(gpu), at));
+            continue;
+        }
+        findings.push(match function.driver.as_deref() {
+            Some("nvidia") => unlisted(scan, gpu)
+                .unwrap_or_else(|| new(Level::Ok, format!("nvidia.ko has {at}"))),
+            Some("vfio-pci") => new(
+                Level::Note,
+                format!("{at} is given to a virtual machine (vfio-pci)"),
+            )
+            .why("It is that machine's to use; peermemctl tells there."),
+            Some(other) => new(Level::Fault, format!("{at} has the driver {other}"))
+                .why("nvidia.ko alone lends GPU memory to RDMA.")
+                .fix(format!(
+                    "Keep {0} from loading (blacklist {0} in /etc/modprobe.d), rebuild the initramfs, boot; \
+                     then `modprobe nvidia`",
+                    argument(other)
+                )),
+            // The check of BARs says what to do.
+            None if !gpu.is_coherent && function.unassigned().next().is_some() => new(
+                Level::Note,
+                format!("{at} has no driver, and BARs without an address"),
+            )
+            .why("nvidia.ko takes no GPU whose BARs have no address."),
+            None => new(Level::Fault, format!("{at} has no driver"))
+                .why("nvidia.ko alone lends GPU memory to RDMA.")
+                .fix("`modprobe nvidia`; `dmesg | grep NVRM` says why it does not take the GPU"),
+        });
+    }
+    findings
+}
+
+/// Reports a device that PCI lists and that does not answer.
+pub(super) fn silent(subject: Subject, at: Address) -> Finding {
+    let found = format!("{at} does not answer: its config space reads as ones");
+    Finding::new(Level::Fault, subject, found)
+        .why("It has fallen off the bus, and is listed until the next boot. Nothing reaches it.")
+        .fix(format!(
+            "`dmesg | grep -e Xid -e {at}` says when it went; a cold boot, then its seating and power"
+        ))
+}
+
+/// Reports a GPU that nvidia.ko has and NVML does not list. None: NVML lists it, or does not tell.
+fn unlisted(scan: &Scan<'_>, gpu: &Gpu) -> Option<Finding> {
+    let software = scan.software();
+    if !is_unlisted(scan.machine, &software.nvml, gpu) {
+        return None;
+    }
+    let at = gpu.at;
+    let all = counted(scan.machine.gpus.len(), "GPU");
+    let listed = software.nvml.as_ref().map_or(0, |nvml| nvml.gpus.len());
+    let new = |level, found: String| Finding::new(level, Subject::gpu(gpu), found);
+    if is_withheld(scan.host, gpu) {
+        let found = format!("NVML does not list {at}: it has {listed} of the {all} on PCI");
+        return Some(new(Level::Note, found).why(
+            "In a container or a job NVML lists the GPUs that it may open. Whether nvidia.ko could start this one is seen \
+             outside alone.",
+        ));
+    }
+    // Where the device files are for some users alone, NVML lists none at all.
+    if listed == 0 && software.is_root == Some(false) {
+        let mut finding = new(
+            Level::NotVisible,
+            format!("NVML lists no GPU, {at} among them: not visible without root"),
+        );
+        finding.needs_root = true;
+        return Some(finding);
+    }
+    let finding = new(
+        Level::Fault,
+        format!(
+            "nvidia.ko has {at} and could not start it: NVML lists {listed} of the {all} on PCI"
+        ),
+    );
+    let log = software.log.iter().flatten();
+    let mut lines = log.map(|record| record.text.as_str());
+    let names = format!("{at}");
+    let line = lines.rfind(|line| line.contains(&names) && line.contains("RmInitAdapter failed"));
+    let says = match line {
+        Some(line) => format!(" The kernel's log: {line}"),
+        None => String::new(),
+    };
+    Some(
+        finding
+            .why(format!(
+                "CUDA does not see the GPU, and none of its memory can be registered.{says}"
+            ))
+            .fix(format!(
+                "`dmesg | grep -e NVRM -e Xid -e {at}` says why; a cold boot, then its seating and power; if it comes \
+                 again, another GPU"
+            )),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::paths::{socket, PathFault, FIRST};
+    use crate::finding::Level;
+
+    pub(super) const FAULTS: &[PathFault] = &[
+        PathFault {
+            name: "a GPU without a driver",
+            inject: |fixture| fixture.function(socket(FIRST).gpu).driver = None,
+            level: Level::Fault,
+            says: "0000:13:00.0 has no driver",
+            fix: "modprobe nvidia",
+        },
+        PathFault {
+            name: "nouveau",
+            inject: |fixture| {
+                fixture.function(socket(FIRST).gpu).driver = Some("nouveau".to_owned());
+            },
+            level: Level::Fault,
+            says: "has the driver nouveau",
+            fix: "blacklist nouveau",
+        },
+    ];
+}

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! How large packets are along a path.
+
+use super::packets::{counted, express};
+use super::route::Route;
+use super::scan::{Check, Scan};
+use crate::finding::{Finding, Level, Subject};
+use crate::host::Seen;
+use crate::machine::pci::Function;
+
+pub(super) const CHECK: Check = Check {
+    name: "max-payload",
+    about: "MaxPayload of both ends and of each bridge between",
+    #[cfg(test)]
+    row: [
+        "MaxPayload of each function of the path",
+        "fault: it differs where packets go straight through, or a device sends more than the bridge above \
+         accepts; warning: a bridge sends more than the device accepts; note: 128 B where 256 B is possible",
+        "`pci=pcie_bus_safe`",
+    ],
+    applies: super::route::applies,
+    run: max_payload,
+    #[cfg(test)]
+    faults: super::tests::Faults::OnPaths(tests::FAULTS),
+};
+
+/// One function of a path, and its payload in bytes: as it is set, and at most.
+struct Payload<'a> {
+    function: &'a Function,
+    set: u32,
+    most: u32,
+}
+
+/// From the top down.
+fn payloads<'a>(scan: &Scan<'a>, chain: &[&'a Function]) -> Seen<Vec<Payload<'a>>> {
+    let mut all = Vec::new();
+    for function in chain {
+        let Some(function) = counted(scan, function) else {
+            continue;
+        };
+        if let Some(express) = express(function)? {
+            // A code that the specification keeps for later.
+            if express.payload > 0 && express.payload_most > 0 {
+                all.push(Payload {
+                    function,
+                    set: express.payload,
+                    most: express.payload_most,
+                });
+            }
+        }
+    }
+    Ok(all)
+}
+
+const MISMATCH: &str =
+    "A packet that is larger than the next function takes is dropped as malformed, and the sender's link may go \
+     down.";
+
+fn max_payload(scan: &Scan<'_>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for pair in scan.pairs() {
+        let Some(route) = Route::of(scan, pair) else {
+            continue;
+        };
+        let subject = Subject::pair(pair);
+        let sides = [route.gpu, route.nic].map(|end| payloads(scan, &route.down_to(end)));
+        let (gpu_side, nic_side) = match sides {
+            [Ok(gpu), Ok(nic)] => (gpu, nic),
+            [Err(why), _] | [_, Err(why)] => {
+                findings.push(Scan::unseen(subject, "MaxPayload along the path", &why));
+                continue;
+            }
+        };
+        let new =
+            |level, found: String| Finding::new(scan.level(pair, level), subject.clone(), found);
+        let reported = |all: &[&Payload<'_>]| -> String {
+            let each = all
+                .iter()
+                .map(|it| format!("{} {} B", it.function.at, it.set));
+            each.collect::<Vec<_>>().join(", ")
+        };
+        // Down from the one end, and up to the other, as a packet goes.
+        let all: Vec<&Payload<'_>> = gpu_side.iter().rev().chain(&nic_side).collect();
+        let sets = || all.iter().map(|it| it.set);
+        let (Some(least), Some(largest)) = (sets().min(), sets().max()) else {
+            continue;
+        };
+        let steps = |side: &[Payload<'_>]| {
+            let pairs = side.iter().zip(side.iter().skip(1));
+            pairs.fold((false, false), |(smaller, larger), (upper, lower)| {
+                (
+                    smaller || upper.set < lower.set,
+                    larger || upper.set > lower.set,
+                )
+            })
+        };
+        let (gpu_bad, gpu_odd) = steps(&gpu_side);
+        let (nic_bad, nic_odd) = steps(&nic_side);
+        let across = !route.is_through_root() && least != largest;
+        if across || gpu_bad || nic_bad {
+            findings.push(
+                new(Level::Fault, format!("MaxPayload differs along the path: {}", reported(&all)))
+                    .why(MISMATCH)
+                    .fix("pci=pcie_bus_safe on the kernel's command line, which sets all to what all can; or \
+                        pci=pcie_bus_peer2peer (128 B)"),
+            );
+            continue;
+        }
+        if gpu_odd || nic_odd {
+            // pci=pcie_bus_perf sets it so on purpose, and keeps reads so short that answers fit.
+            let cmdline = scan.host.text("/proc/cmdline").unwrap_or_default();
+            let level = match cmdline.contains("pcie_bus_perf") {
+                true => Level::Note,
+                false => Level::Warning,
+            };
+            findings.push(
+                new(
+                    level,
+                    format!("a bridge sends larger packets than the device below is set to take: {}", reported(&all)),
+                )
+                .why(MISMATCH)
+                .fix("pci=pcie_bus_safe on the kernel's command line, which sets all to what all can"),
+            );
+            continue;
+        }
+        let most = all.iter().map(|it| it.most).min().unwrap_or(least);
+        findings.push(match least < most.min(256) {
+            true => new(
+                Level::Note,
+                format!("MaxPayload is {least} B along the path, and all of it can {most} B"),
+            )
+            .why("Each packet has some 20 to 30 bytes of its own beside the payload.")
+            .costs("At 128 B headers are 14 to 19 % of what goes over the link, at 256 B 7 to 10 %.")
+            .fix("\"Max Payload Size\" in the firmware's setup, or pci=pcie_bus_safe on the kernel's command line"),
+            false => new(
+                Level::Ok,
+                format!("MaxPayload is {least} B and more along the path"),
+            ),
+        });
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::paths::{socket, PathFault, EXPRESS, FIRST};
+    use crate::finding::Level;
+
+    pub(super) const FAULTS: &[PathFault] = &[PathFault {
+        name: "a GPU that takes smaller packets",
+        inject: |fixture| fixture.set(socket(FIRST).gpu, EXPRESS + 8, 0x5030),
+        level: Level::Fault,
+        says: "0000:13:00.0 256 B, 0000:12:00.0 512 B",
+        fix: "pci=pcie_bus_safe",
+    }];
+}

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! How long the NIC's reads are.
+
+use super::packets::nics;
+use super::scan::{Check, Scan};
+use crate::finding::{Finding, Level, Subject};
+
+pub(super) const CHECK: Check = Check {
+    name: "max-read-request",
+    about: "the NIC's MaxReadReq",
+    #[cfg(test)]
+    row: [
+        "MaxReadReq of the NIC",
+        "warning: below 512 B; note: below 4096 B",
+        "`setpci`, firmware setup",
+    ],
+    applies: |scan| scan.has_hardware_hca(),
+    run: max_read,
+    #[cfg(test)]
+    faults: super::tests::Faults::OnPaths(tests::FAULTS),
+};
+
+fn max_read(scan: &Scan<'_>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (hca, function, express) in nics(scan, "MaxReadReq", &mut findings) {
+        let (at, bytes) = (function.at, express.read_request);
+        let level = match bytes {
+            // A code that the specification keeps for later.
+            0 => continue,
+            1..512 => Level::Warning,
+            512..4096 => Level::Note,
+            _ => Level::Ok,
+        };
+        let finding = Finding::new(
+            scan.level_of(hca, level),
+            Subject::hca(hca),
+            format!("MaxReadReq of {at} is {bytes} B"),
+        );
+        findings.push(match level {
+            Level::Ok => finding,
+            _ => finding
+                .why("What is sent from GPU memory the NIC reads, in requests of this length; short ones keep \
+                    fewer bytes on their way.")
+                .fix(format!(
+                    "`setpci -s {at} CAP_EXP+0x8.w=5000:7000` (4096 B; until the next boot), or \"Max Read Request \
+                     Size\" in the firmware's setup"
+                )),
+        });
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::paths::{socket, PathFault, EXPRESS, FIRST};
+    use crate::finding::Level;
+
+    pub(super) const FAULTS: &[PathFault] = &[PathFault {
+        name: "a NIC with short reads",
+        inject: |fixture| fixture.set(socket(FIRST).nic, EXPRESS + 8, 0x1050),
+        level: Level::Warning,
+        says: "MaxReadReq of 0000:14:00.0 is 256 B",
+        fix: "setpci -s 0000:14:00.0 CAP_EXP+0x8.w=5000:7000",
+    }];
+}

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! NICs that no driver makes an RDMA device of, and Data Direct functions.
+
+use super::bar1::ROOM;
+use super::controls::UNUSED;
+use super::gpu_driver::silent;
+use super::scan::{Check, Scan};
+use super::software::netns;
+use crate::finding::{Finding, Level, Subject};
+use crate::machine::pci::{Function, MELLANOX};
+
+pub(super) const CHECK: Check = Check {
+    name: "nic-driver",
+    about: "InfiniBand and NVIDIA NICs that no driver makes an RDMA device of, and Data Direct functions",
+    // One pair has its RDMA device.
+    #[cfg(test)]
+    row: [
+        "InfiniBand and NVIDIA NICs that are not RDMA devices; Data Direct functions",
+        "fault: a NIC does not answer; warning: no driver; note: vfio-pci, a driver without RDMA, or an \
+         RDMA device of another network namespace; a Data Direct function of no RDMA device",
+        "load its driver",
+    ],
+    applies: |scan| scan.only.is_none() && scan.machine.functions.values().any(is_nic),
+    run: nic_driver,
+    #[cfg(test)]
+    faults: super::tests::Faults::OnPaths(tests::FAULTS),
+};
+
+/// The class code of an InfiniBand controller.
+const INFINIBAND: u32 = 0x0207;
+/// And of an Ethernet one.
+const ETHERNET: u32 = 0x0200;
+
+fn is_nic(function: &Function) -> bool {
+    match function.class >> 8 {
+        _ if function.is_data_direct() => true,
+        INFINIBAND => true,
+        ETHERNET => function.vendor == MELLANOX,
+        _ => false,
+    }
+}
+
+fn nic_driver(scan: &Scan<'_>) -> Vec<Finding> {
+    let is_known = |function: &Function| {
+        let mut hcas = scan.machine.hcas.iter();
+        hcas.any(|hca| hca.functions().contains(&function.at))
+    };
+    let mut findings = Vec::new();
+    for function in scan.machine.functions.values().filter(|it| is_nic(it)) {
+        if function.is_data_direct() {
+            findings.extend(data_direct(scan, function));
+            continue;
+        }
+        if function.is_silent() {
+            let mut hcas = scan.machine.hcas.iter();
+            let own = hcas.find(|hca| hca.functions().contains(&function.at));
+            let subject = own.map_or(Subject::Machine, Subject::hca);
+            findings.push(silent(subject, function.at));
+            continue;
+        }
+        // Virtual functions wait without a driver for whom they will be given to.
+        if is_known(function) || function.physical.is_some() {
+            continue;
+        }
+        let at = function.at;
+        let new = |level, found: String| Finding::new(level, Subject::Machine, found);
+        if netns::is_elsewhere(scan, at) {
+            // Without any RDMA device the check of presence tells it.
+            if !scan.machine.hcas.is_empty() {
+                let found =
+                    format!("the RDMA device of the NIC {at} is in another network namespace");
+                findings.push(new(Level::Note, found).fix(netns::FIX));
+            }
+            continue;
+        }
+        findings.push(match function.driver.as_deref() {
+            None if function.unassigned().next().is_some() => new(
+                Level::Warning,
+                format!("the NIC {at} has no driver, and BARs without an address"),
+            )
+            .why("Its driver takes no NIC whose BARs have no address. The firmware or the kernel found no room for them.")
+            .fix(ROOM),
+            None => new(
+                Level::Warning,
+                format!("the NIC {at} has no driver"),
+            )
+            .why("It is no RDMA device, and nothing can be registered with it.")
+            .fix(
+                "`modprobe mlx5_core` (its driver, if it is another's), and see the kernel's log",
+            ),
+            Some("vfio-pci") => new(
+                Level::Note,
+                format!("the NIC {at} is given to a virtual machine (vfio-pci)"),
+            ),
+            Some(driver) => new(
+                Level::Note,
+                format!("{driver} has the NIC {at}, and makes no RDMA device of it"),
+            )
+            .fix(match netns::loaded(scan).next() {
+                // To load what is loaded changes nothing.
+                Some(_) => format!("`devlink dev param show pci/{at} name enable_roce`"),
+                None => format!(
+                    "`modprobe mlx5_ib`; `devlink dev param show pci/{at} name enable_roce`"
+                ),
+            }),
+        });
+    }
+    findings
+}
+
+/// Of a Data Direct function: whether it can be used, and for which RDMA device.
+fn data_direct(scan: &Scan<'_>, function: &Function) -> Option<Finding> {
+    let at = function.at;
+    let new = |level, found| Finding::new(level, Subject::Machine, found);
+    if function.driver.is_none() {
+        return Some(
+            new(Level::Warning, format!("the Data Direct function {at} has no driver"))
+                .why(
+                    "mlx5_ib drives it, that of Linux 6.12 or newer, or of OFED. Without, software finds no Data \
+                     Direct.",
+                )
+                .costs(UNUSED)
+                .fix("`modprobe mlx5_ib`, of a newer kernel or OFED; `dmesg | grep mlx5` says why it does not take it"),
+        );
+    }
+    if !scan.machine.unassigned_data_direct().any(|it| it.at == at) {
+        return None;
+    }
+    let what = format!("which RDMA device the Data Direct function {at} belongs to");
+    Some(match &scan.machine.data_direct_unseen {
+        Some(why) => Scan::unseen(Subject::Machine, what, why),
+        None => new(
+            Level::Note,
+            format!("{what} is not known: no RDMA device's VPD has the same V3"),
+        )
+        .why("Its paths are not judged then, and those of the RDMA devices' own functions are."),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::paths::{socket, PathFault, FIRST};
+    use crate::finding::Level;
+    use crate::finding::Status;
+    use crate::{fixture, testing};
+
+    pub(super) const FAULTS: &[PathFault] = &[PathFault {
+        name: "a NIC without a driver",
+        inject: |fixture| {
+            let mut other = fixture.function(socket(FIRST).nic).clone();
+            other.at.function = 1;
+            other.driver = None;
+            fixture.machine.functions.insert(other.at, other);
+        },
+        level: Level::Warning,
+        says: "the NIC 0000:14:00.1 has no driver",
+        fix: "modprobe mlx5_core",
+    }];
+
+    fn says(fixture: &fixture::Fixture, more: &[&str]) -> (String, Status) {
+        let line = [&["doctor", "--only", "nic-driver"], more].concat();
+        testing::says_in_one_line(&fixture.recording, &line)
+    }
+
+    #[test]
+    fn data_direct_takes_a_driver_and_an_rdma_device() {
+        let at = "0009:03:00.0";
+        let mut fixture = fixture::data_direct();
+        let well = says(&fixture, &["--all"]);
+        assert_eq!(well, ("Nothing wrong was seen.".to_owned(), Status::Ok));
+        let own = fixture.place(at);
+        fixture.remove(&format!("{own}/driver"));
+        let (text, status) = says(&fixture, &[]);
+        assert_eq!(status, Status::Findings, "{text}");
+        assert!(text.contains(&format!("the Data Direct function {at} has no driver")));
+        let mut fixture = fixture::data_direct();
+        fixture.vpd(at, "another");
+        let (text, status) = says(&fixture, &["--all"]);
+        assert_eq!(status, Status::Ok, "{text}");
+        assert!(
+            text.contains("no RDMA device's VPD has the same V3"),
+            "{text}"
+        );
+        let mut fixture = fixture::data_direct();
+        fixture.unprivileged();
+        let (text, _) = says(&fixture, &["--all"]);
+        let words = format!("the Data Direct function {at} belongs to: not visible without root");
+        assert!(text.contains(&words), "{text}");
+    }
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! NUMA nodes of devices.
+
+use super::scan::{Check, Scan};
+use crate::finding::{Finding, Level, Subject};
+
+pub(super) const CHECK: Check = Check {
+    name: "numa",
+    about: "whether the firmware says which NUMA node devices are near to",
+    #[cfg(test)]
+    row: [
+        "NUMA nodes of devices, on machines with several",
+        "note: the firmware or the hypervisor does not say",
+        "firmware, or the virtual machine's settings",
+    ],
+    applies: |scan| scan.machine.nodes.is_some_and(|nodes| nodes > 1),
+    run: numa,
+    #[cfg(test)]
+    faults: super::tests::Faults::OwnTest,
+};
+
+fn numa(scan: &Scan<'_>) -> Vec<Finding> {
+    let (who, fix) = match scan.machine.is_virtual {
+        Some(true) => (
+            "hypervisor",
+            "The virtual machine's settings: which NUMA node of the guest a device belongs to",
+        ),
+        _ => (
+            "firmware",
+            "An update of the firmware, or its setup (\"NUMA\", \"ACPI SRAT\")",
+        ),
+    };
+    let new = |subject, at| {
+        Finding::new(
+            Level::Note,
+            subject,
+            format!("the {who} does not say which NUMA node {at} is near to"),
+        )
+        .why("Whether a path stays within a processor cannot be told, by this program or by NCCL.")
+        .fix(fix)
+    };
+    let is_unsaid = |at| {
+        let function = scan.machine.functions.get(&at);
+        function.is_some_and(|function| function.numa.is_none())
+    };
+    let gpus = scan.gpus().filter(|gpu| is_unsaid(gpu.at));
+    let mut findings: Vec<Finding> = gpus.map(|gpu| new(Subject::gpu(gpu), gpu.at)).collect();
+    for hca in scan.hcas() {
+        if let Some(at) = hca.at.filter(|at| is_unsaid(*at)) {
+            findings.push(new(Subject::hca(hca), at));
+        }
+    }
+    findings
+}

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! In what order packets must stay.
+
+use super::packets::{counted, express, nics};
+use super::scan::{Check, Scan};
+use crate::finding::{Finding, Level, Subject};
+use crate::machine::config::PortType;
+use crate::machine::pci::Function;
+
+pub(super) const CHECK: Check = Check {
+    name: "relaxed-ordering",
+    about: "whether the NIC, and the GPU, may send with relaxed ordering",
+    #[cfg(test)]
+    row: [
+        "RlxdOrd of the NIC, and of the GPU",
+        "warning: off; note: off because of an erratum of the root port, or off on the GPU's side",
+        "`setpci`, firmware setup",
+    ],
+    applies: |scan| scan.has_pci_gpu() || scan.has_hardware_hca(),
+    run: relaxed_ordering,
+    #[cfg(test)]
+    faults: super::tests::Faults::OnPaths(tests::FAULTS),
+};
+
+/// Root ports for which Linux turns relaxed ordering off below them: `quirk_relaxedordering_disable` of
+/// `drivers/pci/quirks.c`, for errata of Intel's Haswell and Broadwell Xeons and AMD's Seattle.
+fn has_erratum(root_port: &Function) -> bool {
+    match root_port.vendor {
+        0x8086 => matches!(root_port.device, 0x6f01..=0x6f0e | 0x2f01..=0x2f0e),
+        0x1022 => matches!(root_port.device, 0x1a00..=0x1a02),
+        _ => false,
+    }
+}
+
+fn relaxed_ordering(scan: &Scan<'_>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (hca, function, express) in nics(scan, "relaxed ordering", &mut findings) {
+        if express.port != PortType::Endpoint {
+            continue;
+        }
+        let at = function.at;
+        let root_port = function
+            .above
+            .first()
+            .and_then(|at| scan.machine.functions.get(at));
+        let erratum = root_port.filter(|port| has_erratum(port));
+        findings.push(match (express.relaxed_ordering, erratum) {
+            (true, _) => Finding::new(Level::Ok,
+                Subject::hca(hca),
+                format!("{at} may send with relaxed ordering"),
+            ),
+            (false, Some(port)) => Finding::new(Level::Note,
+                Subject::hca(hca),
+                format!(
+                    "{at} may not send with relaxed ordering; Linux turns it off below root ports such as {} \
+                     ({:04x}:{:04x}), for an erratum",
+                    port.at, port.vendor, port.device
+                ),
+            ),
+            (false, None) => Finding::new(scan.level_of(hca, Level::Warning),
+                Subject::hca(hca),
+                format!("{at} may not send with relaxed ordering (RlxdOrd-)"),
+            )
+            .why("Every write of the NIC waits for those before it on the way through the root complex.")
+            .costs(
+                "Reported by others: 150 in place of 200 Gb/s on AMD (UCX#8062), 16 in place of more than 40 GB/s \
+                 on Emerald Rapids (UCX#10955).",
+            )
+            .fix(format!(
+                "`setpci -s {at} CAP_EXP+0x8.w=0010:0010` (until the next boot), and \"Relaxed Ordering\" in the \
+                 firmware's setup"
+            )),
+        });
+    }
+    for gpu in scan.gpus().filter(|gpu| !gpu.is_coherent) {
+        let function = scan.machine.functions.get(&gpu.at);
+        let Some(function) = function.and_then(|function| counted(scan, function)) else {
+            continue;
+        };
+        match express(function) {
+            Ok(Some(express)) if !express.relaxed_ordering => findings.push(
+                Finding::new(Level::Note,
+                    Subject::gpu(gpu),
+                    format!("{} may not send with relaxed ordering (RlxdOrd-)", gpu.at),
+                )
+                .why("It is the NIC's bit that counts for the NIC's transfers; this one is for what the GPU \
+                    itself sends."),
+            ),
+            Ok(_) => {}
+            Err(why) => findings.push(Scan::unseen(Subject::gpu(gpu),
+                format!("relaxed ordering of {}", gpu.at),
+                &why,
+            )),
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::paths::{socket, PathFault, EXPRESS, FIRST};
+    use crate::finding::Level;
+
+    pub(super) const FAULTS: &[PathFault] = &[PathFault {
+        name: "a NIC without relaxed ordering",
+        inject: |fixture| fixture.set(socket(FIRST).nic, EXPRESS + 8, 0x5040),
+        level: Level::Warning,
+        says: "RlxdOrd-",
+        fix: "setpci -s 0000:14:00.0 CAP_EXP+0x8.w=0010:0010",
+    }];
+}

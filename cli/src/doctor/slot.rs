@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The NIC's slot: fast enough for its ports.
+
+use super::route::Joined;
+use super::scan::{Check, Scan};
+use crate::finding::{Finding, Level, Subject};
+use crate::machine::hca::{gigabits, Port};
+use crate::machine::Hca;
+
+pub(super) const CHECK: Check = Check {
+    name: "slot",
+    about: "whether the NIC's slot is as fast as its port",
+    #[cfg(test)]
+    row: [
+        "the NIC's slot against the rate of its port",
+        "warning: the slot is slower",
+        "another slot",
+    ],
+    applies: |scan| scan.has_hardware_hca(),
+    run: slot,
+    #[cfg(test)]
+    faults: super::tests::Faults::OnPaths(tests::FAULTS),
+};
+
+fn slot(scan: &Scan<'_>) -> Vec<Finding> {
+    let hcas = scan.hcas().filter(|hca| !hca.is_software);
+    hcas.filter_map(|hca| of_slot(scan, hca)).collect()
+}
+
+fn of_slot(scan: &Scan<'_>, hca: &Hca) -> Option<Finding> {
+    let functions = &scan.machine.functions;
+    let function = functions.get(&hca.at?)?;
+    // What its own slot carries is no GPU memory.
+    if scan.is_by_data_direct(hca) {
+        return None;
+    }
+    // A virtual function has no link of its own.
+    if function.physical.is_some() {
+        return None;
+    }
+    let upper = functions.get(function.above.last()?)?;
+    let joined = Joined::of(upper, function)?;
+    let link = joined.most.megabits();
+    let active = hca.ports.iter().filter(|port| port.is_active());
+    let port = active.filter_map(Port::megabits).max()?;
+    // Of a port's rate all is data; of a link's, headers take some, which no slot can help.
+    if link == 0 || port <= link {
+        return Some(Finding::new(
+            Level::Ok,
+            Subject::hca(hca),
+            format!(
+                "slot and NIC can {}, for a port of {} Gb/s",
+                joined.most,
+                gigabits(port)
+            ),
+        ));
+    }
+    let finding = Finding::new(
+        scan.level_of(hca, Level::Warning),
+        Subject::hca(hca),
+        format!(
+            "slot and NIC can {} ({} Gb/s), and a port is {} Gb/s",
+            joined.most,
+            gigabits(link),
+            gigabits(port)
+        ),
+    );
+    Some(
+        finding
+            .why("No byte gets faster into the GPU than the slot lets it.")
+            .costs(format!(
+                "{} of {} Gb/s at most.",
+                gigabits(link),
+                gigabits(port)
+            ))
+            .fix(format!(
+                "Put it into a slot as fast as itself: the port above ({}) can {}, the NIC {}.",
+                upper.at,
+                upper.link.as_ref().map_or(joined.most, |link| link.most),
+                function.link.as_ref().map_or(joined.most, |link| link.most),
+            )),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::paths::{socket, PathFault, FIRST};
+    use crate::finding::Level;
+
+    pub(super) const FAULTS: &[PathFault] = &[PathFault {
+        name: "a slot that is too slow for the port",
+        inject: |fixture| {
+            let it = socket(FIRST);
+            let port = fixture.function(it.nic_port).link.as_mut().unwrap();
+            port.now.speed = 160;
+            port.most.speed = 160;
+            fixture.function(it.nic).link.as_mut().unwrap().now.speed = 160;
+        },
+        level: Level::Warning,
+        says: "slot and NIC can 16.0 GT/s x16 (252 Gb/s), and a port is 400 Gb/s",
+        fix: "as fast as itself",
+    }];
+}

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! How much of each GPU's BAR1 is free, by NVML.
+
+use super::gpu_mode::known;
+use crate::doctor::scan::{Check, Scan};
+use crate::finding::{Finding, Level};
+
+pub(super) const CHECK: Check = Check {
+    name: "bar1-free",
+    about: "how much of each GPU's BAR1 is free (NVML)",
+    #[cfg(test)]
+    row: [
+        "NVML",
+        "warning: less than a tenth of BAR1 can still be pinned; 36 MiB never can",
+        "`peermemctl list --by-process`",
+    ],
+    applies: super::gpu_mode::applies,
+    run: check,
+    #[cfg(test)]
+    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
+};
+
+/// Of BAR1 nvidia.ko pins nothing in (`_isSpaceAvailableForBar1P2PMapping` of 595.45.04), in bytes.
+const RESERVE: u64 = 36 << 20;
+
+/// A share of BAR1, below which little is left.
+const TENTH: u64 = 10;
+
+fn mib(bytes: u64) -> String {
+    format!("{} MiB", bytes >> 20)
+}
+
+fn check(scan: &Scan<'_>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (subject, gpu, has_bar1) in known(scan) {
+        let Some(bar1) = gpu.bar1.filter(|_| has_bar1) else {
+            continue;
+        };
+        let usable = bar1.free_bytes.saturating_sub(RESERVE);
+        let found = format!(
+            "{} of {} of BAR1 are free, of which {} can be pinned",
+            mib(bar1.free_bytes),
+            mib(bar1.total_bytes),
+            mib(usable)
+        );
+        let is_low = bar1.total_bytes > 0 && usable < bar1.total_bytes / TENTH;
+        let level = if is_low { Level::Warning } else { Level::Ok };
+        let mut finding = Finding::new(level, subject, found);
+        if is_low {
+            finding = finding
+                .why(
+                    "what is registered takes its own size of BAR1, and nvidia.ko keeps 36 MiB; more is refused \
+                    (no_room, EFAULT to the application)",
+                )
+                .fix(
+                    "`peermemctl list --by-process` says who holds it (peermem-rs); end those, or register less; \
+                    where BAR1 is smaller than the memory: Resizable BAR, Above 4G Decoding in the BIOS",
+                );
+        }
+        findings.push(finding);
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{gpu, SoftwareFault};
+    use crate::finding::Level;
+    use crate::nvml::Memory;
+
+    pub(super) const FAULTS: &[SoftwareFault] = &[SoftwareFault {
+        name: "BAR1 nearly full",
+        inject: |fixture| {
+            gpu(fixture, |gpu| {
+                gpu.bar1 = Some(Memory {
+                    total_bytes: 128 << 30,
+                    free_bytes: 5 << 30,
+                    used_bytes: 123 << 30,
+                });
+            });
+        },
+        says: &[(
+            "bar1-free",
+            Level::Warning,
+            "5120 MiB of 131072 MiB of BAR1 are free, of which 5084 MiB",
+        )],
+    }];
+}

@@ -1,0 +1,533 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What the kernel's log says of the module, the driver, the GPUs and the NICs.
+//!
+//! The log is a ring: what is told is what it still holds. Lines about loading count only while the module is not
+//! loaded ([`super::module`] tells those), lines about devices only for devices that were found, or that are gone.
+//!
+//! What takes more than one line to tell is in files of its own: [`super::xid`], [`super::oops`], [`super::pci_log`].
+
+use std::collections::BTreeMap;
+
+use super::{oops, pci_log, xid};
+use crate::debugfs;
+use crate::doctor::scan::{Check, Scan};
+use crate::finding::{Finding, Level, Subject};
+use crate::machine::pci::{Address, DEVICES};
+use crate::shipped::reason::{Event, EventInfo, Severity};
+use crate::software::log::{addresses, is_of_module, Record};
+
+pub(super) const CHECK: Check = Check {
+    name: "kernel-log",
+    about: "the kernel's log since boot: the module, NVIDIA's Xids, crashes of drivers, IOMMU faults, PCIe, the NICs' firmware",
+    #[cfg(test)]
+    row: [
+        "`/dev/kmsg` ([below](#the-kernels-log))",
+        "fault: Xids that ask for a reset or a reboot, crashes of the drivers, fatal SXids, BARs without a \
+         place, links that went down; warning: other Xids, links that came up again, IOMMU faults, uncorrectable \
+         PCIe errors, mlx5 commands that failed and firmware in trouble, NVIDIA's module met freed memory; note: \
+         corrected PCIe errors",
+        "by line",
+    ],
+    applies: |scan| scan.has_both(),
+    run: check,
+    #[cfg(test)]
+    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
+};
+
+/// A kind of line that is told.
+struct Pattern {
+    level: Level,
+    matches: fn(&str) -> bool,
+    /// Counts only for devices that the line names.
+    of_device: bool,
+    why: &'static str,
+    fix: Option<&'static str>,
+}
+
+const PATTERNS: &[Pattern] = &[
+    Pattern {
+        level: Level::Warning,
+        matches: |line| {
+            let is_bad = |it: &&EventInfo| it.severity == Severity::Error;
+            is_of_module(line) && Event::ALL.iter().filter(is_bad).any(|it| line.contains(it.message))
+        },
+        of_device: false,
+        why: "nvidia.ko did not give back what the module asked it to",
+        fix: None,
+    },
+    Pattern {
+        level: Level::Warning,
+        matches: |line| line.contains("ERROR detected invalid context"),
+        of_device: false,
+        why: "NVIDIA's module met memory that was freed while it was registered; NVIDIA calls it harmless, users saw \
+        crashes after it (nv_peer_memory#120)",
+        fix: Some("driver 560 or newer, whose module registers memory that cannot be revoked; or peermem-rs"),
+    },
+    Pattern {
+        level: Level::Fault,
+        // Not those that the driver calls Non-fatal.
+        matches: |line| line.contains("SXid (PCI:") && line.contains(", Fatal,"),
+        of_device: false,
+        why: "a fatal error of an NVSwitch (SXid): GPUs lose their NVLinks to one another, and CUDA does not start on \
+        them (error 802, \"system not yet initialized\") until the fabric manager has set the switches up again",
+        fix: Some("`sudo systemctl status nvidia-fabricmanager` says whether it runs, and why not; end what uses the \
+        GPUs, `sudo nvidia-smi --gpu-reset` for all GPUs and NVSwitches at once, `sudo systemctl restart \
+        nvidia-fabricmanager`, or reboot; if it comes again, report it to the vendor with the line"),
+    },
+    Pattern {
+        level: Level::Warning,
+        matches: |line| {
+            (line.contains("DMAR:") && line.contains("fault addr"))
+                || (line.contains("AMD-Vi:") && line.contains("IO_PAGE_FAULT"))
+        },
+        of_device: true,
+        why: "the IOMMU stopped a transfer of this device: the bytes did not arrive, and mostly nobody was told",
+        fix: Some("iommu=pt in the kernel's command line, if the machine may do without translation; else report \
+        it with the line"),
+    },
+    Pattern {
+        level: Level::Warning,
+        matches: |line| line.contains("AER:") && line.contains("Uncorrect") && line.contains("error"),
+        of_device: true,
+        why: "PCIe lost a packet for good: transfers at that moment failed or hang",
+        fix: Some("seating, risers and cables of the device; `dmesg | grep AER` has the kind of error"),
+    },
+    Pattern {
+        level: Level::Note,
+        matches: |line| line.contains("AER:") && line.contains("Corrected error"),
+        of_device: true,
+        why: "PCIe sent packets again; many such cost speed, and often come before worse",
+        fix: Some("seating, risers and cables of the device, if their number grows"),
+    },
+    Pattern {
+        level: Level::Warning,
+        matches: |line| {
+            line.contains("mlx5_core")
+                && [
+                    "health compromised",
+                    "Health issue observed",
+                    "assert_var[",
+                    "handling bad device",
+                    "unrecoverable hardware error",
+                    "Will cause a leak of a command resource",
+                ]
+                .iter()
+                .any(|words| line.contains(words))
+        },
+        of_device: true,
+        why: "the NIC's firmware reported trouble; queues and regions of that time may be gone",
+        fix: Some("update the NIC's firmware (`mlxfwmanager`); report it to the vendor with the line if it comes \
+        again"),
+    },
+    Pattern {
+        level: Level::Warning,
+        matches: |line| {
+            line.contains("mlx5_core")
+                && line.contains(" failed, status ")
+                // Queries, and registers that this function may not read: tools and exporters ask for both.
+                && ![" ACCESS_REG(", " QUERY_"].iter().any(|words| line.contains(words))
+        },
+        of_device: true,
+        why: "the NIC's firmware refused a command of the driver: the region, queue or other object that it was for was \
+        not made or changed, and the program got an error",
+        fix: Some("compare the time with that of the program's error; \"bad resource\" and \"limits exceeded\" mean that \
+        the NIC has no more of these objects (`rdma resource show`); otherwise update the NIC's firmware \
+        (`mlxfwmanager`), and report the syndrome to the vendor"),
+    },
+];
+
+/// Returns `true` if a line of a NIC's driver is about a function that is gone from PCI.
+fn is_of_gone(scan: &Scan<'_>, line: &str) -> bool {
+    let is_gone = |at: &Address| scan.host.has(&format!("{DEVICES}/{at}")) == Ok(false);
+    line.contains("mlx5_core ") && addresses(line).first().is_some_and(is_gone)
+}
+
+/// Lines of one kind about one subject.
+struct Seen<'a> {
+    count: u64,
+    last: &'a Record,
+}
+
+fn check(scan: &Scan<'_>) -> Vec<Finding> {
+    let records = match &scan.software().log {
+        Ok(records) => records,
+        Err(why) => {
+            return vec![Scan::unseen(
+                Subject::Machine,
+                "the kernel's log (/dev/kmsg)",
+                why,
+            )]
+        }
+    };
+    let devices = scan.devices();
+    let mut seen: BTreeMap<(usize, Subject), Seen<'_>> = BTreeMap::new();
+    // What the module counts it tells better there, and since it was loaded.
+    let has_counters = scan
+        .host
+        .text(&debugfs::path(scan.host, super::refusals::COUNTERS))
+        .is_ok();
+    for record in records {
+        if has_counters && is_of_module(&record.text) {
+            continue;
+        }
+        for (index, pattern) in PATTERNS.iter().enumerate() {
+            if !(pattern.matches)(&record.text) {
+                continue;
+            }
+            let subject = match pattern.of_device {
+                true => addresses(&record.text)
+                    .iter()
+                    // Who reports an error comes first, whose it is last.
+                    .rev()
+                    .find_map(|at| devices.get(at).cloned())
+                    .or_else(|| is_of_gone(scan, &record.text).then_some(Subject::Machine)),
+                false => Some(Subject::Machine),
+            };
+            let Some(subject) = subject else {
+                continue;
+            };
+            let entry = seen.entry((index, subject)).or_insert(Seen {
+                count: 0,
+                last: record,
+            });
+            entry.count = entry.count.saturating_add(1);
+            entry.last = record;
+        }
+    }
+    let reported = seen.into_iter().filter_map(|((index, subject), seen)| {
+        let pattern = PATTERNS.get(index)?;
+        let found = seen.last.counted(seen.count);
+        let mut finding = Finding::new(pattern.level, subject, found).why(pattern.why);
+        finding.fix = pattern.fix.map(str::to_owned);
+        Some(finding)
+    });
+    let mut findings = xid::findings(scan, records);
+    findings.extend(oops::findings(records));
+    findings.extend(pci_log::findings(scan, &devices, records));
+    findings.extend(reported);
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use super::super::tests::{differs, healthy, log, SoftwareFault};
+    use crate::finding::Level;
+    use crate::host::Fact;
+    use crate::host::Unseen;
+    use proptest::prelude::*;
+
+    pub(super) const FAULTS: &[SoftwareFault] = &[SoftwareFault {
+        name: "a log that only root reads",
+        inject: |fixture| {
+            fixture.recording.facts.remove(&Fact::KernelLog);
+            fixture
+                .recording
+                .unseen
+                .insert("fact kernel_log".to_owned(), Unseen::Denied);
+        },
+        says: &[("kernel-log", Level::NotVisible, "not visible without root")],
+    }];
+
+    /// A name, lines of the log, and the one finding that comes of them.
+    type Lines = (
+        &'static str,
+        &'static [&'static str],
+        Option<(Level, &'static str)>,
+    );
+
+    const LINES: &[Lines] = &[
+        (
+            "an IOMMU that stops the NIC",
+            &[
+                "DMAR: [DMA Write NO_PASID] Request device [0000:18:00.0] fault addr \
+                 0x3f8000000000 [fault reason 0x05] PTE Write access is not set",
+            ],
+            Some((Level::Warning, "once 10 s after boot: DMAR:")),
+        ),
+        (
+            "an IOMMU that stops somebody else",
+            &[
+                "DMAR: [DMA Write NO_PASID] Request device [0000:f9:00.0] fault addr \
+                 0x3f8000000000 [fault reason 0x05] x",
+            ],
+            None,
+        ),
+        (
+            "a GPU that fell off the bus",
+            &[
+                "NVRM: Xid (PCI:0000:19:00): 79, pid='<unknown>', name=<unknown>, GPU has \
+                 fallen off the bus.",
+            ],
+            Some((Level::Fault, "Xid")),
+        ),
+        (
+            "GPUs that need a reset or a reboot",
+            &[
+                "NVRM: Xid (PCI:0000:19:00): 48, pid=7, An uncorrectable double bit error \
+                 (DBE) has been detected",
+                "NVRM: Xid (PCI:0000:19:00): 45, pid=7, Ch 00000008",
+                "NVRM: Xid (PCI:0000:19:00): 154, GPU recovery action changed from 0x0 (None) \
+                 to 0x2 (Node Reboot Required)",
+            ],
+            Some((
+                Level::Fault,
+                "once 10 s after boot: NVRM: Xid (PCI:0000:19:00): 48, pid=7, An uncorrectable \
+                 double bit error (DBE) has been detected; also Xid 154 (the GPU needs a \
+                 reboot of the machine)",
+            )),
+        ),
+        (
+            "a GPU that was reset",
+            &[
+                "NVRM: Xid (PCI:0000:19:00): 119, pid=7, Timeout after 45s of waiting for RPC \
+                 response from GPU0 GSP!",
+                "NVRM: Xid (PCI:0000:19:00): 154, GPU recovery action changed from 0x0 (None) \
+                 to 0x1 (GPU Reset Required)",
+                "NVRM: Xid (PCI:0000:19:00): 154, GPU recovery action changed from 0x1 (GPU \
+                 Reset Required) to 0x0 (None)",
+            ],
+            None,
+        ),
+        (
+            "Xids of applications",
+            &[
+                "NVRM: Xid (PCI:0000:19:00): 13, pid=7, Graphics SM Warp Exception on (GPC 7, \
+                 TPC 0, SM 0)",
+                "NVRM: Xid (PCI:0000:19:00): 43, pid=7, Ch 00000008",
+                "NVRM: Xid (PCI:0000:19:00): 94, pid=7, Contained: CE User Channel (0x9)",
+            ],
+            None,
+        ),
+        (
+            "an NVLink with errors",
+            &[
+                "NVRM: Xid (PCI:0000:19:00): 74, pid='<unknown>', NVLink: fatal error detected \
+                 on link 6",
+            ],
+            Some((Level::Warning, "nvidia-smi nvlink -e")),
+        ),
+        (
+            "an NVLink of Blackwell with a fatal error",
+            &[
+                "NVRM: Xid (PCI:0000:19:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 \
+                 (0x004505c6 0x00000000)",
+            ],
+            Some((Level::Fault, "nvidia-smi --gpu-reset -i 0000:19:00.0")),
+        ),
+        (
+            "an Xid that nobody knows",
+            &["NVRM: Xid (PCI:0000:19:00): 999, pid=7, x"],
+            Some((Level::Warning, "Xid catalog")),
+        ),
+        (
+            "a GPU that is gone from PCI",
+            &[
+                "NVRM: Xid (PCI:0000:f9:00): 79, pid='<unknown>', name=<unknown>, GPU has \
+                 fallen off the bus.",
+                "NVRM: GPU 0000:f9:00.0: GPU has fallen off the bus.",
+            ],
+            Some((
+                Level::Fault,
+                "once 10 s after boot: NVRM: Xid (PCI:0000:f9:00): 79",
+            )),
+        ),
+        (
+            "a GPU that is off the bus, by the driver's plain words",
+            &["NVRM: GPU 0000:19:00.0: GPU has fallen off the bus."],
+            Some((Level::Fault, "power, seating, cooling")),
+        ),
+        (
+            "a crash of ib_core's",
+            &[
+                "BUG: kernel NULL pointer dereference, address: 0000000000000008",
+                "Oops: 0000 [#1] PREEMPT SMP NOPTI",
+                "RIP: 0010:ib_umem_release+0x51/0x3a0 [ib_core]",
+            ],
+            Some((Level::Fault, "10 s after boot: BUG: kernel NULL pointer")),
+        ),
+        (
+            "a crash of somebody else's",
+            &[
+                "Oops: 0000 [#1] PREEMPT SMP NOPTI",
+                "RIP: 0010:nvme_queue_rq+0x51/0x3a0 [nvme]",
+            ],
+            None,
+        ),
+        (
+            "a link that went down",
+            &[
+                "pcieport 0000:17:00.0: DPC: containment event, status:0x1f01 source:0x0000",
+                "pcieport 0000:17:00.0: pciehp: Slot(12): Link Down",
+                "pcieport 0000:17:00.0: pciehp: Slot(12): Card not present",
+            ],
+            Some((
+                Level::Fault,
+                "once 10 s after boot: pcieport 0000:17:00.0: DPC: containment event",
+            )),
+        ),
+        (
+            "a link that went down and came up again",
+            &[
+                "pcieport 0000:17:00.0: pciehp: Slot(12): Link Down",
+                "pcieport 0000:17:00.0: pciehp: Slot(12): Link Up",
+            ],
+            Some((Level::Warning, "Slot(12): Link Down")),
+        ),
+        (
+            "a link of another device that went down",
+            &["pcieport 0000:f9:00.0: pciehp: Slot(12): Link Down"],
+            None,
+        ),
+        (
+            "a device that was taken out",
+            &[
+                "pcieport 0000:17:00.0: pciehp: Slot(12): Powering off due to button press",
+                "pcieport 0000:17:00.0: pciehp: Slot(12): Card not present",
+            ],
+            None,
+        ),
+        (
+            "commands that the NIC refuses",
+            &[
+                "mlx5_core 0000:18:00.0: mlx5_cmd_out_err:838:(pid 4711): CREATE_MKEY(0x200) \
+                 op_mod(0x0) failed, status bad resource(0x5), syndrome (0x5fa1c), err(-22)",
+                "mlx5_core 0000:18:00.0: mlx5_cmd_out_err:838:(pid 4711): CREATE_MKEY(0x200) \
+                 op_mod(0x0) failed, status bad resource(0x5), syndrome (0x5fa1c), err(-22)",
+            ],
+            Some((Level::Warning, "2 times, the last")),
+        ),
+        (
+            "registers that a NIC does not tell exporters",
+            &[
+                "mlx5_core 0000:18:00.0: mlx5_cmd_out_err:838:(pid 268): ACCESS_REG(0x805) \
+                 op_mod(0x1) failed, status bad resource(0x5), syndrome (0x305684), err(-22)",
+            ],
+            None,
+        ),
+        (
+            "a command that the NIC never answered",
+            &[
+                "mlx5_core 0000:18:00.0: wait_func:1151:(pid 4711): CREATE_MKEY(0x200) \
+                 timeout. Will cause a leak of a command resource",
+            ],
+            Some((Level::Warning, "mlxfwmanager")),
+        ),
+        (
+            "a NIC that is gone from PCI",
+            &[
+                "mlx5_core 0000:f9:00.0: poll_health:819:(pid 0): device's health compromised \
+                 - reached miss count",
+            ],
+            Some((Level::Warning, "0000:f9:00.0: poll_health")),
+        ),
+        (
+            "a BAR of the NIC without a place",
+            &[
+                "pci 0000:18:00.0: BAR 0 [mem size 0x02000000 64bit pref]: can't assign; no \
+                 space",
+                "pci 0000:18:00.0: BAR 0 [mem size 0x02000000 64bit pref]: failed to assign",
+            ],
+            Some((
+                Level::Fault,
+                "2 times, the last 10 s after boot: pci 0000:18:00.0: BAR 0",
+            )),
+        ),
+        (
+            "a BAR that found a place at the second try",
+            &[
+                "pci 0000:19:00.0: BAR 2: no space for [mem size 0x2000000000 64bit pref]",
+                "pci 0000:19:00.0: BAR 2: failed to assign [mem size 0x2000000000 64bit pref]",
+                "pci 0000:19:00.0: BAR 2: assigned [mem 0x3a0000000000-0x3a1fffffffff 64bit \
+                 pref]",
+                "pci 0000:19:00.0: BAR 6: no space for [mem size 0x00080000 pref]",
+            ],
+            None,
+        ),
+        (
+            "NVSwitches with a fatal error",
+            &[
+                "nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 20034, Fatal, Link 12 LTSSM Fault \
+                 Up",
+                "nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 20034, Severity 1 Engine instance \
+                 12 Sub-engine instance 00",
+            ],
+            Some((Level::Fault, "once 10 s after boot: nvidia-nvswitch0: SXid")),
+        ),
+        (
+            "NVSwitches with an error that is none",
+            &[
+                "nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 12028, Non-fatal, Link 32 egress \
+                 non-posted PRIV error",
+            ],
+            None,
+        ),
+        (
+            "packets sent again on the path",
+            &[
+                "pcieport 0000:16:00.0: AER: Corrected error message received from \
+                 0000:17:01.0",
+                "pcieport 0000:16:00.0: AER: Corrected error message received from \
+                 0000:17:01.0",
+            ],
+            Some((Level::Note, "2 times, the last")),
+        ),
+        (
+            "packets lost on the path",
+            &[
+                "pcieport 0000:15:01.0: AER: Uncorrectable (Non-Fatal) error message received \
+                 from 0000:18:00.0",
+            ],
+            Some((Level::Warning, "Uncorrectable")),
+        ),
+        (
+            "firmware in trouble",
+            &[
+                "mlx5_core 0000:18:00.0: poll_health:819:(pid 0): device's health compromised \
+                 - reached miss count",
+            ],
+            Some((Level::Warning, "mlxfwmanager")),
+        ),
+        (
+            "BAR1 without an address",
+            &["NVRM: BAR1 is 0M @ 0x0 (PCI:0000:19:00.0)"],
+            Some((Level::Fault, "Above 4G Decoding")),
+        ),
+        (
+            "NVIDIA's module met freed memory",
+            &[
+                "nvidia-peermem nv_get_p2p_free_callback:127 ERROR detected invalid context, \
+                 skipping further processing",
+            ],
+            Some((Level::Warning, "driver 560")),
+        ),
+        (
+            "a module that loaded after it did not",
+            &["nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -22)"],
+            None,
+        ),
+    ];
+
+    #[test]
+    fn lines_are_told_and_nothing_else() {
+        for (name, lines, says) in LINES {
+            let mut fixture = healthy();
+            log(&mut fixture, lines);
+            let says = says.map(|(level, words)| (CHECK.name, level, words));
+            let wrong = differs(&fixture, says.as_slice());
+            assert_eq!(wrong, None, "{name}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_is_a_panic(text in any::<String>(), log in "([0-9]{0,3},){0,4}[-;a-z:.()0-9PCI]{0,80}") {
+            for text in [&text, &log] {
+                for pattern in PATTERNS {
+                    (pattern.matches)(text);
+                }
+            }
+        }
+    }
+}

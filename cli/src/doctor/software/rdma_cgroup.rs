@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! How many RDMA objects a cgroup may have.
+
+use crate::doctor::scan::{Check, Scan};
+use crate::finding::{argument, path_argument, Finding, Level, Subject};
+
+pub(super) const CHECK: Check = Check {
+    name: "rdma-cgroup",
+    about: "how near this cgroup is to its limits of RDMA handles and objects",
+    #[cfg(test)]
+    row: [
+        "`rdma.max` and `rdma.current` of this cgroup and its parents",
+        "warning: less than a tenth is left",
+        "`rdma.max`",
+    ],
+    applies: |scan| scan.has_both(),
+    run: check,
+    #[cfg(test)]
+    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
+};
+
+/// Of a line of `rdma.max` or `rdma.current`: the device, its handles, its objects. `max` is the greatest number.
+fn rdma(line: &str) -> Option<(&str, u64, u64)> {
+    let mut words = line.split_whitespace();
+    let device = words.next()?;
+    let (mut handles, mut objects) = (None, None);
+    for word in words {
+        let (key, value) = word.split_once('=')?;
+        let value = match value {
+            "max" => u64::MAX,
+            _ => value.parse().ok()?,
+        };
+        match key {
+            "hca_handle" => handles = Some(value),
+            "hca_object" => objects = Some(value),
+            _ => {}
+        }
+    }
+    Some((device, handles?, objects?))
+}
+
+/// The folders of this process' cgroup with an RDMA controller, and of those above it.
+fn cgroups(scan: &Scan<'_>) -> Vec<String> {
+    let text = scan.host.text("/proc/self/cgroup").unwrap_or_default();
+    let mut folders = Vec::new();
+    for line in text.lines() {
+        let mut parts = line.splitn(3, ':');
+        let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next())
+        else {
+            continue;
+        };
+        let root = match controllers {
+            "" => "/sys/fs/cgroup",
+            _ if controllers.split(',').any(|name| name == "rdma") => "/sys/fs/cgroup/rdma",
+            _ => continue,
+        };
+        // `/../..` is seen from inside a namespace of cgroups: what lies above is not visible.
+        if path.split('/').any(|part| part == "..") {
+            continue;
+        }
+        let mut path = path.trim_end_matches('/');
+        while !path.is_empty() {
+            folders.push(format!("{root}{path}"));
+            path = path.rsplit_once('/').map_or("", |(above, _)| above);
+        }
+    }
+    folders
+}
+
+fn check(scan: &Scan<'_>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for folder in cgroups(scan) {
+        let file = |name: &str| scan.host.text(&format!("{folder}/rdma.{name}"));
+        let (Ok(most), Ok(current)) = (file("max"), file("current")) else {
+            continue;
+        };
+        for (device, most_handles, most_objects) in most.lines().filter_map(rdma) {
+            let Some((_, handles, objects)) = current
+                .lines()
+                .filter_map(rdma)
+                .find(|(name, _, _)| *name == device)
+            else {
+                continue;
+            };
+            if !scan.machine.hcas.iter().any(|hca| hca.name == device) {
+                continue;
+            }
+            for (what, now, most) in [
+                ("handles", handles, most_handles),
+                ("objects", objects, most_objects),
+            ] {
+                // Less than a tenth is left.
+                if most == u64::MAX || now < most.saturating_sub(most / 10) {
+                    continue;
+                }
+                let subject = Subject::Hca {
+                    hca: device.to_owned(),
+                };
+                findings.push(
+                    Finding::new(Level::Warning,
+                        subject,
+                        format!("the cgroup {folder} has {now} RDMA {what} of {most} that it may have"),
+                    )
+                    .why(
+                        "an open device is a handle; a memory region, a queue pair, a completion queue each an \
+                        object; beyond the limit making one fails with EAGAIN",
+                    )
+                    .fix(format!(
+                        "`echo '{} hca_handle=max hca_object=max' | sudo tee {}/rdma.max`",
+                        argument(device),
+                        path_argument(&folder)
+                    )),
+                );
+            }
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use super::super::tests::SoftwareFault;
+    use crate::finding::Level;
+    use proptest::prelude::*;
+
+    pub(super) const FAULTS: &[SoftwareFault] = &[SoftwareFault {
+        name: "a cgroup at its limit",
+        inject: |fixture| {
+            let folder = "/sys/fs/cgroup/user.slice";
+            fixture.file(
+                &format!("{folder}/rdma.max"),
+                "mlx5_0 hca_handle=4 hca_object=2000\n",
+            );
+            fixture.file(
+                &format!("{folder}/rdma.current"),
+                "mlx5_0 hca_handle=1 hca_object=1900\n",
+            );
+        },
+        says: &[("rdma-cgroup", Level::Warning, "1900 RDMA objects of 2000")],
+    }];
+
+    #[test]
+    fn lines_of_the_rdma_controller() {
+        assert_eq!(
+            rdma("mlx5_0 hca_handle=2 hca_object=max"),
+            Some(("mlx5_0", 2, u64::MAX))
+        );
+        assert_eq!(rdma("mlx5_0 hca_handle=2"), None);
+        assert_eq!(rdma("mlx5_0 hca_handle"), None);
+        assert_eq!(rdma(""), None);
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_read_is_a_panic(text in any::<String>()) {
+            rdma(&text);
+        }
+    }
+}

@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Each check of software: silent where all is well, and one fault at a time injected.
+
+mod causes;
+
+use super::*;
+use crate::doctor::scan::Scan;
+use crate::doctor::tests::Faults;
+use crate::finding::Level::Note;
+use crate::finding::{Finding, Level};
+use crate::fixture::software::{driver, limits, module_files, nvml};
+use crate::fixture::Fixture;
+use crate::host::{Fact, Unseen};
+use crate::machine::Machine;
+use crate::software::files::Files;
+use crate::software::{MODULE, REGISTER};
+use crate::{fixture, testing};
+
+pub(in crate::doctor) const DEBUG: &str = "/sys/kernel/debug/nvidia_peermem";
+pub(in crate::doctor) const PEERS: &str = "/sys/kernel/mm/memory_peers";
+
+pub(in crate::doctor) fn healthy() -> Fixture {
+    let mut fixture = fixture::small();
+    fixture.software();
+    fixture
+}
+
+/// What the checks of software say, but for what is well.
+fn findings(fixture: &Fixture) -> Vec<Finding> {
+    let machine = Machine::scan(&fixture.recording).unwrap();
+    let scan = Scan::new(&fixture.recording, &machine);
+    let applying = OF_SOFTWARE.iter().filter(|check| (check.applies)(&scan));
+    let all = applying.flat_map(|check| check.findings(&scan));
+    all.filter(|finding| finding.level != Level::Ok).collect()
+}
+
+/// As if the module had never been loaded.
+pub(in crate::doctor) fn unload(fixture: &mut Fixture) {
+    fixture.remove(MODULE);
+    fixture.remove(PEERS);
+    fixture.remove(DEBUG);
+    fixture.file(
+        "/proc/modules",
+        "ib_core 475136 0 - Live 0x0000000000000000 (OE)\n",
+    );
+}
+
+/// NVIDIA's module in the place of ours, on a kernel where ib_core has no memory_peers.
+pub(in crate::doctor) fn nvidias(fixture: &mut Fixture, version: &str) {
+    unload(fixture);
+    fixture.file(&format!("{MODULE}/version"), &format!("{version}\n"));
+    fixture.file(&format!("{MODULE}/refcnt"), "0\n");
+    fixture.file(
+        &format!("{MODULE}/parameters/persistent_api_support"),
+        "1\n",
+    );
+    fixture.file(
+        "/proc/modules",
+        "nvidia_peermem 16384 0 - Live 0x0000000000000000 (OE)\n",
+    );
+    fixture.file(
+        "/lib/modules/6.8.0-45-generic/modules.dep",
+        "updates/dkms/nvidia-peermem.ko: updates/dkms/nvidia.ko\n",
+    );
+}
+
+/// The file that modprobe would load, and what it says, changed; none is loaded.
+pub(in crate::doctor) fn with_files(fixture: &mut Fixture, module: &str, change: fn(&mut Files)) {
+    unload(fixture);
+    fixture.file(
+        "/lib/modules/6.8.0-45-generic/modules.dep",
+        &format!("{module}: updates/dkms/nvidia.ko\n"),
+    );
+    let mut files = module_files(module);
+    change(&mut files);
+    fixture.module_files(&files);
+}
+
+/// An NVSwitch on PCI.
+pub(in crate::doctor) fn nvswitch(fixture: &mut Fixture) {
+    let place = "/sys/devices/pci0000:00/0000:07:00.0";
+    fixture.link(
+        "/sys/bus/pci/devices/0000:07:00.0",
+        "../../../devices/pci0000:00/0000:07:00.0",
+    );
+    fixture.file(&format!("{place}/class"), "0x068000\n");
+    fixture.file(&format!("{place}/vendor"), "0x10de\n");
+    fixture.file(&format!("{place}/device"), "0x22a3\n");
+}
+
+pub(in crate::doctor) const NVIDIAS: &str = "updates/dkms/nvidia-peermem.ko";
+pub(in crate::doctor) const OUR_FILE: &str = "updates/peermem-rs/nvidia_peermem.ko";
+
+pub(in crate::doctor) fn proprietary(fixture: &mut Fixture) {
+    fixture.file(
+        "/proc/driver/nvidia/version",
+        &driver("x86_64 Kernel Module"),
+    );
+}
+
+pub(in crate::doctor) fn without_function(fixture: &mut Fixture, name: &str) {
+    let symbols = fixture.recording.facts[&Fact::KernelSymbols].clone();
+    let kept: Vec<&str> = symbols
+        .lines()
+        .filter(|line| !line.contains(name))
+        .collect();
+    fixture.fact(Fact::KernelSymbols, &kept.join("\n"));
+}
+
+/// A change of what NVML says of the first GPU.
+pub(in crate::doctor) fn gpu(fixture: &mut Fixture, change: fn(&mut crate::nvml::GpuReport)) {
+    let mut said = nvml(&fixture.recording);
+    change(said.gpus.first_mut().unwrap());
+    fixture.fact(Fact::Nvml, &serde_json::to_string(&said).unwrap());
+}
+
+pub(in crate::doctor) fn log(fixture: &mut Fixture, lines: &[&str]) {
+    let lines: Vec<String> = lines
+        .iter()
+        .enumerate()
+        .map(|(index, line)| format!("3,{index},1000000{index},-;{line}"))
+        .collect();
+    fixture.fact(Fact::KernelLog, &lines.join("\n"));
+}
+
+pub(in crate::doctor) fn refuse(fixture: &mut Fixture, last: u32, reason: &str) {
+    fixture.file(
+        &format!("{DEBUG}/refusals"),
+        &format!(
+            "seq=0 first=1.000001 last={last}.500000 times=2 mode=persistent step=acquire reason={reason} code=-12 \
+             addr=0x7f0000000000 len=1048576 tgid=4711 pid=4712 comm=python3 text=\"as it is\"\n"
+        ),
+    );
+}
+
+/// A fault, and all that must be said of it: checks, levels, and words of what was found or of how to fix it.
+pub(in crate::doctor) struct SoftwareFault {
+    pub(in crate::doctor) name: &'static str,
+    pub(in crate::doctor) inject: fn(&mut Fixture),
+    pub(in crate::doctor) says: &'static [Says],
+}
+
+#[test]
+fn a_machine_that_is_well_is_told_nothing() {
+    assert_eq!(findings(&healthy()), []);
+    let mut hgx = fixture::hgx();
+    hgx.software();
+    assert_eq!(findings(&hgx), []);
+}
+
+fn faults() -> impl Iterator<Item = &'static SoftwareFault> {
+    let of_check = |check: &'static Check| match check.faults {
+        Faults::OfSoftware(faults) => faults,
+        _ => &[],
+    };
+    OF_SOFTWARE.iter().flat_map(of_check)
+}
+
+/// Finding of a check: its level, and words of what was found or of how to fix it.
+pub(in crate::doctor) type Says = (&'static str, Level, &'static str);
+
+/// Returns what is said of a machine, if it is anything else than `says`.
+pub(in crate::doctor) fn differs(fixture: &Fixture, says: &[Says]) -> Option<Vec<Finding>> {
+    let found = findings(fixture);
+    // The module's table has its own words for logs, too.
+    let own = found
+        .iter()
+        .filter(|finding| finding.check != refusals::CHECK.name);
+    own.for_each(testing::commands_are_marked);
+    let is_said = |(finding, (check, level, words)): (&Finding, &Says)| {
+        let said = format!("{} {}", finding.found, finding.fix.as_deref().unwrap_or(""));
+        finding.check == *check && finding.level == *level && said.contains(words)
+    };
+    let as_told = found.len() == says.len() && found.iter().zip(says).all(is_said);
+    (!as_told).then_some(found)
+}
+
+#[test]
+fn each_fault_is_told_and_nothing_else() {
+    let mut wrong = Vec::new();
+    for injected in faults() {
+        let mut fixture = healthy();
+        (injected.inject)(&mut fixture);
+        let found = differs(&fixture, injected.says);
+        wrong.extend(found.map(|found| format!("{}: {found:#?}", injected.name)));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+}
+
+/// Without a GPU, or a NIC, that is said once, and nothing that follows from it.
+#[test]
+fn without_a_device_that_alone_is_told() {
+    for (mut fixture, words) in [
+        (fixture::no_gpu(), "no NVIDIA GPU"),
+        (fixture::no_hca(), "no RDMA device"),
+    ] {
+        fixture.software();
+        unload(&mut fixture);
+        without_function(&mut fixture, REGISTER);
+        fixture.file("/proc/self/limits", &limits("65536"));
+        let found = findings(&fixture);
+        assert_eq!(found.len(), 1, "{found:#?}");
+        let finding = found.first().unwrap();
+        assert_eq!((finding.check, finding.level), ("presence", Level::Fault));
+        assert!(finding.found.contains(words), "{finding:#?}");
+    }
+}
+
+/// Neither OFED nor the module would help there, and dma-buf does not work either.
+#[test]
+fn gpus_without_gpudirect_rdma_lack_no_software() {
+    for name in ["NVIDIA GB10", "NVIDIA GeForce RTX 5090"] {
+        let mut fixture = healthy();
+        fixture.gpu("0000:19:00.0", name);
+        unload(&mut fixture);
+        assert_eq!(findings(&fixture), [], "{name}");
+        without_function(&mut fixture, REGISTER);
+        assert_eq!(findings(&fixture), [], "{name}");
+    }
+}
+
+/// As it is after `rmmod ib_uverbs`, which takes the drivers of RDMA devices with it.
+#[test]
+fn without_ib_uverbs_its_modprobe_is_the_advice() {
+    let mut fixture = fixture::no_hca();
+    fixture.software();
+    fixture.remove("/sys/module/ib_uverbs");
+    let found = findings(&fixture);
+    let fix = found.first().and_then(|finding| finding.fix.as_deref());
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert!(
+        fix.is_some_and(|fix| fix.starts_with("`sudo modprobe ib_uverbs`")),
+        "{found:#?}"
+    );
+}
+
+#[test]
+fn all_consumers_find_the_module_where_it_shows_itself() {
+    let fixture = healthy();
+    let machine = Machine::scan(&fixture.recording).unwrap();
+    let reported = consumers::CHECK.findings(&Scan::new(&fixture.recording, &machine));
+    let not: Vec<&str> = reported
+        .iter()
+        .filter(|finding| finding.found.contains("does not find it"))
+        .map(|finding| finding.found.as_str())
+        .collect();
+    // Where OFED has peer memory in ib_uverbs it never does.
+    assert!(
+        matches!(not[..], [gpud] if gpud.starts_with("gpud:")),
+        "{not:#?}"
+    );
+    assert_eq!(reported.len(), 22);
+}
+
+/// Soft RoCE beside a real GPU moves no byte of its memory.
+#[test]
+fn soft_roce_alone_is_a_fault() {
+    let mut fixture = fixture::soft_roce();
+    fixture.software();
+    let faults: Vec<Finding> = findings(&fixture)
+        .into_iter()
+        .filter(|finding| finding.level > Note)
+        .collect();
+    assert_eq!(faults.len(), 1, "{faults:#?}");
+    let fault = faults.first().unwrap();
+    assert_eq!((fault.check, fault.level), ("presence", Level::Fault));
+    assert!(fault.found.contains("software (rxe, siw)"), "{fault:#?}");
+}
+
+#[test]
+fn the_test_vms_machine_has_notes_alone() {
+    // What the test VM has not: NVML, a NIC, dma-buf.
+    let mut fixture = fixture::soft_roce();
+    let gpu = fixture.place("0000:01:00.0");
+    for (file, text) in [
+        ("vendor", "0x1af4"),
+        ("device", "0x1110"),
+        ("class", "0x050000"),
+    ] {
+        fixture.file(&format!("{gpu}/{file}"), &format!("{text}\n"));
+    }
+    fixture.software();
+    fixture.recording.facts.remove(&Fact::Nvml);
+    fixture
+        .recording
+        .unseen
+        .insert("fact nvml".to_owned(), Unseen::Absent);
+    let found = findings(&fixture);
+    assert!(
+        found.iter().all(|finding| finding.level <= Note),
+        "{found:#?}"
+    );
+}

@@ -1,0 +1,625 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What is told of findings: to people, to programs, to monitoring.
+
+mod hosts;
+pub(in crate::doctor) mod paths;
+
+use paths::{bad, socket, TwoSockets, ACS, FIRST, SECOND};
+
+use super::*;
+use crate::finding::{Level, Subject};
+use crate::machine::config::Acs;
+use crate::machine::pci::Function;
+use crate::machine::Class;
+use crate::{fixture, testing};
+
+#[test]
+fn what_root_alone_sees_is_said_and_is_not_well() {
+    let mut fixture = TwoSockets::healthy();
+    for function in fixture.machine.functions.values_mut() {
+        function.config.as_mut().unwrap().0.truncate(64);
+    }
+    let findings = fixture.findings();
+    for check in [
+        "acs",
+        "ats",
+        "max-payload",
+        "relaxed-ordering",
+        "max-read-request",
+    ] {
+        let of_check: Vec<&Finding> = findings.iter().filter(|it| it.check == check).collect();
+        assert!(!of_check.is_empty(), "{check}");
+        for finding in of_check {
+            assert_eq!(finding.level, Level::NotVisible, "{finding:#?}");
+            assert!(finding.needs_root, "{finding:#?}");
+        }
+    }
+    // What stands in sysfs is seen all the same.
+    assert!(bad(&findings)
+        .iter()
+        .all(|it| it.level == Level::NotVisible));
+    let mut out = Out::gather(false);
+    let status = print::nagios(&findings, &mut out);
+    assert_eq!(status.code(), 3);
+    assert!(out
+        .into_text()
+        .starts_with("GPUDIRECT UNKNOWN - nothing wrong was seen; "));
+}
+
+#[test]
+fn a_pair_that_is_not_the_best_is_worth_a_note_unless_it_is_asked_for() {
+    let fixture = TwoSockets::healthy();
+    let far = fixture
+        .machine
+        .pairs
+        .iter()
+        .find(|pair| !pair.is_best)
+        .unwrap();
+    assert_eq!(far.class, Some(Class::Sys));
+    let levels = |scan: &Scan<'_>| -> Vec<Level> {
+        let findings = examine(scan, Selection::default()).unwrap();
+        let path = findings.into_iter().filter(|it| it.check == "path");
+        path.map(|finding| finding.level).collect()
+    };
+    let mut scan = Scan::new(&fixture.host, &fixture.machine);
+    assert_eq!(levels(&scan), [Level::Ok, Level::Ok]);
+    scan.all = true;
+    assert_eq!(
+        levels(&scan),
+        [Level::Note, Level::Note, Level::Ok, Level::Ok]
+    );
+    scan.only = Some(far);
+    assert_eq!(levels(&scan), [Level::Warning]);
+}
+
+#[test]
+fn findings_of_one_kind_are_told_under_one_head() {
+    let mut fixture = TwoSockets::healthy();
+    for bus in [FIRST, SECOND] {
+        fixture.set(socket(bus).nic_port, ACS + 6, Acs::RR);
+        fixture.machine.gpus[usize::from(bus == SECOND)]
+            .bar1
+            .as_mut()
+            .unwrap()
+            .size = 256 << 20;
+    }
+    let scan = Scan::new(&fixture.host, &fixture.machine);
+    let findings: Vec<Finding> = fixture
+        .findings()
+        .into_iter()
+        .filter(|finding| finding.level.is_finding())
+        .collect();
+    assert_eq!(findings.len(), 4);
+    let mut out = Out::gather(false);
+    print::all(&scan, &findings, false, &mut out).unwrap();
+    let text = out.into_text();
+    println!("{text}");
+    let count = |what: &str| text.matches(what).count();
+    // One head for each kind.
+    assert_eq!((count("warning acs"), count("warning bar1")), (1, 1));
+    assert_eq!(
+        (count("  why"), count("  costs"), count("  fix")),
+        (2, 2, 2)
+    );
+    // What is the same of both is said once of both, what is not once of each.
+    assert_eq!(count("GPU 0, GPU 1: BAR1 is 256 MiB"), 1);
+    assert_eq!(count("setpci -s 0000:12:01.0 "), 1);
+    assert_eq!(count("setpci -s 0000:82:01.0 "), 1);
+    assert!(text.ends_with("4 warnings.\n"), "{text}");
+}
+
+#[test]
+fn monitoring_gets_one_line_and_its_own_status() {
+    let mut fixture = TwoSockets::healthy();
+    let nagios = |fixture: &TwoSockets| {
+        let mut out = Out::gather(false);
+        let status = print::nagios(&fixture.findings(), &mut out);
+        (status.code(), out.into_text())
+    };
+    assert_eq!(
+        nagios(&fixture),
+        (
+            0,
+            "GPUDIRECT OK - nothing wrong was seen | faults=0 warnings=0 notes=0 not_visible=0\n"
+                .to_owned()
+        )
+    );
+    fixture.set(socket(FIRST).nic_port, ACS + 6, Acs::RR);
+    assert_eq!(
+        nagios(&fixture),
+        (
+            1,
+            "GPUDIRECT WARNING - 1 warning: acs | faults=0 warnings=1 notes=0 not_visible=0\n"
+                .to_owned()
+        )
+    );
+    fixture.function(socket(FIRST).gpu).driver = None;
+    assert_eq!(nagios(&fixture).0, 2);
+    assert!(nagios(&fixture)
+        .1
+        .starts_with("GPUDIRECT CRITICAL - 1 fault, 1 warning: "));
+}
+
+#[test]
+fn a_check_or_a_pair_that_is_not_there_is_an_error() {
+    let fixture = TwoSockets::healthy();
+    let scan = Scan::new(&fixture.host, &fixture.machine);
+    let (none, acs) = (["no-such-check".to_owned()], ["acs".to_owned()]);
+    let with = |only, skip| examine(&scan, Selection { only, skip });
+    assert!(with(&[], &none).is_err() && with(&none, &[]).is_err());
+    let skipped = with(&[], &acs).unwrap();
+    assert!(!skipped.iter().any(|finding| finding.check == "acs"));
+    let only = with(&acs, &[]).unwrap();
+    assert!(!only.is_empty() && only.iter().all(|finding| finding.check == "acs"));
+    for (name, is_there) in [
+        ("0,mlx5_0", true),
+        ("1, mlx5_0", true),
+        ("0000:13:00.0,mlx5_1", true),
+        ("13:00.0,mlx5_1", true),
+        ("2,mlx5_0", false),
+        ("0,mlx5_2", false),
+        ("0", false),
+        (",", false),
+    ] {
+        let found = pair_named(&fixture.machine, name);
+        assert_eq!(found.is_ok(), is_there, "{name}");
+    }
+}
+
+#[test]
+fn one_pair_is_told_hop_by_hop() {
+    let fixture = TwoSockets::healthy();
+    let mut scan = Scan::new(&fixture.host, &fixture.machine);
+    scan.only = fixture.machine.pairs.first();
+    let findings = fixture.findings();
+    let mut out = Out::gather(false);
+    print::all(&scan, &findings, false, &mut out).unwrap();
+    let text = out.into_text();
+    println!("{text}");
+    let places: Vec<usize> = [
+        "0000:13:00.0",
+        "0000:12:00.0",
+        "0000:12:01.0",
+        "0000:14:00.0",
+    ]
+    .iter()
+    .map(|at| text.find(at).unwrap())
+    .collect();
+    assert!(places.is_sorted(), "{text}");
+    let mut out = Out::gather(true);
+    print::all(&scan, &findings, false, &mut out).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&out.into_text()).unwrap();
+    assert_eq!(json["schema"], "peermemctl.doctor");
+    assert_eq!(json["path"]["class"], "PIX");
+    assert_eq!(json["path"]["hops"].as_array().unwrap().len(), 5);
+    assert_eq!(json["path"]["hops"][1]["max_payload"], 512);
+    assert_eq!(json["findings"].as_array().unwrap().len(), 0);
+}
+
+/// `--fail-on` changes the exit status, and nothing that is said.
+#[test]
+fn what_counts_as_failing_can_be_chosen() {
+    let mut healthy = fixture::small();
+    healthy.software();
+    let mut slow = fixture::acs();
+    slow.software();
+    let mut broken = slow.clone();
+    broken
+        .recording
+        .links
+        .retain(|path, _| !path.ends_with("0000:19:00.0/driver"));
+    use Status::Findings;
+    for (machine, on_warning, on_fault) in [
+        (&healthy, Status::Ok, Status::Ok),
+        (&slow, Findings, Status::Ok),
+        (&broken, Findings, Findings),
+    ] {
+        let says = |line: &[&str]| testing::says(&machine.recording, line);
+        let (text, status) = says(&["doctor"]);
+        assert_eq!(status, on_warning, "{text}");
+        assert_eq!(
+            says(&["doctor", "--fail-on", "warning"]),
+            (text.clone(), on_warning)
+        );
+        assert_eq!(says(&["doctor", "--fail-on", "fault"]), (text, on_fault));
+        let (_, status) = says(&["doctor", "--fail-on", "fault", "--json"]);
+        assert_eq!(status, on_fault);
+    }
+}
+
+/// What the checks of paths and devices say of a synthetic machine, as `doctor` tells it.
+fn reported(fixture: &fixture::Fixture, all: bool) -> (String, Status, Vec<Finding>) {
+    let host = &fixture.recording;
+    let machine = Machine::scan(host).unwrap();
+    let mut scan = Scan::new(host, &machine);
+    scan.all = all;
+    let findings = run_all(&scan, OF_HARDWARE.iter());
+    let mut out = Out::gather(false);
+    print::all(&scan, &findings, all, &mut out).unwrap();
+    let status = print::status(&findings, Level::Warning);
+    (out.into_text(), status, findings)
+}
+
+#[test]
+fn every_machine_is_told_of_as_before() {
+    for (name, fixture) in fixture::all() {
+        let (brief, ..) = reported(&fixture, false);
+        let mut text = format!("$ peermemctl doctor\n{brief}\n");
+        // All pairs of eight GPUs are nothing to read again.
+        if name != "hgx" {
+            text.push_str(&format!(
+                "$ peermemctl doctor --all\n{}",
+                reported(&fixture, true).0
+            ));
+        }
+        testing::golden(&format!("golden/paths-{name}.txt"), &text);
+    }
+}
+
+/// The JSON of a machine with one fault, and of its one pair in full.
+#[test]
+fn json_is_as_before() {
+    let fixture = fixture::acs();
+    let host = &fixture.recording;
+    let machine = Machine::scan(host).unwrap();
+    let mut text = String::new();
+    for only in [None, machine.pairs.first()] {
+        let mut scan = Scan::new(host, &machine);
+        scan.only = only;
+        let findings = run_all(&scan, OF_HARDWARE.iter());
+        let mut out = Out::gather(true);
+        print::all(&scan, &findings, false, &mut out).unwrap();
+        text.push_str(&out.into_text());
+    }
+    testing::golden("golden/paths-acs.json.txt", &text);
+    let (checks, status) = testing::says(host, &["doctor", "--list-checks"]);
+    assert_eq!(status, Status::Ok);
+    assert!(
+        OF_HARDWARE.iter().all(|check| checks.contains(check.name)),
+        "{checks}"
+    );
+}
+
+/// The machines that have a fault have that fault, and the others have none.
+#[test]
+fn made_up_machines_have_what_was_made_in_them() {
+    for (name, fixture) in fixture::all() {
+        let (text, status, findings) = reported(&fixture, false);
+        let mut checks: Vec<&str> = findings
+            .iter()
+            .filter(|finding| finding.level.is_finding())
+            .map(|finding| finding.check)
+            .collect();
+        checks.dedup();
+        let wanted: &[&str] = match name {
+            "acs" | "data_direct_acs" => &["acs"],
+            "iommu" => &["iommu"],
+            "trained_down" => &["link"],
+            "small_bar1" => &["bar1"],
+            // Through processors, which NCCL does not use.
+            "two_sockets" | "virtual_machine" => &["path"],
+            // A GeForce.
+            "soft_roce" => &["device-kind"],
+            _ => &[],
+        };
+        assert_eq!(checks, wanted, "{name}: {text}");
+        let wanted_status = match wanted {
+            [] => Status::Ok,
+            _ => Status::Findings,
+        };
+        assert_eq!(status, wanted_status, "{name}");
+        println!("{name}: {checks:?}");
+    }
+}
+
+/// Sixteen good pairs, all redirected: one reason, a line for each pair, a command for each port.
+#[test]
+fn a_large_machine_is_told_of_in_little() {
+    let mut fixture = fixture::hgx();
+    let machine = Machine::scan(&fixture.recording).unwrap();
+    let redirecting = fixture::Pci {
+        acs: Some((fixture::ACS_ALL, fixture::ACS_LINUX)),
+        ..fixture::Pci::switch_port(6, 0)
+    };
+    let mut ports = std::collections::BTreeSet::new();
+    for gpu in &machine.gpus {
+        let function = &machine.functions[&gpu.at];
+        let up = function.above[function.above.len() - 2];
+        let below = |it: &&Function| it.above.last() == Some(&up);
+        ports.extend(machine.functions.values().filter(below).map(|it| it.at));
+    }
+    assert_eq!(ports.len(), 16);
+    for port in &ports {
+        fixture.set_config(&port.to_string(), &redirecting);
+    }
+    let (text, status, findings) = reported(&fixture, false);
+    println!("{text}");
+    assert_eq!(status, Status::Findings);
+    assert_eq!(
+        findings.iter().filter(|it| it.level.is_finding()).count(),
+        16
+    );
+    assert_eq!(text.matches("warning acs").count(), 1);
+    assert_eq!(text.matches("  why").count(), 1);
+    for port in &ports {
+        assert_eq!(
+            text.matches(&format!("setpci -s {port} ")).count(),
+            1,
+            "{port}"
+        );
+    }
+}
+
+/// Each figure says whose it is, or is arithmetic on what was seen.
+#[test]
+fn costs_name_their_source() {
+    for (name, fixture) in fixture::all() {
+        for finding in reported(&fixture, true).2 {
+            let costs = finding.costs.unwrap_or_default();
+            let has_source = ["#", "guide", "Gb/s", "stackoverflow.com", "128 B"]
+                .iter()
+                .any(|word| costs.contains(word));
+            let names_nobody = costs.contains("operator's published");
+            assert!(
+                costs.is_empty() || has_source && !names_nobody,
+                "{name}: {costs}"
+            );
+        }
+    }
+}
+
+/// A machine with some ports of the fabric down: each GPU has a port left, and yet half of the bandwidth is gone.
+#[test]
+fn dead_rails_are_found() {
+    let fixture = &fixture::degraded()["dead_rails"];
+    let (text, status, findings) = reported(fixture, false);
+    println!("{text}");
+    assert_eq!(status, Status::Findings);
+    let subjects: Vec<&Subject> = findings
+        .iter()
+        .filter(|finding| finding.level == Level::Warning && finding.check == "port")
+        .map(|finding| &finding.subject)
+        .collect();
+    let hca = |number| Subject::Hca {
+        hca: format!("mlx5_{number}"),
+    };
+    assert_eq!(subjects, [&hca(0), &hca(2), &hca(4), &hca(6)]);
+    assert!(
+        text.contains("mlx5_0, mlx5_2, mlx5_4, mlx5_6: port 1 is DOWN"),
+        "{text}"
+    );
+    let (line, status) = testing::says(&fixture.recording, &["doctor", "--nagios"]);
+    assert_eq!(status.code(), 1, "{line}");
+    assert!(
+        line.starts_with("GPUDIRECT WARNING - 4 warnings: port"),
+        "{line}"
+    );
+}
+
+/// One rail is slower than the seven others, by lanes or by speed; the NIC for all else is of another model.
+#[test]
+fn a_slow_rail_is_found() {
+    for rate in ["200 Gb/sec (2X NDR)", "100 Gb/sec (4X EDR)"] {
+        let mut fixture = fixture::hgx();
+        fixture.software();
+        fixture.hca_file("mlx5_3", "ports/1/rate", &format!("{rate}\n"));
+        let (text, status) = testing::says(&fixture.recording, &["doctor"]);
+        println!("{text}");
+        assert_eq!(status, Status::Findings);
+        let found = format!(
+            "mlx5_3: port 1 is ACTIVE, {rate}; 7 others of its kind have 400 Gb/sec (4X NDR)"
+        );
+        assert!(text.contains(&found), "{text}");
+        assert!(text.ends_with("1 warning.\n"), "{text}");
+    }
+}
+
+/// A GPU's slow link: worth a note while the GPU is idle, and a warning when NVML says that it works.
+#[test]
+fn a_slow_link_of_a_busy_gpu_is_a_warning() {
+    let level = |state: u32, percent: u32, persistence: bool| {
+        let mut fixture = fixture::small();
+        fixture.software();
+        for at in ["0000:17:01.0", "0000:19:00.0"] {
+            fixture.set_link(at, ("2.5 GT/s PCIe", 16), ("32.0 GT/s PCIe", 16));
+        }
+        let nvml = &fixture.recording.facts[&crate::host::Fact::Nvml];
+        let mut nvml: serde_json::Value = serde_json::from_str(nvml).unwrap();
+        let gpu = &mut nvml["gpus"][0];
+        gpu["performance_state"] = state.into();
+        gpu["utilization_percent"] = percent.into();
+        gpu["persistence_mode"] = persistence.into();
+        fixture.fact(crate::host::Fact::Nvml, &nvml.to_string());
+        let (_, _, findings) = reported(&fixture, false);
+        let slow = findings
+            .iter()
+            .find(|it| it.found.contains("is 2.5 GT/s x16"));
+        slow.unwrap().level
+    };
+    assert_eq!(level(8, 0, true), Level::Note);
+    assert_eq!(level(8, 97, true), Level::Warning);
+    assert_eq!(level(0, 0, true), Level::Warning);
+    // Woken by the question.
+    assert_eq!(level(0, 0, false), Level::Note);
+}
+
+/// A program need not take the commands out of prose.
+#[test]
+fn json_has_the_commands_apart() {
+    let mut fixture = fixture::acs();
+    fixture.software();
+    let (text, _) = testing::says(&fixture.recording, &["doctor", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let commands: Vec<&str> = json["findings"][0]["commands"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(serde_json::Value::as_str)
+        .collect();
+    assert_eq!(
+        commands,
+        [
+            "setpci -s 0000:17:00.0 ECAP_ACS+0x6.w=0000:002c",
+            "setpci -s 0000:17:01.0 ECAP_ACS+0x6.w=0000:002c"
+        ]
+    );
+}
+
+/// GPUs that have the same RDMA devices are named once with them.
+#[test]
+fn pairs_are_not_listed_one_by_one() {
+    let mut fixture = fixture::hgx();
+    fixture.software();
+    let (text, _) = testing::says(&fixture.recording, &["doctor", "--all"]);
+    println!("{text}");
+    assert!(
+        text.contains(
+            "GPU 0, GPU 1 \u{2013} mlx5_0, mlx5_1; GPU 2, GPU 3 \u{2013} mlx5_2, mlx5_3;"
+        ),
+        "{text}"
+    );
+    let begin = text.find("max-payload").unwrap();
+    let payload = text[begin..].split("\n\n").next().unwrap();
+    assert!(payload.lines().count() <= 4, "{payload}");
+}
+
+/// What is done to a machine, and what must be found then: the beginning of each group of findings.
+pub(super) type Change = (
+    &'static str,
+    fn(&mut fixture::Fixture),
+    &'static [(Level, &'static str)],
+);
+
+/// Makes each change in a machine that is compared with a file; `check` is its option, too.
+pub(super) fn are_found(before: &fixture::Fixture, check: &str, file: &str, changes: &[Change]) {
+    for (name, change, wanted) in changes {
+        let mut now = before.clone();
+        change(&mut now);
+        let option = format!("--{check}");
+        let line = ["doctor", "--all", "--only", check, &option, file];
+        let (text, status) = testing::says(&now.recording, &line);
+        // A group each, wrapped; those of the level "ok" aside.
+        let unwrap = |group: &str| group.split_whitespace().collect::<Vec<_>>().join(" ");
+        let groups: Vec<String> = text
+            .split("\n\n")
+            .filter(|group| group.contains(&format!(" {check}\n")) && !group.starts_with("ok"))
+            .map(unwrap)
+            .collect();
+        assert_eq!(groups.len(), wanted.len(), "{name}: {text}");
+        for (group, (level, words)) in groups.iter().zip(*wanted) {
+            let begin = format!("{} {check} {words}", level.name().replace('_', " "));
+            assert!(group.starts_with(&begin), "{name}: {group}");
+        }
+        let is_bad = wanted.iter().any(|(level, _)| level.is_finding());
+        assert_eq!(status == Status::Findings, is_bad, "{name}: {text}");
+    }
+}
+
+/// What machines like the large one have lost, by themselves and compared with it.
+#[test]
+fn what_was_lost_is_found_by_comparison() {
+    let folder = tempfile::tempdir().unwrap();
+    let (baseline, expect) = (
+        folder.path().join("then.json"),
+        folder.path().join("expect.json"),
+    );
+    let before = &fixture::all()["hgx"].recording;
+    std::fs::write(&baseline, before.to_json().unwrap()).unwrap();
+    std::fs::write(
+        &expect,
+        testing::says(before, &["doctor", "--write-expect"]).0,
+    )
+    .unwrap();
+    for (name, machine) in fixture::degraded() {
+        let alone = testing::says(&machine.recording, &["doctor"]).1;
+        let sees_nothing = name.starts_with("lost");
+        assert_eq!(alone == Status::Ok, sees_nothing, "{name}");
+        for (option, file) in [("--baseline", &baseline), ("--expect", &expect)] {
+            let line = [
+                "doctor",
+                "--fail-on",
+                "warning",
+                option,
+                file.to_str().unwrap(),
+            ];
+            let (text, status) = testing::says(&machine.recording, &line);
+            assert_eq!(status, Status::Findings, "{name}: {text}");
+            let check = option.trim_start_matches("--");
+            let level = if sees_nothing { "fault" } else { "warning" };
+            assert!(
+                text.contains(&format!("{level} {check}\n")),
+                "{name}: {text}"
+            );
+        }
+    }
+}
+
+/// No finding comes twice, however many pairs there are.
+#[test]
+fn a_large_machine_is_examined_once() {
+    let fixture = fixture::flat(24, 12);
+    let machine = Machine::scan(&fixture.recording).unwrap();
+    let scan = Scan::new(&fixture.recording, &machine);
+    assert_eq!(scan.pairs().count(), 24 * 12);
+    let findings = examine(&scan, Selection::default()).unwrap();
+    let mut unique: Vec<&Finding> = Vec::new();
+    for finding in &findings {
+        if !unique.contains(&finding) {
+            unique.push(finding);
+        }
+    }
+    assert_eq!(unique.len(), findings.len());
+    let (text, _) = testing::says(&fixture.recording, &["doctor", "--all"]);
+    assert!(text.contains("GPU 0, GPU 1, GPU 2"), "{text}");
+}
+
+/// The tables of checks in `docs/doctor.md` are those of the checks; `UPDATE_GOLDEN=1` writes them.
+#[test]
+fn the_documentation_has_each_check() {
+    let document = include_str!("../../../../docs/doctor.md");
+    let mut parts: Vec<String> = document.split_inclusive('\n').map(str::to_owned).collect();
+    // A heading and a line of dashes stand above the rows of each table.
+    let heads = parts.iter().enumerate();
+    let heads = heads.filter(|(_, line)| line.starts_with("| check |"));
+    let tables: Vec<usize> = heads.map(|(head, _)| head + 2).collect();
+    assert_eq!(tables.len(), 2);
+    // From the last to the first, so that places stay where they are.
+    let of_tables = [OF_HARDWARE, software::OF_SOFTWARE].into_iter().zip(tables);
+    for (checks, first) in of_tables.rev() {
+        let rows = parts.iter().skip(first);
+        let count = rows.take_while(|line| line.starts_with('|')).count();
+        let rows = checks.iter().map(|check| {
+            let cells = check
+                .row
+                .map(|cell| format!(" {cell} |").replace("  ", " "));
+            format!("| `{}` |{}\n", check.name, cells.concat())
+        });
+        parts.splice(first..first + count, rows);
+    }
+    testing::golden("../../docs/doctor.md", &parts.concat());
+}
+
+/// Faults of one check. A check without any has a test of its own, or never says worse than a note.
+#[derive(Clone, Copy)]
+pub(super) enum Faults {
+    /// Injected in what was seen of two GPUs, two NICs and the switches between.
+    OnPaths(&'static [paths::PathFault]),
+    /// Injected in what the machine says.
+    OfSoftware(&'static [software::tests::SoftwareFault]),
+    OwnTest,
+}
+
+#[test]
+fn no_check_goes_untried() {
+    for check in checks() {
+        let is_tried = match check.faults {
+            Faults::OnPaths(faults) => !faults.is_empty(),
+            Faults::OfSoftware(faults) => {
+                let mut says = faults.iter().flat_map(|fault| fault.says);
+                says.any(|(name, ..)| *name == check.name)
+            }
+            Faults::OwnTest => true,
+        };
+        assert!(is_tried, "{}", check.name);
+    }
+}
