@@ -16,7 +16,7 @@ use crate::counters::{Activity, Counters};
 use crate::gpu::{Allocation, GRANULE, PAGE};
 use crate::hold::Hold;
 use crate::knobs::Parameter;
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, Peermem, PinMode};
 use crate::module::Replaced;
 use crate::pattern::{Choice, Pattern};
@@ -26,63 +26,21 @@ use crate::{ktap, module, rdma, sys};
 
 const M2: usize = GRANULE as usize;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "chunks.sixteen",
-        run: |lab| whole(lab, &[1; 16], 22),
-    },
-    Case {
-        name: "chunks.of_6_mib",
-        run: |lab| whole(lab, &[3; 5], 12),
-    },
-    Case {
-        name: "chunks.two",
-        run: |lab| whole(lab, &[1, 1], 3),
-    },
-    Case {
-        name: "chunks.one_extent",
-        run: one_extent,
-    },
-    Case {
-        name: "chunks.from_middle_to_middle",
-        run: middle,
-    },
-    Case {
-        name: "chunks.random_sizes_and_layouts",
-        run: random,
-    },
-    Case {
-        name: "chunks.hole_at_each_place",
-        run: holes,
-    },
-    Case {
-        name: "chunks.not_gpu_memory",
-        run: not_gpu_memory,
-    },
-    Case {
-        name: "chunks.limit",
-        run: limit,
-    },
-    Case {
-        name: "chunks.freed_between_pins",
-        run: freed_between_pins,
-    },
-    Case {
-        name: "chunks.killed_in_the_search",
-        run: killed,
-    },
-    Case {
-        name: "chunks.freed_before_get_pages",
-        run: freed_before_get_pages,
-    },
-    Case {
-        name: "chunks.part_freed_revokes_the_whole",
-        run: part_freed,
-    },
-    Case {
-        name: "chunks.part_freed_stays_the_regions",
-        run: part_stays,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "chunks.sixteen" => |lab| whole(lab, &[1; 16], 22),
+    "chunks.of_6_mib" => |lab| whole(lab, &[3; 5], 12),
+    "chunks.two" => |lab| whole(lab, &[1, 1], 3),
+    "chunks.one_extent" => one_extent,
+    "chunks.from_middle_to_middle" => middle,
+    "chunks.random_sizes_and_layouts" => random,
+    "chunks.hole_at_each_place" => holes,
+    "chunks.not_gpu_memory" => not_gpu_memory,
+    "chunks.limit" => limit,
+    "chunks.freed_between_pins" => freed_between_pins,
+    "chunks.killed_in_the_search" => killed,
+    "chunks.freed_before_get_pages" => freed_before_get_pages,
+    "chunks.part_freed_revokes_the_whole" => part_freed,
+    "chunks.part_freed_stays_the_regions" => part_stays,
 ];
 
 /// Allocations side by side.

@@ -15,7 +15,7 @@ use crate::cases::{dma, moving, reasons};
 use crate::counters::{Activity, Counters};
 use crate::gpu::{Allocation, Freer, GRANULE};
 use crate::knobs::Parameter;
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, PinMode, Where};
 use crate::pattern::Pattern;
 use crate::rdma::{full_access, Op};
@@ -24,27 +24,12 @@ use crate::{counters, knobs, ktap, rdma, sys};
 
 const M2: usize = GRANULE as usize;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "coherent.write_gpu_to_gpu",
-        run: |lab| moves(lab, Op::Write, Where::Gpu(0), Where::Gpu(1)),
-    },
-    Case {
-        name: "coherent.read_gpu_to_host",
-        run: |lab| moves(lab, Op::Read, Where::Gpu(0), Where::Host),
-    },
-    Case {
-        name: "coherent.mapped_by_the_provider",
-        run: mapped,
-    },
-    Case {
-        name: "coherent.not_revoked",
-        run: not_revoked,
-    },
-    Case {
-        name: "coherent.moved_by_the_kernel",
-        run: moved,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "coherent.write_gpu_to_gpu" => |lab| moves(lab, Op::Write, Where::Gpu(0), Where::Gpu(1)),
+    "coherent.read_gpu_to_host" => |lab| moves(lab, Op::Read, Where::Gpu(0), Where::Host),
+    "coherent.mapped_by_the_provider" => mapped,
+    "coherent.not_revoked" => not_revoked,
+    "coherent.moved_by_the_kernel" => moved,
 ];
 
 /// Until it is dropped, GPU memory is allocated where CPUs cache it.

@@ -12,21 +12,15 @@ use std::{env, fs};
 
 use anyhow::{ensure, Result};
 
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, Peermem};
 use crate::module::Replaced;
 use crate::sys::Running;
 use crate::{counters, ktap, module, sys};
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "consumers.find_the_module",
-        run: find,
-    },
-    Case {
-        name: "consumers.find_it_as_they_find_nvidias",
-        run: find_as_nvidias,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "consumers.find_the_module" => find,
+    "consumers.find_it_as_they_find_nvidias" => find_as_nvidias,
 ];
 
 /// NVIDIA's module, where the runner has laid it beside ours.

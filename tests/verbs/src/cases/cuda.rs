@@ -227,19 +227,22 @@ pub(crate) fn run(setup: &Setup, places: &Places, filter: &[String]) -> Result<b
     ensure!(!names.is_empty(), "no case has such a name");
     Lab::open(setup)?.first_registrations()?;
     println!("KTAP version 1");
-    Ok(ktap::tell(names.clone(), |index| {
-        let before = Counters::read()?;
-        match names.get(index).copied().unwrap_or_default() {
-            VERIFY => consumers.verify(),
-            NIXL => consumers.nixl(),
-            name if name.starts_with("ucx.") => consumers.ucx(name),
-            name => PAIRS
-                .iter()
-                .filter(|pair| pair.name == name)
-                .try_for_each(|pair| consumers.perftest(pair)),
-        }?;
-        ktap::check_rest(&before)
-    }))
+    Ok(ktap::tell(
+        names.iter().map(|name| (*name, *name)),
+        |name| {
+            let before = Counters::read()?;
+            match name {
+                VERIFY => consumers.verify(),
+                NIXL => consumers.nixl(),
+                name if name.starts_with("ucx.") => consumers.ucx(name),
+                name => PAIRS
+                    .iter()
+                    .filter(|pair| pair.name == name)
+                    .try_for_each(|pair| consumers.perftest(pair)),
+            }?;
+            ktap::check_rest(&before)
+        },
+    ))
 }
 
 impl Consumers {

@@ -11,7 +11,7 @@ use crate::counters::Counters;
 use crate::gpu::GRANULE;
 use crate::hold::Hold;
 use crate::knobs::Parameter;
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, PinMode};
 use crate::rdma::{full_access, Op, Part, Region, Status};
 use crate::{counters, module, rdma};
@@ -20,37 +20,19 @@ const M2: usize = GRANULE as usize;
 /// Bytes of a transfer.
 const SOME: usize = 4096;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "hca.waits_for_its_firmware",
-        run: |lab| with_each_unmapper(lab, firmware),
+pub(super) const CASES: &[Case] = cases![
+    "hca.waits_for_its_firmware" => |lab| with_each_unmapper(lab, firmware),
+    "hca.fails_to_deregister" => fails_to_deregister,
+    "hca.fails_to_revoke" => |lab| with_each_unmapper(lab, fails_to_revoke),
+    "hca.gives_up_under_the_lock" => |lab| {
+        lab.needs_module()?;
+        if lab.setup.mode() == PinMode::Revocable {
+            lab.needs_no_lockdep("a lock that is freed while it is held")?;
+        }
+        gives_up(lab, "peer_fail_setup")
     },
-    Case {
-        name: "hca.fails_to_deregister",
-        run: fails_to_deregister,
-    },
-    Case {
-        name: "hca.fails_to_revoke",
-        run: |lab| with_each_unmapper(lab, fails_to_revoke),
-    },
-    Case {
-        name: "hca.gives_up_under_the_lock",
-        run: |lab| {
-            lab.needs_module()?;
-            if lab.setup.mode() == PinMode::Revocable {
-                lab.needs_no_lockdep("a lock that is freed while it is held")?;
-            }
-            gives_up(lab, "peer_fail_setup")
-        },
-    },
-    Case {
-        name: "hca.gives_up_before_activation",
-        run: |lab| with_each_unmapper(lab, |lab| gives_up(lab, "peer_fail_create")),
-    },
-    Case {
-        name: "hca.has_regions_of_both_clients",
-        run: both_clients,
-    },
+    "hca.gives_up_before_activation" => |lab| with_each_unmapper(lab, |lab| gives_up(lab, "peer_fail_create")),
+    "hca.has_regions_of_both_clients" => both_clients,
 ];
 
 /// How many of the next revocations fail.

@@ -15,7 +15,7 @@ use anyhow::{ensure, Context, Result};
 
 use crate::cases::consumers;
 use crate::gpu::GRANULE;
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, Peermem, PinMode};
 use crate::module::Replaced;
 use crate::rdma::full_access;
@@ -25,55 +25,19 @@ use crate::{counters, ktap, module, sys};
 const M2: usize = GRANULE as usize;
 const MEMORY_PEERS: &str = "/sys/kernel/mm/memory_peers";
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "identity.version",
-        run: version,
-    },
-    Case {
-        name: "identity.parameters",
-        run: parameters,
-    },
-    Case {
-        name: "identity.unload_refused_while_registered",
-        run: unload_refused,
-    },
-    Case {
-        name: "identity.unload_and_load_again",
-        run: load_again,
-    },
-    Case {
-        name: "identity.memory_peers",
-        run: memory_peers,
-    },
-    Case {
-        name: "identity.statistics",
-        run: statistics,
-    },
-    Case {
-        name: "identity.statistics_of_a_revocation",
-        run: statistics_of_a_revocation,
-    },
-    Case {
-        name: "identity.memory_peers_turned_off",
-        run: turned_off,
-    },
-    Case {
-        name: "identity.reader_across_unload",
-        run: reader_across_unload,
-    },
-    Case {
-        name: "identity.readers_beside_unloads",
-        run: readers_beside_unloads,
-    },
-    Case {
-        name: "identity.modprobe",
-        run: modprobe,
-    },
-    Case {
-        name: "identity.as_nvidias",
-        run: as_nvidias,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "identity.version" => version,
+    "identity.parameters" => parameters,
+    "identity.unload_refused_while_registered" => unload_refused,
+    "identity.unload_and_load_again" => load_again,
+    "identity.memory_peers" => memory_peers,
+    "identity.statistics" => statistics,
+    "identity.statistics_of_a_revocation" => statistics_of_a_revocation,
+    "identity.memory_peers_turned_off" => turned_off,
+    "identity.reader_across_unload" => reader_across_unload,
+    "identity.readers_beside_unloads" => readers_beside_unloads,
+    "identity.modprobe" => modprobe,
+    "identity.as_nvidias" => as_nvidias,
 ];
 
 /// NCCL and UCX look for this file.

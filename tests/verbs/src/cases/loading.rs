@@ -13,96 +13,47 @@ use anyhow::{ensure, Context, Result};
 
 use crate::cases::consumers;
 use crate::gpu::GRANULE;
-use crate::ktap::note;
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, Setup};
 use crate::rdma::full_access;
 use crate::sys::{Finished, KernelLog, Running};
 use crate::{ktap, module, sys};
 
-struct Case {
-    name: &'static str,
-    run: fn(&Setup) -> Result<()>,
-}
-
-const CASES: &[Case] = &[
-    Case {
-        name: "loading.ib_core_has_no_peer_memory",
-        run: |_| no_peer_memory(),
+const CASES: &[Case<Setup>] = cases![
+    "loading.ib_core_has_no_peer_memory" => |_| no_peer_memory(),
+    "loading.no_ib_uverbs" => |_| no_ib_uverbs(),
+    "loading.all_is_there" => |_| all_is_there(),
+    "loading.no_driver" => |_| no_driver(),
+    "loading.older_driver" => |_| {
+        beside_driver(
+            "older",
+            "not loaded: nvidia.ko 530.30.02 has no nvidia_p2p_get_pages_persistent: install driver 535 or newer",
+        )
     },
-    Case {
-        name: "loading.no_ib_uverbs",
-        run: |_| no_ib_uverbs(),
+    "loading.proprietary_driver" => |_| {
+        beside_driver(
+            "proprietary",
+            "not loaded: nvidia.ko 550.54.14 is the proprietary flavour, and this module was not built for it: build it \
+             again beside that driver (x86-64), or install NVIDIA's open kernel modules \
+             (nvidia-open), or use NVIDIA's own nvidia-peermem",
+        )
     },
-    Case {
-        name: "loading.all_is_there",
-        run: |_| all_is_there(),
-    },
-    Case {
-        name: "loading.no_driver",
-        run: |_| no_driver(),
-    },
-    Case {
-        name: "loading.older_driver",
-        run: |_| {
-            beside_driver(
-                "older",
-                "not loaded: nvidia.ko 530.30.02 has no nvidia_p2p_get_pages_persistent: install driver 535 or newer",
-            )
-        },
-    },
-    Case {
-        name: "loading.proprietary_driver",
-        run: |_| {
-            beside_driver(
-                "proprietary",
-                "not loaded: nvidia.ko 550.54.14 is the proprietary flavour, and this module was not built for it: build it \
-                 again beside that driver (x86-64), or install NVIDIA's open kernel modules \
-                 (nvidia-open), or use NVIDIA's own nvidia-peermem",
-            )
-        },
-    },
-    Case {
-        name: "loading.nv_peer_mem_is_there",
-        run: |_| nv_peer_mem(),
-    },
-    Case {
-        name: "loading.revocable_mode_needs_ofed_25_04",
-        run: |_| revocable_mode(),
-    },
-    Case {
-        name: "loading.nvidias_is_there",
-        run: |_| nvidias(),
-    },
-    Case {
-        name: "loading.unsigned",
-        run: |_| unsigned(),
-    },
-    Case {
-        name: "loading.signed_by_a_stranger",
-        run: |_| signed_by_a_stranger(),
-    },
-    Case {
-        name: "loading.changed_after_signing",
-        run: |_| changed_after_signing(),
-    },
-    Case {
-        name: "loading.signed",
-        run: signed,
-    },
+    "loading.nv_peer_mem_is_there" => |_| nv_peer_mem(),
+    "loading.revocable_mode_needs_ofed_25_04" => |_| revocable_mode(),
+    "loading.nvidias_is_there" => |_| nvidias(),
+    "loading.unsigned" => |_| unsigned(),
+    "loading.signed_by_a_stranger" => |_| signed_by_a_stranger(),
+    "loading.changed_after_signing" => |_| changed_after_signing(),
+    "loading.signed" => signed,
     // Takes all of RDMA away.
-    Case {
-        name: "loading.no_ib_core",
-        run: |_| no_ib_core(),
-    },
+    "loading.no_ib_core" => |_| no_ib_core(),
 ];
 
 /// Runs all of them; true when none failed.
 pub(crate) fn run(setup: &Setup) -> bool {
     println!("KTAP version 1");
-    let names = CASES.iter().map(|case| case.name).collect();
-    ktap::tell(names, |index| {
-        CASES.get(index).map_or(Ok(()), |case| (case.run)(setup))
-    })
+    let named = CASES.iter().map(|case| (case.name, case));
+    ktap::tell(named, |case| (case.run)(setup))
 }
 
 fn execute(command: &mut Command) -> Result<Finished> {

@@ -15,7 +15,7 @@ use crate::counters::Counters;
 use crate::gpu::GRANULE;
 use crate::hold::Worker;
 use crate::knobs::{rebind, Parameter};
-use crate::ktap::Case;
+use crate::ktap::{cases, Case};
 use crate::lab::{Lab, PinMode};
 use crate::pattern::Pattern;
 use crate::rdma::{full_access, Op};
@@ -24,19 +24,10 @@ use crate::{ktap, rdma, sys};
 
 const M2: usize = GRANULE as usize;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "machine.bounce_buffers_forced",
-        run: bounce_buffers_forced,
-    },
-    Case {
-        name: "machine.gpu_taken_while_registered",
-        run: gpu_taken_while_registered,
-    },
-    Case {
-        name: "machine.suspended_in_traffic",
-        run: suspended_in_traffic,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "machine.bounce_buffers_forced" => bounce_buffers_forced,
+    "machine.gpu_taken_while_registered" => gpu_taken_while_registered,
+    "machine.suspended_in_traffic" => suspended_in_traffic,
 ];
 
 /// The kernel maps no BAR then (`dma_direct_map_phys()`). Registrations are refused with a reason, and leave nothing behind.

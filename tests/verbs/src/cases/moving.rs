@@ -4,7 +4,7 @@
 use anyhow::{ensure, Context, Result};
 
 use crate::arena::Arena;
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, Where};
 use crate::pattern::{Choice, Pattern};
 use crate::rdma;
@@ -36,79 +36,25 @@ const OFFSETS: [usize; 11] = [
 /// Room for the largest offset, the largest of the lengths, and a guard behind.
 const ROOM: usize = 3 * M2;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "move.write_host_to_gpu",
-        run: |lab| sweep(lab, Op::Write, Where::Host, Where::Gpu(0)),
-    },
-    Case {
-        name: "move.write_gpu_to_host",
-        run: |lab| sweep(lab, Op::Write, Where::Gpu(0), Where::Host),
-    },
-    Case {
-        name: "move.write_gpu_to_gpu",
-        run: |lab| sweep(lab, Op::Write, Where::Gpu(0), Where::Gpu(1)),
-    },
-    Case {
-        name: "move.read_host_to_gpu",
-        run: |lab| sweep(lab, Op::Read, Where::Host, Where::Gpu(0)),
-    },
-    Case {
-        name: "move.read_gpu_to_host",
-        run: |lab| sweep(lab, Op::Read, Where::Gpu(0), Where::Host),
-    },
-    Case {
-        name: "move.read_gpu_to_gpu",
-        run: |lab| sweep(lab, Op::Read, Where::Gpu(0), Where::Gpu(1)),
-    },
-    Case {
-        name: "move.send_host_to_gpu",
-        run: |lab| sweep(lab, Op::Send, Where::Host, Where::Gpu(0)),
-    },
-    Case {
-        name: "move.send_gpu_to_host",
-        run: |lab| sweep(lab, Op::Send, Where::Gpu(0), Where::Host),
-    },
-    Case {
-        name: "move.send_gpu_to_gpu",
-        run: |lab| sweep(lab, Op::Send, Where::Gpu(0), Where::Gpu(1)),
-    },
-    Case {
-        name: "move.write_long_host_to_gpu",
-        run: |lab| large(lab, Op::Write, Where::Host, Where::Gpu(0)),
-    },
-    Case {
-        name: "move.read_long_gpu_to_host",
-        run: |lab| large(lab, Op::Read, Where::Gpu(0), Where::Host),
-    },
-    Case {
-        name: "move.send_long_gpu_to_gpu",
-        run: |lab| large(lab, Op::Send, Where::Gpu(0), Where::Gpu(1)),
-    },
-    Case {
-        name: "move.atomics_on_gpu_result_in_host",
-        run: |lab| atomics(lab, Where::Gpu(0), Where::Host),
-    },
-    Case {
-        name: "move.atomics_on_host_result_in_gpu",
-        run: |lab| atomics(lab, Where::Host, Where::Gpu(0)),
-    },
-    Case {
-        name: "move.atomics_on_gpu_result_in_gpu",
-        run: |lab| atomics(lab, Where::Gpu(0), Where::Gpu(1)),
-    },
-    Case {
-        name: "move.unaligned_regions",
-        run: unaligned_regions,
-    },
-    Case {
-        name: "move.outside_the_region_is_refused",
-        run: outside,
-    },
-    Case {
-        name: "move.neighbours_stay",
-        run: neighbours,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "move.write_host_to_gpu" => |lab| sweep(lab, Op::Write, Where::Host, Where::Gpu(0)),
+    "move.write_gpu_to_host" => |lab| sweep(lab, Op::Write, Where::Gpu(0), Where::Host),
+    "move.write_gpu_to_gpu" => |lab| sweep(lab, Op::Write, Where::Gpu(0), Where::Gpu(1)),
+    "move.read_host_to_gpu" => |lab| sweep(lab, Op::Read, Where::Host, Where::Gpu(0)),
+    "move.read_gpu_to_host" => |lab| sweep(lab, Op::Read, Where::Gpu(0), Where::Host),
+    "move.read_gpu_to_gpu" => |lab| sweep(lab, Op::Read, Where::Gpu(0), Where::Gpu(1)),
+    "move.send_host_to_gpu" => |lab| sweep(lab, Op::Send, Where::Host, Where::Gpu(0)),
+    "move.send_gpu_to_host" => |lab| sweep(lab, Op::Send, Where::Gpu(0), Where::Host),
+    "move.send_gpu_to_gpu" => |lab| sweep(lab, Op::Send, Where::Gpu(0), Where::Gpu(1)),
+    "move.write_long_host_to_gpu" => |lab| large(lab, Op::Write, Where::Host, Where::Gpu(0)),
+    "move.read_long_gpu_to_host" => |lab| large(lab, Op::Read, Where::Gpu(0), Where::Host),
+    "move.send_long_gpu_to_gpu" => |lab| large(lab, Op::Send, Where::Gpu(0), Where::Gpu(1)),
+    "move.atomics_on_gpu_result_in_host" => |lab| atomics(lab, Where::Gpu(0), Where::Host),
+    "move.atomics_on_host_result_in_gpu" => |lab| atomics(lab, Where::Host, Where::Gpu(0)),
+    "move.atomics_on_gpu_result_in_gpu" => |lab| atomics(lab, Where::Gpu(0), Where::Gpu(1)),
+    "move.unaligned_regions" => unaligned_regions,
+    "move.outside_the_region_is_refused" => outside,
+    "move.neighbours_stay" => neighbours,
 ];
 
 /// One transfer: fresh bytes at the source, the same bytes at the target, nothing else changed.

@@ -12,7 +12,7 @@ use crate::cases::{dma, reasons};
 use crate::counters::{Activity, Counters};
 use crate::gpu::{Allocation, Freer, GRANULE};
 use crate::knobs::Parameter;
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, PinMode};
 use crate::pattern::Pattern;
 use crate::rdma::{full_access, Op, Region};
@@ -21,15 +21,9 @@ use crate::{counters, ktap, rdma};
 
 const M2: usize = GRANULE as usize;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "p2pdma.mapped_by_the_module",
-        run: mapped,
-    },
-    Case {
-        name: "p2pdma.pagemap_vanishes",
-        run: vanishes,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "p2pdma.mapped_by_the_module" => mapped,
+    "p2pdma.pagemap_vanishes" => vanishes,
 ];
 
 fn needs_p2pdma(lab: &Lab) -> Result<()> {

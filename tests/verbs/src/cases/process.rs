@@ -6,30 +6,15 @@ use anyhow::{ensure, Context, Result};
 use crate::child::Process;
 use crate::counters::Counters;
 use crate::ktap;
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, PinMode};
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "process.side_by_side",
-        run: side_by_side,
-    },
-    Case {
-        name: "process.exit_with_live_regions",
-        run: exit_with_regions,
-    },
-    Case {
-        name: "process.killed_with_live_regions",
-        run: killed,
-    },
-    Case {
-        name: "process.killed_in_traffic",
-        run: killed_in_traffic,
-    },
-    Case {
-        name: "process.one_dies_others_go_on",
-        run: one_dies,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "process.side_by_side" => side_by_side,
+    "process.exit_with_live_regions" => exit_with_regions,
+    "process.killed_with_live_regions" => killed,
+    "process.killed_in_traffic" => killed_in_traffic,
+    "process.one_dies_others_go_on" => one_dies,
 ];
 
 fn side_by_side(lab: &Lab) -> Result<()> {

@@ -12,7 +12,7 @@ use crate::gpu::{Allocation, GRANULE};
 use crate::knobs::{
     fail_next, has_nvidias_upper_half, lose_next_put, provoke_failing_put, rebind, Parameter,
 };
-use crate::ktap::Case;
+use crate::ktap::{cases, Case};
 use crate::lab::{Lab, PinMode};
 use crate::pattern::Pattern;
 use crate::rdma::full_access;
@@ -20,19 +20,10 @@ use crate::{ktap, module};
 
 const M2: usize = GRANULE as usize;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "provider.unpin_out_of_memory",
-        run: unpin_out_of_memory,
-    },
-    Case {
-        name: "provider.failing_calls",
-        run: failing_calls,
-    },
-    Case {
-        name: "bar1.given_to_others",
-        run: given_to_others,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "provider.unpin_out_of_memory" => unpin_out_of_memory,
+    "provider.failing_calls" => failing_calls,
+    "bar1.given_to_others" => given_to_others,
 ];
 
 /// `register()` fails with one of `errnos`, and works again afterwards.

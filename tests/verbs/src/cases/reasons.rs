@@ -19,7 +19,7 @@ use crate::cases::input::in_child;
 use crate::counters::Counters;
 use crate::gpu::GRANULE;
 use crate::knobs::{fail_next, Parameter};
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, PinMode};
 use crate::module::Replaced;
 use crate::rdma::{full_access, Hca};
@@ -34,201 +34,114 @@ const EVENT: &str = "/sys/kernel/tracing/events/nvidia_peermem/refused";
 const REFUSALS: usize = 128;
 const NON_GPU: usize = 32;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "reasons.no_room",
-        run: |lab| one(lab, Expected::acquire("no_room", -libc::ENOMEM), no_room),
+pub(super) const CASES: &[Case] = cases![
+    "reasons.no_room" => |lab| one(lab, Expected::acquire("no_room", -libc::ENOMEM), no_room),
+    "reasons.hole" => |lab| one(lab, Expected::acquire("hole", -libc::EINVAL), hole),
+    "reasons.too_many_chunks" => too_many_chunks,
+    "reasons.freed" => |lab| one(lab, Expected::acquire("not_gpu_memory", -libc::EINVAL), freed),
+    "reasons.parents_memory" => |lab| {
+        let expected = Expected::acquire("non_gpu_unmapped", -libc::EINVAL);
+        one(lab, expected, parents_memory)
     },
-    Case {
-        name: "reasons.hole",
-        run: |lab| one(lab, Expected::acquire("hole", -libc::EINVAL), hole),
+    "reasons.addresses_without_memory" => |lab| {
+        let expected = Expected::acquire("not_gpu_memory", -libc::EINVAL);
+        one(lab, expected, |lab| {
+            let memory = Mapping::reserve(M2)?;
+            attempt(&lab.near, memory.span(0, M2)?)
+        })
     },
-    Case {
-        name: "reasons.too_many_chunks",
-        run: too_many_chunks,
+    "reasons.memory_of_the_cpu" => |lab| {
+        let expected = Expected::acquire("non_gpu_host", -libc::EINVAL);
+        one(lab, expected, |lab| {
+            let memory = Mapping::read_only(M2)?;
+            attempt(&lab.near, memory.span(0, M2)?)
+        })
     },
-    Case {
-        name: "reasons.freed",
-        run: |lab| {
-            one(
-                lab,
-                Expected::acquire("not_gpu_memory", -libc::EINVAL),
-                freed,
-            )
-        },
+    "reasons.addresses_of_the_kernel" => |lab| {
+        let expected = Expected::acquire("non_gpu_invalid", -libc::EINVAL);
+        one(lab, expected, |lab| {
+            attempt(&lab.near, Span::anywhere(0xffff_8880_0000_0000, GRANULE)?)
+        })
     },
-    Case {
-        name: "reasons.parents_memory",
-        run: |lab| {
-            let expected = Expected::acquire("non_gpu_unmapped", -libc::EINVAL);
-            one(lab, expected, parents_memory)
-        },
+    "reasons.pin_unsupported" => |lab| {
+        one(lab, Expected::acquire("pin_unsupported", -524), |lab| {
+            failing_pin(lab, 524)
+        })
     },
-    Case {
-        name: "reasons.addresses_without_memory",
-        run: |lab| {
-            let expected = Expected::acquire("not_gpu_memory", -libc::EINVAL);
-            one(lab, expected, |lab| {
-                let memory = Mapping::reserve(M2)?;
+    "reasons.pin_failed" => |lab| {
+        let expected = Expected::acquire("pin_failed", -libc::EIO);
+        one(lab, expected, |lab| failing_pin(lab, libc::EIO))
+    },
+    "reasons.other_page_sizes" => |lab| {
+        one(lab, Expected::acquire("table_page_size", 0), |lab| {
+            with(lab, "table_page_size", "0")
+        })
+    },
+    "reasons.table_version" => |lab| {
+        one(lab, Expected::acquire("table_version", 0), |lab| {
+            with(lab, "table_version", "0x00030000")
+        })
+    },
+    "reasons.page_count" => |lab| {
+        one(lab, Expected::acquire("page_count", 0), |lab| {
+            with(lab, "table_entries_delta", "-1")
+        })
+    },
+    "reasons.mapping_version" => |lab| {
+        lab.needs_mode(PinMode::Persistent)?;
+        let expected = Expected {
+            step: "dma_map",
+            errno: libc::EINVAL,
+            ..Expected::acquire("mapping_version", 0)
+        };
+        one(lab, expected, |lab| {
+            with(lab, "dma_mapping_version", "0x00030000")
+        })
+    },
+    "reasons.mapping_page_count" => |lab| {
+        lab.needs_mode(PinMode::Persistent)?;
+        let expected = Expected {
+            step: "dma_map",
+            errno: libc::EINVAL,
+            ..Expected::acquire("page_count", 0)
+        };
+        one(lab, expected, |lab| with(lab, "dma_entries_delta", "-1"))
+    },
+    "reasons.unreachable" => |lab| {
+        lab.needs_mode(PinMode::Persistent)?;
+        let expected = Expected {
+            step: "dma_map",
+            errno: libc::EOPNOTSUPP,
+            ..Expected::acquire("unreachable", -524)
+        };
+        one(lab, expected, |lab| with(lab, "topology_deny", "1"))
+    },
+    "reasons.denied_before" => denied_before,
+    "reasons.map_failed" => |lab| {
+        lab.needs_mode(PinMode::Persistent)?;
+        let expected = Expected {
+            step: "dma_map",
+            errno: libc::EIO,
+            ..Expected::acquire("map_failed", -libc::EIO)
+        };
+        begin(lab)?;
+        module::loaded_with_also(module::PROVIDER_MAPS, || {
+            one_loaded(lab, expected, |lab| {
+                fail_next("dma_map", libc::EIO)?;
+                let memory = lab.allocate_gpu(M2)?;
                 attempt(&lab.near, memory.span(0, M2)?)
             })
-        },
+        })
     },
-    Case {
-        name: "reasons.memory_of_the_cpu",
-        run: |lab| {
-            let expected = Expected::acquire("non_gpu_host", -libc::EINVAL);
-            one(lab, expected, |lab| {
-                let memory = Mapping::read_only(M2)?;
-                attempt(&lab.near, memory.span(0, M2)?)
-            })
-        },
-    },
-    Case {
-        name: "reasons.addresses_of_the_kernel",
-        run: |lab| {
-            let expected = Expected::acquire("non_gpu_invalid", -libc::EINVAL);
-            one(lab, expected, |lab| {
-                attempt(&lab.near, Span::anywhere(0xffff_8880_0000_0000, GRANULE)?)
-            })
-        },
-    },
-    Case {
-        name: "reasons.pin_unsupported",
-        run: |lab| {
-            one(lab, Expected::acquire("pin_unsupported", -524), |lab| {
-                failing_pin(lab, 524)
-            })
-        },
-    },
-    Case {
-        name: "reasons.pin_failed",
-        run: |lab| {
-            let expected = Expected::acquire("pin_failed", -libc::EIO);
-            one(lab, expected, |lab| failing_pin(lab, libc::EIO))
-        },
-    },
-    Case {
-        name: "reasons.other_page_sizes",
-        run: |lab| {
-            one(lab, Expected::acquire("table_page_size", 0), |lab| {
-                with(lab, "table_page_size", "0")
-            })
-        },
-    },
-    Case {
-        name: "reasons.table_version",
-        run: |lab| {
-            one(lab, Expected::acquire("table_version", 0), |lab| {
-                with(lab, "table_version", "0x00030000")
-            })
-        },
-    },
-    Case {
-        name: "reasons.page_count",
-        run: |lab| {
-            one(lab, Expected::acquire("page_count", 0), |lab| {
-                with(lab, "table_entries_delta", "-1")
-            })
-        },
-    },
-    Case {
-        name: "reasons.mapping_version",
-        run: |lab| {
-            lab.needs_mode(PinMode::Persistent)?;
-            let expected = Expected {
-                step: "dma_map",
-                errno: libc::EINVAL,
-                ..Expected::acquire("mapping_version", 0)
-            };
-            one(lab, expected, |lab| {
-                with(lab, "dma_mapping_version", "0x00030000")
-            })
-        },
-    },
-    Case {
-        name: "reasons.mapping_page_count",
-        run: |lab| {
-            lab.needs_mode(PinMode::Persistent)?;
-            let expected = Expected {
-                step: "dma_map",
-                errno: libc::EINVAL,
-                ..Expected::acquire("page_count", 0)
-            };
-            one(lab, expected, |lab| with(lab, "dma_entries_delta", "-1"))
-        },
-    },
-    Case {
-        name: "reasons.unreachable",
-        run: |lab| {
-            lab.needs_mode(PinMode::Persistent)?;
-            let expected = Expected {
-                step: "dma_map",
-                errno: libc::EOPNOTSUPP,
-                ..Expected::acquire("unreachable", -524)
-            };
-            one(lab, expected, |lab| with(lab, "topology_deny", "1"))
-        },
-    },
-    Case {
-        name: "reasons.denied_before",
-        run: denied_before,
-    },
-    Case {
-        name: "reasons.map_failed",
-        run: |lab| {
-            lab.needs_mode(PinMode::Persistent)?;
-            let expected = Expected {
-                step: "dma_map",
-                errno: libc::EIO,
-                ..Expected::acquire("map_failed", -libc::EIO)
-            };
-            begin(lab)?;
-            module::loaded_with_also(module::PROVIDER_MAPS, || {
-                one_loaded(lab, expected, |lab| {
-                    fail_next("dma_map", libc::EIO)?;
-                    let memory = lab.allocate_gpu(M2)?;
-                    attempt(&lab.near, memory.span(0, M2)?)
-                })
-            })
-        },
-    },
-    Case {
-        name: "reasons.another_clients_memory",
-        run: another_clients_memory,
-    },
-    Case {
-        name: "reasons.success_leaves_no_trace",
-        run: success,
-    },
-    Case {
-        name: "reasons.the_same_is_one_line",
-        run: same,
-    },
-    Case {
-        name: "reasons.a_bounded_number",
-        run: bounded,
-    },
-    Case {
-        name: "reasons.non_gpu_ones_push_out_no_others",
-        run: non_gpu,
-    },
-    Case {
-        name: "reasons.readers_beside_refusals",
-        run: readers,
-    },
-    Case {
-        name: "reasons.files",
-        run: files,
-    },
-    Case {
-        name: "reasons.unload_with_a_file_open",
-        run: unload,
-    },
-    Case {
-        name: "reasons.tracepoint",
-        run: tracepoint,
-    },
+    "reasons.another_clients_memory" => another_clients_memory,
+    "reasons.success_leaves_no_trace" => success,
+    "reasons.the_same_is_one_line" => same,
+    "reasons.a_bounded_number" => bounded,
+    "reasons.non_gpu_ones_push_out_no_others" => non_gpu,
+    "reasons.readers_beside_refusals" => readers,
+    "reasons.files" => files,
+    "reasons.unload_with_a_file_open" => unload,
+    "reasons.tracepoint" => tracepoint,
 ];
 
 /// A line, by its keys.

@@ -9,7 +9,7 @@ use anyhow::{ensure, Context, Result};
 use crate::arena::Arena;
 use crate::counters::{Counters, PeerRegion};
 use crate::gpu::{Allocation, GRANULE};
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, Memory, Peermem, Where};
 use crate::pattern::Pattern;
 use crate::rdma::{full_access, AccessFlags, Hca, Op, Region, Status};
@@ -23,67 +23,22 @@ pub(super) const ENTRY_BOUNDARY: u64 = 2 * GIB;
 /// What the provider keeps of the BAR for itself.
 const RESERVE: u64 = 36 << 20;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "register.one_pin_one_unpin",
-        run: one_pin,
-    },
-    Case {
-        name: "register.1gib_aligned",
-        run: |lab| sized(lab, GIB),
-    },
-    Case {
-        name: "register.3gib",
-        run: |lab| sized(lab, 3 * GIB),
-    },
-    Case {
-        name: "register.16gib",
-        run: |lab| sized(lab, 16 * GIB),
-    },
-    Case {
-        name: "register.64gib",
-        run: |lab| sized(lab, 64 * GIB),
-    },
-    Case {
-        name: "register.entry_boundary",
-        run: entry_boundary,
-    },
-    Case {
-        name: "register.unaligned_entries",
-        run: unaligned,
-    },
-    Case {
-        name: "register.rounded_allocation",
-        run: rounded_allocation,
-    },
-    Case {
-        name: "register.overlapping",
-        run: overlapping,
-    },
-    Case {
-        name: "register.many_on_one_allocation",
-        run: many,
-    },
-    Case {
-        name: "register.several_gpus",
-        run: several_gpus,
-    },
-    Case {
-        name: "register.no_module_refuses",
-        run: no_module,
-    },
-    Case {
-        name: "register.cpu_memory_takes_no_pin",
-        run: cpu_memory,
-    },
-    Case {
-        name: "register.rights_hold",
-        run: rights,
-    },
-    Case {
-        name: "register.rereg_changes_rights",
-        run: rereg,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "register.one_pin_one_unpin" => one_pin,
+    "register.1gib_aligned" => |lab| sized(lab, GIB),
+    "register.3gib" => |lab| sized(lab, 3 * GIB),
+    "register.16gib" => |lab| sized(lab, 16 * GIB),
+    "register.64gib" => |lab| sized(lab, 64 * GIB),
+    "register.entry_boundary" => entry_boundary,
+    "register.unaligned_entries" => unaligned,
+    "register.rounded_allocation" => rounded_allocation,
+    "register.overlapping" => overlapping,
+    "register.many_on_one_allocation" => many,
+    "register.several_gpus" => several_gpus,
+    "register.no_module_refuses" => no_module,
+    "register.cpu_memory_takes_no_pin" => cpu_memory,
+    "register.rights_hold" => rights,
+    "register.rereg_changes_rights" => rereg,
 ];
 
 /// What rxe says of a region.

@@ -17,7 +17,7 @@ use crate::cases::register::peer_region;
 use crate::cases::stage::Stage;
 use crate::gpu::GRANULE;
 use crate::knobs::Parameter;
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, PinMode};
 use crate::rdma::{full_access, Hca, Region};
 use crate::sys::{Placement, Span};
@@ -27,39 +27,15 @@ const M2: usize = GRANULE as usize;
 const FILE: &str = "registrations";
 const EVENTS: &str = "/sys/kernel/tracing/events/nvidia_peermem";
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "registrations.one_from_register_to_deregister",
-        run: one,
-    },
-    Case {
-        name: "registrations.over_two_gpus",
-        run: over_two_gpus,
-    },
-    Case {
-        name: "registrations.revoked_until_it_is_deregistered",
-        run: revoked,
-    },
-    Case {
-        name: "registrations.orphaned_until_it_is_freed",
-        run: kept,
-    },
-    Case {
-        name: "registrations.orphaned_on_a_lost_gpu",
-        run: lost,
-    },
-    Case {
-        name: "registrations.readers_beside_registrations",
-        run: readers,
-    },
-    Case {
-        name: "registrations.counters_agree",
-        run: counters_agree,
-    },
-    Case {
-        name: "registrations.tracepoints",
-        run: tracepoints,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "registrations.one_from_register_to_deregister" => one,
+    "registrations.over_two_gpus" => over_two_gpus,
+    "registrations.revoked_until_it_is_deregistered" => revoked,
+    "registrations.orphaned_until_it_is_freed" => kept,
+    "registrations.orphaned_on_a_lost_gpu" => lost,
+    "registrations.readers_beside_registrations" => readers,
+    "registrations.counters_agree" => counters_agree,
+    "registrations.tracepoints" => tracepoints,
 ];
 
 fn number(line: &Line, key: &str) -> Result<u64> {

@@ -10,7 +10,7 @@ use crate::cases::register::peer_region;
 use crate::counters::Counters;
 use crate::gpu::{Allocation, Freer, GRANULE};
 use crate::hold::Worker;
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, Memory, PinMode};
 use crate::pattern::Pattern;
 use crate::rdma;
@@ -18,47 +18,17 @@ use crate::rdma::{full_access, Op, Region, Status};
 
 const M2: usize = GRANULE as usize;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "revoke.free_by_ioctl",
-        run: |lab| freed_under_region(lab, FreeBy::Ioctl),
-    },
-    Case {
-        name: "revoke.free_by_munmap",
-        run: |lab| freed_under_region(lab, FreeBy::Unmap),
-    },
-    Case {
-        name: "revoke.free_by_kernel_thread",
-        run: |lab| freed_under_region(lab, FreeBy::KernelThread),
-    },
-    Case {
-        name: "revoke.under_traffic",
-        run: under_traffic,
-    },
-    Case {
-        name: "revoke.local_use_refused",
-        run: local_use,
-    },
-    Case {
-        name: "revoke.receive_refused",
-        run: receive,
-    },
-    Case {
-        name: "revoke.all_regions_of_the_allocation",
-        run: several_regions,
-    },
-    Case {
-        name: "revoke.others_go_on",
-        run: others,
-    },
-    Case {
-        name: "revoke.new_owner_keeps_his_bytes",
-        run: new_owner,
-    },
-    Case {
-        name: "revoke.registers_again",
-        run: again,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "revoke.free_by_ioctl" => |lab| freed_under_region(lab, FreeBy::Ioctl),
+    "revoke.free_by_munmap" => |lab| freed_under_region(lab, FreeBy::Unmap),
+    "revoke.free_by_kernel_thread" => |lab| freed_under_region(lab, FreeBy::KernelThread),
+    "revoke.under_traffic" => under_traffic,
+    "revoke.local_use_refused" => local_use,
+    "revoke.receive_refused" => receive,
+    "revoke.all_regions_of_the_allocation" => several_regions,
+    "revoke.others_go_on" => others,
+    "revoke.new_owner_keeps_his_bytes" => new_owner,
+    "revoke.registers_again" => again,
 ];
 
 #[derive(Debug, Clone, Copy)]

@@ -18,7 +18,7 @@ use crate::counters::Counters;
 use crate::gpu::{Allocation, Gpu, GRANULE};
 use crate::hold::Hold;
 use crate::knobs::{fail_next, Parameter};
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, PinMode};
 use crate::rdma::full_access;
 use crate::sys::{Forked, Placement, Running, SharedWords};
@@ -27,99 +27,30 @@ use crate::{counters, ktap, module, sys};
 const M2: usize = GRANULE as usize;
 const PATIENCE: Duration = Duration::from_secs(25);
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "rules.1.callback_before_get_returns",
-        run: callback_before_get_returns,
-    },
-    Case {
-        name: "rules.3.unpin_beside_callback",
-        run: unpin_beside_callback,
-    },
-    Case {
-        name: "rules.4.freed_before_get_pages",
-        run: freed_before_get_pages,
-    },
-    Case {
-        name: "rules.4.stale_ticket",
-        run: stale_ticket,
-    },
-    Case {
-        name: "rules.5.release_beside_invalidation",
-        run: release_beside_invalidation,
-    },
-    Case {
-        name: "rules.7.revoked_is_not_put",
-        run: revoked_is_not_put,
-    },
-    Case {
-        name: "rules.7.second_check",
-        run: second_check,
-    },
-    Case {
-        name: "rules.7.put_rwsem_revocable",
-        run: |lab| put_rwsem(lab, PinMode::Revocable),
-    },
-    Case {
-        name: "rules.7.put_rwsem_persistent",
-        run: |lab| put_rwsem(lab, PinMode::Persistent),
-    },
-    Case {
-        name: "rules.8.cacheable",
-        run: |lab| served_by_the_other(lab, "table_flags", "1", None),
-    },
-    Case {
-        name: "rules.8.outside_bar",
-        run: outside_bar,
-    },
-    Case {
-        name: "rules.8.memory",
-        run: |lab| served_by_the_other(lab, "table_phys", "0x1000000", Some("not_in_bar")),
-    },
-    Case {
-        name: "rules.8.struct_page",
-        run: struct_page,
-    },
-    Case {
-        name: "rules.9.foreign_release",
-        run: foreign_release,
-    },
-    Case {
-        name: "rules.9.module_stays",
-        run: module_stays,
-    },
-    Case {
-        name: "rules.9.exit_unlisted",
-        run: exit_unlisted,
-    },
-    Case {
-        name: "rules.9.exit_listed",
-        run: exit_listed,
-    },
-    Case {
-        name: "rules.9.late_callback",
-        run: late_callback,
-    },
-    Case {
-        name: "rules.10.not_ready",
-        run: not_ready,
-    },
-    Case {
-        name: "rules.10.leaving",
-        run: leaving,
-    },
-    Case {
-        name: "rules.10.exit_fence",
-        run: exit_fence,
-    },
-    Case {
-        name: "rules.11.table_gone_before_get_returns",
-        run: table_gone_before_get_returns,
-    },
-    Case {
-        name: "rules.25.refused_by_the_first",
-        run: refused_by_the_first,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "rules.1.callback_before_get_returns" => callback_before_get_returns,
+    "rules.3.unpin_beside_callback" => unpin_beside_callback,
+    "rules.4.freed_before_get_pages" => freed_before_get_pages,
+    "rules.4.stale_ticket" => stale_ticket,
+    "rules.5.release_beside_invalidation" => release_beside_invalidation,
+    "rules.7.revoked_is_not_put" => revoked_is_not_put,
+    "rules.7.second_check" => second_check,
+    "rules.7.put_rwsem_revocable" => |lab| put_rwsem(lab, PinMode::Revocable),
+    "rules.7.put_rwsem_persistent" => |lab| put_rwsem(lab, PinMode::Persistent),
+    "rules.8.cacheable" => |lab| served_by_the_other(lab, "table_flags", "1", None),
+    "rules.8.outside_bar" => outside_bar,
+    "rules.8.memory" => |lab| served_by_the_other(lab, "table_phys", "0x1000000", Some("not_in_bar")),
+    "rules.8.struct_page" => struct_page,
+    "rules.9.foreign_release" => foreign_release,
+    "rules.9.module_stays" => module_stays,
+    "rules.9.exit_unlisted" => exit_unlisted,
+    "rules.9.exit_listed" => exit_listed,
+    "rules.9.late_callback" => late_callback,
+    "rules.10.not_ready" => not_ready,
+    "rules.10.leaving" => leaving,
+    "rules.10.exit_fence" => exit_fence,
+    "rules.11.table_gone_before_get_returns" => table_gone_before_get_returns,
+    "rules.25.refused_by_the_first" => refused_by_the_first,
 ];
 
 fn stage(lab: &Lab) -> Result<Stage> {

@@ -19,7 +19,7 @@ use crate::cases::register::{allocate_aligned, expected_entries, peer_region, EN
 use crate::counters::{Activity, Counters};
 use crate::gpu::{Allocation, GRANULE, PAGE};
 use crate::knobs::Parameter;
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, PinMode};
 use crate::pattern::Pattern;
 use crate::rdma::{full_access, Devices, Op};
@@ -38,47 +38,23 @@ const FEW: usize = 4_000;
 /// balanced tree of 100,000 takes at most 34 steps of some ten instructions: four such look-ups are a third of this.
 const MOST_MORE: i64 = 4_000;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "scale.few_regions",
-        run: |lab| regions(lab, FEW),
-    },
-    Case {
-        name: "scale.few_processes",
-        run: |lab| processes(lab, 50),
-    },
-    Case {
-        name: "scale.few_page_order",
-        run: |lab| page_order(lab, &[("contiguous", GIB), ("2m", GIB), ("64k", 64 * MIB)]),
-    },
-    Case {
-        name: "scale.many_regions",
-        run: |lab| regions(lab, 100_000),
-    },
-    Case {
-        name: "scale.many_processes",
-        run: |lab| processes(lab, 10_000),
-    },
-    Case {
-        name: "scale.many_bytes",
-        run: |lab| bytes(lab, &[GIB, 8 * GIB, 80 * GIB]),
-    },
-    Case {
-        name: "scale.many_bytes_arrive",
-        run: |lab| register::sized(lab, 80 * GIB),
-    },
-    Case {
-        name: "scale.many_page_order",
-        run: |lab| {
-            page_order(
-                lab,
-                &[
-                    ("contiguous", 80 * GIB),
-                    ("2m", 80 * GIB),
-                    ("64k", 80 * GIB),
-                ],
-            )
-        },
+pub(super) const CASES: &[Case] = cases![
+    "scale.few_regions" => |lab| regions(lab, FEW),
+    "scale.few_processes" => |lab| processes(lab, 50),
+    "scale.few_page_order" => |lab| page_order(lab, &[("contiguous", GIB), ("2m", GIB), ("64k", 64 * MIB)]),
+    "scale.many_regions" => |lab| regions(lab, 100_000),
+    "scale.many_processes" => |lab| processes(lab, 10_000),
+    "scale.many_bytes" => |lab| bytes(lab, &[GIB, 8 * GIB, 80 * GIB]),
+    "scale.many_bytes_arrive" => |lab| register::sized(lab, 80 * GIB),
+    "scale.many_page_order" => |lab| {
+        page_order(
+            lab,
+            &[
+                ("contiguous", 80 * GIB),
+                ("2m", 80 * GIB),
+                ("64k", 80 * GIB),
+            ],
+        )
     },
 ];
 

@@ -25,15 +25,12 @@ use crate::gpu::{Allocation, GRANULE};
 use crate::hold::Fate;
 use crate::ktap::Skip;
 use crate::lab::{Lab, Peermem, PinMode, Setup};
-use crate::{counters, module, sys};
+use crate::{counters, ktap, module, sys};
 
 const M2: usize = GRANULE as usize;
 
 /// One schedule. Its name is the hazard's letter, a dot, and what happens.
-struct Case {
-    name: &'static str,
-    run: fn(&Bench) -> Result<()>,
-}
+type Case = ktap::Case<Bench>;
 
 /// What a schedule works with, and what it says.
 struct Bench {
