@@ -20,7 +20,7 @@ use crate::lab::{Lab, PinMode, Where};
 use crate::pattern::Pattern;
 use crate::rdma::{full_access, Op};
 use crate::sys::Mapping;
-use crate::{counters, knobs, ktap, rdma, sys};
+use crate::{counters, knobs, ktap, module_files, rdma, sys};
 
 const M2: usize = GRANULE as usize;
 
@@ -100,8 +100,7 @@ fn mapped_for(lab: &Lab, memory: &Allocation, reason: &str) -> Result<()> {
     let live = ["pins_live", "pins_persistent_live", "bar_bytes_pinned"];
     let live = live.map(|name| now.get(name).unwrap_or(u64::MAX));
     ensure!(live == [0, 1, 0], "pins, and bytes of the BAR: {live:?}");
-    let counted = reasons::counts()?;
-    ensure!(counted == handed_on, "{counted:?}, not {handed_on:?}");
+    module_files::counted(&handed_on)?;
     drop(region);
     let live = Counters::read()?.live_pins()?;
     ensure!(live == 0, "{live} pins after the end");

@@ -5,7 +5,6 @@
 use anyhow::{ensure, Context, Result};
 
 use crate::arena::Arena;
-use crate::cases::reasons;
 use crate::cases::stage::Stage;
 use crate::counters::Counters;
 use crate::gpu::GRANULE;
@@ -14,7 +13,7 @@ use crate::knobs::Parameter;
 use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, PinMode};
 use crate::rdma::{full_access, Op, Part, Region, Status};
-use crate::{counters, module, rdma};
+use crate::{counters, module, module_files, rdma};
 
 const M2: usize = GRANULE as usize;
 /// Bytes of a transfer.
@@ -75,14 +74,14 @@ fn firmware(lab: &Lab) -> Result<()> {
     let (hold, free) = Hold::catch("rxe_peer/firmware", || stage.start_free(&memory))?;
     let mut release = stage.start_deregister(region)?;
     release.ended_or_in(&["rxe_dereg_mr"])?;
-    let listed = reasons::lines("registrations")?;
+    let listed = module_files::lines("registrations")?;
     note("listed", format_args!("{listed:?}"));
     hold.release();
     free.finish()?.done("the free")??;
     release.finish()?.done("the deregistration")?;
     let states: Vec<_> = listed
         .iter()
-        .map(|line| reasons::get(line, "state"))
+        .map(|line| module_files::get(line, "state"))
         .collect();
     ensure!(matches!(states[..], [Ok("revoked")]), "listed: {states:?}");
     ensure!(live()? == 0, "pins are left");

@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{ensure, Context as _, Result};
 
 use crate::cases::dma;
-use crate::cases::reasons::{attempt, one, Expected};
+use crate::cases::reasons::{of_gpu_memory, one, Expected};
 use crate::cases::stage::Stage;
 use crate::child::Process;
 use crate::counters::Counters;
@@ -38,23 +38,10 @@ fn bounce_buffers_forced(lab: &Lab) -> Result<()> {
     }
     let expected = match lab.setup.mode() {
         // Where the module cannot map, nvidia.ko is asked to.
-        PinMode::Persistent => Expected {
-            step: "dma_map",
-            reason: "map_failed",
-            code: -libc::EIO,
-            errno: libc::EIO,
-        },
-        PinMode::Revocable => Expected {
-            step: "dma_map",
-            reason: "map_resource",
-            code: 0,
-            errno: libc::EINVAL,
-        },
+        PinMode::Persistent => Expected::dma_map("map_failed", -libc::EIO, libc::EIO),
+        PinMode::Revocable => Expected::dma_map("map_resource", 0, libc::EINVAL),
     };
-    one(lab, expected, |lab| {
-        let memory = lab.allocate_gpu(M2)?;
-        attempt(&lab.near, memory.span(0, M2)?)
-    })?;
+    one(lab, expected, of_gpu_memory)?;
     let live = Counters::read()?.live_pins()?;
     ensure!(live == 0, "{live} pins after the end");
     Ok(())

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{ensure, Result};
 
-use crate::cases::registrations::{gpus_of_the_machine, has, only};
+use crate::cases::registrations::{gpus_of_the_machine, only};
 use crate::cases::stage::Stage;
 use crate::cases::{dma, reasons};
 use crate::counters::{Activity, Counters};
@@ -14,10 +14,11 @@ use crate::gpu::{Allocation, Freer, GRANULE};
 use crate::knobs::Parameter;
 use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, PinMode};
+use crate::module_files::{get, has};
 use crate::pattern::Pattern;
 use crate::rdma::{full_access, Op, Region};
 use crate::sys::Mapping;
-use crate::{counters, ktap, rdma};
+use crate::{counters, ktap, module_files, rdma};
 
 const M2: usize = GRANULE as usize;
 
@@ -52,12 +53,11 @@ fn mapped(lab: &Lab) -> Result<()> {
         ..Activity::default()
     };
     ensure!(activity == expected, "{activity:?}, not {expected:?}");
-    let counted = reasons::counts()?;
-    ensure!(counted == BTreeMap::new(), "{counted:?}");
+    module_files::counted(&BTreeMap::new())?;
     let line = only()?;
     let mode = lab.setup.mode();
     has(&line, &[("mode", &mode.to_string()), ("state", "mapped")])?;
-    let (gpu, gpus) = (reasons::get(&line, "gpus")?, gpus_of_the_machine()?);
+    let (gpu, gpus) = (get(&line, "gpus")?, gpus_of_the_machine()?);
     ensure!(gpus.contains(gpu), "{gpu} is none of {gpus:?}");
 
     lab.gpu(0)?.free(memory.mapping().addr(), Freer::Caller)?;

@@ -3,9 +3,8 @@
 //! this, and loses the pin where an unpin fails. What the provider can return wrongly is among the bad input (`input`), and
 //! a failure of each call in turn among the sweeps (`sweep`).
 
-use anyhow::{ensure, Context, Error, Result};
+use anyhow::{ensure, Context, Result};
 
-use crate::cases::reasons::counts;
 use crate::cases::register::refused;
 use crate::counters::Counters;
 use crate::gpu::{Allocation, GRANULE};
@@ -16,7 +15,7 @@ use crate::ktap::{cases, Case};
 use crate::lab::{Lab, PinMode};
 use crate::pattern::Pattern;
 use crate::rdma::full_access;
-use crate::{ktap, module};
+use crate::{ktap, module, module_files};
 
 const M2: usize = GRANULE as usize;
 
@@ -72,7 +71,7 @@ fn unpinned_once(lab: &Lab) -> Result<()> {
         (register(&mine)?, register(&other)?)
     };
     let before = Counters::read()?;
-    let lost = || Ok::<_, Error>(counts()?.get("leaked").copied().unwrap_or(0));
+    let lost = || module_files::event("leaked");
     let lost_before = lost()?;
     lose_next_put(libc::ENOMEM)?;
     drop(region);

@@ -10,7 +10,6 @@ use std::{fs, io};
 
 use anyhow::{bail, ensure, Context, Result};
 
-use crate::cases::reasons;
 use crate::cases::register::peer_region;
 use crate::cases::stage::Stage;
 use crate::child::Process;
@@ -22,7 +21,7 @@ use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, PinMode};
 use crate::rdma::full_access;
 use crate::sys::{Forked, Placement, Running, SharedWords};
-use crate::{counters, ktap, module, sys};
+use crate::{counters, ktap, module, module_files, sys};
 
 const M2: usize = GRANULE as usize;
 const PATIENCE: Duration = Duration::from_secs(25);
@@ -276,7 +275,7 @@ fn served_by_the_other(lab: &Lab, name: &str, value: &str, reason: Option<&str>)
     lab.needs_both_clients()?;
     let memory = lab.allocate_gpu(M2)?;
     let parameter = Parameter::set("nvidia", name, value)?;
-    let mut expected = reasons::counts()?;
+    let mut expected = module_files::counts()?;
     let registered = stage.register(&memory);
     drop(parameter);
     let region = registered.context("the persistent client did not take it")?;
@@ -291,8 +290,7 @@ fn served_by_the_other(lab: &Lab, name: &str, value: &str, reason: Option<&str>)
     ensure!(persistent == 1, "{persistent} persistent pins");
     if let Some(reason) = reason {
         *expected.entry(format!("revocable/{reason}")).or_default() += 1;
-        let counted = reasons::counts()?;
-        ensure!(counted == expected, "{counted:?}, not {expected:?}");
+        module_files::counted(&expected)?;
     }
     drop(region);
     Ok(())
@@ -397,7 +395,10 @@ fn registered_by_a_guest(
 
 /// The module is held for `memory` alone, and goes to nobody's callback.
 fn held_until_freed(stage: &Stage, memory: Allocation) -> Result<()> {
-    let before = [event("late_callback")?, event("spurious_callback")?];
+    let before = [
+        module_files::event("late_callback")?,
+        module_files::event("spurious_callback")?,
+    ];
     let live = Counters::read()?.get("pins_live")?;
     let references = counters::module_references(module::NAME)?;
     note("pins", live);
@@ -412,17 +413,12 @@ fn held_until_freed(stage: &Stage, memory: Allocation) -> Result<()> {
     ensure!(references == 1, "{references} references to the module");
     let references = counters::module_references(module::NAME)?;
     ensure!(references == 0, "{references} after the callback");
-    let after = [event("late_callback")?, event("spurious_callback")?];
+    let after = [
+        module_files::event("late_callback")?,
+        module_files::event("spurious_callback")?,
+    ];
     ensure!(after == before, "the callback found nothing: {after:?}");
     Ok(())
-}
-
-/// What the module counts of an event.
-fn event(name: &str) -> Result<u64> {
-    let counters = fs::read_to_string(format!("{}/counters", reasons::folder()))?;
-    let prefix = format!("event={name} count=");
-    let line = counters.lines().find_map(|line| line.strip_prefix(&prefix));
-    Ok(line.with_context(|| format!("no {name}"))?.parse()?)
 }
 
 /// The list of processes is full, and then empty: that of the process that pinned is gone from it when the kernel
@@ -471,11 +467,11 @@ fn exit_unlisted(lab: &Lab) -> Result<()> {
         errno == Some(libc::EINVAL),
         "a list of {LISTED} takes one more: {full:?}"
     );
-    let kept = event("orphaned_unlisted")?;
+    let kept = module_files::event("orphaned_unlisted")?;
     registered_by_a_guest(lab, &stage, &memory, "first")?;
     let foreign = stage.counted("put_pages_foreign")?;
     ensure!(foreign == 0, "put by a process that is not in the list");
-    ensure!(event("orphaned_unlisted")? == kept + 1, "not counted");
+    ensure!(module_files::event("orphaned_unlisted")? == kept + 1, "not counted");
     held_until_freed(&stage, memory)
 }
 
@@ -517,9 +513,12 @@ fn asked_from_then_on(lab: &Lab, stage: &Stage) -> Result<()> {
     let second = stage.gpu.allocate(M2, Placement::At(ELSEWHERE + GRANULE))?;
     registered_by_a_guest(lab, stage, &first, "early")?;
     ensure!(stage.counted("put_pages_foreign")? == 1, "not put");
-    let late = event("late_callback")?;
+    let late = module_files::event("late_callback")?;
     stage.free(&first)?;
-    ensure!(event("late_callback")? == late + 1, "not counted");
+    ensure!(
+        module_files::event("late_callback")? == late + 1,
+        "not counted"
+    );
     registered_by_a_guest(lab, stage, &second, "early")?;
     let foreign = stage.counted("put_pages_foreign")?;
     ensure!(foreign == 1, "put by a process that is not in the list");

@@ -15,7 +15,7 @@ use crate::knobs::Parameter;
 use crate::ktap::cases;
 use crate::rdma::{errno_name, full_access, Op};
 use crate::sys::{Placement, Span};
-use crate::{ktap, module, rdma, sys};
+use crate::{ktap, module, module_files, rdma, sys};
 
 use super::{times, Bench, Case, M2};
 
@@ -262,7 +262,7 @@ fn refuse_each(bench: &Bench, errno: i32, answers: &[Strange]) -> Result<()> {
         let memory = bench.allocate()?;
         let passed_on = bench.logged("rxe_peer_")?.len();
         let mut expected = if bench.is_ours() {
-            reasons::counts()?
+            module_files::counts()?
         } else {
             BTreeMap::new()
         };
@@ -274,7 +274,7 @@ fn refuse_each(bench: &Bench, errno: i32, answers: &[Strange]) -> Result<()> {
                 for (name, times) in reasons::expected_counts(&bench.lab, reason, 1) {
                     *expected.entry(name).or_default() += times;
                 }
-                let found = reasons::counts()?;
+                let found = module_files::counts()?;
                 ensure!(
                     refused.errno() == errno && found == expected,
                     "{knob}={value}: {refused}, refusals {found:?} where {expected:?} and {} were expected",
