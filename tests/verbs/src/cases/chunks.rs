@@ -22,7 +22,7 @@ use crate::module::Replaced;
 use crate::pattern::{Choice, Pattern};
 use crate::rdma::{full_access, Hca, Op, Region, Status};
 use crate::sys::{KernelLog, Mapping, Placement, Span};
-use crate::{ktap, module, rdma, sys};
+use crate::{counters, ktap, module, rdma, sys};
 
 const M2: usize = GRANULE as usize;
 
@@ -290,8 +290,7 @@ fn refused(lab: &Lab, span: Span, calls: u64) -> Result<()> {
         Ok(_) => bail!("registered"),
         Err(refused) => ensure!(refused.errno() == libc::EFAULT, "{refused}"),
     }
-    let pins = Counters::read()?.live_pins()?;
-    ensure!(pins == 0, "{pins} pins are left");
+    counters::pins_are(0)?;
     if lab.setup.peermem == Peermem::Ours {
         ensure!(
             activity.attempts == calls,
@@ -396,8 +395,7 @@ fn freed_between_pins(lab: &Lab) -> Result<()> {
         );
         ensure!(activity.attempts == calls, "{} calls", activity.attempts);
         ensure!(activity.callbacks == u64::from(gone == 0));
-        let pins = Counters::read()?.live_pins()?;
-        ensure!(pins == 0, "{pins} pins are left");
+        counters::pins_are(0)?;
     }
     Ok(())
 }
@@ -501,14 +499,11 @@ fn part_freed(lab: &Lab) -> Result<()> {
         ensure!(found == theirs, "the new owner's bytes changed");
         drop(theirs_too);
         // The others are still pinned; they go next, with a callback each, and then the region.
-        let pins = Counters::read()?.live_pins()?;
-        ensure!(pins == PARTS as u64 - 1, "{pins} pins");
+        counters::pins_are(PARTS as u64 - 1)?;
         row.parts[(gone + 1) % PARTS].free()?;
-        let pins = Counters::read()?.live_pins()?;
-        ensure!(pins == PARTS as u64 - 2, "{pins} pins");
+        counters::pins_are(PARTS as u64 - 2)?;
         drop(region);
-        let pins = Counters::read()?.live_pins()?;
-        ensure!(pins == 0, "{pins} pins are left");
+        counters::pins_are(0)?;
     }
     Ok(())
 }

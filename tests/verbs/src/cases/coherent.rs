@@ -102,9 +102,7 @@ fn mapped_for(lab: &Lab, memory: &Allocation, reason: &str) -> Result<()> {
     ensure!(live == [0, 1, 0], "pins, and bytes of the BAR: {live:?}");
     module_files::counted(&handed_on)?;
     drop(region);
-    let live = Counters::read()?.live_pins()?;
-    ensure!(live == 0, "{live} pins after the end");
-    Ok(())
+    counters::pins_are(0)
 }
 
 /// Freed memory stays behind its registration, in either mode: no callback, and the HCA goes on.
@@ -131,9 +129,7 @@ fn not_revoked(lab: &Lab) -> Result<()> {
         .transfer(Op::Write, part(&source)?, part(&far)?)?;
     dma::same(&target, &bytes)?;
     drop((source, far));
-    let live = Counters::read()?.live_pins()?;
-    ensure!(live == 0, "{live} pins after the end");
-    Ok(())
+    counters::pins_are(0)
 }
 
 /// Page frames of the zone that the kernel keeps for pages that it can move, as it keeps a GPU's memory that it was given.
@@ -163,7 +159,7 @@ fn movable_zone() -> Result<Option<Range<u64>>> {
 fn pages_in(memory: &Mapping, zone: &Range<u64>) -> Result<usize> {
     /// Of an entry of pagemap, those with the page frame.
     const FRAME: u64 = (1 << 55) - 1;
-    let page = sys::page_size()?;
+    let page = sys::page_size();
     let pagemap = File::open("/proc/self/pagemap")?;
     let mut entry = [0; 8];
     let mut count = 0;
@@ -185,7 +181,7 @@ fn moved(lab: &Lab) -> Result<()> {
     let bytes = Pattern::new(lab.setup.seed, 1).bytes(0, M2);
     near.write(0, &bytes)?;
     far.write(0, &vec![0; M2])?;
-    let all = M2 / usize::try_from(sys::page_size()?)?;
+    let all = M2 / usize::try_from(sys::page_size())?;
     let in_zone = [pages_in(&near, &zone)?, pages_in(&far, &zone)?];
     note("pages_movable_before", in_zone[0] + in_zone[1]);
     ensure!(

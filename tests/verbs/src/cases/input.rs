@@ -475,7 +475,7 @@ const PAGES: u64 = 1 << 32;
 /// From where nothing lies for as many pages: with pages of 4 KiB below all of a small program, with pages of 64 KiB beyond
 /// the addresses that a program gets unasked.
 fn free_pages() -> Result<(u64, u64)> {
-    let page = sys::page_size()?;
+    let page = sys::page_size();
     Ok((PAGES * page, page))
 }
 
@@ -524,11 +524,11 @@ fn memlock(bytes: u64) -> impl FnOnce(&Lab, &mut Row) -> Result<()> {
             in_child(lab.near.name(), |hca| {
                 let memory = gpu.allocate(M2, Placement::Any)?;
                 let span = memory.span(0, M2)?;
-                sys::limit_locked_memory(bytes)?;
+                sys::limit_locked_memory(Some(bytes))?;
                 sys::become_user(NOBODY)?;
                 let errno = errno_of(hca.register(span, full_access()));
                 if lifted {
-                    sys::limit_locked_memory(libc::RLIM_INFINITY)?;
+                    sys::lock_any_memory()?;
                     hca.register(span, full_access())
                         .context("with the limit lifted")?;
                 }

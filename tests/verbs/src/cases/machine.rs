@@ -11,7 +11,6 @@ use crate::cases::dma;
 use crate::cases::reasons::{of_gpu_memory, one, Expected};
 use crate::cases::stage::Stage;
 use crate::child::Process;
-use crate::counters::Counters;
 use crate::gpu::GRANULE;
 use crate::hold::Worker;
 use crate::knobs::{rebind, Parameter};
@@ -20,7 +19,7 @@ use crate::lab::{Lab, PinMode};
 use crate::pattern::Pattern;
 use crate::rdma::{full_access, Op};
 use crate::sys::Mapping;
-use crate::{ktap, rdma, sys};
+use crate::{counters, ktap, rdma, sys};
 
 const M2: usize = GRANULE as usize;
 
@@ -42,9 +41,7 @@ fn bounce_buffers_forced(lab: &Lab) -> Result<()> {
         PinMode::Revocable => Expected::dma_map("map_resource", 0, libc::EINVAL),
     };
     one(lab, expected, of_gpu_memory)?;
-    let live = Counters::read()?.live_pins()?;
-    ensure!(live == 0, "{live} pins after the end");
-    Ok(())
+    counters::pins_are(0)
 }
 
 /// nvidia.ko counts a persistent pin as a use of its GPU. Whoever takes the GPU from its driver waits for that use, and

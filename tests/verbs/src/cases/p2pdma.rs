@@ -66,9 +66,7 @@ fn mapped(lab: &Lab) -> Result<()> {
     let expected = u64::from(mode == PinMode::Revocable);
     ensure!(callbacks == expected, "{callbacks} callbacks");
     drop(region);
-    let live = Counters::read()?.live_pins()?;
-    ensure!(live == 0, "{live} pins after the end");
-    Ok(())
+    counters::pins_are(0)
 }
 
 /// Bytes of `memory` come to the host.
@@ -102,7 +100,5 @@ fn vanishes(lab: &Lab) -> Result<()> {
     moves(lab, &stage, &memory, &region, 3)?;
     drop(region);
     drop(gone);
-    let live = Counters::read()?.live_pins()?;
-    ensure!(live == 0, "{live} pins after the end");
-    Ok(())
+    counters::pins_are(0)
 }

@@ -5,9 +5,9 @@ use anyhow::{ensure, Context, Result};
 
 use crate::child::Process;
 use crate::counters::Counters;
-use crate::ktap;
 use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, PinMode};
+use crate::{counters, ktap};
 
 pub(super) const CASES: &[Case] = cases![
     "process.side_by_side" => side_by_side,
@@ -36,11 +36,7 @@ fn ends(lab: &Lab, regions: u64, end: impl FnOnce(Process) -> Result<()>) -> Res
     lab.needs_module()?;
     let before = Counters::read()?;
     let child = Process::start(&lab.setup, lab.setup.seed, &["hold", &regions.to_string()])?;
-    let live = Counters::read()?.live_pins()?;
-    ensure!(
-        live == regions,
-        "{live} pins are live under {regions} regions of the child"
-    );
+    counters::pins_are(regions).context("under the regions of the child")?;
     end(child)?;
     // What is left is caught after the case as well; here it is told apart from what this case itself holds.
     ktap::check_rest(&before)?;

@@ -109,7 +109,7 @@ fn one_pin(lab: &Lab) -> Result<()> {
         let before = Counters::read()?;
         let region = lab.near.register(memory.span(0, M2)?, full_access())?;
         let registered = Counters::read()?;
-        let entries = peer_region(&lab.near, &region)?.entries;
+        let entries = check_entries(lab, &lab.near, &region)?;
         drop(region);
         let after = Counters::read()?;
 
@@ -132,13 +132,19 @@ fn one_pin(lab: &Lab) -> Result<()> {
         );
         ensure!(off.unpins == 1 && off.pins == 0, "deregistration: {off:?}");
         ensure!(live == 1, "{live} pins are live under one region");
-        let expected = expected_entries(lab, memory.mapping().addr(), M2 as u64);
-        ensure!(
-            expected.contains(&entries),
-            "{entries} entries where {expected:?} were expected"
-        );
     }
     Ok(())
+}
+
+/// A live region has as many scatter-list entries as expected; returns their number.
+pub(super) fn check_entries(lab: &Lab, hca: &Hca, region: &Region) -> Result<u64> {
+    let entries = peer_region(hca, region)?.entries;
+    let expected = expected_entries(lab, region.addr(), region.len());
+    ensure!(
+        expected.contains(&entries),
+        "{entries} entries where {expected:?} were expected"
+    );
+    Ok(entries)
 }
 
 /// A large contiguous region: its entries, and bytes at its ends and around every place where an entry may end.
@@ -154,13 +160,7 @@ pub(super) fn sized(lab: &Lab, len: u64) -> Result<()> {
     let started = std::time::Instant::now();
     let region = lab.far.register(memory.span(0, size)?, full_access())?;
     note("milliseconds", started.elapsed().as_millis());
-    let entries = peer_region(&lab.far, &region)?.entries;
-    let expected = expected_entries(lab, region.addr(), len);
-    note("entries", entries);
-    ensure!(
-        expected.contains(&entries),
-        "{entries} entries where {expected:?} were expected"
-    );
+    note("entries", check_entries(lab, &lab.far, &region)?);
 
     let mut source = Arena::on_host(lab, M2, 1)?;
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
@@ -201,13 +201,7 @@ fn entry_boundary(lab: &Lab) -> Result<()> {
     let len = 4 * M2;
     let memory = Memory::Gpu(gpu.allocate(len, Placement::At(boundary - 2 * GRANULE))?);
     let mut target = Arena::whole(&lab.far, memory, Pattern::new(lab.setup.seed, 1))?;
-    let entries = peer_region(&lab.far, target.region())?.entries;
-    let expected = expected_entries(lab, target.region().addr(), len as u64);
-    note("entries", entries);
-    ensure!(
-        expected.contains(&entries),
-        "{entries} entries where {expected:?} were expected"
-    );
+    note("entries", check_entries(lab, &lab.far, target.region())?);
 
     let source = Arena::on_host(lab, len, 2)?;
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
@@ -235,13 +229,9 @@ fn unaligned(lab: &Lab) -> Result<()> {
         let region = lab
             .near
             .register(memory.span(offset, len)?, full_access())?;
-        let entries = peer_region(&lab.near, &region)?.entries;
-        let expected = expected_entries(lab, region.addr(), len as u64);
+        let entries =
+            check_entries(lab, &lab.near, &region).with_context(|| format!("{offset}+{len}"))?;
         note(&format!("entries_{offset}_{len}"), entries);
-        ensure!(
-            expected.contains(&entries),
-            "{offset}+{len}: {entries} entries where {expected:?} were expected"
-        );
     }
     Ok(())
 }

@@ -471,7 +471,10 @@ fn exit_unlisted(lab: &Lab) -> Result<()> {
     registered_by_a_guest(lab, &stage, &memory, "first")?;
     let foreign = stage.counted("put_pages_foreign")?;
     ensure!(foreign == 0, "put by a process that is not in the list");
-    ensure!(module_files::event("orphaned_unlisted")? == kept + 1, "not counted");
+    ensure!(
+        module_files::event("orphaned_unlisted")? == kept + 1,
+        "not counted"
+    );
     held_until_freed(&stage, memory)
 }
 

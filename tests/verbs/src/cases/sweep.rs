@@ -341,11 +341,7 @@ impl<'a> Bench<'a> {
             PinMode::Persistent => 0,
             PinMode::Revocable => 1,
         };
-        let live = Counters::read()?.live_pins()?;
-        ensure!(
-            live == expected,
-            "{live} pins are live after a foreign release"
-        );
+        counters::pins_are(expected).context("after a foreign release")?;
         memory.free()?;
         Ok(Ended {
             hit: status == HIT,
@@ -409,67 +405,35 @@ enum Seen {
     Nothing,
 }
 
+/// Any error of a call that pins.
+const PINNING: &[i32] = &[
+    libc::EINVAL,
+    libc::ENOMEM,
+    libc::EIO,
+    libc::EBUSY,
+    libc::ENODEV,
+    ENOTSUPP,
+];
+
+const fn place(name: &'static str, errnos: &'static [i32], seen: Seen) -> Place {
+    Place { name, errnos, seen }
+}
+
+const EIO: &[i32] = &[libc::EIO];
+const REGISTER: &[i32] = &[libc::EINVAL, libc::ENOMEM, libc::EIO];
+const MAP: &[i32] = &[libc::EINVAL, libc::ENOMEM, libc::EIO, ENOTSUPP];
+
 /// Failing puts that lose something are not among these: see [`lost_puts`].
 const PLACES: &[Place] = &[
-    Place {
-        name: "get_pages",
-        errnos: &[
-            libc::EINVAL,
-            libc::ENOMEM,
-            libc::EIO,
-            libc::EBUSY,
-            libc::ENODEV,
-            ENOTSUPP,
-        ],
-        seen: Seen::Refused,
-    },
-    Place {
-        name: "get_pages_register",
-        errnos: &[libc::EINVAL, libc::ENOMEM, libc::EIO],
-        seen: Seen::Refused,
-    },
-    Place {
-        name: "put_pages",
-        errnos: &[libc::ENOMEM],
-        seen: Seen::Nothing,
-    },
-    Place {
-        name: "get_pages_persistent",
-        errnos: &[
-            libc::EINVAL,
-            libc::ENOMEM,
-            libc::EIO,
-            libc::EBUSY,
-            libc::ENODEV,
-            ENOTSUPP,
-        ],
-        seen: Seen::Refused,
-    },
-    Place {
-        name: "dma_map",
-        errnos: &[libc::EINVAL, libc::ENOMEM, libc::EIO, ENOTSUPP],
-        seen: Seen::Same,
-    },
-    Place {
-        name: "dma_map_page",
-        errnos: &[libc::EIO],
-        seen: Seen::Same,
-    },
-    Place {
-        name: "dma_unmap",
-        errnos: &[libc::EINVAL],
-        seen: Seen::Nothing,
-    },
-    Place {
-        name: "free_page_table",
-        errnos: &[libc::EIO],
-        seen: Seen::Nothing,
-    },
-    Place {
-        name: "free_dma_mapping",
-        errnos: &[libc::EIO],
-        seen: Seen::Nothing,
-    },
+    place("get_pages", PINNING, Seen::Refused),
+    place("get_pages_register", REGISTER, Seen::Refused),
+    place("put_pages", &[libc::ENOMEM], Seen::Nothing),
+    place("get_pages_persistent", PINNING, Seen::Refused),
+    place("dma_map", MAP, Seen::Same),
+    place("dma_map_page", EIO, Seen::Same),
+    place("dma_unmap", &[libc::EINVAL], Seen::Nothing),
+    place("free_page_table", EIO, Seen::Nothing),
+    place("free_dma_mapping", EIO, Seen::Nothing),
 ];
 
 /// How often the module calls the provider at `place`, on its way with memory of [`Shape::Run`] and the client that serves it.

@@ -470,10 +470,10 @@ impl<'a> Session<'a> {
             Ending::Held => {
                 let pause = Duration::from_millis(self.choice.below(30));
                 self.single()?;
-                let parent = std::process::id();
+                let parent = sys::getpid();
                 sys::fork(|| {
                     let mut patience = sys::patience(COMPLETION);
-                    while u32::try_from(sys::parent()) == Ok(parent) && !patience.is_over() {
+                    while sys::parent() == Some(parent) && !patience.is_over() {
                         std::thread::sleep(Duration::from_millis(1));
                     }
                     std::thread::sleep(pause);
