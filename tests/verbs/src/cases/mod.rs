@@ -29,6 +29,7 @@ mod rules;
 mod scale;
 mod stage;
 mod sweep;
+mod sweep_bench;
 mod ucx;
 mod verify;
 
