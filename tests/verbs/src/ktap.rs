@@ -6,7 +6,7 @@ use std::panic;
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
-use anyhow::{anyhow, bail, Result};
+use anyhow::{anyhow, bail, ensure, Result};
 
 use crate::counters::Counters;
 use crate::lab::{Lab, Setup};
@@ -42,6 +42,21 @@ pub(crate) fn skip<T>(reason: impl Display) -> Result<T> {
 /// A figure that the case measured.
 pub(crate) fn note(name: &str, value: impl Display) {
     println!("# {name} {value}");
+}
+
+/// Compares two numbers of the same thing.
+pub(crate) fn same(what: &str, found: u64, expected: u64) -> Result<()> {
+    ensure!(
+        found == expected,
+        "{what}: {found} where {expected} were expected"
+    );
+    Ok(())
+}
+
+/// Prints a figure that the case measured, and compares it.
+pub(crate) fn expect(name: &str, found: u64, expected: u64) -> Result<()> {
+    note(name, found);
+    same(name, found, expected)
 }
 
 /// How long the kernel gets to finish what a closed descriptor set off.

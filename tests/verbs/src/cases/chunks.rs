@@ -211,11 +211,7 @@ fn whole_row(lab: &Lab, row: &Row, calls: u64) -> Result<()> {
         entries <= most,
         "{entries} entries where {most} are the most"
     );
-    ensure!(
-        activity.attempts == calls,
-        "{} calls to pin where {calls} were expected",
-        activity.attempts
-    );
+    ktap::same("calls to pin", activity.attempts, calls)?;
     let kept = activity.pins - activity.unpins;
     ensure!(kept == row.parts.len() as u64, "{kept} pieces");
     Ok(())
@@ -292,11 +288,7 @@ fn refused(lab: &Lab, span: Span, calls: u64) -> Result<()> {
     }
     counters::pins_are(0)?;
     if lab.setup.peermem == Peermem::Ours {
-        ensure!(
-            activity.attempts == calls,
-            "{} calls to pin where {calls} were expected",
-            activity.attempts
-        );
+        ktap::same("calls to pin", activity.attempts, calls)?;
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use crate::cases::{dma, moving, reasons};
 use crate::counters::{Activity, Counters};
 use crate::gpu::{Allocation, Freer, GRANULE};
 use crate::knobs::Parameter;
-use crate::ktap::{cases, note, Case};
+use crate::ktap::{cases, expect, note, Case};
 use crate::lab::{Lab, PinMode, Where};
 use crate::pattern::Pattern;
 use crate::rdma::{full_access, Op};
@@ -121,8 +121,7 @@ fn not_revoked(lab: &Lab) -> Result<()> {
     let before = Counters::read()?;
     lab.gpu(0)?.free(memory.mapping().addr(), Freer::Caller)?;
     let callbacks = Counters::read()?.since(&before, "callbacks")?;
-    note("callbacks", callbacks);
-    ensure!(callbacks == 0, "{callbacks} callbacks");
+    expect("callbacks", callbacks, 0)?;
     let part = |region: &rdma::Region| region.part(0, M2 as u64);
     connection
         .near

@@ -13,7 +13,7 @@ use crate::knobs::Parameter;
 use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, PinMode};
 use crate::rdma::{full_access, Op, Part, Region, Status};
-use crate::{counters, module, module_files, rdma};
+use crate::{counters, ktap, module, module_files, rdma};
 
 const M2: usize = GRANULE as usize;
 /// Bytes of a transfer.
@@ -85,9 +85,7 @@ fn firmware(lab: &Lab) -> Result<()> {
         .collect();
     ensure!(matches!(states[..], [Ok("revoked")]), "listed: {states:?}");
     ensure!(live()? == 0, "pins are left");
-    let callbacks = Counters::read()?.activity(&stage.before)?.callbacks;
-    ensure!(callbacks == 1, "{callbacks} callbacks");
-    Ok(())
+    ktap::same("callbacks", stage.counted("callbacks")?, 1)
 }
 
 /// `ibv_dereg_mr` fails, and the region works as before: its pin is there. The next one succeeds.

@@ -15,7 +15,7 @@ use anyhow::{ensure, Context, Result};
 
 use crate::cases::consumers;
 use crate::gpu::GRANULE;
-use crate::ktap::{cases, note, Case};
+use crate::ktap::{cases, expect, note, Case};
 use crate::lab::{Lab, Peermem, PinMode};
 use crate::module::Replaced;
 use crate::rdma::full_access;
@@ -85,15 +85,13 @@ fn parameters(lab: &Lab) -> Result<()> {
 
 fn unload_refused(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
-    let idle = counters::module_references(module::NAME)?;
-    ensure!(idle == 0, "{idle} references without a registration");
+    module::references_are(0).context("without a registration")?;
     let memory = lab.allocate_gpu(M2)?;
     let regions = (0..3)
         .map(|_| Ok(lab.near.register(memory.span(0, M2)?, full_access())?))
         .collect::<Result<Vec<_>>>()?;
     let held = counters::module_references(module::NAME)?;
-    note("references_of_3_regions", held);
-    ensure!(held == 3, "{held} references under 3 regions");
+    expect("references_of_3_regions", held, 3)?;
     for name in [module::NAME, "nvidia"] {
         match sys::unload_module(name) {
             Err(error) if error.raw_os_error() == Some(libc::EWOULDBLOCK) => {}
@@ -108,8 +106,7 @@ fn unload_refused(lab: &Lab) -> Result<()> {
         rmmod.output
     );
     drop(regions);
-    let idle = counters::module_references(module::NAME)?;
-    ensure!(idle == 0, "{idle} references after the last region");
+    module::references_are(0).context("after the last region")?;
     Ok(())
 }
 

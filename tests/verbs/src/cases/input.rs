@@ -19,7 +19,7 @@ use crate::lab::{Lab, Peermem, PinMode};
 use crate::module::Replaced;
 use crate::rdma::{errno_name, full_access, Hca, Refused};
 use crate::sys::{KernelLog, Mapping, Placement, Span};
-use crate::{counters, ktap, module, sys};
+use crate::{ktap, module, sys};
 
 const M2: usize = GRANULE as usize;
 /// What `ibv_reg_mr` ends with where it does not fail.
@@ -253,9 +253,7 @@ fn row_of_this_module(
     lab.near
         .register(memory.span(0, M2)?, full_access())
         .context("afterwards")?;
-    let held = counters::module_references(module::NAME)?;
-    ensure!(held == 0, "{held} holds on the module afterwards");
-    Ok(())
+    module::references_are(0).context("afterwards")
 }
 
 /// What NVIDIA's module does not survive.

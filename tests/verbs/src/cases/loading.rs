@@ -90,6 +90,13 @@ fn attempt(program: &str, arguments: &[&str]) -> Result<(Finished, Vec<String>, 
     Ok((finished, said, lines))
 }
 
+/// Loads the module with these parameters; returns what it said.
+fn loaded(parameters: &[&str]) -> Result<Vec<String>> {
+    let (finished, said, _) = attempt("modprobe", &[&["nvidia-peermem"], parameters].concat())?;
+    ensure!(finished.success(), "modprobe: {}", finished.tail(3));
+    Ok(said)
+}
+
 /// It must not load, with `words` from whoever was to load it, and this one line in the log.
 fn refused(program: &str, file: &str, words: &str, line: &str) -> Result<()> {
     let (finished, said, _) = attempt(program, &[file])?;
@@ -156,8 +163,7 @@ fn no_ib_uverbs() -> Result<()> {
 /// Weak or not: where all is there the module holds both neighbours, and has nothing to say.
 fn all_is_there() -> Result<()> {
     needs_peer_memory()?;
-    let (finished, said, _) = attempt("modprobe", &["nvidia-peermem"])?;
-    ensure!(finished.success(), "modprobe: {}", finished.tail(3));
+    let said = loaded(&[])?;
     ensure!(said.is_empty(), "the module said {said:#?}");
     for neighbour in ["nvidia", "ib_core"] {
         let holder = format!("/sys/module/{neighbour}/holders/{}", module::NAME);
@@ -218,8 +224,7 @@ fn nv_peer_mem() -> Result<()> {
 }
 
 fn beside_nv_peer_mem() -> Result<()> {
-    let (finished, said, _) = attempt("modprobe", &["nvidia-peermem"])?;
-    ensure!(finished.success(), "modprobe: {}", finished.tail(3));
+    let said = loaded(&[])?;
     let expected = "nv_peer_mem is loaded, too, and its client nv_mem is asked before this module's: rmmod nv_peer_mem, \
                     and remove its package (nvidia-peer-memory)";
     module::unload()?;
@@ -271,8 +276,7 @@ fn warned(words: Option<&str>) -> Result<()> {
     });
     for (mode, expected) in [(0, line), (1, None)] {
         let mode = format!("persistent_api_support={mode}");
-        let (finished, said, _) = attempt("modprobe", &["nvidia-peermem", &mode])?;
-        ensure!(finished.success(), "modprobe: {}", finished.tail(3));
+        let said = loaded(&[&mode])?;
         module::unload()?;
         let expected: Vec<String> = expected.into_iter().collect();
         ensure!(said == expected, "{mode}: the module said {said:#?}");

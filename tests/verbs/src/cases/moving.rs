@@ -254,13 +254,7 @@ fn outside(lab: &Lab) -> Result<()> {
 /// Allocations before and behind the target keep their bytes.
 fn neighbours(lab: &Lab) -> Result<()> {
     let mut mover = Mover::new(lab, Op::Write)?;
-    let guard = |key| -> Result<Arena> {
-        Arena::whole(
-            &lab.far,
-            lab.allocate(Where::Gpu(1), M2)?,
-            Pattern::new(lab.setup.seed, key),
-        )
-    };
+    let guard = |key| -> Result<Arena> { Arena::far(lab, Where::Gpu(1), M2, key) };
     let before = guard(2_000_000)?;
     let mut target = mover.arena(false, Where::Gpu(1), M2, 0, M2)?;
     let behind = guard(2_000_001)?;
@@ -277,16 +271,8 @@ fn neighbours(lab: &Lab) -> Result<()> {
 fn atomics(lab: &Lab, target_place: Where, result_place: Where) -> Result<()> {
     let seed = lab.setup.seed;
     let mut choice = Choice::new(seed);
-    let mut target = Arena::whole(
-        &lab.far,
-        lab.allocate(target_place, ROOM)?,
-        Pattern::new(seed, 1),
-    )?;
-    let mut result = Arena::whole(
-        &lab.near,
-        lab.allocate(result_place, ROOM)?,
-        Pattern::new(seed, 2),
-    )?;
+    let mut target = Arena::far(lab, target_place, ROOM, 1)?;
+    let mut result = Arena::near(lab, result_place, ROOM, 2)?;
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
     let mut done = 0;
     for at in [0, 8, K4 - 8, K4, K64 - 8, K64, M2 - 8, M2, M2 + 8] {

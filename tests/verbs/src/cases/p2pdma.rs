@@ -12,7 +12,7 @@ use crate::cases::{dma, reasons};
 use crate::counters::{Activity, Counters};
 use crate::gpu::{Allocation, Freer, GRANULE};
 use crate::knobs::Parameter;
-use crate::ktap::{cases, note, Case};
+use crate::ktap::{cases, expect, note, Case};
 use crate::lab::{Lab, PinMode};
 use crate::module_files::{get, has};
 use crate::pattern::Pattern;
@@ -62,9 +62,11 @@ fn mapped(lab: &Lab) -> Result<()> {
 
     lab.gpu(0)?.free(memory.mapping().addr(), Freer::Caller)?;
     let callbacks = Counters::read()?.since(&before, "callbacks")?;
-    note("callbacks", callbacks);
-    let expected = u64::from(mode == PinMode::Revocable);
-    ensure!(callbacks == expected, "{callbacks} callbacks");
+    expect(
+        "callbacks",
+        callbacks,
+        u64::from(mode == PinMode::Revocable),
+    )?;
     drop(region);
     counters::pins_are(0)
 }

@@ -315,7 +315,6 @@ fn many(lab: &Lab) -> Result<()> {
 }
 
 fn several_gpus(lab: &Lab) -> Result<()> {
-    let seed = lab.setup.seed;
     let count = lab.gpus().len();
     if count < 2 {
         return ktap::skip(format_args!("needs two GPUs, {count} here"));
@@ -323,13 +322,8 @@ fn several_gpus(lab: &Lab) -> Result<()> {
     let mut transfers = 0;
     for from in 0..count {
         for to in 0..count {
-            let source = Arena::whole(
-                &lab.near,
-                lab.allocate(Where::Gpu(from), M2)?,
-                Pattern::new(seed, from as u64),
-            )?;
-            let target = lab.allocate(Where::Gpu(to), M2)?;
-            let mut target = Arena::whole(&lab.far, target, Pattern::new(seed, 100 + to as u64))?;
+            let source = Arena::near(lab, Where::Gpu(from), M2, from as u64)?;
+            let mut target = Arena::far(lab, Where::Gpu(to), M2, 100 + to as u64)?;
             let mut connection = rdma::connect(&lab.near, &lab.far)?;
             let (at, len) = (4097, 65537);
             connection

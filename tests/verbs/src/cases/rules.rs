@@ -17,7 +17,7 @@ use crate::counters::Counters;
 use crate::gpu::{Allocation, Gpu, GRANULE};
 use crate::hold::Hold;
 use crate::knobs::{fail_next, Parameter};
-use crate::ktap::{cases, note, Case};
+use crate::ktap::{cases, expect, note, Case};
 use crate::lab::{Lab, PinMode};
 use crate::rdma::full_access;
 use crate::sys::{Forked, Placement, Running, SharedWords};
@@ -77,10 +77,7 @@ fn freed_inside_get(lab: &Lab, stage: &Stage) -> Result<()> {
         Ok(_) => bail!("memory that was freed is registered"),
         Err(refused) => note("errno", refused.errno()),
     }
-    let callbacks = stage.counted("callbacks")?;
-    note("callbacks", callbacks);
-    ensure!(callbacks == 1, "{callbacks} callbacks");
-    Ok(())
+    expect("callbacks", stage.counted("callbacks")?, 1)
 }
 
 /// No callback came for a pin that the module does not know, or not any more.
@@ -152,9 +149,7 @@ fn stale_ticket(lab: &Lab) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     let region = lab.far.register(memory.span(0, M2)?, full_access())?;
     stage.free(&old)?;
-    let callbacks = stage.counted("callbacks")?;
-    note("callbacks", callbacks);
-    ensure!(callbacks == 1, "{callbacks} callbacks");
+    expect("callbacks", stage.counted("callbacks")?, 1)?;
     let state = peer_region(&lab.far, &region)?.state;
     note("state", &state);
     ensure!(state != "revoked", "a stranger's region was revoked");
@@ -230,9 +225,7 @@ fn second_check(lab: &Lab) -> Result<()> {
     hold.release();
     let other = registration.finish()?.done("the registration")??;
     release.finish()?.done("the release")?;
-    let puts = stage.counted("put_pages")?;
-    note("puts", puts);
-    ensure!(puts == 0, "put, though its callback had come");
+    expect("puts", stage.counted("put_pages")?, 0).context("its callback had come")?;
     drop(other);
     Ok(())
 }
@@ -350,12 +343,7 @@ fn foreign_release(lab: &Lab) -> Result<()> {
     ensure!(callbacks == 1, "{callbacks} callbacks");
     ensure!(references > 0, "nothing kept the module");
     found_its_pin(&stage)?;
-    let references = counters::module_references(module::NAME)?;
-    ensure!(
-        references == 0,
-        "{references} references after the callback"
-    );
-    Ok(())
+    module::references_are(0).context("after the callback")
 }
 
 /// With the callback to come the module does not let itself be unloaded.
@@ -411,8 +399,7 @@ fn held_until_freed(stage: &Stage, memory: Allocation) -> Result<()> {
     stage.free(&memory)?;
     ensure!(live == 1, "{live} pins after the release");
     ensure!(references == 1, "{references} references to the module");
-    let references = counters::module_references(module::NAME)?;
-    ensure!(references == 0, "{references} after the callback");
+    module::references_are(0).context("after the callback")?;
     let after = [
         module_files::event("late_callback")?,
         module_files::event("spurious_callback")?,
@@ -485,14 +472,12 @@ fn exit_listed(lab: &Lab) -> Result<()> {
     registered_by_a_guest(lab, &stage, &memory, "last")?;
     let found = stage.counted("put_pages_found")?;
     let live = Counters::read()?.get("pins_live")?;
-    let references = counters::module_references(module::NAME)?;
     ensure!(live == 0, "{live} pins after the release");
     ensure!(
         found == 2,
         "{found} puts, of the pin and of that which asks"
     );
-    ensure!(references == 0, "{references} references to the module");
-    Ok(())
+    module::references_are(0)
 }
 
 /// A process that runs is believed to be in the list, until a callback shows otherwise: then it is asked.
@@ -610,8 +595,7 @@ fn exit_fence(lab: &Lab) -> Result<()> {
         .finish()?
         .done("the deregistration")?;
     let references = counters::module_references(module::NAME)?;
-    note("module_references", references);
-    ensure!(references == 0, "{references} references");
+    expect("module_references", references, 0)?;
     let _again = Unloaded(module::parameters());
     let mut rmmod = Running::start(Command::new("rmmod").arg(module::NAME))?;
     let mut gone = false;

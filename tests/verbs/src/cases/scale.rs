@@ -19,7 +19,7 @@ use crate::cases::register::{allocate_aligned, check_entries, ENTRY_BOUNDARY};
 use crate::counters::{Activity, Counters};
 use crate::gpu::{Allocation, GRANULE, PAGE};
 use crate::knobs::Parameter;
-use crate::ktap::{cases, note, Case};
+use crate::ktap::{cases, note, same, Case};
 use crate::lab::{Lab, PinMode};
 use crate::pattern::Pattern;
 use crate::rdma::{full_access, Devices, Op};
@@ -67,14 +67,6 @@ fn needs_measures(lab: &Lab) -> Result<()> {
     if std::env::var_os("TESTVM_ICOUNT").is_none() {
         return ktap::skip("the machine's clock does not count instructions: --icount --smp 1");
     }
-    Ok(())
-}
-
-fn same(what: &str, found: u64, expected: u64) -> Result<()> {
-    ensure!(
-        found == expected,
-        "{what}: {found} where {expected} were expected"
-    );
     Ok(())
 }
 

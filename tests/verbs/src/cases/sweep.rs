@@ -324,8 +324,7 @@ fn lost_for_good(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Result<(
             "{name} is {value} after a put that failed, not {expected}"
         );
     }
-    let held = counters::module_references(module::NAME)?;
-    ensure!(held == 0, "{held} holds on the module after a lost pin");
+    module::references_are(0).context("after a lost pin")?;
     bench.works()?;
     rebind(bench.gpu.bdf())?;
     bench.gpu = Gpu::all()?

@@ -124,6 +124,12 @@ impl Bench {
             .context("fewer pins than at the beginning")
     }
 
+    /// Nothing was misused, and nothing is left.
+    fn check_end(&self) -> Result<()> {
+        self.check_misuse()?;
+        self.check_nothing_left()
+    }
+
     /// Nothing of this schedule may be left with the provider, and nothing must have been misused.
     fn check_nothing_left(&self) -> Result<()> {
         let after = Counters::read()?;

@@ -92,8 +92,7 @@ fn unmap_after_callback(bench: &Bench) -> Result<()> {
     bench.free(&memory)?;
     hold.release();
     deregistration.finish()?.done("the deregistration")?;
-    bench.check_misuse()?;
-    bench.check_nothing_left()
+    bench.check_end()
 }
 
 /// Makes the memory of `region` somebody else's and writes through the region: true if it reaches the new owner.
@@ -251,8 +250,7 @@ fn freed_before_map(bench: &Bench) -> Result<()> {
     if !bench.logged(&format!("size_id={POISON}"))?.is_empty() {
         bench.wrong("a page table that is gone is read");
     }
-    bench.check_misuse()?;
-    bench.check_nothing_left()
+    bench.check_end()
 }
 
 /// The memory is freed while the provider maps it: between the mapping and its place in the page table's list.
@@ -267,8 +265,7 @@ fn freed_during_map(bench: &Bench) -> Result<()> {
     hold.release();
     let registered = registration.finish()?.done("the registration")?;
     judge(bench, &memory, registered)?;
-    bench.check_misuse()?;
-    bench.check_nothing_left()
+    bench.check_end()
 }
 
 /// The memory is freed after acquire, before ib_core has given a ticket.
@@ -279,8 +276,7 @@ fn freed_before_ticket(bench: &Bench) -> Result<()> {
     hold.release();
     let registered = registration.finish()?.done("the registration")?;
     judge(bench, &memory, registered)?;
-    bench.check_misuse()?;
-    bench.check_nothing_left()
+    bench.check_end()
 }
 
 /// A callback stopped in ib_core's invalidation, while the region is deregistered: the module must not free what the
@@ -317,8 +313,7 @@ fn released_beside_callback(bench: &Bench, place: &str) -> Result<()> {
         "nothing freed is written to",
         "freed memory is written to",
     );
-    bench.check_misuse()?;
-    bench.check_nothing_left()
+    bench.check_end()
 }
 
 /// A deregistration inside put_pages with ib_core's mapping_lock held, and a callback that waits for that lock with the

@@ -567,10 +567,36 @@ impl Session<'_> {
         self.blocks.push(new);
         let new = self.blocks.len() - 1;
 
+        let met = self.end_doomed(&doomed, &mut expected, &before)?;
+        // Whatever was under way has ended: nothing of it may have reached the new owner.
+        self.check_block(new)?;
+        match self.plan.mode {
+            PinMode::Revocable => self.use_revoked(&held)?,
+            PinMode::Persistent if met == 0 => self.use_orphaned(&held, &expected)?,
+            PinMode::Persistent => {}
+        }
+        self.check_block(new)?;
+        drop(mapping);
+        self.relics.push(held.region);
+        while self.relics.len() > RELICS {
+            self.relics.remove(0);
+            self.done(Operation::Deregister);
+        }
+        Ok(())
+    }
+
+    /// Waits for requests to memory that was freed, and compares what came of them. `expected` becomes what was in that memory
+    /// at last. Returns how many met the free.
+    fn end_doomed(
+        &mut self,
+        doomed: &[Doomed],
+        expected: &mut [u8],
+        before: &Glance,
+    ) -> Result<u64> {
         let mut met = 0;
         let (mut arrived, mut failed) = (Vec::new(), Vec::new());
         let mut ended = Vec::new();
-        for request in &doomed {
+        for request in doomed {
             let status = self.wait(request.initiator, Endpoint::poll_sent)?.status;
             ended.push((request.initiator, status));
         }
@@ -578,7 +604,7 @@ impl Session<'_> {
             let success = status == Status::Success;
             met += u64::from(!success);
             if !success {
-                self.judge_doomed(request.initiator, status, &ended, &before)?;
+                self.judge_doomed(request.initiator, status, &ended, before)?;
             }
             match (&request.target, &request.written) {
                 (Some((target, data)), _) if success => {
@@ -606,21 +632,7 @@ impl Session<'_> {
         for target in arrived {
             self.check(target)?;
         }
-        // Whatever was under way has ended: nothing of it may have reached the new owner.
-        self.check_block(new)?;
-        match self.plan.mode {
-            PinMode::Revocable => self.use_revoked(&held)?,
-            PinMode::Persistent if met == 0 => self.use_orphaned(&held, &expected)?,
-            PinMode::Persistent => {}
-        }
-        self.check_block(new)?;
-        drop(mapping);
-        self.relics.push(held.region);
-        while self.relics.len() > RELICS {
-            self.relics.remove(0);
-            self.done(Operation::Deregister);
-        }
-        Ok(())
+        Ok(met)
     }
 
     /// A request of `initiator`'s that failed, one of those that `ended` together.
