@@ -615,4 +615,37 @@ mod tests {
         assert_eq!(log_record("6,339,5140900,-"), None);
         assert_eq!(log_record("6;text"), None);
     }
+
+    #[test]
+    fn a_descriptor_goes_over_a_socket() {
+        use std::os::fd::{AsFd as _, AsRawFd as _};
+        let (near, far) = std::os::unix::net::UnixDatagram::pair().expect("a pair");
+        assert!(receive_descriptor(far.as_fd()).expect("nothing").is_none());
+        let (reader, mut writer) = pipe().expect("a pipe");
+        assert!(send_descriptor(near.as_fd(), reader.as_raw_fd()).expect("sent"));
+        drop(reader);
+        let taken = receive_descriptor(far.as_fd()).expect("received");
+        let mut taken = File::from(taken.expect("a descriptor"));
+        io::Write::write_all(&mut writer, b"word").expect("written");
+        drop(writer);
+        let text = io::read_to_string(&mut taken).expect("read");
+        assert_eq!(text, "word");
+    }
+
+    #[test]
+    fn children_end_in_two_ways() {
+        let child = |script: &str| {
+            let child = Command::new("sh").args(["-c", script]).spawn();
+            Pid::from_raw(child.expect("a child").id() as i32).expect("a number")
+        };
+        let ended = child("exit 3");
+        let reaped = reap(Some(ended), true).expect("reaped");
+        assert_eq!(reaped, Reaped::Child(ended, Ended::Exited(3)));
+        assert_eq!(reap(Some(ended), false).expect("none"), Reaped::Nobody);
+        let killed = child("sleep 60");
+        assert_eq!(reap(Some(killed), false).expect("alive"), Reaped::NotYet);
+        kill(killed);
+        let reaped = reap(Some(killed), true).expect("reaped");
+        assert_eq!(reaped, Reaped::Child(killed, Ended::Killed(libc::SIGKILL)));
+    }
 }
