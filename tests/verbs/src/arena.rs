@@ -50,8 +50,19 @@ impl Arena {
 
     /// Host memory on the near device, filled with the pattern `id` of the run's seed.
     pub(crate) fn on_host(lab: &Lab, len: usize, id: u64) -> Result<Self> {
-        let memory = lab.allocate(Where::Host, len)?;
+        Self::near(lab, Where::Host, len, id)
+    }
+
+    /// Memory at `place` on the near device, filled with the pattern `id` of the run's seed.
+    pub(crate) fn near(lab: &Lab, place: Where, len: usize, id: u64) -> Result<Self> {
+        let memory = lab.allocate(place, len)?;
         Self::whole(&lab.near, memory, Pattern::new(lab.setup.seed, id))
+    }
+
+    /// As [`Arena::near`], on the far device.
+    pub(crate) fn far(lab: &Lab, place: Where, len: usize, id: u64) -> Result<Self> {
+        let memory = lab.allocate(place, len)?;
+        Self::whole(&lab.far, memory, Pattern::new(lab.setup.seed, id))
     }
 
     pub(crate) fn region(&self) -> &Region {

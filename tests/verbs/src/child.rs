@@ -13,7 +13,7 @@ use clap::{Subcommand, ValueEnum};
 use crate::arena::Arena;
 use crate::gpu::{Gpu, GRANULE};
 use crate::lab::{Lab, Setup, Where};
-use crate::pattern::{Choice, Pattern};
+use crate::pattern::Choice;
 use crate::rdma::{full_access, Op};
 use crate::sys::{Placement, Span};
 use crate::{rdma, sys};
@@ -100,20 +100,9 @@ pub(crate) fn run(role: &Role, setup: &Setup) -> Result<()> {
             Ok(())
         }
         Role::Busy { regions } => {
-            let seed = setup.seed;
-            let source = Arena::whole(
-                &lab.near,
-                lab.allocate(Where::Gpu(0), M2)?,
-                Pattern::new(seed, 1),
-            )?;
+            let source = Arena::near(&lab, Where::Gpu(0), M2, 1)?;
             let targets = (0..*regions)
-                .map(|_| {
-                    Arena::whole(
-                        &lab.far,
-                        lab.allocate(Where::Gpu(1), M2)?,
-                        Pattern::new(seed, 2),
-                    )
-                })
+                .map(|_| Arena::far(&lab, Where::Gpu(1), M2, 2))
                 .collect::<Result<Vec<_>>>()?;
             let mut connection = rdma::connect(&lab.near, &lab.far)?;
             say("ready")?;
@@ -170,16 +159,8 @@ fn exercise(lab: &Lab, rounds: u64) -> Result<()> {
     let seed = lab.setup.seed;
     let mut choice = Choice::new(seed);
     for round in 0..rounds {
-        let mut source = Arena::whole(
-            &lab.near,
-            lab.allocate(Where::Gpu(0), M2)?,
-            Pattern::new(seed, 3 * round),
-        )?;
-        let mut target = Arena::whole(
-            &lab.far,
-            lab.allocate(Where::Gpu(1), M2)?,
-            Pattern::new(seed, 3 * round + 1),
-        )?;
+        let mut source = Arena::near(lab, Where::Gpu(0), M2, 3 * round)?;
+        let mut target = Arena::far(lab, Where::Gpu(1), M2, 3 * round + 1)?;
         let mut connection = rdma::connect(&lab.near, &lab.far)?;
         for _ in 0..4 {
             let len = 1 + choice.below(100_000) as usize;

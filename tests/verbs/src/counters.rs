@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{ensure, Context, Result};
 
 use crate::sys;
 
@@ -118,6 +118,16 @@ impl Counters {
             callbacks: since("callbacks")?,
         })
     }
+}
+
+/// As many pins are live.
+pub(crate) fn pins_are(expected: u64) -> Result<()> {
+    let live = Counters::read()?.live_pins()?;
+    ensure!(
+        live == expected,
+        "{live} pins are live where {expected} were expected"
+    );
+    Ok(())
 }
 
 /// Provider calls that succeeded, both modes together.

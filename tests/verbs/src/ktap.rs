@@ -6,18 +6,28 @@ use std::panic;
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
-use anyhow::{anyhow, bail, Result};
+use anyhow::{anyhow, bail, ensure, Result};
 
 use crate::counters::Counters;
 use crate::lab::{Lab, Setup};
 use crate::sys;
 
-/// A test case: its group and name joined by a dot, and what it does.
-#[derive(Clone, Copy)]
-pub(crate) struct Case {
+/// A test case: its group and name joined by a dot, and the function that runs it on a [`Lab`] or another bench.
+pub(crate) struct Case<Bench: 'static = Lab> {
     pub(crate) name: &'static str,
-    pub(crate) run: fn(&Lab) -> Result<()>,
+    pub(crate) run: fn(&Bench) -> Result<()>,
 }
+
+/// Makes a table of cases: a row has a case's name, the condition under which it runs (if `Case` has one), and its function.
+macro_rules! cases {
+    ($($name:literal => $run:expr),+ $(,)?) => {
+        &[$(Case { name: $name, run: $run }),+]
+    };
+    ($($name:tt if $on:expr => $run:expr),+ $(,)?) => {
+        &[$(Case { name: $name, on: $on, run: $run }),+]
+    };
+}
+pub(crate) use cases;
 
 /// Why a case does not apply here.
 #[derive(Debug, thiserror::Error)]
@@ -34,33 +44,47 @@ pub(crate) fn note(name: &str, value: impl Display) {
     println!("# {name} {value}");
 }
 
+/// Compares two numbers of the same thing.
+pub(crate) fn same(what: &str, found: u64, expected: u64) -> Result<()> {
+    ensure!(
+        found == expected,
+        "{what}: {found} where {expected} were expected"
+    );
+    Ok(())
+}
+
+/// Prints a figure that the case measured, and compares it.
+pub(crate) fn expect(name: &str, found: u64, expected: u64) -> Result<()> {
+    note(name, found);
+    same(name, found, expected)
+}
+
 /// How long the kernel gets to finish what a closed descriptor set off.
 const SETTLE: Duration = Duration::from_secs(60);
 
 /// Runs the cases one after another; true when none failed.
-pub(crate) fn run(cases: &[Case], setup: &Setup) -> Result<bool> {
+pub(crate) fn run(cases: &[&Case], setup: &Setup) -> Result<bool> {
     println!("KTAP version 1");
     println!("# seed {}", setup.seed);
     // Some machines are set up so that they are refused.
     if let Err(error) = Lab::open(setup).and_then(|lab| lab.first_registrations()) {
         note("first_registrations", format_args!("{error:#}"));
     }
-    let names = cases.iter().map(|case| case.name);
-    Ok(tell(names.collect(), |index| {
-        cases
-            .get(index)
-            .map_or(Ok(()), |case| run_one(*case, setup))
-    }))
+    let named = cases.iter().map(|case| (case.name, *case));
+    Ok(tell(named, |case| run_one(case, setup)))
 }
 
-/// Runs cases by their numbers and tells their results, after the header; true when none failed.
-pub(crate) fn tell(names: Vec<&str>, mut run: impl FnMut(usize) -> Result<()>) -> bool {
-    println!("1..{}", names.len());
+/// Runs each case that comes with its name and prints its result, after the header; returns `true` if none failed.
+pub(crate) fn tell<'a, T>(
+    cases: impl ExactSizeIterator<Item = (&'a str, T)>,
+    mut run: impl FnMut(T) -> Result<()>,
+) -> bool {
+    println!("1..{}", cases.len());
     let (mut passed, mut failed, mut skipped) = (0, 0, 0);
-    for (index, name) in names.into_iter().enumerate() {
+    for (index, (name, case)) in cases.enumerate() {
         let number = index + 1;
         let start = Instant::now();
-        let result = run(index);
+        let result = run(case);
         note(
             "seconds",
             format_args!("{:.2}", start.elapsed().as_secs_f64()),
@@ -92,7 +116,7 @@ pub(crate) fn tell(names: Vec<&str>, mut run: impl FnMut(usize) -> Result<()>) -
     failed == 0
 }
 
-fn run_one(case: Case, setup: &Setup) -> Result<()> {
+fn run_one(case: &Case, setup: &Setup) -> Result<()> {
     let before = Counters::read_if_there()?;
     // sideway asserts in its destructors; such a panic fails the case and not the run.
     let result = panic::catch_unwind(AssertUnwindSafe(|| {

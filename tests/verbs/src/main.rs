@@ -15,6 +15,7 @@ mod ktap;
 mod lab;
 mod measure;
 mod module;
+mod module_files;
 mod nvme;
 mod pci;
 mod peer;

@@ -43,6 +43,16 @@ pub(crate) fn unload() -> Result<()> {
     succeed(Command::new("rmmod").arg(NAME))
 }
 
+/// As many references to the module are held.
+pub(crate) fn references_are(expected: u64) -> Result<()> {
+    let held = counters::module_references(NAME)?;
+    ensure!(
+        held == expected,
+        "{held} references to the module where {expected} were expected"
+    );
+    Ok(())
+}
+
 /// Tries to unload it, which a callback to come forbids.
 pub(crate) fn must_stay() -> Result<()> {
     match sys::unload_module(NAME) {

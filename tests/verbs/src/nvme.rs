@@ -127,7 +127,7 @@ impl Registers {
             .next()
             .and_then(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok())
             .with_context(|| format!("{bdf} has no BAR0: {line:?}"))?;
-        let skip = usize::try_from(start % sys::page_size()?)?;
+        let skip = usize::try_from(start % sys::page_size())?;
         let mapping = sys::map_file(&format!("{device}/resource0"), 0, skip + 2 * DOORBELLS)?;
         Ok(Self { mapping, skip })
     }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! libc: address space, processes, files. All `unsafe` around libc is here, but for what `peermem-verbs` wraps: mappings
-//! that hardware writes to, and the stand-in GPU's ioctls.
+//! Address space, processes, files. What rustix leaves to libc is here with its `unsafe`, but for what `peermem-verbs` wraps:
+//! mappings that hardware writes to, and the stand-in GPU's ioctls.
 
 use std::cell::Cell;
+use std::ffi::CString;
 use std::fs::File;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -16,6 +18,10 @@ use std::{fs, io, ptr};
 use anyhow::{bail, ensure, Context, Result};
 pub(crate) use peermem_verbs::memory::{map_file, open_rw, Mapping, Placement, Span};
 pub(crate) use peermem_verbs::patience::Patience;
+use rustix::io::Errno;
+pub(crate) use rustix::process::{getpid, Pid};
+use rustix::process::{Resource, Rlimit, Signal, WaitOptions};
+use rustix::{net, process, system};
 
 /// A free address, aligned to `align` (a power of two, at least the page size), with room for `len` bytes.
 pub(crate) fn free_address(len: u64, align: u64) -> Result<u64> {
@@ -27,9 +33,6 @@ pub(crate) fn free_address(len: u64, align: u64) -> Result<u64> {
         .checked_next_multiple_of(align)
         .context("address overflow")
 }
-
-/// A process.
-pub(crate) type Pid = libc::pid_t;
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +56,7 @@ pub(crate) fn fork(body: impl FnOnce() -> i32) -> Result<Pid> {
         leave(body());
     }
     ensure!(pid > 0, "fork: {}", io::Error::last_os_error());
-    Ok(pid)
+    Pid::from_raw(pid).context("fork")
 }
 
 /// Ends this process at once, without the destructors of anything: what it holds is the kernel's to take back.
@@ -64,8 +67,7 @@ pub(crate) fn leave(status: i32) -> ! {
 
 /// SIGKILL. An error means that it is gone.
 pub(crate) fn kill(pid: Pid) {
-    // SAFETY: A number and a number.
-    unsafe { libc::kill(pid, libc::SIGKILL) };
+    let _ = process::kill_process(pid, Signal::KILL);
 }
 
 /// A process that does nothing until this is dropped.
@@ -75,67 +77,46 @@ pub(crate) struct Stopped(Pid);
 impl Stopped {
     /// Stops a child that has not been waited for.
     pub(crate) fn stop(pid: u32) -> Result<Self> {
-        let pid = Pid::try_from(pid)?;
-        // SAFETY: A number and a number.
-        let ret = unsafe { libc::kill(pid, libc::SIGSTOP) };
-        ensure!(ret == 0, "SIGSTOP: {}", io::Error::last_os_error());
+        let pid = Pid::from_raw(i32::try_from(pid)?).context("process 0")?;
+        process::kill_process(pid, Signal::STOP).context("SIGSTOP")?;
         Ok(Self(pid))
     }
 }
 
 impl Drop for Stopped {
     fn drop(&mut self) {
-        // SAFETY: A number and a number.
-        unsafe { libc::kill(self.0, libc::SIGCONT) };
+        let _ = process::kill_process(self.0, Signal::CONT);
     }
 }
 
 /// SIGKILL to this process.
 pub(crate) fn die() -> ! {
-    kill(Pid::try_from(std::process::id()).unwrap_or(0));
+    kill(getpid());
     leave(1)
 }
 
 /// The parent, which is another one when that has ended.
-pub(crate) fn parent() -> Pid {
-    // SAFETY: Takes and touches nothing.
-    unsafe { libc::getppid() }
+pub(crate) fn parent() -> Option<Pid> {
+    process::getppid()
 }
 
 /// Time that has passed in jiffies, in which the kernel measures its own intervals.
 pub(crate) fn jiffies() -> Result<Duration> {
-    // SAFETY: Takes no pointer that it would use, and says what the kernel's count is, in units that do not change.
-    let (now, hz) = unsafe {
-        (
-            libc::times(ptr::null_mut()),
-            libc::sysconf(libc::_SC_CLK_TCK),
-        )
-    };
+    // SAFETY: Takes no pointer that it would use, and returns the kernel's count.
+    let now = unsafe { libc::times(ptr::null_mut()) };
+    let hz = u32::try_from(rustix::param::clock_ticks_per_second())?;
     ensure!(now >= 0 && hz > 0, "times: {}", io::Error::last_os_error());
-    // CAST: Neither is negative.
-    Ok(Duration::from_secs(now as u64) / hz as u32)
+    Ok(Duration::from_secs(u64::try_from(now)?) / hz)
 }
 
 /// The kernel's page.
-pub(crate) fn page_size() -> Result<u64> {
-    // SAFETY: Takes a number and gives one.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    u64::try_from(size)
-        .ok()
-        .filter(|size| size.is_power_of_two())
-        .with_context(|| format!("a page of {size} bytes"))
+pub(crate) fn page_size() -> u64 {
+    rustix::param::page_size() as u64
 }
 
 /// Makes processes whose parents end children of this one.
 pub(crate) fn adopt_orphans() -> Result<()> {
-    // SAFETY: An option with a number.
-    let ret = unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
-    ensure!(
-        ret == 0,
-        "PR_SET_CHILD_SUBREAPER: {}",
-        io::Error::last_os_error()
-    );
-    Ok(())
+    process::set_child_subreaper(Some(getpid())).context("PR_SET_CHILD_SUBREAPER")
 }
 
 /// What [`reap`] found.
@@ -150,28 +131,27 @@ pub(crate) enum Reaped {
 
 /// Takes note of the end of a child: of this one, or of any.
 pub(crate) fn reap(child: Option<Pid>, wait: bool) -> Result<Reaped> {
-    let flags = if wait { 0 } else { libc::WNOHANG };
-    let mut status = 0;
-    loop {
-        // SAFETY: `status` is ours to write.
-        let pid = unsafe { libc::waitpid(child.unwrap_or(-1), &mut status, flags) };
-        if pid == 0 {
-            return Ok(Reaped::NotYet);
-        }
-        if pid > 0 {
-            let ended = if libc::WIFEXITED(status) {
-                Ended::Exited(libc::WEXITSTATUS(status))
-            } else {
-                Ended::Killed(libc::WTERMSIG(status))
+    let flags = if wait {
+        WaitOptions::empty()
+    } else {
+        WaitOptions::NOHANG
+    };
+    let wait = || match child {
+        Some(_) => process::waitpid(child, flags),
+        None => process::wait(flags),
+    };
+    match rustix::io::retry_on_intr(wait) {
+        Ok(None) => Ok(Reaped::NotYet),
+        Ok(Some((pid, status))) => {
+            let ended = match (status.exit_status(), status.terminating_signal()) {
+                (Some(status), _) => Ended::Exited(status),
+                (None, Some(signal)) => Ended::Killed(signal),
+                (None, None) => bail!("waitpid: {status:?}"),
             };
-            return Ok(Reaped::Child(pid, ended));
+            Ok(Reaped::Child(pid, ended))
         }
-        let error = io::Error::last_os_error();
-        match error.raw_os_error() {
-            Some(libc::EINTR) => {}
-            Some(libc::ECHILD) => return Ok(Reaped::Nobody),
-            _ => bail!("waitpid: {error}"),
-        }
+        Err(Errno::CHILD) => Ok(Reaped::Nobody),
+        Err(error) => bail!("waitpid: {error}"),
     }
 }
 
@@ -208,7 +188,8 @@ impl Forked {
 
     /// Its process number, until it was waited for.
     pub(crate) fn id(&self) -> Option<u32> {
-        self.pid.and_then(|pid| u32::try_from(pid).ok())
+        self.pid
+            .and_then(|pid| u32::try_from(pid.as_raw_nonzero().get()).ok())
     }
 
     /// Gives the word if need be, and returns the status that the child exits with.
@@ -288,82 +269,41 @@ impl Drop for SharedWords {
     }
 }
 
-/// Room for one descriptor's control message, aligned as it has to be.
-#[repr(C, align(8))]
-struct Control([u8; 24]);
-
 /// Hands a descriptor to whoever receives from the other end; whether it was taken. Does not wait.
 pub(crate) fn send_descriptor(to: BorrowedFd<'_>, descriptor: RawFd) -> Result<bool> {
-    let mut byte = [1u8];
-    let mut vector = libc::iovec {
-        iov_base: byte.as_mut_ptr().cast(),
-        iov_len: byte.len(),
-    };
-    let mut control = Control([0; 24]);
-    // SAFETY: All zeros is a message without anything.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = &mut vector;
-    message.msg_iovlen = 1;
-    message.msg_control = control.0.as_mut_ptr().cast();
-    message.msg_controllen = control.0.len();
-    // SAFETY: The control buffer has room for a header and one descriptor, and is aligned for the header.
-    unsafe {
-        let header = libc::CMSG_FIRSTHDR(&message);
-        (*header).cmsg_level = libc::SOL_SOCKET;
-        (*header).cmsg_type = libc::SCM_RIGHTS;
-        (*header).cmsg_len = libc::CMSG_LEN(size_of::<RawFd>() as u32) as usize;
-        libc::CMSG_DATA(header)
-            .cast::<RawFd>()
-            .write_unaligned(descriptor);
-    }
-    // SAFETY: The message and all that it points to live here.
-    let sent = unsafe { libc::sendmsg(to.as_raw_fd(), &message, libc::MSG_DONTWAIT) };
-    if sent >= 0 {
-        return Ok(true);
-    }
-    let error = io::Error::last_os_error();
-    match error.raw_os_error() {
-        Some(libc::EAGAIN | libc::ENOBUFS | libc::ETOOMANYREFS) => Ok(false),
-        _ => bail!("SCM_RIGHTS: {error}"),
+    // SAFETY: The caller has it open until this returns.
+    let descriptors = [unsafe { BorrowedFd::borrow_raw(descriptor) }];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = net::SendAncillaryBuffer::new(&mut space);
+    ensure!(
+        control.push(net::SendAncillaryMessage::ScmRights(&descriptors)),
+        "SCM_RIGHTS: no room"
+    );
+    let byte = [io::IoSlice::new(&[1])];
+    match net::sendmsg(to, &byte, &mut control, net::SendFlags::DONTWAIT) {
+        Ok(_) => Ok(true),
+        Err(Errno::AGAIN | Errno::NOBUFS | Errno::TOOMANYREFS) => Ok(false),
+        Err(error) => bail!("SCM_RIGHTS: {error}"),
     }
 }
 
 /// Takes a descriptor that was handed over, if one was. Does not wait.
 pub(crate) fn receive_descriptor(from: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
-    let mut byte = [0u8];
-    let mut vector = libc::iovec {
-        iov_base: byte.as_mut_ptr().cast(),
-        iov_len: byte.len(),
-    };
-    let mut control = Control([0; 24]);
-    // SAFETY: All zeros is a message without anything.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = &mut vector;
-    message.msg_iovlen = 1;
-    message.msg_control = control.0.as_mut_ptr().cast();
-    message.msg_controllen = control.0.len();
-    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-    // SAFETY: The message and all that it points to live here, with their lengths.
-    if unsafe { libc::recvmsg(from.as_raw_fd(), &mut message, flags) } < 0 {
-        let error = io::Error::last_os_error();
-        return match error.raw_os_error() {
-            Some(libc::EAGAIN | libc::EINTR) => Ok(None),
-            _ => bail!("SCM_RIGHTS: {error}"),
-        };
+    let mut byte = [0];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = net::RecvAncillaryBuffer::new(&mut space);
+    let flags = net::RecvFlags::DONTWAIT | net::RecvFlags::CMSG_CLOEXEC;
+    let mut vector = [io::IoSliceMut::new(&mut byte)];
+    match net::recvmsg(from, &mut vector, &mut control, flags) {
+        Ok(_) => {}
+        Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+        Err(error) => bail!("SCM_RIGHTS: {error}"),
     }
-    // SAFETY: The kernel has filled in the control buffer as `message` says; a header of this type has a descriptor, which
-    // is new and ours.
-    unsafe {
-        let header = libc::CMSG_FIRSTHDR(&message);
-        if header.is_null()
-            || (*header).cmsg_level != libc::SOL_SOCKET
-            || (*header).cmsg_type != libc::SCM_RIGHTS
-        {
-            return Ok(None);
-        }
-        let descriptor = libc::CMSG_DATA(header).cast::<RawFd>().read_unaligned();
-        Ok(Some(OwnedFd::from_raw_fd(descriptor)))
-    }
+    let descriptor = control.drain().find_map(|message| match message {
+        net::RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    Ok(descriptor)
 }
 
 /// Closes a descriptor behind the back of the library that it belongs to, which must never use it again.
@@ -381,17 +321,13 @@ pub(crate) fn become_user(uid: u32) -> io::Result<()> {
     }
 }
 
-/// Sets RLIMIT_MEMLOCK, which binds whoever is not root, and which a process may raise again.
-pub(crate) fn limit_locked_memory(bytes: u64) -> io::Result<()> {
-    let limit = libc::rlimit {
-        rlim_cur: bytes,
-        rlim_max: libc::RLIM_INFINITY,
+/// Sets RLIMIT_MEMLOCK, which binds whoever is not root, and which a process may raise again. `None` is no limit.
+pub(crate) fn limit_locked_memory(bytes: Option<u64>) -> io::Result<()> {
+    let limit = Rlimit {
+        current: bytes,
+        maximum: None,
     };
-    // SAFETY: The limit is read alone.
-    match unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    Ok(process::setrlimit(Resource::Memlock, limit)?)
 }
 
 /// Forks a child that keeps what the parent had open, runs `body` in the parent, then lets the child end and waits for it:
@@ -413,47 +349,33 @@ pub(crate) fn beside_forked_child<T>(body: impl FnOnce() -> Result<T>) -> Result
 
 /// The calling thread, as /proc/self/task names it.
 pub(crate) fn thread_id() -> i32 {
-    // SAFETY: Has no arguments and cannot fail.
-    unsafe { libc::gettid() }
+    rustix::thread::gettid().as_raw_nonzero().get()
 }
 
 /// Switches the machine off, whatever still runs or hangs in it.
 pub(crate) fn power_off() -> io::Error {
-    // SAFETY: The machine is the test's own; nothing in it is to be kept.
-    unsafe { libc::reboot(libc::LINUX_REBOOT_CMD_POWER_OFF) };
-    io::Error::last_os_error()
+    match system::reboot(system::RebootCommand::PowerOff) {
+        Ok(()) => io::Error::other("still on"),
+        Err(error) => error.into(),
+    }
 }
 
 /// Loads a module, as a call of this very thread.
 pub(crate) fn load_module(file: &File, parameters: &str) -> io::Result<()> {
-    let parameters = std::ffi::CString::new(parameters)?;
-    // SAFETY: An open file, a NUL-terminated string, and no flags.
-    match unsafe {
-        libc::syscall(
-            libc::SYS_finit_module,
-            file.as_raw_fd(),
-            parameters.as_ptr(),
-            0,
-        )
-    } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    Ok(system::finit_module(file, &CString::new(parameters)?, 0)?)
 }
 
 /// Lifts RLIMIT_MEMLOCK.
 pub(crate) fn lock_any_memory() -> io::Result<()> {
-    limit_locked_memory(libc::RLIM_INFINITY)
+    limit_locked_memory(None)
 }
 
 /// Tries to unload a module (delete_module with O_NONBLOCK, which never waits for users).
 pub(crate) fn unload_module(name: &str) -> io::Result<()> {
-    let name = std::ffi::CString::new(name)?;
-    // SAFETY: A NUL-terminated name and flags.
-    match unsafe { libc::syscall(libc::SYS_delete_module, name.as_ptr(), libc::O_NONBLOCK) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    Ok(system::delete_module(
+        &CString::new(name)?,
+        libc::O_NONBLOCK,
+    )?)
 }
 
 /// What a program left behind.
@@ -551,22 +473,14 @@ impl Drop for Running {
 
 /// A file in memory that vanishes with its last descriptor.
 pub(crate) fn unnamed_file() -> Result<File> {
-    // SAFETY: A NUL-terminated name and flags.
-    let fd = unsafe { libc::memfd_create(c"output".as_ptr(), libc::MFD_CLOEXEC) };
-    ensure!(fd >= 0, "memfd_create: {}", io::Error::last_os_error());
-    // SAFETY: The descriptor was just made and has no other owner.
-    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+    let file = rustix::fs::memfd_create("output", rustix::fs::MemfdFlags::CLOEXEC)?;
+    Ok(File::from(file))
 }
 
 /// A pipe: the end to read from, and the one to write to.
 pub(crate) fn pipe() -> Result<(File, File)> {
-    let mut ends = [-1; 2];
-    // SAFETY: Room for two descriptors.
-    let ret = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) };
-    ensure!(ret == 0, "pipe2: {}", io::Error::last_os_error());
-    // SAFETY: Both descriptors were just made and have no other owner.
-    let [reader, writer] = ends.map(|end| File::from(unsafe { OwnedFd::from_raw_fd(end) }));
-    Ok((reader, writer))
+    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    Ok((File::from(reader), File::from(writer)))
 }
 
 /// Returns the kernel's major and minor version: (6, 1) for "6.1.0-50-amd64".
@@ -700,5 +614,38 @@ mod tests {
         );
         assert_eq!(log_record("6,339,5140900,-"), None);
         assert_eq!(log_record("6;text"), None);
+    }
+
+    #[test]
+    fn a_descriptor_goes_over_a_socket() {
+        use std::os::fd::{AsFd as _, AsRawFd as _};
+        let (near, far) = std::os::unix::net::UnixDatagram::pair().expect("a pair");
+        assert!(receive_descriptor(far.as_fd()).expect("nothing").is_none());
+        let (reader, mut writer) = pipe().expect("a pipe");
+        assert!(send_descriptor(near.as_fd(), reader.as_raw_fd()).expect("sent"));
+        drop(reader);
+        let taken = receive_descriptor(far.as_fd()).expect("received");
+        let mut taken = File::from(taken.expect("a descriptor"));
+        io::Write::write_all(&mut writer, b"word").expect("written");
+        drop(writer);
+        let text = io::read_to_string(&mut taken).expect("read");
+        assert_eq!(text, "word");
+    }
+
+    #[test]
+    fn children_end_in_two_ways() {
+        let child = |script: &str| {
+            let child = Command::new("sh").args(["-c", script]).spawn();
+            Pid::from_raw(child.expect("a child").id() as i32).expect("a number")
+        };
+        let ended = child("exit 3");
+        let reaped = reap(Some(ended), true).expect("reaped");
+        assert_eq!(reaped, Reaped::Child(ended, Ended::Exited(3)));
+        assert_eq!(reap(Some(ended), false).expect("none"), Reaped::Nobody);
+        let killed = child("sleep 60");
+        assert_eq!(reap(Some(killed), false).expect("alive"), Reaped::NotYet);
+        kill(killed);
+        let reaped = reap(Some(killed), true).expect("reaped");
+        assert_eq!(reaped, Reaped::Child(killed, Ended::Killed(libc::SIGKILL)));
     }
 }

@@ -16,73 +16,31 @@ use crate::counters::{Activity, Counters};
 use crate::gpu::{Allocation, GRANULE, PAGE};
 use crate::hold::Hold;
 use crate::knobs::Parameter;
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, Peermem, PinMode};
 use crate::module::Replaced;
 use crate::pattern::{Choice, Pattern};
 use crate::rdma::{full_access, Hca, Op, Region, Status};
 use crate::sys::{KernelLog, Mapping, Placement, Span};
-use crate::{ktap, module, rdma, sys};
+use crate::{counters, ktap, module, rdma, sys};
 
 const M2: usize = GRANULE as usize;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "chunks.sixteen",
-        run: |lab| whole(lab, &[1; 16], 22),
-    },
-    Case {
-        name: "chunks.of_6_mib",
-        run: |lab| whole(lab, &[3; 5], 12),
-    },
-    Case {
-        name: "chunks.two",
-        run: |lab| whole(lab, &[1, 1], 3),
-    },
-    Case {
-        name: "chunks.one_extent",
-        run: one_extent,
-    },
-    Case {
-        name: "chunks.from_middle_to_middle",
-        run: middle,
-    },
-    Case {
-        name: "chunks.random_sizes_and_layouts",
-        run: random,
-    },
-    Case {
-        name: "chunks.hole_at_each_place",
-        run: holes,
-    },
-    Case {
-        name: "chunks.not_gpu_memory",
-        run: not_gpu_memory,
-    },
-    Case {
-        name: "chunks.limit",
-        run: limit,
-    },
-    Case {
-        name: "chunks.freed_between_pins",
-        run: freed_between_pins,
-    },
-    Case {
-        name: "chunks.killed_in_the_search",
-        run: killed,
-    },
-    Case {
-        name: "chunks.freed_before_get_pages",
-        run: freed_before_get_pages,
-    },
-    Case {
-        name: "chunks.part_freed_revokes_the_whole",
-        run: part_freed,
-    },
-    Case {
-        name: "chunks.part_freed_stays_the_regions",
-        run: part_stays,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "chunks.sixteen" => |lab| whole(lab, &[1; 16], 22),
+    "chunks.of_6_mib" => |lab| whole(lab, &[3; 5], 12),
+    "chunks.two" => |lab| whole(lab, &[1, 1], 3),
+    "chunks.one_extent" => one_extent,
+    "chunks.from_middle_to_middle" => middle,
+    "chunks.random_sizes_and_layouts" => random,
+    "chunks.hole_at_each_place" => holes,
+    "chunks.not_gpu_memory" => not_gpu_memory,
+    "chunks.limit" => limit,
+    "chunks.freed_between_pins" => freed_between_pins,
+    "chunks.killed_in_the_search" => killed,
+    "chunks.freed_before_get_pages" => freed_before_get_pages,
+    "chunks.part_freed_revokes_the_whole" => part_freed,
+    "chunks.part_freed_stays_the_regions" => part_stays,
 ];
 
 /// Allocations side by side.
@@ -253,11 +211,7 @@ fn whole_row(lab: &Lab, row: &Row, calls: u64) -> Result<()> {
         entries <= most,
         "{entries} entries where {most} are the most"
     );
-    ensure!(
-        activity.attempts == calls,
-        "{} calls to pin where {calls} were expected",
-        activity.attempts
-    );
+    ktap::same("calls to pin", activity.attempts, calls)?;
     let kept = activity.pins - activity.unpins;
     ensure!(kept == row.parts.len() as u64, "{kept} pieces");
     Ok(())
@@ -332,14 +286,9 @@ fn refused(lab: &Lab, span: Span, calls: u64) -> Result<()> {
         Ok(_) => bail!("registered"),
         Err(refused) => ensure!(refused.errno() == libc::EFAULT, "{refused}"),
     }
-    let pins = Counters::read()?.live_pins()?;
-    ensure!(pins == 0, "{pins} pins are left");
+    counters::pins_are(0)?;
     if lab.setup.peermem == Peermem::Ours {
-        ensure!(
-            activity.attempts == calls,
-            "{} calls to pin where {calls} were expected",
-            activity.attempts
-        );
+        ktap::same("calls to pin", activity.attempts, calls)?;
     }
     Ok(())
 }
@@ -438,8 +387,7 @@ fn freed_between_pins(lab: &Lab) -> Result<()> {
         );
         ensure!(activity.attempts == calls, "{} calls", activity.attempts);
         ensure!(activity.callbacks == u64::from(gone == 0));
-        let pins = Counters::read()?.live_pins()?;
-        ensure!(pins == 0, "{pins} pins are left");
+        counters::pins_are(0)?;
     }
     Ok(())
 }
@@ -543,14 +491,11 @@ fn part_freed(lab: &Lab) -> Result<()> {
         ensure!(found == theirs, "the new owner's bytes changed");
         drop(theirs_too);
         // The others are still pinned; they go next, with a callback each, and then the region.
-        let pins = Counters::read()?.live_pins()?;
-        ensure!(pins == PARTS as u64 - 1, "{pins} pins");
+        counters::pins_are(PARTS as u64 - 1)?;
         row.parts[(gone + 1) % PARTS].free()?;
-        let pins = Counters::read()?.live_pins()?;
-        ensure!(pins == PARTS as u64 - 2, "{pins} pins");
+        counters::pins_are(PARTS as u64 - 2)?;
         drop(region);
-        let pins = Counters::read()?.live_pins()?;
-        ensure!(pins == 0, "{pins} pins are left");
+        counters::pins_are(0)?;
     }
     Ok(())
 }

@@ -15,36 +15,21 @@ use crate::cases::{dma, moving, reasons};
 use crate::counters::{Activity, Counters};
 use crate::gpu::{Allocation, Freer, GRANULE};
 use crate::knobs::Parameter;
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, expect, note, Case};
 use crate::lab::{Lab, PinMode, Where};
 use crate::pattern::Pattern;
 use crate::rdma::{full_access, Op};
 use crate::sys::Mapping;
-use crate::{counters, knobs, ktap, rdma, sys};
+use crate::{counters, knobs, ktap, module_files, rdma, sys};
 
 const M2: usize = GRANULE as usize;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "coherent.write_gpu_to_gpu",
-        run: |lab| moves(lab, Op::Write, Where::Gpu(0), Where::Gpu(1)),
-    },
-    Case {
-        name: "coherent.read_gpu_to_host",
-        run: |lab| moves(lab, Op::Read, Where::Gpu(0), Where::Host),
-    },
-    Case {
-        name: "coherent.mapped_by_the_provider",
-        run: mapped,
-    },
-    Case {
-        name: "coherent.not_revoked",
-        run: not_revoked,
-    },
-    Case {
-        name: "coherent.moved_by_the_kernel",
-        run: moved,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "coherent.write_gpu_to_gpu" => |lab| moves(lab, Op::Write, Where::Gpu(0), Where::Gpu(1)),
+    "coherent.read_gpu_to_host" => |lab| moves(lab, Op::Read, Where::Gpu(0), Where::Host),
+    "coherent.mapped_by_the_provider" => mapped,
+    "coherent.not_revoked" => not_revoked,
+    "coherent.moved_by_the_kernel" => moved,
 ];
 
 /// Until it is dropped, GPU memory is allocated where CPUs cache it.
@@ -115,12 +100,9 @@ fn mapped_for(lab: &Lab, memory: &Allocation, reason: &str) -> Result<()> {
     let live = ["pins_live", "pins_persistent_live", "bar_bytes_pinned"];
     let live = live.map(|name| now.get(name).unwrap_or(u64::MAX));
     ensure!(live == [0, 1, 0], "pins, and bytes of the BAR: {live:?}");
-    let counted = reasons::counts()?;
-    ensure!(counted == handed_on, "{counted:?}, not {handed_on:?}");
+    module_files::counted(&handed_on)?;
     drop(region);
-    let live = Counters::read()?.live_pins()?;
-    ensure!(live == 0, "{live} pins after the end");
-    Ok(())
+    counters::pins_are(0)
 }
 
 /// Freed memory stays behind its registration, in either mode: no callback, and the HCA goes on.
@@ -139,17 +121,14 @@ fn not_revoked(lab: &Lab) -> Result<()> {
     let before = Counters::read()?;
     lab.gpu(0)?.free(memory.mapping().addr(), Freer::Caller)?;
     let callbacks = Counters::read()?.since(&before, "callbacks")?;
-    note("callbacks", callbacks);
-    ensure!(callbacks == 0, "{callbacks} callbacks");
+    expect("callbacks", callbacks, 0)?;
     let part = |region: &rdma::Region| region.part(0, M2 as u64);
     connection
         .near
         .transfer(Op::Write, part(&source)?, part(&far)?)?;
     dma::same(&target, &bytes)?;
     drop((source, far));
-    let live = Counters::read()?.live_pins()?;
-    ensure!(live == 0, "{live} pins after the end");
-    Ok(())
+    counters::pins_are(0)
 }
 
 /// Page frames of the zone that the kernel keeps for pages that it can move, as it keeps a GPU's memory that it was given.
@@ -179,7 +158,7 @@ fn movable_zone() -> Result<Option<Range<u64>>> {
 fn pages_in(memory: &Mapping, zone: &Range<u64>) -> Result<usize> {
     /// Of an entry of pagemap, those with the page frame.
     const FRAME: u64 = (1 << 55) - 1;
-    let page = sys::page_size()?;
+    let page = sys::page_size();
     let pagemap = File::open("/proc/self/pagemap")?;
     let mut entry = [0; 8];
     let mut count = 0;
@@ -201,7 +180,7 @@ fn moved(lab: &Lab) -> Result<()> {
     let bytes = Pattern::new(lab.setup.seed, 1).bytes(0, M2);
     near.write(0, &bytes)?;
     far.write(0, &vec![0; M2])?;
-    let all = M2 / usize::try_from(sys::page_size()?)?;
+    let all = M2 / usize::try_from(sys::page_size())?;
     let in_zone = [pages_in(&near, &zone)?, pages_in(&far, &zone)?];
     note("pages_movable_before", in_zone[0] + in_zone[1]);
     ensure!(

@@ -12,21 +12,15 @@ use std::{env, fs};
 
 use anyhow::{ensure, Result};
 
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, Peermem};
 use crate::module::Replaced;
 use crate::sys::Running;
 use crate::{counters, ktap, module, sys};
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "consumers.find_the_module",
-        run: find,
-    },
-    Case {
-        name: "consumers.find_it_as_they_find_nvidias",
-        run: find_as_nvidias,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "consumers.find_the_module" => find,
+    "consumers.find_it_as_they_find_nvidias" => find_as_nvidias,
 ];
 
 /// NVIDIA's module, where the runner has laid it beside ours.
@@ -131,163 +125,71 @@ struct Consumer {
     finds: Finds,
 }
 
-const CONSUMERS: &[Consumer] = &[
-    Consumer {
-        name: "nccl-from-2.23",
-        source: "NCCL src/transport/net_ib/gdr.cc:18",
-        probe: Probe::AnyOf(&[NV_MEM, NV_MEM_NC, MODULE]),
-        finds: Finds::Module,
-    },
-    Consumer {
-        name: "nccl-to-2.22",
-        source: "NCCL up to 2.22.3, NVIDIA/nccl#1676",
-        probe: Probe::AnyOf(&[NV_MEM, NV_MEM_NC]),
-        finds: Finds::MemoryPeers,
-    },
-    Consumer {
-        name: "nccl-of-the-first-dmabuf",
-        source: "NCCL src/transport/net_ib.cc with DMA-BUF and without nv_mem_nc; so in FlagCX and TensorPipe",
-        probe: Probe::AnyOf(&[NV_MEM, BY_MODULE_NAME]),
-        finds: Finds::MemoryPeers,
-    },
-    Consumer {
-        name: "nccl-gin-gdaki",
-        source: "NCCL src/transport/net_ib/gdr.cc:33",
-        probe: Probe::AnyOf(&[MODULE]),
-        finds: Finds::Module,
-    },
-    Consumer {
-        name: "ucx-from-1.18",
-        source: "UCX src/uct/ib/base/ib_md.c:1420",
-        probe: Probe::AnyOf(&[NV_MEM, MODULE, FORERUNNER]),
-        finds: Finds::Module,
-    },
-    Consumer {
-        name: "ucx-to-1.17",
-        source: "UCX src/uct/ib/base/ib_md.c",
-        probe: Probe::AnyOf(&[NV_MEM]),
-        finds: Finds::MemoryPeers,
-    },
-    Consumer {
-        name: "ucx-on-efa",
-        source: "UCX src/uct/ib/base/ib_md.c, on Amazon's NICs alone",
-        probe: Probe::AnyOf(&[EFA]),
-        finds: Finds::Never,
-    },
-    Consumer {
-        name: "nvshmem-from-3.4.5",
-        source: "NVSHMEM transport_ib_common.cpp:25",
-        probe: Probe::AnyOf(&[NV_MEM, BY_MODULE_NAME, MODULE]),
-        finds: Finds::Module,
-    },
-    Consumer {
-        name: "nvshmem-before-3.4.5",
-        source: "NVSHMEM transport_ib_common.cpp",
-        probe: Probe::AnyOf(&[NV_MEM, BY_MODULE_NAME]),
-        finds: Finds::MemoryPeers,
-    },
-    Consumer {
-        name: "ucc-mlx5",
-        source: "UCC tl/mlx5, which also asks for three since",
-        probe: Probe::AnyOf(&[NV_MEM, MODULE, FORERUNNER]),
-        finds: Finds::Module,
-    },
-    Consumer {
-        name: "ucc-mcast",
-        source: "UCC multicast",
-        probe: Probe::AnyOf(&[NV_MEM]),
-        finds: Finds::MemoryPeers,
-    },
-    Consumer {
-        name: "gasnet",
-        source: "GASNet-EX ibv-conduit",
-        probe: Probe::AnyOf(&[NV_MEM]),
-        finds: Finds::MemoryPeers,
-    },
-    Consumer {
-        name: "nvidia-fs",
-        source: "nvidia-fs",
-        probe: Probe::AnyOf(&[NV_MEM]),
-        finds: Finds::MemoryPeers,
-    },
-    Consumer {
-        name: "open-mpi-openib",
-        source: "Open MPI, btl/openib of 4.x",
-        probe: Probe::Readable(NV_MEM),
-        finds: Finds::MemoryPeers,
-    },
-    Consumer {
-        name: "libfabric-verbs",
-        source: "libfabric prov/verbs/src/verbs_osd.h:59; it also wants a NIC named mlx*, bnxt_re* or roce*, of which there is none here",
-        probe: Probe::Line("/proc/kallsyms", SYMBOL),
-        finds: Finds::Core,
-    },
-    Consumer {
-        name: "rccl",
-        source: "RCCL since ROCm/rccl#1328",
-        probe: Probe::Line("/proc/kallsyms", SYMBOL),
-        finds: Finds::Core,
-    },
-    Consumer {
-        name: "mscclpp",
-        source: "mscclpp src/ib.cc:33",
-        probe: Probe::Line("/proc/modules", "nvidia_peermem"),
-        finds: Finds::Module,
-    },
-    Consumer {
-        name: "mooncake-tent",
-        source: "Mooncake, tent's rdma_transport",
-        probe: Probe::Line("/proc/modules", "nvidia_peermem"),
-        finds: Finds::Module,
-    },
-    Consumer {
-        name: "fabtests",
-        source: "fabtests, ofiwg/libfabric#12409",
-        probe: Probe::Line("/proc/modules", "nvidia_peermem"),
-        finds: Finds::Module,
-    },
-    Consumer {
-        name: "gpu-operator-validator",
-        source: "gpu-operator validator/main.go:1136",
-        probe: Probe::Shell(r"lsmod | grep -E '^nvidia_peermem\s'"),
-        finds: Finds::Module,
-    },
-    Consumer {
-        name: "gpu-operator-sidecar",
-        source: "gpu-driver-container ubuntu24.04/nvidia-driver:796, after its modprobe",
-        probe: Probe::AnyOf(&[REFERENCES]),
-        finds: Finds::Module,
-    },
-    Consumer {
-        name: "node-feature-discovery",
-        source: "gpu-operator, label nvidia.com/peermem.capable",
-        probe: Probe::Shell("cut -d ' ' -f 1 /proc/modules | grep -qx nvidia_peermem"),
-        finds: Finds::Module,
-    },
-    Consumer {
-        name: "doca-driver-build",
-        source: "doca-driver-build entrypoint.sh:1592: unloads it where this is so",
-        probe: Probe::Holds(REFERENCES, "0"),
-        finds: Finds::Module,
-    },
-    Consumer {
-        name: "gpud",
-        source: "gpud, the line of ib_core in lsmod",
-        probe: Probe::Shell(r"lsmod | grep -E '^ib_core\s.*\bnvidia_peermem\b'"),
-        finds: Finds::UserOfCore,
-    },
-    Consumer {
-        name: "health-checks",
-        source: "Oracle's, Imbue's and Azure's",
-        probe: Probe::Shell("lsmod | grep nvidia_peermem"),
-        finds: Finds::Module,
-    },
-    Consumer {
-        name: "initstate",
-        source: "scripts that wait for the module to be up",
-        probe: Probe::Holds("/sys/module/nvidia_peermem/initstate", "live"),
-        finds: Finds::Module,
-    },
+/// Makes the table of consumers: a name, its source, and how it is asked and what it finds.
+macro_rules! consumers {
+    ($($name:literal: $source:literal, $probe:ident($($of:expr),+) => $finds:ident;)+) => {
+        &[$(Consumer {
+            name: $name,
+            source: $source,
+            probe: Probe::$probe($($of),+),
+            finds: Finds::$finds,
+        }),+]
+    };
+}
+
+const CONSUMERS: &[Consumer] = consumers![
+    "nccl-from-2.23": "NCCL src/transport/net_ib/gdr.cc:18",
+        AnyOf(&[NV_MEM, NV_MEM_NC, MODULE]) => Module;
+    "nccl-to-2.22": "NCCL up to 2.22.3, NVIDIA/nccl#1676",
+        AnyOf(&[NV_MEM, NV_MEM_NC]) => MemoryPeers;
+    "nccl-of-the-first-dmabuf": "NCCL src/transport/net_ib.cc with DMA-BUF and without nv_mem_nc; so in FlagCX and TensorPipe",
+        AnyOf(&[NV_MEM, BY_MODULE_NAME]) => MemoryPeers;
+    "nccl-gin-gdaki": "NCCL src/transport/net_ib/gdr.cc:33",
+        AnyOf(&[MODULE]) => Module;
+    "ucx-from-1.18": "UCX src/uct/ib/base/ib_md.c:1420",
+        AnyOf(&[NV_MEM, MODULE, FORERUNNER]) => Module;
+    "ucx-to-1.17": "UCX src/uct/ib/base/ib_md.c",
+        AnyOf(&[NV_MEM]) => MemoryPeers;
+    "ucx-on-efa": "UCX src/uct/ib/base/ib_md.c, on Amazon's NICs alone",
+        AnyOf(&[EFA]) => Never;
+    "nvshmem-from-3.4.5": "NVSHMEM transport_ib_common.cpp:25",
+        AnyOf(&[NV_MEM, BY_MODULE_NAME, MODULE]) => Module;
+    "nvshmem-before-3.4.5": "NVSHMEM transport_ib_common.cpp",
+        AnyOf(&[NV_MEM, BY_MODULE_NAME]) => MemoryPeers;
+    "ucc-mlx5": "UCC tl/mlx5, which also asks for three since",
+        AnyOf(&[NV_MEM, MODULE, FORERUNNER]) => Module;
+    "ucc-mcast": "UCC multicast",
+        AnyOf(&[NV_MEM]) => MemoryPeers;
+    "gasnet": "GASNet-EX ibv-conduit",
+        AnyOf(&[NV_MEM]) => MemoryPeers;
+    "nvidia-fs": "nvidia-fs",
+        AnyOf(&[NV_MEM]) => MemoryPeers;
+    "open-mpi-openib": "Open MPI, btl/openib of 4.x",
+        Readable(NV_MEM) => MemoryPeers;
+    "libfabric-verbs": "libfabric prov/verbs/src/verbs_osd.h:59; it also wants a NIC named mlx*, bnxt_re* or roce*, of which there is none here",
+        Line("/proc/kallsyms", SYMBOL) => Core;
+    "rccl": "RCCL since ROCm/rccl#1328",
+        Line("/proc/kallsyms", SYMBOL) => Core;
+    "mscclpp": "mscclpp src/ib.cc:33",
+        Line("/proc/modules", "nvidia_peermem") => Module;
+    "mooncake-tent": "Mooncake, tent's rdma_transport",
+        Line("/proc/modules", "nvidia_peermem") => Module;
+    "fabtests": "fabtests, ofiwg/libfabric#12409",
+        Line("/proc/modules", "nvidia_peermem") => Module;
+    "gpu-operator-validator": "gpu-operator validator/main.go:1136",
+        Shell(r"lsmod | grep -E '^nvidia_peermem\s'") => Module;
+    "gpu-operator-sidecar": "gpu-driver-container ubuntu24.04/nvidia-driver:796, after its modprobe",
+        AnyOf(&[REFERENCES]) => Module;
+    "node-feature-discovery": "gpu-operator, label nvidia.com/peermem.capable",
+        Shell("cut -d ' ' -f 1 /proc/modules | grep -qx nvidia_peermem") => Module;
+    "doca-driver-build": "doca-driver-build entrypoint.sh:1592: unloads it where this is so",
+        Holds(REFERENCES, "0") => Module;
+    "gpud": "gpud, the line of ib_core in lsmod",
+        Shell(r"lsmod | grep -E '^ib_core\s.*\bnvidia_peermem\b'") => UserOfCore;
+    "health-checks": "Oracle's, Imbue's and Azure's",
+        Shell("lsmod | grep nvidia_peermem") => Module;
+    "initstate": "scripts that wait for the module to be up",
+        Holds("/sys/module/nvidia_peermem/initstate", "live") => Module;
 ];
 
 fn ask_all() -> Result<Vec<Option<String>>> {

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::child::Process;
 use crate::gpu::Gpu;
-use crate::ktap::note;
+use crate::ktap::{cases, note};
 use crate::lab::{Lab, Peermem, PinMode, Setup};
 use crate::pci::{Acs, Place};
 use crate::rdma::{full_access, Hca};
@@ -38,72 +38,20 @@ struct Case {
     run: fn(&Machine) -> Result<()>,
 }
 
-const CASES: &[Case] = &[
-    Case {
-        name: "ctl.topo",
-        on: |_| true,
-        run: topo,
-    },
-    Case {
-        name: "ctl.doctor",
-        on: |_| true,
-        run: doctor,
-    },
-    Case {
-        name: "ctl.doctor_names_one_pair",
-        on: |machine| machine.topology == "sockets",
-        run: one_pair,
-    },
-    Case {
-        name: "ctl.doctor_redirection_at_a_switch",
-        on: |machine| machine.topology == "switches",
-        run: redirection_at_a_switch,
-    },
-    Case {
-        name: "ctl.doctor_redirection_at_root_ports",
-        on: is_plain,
-        run: redirection_at_root_ports,
-    },
-    Case {
-        name: "ctl.doctor_module_taken_out",
-        on: is_plain,
-        run: module_taken_out,
-    },
-    Case {
-        name: "ctl.doctor_locked_memory",
-        on: is_plain,
-        run: locked_memory,
-    },
-    Case {
-        name: "ctl.list",
-        on: is_plain,
-        run: listed,
-    },
-    Case {
-        name: "ctl.list_freed",
-        on: is_plain,
-        run: freed,
-    },
-    Case {
-        name: "ctl.list_all",
-        on: |_| true,
-        run: listed_all,
-    },
-    Case {
-        name: "ctl.stats",
-        on: is_plain,
-        run: stats,
-    },
-    Case {
-        name: "ctl.export",
-        on: |machine| machine.promtool.is_some(),
-        run: export,
-    },
-    Case {
-        name: "ctl.no_module",
-        on: |machine| machine.setup.peermem == Peermem::None,
-        run: no_module,
-    },
+const CASES: &[Case] = cases![
+    "ctl.topo" if |_| true => topo,
+    "ctl.doctor" if |_| true => doctor,
+    "ctl.doctor_names_one_pair" if |machine| machine.topology == "sockets" => one_pair,
+    "ctl.doctor_redirection_at_a_switch" if |machine| machine.topology == "switches" => redirection_at_a_switch,
+    "ctl.doctor_redirection_at_root_ports" if is_plain => redirection_at_root_ports,
+    "ctl.doctor_module_taken_out" if is_plain => module_taken_out,
+    "ctl.doctor_locked_memory" if is_plain => locked_memory,
+    "ctl.list" if is_plain => listed,
+    "ctl.list_freed" if is_plain => freed,
+    "ctl.list_all" if |_| true => listed_all,
+    "ctl.stats" if is_plain => stats,
+    "ctl.export" if |machine| machine.promtool.is_some() => export,
+    "ctl.no_module" if |machine| machine.setup.peermem == Peermem::None => no_module,
 ];
 
 /// The machine on which nothing is wrong, so that what is injected is all there is.
@@ -120,10 +68,8 @@ pub(crate) fn run(setup: &Setup, promtool: Option<PathBuf>) -> Result<bool> {
     };
     let cases: Vec<&Case> = CASES.iter().filter(|case| (case.on)(&machine)).collect();
     println!("KTAP version 1");
-    let names = cases.iter().map(|case| case.name).collect();
-    Ok(ktap::tell(names, |index| {
-        cases.get(index).map_or(Ok(()), |case| (case.run)(&machine))
-    }))
+    let named = cases.iter().map(|case| (case.name, *case));
+    Ok(ktap::tell(named, |case| (case.run)(&machine)))
 }
 
 /// What `peermemctl` answered.

@@ -138,60 +138,28 @@ pub(super) struct Pair {
     pub(super) sent: [u64; 2],
 }
 
+/// Makes a table of pairs, each with its name, its program and what is sent.
+macro_rules! pairs {
+    ($($name:literal: $program:literal => $sent:expr),+ $(,)?) => {
+        &[$(Pair { name: $name, program: $program, sent: $sent }),+]
+    };
+}
+pub(super) use pairs;
+
 /// All sizes from 2 bytes to 8 MiB, five times each.
 const ALL_SIZES: u64 = 5 * ((16 << 20) - 2);
 
-const PAIRS: &[Pair] = &[
-    Pair {
-        name: "cuda.write_bw",
-        program: "ib_write_bw -s 65536 -n 1000",
-        sent: [1000 << 16, 0],
-    },
-    Pair {
-        name: "cuda.read_bw",
-        program: "ib_read_bw -s 65536 -n 1000",
-        sent: [0, 1000 << 16],
-    },
-    Pair {
-        name: "cuda.send_bw",
-        program: "ib_send_bw -s 65536 -n 1000",
-        sent: [1000 << 16, 0],
-    },
-    Pair {
-        name: "cuda.read_lat",
-        program: "ib_read_lat -s 64 -n 1000",
-        sent: [0, 1000 << 6],
-    },
-    Pair {
-        name: "cuda.send_lat",
-        program: "ib_send_lat -s 64 -n 1000",
-        sent: [1000 << 6, 1000 << 6],
-    },
-    Pair {
-        name: "cuda.sizes_write_bw",
-        program: "ib_write_bw -a -n 5",
-        sent: [ALL_SIZES, 0],
-    },
-    Pair {
-        name: "cuda.sizes_read_bw",
-        program: "ib_read_bw -a -n 5",
-        sent: [0, ALL_SIZES],
-    },
-    Pair {
-        name: "cuda.sizes_send_bw",
-        program: "ib_send_bw -a -n 5",
-        sent: [ALL_SIZES, 0],
-    },
-    Pair {
-        name: "cuda.sizes_read_lat",
-        program: "ib_read_lat -a -n 5",
-        sent: [0, ALL_SIZES],
-    },
-    Pair {
-        name: "cuda.sizes_send_lat",
-        program: "ib_send_lat -a -n 5",
-        sent: [ALL_SIZES, ALL_SIZES],
-    },
+const PAIRS: &[Pair] = pairs![
+    "cuda.write_bw": "ib_write_bw -s 65536 -n 1000" => [1000 << 16, 0],
+    "cuda.read_bw": "ib_read_bw -s 65536 -n 1000" => [0, 1000 << 16],
+    "cuda.send_bw": "ib_send_bw -s 65536 -n 1000" => [1000 << 16, 0],
+    "cuda.read_lat": "ib_read_lat -s 64 -n 1000" => [0, 1000 << 6],
+    "cuda.send_lat": "ib_send_lat -s 64 -n 1000" => [1000 << 6, 1000 << 6],
+    "cuda.sizes_write_bw": "ib_write_bw -a -n 5" => [ALL_SIZES, 0],
+    "cuda.sizes_read_bw": "ib_read_bw -a -n 5" => [0, ALL_SIZES],
+    "cuda.sizes_send_bw": "ib_send_bw -a -n 5" => [ALL_SIZES, 0],
+    "cuda.sizes_read_lat": "ib_read_lat -a -n 5" => [0, ALL_SIZES],
+    "cuda.sizes_send_lat": "ib_send_lat -a -n 5" => [ALL_SIZES, ALL_SIZES],
 ];
 
 const VERIFY: &str = "cuda.verify";
@@ -227,19 +195,22 @@ pub(crate) fn run(setup: &Setup, places: &Places, filter: &[String]) -> Result<b
     ensure!(!names.is_empty(), "no case has such a name");
     Lab::open(setup)?.first_registrations()?;
     println!("KTAP version 1");
-    Ok(ktap::tell(names.clone(), |index| {
-        let before = Counters::read()?;
-        match names.get(index).copied().unwrap_or_default() {
-            VERIFY => consumers.verify(),
-            NIXL => consumers.nixl(),
-            name if name.starts_with("ucx.") => consumers.ucx(name),
-            name => PAIRS
-                .iter()
-                .filter(|pair| pair.name == name)
-                .try_for_each(|pair| consumers.perftest(pair)),
-        }?;
-        ktap::check_rest(&before)
-    }))
+    Ok(ktap::tell(
+        names.iter().map(|name| (*name, *name)),
+        |name| {
+            let before = Counters::read()?;
+            match name {
+                VERIFY => consumers.verify(),
+                NIXL => consumers.nixl(),
+                name if name.starts_with("ucx.") => consumers.ucx(name),
+                name => PAIRS
+                    .iter()
+                    .filter(|pair| pair.name == name)
+                    .try_for_each(|pair| consumers.perftest(pair)),
+            }?;
+            ktap::check_rest(&before)
+        },
+    ))
 }
 
 impl Consumers {

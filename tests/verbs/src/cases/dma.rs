@@ -18,7 +18,7 @@ use crate::counters::{Activity, Counters};
 use crate::dma::{Access, Faults, Guard, Mapped, Page, Segment, Trace};
 use crate::gpu::{Allocation, BarView, GRANULE, PAGE};
 use crate::knobs::Parameter;
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, Memory, Peermem, PinMode, Where};
 use crate::nvme::{Nvme, Op, Pointers, BLOCK};
 use crate::pattern::{difference, Choice, Pattern};
@@ -29,63 +29,21 @@ const M2: usize = GRANULE as usize;
 /// What a device reads and writes in the cases about faults: the IOMMU's page.
 const SMALL: usize = 4096;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "dma.queues_in_gpu_memory",
-        run: |lab| each_mode(lab, queues),
-    },
-    Case {
-        name: "dma.gpu_to_disk_to_gpu",
-        run: |lab| each_mode(lab, gpu_to_gpu),
-    },
-    Case {
-        name: "dma.unaligned",
-        run: |lab| each_mode(lab, unaligned),
-    },
-    Case {
-        name: "dma.layouts",
-        run: |lab| each_mode(lab, layouts),
-    },
-    Case {
-        name: "dma.many_regions",
-        run: |lab| each_mode(lab, many),
-    },
-    Case {
-        name: "dma.faults_after_deregistration",
-        run: |lab| each_mode(lab, after_deregistration),
-    },
-    Case {
-        name: "dma.other_region_stays",
-        run: |lab| each_mode(lab, other_stays),
-    },
-    Case {
-        name: "dma.faults_after_free",
-        run: |lab| one_mode(lab, PinMode::Revocable, after_free),
-    },
-    Case {
-        name: "dma.goes_on_after_free",
-        run: |lab| one_mode(lab, PinMode::Persistent, goes_on),
-    },
-    Case {
-        name: "dma.fragmented",
-        run: |lab| each_mode(lab, fragmented),
-    },
-    Case {
-        name: "dma.nothing_beside",
-        run: |lab| each_mode(lab, nothing_beside),
-    },
-    Case {
-        name: "dma.bit_31",
-        run: |lab| each_mode(lab, bit_31),
-    },
-    Case {
-        name: "dma.lazy_window",
-        run: |lab| each_mode(lab, window),
-    },
-    Case {
-        name: "dma.provider_maps",
-        run: provider_maps,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "dma.queues_in_gpu_memory" => |lab| each_mode(lab, queues),
+    "dma.gpu_to_disk_to_gpu" => |lab| each_mode(lab, gpu_to_gpu),
+    "dma.unaligned" => |lab| each_mode(lab, unaligned),
+    "dma.layouts" => |lab| each_mode(lab, layouts),
+    "dma.many_regions" => |lab| each_mode(lab, many),
+    "dma.faults_after_deregistration" => |lab| each_mode(lab, after_deregistration),
+    "dma.other_region_stays" => |lab| each_mode(lab, other_stays),
+    "dma.faults_after_free" => |lab| one_mode(lab, PinMode::Revocable, after_free),
+    "dma.goes_on_after_free" => |lab| one_mode(lab, PinMode::Persistent, goes_on),
+    "dma.fragmented" => |lab| each_mode(lab, fragmented),
+    "dma.nothing_beside" => |lab| each_mode(lab, nothing_beside),
+    "dma.bit_31" => |lab| each_mode(lab, bit_31),
+    "dma.lazy_window" => |lab| each_mode(lab, window),
+    "dma.provider_maps" => provider_maps,
 ];
 
 /// A controller that runs on registrations of one mode, and those who watch it.

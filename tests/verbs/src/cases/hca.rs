@@ -5,52 +5,33 @@
 use anyhow::{ensure, Context, Result};
 
 use crate::arena::Arena;
-use crate::cases::reasons;
 use crate::cases::stage::Stage;
 use crate::counters::Counters;
 use crate::gpu::GRANULE;
 use crate::hold::Hold;
 use crate::knobs::Parameter;
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, PinMode};
 use crate::rdma::{full_access, Op, Part, Region, Status};
-use crate::{counters, module, rdma};
+use crate::{counters, ktap, module, module_files, rdma};
 
 const M2: usize = GRANULE as usize;
 /// Bytes of a transfer.
 const SOME: usize = 4096;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "hca.waits_for_its_firmware",
-        run: |lab| with_each_unmapper(lab, firmware),
+pub(super) const CASES: &[Case] = cases![
+    "hca.waits_for_its_firmware" => |lab| with_each_unmapper(lab, firmware),
+    "hca.fails_to_deregister" => fails_to_deregister,
+    "hca.fails_to_revoke" => |lab| with_each_unmapper(lab, fails_to_revoke),
+    "hca.gives_up_under_the_lock" => |lab| {
+        lab.needs_module()?;
+        if lab.setup.mode() == PinMode::Revocable {
+            lab.needs_no_lockdep("a lock that is freed while it is held")?;
+        }
+        gives_up(lab, "peer_fail_setup")
     },
-    Case {
-        name: "hca.fails_to_deregister",
-        run: fails_to_deregister,
-    },
-    Case {
-        name: "hca.fails_to_revoke",
-        run: |lab| with_each_unmapper(lab, fails_to_revoke),
-    },
-    Case {
-        name: "hca.gives_up_under_the_lock",
-        run: |lab| {
-            lab.needs_module()?;
-            if lab.setup.mode() == PinMode::Revocable {
-                lab.needs_no_lockdep("a lock that is freed while it is held")?;
-            }
-            gives_up(lab, "peer_fail_setup")
-        },
-    },
-    Case {
-        name: "hca.gives_up_before_activation",
-        run: |lab| with_each_unmapper(lab, |lab| gives_up(lab, "peer_fail_create")),
-    },
-    Case {
-        name: "hca.has_regions_of_both_clients",
-        run: both_clients,
-    },
+    "hca.gives_up_before_activation" => |lab| with_each_unmapper(lab, |lab| gives_up(lab, "peer_fail_create")),
+    "hca.has_regions_of_both_clients" => both_clients,
 ];
 
 /// How many of the next revocations fail.
@@ -93,20 +74,18 @@ fn firmware(lab: &Lab) -> Result<()> {
     let (hold, free) = Hold::catch("rxe_peer/firmware", || stage.start_free(&memory))?;
     let mut release = stage.start_deregister(region)?;
     release.ended_or_in(&["rxe_dereg_mr"])?;
-    let listed = reasons::lines("registrations")?;
+    let listed = module_files::lines("registrations")?;
     note("listed", format_args!("{listed:?}"));
     hold.release();
     free.finish()?.done("the free")??;
     release.finish()?.done("the deregistration")?;
     let states: Vec<_> = listed
         .iter()
-        .map(|line| reasons::get(line, "state"))
+        .map(|line| module_files::get(line, "state"))
         .collect();
     ensure!(matches!(states[..], [Ok("revoked")]), "listed: {states:?}");
     ensure!(live()? == 0, "pins are left");
-    let callbacks = Counters::read()?.activity(&stage.before)?.callbacks;
-    ensure!(callbacks == 1, "{callbacks} callbacks");
-    Ok(())
+    ktap::same("callbacks", stage.counted("callbacks")?, 1)
 }
 
 /// `ibv_dereg_mr` fails, and the region works as before: its pin is there. The next one succeeds.

@@ -15,7 +15,7 @@ use anyhow::{ensure, Context, Result};
 
 use crate::cases::consumers;
 use crate::gpu::GRANULE;
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, expect, note, Case};
 use crate::lab::{Lab, Peermem, PinMode};
 use crate::module::Replaced;
 use crate::rdma::full_access;
@@ -25,55 +25,19 @@ use crate::{counters, ktap, module, sys};
 const M2: usize = GRANULE as usize;
 const MEMORY_PEERS: &str = "/sys/kernel/mm/memory_peers";
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "identity.version",
-        run: version,
-    },
-    Case {
-        name: "identity.parameters",
-        run: parameters,
-    },
-    Case {
-        name: "identity.unload_refused_while_registered",
-        run: unload_refused,
-    },
-    Case {
-        name: "identity.unload_and_load_again",
-        run: load_again,
-    },
-    Case {
-        name: "identity.memory_peers",
-        run: memory_peers,
-    },
-    Case {
-        name: "identity.statistics",
-        run: statistics,
-    },
-    Case {
-        name: "identity.statistics_of_a_revocation",
-        run: statistics_of_a_revocation,
-    },
-    Case {
-        name: "identity.memory_peers_turned_off",
-        run: turned_off,
-    },
-    Case {
-        name: "identity.reader_across_unload",
-        run: reader_across_unload,
-    },
-    Case {
-        name: "identity.readers_beside_unloads",
-        run: readers_beside_unloads,
-    },
-    Case {
-        name: "identity.modprobe",
-        run: modprobe,
-    },
-    Case {
-        name: "identity.as_nvidias",
-        run: as_nvidias,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "identity.version" => version,
+    "identity.parameters" => parameters,
+    "identity.unload_refused_while_registered" => unload_refused,
+    "identity.unload_and_load_again" => load_again,
+    "identity.memory_peers" => memory_peers,
+    "identity.statistics" => statistics,
+    "identity.statistics_of_a_revocation" => statistics_of_a_revocation,
+    "identity.memory_peers_turned_off" => turned_off,
+    "identity.reader_across_unload" => reader_across_unload,
+    "identity.readers_beside_unloads" => readers_beside_unloads,
+    "identity.modprobe" => modprobe,
+    "identity.as_nvidias" => as_nvidias,
 ];
 
 /// NCCL and UCX look for this file.
@@ -121,15 +85,13 @@ fn parameters(lab: &Lab) -> Result<()> {
 
 fn unload_refused(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
-    let idle = counters::module_references(module::NAME)?;
-    ensure!(idle == 0, "{idle} references without a registration");
+    module::references_are(0).context("without a registration")?;
     let memory = lab.allocate_gpu(M2)?;
     let regions = (0..3)
         .map(|_| Ok(lab.near.register(memory.span(0, M2)?, full_access())?))
         .collect::<Result<Vec<_>>>()?;
     let held = counters::module_references(module::NAME)?;
-    note("references_of_3_regions", held);
-    ensure!(held == 3, "{held} references under 3 regions");
+    expect("references_of_3_regions", held, 3)?;
     for name in [module::NAME, "nvidia"] {
         match sys::unload_module(name) {
             Err(error) if error.raw_os_error() == Some(libc::EWOULDBLOCK) => {}
@@ -144,8 +106,7 @@ fn unload_refused(lab: &Lab) -> Result<()> {
         rmmod.output
     );
     drop(regions);
-    let idle = counters::module_references(module::NAME)?;
-    ensure!(idle == 0, "{idle} references after the last region");
+    module::references_are(0).context("after the last region")?;
     Ok(())
 }
 

@@ -19,7 +19,7 @@ use crate::lab::{Lab, Peermem, PinMode};
 use crate::module::Replaced;
 use crate::rdma::{errno_name, full_access, Hca, Refused};
 use crate::sys::{KernelLog, Mapping, Placement, Span};
-use crate::{counters, ktap, module, sys};
+use crate::{ktap, module, sys};
 
 const M2: usize = GRANULE as usize;
 /// What `ibv_reg_mr` ends with where it does not fail.
@@ -253,9 +253,7 @@ fn row_of_this_module(
     lab.near
         .register(memory.span(0, M2)?, full_access())
         .context("afterwards")?;
-    let held = counters::module_references(module::NAME)?;
-    ensure!(held == 0, "{held} holds on the module afterwards");
-    Ok(())
+    module::references_are(0).context("afterwards")
 }
 
 /// What NVIDIA's module does not survive.
@@ -475,7 +473,7 @@ const PAGES: u64 = 1 << 32;
 /// From where nothing lies for as many pages: with pages of 4 KiB below all of a small program, with pages of 64 KiB beyond
 /// the addresses that a program gets unasked.
 fn free_pages() -> Result<(u64, u64)> {
-    let page = sys::page_size()?;
+    let page = sys::page_size();
     Ok((PAGES * page, page))
 }
 
@@ -524,11 +522,11 @@ fn memlock(bytes: u64) -> impl FnOnce(&Lab, &mut Row) -> Result<()> {
             in_child(lab.near.name(), |hca| {
                 let memory = gpu.allocate(M2, Placement::Any)?;
                 let span = memory.span(0, M2)?;
-                sys::limit_locked_memory(bytes)?;
+                sys::limit_locked_memory(Some(bytes))?;
                 sys::become_user(NOBODY)?;
                 let errno = errno_of(hca.register(span, full_access()));
                 if lifted {
-                    sys::limit_locked_memory(libc::RLIM_INFINITY)?;
+                    sys::lock_any_memory()?;
                     hca.register(span, full_access())
                         .context("with the limit lifted")?;
                 }

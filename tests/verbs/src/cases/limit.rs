@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use anyhow::{ensure, Context, Result};
 
 use crate::gpu::{Allocation, GRANULE};
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, Peermem, PinMode};
 use crate::rdma::{full_access, Hca, Region};
 use crate::sys::{KernelLog, Placement, Span};
@@ -19,23 +19,11 @@ const FULL: usize = LIMIT_MIB << 20;
 /// Users that no file of the system knows.
 const OTHER: u32 = 54_321;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "limit.refused_with_a_reason",
-        run: refused_with_a_reason,
-    },
-    Case {
-        name: "limit.each_user_has_an_account",
-        run: each_user,
-    },
-    Case {
-        name: "limit.goes_back_to_who_registered",
-        run: goes_back,
-    },
-    Case {
-        name: "limit.orphans_stay_charged",
-        run: orphans,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "limit.refused_with_a_reason" => refused_with_a_reason,
+    "limit.each_user_has_an_account" => each_user,
+    "limit.goes_back_to_who_registered" => goes_back,
+    "limit.orphans_stay_charged" => orphans,
 ];
 
 /// Runs `body` with the module loaded anew, under the limit.

@@ -13,96 +13,47 @@ use anyhow::{ensure, Context, Result};
 
 use crate::cases::consumers;
 use crate::gpu::GRANULE;
-use crate::ktap::note;
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, Setup};
 use crate::rdma::full_access;
 use crate::sys::{Finished, KernelLog, Running};
 use crate::{ktap, module, sys};
 
-struct Case {
-    name: &'static str,
-    run: fn(&Setup) -> Result<()>,
-}
-
-const CASES: &[Case] = &[
-    Case {
-        name: "loading.ib_core_has_no_peer_memory",
-        run: |_| no_peer_memory(),
+const CASES: &[Case<Setup>] = cases![
+    "loading.ib_core_has_no_peer_memory" => |_| no_peer_memory(),
+    "loading.no_ib_uverbs" => |_| no_ib_uverbs(),
+    "loading.all_is_there" => |_| all_is_there(),
+    "loading.no_driver" => |_| no_driver(),
+    "loading.older_driver" => |_| {
+        beside_driver(
+            "older",
+            "not loaded: nvidia.ko 530.30.02 has no nvidia_p2p_get_pages_persistent: install driver 535 or newer",
+        )
     },
-    Case {
-        name: "loading.no_ib_uverbs",
-        run: |_| no_ib_uverbs(),
+    "loading.proprietary_driver" => |_| {
+        beside_driver(
+            "proprietary",
+            "not loaded: nvidia.ko 550.54.14 is the proprietary flavour, and this module was not built for it: build it \
+             again beside that driver (x86-64), or install NVIDIA's open kernel modules \
+             (nvidia-open), or use NVIDIA's own nvidia-peermem",
+        )
     },
-    Case {
-        name: "loading.all_is_there",
-        run: |_| all_is_there(),
-    },
-    Case {
-        name: "loading.no_driver",
-        run: |_| no_driver(),
-    },
-    Case {
-        name: "loading.older_driver",
-        run: |_| {
-            beside_driver(
-                "older",
-                "not loaded: nvidia.ko 530.30.02 has no nvidia_p2p_get_pages_persistent: install driver 535 or newer",
-            )
-        },
-    },
-    Case {
-        name: "loading.proprietary_driver",
-        run: |_| {
-            beside_driver(
-                "proprietary",
-                "not loaded: nvidia.ko 550.54.14 is the proprietary flavour, and this module was not built for it: build it \
-                 again beside that driver (x86-64), or install NVIDIA's open kernel modules \
-                 (nvidia-open), or use NVIDIA's own nvidia-peermem",
-            )
-        },
-    },
-    Case {
-        name: "loading.nv_peer_mem_is_there",
-        run: |_| nv_peer_mem(),
-    },
-    Case {
-        name: "loading.revocable_mode_needs_ofed_25_04",
-        run: |_| revocable_mode(),
-    },
-    Case {
-        name: "loading.nvidias_is_there",
-        run: |_| nvidias(),
-    },
-    Case {
-        name: "loading.unsigned",
-        run: |_| unsigned(),
-    },
-    Case {
-        name: "loading.signed_by_a_stranger",
-        run: |_| signed_by_a_stranger(),
-    },
-    Case {
-        name: "loading.changed_after_signing",
-        run: |_| changed_after_signing(),
-    },
-    Case {
-        name: "loading.signed",
-        run: signed,
-    },
+    "loading.nv_peer_mem_is_there" => |_| nv_peer_mem(),
+    "loading.revocable_mode_needs_ofed_25_04" => |_| revocable_mode(),
+    "loading.nvidias_is_there" => |_| nvidias(),
+    "loading.unsigned" => |_| unsigned(),
+    "loading.signed_by_a_stranger" => |_| signed_by_a_stranger(),
+    "loading.changed_after_signing" => |_| changed_after_signing(),
+    "loading.signed" => signed,
     // Takes all of RDMA away.
-    Case {
-        name: "loading.no_ib_core",
-        run: |_| no_ib_core(),
-    },
+    "loading.no_ib_core" => |_| no_ib_core(),
 ];
 
 /// Runs all of them; true when none failed.
 pub(crate) fn run(setup: &Setup) -> bool {
     println!("KTAP version 1");
-    let names = CASES.iter().map(|case| case.name).collect();
-    ktap::tell(names, |index| {
-        CASES.get(index).map_or(Ok(()), |case| (case.run)(setup))
-    })
+    let named = CASES.iter().map(|case| (case.name, case));
+    ktap::tell(named, |case| (case.run)(setup))
 }
 
 fn execute(command: &mut Command) -> Result<Finished> {
@@ -137,6 +88,13 @@ fn attempt(program: &str, arguments: &[&str]) -> Result<(Finished, Vec<String>, 
     let own = |line: &String| Some(line.strip_prefix("nvidia-peermem: ")?.to_owned());
     let said = lines.iter().filter_map(own).collect();
     Ok((finished, said, lines))
+}
+
+/// Loads the module with these parameters; returns what it said.
+fn loaded(parameters: &[&str]) -> Result<Vec<String>> {
+    let (finished, said, _) = attempt("modprobe", &[&["nvidia-peermem"], parameters].concat())?;
+    ensure!(finished.success(), "modprobe: {}", finished.tail(3));
+    Ok(said)
 }
 
 /// It must not load, with `words` from whoever was to load it, and this one line in the log.
@@ -205,8 +163,7 @@ fn no_ib_uverbs() -> Result<()> {
 /// Weak or not: where all is there the module holds both neighbours, and has nothing to say.
 fn all_is_there() -> Result<()> {
     needs_peer_memory()?;
-    let (finished, said, _) = attempt("modprobe", &["nvidia-peermem"])?;
-    ensure!(finished.success(), "modprobe: {}", finished.tail(3));
+    let said = loaded(&[])?;
     ensure!(said.is_empty(), "the module said {said:#?}");
     for neighbour in ["nvidia", "ib_core"] {
         let holder = format!("/sys/module/{neighbour}/holders/{}", module::NAME);
@@ -267,8 +224,7 @@ fn nv_peer_mem() -> Result<()> {
 }
 
 fn beside_nv_peer_mem() -> Result<()> {
-    let (finished, said, _) = attempt("modprobe", &["nvidia-peermem"])?;
-    ensure!(finished.success(), "modprobe: {}", finished.tail(3));
+    let said = loaded(&[])?;
     let expected = "nv_peer_mem is loaded, too, and its client nv_mem is asked before this module's: rmmod nv_peer_mem, \
                     and remove its package (nvidia-peer-memory)";
     module::unload()?;
@@ -320,8 +276,7 @@ fn warned(words: Option<&str>) -> Result<()> {
     });
     for (mode, expected) in [(0, line), (1, None)] {
         let mode = format!("persistent_api_support={mode}");
-        let (finished, said, _) = attempt("modprobe", &["nvidia-peermem", &mode])?;
-        ensure!(finished.success(), "modprobe: {}", finished.tail(3));
+        let said = loaded(&[&mode])?;
         module::unload()?;
         let expected: Vec<String> = expected.into_iter().collect();
         ensure!(said == expected, "{mode}: the module said {said:#?}");

@@ -8,35 +8,25 @@ use std::path::Path;
 use anyhow::{ensure, Context as _, Result};
 
 use crate::cases::dma;
-use crate::cases::reasons::{attempt, one, Expected};
+use crate::cases::reasons::{of_gpu_memory, one, Expected};
 use crate::cases::stage::Stage;
 use crate::child::Process;
-use crate::counters::Counters;
 use crate::gpu::GRANULE;
 use crate::hold::Worker;
 use crate::knobs::{rebind, Parameter};
-use crate::ktap::Case;
+use crate::ktap::{cases, Case};
 use crate::lab::{Lab, PinMode};
 use crate::pattern::Pattern;
 use crate::rdma::{full_access, Op};
 use crate::sys::Mapping;
-use crate::{ktap, rdma, sys};
+use crate::{counters, ktap, rdma, sys};
 
 const M2: usize = GRANULE as usize;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "machine.bounce_buffers_forced",
-        run: bounce_buffers_forced,
-    },
-    Case {
-        name: "machine.gpu_taken_while_registered",
-        run: gpu_taken_while_registered,
-    },
-    Case {
-        name: "machine.suspended_in_traffic",
-        run: suspended_in_traffic,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "machine.bounce_buffers_forced" => bounce_buffers_forced,
+    "machine.gpu_taken_while_registered" => gpu_taken_while_registered,
+    "machine.suspended_in_traffic" => suspended_in_traffic,
 ];
 
 /// The kernel maps no BAR then (`dma_direct_map_phys()`). Registrations are refused with a reason, and leave nothing behind.
@@ -47,26 +37,11 @@ fn bounce_buffers_forced(lab: &Lab) -> Result<()> {
     }
     let expected = match lab.setup.mode() {
         // Where the module cannot map, nvidia.ko is asked to.
-        PinMode::Persistent => Expected {
-            step: "dma_map",
-            reason: "map_failed",
-            code: -libc::EIO,
-            errno: libc::EIO,
-        },
-        PinMode::Revocable => Expected {
-            step: "dma_map",
-            reason: "map_resource",
-            code: 0,
-            errno: libc::EINVAL,
-        },
+        PinMode::Persistent => Expected::dma_map("map_failed", -libc::EIO, libc::EIO),
+        PinMode::Revocable => Expected::dma_map("map_resource", 0, libc::EINVAL),
     };
-    one(lab, expected, |lab| {
-        let memory = lab.allocate_gpu(M2)?;
-        attempt(&lab.near, memory.span(0, M2)?)
-    })?;
-    let live = Counters::read()?.live_pins()?;
-    ensure!(live == 0, "{live} pins after the end");
-    Ok(())
+    one(lab, expected, of_gpu_memory)?;
+    counters::pins_are(0)
 }
 
 /// nvidia.ko counts a persistent pin as a use of its GPU. Whoever takes the GPU from its driver waits for that use, and

@@ -29,6 +29,7 @@ mod rules;
 mod scale;
 mod stage;
 mod sweep;
+mod sweep_bench;
 mod ucx;
 mod verify;
 
@@ -36,7 +37,7 @@ use crate::ktap::Case;
 
 /// In the order in which they run. Sweeps take long, what is about scale wants a machine of its own, and so do memory that
 /// CPUs cache and BARs with struct pages; `verify` is another program: they come only when they are asked for by name.
-pub(crate) fn all(filters: &[String]) -> Vec<Case> {
+pub(crate) fn all(filters: &[String]) -> Vec<&'static Case> {
     let if_asked = |name: &str, cases: &'static [Case]| {
         let asked = filters.iter().any(|filter| filter.starts_with(name));
         if asked {
@@ -69,5 +70,7 @@ pub(crate) fn all(filters: &[String]) -> Vec<Case> {
         if_asked("scale", scale::CASES),
         if_asked("verify", verify::CASES),
     ]
-    .concat()
+    .into_iter()
+    .flatten()
+    .collect()
 }

@@ -4,7 +4,7 @@
 use anyhow::{ensure, Context, Result};
 
 use crate::arena::Arena;
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, Where};
 use crate::pattern::{Choice, Pattern};
 use crate::rdma;
@@ -36,79 +36,25 @@ const OFFSETS: [usize; 11] = [
 /// Room for the largest offset, the largest of the lengths, and a guard behind.
 const ROOM: usize = 3 * M2;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "move.write_host_to_gpu",
-        run: |lab| sweep(lab, Op::Write, Where::Host, Where::Gpu(0)),
-    },
-    Case {
-        name: "move.write_gpu_to_host",
-        run: |lab| sweep(lab, Op::Write, Where::Gpu(0), Where::Host),
-    },
-    Case {
-        name: "move.write_gpu_to_gpu",
-        run: |lab| sweep(lab, Op::Write, Where::Gpu(0), Where::Gpu(1)),
-    },
-    Case {
-        name: "move.read_host_to_gpu",
-        run: |lab| sweep(lab, Op::Read, Where::Host, Where::Gpu(0)),
-    },
-    Case {
-        name: "move.read_gpu_to_host",
-        run: |lab| sweep(lab, Op::Read, Where::Gpu(0), Where::Host),
-    },
-    Case {
-        name: "move.read_gpu_to_gpu",
-        run: |lab| sweep(lab, Op::Read, Where::Gpu(0), Where::Gpu(1)),
-    },
-    Case {
-        name: "move.send_host_to_gpu",
-        run: |lab| sweep(lab, Op::Send, Where::Host, Where::Gpu(0)),
-    },
-    Case {
-        name: "move.send_gpu_to_host",
-        run: |lab| sweep(lab, Op::Send, Where::Gpu(0), Where::Host),
-    },
-    Case {
-        name: "move.send_gpu_to_gpu",
-        run: |lab| sweep(lab, Op::Send, Where::Gpu(0), Where::Gpu(1)),
-    },
-    Case {
-        name: "move.write_long_host_to_gpu",
-        run: |lab| large(lab, Op::Write, Where::Host, Where::Gpu(0)),
-    },
-    Case {
-        name: "move.read_long_gpu_to_host",
-        run: |lab| large(lab, Op::Read, Where::Gpu(0), Where::Host),
-    },
-    Case {
-        name: "move.send_long_gpu_to_gpu",
-        run: |lab| large(lab, Op::Send, Where::Gpu(0), Where::Gpu(1)),
-    },
-    Case {
-        name: "move.atomics_on_gpu_result_in_host",
-        run: |lab| atomics(lab, Where::Gpu(0), Where::Host),
-    },
-    Case {
-        name: "move.atomics_on_host_result_in_gpu",
-        run: |lab| atomics(lab, Where::Host, Where::Gpu(0)),
-    },
-    Case {
-        name: "move.atomics_on_gpu_result_in_gpu",
-        run: |lab| atomics(lab, Where::Gpu(0), Where::Gpu(1)),
-    },
-    Case {
-        name: "move.unaligned_regions",
-        run: unaligned_regions,
-    },
-    Case {
-        name: "move.outside_the_region_is_refused",
-        run: outside,
-    },
-    Case {
-        name: "move.neighbours_stay",
-        run: neighbours,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "move.write_host_to_gpu" => |lab| sweep(lab, Op::Write, Where::Host, Where::Gpu(0)),
+    "move.write_gpu_to_host" => |lab| sweep(lab, Op::Write, Where::Gpu(0), Where::Host),
+    "move.write_gpu_to_gpu" => |lab| sweep(lab, Op::Write, Where::Gpu(0), Where::Gpu(1)),
+    "move.read_host_to_gpu" => |lab| sweep(lab, Op::Read, Where::Host, Where::Gpu(0)),
+    "move.read_gpu_to_host" => |lab| sweep(lab, Op::Read, Where::Gpu(0), Where::Host),
+    "move.read_gpu_to_gpu" => |lab| sweep(lab, Op::Read, Where::Gpu(0), Where::Gpu(1)),
+    "move.send_host_to_gpu" => |lab| sweep(lab, Op::Send, Where::Host, Where::Gpu(0)),
+    "move.send_gpu_to_host" => |lab| sweep(lab, Op::Send, Where::Gpu(0), Where::Host),
+    "move.send_gpu_to_gpu" => |lab| sweep(lab, Op::Send, Where::Gpu(0), Where::Gpu(1)),
+    "move.write_long_host_to_gpu" => |lab| large(lab, Op::Write, Where::Host, Where::Gpu(0)),
+    "move.read_long_gpu_to_host" => |lab| large(lab, Op::Read, Where::Gpu(0), Where::Host),
+    "move.send_long_gpu_to_gpu" => |lab| large(lab, Op::Send, Where::Gpu(0), Where::Gpu(1)),
+    "move.atomics_on_gpu_result_in_host" => |lab| atomics(lab, Where::Gpu(0), Where::Host),
+    "move.atomics_on_host_result_in_gpu" => |lab| atomics(lab, Where::Host, Where::Gpu(0)),
+    "move.atomics_on_gpu_result_in_gpu" => |lab| atomics(lab, Where::Gpu(0), Where::Gpu(1)),
+    "move.unaligned_regions" => unaligned_regions,
+    "move.outside_the_region_is_refused" => outside,
+    "move.neighbours_stay" => neighbours,
 ];
 
 /// One transfer: fresh bytes at the source, the same bytes at the target, nothing else changed.
@@ -308,13 +254,7 @@ fn outside(lab: &Lab) -> Result<()> {
 /// Allocations before and behind the target keep their bytes.
 fn neighbours(lab: &Lab) -> Result<()> {
     let mut mover = Mover::new(lab, Op::Write)?;
-    let guard = |key| -> Result<Arena> {
-        Arena::whole(
-            &lab.far,
-            lab.allocate(Where::Gpu(1), M2)?,
-            Pattern::new(lab.setup.seed, key),
-        )
-    };
+    let guard = |key| -> Result<Arena> { Arena::far(lab, Where::Gpu(1), M2, key) };
     let before = guard(2_000_000)?;
     let mut target = mover.arena(false, Where::Gpu(1), M2, 0, M2)?;
     let behind = guard(2_000_001)?;
@@ -331,16 +271,8 @@ fn neighbours(lab: &Lab) -> Result<()> {
 fn atomics(lab: &Lab, target_place: Where, result_place: Where) -> Result<()> {
     let seed = lab.setup.seed;
     let mut choice = Choice::new(seed);
-    let mut target = Arena::whole(
-        &lab.far,
-        lab.allocate(target_place, ROOM)?,
-        Pattern::new(seed, 1),
-    )?;
-    let mut result = Arena::whole(
-        &lab.near,
-        lab.allocate(result_place, ROOM)?,
-        Pattern::new(seed, 2),
-    )?;
+    let mut target = Arena::far(lab, target_place, ROOM, 1)?;
+    let mut result = Arena::near(lab, result_place, ROOM, 2)?;
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
     let mut done = 0;
     for at in [0, 8, K4 - 8, K4, K64 - 8, K64, M2 - 8, M2, M2 + 8] {

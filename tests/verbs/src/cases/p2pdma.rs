@@ -6,30 +6,25 @@ use std::collections::BTreeMap;
 
 use anyhow::{ensure, Result};
 
-use crate::cases::registrations::{gpus_of_the_machine, has, only};
+use crate::cases::registrations::{gpus_of_the_machine, only};
 use crate::cases::stage::Stage;
 use crate::cases::{dma, reasons};
 use crate::counters::{Activity, Counters};
 use crate::gpu::{Allocation, Freer, GRANULE};
 use crate::knobs::Parameter;
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, expect, note, Case};
 use crate::lab::{Lab, PinMode};
+use crate::module_files::{get, has};
 use crate::pattern::Pattern;
 use crate::rdma::{full_access, Op, Region};
 use crate::sys::Mapping;
-use crate::{counters, ktap, rdma};
+use crate::{counters, ktap, module_files, rdma};
 
 const M2: usize = GRANULE as usize;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "p2pdma.mapped_by_the_module",
-        run: mapped,
-    },
-    Case {
-        name: "p2pdma.pagemap_vanishes",
-        run: vanishes,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "p2pdma.mapped_by_the_module" => mapped,
+    "p2pdma.pagemap_vanishes" => vanishes,
 ];
 
 fn needs_p2pdma(lab: &Lab) -> Result<()> {
@@ -58,23 +53,22 @@ fn mapped(lab: &Lab) -> Result<()> {
         ..Activity::default()
     };
     ensure!(activity == expected, "{activity:?}, not {expected:?}");
-    let counted = reasons::counts()?;
-    ensure!(counted == BTreeMap::new(), "{counted:?}");
+    module_files::counted(&BTreeMap::new())?;
     let line = only()?;
     let mode = lab.setup.mode();
     has(&line, &[("mode", &mode.to_string()), ("state", "mapped")])?;
-    let (gpu, gpus) = (reasons::get(&line, "gpus")?, gpus_of_the_machine()?);
+    let (gpu, gpus) = (get(&line, "gpus")?, gpus_of_the_machine()?);
     ensure!(gpus.contains(gpu), "{gpu} is none of {gpus:?}");
 
     lab.gpu(0)?.free(memory.mapping().addr(), Freer::Caller)?;
     let callbacks = Counters::read()?.since(&before, "callbacks")?;
-    note("callbacks", callbacks);
-    let expected = u64::from(mode == PinMode::Revocable);
-    ensure!(callbacks == expected, "{callbacks} callbacks");
+    expect(
+        "callbacks",
+        callbacks,
+        u64::from(mode == PinMode::Revocable),
+    )?;
     drop(region);
-    let live = Counters::read()?.live_pins()?;
-    ensure!(live == 0, "{live} pins after the end");
-    Ok(())
+    counters::pins_are(0)
 }
 
 /// Bytes of `memory` come to the host.
@@ -108,7 +102,5 @@ fn vanishes(lab: &Lab) -> Result<()> {
     moves(lab, &stage, &memory, &region, 3)?;
     drop(region);
     drop(gone);
-    let live = Counters::read()?.live_pins()?;
-    ensure!(live == 0, "{live} pins after the end");
-    Ok(())
+    counters::pins_are(0)
 }

@@ -6,7 +6,7 @@ use anyhow::{ensure, Result};
 use crate::arena::Arena;
 use crate::counters::Counters;
 use crate::gpu::GRANULE;
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, PinMode};
 use crate::pattern::Pattern;
 use crate::rdma::{full_access, Op};
@@ -15,15 +15,9 @@ use crate::{rdma, sys};
 
 const M2: usize = GRANULE as usize;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "persist.pages_outlive_the_free",
-        run: outlive,
-    },
-    Case {
-        name: "persist.reused_addresses_are_other_pages",
-        run: reused,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "persist.pages_outlive_the_free" => outlive,
+    "persist.reused_addresses_are_other_pages" => reused,
 ];
 
 /// Traffic goes on into pages that have no addresses any more; deregistration gives them back.

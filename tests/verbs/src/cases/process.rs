@@ -5,31 +5,16 @@ use anyhow::{ensure, Context, Result};
 
 use crate::child::Process;
 use crate::counters::Counters;
-use crate::ktap;
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, PinMode};
+use crate::{counters, ktap};
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "process.side_by_side",
-        run: side_by_side,
-    },
-    Case {
-        name: "process.exit_with_live_regions",
-        run: exit_with_regions,
-    },
-    Case {
-        name: "process.killed_with_live_regions",
-        run: killed,
-    },
-    Case {
-        name: "process.killed_in_traffic",
-        run: killed_in_traffic,
-    },
-    Case {
-        name: "process.one_dies_others_go_on",
-        run: one_dies,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "process.side_by_side" => side_by_side,
+    "process.exit_with_live_regions" => exit_with_regions,
+    "process.killed_with_live_regions" => killed,
+    "process.killed_in_traffic" => killed_in_traffic,
+    "process.one_dies_others_go_on" => one_dies,
 ];
 
 fn side_by_side(lab: &Lab) -> Result<()> {
@@ -51,11 +36,7 @@ fn ends(lab: &Lab, regions: u64, end: impl FnOnce(Process) -> Result<()>) -> Res
     lab.needs_module()?;
     let before = Counters::read()?;
     let child = Process::start(&lab.setup, lab.setup.seed, &["hold", &regions.to_string()])?;
-    let live = Counters::read()?.live_pins()?;
-    ensure!(
-        live == regions,
-        "{live} pins are live under {regions} regions of the child"
-    );
+    counters::pins_are(regions).context("under the regions of the child")?;
     end(child)?;
     // What is left is caught after the case as well; here it is told apart from what this case itself holds.
     ktap::check_rest(&before)?;

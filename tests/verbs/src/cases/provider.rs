@@ -3,36 +3,26 @@
 //! this, and loses the pin where an unpin fails. What the provider can return wrongly is among the bad input (`input`), and
 //! a failure of each call in turn among the sweeps (`sweep`).
 
-use anyhow::{ensure, Context, Error, Result};
+use anyhow::{ensure, Context, Result};
 
-use crate::cases::reasons::counts;
 use crate::cases::register::refused;
 use crate::counters::Counters;
 use crate::gpu::{Allocation, GRANULE};
 use crate::knobs::{
     fail_next, has_nvidias_upper_half, lose_next_put, provoke_failing_put, rebind, Parameter,
 };
-use crate::ktap::Case;
+use crate::ktap::{cases, Case};
 use crate::lab::{Lab, PinMode};
 use crate::pattern::Pattern;
 use crate::rdma::full_access;
-use crate::{ktap, module};
+use crate::{ktap, module, module_files};
 
 const M2: usize = GRANULE as usize;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "provider.unpin_out_of_memory",
-        run: unpin_out_of_memory,
-    },
-    Case {
-        name: "provider.failing_calls",
-        run: failing_calls,
-    },
-    Case {
-        name: "bar1.given_to_others",
-        run: given_to_others,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "provider.unpin_out_of_memory" => unpin_out_of_memory,
+    "provider.failing_calls" => failing_calls,
+    "bar1.given_to_others" => given_to_others,
 ];
 
 /// `register()` fails with one of `errnos`, and works again afterwards.
@@ -81,7 +71,7 @@ fn unpinned_once(lab: &Lab) -> Result<()> {
         (register(&mine)?, register(&other)?)
     };
     let before = Counters::read()?;
-    let lost = || Ok::<_, Error>(counts()?.get("leaked").copied().unwrap_or(0));
+    let lost = || module_files::event("leaked");
     let lost_before = lost()?;
     lose_next_put(libc::ENOMEM)?;
     drop(region);

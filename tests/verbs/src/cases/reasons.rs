@@ -19,286 +19,66 @@ use crate::cases::input::in_child;
 use crate::counters::Counters;
 use crate::gpu::GRANULE;
 use crate::knobs::{fail_next, Parameter};
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, PinMode};
 use crate::module::Replaced;
+use crate::module_files::{
+    counted, folder, get, has, in_proc, lines, no_refusals, number, only, parse, Line, DEBUGFS,
+};
 use crate::rdma::{full_access, Hca};
 use crate::sys::{KernelLog, Mapping, Placement, Running, Span};
-use crate::{ktap, module, sys};
+use crate::{ktap, module, module_files, sys};
 
 const M2: usize = GRANULE as usize;
-const DEBUGFS: &str = "/sys/kernel/debug/nvidia_peermem";
-const PROC: &str = "/proc/driver/nvidia-peermem";
 const EVENT: &str = "/sys/kernel/tracing/events/nvidia_peermem/refused";
 /// What the module keeps.
 const REFUSALS: usize = 128;
 const NON_GPU: usize = 32;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "reasons.no_room",
-        run: |lab| one(lab, Expected::acquire("no_room", -libc::ENOMEM), no_room),
+pub(super) const CASES: &[Case] = cases![
+    "reasons.no_room" => |lab| one(lab, Expected::acquire("no_room", -libc::ENOMEM), no_room),
+    "reasons.hole" => |lab| one(lab, Expected::acquire("hole", -libc::EINVAL), hole),
+    "reasons.too_many_chunks" => too_many_chunks,
+    "reasons.freed" => |lab| one(lab, Expected::acquire("not_gpu_memory", -libc::EINVAL), freed),
+    "reasons.parents_memory" =>
+        |lab| one(lab, Expected::acquire("non_gpu_unmapped", -libc::EINVAL), parents_memory),
+    "reasons.addresses_without_memory" =>
+        |lab| one(lab, Expected::acquire("not_gpu_memory", -libc::EINVAL), without_memory),
+    "reasons.memory_of_the_cpu" =>
+        |lab| one(lab, Expected::acquire("non_gpu_host", -libc::EINVAL), memory_of_the_cpu),
+    "reasons.addresses_of_the_kernel" =>
+        |lab| one(lab, Expected::acquire("non_gpu_invalid", -libc::EINVAL), of_the_kernel),
+    "reasons.pin_unsupported" => |lab| one(lab, Expected::acquire("pin_unsupported", -524), failing_pin(524)),
+    "reasons.pin_failed" => |lab| one(lab, Expected::acquire("pin_failed", -libc::EIO), failing_pin(libc::EIO)),
+    "reasons.other_page_sizes" =>
+        |lab| one(lab, Expected::acquire("table_page_size", 0), with("table_page_size", "0")),
+    "reasons.table_version" =>
+        |lab| one(lab, Expected::acquire("table_version", 0), with("table_version", "0x00030000")),
+    "reasons.page_count" => |lab| one(lab, Expected::acquire("page_count", 0), with("table_entries_delta", "-1")),
+    "reasons.mapping_version" => |lab| {
+        let expected = Expected::dma_map("mapping_version", 0, libc::EINVAL);
+        of_a_mapping(lab, expected, with("dma_mapping_version", "0x00030000"))
     },
-    Case {
-        name: "reasons.hole",
-        run: |lab| one(lab, Expected::acquire("hole", -libc::EINVAL), hole),
+    "reasons.mapping_page_count" => |lab| {
+        let expected = Expected::dma_map("page_count", 0, libc::EINVAL);
+        of_a_mapping(lab, expected, with("dma_entries_delta", "-1"))
     },
-    Case {
-        name: "reasons.too_many_chunks",
-        run: too_many_chunks,
+    "reasons.unreachable" => |lab| {
+        let expected = Expected::dma_map("unreachable", -524, libc::EOPNOTSUPP);
+        of_a_mapping(lab, expected, with("topology_deny", "1"))
     },
-    Case {
-        name: "reasons.freed",
-        run: |lab| {
-            one(
-                lab,
-                Expected::acquire("not_gpu_memory", -libc::EINVAL),
-                freed,
-            )
-        },
-    },
-    Case {
-        name: "reasons.parents_memory",
-        run: |lab| {
-            let expected = Expected::acquire("non_gpu_unmapped", -libc::EINVAL);
-            one(lab, expected, parents_memory)
-        },
-    },
-    Case {
-        name: "reasons.addresses_without_memory",
-        run: |lab| {
-            let expected = Expected::acquire("not_gpu_memory", -libc::EINVAL);
-            one(lab, expected, |lab| {
-                let memory = Mapping::reserve(M2)?;
-                attempt(&lab.near, memory.span(0, M2)?)
-            })
-        },
-    },
-    Case {
-        name: "reasons.memory_of_the_cpu",
-        run: |lab| {
-            let expected = Expected::acquire("non_gpu_host", -libc::EINVAL);
-            one(lab, expected, |lab| {
-                let memory = Mapping::read_only(M2)?;
-                attempt(&lab.near, memory.span(0, M2)?)
-            })
-        },
-    },
-    Case {
-        name: "reasons.addresses_of_the_kernel",
-        run: |lab| {
-            let expected = Expected::acquire("non_gpu_invalid", -libc::EINVAL);
-            one(lab, expected, |lab| {
-                attempt(&lab.near, Span::anywhere(0xffff_8880_0000_0000, GRANULE)?)
-            })
-        },
-    },
-    Case {
-        name: "reasons.pin_unsupported",
-        run: |lab| {
-            one(lab, Expected::acquire("pin_unsupported", -524), |lab| {
-                failing_pin(lab, 524)
-            })
-        },
-    },
-    Case {
-        name: "reasons.pin_failed",
-        run: |lab| {
-            let expected = Expected::acquire("pin_failed", -libc::EIO);
-            one(lab, expected, |lab| failing_pin(lab, libc::EIO))
-        },
-    },
-    Case {
-        name: "reasons.other_page_sizes",
-        run: |lab| {
-            one(lab, Expected::acquire("table_page_size", 0), |lab| {
-                with(lab, "table_page_size", "0")
-            })
-        },
-    },
-    Case {
-        name: "reasons.table_version",
-        run: |lab| {
-            one(lab, Expected::acquire("table_version", 0), |lab| {
-                with(lab, "table_version", "0x00030000")
-            })
-        },
-    },
-    Case {
-        name: "reasons.page_count",
-        run: |lab| {
-            one(lab, Expected::acquire("page_count", 0), |lab| {
-                with(lab, "table_entries_delta", "-1")
-            })
-        },
-    },
-    Case {
-        name: "reasons.mapping_version",
-        run: |lab| {
-            lab.needs_mode(PinMode::Persistent)?;
-            let expected = Expected {
-                step: "dma_map",
-                errno: libc::EINVAL,
-                ..Expected::acquire("mapping_version", 0)
-            };
-            one(lab, expected, |lab| {
-                with(lab, "dma_mapping_version", "0x00030000")
-            })
-        },
-    },
-    Case {
-        name: "reasons.mapping_page_count",
-        run: |lab| {
-            lab.needs_mode(PinMode::Persistent)?;
-            let expected = Expected {
-                step: "dma_map",
-                errno: libc::EINVAL,
-                ..Expected::acquire("page_count", 0)
-            };
-            one(lab, expected, |lab| with(lab, "dma_entries_delta", "-1"))
-        },
-    },
-    Case {
-        name: "reasons.unreachable",
-        run: |lab| {
-            lab.needs_mode(PinMode::Persistent)?;
-            let expected = Expected {
-                step: "dma_map",
-                errno: libc::EOPNOTSUPP,
-                ..Expected::acquire("unreachable", -524)
-            };
-            one(lab, expected, |lab| with(lab, "topology_deny", "1"))
-        },
-    },
-    Case {
-        name: "reasons.denied_before",
-        run: denied_before,
-    },
-    Case {
-        name: "reasons.map_failed",
-        run: |lab| {
-            lab.needs_mode(PinMode::Persistent)?;
-            let expected = Expected {
-                step: "dma_map",
-                errno: libc::EIO,
-                ..Expected::acquire("map_failed", -libc::EIO)
-            };
-            begin(lab)?;
-            module::loaded_with_also(module::PROVIDER_MAPS, || {
-                one_loaded(lab, expected, |lab| {
-                    fail_next("dma_map", libc::EIO)?;
-                    let memory = lab.allocate_gpu(M2)?;
-                    attempt(&lab.near, memory.span(0, M2)?)
-                })
-            })
-        },
-    },
-    Case {
-        name: "reasons.another_clients_memory",
-        run: another_clients_memory,
-    },
-    Case {
-        name: "reasons.success_leaves_no_trace",
-        run: success,
-    },
-    Case {
-        name: "reasons.the_same_is_one_line",
-        run: same,
-    },
-    Case {
-        name: "reasons.a_bounded_number",
-        run: bounded,
-    },
-    Case {
-        name: "reasons.non_gpu_ones_push_out_no_others",
-        run: non_gpu,
-    },
-    Case {
-        name: "reasons.readers_beside_refusals",
-        run: readers,
-    },
-    Case {
-        name: "reasons.files",
-        run: files,
-    },
-    Case {
-        name: "reasons.unload_with_a_file_open",
-        run: unload,
-    },
-    Case {
-        name: "reasons.tracepoint",
-        run: tracepoint,
-    },
+    "reasons.denied_before" => denied_before,
+    "reasons.map_failed" => map_failed,
+    "reasons.another_clients_memory" => another_clients_memory,
+    "reasons.success_leaves_no_trace" => success,
+    "reasons.the_same_is_one_line" => same,
+    "reasons.a_bounded_number" => bounded,
+    "reasons.non_gpu_ones_push_out_no_others" => non_gpu,
+    "reasons.readers_beside_refusals" => readers,
+    "reasons.files" => files,
+    "reasons.unload_with_a_file_open" => unload,
+    "reasons.tracepoint" => tracepoint,
 ];
-
-/// A line, by its keys.
-pub(super) type Line = BTreeMap<String, String>;
-
-/// `key=value`, blank by blank, and at last perhaps a text in quotes.
-pub(super) fn parse(line: &str) -> Result<Line> {
-    let (words, text) = match line.split_once(" text=\"") {
-        Some((words, text)) => (
-            words,
-            Some(text.strip_suffix('"').context("an open quote")?),
-        ),
-        None => (line, None),
-    };
-    let mut keys = Line::new();
-    for word in words.split(' ') {
-        let (key, value) = word.split_once('=').with_context(|| format!("{line:?}"))?;
-        ensure!(!value.contains('"'), "{line:?}");
-        let before = keys.insert(key.to_owned(), value.to_owned());
-        ensure!(before.is_none(), "{key} twice: {line:?}");
-    }
-    if let Some(text) = text {
-        ensure!(!text.contains('"'), "{line:?}");
-        keys.insert("text".to_owned(), text.to_owned());
-    }
-    Ok(keys)
-}
-
-/// The folder in `/proc`, if the module has its files there: it was built for a proprietary nvidia.ko.
-pub(super) fn in_proc() -> Option<&'static str> {
-    Path::new(PROC).exists().then_some(PROC)
-}
-
-/// The folder with the module's files.
-pub(super) fn folder() -> &'static str {
-    in_proc().unwrap_or(DEBUGFS)
-}
-
-pub(super) fn lines(file: &str) -> Result<Vec<Line>> {
-    let path = format!("{}/{file}", folder());
-    let text = fs::read_to_string(&path).context(path)?;
-    ensure!(text.is_empty() || text.ends_with('\n'), "{file}: {text:?}");
-    text.lines().map(parse).collect()
-}
-
-pub(super) fn get<'a>(line: &'a Line, key: &str) -> Result<&'a str> {
-    line.get(key)
-        .map(String::as_str)
-        .with_context(|| format!("no {key} in {line:?}"))
-}
-
-/// All that is not zero: `mode/reason` of refusals, names of other events. Not the lives of registrations.
-pub(super) fn counts() -> Result<BTreeMap<String, u64>> {
-    let mut counts = BTreeMap::new();
-    for line in lines("counters")? {
-        let event = get(&line, "event")?;
-        if event != "refused" && line.contains_key("mode") {
-            continue;
-        }
-        let name = match event {
-            "refused" => format!("{}/{}", get(&line, "mode")?, get(&line, "reason")?),
-            _ => event.to_owned(),
-        };
-        let count: u64 = get(&line, "count")?.parse()?;
-        if count > 0 {
-            ensure!(counts.insert(name, count).is_none(), "twice: {line:?}");
-        }
-    }
-    Ok(counts)
-}
 
 /// Of the client that the HCA is served by; no other refuses what this module does not take.
 pub(super) fn expected_counts(lab: &Lab, reason: &str, times: u64) -> BTreeMap<String, u64> {
@@ -310,13 +90,8 @@ pub(super) fn begin(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     lab.needs_ours()?;
     Replaced::begin()?.end()?;
-    ensure!(
-        counts()?.is_empty(),
-        "new, and has counted: {:?}",
-        counts()?
-    );
-    ensure!(lines("refusals")?.is_empty() && lines("non_gpu")?.is_empty());
-    Ok(())
+    counted(&BTreeMap::new()).context("loaded anew")?;
+    no_refusals().context("loaded anew")
 }
 
 /// What a refused registration was.
@@ -342,10 +117,10 @@ pub(super) fn attempt(hca: &Hca, span: Span) -> Result<Attempt> {
 /// What is to be read about one refused registration.
 #[derive(Clone, Copy)]
 pub(super) struct Expected {
-    pub(super) step: &'static str,
-    pub(super) reason: &'static str,
-    pub(super) code: i32,
-    pub(super) errno: i32,
+    step: &'static str,
+    reason: &'static str,
+    code: i32,
+    errno: i32,
 }
 
 impl Expected {
@@ -355,6 +130,15 @@ impl Expected {
             reason,
             code,
             errno: libc::EFAULT,
+        }
+    }
+
+    pub(super) fn dma_map(reason: &'static str, code: i32, errno: i32) -> Self {
+        Self {
+            step: "dma_map",
+            reason,
+            code,
+            errno,
         }
     }
 }
@@ -387,45 +171,37 @@ fn one_loaded(
         true => ("non_gpu", "refusals"),
         false => ("refusals", "non_gpu"),
     };
-    let found = lines(file)?;
-    let [line] = &found[..] else {
-        bail!("{found:?}");
-    };
+    let line = only(file)?;
     ensure!(lines(other)?.is_empty(), "{:?}", lines(other)?);
-    let is = |key: &str, value: &str| {
-        let seen = get(line, key)?;
-        ensure!(seen == value, "{key}={seen} where {value} was expected");
-        Ok(())
-    };
-    is("seq", "0")?;
-    is("times", "1")?;
-    is("mode", &lab.setup.mode().to_string())?;
-    is("step", expected.step)?;
-    is("reason", expected.reason)?;
-    is("code", &expected.code.to_string())?;
-    is("addr", &format!("{:#x}", attempt.span.addr()))?;
-    is("len", &attempt.span.len().to_string())?;
-    ensure!(get(line, "first")? == get(line, "last")?, "{line:?}");
+    has(
+        &line,
+        &[
+            ("seq", "0"),
+            ("times", "1"),
+            ("mode", &lab.setup.mode().to_string()),
+            ("step", expected.step),
+            ("reason", expected.reason),
+            ("code", &expected.code.to_string()),
+            ("addr", &format!("{:#x}", attempt.span.addr())),
+            ("len", &attempt.span.len().to_string()),
+        ],
+    )?;
+    ensure!(get(&line, "first")? == get(&line, "last")?, "{line:?}");
     let own = std::process::id().to_string();
     if attempt.by_child {
-        ensure!(get(line, "tgid")? != own, "{line:?}");
+        ensure!(get(&line, "tgid")? != own, "{line:?}");
     } else {
-        is("tgid", &own)?;
-        is("pid", &sys::thread_id().to_string())?;
-        is("comm", "gdr")?;
+        let thread = sys::thread_id().to_string();
+        has(&line, &[("tgid", &own), ("pid", &thread), ("comm", "gdr")])?;
     }
-    note("text", get(line, "text")?);
-    let counted = counts()?;
-    ensure!(
-        counted == expected_counts(lab, expected.reason, 1),
-        "{counted:?}"
-    );
+    let text = get(&line, "text")?;
+    note("text", text);
+    counted(&expected_counts(lab, expected.reason, 1))?;
     let logged: Vec<_> = log
         .lines()?
         .into_iter()
         .filter(|line| line.contains("refused"))
         .collect();
-    let text = get(&found[0], "text")?;
     ensure!(
         logged.len() == 1 && logged[0].ends_with(&format!(" in {}: {text}", expected.step)),
         "{logged:?}"
@@ -462,14 +238,16 @@ fn denied_before(lab: &Lab) -> Result<()> {
         bail!("{refusals:?}");
     };
     for (line, mode) in [(persistent, "persistent"), (revocable, "revocable")] {
-        ensure!(
-            get(line, "mode")? == mode
-                && get(line, "step")? == "dma_map"
-                && get(line, "reason")? == "unreachable"
-                && get(line, "code")? == "-524"
-                && get(line, "text")? == get(persistent, "text")?,
-            "{line:?}"
-        );
+        has(
+            line,
+            &[
+                ("mode", mode),
+                ("step", "dma_map"),
+                ("reason", "unreachable"),
+                ("code", "-524"),
+                ("text", get(persistent, "text")?),
+            ],
+        )?;
     }
     drop(deny);
     Replaced::begin()?.end()?;
@@ -510,19 +288,10 @@ fn too_many_chunks(lab: &Lab) -> Result<()> {
             .register(Span::anywhere(addr, 2 * GRANULE)?, full_access())?;
         let seen = attempt(&lab.near, Span::anywhere(addr, 3 * GRANULE)?)?;
         ensure!(seen.errno == libc::EFAULT, "errno {}", seen.errno);
-        let found = lines("refusals")?;
-        let [line] = &found[..] else {
-            bail!("{found:?}");
-        };
-        ensure!(get(line, "reason")? == "too_many_chunks", "{line:?}");
-        ensure!(get(line, "code")? == "0", "{line:?}");
-        ensure!(get(line, "text")?.contains("max_chunks=2"), "{line:?}");
-        let counted = counts()?;
-        ensure!(
-            counted == expected_counts(lab, "too_many_chunks", 1),
-            "{counted:?}"
-        );
-        Ok(())
+        let line = only("refusals")?;
+        has(&line, &[("reason", "too_many_chunks"), ("code", "0")])?;
+        ensure!(get(&line, "text")?.contains("max_chunks=2"), "{line:?}");
+        counted(&expected_counts(lab, "too_many_chunks", 1))
     })
 }
 
@@ -545,21 +314,66 @@ fn parents_memory(lab: &Lab) -> Result<Attempt> {
     })
 }
 
+fn without_memory(lab: &Lab) -> Result<Attempt> {
+    let memory = Mapping::reserve(M2)?;
+    attempt(&lab.near, memory.span(0, M2)?)
+}
+
+fn memory_of_the_cpu(lab: &Lab) -> Result<Attempt> {
+    let memory = Mapping::read_only(M2)?;
+    attempt(&lab.near, memory.span(0, M2)?)
+}
+
+fn of_the_kernel(lab: &Lab) -> Result<Attempt> {
+    attempt(&lab.near, Span::anywhere(0xffff_8880_0000_0000, GRANULE)?)
+}
+
 /// nvidia.ko refuses the next pin.
-fn failing_pin(lab: &Lab, errno: i32) -> Result<Attempt> {
-    let place = match lab.setup.mode() {
-        PinMode::Persistent => "get_pages_persistent",
-        PinMode::Revocable => "get_pages",
-    };
-    fail_next(place, errno)?;
+fn failing_pin(errno: i32) -> impl FnOnce(&Lab) -> Result<Attempt> {
+    move |lab| {
+        let place = match lab.setup.mode() {
+            PinMode::Persistent => "get_pages_persistent",
+            PinMode::Revocable => "get_pages",
+        };
+        fail_next(place, errno)?;
+        of_gpu_memory(lab)
+    }
+}
+
+fn with(name: &'static str, value: &'static str) -> impl FnOnce(&Lab) -> Result<Attempt> {
+    move |lab| {
+        let memory = lab.allocate_gpu(M2)?;
+        let _parameter = Parameter::set("nvidia", name, value)?;
+        attempt(&lab.near, memory.span(0, M2)?)
+    }
+}
+
+/// Registers GPU memory with nothing wrong with it.
+pub(super) fn of_gpu_memory(lab: &Lab) -> Result<Attempt> {
     let memory = lab.allocate_gpu(M2)?;
     attempt(&lab.near, memory.span(0, M2)?)
 }
 
-fn with(lab: &Lab, name: &str, value: &str) -> Result<Attempt> {
-    let memory = lab.allocate_gpu(M2)?;
-    let _parameter = Parameter::set("nvidia", name, value)?;
-    attempt(&lab.near, memory.span(0, M2)?)
+/// As [`one`], of a mapping by nvidia.ko, which the persistent mode alone asks for.
+fn of_a_mapping(
+    lab: &Lab,
+    expected: Expected,
+    provoke: impl FnOnce(&Lab) -> Result<Attempt>,
+) -> Result<()> {
+    lab.needs_mode(PinMode::Persistent)?;
+    one(lab, expected, provoke)
+}
+
+fn map_failed(lab: &Lab) -> Result<()> {
+    lab.needs_mode(PinMode::Persistent)?;
+    let expected = Expected::dma_map("map_failed", -libc::EIO, libc::EIO);
+    begin(lab)?;
+    module::loaded_with_also(module::PROVIDER_MAPS, || {
+        one_loaded(lab, expected, |lab| {
+            fail_next("dma_map", libc::EIO)?;
+            of_gpu_memory(lab)
+        })
+    })
 }
 
 fn success(lab: &Lab) -> Result<()> {
@@ -568,9 +382,8 @@ fn success(lab: &Lab) -> Result<()> {
     lab.near.register(memory.span(0, M2)?, full_access())?;
     let host = Mapping::anonymous(M2)?;
     lab.near.register(host.span(0, M2)?, full_access())?;
-    ensure!(counts()?.is_empty(), "{:?}", counts()?);
-    ensure!(lines("refusals")?.is_empty() && lines("non_gpu")?.is_empty());
-    Ok(())
+    counted(&BTreeMap::new())?;
+    no_refusals()
 }
 
 /// Another driver's client, loaded before this module or after, takes ranges that nvidia.ko does not know: they are counted
@@ -620,17 +433,15 @@ fn another_clients_memory(lab: &Lab) -> Result<()> {
                 if !is_first {
                     expected.insert(OTHER.to_owned(), TIMES);
                 }
-                let counted = counts()?;
-                ensure!(counted == expected, "{counted:?}, not {expected:?}");
-                ensure!(lines("refusals")?.is_empty() && lines("non_gpu")?.is_empty());
+                counted(&expected)?;
+                no_refusals()?;
                 let said = log.lines()?;
                 let said: Vec<_> = said.iter().filter(|line| module::wrote(line)).collect();
                 ensure!(said.is_empty(), "{said:?}");
 
                 refuse(&lab.near, &space, 1)?;
                 expected.append(&mut expected_counts(lab, reason, 1));
-                let counted = counts()?;
-                ensure!(counted == expected, "{counted:?}, not {expected:?}");
+                counted(&expected)?;
                 ensure!(lines("refusals")?.len() + lines("non_gpu")?.len() == 1);
                 let said = log.lines()?;
                 let said = said.iter().filter(|line| module::wrote(line)).count();
@@ -671,23 +482,15 @@ fn same(lab: &Lab) -> Result<()> {
     let found = lines("refusals")?;
     ensure!(found.len() == 2, "{found:?}");
     for line in &found {
-        ensure!(get(line, "times")? == TIMES.to_string(), "{line:?}");
+        has(line, &[("times", &TIMES.to_string())])?;
         let at = |key| Ok::<f64, anyhow::Error>(get(line, key)?.parse()?);
         ensure!(at("first")? < at("last")?, "{line:?}");
     }
-    let counted = counts()?;
-    ensure!(
-        counted == expected_counts(lab, "not_gpu_memory", 2 * TIMES),
-        "{counted:?}"
-    );
-    Ok(())
+    counted(&expected_counts(lab, "not_gpu_memory", 2 * TIMES))
 }
 
 fn numbers(found: &[Line]) -> Result<Vec<u64>> {
-    found
-        .iter()
-        .map(|line| Ok(get(line, "seq")?.parse()?))
-        .collect()
+    found.iter().map(|line| number(line, "seq")).collect()
 }
 
 fn bounded(lab: &Lab) -> Result<()> {
@@ -701,12 +504,7 @@ fn bounded(lab: &Lab) -> Result<()> {
     let found = numbers(&lines("refusals")?)?;
     let expected: Vec<u64> = (all - REFUSALS as u64..all).collect();
     ensure!(found == expected, "{found:?}");
-    let counted = counts()?;
-    ensure!(
-        counted == expected_counts(lab, "not_gpu_memory", RANGES as u64),
-        "{counted:?}"
-    );
-    Ok(())
+    counted(&expected_counts(lab, "not_gpu_memory", RANGES as u64))
 }
 
 fn non_gpu(lab: &Lab) -> Result<()> {
@@ -718,15 +516,13 @@ fn non_gpu(lab: &Lab) -> Result<()> {
     let log = KernelLog::from_now()?;
     let addr = sys::free_address(ADDRESSES << 12, 4096)?;
     for page in 0..ADDRESSES {
-        let seen = attempt(&lab.near, Span::anywhere(addr + (page << 12), 4096)?)?;
-        ensure!(seen.errno == libc::EFAULT, "errno {}", seen.errno);
+        refuse_span(&lab.near, Span::anywhere(addr + (page << 12), 4096)?)?;
     }
     ensure!(lines("refusals")? == before, "{:?}", lines("refusals")?);
     ensure!(lines("non_gpu")?.len() == NON_GPU);
     let mut expected = expected_counts(lab, "non_gpu_unmapped", ADDRESSES);
     expected.extend(expected_counts(lab, "not_gpu_memory", 1));
-    let counted = counts()?;
-    ensure!(counted == expected, "{counted:?}");
+    counted(&expected)?;
     let logged = log.lines()?;
     let logged = logged
         .iter()
@@ -757,7 +553,7 @@ fn readers(lab: &Lab) -> Result<()> {
                 let found = numbers(&lines("refusals")?)?;
                 ensure!(found.len() <= REFUSALS, "{} lines", found.len());
                 ensure!(found.windows(2).all(|pair| pair[0] < pair[1]), "{found:?}");
-                counts()?;
+                module_files::counts()?;
                 looks += 1;
             }
             Ok(looks)
@@ -778,11 +574,7 @@ fn readers(lab: &Lab) -> Result<()> {
         Ok(looks)
     })?;
     note("looks", looks);
-    let counted = counts()?;
-    ensure!(
-        counted == expected_counts(lab, "not_gpu_memory", 2 * RANGES as u64),
-        "{counted:?}"
-    );
+    counted(&expected_counts(lab, "not_gpu_memory", 2 * RANGES as u64))?;
     let found = numbers(&lines("refusals")?)?;
     let all = 2 * RANGES as u64;
     ensure!(found == (all - REFUSALS as u64..all).collect::<Vec<_>>());
@@ -791,10 +583,8 @@ fn readers(lab: &Lab) -> Result<()> {
 
 fn files(lab: &Lab) -> Result<()> {
     begin(lab)?;
-    let version = lines("version")?;
-    ensure!(version.len() == 1, "{version:?}");
-    ensure!(get(&version[0], "format")? == "3");
-    ensure!(get(&version[0], "module")? == module::version()?);
+    let version = module::version()?;
+    has(&only("version")?, &[("format", "3"), ("module", &version)])?;
     let modes = [
         ("version", 0o444),
         ("counters", 0o444),
@@ -1011,19 +801,18 @@ fn tracepoint(lab: &Lab) -> Result<()> {
         let span = space.span(0, M2)?;
         let mode = lab.setup.mode().to_string();
         for line in &lines {
-            ensure!(get(line, "mode")? == mode, "{line:?}");
-            ensure!(get(line, "step")? == "acquire", "{line:?}");
-            ensure!(get(line, "reason")? == "not_gpu_memory", "{line:?}");
-            ensure!(get(line, "code")? == "-22", "{line:?}");
-            ensure!(
-                get(line, "addr")? == format!("{:#x}", span.addr()),
-                "{line:?}"
-            );
-            ensure!(get(line, "len")? == span.len().to_string(), "{line:?}");
-            ensure!(
-                get(line, "tgid")? == std::process::id().to_string(),
-                "{line:?}"
-            );
+            has(
+                line,
+                &[
+                    ("mode", &mode),
+                    ("step", "acquire"),
+                    ("reason", "not_gpu_memory"),
+                    ("code", "-22"),
+                    ("addr", &format!("{:#x}", span.addr())),
+                    ("len", &span.len().to_string()),
+                    ("tgid", &std::process::id().to_string()),
+                ],
+            )?;
         }
         fs::write(format!("{TRACE}/trace"), "")?;
         fs::write(format!("{event}/filter"), "reason == \"non_gpu_unmapped\"")?;
@@ -1032,33 +821,10 @@ fn tracepoint(lab: &Lab) -> Result<()> {
         attempt(&lab.near, Span::anywhere(addr, GRANULE)?)?;
         let lines = traced()?;
         ensure!(lines.len() == 1, "{lines:?}");
-        ensure!(get(&lines[0], "reason")? == "non_gpu_unmapped", "{lines:?}");
+        has(&lines[0], &[("reason", "non_gpu_unmapped")])?;
         fs::write(format!("{event}/enable"), "0")?;
         Ok(())
     }();
     fs::remove_dir(TRACE)?;
     result
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_line_has_keys_and_a_text() {
-        let line = parse("seq=1 comm=a\\x20b text=\"no room (x=1), or so\"").expect("a line");
-        assert_eq!(line["comm"], "a\\x20b");
-        assert_eq!(line["text"], "no room (x=1), or so");
-        assert_eq!(line.len(), 3);
-        for bad in [
-            "",
-            "seq",
-            "a=1 a=2",
-            "a=1 text=\"x",
-            "a=\"1\"",
-            "a=1 text=\"x\"y\"",
-        ] {
-            assert!(parse(bad).is_err(), "{bad:?}");
-        }
-    }
 }

@@ -9,7 +9,7 @@ use anyhow::{ensure, Context, Result};
 use crate::arena::Arena;
 use crate::counters::{Counters, PeerRegion};
 use crate::gpu::{Allocation, GRANULE};
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, Memory, Peermem, Where};
 use crate::pattern::Pattern;
 use crate::rdma::{full_access, AccessFlags, Hca, Op, Region, Status};
@@ -23,67 +23,22 @@ pub(super) const ENTRY_BOUNDARY: u64 = 2 * GIB;
 /// What the provider keeps of the BAR for itself.
 const RESERVE: u64 = 36 << 20;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "register.one_pin_one_unpin",
-        run: one_pin,
-    },
-    Case {
-        name: "register.1gib_aligned",
-        run: |lab| sized(lab, GIB),
-    },
-    Case {
-        name: "register.3gib",
-        run: |lab| sized(lab, 3 * GIB),
-    },
-    Case {
-        name: "register.16gib",
-        run: |lab| sized(lab, 16 * GIB),
-    },
-    Case {
-        name: "register.64gib",
-        run: |lab| sized(lab, 64 * GIB),
-    },
-    Case {
-        name: "register.entry_boundary",
-        run: entry_boundary,
-    },
-    Case {
-        name: "register.unaligned_entries",
-        run: unaligned,
-    },
-    Case {
-        name: "register.rounded_allocation",
-        run: rounded_allocation,
-    },
-    Case {
-        name: "register.overlapping",
-        run: overlapping,
-    },
-    Case {
-        name: "register.many_on_one_allocation",
-        run: many,
-    },
-    Case {
-        name: "register.several_gpus",
-        run: several_gpus,
-    },
-    Case {
-        name: "register.no_module_refuses",
-        run: no_module,
-    },
-    Case {
-        name: "register.cpu_memory_takes_no_pin",
-        run: cpu_memory,
-    },
-    Case {
-        name: "register.rights_hold",
-        run: rights,
-    },
-    Case {
-        name: "register.rereg_changes_rights",
-        run: rereg,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "register.one_pin_one_unpin" => one_pin,
+    "register.1gib_aligned" => |lab| sized(lab, GIB),
+    "register.3gib" => |lab| sized(lab, 3 * GIB),
+    "register.16gib" => |lab| sized(lab, 16 * GIB),
+    "register.64gib" => |lab| sized(lab, 64 * GIB),
+    "register.entry_boundary" => entry_boundary,
+    "register.unaligned_entries" => unaligned,
+    "register.rounded_allocation" => rounded_allocation,
+    "register.overlapping" => overlapping,
+    "register.many_on_one_allocation" => many,
+    "register.several_gpus" => several_gpus,
+    "register.no_module_refuses" => no_module,
+    "register.cpu_memory_takes_no_pin" => cpu_memory,
+    "register.rights_hold" => rights,
+    "register.rereg_changes_rights" => rereg,
 ];
 
 /// What rxe says of a region.
@@ -154,7 +109,7 @@ fn one_pin(lab: &Lab) -> Result<()> {
         let before = Counters::read()?;
         let region = lab.near.register(memory.span(0, M2)?, full_access())?;
         let registered = Counters::read()?;
-        let entries = peer_region(&lab.near, &region)?.entries;
+        let entries = check_entries(lab, &lab.near, &region)?;
         drop(region);
         let after = Counters::read()?;
 
@@ -177,13 +132,19 @@ fn one_pin(lab: &Lab) -> Result<()> {
         );
         ensure!(off.unpins == 1 && off.pins == 0, "deregistration: {off:?}");
         ensure!(live == 1, "{live} pins are live under one region");
-        let expected = expected_entries(lab, memory.mapping().addr(), M2 as u64);
-        ensure!(
-            expected.contains(&entries),
-            "{entries} entries where {expected:?} were expected"
-        );
     }
     Ok(())
+}
+
+/// A live region has as many scatter-list entries as expected; returns their number.
+pub(super) fn check_entries(lab: &Lab, hca: &Hca, region: &Region) -> Result<u64> {
+    let entries = peer_region(hca, region)?.entries;
+    let expected = expected_entries(lab, region.addr(), region.len());
+    ensure!(
+        expected.contains(&entries),
+        "{entries} entries where {expected:?} were expected"
+    );
+    Ok(entries)
 }
 
 /// A large contiguous region: its entries, and bytes at its ends and around every place where an entry may end.
@@ -199,13 +160,7 @@ pub(super) fn sized(lab: &Lab, len: u64) -> Result<()> {
     let started = std::time::Instant::now();
     let region = lab.far.register(memory.span(0, size)?, full_access())?;
     note("milliseconds", started.elapsed().as_millis());
-    let entries = peer_region(&lab.far, &region)?.entries;
-    let expected = expected_entries(lab, region.addr(), len);
-    note("entries", entries);
-    ensure!(
-        expected.contains(&entries),
-        "{entries} entries where {expected:?} were expected"
-    );
+    note("entries", check_entries(lab, &lab.far, &region)?);
 
     let mut source = Arena::on_host(lab, M2, 1)?;
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
@@ -246,13 +201,7 @@ fn entry_boundary(lab: &Lab) -> Result<()> {
     let len = 4 * M2;
     let memory = Memory::Gpu(gpu.allocate(len, Placement::At(boundary - 2 * GRANULE))?);
     let mut target = Arena::whole(&lab.far, memory, Pattern::new(lab.setup.seed, 1))?;
-    let entries = peer_region(&lab.far, target.region())?.entries;
-    let expected = expected_entries(lab, target.region().addr(), len as u64);
-    note("entries", entries);
-    ensure!(
-        expected.contains(&entries),
-        "{entries} entries where {expected:?} were expected"
-    );
+    note("entries", check_entries(lab, &lab.far, target.region())?);
 
     let source = Arena::on_host(lab, len, 2)?;
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
@@ -280,13 +229,9 @@ fn unaligned(lab: &Lab) -> Result<()> {
         let region = lab
             .near
             .register(memory.span(offset, len)?, full_access())?;
-        let entries = peer_region(&lab.near, &region)?.entries;
-        let expected = expected_entries(lab, region.addr(), len as u64);
+        let entries =
+            check_entries(lab, &lab.near, &region).with_context(|| format!("{offset}+{len}"))?;
         note(&format!("entries_{offset}_{len}"), entries);
-        ensure!(
-            expected.contains(&entries),
-            "{offset}+{len}: {entries} entries where {expected:?} were expected"
-        );
     }
     Ok(())
 }
@@ -370,7 +315,6 @@ fn many(lab: &Lab) -> Result<()> {
 }
 
 fn several_gpus(lab: &Lab) -> Result<()> {
-    let seed = lab.setup.seed;
     let count = lab.gpus().len();
     if count < 2 {
         return ktap::skip(format_args!("needs two GPUs, {count} here"));
@@ -378,13 +322,8 @@ fn several_gpus(lab: &Lab) -> Result<()> {
     let mut transfers = 0;
     for from in 0..count {
         for to in 0..count {
-            let source = Arena::whole(
-                &lab.near,
-                lab.allocate(Where::Gpu(from), M2)?,
-                Pattern::new(seed, from as u64),
-            )?;
-            let target = lab.allocate(Where::Gpu(to), M2)?;
-            let mut target = Arena::whole(&lab.far, target, Pattern::new(seed, 100 + to as u64))?;
+            let source = Arena::near(lab, Where::Gpu(from), M2, from as u64)?;
+            let mut target = Arena::far(lab, Where::Gpu(to), M2, 100 + to as u64)?;
             let mut connection = rdma::connect(&lab.near, &lab.far)?;
             let (at, len) = (4097, 65537);
             connection

@@ -12,100 +12,42 @@ use std::{fs, thread};
 
 use anyhow::{ensure, Context, Result};
 
-use crate::cases::reasons::{begin, get, lines, parse, Line};
+use crate::cases::reasons::begin;
 use crate::cases::register::peer_region;
 use crate::cases::stage::Stage;
 use crate::gpu::GRANULE;
 use crate::knobs::Parameter;
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, PinMode};
+use crate::module_files::{get, has, lines, lived, number, parse, Line};
 use crate::rdma::{full_access, Hca, Region};
 use crate::sys::{Placement, Span};
-use crate::{ktap, module, sys};
+use crate::{ktap, module, module_files, sys};
 
 const M2: usize = GRANULE as usize;
 const FILE: &str = "registrations";
 const EVENTS: &str = "/sys/kernel/tracing/events/nvidia_peermem";
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "registrations.one_from_register_to_deregister",
-        run: one,
-    },
-    Case {
-        name: "registrations.over_two_gpus",
-        run: over_two_gpus,
-    },
-    Case {
-        name: "registrations.revoked_until_it_is_deregistered",
-        run: revoked,
-    },
-    Case {
-        name: "registrations.orphaned_until_it_is_freed",
-        run: kept,
-    },
-    Case {
-        name: "registrations.orphaned_on_a_lost_gpu",
-        run: lost,
-    },
-    Case {
-        name: "registrations.readers_beside_registrations",
-        run: readers,
-    },
-    Case {
-        name: "registrations.counters_agree",
-        run: counters_agree,
-    },
-    Case {
-        name: "registrations.tracepoints",
-        run: tracepoints,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "registrations.one_from_register_to_deregister" => one,
+    "registrations.over_two_gpus" => over_two_gpus,
+    "registrations.revoked_until_it_is_deregistered" => revoked,
+    "registrations.orphaned_until_it_is_freed" => kept,
+    "registrations.orphaned_on_a_lost_gpu" => lost,
+    "registrations.readers_beside_registrations" => readers,
+    "registrations.counters_agree" => counters_agree,
+    "registrations.tracepoints" => tracepoints,
 ];
-
-fn number(line: &Line, key: &str) -> Result<u64> {
-    let text = get(line, key)?;
-    text.parse()
-        .with_context(|| format!("{key}={text} is no number"))
-}
-
-/// One line has these values.
-pub(super) fn has(line: &Line, values: &[(&str, &str)]) -> Result<()> {
-    for (key, value) in values {
-        let seen = get(line, key)?;
-        ensure!(
-            seen == *value,
-            "{key}={seen} where {value} was expected: {line:?}"
-        );
-    }
-    Ok(())
-}
 
 /// The only registration that there is.
 pub(super) fn only() -> Result<Line> {
-    let mut found = lines(FILE)?;
-    ensure!(found.len() == 1, "{found:?}");
-    found.pop().context("none")
+    module_files::only(FILE)
 }
 
 fn none() -> Result<()> {
     let found = lines(FILE)?;
     ensure!(found.is_empty(), "{found:?}");
     Ok(())
-}
-
-/// What is counted of the lives of each mode: `event/mode`, all that is not zero.
-fn counts() -> Result<BTreeMap<String, u64>> {
-    let mut counts = BTreeMap::new();
-    for line in lines("counters")? {
-        let event = get(&line, "event")?;
-        if event != "refused" && line.contains_key("mode") {
-            let count = number(&line, "count")?;
-            if count > 0 {
-                counts.insert(format!("{event}/{}", get(&line, "mode")?), count);
-            }
-        }
-    }
-    Ok(counts)
 }
 
 fn expected(mode: PinMode, events: &[(&str, u64)]) -> BTreeMap<String, u64> {
@@ -187,10 +129,8 @@ fn one(lab: &Lab) -> Result<()> {
     let far = Span::anywhere(sys::free_address(GRANULE, GRANULE)?, GRANULE)?;
     ensure!(lab.near.register(far, full_access()).is_err());
     none()?;
-    let counted = counts()?;
     let all = [("registered", 4), ("mapped", 4), ("released", 4)];
-    ensure!(counted == expected(lab.setup.mode(), &all), "{counted:?}");
-    Ok(())
+    lived(&expected(lab.setup.mode(), &all))
 }
 
 /// Two allocations side by side, on two GPUs where there are two.
@@ -239,22 +179,18 @@ fn revoked(lab: &Lab) -> Result<()> {
         }
     }
     ensure!(after[1] == before[1], "{after:?}, {before:?}");
-    let counted = counts()?;
-    note("counts", format_args!("{counted:?}"));
-    ensure!(
-        counted
-            == expected(
-                PinMode::Revocable,
-                &[
-                    ("registered", 2),
-                    ("mapped", 2),
-                    ("revoked", 1),
-                    ("active", 2),
-                    ("active_bytes", 2 * GRANULE),
-                ]
-            ),
-        "{counted:?}"
+    let counts = expected(
+        PinMode::Revocable,
+        &[
+            ("registered", 2),
+            ("mapped", 2),
+            ("revoked", 1),
+            ("active", 2),
+            ("active_bytes", 2 * GRANULE),
+        ],
     );
+    lived(&counts)?;
+    note("counts", format_args!("{counts:?}"));
     drop(region);
     has(&only()?, &[("id", "2"), ("state", "mapped")])?;
     drop(stays);
@@ -292,14 +228,11 @@ fn kept(lab: &Lab) -> Result<()> {
         all.retain(|_, count| *count > 0);
         all
     };
-    let counted = counts()?;
-    ensure!(counted == of(1), "{counted:?}");
+    lived(&of(1))?;
     stage.free(&memory)?;
     note("callbacks", stage.counted("callbacks")?);
     none()?;
-    let counted = counts()?;
-    ensure!(counted == of(0), "{counted:?}");
-    Ok(())
+    lived(&of(0))
 }
 
 /// What `peermemctl` says, in one line.
@@ -409,22 +342,17 @@ fn readers(lab: &Lab) -> Result<()> {
     })?;
     note("looks", looks);
     note("met_beside", met);
-    let counted = counts()?;
     let all = STAY + 2 * LIVES;
-    ensure!(
-        counted
-            == expected(
-                lab.setup.mode(),
-                &[
-                    ("registered", all),
-                    ("mapped", all),
-                    ("released", 2 * LIVES),
-                    ("active", STAY),
-                    ("active_bytes", STAY * GRANULE),
-                ]
-            ),
-        "{counted:?}"
-    );
+    lived(&expected(
+        lab.setup.mode(),
+        &[
+            ("registered", all),
+            ("mapped", all),
+            ("released", 2 * LIVES),
+            ("active", STAY),
+            ("active_bytes", STAY * GRANULE),
+        ],
+    ))?;
     drop(stay);
     none()
 }
@@ -452,8 +380,7 @@ fn counters_agree(lab: &Lab) -> Result<()> {
             ],
         );
         want.retain(|_, count| *count > 0);
-        let counted = counts()?;
-        ensure!(counted == want, "{counted:?} where {want:?} was expected");
+        lived(&want)?;
         ensure!(found.len() as u64 == registered - released, "{found:?}");
         Ok(())
     };

@@ -10,7 +10,6 @@ use std::{fs, io};
 
 use anyhow::{bail, ensure, Context, Result};
 
-use crate::cases::reasons;
 use crate::cases::register::peer_region;
 use crate::cases::stage::Stage;
 use crate::child::Process;
@@ -18,108 +17,39 @@ use crate::counters::Counters;
 use crate::gpu::{Allocation, Gpu, GRANULE};
 use crate::hold::Hold;
 use crate::knobs::{fail_next, Parameter};
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, expect, note, Case};
 use crate::lab::{Lab, PinMode};
 use crate::rdma::full_access;
 use crate::sys::{Forked, Placement, Running, SharedWords};
-use crate::{counters, ktap, module, sys};
+use crate::{counters, ktap, module, module_files, sys};
 
 const M2: usize = GRANULE as usize;
 const PATIENCE: Duration = Duration::from_secs(25);
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "rules.1.callback_before_get_returns",
-        run: callback_before_get_returns,
-    },
-    Case {
-        name: "rules.3.unpin_beside_callback",
-        run: unpin_beside_callback,
-    },
-    Case {
-        name: "rules.4.freed_before_get_pages",
-        run: freed_before_get_pages,
-    },
-    Case {
-        name: "rules.4.stale_ticket",
-        run: stale_ticket,
-    },
-    Case {
-        name: "rules.5.release_beside_invalidation",
-        run: release_beside_invalidation,
-    },
-    Case {
-        name: "rules.7.revoked_is_not_put",
-        run: revoked_is_not_put,
-    },
-    Case {
-        name: "rules.7.second_check",
-        run: second_check,
-    },
-    Case {
-        name: "rules.7.put_rwsem_revocable",
-        run: |lab| put_rwsem(lab, PinMode::Revocable),
-    },
-    Case {
-        name: "rules.7.put_rwsem_persistent",
-        run: |lab| put_rwsem(lab, PinMode::Persistent),
-    },
-    Case {
-        name: "rules.8.cacheable",
-        run: |lab| served_by_the_other(lab, "table_flags", "1", None),
-    },
-    Case {
-        name: "rules.8.outside_bar",
-        run: outside_bar,
-    },
-    Case {
-        name: "rules.8.memory",
-        run: |lab| served_by_the_other(lab, "table_phys", "0x1000000", Some("not_in_bar")),
-    },
-    Case {
-        name: "rules.8.struct_page",
-        run: struct_page,
-    },
-    Case {
-        name: "rules.9.foreign_release",
-        run: foreign_release,
-    },
-    Case {
-        name: "rules.9.module_stays",
-        run: module_stays,
-    },
-    Case {
-        name: "rules.9.exit_unlisted",
-        run: exit_unlisted,
-    },
-    Case {
-        name: "rules.9.exit_listed",
-        run: exit_listed,
-    },
-    Case {
-        name: "rules.9.late_callback",
-        run: late_callback,
-    },
-    Case {
-        name: "rules.10.not_ready",
-        run: not_ready,
-    },
-    Case {
-        name: "rules.10.leaving",
-        run: leaving,
-    },
-    Case {
-        name: "rules.10.exit_fence",
-        run: exit_fence,
-    },
-    Case {
-        name: "rules.11.table_gone_before_get_returns",
-        run: table_gone_before_get_returns,
-    },
-    Case {
-        name: "rules.25.refused_by_the_first",
-        run: refused_by_the_first,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "rules.1.callback_before_get_returns" => callback_before_get_returns,
+    "rules.3.unpin_beside_callback" => unpin_beside_callback,
+    "rules.4.freed_before_get_pages" => freed_before_get_pages,
+    "rules.4.stale_ticket" => stale_ticket,
+    "rules.5.release_beside_invalidation" => release_beside_invalidation,
+    "rules.7.revoked_is_not_put" => revoked_is_not_put,
+    "rules.7.second_check" => second_check,
+    "rules.7.put_rwsem_revocable" => |lab| put_rwsem(lab, PinMode::Revocable),
+    "rules.7.put_rwsem_persistent" => |lab| put_rwsem(lab, PinMode::Persistent),
+    "rules.8.cacheable" => |lab| served_by_the_other(lab, "table_flags", "1", None),
+    "rules.8.outside_bar" => outside_bar,
+    "rules.8.memory" => |lab| served_by_the_other(lab, "table_phys", "0x1000000", Some("not_in_bar")),
+    "rules.8.struct_page" => struct_page,
+    "rules.9.foreign_release" => foreign_release,
+    "rules.9.module_stays" => module_stays,
+    "rules.9.exit_unlisted" => exit_unlisted,
+    "rules.9.exit_listed" => exit_listed,
+    "rules.9.late_callback" => late_callback,
+    "rules.10.not_ready" => not_ready,
+    "rules.10.leaving" => leaving,
+    "rules.10.exit_fence" => exit_fence,
+    "rules.11.table_gone_before_get_returns" => table_gone_before_get_returns,
+    "rules.25.refused_by_the_first" => refused_by_the_first,
 ];
 
 fn stage(lab: &Lab) -> Result<Stage> {
@@ -147,10 +77,7 @@ fn freed_inside_get(lab: &Lab, stage: &Stage) -> Result<()> {
         Ok(_) => bail!("memory that was freed is registered"),
         Err(refused) => note("errno", refused.errno()),
     }
-    let callbacks = stage.counted("callbacks")?;
-    note("callbacks", callbacks);
-    ensure!(callbacks == 1, "{callbacks} callbacks");
-    Ok(())
+    expect("callbacks", stage.counted("callbacks")?, 1)
 }
 
 /// No callback came for a pin that the module does not know, or not any more.
@@ -222,9 +149,7 @@ fn stale_ticket(lab: &Lab) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     let region = lab.far.register(memory.span(0, M2)?, full_access())?;
     stage.free(&old)?;
-    let callbacks = stage.counted("callbacks")?;
-    note("callbacks", callbacks);
-    ensure!(callbacks == 1, "{callbacks} callbacks");
+    expect("callbacks", stage.counted("callbacks")?, 1)?;
     let state = peer_region(&lab.far, &region)?.state;
     note("state", &state);
     ensure!(state != "revoked", "a stranger's region was revoked");
@@ -300,9 +225,7 @@ fn second_check(lab: &Lab) -> Result<()> {
     hold.release();
     let other = registration.finish()?.done("the registration")??;
     release.finish()?.done("the release")?;
-    let puts = stage.counted("put_pages")?;
-    note("puts", puts);
-    ensure!(puts == 0, "put, though its callback had come");
+    expect("puts", stage.counted("put_pages")?, 0).context("its callback had come")?;
     drop(other);
     Ok(())
 }
@@ -345,7 +268,7 @@ fn served_by_the_other(lab: &Lab, name: &str, value: &str, reason: Option<&str>)
     lab.needs_both_clients()?;
     let memory = lab.allocate_gpu(M2)?;
     let parameter = Parameter::set("nvidia", name, value)?;
-    let mut expected = reasons::counts()?;
+    let mut expected = module_files::counts()?;
     let registered = stage.register(&memory);
     drop(parameter);
     let region = registered.context("the persistent client did not take it")?;
@@ -360,8 +283,7 @@ fn served_by_the_other(lab: &Lab, name: &str, value: &str, reason: Option<&str>)
     ensure!(persistent == 1, "{persistent} persistent pins");
     if let Some(reason) = reason {
         *expected.entry(format!("revocable/{reason}")).or_default() += 1;
-        let counted = reasons::counts()?;
-        ensure!(counted == expected, "{counted:?}, not {expected:?}");
+        module_files::counted(&expected)?;
     }
     drop(region);
     Ok(())
@@ -421,12 +343,7 @@ fn foreign_release(lab: &Lab) -> Result<()> {
     ensure!(callbacks == 1, "{callbacks} callbacks");
     ensure!(references > 0, "nothing kept the module");
     found_its_pin(&stage)?;
-    let references = counters::module_references(module::NAME)?;
-    ensure!(
-        references == 0,
-        "{references} references after the callback"
-    );
-    Ok(())
+    module::references_are(0).context("after the callback")
 }
 
 /// With the callback to come the module does not let itself be unloaded.
@@ -466,7 +383,10 @@ fn registered_by_a_guest(
 
 /// The module is held for `memory` alone, and goes to nobody's callback.
 fn held_until_freed(stage: &Stage, memory: Allocation) -> Result<()> {
-    let before = [event("late_callback")?, event("spurious_callback")?];
+    let before = [
+        module_files::event("late_callback")?,
+        module_files::event("spurious_callback")?,
+    ];
     let live = Counters::read()?.get("pins_live")?;
     let references = counters::module_references(module::NAME)?;
     note("pins", live);
@@ -479,19 +399,13 @@ fn held_until_freed(stage: &Stage, memory: Allocation) -> Result<()> {
     stage.free(&memory)?;
     ensure!(live == 1, "{live} pins after the release");
     ensure!(references == 1, "{references} references to the module");
-    let references = counters::module_references(module::NAME)?;
-    ensure!(references == 0, "{references} after the callback");
-    let after = [event("late_callback")?, event("spurious_callback")?];
+    module::references_are(0).context("after the callback")?;
+    let after = [
+        module_files::event("late_callback")?,
+        module_files::event("spurious_callback")?,
+    ];
     ensure!(after == before, "the callback found nothing: {after:?}");
     Ok(())
-}
-
-/// What the module counts of an event.
-fn event(name: &str) -> Result<u64> {
-    let counters = fs::read_to_string(format!("{}/counters", reasons::folder()))?;
-    let prefix = format!("event={name} count=");
-    let line = counters.lines().find_map(|line| line.strip_prefix(&prefix));
-    Ok(line.with_context(|| format!("no {name}"))?.parse()?)
 }
 
 /// The list of processes is full, and then empty: that of the process that pinned is gone from it when the kernel
@@ -540,11 +454,14 @@ fn exit_unlisted(lab: &Lab) -> Result<()> {
         errno == Some(libc::EINVAL),
         "a list of {LISTED} takes one more: {full:?}"
     );
-    let kept = event("orphaned_unlisted")?;
+    let kept = module_files::event("orphaned_unlisted")?;
     registered_by_a_guest(lab, &stage, &memory, "first")?;
     let foreign = stage.counted("put_pages_foreign")?;
     ensure!(foreign == 0, "put by a process that is not in the list");
-    ensure!(event("orphaned_unlisted")? == kept + 1, "not counted");
+    ensure!(
+        module_files::event("orphaned_unlisted")? == kept + 1,
+        "not counted"
+    );
     held_until_freed(&stage, memory)
 }
 
@@ -555,14 +472,12 @@ fn exit_listed(lab: &Lab) -> Result<()> {
     registered_by_a_guest(lab, &stage, &memory, "last")?;
     let found = stage.counted("put_pages_found")?;
     let live = Counters::read()?.get("pins_live")?;
-    let references = counters::module_references(module::NAME)?;
     ensure!(live == 0, "{live} pins after the release");
     ensure!(
         found == 2,
         "{found} puts, of the pin and of that which asks"
     );
-    ensure!(references == 0, "{references} references to the module");
-    Ok(())
+    module::references_are(0)
 }
 
 /// A process that runs is believed to be in the list, until a callback shows otherwise: then it is asked.
@@ -586,9 +501,12 @@ fn asked_from_then_on(lab: &Lab, stage: &Stage) -> Result<()> {
     let second = stage.gpu.allocate(M2, Placement::At(ELSEWHERE + GRANULE))?;
     registered_by_a_guest(lab, stage, &first, "early")?;
     ensure!(stage.counted("put_pages_foreign")? == 1, "not put");
-    let late = event("late_callback")?;
+    let late = module_files::event("late_callback")?;
     stage.free(&first)?;
-    ensure!(event("late_callback")? == late + 1, "not counted");
+    ensure!(
+        module_files::event("late_callback")? == late + 1,
+        "not counted"
+    );
     registered_by_a_guest(lab, stage, &second, "early")?;
     let foreign = stage.counted("put_pages_foreign")?;
     ensure!(foreign == 1, "put by a process that is not in the list");
@@ -677,8 +595,7 @@ fn exit_fence(lab: &Lab) -> Result<()> {
         .finish()?
         .done("the deregistration")?;
     let references = counters::module_references(module::NAME)?;
-    note("module_references", references);
-    ensure!(references == 0, "{references} references");
+    expect("module_references", references, 0)?;
     let _again = Unloaded(module::parameters());
     let mut rmmod = Running::start(Command::new("rmmod").arg(module::NAME))?;
     let mut gone = false;

@@ -9,27 +9,22 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{ensure, Context, Result};
 
-use super::chunks::Row;
-use crate::arena::Arena;
+use super::sweep_bench::{Bench, Ended, Fault, Shape, Way, CHUNKS, ENDLESS};
 use crate::counters::Counters;
-use crate::faults::{Counted, Faults, Nth, Symbols};
-use crate::gpu::{Allocation, Gpu, GRANULE, PAGE};
-use crate::knobs::{fail_next, fail_none, fail_nth, provoke_failing_put, rebind, Parameter};
+use crate::faults::{Counted, Faults, Symbols};
+use crate::gpu::{Gpu, GRANULE, PAGE};
+use crate::knobs::{fail_next, fail_none, provoke_failing_put, rebind, Parameter};
 use crate::ktap::{note, Case};
 use crate::lab::{Lab, PinMode};
-use crate::rdma::{full_access, Connection, Hca, Op};
-use crate::sys::{Forked, KernelLog, Placement, Running, Span};
-use crate::{counters, ktap, module, rdma, sys};
+use crate::rdma::full_access;
+use crate::sys::{KernelLog, Running};
+use crate::{counters, ktap, module, sys};
 
 const M2: usize = GRANULE as usize;
-const CHUNKS: usize = 3;
-/// No way has as many calls or allocations.
-const ENDLESS: u32 = 20_000;
 
 /// How the module is loaded.
 #[derive(Debug, Clone, Copy)]
@@ -88,306 +83,6 @@ fn with_setting(lab: &Lab, setting: Setting, run: fn(&Lab, Setting) -> Result<()
     module::loaded_with(&setting.parameters(), || run(lab, setting))
 }
 
-/// What is done while something fails.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
-    /// A registration and its end.
-    Registration,
-    /// Memory is freed under a live region; then the region ends.
-    Free,
-    /// A region ends with its device's file, which a forked child is the last to close; then the memory is freed.
-    Foreign,
-}
-
-/// The memory that is registered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Shape {
-    /// 2 MiB in one run.
-    Run,
-    /// 16 MiB in pages of which no two are adjacent: more scatter-list entries than fit on one page of memory.
-    Fragments,
-    /// [`CHUNKS`] allocations of 2 MiB side by side.
-    Chunks,
-}
-
-impl Shape {
-    fn len(self) -> usize {
-        match self {
-            Self::Run => M2,
-            Self::Fragments => 8 * M2,
-            Self::Chunks => CHUNKS * M2,
-        }
-    }
-
-    fn layout(self) -> &'static str {
-        match self {
-            Self::Run | Self::Chunks => "contiguous",
-            Self::Fragments => "64k",
-        }
-    }
-}
-
-/// What fails.
-#[derive(Debug, Clone, Copy)]
-enum Fault {
-    /// A call of the provider's at this place, with this errno.
-    Call { place: &'static str, errno: i32 },
-    /// An allocation of the thread's.
-    Allocation,
-}
-
-/// A fault that waits for its turn.
-enum Armed {
-    Call(&'static str),
-    Allocation(Nth),
-}
-
-impl Fault {
-    fn arm(self, nth: u32) -> Result<Armed> {
-        match self {
-            Self::Call { place, errno } => {
-                fail_nth(place, nth, errno)?;
-                Ok(Armed::Call(place))
-            }
-            Self::Allocation => Ok(Armed::Allocation(Nth::arm(nth)?)),
-        }
-    }
-}
-
-impl Armed {
-    fn disarm(self) -> Result<bool> {
-        match self {
-            Self::Call(place) => fail_none(place),
-            Self::Allocation(nth) => nth.disarm(),
-        }
-    }
-}
-
-/// How one run of a way ended.
-#[derive(Debug, Default)]
-struct Ended {
-    /// The fault has come.
-    hit: bool,
-    /// What the application got from `ibv_reg_mr`; 0 is success.
-    registration: i32,
-    /// What it got from `ibv_dereg_mr`, or from freeing the memory, before it did so again; 0 is success.
-    end: i32,
-}
-
-/// What a sweep works with.
-struct Bench<'a> {
-    lab: &'a Lab,
-    /// The GPU whose memory is registered under faults.
-    gpu: Arc<Gpu>,
-    /// For the registrations that must work: host memory, GPU memory and a connection.
-    source: Arena,
-    target: Allocation,
-    connection: Connection,
-    before: Counters,
-    rounds: u64,
-}
-
-impl<'a> Bench<'a> {
-    fn new(lab: &'a Lab) -> Result<Self> {
-        Ok(Self {
-            gpu: Arc::clone(lab.gpu(1)?),
-            source: Arena::on_host(lab, M2, 1)?,
-            target: lab.allocate_gpu(M2)?,
-            connection: rdma::connect(&lab.near, &lab.far)?,
-            before: Counters::read()?,
-            lab,
-            rounds: 0,
-        })
-    }
-
-    fn allocate(&self, shape: Shape) -> Result<Allocation> {
-        let _layout = Parameter::set("nvidia", "layout", shape.layout())?;
-        self.gpu.allocate(shape.len(), Placement::Any)
-    }
-
-    /// Registers, moves bytes and deregisters, with nothing failing.
-    fn works(&mut self) -> Result<()> {
-        const LEN: usize = 4096;
-        self.rounds += 1;
-        let at = usize::try_from(self.rounds)? * 8 % (M2 - LEN);
-        let region = self
-            .lab
-            .far
-            .register(self.target.span(0, M2)?, full_access())
-            .context("the next registration")?;
-        self.connection
-            .near
-            .transfer(
-                Op::Write,
-                self.source.part(at, LEN)?,
-                region.part(at as u64, LEN as u64)?,
-            )
-            .context("the next registration")?;
-        let mut found = vec![0; LEN];
-        self.target.read(at, &mut found)?;
-        ensure!(
-            found == self.source.expected(at, LEN)?,
-            "the next registration: other bytes arrived than were sent"
-        );
-        Ok(())
-    }
-
-    /// Nothing is left: no pin, no mapping, no region of rxe's, no hold on the module.
-    fn at_rest(&self) -> Result<()> {
-        let mut found = Vec::new();
-        let clean = sys::wait_until(Duration::from_secs(60), || {
-            found = Counters::read()?
-                .leftovers_beside(&self.before, self.before.get("allocs_live")?)?;
-            for hca in [&self.lab.near, &self.lab.far] {
-                let regions = counters::peer_regions(hca.name())?.len();
-                if regions != 0 {
-                    found.push(format!("{}: {regions} regions", hca.name()));
-                }
-            }
-            let held = counters::module_references(module::NAME)?;
-            if held != 0 {
-                found.push(format!("{held} holds on the module"));
-            }
-            Ok(found.is_empty())
-        })?;
-        ensure!(clean, "left behind: {}", found.join(" "));
-        Ok(())
-    }
-
-    /// One run of `way` with the n-th of the faults.
-    fn run(&self, way: Way, shape: Shape, fault: Fault, nth: u32) -> Result<Ended> {
-        if shape == Shape::Chunks {
-            ensure!(way == Way::Registration, "{way:?} of one allocation alone");
-            let row = Row::of(self.lab, &[1; CHUNKS])?;
-            return self.registration(row.span(0, row.len()?)?, fault, nth);
-        }
-        let memory = self.allocate(shape)?;
-        match way {
-            Way::Registration => self.registration(memory.span(0, shape.len())?, fault, nth),
-            Way::Free => self.free(memory, fault, nth),
-            Way::Foreign => self.foreign(memory, fault, nth),
-        }
-    }
-
-    fn registration(&self, span: Span, fault: Fault, nth: u32) -> Result<Ended> {
-        let mut ended = Ended::default();
-        let armed = fault.arm(nth)?;
-        let registered = self.lab.near.register_fragile(span, full_access());
-        // Also its end, while the fault waits.
-        let result = registered.map(|region| region.deregister());
-        ended.hit = armed.disarm()?;
-        match result {
-            Err(refused) => ended.registration = refused.errno(),
-            Ok(Ok(())) => {}
-            Ok(Err((region, error))) => {
-                ended.end = error.raw_os_error().unwrap_or(-1);
-                if let Err((_, error)) = region.deregister() {
-                    bail!("the region cannot be deregistered: {error}");
-                }
-            }
-        }
-        Ok(ended)
-    }
-
-    fn free(&self, mut memory: Allocation, fault: Fault, nth: u32) -> Result<Ended> {
-        let span = memory.span(0, memory.mapping().len())?;
-        let mut ended = Ended::default();
-        let region = self.lab.near.register_fragile(span, full_access())?;
-        let armed = fault.arm(nth)?;
-        let freed = memory.free();
-        let result = region.deregister();
-        ended.hit = armed.disarm()?;
-        if let Err(error) = freed {
-            ended.end = errno_of(&error);
-            memory.free().context("the memory cannot be freed")?;
-        }
-        if let Err((region, error)) = result {
-            ended.end = error.raw_os_error().unwrap_or(-1);
-            if let Err((_, error)) = region.deregister() {
-                bail!("the region cannot be deregistered: {error}");
-            }
-        }
-        Ok(ended)
-    }
-
-    fn foreign(&self, mut memory: Allocation, fault: Fault, nth: u32) -> Result<Ended> {
-        const HIT: i32 = 1;
-        const FAILED: i32 = 2;
-        let span = memory.span(0, memory.mapping().len())?;
-        let hca = Hca::open(self.lab.near.name())?;
-        std::mem::forget(hca.register_fragile(span, full_access())?);
-        let file = hca.abandon();
-        let mut child = Forked::start(move || {
-            let end = || -> Result<bool> {
-                let armed = fault.arm(nth)?;
-                file.close();
-                let hit = armed.disarm()?;
-                Ok(hit)
-            };
-            match end() {
-                Ok(hit) => i32::from(hit) * HIT,
-                Err(error) => {
-                    eprintln!("forked child: {error:#}");
-                    FAILED
-                }
-            }
-        })?;
-        file.close();
-        child.go();
-        let status = child.wait()?;
-        ensure!(status <= HIT, "the forked child ended with {status}");
-        // nvidia.ko takes a revocable pin from its owner alone: that one stays until the memory goes.
-        let expected = match self.lab.setup.mode() {
-            PinMode::Persistent => 0,
-            PinMode::Revocable => 1,
-        };
-        let live = Counters::read()?.live_pins()?;
-        ensure!(
-            live == expected,
-            "{live} pins are live after a foreign release"
-        );
-        memory.free()?;
-        Ok(Ended {
-            hit: status == HIT,
-            ..Ended::default()
-        })
-    }
-
-    /// Runs `way` with the first fault, the second, … until it passes, and returns how many there were. `check` looks at each
-    /// run that was hit.
-    fn sweep(
-        &mut self,
-        way: Way,
-        shape: Shape,
-        fault: Fault,
-        mut check: impl FnMut(&Ended) -> Result<()>,
-    ) -> Result<u32> {
-        for nth in 1..ENDLESS {
-            let context = || format!("{way:?} of {shape:?}, {fault:?} number {nth}");
-            let ended = self.run(way, shape, fault, nth).with_context(context)?;
-            self.at_rest().with_context(context)?;
-            self.works().with_context(context)?;
-            if !ended.hit {
-                ensure!(
-                    ended.registration == 0 && ended.end == 0,
-                    "{}: failed with nothing failing: {ended:?}",
-                    context()
-                );
-                return Ok(nth - 1);
-            }
-            check(&ended).with_context(context)?;
-        }
-        bail!("{way:?} of {shape:?}, {fault:?}: no end after {ENDLESS}");
-    }
-}
-
-fn errno_of(error: &anyhow::Error) -> i32 {
-    error
-        .downcast_ref::<std::io::Error>()
-        .and_then(std::io::Error::raw_os_error)
-        .unwrap_or(-1)
-}
-
 /// The kernel's own code; applications have no word for it.
 const ENOTSUPP: i32 = 524;
 
@@ -409,67 +104,35 @@ enum Seen {
     Nothing,
 }
 
+/// Any error of a call that pins.
+const PINNING: &[i32] = &[
+    libc::EINVAL,
+    libc::ENOMEM,
+    libc::EIO,
+    libc::EBUSY,
+    libc::ENODEV,
+    ENOTSUPP,
+];
+
+const fn place(name: &'static str, errnos: &'static [i32], seen: Seen) -> Place {
+    Place { name, errnos, seen }
+}
+
+const EIO: &[i32] = &[libc::EIO];
+const REGISTER: &[i32] = &[libc::EINVAL, libc::ENOMEM, libc::EIO];
+const MAP: &[i32] = &[libc::EINVAL, libc::ENOMEM, libc::EIO, ENOTSUPP];
+
 /// Failing puts that lose something are not among these: see [`lost_puts`].
 const PLACES: &[Place] = &[
-    Place {
-        name: "get_pages",
-        errnos: &[
-            libc::EINVAL,
-            libc::ENOMEM,
-            libc::EIO,
-            libc::EBUSY,
-            libc::ENODEV,
-            ENOTSUPP,
-        ],
-        seen: Seen::Refused,
-    },
-    Place {
-        name: "get_pages_register",
-        errnos: &[libc::EINVAL, libc::ENOMEM, libc::EIO],
-        seen: Seen::Refused,
-    },
-    Place {
-        name: "put_pages",
-        errnos: &[libc::ENOMEM],
-        seen: Seen::Nothing,
-    },
-    Place {
-        name: "get_pages_persistent",
-        errnos: &[
-            libc::EINVAL,
-            libc::ENOMEM,
-            libc::EIO,
-            libc::EBUSY,
-            libc::ENODEV,
-            ENOTSUPP,
-        ],
-        seen: Seen::Refused,
-    },
-    Place {
-        name: "dma_map",
-        errnos: &[libc::EINVAL, libc::ENOMEM, libc::EIO, ENOTSUPP],
-        seen: Seen::Same,
-    },
-    Place {
-        name: "dma_map_page",
-        errnos: &[libc::EIO],
-        seen: Seen::Same,
-    },
-    Place {
-        name: "dma_unmap",
-        errnos: &[libc::EINVAL],
-        seen: Seen::Nothing,
-    },
-    Place {
-        name: "free_page_table",
-        errnos: &[libc::EIO],
-        seen: Seen::Nothing,
-    },
-    Place {
-        name: "free_dma_mapping",
-        errnos: &[libc::EIO],
-        seen: Seen::Nothing,
-    },
+    place("get_pages", PINNING, Seen::Refused),
+    place("get_pages_register", REGISTER, Seen::Refused),
+    place("put_pages", &[libc::ENOMEM], Seen::Nothing),
+    place("get_pages_persistent", PINNING, Seen::Refused),
+    place("dma_map", MAP, Seen::Same),
+    place("dma_map_page", EIO, Seen::Same),
+    place("dma_unmap", &[libc::EINVAL], Seen::Nothing),
+    place("free_page_table", EIO, Seen::Nothing),
+    place("free_dma_mapping", EIO, Seen::Nothing),
 ];
 
 /// How often the module calls the provider at `place`, on its way with memory of [`Shape::Run`] and the client that serves it.
@@ -661,8 +324,7 @@ fn lost_for_good(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Result<(
             "{name} is {value} after a put that failed, not {expected}"
         );
     }
-    let held = counters::module_references(module::NAME)?;
-    ensure!(held == 0, "{held} holds on the module after a lost pin");
+    module::references_are(0).context("after a lost pin")?;
     bench.works()?;
     rebind(bench.gpu.bdf())?;
     bench.gpu = Gpu::all()?

@@ -12,7 +12,7 @@ use anyhow::{ensure, Context, Result};
 use serde_json::Value;
 
 use super::buffers::{Parts, ONE};
-use super::cuda::{Consumers, Ends, Pair, Start, PATIENCE};
+use super::cuda::{pairs, Consumers, Ends, Pair, Start, PATIENCE};
 use super::{consumers, ctl};
 use crate::bench::datapath;
 use crate::counters::Counters;
@@ -27,47 +27,15 @@ const PORT: u16 = 13337;
 /// Each end registers one buffer to send from and one to receive into, whatever the test uses.
 const BUFFERS: usize = 4;
 
-const PAIRS: &[Pair] = &[
-    Pair {
-        name: "ucx.tag_lat",
-        program: "ucx_perftest -t tag_lat -s 64 -n 100 -w 5",
-        sent: [100 << 6, 100 << 6],
-    },
-    Pair {
-        name: "ucx.tag_lat_8m",
-        program: "ucx_perftest -t tag_lat -s 8388608 -n 3 -w 1",
-        sent: [3 << 23, 3 << 23],
-    },
-    Pair {
-        name: "ucx.tag_bw_64k",
-        program: "ucx_perftest -t tag_bw -s 65536 -n 100 -w 5",
-        sent: [100 << 16, 0],
-    },
-    Pair {
-        name: "ucx.tag_bw_8m",
-        program: "ucx_perftest -t tag_bw -s 8388608 -n 5 -w 1",
-        sent: [5 << 23, 0],
-    },
-    Pair {
-        name: "ucx.put_bw_64k",
-        program: "ucx_perftest -t ucp_put_bw -s 65536 -n 100 -w 5",
-        sent: [100 << 16, 0],
-    },
-    Pair {
-        name: "ucx.put_bw_8m",
-        program: "ucx_perftest -t ucp_put_bw -s 8388608 -n 5 -w 1",
-        sent: [5 << 23, 0],
-    },
-    Pair {
-        name: "ucx.get_64k",
-        program: "ucx_perftest -t ucp_get -s 65536 -n 20 -w 2",
-        sent: [0, 20 << 16],
-    },
-    Pair {
-        name: "ucx.get_8m",
-        program: "ucx_perftest -t ucp_get -s 8388608 -n 3 -w 1",
-        sent: [0, 3 << 23],
-    },
+const PAIRS: &[Pair] = pairs![
+    "ucx.tag_lat": "ucx_perftest -t tag_lat -s 64 -n 100 -w 5" => [100 << 6, 100 << 6],
+    "ucx.tag_lat_8m": "ucx_perftest -t tag_lat -s 8388608 -n 3 -w 1" => [3 << 23, 3 << 23],
+    "ucx.tag_bw_64k": "ucx_perftest -t tag_bw -s 65536 -n 100 -w 5" => [100 << 16, 0],
+    "ucx.tag_bw_8m": "ucx_perftest -t tag_bw -s 8388608 -n 5 -w 1" => [5 << 23, 0],
+    "ucx.put_bw_64k": "ucx_perftest -t ucp_put_bw -s 65536 -n 100 -w 5" => [100 << 16, 0],
+    "ucx.put_bw_8m": "ucx_perftest -t ucp_put_bw -s 8388608 -n 5 -w 1" => [5 << 23, 0],
+    "ucx.get_64k": "ucx_perftest -t ucp_get -s 65536 -n 20 -w 2" => [0, 20 << 16],
+    "ucx.get_8m": "ucx_perftest -t ucp_get -s 8388608 -n 3 -w 1" => [0, 3 << 23],
 ];
 
 /// Those that are run with buffers of several allocations, too, and how they are called then.

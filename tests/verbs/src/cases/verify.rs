@@ -8,44 +8,20 @@ use anyhow::{ensure, Context, Result};
 use serde_json::Value;
 
 use crate::knobs::Parameter;
-use crate::ktap::{note, Case};
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, Peermem, PinMode};
 use crate::module;
 use crate::module::Replaced;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "verify.all_is_well",
-        run: all_is_well,
-    },
-    Case {
-        name: "verify.every_pair",
-        run: every_pair,
-    },
-    Case {
-        name: "verify.the_gpu_alone",
-        run: the_gpu_alone,
-    },
-    Case {
-        name: "verify.no_peer_memory_module",
-        run: no_peer_memory_module,
-    },
-    Case {
-        name: "verify.a_refusal_has_its_reason",
-        run: a_refusal_has_its_reason,
-    },
-    Case {
-        name: "verify.wrong_bytes",
-        run: wrong_bytes,
-    },
-    Case {
-        name: "verify.no_libibverbs",
-        run: no_libibverbs,
-    },
-    Case {
-        name: "verify.what_is_not_there",
-        run: what_is_not_there,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "verify.all_is_well" => all_is_well,
+    "verify.every_pair" => every_pair,
+    "verify.the_gpu_alone" => the_gpu_alone,
+    "verify.no_peer_memory_module" => no_peer_memory_module,
+    "verify.a_refusal_has_its_reason" => a_refusal_has_its_reason,
+    "verify.wrong_bytes" => wrong_bytes,
+    "verify.no_libibverbs" => no_libibverbs,
+    "verify.what_is_not_there" => what_is_not_there,
 ];
 
 /// What moves bytes, in the order of the steps.

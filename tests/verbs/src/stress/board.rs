@@ -154,16 +154,22 @@ impl Board {
             .fetch_add(count, SeqCst);
     }
 
+    /// The counts from word `first` on, by their names.
+    fn named(
+        &self,
+        first: usize,
+        names: &'static [&'static str],
+    ) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        let counts = (first..).map(|at| self.word(at).load(SeqCst));
+        names.iter().copied().zip(counts)
+    }
+
     pub(super) fn operations(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
-        let value =
-            |(at, name): (usize, &&'static str)| (*name, self.word(OPERATIONS + at).load(SeqCst));
-        Operation::NAMES.iter().enumerate().map(value)
+        self.named(OPERATIONS, Operation::NAMES)
     }
 
     pub(super) fn figures(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
-        let value =
-            |(at, name): (usize, &&'static str)| (*name, self.word(FIGURES + at).load(SeqCst));
-        Figure::NAMES.iter().enumerate().map(value)
+        self.named(FIGURES, Figure::NAMES)
     }
 
     pub(super) fn total(&self) -> u64 {
@@ -197,9 +203,7 @@ impl Board {
 
     /// As above, of what a session cannot live through.
     pub(super) fn uprooted_since(&self, before: &Glance) -> bool {
-        let now = self.glance();
-        let changed = |at: usize| before.0[at] % 2 == 1 || before.0[at] != now.0[at];
-        changed(LINK) || (GPU..DISTURBANCES).any(changed)
+        self.link_gone_since(before) || self.gpu_gone_since(before)
     }
 
     /// Whether a session's failure is nobody's fault: something was disturbed `before`, when it asked, or since; or it has lost
@@ -210,12 +214,15 @@ impl Board {
 
     /// Whether a GPU was taken away at `before`, or has been since.
     pub(super) fn gpu_gone_since(&self, before: &Glance) -> bool {
-        let now = self.glance();
-        (GPU..DISTURBANCES).any(|at| before.0[at] % 2 == 1 || before.0[at] != now.0[at])
+        (GPU..DISTURBANCES).any(|at| self.changed_since(before, at))
     }
 
     pub(super) fn link_gone_since(&self, before: &Glance) -> bool {
-        before.0[LINK] % 2 == 1 || before.0[LINK] != self.glance().0[LINK]
+        self.changed_since(before, LINK)
+    }
+
+    fn changed_since(&self, before: &Glance, at: usize) -> bool {
+        before.0[at] % 2 == 1 || before.0[at] != self.word(DISTURBED + at).load(SeqCst)
     }
 
     /// The session in `slot` wants to READ. Not while the network is disturbed: where a response of rxe's is lost, or cannot

@@ -12,7 +12,7 @@ use anyhow::{bail, ensure, Context as _, Result};
 use super::board::{Operation, Place};
 use super::plan::Plan;
 use super::session::World;
-use super::{session, Faults};
+use super::{bystanders, Faults};
 use crate::gpu::Gpu;
 use crate::pattern::Choice;
 use crate::rdma::Hca;
@@ -133,7 +133,7 @@ fn rebind_gpu(world: &World, plan: &Plan, faults: &Faults, choice: &mut Choice) 
     if !plan.tight {
         let pid = sys::fork(|| {
             faults.judged(board, "prober", || {
-                session::probe(world, plan, gpu, || set(ready), || is_set(over))
+                bystanders::probe(world, plan, gpu, || set(ready), || is_set(over))
             })
         })?;
         prober = Some(pid);

@@ -7,6 +7,7 @@
 //! came before, and an epoch can be repeated by its number. How its processes interleave is the machine's choice each time.
 
 mod board;
+mod bystanders;
 mod chaos;
 mod plan;
 mod session;
@@ -241,7 +242,7 @@ impl Crew<'_> {
         let (world, plan, faults) = (self.world, self.plan, self.faults);
         let board = &world.board;
         let pid =
-            sys::fork(|| faults.judged(board, "keeper", || session::keep(world, plan, kept)))?;
+            sys::fork(|| faults.judged(board, "keeper", || bystanders::keep(world, plan, kept)))?;
         self.others.push((pid, "keeper"));
         if !options.calm {
             let operations = options.operations;

@@ -12,49 +12,23 @@ use crate::cases::register::peer_region;
 use crate::counters::Counters;
 use crate::gpu::{GRANULE, PAGE};
 use crate::knobs::Parameter;
+use crate::ktap::cases;
 use crate::rdma::{errno_name, full_access, Op};
 use crate::sys::{Placement, Span};
-use crate::{ktap, module, rdma, sys};
+use crate::{ktap, module, module_files, rdma, sys};
 
 use super::{times, Bench, Case, M2};
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "J.pins_of_one_registration",
-        run: pins_of_one_registration,
-    },
-    Case {
-        name: "J.memory_changes_hands",
-        run: memory_changes_hands,
-    },
-    Case {
-        name: "K.entries",
-        run: entries,
-    },
-    Case {
-        name: "K.addresses_out_of_order",
-        run: addresses_out_of_order,
-    },
-    Case {
-        name: "L.empty_or_wrapping",
-        run: empty_or_wrapping,
-    },
-    Case {
-        name: "M.absurd_length",
-        run: absurd_length,
-    },
-    Case {
-        name: "N.reason",
-        run: reason,
-    },
-    Case {
-        name: "P.strange_tables",
-        run: strange_tables,
-    },
-    Case {
-        name: "P.strange_mappings",
-        run: strange_mappings,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "J.pins_of_one_registration" => pins_of_one_registration,
+    "J.memory_changes_hands" => memory_changes_hands,
+    "K.entries" => entries,
+    "K.addresses_out_of_order" => addresses_out_of_order,
+    "L.empty_or_wrapping" => empty_or_wrapping,
+    "M.absurd_length" => absurd_length,
+    "N.reason" => reason,
+    "P.strange_tables" => strange_tables,
+    "P.strange_mappings" => strange_mappings,
 ];
 
 fn pins_of_one_registration(bench: &Bench) -> Result<()> {
@@ -288,7 +262,7 @@ fn refuse_each(bench: &Bench, errno: i32, answers: &[Strange]) -> Result<()> {
         let memory = bench.allocate()?;
         let passed_on = bench.logged("rxe_peer_")?.len();
         let mut expected = if bench.is_ours() {
-            reasons::counts()?
+            module_files::counts()?
         } else {
             BTreeMap::new()
         };
@@ -300,7 +274,7 @@ fn refuse_each(bench: &Bench, errno: i32, answers: &[Strange]) -> Result<()> {
                 for (name, times) in reasons::expected_counts(&bench.lab, reason, 1) {
                     *expected.entry(name).or_default() += times;
                 }
-                let found = reasons::counts()?;
+                let found = module_files::counts()?;
                 ensure!(
                     refused.errno() == errno && found == expected,
                     "{knob}={value}: {refused}, refusals {found:?} where {expected:?} and {} were expected",

@@ -25,15 +25,12 @@ use crate::gpu::{Allocation, GRANULE};
 use crate::hold::Fate;
 use crate::ktap::Skip;
 use crate::lab::{Lab, Peermem, PinMode, Setup};
-use crate::{counters, module, sys};
+use crate::{counters, ktap, module, sys};
 
 const M2: usize = GRANULE as usize;
 
 /// One schedule. Its name is the hazard's letter, a dot, and what happens.
-struct Case {
-    name: &'static str,
-    run: fn(&Bench) -> Result<()>,
-}
+type Case = ktap::Case<Bench>;
 
 /// What a schedule works with, and what it says.
 struct Bench {
@@ -125,6 +122,12 @@ impl Bench {
             .live_pins()?
             .checked_sub(self.before.live_pins()?)
             .context("fewer pins than at the beginning")
+    }
+
+    /// Nothing was misused, and nothing is left.
+    fn check_end(&self) -> Result<()> {
+        self.check_misuse()?;
+        self.check_nothing_left()
     }
 
     /// Nothing of this schedule may be left with the provider, and nothing must have been misused.

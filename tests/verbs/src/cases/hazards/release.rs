@@ -5,41 +5,21 @@ use anyhow::{ensure, Result};
 
 use crate::gpu::{GRANULE, PAGE};
 use crate::knobs::{fail_next, fail_none, lose_next_put, provoke_failing_put, rebind, Parameter};
+use crate::ktap::cases;
 use crate::rdma::{errno_name, full_access};
 use crate::sys::{KernelLog, Placement, Span};
 use crate::{module, sys};
 
 use super::{interpose, interposed, times, Bench, Case, M2};
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "G.half_a_scatter_list",
-        run: half_a_scatter_list,
-    },
-    Case {
-        name: "H.changed_table",
-        run: changed_table,
-    },
-    Case {
-        name: "I.not_on_pci",
-        run: |bench| foreign_device(bench, "nonpci"),
-    },
-    Case {
-        name: "I.no_device",
-        run: |bench| foreign_device(bench, "none"),
-    },
-    Case {
-        name: "N.failing_put",
-        run: failing_put,
-    },
-    Case {
-        name: "P.put_out_of_memory",
-        run: put_out_of_memory,
-    },
-    Case {
-        name: "two_allocations",
-        run: two_allocations,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "G.half_a_scatter_list" => half_a_scatter_list,
+    "H.changed_table" => changed_table,
+    "I.not_on_pci" => |bench| foreign_device(bench, "nonpci"),
+    "I.no_device" => |bench| foreign_device(bench, "none"),
+    "N.failing_put" => failing_put,
+    "P.put_out_of_memory" => put_out_of_memory,
+    "two_allocations" => two_allocations,
 ];
 
 /// The second of three pieces of the scatter list cannot be allocated.

@@ -11,6 +11,7 @@ use crate::cases::stage::Registered;
 use crate::gpu::Allocation;
 use crate::hold::{Fate, Hold, Worker};
 use crate::knobs::Parameter;
+use crate::ktap::cases;
 use crate::lab::PinMode;
 use crate::pattern::Pattern;
 use crate::rdma::{errno_name, Op, Region, Status};
@@ -18,59 +19,20 @@ use crate::{ktap, module, rdma, sys};
 
 use super::{interpose, look_at_freed_memory, Bench, Case, M2};
 
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "A.foreign_last_close",
-        run: foreign_last_close,
-    },
-    Case {
-        name: "B.unmap_after_callback",
-        run: unmap_after_callback,
-    },
-    Case {
-        name: "C.stale_put",
-        run: stale_put,
-    },
-    Case {
-        name: "C.committed_put",
-        run: committed_put,
-    },
-    Case {
-        name: "D.freed_before_map",
-        run: freed_before_map,
-    },
-    Case {
-        name: "D.freed_during_map",
-        run: freed_during_map,
-    },
-    Case {
-        name: "D.freed_before_ticket",
-        run: freed_before_ticket,
-    },
-    Case {
-        name: "E.released_before_callback_ends",
-        run: |bench| released_beside_callback(bench, "ib_peer_mem/invalidate_unlocked"),
-    },
-    Case {
-        name: "E.released_inside_invalidation",
-        run: |bench| released_beside_callback(bench, "ib_peer_mem/invalidate_got_ref"),
-    },
-    Case {
-        name: "F.put_under_mapping_lock",
-        run: put_under_mapping_lock,
-    },
-    Case {
-        name: "O.unloaded_under_callback",
-        run: unloaded_under_callback,
-    },
-    Case {
-        name: "driver_holds_lock",
-        run: driver_holds_lock,
-    },
-    Case {
-        name: "core_locks_twice",
-        run: core_locks_twice,
-    },
+pub(super) const CASES: &[Case] = cases![
+    "A.foreign_last_close" => foreign_last_close,
+    "B.unmap_after_callback" => unmap_after_callback,
+    "C.stale_put" => stale_put,
+    "C.committed_put" => committed_put,
+    "D.freed_before_map" => freed_before_map,
+    "D.freed_during_map" => freed_during_map,
+    "D.freed_before_ticket" => freed_before_ticket,
+    "E.released_before_callback_ends" => |bench| released_beside_callback(bench, "ib_peer_mem/invalidate_unlocked"),
+    "E.released_inside_invalidation" => |bench| released_beside_callback(bench, "ib_peer_mem/invalidate_got_ref"),
+    "F.put_under_mapping_lock" => put_under_mapping_lock,
+    "O.unloaded_under_callback" => unloaded_under_callback,
+    "driver_holds_lock" => driver_holds_lock,
+    "core_locks_twice" => core_locks_twice,
 ];
 
 /// The child's put does nothing. Then the module is unloaded if it lets itself be, and the memory freed.
@@ -130,8 +92,7 @@ fn unmap_after_callback(bench: &Bench) -> Result<()> {
     bench.free(&memory)?;
     hold.release();
     deregistration.finish()?.done("the deregistration")?;
-    bench.check_misuse()?;
-    bench.check_nothing_left()
+    bench.check_end()
 }
 
 /// Makes the memory of `region` somebody else's and writes through the region: true if it reaches the new owner.
@@ -289,8 +250,7 @@ fn freed_before_map(bench: &Bench) -> Result<()> {
     if !bench.logged(&format!("size_id={POISON}"))?.is_empty() {
         bench.wrong("a page table that is gone is read");
     }
-    bench.check_misuse()?;
-    bench.check_nothing_left()
+    bench.check_end()
 }
 
 /// The memory is freed while the provider maps it: between the mapping and its place in the page table's list.
@@ -305,8 +265,7 @@ fn freed_during_map(bench: &Bench) -> Result<()> {
     hold.release();
     let registered = registration.finish()?.done("the registration")?;
     judge(bench, &memory, registered)?;
-    bench.check_misuse()?;
-    bench.check_nothing_left()
+    bench.check_end()
 }
 
 /// The memory is freed after acquire, before ib_core has given a ticket.
@@ -317,8 +276,7 @@ fn freed_before_ticket(bench: &Bench) -> Result<()> {
     hold.release();
     let registered = registration.finish()?.done("the registration")?;
     judge(bench, &memory, registered)?;
-    bench.check_misuse()?;
-    bench.check_nothing_left()
+    bench.check_end()
 }
 
 /// A callback stopped in ib_core's invalidation, while the region is deregistered: the module must not free what the
@@ -355,8 +313,7 @@ fn released_beside_callback(bench: &Bench, place: &str) -> Result<()> {
         "nothing freed is written to",
         "freed memory is written to",
     );
-    bench.check_misuse()?;
-    bench.check_nothing_left()
+    bench.check_end()
 }
 
 /// A deregistration inside put_pages with ib_core's mapping_lock held, and a callback that waits for that lock with the

@@ -17,7 +17,7 @@ use super::register::peer_region;
 use crate::arena::Arena;
 use crate::counters::{peer_regions, Counters};
 use crate::gpu::GRANULE;
-use crate::ktap::note;
+use crate::ktap::{cases, note};
 use crate::lab::{Lab, Memory, Peermem, PinMode, Setup, Where};
 use crate::module::Replaced;
 use crate::pattern::Pattern;
@@ -61,48 +61,16 @@ const WITH_PERFTEST: fn(&Options) -> bool = |options| options.has(|places| &plac
 /// What one of perftest's programs moves.
 const MESSAGES: u64 = 500;
 
-const CASES: &[Case] = &[
-    Case {
-        name: "pair.write_bw",
-        on: WITH_PERFTEST,
-        run: |host| host.perftest("ib_write_bw -s 65536 -n 500", [MESSAGES << 16, 0]),
-    },
-    Case {
-        name: "pair.read_bw",
-        on: WITH_PERFTEST,
-        run: |host| host.perftest("ib_read_bw -s 65536 -n 500", [0, MESSAGES << 16]),
-    },
-    Case {
-        name: "pair.send_bw",
-        on: WITH_PERFTEST,
-        run: |host| host.perftest("ib_send_bw -s 65536 -n 500", [MESSAGES << 16, 0]),
-    },
-    Case {
-        name: "pair.nixl",
-        on: |options| options.has(|places| &places.nixl),
-        run: Host::nixl,
-    },
-    Case {
-        name: "pair.mpi",
-        on: |options| options.has(|places| &places.mpi),
-        run: Host::mpi,
-    },
-    Case {
-        name: "pair.unload_on_one",
-        on: ALWAYS,
-        run: Host::unload_on_one,
-    },
-    Case {
-        name: "pair.freed_under_traffic",
-        on: ALWAYS,
-        run: Host::freed_under_traffic,
-    },
-    Case {
-        name: LOST,
-        // Host 2 does not come back.
-        on: |options| options.filter.iter().any(|word| word == LOST),
-        run: Host::lost_in_traffic,
-    },
+const CASES: &[Case] = cases![
+    "pair.write_bw" if WITH_PERFTEST => |host| host.perftest("ib_write_bw -s 65536 -n 500", [MESSAGES << 16, 0]),
+    "pair.read_bw" if WITH_PERFTEST => |host| host.perftest("ib_read_bw -s 65536 -n 500", [0, MESSAGES << 16]),
+    "pair.send_bw" if WITH_PERFTEST => |host| host.perftest("ib_send_bw -s 65536 -n 500", [MESSAGES << 16, 0]),
+    "pair.nixl" if |options| options.has(|places| &places.nixl) => Host::nixl,
+    "pair.mpi" if |options| options.has(|places| &places.mpi) => Host::mpi,
+    "pair.unload_on_one" if ALWAYS => Host::unload_on_one,
+    "pair.freed_under_traffic" if ALWAYS => Host::freed_under_traffic,
+    // Host 2 does not come back.
+    LOST if |options| options.filter.iter().any(|word| word == LOST) => Host::lost_in_traffic,
 ];
 
 const LOST: &str = "pair.lost_in_traffic";
@@ -141,13 +109,10 @@ pub(crate) fn run(setup: &Setup, options: &Options) -> Result<bool> {
     ensure!(!cases.is_empty(), "no case has such a name");
     Lab::open(&host.setup)?.first_registrations()?;
     println!("KTAP version 1");
-    let names = cases.iter().map(|case| case.name).collect();
-    Ok(ktap::tell(names, |index| {
+    let named = cases.iter().map(|case| (case.name, *case));
+    Ok(ktap::tell(named, |case| {
         let before = Counters::read()?;
-        let result = cases
-            .get(index)
-            .map_or(Ok(()), |case| (case.run)(&mut host))
-            .and_then(|()| ktap::check_rest(&before));
+        let result = (case.run)(&mut host).and_then(|()| ktap::check_rest(&before));
         host.peer.end(result)
     }))
 }
@@ -206,8 +171,7 @@ impl Host {
 
     /// `peermemctl list` has registrations in these states, and so many pins are live.
     fn holds(&self, states: &[&str], pins: u64) -> Result<()> {
-        let live = Counters::read()?.live_pins()?;
-        ensure!(live == pins, "{live} pins are live, and not {pins}");
+        counters::pins_are(pins)?;
         if self.setup.peermem != Peermem::Ours {
             return Ok(());
         }

@@ -1,0 +1,763 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Transfers of a session: each with what its bytes become, and those that are under way when their memory is freed.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+
+use super::{Block, Held, Session, Side, Uprooted, Wrong, COMPLETION, HOST, RELICS};
+use crate::gpu::Freer;
+use crate::lab::PinMode;
+use crate::pattern::difference;
+use crate::rdma::{Completion, Endpoint, Op, Part, Status};
+use crate::stress::board::{Figure, Glance, Operation};
+use crate::{counters, rdma, sys};
+
+/// Requests under way at a free.
+const IN_FLIGHT: u64 = 6;
+/// How far around a transfer the bytes are compared at once.
+const AROUND: usize = 64;
+
+/// Where a transfer begins or ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Spot {
+    at: Location,
+    /// In the memory, not in the region.
+    from: usize,
+    len: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Location {
+    Host(Side),
+    /// Number of the block, number of its region.
+    Gpu(usize, usize),
+}
+
+/// A request that is under way at a free.
+struct Doomed {
+    initiator: Side,
+    /// What changes, and what it is to become; None for memory that nobody looks at any more.
+    target: Option<(Spot, Vec<u8>)>,
+    /// What of the dying memory becomes what.
+    written: Option<(usize, Vec<u8>)>,
+}
+
+/// Whether a request of `initiator`'s may end with `status` because its memory was revoked. `ended` is how all requests on its
+/// pair of queue pairs ended, by who posted them.
+fn ends_revoked(initiator: Side, status: Status, ended: &[(Side, Status)]) -> bool {
+    match status {
+        Status::RemoteAccessError
+        | Status::LocalProtectionError
+        | Status::LocalAccessError
+        | Status::LocalQueuePairOperationError
+        | Status::RemoteOperationError
+        | Status::WorkRequestFlushedError => true,
+        // A queue pair that has failed a request of its own answers none of the other's.
+        Status::RetryCounterExceededError => ended
+            .iter()
+            .any(|&(side, status)| side != initiator && status != Status::Success),
+        _ => false,
+    }
+}
+
+/// Whose queue pair has failed where a request of `initiator`'s ended with `status` because of a READ that was sent again: it
+/// had been answered, and its region was gone when it came once more. rxe fails the queue pair that it comes to.
+fn failed_by_repeat(initiator: Side, status: Status) -> Option<Side> {
+    match status {
+        Status::WorkRequestFlushedError => Some(initiator),
+        Status::RetryCounterExceededError => Some(initiator.other()),
+        _ => None,
+    }
+}
+
+impl Session<'_> {
+    /// A region of this side's, or of either; host memory if there is none and a side was named.
+    pub(super) fn some_region(&mut self, side: Option<Side>) -> Option<Location> {
+        let all: Vec<Location> = self
+            .blocks
+            .iter()
+            .enumerate()
+            .flat_map(|(block, held)| {
+                held.regions
+                    .iter()
+                    .enumerate()
+                    .filter(move |(_, held)| side.is_none_or(|side| held.side == side))
+                    .map(move |(region, _)| Location::Gpu(block, region))
+            })
+            .collect();
+        if all.is_empty() {
+            return side.map(Location::Host);
+        }
+        Some(all[self.below(all.len())])
+    }
+
+    /// The part of the memory that can be reached at a place.
+    fn reach(&self, location: Location) -> (usize, usize) {
+        match location {
+            Location::Host(_) => (0, HOST),
+            Location::Gpu(block, region) => {
+                let held = &self.blocks[block].regions[region];
+                (held.offset, held.len)
+            }
+        }
+    }
+
+    fn spot(&mut self, at: Location, len: usize) -> Spot {
+        let (offset, whole) = self.reach(at);
+        Spot {
+            at,
+            from: offset + self.below(whole - len + 1),
+            len,
+        }
+    }
+
+    fn part(&self, spot: Spot) -> Result<Part> {
+        match spot.at {
+            Location::Host(side) => self.hosts[side as usize]
+                .region
+                .part(spot.from as u64, spot.len as u64),
+            Location::Gpu(block, region) => {
+                let held = &self.blocks[block].regions[region];
+                held.region
+                    .part((spot.from - held.offset) as u64, spot.len as u64)
+            }
+        }
+    }
+
+    fn expected(&self, spot: Spot) -> &[u8] {
+        let all = match spot.at {
+            Location::Host(side) => &self.hosts[side as usize].expected,
+            Location::Gpu(block, _) => &self.blocks[block].expected,
+        };
+        &all[spot.from..spot.from + spot.len]
+    }
+
+    fn expect(&mut self, spot: Spot, data: &[u8]) {
+        let all = match spot.at {
+            Location::Host(side) => &mut self.hosts[side as usize].expected,
+            Location::Gpu(block, _) => &mut self.blocks[block].expected,
+        };
+        all[spot.from..spot.from + spot.len].copy_from_slice(data);
+    }
+
+    fn found(&self, spot: Spot) -> Result<Vec<u8>> {
+        let mut found = vec![0; spot.len];
+        match spot.at {
+            Location::Host(side) => self.hosts[side as usize]
+                .memory
+                .read(spot.from, &mut found)?,
+            Location::Gpu(block, _) => self.blocks[block].memory.read(spot.from, &mut found)?,
+        }
+        Ok(found)
+    }
+
+    /// Compares a place and a little around it.
+    fn check(&self, spot: Spot) -> Result<()> {
+        let all = match spot.at {
+            Location::Host(_) => HOST,
+            Location::Gpu(block, _) => self.blocks[block].expected.len(),
+        };
+        let from = spot.from.saturating_sub(AROUND);
+        let len = (spot.from + spot.len + AROUND).min(all) - from;
+        let wide = Spot { from, len, ..spot };
+        let found = self.found(wide)?;
+        if let Some(place) = difference(self.expected(wide), &found) {
+            wrong!(
+                "after a transfer of {} bytes to {:?}+{:#x}: {} of {len} bytes differ, the first at {:#x}",
+                spot.len,
+                spot.at,
+                spot.from,
+                place.count,
+                from + place.first
+            );
+        }
+        self.note(Figure::Bytes, len as u64);
+        Ok(())
+    }
+
+    /// After a transfer that failed: each byte is as it was or as it was to become.
+    fn settle(&mut self, spot: Spot, new: &[u8]) -> Result<()> {
+        let found = self.found(spot)?;
+        let old = self.expected(spot);
+        for (at, byte) in found.iter().enumerate() {
+            if *byte != old[at] && *byte != new[at] {
+                wrong!(
+                    "a transfer that failed has left {byte:02x} at {:?}+{:#x}, where {:02x} was and {:02x} was to come",
+                    spot.at,
+                    spot.from + at,
+                    old[at],
+                    new[at]
+                );
+            }
+        }
+        self.expect(spot, &found);
+        Ok(())
+    }
+
+    fn begin_read(&self) -> bool {
+        self.world.board.begin_read(self.slot)
+    }
+
+    fn end_read(&self) {
+        self.world.board.end_read(self.slot);
+    }
+
+    /// False: the session's devices do not let it connect now.
+    fn connect(&mut self) -> Result<bool> {
+        if self.connection.is_some() {
+            return Ok(true);
+        }
+        let before = self.glance();
+        match rdma::connect(&self.hcas[0], &self.hcas[1]) {
+            Ok(connection) => {
+                self.connection = Some(connection);
+                self.duplicates = [Side::Near, Side::Far].map(|side| self.duplicates(side));
+                self.reads = [false; 2];
+                self.done(Operation::Connect);
+                Ok(true)
+            }
+            Err(_) if self.world.board.disturbed_since(&before) => {
+                std::thread::sleep(Duration::from_millis(5));
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn endpoint(&mut self, side: Side) -> Result<&mut Endpoint> {
+        let connection = self.connection.as_mut().context("not connected")?;
+        Ok(match side {
+            Side::Near => &mut connection.near,
+            Side::Far => &mut connection.far,
+        })
+    }
+
+    fn post(&mut self, initiator: Side, op: Op, local: Part, remote: Part) -> Result<()> {
+        self.endpoint(initiator)?.post(op, local, remote)?;
+        self.reads[initiator as usize] |= op == Op::Read;
+        Ok(())
+    }
+
+    fn wait(
+        &mut self,
+        side: Side,
+        poll: fn(&mut Endpoint) -> Result<Option<Completion>>,
+    ) -> Result<Completion> {
+        let mut patience = sys::patience(COMPLETION);
+        let mut idle = 0u32;
+        loop {
+            if let Some(completion) = poll(self.endpoint(side)?)? {
+                return Ok(completion);
+            }
+            if self.world.board.link_gone_since(&self.opened) {
+                return Err(Uprooted.into());
+            }
+            if patience.is_over() {
+                wrong!("a request has not ended within {} s", COMPLETION.as_secs());
+            }
+            idle += 1;
+            if idle < 50 {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
+    }
+
+    /// Counts a request that nobody answered, as often as it was sent.
+    fn note_lost(&self, status: Status) {
+        if status == Status::RetryCounterExceededError {
+            self.note(Figure::LostRequests, 1);
+        }
+    }
+
+    fn duplicates(&self, side: Side) -> Option<u64> {
+        counters::duplicate_requests(self.hca(side).name())
+    }
+
+    /// Whether a request of `initiator`'s that ended with `status` is no fault of the memory's.
+    fn is_excused(&self, initiator: Side, status: Status, before: &Glance) -> bool {
+        if self.world.board.excuses(before, &self.opened) {
+            self.note_lost(status);
+            return true;
+        }
+        let repeated = failed_by_repeat(initiator, status).is_some_and(|side| {
+            let counts = (self.duplicates[side as usize], self.duplicates(side));
+            self.reads[side.other() as usize]
+                && matches!(counts, (Some(then), Some(now)) if now > then)
+        });
+        if repeated {
+            self.note(Figure::FailedByRepeat, 1);
+        }
+        repeated
+    }
+
+    /// Whether a transfer of `initiator`'s to living memory may end so. It ends the connection, too.
+    fn excuse_failure(&mut self, initiator: Side, status: Status, before: &Glance) -> Result<()> {
+        self.connection = None;
+        if self.is_excused(initiator, status, before) {
+            return Ok(());
+        }
+        wrong!("a transfer to living memory ended with {status:?}")
+    }
+
+    pub(super) fn transfer(&mut self) -> Result<()> {
+        let initiator = self.side();
+        let Some(remote) = self.some_region(Some(initiator.other())) else {
+            return Ok(());
+        };
+        self.write_or_read(remote, initiator)
+    }
+
+    pub(super) fn write_or_read(&mut self, remote: Location, initiator: Side) -> Result<()> {
+        let mut local = Location::Host(initiator);
+        if self.once_in(3) {
+            local = self.some_region(Some(initiator)).unwrap_or(local);
+        }
+        // Two regions of one memory may overlap: what a transfer between them does is nobody's promise.
+        if let (Location::Gpu(one, _), Location::Gpu(other, _)) = (local, remote) {
+            if one == other {
+                local = Location::Host(initiator);
+            }
+        }
+        let most = if self.once_in(8) { 128 << 10 } else { 12 << 10 };
+        let room = self.reach(local).1.min(self.reach(remote).1).min(most);
+        if !self.connect()? {
+            return Ok(());
+        }
+        let write = self.once_in(2) || !self.begin_read();
+        let len = 1 + self.below(room);
+        let (local, remote) = (self.spot(local, len), self.spot(remote, len));
+        let (op, source, target) = if write {
+            (Op::Write, local, remote)
+        } else {
+            (Op::Read, remote, local)
+        };
+        if let Location::Host(side) = source.at {
+            // Never the same bytes twice.
+            let data = self.pattern().bytes(0, len);
+            self.hosts[side as usize].memory.write(source.from, &data)?;
+            self.expect(source, &data);
+        }
+        let data = self.expected(source).to_vec();
+        let before = self.glance();
+        let (local, remote) = (self.part(local)?, self.part(remote)?);
+        self.post(initiator, op, local, remote)?;
+        let completion = self.wait(initiator, Endpoint::poll_sent)?;
+        self.end_read();
+        if completion.status == Status::Success {
+            self.expect(target, &data);
+            self.check(target)?;
+            self.done(if write {
+                Operation::Write
+            } else {
+                Operation::Read
+            });
+            return Ok(());
+        }
+        self.excuse_failure(initiator, completion.status, &before)?;
+        self.settle(target, &data)
+    }
+
+    pub(super) fn atomic(&mut self) -> Result<()> {
+        let initiator = self.side();
+        let Some(remote) = self.some_region(Some(initiator.other())) else {
+            return Ok(());
+        };
+        let (offset, len) = self.reach(remote);
+        // Aligned as the application sees it; all memory starts at a page.
+        let first = offset.next_multiple_of(8);
+        if first + 8 > offset + len {
+            return Ok(());
+        }
+        let words = (offset + len - first) / 8;
+        let target = Spot {
+            at: remote,
+            from: first + 8 * self.below(words),
+            len: 8,
+        };
+        let local = self.spot(Location::Host(initiator), 8);
+        if !self.connect()? {
+            return Ok(());
+        }
+        let old: [u8; 8] = self.expected(target).try_into()?;
+        let (value, other) = (u64::from_le_bytes(old), self.choice.next());
+        let (op, new) = match self.choice.below(3) {
+            0 => (Op::FetchAdd { add: other }, value.wrapping_add(other)),
+            1 => (
+                Op::CompareSwap {
+                    compare: value,
+                    swap: other,
+                },
+                other,
+            ),
+            _ => (
+                Op::CompareSwap {
+                    compare: !value,
+                    swap: other,
+                },
+                value,
+            ),
+        };
+        let before = self.glance();
+        let parts = (self.part(local)?, self.part(target)?);
+        self.post(initiator, op, parts.0, parts.1)?;
+        let completion = self.wait(initiator, Endpoint::poll_sent)?;
+        if completion.status == Status::Success {
+            self.expect(target, &new.to_le_bytes());
+            self.check(target)?;
+            self.expect(local, &old);
+            self.check(local)?;
+            self.done(Operation::Atomic);
+            return Ok(());
+        }
+        self.excuse_failure(initiator, completion.status, &before)?;
+        self.settle(target, &new.to_le_bytes())?;
+        self.settle(local, &old)
+    }
+
+    pub(super) fn send(&mut self) -> Result<()> {
+        let sender = self.side();
+        let Some(target) = self.some_region(Some(sender.other())) else {
+            return Ok(());
+        };
+        let most = self.reach(target).1.min(8 << 10);
+        let len = 1 + self.below(most);
+        let source = self.spot(Location::Host(sender), len);
+        let target = self.spot(target, len);
+        if !self.connect()? {
+            return Ok(());
+        }
+        let data = self.expected(source).to_vec();
+        let before = self.glance();
+        let (from, into) = (self.part(source)?, self.part(target)?);
+        self.endpoint(sender.other())?.post_receive(into)?;
+        self.post(sender, Op::Send, from, into)?;
+        let mut side = sender;
+        let mut status = self.wait(side, Endpoint::poll_sent)?.status;
+        if status == Status::Success {
+            side = sender.other();
+            status = self.wait(side, Endpoint::poll_received)?.status;
+        }
+        if status == Status::Success {
+            self.expect(target, &data);
+            self.check(target)?;
+            self.done(Operation::Send);
+            return Ok(());
+        }
+        self.excuse_failure(side, status, &before)?;
+        self.settle(target, &data)
+    }
+
+    // Memory that goes first
+
+    /// Posts requests to a region, between it and host memory, each with bytes of its own.
+    fn post_doomed(&mut self, at: usize, region: usize, reads: bool) -> Result<Vec<Doomed>> {
+        let (side, offset, whole) = {
+            let held = &self.blocks[at].regions[region];
+            (held.side, held.offset, held.len)
+        };
+        let count = 1 + self.below((IN_FLIGHT as usize).min(whole));
+        let most = (whole / count).min(HOST / IN_FLIGHT as usize);
+        let mut doomed = Vec::new();
+        for index in 0..count {
+            // Some touch each other.
+            let len = if self.once_in(4) {
+                most
+            } else {
+                1 + self.below(most)
+            };
+            // The dying memory is at one end or at the other, is written or read.
+            let (initiator, writes) = (self.side(), self.once_in(2) || !reads);
+            let dying = Spot {
+                at: Location::Gpu(at, region),
+                from: offset + index * (whole / count),
+                len,
+            };
+            let host = Spot {
+                at: Location::Host(side.other()),
+                from: index * (HOST / IN_FLIGHT as usize),
+                len,
+            };
+            let is_local = initiator == side;
+            let (local, remote) = if is_local {
+                (dying, host)
+            } else {
+                (host, dying)
+            };
+            let (op, into_dying) = if writes {
+                (Op::Write, !is_local)
+            } else {
+                (Op::Read, is_local)
+            };
+            let (source, target) = if into_dying {
+                (host, dying)
+            } else {
+                (dying, host)
+            };
+            let data = self.expected(source).to_vec();
+            let (local, remote) = (self.part(local)?, self.part(remote)?);
+            self.post(initiator, op, local, remote)?;
+            doomed.push(Doomed {
+                initiator,
+                target: (!into_dying).then(|| (target, data.clone())),
+                written: into_dying.then_some((dying.from, data)),
+            });
+        }
+        Ok(doomed)
+    }
+
+    /// The memory of a live region goes while requests to it are under way, and is somebody else's at once.
+    pub(super) fn free_under_region(&mut self) -> Result<()> {
+        let at = self.below(self.blocks.len());
+        if self.blocks[at].regions.is_empty() && !self.register(at)? {
+            return Ok(());
+        }
+        if !self.connect()? {
+            return Ok(());
+        }
+        let before = self.glance();
+        let region = self.below(self.blocks[at].regions.len());
+        let reads = self.begin_read();
+        let doomed = self.post_doomed(at, region, reads)?;
+        let pause = self.choice.below(8);
+        let way = self.choice.below(3);
+
+        // From here on nothing of it is looked at.
+        let mut block = self.blocks.remove(at);
+        let granules = self.freed_under_traffic(&block)?;
+        if pause > 2 {
+            std::thread::sleep(Duration::from_micros(200 << (pause - 2)));
+        }
+        let held = block.regions.swap_remove(region);
+        self.relics
+            .extend(block.regions.drain(..).map(|held| held.region));
+        let (operation, keeps_address) = match way {
+            0 => {
+                block.memory.free_by(Freer::Caller)?;
+                (Operation::FreeIoctl, true)
+            }
+            1 => {
+                block.memory.free_by(Freer::KernelThread)?;
+                (Operation::FreeThread, true)
+            }
+            _ => (Operation::FreeUnmap, false),
+        };
+        let Block {
+            memory,
+            mut expected,
+            gpu,
+            ..
+        } = block;
+        let len = expected.len();
+        // Where the mapping stays, its addresses are taken until the end of this.
+        let mapping = if keeps_address {
+            Some(memory)
+        } else {
+            drop(memory);
+            None
+        };
+        self.done(operation);
+
+        let new = self.allocate_block(gpu, len)?;
+        if self.plan.mode == PinMode::Persistent && !self.granules(&new)?.is_disjoint(&granules) {
+            wrong!("memory that a region of the persistent mode has pinned was given away");
+        }
+        self.blocks.push(new);
+        let new = self.blocks.len() - 1;
+
+        let met = self.end_doomed(&doomed, &mut expected, &before)?;
+        // Whatever was under way has ended: nothing of it may have reached the new owner.
+        self.check_block(new)?;
+        match self.plan.mode {
+            PinMode::Revocable => self.use_revoked(&held)?,
+            PinMode::Persistent if met == 0 => self.use_orphaned(&held, &expected)?,
+            PinMode::Persistent => {}
+        }
+        self.check_block(new)?;
+        drop(mapping);
+        self.relics.push(held.region);
+        while self.relics.len() > RELICS {
+            self.relics.remove(0);
+            self.done(Operation::Deregister);
+        }
+        Ok(())
+    }
+
+    /// Waits for requests to memory that was freed, and compares what came of them. `expected` becomes what was in that memory
+    /// at last. Returns how many met the free.
+    fn end_doomed(
+        &mut self,
+        doomed: &[Doomed],
+        expected: &mut [u8],
+        before: &Glance,
+    ) -> Result<u64> {
+        let mut met = 0;
+        let (mut arrived, mut failed) = (Vec::new(), Vec::new());
+        let mut ended = Vec::new();
+        for request in doomed {
+            let status = self.wait(request.initiator, Endpoint::poll_sent)?.status;
+            ended.push((request.initiator, status));
+        }
+        for (request, &(_, status)) in doomed.iter().zip(&ended) {
+            let success = status == Status::Success;
+            met += u64::from(!success);
+            if !success {
+                self.judge_doomed(request.initiator, status, &ended, before)?;
+            }
+            match (&request.target, &request.written) {
+                (Some((target, data)), _) if success => {
+                    self.expect(*target, data);
+                    arrived.push(*target);
+                }
+                (Some(failure), _) => failed.push(failure),
+                (None, Some((from, data))) if success => {
+                    expected[*from..from + data.len()].copy_from_slice(data);
+                }
+                _ => {}
+            }
+        }
+        self.end_read();
+        self.note(Figure::MetRevocation, met);
+        self.note(Figure::BeforeFree, doomed.len() as u64 - met);
+        if met > 0 {
+            self.connection = None;
+        }
+        // Only without the queue pairs: the first packets of a WRITE may arrive after its source has failed the rest.
+        for (target, data) in failed {
+            self.settle(*target, data)?;
+        }
+        // Now that all have ended: what lies around the target of one may be the target of the next.
+        for target in arrived {
+            self.check(target)?;
+        }
+        Ok(met)
+    }
+
+    /// A request of `initiator`'s that failed, one of those that `ended` together.
+    fn judge_doomed(
+        &mut self,
+        initiator: Side,
+        status: Status,
+        ended: &[(Side, Status)],
+        before: &Glance,
+    ) -> Result<()> {
+        if self.plan.mode == PinMode::Revocable && ends_revoked(initiator, status, ended) {
+            return Ok(());
+        }
+        if status == Status::WorkRequestFlushedError || self.is_excused(initiator, status, before) {
+            return Ok(());
+        }
+        wrong!("a request to memory that was freed meanwhile ended with {status:?}, of {ended:?}")
+    }
+
+    /// A revoked region refuses.
+    fn use_revoked(&mut self, held: &Held) -> Result<()> {
+        if !self.connect()? {
+            return Ok(());
+        }
+        let initiator = held.side.other();
+        let len = 1 + self.below(held.len.min(4096));
+        let host = self.spot(Location::Host(initiator), len);
+        let local = self.part(host)?;
+        let remote = held.region.part(0, len as u64)?;
+        let write = self.once_in(2) || !self.begin_read();
+        let op = if write { Op::Write } else { Op::Read };
+        let before = self.glance();
+        self.post(initiator, op, local, remote)?;
+        let status = self.wait(initiator, Endpoint::poll_sent)?.status;
+        self.end_read();
+        self.connection = None;
+        match status {
+            Status::Success => wrong!("{op} to a revoked region went through"),
+            Status::RemoteAccessError => {}
+            _ if self.is_excused(initiator, status, &before) => {}
+            _ => wrong!("{op} to a revoked region ended with {status:?}"),
+        }
+        self.check(host)?;
+        self.done(Operation::UseRevoked);
+        Ok(())
+    }
+
+    /// A region of the persistent mode keeps its pages, and what is in them, without any memory of the process's.
+    fn use_orphaned(&mut self, held: &Held, expected: &[u8]) -> Result<()> {
+        if !self.connect()? {
+            return Ok(());
+        }
+        let initiator = held.side.other();
+        if !self.begin_read() {
+            return Ok(());
+        }
+        let len = held.len.min(128 << 10);
+        let from = self.below(held.len - len + 1);
+        let host = Spot {
+            at: Location::Host(initiator),
+            from: 0,
+            len,
+        };
+        let before = self.glance();
+        let (local, remote) = (self.part(host)?, held.region.part(from as u64, len as u64)?);
+        self.post(initiator, Op::Read, local, remote)?;
+        let status = self.wait(initiator, Endpoint::poll_sent)?.status;
+        self.end_read();
+        let data = expected[held.offset + from..held.offset + from + len].to_vec();
+        if status != Status::Success {
+            self.excuse_failure(initiator, status, &before)?;
+            return self.settle(host, &data);
+        }
+        self.expect(host, &data);
+        self.check(host)
+            .context("what a region keeps after its memory was freed")?;
+        self.done(Operation::UseOrphaned);
+        Ok(())
+    }
+
+    /// Requests to everything, for an end that does not wait for them.
+    pub(super) fn leave_requests_under_way(&mut self, held: bool) -> Result<()> {
+        if self.blocks.is_empty() || !self.connect()? {
+            return Ok(());
+        }
+        let at = self.below(self.blocks.len());
+        if self.blocks[at].regions.is_empty() && !self.register(at)? {
+            return Ok(());
+        }
+        self.freed_under_traffic(&self.blocks[at])?;
+        let region = self.below(self.blocks[at].regions.len());
+        // Over with this process, unless a child holds on to it.
+        let reads = !held && self.begin_read();
+        self.post_doomed(at, region, reads)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_answers_ends_revoked_where_the_other_side_has_failed() {
+        let unanswered = (Side::Far, Status::RetryCounterExceededError);
+        let all = [
+            (Side::Near, Status::Success),
+            (Side::Near, Status::LocalProtectionError),
+            unanswered,
+        ];
+        assert!(ends_revoked(unanswered.0, unanswered.1, &all));
+        assert!(!ends_revoked(
+            unanswered.0,
+            unanswered.1,
+            &[all[0], unanswered]
+        ));
+    }
+
+    #[test]
+    fn a_repeated_read_fails_who_posts_there_and_who_waits_for_an_answer() {
+        let near = Side::Near;
+        let of = |status| failed_by_repeat(near, status);
+        assert_eq!(of(Status::WorkRequestFlushedError), Some(near));
+        assert_eq!(of(Status::RetryCounterExceededError), Some(Side::Far));
+        assert_eq!(of(Status::RemoteAccessError), None);
+        assert_eq!(of(Status::Success), None);
+    }
+}
