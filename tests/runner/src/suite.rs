@@ -540,8 +540,6 @@ const SUITE: &[Run] = &[
             "peermemctl",
             "-p",
             "peermem-verbs",
-            "-p",
-            "peermem-figures",
         ]),
         format: Format::Cargo,
         // What the module writes is read here.
